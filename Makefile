@@ -43,17 +43,17 @@ istiod: ## build Istio's control plane into bin/pilot-discovery (500 s of CPU ti
 	  istio.io/istio/pilot/cmd/pilot-discovery
 
 BUILT_ISTIOD := TARE_ISTIOD=$(abspath bin)/pilot-discovery
-ISTIOD_TEST := $(BUILT_ISTIOD) TARE_ISTIOD_TEST=1 go test -p 1 -count=1 -v ./internal/app/istiod ./internal/subject/mesh/kernelmesh ./internal/subject/mesh/plane \
-	./internal/engine -run 'Istiod'
+ISTIOD_TEST := $(BUILT_ISTIOD) TARE_ISTIOD_TEST=1 go test -p 1 -count=1 -v ./internal/mesh/istiod ./internal/mesh/kernelmesh ./internal/mesh/plane \
+	./internal/experiment/engine -run 'Istiod'
 istiod-test: ## kernelmesh and Envoy under istiod, with traffic (needs make istiod, root, and an envoy)
 	$(ISTIOD_TEST)
 
 istiod-record: ## record what istiod says, for the tests that replay it without (needs make istiod)
-	$(BUILT_ISTIOD) TARE_ISTIOD_RECORD=1 go test -count=1 -v ./internal/subject/mesh/xds -run IstiodRecorded
+	$(BUILT_ISTIOD) TARE_ISTIOD_RECORD=1 go test -count=1 -v ./internal/mesh/xds -run IstiodRecorded
 
 ROTATION ?= 1000
 rotation: ## rotate certificates, replace their root, restart the control plane at ROTATION requests/s (default 1000), 30 s a proxy
-	CGO_ENABLED=0 TARE_ROTATION=$(ROTATION) go test -count=1 -v ./internal/subject/mesh/sidecar/driven -run TestRotation
+	CGO_ENABLED=0 TARE_ROTATION=$(ROTATION) go test -count=1 -v ./internal/mesh/sidecar/driven -run TestRotation
 
 KILLS ?= 20
 mesh-kills: ## kill -9 each component of a mesh KILLS times (default 20), with each kind of proxy: minutes
@@ -83,7 +83,7 @@ bench: ## run the Go benchmarks (BENCH=regexp chooses)
 	go test -run '^$$' -bench '$(BENCH)' -benchmem -p 1 ./...
 
 experiments: ## the short form of every experiment, and the calibration, with checks: minutes of a quiet machine
-	TARE_QUIET=1 go test -count=1 -v ./internal/meter -run TestTheWitnessIsInTheLedger
+	TARE_QUIET=1 go test -count=1 -v ./internal/scale/meter -run TestTheWitnessIsInTheLedger
 	TARE_QUIET=1 go test -count=1 -v -timeout 30m ./test/e2e -run 'CPULimit|Saturation|Stress|Memory|Config|Consistency|Path|Push|Trace|Calibrat|Wrk|H2load'
 
 bench-load: ## the load generator against fortio, wrk, h2load and ghz, as ratios in one run (needs nginx-light, wrk, ...)

@@ -4,8 +4,8 @@ import (
 	"slices"
 	"testing"
 
-	"tare/internal/kind"
-	"tare/internal/param"
+	"tare/internal/experiment/kind"
+	"tare/internal/lib/param"
 )
 
 // harmless are the texts that let nobody run, open or look into anything: whoever adds one here has read what becomes

@@ -5,8 +5,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	apphttp "tare/internal/app/http"
-	"tare/internal/param"
+	"tare/internal/lib/param"
+	apphttp "tare/internal/workloads/app/http"
 )
 
 func init() { register(newApp) }

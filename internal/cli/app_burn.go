@@ -5,9 +5,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tare/internal/app/burn"
-	"tare/internal/param"
-	"tare/internal/quantity"
+	"tare/internal/lib/param"
+	"tare/internal/lib/quantity"
+	"tare/internal/workloads/app/burn"
 )
 
 func newAppBurn() *cobra.Command {

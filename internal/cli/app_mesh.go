@@ -5,9 +5,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	appmesh "tare/internal/app/mesh"
-	"tare/internal/param"
-	"tare/internal/quantity"
+	"tare/internal/lib/param"
+	"tare/internal/lib/quantity"
+	appmesh "tare/internal/mesh/services"
 )
 
 func newAppMesh() *cobra.Command {

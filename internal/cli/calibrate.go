@@ -13,11 +13,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tare/internal/calibrate"
-	"tare/internal/fault"
-	"tare/internal/ledger"
-	"tare/internal/quantity"
-	"tare/internal/role"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/quantity"
+	"tare/internal/results/calibrate"
+	"tare/internal/scale/ledger"
 )
 
 func init() {

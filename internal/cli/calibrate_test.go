@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/calibrate"
-	"tare/internal/ledger"
+	"tare/internal/results/calibrate"
+	"tare/internal/scale/ledger"
 )
 
 // The row of a weight that was not judged says who is to blame.

@@ -9,15 +9,15 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tare/internal/host/bpf"
-	"tare/internal/host/cgroup"
-	"tare/internal/link"
-	"tare/internal/microvm"
-	"tare/internal/oci"
-	"tare/internal/placement"
-	"tare/internal/printable"
-	"tare/internal/scratch"
-	"tare/internal/self"
+	"tare/internal/experiment/link"
+	"tare/internal/experiment/placement"
+	"tare/internal/lib/printable"
+	"tare/internal/lib/scratch"
+	"tare/internal/lib/self"
+	"tare/internal/sandboxes/microvm"
+	"tare/internal/sandboxes/oci"
+	"tare/internal/scale/host/bpf"
+	"tare/internal/scale/host/cgroup"
 )
 
 func init() { register(newClean) }

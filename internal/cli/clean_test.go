@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/placement"
+	"tare/internal/experiment/placement"
 )
 
 // TestPrintCleaned: what was left alone is listed with what to do about it.

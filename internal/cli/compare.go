@@ -11,12 +11,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tare/internal/analysis"
-	"tare/internal/comparison"
-	"tare/internal/fault"
-	"tare/internal/printable"
-	"tare/internal/record"
-	"tare/internal/report"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/printable"
+	"tare/internal/results/analysis"
+	"tare/internal/results/comparison"
+	"tare/internal/results/report"
 )
 
 func init() { register(newCompare) }

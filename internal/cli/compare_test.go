@@ -8,11 +8,11 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/analysis"
-	"tare/internal/analysis/analysistest"
-	"tare/internal/comparison"
-	"tare/internal/fault"
-	"tare/internal/record"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/fault"
+	"tare/internal/results/analysis"
+	"tare/internal/results/analysis/analysistest"
+	"tare/internal/results/comparison"
 )
 
 // writeRuns writes made runs of successive days, each into a directory of its own, that add so much to latency.

@@ -11,12 +11,12 @@ import (
 	"github.com/mattn/go-isatty"
 	"github.com/spf13/cobra"
 
-	"tare/internal/fault"
-	"tare/internal/pattern"
-	"tare/internal/role"
-	"tare/internal/subject/mesh/controlplane"
-	"tare/internal/subject/mesh/controlplane/authority"
-	"tare/internal/subject/mesh/controlplane/injection"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pattern"
+	"tare/internal/mesh/controlplane"
+	"tare/internal/mesh/controlplane/authority"
+	"tare/internal/mesh/controlplane/injection"
 )
 
 func init() { register(newControlplane) }

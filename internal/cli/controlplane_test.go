@@ -10,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/fault"
-	"tare/internal/role"
-	"tare/internal/subject/mesh/controlplane"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/mesh/controlplane"
 )
 
 const servicesOfOne = `services:

@@ -12,16 +12,16 @@ import (
 	"github.com/spf13/cobra"
 	"kernel.org/pub/linux/libs/security/libcap/cap"
 
-	"tare/internal/cluster/local"
-	"tare/internal/fault"
-	"tare/internal/host/bpf"
-	"tare/internal/host/cgroup"
-	"tare/internal/host/feature"
-	"tare/internal/host/ksym"
-	"tare/internal/host/perf"
-	"tare/internal/host/proc"
-	"tare/internal/host/witness"
-	"tare/internal/kind"
+	"tare/internal/experiment/cluster/local"
+	"tare/internal/experiment/kind"
+	"tare/internal/lib/fault"
+	"tare/internal/scale/host/bpf"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/feature"
+	"tare/internal/scale/host/ksym"
+	"tare/internal/scale/host/perf"
+	"tare/internal/scale/host/proc"
+	"tare/internal/scale/host/witness"
 )
 
 func init() { register(newDoctor) }

@@ -3,7 +3,7 @@ package cli
 import (
 	"github.com/spf13/cobra"
 
-	"tare/internal/placement"
+	"tare/internal/experiment/placement"
 )
 
 func init() { register(newEnter) }

@@ -13,13 +13,13 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"tare/internal/fault"
-	"tare/internal/measured"
-	"tare/internal/metric"
-	"tare/internal/ours"
-	"tare/internal/record"
-	"tare/internal/regular"
-	"tare/internal/replace"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/ours"
+	"tare/internal/lib/regular"
+	"tare/internal/lib/replace"
 )
 
 // maxSpecFile bounds the file of a spec before anything looks into it; experiment.Parse has bounds of its own.

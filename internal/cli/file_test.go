@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tare/internal/fault"
+	"tare/internal/lib/fault"
 )
 
 // What a person names is written whole or left as it was, and a link at its place is replaced; a pipe is written to.

@@ -12,7 +12,7 @@ import (
 	"strconv"
 	"testing"
 
-	"tare/internal/record"
+	"tare/internal/experiment/record"
 )
 
 // TestReportsOfGaps: whatever an arm lacks in a run (a metric that this machine does not have, or trials that failed),

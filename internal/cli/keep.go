@@ -6,7 +6,7 @@ import (
 
 	"kernel.org/pub/linux/libs/security/libcap/cap"
 
-	"tare/internal/privilege"
+	"tare/internal/lib/privilege"
 )
 
 // keepOnly gives up all capabilities but some and those that everything about eBPF and sampling takes, if the process

@@ -14,8 +14,8 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/host/cgroup"
-	"tare/internal/host/feature"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/feature"
 	"tare/test/kernels"
 )
 

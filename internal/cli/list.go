@@ -9,10 +9,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"tare/experiments"
-	"tare/internal/engine"
-	"tare/internal/fault"
-	"tare/internal/kind"
-	"tare/internal/quantity"
+	"tare/internal/experiment/engine"
+	"tare/internal/experiment/kind"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/quantity"
 )
 
 func init() { register(newList) }

@@ -9,10 +9,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tare/internal/fault"
-	"tare/internal/kind"
-	"tare/internal/near"
-	"tare/internal/param"
+	"tare/internal/experiment/kind"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/near"
+	"tare/internal/lib/param"
 )
 
 // newListKinds lists the kinds of a registry of specs with their settings. Those in all are settings of every kind.

@@ -5,9 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/fault"
-	"tare/internal/kind"
-	"tare/internal/param"
+	"tare/internal/experiment/kind"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/param"
 )
 
 // TestListKinds: every setting is listed with type, range, default and documentation, for people and as JSON.

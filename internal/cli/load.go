@@ -16,13 +16,13 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"tare/internal/fault"
-	"tare/internal/load"
-	loadhttp "tare/internal/load/http"
-	"tare/internal/pace"
-	"tare/internal/param"
-	"tare/internal/role"
-	"tare/internal/stats"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/lib/param"
+	"tare/internal/lib/stats"
+	loadhttp "tare/internal/workloads/load/http"
 )
 
 func init() { register(newLoad) }

@@ -8,11 +8,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tare/internal/fault"
-	"tare/internal/load"
-	"tare/internal/load/connect"
-	"tare/internal/load/connect/generation"
-	"tare/internal/role"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/mesh/connect"
+	"tare/internal/mesh/generation"
 )
 
 func newLoadConnect() *cobra.Command {

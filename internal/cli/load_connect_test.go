@@ -6,10 +6,10 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
-	"tare/internal/fault"
-	"tare/internal/load"
-	"tare/internal/load/connect"
-	"tare/internal/load/connect/generation"
+	"tare/internal/experiment/load"
+	"tare/internal/lib/fault"
+	"tare/internal/mesh/connect"
+	"tare/internal/mesh/generation"
 )
 
 func TestPrintConnect(t *testing.T) {

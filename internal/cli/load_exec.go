@@ -7,10 +7,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tare/internal/load"
-	"tare/internal/load/exec"
-	"tare/internal/param"
-	"tare/internal/role"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/param"
+	"tare/internal/tracing/exec"
 )
 
 func newLoadExec() *cobra.Command {

@@ -6,9 +6,9 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
-	"tare/internal/fault"
-	"tare/internal/load"
-	"tare/internal/load/exec"
+	"tare/internal/experiment/load"
+	"tare/internal/lib/fault"
+	"tare/internal/tracing/exec"
 )
 
 func TestPrintExec(t *testing.T) {

@@ -7,10 +7,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tare/internal/load"
-	"tare/internal/load/probe"
-	"tare/internal/param"
-	"tare/internal/role"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/param"
+	"tare/internal/workloads/load/probe"
 )
 
 func newLoadProbe() *cobra.Command {

@@ -4,8 +4,8 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/load"
-	"tare/internal/load/push"
+	"tare/internal/experiment/load"
+	"tare/internal/mesh/push"
 )
 
 func TestPrintPush(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
-	"tare/internal/fault"
-	"tare/internal/load"
+	"tare/internal/experiment/load"
+	"tare/internal/lib/fault"
 )
 
 // TestLoadHTTPMode: an open loop has a rate and a closed one has none, as in a spec.

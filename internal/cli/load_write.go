@@ -8,11 +8,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tare/internal/load"
-	"tare/internal/load/write"
-	"tare/internal/param"
-	"tare/internal/quantity"
-	"tare/internal/role"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/param"
+	"tare/internal/lib/quantity"
+	"tare/internal/workloads/load/write"
 )
 
 func newLoadWrite() *cobra.Command {

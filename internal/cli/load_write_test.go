@@ -7,9 +7,9 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
-	"tare/internal/fault"
-	"tare/internal/load"
-	"tare/internal/load/write"
+	"tare/internal/experiment/load"
+	"tare/internal/lib/fault"
+	"tare/internal/workloads/load/write"
 )
 
 func TestPrintWrite(t *testing.T) {

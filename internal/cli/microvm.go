@@ -15,9 +15,9 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"tare/internal/fault"
-	"tare/internal/microvm"
-	"tare/internal/printable"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/printable"
+	"tare/internal/sandboxes/microvm"
 )
 
 func init() { register(newMicrovm) }

@@ -12,18 +12,18 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tare/internal/cluster"
-	"tare/internal/cluster/local"
-	"tare/internal/engine"
-	"tare/internal/fault"
-	"tare/internal/host/cgroup"
-	"tare/internal/host/proc"
-	"tare/internal/link"
-	"tare/internal/meter"
-	"tare/internal/ours"
-	"tare/internal/printable"
-	"tare/internal/scratch"
-	"tare/internal/version"
+	"tare/internal/experiment/cluster"
+	"tare/internal/experiment/cluster/local"
+	"tare/internal/experiment/engine"
+	"tare/internal/experiment/link"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/ours"
+	"tare/internal/lib/printable"
+	"tare/internal/lib/scratch"
+	"tare/internal/lib/version"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/proc"
+	"tare/internal/scale/meter"
 )
 
 func init() { register(newNode) }

@@ -8,7 +8,7 @@ import (
 	"github.com/mattn/go-isatty"
 	"golang.org/x/sys/unix"
 
-	"tare/internal/fault"
+	"tare/internal/lib/fault"
 )
 
 // stdout is standard output as the commands see it. What cannot be written is a fault with its mend, and the first is

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tare/internal/fault"
+	"tare/internal/lib/fault"
 )
 
 // TestMain has writing to a pipe without a reader fail, as Main does.

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"io"
 
-	"tare/internal/role"
+	"tare/internal/experiment/role"
 )
 
 // forPeople runs a role as a command of its own until ctx ends, and prints what it says: there is no parent that would

@@ -6,9 +6,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tare/internal/kind"
-	"tare/internal/privilege"
-	"tare/internal/role"
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/privilege"
 )
 
 func init() { register(newPlay) }

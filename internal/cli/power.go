@@ -6,9 +6,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tare/internal/analysis"
-	"tare/internal/fault"
-	"tare/internal/report"
+	"tare/internal/lib/fault"
+	"tare/internal/results/analysis"
+	"tare/internal/results/report"
 )
 
 func init() { register(newPower) }

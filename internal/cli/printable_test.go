@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/role"
+	"tare/internal/experiment/role"
 )
 
 // What a control plane has a role say reaches the terminal as text, whatever is in it, and as one message.

@@ -11,13 +11,13 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"tare/internal/analysis"
-	"tare/internal/assertion"
-	"tare/internal/engine"
-	"tare/internal/fault"
-	"tare/internal/near"
-	"tare/internal/record"
-	"tare/internal/report"
+	"tare/internal/experiment/assertion"
+	"tare/internal/experiment/engine"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/near"
+	"tare/internal/results/analysis"
+	"tare/internal/results/report"
 )
 
 func init() { register(newReport) }

@@ -10,10 +10,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tare/internal/analysis"
-	"tare/internal/analysis/analysistest"
-	"tare/internal/fault"
-	"tare/internal/record"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/fault"
+	"tare/internal/results/analysis"
+	"tare/internal/results/analysis/analysistest"
 )
 
 // writeRun writes a made run as 'tare run' would.

@@ -15,12 +15,12 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
-	"tare/internal/fault"
-	"tare/internal/near"
-	"tare/internal/param"
-	"tare/internal/printable"
-	"tare/internal/role"
-	"tare/internal/version"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/near"
+	"tare/internal/lib/param"
+	"tare/internal/lib/printable"
+	"tare/internal/lib/version"
 
 	_ "tare/internal/all" // every guest
 )

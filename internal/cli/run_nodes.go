@@ -10,14 +10,14 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"tare/internal/cluster"
-	"tare/internal/cluster/local"
-	"tare/internal/engine"
-	"tare/internal/fault"
-	"tare/internal/host/cgroup"
-	"tare/internal/host/proc"
-	"tare/internal/quantity"
-	"tare/internal/record"
+	"tare/internal/experiment/cluster"
+	"tare/internal/experiment/cluster/local"
+	"tare/internal/experiment/engine"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/quantity"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/proc"
 )
 
 // nodesFlags are the flags of tare run about nodes.

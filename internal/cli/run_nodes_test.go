@@ -5,10 +5,10 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/cluster"
-	"tare/internal/engine"
-	"tare/internal/fault"
-	"tare/internal/host/proc"
+	"tare/internal/experiment/cluster"
+	"tare/internal/experiment/engine"
+	"tare/internal/lib/fault"
+	"tare/internal/scale/host/proc"
 )
 
 // TestNodesPlan: how many nodes there are, what each may use, and what of the spec is left out, by the flags and by

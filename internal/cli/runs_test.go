@@ -17,10 +17,10 @@ import (
 	"testing"
 
 	"tare/experiments"
-	"tare/internal/analysis"
-	"tare/internal/fault"
-	"tare/internal/measured"
-	"tare/internal/record"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/fault"
+	"tare/internal/results/analysis"
 )
 
 // oldRuns are run directories as earlier versions wrote them; see the README there.

@@ -15,12 +15,12 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 
 	"tare/docs/schemas"
-	"tare/internal/analysis"
-	"tare/internal/calibrate"
-	"tare/internal/comparison"
-	"tare/internal/fault"
-	"tare/internal/ledger"
-	"tare/internal/record"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/fault"
+	"tare/internal/results/analysis"
+	"tare/internal/results/calibrate"
+	"tare/internal/results/comparison"
+	"tare/internal/scale/ledger"
 	"tare/test/schematest"
 )
 

@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tare/internal/oci"
+	"tare/internal/sandboxes/oci"
 )
 
 func init() { register(newShim) }

@@ -8,12 +8,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tare/internal/load"
-	"tare/internal/param"
-	"tare/internal/quantity"
-	"tare/internal/role"
-	"tare/internal/stats"
-	"tare/internal/subject/mesh/storebench"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/param"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/stats"
+	"tare/internal/mesh/storebench"
 )
 
 func newStoreSubject() *cobra.Command {

@@ -15,13 +15,13 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"tare/internal/fault"
-	"tare/internal/kind"
-	"tare/internal/near"
-	"tare/internal/param"
-	"tare/internal/quantity"
-	"tare/internal/role"
-	"tare/internal/subject/mesh/kernelmesh"
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/near"
+	"tare/internal/lib/param"
+	"tare/internal/lib/quantity"
+	"tare/internal/mesh/kernelmesh"
 )
 
 func init() { register(newSubject) }

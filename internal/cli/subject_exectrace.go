@@ -10,8 +10,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"tare/internal/param"
-	"tare/internal/subject/exectrace"
+	"tare/internal/lib/param"
+	"tare/internal/tracing/exectrace"
 )
 
 func newExectrace() *cobra.Command {

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/fault"
+	"tare/internal/lib/fault"
 )
 
 func TestExectraceFlags(t *testing.T) {

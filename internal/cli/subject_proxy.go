@@ -10,12 +10,12 @@ import (
 	"github.com/mattn/go-isatty"
 	"github.com/spf13/cobra"
 
-	"tare/internal/fault"
-	"tare/internal/param"
-	"tare/internal/printable"
-	"tare/internal/role"
-	"tare/internal/subject/mesh/controlplane/injection/probes"
-	"tare/internal/subject/mesh/proxy"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/param"
+	"tare/internal/lib/printable"
+	"tare/internal/mesh/controlplane/injection/probes"
+	"tare/internal/mesh/proxy"
 )
 
 func newProxy() *cobra.Command {

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"tare/internal/printable"
+	"tare/internal/lib/printable"
 )
 
 // What reaches a terminal goes through here: standard error, for people, and standard output where it is a terminal. A

@@ -11,9 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tare/internal/engine"
-	"tare/internal/ledger"
-	"tare/internal/record"
+	"tare/internal/experiment/engine"
+	"tare/internal/experiment/record"
+	"tare/internal/scale/ledger"
 )
 
 // evil is a name that would clear the screen, set the title, go back to the begin of the line, turn the direction of

@@ -135,7 +135,7 @@ func sourceTexts(t *testing.T) string {
 			return false
 		})
 	})
-	page, err := os.ReadFile(filepath.Join("..", "report", "html.tmpl"))
+	page, err := os.ReadFile(filepath.Join("..", "results", "report", "html.tmpl"))
 	if err != nil {
 		t.Fatal(err)
 	}

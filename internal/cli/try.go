@@ -14,14 +14,14 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tare/internal/command"
-	"tare/internal/engine"
-	"tare/internal/fault"
-	"tare/internal/host/cgroup"
-	"tare/internal/kind"
-	"tare/internal/near"
-	"tare/internal/param"
-	subject "tare/internal/subject/command"
+	"tare/internal/experiment/engine"
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/process"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/near"
+	"tare/internal/lib/param"
+	"tare/internal/scale/host/cgroup"
+	subject "tare/internal/workloads/subject/command"
 )
 
 func init() { register(newTry) }
@@ -73,7 +73,7 @@ It is an experiment like others: its directory keeps every trial, and the spec i
 					"there is no command to try")
 			case at != 0:
 				return fault.New(fault.Usage, cmd.CommandPath()+" "+args[0],
-					"write two dashes before the command: tare try [flags] -- "+command.Command{Argv: args}.Line(),
+					"write two dashes before the command: tare try [flags] -- "+process.Command{Argv: args}.Line(),
 					"what is tried stands after two dashes, so that its flags are not taken for those of tare")
 			}
 			return nil
@@ -101,7 +101,7 @@ It is an experiment like others: its directory keeps every trial, and the spec i
 
 // commandFlags are the settings of a command that are flags: all but the command line.
 func commandFlags() []param.Setting {
-	return slices.DeleteFunc(slices.Clone(command.Settings), func(s param.Setting) bool { return s.Name == "command" })
+	return slices.DeleteFunc(slices.Clone(process.Settings), func(s param.Setting) bool { return s.Name == "command" })
 }
 
 // workload is one thing that a command is tried beside.
@@ -135,7 +135,7 @@ func try(ctx context.Context, f tryFlags, argv []string, out io.Writer) error {
 		return err
 	}
 	if f.against != "" {
-		if _, err := command.OptionsOf(f.baseline()); err != nil {
+		if _, err := process.OptionsOf(f.baseline()); err != nil {
 			return fault.Wrap(err, fault.Usage, "--against", fault.MendOf(err), "this cannot be the baseline")
 		}
 	}
@@ -222,7 +222,7 @@ func lineOf(argv []string, dir string) string {
 			argv[0] = whole
 		}
 	}
-	return command.Command{Argv: argv}.Line()
+	return process.Command{Argv: argv}.Line()
 }
 
 // longestArm is how long the name of an arm may be here.
@@ -350,7 +350,7 @@ func tryText(name string, f tryFlags, chosen []workload) string {
 	}
 	arm := func(indent string, settings param.Values) {
 		line("%ssubject: %s", indent, subject.Name)
-		for _, s := range command.Settings {
+		for _, s := range process.Settings {
 			if v := settings[s.Name]; v != "" && v != s.Default {
 				line("%s%s: %s", indent, s.Name, yamlText(v))
 			}

@@ -5,9 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/engine"
-	"tare/internal/host/cgroup"
-	"tare/internal/param"
+	"tare/internal/experiment/engine"
+	"tare/internal/lib/param"
+	"tare/internal/scale/host/cgroup"
 )
 
 // TestArmName: any program has a name that an arm can have.

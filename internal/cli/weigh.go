@@ -12,15 +12,15 @@ import (
 	"github.com/spf13/cobra"
 	"kernel.org/pub/linux/libs/security/libcap/cap"
 
-	"tare/internal/charge"
-	"tare/internal/fault"
-	"tare/internal/host/cgroup"
-	"tare/internal/host/perf"
-	"tare/internal/host/sandbox"
-	"tare/internal/ledger"
-	"tare/internal/meter"
-	"tare/internal/pace"
-	"tare/internal/report"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/results/report"
+	"tare/internal/scale/charge"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/perf"
+	"tare/internal/scale/host/sandbox"
+	"tare/internal/scale/ledger"
+	"tare/internal/scale/meter"
 )
 
 func init() { register(newWeigh) }

@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/charge"
-	"tare/internal/fault"
-	"tare/internal/ledger"
+	"tare/internal/lib/fault"
+	"tare/internal/scale/charge"
+	"tare/internal/scale/ledger"
 )
 
 // Rules that are wrong end the command before anything is weighed, with what is wrong, where, and what helps.

@@ -61,7 +61,7 @@ by_h2load() { # name, url, options
 }
 
 by_ghz() { # name, address, streams
-	measure "$ghz" --insecure --proto internal/app/http/testdata/echo.proto --call tare.Echo.Echo -d '""' --cpus 1 \
+	measure "$ghz" --insecure --proto internal/workloads/app/http/testdata/echo.proto --call tare.Echo.Echo -d '""' --cpus 1 \
 		--connections 4 -c "$((4 * $3))" -z "${seconds}s" --duration-stop wait --format json "$2"
 	read -r done rate mean < <(jq -r '"\(.statusCodeDistribution.OK) \(.rps) \(.average / 1e3)"' "$dir/out")
 	note "$1" "$done" "$rate" "$mean"

@@ -8,10 +8,10 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/analysis"
-	"tare/internal/analysis/analysistest"
-	"tare/internal/comparison"
-	"tare/internal/report"
+	"tare/internal/results/analysis"
+	"tare/internal/results/analysis/analysistest"
+	"tare/internal/results/comparison"
+	"tare/internal/results/report"
 	"tare/test/browser"
 )
 

@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/metric"
-	"tare/internal/quantity"
-	"tare/internal/record"
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
 )
 
 // picture gives a run a ladder of two rungs, and the evidence of a guest that nobody has heard of something to show: a

@@ -10,11 +10,11 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/analysis"
-	"tare/internal/analysis/analysistest"
-	"tare/internal/ledger"
-	"tare/internal/record"
-	"tare/internal/report"
+	"tare/internal/experiment/record"
+	"tare/internal/results/analysis"
+	"tare/internal/results/analysis/analysistest"
+	"tare/internal/results/report"
+	"tare/internal/scale/ledger"
 	"tare/test/browser"
 )
 

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/record"
+	"tare/internal/experiment/record"
 )
 
 // TestAssertions: the exit code says what became of assertions, whether they come with the run or with a report of it.

@@ -14,10 +14,10 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"tare/experiments"
-	"tare/internal/analysis"
-	"tare/internal/record"
-	"tare/internal/subject/mesh/sidecar"
-	"tare/internal/subject/sandbox"
+	"tare/internal/experiment/record"
+	"tare/internal/mesh/sidecar"
+	"tare/internal/results/analysis"
+	"tare/internal/sandboxes/subject"
 )
 
 // A smallest is a built-in experiment in its smallest form, and what every run of that must show on any machine.
@@ -404,7 +404,7 @@ func programRuns(tr record.Trial, name string) (runs uint64) {
 // elsewhere; they were told to end, did, and left nothing. The baseline has the same without.
 func containersSeen(t *testing.T, tr record.Trial) {
 	t.Helper()
-	var seen sandbox.Evidence
+	var seen subject.Evidence
 	if err := json.Unmarshal(tr.Evidence["sandbox"], &seen); err != nil || len(seen.Sandboxes) == 0 {
 		t.Errorf("%s: %d sandboxes, %v", tr.Arm, len(seen.Sandboxes), err)
 	}
@@ -412,12 +412,12 @@ func containersSeen(t *testing.T, tr record.Trial) {
 		components := map[string]int{}
 		for _, p := range s.Processes {
 			components[p.Component]++
-			if inPod := strings.HasPrefix(p.MemoryCgroup, s.Cgroup); inPod != (p.Component == sandbox.Workload) {
+			if inPod := strings.HasPrefix(p.MemoryCgroup, s.Cgroup); inPod != (p.Component == subject.Workload) {
 				t.Errorf("%s: the %s %d of %s is charged to %s", tr.Arm, p.Component, p.PID, s.Name, p.MemoryCgroup)
 			}
 		}
 		contained := tr.Arm == "runc"
-		if components[sandbox.Workload] == 0 || (components[sandbox.Shim] == 1) != contained {
+		if components[subject.Workload] == 0 || (components[subject.Shim] == 1) != contained {
 			t.Errorf("%s: %s consists of %v", tr.Arm, s.Name, components)
 		}
 		if contained && (s.Times.Started == 0 || s.Times.Deleted < s.Times.Started || s.Times.Killed) {

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"tare/internal/calibrate"
-	"tare/internal/fault"
+	"tare/internal/lib/fault"
+	"tare/internal/results/calibrate"
 )
 
 // calibration runs tare calibrate --quick with a fault built in, or none, and reads its report.

@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"tare/internal/host/cgroup"
-	"tare/internal/ledger"
-	"tare/internal/record"
+	"tare/internal/experiment/record"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/ledger"
 )
 
 // needsPrograms skips a test for which a program is missing that test/setup installs.

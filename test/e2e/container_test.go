@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/host/cgroup"
+	"tare/internal/scale/host/cgroup"
 )
 
 // inContainer is a script that enters a control group and runs the command after it with control groups, mounts and

@@ -18,9 +18,9 @@ import (
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
 
-	"tare/internal/load/fleet"
-	"tare/internal/subject/mesh/controlplane/authority"
-	"tare/internal/subject/mesh/controlplane/proxyconfig"
+	"tare/internal/mesh/controlplane/authority"
+	"tare/internal/mesh/controlplane/proxyconfig"
+	"tare/internal/mesh/fleet"
 	"tare/test/ring"
 )
 

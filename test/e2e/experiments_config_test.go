@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/record"
+	"tare/internal/experiment/record"
 )
 
 // TestConsistency: while configuration is replaced as fast as it goes, no connection goes astray in the data plane's

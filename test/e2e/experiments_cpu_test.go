@@ -15,10 +15,10 @@ import (
 	"testing"
 	"time"
 
-	"tare/internal/analysis"
-	"tare/internal/fault"
-	"tare/internal/record"
-	"tare/internal/stats"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/stats"
+	"tare/internal/results/analysis"
 	"tare/test/quiet"
 )
 

@@ -12,8 +12,8 @@ import (
 	"syscall"
 	"testing"
 
-	"tare/internal/analysis"
-	"tare/internal/host/cgroup"
+	"tare/internal/results/analysis"
+	"tare/internal/scale/host/cgroup"
 )
 
 // TestStress: at the verifier's limit the programs take most of a machine that stays usable, and a waiting task is held

@@ -4,7 +4,7 @@ import (
 	"regexp"
 	"testing"
 
-	"tare/internal/record"
+	"tare/internal/experiment/record"
 )
 
 // TestPush: changes come from the control plane to connections in the order in which they can, whole in a store that

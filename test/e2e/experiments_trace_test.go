@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/analysis"
+	"tare/internal/results/analysis"
 )
 
 // TestTraceExec: the reference tracer delivers every exec of storms on all CPUs, and costs at most a third of what

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/analysis"
-	"tare/internal/record"
+	"tare/internal/experiment/record"
+	"tare/internal/results/analysis"
 	"tare/test/binary"
 	"tare/test/browser"
 )
@@ -35,7 +35,7 @@ func TestExtending(t *testing.T) {
 	}
 	dir := t.TempDir()
 	e := extract(t, string(page), root, dir)
-	want := []string{"internal/load/checksum", "internal/subject/ballast"}
+	want := []string{"internal/workloads/load/checksum", "internal/workloads/subject/ballast"}
 	if slices.Sort(e.folders); !slices.Equal(e.folders, want) || e.lines != 2 {
 		t.Errorf("the example is in the folders %v and %d lines", e.folders, e.lines)
 	}

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/host/cgroup"
+	"tare/internal/scale/host/cgroup"
 )
 
 // Faults are made, not mocked: each test takes something away from the real machine, for one process alone.

@@ -20,7 +20,7 @@ import (
 
 	"kernel.org/pub/linux/libs/security/libcap/cap"
 
-	"tare/internal/record"
+	"tare/internal/experiment/record"
 	"tare/test/binary"
 	"tare/test/rights"
 	"tare/test/schematest"

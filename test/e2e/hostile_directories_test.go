@@ -17,8 +17,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tare/internal/analysis/analysistest"
-	"tare/internal/record"
+	"tare/internal/experiment/record"
+	"tare/internal/results/analysis/analysistest"
 )
 
 // stranger is a user who is not this one.

@@ -23,7 +23,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc"
 
-	"tare/internal/record"
+	"tare/internal/experiment/record"
 )
 
 // attackedSpec is an experiment of short trials on two nodes, with gates that none trips.

@@ -31,9 +31,9 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"tare/internal/load/fleet"
-	"tare/internal/subject/mesh/controlplane/authority"
-	"tare/internal/subject/mesh/controlplane/proxyconfig"
+	"tare/internal/mesh/controlplane/authority"
+	"tare/internal/mesh/controlplane/proxyconfig"
+	"tare/internal/mesh/fleet"
 	"tare/test/ring"
 )
 

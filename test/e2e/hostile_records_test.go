@@ -19,11 +19,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tare/internal/analysis/analysistest"
-	"tare/internal/ledger"
-	"tare/internal/load"
-	"tare/internal/metric"
-	"tare/internal/record"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
+	"tare/internal/results/analysis/analysistest"
+	"tare/internal/scale/ledger"
 )
 
 // most CPU time that one command may take for a record, whatever that says.

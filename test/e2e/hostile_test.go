@@ -102,7 +102,7 @@ func expired(t *testing.T, dir, name string, use x509.ExtKeyUsage) {
 	}
 }
 
-// The service that nodes and coordinator speak (internal/cluster/message.go), with text for messages.
+// The service that nodes and coordinator speak (internal/experiment/cluster/message.go), with text for messages.
 const joinMethod = "/tare.Cluster/Join"
 
 // raw is text as it is on the wire.

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tare/internal/record"
+	"tare/internal/experiment/record"
 )
 
 // smallRecord writes a run that can be reported on, compared and planned from.

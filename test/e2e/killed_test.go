@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"tare/internal/host/proc"
+	"tare/internal/scale/host/proc"
 )
 
 // kills is how often each victim is killed: TARE_KILLS, or few.

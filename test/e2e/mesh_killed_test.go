@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"tare/internal/host/proc"
-	"tare/internal/record"
+	"tare/internal/experiment/record"
+	"tare/internal/scale/host/proc"
 	envoytest "tare/test/envoy"
 )
 

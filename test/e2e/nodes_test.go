@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tare/internal/record"
+	"tare/internal/experiment/record"
 )
 
 // nodesSpec is an experiment of tracers in short trials, with gates that none trips.

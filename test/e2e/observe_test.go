@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"tare/internal/host/cgroup"
-	"tare/internal/record"
+	"tare/internal/experiment/record"
+	"tare/internal/scale/host/cgroup"
 )
 
 const observeSpec = `name: observe

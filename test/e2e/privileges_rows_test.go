@@ -22,9 +22,9 @@ import (
 	"golang.org/x/sys/unix"
 	"kernel.org/pub/linux/libs/security/libcap/cap"
 
-	"tare/internal/calibrate"
-	"tare/internal/fault"
-	"tare/internal/record"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/fault"
+	"tare/internal/results/calibrate"
 	"tare/test/port"
 )
 

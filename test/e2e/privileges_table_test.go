@@ -26,13 +26,13 @@ import (
 	"golang.org/x/sys/unix"
 	"kernel.org/pub/linux/libs/security/libcap/cap"
 
-	"tare/internal/fault"
-	"tare/internal/host/cgroup"
-	"tare/internal/host/feature"
-	"tare/internal/host/proc"
-	"tare/internal/ledger"
-	"tare/internal/placement"
-	"tare/internal/record"
+	"tare/internal/experiment/placement"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/fault"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/feature"
+	"tare/internal/scale/host/proc"
+	"tare/internal/scale/ledger"
 	"tare/test/busy"
 )
 

@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tare/internal/host/proc"
-	"tare/internal/record"
+	"tare/internal/experiment/record"
+	"tare/internal/scale/host/proc"
 )
 
 // proxiesSpec is a run of one block with an arm of sidecar proxies, in which nothing is run twice.

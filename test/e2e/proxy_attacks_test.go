@@ -35,7 +35,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"tare/internal/subject/mesh/controlplane/authority"
+	"tare/internal/mesh/controlplane/authority"
 	"tare/test/ring"
 )
 

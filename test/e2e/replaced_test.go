@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"tare/internal/record"
+	"tare/internal/experiment/record"
 )
 
 // TestReplacedBinary puts another binary in the place of tare's in the middle of a run: all trials are made with the

@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	_ "tare/internal/all" // every guest
-	"tare/internal/engine"
-	"tare/internal/host/cgroup"
-	"tare/internal/record"
+	"tare/internal/experiment/engine"
+	"tare/internal/experiment/record"
+	"tare/internal/scale/host/cgroup"
 )
 
 // shortSpec is an experiment of short trials at a rate that any machine holds, with gates that none trips.

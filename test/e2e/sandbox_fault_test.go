@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tare/internal/oci"
-	"tare/internal/record"
+	"tare/internal/experiment/record"
+	"tare/internal/sandboxes/oci"
 )
 
 // TestOutOfMemory: what the kernel kills because a limit leaves it no memory is named, plainly and in a container.

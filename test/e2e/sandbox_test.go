@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"tare/internal/oci"
-	"tare/internal/record"
-	"tare/internal/subject/sandbox"
+	"tare/internal/experiment/record"
+	"tare/internal/sandboxes/oci"
+	"tare/internal/sandboxes/subject"
 )
 
 // runtimeFor is the path of a runtime, built by make or installed; without it the test is skipped.
@@ -85,7 +85,7 @@ func TestGVisor(t *testing.T) {
 	if a, b := plain.Metrics["syscall_getpid_seconds"], inside.Metrics["syscall_getpid_seconds"]; a <= 0 || b <= 2*a {
 		t.Errorf("getpid takes %g s outside and %g s inside", a, b)
 	}
-	for _, c := range []string{sandbox.Sentry, sandbox.Gofer, sandbox.Shim, sandbox.Workload} {
+	for _, c := range []string{subject.Sentry, subject.Gofer, subject.Shim, subject.Workload} {
 		if inside.Metrics[c+"_pss_bytes"] <= 0 {
 			t.Errorf("the component %s has no memory: %v", c, inside.Metrics)
 		}

@@ -13,8 +13,8 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"tare/internal/host/proc"
-	"tare/internal/ledger"
+	"tare/internal/scale/host/proc"
+	"tare/internal/scale/ledger"
 )
 
 // TestWeighManySandboxes: with many sandboxes of all runtimes running side by side, 'tare weigh' lists every process of

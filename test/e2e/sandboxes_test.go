@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/host/cgroup"
+	"tare/internal/scale/host/cgroup"
 )
 
 // What the finished binary says of a container that nobody told it of, and of a virtual machine's monitor that is in

@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"tare/experiments"
-	"tare/internal/analysis"
-	"tare/internal/record"
+	"tare/internal/experiment/record"
+	"tare/internal/results/analysis"
 )
 
 // sideBlocks is the least that has intervals of 95 %.

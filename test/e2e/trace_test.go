@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"tare/internal/analysis"
-	"tare/internal/fault"
-	"tare/internal/record"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/fault"
+	"tare/internal/results/analysis"
 )
 
 // traced is what a spec of tracers begins with. The gates about time are off: what is counted does not depend on how

@@ -14,9 +14,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tare/internal/analysis"
-	"tare/internal/host/proc"
-	"tare/internal/record"
+	"tare/internal/experiment/record"
+	"tare/internal/results/analysis"
+	"tare/internal/scale/host/proc"
 	"tare/test/agent/agent"
 )
 

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"tare/internal/record"
+	"tare/internal/experiment/record"
 )
 
 // deaf gives a pipe whose reader has gone.

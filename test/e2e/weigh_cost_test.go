@@ -16,8 +16,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
-	"tare/internal/host/cgroup"
-	"tare/internal/host/proc"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/proc"
 )
 
 // A machine with many groups and programs: what a window costs there is what Tare promises to keep small.

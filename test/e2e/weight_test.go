@@ -21,8 +21,8 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"tare/internal/host/cgroup"
-	"tare/internal/ledger"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/ledger"
 	"tare/test/binary"
 )
 

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"tare/internal/load"
-	"tare/internal/stats"
+	"tare/internal/experiment/load"
+	"tare/internal/lib/stats"
 )
 
 // rival is a load generator of somebody else's.

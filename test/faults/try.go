@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"tare/experiments"
-	"tare/internal/record"
+	"tare/internal/experiment/record"
 	"tare/test/footprint"
 )
 

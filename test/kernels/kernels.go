@@ -15,7 +15,7 @@ import (
 	"strings"
 	"sync"
 
-	"tare/internal/host/feature"
+	"tare/internal/scale/host/feature"
 	"tare/test/binary"
 )
 

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tare/internal/host/proc"
+	"tare/internal/scale/host/proc"
 )
 
 // Reason is how the reason of a test begins that found no quiet; test/runner counts those apart.

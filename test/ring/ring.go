@@ -8,7 +8,7 @@ import (
 
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 
-	"tare/internal/subject/mesh/controlplane/proxyconfig"
+	"tare/internal/mesh/controlplane/proxyconfig"
 )
 
 // Mesh is services "s0" and on, and proxies "p0" and on, of which proxy i serves service i modulo their number.

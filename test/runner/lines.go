@@ -48,7 +48,7 @@ func longMarkdown(line string, inFence bool) bool {
 
 // Files whose lines others make. Generated Go files are told by their first lines.
 var madeElsewhere = []string{
-	"internal/report/testdata/", // what a report looks like, byte for byte
+	"internal/results/report/testdata/", // what a report looks like, byte for byte
 }
 
 var generatedGo = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)

@@ -31,7 +31,7 @@ func TestTooLong(t *testing.T) {
 			}
 		})
 	}
-	for _, path := range []string{"internal/report/testdata/plain.md", "a.elf"} {
+	for _, path := range []string{"internal/results/report/testdata/plain.md", "a.elf"} {
 		if ruleOf(path) != nil {
 			t.Errorf("%s is not written by hand, and is checked", path)
 		}

@@ -66,15 +66,15 @@ func outside(p string) bool {
 // however slowly they run.
 func pure(p string) bool {
 	p = strings.TrimPrefix(p, "tare/internal/")
-	return slices.Contains([]string{"analysis", "cli", "comparison", "load/running", "record", "report", "stats"}, p)
+	return slices.Contains([]string{"results/analysis", "cli", "results/comparison", "experiment/load/running", "experiment/record", "results/report", "lib/stats"}, p)
 }
 
 // modest says whether a package's tests measure nothing of the machine, and so can run beside each other: they wait
 // more than they work.
 func modest(p string) bool {
 	p = strings.TrimPrefix(p, "tare/internal/")
-	return slices.Contains([]string{"cluster", "command", "oci", "role", "tare/release/provenance", "tare/test/runner"}, p) ||
-		strings.HasPrefix(p, "subject/mesh/") && !slices.Contains([]string{"subject/mesh/kernelmesh", "subject/mesh/storebench"}, p)
+	return slices.Contains([]string{"experiment/cluster", "experiment/process", "sandboxes/oci", "experiment/role", "tare/release/provenance", "tare/test/runner"}, p) ||
+		p != "mesh/fleet" && p != "mesh/push" && p != "mesh/connect" && strings.HasPrefix(p, "mesh/") && !slices.Contains([]string{"mesh/kernelmesh", "mesh/storebench"}, p)
 }
 
 func main() {

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"tare/internal/analysis"
-	"tare/internal/ledger"
+	"tare/internal/results/analysis"
+	"tare/internal/scale/ledger"
 	"tare/test/kernels"
 )
 

@@ -9,7 +9,7 @@ import (
 	"path"
 	"path/filepath"
 
-	"tare/internal/microvm"
+	"tare/internal/sandboxes/microvm"
 )
 
 // hostModules are modules of the kernel that sandboxes need of the machine that they are on: for the network of each.

@@ -16,9 +16,9 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"tare/experiments"
-	"tare/internal/analysis"
-	"tare/internal/record"
-	"tare/internal/subject/sandbox"
+	"tare/internal/experiment/record"
+	"tare/internal/results/analysis"
+	"tare/internal/sandboxes/subject"
 )
 
 // placementSpec is the built-in experiment sandbox-placement with some of its arms, which are given time: a virtual
@@ -139,13 +139,13 @@ func checkToldV2(t *testing.T, s *analysis.Summary, arms []string) {
 // checkPlacedV2 holds the evidence of a trial against what version 2 of control groups does.
 func checkPlacedV2(t *testing.T, tr record.Trial) {
 	t.Helper()
-	var e sandbox.Evidence
+	var e subject.Evidence
 	if err := json.Unmarshal(tr.Evidence["sandbox"], &e); err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range e.Sandboxes {
 		for _, p := range s.Processes {
-			if p.Component == sandbox.VMM && (p.MemoryCgroup != p.CPUCgroup || len(p.ThreadCgroups) > 0 ||
+			if p.Component == subject.VMM && (p.MemoryCgroup != p.CPUCgroup || len(p.ThreadCgroups) > 0 ||
 				!strings.HasPrefix(p.MemoryCgroup, s.Cgroup+"/")) {
 				t.Errorf("%s: a VMM is not in the pod's group %s whole: %+v", tr.Arm, s.Cgroup, p)
 			}

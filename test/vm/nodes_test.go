@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"tare/internal/record"
+	"tare/internal/experiment/record"
 )
 
 // An agent and a coordinator run a trial of a tracer on an older kernel with control groups v2 alone, and every event

@@ -33,15 +33,15 @@ var kernelPackages = []struct {
 	patterns []string
 }{
 	{"subjects", 1, "", []string{
-		"./internal/subject/exectrace/...", "./internal/subject/tracer/...", "./internal/subject/mesh/kernelmesh/...", "./internal/subject/mesh/storebench/...",
+		"./internal/tracing/exectrace/...", "./internal/tracing/tracer/...", "./internal/mesh/kernelmesh/...", "./internal/mesh/storebench/...",
 	}},
-	{"host", 2, "", []string{"./internal/host/...", "./internal/load/exec", "./internal/meter/...", "./internal/placement/..."}},
+	{"host", 2, "", []string{"./internal/scale/host/...", "./internal/tracing/exec", "./internal/tracing/execs", "./internal/scale/meter/...", "./internal/experiment/placement/..."}},
 	{"stores", 2, "", []string{
-		"./internal/subject/mesh/store/mapinmap", "./internal/subject/mesh/store/sized", "./internal/subject/mesh/store/snapshot",
-		"./internal/subject/mesh/store/value",
+		"./internal/mesh/store/mapinmap", "./internal/mesh/store/sized", "./internal/mesh/store/snapshot",
+		"./internal/mesh/store/value",
 	}},
 	// Where one processor preempts programs, nobody waits for them who does not say so.
-	{"grace", 1, "preempt=full", []string{"./internal/grace"}},
+	{"grace", 1, "preempt=full", []string{"./internal/lib/grace"}},
 }
 
 // The tests of those packages run again inside, where the kernel is older and control groups are v2. They run as `go

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"tare/internal/microvm"
+	"tare/internal/sandboxes/microvm"
 	"tare/test/binary"
 )
 
@@ -25,7 +25,7 @@ func TestRedirect(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const dir = "internal/subject/mesh/redirect"
+	const dir = "internal/mesh/redirect"
 	files := testFiles(t, root, []string{dir})
 	kit, err := prepare()
 	if errors.Is(err, ErrMissing) {

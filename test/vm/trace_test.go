@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"tare/internal/record"
+	"tare/internal/experiment/record"
 )
 
 // TestTrace: on an older kernel, with control groups v2 alone, every exec is counted by all three, and what a tracer

@@ -12,7 +12,7 @@ import (
 	"strconv"
 	"syscall"
 
-	"tare/internal/microvm"
+	"tare/internal/sandboxes/microvm"
 	"tare/test/binary"
 )
 

@@ -30,7 +30,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tare/internal/cpio"
+	"tare/internal/sandboxes/cpio"
 	"tare/test/binary"
 )
 

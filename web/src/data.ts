@@ -1,5 +1,5 @@
-// The data that Go writes into the page; internal/report/html_data.go says what each field means. Seconds, bytes, parts
-// of one.
+// The data that Go writes into the page; internal/results/report/html_data.go says what each field means.
+// Seconds, bytes, parts of one.
 
 export interface Arm { name: string; baseline: boolean; twin: boolean }
 export interface Level { name: string; rest: string; numbers: Record<string, number> }

@@ -17,8 +17,8 @@ import (
 	"strconv"
 	"time"
 
-	"tare/internal/analysis"
-	"tare/internal/record"
+	"tare/internal/experiment/record"
+	"tare/internal/results/analysis"
 )
 
 func main() {

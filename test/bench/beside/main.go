@@ -25,9 +25,9 @@ import (
 	"sync"
 	"time"
 
-	"tare/internal/host/cgroup"
-	"tare/internal/host/proc"
-	"tare/internal/record"
+	"tare/internal/experiment/record"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/proc"
 )
 
 func main() {

@@ -36,13 +36,13 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 
-	"tare/internal/host/proc"
-	"tare/internal/load/fleet"
-	"tare/internal/pace"
-	"tare/internal/subject/mesh/controlplane"
-	"tare/internal/subject/mesh/controlplane/authority"
-	"tare/internal/subject/mesh/controlplane/proxyconfig"
-	"tare/internal/subject/mesh/plane/snapshot"
+	"tare/internal/lib/pace"
+	"tare/internal/mesh/controlplane"
+	"tare/internal/mesh/controlplane/authority"
+	"tare/internal/mesh/controlplane/proxyconfig"
+	"tare/internal/mesh/fleet"
+	"tare/internal/mesh/plane/snapshot"
+	"tare/internal/scale/host/proc"
 	"tare/test/ring"
 )
 

@@ -24,9 +24,9 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
-	"tare/internal/load"
-	"tare/internal/record"
-	"tare/internal/stats"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/stats"
 )
 
 func main() {

@@ -24,9 +24,9 @@ import (
 
 	"tare/experiments"
 	_ "tare/internal/all" // registers what specs name
-	"tare/internal/engine"
-	"tare/internal/kind"
-	"tare/internal/record"
+	"tare/internal/experiment/engine"
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/record"
 )
 
 func main() {

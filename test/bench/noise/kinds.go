@@ -15,9 +15,9 @@ import (
 	"syscall"
 	"time"
 
-	"tare/internal/analysis"
-	"tare/internal/ledger"
-	"tare/internal/record"
+	"tare/internal/experiment/record"
+	"tare/internal/results/analysis"
+	"tare/internal/scale/ledger"
 )
 
 // kind is one promise that is repeated.

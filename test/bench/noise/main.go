@@ -28,7 +28,7 @@ import (
 	"syscall"
 	"time"
 
-	"tare/internal/host/proc"
+	"tare/internal/scale/host/proc"
 	"tare/test/neighbour/neighbour"
 )
 

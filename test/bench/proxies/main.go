@@ -25,10 +25,10 @@ import (
 	"slices"
 	"strings"
 
-	"tare/internal/analysis"
-	"tare/internal/metric"
-	"tare/internal/record"
-	"tare/internal/stats"
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/stats"
+	"tare/internal/results/analysis"
 )
 
 // promise is a bound on what one arm has over another: a ratio, or a difference.

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/record"
+	"tare/internal/experiment/record"
 	"tare/test/vm/guest"
 )
 

@@ -25,7 +25,7 @@ import (
 	"syscall"
 	"time"
 
-	"tare/internal/analysis"
+	"tare/internal/results/analysis"
 	"tare/test/campaign"
 	"tare/test/neighbour/neighbour"
 )

@@ -24,8 +24,8 @@ import (
 	"syscall"
 	"time"
 
-	"tare/internal/analysis"
-	"tare/internal/record"
+	"tare/internal/experiment/record"
+	"tare/internal/results/analysis"
 	"tare/test/agent/agent"
 	"tare/test/campaign"
 )

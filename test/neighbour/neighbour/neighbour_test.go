@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tare/internal/host/proc"
+	"tare/internal/scale/host/proc"
 )
 
 func TestPlan(t *testing.T) {

@@ -1,0 +1,242 @@
+// Package assertion reads budgets: what a metric of an arm may be, as "assert" in a spec and --assert on the command
+// line state it. Whether a run keeps them, package analysis says.
+package assertion
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+
+	"tare/internal/lib/near"
+	"tare/internal/lib/quantity"
+)
+
+// Op is how a value is compared with a bound.
+type Op string
+
+// The operators.
+const (
+	AtMost  Op = "<="
+	Below   Op = "<"
+	AtLeast Op = ">="
+	Above   Op = ">"
+	Equal   Op = "=="
+)
+
+// Upper reports whether the bound is one from above.
+func (o Op) Upper() bool { return o == AtMost || o == Below }
+
+// Against is what a bound is measured from.
+type Against string
+
+// What bounds are measured from.
+const (
+	Value      Against = "value"      // from 0, in the unit of the metric: 50MB
+	Difference Against = "difference" // from the baseline, in the unit of the metric: +200us
+	Change     Against = "change"     // from the baseline, as a part of it: +10% is 0.1
+)
+
+// Assertion is one budget.
+type Assertion struct {
+	Metric    string
+	Arm       string            // empty: every arm but the baseline and its twin
+	Component string            // of the arm's subject; empty: the whole of it
+	Level     map[string]string // of the factors it names; it is of every level that has these
+	Op        Op
+	Against   Against
+	Bound     float64 // in the unit of the metric; a Change is a part: 0.1
+	written   string  // the bound as it was written
+}
+
+// MostText is the length in bytes of the longest assertion that Parse takes.
+const MostText = 1000
+
+// Most is how many assertions a run may have.
+const Most = 100
+
+// MostChecks is how many checks the assertions of a run may make: each is made for arms at levels.
+const MostChecks = 10_000
+
+// The labels that are no factors.
+const (
+	armLabel       = "arm"
+	componentLabel = "component"
+)
+
+var (
+	form   = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]*)\s*(?:\{([^{}]*)\})?\s*(<=|>=|==|<|>)\s*([^\s=].*)$`)
+	number = regexp.MustCompile(`^([+-]?)([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([A-Za-zµμ%]*)$`)
+)
+
+// Hint says how assertions are written.
+const Hint = "write METRIC <= BOUND, such as 'memory_hard_bytes <= 50MB', 'latency_p99_seconds <= +200us' or " +
+	"'cpu_seconds_per_request{arm=new} <= +10%'; a sign makes the bound a difference to the baseline"
+
+// Parse reads an assertion. Its error reads on after the text and says what is wrong; Hint says what is right. With an
+// error, Metric is set where there is one.
+//
+//	METRIC [{arm=NAME, component=NAME, FACTOR=LEVEL}] OPERATOR BOUND
+//
+// A bound without a sign is one of the value itself. With a sign it is one of the difference to the baseline: in the
+// unit of the metric, or in per cent of the baseline's value.
+func Parse(text string) (Assertion, error) {
+	if len(text) > MostText {
+		return Assertion{}, fmt.Errorf("is %d bytes long, and the longest allowed has %d", len(text), MostText)
+	}
+	m := form.FindStringSubmatch(strings.TrimSpace(text))
+	if m == nil {
+		return Assertion{}, errors.New("is not a metric, an operator (<=, <, >=, >, ==) and a bound")
+	}
+	a := Assertion{Metric: m[1], Op: Op(m[3])}
+	if err := a.labels(m[2]); err != nil {
+		return a, err
+	}
+	return a, a.bound(m[4])
+}
+
+// labels reads what stands in braces.
+func (a *Assertion) labels(text string) error {
+	if strings.TrimSpace(text) == "" {
+		return nil
+	}
+	seen := map[string]bool{}
+	for _, label := range strings.Split(text, ",") {
+		name, value, ok := strings.Cut(label, "=")
+		name, value = strings.TrimSpace(name), strings.TrimFunc(value, quoteOrSpace)
+		switch {
+		case !ok || name == "" || value == "":
+			return fmt.Errorf("has %q in its braces, which is not NAME=VALUE", near.Clip(strings.TrimSpace(label)))
+		case seen[name]:
+			return fmt.Errorf("names %q twice", near.Clip(name))
+		}
+		switch seen[name] = true; name {
+		case armLabel:
+			a.Arm = value
+		case componentLabel:
+			a.Component = value
+		default:
+			if a.Level == nil {
+				a.Level = map[string]string{}
+			}
+			a.Level[name] = value
+		}
+	}
+	return nil
+}
+
+func quoteOrSpace(r rune) bool { return r == '"' || unicode.IsSpace(r) }
+
+// The units of bounds, by what the metric counts in. The factor of a unit is that to seconds or bytes.
+var units = map[string]map[string]float64{
+	quantity.Seconds: {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1, "min": 60},
+	quantity.Bytes: {
+		"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+	},
+	quantity.Part: {"%": 0.01, "": 1},
+	quantity.CPUs: {"": 1, "CPU": 1, "CPUs": 1},
+}
+
+// noUnit is of metrics that count.
+var noUnit = map[string]float64{"": 1}
+
+// bound reads the bound.
+func (a *Assertion) bound(text string) error {
+	m := number.FindStringSubmatch(strings.TrimSpace(text))
+	if m == nil {
+		return fmt.Errorf("has the bound %q, which is not a number with a unit", near.Clip(text))
+	}
+	v, err := strconv.ParseFloat(m[2], 64)
+	if err != nil || math.IsInf(v, 0) {
+		return fmt.Errorf("has the bound %q, which is no number", near.Clip(text))
+	}
+	a.written = strings.ReplaceAll(strings.TrimSpace(text), " ", "")
+	a.Against = Value
+	if m[1] != "" {
+		a.Against = Difference
+	}
+	base, _, _ := strings.Cut(quantity.UnitOf(a.Metric), " ")
+	known, has := units[base]
+	if !has {
+		known = noUnit
+	}
+	factor, is := known[m[3]]
+	switch {
+	case m[1] != "" && m[3] == "%":
+		a.Against, factor = Change, 0.01
+	case m[3] == "%" && !is:
+		return fmt.Errorf("has the bound %s, and %s is no part; for a change from the baseline, write +%s",
+			a.written, a.Metric, a.written)
+	case m[3] == "" && v == 0: // nothing has no unit
+	case !is && m[3] == "":
+		return fmt.Errorf("has the bound %s without a unit; %s is in %s", a.written, a.Metric, namesOf(known))
+	case !is:
+		return fmt.Errorf("has the bound %s, and %s is in %s", a.written, a.Metric, namesOf(known))
+	}
+	a.Bound = v * factor
+	if m[1] == "-" {
+		a.Bound = -a.Bound
+	}
+	if math.IsInf(a.Bound, 0) {
+		return fmt.Errorf("has the bound %s, which is too large", a.written)
+	}
+	if a.Op == Equal && a.Against != Value {
+		return fmt.Errorf("asks for an exact difference to the baseline, which no measurement can show; use <= or >=")
+	}
+	return nil
+}
+
+// namesOf are the units that there are, the smallest first.
+func namesOf(known map[string]float64) string {
+	names := slices.DeleteFunc(slices.Sorted(maps.Keys(known)), func(n string) bool { return n == "" || n > "~" })
+	if len(names) == 0 {
+		return "plain numbers"
+	}
+	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(known[a], known[b]) })
+	return strings.Join(names, ", ")
+}
+
+// String is the assertion in its canonical form, which Parse reads as the same.
+func (a Assertion) String() string { return a.of() + " " + string(a.Op) + " " + a.written }
+
+// of is the metric, and in braces which arm, component and level.
+func (a Assertion) of() string {
+	var labels []string
+	if a.Arm != "" {
+		labels = append(labels, armLabel+"="+a.Arm)
+	}
+	if a.Component != "" {
+		labels = append(labels, componentLabel+"="+a.Component)
+	}
+	for _, name := range slices.Sorted(maps.Keys(a.Level)) {
+		labels = append(labels, name+"="+a.Level[name])
+	}
+	if len(labels) == 0 {
+		return a.Metric
+	}
+	return a.Metric + "{" + strings.Join(labels, ",") + "}"
+}
+
+// Bounded is the bound as it was written: "+10%".
+func (a Assertion) Bounded() string { return a.written }
+
+// Keeps reports whether a value, difference or change keeps the bound.
+func (a Assertion) Keeps(v float64) bool {
+	switch a.Op {
+	case AtMost:
+		return v <= a.Bound
+	case Below:
+		return v < a.Bound
+	case AtLeast:
+		return v >= a.Bound
+	case Above:
+		return v > a.Bound
+	}
+	return v == a.Bound
+}

@@ -1,0 +1,487 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/listen"
+	"tare/internal/lib/pace"
+	"tare/internal/lib/printable"
+)
+
+// Options of a coordinator. Times that are 0 have the values that are named.
+type Options struct {
+	Version     string // of tare with its build; an agent of another is refused
+	Credentials Credentials
+
+	Heartbeat time.Duration // between two questions to an agent whether it is there, but while a trial is measured; 1 s
+	Silence   time.Duration // after which an agent that says nothing is taken for gone; 3 s
+	Prepare   time.Duration // for a trial to be set up; 90 s
+	Record    time.Duration // from the end of a trial's time to its record; 90 s
+	Send      time.Duration // for an agent to read what it is told; 10 s
+	Lead      time.Duration // between the announcement of a begin and the begin, beside 2 ms for each node; 150 ms
+}
+
+func (o Options) withDefaults() Options {
+	o.Heartbeat = cmp.Or(o.Heartbeat, time.Second)
+	o.Silence = cmp.Or(o.Silence, 3*time.Second)
+	o.Prepare = cmp.Or(o.Prepare, 90*time.Second)
+	o.Record = cmp.Or(o.Record, 90*time.Second)
+	o.Send = cmp.Or(o.Send, 10*time.Second)
+	o.Lead = cmp.Or(o.Lead, 150*time.Millisecond)
+	return o
+}
+
+const (
+	helloTimeout   = 5 * time.Second        // from the connection to the agent's hello
+	abandonTimeout = 15 * time.Second       // for an agent to take down a trial that was abandoned
+	leadPerNode    = 2 * time.Millisecond   // to tell one more agent of the begin
+	clockReadings  = 8                      // of each node's clock before each trial
+	clockTimeout   = 500 * time.Millisecond // for one reading; a busy machine takes a few milliseconds
+	idleTimeout    = 2 * helloTimeout       // of a connection without a stream
+	maxWords       = 4 << 10                // bytes of a reason
+)
+
+// MaxNodes is how many agents a coordinator takes in.
+const MaxNodes = 10_000
+
+// Coordinator has the agents of one run. Its methods may be used concurrently, but for Run: one trial is under way at a
+// time.
+type Coordinator struct {
+	o      Options
+	server *grpc.Server
+	door   *door
+	quiet  atomic.Int64   // until then agents are not asked whether they are there, ns by pace.Now
+	wg     sync.WaitGroup // of what serves and reads
+	trials uint64
+
+	mu      sync.Mutex
+	nodes   map[string]*node
+	lost    map[string]error // why a node that was there has gone
+	changed chan struct{}    // closed at the next change of nodes
+	closing bool
+}
+
+// NewCoordinator makes a coordinator that nobody can reach before Listen. Close it.
+func NewCoordinator(o Options) (*Coordinator, error) {
+	config, err := o.Credentials.server()
+	if err != nil {
+		return nil, err
+	}
+	c := &Coordinator{o: o.withDefaults(), nodes: map[string]*node{}, lost: map[string]error{}, changed: make(chan struct{}), door: newDoor()}
+	c.server = grpc.NewServer(grpc.Creds(doorCredentials{credentials.NewTLS(config), c.door}), grpc.ForceServerCodec(codec{clean: true}),
+		grpc.MaxRecvMsgSize(maxFromAgent), grpc.StaticStreamWindowSize(maxShort), grpc.StaticConnWindowSize(maxShort),
+		grpc.ConnectionTimeout(helloTimeout), grpc.MaxConcurrentStreams(1), grpc.MaxHeaderListSize(16<<10), grpc.WaitForHandlers(true),
+		// For connections that have no agent behind them.
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second, MaxConnectionIdle: idleTimeout}))
+	c.server.RegisterService(&service, c)
+	return c, nil
+}
+
+// Listen has agents join at the address, host:port, beside those listened at before, and gives the address with its
+// port.
+func (c *Coordinator) Listen(address string) (net.Addr, error) {
+	l, err := listen.TCP(context.Background(), address)
+	if err != nil {
+		return nil, fmt.Errorf("nodes cannot join: %w", err)
+	}
+	c.wg.Go(func() { _ = c.server.Serve(c.door.at(l)) }) // it ends with the server, or its interface, and agents that cannot join show
+	return l.Addr(), nil
+}
+
+// Close tells the agents that the run is over and ends all streams.
+func (c *Coordinator) Close() {
+	c.mu.Lock()
+	c.closing = true
+	for _, n := range c.nodes {
+		n.leave()
+	}
+	c.mu.Unlock()
+	done := make(chan struct{})
+	go func() { c.server.GracefulStop(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(c.o.Silence): // an agent that does not hang up
+	}
+	c.server.Stop()
+	<-done
+	c.wg.Wait()
+}
+
+// Nodes are the agents that are there, in order of name.
+func (c *Coordinator) Nodes() []Hello {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return hellos(c.nodes)
+}
+
+func hellos(nodes map[string]*node) []Hello {
+	var all []Hello
+	for _, name := range slices.Sorted(maps.Keys(nodes)) {
+		all = append(all, nodes[name].hello)
+	}
+	return all
+}
+
+// Wait waits until count agents are there, at most for timeout, and gives that many, in order of name, as they were
+// then; joined is called whenever their number changes. The error is of code fault.Machine and names those that are
+// there.
+func (c *Coordinator) Wait(ctx context.Context, count int, timeout time.Duration, joined func(int)) (there []Hello, err error) {
+	err = c.wait(ctx, timeout, func(nodes map[string]*node) error {
+		joined(len(nodes))
+		if len(nodes) >= count {
+			there = hellos(nodes)[:count]
+			return nil
+		}
+		return fault.New(fault.Machine, "", "see what 'tare node' says there, whether the address can be reached, and whether the keys are of one authority",
+			"%d of %d nodes have joined within %v: %s", len(nodes), count, timeout, cmp.Or(strings.Join(slices.Sorted(maps.Keys(nodes)), ", "), "none"))
+	})
+	return there, err
+}
+
+// WaitFor waits for an agent of that name.
+func (c *Coordinator) WaitFor(ctx context.Context, name string, timeout time.Duration) error {
+	return c.wait(ctx, timeout, func(nodes map[string]*node) error {
+		if nodes[name] != nil {
+			return nil
+		}
+		return fmt.Errorf("%s has not joined within %v", name, timeout)
+	})
+}
+
+func (c *Coordinator) wait(ctx context.Context, timeout time.Duration, missing func(map[string]*node) error) error {
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	for {
+		c.mu.Lock()
+		changed, err := c.changed, missing(c.nodes)
+		c.mu.Unlock()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-timer.C:
+			return err
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Gone says why the node of that name is not there; nil when it is.
+func (c *Coordinator) Gone(name string) error {
+	_, why := c.node(name)
+	return why
+}
+
+// node is the node of that name, or why it is not there.
+func (c *Coordinator) node(name string) (*node, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := c.nodes[name]
+	if n == nil {
+		if why := c.lost[name]; why != nil {
+			return nil, why
+		}
+		return nil, errors.New("it has never joined")
+	}
+	if n.isGone() { // its stream is about to end
+		return nil, n.why
+	}
+	return n, nil
+}
+
+// Drop takes a node for gone, or not come at all, for a reason that no stream shows.
+func (c *Coordinator) Drop(name string, why error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n := c.nodes[name]; n != nil {
+		n.end(why)
+		return
+	}
+	c.lost[name] = why
+}
+
+// join is the life of one agent's stream. This goroutine alone writes to it, another alone reads.
+func (c *Coordinator) join(stream grpc.ServerStream) error {
+	n := newNode()
+	name, hangUp := visitorOf(stream.Context())
+	n.hangUp = hangUp
+	c.wg.Go(func() { n.read(stream) })
+	timer := time.NewTimer(helloTimeout)
+	defer timer.Stop()
+	select {
+	case m := <-n.said:
+		if m.Hello == nil {
+			return status.Errorf(codes.InvalidArgument, "the first message is %s, not a hello", m.what())
+		}
+		n.hello = m.Hello.clean()
+	case <-n.gone:
+		return status.Error(codes.Canceled, n.why.Error())
+	case <-timer.C:
+		return status.Errorf(codes.DeadlineExceeded, "no hello came within %v", helloTimeout)
+	}
+	if err := c.admit(name, n); err != nil {
+		n.end(err)
+		return err
+	}
+	defer c.remove(n)
+	return n.serve(stream, c)
+}
+
+// admit takes an agent in. What it refuses, trying again would not mend, but for a name whose former agent is not known
+// to be gone yet.
+func (c *Coordinator) admit(name string, n *node) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case name != n.hello.Name:
+		return status.Errorf(codes.PermissionDenied, "the certificate is for a node %q, and the agent calls itself %q", name, clip(n.hello.Name))
+	case n.hello.Version != c.o.Version:
+		return status.Errorf(codes.FailedPrecondition, "the agent is of tare %s, and the run of tare %s: both must be the same build", clip(n.hello.Version), c.o.Version)
+	case c.closing:
+		return status.Error(codes.FailedPrecondition, "the run is over")
+	case len(c.nodes) >= MaxNodes:
+		return status.Errorf(codes.ResourceExhausted, "there are %d nodes already", MaxNodes)
+	case c.nodes[name] != nil:
+		return status.Errorf(codes.AlreadyExists, "a node %s is there already", name)
+	}
+	c.nodes[name] = n
+	c.hasChanged()
+	return nil
+}
+
+func (c *Coordinator) remove(n *node) {
+	n.end(errors.New("its stream has ended"))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.nodes, n.hello.Name)
+	c.lost[n.hello.Name] = n.why
+	c.hasChanged()
+}
+
+func (c *Coordinator) hasChanged() {
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+// clip keeps what a peer says from filling a message.
+func clip(s string) string { return printable.Clip(s, 80) }
+
+// Outcome is what came of a trial at one node.
+type Outcome struct {
+	Name   string
+	Clock  *Offset         // of the node, just before the begin; null: it was not read
+	Begin  int64           // as announced, by the node's clock; 0: it was not
+	Record json.RawMessage // null: none came
+	Failed error           // why there is none, or none of a whole trial
+}
+
+// Run has the nodes of those names run a trial that takes length from its begin to the end of its loads and at most
+// tail from there to its end, and gives what came of it at each, in that order. Nodes that are not there, or do not get
+// as far as the begin, do not keep the others. When all that can be prepared are, begun is called with the time of the
+// begin by this machine's CLOCK_MONOTONIC (nanoseconds); it may take as long as the trial. It is not called when no
+// node is prepared. When the context ends, trials under way are abandoned.
+func (c *Coordinator) Run(ctx context.Context, names []string, share Share, data json.RawMessage, length, tail time.Duration, begun func(at int64)) []Outcome {
+	c.trials++
+	job := Job{ID: c.trials, Share: share, Data: data}
+	parts := make([]*part, len(names))
+	for i, name := range names {
+		n, why := c.node(name)
+		parts[i] = &part{c: c, Outcome: Outcome{Name: name}, job: &job, node: n}
+		if why != nil {
+			parts[i].Failed = fmt.Errorf("it is not there: %w", why)
+		}
+	}
+	each(parts, func(p *part) { p.prepare(ctx) })
+	each(parts, func(p *part) { p.readClock(ctx) })
+	at := pace.Now() + int64(c.o.Lead) + int64(len(names))*int64(leadPerNode)
+	each(parts, func(p *part) { p.begin(at, length) })
+	c.quiet.Store(at + int64(length))
+	begins := slices.ContainsFunc(parts, func(p *part) bool { return !p.over() })
+	finished := make(chan struct{})
+	go func() {
+		defer close(finished)
+		each(parts, func(p *part) { p.finish(ctx, time.Duration(at-pace.Now())+length+tail+c.o.Record) })
+	}()
+	if begins && ctx.Err() == nil {
+		begun(at)
+	}
+	<-finished
+	outcomes := make([]Outcome, len(parts))
+	for i, p := range parts {
+		outcomes[i] = p.Outcome
+	}
+	return outcomes
+}
+
+// each does something with all parts of a trial that are still to be done, side by side.
+func each(parts []*part, do func(*part)) {
+	var wg sync.WaitGroup
+	for _, p := range parts {
+		if !p.over() {
+			wg.Go(func() { do(p) })
+		}
+	}
+	wg.Wait()
+}
+
+// part is a trial at one node, under way.
+type part struct {
+	Outcome
+	c        *Coordinator
+	job      *Job
+	node     *node
+	prepared bool
+	ends     int64 // before which no record of a whole trial can come, ns by pace.Now; 0: it has not begun
+}
+
+func (p *part) over() bool { return p.Failed != nil || p.Record != nil }
+
+// prepare ends when the node waits for the begin, or the trial is over for it.
+func (p *part) prepare(ctx context.Context) {
+	p.node.send(&message{Prepare: p.job})
+	p.await(ctx, "set the trial up", p.c.o.Prepare)
+}
+
+// await takes the node's next message about the trial.
+func (p *part) await(ctx context.Context, to string, timeout time.Duration) {
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	for {
+		select {
+		case m := <-p.node.said:
+			if p.take(m) {
+				return
+			}
+			continue
+		case <-p.node.gone:
+			p.lastWords()
+			return
+		case <-timer.C:
+			p.Failed = fmt.Errorf("it did not %s within %v", to, timeout.Round(time.Second))
+		case <-ctx.Done():
+			p.Failed = context.Cause(ctx)
+		}
+		p.abandon()
+		return
+	}
+}
+
+// take says whether m is what was awaited, or ends the trial. What belongs to a trial before, which was given up, comes
+// late and is nothing.
+func (p *part) take(m *message) bool {
+	switch {
+	case m.Prepared != nil && m.Prepared.ID == p.job.ID && !p.prepared:
+		p.prepared = true
+	case m.Prepared != nil && m.Prepared.ID < p.job.ID, m.Record != nil && m.Record.ID < p.job.ID:
+		return false
+	case m.Record != nil && m.Record.ID == p.job.ID:
+		p.Record = m.Record.Record
+		switch {
+		case m.Record.Error != "":
+			p.Failed = errors.New(printable.Clip(m.Record.Error, maxWords))
+		case p.Record == nil:
+			p.Failed = errors.New("it sent an empty record")
+		case !p.prepared:
+			p.Failed = errors.New("it ended before it was set up")
+		case p.ends == 0 || pace.Now() < p.ends:
+			p.Failed = errors.New("it sent its record before the trial was over")
+			p.node.end(p.Failed)
+		}
+	default:
+		p.Failed = fmt.Errorf("it sent %s in the middle of trial %d", m.what(), p.job.ID)
+		p.node.end(p.Failed)
+	}
+	return true
+}
+
+// lastWords takes what the node had said before it went.
+func (p *part) lastWords() {
+	for {
+		select {
+		case m := <-p.node.said:
+			if m.Record != nil && p.take(m) {
+				return
+			}
+			continue
+		default:
+		}
+		p.Failed = fmt.Errorf("it went away: %w", p.node.why)
+		return
+	}
+}
+
+// abandon has the node take the trial down, and waits for that, so that the next trial finds the machine as this one
+// did.
+func (p *part) abandon() {
+	p.node.send(&message{Abandon: &trialID{p.job.ID}})
+	timer := time.NewTimer(abandonTimeout)
+	defer timer.Stop()
+	for {
+		select {
+		case m := <-p.node.said:
+			if m.Record != nil && m.Record.ID == p.job.ID {
+				p.Record = m.Record.Record // of a trial that was cut short, and says so
+				return
+			}
+		case <-p.node.gone:
+			return
+		case <-timer.C:
+			p.node.end(fmt.Errorf("it did not take trial %d down within %v", p.job.ID, abandonTimeout))
+			return
+		}
+	}
+}
+
+// readClock asks the node for its time, some times over.
+func (p *part) readClock(ctx context.Context) {
+	var readings []reading
+	for range clockReadings {
+		r, err := p.node.askTime(ctx, clockTimeout)
+		if err == nil {
+			readings = append(readings, r)
+		}
+	}
+	if p.node.isGone() {
+		p.lastWords()
+		return
+	}
+	if len(readings) > 0 {
+		p.Clock = new(best(readings))
+		return
+	}
+	p.Failed = fmt.Errorf("its clock could not be read within %d times %v", clockReadings, clockTimeout)
+	if ctx.Err() != nil {
+		p.Failed = context.Cause(ctx)
+	}
+	p.abandon()
+}
+
+func (p *part) begin(at int64, length time.Duration) {
+	p.Begin = at + int64(p.Clock.Ahead)
+	p.ends = at + int64(length-length/1000-p.Clock.Error) // by a clock that may be a little faster
+	p.node.send(&message{Begin: &begin{p.job.ID, p.Begin, int64(length)}})
+}
+
+func (p *part) finish(ctx context.Context, timeout time.Duration) {
+	p.await(ctx, "send a record", timeout)
+}

@@ -1,0 +1,531 @@
+package cluster
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/big"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/ours"
+	"tare/internal/lib/regular"
+	"tare/internal/lib/replace"
+)
+
+// coordinatorName is the name in the coordinator's certificate. Agents ask for it, and not for the host that they
+// connect to: the coordinator runs wherever 'tare run' is typed.
+const coordinatorName = "coordinator"
+
+var nodeName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
+
+// CheckName checks the name of a node, which stands in certificates, in names of files and in records.
+func CheckName(name string) error {
+	switch {
+	case !nodeName.MatchString(name):
+		return fault.New(fault.Usage, name, "use small letters, digits, - and ., at most 63", "not a name for a node")
+	case name == coordinatorName || name == authorityName:
+		return fault.New(fault.Usage, name, "use another", "the name %s is taken", name)
+	}
+	return nil
+}
+
+// Credentials are what one side shows and trusts, as PEM.
+type Credentials struct {
+	Authority   []byte `json:"authority"`   // certificate of the authority that the other side's must be from
+	Certificate []byte `json:"certificate"` // one's own
+	Key         []byte `json:"key"`
+}
+
+// Authority issues the certificates of one cluster. ECDSA on P-256 throughout.
+type Authority struct {
+	certificate *x509.Certificate
+	key         *ecdsa.PrivateKey
+	pem         []byte
+}
+
+// clockSkew is how far behind a node's clock may be and still take a fresh certificate.
+const clockSkew = time.Hour
+
+// NewAuthority makes an authority. It and all that it issues end after life.
+func NewAuthority(life time.Duration) (*Authority, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("making the authority's key: %w", err)
+	}
+	return newAuthority(key, life)
+}
+
+func newAuthority(key *ecdsa.PrivateKey, life time.Duration) (*Authority, error) {
+	now := time.Now()
+	template := &x509.Certificate{
+		Subject: pkix.Name{CommonName: "tare " + authorityName}, NotBefore: now.Add(-clockSkew), NotAfter: now.Add(life), IsCA: true, BasicConstraintsValid: true,
+		MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	a := &Authority{certificate: template, key: key}
+	der, err := a.sign(template, key)
+	if err != nil {
+		return nil, err
+	}
+	a.certificate, err = x509.ParseCertificate(der)
+	a.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	return a, err
+}
+
+func (a *Authority) sign(template *x509.Certificate, key *ecdsa.PrivateKey) ([]byte, error) {
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 126))
+	if err != nil {
+		return nil, fmt.Errorf("choosing a serial number: %w", err)
+	}
+	template.SerialNumber = serial
+	der, err := x509.CreateCertificate(rand.Reader, template, a.certificate, &key.PublicKey, a.key)
+	if err != nil {
+		return nil, fmt.Errorf("signing the certificate of %s: %w", template.Subject.CommonName, err)
+	}
+	return der, nil
+}
+
+// Node issues credentials for the agent of that name.
+func (a *Authority) Node(name string) (Credentials, error) {
+	if err := CheckName(name); err != nil {
+		return Credentials{}, err
+	}
+	return a.issue(name, x509.ExtKeyUsageClientAuth)
+}
+
+// Coordinator issues credentials for the coordinator.
+func (a *Authority) Coordinator() (Credentials, error) {
+	return a.issue(coordinatorName, x509.ExtKeyUsageServerAuth)
+}
+
+// issue makes a certificate for one use: a node's does not pass for the coordinator's.
+func (a *Authority) issue(name string, use x509.ExtKeyUsage) (Credentials, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return Credentials{}, fmt.Errorf("making a key for %s: %w", name, err)
+	}
+	return a.issueFor(key, name, use)
+}
+
+func (a *Authority) issueFor(key *ecdsa.PrivateKey, name string, use x509.ExtKeyUsage) (Credentials, error) {
+	der, err := a.sign(&x509.Certificate{
+		Subject: pkix.Name{CommonName: name}, DNSNames: []string{name}, NotBefore: a.certificate.NotBefore, NotAfter: a.certificate.NotAfter,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{use}, BasicConstraintsValid: true,
+	}, key)
+	if err != nil {
+		return Credentials{}, err
+	}
+	text, err := keyPEM(key)
+	return Credentials{Authority: a.pem, Certificate: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), Key: text}, err
+}
+
+func keyPEM(key *ecdsa.PrivateKey) ([]byte, error) {
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, fmt.Errorf("encoding a key: %w", err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
+}
+
+// config is what both sides have in common: TLS 1.3 and nothing below.
+func (c Credentials) config() (*tls.Config, *x509.CertPool, error) {
+	pair, err := tls.X509KeyPair(c.Certificate, c.Key)
+	if err != nil {
+		return nil, nil, fault.Wrap(err, fault.Usage, "", "'tare node keys' makes a pair", "the certificate and the key cannot be used")
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(c.Authority) {
+		return nil, nil, fault.New(fault.Usage, "", "'tare node keys' makes one", "the authority's certificate is not one")
+	}
+	if _, err := c.Expires(time.Now()); err != nil {
+		return nil, nil, err
+	}
+	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}}, pool, nil
+}
+
+// warnBefore is how long before their end certificates are warned about.
+const warnBefore = 30 * 24 * time.Hour
+
+// renewMend is what to do about certificates that end.
+const renewMend = "renew all certificates with 'tare node keys --dir DIR --renew' where the authority's key is, and copy " +
+	"authority.pem and each node's own to the nodes; keys stay as they are"
+
+// Expires gives a warning where a certificate ends soon, by what the time is now. The error is of code fault.Usage, of
+// one that has ended or is not valid yet.
+func (c Credentials) Expires(now time.Time) (warning string, err error) {
+	for _, text := range [][]byte{c.Authority, c.Certificate} {
+		block, _ := pem.Decode(text)
+		if block == nil {
+			continue // who uses it says so
+		}
+		certificate, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			continue
+		}
+		name, day := certificate.Subject.CommonName, certificate.NotAfter.UTC().Format(time.DateOnly)
+		switch left := certificate.NotAfter.Sub(now); {
+		case left <= 0:
+			return "", fault.New(fault.Usage, name, renewMend, "the certificate expired on %s", day)
+		case now.Before(certificate.NotBefore):
+			return "", fault.New(fault.Usage, name, "set this machine's clock, or renew the certificates where it is right",
+				"the certificate is not valid before %s", certificate.NotBefore.UTC().Format(time.RFC3339))
+		case left < min(warnBefore, certificate.NotAfter.Sub(certificate.NotBefore)/2) && warning == "":
+			warning = fmt.Sprintf("the certificate of %s expires on %s, in %d days; %s", name, day, int(left.Hours()/24), renewMend)
+		}
+	}
+	return warning, nil
+}
+
+// server is the coordinator's side: nobody without a certificate gets as far as the first message.
+func (c Credentials) server() (*tls.Config, error) {
+	config, pool, err := c.config()
+	if err != nil {
+		return nil, err
+	}
+	config.ClientAuth, config.ClientCAs = tls.RequireAnyClientCert, pool // verified by VerifyConnection
+	config.SessionTicketsDisabled = true                                 // each connection shows its certificate
+	config.VerifyConnection = verifyPeer(pool, x509.ExtKeyUsageClientAuth, "")
+	return config, nil
+}
+
+func (c Credentials) client() (*tls.Config, error) {
+	config, pool, err := c.config()
+	if err != nil {
+		return nil, err
+	}
+	config.ServerName, config.InsecureSkipVerify = coordinatorName, true // verified by VerifyConnection
+	config.VerifyConnection = verifyPeer(pool, x509.ExtKeyUsageServerAuth, coordinatorName)
+	return config, nil
+}
+
+// verifyPeer verifies the certificate of the other side: it must be of the authority, for this use and, unless that is
+// empty, for this name. The authority issues no further authorities, and all keys are on P-256, so a peer that shows
+// more than one certificate or another key is refused first. crypto/tls by itself would build chains of what a stranger
+// sends: up to 100 signatures by keys of the stranger's choice, before it has proved that it has any key.
+func verifyPeer(authority *x509.CertPool, use x509.ExtKeyUsage, name string) func(tls.ConnectionState) error {
+	return func(s tls.ConnectionState) error {
+		if n := len(s.PeerCertificates); n != 1 {
+			return fmt.Errorf("tls: the peer shows %d certificates, not one", n)
+		}
+		peer := s.PeerCertificates[0]
+		if key, ok := peer.PublicKey.(*ecdsa.PublicKey); !ok || key.Curve != elliptic.P256() {
+			return errors.New("tls: the peer's key is not an ECDSA key on P-256")
+		}
+		options := x509.VerifyOptions{Roots: authority, DNSName: name, KeyUsages: []x509.ExtKeyUsage{use}}
+		if _, err := peer.Verify(options); err != nil {
+			return fmt.Errorf("tls: failed to verify certificate: %w", err)
+		}
+		return nil
+	}
+}
+
+// The files of a directory of keys: NAME.pem and NAME.key for the authority, the coordinator and each node.
+const (
+	authorityName   = "authority"
+	certificateFile = ".pem"
+	keyFile         = ".key"
+	keysLife        = 365 * 24 * time.Hour
+)
+
+// MakeKeys writes into dir the credentials of an authority and of the coordinator, unless they are there, and those of
+// the nodes. It never overwrites: a node that has a certificate is an error with code fault.Usage, and nothing is
+// written. It gives the names of the files that it wrote.
+//
+// A key is written before its certificate, each completely or not at all, so that a pair always fits: one whose
+// certificate is missing, because the writing of the two was cut off, gets it the next time.
+func MakeKeys(dir string, nodes []string) (wrote []string, err error) {
+	for i, n := range nodes {
+		if err := CheckName(n); err != nil {
+			return nil, err
+		}
+		if slices.Contains(nodes[:i], n) {
+			return nil, fault.New(fault.Usage, n, "name it once", "the node is named twice")
+		}
+		if _, err := os.Lstat(filepath.Join(dir, n+certificateFile)); err == nil {
+			return nil, fault.New(fault.Usage, filepath.Join(dir, n+certificateFile), "remove it and its key for new ones, or --renew it", "the node has a certificate already")
+		}
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, cannotWriteKeys(err, dir)
+	}
+	k, err := openKeys(dir)
+	if err != nil {
+		return nil, err
+	}
+	err = errors.Join(k.make(nodes), k.root.Close())
+	slices.Sort(k.wrote)
+	return k.wrote, err
+}
+
+// RenewKeys gives the authority of a directory of MakeKeys, the coordinator and all nodes new certificates for the keys
+// that they have, as long as fresh ones. It gives the names of the files that it wrote.
+func RenewKeys(dir string) (wrote []string, err error) {
+	k, err := openKeys(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fault.Wrap(errors.Unwrap(err), fault.Usage, dir, "name the directory of 'tare node keys'", "there are no keys")
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, k.root.Close()) }()
+	key, err := k.key(authorityName)
+	if err != nil {
+		return nil, err
+	}
+	if key == nil {
+		return nil, fault.New(fault.Usage, filepath.Join(dir, authorityName+keyFile), authorityMend, "the authority's key cannot be read")
+	}
+	a, err := newAuthority(key, k.life)
+	if err != nil {
+		return nil, err
+	}
+	names, err := k.names()
+	if err != nil {
+		return nil, err
+	}
+	// The authority's comes last: certificates that it has not issued yet are worth nothing, and the old ones are still
+	// good, as the key is the same.
+	for _, n := range names {
+		if err := k.issue(a, n); err != nil {
+			return k.wrote, err
+		}
+	}
+	err = k.write(authorityName+certificateFile, a.pem)
+	slices.Sort(k.wrote)
+	return k.wrote, err
+}
+
+// authorityMend is what to do where an authority lacks its key.
+const authorityMend = "run this where the authority's key is, or name another directory"
+
+// keysDir is a directory of keys that is open.
+type keysDir struct {
+	path  string
+	root  *os.Root
+	life  time.Duration // of a new authority, and of what it issues
+	wrote []string
+	stop  func() bool // tests: no file is written any more
+}
+
+func openKeys(dir string) (*keysDir, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, cannotWriteKeys(err, dir)
+	}
+	info, err := root.Stat(".")
+	if err == nil {
+		err = ours.Check(info, ours.Write)
+	}
+	if err != nil {
+		root.Close()
+		return nil, fault.Wrap(err, fault.Usage, dir, "name a directory of your own that nobody else can write (chmod go-w)", "keys cannot be kept here")
+	}
+	return &keysDir{path: dir, root: root, life: keysLife, stop: func() bool { return false }}, nil
+}
+
+// make makes what is missing of an authority, the coordinator and nodes.
+func (k *keysDir) make(nodes []string) error {
+	a, err := k.authority()
+	if err != nil {
+		return err
+	}
+	if _, err := k.root.Lstat(coordinatorName + certificateFile); errors.Is(err, fs.ErrNotExist) {
+		if err := k.issue(a, coordinatorName); err != nil {
+			return err
+		}
+	}
+	for _, n := range nodes {
+		if err := k.issue(a, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// names are those with a certificate and a key, but for the authority.
+func (k *keysDir) names() (names []string, err error) {
+	entries, err := fs.ReadDir(k.root.FS(), ".")
+	if err != nil {
+		return nil, cannotReadKeys(err, k.path)
+	}
+	for _, e := range entries {
+		name, isKey := strings.CutSuffix(e.Name(), keyFile)
+		if !isKey || name != coordinatorName && CheckName(name) != nil {
+			continue
+		}
+		if _, err := k.root.Lstat(name + certificateFile); err == nil {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+// authority is that of the directory, made where there is none.
+func (k *keysDir) authority() (*Authority, error) {
+	_, err := k.root.Lstat(authorityName + certificateFile)
+	if err == nil {
+		return readAuthority(k.path)
+	}
+	key, err := k.keyOrNew(authorityName)
+	if err != nil {
+		return nil, err
+	}
+	a, err := newAuthority(key, k.life)
+	if err != nil {
+		return nil, err
+	}
+	return a, k.write(authorityName+certificateFile, a.pem)
+}
+
+// issue writes a certificate for the key of a name, which is made where there is none.
+func (k *keysDir) issue(a *Authority, name string) error {
+	key, err := k.keyOrNew(name)
+	if err != nil {
+		return err
+	}
+	use := x509.ExtKeyUsageClientAuth
+	if name == coordinatorName {
+		use = x509.ExtKeyUsageServerAuth
+	}
+	c, err := a.issueFor(key, name, use)
+	if err != nil {
+		return err
+	}
+	return k.write(name+certificateFile, c.Certificate)
+}
+
+// key reads the key of a name; nil where there is none.
+func (k *keysDir) key(name string) (*ecdsa.PrivateKey, error) {
+	path := filepath.Join(k.path, name+keyFile)
+	info, err := k.root.Lstat(name + keyFile)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil:
+		return nil, cannotReadKeys(err, path)
+	case !info.Mode().IsRegular():
+		return nil, cannotReadKeys(errors.New("it is a link, or no file"), path)
+	}
+	text, err := readCredential(path)
+	if err != nil {
+		return nil, err
+	}
+	block, _ := pem.Decode(text)
+	if block == nil {
+		return nil, cannotReadKeys(errors.New("there is no key in it"), path)
+	}
+	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	key, ok := parsed.(*ecdsa.PrivateKey)
+	if !ok {
+		return nil, cannotReadKeys(errors.Join(err, errors.New("it is no key of 'tare node keys'")), path)
+	}
+	return key, nil
+}
+
+func (k *keysDir) keyOrNew(name string) (*ecdsa.PrivateKey, error) {
+	key, err := k.key(name)
+	if key != nil || err != nil {
+		return key, err
+	}
+	if key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
+		return nil, fmt.Errorf("making a key for %s: %w", name, err)
+	}
+	text, err := keyPEM(key)
+	if err != nil {
+		return nil, err
+	}
+	return key, k.write(name+keyFile, text)
+}
+
+// write writes a file that only its owner can read, completely or not at all. A link at its place is replaced, not
+// followed.
+func (k *keysDir) write(name string, text []byte) error {
+	if k.stop() {
+		return errors.New("stopped")
+	}
+	if err := replace.In(k.root, name, text, 0o600); err != nil {
+		return cannotWriteKeys(err, filepath.Join(k.path, name))
+	}
+	k.wrote = append(k.wrote, name)
+	return nil
+}
+
+func cannotWriteKeys(err error, path string) error {
+	return fault.Wrap(err, fault.Machine, path, "name a directory that can be written", "keys cannot be written")
+}
+
+func cannotReadKeys(err error, path string) error {
+	return fault.Wrap(err, fault.Usage, path, "'tare node keys' makes them", "credentials cannot be read")
+}
+
+func readAuthority(dir string) (*Authority, error) {
+	files := filepath.Join(dir, authorityName)
+	text, err := readCredential(files + certificateFile)
+	if err != nil {
+		return nil, err
+	}
+	keyText, err := readCredential(files + keyFile)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Usage, "", authorityMend, "the authority's key cannot be read")
+	}
+	pair, err := tls.X509KeyPair(text, keyText)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Usage, files+certificateFile, "name another directory for new ones", "the authority's certificate and key cannot be used")
+	}
+	key, ok := pair.PrivateKey.(*ecdsa.PrivateKey)
+	if !ok || !pair.Leaf.IsCA {
+		return nil, fault.New(fault.Usage, files+certificateFile, "name another directory for new ones", "this is not an authority of 'tare node keys'")
+	}
+	if _, err := (Credentials{Authority: text}).Expires(time.Now()); err != nil {
+		return nil, err
+	}
+	return &Authority{certificate: pair.Leaf, key: key, pem: text}, nil
+}
+
+// maxCredential bounds a file with a key or a certificate, in bytes.
+const maxCredential = 64 << 10
+
+// readCredential reads a file with a key or a certificate.
+func readCredential(path string) ([]byte, error) {
+	f, err := regular.Open(path)
+	if err != nil {
+		return nil, cannotReadKeys(err, path)
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxCredential+1))
+	if err == nil && len(text) > maxCredential {
+		err = fmt.Errorf("it has more than %d KiB", maxCredential>>10)
+	}
+	return text, cannotReadKeys(err, path)
+}
+
+// ReadCredentials reads those of one side from files.
+func ReadCredentials(authority, certificate, key string) (c Credentials, err error) {
+	c.Authority, err = readCredential(authority)
+	if err == nil {
+		c.Certificate, err = readCredential(certificate)
+	}
+	if err == nil {
+		c.Key, err = readCredential(key)
+	}
+	return c, err
+}
+
+// ReadCoordinator reads the coordinator's credentials from a directory of MakeKeys.
+func ReadCoordinator(dir string) (Credentials, error) {
+	at := func(file string) string { return filepath.Join(dir, file) }
+	return ReadCredentials(at(authorityName+certificateFile), at(coordinatorName+certificateFile), at(coordinatorName+keyFile))
+}

@@ -1,0 +1,385 @@
+// Package local has one machine be many nodes. Each is an agent, the same process as on a machine of its own, in a
+// network namespace of its own that a pair of virtual interfaces joins to the coordinator, and in a control group of
+// its own beside those that its trials make. Agents die with the coordinator, however that ends, and namespaces and
+// interfaces with their agents.
+package local
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/cluster"
+	"tare/internal/experiment/link"
+	"tare/internal/experiment/placement"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/scratch"
+	"tare/internal/scale/host/cgroup"
+)
+
+// MostNodes is how many local nodes there can be.
+const MostNodes = link.MostPairs
+
+// Options of local nodes.
+type Options struct {
+	Self    string // path of the tare binary
+	Cgroups *cgroup.Layout
+	Count   int
+	Version string
+}
+
+// Handed is what an agent needs to know, as the coordinator hands it over: through a pipe, for keys belong neither on a
+// disk nor on a command line.
+type Handed struct {
+	Name        string              `json:"name"`
+	Join        string              `json:"join"` // address of the coordinator
+	Credentials cluster.Credentials `json:"credentials"`
+	Address     netip.Prefix        `json:"address"` // of the agent's end of its link
+	Dir         string              `json:"dir"`     // for the files of its trials
+}
+
+// HandedFlag is the flag of 'tare node' with the descriptor from which it reads Handed.
+const HandedFlag = "handed"
+
+const (
+	handedFD    = 3 // the first of exec.Cmd.ExtraFiles
+	joinTimeout = 60 * time.Second
+	keysLife    = 30 * 24 * time.Hour // longer than any run
+	stopTimeout = 20 * time.Second    // for an agent to take its trial down
+	// agentsWeight is that of all agents together: they do little, and what they do must not wait for what they weigh.
+	agentsWeight = 16
+	abreast      = 8 // agents that are started at once
+)
+
+// Nodes are the local nodes of one run. Make them with Start.
+type Nodes struct {
+	*cluster.Coordinator
+	o         Options
+	authority *cluster.Authority
+	tree      *placement.Tree
+	files     *scratch.Dir // each node has a directory of its own in it
+	network   netip.Prefix
+
+	mu     sync.Mutex
+	agents map[string]*agent
+	starts int
+}
+
+// agent is the process of one local node.
+type agent struct {
+	cmd    *exec.Cmd
+	link   string
+	stderr role.Tail
+	ended  chan struct{}
+	why    error
+}
+
+// Start starts a coordinator and count nodes, and waits until they have joined; joined is called whenever their number
+// changes.
+func Start(ctx context.Context, o Options, joined func(int)) (n *Nodes, err error) {
+	if o.Count < 1 || o.Count > MostNodes {
+		return nil, fault.New(fault.Usage, "--local-nodes", fmt.Sprintf("give 1 to %d", MostNodes), "one machine cannot have %d nodes", o.Count)
+	}
+	n = &Nodes{o: o, agents: map[string]*agent{}}
+	if n.network, err = link.FreeNet(); err != nil {
+		return nil, err
+	}
+	if n.authority, err = cluster.NewAuthority(keysLife); err != nil {
+		return nil, err
+	}
+	c, err := n.authority.Coordinator()
+	if err != nil {
+		return nil, err
+	}
+	if n.Coordinator, err = cluster.NewCoordinator(cluster.Options{Version: o.Version, Credentials: c}); err != nil {
+		return nil, err
+	}
+	if n.tree, err = placement.NewTree(o.Cgroups, "nodes"); err != nil {
+		n.Coordinator.Close()
+		return nil, err
+	}
+	if n.files, err = scratch.New(scratch.Large(), "nodes"); err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	if err = n.tree.Limit(placement.Limits{Weight: agentsWeight}); err != nil && len(n.tree.Missing()) == 0 { // without the controller there are no weights to lose against
+		return nil, errors.Join(err, n.Close())
+	}
+	if err := n.Ensure(ctx, n.Names(), joined); err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	for _, name := range n.Names() {
+		if why := n.Gone(name); why != nil {
+			return nil, errors.Join(fmt.Errorf("node %s: %w", name, why), n.Close())
+		}
+	}
+	return n, nil
+}
+
+// Names are the names of all nodes, in order.
+func (n *Nodes) Names() []string {
+	var names []string
+	for i := range n.o.Count {
+		names = append(names, fmt.Sprintf("n%02d", i+1))
+	}
+	return names
+}
+
+// Ensure starts those of the nodes again that are not there, and waits until they have joined. A node that does not
+// come is no error: it will be missing from the trial, which says so.
+func (n *Nodes) Ensure(ctx context.Context, names []string, joined func(int)) error {
+	missing := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return n.Gone(name) == nil })
+	if len(missing) == 0 {
+		return nil
+	}
+	var cleared bool
+	for _, name := range missing {
+		cleared = n.end(name) || cleared
+	}
+	if cleared {
+		if err := n.cleanUp(); err != nil {
+			return err
+		}
+	}
+	var mu sync.Mutex
+	count := len(names) - len(missing)
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, abreast)
+	for _, name := range missing {
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			err := n.startOne(ctx, name)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				n.Drop(name, err)
+				return
+			}
+			count++
+			joined(count)
+		})
+	}
+	wg.Wait()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// startOne starts the agent of a node and waits until it has joined.
+func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	i := slices.Index(n.Names(), name)
+	n.mu.Lock()
+	n.starts++
+	group := fmt.Sprintf("%s-%d", name, n.starts)
+	n.mu.Unlock()
+	h := Handed{Name: name, Dir: filepath.Join(n.files.Path(), name)}
+	if h.Credentials, err = n.authority.Node(name); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(h.Dir, 0o755); err != nil {
+		return fault.Wrap(err, fault.Machine, h.Dir, "set TMPDIR to a directory that can be written", "the node's directory cannot be made")
+	}
+	here, there := link.Addresses(n.network, i)
+	h.Address = there
+	g, err := n.tree.Group(group, placement.Limits{})
+	if err != nil {
+		return err
+	}
+	read, write, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("making a pipe: %w", err)
+	}
+	defer write.Close()
+	a := &agent{link: "tare" + strconv.Itoa(os.Getpid()) + "n" + strconv.Itoa(i+1), ended: make(chan struct{})}
+	a.cmd = exec.Command(n.o.Self, "node", "--"+HandedFlag, strconv.Itoa(handedFD))
+	a.cmd.ExtraFiles, a.cmd.Stderr, a.cmd.WaitDelay = []*os.File{read}, &a.stderr, time.Second
+	a.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a group of its own: Ctrl-C is for the run
+	namespace, err := link.NewNamespace()
+	if err != nil {
+		read.Close()
+		return err
+	}
+	defer namespace.Close() // when the agent has joined, or failed to
+	err = g.StartIn(a.cmd, namespace.Path())
+	read.Close()
+	if err != nil {
+		return err
+	}
+	go func() {
+		a.why = a.cmd.Wait()
+		close(a.ended)
+	}()
+	n.mu.Lock()
+	n.agents[name] = a
+	n.mu.Unlock()
+	defer func() {
+		if err != nil {
+			n.end(name)
+			err = a.withLastWords(err)
+		}
+	}()
+	if err := link.MakePair(a.link, link.Inside, namespace); err != nil {
+		return err
+	}
+	if err := link.Configure(a.link, n.tree.Name(), here); err != nil {
+		return err
+	}
+	at, err := n.Listen(netip.AddrPortFrom(here.Addr(), 0).String())
+	if err != nil {
+		return err
+	}
+	h.Join = at.String()
+	// Of an agent that has ended already, and reads nothing, the wait below says what became of it.
+	if err := json.NewEncoder(write).Encode(h); err != nil && !errors.Is(err, unix.EPIPE) {
+		return fmt.Errorf("handing the agent its credentials: %w", err)
+	}
+	write.Close()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-a.ended:
+			cancel(fault.Wrap(errOr(a.why, "nobody told it to"), fault.Machine, "", "its last words say what this machine lacks",
+				"the agent ended before it had joined"))
+		case <-ctx.Done():
+		}
+	}()
+	return n.WaitFor(ctx, name, joinTimeout)
+}
+
+func errOr(err error, otherwise string) error {
+	if err != nil {
+		return err
+	}
+	return errors.New(otherwise)
+}
+
+func (a *agent) withLastWords(err error) error {
+	if text := a.stderr.Text(); text != "" {
+		return fmt.Errorf("%w; its last words: %s", err, text)
+	}
+	return err
+}
+
+// end kills the agent of a node that is not there any more, if there is one.
+func (n *Nodes) end(name string) bool {
+	n.mu.Lock()
+	a := n.agents[name]
+	delete(n.agents, name)
+	n.mu.Unlock()
+	if a == nil {
+		return false
+	}
+	n.Drop(name, errors.New("it is started again"))
+	_ = a.cmd.Process.Kill() // it may be gone already
+	<-a.ended
+	_ = link.Remove(a.link) // it goes with the namespace, a moment later
+	return true
+}
+
+// Why says more of why a node went than its stream can: how its process ended.
+func (n *Nodes) Why(name string) string {
+	n.mu.Lock()
+	a := n.agents[name]
+	n.mu.Unlock()
+	if a == nil {
+		return ""
+	}
+	select {
+	case <-a.ended:
+	case <-time.After(100 * time.Millisecond): // its stream ends with it, a little before it is waited for
+		return ""
+	}
+	return a.withLastWords(fmt.Errorf("its agent ended: %w", errOr(a.why, "nobody told it to"))).Error()
+}
+
+// PIDs are the agents' processes.
+func (n *Nodes) PIDs() []int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var pids []int
+	for _, a := range n.agents {
+		pids = append(pids, a.cmd.Process.Pid)
+	}
+	return pids
+}
+
+// Group is the path of the control group that holds all agents.
+func (n *Nodes) Group() string { return n.tree.Path() }
+
+// Close ends the nodes in order, and leaves nothing of them.
+func (n *Nodes) Close() error {
+	n.Coordinator.Close() // says bye
+	patience, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	n.mu.Lock()
+	agents := n.agents
+	n.agents = map[string]*agent{}
+	n.mu.Unlock()
+	killed := false
+	for _, a := range agents {
+		select {
+		case <-a.ended:
+		case <-patience.Done():
+			_ = a.cmd.Process.Kill()
+			<-a.ended
+			killed = true
+		}
+	}
+	var errs []error
+	for _, a := range agents {
+		errs = append(errs, link.Remove(a.link))
+		killed = killed || a.why != nil
+	}
+	errs = append(errs, n.tree.Close())
+	if killed {
+		errs = append(errs, n.cleanUp())
+	}
+	return errors.Join(append(errs, n.files.Close())...)
+}
+
+// cleanUp ends and removes what outlives an agent that did not take its trial down: control groups with the processes
+// in them, and then directories that they used.
+func (n *Nodes) cleanUp() error {
+	_, err := placement.Clean(n.o.Cgroups)
+	_, err2 := scratch.Clean()
+	return errors.Join(err, err2)
+}
+
+// ReadHanded reads what the coordinator hands over.
+func ReadHanded(fd int) (h Handed, err error) {
+	f := os.NewFile(uintptr(fd), "handed")
+	if f == nil {
+		return h, fault.New(fault.Usage, "--"+HandedFlag, "it is for 'tare run --local-nodes'", "there is no descriptor %d", fd)
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, 1<<20))
+	if err != nil {
+		return h, fault.Wrap(err, fault.Usage, "--"+HandedFlag, "it is for 'tare run --local-nodes'", "what is handed over cannot be read")
+	}
+	if len(text) == 0 {
+		return h, errors.New("the coordinator ended before it had handed anything over")
+	}
+	if err := json.Unmarshal(text, &h); err != nil {
+		return h, fmt.Errorf("decoding what is handed over: %w", err)
+	}
+	return h, nil
+}

@@ -1,0 +1,241 @@
+package local
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"tare/internal/experiment/cluster"
+	"tare/internal/experiment/link"
+	"tare/internal/experiment/placement"
+	"tare/internal/lib/fault"
+	"tare/internal/scale/host/cgroup"
+	"tare/test/binary"
+)
+
+// TestMain lets the test binary take the way into a control group, as tare does when it starts itself again.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == placement.EnterCommand {
+		err := placement.Enter(os.Args[2:])
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(int(fault.CodeOf(err)))
+	}
+	os.Exit(m.Run())
+}
+
+// start starts local nodes, and sees to it that nothing is left of them.
+func start(t *testing.T, count int) *Nodes {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: control groups and network namespaces")
+	}
+	self, err := binary.Build(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := Start(t.Context(), Options{Self: self, Cgroups: layout, Count: count, Version: version(t, self)}, func(int) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := n.Close(); err != nil {
+			t.Error(err)
+		}
+		for _, i := range links(t) {
+			t.Errorf("an interface is left: %s", i)
+		}
+		for _, h := range layout.Hierarchies {
+			if left, _ := filepath.Glob(filepath.Join(h.Mount, fmt.Sprintf("tare-*-p%d-*", os.Getpid()))); len(left) > 0 {
+				t.Errorf("groups are left: %v", left)
+			}
+		}
+		if _, err := os.Stat(n.files.Path()); err == nil {
+			t.Errorf("%s is left", n.files.Path())
+		}
+	})
+	return n
+}
+
+// version is what the binary calls itself: agents must be of the coordinator's build, and this test is of none.
+func version(t *testing.T, self string) string {
+	t.Helper()
+	text, err := exec.Command(self, "--version").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// tare version 0.1.0-dev go1.26.0 ...
+	words := strings.SplitN(strings.TrimPrefix(strings.TrimSpace(string(text)), "tare version "), " ", 2)
+	return words[0] + " (" + words[1] + ")"
+}
+
+// links are the interfaces of this process's nodes.
+func links(t *testing.T) []string {
+	t.Helper()
+	all, err := net.Interfaces()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ours []string
+	for _, i := range all {
+		if strings.HasPrefix(i.Name, fmt.Sprintf("tare%dn", os.Getpid())) {
+			ours = append(ours, i.Name)
+		}
+	}
+	return ours
+}
+
+func network(t *testing.T, pid int) string {
+	t.Helper()
+	ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ns
+}
+
+// try runs a trial that no node can set up: what they answer shows that they are there and are asked.
+func try(t *testing.T, n *Nodes, want map[string]string) {
+	t.Helper()
+	names := n.Names()
+	for i, o := range n.Run(t.Context(), names, cluster.Share{}, json.RawMessage(`[]`), 0, 0, func(int64) { t.Error("it began") }) {
+		if o.Failed == nil || !strings.Contains(o.Failed.Error(), want[names[i]]) {
+			t.Errorf("%s: %v, want %q", o.Name, o.Failed, want[names[i]])
+		}
+	}
+}
+
+// TestNodes: every node has a network of its own; one whose agent is killed, or whose link goes down, is missing alone,
+// and comes again.
+func TestNodes(t *testing.T) {
+	n := start(t, 3)
+	pids := n.PIDs()
+	networks := []string{network(t, os.Getpid())}
+	for _, pid := range pids {
+		networks = append(networks, network(t, pid))
+		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if err != nil || strings.Contains(string(line), "KEY") || len(line) > 200 {
+			t.Errorf("the command line of an agent is %q (%v)", line, err)
+		}
+	}
+	slices.Sort(networks)
+	if len(slices.Compact(networks)) != 4 || len(links(t)) != 3 {
+		t.Errorf("networks %v, interfaces %v", networks, links(t))
+	}
+	const there = "decoding the trial"
+	try(t, n, map[string]string{"n01": there, "n02": there, "n03": there})
+
+	n.mu.Lock()
+	second, third := n.agents["n02"], n.agents["n03"]
+	n.mu.Unlock()
+	_ = second.cmd.Process.Kill()
+	<-second.ended
+	if err := setDown(third.link); err != nil {
+		t.Fatal(err)
+	}
+	for n.Gone("n02") == nil || n.Gone("n03") == nil {
+		time.Sleep(20 * time.Millisecond)
+	}
+	try(t, n, map[string]string{"n01": there, "n02": "it is not there: its connection broke", "n03": "it is not there: it has said nothing for"})
+	if why := n.Why("n02"); !strings.Contains(why, "its agent ended: signal: killed") {
+		t.Errorf("n02 went because %q", why)
+	}
+	joined := 0
+	if err := n.Ensure(t.Context(), n.Names(), func(count int) { joined = count }); err != nil {
+		t.Fatal(err)
+	}
+	if joined != 3 || len(links(t)) != 3 || len(n.PIDs()) != 3 {
+		t.Errorf("%d joined, interfaces %v", joined, links(t))
+	}
+	try(t, n, map[string]string{"n01": there, "n02": there, "n03": there})
+}
+
+// setDown takes the interface of that name down.
+func setDown(name string) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetDown(link)
+}
+
+// TestClean: what a run that has ended left is removed though somebody keeps its namespace; what a run has, or
+// somebody else, is not.
+func TestClean(t *testing.T) {
+	n := start(t, 1)
+	running := n.tree.Name()
+	ended := "tare-nodes-p" + strconv.Itoa(os.Getpid()) + "-t1" // this process, had it begun just after the machine
+	holder, err := link.NewNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { holder.Close() })
+	aliases := map[string]string{"tart0": ended, "tart1": running, "tart2": "somebody's", "tart3": ""}
+	for name, alias := range aliases {
+		t.Cleanup(func() {
+			if err := link.Remove(name); err != nil {
+				t.Error(err)
+			}
+		})
+		if err := link.MakePair(name, name, holder); err != nil {
+			t.Fatal(err)
+		}
+		if err := link.Configure(name, alias, netip.Prefix{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	removed, err := link.Clean(placement.NewOwners(n.o.Cgroups))
+	if err != nil || !slices.Equal(removed, []string{"tart0"}) {
+		t.Errorf("removed %v, %v", removed, err)
+	}
+	for name := range aliases {
+		if _, err := net.InterfaceByName(name); (err == nil) == (name == "tart0") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if len(links(t)) != 1 {
+		t.Error("a running node's interface was removed")
+	}
+	try(t, n, map[string]string{"n01": "decoding the trial"})
+}
+
+func TestStartWrong(t *testing.T) {
+	for _, count := range []int{0, -1, MostNodes + 1} {
+		if _, err := Start(context.Background(), Options{Count: count}, nil); fault.CodeOf(err) != fault.Usage {
+			t.Errorf("%d nodes: %v", count, err)
+		}
+	}
+}
+
+// TestAgentThatCannot: a binary that is no tare shows with its last words, and nothing is left.
+func TestAgentThatCannot(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: control groups and network namespaces")
+	}
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = Start(t.Context(), Options{Self: "/bin/false", Cgroups: layout, Count: 1, Version: "x"}, func(int) {})
+	if err == nil || !strings.Contains(err.Error(), "node n01: the agent ended before it had joined: exit status 1") && !strings.Contains(err.Error(), "virtual interfaces") {
+		t.Errorf("got %v", err)
+	}
+	if left := links(t); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}

@@ -1,0 +1,190 @@
+// Package cluster has many machines run the same trial at the same time. One coordinator, the process of 'tare run',
+// tells them what to run and when to begin; an agent on each, 'tare node', runs it there as tare would alone, reads
+// that machine's counters at both edges by that machine's clock, and sends one record. Nothing of Tare's runs in a
+// group that is weighed.
+//
+// An agent has one stream of gRPC to the coordinator, which it opens itself, so that only the coordinator needs an
+// address. Both sides show certificates of one authority (keys.go). The messages are JSON: what they carry, specs and
+// records, is JSON already, and both sides must be of the same build, so that a second description of the same types
+// would only be one more thing to differ.
+//
+//	agent:       hello                     who it is
+//	coordinator: ping / agent: pong        four times of two clocks: both ways to see that the other is there, and how far the clocks are apart
+//	coordinator: prepare                   a trial: set it up
+//	agent:       prepared                  everything waits for the begin; or a record at once, of a trial that failed before
+//	coordinator: begin                     when, by the agent's clock
+//	agent:       record                    all that was measured
+//	coordinator: abandon                   take the trial under way down
+//	coordinator: bye                       the run is over
+package cluster
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+
+	"google.golang.org/grpc"
+
+	"tare/internal/lib/printable"
+)
+
+// message is one message of the stream, either way. Exactly one field is set.
+type message struct {
+	Hello    *Hello   `json:"hello,omitempty"`
+	Ping     *ping    `json:"ping,omitempty"`
+	Pong     *pong    `json:"pong,omitempty"`
+	Prepare  *Job     `json:"prepare,omitempty"`
+	Prepared *trialID `json:"prepared,omitempty"`
+	Begin    *begin   `json:"begin,omitempty"`
+	Record   *result  `json:"record,omitempty"`
+	Abandon  *trialID `json:"abandon,omitempty"`
+	Bye      *bye     `json:"bye,omitempty"`
+}
+
+// Hello says who an agent is.
+type Hello struct {
+	Name     string `json:"name"`    // as its certificate has it
+	Version  string `json:"version"` // of tare, with its build
+	Hostname string `json:"hostname"`
+	Kernel   string `json:"kernel"`
+	CPUs     int    `json:"cpus"`
+	BootID   string `json:"boot_id"` // two nodes of one machine have the same
+	PID      int    `json:"pid"`     // of the agent
+
+	// AllowCommands is whether it runs specs that name commands, files and addresses.
+	AllowCommands bool `json:"allow_commands,omitempty"`
+}
+
+// Job is a trial for every node that takes part.
+type Job struct {
+	ID    uint64          `json:"id"` // counts the trials of this coordinator, from 1
+	Share Share           `json:"share"`
+	Data  json.RawMessage `json:"data"` // what to run: package experiment knows
+}
+
+// Share is what of a node's machine the groups of a trial may have together.
+type Share struct {
+	CPUs   float64 `json:"cpus,omitempty"`   // no more than this; 0: no limit
+	Weight float64 `json:"weight,omitempty"` // where CPU time is short, beside other groups of weight 1; 0: as others
+}
+
+// The bounds of a Hello.
+const (
+	maxHelloText = 200 // bytes of each text
+	maxCPUs      = 1 << 20
+)
+
+// clean bounds what an agent says of itself.
+func (h Hello) clean() Hello {
+	for _, text := range []*string{&h.Hostname, &h.Kernel, &h.BootID} {
+		*text = printable.Clip(*text, maxHelloText)
+	}
+	h.CPUs, h.PID = max(0, min(h.CPUs, maxCPUs)), max(0, min(h.PID, math.MaxInt32))
+	return h
+}
+
+type trialID struct {
+	ID uint64 `json:"id"`
+}
+
+type begin struct {
+	ID    uint64 `json:"id"`
+	At    int64  `json:"at_ns"`    // CLOCK_MONOTONIC of the agent's machine
+	Quiet int64  `json:"quiet_ns"` // from then on, nobody asks anybody anything: asking costs CPU time, and now it is being measured
+}
+
+// result is what came of a trial: a record, or why there is none.
+type result struct {
+	ID     uint64          `json:"id"`
+	Record json.RawMessage `json:"record,omitempty"`
+	Error  string          `json:"error,omitempty"`
+}
+
+type bye struct{}
+
+// The service, as protoc would have it: one call, a stream both ways.
+const (
+	serviceName = "tare.Cluster"
+	joinName    = "Join"
+	joinMethod  = "/" + serviceName + "/" + joinName
+)
+
+var joinStream = grpc.StreamDesc{StreamName: joinName, Handler: func(srv any, s grpc.ServerStream) error { return srv.(joiner).join(s) }, ServerStreams: true, ClientStreams: true}
+
+type joiner interface {
+	join(grpc.ServerStream) error
+}
+
+var service = grpc.ServiceDesc{ServiceName: serviceName, HandlerType: (*joiner)(nil), Streams: []grpc.StreamDesc{joinStream}}
+
+// The longest messages that are taken, in bytes. Records of a trial have some 100 KB, all others a few hundred bytes. A
+// spec has at most 1 MiB.
+const (
+	maxFromAgent       = 8 << 20
+	maxFromCoordinator = 2 << 20
+	maxShort           = 64 << 10 // of all that carry neither a record nor a spec
+)
+
+// codec is JSON on the wire.
+type codec struct {
+	clean bool // all texts that come are made safe to print and to keep
+}
+
+func (codec) Name() string                  { return "json" }
+func (codec) Marshal(v any) ([]byte, error) { return json.Marshal(v) }
+
+func (c codec) Unmarshal(data []byte, v any) error {
+	if c.clean {
+		data = printable.JSON(data)
+	}
+	if err := json.Unmarshal(data, v); err != nil {
+		return err
+	}
+	if m, ok := v.(*message); ok {
+		return m.check(len(data))
+	}
+	return nil
+}
+
+// check says what is wrong with a message of so many bytes.
+func (m *message) check(length int) error {
+	set := 0
+	for _, is := range []bool{m.Hello != nil, m.Ping != nil, m.Pong != nil, m.Prepare != nil, m.Prepared != nil, m.Begin != nil,
+		m.Record != nil, m.Abandon != nil, m.Bye != nil} {
+		if is {
+			set++
+		}
+	}
+	switch {
+	case set > 1:
+		return fmt.Errorf("%s and other messages in one", m.what())
+	case m.Record == nil && m.Prepare == nil && length > maxShort:
+		return fmt.Errorf("%s of %d bytes, and %d are allowed", m.what(), length, maxShort)
+	}
+	return nil
+}
+
+// what names a message in errors.
+func (m *message) what() string {
+	switch {
+	case m.Hello != nil:
+		return "a hello"
+	case m.Ping != nil:
+		return "a ping"
+	case m.Pong != nil:
+		return "a pong"
+	case m.Prepare != nil:
+		return fmt.Sprintf("the preparation of trial %d", m.Prepare.ID)
+	case m.Prepared != nil:
+		return fmt.Sprintf("that trial %d is prepared", m.Prepared.ID)
+	case m.Begin != nil:
+		return fmt.Sprintf("the begin of trial %d", m.Begin.ID)
+	case m.Record != nil:
+		return fmt.Sprintf("the record of trial %d", m.Record.ID)
+	case m.Abandon != nil:
+		return fmt.Sprintf("the end of trial %d", m.Abandon.ID)
+	case m.Bye != nil:
+		return "a bye"
+	}
+	return "an empty message"
+}

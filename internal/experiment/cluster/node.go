@@ -1,0 +1,233 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"tare/internal/lib/pace"
+	"tare/internal/lib/printable"
+)
+
+// node is an agent as the coordinator sees it.
+type node struct {
+	hello Hello
+	out   chan *message // to be sent
+	said  chan *message // what it says of itself and of trials
+	times chan reading  // of its clock
+	heard atomic.Int64  // when anything came from it, ns by pace.Now
+	pings atomic.Uint64
+
+	askedMu sync.Mutex
+	asked   map[uint64]int64 // when questions were sent that have no answer yet, by number
+
+	hangUp func() // closes its connection
+	once   sync.Once
+	gone   chan struct{} // closed when it is not there any more, and why is set
+	why    error
+}
+
+// Room for what nobody has taken yet. An agent says two things in each trial, of which one is large; one that floods is
+// no agent. Questions for the time wait for an answer when the network is slow.
+const (
+	roomForWords = 3
+	roomForTimes = 16
+)
+
+func newNode() *node {
+	n := &node{
+		out: make(chan *message, 4), said: make(chan *message, roomForWords), times: make(chan reading, roomForTimes),
+		gone: make(chan struct{}), asked: map[uint64]int64{},
+	}
+	n.heard.Store(pace.Now())
+	return n
+}
+
+// end takes the node for gone. The first reason stays.
+func (n *node) end(why error) {
+	n.once.Do(func() {
+		n.why = why
+		close(n.gone)
+	})
+}
+
+func (n *node) isGone() bool {
+	select {
+	case <-n.gone:
+		return true
+	default:
+		return false
+	}
+}
+
+// send has the stream's writer send m, unless the node is gone.
+func (n *node) send(m *message) {
+	select {
+	case n.out <- m:
+	case <-n.gone:
+	}
+}
+
+// leave has it end in order.
+func (n *node) leave() {
+	select {
+	case n.out <- &message{Bye: &bye{}}:
+	default:
+		n.end(errors.New("the run is over")) // its writer is stuck
+	}
+}
+
+// read takes what the agent says until the stream ends.
+func (n *node) read(stream grpc.ServerStream) {
+	for {
+		m := new(message)
+		err := stream.RecvMsg(m)
+		got := pace.Now()
+		switch {
+		case errors.Is(err, io.EOF):
+			n.end(errors.New("it hung up"))
+			return
+		case status.Code(err) == codes.Canceled:
+			n.end(errors.New("its connection broke")) // the process has ended, mostly
+			return
+		case err != nil:
+			n.end(fmt.Errorf("what it says cannot be read: %s", printable.Clip(words(err).Error(), maxWords)))
+			return
+		}
+		if m.Pong != nil {
+			r, err := n.answered(*m.Pong, got)
+			if err != nil {
+				n.end(err)
+				return
+			}
+			n.heard.Store(got)
+			select {
+			case n.times <- r:
+			default: // nobody has asked for the time
+			}
+			continue
+		}
+		n.heard.Store(got)
+		select {
+		case n.said <- m:
+		default:
+			n.end(fmt.Errorf("it says more than it is asked: %s", m.what()))
+			return
+		}
+	}
+}
+
+// ask notes that a question is sent now, and when that is. Of too many without an answer the oldest is forgotten.
+func (n *node) ask(p *ping) {
+	n.askedMu.Lock()
+	defer n.askedMu.Unlock()
+	if p.Number == 0 {
+		p.Number = n.pings.Add(1)
+	}
+	if len(n.asked) >= roomForTimes {
+		delete(n.asked, slices.Min(slices.Collect(maps.Keys(n.asked))))
+	}
+	p.Sent = pace.Now()
+	n.asked[p.Number] = p.Sent
+}
+
+// answered is the reading that an answer makes, by when this side knows that it asked.
+func (n *node) answered(p pong, got int64) (reading, error) {
+	n.askedMu.Lock()
+	sent, ok := n.asked[p.Ping.Number]
+	delete(n.asked, p.Ping.Number)
+	n.askedMu.Unlock()
+	if !ok {
+		return reading{}, fmt.Errorf("it answers a question that it was not asked, or asked once: number %d", p.Ping.Number)
+	}
+	p.Ping.Sent = sent
+	r := reading{p, got}
+	return r, r.check()
+}
+
+// serve writes to the agent and watches that it is there, until it is gone or the run is over. What counts is questions
+// without an answer, not time alone: a coordinator that was itself held up for seconds on a busy machine has asked
+// nobody meanwhile.
+func (n *node) serve(stream grpc.ServerStream, c *Coordinator) error {
+	tick := time.NewTicker(c.o.Heartbeat)
+	defer tick.Stop()
+	var heard int64
+	asked, most := 0, max(int(c.o.Silence/c.o.Heartbeat), 2)
+	for {
+		var m *message
+		select {
+		case m = <-n.out:
+		case <-tick.C:
+			if last := n.heard.Load(); last != heard {
+				heard, asked = last, 0
+			}
+			if pace.Now() < c.quiet.Load() {
+				continue
+			}
+			if asked >= most {
+				n.end(fmt.Errorf("it has said nothing for %v", time.Duration(pace.Now()-heard).Round(100*time.Millisecond)))
+				continue
+			}
+			asked++
+			m = &message{Ping: &ping{}}
+		case <-n.gone:
+			return status.Error(codes.Aborted, n.why.Error())
+		}
+		if m.Ping != nil {
+			n.ask(m.Ping)
+		}
+		if err := n.write(stream, m, c.o.Send); err != nil {
+			return err
+		}
+		if m.Bye != nil {
+			n.end(errors.New("the run is over"))
+			return nil
+		}
+	}
+}
+
+// write sends a message. A peer that reads nothing stops that without end, whatever else it does: it is hung up on.
+func (n *node) write(stream grpc.ServerStream, m *message, patience time.Duration) error {
+	timer := time.AfterFunc(patience, func() {
+		n.end(fmt.Errorf("it has not read what it is told for %v", patience))
+		n.hangUp()
+	})
+	defer timer.Stop()
+	err := stream.SendMsg(m)
+	if err != nil {
+		n.end(fmt.Errorf("it cannot be told anything: %s", printable.Clip(words(err).Error(), maxWords)))
+	}
+	return err
+}
+
+// askTime takes one reading of the agent's clock.
+func (n *node) askTime(ctx context.Context, timeout time.Duration) (reading, error) {
+	number := n.pings.Add(1)
+	n.send(&message{Ping: &ping{Number: number}})
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	for {
+		select {
+		case r := <-n.times:
+			if r.Ping.Number == number {
+				return r, nil
+			}
+		case <-n.gone:
+			return reading{}, n.why
+		case <-timer.C:
+			return reading{}, fmt.Errorf("no answer within %v", timeout)
+		case <-ctx.Done():
+			return reading{}, context.Cause(ctx)
+		}
+	}
+}

@@ -1,0 +1,73 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/lib/fault"
+)
+
+// LeaveOutAbsent takes those arms out of the spec whose program is not installed here and which may be missing, and
+// says why, by arm. One that may not be missing is an error of code Machine.
+func (s *Spec) LeaveOutAbsent(ctx context.Context) (map[string]string, error) {
+	absent := map[string]string{}
+	for _, l := range s.Levels() {
+		for _, sec := range s.At(l).Sections() {
+			for _, name := range slices.Sorted(maps.Keys(sec.Parts)) {
+				p := sec.Parts[name]
+				program, ok := p.Kind.(kind.Installed)
+				if !ok || absent[name] != "" {
+					continue
+				}
+				missing := program.Installed(ctx, p.Options)
+				switch {
+				case ctx.Err() != nil:
+					return nil, context.Cause(ctx)
+				case missing == nil:
+				case sec.Name == "arms" && program.Optional(p.Options):
+					absent[name] = fmt.Sprintf("%s; %s", missing, fault.MendOf(missing))
+				default:
+					return nil, cannotRun(sec, name, missing)
+				}
+			}
+		}
+	}
+	if len(absent) == 0 {
+		return nil, nil
+	}
+	maps.DeleteFunc(s.Arms, func(name string, _ *kind.Part) bool { return absent[name] != "" })
+	s.dropIdleFactors()
+	return absent, nil
+}
+
+// cannotRun is the error of a part whose program is missing and which must not be left out.
+func cannotRun(sec kind.Section, name string, missing error) error {
+	what, hint := "part", fault.MendOf(missing)
+	if sec.Name == "arms" {
+		what, hint = "arm", hint+"; or write optional: true, and the run goes on without the arm"
+	}
+	return fault.Wrap(missing, fault.Machine, sec.Path(name), hint, "this machine cannot run the %s", what)
+}
+
+// dropIdleFactors leaves out factors that set nothing any more: they would repeat every trial, and be refused when the
+// resolved spec is read again.
+func (s *Spec) dropIdleFactors() {
+	for i := range s.Factors {
+		f := &s.Factors[i]
+		f.paths = slices.DeleteFunc(slices.Clone(f.paths), func(p string) bool { _, ok := s.target(p); return !ok })
+	}
+	s.Factors = slices.DeleteFunc(s.Factors, func(f Factor) bool { return len(f.paths) == 0 })
+	if s.Quick == nil {
+		return
+	}
+	q := *s.Quick
+	q.Arms = slices.DeleteFunc(slices.Clone(q.Arms), func(name string) bool { return s.Arms[name] == nil })
+	q.Levels = maps.Clone(q.Levels)
+	maps.DeleteFunc(q.Levels, func(name string, _ []string) bool {
+		return !slices.ContainsFunc(s.Factors, func(f Factor) bool { return f.Name == name })
+	})
+	s.Quick = &q
+}

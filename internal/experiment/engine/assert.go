@@ -1,0 +1,99 @@
+package engine
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"tare/internal/experiment/assertion"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/near"
+)
+
+// assert adds an assertion, unless it is there already. Its error reads on after the text.
+func (s *Spec) assert(text string) error {
+	a, err := ParseAssertion(text, measured.Definitions())
+	if err != nil {
+		return err
+	}
+	if err := s.checkAssertion(a); err != nil {
+		return err
+	}
+	if slices.Contains(s.Assertions(), a.String()) {
+		return nil
+	}
+	if len(s.Assert) == assertion.Most {
+		return fmt.Errorf("is one more than the %d that a run may have", assertion.Most)
+	}
+	s.Assert = append(s.Assert, a)
+	return nil
+}
+
+// checkAssertion checks that what an assertion names is in the experiment. Components are known only once it runs.
+func (s *Spec) checkAssertion(a assertion.Assertion) error {
+	if arms := s.AllArms(); a.Arm != "" && !slices.Contains(arms, a.Arm) {
+		return fmt.Errorf("names the arm %q, which does not exist%s", near.Clip(a.Arm), near.Meant(a.Arm, arms))
+	}
+	labels := []string{"arm", "component"}
+	for _, f := range s.Factors {
+		labels = append(labels, f.Name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(a.Level)) {
+		f := s.factor(name)
+		if f == nil {
+			return fmt.Errorf("names %q, which is not a factor of the experiment%s", near.Clip(name), near.Meant(name, labels))
+		}
+		level := a.Level[name]
+		if ts, err := s.find(name); f.cases == nil && err == nil {
+			if canonical, err := ts[0].knob.Canonical(level); err == nil {
+				level = canonical
+			}
+		}
+		if !slices.Contains(f.Levels, level) {
+			return fmt.Errorf("names %s %q, and its levels are %v", name, near.Clip(a.Level[name]), f.Levels)
+		}
+		a.Level[name] = level
+	}
+	return nil
+}
+
+// ParseAssertion reads an assertion of one of the metrics that are defined. Its error reads on after the text;
+// assertion.Hint goes with it.
+func ParseAssertion(text string, defined []metric.Definition) (assertion.Assertion, error) {
+	a, err := assertion.Parse(text)
+	var names []string
+	for _, d := range defined {
+		names = append(names, d.Name)
+	}
+	at := slices.Index(names, a.Metric)
+	if a.Metric != "" && at < 0 { // before its bound, whose unit depends on it
+		return a, fmt.Errorf("names the metric %q, which does not exist%s; docs/metrics.md has those there are",
+			near.Clip(a.Metric), near.Meant(a.Metric, names))
+	}
+	if err != nil {
+		return a, err
+	}
+	pooled := defined[at].Pool == metric.Counts
+	switch {
+	case pooled && a.Against == assertion.Change:
+		err = fmt.Errorf("asks for a change in per cent of %s, which is counted over all trials together; write the "+
+			"difference as +0.01", a.Metric)
+	case pooled && a.Op == assertion.Equal:
+		err = fmt.Errorf("compares each trial with a bound, and %s is counted over all trials together; use <= or >=",
+			a.Metric)
+	case a.Against != assertion.Value && a.Arm == record.Direct:
+		err = fmt.Errorf("compares the baseline with itself; leave out the sign of %s", a.Bounded())
+	}
+	return a, err
+}
+
+// Assertions are those of the spec in their canonical form.
+func (s *Spec) Assertions() []string {
+	var all []string
+	for _, a := range s.Assert {
+		all = append(all, a.String())
+	}
+	return all
+}

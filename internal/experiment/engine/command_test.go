@@ -1,0 +1,320 @@
+package engine
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/placement"
+	"tare/internal/experiment/record"
+)
+
+// commandSpec is a spec of one application and one load, of which at least one is anybody's command.
+func commandSpec(app, load string) string {
+	return fmt.Sprintf(`name: commands
+question: Does anybody's program work?
+blocks: 1
+warmup: 400ms
+duration: 600ms
+applications: {server: {%s}}
+loads: {client: {%s}}
+gates: {drift: 1000, lag: 1s, generator_cpu: 1, rate: 0.1}
+`, app, load)
+}
+
+// installed skips a test for which a program is missing that test/setup installs.
+func installed(t *testing.T, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		if _, err := exec.LookPath(name); err != nil {
+			t.Skipf("needs %s: run test/setup", name)
+		}
+	}
+}
+
+// nginx is a command that serves from one worker, in the foreground.
+const nginx = `kind: command, command: >-
+  sh -c 'echo "daemon off; pid {dir}/pid; error_log stderr; events { worker_connections 256; }
+  http { access_log off; server { listen 127.0.0.1:{port}; location / { return 200 ok; } } }" > {dir}/nginx.conf;
+  exec nginx -e stderr -c {dir}/nginx.conf'`
+
+// flow puts a command with colons, quotes and braces into flow style, where YAML wants it in quotes.
+func flow(block string) string {
+	head, command, _ := strings.Cut(block, ">-")
+	return head + `"` + strings.ReplaceAll(strings.Join(strings.Fields(command), " "), `"`, `\"`) + `"`
+}
+
+// firstTrial runs a spec and gives its first trial.
+func (g *ground) firstTrial(spec string) record.Trial {
+	g.t.Helper()
+	g.first = true
+	_, trials, err := g.run(g.t.Context(), mustParse(g.t, spec), quiet)
+	if err != nil || len(trials) != 1 {
+		g.t.Fatalf("%d trials: %v", len(trials), err)
+	}
+	return trials[0]
+}
+
+// TestCommandApplication: Tare's own load goes to real servers that are nothing but a command line, wherever they
+// listen.
+func TestCommandApplication(t *testing.T) {
+	const client = "kind: http, to: server, rate: 100, connections: 4"
+	for _, c := range []struct{ program, app, keepalive string }{
+		{"nginx", flow(nginx), ", keepalive: true"},
+		{"nginx", flow(nginx), ", keepalive: false"},
+		{"python3", `kind: command, command: "python3 -m http.server --bind 127.0.0.1 -d {dir} {port}"`,
+			", keepalive: false"},
+		{"busybox", `kind: command, command: "busybox httpd -f -p {address} -h {dir}"`, ", keepalive: false"},
+	} {
+		t.Run(c.program+c.keepalive, func(t *testing.T) {
+			installed(t, c.program)
+			tr := newGround(t).firstTrial(commandSpec(c.app, client+c.keepalive))
+			r := tr.Loads["client"]
+			if tr.Validity.Failed != "" || r.Sent == 0 {
+				t.Fatalf("%+v, %+v", tr.Validity, r)
+			}
+			if c.program == "busybox" { // it has no index.html to serve, and says so with status 404
+				if r.Errors["status-404"] == 0 {
+					t.Errorf("an empty directory was served: %+v", r)
+				}
+				return
+			}
+			if !tr.Validity.Valid || r.Done == 0 || tr.Metrics["latency_p50_seconds"] <= 0 {
+				t.Errorf("%+v, %+v", tr.Validity, r)
+			}
+		})
+	}
+}
+
+// TestCommandApplicationFails: what goes wrong with a server is said in its own last words.
+func TestCommandApplicationFails(t *testing.T) {
+	const client = "kind: http, to: server, rate: 100, connections: 4"
+	for name, c := range map[string]struct{ app, says string }{
+		"ends at once": {`kind: command, command: "sh -c 'echo no such config >&2; exit 3'"`,
+			"exit status 3; its last words: no such config"},
+		"never listens": {`kind: command, command: "sleep 60", ready-timeout: 300ms`,
+			"was not ready within 300ms: it listened on no TCP port"},
+		"listens nowhere": {`kind: command, command: "sleep 60", ready-after: 50ms`,
+			"listens on no TCP port, and a load goes to it"},
+		"dies in the window": {`kind: command, command:
+  "sh -c 'busybox httpd -f -p {port} & sleep 0.8; echo out of luck >&2; kill $!; exit 1'"`,
+			"its last words: out of luck"},
+		"goes into the background": {`kind: command, command: "sh -c 'sleep 60 & exit 0'", ready-port: "1"`,
+			"went into the background"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			installed(t, "busybox")
+			tr := newGround(t).firstTrial(commandSpec(c.app, client))
+			if !strings.Contains(tr.Validity.Failed, c.says) {
+				t.Errorf("it says %q, not %q", tr.Validity.Failed, c.says)
+			}
+		})
+	}
+}
+
+// ownResult is what the load says of the program.
+func ownResult(t *testing.T, r load.Result) (own struct {
+	Command string  `json:"command"`
+	Window  float64 `json:"window_seconds"`
+	Stopped bool    `json:"stopped"`
+	Opened  *uint64 `json:"machine_connections"`
+	Said    *struct {
+		Requests int64   `json:"requests"`
+		P50      float64 `json:"p50_seconds"`
+	} `json:"said"`
+}) {
+	t.Helper()
+	if err := json.Unmarshal(r.Own, &own); err != nil {
+		t.Fatalf("%v: %s", err, r.Own)
+	}
+	return own
+}
+
+// TestCommandLoad: load generators of others go to Tare's own server and to real ones; what they say is kept apart from
+// what Tare measures.
+func TestCommandLoad(t *testing.T) {
+	const server = "kind: http"
+	for _, c := range []struct{ program, app, load string }{
+		{"wrk", server, `command: "wrk --latency -t1 -c2 -d {seconds}s http://{address}/"`},
+		{"ab", server, `command: "ab -q -t {seconds} -n 10000000 -c 2 http://{host}:{port}/"`},
+		{"hey", server, `command: "hey -z {seconds}s -c 2 http://{address}/"`},
+		{"wrk", flow(nginx), `command: "wrk --latency -t1 -c2 -d {seconds}s http://{address}/"`},
+	} {
+		t.Run(c.program+" to "+strings.Fields(c.app)[1], func(t *testing.T) {
+			installed(t, c.program, "nginx")
+			tr := newGround(t).firstTrial(commandSpec(c.app, "kind: command, to: server, "+c.load))
+			if tr.Validity.Failed != "" || !tr.Validity.Valid {
+				t.Fatalf("%+v", tr.Validity)
+			}
+			own := ownResult(t, tr.Loads["client"])
+			if own.Said == nil || own.Said.Requests == 0 || own.Stopped || own.Window != 0.6 || own.Opened == nil ||
+				strings.Contains(own.Command, "{") {
+				t.Errorf("%s", tr.Loads["client"].Own)
+			}
+			m := tr.Metrics
+			if m["tool_rate_per_second"] <= 0 || m["tool_latency_p50_seconds"] != own.Said.P50 || m["load_wall_seconds"] < 1 {
+				t.Errorf("metrics %v", m)
+			}
+			for _, name := range []string{"throughput_per_second", "latency_p50_seconds", "cpu_seconds_per_request",
+				"cpu_seconds_per_connection", "error_ratio"} {
+				if v, has := m[name]; has {
+					t.Errorf("%s is %v: nobody knows what the tool did in the window", name, v)
+				}
+			}
+		})
+	}
+}
+
+// TestCommandLoadAlone: a program that nobody knows works without an application; it is told to end with the window.
+func TestCommandLoadAlone(t *testing.T) {
+	spec := strings.Replace(commandSpec("kind: http", `kind: command, command: "sh -c 'while :; do :; done'"`),
+		"applications: {server: {kind: http}}\n", "", 1)
+	tr := newGround(t).firstTrial(spec)
+	own := ownResult(t, tr.Loads["client"])
+	if !tr.Validity.Valid || !own.Stopped || own.Window != 0.6 || own.Said != nil {
+		t.Errorf("%+v: %s", tr.Validity, tr.Loads["client"].Own)
+	}
+	if rate, has := tr.Metrics["tool_rate_per_second"]; has {
+		t.Errorf("a loop of a shell has a rate of %v", rate)
+	}
+}
+
+// TestCommandLoadFails: a load that was not there for the whole window, failed, or printed something else.
+func TestCommandLoadFails(t *testing.T) {
+	for name, c := range map[string]struct{ load, gate, says string }{
+		"ends early": {`command: "sh -c 'sleep 0.3; echo done already'"`, "program-window",
+			"its last words were: done already"},
+		"fails": {`command: "sh -c 'sleep 0.3; echo bad option >&2; exit 2'"`, "",
+			"exit status 2; its last words: bad option"},
+		"fails late": {`command: "sh -c 'sleep 1.3; echo bad end >&2; exit 2'", tool: wrk`, "",
+			"exit status 2; its last words: bad end"},
+		"prints something else": {`command: "sh -c 'sleep 1.3; echo hello'", tool: wrk`, "tool-output",
+			"reading what wrk printed"},
+		"never ends": {`command: "sh -c 'sleep 60'", tool: wrk, drain: 100ms`, "tool-output", "it printed nothing"},
+		"all failed": {`command: "hey -z {seconds}s -c 1 http://{address}/", to: missing`, "errors",
+			"failed, as hey counts them"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			installed(t, "hey")
+			spec := commandSpec("kind: http", "kind: command, "+c.load)
+			spec = strings.Replace(spec, "{server: {kind: http}}",
+				`{server: {kind: http},
+  missing: {kind: command, command: "sleep 60", address: "127.0.0.1:1", ready-after: 1ms}}`, 1)
+			tr := newGround(t).firstTrial(spec)
+			v := tr.Validity
+			if c.gate == "" {
+				if !strings.Contains(v.Failed, c.says) {
+					t.Errorf("it says %q, not %q", v.Failed, c.says)
+				}
+				return
+			}
+			if v.Failed != "" || len(v.Reasons) != 1 || v.Reasons[0].Gate != c.gate ||
+				!strings.Contains(v.Reasons[0].Message, c.says) {
+				t.Errorf("%+v, want %s: %s", v, c.gate, c.says)
+			}
+		})
+	}
+}
+
+// TestObservedApplication: what runs already is put under load, and is there when the trials are over.
+func TestObservedApplication(t *testing.T) {
+	g := newGround(t)
+	tree, err := placement.NewTree(g.machine.Cgroups, "observed")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := tree.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	group, err := tree.Group("server", placement.Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	_ = l.Close()
+	server := exec.Command(g.machine.Self, "app", "http", "--listen", address)
+	if err := group.Start(server); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = server.Process.Kill()
+		_ = server.Wait()
+	}()
+	up := func() error {
+		r, err := http.Get("http://" + address + "/")
+		if err == nil {
+			err = r.Body.Close()
+		}
+		return err
+	}
+	for deadline := time.Now().Add(time.Minute); up() != nil && time.Now().Before(deadline); {
+		time.Sleep(10 * time.Millisecond)
+	}
+	for _, target := range []string{"cgroup:" + group.Path(), fmt.Sprintf("pid:%d", server.Process.Pid)} {
+		app := fmt.Sprintf("kind: command, observe: %q, address: %q", target, address)
+		tr := g.firstTrial(commandSpec(app, "kind: http, to: server, rate: 100, connections: 2"))
+		if !tr.Validity.Valid || tr.Loads["client"].Done == 0 {
+			t.Errorf("%s: %+v", target, tr.Validity)
+		}
+		if err := up(); err != nil {
+			t.Errorf("%s: the server is gone: %v", target, err)
+		}
+	}
+	tr := g.firstTrial(commandSpec(fmt.Sprintf("kind: command, observe: pid:%d, address: %q", os.Getpid(), address),
+		"kind: http, to: server, rate: 100, connections: 2"))
+	if !strings.Contains(tr.Validity.Failed, "tare itself") {
+		t.Errorf("this process was observed: %+v", tr.Validity)
+	}
+}
+
+// TestCommandSpec: what cannot work is refused where it stands in the spec.
+func TestCommandSpec(t *testing.T) {
+	const server, client = "kind: http", "kind: http, to: server, rate: 100"
+	for name, c := range map[string]struct{ app, load, says string }{
+		"no command":       {"kind: command", client, `needs a "command"`},
+		"both":             {`kind: command, command: cat, observe: pid:1`, client, "either started or runs already"},
+		"observed nowhere": {`kind: command, observe: pid:1`, client, `needs an "address"`},
+		"observed and ready": {`kind: command, observe: pid:1, address: "127.0.0.1:1", ready-after: 1s`, client,
+			`"ready-after" has no meaning`},
+		"observed what": {`kind: command, observe: process1, address: "127.0.0.1:1"`, client,
+			"not a process, control group"},
+		"observed and limited": {`kind: command, observe: pid:1, address: "127.0.0.1:1", limits: {cpus: 1}`, client,
+			"is not limited"},
+		"observed twice": {`kind: command, observe: pid:1, address: "127.0.0.1:1", count: 2`, client,
+			`leave out the "count"`},
+		"load of nothing": {server, "kind: command, to: server", `needs a "command"`},
+		"load to nowhere": {server, `kind: command, command: "wrk http://{address}/"`, "goes to no application"},
+		"misspelt": {server, `kind: command, to: server, command: "wrk -d {second} http://{address}/"`,
+			"did you mean {seconds}?"},
+		"a shell's words": {server, `kind: command, to: server, command: "wrk x > y"`, "only a shell understands"},
+		"tool":            {server, `kind: command, to: server, command: a, tool: wrk3`, `did you mean "wrk"`},
+		"push to a command": {`kind: command, command: cat`, "kind: push, to: server",
+			"cannot go to an application of kind command"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := Parse("x.yaml", []byte(commandSpec(c.app, c.load)), nil)
+			if err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got %v, want %q", err, c.says)
+			}
+		})
+	}
+	s := mustParse(t, commandSpec(`kind: command, command: tare-no-such-program`, client))
+	_, err := s.LeaveOutAbsent(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "not installed") ||
+		!strings.Contains(err.Error(), "applications.server") {
+		t.Errorf("a program that is not there: %v", err)
+	}
+}

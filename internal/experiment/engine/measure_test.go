@@ -1,0 +1,347 @@
+package engine
+
+import (
+	"bytes"
+	"cmp"
+	"flag"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/param"
+	"tare/internal/scale/ledger"
+)
+
+var update = flag.Bool("update", false, "write docs/metrics.md anew")
+
+func histogram(t *testing.T, r *load.Result, name string, n int64, ns int64) {
+	t.Helper()
+	h := hdrhistogram.New(1, 100_000_000_000, 3)
+	if err := h.RecordValues(ns, n); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.SetHistogram(name, h); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func ptr[T any](v T) *T { return &v }
+
+// goodMeasurement is a trial of 2 s at 1000 connections per second, in which everything is as it should be.
+func goodMeasurement(t *testing.T) *measured.Measured {
+	t.Helper()
+	r := load.Result{
+		Mode: load.Open, Seconds: 2, TargetRate: 1000, Rate: 999, Intended: 2000, Sent: 2000, Done: 1998, Late: 1, Connections: 64, MaxConnections: 64, Opened: 2000,
+		CPUSeconds: 0.2, CPUs: 1, Errors: map[string]int64{"timeout": 2},
+	}
+	histogram(t, &r, load.Latency, 2000, 200_000)
+	histogram(t, &r, load.Service, 2000, 190_000)
+	histogram(t, &r, load.Lag, 2000, 10_000)
+	histogram(t, &r, load.OwnLag, 2000, 10_000)
+	const tree = "/tare-trial-p1-t1"
+	group := func(path, role string, cpu float64) ledger.Cgroup {
+		return ledger.Cgroup{Path: path, Role: role, CPUSeconds: &cpu, ThrottledSeconds: ptr(0.0)}
+	}
+	subject := group(tree+"/subject", "subject", 0.01)
+	subject.Memory = &ledger.Memory{Hard: ptr(int64(5 << 20)), Soft: ptr(int64(1 << 20))}
+	client, server := tree+"/work/client", tree+"/work/server"
+	return &measured.Measured{
+		Setup: &mustParse(t, shortSpec[:strings.Index(shortSpec, "gates:")]+"gates: {errors: 0.002}\n").Setup,
+		Loads: map[string]load.Result{"client": r},
+		Tree:  tree,
+		Ledger: &ledger.Ledger{
+			Window: ledger.Window{Seconds: 2.002},
+			Cgroups: []ledger.Cgroup{
+				group("/", "", 3), group("/system.slice", "", 1), group("/system.slice/cron.service", "", 0.1),
+				group(tree, "", 0.5), group(tree+"/work", "", 0.49), group(client, "load", 0.2), group(server, "app", 0.29), subject,
+			},
+			Programs: []ledger.Program{
+				{ID: 1, RunCount: ptr(uint64(10)), RunSeconds: ptr(1.0), MapIDs: []uint32{90}},
+				{ID: 2, RunCount: ptr(uint64(2002)), RunSeconds: ptr(0.006006), MapIDs: []uint32{91, 92}, Seen: []ledger.Seen{
+					{Cgroup: &client, Samples: 14}, {Cgroup: &client, Context: ledger.Softirq, Samples: 2}, {Cgroup: &server, Samples: 3}, {Samples: 1},
+				}},
+				{ID: 3, RunCount: ptr(uint64(0)), RunSeconds: ptr(0.0), MapIDs: []uint32{92}},
+				{ID: 4, RunCount: ptr(uint64(0)), RunSeconds: ptr(0.0), MapIDs: []uint32{99}},
+			},
+			Maps: []ledger.Map{
+				{ID: 90, Bytes: ptr(uint64(1 << 30))}, {ID: 91, Bytes: ptr(uint64(1000)), Inner: []uint32{93}}, {ID: 92, Bytes: ptr(uint64(200))},
+				{ID: 93, Bytes: ptr(uint64(30))}, {ID: 94, Bytes: ptr(uint64(4))}, {ID: 99, Bytes: ptr(uint64(1))},
+			},
+		},
+		Subject: &kind.Objects{Programs: []kind.Object{{ID: 2}, {ID: 3}}, Maps: []kind.Object{{ID: 92}, {ID: 94}}},
+		Start:   0.3,
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	absent := math.NaN()
+	good := map[string]float64{
+		"latency_p50_seconds": 200e-6, "latency_p99_seconds": 200e-6, "latency_p999_seconds": absent, // 2 of 2000 lie beyond it
+		"lag_p50_seconds": 10e-6, "own_lag_p99_seconds": 10e-6, "connect_p50_seconds": absent, "throughput_per_second": 999, "error_ratio": 0.001,
+		"bpf_seconds_per_connection": 3e-6, "bpf_seconds_per_request": absent,
+		"cpu_seconds_per_connection": 0.5 / 2.002 / 1000, "map_bytes": 1234, "memory_hard_bytes": 5 << 20, "memory_soft_bytes": 1 << 20, "start_seconds": 0.3,
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*measured.Measured)
+		want   map[string]float64
+	}{
+		{"good", func(*measured.Measured) {}, good},
+		{"baseline", func(m *measured.Measured) { m.Subject = nil }, map[string]float64{
+			"bpf_seconds_per_connection": 0, "map_bytes": 0, "memory_hard_bytes": 0, "start_seconds": absent, "latency_p50_seconds": 200e-6}},
+		{"no run statistics", func(m *measured.Measured) { m.Ledger.Programs[1].RunSeconds = nil }, map[string]float64{"bpf_seconds_per_connection": absent, "map_bytes": 1234}},
+		{"program not seen", func(m *measured.Measured) { m.Subject.Programs = append(m.Subject.Programs, kind.Object{ID: 77}) }, map[string]float64{"bpf_seconds_per_connection": absent}},
+		{"no map bytes", func(m *measured.Measured) { m.Ledger.Maps[3].Bytes = nil }, map[string]float64{"map_bytes": absent}},
+		{"map not seen", func(m *measured.Measured) { m.Subject.Maps[1].ID = 78 }, map[string]float64{"map_bytes": absent}},
+		{"no memory controller", func(m *measured.Measured) { m.Ledger.Cgroups[7].Memory = nil }, map[string]float64{"memory_hard_bytes": absent, "memory_soft_bytes": absent}},
+		{"some connections missed", func(m *measured.Measured) { r := m.Loads["client"]; r.Opened = 1900; m.Loads["client"] = r },
+			map[string]float64{"bpf_seconds_per_connection": 0.003 / 950, "bpf_seconds_per_request": absent, "cpu_seconds_per_request": absent}},
+		{"no new connections", func(m *measured.Measured) {
+			r := m.Loads["client"]
+			r.Opened, m.Setup.Loads["client"].Options["keepalive"] = 0, "true"
+			m.Loads["client"] = r
+		}, map[string]float64{"bpf_seconds_per_connection": absent, "bpf_seconds_per_request": 0.003 / 999}},
+		{"no CPU counter", func(m *measured.Measured) { m.Ledger.Cgroups[3].CPUSeconds = nil }, map[string]float64{"cpu_seconds_per_connection": absent}},
+		{"nothing", func(m *measured.Measured) { *m = measured.Measured{Setup: m.Setup, Ledger: &ledger.Ledger{}} }, map[string]float64{"throughput_per_second": absent, "latency_p50_seconds": absent, "error_ratio": absent}},
+		{"broken histogram", func(m *measured.Measured) { m.Loads["client"].Histograms[load.Latency] = "!" }, map[string]float64{"latency_p50_seconds": absent}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := goodMeasurement(t)
+			c.change(m)
+			got := m.Values()
+			for name, want := range c.want {
+				v, ok := got[name]
+				if ok == math.IsNaN(want) || ok && math.Abs(v-want) > 0.002*math.Abs(want) {
+					t.Errorf("%s is %v (there: %v), want %v", name, v, ok, want)
+				}
+			}
+		})
+	}
+}
+
+func TestCounts(t *testing.T) {
+	m := goodMeasurement(t)
+	want := map[string]record.Count{"bpf_client_share": {In: 16, Of: 20}, "bpf_server_share": {In: 3, Of: 20}}
+	if got := m.Counts(); !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	m.Subject = nil
+	if got := m.Counts(); len(got) != 0 {
+		t.Errorf("the baseline, which has no subject, counts %v", got)
+	}
+}
+
+func TestTrim(t *testing.T) {
+	m := goodMeasurement(t)
+	m.Trim()
+	if n := len(m.Ledger.Cgroups); n != 7 || slices.ContainsFunc(m.Ledger.Cgroups, func(g ledger.Cgroup) bool { return strings.Contains(g.Path, "cron") }) {
+		t.Errorf("%d groups are kept", n)
+	}
+	if n := len(m.Ledger.Programs); n != 3 { // the one that ran, and the subject's two
+		t.Errorf("%d programs are kept", n)
+	}
+	if n := len(m.Ledger.Maps); n != 5 {
+		t.Errorf("%d maps are kept", n)
+	}
+	m = goodMeasurement(t)
+	for id := uint32(1000); id < 1000+measured.MaxInnerKept; id++ { // a pool: what is in it is counted, and not listed
+		m.Ledger.Maps = append(m.Ledger.Maps, ledger.Map{ID: id, Bytes: ptr(uint64(10))})
+		m.Ledger.Maps[1].Inner = append(m.Ledger.Maps[1].Inner, id)
+	}
+	if v, ok := m.MapBytes(); !ok || v != 1234+10*measured.MaxInnerKept {
+		t.Errorf("maps with a pool have %g bytes (%v)", v, ok)
+	}
+	m.Trim()
+	if n := len(m.Ledger.Maps); n != 4 || len(m.Ledger.Warnings) != 1 || m.Ledger.Warnings[0].Code != "inner-maps" {
+		t.Errorf("with a pool %d maps are kept: %+v", n, m.Ledger.Warnings)
+	}
+}
+
+// halves are slices of a window whose halves differ; within a half they differ by a hundredth.
+func halves(done1 int64, p50First float64, done2 int64, p50Second float64) []load.Slice {
+	s := make([]load.Slice, load.Slices)
+	for i := range s {
+		s[i] = load.Slice{Done: done1, P50: p50First * (1 + 0.001*(float64(i%10)-4.5))}
+		if i >= load.Slices/2 {
+			s[i] = load.Slice{Done: done2, P50: p50Second * (1 + 0.001*(float64(i%10)-4.5))}
+		}
+	}
+	return s
+}
+
+// TestGates trips every gate, and none where there is no reason to.
+func TestGates(t *testing.T) {
+	change := func(f func(*load.Result)) func(*measured.Measured) {
+		return func(m *measured.Measured) { r := m.Loads["client"]; f(&r); m.Loads["client"] = r }
+	}
+	held := func(m *measured.Measured) { m.Setup.Loads["client"].Options["keepalive"] = "true" }
+	for _, c := range []struct {
+		name   string
+		change func(*measured.Measured)
+		gate   string
+		says   string
+	}{
+		{"good", func(*measured.Measured) {}, "", ""},
+		{"good baseline", func(m *measured.Measured) { m.Subject = nil }, "", ""},
+		{"rate", change(func(r *load.Result) { r.Done, r.Late, r.Errors = 1970, 0, nil }), "rate", "client: 98.50 % of the intended requests were answered in time, and 99 % must be; lower the rate or give the load more connections"},
+		{"answered too late", change(func(r *load.Result) { r.Late = 100 }), "rate", "client: 94.95 % of the intended"},
+		{"under way at the end", change(func(r *load.Result) {
+			r.Late = 1000
+			histogram(t, r, load.Service, 2000, 500_000_000)
+			r.Connections = 1000
+		}), "", ""},
+		{"nothing intended", change(func(r *load.Result) { *r = load.Result{Mode: load.Open} }), "idle", "raise the rate or the duration"},
+		{"closed and dead", change(func(r *load.Result) { r.Mode, r.Done = load.Closed, 0 }), "idle", "client: not one request was answered"},
+		{"errors", change(func(r *load.Result) { r.Errors["read"] = 3 }), "errors", "client: 5 of 2000 requests failed (read 3, timeout 2); lower the rate, or see what the application says"},
+		{"drain", change(func(r *load.Result) { r.Unfinished = 5 }), "drain", "client: 5 of 2000 requests were still without an answer after the drain"},
+		{"lag", change(func(r *load.Result) { histogram(t, r, load.OwnLag, 2000, 33_000_000) }), "lag", "late, and 25ms is allowed; lower the rate or give the load a CPU of its own"},
+		{"lag of the server's making", change(func(r *load.Result) { histogram(t, r, load.Lag, 2000, 130_000_000) }), "", ""},
+		{"drift", change(func(r *load.Result) { r.Slices = halves(100, 200e-6, 100, 400e-6) }), "drift", "client: the median latency went from 200µs in the first half of the window to 400µs in the second, 100 % apart, and 50 % is allowed; lengthen the warm-up, lower the rate, or pin"},
+		{"drift to the better", change(func(r *load.Result) { r.Slices = halves(100, 400e-6, 100, 200e-6) }), "drift", "from 400µs in the first half of the window to 200µs"},
+		{"drift within what is allowed", change(func(r *load.Result) { r.Slices = halves(100, 200e-6, 100, 280e-6) }), "", ""},
+		{"drift of one slice alone", change(func(r *load.Result) {
+			r.Slices = halves(100, 200e-6, 100, 200e-6)
+			r.Slices[15].P50 = 1
+		}), "", ""},
+		{"halves that differ by chance", change(func(r *load.Result) {
+			r.Slices = halves(100, 200e-6, 100, 400e-6)
+			for _, i := range []int{0, 3, 6, 9} { // with as many of the second half, chance could do it
+				r.Slices[i].P50, r.Slices[i+10].P50 = 410e-6, 190e-6
+			}
+		}), "", ""},
+		{"too few to see drift", change(func(r *load.Result) { r.Slices = halves(4, 200e-6, 4, 900e-6) }), "", ""},
+		{"closed and slowing down", change(func(r *load.Result) {
+			r.Mode, r.Slices = load.Closed, halves(200, 200e-6, 100, 400e-6)
+		}), "drift", "client: throughput went from 2000/s in the first half of the window to 1000/s in the second, 100 % apart, and 50 % is allowed; lengthen the warm-up, use fewer connections, or pin"},
+		{"closed and stuck", change(func(r *load.Result) { r.Mode, r.Slices = load.Closed, halves(200, 200e-6, 0, 0) }), "drift", "from 2000/s in the first half of the window to 0/s"},
+		{"closed and steady", change(func(r *load.Result) {
+			r.Mode, r.Slices = load.Closed, halves(200, 200e-6, 200, 400e-6)
+		}), "", ""},
+		{"generator", change(func(r *load.Result) { r.CPUSeconds = 1.5 }), "generator-cpu", "client: the generator used 75 % of its CPUs, and 70 % is allowed; lower the rate or give it more threads"},
+		{"connections", func(m *measured.Measured) { held(m); change(func(r *load.Result) { r.MaxConnections = 60 })(m) }, "connections", "client: 60 of 64 connections were open at once; ask for fewer"},
+		{"connections not held", change(func(r *load.Result) { r.MaxConnections = 3 }), "", ""},
+		{"counters read late", func(m *measured.Measured) { m.Ledger.Window.Seconds = 0.001 }, "window",
+			"counters were read 0.001 s apart, and the load's window is "},
+		{"counters read a little late", func(m *measured.Measured) { m.Ledger.Window.Seconds *= 0.8 }, "", ""},
+		{"counters of a node that shares its machine", func(m *measured.Measured) { m.Ledger.Window.Seconds, m.Shared = 0.001, true }, "", ""},
+		{"throttled", func(m *measured.Measured) { m.Ledger.Cgroups[5].ThrottledSeconds = ptr(0.5) }, "throttled", "/tare-trial-p1-t1/work/client was throttled for 0.500 s, and no CPU limit was asked for it; raise the limit of the group that tare runs in"},
+		{"throttled as asked", func(m *measured.Measured) {
+			m.Ledger.Cgroups[5].ThrottledSeconds = ptr(0.5)
+			m.Setup.Loads["client"].Limits["cpus"] = "0.5"
+		}, "", ""},
+		{"throttled by the trial's own limit below", func(m *measured.Measured) { // v2 counts throttling in the group that has the limit only
+			m.Ledger.Cgroups[1].ThrottledSeconds = ptr(0.5)
+		}, "", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := goodMeasurement(t)
+			c.change(m)
+			reasons := m.Judge()
+			if c.gate == "" {
+				if len(reasons) > 0 {
+					t.Errorf("tripped %+v", reasons)
+				}
+				return
+			}
+			if len(reasons) != 1 || reasons[0].Gate != c.gate || !strings.Contains(reasons[0].Message, c.says) {
+				t.Errorf("got %+v\nwant %s: %s", reasons, c.gate, c.says)
+			}
+		})
+	}
+}
+
+func docs(name string) string { return filepath.Join("..", "..", "..", "docs", name) }
+
+// TestMetricsPage keeps docs/metrics.md what the definitions say.
+func TestMetricsPage(t *testing.T) {
+	var b bytes.Buffer
+	if err := measured.WriteMetrics(&b); err != nil {
+		t.Fatal(err)
+	}
+	if *update {
+		if err := os.WriteFile(docs("metrics.md"), b.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	page, err := os.ReadFile(docs("metrics.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(page, b.Bytes()) {
+		t.Error("docs/metrics.md is not current: go test ./internal/experiment/engine -run TestMetricsPage -update")
+	}
+	form := regexp.MustCompile(`^[a-z0-9_]+_(seconds|bytes|cpus|ratio|share|count|per_second|per_connection|per_request|per_flush|per_kiloevent)$|^events_[a-z_]+$|^nodes_failed$`)
+	for _, m := range measured.Metrics() {
+		if !form.MatchString(m.Name) || m.Unit == "" || m.How == "" {
+			t.Errorf("%q is not well defined", m.Name)
+		}
+	}
+}
+
+// TestSpecPage: every key and every knob that a spec can have is on the page about specs, with its default.
+func TestSpecPage(t *testing.T) {
+	page, err := os.ReadFile(docs("spec.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range specKeys {
+		if !strings.Contains(string(page), "`"+key+"`") {
+			t.Errorf("docs/spec.md does not have the key %s", key)
+		}
+	}
+	tables := map[string][]param.Setting{"times": slices.Concat(timeKnobs, []param.Setting{samplingKnob, statisticsKnob, repeatKnob, precisionKnob, untilKnob}), "limits": kind.LimitSettings, "gates": measured.GateSettings}
+	for section, kinds := range map[string]kind.Role{"application": kind.Application, "load": kind.Load, "subject": kind.Subject} {
+		for _, k := range kind.All(kinds) {
+			tables[section+" "+k.About().Name] = k.About().Settings
+		}
+	}
+	tables["whole"], tables["copies"] = []param.Setting{nodesKnob}, kind.CopySettings
+	rows := map[string]bool{"| key | value | default | meaning |": true, "|---|---|---|---|": true}
+	for what, knobs := range tables {
+		for _, k := range knobs {
+			row := knobRow(k)
+			if rows[row] = true; !strings.Contains(string(page), row) {
+				t.Errorf("docs/spec.md lacks, under %s:\n%s", what, row)
+			}
+		}
+	}
+	for line := range strings.Lines(string(page)) {
+		line = strings.TrimSpace(line)
+		if cells := strings.Count(line, "|") - 1; strings.HasPrefix(line, "|") && cells == 4 && !rows[line] {
+			t.Errorf("docs/spec.md has a setting that nobody declares:\n%s", line)
+		}
+	}
+}
+
+func knobRow(k param.Setting) string {
+	return "| `" + k.Name + "` | " + k.Accepts() + " | " + cmp.Or(k.Default, "-") + " | " + k.Doc + " |"
+}
+
+// TestKnobDefaultsAreCanonical: a default is taken as it stands, so it must be what Canonical would make of it.
+func TestKnobDefaultsAreCanonical(t *testing.T) {
+	all := slices.Concat(timeKnobs, []param.Setting{samplingKnob, repeatKnob, precisionKnob, untilKnob}, kind.LimitSettings, measured.GateSettings)
+	for _, role := range []kind.Role{kind.Application, kind.Load, kind.Subject} {
+		for _, k := range kind.All(role) {
+			all = append(all, k.About().Settings...)
+		}
+	}
+	for _, k := range all {
+		if k.Default == "" {
+			continue
+		}
+		if c, err := k.Canonical(k.Default); err != nil || c != k.Default {
+			t.Errorf("the default of %s is %q, canonical %q: %v", k.Name, k.Default, c, err)
+		}
+	}
+}

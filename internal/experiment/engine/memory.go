@@ -1,0 +1,69 @@
+package engine
+
+import (
+	"context"
+	"path"
+	"strings"
+	"time"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/measured"
+	"tare/internal/scale/host/oom"
+)
+
+// watchMemory begins to note processes that the kernel kills because a limit leaves them no memory, where something of
+// the trial has such a limit. A machine that cannot is left with the kernel's counters, which name nobody.
+func (x *trial) watchMemory() {
+	if x.spec.BoundsMemory() {
+		x.killed, _ = oom.Open()
+	}
+}
+
+// outOfMemory says which processes of the trial were killed because memory was short, by this machine's kernel or by
+// that of a guest; empty: none.
+func (x *trial) outOfMemory() string {
+	if x.tree == nil {
+		return ""
+	}
+	witness, sees := x.own.(kind.MemoryWitness)
+	as := oom.Naming{Owner: x.partOf, Named: x.partNamed}
+	if sees {
+		as.Component = witness.Component
+	}
+	var said []string
+	if s := x.killed.Say(x.machine.Cgroups, x.tree.Path(), as); s != "" {
+		said = append(said, s)
+	}
+	if sees {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		for _, k := range witness.KilledInside(ctx) {
+			who, _ := x.partNamed(k.Part)
+			said = append(said, k.In(who))
+		}
+	}
+	return strings.Join(said, "; ")
+}
+
+// partOf is whose a group is, in words.
+func (x *trial) partOf(group string) string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for g := group; len(g) > 1; g = path.Dir(g) {
+		if words := x.roles[g].Words(path.Base(g)); words != "" {
+			return words
+		}
+	}
+	return "the trial"
+}
+
+// partNamed is an application or a load in words, and the path of its group; empty where it has none.
+func (x *trial) partNamed(name string) (who, group string) {
+	_, role := x.part(name)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if g := x.groups[path.Join(kind.WorkGroup, name)]; g != nil {
+		group = g.Path()
+	}
+	return measured.NewRole(role, name).Words(name), group
+}

@@ -1,0 +1,518 @@
+package engine
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"tare/internal/experiment/cluster"
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/near"
+	"tare/internal/lib/param"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/replace"
+	"tare/internal/scale/ledger"
+)
+
+// Trials on many machines. With nodes, a trial is run whole by an agent at each node (NodeAgent), all with the same
+// begin, and its record is made from theirs: loads are merged, metrics are of all nodes together, and each node's own
+// record stands in Trial.Nodes. A node-trial that failed is kept and named, and is in no metric; sums over nodes, which
+// would be of too few, are then not given.
+
+// nodesKnob is a setting of the whole experiment, which can be a factor as those of its parts can.
+var nodesKnob = param.Setting{Name: "nodes", Type: param.TypeCount, Default: "0", Max: 10_000,
+	Phrase: map[string]string{"": "on {} nodes", "0": "on this machine alone", "1": "on one node"},
+	Doc: "machines that each run the whole of every trial, all at the same time; 0: the trial runs on this machine " +
+		"alone. See docs/nodes.md"}
+
+// nodes is on how many nodes trials run.
+func (s *Spec) nodes() int { return int(s.Whole.Float(nodesKnob.Name)) }
+
+// MostNodes is the largest number of nodes of any level.
+func (s *Spec) MostNodes() int {
+	most := 0
+	for _, l := range s.Levels() {
+		most = max(most, s.At(l).nodes())
+	}
+	return most
+}
+
+// CheckShare refuses a limit that is above the CPUs that the groups of a node may use together; 0: they have no limit.
+// It could not hold: cgroup v1 refuses it, and with v2 the part has the share in its place, whatever its name says. The
+// error is a fault with code Usage and the place of the part in the spec.
+func (s *Spec) CheckShare(cpus float64) error {
+	if cpus == 0 {
+		return nil
+	}
+	for _, l := range s.Levels() {
+		whole := s.At(l)
+		for _, sec := range whole.Sections() {
+			for _, name := range slices.Sorted(maps.Keys(sec.Parts)) {
+				p := sec.Parts[name]
+				each := p.Limits.Float("cpus") / float64(p.Count())
+				if each <= cpus {
+					continue
+				}
+				path := sec.Path(name)
+				return fault.New(fault.Usage, cmp.Or(s.places[path], path),
+					"use fewer local nodes, or give each more with --node-cpus, or 0 for no limit",
+					"the limit of %.3g CPUs of %s is above the %.3g CPUs that all groups of a local node may use together",
+					each, path, cpus)
+			}
+		}
+	}
+	return nil
+}
+
+// ScaleNodes fits the spec to n nodes, and says what that leaves out; nothing where all is left as it was. An
+// experiment without nodes runs on all n.
+func (s *Spec) ScaleNodes(n int) string {
+	at := slices.IndexFunc(s.Factors, func(f Factor) bool { return slices.Equal(f.paths, []string{nodesKnob.Name}) })
+	if at < 0 {
+		asked := s.nodes()
+		if asked > 0 && asked <= n {
+			return ""
+		}
+		s.Whole[nodesKnob.Name] = strconv.Itoa(n)
+		if asked == 0 {
+			return ""
+		}
+		return fmt.Sprintf("scaled to %s, from %d", quantity.Counted(n, "node"), asked)
+	}
+	var kept, left []string
+	for _, l := range s.Factors[at].Levels {
+		if nodes, _ := strconv.Atoi(l); nodes <= n {
+			kept = append(kept, l)
+		} else {
+			left = append(left, l)
+		}
+	}
+	if len(left) == 0 {
+		return ""
+	}
+	if len(kept) == 0 {
+		kept = []string{strconv.Itoa(n)}
+	}
+	s.Factors[at].Levels = kept
+	return fmt.Sprintf("scaled to %s: the levels of %s nodes are left out", quantity.Counted(n, "node"), strings.Join(left, ", "))
+}
+
+// Nodes are where trials on nodes run: internal/experiment/cluster has them.
+type Nodes interface {
+	// Names are the names of all nodes, in the order in which trials take them.
+	Names() []string
+	// Ensure has nodes that have gone join again, where that can be done. That one does not is no error: Run tells.
+	Ensure(ctx context.Context, names []string) error
+	// Run is cluster.Coordinator's.
+	Run(ctx context.Context, names []string, share cluster.Share, data json.RawMessage, length, tail time.Duration,
+		begun func(at int64)) []cluster.Outcome
+	// Why says more of why a node went; empty where nothing more is known.
+	Why(name string) string
+	// PIDs are processes of nodes on this machine, and Group the path of their group; none and empty where each is a
+	// machine of its own.
+	PIDs() []int
+	Group() string
+}
+
+// nodeJob is what a node is told to run.
+type nodeJob struct {
+	Spec    json.RawMessage     `json:"spec"` // resolved, at the trial's level
+	Planned record.PlannedTrial `json:"planned"`
+	Attempt int                 `json:"attempt,omitempty"`
+	Seed    uint64              `json:"seed"` // of the trial's arrivals; each node takes its own from it
+}
+
+// nodeRecord is what a node sends back.
+type nodeRecord struct {
+	Trial  record.Trial `json:"trial"`
+	Late   int64        `json:"late_ns"` // these three: see record.NodeTrial
+	Opened int64        `json:"opened_late_ns"`
+	Closed int64        `json:"closed_late_ns"`
+}
+
+// lateAllowed is how long after the begin the loads of a node may be told of it, and edgePart how long after the edges
+// of the window its counters may be read, as a part of it: what is read later is not of the load any more.
+const (
+	lateAllowed = 5 * time.Millisecond
+	edgePart    = 0.2
+	leastEdge   = 20 * time.Millisecond // of short windows
+)
+
+// maxFailedNamed is how many nodes the reason of a trial names that failed at all of them. One would hide that they
+// failed for different reasons.
+const maxFailedNamed = 3
+
+// nodesTrial is a trial on nodes, as the coordinator has it.
+type nodesTrial struct {
+	machine Machine
+	spec    *Spec // at the trial's level, without copies
+	seed    uint64
+	late    time.Duration // how long after an edge of the window the coordinator's own counters were read
+
+	recorded int // bytes of the nodes' records
+}
+
+// edgeAllowed is how long after the edges of the window counters may be read.
+func (x *nodesTrial) edgeAllowed() time.Duration {
+	return max(time.Duration(edgePart*float64(x.spec.Duration)), leastEdge)
+}
+
+// run runs the trial into t. The error is why it failed, as t.Validity says too.
+func (x *nodesTrial) run(ctx context.Context, t *record.Trial) error {
+	t.Started, t.Clocks, t.Loads = time.Now(), map[string]time.Duration{}, map[string]load.Result{}
+	err := x.measure(ctx, t)
+	t.Ended = time.Now()
+	if err != nil {
+		t.Validity.Failed = failure(ctx, err)
+		if n := x.machine.Nodes; n != nil && n.Group() != "" { // of nodes elsewhere this machine says nothing
+			t.Validity.Cause = measured.FailedBy(t.Ledger, n.Group())
+		}
+		return err
+	}
+	p := &measured.Pool{
+		Setup: &x.spec.Setup, Trial: t, Tells: x.machine.Nodes.Group() != "" && x.late <= x.edgeAllowed(),
+	}
+	if group := x.machine.Nodes.Group(); group != "" {
+		p.Outside = measured.DisturbanceOf(t.Ledger, group, os.Getpid())
+	}
+	p.Gather()
+	t.Validity.Reasons = p.Judge()
+	t.Validity.Valid = len(t.Validity.Reasons) == 0
+	p.Trim(x.machine.Nodes.Group())
+	return nil
+}
+
+func (x *nodesTrial) measure(ctx context.Context, t *record.Trial) error {
+	if x.machine.Nodes == nil {
+		return fault.New(fault.Usage, "nodes", "give --local-nodes or --nodes-listen; see docs/nodes.md",
+			"the trial is to run on nodes, and there are none")
+	}
+	n, all := x.spec.nodes(), x.machine.Nodes.Names()
+	if n > len(all) {
+		return fault.New(fault.Usage, "nodes", "set nodes to what there is, or have more join",
+			"the trial is to run on %d nodes, and there are %d", n, len(all))
+	}
+	names, lap := all[:n], laps(t)
+	if err := x.machine.Nodes.Ensure(ctx, names); err != nil {
+		return fmt.Errorf("having nodes join again: %w", err)
+	}
+	lap("join")
+	data, err := x.job(t.PlannedTrial, t.Attempt)
+	if err != nil {
+		return err
+	}
+	var edges error
+	length, tail := x.spec.Warmup+x.spec.Duration, x.tail(t.Arm)
+	outcomes := x.machine.Nodes.Run(ctx, names, x.machine.NodeShare, data, length, tail, func(at int64) {
+		lap("set-up")
+		t.Ledger, edges = x.window(ctx, at+int64(x.spec.Warmup))
+		lap("measured")
+	})
+	lap("drain")
+	for i := range outcomes {
+		t.Nodes = append(t.Nodes, x.nodeTrial(outcomes[i], t.PlannedTrial, t.Attempt))
+		outcomes[i].Record = nil // it is decoded
+	}
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	if edges != nil {
+		return edges
+	}
+	if failed := measured.FailedNodes(t.Nodes); failed == n {
+		if n == 1 {
+			return fmt.Errorf("the trial failed at its node, %s: %s", t.Nodes[0].Name, t.Nodes[0].Failed)
+		}
+		return fmt.Errorf("the trial failed at all of %d nodes; at %s", n, t.FailedNodes(maxFailedNamed))
+	}
+	return nil
+}
+
+// tail is the longest that a trial may take from the end of its loads to the end of what is waited for.
+func (x *nodesTrial) tail(arm string) time.Duration {
+	longest := time.Duration(0)
+	for _, p := range x.spec.Loads {
+		longest = max(longest, p.Options.Duration("drain"))
+	}
+	if p := x.spec.Of(arm); p != nil {
+		if tailed, ok := p.Kind.(kind.Tailed); ok {
+			longest += tailed.Tail(p.Options)
+		}
+	}
+	return longest
+}
+
+// job is the trial as a spec without factors, which a node can run.
+func (x *nodesTrial) job(p record.PlannedTrial, attempt int) (json.RawMessage, error) {
+	s := *x.spec
+	s.Factors, s.Quick, s.Whole = nil, nil, param.Defaults([]param.Setting{nodesKnob})
+	spec, err := json.Marshal(&s)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the spec for nodes: %w", err)
+	}
+	data, err := json.Marshal(nodeJob{Spec: spec, Planned: p, Attempt: attempt, Seed: x.seed})
+	if err != nil {
+		return nil, fmt.Errorf("encoding the trial for nodes: %w", err)
+	}
+	return data, nil
+}
+
+// window is the coordinator's machine between the same two edges; where nodes are machines of their own, it says what
+// the coordinator costs.
+func (x *nodesTrial) window(ctx context.Context, from int64) (l *ledger.Ledger, err error) {
+	if x.spec.EventLoad() != "" {
+		done := runFirst()
+		defer func() { done(l) }()
+	}
+	if l, err = x.machine.window(ctx, from, from+int64(x.spec.Duration)); err != nil {
+		return nil, err
+	}
+	opened, closed := edgesLate(l, from, x.spec.Duration)
+	x.late = time.Duration(max(opened, closed))
+	if allowed := x.edgeAllowed(); x.late > allowed {
+		l.Warn("edges-late", "the counters were read %v after an edge of the window, and %v is allowed: "+
+			"the coordinator's machine is too busy", x.late.Round(100*time.Microsecond), allowed)
+	}
+	return l, nil
+}
+
+// edgesLate is how long after the edges of a window of a length, which was to open at from, its counters were read, ns.
+func edgesLate(l *ledger.Ledger, from int64, length time.Duration) (opened, closed int64) {
+	opened, closed = measured.MonotonicOf(l.Window.Start)-from, measured.MonotonicOf(l.Window.End)-from-int64(length)
+	return max(0, opened), max(0, closed)
+}
+
+// nodeTrial makes the record of one node's part out of what came of it. Half a record, or that of another trial, is
+// none.
+func (x *nodesTrial) nodeTrial(o cluster.Outcome, planned record.PlannedTrial, attempt int) record.NodeTrial {
+	n := record.NodeTrial{Name: o.Name}
+	if o.Clock != nil {
+		n.ClockOffset, n.ClockError = new(o.Clock.Ahead.Nanoseconds()), new(o.Clock.Error.Nanoseconds())
+	}
+	if o.Failed != nil {
+		n.Failed = o.Failed.Error()
+		if more := x.machine.Nodes.Why(o.Name); more != "" {
+			n.Failed += "; " + more
+		}
+	}
+	if o.Record == nil {
+		n.Failed = cmp.Or(n.Failed, "it sent no record")
+		return n
+	}
+	r, err := decodeNodeRecord(o.Record)
+	if err == nil {
+		err = checkNodeRecord(r, planned, attempt)
+	}
+	if err == nil {
+		err = x.makeRoom(&r.Trial)
+	}
+	if err != nil {
+		n.Failed = cmp.Or(n.Failed, err.Error())
+		return n
+	}
+	n.Trial = &r.Trial
+	switch {
+	case r.Trial.Validity.Failed == record.Interrupted && n.Failed != "": // it was told to
+	case r.Trial.Validity.Failed != "":
+		n.Failed = r.Trial.Validity.Failed
+	}
+	if o.Begin != 0 && r.Trial.Ledger != nil {
+		n.StartedLateNs, n.OpenedLateNs, n.ClosedLateNs = new(r.Late), new(r.Opened), new(r.Closed)
+		allowed := x.edgeAllowed()
+		switch late, edge := time.Duration(r.Late), time.Duration(max(r.Opened, r.Closed)); {
+		case late > lateAllowed:
+			n.Failed = cmp.Or(n.Failed, fmt.Sprintf("it began %v late, and %v is allowed",
+				late.Round(100*time.Microsecond), lateAllowed))
+		case edge > allowed:
+			n.Failed = cmp.Or(n.Failed, fmt.Sprintf("its counters were read %v after an edge of the window, "+
+				"and %v is allowed: its machine is too busy", edge.Round(100*time.Microsecond), allowed))
+		}
+	}
+	return n
+}
+
+// What records of nodes may take, before they are decoded and after. One has some 100 KB and 2000 values; two bytes of
+// JSON can become hundreds of memory and of the file of trials, whose readers take lines of up to 64 MiB.
+const (
+	maxRecordValues = 100_000
+	maxNodeRecord   = 8 << 20  // bytes
+	maxNodeRecords  = 48 << 20 // bytes, of all nodes of a trial
+)
+
+func decodeNodeRecord(text json.RawMessage) (r nodeRecord, err error) {
+	values := 0
+	for _, c := range []byte{',', '[', '{'} {
+		values += bytes.Count(text, []byte{c})
+	}
+	if values > maxRecordValues {
+		return r, fmt.Errorf("its record has more than %d values", maxRecordValues)
+	}
+	if err := json.Unmarshal(text, &r); err != nil {
+		return r, fmt.Errorf("its record cannot be decoded: %w", err)
+	}
+	return r, nil
+}
+
+// makeRoom sees that a node's record can be written beside those of others.
+func (x *nodesTrial) makeRoom(t *record.Trial) error {
+	text, err := json.Marshal(t)
+	if err != nil {
+		return fmt.Errorf("its record cannot be written: %w", err)
+	}
+	if len(text) > maxNodeRecord {
+		return fmt.Errorf("its record would have %d MiB, and %d are allowed", len(text)>>20, maxNodeRecord>>20)
+	}
+	if x.recorded += len(text); x.recorded > maxNodeRecords {
+		return fmt.Errorf("its record does not fit: those of all nodes have more than %d MiB", maxNodeRecords>>20)
+	}
+	return nil
+}
+
+func checkNodeRecord(r nodeRecord, planned record.PlannedTrial, attempt int) error {
+	t := &r.Trial
+	switch {
+	case t.Schema != record.TrialSchema:
+		return fmt.Errorf("its record has the schema %q, not %q", near.Clip(t.Schema), record.TrialSchema)
+	case t.Index != planned.Index || t.Arm != planned.Arm || t.Block != planned.Block:
+		return fmt.Errorf("its record is of trial %d (%s), not of %d (%s)",
+			t.Index, near.Clip(t.Arm), planned.Index, planned.Arm)
+	case t.Attempt != attempt:
+		return fmt.Errorf("its record is of attempt %d at trial %d, not of %d", t.Attempt, t.Index, attempt)
+	case t.Validity.Failed == "" && (t.Ledger == nil || t.Metrics == nil):
+		return errors.New("its record is half a record: it has neither failed nor a ledger and metrics")
+	case len(t.Nodes) > 0:
+		return errors.New("its record has nodes of its own")
+	case r.Late < 0 || r.Opened < 0 || r.Closed < 0:
+		return errors.New("its record was begun or its counters were read before the time")
+	}
+	for _, name := range slices.Sorted(maps.Keys(t.Loads)) {
+		l := t.Loads[name]
+		if err := l.Check(); err != nil {
+			return fmt.Errorf("its record has less than nothing of the load %q: %w", near.Clip(name), err)
+		}
+	}
+	if t.Work != nil {
+		if err := t.Work.Check(); err != nil {
+			return fmt.Errorf("its record has less than nothing of the subject's work: %w", err)
+		}
+	}
+	return nil
+}
+
+// NodeAgent runs the trials that a coordinator tells a node to.
+type NodeAgent struct {
+	Name     string
+	Dir      string                         // for files that processes of a trial read, and the record of the last
+	Features []string                       // by which specs may name what they need
+	Machine  func(s *Spec) (Machine, error) // that this machine can do it, and what trials need of it
+	Ready    func() error                   // called when a trial is set up, before the coordinator is told; may be nil
+
+	// AllowCommands is whether specs may name commands, files and addresses (Spec.CheckReach).
+	AllowCommands bool
+}
+
+// nodeRecordFile is, in the directory of a node, the record of its last trial.
+const nodeRecordFile = "trial.json"
+
+// Run is a cluster.Runner.
+func (a NodeAgent) Run(
+	ctx context.Context, job cluster.Job, barrier func(context.Context) (int64, error),
+) (sent json.RawMessage, err error) {
+	var j nodeJob
+	if err := json.Unmarshal(job.Data, &j); err != nil {
+		return nil, fmt.Errorf("decoding the trial: %w", err)
+	}
+	s, err := Parse("the coordinator's spec", j.Spec, a.Features)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.check(s, j.Planned, job.Share); err != nil {
+		return nil, err
+	}
+	m, err := a.Machine(s)
+	if err != nil {
+		return nil, err
+	}
+	m.Share = job.Share
+	r := nodeRecord{Trial: record.Trial{Schema: record.TrialSchema, PlannedTrial: j.Planned, Attempt: j.Attempt}}
+	prepared := newPrepared()
+	prepared.addTrial(s, j.Planned.Arm)
+	defer func() { err = errors.Join(err, prepared.remove()) }()
+	if err := prepared.prepare(ctx, m.Self); err != nil {
+		return nil, err
+	}
+	x := newTrial(m, s.copies(), j.Planned, j.Attempt, a.Dir, a.seed(j.Seed))
+	x.prepared = prepared
+	var begin int64
+	x.barrier = func(ctx context.Context) (int64, error) {
+		if a.Ready != nil {
+			if err := a.Ready(); err != nil {
+				return 0, err
+			}
+		}
+		at, err := barrier(ctx)
+		begin = at
+		return at, err
+	}
+	failure := x.run(ctx, &r.Trial)
+	if failure != nil && ctx.Err() != nil {
+		failure = context.Cause(ctx)
+	}
+	r.Late = x.late
+	if l := r.Trial.Ledger; l != nil {
+		r.Opened, r.Closed = edgesLate(l, begin+int64(s.Warmup), s.Duration)
+	}
+	text, err := json.Marshal(r)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the record: %w", err)
+	}
+	// What was measured stays here until the next trial, whatever becomes of the connection.
+	if err := replace.File(filepath.Join(a.Dir, nodeRecordFile), text, 0o644); err != nil && failure == nil {
+		failure = fault.Wrap(err, fault.Machine, a.Dir, "make room there", "the node's record cannot be written")
+	}
+	return text, failure
+}
+
+// maxShare is more CPUs than any machine has.
+const maxShare = 1 << 20
+
+// check refuses a trial that no coordinator of ours makes, or that this node does not allow. Nothing has been done for
+// it by then.
+func (a NodeAgent) check(s *Spec, planned record.PlannedTrial, share cluster.Share) error {
+	switch {
+	case len(s.Factors) > 0 || s.nodes() > 0:
+		return errors.New("the trial's spec has factors or nodes, and a node runs one trial at one level")
+	case !slices.Contains(s.AllArms(), planned.Arm):
+		return fmt.Errorf("the trial is of the arm %q, which its spec does not have", near.Clip(planned.Arm))
+	case planned.Index < 0 || planned.Index > math.MaxInt32:
+		return fmt.Errorf("there is no trial %d", planned.Index)
+	case !(share.CPUs >= 0 && share.CPUs <= maxShare && share.Weight >= 0 && share.Weight <= 1):
+		return fmt.Errorf("no trial can have %g CPUs with a weight of %g", share.CPUs, share.Weight)
+	case a.AllowCommands:
+		return nil
+	}
+	return s.CheckReach(a.Name)
+}
+
+// seed is this node's of the trial's: nodes in step would be one load, not many.
+func (a NodeAgent) seed(seed uint64) uint64 {
+	h := fnv.New64a()
+	fmt.Fprint(h, seed, a.Name)
+	return h.Sum64()
+}

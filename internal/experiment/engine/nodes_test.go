@@ -1,0 +1,587 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"tare/internal/experiment/cluster"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/mesh/generation"
+	"tare/internal/mesh/push"
+	"tare/internal/mesh/storebench"
+	"tare/internal/scale/ledger"
+	"tare/internal/workloads/load/probe"
+)
+
+// nodesSpec is an experiment on nodes.
+const nodesSpec = `name: on-nodes
+question: What does it cost at each node?
+nodes: 3
+blocks: 1
+warmup: 10ms
+duration: 100ms
+applications: {server: {kind: http}}
+loads: {client: {kind: http, to: server, rate: 50, connections: 4, keepalive: false}}
+gates: {rate: 0.01, errors: 1, lag: 60s, generator_cpu: 1, drift: 1000}
+`
+
+// TestCheckShare: a limit above the CPUs of a node is refused where the spec has the part, at any level.
+func TestCheckShare(t *testing.T) {
+	const head = "name: x\nquestion: Q?\napplications:\n  server:\n    kind: http\n    count: 2\n    limits: {cpus: 0.5}\n" +
+		"loads:\n  client: {kind: http, to: server, count: 2, rate: 10, connections: 2}\n"
+	for _, c := range []struct {
+		name, spec string
+		cpus       float64
+		want       string // empty: it may be
+	}{
+		{"no limit of the node", head, 0, ""},
+		{"just as much, for each copy", head, 0.25, ""},
+		{"more", head, 0.2, "test:4:3: the limit of 0.25 CPUs of applications.server is above the 0.2 CPUs"},
+		{"more at one level", head + "factors: {server.limits.cpus: [0.1, 0.6]}\n", 0.25, "test:4:3: the limit of 0.3 CPUs"},
+		{"less at all", head + "factors: {server.limits.cpus: [0.1, 0.4]}\n", 0.25, ""},
+	} {
+		s, err := Parse("test", []byte(c.spec), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch err := s.CheckShare(c.cpus); {
+		case c.want == "" && err != nil:
+			t.Errorf("%s: %v", c.name, err)
+		case c.want != "" && (fault.CodeOf(err) != fault.Usage || !strings.Contains(fmt.Sprint(err), c.want)):
+			t.Errorf("%s: got %v; want %q", c.name, err, c.want)
+		}
+	}
+}
+
+func TestScaleNodes(t *testing.T) {
+	sweep := nodesSpec + "factors: {nodes: [2, 12, 25, 37, 50]}\n"
+	for _, c := range []struct {
+		name, spec string
+		n          int
+		levels     []string // of the factor; nil: there is none
+		most       int
+		says       string
+	}{
+		{"all there", sweep, 50, []string{"2", "12", "25", "37", "50"}, 50, ""},
+		{"some", sweep, 25, []string{"2", "12", "25"}, 25, "scaled to 25 nodes: the levels of 37, 50 nodes are left out"},
+		{"between", sweep, 30, []string{"2", "12", "25"}, 25, "scaled to 30 nodes: the levels of 37, 50 nodes are left out"},
+		{"fewer than any", sweep, 1, []string{"1"}, 1, "scaled to 1 node: the levels of 2, 12, 25, 37, 50 nodes are left out"},
+		{"a number that fits", nodesSpec, 5, nil, 3, ""},
+		{"a number that does not", nodesSpec, 2, nil, 2, "scaled to 2 nodes, from 3"},
+		{"none asked for", strings.Replace(nodesSpec, "nodes: 3\n", "", 1), 4, nil, 4, ""},
+	} {
+		s := mustParse(t, c.spec)
+		says := s.ScaleNodes(c.n)
+		var levels []string
+		for _, f := range s.Factors {
+			levels = f.Levels
+		}
+		if says != c.says || s.MostNodes() != c.most || !slices.Equal(levels, c.levels) {
+			t.Errorf("%s: %q, levels %v, at most %d", c.name, says, levels, s.MostNodes())
+		}
+	}
+}
+
+// TestNodesKey: the resolved form of a spec has its nodes, and what nodes are told to run has none.
+func TestNodesKey(t *testing.T) {
+	s := mustParse(t, nodesSpec)
+	text, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again := mustParse(t, string(text)); again.nodes() != 3 {
+		t.Errorf("resolved, it has %d nodes: %s", again.nodes(), text)
+	}
+	x := &nodesTrial{spec: mustParse(t, nodesSpec+"factors: {rate: [50, 60], nodes: [2, 3]}\n").At(Level{"rate": "60", "nodes": "2"}), seed: 7}
+	data, err := x.job(record.PlannedTrial{Index: 4, Arm: "aa"}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var j nodeJob
+	if err := json.Unmarshal(data, &j); err != nil {
+		t.Fatal(err)
+	}
+	told := mustParse(t, string(j.Spec))
+	if told.nodes() != 0 || len(told.Factors) != 0 || told.Loads["client"].Options["rate"] != "60" || j.Seed != 7 || j.Planned.Index != 4 {
+		t.Errorf("a node is told %s", data)
+	}
+	page, err := os.ReadFile(docs("spec.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if row := knobRow(nodesKnob); !strings.Contains(string(page), row) {
+		t.Errorf("docs/spec.md lacks:\n%s", row)
+	}
+}
+
+// fakeNodes answer as a test wants them to.
+type fakeNodes struct {
+	names    []string
+	outcomes func(planned record.PlannedTrial) []cluster.Outcome
+	ensured  int
+	group    string
+}
+
+func (f *fakeNodes) Names() []string                        { return f.names }
+func (f *fakeNodes) Ensure(context.Context, []string) error { f.ensured++; return nil }
+func (f *fakeNodes) Why(string) string                      { return "" }
+func (f *fakeNodes) PIDs() []int                            { return nil }
+func (f *fakeNodes) Group() string                          { return f.group }
+
+func (f *fakeNodes) Run(_ context.Context, _ []string, _ cluster.Share, data json.RawMessage, _, _ time.Duration, begun func(int64)) []cluster.Outcome {
+	var j nodeJob
+	if err := json.Unmarshal(data, &j); err != nil {
+		panic(err)
+	}
+	begun(pace.Now())
+	return f.outcomes(j.Planned)
+}
+
+// goodOutcome is that of a node with one load of so many requests, all after so long.
+func goodOutcome(t *testing.T, name string, planned record.PlannedTrial, done int64, latency time.Duration, change func(*nodeRecord)) cluster.Outcome {
+	t.Helper()
+	r := load.Result{Generator: "http", Mode: load.Open, Seconds: 2, Rate: float64(done) / 2, Intended: done, Sent: done, Done: done, Opened: done, Connections: 4, CPUs: 1}
+	h := hdrhistogram.New(1, 100_000_000_000, 3)
+	if err := h.RecordValues(latency.Nanoseconds(), done); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.SetHistogram(load.Latency, h); err != nil {
+		t.Fatal(err)
+	}
+	n := nodeRecord{Trial: record.Trial{
+		Schema: record.TrialSchema, PlannedTrial: planned, Ledger: &ledger.Ledger{}, Validity: record.Validity{Valid: true},
+		Loads: map[string]load.Result{"client": r},
+		Metrics: map[string]float64{"cpu_seconds_per_connection": float64(done) * 1e-6, "memory_hard_bytes": float64(done), "latency_p50_seconds": 99, "throughput_per_second": float64(done) / 2, "error_ratio": 99,
+			"events_generated": float64(done), "cpu_seconds_per_request": float64(done) * 1e-3},
+		Counts: map[string]record.Count{"bpf_client_share": {In: 1, Of: int(done)}},
+	}}
+	if change != nil {
+		change(&n)
+	}
+	text, err := json.Marshal(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cluster.Outcome{Name: name, Record: text, Begin: 1, Clock: &cluster.Offset{Ahead: 5, Error: 2}}
+}
+
+// TestFailedBesideOthers: a trial that failed at all nodes while others had the machine that they are on is worth
+// running again; of nodes elsewhere this machine does not know.
+func TestFailedBesideOthers(t *testing.T) {
+	g := newGround(t)
+	for _, tt := range []struct {
+		group  string
+		stolen bool
+		want   ledger.Cause
+	}{{"/tare-nodes", true, ledger.Hypervisor}, {"/tare-nodes", false, ""}, {"", true, ""}} {
+		m := g.machine
+		m.Nodes = &fakeNodes{names: []string{"a"}, group: tt.group, outcomes: func(p record.PlannedTrial) []cluster.Outcome {
+			return []cluster.Outcome{goodOutcome(t, "a", p, 10, 1, func(r *nodeRecord) { r.Closed = 30_000_000 })}
+		}}
+		m.OpenWindow = func(_ context.Context, at int64) (Window, error) {
+			return stolenWindow{newEmptyWindow(at), tt.stolen}, nil
+		}
+		spec := nodesSpec
+		tr := record.Trial{Schema: record.TrialSchema, PlannedTrial: record.PlannedTrial{Index: 1, Arm: record.Direct}}
+		x := &nodesTrial{machine: m, spec: mustParse(t, strings.Replace(spec, "nodes: 3", "nodes: 1", 1))}
+		_ = x.run(t.Context(), &tr) // what it says stands in the trial
+		if again := len(measured.LostToOthers(&tr)) > 0; tr.Validity.Failed == "" || tr.Validity.Cause != tt.want ||
+			again != (tt.want != "") {
+			t.Errorf("%+v: %+v, again: %v", tt, tr.Validity, again)
+		}
+	}
+}
+
+// TestPooled: the metrics of a trial on nodes are of all of them together; a node that failed is in none, and sums are
+// then not given.
+func TestPooled(t *testing.T) {
+	g := newGround(t)
+	run := func(outcomes func(record.PlannedTrial) []cluster.Outcome) record.Trial {
+		t.Helper()
+		m := g.machine
+		m.Nodes = &fakeNodes{names: []string{"a", "b", "c"}, outcomes: outcomes}
+		tr := record.Trial{Schema: record.TrialSchema, PlannedTrial: record.PlannedTrial{Index: 1, Arm: record.Direct}}
+		_ = (&nodesTrial{machine: m, spec: mustParse(t, nodesSpec)}).run(t.Context(), &tr) // what it says stands in the trial
+		return tr
+	}
+	three := func(change func([]cluster.Outcome)) func(p record.PlannedTrial) []cluster.Outcome {
+		return func(p record.PlannedTrial) []cluster.Outcome {
+			os := []cluster.Outcome{
+				goodOutcome(t, "a", p, 1000, time.Millisecond, nil), goodOutcome(t, "b", p, 1000, time.Millisecond, nil), goodOutcome(t, "c", p, 4000, 3*time.Millisecond, nil)}
+			change(os)
+			return os
+		}
+	}
+	absent := math.NaN()
+	check := func(tr record.Trial, want map[string]float64) {
+		t.Helper()
+		for name, v := range want {
+			got, ok := tr.Metrics[name]
+			if ok == math.IsNaN(v) || ok && math.Abs(got-v) > 0.002*math.Abs(v) {
+				t.Errorf("%s is %v (there: %v), want %v", name, got, ok, v)
+			}
+		}
+	}
+	tr := run(three(func([]cluster.Outcome) {}))
+	if !tr.Validity.Valid || len(tr.Nodes) != 3 || *tr.Nodes[0].ClockOffset != 5 || *tr.Nodes[2].ClockError != 2 || *tr.Nodes[1].StartedLateNs != 0 {
+		t.Errorf("%+v, nodes %+v", tr.Validity, tr.Nodes)
+	}
+	check(tr, map[string]float64{
+		"throughput_per_second": 3000, "latency_p50_seconds": 3e-3, "error_ratio": 0, "memory_hard_bytes": 2000, "nodes_failed": 0,
+		"cpu_seconds_per_connection": (1000*1000e-6 + 1000*1000e-6 + 4000*4000e-6) / 6000, "map_bytes": absent,
+	})
+	if l := tr.Loads["client"]; l.Done != 6000 || l.Connections != 12 || l.Seconds != 2 || tr.Nodes[0].Trial.Loads["client"].Histograms != nil {
+		t.Errorf("the loads together: %+v", l)
+	}
+	if c := tr.Counts["bpf_client_share"]; c != (record.Count{In: 3, Of: 6000}) {
+		t.Errorf("counts %+v", c)
+	}
+
+	p := &measured.Pool{Setup: &mustParse(t, nodesSpec).Setup, Trial: &tr}
+	p.Gather()
+	for name, want := range map[string]float64{"events_generated": 6000, "cpu_seconds_per_request": (1000*1 + 1000*1 + 4000*4) / 6000.0} {
+		if v, ok := p.Over(metricOf(t, name)); !ok || math.Abs(v-want) > 1e-9 {
+			t.Errorf("%s over the nodes is %v (%v), want %v", name, v, ok, want)
+		}
+	}
+
+	for _, c := range []struct {
+		name   string
+		change func([]cluster.Outcome)
+		says   string
+	}{
+		{"gone", func(os []cluster.Outcome) { os[2].Record, os[2].Failed = nil, errors.New("it went away") }, "it went away"},
+		{"half a record", func(os []cluster.Outcome) { os[2].Record = os[2].Record[:len(os[2].Record)/2] }, "its record cannot be decoded"},
+		{"no record", func(os []cluster.Outcome) { os[2].Record = nil }, "it sent no record"},
+		{"no metrics", func(os []cluster.Outcome) {
+			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1, func(r *nodeRecord) { r.Trial.Metrics = nil })
+		}, "half a record"},
+		{"another trial", func(os []cluster.Outcome) {
+			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 2, Arm: record.Direct}, 10, 1, nil)
+		}, "its record is of trial 2 (direct), not of 1 (direct)"},
+		{"a negative count", func(os []cluster.Outcome) {
+			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1, func(r *nodeRecord) {
+				l := r.Trial.Loads["client"]
+				l.Errors = map[string]int64{"read": -5}
+				r.Trial.Loads["client"] = l
+			})
+		}, `its record has less than nothing of the load "client": errors.read is -5`},
+		{"more values than any record", func(os []cluster.Outcome) {
+			os[2].Record = json.RawMessage(`{"trial":{"ledger":{"cgroups":[` + strings.Repeat("{},", maxRecordValues) + `{}]}}}`)
+		}, "its record has more than 100000 values"},
+		{"a record that grows", func(os []cluster.Outcome) {
+			os[2].Record = json.RawMessage(`{"trial":{"schema":"tare.trial/v1","index":1,"arm":"direct","metrics":{},"ledger":{"cgroups":[` + strings.Repeat("{},", maxRecordValues/2-100) + `{}]}}}`)
+		}, "MiB, and 8 are allowed"},
+		{"a record of nodes", func(os []cluster.Outcome) {
+			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1, func(r *nodeRecord) { r.Trial.Nodes = make([]record.NodeTrial, 2) })
+		}, "its record has nodes of its own"},
+		{"before its time", func(os []cluster.Outcome) {
+			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1, func(r *nodeRecord) { r.Late = -1 })
+		}, "before the time"},
+		{"late", func(os []cluster.Outcome) {
+			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1, func(r *nodeRecord) { r.Late = 12_345_678 })
+		}, "it began 12.3ms late, and 5ms is allowed"},
+		{"counters read late", func(os []cluster.Outcome) {
+			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1, func(r *nodeRecord) { r.Closed = 30_000_000 })
+		}, "its counters were read 30ms after an edge of the window, and 20ms is allowed"},
+		{"failed there", func(os []cluster.Outcome) {
+			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1, func(r *nodeRecord) { r.Trial.Validity = record.Validity{Failed: "setting up: no"} })
+		}, "setting up: no"},
+	} {
+		tr := run(three(c.change))
+		if !tr.Validity.Valid || !strings.Contains(tr.Nodes[2].Failed, c.says) || tr.Nodes[0].Failed != "" {
+			t.Errorf("%s: %+v, nodes %+v", c.name, tr.Validity, tr.Nodes)
+		}
+		if says := tr.FailedNodes(len(tr.Nodes)); !strings.HasPrefix(says, "c: ") || !strings.Contains(says, c.says) {
+			t.Errorf("%s: it says %q", c.name, says)
+		}
+		check(tr, map[string]float64{"throughput_per_second": absent, "latency_p50_seconds": 1e-3, "memory_hard_bytes": 1000, "cpu_seconds_per_connection": 1e-3, "nodes_failed": 1})
+		p := &measured.Pool{Setup: &mustParse(t, nodesSpec).Setup, Trial: &tr}
+		p.Gather()
+		if _, ok := p.Over(metricOf(t, "events_generated")); ok {
+			t.Errorf("%s: a sum over two of three nodes", c.name)
+		}
+	}
+
+	two := func(os []cluster.Outcome) { os[1].Failed, os[2].Failed = errors.New("gone"), errors.New("gone") }
+	if tr := run(three(two)); tr.Validity.Valid || len(tr.Validity.Reasons) != 1 || tr.Validity.Reasons[0].Gate != "nodes" || !strings.Contains(tr.Validity.Reasons[0].Message, "2 of 3 nodes failed") {
+		t.Errorf("two of three: %+v", tr.Validity)
+	}
+	all := func(os []cluster.Outcome) {
+		for i := range os {
+			os[i].Failed = fmt.Errorf("gone by way %d", i+1)
+		}
+	}
+	if tr := run(three(all)); !strings.Contains(tr.Validity.Failed, "the trial failed at all of 3 nodes; at a: gone by way 1; b: gone by way 2; c: gone by way 3") || len(tr.Nodes) != 3 {
+		t.Errorf("all: %+v", tr.Validity)
+	}
+	many := &record.Trial{Nodes: []record.NodeTrial{{Name: "a", Failed: "gone"}, {Name: "b"}, {Name: "c", Failed: "late"}, {Name: "d", Failed: "gone"}}}
+	if says := many.FailedNodes(2); says != "a: gone; c: late; and at 1 more" {
+		t.Errorf("the first two of three: %q", says)
+	}
+	invalid := func(os []cluster.Outcome) {
+		for i, name := range []string{"a", "b", "c"} {
+			os[i] = goodOutcome(t, name, record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1, func(r *nodeRecord) {
+				r.Trial.Validity = record.Validity{Reasons: []record.Reason{{Gate: "lag", Message: "client: late"}}}
+			})
+		}
+	}
+	if tr := run(three(invalid)); tr.Validity.Valid || len(tr.Validity.Reasons) != 1 || tr.Validity.Reasons[0].Message != "a: client: late (and 2 more of the gate lag)" {
+		t.Errorf("invalid at each: %+v", tr.Validity)
+	}
+}
+
+// TestNoNodes: a trial on nodes that are not there is refused with its mend.
+func TestNoNodes(t *testing.T) {
+	g := newGround(t)
+	for want, nodes := range map[string]Nodes{"give --local-nodes": nil, "on 3 nodes, and there are 2": &fakeNodes{names: []string{"a", "b"}}} {
+		m := g.machine
+		m.Nodes = nodes
+		var tr record.Trial
+		err := (&nodesTrial{machine: m, spec: mustParse(t, nodesSpec)}).run(t.Context(), &tr)
+		if err == nil || !strings.Contains(tr.Validity.Failed, want) {
+			t.Errorf("got %v, %+v", err, tr.Validity)
+		}
+	}
+}
+
+// TestNodeAgent: an agent runs a real trial, within its share of the machine, from the begin that it is given; the
+// coordinator is this test.
+func TestNodeAgent(t *testing.T) {
+	g := newGround(t)
+	x := &nodesTrial{spec: mustParse(t, nodesSpec), seed: 3}
+	planned := record.PlannedTrial{Index: 4, Arm: record.Direct}
+	data, err := x.job(planned, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	readied := false
+	a := NodeAgent{Name: "a", Dir: t.TempDir(), Ready: func() error { readied = true; return nil }, Machine: func(*Spec) (Machine, error) { return g.machine, nil }}
+	var begin int64
+	soon := func(context.Context) (int64, error) {
+		if !readied {
+			t.Error("not readied before the barrier")
+		}
+		limits := map[string]int{}
+		want := map[string]string{"cpu.cfs_quota_us": "50000", "cpu.max": "50000 100000", "cpu.shares": "256", "cpu.weight": "25"}
+		for _, h := range g.machine.Cgroups.Hierarchies {
+			for file, is := range want {
+				found, _ := filepath.Glob(filepath.Join(h.Mount, fmt.Sprintf("tare-trial-4-p%d-*", os.Getpid()), file))
+				for _, f := range found {
+					if text, err := os.ReadFile(f); err == nil && strings.TrimSpace(string(text)) == is {
+						limits[file[:5]]++
+					}
+				}
+			}
+		}
+		if n := limits["cpu.c"] + limits["cpu.m"]; n != 1 || limits["cpu.s"]+limits["cpu.w"] != 1 {
+			t.Errorf("%d limits of half a CPU, of the files %v", n, limits)
+		}
+		begin = pace.Now() + int64(100*time.Millisecond)
+		return begin, nil
+	}
+	out, err := a.Run(t.Context(), cluster.Job{ID: 1, Share: cluster.Share{CPUs: 0.5, Weight: 0.25}, Data: data}, soon)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r nodeRecord
+	if err := json.Unmarshal(out, &r); err != nil {
+		t.Fatal(err)
+	}
+	if r.Late != 0 || r.Trial.Index != 4 || r.Trial.Validity.Failed != "" || r.Trial.Metrics["throughput_per_second"] <= 0 {
+		t.Errorf("%+v", r)
+	}
+	if early := time.Duration(begin + int64(x.spec.Warmup) - measured.MonotonicOf(r.Trial.Ledger.Window.Start)); early > time.Millisecond || r.Opened < 0 || r.Closed < 0 {
+		t.Errorf("the window opened %v before the warm-up's end", early)
+	}
+	if kept, err := os.ReadFile(filepath.Join(a.Dir, nodeRecordFile)); err != nil || string(kept) != string(out) {
+		t.Errorf("the node keeps %q (%v)", kept, err)
+	}
+
+	t.Run("late", func(t *testing.T) {
+		out, err := a.Run(t.Context(), cluster.Job{ID: 2, Data: data}, func(context.Context) (int64, error) { return pace.Now() - int64(20*time.Millisecond), nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := (&nodesTrial{machine: Machine{Nodes: &fakeNodes{}}, spec: x.spec}).nodeTrial(cluster.Outcome{Name: "a", Record: out, Begin: 1}, planned, 0)
+		if !strings.Contains(n.Failed, "late, and 5ms is allowed") || n.Trial == nil || *n.StartedLateNs < int64(20*time.Millisecond) {
+			t.Errorf("%+v", n)
+		}
+	})
+	t.Run("no directory", func(t *testing.T) {
+		b := a
+		b.Dir = filepath.Join(a.Dir, "gone")
+		out, err := b.Run(t.Context(), cluster.Job{ID: 3, Data: data}, soon2)
+		if out == nil || err == nil || !strings.Contains(err.Error(), "the node's record cannot be written") {
+			t.Errorf("%v, and a record: %v", err, out != nil)
+		}
+	})
+	t.Run("abandoned", func(t *testing.T) {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		out, err := a.Run(ctx, cluster.Job{ID: 4, Data: data}, func(ctx context.Context) (int64, error) {
+			cancel(cluster.ErrAbandoned)
+			return 0, context.Cause(ctx)
+		})
+		if out == nil || !errors.Is(err, cluster.ErrAbandoned) {
+			t.Errorf("%v, and a record: %v", err, out != nil)
+		}
+	})
+	t.Run("no trial", func(t *testing.T) {
+		for _, data := range []string{`{}`, `{"spec": {"name": "x"}}`, `[]`} {
+			if out, err := a.Run(t.Context(), cluster.Job{ID: 5, Data: json.RawMessage(data)}, soon2); err == nil || out != nil {
+				t.Errorf("%s: %v", data, err)
+			}
+		}
+	})
+}
+
+func soon2(ctx context.Context) (int64, error) { return soon(ctx) }
+
+// TestNodeSeeds: copies of a load at different nodes do not start their requests at the same moments.
+func TestNodeSeeds(t *testing.T) {
+	seeds := map[uint64]bool{}
+	for _, name := range []string{"a", "b", "c"} {
+		seeds[NodeAgent{Name: name}.seed(1)] = true
+		seeds[NodeAgent{Name: name}.seed(2)] = true
+	}
+	if len(seeds) != 6 {
+		t.Errorf("%v", slices.Sorted(maps.Keys(seeds)))
+	}
+}
+
+// FuzzNodeRecord: whatever a node sends as its record, the trial it is pooled into is made without a panic, can be
+// written down, and has no metric of a node that failed.
+func FuzzNodeRecord(f *testing.F) {
+	planned := record.PlannedTrial{Index: 1, Arm: record.Direct}
+	for _, seed := range []string{
+		`{}`, `[]`, `{"trial":null}`, `{"trial":{"schema":"tare.trial/v1","index":1,"arm":"direct"}}`,
+		`{"trial":{"schema":"tare.trial/v1","index":1,"arm":"direct","ledger":{},"metrics":{},"loads":{"client":{"rate":1e308,"cpus":-1e308,"counts":{"n":1e308},"histograms":{"latency":"!"}}}}}`,
+		`{"trial":{"schema":"tare.trial/v1","index":1,"arm":"direct","ledger":{"cgroups":[{"path":"/a","role":"load"}],"maps":[{"inner":null}]},"metrics":{"memory_hard_bytes":1e308},"counts":{"x":{"in":-1}},
+			"events":{"generated":-5},"validity":{"reasons":[{"gate":"lag"}]}},"late_ns":-1,"closed_late_ns":99999999999}`,
+	} {
+		f.Add([]byte(seed))
+	}
+	spec := mustParse(f, nodesSpec)
+	f.Fuzz(func(t *testing.T, text []byte) {
+		x := &nodesTrial{machine: Machine{Nodes: &fakeNodes{}}, spec: spec}
+		tr := record.Trial{Loads: map[string]load.Result{}, Ledger: &ledger.Ledger{}}
+		for _, name := range []string{"a", "b"} {
+			tr.Nodes = append(tr.Nodes, x.nodeTrial(cluster.Outcome{Name: name, Record: text, Begin: 1}, planned, 0))
+		}
+		p := &measured.Pool{Setup: &spec.Setup, Trial: &tr}
+		p.Gather()
+		p.Judge()
+		p.Trim("/tare-nodes")
+		if measured.FailedNodes(tr.Nodes) == 2 && tr.Metrics["nodes_failed"] != 2 || measured.FailedNodes(tr.Nodes) == 2 && len(tr.Metrics) != 1 {
+			t.Errorf("both failed, and the metrics are %v", tr.Metrics)
+		}
+		if _, err := json.Marshal(tr); err != nil {
+			t.Errorf("the trial cannot be written: %v", err)
+		}
+	})
+}
+
+func metricOf(t *testing.T, name string) *measured.Metric {
+	t.Helper()
+	m, known := measured.Find(name)
+	if !known {
+		t.Fatalf("there is no metric %s", name)
+	}
+	return &m
+}
+
+// TestNodesNeverAverageQuantiles: two nodes, of which one saw nine times as much, and all of it ten times as slow. A
+// quantile of both together is that of all they saw, and a maximum that of the slower; the mean of the two, or of two
+// maxima, is neither.
+func TestNodesNeverAverageQuantiles(t *testing.T) {
+	node := func(n int64, each time.Duration, most float64) record.NodeTrial {
+		h := hdrhistogram.New(1, int64(time.Minute), 3)
+		if err := h.RecordValues(each.Nanoseconds(), n); err != nil {
+			t.Fatal(err)
+		}
+		histograms := func(names ...string) load.Result {
+			r := load.Result{Seconds: 1, Done: n, Counts: map[string]float64{}}
+			for _, name := range names {
+				if err := r.SetHistogram(name, h); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return r
+		}
+		client := histograms(probe.Delay, push.Whole, push.Usable, push.Sent, generation.OldEndpoint)
+		work := histograms(storebench.FlushTime, push.Received)
+		work.Generator = push.Generator
+		work.Counts[storebench.FlushSeconds], work.Counts[storebench.Flushes] = float64(n)*each.Seconds(), float64(n)
+		return record.NodeTrial{Name: "n", Trial: &record.Trial{
+			Loads: map[string]load.Result{"client": client}, Work: &work, Validity: record.Validity{Valid: true},
+			Metrics: map[string]float64{ // as a node of Tare before 0.3 tells them
+				"limited_most_share": most, "sched_delay_p99_seconds": each.Seconds(), "push_p99_seconds": each.Seconds(), "flush_p99_seconds": each.Seconds(),
+				"old_endpoint_p99_seconds": each.Seconds(), "push_received_p50_seconds": each.Seconds(), "sched_delay_max_seconds": each.Seconds(),
+				"flush_seconds": each.Seconds(),
+			},
+		}}
+	}
+	tr := &record.Trial{Loads: map[string]load.Result{}, Nodes: []record.NodeTrial{node(9000, 10*time.Millisecond, 0.9), node(1000, time.Millisecond, 0.1)}}
+	p := &measured.Pool{Setup: &mustParse(t, nodesSpec).Setup, Trial: tr}
+	p.Gather()
+	for name, want := range map[string]float64{
+		"sched_delay_p50_seconds": 10e-3, "sched_delay_p99_seconds": 10e-3, "sched_delay_max_seconds": 10e-3, "push_p99_seconds": 10e-3,
+		"push_usable_p99_seconds": 10e-3, "push_sent_p50_seconds": 10e-3, "push_received_p50_seconds": 10e-3, "push_received_max_seconds": 10e-3,
+		"old_endpoint_p99_seconds": 10e-3, "flush_p99_seconds": 10e-3, "flush_seconds": (9*10e-3 + 1e-3) / 10, "limited_most_share": 0.9,
+	} {
+		if got, ok := tr.Metrics[name]; !ok || math.Abs(got-want) > 0.002*want {
+			t.Errorf("%s of both nodes is %v (there: %v), want %v", name, got, ok, want)
+		}
+	}
+}
+
+// TestDefinitions checks every metric as data, and that no two share a name.
+func TestDefinitions(t *testing.T) {
+	set := metric.NewSet(measured.Definitions())
+	if len(set) != len(measured.Metrics()) {
+		t.Errorf("%d metrics have %d names", len(measured.Metrics()), len(set))
+	}
+	quantile := regexp.MustCompile(`_(p[0-9]+|max)_seconds$`)
+	for _, m := range measured.Metrics() {
+		if err := m.Check(); err != nil {
+			t.Error(err)
+		}
+		if (m.Value == nil) == (m.Count == nil) || (m.Count != nil) != (m.Pool == metric.Counts) {
+			t.Errorf("%s: a value or else counts, which are pooled as such", m.Name)
+		}
+		if quantile.MatchString(m.Name) && (m.Pool != metric.Merged || m.Cost) {
+			t.Errorf("%s is a quantile or a maximum, and is pooled by %q, a cost: %v", m.Name, m.Pool, m.Cost)
+		}
+		if _, defined := set[m.Instead]; m.Instead != "" && !defined {
+			t.Errorf("%s has %s instead of it, which there is not", m.Name, m.Instead)
+		}
+	}
+	// Whichever way is better of these, Tare has said otherwise.
+	for name, want := range map[string]metric.Direction{
+		"replacements_per_second": metric.Higher, "throughput_per_second": metric.Higher, "events_delivered": metric.Higher, "events_lost": metric.Lower,
+		"cpu_busy_share": metric.Neither, "bpf_client_share": metric.Neither, "limited_share": metric.Neither, "records_per_flush": metric.Neither,
+		"map_charged_share": metric.Neither, "events_generated": metric.Neither, "events_counted": metric.Neither,
+	} {
+		if got := set.Of(name).Better; got != want {
+			t.Errorf("%s is better when it is %q, want %q", name, got, want)
+		}
+	}
+}

@@ -1,0 +1,108 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/lib/scratch"
+)
+
+// prepared is what guests have prepared below a directory.
+type prepared struct {
+	dir   *scratch.Dir            // nil until they are to prepare
+	parts map[string][]*kind.Part // of guests that prepare, by their directories below it
+}
+
+// guestDir is the directory of a guest below that of all that was prepared.
+func guestDir(r kind.Role, guest string) string { return filepath.Join(string(r), guest) }
+
+// newPrepared looks for the guests that prepare among those of some trials.
+func newPrepared() *prepared { return &prepared{parts: map[string][]*kind.Part{}} }
+
+// addTrial adds the parts of the trials of an arm at a level.
+func (p *prepared) addTrial(level *Spec, arm string) {
+	s := level.As(arm)
+	for _, part := range s.Applications {
+		p.add(kind.Application, part)
+	}
+	for _, part := range s.Loads {
+		p.add(kind.Load, part)
+	}
+	if part := s.Of(arm); part != nil {
+		p.add(kind.Subject, part)
+	}
+}
+
+func (p *prepared) add(r kind.Role, part *kind.Part) {
+	dir := guestDir(r, part.Name())
+	alike := func(o *kind.Part) bool {
+		return maps.Equal(o.Options, part.Options) && maps.Equal(o.Limits, part.Limits)
+	}
+	if _, prepares := part.Kind.(kind.Preparer); prepares && !slices.ContainsFunc(p.parts[dir], alike) {
+		p.parts[dir] = append(p.parts[dir], part)
+	}
+}
+
+// prepare has the guests prepare, in order of their directories. What they made must be removed, also after an error.
+func (p *prepared) prepare(ctx context.Context, self string) (err error) {
+	if len(p.parts) == 0 {
+		return nil
+	}
+	if p.dir, err = scratch.New(scratch.Large(), "prepared"); err != nil {
+		return fmt.Errorf("preparing the run: %w", err)
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.parts)) {
+		dir, parts := filepath.Join(p.dir.Path(), name), p.parts[name]
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return fmt.Errorf("preparing the run: %w", err)
+		}
+		guest := parts[0].Kind.(kind.Preparer) // add takes no others
+		if err := guest.Prepare(ctx, kind.Preparation{Self: self, Dir: dir, Parts: parts}); err != nil {
+			return fmt.Errorf("preparing the run for %s: %w", parts[0].Name(), err)
+		}
+	}
+	return nil
+}
+
+// remove removes what was prepared.
+func (p *prepared) remove() error {
+	if p.dir == nil {
+		return nil
+	}
+	if err := p.dir.Close(); err != nil {
+		return fmt.Errorf("removing what was prepared for the run: %w", err)
+	}
+	return nil
+}
+
+// of is the directory of a guest; empty where it prepares nothing.
+func (p *prepared) of(r kind.Role, guest string) string {
+	if p == nil || p.dir == nil || p.parts[guestDir(r, guest)] == nil {
+		return ""
+	}
+	return filepath.Join(p.dir.Path(), guestDir(r, guest))
+}
+
+// prepareRun has guests prepare for all trials of a run that are not on nodes.
+func prepareRun(ctx context.Context, s *Spec, self string) (*prepared, error) {
+	p := newPrepared()
+	for _, l := range s.Levels() {
+		level := s.At(l)
+		if level.nodes() > 0 {
+			continue
+		}
+		for _, arm := range s.AllArms() {
+			p.addTrial(level, arm)
+		}
+	}
+	if err := p.prepare(ctx, self); err != nil {
+		return nil, errors.Join(err, p.remove())
+	}
+	return p, nil
+}

@@ -1,0 +1,373 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"slices"
+	"time"
+
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pattern"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/scratch"
+	"tare/internal/lib/stats"
+)
+
+// Progress is said before each trial, and once more after the last.
+type Progress struct {
+	Done    int                 // attempts at trials that have ended
+	Total   int                 // trials of the plan as far as it goes
+	Blocks  int                 // of the plan as far as it goes
+	Open    bool                // the plan may be extended: how far depends on how precise the run becomes, or on the time
+	Next    record.PlannedTrial // the trial that begins now; zero after the last
+	Attempt int                 // at Next: 0 is the first
+	Left    time.Duration       // estimated, for what is not done; of an open plan, the most that it can take
+	Look    int                 // of an open plan: after how many blocks it is looked at next; 0: never
+	Why     string              // what was missing when it was looked at last
+	Note    string              // said once: that spoiled trials are not run again any more, or that they are
+	Last    *record.Trial       // the trial that has just ended; null before the first
+}
+
+// Recorder keeps what a run finds. *record.Writer does, in a directory.
+type Recorder interface {
+	Append(record.Trial) error
+	UpdateRun(record.Run) error
+	Dir() string
+}
+
+// Runner runs an experiment.
+type Runner struct {
+	Machine  Machine
+	Spec     *Spec
+	Record   *record.Run // its plan is what is run; an open plan is extended here, block by block, and run.json with it
+	Writer   Recorder
+	Progress func(Progress)
+
+	// Enough reports whether the run knows enough to end, and how that is said ("precise"), or what is missing otherwise.
+	// It is called between blocks, at the looks of stats.NextLook, where the spec has a precision or assertions.
+	Enough func([]record.Trial) (bool, string)
+
+	trial   func(context.Context, *record.Trial) error // null: on the machine
+	now     func() time.Time
+	trials  []record.Trial
+	each    time.Duration // that an attempt takes: the plan's own figure until there are some
+	took    time.Duration // by all attempts
+	began   time.Time
+	look    int
+	why     string
+	again   time.Duration // spent on further attempts
+	vain    measured.Vain
+	kept    int    // spoiled trials that were not run again because it had been in vain
+	resting bool   // it was said that they are not
+	note    string // for the next Progress
+	ended   int
+}
+
+// MostAttempts is how often a trial is run at most: once, and twice again where it was spoiled.
+const MostAttempts = 3
+
+// hopeless is how many trials must fail, with none before them that did not, for the run to be given up. Where others
+// disturbed the machine meanwhile it may be their doing, and hopelessAmongOthers must.
+const (
+	hopeless            = 3
+	hopelessAmongOthers = 12
+)
+
+// Run runs the trials of the plan, one after the other, and appends each to the record as it ends. It returns those
+// that were recorded.
+//
+// A trial that was spoiled, by somebody other than the subject, is run again after the other arms of its level in
+// its block, as long as the spec's budget for that lasts and it is not futile. Every attempt is recorded.
+//
+// A trial that fails is recorded with its error and the run goes on, save when the first three all fail: then
+// nothing works, and the error is that of the last. When the context ends, the trial under way is taken down and
+// recorded as interrupted, and the error is the context's.
+func (r *Runner) Run(ctx context.Context) (trials []record.Trial, err error) {
+	if r.now == nil {
+		r.now = time.Now
+	}
+	if r.trial == nil {
+		files, failure := scratch.New(scratch.Large(), "run")
+		if failure != nil {
+			return nil, failure
+		}
+		defer func() { err = errors.Join(err, files.Close()) }()
+		prepared, failure := prepareRun(ctx, r.Spec, r.Machine.Self)
+		if failure != nil {
+			return nil, failure
+		}
+		defer func() { err = errors.Join(err, prepared.remove()) }() // that of the run
+		r.trial = func(ctx context.Context, t *record.Trial) error { return r.onMachine(ctx, files.Path(), prepared, t) }
+	}
+	r.each = Estimate(r.Spec) / time.Duration(max(r.Spec.Blocks*len(r.Spec.Levels())*len(r.Spec.AllArms()), 1))
+	r.began, r.vain = r.now(), measured.Vain{}
+	if r.Spec.Open() && (r.Spec.Precision != nil || len(r.Spec.Assert) > 0) {
+		r.look = stats.NextLook(0)
+	}
+	for at := 0; ; {
+		if at == len(r.Record.Plan) {
+			more, err := r.extend()
+			if err != nil {
+				return r.trials, err
+			}
+			if !more {
+				break
+			}
+		}
+		next := at + together(r.Record.Plan[at:])
+		if err := r.level(ctx, r.Record.Plan[at:next]); err != nil {
+			return r.trials, err
+		}
+		at = next
+	}
+	r.say(record.PlannedTrial{}, 0)
+	return r.trials, nil
+}
+
+// extend adds a block to an open plan, unless the run knows enough or another block would not end in time. It looks at
+// how wide intervals are, at what assertions are decided and at the clock, and never at whether a difference is
+// resolved.
+func (r *Runner) extend() (bool, error) {
+	if !r.Spec.Open() {
+		return false, nil
+	}
+	blocks := r.Record.Blocks
+	stopped := ""
+	if blocks == r.look && r.Enough != nil {
+		enough, why := r.Enough(r.trials)
+		r.look = stats.NextLook(blocks)
+		if enough {
+			stopped = fmt.Sprintf("%s after %s", why, quantity.Counted(blocks, "block"))
+		} else {
+			r.why = why
+		}
+	}
+	longer := *r.Spec
+	longer.Blocks = blocks + 1
+	plan := Plan(&longer, r.Record.Seed) // which begins as the shorter one does
+	switch added := len(plan) - len(r.Record.Plan); {
+	case stopped != "":
+	case r.Spec.Until > 0 && r.now().Add(r.timeOf(added)).After(r.deadline()):
+		stopped = fmt.Sprintf("time was up after %s", quantity.Counted(blocks, "block"))
+	case len(plan) > maxTrials:
+		stopped = fmt.Sprintf("no plan has more trials, after %s", quantity.Counted(blocks, "block"))
+	}
+	if stopped != "" {
+		r.Record.Stopped = stopped
+		return false, r.Writer.UpdateRun(*r.Record)
+	}
+	r.Record.Plan, r.Record.Blocks = plan, longer.Blocks
+	return true, r.Writer.UpdateRun(*r.Record)
+}
+
+// deadline is until when an open plan may be extended.
+func (r *Runner) deadline() time.Time { return r.began.Add(r.Spec.Until) }
+
+// together is how many trials at the beginning of a plan are of one block and one level.
+func together(plan []record.PlannedTrial) int {
+	n := 1
+	for n < len(plan) && plan[n].Block == plan[0].Block && maps.Equal(plan[n].Factors, plan[0].Factors) {
+		n++
+	}
+	return n
+}
+
+// level runs the trials of one level in one block, and those again that were spoiled. The order of further attempts is
+// that of the first ones, so it stays random; the arms of a level stay close together in time.
+func (r *Runner) level(ctx context.Context, planned []record.PlannedTrial) error {
+	lost := map[int][]string{} // by index of the trial, in its last attempt
+	for attempt := 0; attempt < MostAttempts && len(planned) > 0; attempt++ {
+		var again []record.PlannedTrial
+		for _, p := range planned {
+			if attempt > 0 && !r.affords() {
+				return nil
+			}
+			if attempt > 0 && !r.vain.Worth(lost[p.Index]) {
+				if err := r.rest(); err != nil {
+					return err
+				}
+				continue
+			}
+			t, err := r.one(ctx, p, attempt)
+			if err != nil {
+				return err
+			}
+			if attempt > 0 {
+				r.again += t.Ended.Sub(t.Started)
+			}
+			if lost[p.Index] = measured.LostToOthers(t); len(lost[p.Index]) > 0 {
+				again = append(again, p)
+			}
+		}
+		planned = again
+	}
+	return nil
+}
+
+// rest records that a spoiled trial is not run again because it would be futile, and says so the first time in a row.
+func (r *Runner) rest() error {
+	if !r.resting {
+		r.resting = true
+		r.note = fmt.Sprintf("%d further attempts in a row lost the same as well; trials are not repeated for it "+
+			"until one comes through", measured.Futile)
+	}
+	r.kept++
+	were := "were"
+	if r.kept == 1 {
+		were = "was"
+	}
+	r.Record.NotRepeated = fmt.Sprintf("%s %s not run again, for %d further attempts in a row had lost the same as well",
+		quantity.Counted(r.kept, "spoiled trial"), were, measured.Futile)
+	return r.Writer.UpdateRun(*r.Record)
+}
+
+// affords reports whether there is time left for one more attempt: within the budget of the spec, which is a part of
+// the time that the plan takes without any, and before the deadline of an open plan.
+func (r *Runner) affords() bool {
+	return r.each <= r.budget() && (r.Spec.Until == 0 || !r.now().Add(r.each).After(r.deadline()))
+}
+
+// budget is what is left of the time for further attempts.
+func (r *Runner) budget() time.Duration {
+	return time.Duration(r.Spec.Repeat*float64(r.timeOf(len(r.Record.Plan)))) - r.again
+}
+
+// timeOf is how long so many trials will take.
+func (r *Runner) timeOf(trials int) time.Duration { return time.Duration(trials) * r.each }
+
+// one runs a trial once and records it. Its error ends the run.
+func (r *Runner) one(ctx context.Context, p record.PlannedTrial, attempt int) (*record.Trial, error) {
+	r.say(p, attempt)
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	t := record.Trial{Schema: record.TrialSchema, PlannedTrial: p, Attempt: attempt}
+	failure := r.trial(ctx, &t)
+	if err := r.Writer.Append(t); err != nil {
+		return nil, err
+	}
+	r.trials = append(r.trials, t)
+	r.took += t.Ended.Sub(t.Started)
+	r.each = r.took / time.Duration(len(r.trials))
+	r.vain.Saw(&t)
+	if r.resting && !r.vain.GaveUp() {
+		r.resting, r.note = false, "a trial came through; spoiled trials are repeated again"
+	}
+	if attempt == 0 {
+		r.ended++
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if failure != nil && r.neverReady(&t) {
+		mend := cmp.Or(fault.MendOf(failure), "see the trials in "+r.Writer.Dir())
+		return nil, fault.Wrap(failure, max(fault.CodeOf(failure), fault.Internal), "", mend,
+			"the arm %s failed twice in the same way before it could be measured, so the run was given up", t.Arm)
+	}
+	if failure != nil && r.hopeless() {
+		mend := cmp.Or(fault.MendOf(failure), "see the trials in "+r.Writer.Dir())
+		return nil, fault.Wrap(failure, max(fault.CodeOf(failure), fault.Internal), "", mend,
+			"the first %d trials failed, so the run was given up", len(r.trials))
+	}
+	return &t, nil
+}
+
+// neverReady reports whether a trial that has just failed did so before its window, as another of the same arm had
+// before and one at every level has, and none of this arm ever got as far. What others disturbed does not count.
+func (r *Runner) neverReady(failed *record.Trial) bool {
+	levels, trials := map[string]bool{}, map[int]bool{}
+	for i := range r.trials {
+		switch t := &r.trials[i]; {
+		case t.Arm != failed.Arm:
+		case t.Validity.Failed == "" || t.Ledger != nil || len(t.Nodes) > 0:
+			return false
+		case t.Validity.Cause == "" && alike(t.Validity.Failed) == alike(failed.Validity.Failed):
+			trials[t.Index], levels[fmt.Sprint(t.Factors)] = true, true
+		}
+	}
+	return len(trials) > 1 && len(levels) >= len(r.Spec.Levels())
+}
+
+// alike is an error without what differs each time: numbers, as of processes, ports and times.
+func alike(message string) string { return digits().ReplaceAllString(message, "#") }
+
+var digits = pattern.Lazy(`[0-9]+`)
+
+// hopeless says whether no trial works, and it is not for others to mend.
+func (r *Runner) hopeless() bool {
+	undisturbed := 0
+	for i := range r.trials {
+		switch v := r.trials[i].Validity; {
+		case v.Failed == "":
+			return false
+		case v.Cause == "":
+			undisturbed++
+		}
+	}
+	return undisturbed == hopeless || len(r.trials) == hopelessAmongOthers
+}
+
+// onMachine runs a trial where trials run: here, or on nodes.
+func (r *Runner) onMachine(ctx context.Context, dir string, prepared *prepared, t *record.Trial) error {
+	p := t.PlannedTrial
+	level, seed := r.Spec.At(p.Factors).As(p.Arm), arrivalSeed(r.Record.Seed, p)
+	if level.nodes() > 0 {
+		return (&nodesTrial{machine: r.Machine, spec: level, seed: seed}).run(ctx, t)
+	}
+	x := newTrial(r.Machine, level.copies(), p, t.Attempt, dir, seed)
+	x.prepared = prepared
+	return x.run(ctx, t)
+}
+
+// say tells how the run goes, before an attempt at the next trial and, with none, after the last.
+func (r *Runner) say(next record.PlannedTrial, attempt int) {
+	goesOn := next.Arm != ""
+	p := Progress{
+		Done: len(r.trials), Total: len(r.Record.Plan), Blocks: r.Record.Blocks,
+		Open: r.Spec.Open() && goesOn, Next: next, Attempt: attempt, Look: r.look, Why: r.why, Note: r.note,
+	}
+	r.note = ""
+	if n := len(r.trials); n > 0 {
+		p.Last = &r.trials[n-1]
+	}
+	if goesOn {
+		p.Left = r.estimate()
+	}
+	r.Progress(p)
+}
+
+// estimate is how long the rest of the run will take: the trials of the plan, and as many further attempts as there
+// were so far, within their budget. An open plan takes no longer than its deadline, save for the block that is under
+// way.
+func (r *Runner) estimate() time.Duration {
+	rest := r.timeOf(len(r.Record.Plan) - r.ended)
+	if r.Spec.Open() {
+		if r.Spec.Until > 0 {
+			return max(r.deadline().Sub(r.now()), rest)
+		}
+		return rest
+	}
+	if r.ended == 0 || r.vain.GaveUp() {
+		return rest
+	}
+	expected := time.Duration(float64(rest) * float64(len(r.trials)-r.ended) / float64(r.ended))
+	return rest + max(0, min(expected, r.budget()))
+}
+
+// arrivalSeed is the seed of the arrivals in a trial. All arms of a block have the same arrivals at a level, so that
+// what the arrivals do to latency cancels out of the differences. A further attempt has them too: it stands in for the
+// first in the same pairs.
+func arrivalSeed(seed uint64, p record.PlannedTrial) uint64 {
+	h := fnv.New64a()
+	fmt.Fprint(h, seed, p.Block)
+	for _, name := range slices.Sorted(maps.Keys(p.Factors)) {
+		fmt.Fprintf(h, "%q%q", name, p.Factors[name])
+	}
+	return h.Sum64()
+}

@@ -1,0 +1,339 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"tare/internal/experiment/placement"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	_ "tare/internal/mesh/kernelmesh"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/ledger"
+)
+
+// TestMain lets the test binary take the way into a control group, as tare does when it starts itself again.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == placement.EnterCommand {
+		err := placement.Enter(os.Args[2:])
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(int(fault.CodeOf(err)))
+	}
+	code := m.Run()
+	if dir := filepath.Dir(built.path); built.path != "" {
+		os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
+
+// built is the real binary, which is every role, once some test has needed it.
+var built struct {
+	once sync.Once
+	path string
+	err  error
+}
+
+func build(t *testing.T) string {
+	t.Helper()
+	built.once.Do(func() {
+		dir, err := os.MkdirTemp("", "tare-test-")
+		if err != nil {
+			built.err = err
+			return
+		}
+		built.path = filepath.Join(dir, "tare")
+		cmd := exec.Command("go", "build", "-o", built.path, "tare/cmd/tare")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			built.err = fmt.Errorf("%w\n%s", err, out)
+		}
+	})
+	if built.err != nil {
+		t.Fatalf("building tare: %v", built.err)
+	}
+	return built.path
+}
+
+// emptyWindow stands in for the meter, which has tests of its own: the flow of a trial is what is looked at here. Its
+// edges are always where they were planned, so that no trial is invalid because the machine has other work.
+type emptyWindow struct {
+	opened time.Time
+	from   int64 // CLOCK_MONOTONIC, ns
+}
+
+func newEmptyWindow(at int64) emptyWindow {
+	if at == 0 {
+		at = pace.Now()
+	}
+	return emptyWindow{time.Now(), at}
+}
+
+func (w emptyWindow) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
+	if err := pace.SleepUntil(ctx, at); err != nil {
+		return nil, err
+	}
+	return &ledger.Ledger{Schema: ledger.Schema, Window: ledger.Window{Start: w.opened, End: time.Now(), Seconds: float64(at-w.from) / 1e9}}, nil
+}
+
+type ground struct {
+	t       *testing.T
+	machine Machine
+	windows int // opened
+	onOpen  func()
+	again   bool // spoiled trials are run again, as the spec says; else a test counts on the trials that it planned
+	first   bool // only the first trial of the plan is run
+}
+
+func newGround(t *testing.T) *ground {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: control groups and BPF")
+	}
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &ground{t: t, onOpen: func() {}}
+	g.machine = Machine{Self: build(t), Cgroups: layout, OpenWindow: func(ctx context.Context, at int64) (Window, error) {
+		if err := pace.SleepUntil(ctx, at); err != nil {
+			return nil, err
+		}
+		g.windows++
+		g.onOpen()
+		return newEmptyWindow(at), nil
+	}}
+	t.Cleanup(g.nothingLeft)
+	return g
+}
+
+// nothingLeft looks for groups and processes of this test's own.
+func (g *ground) nothingLeft() {
+	mark := fmt.Sprintf("-p%d-", os.Getpid())
+	for _, h := range g.machine.Cgroups.Hierarchies {
+		if left, _ := filepath.Glob(filepath.Join(h.Mount, "tare-*"+mark+"*")); len(left) > 0 {
+			g.t.Errorf("groups are left: %v", left)
+		}
+	}
+	environs, _ := filepath.Glob("/proc/[0-9]*/environ")
+	for _, e := range environs {
+		if data, err := os.ReadFile(e); err == nil && strings.Contains(string(data), placement.Mark+"=tare-trial-") && strings.Contains(string(data), mark) {
+			g.t.Errorf("a process is left: %s", e)
+		}
+	}
+}
+
+func (g *ground) run(ctx context.Context, s *Spec, progress func(Progress)) (*record.Contents, []record.Trial, error) {
+	g.t.Helper()
+	if !g.again {
+		once := *s
+		once.Repeat = 0
+		s = &once
+	}
+	spec, err := json.Marshal(s)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	dir := filepath.Join(g.t.TempDir(), "run")
+	plan := Plan(s, 1)
+	if g.first {
+		plan = plan[:1]
+	}
+	run := record.Run{Schema: record.RunSchema, Experiment: s.Name, Spec: spec, Seed: 1, Blocks: s.Blocks, Plan: plan}
+	w, err := record.Create(dir, run)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	trials, runErr := (&Runner{Machine: g.machine, Spec: s, Record: &run, Writer: w, Progress: progress}).Run(ctx)
+	if err := w.Close(); err != nil {
+		g.t.Error(err)
+	}
+	c, err := record.Read(dir)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	if len(c.Trials) != len(trials) {
+		g.t.Errorf("%d trials are recorded, %d were run", len(c.Trials), len(trials))
+	}
+	if _, err := os.Stat(filepath.Join(dir, "services.yaml")); err == nil {
+		g.t.Errorf("%s is left", "services.yaml")
+	}
+	return c, trials, runErr
+}
+
+func quiet(Progress) {}
+
+const shortSpec = `name: short
+question: Does a trial work?
+blocks: 1
+warmup: 50ms
+duration: 300ms
+applications: {server: {kind: http}, other: {kind: http}}
+loads:
+  client: {kind: http, to: server, rate: 300, connections: 16, keepalive: false}
+  held: {kind: http, to: other, mode: closed, connections: 2}
+arms:
+  kernelmesh: {subject: kernelmesh, steps: 10}
+gates: {rate: 0.5, lag: 1s, generator_cpu: 1, errors: 0}
+`
+
+// tolerant is a spec like shortSpec with gates that noise alone does not trip: a machine that tests run on is not
+// steady, nor is there always time for every request.
+func tolerant(spec string) string {
+	return strings.Replace(spec, "gates: {rate: 0.5, lag: 1s, generator_cpu: 1, errors: 0}",
+		"gates: {rate: 0, lag: 60s, generator_cpu: 1, errors: 0, drift: 1000}", 1)
+}
+
+// TestTrials runs one block with the real processes in real groups: every arm serves every request, by the data plane
+// where there is one.
+func TestTrials(t *testing.T) {
+	g := newGround(t)
+	var seen []Progress
+	c, trials, err := g.run(t.Context(), mustParse(t, tolerant(shortSpec)), func(p Progress) { seen = append(seen, p) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(trials) != 3 || c.Partial || g.windows != 3 {
+		t.Fatalf("%d trials, %d windows, partial %v", len(trials), g.windows, c.Partial)
+	}
+	for _, tr := range trials {
+		if !tr.Validity.Valid {
+			t.Errorf("%s: %+v", tr.Arm, tr.Validity)
+			continue
+		}
+		if r := tr.Loads["client"]; r.Done == 0 || r.Opened+r.Late < r.Done || r.Done+r.Unfinished > r.Intended {
+			t.Errorf("%s: %+v", tr.Arm, r)
+		}
+		if tr.Loads["held"].Done == 0 {
+			t.Errorf("%s: the closed load did nothing", tr.Arm)
+		}
+		if (tr.Subject != nil) != (tr.Arm == "kernelmesh") {
+			t.Errorf("%s: the subject said %s", tr.Arm, tr.Subject)
+		}
+		for _, clock := range []string{"set-up", "warm-up", "measured", "drain", "tear-down"} {
+			if tr.Clocks[clock] <= 0 {
+				t.Errorf("%s: no time for %s", tr.Arm, clock)
+			}
+		}
+		if tr.Metrics["latency_p50_seconds"] <= 0 || tr.Metrics["throughput_per_second"] <= 0 {
+			t.Errorf("%s: metrics %v", tr.Arm, tr.Metrics)
+		}
+		_, bpf := tr.Metrics["bpf_seconds_per_connection"]
+		if wantZero := tr.Arm != "kernelmesh"; bpf != wantZero || wantZero && tr.Metrics["bpf_seconds_per_connection"] != 0 {
+			t.Errorf("%s: bpf_seconds_per_connection %v, %v; an empty ledger cannot tell it, and without a subject it is 0", tr.Arm, tr.Metrics["bpf_seconds_per_connection"], bpf)
+		}
+	}
+	if len(seen) != 4 || seen[0].Last != nil || seen[3].Last == nil || seen[3].Left != 0 || seen[1].Next.Index != 1 {
+		t.Errorf("progress: %+v", seen)
+	}
+}
+
+// TestFailedTrial: one arm cannot work; its trials are recorded with the reason, and the others go on.
+func TestFailedTrial(t *testing.T) {
+	g := newGround(t)
+	s := mustParse(t, shortSpec)
+	s.Arms["kernelmesh"].Options["max-endpoints"] = "1" // there are two
+	_, trials, err := g.run(t.Context(), s, quiet)
+	if err != nil || len(trials) != 3 {
+		t.Fatalf("%d trials: %v", len(trials), err)
+	}
+	for _, tr := range trials {
+		if failed := tr.Validity.Failed != ""; failed != (tr.Arm == "kernelmesh") {
+			t.Errorf("%s: %+v", tr.Arm, tr.Validity)
+		}
+		if tr.Validity.Failed != "" && (tr.Metrics != nil || tr.Validity.Valid) {
+			t.Errorf("a failed trial has metrics %v", tr.Metrics)
+		}
+	}
+}
+
+// TestDeadApplication: an application that dies in the midst of the window fails the trial at once, and its death is
+// named.
+func TestDeadApplication(t *testing.T) {
+	g := newGround(t)
+	s := mustParse(t, shortSpec)
+	s.Duration = time.Minute
+	g.onOpen = func() {
+		dirs, _ := filepath.Glob(filepath.Join(v2(t, g.machine.Cgroups), fmt.Sprintf("tare-trial-*-p%d-*/work/server/cgroup.procs", os.Getpid())))
+		if len(dirs) != 1 {
+			t.Errorf("groups of the application: %v", dirs)
+			return
+		}
+		procs, _ := os.ReadFile(dirs[0])
+		for _, pid := range strings.Fields(string(procs)) {
+			if err := exec.Command("kill", "-9", pid).Run(); err != nil {
+				t.Errorf("killing the application: %v", err)
+			}
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	began := time.Now()
+	_, trials, err := g.run(ctx, s, func(p Progress) {
+		if p.Done == 1 {
+			cancel()
+		}
+	})
+	if !errors.Is(err, context.Canceled) || len(trials) != 1 {
+		t.Fatalf("%d trials: %v", len(trials), err)
+	}
+	if want := "server ended during the trial: signal: killed"; !strings.Contains(trials[0].Validity.Failed, want) {
+		t.Errorf("got %q, want %q", trials[0].Validity.Failed, want)
+	}
+	if took := time.Since(began); took > 30*time.Second {
+		t.Errorf("the trial went on for %v", took)
+	}
+}
+
+func v2(t *testing.T, l *cgroup.Layout) string {
+	t.Helper()
+	h, ok := l.V2()
+	if !ok {
+		t.Skip("needs cgroup v2")
+	}
+	return h.Mount
+}
+
+// TestInterrupted: the end of the context in the midst of a window takes the trial down, and it is recorded as
+// interrupted.
+func TestInterrupted(t *testing.T) {
+	g := newGround(t)
+	s := mustParse(t, shortSpec)
+	s.Duration = time.Minute
+	ctx, cancel := context.WithCancel(t.Context())
+	g.onOpen = cancel
+	c, trials, err := g.run(ctx, s, quiet)
+	if !errors.Is(err, context.Canceled) {
+		t.Fatalf("got %v", err)
+	}
+	if len(trials) != 1 || trials[0].Validity.Failed != "interrupted" || !c.Partial {
+		t.Errorf("trials: %+v; partial %v", trials, c.Partial)
+	}
+}
+
+// TestHopeless: when nothing works the run is given up, with the exit code and mend of what is wrong.
+func TestHopeless(t *testing.T) {
+	g := newGround(t)
+	g.machine.OpenWindow = func(context.Context, int64) (Window, error) {
+		return nil, fault.New(fault.Machine, "meter", "mend it", "broken")
+	}
+	s := mustParse(t, shortSpec)
+	s.Blocks = 4
+	_, trials, err := g.run(t.Context(), s, quiet)
+	if len(trials) != 3 || fault.CodeOf(err) != fault.Machine || fault.MendOf(err) != "mend it" {
+		t.Errorf("%d trials, %v, mend %q", len(trials), err, fault.MendOf(err))
+	}
+	if !slices.ContainsFunc(trials, func(tr record.Trial) bool { return strings.Contains(tr.Validity.Failed, "meter: broken; mend it") }) {
+		t.Errorf("%q", trials[0].Validity.Failed)
+	}
+}

@@ -1,0 +1,736 @@
+// Package engine turns a question into trials: a spec, as a person writes it, becomes a plan of randomised blocks, and
+// each trial of the plan runs with fresh processes in control groups of their own, between the two edges of one window.
+//
+// Its rules: an A/A twin beside every baseline, a recorded seed, gates on every trial, and no trial dropped in silence.
+package engine
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"tare/internal/experiment/assertion"
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/near"
+	"tare/internal/lib/param"
+	"tare/internal/scale/host/perf"
+)
+
+// Spec is an experiment as resolved: every default is filled in. Its JSON form is itself a spec that Parse accepts,
+// save that numbers inside the parts are strings.
+type Spec struct {
+	Name     string
+	Question string
+	Needs    []string // features of the machine
+	Blocks   int
+	kind.Setup
+	SampleHz  int          // of the sampler that splits eBPF time by control group, per CPU
+	Whole     param.Values // settings of the whole that can be factors: see nodesKnob
+	Factors   []Factor
+	Repeat    float64       // how long spoiled trials may be run again, as a part of the time that the plan takes
+	Precision *Precision    // how narrow intervals must be for the run to end; null: Blocks says when
+	Until     time.Duration // how long a run without a number of blocks may take; 0: Blocks says when
+	Assert    []assertion.Assertion
+	Quick     *Quick // what --quick changes
+
+	places map[string]string // of the parts in the file, by path: file:line:column
+}
+
+// Precision is how narrow intervals must be for a run to end.
+type Precision struct {
+	Target  float64  // half-width as a part of the value; of a difference, as a part of the baseline's value
+	Metrics []string // that must be so; none: those that answers speak of, without quantiles above the median
+}
+
+// Factor is what the experiment sweeps.
+type Factor struct {
+	Name   string   // as the spec calls it
+	Levels []string // canonical
+	paths  []string // the settings that it sets
+
+	// cases are, where each level sets several settings, their values by level and path. Nil: a level is the value of
+	// all that the factor sets.
+	cases map[string]map[string]string
+}
+
+// sets is what the factor sets at a level, by path.
+func (f *Factor) sets(level string) map[string]string {
+	if f.cases != nil {
+		return f.cases[level]
+	}
+	values := map[string]string{}
+	for _, p := range f.paths {
+		values[p] = level
+	}
+	return values
+}
+
+// Quick is the short form of an experiment.
+type Quick struct {
+	Blocks           int
+	Warmup, Duration time.Duration
+	Levels           map[string][]string // by factor; a factor that is not named keeps its levels
+	Arms             []string            // those that run; none: all
+}
+
+// The knobs that are no part's own.
+var (
+	timeKnobs = []param.Setting{
+		{Name: "blocks", Type: param.TypeCount, Default: "10", Min: 1, Max: 10_000,
+			Doc: "how often every arm runs at every level; 6 are needed for intervals"},
+		{Name: "warmup", Type: param.TypeDuration, Default: "500ms", Max: 600,
+			Doc: "time under load before the window opens, which is not counted"},
+		{Name: "duration", Type: param.TypeDuration, Default: "2s", Min: 0.05, Max: 3600,
+			Doc: "length of the measured window of each trial"},
+	}
+	samplingKnob = param.Setting{Name: "sampling", Type: param.TypeCount, Default: "997", Min: 1, Max: perf.MaxHz,
+		Doc: "samples per second and CPU, by which eBPF time is split by control group; short runs of programs need " +
+			"many, and each costs the machine about a microsecond"}
+	statisticsKnob = param.Setting{Name: "statistics", Type: param.TypeSwitch, Default: "true",
+		Doc: "whether the kernel counts how often and how long eBPF programs run; it makes each run 20 to 50 ns longer, " +
+			"so false where a subject times programs itself: there is no run time of eBPF in the record then"}
+	repeatKnob = param.Setting{Name: "repeat", Type: param.TypePart, Default: "50%", Max: 10,
+		Doc: "how long trials that somebody other than the subject spoiled may be run again, as a part of the time that " +
+			"the plan takes; 0% never runs one again"}
+	precisionKnob = param.Setting{Name: "precision", Type: param.TypePart, Min: 0.001, Max: 1,
+		Doc: "half-width that intervals must reach for the run to end, as a part of the value, and of a difference as a " +
+			"part of the baseline's value; when left out, `blocks` says when it ends"}
+	untilKnob = param.Setting{Name: "until", Type: param.TypeDuration, Min: 1, Max: 7 * 24 * 3600,
+		Doc: "time after which no further block begins; with `precision` 30m when left out, and without it the run goes " +
+			"on until then"}
+
+	wholeKnobs = []param.Setting{samplingKnob, statisticsKnob, repeatKnob, untilKnob}
+)
+
+// maxTrials and maxPlaces bound a plan, as what is recorded of it is bounded: days of trials are a slip of the pen.
+const (
+	maxTrials = record.MaxTrials
+	maxPlaces = record.MaxPlaces // arms at levels
+)
+
+// Level is one value of each factor, by its name.
+type Level map[string]string
+
+// Levels are all combinations of the factors' levels, the last factor changing fastest. Without factors there is one,
+// empty.
+func (s *Spec) Levels() []Level {
+	levels := []Level{{}}
+	// By name, whatever order the spec has them in: so the resolved spec, whose factors are an object, makes the same
+	// plan.
+	byName := func(a, b Factor) int { return strings.Compare(a.Name, b.Name) }
+	for _, f := range slices.SortedFunc(slices.Values(s.Factors), byName) {
+		var next []Level
+		for _, l := range levels {
+			for _, v := range f.Levels {
+				n := maps.Clone(l)
+				n[f.Name] = v
+				next = append(next, n)
+			}
+		}
+		levels = next
+	}
+	return levels
+}
+
+// AllArms are the names of all arms: the baseline, its twin, then the spec's own in order of name.
+func (s *Spec) AllArms() []string {
+	return append([]string{record.Direct, record.AA}, slices.Sorted(maps.Keys(s.Arms))...)
+}
+
+// BaselineName is what reports call the baseline, where it is a subject: by the setting that its kind is told apart by.
+func (s *Spec) BaselineName() string {
+	b := s.Baseline
+	if b == nil {
+		return ""
+	}
+	about := b.Kind.About()
+	return cmp.Or(b.Options[about.Label], about.Name)
+}
+
+// Traits are what to know of arms wherever they are named, by arm. One that a factor changes has none.
+func (s *Spec) Traits() map[string]string {
+	traits := map[string]string{}
+	add := func(arm, path string, p *kind.Part) {
+		label := path + "." + p.Kind.About().Label
+		swept := slices.ContainsFunc(s.Factors, func(f Factor) bool { return slices.Contains(f.paths, label) })
+		if trait, has := p.Kind.(kind.Trait); has && !swept {
+			traits[arm] = trait.Trait(p.Options)
+		}
+	}
+	for name, p := range s.Arms {
+		add(name, "arms."+name, p)
+	}
+	if s.Baseline != nil {
+		add(record.Direct, "baseline", s.Baseline)
+	}
+	maps.DeleteFunc(traits, func(_, trait string) bool { return trait == "" })
+	return traits
+}
+
+// Lacks are what arms do not do of what others do that they are compared with, by arm.
+func (s *Spec) Lacks() map[string]string {
+	lacks := map[string]string{}
+	for name, p := range s.Arms {
+		if lacking, is := p.Kind.(kind.Lacking); is {
+			if words := lacking.Lacks(&s.Setup); words != "" {
+				lacks[name] = words
+			}
+		}
+	}
+	return lacks
+}
+
+// At is the spec with every factor set to its value in l.
+func (s *Spec) At(l Level) *Spec {
+	c := s.clone()
+	for _, f := range s.Factors {
+		for p, value := range f.sets(l[f.Name]) {
+			if t, ok := c.target(p); ok {
+				t.options[t.knob.Name] = value
+			}
+		}
+	}
+	idle := func(_ string, p *kind.Part) bool { return p.Options[kind.CountSetting] == "0" }
+	maps.DeleteFunc(c.Applications, idle)
+	maps.DeleteFunc(c.Loads, idle)
+	return c
+}
+
+// clone is a copy whose parts can be set.
+func (s *Spec) clone() *Spec {
+	c := *s
+	c.Setup, c.Whole = s.Setup.Clone(), s.Whole.Clone()
+	return &c
+}
+
+// copies is the spec with every part of a count above one replaced by its copies.
+func (s *Spec) copies() *Spec {
+	c := *s
+	c.Setup = s.Setup.Copies()
+	return &c
+}
+
+// target is one place that a factor can set.
+type target struct {
+	path    string // loads.client.rate
+	knob    param.Setting
+	options param.Values
+}
+
+func (s *Spec) targets() []target {
+	all := []target{{nodesKnob.Name, nodesKnob, s.Whole}}
+	for _, sec := range s.Sections() {
+		for _, name := range slices.Sorted(maps.Keys(sec.Parts)) {
+			p := sec.Parts[name]
+			at := sec.Path(name) + "."
+			settings := p.Settings()
+			if !sec.Weighs() {
+				settings = slices.Concat(settings, kind.CopySettings)
+			}
+			for _, k := range settings {
+				all = append(all, target{at + k.Name, k, p.Options})
+			}
+			for _, k := range kind.LimitSettings {
+				all = append(all, target{at + "limits." + k.Name, k, p.Limits})
+			}
+		}
+	}
+	return all
+}
+
+func (s *Spec) target(path string) (target, bool) {
+	for _, t := range s.targets() {
+		if t.path == path {
+			return t, true
+		}
+	}
+	return target{}, false
+}
+
+// find gives the targets that a factor's name means: the end of one path ("rate", "client.rate", "loads.client.rate"),
+// or several paths when the name has a * in it ("loads.*.rate"). The error reads on after the factor's name.
+func (s *Spec) find(name string) ([]target, error) {
+	var found []target
+	var ends []string
+	pattern := strings.ReplaceAll(name, ".", "/")
+	for _, t := range s.targets() {
+		segments := strings.Split(t.path, ".")
+		for i := range segments {
+			end := strings.Join(segments[i:], ".")
+			ends = append(ends, end)
+			if match, err := path.Match(pattern, strings.ReplaceAll(end, ".", "/")); err == nil && match {
+				found = append(found, t)
+				break
+			}
+		}
+	}
+	if len(found) > 1 && !strings.Contains(name, "*") {
+		isSet := func(t target) bool { _, ok := t.options[t.knob.Name]; return ok }
+		if i := slices.IndexFunc(found, isSet); i >= 0 && !slices.ContainsFunc(found[i+1:], isSet) {
+			found = found[i : i+1] // of a closed and an open load, only one has a rate
+		}
+	}
+	switch {
+	case len(found) == 0:
+		return nil, fmt.Errorf("names no setting of this experiment%s", near.Meant(name, ends))
+	case len(found) > 1 && !strings.Contains(name, "*"):
+		return nil, fmt.Errorf("could mean %s; write one of them in full, or with a * to set all", joinPaths(found))
+	}
+	for _, t := range found[1:] {
+		if t.knob.Type != found[0].knob.Type {
+			return nil, fmt.Errorf("sets values of different types: %s", joinPaths(found))
+		}
+	}
+	return found, nil
+}
+
+func joinPaths(ts []target) string {
+	paths := make([]string, len(ts))
+	for i, t := range ts {
+		paths[i] = t.path
+	}
+	return strings.Join(paths, ", ")
+}
+
+// level gives the canonical form of one level for all targets.
+func level(ts []target, text string) (string, error) {
+	for _, t := range ts[1:] {
+		if _, err := t.knob.Canonical(text); err != nil {
+			return "", err
+		}
+	}
+	return ts[0].knob.Canonical(text)
+}
+
+// factor is that of a name; nil where there is none.
+func (s *Spec) factor(name string) *Factor {
+	i := slices.IndexFunc(s.Factors, func(f Factor) bool { return f.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return &s.Factors[i]
+}
+
+// choose keeps some of the factor's cases.
+func (f *Factor) choose(levels []string) error {
+	for i, level := range levels {
+		if !slices.Contains(f.Levels, level) {
+			return fmt.Errorf("%q has no case %q%s", f.Name, near.Clip(level), near.Meant(level, f.Levels))
+		}
+		if slices.Contains(levels[:i], level) {
+			return fmt.Errorf("%q has the case %s twice", f.Name, level)
+		}
+	}
+	f.Levels = levels
+	return nil
+}
+
+func newFactor(name string, ts []target, levels []string) Factor {
+	f := Factor{Name: name, Levels: levels}
+	for _, t := range ts {
+		f.paths = append(f.paths, t.path)
+	}
+	return f
+}
+
+// checkSize refuses a plan that could never end.
+func (s *Spec) checkSize() error {
+	places := len(s.AllArms())
+	for _, f := range s.Factors {
+		if places > maxPlaces {
+			break // before it overflows
+		}
+		places *= len(f.Levels)
+	}
+	switch {
+	case places > maxPlaces:
+		return fmt.Errorf("the plan has arms at more than %d levels in all", maxPlaces)
+	case s.Blocks > maxTrials/max(places, 1):
+		return fmt.Errorf("the plan has more than %d trials", maxTrials)
+	case places*len(s.Assert) > assertion.MostChecks:
+		return fmt.Errorf("%d assertions of arms at %d levels are more than %d checks", len(s.Assert), places, assertion.MostChecks)
+	}
+	return nil
+}
+
+// checkParts checks the options of every part together, at every level. It gives the path of the part at fault.
+func (s *Spec) checkParts() (path string, err error) {
+	for _, l := range s.Levels() {
+		c := s.At(l)
+		if path, err := c.checkVariants(); err != nil {
+			return path, err
+		}
+		for _, sec := range c.Sections() {
+			for _, name := range slices.Sorted(maps.Keys(sec.Parts)) {
+				path := sec.Path(name)
+				err := c.checkPart(path, sec.Parts[name])
+				if other := (*kind.ElsewhereError)(nil); errors.As(err, &other) {
+					return other.Path, other.Err
+				}
+				if err != nil {
+					return path, err
+				}
+			}
+		}
+	}
+	return "", nil
+}
+
+// checkPart checks one part by itself and with the rest of the experiment.
+func (s *Spec) checkPart(path string, p *kind.Part) error {
+	to := s.Applications[p.To]
+	if to == nil && p.To != "" {
+		return fmt.Errorf("it goes to %q, which does not run at one of the levels", p.To)
+	}
+	if to != nil && !kind.Reaches(p.Kind.About(), to.Kind.About()) {
+		return fmt.Errorf("a load of kind %s cannot go to an application of kind %s", p.Name(), to.Name())
+	}
+	if err := s.CheckCopies(p); err != nil {
+		return err
+	}
+	if c, ok := p.Kind.(kind.Checker); ok {
+		err := c.Check(p.Options)
+		if hint := fault.MendOf(err); hint != "" {
+			return fmt.Errorf("%w; %s", err, hint)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if c, ok := p.Kind.(kind.SetupChecker); ok {
+		return c.CheckSetup(&s.Setup, path, p)
+	}
+	return nil
+}
+
+// defaultUntil ends a run that never becomes precise.
+const defaultUntil = 30 * time.Minute
+
+// Open says whether the run ends by its precision or by the clock, and not after a number of blocks.
+func (s *Spec) Open() bool { return s.Precision != nil || s.Until > 0 }
+
+// checkOpen fills in and checks what a run needs that has no number of blocks. The error reads on after the spec's
+// place.
+func (s *Spec) checkOpen() error {
+	if s.Precision == nil {
+		return nil
+	}
+	if s.Until == 0 {
+		s.Until = defaultUntil
+	}
+	for _, name := range s.Precision.Metrics {
+		if _, known := measured.Find(name); !known {
+			return fmt.Errorf("there is no metric %q%s", near.Clip(name), near.Meant(name, names(measured.Metrics())))
+		}
+	}
+	return nil
+}
+
+func names(metrics []measured.Metric) []string {
+	all := make([]string, len(metrics))
+	for i, m := range metrics {
+		all[i] = m.Name
+	}
+	return all
+}
+
+// Headlines are the metrics that the answer of the experiment speaks of, where trials have them.
+func (s *Spec) Headlines() []string { return names(measured.Headlines(&s.Setup)) }
+
+// PreciseMetrics are the metrics whose intervals decide when a run with a precision ends: those that the spec names, or
+// else those that answers speak of. Quantiles above the median need many times the blocks, and parts that are pooled
+// may be 0 for ever, so they are asked for by name.
+func (s *Spec) PreciseMetrics() []string {
+	if s.Precision == nil {
+		return nil
+	}
+	if len(s.Precision.Metrics) > 0 {
+		return s.Precision.Metrics
+	}
+	return names(slices.DeleteFunc(measured.Headlines(&s.Setup), func(m measured.Metric) bool {
+		return m.Tail || m.Count != nil
+	}))
+}
+
+// Overrides are what the command line changes in a spec.
+type Overrides struct {
+	Blocks   int      // 0: as the spec says
+	SampleHz int      // 0: as the spec says
+	Quick    bool     // the short form
+	Set      []string // factor=a,b: one value sets the knob, several sweep it
+
+	Precision string        // as in a spec: 5%; empty: as the spec says
+	Until     time.Duration // 0: as the spec says
+	Assert    []string      // beside those of the spec
+}
+
+// Apply changes the spec. Its errors are faults with code Usage.
+func (s *Spec) Apply(o Overrides) error {
+	if o.Quick {
+		s.applyQuick()
+	}
+	for _, set := range o.Set {
+		if err := s.set(set); err != nil {
+			return fault.New(fault.Usage, "--set "+set,
+				"name a setting and its values: --set rate=1000 or --set rate=500,1000", "%s", err)
+		}
+	}
+	if err := s.override(o); err != nil {
+		return err
+	}
+	if err := s.checkSize(); err != nil {
+		return fault.New(fault.Usage, s.Name, "take fewer levels or blocks", "%s", err)
+	}
+	if path, err := s.checkParts(); err != nil {
+		return fault.New(fault.Usage, path, "see what --set changed", "%s", err)
+	}
+	for _, text := range o.Assert {
+		if err := s.assert(text); err != nil {
+			return fault.New(fault.Usage, "--assert", assertion.Hint, "%q %s", near.ClipTo(text, 80), err)
+		}
+	}
+	return nil
+}
+
+// override changes how often the run samples, and when it ends.
+func (s *Spec) override(o Overrides) error {
+	var wrong error
+	checked := func(flag string, knob param.Setting, text string) param.Values {
+		text, err := knob.Canonical(text)
+		if err != nil && wrong == nil {
+			wrong = fault.New(fault.Usage, flag, knob.Hint(), "%q %s", knob.Name, err)
+		}
+		return param.Values{knob.Name: text}
+	}
+	if o.Blocks != 0 {
+		s.Blocks = checked("--blocks", timeKnobs[0], strconv.Itoa(o.Blocks)).Int(timeKnobs[0].Name)
+		s.Precision, s.Until = nil, 0
+	}
+	if o.SampleHz != 0 {
+		s.SampleHz = checked("--hz", samplingKnob, strconv.Itoa(o.SampleHz)).Int(samplingKnob.Name)
+	}
+	if o.Precision != "" {
+		p := Precision{Target: checked("--precision", precisionKnob, o.Precision).Part(precisionKnob.Name)}
+		if s.Precision != nil {
+			p.Metrics = s.Precision.Metrics
+		}
+		s.Precision = &p
+	}
+	if o.Until != 0 {
+		s.Until = checked("--until", untilKnob, o.Until.String()).Duration(untilKnob.Name)
+	}
+	if wrong != nil {
+		return wrong
+	}
+	if o.Blocks > 0 && (o.Precision != "" || o.Until > 0) {
+		return fault.New(fault.Usage, "--blocks", "give the number of blocks, or --precision and --until, which find it",
+			"a run of %d blocks ends when these are done", o.Blocks)
+	}
+	if err := s.checkOpen(); err != nil {
+		return fault.New(fault.Usage, s.Name, "docs/metrics.md has the metrics", "%s", err)
+	}
+	return nil
+}
+
+func (s *Spec) applyQuick() {
+	if s.Quick == nil {
+		s.Blocks, s.Duration = min(s.Blocks, 6), min(s.Duration, time.Second)
+		return
+	}
+	s.Blocks, s.Warmup, s.Duration = s.Quick.Blocks, s.Quick.Warmup, s.Quick.Duration
+	for i, f := range s.Factors {
+		if levels, ok := s.Quick.Levels[f.Name]; ok {
+			s.Factors[i].Levels = levels
+		}
+	}
+	if len(s.Quick.Arms) > 0 {
+		maps.DeleteFunc(s.Arms, func(name string, _ *kind.Part) bool { return !slices.Contains(s.Quick.Arms, name) })
+	}
+}
+
+func (s *Spec) set(text string) error {
+	name, list, ok := strings.Cut(text, "=")
+	if !ok {
+		return fmt.Errorf("there is no = in it")
+	}
+	if f := s.factor(name); f != nil && f.cases != nil {
+		return f.choose(strings.Split(list, ","))
+	}
+	ts, err := s.find(name)
+	if err != nil {
+		return fmt.Errorf("%q %w", name, err)
+	}
+	var levels []string
+	for _, v := range strings.Split(list, ",") {
+		c, err := level(ts, v)
+		if err != nil {
+			return fmt.Errorf("%q %w", name, err)
+		}
+		if slices.Contains(levels, c) {
+			return fmt.Errorf("%q has the value %s twice", name, c)
+		}
+		levels = append(levels, c)
+	}
+	f := newFactor(name, ts, levels)
+	at := slices.IndexFunc(s.Factors, func(g Factor) bool { return slices.Equal(f.paths, g.paths) })
+	if at < 0 && s.overlaps(f) {
+		return fmt.Errorf("%q is swept by another factor of the spec", name)
+	}
+	switch {
+	case at >= 0 && len(levels) > 1:
+		s.Factors[at].Levels = levels
+	case len(levels) > 1:
+		s.Factors = append(s.Factors, f)
+	default:
+		if at >= 0 {
+			s.Factors = slices.Delete(s.Factors, at, at+1)
+		}
+		for _, t := range ts {
+			t.options[t.knob.Name] = levels[0]
+		}
+	}
+	return nil
+}
+
+// overlaps says whether f sets what another factor sets too.
+func (s *Spec) overlaps(f Factor) bool {
+	return slices.ContainsFunc(s.Factors, func(g Factor) bool {
+		return slices.ContainsFunc(g.paths, func(p string) bool { return slices.Contains(f.paths, p) })
+	})
+}
+
+// MarshalJSON gives the form that run.json keeps.
+func (s *Spec) MarshalJSON() ([]byte, error) {
+	type quick struct {
+		Blocks   int                 `json:"blocks"`
+		Warmup   string              `json:"warmup"`
+		Duration string              `json:"duration"`
+		Factors  map[string][]string `json:"factors,omitempty"`
+		Arms     []string            `json:"arms,omitempty"`
+	}
+	type precision struct {
+		Target  string   `json:"target"`
+		Metrics []string `json:"metrics,omitempty"`
+	}
+	out := struct {
+		Name         string         `json:"name"`
+		Question     string         `json:"question"`
+		Needs        []string       `json:"needs,omitempty"`
+		Blocks       int            `json:"blocks"`
+		Warmup       string         `json:"warmup"`
+		Duration     string         `json:"duration"`
+		SampleHz     int            `json:"sampling"`
+		Statistics   bool           `json:"statistics"`
+		Nodes        int            `json:"nodes,omitempty"`
+		Applications map[string]any `json:"applications,omitempty"`
+		Loads        map[string]any `json:"loads,omitempty"`
+		Arms         map[string]any `json:"arms,omitempty"`
+		Baseline     map[string]any `json:"baseline,omitempty"`
+		Factors      map[string]any `json:"factors,omitempty"`
+		Gates        param.Values   `json:"gates"`
+		Repeat       string         `json:"repeat"`
+		Precision    *precision     `json:"precision,omitempty"`
+		Until        string         `json:"until,omitempty"`
+		Assert       []string       `json:"assert,omitempty"`
+		Quick        *quick         `json:"quick,omitempty"`
+	}{
+		Name: s.Name, Question: s.Question, Needs: s.Needs,
+		Blocks: s.Blocks, Warmup: s.Warmup.String(), Duration: s.Duration.String(),
+		SampleHz: s.SampleHz, Statistics: s.Statistics, Nodes: s.nodes(), Applications: partsJSON(s.Applications, kindKey),
+		Loads: partsJSON(s.Loads, kindKey), Arms: partsJSON(s.Arms, subjectKey),
+		Gates: s.Gates, Repeat: param.Part(s.Repeat),
+	}
+	if p := s.Precision; p != nil {
+		out.Precision = &precision{param.Part(p.Target), p.Metrics}
+	}
+	if s.Until > 0 {
+		out.Until = s.Until.String()
+	}
+	out.Assert = s.Assertions()
+	if s.Baseline != nil {
+		out.Baseline = partJSON(s.Baseline, subjectKey)
+	}
+	for _, f := range s.Factors {
+		if out.Factors == nil {
+			out.Factors = map[string]any{}
+		}
+		out.Factors[f.Name] = f.Levels
+		if f.cases != nil {
+			cases := maps.Clone(f.cases)
+			maps.DeleteFunc(cases, func(level string, _ map[string]string) bool { return !slices.Contains(f.Levels, level) })
+			out.Factors[f.Name] = cases
+		}
+	}
+	if q := s.Quick; q != nil {
+		out.Quick = &quick{q.Blocks, q.Warmup.String(), q.Duration.String(), q.Levels, q.Arms}
+	}
+	return json.Marshal(out)
+}
+
+func partsJSON(parts map[string]*kind.Part, key string) map[string]any {
+	out := map[string]any{}
+	for name, p := range parts {
+		out[name] = partJSON(p, key)
+	}
+	return out
+}
+
+func partJSON(p *kind.Part, key string) map[string]any {
+	m := map[string]any{key: p.Name()}
+	if p.To != "" {
+		m["to"] = p.To
+	}
+	for k, v := range p.Options {
+		m[k] = v
+	}
+	if len(p.Limits) > 0 {
+		m["limits"] = p.Limits
+	}
+	return m
+}
+
+// Phrases are how the levels of the spec's factors read in sentences, in the order in which the spec has the factors. A
+// factor has one where all settings that it sets read alike, and no other factor reads as it does: then names tell them
+// apart.
+func (s *Spec) Phrases() []record.Phrase {
+	var all []record.Phrase
+	for _, f := range s.Factors {
+		if words := s.phrase(f); words != nil {
+			all = append(all, record.Phrase{Factor: f.Name, Words: words})
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(p record.Phrase) bool {
+		return slices.ContainsFunc(all, func(o record.Phrase) bool {
+			return o.Factor != p.Factor && maps.Equal(o.Words, p.Words)
+		})
+	})
+}
+
+// phrase is that of the settings of one factor; nil where they read otherwise than each other.
+func (s *Spec) phrase(f Factor) (words map[string]string) {
+	if f.cases != nil {
+		return map[string]string{"": "under {}"}
+	}
+	read := false
+	for _, path := range f.paths {
+		t, known := s.target(path)
+		if !known {
+			continue // of an arm that the short form leaves out
+		}
+		if read && !maps.Equal(t.knob.Phrase, words) {
+			return nil
+		}
+		words, read = t.knob.Phrase, true
+	}
+	return words
+}

@@ -1,0 +1,604 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"math/rand/v2"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/placement"
+	"tare/internal/experiment/record"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/scale/host/oom"
+)
+
+const (
+	startLead     = 50 * time.Millisecond // between the start message and the first request, for the loads to be there
+	resultTimeout = 30 * time.Second      // from the end of a load's drain to its result
+)
+
+// trial is one trial under way: one arm at one level, with fresh processes. This file is its life, from top to bottom:
+// run, which sets up, measures and tears down; what guests' hooks see of it is in hooks.go.
+type trial struct {
+	machine  Machine
+	spec     *Spec // at the trial's level, each copy of a part a part
+	arm      string
+	subject  *kind.Part // of the arm; nil: none
+	index    int        // in the plan; with attempt it tells the groups of each trial from those before
+	attempt  int
+	dir      string                               // the run directory, for files that processes read
+	seed     uint64                               // of the loads' arrivals
+	prepared *prepared                            // by guests for the run; nil: nothing
+	barrier  func(context.Context) (int64, error) // once all is set up: when loads begin, CLOCK_MONOTONIC ns
+	late     int64                                // how long after the begin the loads were told of it, ns
+
+	cancel context.CancelCauseFunc
+	record *record.Trial
+	tree   *placement.Tree
+	work   *placement.Group
+
+	mu         sync.Mutex                    // guards what follows while processes start side by side
+	groups     map[string]*placement.Group   // by their names in the tree
+	roles      map[string]measured.GroupRole // by path of group
+	started    []*role.Child
+	apps       map[string]kind.App // those that serve
+	loads      map[string]*role.Child
+	wants      map[string]role.Wants // of the loads
+	joined     map[string]any        // what the Join of each application and load gave; nil where it does not join
+	own        any                   // what the Join of the subject gave; nil where it does not join
+	worker     *role.Child           // the subject's process that does measured work; nil where it does none
+	objects    *kind.Objects         // of the subject
+	pids       map[string][]int      // of the subject's processes at the end of the window, by component
+	killed     *oom.Watch            // because memory was short; nil: not watched
+	startTime  time.Duration         // from the start of the subject until it was ready
+	evidence   map[string]any        // by guest
+	subjectRaw json.RawMessage
+}
+
+func newTrial(m Machine, s *Spec, p record.PlannedTrial, attempt int, dir string, seed uint64) *trial {
+	return &trial{
+		machine: m, spec: s, arm: p.Arm, subject: s.Of(p.Arm), index: p.Index, attempt: attempt, dir: dir, seed: seed,
+		barrier: soon, groups: map[string]*placement.Group{}, roles: map[string]measured.GroupRole{},
+		apps: map[string]kind.App{}, loads: map[string]*role.Child{}, wants: map[string]role.Wants{},
+		joined: map[string]any{}, evidence: map[string]any{},
+	}
+}
+
+// run runs the trial into t. Whatever happens, every process is gone and every group removed when it returns. The error
+// is why the trial failed, as t.Validity says too.
+func (x *trial) run(ctx context.Context, t *record.Trial) error {
+	t.Started = time.Now()
+	t.Clocks, t.Loads = map[string]time.Duration{}, map[string]load.Result{}
+	work, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	x.cancel, x.record = cancel, t
+
+	err := x.measure(work)
+	if e, ok := x.own.(kind.Explainer); ok && err != nil && ctx.Err() == nil {
+		err = e.Explain(err)
+	}
+	killed := x.outOfMemory()
+	switch {
+	case killed == "":
+	case err != nil:
+		err = fault.Wrap(err, fault.Machine, "", "raise the limit, or ask for less", "out of memory: %s", killed)
+	default:
+		x.Warn("out-of-memory", "out of memory, and the trial went on: %s", killed)
+	}
+	begin := time.Now()
+	err = errors.Join(err, x.tearDown())
+	t.Ended = time.Now()
+	t.Clocks["tear-down"] = t.Ended.Sub(begin)
+	t.Subject = x.subjectRaw
+
+	if err != nil {
+		t.Validity.Failed = failure(ctx, err)
+		if x.work != nil && killed == "" {
+			t.Validity.Cause = measured.FailedBy(t.Ledger, x.treePath())
+		}
+		return err
+	}
+	if t.Evidence, err = encodeEvidence(x.evidence); err != nil {
+		t.Validity.Failed = err.Error()
+		return err
+	}
+	m := &measured.Measured{
+		Setup: &x.spec.Setup, Arm: x.arm, Loads: t.Loads, Work: t.Work, Ledger: t.Ledger, Further: t.Further,
+		Tree: x.treePath(), Shared: x.machine.Share.CPUs > 0, Subject: x.objects, Events: t.Events,
+		Evidence: x.evidence, Start: x.startTime.Seconds(), Processes: x.pids,
+	}
+	m.SetRoles(x.roles)
+	t.Metrics, t.Counts, t.Components = m.Values(), m.Counts(), m.Components()
+	t.Validity.Reasons = m.Reasons(m.Trips(), t.Metrics, t.Counts)
+	t.Validity.Valid = len(t.Validity.Reasons) == 0
+	m.Trim()
+	return nil
+}
+
+func encodeEvidence(evidence map[string]any) (map[string]json.RawMessage, error) {
+	var encoded map[string]json.RawMessage
+	for guest, v := range evidence {
+		text, err := json.Marshal(v)
+		if err != nil {
+			return nil, fmt.Errorf("encoding the evidence of %s: %w", guest, err)
+		}
+		if encoded == nil {
+			encoded = map[string]json.RawMessage{}
+		}
+		encoded[guest] = text
+	}
+	return encoded, nil
+}
+
+// failure is what Validity.Failed says of a trial that ended with err.
+func failure(ctx context.Context, err error) string {
+	if ctx.Err() != nil {
+		return record.Interrupted
+	}
+	if mend := fault.MendOf(err); mend != "" {
+		return err.Error() + "; " + mend
+	}
+	return err.Error()
+}
+
+// measure sets up, opens the window over the loads' measured time, and gathers what they say.
+func (x *trial) measure(ctx context.Context) error {
+	t, lap := x.record, laps(x.record)
+	if err := x.setUp(ctx); err != nil {
+		return fmt.Errorf("setting up: %w", err)
+	}
+	lap("set-up")
+	if err := each(x.parts(), func(h kind.Before) error { return h.Before(ctx) }); err != nil {
+		return err
+	}
+	if x.spec.EventLoad() != "" {
+		lap("offset") // of its events
+		done := runFirst()
+		defer func() { done(t.Ledger) }()
+	}
+
+	s, err := x.begin(ctx)
+	if err != nil {
+		return err
+	}
+	w, err := x.machine.open(ctx, s.Begin+s.Warmup)
+	if err != nil {
+		return err
+	}
+	lap("warm-up")
+	if t.Ledger, err = w.closeAt(ctx, s.Begin+s.Warmup+s.Duration); err != nil {
+		return err
+	}
+	lap("measured")
+	x.pids = x.processesByComponent()
+	measured.MarkRoles(t.Ledger, x.roles) // some of the trial's groups may be elsewhere than below its own
+
+	if err := x.results(ctx); err != nil {
+		return err
+	}
+	if err := each(x.parts(), func(h kind.After) error { return h.After(ctx) }); err != nil {
+		return err
+	}
+	lap("drain")
+	if e, ok := x.own.(kind.Evidence); ok {
+		x.evidence[x.subject.Name()] = e.Evidence()
+	}
+	for name, part := range x.spec.Loads {
+		if e, ok := x.joined[name].(kind.Evidence); ok {
+			x.evidence[part.Name()] = e.Evidence()
+		}
+	}
+	return context.Cause(ctx) // an application or the subject may have died and taken nobody with it
+}
+
+// parts are what takes part in the trial beyond its process: the subject, then loads by name, then applications.
+func (x *trial) parts() []any {
+	parts := []any{x.own}
+	for _, of := range []map[string]*kind.Part{x.spec.Loads, x.spec.Applications} {
+		for _, name := range slices.Sorted(maps.Keys(of)) {
+			parts = append(parts, x.joined[name])
+		}
+	}
+	return parts
+}
+
+// each calls a hook of all that have it, until one fails.
+func each[H any](parts []any, call func(H) error) error {
+	for _, part := range parts {
+		if h, has := part.(H); has {
+			if err := call(h); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// setUp makes the groups and starts the processes: applications, then the subject, which must know where they are, then
+// loads, which must find both.
+func (x *trial) setUp(ctx context.Context) (err error) {
+	if err := x.makeTree(); err != nil {
+		return err
+	}
+	x.watchMemory()
+	for _, of := range []map[string]*kind.Part{x.spec.Applications, x.spec.Loads} {
+		for _, name := range slices.Sorted(maps.Keys(of)) {
+			if x.joined[name], err = x.join(name, of[name]); err != nil {
+				return err
+			}
+		}
+	}
+	if x.own, err = x.join(x.arm, x.subject); err != nil {
+		return err
+	}
+	err = inParallel(x.spec.Applications, func(name string, p *kind.Part) error { return x.startApp(ctx, name, p) })
+	if err != nil {
+		return err
+	}
+	if x.subject != nil {
+		began := time.Now()
+		if err := x.startSubject(ctx); err != nil {
+			return err
+		}
+		x.startTime = time.Since(began)
+		if x.objects == nil { // it is there, though it has said nothing of eBPF
+			x.objects = &kind.Objects{}
+		}
+	}
+	return inParallel(x.spec.Loads, func(name string, p *kind.Part) error { return x.startLoad(ctx, name, p) })
+}
+
+// join has a part join the trial; nil where it does not.
+func (x *trial) join(name string, part *kind.Part) (any, error) {
+	if part != nil {
+		if j, ok := part.Kind.(kind.Joiner); ok {
+			return j.Join(x, name, part)
+		}
+	}
+	return nil, nil
+}
+
+// makeTree makes the trial's groups. Data planes attach to the one that holds the applications and the loads but not
+// the subject.
+func (x *trial) makeTree() (err error) {
+	newTree := placement.NewTree
+	if x.flat() {
+		newTree = placement.NewFlatTree
+	}
+	if x.tree, err = newTree(x.machine.Cgroups, x.id()); err != nil {
+		return err
+	}
+	share := placement.Limits{CPUs: x.machine.Share.CPUs, Weight: x.machine.Share.Weight}
+	if err := x.tree.Limit(share); err != nil {
+		return err
+	}
+	x.work, err = x.tree.Group(kind.WorkGroup, placement.Limits{})
+	return err
+}
+
+// flat says whether the groups of the trial are to be one for the scheduler, for there is a load that makes processes
+// by the thousand. With v2 no limit can be set then.
+func (x *trial) flat() bool {
+	if h, ok := x.machine.Cgroups.Controller("cpu"); ok && h.V2 {
+		for _, sec := range x.spec.Sections() {
+			for _, p := range sec.Parts {
+				if _, limited := p.Limits["cpus"]; limited && (!sec.Weighs() || p == x.subject) {
+					return false
+				}
+			}
+		}
+	}
+	return x.spec.EventLoad() != ""
+}
+
+// id names the groups of this attempt at the trial.
+func (x *trial) id() string {
+	if x.attempt > 0 {
+		return fmt.Sprintf("trial-%d-again-%d", x.index, x.attempt)
+	}
+	return fmt.Sprintf("trial-%d", x.index)
+}
+
+// treePath is the path of the trial's own group.
+func (x *trial) treePath() string { return path.Dir(x.work.Path()) }
+
+func inParallel(parts map[string]*kind.Part, do func(string, *kind.Part) error) error {
+	errs := make([]error, len(parts))
+	var wg sync.WaitGroup
+	for i, name := range slices.Sorted(maps.Keys(parts)) {
+		wg.Go(func() { errs[i] = do(name, parts[name]) })
+	}
+	wg.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err // one is enough to read; the others are most often its echo
+		}
+	}
+	return nil
+}
+
+func (x *trial) startApp(ctx context.Context, name string, part *kind.Part) error {
+	var app kind.App
+	if s, ok := x.joined[name].(kind.Server); ok {
+		var err error
+		if app, err = s.Serve(ctx); err != nil {
+			return fmt.Errorf("starting %s: %w", name, err)
+		}
+	} else {
+		host, err := x.Host(name)
+		if err != nil {
+			return err
+		}
+		var ready struct {
+			Address string `json:"address"`
+		}
+		p, raw, err := x.startPart(ctx, kind.Application, name, part, kind.Site{Host: host})
+		if err == nil {
+			err = p.Decode(raw, "ready message", &ready)
+		}
+		if err != nil {
+			return err
+		}
+		app = kind.App{Address: ready.Address, Ready: raw}
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if app.Address != "" { // else it serves nobody
+		x.apps[name] = app
+	}
+	return nil
+}
+
+// patience is how long an application or a load may take to be ready.
+func (x *trial) patience() time.Duration {
+	if p, patient := x.own.(kind.Patient); patient {
+		return p.Patience()
+	}
+	return role.ReadyTimeout
+}
+
+// startSubject starts the subject: by its hook, or as a process of this binary.
+func (x *trial) startSubject(ctx context.Context) error {
+	if s, ok := x.own.(kind.Starter); ok {
+		return s.Start(ctx)
+	}
+	argv, err := x.argv(kind.Subject, x.subject, kind.Site{})
+	if err != nil {
+		return err
+	}
+	p, err := x.StartSubject(ctx, "", x.subject.Limits, argv)
+	if err != nil {
+		return err
+	}
+	raw, err := p.Ready(ctx)
+	if err != nil {
+		return err
+	}
+	var o kind.Objects
+	if err := json.Unmarshal(raw, &o); err != nil {
+		return fmt.Errorf("decoding the ready message of %s: %w", x.arm, err)
+	}
+	x.SetSubject(o, raw)
+	return nil
+}
+
+func (x *trial) startLoad(ctx context.Context, name string, part *kind.Part) error {
+	h := fnv.New64a()
+	h.Write([]byte(name)) // copies of a load must not start their requests at the same moments
+	app := x.apps[part.To]
+	at := kind.Site{
+		Address: app.Address, Ready: app.Ready, Subject: x.own, SubjectReady: x.subjectRaw,
+		Seed: rand.New(rand.NewPCG(x.seed, h.Sum64())).Uint64(),
+	}
+	if a, serves := x.own.(kind.Addresser); serves && part.To != "" {
+		var err error
+		if at.Address, err = a.Address(part.To); err != nil {
+			return err
+		}
+		network, err := x.network(kind.Load, name)
+		if err != nil {
+			return err
+		}
+		at.Served = network == "" // addresses in networks of the subject are whatever it says
+	}
+	if g, ok := x.joined[name].(kind.Generator); ok {
+		return g.Aim(ctx, at)
+	}
+	p, raw, err := x.startPart(ctx, kind.Load, name, part, at)
+	if err != nil {
+		return err
+	}
+	var wants role.Wants
+	if err := p.Decode(raw, "ready message", &wants); err != nil {
+		return err
+	}
+	wants.Heard(pace.Now())
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.loads[name], x.wants[name] = p, wants
+	return nil
+}
+
+// startPart starts the process of an application or a load at a site, and gives what it says when it is ready.
+func (x *trial) startPart(
+	ctx context.Context, as kind.Role, name string, part *kind.Part, at kind.Site,
+) (*role.Child, json.RawMessage, error) {
+	argv, err := x.argv(as, part, at)
+	if err != nil {
+		return nil, nil, err
+	}
+	begin, err := x.Begin(ctx, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	p, err := x.start(name, argv, begin)
+	if err != nil {
+		return nil, nil, err
+	}
+	within := x.patience()
+	if preparing, ok := part.Kind.(kind.Preparing); ok {
+		within = max(within, preparing.ReadyWithin(part.Options))
+	}
+	raw, err := p.ReadyWithin(ctx, within)
+	return p, raw, err
+}
+
+// argv is the command line that starts a part at a site, as a role of this binary.
+func (x *trial) argv(as kind.Role, part *kind.Part, at kind.Site) ([]string, error) {
+	command, err := kind.Command(as, part.Kind, at)
+	if err != nil {
+		return nil, err
+	}
+	return slices.Concat([]string{x.machine.Self}, command, part.Options.Args(part.Settings())), nil
+}
+
+// begin tells the loads, and a subject that works, when to begin.
+func (x *trial) begin(ctx context.Context) (role.Schedule, error) {
+	begin, err := x.barrier(ctx)
+	if err != nil {
+		return role.Schedule{}, err
+	}
+	s := role.Schedule{Begin: begin, Warmup: int64(x.spec.Warmup), Duration: int64(x.spec.Duration)}
+	for _, name := range slices.Sorted(maps.Keys(x.loads)) {
+		told := x.wants[name].Translate(s)
+		told.Stalls = x.wants[name].Stalls
+		if err := x.loads[name].Send(role.Start, told); err != nil {
+			return s, fmt.Errorf("starting the load %s: %w", name, err)
+		}
+	}
+	if err := each(x.parts(), func(h kind.Begun) error { return h.Begun(ctx, s) }); err != nil {
+		return s, err
+	}
+	x.late = max(0, pace.Now()-s.Begin)
+	if x.worker != nil {
+		if err := x.worker.Send(role.Start, s); err != nil {
+			return s, fmt.Errorf("starting the work of %s: %w", x.arm, err)
+		}
+	}
+	return s, x.generators(func(name string, g kind.Generator) error {
+		if err := pace.SleepUntil(ctx, s.Begin); err != nil {
+			return err
+		}
+		if err := g.Generate(ctx, s); err != nil {
+			return fmt.Errorf("starting the load %s: %w", name, err)
+		}
+		return nil
+	})
+}
+
+// generators calls a function for each load that its guest starts, in order of their names, until one fails.
+func (x *trial) generators(call func(name string, g kind.Generator) error) error {
+	for _, name := range slices.Sorted(maps.Keys(x.spec.Loads)) {
+		if g, ok := x.joined[name].(kind.Generator); ok {
+			if err := call(name, g); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// soon is the barrier of a trial that waits for nobody else.
+func soon(context.Context) (int64, error) { return pace.Now() + int64(startLead), nil }
+
+// results tells the loads that want to know when the machine stood still in the window, and takes what they and the
+// subject's own work say.
+func (x *trial) results(ctx context.Context) error {
+	t := x.record
+	stalls := measured.StallsOf(t.Ledger, x.treePath(), x.machine.Shared)
+	names := slices.Sorted(maps.Keys(x.loads))
+	for _, name := range names {
+		if !x.wants[name].Stalls {
+			continue
+		}
+		if err := x.loads[name].Send(role.Halts, stalls); err != nil {
+			return fmt.Errorf("telling the load %s of stalls: %w", name, err)
+		}
+	}
+	for _, name := range names {
+		var r load.Result
+		p, timeout := x.loads[name], x.spec.Loads[name].Options.Duration("drain")+resultTimeout
+		if err := p.Result(ctx, timeout, &r); err != nil {
+			return err
+		}
+		t.Loads[name] = r
+	}
+	err := x.generators(func(name string, g kind.Generator) error {
+		r, err := g.Result(ctx)
+		if err != nil {
+			return fmt.Errorf("the load %s: %w", name, err)
+		}
+		t.Loads[name] = r
+		return nil
+	})
+	if err == nil && x.worker != nil {
+		t.Work = &load.Result{}
+		err = x.worker.Result(ctx, resultTimeout, t.Work)
+	}
+	return err
+}
+
+// tearDown stops every process and removes the groups. It heeds no context: what was started is always taken away.
+func (x *trial) tearDown() error {
+	x.mu.Lock() // nothing starts any more: setUp has returned
+	started := x.started
+	x.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, p := range started {
+		wg.Go(p.Stop)
+	}
+	for _, part := range x.parts() {
+		if s, stops := part.(kind.Stopper); stops {
+			wg.Go(s.Stop)
+		}
+	}
+	wg.Wait()
+	var errs []error
+	for _, part := range x.parts() {
+		if c, ok := part.(interface{ Close() error }); ok {
+			errs = append(errs, c.Close())
+		}
+	}
+	if x.killed != nil {
+		errs = append(errs, x.killed.Close())
+	}
+	if x.tree != nil {
+		if err := x.tree.Close(); err != nil {
+			errs = append(errs, fmt.Errorf("removing the trial's control groups: %w", err))
+		}
+	}
+	return errors.Join(append(errs, x.lookForLeft())...)
+}
+
+// lookForLeft has guests tell what they left behind. Where there is no ledger to warn in, that is an error.
+func (x *trial) lookForLeft() error {
+	var errs []error
+	for _, part := range x.parts() {
+		h, tells := part.(kind.Removed)
+		if !tells {
+			continue
+		}
+		left, err := h.Removed()
+		errs = append(errs, err)
+		if text := strings.Join(left, ", "); text != "" {
+			x.Warn(record.LeftBehind, "the trial left behind on the machine: %s", text)
+			if x.record.Ledger == nil {
+				errs = append(errs, fmt.Errorf("left behind on the machine: %s", text))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}

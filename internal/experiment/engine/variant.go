@@ -1,0 +1,84 @@
+package engine
+
+import (
+	"fmt"
+	"strings"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/lib/near"
+)
+
+// variants finds what an arm sets, and to which value. The error reads on after the path of the arm.
+func (s *Spec) variants(arm string) (map[string]string, error) {
+	p := s.Arms[arm]
+	if p == nil {
+		return nil, nil
+	}
+	variant, ok := p.Kind.(kind.Variant)
+	if !ok {
+		return nil, nil
+	}
+	assignments := variant.Sets(p.Options)
+	values := map[string]string{}
+	for _, assignment := range assignments {
+		name, text, ok := strings.Cut(assignment, "=")
+		if !ok {
+			return nil, fmt.Errorf("there is no = in %q", near.Clip(assignment))
+		}
+		found, err := s.find(name)
+		if err != nil {
+			return nil, fmt.Errorf("%q %w", near.Clip(name), err)
+		}
+		value, err := level(found, text)
+		if err != nil {
+			return nil, fmt.Errorf("the value of %q %w", near.Clip(name), err)
+		}
+		for _, t := range found {
+			if !strings.HasPrefix(t.path, "applications.") && !strings.HasPrefix(t.path, "loads.") {
+				return nil, fmt.Errorf("%q is no setting of an application or a load", near.Clip(name))
+			}
+			if _, twice := values[t.path]; twice {
+				return nil, fmt.Errorf("%q is set twice", t.path)
+			}
+			values[t.path] = value
+		}
+	}
+	return values, nil
+}
+
+// As is the spec as an arm runs it: with what the arm sets, where it is a variant of the baseline.
+func (s *Spec) As(arm string) *Spec {
+	values, err := s.variants(arm)
+	if err != nil || len(values) == 0 { // the error was reported when the spec was read
+		return s
+	}
+	c := s.clone()
+	for path, value := range values {
+		if t, ok := c.target(path); ok {
+			t.options[t.knob.Name] = value
+		}
+	}
+	return c
+}
+
+// checkVariants checks the settings of each variant by themselves and together with the rest. It gives the path of the
+// part at fault.
+func (s *Spec) checkVariants() (path string, err error) {
+	for _, arm := range s.AllArms() {
+		if _, err := s.variants(arm); err != nil {
+			return "arms." + arm, err
+		}
+		c := s.As(arm)
+		if c == s {
+			continue
+		}
+		for _, sec := range c.Sections() {
+			for name, p := range sec.Parts {
+				if err := c.checkPart(sec.Path(name), p); err != nil {
+					return "arms." + arm, fmt.Errorf("with what it sets, %s: %w", sec.Path(name), err)
+				}
+			}
+		}
+	}
+	return "", nil
+}

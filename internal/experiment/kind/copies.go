@@ -1,0 +1,123 @@
+package kind
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	"tare/internal/lib/param"
+)
+
+// maxCopies bounds the count of a part: each copy is a process.
+const maxCopies = 256
+
+// CopySettings are what applications and loads have beside the settings of their kind.
+var CopySettings = []param.Setting{{Name: CountSetting, Type: param.TypeCount, Default: "1", Max: maxCopies,
+	Doc: "how many copies run side by side, each a process in a control group of its own; rate, connections and limits " +
+		"are of all of them together, and each has an even part; 0, in a level of a factor: the part does not run"}}
+
+// LimitSettings are those of the limits that every part can have.
+var LimitSettings = []param.Setting{
+	{Name: "cpus", Type: param.TypeNumber, Min: 0.01, Max: 4096,
+		Doc: "CPU seconds per second of the group, 1 is one whole CPU"},
+	{Name: "memory", Type: param.TypeBytes, Min: 4 << 20, Doc: "memory of the group"},
+	{Name: "pin", Type: param.TypeCount, Min: 1, Max: 4096,
+		Doc: "the one CPU that its process runs on: the first of the machine is 1, and on a machine with fewer it " +
+			"wraps around"},
+}
+
+// LimitKeys are these settings by their keys below a part: limits.cpus.
+func LimitKeys() []param.Setting {
+	settings := slices.Clone(LimitSettings)
+	for i := range settings {
+		settings[i].Name = "limits." + settings[i].Name
+	}
+	return settings
+}
+
+// shared are the options that copies of a part have together, by whether a copy can have a fraction of one.
+var shared = map[string]bool{"rate": true, "connections": false}
+
+// CopyName is the name of one copy, counted from 1: no part of a spec can have it, for it has an underscore.
+func CopyName(name string, i, of int) string {
+	if of == 1 {
+		return name
+	}
+	return name + "_" + strconv.Itoa(i)
+}
+
+// CheckCopies checks that what the copies of a part have together is enough for each, and that no copy of an
+// application is idle.
+func (s *Setup) CheckCopies(p *Part) error {
+	n := p.Count()
+	for _, k := range p.Settings() {
+		if fraction, ok := shared[k.Name]; ok && !fraction && p.Options.Float(k.Name) < float64(n) {
+			return fmt.Errorf("%q is of all %d copies together, and %s leaves some of them without any",
+				k.Name, n, p.Options[k.Name])
+		}
+	}
+	for _, k := range LimitSettings {
+		if _, ok := p.Limits[k.Name]; ok && k.Name != "pin" && p.Limits.Float(k.Name)/float64(n) < k.Min {
+			return fmt.Errorf("the limit %q is of all %d copies together, and each needs at least %s",
+				k.Name, n, param.Number(k.Min))
+		}
+	}
+	if to := s.Applications[p.To]; to != nil && to.Count() > n {
+		return fmt.Errorf("%d copies of a load cannot reach %d copies of %q: each goes to one; give the load a %q of %d",
+			n, to.Count(), p.To, CountSetting, to.Count())
+	}
+	return nil
+}
+
+// Copies is the setup with every part of a count above one replaced by its copies. Copy i of a load goes to copy i of
+// its application, round again where there are more loads.
+func (s *Setup) Copies() Setup {
+	c := *s
+	c.Applications, c.Loads = map[string]*Part{}, map[string]*Part{}
+	for _, sec := range []struct{ from, into map[string]*Part }{
+		{s.Applications, c.Applications}, {s.Loads, c.Loads},
+	} {
+		for _, name := range slices.Sorted(maps.Keys(sec.from)) {
+			p := sec.from[name]
+			for i, n := 0, p.Count(); i < n; i++ {
+				q := copyOf(p, i, n)
+				if to := s.Applications[p.To]; to != nil {
+					q.To = CopyName(p.To, 1+i%to.Count(), to.Count())
+				}
+				sec.into[CopyName(name, i+1, n)] = q
+			}
+		}
+	}
+	return c
+}
+
+// copyOf is copy i, counted from 0, of n: it has an even part of what they share.
+func copyOf(p *Part, i, n int) *Part {
+	q := p.Clone()
+	if n == 1 {
+		return q
+	}
+	q.Options[CountSetting] = "1"
+	for name, fraction := range shared {
+		if _, ok := q.Options[name]; !ok {
+			continue
+		}
+		if fraction {
+			q.Options[name] = param.Number(p.Options.Float(name) / float64(n))
+			continue
+		}
+		whole := int(p.Options.Float(name))
+		part := whole / n
+		if i < whole%n {
+			part++
+		}
+		q.Options[name] = strconv.Itoa(part)
+	}
+	for _, name := range []string{"cpus", "memory"} {
+		if _, ok := q.Limits[name]; ok {
+			q.Limits[name] = param.Number(p.Limits.Float(name) / float64(n))
+		}
+	}
+	return q
+}

@@ -1,0 +1,248 @@
+// Package kind is what the engine knows of its guests. A guest is an application, a load or a subject: one folder,
+// which declares it here and whatever else of it the engine is to know. The engine names no guest; a guest that needs
+// more than to be started implements one of the small interfaces of this package, as with io.ReaderFrom.
+package kind
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"tare/internal/experiment/role"
+	"tare/internal/lib/param"
+	"tare/internal/scale/host/feature"
+)
+
+// Role is what a guest is in an experiment.
+type Role string
+
+// The roles. The last is that of the scale itself, which is no guest's.
+const (
+	Application Role = "app"
+	Load        Role = "load"
+	Subject     Role = "subject"
+	Self        Role = "self"
+)
+
+// About is what every guest says of itself.
+type About struct {
+	Name     string // as a spec and the command line have it
+	Summary  string // one line, for lists
+	Settings []param.Setting
+
+	// Protocol is what an application serves and a load speaks: a load goes to applications of its own protocol, or
+	// of AnyProtocol. An application without one serves nobody, and a load without one goes to none.
+	Protocol string
+
+	// Label is of subjects: the setting by which one is told from another of its kind. Empty: they go by Name.
+	Label string
+}
+
+// AnyProtocol is the Protocol of applications and loads that are anybody's programs: what they speak is not known here,
+// and whether two of them understand each other shows when they run.
+const AnyProtocol = "any"
+
+// Reaches reports whether a load can go to an application, by what the two speak.
+func Reaches(load, application About) bool {
+	if load.Protocol == "" || application.Protocol == "" {
+		return false
+	}
+	return load.Protocol == application.Protocol || load.Protocol == AnyProtocol || application.Protocol == AnyProtocol
+}
+
+// Guest is an application, a load or a subject.
+type Guest interface {
+	About() About
+}
+
+// Commander is a guest that is a process of the tare binary and speaks the protocol of package role. Command gives the
+// arguments that start it at a site; those of its settings follow them.
+type Commander interface {
+	Command(Site) []string
+}
+
+// Player is a guest whose process is the tare binary and needs no command of its own: Play is all that the process
+// does. It speaks the protocol of package role on conn (role.Play for an application, role.Work for a load and for a
+// subject that works) and returns when the parent has closed its end. The values are those of the guest's settings.
+//
+// The site has everything but Subject, which lives in the process that runs the trial. A load that needs it is a
+// Commander, which makes arguments of it.
+type Player interface {
+	Play(ctx context.Context, conn *role.Conn, at Site, v param.Values) error
+}
+
+// Site is what a guest's process is told of its surroundings.
+type Site struct {
+	Address string `json:"address,omitempty"` // of loads: where to go, host:port
+	Served  bool   `json:"served,omitempty"`  // of loads: the subject serves that address, and takes it to this machine
+	Ready   []byte `json:"ready,omitempty"`   // of loads: what the application said of itself when it was ready, JSON
+	Seed    uint64 `json:"seed,omitempty"`    // of loads: for their arrivals
+	Host    string `json:"host,omitempty"`    // of applications: the IP address to listen at
+	Subject any    `json:"-"`                 // of loads: what the subject's Join gave; nil where the arm has none
+	// SubjectReady is of loads: what the subject said of itself when it was ready (Trial.SetSubject), JSON.
+	SubjectReady []byte `json:"subject_ready,omitempty"`
+}
+
+// Preparer is a guest that needs something once for a run, before its first trial: a root file system, certificates.
+// Prepare is called once for each such guest that takes part in a trial of the run, and its error ends the run. Trials
+// on nodes are prepared at each node, each by itself.
+type Preparer interface {
+	Prepare(context.Context, Preparation) error
+}
+
+// Preparation is what a guest is told when it prepares a run.
+type Preparation struct {
+	Self  string  // path of the tare binary
+	Dir   string  // absolute; empty, and the guest's own until the run ends, when it is removed with all that is in it
+	Parts []*Part // of this guest, as the trials have them: those that differ in their options, each once
+}
+
+// Checker checks the options of a guest together. Its error reads on after the part's place in the spec.
+type Checker interface {
+	Check(param.Values) error
+}
+
+// SetupChecker checks a part of this guest against the rest of the experiment, at one level. Its error is of that part,
+// or of the part at another path, by an *ElsewhereError.
+type SetupChecker interface {
+	CheckSetup(s *Setup, path string, part *Part) error
+}
+
+// ElsewhereError is an error of another part than the one that was checked.
+type ElsewhereError struct {
+	Path string // loads.client
+	Err  error
+}
+
+func (e *ElsewhereError) Error() string { return e.Path + ": " + e.Err.Error() }
+func (e *ElsewhereError) Unwrap() error { return e.Err }
+
+// Trait says what to know of a subject with these options wherever an arm of it is named; empty: nothing.
+type Trait interface {
+	Trait(param.Values) string
+}
+
+// Lacking is a subject that is not the same service as others that it is compared with. Lacks says what it does not do
+// of what others in a setup do, as a sentence goes on after "is not the same service: "; empty: nothing.
+type Lacking interface {
+	Lacks(*Setup) string
+}
+
+// Worker is a subject that can do measured work itself, between the same edges as loads do, and report it as they do
+// (package role). Where every arm has a subject that Works alone, an experiment needs no loads.
+type Worker interface {
+	Works(param.Values) bool
+	WorksAlone() bool // without any load, whatever its options
+}
+
+// Holder is a load that can mean to have all its connections open at once.
+type Holder interface {
+	HoldsConnections(param.Values) bool
+}
+
+// Standalone is a load that can go to an application, and does without one where a spec names none.
+type Standalone interface {
+	StandsAlone()
+}
+
+// Inside is a load that can do its work where applications run: in what the subject launches (Launcher), where the arm
+// has such a subject. Its process may have another clock than this machine's, which it tells by role.Wants.
+type Inside interface {
+	RunsInside(param.Values) bool
+}
+
+// Saturating is a load that can be as fast as it goes: then what it takes of the machine is a result.
+type Saturating interface {
+	Saturates(param.Values) bool
+}
+
+// Bounded is a guest that can bound the memory of what it runs, other than by limits of its control group.
+type Bounded interface {
+	BoundsMemory(param.Values) bool
+}
+
+// EventMaker is a load whose pieces of work are events, which something else is to deliver, and no requests. It makes
+// processes by the thousand: the groups of its trials are one for the scheduler where they can be, and counters are
+// read at a real-time priority.
+type EventMaker interface {
+	MakesEvents()
+}
+
+// Pieceworker is a load whose pieces of work are no requests, such as changes that something else brings about. It has
+// metrics of its own for what one costs; those by the request, and throughput, are not of it.
+type Pieceworker interface {
+	DoesPieces()
+}
+
+// MakesEvents reports whether a guest is a load that makes events.
+func MakesEvents(g Guest) bool {
+	_, makes := g.(EventMaker)
+	return makes
+}
+
+// Variant is a subject that is none: the baseline with other settings of its applications or loads. Sets gives what it
+// sets, as assignments ("server.delay=50us").
+type Variant interface {
+	Sets(param.Values) []string
+}
+
+// Installed is a subject whose program somebody else must have installed. Installed's error, a *fault.Error of code
+// Machine, says what is missing; Optional, whether a run may go on without the arm.
+type Installed interface {
+	Installed(context.Context, param.Values) error
+	Optional(param.Values) bool
+}
+
+// Diagnosed is a guest that needs programs which 'tare doctor' is to say whether they are here: Probes are of them,
+// each with what is lost without it and how to get it. They start nothing but what prints a version.
+type Diagnosed interface {
+	Probes() []*feature.Probe
+}
+
+// Versioned is a subject with a version of its own, under a name of its own. own is that of the tare binary.
+type Versioned interface {
+	Version(ctx context.Context, o param.Values, own string) (name, version string)
+}
+
+// Tailed is a subject that takes time after the window, at most so long.
+type Tailed interface {
+	Tail(param.Values) time.Duration
+}
+
+// Preparing is an application or a load that may take longer than usual until it is ready, at most so long.
+type Preparing interface {
+	ReadyWithin(param.Values) time.Duration
+}
+
+// Slow is a guest with which a trial takes longer than usual: it starts slowly, settles before the window, or finishes
+// something after it. TakesLonger is by how much, as measured on the project's machine (go run ./test/bench/estimates
+// -v). Estimates of how long a run will take add it up.
+type Slow interface {
+	TakesLonger(param.Values) time.Duration
+}
+
+var registry = map[Role]map[string]Guest{Application: {}, Load: {}, Subject: {}}
+
+// Register adds a guest; for init functions. A name that is taken is a defect, and panics.
+func Register(r Role, g Guest) {
+	name := g.About().Name
+	if _, taken := registry[r][name]; taken {
+		panic(fmt.Sprintf("%s %s is registered twice", r, name))
+	}
+	registry[r][name] = g
+}
+
+// All is every guest of a role, by name.
+func All(r Role) []Guest {
+	byName := func(a, b Guest) int { return strings.Compare(a.About().Name, b.About().Name) }
+	return slices.SortedFunc(maps.Values(registry[r]), byName)
+}
+
+// Names are those of all guests of a role, in order.
+func Names(r Role) []string { return slices.Sorted(maps.Keys(registry[r])) }
+
+// Find is the guest of a name; nil where there is none.
+func Find(r Role, name string) Guest { return registry[r][name] }

@@ -1,0 +1,221 @@
+package kind
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"tare/internal/experiment/record"
+	"tare/internal/lib/param"
+)
+
+// CountSetting is the name of the setting of applications and loads that says how many copies of a part run.
+const CountSetting = "count"
+
+// The groups of a trial, below its own: WorkGroup holds the applications and the loads, each in a group of its own
+// name.
+const (
+	WorkGroup    = "work"
+	SubjectGroup = "subject"
+)
+
+// Part is an application, a load or an arm's subject of an experiment.
+type Part struct {
+	Kind    Guest
+	To      string // loads: the application that it goes to
+	Options param.Values
+	Limits  param.Values // of its control group; empty: none
+}
+
+// Name is that of its kind.
+func (p *Part) Name() string { return p.Kind.About().Name }
+
+// Settings are those of its kind.
+func (p *Part) Settings() []param.Setting { return p.Kind.About().Settings }
+
+// Count is how many copies of the part run.
+func (p *Part) Count() int { return max(1, int(p.Options.Float(CountSetting))) }
+
+// TakesTo reports whether the part, a load, can go to an application.
+func (p *Part) TakesTo() bool { return p.Kind.About().Protocol != "" }
+
+// GoesTo reports whether the part, a load, goes to an application: because its spec names one, or because it must.
+func (p *Part) GoesTo() bool {
+	_, alone := p.Kind.(Standalone)
+	return p.To != "" || p.TakesTo() && !alone
+}
+
+// Works reports whether the part, a subject, does measured work itself.
+func (p *Part) Works() bool {
+	w, ok := p.Kind.(Worker)
+	return ok && w.Works(p.Options)
+}
+
+// WorksAlone reports whether the part, a subject, does measured work without any load.
+func (p *Part) WorksAlone() bool {
+	w, ok := p.Kind.(Worker)
+	return ok && w.WorksAlone()
+}
+
+// Varies reports whether the part is the baseline with other settings, and no subject.
+func (p *Part) Varies() bool {
+	_, ok := p.Kind.(Variant)
+	return ok
+}
+
+// Clone is a copy whose options and limits can be set.
+func (p *Part) Clone() *Part {
+	q := *p
+	q.Options, q.Limits = p.Options.Clone(), p.Limits.Clone()
+	return &q
+}
+
+// Setup is what an experiment puts to work: its parts, and what is asked of its trials.
+type Setup struct {
+	Applications map[string]*Part
+	Loads        map[string]*Part
+	Arms         map[string]*Part // beside record.Direct and record.AA, which every experiment has
+	Baseline     *Part            // the subject that these two run; nil: none
+	Gates        param.Values
+	Warmup       time.Duration
+	Duration     time.Duration
+	Statistics   bool // the kernel counts runs and run time of eBPF programs
+}
+
+// Clone is a copy whose parts can be set.
+func (s *Setup) Clone() Setup {
+	c := *s
+	for _, parts := range []*map[string]*Part{&c.Applications, &c.Loads, &c.Arms} {
+		*parts = maps.Clone(*parts)
+		for name, p := range *parts {
+			(*parts)[name] = p.Clone()
+		}
+	}
+	if s.Baseline != nil {
+		c.Baseline = s.Baseline.Clone()
+	}
+	return c
+}
+
+// BoundsMemory reports whether a part has a limit of its memory, of its control group's or of its own making.
+func (s *Setup) BoundsMemory() bool {
+	for _, sec := range s.Sections() {
+		for _, p := range sec.Parts {
+			bounded, tells := p.Kind.(Bounded)
+			if p.Limits.Float("memory") > 0 || tells && bounded.BoundsMemory(p.Options) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// WorksByItself reports whether all arms do measured work without any load.
+func (s *Setup) WorksByItself() bool {
+	return s.Baseline != nil && !slices.ContainsFunc(s.Subjects(), func(p *Part) bool { return !p.WorksAlone() })
+}
+
+// NeedsNoApplication reports whether there are loads, and none of them goes to an application.
+func (s *Setup) NeedsNoApplication() bool {
+	for _, p := range s.Loads {
+		if p.GoesTo() {
+			return false
+		}
+	}
+	return len(s.Loads) > 0
+}
+
+// Of is what an arm weighs; nil where it weighs nothing.
+func (s *Setup) Of(arm string) *Part {
+	part := s.Arms[arm]
+	if arm == record.Direct || arm == record.AA || part != nil && part.Varies() {
+		return s.Baseline
+	}
+	return part
+}
+
+// Subjects are those of all arms.
+func (s *Setup) Subjects() []*Part {
+	all := slices.DeleteFunc(slices.Collect(maps.Values(s.Arms)), (*Part).Varies)
+	if s.Baseline != nil {
+		all = append(all, s.Baseline)
+	}
+	return all
+}
+
+// CheckSubjects has a function look at what each arm weighs, but for variants, which run the baseline's subject; for
+// SetupCheckers of loads that go to the subject. Its error is of the first that is refused.
+func (s *Setup) CheckSubjects(check func(*Part) error) error {
+	for _, sec := range s.Sections() {
+		if !sec.Weighs() {
+			continue
+		}
+		for _, arm := range slices.Sorted(maps.Keys(sec.Parts)) {
+			part := sec.Parts[arm]
+			if part.Varies() {
+				continue
+			}
+			if err := check(part); err != nil {
+				return &ElsewhereError{Path: sec.Path(arm), Err: err}
+			}
+		}
+	}
+	return nil
+}
+
+// SubjectVersions are the versions of what the arms weigh, by name: own is that of subjects which are roles of this
+// binary.
+func (s *Setup) SubjectVersions(ctx context.Context, own string) map[string]string {
+	versions := map[string]string{}
+	for _, p := range s.Subjects() {
+		name, version := p.Name(), own
+		if v, ok := p.Kind.(Versioned); ok {
+			name, version = v.Version(ctx, p.Options, own)
+		}
+		if _, known := versions[name]; !known && name != "" {
+			versions[name] = version
+		}
+	}
+	return versions
+}
+
+// EventLoad is the name of the load that makes events; empty where there is none.
+func (s *Setup) EventLoad() string {
+	for _, name := range slices.Sorted(maps.Keys(s.Loads)) {
+		if MakesEvents(s.Loads[name].Kind) {
+			return name
+		}
+	}
+	return ""
+}
+
+// BaselineKey is the key of the baseline's subject in a spec.
+const BaselineKey = "baseline"
+
+// Section is a group of parts, by its key in a spec. The baseline is a section of one part, without a name beside its
+// key.
+type Section struct {
+	Name  string
+	Parts map[string]*Part
+}
+
+// Path is where a part stands in a spec.
+func (s Section) Path(name string) string {
+	if name == "" {
+		return s.Name
+	}
+	return s.Name + "." + name
+}
+
+// Weighs reports whether the section holds subjects.
+func (s Section) Weighs() bool { return s.Name == "arms" || s.Name == BaselineKey }
+
+// Sections are all parts.
+func (s *Setup) Sections() []Section {
+	all := []Section{{"applications", s.Applications}, {"loads", s.Loads}, {"arms", s.Arms}}
+	if s.Baseline != nil {
+		all = append(all, Section{BaselineKey, map[string]*Part{"": s.Baseline}})
+	}
+	return all
+}

@@ -1,0 +1,66 @@
+package link
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"tare/internal/experiment/placement"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/proc"
+)
+
+// TestClean: interfaces of owners that have ended are removed, and those of living owners and of others are not.
+func TestClean(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: it makes network namespaces")
+	}
+	l, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := proc.FS{}.Identify()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead := self
+	dead.Start++ // the pid came round again
+	n, err := NewNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := n.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	err = n.Do(func() error {
+		for name, alias := range map[string]string{
+			"living": "tare-nodes-" + self.String(), "dead": "tare-nodes-" + dead.String(),
+			"foreign": "somebody's", "nameless": "",
+		} {
+			attributes := netlink.NewLinkAttrs()
+			attributes.Name = name
+			if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attributes}); err != nil {
+				return err
+			}
+			if err := Configure(name, alias, netip.Prefix{}); err != nil {
+				return err
+			}
+		}
+		owners := placement.NewOwners(l)
+		defer owners.Close()
+		removed, err := Clean(owners)
+		if !slices.Equal(removed, []string{"dead"}) || len(owners.Left()) > 0 {
+			t.Errorf("removed %q, left alone %+v", removed, owners.Left())
+		}
+		return errors.Join(err, Remove("living"))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,97 @@
+package load
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"tare/internal/lib/stats"
+)
+
+// SetHistogram puts h into the result under name.
+func (r *Result) SetHistogram(name string, h *hdrhistogram.Histogram) error {
+	b, err := h.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
+	if err != nil {
+		return fmt.Errorf("encoding the %s histogram: %w", name, err)
+	}
+	if r.Histograms == nil {
+		r.Histograms = map[string]string{}
+	}
+	r.Histograms[name] = string(b)
+	return nil
+}
+
+// SetHistograms puts those that have values into the result, by their names.
+func (r *Result) SetHistograms(all map[string]*hdrhistogram.Histogram) error {
+	for name, h := range all {
+		if h.TotalCount() == 0 {
+			continue
+		}
+		if err := r.SetHistogram(name, h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// SetSlices puts the parts of the window into the result, by the latencies of the requests of each, in ns.
+func (r *Result) SetSlices(parts []*hdrhistogram.Histogram) {
+	r.Slices = nil
+	for _, h := range parts {
+		s := Slice{Done: h.TotalCount()}
+		if s.Done > 0 {
+			s.P50 = float64(h.ValueAtQuantile(50)) / 1e9
+		}
+		r.Slices = append(r.Slices, s)
+	}
+}
+
+// SetUnfinished counts what was sent and neither answered nor failed.
+func (r *Result) SetUnfinished() {
+	r.Unfinished = r.Sent - r.Done
+	for _, n := range r.Errors {
+		r.Unfinished -= n
+	}
+}
+
+// Check says which count or time of the result is less than nothing, as none that was measured is.
+func (r *Result) Check() error {
+	counts := map[string]int64{
+		"intended": r.Intended, "sent": r.Sent, "done": r.Done, "late": r.Late,
+		"connections": int64(r.Connections), "max_connections": int64(r.MaxConnections), "opened": r.Opened,
+		"streams": int64(r.Streams),
+	}
+	for kind, n := range r.Errors {
+		counts["errors."+kind] = n
+	}
+	for i, s := range r.Slices {
+		counts[fmt.Sprintf("slices.%d.done", i)] = s.Done
+	}
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		if n := counts[name]; n < 0 {
+			return fmt.Errorf("%s is %d", name, n)
+		}
+	}
+	times := map[string]float64{"cpu_seconds": r.CPUSeconds, "cpus": r.CPUs, "rate": r.Rate, "seconds": r.Seconds, "target_rate": r.TargetRate}
+	for _, name := range slices.Sorted(maps.Keys(times)) {
+		if v := times[name]; !(v >= 0) {
+			return fmt.Errorf("%s is %g", name, v)
+		}
+	}
+	return nil
+}
+
+// Histogram is the one called name, in nanoseconds; nil without error when the result has none.
+func (r *Result) Histogram(name string) (*hdrhistogram.Histogram, error) {
+	text, ok := r.Histograms[name]
+	if !ok {
+		return nil, nil
+	}
+	h, err := stats.DecodeHistogram(text)
+	if err != nil {
+		return nil, fmt.Errorf("reading the %s histogram: %w", name, err)
+	}
+	return h, nil
+}

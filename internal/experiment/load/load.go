@@ -1,0 +1,82 @@
+// Package load holds what every load generator reports, whatever it puts to work. Each generator is a package below
+// this one and runs as a process of its own; this package is the shape of its answer.
+package load
+
+import "encoding/json"
+
+// The modes of a generator.
+const (
+	Open   = "open"   // by an absolute schedule
+	Closed = "closed" // as fast as answers come
+
+	// Outside is of a program that tells nothing of what it did between the edges of the window: it is measured from
+	// outside, and all counts and times of requests in its Result are without meaning.
+	Outside = "outside"
+)
+
+// The names of histograms.
+const (
+	Latency = "latency" // intended -> done
+	Service = "service" // sent -> done
+	Connect = "connect" // the handshake, where there is one
+	Lag     = "lag"     // intended -> sent: what the schedule was late by, whosever fault it was
+	OwnLag  = "own_lag" // of lag, what is the generator's fault: from when the start was due and a connection was free
+)
+
+// Slices is into how many equal parts a window is cut: even, for its halves are held against each other.
+const Slices = 20
+
+// Slice is one part of a window.
+type Slice struct {
+	Done int64   `json:"done"`                // requests answered without error
+	P50  float64 `json:"latency_p50_seconds"` // of them, to 1 %; 0 where there are none
+}
+
+// Result is what a load generator measured between the two edges of its schedule (role.Schedule). Requests count by
+// their intended start: one that was intended inside the window counts, whenever it ended.
+type Result struct {
+	Generator string `json:"generator"` // http, exec, ...
+	Mode      string `json:"mode"`      // open (absolute schedule), closed (as fast as answers come) or outside
+	Arrivals  string `json:"arrivals"`  // constant or poisson; empty when closed
+
+	Seconds        float64 `json:"seconds"`         // length of the measured window
+	TargetRate     float64 `json:"target_rate"`     // per second; 0 when closed
+	Rate           float64 `json:"rate"`            // requests done without error, per second of the window
+	Intended       int64   `json:"intended"`        // requests that the schedule held
+	Sent           int64   `json:"sent"`            // of them, started
+	Done           int64   `json:"done"`            // of them, answered without error, drain included
+	Late           int64   `json:"late"`            // of done, answered after the window's end (in the drain)
+	Unfinished     int64   `json:"unfinished"`      // sent, and neither done nor failed when the drain ended
+	Connections    int     `json:"connections"`     // asked for at once
+	MaxConnections int     `json:"max_connections"` // open at once, as reached
+	Opened         int64   `json:"opened"`          // connections made in the window
+
+	// Streams is how many requests each connection carries at once, at most; 0 is 1.
+	Streams int `json:"streams,omitempty"`
+
+	Errors map[string]int64 `json:"errors"` // by kind: connect, read, write, status-500, timeout, ...
+
+	// Histograms are HDR histograms of nanoseconds, V2 compressed and base64 encoded, 3 significant digits, by the
+	// names below. One without values is not there. Read them with Histogram.
+	Histograms map[string]string `json:"histograms"`
+
+	// Slices are the window in Slices equal parts, in order of time, by the intended start of requests: whether the
+	// trial was steady shows in them. None from a generator that does not tell.
+	Slices []Slice `json:"slices,omitempty"`
+
+	// Running is what of the load the machine's stalls did not touch; null from a generator that was not told of
+	// stalls.
+	Running *Running `json:"running,omitempty"`
+
+	// Counts are what the work took, by name, from a generator that counts it (such as a store of configuration).
+	Counts map[string]float64 `json:"counts,omitempty"`
+
+	// Own is what only this generator tells, in a form that its folder declares; null where there is none.
+	Own json.RawMessage `json:"own,omitempty"`
+
+	CPUSeconds float64 `json:"cpu_seconds"` // of the generator's process in the window
+	CPUs       float64 `json:"cpus"`        // what it could have used: its limit or affinity, in CPUs
+}
+
+// MostAtOnce is how many requests can be under way at once.
+func (r *Result) MostAtOnce() int { return r.Connections * max(r.Streams, 1) }

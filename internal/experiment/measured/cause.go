@@ -1,0 +1,243 @@
+package measured
+
+import (
+	"cmp"
+	"os"
+	"slices"
+	"strings"
+
+	"tare/internal/experiment/record"
+	"tare/internal/scale/ledger"
+)
+
+// The thresholds by which a gate is laid to somebody outside the trial. They are fixed here, before any run.
+const (
+	// stolenPart is the part of the CPU time from which on the hypervisor can have tripped a gate. A generator whose
+	// CPU is away for 40 ms of a window of 2 s begins 2 % of its requests late, which trips the gate on its 99th
+	// percentile; on a machine with two CPUs that is 1 % of the CPU time.
+	stolenPart = 0.01
+
+	// foreignPart is the same for tasks of others. The scheduler shares a CPU with them in slices of a few ms, where
+	// the hypervisor takes one away for tens: it takes more of them to do the same. Those that hold a CPU without a
+	// break are held to stolenPart.
+	foreignPart = 0.05
+
+	// explains is how far a shortfall can exceed the part of the CPU time that others took: a machine that lost 5 % of
+	// its CPU time may for that reason answer up to 20 % of the requests too late, for a queue that has built up takes
+	// time to drain, but not 40 %.
+	explains = 4.0
+)
+
+// Disturbance is what others took of the machine during a window, as parts of its CPU time.
+type Disturbance struct {
+	Stolen   float64 // by the hypervisor
+	Foreign  float64 // by tasks outside the trial's control groups that are not this process
+	Occupied float64 // the part of Foreign in stretches in which a task held a CPU without a break
+	Culprits []string
+}
+
+// maxCulprits is how many of those who disturbed are named.
+const maxCulprits = 3
+
+// DisturbanceOf reads from a ledger what others took: by its witness, and where there was none, or for what it does not
+// tell, by the kernel's counters. The trial's own groups are those at and below tree; self is this process. A ledger
+// that has neither shows nothing.
+func DisturbanceOf(l *ledger.Ledger, tree string, self int) Disturbance {
+	var d Disturbance
+	if l == nil || l.CPU.Capacity <= 0 {
+		return d
+	}
+	capacity, own := l.CPU.Capacity, 0.0
+	d.Stolen = l.CPU.Steal / capacity
+	groups := map[string]float64{}
+	mine := ownGroup(l, tree)
+	for _, g := range l.Cgroups {
+		switch {
+		case g.CPUSeconds == nil:
+		case g.Path == tree:
+			own = *g.CPUSeconds
+			if g.BPFInsideSeconds != nil {
+				own -= *g.BPFInsideSeconds // the lines below are without it
+			}
+		case g.Path != "/" && strings.LastIndexByte(g.Path, '/') == 0 && !Within(tree, g.Path) && !mine(g.Path):
+			groups[g.Path] = *g.CPUSeconds
+		}
+	}
+	for _, g := range observed(l, tree) {
+		if g.CPUSeconds != nil {
+			own += *g.CPUSeconds
+			if g.BPFInsideSeconds != nil {
+				own -= *g.BPFInsideSeconds
+			}
+		}
+	}
+	for _, line := range l.CPU.Lines {
+		if line.Name == ledger.LineGroups || line.Name == ledger.LineRoot {
+			d.Foreign += line.Seconds
+		}
+	}
+	d.Foreign = max(0, d.Foreign-own) / capacity
+
+	ours := func(pid int, group string) bool { return pid == self || group != "" && mine(group) }
+	busy := map[string]float64{}
+	if n := l.Noise; n != nil {
+		d.Stolen = max(d.Stolen, n.StolenSeconds/capacity)
+		nobodys := 0.0
+		for _, s := range n.Occupied {
+			switch {
+			case ours(s.PID, s.Cgroup):
+			case s.Cgroup == "":
+				nobodys += s.Seconds / capacity
+			default:
+				d.Occupied += s.Seconds / capacity
+			}
+		}
+		// A process that had ended before its group was read may be a short one of the trial's own: no more of them are
+		// others' than the kernel counted for others.
+		d.Occupied += min(nobodys, max(0, d.Foreign-d.Occupied))
+		for _, o := range n.Busiest {
+			if !ours(o.PID, o.Cgroup) {
+				busy[o.Comm] += o.Seconds
+			}
+		}
+	}
+	d.Foreign = max(d.Foreign, d.Occupied)
+	if len(busy) == 0 {
+		busy = groups
+	}
+	d.Culprits = largest(busy, maxCulprits)
+	return d
+}
+
+// largest are the names with the most seconds, the most first.
+func largest(seconds map[string]float64, most int) []string {
+	var names []string
+	for name, s := range seconds {
+		if s > 0 && name != "" {
+			names = append(names, name)
+		}
+	}
+	slices.SortFunc(names, func(a, b string) int { return cmp.Or(cmp.Compare(seconds[b], seconds[a]), strings.Compare(a, b)) })
+	return names[:min(len(names), most)]
+}
+
+// By is who outside the trial disturbed it enough to trip a gate, and what part of the CPU time he took; Unknown when
+// nobody did.
+func (d Disturbance) By() (ledger.Cause, float64) {
+	steal, others := d.Stolen/stolenPart, max(d.Foreign/foreignPart, d.Occupied/stolenPart)
+	switch {
+	case max(steal, others) < 1:
+		return ledger.Unknown, 0
+	case steal >= others:
+		return ledger.Hypervisor, d.Stolen
+	}
+	return ledger.Neighbour, d.Foreign
+}
+
+// shortfall is how much of the work was missing, by a gate that counts work; false for others. One copy of many that
+// did nothing is no measure of it: a copy with a small limit gets going slowly, and one that others delay may miss a
+// short window altogether.
+func (t Trip) shortfall() (float64, bool) {
+	switch t.Gate {
+	case GateRate, GateConnections, GateIdle:
+		return 1 - t.Seen, true
+	case GateErrors, GateDrain:
+		return t.Seen, true
+	}
+	return 0, false
+}
+
+// cause is who tripped a gate. It looks at gates and at who had the CPUs, and never at what was measured.
+func (d Disturbance) cause(t Trip) (ledger.Cause, float64) {
+	by, part := d.By()
+	if by == ledger.Unknown {
+		return t.Gate.Quiet, 0
+	}
+	if short, counts := t.shortfall(); counts && short > explains*(d.Stolen+d.Foreign) {
+		return t.Gate.Quiet, 0
+	}
+	return by, part
+}
+
+// Reasons says of each gate that was tripped who tripped it, and which of the trial's metrics it voids.
+func (m *Measured) Reasons(trips []Trip, values map[string]float64, counts map[string]record.Count) []record.Reason {
+	return ReasonsOf(trips, DisturbanceOf(m.Ledger, m.Tree, os.Getpid()), values, counts)
+}
+
+// ReasonsOf is Reasons for what others took of the machine.
+func ReasonsOf(trips []Trip, d Disturbance, values map[string]float64, counts map[string]record.Count) []record.Reason {
+	has := func(metric string) bool {
+		_, value := values[metric]
+		_, count := counts[metric]
+		return value || count
+	}
+	late := false // the generator, by its own fault
+	for i := range trips {
+		t := &trips[i]
+		var part float64
+		if t.Cause, part = d.cause(*t); part > 0 {
+			t.CauseShare = &part
+		}
+		if t.Cause == ledger.Neighbour {
+			t.Culprits = d.Culprits
+		}
+		late = late || t.Cause == ledger.Generator
+	}
+	var reasons []record.Reason
+	for _, t := range trips {
+		if late && t.Cause == ledger.Subject {
+			t.Cause = ledger.Generator // what was not sent in time could not be answered in time
+		}
+		t.Voids = t.Gate.Voids(t.Cause, has)
+		reasons = append(reasons, t.Reason)
+	}
+	return reasons
+}
+
+// FailedBy is who outside the trial disturbed the machine while a trial failed; empty when nobody is known to have.
+func FailedBy(l *ledger.Ledger, tree string) ledger.Cause {
+	if by, _ := DisturbanceOf(l, tree, os.Getpid()).By(); by != ledger.Unknown {
+		return by
+	}
+	return ""
+}
+
+// Everything is what LostToOthers says of a trial that can tell nothing.
+const Everything = "everything"
+
+// LostToOthers are the metrics for whose sake a trial is worth running again: what a gate that somebody other than the
+// subject tripped took from it, or everything, where it failed while others had a part of the machine. It never looks
+// at what was measured.
+func LostToOthers(t *record.Trial) (lost []string) {
+	if t.Validity.Failed != "" {
+		if t.Validity.Failed != record.Interrupted && t.Validity.Cause != "" {
+			return []string{Everything}
+		}
+		return nil
+	}
+	for _, r := range t.Validity.Reasons {
+		if r.Cause == ledger.Subject {
+			continue
+		}
+		if r.Voids == nil {
+			return []string{Everything}
+		}
+		for _, name := range r.Voids {
+			if !instead(t, name) {
+				lost = append(lost, name)
+			}
+		}
+	}
+	slices.Sort(lost)
+	return slices.Compact(lost)
+}
+
+// instead reports whether a trial tells what answers in the place of a metric that it cannot tell.
+func instead(t *record.Trial, metric string) bool {
+	m, known := Find(metric)
+	if !known || m.Instead == "" {
+		return false
+	}
+	_, has := t.Metrics[m.Instead]
+	return has && t.Validity.Stands(m.Instead)
+}

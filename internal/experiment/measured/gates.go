@@ -1,0 +1,303 @@
+package measured
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/record"
+	"tare/internal/experiment/role"
+)
+
+// Trip is a gate that a trial tripped. Its cause, and what it voids, are settled once all are known.
+type Trip struct {
+	Gate *Gate
+	record.Reason
+}
+
+// Tripped is a trip of a gate: what was seen, what is allowed, and what to change.
+func Tripped(g *Gate, seen, allowed float64, format string, args ...any) Trip {
+	return Trip{g, record.Reason{Gate: g.Name, Seen: seen, Allowed: allowed, Message: fmt.Sprintf(format, args...)}}
+}
+
+// Judge is a load with gates of its own, instead of the usual ones. m.JudgeLoad(name) has the usual ones, all together
+// and one by one.
+type Judge interface {
+	Judge(m *Measured, name string) []Trip
+}
+
+// Judge holds a trial against the gates of its spec and gives those that it tripped: who tripped each, and which of the
+// metrics that the trial has it voids.
+func (m *Measured) Judge() []record.Reason {
+	return m.Reasons(m.Trips(), m.Values(), m.Counts())
+}
+
+// Trips holds a trial against the gates of its spec.
+func (m *Measured) Trips() []Trip {
+	var trips []Trip
+	for _, name := range slices.Sorted(maps.Keys(m.Loads)) {
+		part := m.Setup.Loads[name]
+		if part != nil {
+			if own, ok := part.Kind.(Judge); ok {
+				trips = append(trips, own.Judge(m, name)...)
+				continue
+			}
+		}
+		j := m.JudgeLoad(name)
+		j.Usual()
+		trips = append(trips, j.Trips...)
+	}
+	if m.Work != nil {
+		j := LoadJudge{m: m, name: "the subject", Result: *m.Work, works: true}
+		j.work()
+		j.Errors()
+		j.Drift()
+		trips = append(trips, j.Trips...)
+	}
+	return slices.Concat(trips, m.window(), m.throttled(), m.held())
+}
+
+// minWindow is the part of the load's measured time that the window of the counters must have: on a machine where the
+// scale itself is held up, rates of the two are of different times.
+const minWindow = 0.5
+
+// WindowCut reports whether the window of the counters is too short to be of the same time as that of the loads.
+func (m *Measured) WindowCut() bool {
+	return m.Ledger.Window.Seconds < minWindow*m.Setup.Duration.Seconds()
+}
+
+// window: the counters must have been read at the edges of the load's window.
+func (m *Measured) window() []Trip {
+	// Nodes that share a machine hold each other up; their counts are right all the same.
+	if !m.WindowCut() || m.Shared {
+		return nil
+	}
+	seen := m.Ledger.Window.Seconds / m.Setup.Duration.Seconds()
+	return []Trip{Tripped(GateWindow, seen, minWindow,
+		"counters were read %.3f s apart, and the load's window is %v: tare itself was held up; stop what else is running here",
+		m.Ledger.Window.Seconds, m.Setup.Duration)}
+}
+
+// otherCopiesWorked reports whether a copy of the same load, other than the named one, had requests answered.
+func (m *Measured) otherCopiesWorked(name string) bool {
+	for other, r := range m.Loads {
+		if other != name && isCopyOf(other, name) && r.Done > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// isCopyOf reports whether two parts of a trial are copies of one part of the spec: copies are named after it, with an
+// underscore and a number, and no part of a spec has an underscore in its name.
+func isCopyOf(a, b string) bool {
+	base := func(name string) string {
+		base, _, _ := strings.Cut(name, "_")
+		return base
+	}
+	return base(a) == base(b)
+}
+
+// JudgeLoad is the judge of a load, by its name.
+func (m *Measured) JudgeLoad(name string) *LoadJudge {
+	return &LoadJudge{
+		m: m, name: name, Result: m.Loads[name], part: m.Setup.Loads[name],
+		stalls: StallsOf(m.Ledger, m.Tree, m.Shared), copies: m.otherCopiesWorked(name),
+	}
+}
+
+// LoadJudge judges one load. Trips are the gates that it tripped so far.
+type LoadJudge struct {
+	Result load.Result
+	Trips  []Trip
+
+	m      *Measured
+	name   string
+	part   *kind.Part  // nil where the spec has no such load
+	works  bool        // it is no load, but the work of a subject
+	copies bool        // other copies of the same load had requests answered
+	stalls role.Stalls // of the machine, in the window
+}
+
+// Trip adds a gate that was tripped.
+func (j *LoadJudge) Trip(g *Gate, seen, allowed float64, format string, args ...any) {
+	t := Tripped(g, seen, allowed, format, args...)
+	t.Message = j.name + ": " + t.Message
+	j.Trips = append(j.Trips, t)
+}
+
+// Usual holds the load against every gate that loads have where they have none of their own.
+func (j *LoadJudge) Usual() {
+	j.rate()
+	j.Errors()
+	j.drain()
+	j.Lag()
+	j.lagRunning()
+	j.generator()
+	j.connections()
+	j.Drift()
+}
+
+// rate: an open load must have its requests answered within the window, save those that were naturally under way when
+// it closed.
+func (j *LoadJudge) rate() {
+	if j.Result.Mode != load.Open {
+		switch {
+		case j.Result.Done > 0:
+		case j.copies:
+			j.Trip(GateIdleCopy, 0, 1, "not one request was answered, and other copies of the load worked; lengthen the duration, or see the errors of the trial")
+		default:
+			j.Trip(GateIdle, 0, 1, "not one request was answered; lengthen the duration, or see the errors of the trial")
+		}
+		return
+	}
+	if j.Result.Intended == 0 {
+		j.Trip(GateIdle, 0, 1, "no request was intended in the window; raise the rate or the duration")
+		return
+	}
+	late := max(j.Result.Late-j.underWay()-j.heldUp(), 0)
+	seen := float64(j.Result.Done-late) / float64(j.Result.Intended)
+	if allowed := j.m.Setup.Gates.Float("rate"); seen < allowed {
+		more := ""
+		if j.Result.Connections > 0 {
+			more = " or give the load more connections"
+		}
+		j.Trip(GateRate, seen, allowed, "%.2f %% of the intended requests were answered in time, and %g %% must be; "+
+			"lower the rate%s", 100*seen, 100*allowed, more)
+	}
+}
+
+// work: a subject that works by itself must have done some. It has neither a rate to keep nor a generator beside it.
+func (j *LoadJudge) work() {
+	if j.Result.Done == 0 {
+		j.Trip(GateIdle, 0, 1, "no piece of its work began in the window; lengthen the duration")
+	}
+}
+
+// underWay is how many requests are open at once when nothing queues, by Little's law: twice the rate times the median
+// time from sending to the answer, and never more than the connections carry.
+func (j *LoadJudge) underWay() int64 {
+	h, err := j.Result.Histogram(load.Service)
+	if err != nil || h == nil || j.Result.Seconds <= 0 {
+		return 0
+	}
+	n := 2 * float64(j.Result.Intended) / j.Result.Seconds * float64(h.ValueAtQuantile(50)) / 1e9
+	return min(int64(math.Ceil(n)), int64(j.Result.MostAtOnce()))
+}
+
+// heldUp is how many requests the window closed upon because the machine stood still just then: those that were due
+// since its last stall began, if the window ends in the stall or before as much time again has passed, in which the
+// queue drains. They were answered all the same, or other gates speak.
+func (j *LoadJudge) heldUp() int64 {
+	if len(j.stalls.Spans) == 0 {
+		return 0
+	}
+	last := j.stalls.Spans[len(j.stalls.Spans)-1] // Spans are in order and apart
+	from, to := last[0], min(last[1], j.stalls.To)
+	if j.stalls.To > to+(to-from) {
+		return 0
+	}
+	return int64(math.Ceil(j.Result.TargetRate * float64(j.stalls.To-from) / 1e9))
+}
+
+// Errors: no more of the work may fail than is allowed.
+func (j *LoadJudge) Errors() {
+	n := int64(0)
+	for _, c := range j.Result.Errors {
+		n += c
+	}
+	if seen, allowed := Ratio(n, j.Result.Intended), j.m.Setup.Gates.Float("errors"); seen > allowed {
+		j.Trip(GateErrors, seen, allowed, "%d of %d requests failed (%s); lower the rate, or see what the application says", n, j.Result.Intended, ErrorKinds(j.Result.Errors))
+	}
+}
+
+// ErrorKinds lists failures by kind, for messages.
+func ErrorKinds(errors map[string]int64) string {
+	text := ""
+	for _, kind := range slices.Sorted(maps.Keys(errors)) {
+		if text != "" {
+			text += ", "
+		}
+		text += fmt.Sprintf("%s %d", kind, errors[kind])
+	}
+	return text
+}
+
+func (j *LoadJudge) drain() {
+	if seen, allowed := Ratio(j.Result.Unfinished, j.Result.Intended), j.m.Setup.Gates.Float("errors"); seen > allowed {
+		j.Trip(GateDrain, seen, allowed, "%d of %d requests were still without an answer after the drain; lower the rate", j.Result.Unfinished, j.Result.Intended)
+	}
+}
+
+// Ratio is n of a total; 0 where there is none.
+func Ratio(n, of int64) float64 {
+	if of <= 0 {
+		return 0
+	}
+	return float64(n) / float64(of)
+}
+
+// Lag: the generator of an open load must begin requests when they are due.
+func (j *LoadJudge) Lag() {
+	h, err := j.Result.Histogram(load.OwnLag)
+	if j.Result.Mode != load.Open || err != nil || h == nil {
+		return
+	}
+	seen, allowed := time.Duration(h.ValueAtQuantile(99)), j.m.Setup.Gates.Duration("lag")
+	if seen > allowed {
+		j.Trip(GateLag, seen.Seconds(), allowed.Seconds(), "the generator started the 99th percentile of requests %v late, and %v is allowed; lower the rate or give the load a CPU of its own",
+			seen.Round(time.Microsecond), allowed)
+	}
+}
+
+func (j *LoadJudge) generator() {
+	if j.Result.CPUs <= 0 || j.Result.Seconds <= 0 || j.Result.Mode != load.Open {
+		return
+	}
+	if seen, allowed := j.Result.CPUSeconds/(j.Result.CPUs*j.Result.Seconds), j.m.Setup.Gates.Float("generator_cpu"); seen > allowed {
+		j.Trip(GateGenerator, seen, allowed, "the generator used %.0f %% of its CPUs, and %g %% is allowed; lower the rate or give it more threads", 100*seen, 100*allowed)
+	}
+}
+
+func (j *LoadJudge) connections() {
+	if j.part == nil {
+		return
+	}
+	if h, ok := j.part.Kind.(kind.Holder); !ok || !h.HoldsConnections(j.part.Options) {
+		return
+	}
+	if seen, allowed := Ratio(int64(j.Result.MaxConnections), int64(j.Result.Connections)), j.m.Setup.Gates.Float("connections"); seen < allowed {
+		j.Trip(GateConnections, seen, allowed, "%d of %d connections were open at once; ask for fewer", j.Result.MaxConnections, j.Result.Connections)
+	}
+}
+
+// throttled: a group whose CPU nobody limited must not have been held back, by a limit above it for instance.
+func (m *Measured) throttled() []Trip {
+	var trips []Trip
+	limited := map[string]bool{}
+	for _, sec := range m.Setup.Sections() {
+		for name, p := range sec.Parts {
+			_, limited[name] = p.Limits["cpus"]
+		}
+	}
+	if arm := m.Setup.Of(m.Arm); arm != nil {
+		_, limited[kind.SubjectGroup] = arm.Limits["cpus"]
+	}
+	for _, g := range m.Ledger.Cgroups {
+		asked := limited[path.Base(g.Path)] || m.roles[g.Path].Limited || m.Shared && g.Path == m.Tree
+		if asked || !Within(g.Path, m.Tree) || g.ThrottledSeconds == nil {
+			continue
+		}
+		if seen, allowed := *g.ThrottledSeconds, m.Setup.Gates.Duration("throttled"); seen > allowed.Seconds() {
+			trips = append(trips, Tripped(GateThrottled, seen, allowed.Seconds(),
+				"%s was throttled for %.3f s, and no CPU limit was asked for it; raise the limit of the group that tare runs in", g.Path, seen))
+		}
+	}
+	return trips
+}

@@ -1,0 +1,73 @@
+package measured
+
+import (
+	"math"
+	"time"
+
+	"tare/internal/experiment/load"
+	"tare/internal/lib/stats"
+)
+
+// driftChance is how seldom chance alone may make the halves of a window look different: once in a thousand trials, so
+// that a run of some hundreds loses none by it.
+const driftChance = 0.001
+
+// minInSlice is how many requests a slice of the window needs for its median to mean something.
+const minInSlice = 5
+
+// Drift: the warm-up is cut at a time fixed beforehand, so what is left must be steady. The two halves of the window
+// are held against each other slice by slice: an open load by the median latency of its slices, a closed one by how
+// many requests they hold. Both must be so: the halves differ by more than chance lets them (exact rank-sum test), and
+// by more than the gate allows.
+func (j *LoadJudge) Drift() {
+	const lengthen = "lengthen the warm-up, "
+	const pin = ", or pin applications and loads to CPUs of their own"
+	mend := lengthen + "use fewer connections" + pin
+	if j.works {
+		mend = "lengthen the duration, or stop what else is running"
+	}
+	if j.Result.Mode == load.Closed {
+		if before, after, seen, trips := j.halves(func(s load.Slice) float64 { return float64(s.Done) }, mean, 1); trips {
+			perSecond := float64(len(j.Result.Slices)) / j.Result.Seconds
+			j.Trip(GateDriftRate, seen, j.m.Setup.Gates.Float("drift"), "throughput went from %.0f/s in the first half of the window to %.0f/s in the second, %.0f %% apart, and %g %% is allowed; "+mend,
+				before*perSecond, after*perSecond, 100*seen, 100*j.m.Setup.Gates.Float("drift"))
+		}
+		return
+	}
+	for _, s := range j.Result.Slices {
+		if s.Done < minInSlice {
+			return
+		}
+	}
+	if before, after, seen, trips := j.halves(func(s load.Slice) float64 { return s.P50 }, median, 1e-9); trips {
+		duration := func(seconds float64) time.Duration { return time.Duration(seconds * 1e9).Round(time.Microsecond) }
+		j.Trip(GateDriftLatency, seen, j.m.Setup.Gates.Float("drift"), "the median latency went from %v in the first half of the window to %v in the second, %.0f %% apart, and %g %% is allowed; "+lengthen+"lower the rate"+pin,
+			duration(before), duration(after), 100*seen, 100*j.m.Setup.Gates.Float("drift"))
+	}
+}
+
+// halves compares the halves of the window: what a middle makes of the slices of each, how far apart that is as a part
+// of the smaller (of least, where that is smaller still), and whether it is too far.
+func (j *LoadJudge) halves(value func(load.Slice) float64, middle func([]float64) float64, least float64) (before, after, seen float64, trips bool) {
+	if len(j.Result.Slices) < 2 || j.Result.Done < minInSlice*int64(len(j.Result.Slices)) {
+		return 0, 0, 0, false
+	}
+	values := make([]float64, len(j.Result.Slices))
+	for i, s := range j.Result.Slices {
+		values[i] = value(s)
+	}
+	first, second := values[:len(values)/2], values[len(values)/2:]
+	before, after = middle(first), middle(second)
+	seen = math.Abs(after-before) / max(min(before, after), least)
+	return before, after, seen, seen > j.m.Setup.Gates.Float("drift") && stats.RankSum(first, second) < driftChance
+}
+
+func median(xs []float64) float64 { return stats.Median(xs).Value }
+
+func mean(xs []float64) float64 {
+	sum := 0.0
+	for _, x := range xs {
+		sum += x
+	}
+	return sum / float64(len(xs))
+}

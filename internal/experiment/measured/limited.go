@@ -1,0 +1,205 @@
+package measured
+
+import (
+	"path"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/metric"
+	"tare/internal/lib/quantity"
+	"tare/internal/scale/ledger"
+)
+
+// The metrics of the groups that the spec gives a CPU limit, and of what eBPF programs take of the machine.
+var limitMetrics = []Metric{
+	{Definition: metric.Definition{Name: "limit_cpus", Unit: quantity.CPUs, Rank: metric.RankOther, Pool: metric.Sum, Cost: true, Needs: NeedNothing, How: "CPU limits of the groups that the spec gives one, added up."}, Value: func(m *Measured) (float64, bool) {
+		total := 0.0
+		for _, g := range m.limited() {
+			total += g.limit
+		}
+		return total, total > 0
+	}},
+	{Definition: metric.Definition{Name: "limited_cpus", Family: "limited", Unit: quantity.CPUs, Rank: metric.RankOther, Pool: metric.Sum, Cost: true, Needs: NeedLimit, Headline: true, How: "CPU time per second of the groups with a CPU limit, as the kernel charges it to them."}, Value: (*Measured).limitedCPUs},
+	{Definition: metric.Definition{Name: "limited_share", Family: "limited", Unit: quantity.Part, Rank: metric.RankOther, Pool: metric.Mean, Needs: NeedLimit, Headline: true, How: "The same as a part of the limit. Quotas are over periods of 100 ms: a window that is no multiple of that can show a little more than all."}, Value: func(m *Measured) (float64, bool) {
+		used, ok := m.limitedCPUs()
+		limit := 0.0
+		for _, g := range m.limited() {
+			limit += g.limit
+		}
+		return used / limit, ok
+	}},
+	{Definition: metric.Definition{Name: "limited_most_share", Family: "limited", Unit: quantity.Part, Rank: metric.RankOther, Pool: metric.Largest, Needs: NeedLimit, How: "The same of the one group that came closest to its own limit, or went furthest over it."}, Value: func(m *Measured) (most float64, ok bool) {
+		for _, g := range m.limited() {
+			if g.CPUSeconds != nil {
+				most, ok = max(most, Rate(*g.CPUSeconds, m.Ledger.Window.Seconds)/g.limit), true
+			}
+		}
+		return most, ok
+	}},
+	{Definition: metric.Definition{Name: "limited_throttled_share", Family: "limited", Unit: quantity.Part, Rank: metric.RankOther, Pool: metric.Mean, Needs: NeedSamples, Headline: true, How: "Periods in which the groups with a CPU limit were throttled, as a part of the periods in which they ran, all of them together."}, Value: (*Measured).limitedThrottled},
+	{Definition: metric.Definition{Name: "limited_bpf_cpus", Family: "limited", Unit: quantity.CPUs, Rank: metric.RankOther, Pool: metric.Sum, Cost: true, Better: metric.Lower, Needs: NeedLimit, How: "CPU time per second that the subject's eBPF programs take inside the CPU time of the groups with a limit: above their tasks, in task context, and in softirq too where the kernel leaves interrupts in the time of the task that they interrupted. By the samples of this trial, which count CPU time: the kernel's run time of programs counts also what other tasks take while a program waits to go on. Where interrupts are off for long (timers of a virtual machine), samples come late and fall on what runs next." + NoSubject}, Value: (*Measured).limitedBPF},
+	{Definition: metric.Definition{Name: "limited_cpu_seconds_per_connection", Family: "limited", Unit: quantity.Seconds + " per connection", Rank: metric.RankOther, Pool: metric.PerConnection, Cost: true, Better: metric.Lower, Needs: NeedCost, Headline: true, How: "CPU time that the kernel charges to the groups with a limit, per connection that the loads opened. What a program adds to it is inside the limit, whoever counts the program's run time and however."}, Value: Per((*Measured).limitedCPUs, (*Measured).ConnectionRate)},
+	{Definition: metric.Definition{Name: "bpf_limited_task_share", Family: "bpf", Unit: quantity.Part, Rank: metric.RankBPF, Pool: metric.Counts, Needs: NeedSamples, How: "Part of the subject's eBPF run time that ran in the groups with a CPU limit, in task context: samples, pooled over the trials of an arm. Left out below 25 samples."},
+		Count: func(m *Measured) (in, of int) {
+			return m.limitedSamples(func(g *limitedGroup, c ledger.Context) bool { return g != nil && !interrupt(c) })
+		}},
+	{Definition: metric.Definition{Name: "bpf_limited_softirq_share", Family: "bpf", Unit: quantity.Part, Rank: metric.RankBPF, Pool: metric.Counts, Needs: NeedSamples, How: "The same in softirq and hardirq above tasks of these groups."},
+		Count: func(m *Measured) (in, of int) {
+			return m.limitedSamples(func(g *limitedGroup, c ledger.Context) bool { return g != nil && interrupt(c) })
+		}},
+	{Definition: metric.Definition{Name: "bpf_limited_inside_share", Family: "bpf", Unit: quantity.Part, Rank: metric.RankBPF, Pool: metric.Counts, Needs: NeedSamples, How: "The same, both contexts, as far as it is inside the CPU time of these groups, and so inside their limit: whether softirq is depends on the kernel's IRQ time accounting."},
+		Count: func(m *Measured) (in, of int) { return m.limitedSamples(m.inside) }},
+	{Definition: metric.Definition{Name: "bpf_cpus", Family: "bpf", Unit: quantity.CPUs, Rank: metric.RankBPF, Pool: metric.Sum, Cost: true, Better: metric.Lower, Needs: NeedLimit, How: "eBPF run time of the subject's programs per second, by the kernel's statistics: wall time inside programs, so it can be more than the CPU time that they took. Only where some group has a CPU limit." + NoSubject}, Value: func(m *Measured) (float64, bool) {
+		v, ok := m.BPFRate()
+		return v, ok && len(m.limited()) > 0
+	}},
+	{Definition: metric.Definition{Name: "bpf_cpu_share", Family: "bpf", Unit: quantity.Part, Rank: metric.RankBPF, Pool: metric.Mean, Better: metric.Lower, Needs: NeedShare, Headline: true, Free: true, How: "eBPF run time of the subject's programs, by the kernel's statistics, as a part of all CPUs of the machine." + NoSubject}, Value: func(m *Measured) (float64, bool) {
+		v, ok := m.BPFRate()
+		return m.ofCapacity(v*m.Ledger.Window.Seconds, ok)
+	}},
+	{Definition: metric.Definition{Name: "cpu_busy_share", Family: "cpu", Unit: quantity.Part, Rank: metric.RankCPU, Pool: metric.Mean, Needs: NeedShare, Headline: true, Free: true, How: "Part of the CPUs of the machine that was neither idle nor stolen."}, Value: func(m *Measured) (float64, bool) {
+		return m.ofCapacity(m.Ledger.CPU.Capacity-m.Ledger.CPU.Idle-m.Ledger.CPU.Steal, true)
+	}},
+	{Definition: metric.Definition{Name: "app_cpu_share", Unit: quantity.Part, Rank: metric.RankOther, Pool: metric.Mean, Better: metric.Lower, Needs: NeedShare, How: "CPU time of the applications' groups, as a part of all CPUs of the machine. eBPF programs that run in their tasks are inside."}, Value: roleCPU(kind.Application)},
+	{Definition: metric.Definition{Name: "load_cpu_share", Family: "load", Unit: quantity.Part, Rank: metric.RankOther, Pool: metric.Mean, Better: metric.Lower, Needs: NeedShare, How: "The same of the groups of the loads."}, Value: roleCPU(kind.Load)},
+}
+
+// limitedGroup is a group of the ledger to which the spec gives a CPU limit.
+type limitedGroup struct {
+	*ledger.Cgroup
+	limit float64 // in CPUs
+}
+
+// limited are the groups with a CPU limit. Groups are named after the parts.
+func (m *Measured) limited() []limitedGroup {
+	limits := map[string]float64{}
+	for _, sec := range m.Setup.Sections() {
+		if sec.Name == "arms" {
+			continue // the subject is not what is asked about
+		}
+		for name, p := range sec.Parts {
+			if l := p.Limits.Float("cpus"); l > 0 {
+				limits[name] = l
+			}
+		}
+	}
+	var groups []limitedGroup
+	for i := range m.Ledger.Cgroups {
+		g := &m.Ledger.Cgroups[i]
+		if l := limits[path.Base(g.Path)]; l > 0 && path.Dir(g.Path) == path.Join(m.Tree, kind.WorkGroup) {
+			groups = append(groups, limitedGroup{g, l})
+		}
+	}
+	return groups
+}
+
+func (m *Measured) limitedCPUs() (float64, bool) {
+	total, groups := 0.0, m.limited()
+	for _, g := range groups {
+		if g.CPUSeconds == nil {
+			return 0, false
+		}
+		total += *g.CPUSeconds
+	}
+	return Rate(total, m.Ledger.Window.Seconds), len(groups) > 0 && m.Ledger.Window.Seconds > 0
+}
+
+func (m *Measured) limitedThrottled() (float64, bool) {
+	var throttled, periods uint64
+	for _, g := range m.limited() {
+		if g.ThrottledPeriods == nil || g.Periods == nil {
+			return 0, false
+		}
+		throttled, periods = throttled+*g.ThrottledPeriods, periods+*g.Periods
+	}
+	return float64(throttled) / float64(periods), periods > 0
+}
+
+func (m *Measured) limitedBPF() (float64, bool) {
+	if len(m.limited()) == 0 {
+		return 0, false
+	}
+	if m.Subject == nil {
+		return 0, true
+	}
+	period := m.Ledger.Host.SamplerPeriod
+	if _, ok := m.Programs(); !ok || period == nil {
+		return 0, false
+	}
+	in, _ := m.samplesIn(m.inside)
+	return Rate(float64(in)**period, m.Ledger.Window.Seconds), m.Ledger.Window.Seconds > 0
+}
+
+// held: where the experiment is about a limit, the limit must be what held the group back, and not something else on
+// the machine.
+func (m *Measured) held() []Trip {
+	asked := m.Setup.Gates.Float("held")
+	if asked == 0 {
+		return nil
+	}
+	seen, ok := m.limitedThrottled()
+	if !ok || seen >= asked {
+		return nil
+	}
+	return []Trip{Tripped(GateHeld, seen, asked,
+		"the groups with a CPU limit were throttled in %.0f %% of their periods, and %g %% is asked for: something else kept them from their limit; stop what else runs here, or lower the limit", 100*seen, 100*asked)}
+}
+
+func interrupt(c ledger.Context) bool { return c == ledger.Softirq || c == ledger.Hardirq }
+
+// inside says whether time in a context above the tasks of a group is in the CPU time of the group.
+func (m *Measured) inside(g *limitedGroup, c ledger.Context) bool {
+	apart := m.Ledger.Host.IRQTime != nil && *m.Ledger.Host.IRQTime
+	return g != nil && !(interrupt(c) && apart)
+}
+
+// samplesIn counts the samples of the subject's programs, and those of them that are in: is is told of the group with a
+// limit that a sample fell in, null where in none, and of the context.
+func (m *Measured) samplesIn(is func(*limitedGroup, ledger.Context) bool) (in, of int) {
+	groups := m.limited()
+	programs, _ := m.Programs()
+	for _, p := range programs {
+		for _, seen := range p.Seen {
+			of += seen.Samples
+			var at *limitedGroup
+			for i := range groups {
+				if seen.Cgroup != nil && Within(*seen.Cgroup, groups[i].Path) {
+					at = &groups[i]
+				}
+			}
+			if is(at, seen.Context) {
+				in += seen.Samples
+			}
+		}
+	}
+	return in, of
+}
+
+// limitedSamples is samplesIn where some group has a limit; else there is nothing to count.
+func (m *Measured) limitedSamples(is func(*limitedGroup, ledger.Context) bool) (in, of int) {
+	if len(m.limited()) == 0 {
+		return 0, 0
+	}
+	return m.samplesIn(is)
+}
+
+func (m *Measured) ofCapacity(seconds float64, ok bool) (float64, bool) {
+	c := m.Ledger.CPU.Capacity
+	return seconds / c, ok && c > 0
+}
+
+// roleCPU is the CPU time of the groups of a role, as a part of the machine.
+func roleCPU(role kind.Role) func(*Measured) (float64, bool) {
+	return func(m *Measured) (float64, bool) { return m.ofCapacity(m.RoleSeconds(role)) }
+}
+
+// RoleSeconds is the CPU time of the trial's groups of a role in the window; false where there is none, or one whose
+// time is not known.
+func (m *Measured) RoleSeconds(role kind.Role) (float64, bool) {
+	return cpuSeconds(m.ofRole(role))
+}
+
+// RoleRate is the CPU time per second of the groups of a role.
+func (m *Measured) RoleRate(role kind.Role) (float64, bool) {
+	total, found := m.RoleSeconds(role)
+	return Rate(total, m.Ledger.Window.Seconds), found && m.Ledger.Window.Seconds > 0
+}

@@ -1,0 +1,520 @@
+package measured
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/stats"
+	"tare/internal/scale/ledger"
+)
+
+// Metric is one value of a trial: what it is, and how a trial tells it.
+type Metric struct {
+	metric.Definition
+
+	Value func(*Measured) (float64, bool) // false: this trial cannot tell, and the metric is left out
+	Count func(*Measured) (in, of int)    // instead of Value, for a part that is pooled over trials
+
+	// Component tells it of one named component of the subject. Nil: it can only be told of the whole.
+	Component func(m *Measured, component string) (float64, bool)
+}
+
+// Teller is a guest with metrics of its own.
+type Teller interface {
+	Metrics() []Metric
+}
+
+// Metrics are all metrics, in the order of docs/metrics.md: those that any trial may have, then those of guests.
+func Metrics() []Metric { return all().metrics }
+
+// Gates are all gates, in that order.
+func Gates() []*Gate { return all().gates }
+
+type everything struct {
+	metrics []Metric
+	gates   []*Gate
+}
+
+// all is called once every guest is registered.
+var all = sync.OnceValue(func() everything {
+	e := everything{
+		metrics: slices.Concat(coreMetrics, requestMetrics, subjectMetrics, startMetrics, runningMetrics, limitMetrics),
+		gates:   slices.Clone(commonGates),
+	}
+	for _, r := range []kind.Role{kind.Application, kind.Load, kind.Subject} {
+		for _, g := range kind.All(r) {
+			e.add(g)
+		}
+	}
+	e.metrics = append(e.metrics, nodeMetrics...)
+	return e
+})
+
+// add adds what a guest has of its own. Guests of one family share it.
+func (e *everything) add(g kind.Guest) {
+	if t, ok := g.(Teller); ok {
+		for _, m := range t.Metrics() {
+			if !slices.ContainsFunc(e.metrics, func(o Metric) bool { return o.Name == m.Name }) {
+				e.metrics = append(e.metrics, m)
+			}
+		}
+	}
+	if gated, ok := g.(Gated); ok {
+		for _, gate := range gated.Gates() {
+			if !slices.Contains(e.gates, gate) {
+				e.gates = append(e.gates, gate)
+			}
+		}
+	}
+}
+
+// Definitions are those of all metrics, in the order of docs/metrics.md.
+func Definitions() []metric.Definition {
+	defined := make([]metric.Definition, len(Metrics()))
+	for i, m := range Metrics() {
+		defined[i] = m.Definition
+	}
+	return defined
+}
+
+// Find is the metric of a name; false where there is none.
+func Find(name string) (Metric, bool) {
+	i := slices.IndexFunc(Metrics(), func(m Metric) bool { return m.Name == name })
+	if i < 0 {
+		return Metric{}, false
+	}
+	return Metrics()[i], true
+}
+
+// Measured is what one trial gathered, as metrics and gates look at it.
+type Measured struct {
+	Setup   *kind.Setup // at the trial's level
+	Arm     string
+	Loads   map[string]load.Result
+	Work    *load.Result              // of a subject that works by itself
+	Ledger  *ledger.Ledger            // whole, roles set
+	Further map[string]*ledger.Ledger // the trial's further readings, likewise
+	Tree    string                    // path of the trial's group, which holds those of all its processes
+	Shared  bool                      // the trial's group has a CPU limit of its own: the node's share of the machine
+	Nodes   []record.NodeTrial        // of a trial on nodes
+
+	Subject  *kind.Objects  // nil in the arms of a baseline that starts no subject
+	Events   *record.Events // nil where none are counted
+	Evidence map[string]any // what only a guest knows of the trial, by the guest's name
+	Start    float64        // seconds from the start of the subject's process until it was ready
+
+	Processes map[string][]int // of the subject's components at the end of the window: PIDs by component
+
+	roles map[string]GroupRole // of the trial's groups, by path: see SetRoles
+}
+
+// NoSubject ends the description of a metric that is 0 without a subject.
+const NoSubject = " 0 in a baseline without a subject, where none of its programs or maps exist."
+
+var coreMetrics = []Metric{
+	orRunning(latency(load.Latency, NeedLatency, 0.5, "p50", "from the intended start of a request until its answer was read")),
+	orRunning(latency(load.Latency, NeedLatency, 0.9, "p90", "from the intended start of a request until its answer was read")),
+	orRunning(latency(load.Latency, NeedLatency, 0.99, "p99", "from the intended start of a request until its answer was read")),
+	orRunning(latency(load.Latency, NeedLatency, 0.999, "p999", "from the intended start of a request until its answer was read")),
+	orRunning(latency(load.Connect, NeedLatency, 0.5, "p50", "for a connection to be made")),
+	orRunning(latency(load.Connect, NeedLatency, 0.99, "p99", "for a connection to be made")),
+	latency(load.Lag, NeedNothing, 0.5, "p50", "from the intended start of a request until it was sent, for want of a free connection or of a generator in time"),
+	latency(load.Lag, NeedNothing, 0.99, "p99", "from the intended start of a request until it was sent, for want of a free connection or of a generator in time"),
+	orRunning(latency(load.OwnLag, NeedNothing, 0.5, "p50", "that the generator itself was late, from when a request was due and a connection was free")),
+	orRunning(latency(load.OwnLag, NeedNothing, 0.99, "p99", "that the generator itself was late, from when a request was due and a connection was free")),
+	{Definition: metric.Definition{Name: "throughput_per_second", Family: "throughput", Unit: quantity.PerSecond, Rank: metric.RankThroughput, Pool: metric.Sum, Better: metric.Higher, Needs: NeedThroughput, Headline: true, Outcome: true, How: "Requests of all loads that were answered without error, per second of the window. Left out where a load does not tell how many were, or makes no requests."}, Value: func(m *Measured) (float64, bool) {
+		return m.Sum(func(r load.Result) float64 { return r.Rate }), len(m.Loads) > 0 && !m.outside() && !m.pieces()
+	}},
+	{Definition: metric.Definition{Name: "error_ratio", Unit: quantity.Part, Rank: metric.RankThroughput, Pool: metric.Merged, Better: metric.Lower, Needs: NeedNothing, Outcome: true, How: "Requests that failed or stayed unanswered, of those intended."}, Value: func(m *Measured) (float64, bool) {
+		intended := m.Sum(func(r load.Result) float64 { return float64(r.Intended) })
+		return m.Sum(func(r load.Result) float64 { return float64(failed(r)) }) / intended, intended > 0
+	}},
+	{Definition: metric.Definition{Name: "bpf_seconds_per_connection", Family: "bpf", What: "kernel time", Per: "connection", Unit: quantity.Seconds + " per connection", Rank: metric.RankBPF, Pool: metric.PerConnection, Cost: true, Better: metric.Lower, Needs: NeedCost, Headline: true, How: "Run time of the subject's eBPF programs, per connection that the loads opened. Both as rates, each by its own window: the ledger's and the load's." + NoSubject}, Value: Per((*Measured).BPFRate, (*Measured).ConnectionRate)},
+	{Definition: metric.Definition{Name: "bpf_seconds_per_request", Family: "bpf", What: "kernel time", Per: "request", Unit: quantity.Seconds + " per request", Rank: metric.RankBPF, Pool: metric.PerRequest, Cost: true, Better: metric.Lower, Needs: NeedRequestCost, Headline: true, How: "Run time of the subject's eBPF programs, per request answered. Left out where each request has a connection of its own: it would say the same twice." + NoSubject}, Value: Per((*Measured).BPFRate, (*Measured).RequestRate)},
+	{Definition: metric.Definition{Name: "bpf_client_share", Family: "bpf", Unit: quantity.Part, Rank: metric.RankBPF, Pool: metric.Counts, Needs: NeedSamples, How: "Part of the subject's eBPF run time that ran in the groups of the loads (the clients): samples there, of all samples of its programs, pooled over the trials of an arm. Left out below 25 samples."},
+		Count: func(m *Measured) (in, of int) { return m.BPFSamples(kind.Load) }},
+	{Definition: metric.Definition{Name: "bpf_server_share", Family: "bpf", Unit: quantity.Part, Rank: metric.RankBPF, Pool: metric.Counts, Needs: NeedSamples, How: "The same for the groups of the applications (the servers)."},
+		Count: func(m *Measured) (in, of int) { return m.BPFSamples(kind.Application) }},
+	{Definition: metric.Definition{Name: "cpu_seconds_per_connection", Family: "cpu", What: "CPU time", Per: "connection", Unit: quantity.Seconds + " per connection", Rank: metric.RankCPU, Pool: metric.PerConnection, Cost: true, Better: metric.Lower, Needs: NeedCost, Headline: true, How: "CPU time of the trial's control group, which holds applications, loads and subject, and of applications that are only observed, per connection that the loads opened. eBPF programs that run in their tasks are inside."}, Value: Per((*Measured).CPURate, (*Measured).ConnectionRate)},
+	{Definition: metric.Definition{Name: "cpu_seconds_per_request", Family: "cpu", What: "CPU time", Per: "request", Unit: quantity.Seconds + " per request", Rank: metric.RankCPU, Pool: metric.PerRequest, Cost: true, Better: metric.Lower, Needs: NeedRequestCost, Headline: true, How: "The same per request answered."}, Value: Per((*Measured).CPURate, (*Measured).RequestRate)},
+}
+
+var startMetrics = []Metric{{
+	Definition: metric.Definition{
+		Name: "start_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
+		Better: metric.Lower, Needs: NeedRest,
+		How: "From the start of the subject's process until it said that it was ready. Left out where there is no subject.",
+	},
+	Value: func(m *Measured) (float64, bool) { return m.Start, m.Subject != nil },
+}}
+
+// Values are the metrics that this trial can tell. One whose source is null is absent, never 0.
+func (m *Measured) Values() map[string]float64 {
+	values := map[string]float64{}
+	for _, one := range Metrics() {
+		if one.Value == nil {
+			continue
+		}
+		if v, ok := one.Value(m); ok {
+			values[one.Name] = v
+		}
+	}
+	return values
+}
+
+// Counts are what this trial adds to metrics that are pooled over trials.
+func (m *Measured) Counts() map[string]record.Count {
+	counts := map[string]record.Count{}
+	for _, one := range Metrics() {
+		if one.Count == nil {
+			continue
+		}
+		if in, of := one.Count(m); of > 0 {
+			counts[one.Name] = record.Count{In: in, Of: of}
+		}
+	}
+	return counts
+}
+
+// orRunning is a metric of all requests that has a twin of those that no stall of the machine touched (runningMetrics).
+func orRunning(m Metric) Metric {
+	m.Instead = strings.Replace(m.Name, "_p", "_running_p", 1)
+	return m
+}
+
+func latency(histogram string, needs []Need, q float64, quantile, what string) Metric {
+	return Metric{
+		Definition: metric.Definition{
+			Name: histogram + "_" + quantile + "_seconds", Unit: quantity.Seconds, Rank: latencyRank(histogram), Pool: metric.Merged, Better: metric.Lower,
+			Needs: needs, Headline: histogram == load.Latency && quantile != "p90", Tail: q > 0.5,
+			Family: histogram, Histogram: histogram, Quantile: q,
+			How: fmt.Sprintf("Time %s: %s quantile of the whole histogram of the trial, all loads merged. Left out when fewer than %g requests lie beyond it.",
+				what, quantile, stats.MinBeyond(q)),
+		},
+		Value: func(m *Measured) (float64, bool) {
+			h, ok := m.Histogram(histogram)
+			if !ok {
+				return 0, false
+			}
+			ns, ok := stats.Quantile(h, q)
+			return ns / 1e9, ok
+		},
+	}
+}
+
+// latencyRank is that of a histogram of requests: what is about the generator comes last.
+func latencyRank(histogram string) int {
+	if slices.Contains([]string{load.Lag, load.OwnLag, load.OwnLagRunning}, histogram) {
+		return metric.RankGenerator
+	}
+	return metric.RankLatency
+}
+
+// Histogram merges one histogram of all loads that have it.
+func (m *Measured) Histogram(name string) (*hdrhistogram.Histogram, bool) {
+	var encoded []string
+	for _, r := range m.Loads {
+		if text, ok := r.Histograms[name]; ok {
+			encoded = append(encoded, text)
+		}
+	}
+	h, err := stats.MergeEncoded(encoded...)
+	return h, err == nil && h != nil
+}
+
+// Sum adds up something of all loads.
+func (m *Measured) Sum(of func(load.Result) float64) (total float64) {
+	for _, r := range m.Loads {
+		total += of(r)
+	}
+	return total
+}
+
+// failed counts the requests of a load that got no good answer.
+func failed(r load.Result) int64 { return max(r.Intended-r.Done, 0) }
+
+// Per is one rate over another.
+func Per(cost, work func(*Measured) (float64, bool)) func(*Measured) (float64, bool) {
+	return func(m *Measured) (float64, bool) {
+		c, ok1 := cost(m)
+		w, ok2 := work(m)
+		if !ok1 || !ok2 || w <= 0 {
+			return 0, false
+		}
+		return c / w, true
+	}
+}
+
+// WorkCount is a count of a subject that works by itself.
+func WorkCount(name string) func(*Measured) (float64, bool) {
+	return func(m *Measured) (float64, bool) {
+		if m.Work == nil {
+			return 0, false
+		}
+		v, ok := m.Work.Counts[name]
+		return v, ok
+	}
+}
+
+// outside reports whether one of the loads does not tell what it did between the edges of the window: then sums over
+// the loads would be of some of them only.
+func (m *Measured) outside() bool {
+	for _, r := range m.Loads {
+		if r.Mode == load.Outside {
+			return true
+		}
+	}
+	return false
+}
+
+// ConnectionRate is how many connections the loads opened per second; false where one of them does not tell.
+func (m *Measured) ConnectionRate() (float64, bool) {
+	return m.Sum(func(r load.Result) float64 { return Rate(float64(r.Opened), r.Seconds) }), !m.outside()
+}
+
+// RequestRate is false where each request has a connection of its own: what it costs stands under its connection.
+func (m *Measured) RequestRate() (float64, bool) {
+	if m.Events != nil || m.outside() {
+		return 0, false // an exec is no request: its costs stand under events
+	}
+	if !slices.ContainsFunc(slices.Collect(maps.Keys(m.Loads)), m.sharesConnections) || m.pieces() {
+		return 0, false
+	}
+	return m.Sum(func(r load.Result) float64 { return Rate(float64(r.Done), r.Seconds) }), true
+}
+
+// pieces reports whether a load does pieces of work that are no requests.
+func (m *Measured) pieces() bool {
+	for name := range m.Loads {
+		if part := m.Setup.Loads[name]; part != nil {
+			if _, does := part.Kind.(kind.Pieceworker); does {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// sharesConnections reports whether several requests of a load share a connection. What was asked for decides, and not
+// the counts alone: of a load that opens a connection for each request some miss theirs where the machine stands still,
+// and one trial in twenty would tell what the others leave out.
+func (m *Measured) sharesConnections(name string) bool {
+	if part := m.Setup.Loads[name]; part != nil {
+		if h, ok := part.Kind.(kind.Holder); ok && !h.HoldsConnections(part.Options) {
+			return false
+		}
+	}
+	r := m.Loads[name]
+	return float64(r.Opened) < 0.99*float64(r.Done)
+}
+
+// Rate is n per second; 0 of no time.
+func Rate(n, seconds float64) float64 {
+	if seconds <= 0 {
+		return 0
+	}
+	return n / seconds
+}
+
+// Programs are the subject's programs; false when the ledger lacks one of them.
+func (m *Measured) Programs() ([]ledger.Program, bool) {
+	if m.Subject == nil {
+		return nil, true
+	}
+	var found []ledger.Program
+	for _, o := range m.Subject.Programs {
+		i := slices.IndexFunc(m.Ledger.Programs, func(p ledger.Program) bool { return p.ID == o.ID })
+		if i < 0 {
+			return nil, false
+		}
+		found = append(found, m.Ledger.Programs[i])
+	}
+	return found, true
+}
+
+// BPFRate is the run time of the subject's programs per second.
+func (m *Measured) BPFRate() (float64, bool) {
+	programs, ok := m.Programs()
+	if !m.Setup.Statistics {
+		return 0, false
+	}
+	total := 0.0
+	for _, p := range programs {
+		ran, known := p.RanSeconds() // what was stolen inside the programs is nobody's cost
+		if !known {
+			return 0, false
+		}
+		total += ran
+	}
+	return Rate(total, m.Ledger.Window.Seconds), ok && m.Ledger.Window.Seconds > 0
+}
+
+// BPFSamples counts the samples of the subject's programs, and those of them in groups of a role.
+func (m *Measured) BPFSamples(role kind.Role) (in, of int) {
+	programs, _ := m.Programs()
+	for _, p := range programs {
+		for _, seen := range p.Seen {
+			of += seen.Samples
+			if seen.Cgroup != nil && m.RoleOf(*seen.Cgroup) == role {
+				in += seen.Samples
+			}
+		}
+	}
+	return in, of
+}
+
+// RoleOf is the role of the group at path, or of the nearest group above it that has one.
+func (m *Measured) RoleOf(path string) kind.Role {
+	nearest, longest := "", -1
+	for _, g := range m.Ledger.Cgroups {
+		if g.Role != "" && Within(path, g.Path) && len(g.Path) > longest {
+			nearest, longest = g.Role, len(g.Path)
+		}
+	}
+	return kind.Role(nearest)
+}
+
+// Within says whether path is group or below it.
+func Within(path, group string) bool {
+	return path == group || strings.HasPrefix(path, strings.TrimSuffix(group, "/")+"/")
+}
+
+// CPURate is the CPU time per second of the trial's group, and of applications that are observed elsewhere.
+func (m *Measured) CPURate() (float64, bool) {
+	i := slices.IndexFunc(m.Ledger.Cgroups, func(g ledger.Cgroup) bool { return g.Path == m.Tree })
+	if i < 0 || m.Ledger.Window.Seconds <= 0 {
+		return 0, false
+	}
+	total := 0.0
+	for _, g := range append(observed(m.Ledger, m.Tree), m.Ledger.Cgroups[i]) {
+		if g.CPUSeconds == nil {
+			return 0, false
+		}
+		total += *g.CPUSeconds
+	}
+	return total / m.Ledger.Window.Seconds, true
+}
+
+// SubjectMaps are the ids of the subject's maps: those it names, those its programs use, and those inside them. Each
+// stands once.
+func (m *Measured) SubjectMaps() map[uint32]bool {
+	ids := map[uint32]bool{}
+	if m.Subject == nil {
+		return ids
+	}
+	for _, o := range m.Subject.Maps {
+		ids[o.ID] = true
+	}
+	programs, _ := m.Programs()
+	for _, p := range programs {
+		for _, id := range p.MapIDs {
+			ids[id] = true
+		}
+	}
+	for grew := true; grew; {
+		grew = false
+		for _, mp := range m.Ledger.Maps {
+			if !ids[mp.ID] {
+				continue
+			}
+			for _, id := range mp.Inner {
+				grew = grew || !ids[id]
+				ids[id] = true
+			}
+		}
+	}
+	return ids
+}
+
+// MapBytes are the bytes of the subject's maps, each once; false where one of them is not known.
+func (m *Measured) MapBytes() (float64, bool) {
+	ids := m.SubjectMaps()
+	found, total := 0, uint64(0)
+	for _, mp := range m.Ledger.Maps {
+		if !ids[mp.ID] {
+			continue
+		}
+		if mp.Bytes == nil {
+			return 0, false
+		}
+		found++
+		total += *mp.Bytes
+	}
+	return float64(total), found == len(ids)
+}
+
+func needWords(needs []Need) string {
+	if len(needs) == 0 {
+		return "-"
+	}
+	words := make([]string, len(needs))
+	for i, n := range needs {
+		words[i] = string(n)
+	}
+	return strings.Join(words, ", ")
+}
+
+// WriteMetrics writes docs/metrics.md.
+func WriteMetrics(w io.Writer) error {
+	var b strings.Builder
+	b.WriteString(`# Metrics
+
+One value for each trial, in the "metrics" of its line in trials.jsonl. A name ends in its unit and means the same in
+every experiment. A metric whose source this machine does not have is absent, never 0. This page is made from the
+definitions in the source (internal/experiment/measured, and the folder of each guest). Each run keeps the definitions
+of its version, in "metrics" of run.json.
+
+A metric needs certain things of its trial. A tripped gate breaks some of them, and voids the metrics of the trial that
+need one of these; all others stand. Answers speak of the metrics marked with *; the precision of a run is that of
+those among them that are neither quantiles above the median nor pooled over trials.
+
+The table has the gates by the names that records and reports use. [The spec](spec.md#gates) says which have a setting.
+
+| gate | breaks | for |
+|---|---|---|
+`)
+	for _, g := range Gates() {
+		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", g.Name, needWords(g.Breaks), g.Why)
+	}
+	b.WriteString(`
+When the subject itself tripped the gate, because it was too slow and nobody else disturbed the machine, that is a
+result: its throughput and the part of its requests that failed stand.
+
+In a trial on several [nodes](nodes.md#metrics-on-several-nodes) a metric is pooled as the column "over nodes" says: by
+merged histograms and counts, as a sum, the largest, the mean, or the mean weighted by connections, requests or events.
+A cost (**+**) may have a fixed part and parts that grow with factors; models are fitted to it.
+
+If a subject's processes have named components, the metrics marked with **c** are also given for each component, in
+"components" of the trial, by its groups and what its processes hold.
+
+| metric | unit | better | over nodes | needs | how |
+|---|---|---|---|---|---|
+`)
+	for _, m := range Metrics() {
+		mark := ""
+		if m.Headline {
+			mark += " *"
+		}
+		if m.Cost {
+			mark += " **+**"
+		}
+		if m.Component != nil {
+			mark += " **c**"
+		}
+		fmt.Fprintf(&b, "| `%s`%s | %s | %s | %s | %s | %s |\n", m.Name, mark, m.Unit, cmp.Or(string(m.Better), "-"), m.Pool, needWords(m.Needs), m.How)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}

@@ -1,0 +1,145 @@
+package measured
+
+import (
+	"slices"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/metric"
+	"tare/internal/lib/quantity"
+	"tare/internal/scale/ledger"
+)
+
+// InPath is a subject whose processes stand in the path of requests, such as proxies. In experiments with one, all arms
+// tell who takes the CPU time of a request, so that what the subject adds can be added up.
+type InPath interface {
+	StandsInPath()
+}
+
+// requestBusy is the whole of which requestMetrics has the parts.
+const requestBusy = "busy_cpu_seconds_per_request"
+
+// requestMetrics are where the CPU time of a request goes. The parts add up to the whole in each trial.
+var requestMetrics = []Metric{
+	ofRequest(requestBusy, "",
+		"CPU time per request answered of the trial's control group, of kernel threads, of interrupts outside of control "+
+			"groups' time, and what the ledger cannot explain: all that this machine was busy with beside others and Tare "+
+			"itself. The five metrics below are its parts. eBPF programs that run in interrupts are not in it where the "+
+			"kernel counts these apart.",
+		(*Measured).busySeconds),
+	byComponent(ofRequest("subject_cpu_seconds_per_request", "its own processes",
+		"The part of it that the subject's control groups use."+NoSubject, (*Measured).subjectSeconds)),
+	ofRequest("app_cpu_seconds_per_request", "applications",
+		"The part of it that the applications' control groups use.",
+		func(m *Measured) (float64, bool) { return m.RoleSeconds(kind.Application) }),
+	ofRequest("load_cpu_seconds_per_request", "loads", "The part of it that the loads' control groups use.",
+		func(m *Measured) (float64, bool) { return m.RoleSeconds(kind.Load) }),
+	ofRequest("kernel_cpu_seconds_per_request", "kernel threads and interrupts beside them",
+		"The part of it in kernel threads and in interrupts that the kernel counts in nobody's time, of the whole machine: "+
+			"the lines of these names in the ledger's budget.",
+		func(m *Measured) (float64, bool) { return m.lines(ledger.LineKernel, ledger.LineInterrupts) }),
+	ofRequest("unexplained_cpu_seconds_per_request", "what is on no account",
+		"The remainder: CPU time that is on no line of the ledger's budget, and what the trial's control group used beside "+
+			"the groups of its subject, applications and loads. It can be negative, for counters are read one after the other.",
+		(*Measured).unaccounted),
+}
+
+// ofRequest is CPU time per request answered, in experiments with a subject that stands in the path of requests.
+// Without a part it is the whole.
+func ofRequest(name, part, how string, seconds func(*Measured) (float64, bool)) Metric {
+	d := metric.Definition{
+		Name: name, Family: "cpu", Unit: quantity.Seconds + " per request", Rank: metric.RankCPU, Pool: metric.PerRequest,
+		Cost: true, Better: metric.Lower, Needs: needBudget, Part: part, PartOf: requestBusy,
+		How: how + " Only in experiments with a subject that stands in the path of requests.",
+	}
+	if part == "" {
+		d.PartOf, d.Sum = "", "a request takes {} of the machine's CPU time"
+	}
+	return Metric{Definition: d, Value: func(m *Measured) (float64, bool) {
+		s, ok := seconds(m)
+		return m.perRequest(s, ok)
+	}}
+}
+
+// byComponent tells the CPU time of a request of each component of the subject as well.
+func byComponent(m Metric) Metric {
+	m.Component = func(m *Measured, component string) (float64, bool) {
+		s, ok := cpuSeconds(m.component(component))
+		return m.perRequest(s, ok)
+	}
+	return m
+}
+
+// perRequest is CPU time of the window, in seconds, for each request that was answered.
+func (m *Measured) perRequest(seconds float64, ok bool) (float64, bool) {
+	requests, told := m.RequestRate()
+	window := m.Ledger.Window.Seconds
+	if !ok || !told || requests <= 0 || window <= 0 || !m.hasInPath() {
+		return 0, false
+	}
+	return Rate(seconds, window) / requests, true
+}
+
+// subjectSeconds is the CPU time of the subject's groups; 0 of one that has none, and without a subject.
+func (m *Measured) subjectSeconds() (float64, bool) {
+	groups := m.ofRole(kind.Subject)
+	if m.Subject == nil || len(groups) == 0 {
+		return 0, true
+	}
+	return cpuSeconds(groups)
+}
+
+// needBudget: what others did is in the kernel's threads and interrupts, too.
+var needBudget = append(slices.Clone(NeedRequestCost), Alone)
+
+func (m *Measured) hasInPath() bool {
+	return m.Setup != nil && slices.ContainsFunc(m.Setup.Subjects(), func(p *kind.Part) bool {
+		_, is := p.Kind.(InPath)
+		return is
+	})
+}
+
+// busySeconds is the CPU time of the trial and of the kernel on its behalf, and the remainder.
+func (m *Measured) busySeconds() (float64, bool) {
+	own, ok1 := m.CPURate()
+	kernel, ok2 := m.lines(ledger.LineKernel, ledger.LineInterrupts)
+	return own*m.Ledger.Window.Seconds + kernel + m.Ledger.CPU.Unexplained, ok1 && ok2
+}
+
+// unaccounted is the remainder and, of the trial's own CPU time, what its subject, applications and loads did not use.
+// The counter of their common group is read apart from theirs, so the two differ by some microseconds also where
+// nothing else ran in it.
+func (m *Measured) unaccounted() (float64, bool) {
+	own, known := m.CPURate()
+	if !known {
+		return 0, false
+	}
+	rest := m.Ledger.CPU.Unexplained + own*m.Ledger.Window.Seconds
+	subject, known := m.subjectSeconds()
+	if !known {
+		return 0, false
+	}
+	rest -= subject
+	for _, role := range []kind.Role{kind.Application, kind.Load} {
+		if len(m.ofRole(role)) == 0 {
+			continue
+		}
+		used, known := m.RoleSeconds(role)
+		if !known {
+			return 0, false
+		}
+		rest -= used
+	}
+	return rest, true
+}
+
+// lines are some lines of the budget, added up; false where one is not there.
+func (m *Measured) lines(names ...string) (total float64, ok bool) {
+	for _, name := range names {
+		i := slices.IndexFunc(m.Ledger.CPU.Lines, func(l ledger.CPULine) bool { return l.Name == name })
+		if i < 0 {
+			return 0, false
+		}
+		total += m.Ledger.CPU.Lines[i].Seconds
+	}
+	return total, true
+}

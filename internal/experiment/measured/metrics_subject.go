@@ -1,0 +1,217 @@
+package measured
+
+import (
+	"slices"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/metric"
+	"tare/internal/lib/quantity"
+	"tare/internal/scale/ledger"
+)
+
+// subjectMetrics are of what a subject itself uses. Every experiment has them, so those are not Headline of which a run
+// with a precision did not have to be precise before there were any: it would go on for their sake. Those with a clause
+// are none of the differences that a general answer picks, either: next to a baseline without a subject they would
+// always be the largest.
+var subjectMetrics = []Metric{
+	{
+		Definition: metric.Definition{
+			Name: "subject_bpf_cpus", Unit: quantity.CPUs, Rank: metric.RankBPF, Pool: metric.Sum, Cost: true,
+			Better: metric.Lower, Needs: NeedShare, Family: "bpf", Clause: "uses {} in eBPF programs",
+			How: "Run time of the subject's eBPF programs per second of the window, by the kernel's statistics, wherever " +
+				"they ran." + NoSubject,
+		},
+		Value: (*Measured).BPFRate,
+	},
+	{
+		Definition: metric.Definition{
+			Name: "subject_cpus", Unit: quantity.CPUs, Rank: metric.RankCPU, Pool: metric.Sum, Cost: true,
+			Better: metric.Lower, Needs: NeedShare, Family: "cpu", Clause: "uses {} in its own processes",
+			How: "CPU time of the subject's control groups per second of the window, as the kernel charges it to them: of " +
+				"its own processes, and of whatever interrupts them where the kernel leaves that in their time." + NoSubject,
+		},
+		Value:     func(m *Measured) (float64, bool) { return m.subjectRate(m.ofRole(kind.Subject)) },
+		Component: func(m *Measured, component string) (float64, bool) { return m.subjectRate(m.component(component)) },
+	},
+	{
+		Definition: metric.Definition{
+			Name: "map_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
+			Better: metric.Lower, Needs: NeedMemory, Headline: true, Family: "map",
+			How: "Bytes of the subject's eBPF maps at the end of the window, each map once, by the method that the ledger " +
+				"names. Of a component: of the maps that its processes hold, which may be held by others too." + NoSubject,
+		},
+		Value:     (*Measured).MapBytes,
+		Component: (*Measured).componentMapBytes,
+	},
+	ofMemory("memory_hard_bytes", true, "anon + shmem + kernel - reclaimable slab",
+		func(m *ledger.Memory) *int64 { return m.Hard }),
+	ofMemory("memory_soft_bytes", false, "file - shmem + reclaimable slab",
+		func(m *ledger.Memory) *int64 { return m.Soft }),
+	ofMemory("memory_anon_bytes", false, "anonymous memory, without page cache",
+		func(m *ledger.Memory) *int64 { return signed(m.Anon) }),
+	ofMemory("memory_file_bytes", false, "page cache, tmpfs and shared memory among it",
+		func(m *ledger.Memory) *int64 { return signed(m.File) }),
+	ofMemory("memory_shmem_bytes", false, "the part of `memory_file_bytes` that is tmpfs and shared memory",
+		func(m *ledger.Memory) *int64 { return signed(m.Shmem) }),
+	ofMemory("memory_kernel_bytes", false, "kernel memory, in which the kernel counts the maps and programs that it "+
+		"charges to the group", KernelMemory),
+}
+
+// Speaker is a guest that is about metrics of which answers do not speak elsewhere.
+type Speaker interface {
+	// Speaks names metrics that are headlines in an experiment with this setup.
+	Speaks(*kind.Setup) []string
+}
+
+// Headlines are the metrics that answers speak of in an experiment with this setup, in the order of Metrics.
+func Headlines(s *kind.Setup) []Metric {
+	spoken := map[string]bool{}
+	for _, p := range s.Subjects() {
+		if guest, ok := p.Kind.(Speaker); ok {
+			for _, name := range guest.Speaks(s) {
+				spoken[name] = true
+			}
+		}
+	}
+	saturated := false
+	for _, p := range s.Loads {
+		load, ok := p.Kind.(kind.Saturating)
+		saturated = saturated || ok && load.Saturates(p.Options)
+	}
+	return slices.DeleteFunc(slices.Clone(Metrics()), func(m Metric) bool {
+		return !spoken[m.Name] && (!m.Headline || m.Free && !saturated)
+	})
+}
+
+// ofMemory is a metric of what the subject's groups hold at the end of the window.
+func ofMemory(name string, headline bool, what string, part func(*ledger.Memory) *int64) Metric {
+	return Metric{
+		Definition: metric.Definition{
+			Name: name, Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
+			Better: metric.Lower, Needs: NeedMemory, Headline: headline, Family: "memory",
+			How: "Of the subject's control group at the end of the window: " + what + "." + NoSubject,
+		},
+		Value: Memory(part),
+		Component: func(m *Measured, component string) (float64, bool) {
+			return memoryOf(m.component(component), part)
+		},
+	}
+}
+
+func signed(v *uint64) *int64 {
+	if v == nil {
+		return nil
+	}
+	return new(int64(*v))
+}
+
+// KernelMemory is the kernel's own memory in what a group holds; nil where that is not known.
+func KernelMemory(m *ledger.Memory) *int64 { return signed(m.Kernel) }
+
+// Memory is a part of the memory of the subject's groups, added up; 0 without a subject.
+func Memory(part func(*ledger.Memory) *int64) func(*Measured) (float64, bool) {
+	return func(m *Measured) (float64, bool) {
+		if m.Subject == nil {
+			return 0, true
+		}
+		return memoryOf(m.ofRole(kind.Subject), part)
+	}
+}
+
+func memoryOf(groups []*ledger.Cgroup, part func(*ledger.Memory) *int64) (total float64, ok bool) {
+	for _, g := range groups {
+		if g.Memory == nil || part(g.Memory) == nil {
+			return 0, false
+		}
+		total += float64(*part(g.Memory))
+	}
+	return total, len(groups) > 0
+}
+
+func cpuSeconds(groups []*ledger.Cgroup) (total float64, ok bool) {
+	for _, g := range groups {
+		if g.CPUSeconds == nil {
+			return 0, false
+		}
+		total += *g.CPUSeconds
+	}
+	return total, len(groups) > 0
+}
+
+// subjectRate is the CPU time per second of groups of the subject; 0 without a subject.
+func (m *Measured) subjectRate(groups []*ledger.Cgroup) (float64, bool) {
+	if m.Subject == nil {
+		return 0, true
+	}
+	total, ok := cpuSeconds(groups)
+	return Rate(total, m.Ledger.Window.Seconds), ok && m.Ledger.Window.Seconds > 0
+}
+
+// ofRole are the trial's groups of a role.
+func (m *Measured) ofRole(role kind.Role) []*ledger.Cgroup {
+	return m.topmost(func(g *ledger.Cgroup) bool { return g.Role == string(role) })
+}
+
+// component are the groups of a component of the subject.
+func (m *Measured) component(name string) []*ledger.Cgroup {
+	return m.topmost(func(g *ledger.Cgroup) bool { return g.Role == string(kind.Subject) && g.Component == name })
+}
+
+// topmost are the trial's groups of a kind, also such as are only observed, save those inside another of them: what a
+// group holds and uses is in what the kernel says of the groups above it.
+func (m *Measured) topmost(is func(*ledger.Cgroup) bool) []*ledger.Cgroup {
+	var all, top []*ledger.Cgroup
+	for i := range m.Ledger.Cgroups {
+		if g := &m.Ledger.Cgroups[i]; is(g) {
+			all = append(all, g)
+		}
+	}
+	for _, g := range all {
+		above := func(o *ledger.Cgroup) bool { return o.Path != g.Path && Within(g.Path, o.Path) }
+		if !slices.ContainsFunc(all, above) {
+			top = append(top, g)
+		}
+	}
+	return top
+}
+
+// componentMapBytes are the bytes of the maps that processes of a component hold, each once; false where no process of
+// it is known, or one of its maps.
+func (m *Measured) componentMapBytes(component string) (total float64, ok bool) {
+	pids := m.Processes[component]
+	for _, mp := range m.Ledger.Maps {
+		held := func(o ledger.Owner) bool { return slices.Contains(pids, o.PID) }
+		if !slices.ContainsFunc(mp.HeldBy, held) {
+			continue
+		}
+		if mp.Bytes == nil {
+			return 0, false
+		}
+		total += float64(*mp.Bytes)
+	}
+	return total, len(pids) > 0
+}
+
+// Components are the metrics that can be told of components of the subject, by component; nil where it has none.
+func (m *Measured) Components() map[string]map[string]float64 {
+	var all map[string]map[string]float64
+	for _, g := range m.Ledger.Cgroups {
+		if g.Role != string(kind.Subject) || g.Component == "" || all[g.Component] != nil || !Within(g.Path, m.Tree) {
+			continue
+		}
+		values := map[string]float64{}
+		for _, one := range Metrics() {
+			if one.Component == nil {
+				continue
+			}
+			if v, ok := one.Component(m, g.Component); ok {
+				values[one.Name] = v
+			}
+		}
+		if all == nil {
+			all = map[string]map[string]float64{}
+		}
+		all[g.Component] = values
+	}
+	return all
+}

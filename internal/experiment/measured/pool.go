@@ -1,0 +1,423 @@
+package measured
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/stats"
+	"tare/internal/scale/ledger"
+)
+
+// Pool makes one trial out of those of its nodes.
+type Pool struct {
+	Setup   *kind.Setup // at the trial's level, without copies
+	Trial   *record.Trial
+	Tells   bool        // the trial's ledger is of the machine that all nodes share, and of the window
+	Outside Disturbance // what others took of that machine; nothing where nodes have machines of their own
+
+	good []*record.Trial // of the nodes that did not fail
+	work *load.Result    // of their subjects together; nil where they do none
+}
+
+func (p *Pool) whole() bool { return len(p.good) == len(p.Trial.Nodes) }
+
+// Gather merges the loads, and makes the metrics and counts.
+func (p *Pool) Gather() {
+	p.good = nil
+	for i := range p.Trial.Nodes {
+		if n := &p.Trial.Nodes[i]; n.Failed == "" {
+			p.good = append(p.good, n.Trial)
+		}
+	}
+	byName := map[string][]load.Result{}
+	for _, t := range p.good {
+		for name, r := range t.Loads {
+			byName[name] = append(byName[name], r)
+		}
+	}
+	for name, rs := range byName {
+		p.Trial.Loads[name] = mergeResults(rs)
+	}
+	p.work = p.mergedWork()
+	p.Trial.Events = p.events()
+	p.Trial.Metrics, p.Trial.Counts, p.Trial.Components = p.values(), p.counts(), p.components()
+}
+
+// mergedWork is what the subjects did by themselves, where each good node has it.
+func (p *Pool) mergedWork() *load.Result {
+	var all []load.Result
+	for _, t := range p.good {
+		if t.Work == nil {
+			return nil
+		}
+		all = append(all, *t.Work)
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return new(mergeResults(all))
+}
+
+// events adds up the counts of events, where every node has them. What is elsewhere for one of several nodes of one
+// machine is made at another, and counts at each.
+func (p *Pool) events() *record.Events {
+	if !p.whole() {
+		return nil
+	}
+	sum := new(record.Events)
+	add := func(to **int64, n *int64, first bool) {
+		switch {
+		case n == nil:
+			*to = nil
+		case first:
+			*to = new(*n)
+		case *to != nil:
+			**to += *n
+		}
+	}
+	for i, t := range p.good {
+		e := t.Events
+		if e == nil {
+			return nil
+		}
+		sum.Scope = e.Scope
+		sum.Generated += e.Generated
+		sum.Failed += e.Failed
+		sum.Counted += e.Counted
+		sum.Elsewhere += e.Elsewhere
+		sum.Missed += e.Missed
+		sum.Offset.Counted += e.Offset.Counted
+		add(&sum.Expected, e.Expected, i == 0)
+		add(&sum.Delivered, e.Delivered, i == 0)
+		add(&sum.Late, e.Late, i == 0)
+		add(&sum.AtExit, e.AtExit, i == 0)
+		add(&sum.SaidLost, e.SaidLost, i == 0)
+		add(&sum.Offset.Delivered, e.Offset.Delivered, i == 0)
+	}
+	return sum
+}
+
+// mergeResults makes one result of those of the same load at many nodes. Slices are not kept: each node's were judged
+// there.
+func mergeResults(rs []load.Result) load.Result {
+	sum := load.Result{Generator: rs[0].Generator, Mode: rs[0].Mode, Arrivals: rs[0].Arrivals, Errors: map[string]int64{}, Histograms: map[string]string{}}
+	encoded := map[string][]string{}
+	var running []*load.Running
+	for _, r := range rs {
+		running = append(running, r.Running)
+		sum.Seconds = plus(sum.Seconds, r.Seconds/float64(len(rs)))
+		sum.TargetRate = plus(sum.TargetRate, r.TargetRate)
+		sum.Rate = plus(sum.Rate, r.Rate)
+		sum.Intended += r.Intended
+		sum.Sent += r.Sent
+		sum.Done += r.Done
+		sum.Late += r.Late
+		sum.Unfinished += r.Unfinished
+		sum.Connections += r.Connections
+		sum.MaxConnections += r.MaxConnections
+		sum.Opened += r.Opened
+		sum.CPUSeconds = plus(sum.CPUSeconds, r.CPUSeconds)
+		sum.CPUs = plus(sum.CPUs, r.CPUs)
+		for kind, n := range r.Errors {
+			sum.Errors[kind] += n
+		}
+		for name, text := range r.Histograms {
+			encoded[name] = append(encoded[name], text)
+		}
+		for name, v := range r.Counts {
+			if sum.Counts == nil {
+				sum.Counts = map[string]float64{}
+			}
+			sum.Counts[name] = plus(sum.Counts[name], v)
+		}
+	}
+	sum.Running = load.MergeRunning(running)
+	for name, texts := range encoded {
+		if h, err := stats.MergeEncoded(texts...); err == nil && h != nil {
+			_ = sum.SetHistogram(name, h) // one that cannot be encoded is not there, and neither are its quantiles
+		}
+	}
+	return sum
+}
+
+// plus adds without going beyond what can be written down: a node can send any number.
+func plus(a, b float64) float64 { return max(-math.MaxFloat64, min(a+b, math.MaxFloat64)) }
+
+// measurement is of all nodes together: what their loads and the subjects' own work did, merged.
+func (p *Pool) measurement() *Measured {
+	return &Measured{Setup: p.Setup, Loads: p.Trial.Loads, Work: p.work, Ledger: &ledger.Ledger{}, Nodes: p.Trial.Nodes}
+}
+
+// values are the metrics of all nodes together, each pooled as its definition says. One that a good node lacks is
+// absent.
+func (p *Pool) values() map[string]float64 {
+	values := map[string]float64{}
+	m := p.measurement()
+	for _, one := range Metrics() {
+		if one.Value == nil {
+			continue
+		}
+		var v float64
+		var ok bool
+		switch one.Pool {
+		case metric.Nodes, metric.Merged:
+			v, ok = one.Value(m)
+		default:
+			v, ok = p.Over(&one)
+			if !ok && one.Pool == metric.Machine && p.Tells && p.whole() {
+				whole := *m
+				whole.Ledger, whole.Events = p.Trial.Ledger, p.Trial.Events
+				v, ok = one.Value(&whole)
+			}
+		}
+		if ok && !math.IsInf(v, 0) && !math.IsNaN(v) { // a node can send any number
+			values[one.Name] = v
+		}
+	}
+	return values
+}
+
+// Over pools a metric over the nodes; docs/nodes.md has the table.
+func (p *Pool) Over(m *Metric) (float64, bool) {
+	return p.over(m, func(t *record.Trial) map[string]float64 { return t.Metrics })
+}
+
+// components are the metrics of each component that some good node has, pooled as those of the whole subject are.
+func (p *Pool) components() map[string]map[string]float64 {
+	all := map[string]map[string]float64{}
+	for _, t := range p.good {
+		for component := range t.Components {
+			all[component] = map[string]float64{}
+		}
+	}
+	for component, values := range all {
+		for _, m := range Metrics() {
+			if m.Component == nil {
+				continue
+			}
+			v, ok := p.over(&m, func(t *record.Trial) map[string]float64 { return t.Components[component] })
+			if ok && !math.IsInf(v, 0) && !math.IsNaN(v) {
+				values[m.Name] = v
+			}
+		}
+	}
+	maps.DeleteFunc(all, func(_ string, values map[string]float64) bool { return len(values) == 0 })
+	if len(all) == 0 {
+		return nil
+	}
+	return all
+}
+
+// over pools one of some values that each node has.
+func (p *Pool) over(m *Metric, values func(*record.Trial) map[string]float64) (float64, bool) {
+	var of, weights []float64
+	for _, t := range p.good {
+		v, ok := values(t)[m.Name]
+		if !ok {
+			return 0, false
+		}
+		w, ok := p.weight(m.Pool, t)
+		if !ok {
+			return 0, false
+		}
+		of, weights = append(of, v), append(weights, w)
+	}
+	if len(of) == 0 {
+		return 0, false
+	}
+	switch m.Pool {
+	case metric.Sum:
+		total := 0.0
+		for _, v := range of {
+			total += v
+		}
+		return total, p.whole()
+	case metric.Largest:
+		return slices.Max(of), true
+	}
+	total, weight := 0.0, 0.0
+	for i, v := range of {
+		total += v * weights[i]
+		weight += weights[i]
+	}
+	return total / weight, weight > 0
+}
+
+// weight is how much of the work a node did, for costs per piece of it: the sum of costs over the sum of work is then
+// the weighted mean.
+func (p *Pool) weight(by metric.Pool, t *record.Trial) (n float64, ok bool) {
+	var of func(load.Result) int64
+	switch by {
+	case metric.PerConnection:
+		of = func(r load.Result) int64 { return r.Opened }
+	case metric.PerRequest, metric.PerEvent, metric.Machine:
+		of = func(r load.Result) int64 { return r.Done }
+	default:
+		return 1, true
+	}
+	for load, r := range t.Loads {
+		if part := p.Setup.Loads[load]; by != metric.PerConnection && by != metric.PerRequest && (part == nil || !kind.MakesEvents(part.Kind)) {
+			continue
+		}
+		n += float64(of(r))
+	}
+	return n, n > 0
+}
+
+// counts are those of the good nodes added up.
+func (p *Pool) counts() map[string]record.Count {
+	counts := map[string]record.Count{}
+	for _, t := range p.good {
+		for name, c := range t.Counts {
+			sum := counts[name]
+			counts[name] = record.Count{In: sum.In + c.In, Of: sum.Of + c.Of}
+		}
+	}
+	return counts
+}
+
+// Judge gives what the nodes' own gates found, one line for each gate, and that too many nodes failed. What a gate
+// voids at one node it voids for all of them together.
+func (p *Pool) Judge() []record.Reason {
+	var reasons []record.Reason
+	at := map[string]int{} // of reasons, by gate
+	more := map[string]int{}
+	for _, n := range p.Trial.Nodes {
+		if n.Failed != "" {
+			continue
+		}
+		for _, r := range n.Trial.Validity.Reasons {
+			r = p.explained(r)
+			if i, ok := at[r.Gate]; ok {
+				more[r.Gate]++
+				reasons[i].Voids = union(reasons[i].Voids, r.Voids)
+				if reasons[i].Cause == ledger.Subject { // at one node at least it was not
+					reasons[i].Cause, reasons[i].CauseShare, reasons[i].Culprits = r.Cause, r.CauseShare, r.Culprits
+				}
+				continue
+			}
+			at[r.Gate] = len(reasons)
+			r.Message = n.Name + ": " + r.Message
+			reasons = append(reasons, r)
+		}
+	}
+	for gate, n := range more {
+		reasons[at[gate]].Message += fmt.Sprintf(" (and %d more of the gate %s)", n, gate)
+	}
+	failed, n := FailedNodes(p.Trial.Nodes), len(p.Trial.Nodes)
+	if seen, allowed := float64(failed)/float64(n), p.Setup.Gates.Float(GateNodes.Name); seen > allowed {
+		t := Tripped(GateNodes, seen, allowed, "%d of %d nodes failed, and %g %% may; see what the trial's nodes say", failed, n, 100*allowed)
+		reasons = append(reasons, ReasonsOf([]Trip{t}, p.Outside, p.Trial.Metrics, p.Trial.Counts)...)
+	}
+	return reasons
+}
+
+// explained is a reason of one node as one of the trial. A node that shares its machine cannot see what others take of
+// it; the coordinator can.
+func (p *Pool) explained(r record.Reason) record.Reason {
+	r.Voids = p.voids(r)
+	var gate *Gate // of two with a name the later one, which breaks less: what the other breaks is void already
+	for _, g := range Gates() {
+		if g.Name == r.Gate {
+			gate = g
+		}
+	}
+	if by, _ := p.Outside.By(); by == ledger.Unknown || gate == nil {
+		return r
+	}
+	again := ReasonsOf([]Trip{{gate, r}}, p.Outside, p.Trial.Metrics, p.Trial.Counts)[0]
+	if again.CauseShare == nil {
+		return r
+	}
+	if r.Cause == ledger.Subject { // whose gate spared what its slowness shows in
+		r.Voids = union(r.Voids, again.Voids)
+	}
+	r.Cause, r.CauseShare, r.Culprits = again.Cause, again.CauseShare, again.Culprits
+	return r
+}
+
+// voids are the metrics of all nodes together that a reason of one node voids: those that it voids there, and what is
+// made of them here.
+func (p *Pool) voids(r record.Reason) []string {
+	voids := []string{}
+	for _, m := range Metrics() {
+		name := m.Name
+		_, value := p.Trial.Metrics[name]
+		_, count := p.Trial.Counts[name]
+		of := cmp.Or(m.Of, name)
+		if (value || count) && r.VoidsMetric(of) && !(r.Voids == nil && len(m.Needs) == 0) {
+			voids = append(voids, name)
+		}
+	}
+	slices.Sort(voids)
+	return voids
+}
+
+func union(a, b []string) []string {
+	all := slices.Concat(a, b)
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// Trim leaves out of the nodes' records what the trial's own has, and of its ledger what they have.
+func (p *Pool) Trim(agents string) {
+	roles := map[string]GroupRole{}
+	objects := NodesObjects{programs: map[uint32]ledger.Charged{}, maps: map[uint32]ledger.Charged{}}
+	for i := range p.Trial.Nodes {
+		t := p.Trial.Nodes[i].Trial
+		if t == nil {
+			continue
+		}
+		for name, r := range t.Loads {
+			r.Histograms, r.Slices = nil, nil
+			t.Loads[name] = r
+		}
+		if t.Ledger == nil {
+			continue
+		}
+		for _, g := range t.Ledger.Cgroups {
+			if g.Role != "" {
+				roles[g.Path] = GroupRole{Role: kind.Role(g.Role), Charged: g.Charged}
+			}
+		}
+		objects.add(t.Ledger)
+		if p.Trial.Nodes[i].Failed == "" {
+			t.Ledger.Maps = nil
+		}
+	}
+	if p.Trial.Ledger == nil {
+		return
+	}
+	if agents != "" {
+		roles[agents] = NewRole(kind.Self, "")
+		objects.charge(p.Trial.Ledger)
+	}
+	m := &Measured{Setup: p.Setup, Ledger: p.Trial.Ledger, Tree: cmp.Or(agents, "/")}
+	m.SetRoles(roles)
+	m.Trim()
+}
+
+var nodeMetrics = []Metric{
+	{Definition: metric.Definition{Name: "nodes_failed", Unit: quantity.Count, Rank: metric.RankOther, Pool: metric.Nodes, Cost: true, Better: metric.Lower, Needs: NeedNothing, How: "Nodes at which the trial failed: they are in no other metric. Only of trials on nodes."}, Value: func(m *Measured) (float64, bool) {
+		return float64(FailedNodes(m.Nodes)), len(m.Nodes) > 0
+	}},
+}
+
+// FailedNodes counts the nodes at which a trial failed.
+func FailedNodes(nodes []record.NodeTrial) int {
+	n := 0
+	for _, t := range nodes {
+		if t.Failed != "" {
+			n++
+		}
+	}
+	return n
+}

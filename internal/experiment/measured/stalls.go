@@ -1,0 +1,44 @@
+package measured
+
+import (
+	"fmt"
+	"time"
+
+	"tare/internal/experiment/role"
+	"tare/internal/lib/pace"
+	"tare/internal/scale/ledger"
+)
+
+// MonotonicOf is when a time was by CLOCK_MONOTONIC, in nanoseconds. The time must be one that was taken in this
+// process.
+func MonotonicOf(at time.Time) int64 { return pace.Now() - time.Since(at).Nanoseconds() }
+
+// StallsOf is when the machine stood still for those who work in the groups at tree: time that the hypervisor took,
+// and time in which a task from elsewhere held a CPU. What the trial's own processes do to each other is no stall but
+// what is measured, and neither are looks of the witness that came late: whoever turned interrupts off may be the
+// subject. Kernel threads work for others, who may be the subject, and of a task whose group is not known nobody can
+// say. On a machine that other nodes of the same run share, their processes are the experiment, and cannot be told
+// from neighbours.
+func StallsOf(l *ledger.Ledger, tree string, shared bool) role.Stalls {
+	if l == nil {
+		return role.Stalls{Unknown: "no window was measured"}
+	}
+	s := role.Stalls{From: MonotonicOf(l.Window.Start), To: MonotonicOf(l.Window.End), Spans: [][2]int64{}}
+	switch {
+	case l.Noise == nil:
+		s.Unknown = "nobody watched for stalls of the machine"
+		return s
+	case l.Noise.StallsOmitted > 0 || l.Noise.OccupiedMissed > 0:
+		s.Unknown = fmt.Sprintf("the machine stood still so often that %d stalls were not kept",
+			l.Noise.StallsOmitted+l.Noise.OccupiedMissed)
+		return s
+	}
+	mine := ownGroup(l, tree)
+	s.Spans = l.Noise.Spans(func(one ledger.Stall) bool {
+		if one.Cause == ledger.Neighbour {
+			return !shared && one.Cgroup != "" && !mine(one.Cgroup) && !ledger.KernelThread(one.Comm)
+		}
+		return one.Cause == ledger.Hypervisor
+	})
+	return s
+}

@@ -1,0 +1,93 @@
+package measured
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"tare/internal/scale/ledger"
+)
+
+// Trim leaves in the ledger what a trial's record must hold: the groups of the trial and those at the top, a group that
+// was observed, the programs that ran or are the subject's, and the maps that these use, without those of a large pool.
+// A machine can have thousands of each, and a run thousands of trials.
+func (m *Measured) Trim() {
+	for _, l := range m.ledgers() {
+		m.trimOne(l)
+	}
+}
+
+// ledgers are that of the window and those of the further readings.
+func (m *Measured) ledgers() []*ledger.Ledger {
+	return append([]*ledger.Ledger{m.Ledger}, slices.Collect(maps.Values(m.Further))...)
+}
+
+func (m *Measured) trimOne(l *ledger.Ledger) {
+	l.Cgroups = slices.DeleteFunc(l.Cgroups, func(g ledger.Cgroup) bool {
+		return !Within(g.Path, m.Tree) && g.Role == "" && (g.Vanished || strings.Count(g.Path, "/") > 1)
+	})
+	trimNoise(l, m.Tree)
+	of := *m
+	of.Ledger = l
+	keep := of.SubjectMaps()
+	mine := map[uint32]bool{}
+	if m.Subject != nil {
+		for _, o := range m.Subject.Programs {
+			mine[o.ID] = true
+		}
+	}
+	l.Programs = slices.DeleteFunc(l.Programs, func(p ledger.Program) bool {
+		if ran := p.RunCount != nil && *p.RunCount > 0; !ran && !mine[p.ID] {
+			return true
+		}
+		for _, id := range p.MapIDs {
+			keep[id] = true
+		}
+		return false
+	})
+	for i := range l.Maps {
+		outer := &l.Maps[i]
+		if len(outer.Inner) <= MaxInnerKept {
+			continue
+		}
+		for _, id := range outer.Inner {
+			delete(keep, id)
+		}
+		l.Warnings = append(l.Warnings, ledger.Warning{Code: "inner-maps", Message: fmt.Sprintf(
+			"map %d (%s) holds %d maps, which are left out of the record; the metrics of the trial count them", outer.ID, outer.Name, len(outer.Inner))})
+		outer.Inner = []uint32{}
+	}
+	l.Maps = slices.DeleteFunc(l.Maps, func(mp ledger.Map) bool { return !keep[mp.ID] })
+}
+
+// maxStallsKept is how many stalls of each kind a record lists: the longest. Loads were told of all.
+const maxStallsKept = 256
+
+// trimNoise leaves out where the trial's own processes held a CPU, which is what is measured and no noise, and all but
+// the longest stalls.
+func trimNoise(l *ledger.Ledger, tree string) {
+	n := l.Noise
+	if n == nil {
+		return
+	}
+	mine := ownGroup(l, tree)
+	n.Occupied = slices.DeleteFunc(n.Occupied, func(s ledger.Stall) bool { return mine(s.Cgroup) })
+	n.Stalls, n.StallsOmitted = longest(n.Stalls, n.StallsOmitted)
+	n.Occupied, n.OccupiedMissed = longest(n.Occupied, n.OccupiedMissed)
+}
+
+func longest(stalls []ledger.Stall, omitted int) ([]ledger.Stall, int) {
+	left := len(stalls) - maxStallsKept
+	if left <= 0 {
+		return stalls, omitted
+	}
+	slices.SortStableFunc(stalls, func(a, b ledger.Stall) int { return cmp.Compare(b.Seconds, a.Seconds) })
+	stalls = stalls[:maxStallsKept:maxStallsKept]
+	slices.SortStableFunc(stalls, func(a, b ledger.Stall) int { return cmp.Compare(a.From, b.From) })
+	return stalls, omitted + left
+}
+
+// MaxInnerKept is how many maps inside one map of maps a record lists: a pool has ten thousand, which are alike.
+const MaxInnerKept = 64

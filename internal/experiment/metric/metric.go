@@ -1,0 +1,245 @@
+// Package metric describes metrics as data: what a value is of, which way is better, how the values of several machines
+// become one, and what of a trial it depends on. Whoever pools, compares, models or shows values asks the definition;
+// nothing reads a meaning into a metric's name.
+package metric
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"tare/internal/lib/quantity"
+)
+
+// Need is something about a trial that a metric depends on. A gate that was tripped breaks needs, and so voids the
+// metrics that have them; all other metrics of the trial stand.
+type Need string
+
+// Direction is which way of a metric is better.
+type Direction string
+
+// The directions.
+const (
+	Neither Direction = ""
+	Lower   Direction = "lower"
+	Higher  Direction = "higher"
+)
+
+// Pool is how one value of a trial is made of those of its nodes, which each ran the whole of it.
+type Pool string
+
+// The ways. Costs per piece of work are sums of costs over sums of work, which is the mean weighted by the work.
+const (
+	Merged        Pool = "merged"         // told anew by the merged histograms and counts of loads and of the subject's own work: quantiles are never averaged
+	Sum           Pool = "sum"            // added up; absent where a node failed, for it would be of too few
+	Largest       Pool = "largest"        // of any node
+	Mean          Pool = "mean"           // of the nodes, each for as much as any other
+	PerConnection Pool = "per connection" // the mean, by how many connections each node opened
+	PerRequest    Pool = "per request"    // the mean, by how many requests each answered
+	PerEvent      Pool = "per event"      // the mean, by how many events each made
+	Machine       Pool = "machine"        // as PerEvent; where nodes share a machine, told anew by the ledger of all of it
+	Counts        Pool = "counts"         // a part of counts, which are added up
+	Nodes         Pool = "nodes"          // it is of the nodes together, and none has it by itself
+)
+
+var pools = []Pool{Merged, Sum, Largest, Mean, PerConnection, PerRequest, PerEvent, Machine, Counts, Nodes}
+
+// The ranks: metrics are shown in their order, and those of one rank in the order in which they are defined.
+const (
+	RankEvents = iota + 1
+	RankWork
+	RankBPF
+	RankCPU
+	RankLatency
+	RankThroughput
+	RankMemory
+	RankOther
+	RankGenerator // how late the load generator was: of the measurement, and not of what is measured
+)
+
+// Definition is one metric as data. Records of a run keep those of the metrics that it has, so that a newer Tare can
+// read it.
+type Definition struct {
+	Name   string    `json:"name"` // ends in its unit, and means the same in every experiment
+	Unit   string    `json:"unit"` // as package quantity has them: "seconds", "bytes per flush", "part"
+	Better Direction `json:"better,omitempty"`
+	How    string    `json:"how"`  // it is got; one or more sentences
+	Rank   int       `json:"rank"` // among others that are shown with it
+	Pool   Pool      `json:"pool"`
+
+	// Cost says that it may be a fixed part and parts that grow with factors, so that a line through its levels means
+	// something. A quantile or a maximum is none, for queues are no sums; throughput is what was asked for; and a share
+	// has no fixed part.
+	Cost bool `json:"cost,omitempty"`
+
+	Needs []Need `json:"needs"` // what of a trial it depends on; empty where nothing can void it, and never null
+
+	Headline bool `json:"headline,omitempty"` // answers speak of it, so a run that goes on until it is precise looks at it
+	Free     bool `json:"free,omitempty"`     // answers speak of it only where a load is as fast as it can be: at a fixed rate it is the rate that it shows
+	Tail     bool `json:"tail,omitempty"`     // it is of the slowest part of what was seen, for which intervals stay wide
+	Outcome  bool `json:"outcome,omitempty"`  // what a subject that is too slow shows in: its own slowness does not void it
+
+	// Clause is how an answer speaks of it after the name of an arm, with {} in the place of the value: "holds {} of
+	// page cache". Where the baseline has it too, the difference follows. Empty: answers name it only where it differs.
+	// One that begins so ("of which {} stay") goes on with the clause of the metric before it.
+	Clause string `json:"clause,omitempty"`
+
+	// Family is what it tells of, with others: of the metrics of one family a sentence names one. Empty: it is the
+	// only one of its own.
+	Family string `json:"family,omitempty"`
+
+	// Ladder is, of a metric that is one step of several of one thing, what they are all of them: "system calls".
+	// Tables and charts put them side by side in the order in which they are defined, and an answer speaks of all of
+	// them together. Rung is what this one is there: "getpid". Both are left out of all others.
+	Ladder string `json:"ladder,omitempty"`
+	Rung   string `json:"rung,omitempty"`
+
+	// Histogram and Quantile are of a metric that is a quantile of a histogram of the loads: the histogram's name
+	// (package load), and the quantile, such as 0.99. Both are left out of all others.
+	Histogram string  `json:"histogram,omitempty"`
+	Quantile  float64 `json:"quantile,omitempty"`
+
+	// Undisturbed says that it is of what no stall of the machine touched.
+	Undisturbed bool `json:"undisturbed,omitempty"`
+
+	// What and Per are of a cost for each piece of work, as answers word it: "kernel time" per "connection". Of the
+	// costs of one What an answer names one. Both are left out of all others.
+	What string `json:"what,omitempty"`
+	Per  string `json:"per,omitempty"`
+
+	// Sum is, of a metric that others are the parts of, how an answer begins to add them up, with {} in the place of the
+	// value: "a request takes {} of the machine's CPU time". PartOf is, of a part, the name of that metric: in each trial
+	// the parts add up to it. Part is what the answer calls the part: "applications".
+	Sum    string `json:"sum,omitempty"`
+	PartOf string `json:"part_of,omitempty"`
+	Part   string `json:"part,omitempty"`
+
+	// Of is, of a metric of all nodes together, the metric of each node that it is made of: what voids that voids this.
+	Of string `json:"of,omitempty"`
+
+	// Instead is the metric that answers in the place of this one where others disturbed the machine. A trial that
+	// tells it need not be run again for this one.
+	Instead string `json:"instead,omitempty"`
+}
+
+// Check says what is wrong with a definition; nil where nothing is.
+func (d Definition) Check() error {
+	switch {
+	case d.Name == "":
+		return fmt.Errorf("a metric has no name")
+	case d.Unit != quantity.UnitOf(d.Name):
+		return fmt.Errorf("the metric %s is in %q, and its name ends in %q", d.Name, d.Unit, quantity.UnitOf(d.Name))
+	case d.Better != Neither && d.Better != Lower && d.Better != Higher:
+		return fmt.Errorf("the metric %s is better when it is %q, which is no direction", d.Name, d.Better)
+	case !slices.Contains(pools, d.Pool):
+		return fmt.Errorf("the metric %s has the pool %q, which there is not", d.Name, d.Pool)
+	case d.Rank < RankEvents || d.Rank > RankGenerator:
+		return fmt.Errorf("the metric %s has the rank %d, which there is not", d.Name, d.Rank)
+	case d.Needs == nil:
+		return fmt.Errorf("the metric %s does not say what it needs", d.Name)
+	case d.How == "":
+		return fmt.Errorf("the metric %s does not say how it is got", d.Name)
+	case d.Clause != "" && strings.Count(d.Clause, "{}") != 1:
+		return fmt.Errorf("the clause of the metric %s has no one place for its value: %q", d.Name, d.Clause)
+	case d.Sum != "" && strings.Count(d.Sum, "{}") != 1:
+		return fmt.Errorf("the sum of the metric %s has no one place for its value: %q", d.Name, d.Sum)
+	case (d.PartOf == "") != (d.Part == ""):
+		return fmt.Errorf("the metric %s is the part %q of %q, and has to be both or neither", d.Name, d.Part, d.PartOf)
+	case (d.Histogram == "") != (d.Quantile == 0) || d.Quantile < 0 || d.Quantile >= 1:
+		return fmt.Errorf("the metric %s is the quantile %g of the histogram %q", d.Name, d.Quantile, d.Histogram)
+	case (d.What == "") != (d.Per == ""):
+		return fmt.Errorf("the metric %s is %q per %q, and has to be both or neither", d.Name, d.What, d.Per)
+	case (d.Ladder == "") != (d.Rung == ""):
+		return fmt.Errorf("the metric %s is the rung %q of the ladder %q, and has to be both or neither", d.Name, d.Rung, d.Ladder)
+	case d.Cost && (d.Tail || d.Unit == quantity.Part || d.Pool == Merged && d.Rank == RankLatency):
+		return fmt.Errorf("the metric %s is no cost that could be a sum of parts", d.Name)
+	}
+	return nil
+}
+
+// Set is some definitions by name.
+type Set map[string]Definition
+
+// NewSet is the definitions of a list, of which later ones take the place of earlier ones of the same name.
+func NewSet(all []Definition) Set {
+	s := make(Set, len(all))
+	for _, d := range all {
+		s[d.Name] = d
+	}
+	return s
+}
+
+// Of is the definition of a name. Of one that nobody defined, as in a record that something else wrote, it is only
+// known what its name must end in: its unit.
+func (s Set) Of(name string) Definition {
+	if d, ok := s[name]; ok {
+		return d
+	}
+	return Definition{Name: name, Unit: quantity.UnitOf(name), Rank: RankOther, Pool: Mean, Needs: []Need{}}
+}
+
+// Counterpart is the metric that answers in the place of another where others disturbed the machine, and of such a
+// metric the other; empty where there is none.
+func (s Set) Counterpart(name string) string {
+	if d := s.Of(name); d.Instead != "" {
+		return d.Instead
+	}
+	for _, d := range s {
+		if d.Instead == name && name != "" {
+			return d.Name
+		}
+	}
+	return ""
+}
+
+// Quantiles are the metrics that are quantiles of a histogram of the loads, from the lowest.
+func (s Set) Quantiles(histogram string) []Definition {
+	var all []Definition
+	for _, d := range s {
+		if d.Quantile != 0 && d.Histogram == histogram {
+			all = append(all, d)
+		}
+	}
+	slices.SortFunc(all, func(a, b Definition) int {
+		return cmp.Or(cmp.Compare(a.Quantile, b.Quantile), strings.Compare(a.Name, b.Name))
+	})
+	return all
+}
+
+// QuantileOf is the metric that is a quantile of a histogram of the loads; empty where none is.
+func (s Set) QuantileOf(histogram string, q float64) string {
+	for _, d := range s.Quantiles(histogram) {
+		if d.Quantile == q {
+			return d.Name
+		}
+	}
+	return ""
+}
+
+// FamilyOf is the family of a metric; of one that has none, its own name.
+func (s Set) FamilyOf(name string) string { return cmp.Or(s.Of(name).Family, name) }
+
+// Complete gives definitions that an earlier version wrote what they could not say of their metrics yet, from those
+// of today of the same names: Family, Histogram, Quantile, Undisturbed, What and Per. A definition that says any of
+// these is left as it is. Where there are no definitions, those of today stand for all.
+func Complete(written, today []Definition) []Definition {
+	if written == nil {
+		return slices.Clone(today)
+	}
+	known := NewSet(today)
+	all := slices.Clone(written)
+	for i := range all {
+		d := &all[i]
+		now, is := known[d.Name]
+		if !is || d.Family != "" || d.Histogram != "" || d.Undisturbed || d.What != "" {
+			continue
+		}
+		d.Family, d.Histogram, d.Quantile = now.Family, now.Histogram, now.Quantile
+		d.Undisturbed, d.What, d.Per = now.Undisturbed, now.What, now.Per
+	}
+	return all
+}
+
+// Compare orders names of metrics as they are shown. Those of one rank are equal.
+func (s Set) Compare(a, b string) int { return cmp.Compare(s.Of(a).Rank, s.Of(b).Rank) }

@@ -1,0 +1,115 @@
+package metric
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	"tare/internal/lib/quantity"
+)
+
+func TestCheck(t *testing.T) {
+	good := Definition{
+		Name: "flush_seconds", Unit: quantity.Seconds, Better: Lower, How: "It is timed.", Rank: RankWork, Pool: Merged, Cost: true, Needs: []Need{},
+	}
+	if err := good.Check(); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		says  string
+		spoil func(*Definition)
+	}{
+		{"has no name", func(d *Definition) { d.Name = "" }},
+		{`is in "bytes", and its name ends in "seconds"`, func(d *Definition) { d.Unit = quantity.Bytes }},
+		{`better when it is "more"`, func(d *Definition) { d.Better = "more" }},
+		{`has the pool ""`, func(d *Definition) { d.Pool = "" }},
+		{"has the rank 0", func(d *Definition) { d.Rank = 0 }},
+		{"does not say what it needs", func(d *Definition) { d.Needs = nil }},
+		{"does not say how", func(d *Definition) { d.How = "" }},
+		{`is the quantile 0 of the histogram "latency"`, func(d *Definition) { d.Histogram = "latency" }},
+		{`is the quantile 0.5 of the histogram ""`, func(d *Definition) { d.Quantile = 0.5 }},
+		{"is the quantile 99 of", func(d *Definition) { d.Histogram, d.Quantile = "latency", 99 }},
+		{`is "kernel time" per ""`, func(d *Definition) { d.What = "kernel time" }},
+		{"is no cost", func(d *Definition) { d.Tail = true }},
+		{"is no cost", func(d *Definition) { d.Name, d.Unit = "flush_share", quantity.Part }},
+		{"is no cost", func(d *Definition) { d.Rank = RankLatency }},
+	} {
+		d := good
+		c.spoil(&d)
+		if err := d.Check(); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("got %v, want %q", err, c.says)
+		}
+	}
+}
+
+func TestSet(t *testing.T) {
+	s := NewSet([]Definition{{Name: "a_seconds", Rank: RankMemory}, {Name: "a_seconds", Rank: RankBPF, Better: Higher}})
+	if d := s.Of("a_seconds"); d.Rank != RankBPF || d.Better != Higher {
+		t.Errorf("the later definition is not the one: %+v", d)
+	}
+	// Of what nobody defined only the unit is known. The name does not make it better, a sum or a cost.
+	d := s.Of("throughput_per_second")
+	if d.Unit != quantity.PerSecond || d.Better != Neither || d.Cost || d.Rank != RankOther {
+		t.Errorf("%+v", d)
+	}
+	if s.Compare("a_seconds", "throughput_per_second") >= 0 || s.Compare("x", "y") != 0 {
+		t.Error("not in the order of ranks")
+	}
+}
+
+// TestCounterpart: of all and of undisturbed requests there may be two metrics, each of which answers for the other.
+func TestCounterpart(t *testing.T) {
+	s := NewSet([]Definition{{Name: "a_seconds", Instead: "b_seconds"}, {Name: "b_seconds"}, {Name: "c_seconds"}})
+	for name, want := range map[string]string{
+		"a_seconds": "b_seconds", "b_seconds": "a_seconds", "c_seconds": "", "d": "", "": "",
+	} {
+		if got := s.Counterpart(name); got != want {
+			t.Errorf("of %q it is %q, want %q", name, got, want)
+		}
+	}
+}
+
+// TestQuantiles: which metric is which quantile is in the definitions, whatever the metrics are called.
+func TestQuantiles(t *testing.T) {
+	s := NewSet([]Definition{
+		{Name: "slow_seconds", Histogram: "latency", Quantile: 0.99},
+		{Name: "middle_seconds", Histogram: "latency", Quantile: 0.5},
+		{Name: "late_seconds", Histogram: "lag", Quantile: 0.5}, {Name: "latency_p90_seconds"},
+	})
+	all := s.Quantiles("latency")
+	if len(all) != 2 || all[0].Name != "middle_seconds" || all[1].Name != "slow_seconds" {
+		t.Errorf("%+v", all)
+	}
+	for q, want := range map[float64]string{0.5: "middle_seconds", 0.99: "slow_seconds", 0.9: "", 0: ""} {
+		if got := s.QuantileOf("latency", q); got != want {
+			t.Errorf("%g is %q, want %q", q, got, want)
+		}
+	}
+	if f := s.FamilyOf("late_seconds"); f != "late_seconds" {
+		t.Errorf("a metric without a family is in %q", f)
+	}
+}
+
+// TestComplete: definitions of an earlier version are read as they stand, and say of their metrics what they could
+// not say yet as those of today do.
+func TestComplete(t *testing.T) {
+	today := []Definition{
+		{
+			Name: "a_seconds", Rank: RankBPF, Family: "a", Histogram: "latency", Quantile: 0.5, Undisturbed: true,
+			Clause: "takes {}",
+		},
+		{Name: "b_seconds", Family: "b", What: "time", Per: "request"},
+	}
+	written := []Definition{{Name: "a_seconds", Rank: RankOther}, {Name: "b_seconds", Family: "own"}, {Name: "c"}}
+	got := Complete(written, today)
+	want := []Definition{
+		{Name: "a_seconds", Rank: RankOther, Family: "a", Histogram: "latency", Quantile: 0.5, Undisturbed: true},
+		{Name: "b_seconds", Family: "own"}, {Name: "c"},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v\nwant %+v", got, want)
+	}
+	if got := Complete(nil, today); !reflect.DeepEqual(got, today) {
+		t.Errorf("without definitions those of today stand: %+v", got)
+	}
+}

@@ -1,0 +1,211 @@
+package placement
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/fault"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/proc"
+)
+
+// Owners judges whether the owners of trees have ended, while what they left is removed. It is for one goroutine. Close
+// it when all is done.
+//
+// What a run makes is removed only if it is proven that its owner has ended: proc.FS.Find says so, or nobody holds the
+// lock on the tree. An owner in a PID namespace that is not seen from here, with a tree in a control group namespace
+// that is not seen either, may be alive: what is its is left alone, and named by Left.
+type Owners struct {
+	hs    []*cgroup.Hierarchy
+	given []string
+	found map[string]found // by tree
+	locks []*os.File       // of trees of which nobody else holds them, so that nobody takes them now
+	left  []Left
+}
+
+// found is what is known of an owner, and the pid by which it is known here.
+type found struct {
+	pid  int
+	fate proc.Fate
+}
+
+// Left is something of a run that was left alone, because it cannot be seen from here whether the run goes on.
+type Left struct {
+	What string // such as "the network interface tare7n1"
+	Tree string
+}
+
+// NewOwners judges those of the trees that are seen from here. Of a run in ended, by the name of its tree, it is
+// believed that it has ended where that cannot be known.
+func NewOwners(l *cgroup.Layout, ended ...string) *Owners {
+	return &Owners{hs: hierarchies(l), given: ended, found: map[string]found{}}
+}
+
+// CheckEnded says whether a name can be one of those that NewOwners is given: its error, with code fault.Usage, is
+// about a name that no tree has, or that of a run that goes on.
+func CheckEnded(l *cgroup.Layout, name string) error {
+	id, ok := parseTreeName(name)
+	if !ok {
+		return fault.New(fault.Usage, name, "give a name as 'tare clean' prints it", "this is not the name of a run")
+	}
+	o := NewOwners(l)
+	defer o.Close()
+	if f := o.find(name, id); f.fate == proc.Running {
+		return fault.New(fault.Usage, name, "end it first", "this run goes on (process %d)", f.pid)
+	}
+	return nil
+}
+
+// Began is when the owner of a tree began; false for what is not the name of one.
+func Began(tree string) (time.Time, bool) {
+	id, ok := parseTreeName(tree)
+	if !ok {
+		return time.Time{}, false
+	}
+	ago, err := proc.FS{}.Since(id.Start)
+	return time.Now().Add(-ago), err == nil
+}
+
+// Ended says whether tree is a name that NewTree gave, to an owner that has ended. What a run makes beside control
+// groups can be marked with the name of its tree, and be removed once this is so. What that is, as Left.What, is kept
+// for Left where it cannot be known.
+func (o *Owners) Ended(tree, what string) bool {
+	id, ok := parseTreeName(tree)
+	if !ok {
+		return false
+	}
+	switch o.find(tree, id).fate {
+	case proc.Ended:
+		return true
+	case proc.Unknown:
+		o.Leave(tree, what)
+	}
+	return false
+}
+
+// Leave records that something is left alone because it cannot be seen from here whether it is still in use.
+func (o *Owners) Leave(tree, what string) {
+	if l := (Left{what, tree}); !slices.Contains(o.left, l) {
+		o.left = append(o.left, l)
+	}
+}
+
+// Left is what was asked about so far and left alone although its run may have ended.
+func (o *Owners) Left() []Left { return o.left }
+
+// Close lets go of what was locked.
+func (o *Owners) Close() {
+	for _, f := range o.locks {
+		_ = f.Close() // nothing was written
+	}
+	o.locks = nil
+}
+
+func (o *Owners) find(tree string, id proc.Identity) (f found) {
+	if f, known := o.found[tree]; known {
+		return f
+	}
+	defer func() { o.found[tree] = f }()
+	pid, fate := proc.FS{}.Find(id)
+	if fate == proc.Unknown {
+		pid, fate = id.PID, o.byLock(tree)
+	}
+	if fate == proc.Unknown && slices.Contains(o.given, tree) {
+		fate = proc.Ended
+	}
+	return found{pid, fate}
+}
+
+// byLock is the fate of an owner that is not seen, by the lock that it holds on its tree while it lives. That it has
+// ended holds until Close: one that has made the tree and not locked it yet waits until then, and finds it gone.
+func (o *Owners) byLock(tree string) proc.Fate {
+	var dirs []string
+	var taken []*os.File
+	fate := proc.Unknown // of a tree that is not seen
+	for _, h := range o.hs {
+		dir := filepath.Join(h.Mount, tree)
+		f, err := lock(dir, unix.LOCK_EX)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			dirs, taken, fate = append(dirs, dir), append(taken, f), proc.Ended
+			continue
+		}
+		fate = proc.Unknown
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			fate = proc.Running
+		}
+		break
+	}
+	if fate == proc.Ended && !hidden(dirs) {
+		o.locks = append(o.locks, taken...)
+		return fate
+	}
+	for _, f := range taken {
+		_ = f.Close() // it was only locked
+	}
+	if fate == proc.Ended {
+		fate = proc.Unknown
+	}
+	return fate
+}
+
+// hidden says whether processes that are not seen from here are in groups: nobody can tell whose they are.
+func hidden(dirs []string) bool {
+	return slices.ContainsFunc(dirs, func(dir string) bool {
+		if len(cgroup.Members([]string{dir})) > 0 {
+			return false // what they are is seen, and a group with others cannot be removed
+		}
+		populated, _ := os.ReadFile(filepath.Join(dir, "cgroup.events")) // of v2
+		current, _ := os.ReadFile(filepath.Join(dir, "pids.current"))
+		n, _ := strconv.Atoi(strings.TrimSpace(string(current)))
+		return n > 0 || strings.Contains(string(populated), "populated 1")
+	})
+}
+
+// lock locks the directory of a tree. Its error matches unix.EWOULDBLOCK where another has it, and fs.ErrNotExist where
+// the directory is not there, or was removed meanwhile.
+func lock(dir string, how int) (*os.File, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	for err = unix.EINTR; err == unix.EINTR; { // by a signal of the Go runtime's own
+		err = unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
+	}
+	if err == nil {
+		var mine, there fs.FileInfo
+		if mine, err = f.Stat(); err == nil {
+			there, err = os.Lstat(dir)
+		}
+		if err == nil && !os.SameFile(mine, there) {
+			err = fs.ErrNotExist
+		}
+	}
+	if err != nil {
+		_ = f.Close() // it was only looked at
+		return nil, fmt.Errorf("locking %s: %w", dir, err)
+	}
+	return f, nil
+}
+
+// hold takes the lock by which an owner is known to live. It is a shared one, and who cleans up is in the way only
+// while it looks, or removes the directory.
+func hold(dir string) (*os.File, error) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		f, err := lock(dir, unix.LOCK_SH)
+		if err == nil || !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
+			return f, err
+		}
+	}
+}

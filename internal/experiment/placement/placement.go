@@ -1,0 +1,481 @@
+// Package placement makes control groups for experiments, starts processes inside them, and takes everything away
+// again. What it makes carries its owner's name, so that what a killed run leaves behind can be told from everything
+// else on the machine and removed; nothing else is ever touched.
+//
+// A tree of groups is a directory tare-<id>-p<owner's pid>-t<owner's start time> at the top of every hierarchy that
+// Tare uses. A pid comes round again, the pair with the start time does not. A pid means something only in its own PID
+// namespace, and what a run makes may be seen from another: the name of an owner in a container begins with that of its
+// namespace (tare-<id>-n<inode number>-p...), and every owner holds a lock on the directory, which the kernel takes
+// from it when it ends. See Owners.
+package placement
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pattern"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/proc"
+)
+
+// Mark is the environment variable that names the tree to which a process belongs. Children inherit it, as they do an
+// open file of that name, which remains where a program writes over its environment.
+const Mark = "TARE_RUN"
+
+var (
+	validID   = pattern.Lazy(`^[a-z0-9][a-z0-9-]{0,63}$`)
+	treeName  = pattern.Lazy(`^tare-[a-z0-9][a-z0-9-]{0,63}?(?:-n([0-9]{10}))?-p([0-9]{1,10})-t([0-9]{1,20})$`)
+	groupName = pattern.Lazy(`^[a-z0-9][a-z0-9_-]{0,63}(/[a-z0-9][a-z0-9_-]{0,63}){0,7}$`)
+)
+
+// parseTreeName reads the owner out of the name of a tree; false for every other name.
+func parseTreeName(name string) (proc.Identity, bool) {
+	m := treeName().FindStringSubmatch(name)
+	if m == nil {
+		return proc.Identity{}, false
+	}
+	namespace, _ := strconv.ParseUint(m[1], 10, 64) // 0 where there is none
+	pid, err1 := strconv.Atoi(m[2])
+	start, err2 := strconv.ParseUint(m[3], 10, 64)
+	return proc.Identity{PID: pid, Start: start, Namespace: namespace}, err1 == nil && err2 == nil && pid > 0
+}
+
+// treeNameOf is the name of a tree of that id whose owner is self; false where the id cannot be part of one.
+func treeNameOf(id string, self proc.Identity) (string, bool) {
+	name := "tare-" + id + "-" + self.String()
+	owner, ok := parseTreeName(name)
+	return name, ok && owner.String() == self.String() // an id may end as the name of a namespace does
+}
+
+// controllers are those that Tare uses. Others (cpuset, devices, freezer) stay as they are.
+var controllers = []string{"cpu", "cpuacct", "memory", "pids"}
+
+// hierarchies are those that Tare makes groups in: v2 where it is mounted, and on v1 those with a controller that Tare
+// uses.
+func hierarchies(l *cgroup.Layout) []*cgroup.Hierarchy {
+	var hs []*cgroup.Hierarchy
+	for i := range l.Hierarchies {
+		h := &l.Hierarchies[i]
+		if h.V2 || slices.ContainsFunc(controllers, h.Has) {
+			hs = append(hs, h)
+		}
+	}
+	return hs
+}
+
+// Limits bound what a group may use. 0 is no limit.
+type Limits struct {
+	CPUs        float64 // CPU time per time, by quota over periods of 100 ms
+	MemoryBytes uint64
+	// Weight is the group's part where CPU time is short, beside groups of weight 1, which is the kernel's default, and
+	// single processes of the root group.
+	Weight float64
+	// Pin names the one CPU that processes started in the group run on: the Pin-th of those allowed, counted from 1 and
+	// round again on a machine with fewer.
+	Pin int
+}
+
+// Tree is a tree of control groups and the owner of the processes in it. Its methods may be used concurrently.
+type Tree struct {
+	layout *cgroup.Layout
+	name   string
+	hs     []*cgroup.Hierarchy
+	flat   bool // see NewFlatTree
+	start  chan startRequest
+	exited chan struct{} // closed when the starting thread has ended
+	locks  []*os.File    // the tree's directories, locked
+
+	mu      sync.Mutex
+	groups  map[string]*Group
+	missing []string
+	started map[int]uint64 // what Start started: when (proc.Process.Start), by pid
+	closed  bool
+}
+
+// Group is one control group of a Tree: a directory in each hierarchy.
+type Group struct {
+	tree *Tree
+	name string // below the tree
+
+	// Guarded by tree.mu.
+	inner bool // other groups are in it
+	used  bool // processes were started in it
+	pin   int  // see Limits
+}
+
+// NewTree makes a tree of groups that this process owns. It starts a thread, from which all processes in the tree are
+// started. Close the tree to end them and to remove the groups.
+//
+// An error with code fault.Usage is of a bad id (lower-case letters, digits and hyphens), with fault.Machine of a
+// machine where no groups can be made.
+func NewTree(l *cgroup.Layout, id string) (*Tree, error) { return plant(l, id, false) }
+
+// NewFlatTree is NewTree, but to the kernel's scheduler all groups of the tree are one: its tasks get their parts of
+// the CPU task by task. CPU time, memory and processes are counted and limited by group all the same. On v1 a group
+// with a limit of CPU time, or a weight, is apart for the scheduler as well, and where cpu and cpuacct are one
+// hierarchy all are; on v2 no group of a flat tree can have such a limit.
+//
+// It is for work that forks without end. Linux 6.18 lets a group whose tasks are many and short keep the tasks of
+// others that sleep and wake, such as a tracer's, from the CPU for a second and more, whatever the weights; among tasks
+// of one group it is fair.
+func NewFlatTree(l *cgroup.Layout, id string) (*Tree, error) { return plant(l, id, true) }
+
+func plant(l *cgroup.Layout, id string, flat bool) (*Tree, error) {
+	if !validID().MatchString(id) {
+		return nil, fault.New(fault.Usage, id, "use lower-case letters, digits and hyphens, at most 64", "not a valid name for control groups")
+	}
+	self, err := proc.FS{}.Identify()
+	if err != nil {
+		return nil, err
+	}
+	name, ok := treeNameOf(id, self)
+	if !ok {
+		return nil, fault.New(fault.Usage, id, "use another", "the name cannot be told from that of a PID namespace")
+	}
+	t := &Tree{
+		layout: l, hs: hierarchies(l), flat: flat, groups: map[string]*Group{}, started: map[int]uint64{}, name: name,
+		start: make(chan startRequest), exited: make(chan struct{}),
+	}
+	if len(t.hs) == 0 {
+		return nil, fault.New(fault.Machine, "", "mount them: mount -t cgroup2 none /sys/fs/cgroup", "no control groups are mounted on this machine")
+	}
+	for i, h := range t.hs {
+		if err := t.plantIn(t.dir(h, "")); err != nil {
+			for _, made := range t.hs[:i] {
+				_ = os.Remove(t.dir(made, "")) // it is empty; what fails is found by Clean
+			}
+			t.release()
+			return nil, err
+		}
+	}
+	t.missing = t.lacks()
+	go t.serveStarts()
+	if err := t.delegate(""); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	return t, nil
+}
+
+// plantIn makes the tree's directory in a hierarchy and locks it.
+func (t *Tree) plantIn(dir string) error {
+	for {
+		if err := os.Mkdir(dir, 0o700); err != nil { // nobody else is to lock it
+			return cannotMake(err, dir)
+		}
+		lock, err := hold(dir)
+		if err == nil {
+			t.locks = append(t.locks, lock)
+			return nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) { // else somebody who cleaned up saw it before it was locked
+			return errors.Join(cannotMake(err, dir), os.Remove(dir))
+		}
+	}
+}
+
+func (t *Tree) release() {
+	for _, d := range t.locks {
+		_ = d.Close() // nothing was written
+	}
+	t.locks = nil
+}
+
+// cannotMake explains why a group could not be made.
+func cannotMake(err error, dir string) error {
+	switch {
+	case errors.Is(err, unix.EROFS):
+		return fault.Wrap(err, fault.Machine, dir, "mount the control groups for writing, or run outside the container", "control groups are mounted read-only")
+	case errors.Is(err, fs.ErrPermission):
+		return fault.Wrap(err, fault.Machine, dir, "run as root, or with CAP_DAC_OVERRIDE", "no permission to make control groups")
+	case errors.Is(err, fs.ErrExist):
+		return fault.Wrap(err, fault.Usage, dir, "use another name", "the control group exists already")
+	}
+	return fault.Wrap(err, fault.Machine, dir, "see 'tare doctor'", "cannot make a control group")
+}
+
+// dir is the directory of a group ("" is the tree itself) in a hierarchy. The tree is at the top of what is mounted: in
+// a cgroup namespace that is the part which was handed to us.
+func (t *Tree) dir(h *cgroup.Hierarchy, group string) string {
+	return filepath.Join(h.Mount, t.name, group)
+}
+
+// Name is the name of the tree's directory, and the value of Mark in its processes.
+func (t *Tree) Name() string { return t.name }
+
+// Path is the identity of the tree's top group, in which all others are, as cgroup.Resolver and cgroup.Reader give it.
+func (t *Tree) Path() string { return t.top().Path() }
+
+// Limit bounds what all groups of the tree may use together. Pin is of single groups only. A limit that this machine
+// cannot set is an error with code fault.Machine.
+func (t *Tree) Limit(l Limits) error { return t.top().limit(l) }
+
+// Limit bounds what is in the group from now on, beside what it was made with. Pin has no meaning any more.
+func (g *Group) Limit(l Limits) error { return g.limit(l) }
+
+func (t *Tree) top() *Group { return &Group{tree: t} }
+
+// Own are the names of the trees that this process owns.
+func Own(l *cgroup.Layout) []string {
+	self, err := proc.FS{}.Identify()
+	if err != nil {
+		return nil
+	}
+	var names []string
+	for _, h := range hierarchies(l) {
+		entries, _ := os.ReadDir(h.Mount) // what cannot be read has no trees that we could have made
+		for _, e := range entries {
+			if o, ok := parseTreeName(e.Name()); ok && o.String() == self.String() && !slices.Contains(names, e.Name()) {
+				names = append(names, e.Name())
+			}
+		}
+	}
+	return names
+}
+
+// Missing says what cannot be limited or counted in the groups of this tree, and the mend. Tare changes no setting of
+// groups that it has not made, the enabled controllers of the root of v2 among them.
+func (t *Tree) Missing() []string { return t.missing }
+
+func (t *Tree) lacks() []string {
+	var missing []string
+	for _, c := range []string{"cpu", "memory"} {
+		h, ok := t.layout.Controller(c)
+		switch {
+		case !ok:
+			missing = append(missing, fmt.Sprintf("no hierarchy has the controller %s: enable it at boot (remove cgroup_disable=%s)", c, c))
+		case h.V2 && !slices.Contains(enabled(h.Mount), c):
+			missing = append(missing, fmt.Sprintf("the controller %s is not enabled for groups below the root: echo +%s > %s/cgroup.subtree_control", c, c, h.Mount))
+		}
+	}
+	return missing
+}
+
+// enabled is the controllers that a v2 group hands to its children; none where that cannot be read.
+func enabled(dir string) []string {
+	b, _ := os.ReadFile(filepath.Join(dir, "cgroup.subtree_control"))
+	return strings.Fields(string(b))
+}
+
+// delegate hands to the children of a group of ours, on v2, those controllers that the group was given itself.
+func (t *Tree) delegate(group string) error {
+	for _, h := range t.hs {
+		if !h.V2 {
+			continue
+		}
+		dir := t.dir(h, group)
+		for _, c := range enabled(filepath.Dir(dir)) {
+			if !slices.Contains(controllers, c) || t.flat && c == "cpu" {
+				continue
+			}
+			if err := cgroup.Write(filepath.Join(dir, "cgroup.subtree_control"), "+"+c); err != nil {
+				return fmt.Errorf("enabling the controller %s in %s: %w", c, dir, err)
+			}
+		}
+	}
+	return nil
+}
+
+// Group makes a group, and those above it that its name calls for ("work/client"). Limits of a group hold for what is
+// in it together. Processes can be started only in groups without groups in them, which is the rule of v2, kept on v1
+// as well. A limit that this machine cannot set is an error with code fault.Machine.
+func (t *Tree) Group(name string, limits Limits) (*Group, error) {
+	if !groupName().MatchString(name) {
+		return nil, fault.New(fault.Usage, name, "use lower-case letters, digits, hyphens and underscores, with / between levels", "not a valid name for a control group")
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return nil, fmt.Errorf("making control group %s: the tree is closed", name)
+	}
+	if t.groups[name] != nil {
+		return nil, fault.New(fault.Usage, name, "use another name", "a control group of that name exists already in this tree")
+	}
+	for above := path.Dir(name); above != "."; above = path.Dir(above) {
+		if g := t.groups[above]; g != nil && g.used {
+			return nil, fault.New(fault.Usage, name, "put processes and groups into different groups", "the parent group has processes in it")
+		}
+	}
+	if above := path.Dir(name); above != "." {
+		if err := t.inner(above); err != nil {
+			return nil, err
+		}
+	}
+	g, err := t.make(name, limits.CPUs > 0 || limits.Weight > 0)
+	if err != nil {
+		return nil, err
+	}
+	g.pin = limits.Pin
+	return g, g.limit(limits)
+}
+
+// inner makes the group if it does not exist, and readies it for groups in it.
+func (t *Tree) inner(name string) error {
+	g := t.groups[name]
+	if g == nil {
+		if above := path.Dir(name); above != "." {
+			if err := t.inner(above); err != nil {
+				return err
+			}
+		}
+		var err error
+		if g, err = t.make(name, false); err != nil {
+			return err
+		}
+	}
+	if g.inner {
+		return nil
+	}
+	g.inner = true
+	return t.delegate(name)
+}
+
+// schedules says of a hierarchy of v1 that it is for the scheduler alone.
+func schedules(h *cgroup.Hierarchy) bool {
+	return !h.V2 && h.Has("cpu") && !slices.ContainsFunc(controllers, func(c string) bool { return c != "cpu" && h.Has(c) })
+}
+
+// entry is the directory of a hierarchy that processes of a group enter.
+func (t *Tree) entry(h *cgroup.Hierarchy, group string) string {
+	dir := t.dir(h, group)
+	if _, err := os.Lstat(dir); err != nil && t.flat && schedules(h) {
+		return t.dir(h, "")
+	}
+	return dir
+}
+
+// make makes a group. apart is of one that the scheduler must know.
+func (t *Tree) make(name string, apart bool) (*Group, error) {
+	for _, h := range t.hs {
+		if t.flat && schedules(h) {
+			if !apart {
+				continue
+			}
+			if err := os.MkdirAll(path.Dir(t.dir(h, name)), 0o755); err != nil {
+				return nil, cannotMake(err, t.dir(h, name))
+			}
+		}
+		if err := os.Mkdir(t.dir(h, name), 0o755); err != nil {
+			return nil, cannotMake(err, t.dir(h, name))
+		}
+	}
+	g := &Group{tree: t, name: name}
+	t.groups[name] = g
+	return g, nil
+}
+
+// quotaPeriod is the period of CPU quotas in microseconds: the kernel's default.
+const quotaPeriod = 100_000
+
+func (g *Group) limit(l Limits) error {
+	if l.CPUs < 0 || l.CPUs > 0 && l.CPUs < 0.01 {
+		return fault.New(fault.Usage, g.name, "use at least 0.01", "%g CPUs is not a valid limit", l.CPUs) // the kernel's least quota is 1 ms
+	}
+	if l.CPUs > 0 {
+		quota := strconv.Itoa(int(math.Round(l.CPUs * quotaPeriod)))
+		err := g.set("cpu", "cpu.max", quota+" "+strconv.Itoa(quotaPeriod),
+			"cpu.cfs_period_us", strconv.Itoa(quotaPeriod), "cpu.cfs_quota_us", quota)
+		if above, most, ok := g.limitAbove(); errors.Is(err, unix.EINVAL) && ok && l.CPUs > most {
+			return fault.Wrap(err, fault.Machine, g.name, "use a lower limit, or raise that of the group above",
+				"a limit of %g CPUs is above the %g CPUs of %s, which cgroup v1 refuses", l.CPUs, most, above)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if l.Weight > 0 {
+		err := g.set("cpu", "cpu.weight", strconv.Itoa(max(1, int(100*l.Weight))), "cpu.shares", strconv.Itoa(max(2, int(1024*l.Weight))))
+		if err != nil {
+			return err
+		}
+	}
+	if l.MemoryBytes > 0 {
+		bytes := strconv.FormatUint(l.MemoryBytes, 10)
+		return g.set("memory", "memory.max", bytes, "memory.limit_in_bytes", bytes)
+	}
+	return nil
+}
+
+// limitAbove is the least CPU limit of the groups above this one, on v1, and which has it. A group of v1 cannot have a
+// higher one: tg_cfs_schedulable_down in kernel/sched/core.c. In v2 the least of all holds.
+func (g *Group) limitAbove() (group string, cpus float64, ok bool) {
+	h, has := g.tree.layout.Controller("cpu")
+	if !has || h.V2 {
+		return "", 0, false
+	}
+	number := func(dir, file string) float64 {
+		text, err := os.ReadFile(filepath.Join(dir, file))
+		n, perr := strconv.ParseFloat(strings.TrimSpace(string(text)), 64)
+		if err != nil || perr != nil {
+			return -1 // the root has no limit
+		}
+		return n
+	}
+	for dir := g.tree.dir(h, g.name); dir != h.Mount && dir != "/"; {
+		dir = path.Dir(dir)
+		quota, period := number(dir, "cpu.cfs_quota_us"), number(dir, "cpu.cfs_period_us")
+		if quota <= 0 || period <= 0 || ok && quota/period >= cpus {
+			continue
+		}
+		group, cpus, ok = strings.TrimPrefix(strings.TrimPrefix(dir, h.Mount), "/"), quota/period, true
+		if group == "" {
+			group = "the group that this machine's control groups are mounted from"
+		}
+	}
+	return group, cpus, ok
+}
+
+// set writes a value to a file of v2, or values to files of v1, whichever has the controller.
+func (g *Group) set(controller, file2, value2 string, v1 ...string) error {
+	h, ok := g.tree.layout.Controller(controller)
+	if !ok {
+		return fault.New(fault.Machine, g.name, "leave the limit out, or enable the controller at boot", "the limit needs the controller %s, which no hierarchy has", controller)
+	}
+	files := v1
+	if h.V2 {
+		files = []string{file2, value2}
+	}
+	dir := g.tree.dir(h, g.name)
+	for i := 0; i < len(files); i += 2 {
+		err := cgroup.Write(filepath.Join(dir, files[i]), files[i+1])
+		if errors.Is(err, fs.ErrNotExist) {
+			return fault.Wrap(err, fault.Machine, g.name, strings.Join(g.tree.missing, "; "), "cannot set the limit")
+		}
+		if err != nil {
+			return fault.Wrap(err, fault.Machine, dir, "", "writing %s to %s", files[i+1], files[i])
+		}
+	}
+	return nil
+}
+
+// Path is the group's identity, as cgroup.Resolver and cgroup.Reader give it.
+func (g *Group) Path() string {
+	h, ok := g.tree.layout.CPU()
+	if !ok {
+		h = g.tree.hs[0]
+	}
+	return h.Identity("/" + path.Join(g.tree.name, g.name))
+}
+
+// TreeName is the name of the tree that the group is in.
+func (g *Group) TreeName() string { return g.tree.name }
+
+// V2Dir is the group's directory in the v2 hierarchy, where eBPF programs are attached; empty where v2 is not mounted.
+func (g *Group) V2Dir() string {
+	h, ok := g.tree.layout.V2()
+	if !ok {
+		return ""
+	}
+	return g.tree.dir(h, g.name)
+}

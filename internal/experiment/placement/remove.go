@@ -1,0 +1,430 @@
+package placement
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/fault"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/proc"
+)
+
+// patience is how long to wait for killed processes to end and for their groups to become free. A process in the middle
+// of a large write, or with much memory to give back, may take seconds.
+const patience = 20 * time.Second
+
+// Close kills what still runs in the tree, waits until it has ended, and removes the groups. It may be called again,
+// and does again what failed before.
+func (t *Tree) Close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.closed {
+		t.closed = true
+		close(t.start)
+		<-t.exited // the thread's end kills its children, one that is still on its way into a group among them
+	}
+	var dirs []string
+	for _, h := range t.hs {
+		dirs = append(dirs, t.dir(h, ""))
+	}
+	deadline := time.Now().Add(patience)
+	err := empty(dirs, deadline, func(dirs []string) error {
+		for _, dir := range dirs {
+			// One write for all processes, those just being started too (Linux 5.14); the others are killed one by one.
+			_ = cgroup.Write(filepath.Join(dir, "cgroup.kill"), "1")
+		}
+		for _, pid := range cgroup.Members(dirs) {
+			if err := kill(pid, func() bool { return inside(t.layout, pid, t.name) }); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err == nil {
+		// One that was on its way is in no group, and may not have ended yet. It has no mark either for the moment in which
+		// it becomes another program, so it is known by when it started.
+		started := func(pid int) bool {
+			p, err := proc.FS{}.Process(pid)
+			return err == nil && p.Start == t.started[pid]
+		}
+		err = EndAll(slices.Sorted(maps.Keys(t.started)), started, time.Until(deadline))
+	}
+	if err = errors.Join(err, removeAll(dirs, deadline)); err == nil {
+		t.release()
+	}
+	return err
+}
+
+// empty calls clear until no process is left in the groups.
+func empty(dirs []string, deadline time.Time, clear func(dirs []string) error) error {
+	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
+		left := cgroup.Members(dirs)
+		if len(left) == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fault.New(fault.Machine, dirs[0], "look at their state (ps -o pid,stat,wchan), then run 'tare clean'", "processes %v do not end when killed", left)
+		}
+		if err := clear(dirs); err != nil {
+			return err
+		}
+		time.Sleep(wait)
+	}
+}
+
+// Members are the processes in the group and in groups below it, in order.
+func (g *Group) Members() []int {
+	var dirs []string
+	for _, h := range g.tree.hs {
+		dirs = append(dirs, g.tree.dir(h, g.name))
+	}
+	return cgroup.Members(dirs)
+}
+
+// Members are the processes in trees of those names, in order.
+func Members(l *cgroup.Layout, trees []string) []int {
+	var dirs []string
+	for _, h := range hierarchies(l) {
+		for _, t := range trees {
+			dirs = append(dirs, filepath.Join(h.Mount, t))
+		}
+	}
+	return cgroup.Members(dirs)
+}
+
+// kill kills the process if ours still says that it is the one meant, once it cannot be another any more.
+func kill(pid int, ours func() bool) error {
+	if pid == os.Getpid() {
+		return nil
+	}
+	err := proc.Kill(pid, ours)
+	if errors.Is(err, fs.ErrPermission) {
+		return fault.Wrap(err, fault.Machine, named(pid), "run 'tare clean' as root, or with CAP_KILL", "it cannot be ended")
+	}
+	return err
+}
+
+// inside says whether the process is in the tree, in any hierarchy.
+func inside(l *cgroup.Layout, pid int, tree string) bool {
+	return slices.ContainsFunc(hierarchies(l), func(h *cgroup.Hierarchy) bool {
+		return slices.Contains(cgroup.Members([]string{filepath.Join(h.Mount, tree)}), pid)
+	})
+}
+
+// removeAll removes groups with all below them. Just after a process has ended its group may be busy for a moment.
+func removeAll(dirs []string, deadline time.Time) error {
+	var errs []error
+	for _, dir := range dirs {
+		all := cgroup.Below(dir)
+		slices.Reverse(all)
+		for _, d := range all {
+			err := os.Remove(d)
+			for wait := time.Millisecond; errors.Is(err, unix.EBUSY) && time.Now().Before(deadline); wait = min(2*wait, 100*time.Millisecond) {
+				time.Sleep(wait)
+				err = os.Remove(d)
+			}
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				mend := "run 'tare clean' later"
+				if errors.Is(err, fs.ErrPermission) {
+					mend = "run 'tare clean' as root, or with CAP_DAC_OVERRIDE"
+				}
+				errs = append(errs, fault.Wrap(err, fault.Machine, d, mend, "cannot remove the control group"))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Process is a process that Clean dealt with.
+type Process struct {
+	PID  int    `json:"pid"`
+	Comm string `json:"comm"`
+	Tree string `json:"tree"`
+}
+
+// Report is what Clean did.
+type Report struct {
+	Trees  []string  `json:"trees"`  // names of trees that were removed
+	Killed []Process `json:"killed"` // processes of dead runs
+	Moved  []Process `json:"moved"`  // processes that were in such a tree but not of the run: now in the group above
+}
+
+// Clean is Owners.Clean for one who cleans up nothing else.
+func Clean(l *cgroup.Layout) (Report, error) {
+	o := NewOwners(l)
+	defer o.Close()
+	return o.Clean()
+}
+
+// Clean removes what runs that have ended left behind: trees whose owner is dead, with their processes, and processes
+// marked as of such a run outside the trees. Processes in a tree without the mark were put there by somebody else: they
+// are moved to the group above it. This process and those that started it are spared. Trees with a living owner are
+// left alone, and so is everything that is not named as NewTree names it.
+func (o *Owners) Clean() (Report, error) {
+	r := Report{Trees: []string{}, Killed: []Process{}, Moved: []Process{}}
+	hs := o.hs
+	dead := map[string]bool{}
+	var errs []error
+	for _, h := range hs {
+		entries, err := os.ReadDir(h.Mount)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("looking for control groups left behind: %w", err))
+		}
+		for _, e := range entries {
+			if e.IsDir() && o.Ended(e.Name(), "the control groups") {
+				dead[e.Name()] = true
+			}
+		}
+	}
+	spared := ancestors()
+	killed := map[int]bool{}
+	treeOf := marks(slices.Collect(maps.Keys(dead)))
+	// end kills a process if it is marked as of a dead run.
+	end := func(pid int) error {
+		tree := treeOf(pid)
+		if tree == "" || spared[pid] || !o.Ended(tree, named(pid)) {
+			return nil
+		}
+		p := Process{PID: pid, Comm: comm(pid), Tree: tree}
+		still := false
+		err := kill(pid, func() bool { still = treeOf(pid) == tree; return still })
+		if err == nil && still && !killed[pid] {
+			killed[pid] = true
+			r.Killed = append(r.Killed, p)
+		}
+		return err
+	}
+	deadline := time.Now().Add(patience)
+	for _, tree := range slices.Sorted(maps.Keys(dead)) {
+		var dirs []string
+		for _, h := range hs {
+			dirs = append(dirs, filepath.Join(h.Mount, tree))
+		}
+		err := empty(dirs, deadline, func(dirs []string) error {
+			for _, pid := range cgroup.Members(dirs) {
+				if treeOf(pid) == tree && !spared[pid] {
+					if err := end(pid); err != nil {
+						return err
+					}
+				} else if err := canTell(pid); err != nil {
+					return err
+				} else if err := r.move(pid, dirs); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err == nil {
+			err = removeAll(dirs, deadline)
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		r.Trees = append(r.Trees, tree)
+	}
+
+	pids, err := proc.FS{}.PIDs()
+	errs = append(errs, err) // Join passes over nil
+	for _, pid := range pids {
+		errs = append(errs, end(pid))
+	}
+	return r, errors.Join(errs...)
+}
+
+// EndMarked ends all processes that are marked as of a tree, wherever they are, but this process and those that started
+// it, and waits until they have ended. It is for what must not go on while something is removed, before Clean.
+func EndMarked(tree string) error {
+	spared, treeOf := ancestors(), marks([]string{tree})
+	marked := func(pid int) bool { return !spared[pid] && treeOf(pid) == tree }
+	for deadline := time.Now().Add(patience); ; {
+		pids, err := proc.FS{}.PIDs()
+		if err != nil {
+			return err
+		}
+		pids = slices.DeleteFunc(pids, func(pid int) bool { return !marked(pid) })
+		if len(pids) == 0 {
+			return nil
+		}
+		if err := EndAll(pids, marked, time.Until(deadline)); err != nil {
+			return err
+		}
+	}
+}
+
+// EndAll kills processes that still are those meant, and waits at most so long until they have ended.
+func EndAll(pids []int, meant func(pid int) bool, atMost time.Duration) error {
+	for _, pid := range pids {
+		if err := kill(pid, func() bool { return meant(pid) }); err != nil {
+			return err
+		}
+	}
+	deadline := time.Now().Add(atMost)
+	for _, pid := range pids {
+		ended, err := proc.Await(pid, func() bool { return meant(pid) }, max(0, time.Until(deadline)))
+		if err != nil {
+			return err
+		}
+		if !ended {
+			return fault.New(fault.Machine, comm(pid), "look at its state (ps -o pid,stat,wchan), then run 'tare clean'",
+				"process %d does not end when killed", pid)
+		}
+	}
+	return nil
+}
+
+// Others are the processes, in order, that have control groups of a run at this moment: runs of tare beside this
+// process. One that cannot be seen from here has the pid of its own PID namespace, which may be nobody's here, or
+// somebody else's.
+func Others(l *cgroup.Layout) []int {
+	self, err := proc.FS{}.Identify()
+	if err != nil {
+		return nil
+	}
+	o := NewOwners(l)
+	defer o.Close()
+	var pids []int
+	for _, h := range o.hs {
+		entries, _ := os.ReadDir(h.Mount) // what cannot be read has no runs that we could know of
+		for _, e := range entries {
+			owner, ok := parseTreeName(e.Name())
+			if !ok || !e.IsDir() || owner.String() == self.String() {
+				continue
+			}
+			if found := o.find(e.Name(), owner); found.fate != proc.Ended && !slices.Contains(pids, found.pid) {
+				pids = append(pids, found.pid)
+			}
+		}
+	}
+	slices.Sort(pids)
+	return pids
+}
+
+// comm is the name of a process for the report. Whoever runs it chooses its bytes, and the report is for a terminal.
+func comm(pid int) string {
+	name, _ := proc.FS{}.Comm(pid)
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, name)
+}
+
+// named is how messages name a process.
+func named(pid int) string { return fmt.Sprintf("process %d (%s)", pid, comm(pid)) }
+
+// move moves a process that is in some of the groups to the groups above them.
+func (r *Report) move(pid int, trees []string) error {
+	p := Process{PID: pid, Comm: comm(pid), Tree: filepath.Base(trees[0])}
+	meant, err := proc.FS{}.Process(pid)
+	if err != nil {
+		return nil //nolint:nilerr // it has ended
+	}
+	moved := false
+	for _, dir := range trees {
+		if !slices.Contains(cgroup.Members([]string{dir}), pid) {
+			continue
+		}
+		above := filepath.Dir(dir)
+		err := cgroup.Write(filepath.Join(above, "cgroup.procs"), strconv.Itoa(pid))
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("moving process %d (%s) out of %s: %w", pid, p.Comm, dir, err)
+		}
+		other, err2 := putBack(pid, meant, above)
+		if err2 != nil {
+			return err2
+		}
+		moved = moved || err == nil && !other
+	}
+	if moved {
+		r.Moved = append(r.Moved, p)
+	}
+	return nil
+}
+
+// putBack puts a process that was moved to a group back to where it was, if it is not the one meant: a group takes bare
+// numbers, and this one may have become another process's just before it was written. So young a process is where its
+// parent is.
+func putBack(pid int, meant proc.Process, from string) (other bool, err error) {
+	now, err := proc.FS{}.Process(pid)
+	if err != nil || now.Start == meant.Start {
+		return false, nil //nolint:nilerr // it has ended, or is the one meant
+	}
+	for _, dir := range cgroup.Below(from) {
+		text, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs")) // one that cannot be read has gone
+		if dir == from || !slices.Contains(strings.Fields(string(text)), strconv.Itoa(now.PPID)) {
+			continue
+		}
+		err := cgroup.Write(filepath.Join(dir, "cgroup.procs"), strconv.Itoa(pid))
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return true, fmt.Errorf("putting %s back into %s: %w", named(pid), dir, err)
+		}
+	}
+	return true, nil
+}
+
+// markOf is the tree that a process is marked as of, by its environment or else by an open file; empty for none and
+// where it cannot be read.
+func markOf(pid int, patience *time.Duration) string {
+	if tree, has, _ := (proc.FS{}).Getenv(pid, Mark, patience); has {
+		return tree
+	}
+	for fd := firstMarkFD; fd <= lastMarkFD; fd++ {
+		if tree := markOfFD(pid, fd); tree != "" {
+			return tree
+		}
+	}
+	return ""
+}
+
+// canTell says why it cannot be seen whose a process is.
+func canTell(pid int) error {
+	_, _, err := proc.FS{}.Getenv(pid, Mark, new(time.Duration))
+	if !errors.Is(err, fs.ErrPermission) {
+		return nil // or it has ended
+	}
+	return fault.Wrap(err, fault.Machine, named(pid), "run 'tare clean' as root, or with CAP_SYS_PTRACE",
+		"it is in a control group left by a run that has ended, and cannot be inspected")
+}
+
+// marks is markOf that also knows processes of some trees by nothing but their limit.
+func marks(trees []string) func(pid int) string {
+	byLimit := map[uint64]string{}
+	for _, tree := range trees {
+		byLimit[limitMark(tree)] = tree
+	}
+	left := 3 * time.Second // of waiting for what processes are becoming, all together
+	return func(pid int) string {
+		tree := markOf(pid, &left)
+		if tree == "" && len(byLimit) > 0 {
+			tree = byLimit[limitOf(pid)]
+		}
+		return tree
+	}
+}
+
+// ancestors is this process and those that started it: a shell in a dead run may well be what runs 'tare clean'.
+func ancestors() map[int]bool {
+	all := map[int]bool{}
+	for pid := os.Getpid(); pid > 0 && !all[pid]; {
+		all[pid] = true
+		p, err := proc.FS{}.Process(pid)
+		if err != nil {
+			break
+		}
+		pid = p.PPID
+	}
+	return all
+}

@@ -1,0 +1,275 @@
+package placement
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/fault"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/proc"
+)
+
+// EnterCommand is the hidden command as which the binary starts itself again to enter a group. Its arguments are for
+// Enter.
+const EnterCommand = "_enter"
+
+// startRequest asks the starting thread for a process.
+type startRequest struct {
+	cmd  *exec.Cmd
+	done chan error
+}
+
+// serveStarts starts processes, all from one thread that lives as long as the tree: the signal by which a process dies
+// with its parent comes when the thread that started it ends, not the process (PR_SET_PDEATHSIG(2const)).
+func (t *Tree) serveStarts() {
+	runtime.LockOSThread()
+	if unix.Gettid() == os.Getpid() {
+		// The first thread of a process never ends, so it is held while another serves.
+		go t.serveStarts()
+		<-t.exited
+		runtime.UnlockOSThread()
+		return
+	}
+	defer close(t.exited) // still locked: the thread ends with the goroutine
+	for r := range t.start {
+		r.done <- r.cmd.Start()
+	}
+}
+
+// Start starts a command inside the group: the program runs there from its first instruction. It dies when this process
+// does, however that ends. The caller prepares cmd as always (arguments, pipes, context) and waits for it; Start sets
+// what is needed for the way there: the binary starts itself again as EnterCommand, which enters the group and then
+// becomes the program. A program that cannot be run therefore shows as a process that failed, with the reason on its
+// standard error.
+func (g *Group) Start(cmd *exec.Cmd) error { return g.StartIn(cmd, "") }
+
+// StartIn is Start, and the program runs in a network namespace besides, by the path of that: it must stay there until
+// the program runs. Empty: in this process's.
+func (g *Group) StartIn(cmd *exec.Cmd, network string) error {
+	if cmd.Err != nil {
+		return fmt.Errorf("starting a process in %s: %w", g.name, cmd.Err)
+	}
+	if len(os.Args) > 1 && os.Args[1] == EnterCommand {
+		// A binary that does not serve the command would start itself again without end.
+		return fmt.Errorf("starting a process in %s: this process was started as %s, and is to become another program",
+			g.name, EnterCommand)
+	}
+	t := g.tree
+	args := []string{"tare", EnterCommand}
+	if g.pin > 0 {
+		args = append(args, pinFlag+strconv.Itoa(g.pin))
+	}
+	if network != "" {
+		args = append(args, networkFlag+network)
+	}
+	for _, h := range t.hs {
+		args = append(args, t.entry(h, g.name))
+	}
+	cmd.Args = slices.Concat(args, []string{"--", cmd.Path}, cmd.Args)
+	cmd.Path = "/proc/self/exe"
+	cmd.Env = append(cmd.Environ(), Mark+"="+t.name)
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &unix.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
+
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return fmt.Errorf("starting a process in %s: the tree is closed", g.name)
+	}
+	if g.inner {
+		return fault.New(fault.Usage, g.name, "start it in one of them", "a group that has groups in it cannot have processes")
+	}
+	g.used = true
+	r := startRequest{cmd, make(chan error, 1)}
+	t.start <- r
+	if err := <-r.done; err != nil {
+		return fmt.Errorf("starting a process in %s: %w", g.name, err)
+	}
+	// Nobody waits for it before Start returns, so that the pid is still its own.
+	p, err := proc.FS{}.Process(cmd.Process.Pid)
+	if err != nil {
+		_ = cmd.Process.Kill()
+		go cmd.Wait() // it may wait for others that have its output
+		return fmt.Errorf("starting a process in %s: %w", g.name, err)
+	}
+	t.started[p.PID] = p.Start
+	return nil
+}
+
+// pinFlag before the directories of Enter's arguments has the process run on one CPU: see Limits.
+const pinFlag = "--pin="
+
+// networkFlag before the directories of Enter's arguments has the program run in a network namespace.
+const networkFlag = "--network="
+
+// enterNetwork has this thread, and the program that it becomes, be in a network namespace.
+func enterNetwork(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("entering a network namespace: %w", err)
+	}
+	defer f.Close()
+	if err := unix.Setns(int(f.Fd()), unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("entering the network namespace %s: %w", path, err)
+	}
+	return nil
+}
+
+// pinTo has this process run on the n-th of the CPUs that it may run on, counted from 1 and round again.
+func pinTo(n int) error {
+	var allowed, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
+		return fmt.Errorf("reading the CPUs that a process may run on: %w", err)
+	}
+	n = (n - 1) % allowed.Count()
+	for cpu := 0; ; cpu++ {
+		if !allowed.IsSet(cpu) {
+			continue
+		}
+		if n == 0 {
+			one.Set(cpu)
+			break
+		}
+		n--
+	}
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		return fmt.Errorf("having a process run on one CPU: %w", err)
+	}
+	return nil
+}
+
+// Enter is the body of EnterCommand: args are directories of groups, "--", the path of a program, and its arguments
+// from its name on. It moves this process into the groups and becomes the program. It returns only with an error, which
+// has code fault.Machine where a group could not be entered and fault.Usage where the program could not be run.
+func Enter(args []string) error {
+	i := slices.Index(args, "--")
+	if i < 0 || len(args) < i+3 {
+		return fault.New(fault.Usage, EnterCommand, "", "the arguments are not directories, --, and a program with its arguments")
+	}
+	// The death signal belongs to a thread, and only that of the thread which becomes the program remains.
+	runtime.LockOSThread()
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
+		return fmt.Errorf("asking to die with the parent: %w", err)
+	}
+	if o, ok := parseTreeName(os.Getenv(Mark)); ok && os.Getppid() != o.PID {
+		return fmt.Errorf("the run that started this process has ended")
+	}
+	markByFile(os.Getenv(Mark)) // here, where what that takes is charged to nobody who is weighed
+	markByLimit(os.Getenv(Mark))
+	for _, dir := range args[:i] {
+		if pin, ok := strings.CutPrefix(dir, pinFlag); ok {
+			n, err := strconv.Atoi(pin)
+			if err != nil || n < 1 {
+				return fault.New(fault.Usage, EnterCommand, "", "%q names no CPU", dir)
+			}
+			if err := pinTo(n); err != nil {
+				return err
+			}
+			continue
+		}
+		if network, ok := strings.CutPrefix(dir, networkFlag); ok {
+			if err := enterNetwork(network); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := cgroup.Write(filepath.Join(dir, "cgroup.procs"), "0"); err != nil {
+			return fault.Wrap(err, fault.Machine, dir, "see 'tare doctor'", "entering the control group")
+		}
+	}
+	program := args[i+1]
+	err := unix.Exec(program, args[i+2:], os.Environ())
+	return fault.Wrap(err, fault.Usage, program, "", "cannot run %s", strings.Join(args[i+2:], " "))
+}
+
+// Descriptors that marks by file have. They are above those that programs count on, and below 64, which is what the
+// kernel's first table of descriptors of a process has room for (NR_OPEN_DEFAULT in include/linux/fdtable.h).
+const (
+	firstMarkFD = 32
+	lastMarkFD  = 63
+)
+
+// markByFile marks this process as of a tree by an open file, as well as by the environment: what it becomes may write
+// over its environment, as servers do that show a title in ps, and may close the file, as some daemons do, but hardly
+// both. Forks inherit it. The file is empty, in memory, and has the name of the tree; nobody else can open it. It is
+// best effort.
+func markByFile(tree string) {
+	for fd := firstMarkFD; fd <= lastMarkFD; fd++ { // this may run below another run
+		if markOfFD(os.Getpid(), fd) != "" {
+			_ = unix.Close(fd) // it has nothing to lose
+		}
+	}
+	fd, err := unix.MemfdCreate(tree, unix.MFD_CLOEXEC|unix.MFD_NOEXEC_SEAL)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.3
+		fd, err = unix.MemfdCreate(tree, unix.MFD_CLOEXEC)
+	}
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	_, _ = unix.FcntlInt(uintptr(fd), unix.F_DUPFD, firstMarkFD) // fails where that is above the limit of open files
+}
+
+// markOfFD is the tree that a descriptor of a process marks it as of; empty for none. Whoever may send a process files
+// (SCM_RIGHTS of unix(7)) can have it open one that he named: a file of another user's than this one or the process's
+// marks nothing, and neither does one of a run that began after the process.
+func markOfFD(pid, fd int) string {
+	path := fmt.Sprintf("/proc/%d/fd/%d", pid, fd)
+	file, _ := os.Readlink(path) // "/memfd:NAME (deleted)" (proc_pid_fd(5))
+	name, is := strings.CutPrefix(file, "/memfd:")
+	name, _ = strings.CutSuffix(name, " (deleted)")
+	owner, ok := parseTreeName(name)
+	if !is || !ok {
+		return ""
+	}
+	var st, of unix.Stat_t // a memfd is for good whoever's it was that made it
+	if unix.Stat(path, &st) != nil || unix.Stat(fmt.Sprintf("/proc/%d", pid), &of) != nil {
+		return ""
+	}
+	if int64(st.Uid) != int64(os.Geteuid()) && st.Uid != of.Uid {
+		return ""
+	}
+	if p, err := (proc.FS{}).Process(pid); err != nil || p.Start < owner.Start && owner.Namespace == 0 {
+		return ""
+	}
+	return name
+}
+
+// markByLimit marks this process as of a tree once more, by its limit of file locks (RLIMIT_LOCKS), which the kernel
+// has not enforced since Linux 2.4.25 (getrlimit(2)). What it becomes may start others with an empty environment and
+// close all files, as daemons do; they inherit the limit all the same. It is best effort.
+func markByLimit(tree string) {
+	if _, ok := parseTreeName(tree); ok {
+		n := limitMark(tree)
+		_ = unix.Setrlimit(unix.RLIMIT_LOCKS, &unix.Rlimit{Cur: n, Max: n}) // raising it, in a run below another, takes root
+	}
+}
+
+// limitMark is the limit that marks a process as of a tree: a number so large that nobody else has set it, and less
+// than infinity.
+func limitMark(tree string) uint64 {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(tree)) // never fails
+	return 1<<62 | h.Sum64()>>2
+}
+
+// limitOf is the limit of file locks of a process; 0 where it cannot be read.
+func limitOf(pid int) uint64 {
+	var limit unix.Rlimit
+	if err := unix.Prlimit(pid, unix.RLIMIT_LOCKS, nil, &limit); err != nil {
+		return 0
+	}
+	return limit.Max
+}

@@ -1,0 +1,281 @@
+// Package command starts, watches and stops somebody else's program: an application, a load or a subject that is
+// nothing but a command line. It waits until the program is ready, keeps its last words for errors, finds what belongs
+// to it (its processes, eBPF programs and maps), and leaves none of its processes behind. It also finds things that run
+// already, a process, a control group, a systemd unit or a container, which are observed and never started, moved or
+// stopped.
+//
+// The program knows nothing of Tare. Where its time is spent is measured from outside.
+package process
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"net/url"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/near"
+	"tare/internal/lib/param"
+	"tare/internal/lib/pattern"
+)
+
+// Command is how a program is run. OptionsOf makes it of settings, and At puts what is known of a trial into it.
+type Command struct {
+	Argv         []string // the program and its arguments
+	Env          []string // variables beside those of this process, as NAME=value
+	Dir          string   // the working directory; empty: this process's
+	Ready        Ready
+	ReadyTimeout time.Duration  // from the start until it must be ready
+	Stop         syscall.Signal // asks it to end
+	StopTime     time.Duration  // that it gets to end, before it is killed
+	Address      string         // host:port where it is reached; empty: where it listens
+
+	// CgroupDir is the directory of the control group that it is started in, which must hold nothing else: whatever
+	// runs there belongs to it and ends with it. Empty: only the processes of its session, and those they started, are
+	// known.
+	CgroupDir string
+	// Finishes says that it ends by itself when its work is done, as a load generator does: exit status 0 is then no
+	// failure. Others, such as servers, must run until they are told to end.
+	Finishes bool
+	// Capture is how many bytes at the end of its standard output are kept for Output; 0 is none.
+	Capture int
+}
+
+// Ready is how a program shows that it can be used. All that is given must hold; After comes last. Where nothing is
+// given, it is ready as soon as it listens on a TCP port, or has run for half a second.
+type Ready struct {
+	Port   string         // host:port that accepts a TCP connection
+	Line   *regexp.Regexp // matches a line of its standard output or standard error
+	HTTP   string         // URL that is answered with a status of 200 to 399
+	File   string         // path that exists, relative to the working directory
+	Listen bool           // it listens on some TCP port, or accepts connections at Offered
+	// Offered is host:port at which it may listen, with Listen; empty: none. It is tried because the ports of a program
+	// whose kernel is not this machine's (gVisor, a virtual machine) are not to be seen from here.
+	Offered string
+	After   time.Duration // has passed since
+}
+
+// none says that nothing is given.
+func (r Ready) none() bool {
+	return r.Port == "" && r.Line == nil && r.HTTP == "" && r.File == "" && !r.Listen && r.After == 0
+}
+
+// The defaults of the settings.
+const (
+	readyTimeout = 30 * time.Second
+	stopTime     = 10 * time.Second
+)
+
+// Settings are what a spec says of a command, whatever it is for. Its limits are those of its control group.
+var Settings = []param.Setting{
+	{Name: "command", Type: param.TypeText, Reach: param.ReachCommand,
+		Doc: "command line, in words as a shell cuts it; no shell runs unless it is `sh -c '...'`. It may hold " +
+			placeholderDoc},
+	{Name: "env", Type: param.TypeText, Reach: param.ReachCommand,
+		Doc: "variables for it beside those of tare, as `NAME=value` words; quote a value with blanks"},
+	{Name: "dir", Type: param.TypeText, Reach: param.ReachFile, Doc: "working directory; tare's own when left out"},
+	{Name: "ready-port", Type: param.TypeText, Reach: param.ReachAddress,
+		Doc: "it is ready when this TCP port accepts connections: a port of 127.0.0.1, or `host:port`"},
+	{Name: "ready-line", Type: param.TypeText, Reach: param.ReachNothing,
+		Doc: "it is ready when it has written a line, on either output, that matches this regular expression"},
+	{Name: "ready-http", Type: param.TypeText, Reach: param.ReachAddress,
+		Doc: "it is ready when this URL is answered with a status of 200 to 399"},
+	{Name: "ready-file", Type: param.TypeText, Reach: param.ReachFile,
+		Doc: "it is ready when this file or socket exists"},
+	{Name: "ready-after", Type: param.TypeDuration, Max: 600,
+		Doc: "it is ready when so much time has passed. Where several of these five are set, all must hold, and the " +
+			"time counts from then. Where none is, it is ready when it listens on a TCP port, or has run for half a second"},
+	{Name: "ready-timeout", Type: param.TypeDuration, Default: readyTimeout.String(), Min: 0.01, Max: 3600,
+		Doc: "time from its start in which it must be ready"},
+	{Name: "stop-signal", Type: param.TypeWord, Default: "TERM", Words: stopSignals,
+		Doc: "signal by which it ends; all its processes get it"},
+	{Name: "stop-time", Type: param.TypeDuration, Default: stopTime.String(), Max: 600,
+		Doc: "time that it gets to end; then it is killed"},
+	{Name: "address", Type: param.TypeText, Reach: param.ReachAddress,
+		Doc: "`host:port` where it is reached; where it listens when left out"},
+}
+
+var (
+	stopSignals = []string{"TERM", "INT", "QUIT", "HUP", "USR1", "USR2", "WINCH", "KILL"}
+	signals     = map[string]syscall.Signal{
+		"TERM": syscall.SIGTERM, "INT": syscall.SIGINT, "QUIT": syscall.SIGQUIT, "HUP": syscall.SIGHUP,
+		"USR1": syscall.SIGUSR1, "USR2": syscall.SIGUSR2, "WINCH": syscall.SIGWINCH, "KILL": syscall.SIGKILL,
+	}
+)
+
+// OptionsOf makes a Command of values of Settings. Its error is of code fault.Usage and names the setting.
+func OptionsOf(v param.Values) (Command, error) {
+	if err := v.Check(Settings); err != nil {
+		return Command{}, err
+	}
+	c := Command{
+		Dir: v["dir"],
+		Ready: Ready{Port: v["ready-port"], HTTP: v["ready-http"], File: v["ready-file"],
+			After: v.Duration("ready-after")},
+		ReadyTimeout: cmp.Or(v.Duration("ready-timeout"), readyTimeout),
+		Stop:         signals[cmp.Or(v["stop-signal"], "TERM")],
+		StopTime:     stopTime,
+		Address:      v["address"],
+	}
+	if _, ok := v["stop-time"]; ok {
+		c.StopTime = v.Duration("stop-time")
+	}
+	var err error
+	if c.Argv, err = programOf(v["command"]); err != nil {
+		return Command{}, usage("command", err)
+	}
+	if c.Env, err = envOf(v["env"]); err != nil {
+		return Command{}, usage("env", err)
+	}
+	if text := v["ready-line"]; text != "" {
+		if c.Ready.Line, err = regexp.Compile(text); err != nil {
+			return Command{}, usage("ready-line", fmt.Errorf("is no regular expression: %w", err))
+		}
+	}
+	for _, s := range []struct {
+		name  string
+		check func(string) error
+	}{{"dir", checkPlaceholders}, {"ready-file", checkPlaceholders}, {"ready-port", checkPort}, {"ready-http", checkURL},
+		{"address", checkAddress}} {
+		if text := v[s.name]; text != "" {
+			if err := s.check(text); err != nil {
+				return Command{}, usage(s.name, err)
+			}
+		}
+	}
+	return c, nil
+}
+
+// usage is the error of a setting; err reads on after its name.
+func usage(name string, err error) error {
+	s, _ := param.Find(Settings, name)
+	return fault.New(fault.Usage, name, s.Hint(), "%q %s", name, err)
+}
+
+// programOf splits a command line and refuses what only a shell understands.
+func programOf(line string) ([]string, error) {
+	words, err := split(line)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkPlaceholders(line); err != nil {
+		return nil, err
+	}
+	var argv []string
+	for i, w := range words {
+		if w.operator() {
+			return nil, fmt.Errorf("has %q, which only a shell understands: write sh -c '...' around it, "+
+				"or quote it where it is an argument", w.text)
+		}
+		if i == 0 && assignment().MatchString(w.text) && !w.quoted {
+			return nil, fmt.Errorf("begins with the variable %q: put it into \"env\"", near.Clip(w.text))
+		}
+		argv = append(argv, w.text)
+	}
+	if len(argv) == 0 || argv[0] == "" {
+		return nil, fmt.Errorf("names no program")
+	}
+	return argv, nil
+}
+
+var assignment = pattern.Lazy(`^[A-Za-z_][A-Za-z0-9_]*=`)
+
+func envOf(line string) ([]string, error) {
+	words, err := split(line)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkPlaceholders(line); err != nil {
+		return nil, err
+	}
+	var env []string
+	for _, w := range words {
+		if !assignment().MatchString(w.text) {
+			return nil, fmt.Errorf("has %q, which is no NAME=value", near.Clip(w.text))
+		}
+		env = append(env, w.text)
+	}
+	return env, nil
+}
+
+// checkPort accepts a port, host:port, and {port} in place of the port.
+func checkPort(text string) error {
+	if err := checkPlaceholders(text); err != nil {
+		return err
+	}
+	text = probe.Replace(text)
+	if !strings.Contains(text, ":") {
+		text = "127.0.0.1:" + text
+	}
+	return checkAddress(text)
+}
+
+// probe puts likely values in the place of placeholders, so that what is around them can be checked.
+var probe = strings.NewReplacer("{port}", "80", "{host}", "127.0.0.1", "{address}", "127.0.0.1:80")
+
+func checkAddress(text string) error {
+	if err := checkPlaceholders(text); err != nil {
+		return err
+	}
+	_, port, err := net.SplitHostPort(probe.Replace(text))
+	if err != nil {
+		return fmt.Errorf("must be host:port, not %q", near.Clip(text))
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return fmt.Errorf("must have a port of 1 to 65535, not %q", near.Clip(port))
+	}
+	return nil
+}
+
+func checkURL(text string) error {
+	if err := checkPlaceholders(text); err != nil {
+		return err
+	}
+	u, err := url.Parse(probe.Replace(text))
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		return fmt.Errorf("must be a URL, such as http://127.0.0.1:{port}/health, not %q", near.Clip(text))
+	}
+	return nil
+}
+
+// Name is what the program is called in messages.
+func (c Command) Name() string { return strings.ReplaceAll(filepath.Base(c.Argv[0]), "{self}", "tare") }
+
+// Line is the command line as a shell would take it, to be tried by hand.
+func (c Command) Line() string {
+	words := make([]string, len(c.Argv))
+	for i, w := range c.Argv {
+		words[i] = quote(w)
+	}
+	return strings.Join(words, " ")
+}
+
+// Installed says whether the program is there and can be run. The error is of code fault.Machine for a name that is not
+// on the PATH, and of code fault.Usage for a path that is wrong. A name is looked for on this process's PATH.
+func (c Command) Installed() error {
+	path := c.Argv[0]
+	named := !strings.Contains(path, "/")
+	if !named && !filepath.IsAbs(path) {
+		path = filepath.Join(c.Dir, path)
+		if !filepath.IsAbs(path) {
+			path = "./" + path // else a file of this directory is looked for on the PATH
+		}
+	}
+	_, err := exec.LookPath(path)
+	switch {
+	case err == nil:
+		return nil
+	case named:
+		return fault.Wrap(exec.ErrNotFound, fault.Machine, c.Argv[0], "install it, or write the command with its whole path",
+			"not installed")
+	}
+	return fault.Wrap(err, fault.Usage, c.Argv[0], "check the path, and that it may be executed (chmod +x)",
+		"cannot be run")
+}

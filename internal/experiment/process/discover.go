@@ -1,0 +1,162 @@
+package process
+
+import (
+	"slices"
+	"time"
+
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/proc"
+	"tare/internal/scale/ledger"
+)
+
+// Found is what belongs to a command: its processes with their memory, and its eBPF programs and maps.
+type Found struct {
+	Processes []Process `json:"processes"`
+	// RSS and RSSPeak are the resident memory of the processes added up, in bytes: now, and at the highest that each
+	// has had. Pages that several of them share count several times.
+	RSS     uint64 `json:"rss_bytes"`
+	RSSPeak uint64 `json:"rss_peak_bytes"`
+	Objects
+}
+
+// Process is one process of a command.
+type Process struct {
+	PID  int    `json:"pid"`
+	PPID int    `json:"ppid"`
+	Comm string `json:"comm"`
+	RSS  uint64 `json:"rss_bytes"`
+	// Outside says that it is in another control group than the command: what that counts is without it.
+	Outside bool `json:"outside,omitempty"`
+}
+
+// Objects are eBPF programs and maps of a command.
+type Objects struct {
+	Programs []Object `json:"programs"`
+	Maps     []Object `json:"maps"`
+}
+
+// Object is an eBPF program or map.
+type Object struct {
+	ID   uint32 `json:"id"`
+	Name string `json:"name"`
+	// Held is false for one that no process of the command holds: it was pinned, or left attached. That it is the
+	// command's is then inferred.
+	Held bool `json:"held"`
+}
+
+// Members are the processes of a control group and of the groups below it, whatever namespaces they are in. dir is the
+// group's directory.
+func Members(dir string) []int { return cgroup.Members([]string{dir}) }
+
+// Discover finds what belongs to a command: what runs in its control group, whose directory is dir, and what these
+// processes started in other groups, unless whole is false: a group that was found, not made for the command, such as
+// that of a container runtime, has started much that is not its own. The programs and maps are those of the ledger, by
+// the rule of ObjectsOf.
+func Discover(f proc.FS, dir string, whole bool, l *ledger.Ledger, began time.Time) (Found, error) {
+	inside := cgroup.Members([]string{dir})
+	all := inside
+	if whole {
+		all = withDescendants(f, inside)
+	}
+	found, err := describeAll(f, all, inside)
+	if err != nil {
+		return Found{}, err
+	}
+	found.Objects = ObjectsOf(l, all, began)
+	return found, nil
+}
+
+// DiscoverProcesses is Discover for processes that share their group with others. Nothing that nobody holds is taken
+// for theirs.
+func DiscoverProcesses(f proc.FS, pids []int, l *ledger.Ledger) (Found, error) {
+	found, err := describeAll(f, pids, pids)
+	if err != nil {
+		return Found{}, err
+	}
+	found.Objects = ObjectsOf(l, pids, time.Time{})
+	return found, nil
+}
+
+func describeAll(f proc.FS, pids, inside []int) (Found, error) {
+	found := Found{Processes: []Process{}}
+	for _, p := range stat(f, slices.Clone(pids)) {
+		if !p.Alive() {
+			continue
+		}
+		now, peak, err := ResidentOf(f, []int{p.PID})
+		if err != nil {
+			return Found{}, err
+		}
+		found.Processes = append(found.Processes, Process{PID: p.PID, PPID: p.PPID, Comm: p.Comm, RSS: now,
+			Outside: !slices.Contains(inside, p.PID)})
+		found.RSS, found.RSSPeak = found.RSS+now, found.RSSPeak+peak
+	}
+	return found, nil
+}
+
+// clocks is by how much the time at which the kernel says that a program was loaded may be off from the clock of the
+// day.
+const clocks = 100 * time.Millisecond
+
+// ObjectsOf are the eBPF programs and maps in a ledger that belong to processes:
+//
+//   - what they hold, by a descriptor of their own, or of a link or a perf event;
+//   - programs that nobody holds and that were loaded since began: pinned in bpffs, or attached for good;
+//   - maps that nobody holds, all of whose users are such programs, and maps inside of a map of theirs that nobody else
+//     holds.
+//
+// A zero began leaves out what nobody holds: on a machine where others load programs too it could be anybody's. The
+// scale's own programs are never among them.
+func ObjectsOf(l *ledger.Ledger, pids []int, began time.Time) Objects {
+	o := Objects{Programs: []Object{}, Maps: []Object{}}
+	programs := map[uint32]bool{}
+	for _, p := range l.Programs {
+		held := holds(pids, p.Owners)
+		loose := len(p.Owners) == 0 && !p.Unloaded && !began.IsZero() && p.LoadedAt != nil &&
+			p.LoadedAt.After(began.Add(-clocks))
+		if !p.Own && (held || loose) {
+			programs[p.ID] = true
+			o.Programs = append(o.Programs, Object{p.ID, p.Name, held})
+		}
+	}
+	maps := map[uint32]bool{}
+	for grown := true; grown; { // maps of maps can be found in any order
+		grown = false
+		for _, m := range l.Maps {
+			if !maps[m.ID] && (holds(pids, m.HeldBy) || len(m.HeldBy) == 0 && used(m, programs, maps, l.Maps)) {
+				maps[m.ID], grown = true, true
+			}
+		}
+	}
+	for _, m := range l.Maps {
+		if maps[m.ID] {
+			o.Maps = append(o.Maps, Object{m.ID, m.Name, holds(pids, m.HeldBy)})
+		}
+	}
+	return o
+}
+
+func holds(pids []int, holders []ledger.Owner) bool {
+	return slices.ContainsFunc(holders, func(o ledger.Owner) bool { return slices.Contains(pids, o.PID) })
+}
+
+// used says whether all that uses a map, programs and maps that it is in, is among those of a command.
+func used(m ledger.Map, programs, maps map[uint32]bool, all []ledger.Map) bool {
+	users := 0
+	for _, id := range m.UsedBy {
+		if !programs[id] {
+			return false
+		}
+		users++
+	}
+	for _, outer := range all {
+		if !slices.Contains(outer.Inner, m.ID) {
+			continue
+		}
+		if !maps[outer.ID] {
+			return false
+		}
+		users++
+	}
+	return users > 0
+}

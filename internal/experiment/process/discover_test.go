@@ -1,0 +1,198 @@
+package process
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/param"
+	"tare/internal/scale/host/feature"
+	"tare/internal/scale/host/proc"
+	"tare/internal/scale/ledger"
+	"tare/internal/scale/meter"
+	"tare/test/vm/guest"
+)
+
+// ids are those of objects, negative where nobody of the command holds them.
+func ids(all []Object) []int {
+	list := []int{}
+	for _, o := range all {
+		id := int(o.ID)
+		if !o.Held {
+			id = -id
+		}
+		list = append(list, id)
+	}
+	return list
+}
+
+// TestObjectsOf: what a command's processes hold is theirs, and what nobody holds is, if it came with the command and
+// is used by nobody else.
+func TestObjectsOf(t *testing.T) {
+	guest.KernelFree(t)
+	began := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	before, after := began.Add(-time.Hour), began.Add(time.Second)
+	mine, other := []ledger.Owner{{PID: 8}, {PID: 20}}, []ledger.Owner{{PID: 8}}
+	l := &ledger.Ledger{
+		Programs: []ledger.Program{
+			{ID: 1, Owners: mine, LoadedAt: &before}, // it holds one that was there
+			{ID: 2, Owners: mine, LoadedAt: &after},
+			{ID: 3, Owners: other, LoadedAt: &after},
+			{ID: 4, LoadedAt: &after}, // pinned
+			{ID: 5, LoadedAt: &before},
+			{ID: 6, LoadedAt: &after, Unloaded: true},
+			{ID: 7, LoadedAt: &after, Own: true},
+			{ID: 8, Owners: mine, Own: true},
+			{ID: 9}, // nobody knows when
+		},
+		Maps: []ledger.Map{
+			{ID: 40, UsedBy: []uint32{4}}, // of the pinned program alone
+			{ID: 41, UsedBy: []uint32{4, 3}},
+			{ID: 42, HeldBy: mine, UsedBy: []uint32{3}},
+			{ID: 43, HeldBy: other, UsedBy: []uint32{2}},
+			{ID: 44}, // pinned, and used by nobody
+			{ID: 45},
+			{ID: 46, HeldBy: mine, Inner: []uint32{45, 47}},
+			{ID: 47},
+			{ID: 48, HeldBy: other, Inner: []uint32{47}}, // shares one with somebody
+			{ID: 49, UsedBy: []uint32{5}},
+		},
+	}
+	o := ObjectsOf(l, []int{20, 21}, began)
+	if got, want := ids(o.Programs), []int{1, 2, -4}; !slices.Equal(got, want) {
+		t.Errorf("its programs are %v, want %v", got, want)
+	}
+	if got, want := ids(o.Maps), []int{-40, 42, -45, 46}; !slices.Equal(got, want) {
+		t.Errorf("its maps are %v, want %v", got, want)
+	}
+	o = ObjectsOf(l, []int{20}, time.Time{})
+	if got, want := ids(o.Programs), []int{1, 2}; !slices.Equal(got, want) {
+		t.Errorf("of one that was there before, the programs are %v, want %v", got, want)
+	}
+	if got := ObjectsOf(&ledger.Ledger{}, nil, began); got.Programs == nil || got.Maps == nil {
+		t.Error("none is written as null")
+	}
+}
+
+// loaded makes a program that uses a map, and gives copies of their descriptors for another process.
+func loaded(t *testing.T, name string) (*ebpf.Program, *ebpf.Map, []*os.File) {
+	t.Helper()
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: name, Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if errors.Is(err, unix.EPERM) {
+		t.Skipf("needs to load eBPF programs: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: name, Type: ebpf.SocketFilter, License: "GPL",
+		Instructions: asm.Instructions{asm.LoadMapPtr(asm.R1, m.FD()), asm.Mov.Imm(asm.R0, 0), asm.Return()},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	var files []*os.File
+	for _, fd := range []int{p.FD(), m.FD()} {
+		copied, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, os.NewFile(uintptr(copied), name))
+		t.Cleanup(func() { _ = files[len(files)-1].Close() })
+	}
+	return p, m, files
+}
+
+// TestDiscover: on a real kernel, a command's processes are found wherever they went, with the program and the map that
+// one of them holds, and with a program that it left pinned.
+func TestDiscover(t *testing.T) {
+	g := group(t)
+	_, _, theirs := loaded(t, "command_held")
+	c := options(t, param.Values{"dir": "{dir}",
+		"command": "sh -c " + quote(`setsid unshare --fork --mount sleep 60 & echo $! > pid; exec sleep 61`)})
+	c.CgroupDir = dirOf(t, g)
+	began := time.Now()
+	r, err := Start(c, func(cmd *exec.Cmd) error {
+		cmd.ExtraFiles = theirs
+		return g.Start(cmd)
+	}, func(error) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Kill)
+	mustBeReady(t, r)
+	child := pidIn(t, filepath.Join(c.Dir, "pid"))
+	pin(t)
+
+	m, err := meter.New(t.Context(), meter.Options{SampleHz: -1, NoMemory: true, NoStatistics: true, NoWitness: true})
+	if errors.Is(err, feature.ErrMissing) || fault.CodeOf(err) == fault.Machine {
+		t.Skipf("needs a machine that can be weighed: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	w, err := m.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := w.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := Discover(proc.FS{}, c.CgroupDir, true, l, began)
+	if err != nil {
+		t.Fatal(err)
+	}
+	has := func(pid int) bool {
+		return slices.ContainsFunc(found.Processes, func(p Process) bool { return p.PID == pid && p.RSS > 0 && !p.Outside })
+	}
+	if !has(r.PID()) || !has(child) || len(found.Processes) != 3 || found.RSS == 0 || found.RSSPeak < found.RSS {
+		t.Errorf("its processes are %+v, want %d, %d and its child", found, r.PID(), child)
+	}
+	// This test's own process holds the same ones, which takes nothing from the command.
+	for what, objects := range map[string][]Object{"programs": found.Programs, "maps": found.Maps} {
+		if !slices.ContainsFunc(objects, func(o Object) bool { return o.Name == "command_held" && o.Held }) {
+			t.Errorf("its %s are %+v, without command_held", what, objects)
+		}
+	}
+	for what, objects := range map[string][]Object{"programs": found.Programs, "maps": found.Maps} {
+		if !slices.ContainsFunc(objects, func(o Object) bool { return o.Name == "command_pin" && !o.Held }) {
+			t.Errorf("its %s are %+v, without the pinned command_pin", what, objects)
+		}
+	}
+}
+
+// pin leaves a program in bpffs that nobody holds.
+func pin(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	if err := unix.Mount("bpf", dir, "bpf", 0, ""); err != nil {
+		t.Skipf("needs to mount bpffs: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	p, m, files := loaded(t, "command_pin")
+	if err := p.Pin(filepath.Join(dir, "pinned")); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		_ = f.Close()
+	}
+	_ = p.Close()
+	_ = m.Close()
+}

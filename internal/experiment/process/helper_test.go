@@ -1,0 +1,155 @@
+package process
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"tare/internal/experiment/placement"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/param"
+	"tare/internal/scale/host/cgroup"
+)
+
+// TestMain lets the test binary take the way into a control group, as tare does when it starts itself again.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == placement.EnterCommand {
+		err := placement.Enter(os.Args[2:])
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(int(fault.CodeOf(err)))
+	}
+	os.Exit(m.Run())
+}
+
+func begin(c *exec.Cmd) error { return c.Start() }
+
+// options makes a command of settings, for a free port.
+func options(t *testing.T, v param.Values) Command {
+	t.Helper()
+	c, err := OptionsOf(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c, err = c.At(Place{Dir: t.TempDir(), Port: freePort(t), Duration: 1500 * time.Millisecond}); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// shell is a command that is a shell script.
+func shell(t *testing.T, script string) Command {
+	t.Helper()
+	return options(t, param.Values{"command": "sh -c " + quote(script), "ready-timeout": "30s"})
+}
+
+// ends collects the end of a command, of which there is one at most.
+type ends struct {
+	mu  sync.Mutex
+	all []error
+	got chan struct{}
+}
+
+func newEnds() *ends { return &ends{got: make(chan struct{}, 16)} }
+
+func (e *ends) add(err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.all = append(e.all, err)
+	e.got <- struct{}{}
+}
+
+// one waits for the end and gives its error.
+func (e *ends) one(t *testing.T) error {
+	t.Helper()
+	select {
+	case <-e.got:
+	case <-time.After(time.Minute):
+		t.Fatal("it does not end")
+	}
+	return e.all[0]
+}
+
+// none is the check that a command did not end by itself.
+func (e *ends) none(t *testing.T) {
+	t.Helper()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.all) > 0 {
+		t.Errorf("it ended by itself: %v", e.all)
+	}
+}
+
+func start(t *testing.T, c Command) (*Running, *ends) {
+	t.Helper()
+	e := newEnds()
+	r, err := Start(c, begin, e.add)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Kill)
+	return r, e
+}
+
+// trees counts the trees of control groups: each has a name of its own.
+var trees atomic.Int64
+
+// group is a control group to start commands in.
+func group(t *testing.T) *placement.Group {
+	t.Helper()
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree, err := placement.NewTree(layout, fmt.Sprintf("command-%d", trees.Add(1)))
+	if fault.CodeOf(err) == fault.Machine {
+		t.Skipf("needs control groups that can be made: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := tree.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	g, err := tree.Group("work", placement.Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// dirOf is a directory of a group, in whatever hierarchy there is.
+func dirOf(t *testing.T, g *placement.Group) string {
+	t.Helper()
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, ok := layout.CPU()
+	if !ok {
+		t.Skip("needs control groups that count CPU time")
+	}
+	dir, ok := h.Dir(g.Path())
+	if !ok {
+		t.Fatalf("no directory for %s", g.Path())
+	}
+	return dir
+}
+
+// gonePID waits until a process has ended: to be killed is not to have ended yet.
+func gonePID(t *testing.T, pid int) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+			return
+		}
+	}
+	t.Errorf("the process %d is left behind", pid)
+}

@@ -1,0 +1,360 @@
+package process
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/near"
+	"tare/internal/lib/pattern"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/proc"
+	"tare/internal/scale/ledger"
+)
+
+// Kind is what sort of thing that runs already is observed.
+type Kind string
+
+// The kinds.
+const (
+	ByPID       Kind = "pid"       // a process, with all that it has started
+	ByCgroup    Kind = "cgroup"    // a control group, by its path below the root of the hierarchy
+	ByUnit      Kind = "unit"      // a systemd unit
+	ByContainer Kind = "container" // a container, by its id or the beginning of it
+)
+
+// kinds are those of Kind, in the order of the documentation.
+var kinds = []string{string(ByPID), string(ByCgroup), string(ByUnit), string(ByContainer)}
+
+// Target names something that runs already: pid:1234, cgroup:/system.slice/nginx.service, unit:nginx.service or
+// container:0123456789ab. It is observed, and never started, moved or stopped.
+type Target struct {
+	Kind Kind
+	Name string // in canonical form
+}
+
+func (t Target) String() string { return string(t.Kind) + ":" + t.Name }
+
+var (
+	containerID = pattern.Lazy(`^[0-9a-f]{8,64}$`)
+	unitName    = pattern.Lazy(`^[A-Za-z0-9:_.\\@-]{1,255}$`)
+)
+
+// unitSuffixes are the units that have control groups (systemd.unit(5)).
+var unitSuffixes = []string{".service", ".scope", ".slice", ".socket", ".mount", ".swap"}
+
+// ParseTarget reads a Target. Its error is of code fault.Usage.
+func ParseTarget(text string) (Target, error) {
+	kind, name, ok := strings.Cut(strings.TrimLeftFunc(text, unicode.IsSpace), ":")
+	if Kind(kind) != ByCgroup { // whose name may end with a space
+		name = strings.TrimSpace(name)
+	}
+	wrong := func(hint, format string, args ...any) (Target, error) {
+		return Target{}, fault.New(fault.Usage, near.ClipTo(text, 80), hint, format, args...)
+	}
+	if !ok || !slices.Contains(kinds, kind) {
+		return wrong("write pid:1234, cgroup:/system.slice/nginx.service, unit:nginx.service or container:ID",
+			"not a process, control group, unit or container%s", near.Meant(kind, kinds))
+	}
+	switch Kind(kind) {
+	case ByPID:
+		n, err := strconv.ParseInt(name, 10, 32)
+		if err != nil || n < 1 {
+			return wrong("write the number of a process, such as pid:1234", "not a process")
+		}
+		name = strconv.FormatInt(n, 10)
+	case ByCgroup:
+		if !strings.HasPrefix(name, "/") || slices.Contains(strings.Split(name, "/"), "..") || strings.ContainsRune(name, 0) {
+			return wrong("write its path as /proc/PID/cgroup has it, such as cgroup:/system.slice/nginx.service",
+				"not the path of a control group")
+		}
+		name = path.Clean(name)
+	case ByUnit:
+		whole := name
+		if !slices.ContainsFunc(unitSuffixes, func(s string) bool { return strings.HasSuffix(name, s) }) {
+			whole += ".service"
+		}
+		if !unitName().MatchString(whole) || strings.Trim(name, ".") == "" {
+			return wrong("write the unit as systemctl shows it, such as unit:nginx.service", "not a systemd unit")
+		}
+		name = whole
+	case ByContainer:
+		if name = strings.ToLower(name); !containerID().MatchString(name) {
+			return wrong("write its id, of which 8 digits will do: docker inspect -f '{{.Id}}' NAME, or crictl ps",
+				"not the id of a container")
+		}
+	}
+	return Target{Kind(kind), name}, nil
+}
+
+// Finder finds what a Target names.
+type Finder struct {
+	Layout *cgroup.Layout
+	Proc   proc.FS
+	Self   int // pid of the scale, which is never observed; 0: this process
+}
+
+// Existing is what a Target names: a control group, or a process with its descendants.
+type Existing struct {
+	Target Target
+	// Path is the identity of its control group, as package cgroup gives it. It is empty for a process that shares its
+	// group with others: then only its processes tell what it uses.
+	Path string
+	Dir  string // the group's directory in the hierarchy that counts CPU time; empty where Path is
+	PIDs []int  // its processes, in order
+
+	start  uint64 // of the process, where the target is one
+	finder Finder
+}
+
+// Find finds what a target names. The error is of code fault.Usage where there is no such thing, where there are
+// several, and where the scale itself is part of it; of code fault.Machine where this machine has no control groups.
+func (f Finder) Find(t Target) (*Existing, error) {
+	if f.Self == 0 {
+		f.Self = os.Getpid()
+	}
+	if _, ok := f.Layout.CPU(); !ok && t.Kind != ByPID {
+		return nil, fault.New(fault.Machine, t.String(), "mount them: mount -t cgroup2 none /sys/fs/cgroup",
+			"this machine has no control groups mounted")
+	}
+	e := &Existing{Target: t, finder: f}
+	var err error
+	switch t.Kind {
+	case ByPID:
+		err = e.findProcess()
+	case ByCgroup:
+		err = e.findGroup(t.Name)
+	case ByUnit:
+		err = e.search(func(name string) bool { return name == t.Name },
+			"see systemctl status "+t.Name+"; a unit that is not active has no control group")
+	case ByContainer:
+		err = e.search(func(name string) bool { return isContainer(name, t.Name) },
+			"see docker ps --no-trunc, or crictl ps; one that has ended has no control group")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+func (e *Existing) wrong(hint, format string, args ...any) error {
+	return fault.New(fault.Usage, e.Target.String(), hint, format, args...)
+}
+
+// findProcess finds a process with its descendants.
+func (e *Existing) findProcess() error {
+	f := e.finder
+	pid, err := strconv.Atoi(e.Target.Name)
+	if err != nil {
+		return e.wrong("write the number of a process, such as pid:1234", "not a process")
+	}
+	p, err := f.Proc.Process(pid)
+	switch {
+	case errors.Is(err, proc.ErrGone):
+		return e.wrong("see ps -e", "there is no such process")
+	case err != nil:
+		return err
+	case !p.Alive():
+		return e.wrong("see ps -e", "the process %s has ended", printable(p.Comm))
+	case p.Kernel:
+		return e.wrong("kernel threads have lines of their own in every ledger", "%s is a thread of the kernel",
+			printable(p.Comm))
+	}
+	e.start = p.Start
+	if e.PIDs = alive(f.Proc, withDescendants(f.Proc, []int{pid})); slices.Contains(e.PIDs, f.Self) {
+		return e.wrong("name one of its children, or start tare elsewhere", "tare itself is a child of %s", printable(p.Comm))
+	}
+	return e.shareGroup(pid)
+}
+
+// shareGroup takes the control group of a process where that holds nothing but the target.
+func (e *Existing) shareGroup(pid int) error {
+	f := e.finder
+	h, ok := f.Layout.CPU()
+	if !ok {
+		return nil
+	}
+	identity, err := f.Layout.PathOf(pid)
+	if errors.Is(err, proc.ErrGone) {
+		return e.wrong("see ps -e", "the process has just ended")
+	}
+	if err != nil {
+		return err
+	}
+	dir, ok := h.Dir(identity)
+	if !ok || identity == "/" {
+		return nil
+	}
+	for _, member := range cgroup.Members([]string{dir}) {
+		if !slices.Contains(e.PIDs, member) {
+			return nil
+		}
+	}
+	e.Path, e.Dir = identity, dir
+	return nil
+}
+
+// findGroup takes the group of an identity.
+func (e *Existing) findGroup(identity string) error {
+	f := e.finder
+	h, ok := f.Layout.CPU()
+	if !ok {
+		return nil
+	}
+	dir, ok := h.Dir(identity)
+	if ok {
+		info, err := os.Stat(dir)
+		ok = err == nil && info.IsDir()
+	}
+	if !ok {
+		return e.wrong("see systemd-cgls, or ls "+h.Mount, "there is no control group %s in the hierarchy at %s",
+			near.ClipTo(identity, 200), h.Mount)
+	}
+	own, err := f.Layout.PathOf(f.Self)
+	if err != nil {
+		return err
+	}
+	if own == identity || identity == h.Root || strings.HasPrefix(own, identity+"/") {
+		return e.wrong("name a group that tare is not in, or start tare elsewhere", "tare itself runs in it")
+	}
+	e.Path, e.Dir, e.PIDs = identity, dir, cgroup.Members([]string{dir})
+	return nil
+}
+
+// isContainer says whether a control group is that of the container with the id, by the names that runtimes give:
+// docker-ID.scope, cri-containerd-ID.scope, crio-ID.scope and libpod-ID.scope with the driver of systemd, and ID with
+// cgroupfs. A monitor beside a container, such as crio-conmon-ID.scope, is not part of it.
+func isContainer(name, id string) bool {
+	if strings.Contains(name, "conmon-") {
+		return false
+	}
+	rest := strings.TrimSuffix(name, ".scope")
+	if i := strings.LastIndexByte(rest, '-'); i >= 0 {
+		rest = rest[i+1:]
+	}
+	return strings.HasPrefix(rest, id) && containerID().MatchString(rest)
+}
+
+// maxGroups is how many groups are looked through.
+const maxGroups = 1 << 20
+
+// search takes the one topmost group whose name fits.
+func (e *Existing) search(fits func(name string) bool, hint string) error {
+	h, ok := e.finder.Layout.CPU()
+	if !ok {
+		return nil
+	}
+	found := find(h.Mount, fits)
+	switch len(found) {
+	case 0:
+		if elsewhere := e.elsewhere(h, fits); elsewhere != "" {
+			return fault.New(fault.Machine, e.Target.String(), "enable accounting for it (CPUAccounting=yes), or name its "+
+				"process as pid:NUMBER", "its control group %s is in no hierarchy that counts CPU time", elsewhere)
+		}
+		return e.wrong(hint, "no control group has that name")
+	case 1:
+		return e.findGroup(h.Identity(found[0]))
+	}
+	const most = 4
+	shown := found[:min(len(found), most)]
+	return e.wrong("name one of them as cgroup:PATH", "%d control groups have that name: %s", len(found),
+		strings.Join(shown, ", "))
+}
+
+// elsewhere is the path of a group that fits in a hierarchy that does not count CPU time, as systemd's own of v1; empty
+// where there is none.
+func (e *Existing) elsewhere(counted *cgroup.Hierarchy, fits func(string) bool) string {
+	for i := range e.finder.Layout.Hierarchies {
+		h := &e.finder.Layout.Hierarchies[i]
+		if h.Mount == counted.Mount {
+			continue
+		}
+		if found := find(h.Mount, fits); len(found) > 0 {
+			return h.Identity(found[0])
+		}
+	}
+	return ""
+}
+
+// find lists the groups below a mount whose names fit, in order, each with a leading slash. It does not look into
+// those.
+func find(mount string, fits func(name string) bool) []string {
+	var found []string
+	seen := 0
+	_ = filepath.WalkDir(mount, func(p string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() || p == mount {
+			return nil // what cannot be read has gone
+		}
+		if seen++; seen > maxGroups {
+			return fs.SkipAll
+		}
+		if fits(d.Name()) {
+			found = append(found, strings.TrimPrefix(p, mount))
+			return fs.SkipDir
+		}
+		return nil
+	})
+	return found
+}
+
+// alive are those processes that can still run.
+func alive(f proc.FS, pids []int) []int {
+	return slices.DeleteFunc(pids, func(pid int) bool {
+		p, err := f.Process(pid)
+		return err != nil || !p.Alive()
+	})
+}
+
+// Refresh reads the processes again. The error is of code fault.Invalid when what is observed has gone: a process that
+// has ended, whoever has its number now, or a control group that was removed or is empty.
+func (e *Existing) Refresh() error {
+	f := e.finder
+	if e.Target.Kind == ByPID {
+		pid, err := strconv.Atoi(e.Target.Name)
+		if err != nil {
+			return err
+		}
+		p, err := f.Proc.Process(pid)
+		if err != nil && !errors.Is(err, proc.ErrGone) {
+			return err
+		}
+		if err != nil || p.Start != e.start || !p.Alive() {
+			return e.ended("the process has ended")
+		}
+		e.PIDs = alive(f.Proc, withDescendants(f.Proc, []int{pid}))
+		return nil
+	}
+	if _, err := os.Stat(e.Dir); err != nil {
+		return e.ended("its control group was removed")
+	}
+	if e.PIDs = cgroup.Members([]string{e.Dir}); len(e.PIDs) == 0 {
+		return e.ended("no process is left in it")
+	}
+	return nil
+}
+
+func (e *Existing) ended(what string) error {
+	return fault.New(fault.Invalid, e.Target.String(), "observe something that runs for longer than the experiment",
+		"%s while it was observed", what)
+}
+
+// Found is what belongs to the target now: its processes, and the eBPF programs and maps of the ledger that they hold.
+// What nobody holds could be anybody's, for the target was there before.
+func (e *Existing) Found(l *ledger.Ledger) (Found, error) {
+	if err := e.Refresh(); err != nil {
+		return Found{}, err
+	}
+	found, err := DiscoverProcesses(e.finder.Proc, e.PIDs, l)
+	if err != nil {
+		return Found{}, fmt.Errorf("observing %s: %w", e.Target, err)
+	}
+	return found, nil
+}

@@ -1,0 +1,280 @@
+package process
+
+import (
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"tare/internal/lib/fault"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/proc"
+	"tare/internal/scale/ledger"
+	"tare/test/vm/guest"
+)
+
+const containerA = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
+func TestParseTarget(t *testing.T) {
+	guest.KernelFree(t)
+	for text, want := range map[string]string{
+		"pid:1234": "pid:1234", " pid:+7": "pid:7",
+		"cgroup:/system.slice/nginx.service/": "cgroup:/system.slice/nginx.service",
+		"cgroup:/":                            "cgroup:/", "unit:nginx": "unit:nginx.service",
+		"unit:user-0.slice":       "unit:user-0.slice",
+		`unit:getty@tty1.service`: "unit:getty@tty1.service", "container:0123456789AB": "container:0123456789ab",
+		"container:" + containerA: "container:" + containerA,
+	} {
+		got, err := ParseTarget(text)
+		if err != nil || got.String() != want {
+			t.Errorf("%s is read as %s, %v; want %s", text, got, err, want)
+		}
+	}
+	for text, says := range map[string]string{
+		"nginx": "not a process, control group, unit or container", "pdi:1": `did you mean "pid"?`, "pid:": "not a process",
+		"pid:0": "not a process", "pid:-1": "not a process", "pid:99999999999": "not a process", "cgroup:x": "not the path",
+		"cgroup:/a/../../etc": "not the path", "unit:": "not a systemd unit", "unit:a/b": "not a systemd unit",
+		"unit:..": "not a systemd unit", "container:web": "not the id of a container",
+		"container:0123": "not the id of a container",
+	} {
+		_, err := ParseTarget(text)
+		if err == nil || !strings.Contains(err.Error(), says) || fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" {
+			t.Errorf("%s: %v, want %q", text, err, says)
+		}
+	}
+}
+
+// FuzzParseTarget: a target is read back as it is written.
+func FuzzParseTarget(f *testing.F) {
+	longest := "unit:" + strings.Repeat("x", 255) // bytes of a unit's name, with its suffix
+	for _, seed := range []string{"pid:1", "cgroup:/a//b", "cgroup:/ /", "unit:x", longest, longest[:len(longest)-len(".service")], "container:" + containerA, "pid:\x00", ":"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		a, err := ParseTarget(text)
+		if err != nil {
+			if fault.CodeOf(err) != fault.Usage {
+				t.Errorf("%q: %v", text, err)
+			}
+			return
+		}
+		if b, err := ParseTarget(a.String()); err != nil || a != b {
+			t.Errorf("%q is %v, which is read as %v, %v", text, a, b, err)
+		}
+	})
+}
+
+// machine is a machine with v2 control groups as a tree of files: groups with their processes, of which the parents are
+// given by number.
+func machine(t *testing.T, groups map[string][]int, parents map[int]int) Finder {
+	t.Helper()
+	root := t.TempDir()
+	put := func(name, text string) {
+		name = filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("proc/self/mountinfo", "30 1 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n")
+	put("proc/self/cgroup", "0::/\n")
+	put("sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
+	for group, pids := range groups {
+		var list strings.Builder
+		for _, pid := range pids {
+			list.WriteString(strconv.Itoa(pid) + "\n")
+			put("proc/"+strconv.Itoa(pid)+"/cgroup", "0::"+group+"\n")
+			state := "S"
+			if parents[pid] < 0 {
+				state = "Z"
+			}
+			put("proc/"+strconv.Itoa(pid)+"/stat", strconv.Itoa(pid)+" (p"+strconv.Itoa(pid)+") "+state+" "+
+				strconv.Itoa(max(parents[pid], 1))+strings.Repeat(" 0", 17)+" "+strconv.Itoa(pid*10)+" 0 0\n")
+		}
+		put("sys/fs/cgroup"+group+"/cgroup.procs", list.String())
+	}
+	l, err := cgroup.Discover(cgroup.Roots{Proc: filepath.Join(root, "proc"), Prefix: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Finder{Layout: l, Proc: proc.FS{Root: root}, Self: 99}
+}
+
+func usualMachine(t *testing.T) Finder {
+	return machine(t, map[string][]int{
+		"/":                               {1, 2},
+		"/init.scope":                     {1},
+		"/system.slice":                   nil,
+		"/system.slice/nginx.service":     {50, 51},
+		"/system.slice/nginx.service/sub": {52},
+		"/system.slice/dead.service":      nil,
+		"/system.slice/docker-" + containerA + ".scope":                                             {60, 61},
+		"/system.slice/docker-" + strings.Replace(containerA, "01234567", "01234568", 1) + ".scope": {63},
+		"/system.slice/libpod-conmon-" + containerA + ".scope":                                      {64},
+		"/kubepods/pod5b2c/" + strings.Repeat("f", 64):                                              {65},
+		"/user.slice/user-0.slice/session-1.scope":                                                  {90, 91, 99},
+		"/user.slice/user-1.slice/app.service":                                                      {70},
+		"/user.slice/user-2.slice/app.service":                                                      {71},
+	}, map[int]int{51: 50, 52: 50, 61: 60, 99: 90, 91: 90, 2: -1})
+}
+
+// TestFind: what is named is found with its group and its processes, and nothing is touched.
+func TestFind(t *testing.T) {
+	guest.KernelFree(t)
+	f := usualMachine(t)
+	for text, want := range map[string]struct {
+		path string
+		pids []int
+	}{
+		"pid:50":                                 {"/system.slice/nginx.service", []int{50, 51, 52}},
+		"pid:51":                                 {"", []int{51}}, // its parent is in the same group
+		"pid:91":                                 {"", []int{91}}, // tare too
+		"cgroup:/system.slice/nginx.service":     {"/system.slice/nginx.service", []int{50, 51, 52}},
+		"cgroup:/system.slice/nginx.service/sub": {"/system.slice/nginx.service/sub", []int{52}},
+		"unit:nginx":                             {"/system.slice/nginx.service", []int{50, 51, 52}},
+		"container:" + containerA:                {"/system.slice/docker-" + containerA + ".scope", []int{60, 61}},
+		"container:0123456789ab":                 {"/system.slice/docker-" + containerA + ".scope", []int{60, 61}},
+		"container:ffffffff":                     {"/kubepods/pod5b2c/" + strings.Repeat("f", 64), []int{65}},
+	} {
+		target, err := ParseTarget(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := f.Find(target)
+		if err != nil {
+			t.Errorf("%s: %v", text, err)
+			continue
+		}
+		if e.Path != want.path || !slices.Equal(e.PIDs, want.pids) || (e.Dir == "") != (want.path == "") {
+			t.Errorf("%s is %q in %s with %v, want %q with %v", text, e.Path, e.Dir, e.PIDs, want.path, want.pids)
+		}
+		if err := e.Refresh(); err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+// TestNotFound: what is gone, is not one thing, or is tare itself, is told as that.
+func TestNotFound(t *testing.T) {
+	guest.KernelFree(t)
+	f := usualMachine(t)
+	for text, says := range map[string]string{
+		"pid:12345":          "there is no such process",
+		"pid:2":              "the process p2 has ended",
+		"pid:99":             "tare itself is a child of p99",
+		"pid:90":             "tare itself is a child of p90",
+		"cgroup:/":           "tare itself runs in it",
+		"cgroup:/user.slice": "tare itself runs in it",
+		"cgroup:/user.slice/user-0.slice/session-1.scope": "tare itself runs in it",
+		"cgroup:/none":       "there is no control group /none",
+		"unit:none":          "no control group has that name",
+		"unit:app":           "2 control groups have that name: /user.slice/user-1.slice/app.service, /user.slice/user-2",
+		"container:abcdef01": "no control group has that name",
+		"unit:user.slice":    "tare itself runs in it",
+	} {
+		target, err := ParseTarget(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = f.Find(target)
+		if err == nil || !strings.Contains(err.Error(), says) || fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" {
+			t.Errorf("%s: %v, want %q", text, err, says)
+		}
+	}
+	// A short id that two containers begin with.
+	_, err := f.Find(Target{ByContainer, "0123456"})
+	if err == nil || !strings.Contains(err.Error(), "2 control groups have that name") {
+		t.Errorf("two containers: %v", err)
+	}
+}
+
+// TestGone: what goes away while it is observed is said to.
+func TestGone(t *testing.T) {
+	guest.KernelFree(t)
+	f := usualMachine(t)
+	var all []*Existing
+	for _, text := range []string{"pid:70", "unit:nginx", "container:ffffffff"} {
+		target, err := ParseTarget(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := f.Find(target)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, e)
+	}
+	// The process has another's number now, the unit has no process, the container's group has gone.
+	other := filepath.Join(f.Proc.Root, "proc/70/stat")
+	text, err := os.ReadFile(other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(other, []byte(strings.Replace(string(text), " 700 ", " 701 ", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{all[1].Dir, filepath.Join(all[1].Dir, "sub")} {
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.RemoveAll(all[2].Dir); err != nil {
+		t.Fatal(err)
+	}
+	for i, says := range []string{"the process has ended", "no process is left in it", "its control group was removed"} {
+		if err := all[i].Refresh(); err == nil || !strings.Contains(err.Error(), says) || fault.CodeOf(err) != fault.Invalid {
+			t.Errorf("%s: %v, want %q", all[i].Target, err, says)
+		}
+	}
+}
+
+// TestObserve: a process of this machine is observed by its number and by its group, and runs on.
+func TestObserve(t *testing.T) {
+	g := group(t)
+	cmd := exec.Command("sleep", "60")
+	if err := g.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	for dir := dirOf(t, g); len(cgroup.Members([]string{dir})) == 0; { // it is on its way
+	}
+	l, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree := path.Dir(g.Path())
+	for target, want := range map[Target]string{
+		{ByPID, strconv.Itoa(cmd.Process.Pid)}: g.Path(),
+		{ByCgroup, g.Path()}:                   g.Path(),
+		{ByUnit, path.Base(tree)}:              tree, // a name that no other group has
+	} {
+		e, err := Finder{Layout: l}.Find(target)
+		if err != nil {
+			t.Errorf("%s: %v", target, err)
+			continue
+		}
+		if e.Path != want || !slices.Equal(e.PIDs, []int{cmd.Process.Pid}) {
+			t.Errorf("%s is %q with %v, want %q with %d", target, e.Path, e.PIDs, want, cmd.Process.Pid)
+		}
+		found, err := e.Found(&ledger.Ledger{})
+		if err != nil || len(found.Processes) != 1 || found.RSS == 0 {
+			t.Errorf("%s: %+v, %v", target, found, err)
+		}
+	}
+	if cmd.ProcessState != nil {
+		t.Error("it was stopped")
+	}
+	own := Target{ByPID, strconv.Itoa(os.Getpid())}
+	if _, err := (Finder{Layout: l}).Find(own); err == nil {
+		t.Error("tare observes itself")
+	}
+}

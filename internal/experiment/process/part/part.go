@@ -1,0 +1,85 @@
+// Package part runs a command as an application or a load of a trial: in the part's own control group, with a directory
+// of its own.
+package part
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/placement"
+	"tare/internal/experiment/process"
+	"tare/internal/lib/fault"
+	"tare/internal/scale/host/cgroup"
+)
+
+// Part is a command in a trial. Close it in the end, whatever happened.
+type Part struct {
+	Trial kind.Trial
+	Name  string // of the part
+
+	group   *placement.Group
+	dir     string // its own, once it has one
+	running *process.Running
+}
+
+// Place makes the part's control group and its directory, and gives what a command line may say of them, with a TCP
+// port that is free.
+func (p *Part) Place() (process.Place, error) {
+	place := process.Place{Self: p.Trial.Self()}
+	var err error
+	if p.group, err = p.Trial.PartGroup(p.Name); err != nil {
+		return place, err
+	}
+	if p.dir, err = os.MkdirTemp(p.Trial.Dir(), p.Name+"-"); err != nil {
+		return place, fault.Wrap(err, fault.Machine, p.Trial.Dir(), "make room, or set TMPDIR to a directory on another disk",
+			"the files of %s cannot be written", p.Name)
+	}
+	place.Dir = p.dir
+	if _, ok := p.Trial.Cgroups().V2(); ok {
+		place.CgroupDir = p.group.V2Dir()
+		place.CgroupPath = p.Trial.Cgroups().V2Path(place.CgroupDir)
+		if place.CgroupID, err = cgroup.ID(place.CgroupDir); err != nil {
+			return place, err
+		}
+	}
+	place.Port, err = process.FreePort()
+	return place, err
+}
+
+// Start starts the command in the group, which Place has made, or in what the subject launches. onEnd is that of
+// command.Start.
+func (p *Part) Start(ctx context.Context, c process.Command, onEnd func(error)) (*process.Running, error) {
+	if h, ok := p.Trial.Cgroups().CPU(); ok {
+		c.CgroupDir, _ = h.Dir(p.group.Path())
+	}
+	begin, err := p.Trial.Begin(ctx, p.Name, p.dir)
+	if err != nil {
+		return nil, err
+	}
+	p.running, err = process.Start(c, begin, onEnd)
+	return p.running, err
+}
+
+// GroupPath is the identity of the control group, as the ledger has it.
+func (p *Part) GroupPath() string { return p.group.Path() }
+
+// Stop ends the command, in the way that it asks for.
+func (p *Part) Stop() {
+	if p.running != nil {
+		p.running.Stop()
+	}
+}
+
+// Close ends the command, in the way that it asks for, and removes its directory.
+func (p *Part) Close() error {
+	p.Stop()
+	if p.dir == "" {
+		return nil
+	}
+	if err := os.RemoveAll(p.dir); err != nil {
+		return fmt.Errorf("removing the files of %s: %w", p.Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,225 @@
+package process
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/proc"
+)
+
+// processes are those of the command, in order: zombies too, but never this process.
+func (r *Running) processes() []proc.Process {
+	pid := r.PID()
+	var pids []int
+	if r.command.CgroupDir != "" {
+		pids = append([]int{pid}, cgroup.Members([]string{r.command.CgroupDir})...)
+	} else {
+		pids = append(inSession(pid), pid)
+	}
+	return stat(proc.FS{}, pids)
+}
+
+// stat reads the processes that are there, without this one and kernel threads.
+func stat(f proc.FS, pids []int) []proc.Process {
+	slices.Sort(pids)
+	var ps []proc.Process
+	for _, pid := range slices.Compact(pids) {
+		if p, err := f.Process(pid); err == nil && pid != os.Getpid() && !p.Kernel {
+			ps = append(ps, p)
+		}
+	}
+	return ps
+}
+
+// inSession lists the processes of a session and all their descendants, which may have made sessions of their own.
+func inSession(session int) []int {
+	all, err := proc.FS{}.PIDs()
+	if err != nil {
+		return nil
+	}
+	var mine []int
+	for _, pid := range all {
+		if sid, err := unix.Getsid(pid); err == nil && sid == session {
+			mine = append(mine, pid)
+		}
+	}
+	return withDescendants(proc.FS{}, mine)
+}
+
+// withDescendants adds to processes those that they started, and so on.
+func withDescendants(f proc.FS, pids []int) []int {
+	all, err := f.PIDs()
+	if err != nil {
+		return pids
+	}
+	children := map[int][]int{}
+	for _, pid := range all {
+		if p, err := f.Process(pid); err == nil {
+			children[p.PPID] = append(children[p.PPID], pid)
+		}
+	}
+	seen := map[int]bool{}
+	for queue := slices.Clone(pids); len(queue) > 0; queue = queue[1:] {
+		if pid := queue[0]; !seen[pid] {
+			seen[pid] = true
+			queue = append(queue, children[pid]...)
+		}
+	}
+	var found []int
+	for pid := range seen {
+		found = append(found, pid)
+	}
+	slices.Sort(found)
+	return found
+}
+
+// Listening are the TCP addresses that the command listens on, as host:port that can be dialled from here: an address
+// of all interfaces reads as one of the loopback. IPv4 comes before IPv6, and lower ports before higher ones.
+func (r *Running) Listening() []string { return listening("/proc", r.Processes()) }
+
+func listening(root string, pids []int) []string {
+	sockets := map[string]bool{}
+	var owners []int
+	for _, pid := range pids {
+		if n := len(sockets); addSockets(sockets, root, pid) && len(sockets) > n {
+			owners = append(owners, pid)
+		}
+	}
+	if len(sockets) == 0 {
+		return nil
+	}
+	found := map[netip.AddrPort]bool{}
+	for _, pid := range owners { // each may be in a network namespace of its own
+		for _, name := range []string{"tcp", "tcp6"} {
+			f, err := os.Open(filepath.Join(root, strconv.Itoa(pid), "net", name))
+			if err != nil {
+				continue // it has ended, or there is no IPv6
+			}
+			for scan := bufio.NewScanner(f); scan.Scan(); {
+				if a, inode, ok := parseListener(scan.Text()); ok && sockets[inode] {
+					found[dialable(a)] = true
+				}
+			}
+			_ = f.Close() // nothing was written
+		}
+	}
+	var all []netip.AddrPort
+	for a := range found {
+		all = append(all, a)
+	}
+	slices.SortFunc(all, func(a, b netip.AddrPort) int {
+		if a.Addr().Is4() != b.Addr().Is4() {
+			if a.Addr().Is4() {
+				return -1
+			}
+			return 1
+		}
+		return a.Compare(b)
+	})
+	texts := make([]string, len(all))
+	for i, a := range all {
+		texts[i] = net.JoinHostPort(a.Addr().String(), strconv.Itoa(int(a.Port())))
+	}
+	return texts
+}
+
+// addSockets adds the inodes of a process's sockets. It is false where they cannot be read.
+func addSockets(sockets map[string]bool, root string, pid int) bool {
+	dir := filepath.Join(root, strconv.Itoa(pid), "fd")
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return false // it has ended
+	}
+	for _, e := range entries {
+		to, err := os.Readlink(filepath.Join(dir, e.Name()))
+		if inode, ok := strings.CutPrefix(to, "socket:["); ok && err == nil {
+			sockets[strings.TrimSuffix(inode, "]")] = true
+		}
+	}
+	return true
+}
+
+// parseListener reads a line of /proc/<pid>/net/tcp or tcp6 (get_tcp4_sock in net/ipv4/tcp_ipv4.c): it is false for a
+// socket that does not listen.
+func parseListener(line string) (a netip.AddrPort, inode string, ok bool) {
+	const listen = "0A" // TCP_LISTEN of include/net/tcp_states.h
+	f := strings.Fields(line)
+	if len(f) < 10 || f[3] != listen {
+		return a, "", false
+	}
+	host, port, _ := strings.Cut(f[1], ":")
+	raw, err := hex.DecodeString(host)
+	n, err2 := strconv.ParseUint(port, 16, 16)
+	if err != nil || err2 != nil || len(raw) != 4 && len(raw) != 16 || n == 0 {
+		return a, "", false
+	}
+	// Every four bytes of the address are printed as a number of this machine's byte order.
+	for i := 0; i < len(raw); i += 4 {
+		binary.NativeEndian.PutUint32(raw[i:], binary.BigEndian.Uint32(raw[i:]))
+	}
+	ip, _ := netip.AddrFromSlice(raw)
+	return netip.AddrPortFrom(ip.Unmap(), uint16(n)), f[9], true
+}
+
+// dialable is the loopback in place of all interfaces.
+func dialable(a netip.AddrPort) netip.AddrPort {
+	if !a.Addr().IsUnspecified() {
+		return a
+	}
+	if a.Addr().Is4() {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), a.Port())
+	}
+	return netip.AddrPortFrom(netip.IPv6Loopback(), a.Port())
+}
+
+// ResidentOf is the resident memory of processes added up, now and at the highest that each has had, in bytes. Pages
+// that they share count for each of them. Those that have ended are passed over.
+func ResidentOf(f proc.FS, pids []int) (now, peak uint64, err error) {
+	for _, pid := range pids {
+		n, p, err := f.Resident(pid)
+		if errors.Is(err, proc.ErrGone) {
+			continue
+		}
+		if err != nil {
+			return 0, 0, fmt.Errorf("reading the memory of a command: %w", err)
+		}
+		now, peak = now+n, peak+p
+	}
+	return now, peak, nil
+}
+
+// FreePort is a TCP port of the loopback address that nobody in this network namespace uses at this moment.
+func FreePort() (int, error) {
+	all, err := FreeAddresses(1)
+	if err != nil {
+		return 0, err
+	}
+	at, err := netip.ParseAddrPort(all[0])
+	return int(at.Port()), err
+}
+
+// FreeAddresses are n addresses with such ports, host:port, which differ.
+func FreeAddresses(n int) (all []string, err error) {
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, fmt.Errorf("looking for a free port: %w", err)
+		}
+		defer l.Close()
+		all = append(all, l.Addr().String())
+	}
+	return all, nil
+}

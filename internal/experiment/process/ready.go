@@ -1,0 +1,290 @@
+package process
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pattern"
+)
+
+// settled is how long a command runs that is ready without a condition, where it listens on no port.
+const settled = 500 * time.Millisecond
+
+// condition is one thing that a command must show to be ready.
+type condition struct {
+	what  string        // completes "within 30s, "
+	every time.Duration // between two looks
+	// holds says whether it does, or why it does not; the reason may be nil.
+	holds func(context.Context) (bool, error)
+}
+
+// conditions are those of the command in the order in which they are waited for.
+func (r *Running) conditions() []condition {
+	var all []condition
+	c := r.command.Ready
+	if c.Line != nil {
+		all = append(all, condition{fmt.Sprintf("no line that it wrote matched %q", c.Line), pause, r.sawLine})
+	}
+	if c.File != "" {
+		all = append(all, condition{fmt.Sprintf("there was no file %s", c.File), 2 * pause,
+			func(context.Context) (bool, error) {
+				_, err := os.Stat(r.command.file())
+				return err == nil, nil
+			}})
+	}
+	if c.Port != "" {
+		all = append(all, condition{fmt.Sprintf("nothing accepted connections at %s", c.Port), 2 * pause,
+			func(ctx context.Context) (bool, error) { return accepts(ctx, c.Port) }})
+	}
+	if c.Listen {
+		all = append(all, condition{r.silent(), 4 * pause, func(ctx context.Context) (bool, error) {
+			if len(r.Listening()) > 0 || c.Offered == "" {
+				return len(r.Listening()) > 0, nil
+			}
+			return acceptsWithin(ctx, c.Offered, offeredAttempt)
+		}})
+	}
+	if c.HTTP != "" {
+		all = append(all, condition{fmt.Sprintf("%s was not answered with a status of 200 to 399", c.HTTP), 4 * pause,
+			func(ctx context.Context) (bool, error) { return answers(ctx, c.HTTP) }})
+	}
+	if c.After > 0 {
+		var since time.Time
+		all = append(all, condition{fmt.Sprintf("%v had not passed", c.After), pause, func(context.Context) (bool, error) {
+			if since.IsZero() {
+				since = time.Now()
+			}
+			return time.Since(since) >= c.After, nil
+		}})
+	}
+	if c.none() {
+		all = append(all, condition{"it had not run for long enough", 4 * pause, func(context.Context) (bool, error) {
+			return time.Since(r.begun) >= settled || len(r.Listening()) > 0, nil
+		}})
+	}
+	return all
+}
+
+// silent says that Ready.Listen did not come to hold.
+func (r *Running) silent() string {
+	if at := r.command.Ready.Offered; at != "" {
+		return "it listened on no TCP port that is seen from here, and accepted no connections at " + at
+	}
+	return "it listened on no TCP port"
+}
+
+// file is the path of Ready.File.
+func (c Command) file() string {
+	if filepath.IsAbs(c.Ready.File) {
+		return c.Ready.File
+	}
+	return filepath.Join(c.Dir, c.Ready.File)
+}
+
+func (r *Running) sawLine(context.Context) (bool, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.saw, nil
+}
+
+// beforehand refuses a working directory that is none, and conditions that hold already: then they would not be of this
+// command.
+func (c Command) beforehand() error {
+	if c.Dir != "" {
+		if info, err := os.Stat(c.Dir); err != nil || !info.IsDir() {
+			return fault.New(fault.Usage, c.Dir, "make it, or name another", "the working directory of %s is no directory",
+				c.Name())
+		}
+	}
+	if c.Ready.File != "" {
+		if _, err := os.Lstat(c.file()); err == nil {
+			return fault.New(fault.Usage, c.Ready.File, "remove it first; a command that was killed may have left it",
+				"the file by which %s is to show that it is ready exists already", c.Name())
+		}
+	}
+	if c.Ready.Port != "" {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if ok, _ := accepts(ctx, c.Ready.Port); ok {
+			return fault.New(fault.Usage, c.Ready.Port, "stop what listens there (ss -ltnp), or use {port}, a free one",
+				"something accepts connections there already, before %s was started", c.Name())
+		}
+	}
+	return nil
+}
+
+// attempt is how long one connection or request may take.
+const attempt = time.Second
+
+// offeredAttempt is the same for an address at which it need not listen: other signs are looked for as well.
+const offeredAttempt = attempt / 10
+
+func accepts(ctx context.Context, address string) (bool, error) {
+	return acceptsWithin(ctx, address, attempt)
+}
+
+func acceptsWithin(ctx context.Context, address string, limit time.Duration) (bool, error) {
+	d := net.Dialer{Timeout: limit}
+	conn, err := d.DialContext(ctx, "tcp", address)
+	if err != nil {
+		return false, short(err)
+	}
+	_ = conn.Close() // nothing was written
+	return true, nil
+}
+
+// prober asks once per connection and follows nobody: what is weighed is to be in the state of one that nobody has
+// used. Who answers is not checked.
+var prober = &http.Client{
+	Timeout:       attempt,
+	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	Transport:     &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}},
+}
+
+func answers(ctx context.Context, url string) (bool, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return false, err
+	}
+	resp, err := prober.Do(req)
+	if err != nil {
+		return false, short(err)
+	}
+	defer resp.Body.Close()
+	_, _ = io.CopyN(io.Discard, resp.Body, 1<<20)
+	if resp.StatusCode < 200 || resp.StatusCode > 399 {
+		return false, fmt.Errorf("status %d", resp.StatusCode)
+	}
+	return true, nil
+}
+
+// short is the innermost reason of an error of the network.
+func short(err error) error {
+	var system interface{ Timeout() bool }
+	var errno unix.Errno
+	switch {
+	case errors.As(err, &errno):
+		return errno
+	case errors.As(err, &system) && system.Timeout():
+		return errTimeout
+	}
+	return err
+}
+
+var errTimeout = errors.New("timeout")
+
+// await waits for one condition.
+func (r *Running) await(ctx context.Context, c condition, timeout time.Duration) error {
+	tick := time.NewTicker(c.every)
+	defer tick.Stop()
+	var reason error
+	for n := 0; ; n++ {
+		select {
+		case <-r.ended: // before the condition: what holds may be of somebody else
+			if r.command.Finishes && r.why == nil {
+				return nil
+			}
+			return r.Failure("before it was ready")
+		default:
+		}
+		holds, err := c.holds(ctx)
+		if holds && !r.Exited() {
+			return nil
+		}
+		// The last attempt runs into the deadline, which says less than those before.
+		if err != nil && ctx.Err() == nil && (reason == nil || !errors.Is(err, errTimeout)) {
+			reason = err
+		}
+		if n%16 == 15 {
+			if err := r.stopped(); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			if cause := context.Cause(ctx); !errors.Is(cause, errNotReady) {
+				return cause
+			}
+			return r.notReady(c, timeout, reason)
+		case <-r.ended:
+		case <-tick.C: // what it left behind does not count: it is about to end
+		}
+	}
+}
+
+// notReady is the error of a condition that did not come to hold.
+func (r *Running) notReady(c condition, timeout time.Duration, reason error) error {
+	if err := r.stopped(); err != nil {
+		return err
+	}
+	r.read() // its latest words
+	cause := errors.New(c.what)
+	if reason != nil {
+		cause = fmt.Errorf("%s (%w)", c.what, reason)
+	}
+	hint := "raise its ready-timeout if it needs longer; else check the condition against what it does when you run it " +
+		"by hand: " + r.command.Line()
+	if at := r.Listening(); len(at) > 0 {
+		hint = fmt.Sprintf("it listens at %s; %s", strings.Join(at, ", "), hint)
+	}
+	return r.fault(cause, hint, "was not ready within %v", timeout)
+}
+
+// stopped finds a process of the command that a signal holds. A terminal cannot have done it: without one, the kernel
+// leaves the processes of a session running (SIGTTIN and SIGTTOU of an orphaned process group, get_signal in
+// kernel/signal.c).
+func (r *Running) stopped() error {
+	for _, p := range r.processes() {
+		if p.State == 'T' {
+			return r.fault(fmt.Errorf("its process %d is stopped, by SIGSTOP", p.PID),
+				"something waits to let it go on: a debugger, or the command itself", "does not run")
+		}
+	}
+	return nil
+}
+
+// terminal is what programs say that find no terminal: the words of isatty's and tcgetattr's errors (ENOTTY, and ENXIO
+// for /dev/tty), and of curses.
+var terminal = pattern.Lazy(`(?i)not a (tty|terminal|typewriter)|inappropriate ioctl for device|/dev/tty\b|` +
+	`no (controlling )?(tty|terminal)\b|TERM environment variable not set|error opening terminal|` +
+	`requires? an? (tty|terminal|interactive)|failed tty get|` + // the last is of procps
+	`must be (run|executed|connected|attached) .{0,20}(tty|terminal)`)
+
+func (r *Running) speaksOfTerminal() bool {
+	return terminal().MatchString(r.streams[1].tail.Text()) || terminal().MatchString(r.streams[0].tail.Text())
+}
+
+// mountTracing is the hint for a tracer that does not find the kernel's tracepoints.
+const mountTracing = "see whether tracefs is mounted (mount -t tracefs none /sys/kernel/tracing), and whether this kernel " +
+	"has what it traces"
+
+// advice is the hint for a command that ended with an error, by its last words.
+func (r *Running) advice() string {
+	text := strings.ToLower(r.streams[1].tail.Text() + r.streams[0].tail.Text())
+	for _, a := range []struct{ words, hint string }{
+		{"address already in use", "another process has its port: stop it (ss -ltnp), or let {port} choose a free one"},
+		{"permission denied", "check the owner and mode of the files that it names, and whom it runs as"},
+		{"operation not permitted", "it may need root, or a capability that this container does not have"},
+		{"tracepoint not found", mountTracing},
+		{"/sys/kernel/tracing", mountTracing},
+		{"/sys/kernel/debug/tracing", mountTracing},
+		{"cannot allocate memory", "raise the memory limit of its group"},
+	} {
+		if strings.Contains(text, a.words) {
+			return a.hint
+		}
+	}
+	return "try it by hand: " + r.command.Line()
+}

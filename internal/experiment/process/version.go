@@ -1,0 +1,49 @@
+package process
+
+import (
+	"context"
+	"os/exec"
+	"strings"
+	"time"
+)
+
+// versionTime is how long a program may take to print its version.
+const versionTime = 10 * time.Second
+
+// FirstLine is the first line that a program prints on either output, as most do that are asked for their version;
+// empty where it prints nothing within ten seconds. It is clipped, and has printable characters only.
+func FirstLine(ctx context.Context, argv ...string) string {
+	for line := range strings.Lines(Printed(ctx, argv...)) {
+		if line = strings.TrimSpace(line); line != "" {
+			const most = 120
+			return printable(line[:min(len(line), most)])
+		}
+	}
+	return ""
+}
+
+// Printed is what a program that ends by itself prints on both outputs, at most 64 KiB of it, however it ends. It is
+// killed after ten seconds.
+func Printed(ctx context.Context, argv ...string) string {
+	if len(argv) == 0 {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(ctx, versionTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.WaitDelay = time.Second
+	var out bounded
+	cmd.Stdout, cmd.Stderr = &out, &out
+	_ = cmd.Run() // some exit with 1 and print it all the same
+	return string(out)
+}
+
+// bounded keeps the beginning of what is written to it.
+type bounded []byte
+
+// Write takes all, and keeps what there is room for.
+func (b *bounded) Write(p []byte) (int, error) {
+	const most = 64 << 10
+	*b = append(*b, p[:min(len(p), most-len(*b))]...)
+	return len(p), nil
+}

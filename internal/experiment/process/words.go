@@ -1,0 +1,226 @@
+package process
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"tare/internal/lib/near"
+	"tare/internal/lib/pattern"
+)
+
+// word is one word of a command line.
+type word struct {
+	text   string
+	quoted bool // some of it was in quotes, or escaped
+}
+
+// operators are what a shell does something else with than to pass it on.
+var operators = []string{
+	"|", "||", "|&", "&", "&&", ";", ";;", "<", ">", ">>", "<<", "<<<", "2>", "2>>", "&>", "&>>", "2>&1", "1>&2", ">&2",
+}
+
+// operator says whether a shell would not take the word for an argument.
+func (w word) operator() bool { return !w.quoted && slices.Contains(operators, w.text) }
+
+// split cuts a command line into words as a shell would: at blanks, with ' and " around what is one word, and \ before
+// what is meant as it stands. Nothing else of a shell is known here: no variables, patterns or substitutions.
+func split(line string) ([]word, error) {
+	var words []word
+	var text strings.Builder
+	var w word
+	in, quote, escaped := false, rune(0), false
+	for _, c := range line {
+		switch {
+		case escaped:
+			if quote == '"' && c != '"' && c != '\\' {
+				text.WriteRune('\\')
+			}
+			text.WriteRune(c)
+			escaped = false
+		case c == '\\' && quote != '\'':
+			in, escaped, w.quoted = true, true, true
+		case quote != 0:
+			if c == quote {
+				quote = 0
+			} else {
+				text.WriteRune(c)
+			}
+		case c == '\'' || c == '"':
+			in, quote, w.quoted = true, c, true
+		case c == ' ' || c == '\t':
+			if in {
+				w.text = text.String()
+				words = append(words, w)
+			}
+			text.Reset()
+			in, w = false, word{}
+		default:
+			in = true
+			text.WriteRune(c)
+		}
+	}
+	switch {
+	case quote != 0:
+		return nil, fmt.Errorf("has a %c without its other half", quote)
+	case escaped:
+		return nil, errors.New(`ends in \`)
+	}
+	if in {
+		w.text = text.String()
+		words = append(words, w)
+	}
+	return words, nil
+}
+
+// Words are the words of a command line, as a shell would cut it. The error reads on after the name of the setting.
+func Words(line string) ([]string, error) {
+	cut, err := split(line)
+	if err != nil {
+		return nil, err
+	}
+	var words []string
+	for _, w := range cut {
+		words = append(words, w.text)
+	}
+	return words, nil
+}
+
+var plain = pattern.Lazy(`^[A-Za-z0-9_@%+=:,./-]+$`)
+
+// quote writes a word so that a shell, and split, read it back.
+func quote(word string) string {
+	if plain().MatchString(word) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
+
+// Place is what is known where and when a command is started. What is zero is not known, and its placeholder an error.
+type Place struct {
+	Self       string        // path of the tare binary
+	CgroupDir  string        // the directory of the control group that it is to know: its own, or one to watch
+	CgroupID   uint64        // its id, as bpf_get_current_cgroup_id gives it
+	CgroupPath string        // its path below the mount of v2, from /
+	Dir        string        // a directory of its own, which is removed when it has ended
+	Port       int           // a TCP port that is free, for it to listen on
+	Address    string        // host:port: of a load, where the application is; of an application, where it is to listen
+	Duration   time.Duration // for which a load is to run, warm-up included
+	Window     time.Duration // of it, the part that is measured: the last
+}
+
+// placeholders are what a command line may have in braces, in the order of the documentation. A value is empty where it
+// is not known.
+var placeholders = []struct {
+	name  string
+	value func(Place) string
+}{
+	{"address", func(p Place) string { return p.Address }},
+	{"host", func(p Place) string { host, _, _ := net.SplitHostPort(p.Address); return bracket(host) }},
+	{"port", Place.port},
+	{"seconds", func(p Place) string { return wholeSeconds(p.Duration) }},
+	{"window", func(p Place) string { return wholeSeconds(p.Window) }},
+	{"dir", func(p Place) string { return p.Dir }},
+	{"cgroup_dir", func(p Place) string { return p.CgroupDir }},
+	{"cgroup_id", func(p Place) string { return unlessZero(p.CgroupID) }},
+	{"cgroup_path", func(p Place) string { return p.CgroupPath }},
+	{"self", func(p Place) string { return p.Self }},
+}
+
+const placeholderDoc = "`{address}` (with `{host}` and `{port}`: where the application is, or is to listen), " +
+	"`{seconds}` (whole seconds that a load is to run, rounded up) and `{window}` (those of them that are measured), " +
+	"`{dir}` for a directory of its own, `{cgroup_dir}`, " +
+	"`{cgroup_id}` and `{cgroup_path}` of its control group, and `{self}` for tare itself"
+
+// bracket puts an IPv6 address into brackets, as in an address with a port.
+func bracket(host string) string {
+	if strings.Contains(host, ":") {
+		return "[" + host + "]"
+	}
+	return host
+}
+
+// port is that of the address, or else the free one.
+func (p Place) port() string {
+	if _, port, err := net.SplitHostPort(p.Address); err == nil {
+		return port
+	}
+	return unlessZero(uint64(p.Port))
+}
+
+// wholeSeconds are rounded up: the tools that are told for how long to run take no others.
+func wholeSeconds(d time.Duration) string {
+	if d <= 0 {
+		return ""
+	}
+	return strconv.FormatFloat(math.Ceil(d.Seconds()), 'f', -1, 64)
+}
+
+func unlessZero(n uint64) string {
+	if n == 0 {
+		return ""
+	}
+	return strconv.FormatUint(n, 10)
+}
+
+var braces = pattern.Lazy(`\{[a-z_]+\}`)
+
+// checkPlaceholders finds those that are misspelt. Braces around anything else are the program's own.
+func checkPlaceholders(text string) error {
+	names := make([]string, len(placeholders))
+	for i, h := range placeholders {
+		names[i] = h.name
+	}
+	for _, in := range braces().FindAllString(text, -1) {
+		name := in[1 : len(in)-1]
+		if meant := near.Name(name, names); meant != "" && meant != name {
+			return fmt.Errorf("has %s, which stands for nothing; did you mean {%s}?", in, meant)
+		}
+	}
+	return nil
+}
+
+// fill replaces the placeholders in a text. One whose value is not known is an error.
+func (p Place) fill(text string) (string, error) {
+	var pairs []string
+	for _, h := range placeholders {
+		in, value := "{"+h.name+"}", h.value(p)
+		if value == "" && strings.Contains(text, in) {
+			return "", fmt.Errorf("has %s, and there is none here", in)
+		}
+		pairs = append(pairs, in, value)
+	}
+	return strings.NewReplacer(pairs...).Replace(text), nil
+}
+
+// At is the command with what is known of a place put into it, except for its own control group (Command.CgroupDir):
+// the one that a tracer watches is not its own. Its error is of code fault.Usage.
+func (c Command) At(p Place) (Command, error) {
+	var err error
+	put := func(setting, text string) string {
+		filled, fillErr := p.fill(text)
+		if fillErr != nil && err == nil {
+			err = usage(setting, fillErr)
+		}
+		return filled
+	}
+	all := func(setting string, texts []string) []string {
+		filled := make([]string, len(texts))
+		for i, t := range texts {
+			filled[i] = put(setting, t)
+		}
+		return filled
+	}
+	c.Argv, c.Env = all("command", c.Argv), all("env", c.Env)
+	c.Dir, c.Address = put("dir", c.Dir), put("address", c.Address)
+	c.Ready.HTTP, c.Ready.File = put("ready-http", c.Ready.HTTP), put("ready-file", c.Ready.File)
+	if c.Ready.Port = put("ready-port", c.Ready.Port); c.Ready.Port != "" && !strings.Contains(c.Ready.Port, ":") {
+		c.Ready.Port = net.JoinHostPort("127.0.0.1", c.Ready.Port)
+	}
+	return c, err
+}

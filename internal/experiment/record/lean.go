@@ -1,0 +1,114 @@
+package record
+
+import (
+	"encoding/json"
+	"slices"
+
+	"tare/internal/scale/ledger"
+)
+
+// skipped is a part of a document that is read over.
+type skipped struct{}
+
+func (*skipped) UnmarshalJSON([]byte) error { return nil }
+
+// leanTrial decodes what a report, a comparison and a plan need of a trial, and reads over what is in the record for
+// others: single stalls, maps, sandboxes, groups that nothing is charged to, further readings, and the ledgers of
+// nodes.
+type leanTrial struct {
+	Trial
+	Ledger  *leanLedger `json:"ledger"`
+	Further skipped     `json:"further"`
+	Clocks  skipped     `json:"clocks_ns"`
+	Nodes   []leanNode  `json:"nodes"`
+}
+
+type leanLedger struct {
+	ledger.Ledger
+	Maps      skipped `json:"maps"`
+	Sandboxes skipped `json:"sandboxes"`
+	Noise     skipped `json:"noise"`
+}
+
+type leanNode struct {
+	NodeTrial
+	Trial *leanNodeTrial `json:"trial"`
+}
+
+// leanNodeTrial is what is needed of a node's own record.
+type leanNodeTrial struct {
+	PlannedTrial
+	Metrics map[string]float64 `json:"metrics"`
+}
+
+// lean decodes a line of trials.jsonl. Its error is of a line that would take too much memory, or is not JSON.
+func lean(line []byte, names *names) (Trial, error) {
+	if err := checkShape(line); err != nil {
+		return Trial{}, &tooLarge{err}
+	}
+	var l leanTrial
+	if err := json.Unmarshal(line, &l); err != nil {
+		return Trial{}, err
+	}
+	t := l.Trial
+	if l.Ledger != nil {
+		t.Ledger = &l.Ledger.Ledger
+		t.Ledger.Cgroups = slices.Clip(slices.Clone(slices.DeleteFunc(t.Ledger.Cgroups, func(g ledger.Cgroup) bool {
+			return g.Role == "" && g.Charge == ""
+		})))
+		for i := range t.Ledger.Programs {
+			p := &t.Ledger.Programs[i]
+			p.Owners, p.Attached, p.Shares, p.MapIDs = nil, nil, nil, nil
+		}
+	}
+	for _, n := range l.Nodes {
+		if n.Trial != nil {
+			n.NodeTrial.Trial = &Trial{PlannedTrial: n.Trial.PlannedTrial, Metrics: known(names, n.Trial.Metrics)}
+		}
+		t.Nodes = append(t.Nodes, n.NodeTrial)
+	}
+	t.Arm = names.one(t.Arm)
+	t.Metrics, t.Counts, t.Factors = known(names, t.Metrics), known(names, t.Counts), known(names, t.Factors)
+	for name, of := range t.Components {
+		t.Components[name] = known(names, of)
+	}
+	for name, r := range t.Loads {
+		r.Slices, r.Own = nil, nil
+		t.Loads[name] = r
+	}
+	return t, nil
+}
+
+// tooLarge is the error of a document that is beyond the bounds, and not torn.
+type tooLarge struct{ error }
+
+// names are the names that the trials of a run have in common, each kept once.
+type names map[string]string
+
+// maxNames is how many names are kept for others to use.
+const maxNames = 10_000
+
+func (n *names) one(name string) string {
+	if one, has := (*n)[name]; has {
+		return one
+	}
+	if *n == nil {
+		*n = names{}
+	}
+	if len(*n) < maxNames {
+		(*n)[name] = name
+	}
+	return name
+}
+
+// known is a map whose keys are in names.
+func known[V any](names *names, of map[string]V) map[string]V {
+	if of == nil {
+		return nil
+	}
+	m := make(map[string]V, len(of))
+	for key, v := range of {
+		m[names.one(key)] = v
+	}
+	return m
+}

@@ -1,0 +1,254 @@
+package record
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/regular"
+)
+
+// Contents is a run directory as read.
+type Contents struct {
+	Dir      string
+	Run      Run
+	Trials   []Trial
+	Partial  bool     // fewer trials than planned
+	Warnings []string // what the reader of a report must know about the record itself
+}
+
+// Read reads a run directory. A last line that was cut off, as a crash or a full disk leaves it, is left out and said
+// in Warnings; anything else that is wrong is a fault with the file and line.
+func Read(dir string) (*Contents, error) {
+	return read(dir, func(line []byte) (t Trial, err error) {
+		if err := checkShape(line); err != nil {
+			return t, &tooLarge{err}
+		}
+		return t, json.Unmarshal(line, &t)
+	})
+}
+
+// ReadLean reads of a run directory what a report, a comparison and a plan need. It is for the records of anybody: what
+// they take in memory is bounded, and those that a Writer has written are within the bounds.
+func ReadLean(dir string) (*Contents, error) {
+	var names names
+	kept := int64(0)
+	return read(dir, func(line []byte) (Trial, error) {
+		t, err := lean(line, &names)
+		if err != nil {
+			return t, err
+		}
+		if kept += SizeOf(t); kept > maxKept {
+			return t, &tooLarge{fmt.Errorf("the trials up to here take more than %d MiB of memory", maxKept>>20)}
+		}
+		return t, nil
+	})
+}
+
+// largeMend is what to do about a record that is beyond the bounds.
+const largeMend = "no tare writes such a record: docs/formats.md has the bounds"
+
+func read(dir string, decode func(line []byte) (Trial, error)) (*Contents, error) {
+	c := &Contents{Dir: dir}
+	if err := c.readRun(filepath.Join(dir, RunFile)); err != nil {
+		return nil, err
+	}
+	path := filepath.Join(dir, TrialsFile)
+	f, err := regular.Open(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		c.Warnings = append(c.Warnings, TrialsFile+" is missing: the run ended before its first trial")
+	case err != nil:
+		return nil, fault.Wrap(err, fault.Usage, path, "", "the trials cannot be read")
+	default:
+		defer f.Close()
+		if err := c.readTrials(f, path, decode); err != nil {
+			return nil, err
+		}
+	}
+	c.Partial = c.Run.Partial(c.Trials)
+	return c, nil
+}
+
+func (c *Contents) readRun(path string) error {
+	data, err := readAll(path, maxRunBytes)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fault.New(fault.Usage, c.Dir, "a run directory is what 'tare run' writes", "there is no %s: this is not a run directory", RunFile)
+	}
+	if err != nil {
+		return fault.Wrap(err, fault.Usage, path, "", "the run cannot be read")
+	}
+	if err := checkShape(data); err != nil {
+		return fault.Wrap(err, fault.Usage, path, largeMend, "this is not the record of a run")
+	}
+	if err := json.Unmarshal(data, &c.Run); err != nil {
+		return fault.Wrap(err, fault.Usage, fmt.Sprintf("%s:%d", path, lineOf(data, err)), "", "this is not the record of a run")
+	}
+	if err := checkSchema(c.Run.Schema, RunSchema, path); err != nil {
+		return err
+	}
+	return fault.Wrap(c.Run.Check(), fault.Usage, path, largeMend, "this is not the record of a run")
+}
+
+// Check refuses a run that is beyond the bounds of what is read again.
+func (r *Run) Check() error {
+	arms := map[string]bool{} // at levels
+	for _, p := range r.Plan[:min(len(r.Plan), MaxTrials)] {
+		if err := p.checkPlace(); err != nil {
+			return fmt.Errorf("its plan has a trial, %d, that cannot be: %w", p.Index, err)
+		}
+		if arms[placeOf(p)] = true; len(arms) > MaxPlaces {
+			break
+		}
+	}
+	switch {
+	case len(r.Plan) > MaxTrials:
+		return fmt.Errorf("its plan has %d trials, and %d are allowed", len(r.Plan), MaxTrials)
+	case len(arms) > MaxPlaces:
+		return fmt.Errorf("its arms stand at more than %d levels in all", MaxPlaces)
+	case len(r.Metrics) > MaxMetrics:
+		return fmt.Errorf("it defines %d metrics, and %d are allowed", len(r.Metrics), MaxMetrics)
+	}
+	return nil
+}
+
+// checkPlace refuses a trial whose arm and factors are beyond the bounds.
+func (p PlannedTrial) checkPlace() error {
+	bytes := len(p.Arm)
+	for name, level := range p.Factors {
+		bytes += len(name) + len(level)
+	}
+	switch {
+	case len(p.Factors) > MaxFactors:
+		return fmt.Errorf("it has %d factors, and %d are allowed", len(p.Factors), MaxFactors)
+	case bytes > maxPlaceBytes:
+		return fmt.Errorf("its arm and its factors have %d bytes of text, and %d are allowed", bytes, maxPlaceBytes)
+	}
+	return nil
+}
+
+// placeOf tells the places of a plan apart: an arm at a level.
+func placeOf(p PlannedTrial) string { return fmt.Sprintf("%q %s", p.Arm, LevelKey(p.Factors)) }
+
+// LevelKey tells levels apart. It is made many times for each metric, of text that anybody may have written: nothing is
+// quoted, and lengths say where names and values end.
+func LevelKey(level map[string]string) string {
+	var b []byte
+	for _, name := range slices.Sorted(maps.Keys(level)) {
+		for _, text := range []string{name, level[name]} {
+			b = strconv.AppendInt(b, int64(len(text)), 10)
+			b = append(append(b, ' '), text...)
+		}
+	}
+	return string(b)
+}
+
+func readAll(path string, most int64) ([]byte, error) {
+	f, err := regular.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err == nil && info.Size() > most {
+		return nil, fmt.Errorf("it has more than %d MiB", most>>20)
+	}
+	return io.ReadAll(f)
+}
+
+// readLine reads a line with its end; what comes with io.EOF is the last.
+func readLine(br *bufio.Reader, most int) ([]byte, error) {
+	var line []byte
+	for {
+		part, err := br.ReadSlice('\n')
+		line = append(line, part...)
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			return line, err
+		}
+		if len(line) > most {
+			return nil, fmt.Errorf("a line has more than %d MiB", most>>20)
+		}
+	}
+}
+
+// readTrials reads one trial from each line. A line is looked at only when the next one is known to exist or not, for
+// only the last may be torn.
+func (c *Contents) readTrials(f *os.File, path string, decode func(line []byte) (Trial, error)) error {
+	if info, err := f.Stat(); err == nil && info.Size() > maxTrialsBytes {
+		return fault.New(fault.Usage, path, largeMend, "the trials cannot be read: it has more than %d MiB", int64(maxTrialsBytes)>>20)
+	}
+	places := map[string]bool{}
+	br := bufio.NewReaderSize(io.LimitReader(f, maxTrialsBytes), 64<<10) // should it grow meanwhile
+	for n := 1; ; n++ {
+		line, err := readLine(br, maxTrialBytes)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return fault.Wrap(err, fault.Usage, path, "", "the trials cannot be read")
+		}
+		atEnd := err != nil
+		if !atEnd {
+			_, err = br.Peek(1)
+			atEnd = err != nil
+		}
+		if len(bytes.TrimSpace(line)) > 0 {
+			where := fmt.Sprintf("%s:%d", path, n)
+			t, err := decode(line)
+			if large, is := errors.AsType[*tooLarge](err); is {
+				return fault.Wrap(large, fault.Usage, where, largeMend, "the trials cannot be read")
+			}
+			if err != nil {
+				if !atEnd {
+					return fault.Wrap(err, fault.Usage, where, "the lines before it are whole: move the rest away to report on those", "this line is not the record of a trial")
+				}
+				c.Warnings = append(c.Warnings, fmt.Sprintf("%s: the last line was cut off and is left out", where))
+				return nil
+			}
+			if err := checkSchema(t.Schema, TrialSchema, where); err != nil {
+				return err
+			}
+			if err := t.checkPlace(); err != nil {
+				return fault.Wrap(err, fault.Usage, where, largeMend, "the trials cannot be read")
+			}
+			if len(c.Trials) == MaxAttempts {
+				return fault.New(fault.Usage, where, largeMend, "the trials cannot be read: there are more than %d", MaxAttempts)
+			}
+			if places[placeOf(t.PlannedTrial)] = true; len(places) > MaxPlaces {
+				return fault.New(fault.Usage, where, largeMend, "the trials cannot be read: their arms stand at more than %d levels in all", MaxPlaces)
+			}
+			c.Trials = append(c.Trials, t)
+		}
+		if atEnd {
+			return nil
+		}
+	}
+}
+
+func checkSchema(got, want, where string) error {
+	if got == want {
+		return nil
+	}
+	return fault.New(fault.Usage, where, "read it with the version of tare that wrote it", "the schema is %q; this tare reads %q", got, want)
+}
+
+// lineOf is the line, from 1, where decoding data failed.
+func lineOf(data []byte, err error) int {
+	var syntax *json.SyntaxError
+	var typ *json.UnmarshalTypeError
+	offset := int64(0)
+	switch {
+	case errors.As(err, &syntax):
+		offset = syntax.Offset
+	case errors.As(err, &typ):
+		offset = typ.Offset
+	}
+	offset = min(max(offset, 0), int64(len(data)))
+	return 1 + bytes.Count(data[:offset], []byte("\n"))
+}

@@ -1,0 +1,258 @@
+// Package record is the run directory: run.json says what was asked and of which machine, trials.jsonl holds one line
+// for each trial, appended as it ends. The trials are the truth; a summary can always be made from them again.
+package record
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/metric"
+	"tare/internal/scale/ledger"
+)
+
+// The names inside a run directory.
+const (
+	RunFile     = "run.json"
+	TrialsFile  = "trials.jsonl"
+	SummaryFile = "summary.json"
+	ReportFile  = "report.html"
+)
+
+// RunSchema and TrialSchema name the JSON forms.
+const (
+	RunSchema   = "tare.run/v1"
+	TrialSchema = "tare.trial/v1"
+)
+
+// The names of the two baseline arms in every experiment.
+const (
+	Direct = "direct" // the baseline
+	AA     = "aa"     // the baseline again, under another name
+)
+
+// Run is run.json.
+type Run struct {
+	Schema      string            `json:"schema"`
+	ID          string            `json:"id"`
+	Experiment  string            `json:"experiment"`
+	Question    string            `json:"question"`
+	Spec        json.RawMessage   `json:"spec"`               // as resolved, with every default filled in
+	Baseline    string            `json:"baseline,omitempty"` // what the arms Direct and AA run, where that is a subject
+	Seed        uint64            `json:"seed"`
+	Blocks      int               `json:"blocks"`
+	Plan        []PlannedTrial    `json:"plan"`
+	Started     time.Time         `json:"started"`
+	Version     string            `json:"version"`
+	Build       string            `json:"build"` // go version and vcs revision
+	Environment Environment       `json:"environment"`
+	Absent      map[string]string `json:"absent,omitempty"` // arms of the spec that did not run, for their program is not installed, and why
+	Command     []string          `json:"command"`          // how to run it again
+	Nodes       *Nodes            `json:"nodes,omitempty"`  // the machines, where it ran on more than the coordinator's
+
+	// Headline are the metrics that the answer speaks of: the run is invalid when none of them can be told.
+	Headline []string `json:"headline,omitempty"`
+	// Metrics are the definitions of the metrics that trials of the run can have. Records of Tare before 0.3 have none.
+	Metrics []metric.Definition `json:"metrics,omitempty"`
+
+	// Phrases say how levels read in sentences, in the order in which they read. Factors without one are given by name.
+	Phrases []Phrase `json:"phrases,omitempty"`
+
+	// Traits are what to know of arms wherever they are named, by arm.
+	Traits map[string]string `json:"traits,omitempty"`
+	// Lacks are what arms do not do of what others do that they are compared with, by arm: a sentence goes on so after
+	// "is not the same service: ".
+	Lacks map[string]string `json:"lacks,omitempty"`
+
+	// Precision and Until say when a run ends that has no number of blocks of its own; Plan and Blocks are then as far
+	// as it has come, and Stopped, which is empty while it runs and after it was interrupted, why it ended.
+	Precision *Precision `json:"precision,omitempty"`
+	Until     float64    `json:"until_seconds,omitempty"`
+	Stopped   string     `json:"stopped,omitempty"`
+
+	// Assert are the assertions that the run is held against, in their canonical form.
+	Assert []string `json:"assert,omitempty"`
+
+	// NotRepeated says how many spoiled trials were not run again because further attempts had been in vain; empty
+	// where that was none.
+	NotRepeated string `json:"not_repeated,omitempty"`
+}
+
+// Phrase is how the levels of one factor read in a sentence: "with 64 connections".
+type Phrase struct {
+	Factor string            `json:"factor"`
+	Words  map[string]string `json:"words"` // by level; of "": any other level, which stands in the place of the first {}
+}
+
+// Of is the phrase of one level; empty where there is none.
+func (p Phrase) Of(level string) string {
+	if words, is := p.Words[level]; is {
+		return words
+	}
+	return strings.Replace(p.Words[""], "{}", level, 1)
+}
+
+// Precision is how narrow the intervals of some metrics must be for a run to end.
+type Precision struct {
+	Target  float64  `json:"target"` // half-width, as a part of the value; of a difference, of the baseline's value
+	Metrics []string `json:"metrics"`
+}
+
+// Open reports whether the run ends by its precision or by the clock.
+func (r *Run) Open() bool { return r.Precision != nil || r.Until > 0 }
+
+// Partial reports whether there is less than was to be done: some planned trial was never run, or the run was ended
+// before it had come to an end of its own.
+func (r *Run) Partial(trials []Trial) bool {
+	ran := map[int]bool{}
+	for _, t := range trials {
+		if t.Validity.Failed != Interrupted {
+			ran[t.Index] = true
+		}
+	}
+	return len(ran) < len(r.Plan) || r.Open() && r.Stopped == ""
+}
+
+// PlannedTrial is one trial as the plan orders it. Index counts from 0 over the run, Position within the block.
+type PlannedTrial struct {
+	Index    int               `json:"index"`
+	Block    int               `json:"block"`
+	Position int               `json:"position"`
+	Arm      string            `json:"arm"`
+	Factors  map[string]string `json:"factors,omitempty"`
+}
+
+// Environment is what of the machine could change the answer. A field that could not be read is empty.
+type Environment struct {
+	Hostname    string            `json:"hostname"`
+	Kernel      string            `json:"kernel"`
+	Distro      string            `json:"distro"`
+	CPUModel    string            `json:"cpu_model"`
+	CPUs        int               `json:"cpus"`
+	MemoryBytes uint64            `json:"memory_bytes"`
+	Governor    string            `json:"governor"`
+	CgroupMode  string            `json:"cgroup_mode"`
+	Lockdown    string            `json:"lockdown"`
+	Clocksource string            `json:"clocksource"`
+	SwapBytes   uint64            `json:"swap_bytes"`
+	Virtual     string            `json:"virtualization"`
+	Subjects    map[string]string `json:"subjects"` // name -> version
+}
+
+// Trial is one line of trials.jsonl: one arm at one level of each factor, run once, with fresh processes.
+type Trial struct {
+	Schema string `json:"schema"`
+	PlannedTrial
+	Attempt int                       `json:"attempt,omitempty"` // 0 for the first; a spoiled trial is run again in its block, and every attempt is a line
+	Started time.Time                 `json:"started"`
+	Ended   time.Time                 `json:"ended"`
+	Loads   map[string]load.Result    `json:"loads"`             // by the name that the spec gives the load
+	Work    *load.Result              `json:"work,omitempty"`    // of a subject that works by itself
+	Events  *Events                   `json:"events,omitempty"`  // where the load makes events that are counted
+	Ledger  *ledger.Ledger            `json:"ledger"`            // of the measured window; null when the trial failed before it
+	Further map[string]*ledger.Ledger `json:"further,omitempty"` // readings beside the window: before, after
+	Subject json.RawMessage           `json:"subject,omitempty"` // what the subject said of itself when it was ready
+	// Evidence is what only a guest knows of the trial, by the guest's name.
+	Evidence map[string]json.RawMessage `json:"evidence,omitempty"`
+	Clocks   map[string]time.Duration   `json:"clocks_ns"`        // set-up, before, warm-up, measured, drain, tear-down
+	Metrics  map[string]float64         `json:"metrics"`          // single values of this trial, by metric name
+	Counts   map[string]Count           `json:"counts,omitempty"` // counts of this trial, by metric name: to be pooled over trials
+	// Components are values of each component of a subject that has several, by component and metric: a part of the
+	// same metric in Metrics, or what only components have. They are void where the metric is.
+	Components map[string]map[string]float64 `json:"components,omitempty"`
+
+	Validity Validity `json:"validity"`
+	// Nodes are what came of it at each node, where it ran on nodes: metrics and loads are of all of them together
+	// then.
+	Nodes []NodeTrial `json:"nodes,omitempty"`
+}
+
+// Events are the counts of the events (execs) of one trial. The load, the kernel and the tracer count them
+// independently of each other; what the tracer says it lost is a fourth number, and never the truth. The pointers are
+// null where there is no tracer.
+type Events struct {
+	Generated int64  `json:"generated"`           // by the load: execs that succeeded, from its first to its last
+	Failed    int64  `json:"failed"`              // by the load: execs that did not
+	Counted   int64  `json:"counted"`             // by the kernel, in the load's control group, since the offset was read
+	Elsewhere int64  `json:"elsewhere"`           // by the kernel, outside of that group, from then until the tracer was told to end
+	Missed    int64  `json:"missed"`              // runs that the kernel's counter missed (recursion); a trial with any is invalid
+	Scope     string `json:"scope,omitempty"`     // whose events the tracer delivers: group or machine
+	Expected  *int64 `json:"expected,omitempty"`  // what it had to deliver: counted, and elsewhere too where its scope is the machine
+	AtMost    *int64 `json:"at_most,omitempty"`   // what it can have delivered at most; where its scope is the machine, others exec while the counts are read
+	Delivered *int64 `json:"delivered,omitempty"` // what it did, until it had ended
+	Late      *int64 `json:"late,omitempty"`      // of delivered: longer after the load's end than is in time
+	AtExit    *int64 `json:"at_exit,omitempty"`   // of delivered: after it was told to end
+	SaidLost  *int64 `json:"said_lost,omitempty"` // by its own word; null where it never says
+	Offset    Offset `json:"offset"`
+}
+
+// Offset is what was counted before the load had made any event, when all was set up: the harness's own. It is taken
+// off all counts above.
+type Offset struct {
+	Counted   int64  `json:"counted"` // by the kernel, in the load's control group
+	Delivered *int64 `json:"delivered,omitempty"`
+}
+
+// Count is how many samples were in a part, of how many. One trial may hold too few to say anything; all of them
+// together may not.
+type Count struct {
+	In int `json:"in"`
+	Of int `json:"of"`
+}
+
+// Interrupted is Validity.Failed of the trial that was under way when the run was interrupted: it says nothing about
+// the machine.
+const Interrupted = "interrupted"
+
+// OtherRun is the code of the ledger's warning that another run of tare was under way during the trial.
+const OtherRun = "other-run"
+
+// LeftBehind is the code of the ledger's warning that something of the trial is still on the machine.
+const LeftBehind = "left-behind"
+
+// Validity says whether the trial measured what it meant to.
+type Validity struct {
+	Valid  bool   `json:"valid"`
+	Failed string `json:"failed,omitempty"` // the error that ended it; such a trial has no metrics
+
+	Cause   ledger.Cause `json:"cause,omitempty"`   // of a trial that failed: who disturbed the machine meanwhile; empty where nobody is known to have
+	Reasons []Reason     `json:"reasons,omitempty"` // gates that it tripped
+}
+
+// Reason is one gate that was tripped: what was seen, what was allowed, and what to change.
+type Reason struct {
+	Gate    string  `json:"gate"` // rate, errors, lag, generator-cpu, throttled, connections, drift, drain, probe, outside, counts, window
+	Seen    float64 `json:"seen"`
+	Allowed float64 `json:"allowed"`
+	Message string  `json:"message"`
+
+	// Voids are the metrics that this trial cannot tell, for this reason. Null, in records of Tare before 0.2, means
+	// all of them; an empty list means none: what was seen is a result.
+	Voids []string     `json:"voids"`
+	Cause ledger.Cause `json:"cause,omitempty"` // who tripped the gate, as far as the witness can tell
+
+	// CauseShare is the part of the machine's CPU time that a cause outside the trial took, and Culprits who that was,
+	// the largest first.
+	CauseShare *float64 `json:"cause_share,omitempty"`
+	Culprits   []string `json:"culprits,omitempty"`
+}
+
+// Defined are the definitions of the run's metrics.
+func (r *Run) Defined() metric.Set { return metric.NewSet(r.Metrics) }
+
+// FailedNodes says in words at which nodes the trial failed, and why, of the first few of them, and at how many more;
+// empty where it failed at none.
+func (t *Trial) FailedNodes(most int) string {
+	var failed []string
+	for _, n := range t.Nodes {
+		if n.Failed != "" {
+			failed = append(failed, n.Name+": "+n.Failed)
+		}
+	}
+	if more := len(failed) - most; more > 0 {
+		failed = append(failed[:most], fmt.Sprintf("and at %d more", more))
+	}
+	return strings.Join(failed, "; ")
+}

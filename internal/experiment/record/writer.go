@@ -1,0 +1,282 @@
+package record
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/ours"
+	"tare/internal/lib/replace"
+	"tare/internal/scale/ledger"
+)
+
+// Writer writes a run directory. It is for one goroutine.
+type Writer struct {
+	dir    string
+	root   *os.Root // the directory, whatever is at its path now
+	trials *os.File
+	size   int64 // of the whole lines in trials
+
+	// What a reader will make of them, by which it is bounded.
+	lines   int
+	kept    int64 // bytes of memory
+	names   names
+	trimmed int // trials of which something was left out
+}
+
+// Create makes the run directory dir, which must not exist or be empty, and writes run.json. Its errors are faults:
+// Usage when dir is in use or somebody else's, Machine when it cannot be written.
+//
+// All files are created relative to the directory that this opened, without following links: whoever can change the
+// directories above it cannot make a run write elsewhere.
+//
+// A run that could not be read again is refused, as Usage.
+func Create(dir string, run Run) (_ *Writer, err error) {
+	if err := run.Check(); err != nil {
+		return nil, fault.Wrap(err, fault.Usage, dir, "split the experiment", "a run directory cannot hold the run")
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, cannotWrite(err, dir)
+	}
+	w := &Writer{dir: dir}
+	if w.root, err = os.OpenRoot(dir); err != nil {
+		return nil, cannotWrite(err, dir)
+	}
+	defer func() {
+		if err != nil {
+			w.root.Close()
+		}
+	}()
+	if err := w.ours(); err != nil {
+		return nil, err
+	}
+	// The trials come first, for only one of two runs that found the directory empty can make them.
+	w.trials, err = w.root.OpenFile(TrialsFile, os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o644)
+	if errors.Is(err, fs.ErrExist) {
+		return nil, inUse(dir)
+	}
+	if err != nil {
+		return nil, cannotWrite(err, filepath.Join(dir, TrialsFile))
+	}
+	if err := w.writeJSON(RunFile, run); err != nil {
+		return nil, errors.Join(err, w.trials.Close(), w.root.Remove(TrialsFile))
+	}
+	return w, nil
+}
+
+// ours refuses a directory that is not empty, or that another user can write to: whoever can put a link where a run is
+// about to write a file, or change what its processes read, has the run's privileges.
+func (w *Writer) ours() error {
+	d, err := w.root.Open(".")
+	if err != nil {
+		return cannotWrite(err, w.dir)
+	}
+	defer d.Close()
+	info, err := d.Stat()
+	if err != nil {
+		return cannotWrite(err, w.dir)
+	}
+	const mend = "name a directory that does not exist yet with --out: Tare creates it so that only you can write to it"
+	if err := ours.Check(info, ours.Write); err != nil {
+		return fault.Wrap(err, fault.Usage, w.dir, mend, "the run directory is not yours alone")
+	}
+	switch _, err := d.Readdirnames(1); {
+	case err == nil:
+		return inUse(w.dir)
+	case !errors.Is(err, io.EOF):
+		return cannotWrite(err, w.dir)
+	}
+	return nil
+}
+
+func inUse(dir string) error {
+	return fault.New(fault.Usage, dir, "name a directory that is empty or does not exist with --out",
+		"the run directory is not empty, and a run never writes over another")
+}
+
+// UpdateRun writes run.json again, whole or not at all: the plan of a run that has no number of blocks grows.
+func (w *Writer) UpdateRun(run Run) error { return w.writeJSON(RunFile, run) }
+
+// Dir is the run directory.
+func (w *Writer) Dir() string { return w.dir }
+
+// Append adds one trial and waits until the disk has it. When it fails, what was half written is taken back, so the
+// trials before it stay readable.
+//
+// What is appended can be read again. Of a trial that says too much for that, parts that no estimate rests on are left
+// out (Trimmed); when the trials of a run are too many, Append fails with a fault whose code is Invalid, and those
+// before it are kept.
+func (w *Writer) Append(t Trial) error {
+	if err := t.checkPlace(); err != nil {
+		return fault.Wrap(err, fault.Invalid, filepath.Join(w.dir, TrialsFile), "split the experiment",
+			"a run directory cannot hold trial %d", t.Index)
+	}
+	line, kept, err := w.fit(t)
+	if err != nil {
+		return err
+	}
+	size := int64(len(line))
+	if w.lines == MaxAttempts || w.size+size > maxTrialsBytes || w.kept+kept > maxKept {
+		return fault.New(fault.Invalid, filepath.Join(w.dir, TrialsFile), "split the experiment: fewer blocks, levels or arms to a run",
+			"a run directory cannot hold more; it keeps the %d trials until here", w.lines)
+	}
+	_, err = w.trials.WriteAt(line, w.size)
+	if err == nil {
+		err = w.trials.Sync()
+	}
+	if err != nil {
+		return errors.Join(cannotWrite(err, w.trials.Name()), w.trials.Truncate(w.size))
+	}
+	w.size, w.lines, w.kept = w.size+size, w.lines+1, w.kept+kept
+	return nil
+}
+
+// Trimmed is how many of the trials were too large for the record, so that details were left out of them.
+func (w *Writer) Trimmed() int { return w.trimmed }
+
+// fit encodes a trial as a line that can be read again, and says what a reader keeps of it.
+func (w *Writer) fit(t Trial) (line []byte, kept int64, err error) {
+	for step := 0; ; step++ {
+		if line, err = json.Marshal(t); err != nil {
+			return nil, 0, fmt.Errorf("encoding trial %d: %w", t.Index, err)
+		}
+		if len(line) < maxTrialBytes {
+			read, err := lean(line, &w.names)
+			if kept = SizeOf(read); err == nil && kept <= maxKept/16 {
+				if step > 0 {
+					w.trimmed++
+				}
+				return append(line, '\n'), kept, nil
+			}
+		}
+		if step == len(trims) {
+			return nil, 0, fmt.Errorf("trial %d has %d bytes, and no line of a record can have as many", t.Index, len(line))
+		}
+		t = trims[step](t)
+	}
+}
+
+// Trimmed is the code of the ledger's warning that a trial was too large for its record.
+const Trimmed = "trimmed"
+
+// trims leave more and more out of a trial that is too large for a line: first what no report shows, at last all but
+// that it was run. What they are given stays as it is.
+var trims = []func(Trial) Trial{
+	func(t Trial) Trial {
+		t.Ledger = trimmed(t.Ledger, "single stalls of nodes")
+		t.Nodes = slices.Clone(t.Nodes)
+		for i, n := range t.Nodes {
+			if n.Trial != nil {
+				of := *n.Trial
+				of.Ledger = withoutStalls(of.Ledger)
+				t.Nodes[i].Trial = &of
+			}
+		}
+		return t
+	},
+	func(t Trial) Trial {
+		t.Ledger = withoutStalls(trimmed(t.Ledger, "single stalls, sandboxes and further readings"))
+		if t.Ledger != nil {
+			t.Ledger.Sandboxes = nil
+		}
+		t.Further = nil
+		return t
+	},
+	func(t Trial) Trial {
+		t.Ledger = trimmed(t.Ledger, "the records of nodes but for their metrics")
+		t.Nodes = slices.Clone(t.Nodes)
+		for i, n := range t.Nodes {
+			if n.Trial != nil {
+				t.Nodes[i].Trial = &Trial{Schema: n.Trial.Schema, PlannedTrial: n.Trial.PlannedTrial, Metrics: n.Trial.Metrics}
+			}
+		}
+		return t
+	},
+	func(t Trial) Trial {
+		t.Ledger = trimmed(t.Ledger, "what only guests know")
+		t.Evidence, t.Subject = nil, nil
+		t.Loads = maps.Clone(t.Loads)
+		for name, r := range t.Loads {
+			r.Own = nil
+			t.Loads[name] = r
+		}
+		return t
+	},
+	func(t Trial) Trial {
+		t.Validity = Validity{Failed: "its record was too large to be kept"}
+		return Trial{
+			Schema: t.Schema, PlannedTrial: t.PlannedTrial, Attempt: t.Attempt, Started: t.Started, Ended: t.Ended,
+			Validity: t.Validity,
+		}
+	},
+}
+
+// trimmed is a copy of a ledger that says what was left out of its trial; nil of nil.
+func trimmed(l *ledger.Ledger, what string) *ledger.Ledger {
+	if l == nil {
+		return nil
+	}
+	to := *l
+	to.Warnings = append(slices.Clone(l.Warnings), ledger.Warning{
+		Code: Trimmed, Message: "the trial was too large for its record, which is without " + what,
+	})
+	return &to
+}
+
+// withoutStalls is a copy of a ledger in which stalls are only counted; nil of nil.
+func withoutStalls(l *ledger.Ledger) *ledger.Ledger {
+	if l == nil || l.Noise == nil {
+		return l
+	}
+	to, n := *l, *l.Noise
+	n.StallsOmitted, n.Stalls = n.StallsOmitted+len(n.Stalls), nil
+	n.OccupiedMissed, n.Occupied = n.OccupiedMissed+len(n.Occupied), nil
+	to.Noise = &n
+	return &to
+}
+
+// WriteSummary writes summary.json; v is an *analysis.Summary, which this package need not know.
+func (w *Writer) WriteSummary(v any) error { return w.writeJSON(SummaryFile, v) }
+
+// WriteFile writes a further file of the run directory, completely or not at all.
+func (w *Writer) WriteFile(name string, data []byte) error {
+	return cannotWrite(replace.In(w.root, name, data, 0o644), filepath.Join(w.dir, name))
+}
+
+// Close closes the trials file and the directory.
+func (w *Writer) Close() error {
+	return cannotWrite(errors.Join(w.trials.Close(), w.root.Close()), filepath.Join(w.dir, TrialsFile))
+}
+
+// writeJSON writes a file whole or not at all.
+func (w *Writer) writeJSON(name string, v any) error {
+	data, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encoding %s: %w", name, err)
+	}
+	if name == RunFile && (len(data) >= maxRunBytes || checkShape(data) != nil) {
+		return fault.New(fault.Usage, filepath.Join(w.dir, name), "split the experiment",
+			"a run directory cannot hold the run: its plan and its spec are too large")
+	}
+	return w.WriteFile(name, append(data, '\n'))
+}
+
+// cannotWrite says why the run directory could not be written and what to do about it.
+func cannotWrite(err error, path string) error {
+	if err == nil {
+		return nil
+	}
+	mend := "name a directory that can be written with --out"
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, io.ErrShortWrite) {
+		mend = "make room, or name a directory on another disk with --out; trials that had ended are kept"
+	}
+	return fault.Wrap(err, fault.Machine, path, mend, "the run directory cannot be written")
+}

@@ -1,0 +1,176 @@
+// Package role is how Tare talks with the processes that it starts: applications, load generators and subjects, each a
+// process of its own in a cgroup of its own ("nothing that is weighed runs inside the scale"). The binary starts itself
+// again in such a role; any other program can take one by speaking the same few lines.
+//
+// The protocol is JSON lines. The child writes to standard output, the parent to the child's standard input:
+//
+//	child:  {"event":"ready","data":{...}}      set up; data says what others must know (an address, program ids)
+//	parent: {"event":"start","data":{...}}      only to loads: run now; data holds the clock (Schedule)
+//	parent: {"event":"stalls","data":{...}}     only to loads whose ready message has "stalls": true, after the window (Stalls)
+//	child:  {"event":"result","data":{...}}     only from loads: all that was measured
+//	child:  {"event":"error","data":{"error":"...","mend":"...","code":3}}
+//	child:  {"event":"log","data":"..."}        anything worth a line in the record
+//
+// A load with another clock than the parent's tells it in its ready message, and gets its schedule by that (Wants).
+//
+// End of the child's standard input means "end": it stops, cleans up and exits. A role also dies with its parent
+// (PR_SET_PDEATHSIG), which what it forks does not inherit.
+package role
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"tare/internal/lib/fault"
+)
+
+// Message is one line of the protocol.
+type Message struct {
+	Event string          `json:"event"`
+	Data  json.RawMessage `json:"data,omitempty"`
+}
+
+// The events of the protocol.
+const (
+	Ready  = "ready"
+	Start  = "start"
+	Halts  = "stalls"
+	Result = "result"
+	Error  = "error"
+	Log    = "log"
+)
+
+// Schedule is the data of a start message: when the load begins, by CLOCK_MONOTONIC of this machine, in nanoseconds.
+// Requests intended in [Begin, Begin+Warmup) are warm-up and not counted; those intended in
+// [Begin+Warmup, Begin+Warmup+Duration) are measured. The parent opens its window at the same two edges.
+type Schedule struct {
+	Begin    int64 `json:"begin_ns"`
+	Warmup   int64 `json:"warmup_ns"`
+	Duration int64 `json:"duration_ns"`
+
+	// Stalls says that a stalls message follows when the window has closed. Only loads that asked for it in their ready
+	// message are told so; they give no result before it has come.
+	Stalls bool `json:"stalls,omitempty"`
+}
+
+// ErrorData is the data of an error message.
+type ErrorData struct {
+	Error string     `json:"error"`
+	Where string     `json:"where,omitempty"`
+	Mend  string     `json:"mend,omitempty"`
+	Code  fault.Code `json:"code,omitempty"`
+}
+
+// Conn speaks the protocol over a pair of streams. Sends are safe for concurrent use; Receive is for one reader.
+type Conn struct {
+	mu  sync.Mutex
+	enc *json.Encoder
+	r   *bufio.Reader
+
+	beforeReady func() error
+}
+
+// NewConn speaks over r and w; a child passes os.Stdin and os.Stdout.
+func NewConn(r io.Reader, w io.Writer) *Conn {
+	return &Conn{enc: json.NewEncoder(w), r: bufio.NewReaderSize(r, 64<<10)}
+}
+
+// BeforeReady has f called before a ready message is sent, when the process has set up all it needs. The message is not
+// sent if f fails.
+func (c *Conn) BeforeReady(f func() error) { c.beforeReady = f }
+
+// Send writes one message.
+func (c *Conn) Send(event string, data any) error {
+	if event == Ready && c.beforeReady != nil {
+		if err := c.beforeReady(); err != nil {
+			return err
+		}
+	}
+	raw, err := json.Marshal(data)
+	if err != nil {
+		return fmt.Errorf("encoding %s message: %w", event, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.enc.Encode(Message{Event: event, Data: raw}); err != nil {
+		return fmt.Errorf("sending %s message: %w", event, err)
+	}
+	return nil
+}
+
+// Fail sends err as an error message, with its exit code and mend.
+func (c *Conn) Fail(err error) error {
+	d := ErrorData{Error: err.Error(), Mend: fault.MendOf(err), Code: fault.CodeOf(err)}
+	var f *fault.Error
+	if errors.As(err, &f) {
+		d.Where = f.Where
+		if f == err { //nolint:errorlint // only the outermost error repeats its place in its text
+			d.Error = f.What
+			if f.Err != nil {
+				d.Error += ": " + f.Err.Error()
+			}
+		}
+	}
+	return c.Send(Error, d)
+}
+
+// Receive reads the next message; io.EOF when the other side has closed.
+func (c *Conn) Receive() (Message, error) {
+	var m Message
+	line, err := c.r.ReadBytes('\n')
+	if err != nil {
+		if errors.Is(err, io.EOF) && len(line) == 0 {
+			return m, io.EOF
+		}
+		return m, fmt.Errorf("receiving a message: %w", err)
+	}
+	if err := json.Unmarshal(line, &m); err != nil {
+		return m, fmt.Errorf("receiving a message: %q is not of the role protocol: %w", clip(line), err)
+	}
+	return m, nil
+}
+
+// Expect reads until a message of the given event comes. An error message becomes an error with its code; log lines go
+// to log (which may be nil); anything else is an error.
+func (c *Conn) Expect(event string, data any, log func(string)) error {
+	for {
+		m, err := c.Receive()
+		if err != nil {
+			return err
+		}
+		switch m.Event {
+		case event:
+			if data == nil {
+				return nil
+			}
+			if err := json.Unmarshal(m.Data, data); err != nil {
+				return fmt.Errorf("decoding %s message: %w", event, err)
+			}
+			return nil
+		case Log:
+			var s string
+			if log != nil && json.Unmarshal(m.Data, &s) == nil {
+				log(s)
+			}
+		case Error:
+			var d ErrorData
+			if err := json.Unmarshal(m.Data, &d); err != nil {
+				return fmt.Errorf("decoding error message: %w", err)
+			}
+			return &fault.Error{Code: max(d.Code, fault.Internal), What: d.Error, Where: d.Where, Mend: d.Mend}
+		default:
+			return fmt.Errorf("waiting for %s: got %s", event, m.Event)
+		}
+	}
+}
+
+func clip(b []byte) string {
+	if len(b) > 80 {
+		return string(b[:80]) + "..."
+	}
+	return string(b)
+}

@@ -1,0 +1,226 @@
+// Package document reads YAML that people write, key by key, so that every error names its place in the file and, where
+// it can, what was meant. All errors are faults with code Usage and the place as file:line:column.
+package document
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/near"
+	"tare/internal/lib/param"
+)
+
+// Node is a key or a value of a document.
+type Node = ast.Node
+
+// File is the name of a document in messages.
+type File string
+
+// Limit bounds what Parse reads.
+type Limit struct {
+	What string // has the limit: a spec
+	Hint string // for who exceeds it
+
+	// Bytes bounds what a person writes, and with it what hostile nesting costs the YAML parser, whose time grows with
+	// the square of the depth.
+	Bytes int
+
+	// JSON bounds what we wrote ourselves, for which there may be more room: it is JSON, and nests no deeper than Depth.
+	JSON, Depth int
+}
+
+// Parse gives the documents in data, of which there is none where data is empty.
+func (f File) Parse(data []byte, l Limit) ([]Node, error) {
+	if len(data) > l.Bytes && (len(data) > l.JSON || !shallow(data, l.Depth)) {
+		return nil, fault.New(fault.Usage, string(f), l.Hint,
+			"%s has at most %d KiB; this has %d", l.What, l.Bytes>>10, len(data)>>10)
+	}
+	if line, err := Guard(data); err != nil {
+		where := string(f)
+		if line > 0 {
+			where = fmt.Sprintf("%s:%d", f, line)
+		}
+		return nil, fault.New(fault.Usage, where, l.Hint, "%s", err)
+	}
+	tree, err := parser.ParseBytes(data, 0)
+	if err != nil {
+		var y yaml.Error
+		if errors.As(err, &y) && y.GetToken() != nil {
+			p := y.GetToken().Position
+			where := fmt.Sprintf("%s:%d:%d", f, p.Line, p.Column)
+			return nil, fault.New(fault.Usage, where, "", "this is not YAML: %s", y.GetMessage())
+		}
+		return nil, fault.New(fault.Usage, string(f), "", "this is not YAML: %s", err)
+	}
+	var bodies []Node
+	for _, d := range tree.Docs {
+		if d.Body != nil {
+			bodies = append(bodies, d.Body)
+		}
+	}
+	return bodies, nil
+}
+
+// shallow says whether data is JSON that nests no deeper than depth.
+func shallow(data []byte, depth int) bool {
+	if data = bytes.TrimSpace(data); len(data) == 0 || data[0] != '{' {
+		return false
+	}
+	for d := json.NewDecoder(bytes.NewReader(data)); depth >= 0; {
+		token, err := d.Token()
+		if err != nil {
+			return errors.Is(err, io.EOF)
+		}
+		switch token {
+		case json.Delim('{'), json.Delim('['):
+			depth--
+		case json.Delim('}'), json.Delim(']'):
+			depth++
+		}
+	}
+	return false
+}
+
+// Place is where a node stands: file:line:column.
+func (f File) Place(n Node) string {
+	for { // the token of a mapping is its first colon, or brace: its first key is what a reader sees
+		m, ok := n.(*ast.MappingNode)
+		if !ok || m.IsFlowStyle || len(m.Values) == 0 {
+			break
+		}
+		n = m.Values[0].Key
+	}
+	if t := n.GetToken(); t != nil && t.Position != nil {
+		return fmt.Sprintf("%s:%d:%d", f, t.Position.Line, t.Position.Column)
+	}
+	return string(f)
+}
+
+// Fail is an error about a node.
+func (f File) Fail(n Node, mend, format string, args ...any) error {
+	return fault.New(fault.Usage, f.Place(n), mend, format, args...)
+}
+
+// IsMapping reports whether a node is keys with values.
+func IsMapping(n Node) bool {
+	_, is := n.(*ast.MappingNode)
+	return is
+}
+
+// Each visits the entries of a mapping, which messages call what.
+func (f File) Each(n Node, what string, visit func(key string, at, value Node) error) error {
+	m, ok := n.(*ast.MappingNode)
+	if !ok {
+		return f.Fail(n, "", "%s must be keys with values, not %s", what, Describe(n))
+	}
+	for _, v := range m.Values {
+		s, ok := v.Key.(*ast.StringNode)
+		if !ok {
+			return f.Fail(v.Key, "", "a key must be a plain word, not %s", Describe(v.Key))
+		}
+		if err := visit(s.Value, v.Key, v.Value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// List gives the texts of a list, each with its node; false where the node is none.
+func (f File) List(n Node, key string) (items []Item, ok bool, err error) {
+	list, ok := n.(*ast.SequenceNode)
+	if !ok {
+		return nil, false, nil
+	}
+	for _, v := range list.Values {
+		text, err := f.Scalar(v, key)
+		if err != nil {
+			return nil, true, err
+		}
+		items = append(items, Item{text, v})
+	}
+	return items, true, nil
+}
+
+// Item is one text of a list.
+type Item struct {
+	Text string
+	At   Node
+}
+
+// Unknown is the error of a key that there is not in what.
+func (f File) Unknown(at Node, key, what string, known []string) error {
+	return f.Fail(at, "the keys of "+what+" are "+strings.Join(known, ", "), "there is no key %q in %s%s",
+		near.Clip(key), what, near.Meant(key, known))
+}
+
+// Scalar is the text of a single value.
+func (f File) Scalar(n Node, key string) (string, error) {
+	switch n := n.(type) {
+	case *ast.StringNode:
+		return n.Value, nil
+	case *ast.LiteralNode:
+		return strings.TrimSpace(n.Value.Value), nil
+	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.InfinityNode, *ast.NanNode:
+		return n.GetToken().Value, nil
+	}
+	return "", f.Fail(n, "", "%q must be a single value, not %s", key, Describe(n))
+}
+
+// Text is the text of a value that must not be empty.
+func (f File) Text(n Node, key string) (string, error) {
+	s, err := f.Scalar(n, key)
+	if err == nil && strings.TrimSpace(s) == "" {
+		err = f.Fail(n, "", "%q must not be empty", key)
+	}
+	return s, err
+}
+
+// Setting reads the value of one setting into o, in its canonical form.
+func (f File) Setting(n Node, s param.Setting, o param.Values) error {
+	text, err := f.Scalar(n, s.Name)
+	if err != nil {
+		return err
+	}
+	if o[s.Name], err = s.Canonical(text); err != nil {
+		return f.Fail(n, s.Hint(), "%q %s", s.Name, err)
+	}
+	return nil
+}
+
+// Settings reads a mapping that holds only settings.
+func (f File) Settings(n Node, what string, settings []param.Setting, o param.Values) error {
+	return f.Each(n, what, func(key string, at, value Node) error {
+		i := slices.IndexFunc(settings, func(s param.Setting) bool { return s.Name == key })
+		if i < 0 {
+			return f.Unknown(at, key, what, param.Names(settings))
+		}
+		return f.Setting(value, settings[i], o)
+	})
+}
+
+// Describe says what a node is.
+func Describe(n Node) string {
+	switch n.(type) {
+	case *ast.MappingNode, *ast.MappingValueNode:
+		return "keys with values"
+	case *ast.SequenceNode:
+		return "a list"
+	case *ast.NullNode:
+		return "nothing"
+	case *ast.AnchorNode, *ast.AliasNode, *ast.MergeKeyNode:
+		return "an anchor or an alias"
+	case *ast.TagNode:
+		return "a tag"
+	}
+	return "a single value"
+}

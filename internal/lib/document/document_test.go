@@ -1,0 +1,71 @@
+package document
+
+import (
+	"strings"
+	"testing"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/param"
+)
+
+// TestErrorsHaveAPlace: what is wrong is named with its line, and what was meant where that can be guessed.
+func TestErrorsHaveAPlace(t *testing.T) {
+	settings := []param.Setting{{Name: "rate", Type: param.TypeNumber, Min: 1, Max: 10}}
+	const file = File("a.yaml")
+	for text, want := range map[string]string{
+		"rate: 5":          "",
+		"\nrate: 50":       `a.yaml:2:7: "rate" must be at most 10`,
+		"\n\nraet: 5":      `a.yaml:3:1: there is no key "raet" in it; did you mean "rate"?`,
+		"rate: [5]":        `a.yaml:1:7: "rate" must be a single value, not a list`,
+		"- rate":           "a.yaml:1:1: it must be keys with values, not a list",
+		"5: 6":             "a.yaml:1:1: a key must be a plain word, not a single value",
+		"rate: &a 5":       `a.yaml:1:7: "rate" must be a single value, not an anchor or an alias`,
+		"rate: {":          "this is not YAML",
+		"rate: 1\nrate: 2": `a.yaml:2:1: this is not YAML: mapping key "rate" already defined`,
+	} {
+		documents, err := file.Parse([]byte(text), Limit{Bytes: 1 << 10})
+		o := param.Values{}
+		if err == nil {
+			err = file.Settings(documents[0], "it", settings, o)
+		}
+		if want == "" {
+			if err != nil || o["rate"] != "5" {
+				t.Errorf("%q: %v, %v", text, o, err)
+			}
+			continue
+		}
+		if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: got %v, want %q", text, err, want)
+		}
+	}
+	for _, empty := range []string{"", "# nothing\n"} {
+		if documents, err := file.Parse([]byte(empty), Limit{Bytes: 1 << 10}); err != nil || len(documents) != 0 {
+			t.Errorf("%q: %v, %v", empty, documents, err)
+		}
+	}
+}
+
+// TestList: a list gives its texts with their places, and what is none is told apart from an empty one.
+func TestList(t *testing.T) {
+	const file = File("a.yaml")
+	for text, c := range map[string]struct {
+		want   string
+		isList bool
+	}{"[a, 5]": {"a 5", true}, "[]": {"", true}, "a": {"", false}} {
+		documents, err := file.Parse([]byte(text), Limit{Bytes: 1 << 10})
+		if err != nil {
+			t.Fatal(err)
+		}
+		items, isList, err := file.List(documents[0], "levels")
+		var texts []string
+		for _, item := range items {
+			texts = append(texts, item.Text)
+		}
+		if got := strings.Join(texts, " "); err != nil || got != c.want || isList != c.isList {
+			t.Errorf("%s: %q, %v, %v", text, got, isList, err)
+		}
+		if len(items) > 1 && file.Place(items[1].At) != "a.yaml:1:5" {
+			t.Errorf("the second stands at %s", file.Place(items[1].At))
+		}
+	}
+}

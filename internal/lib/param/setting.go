@@ -1,0 +1,241 @@
+// Package param declares settings as data. Each guest (an application, a load, a subject) declares its settings once,
+// in its own folder; the key in a spec, the flag on the command line, the default, the range, the errors and the
+// documentation are all made from that declaration.
+package param
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"tare/internal/lib/near"
+)
+
+// Type is what a setting's value is.
+type Type string
+
+// The types, and how a spec writes their values.
+const (
+	TypeDuration Type = "duration" // 300ms, 2s, 0s
+	TypeCount    Type = "count"    // a whole number
+	TypeNumber   Type = "number"   // any decimal number
+	TypePart     Type = "part"     // 5%, or 0.05
+	TypeBytes    Type = "bytes"    // 128, 64KiB, 10MB
+	TypeSwitch   Type = "switch"   // true or false
+	TypeWord     Type = "word"     // one of Words
+	TypeText     Type = "text"     // free text on one line
+)
+
+// Reach is what a text lets whoever writes it have a machine do. A spec that comes from somebody else, as at a node,
+// may do no more than was allowed.
+type Reach string
+
+// The reaches. Numbers, switches and words have none: their values are the guest's own.
+const (
+	ReachNothing Reach = "nothing" // it chooses among what the guest has, or is compared or passed on as text
+	ReachCommand Reach = "command" // it is run, is part of what is run, or says where what is run comes from
+	ReachFile    Reach = "file"    // it is the path of something that is read, written or waited for
+	ReachAddress Reach = "address" // it is an address that is connected to
+	ReachProcess Reach = "process" // it names what runs already, which is looked into
+)
+
+// Setting is one setting of a guest or of an experiment.
+type Setting struct {
+	Name    string   `json:"name"`
+	Type    Type     `json:"type"`
+	Default string   `json:"default,omitempty"` // canonical; empty: only passed on when given
+	Words   []string `json:"words,omitempty"`   // the values of a word; a number may be one of these instead
+	Min     float64  `json:"min"`               // of counts, numbers, bytes, parts and (in seconds) durations
+	Max     float64  `json:"max,omitempty"`     // likewise; 0 is no limit
+	Doc     string   `json:"doc"`
+
+	// Reach is of texts, which must say it: what they let whoever writes them have the machine do. Known are values that
+	// reach no further than the default does, such as names of programs that Tare itself looks for.
+	Reach Reach    `json:"reach,omitempty"`
+	Known []string `json:"known,omitempty"`
+
+	// Phrase is how its levels read in a sentence where it is a factor, by value; of "": any other, which stands in
+	// the place of {}. Nil: they are given by name.
+	Phrase map[string]string `json:"phrase,omitempty"`
+}
+
+// Canonical checks a value as a person wrote it and gives its canonical form. The error reads on after the name of the
+// setting.
+func (s Setting) Canonical(text string) (string, error) {
+	text = strings.TrimSpace(text)
+	switch s.Type {
+	case TypeDuration:
+		d, err := time.ParseDuration(text)
+		if err != nil {
+			return "", fmt.Errorf("must be a duration with its unit, such as 300ms or 2s, not %q", near.Clip(text))
+		}
+		return d.String(), s.inRange(d.Seconds(), d.String(), "s")
+	case TypeCount:
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return "", fmt.Errorf("must be a whole number, not %q", near.Clip(text))
+		}
+		return strconv.FormatInt(n, 10), s.inRange(float64(n), text, "")
+	case TypeNumber:
+		if slices.Contains(s.Words, text) {
+			return text, nil
+		}
+		f, err := strconv.ParseFloat(text, 64)
+		if err != nil || math.IsNaN(f) || math.IsInf(f, 0) {
+			words := strings.Join(append([]string{"a number"}, s.Words...), " or ")
+			return "", fmt.Errorf("must be %s, not %q%s", words, near.Clip(text), near.Meant(text, s.Words))
+		}
+		return Number(f), s.inRange(f, text, "")
+	case TypePart:
+		digits, percent := strings.CutSuffix(text, "%")
+		f, err := strconv.ParseFloat(strings.TrimSpace(digits), 64)
+		if err != nil || math.IsNaN(f) || math.IsInf(f, 0) {
+			return "", fmt.Errorf("must be a part, such as 5%% or 0.05, not %q", near.Clip(text))
+		}
+		if !percent {
+			f *= 100
+		}
+		f = math.Round(1e9*f) / 1e9 // 0.07 is 7%, not 7.000000000000001%
+		return Number(f) + "%", s.inRange(f/100, text, "")
+	case TypeBytes:
+		n, err := parseBytes(text)
+		if err != nil {
+			return "", err
+		}
+		return strconv.FormatUint(n, 10), s.inRange(float64(n), text, "")
+	case TypeSwitch:
+		if text != "true" && text != "false" {
+			return "", fmt.Errorf("must be true or false, not %q", near.Clip(text))
+		}
+		return text, nil
+	case TypeWord:
+		if !slices.Contains(s.Words, text) {
+			return "", fmt.Errorf("must be one of %s, not %q%s", s.Accepts(), near.Clip(text), near.Meant(text, s.Words))
+		}
+		return text, nil
+	case TypeText:
+		if strings.ContainsAny(text, "\n\r\x00") {
+			return "", fmt.Errorf("must be one line of text")
+		}
+		return text, nil
+	}
+	return "", fmt.Errorf("has the unknown type %q", s.Type)
+}
+
+func (s Setting) inRange(v float64, text, unit string) error {
+	if v < s.Min {
+		return fmt.Errorf("must be at least %s%s, not %s", s.show(s.Min), unit, near.Clip(text))
+	}
+	if s.Max > 0 && v > s.Max {
+		return fmt.Errorf("must be at most %s%s, not %s", s.show(s.Max), unit, near.Clip(text))
+	}
+	return nil
+}
+
+// Reaches is what a value of the setting lets its writer have the machine do: ReachNothing, or more. A text that does
+// not say is taken for a command.
+func (s Setting) Reaches(value string) Reach {
+	switch {
+	case s.Type != TypeText || value == "" || value == s.Default || slices.Contains(s.Known, value):
+		return ReachNothing
+	case s.Reach == "":
+		return ReachCommand
+	}
+	return s.Reach
+}
+
+// show is a bound as a person writes it, without the unit of durations.
+func (s Setting) show(bound float64) string {
+	switch s.Type {
+	case TypeBytes:
+		return showBytes(bound)
+	case TypePart:
+		return Part(bound)
+	}
+	return Number(bound)
+}
+
+// Accepts is what the value may be, without its range: a type, or words.
+func (s Setting) Accepts() string {
+	switch {
+	case s.Type == TypeWord:
+		return strings.Join(s.Words, ", ")
+	case len(s.Words) > 0:
+		return string(s.Type) + " or " + strings.Join(s.Words, ", ")
+	}
+	return string(s.Type)
+}
+
+// Range is the bounds of the value; empty where it has none.
+func (s Setting) Range() string {
+	unit := ""
+	switch s.Type {
+	case TypeDuration:
+		unit = "s"
+	case TypeCount, TypeNumber, TypePart, TypeBytes:
+	default:
+		return ""
+	}
+	if s.Max == 0 {
+		return "at least " + s.show(s.Min) + unit
+	}
+	return s.show(s.Min) + unit + " to " + s.show(s.Max) + unit
+}
+
+// Hint says what the setting is and what it may be, for who gave it a wrong value.
+func (s Setting) Hint() string {
+	text := fmt.Sprintf("%q is %s", s.Name, s.Doc)
+	if s.Type != TypeWord && len(s.Words) > 0 {
+		text += "; " + s.Accepts()
+	}
+	if r := s.Range(); r != "" {
+		text += "; " + r
+	}
+	return text
+}
+
+// showBytes is a number of bytes as a spec writes it.
+func showBytes(n float64) string {
+	for _, u := range []struct {
+		suffix string
+		bytes  float64
+	}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}} {
+		if n >= u.bytes && math.Mod(n, u.bytes) == 0 {
+			return Number(n/u.bytes) + u.suffix
+		}
+	}
+	return Number(n)
+}
+
+// Part is a fraction as a percentage.
+func Part(f float64) string { return Number(100*f) + "%" }
+
+// Number is a number with as many digits as it needs.
+func Number(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }
+
+// byteUnits are decimal and binary multiples; what a spec says is what is meant.
+var byteUnits = []struct {
+	suffix string
+	bytes  float64
+}{
+	{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30},
+	{"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"B", 1}, {"", 1},
+}
+
+func parseBytes(text string) (uint64, error) {
+	for _, u := range byteUnits {
+		digits, ok := strings.CutSuffix(text, u.suffix)
+		if !ok {
+			continue
+		}
+		f, err := strconv.ParseFloat(strings.TrimSpace(digits), 64)
+		if b := f * u.bytes; err == nil && b >= 0 && b < 1<<62 && b == math.Trunc(b) {
+			return uint64(b), nil
+		}
+		break
+	}
+	return 0, fmt.Errorf("must be a number of bytes, such as 128, 64KiB or 10MB, not %q", near.Clip(text))
+}

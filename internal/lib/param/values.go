@@ -1,0 +1,104 @@
+package param
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"tare/internal/lib/fault"
+)
+
+// Values are the values of settings by name, in canonical form: durations as Go prints them, bytes as a plain number. A
+// setting without a default that nobody gave is not among them.
+type Values map[string]string
+
+// Defaults are the values of settings when nobody gives any.
+func Defaults(settings []Setting) Values {
+	v := Values{}
+	for _, s := range settings {
+		if s.Default != "" {
+			v[s.Name] = s.Default
+		}
+	}
+	return v
+}
+
+// Find is the setting of a name.
+func Find(settings []Setting, name string) (Setting, bool) {
+	i := slices.IndexFunc(settings, func(s Setting) bool { return s.Name == name })
+	if i < 0 {
+		return Setting{}, false
+	}
+	return settings[i], true
+}
+
+// Check checks the values that there are, where they came neither from a spec nor by a flag. Its error is of code
+// fault.Usage.
+func (v Values) Check(settings []Setting) error {
+	for _, s := range settings {
+		if text, ok := v[s.Name]; ok {
+			if _, err := s.Canonical(text); err != nil {
+				return fault.New(fault.Usage, "--"+s.Name, s.Hint(), "%s", err)
+			}
+		}
+	}
+	return nil
+}
+
+// Names are the names of settings, in their order.
+func Names(settings []Setting) []string {
+	names := make([]string, len(settings))
+	for i, s := range settings {
+		names[i] = s.Name
+	}
+	return names
+}
+
+// Clone is a copy, never nil.
+func (v Values) Clone() Values {
+	c := make(Values, len(v))
+	maps.Copy(c, v)
+	return c
+}
+
+// Args are the values as flags, in the order of the settings.
+func (v Values) Args(settings []Setting) []string {
+	var args []string
+	for _, s := range settings {
+		if value, ok := v[s.Name]; ok {
+			args = append(args, "--"+s.Name+"="+value)
+		}
+	}
+	return args
+}
+
+// The typed values below are zero when the setting is not given. Values are canonical, so nothing else fails to parse.
+
+// Float is the value of a number, a count or of bytes.
+func (v Values) Float(name string) float64 {
+	f, _ := strconv.ParseFloat(v[name], 64)
+	return f
+}
+
+// Int is the value of a count or of bytes.
+func (v Values) Int(name string) int {
+	n, _ := strconv.Atoi(v[name])
+	return n
+}
+
+// Part is the value of a part, as a fraction.
+func (v Values) Part(name string) float64 {
+	f, _ := strconv.ParseFloat(strings.TrimSuffix(v[name], "%"), 64)
+	return f / 100
+}
+
+// Duration is the value of a duration.
+func (v Values) Duration(name string) time.Duration {
+	d, _ := time.ParseDuration(v[name])
+	return d
+}
+
+// On is the value of a switch.
+func (v Values) On(name string) bool { return v[name] == "true" }

@@ -1,0 +1,439 @@
+// Package admission is a load for webhooks that Kubernetes asks about pods: it sends AdmissionReviews as an API server
+// does, over one connection of HTTP/2 and TLS, and reads the patches that come back. Where pods are to have
+// certificates, it then gets one for each pod, by a token as the kubelet gives it to a pod.
+package admission
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
+
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/load/running"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/mesh/controlplane/authority"
+)
+
+// Generator is what results of the load name as their generator.
+const Generator = "admission"
+
+// Webhook is what a subject says that has one, as its ready message.
+type Webhook struct {
+	URL   string `json:"url"` // https
+	Roots []byte `json:"roots"`
+	// Certificates is where pods get theirs by the tokens of their service accounts (authority.Agent), host:port;
+	// empty: they get none.
+	Certificates string `json:"certificates,omitempty"`
+	// Identities are those of service accounts, before the account's name.
+	Identities string `json:"identities,omitempty"`
+	// Signer signs these tokens, as an API server does: a private key as JWK. Issuer and Audience are what they say.
+	Signer   json.RawMessage `json:"signer,omitempty"`
+	Issuer   string          `json:"issuer,omitempty"`
+	Audience string          `json:"audience,omitempty"`
+}
+
+// The kinds of failures beside those of HTTP, status-CODE.
+const (
+	failedConnection  = "connection"
+	failedTimeout     = "timeout"
+	failedAnswer      = "answer"      // it is none to the review
+	failedRefused     = "refused"     // the pod is not allowed
+	failedLeft        = "left-alone"  // the pod is not injected
+	failedCertificate = "certificate" // the token gives none
+)
+
+// The names of what the load counts and times beside reviews.
+const (
+	countFinished        = "finished" // reviews that ended in the window, with their certificates, whenever they began
+	countCertificates    = "certificates"
+	histogramCertificate = "admission_certificate"
+)
+
+// longest is the longest time that is told from longer ones, in ns.
+const longest = int64(100e9)
+
+// Load is a client of a webhook, ready to run once.
+type Load struct {
+	o       Options
+	to      Webhook
+	reviews *reviews
+	http    *http.Client
+	signer  jose.Signer // of pods' tokens; nil where there are none
+
+	begin, end int64 // of the window
+
+	mu sync.Mutex // guards what is below
+	tally
+	log *running.Log
+}
+
+// Prepare connects to a webhook, and has it review a pod.
+func Prepare(ctx context.Context, o Options, to Webhook) (*Load, error) {
+	if to.URL == "" {
+		return nil, fault.New(fault.Usage, "subject", "weigh one that has a webhook, such as injector",
+			"the subject has no webhook")
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(to.Roots) {
+		return nil, fault.New(fault.Usage, to.URL, "", "the webhook's roots are no certificates")
+	}
+	r, err := newReviews()
+	if err != nil {
+		return nil, err
+	}
+	l := &Load{o: o, to: to, reviews: r}
+	if to.Certificates != "" {
+		var key jose.JSONWebKey
+		if err := json.Unmarshal(to.Signer, &key); err != nil {
+			return nil, fmt.Errorf("reading the key that signs tokens: %w", err)
+		}
+		if l.signer, err = jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: key}, nil); err != nil {
+			return nil, fmt.Errorf("signing tokens: %w", err)
+		}
+	}
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
+		ForceAttemptHTTP2: true, DisableCompression: true}
+	l.http = &http.Client{Transport: transport, Timeout: o.Timeout}
+	// The first reviews of a process are slow, and must not be those that are timed.
+	for i := range 3 {
+		if failed, _, err := l.ask(ctx, i); err != nil {
+			return nil, fault.Wrap(err, fault.Machine, to.URL, "", "the webhook does not answer")
+		} else if failed != "" {
+			return nil, fault.New(fault.Machine, to.URL, "", "a review came to nothing: %s", failed)
+		}
+	}
+	return l, nil
+}
+
+// Close closes the connection.
+func (l *Load) Close() error {
+	l.http.CloseIdleConnections()
+	return nil
+}
+
+// answered is a review with an answer, as far as it is looked at.
+type answered struct {
+	Response *struct {
+		UID       string `json:"uid"`
+		Allowed   bool   `json:"allowed"`
+		PatchType string `json:"patchType"`
+		Patch     []byte `json:"patch"`
+	} `json:"response"`
+}
+
+// review sends the i-th review, whose answer must be a patch; failed is why it is none.
+func (l *Load) review(ctx context.Context, i int) (failed string, err error) {
+	body := l.reviews.appendTo(make([]byte, 0, 8<<10), i)
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, l.to.URL, bytes.NewReader(body))
+	if err != nil {
+		return "", err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	answer, err := l.http.Do(r)
+	if err != nil {
+		return kindOf(err), err
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(answer.Body, 1<<20))
+	if err != nil {
+		return kindOf(err), err
+	}
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Sprint("status-", answer.StatusCode), nil
+	}
+	var a answered
+	if json.Unmarshal(text, &a) != nil || a.Response == nil || a.Response.UID != uid(i) {
+		return failedAnswer, nil
+	}
+	switch {
+	case !a.Response.Allowed:
+		return failedRefused, nil
+	case len(a.Response.Patch) == 0 || a.Response.PatchType != "JSONPatch":
+		return failedLeft, nil
+	}
+	return "", nil
+}
+
+func kindOf(err error) string {
+	var timeout interface{ Timeout() bool }
+	if errors.As(err, &timeout) && timeout.Timeout() || errors.Is(err, context.DeadlineExceeded) {
+		return failedTimeout
+	}
+	return failedConnection
+}
+
+// ask is a review, and where there are certificates the pod's; answered is when the review was.
+func (l *Load) ask(ctx context.Context, i int) (failed string, answered int64, err error) {
+	failed, err = l.review(ctx, i)
+	answered = pace.Now()
+	if err == nil && failed == "" && l.to.Certificates != "" {
+		failed, err = l.certify(ctx, i)
+	}
+	return failed, answered, err
+}
+
+// certify gets the certificate of a pod by the token of its service account.
+func (l *Load) certify(ctx context.Context, i int) (failed string, err error) {
+	token, err := l.token(i)
+	if err != nil {
+		return failedCertificate, err
+	}
+	a := authority.Agent{Address: l.to.Certificates, Identity: l.to.Identities + account(i), Roots: l.to.Roots, Token: token}
+	if _, err = a.Request(ctx, authority.Credentials{}); err != nil {
+		return failedCertificate, err
+	}
+	return "", nil
+}
+
+// token is what the kubelet gives the i-th pod (k8s.io/kubernetes/pkg/serviceaccount, Claims).
+func (l *Load) token(i int) (authority.Token, error) {
+	now := time.Now()
+	object := func(name, uid string) map[string]string { return map[string]string{"name": name, "uid": uid} }
+	text, err := jwt.Signed(l.signer).Claims(jwt.Claims{
+		Issuer: l.to.Issuer, Audience: jwt.Audience{l.to.Audience}, Subject: "system:serviceaccount:" + Namespace + ":" + account(i),
+		IssuedAt: jwt.NewNumericDate(now), NotBefore: jwt.NewNumericDate(now), Expiry: jwt.NewNumericDate(now.Add(time.Hour)),
+	}).Claims(map[string]any{"kubernetes.io": map[string]any{"namespace": Namespace,
+		"serviceaccount": object(account(i), uid(i)), "pod": object(fmt.Sprint("shop-", i), uid(i))}}).Serialize()
+	if err != nil {
+		return "", fmt.Errorf("signing the token of a pod: %w", err)
+	}
+	return authority.Token(text), nil
+}
+
+// tally is what a run counts.
+type tally struct {
+	intended, sent, done, late int64
+	finished                   int64 // that ended in the window, with their certificates
+	errors                     map[string]int64
+	latency, service, lag, own *hdrhistogram.Histogram
+	certificate                *hdrhistogram.Histogram
+	slices                     [load.Slices]*hdrhistogram.Histogram
+}
+
+func newTally() tally {
+	h := func(digits int) *hdrhistogram.Histogram { return hdrhistogram.New(1, longest, digits) }
+	t := tally{errors: map[string]int64{}, latency: h(3), service: h(3), lag: h(3), own: h(3), certificate: h(3)}
+	for i := range t.slices {
+		t.slices[i] = h(2)
+	}
+	return t
+}
+
+func record(h *hdrhistogram.Histogram, ns int64) { _ = h.RecordValue(min(max(ns, 1), longest)) } // within its bounds
+
+// in says whether a review counts that was intended for a time.
+func (l *Load) in(intended int64) bool { return intended >= l.begin && intended < l.end }
+
+// do makes the i-th review, which was intended for a time; negative: for now (closed loop). Whoever makes it was free
+// since another time, and is again at the one that it returns.
+func (l *Load) do(ctx context.Context, i int, intended, free int64) int64 {
+	sent := pace.Now()
+	own := int64(-1)
+	if intended < 0 {
+		intended = sent
+	} else {
+		own = sent - max(intended, free)
+	}
+	failed, done, _ := l.ask(ctx, i)
+	ended := pace.Now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if failed == "" && l.in(ended) {
+		l.finished++
+	}
+	l.log.Add(intended, sent, done, own, -1, failed == "")
+	if !l.in(intended) {
+		return ended
+	}
+	l.intended++
+	l.sent++
+	if own >= 0 { // in closed loop nothing is late
+		record(l.lag, sent-intended)
+		record(l.own, own)
+	}
+	if failed != "" {
+		if ctx.Err() == nil { // else the drain has ended, and it is unfinished
+			l.errors[failed]++
+		}
+		return ended
+	}
+	l.done++
+	if done >= l.end {
+		l.late++
+	}
+	record(l.latency, done-intended)
+	record(l.service, done-sent)
+	record(l.slices[(intended-l.begin)*load.Slices/(l.end-l.begin)], done-intended)
+	if l.to.Certificates != "" {
+		record(l.certificate, ended-done)
+	}
+	return ended
+}
+
+// Ready is the data of the ready message.
+type Ready struct {
+	AtOnce int `json:"at_once"`
+	role.Wants
+}
+
+// Run sends reviews by the schedule. Those count that are intended in the window, whenever they end.
+func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
+	if s.Duration <= 0 || s.Warmup < 0 {
+		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
+	}
+	l.begin = s.Begin + s.Warmup
+	l.end = l.begin + s.Duration
+	l.tally = newTally()
+	if s.Stalls {
+		l.log = running.NewLog(l.logged(s))
+	}
+	working, stop := context.WithCancel(ctx)
+	defer stop()
+	timer := time.AfterFunc(time.Duration(l.end-pace.Now())+l.o.Drain, stop)
+	defer timer.Stop()
+	var next atomic.Int64
+	due := make(chan due, l.o.AtOnce)
+	var wait sync.WaitGroup
+	for range l.o.AtOnce {
+		wait.Go(func() { l.work(working, s.Begin, due, &next) })
+	}
+	pacing := make(chan error, 1)
+	go func() {
+		defer close(due)
+		pacing <- l.pace(working, s, due)
+	}()
+	cpu, err := pace.ProcessCPU(ctx, l.begin, l.end)
+	err = errors.Join(err, <-pacing)
+	wait.Wait()
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return l.result(s, cpu)
+}
+
+// due is a review that is to start.
+type due struct {
+	number int
+	at     int64
+}
+
+// logged is how many reviews to keep one by one: as many as the schedule holds, or what would be fast in closed loop.
+func (l *Load) logged(s role.Schedule) int {
+	rate := l.o.Rate
+	if rate == 0 {
+		rate = 100_000
+	}
+	return int(min(rate*(float64(s.Warmup+s.Duration)/1e9+l.o.Drain.Seconds())*4/3+1000, running.MostRequests))
+}
+
+// pace hands out what is due; nothing in closed loop.
+func (l *Load) pace(ctx context.Context, s role.Schedule, to chan<- due) error {
+	if l.o.Rate == 0 {
+		return nil
+	}
+	thread, err := pace.LockThread(pace.DefaultSpin)
+	if err != nil {
+		return err
+	}
+	defer thread.Close()
+	schedule := pace.NewSchedule(s.Begin, l.o.Rate, l.o.Arrivals, l.o.Seed, 0, 1)
+	for i := 3; schedule.Peek() < l.end; i++ { // the first were sent by Prepare
+		at := schedule.Peek()
+		schedule.Advance()
+		_, late := thread.Until(ctx, at)
+		if late == nil {
+			select {
+			case to <- due{i, at}:
+				continue
+			case <-ctx.Done():
+			}
+		}
+		l.unsent(at) // the drain has ended: what is left of the schedule is never sent
+	}
+	return nil
+}
+
+// unsent counts a review that is due and never starts.
+func (l *Load) unsent(at int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.in(at) {
+		l.intended++
+	}
+}
+
+// work makes reviews, one after the other, until there are no more.
+func (l *Load) work(ctx context.Context, from int64, due <-chan due, next *atomic.Int64) {
+	free := pace.Now()
+	if l.o.Rate > 0 {
+		for d := range due {
+			if ctx.Err() == nil {
+				free = l.do(ctx, d.number, d.at, free)
+			} else {
+				l.unsent(d.at)
+			}
+		}
+		return
+	}
+	if pace.SleepUntil(ctx, from) != nil {
+		return
+	}
+	for ctx.Err() == nil && free < l.end {
+		free = l.do(ctx, int(next.Add(1))+2, -1, free)
+	}
+}
+
+func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
+	x := &load.Result{Generator: Generator, Mode: load.Closed, Seconds: float64(s.Duration) / 1e9, TargetRate: l.o.Rate,
+		Connections: 1, MaxConnections: 1, Streams: l.o.AtOnce, CPUSeconds: cpu,
+		CPUs: float64(pace.CPUs())}
+	if l.o.Rate > 0 {
+		x.Mode, x.Arrivals = load.Open, string(l.o.Arrivals)
+	}
+	x.Intended, x.Sent, x.Done, x.Late, x.Errors = l.intended, l.sent, l.done, l.late, l.errors
+	x.SetUnfinished()
+	x.Rate = float64(x.Done) / x.Seconds
+	x.SetSlices(l.slices[:])
+	x.Counts = map[string]float64{countFinished: float64(l.finished)}
+	if l.to.Certificates != "" {
+		x.Counts[countCertificates] = float64(l.certificate.TotalCount())
+	}
+	return x, x.SetHistograms(map[string]*hdrhistogram.Histogram{load.Latency: l.latency, load.Service: l.service,
+		load.Lag: l.lag, load.OwnLag: l.own, histogramCertificate: l.certificate})
+}
+
+// tellApart adds to a result what stalls of the machine did not touch.
+func (l *Load) tellApart(x *load.Result, stalls *role.Stalls) error {
+	if l.log == nil {
+		return nil
+	}
+	return running.Classify(x, []*running.Log{l.log}, stalls, l.begin, l.end)
+}
+
+// Run plays the load's part in the role protocol: prepares, says ready, works, and sends the result.
+func Run(ctx context.Context, o Options, to Webhook, conn *role.Conn) (err error) {
+	l, err := Prepare(ctx, o, to)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	return role.WorkThenStalls(ctx, conn, Ready{o.AtOnce, role.Wants{Stalls: true}}, l.Run, l.tellApart)
+}

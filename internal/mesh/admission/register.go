@@ -1,0 +1,83 @@
+package admission
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/param"
+)
+
+func init() { kind.Register(kind.Load, guest{}) }
+
+// guest is the load as the engine knows it.
+type guest struct{}
+
+// What the guest has that the engine looks for.
+var (
+	_ kind.Player       = guest{}
+	_ kind.Checker      = guest{}
+	_ kind.SetupChecker = guest{}
+)
+
+// About says what it is.
+func (guest) About() kind.About {
+	return kind.About{
+		Name: "admission",
+		Summary: "reviews of pods (AdmissionReview), as an API server sends them to a webhook; the subject must have one " +
+			"(`injector`)",
+		Settings: Settings,
+	}
+}
+
+// Check is kind.Checker's.
+func (guest) Check(v param.Values) error {
+	_, err := OptionsOf(v)
+	return err
+}
+
+// Saturates says whether it goes as fast as answers come.
+func (guest) Saturates(v param.Values) bool { return v[modeKey] == load.Closed }
+
+// HoldsConnections is kind.Holder's: all reviews go over one.
+func (guest) HoldsConnections(param.Values) bool { return true }
+
+// Metrics are those of the load.
+func (guest) Metrics() []measured.Metric { return metrics }
+
+// Admitting is a subject that has a webhook. Its ready message is a Webhook.
+type Admitting interface{ AdmitsPods() }
+
+// CheckSetup sees that there is a webhook in every arm.
+func (g guest) CheckSetup(s *kind.Setup, path string, _ *kind.Part) error {
+	if s.Baseline == nil {
+		return fmt.Errorf("a load of kind %s goes to the subject, and the baseline has none: give the spec a %q", g.About().Name,
+			kind.BaselineKey)
+	}
+	return s.CheckSubjects(func(part *kind.Part) error {
+		if _, is := part.Kind.(Admitting); !is {
+			return fmt.Errorf("%s needs a subject that has a webhook, and %s has none", path, part.Name())
+		}
+		return nil
+	})
+}
+
+// Play is kind.Player's: prepares, says ready, works, and sends the result.
+func (guest) Play(ctx context.Context, conn *role.Conn, at kind.Site, v param.Values) error {
+	o, err := OptionsOf(v)
+	if err != nil {
+		return err
+	}
+	o.Seed = at.Seed
+	var to Webhook
+	if len(at.SubjectReady) > 0 {
+		if err := json.Unmarshal(at.SubjectReady, &to); err != nil {
+			return fmt.Errorf("reading where the webhook is: %w", err)
+		}
+	}
+	return Run(ctx, o, to, conn)
+}

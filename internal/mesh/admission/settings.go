@@ -1,0 +1,60 @@
+package admission
+
+import (
+	"errors"
+	"time"
+
+	"tare/internal/experiment/load"
+	"tare/internal/lib/pace"
+	"tare/internal/lib/param"
+)
+
+// The names of the settings.
+const (
+	modeKey     = "mode"
+	rateKey     = "rate"
+	arrivalsKey = "arrivals"
+	atOnceKey   = "at-once"
+	timeoutKey  = "timeout"
+	drainKey    = "drain"
+)
+
+// Settings are what specs and the command line set of the load.
+var Settings = []param.Setting{
+	{Name: modeKey, Type: param.TypeWord, Default: load.Open, Words: []string{load.Open, load.Closed},
+		Doc: "open: reviews start on an absolute schedule; closed: the next starts when an answer came"},
+	{Name: rateKey, Type: param.TypeNumber, Min: 0.1, Max: 100_000, Phrase: map[string]string{"": "at {} reviews/s"},
+		Doc: "reviews per second; of open loads, which need it"},
+	{Name: arrivalsKey, Type: param.TypeWord, Default: string(pace.Poisson),
+		Words: []string{string(pace.Poisson), string(pace.Constant)}, Doc: "how the starts of an open load are spread"},
+	{Name: atOnceKey, Type: param.TypeCount, Default: "16", Min: 1, Max: 250,
+		Phrase: map[string]string{"": "with {} reviews at once", "1": "one after the other"},
+		Doc:    "reviews under way at once, at most, as streams of one connection over HTTP/2, which is what an API server has"},
+	{Name: timeoutKey, Type: param.TypeDuration, Default: "10s", Min: 0.001, Max: 30,
+		Doc: "time after which a review counts as failed; API servers wait for 10 s"},
+	{Name: drainKey, Type: param.TypeDuration, Default: "1s", Max: 600,
+		Doc: "time after the window in which answers are still waited for"},
+}
+
+// Options are those of a Load.
+type Options struct {
+	Rate     float64 // reviews per second; 0: closed loop
+	Arrivals pace.Arrivals
+	AtOnce   int
+	Timeout  time.Duration
+	Drain    time.Duration
+	Seed     uint64
+}
+
+// OptionsOf are the options by their settings. Its error is of settings that contradict each other.
+func OptionsOf(v param.Values) (Options, error) {
+	o := Options{Rate: v.Float(rateKey), Arrivals: pace.Arrivals(v[arrivalsKey]), AtOnce: v.Int(atOnceKey),
+		Timeout: v.Duration(timeoutKey), Drain: v.Duration(drainKey)}
+	switch _, rated := v[rateKey]; {
+	case v[modeKey] == load.Open && !rated:
+		return o, errors.New(`an open load needs a "rate", in reviews per second`)
+	case v[modeKey] == load.Closed && rated:
+		return o, errors.New(`a closed load goes as fast as answers come: "rate" has no meaning for it`)
+	}
+	return o, v.Check(Settings)
+}

@@ -1,0 +1,332 @@
+// Package connect is the load that makes connections and nothing else: UDP sockets that connect to services, as fast as
+// they go, which sends no packet and so is all data plane. It runs as a process of its own (tare load connect), in
+// closed loop.
+//
+// Where a data plane replaces its configuration meanwhile (package generation), it also judges every connection:
+// whether the endpoint that it came to was one of those that there could be at that moment.
+package connect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/mesh/generation"
+)
+
+// Generator is what results name as their generator.
+const Generator = "connect"
+
+// MaxServices bounds Options.Services.
+const MaxServices = 1 << 20
+
+// Options of a load. Either First and Services are given, or Replacer.
+type Options struct {
+	First     netip.AddrPort // the first service; IPv4. The others follow it, by address
+	Services  int            // how many there are; connections go to one after the other by chance
+	Endpoints bool           // every service must show an endpoint as the peer of a connection, before anything is measured
+	Replacer  int            // process that replaces configuration: connections go to its services in turn, and are judged
+	Seed      uint64         // of chance
+}
+
+// Ready is what a load says of itself before the start.
+type Ready struct {
+	Services int  `json:"services"`
+	Judges   bool `json:"judges"`
+}
+
+// Load is a load that is ready to run, once.
+type Load struct {
+	o    Options
+	page *generation.Page // nil: connections are not judged
+	fd   int
+	to   unix.RawSockaddrInet4
+	peer unix.RawSockaddrInet4
+}
+
+// New makes the socket, and sees that the services are there. Its errors are of wrong use or of services that do not
+// answer.
+func New(o Options) (l *Load, err error) {
+	if o.Replacer == 0 {
+		switch {
+		case !o.First.IsValid() || !o.First.Addr().Unmap().Is4() || o.First.Port() == 0:
+			return nil, fault.New(fault.Usage, "--service", "give --service 10.96.0.1:80, or --replacer", "there is no service to connect to, as an IPv4 address and a port")
+		case o.Services < 1 || o.Services > MaxServices:
+			return nil, fault.New(fault.Usage, "--services", fmt.Sprintf("give 1 to %d", MaxServices), "%d services cannot be connected to", o.Services)
+		}
+	} else if o.First.IsValid() {
+		return nil, fault.New(fault.Usage, "--replacer", "leave out --service", "the services of a replacer are its own")
+	}
+	l = &Load{o: o, fd: -1}
+	l.to.Family = unix.AF_INET
+	defer func() {
+		if err != nil {
+			l, err = nil, errors.Join(err, l.Close())
+		}
+	}()
+	if o.Replacer != 0 {
+		l.o.Services = generation.Services
+		if l.page, err = generation.Open(o.Replacer); err != nil {
+			return l, err
+		}
+	}
+	if l.fd, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0); err != nil {
+		return l, fmt.Errorf("making a socket: %w", err)
+	}
+	return l, l.check()
+}
+
+// check connects to every service once, where none is replaced.
+func (l *Load) check() error {
+	for i := 0; l.page == nil && i < l.o.Services; i++ {
+		ip, port := l.service(i)
+		at := generation.AddrPort(ip, port)
+		if errno := l.connect(ip, port); errno != 0 {
+			return fault.Wrap(errno, fault.Machine, at.String(), "see that a data plane serves it as a UDP service, or that there is a route to it", "the service cannot be connected to")
+		}
+		if gotIP, gotPort := l.peerOf(); l.o.Endpoints && gotIP == ip && gotPort == port {
+			return fault.New(fault.Machine, at.String(), "see that a data plane serves it as a UDP service, with --peer endpoint", "a connection to the service shows no endpoint")
+		}
+	}
+	return nil
+}
+
+// Ready describes the load.
+func (l *Load) Ready() Ready { return Ready{Services: l.o.Services, Judges: l.page != nil} }
+
+// Close gives everything back.
+func (l *Load) Close() error {
+	var errs []error
+	if l.fd >= 0 {
+		errs = append(errs, unix.Close(l.fd))
+		l.fd = -1
+	}
+	if l.page != nil {
+		errs = append(errs, l.page.Close())
+		l.page = nil
+	}
+	return errors.Join(errs...)
+}
+
+// service is the address of the i-th service.
+func (l *Load) service(i int) (ip uint32, port uint16) {
+	if l.page != nil {
+		return generation.Service(i)
+	}
+	b := l.o.First.Addr().Unmap().As4()
+	return uint32(b[0])<<24 + uint32(b[1])<<16 + uint32(b[2])<<8 + uint32(b[3]) + uint32(i), l.o.First.Port()
+}
+
+// The two calls below go straight to the kernel. Neither can block, and telling the Go scheduler of them costs as much
+// as some of them; worse, its monitor takes a thread that stays in such calls for one that blocks, and interrupts it
+// every 20 us.
+
+// connect connects the socket, which may be connected: a UDP socket can again and again.
+func (l *Load) connect(ip uint32, port uint16) unix.Errno {
+	*(*[4]byte)(unsafe.Pointer(&l.to.Addr)) = [4]byte{byte(ip >> 24), byte(ip >> 16), byte(ip >> 8), byte(ip)}
+	*(*[2]byte)(unsafe.Pointer(&l.to.Port)) = [2]byte{byte(port >> 8), byte(port)}
+	_, _, errno := unix.RawSyscall(unix.SYS_CONNECT, uintptr(l.fd), uintptr(unsafe.Pointer(&l.to)), unix.SizeofSockaddrInet4)
+	return errno
+}
+
+// peerOf is what the socket is connected to; nothing where that cannot be told.
+func (l *Load) peerOf() (ip uint32, port uint16) {
+	size := uint32(unix.SizeofSockaddrInet4)
+	if _, _, errno := unix.RawSyscall(unix.SYS_GETPEERNAME, uintptr(l.fd), uintptr(unsafe.Pointer(&l.peer)), uintptr(unsafe.Pointer(&size))); errno != 0 {
+		return 0, 0
+	}
+	a, p := l.peer.Addr, *(*[2]byte)(unsafe.Pointer(&l.peer.Port))
+	return uint32(a[0])<<24 | uint32(a[1])<<16 | uint32(a[2])<<8 | uint32(a[3]), uint16(p[0])<<8 | uint16(p[1])
+}
+
+// Run connects by the schedule, in closed loop, and says what came of it. Connections count that begin in the window.
+func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
+	if s.Duration <= 0 || s.Warmup < 0 {
+		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
+	}
+	runtime.GC()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // nothing is allocated in the loop
+	thread, err := pace.LockThread(0)
+	if err != nil {
+		return nil, err
+	}
+	t := newTally(s)
+	if _, err = thread.Until(ctx, s.Begin); err == nil {
+		var stop atomic.Bool
+		defer context.AfterFunc(ctx, func() { stop.Store(true) })()
+		var before, after float64
+		if before, err = pace.CPUTime(); err == nil {
+			l.loop(t, &stop)
+			after, err = pace.CPUTime()
+		}
+		// Of the whole run, warm-up included, in proportion.
+		t.cpu = (after - before) * float64(s.Duration) / float64(s.Warmup+s.Duration)
+	}
+	if err = errors.Join(err, thread.Close()); err == nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return t.result(l.page != nil)
+}
+
+// loop is the load itself.
+func (l *Load) loop(t *tally, stop *atomic.Bool) {
+	random := l.o.Seed*0x9e3779b97f4a7c15 + 1
+	for i, now := 0, pace.Now(); now < t.end && !stop.Load(); {
+		var done uint64
+		if l.page == nil {
+			random = random*6364136223846793005 + 1442695040888963407
+			i = int(random >> 32 * uint64(l.o.Services) >> 32)
+		} else {
+			i = (i + 1) % generation.Services
+			done = l.page.Done()
+		}
+		ip, port := l.service(i)
+		began := pace.Now()
+		errno := l.connect(ip, port)
+		now = pace.Now()
+		if began < t.begin || began >= t.end {
+			continue
+		}
+		t.add(began, now, errno)
+		if l.page != nil && errno == 0 {
+			l.judge(t, i, done, began)
+		}
+	}
+}
+
+// judge looks at what a connection to the i-th service that began at a time came to. Done was read before it.
+func (l *Load) judge(t *tally, i int, done uint64, began int64) {
+	ip, port := l.peerOf()
+	begun := l.page.Begun()
+	verdict, g := generation.Judge(i, ip, port, done, begun)
+	t.verdicts[verdict]++
+	if verdict == generation.Torn || verdict == generation.Missed {
+		return
+	}
+	if verdict == generation.Right && g < t.last {
+		t.backward++
+	}
+	t.last = max(t.last, g)
+	if g < begun {
+		if age := began - l.page.BeganAt(g+1); age > 0 {
+			t.sawOld(g, age)
+		}
+	}
+}
+
+// longest is the longest time that is told from longer ones, in ns.
+const longest = 100e9
+
+// tally is what a run counts. It allocates nothing while it does.
+type tally struct {
+	begin, end int64
+	cpu        float64
+	n          int64
+	times      *hdrhistogram.Histogram // of connect()
+	slices     [load.Slices]*hdrhistogram.Histogram
+	errnos     [256]int64
+
+	verdicts [4]int64 // by generation.Verdict
+	backward int64
+	last     uint64 // the latest generation that was seen
+	old      *hdrhistogram.Histogram
+	oldOf    uint64 // the generation that was seen last after the next had begun, and how long after
+	oldAge   int64  // 0: none
+}
+
+func newTally(s role.Schedule) *tally {
+	t := &tally{begin: s.Begin + s.Warmup, end: s.Begin + s.Warmup + s.Duration, times: hdrhistogram.New(1, longest, 3), old: hdrhistogram.New(1, longest, 3)}
+	for i := range t.slices {
+		t.slices[i] = hdrhistogram.New(1, longest, 2)
+	}
+	return t
+}
+
+func (t *tally) add(began, ended int64, errno unix.Errno) {
+	t.n++
+	if errno != 0 {
+		t.errnos[min(int(errno), len(t.errnos)-1)]++
+		return
+	}
+	record(t.times, ended-began)
+	record(t.slices[(began-t.begin)*load.Slices/(t.end-t.begin)], ended-began)
+}
+
+func record(h *hdrhistogram.Histogram, ns int64) { _ = h.RecordValue(min(max(ns, 1), longest)) } // in range, so there is no error
+
+// sawOld notes that generation g was still found so long after the next had begun. Only the last of each generation
+// counts.
+func (t *tally) sawOld(g uint64, age int64) {
+	if t.oldAge > 0 && t.oldOf != g {
+		record(t.old, t.oldAge)
+	}
+	t.oldOf, t.oldAge = g, age
+}
+
+func (t *tally) result(judged bool) (*load.Result, error) {
+	failed := int64(0)
+	r := &load.Result{
+		Generator: Generator, Mode: load.Closed, Seconds: float64(t.end-t.begin) / 1e9, Intended: t.n, Sent: t.n,
+		Connections: 1, MaxConnections: 1, Errors: map[string]int64{}, CPUSeconds: t.cpu, CPUs: 1,
+	}
+	for errno, n := range t.errnos {
+		if n > 0 {
+			r.Errors[errorName(unix.Errno(errno))] += n
+			failed += n
+		}
+	}
+	r.Done = t.n - failed
+	r.Opened, r.Rate = r.Done, float64(r.Done)/r.Seconds
+	r.SetSlices(t.slices[:])
+	if judged {
+		r.Counts = map[string]float64{
+			generation.Judged: float64(t.n), generation.FailedCount: float64(failed), generation.BackwardCount: float64(t.backward),
+			generation.StaleCount: float64(t.verdicts[generation.Stale]), generation.TornCount: float64(t.verdicts[generation.Torn]), generation.MissedCount: float64(t.verdicts[generation.Missed]),
+		}
+		if t.oldAge > 0 {
+			record(t.old, t.oldAge)
+			t.oldAge = 0
+		}
+	}
+	return r, r.SetHistograms(map[string]*hdrhistogram.Histogram{load.Connect: t.times, generation.OldEndpoint: t.old})
+}
+
+// errorName is the kind of a failed connect, as load http calls it where it has a name for it.
+func errorName(errno unix.Errno) string {
+	switch errno {
+	case unix.ECONNREFUSED:
+		return "connect-refused"
+	case unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EPERM:
+		return "connect-unreachable"
+	case unix.EADDRNOTAVAIL, unix.EADDRINUSE, unix.EAGAIN:
+		return "connect-no-ports"
+	}
+	return "connect-" + strconv.Itoa(int(errno))
+}
+
+// Run plays a load's part in the role protocol on conn: says ready, waits for the start, connects, sends the result,
+// and stays until the parent closes its end. If the parent does so earlier, that is the end, and no error.
+func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
+	l, err := New(o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	return role.Work(ctx, conn, l.Ready(), l.Run)
+}

@@ -1,0 +1,130 @@
+package controlplane
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"tare/internal/mesh/controlplane/ads"
+)
+
+// Admin shows what a control plane does: metrics for Prometheus, and the last changes as JSON. Make it with NewAdmin,
+// and give it to one Plane (PlaneOptions.Admin).
+type Admin struct {
+	registry *prometheus.Registry
+	history  *history
+
+	responses, resources, removed, acks, refusals *prometheus.CounterVec
+	changes                                       prometheus.Counter
+	waited                                        prometheus.Histogram
+	streams                                       func() int
+	proxies                                       func() int
+}
+
+// answerBuckets are in seconds: 1 ms to 16 s.
+var answerBuckets = prometheus.ExponentialBuckets(0.001, 2, 15)
+
+// NewAdmin makes what no control plane has yet.
+func NewAdmin() *Admin {
+	a := &Admin{registry: prometheus.NewRegistry(), history: newHistory()}
+	counter := func(name, help string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tare_controlplane_" + name, Help: help}, []string{"type"})
+		a.registry.MustRegister(c)
+		return c
+	}
+	a.responses = counter("responses_total", "Responses that were handed to the transport.")
+	a.resources = counter("resources_total", "Resources in them.")
+	a.removed = counter("removed_total", "Names in them of resources that are gone (deltas).")
+	a.acks = counter("acks_total", "Responses that data planes took.")
+	a.refusals = counter("nacks_total", "Responses that data planes refused.")
+	a.changes = prometheus.NewCounter(prometheus.CounterOpts{Name: "tare_controlplane_changes_total",
+		Help: "Changes of the mesh that were taken."})
+	a.waited = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "tare_controlplane_answer_seconds",
+		Help:    "Time from when the control plane was told of a change until a data plane had answered a response of it.",
+		Buckets: answerBuckets})
+	of := func(get *func() int) func() float64 {
+		return func() float64 {
+			if *get == nil {
+				return 0 // nothing is served yet
+			}
+			return float64((*get)())
+		}
+	}
+	a.registry.MustRegister(a.changes, a.waited,
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tare_controlplane_streams",
+			Help: "Data planes that are connected, by their streams."}, of(&a.streams)),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tare_controlplane_proxies",
+			Help: "Proxies of the mesh; 0 where all data planes are told the same."}, of(&a.proxies)),
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return a
+}
+
+// labelOf is a type as metrics name it. Data planes may ask for any type, and would make a series for each.
+func labelOf(url string) string {
+	switch url {
+	case ads.ClusterType, ads.EndpointType, ads.SecretType, ads.ListenerType, ads.RouteType:
+		return url[strings.LastIndexByte(url, '.')+1:]
+	}
+	return "other"
+}
+
+// watch has the admin hear of a control plane, before others do.
+func (a *Admin) watch(o *Options) {
+	sent, answered := o.OnSent, o.OnAnswer
+	o.OnSent = func(s Sent) {
+		kind := labelOf(s.TypeURL)
+		a.responses.WithLabelValues(kind).Inc()
+		a.resources.WithLabelValues(kind).Add(float64(s.Resources))
+		a.removed.WithLabelValues(kind).Add(float64(s.Removed))
+		a.history.sent(s)
+		if sent != nil {
+			sent(s)
+		}
+	}
+	o.OnAnswer = func(x Answer) {
+		if x.Refused == "" {
+			a.acks.WithLabelValues(labelOf(x.TypeURL)).Inc()
+		} else {
+			a.refusals.WithLabelValues(labelOf(x.TypeURL)).Inc()
+		}
+		if !x.Asked {
+			a.waited.Observe(float64(x.Time-x.Since) / 1e9)
+		}
+		a.history.answered(x)
+		if answered != nil {
+			answered(x)
+		}
+	}
+}
+
+// Handler serves /metrics and /changes.
+func (a *Admin) Handler() http.Handler {
+	m := http.NewServeMux()
+	m.Handle("GET /metrics", promhttp.HandlerFor(a.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
+	m.HandleFunc("GET /changes", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(a.history.list()) // whoever asked has gone
+	})
+	return m
+}
+
+// Serve answers at l until ctx ends. It closes l.
+func (a *Admin) Serve(ctx context.Context, l net.Listener) error {
+	s := &http.Server{Handler: a.Handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
+		WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	stop := context.AfterFunc(ctx, func() { _ = s.Close() })
+	defer stop()
+	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serving metrics at %s: %w", l.Addr(), err)
+	}
+	return nil
+}

@@ -1,0 +1,424 @@
+package ads
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"tare/internal/lib/pace"
+)
+
+// stream is one data plane's. While nothing happens two goroutines wait for it, that of gRPC and one that receives, and
+// neither does anything else, so that their stacks stay small. What there is to do is done by a third, which ends when
+// there is no more.
+type stream struct {
+	server   *Server
+	g        grpc.ServerStream
+	delta    bool
+	conn     *conn         // what it is counted by; nil: it is not
+	requests chan *request // received, and yet to be taken
+	ended    chan error    // gets one, the last thing that work does
+	begins   *time.Timer   // ends the stream unless there is a request before
+	debt     atomic.Int64  // bytes that were worked through for requests and not yet taken out of the quota
+
+	mu      sync.Mutex
+	woken   bool // there may be something to do
+	working bool // work runs
+	over    bool // it will not run again
+	closed  bool // nothing more will be received
+	lost    error
+
+	// What follows belongs to work.
+	kept  int64 // what the connection knows that it keeps, in bytes
+	node  string
+	key   string
+	entry *entry          // nil before the first request
+	subs  []*subscription // by stage and rank
+	count int             // of responses
+	held  [stages]int64   // since when a stage waits for those before it, ns by pace.Now; 0: it does not
+	due   int64           // when to look again, whatever comes, ns by pace.Now; 0: no need to
+	alarm *time.Timer     // for due; nil: it is not set, so that an idle stream has none
+}
+
+// wakeUp has the stream look at what there is to do. It never waits.
+func (s *stream) wakeUp() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.woken = true
+	if !s.working && !s.over {
+		s.working = true
+		s.server.atWork.Go(s.work)
+	}
+}
+
+// work does what there is to do.
+func (s *stream) work() {
+	for {
+		s.mu.Lock()
+		s.working, s.woken = s.woken, false
+		working, closed, err := s.working, s.closed, s.lost
+		s.mu.Unlock()
+		if !working {
+			return
+		}
+		if now := s.turn(); now != nil {
+			closed, err = true, now
+		}
+		if closed {
+			s.setAlarm(0)
+			s.mu.Lock()
+			s.over = true
+			s.mu.Unlock()
+			s.ended <- err
+			return
+		}
+	}
+}
+
+// turn takes what was received, and says what there then is to say.
+func (s *stream) turn() error {
+	for taken := true; taken; {
+		if err := s.check(); err != nil {
+			return err
+		}
+		select {
+		case r := <-s.requests:
+			err := s.take(r)
+			s.conn.taken(r.size)
+			if err != nil {
+				return err
+			}
+		default:
+			taken = false
+		}
+		if s.entry == nil {
+			return nil
+		}
+		for r := s.next(pace.Now()); r != nil; r = s.next(pace.Now()) {
+			// What is no longer trusted by the time that a view is set must not be told of it, so that this comes behind
+			// the look at the view.
+			err := s.check()
+			if err == nil {
+				err = s.weigh()
+			}
+			if err == nil {
+				err = s.send(r)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		if err := s.weigh(); err != nil {
+			return err
+		}
+	}
+	s.setAlarm(s.due)
+	return nil
+}
+
+// check is an error where a stream that has a key may not go on.
+func (s *stream) check() error {
+	switch {
+	case s.entry == nil:
+		return nil
+	case s.entry.gone.Load():
+		return status.Error(codes.NotFound, "there is no such data plane any more")
+	}
+	return denied(s.server.o.Check(s.g.Context()))
+}
+
+// setAlarm has the stream look again at a time (ns by pace.Now); 0: not of itself.
+func (s *stream) setAlarm(at int64) {
+	switch in := time.Duration(at - pace.Now()); {
+	case at == 0 && s.alarm != nil:
+		s.alarm.Stop()
+		s.alarm = nil
+	case at == 0:
+	case s.alarm == nil:
+		s.alarm = time.AfterFunc(in, s.wakeUp)
+	default:
+		s.alarm.Reset(in)
+	}
+}
+
+// receive hands requests on until the stream ends.
+func (s *stream) receive() {
+	s.close(s.receiveAll())
+}
+
+// close ends the stream, unless it has ended: nothing more will be received.
+func (s *stream) close(err error) {
+	s.mu.Lock()
+	if !s.closed {
+		s.closed, s.lost = true, err
+	}
+	s.mu.Unlock()
+	s.wakeUp()
+}
+
+// weigh takes note of what the stream keeps now. It is an error where that is too much.
+func (s *stream) weigh() error {
+	if s.conn == nil {
+		return nil
+	}
+	before := s.kept
+	s.kept = 0
+	for _, sub := range s.subs {
+		s.kept += sub.keeps()
+	}
+	return s.conn.keep(s.kept - before)
+}
+
+// letGo takes note that the stream has ended, and keeps nothing.
+func (s *stream) letGo() {
+	if s.conn != nil {
+		_ = s.conn.change(0, 0, -s.kept)
+	}
+}
+
+// receiveAll reads no faster than the quota lets it: the rest waits in the data plane, by the flow control of the
+// connection. The end of what it has to say is no error.
+func (s *stream) receiveAll() error {
+	ctx := s.g.Context()
+	by := s.conn
+	if by == nil {
+		by = &conn{quota: newQuota(pace.Now())}
+	}
+	for {
+		r := &request{delta: s.delta}
+		if err := s.g.RecvMsg(r); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		s.begins.Stop()
+		if wait := by.wait(int64(r.size) + s.debt.Swap(0)); wait > 0 {
+			select {
+			case <-time.After(wait):
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		select {
+		case s.requests <- r:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		s.wakeUp()
+	}
+}
+
+// open is what the first request leads to: it says whose stream this is.
+func (s *stream) open(first *request) error {
+	s.node = first.id
+	key, err := s.server.key(s.g.Context(), s.node)
+	if err != nil {
+		return err
+	}
+	s.server.join(key, s)
+	// A key that was deleted before the stream joined it would have left the stream without an end.
+	if now, err := s.server.key(s.g.Context(), s.node); err != nil {
+		return err
+	} else if now != key {
+		return status.Error(codes.Unavailable, "what the data plane is told has just changed: connect again")
+	}
+	return nil
+}
+
+// What the streams of a connection may ask for: so many requests at once, and so many per second for long. One counts
+// as more by its size, and by what there is to do for it. A data plane asks some ten times at the beginning, and then
+// answers what it is told.
+const (
+	quotaAtOnce    = 2000
+	quotaPerSecond = 200
+	quotaBytes     = 64 << 10 // that count as one request more, of what is asked and of what is answered
+	quotaName      = 64       // bytes as which a name counts, of those that there are once some are added or dropped
+)
+
+// quota is what a connection may still ask for.
+type quota struct{ bucket pace.Bucket }
+
+func newQuota(now int64) quota { return quota{pace.NewBucket(quotaPerSecond, quotaAtOnce, now)} }
+
+// take takes a request of so many bytes out of the quota, and says how long to wait before it is served.
+func (q *quota) take(bytes, now int64) time.Duration {
+	return q.bucket.Take(1+float64(bytes)/quotaBytes, now)
+}
+
+// of is the subscription to a type; nil: there is none.
+func (s *stream) of(url string) *subscription {
+	for _, sub := range s.subs {
+		if sub.url == url {
+			return sub
+		}
+	}
+	return nil
+}
+
+// subscribe adds a subscription to a type.
+func (s *stream) subscribe(url string) *subscription {
+	sub := &subscription{url: url, kind: kindOf(url), sent: empty, names: noNames}
+	s.subs = append(s.subs, sub)
+	slices.SortStableFunc(s.subs, func(a, b *subscription) int { return a.kind.rank - b.kind.rank })
+	return sub
+}
+
+// take takes a request in.
+func (s *stream) take(r *request) error {
+	if r.err != nil {
+		return r.err
+	}
+	if s.entry == nil {
+		if err := s.open(r); err != nil {
+			return err
+		}
+	}
+	if r.url == "" {
+		return status.Error(codes.InvalidArgument, "the request has no type")
+	}
+	sub := s.of(r.url)
+	first := sub == nil
+	if first {
+		if len(s.subs) == maxTypes {
+			return status.Errorf(codes.ResourceExhausted, "there are %d types on the stream already", maxTypes)
+		}
+		sub = s.subscribe(r.url)
+	}
+	if sub.answer(r) && s.server.o.OnAnswer != nil {
+		a := Answer{Node: s.node, TypeURL: r.url, Nonce: r.nonce, Version: r.version, Time: pace.Now(),
+			Since: sub.since, Asked: sub.asked}
+		if a.Refused = r.wrong; r.refused && r.wrong == "" {
+			a.Refused = "no reason is given"
+		}
+		s.server.o.OnAnswer(a)
+	}
+	now := s.entry.view.Load().table(r.url)
+	switch {
+	case s.delta:
+		sub.change(r, first, now, &s.server.sets)
+	case sub.nonce == "" || r.nonce == sub.nonce: // an older one: the answer to the last response says more
+		sub.replace(r.names, now, &s.server.sets)
+	}
+	if len(r.names)+len(r.drop) > 0 {
+		s.debt.Add(quotaName * int64(len(sub.names.list)))
+	}
+	if max(len(sub.names.list), len(sub.owed)) > maxNames {
+		return status.Errorf(codes.ResourceExhausted, "more than %d names of %s are asked for", maxNames, r.url)
+	}
+	return nil
+}
+
+// next is what the data plane is to be told next; nil: nothing, before another request, another view, or s.due.
+func (s *stream) next(now int64) *response {
+	view := s.entry.view.Load()
+	if s.due = 0; view == nil {
+		return nil
+	}
+	for at := range stages {
+		before := s.under(at, now)
+		waits := false
+		for i := range s.subs {
+			sub := s.subs[i]
+			if at == breaks { // what refers to others goes first: routes, then clusters, then endpoints
+				sub = s.subs[(i+s.turning())%len(s.subs)]
+			}
+			table := view.table(sub.url)
+			if !sub.pending(at, table) {
+				continue
+			}
+			if before > 0 && !s.impatient(at, now) {
+				s.lookAt(before)
+				waits = true
+				continue
+			}
+			if sub.blocked(now, s.server.o.Patience) {
+				s.lookAt(sub.at + int64(s.server.o.Patience))
+				continue
+			}
+			if n := sub.tell(at, table, s.delta); n != nil {
+				return s.response(sub, n, view)
+			}
+		}
+		if !waits {
+			s.held[at] = 0
+		}
+	}
+	return nil
+}
+
+// turning is where subscriptions of the second stage begin.
+func (s *stream) turning() int {
+	i := slices.IndexFunc(s.subs, func(sub *subscription) bool { return sub.kind.stage == turns })
+	return max(i, 0)
+}
+
+// under is until when a stage has to wait for what came before it, ns by pace.Now; 0: it does not.
+func (s *stream) under(at stage, now int64) (until int64) {
+	for _, sub := range s.subs {
+		if sub.kind.stage < at && sub.blocked(now, s.server.o.Patience) {
+			until = max(until, sub.at+int64(s.server.o.Patience))
+		}
+	}
+	return until
+}
+
+// impatient says whether a stage has waited for long enough. It takes note of when that began.
+func (s *stream) impatient(at stage, now int64) bool {
+	if s.held[at] == 0 {
+		s.held[at] = now
+	}
+	end := s.held[at] + int64(s.server.o.Patience)
+	s.lookAt(end)
+	return now >= end
+}
+
+func (s *stream) lookAt(at int64) {
+	if s.due == 0 || at < s.due {
+		s.due = at
+	}
+}
+
+// response makes a response of news, and has what the data plane then waits for follow.
+func (s *stream) response(sub *subscription, n *news, view *view) *response {
+	for _, r := range n.changed {
+		for _, need := range r.needs {
+			if other := s.of(need.url); other != nil && other.wants(need.name) && other.sent.Get(need.name) != nil {
+				other.owe(need.name, false, view.table(other.url))
+			}
+		}
+	}
+	if sub.kind.stage == turns { // what was there before may be in use for as long as this is not answered
+		s.held[breaks] = 0
+	}
+	s.count++
+	r := &response{sub: sub, version: n.version, nonce: strconv.Itoa(s.count)}
+	version := n.version
+	sub.at = pace.Now()
+	if s.delta && s.server.o.Stamped {
+		version = fmt.Sprintf(stampFormat, n.version, view.since, sub.at)
+	}
+	r.encode(s.delta, version, n.resources, n.removed)
+	sub.nonce, sub.waiting, sub.flight = r.nonce, true, n.changed
+	sub.since, sub.asked = view.since, n.asked
+	if sub.told = int64(r.parts[0].Len()); n.asked {
+		s.debt.Add(int64(r.parts.Len()))
+	}
+	return r
+}
+
+func (s *stream) send(r *response) error {
+	if s.server.o.OnSent != nil {
+		s.server.o.OnSent(Sent{TypeURL: r.sub.url, Nonce: r.nonce, Resources: r.resources, Removed: r.removed, Time: r.sub.at,
+			Node: s.node, Since: r.sub.since, Asked: r.sub.asked})
+	}
+	return s.g.SendMsg(r)
+}

@@ -1,0 +1,224 @@
+package authority
+
+import (
+	"context"
+	"crypto"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	mathrand "math/rand/v2"
+	"net/url"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/dynamicpb"
+
+	"tare/internal/lib/fault"
+)
+
+// Agent gets the certificate of one identity from a control plane, and renews it: with a bootstrap token the first
+// time, then with the certificate that it has. Keys are made here, a new one each time, and never sent.
+type Agent struct {
+	Address  string        // host:port of the control plane
+	Identity string        // the SPIFFE ID that is wanted
+	Roots    []byte        // PEM: whom to trust before the first answer
+	Token    Token         // for the first time, and again whenever the certificate has ended
+	Life     time.Duration // that is wanted; 0: the control plane's choice
+	// ReadToken takes the place of Token where that is replaced from time to time, as the kubelet does.
+	ReadToken func() (Token, error)
+
+	// RenewAfter is as in Options. A control plane that is away is asked again after a second, then after twice as long
+	// each time, up to maxRetry.
+	RenewAfter float64
+	// OnChange is called by Run with what came, the first time before anything else, to write files for example. Its
+	// error ends Run.
+	OnChange func(Credentials) error
+	// Log gets a line for each renewal that failed.
+	Log func(line string)
+}
+
+// The bounds of an agent.
+const (
+	requestTimeout = 10 * time.Second
+	firstRetry     = time.Second
+	maxRetry       = 30 * time.Second
+	maxAnswer      = 256 << 10 // bytes
+)
+
+// Request gets a certificate once: with the token, or with the credentials if they have a certificate.
+func (a *Agent) Request(ctx context.Context, current Credentials) (Credentials, error) {
+	domain, err := domainOf(a.Identity)
+	if err != nil {
+		return Credentials{}, err
+	}
+	key, err := newKey()
+	if err != nil {
+		return Credentials{}, err
+	}
+	csr, err := newRequestFor(a.Identity, key)
+	if err != nil {
+		return Credentials{}, err
+	}
+	if len(current.Roots) == 0 {
+		current.Roots = a.Roots
+	}
+	own := func() (Credentials, error) { return current, nil }
+	conn, err := grpc.NewClient("passthrough:///"+a.Address,
+		grpc.WithTransportCredentials(credentials.NewTLS(ClientTLS(own, ControlPlane(domain)))),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)))
+	if err != nil {
+		return Credentials{}, a.failed(err)
+	}
+	defer func() { _ = conn.Close() }() // the answer is here, or an error of its own
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	if len(current.Chain) == 0 {
+		token := a.Token
+		if a.ReadToken != nil {
+			if token, err = a.ReadToken(); err != nil {
+				return Credentials{}, err
+			}
+		}
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", bearerPrefix+string(token))
+	}
+	answer := newResponse()
+	question := requestMessage(request{csr: string(csr), seconds: int64(a.Life / time.Second)})
+	if err := conn.Invoke(ctx, methodName, question, answer); err != nil {
+		return Credentials{}, a.failed(err)
+	}
+	c, err := a.accept(answer, key)
+	return c, a.failed(err)
+}
+
+// failed says what was tried. The token is not in it.
+func (a *Agent) failed(err error) error {
+	return fault.Wrap(err, fault.Machine, a.Address, "", "getting a certificate of %s from the control plane", a.Identity)
+}
+
+// accept checks an answer: it must be for this key and identity, and of one of the roots that come with it, which must
+// be of the same trust domain.
+func (a *Agent) accept(answer *dynamicpb.Message, key crypto.Signer) (Credentials, error) {
+	chain, roots, err := readResponse(answer)
+	if err != nil {
+		return Credentials{}, err
+	}
+	text, err := keyPEM(key)
+	if err != nil {
+		return Credentials{}, err
+	}
+	c := Credentials{Chain: chain, Key: text, Roots: roots}
+	if err := c.check(); err != nil {
+		return Credentials{}, err
+	}
+	if c.ID != a.Identity {
+		return Credentials{}, fmt.Errorf("the certificate is of %s", shown(c.ID))
+	}
+	pool, err := c.Pool()
+	if err != nil {
+		return Credentials{}, err
+	}
+	domain, err := domainOf(a.Identity)
+	if err != nil {
+		return Credentials{}, err
+	}
+	if err := checkRoots(roots, domain); err != nil {
+		return Credentials{}, err
+	}
+	shown, err := parseChain(chain)
+	if err != nil {
+		return Credentials{}, err
+	}
+	_, err = Verify(shown, pool, x509.ExtKeyUsageClientAuth, time.Now())
+	return c, err
+}
+
+// Run gets a certificate and renews it until ctx ends, or until the control plane refuses.
+func (a *Agent) Run(ctx context.Context) error {
+	var c Credentials
+	wait := firstRetry
+	for {
+		now := time.Now()
+		if !c.NotAfter.IsZero() && !now.Before(c.NotAfter) {
+			c = Credentials{Roots: c.Roots} // by the token, if it can be used again
+		}
+		next, err := a.Request(ctx, c)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil:
+			c, wait = next, firstRetry
+			if err := a.OnChange(c); err != nil {
+				return err
+			}
+			if err := sleep(ctx, a.renewIn(c, now)); err != nil {
+				return nil
+			}
+			continue
+		case final(err):
+			return err
+		}
+		if a.Log != nil {
+			a.Log(err.Error())
+		}
+		if err := sleep(ctx, wait); err != nil {
+			return nil
+		}
+		wait = min(2*wait, maxRetry)
+	}
+}
+
+func (a *Agent) renewIn(c Credentials, now time.Time) time.Duration {
+	part := a.RenewAfter
+	if part <= 0 || part >= 1 {
+		part = DefaultRenewAfter
+	}
+	return time.Duration(float64(c.NotAfter.Sub(now)) * part * (1 - jitter*mathrand.Float64()))
+}
+
+// final says whether asking again cannot help.
+func final(err error) bool {
+	switch status.Code(unwrapped(err)) {
+	case codes.Unauthenticated, codes.PermissionDenied, codes.InvalidArgument, codes.Unimplemented:
+		return true
+	}
+	return false
+}
+
+// unwrapped is the error of gRPC in a chain.
+func unwrapped(err error) error {
+	var s interface{ GRPCStatus() *status.Status }
+	if errors.As(err, &s) {
+		return s.GRPCStatus().Err()
+	}
+	return err
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}
+
+// newRequestFor is a certificate request as PEM: a key, an identity, and nothing else.
+func newRequestFor(id string, key crypto.Signer) ([]byte, error) {
+	u, err := url.Parse(id)
+	if err != nil {
+		return nil, fmt.Errorf("the identity %s: %w", shown(id), err)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{URIs: []*url.URL{u}}, key)
+	if err != nil {
+		return nil, fmt.Errorf("making a certificate request of %s: %w", id, err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: requestBlock, Bytes: der}), nil
+}

@@ -1,0 +1,178 @@
+package authority
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"tare/internal/lib/fault"
+)
+
+// Key is a private key as PEM (PKCS #8). It prints as a remark, so that no log, error or JSON document shows it. Use
+// []byte(k) for the key itself.
+type Key []byte
+
+const hiddenKey = "(private key)"
+
+// Format writes a remark instead of the key, whatever the verb.
+func (Key) Format(s fmt.State, _ rune) { _, _ = io.WriteString(s, hiddenKey) }
+
+// String is a remark instead of the key.
+func (Key) String() string { return hiddenKey }
+
+// LogValue is a remark instead of the key.
+func (Key) LogValue() slog.Value { return slog.StringValue(hiddenKey) }
+
+// MarshalText is a remark instead of the key.
+func (Key) MarshalText() ([]byte, error) { return []byte(hiddenKey), nil }
+
+// MarshalYAML is a remark instead of the key: YAML would have a list of numbers.
+func (Key) MarshalYAML() (any, error) { return hiddenKey, nil }
+
+// Credentials are what one identity proves itself by, and what it trusts. Authority.Credentials makes them for proxies
+// that are configured by files, Bootstrap gets them from a control plane.
+type Credentials struct {
+	ID        string    // spiffe://TRUST_DOMAIN/ns/NAMESPACE/sa/ACCOUNT
+	Chain     []byte    // its certificate as PEM. The roots sign directly, so that there is one
+	Key       Key       // the certificate's
+	Roots     []byte    // certificates of all trusted roots as PEM: one, or two during a rollover
+	NotBefore time.Time // of the certificate: some time before it was issued, for clocks that are behind
+	NotAfter  time.Time // of the certificate
+}
+
+// The files of WriteFiles.
+const (
+	// IdentityFile has the certificate, then its key, both PEM, so that one rename changes both. HAProxy takes it as
+	// "crt", nginx as ssl_certificate and as ssl_certificate_key (proxy_ssl_ likewise), OpenSSL as -cert and -key,
+	// tls.LoadX509KeyPair as both of its files.
+	IdentityFile = "identity.pem"
+	// RootsFile has the certificates of all trusted roots as PEM. HAProxy takes it as "ca-file", nginx as
+	// ssl_client_certificate and proxy_ssl_trusted_certificate.
+	RootsFile = "roots.pem"
+)
+
+// WriteFiles writes IdentityFile and RootsFile into a directory, both with mode 0600, for proxies that are configured
+// by files. A file that is there is replaced by one rename: a reader sees the old one or the new one, whole. The roots
+// come first, so that whoever reads both never has a certificate of a root that it does not know. The proxy must then
+// be told to read them again. The directory must be of this user or root and writable by nobody else; it is the
+// caller's, who removes it (see internal/lib/scratch). Errors never have the key's text.
+func (c Credentials) WriteFiles(dir string) error {
+	d, err := openPrivate(dir)
+	if err != nil {
+		return err
+	}
+	defer d.close()
+	if err := d.write(RootsFile, c.Roots); err != nil {
+		return err
+	}
+	return d.write(IdentityFile, c.pair())
+}
+
+// pair is the certificate, then its key.
+func (c Credentials) pair() []byte { return append(bytes.Clone(c.Chain), c.Key...) }
+
+// ReadFiles reads what WriteFiles wrote.
+func ReadFiles(dir string) (Credentials, error) {
+	d, err := openPrivate(dir)
+	if err != nil {
+		return Credentials{}, err
+	}
+	defer d.close()
+	pair, err := d.read(IdentityFile)
+	if err != nil {
+		return Credentials{}, err
+	}
+	roots, err := d.read(RootsFile)
+	if err != nil {
+		return Credentials{}, err
+	}
+	var c Credentials
+	for rest := pair; ; {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			break
+		}
+		switch text := pem.EncodeToMemory(block); block.Type {
+		case certificateBlock:
+			c.Chain = append(c.Chain, text...)
+		case keyBlock:
+			c.Key = text
+		}
+	}
+	c.Roots = roots
+	if err := c.check(); err != nil {
+		return Credentials{}, fault.Wrap(err, fault.Usage, d.at(IdentityFile), "", "these are not credentials of a proxy")
+	}
+	return c, nil
+}
+
+// check fills in what the certificate says.
+func (c *Credentials) check() error {
+	pair, err := c.Certificate()
+	if err != nil {
+		return err
+	}
+	id, err := idOf(pair.Leaf)
+	c.ID, c.NotBefore, c.NotAfter = id, pair.Leaf.NotBefore, pair.Leaf.NotAfter
+	return err
+}
+
+// ControlPlane is the identity of the control plane of the same trust domain.
+func (c Credentials) ControlPlane() (string, error) {
+	domain, err := domainOf(c.ID)
+	if err != nil {
+		return "", err
+	}
+	return ControlPlane(domain), nil
+}
+
+// Certificate is the certificate with its key for crypto/tls.
+func (c Credentials) Certificate() (tls.Certificate, error) {
+	pair, err := tls.X509KeyPair(c.Chain, c.Key)
+	if err != nil {
+		return tls.Certificate{}, fmt.Errorf("the certificate and key of %s: %w", c.ID, err)
+	}
+	return pair, nil
+}
+
+// Pool is the trusted roots for crypto/tls.
+func (c Credentials) Pool() (*x509.CertPool, error) {
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(c.Roots) {
+		return nil, errors.New("there is no certificate of a root")
+	}
+	return pool, nil
+}
+
+// The types of PEM blocks.
+const (
+	certificateBlock = "CERTIFICATE"
+	keyBlock         = "PRIVATE KEY"
+	requestBlock     = "CERTIFICATE REQUEST"
+)
+
+// WritePrivate makes or replaces another file of mode 0600 in a directory, under the conditions of WriteFiles.
+func WritePrivate(dir, name string, text []byte) error {
+	d, err := openPrivate(dir)
+	if err != nil {
+		return err
+	}
+	defer d.close()
+	return d.write(name, text)
+}
+
+// CheckDirectory is an error of code fault.Usage unless a directory is as WriteFiles wants it.
+func CheckDirectory(path string) error {
+	d, err := openPrivate(path)
+	if err != nil {
+		return err
+	}
+	d.close()
+	return nil
+}

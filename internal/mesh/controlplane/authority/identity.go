@@ -1,0 +1,176 @@
+package authority
+
+import (
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"strings"
+
+	"tare/internal/lib/fault"
+)
+
+// Where an identity is written without them.
+const (
+	DefaultTrustDomain = "mesh.local"
+	DefaultNamespace   = "default"
+)
+
+// SystemNamespace is for the control plane itself: nobody else gets an identity in it.
+const SystemNamespace = "tare-system"
+
+// ControlPlane is the identity by which proxies know the control plane of a trust domain.
+func ControlPlane(trustDomain string) string {
+	return compose(trustDomain, SystemNamespace, "controlplane")
+}
+
+func compose(trustDomain, namespace, account string) string {
+	return scheme + "://" + trustDomain + "/ns/" + namespace + "/sa/" + account
+}
+
+const (
+	scheme     = "spiffe"
+	maxDomain  = 255 // bytes; SPIFFE-ID, section 2.3
+	maxSegment = 253 // bytes; Kubernetes names of service accounts
+)
+
+// Identity is the SPIFFE ID of what a mesh file calls an identity: ACCOUNT or NAMESPACE/ACCOUNT. A whole ID of the same
+// trust domain is taken as well.
+func Identity(trustDomain, name string) (string, error) {
+	id := name
+	if !strings.HasPrefix(name, scheme+":") {
+		namespace, account, both := strings.Cut(name, "/")
+		if !both {
+			namespace, account = DefaultNamespace, name
+		}
+		id = compose(trustDomain, namespace, account)
+	}
+	if err := CheckIdentity(trustDomain, id); err != nil {
+		return "", err
+	}
+	return id, nil
+}
+
+// CheckIdentity is an error unless id is spiffe://TRUST_DOMAIN/ns/NAMESPACE/sa/ACCOUNT of that very trust domain. The
+// letters are those of SPIFFE's paths (SPIFFE-ID, section 2.2), so that an identity has one spelling.
+func CheckIdentity(trustDomain, id string) error {
+	const hint = "an identity is spiffe://TRUST_DOMAIN/ns/NAMESPACE/sa/ACCOUNT"
+	rest, ok := strings.CutPrefix(id, scheme+"://")
+	domain, path, _ := strings.Cut(rest, "/")
+	if !ok || domain != trustDomain {
+		return fault.New(fault.Usage, shown(id), hint, "not an identity of trust domain %s", trustDomain)
+	}
+	parts := strings.Split(path, "/")
+	if len(parts) != 4 || parts[0] != "ns" || parts[2] != "sa" || !segment(parts[1]) || !segment(parts[3]) {
+		return fault.New(fault.Usage, shown(id), hint, "not an identity")
+	}
+	return nil
+}
+
+// segment says whether s can be a part of a path.
+func segment(s string) bool {
+	if s == "" || s == "." || s == ".." || len(s) > maxSegment {
+		return false
+	}
+	return !strings.ContainsFunc(s, func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' || r == '.')
+	})
+}
+
+// system says whether an identity is for the control plane alone.
+func system(trustDomain, id string) bool {
+	return strings.HasPrefix(id, compose(trustDomain, SystemNamespace, ""))
+}
+
+// CheckTrustDomain is an error unless domain can be one: labels of small letters, digits, - and _ with dots between
+// them, and not an IP address, which name constraints cannot speak of.
+func CheckTrustDomain(domain string) error {
+	err := fault.New(fault.Usage, shown(domain), "use a name such as mesh.local", "not a trust domain")
+	if _, isIP := netip.ParseAddr(domain); isIP == nil || domain == "" || len(domain) > maxDomain {
+		return err
+	}
+	for label := range strings.SplitSeq(domain, ".") {
+		if label == "" || strings.ContainsFunc(label, func(r rune) bool {
+			return !(r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-' || r == '_')
+		}) {
+			return err
+		}
+	}
+	return nil
+}
+
+// shown is a text of a peer as errors and logs have it: quoted, and not too long.
+func shown(s string) string {
+	const most = 300
+	if len(s) > most {
+		return fmt.Sprintf("%.*q... (%d bytes)", most, s, len(s))
+	}
+	return fmt.Sprintf("%q", s)
+}
+
+// idOf is the SPIFFE ID of a leaf certificate, by the rules for who validates one (X509-SVID, section 5.2). It says
+// nothing of who signed it.
+func idOf(leaf *x509.Certificate) (string, error) {
+	switch {
+	case leaf.IsCA:
+		return "", errors.New("the certificate is of an authority")
+	case leaf.KeyUsage&(x509.KeyUsageCertSign|x509.KeyUsageCRLSign) != 0:
+		return "", errors.New("the certificate's key may sign certificates")
+	case leaf.KeyUsage&x509.KeyUsageDigitalSignature == 0:
+		return "", errors.New("the certificate's key may not sign")
+	case len(leaf.URIs) != 1:
+		return "", fmt.Errorf("the certificate has %d URIs, and must have one", len(leaf.URIs))
+	}
+	id := leaf.URIs[0].String()
+	domain, err := trustDomainOf(leaf.URIs[0])
+	if err == nil {
+		err = CheckIdentity(domain, id)
+	}
+	return id, err
+}
+
+func trustDomainOf(u *url.URL) (string, error) {
+	if u.Scheme != scheme {
+		return "", errors.New("the certificate's URI is not a SPIFFE ID")
+	}
+	return u.Host, CheckTrustDomain(u.Host)
+}
+
+// domainOf is the trust domain of a SPIFFE ID.
+func domainOf(id string) (string, error) {
+	rest, _ := strings.CutPrefix(id, scheme+"://")
+	domain, _, _ := strings.Cut(rest, "/")
+	if err := CheckTrustDomain(domain); err != nil {
+		return "", err
+	}
+	return domain, CheckIdentity(domain, id)
+}
+
+// parseChain reads certificates in PEM.
+func parseChain(text []byte) ([]*x509.Certificate, error) {
+	var all []*x509.Certificate
+	for rest := text; ; {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			return all, nil
+		}
+		c, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("reading a certificate: %w", err)
+		}
+		all = append(all, c)
+	}
+}
+
+// checkRoots is an error unless all are roots of a trust domain.
+func checkRoots(text []byte, trustDomain string) error {
+	roots, err := parseChain(text)
+	for _, r := range roots {
+		if err == nil {
+			err = checkRoot(r, trustDomain)
+		}
+	}
+	return err
+}

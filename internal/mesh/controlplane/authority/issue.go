@@ -1,0 +1,314 @@
+package authority
+
+import (
+	"container/heap"
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+
+	"tare/internal/lib/fault"
+)
+
+// entry is what an identity has at present, with its key.
+type entry struct {
+	id string
+	leaf
+	key    Key
+	secret *tlsv3.Secret
+
+	place int // in the queue; noPlace: not in it
+
+	making sync.Mutex // held while it is made, so that nobody else makes another
+}
+
+const noPlace = -1
+
+// Secrets are the two secrets that a proxy of an identity gets by SDS: its own, and that of Roots. They are the same
+// messages until they change (OnChange, OnRoots), and must not be changed. The key is made here.
+func (a *Authority) Secrets(id string) ([]*tlsv3.Secret, error) {
+	e, t, err := a.entry(id)
+	if err != nil {
+		return nil, err
+	}
+	return []*tlsv3.Secret{e.secret, t.secret}, nil
+}
+
+// Roots is the secret with all trusted roots, the same message for everybody until it changes.
+func (a *Authority) Roots() *tlsv3.Secret { return a.trust.Load().secret }
+
+// Credentials are what Secrets has, in another form: for proxies that are configured by files. Write them again after
+// OnChange of the identity, and after OnRoots.
+func (a *Authority) Credentials(id string) (Credentials, error) {
+	e, t, err := a.entry(id)
+	if err != nil {
+		return Credentials{}, err
+	}
+	return e.credentials(t), nil
+}
+
+func (e *entry) credentials(t *trust) Credentials {
+	return Credentials{
+		ID: e.id, Chain: e.pem, Key: e.key, Roots: t.pem, NotBefore: e.notBefore, NotAfter: e.notAfter,
+	}
+}
+
+// Forget drops what an identity has here, so that it is no longer renewed: its last proxy has gone. What proxies have
+// of it ends by itself.
+func (a *Authority) Forget(id string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if e := a.issued[id]; e != nil {
+		a.due.remove(e)
+		delete(a.issued, id)
+		delete(a.changed, id)
+	}
+}
+
+// Identities is the number of those that have secrets.
+func (a *Authority) Identities() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.issued)
+}
+
+// check is an error unless proxies can have an identity.
+func (a *Authority) check(id string) error {
+	if err := CheckIdentity(a.o.TrustDomain, id); err != nil {
+		return err
+	}
+	if system(a.o.TrustDomain, id) {
+		return fault.New(fault.Usage, shown(id), "choose another namespace", "the identity is the control plane's own")
+	}
+	return nil
+}
+
+// entry is a copy of what an identity has, made now if it has nothing, or something that has ended.
+func (a *Authority) entry(id string) (*entry, *trust, error) {
+	if err := a.check(id); err != nil {
+		return nil, nil, err
+	}
+	a.mu.Lock()
+	e := a.issued[id]
+	if e == nil {
+		if len(a.issued) >= a.o.MaxIdentities {
+			a.mu.Unlock()
+			return nil, nil, fault.New(fault.Machine, shown(id), "forget identities without proxies, or allow more",
+				"the authority keeps secrets of %d identities already", a.o.MaxIdentities)
+		}
+		e = &entry{id: id, place: noPlace}
+		a.issued[id] = e
+	}
+	a.mu.Unlock()
+	return a.filled(e, func(e *entry) bool { return time.Now().Before(e.notAfter) })
+}
+
+// filled is fill, and gives a copy of what the entry has then, with the trust of the same time.
+func (a *Authority) filled(e *entry, willDo func(*entry) bool) (*entry, *trust, error) {
+	for {
+		if err := a.fill(e, willDo); err != nil {
+			return nil, nil, err
+		}
+		a.mu.Lock()
+		c, t := e.copy(), a.trust.Load()
+		a.mu.Unlock()
+		if c.by == t.issuing.certificate { // else another root signs since
+			return c, t, nil
+		}
+	}
+}
+
+func (e *entry) copy() *entry { return &entry{id: e.id, leaf: e.leaf, key: e.key, secret: e.secret} }
+
+// fill makes what an entry has, unless it has something that will do.
+func (a *Authority) fill(e *entry, willDo func(*entry) bool) error {
+	e.making.Lock()
+	defer e.making.Unlock()
+	for {
+		a.mu.Lock()
+		t := a.trust.Load()
+		has := e.secret != nil && e.by == t.issuing.certificate && willDo(e)
+		a.mu.Unlock()
+		if has {
+			return nil
+		}
+		made, err := a.make(t, e.id)
+		a.mu.Lock()
+		switch {
+		case err != nil && e.secret == nil && a.issued[e.id] == e:
+			delete(a.issued, e.id)
+		case err == nil && a.trust.Load().issuing == t.issuing: // else another root signs by now
+			replaced := e.secret != nil
+			e.leaf, e.key, e.secret = made.leaf, made.key, made.secret
+			if a.issued[e.id] == e { // else it was forgotten meanwhile, or is the control plane's own
+				if replaced {
+					a.changed[e.id] = true
+				}
+				a.due.put(e)
+				a.poke()
+			}
+			a.mu.Unlock()
+			return nil
+		}
+		a.mu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// make is a new key and certificate of an identity.
+func (a *Authority) make(t *trust, id string) (*entry, error) {
+	key, err := newKey()
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	switch {
+	case id == a.own.id:
+		names = a.o.OwnNames
+	case a.o.Names != nil && !system(a.o.TrustDomain, id):
+		names = a.o.Names(id)
+	}
+	l, err := a.sign(t, id, key.Public(), a.o.Life, names...)
+	if err != nil {
+		return nil, err
+	}
+	text, err := keyPEM(key)
+	if err != nil {
+		return nil, err
+	}
+	return &entry{id: id, leaf: l, key: text, secret: identitySecret(l.pem, text)}, nil
+}
+
+// retry is how long Run leaves an identity that could not be renewed.
+const retry = time.Second
+
+// Run renews what is due until ctx ends, and calls OnChange. It can run once at a time.
+func (a *Authority) Run(ctx context.Context) error {
+	if !a.running.CompareAndSwap(false, true) {
+		return errors.New("the authority renews certificates already")
+	}
+	defer a.running.Store(false)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-a.wake:
+		case <-timer.C:
+		}
+		for ctx.Err() == nil {
+			e, wait := a.next()
+			if e != nil {
+				a.renew(e)
+			}
+			a.tell()
+			if e == nil {
+				timer.Reset(wait)
+				break
+			}
+		}
+	}
+}
+
+// next is the entry that is due, or how long to wait for one.
+func (a *Authority) next() (*entry, time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.due) == 0 {
+		return nil, time.Hour
+	}
+	if left := time.Until(a.due[0].due); left > 0 {
+		return nil, left
+	}
+	return a.due[0], 0
+}
+
+func (a *Authority) renew(e *entry) {
+	err := a.fill(e, func(e *entry) bool { return time.Now().Before(e.due) })
+	a.mu.Lock()
+	if err != nil && a.issued[e.id] == e {
+		e.due = time.Now().Add(retry)
+		a.due.put(e)
+	}
+	a.mu.Unlock()
+	if err != nil && a.told.take("") { // the same bound for all: they fail together
+		a.logf("the certificate of %s is not renewed: %s", e.id, err)
+	}
+}
+
+// tell calls OnChange for the identities that have another secret, whoever had it made.
+func (a *Authority) tell() {
+	a.mu.Lock()
+	ids := slices.Sorted(maps.Keys(a.changed))
+	clear(a.changed)
+	a.mu.Unlock()
+	for _, id := range ids {
+		if a.o.OnChange != nil {
+			a.o.OnChange(id)
+		}
+	}
+}
+
+// poke has Run look at what is due.
+func (a *Authority) poke() {
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+// queue has entries by when they are due. It belongs to Authority.mu.
+type queue []*entry
+
+func (q queue) Len() int           { return len(q) }
+func (q queue) Less(i, j int) bool { return q[i].due.Before(q[j].due) }
+func (q queue) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].place, q[j].place = i, j
+}
+
+// Push is for container/heap alone.
+func (q *queue) Push(x any) {
+	e := x.(*entry)
+	e.place = len(*q)
+	*q = append(*q, e)
+}
+
+// Pop is for container/heap alone.
+func (q *queue) Pop() any {
+	last := len(*q) - 1
+	e := (*q)[last]
+	e.place, (*q)[last] = noPlace, nil
+	*q = (*q)[:last]
+	return e
+}
+
+// put adds an entry, or moves it to its place.
+func (q *queue) put(e *entry) {
+	if e.place == noPlace {
+		heap.Push(q, e)
+		return
+	}
+	heap.Fix(q, e.place)
+}
+
+func (q *queue) remove(e *entry) {
+	if e.place != noPlace {
+		heap.Remove(q, e.place)
+	}
+}
+
+// hurry makes an entry due now.
+func (q *queue) hurry(e *entry) {
+	e.due = time.Time{}
+	if e.place != noPlace {
+		heap.Fix(q, e.place)
+	}
+}

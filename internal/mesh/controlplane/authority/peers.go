@@ -1,0 +1,136 @@
+package authority
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+
+	"tare/internal/lib/certchain"
+	"tare/internal/lib/listen"
+)
+
+// ServerCredentials are for the control plane's gRPC server: ServerTLS, by which Identity knows the peers. Of what a
+// peer has shown a connection keeps what Identity needs and no more, because most connections are idle and a parsed
+// certificate is a good part of what one of these costs.
+//
+// A peer without a certificate may want its first one, for which it makes one call. Of such connections there can be
+// few (Options.MaxStrangers), so that strangers cannot take the place of proxies.
+func (a *Authority) ServerCredentials() credentials.TransportCredentials {
+	return &serverCredentials{credentials.NewTLS(a.ServerTLS()), a}
+}
+
+type serverCredentials struct {
+	credentials.TransportCredentials
+	a *Authority
+}
+
+// Clone implements credentials.TransportCredentials.
+func (c *serverCredentials) Clone() credentials.TransportCredentials {
+	return &serverCredentials{c.TransportCredentials.Clone(), c.a}
+}
+
+// ServerHandshake implements credentials.TransportCredentials. gRPC bounds its time by a deadline of the connection.
+func (c *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	config, err := c.a.serverTLS()
+	if err != nil {
+		return nil, nil, err
+	}
+	// The copy, of some 500 bytes, shares what is large. It lets the handshake leave the proof here, instead of verifying
+	// the peer's certificates a second time after it.
+	config = config.Clone()
+	info := peerInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}}
+	config.VerifyConnection = func(s tls.ConnectionState) (err error) {
+		info.proof, err = c.a.proofOf(s.PeerCertificates)
+		return err
+	}
+	conn := tls.Server(raw, config)
+	if err := shake(conn); err != nil {
+		_ = conn.Close()
+		return nil, nil, err
+	}
+	listen.Settle(raw)
+	if info.proof == nil {
+		return c.a.strangers.Add(conn, raw), info, nil
+	}
+	return conn, info, nil
+}
+
+func shake(conn *tls.Conn) error {
+	if err := conn.Handshake(); err != nil {
+		return err
+	}
+	state := conn.ConnectionState()
+	if state.NegotiatedProtocol != "h2" {
+		return errors.New("the peer does not speak HTTP/2 by ALPN, which gRPC requires")
+	}
+	for _, c := range state.PeerCertificates { // of this connection alone, which nobody asks for them any more
+		*c = x509.Certificate{}
+	}
+	return nil
+}
+
+// peerInfo is what gRPC knows of a peer.
+type peerInfo struct {
+	credentials.CommonAuthInfo
+	proof *proof // nil: it has shown no certificate
+}
+
+// AuthType implements credentials.AuthInfo.
+func (peerInfo) AuthType() string { return "tls" }
+
+// proof is what a peer's certificate says, for as long as it says so.
+type proof struct {
+	id     string
+	serial *big.Int
+	ends   time.Time
+	roots  []*x509.Certificate // by which it holds
+}
+
+// proofOf verifies the certificates that a peer has shown. It is nil for a peer that has shown none.
+func (a *Authority) proofOf(shown []*x509.Certificate) (*proof, error) {
+	if len(shown) == 0 {
+		return nil, nil
+	}
+	now, trusted := time.Now(), a.trust.Load()
+	chains, err := certchain.Verify(shown, trusted.pool, x509.ExtKeyUsageClientAuth, now)
+	if err != nil {
+		return nil, fmt.Errorf("the peer's certificate: %w", err)
+	}
+	leaf := shown[0]
+	id, err := idOf(leaf)
+	if err == nil {
+		err = CheckIdentity(a.o.TrustDomain, id)
+	}
+	if err != nil {
+		return nil, err
+	}
+	p := &proof{id: id, serial: leaf.SerialNumber, ends: leaf.NotAfter}
+	for _, r := range trusted.roots {
+		if slices.ContainsFunc(chains, func(chain []*x509.Certificate) bool {
+			return r.certificate.Equal(chain[len(chain)-1])
+		}) {
+			p.roots = append(p.roots, r.certificate)
+		}
+	}
+	return p, p.check(now, trusted.roots)
+}
+
+// check is an error where the certificate has ended, or no root by which it holds is trusted any more.
+func (p *proof) check(now time.Time, trusted []*root) error {
+	if now.After(p.ends) {
+		return fmt.Errorf("the peer's certificate, %x, ended %s ago", p.serial, now.Sub(p.ends).Round(time.Second))
+	}
+	for _, r := range p.roots {
+		if slices.ContainsFunc(trusted, func(t *root) bool { return t.certificate.Equal(r) }) {
+			return nil
+		}
+	}
+	return fmt.Errorf("the root of the peer's certificate, %x, is trusted no more", p.serial)
+}

@@ -1,0 +1,109 @@
+package authority
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/ours"
+	"tare/internal/lib/replace"
+)
+
+// private is a directory in which nobody else can plant files: keys are kept there with mode 0600.
+type private struct {
+	path string
+	root *os.Root
+}
+
+const privateHint = "name a directory of your own that nobody else can write (chmod go-w)"
+
+// openPrivate opens a directory. It refuses one that another user has, or can write.
+func openPrivate(path string) (*private, error) {
+	root, err := os.OpenRoot(path)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Usage, path, privateHint, "the directory for keys cannot be opened")
+	}
+	info, err := root.Stat(".")
+	if err == nil {
+		err = ours.Check(info, ours.Write)
+	}
+	if err != nil {
+		_ = root.Close() // it was only looked at
+		return nil, fault.Wrap(err, fault.Usage, path, privateHint, "keys cannot be kept here")
+	}
+	return &private{path, root}, nil
+}
+
+func (d *private) close() { _ = d.root.Close() } // files are closed by themselves, with their errors
+
+func (d *private) at(name string) string { return filepath.Join(d.path, name) }
+
+// write makes or replaces a file of mode 0600 by one rename. Links that are in its place are replaced, not followed.
+func (d *private) write(name string, text []byte) error {
+	return fault.Wrap(replace.In(d.root, name, text, 0o600), fault.Machine, d.at(name), privateHint, "keys cannot be written")
+}
+
+// sweep removes what a write that was killed has left.
+func (d *private) sweep(name string) error {
+	return fault.Wrap(replace.Sweep(d.root, name), fault.Machine, d.path, privateHint, "what was left behind cannot be removed")
+}
+
+// maxFile is the longest file that is read, in bytes.
+const maxFile = 64 << 10
+
+// read reads a regular file that only its owner can read, not a link. It is fs.ErrNotExist where there is none.
+func (d *private) read(name string) ([]byte, error) {
+	text, err := d.readOurs(name)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Usage, d.at(name), "it must be a file of your own with mode 0600",
+			"the file cannot be used")
+	}
+	return text, nil
+}
+
+func (d *private) readOurs(name string) ([]byte, error) {
+	seen, err := d.root.Lstat(name)
+	if err != nil {
+		return nil, err
+	}
+	if !seen.Mode().IsRegular() {
+		return nil, errors.New("it is not a regular file")
+	}
+	f, err := d.root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0) // not blocking: a pipe may have come in its place
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // it was only read
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+		return nil, err
+	case !os.SameFile(seen, info):
+		return nil, errors.New("another file came in its place")
+	case info.Size() > maxFile:
+		return nil, fmt.Errorf("it has %d bytes, more than %d", info.Size(), maxFile)
+	}
+	if err := ours.Check(info, ours.All); err != nil {
+		return nil, err
+	}
+	return io.ReadAll(io.LimitReader(f, maxFile))
+}
+
+// lock takes the directory for this process alone, until the file that it gives is closed.
+func (d *private) lock() (*os.File, error) {
+	f, err := d.root.Open(".")
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Machine, d.path, privateHint, "the directory cannot be locked")
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = f.Close() // it was only looked at
+		return nil, fault.Wrap(err, fault.Usage, d.path, "end it, or name another directory",
+			"another process uses this directory")
+	}
+	return f, nil
+}

@@ -1,0 +1,123 @@
+package controlplane
+
+import (
+	"cmp"
+	"hash/maphash"
+	"slices"
+	"sync"
+	"time"
+
+	"tare/internal/lib/pace"
+)
+
+// Change is one change of the mesh, as those took it whom it concerned. What data planes ask for themselves, when they
+// connect or find a name, is no part of it. Times are seconds from when the control plane was told; they are 0 where
+// Answers is.
+type Change struct {
+	At        time.Time `json:"at"`
+	Responses int       `json:"responses"` // that left for it
+	Proxies   int       `json:"proxies"`   // they went to, as far as ids tell these apart: at most mostProxies
+	Others    int       `json:"others"`    // responses to proxies beyond these
+	Answers   int       `json:"answers"`   // taken or refused
+	Refused   int       `json:"refused"`   // of the answers
+	FirstSent float64   `json:"first_sent_seconds"`
+	LastSent  float64   `json:"last_sent_seconds"`
+	// LastAnswer is how long it was until the last answer so far. A response that another overtook has none.
+	LastAnswer float64 `json:"last_answer_seconds"`
+}
+
+// What a history keeps: so many changes, and of each so many proxies. In a mesh without proxies any peer has the id
+// that it likes, and another one on each stream.
+const (
+	mostChanges = 100
+	mostProxies = 10_000
+)
+
+// history has the last changes. Its methods can be called from several goroutines.
+type history struct {
+	mu      sync.Mutex
+	seed    maphash.Seed
+	changes []*entry // by since
+}
+
+func newHistory() *history { return &history{seed: maphash.MakeSeed()} }
+
+type entry struct {
+	Change
+	since   int64               // ns by pace.Now
+	proxies map[uint64]struct{} // digests of ids, which can be long
+}
+
+// of is the change of a time; nil: it is older than all that are kept. The caller holds mu.
+func (h *history) of(since int64) *entry {
+	i, found := slices.BinarySearchFunc(h.changes, since, func(e *entry, since int64) int {
+		return cmp.Compare(e.since, since)
+	})
+	if found {
+		return h.changes[i]
+	}
+	if i == 0 && len(h.changes) == mostChanges {
+		return nil
+	}
+	e := &entry{since: since, proxies: map[uint64]struct{}{},
+		Change: Change{At: time.Now().Add(time.Duration(since - pace.Now()))}}
+	h.changes = slices.Insert(h.changes, i, e)
+	if len(h.changes) > mostChanges {
+		h.changes = slices.Delete(h.changes, 0, 1)
+	}
+	return e
+}
+
+// note has something noted of a change, if that is kept.
+func (h *history) note(since int64, do func(*entry)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if e := h.of(since); e != nil {
+		do(e)
+	}
+}
+
+func (h *history) sent(s Sent) {
+	if s.Asked {
+		return
+	}
+	h.note(s.Since, func(e *entry) {
+		after := float64(s.Time-s.Since) / 1e9
+		if e.Responses == 0 {
+			e.FirstSent = after
+		}
+		e.FirstSent, e.LastSent = min(e.FirstSent, after), max(e.LastSent, after)
+		e.Responses++
+		id := maphash.String(h.seed, s.Node)
+		if _, known := e.proxies[id]; !known && len(e.proxies) == mostProxies {
+			e.Others++
+			return
+		}
+		e.proxies[id] = struct{}{}
+		e.Proxies = len(e.proxies)
+	})
+}
+
+func (h *history) answered(a Answer) {
+	if a.Asked {
+		return
+	}
+	h.note(a.Since, func(e *entry) {
+		e.Answers++
+		if a.Refused != "" {
+			e.Refused++
+		}
+		e.LastAnswer = max(e.LastAnswer, float64(a.Time-a.Since)/1e9)
+	})
+}
+
+// list is the changes that are kept, the last one first.
+func (h *history) list() []Change {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := make([]Change, 0, len(h.changes))
+	for _, e := range slices.Backward(h.changes) {
+		out = append(out, e.Change)
+	}
+	return out
+}

@@ -1,0 +1,251 @@
+package injection
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+
+	"tare/internal/lib/document"
+	"tare/internal/mesh/controlplane/authority"
+)
+
+// The labels and annotations of pods.
+const (
+	// InjectKey, a label or an annotation, is "false" on pods that are to be left alone. Where only pods that ask for
+	// it are injected (Config.Opt) it is "true" on these.
+	InjectKey = "mesh.tare/inject"
+	// ExcludeInboundKey and ExcludeOutboundKey are annotations with ports, separated by commas, whose connections are
+	// not redirected.
+	ExcludeInboundKey  = "mesh.tare/exclude-inbound-ports"
+	ExcludeOutboundKey = "mesh.tare/exclude-outbound-ports"
+	// StatusKey is the annotation that an injected pod gets. A pod that has it is not injected again.
+	StatusKey = "mesh.tare/status"
+)
+
+// Who sets up the redirection of a pod's connections.
+const (
+	RedirectInit = "init" // an init container
+	RedirectCNI  = "cni"  // a plugin of the container network: no init container is injected
+)
+
+// restartAlways is the restartPolicy of init containers that stay.
+const restartAlways = "Always"
+
+// Which pods are injected, besides what their labels say.
+const (
+	OptOut = "out" // all but those that do not want it
+	OptIn  = "in"  // those that want it
+)
+
+// Config is what pods get. Containers and volumes are as Kubernetes has them; their strings may hold variables (see
+// Variables).
+type Config struct {
+	// Opt is OptOut, the default, or OptIn.
+	Opt string `yaml:"opt"`
+	// Namespaces are those whose pods are left alone, whatever they say; default those of
+	// Kubernetes itself and of the control plane.
+	ExcludeNamespaces []string `yaml:"excludeNamespaces"`
+	// Redirect is RedirectInit, the default, or RedirectCNI.
+	Redirect string `yaml:"redirect"`
+	// Sidecar is the container of the proxy. One with restartPolicy: Always becomes an init container, which is what
+	// Kubernetes calls a sidecar container (from 1.29 on).
+	Sidecar map[string]any `yaml:"sidecar"`
+	// Init is the init container that redirects, of RedirectInit.
+	Init map[string]any `yaml:"init"`
+	// Volumes are those of both.
+	Volumes []map[string]any `yaml:"volumes"`
+	// ProbePort is the port at which the sidecar answers the probes of the others (package probes); 0: probes are left
+	// as they are.
+	ProbePort int `yaml:"probePort"`
+	// ExcludeInbound and ExcludeOutbound are ports of all pods whose connections are not redirected. That of probes is
+	// one of them by itself.
+	ExcludeInbound  []int `yaml:"excludeInbound"`
+	ExcludeOutbound []int `yaml:"excludeOutbound"`
+}
+
+// Variables are what strings of containers and volumes may hold, as ${NAME}, and what stands there in a pod. $${ is ${.
+var Variables = map[string]string{
+	"namespace":       "the namespace",
+	"pod":             "the name, or where a controller leaves the end of it open its beginning",
+	"account":         "the service account",
+	"identity":        "the SPIFFE ID of the service account",
+	"roots":           "the certificates of the roots as PEM",
+	"probes":          "the probes that the sidecar is to answer, as JSON (package probes)",
+	"probePort":       "where it answers them",
+	"excludeInbound":  "ports whose connections are not redirected, separated by commas",
+	"excludeOutbound": "the same of connections that the pod opens",
+}
+
+// ParseConfig reads a Config from YAML, and checks it.
+func ParseConfig(text []byte) (*Config, error) {
+	c := &Config{}
+	if line, err := document.Guard(text); err != nil {
+		return nil, fmt.Errorf("reading YAML: line %d: %w", line, err)
+	}
+	if err := yaml.UnmarshalWithOptions(text, c, yaml.Strict()); err != nil {
+		return nil, fmt.Errorf("reading YAML: %s", yaml.FormatError(err, false, true))
+	}
+	_, err := c.compile()
+	return c, err
+}
+
+// compiled is a Config as patches are made of it.
+type compiled struct {
+	Config
+	sidecar, init template
+	volumes       []template
+	names         struct {
+		sidecar, init string
+		volumes       []string
+	}
+	native bool // the sidecar is an init container that stays
+	probes bool // something of it holds ${probes}
+}
+
+func (c Config) compile() (*compiled, error) {
+	if c.Opt == "" {
+		c.Opt = OptOut
+	}
+	if c.Redirect == "" {
+		c.Redirect = RedirectInit
+	}
+	if c.ExcludeNamespaces == nil {
+		c.ExcludeNamespaces = []string{"kube-system", "kube-public", "kube-node-lease", authority.SystemNamespace}
+	}
+	d := &compiled{Config: c}
+	switch {
+	case c.Opt != OptOut && c.Opt != OptIn:
+		return nil, fmt.Errorf("opt: %q is neither %s nor %s", c.Opt, OptOut, OptIn)
+	case c.Redirect != RedirectInit && c.Redirect != RedirectCNI:
+		return nil, fmt.Errorf("redirect: %q is neither %s nor %s", c.Redirect, RedirectInit, RedirectCNI)
+	case c.Redirect == RedirectInit && c.Init == nil:
+		return nil, fmt.Errorf("init: give the container that redirects, or redirect: %s", RedirectCNI)
+	case c.Redirect == RedirectCNI && c.Init != nil:
+		return nil, fmt.Errorf("init: there is none with redirect: %s", RedirectCNI)
+	case c.Sidecar == nil:
+		return nil, fmt.Errorf("sidecar: give the container of the proxy")
+	case c.ProbePort < 0 || c.ProbePort > 65535:
+		return nil, fmt.Errorf("probePort: %d is no port", c.ProbePort)
+	}
+	for _, list := range []struct {
+		key   string
+		ports []int
+	}{{"excludeInbound", c.ExcludeInbound}, {"excludeOutbound", c.ExcludeOutbound}} {
+		for _, p := range list.ports {
+			if p < 1 || p > 65535 {
+				return nil, fmt.Errorf("%s: %d is no port", list.key, p)
+			}
+		}
+	}
+	if c.ProbePort > 0 && !slices.Contains(c.ExcludeInbound, c.ProbePort) {
+		d.ExcludeInbound = append(slices.Clone(c.ExcludeInbound), c.ProbePort)
+	}
+	d.native = c.Sidecar["restartPolicy"] == restartAlways
+	var err error
+	part := func(key string, object map[string]any, t *template, name *string) {
+		if err != nil {
+			return
+		}
+		var isName bool
+		if *name, isName = object["name"].(string); !isName || *name == "" || strings.Contains(*name, "${") {
+			err = fmt.Errorf("%s: it needs a name, without variables", key)
+			return
+		}
+		if *t, err = parseTemplate(object); err != nil {
+			err = fmt.Errorf("%s: %w", key, err)
+		}
+		d.probes = d.probes || t.holds("probes")
+	}
+	part("sidecar", c.Sidecar, &d.sidecar, &d.names.sidecar)
+	if c.Init != nil {
+		part("init", c.Init, &d.init, &d.names.init)
+	}
+	d.volumes, d.names.volumes = make([]template, len(c.Volumes)), make([]string, len(c.Volumes))
+	for i, v := range c.Volumes {
+		part("volumes["+strconv.Itoa(i)+"]", v, &d.volumes[i], &d.names.volumes[i])
+		if slices.Contains(d.names.volumes[:i], d.names.volumes[i]) && err == nil {
+			err = fmt.Errorf("volumes[%d]: there are two of the name %q", i, d.names.volumes[i])
+		}
+	}
+	switch {
+	case err != nil:
+		return nil, err
+	case d.names.init == d.names.sidecar:
+		return nil, fmt.Errorf("init: the sidecar has the name %q, too", d.names.init)
+	case c.ProbePort > 0 && !d.probes:
+		return nil, errors.New("probePort: nothing holds ${probes}, so that nobody would know what to answer there")
+	}
+	return d, nil
+}
+
+// template is JSON with variables in its strings: literal text and names in turn, text first and last.
+type template []string
+
+func parseTemplate(object map[string]any) (template, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(object); err != nil {
+		return nil, fmt.Errorf("it cannot be told as JSON: %w", err)
+	}
+	var t template
+	literal := ""
+	for rest := strings.TrimSuffix(b.String(), "\n"); ; {
+		at := strings.Index(rest, "${")
+		if at < 0 {
+			return append(t, literal+rest), nil
+		}
+		if at > 0 && rest[at-1] == '$' {
+			literal += rest[:at-1] + "${"
+			rest = rest[at+2:]
+			continue
+		}
+		name, after, closed := strings.Cut(rest[at+2:], "}")
+		if _, known := Variables[name]; !closed || !known {
+			return nil, fmt.Errorf("there is no variable ${%.40s}; write $${ for ${", name)
+		}
+		t = append(t, literal+rest[:at], name)
+		literal, rest = "", after
+	}
+}
+
+func (t template) holds(name string) bool {
+	for i := 1; i < len(t); i += 2 {
+		if t[i] == name {
+			return true
+		}
+	}
+	return false
+}
+
+// appendTo appends the JSON with what the variables are in a pod.
+func (t template) appendTo(b []byte, value func(name string) string) []byte {
+	for i, s := range t {
+		if i%2 == 0 {
+			b = append(b, s...)
+		} else {
+			b = appendInString(b, value(s))
+		}
+	}
+	return b
+}
+
+// appendInString appends a text as it stands within a string of JSON.
+func appendInString(b []byte, s string) []byte {
+	quoted := appendString(nil, s)
+	return append(b, quoted[1:len(quoted)-1]...)
+}
+
+func appendString(b []byte, s string) []byte {
+	quoted, err := json.Marshal(s)
+	if err != nil {
+		panic(err) // of a string there is none
+	}
+	return append(b, quoted...)
+}

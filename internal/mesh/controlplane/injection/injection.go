@@ -1,0 +1,225 @@
+// Package injection is the webhook that makes pods part of the mesh: the API server of a Kubernetes cluster asks it
+// what is to be added to each pod that is about to be made (AdmissionReview, admission.k8s.io/v1), and it answers with
+// a JSON patch that adds the proxy, what redirects connections to it, and volumes, and has the proxy answer the probes
+// that the kubelet could not send through it.
+package injection
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"mime"
+	"net"
+	"net/http"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+
+	"tare/internal/mesh/controlplane/authority"
+)
+
+// The bounds of what a webhook takes.
+const (
+	// MaxReview is the size of a review, in bytes. Objects of the API server have up to 3 MiB where it takes them
+	// (k8s.io/apiserver, MaxRequestBodyBytes), and a review has the object once where one is made.
+	MaxReview = 4 << 20
+	// maxMemory is what all reviews that are being read and answered may take; others wait. A review is read by the piece,
+	// and takes growth times as much as it has bytes: decoded, in a patch, and that in base64.
+	maxMemory = 256 << 20
+	piece     = 32 << 10
+	growth    = 16
+	// maxObjects is how many objects of JSON a review may have. A pod with a hundred containers has some 5,000.
+	maxObjects = 50_000
+	// bodyPatience is how long a review may take to come.
+	bodyPatience = 3 * time.Second
+	// patience is how long a review may take. API servers give up after 10 s unless they are told otherwise
+	// (k8s.io/api/admissionregistration/v1, timeoutSeconds).
+	patience = 10 * time.Second
+)
+
+// Options are those of a Webhook.
+type Options struct {
+	Authority *authority.Authority // whose trust domain identities are of
+	Metrics   *Metrics             // nil: nobody counts
+}
+
+// Webhook answers reviews. It is an http.Handler.
+type Webhook struct {
+	o      Options
+	c      *compiled
+	memory *semaphore.Weighted
+}
+
+// New makes the webhook of a configuration.
+func New(c *Config, o Options) (*Webhook, error) {
+	d, err := c.compile()
+	if err != nil {
+		return nil, err
+	}
+	return &Webhook{o: o, c: d, memory: semaphore.NewWeighted(maxMemory)}, nil
+}
+
+// What reviews come to.
+const (
+	resultInjected  = "injected"
+	resultSkipped   = "skipped"
+	resultRefused   = "refused" // the pod asks for something that it cannot have
+	resultMalformed = "malformed"
+	resultFailed    = "failed"
+)
+
+// ServeHTTP answers a review, by POST and as JSON. What is no review gets a status of HTTP, which makes the API server
+// do what the webhook's failurePolicy says; a review of a pod that cannot be gets an answer that refuses it.
+func (w *Webhook) ServeHTTP(to http.ResponseWriter, r *http.Request) {
+	began := time.Now()
+	result, why := w.serve(to, r)
+	w.o.Metrics.reviewed(result, why, time.Since(began))
+}
+
+func (w *Webhook) serve(to http.ResponseWriter, r *http.Request) (result, why string) {
+	malformed := func(code int, format string, args ...any) (string, string) {
+		http.Error(to, fmt.Sprintf(format, args...), code)
+		return resultMalformed, fmt.Sprint(code)
+	}
+	if r.Method != http.MethodPost {
+		to.Header().Set("Allow", http.MethodPost)
+		return malformed(http.StatusMethodNotAllowed, "reviews come by POST")
+	}
+	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
+		return malformed(http.StatusUnsupportedMediaType, "reviews are application/json")
+	}
+	if r.ContentLength > MaxReview {
+		return malformed(http.StatusRequestEntityTooLarge, "a review has at most %d bytes", MaxReview)
+	}
+	ctx, stop := context.WithTimeout(r.Context(), patience)
+	defer stop()
+	body, held, err := w.read(ctx, to, r)
+	defer func() { w.memory.Release(held) }()
+	_, large := errors.AsType[*http.MaxBytesError](err)
+	switch {
+	case large:
+		return malformed(http.StatusRequestEntityTooLarge, "a review has at most %d bytes", MaxReview)
+	case errors.Is(err, errBusy):
+		return malformed(http.StatusServiceUnavailable, "there are too many reviews")
+	case err != nil:
+		return malformed(http.StatusBadRequest, "the review could not be read")
+	case bytes.Count(body, []byte("{")) > maxObjects:
+		return malformed(http.StatusRequestEntityTooLarge, "a review has at most %d objects", maxObjects)
+	}
+	var in review
+	if err := json.Unmarshal(body, &in); err != nil {
+		return malformed(http.StatusBadRequest, "the review is no JSON of its kind: %.200s", err)
+	}
+	if in.APIVersion != reviewVersion || in.Kind != reviewKind {
+		return malformed(http.StatusBadRequest, "the review is of %.60q, %.60q, and not of %s, %s", in.APIVersion, in.Kind,
+			reviewVersion, reviewKind)
+	}
+	if in.Request == nil || in.Request.UID == "" {
+		return malformed(http.StatusBadRequest, "the review has no request with a uid")
+	}
+	out, result, why := w.answer(in.Request)
+	if out == nil { // by HTTP, so that the webhook's failurePolicy decides
+		http.Error(to, "the review could not be answered", http.StatusInternalServerError)
+		return result, why
+	}
+	answer, err := json.Marshal(review{APIVersion: reviewVersion, Kind: reviewKind, Response: out})
+	if err != nil {
+		http.Error(to, "the answer could not be encoded", http.StatusInternalServerError)
+		return resultFailed, ""
+	}
+	to.Header().Set("Content-Type", "application/json")
+	_, _ = to.Write(answer) // whoever asked has gone
+	return result, why
+}
+
+// errBusy is that there is no memory for another review.
+var errBusy = errors.New("there are too many reviews")
+
+// read reads a body. What has come holds memory, a piece at a time, and what has only been announced holds none: a peer
+// that sends nothing keeps nobody from being heard. held is to be released in any case.
+func (w *Webhook) read(ctx context.Context, to http.ResponseWriter, r *http.Request) (body []byte, held int64, err error) {
+	// A server that cannot have deadlines has its own times.
+	_ = http.NewResponseController(to).SetReadDeadline(time.Now().Add(bodyPatience))
+	from := http.MaxBytesReader(to, r.Body, MaxReview)
+	for {
+		if err := w.memory.Acquire(ctx, piece*growth); err != nil {
+			return nil, held, errBusy
+		}
+		held += piece * growth
+		at := len(body)
+		body = slices.Grow(body, piece)[:at+piece]
+		n, err := io.ReadFull(from, body[at:])
+		body = body[:at+n]
+		switch {
+		case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
+			return body, held, nil
+		case err != nil:
+			return nil, held, err
+		}
+	}
+}
+
+// answer decides on a pod.
+func (w *Webhook) answer(r *request) (a *response, result, why string) {
+	a = &response{UID: r.UID}
+	refused := func(code int, reason, message string) (*response, string, string) {
+		a.Status = &status{Code: code, Reason: reason, Message: "mesh: " + message}
+		return a, resultRefused, reason
+	}
+	left := func(why string) (*response, string, string) {
+		a.Allowed, a.Audit = true, map[string]string{"skipped": why}
+		return a, resultSkipped, why
+	}
+	if r.Kind != (groupKind{Version: "v1", Kind: "Pod"}) || r.Operation != "CREATE" || r.SubResource != "" {
+		return left("no-new-pod")
+	}
+	p := &pod{}
+	if err := json.Unmarshal(r.Object, p); err != nil {
+		return refused(http.StatusBadRequest, "BadRequest", fmt.Sprintf("the pod cannot be read: %.200s", err))
+	}
+	if p.Metadata == nil || p.Spec == nil || len(p.Spec.Containers) == 0 {
+		return refused(http.StatusBadRequest, "BadRequest", "the pod has no metadata or no containers")
+	}
+	if why := w.c.skips(r.Namespace, p); why != "" {
+		return left(why)
+	}
+	already, err := w.c.injected(p)
+	if already {
+		return left("injected")
+	}
+	var v *verdict
+	if err == nil {
+		v, err = w.c.inject(r.Namespace, w.o.Authority, p)
+	}
+	if refusal, is := errors.AsType[*refusal](err); is {
+		return refused(http.StatusUnprocessableEntity, "Invalid", refusal.message)
+	} else if err != nil {
+		return nil, resultFailed, "internal"
+	}
+	a.Allowed, a.PatchType, a.Patch = true, "JSONPatch", v.patch
+	// At most 4096 characters of all warnings are shown (k8s.io/apiserver/pkg/admission/plugin/webhook/generic).
+	a.Warnings = v.warnings[:min(len(v.warnings), 10)]
+	return a, resultInjected, ""
+}
+
+// Serve answers at l until ctx ends, by TLS with a certificate that a configuration of Kubernetes can trust by its
+// roots. It closes l.
+func (w *Webhook) Serve(ctx context.Context, l net.Listener, secure *tls.Config) error {
+	s := &http.Server{
+		Handler: w, TLSConfig: secure, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 2 * patience,
+		WriteTimeout: 3 * patience, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
+		ErrorLog: log.New(io.Discard, "", 0), // a peer that speaks no TLS is none of this process's business
+	}
+	stop := context.AfterFunc(ctx, func() { _ = s.Close() })
+	defer stop()
+	if err := s.ServeTLS(l, "", ""); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serving the webhook at %s: %w", l.Addr(), err)
+	}
+	return nil
+}

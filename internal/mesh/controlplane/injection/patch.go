@@ -1,0 +1,359 @@
+package injection
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"tare/internal/mesh/controlplane/authority"
+	"tare/internal/mesh/controlplane/injection/probes"
+)
+
+// verdict is what becomes of a pod.
+type verdict struct {
+	patch    []byte // JSON patch (RFC 6902)
+	warnings []string
+}
+
+// refusal is that a pod asks for something that it cannot have. Whoever wanted the pod reads it.
+type refusal struct{ message string }
+
+func (r *refusal) Error() string { return r.message }
+
+func refuse(format string, args ...any) error { return &refusal{fmt.Sprintf(format, args...)} }
+
+// skips says why a pod is to be left alone; empty: it is not.
+func (c *compiled) skips(namespace string, p *pod) string {
+	wants := p.Metadata.Labels[InjectKey]
+	if wants == "" {
+		wants = p.Metadata.Annotations[InjectKey]
+	}
+	switch {
+	case slices.Contains(c.ExcludeNamespaces, namespace):
+		return "namespace"
+	case p.Spec.HostNetwork:
+		return "host-network" // redirecting would be for the whole machine
+	case strings.EqualFold(wants, "false"):
+		return "opted-out"
+	case c.Opt == OptIn && !strings.EqualFold(wants, "true"):
+		return "not-opted-in"
+	}
+	return ""
+}
+
+// inject makes the patch of a pod, which skips has not left alone.
+func (c *compiled) inject(namespace string, by *authority.Authority, p *pod) (*verdict, error) {
+	if err := c.collides(p); err != nil {
+		return nil, err
+	}
+	inbound, err := portsOf(p.Metadata.Annotations, ExcludeInboundKey, c.ExcludeInbound)
+	if err != nil {
+		return nil, err
+	}
+	outbound, err := portsOf(p.Metadata.Annotations, ExcludeOutboundKey, c.ExcludeOutbound)
+	if err != nil {
+		return nil, err
+	}
+	account := p.Spec.ServiceAccount
+	if account == "" {
+		account = "default"
+	}
+	id, err := authority.Identity(by.TrustDomain(), namespace+"/"+account)
+	if err != nil {
+		return nil, refuse("the service account %q of the namespace %q cannot be an identity: %s", account, namespace, err)
+	}
+	v := &verdict{}
+	b := operations{'['}
+	table := c.moveProbes(&b, p, v)
+	encoded, err := json.Marshal(table)
+	if err != nil {
+		return nil, fmt.Errorf("encoding probes: %w", err)
+	}
+	name := p.Metadata.Name
+	if name == "" {
+		name = p.Metadata.GenerateName
+	}
+	value := func(variable string) string {
+		switch variable {
+		case "namespace":
+			return namespace
+		case "pod":
+			return name
+		case "account":
+			return account
+		case "identity":
+			return id
+		case "roots":
+			return string(by.RootsPEM())
+		case "probes":
+			// The kubelet expands $(NAME) and $$ in the environment and in arguments, and does not in probes.
+			return strings.ReplaceAll(string(encoded), "$", `\u0024`)
+		case "probePort":
+			return strconv.Itoa(c.ProbePort)
+		case "excludeInbound":
+			return inbound
+		case "excludeOutbound":
+			return outbound
+		}
+		panic("no variable is called " + variable) // parseTemplate has seen to that
+	}
+	if c.native {
+		// First, so that it runs while the pod's own init containers do: they are redirected already.
+		b.list("/spec/initContainers", len(p.Spec.InitContainers) > 0, true, c.before(value)...)
+	} else {
+		// Last, so that the pod's own init containers are not redirected: no proxy runs yet.
+		b.list("/spec/initContainers", len(p.Spec.InitContainers) > 0, false, c.before(value)...)
+		b.list("/spec/containers", true, false, c.sidecar.appendTo(nil, value))
+	}
+	var volumes [][]byte
+	for _, t := range c.volumes {
+		volumes = append(volumes, t.appendTo(nil, value))
+	}
+	b.list("/spec/volumes", len(p.Spec.Volumes) > 0, false, volumes...)
+	b.annotate(p.Metadata.Annotations, StatusKey, "injected")
+	v.patch = append(b, ']')
+	return v, nil
+}
+
+// before are the init containers, in their order.
+func (c *compiled) before(value func(string) string) (list [][]byte) {
+	if c.init != nil {
+		list = append(list, c.init.appendTo(nil, value))
+	}
+	if c.native {
+		list = append(list, c.sidecar.appendTo(nil, value))
+	}
+	return list
+}
+
+// injected says whether a pod has been injected already, as where another webhook has the API server ask again. Whoever
+// only says so is refused: such a pod would be past the mesh.
+func (c *compiled) injected(p *pod) (bool, error) {
+	if p.Metadata.Annotations[StatusKey] == "" {
+		return false, nil
+	}
+	in := p.Spec.Containers
+	if c.native {
+		in = p.Spec.InitContainers
+	}
+	if !slices.ContainsFunc(in, func(x container) bool { return x.Name == c.names.sidecar }) {
+		return false, refuse("the annotation %s says that the pod is injected, and it has no container %q: leave the annotation out",
+			StatusKey, c.names.sidecar)
+	}
+	return true, nil
+}
+
+// collides refuses a pod that has something of the same name already, or that would reach into what is the sidecar's:
+// which of the two was meant cannot be known, and a pod could bring a sidecar of its own under the mesh's name.
+func (c *compiled) collides(p *pod) error {
+	const mend = "give it another, or label the pod " + InjectKey + ": \"false\""
+	for _, list := range [][]container{p.Spec.Containers, p.Spec.InitContainers} {
+		for _, x := range list {
+			if x.Name == c.names.sidecar || c.init != nil && x.Name == c.names.init {
+				return refuse("the pod has a container %q of its own, which is a name of the mesh: %s", x.Name, mend)
+			}
+			for _, v := range slices.Concat(x.Mounts, x.Devices) {
+				if slices.Contains(c.names.volumes, v.Name) {
+					return refuse("the container %.63q mounts the volume %q, which is the mesh's", x.Name, v.Name)
+				}
+			}
+		}
+	}
+	for _, x := range p.Spec.Volumes {
+		if slices.Contains(c.names.volumes, x.Name) {
+			return refuse("the pod has a volume %q of its own, which is a name of the mesh: %s", x.Name, mend)
+		}
+	}
+	return nil
+}
+
+// maxPorts is how many ports an annotation may have.
+const maxPorts = 1000
+
+// portsOf are the ports of an annotation and those of all pods, without repetition, separated by commas.
+func portsOf(annotations map[string]string, key string, all []int) (string, error) {
+	ports := slices.Clone(all)
+	if text := annotations[key]; strings.TrimSpace(text) != "" {
+		if strings.Count(text, ",") >= maxPorts {
+			return "", refuse("annotation %s: more than %d ports", key, maxPorts)
+		}
+		for word := range strings.SplitSeq(text, ",") {
+			p, err := strconv.ParseUint(strings.TrimSpace(word), 10, 16)
+			if err != nil || p == 0 {
+				return "", refuse("annotation %s: %.40q is no port: give numbers from 1 to 65535, separated by commas", key, word)
+			}
+			ports = append(ports, int(p))
+		}
+	}
+	slices.Sort(ports)
+	var b []byte
+	for i, p := range slices.Compact(ports) {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = strconv.AppendInt(b, int64(p), 10)
+	}
+	return string(b), nil
+}
+
+// moveProbes has the sidecar answer the probes that the kubelet would send past it: where the mesh wants certificates,
+// the kubelet has none. The table says what it then asks of the containers itself.
+func (c *compiled) moveProbes(b *operations, p *pod, v *verdict) probes.Table {
+	table := probes.Table{}
+	if c.ProbePort == 0 {
+		return table
+	}
+	for i := range p.Spec.Containers {
+		c.moveProbesOf(b, &p.Spec.Containers[i], fmt.Sprintf("/spec/containers/%d/", i), table, v)
+	}
+	for i := range p.Spec.InitContainers { // before anything is put in front of them
+		if x := &p.Spec.InitContainers[i]; x.Restart == restartAlways {
+			c.moveProbesOf(b, x, fmt.Sprintf("/spec/initContainers/%d/", i), table, v)
+		}
+	}
+	return table
+}
+
+// moveProbesOf does so for one container, which is at a path.
+func (c *compiled) moveProbesOf(b *operations, x *container, path string, table probes.Table, v *verdict) {
+	for _, of := range []struct {
+		key  string
+		kind string
+		p    *probe
+	}{{"livenessProbe", "liveness", x.Liveness}, {"readinessProbe", "readiness", x.Readiness},
+		{"startupProbe", "startup", x.Startup}} {
+		if of.p == nil {
+			continue
+		}
+		ask, from, why := of.p.ask(x)
+		if why != "" {
+			v.warnings = append(v.warnings, fmt.Sprintf("the %s probe of %.40q stays as it is: %s", of.kind, x.Name, why))
+		}
+		if ask == nil {
+			continue
+		}
+		to := probes.Path(x.Name, of.kind)
+		table[to] = *ask
+		at := path + of.key + "/"
+		if from != "httpGet" {
+			b.remove(at + from)
+		}
+		get := appendString([]byte(`{"path":`), to)
+		b.add(at+"httpGet", append(strconv.AppendInt(append(get, `,"port":`...), int64(c.ProbePort), 10), '}'))
+	}
+}
+
+// ask is what a probe asks of its container, and which key says so; nil where it is left as it is, and why if that is
+// not because a process in the container is asked.
+func (p *probe) ask(in *container) (ask *probes.Ask, key, why string) {
+	timeout := max(p.Timeout, 1)
+	switch {
+	case p.HTTP != nil:
+		if p.HTTP.Host != "" {
+			return nil, "", "it asks another host"
+		}
+		n, ok := in.number(p.HTTP.Port)
+		if !ok {
+			return nil, "", "its port is not known"
+		}
+		h := &probes.HTTP{Path: p.HTTP.Path, Port: n, TLS: strings.EqualFold(p.HTTP.Scheme, "HTTPS")}
+		for _, x := range p.HTTP.Headers {
+			h.Headers = append(h.Headers, probes.Header{Name: x.Name, Value: x.Value})
+		}
+		return &probes.Ask{HTTP: h, Timeout: timeout}, "httpGet", ""
+	case p.TCP != nil:
+		if p.TCP.Host != "" {
+			return nil, "", "it asks another host"
+		}
+		n, ok := in.number(p.TCP.Port)
+		if !ok {
+			return nil, "", "its port is not known"
+		}
+		return &probes.Ask{TCP: &probes.TCP{Port: n}, Timeout: timeout}, "tcpSocket", ""
+	case p.GRPC != nil:
+		if p.GRPC.Port < 1 || p.GRPC.Port > 65535 {
+			return nil, "", "its port is not known"
+		}
+		return &probes.Ask{GRPC: &probes.GRPC{Port: p.GRPC.Port, Service: p.GRPC.Service}, Timeout: timeout}, "grpc", ""
+	}
+	return nil, "", "" // exec, which needs no network
+}
+
+// number is a port that is given by number or by name.
+func (c *container) number(raw json.RawMessage) (int, bool) {
+	var n int
+	if json.Unmarshal(raw, &n) == nil {
+		return n, n >= 1 && n <= 65535
+	}
+	var name string
+	if json.Unmarshal(raw, &name) != nil {
+		return 0, false
+	}
+	for _, p := range c.Ports {
+		if p.Name == name && name != "" {
+			return p.ContainerPort, p.ContainerPort >= 1 && p.ContainerPort <= 65535
+		}
+	}
+	return 0, false
+}
+
+// operations is a JSON patch without its end.
+type operations []byte
+
+func (o *operations) begin(op, path string) {
+	if len(*o) > 1 {
+		*o = append(*o, ',')
+	}
+	*o = append(*o, `{"op":"`...)
+	*o = append(*o, op...)
+	*o = append(*o, `","path":`...)
+	*o = appendString(*o, path)
+}
+
+func (o *operations) add(path string, value []byte) {
+	o.begin("add", path)
+	*o = append(*o, `,"value":`...)
+	*o = append(append(*o, value...), '}')
+}
+
+func (o *operations) remove(path string) {
+	o.begin("remove", path)
+	*o = append(*o, '}')
+}
+
+// list adds to a list, at its beginning or its end, which is made where there is none.
+func (o *operations) list(path string, exists, first bool, values ...[]byte) {
+	if len(values) == 0 {
+		return
+	}
+	if !exists {
+		all := []byte{'['}
+		for i, v := range values {
+			if i > 0 {
+				all = append(all, ',')
+			}
+			all = append(all, v...)
+		}
+		o.add(path, append(all, ']'))
+		return
+	}
+	for i, v := range values {
+		if first {
+			o.add(path+"/"+strconv.Itoa(i), v)
+		} else {
+			o.add(path+"/-", v)
+		}
+	}
+}
+
+func (o *operations) annotate(has map[string]string, key, value string) {
+	if len(has) == 0 {
+		o.add("/metadata/annotations", append(append(append([]byte{'{'}, appendString(nil, key)...), ':'),
+			append(appendString(nil, value), '}')...))
+		return
+	}
+	// RFC 6901, section 3
+	o.add("/metadata/annotations/"+strings.NewReplacer("~", "~0", "/", "~1").Replace(key), appendString(nil, value))
+}

@@ -1,0 +1,539 @@
+package controlplane
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"tare/internal/lib/fault"
+	"tare/internal/mesh/controlplane/authority"
+	"tare/internal/mesh/controlplane/bootstrap"
+	"tare/internal/mesh/controlplane/proxyconfig"
+)
+
+// EnvoyBootstrapFile is the bootstrap of an Envoy among the files of a proxy.
+const EnvoyBootstrapFile = "envoy.json"
+
+// PlaneOptions are how a Plane tells a mesh. The zero value will do.
+type PlaneOptions struct {
+	// Roots is the directory that keeps the roots of certificates, so that a control plane that starts again is the one
+	// that proxies trust. Empty: they are nowhere but in this process.
+	Roots string
+	// Credentials is the directory in which each proxy of a mesh finds what it connects by, in a directory named after
+	// it: its bootstrap (EnvoyBootstrapFile), its certificate and the roots, which are replaced before they end. Empty:
+	// none is written.
+	Credentials string
+	Life        time.Duration // of certificates; default authority.DefaultLife
+	RenewAfter  float64       // part of their life; default that of authority.Options
+	// Tokens are the bootstrap tokens by which agents get the first certificate of a key of their own
+	// (authority.Agent); nil: certificates are only renewed.
+	Tokens *authority.Tokens
+	// Accounts are service accounts of a Kubernetes cluster, whose tokens are taken as well; nil: none are.
+	Accounts *authority.ServiceAccounts
+	// Names are the DNS names by which peers that have no identity in the mesh know the control plane
+	// (authority.Authority.WebTLS).
+	Names []string
+	// Strangers is how many connections may be open of peers that have shown no certificate, where proxies need one; of
+	// more the oldest is closed. Default authority.DefaultMaxStrangers.
+	Strangers int
+	// RetryAfter is when certificates and files that could not be replaced are tried again; default 5 s.
+	RetryAfter time.Duration
+	OnSent     func(Sent)
+	OnAnswer   func(Answer)
+	Admin      *Admin // shows what the control plane does; nil: nobody does
+	// Log gets a line for each peer that was refused and each certificate that could not be replaced.
+	Log func(line string)
+}
+
+// Plane is the control plane of one mesh file. Where the file has proxies, each is told what concerns it; where proxies
+// have identities, they must prove them, and get certificates.
+type Plane struct {
+	o         PlaneOptions
+	server    *Server
+	authority *authority.Authority // nil: the mesh has no certificates
+	renewals  renewals             // what the authority gives and proxies have not been told
+	failed    chan struct{}        // holds one: Set could not write all files
+
+	mu      sync.Mutex
+	mesh    *proxyconfig.Mesh
+	shared  bool              // every node is told the same
+	written map[string]string // what a proxy has in its directory: its chain and the roots
+	overdue map[string]bool   // proxies whose files could not be written
+	bound   string            // address of the listener, host:port
+	told    map[string]part   // by the ids of proxies
+}
+
+// part is what a proxy of a mesh was told last, but for its secrets, and as whom.
+type part struct {
+	proxyconfig.Part
+	identity string
+}
+
+// NewPlane makes the control plane of a mesh, which it is told at once. Whether the mesh has certificates, and of which
+// trust domain, stays as it is then.
+func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane, error) {
+	if o.Log == nil {
+		o.Log = func(string) {}
+	}
+	if o.RetryAfter <= 0 {
+		o.RetryAfter = 5 * time.Second
+	}
+	p := &Plane{
+		o: o, failed: make(chan struct{}, 1), written: map[string]string{}, overdue: map[string]bool{},
+		told: map[string]part{},
+	}
+	p.renewals.init()
+	options := Options{Key: p.key, OnSent: o.OnSent, OnAnswer: o.OnAnswer}
+	if m.Secure() {
+		ao := authority.Options{
+			TrustDomain: m.TrustDomain(), Life: o.Life, RenewAfter: o.RenewAfter, Log: o.Log, OwnNames: o.Names,
+			MaxStrangers: o.Strangers,
+			OnChange:     p.renewals.identity, OnRoots: p.roots,
+		}
+		var err error
+		if o.Roots != "" {
+			p.authority, err = authority.Open(ao, o.Roots)
+		} else {
+			p.authority, err = authority.New(ao)
+		}
+		if err != nil {
+			return nil, err
+		}
+		options.Check = p.check
+		options.Credentials = p.authority.ServerCredentials()
+		options.Server = []grpc.ServerOption{
+			grpc.ChainStreamInterceptor(p.authority.RequireIdentity()),
+			grpc.ReadBufferSize(0), // crypto/tls has one of its own
+		}
+	}
+	if o.Admin != nil {
+		o.Admin.watch(&options)
+		o.Admin.streams, o.Admin.proxies = func() int { return p.server.Streams() }, p.proxies
+	}
+	p.server = New(options)
+	if p.authority != nil {
+		authority.NewService(p.authority, o.Tokens, authority.ServiceOptions{Accounts: o.Accounts}).Register(p.server.Registrar())
+	}
+	if _, err := p.Set(ctx, m); err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// key is what a stream is told: what is for its node, who must be that proxy.
+func (p *Plane) key(ctx context.Context, id string) (string, error) {
+	p.mu.Lock()
+	mesh, shared := p.mesh, p.shared
+	p.mu.Unlock()
+	if shared {
+		return everyone, nil
+	}
+	if !mesh.Has(id) {
+		return "", status.Errorf(codes.PermissionDenied, "there is no proxy %.200q in the mesh", id)
+	}
+	if p.authority != nil {
+		if err := p.authority.Authorize(ctx, mesh.Identity(id)); err != nil {
+			return "", err
+		}
+	}
+	return p.keyOf(mesh, id), nil
+}
+
+// check says whether a stream may go on: its certificate must not have ended, and its root must still be trusted, or a
+// key that was stolen once would be replaced for as long as the stream is open.
+func (p *Plane) check(ctx context.Context) error {
+	if _, err := p.authority.Identity(ctx); err != nil {
+		return status.Error(codes.Unauthenticated, err.Error())
+	}
+	return nil
+}
+
+// roots has all proxies told of other roots, and ends the streams of those whose own is not among them.
+func (p *Plane) roots() {
+	p.server.Check()
+	p.renewals.roots()
+}
+
+// beforeIdentity is what stands in a key between a proxy's id and its identity.
+const beforeIdentity = "\x00"
+
+// nodeOf is the id of a proxy in its key: the part that people know.
+func nodeOf(key string) string {
+	id, _, _ := strings.Cut(key, beforeIdentity)
+	return id
+}
+
+// keyOf is the key of a proxy of a mesh. Where proxies prove their identities it has the identity as well: a stream was
+// authorized for one, so that it must end, rather than get another's private key, when the proxy has another.
+func (p *Plane) keyOf(m *proxyconfig.Mesh, id string) string {
+	if p.authority == nil {
+		return id
+	}
+	return id + beforeIdentity + m.Identity(id)
+}
+
+// proxies is how many there are.
+func (p *Plane) proxies() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.told)
+}
+
+// Serve answers at l until Close. It closes l.
+func (p *Plane) Serve(l net.Listener) error { return p.server.Serve(l) }
+
+// Listens tells proxies where the control plane is: their files are written now and from then on.
+func (p *Plane) Listens(address string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.bound = address
+	return p.write(p.mesh.Proxies())
+}
+
+// Run replaces certificates before they end, and writes files that could not be written, until ctx ends.
+func (p *Plane) Run(ctx context.Context) error {
+	ended := make(chan error, 1)
+	go func() {
+		if p.authority == nil {
+			<-ctx.Done()
+			ended <- nil
+			return
+		}
+		ended <- p.authority.Run(ctx)
+	}()
+	retry := time.NewTimer(0)
+	retry.Stop()
+	defer retry.Stop()
+	for {
+		select {
+		case err := <-ended:
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		case <-p.failed:
+			retry.Reset(p.o.RetryAfter)
+			continue
+		case <-p.renewals.wake:
+		case <-retry.C:
+		}
+		if err := p.renew(ctx); err != nil {
+			p.o.Log(err.Error())
+			retry.Reset(p.o.RetryAfter)
+		}
+	}
+}
+
+// Close ends all streams and lets the roots go.
+func (p *Plane) Close() {
+	p.server.Close()
+	if p.authority != nil {
+		p.authority.Close()
+	}
+}
+
+// Authority is that of the mesh's certificates; nil where it has none.
+func (p *Plane) Authority() *authority.Authority { return p.authority }
+
+// FilesError is that of files which could not be written for proxies that have been told. Run tries again.
+type FilesError struct{ Err error }
+
+func (e *FilesError) Error() string {
+	return "the proxies have been told, but not all files could be written: " +
+		strings.ReplaceAll(e.Err.Error(), "\n", "; ") // one line of a log
+}
+
+func (e *FilesError) Unwrap() error { return e.Err }
+
+// Set makes m the mesh. It returns the same as Server.Set, and a FilesError where m is the mesh now but not all files
+// could be written; any other error leaves the mesh as it was.
+//
+// What is told costs by the proxies whose part is another one: a mesh that was compiled after the one before
+// (Config.CompileAfter) has few of these.
+func (p *Plane) Set(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.set(ctx, m)
+}
+
+// SetConfig makes a configuration the mesh, compiled after the one before. It returns the same as Set.
+func (p *Plane) SetConfig(ctx context.Context, c *Config) (int64, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m, err := c.CompileAfter(p.mesh)
+	if err != nil {
+		return 0, err
+	}
+	return p.set(ctx, m)
+}
+
+// SetEndpoints gives some services of the mesh other endpoints, by their names. It returns the same as Set.
+func (p *Plane) SetEndpoints(ctx context.Context, of map[string][]Endpoint) (int64, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m, err := p.mesh.WithEndpoints(of)
+	if err != nil {
+		return 0, err
+	}
+	return p.set(ctx, m)
+}
+
+// set is Set. The caller holds mu.
+func (p *Plane) set(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
+	switch {
+	case m.Secure() != (p.authority != nil):
+		return 0, errors.New("mtls: whether there are certificates cannot change while the control plane runs: start it again")
+	case p.authority != nil && m.TrustDomain() != p.authority.TrustDomain():
+		return 0, fmt.Errorf("trust_domain: it is %s as long as the control plane runs: start it again",
+			p.authority.TrustDomain())
+	}
+	at, files, err := p.tell(ctx, m)
+	if err != nil {
+		return 0, err
+	}
+	p.mesh = m
+	if p.o.Admin != nil {
+		p.o.Admin.changes.Inc()
+	}
+	for id := range p.overdue {
+		if m.Has(id) {
+			files = append(files, id)
+		}
+	}
+	clear(p.overdue) // it may have proxies that are gone
+	if err := p.write(files); err != nil {
+		select {
+		case p.failed <- struct{}{}:
+		default:
+		}
+		return at, &FilesError{err}
+	}
+	return at, nil
+}
+
+// renew tells the proxies that have new certificates or roots, and replaces their files and those that are overdue.
+// What could not be done is kept for the next time.
+func (p *Plane) renew(ctx context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	ids, all := p.renewals.take()
+	var concerned, files []string
+	for _, id := range p.mesh.Proxies() {
+		renewed := all || ids[p.mesh.Identity(id)]
+		if renewed {
+			concerned = append(concerned, id)
+		}
+		if renewed || p.overdue[id] {
+			files = append(files, id)
+		}
+	}
+	told := p.tellSecrets(ctx, concerned)
+	if told != nil {
+		p.renewals.putBack(ids, all)
+		told = fmt.Errorf("certificates could not be replaced: %w", told)
+	}
+	written := p.write(files)
+	if written != nil && told == nil {
+		written = &FilesError{written}
+	}
+	return errors.Join(told, written)
+}
+
+// tellSecrets tells some proxies of the mesh their certificates and roots anew: as many of them as have some. The
+// caller holds mu.
+func (p *Plane) tellSecrets(ctx context.Context, ids []string) error {
+	some := make(map[string][]*tlsv3.Secret, len(ids))
+	var errs []error
+	for _, id := range ids {
+		own, err := p.own(p.mesh, id)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		some[p.keyOf(p.mesh, id)] = own.Secrets
+	}
+	return errors.Join(append(errs, p.server.SetSecrets(ctx, some))...)
+}
+
+// own is what a proxy of a mesh alone is told, with its secrets.
+func (p *Plane) own(m *proxyconfig.Mesh, id string) (Resources, error) {
+	part, err := m.Part(id)
+	if err != nil {
+		return Resources{}, err
+	}
+	own := *part.Own
+	if p.authority == nil {
+		return own, nil
+	}
+	secrets, err := p.authority.Secrets(m.Identity(id))
+	if err != nil {
+		return own, fmt.Errorf("proxy %s: %w", id, err)
+	}
+	own.Secrets = append(slices.Clip(own.Secrets), secrets...)
+	return own, nil
+}
+
+// tell has each proxy of a mesh told what concerns it, and forgets the identities of others. Those whose part is what
+// it was are not looked at further: the ids of all others are the second result. The caller holds mu.
+func (p *Plane) tell(ctx context.Context, m *proxyconfig.Mesh) (at int64, ids []string, err error) {
+	proxies := m.Proxies()
+	if len(proxies) == 0 {
+		r, err := m.Shared()
+		if err != nil {
+			return 0, nil, err
+		}
+		if at, err = p.server.Set(ctx, r); err == nil { // forgets those that there were before
+			p.shared = true
+			clear(p.told)
+		}
+		return at, nil, err
+	}
+	some := map[string]View{}
+	told := make(map[string]part, len(proxies))
+	for _, id := range proxies {
+		now, err := m.Part(id)
+		if err != nil {
+			return 0, nil, err
+		}
+		told[id] = part{now, m.Identity(id)}
+		if before, was := p.told[id]; was && before == told[id] {
+			continue
+		}
+		own, err := p.own(m, id)
+		if err != nil {
+			return 0, nil, err
+		}
+		some[p.keyOf(m, id)] = View{Common: now.Common, Own: own}
+		ids = append(ids, id)
+	}
+	gone := p.gone(told)
+	if p.shared || p.mesh == nil {
+		at, err = p.server.SetAll(ctx, some)
+	} else {
+		at, err = p.server.Change(ctx, some, gone)
+	}
+	if err != nil {
+		return 0, nil, err
+	}
+	if len(gone) > 0 {
+		p.forget(told)
+	}
+	p.shared, p.told = false, told
+	return at, ids, nil
+}
+
+// gone are the keys of proxies that are not there any more, or not as whom they were.
+func (p *Plane) gone(now map[string]part) (keys []string) {
+	for id, before := range p.told {
+		if after, stays := now[id]; !stays || p.authority != nil && after.identity != before.identity {
+			keys = append(keys, p.keyOf(p.mesh, id))
+		}
+	}
+	return keys
+}
+
+// forget forgets the identities that nobody has any more.
+func (p *Plane) forget(now map[string]part) {
+	if p.authority == nil {
+		return
+	}
+	stay := make(map[string]bool, len(now))
+	for _, t := range now {
+		stay[t.identity] = true
+	}
+	for _, t := range p.told {
+		if !stay[t.identity] {
+			p.authority.Forget(t.identity)
+		}
+	}
+}
+
+// directory is where a proxy's files are, by its id: a name of one part.
+func (p *Plane) directory(id string) (string, error) {
+	if strings.ContainsAny(id, "/\x00") || !filepath.IsLocal(id) || id == "." {
+		return "", fault.New(fault.Usage, "proxy "+id, "give it an id without slashes",
+			"its id cannot be the name of a directory, which its files need")
+	}
+	return filepath.Join(p.o.Credentials, id), nil
+}
+
+// write writes the files of those of some proxies that have not what they should, and notes those that it cannot
+// write as overdue; the others get theirs all the same. The caller holds mu.
+func (p *Plane) write(proxies []string) error {
+	if p.o.Credentials == "" || p.bound == "" {
+		return nil
+	}
+	// Whoever can write there could put other directories in the place of the proxies'.
+	unsafe := authority.CheckDirectory(p.o.Credentials)
+	errs := []error{unsafe}
+	for _, id := range proxies {
+		p.overdue[id] = true
+		if unsafe != nil {
+			continue
+		}
+		dir, err := p.directory(id)
+		if err == nil {
+			err = p.writeOne(id, dir)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("writing the files of proxy %s: %w", id, err))
+			continue
+		}
+		delete(p.overdue, id)
+	}
+	return errors.Join(errs...)
+}
+
+func (p *Plane) writeOne(id, dir string) error {
+	var c authority.Credentials
+	if p.authority != nil {
+		var err error
+		if c, err = p.authority.Credentials(p.mesh.Identity(id)); err != nil {
+			return err
+		}
+	}
+	now := string(c.Chain) + string(c.Roots) + p.bound
+	if p.written[id] == now {
+		return nil
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	b := bootstrap.Envoy{Node: id, Cluster: cmp.Or(account(p.mesh.Identity(id)), id), ControlPlane: p.bound}
+	if p.authority != nil {
+		if err := c.WriteEnvoy(dir); err != nil {
+			return err
+		}
+		var err error
+		if b.Transport, err = authority.EnvoyTransport(dir, p.authority.TrustDomain()); err != nil {
+			return err
+		}
+	}
+	text, err := b.JSON()
+	if err != nil {
+		return err
+	}
+	if err := authority.WritePrivate(dir, EnvoyBootstrapFile, text); err != nil {
+		return err
+	}
+	p.written[id] = now
+	return nil
+}
+
+// account is the last part of an identity.
+func account(id string) string { return id[strings.LastIndexByte(id, '/')+1:] }

@@ -1,0 +1,650 @@
+package controlplane
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"io"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"golang.org/x/net/http2"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"tare/internal/lib/fault"
+	"tare/internal/mesh/controlplane/ads"
+	"tare/internal/mesh/controlplane/authority"
+	"tare/internal/mesh/controlplane/proxyconfig"
+)
+
+const secureMesh = `
+mtls: strict
+discovery: policy
+services:
+  - {name: api, protocol: http, identity: api, access: [{from: [web]}], endpoints: [{address: 127.0.0.1:9001}]}
+proxies:
+  - {id: web-1, identity: web, outbound: {api: 127.0.0.1:9002}}
+  - {id: api-1, identity: api, inbound: {api: {listen: 127.0.0.1:9001, to: 127.0.0.1:9000}}, outbound: {}}
+`
+
+func compiled(t *testing.T, text string) *proxyconfig.Mesh {
+	t.Helper()
+	m, err := proxyconfig.Parse("mesh.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// served is a control plane at work, and its address. The test ends it.
+func served(t *testing.T, text string, o PlaneOptions) (*Plane, string) {
+	t.Helper()
+	return servedAtMost(t, MaxConnections, text, o)
+}
+
+// servedAtMost is served with so many connections.
+func servedAtMost(t *testing.T, connections int, text string, o PlaneOptions) (*Plane, string) {
+	t.Helper()
+	p, err := NewPlane(t.Context(), compiled(t, text), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l = bounding(p.Authority() != nil)(l, connections, func(int) {})
+	if err := p.Listens(l.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 2)
+	go func() { ended <- p.Run(ctx) }()
+	go func() { ended <- p.Serve(l) }()
+	t.Cleanup(func() {
+		cancel()
+		p.Close()
+		for range 2 {
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	return p, l.Addr().String()
+}
+
+// ask asks as a node for resources of a type, and gives what came first by name.
+func ask(t *testing.T, address string, c credentials.TransportCredentials, node, typeURL string, names ...string) (map[string][]byte, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(c))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// A server that refuses may end the stream before the request is out: then Recv has the reason.
+	if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{
+		Node: &corev3.Node{Id: node}, TypeUrl: typeURL, ResourceNamesSubscribe: names,
+	}); err != nil && err != io.EOF {
+		return nil, err
+	}
+	r, err := stream.Recv()
+	if err != nil {
+		return nil, err
+	}
+	got := map[string][]byte{}
+	for _, x := range r.GetResources() {
+		got[x.GetName()] = x.GetResource().GetValue()
+	}
+	return got, nil
+}
+
+// deltas is a stream of its own connection, which the test ends.
+func deltas(ctx context.Context, t *testing.T, address string,
+	c credentials.TransportCredentials) discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient {
+	t.Helper()
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(c))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream
+}
+
+// as are the credentials of a client of an identity.
+func as(t *testing.T, p *Plane, identity string) credentials.TransportCredentials {
+	t.Helper()
+	id, err := authority.Identity(p.Authority().TrustDomain(), identity)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := p.Authority().Credentials(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return credentials.NewTLS(authority.ClientTLS(func() (authority.Credentials, error) { return c, nil },
+		authority.ControlPlane(p.Authority().TrustDomain())))
+}
+
+// withoutCertificate is the TLS of a client that trusts the control plane and shows nothing of itself.
+func withoutCertificate(t *testing.T, p *Plane) *tls.Config {
+	t.Helper()
+	return authority.ClientTLS(func() (authority.Credentials, error) {
+		return authority.Credentials{Roots: p.Authority().RootsPEM()}, nil
+	}, authority.ControlPlane(p.Authority().TrustDomain()))
+}
+
+// TestPlaneTellsOnlyOwn: a proxy is told what concerns it and its own secrets, by its certificate alone.
+func TestPlaneTellsOnlyOwn(t *testing.T) {
+	p, address := served(t, secureMesh, PlaneOptions{})
+	for node, c := range map[string]struct {
+		identity string
+		clusters []string
+	}{
+		"web-1": {"web", []string{"api"}},
+		"api-1": {"api", []string{"inbound:api"}},
+	} {
+		got, err := ask(t, address, as(t, p, c.identity), node, ads.ClusterType)
+		if err != nil || !slices.Equal(slices.Sorted(maps.Keys(got)), c.clusters) {
+			t.Errorf("%s is told of %v, %v; want %v", node, slices.Sorted(maps.Keys(got)), err, c.clusters)
+		}
+		secrets, err := ask(t, address, as(t, p, c.identity), node, ads.SecretType, "identity", "roots")
+		if err != nil || len(secrets) != 2 {
+			t.Fatalf("%s: secrets %v, %v", node, slices.Sorted(maps.Keys(secrets)), err)
+		}
+		var s tlsv3.Secret
+		if err := proto.Unmarshal(secrets["identity"], &s); err != nil {
+			t.Fatal(err)
+		}
+		own, err := p.Authority().Credentials("spiffe://mesh.local/ns/default/sa/" + c.identity)
+		if err != nil || !bytes.Equal(s.GetTlsCertificate().GetCertificateChain().GetInlineBytes(), own.Chain) {
+			t.Errorf("the certificate of %s is another's: %v", node, err)
+		}
+	}
+	for name, c := range map[string]struct {
+		with credentials.TransportCredentials
+		node string
+		code codes.Code
+	}{
+		"another's node":   {as(t, p, "web"), "api-1", codes.PermissionDenied},
+		"no such node":     {as(t, p, "web"), "web-2", codes.PermissionDenied},
+		"no node":          {as(t, p, "web"), "", codes.PermissionDenied},
+		"no certificate":   {credentials.NewTLS(withoutCertificate(t, p)), "web-1", codes.Unauthenticated},
+		"in the clear":     {insecure.NewCredentials(), "web-1", codes.Unavailable},
+		"another identity": {as(t, p, "other"), "web-1", codes.PermissionDenied},
+	} {
+		got, err := ask(t, address, c.with, c.node, ads.ClusterType)
+		if status.Code(err) != c.code {
+			t.Errorf("%s: %v, %v; want %v", name, got, err, c.code)
+		}
+	}
+}
+
+// TestPlaneIdentityChanges: when a proxy gets another identity, a stream that its old one has opened ends, and is told
+// nothing of the new one; nor may the old one open another.
+func TestPlaneIdentityChanges(t *testing.T) {
+	p, address := served(t, secureMesh, PlaneOptions{})
+	web := as(t, p, "web")
+	stream := deltas(t.Context(), t, address, web)
+	if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "web-1"}, TypeUrl: ads.SecretType,
+		ResourceNamesSubscribe: []string{"identity", "roots"}}); err != nil {
+		t.Fatal(err)
+	}
+	first, err := stream.Recv()
+	if err != nil || len(first.GetResources()) != 2 {
+		t.Fatalf("%v, %v", first, err)
+	}
+	if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: ads.SecretType,
+		ResponseNonce: first.GetNonce()}); err != nil {
+		t.Fatal(err)
+	}
+	changed := strings.Replace(secureMesh, "id: web-1, identity: web", "id: web-1, identity: admin", 1)
+	if _, err := p.Set(t.Context(), compiled(t, changed)); err != nil {
+		t.Fatal(err)
+	}
+	r, err := stream.Recv()
+	if status.Code(err) != codes.NotFound {
+		names := []string{}
+		for _, x := range r.GetResources() {
+			names = append(names, x.GetName())
+		}
+		t.Errorf("the stream of the old identity got %v, %v", names, err)
+	}
+	if got, err := ask(t, address, web, "web-1", ads.SecretType, "identity"); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("the old identity is told %v, %v", slices.Sorted(maps.Keys(got)), err)
+	}
+	if got, err := ask(t, address, as(t, p, "admin"), "web-1", ads.SecretType, "identity"); err != nil || len(got) != 1 {
+		t.Errorf("the new identity is told %v, %v", slices.Sorted(maps.Keys(got)), err)
+	}
+}
+
+// TestPlaneEndsStreams: the stream of a certificate whose root is no longer trusted ends at once. That of one that has
+// ended ends before it would be told a new key; its proxy goes on with the next certificate, by the same gRPC client.
+func TestPlaneEndsStreams(t *testing.T) {
+	const web = "spiffe://mesh.local/ns/default/sa/web"
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	// told is what a stream is told next. It is acknowledged.
+	told := func(stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient) ([]string, error) {
+		r, err := stream.Recv()
+		if err != nil {
+			return nil, err
+		}
+		var names []string
+		for _, x := range r.GetResources() {
+			names = append(names, x.GetName())
+		}
+		return names, stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.GetTypeUrl(), ResponseNonce: r.GetNonce()})
+	}
+	asks := func(typeURL string, names ...string) *discoveryv3.DeltaDiscoveryRequest {
+		return &discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "web-1"}, TypeUrl: typeURL, ResourceNamesSubscribe: names}
+	}
+	for name, request := range map[string]*discoveryv3.DeltaDiscoveryRequest{
+		"that is told nothing": asks(ads.ClusterType), "that has secrets": asks(ads.SecretType, "identity", "roots"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, address := served(t, secureMesh, PlaneOptions{})
+			stream := deltas(ctx, t, address, as(t, p, "web"))
+			if err := stream.Send(request); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := told(stream); err != nil {
+				t.Fatal(err)
+			}
+			a := p.Authority()
+			for _, step := range []func() error{a.TrustNewRoot, func() error { return a.UseNewRoot(false) }} {
+				if err := step(); err != nil {
+					t.Fatal(err)
+				}
+				if request.TypeUrl != ads.SecretType {
+					continue
+				}
+				if names, err := told(stream); err != nil || len(names) != 1 { // its old root is still trusted
+					t.Fatal(names, err)
+				}
+			}
+			if err := a.DropOldRoot(true); err != nil {
+				t.Fatal(err)
+			}
+			if names, err := told(stream); status.Code(err) != codes.Unauthenticated {
+				t.Errorf("without its root it is told %v, %v", names, err)
+			}
+		})
+	}
+	t.Run("after its end", func(t *testing.T) {
+		p, address := served(t, secureMesh, PlaneOptions{Life: 4 * time.Second})
+		own := authority.ClientTLS(func() (authority.Credentials, error) { return p.Authority().Credentials(web) },
+			authority.ControlPlane(p.Authority().TrustDomain()))
+		cc, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(own)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer cc.Close()
+		open := func() (stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient, err error) {
+			stream, err = discoveryv3.NewAggregatedDiscoveryServiceClient(cc).DeltaAggregatedResources(ctx)
+			if err == nil {
+				_ = stream.Send(asks(ads.SecretType, "identity")) // the stream may have ended: Recv says why
+				_, err = told(stream)
+			}
+			return stream, err
+		}
+		stream, err := open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for keys := 1; ; keys++ {
+			if keys > 10 {
+				t.Fatalf("%d keys came by a certificate of 4 s, each of which is replaced after 2 s", keys)
+			}
+			if _, err = told(stream); err != nil {
+				break
+			}
+		}
+		if status.Code(err) != codes.Unauthenticated {
+			t.Error(err)
+		}
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+			if _, err = open(); err == nil {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("it cannot come back: %v", err)
+			}
+		}
+	})
+}
+
+// beginHTTP2 says what a client says first on a connection.
+func beginHTTP2(c net.Conn) {
+	_, _ = io.WriteString(c, http2.ClientPreface) // it may have been closed
+	_ = http2.NewFramer(c, nil).WriteSettings()
+}
+
+// TestPlaneHandshakes: peers that never finish a handshake keep no proxy out, however many come and stay.
+func TestPlaneHandshakes(t *testing.T) {
+	const most = 8
+	p, address := servedAtMost(t, most, secureMesh, PlaneOptions{})
+	if _, err := ask(t, address, as(t, p, "web"), "web-1", ads.ClusterType); err != nil {
+		t.Fatal(err)
+	}
+	for range 10 * most {
+		c, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+	}
+	for i := range 3 {
+		if _, err := ask(t, address, as(t, p, "web"), "web-1", ads.ClusterType); err != nil {
+			t.Errorf("a proxy, the %d. time: %v", i+1, err)
+		}
+	}
+}
+
+// TestPlaneStrangers: peers without a certificate keep no proxy out, however many come and stay, and whoever has a
+// token gets its certificate meanwhile.
+func TestPlaneStrangers(t *testing.T) {
+	const most, strangers = 8, 4
+	var tokens authority.Tokens
+	p, address := servedAtMost(t, most, secureMesh, PlaneOptions{Tokens: &tokens, Strangers: strangers})
+	own := withoutCertificate(t, p)
+	own.NextProtos = []string{"h2"}
+	var open atomic.Int64
+	for range 10 * most {
+		c, err := tls.Dial("tcp", address, own)
+		if err != nil {
+			continue // it was turned away, before another was closed for the last one
+		}
+		t.Cleanup(func() { c.Close() })
+		open.Add(1)
+		go func() {
+			beginHTTP2(c)
+			_, _ = io.Copy(io.Discard, c)
+			open.Add(-1)
+		}()
+	}
+	for deadline := time.Now().Add(10 * time.Second); open.Load() > strangers; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("strangers have %d connections", open.Load())
+		}
+	}
+	if _, err := ask(t, address, as(t, p, "web"), "web-1", ads.ClusterType); err != nil {
+		t.Errorf("a proxy: %v", err)
+	}
+	const web = "spiffe://mesh.local/ns/default/sa/web"
+	token, err := tokens.New(web, time.Minute, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := authority.Agent{Address: address, Identity: web, Roots: p.Authority().RootsPEM(), Token: token}
+	if _, err := a.Request(t.Context(), authority.Credentials{}); err != nil {
+		t.Errorf("an agent with a token: %v", err)
+	}
+}
+
+// TestPlaneInTheClear: without certificates proxies are told apart by the names of their nodes.
+func TestPlaneInTheClear(t *testing.T) {
+	p, address := served(t, strings.Replace(secureMesh, "strict", "off", 1), PlaneOptions{Credentials: t.TempDir()})
+	got, err := ask(t, address, insecure.NewCredentials(), "web-1", ads.ClusterType)
+	if err != nil || len(got) != 1 || got["api"] == nil {
+		t.Errorf("%v, %v", slices.Sorted(maps.Keys(got)), err)
+	}
+	if _, err := ask(t, address, insecure.NewCredentials(), "other", ads.ClusterType); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("a stranger: %v", err)
+	}
+	if _, err := p.Set(t.Context(), compiled(t, secureMesh)); err == nil || !strings.Contains(err.Error(), "mtls") {
+		t.Errorf("certificates appeared while it runs: %v", err)
+	}
+	// A mesh without proxies is told to every node, and one with them again to its own alone.
+	for i, text := range []string{"services: [{name: a}]", strings.Replace(secureMesh, "strict", "off", 1)} {
+		if _, err := p.Set(t.Context(), compiled(t, text)); err != nil {
+			t.Fatal(err)
+		}
+		got, err := ask(t, address, insecure.NewCredentials(), "anybody", ads.ClusterType)
+		if told := err == nil && got["a"] != nil; told != (i == 0) {
+			t.Errorf("%d: anybody is told %v, %v", i, slices.Sorted(maps.Keys(got)), err)
+		}
+	}
+}
+
+// TestPlaneCredentials: the files of proxies are private, have no key where none belongs, and are replaced before they
+// end.
+func TestPlaneCredentials(t *testing.T) {
+	dir, roots := t.TempDir(), t.TempDir()
+	for _, d := range []string{dir, roots} {
+		if err := os.Chmod(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var fresh []byte
+	for range 2 { // the second is the control plane started again, which proxies still trust
+		t.Run("", func(t *testing.T) {
+			p, _ := served(t, secureMesh, PlaneOptions{Credentials: dir, Roots: roots, Life: 4 * time.Second})
+			if fresh != nil && !bytes.Equal(fresh, p.Authority().RootsPEM()) {
+				t.Error("the roots are others after a restart")
+			}
+			fresh = p.Authority().RootsPEM()
+			for _, name := range []string{EnvoyBootstrapFile, authority.EnvoyIdentityFile, authority.EnvoyRootsFile} {
+				file := filepath.Join(dir, "web-1", name)
+				info, err := os.Stat(file)
+				if err != nil || info.Mode().Perm() != 0o600 {
+					t.Fatalf("%s: %v, %v", name, info, err)
+				}
+				text, err := os.ReadFile(file)
+				if has := bytes.Contains(text, []byte("privateKey")); err != nil || has != (name == authority.EnvoyIdentityFile) {
+					t.Errorf("%s has a key: %v; %v", name, has, err)
+				}
+			}
+			identity := filepath.Join(dir, "web-1", authority.EnvoyIdentityFile)
+			first, err := os.ReadFile(identity)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+				now, err := os.ReadFile(identity)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !bytes.Equal(now, first) {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Fatal("the certificate was not replaced")
+				}
+			}
+		})
+	}
+}
+
+// TestPlaneWritesOthers: a directory that cannot be written keeps no other proxy from its files, the mesh is in use and
+// the log says so, and the files are written once nothing is in the way any more.
+func TestPlaneWritesOthers(t *testing.T) {
+	for _, mtls := range []string{"strict", "off"} {
+		t.Run(mtls, func(t *testing.T) {
+			text := strings.Replace(secureMesh, "strict", mtls, 1)
+			dir := t.TempDir()
+			if err := os.Chmod(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			lines := make(chan string, 1)
+			p, _ := served(t, text, PlaneOptions{Credentials: dir, RetryAfter: 10 * time.Millisecond,
+				Log: func(line string) {
+					select {
+					case lines <- line:
+					default: // the first is enough
+					}
+				}})
+			for _, id := range []string{"a-1", "m-1"} {
+				if err := os.WriteFile(filepath.Join(dir, id), nil, 0o600); err != nil { // where a directory should be
+					t.Fatal(err)
+				}
+			}
+			file := filepath.Join(t.TempDir(), "mesh.yaml")
+			for _, id := range []string{"a-1", "m-1", "z-1"} {
+				text += "  - {id: " + id + ", identity: " + id + ", outbound: {}}\n"
+			}
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			said := p.reload(t.Context(), NewFiles(file))
+			for _, want := range []string{"have been told", "proxy a-1", "proxy m-1"} {
+				if !strings.Contains(said, want) {
+					t.Errorf("the log says %q, without %q", said, want)
+				}
+			}
+			if strings.Contains(said, "as it was") || strings.Contains(said, "proxy z-1") {
+				t.Errorf("the log says %q", said)
+			}
+			if r, err := p.counts(); err != nil || r.Proxies != 5 {
+				t.Errorf("%+v, %v", r, err)
+			}
+			bootstrap := func(id string) string { return filepath.Join(dir, id, EnvoyBootstrapFile) }
+			if _, err := os.Stat(bootstrap("z-1")); err != nil {
+				t.Error(err)
+			}
+			if line := <-lines; !strings.Contains(line, "have been told") || !strings.Contains(line, "proxy a-1") {
+				t.Errorf("the second try says %q", line)
+			}
+			for _, id := range []string{"a-1", "m-1"} {
+				if err := os.Remove(filepath.Join(dir, id)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, id := range []string{"a-1", "m-1"} {
+				for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+					if _, err := os.Stat(bootstrap(id)); err == nil {
+						break
+					} else if time.Now().After(deadline) {
+						t.Fatalf("the files were not tried again: %v", err)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestPlaneRefusesDirectories: a directory that others can write, and an id that leads out of it.
+func TestPlaneRefusesDirectories(t *testing.T) {
+	open := t.TempDir()
+	if err := os.Chmod(open, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	own := t.TempDir()
+	for name, c := range map[string]struct{ dir, id string }{
+		"others can write": {open, "web-1"}, "up": {own, ".."}, "elsewhere": {own, "../x"}, "absolute": {own, "/x"},
+	} {
+		text := strings.ReplaceAll(secureMesh, "id: web-1", "id: "+c.id)
+		p, err := NewPlane(t.Context(), compiled(t, text), PlaneOptions{Credentials: c.dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Listens("127.0.0.1:1"); fault.CodeOf(err) != fault.Usage {
+			t.Errorf("%s: %v", name, err)
+		}
+		p.Close()
+	}
+	if _, err := os.Stat(filepath.Join(filepath.Dir(own), "x")); err == nil {
+		t.Error("a file was written elsewhere")
+	}
+}
+
+// TestPlaneRenewsOne: a certificate that was renewed is told to who has its identity, and nobody else; new roots are
+// for all.
+func TestPlaneRenewsOne(t *testing.T) {
+	p, _ := served(t, strings.Replace(secureMesh, "proxies:", "proxies:\n  - {id: web-2, identity: web, outbound: {}}", 1),
+		PlaneOptions{})
+	told := func() map[string]uintptr {
+		p.server.mu.Lock()
+		defer p.server.mu.Unlock()
+		now := map[string]uintptr{}
+		for key, t := range p.server.last {
+			now[nodeOf(key)] = reflect.ValueOf(t.tables).Pointer() // another map each time that somebody is told
+		}
+		return now
+	}
+	others := func(before map[string]uintptr) (ids []string) {
+		for id, at := range told() {
+			if at != before[id] {
+				ids = append(ids, id)
+			}
+		}
+		slices.Sort(ids)
+		return ids
+	}
+	for _, c := range []struct {
+		change func()
+		want   []string
+	}{
+		{func() { p.renewals.identity("spiffe://mesh.local/ns/default/sa/web") }, []string{"web-1", "web-2"}},
+		{func() { p.renewals.identity("spiffe://mesh.local/ns/default/sa/api") }, []string{"api-1"}},
+		{func() { p.renewals.identity("spiffe://mesh.local/ns/default/sa/gone") }, nil},
+		{p.renewals.roots, []string{"api-1", "web-1", "web-2"}},
+	} {
+		before := told()
+		c.change()
+		for deadline := time.Now().Add(30 * time.Second); !slices.Equal(others(before), c.want); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%v were told, want %v", others(before), c.want)
+			}
+		}
+	}
+}
+
+// TestPlaneTokens: an agent with a token gets a certificate for a key of its own, and is told by that; the token is of
+// no use a second time, nor for another identity.
+func TestPlaneTokens(t *testing.T) {
+	var tokens authority.Tokens
+	p, address := served(t, secureMesh, PlaneOptions{Tokens: &tokens})
+	const web, api = "spiffe://mesh.local/ns/default/sa/web", "spiffe://mesh.local/ns/default/sa/api"
+	token, err := tokens.New(web, time.Minute, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request := func(id string) (authority.Credentials, error) {
+		a := authority.Agent{Address: address, Identity: id, Roots: p.Authority().RootsPEM(), Token: token}
+		return a.Request(t.Context(), authority.Credentials{})
+	}
+	if _, err := request(api); status.Code(err) != codes.PermissionDenied && status.Code(err) != codes.Unauthenticated {
+		t.Errorf("a token of web asks for api: %v", err)
+	}
+	if token, err = tokens.New(web, time.Minute, false); err != nil {
+		t.Fatal(err)
+	}
+	c, err := request(web)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := credentials.NewTLS(authority.ClientTLS(func() (authority.Credentials, error) { return c, nil },
+		authority.ControlPlane(p.Authority().TrustDomain())))
+	if got, err := ask(t, address, own, "web-1", ads.ClusterType); err != nil || got["api"] == nil {
+		t.Errorf("the agent's certificate: %v, %v", got, err)
+	}
+	if _, err := request(web); err == nil {
+		t.Error("a token was taken twice")
+	}
+}

@@ -1,0 +1,214 @@
+package proxyconfig
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	rbacv3 "github.com/envoyproxy/go-control-plane/envoy/config/rbac/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+
+	"tare/internal/mesh/controlplane/authority"
+)
+
+// DefaultTrustDomain and DefaultNamespace are of identities that do not say theirs.
+const (
+	DefaultTrustDomain = authority.DefaultTrustDomain
+	DefaultNamespace   = authority.DefaultNamespace
+)
+
+// anyone stands for all identities of the trust domain.
+const anyone = "*"
+
+// grant is who may make which requests.
+type grant struct {
+	from     []string             // SPIFFE ids, or anyone
+	requests []*rbacv3.Permission // one of these; none: all
+}
+
+// maxConditions bounds what the access lists of a service come to.
+const maxConditions = 1 << 16
+
+// admit finds out who may call the service: by its own list, or else by the lists of the services that lead to it, of
+// what they lead to it. Where there is none of either, all may, or under discovery by policy nobody.
+func (s *service) admit(m *Mesh) error {
+	s.restricted = m.config.Discovery == byPolicy
+	if s.Access != nil {
+		s.restricted = true
+		return s.grant(m, s, func(*route) bool { return true })
+	}
+	listed := slices.ContainsFunc(s.from, func(by *service) bool { return by.Access != nil })
+	open := slices.ContainsFunc(s.from, func(by *service) bool { return by.Access == nil })
+	if !listed || open && !s.restricted {
+		return nil
+	}
+	s.restricted = true
+	for _, by := range s.from {
+		if err := s.grant(m, by, func(r *route) bool { return by.sends(r, s) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sends says whether a route leads to another service.
+func (s *service) sends(r *route, to *service) bool {
+	weights := r.To
+	if len(weights) == 0 {
+		weights = s.weights()
+	}
+	return weights[to.Name] > 0
+}
+
+// grant adds the access list of a service, as far as its routes are of concern.
+func (s *service) grant(m *Mesh, by *service, concerns func(*route) bool) error {
+	total := 0
+	for i, a := range by.Access {
+		var g grant
+		for j, id := range a.From {
+			if id == anyone {
+				g.from = append(g.from, anyone)
+				continue
+			}
+			name, err := authority.Identity(m.trustDomain, id)
+			if err != nil {
+				return item("access", i, item("from", j, err))
+			}
+			g.from = append(g.from, name)
+		}
+		if len(g.from) == 0 {
+			return item("access", i, in("from", errors.New(`is missing: name identities, or "*" for all`)))
+		}
+		slices.Sort(g.from)
+		g.from = slices.Compact(g.from)
+		if len(a.Routes) > 0 && m.mtls != off {
+			s.limited = true
+		}
+		for j, name := range a.Routes {
+			at := slices.IndexFunc(by.routes, func(r *route) bool { return r.Name == name && name != "" })
+			if at < 0 {
+				return item("access", i, item("routes", j, fmt.Errorf("there is no route %s", name)))
+			}
+			if concerns(by.routes[at]) {
+				p, conditions := by.taking(at)
+				if total += conditions; total > maxConditions {
+					return item("access", i, fmt.Errorf("the routes come to more than %d conditions", maxConditions))
+				}
+				g.requests = append(g.requests, p)
+			}
+		}
+		if len(a.Routes) == 0 || len(g.requests) > 0 {
+			s.grants = append(s.grants, g)
+		}
+	}
+	return nil
+}
+
+// taking holds for the requests that a route gets: those that match it and none before it.
+func (s *service) taking(at int) (p *rbacv3.Permission, conditions int) {
+	all := s.routes[at].permissions()
+	conditions = len(all)
+	var before []*rbacv3.Permission
+	for _, r := range s.routes[:at] {
+		if !r.apart(s.routes[at]) {
+			own := r.permissions()
+			conditions += len(own)
+			before = append(before, both(own))
+		}
+	}
+	if len(before) > 0 {
+		all = append(all, &rbacv3.Permission{Rule: &rbacv3.Permission_NotRule{NotRule: either(before)}})
+	}
+	return both(all), conditions
+}
+
+// permissions are the conditions of a route, all of which must hold.
+func (r *route) permissions() (out []*rbacv3.Permission) {
+	path := func(m *matcherv3.StringMatcher) {
+		out = append(out, &rbacv3.Permission{Rule: &rbacv3.Permission_UrlPath{
+			UrlPath: &matcherv3.PathMatcher{Rule: &matcherv3.PathMatcher_Path{Path: m}}}})
+	}
+	switch {
+	case r.Match.Path != "":
+		path(&matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: r.Match.Path}})
+	case r.Match.Prefix != "":
+		path(&matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: r.Match.Prefix}})
+	case r.Match.Regex != "":
+		path(&matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_SafeRegex{
+			SafeRegex: &matcherv3.RegexMatcher{Regex: r.Match.Regex}}})
+	}
+	for _, h := range r.headerMatchers() {
+		out = append(out, &rbacv3.Permission{Rule: &rbacv3.Permission_Header{Header: h}})
+	}
+	return out
+}
+
+// both holds where all permissions do.
+func both(list []*rbacv3.Permission) *rbacv3.Permission {
+	switch len(list) {
+	case 0:
+		return &rbacv3.Permission{Rule: &rbacv3.Permission_Any{Any: true}}
+	case 1:
+		return list[0]
+	}
+	return &rbacv3.Permission{Rule: &rbacv3.Permission_AndRules{AndRules: &rbacv3.Permission_Set{Rules: list}}}
+}
+
+// either holds where one of the permissions does.
+func either(list []*rbacv3.Permission) *rbacv3.Permission {
+	if len(list) == 1 {
+		return list[0]
+	}
+	return &rbacv3.Permission{Rule: &rbacv3.Permission_OrRules{OrRules: &rbacv3.Permission_Set{Rules: list}}}
+}
+
+// guard has an HTTP service refuse what is not granted.
+func (s *service) guard(m *Mesh) manager {
+	if m.mtls == off || !s.restricted {
+		return manager{}
+	}
+	rules := &rbacv3.RBAC{Action: rbacv3.RBAC_ALLOW, Policies: map[string]*rbacv3.Policy{}} // no policy: nobody
+	for i, g := range s.grants {
+		p := &rbacv3.Policy{Permissions: g.requests}
+		if len(p.Permissions) == 0 {
+			p.Permissions = []*rbacv3.Permission{both(nil)}
+		}
+		for _, id := range g.from {
+			p.Principals = append(p.Principals, &rbacv3.Principal{Identifier: &rbacv3.Principal_Authenticated_{
+				Authenticated: &rbacv3.Principal_Authenticated{PrincipalName: m.named(id)}}})
+		}
+		rules.Policies[fmt.Sprintf("access-%05d", i)] = p // Envoy looks through them in the order of their names
+	}
+	return manager{rbac: rules, paths: s.limited}
+}
+
+// named matches an identity, or all of the trust domain.
+func (m *Mesh) named(id string) *matcherv3.StringMatcher {
+	if id == anyone {
+		prefix := "spiffe://" + m.trustDomain + "/"
+		return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: prefix}}
+	}
+	return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: id}}
+}
+
+// granted are the identities that may call the service, each once; anyone alone where all may.
+func (s *service) granted() []string {
+	if !s.restricted {
+		return []string{anyone}
+	}
+	var out []string
+	for _, g := range s.grants {
+		out = append(out, g.from...)
+	}
+	slices.Sort(out)
+	if out = slices.Compact(out); slices.Contains(out, anyone) {
+		return []string{anyone}
+	}
+	return out
+}
+
+// toldTo says whether a proxy of an identity is told of the service.
+func (s *service) toldTo(id string) bool {
+	_, found := slices.BinarySearch(s.callers, id)
+	return found || len(s.callers) == 1 && s.callers[0] == anyone
+}

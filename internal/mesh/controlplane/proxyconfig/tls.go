@@ -1,0 +1,99 @@
+package proxyconfig
+
+import (
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"tare/internal/mesh/controlplane/authority"
+)
+
+// The secrets that a proxy asks for over SDS.
+const (
+	IdentitySecret = authority.IdentitySecret // certificate chain and key of the proxy's own identity
+	RootsSecret    = authority.RootsSecret    // the validation context: all roots that are trusted
+)
+
+// mtls is whether proxies speak TLS to each other, and take nothing else.
+type mtls string
+
+const (
+	off        mtls = "off"
+	permissive mtls = "permissive"
+	strict     mtls = "strict"
+)
+
+// alpn is what is negotiated for a protocol.
+func (p protocol) alpn(server bool) []string {
+	switch {
+	case p.http() && server:
+		return []string{"h2", "http/1.1"}
+	case p == protocolHTTP:
+		return []string{"http/1.1"}
+	case p.http():
+		return []string{"h2"}
+	}
+	return nil
+}
+
+func secret(name string) *tlsv3.SdsSecretConfig {
+	return &tlsv3.SdsSecretConfig{Name: name, SdsConfig: ads()}
+}
+
+// common is a TLS context by the proxy's own identity. Peers are verified where names says by which.
+func common(alpn []string, names []*matcherv3.StringMatcher) *tlsv3.CommonTlsContext {
+	c := &tlsv3.CommonTlsContext{
+		TlsParams: &tlsv3.TlsParameters{TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_2,
+			TlsMaximumProtocolVersion: tlsv3.TlsParameters_TLSv1_3},
+		TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{secret(IdentitySecret)},
+		AlpnProtocols:                  alpn,
+	}
+	if len(names) == 0 {
+		return c
+	}
+	own := &tlsv3.CertificateValidationContext{}
+	for _, name := range names {
+		own.MatchTypedSubjectAltNames = append(own.MatchTypedSubjectAltNames,
+			&tlsv3.SubjectAltNameMatcher{SanType: tlsv3.SubjectAltNameMatcher_URI, Matcher: name})
+	}
+	c.ValidationContextType = &tlsv3.CommonTlsContext_CombinedValidationContext{
+		CombinedValidationContext: &tlsv3.CommonTlsContext_CombinedCertificateValidationContext{
+			DefaultValidationContext: own, ValidationContextSdsSecretConfig: secret(RootsSecret)}}
+	return c
+}
+
+func transport(context proto.Message) (*corev3.TransportSocket, error) {
+	a, err := packed(context)
+	return &corev3.TransportSocket{Name: "envoy.transport_sockets.tls",
+		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: a}}, err
+}
+
+// calls is TLS to servers that must be one of some ids.
+func calls(ids []string, p protocol) (*corev3.TransportSocket, error) {
+	var names []*matcherv3.StringMatcher
+	for _, id := range ids {
+		names = append(names, &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: id}})
+	}
+	return transport(&tlsv3.UpstreamTlsContext{CommonTlsContext: common(p.alpn(false), names)})
+}
+
+// answers is TLS of a service to callers, who must have a certificate: for TCP one of a caller that may call, for HTTP,
+// where policies tell requests apart, one of the trust domain.
+func (s *service) answers(m *Mesh) (*corev3.TransportSocket, error) {
+	names := []*matcherv3.StringMatcher{m.named(anyone)}
+	if s.protocol == protocolTCP {
+		names = nil
+		for _, id := range s.callers {
+			names = append(names, m.named(id))
+		}
+	}
+	return transport(&tlsv3.DownstreamTlsContext{CommonTlsContext: common(s.protocol.alpn(true), names),
+		RequireClientCertificate: wrapperspb.Bool(true)})
+}
+
+// faces is TLS to callers from outside the mesh, who show no certificate.
+func faces(p protocol) (*corev3.TransportSocket, error) {
+	return transport(&tlsv3.DownstreamTlsContext{CommonTlsContext: common(p.alpn(true), nil)})
+}

@@ -1,0 +1,371 @@
+package controlplane
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/listen"
+	"tare/internal/lib/quantity"
+	"tare/internal/mesh/controlplane/authority"
+	"tare/internal/mesh/controlplane/injection"
+)
+
+// Ready is the data of the ready message.
+type Ready struct {
+	Address   string `json:"address"` // host:port
+	Config    string `json:"config,omitempty"`
+	Clusters  int    `json:"clusters"`
+	Endpoints int    `json:"endpoints"`
+	Listeners int    `json:"listeners"`
+	Proxies   int    `json:"proxies,omitempty"` // that are told apart; the numbers above are then of no meaning, and 0
+	// Credentials is the directory in which each proxy finds what it connects by.
+	Credentials string `json:"credentials,omitempty"`
+	Admin       string `json:"admin,omitempty"` // host:port of /metrics and /changes
+	// Webhook is where API servers have pods reviewed, host:port, and WebhookRoots are the certificates by which they
+	// trust it, as PEM (clientConfig.caBundle, which is base64 as this is).
+	Webhook      string `json:"webhook,omitempty"`
+	WebhookRoots []byte `json:"webhook_roots,omitempty"`
+}
+
+// Settings are how a control plane runs as a process.
+type Settings struct {
+	File        string        // the mesh file, or a directory of them; empty: only "set" says anything
+	Source      Source        // takes the place of File; nil: none does
+	Listen      string        // host:port; port 0 takes a free one
+	Connections int           // how many proxies may have open there; 0: the default
+	Credentials string        // see PlaneOptions
+	Roots       string        // see PlaneOptions
+	Life        time.Duration // of certificates; 0: the default
+	Admin       string        // host:port of metrics and the last changes; empty: nowhere
+	Webhook     Webhook
+	// Accounts are service accounts whose tokens give certificates; nil: there are none.
+	Accounts *authority.ServiceAccounts
+}
+
+// MaxConnections is how many connections proxies may have open if nothing else is said: each can have the control plane
+// keep 128 KiB, and what gRPC and TLS need.
+const MaxConnections = 10_000
+
+// maxOthers is how many connections may be open to the metrics, and to the webhook.
+const maxOthers = 200
+
+// Webhook is how the control plane has pods reviewed (package injection).
+type Webhook struct {
+	Listen string            // host:port; empty: nowhere
+	Config *injection.Config // what pods get
+	Names  []string          // DNS names by which API servers know it
+}
+
+// The events of a control plane besides those of every role. The parent sends "set" with a Config as data, and the
+// answer is "set" with a Done, or an error message; the configuration is then what the parent said, until the file
+// changes. "endpoints" does the same for the endpoints of some services alone, a list of Endpoint by name.
+const (
+	SetEvent       = "set"
+	EndpointsEvent = "endpoints"
+)
+
+// Done is the answer to "set" and "endpoints".
+type Done struct {
+	Time int64 `json:"time_ns"` // see Server.Set
+}
+
+// Run is a control plane as a process: it listens, says ready, follows its source, and ends with ctx or with conn's
+// input. A source that is wrong is logged and changes nothing, but for the first time, when it is an error. What data
+// planes refuse is logged, and so is whom it refuses.
+func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
+	defer BoundGarbage()()
+	m, err := (&Config{}).Compile()
+	if err != nil {
+		return err
+	}
+	from, name := o.Source, ""
+	if from == nil && o.File != "" {
+		from = NewFiles(o.File)
+	}
+	if from != nil {
+		name = from.String()
+		if m, err = from.Read(ctx); err != nil {
+			return err
+		}
+	}
+	var listening []net.Listener // that nobody serves yet
+	defer func() {
+		for _, l := range listening {
+			l.Close()
+		}
+	}()
+	logs := make(chan string, 64) // a reader that does not read must not hold the streams
+	note := func(line string) {
+		select {
+		case logs <- line:
+		default:
+		}
+	}
+	listenAt := func(address, what string, most int, bound bound) (net.Listener, error) {
+		if address == "" {
+			return nil, nil
+		}
+		l, err := listen.TCP(ctx, address)
+		if err != nil {
+			return nil, err
+		}
+		l = bound(l, most, func(n int) {
+			note(fmt.Sprintf("%s: %d connections are open, which is the limit; turned away: %d", what, most, n))
+		})
+		listening = append(listening, l)
+		return l, nil
+	}
+	connections := cmp.Or(o.Connections, MaxConnections)
+	l, err := listenAt(cmp.Or(o.Listen, "127.0.0.1:0"), "proxies", connections, bounding(m.Secure()))
+	if err != nil {
+		return err
+	}
+	adminAt, err := listenAt(o.Admin, "metrics", maxOthers, listen.AtMost)
+	if err != nil {
+		return err
+	}
+	var admin *Admin
+	if adminAt != nil {
+		admin = NewAdmin()
+	}
+	hookAt, err := listenAt(o.Webhook.Listen, "webhook", maxOthers, listen.AtMost)
+	if err != nil {
+		return err
+	}
+	refused := newRefusals()
+	p, err := NewPlane(ctx, m, PlaneOptions{
+		Roots: o.Roots, Credentials: o.Credentials, Life: o.Life, Log: note, Admin: admin, Accounts: o.Accounts,
+		Names: o.Webhook.Names, Strangers: min(authority.DefaultMaxStrangers, max(1, connections/4)), OnAnswer: func(a Answer) {
+			if a.Refused == "" {
+				return
+			}
+			if line, shown := refused.line(a); shown {
+				note(line)
+			}
+		},
+	})
+	if err != nil {
+		return fault.Wrap(err, fault.Usage, name, "", "the configuration is wrong")
+	}
+	var hook *injection.Webhook
+	if hookAt != nil {
+		if hook, err = o.Webhook.of(p, admin); err != nil {
+			p.Close()
+			return err
+		}
+	}
+	listening = nil
+	served, renewing := make(chan error, 1), make(chan error, 1)
+	go func() { served <- p.Serve(l) }()
+	ctx, stop := context.WithCancel(ctx)
+	renewal, watch := make(chan error, 1), make(chan error, 3)
+	go func() {
+		err := p.Run(ctx)
+		renewal <- err
+		renewing <- err
+	}()
+	changes := make(chan struct{}, 1)
+	var watching sync.WaitGroup
+	if hook != nil {
+		watching.Go(func() {
+			if err := hook.Serve(ctx, hookAt, p.Authority().WebTLS()); err != nil {
+				watch <- err
+			}
+		})
+	}
+	if admin != nil {
+		watching.Go(func() {
+			if err := admin.Serve(ctx, adminAt); err != nil {
+				watch <- err
+			}
+		})
+	}
+	if from != nil {
+		watching.Go(func() {
+			if err := from.Watch(ctx, func() {
+				select {
+				case changes <- struct{}{}:
+				default: // it is about to be read
+				}
+			}); err != nil {
+				watch <- fmt.Errorf("watching %s: %w", name, err)
+			}
+		})
+	}
+	defer func() {
+		stop()
+		<-renewing
+		watching.Wait()
+		p.Close()
+		err = errors.Join(err, <-served)
+	}()
+	if err := p.Listens(l.Addr().String()); err != nil {
+		return err
+	}
+	ready, err := p.counts()
+	if err != nil {
+		return err
+	}
+	ready.Address, ready.Config, ready.Credentials = l.Addr().String(), name, o.Credentials
+	if admin != nil {
+		ready.Admin = adminAt.Addr().String()
+	}
+	if hook != nil {
+		ready.Webhook, ready.WebhookRoots = hookAt.Addr().String(), p.Authority().RootsPEM()
+	}
+	if err := conn.Send(role.Ready, ready); err != nil {
+		return err
+	}
+	messages, ended := make(chan role.Message), make(chan error, 1)
+	go func() { ended <- messagesOf(ctx, conn, messages) }()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-ended:
+			return err
+		case err := <-renewal:
+			return err
+		case err := <-watch:
+			return err
+		case line := <-logs:
+			if err := conn.Send(role.Log, line); err != nil {
+				return err
+			}
+		case m := <-messages:
+			if err := p.said(ctx, m, conn); err != nil {
+				return err
+			}
+		case <-changes:
+			if err := conn.Send(role.Log, p.reload(ctx, from)); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+type bound func(l net.Listener, most int, turned func(connections int)) net.Listener
+
+// bounding is how the connections of proxies are bounded, which are known by their handshakes if they are secure.
+func bounding(secure bool) bound {
+	if secure {
+		return listen.AtMostKnown
+	}
+	return listen.AtMost
+}
+
+// of is the webhook of a control plane.
+func (w Webhook) of(p *Plane, admin *Admin) (*injection.Webhook, error) {
+	if p.Authority() == nil {
+		return nil, fault.New(fault.Usage, "--webhook", "give the mesh certificates: \"mtls: strict\" or \"mtls: permissive\"",
+			"API servers ask a webhook by TLS alone, and the mesh has no authority that could sign a certificate for it")
+	}
+	if w.Config == nil {
+		return nil, fault.New(fault.Usage, "--injection", "see docs/injection.md", "the webhook is not told what pods get")
+	}
+	o := injection.Options{Authority: p.Authority()}
+	if admin != nil {
+		var err error
+		if o.Metrics, err = injection.NewMetrics(admin.registry); err != nil {
+			return nil, fmt.Errorf("counting reviews: %w", err)
+		}
+	}
+	return injection.New(w.Config, o)
+}
+
+// messagesOf hands on what the parent says until it has nothing more to say.
+func messagesOf(ctx context.Context, conn *role.Conn, to chan<- role.Message) error {
+	for {
+		m, err := conn.Receive()
+		if errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		select {
+		case to <- m:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// said does what the parent says.
+func (p *Plane) said(ctx context.Context, m role.Message, conn *role.Conn) (err error) {
+	var d Done
+	switch m.Event {
+	default:
+		return nil
+	case SetEvent:
+		var c Config
+		if err = json.Unmarshal(m.Data, &c); err == nil {
+			d.Time, err = p.SetConfig(ctx, &c)
+		}
+	case EndpointsEvent:
+		var of map[string][]Endpoint
+		if err = json.Unmarshal(m.Data, &of); err == nil {
+			d.Time, err = p.SetEndpoints(ctx, of)
+		}
+	}
+	if _, told := errors.AsType[*FilesError](err); told {
+		return conn.Fail(fault.Wrap(err, fault.CodeOf(err), m.Event, filesHint, "the configuration is in use"))
+	}
+	if err != nil {
+		return conn.Fail(fault.Wrap(err, fault.Usage, m.Event, example, "the configuration is wrong"))
+	}
+	return conn.Send(m.Event, d)
+}
+
+// filesHint is what to do about a FilesError.
+const filesHint = "see what is in the way in the directory of --credentials: the files are tried again in a while"
+
+// reload applies what a source gives now, and says how that went.
+func (p *Plane) reload(ctx context.Context, from Source) string {
+	m, err := from.Read(ctx)
+	if err == nil {
+		_, err = p.Set(ctx, m)
+	}
+	if _, told := errors.AsType[*FilesError](err); told {
+		return fmt.Sprintf("%s: %s; %s", from, err, filesHint)
+	}
+	var r Ready
+	if err == nil {
+		r, err = p.counts()
+	}
+	if err != nil {
+		return fmt.Sprintf("the configuration stays as it was: %s", err)
+	}
+	return from.String() + ": " + r.String()
+}
+
+// counts says how much there is to tell.
+func (p *Plane) counts() (Ready, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := len(p.mesh.Proxies()); n > 0 {
+		return Ready{Proxies: n}, nil
+	}
+	r, err := p.mesh.Shared()
+	return Ready{Clusters: len(r.Clusters), Endpoints: len(r.Endpoints), Listeners: len(r.Listeners)}, err
+}
+
+// String says how much there is to tell.
+func (r Ready) String() string {
+	switch {
+	case r.Proxies == 1:
+		return "1 proxy"
+	case r.Proxies > 1:
+		return fmt.Sprintf("%d proxies", r.Proxies)
+	}
+	return fmt.Sprintf("%s, %s, %s", quantity.Counted(r.Clusters, "cluster"),
+		quantity.Counted(r.Endpoints, "endpoint assignment"), quantity.Counted(r.Listeners, "listener"))
+}

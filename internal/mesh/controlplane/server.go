@@ -1,0 +1,407 @@
+// Package controlplane is a control plane as a process: it reads a mesh and tells it to data planes by xDS, as state of
+// the world and as deltas.
+package controlplane
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"sync"
+	"time"
+
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/protobuf/proto"
+
+	"tare/internal/lib/pace"
+	"tare/internal/mesh/controlplane/ads"
+)
+
+// Sent is one response as it left.
+type Sent = ads.Sent
+
+// Answer is what a data plane said to a response.
+type Answer = ads.Answer
+
+// Options are what a server tells and how. The zero value will do: every data plane is then told the same.
+type Options struct {
+	// Key is what a data plane is told by: the key of SetAll. See ads.Options.
+	Key func(ctx context.Context, node string) (string, error)
+	// Check says whether a data plane that has a key may still be told what is for it. See ads.Options.
+	Check    func(ctx context.Context) error
+	OnSent   func(Sent)   // called by the stream's goroutine
+	OnAnswer func(Answer) // the same
+	// Stamped has responses of deltas tell in their version, which the protocol has for debugging only, when Set was
+	// called and when they left: see TimesOf. With state of the world the version is data, and stays as it is.
+	Stamped bool
+	// Idle is how long a connection may stay without a stream; default DefaultIdle.
+	Idle time.Duration
+	// Credentials are those of the server; nil: it speaks in the clear.
+	Credentials credentials.TransportCredentials
+	Server      []grpc.ServerOption // more options
+}
+
+// DefaultIdle is how long a connection may stay without a stream if nothing else is said. Data planes open one as soon
+// as they connect.
+const DefaultIdle = 15 * time.Second
+
+// TimesOf reads the times (ns by pace.Now) that a stamped response tells in its version.
+func TimesOf(version string) (set, sent int64, ok bool) { return ads.TimesOf(version) }
+
+// Server is a control plane. Make it with New.
+type Server struct {
+	ads  *ads.Server
+	grpc *grpc.Server
+
+	encoder  ads.Encoder
+	interned ads.Interned
+
+	mu      sync.Mutex
+	last    map[string]told
+	commons map[*Resources]*common // those in use
+}
+
+// View is what data planes of a key are told: what they have in common with those of other keys, and what is theirs
+// alone.
+type View struct {
+	Common *Resources // known by its address: one that was given before is not looked at again; nil: nothing
+	Own    Resources
+}
+
+// told is what a key was told last.
+type told struct {
+	common *Resources
+	tables tables
+}
+
+// tables are by the URLs of their types.
+type tables map[string]*ads.Table
+
+// common is what several keys are told.
+type common struct {
+	tables tables
+	keys   int // that are told it
+}
+
+// everyone is the key of data planes where there is but one.
+const everyone = ""
+
+// New makes a server without resources. It answers nobody before the first Set.
+func New(o Options) *Server {
+	s := &Server{last: map[string]told{}, commons: map[*Resources]*common{}}
+	s.ads = ads.New(ads.Options{Key: o.Key, Check: o.Check, OnSent: o.OnSent, OnAnswer: o.OnAnswer, Stamped: o.Stamped})
+	pings := keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}
+	idle := keepalive.ServerParameters{MaxConnectionIdle: cmp.Or(o.Idle, DefaultIdle)}
+	options := append(ads.ServerOptions(o.Credentials), grpc.KeepaliveEnforcementPolicy(pings), grpc.KeepaliveParams(idle))
+	s.grpc = grpc.NewServer(append(options, o.Server...)...)
+	s.ads.Register(s.grpc)
+	return s
+}
+
+// Registrar is where more services can be added before Serve.
+func (s *Server) Registrar() grpc.ServiceRegistrar { return s.grpc }
+
+// Streams is how many data planes are connected.
+func (s *Server) Streams() int { return s.ads.Streams() }
+
+// Check ends the streams of data planes that Options.Check has become an error for.
+func (s *Server) Check() { s.ads.Check() }
+
+// Serve answers at l until Close. It closes l.
+func (s *Server) Serve(l net.Listener) error {
+	if err := s.grpc.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		return fmt.Errorf("serving xDS at %s: %w", l.Addr(), err)
+	}
+	return nil
+}
+
+// Close ends all streams.
+func (s *Server) Close() {
+	s.grpc.Stop()
+	s.ads.Wait()
+}
+
+// Set makes r what the control plane tells every data plane, and returns the time (ns by pace.Now) at which it began
+// to; see OnSent for when each response left. A list that is the very one of the Set before is not looked at again, nor
+// is a message that is.
+func (s *Server) Set(ctx context.Context, r Resources) (int64, error) {
+	return s.SetAll(ctx, map[string]View{everyone: {Common: &r}})
+}
+
+// SetAll makes each of all what the control plane tells data planes of that key, forgets the other keys and ends their
+// streams. It returns the same as Set.
+func (s *Server) SetAll(_ context.Context, all map[string]View) (int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var gone []string
+	for key := range s.last {
+		if _, stays := all[key]; !stays {
+			gone = append(gone, key)
+		}
+	}
+	return s.change(all, gone)
+}
+
+// Change makes each of some what the control plane tells data planes of that key, and forgets the keys that are gone,
+// whose streams end. Other keys are not looked at. It returns the same as Set.
+func (s *Server) Change(_ context.Context, some map[string]View, gone []string) (int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.change(some, gone)
+}
+
+// change changes all or nothing. The caller holds mu.
+func (s *Server) change(some map[string]View, gone []string) (int64, error) {
+	called := pace.Now()
+	known := map[proto.Message]*ads.Resource{} // a message that several have is encoded once
+	e := func(m proto.Message) (r *ads.Resource, err error) {
+		if r = known[m]; r == nil {
+			if r, err = s.encoder.Resource(m); err == nil {
+				known[m] = r
+			}
+		}
+		return r, err
+	}
+	next := make(map[string]told, len(some))
+	added := map[*Resources]tables{}
+	for key, v := range some {
+		last := s.last[key]
+		shared, err := s.commonTables(v.Common, last.common, added, e)
+		if err == nil {
+			var own tables
+			if own, err = ownTables(shared, v.Own, last.tables, e); err == nil {
+				next[key] = told{v.Common, own}
+			}
+		}
+		if err != nil {
+			if key != everyone {
+				err = fmt.Errorf("for %q: %w", nodeOf(key), err)
+			}
+			return 0, err
+		}
+	}
+	for r, t := range added {
+		s.commons[r] = &common{tables: t}
+	}
+	began := pace.Now()
+	for key, t := range next {
+		s.count(t.common, 1)
+		s.forget(key)
+		s.last[key] = t
+		s.ads.Set(key, ads.View{Tables: t.tables, Since: called})
+	}
+	for _, key := range gone {
+		s.forget(key)
+		s.ads.Delete(key)
+	}
+	return began, nil
+}
+
+// forget takes out of the books what a key was told last.
+func (s *Server) forget(key string) {
+	if t, known := s.last[key]; known {
+		s.count(t.common, -1)
+		delete(s.last, key)
+	}
+}
+
+// count counts those who are told something common. What nobody is told any more is forgotten.
+func (s *Server) count(r *Resources, more int) {
+	c := s.commons[r]
+	if c == nil {
+		return
+	}
+	if c.keys += more; c.keys == 0 {
+		delete(s.commons, r)
+	}
+}
+
+// commonTables are those of what several keys are told, upon what one of them was told before. Those that are new are
+// added.
+func (s *Server) commonTables(r, last *Resources, added map[*Resources]tables, e encode) (tables, error) {
+	if r == nil {
+		return tables{}, nil
+	}
+	if c := s.commons[r]; c != nil {
+		return c.tables, nil
+	}
+	if t := added[r]; t != nil {
+		return t, nil
+	}
+	var before tables
+	if c := s.commons[last]; c != nil {
+		before = c.tables
+	} else {
+		last = &Resources{}
+	}
+	t := tables{}
+	err := errors.Join(
+		add(t, ads.ClusterType, before, last.Clusters, r.Clusters, e),
+		add(t, ads.EndpointType, before, last.Endpoints, r.Endpoints, e),
+		add(t, ads.ListenerType, before, last.Listeners, r.Listeners, e),
+		add(t, ads.RouteType, before, last.Routes, r.Routes, e),
+		add(t, ads.SecretType, before, last.Secrets, r.Secrets, e))
+	if err != nil {
+		return nil, err
+	}
+	for url := range t { // others may be told the same of a type
+		t[url] = s.interned.Table(url, t[url])
+	}
+	added[r] = t
+	return t, nil
+}
+
+// ownTables are those of a key: the common ones, with what is its own. Those that say what they said before stay.
+func ownTables(shared tables, r Resources, last tables, e encode) (tables, error) {
+	if len(r.Clusters)+len(r.Endpoints)+len(r.Listeners)+len(r.Routes)+len(r.Secrets) == 0 {
+		return shared, nil
+	}
+	t := maps.Clone(shared)
+	return t, errors.Join(
+		extend(t, ads.ClusterType, r.Clusters, last, e),
+		extend(t, ads.EndpointType, r.Endpoints, last, e),
+		extend(t, ads.ListenerType, r.Listeners, last, e),
+		extend(t, ads.RouteType, r.Routes, last, e),
+		extend(t, ads.SecretType, r.Secrets, last, e))
+}
+
+// extend puts more into a table.
+func extend[T message](t tables, url string, own []T, last tables, e encode) error {
+	resources, err := resourcesOf(own, nil, e)
+	if err != nil {
+		return err
+	}
+	return extended(t, url, t[url], resources, last)
+}
+
+func extended(t tables, url string, base *ads.Table, own []*ads.Resource, last tables) error {
+	next, err := base.With(own)
+	if err != nil {
+		return fmt.Errorf("%s: %w", url, err)
+	}
+	if old := last[url]; old.Same(next) {
+		next = old
+	}
+	t[url] = next
+	return nil
+}
+
+// SetSecrets changes the secrets alone that data planes of some keys have for themselves, which SetAll or Change has
+// told all of theirs before. Those of other keys are not looked at.
+func (s *Server) SetSecrets(_ context.Context, some map[string][]*tlsv3.Secret) error {
+	called := pace.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next := make(map[string]told, len(some))
+	for key, secrets := range some {
+		last, known := s.last[key]
+		if !known {
+			return fmt.Errorf("for %q: nobody is told anything by this key", nodeOf(key))
+		}
+		resources, err := resourcesOf(secrets, nil, s.encoder.Resource)
+		t := maps.Clone(last.tables)
+		if err == nil {
+			var base *ads.Table
+			if c := s.commons[last.common]; c != nil {
+				base = c.tables[ads.SecretType]
+			}
+			err = extended(t, ads.SecretType, base, resources, last.tables)
+		}
+		if err != nil {
+			return fmt.Errorf("for %q: %w", nodeOf(key), err)
+		}
+		next[key] = told{last.common, t}
+	}
+	for key, t := range next {
+		s.ads.Set(key, ads.View{Tables: t.tables, Since: called})
+		s.last[key] = t
+	}
+	return nil
+}
+
+// encode makes a resource of a message.
+type encode func(proto.Message) (*ads.Resource, error)
+
+// message is a resource that can be told from another by what it is, not by what is in it.
+type message interface {
+	comparable
+	proto.Message
+}
+
+// add adds the table of a type. That of before is taken as far as it holds, and whole if it says the same.
+func add[T message](to tables, url string, last tables, before, list []T, e encode) error {
+	old := last[url]
+	var t *ads.Table
+	changed, ok := differs(before, list)
+	switch {
+	case old != nil && ok && len(changed) == 0 && len(before) == len(list) && (len(list) > 0 || old.Len() == 0):
+		to[url] = old
+		return nil
+	case old != nil && ok && len(before) > 0:
+		resources, err := resourcesOf(changed, nil, e)
+		if err != nil {
+			return err
+		}
+		if t, err = old.Replace(resources); err != nil {
+			return fmt.Errorf("%s: %w", url, err)
+		}
+	default:
+		known := make(map[T]*ads.Resource, len(before))
+		for _, m := range before {
+			known[m] = old.Get(ads.NameOf(m))
+		}
+		resources, err := resourcesOf(list, known, e)
+		if err != nil {
+			return err
+		}
+		if t, err = ads.NewTable(resources); err != nil {
+			return fmt.Errorf("%s: %w", url, err)
+		}
+	}
+	if old != nil && old.Version() == t.Version() {
+		t = old
+	}
+	to[url] = t
+	return nil
+}
+
+// differs says whether a list is the one before but for some messages, each in the place of one of its name, and gives
+// these.
+func differs[T message](before, list []T) (changed []T, ok bool) {
+	if len(before) != len(list) {
+		return nil, false
+	}
+	if len(list) > 0 && &before[0] == &list[0] {
+		return nil, true
+	}
+	for i, m := range list {
+		if m == before[i] {
+			continue
+		}
+		if ads.NameOf(m) != ads.NameOf(before[i]) {
+			return nil, false
+		}
+		changed = append(changed, m)
+	}
+	return changed, true
+}
+
+func resourcesOf[T message](list []T, known map[T]*ads.Resource, e encode) ([]*ads.Resource, error) {
+	resources := make([]*ads.Resource, 0, len(list))
+	for _, m := range list {
+		r := known[m]
+		if r == nil {
+			var err error
+			if r, err = e(m); err != nil {
+				return nil, err
+			}
+		}
+		resources = append(resources, r)
+	}
+	return resources, nil
+}

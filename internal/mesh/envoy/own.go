@@ -1,0 +1,200 @@
+package envoy
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"tare/internal/lib/regular"
+	"tare/internal/mesh/sidecar"
+	"tare/internal/mesh/sidecar/driven"
+)
+
+// told are the counters that are kept, by Envoy's names or by how these end: what came, what failed, what its TLS did,
+// what it thinks it holds, and what its control plane sent.
+var told = []string{
+	".downstream_cx_total", ".downstream_rq_total", ".upstream_cx_total", ".upstream_rq_total", ".upstream_cx_destroy",
+	".upstream_rq_retry", ".upstream_rq_pending_overflow", ".upstream_cx_overflow", ".ssl.handshake",
+	".ssl.connection_error", ".ssl.fail_verify_error", ".ssl.fail_verify_san", ".rbac.allowed", ".rbac.denied",
+	".update_success", ".update_rejected", "server.memory_allocated", "server.memory_physical_size", "server.concurrency",
+	"control_plane.connected_state", activeClusters, activeListeners,
+}
+
+// Gauges of what is at work, and of what is not yet or no longer.
+const (
+	activeClusters    = "cluster_manager.active_clusters"
+	warmingClusters   = "cluster_manager.warming_clusters"
+	activeListeners   = "listener_manager.total_listeners_active"
+	warmingListeners  = "listener_manager.total_listeners_warming"
+	drainingListeners = "listener_manager.total_listeners_draining"
+)
+
+const (
+	maxStatistics = 64 << 20 // bytes of Envoy's answer: more than a sidecar of 10,000 services has
+	maxMemory     = 64 << 10 // bytes of what it says of its memory
+	maxAddress    = 256      // bytes of the file with the address of its administration
+)
+
+// Own asks Envoy's administration.
+func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, error) {
+	all, err := statistics(ctx, p, told)
+	if err != nil {
+		return nil, err
+	}
+	if err := memory(ctx, p, all); err != nil {
+		return nil, err
+	}
+	if len(p.Others) > 0 { // which have nothing to tell, and many names
+		mine := "listener." + strings.ReplaceAll(p.Listen, ":", "_") + "."
+		maps.DeleteFunc(all, func(name string, _ float64) bool {
+			return of(p.Others, name) || strings.HasPrefix(name, "listener.127.") && !strings.HasPrefix(name, mine)
+		})
+	}
+	return all, nil
+}
+
+// of reports whether a statistic is of a further service, by the part of its name that may be one's.
+func of(others []sidecar.Other, name string) bool {
+	for part := range strings.SplitSeq(name, ".") {
+		_, is := slices.BinarySearchFunc(others, part, func(o sidecar.Other, name string) int {
+			return strings.Compare(o.Name, name)
+		})
+		if is {
+			return true
+		}
+	}
+	return false
+}
+
+// Settled reports whether all clusters and listeners that Envoy is told of are at work, and no others are there.
+func (proxy) Settled(ctx context.Context, p sidecar.Place) (bool, error) {
+	plane, err := driven.Of(p)
+	if err != nil {
+		return false, err
+	}
+	gauges := []string{activeClusters, warmingClusters, activeListeners, warmingListeners, drainingListeners}
+	is, err := statistics(ctx, p, gauges)
+	if err != nil {
+		return false, err
+	}
+	want := plane.Told(p)
+	const own = 1 // the control plane's cluster
+	if is[activeClusters] != float64(want.Clusters+own) || is[activeListeners] != float64(want.Listeners) ||
+		is[warmingClusters]+is[warmingListeners]+is[drainingListeners] != 0 {
+		return false, fmt.Errorf("%s has %g clusters and %g listeners at work, %g and %g that are not yet, and %g listeners "+
+			"that are going; it is told of %d and %d", p.Component, is[activeClusters]-own, is[activeListeners],
+			is[warmingClusters], is[warmingListeners], is[drainingListeners], want.Clusters, want.Listeners)
+	}
+	return true, nil
+}
+
+// statistics are those of Envoy whose names end in one of some ways.
+func statistics(ctx context.Context, p sidecar.Place, ends []string) (map[string]float64, error) {
+	var quoted []string
+	for _, end := range ends {
+		quoted = append(quoted, regexp.QuoteMeta(end))
+	}
+	query := url.Values{"format": {"json"}, "filter": {"(" + strings.Join(quoted, "|") + ")$"}}
+	body, err := ask(ctx, p, "/stats?"+query.Encode())
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close()
+	return decode(io.LimitReader(body, maxStatistics), ends)
+}
+
+// memory adds what Envoy's allocator says now: its statistics of memory are up to 5 s old.
+func memory(ctx context.Context, p sidecar.Place, to map[string]float64) error {
+	body, err := ask(ctx, p, "/memory")
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	var said map[string]string
+	if err := json.NewDecoder(io.LimitReader(body, maxMemory)).Decode(&said); err != nil {
+		return fmt.Errorf("decoding what Envoy says of its memory: %w", err)
+	}
+	for name, text := range said {
+		if v, err := strconv.ParseFloat(text, 64); err == nil {
+			to["memory."+name] = v
+		}
+	}
+	return nil
+}
+
+// ask makes a request of Envoy's administration. The caller closes the answer's body.
+func ask(ctx context.Context, p sidecar.Place, path string) (io.ReadCloser, error) {
+	address, err := admin(p.Dir)
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	// It keeps no connection to what is weighed, and goes nowhere else.
+	asker := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: p.Dial}}
+	resp, err := asker.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("asking Envoy's administration: %w", err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		_ = resp.Body.Close() // nothing in it is wanted
+		return nil, fmt.Errorf("asking Envoy's administration for %s: status %d", path, resp.StatusCode)
+	}
+	return resp.Body, nil
+}
+
+// decode picks statistics by the ends of their names.
+func decode(r io.Reader, ends []string) (map[string]float64, error) {
+	var all struct {
+		Stats []struct {
+			Name  string `json:"name"`
+			Value any    `json:"value"` // histograms have none
+		} `json:"stats"`
+	}
+	if err := json.NewDecoder(r).Decode(&all); err != nil {
+		return nil, fmt.Errorf("decoding Envoy's statistics: %w", err)
+	}
+	own := map[string]float64{}
+	for _, s := range all.Stats {
+		v, ok := s.Value.(float64)
+		if !ok || strings.HasPrefix(s.Name, "http.admin.") || strings.HasPrefix(s.Name, "listener.admin.") {
+			continue
+		}
+		for _, end := range ends {
+			if strings.HasSuffix(s.Name, end) {
+				own[s.Name] = v
+			}
+		}
+	}
+	return own, nil
+}
+
+// admin is the address of Envoy's administration, as Envoy wrote it.
+func admin(dir string) (string, error) {
+	f, err := regular.Open(filepath.Join(dir, adminFile))
+	if err != nil {
+		return "", fmt.Errorf("finding Envoy's administration: %w", err)
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxAddress))
+	if err != nil {
+		return "", fmt.Errorf("finding Envoy's administration: %w", err)
+	}
+	at, err := netip.ParseAddrPort(strings.TrimSpace(string(text)))
+	if err != nil || !at.Addr().IsLoopback() {
+		return "", fmt.Errorf("the address of the administration that Envoy wrote is %q", text)
+	}
+	return at.String(), nil
+}

@@ -1,0 +1,160 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os/exec"
+	"runtime"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+)
+
+// Envoy is a real one among the proxies, which the load starts.
+type Envoy struct {
+	Bootstrap string `json:"bootstrap"` // file
+	// Listen is where it takes connections to the service that shows when a change has its effect, host:port.
+	Listen string `json:"listen"`
+}
+
+// Effect is the service by which a real proxy shows that it has put a change to work: its endpoint is one of two
+// applications, in turn, whose answers are of different length.
+type Effect struct {
+	Service int     `json:"service"` // its number, as changes are asked for
+	Lengths [2]int  `json:"lengths"` // of the answers of the first endpoint, and of that after one change
+	Envoys  []Envoy `json:"envoys"`
+	Program string  `json:"program"` // by which they are started: its path
+}
+
+// envoy is a running one.
+type envoy struct {
+	Envoy
+	cmd    *exec.Cmd
+	ended  chan struct{}
+	client *http.Client
+}
+
+// startEnvoys starts them, and waits until each has an answer of the service's first endpoint.
+func startEnvoys(ctx context.Context, e *Effect) (all []*envoy, err error) {
+	defer func() {
+		if err != nil {
+			closeEnvoys(all)
+		}
+	}()
+	for _, of := range e.Envoys {
+		x := &envoy{Envoy: of, ended: make(chan struct{}), client: &http.Client{Timeout: time.Second,
+			Transport: &http.Transport{DisableCompression: true}}}
+		x.cmd = exec.Command(e.Program, "-c", of.Bootstrap, "--concurrency", "1", "--disable-hot-restart", "--log-level", "error")
+		x.cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
+		started := make(chan error)
+		go func() {
+			// It dies with the thread that started it, which must not end before.
+			runtime.LockOSThread()
+			defer close(x.ended)
+			err := x.cmd.Start()
+			started <- err
+			if err == nil {
+				_ = x.cmd.Wait() // killed
+			}
+		}()
+		if err := <-started; err != nil {
+			return all, fault.Wrap(err, fault.Machine, e.Program, "", "the real proxies of the fleet cannot be started")
+		}
+		all = append(all, x)
+	}
+	ctx, stop := context.WithTimeout(ctx, patience)
+	defer stop()
+	for _, x := range all {
+		if _, err := x.shows(ctx, e.Lengths[0], 10*time.Millisecond); err != nil {
+			return all, fmt.Errorf("an Envoy at %s does not come to work: %w", x.Listen, err)
+		}
+	}
+	return all, nil
+}
+
+// shows asks until the answer has a length, and gives when that was, ns by pace.Now.
+func (x *envoy) shows(ctx context.Context, length int, every time.Duration) (int64, error) {
+	for {
+		n, err := x.ask(ctx)
+		if err == nil && n == length {
+			return pace.Now(), nil
+		}
+		select {
+		case <-x.ended:
+			return 0, errors.New("it has ended")
+		case <-ctx.Done():
+			return 0, fmt.Errorf("%w; the last answer: %d bytes, %v", context.Cause(ctx), n, err)
+		case <-time.After(every):
+		}
+	}
+}
+
+func (x *envoy) ask(ctx context.Context) (length int, err error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+x.Listen+"/", nil)
+	if err != nil {
+		return 0, err
+	}
+	answer, err := x.client.Do(r)
+	if err != nil {
+		return 0, err
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(answer.Body, 1<<20))
+	if err == nil && answer.StatusCode != http.StatusOK {
+		err = fmt.Errorf("status %d", answer.StatusCode)
+	}
+	return len(body), err
+}
+
+func closeEnvoys(all []*envoy) {
+	for _, x := range all {
+		_ = x.cmd.Process.Kill()
+		<-x.ended
+		x.client.CloseIdleConnections()
+	}
+}
+
+// askEvery is how long the load waits between two requests by which it looks for the effect.
+const askEvery = 200 * time.Microsecond
+
+// effect changes the endpoint of the service that shows it, and waits until a request through each Envoy was answered
+// by the new one.
+func (l *Load) effect(ctx context.Context, to *window) error {
+	e := l.ready.Effect
+	if err := l.mesh.Ask(e.Service); err != nil {
+		return err
+	}
+	made, err := l.mesh.Changed()
+	if err != nil {
+		return err
+	}
+	l.change = made.Number
+	l.effects++
+	want := e.Lengths[l.effects%2]
+	waiting, stop := context.WithTimeout(ctx, patience)
+	defer stop()
+	at, errs := make([]int64, len(l.envoys)), make([]error, len(l.envoys))
+	var wait sync.WaitGroup
+	for i, x := range l.envoys {
+		wait.Go(func() { at[i], errs[i] = x.shows(waiting, want, askEvery) })
+	}
+	wait.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return fault.Wrap(err, fault.Machine, l.ready.Address, "see what the control plane says",
+			"a change has no effect at an Envoy")
+	}
+	if to != nil {
+		for _, when := range at {
+			to.add(made.Set, map[string]int64{histogramEffect: when - made.Set})
+		}
+		to.n -= int64(len(at)) - 1 // one change
+	}
+	return nil
+}

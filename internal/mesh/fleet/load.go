@@ -1,0 +1,346 @@
+package fleet
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/mesh/controlplane/authority"
+	"tare/internal/mesh/services"
+)
+
+// Generator is what results of the load name as their generator.
+const Generator = "fleet"
+
+// The names of the histograms: of changes one value for each, from when the control plane was told of it; of rollouts
+// and churn from when the first proxy was told to connect.
+const (
+	histogramFirst    = "fleet_first"    // until the first proxy concerned had the response
+	histogramMedian   = "fleet_median"   // until half of them had it
+	histogramLast     = "fleet_last"     // until all had it
+	histogramAnswered = "fleet_answered" // until all had acknowledged it
+	histogramEffect   = "fleet_effect"   // until a request through a real Envoy was answered by the new endpoint
+	histogramHalf     = "fleet_rollout_median"
+	histogramRollout  = "fleet_rollout" // until all proxies had everything
+	histogramChurn    = "fleet_churn"   // until those that came back had
+)
+
+// The names of the counts.
+const (
+	countProxies   = "proxies"   // connected, at the end
+	countConcerned = "concerned" // proxies that changes were told to, of all changes together
+	countBytes     = "bytes"     // of resources that came in the window
+	countResponses = "responses"
+	// countPieces are the changes, rollouts or tenths of the window, of those at its edges the part of their time that is
+	// in it: what they cost is counted from edge to edge.
+	countPieces = "pieces"
+	countEnds   = "ends" // connections that ended in the window though nobody closed them here
+)
+
+// longest is the longest time that is told from longer ones, in ns.
+const longest = int64(600e9)
+
+// patience is how long a fleet may take to have everything, and a change to come to all.
+const patience = 2 * time.Minute
+
+// Load is a fleet at a control plane, ready to run once. Its methods are for one goroutine.
+type Load struct {
+	o      LoadOptions
+	ready  Ready
+	fleet  *Fleet
+	mesh   *services.Client
+	random *rand.Rand
+	change int // the last one
+
+	concerning []int // services that concern a proxy which answers
+	envoys     []*envoy
+	effects    int // changes of the service that shows them
+	pieces     int
+	left       bool
+}
+
+// Prepare connects all proxies to a control plane, and waits until each has everything.
+func Prepare(ctx context.Context, o LoadOptions, r Ready) (l *Load, err error) {
+	if r.Address == "" || r.Control == "" || r.Services == 0 {
+		return nil, fault.New(fault.Usage, "subject", "weigh one of kind controlplane",
+			"the subject is no control plane that proxies can be connected to")
+	}
+	if r.Proxies < o.Proxies {
+		return nil, fault.New(fault.Usage, proxiesKey, "", "the control plane has %d proxies, and %d are to connect", r.Proxies,
+			o.Proxies)
+	}
+	l = &Load{o: o, ready: r, random: rand.New(rand.NewPCG(o.Seed, 0)), change: 1}
+	l.ready.Proxies = o.Proxies
+	secure, err := l.secure()
+	if err != nil {
+		return nil, err
+	}
+	if l.mesh, err = services.Dial(ctx, r.Control); err != nil {
+		return nil, err
+	}
+	l.fleet = New(o.Proxies, Options{Address: r.Address, Node: r.nodes(), TLS: secure, Delta: o.Delta, Manner: o.manner,
+		MarkOf: MarkOf, Again: time.Second})
+	for service := range r.Services {
+		if l.concerned(service) > 0 {
+			l.concerning = append(l.concerning, service)
+		}
+	}
+	if o.Work == OneChange && len(l.concerning) == 0 {
+		return nil, errors.Join(fault.New(fault.Usage, proxiesKey, "give the mesh more services, or more proxies",
+			"no change would concern a proxy that answers"), l.Close())
+	}
+	if err := l.connect(ctx, 0, l.fleet.Len(), nil); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	if r.Effect != nil {
+		if l.envoys, err = startEnvoys(ctx, r.Effect); err != nil {
+			return nil, errors.Join(err, l.Close())
+		}
+	}
+	return l, nil
+}
+
+// secure reads what proxies connect by.
+func (l *Load) secure() (func(int) *tls.Config, error) {
+	if l.ready.Credentials == "" {
+		return nil, nil
+	}
+	var all []*tls.Config
+	for i := range min(l.ready.Services, l.o.Proxies) {
+		c, err := authority.ReadFiles(filepath.Join(l.ready.Credentials, ServiceName(i)))
+		if err != nil {
+			return nil, fmt.Errorf("reading what proxies connect by: %w", err)
+		}
+		plane, err := c.ControlPlane()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, authority.ClientTLS(func() (authority.Credentials, error) { return c, nil }, plane))
+	}
+	return func(i int) *tls.Config { return all[l.ready.ServiceOf(i)] }, nil
+}
+
+// Close closes all connections.
+func (l *Load) Close() error {
+	closeEnvoys(l.envoys)
+	l.fleet.Close()
+	return l.mesh.Close()
+}
+
+// Run does the fleet's work by the schedule. What begins in the window counts, whenever it ends, and one piece does in
+// any case.
+func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
+	if s.Duration <= 0 || s.Warmup < 0 {
+		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
+	}
+	w := &window{begin: s.Begin + s.Warmup, end: s.Begin + s.Warmup + s.Duration, times: map[string]*hdrhistogram.Histogram{}}
+	before, err := pace.CPUTime()
+	if err != nil {
+		return nil, err
+	}
+	if err := pace.SleepUntil(ctx, s.Begin); err != nil {
+		return nil, err
+	}
+	for counting := false; ; {
+		began := pace.Now()
+		if began >= w.begin && !counting {
+			counting, w.before = true, l.fleet.Counts()
+		}
+		if began >= w.end && (w.n > 0 || still(l.o.Work)) {
+			break
+		}
+		var to *window
+		if counting {
+			to = w
+		}
+		if err := l.piece(ctx, to, w); err != nil {
+			return nil, err
+		}
+		w.holds(began, pace.Now())
+	}
+	after, err := pace.CPUTime()
+	if err != nil {
+		return nil, err
+	}
+	// Of the whole run, warm-up included, in proportion.
+	return l.result(w, (after-before)*float64(s.Duration)/float64(s.Warmup+s.Duration))
+}
+
+// piece is one change, one rollout, one tenth, or a while of nothing.
+func (l *Load) piece(ctx context.Context, to, w *window) (err error) {
+	switch n := l.fleet.Len(); l.o.Work {
+	case Idle, Leave:
+		if l.o.Work == Leave && to != nil && !l.left {
+			l.left = true
+			l.fleet.Disconnect(tenth(n), n)
+		}
+		edge := w.end
+		if to == nil {
+			edge = w.begin
+		}
+		return pace.SleepUntil(ctx, min(pace.Now()+int64(100*time.Millisecond), edge))
+	case Rollout, Churn:
+		from, until := 0, n
+		if l.o.Work == Churn {
+			from = l.random.IntN(n - tenth(n) + 1)
+			until = from + tenth(n)
+		}
+		l.fleet.Disconnect(from, until)
+		if err = l.pause(ctx); err == nil {
+			err = l.connect(ctx, from, until, to)
+		}
+	default:
+		l.pieces++
+		if len(l.envoys) > 0 && l.pieces%effectEvery == 0 {
+			err = l.effect(ctx, to)
+		} else {
+			err = l.one(ctx, to)
+		}
+		if err == nil {
+			err = l.pause(ctx)
+		}
+	}
+	return err
+}
+
+// effectEvery is which of the changes is of the service that shows the effect, where there are real proxies.
+const effectEvery = 4
+
+// pause waits for half to one and a half times as long as is asked for.
+func (l *Load) pause(ctx context.Context) error {
+	return pace.SleepUntil(ctx, pace.Now()+int64((0.5+l.random.Float64())*float64(l.o.Pause)))
+}
+
+// tenth is a tenth of n proxies, and one at least.
+func tenth(n int) int { return max(1, n/10) }
+
+// connect connects some proxies, and waits until all that there are have everything. w is where that counts; nil:
+// nowhere.
+func (l *Load) connect(ctx context.Context, from, until int, w *window) error {
+	waiting, stop := context.WithTimeout(ctx, patience)
+	defer stop()
+	began := pace.Now()
+	if err := l.fleet.Connect(ctx, from, until); err != nil {
+		return err
+	}
+	at, err := l.fleet.Complete(waiting)
+	if err != nil {
+		return fault.Wrap(err, fault.Machine, l.ready.Address, "see what the control plane says",
+			"the proxies do not get what they ask for")
+	}
+	switch {
+	case w == nil || len(at) == 0:
+	case l.o.Work == Churn: // the others have had everything all along
+		w.add(began, map[string]int64{histogramChurn: at[len(at)-1] - began})
+	default:
+		w.add(began, map[string]int64{histogramRollout: at[len(at)-1] - began, histogramHalf: at[(len(at)-1)/2] - began})
+	}
+	return nil
+}
+
+// concerned is how many proxies that answer a change of a service is told to.
+func (l *Load) concerned(service int) (n int) {
+	for _, i := range l.ready.Concerned(service) {
+		if l.fleet.proxies[i].answers() {
+			n++
+		}
+	}
+	return n
+}
+
+// one changes one service, and waits until all whom it concerns have acknowledged that.
+func (l *Load) one(ctx context.Context, to *window) error {
+	service := l.concerning[l.random.IntN(len(l.concerning))]
+	want := l.concerned(service)
+	next := l.change%Changes + 1
+	wait := l.fleet.Expect(Mark{Service: 1 + service, Change: next}, want)
+	if err := l.mesh.Ask(service); err != nil {
+		return err
+	}
+	made, err := l.mesh.Changed()
+	if err != nil {
+		return err
+	}
+	if made.Number != next {
+		return fault.New(fault.Machine, l.ready.Control, "nobody else may change it meanwhile",
+			"the control plane made change %d where %d was next", made.Number, next)
+	}
+	l.change = next
+	waiting, stop := context.WithTimeout(ctx, patience)
+	defer stop()
+	s, err := wait(waiting)
+	if err != nil {
+		return fault.Wrap(err, fault.Machine, l.ready.Address, "see what the control plane says", "a change does not arrive")
+	}
+	if to == nil {
+		return nil
+	}
+	to.concerned += want
+	to.add(made.Set, map[string]int64{histogramFirst: s.Received[0] - made.Set, histogramLast: s.Received[want-1] - made.Set,
+		histogramMedian: s.Received[(want-1)/2] - made.Set, histogramAnswered: s.Answered[want-1] - made.Set})
+	return nil
+}
+
+// window gathers what is measured.
+type window struct {
+	begin, end int64
+	before     Counts
+	n          int64
+	pieces     float64
+	concerned  int
+	times      map[string]*hdrhistogram.Histogram
+	slices     [load.Slices]int64
+}
+
+// holds counts the part of a piece's time that is in the window.
+func (w *window) holds(began, ended int64) {
+	if in := min(ended, w.end) - max(began, w.begin); in > 0 {
+		w.pieces += float64(in) / float64(ended-began)
+	}
+}
+
+func (w *window) add(began int64, times map[string]int64) {
+	w.n++
+	for name, ns := range times {
+		h := w.times[name]
+		if h == nil {
+			h = hdrhistogram.New(1, longest, 3)
+			w.times[name] = h
+		}
+		_ = h.RecordValue(min(max(ns, 1), longest)) // within its bounds
+	}
+	w.slices[min(max(began-w.begin, 0)*load.Slices/(w.end-w.begin), load.Slices-1)]++
+}
+
+func (l *Load) result(w *window, cpu float64) (*load.Result, error) {
+	now := l.fleet.Counts()
+	r := &load.Result{
+		Generator: Generator, Mode: load.Closed, Seconds: float64(w.end-w.begin) / 1e9, Intended: w.n, Sent: w.n, Done: w.n,
+		CPUSeconds: cpu, CPUs: float64(runtime.NumCPU()), Errors: map[string]int64{},
+		Counts: map[string]float64{
+			countPieces: w.pieces, countProxies: float64(l.fleet.Connected()), countConcerned: float64(w.concerned), countBytes: float64(now.Bytes - w.before.Bytes),
+			countResponses: float64(now.Responses - w.before.Responses), countEnds: float64(now.Ends - w.before.Ends),
+		},
+	}
+	r.Rate = float64(w.n) / r.Seconds
+	for _, n := range w.slices {
+		r.Slices = append(r.Slices, load.Slice{Done: n})
+	}
+	for name, h := range w.times {
+		if err := r.SetHistogram(name, h); err != nil {
+			return nil, fmt.Errorf("times of the fleet: %w", err)
+		}
+	}
+	return r, nil
+}

@@ -1,0 +1,108 @@
+package fleet
+
+import (
+	"slices"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/metric"
+	"tare/internal/lib/quantity"
+	"tare/internal/scale/ledger"
+)
+
+// gateEnds is that the connections of proxies last.
+var gateEnds = &measured.Gate{
+	Name: "connections-ended", Breaks: []measured.Need{measured.Complete, measured.Connected}, Quiet: ledger.Subject,
+	Why: "proxies that connect again are told everything once more, which is no part of a change",
+}
+
+// Gates are those that the load has beside the usual ones.
+func (guest) Gates() []*measured.Gate { return []*measured.Gate{gateEnds} }
+
+const ofChange = "Time of a change of one service's endpoints, from when the control plane is told of it "
+
+// metrics are what the load tells.
+var metrics = slices.Concat(
+	timed(histogramFirst, "", ofChange+"until the first of the proxies concerned has the response."),
+	timed(histogramMedian, "", "The same until half of them have it."),
+	timed(histogramLast, "has told all proxies of a change after {}", "The same until all of them have it."),
+	timed(histogramAnswered, "", "The same until all of them have acknowledged it."),
+	timed(histogramEffect, "has a change at work in a real Envoy after {}", "The same, of a service that Envoys are told of, until "+
+		"a request through one was answered by the new endpoint; each Envoy counts."),
+	timed(histogramHalf, "", "Time from when the first of all proxies is told to connect until half of them have all that "+
+		"they ask for."),
+	timed(histogramRollout, "has told all proxies everything after {}", "The same until all of them do."),
+	timed(histogramChurn, "has told a tenth of the proxies everything after {}", "Time from when the first of the proxies "+
+		"that come back is told to connect until all of them have all that they ask for."),
+	[]measured.Metric{
+		{
+			Definition: metric.Definition{
+				Name: "fleet_cpu_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
+				Better: metric.Lower, Needs: measured.NeedCost, Headline: true, Family: "fleet",
+				Clause: "uses {} of CPU time for it",
+				How: "CPU time of the subject, the control plane, for a change, a rollout, or a tenth that comes back: all that it used in the window, " +
+					"over their number.",
+			},
+			Value: measured.Per(func(m *measured.Measured) (float64, bool) { return m.RoleRate(kind.Subject) }, pieceRate),
+		},
+		{
+			Definition: metric.Definition{
+				Name: "fleet_bytes", Unit: quantity.Bytes, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
+				Better: metric.Lower, Needs: measured.NeedWorkCount, Family: "fleet", Clause: "sends {} of resources",
+				How: "Bytes of resources that all proxies together were told for a change, a rollout, or a tenth that comes back: names, types and " +
+					"contents, without the protocol around them and without encryption.",
+			},
+			Value: func(m *measured.Measured) (float64, bool) {
+				n, ok := pieces(m)
+				return m.Sum(func(r load.Result) float64 { return r.Counts[countBytes] }) / n, ok
+			},
+		},
+	},
+)
+
+// pieces is how many changes, rollouts or tenths there were.
+func pieces(m *measured.Measured) (n float64, ok bool) {
+	n = m.Sum(func(r load.Result) float64 {
+		if r.Generator != Generator {
+			return 0
+		}
+		return float64(r.Done)
+	})
+	return n, n > 0
+}
+
+func pieceRate(m *measured.Measured) (float64, bool) {
+	n := m.Sum(func(r load.Result) float64 { return r.Counts[countPieces] })
+	return measured.Rate(n, m.Ledger.Window.Seconds), n > 0 && m.Ledger.Window.Seconds > 0 && !m.WindowCut()
+}
+
+// timed are the mean and the longest of a histogram: in a trial there are too few changes for quantiles.
+// One with a clause is a headline.
+func timed(histogram, clause, how string) []measured.Metric {
+	of := func(suffix, how string, value func(*hdrhistogram.Histogram) float64) measured.Metric {
+		d := measured.Metric{
+			Definition: metric.Definition{
+				Name: histogram + suffix, Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged, Cost: suffix == "_seconds",
+				Better: metric.Lower, Needs: measured.NeedWork, How: how, Family: "fleet",
+			},
+			Value: func(m *measured.Measured) (float64, bool) {
+				h, ok := m.Histogram(histogram)
+				if !ok {
+					return 0, false
+				}
+				return value(h) / 1e9, true
+			},
+		}
+		if suffix == "_seconds" {
+			d.Headline, d.Clause = clause != "", clause
+		}
+		return d
+	}
+	return []measured.Metric{
+		of("_seconds", how+" Mean of all of the trial.", func(h *hdrhistogram.Histogram) float64 { return h.Mean() }),
+		of("_max_seconds", "The same: the longest.", func(h *hdrhistogram.Histogram) float64 { return float64(h.Max()) }),
+	}
+}

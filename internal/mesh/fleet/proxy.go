@@ -1,0 +1,373 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	statuspb "google.golang.org/genproto/googleapis/rpc/status"
+
+	"tare/internal/lib/pace"
+)
+
+// Manner is how a proxy behaves. The zero value answers at once and takes everything.
+type Manner struct {
+	// Slow is how long it takes to read a response; it answers after that.
+	Slow time.Duration
+	// Refuses has it refuse every response but the first of each type.
+	Refuses bool
+	// Silent has it never answer, and read nothing after the first response.
+	Silent bool
+	// Floods has it ask for endpoints that are not there, others each time, as fast as it can.
+	Floods bool
+}
+
+// proxy is one light proxy: it subscribes as Envoy does, keeps what it is told by name and digest, and answers. All of
+// it but what is atomic belongs to the goroutine of run.
+type proxy struct {
+	fleet  *Fleet
+	index  int
+	manner Manner
+
+	kinds [kinds]subscription
+	out   stream
+
+	complete atomic.Int64 // when it first had all that it asked for, ns by pace.Now; 0: it has not
+	has      atomic.Pointer[map[string]map[string]uint64]
+}
+
+// subscription is what a proxy has of one type.
+type subscription struct {
+	asked    []string // names, in order; nil and whole: all that there are
+	opened   bool     // a request has been sent
+	answered bool     // a response has come
+	has      map[string]*content
+	version  string // state of the world: the last that was taken
+	nonce    string
+}
+
+// stream is either variant of the protocol.
+type stream interface {
+	// ask sends what a proxy wants of a type now; added and dropped are the difference to what it wanted before.
+	ask(p *proxy, k resourceType, added, dropped []string) error
+	// receive waits for a response.
+	receive() (response, error)
+	// answer acknowledges a response, or refuses it.
+	answer(p *proxy, k resourceType, r *response, refused string) error
+	// ended says whether the stream has ended.
+	ended() bool
+}
+
+// response is one of either variant.
+type response struct {
+	url, nonce, version string
+	resources           [][]byte
+	removed             []string
+	whole               bool // state of the world
+	bytes               int
+}
+
+// run is the life of a connection. It ends with the context, or with an error of the stream's.
+func (p *proxy) run(ctx context.Context, cc *grpc.ClientConn) (err error) {
+	if p.fleet.o.Delta {
+		p.out, err = openDelta(ctx, cc)
+	} else {
+		p.out, err = openWorld(ctx, cc)
+	}
+	if err != nil {
+		return err
+	}
+	for k := range p.kinds {
+		p.kinds[k] = subscription{has: map[string]*content{}}
+	}
+	for _, k := range []resourceType{clusters, listeners} {
+		if err := p.ask(k, nil); err != nil {
+			return err
+		}
+	}
+	if p.manner.Floods {
+		return p.flood()
+	}
+	for {
+		r, err := p.out.receive()
+		if err != nil {
+			return err
+		}
+		if err := p.take(ctx, &r); err != nil {
+			return err
+		}
+	}
+}
+
+// flood asks until the stream ends.
+func (p *proxy) flood() error {
+	for i := 0; ; i++ {
+		if err := p.ask(endpoints, []string{fmt.Sprint("nothing-", i%1000)}); err != nil {
+			return err
+		}
+		if p.out.ended() {
+			_, err := p.out.receive()
+			return err
+		}
+	}
+}
+
+// take takes a response in and answers it.
+func (p *proxy) take(ctx context.Context, r *response) error {
+	received := pace.Now()
+	k := kindOf(r.url)
+	if k < 0 {
+		return errors.New("a response of a type that nobody asked for: " + r.url)
+	}
+	f := p.fleet
+	f.counts.responses.Add(1)
+	f.counts.bytes.Add(int64(r.bytes))
+	f.counts.resources.Add(int64(len(r.resources)))
+	if p.manner.Silent {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	if p.manner.Slow > 0 {
+		select {
+		case <-time.After(p.manner.Slow):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	s := &p.kinds[k]
+	if p.manner.Refuses && s.answered {
+		f.counts.refusals.Add(1)
+		return p.out.answer(p, k, r, "this proxy refuses everything")
+	}
+	marks := p.store(k, r)
+	if f.o.Keep {
+		p.publish() // before anybody is told that it is there
+	}
+	s.answered, s.nonce, s.version = true, r.nonce, r.version
+	if err := p.out.answer(p, k, r, ""); err != nil {
+		return err
+	}
+	answered := pace.Now()
+	for _, m := range marks {
+		f.seen(p.index, m, received, answered)
+	}
+	return p.follow(k)
+}
+
+// store keeps what a response says, and gives the marks of endpoints in it.
+func (p *proxy) store(k resourceType, r *response) (marks []Mark) {
+	s := &p.kinds[k]
+	there := map[string]bool{}
+	for _, value := range r.resources {
+		c := p.fleet.contents.of(k, value)
+		if s.has[c.name] = c; c.mark != (Mark{}) {
+			marks = append(marks, c.mark)
+		}
+		there[c.name] = true
+	}
+	for _, name := range r.removed {
+		delete(s.has, name)
+	}
+	if r.whole && k.roots() { // what is not in it is gone
+		maps.DeleteFunc(s.has, func(name string, _ *content) bool { return !there[name] })
+	}
+	return marks
+}
+
+// follow asks for what the resources of a type need of others, and sees whether the proxy has all that it wants.
+func (p *proxy) follow(k resourceType) error {
+	for _, other := range []resourceType{endpoints, routes, secrets} {
+		if !slices.Contains(needing[other], k) {
+			continue
+		}
+		need := map[string]bool{}
+		for _, by := range needing[other] {
+			for _, c := range p.kinds[by].has {
+				for _, name := range c.needs[other] {
+					need[name] = true
+				}
+			}
+		}
+		names := slices.Sorted(maps.Keys(need))
+		if !slices.Equal(names, p.kinds[other].asked) {
+			if err := p.ask(other, names); err != nil {
+				return err
+			}
+		}
+	}
+	if p.answers() && p.complete.Load() == 0 && p.whole() {
+		p.complete.Store(pace.Now())
+		p.fleet.completed()
+	}
+	return nil
+}
+
+// whole says whether the proxy has all that it asked for.
+func (p *proxy) whole() bool {
+	for k := range p.kinds {
+		s := &p.kinds[k]
+		if resourceType(k).roots() && !s.answered {
+			return false
+		}
+		for _, name := range s.asked {
+			if s.has[name] == nil {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// publish shows others what the proxy has.
+func (p *proxy) publish() {
+	all := map[string]map[string]uint64{}
+	for k := range p.kinds {
+		of := map[string]uint64{}
+		for name, c := range p.kinds[k].has {
+			of[name] = c.digest
+		}
+		all[urls[k]] = of
+	}
+	p.has.Store(&all)
+}
+
+// ask asks for names of a type and no others; nil: for all there are.
+func (p *proxy) ask(k resourceType, names []string) error {
+	s := &p.kinds[k]
+	added := without(names, s.asked)
+	dropped := without(s.asked, names)
+	for _, name := range dropped {
+		delete(s.has, name)
+	}
+	s.asked = names
+	if err := p.out.ask(p, k, added, dropped); err != nil {
+		return err
+	}
+	s.opened = true
+	return nil
+}
+
+// without is what of a list is not in another; both are in order.
+func without(list, other []string) (rest []string) {
+	for _, x := range list {
+		if _, found := slices.BinarySearch(other, x); !found {
+			rest = append(rest, x)
+		}
+	}
+	return rest
+}
+
+// node is the proxy's, on the first request of a stream.
+func (p *proxy) node() *corev3.Node {
+	for _, s := range p.kinds {
+		if s.opened {
+			return nil
+		}
+	}
+	return p.fleet.o.Node(p.index)
+}
+
+func wrongOf(refused string) *statuspb.Status {
+	if refused == "" {
+		return nil
+	}
+	return &statuspb.Status{Code: int32(codes.InvalidArgument), Message: refused}
+}
+
+// delta is a stream of deltas.
+type delta struct {
+	g discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient
+}
+
+func openDelta(ctx context.Context, cc *grpc.ClientConn) (stream, error) {
+	g, err := discoveryv3.NewAggregatedDiscoveryServiceClient(cc).DeltaAggregatedResources(ctx)
+	return delta{g}, err
+}
+
+func (d delta) ask(p *proxy, k resourceType, added, dropped []string) error {
+	return sent(d.g.Send(&discoveryv3.DeltaDiscoveryRequest{Node: p.node(), TypeUrl: urls[k],
+		ResourceNamesSubscribe: added, ResourceNamesUnsubscribe: dropped}))
+}
+
+func (d delta) answer(_ *proxy, k resourceType, r *response, refused string) error {
+	return sent(d.g.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: urls[k], ResponseNonce: r.nonce,
+		ErrorDetail: wrongOf(refused)}))
+}
+
+func (d delta) ended() bool { return d.g.Context().Err() != nil }
+
+func (d delta) receive() (r response, err error) {
+	m, err := d.g.Recv()
+	if err != nil {
+		return r, err
+	}
+	r = response{url: m.GetTypeUrl(), nonce: m.GetNonce(), version: m.GetSystemVersionInfo(), removed: m.GetRemovedResources()}
+	for _, x := range m.GetResources() {
+		r.add(x.GetName(), x.GetResource())
+	}
+	return r, nil
+}
+
+// world is a stream of the state of the world.
+type world struct {
+	g discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient
+}
+
+func openWorld(ctx context.Context, cc *grpc.ClientConn) (stream, error) {
+	g, err := discoveryv3.NewAggregatedDiscoveryServiceClient(cc).StreamAggregatedResources(ctx)
+	return world{g}, err
+}
+
+func (w world) ask(p *proxy, k resourceType, _, _ []string) error {
+	s := &p.kinds[k]
+	return sent(w.g.Send(&discoveryv3.DiscoveryRequest{Node: p.node(), TypeUrl: urls[k], ResourceNames: s.asked,
+		ResponseNonce: s.nonce, VersionInfo: s.version}))
+}
+
+func (w world) answer(p *proxy, k resourceType, r *response, refused string) error {
+	m := &discoveryv3.DiscoveryRequest{TypeUrl: urls[k], ResourceNames: p.kinds[k].asked, ResponseNonce: r.nonce,
+		VersionInfo: r.version, ErrorDetail: wrongOf(refused)}
+	if refused != "" {
+		m.VersionInfo = p.kinds[k].version
+	}
+	return sent(w.g.Send(m))
+}
+
+func (w world) ended() bool { return w.g.Context().Err() != nil }
+
+func (w world) receive() (r response, err error) {
+	m, err := w.g.Recv()
+	if err != nil {
+		return r, err
+	}
+	r = response{url: m.GetTypeUrl(), nonce: m.GetNonce(), version: m.GetVersionInfo(), whole: true}
+	for _, x := range m.GetResources() {
+		r.add("", x)
+	}
+	return r, nil
+}
+
+// add adds a resource; deltas have its name beside it.
+func (r *response) add(name string, a *anypb.Any) {
+	r.resources = append(r.resources, a.GetValue())
+	r.bytes += len(a.GetValue()) + len(a.GetTypeUrl()) + len(name)
+}
+
+// sent leaves it to Recv to say why a stream has ended.
+func sent(err error) error {
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}

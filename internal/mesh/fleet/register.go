@@ -1,0 +1,112 @@
+package fleet
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/param"
+)
+
+func init() { kind.Register(kind.Load, guest{}) }
+
+// guest is the load as the engine knows it.
+type guest struct{}
+
+// What the guest has that the engine looks for.
+var (
+	_ kind.Player       = guest{}
+	_ kind.Checker      = guest{}
+	_ kind.SetupChecker = guest{}
+	_ kind.Pieceworker  = guest{}
+)
+
+// About says what it is.
+func (guest) About() kind.About {
+	return kind.About{
+		Name: "fleet",
+		Summary: "light proxies on a control plane, each with a connection of its own: they subscribe over xDS as Envoy does, " +
+			"and acknowledge; the subject must be a control plane (`controlplane`)",
+		Settings: Settings,
+	}
+}
+
+// Check is kind.Checker's.
+func (guest) Check(v param.Values) error {
+	o, err := OptionsOf(v)
+	if err == nil && o.Slow+o.Refusing+o.Flooding > 0.5 {
+		err = errors.New("more than half of the proxies have bad manners: nothing could be said of the others")
+	}
+	return err
+}
+
+// ReadyWithin is kind.Preparing's: control planes let in as many proxies at a time as they think right, and Envoys come
+// after them.
+func (guest) ReadyWithin(param.Values) time.Duration { return 2*patience + role.ReadyTimeout }
+
+// DoesPieces is kind.Pieceworker's: changes and rollouts are no requests.
+func (guest) DoesPieces() {}
+
+// Proxies is how many a part of this kind has; for control planes, which must know it.
+func (guest) Proxies(v param.Values) int { return v.Int(proxiesKey) }
+
+// ControlPlane is a subject that a fleet can be connected to. Its ready message is a Ready.
+type ControlPlane interface{ ServesFleets() }
+
+// CheckSetup sees that there is a control plane in every arm.
+func (g guest) CheckSetup(s *kind.Setup, path string, _ *kind.Part) error {
+	if s.Baseline == nil {
+		return fmt.Errorf("a load of kind %s goes to the subject, and the baseline has none: give the spec a %q", g.About().Name,
+			kind.BaselineKey)
+	}
+	return s.CheckSubjects(func(part *kind.Part) error {
+		if _, is := part.Kind.(ControlPlane); !is {
+			return fmt.Errorf("%s needs a subject that is a control plane, and %s is none", path, part.Name())
+		}
+		return nil
+	})
+}
+
+// Play is kind.Player's: prepares, says ready, works, and sends the result.
+func (guest) Play(ctx context.Context, conn *role.Conn, at kind.Site, v param.Values) (err error) {
+	o, err := OptionsOf(v)
+	if err != nil {
+		return err
+	}
+	o.Seed = at.Seed
+	var r Ready
+	if len(at.SubjectReady) > 0 {
+		if err := json.Unmarshal(at.SubjectReady, &r); err != nil {
+			return fmt.Errorf("reading where the control plane is: %w", err)
+		}
+	}
+	l, err := Prepare(ctx, o, r)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	return role.Work(ctx, conn, struct {
+		Proxies int `json:"proxies"`
+	}{o.Proxies}, l.Run)
+}
+
+// Judge: where nothing is asked for there is no work that could be missing.
+func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
+	j := m.JudgeLoad(name)
+	p := m.Setup.Loads[name]
+	if p == nil || !still(p.Options[workKey]) {
+		j.Usual()
+	}
+	if n := j.Result.Counts[countEnds]; n > 0 {
+		j.Trip(gateEnds, n, 0, "%g connections to the control plane ended though nobody closed them", n)
+	}
+	return j.Trips
+}
+
+// Metrics are those of a fleet.
+func (guest) Metrics() []measured.Metric { return metrics }

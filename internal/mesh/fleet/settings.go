@@ -1,0 +1,101 @@
+package fleet
+
+import (
+	"math"
+	"time"
+
+	"tare/internal/lib/param"
+)
+
+// What a fleet does in a trial.
+const (
+	OneChange = "change"  // one service after the other gets other endpoints
+	Rollout   = "rollout" // all proxies connect at once, again and again
+	Churn     = "churn"   // a tenth of them does
+	Leave     = "leave"   // nine tenths of them leave as the window begins, and stay away
+	Idle      = "idle"    // all are connected, and nothing changes
+)
+
+// still says whether a work asks for nothing in the window.
+func still(work string) bool { return work == Idle || work == Leave }
+
+// Works are the words of the setting work.
+var Works = []string{OneChange, Rollout, Churn, Leave, Idle}
+
+// The protocols.
+const (
+	protocolDelta = "delta"
+	protocolWorld = "world"
+)
+
+// The names of the settings.
+const (
+	proxiesKey  = "proxies"
+	workKey     = "work"
+	protocolKey = "protocol"
+	pauseKey    = "pause"
+	slowKey     = "slow"
+	refusingKey = "refusing"
+	floodingKey = "flooding"
+)
+
+// Settings are what specs and the command line set of the load.
+var Settings = []param.Setting{
+	{Name: proxiesKey, Type: param.TypeCount, Default: "100", Min: 1, Max: MaxProxies,
+		Phrase: map[string]string{"": "with {} proxies", "1": "with one proxy"},
+		Doc:    "light proxies, each with a connection of its own"},
+	{Name: workKey, Type: param.TypeWord, Default: OneChange, Words: Works,
+		Phrase: map[string]string{OneChange: "while one service after the other changes",
+			Rollout: "while all proxies connect at once, again and again",
+			Churn:   "while one tenth of the proxies after the other leaves and comes back",
+			Leave:   "after nine tenths of the proxies have left", Idle: "while nothing changes"},
+		Doc: "change: endpoints of one service after the other; rollout: all proxies connect at once, again and again; " +
+			"churn: a tenth of them, by chance, does; leave: nine tenths of them leave as the window begins; idle"},
+	{Name: protocolKey, Type: param.TypeWord, Default: protocolDelta, Words: []string{protocolDelta, protocolWorld},
+		Phrase: map[string]string{protocolWorld: "by state of the world"},
+		Doc:    "variant of xDS: deltas, or the state of the world"},
+	{Name: pauseKey, Type: param.TypeDuration, Default: "10ms", Max: 60,
+		Doc: "time from one change, rollout or tenth to the next, half to one and a half times as long by chance"},
+	{Name: slowKey, Type: param.TypePart, Default: "0%",
+		Doc: "part of the proxies that take a second to read each response"},
+	{Name: refusingKey, Type: param.TypePart, Default: "0%",
+		Doc: "part of the proxies that refuse each response but the first of its type"},
+	{Name: floodingKey, Type: param.TypePart, Default: "0%",
+		Doc: "part of the proxies that ask for more without end"},
+}
+
+// slowBy is how long slow proxies take to read a response.
+const slowBy = time.Second
+
+// LoadOptions are the options of the load.
+type LoadOptions struct {
+	Proxies                  int
+	Work                     string
+	Delta                    bool
+	Pause                    time.Duration
+	Slow, Refusing, Flooding float64 // parts of the proxies
+	Seed                     uint64
+}
+
+// OptionsOf are the options by their settings.
+func OptionsOf(v param.Values) (LoadOptions, error) {
+	o := LoadOptions{Proxies: v.Int(proxiesKey), Work: v[workKey], Delta: v[protocolKey] == protocolDelta,
+		Pause: v.Duration(pauseKey), Slow: v.Part(slowKey), Refusing: v.Part(refusingKey), Flooding: v.Part(floodingKey)}
+	return o, v.Check(Settings)
+}
+
+// manner is that of a proxy: parts of a fleet have bad ones, spread evenly over it.
+func (o LoadOptions) manner(i int) Manner {
+	at := 0.0
+	_, place := math.Modf(float64(i) * math.Phi) // any run of proxies has about as many of each manner
+	for _, m := range []struct {
+		part   float64
+		manner Manner
+	}{{o.Slow, Manner{Slow: slowBy}}, {o.Refusing, Manner{Refuses: true}}, {o.Flooding, Manner{Floods: true}}} {
+		if place >= at && place < at+m.part {
+			return m.manner
+		}
+		at += m.part
+	}
+	return Manner{}
+}

@@ -1,0 +1,46 @@
+package haproxy
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"tare/internal/mesh/sidecar"
+)
+
+// told are the numbers of "show info" that are kept, by HAProxy's names: what came, how many handshakes there were, and
+// what it had to refuse.
+var told = map[string]bool{
+	"CumConns": true, "CumReq": true, "CumSslConns": true, "CurrConns": true, "SslCacheLookups": true, "PoolFailed": true,
+	"Nbthread": true, "Maxconn": true,
+}
+
+// mostOwn bounds what HAProxy says of itself, in bytes.
+const mostOwn = 64 << 10
+
+// Own is what "show info" says.
+func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, error) {
+	c, err := sidecar.DialIn(ctx, p.Dir, statsFile)
+	if err != nil {
+		return nil, fmt.Errorf("asking haproxy: %w", err)
+	}
+	defer c.Close()
+	if _, err := io.WriteString(c, "show info\n"); err != nil {
+		return nil, fmt.Errorf("asking haproxy: %w", err)
+	}
+	own := map[string]float64{}
+	scan := bufio.NewScanner(io.LimitReader(c, mostOwn))
+	for scan.Scan() {
+		name, text, _ := strings.Cut(scan.Text(), ": ")
+		if v, err := strconv.ParseFloat(text, 64); err == nil && told[name] {
+			own[name] = v
+		}
+	}
+	if err := scan.Err(); err != nil {
+		return nil, fmt.Errorf("reading what haproxy says: %w", err)
+	}
+	return own, nil
+}

@@ -1,0 +1,164 @@
+// Package injector is the subject that is the webhook of this project's control plane (package injection) as a process,
+// for a load of kind admission.
+package injector
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+
+	"github.com/go-jose/go-jose/v4"
+	"google.golang.org/grpc"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/param"
+	"tare/internal/mesh/admission"
+	"tare/internal/mesh/controlplane"
+	"tare/internal/mesh/controlplane/authority"
+	"tare/internal/mesh/controlplane/injection"
+)
+
+func init() { kind.Register(kind.Subject, guest{}) }
+
+// certificatesKey is the name of the setting.
+const certificatesKey = "certificates"
+
+var settings = []param.Setting{
+	{Name: certificatesKey, Type: param.TypeSwitch, Default: "false",
+		Phrase: map[string]string{"true": "which issues their certificates"},
+		Doc:    "each pod gets a certificate from the same process, by a token of its service account"},
+}
+
+// pods is the configuration of the webhook.
+//
+//go:embed pods.yaml
+var pods []byte
+
+// guest is the subject as the engine knows it.
+type guest struct{}
+
+// What the guest has that the engine looks for.
+var (
+	_ kind.Player         = guest{}
+	_ admission.Admitting = guest{}
+)
+
+// About says what it is.
+func (guest) About() kind.About {
+	return kind.About{
+		Name:     "injector",
+		Summary:  "the webhook of Tare's control plane that adds sidecars to pods, for a load of kind `admission`",
+		Settings: settings,
+	}
+}
+
+// AdmitsPods is admission.Admitting's.
+func (guest) AdmitsPods() {}
+
+// StandsInPath is measured.InPath's: each review is a request to it.
+func (guest) StandsInPath() {}
+
+// Play is the process: a webhook until the parent closes its end.
+func (guest) Play(ctx context.Context, conn *role.Conn, _ kind.Site, v param.Values) error {
+	defer controlplane.BoundGarbage()()
+	return role.Play(ctx, conn, func(ctx context.Context) error {
+		return serve(ctx, v.On(certificatesKey), func(w admission.Webhook) error { return conn.Send(role.Ready, w) })
+	})
+}
+
+// serve listens, calls ready, and serves until ctx ends.
+func serve(ctx context.Context, certificates bool, ready func(admission.Webhook) error) (err error) {
+	c, err := injection.ParseConfig(pods)
+	if err != nil {
+		return fmt.Errorf("what is injected: %w", err)
+	}
+	a, err := authority.New(authority.Options{OwnNames: []string{"localhost"}})
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	w, err := injection.New(c, injection.Options{Authority: a})
+	if err != nil {
+		return err
+	}
+	hook, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return fmt.Errorf("listening for reviews: %w", err)
+	}
+	_, port, err := net.SplitHostPort(hook.Addr().String())
+	if err != nil {
+		return errors.Join(err, hook.Close())
+	}
+	at := admission.Webhook{URL: (&url.URL{Scheme: "https", Host: net.JoinHostPort("localhost", port), Path: "/inject"}).String(),
+		Roots: a.RootsPEM()}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	served := make(chan error, 2)
+	serving := 1
+	if certificates {
+		accounts, err := clusterOf(&at)
+		if err != nil {
+			return errors.Join(err, hook.Close())
+		}
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return errors.Join(fmt.Errorf("listening for pods: %w", err), hook.Close())
+		}
+		s := grpc.NewServer(grpc.Creds(a.ServerCredentials()))
+		authority.NewService(a, nil, authority.ServiceOptions{Accounts: accounts}).Register(s)
+		context.AfterFunc(ctx, s.Stop)
+		serving++
+		go func() { served <- s.Serve(l) }()
+		at.Certificates = l.Addr().String()
+		at.Identities = strings.TrimSuffix(identityOf(a.TrustDomain(), "x"), "x")
+	}
+	go func() { served <- w.Serve(ctx, hook, a.WebTLS()) }()
+	if err = ready(at); err == nil {
+		select {
+		case <-ctx.Done():
+		case err = <-served:
+			serving--
+		}
+	}
+	stop()
+	for ; serving > 0; serving-- {
+		err = errors.Join(err, <-served)
+	}
+	return err
+}
+
+// clusterOf makes up the keys of a cluster's service accounts, and tells the load the private one.
+func clusterOf(at *admission.Webhook) (*authority.ServiceAccounts, error) {
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("making a key: %w", err)
+	}
+	key := jose.JSONWebKey{Key: private, KeyID: "cluster", Algorithm: string(jose.ES256), Use: "sig"}
+	if at.Signer, err = key.MarshalJSON(); err != nil {
+		return nil, fmt.Errorf("encoding a key: %w", err)
+	}
+	keys, err := json.Marshal(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{key.Public()}})
+	if err != nil {
+		return nil, fmt.Errorf("encoding keys: %w", err)
+	}
+	at.Issuer, at.Audience = "https://kubernetes.default.svc.cluster.local", "tare"
+	return authority.NewServiceAccounts(keys, at.Issuer, at.Audience)
+}
+
+// identityOf is that of a service account of the pods.
+func identityOf(trustDomain, account string) string {
+	id, err := authority.Identity(trustDomain, admission.Namespace+"/"+account)
+	if err != nil {
+		panic(err) // the names are good
+	}
+	return id
+}

@@ -1,0 +1,288 @@
+// Package istiod runs Istio's control plane, which others have written, as a control plane of data planes under test:
+// pilot-discovery over an API of Kubernetes in which there is nothing, with its services from files (docs/istiod.md).
+package istiod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/process"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/scratch"
+	"tare/internal/scale/host/proc"
+)
+
+// Options are what an istiod is started with.
+type Options struct {
+	Binary string // pilot-discovery; empty: Find's
+	Mesh   string // mesh configuration (MeshConfig as YAML); empty: Istio's defaults
+	Log    io.Writer
+
+	// Objects has istiod take its configuration from the API of Kubernetes instead of files, as in a cluster: a change
+	// is noticed at once, one of files after 250 ms. Put and Remove are of no use then, but PutObjects is. These are
+	// the first; empty and not nil: there are none yet.
+	Objects []Object
+	// Environment is further variables, as NAME=VALUE, that replace those of the same names.
+	Environment []string
+}
+
+// Istiod is a running istiod. Its configuration is in Dir: Put and Remove change it.
+type Istiod struct {
+	XDS  string // host:port of aggregated discovery, without TLS
+	Dir  string // of the configuration
+	PID  int
+	HTTP string // host:port of its debug pages
+
+	cmd     *exec.Cmd
+	group   *proc.Group
+	scratch *scratch.Dir
+	api     *kubernetes
+	ended   chan struct{}
+	err     error // of the process; once ended is closed
+	tail    tail
+	close   sync.Once
+}
+
+// Version is the release that make istiod builds; proxies name one in their metadata.
+const Version = "1.31.1"
+
+// variable names the binary in the environment.
+const variable = "TARE_ISTIOD"
+
+// Find is the pilot-discovery to use: that of the environment variable TARE_ISTIOD, else of PATH, else the one beside
+// this program. It never depends on the working directory, which may be somebody else's. The error says how to build
+// one.
+func Find() (string, error) {
+	if path := os.Getenv(variable); path != "" {
+		if _, err := exec.LookPath(path); err != nil {
+			return "", fault.Wrap(err, fault.Machine, variable, buildHint, "istiod's pilot-discovery cannot be run")
+		}
+		return path, nil
+	}
+	if path, err := exec.LookPath(name); err == nil {
+		return path, nil
+	}
+	if self, err := os.Executable(); err == nil {
+		if path, err := exec.LookPath(filepath.Join(filepath.Dir(self), name)); err == nil {
+			return path, nil
+		}
+	}
+	return "", fault.New(fault.Machine, name, buildHint, "istiod's pilot-discovery is not here")
+}
+
+const buildHint = "build it with 'make istiod' (500 s of CPU time), or name one by " + variable
+
+const name = "pilot-discovery"
+
+// readyTimeout is how long istiod may take until it serves, also on a machine that has other work.
+const readyTimeout = 90 * time.Second
+
+// Start starts an istiod in a process group of its own, which listens on the loopback interface alone, and returns when
+// it serves. It ends with Close, and dies with this process: with the thread that started it, of which Go ends none but
+// those that goroutines were locked to when they ended.
+func Start(ctx context.Context, o Options) (_ *Istiod, err error) {
+	if o.Binary == "" {
+		if o.Binary, err = Find(); err != nil {
+			return nil, err
+		}
+	}
+	i := &Istiod{ended: make(chan struct{})}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, i.Close())
+		}
+	}()
+	if i.scratch, err = scratch.New("", "istiod"); err != nil {
+		return nil, err
+	}
+	if i.api, err = newKubernetes(); err != nil {
+		return nil, err
+	}
+	i.api.put(o.Objects...)
+	i.Dir = filepath.Join(i.scratch.Path(), "config")
+	if err := os.Mkdir(i.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("making istiod's directory: %w", err)
+	}
+	file := func(name, text string) string {
+		path := filepath.Join(i.scratch.Path(), name)
+		err = errors.Join(err, os.WriteFile(path, []byte(text), 0o600))
+		return path
+	}
+	access := file("kubeconfig", fmt.Sprintf(kubeconfig, i.api.at))
+	mesh := file("mesh", o.Mesh)
+	networks := file("networks", "networks: {}\n")
+	if err != nil {
+		return nil, fmt.Errorf("writing istiod's files: %w", err)
+	}
+	ports, err := process.FreeAddresses(2)
+	if err != nil {
+		return nil, err
+	}
+	i.XDS, i.HTTP = ports[0], ports[1]
+	configuration := "--configDir=" + i.Dir
+	if o.Objects != nil {
+		configuration = "--configDir="
+	}
+	i.cmd = exec.Command(o.Binary, "discovery",
+		"--registries=Kubernetes", configuration, "--kubeconfig="+access, "--meshConfig="+mesh,
+		"--networksConfig="+networks, "--grpcAddr="+i.XDS, "--httpAddr="+i.HTTP, "--secureGRPCAddr=", "--httpsAddr=",
+		"--monitoringAddr=", "--ctrlz_address=127.0.0.1", "--ctrlz_port=0", "--domain="+domain, "--clusterID=tare",
+		"--shutdownDuration=100ms")
+	i.cmd.Dir = i.scratch.Path()
+	i.cmd.Env = append(os.Environ(), environment...)
+	i.cmd.Env = append(i.cmd.Env, o.Environment...)
+	i.cmd.Env = append(i.cmd.Env, "HOME="+i.scratch.Path(), "TMPDIR="+i.scratch.Path())
+	i.cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
+	out := io.Writer(&i.tail)
+	if o.Log != nil {
+		out = io.MultiWriter(out, o.Log)
+	}
+	i.cmd.Stdout, i.cmd.Stderr = out, out
+	i.cmd.WaitDelay = time.Second
+	if err := i.cmd.Start(); err != nil {
+		i.cmd = nil
+		return nil, fault.Wrap(err, fault.Machine, o.Binary, "build it with 'make istiod'", "istiod cannot be started")
+	}
+	i.PID = i.cmd.Process.Pid
+	i.group = proc.NewGroup(i.cmd)
+	go func() {
+		i.err = i.group.Wait()
+		close(i.ended)
+	}()
+	return i, i.ready(ctx)
+}
+
+// environment turns off what needs more than files: certificates, and the exchange of metadata between proxies.
+var environment = []string{
+	"PILOT_CERT_PROVIDER=none", "ENABLE_CA_SERVER=false", "PILOT_ENABLE_METADATA_EXCHANGE=false",
+	"POD_NAMESPACE=" + namespace, "POD_NAME=istiod-tare", "CLUSTER_ID=tare",
+	// Changes of files are pushed at once, not after the 100 ms to 10 s that more might come.
+	"PILOT_DEBOUNCE_AFTER=10ms", "PILOT_DEBOUNCE_MAX=100ms", "PILOT_ENABLE_EDS_DEBOUNCE=false",
+}
+
+const (
+	namespace = "istio-system"
+	domain    = "cluster.local"
+)
+
+const kubeconfig = `apiVersion: v1
+kind: Config
+clusters: [{name: tare, cluster: {server: "http://%s"}}]
+contexts: [{name: tare, context: {cluster: tare, user: tare}}]
+current-context: tare
+users: [{name: tare, user: {}}]
+`
+
+// ready waits until istiod answers that it is ready, and listens for proxies.
+func (i *Istiod) ready(ctx context.Context) error {
+	ctx, stop := context.WithTimeout(ctx, readyTimeout)
+	defer stop()
+	client := &http.Client{Timeout: time.Second}
+	defer client.CloseIdleConnections()
+	for {
+		if r, err := client.Get("http://" + i.HTTP + "/ready"); err == nil {
+			r.Body.Close()
+			if r.StatusCode == http.StatusOK {
+				if c, err := net.DialTimeout("tcp", i.XDS, time.Second); err == nil {
+					return c.Close()
+				}
+			}
+		}
+		select {
+		case <-i.ended:
+			return fault.New(fault.Machine, name, "", "istiod ended before it was ready: %v\n%s", i.err, i.tail.String())
+		case <-ctx.Done():
+			return fault.New(fault.Machine, name, "", "istiod was not ready in %v: %v\n%s",
+				readyTimeout, context.Cause(ctx), i.tail.String())
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// Ended is closed when the process has ended, for whatever reason.
+func (i *Istiod) Ended() <-chan struct{} { return i.ended }
+
+// Tail is what istiod said last.
+func (i *Istiod) Tail() string { return i.tail.String() }
+
+// Put writes a file of the configuration, in one step: istiod never sees a part of it.
+func (i *Istiod) Put(file, yaml string) error {
+	hidden := filepath.Join(i.scratch.Path(), "new-"+file)
+	if err := os.WriteFile(hidden, []byte(yaml), 0o600); err != nil {
+		return fmt.Errorf("writing istiod's configuration: %w", err)
+	}
+	if err := os.Rename(hidden, filepath.Join(i.Dir, file)); err != nil {
+		return fmt.Errorf("writing istiod's configuration: %w", err)
+	}
+	return nil
+}
+
+// PutObjects adds objects, or replaces those of the same names, at once.
+func (i *Istiod) PutObjects(objects ...Object) { i.api.put(objects...) }
+
+// Remove takes a file of the configuration away.
+func (i *Istiod) Remove(file string) error {
+	if err := os.Remove(filepath.Join(i.Dir, file)); err != nil {
+		return fmt.Errorf("removing istiod's configuration: %w", err)
+	}
+	return nil
+}
+
+// endTimeout is how long istiod may take to end by itself.
+const endTimeout = 5 * time.Second
+
+// Close ends istiod and removes all that is its own. A second Close does nothing.
+func (i *Istiod) Close() (err error) {
+	i.close.Do(func() {
+		if i.cmd != nil {
+			_ = i.cmd.Process.Signal(unix.SIGTERM) // which knows whether it has ended
+			select {
+			case <-i.ended:
+			case <-time.After(endTimeout):
+				i.group.Signal(unix.SIGKILL)
+			}
+			<-i.ended
+		}
+		if i.api != nil {
+			err = i.api.Close()
+		}
+		err = errors.Join(err, i.scratch.Close())
+	})
+	return err
+}
+
+// tail keeps the last lines that a process has printed.
+type tail struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+const tailBytes = 16 << 10
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.text = append(t.text, p...)
+	if over := len(t.text) - tailBytes; over > 0 {
+		t.text = append(t.text[:0], t.text[over:]...)
+	}
+	return len(p), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return strings.TrimSpace(string(t.text))
+}

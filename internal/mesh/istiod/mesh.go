@@ -1,0 +1,186 @@
+package istiod
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/mesh/services"
+)
+
+// made is a mesh under istiod: services made up, which are ServiceEntries in an API of Kubernetes, and somebody who
+// listens at their endpoints.
+type made struct {
+	ready   services.Ready
+	istiod  *Istiod
+	control net.Listener // those who ask for changes
+	all     net.Listener // connections to endpoints
+
+	mu     sync.Mutex // one change at a time; guards what is below
+	number int
+}
+
+// startMesh starts a mesh. It ends with Close.
+func startMesh(
+	ctx context.Context, count, endpoints int, debounce time.Duration, others []Service,
+) (_ *made, err error) {
+	m := &made{number: 1}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.Close())
+		}
+	}()
+	if m.all, err = listenAll(ctx); err != nil {
+		return nil, err
+	}
+	if m.control, err = new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0"); err != nil {
+		return nil, fmt.Errorf("listening for changes: %w", err)
+	}
+	m.ready = services.Ready{
+		Control: m.control.Addr().String(), Services: count, Endpoints: endpoints,
+		Port: uint16(m.all.Addr().(*net.TCPAddr).Port),
+	}
+	all := []Object{}
+	for i := range count {
+		all = append(all, m.entry(i))
+	}
+	for _, s := range others {
+		all = append(all, s.Object())
+	}
+	m.istiod, err = Start(ctx, Options{Objects: all, Environment: Debounced(debounce)})
+	if err != nil {
+		return nil, err
+	}
+	m.ready.Address = m.istiod.XDS
+	return m, nil
+}
+
+// listenAll listens at all addresses of the loopback interface, and at no others.
+func listenAll(ctx context.Context) (net.Listener, error) {
+	lo := func(_, _ string, c syscall.RawConn) (err error) {
+		return errors.Join(c.Control(func(fd uintptr) {
+			err = unix.SetsockoptString(int(fd), unix.SOL_SOCKET, unix.SO_BINDTODEVICE, "lo")
+		}), err)
+	}
+	l, err := (&net.ListenConfig{Control: lo}).Listen(ctx, "tcp4", "0.0.0.0:0")
+	if err != nil {
+		return nil, fmt.Errorf("listening at endpoints: %w", err)
+	}
+	return l, nil
+}
+
+func entryName(service int) string { return fmt.Sprintf("service-%05d", service) }
+
+// Debounced is the environment of an istiod that waits for more changes before it pushes one, up to 10 s in all, as
+// Istio's own do by default after 100 ms.
+func Debounced(after time.Duration) []string {
+	return []string{"PILOT_DEBOUNCE_AFTER=" + after.String(), "PILOT_DEBOUNCE_MAX=10s", "PILOT_ENABLE_EDS_DEBOUNCE=true",
+		"PILOT_ENABLE_GATEWAY_API=false"}
+}
+
+// entry is a service's ServiceEntry as it is after the latest change.
+func (m *made) entry(service int) Object {
+	s := Service{Name: entryName(service), Address: m.ready.Service(service), Protocol: "TCP"}
+	for i := range m.ready.Endpoints {
+		s.Endpoints = append(s.Endpoints, m.ready.Endpoint(service, m.number, i))
+	}
+	return s.Object()
+}
+
+// Object is the service's ServiceEntry.
+func (s Service) Object() Object {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, `{"hosts":["%s"],"addresses":["%s"],"ports":[{"number":%d,"name":"main","protocol":"%s"}],`+
+		`"location":"MESH_INTERNAL","resolution":"STATIC","endpoints":[`, s.Host(), s.Address.Addr(), s.Address.Port(), s.Protocol)
+	for i, e := range s.Endpoints {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		fmt.Fprintf(&b, `{"address":"%s","ports":{"main":%d}}`, e.Addr(), e.Port())
+	}
+	b.WriteString("]}")
+	return Object{Kind: "ServiceEntry", Namespace: cmp.Or(s.Namespace, defaultNamespace), Name: s.Name, Spec: b.Bytes()}
+}
+
+// change makes one change. When istiod has told it to data planes, it does not say.
+func (m *made) change(_ context.Context, service int) (services.Change, error) {
+	if err := m.ready.Check(service); err != nil {
+		return services.Change{}, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.number = m.number%m.ready.Changes() + 1
+	var changed []Object
+	if service == services.All {
+		for i := range m.ready.Services {
+			changed = append(changed, m.entry(i))
+		}
+	} else {
+		changed = append(changed, m.entry(service))
+	}
+	c := services.Change{Number: m.number, Set: pace.Now()}
+	m.istiod.PutObjects(changed...)
+	return c, nil
+}
+
+// serve accepts connections and changes until ctx ends. An end of istiod before that is an error.
+func (m *made) serve(ctx context.Context) (err error) {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	served := make(chan error, 2)
+	go func() { served <- services.ServeChanges(ctx, m.control, m.ready, m.change) }()
+	go func() { served <- m.accept() }()
+	ended := 0
+	select {
+	case <-ctx.Done():
+	case <-m.istiod.Ended():
+		err = fault.New(fault.Machine, name, "", "istiod has ended: %v\n%s", m.istiod.err, m.istiod.Tail())
+	case err = <-served:
+		ended++
+	}
+	stop()
+	_ = m.all.Close() // it has no other way to end
+	for ; ended < cap(served); ended++ {
+		err = errors.Join(err, <-served)
+	}
+	return err
+}
+
+// accept takes connections to endpoints, and ends them: who connects only wants to know where he came.
+func (m *made) accept() error {
+	for {
+		c, err := m.all.Accept()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return nil
+		case errors.Is(err, unix.ECONNABORTED): // it was gone already
+		case err != nil:
+			return fmt.Errorf("accepting connections to endpoints: %w", err)
+		default:
+			_ = c.Close()
+		}
+	}
+}
+
+// Close ends all that was started.
+func (m *made) Close() (err error) {
+	for _, l := range []net.Listener{m.all, m.control} {
+		if l != nil {
+			_ = l.Close() // again, where serve has
+		}
+	}
+	if m.istiod != nil {
+		err = m.istiod.Close()
+	}
+	return err
+}

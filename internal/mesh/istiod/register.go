@@ -1,0 +1,161 @@
+package istiod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/param"
+	"tare/internal/mesh/services"
+	"tare/internal/scale/host/feature"
+)
+
+func init() { kind.Register(kind.Application, guest{}) }
+
+// guest is the application as the engine knows it.
+type guest struct{}
+
+// What the guest has that the engine looks for.
+var (
+	_ kind.Player    = guest{}
+	_ kind.Checker   = guest{}
+	_ kind.Installed = guest{}
+	_ kind.Diagnosed = guest{}
+)
+
+// About says what it is.
+func (guest) About() kind.About {
+	return kind.About{
+		Name: "istiod",
+		Summary: "a whole mesh under Istio's control plane: services made up, as ServiceEntries, whose endpoints change " +
+			"when a load of kind `push` asks for it",
+		Settings: settings,
+		Protocol: services.Protocol,
+	}
+}
+
+// The names of the settings.
+const (
+	servicesKey  = "services"
+	endpointsKey = "endpoints"
+	debounceKey  = "debounce"
+	behindKey    = "behind"
+)
+
+// maxServices bounds the mesh: of so many services with as many endpoints as there can be, the addresses of 127.0.0.0/8
+// still tell a dozen changes from each other.
+const maxServices = 10_000
+
+var settings = []param.Setting{
+	{Name: servicesKey, Type: param.TypeCount, Default: "100", Max: maxServices,
+		Phrase: map[string]string{"": "in a mesh of {} services", "1": "in a mesh of one service"},
+		Doc:    "services of the mesh, each a ServiceEntry of TCP"},
+	{Name: endpointsKey, Type: param.TypeCount, Default: "20", Min: 1, Max: services.MaxEndpoints,
+		Doc: "endpoints of each service"},
+	{Name: debounceKey, Type: param.TypeDuration, Default: "100ms", Max: 60,
+		Phrase: map[string]string{"": "with a debounce time of {}"},
+		Doc:    "time for which istiod waits for more changes before it pushes one (PILOT_DEBOUNCE_AFTER; Istio's own: 100ms)"},
+	{Name: behindKey, Type: param.TypeText, Reach: param.ReachAddress,
+		Doc: "further services, with somebody behind them, that do not change: ADDRESS=ENDPOINT, with a comma between, " +
+			"such as 10.96.0.1:80=127.0.0.1:8080"},
+}
+
+// Check refuses further services that are none.
+func (guest) Check(o param.Values) error {
+	_, err := behind(o[behindKey])
+	return err
+}
+
+// behind reads the setting of further services.
+func behind(text string) (all []Service, err error) {
+	for part := range strings.SplitSeq(text, ",") {
+		if part = strings.TrimSpace(part); part == "" {
+			continue
+		}
+		at, to, _ := strings.Cut(part, "=")
+		address, err := netip.ParseAddrPort(at)
+		endpoint, err2 := netip.ParseAddrPort(to)
+		if err := errors.Join(err, err2); err != nil {
+			return nil, fmt.Errorf("%s: write ADDRESS=ENDPOINT, each IP:PORT: %q: %w", behindKey, part, err)
+		}
+		all = append(all, Service{
+			Name: fmt.Sprintf("app-%d", len(all)), Address: address, Protocol: "TCP", Endpoints: []netip.AddrPort{endpoint},
+		})
+	}
+	return all, nil
+}
+
+// Installed says whether there is a pilot-discovery.
+func (guest) Installed(context.Context, param.Values) error {
+	_, err := Find()
+	return err
+}
+
+// ControlPlane is the command line by which the tare binary is an istiod for a subject: it speaks the protocol of
+// package role, and is ready with a mesh.Ready. Its services are those that are given by their addresses, each with one
+// endpoint.
+func ControlPlane(self string, services map[string]string) ([]string, error) {
+	argv, err := kind.Command(kind.Application, guest{}, kind.Site{})
+	if err != nil {
+		return nil, err
+	}
+	var list []string
+	for _, at := range slices.Sorted(maps.Keys(services)) {
+		list = append(list, at+"="+services[at])
+	}
+	v := param.Values{servicesKey: "0", behindKey: strings.Join(list, ",")}
+	return append(append([]string{self}, argv...), v.Args(settings)...), nil
+}
+
+// Node is who a data plane can be to istiod: the sidecar of a workload at an address.
+func Node(at netip.Addr) (id string, metadata map[string]string) {
+	return NodeOf("web", defaultNamespace, at)
+}
+
+// NodeOf is the sidecar of a pod.
+func NodeOf(pod, namespace string, at netip.Addr) (id string, metadata map[string]string) {
+	return "sidecar~" + at.String() + "~" + pod + "." + namespace + "~" + namespace + ".svc." + domain,
+		map[string]string{"ISTIO_VERSION": Version, "CLUSTER_ID": "tare", "NAMESPACE": namespace}
+}
+
+// Optional is false: without the application there is nothing to put to work.
+func (guest) Optional(param.Values) bool { return false }
+
+// Probes is kind.Diagnosed's.
+func (guest) Probes() []*feature.Probe {
+	status := feature.Status{
+		Name: name, Needs: "the program " + name, Lost: "experiments with the application istiod", Mend: buildHint,
+	}
+	return []*feature.Probe{feature.New(status, func() (string, error) {
+		path, err := Find()
+		if err != nil {
+			return "not installed", err
+		}
+		return path, nil
+	})}
+}
+
+// Play is the application's process.
+func (guest) Play(ctx context.Context, conn *role.Conn, _ kind.Site, v param.Values) error {
+	return role.Play(ctx, conn, func(ctx context.Context) (err error) {
+		others, err := behind(v[behindKey])
+		if err != nil {
+			return err
+		}
+		m, err := startMesh(ctx, v.Int(servicesKey), v.Int(endpointsKey), v.Duration(debounceKey), others)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, m.Close()) }()
+		if err := conn.Send(role.Ready, m.ready); err != nil {
+			return err
+		}
+		return m.serve(ctx)
+	})
+}

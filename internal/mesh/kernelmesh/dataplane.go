@@ -1,0 +1,365 @@
+// Package kernelmesh is a small service mesh data plane in the kernel: eBPF programs on the socket calls of one control
+// group turn the address of a service into that of one of its endpoints, by weight, and count the connections. Its
+// configuration, from a file or from a control plane, is in a store (package store), of whichever design. It is real -
+// applications use it unchanged - and small enough to know what it should cost, so it is the reference that Tare weighs
+// first. docs/kernelmesh.md has the programs, the maps and the limits.
+package kernelmesh
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/param"
+	"tare/internal/mesh"
+	"tare/internal/mesh/store"
+	"tare/internal/mesh/xds"
+	"tare/internal/scale/host/mount"
+	"tare/internal/scale/host/proc"
+)
+
+// Version of the data plane; it changes when its programs or maps do.
+const Version = "2"
+
+// What the maps hold where Options leave it open.
+const (
+	DefaultMaxServices  = 1024
+	DefaultMaxEndpoints = 16384
+)
+
+// MaxSteps bounds the planted weight: BPF_MAX_LOOPS of include/linux/bpf_verifier.h.
+const MaxSteps = 1 << 23
+
+const (
+	maxServices  = 1 << 20
+	maxEndpoints = 1 << 24
+)
+
+// DefaultStore is the design where none is given.
+const DefaultStore = "snapshot"
+
+// What becomes of connections while nothing was ever heard from the control plane.
+const (
+	FailOpen   = "open"   // they go on untouched
+	FailClosed = "closed" // they are refused
+)
+
+// What applications see as the peer of a connection to a service.
+const (
+	PeerService  = "service"  // the service, as they asked for it
+	PeerEndpoint = "endpoint" // the endpoint that it was given
+)
+
+// Fails and Peers are the words that options can be.
+var (
+	Fails = []string{FailOpen, FailClosed}
+	Peers = []string{PeerService, PeerEndpoint}
+)
+
+// Options are the settings of a data plane.
+type Options struct {
+	ServicesFile string // YAML file of services; or
+	XDS          string // address of a control plane: host:port, or unix:PATH
+	Node         Node   // who the data plane is to the control plane
+	// StateOfTheWorld asks the control plane for everything each time; the default is deltas.
+	StateOfTheWorld bool
+	CgroupDir       string // a cgroup v2 directory; its processes and those below it are served
+	AllowRoot       bool   // let CgroupDir be the root of the hierarchy
+	Store           string // design, or design:variant, of package store; empty: DefaultStore
+	Fail            string // FailOpen or FailClosed; empty: FailOpen
+	Peer            string // PeerService or PeerEndpoint; empty: PeerService
+	Work            string // what the process does by itself once it is told to start, one of Works; empty: nothing
+	// Sources are the addresses, one of each family at most, that rules take as the source of sockets that are bound to
+	// none; without one of a family it is not known, and rules that ask for it do not match.
+	Sources      []netip.Addr
+	Steps        uint32 // extra steps of work in every run of the connect programs
+	SockopsSteps uint32 // the same in every run of the sockops program
+	MaxServices  uint32 // 0: DefaultMaxServices
+	MaxEndpoints uint32 // 0: DefaultMaxEndpoints; see docs/kernelmesh.md for bytes
+}
+
+func (o *Options) check() error {
+	o.MaxServices = cmp.Or(o.MaxServices, DefaultMaxServices)
+	o.MaxEndpoints = cmp.Or(o.MaxEndpoints, DefaultMaxEndpoints)
+	o.Store = cmp.Or(o.Store, DefaultStore)
+	o.Fail = cmp.Or(o.Fail, FailOpen)
+	o.Peer = cmp.Or(o.Peer, PeerService)
+	number := func(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
+	values := param.Values{
+		"fail": o.Fail, "peer": o.Peer, "steps": number(o.Steps), "sockops-steps": number(o.SockopsSteps),
+		"max-services": number(o.MaxServices), "max-endpoints": number(o.MaxEndpoints),
+	}
+	if err := values.Check(Settings); err != nil {
+		return err
+	}
+	for i, a := range o.Sources {
+		a = a.Unmap()
+		o.Sources[i] = a
+		switch {
+		case !a.IsValid() || a.IsUnspecified() || a.IsMulticast() || a.Zone() != "":
+			return fault.New(fault.Usage, "--source", "give an address that connections can come from", "%s is none", a)
+		case slices.ContainsFunc(o.Sources[:i], func(b netip.Addr) bool { return a.Is4() == b.Is4() }):
+			return fault.New(fault.Usage, "--source", "give one of each", "there are two addresses of one family")
+		}
+	}
+	return nil
+}
+
+// Outward are the addresses from which this process would connect to the world, by the routes of its network namespace
+// at this moment. Nothing is sent.
+func Outward() (sources []netip.Addr) {
+	// Addresses for documentation (RFC 5737, RFC 3849), which take the default route.
+	for _, to := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
+		c, err := net.Dial("udp", to)
+		if err != nil {
+			continue // no route
+		}
+		sources = append(sources, c.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap())
+		c.Close()
+	}
+	return sources
+}
+
+// DataPlane is a loaded data plane. It is gone from the kernel when it is closed, or its process ends in whatever way.
+type DataPlane struct {
+	options  Options // with what was left open filled in
+	design   store.Design
+	programs map[string]*ebpf.Program
+	maps     map[string]*ebpf.Map // of the programs; those of the store are copies, by descriptors of their own
+	links    []attached
+	shared   shared
+	onEvent  func(xds.Event)
+
+	mu       sync.Mutex // guards all below
+	store    store.Store
+	clusters map[string]uint32 // the numbers of those that are there, by name
+	gone     map[uint32]totals // by number: what is counted there of clusters that have gone
+}
+
+type attached struct {
+	link *link.RawLink
+	id   link.ID
+	hook hook
+}
+
+// hook is a program and the place that it is attached to.
+type hook struct {
+	program string
+	attach  ebpf.AttachType
+}
+
+// hooks are in the order of attachment: first those that answer for and count a rewritten connection, then those that
+// rewrite.
+var hooks = []hook{
+	{snapshotProgKmSockops, ebpf.AttachCGroupSockOps},
+	{snapshotProgKmGetpeername4, ebpf.AttachCgroupInet4GetPeername},
+	{snapshotProgKmGetpeername6, ebpf.AttachCgroupInet6GetPeername},
+	{snapshotProgKmRecvmsg4, ebpf.AttachCGroupUDP4Recvmsg},
+	{snapshotProgKmRecvmsg6, ebpf.AttachCGroupUDP6Recvmsg},
+	{snapshotProgKmSendmsg4, ebpf.AttachCGroupUDP4Sendmsg},
+	{snapshotProgKmSendmsg6, ebpf.AttachCGroupUDP6Sendmsg},
+	{snapshotProgKmConnect4, ebpf.AttachCGroupInet4Connect},
+	{snapshotProgKmConnect6, ebpf.AttachCGroupInet6Connect},
+}
+
+// namesPeers are the programs that PeerEndpoint leaves out.
+var namesPeers = []string{snapshotProgKmGetpeername4, snapshotProgKmGetpeername6}
+
+// Load opens a store, and loads the programs upon it, without a configuration, attached to nothing. A machine that
+// cannot do it is a *fault.Error of code Machine.
+func Load(o Options) (_ *DataPlane, err error) {
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	d := &DataPlane{options: o, clusters: map[string]uint32{}, gone: map[uint32]totals{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(explain(err, "loading the data plane"), d.Close())
+		}
+	}()
+	var so store.Options
+	if d.design, so, err = store.Lookup(o.Store); err != nil {
+		return nil, err
+	}
+	so.MaxClusters, so.MaxListeners, so.MaxEndpoints = o.MaxServices, o.MaxServices, o.MaxEndpoints
+	ids := so.ClusterNumbers()
+	kept, err := d.design.Open(so)
+	if fault.CodeOf(err) == fault.Usage {
+		return nil, fault.Wrap(err, fault.Usage, "--store", "lower --max-services and --max-endpoints, or choose another store", "the store %s cannot be made so large", d.design.Name)
+	} else if err != nil {
+		return nil, err
+	}
+	d.store = kept
+	if err := d.load(o, ids); err != nil {
+		return nil, err
+	}
+	return d, d.shared.open(d.maps, ids)
+}
+
+// Design is the store's.
+func (d *DataPlane) Design() store.Design { return d.design }
+
+// Apply makes a change of the configuration under running programs; see store.Store for what it promises. One goroutine
+// at a time is let in.
+func (d *DataPlane) Apply(ctx context.Context, change mesh.Change) (store.Work, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	work, err := d.store.Apply(ctx, change)
+	for _, c := range change.Clusters { // also after an error: then whatever was made of it
+		d.recount(c.Name)
+	}
+	for _, name := range change.RemovedClusters {
+		d.recount(name)
+	}
+	d.shared.changed()
+	return work, err
+}
+
+// recount looks whether a cluster has come or gone, and has its number counted anew.
+func (d *DataPlane) recount(name string) {
+	id, is := d.store.Cluster(name)
+	before, was := d.clusters[name]
+	if is && was && id == before {
+		return
+	}
+	if was {
+		delete(d.clusters, name)
+		d.shared.retire(before)
+		d.gone[before] = d.shared.totals(before)
+	}
+	if is {
+		d.clusters[name] = id
+	}
+}
+
+// Attach attaches the programs to a cgroup v2 directory, by links, which end with the process.
+func (d *DataPlane) Attach(dir string, allowRoot bool) error {
+	if err := checkCgroup(dir, allowRoot); err != nil {
+		return err
+	}
+	cgroup, err := os.Open(dir)
+	if err != nil {
+		return fault.Wrap(err, fault.Machine, dir, "run as root", "the control group cannot be opened")
+	}
+	defer cgroup.Close()
+	for _, h := range hooks {
+		program := d.programs[h.program]
+		if program == nil {
+			continue // left out
+		}
+		// Not link.AttachCgroup: where links are missing it attaches without one, and that would outlive the process.
+		l, err := link.AttachRawLink(link.RawLinkOptions{Target: int(cgroup.Fd()), Program: program, Attach: h.attach})
+		if err != nil {
+			return explain(err, "attaching "+h.program+" to "+dir)
+		}
+		a := attached{link: l, hook: h}
+		d.links = append(d.links, a)
+		info, err := l.Info()
+		if err != nil {
+			return fmt.Errorf("reading the link of %s: %w", h.program, err)
+		}
+		d.links[len(d.links)-1].id = info.ID
+	}
+	return nil
+}
+
+// Close detaches the programs, those that rewrite first, and removes all from the kernel.
+func (d *DataPlane) Close() error {
+	var errs []error
+	for _, a := range slices.Backward(d.links) {
+		errs = append(errs, a.link.Close())
+	}
+	d.links = nil
+	for _, p := range d.programs {
+		errs = append(errs, p.Close())
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	errs = append(errs, d.shared.close())
+	for _, m := range d.maps {
+		errs = append(errs, m.Close())
+	}
+	if d.store != nil {
+		errs = append(errs, d.store.Close())
+	}
+	d.programs, d.maps, d.store = nil, nil, nil
+	return errors.Join(errs...)
+}
+
+// checkCgroup says why the programs must not or cannot be attached to dir.
+func checkCgroup(dir string, allowRoot bool) error {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return fault.Wrap(err, fault.Usage, dir, "make it with mkdir, and move processes into it", "no such control group")
+	}
+	if fs.Type != unix.CGROUP2_SUPER_MAGIC {
+		mount := cgroup2Mount()
+		if mount == "" {
+			return fault.New(fault.Machine, dir, "mount it: mount -t cgroup2 none /sys/fs/cgroup/unified",
+				"this machine has no cgroup v2 hierarchy mounted, which eBPF programs on sockets need")
+		}
+		return fault.New(fault.Usage, dir, "name a directory below "+mount, "this is not a cgroup v2 directory")
+	}
+	// Every control group but the root of the hierarchy has this file (Documentation/admin-guide/cgroup-v2.rst, Core
+	// Interface Files).
+	if _, err := os.Stat(filepath.Join(dir, "cgroup.type")); errors.Is(err, os.ErrNotExist) && !allowRoot {
+		return fault.New(fault.Usage, dir, "name a control group below it, or give --allow-root",
+			"this is the root of the hierarchy: every connection of the machine would go through the data plane")
+	}
+	return nil
+}
+
+// cgroup2Mount is where the cgroup v2 hierarchy is mounted, "" if nowhere; for messages.
+func cgroup2Mount() string {
+	mounts, err := mount.Read("")
+	if err != nil {
+		return ""
+	}
+	for _, m := range mounts {
+		if m.Type == "cgroup2" {
+			return m.Point
+		}
+	}
+	return ""
+}
+
+// explain turns a refusal of the kernel into a fault with a mend.
+func explain(err error, doing string) error {
+	var verifier *ebpf.VerifierError
+	var known *fault.Error
+	switch {
+	case errors.As(err, &known):
+		return err
+	// Without rights the verifier refuses what it would take from others: that is a question of rights.
+	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) && !hasRights():
+		mend := "run as root, or with CAP_SYS_ADMIN"
+		if hasRights() {
+			mend = "the kernel refuses BPF to root as well: look at /sys/kernel/security/lockdown, at the container's seccomp profile and its devices"
+		}
+		return fault.Wrap(err, fault.Machine, "", mend, "%s: not permitted", doing)
+	case errors.As(err, &verifier):
+		return fault.New(fault.Machine, "", "it needs Linux 5.18 with CONFIG_CGROUP_BPF; on a newer one this is a defect of Tare: report this text with uname -r",
+			"%s: the kernel's verifier refuses a program: %-12v", doing, verifier)
+	case errors.Is(err, unix.ENOMEM):
+		return fault.Wrap(err, fault.Machine, "", "lower --max-services and --max-endpoints, or raise the memory limit of the control group it runs in",
+			"%s: no memory", doing)
+	}
+	return fault.Wrap(err, fault.Machine, "", "it needs Linux 5.18 with CONFIG_BPF_SYSCALL, CONFIG_BPF_JIT and CONFIG_CGROUP_BPF", "%s", doing)
+}
+
+// hasRights reports whether this process has the capability that a data plane takes, in its own user namespace: to load
+// its programs, and to open its maps by their ids.
+func hasRights() bool { return proc.Capable(unix.CAP_SYS_ADMIN) }

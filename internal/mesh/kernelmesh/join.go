@@ -1,0 +1,325 @@
+package kernelmesh
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/lib/fault"
+	"tare/internal/mesh/connect"
+	"tare/internal/mesh/istiod"
+	"tare/internal/mesh/services"
+)
+
+// joined is the data plane in a trial.
+type joined struct {
+	trial   kind.Trial
+	name    string
+	part    *kind.Part
+	process kind.Process // nil before Start
+	control string       // address of the control plane that was started for it; empty: none was
+	said    []string     // what was read of its log so far, beside the evidence
+}
+
+// Evidence is what the data plane said of its control plane's configuration, line by line: the latest where it said
+// much.
+type Evidence struct {
+	Warnings []string `json:"warnings"` // taken otherwise than it says
+	Refused  []string `json:"refused"`
+}
+
+// What the engine and the load connect look for.
+var _ interface {
+	kind.Starter
+	kind.Addresser
+	kind.Before
+	kind.After
+	kind.Evidence
+	io.Closer
+	connect.Serving
+} = (*joined)(nil)
+
+// The names of the further readings of a trial (record.Trial.Further).
+const (
+	readingBefore = "before" // all services, and no load yet
+	readingAfter  = "after"  // the load has ended, and services were taken away
+)
+
+const (
+	// servicesFile is the services file of the trial under way.
+	servicesFile = "services.yaml"
+
+	// settle is how long the kernel gets to free what was deleted: elements of hash maps wait for RCU grace periods.
+	settle = 200 * time.Millisecond
+
+	// reloadTimeout is how long the process may take to read its services again.
+	reloadTimeout = 30 * time.Second
+)
+
+func (j *joined) file() string { return filepath.Join(j.trial.Dir(), servicesFile) }
+
+// applications are the names of those that are served, in the order of their services.
+func (j *joined) applications() []string { return slices.Sorted(maps.Keys(j.trial.Applications())) }
+
+// count is how many services a setting asks for: never fewer than the applications, which loads must find.
+func (j *joined) count(key string) int {
+	return max(j.part.Options.Int(key), len(j.trial.Applications()))
+}
+
+// write writes the services file.
+func (j *joined) write(count int) error {
+	var addresses []string
+	for _, name := range j.applications() {
+		addresses = append(addresses, j.trial.Applications()[name].Address)
+	}
+	return writeServicesFile(j.file(), addresses, count, fillerOf(j.part.Options))
+}
+
+// Start starts the process, and returns when it serves.
+func (j *joined) Start(ctx context.Context) error {
+	component, limits := "", j.part.Limits
+	if j.part.Options[controlKey] != "" {
+		if err := j.startControl(ctx); err != nil {
+			return err
+		}
+		component, limits = dataComponent, nil // those of the part hold for both
+	}
+	argv, err := j.argv()
+	if err != nil {
+		return err
+	}
+	if _, ok := j.part.Options[xdsKey]; !ok && j.control == "" {
+		if err := j.write(j.count(servicesKey)); err != nil {
+			return err
+		}
+	}
+	if j.process, err = j.trial.StartSubject(ctx, component, limits, argv); err != nil {
+		return err
+	}
+	raw, err := j.process.Ready(ctx)
+	if err != nil {
+		return err
+	}
+	var objects kind.Objects
+	if err := json.Unmarshal(raw, &objects); err != nil {
+		return fmt.Errorf("decoding the ready message of %s: %w", j.name, err)
+	}
+	j.trial.SetSubject(objects, raw)
+	if j.control != "" {
+		return j.placed(ctx)
+	}
+	return nil
+}
+
+// The components of a data plane with a control plane of its own.
+const (
+	controlComponent = "controlplane"
+	dataComponent    = "dataplane"
+)
+
+// nodeAddress is that of the workload which the data plane is to Istio's control plane: nobody's.
+var nodeAddress = netip.AddrFrom4([4]byte{198, 18, 0, 1})
+
+// startControl starts the control plane, which is told of the applications' services.
+func (j *joined) startControl(ctx context.Context) error {
+	served := map[string]string{}
+	for i, name := range j.applications() {
+		served[serviceIP(1+i)] = j.trial.Applications()[name].Address
+	}
+	argv, err := istiod.ControlPlane(j.trial.Self(), served)
+	if err != nil {
+		return err
+	}
+	p, err := j.trial.StartSubject(ctx, controlComponent, nil, argv)
+	if err != nil {
+		return err
+	}
+	raw, err := p.Ready(ctx)
+	if err != nil {
+		return err
+	}
+	var ready services.Ready
+	if err := json.Unmarshal(raw, &ready); err != nil {
+		return fmt.Errorf("decoding the ready message of the control plane of %s: %w", j.name, err)
+	}
+	j.control = ready.Address
+	return nil
+}
+
+// placedTimeout is how long the first configuration may take, also on a machine that has other work.
+const placedTimeout = time.Minute
+
+// placed waits until the data plane serves what its control plane says.
+func (j *joined) placed(ctx context.Context) error {
+	timeout := time.NewTimer(placedTimeout)
+	defer timeout.Stop()
+	for {
+		select {
+		case line := <-j.process.Log():
+			if line == placedLine {
+				return nil
+			}
+			j.said = append(j.said, line)
+		case <-j.process.Ended():
+			return j.process.Failure("before it had its first configuration")
+		case <-timeout.C:
+			return fmt.Errorf("%s: the control plane's configuration is not served after %v: %s", j.name, placedTimeout,
+				strings.Join(j.said, "; "))
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// argv is the command line that serves the group of the applications and the loads.
+func (j *joined) argv() ([]string, error) {
+	dir := j.trial.WorkDir()
+	if dir == "" {
+		return nil, fault.New(fault.Machine, j.part.Name(), "mount one: mount -t cgroup2 none /sys/fs/cgroup/unified",
+			"it attaches to a cgroup v2 directory, and no v2 hierarchy is mounted")
+	}
+	argv := []string{j.trial.Self(), "subject", "kernelmesh", "--cgroup=" + dir}
+	own := processOptions(j.part.Options, j.count(servicesKey))
+	if of, ok := j.part.Options[xdsKey]; ok {
+		argv = append(argv, "--xds="+j.trial.Applications()[of].Address)
+	} else if j.control != "" {
+		argv = append(argv, "--xds="+j.control)
+		if own[nodeKey] == "" {
+			id, metadata := istiod.Node(nodeAddress)
+			own[nodeKey], own[metadataKey] = id, Node{Metadata: metadata}.String()
+		}
+	} else {
+		argv = append(argv, "--services="+j.file())
+	}
+	return append(argv, own.Args(Settings)...), nil
+}
+
+// Address is the service of an application.
+func (j *joined) Address(app string) (string, error) {
+	i := slices.Index(j.applications(), app)
+	if i < 0 {
+		return "", fmt.Errorf("%s does not serve %q: it is no application that serves anybody", j.name, app)
+	}
+	return serviceIP(1 + i), nil
+}
+
+// Services are those that no application is behind.
+func (j *joined) Services() connect.Services {
+	applications := len(j.trial.Applications())
+	s := connect.Services{
+		First:     serviceIP(1 + applications),
+		Count:     j.count(servicesKey) - applications,
+		Endpoints: j.part.Options["peer"] == PeerEndpoint,
+	}
+	if j.part.Options["work"] == WorkReplace {
+		s.Replacer = j.process.PID()
+	}
+	return s
+}
+
+// Evidence is what was said of a control plane's configuration; nil where all of it was taken as it is.
+func (j *joined) Evidence() any {
+	if _, ok := j.part.Options[xdsKey]; !ok && j.control == "" || j.process == nil {
+		return nil
+	}
+	e := Evidence{Warnings: []string{}, Refused: []string{}}
+	take := func(line string) {
+		if text, ok := strings.CutPrefix(line, warningPrefix); ok {
+			e.Warnings = append(e.Warnings, text)
+		} else if text, ok := strings.CutPrefix(line, refusedPrefix); ok {
+			e.Refused = append(e.Refused, text)
+		}
+	}
+	for _, line := range j.said {
+		take(line)
+	}
+	for {
+		select {
+		case line := <-j.process.Log():
+			take(line)
+			continue
+		default:
+		}
+		if len(e.Warnings)+len(e.Refused) == 0 {
+			return nil
+		}
+		return &e
+	}
+}
+
+// goesDown reports whether services are taken away after the load, and memory is read before it and after that.
+func (j *joined) goesDown() bool { return j.part.Options[thenKey] != "" }
+
+// Before reads memory with all services in place.
+func (j *joined) Before(ctx context.Context) error {
+	if !j.goesDown() {
+		return nil
+	}
+	return j.trial.Read(ctx, readingBefore)
+}
+
+// After takes services away while the process runs, and reads memory once they have gone.
+func (j *joined) After(ctx context.Context) error {
+	if !j.goesDown() {
+		return nil
+	}
+	if err := j.write(j.count(thenKey)); err != nil {
+		return err
+	}
+	if err := j.process.Signal(unix.SIGHUP); err != nil {
+		return fmt.Errorf("telling %s to read its services again: %w", j.name, err)
+	}
+	if err := j.reloaded(ctx); err != nil {
+		return err
+	}
+	select {
+	case <-time.After(settle):
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return j.trial.Read(ctx, readingAfter)
+}
+
+// reloaded waits until the process says that it has read its services again.
+func (j *joined) reloaded(ctx context.Context) error {
+	timeout := time.NewTimer(reloadTimeout)
+	defer timeout.Stop()
+	for {
+		select {
+		case line := <-j.process.Log():
+			switch {
+			case strings.HasPrefix(line, "applied "):
+				return nil
+			case strings.HasPrefix(line, "applying ") || strings.HasPrefix(line, "the services stay "):
+				return fmt.Errorf("%s read its services again, and %s", j.name, line)
+			}
+		case <-j.process.Ended():
+			return j.process.Failure("while it read its services again")
+		case <-timeout.C:
+			return fmt.Errorf("%s did not read its services again within %v", j.name, reloadTimeout)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Close removes the services file.
+func (j *joined) Close() error {
+	if err := os.Remove(j.file()); !errors.Is(err, fs.ErrNotExist) {
+		return err // nil where it was there
+	}
+	return nil
+}

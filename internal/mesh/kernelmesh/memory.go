@@ -1,0 +1,156 @@
+package kernelmesh
+
+import (
+	"slices"
+	"strings"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/metric"
+	"tare/internal/lib/quantity"
+	"tare/internal/scale/ledger"
+)
+
+// memoryMetrics speak of maps and memory where an experiment asks about them: where an arm says how many services it
+// has.
+var memoryMetrics = []measured.Metric{
+	{
+		Definition: metric.Definition{
+			Name: "map_charged_share", Unit: quantity.Part, Rank: metric.RankMemory, Pool: metric.Mean,
+			Family: "map",
+			Needs:  measured.NeedMemory,
+			How: "Part of the bytes of the subject's maps that the kernel charges to the subject's own control group. Here " +
+				"and below, only in experiments in which an arm has `services`.",
+		},
+		Value: asked(mapCharged),
+	},
+	{
+		Definition: metric.Definition{
+			Name: "map_declared_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
+			Family: "map",
+			Better: metric.Lower, Needs: measured.NeedMemory,
+			How: "The same maps, each once, by the number of entries that they were made for and not by what is in them: " +
+				"entries x (key + value), in pages. Linux 5.11 to 6.3 gives this for every map." + measured.NoSubject,
+		},
+		Value: asked(func(m *measured.Measured) (float64, bool) { return mapDeclared(m, false) }),
+	},
+	{
+		Definition: metric.Definition{
+			Name: "map_by_program_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
+			Family: "map",
+			Better: metric.Lower, Needs: measured.NeedMemory,
+			How: "The same, each map once for every program that uses it: what the sum over a list of programs with the " +
+				"memory of their maps comes to." + measured.NoSubject,
+		},
+		Value: asked(func(m *measured.Measured) (float64, bool) { return mapDeclared(m, true) }),
+	},
+	further("map", "map_before_bytes", readingBefore,
+		"`map_bytes` before the load began", (*measured.Measured).MapBytes),
+	further("map", "map_after_bytes", readingAfter,
+		"`map_bytes` after the load had ended and the subject was left with `then-services` services",
+		(*measured.Measured).MapBytes),
+	further("memory", "memory_kernel_before_bytes", readingBefore,
+		"`memory_kernel_bytes` before the load began", measured.Memory(measured.KernelMemory)),
+	further("memory", "memory_kernel_after_bytes", readingAfter,
+		"`memory_kernel_bytes` after the load had ended and the subject was left with `then-services` services",
+		measured.Memory(measured.KernelMemory)),
+	further("memory", "memory_hard_after_bytes", readingAfter, "`memory_hard_bytes` then",
+		measured.Memory(func(m *ledger.Memory) *int64 { return m.Hard })),
+}
+
+// anySubject reports whether one of the experiment's data planes was given a setting. Other subjects have settings of
+// the same names.
+func anySubject(s *kind.Setup, key string) bool {
+	return slices.ContainsFunc(s.Subjects(), func(p *kind.Part) bool {
+		_, own := p.Kind.(guest)
+		return own && p.Options[key] != ""
+	})
+}
+
+// asked gives a value only where an arm says how many services it has.
+func asked(value func(*measured.Measured) (float64, bool)) func(*measured.Measured) (float64, bool) {
+	return func(m *measured.Measured) (float64, bool) {
+		if !anySubject(m.Setup, servicesKey) {
+			return 0, false
+		}
+		return value(m)
+	}
+}
+
+// further is a metric of another reading than that of the window.
+func further(family, name, reading, what string, value func(*measured.Measured) (float64, bool)) measured.Metric {
+	return measured.Metric{
+		Definition: metric.Definition{
+			Name: name, Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
+			Better: metric.Lower, Needs: measured.NeedRest, Family: family, How: "As " + what + "." + measured.NoSubject,
+		},
+		Value: func(m *measured.Measured) (float64, bool) {
+			if m.Subject == nil && anySubject(m.Setup, thenKey) {
+				return 0, true
+			}
+			l, ok := m.Further[reading]
+			if !ok {
+				return 0, false
+			}
+			other := *m
+			other.Ledger = l
+			return value(&other)
+		},
+	}
+}
+
+// mapCharged is false where the kernel does not tell for one of the maps.
+func mapCharged(m *measured.Measured) (float64, bool) {
+	ids := m.SubjectMaps()
+	own, all := 0.0, 0.0
+	for _, mp := range m.Ledger.Maps {
+		if !ids[mp.ID] {
+			continue
+		}
+		if mp.Bytes == nil || mp.ChargedTo == nil {
+			return 0, false
+		}
+		all += float64(*mp.Bytes)
+		if m.RoleOf(*mp.ChargedTo) == kind.Subject {
+			own += float64(*mp.Bytes)
+		}
+	}
+	return own / all, all > 0
+}
+
+// mapDeclared adds up the subject's maps by their declared size, each once or once for each of the subject's programs
+// that use it.
+func mapDeclared(m *measured.Measured, byProgram bool) (float64, bool) {
+	ids := m.SubjectMaps()
+	programs, ok := m.Programs()
+	found, total := 0, 0.0
+	for _, mp := range m.Ledger.Maps {
+		if !ids[mp.ID] {
+			continue
+		}
+		found++
+		times := 1
+		if byProgram {
+			times = 0
+			for _, p := range programs {
+				if slices.Contains(p.MapIDs, mp.ID) {
+					times++
+				}
+			}
+		}
+		total += float64(times) * declared(mp, m.Ledger.Host.CPUs)
+	}
+	return total, ok && found == len(ids)
+}
+
+// declared is what Linux 5.11 to 6.3 calls the size of a map: bpf_map_memory_footprint and bpf_map_value_size of
+// kernel/bpf/syscall.c.
+func declared(m ledger.Map, cpus int) float64 {
+	const page = 4096
+	round := func(n, to float64) float64 { return float64(int64((n+to-1)/to)) * to }
+	value := float64(m.ValueBytes)
+	if strings.HasPrefix(m.Type, "percpu_") || strings.HasPrefix(m.Type, "lru_percpu_") {
+		value = round(value, 8) * float64(cpus)
+	}
+	return round(float64(m.MaxEntries)*round(float64(m.KeyBytes)+value, 8), page)
+}

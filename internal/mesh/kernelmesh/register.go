@@ -1,0 +1,210 @@
+package kernelmesh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/measured"
+	"tare/internal/lib/param"
+	"tare/internal/mesh/istiod"
+	"tare/internal/mesh/services"
+	"tare/internal/mesh/store"
+)
+
+func init() { kind.Register(kind.Subject, guest{}) }
+
+// guest is the data plane as the engine knows it.
+type guest struct{}
+
+// About says what it is.
+func (guest) About() kind.About {
+	return kind.About{
+		Name:     "kernelmesh",
+		Summary:  "the reference eBPF mesh data plane, on the hooks of a control group",
+		Settings: slices.Concat(Settings, []param.Setting{xdsSetting}, controlSettings, servicesSettings),
+		Label:    "store",
+	}
+}
+
+// xdsKey names the application that the data plane has its services from. The process sees that application's address.
+const xdsKey = "xds"
+
+var xdsSetting = param.Setting{
+	Name: xdsKey, Type: param.TypeText, Reach: param.ReachNothing,
+	Doc: "application of kind `mesh` or `istiod` that says what the services are, instead of a file of services",
+}
+
+// The settings of a control plane that a trial starts for the data plane. The process sees its address.
+const (
+	controlKey  = "control-plane"
+	optionalKey = "optional"
+)
+
+// underIstio is the word of controlKey for Istio's control plane.
+const underIstio = "istiod"
+
+var controlSettings = []param.Setting{
+	{
+		Name: controlKey, Type: param.TypeWord, Words: []string{underIstio},
+		Doc: "control plane that is started for it, a component of the subject, and says what the services of the " +
+			"applications are, instead of a file of services; none when left out",
+	},
+	{
+		Name: optionalKey, Type: param.TypeSwitch,
+		Doc: "true: where the control plane is not installed, the run goes on without the arm",
+	},
+}
+
+// Installed says whether the control plane that is asked for is there.
+func (guest) Installed(_ context.Context, o param.Values) error {
+	if o[controlKey] != underIstio {
+		return nil
+	}
+	_, err := istiod.Find()
+	return err
+}
+
+// TakesLonger is what attaching its programs takes, and filling its maps.
+func (guest) TakesLonger(o param.Values) time.Duration {
+	return 100*time.Millisecond + time.Duration(o.Int(servicesKey))*150*time.Microsecond
+}
+
+// Optional is kind.Installed's.
+func (guest) Optional(o param.Values) bool { return o.On(optionalKey) }
+
+// Check refuses stores that do not exist, and maps that do not hold what they are to hold.
+func (guest) Check(o param.Values) error {
+	if _, err := OptionsOf(o); err != nil {
+		return err
+	}
+	return checkSizes(o)
+}
+
+// CheckSetup refuses a control plane that is not there, and what has no meaning beside one.
+func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
+	o := part.Options
+	of := o[xdsKey]
+	if o[controlKey] != "" {
+		for _, k := range append([]param.Setting{xdsSetting, {Name: "work"}}, servicesSettings...) {
+			if _, set := o[k.Name]; set {
+				return fmt.Errorf("%q has no meaning beside %q: that is told of the applications, and of nothing else",
+					k.Name, controlKey)
+			}
+		}
+		return nil
+	}
+	if of == "" {
+		if o["work"] == WorkPush {
+			return fmt.Errorf(`"work: %s" times what a control plane says: give one with %q`, WorkPush, xdsKey)
+		}
+		return nil
+	}
+	if a := s.Applications[of]; a == nil || a.Kind.About().Protocol != services.Protocol || a.Count() > 1 {
+		return fmt.Errorf("%q must be the name of one application of kind mesh or istiod, and %q is not", xdsKey, of)
+	}
+	for _, k := range servicesSettings {
+		if _, set := o[k.Name]; set {
+			return fmt.Errorf("%q has no meaning beside %q: the application says what the services are", k.Name, xdsKey)
+		}
+	}
+	return nil
+}
+
+// CheckServices is nil where the data plane serves UDP services that no application is behind: those of its own
+// work, or those of its file.
+func (guest) CheckServices(s *kind.Setup, part *kind.Part) error {
+	o := part.Options
+	replaces := o["work"] == WorkReplace
+	if replaces && o["peer"] == PeerEndpoint {
+		return nil
+	}
+	applications := 0
+	for _, a := range s.Applications {
+		if a.Kind.About().Protocol != "" {
+			applications += a.Count()
+		}
+	}
+	if !replaces && o[protocolKey] == "udp" && o.Int(servicesKey) > applications {
+		return nil
+	}
+	return fmt.Errorf("write work: %s and peer: %s, or protocol: udp and more %q than there are applications",
+		WorkReplace, PeerEndpoint, servicesKey)
+}
+
+// Trait is how much of a change the design of its store shows at once.
+func (guest) Trait(o param.Values) string { return store.Trait(o["store"]) }
+
+// Lacks is said beside proxies, which do more.
+func (guest) Lacks(s *kind.Setup) string {
+	for _, p := range s.Subjects() {
+		if _, is := p.Kind.(measured.InPath); is {
+			return "it has no mutual TLS, and it knows connections and no requests (no L7: no HTTP routes, retries or rules)"
+		}
+	}
+	return ""
+}
+
+// Works reports whether it replaces its configuration, or times changes.
+func (guest) Works(o param.Values) bool { return o["work"] != "" }
+
+// WorksAlone is false: what it does by itself only shows in connections.
+func (guest) WorksAlone() bool { return false }
+
+// Join makes its part in a trial.
+func (guest) Join(t kind.Trial, name string, part *kind.Part) (any, error) {
+	return &joined{trial: t, name: name, part: part}, nil
+}
+
+// Metrics are those of maps and memory.
+func (guest) Metrics() []measured.Metric { return memoryMetrics }
+
+// Speaks: experiments about the number of services are about kernel memory.
+func (guest) Speaks(s *kind.Setup) []string {
+	if !anySubject(s, servicesKey) {
+		return nil
+	}
+	return []string{"memory_kernel_bytes"}
+}
+
+// checkSizes sees that the maps hold what they are to hold.
+func checkSizes(o param.Values) error {
+	if o.On(fitKey) {
+		if _, sized := o["max-services"]; sized {
+			return errors.New(`"fit" makes the maps as large as there are services: "max-services" has no meaning beside it`)
+		}
+		if o.Float(thenKey) > max(o.Float(servicesKey), 1) {
+			return fmt.Errorf(`%q is more than %q, and the maps fit no more than these`, thenKey, servicesKey)
+		}
+		return nil
+	}
+	most := o.Float("max-services")
+	if most == 0 {
+		most = DefaultMaxServices
+	}
+	if n := max(o.Float(servicesKey), o.Float(thenKey)); n > most {
+		return fmt.Errorf(`%g services are more than the %g that its maps hold: raise "max-services", or write fit: true`,
+			n, most)
+	}
+	return nil
+}
+
+// processOptions are the options that the process itself has, with the sizes of its maps where they are to fit.
+func processOptions(o param.Values, services int) param.Values {
+	own := o.Clone()
+	for _, k := range servicesSettings {
+		delete(own, k.Name)
+	}
+	for _, k := range []string{xdsKey, controlKey, optionalKey} {
+		delete(own, k)
+	}
+	if o.On(fitKey) {
+		own["max-services"] = strconv.Itoa(services)
+		own["max-endpoints"] = strconv.Itoa(services * fillerOf(o).each) // those of applications have one
+	}
+	return own
+}

@@ -1,0 +1,116 @@
+package kernelmesh
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/param"
+	"tare/internal/lib/replace"
+)
+
+// The keys of the settings that say what the services are. The process sees them only as its services file and the
+// sizes of its maps.
+const (
+	servicesKey  = "services"
+	endpointsKey = "endpoints"
+	protocolKey  = "protocol"
+	thenKey      = "then-services"
+	fitKey       = "fit"
+)
+
+var servicesSettings = []param.Setting{
+	{
+		Name: servicesKey, Type: param.TypeCount, Min: 1, Max: 1_000_000,
+		Phrase: map[string]string{"": "with {} services", "1": "with one service"},
+		Doc: "services in all: those of the applications, and as many more as it takes, with endpoints that nobody " +
+			"listens on; as many as there are applications when left out",
+	},
+	{
+		Name: endpointsKey, Type: param.TypeCount, Min: 1, Max: maxEach,
+		Doc: "endpoints of each of these others; 1 when left out",
+	},
+	{
+		Name: protocolKey, Type: param.TypeWord, Words: []string{"tcp", "udp"},
+		Doc: "protocol of these others: `udp` for a load of kind `connect`, and then their endpoints are loopback " +
+			"addresses; `tcp` when left out",
+	},
+	{
+		Name: thenKey, Type: param.TypeCount, Min: 1, Max: 1_000_000,
+		Doc: "services that are left when the load has ended: the subject reads its services again. Memory is then read " +
+			"twice more, before the load began and after this",
+	},
+	{
+		Name: fitKey, Type: param.TypeSwitch,
+		Doc: "true: maps for exactly the services and endpoints that there are, instead of `max-services` and " +
+			"`max-endpoints`",
+	},
+}
+
+// serviceIP is the address of the n-th service, from 1, in 10.96.0.0/12, the range that clusters give their
+// services. It means something only inside the trial's control group.
+func serviceIP(n int) string {
+	return fmt.Sprintf("10.%d.%d.%d:80", 96+n>>16, n>>8&0xff, n&0xff)
+}
+
+// fillerIP is the n-th endpoint, from 1, that no application is behind, in 198.18.0.0/15, which is set aside for
+// benchmarks (RFC 2544).
+func fillerIP(n int) string {
+	return fmt.Sprintf("198.%d.%d.%d:%d", 18+n>>16&1, n>>8&0xff, n&0xff, 8080+n>>17)
+}
+
+// maxEach bounds the endpoints of a service that no application is behind.
+const maxEach = 1000
+
+// filler is what the services are that no application is behind.
+type filler struct {
+	each     int    // endpoints
+	protocol string // empty: tcp
+}
+
+func fillerOf(o param.Values) filler {
+	return filler{max(1, o.Int(endpointsKey)), o[protocolKey]}
+}
+
+// endpoint is the address of its n-th endpoint, counted over all services. A UDP socket connects to a loopback
+// address on any machine, whatever routes there are.
+func (f filler) endpoint(n int) string {
+	if f.protocol == "udp" {
+		return fmt.Sprintf("127.%d.%d.%d:%d", 128+n>>16&0x3f, n>>8&0xff, n&0xff, 8080+n>>22)
+	}
+	return fillerIP(n)
+}
+
+// writeServicesFile writes the services file: first a service for each application, by its address, then as many
+// others as it takes for there to be count.
+func writeServicesFile(file string, applications []string, count int, f filler) error {
+	var b strings.Builder
+	b.WriteString("services:\n")
+	if count == 0 && len(applications) == 0 {
+		b.WriteString("  []\n")
+	}
+	service := func(address, protocol string) {
+		fmt.Fprintf(&b, "  - address: %s\n", strconv.Quote(address))
+		if protocol != "" {
+			fmt.Fprintf(&b, "    protocol: %s\n", protocol)
+		}
+		b.WriteString("    endpoints:\n")
+	}
+	endpoint := func(address string) { fmt.Fprintf(&b, "      - address: %s\n", strconv.Quote(address)) }
+	for i, address := range applications {
+		service(serviceIP(1+i), "")
+		endpoint(address)
+	}
+	for n := len(applications) + 1; n <= count; n++ {
+		service(serviceIP(n), f.protocol)
+		for i := range f.each {
+			endpoint(f.endpoint((n-1)*f.each + i + 1)) // from 1
+		}
+	}
+	if err := replace.File(file, []byte(b.String()), 0o644); err != nil {
+		return fault.Wrap(err, fault.Machine, file, "make room, or set TMPDIR to a directory on another disk",
+			"the subject's services cannot be written")
+	}
+	return nil
+}

@@ -1,0 +1,52 @@
+package kernelmesh
+
+import (
+	"tare/internal/lib/param"
+	"tare/internal/mesh/store"
+)
+
+// Settings are what specs and the command line set of the data plane.
+var Settings = []param.Setting{
+	{Name: "store", Type: param.TypeText, Reach: param.ReachNothing,
+		Doc: "design of the store that holds its configuration, as under `subject: store`; " +
+			"its own choice when left out"},
+	{Name: "fail", Type: param.TypeWord, Words: Fails,
+		Doc: "what becomes of connections before its first configuration; its own choice when left out"},
+	{Name: "peer", Type: param.TypeWord, Words: Peers,
+		Doc: "what applications see as the peer of a connection; its own choice when left out"},
+	{Name: "work", Type: param.TypeWord, Words: Works(),
+		Doc: "what its process does by itself between the edges: replace configuration as fast as it goes, or time " +
+			"the changes that a control plane pushes; nothing when left out"},
+	{Name: "steps", Type: param.TypeCount, Default: "0", Max: MaxSteps,
+		Phrase: map[string]string{"": "with {} extra steps in each program"},
+		Doc:    "extra steps in each run of its connect programs: a planted weight"},
+	{Name: "sockops-steps", Type: param.TypeCount, Default: "0", Max: MaxSteps, Doc: "the same in its sockops program"},
+	{Name: nodeKey, Type: param.TypeText, Reach: param.ReachNothing,
+		Doc: "id by which a control plane knows it, such as istiod's sidecar~IP~NAME.NAMESPACE~DOMAIN; " +
+			"its own choice when left out"},
+	{Name: metadataKey, Type: param.TypeText, Reach: param.ReachNothing,
+		Doc: "what else a control plane is told of it: NAME=VALUE, with a comma between, such as ISTIO_VERSION=1.31.1"},
+	{Name: variantKey, Type: param.TypeWord, Words: Variants,
+		Doc: "variant of the protocol by which it asks a control plane: deltas, or the whole state of a kind each " +
+			"time; deltas when left out"},
+	{Name: "max-services", Type: param.TypeCount, Min: 1, Max: maxServices,
+		Doc: "services that its maps hold; its own choice when left out"},
+	{Name: "max-endpoints", Type: param.TypeCount, Min: 1, Max: maxEndpoints,
+		Doc: "endpoints that its maps hold; its own choice when left out"},
+}
+
+// OptionsOf are the options by their settings. Its error is of a store that does not exist.
+func OptionsOf(v param.Values) (Options, error) {
+	o := Options{
+		Store: v["store"], Fail: v["fail"], Peer: v["peer"], Work: v["work"],
+		Steps: uint32(v.Int("steps")), SockopsSteps: uint32(v.Int("sockops-steps")),
+		MaxServices: uint32(v.Int("max-services")), MaxEndpoints: uint32(v.Int("max-endpoints")),
+	}
+	o.StateOfTheWorld = v[variantKey] == VariantWorld
+	var err error
+	if o.Node, err = nodeOf(v[nodeKey], v[metadataKey]); err != nil || o.Store == "" {
+		return o, err
+	}
+	_, _, err = store.Lookup(o.Store)
+	return o, err
+}

@@ -1,0 +1,96 @@
+package kernelmesh
+
+import (
+	"errors"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/mapped"
+)
+
+// shared is the memory that the process shares with its programs, by which it reads and writes without system calls.
+type shared struct {
+	mapped   [][]byte
+	state    *snapshotState
+	clusters []snapshotCluster         // by number
+	counts   []snapshotClusterCounters // by CPU, then by number
+	ids      uint32
+}
+
+func (s *shared) open(maps map[string]*ebpf.Map, ids uint32) error {
+	state, err := view[snapshotState](s, maps[snapshotMapKmState])
+	if err != nil {
+		return err
+	}
+	if s.clusters, err = view[snapshotCluster](s, maps[snapshotMapKmClusters]); err != nil {
+		return err
+	}
+	if s.counts, err = view[snapshotClusterCounters](s, maps[snapshotMapKmCounts]); err != nil {
+		return err
+	}
+	s.state, s.ids = &state[0], ids
+	atomic.StoreUint32(&s.state.Generation, 1)
+	return nil
+}
+
+// view maps the elements of an array.
+func view[T any](s *shared, m *ebpf.Map) ([]T, error) {
+	elements, memory, err := mapped.Array[T](m)
+	if err != nil {
+		return nil, err
+	}
+	s.mapped = append(s.mapped, memory)
+	return elements, nil
+}
+
+func (s *shared) close() error {
+	var errs []error
+	for _, b := range s.mapped {
+		errs = append(errs, unix.Munmap(b))
+	}
+	*s = shared{}
+	return errors.Join(errs...)
+}
+
+// changed tells programs that the configuration is another: what they remember of answers does not hold.
+func (s *shared) changed() {
+	if atomic.AddUint32(&s.state.Generation, 1) == 0 {
+		atomic.StoreUint32(&s.state.Generation, 1)
+	}
+}
+
+// refuse has programs refuse all connections, or not.
+func (s *shared) refuse(all bool) {
+	var word uint32
+	if all {
+		word = 1
+	}
+	atomic.StoreUint32(&s.state.Closed, word)
+}
+
+// retire begins a new epoch of a number whose cluster has gone: of open connections to it nothing is counted any more.
+func (s *shared) retire(id uint32) {
+	if id < s.ids {
+		open := &s.clusters[id].Open
+		atomic.StoreUint64(open, (atomic.LoadUint64(open)>>32+1)<<32)
+	}
+}
+
+// totals are all that was ever counted at a number. They go on while they are read.
+func (s *shared) totals(id uint32) (t totals) {
+	if id >= s.ids {
+		return t
+	}
+	c := &s.clusters[id]
+	t.opened, t.established = atomic.LoadUint64(&c.Opened), atomic.LoadUint64(&c.Established)
+	t.closed, t.failed = atomic.LoadUint64(&c.Closed), atomic.LoadUint64(&c.Failed)
+	for at := int(id); at < len(s.counts); at += int(s.ids) {
+		n := &s.counts[at]
+		t.matched += atomic.LoadUint64(&n.Matched)
+		t.noEndpoint += atomic.LoadUint64(&n.NoEndpoint)
+		t.overflow += atomic.LoadUint64(&n.Overflow)
+	}
+	return t
+}

@@ -1,0 +1,74 @@
+package kernelmesh
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"tare/internal/mesh/xds"
+	"tare/internal/mesh/xds/translate"
+)
+
+// maxSeen bounds the warnings and refusals that are remembered, and so said once. Those beyond are said again.
+const maxSeen = 10_000
+
+// What lines of the log begin with.
+const (
+	warningPrefix = "warning: "
+	refusedPrefix = "refused: "
+)
+
+// warnings says what of the control plane's configuration is taken otherwise than it says, or refused: once each, and
+// many resources of one kind with the same in one line.
+type warnings struct {
+	seen map[string]bool
+}
+
+func newWarnings() *warnings { return &warnings{seen: map[string]bool{}} }
+
+// first says whether a text is new.
+func (w *warnings) first(text string) bool {
+	if w.seen[text] {
+		return false
+	}
+	if len(w.seen) < maxSeen {
+		w.seen[text] = true
+	}
+	return true
+}
+
+// lines are the lines that a response gives rise to.
+func (w *warnings) lines(e xds.Event) (lines []string) {
+	type same struct{ kind, field, what string }
+	var order []same
+	names := map[same][]string{}
+	for _, x := range e.Warned {
+		if !w.first(x.String()) {
+			continue
+		}
+		s := same{x.Kind, x.Field, x.What}
+		if names[s] == nil {
+			order = append(order, s)
+		}
+		names[s] = append(names[s], x.Name)
+	}
+	for _, s := range order {
+		x := translate.Warning{Kind: s.kind, Name: names[s][0], Field: s.field, What: s.what}
+		line := warningPrefix + x.String()
+		if others := names[s][1:]; len(others) > 0 {
+			slices.Sort(others)
+			list := strings.Join(others[:min(len(others), 3)], ", ")
+			if len(others) > 3 {
+				list += ", ..."
+			}
+			line += fmt.Sprintf(" (and %d more: %s)", len(others), list)
+		}
+		lines = append(lines, line)
+	}
+	for _, err := range e.Refused {
+		if text := refusedPrefix + err.Error(); w.first(text) {
+			lines = append(lines, text)
+		}
+	}
+	return lines
+}

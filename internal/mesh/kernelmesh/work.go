@@ -1,0 +1,43 @@
+package kernelmesh
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/near"
+	"tare/internal/mesh/xds"
+)
+
+// Worker does measured work in the data plane's process, between the edges of a schedule.
+type Worker interface {
+	Run(ctx context.Context, s role.Schedule) (*load.Result, error)
+}
+
+// works are the kinds of work by name. They are made when the data plane is loaded and before a control plane is
+// asked for anything, and run when it is attached.
+var works = map[string]func(*DataPlane, Options) (Worker, error){WorkPush: newPushWork, WorkReplace: newReplacer}
+
+// Works are the names of all kinds of work, in order.
+func Works() []string { return slices.Sorted(maps.Keys(works)) }
+
+// newWorker makes the work that o asks for; nil where it asks for none.
+func (d *DataPlane) newWorker(o Options) (Worker, error) {
+	if o.Work == "" {
+		return nil, nil
+	}
+	make, ok := works[o.Work]
+	if !ok {
+		return nil, fault.New(fault.Usage, "--work", near.DidYouMean(o.Work, Works()),
+			"there is no work %q; it can be one of %s", o.Work, strings.Join(Works(), ", "))
+	}
+	return make(d, o)
+}
+
+// OnEvent has f hear of every response of the control plane, as xds.Options.OnEvent does. It is for the makers of
+// works: later it is too late.
+func (d *DataPlane) OnEvent(f func(xds.Event)) { d.onEvent = f }

@@ -1,0 +1,123 @@
+package kernelmesh
+
+import (
+	"context"
+	"runtime"
+	"sync"
+
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/mesh/controlplane"
+	"tare/internal/mesh/push"
+	"tare/internal/mesh/xds"
+)
+
+// WorkPush is the work that times the changes that a control plane pushes.
+const WorkPush = "push"
+
+// pushWork is the work of a data plane that is told changes by a control plane: it says how long after each was sent it
+// was received, decoded, visible to programs and acknowledged. The control plane must be one that stamps its responses
+// (application mesh), and the load "push" beside it.
+type pushWork struct {
+	mu     sync.Mutex
+	events []xds.Event
+	some   chan struct{} // has room for one: there are events
+}
+
+func newPushWork(d *DataPlane, o Options) (Worker, error) {
+	if o.XDS == "" {
+		return nil, fault.New(fault.Usage, "--work "+WorkPush, "give one with --xds",
+			"there is no control plane whose changes could be timed")
+	}
+	w := &pushWork{some: make(chan struct{}, 1)}
+	d.OnEvent(w.hear)
+	return w, nil
+}
+
+// hear takes note of a response. It must not hold up the client.
+func (w *pushWork) hear(e xds.Event) {
+	if e.Kind != xds.Endpoints {
+		return
+	}
+	w.mu.Lock()
+	w.events = append(w.events, e)
+	w.mu.Unlock()
+	select {
+	case w.some <- struct{}{}:
+	default:
+	}
+}
+
+// heard waits for events and gives them.
+func (w *pushWork) heard(ctx context.Context) ([]xds.Event, error) {
+	for {
+		w.mu.Lock()
+		events := w.events
+		w.events = nil
+		w.mu.Unlock()
+		if len(events) > 0 {
+			return events, nil
+		}
+		select {
+		case <-w.some:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// Run times the changes that are sent in the window, whenever they are made, and one in any case. It ends with the
+// first that is sent after the window: the load makes one more for that.
+func (w *pushWork) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
+	begin, end := s.Begin+s.Warmup, s.Begin+s.Warmup+s.Duration
+	times := push.NewTimes(push.Received, push.Decoded, push.Visible, push.Acked)
+	r := &load.Result{
+		Generator: push.Generator, Mode: load.Closed, Seconds: float64(s.Duration) / 1e9,
+		CPUs: float64(runtime.NumCPU()), Errors: map[string]int64{},
+	}
+	before, err := pace.CPUTime()
+	if err != nil {
+		return nil, err
+	}
+	for more := true; more; {
+		events, err := w.heard(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range events {
+			_, sent, ok := controlplane.TimesOf(e.Version)
+			if !ok {
+				return nil, fault.New(fault.Usage, "--work "+WorkPush, "take the control plane of 'tare app mesh'",
+					"the control plane does not say in the version of its responses when it sent them")
+			}
+			if sent < begin {
+				continue
+			}
+			if late := sent >= end; late {
+				more = false
+				if r.Done > 0 {
+					break
+				}
+			}
+			if len(e.Refused) > 0 {
+				r.Errors["refused"]++
+				continue
+			}
+			r.Done++
+			for name, at := range map[string]int64{
+				push.Received: e.Received, push.Decoded: e.Decoded, push.Visible: e.Applied, push.Acked: e.Acked,
+			} {
+				times.Add(name, at-sent)
+			}
+		}
+	}
+	after, err := pace.CPUTime()
+	if err != nil {
+		return nil, err
+	}
+	r.CPUSeconds = (after - before) * float64(s.Duration) / float64(s.Warmup+s.Duration)
+	r.Intended, r.Sent, r.Rate = r.Done, r.Done, float64(r.Done)/r.Seconds
+	return r, times.Into(r)
+}

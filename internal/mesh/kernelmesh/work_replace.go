@@ -1,0 +1,179 @@
+package kernelmesh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/mesh"
+	"tare/internal/mesh/generation"
+)
+
+// WorkReplace is the work that replaces configuration as fast as it goes.
+const WorkReplace = "replace"
+
+// replacer makes one change after the other to two services of its own (package generation): each gives the cluster of
+// the first new endpoints, has the listener of the second go to a new cluster, and removes that cluster's predecessor.
+// The page of generations says when each change begins and returns, so that a load that connects meanwhile (package
+// load/connect) can judge what it finds.
+type replacer struct {
+	d    *DataPlane
+	page *generation.Page
+	next uint64
+}
+
+// newReplacer puts generation 0 into the data plane.
+func newReplacer(d *DataPlane, _ Options) (Worker, error) {
+	r := &replacer{d: d, next: 1}
+	if _, err := d.Apply(context.Background(), r.first()); err != nil {
+		return nil, fault.Wrap(err, max(fault.CodeOf(err), fault.Internal), "--work "+WorkReplace, "make room for three more clusters of 4 endpoints: --max-services, --max-endpoints", "the services that are to be replaced cannot be put in")
+	}
+	var err error
+	if r.page, err = generation.Create(); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// first is generation 0, with both listeners.
+func (r *replacer) first() mesh.Change {
+	c := r.change(0)
+	c.Listeners = nil
+	for service := range generation.Services {
+		c.Listeners = append(c.Listeners, r.listener(service, 0))
+	}
+	return c
+}
+
+// clusterOf is the name of a service's cluster in a generation.
+func clusterOf(service int, g uint64) string {
+	if service == 0 {
+		return "replaced-in-place"
+	}
+	return [...]string{"replaced-even", "replaced-odd"}[g%2]
+}
+
+// change brings generation g after g-1.
+func (r *replacer) change(g uint64) (c mesh.Change) {
+	for service := range generation.Services {
+		cluster := &mesh.Cluster{Name: clusterOf(service, g), Localities: make([]mesh.Locality, 1)}
+		for i := range generation.Size(g) {
+			e := mesh.Endpoint{Address: generation.AddrPort(generation.Endpoint(service, g, i)), Weight: 1, Health: mesh.Healthy}
+			cluster.Localities[0].Endpoints = append(cluster.Localities[0].Endpoints, e)
+		}
+		c.Clusters = append(c.Clusters, cluster)
+	}
+	c.Listeners = []*mesh.Listener{r.listener(1, g)}
+	if g > 0 {
+		c.RemovedClusters = []string{clusterOf(1, g-1)}
+	}
+	return c
+}
+
+// listener takes all connections to a service to its cluster.
+func (r *replacer) listener(service int, g uint64) *mesh.Listener {
+	return &mesh.Listener{
+		Name: [...]string{"replaced-in-place", "replaced-by-another"}[service], Address: generation.AddrPort(generation.Service(service)), Protocol: mesh.UDP,
+		Chains: []mesh.Chain{{Name: "all", Proxy: mesh.Proxy{Clusters: []mesh.WeightedCluster{{Name: clusterOf(service, g), Weight: 1}}}}},
+	}
+}
+
+// slowest is the longest change that is told from longer ones, in ns.
+const slowest = int64(10 * time.Minute)
+
+// Run replaces by the schedule, in closed loop, and says what it did. A change that begins in the window counts,
+// whenever it ends; one counts in any case, though the window be too short for the store to come to it.
+func (r *replacer) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
+	defer r.page.Close()
+	if s.Duration <= 0 || s.Warmup < 0 {
+		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
+	}
+	runtime.GC()
+	thread, err := pace.LockThread(0)
+	if err != nil {
+		return nil, err
+	}
+	t := newReplaced(s)
+	if _, err = thread.Until(ctx, s.Begin); err == nil {
+		var before, after float64
+		if before, err = pace.CPUTime(); err == nil {
+			err = r.loop(ctx, t)
+			var e error
+			after, e = pace.CPUTime()
+			err = errors.Join(err, e)
+		}
+		// Of the whole run, warm-up included, in proportion.
+		t.cpu = (after - before) * float64(s.Duration) / float64(s.Warmup+s.Duration)
+	}
+	if err = errors.Join(err, thread.Close()); err != nil {
+		return nil, err
+	}
+	return t.result()
+}
+
+func (r *replacer) loop(ctx context.Context, t *replaced) error {
+	for ctx.Err() == nil {
+		g := r.next
+		change := r.change(g)
+		began := pace.Now()
+		if began >= t.end && t.times.TotalCount() > 0 {
+			return nil
+		}
+		r.page.Begin(g)
+		if _, err := r.d.Apply(ctx, change); err != nil {
+			return fmt.Errorf("change %d: %w", g, err)
+		}
+		ended := pace.Now()
+		r.page.End(g)
+		r.next++
+		t.add(began, ended)
+	}
+	return context.Cause(ctx)
+}
+
+// replaced is what a run counts.
+type replaced struct {
+	begin, end int64
+	cpu        float64
+	spent      int64 // ns in changes
+	times      *hdrhistogram.Histogram
+	slices     [load.Slices]*hdrhistogram.Histogram
+}
+
+func newReplaced(s role.Schedule) *replaced {
+	t := &replaced{begin: s.Begin + s.Warmup, end: s.Begin + s.Warmup + s.Duration, times: hdrhistogram.New(1, slowest, 3)}
+	for i := range t.slices {
+		t.slices[i] = hdrhistogram.New(1, slowest, 2)
+	}
+	return t
+}
+
+func (t *replaced) add(began, ended int64) {
+	if began < t.begin {
+		return
+	}
+	ns := min(max(ended-began, 1), slowest)
+	t.spent += ended - began
+	_ = t.times.RecordValue(ns) // within its bounds, and so is the next
+	_ = t.slices[min((began-t.begin)*load.Slices/(t.end-t.begin), load.Slices-1)].RecordValue(ns)
+}
+
+func (t *replaced) result() (*load.Result, error) {
+	n := t.times.TotalCount()
+	r := &load.Result{
+		Generator: WorkReplace, Mode: load.Closed, Seconds: float64(t.end-t.begin) / 1e9, Intended: n, Sent: n, Done: n, Errors: map[string]int64{},
+		CPUSeconds: t.cpu, CPUs: float64(runtime.NumCPU()),
+		Counts: map[string]float64{generation.Replacements: float64(n), generation.ReplacementSeconds: float64(t.spent) / 1e9},
+	}
+	r.Rate = float64(n) / r.Seconds
+	r.SetSlices(t.slices[:])
+	return r, r.SetHistogram(generation.ReplacementTime, t.times)
+}

@@ -1,0 +1,140 @@
+package plane
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/mesh/controlplane/authority"
+	"tare/internal/mesh/controlplane/bootstrap"
+	"tare/internal/mesh/controlplane/proxyconfig"
+	"tare/internal/mesh/fleet"
+)
+
+// CheckSetup is kind.SetupChecker's.
+func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
+	if part.Options.Int(envoysKey) == 0 {
+		return nil
+	}
+	_, err := endpointsOf(s)
+	return err
+}
+
+// endpointsOf are the names of the two applications between which a change goes to and fro.
+func endpointsOf(s *kind.Setup) (names [2]string, err error) {
+	n := 0
+	for _, name := range slices.Sorted(maps.Keys(s.Applications)) {
+		if s.Applications[name].Name() == "http" && n < 2 {
+			names[n] = name
+			n++
+		}
+	}
+	if n < 2 || s.Applications[names[0]].Options["body"] == s.Applications[names[1]].Options["body"] {
+		return names, fmt.Errorf("%s need two applications of kind http whose body differs, to see which of them answers", envoysKey)
+	}
+	return names, nil
+}
+
+// endpoint is an application by which a change shows.
+type endpoint struct {
+	address string
+	length  int
+}
+
+// effectOf reads the setting; none where it is empty.
+func effectOf(text string) (two []endpoint, err error) {
+	if text == "" {
+		return nil, nil
+	}
+	for word := range strings.SplitSeq(text, ",") {
+		address, length, _ := strings.Cut(word, "=")
+		n, err := strconv.Atoi(length)
+		if _, wrong := netip.ParseAddrPort(address); wrong != nil || err != nil {
+			return nil, fmt.Errorf("%s: write ADDRESS=BODY,ADDRESS=BODY, and not %q", effectKey, text)
+		}
+		two = append(two, endpoint{address, n})
+	}
+	if len(two) != 2 {
+		return nil, fmt.Errorf("%s: %d applications, and not two", effectKey, len(two))
+	}
+	return two, nil
+}
+
+// effectService is the service that shows the effect of a change, and envoyName that of an Envoy and of all of them.
+const (
+	effectService = "effect"
+	envoyName     = "envoy"
+)
+
+func envoyID(i int) string { return fmt.Sprint(envoyName, "-", i) }
+
+// toEnvoys adds the Envoys, and the service that they alone call: nobody of the mesh serves it, so that it is called in
+// the clear.
+func (o options) toEnvoys(c *proxyconfig.Config) {
+	if len(o.listen) == 0 {
+		return
+	}
+	c.Services = append(c.Services, proxyconfig.Service{Name: effectService, Protocol: "http", Endpoints: o.shown(0),
+		Access: []proxyconfig.Access{{From: []string{envoyName}}}})
+	for i, at := range o.listen {
+		c.Proxies = append(c.Proxies, proxyconfig.Proxy{ID: envoyID(i), Identity: envoyName,
+			Outbound: map[string]string{effectService: at}})
+	}
+}
+
+// shown is the endpoint of that service after so many changes of it.
+func (o options) shown(changes int) []proxyconfig.Endpoint {
+	return []proxyconfig.Endpoint{{Address: o.effect[changes%2].address}}
+}
+
+// bootstraps writes what Envoys are started with.
+func (o options) bootstraps(address string, by *authority.Authority) (*fleet.Effect, error) {
+	if len(o.listen) == 0 {
+		return nil, nil
+	}
+	program, err := exec.LookPath(o.envoy)
+	if err != nil {
+		return nil, fmt.Errorf("looking for Envoy: %w", err)
+	}
+	e := &fleet.Effect{Program: program, Service: o.Services, Lengths: [2]int{o.effect[0].length, o.effect[1].length}}
+	for i, at := range o.listen {
+		dir := filepath.Join(o.credentials, envoyID(i))
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			return nil, fmt.Errorf("making an Envoy's directory: %w", err)
+		}
+		b := bootstrap.Envoy{Node: envoyID(i), Cluster: envoyName, ControlPlane: address}
+		if o.mtls {
+			id, err := authority.Identity(by.TrustDomain(), envoyName)
+			if err != nil {
+				return nil, err
+			}
+			c, err := by.Credentials(id)
+			if err == nil {
+				err = c.WriteEnvoy(dir)
+			}
+			if err == nil {
+				b.Transport, err = authority.EnvoyTransport(dir, by.TrustDomain())
+			}
+			if err != nil {
+				return nil, err
+			}
+		}
+		text, err := b.JSON()
+		if err != nil {
+			return nil, err
+		}
+		file := filepath.Join(dir, "envoy.json")
+		if err := os.WriteFile(file, text, 0o600); err != nil {
+			return nil, fmt.Errorf("writing an Envoy's bootstrap: %w", err)
+		}
+		e.Envoys = append(e.Envoys, fleet.Envoy{Bootstrap: file, Listen: at})
+	}
+	return e, nil
+}

@@ -1,0 +1,69 @@
+package push
+
+import (
+	"fmt"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"tare/internal/experiment/load"
+)
+
+// Generator is what results of this package, and of a data plane that works beside it, name as their generator.
+const Generator = "push"
+
+// The names of the load's histograms, one value for each change.
+const (
+	Sent   = "push_sent"   // from when the control plane was told until its response was about to be handed to the transport
+	Usable = "push_usable" // from then until a new connection to each service that was changed shows it
+	Whole  = "push"        // both: from when the control plane was told until connections show it
+	Gap    = "push_gap"    // of the last of these: from the try before, which did not show it yet, until it did. It is what Usable can be too long by
+)
+
+// The names of the load's counts, all of connections that were tried while a change was under way.
+const (
+	Tries   = "tries"
+	Refused = "refused" // of these
+	Wrong   = "wrong"   // of these, that got what is no endpoint of their service
+)
+
+// The names of the data plane's histograms, all from when the response was about to be handed to the transport (work
+// "push" of package kernelmesh).
+const (
+	Received = "push_received" // the whole response had come, as a message
+	Decoded  = "push_decoded"  // it was read and checked
+	Visible  = "push_visible"  // programs find all of it in the maps
+	Acked    = "push_acked"    // its acknowledgement was handed to the transport
+)
+
+// longest is the longest time that is told from longer ones, in ns.
+const longest = int64(600e9)
+
+// Times are the histograms of a result under way, by name.
+type Times map[string]*hdrhistogram.Histogram
+
+// NewTimes makes empty ones.
+func NewTimes(names ...string) Times {
+	t := Times{}
+	for _, name := range names {
+		t[name] = hdrhistogram.New(1, longest, 3)
+	}
+	return t
+}
+
+// Add adds a time, in ns. What is below 1 counts as 1.
+func (t Times) Add(name string, ns int64) {
+	_ = t[name].RecordValue(min(max(ns, 1), longest)) // within its bounds
+}
+
+// Into puts all that have values into a result.
+func (t Times) Into(r *load.Result) error {
+	for name, h := range t {
+		if h.TotalCount() == 0 {
+			continue
+		}
+		if err := r.SetHistogram(name, h); err != nil {
+			return fmt.Errorf("changes: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,424 @@
+// Package push is the load that changes a mesh's configuration and makes connections until they show it: how long it
+// takes from a control plane to the next connection. It runs as a process of its own (tare load push) in a control
+// group that the data plane serves, and asks an application of kind mesh (package app/mesh) for one change after the
+// other, in closed loop.
+//
+// A connection here is a UDP socket's connect(), which sends nothing, and its peer is what the data plane has made of
+// it: the endpoint, whose address tells by which change it came. Where the mesh's services are of TCP, it is a whole
+// connection of TCP, which is reset at once. Between two tries the load sleeps, so as not to take
+// the CPU that the data plane needs; a time is thus too long by up to one such gap, which is measured too.
+package push
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"runtime"
+	"runtime/debug"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/lib/param"
+	"tare/internal/mesh/services"
+)
+
+// What a change is of.
+const (
+	One = "one" // one service, by chance
+	All = "all" // every service at once
+)
+
+// Whats are the words of Options.What.
+var Whats = []string{One, All}
+
+// What a person gets who says nothing.
+const (
+	DefaultInterval = 50 * time.Microsecond
+	DefaultPause    = time.Millisecond
+)
+
+// Bounds of Options.Interval.
+const (
+	MinInterval = 5 * time.Microsecond
+	MaxInterval = 100 * time.Millisecond
+)
+
+// Options say where the mesh is, and what is changed how often.
+type Options struct {
+	Mesh     string        // host:port, where it takes changes
+	What     string        // One or All
+	Interval time.Duration // from one try to the next while a change is not seen yet; a fiftieth of the time since it was asked for, where that is more
+	Pause    time.Duration // from one change to the next; each is half to one and a half times as long, by chance
+	Seed     uint64
+	Patience time.Duration // until a change that is not seen is a failure; default 20 s
+}
+
+// Ready is what the load says of itself before the start.
+type Ready struct {
+	What     string `json:"what"`
+	Services int    `json:"services"`
+}
+
+// Push is a load that is ready to run, once.
+type Push struct {
+	o      Options
+	mesh   *services.Client
+	seen   []int // by service: the change that its connections showed last
+	random *rand.Rand
+	thread *pace.Thread
+	tries  int // since garbage was last collected
+}
+
+// Prepare connects to the mesh, and waits until connections to all services show endpoints of theirs.
+func Prepare(ctx context.Context, o Options) (p *Push, err error) {
+	if o.Patience == 0 {
+		o.Patience = 20 * time.Second
+	}
+	if err := (param.Values{"what": o.What, "interval": o.Interval.String(), "pause": o.Pause.String()}).Check(Settings); err != nil {
+		return nil, err
+	}
+	p = &Push{o: o, random: rand.New(rand.NewPCG(o.Seed, 0))}
+	if p.mesh, err = services.Dial(ctx, o.Mesh); err != nil {
+		return nil, err
+	}
+	if p.mesh.Mesh.Services == 0 {
+		return nil, errors.Join(fault.New(fault.Usage, o.Mesh, "give the mesh some services", "the mesh has nothing to change"),
+			p.mesh.Close())
+	}
+	p.seen = make([]int, p.mesh.Mesh.Services)
+	if p.thread, err = pace.LockThread(0); err != nil {
+		return nil, errors.Join(err, p.mesh.Close())
+	}
+	if err = p.wait(ctx); err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	return p, nil
+}
+
+// Close leaves the mesh. It is for the goroutine that called Prepare.
+func (p *Push) Close() error { return errors.Join(p.mesh.Close(), p.thread.Close()) }
+
+// Ready describes the load.
+func (p *Push) Ready() Ready { return Ready{p.o.What, len(p.seen)} }
+
+// wait waits until all services are there.
+func (p *Push) wait(ctx context.Context) error {
+	late := pace.Now() + int64(p.o.Patience)
+	for i := 0; i < len(p.seen); {
+		peer, err := p.connect(i)
+		if err != nil && !notYet(err) {
+			return fmt.Errorf("connecting to service %d: %w", i, err)
+		}
+		if service, change, ok := p.mesh.Mesh.ChangeOf(peer); err == nil && ok && service == i {
+			p.seen[i] = change
+			i++
+			continue
+		}
+		if pace.Now() > late {
+			const mend = "the load must be in the control group of a data plane that has its configuration from this mesh and shows endpoints as peers: --peer endpoint"
+			return fault.New(fault.Machine, p.mesh.Mesh.Service(i).String(), mend, "a connection to service %d has the peer %s, which is no endpoint of it", i, peer)
+		}
+		if err := p.sleep(ctx, pace.Now()+int64(time.Millisecond)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Push) sleep(ctx context.Context, until int64) error {
+	if err := ctx.Err(); err != nil {
+		return err // Until looks only before long waits
+	}
+	_, err := p.thread.Until(ctx, until)
+	return err
+}
+
+// connect makes a connection to a service and gives its peer.
+func (p *Push) connect(service int) (netip.AddrPort, error) {
+	kind := unix.SOCK_DGRAM
+	if p.mesh.Mesh.Port != 0 {
+		kind = unix.SOCK_STREAM
+	}
+	return connect(kind, p.mesh.Mesh.Service(service))
+}
+
+// connectTimeout is how long a connection of TCP may take. A listener on this machine answers at once, unless too many
+// wait to be accepted.
+const connectTimeout = time.Second
+
+// connect makes a connection by a kind of socket and gives its peer.
+func connect(kind int, to netip.AddrPort) (peer netip.AddrPort, err error) {
+	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return peer, err
+	}
+	defer func() { _ = unix.Close(fd) }() // it has sent nothing
+	if kind == unix.SOCK_STREAM {
+		timeout := unix.NsecToTimeval(connectTimeout.Nanoseconds())
+		err := errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &timeout),
+			// Ends by a reset, so that thousands of tries leave nothing to wait for.
+			unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
+		if err != nil {
+			return peer, err
+		}
+	}
+	err = unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()})
+	if errors.Is(err, unix.EINTR) { // by a signal of Go's own; the connection is still on its way
+		err = connected(fd)
+	}
+	if err != nil {
+		return peer, err
+	}
+	name, err := unix.Getpeername(fd)
+	if errors.Is(err, unix.ENOTCONN) {
+		return netip.AddrPortFrom(to.Addr(), 0), nil // so says the kernel of a socket that was connected to port 0
+	}
+	if err != nil {
+		return peer, err
+	}
+	v4, ok := name.(*unix.SockaddrInet4)
+	if !ok {
+		return peer, fmt.Errorf("a peer of type %T", name)
+	}
+	return netip.AddrPortFrom(netip.AddrFrom4(v4.Addr), uint16(v4.Port)), nil
+}
+
+// connected waits until a connection that is on its way is made.
+func connected(fd int) error {
+	late := pace.Now() + int64(connectTimeout)
+	for left := int64(connectTimeout); left > 0; left = late - pace.Now() {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, int(left/1e6)+1)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return err
+		case n > 0:
+			code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+			if err != nil || code == 0 {
+				return err
+			}
+			return unix.Errno(code)
+		}
+	}
+	return unix.EINPROGRESS
+}
+
+// Run makes changes by the schedule, in closed loop, and says how long they took. A change that begins in the window
+// counts, whenever it is seen; one counts in any case, though it take longer than the window. When the window is over
+// there is one change more, which counts for nobody: by it a data plane knows that all before it have been.
+func (p *Push) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
+	if s.Duration <= 0 || s.Warmup < 0 {
+		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
+	}
+	// Garbage is collected between changes alone: while one is under way, that would look like a slow data plane.
+	runtime.GC()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	before, err := pace.CPUTime()
+	if err != nil {
+		return nil, err
+	}
+	w := &window{begin: s.Begin + s.Warmup, end: s.Begin + s.Warmup + s.Duration, times: NewTimes(Sent, Usable, Whole, Gap), errors: map[string]int64{}}
+	if err := p.sleep(ctx, s.Begin); err != nil {
+		return nil, err
+	}
+	for {
+		began := pace.Now()
+		if began >= w.end && w.n > 0 {
+			break
+		}
+		if err := p.turn(ctx, w, p.what(), began >= w.begin); err != nil {
+			return nil, err
+		}
+	}
+	if err := p.turn(ctx, w, 0, false); err != nil {
+		return nil, err
+	}
+	after, err := pace.CPUTime()
+	if err != nil {
+		return nil, err
+	}
+	// Of the whole run, warm-up included, in proportion.
+	return w.result((after - before) * float64(s.Duration) / float64(s.Warmup+s.Duration))
+}
+
+// enoughTries is after how many tries garbage is collected. Each leaves some 200 bytes.
+const enoughTries = 200_000
+
+// what is what is changed next.
+func (p *Push) what() int {
+	if p.o.What == All {
+		return services.All
+	}
+	return p.random.IntN(len(p.seen))
+}
+
+// turn makes one change, waits until it is seen, and then pauses.
+func (p *Push) turn(ctx context.Context, w *window, service int, counts bool) error {
+	if err := p.mesh.Ask(service); err != nil {
+		return err
+	}
+	changed := []int{service}
+	if service == services.All {
+		changed = lastFirst(len(p.seen))
+	}
+	seen, err := p.watch(ctx, changed, w, counts)
+	if err != nil {
+		return err
+	}
+	made, err := p.mesh.Changed()
+	if err != nil {
+		return err
+	}
+	if counts {
+		w.add(made, seen)
+		for _, i := range changed {
+			if p.seen[i] != made.Number {
+				w.errors[another]++
+			}
+		}
+	}
+	if p.tries > enoughTries {
+		p.tries = 0
+		runtime.GC()
+	}
+	if p.o.Pause > 0 {
+		return p.sleep(ctx, pace.Now()+int64((0.5+p.random.Float64())*float64(p.o.Pause)))
+	}
+	return nil
+}
+
+// notYet says whether a connection failed as it does where the data plane has no configuration, or no endpoint yet: it
+// is refused, or goes on untouched, and there may be no route to the service's address, or nobody who answers in time.
+func notYet(err error) bool {
+	for _, e := range []error{unix.ECONNREFUSED, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EINPROGRESS} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// lastFirst are all services in the order in which they are looked at: stores that make changes one by one go by name,
+// so that the last is the last to be seen; the first is next, for those that go the other way.
+func lastFirst(n int) []int {
+	order := []int{n - 1}
+	for i := range n - 1 {
+		order = append(order, i)
+	}
+	return order
+}
+
+// sight is when a change was seen.
+type sight struct {
+	at  int64 // a connection that showed it was there, ns by pace.Now
+	gap int64 // since the try before began, which did not show it
+}
+
+// watch makes connections until all of the services have shown a change that they did not show before. What counts is
+// when the last of those showed it that once did not: the others were looked at later than need be.
+func (p *Push) watch(ctx context.Context, services []int, w *window, counts bool) (seen sight, err error) {
+	asked := pace.Now()
+	late := asked + int64(p.o.Patience)
+	failed := int64(0) // when the try before began, if it did not show the change
+	for at := 0; at < len(services); {
+		i := services[at]
+		began := pace.Now()
+		peer, err := p.connect(i)
+		now := pace.Now()
+		p.tries++
+		// A store that makes a change piece by piece has moments without endpoints, with half of one, and without the
+		// service.
+		refused := errors.Is(err, unix.ECONNREFUSED)
+		if err != nil && !notYet(err) {
+			return seen, fmt.Errorf("connecting to service %d: %w", i, err)
+		}
+		service, change, ok := p.mesh.Mesh.ChangeOf(peer)
+		ok = ok && service == i && err == nil
+		if counts {
+			w.tries++
+			switch {
+			case refused:
+				w.refused++
+			case !ok:
+				w.wrong++
+			}
+		}
+		if ok && change != p.seen[i] {
+			p.seen[i] = change
+			if seen.at == 0 || failed != 0 {
+				seen = sight{at: now, gap: now - began}
+				if failed != 0 {
+					seen.gap = now - failed
+				}
+			}
+			failed, at = 0, at+1
+			continue
+		}
+		failed = began
+		if now > late {
+			return seen, fault.New(fault.Machine, p.mesh.Mesh.Service(i).String(), "see what the data plane says of its control plane", "connections to service %d have not shown a change in %v", i, p.o.Patience)
+		}
+		// A change that takes long is looked for less often: tries are work, and 2 % are close enough.
+		if err := p.sleep(ctx, began+max(int64(p.o.Interval), (now-asked)/50)); err != nil {
+			return seen, err
+		}
+	}
+	return seen, nil
+}
+
+// another counts services whose connections showed a change, and not the one that was made.
+const another = "another-change"
+
+// window gathers what is measured.
+type window struct {
+	begin, end int64
+	times      Times
+	n          int64
+	tries      int64
+	refused    int64
+	wrong      int64
+	errors     map[string]int64
+	slices     [load.Slices]int64
+}
+
+func (w *window) add(made services.Change, seen sight) {
+	w.n++
+	if made.Sent != 0 {
+		w.times.Add(Sent, made.Sent-made.Set)
+		w.times.Add(Usable, seen.at-made.Sent)
+	}
+	w.times.Add(Whole, seen.at-made.Set)
+	w.times.Add(Gap, seen.gap)
+	w.slices[min(max(made.Set-w.begin, 0)*load.Slices/(w.end-w.begin), load.Slices-1)]++
+}
+
+func (w *window) result(cpu float64) (*load.Result, error) {
+	r := &load.Result{
+		Generator: Generator, Mode: load.Closed, Seconds: float64(w.end-w.begin) / 1e9,
+		Intended: w.n, Sent: w.n, Done: w.n, Errors: w.errors, CPUSeconds: cpu, CPUs: float64(runtime.NumCPU()),
+		Counts: map[string]float64{Tries: float64(w.tries), Refused: float64(w.refused), Wrong: float64(w.wrong)},
+	}
+	r.Rate = float64(w.n) / r.Seconds
+	for _, n := range w.slices {
+		r.Slices = append(r.Slices, load.Slice{Done: n})
+	}
+	return r, w.times.Into(r)
+}
+
+// Run plays a load's part in the role protocol on conn: prepares, says ready, waits for the start, makes changes, sends
+// the result, and stays until the parent closes its end. If the parent does so earlier, that is the end, and no error.
+func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
+	p, err := Prepare(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.Close()) }()
+	return role.Work(ctx, conn, p.Ready(), p.Run)
+}

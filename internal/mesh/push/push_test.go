@@ -1,0 +1,165 @@
+package push
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/load"
+	"tare/internal/mesh/services"
+)
+
+func TestLastFirst(t *testing.T) {
+	for n, want := range map[int][]int{1: {0}, 2: {1, 0}, 5: {4, 0, 1, 2, 3}} {
+		if got := lastFirst(n); !slices.Equal(got, want) {
+			t.Errorf("%d services: %v, not %v", n, got, want)
+		}
+	}
+}
+
+// TestPrepareRefuses: wrong use, nobody to ask, and no data plane that would show changes. With one, the load is tested
+// in package kernelmesh.
+func TestPrepareRefuses(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	is, ended := make(chan services.Ready, 1), make(chan error, 1)
+	go func() {
+		ended <- services.Serve(ctx, services.Options{Listen: "127.0.0.1:0", Services: 2, Endpoints: 1}, func(r services.Ready) error { is <- r; return nil })
+	}()
+	control := (<-is).Control
+	good := Options{Mesh: control, What: One, Interval: DefaultInterval, Patience: time.Millisecond}
+	for want, change := range map[string]func(*Options){
+		"must be one of one, all":       func(o *Options) { o.What = "some" },
+		"must be at least 0.000005s":    func(o *Options) { o.Interval = time.Nanosecond },
+		"must be at least 0s, not -1ns": func(o *Options) { o.Pause = -1 },
+		"there is no mesh to ask":       func(o *Options) { o.Mesh = "127.0.0.1:1" },
+		"which is no endpoint of it":    func(*Options) {},
+		"connecting to the mesh at 127": func(o *Options) { o.Mesh = closing(t) },
+	} {
+		o := good
+		change(&o)
+		if _, err := Prepare(ctx, o); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, not %q", err, want)
+		}
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestWindow: times go where they belong, and are found again in the result.
+func TestWindow(t *testing.T) {
+	w := &window{begin: 1000, end: 2000, times: NewTimes(Sent, Usable, Whole, Gap), errors: map[string]int64{}, tries: 7, refused: 2}
+	w.add(services.Change{Set: 1000, Sent: 1100}, sight{at: 1400, gap: 50})
+	w.add(services.Change{Set: 1990, Sent: 2010}, sight{at: 2010, gap: 30})
+	r, err := w.result(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string][2]int64{Sent: {20, 100}, Usable: {1, 300}, Whole: {20, 400}, Gap: {30, 50}} {
+		h, err := r.Histogram(name)
+		if err != nil || h.Min() != want[0] || h.Max() != want[1] || h.TotalCount() != 2 {
+			t.Errorf("%s: %d to %d, not %v (%v)", name, h.Min(), h.Max(), want, err)
+		}
+	}
+	if r.Done != 2 || r.Rate != 2e6 || r.Counts[Tries] != 7 || r.Counts[Refused] != 2 || r.Counts[Wrong] != 0 {
+		t.Errorf("%+v", r)
+	}
+	if first, last := r.Slices[0].Done, r.Slices[load.Slices-1].Done; first != 1 || last != 1 {
+		t.Errorf("slices: %v", r.Slices)
+	}
+}
+
+// TestNotSaid: a control plane that does not say when it sent a change has only the time of the whole.
+func TestNotSaid(t *testing.T) {
+	w := &window{begin: 1000, end: 2000, times: NewTimes(Sent, Usable, Whole, Gap), errors: map[string]int64{}}
+	w.add(services.Change{Set: 1000}, sight{at: 1400, gap: 50})
+	r, err := w.result(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{Sent: false, Usable: false, Whole: true, Gap: true} {
+		if h, err := r.Histogram(name); err != nil || (h != nil) != want {
+			t.Errorf("%s: %v (%v)", name, h, err)
+		}
+	}
+}
+
+// TestConnectTCP: a connection of TCP has its peer, and one to a port where nobody listens is not there yet.
+func TestConnectTCP(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := netip.MustParseAddrPort(l.Addr().String())
+	if peer, err := connect(unix.SOCK_STREAM, at); err != nil || peer != at {
+		t.Errorf("%v, %v", peer, err)
+	}
+	l.Close()
+	if _, err := connect(unix.SOCK_STREAM, at); err == nil || !notYet(err) {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestConnected: a connection that a signal has interrupted is waited for, and so is its end.
+func TestConnected(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := netip.MustParseAddrPort(l.Addr().String())
+	for _, want := range []error{nil, unix.ECONNREFUSED} {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = unix.Connect(fd, &unix.SockaddrInet4{Port: int(at.Port()), Addr: at.Addr().As4()})
+		if errors.Is(err, unix.EINPROGRESS) {
+			err = connected(fd)
+		}
+		if !errors.Is(err, want) {
+			t.Errorf("got %v, not %v", err, want)
+		}
+		unix.Close(fd)
+		l.Close()
+	}
+}
+
+// closing is the address of one who takes connections and says nothing.
+func closing(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			c.Close()
+		}
+	}()
+	return l.Addr().String()
+}
+
+// TestConnectToPortZero: half a record of an endpoint takes a connection to port 0, which is wrong, and no failure of
+// the load.
+func TestConnectToPortZero(t *testing.T) {
+	peer, err := connect(unix.SOCK_DGRAM, netip.MustParseAddrPort("127.0.0.1:0"))
+	if err != nil || peer.Port() != 0 {
+		t.Fatalf("a connection to port 0 has the peer %v, %v", peer, err)
+	}
+	if _, _, ok := services.ChangeOf(peer); ok {
+		t.Errorf("%v passes for an endpoint", peer)
+	}
+}

@@ -1,0 +1,19 @@
+package push
+
+import "tare/internal/lib/param"
+
+// Settings are what specs and the command line set of the load.
+var Settings = []param.Setting{
+	{Name: "what", Type: param.TypeWord, Default: One, Words: Whats, Phrase: map[string]string{One: "of one service", All: "of all services at once"},
+		Doc: "what a change is of: one service, by chance, or all at once"},
+	{Name: "interval", Type: param.TypeDuration, Default: DefaultInterval.String(),
+		Min: MinInterval.Seconds(), Max: MaxInterval.Seconds(),
+		Doc: "time between two connections while a change is not seen yet"},
+	{Name: "pause", Type: param.TypeDuration, Default: DefaultPause.String(), Max: 60,
+		Doc: "time from one change to the next, half to one and a half times as long by chance"},
+}
+
+// OptionsOf are the options by their settings.
+func OptionsOf(v param.Values) (Options, error) {
+	return Options{What: v["what"], Interval: v.Duration("interval"), Pause: v.Duration("pause")}, nil
+}

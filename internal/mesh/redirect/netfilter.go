@@ -1,0 +1,152 @@
+package redirect
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"os"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/link"
+)
+
+// Packets for transparent proxies have this mark, and routes of their own in this table.
+const (
+	proxyMark  = 0x539
+	proxyTable = 133
+)
+
+// outward has connections that leave a pod redirected, as they are made: a chain of nat at the hook of local output,
+// where Istio's and Linkerd's rules are.
+func outward(pod *link.Namespace, all []Taken) error {
+	return rules(pod, nftables.Chain{
+		Name: "output", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookOutput,
+		Priority: nftables.ChainPriorityNATDest,
+	}, all, redirected)
+}
+
+// inward has connections that arrive at a pod redirected. What its own processes send each other is left alone.
+func inward(pod *link.Namespace, all []Taken) error {
+	return rules(pod, nftables.Chain{
+		Name: "prerouting", Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPrerouting,
+		Priority: nftables.ChainPriorityNATDest,
+	}, all, func(t Taken) []expr.Any { return append(arriving(), redirected(t)...) })
+}
+
+// transparent has packets that arrive at a pod given to the socket of a proxy, unchanged. They are marked and routed to
+// this host by that mark: meshes that keep the addresses of clients need it, and for the others it is the same work.
+func transparent(pod *link.Namespace, all []Taken) error {
+	err := rules(pod, nftables.Chain{
+		Name: "divert", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting,
+		Priority: nftables.ChainPriorityMangle,
+	}, all, func(t Taken) []expr.Any { return append(arriving(), diverted(t)...) })
+	if err != nil {
+		return err
+	}
+	return pod.Do(func() error {
+		rule := netlink.NewRule()
+		rule.Mark, rule.Table, rule.Family = proxyMark, proxyTable, netlink.FAMILY_V4
+		if err := netlink.RuleAdd(rule); err != nil {
+			return fmt.Errorf("adding a rule for the routes of marked packets: %w", err)
+		}
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return fmt.Errorf("looking for the loopback interface: %w", err)
+		}
+		all := &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}
+		err = netlink.RouteAdd(&netlink.Route{
+			LinkIndex: lo.Attrs().Index, Dst: all, Table: proxyTable, Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST,
+		})
+		if err != nil {
+			return fmt.Errorf("adding the route of marked packets: %w", err)
+		}
+		return nil
+	})
+}
+
+// rules makes a table of one chain, with a rule for each of what is taken.
+func rules(pod *link.Namespace, chain nftables.Chain, all []Taken, rule func(Taken) []expr.Any) error {
+	if err := hasNetfilter(); err != nil {
+		return err
+	}
+	c, err := nftables.New(nftables.WithNetNSFd(pod.FD()))
+	if err != nil {
+		return fmt.Errorf("opening netfilter: %w", err)
+	}
+	chain.Table = c.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "tare-" + chain.Name})
+	made := c.AddChain(&chain)
+	for _, t := range all {
+		c.AddRule(&nftables.Rule{Table: chain.Table, Chain: made, Exprs: rule(t)})
+	}
+	if err := c.Flush(); err != nil {
+		return fmt.Errorf("adding rules to netfilter: %w", err)
+	}
+	return nil
+}
+
+// hasNetfilter finds out whether netfilter can be talked to: package nftables takes that for granted, and panics where
+// the kernel has none.
+func hasNetfilter() error {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return fmt.Errorf("opening netfilter: %w", os.NewSyscallError("socket", err))
+	}
+	return unix.Close(fd)
+}
+
+// Registers of rules.
+const (
+	register1 = 1
+	register2 = 2
+)
+
+// arriving are packets that come in by the pod's link.
+func arriving() []expr.Any {
+	name := make([]byte, unix.IFNAMSIZ)
+	copy(name, link.Inside)
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: register1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: register1, Data: name},
+	}
+}
+
+// of are packets of TCP to an address.
+func of(t Taken) []expr.Any {
+	ip := t.To.Addr().As4()
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: register1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: register1, Data: []byte{unix.IPPROTO_TCP}},
+		// The destination, in the header of IPv4 (RFC 791) and in that of TCP (RFC 9293).
+		&expr.Payload{DestRegister: register1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: register1, Data: ip[:]},
+		&expr.Payload{DestRegister: register1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: register1, Data: binary.BigEndian.AppendUint16(nil, t.To.Port())},
+		&expr.Counter{},
+	}
+}
+
+func redirected(t Taken) []expr.Any {
+	return append(of(t),
+		&expr.Immediate{Register: register1, Data: binary.BigEndian.AppendUint16(nil, t.Proxy.Port())},
+		&expr.Redir{RegisterProtoMin: register1, Flags: unix.NF_NAT_RANGE_PROTO_SPECIFIED},
+	)
+}
+
+func diverted(t Taken) []expr.Any {
+	ip := t.Proxy.Addr().As4()
+	return append(of(t),
+		&expr.Immediate{Register: register1, Data: binaryutil.NativeEndian.PutUint32(proxyMark)},
+		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: register1},
+		&expr.Immediate{Register: register1, Data: ip[:]},
+		&expr.Immediate{Register: register2, Data: binary.BigEndian.AppendUint16(nil, t.Proxy.Port())},
+		&expr.TProxy{
+			Family: unix.NFPROTO_IPV4, TableFamily: unix.NFPROTO_IPV4, RegAddr: register1, RegPort: register2,
+		},
+		&expr.Verdict{Kind: expr.VerdictAccept},
+	)
+}

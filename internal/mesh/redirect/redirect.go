@@ -1,0 +1,233 @@
+// Package redirect takes connections to the sidecar proxies of a mesh that were made to somebody else: by rules of
+// netfilter, or by eBPF programs, in network namespaces made for the purpose. No rule, interface or program is on the
+// machine's own network, and all of them go with the namespaces.
+//
+// What stays is modules of the kernel: where veth, nf_tables, nft_nat, nft_redir, nft_tproxy, nf_conntrack, sch_ingress
+// or cls_bpf are not built in, the kernel loads them, for the whole machine, when they are first asked for
+// (request_module, in net/core/rtnetlink.c, net/netfilter/nf_tables_api.c and net/sched). Check asks for them too.
+// Nobody unloads them: others may have come to use them since.
+//
+// A trial has two pods: one of the loads and the proxies beside them, one of the applications and theirs. A load
+// connects to the service of an application, an address that no interface has, with the application's port:
+//
+//	load -> service:port, taken to proxy.client -> server pod:port, taken to proxy.server -> application
+package redirect
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/link"
+	"tare/internal/lib/fault"
+	"tare/internal/scale/host/cgroup"
+)
+
+// The ways in which connections come to a proxy.
+const (
+	Explicit = "explicit" // they are made to the proxy
+	IPTables = "iptables" // REDIRECT, by nf_tables as iptables makes the rules today
+	TPROXY   = "tproxy"   // REDIRECT of what leaves a pod, TPROXY of what arrives at one
+	EBPF     = "ebpf"     // at connect() in the pod that they leave, by the listening socket where they arrive
+)
+
+// Ways are all of them.
+var Ways = []string{Explicit, IPTables, TPROXY, EBPF}
+
+// Unchanged reports whether packets that arrive at a pod come to the proxy as they are, with the address that they were
+// sent to. Envoy looks for that only on sockets that listen transparently.
+func Unchanged(way string) bool { return way == TPROXY || way == EBPF }
+
+// The addresses of pods: of the range for measurements between networks (RFC 2544). They are in no network but the
+// pods' own, so every trial can have the same.
+var (
+	clientPrefix = netip.MustParsePrefix("198.18.0.1/30")
+	serverPrefix = netip.MustParsePrefix("198.18.0.2/30")
+
+	// Client, Server and Service are the addresses of the two pods and of all services.
+	Client  = clientPrefix.Addr()
+	Server  = serverPrefix.Addr()
+	Service = netip.MustParseAddr("198.18.1.1")
+)
+
+// Pods are two network namespaces that a pair of virtual interfaces joins.
+type Pods struct{ Client, Server *link.Namespace }
+
+// NewPods makes the two. A machine that cannot is an error of code fault.Machine.
+func NewPods() (p *Pods, err error) {
+	p = &Pods{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.Close())
+		}
+	}()
+	if p.Client, err = link.NewNamespace(); err != nil {
+		return p, err
+	}
+	if p.Server, err = link.NewNamespace(); err != nil {
+		return p, err
+	}
+	if err := link.Connect(p.Client, p.Server, clientPrefix, serverPrefix); err != nil {
+		return p, err
+	}
+	// A service is reached by no interface: the default route is what lets a connection to one begin.
+	return p, p.Client.RouteAll(Server)
+}
+
+// Close lets go of the namespaces: they go with the last process in them.
+func (p *Pods) Close() error {
+	if p == nil {
+		return nil
+	}
+	return errors.Join(p.Client.Close(), p.Server.Close())
+}
+
+// Taken are connections to one address that a proxy takes.
+type Taken struct{ To, Proxy netip.AddrPort }
+
+// Taking is what is taken in both pods.
+type Taking struct {
+	Way      string
+	Outbound []Taken // of what leaves the client's pod
+	Inbound  []Taken // of what arrives at the server's
+
+	// Of EBPF: control groups v2, of the loads and of each proxy beside them.
+	Loads   string
+	Proxies []string
+	// Connections is how many connections a proxy carries at once.
+	Connections int
+}
+
+// Rules are what takes connections. They are gone with the pods and this process.
+type Rules struct {
+	loaded *redirectObjects
+	closes []func() error
+}
+
+// Install makes the rules. A machine that cannot is an error of code fault.Machine, which says what is missing.
+func (t Taking) Install(p *Pods) (r *Rules, err error) {
+	r = &Rules{}
+	switch t.Way {
+	case Explicit:
+	case IPTables:
+		if err = outward(p.Client, t.Outbound); err == nil {
+			err = inward(p.Server, t.Inbound)
+		}
+	case TPROXY:
+		if err = outward(p.Client, t.Outbound); err == nil {
+			err = transparent(p.Server, t.Inbound)
+		}
+	case EBPF:
+		err = r.load(p, t)
+	default:
+		err = fmt.Errorf("there is no way %q of redirection", t.Way)
+	}
+	if err != nil {
+		return nil, errors.Join(explain(err, t.Way), r.Close())
+	}
+	return r, nil
+}
+
+// needs are what each way takes of a kernel.
+var needs = map[string]string{
+	IPTables: "nf_tables with nat and redirection, and connection tracking (CONFIG_NF_TABLES_IPV4, CONFIG_NFT_NAT, " +
+		"CONFIG_NFT_REDIR, CONFIG_NF_CONNTRACK)",
+	TPROXY: "nf_tables with nat, redirection and transparent proxies, connection tracking and policy routing " +
+		"(CONFIG_NF_TABLES_IPV4, CONFIG_NFT_NAT, CONFIG_NFT_REDIR, CONFIG_NFT_TPROXY, CONFIG_NF_CONNTRACK, " +
+		"CONFIG_IP_MULTIPLE_TABLES)",
+	EBPF: "CONFIG_CGROUP_BPF, CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS; tried with Linux 6.1 and 6.18",
+}
+
+// NoHierarchy is the error, of code fault.Machine, of a machine whose control groups programs cannot be attached to.
+// Where says who needs that; it may be empty.
+func NoHierarchy(where string) error {
+	return fault.New(fault.Machine, where, "mount a v2 hierarchy: mkdir -p /sys/fs/cgroup/unified && "+
+		"mount -t cgroup2 none /sys/fs/cgroup/unified", "eBPF programs on sockets are attached to control groups v2, and "+
+		"no v2 hierarchy is mounted")
+}
+
+// Needs is what a way takes of a kernel, in words.
+func Needs(way string) string { return needs[way] }
+
+// explain says what a machine lacks where the kernel refuses rules.
+func explain(err error, way string) error {
+	if known, is := errors.AsType[*fault.Error](err); is {
+		return known
+	}
+	return fault.Wrap(err, fault.Machine, way, "run as root, on a kernel that has "+needs[way]+", as modules or built in",
+		"this machine cannot redirect connections by %s", way)
+}
+
+// Check finds out whether this machine can redirect in a way, by doing it in two pods that nobody is in. An error is of
+// code fault.Machine.
+func Check(way string) error { return check(way, cgroup.Roots{}) }
+
+func check(way string, roots cgroup.Roots) (err error) {
+	if way == EBPF {
+		// The programs on sockets are not attached here: there is no group of loads to attach them to.
+		layout, err := cgroup.Discover(roots)
+		if err != nil {
+			return err
+		}
+		if _, is := layout.V2(); !is {
+			return NoHierarchy("")
+		}
+	}
+	p, err := NewPods()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.Close()) }()
+	r, err := Taking{
+		Way: way, Connections: 1,
+		Outbound: []Taken{{netip.AddrPortFrom(Service, 1), netip.AddrPortFrom(loopback, 2)}},
+		Inbound:  []Taken{{netip.AddrPortFrom(Server, 1), netip.AddrPortFrom(Server, 2)}},
+	}.Install(p)
+	if err != nil {
+		return err
+	}
+	return r.Close()
+}
+
+// loopback is where the proxies beside loads listen.
+var loopback = netip.MustParseAddr("127.0.0.1")
+
+// Objects are the eBPF programs and maps among the rules.
+func (r *Rules) Objects() (o kind.Objects) {
+	o = kind.Objects{Programs: []kind.Object{}, Maps: []kind.Object{}}
+	if r == nil || r.loaded == nil {
+		return o
+	}
+	for _, p := range []*ebpf.Program{r.loaded.RdConnect4, r.loaded.RdSockops, r.loaded.RdGetsockopt, r.loaded.RdIngress} {
+		if info, err := p.Info(); err == nil {
+			if id, known := info.ID(); known {
+				o.Programs = append(o.Programs, kind.Object{ID: uint32(id), Name: info.Name})
+			}
+		}
+	}
+	for _, m := range []*ebpf.Map{r.loaded.RdOutbound, r.loaded.RdInbound, r.loaded.RdOrigins, r.loaded.RdOriginals} {
+		if info, err := m.Info(); err == nil {
+			if id, known := info.ID(); known {
+				o.Maps = append(o.Maps, kind.Object{ID: uint32(id), Name: info.Name})
+			}
+		}
+	}
+	return o
+}
+
+// Close ends what this process holds of the rules. Rules of netfilter stay as long as their pods. A second Close does
+// nothing, nor does one of nil.
+func (r *Rules) Close() error {
+	if r == nil {
+		return nil
+	}
+	var errs []error
+	for i := len(r.closes) - 1; i >= 0; i-- {
+		errs = append(errs, r.closes[i]())
+	}
+	r.closes = nil
+	return errors.Join(errs...)
+}

@@ -1,0 +1,299 @@
+// Package mesh is the application that is a whole mesh to a data plane: a control plane (package controlplane) with
+// services made up, which changes their endpoints when a load asks for it. Each endpoint's address tells by which
+// change it came, so that a connection shows whether the data plane has made the change.
+package services
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/listen"
+	"tare/internal/lib/pace"
+	"tare/internal/lib/param"
+	"tare/internal/mesh/controlplane"
+)
+
+// Options is what the mesh is made of, and where its control plane is.
+type Options struct {
+	Listen    string // host:port of the control plane; port 0 takes a free one
+	Services  int
+	Endpoints int // of each service
+}
+
+// Ready is what the mesh says when it listens.
+type Ready struct {
+	Address   string `json:"address"` // of the control plane, host:port
+	Control   string `json:"control"` // where changes are asked for (Dial), host:port
+	Services  int    `json:"services"`
+	Endpoints int    `json:"endpoints"`
+	// Port is that of every endpoint where services are of TCP, and somebody listens. 0: they are of UDP, and nobody does.
+	Port uint16 `json:"port,omitempty"`
+}
+
+// Change is one change as it was made. Times are nanoseconds by pace.Now (CLOCK_MONOTONIC).
+type Change struct {
+	Number int   `json:"change"`
+	Set    int64 `json:"set_ns"` // the control plane was told (Server.Set was called)
+	// Sent is when the response to the data plane was encoded, and about to be handed to the transport; 0 where the
+	// control plane does not say.
+	Sent int64 `json:"sent_ns"`
+}
+
+// All asks for a change of every service at once.
+const All = -1
+
+// The events between Client and mesh: "ready" with a Ready comes first; "change" with an ask as data is answered by
+// "changed" with a Change, or by an error.
+const (
+	changeEvent  = "change"
+	changedEvent = "changed"
+)
+
+type ask struct {
+	Service int `json:"service"` // or All
+}
+
+// tooLong is how long a change may take to be sent: a data plane that does not listen gets none.
+const tooLong = 10 * time.Second
+
+// plane is the mesh at work.
+type plane struct {
+	o      Options
+	ready  Ready
+	server *controlplane.Server
+	sent   chan int64
+
+	mu     sync.Mutex // one change at a time; guards what is below
+	now    controlplane.Resources
+	number int
+	live   uint64 // bytes on the heap after it was last collected
+}
+
+// Serve listens, calls ready, and serves until the context ends.
+func Serve(ctx context.Context, o Options, ready func(Ready) error) (err error) {
+	values := param.Values{"services": strconv.Itoa(o.Services), "endpoints": strconv.Itoa(o.Endpoints)}
+	if err := values.Check(Settings); err != nil {
+		return err
+	}
+	// Garbage is collected before changes alone (collect): while one is under way, that would take the data plane's
+	// CPU.
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(muchGarbage)) // of data planes that come and go without any change
+	p := &plane{o: o, number: 1, sent: make(chan int64, 64)}
+	if p.now, err = resources(o.Services, o.Endpoints); err != nil {
+		return err
+	}
+	listener, err := listen.TCP(ctx, o.Listen)
+	if err != nil {
+		return err
+	}
+	control, err := net.Listen("tcp", net.JoinHostPort(listener.Addr().(*net.TCPAddr).IP.String(), "0"))
+	if err != nil {
+		return errors.Join(fmt.Errorf("listening for changes: %w", err), listener.Close())
+	}
+	p.server = controlplane.New(controlplane.Options{Stamped: true, OnSent: p.onSent})
+	if _, err := p.server.Set(ctx, p.now); err != nil {
+		return errors.Join(err, listener.Close(), control.Close())
+	}
+	p.collect(0)
+	p.ready = Ready{Address: listener.Addr().String(), Control: control.Addr().String(), Services: o.Services, Endpoints: o.Endpoints}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	served := make(chan error, 2)
+	go func() { served <- p.server.Serve(listener) }()
+	go func() { served <- ServeChanges(ctx, control, p.ready, p.change) }()
+	err = ready(p.ready)
+	ended := 0
+	if err == nil {
+		select {
+		case <-ctx.Done():
+		case err = <-served:
+			ended++
+		}
+	}
+	cancel()
+	p.server.Close()
+	_ = control.Close() // again: it has no other way to end
+	for ; ended < cap(served); ended++ {
+		err = errors.Join(err, <-served)
+	}
+	return err
+}
+
+// onSent hears of every response; those of endpoints are what changes wait for.
+func (p *plane) onSent(s controlplane.Sent) {
+	if s.TypeURL != resource.EndpointType {
+		return
+	}
+	select {
+	case p.sent <- s.Time:
+	default: // nobody waits for it
+	}
+}
+
+// ServeChanges tells those who connect to l (Dial) what the mesh is, and makes the changes that they ask for, until ctx
+// ends. It closes l.
+func ServeChanges(ctx context.Context, l net.Listener, r Ready,
+	change func(ctx context.Context, service int) (Change, error)) error {
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() }) // what was accepted ends by itself, see below
+	defer stop()
+	var all sync.WaitGroup
+	defer all.Wait()
+	for {
+		c, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("accepting those who ask for changes: %w", err)
+		}
+		all.Go(func() {
+			stop := context.AfterFunc(ctx, func() { _ = c.Close() })
+			defer stop()
+			defer c.Close()
+			talk(ctx, role.NewConn(c, c), r, change)
+		})
+	}
+}
+
+// talk makes the changes that one asks for, until he leaves.
+func talk(ctx context.Context, conn *role.Conn, r Ready, change func(context.Context, int) (Change, error)) {
+	if conn.Send(role.Ready, r) != nil {
+		return
+	}
+	for {
+		var a ask
+		if conn.Expect(changeEvent, &a, nil) != nil {
+			return
+		}
+		made, err := change(ctx, a.Service)
+		if err == nil {
+			err = conn.Send(changedEvent, made)
+		} else {
+			err = conn.Fail(err)
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// change makes one change and waits until it was sent.
+func (p *plane) change(ctx context.Context, service int) (Change, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.ready.Check(service); err != nil {
+		return Change{}, err
+	}
+	p.collect(enoughGarbage)
+	p.number = p.number%Changes + 1
+	next := p.now
+	next.Endpoints = slices.Clone(p.now.Endpoints)
+	if service == All {
+		for i := range next.Endpoints {
+			next.Endpoints[i] = p.assignment(i)
+		}
+	} else {
+		next.Endpoints[service] = p.assignment(service)
+	}
+	for len(p.sent) > 0 {
+		<-p.sent
+	}
+	c := Change{Number: p.number, Set: pace.Now()}
+	if _, err := p.server.Set(ctx, next); err != nil {
+		return c, err
+	}
+	p.now = next
+	timer := time.NewTimer(tooLong)
+	defer timer.Stop()
+	select {
+	case c.Sent = <-p.sent:
+		return c, nil
+	case <-ctx.Done():
+		return c, ctx.Err()
+	case <-timer.C:
+		return c, fault.New(fault.Machine, "", "start one that asks for its configuration here", "change %d was sent to no data plane in %v", c.Number, tooLong)
+	}
+}
+
+func (p *plane) assignment(service int) *endpointv3.ClusterLoadAssignment {
+	return assignment(service, p.number, p.o.Endpoints)
+}
+
+// Check refuses a service that the mesh does not have, and that is not All.
+func (r Ready) Check(service int) error {
+	if service == All || service >= 0 && service < r.Services {
+		return nil
+	}
+	return fault.New(fault.Usage, "service", "", "there is no service %d; the mesh has %d", service, r.Services)
+}
+
+// enoughGarbage is how much may gather before it is collected, in bytes.
+const enoughGarbage = 64 << 20
+
+// muchGarbage is the size of the process, in bytes, from which on garbage is collected at any time.
+const muchGarbage = 2 << 30
+
+// collect collects garbage if there is enough of it: before a change, for after it the data plane is at work.
+func (p *plane) collect(enough uint64) {
+	var m runtime.MemStats
+	if runtime.ReadMemStats(&m); m.HeapAlloc < p.live+enough {
+		return
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	p.live = m.HeapAlloc
+}
+
+// Run plays the application's part in the role protocol on conn: says ready with its addresses, and serves until the
+// parent closes its end or the context ends.
+func Run(ctx context.Context, o Options, conn *role.Conn) error {
+	return role.Play(ctx, conn, func(ctx context.Context) error {
+		return Serve(ctx, o, func(r Ready) error { return conn.Send(role.Ready, r) })
+	})
+}
+
+// Client asks a mesh for changes. It is for one goroutine.
+type Client struct {
+	Mesh Ready // what it is made of
+
+	conn net.Conn
+	role *role.Conn
+}
+
+// Dial connects to a mesh at the address that its Ready names as control.
+func Dial(ctx context.Context, address string) (*Client, error) {
+	c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Usage, address, "start one: 'tare app mesh' says where", "there is no mesh to ask for changes")
+	}
+	m := &Client{conn: c, role: role.NewConn(c, c)}
+	if err := m.role.Expect(role.Ready, &m.Mesh, nil); err != nil {
+		return nil, errors.Join(fmt.Errorf("connecting to the mesh at %s: %w", address, err), c.Close())
+	}
+	return m, nil
+}
+
+// Close leaves.
+func (c *Client) Close() error { return c.conn.Close() }
+
+// Ask asks for a change of one service, or of All. Its answer is Changed's.
+func (c *Client) Ask(service int) error { return c.role.Send(changeEvent, ask{service}) }
+
+// Changed waits for the answer to Ask.
+func (c *Client) Changed() (made Change, err error) {
+	err = c.role.Expect(changedEvent, &made, nil)
+	return made, err
+}

@@ -1,0 +1,18 @@
+package services
+
+import (
+	"testing"
+
+	"tare/internal/experiment/kind"
+)
+
+// TestRegistered: no load of another protocol goes to the mesh.
+func TestRegistered(t *testing.T) {
+	g := kind.Find(kind.Application, "mesh")
+	if g == nil || g.About().Protocol != Protocol {
+		t.Fatalf("found %v", g)
+	}
+	if _, ok := g.(kind.Commander); !ok {
+		t.Error("nobody knows how to start it")
+	}
+}

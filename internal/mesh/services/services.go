@@ -1,0 +1,162 @@
+package services
+
+import (
+	"fmt"
+	"net/netip"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	udpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/udp/udp_proxy/v3"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"tare/internal/mesh/controlplane"
+)
+
+// Bounds of what the mesh is made of: what an endpoint's address has room for.
+const (
+	MaxServices  = 65_000
+	MaxEndpoints = 1 << endpointBits // of one service
+	// Changes is how many changes are told from each other: after so many, their numbers begin anew, from 1.
+	Changes = 1<<(24-endpointBits) - 2
+)
+
+const endpointBits = 7
+
+// DefaultEndpoints is how many endpoints each service has where it is not said.
+const DefaultEndpoints = 20
+
+// Service is the address of a service, from 0, in 10.96.0.0/12, the range that clusters give theirs.
+func Service(i int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(96 + i>>16), byte(i >> 8), byte(i)}), 80)
+}
+
+// endpoint is an endpoint of a service, as it is after a change: the port tells the service, the address on this
+// machine the change.
+func endpoint(service, change, i int) netip.AddrPort {
+	v := change<<endpointBits | i
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, byte(v >> 16), byte(v >> 8), byte(v)}), uint16(1+service))
+}
+
+// ChangeOf says of which service an endpoint is, and since which change. It is false for any other address.
+func ChangeOf(a netip.AddrPort) (service, change int, ok bool) {
+	if !a.Addr().Is4() || a.Addr().As4()[0] != 127 || a.Port() == 0 {
+		return 0, 0, false
+	}
+	ip := a.Addr().As4()
+	return int(a.Port()) - 1, (int(ip[1])<<16 | int(ip[2])<<8 | int(ip[3])) >> endpointBits, true
+}
+
+// Of TCP services, all endpoints have one port, since somebody must listen there: their addresses tell the service as
+// well. What they tell is from 1 up to addresses, so that none is 127.0.0.0 or 127.255.255.255.
+const addresses = 1<<24 - 2
+
+// servicePort is where services are asked for.
+const servicePort = 80
+
+// Service is the address of a service, from 0. Those of TCP are on this machine, in 127.96.0.0/12, so that nobody else
+// is asked before a data plane has them.
+func (r Ready) Service(i int) netip.AddrPort {
+	if r.Port == 0 {
+		return Service(i)
+	}
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, byte(96 + i>>16), byte(i >> 8), byte(i)}), servicePort)
+}
+
+// Changes is how many changes of this mesh are told from each other: after so many, their numbers begin anew, from 1.
+func (r Ready) Changes() int {
+	if r.Port == 0 {
+		return Changes
+	}
+	return addresses / max(1, r.Services*r.Endpoints)
+}
+
+// Endpoint is an endpoint of a service, as it is after a change.
+func (r Ready) Endpoint(service, change, i int) netip.AddrPort {
+	if r.Port == 0 {
+		return endpoint(service, change, i)
+	}
+	v := 1 + ((change-1)*r.Services+service)*r.Endpoints + i
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, byte(v >> 16), byte(v >> 8), byte(v)}), r.Port)
+}
+
+// ChangeOf says of which service an endpoint of this mesh is, and since which change. It is false for any other
+// address.
+func (r Ready) ChangeOf(a netip.AddrPort) (service, change int, ok bool) {
+	if r.Port == 0 {
+		return ChangeOf(a)
+	}
+	if !a.Addr().Is4() || a.Addr().As4()[0] != 127 || a.Port() != r.Port {
+		return 0, 0, false
+	}
+	ip := a.Addr().As4()
+	v := (int(ip[1])<<16 | int(ip[2])<<8 | int(ip[3])) - 1
+	if v < 0 || v >= r.Changes()*r.Services*r.Endpoints {
+		return 0, 0, false
+	}
+	v /= r.Endpoints
+	return v % r.Services, 1 + v/r.Services, true
+}
+
+// nameOf is a service's name: as long as those of a cluster, and in the order of the services.
+func nameOf(i int) string {
+	return fmt.Sprintf("outbound|80||service-%05d.default.svc.cluster.local", i)
+}
+
+// resources are all services, as the first change has them. They are served over UDP, whose connect() sends no packet:
+// a connection is made, and its endpoint known, without anybody at the other end.
+func resources(services, endpoints int) (r controlplane.Resources, err error) {
+	ads := &corev3.ConfigSource{ResourceApiVersion: corev3.ApiVersion_V3, ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}}}
+	for i := range services {
+		name := nameOf(i)
+		r.Clusters = append(r.Clusters, &clusterv3.Cluster{
+			Name: name, ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
+			EdsClusterConfig: &clusterv3.Cluster_EdsClusterConfig{EdsConfig: ads},
+		})
+		proxy, err := anypb.New(&udpproxyv3.UdpProxyConfig{StatPrefix: name, RouteSpecifier: &udpproxyv3.UdpProxyConfig_Cluster{Cluster: name}})
+		if err != nil {
+			return r, fmt.Errorf("encoding the listener of service %d: %w", i, err)
+		}
+		r.Listeners = append(r.Listeners, &listenerv3.Listener{
+			Name: name, Address: socket(Service(i), corev3.SocketAddress_UDP),
+			ListenerFilters: []*listenerv3.ListenerFilter{{Name: "udp_proxy", ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: proxy}}},
+		})
+		r.Endpoints = append(r.Endpoints, assignment(i, 1, endpoints))
+	}
+	return r, nil
+}
+
+// assignment is the endpoints of a service after a change, encoded already: to make 100,000 messages out of them for
+// every change of a large mesh would leave the control plane little else to do.
+func assignment(service, change, endpoints int) *endpointv3.ClusterLoadAssignment {
+	const text, number = protowire.BytesType, protowire.VarintType
+	locality := protowire.AppendString(protowire.AppendTag(nil, 1, text), "region")
+	locality = protowire.AppendString(protowire.AppendTag(locality, 2, text), "zone")
+	all := within(make([]byte, 0, 48*(1+endpoints)), 1, locality)
+	var socket, address, end, one []byte
+	for i := range endpoints {
+		a := endpoint(service, change, i)
+		socket = protowire.AppendTag(socket[:0], 2, text)
+		socket = protowire.AppendString(socket, a.Addr().String())
+		socket = protowire.AppendVarint(protowire.AppendTag(socket, 3, number), uint64(a.Port()))
+		address = within(address[:0], 1, socket) // of core.Address
+		end = within(end[:0], 1, address)        // of Endpoint
+		one = within(one[:0], 1, end)            // of LbEndpoint
+		all = within(all, 2, one)
+	}
+	m := &endpointv3.ClusterLoadAssignment{ClusterName: nameOf(service)}
+	m.ProtoReflect().SetUnknown(within(nil, 2, all)) // is encoded as it stands
+	return m
+}
+
+// within appends a message as a field of another.
+func within(b []byte, field protowire.Number, m []byte) []byte {
+	return protowire.AppendBytes(protowire.AppendTag(b, field, protowire.BytesType), m)
+}
+
+func socket(a netip.AddrPort, p corev3.SocketAddress_Protocol) *corev3.Address {
+	return &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
+		Protocol: p, Address: a.Addr().String(), PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(a.Port())}}}}
+}

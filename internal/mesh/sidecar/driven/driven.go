@@ -1,0 +1,202 @@
+// Package driven starts Tare's control plane for sidecars that are configured over xDS: a component of the subject of
+// its own, with a mesh in which each application is a service that its client's proxy alone may call.
+package driven
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+
+	"tare/internal/lib/param"
+	"tare/internal/mesh/controlplane"
+	"tare/internal/mesh/controlplane/proxyconfig"
+	"tare/internal/mesh/sidecar"
+)
+
+// Component is the control plane's.
+const Component = "controlplane"
+
+// Names in the directory of a trial.
+const (
+	meshFile       = "mesh.yaml"
+	credentialsDir = "credentials"
+)
+
+// Plane is what proxies know of their control plane.
+type Plane struct {
+	Address     string // host:port
+	credentials string // the directory that has one for each proxy
+	told        map[string]Told
+}
+
+// Told is how much a proxy is told: what it has when it has put all of it to work.
+type Told struct{ Clusters, Listeners int }
+
+// Told is for a proxy.
+func (p Plane) Told(of sidecar.Place) Told { return p.told[Node(of)] }
+
+// Credentials is the directory of what a proxy connects to the control plane by: Envoy's bootstrap, and in a mesh with
+// mutual TLS its certificate and the roots.
+func (p Plane) Credentials(of sidecar.Place) string { return filepath.Join(p.credentials, Node(of)) }
+
+// Of is the control plane of a proxy.
+func Of(p sidecar.Place) (Plane, error) {
+	plane, ok := p.Control.(Plane)
+	if !ok {
+		return Plane{}, fmt.Errorf("%s has no control plane", p.Component)
+	}
+	return plane, nil
+}
+
+// Start starts the control plane of a mesh in which proxies stand; for sidecar.Driven.
+func Start(ctx context.Context, d sidecar.Drive) (Plane, error) {
+	return StartMesh(ctx, d, MeshOf(d.Proxies))
+}
+
+// StartMesh starts the control plane of a mesh.
+func StartMesh(ctx context.Context, d sidecar.Drive, c *proxyconfig.Config) (Plane, error) {
+	told, err := write(d.Dir, c)
+	if err != nil {
+		return Plane{}, err
+	}
+	credentials := filepath.Join(d.Dir, credentialsDir)
+	if err := os.Mkdir(credentials, 0o700); err != nil {
+		return Plane{}, fmt.Errorf("making the directory of the proxies' credentials: %w", err)
+	}
+	argv := []string{
+		d.Trial.Self(), "controlplane", "--config=" + filepath.Join(d.Dir, meshFile), "--credentials=" + credentials,
+		"--listen=" + net.JoinHostPort(cmp.Or(d.Host, "127.0.0.1"), "0"),
+	}
+	if life := sidecar.CertificateLife(d.Proxies[0].Options); life > 0 {
+		argv = append(argv, "--life="+life.String())
+	}
+	process, err := d.Trial.StartSubject(ctx, Component, param.Values{}, argv)
+	if err != nil {
+		return Plane{}, err
+	}
+	data, err := process.Ready(ctx)
+	if err != nil {
+		return Plane{}, err
+	}
+	var ready controlplane.Ready
+	if err := json.Unmarshal(data, &ready); err != nil {
+		return Plane{}, fmt.Errorf("reading where the control plane listens: %w", err)
+	}
+	return Plane{ready.Address, credentials, told}, nil
+}
+
+// Change gives the control plane another mesh file, which it looks for by itself; for sidecar.Changer.
+func Change(control any, d sidecar.Drive) (Plane, error) {
+	p, ok := control.(Plane)
+	if !ok {
+		return Plane{}, errors.New("there is no control plane")
+	}
+	var err error
+	p.told, err = write(d.Dir, MeshOf(d.Proxies))
+	return p, err
+}
+
+// write puts a mesh file into a directory as a whole, also where there is one, and says what proxies are told by it.
+func write(dir string, c *proxyconfig.Config) (map[string]Told, error) {
+	text, err := yaml.Marshal(c)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the mesh: %w", err)
+	}
+	m, err := c.Compile()
+	if err != nil {
+		return nil, fmt.Errorf("compiling the mesh: %w", err)
+	}
+	told := map[string]Told{}
+	for _, id := range m.Proxies() {
+		r, err := m.For(id)
+		if err != nil {
+			return nil, err
+		}
+		told[id] = Told{len(r.Clusters), len(r.Listeners)}
+	}
+	const next = meshFile + ".next"
+	if err := sidecar.WriteFile(dir, next, text); err != nil {
+		return nil, err
+	}
+	if err := os.Rename(filepath.Join(dir, next), filepath.Join(dir, meshFile)); err != nil {
+		return nil, fmt.Errorf("writing the mesh file: %w", err)
+	}
+	return told, nil
+}
+
+// MeshOf is the mesh in which proxies stand: a service for each application, which its client alone may call, and the
+// further services, which nobody calls.
+func MeshOf(places []sidecar.Place) *proxyconfig.Config {
+	c := &proxyconfig.Config{MTLS: "off", Discovery: places[0].Options["discovery"]}
+	services := map[string]*proxyconfig.Service{}
+	for _, p := range places {
+		if p.Component != sidecar.Server {
+			continue
+		}
+		if p.AcceptTLS {
+			c.MTLS = "strict"
+		}
+		services[p.App] = &proxyconfig.Service{
+			Name: p.App, Protocol: p.Protocol, Identity: identity(p), MaxConnections: uint32(p.Connections),
+			Endpoints: []proxyconfig.Endpoint{{Address: cmp.Or(p.From, p.Listen)}},
+		}
+		for _, id := range p.Rules {
+			services[p.App].Access = append(services[p.App].Access, proxyconfig.Access{From: []string{account(id)}})
+		}
+		c.Proxies = append(c.Proxies, proxyconfig.Proxy{
+			ID: Node(p), Identity: identity(p),
+			Inbound: map[string]proxyconfig.Inbound{p.App: {Listen: p.Listen, To: p.To}}, Outbound: map[string]string{},
+			Redirected: redirected(p),
+		})
+	}
+	for _, p := range places {
+		if p.Component != sidecar.Client {
+			continue
+		}
+		// Without TLS nobody knows who calls: then a list only decides who is told.
+		if s := services[p.App]; len(s.Access) == 0 && (c.MTLS != "off" || !sidecar.Permissive(p.Options)) {
+			s.Access = []proxyconfig.Access{{From: []string{identity(p)}}}
+		}
+		out := map[string]string{p.App: p.Listen}
+		for _, o := range p.Others {
+			out[o.Name] = o.Listen
+		}
+		c.Proxies = append(c.Proxies, proxyconfig.Proxy{ID: Node(p), Identity: identity(p), Outbound: out, Redirected: redirected(p)})
+	}
+	for _, p := range places {
+		if p.Component == sidecar.Server {
+			c.Services = append(c.Services, *services[p.App])
+		}
+	}
+	for _, o := range places[0].Others {
+		c.Services = append(c.Services, proxyconfig.Service{
+			Name: o.Name, Protocol: places[0].Protocol, Identity: account(o.Identity),
+			Endpoints: []proxyconfig.Endpoint{{Address: o.To}},
+		})
+	}
+	return c
+}
+
+// redirected is where a proxy's clients connect to; nil: to its listener.
+func redirected(p sidecar.Place) map[string]proxyconfig.Redirected {
+	if p.From == "" {
+		return nil
+	}
+	return map[string]proxyconfig.Redirected{p.App: {From: p.From, Transparent: p.Transparent}}
+}
+
+// Node is the id of a proxy's node.
+func Node(p sidecar.Place) string { return p.Component + "-" + p.App }
+
+// identity is a proxy's, as mesh files have it: the account of its SPIFFE ID.
+func identity(p sidecar.Place) string { return account(p.Identity) }
+
+func account(id string) string { return id[strings.LastIndexByte(id, '/')+1:] }

@@ -1,0 +1,229 @@
+package sidecar
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/param"
+)
+
+// Other is a further service of the mesh, which nobody calls and nobody serves: what proxies hold of it is what it
+// costs.
+type Other struct {
+	Name     string
+	Identity string // the SPIFFE ID as which it would answer
+	Listen   string // host:port at which the proxy takes connections to it; empty: it takes none
+	To       string // host:port of its endpoint
+}
+
+// The settings of all kinds of proxies about the mesh that they stand in.
+const (
+	settingServices  = "services"
+	settingDiscovery = "discovery"
+	settingThen      = "then-services"
+	settingRules     = "rules"
+	settingLife      = "certificate-life"
+)
+
+// The words of discovery.
+const (
+	DiscoveryPolicy     = "policy"
+	DiscoveryPermissive = "permissive"
+)
+
+// maxServices and maxRules bound what a configuration may come to.
+const (
+	maxServices = 10_000
+	maxRules    = 10_000
+)
+
+var meshSettings = []param.Setting{
+	{Name: settingServices, Type: param.TypeCount, Default: "1", Min: 1, Max: maxServices,
+		Phrase: map[string]string{"": "with {} services", "1": "with one service"},
+		Doc: "services of the mesh: those of the applications, and as many more as it takes, which nobody calls and nobody " +
+			"serves"},
+	{Name: settingDiscovery, Type: param.TypeWord, Default: DiscoveryPolicy,
+		Words: []string{DiscoveryPolicy, DiscoveryPermissive},
+		Phrase: map[string]string{
+			"policy": "with discovery by policy", "permissive": "with permissive discovery",
+		},
+		Doc: "which services a proxy is told of: those that access lists let it call, its application's alone; or all " +
+			"(`permissive`), each with a listener at a loopback address of its own beside the client, and an upstream that " +
+			"is spoken to by mutual TLS where `mtls` says so"},
+	{Name: settingThen, Type: param.TypeCount, Min: 1, Max: maxServices,
+		Doc: "services that are left when the load has ended, of proxies that a control plane configures: they are made to " +
+			"forget the others, and memory is read again once they have"},
+	{Name: settingRules, Type: param.TypeCount, Default: "0", Max: maxRules,
+		Phrase: map[string]string{"": "with {} access rules", "1": "with one access rule", "0": "without access rules"},
+		Doc: "access rules of each application, by which the server's proxy judges every request: each lets one identity " +
+			"call, and the client's is the last. 0: whoever calls is judged as the kind of proxy does it by itself"},
+	{Name: settingLife, Type: param.TypeDuration, Min: 1, Max: 86400,
+		Phrase: map[string]string{"": "with certificates that end after {}"},
+		Doc: "life of certificates, of proxies that a control plane configures: each is replaced when half of it is over. " +
+			"An hour when left out"},
+}
+
+// Rules is how many access rules options ask for.
+func Rules(o param.Values) int { return o.Int(settingRules) }
+
+// CertificateLife is how long options have certificates last; 0: as long as a control plane chooses.
+func CertificateLife(o param.Values) time.Duration { return o.Duration(settingLife) }
+
+// checkMesh refuses settings about the mesh that contradict others, or that the kind of proxies cannot have.
+func (g Guest) checkMesh(o param.Values) error {
+	if Rules(o) > 0 && (!MTLS(o) || ProtocolOf(o) == ProtocolTCP) {
+		return fmt.Errorf("%q are about who makes a request: they need two hops, mtls, and a protocol other than %s",
+			settingRules, ProtocolTCP)
+	}
+	if o[settingLife] != "" {
+		if d, ok := g.Proxy.(Driven); !ok || !d.Driven(o) || !MTLS(o) {
+			return fmt.Errorf("%q needs two hops, mtls, and proxies that a control plane configures, which %s is not here",
+				settingLife, g.Proxy.About().Name)
+		}
+	}
+	if o[settingThen] == "" {
+		return nil
+	}
+	if _, ok := g.Proxy.(Changer); !ok {
+		return fmt.Errorf("%q needs proxies that can be told of other services while they run, and %s cannot here", settingThen,
+			g.Proxy.About().Name)
+	}
+	if o.Int(settingThen) > o.Int(settingServices) {
+		return fmt.Errorf("%q is more than %q", settingThen, settingServices)
+	}
+	return nil
+}
+
+// callers are the identities of n access rules, in the order in which they are looked through: the last is the one that
+// calls.
+func callers(n int, caller string) (all []string) {
+	for i := range n - 1 {
+		all = append(all, fmt.Sprintf("spiffe://%s/ns/default/sa/caller-%05d", trustDomain, i+1))
+	}
+	if n > 0 {
+		all = append(all, caller)
+	}
+	return all
+}
+
+// others are the further services of a mesh of so many, as a proxy of a component knows them. port is one of 127.0.0.1
+// that is held: nobody else is then given it at another address by asking for any.
+func others(component string, count int, port string) (all []Other) {
+	for n := range count {
+		// 127.64.0.0/10, of which nobody else has an address, and 198.18.0.0/15, which is set aside for benchmarks.
+		o := Other{
+			Name: fmt.Sprintf("further-%05d", n+1),
+			To:   fmt.Sprintf("198.%d.%d.%d:8080", 18+n>>16&1, n>>8&0xff, n&0xff),
+		}
+		o.Identity = "spiffe://" + trustDomain + "/ns/default/sa/" + o.Name
+		if component == Client {
+			o.Listen = net.JoinHostPort(fmt.Sprintf("127.%d.%d.%d", 64+n>>16, n>>8&0xff, n&0xff), port)
+		}
+		all = append(all, o)
+	}
+	return all
+}
+
+// know tells a proxy of the further services of the mesh.
+func (j *joined) know(p *Place, applications int) error {
+	o := j.part.Options
+	count := o.Int(settingServices) - applications
+	if count <= 0 || j.driven() == nil && o[settingDiscovery] == DiscoveryPolicy {
+		return nil
+	}
+	port := ""
+	if p.Component == Client {
+		r, err := j.reserve(p.Component)
+		if err != nil {
+			return err
+		}
+		j.held = append(j.held, r)
+		if _, port, err = net.SplitHostPort(r.address); err != nil {
+			return err
+		}
+	}
+	p.Others = others(p.Component, count, port)
+	return nil
+}
+
+// settled waits until every proxy has put to work all that it was told, or longer than it may.
+func (j *joined) settled(ctx context.Context, what string) error {
+	s, ok := j.proxy.(Settler)
+	if !ok {
+		return nil
+	}
+	within := j.part.Options.Duration(settingReady)
+	ctx, cancel := context.WithTimeoutCause(ctx, within, fault.New(fault.Machine, j.name, "raise "+settingReady+
+		" if this machine needs longer", "the proxies had not put %s into effect within %v", what, within))
+	defer cancel()
+	tick := time.NewTicker(settleEvery)
+	defer tick.Stop()
+	for _, p := range j.proxies {
+		for {
+			done, err := s.Settled(ctx, p.place)
+			if done {
+				break
+			}
+			if died := j.died("before it had put " + what + " into effect"); died != nil {
+				return died
+			}
+			select {
+			case <-ctx.Done():
+				return errors.Join(context.Cause(ctx), err)
+			case <-tick.C:
+			}
+		}
+	}
+	return nil
+}
+
+const (
+	settleEvery = 20 * time.Millisecond
+	// giveBack is how long proxies get to give memory back that they have freed.
+	giveBack = 200 * time.Millisecond
+)
+
+// readingFewer is the reading of a trial after services were taken away (record.Trial.Further).
+const readingFewer = "fewer"
+
+// down takes services away while the proxies run, and reads memory once they have forgotten them.
+func (j *joined) down(ctx context.Context) error {
+	c, ok := j.proxy.(Changer)
+	if !ok || j.part.Options[settingThen] == "" || len(j.proxies) == 0 {
+		return nil
+	}
+	left := max(0, j.part.Options.Int(settingThen)-len(j.trial.Applications()))
+	places := make([]Place, len(j.proxies))
+	for i, p := range j.proxies {
+		p.place.Others = p.place.Others[:min(left, len(p.place.Others))]
+		places[i] = p.place
+	}
+	control, err := c.Change(ctx, places[0].Control, Drive{Trial: j.trial, Part: j.part, Dir: j.files.Path(), Proxies: places})
+	if err != nil {
+		return fmt.Errorf("taking services away from %s: %w", j.name, err)
+	}
+	for _, p := range j.proxies {
+		p.place.Control = control
+	}
+	if err := j.settled(ctx, "the removal of services"); err != nil {
+		return err
+	}
+	select {
+	case <-time.After(giveBack):
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if err := j.trial.Read(ctx, readingFewer); err != nil {
+		return err
+	}
+	for i, p := range j.proxies {
+		if j.evidence.Proxies[i].OwnFewer, err = j.own(ctx, p); err != nil {
+			j.evidence.Proxies[i].Unsaid = err.Error()
+		}
+	}
+	return nil
+}

@@ -1,0 +1,467 @@
+package sidecar
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/placement"
+	"tare/internal/experiment/process"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/scratch"
+	"tare/internal/mesh/redirect"
+	"tare/internal/scale/host/proc"
+)
+
+// joined is the proxies of a trial.
+type joined struct {
+	proxy Proxy
+	guest Guest
+	trial kind.Trial
+	name  string // of the arm
+	part  *kind.Part
+
+	pods    *redirect.Pods // nil: all of it is on this machine's network
+	rules   *redirect.Rules
+	files   *scratch.Dir
+	held    []*reservation
+	entry   map[string]string // where loads find an application
+	proxies []*one            // those of the server before those of the client
+
+	version  string
+	evidence *Evidence
+}
+
+// one is one proxy.
+type one struct {
+	place   Place
+	group   *placement.Group
+	running *process.Running // nil before it was started
+	began   []proc.Process   // its processes when it was ready
+}
+
+// What the engine looks for.
+var _ interface {
+	kind.Starter
+	kind.Addresser
+	kind.After
+	kind.Explainer
+	kind.Evidence
+	io.Closer
+} = (*joined)(nil)
+
+// Evidence is what is known of the proxies alone.
+type Evidence struct {
+	Hops int  `json:"hops"`
+	MTLS bool `json:"mtls"` // between the two proxies
+	// Services, Discovery and Rules are of the mesh, as the settings of these names have it.
+	Services  int    `json:"services"`
+	Discovery string `json:"discovery"`
+	Rules     int    `json:"rules"`
+	Network   string `json:"network"`
+	// Redirect is how connections came to the proxies.
+	Redirect string  `json:"redirect"`
+	Version  string  `json:"version,omitempty"`
+	Proxies  []Found `json:"proxies"`
+}
+
+// Found is one proxy at the end of the window.
+type Found struct {
+	Component string `json:"component"`
+	App       string `json:"app"` // that it serves
+	Listen    string `json:"listen"`
+	// From is the address whose connections are redirected to the proxy; empty: none.
+	From      string            `json:"from,omitempty"`
+	To        string            `json:"to"`
+	Command   string            `json:"command"`
+	Processes []process.Process `json:"processes"`
+	// Own is what the proxy says of itself, by its own names, from its start on: readiness and warm-up are in it. Null
+	// where it says nothing. Nothing else is made of it.
+	Own map[string]float64 `json:"own"`
+	// OwnFewer is the same after services were taken away; left out where none were.
+	OwnFewer map[string]float64 `json:"own_fewer,omitempty"`
+	// Unsaid is why it said nothing.
+	Unsaid string `json:"unsaid,omitempty"`
+}
+
+// Start starts the proxies, those of the server first, and waits until a request has gone through them to each
+// application.
+func (j *joined) Start(ctx context.Context) error {
+	j.entry = map[string]string{}
+	apps := j.trial.Applications()
+	if err := j.checkPlaces(apps); err != nil {
+		return err
+	}
+	if Hops(j.part.Options) == 0 {
+		for name, app := range apps {
+			j.entry[name] = app.Address
+		}
+		return nil
+	}
+	program, err := j.guest.program(j.part.Options)
+	if err != nil {
+		return err
+	}
+	if j.files, err = scratch.New("", "sidecar"); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(apps)) {
+		if err := j.plan(name, apps[name].Address, program); err != nil {
+			return err
+		}
+	}
+	if err := j.prepare(ctx); err != nil {
+		return err
+	}
+	if err := j.redirect(); err != nil {
+		return err
+	}
+	began := time.Now()
+	for _, p := range j.proxies {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err := j.start(p); err != nil {
+			return err
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(apps)) {
+		if err := j.reach(ctx, name, began); err != nil {
+			return err
+		}
+	}
+	if j.part.Options.Int(settingServices) > len(apps) {
+		if err := j.settled(ctx, "their configuration"); err != nil {
+			return err
+		}
+	}
+	for _, p := range j.proxies {
+		p.began = p.processes()
+	}
+	j.version = j.proxy.Version(ctx, program)
+	return nil
+}
+
+// plan says where the proxies of an application stand.
+func (j *joined) plan(app, address, program string) error {
+	components := []string{Server, Client}[:Hops(j.part.Options)]
+	mtls := MTLS(j.part.Options)
+	to := address
+	for _, component := range components {
+		own, err := identityOf(component, app)
+		if err != nil {
+			return err
+		}
+		r, err := j.reserve(component)
+		if err != nil {
+			return err
+		}
+		j.held = append(j.held, r)
+		from, err := j.from(component, address)
+		if err != nil {
+			return err
+		}
+		p := Place{
+			Component: component, App: app, Options: j.part.Options, Self: j.trial.Self(), Program: program,
+			Dir:    filepath.Join(j.files.Path(), component+"-"+app),
+			Listen: r.address, To: to, From: from, Dial: j.dialer(component),
+			Transparent: component == Server && from != "" && redirect.Unchanged(wayOf(j.part.Options)),
+			AcceptTLS:   mtls && component == Server, DialTLS: mtls && component == Client,
+			Identity: own,
+			Workers:  j.part.Options.Int(settingWorkers), Connections: j.part.Options.Int(settingConnections),
+			Protocol: j.part.Options[settingProtocol],
+		}
+		if mtls {
+			other := Server
+			if component == Server {
+				other = Client
+			}
+			if p.Peer, err = identityOf(other, app); err != nil {
+				return err
+			}
+			p.PeerName = nameOf(other)
+		}
+		if p.AcceptTLS {
+			p.Rules = callers(Rules(j.part.Options), p.Peer)
+		}
+		if err := j.know(&p, len(j.trial.Applications())); err != nil {
+			return err
+		}
+		if err := p.unprivileged(); err != nil {
+			return err
+		}
+		j.proxies = append(j.proxies, &one{place: p})
+		if to = r.address; from != "" {
+			to = from
+		}
+	}
+	j.entry[app] = to
+	return nil
+}
+
+// driven is the proxies as those that a control plane configures; nil: they are not.
+func (j *joined) driven() Driven {
+	if d, ok := j.proxy.(Driven); ok && d.Driven(j.part.Options) {
+		return d
+	}
+	return nil
+}
+
+// prepare makes the directories of all proxies, with certificates, or has a control plane started that has them.
+func (j *joined) prepare(ctx context.Context) error {
+	for _, p := range j.proxies {
+		if err := makeDir(p.place.Dir); err != nil {
+			return fmt.Errorf("making the directory of a proxy: %w", err)
+		}
+	}
+	if d := j.driven(); d != nil {
+		places := make([]Place, len(j.proxies))
+		for i, p := range j.proxies {
+			places[i] = p.place
+		}
+		control, err := d.Drive(ctx, Drive{
+			Trial: j.trial, Part: j.part, Dir: j.files.Path(), Host: j.host(Server).String(), Proxies: places,
+		})
+		if err != nil {
+			return fmt.Errorf("starting the control plane of %s: %w", j.name, err)
+		}
+		for _, p := range j.proxies {
+			p.place.Control = control
+		}
+		return nil
+	}
+	if !MTLS(j.part.Options) {
+		return nil
+	}
+	a, err := newAuthority()
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	for _, p := range j.proxies {
+		if err := issue(a, p.place.Dir, p.place.Identity); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// makeDir makes the directory of a proxy. Processes of it that have given up root go to files that are theirs in it,
+// whatever the umask leaves of the mode.
+func makeDir(path string) error {
+	const mode = 0o711
+	if err := os.Mkdir(path, mode); err != nil {
+		return err
+	}
+	return os.Chmod(path, mode)
+}
+
+// start starts one proxy in a group of its own.
+func (j *joined) start(p *one) error {
+	if err := j.enter(p); err != nil {
+		return err
+	}
+	c, err := j.proxy.Command(p.place)
+	if err != nil {
+		return fmt.Errorf("configuring %s: %w", p.place.Component, err)
+	}
+	c.CgroupDir = p.group.V2Dir()
+	if c.Stop == 0 {
+		c.Stop = stopSignal
+	}
+	if c.StopTime == 0 {
+		c.StopTime = stopTime
+	}
+	begin := func(cmd *exec.Cmd) error { return p.group.StartIn(cmd, j.networkOf(p.place.Component)) }
+	p.running, err = process.Start(c, begin, func(err error) { j.trial.Fail(p.ended(err)) })
+	if err != nil {
+		return fmt.Errorf("starting %s: %w", p.place.Component, err)
+	}
+	return nil
+}
+
+// enter makes the group of a proxy, if it is not there yet.
+func (j *joined) enter(p *one) (err error) {
+	if p.group == nil {
+		p.group, err = j.trial.ServingGroup(p.place.Component, p.place.App, nil)
+	}
+	return err
+}
+
+// ended is the death of a proxy.
+func (p *one) ended(err error) error {
+	if err == nil {
+		err = errors.New("it ended by itself")
+	}
+	return death{fault.Wrap(err, fault.Machine, p.place.Component, fault.MendOf(err), "the proxy that serves %s is gone",
+		p.place.App)}
+}
+
+// died is the error of a proxy that has ended; nil where none has.
+func (j *joined) died(when string) error {
+	for _, p := range j.proxies {
+		if p.running == nil {
+			continue
+		}
+		select {
+		case <-p.running.Ended():
+			return p.ended(p.running.Failure(when))
+		default:
+		}
+	}
+	return nil
+}
+
+// Explain is kind.Explainer's: a proxy whose first process has ended is why others failed, whether or not that was
+// noticed before.
+func (j *joined) Explain(err error) error {
+	if errors.As(err, new(death)) {
+		return err
+	}
+	for _, p := range j.proxies {
+		if p.running == nil {
+			continue
+		}
+		if !p.running.Exited() {
+			continue
+		}
+		return fmt.Errorf("%w; then %w", p.ended(p.running.Failure("during the trial")), err)
+	}
+	return err
+}
+
+// death is the error of a proxy that ended when nobody told it to.
+type death struct{ error }
+
+func (d death) Unwrap() error { return d.error }
+
+// processes are those of a proxy that live.
+func (p *one) processes() (all []proc.Process) {
+	for _, pid := range p.running.Processes() {
+		if now, err := (proc.FS{}).Process(pid); err == nil && now.Alive() {
+			all = append(all, now)
+		}
+	}
+	return all
+}
+
+// lost are the processes of a proxy that were there when it was ready, and have gone: workers that its first process
+// has replaced.
+func (p *one) lost() (gone []string) {
+	now := p.processes()
+	for _, was := range p.began {
+		same := func(q proc.Process) bool { return q.PID == was.PID && q.Start == was.Start }
+		if !slices.ContainsFunc(now, same) {
+			gone = append(gone, fmt.Sprintf("%s (process %d)", was.Comm, was.PID))
+		}
+	}
+	return gone
+}
+
+// Address is where a load finds an application: at its first proxy.
+func (j *joined) Address(app string) (string, error) {
+	address, ok := j.entry[app]
+	if !ok {
+		return "", fmt.Errorf("%s does not serve %q: it is no application that serves anybody", j.name, app)
+	}
+	return address, nil
+}
+
+// After sees that the proxies are those that were started, and asks each what it says of itself.
+func (j *joined) After(ctx context.Context) error {
+	j.evidence = &Evidence{
+		Hops: Hops(j.part.Options), MTLS: MTLS(j.part.Options), Services: j.part.Options.Int(settingServices),
+		Discovery: j.part.Options[settingDiscovery], Rules: Rules(j.part.Options), Network: j.part.Options[settingNetwork],
+		Redirect: wayOf(j.part.Options), Version: j.version, Proxies: []Found{},
+	}
+	if err := j.died("during the trial"); err != nil {
+		return err
+	}
+	for _, p := range j.proxies {
+		if gone := p.lost(); len(gone) > 0 {
+			return j.withWords(fault.New(fault.Machine, p.place.Component, "see why it ended; the trial is not of a proxy "+
+				"that works", "%s ended during the trial", strings.Join(gone, ", ")), p.place.App)
+		}
+		found := Found{
+			Component: p.place.Component, App: p.place.App, Listen: p.place.Listen, From: p.place.From, To: p.place.To,
+			Command: p.running.Line(),
+		}
+		seen, err := process.Discover(proc.FS{}, p.group.V2Dir(), false, j.trial.Record().Ledger, time.Time{})
+		if err != nil {
+			return fmt.Errorf("finding the processes of %s: %w", p.place.Component, err)
+		}
+		found.Processes = seen.Processes
+		if found.Own, err = j.own(ctx, p); err != nil {
+			found.Unsaid = err.Error()
+		}
+		j.evidence.Proxies = append(j.evidence.Proxies, found)
+	}
+	return j.down(ctx)
+}
+
+// own is what a proxy says of itself; nil where its kind says nothing.
+func (j *joined) own(ctx context.Context, p *one) (map[string]float64, error) {
+	t, ok := j.proxy.(Teller)
+	if !ok {
+		return nil, nil
+	}
+	asking, cancel := context.WithTimeout(ctx, askFor)
+	defer cancel()
+	return t.Own(asking, p.place)
+}
+
+// Evidence is what was found; nil where nobody looked.
+func (j *joined) Evidence() any {
+	if j.evidence == nil {
+		return nil
+	}
+	return j.evidence
+}
+
+// How proxies are ended: none has anything to finish when all loads have gone.
+const (
+	stopSignal = unix.SIGTERM
+	stopTime   = 5 * time.Second
+)
+
+// Close ends the proxies, and removes their files.
+func (j *joined) Close() error {
+	var wg sync.WaitGroup
+	killed := make([]bool, len(j.proxies))
+	for i, p := range slices.Backward(j.proxies) {
+		if p.running != nil {
+			wg.Go(func() { killed[i] = p.running.Stop() })
+		}
+	}
+	wg.Wait()
+	for i, p := range j.proxies {
+		if killed[i] {
+			j.trial.Warn("proxy-killed", "%s of %s did not end in its time when it was asked to, and was killed",
+				p.place.Component, j.trial.Arm())
+		}
+	}
+	for _, r := range j.held {
+		r.release()
+	}
+	j.held = nil
+	err := errors.Join(j.rules.Close(), j.pods.Close())
+	if err != nil {
+		err = fmt.Errorf("removing the networks of the proxies of %s: %w", j.trial.Arm(), err)
+	}
+	if closed := j.files.Close(); closed != nil {
+		err = errors.Join(err, fmt.Errorf("removing the files of the proxies of %s: %w", j.trial.Arm(), closed))
+	}
+	return err
+}

@@ -1,0 +1,348 @@
+package sidecar
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/param"
+	"tare/internal/mesh/redirect"
+	"tare/internal/scale/host/feature"
+)
+
+// networked is the proxies of a trial in pods of its own. They are made when the first process needs them.
+type networked struct {
+	*joined
+	once sync.Once
+	err  error
+}
+
+// What the engine looks for beside what is on this machine's network.
+var _ interface {
+	kind.Networked
+	kind.Hoster
+} = (*networked)(nil)
+
+// ready makes the pods.
+func (n *networked) ready() error {
+	n.once.Do(func() { n.pods, n.err = redirect.NewPods() })
+	return n.err
+}
+
+// Network is that of the pod that a load, an application or a component is in: control planes are beside applications.
+func (n *networked) Network(as kind.Role, _ string) (string, error) {
+	if err := n.ready(); err != nil {
+		return "", err
+	}
+	if as == kind.Load {
+		return n.networkOf(Client), nil
+	}
+	return n.networkOf(Server), nil
+}
+
+// Host is the address of the pod that applications are in.
+func (n *networked) Host(string) (string, error) { return n.host(Server).String(), n.ready() }
+
+// Start starts the proxies in the pods.
+func (n *networked) Start(ctx context.Context) error {
+	if err := n.ready(); err != nil {
+		return err
+	}
+	return n.joined.Start(ctx)
+}
+
+// networkOf is the path of the network in which a component is; empty: this machine's.
+func (j *joined) networkOf(component string) string {
+	switch {
+	case j.pods == nil:
+		return ""
+	case component == Client:
+		return j.pods.Client.Path()
+	}
+	return j.pods.Server.Path()
+}
+
+// host is the address at which a component listens.
+func (j *joined) host(component string) netip.Addr {
+	if inPods(j.part.Options) && component != Client {
+		return redirect.Server
+	}
+	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+}
+
+// reserve holds a port for a component, where that is.
+func (j *joined) reserve(component string) (r *reservation, err error) {
+	hold := func() error {
+		r, err = reserve(j.host(component))
+		return err
+	}
+	switch {
+	case j.pods == nil:
+		err = hold()
+	case component == Client:
+		err = j.pods.Client.Do(hold)
+	default:
+		err = j.pods.Server.Do(hold)
+	}
+	return r, err
+}
+
+// dialer connects where a component is.
+func (j *joined) dialer(component string) func(ctx context.Context, network, address string) (net.Conn, error) {
+	switch {
+	case j.pods == nil:
+		return nil
+	case component == Client:
+		return j.pods.Client.DialContext
+	}
+	return j.pods.Server.DialContext
+}
+
+// from is the address that is connected to by those whose connections a component takes: a service's, or that of the
+// application itself. Empty: they connect to the component.
+func (j *joined) from(component, address string) (string, error) {
+	if wayOf(j.part.Options) == redirect.Explicit {
+		return "", nil
+	}
+	at, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return "", fmt.Errorf("redirecting what is for %s: %w", address, err)
+	}
+	if component == Client {
+		at = netip.AddrPortFrom(redirect.Service, at.Port())
+	}
+	return at.String(), nil
+}
+
+// checkPlaces sees that applications are in their pod.
+func (j *joined) checkPlaces(apps map[string]kind.App) error {
+	if j.pods == nil {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(apps)) {
+		at, err := netip.ParseAddrPort(apps[name].Address)
+		if err != nil || at.Addr() != redirect.Server {
+			return fault.New(fault.Usage, j.name, "write "+settingNetwork+": "+hostNetwork+", or have it listen at the "+
+				"address that it is told", "the application %s serves at %s, which is not in its pod (%s)", name,
+				apps[name].Address, redirect.Server)
+		}
+	}
+	return nil
+}
+
+// redirect has connections come to the proxies.
+func (j *joined) redirect() error {
+	t := redirect.Taking{Way: wayOf(j.part.Options)}
+	if t.Way == redirect.Explicit {
+		return nil
+	}
+	if t.Way == redirect.EBPF {
+		t.Connections = j.part.Options.Int(settingConnections)
+		if t.Loads = j.trial.WorkDir(); t.Loads == "" {
+			return redirect.NoHierarchy(j.name)
+		}
+	}
+	for _, p := range j.proxies {
+		from, err1 := netip.ParseAddrPort(p.place.From)
+		to, err2 := netip.ParseAddrPort(p.place.Listen)
+		if err := errors.Join(err1, err2, j.enter(p)); err != nil {
+			return err
+		}
+		taken := redirect.Taken{To: from, Proxy: to}
+		if p.place.Component == Server {
+			t.Inbound = append(t.Inbound, taken)
+			continue
+		}
+		t.Outbound = append(t.Outbound, taken)
+		if t.Way == redirect.EBPF {
+			t.Proxies = append(t.Proxies, p.group.V2Dir())
+		}
+	}
+	var err error
+	if j.rules, err = t.Install(j.pods); err != nil {
+		return err
+	}
+	if t.Way == redirect.EBPF {
+		j.trial.SetSubject(j.rules.Objects(), nil)
+	}
+	return nil
+}
+
+// Asked is what a process is told that asks from where a load will be whether traffic gets through.
+type Asked struct {
+	Over    string   `json:"over"`    // protocol; TCP: a connection that stays open is enough
+	Listens []string `json:"listens"` // where a connection must be taken first
+}
+
+// Play is the process that asks: it is ready once there was an answer. Its site has an Asked as what the application
+// said.
+func (Guest) Play(ctx context.Context, conn *role.Conn, at kind.Site, o param.Values) error {
+	var asked Asked
+	if err := json.Unmarshal(at.Ready, &asked); err != nil {
+		return fault.Wrap(err, fault.Usage, "", "tare calls this command itself", "the site says nothing of proxies")
+	}
+	how, ok := asks[asked.Over]
+	if !ok {
+		return fmt.Errorf("nobody can ask over %q", asked.Over)
+	}
+	asking := func(ctx context.Context) error {
+		// First, for a packet to a proxy that does not listen yet can be lost, and is sent again a second later.
+		if err := knock(ctx, asked.Listens); err != nil {
+			return err
+		}
+		return how(ctx, at.Address)
+	}
+	within, cancel := context.WithTimeout(ctx, o.Duration(settingReady))
+	defer cancel()
+	if err := until(within, asking); err != nil {
+		return err
+	}
+	if err := conn.Send(role.Ready, struct{}{}); err != nil {
+		return err
+	}
+	for {
+		if _, err := conn.Receive(); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+}
+
+// until asks until there is an answer, or the time is over; then it gives the last reason that is not only that.
+func until(ctx context.Context, asking func(context.Context) error) error {
+	var reason error
+	tick := time.NewTicker(askEvery)
+	defer tick.Stop()
+	for {
+		err := asking(ctx)
+		if err == nil {
+			return nil
+		}
+		if reason == nil || ctx.Err() == nil {
+			reason = err
+		}
+		select {
+		case <-ctx.Done():
+			return reason
+		case <-tick.C:
+		}
+	}
+}
+
+// reachFromLoad waits until traffic gets through to an application from where a load will be: a process in the load's
+// control group and network asks, for neither this process's connections nor those of others would be redirected alike.
+func (j *joined) reachFromLoad(ctx context.Context, app string) error {
+	load := ""
+	loads := j.trial.Setup().Loads
+	for _, name := range slices.Sorted(maps.Keys(loads)) {
+		if loads[name].To == app {
+			load = name
+			break
+		}
+	}
+	if load == "" {
+		return nil // nobody goes there
+	}
+	asked := Asked{Over: j.over(app), Listens: j.listens(app)}
+	ready, err := json.Marshal(asked)
+	if err != nil {
+		return fmt.Errorf("encoding a question: %w", err)
+	}
+	argv, err := kind.Command(kind.Subject, j.guest, kind.Site{Address: j.entry[app], Ready: ready})
+	if err != nil {
+		return err
+	}
+	begin, err := j.trial.Begin(ctx, load)
+	if err != nil {
+		return err
+	}
+	argv = slices.Concat([]string{j.trial.Self()}, argv, j.part.Options.Args(j.guest.About().Settings))
+	asker, err := role.Launch("who asks for "+app, argv, begin, func(error) {})
+	if err != nil {
+		return err
+	}
+	defer asker.Stop()
+	within := j.part.Options.Duration(settingReady)
+	dying, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	watching.Go(func() {
+		tick := time.NewTicker(askEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-dying.Done():
+				return
+			case <-tick.C:
+				if err := j.died("before it was ready"); err != nil {
+					stop(err)
+				}
+			}
+		}
+	})
+	_, err = asker.ReadyWithin(dying, within+role.ReadyTimeout)
+	stop(nil)
+	if died := j.died("before it was ready"); died != nil {
+		return died
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err != nil {
+		return j.withWords(fault.Wrap(err, fault.Machine, j.name, "see what the proxies say, and raise "+settingReady+
+			" if this machine needs longer", "no request got through the proxies to %s within %v", app, within), app)
+	}
+	return nil
+}
+
+// lacks are the probes of what each way takes of the kernel.
+var lacks = func() func(way string) *feature.Probe {
+	probes := map[string]*feature.Probe{}
+	for _, way := range redirect.Ways {
+		name, needs := "redirect-"+way, "network namespaces; "+redirect.Needs(way)
+		if way == redirect.Explicit {
+			name, needs = "pods", "network namespaces and pairs of virtual interfaces (CONFIG_NET_NS, CONFIG_VETH)"
+		}
+		mend := "run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN, on a kernel with these, built in or as modules, which it " +
+			"loads and keeps"
+		if way == redirect.EBPF {
+			needs = "a mounted v2 hierarchy of control groups; " + needs
+			mend += "; " + fault.MendOf(redirect.NoHierarchy(""))
+		}
+		probes[way] = feature.New(feature.Status{
+			Name: name, Needs: needs, Lost: "arms with " + settingRedirect + ": " + way,
+			Mend: mend,
+		}, func() (string, error) {
+			if err := redirect.Check(way); err != nil {
+				return "", err
+			}
+			return "connections are redirected in network namespaces; modules that the kernel loaded for it stay", nil
+		})
+	}
+	return func(way string) *feature.Probe { return probes[way] }
+}()
+
+// missing is the error of a feature that is missing, for who runs an experiment.
+func missing(err error) error {
+	if f, is := errors.AsType[*fault.Error](err); is {
+		return f
+	}
+	mend := "see 'tare doctor'"
+	if f, is := errors.AsType[*feature.MissingError](err); is && f.Mend != "" {
+		mend = f.Mend
+	}
+	return fault.Wrap(err, fault.Machine, "", mend, "this machine cannot do it")
+}

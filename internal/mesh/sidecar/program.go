@@ -1,0 +1,78 @@
+package sidecar
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/param"
+	"tare/internal/lib/self"
+)
+
+// systemDirs are where Debian and others put programs of administrators, which is on the PATH of root alone.
+var systemDirs = []string{"/usr/sbin", "/usr/local/sbin", "/usr/local/bin"}
+
+// Find is the absolute path of a proxy's program: on the PATH, beside the tare binary, where "make envoy" puts one, or
+// among the system's. The error is of code fault.Machine for a name that is nowhere, and of
+// fault.Usage for a path that is wrong.
+func Find(a About, o param.Values) (string, error) {
+	name := a.Program
+	given := o[settingProgram]
+	if given != "" {
+		name = given
+	}
+	if name == "" { // the tare binary itself
+		return self.Path()
+	}
+	path, err := exec.LookPath(name)
+	if err == nil {
+		return filepath.Abs(path)
+	}
+	if strings.Contains(name, "/") {
+		return "", fault.Wrap(err, fault.Usage, name, "check the path, and that it may be executed (chmod +x)",
+			"the program of the proxy cannot be run")
+	}
+	dirs := systemDirs
+	if self, err := os.Executable(); err == nil {
+		dirs = slices.Concat([]string{filepath.Dir(self)}, dirs)
+	}
+	for _, dir := range dirs {
+		if path, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
+			return path, nil
+		}
+	}
+	return "", fault.New(fault.Machine, name, a.Hint, "not installed, neither on the PATH nor beside tare nor in %s",
+		strings.Join(systemDirs, ", "))
+}
+
+func (g Guest) program(o param.Values) (string, error) { return Find(g.Proxy.About(), o) }
+
+// nobody is the user without rights of most systems (Linux: the overflow UID), by its number.
+const nobody = 65534
+
+// unprivileged is whom proxies are to run as: nobody else where this process is no root.
+func (p *Place) unprivileged() error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	u, err := user.LookupId(strconv.Itoa(nobody))
+	if err != nil {
+		return fmt.Errorf("looking for a user without rights to run a proxy as: %w", err)
+	}
+	g, err := user.LookupGroupId(u.Gid)
+	if err != nil {
+		return fmt.Errorf("looking for the group of the user %s: %w", u.Username, err)
+	}
+	p.User, p.Group = u.Username, g.Name
+	p.UID, p.GID = nobody, nobody
+	if gid, err := strconv.Atoi(u.Gid); err == nil {
+		p.GID = gid
+	}
+	return nil
+}

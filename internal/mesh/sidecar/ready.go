@@ -1,0 +1,216 @@
+package sidecar
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"time"
+
+	"tare/internal/lib/fault"
+)
+
+// How readiness is asked.
+const (
+	askEvery  = 5 * time.Millisecond
+	askFor    = time.Second            // for a connection, and for what a proxy says of itself
+	staysOpen = 100 * time.Millisecond // that a connection of TCP must
+)
+
+// asker asks once per connection, so that what is weighed keeps none of them, and follows nobody. It waits as long as
+// it may, for an application can take its time.
+var asker = &http.Client{
+	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	Transport:     &http.Transport{DisableKeepAlives: true, DisableCompression: true},
+}
+
+// asker2 does so over HTTP/2, by prior knowledge.
+var asker2 = func() *http.Client {
+	over := new(http.Protocols)
+	over.SetUnencryptedHTTP2(true)
+	return &http.Client{
+		CheckRedirect: asker.CheckRedirect,
+		Transport:     &http.Transport{DisableKeepAlives: true, DisableCompression: true, Protocols: over},
+	}
+}()
+
+// asks are how traffic shows that it gets through, by what the proxies carry.
+var asks = map[string]func(ctx context.Context, address string) error{
+	ProtocolHTTP: ask, ProtocolHTTP2: ask2, ProtocolGRPC: askCall, ProtocolTCP: touch,
+}
+
+// over is that of an application: bytes are requests where it understands these.
+func (j *joined) over(app string) string {
+	over := j.part.Options[settingProtocol]
+	if over == ProtocolTCP && j.speaksHTTP(app) {
+		return ProtocolHTTP
+	}
+	return over
+}
+
+// ask makes a real request at an address, which must be answered by who is behind all proxies. What they say of
+// themselves when they cannot, and to strangers, are statuses that count as no answer.
+func ask(ctx context.Context, address string) error { return askBy(ctx, asker, address) }
+
+// ask2 is ask over HTTP/2.
+func ask2(ctx context.Context, address string) error { return askBy(ctx, asker2, address) }
+
+// askCall calls a method of gRPC that nobody has, which whoever is behind all proxies must say.
+func askCall(ctx context.Context, address string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+address+"/tare.Ready/Ask", http.NoBody)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/grpc")
+	req.Header.Set("TE", "trailers")
+	resp, err := asker2.Do(req)
+	if err != nil {
+		return innermost(err)
+	}
+	defer resp.Body.Close()
+	_, _ = io.CopyN(io.Discard, resp.Body, 1<<20)
+	status := cmp.Or(resp.Trailer.Get("Grpc-Status"), resp.Header.Get("Grpc-Status"))
+	if resp.StatusCode != http.StatusOK || status != unimplemented {
+		return fmt.Errorf("the answer was status %d, and of gRPC %q", resp.StatusCode, status)
+	}
+	return nil
+}
+
+// unimplemented is the status of gRPC for methods that a server does not have.
+const unimplemented = "12"
+
+func askBy(ctx context.Context, client *http.Client, address string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return innermost(err)
+	}
+	defer resp.Body.Close()
+	_, _ = io.CopyN(io.Discard, resp.Body, 1<<20)
+	if resp.StatusCode >= 400 && resp.StatusCode != http.StatusNotFound {
+		return fmt.Errorf("the answer was status %d", resp.StatusCode)
+	}
+	return nil
+}
+
+// touch makes a connection, which must stay open: a proxy that cannot reach who is behind it closes it.
+func touch(ctx context.Context, address string) error {
+	d := net.Dialer{Timeout: askFor}
+	c, err := d.DialContext(ctx, "tcp", address)
+	if err != nil {
+		return innermost(err)
+	}
+	defer c.Close()
+	if err := c.SetReadDeadline(time.Now().Add(staysOpen)); err != nil {
+		return err
+	}
+	var timeout net.Error
+	if _, err := c.Read(make([]byte, 1)); err != nil && !(errors.As(err, &timeout) && timeout.Timeout()) {
+		return fmt.Errorf("the connection was closed at once: %w", innermost(err))
+	}
+	return nil
+}
+
+// innermost is the reason in an error of the network, without the addresses around it.
+func innermost(err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) {
+		return op.Err
+	}
+	return err
+}
+
+// reach waits until a request has gone through all proxies of an application, which were started at began.
+func (j *joined) reach(ctx context.Context, app string, began time.Time) error {
+	if j.pods != nil {
+		return j.reachFromLoad(ctx, app)
+	}
+	within := j.part.Options.Duration(settingReady)
+	address, asking := j.entry[app], asks[j.over(app)]
+	if j.over(app) == ProtocolTCP {
+		// Those behind the first must listen before it is touched: a proxy that cannot reach the next yet may take longer
+		// to say so than a connection has to stay open.
+		asking = func(ctx context.Context, address string) error {
+			if err := knock(ctx, j.listens(app)); err != nil {
+				return err
+			}
+			return touch(ctx, address)
+		}
+	}
+	var reason error // that is not only that the time was over
+	tick := time.NewTicker(askEvery)
+	defer tick.Stop()
+	asked, cancel := context.WithDeadline(ctx, began.Add(within))
+	defer cancel()
+	for {
+		if err := j.died("before it was ready"); err != nil {
+			return err
+		}
+		err := asking(asked, address)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if reason == nil || asked.Err() == nil {
+			reason = err
+		}
+		if asked.Err() != nil {
+			return j.withWords(fault.Wrap(reason, fault.Machine, j.name, "see what the proxies say, and raise "+settingReady+
+				" if this machine needs longer", "no request got through the proxies to %s within %v", app, within), app)
+		}
+		select {
+		case <-asked.Done():
+		case <-tick.C:
+		}
+	}
+}
+
+// knock sees that somebody listens at each of some addresses.
+func knock(ctx context.Context, listens []string) error {
+	d := net.Dialer{Timeout: askFor}
+	for _, at := range listens {
+		c, err := d.DialContext(ctx, "tcp", at)
+		if err != nil {
+			return innermost(err)
+		}
+		c.Close()
+	}
+	return nil
+}
+
+// listens are where the proxies of an application listen, but for the first.
+func (j *joined) listens(app string) (all []string) {
+	for _, p := range j.proxies {
+		if p.place.App == app && p.place.Listen != j.entry[app] {
+			all = append(all, p.place.Listen)
+		}
+	}
+	return all
+}
+
+func (j *joined) speaksHTTP(app string) bool {
+	a := j.trial.Setup().Applications[app]
+	return a != nil && slices.Contains(servedOver[ProtocolHTTP], spoken(a))
+}
+
+// withWords adds what the proxies of an application wrote last.
+func (j *joined) withWords(err error, app string) error {
+	for _, p := range j.proxies {
+		if p.place.App != app || p.running == nil {
+			continue
+		}
+		if words := p.running.Words(); words != "" {
+			err = fmt.Errorf("%w; %s wrote: %s", err, p.place.Component, words)
+		}
+	}
+	return err
+}

@@ -1,0 +1,181 @@
+package sidecartest
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/link"
+	"tare/internal/lib/param"
+	"tare/internal/mesh/redirect"
+	"tare/internal/mesh/sidecar"
+)
+
+// loadEnv makes the test's binary a load: it makes requests to an address, each by a connection of its own, and prints
+// what was answered.
+const loadEnv = "TARE_TEST_LOAD"
+
+const loadRequests = 5
+
+func load(address string) {
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	for range loadRequests {
+		resp, err := client.Get("http://" + address + "/x")
+		if err != nil {
+			fmt.Println(err)
+			continue
+		}
+		body, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		fmt.Println(resp.StatusCode, string(body))
+	}
+}
+
+// redirected: in pods requests get through in each way that the proxy says it can take, from processes of the load, by
+// the addresses that were to be redirected; and nobody gets past the proxies, or to them by another way.
+func redirected(t *testing.T, g sidecar.Guest, o Options) {
+	for _, c := range []struct{ way, hops string }{
+		{redirect.Explicit, "0"}, {redirect.Explicit, "2"}, {redirect.IPTables, "2"}, {redirect.TPROXY, "1"},
+		{redirect.TPROXY, "2"}, {redirect.EBPF, "2"},
+	} {
+		t.Run(c.way+" "+c.hops, func(t *testing.T) {
+			set := param.Values{"network": "pods", "redirect": c.way, "hops": c.hops}
+			part := Part(g, set)
+			if err := g.Check(part.Options); err != nil {
+				if r, ok := g.Proxy.(sidecar.Redirectable); !ok || r.Takes(c.way, part.Options) == nil {
+					t.Fatal(err)
+				}
+				return // it said so
+			}
+			temporary(t)
+			x := NewTrial(t, nil)
+			p, err := x.join(g, set)
+			if err != nil {
+				t.Fatal(err)
+			}
+			app := appInPod(t, x)
+			if err := p.part.(kind.Starter).Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			before := app.Requests.Load()
+			answers := loadInPod(t, x, p.Address("server"))
+			if want := strings.Repeat("200 server GET /x \n", loadRequests); answers != want {
+				t.Errorf("the load was answered %q, want %q", answers, want)
+			}
+			if n := app.Requests.Load() - before; n != loadRequests {
+				t.Errorf("the application had %d requests, want %d", n, loadRequests)
+			}
+			e := p.Evidence()
+			if e.Redirect != c.way || e.Network != "pods" {
+				t.Errorf("connections came %q in %q", e.Redirect, e.Network)
+			}
+			if c.way != redirect.Explicit {
+				notPast(t, x, e, o)
+			}
+			x.NoFailure()
+		})
+	}
+}
+
+// appInPod is an application in its pod, which the trial knows.
+func appInPod(t *testing.T, x *Trial) *App {
+	t.Helper()
+	at, err := x.part.(kind.Networked).Network(kind.Application, "server")
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, err := x.part.(kind.Hoster).Host("server")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var l net.Listener
+	in(t, at, func() error {
+		l, err = net.Listen("tcp", net.JoinHostPort(host, "0"))
+		return err
+	})
+	app := newApp(t, "server", l)
+	x.apps = map[string]kind.App{"server": {Address: app.Address}}
+	x.setup.Applications["server"] = &kind.Part{Kind: application(sidecar.ProtocolHTTP)}
+	x.setup.Loads["client"] = &kind.Part{To: "server"}
+	return app
+}
+
+// in does something on a thread that is in a network namespace.
+func in(t *testing.T, path string, do func() error) {
+	t.Helper()
+	n, err := link.OpenNamespace(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	if err := n.Do(do); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// loadInPod is what a load is answered.
+func loadInPod(t *testing.T, x *Trial, address string) string {
+	t.Helper()
+	begin, err := x.Begin(t.Context(), "client")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	cmd := exec.Command(x.Self())
+	cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), loadEnv+"="+address), &out, &out
+	if err := begin(cmd); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	return out.String()
+}
+
+// notPast: what the applications' pod is sent comes to the proxy, who wants TLS where there are two; and a proxy that
+// learns where connections were going takes none that were going to itself.
+func notPast(t *testing.T, x *Trial, e *sidecar.Evidence, o Options) {
+	t.Helper()
+	pod, err := x.part.(kind.Networked).Network(kind.Load, "client")
+	if err != nil {
+		t.Fatal(err)
+	}
+	get := func(address string) (status int, err error) {
+		in(t, pod, func() error {
+			d := net.Dialer{}
+			c, dialled := d.DialContext(context.Background(), "tcp", address)
+			if dialled != nil {
+				err = dialled
+				return nil
+			}
+			// The connection is of the pod, wherever it is read.
+			client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+				DialContext: func(context.Context, string, string) (net.Conn, error) { return c, nil }}}
+			resp, got := client.Get("http://" + address + "/past")
+			if err = got; err == nil {
+				status = resp.StatusCode
+				resp.Body.Close()
+			}
+			return nil
+		})
+		return status, err
+	}
+	for _, f := range e.Proxies {
+		if f.From == "" {
+			t.Errorf("nothing is redirected to %s", f.Component)
+		}
+		if f.Component == sidecar.Server && e.MTLS {
+			if status, err := get(f.From); err == nil && status == http.StatusOK {
+				t.Errorf("who connects to %s without TLS gets past the proxy", f.From)
+			}
+		}
+		if status, err := get(f.Listen); !o.Blind && err == nil && status == http.StatusOK {
+			t.Errorf("%s takes connections that were not redirected", f.Component)
+		}
+	}
+}

@@ -1,0 +1,432 @@
+// Package sidecartest runs a kind of sidecar proxies in a trial of its own, with real programs in real control groups,
+// and holds them against what every kind must do.
+package sidecartest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/placement"
+	"tare/internal/experiment/record"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/param"
+	"tare/internal/mesh/sidecar"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/proc"
+	"tare/internal/scale/ledger"
+)
+
+// Main is the TestMain of packages that use this one: their binary takes the way into a control group, as tare does
+// when it starts itself again.
+func Main(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == placement.EnterCommand {
+		err := placement.Enter(os.Args[2:])
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(int(fault.CodeOf(err)))
+	}
+	if len(os.Args) > 1 && os.Args[1] == kind.PlayCommand {
+		err := kind.Play(context.Background(), role.NewConn(os.Stdin, os.Stdout), os.Args[2:])
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+		os.Exit(int(fault.CodeOf(err)))
+	}
+	if to := os.Getenv(loadEnv); to != "" {
+		load(to)
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// Trial is what proxies see of a trial.
+type Trial struct {
+	kind.Trial // what it does not have is a panic
+	T          *testing.T
+	Tree       *placement.Tree
+	SelfPath   string // of the tare binary
+	Failed     chan error
+	Readings   []string // the further readings of counters that proxies asked for
+
+	apps  map[string]kind.App
+	setup kind.Setup
+
+	part any // what the Join of the subject gave
+
+	mu      sync.Mutex
+	groups  map[string]*placement.Group
+	started []*role.Child
+	warned  []string
+}
+
+// application is an application of a setup, as far as proxies look at it: what it speaks.
+type application string
+
+func (a application) About() kind.About { return kind.About{Name: string(a), Protocol: string(a)} }
+
+// Speaking says what an application speaks.
+func (x *Trial) Speaking(app, protocol string) {
+	x.setup.Applications[app].Kind = application(protocol)
+}
+
+// NewTrial makes a trial with some applications, by their addresses. It skips the test where there are no control
+// groups to be had.
+func NewTrial(t *testing.T, apps map[string]string) *Trial {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: it makes control groups")
+	}
+	l, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree, err := placement.NewTree(l, "sidecartest")
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := &Trial{T: t, Tree: tree, Failed: make(chan error, 16), apps: map[string]kind.App{},
+		groups: map[string]*placement.Group{},
+		setup:  kind.Setup{Applications: map[string]*kind.Part{}, Loads: map[string]*kind.Part{}}}
+	if x.SelfPath, err = os.Executable(); err != nil {
+		t.Fatal(err)
+	}
+	for name, address := range apps {
+		x.apps[name] = kind.App{Address: address}
+		x.setup.Applications[name] = &kind.Part{Kind: application(sidecar.ProtocolHTTP)}
+	}
+	t.Cleanup(func() {
+		for _, p := range x.started {
+			p.Stop()
+		}
+		if err := tree.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return x
+}
+
+// The methods of kind.Trial that proxies call.
+
+func (x *Trial) Self() string                             { return x.SelfPath }
+func (x *Trial) Dir() string                              { return x.T.TempDir() }
+func (x *Trial) Arm() string                              { return "mine" }
+func (x *Trial) Setup() *kind.Setup                       { return &x.setup }
+func (x *Trial) Applications() map[string]kind.App        { return x.apps }
+func (x *Trial) Record() *record.Trial                    { return &record.Trial{Ledger: &ledger.Ledger{}} }
+func (x *Trial) SetSubject(kind.Objects, json.RawMessage) {}
+
+// Read is kind.Trial's.
+func (x *Trial) Read(_ context.Context, name string) error {
+	x.Readings = append(x.Readings, name)
+	return nil
+}
+
+// client is the first process of the client's proxy.
+func (x *Trial) client(t *testing.T) int {
+	t.Helper()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	g := x.groups[path.Join(kind.SubjectGroup, sidecar.Client, "server")]
+	text, err := os.ReadFile(path.Join(g.V2Dir(), "cgroup.procs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := 0
+	if _, err := fmt.Sscan(string(text), &first); err != nil {
+		t.Fatalf("no process is in the group of the client's proxy: %v", err)
+	}
+	return first
+}
+
+// Fail keeps why the trial failed.
+func (x *Trial) Fail(err error) {
+	select {
+	case x.Failed <- err:
+	default:
+	}
+}
+
+// Warn fails the test: nothing here deserves a warning.
+func (x *Trial) Warn(code, format string, args ...any) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.warned = append(x.warned, code+": "+fmt.Sprintf(format, args...))
+}
+
+func (x *Trial) group(name string) (*placement.Group, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if g := x.groups[name]; g != nil {
+		return g, nil
+	}
+	g, err := x.Tree.Group(strings.ReplaceAll(name, ".", "-"), placement.Limits{})
+	if err == nil {
+		x.groups[name] = g
+	}
+	return g, err
+}
+
+// ServingGroup is kind.Trial's.
+func (x *Trial) ServingGroup(component, app string, _ param.Values) (*placement.Group, error) {
+	return x.group(path.Join(kind.SubjectGroup, component, app))
+}
+
+// SubjectGroup is kind.Trial's.
+func (x *Trial) SubjectGroup(component string, _ param.Values) (*placement.Group, error) {
+	return x.group(path.Join(kind.SubjectGroup, component))
+}
+
+// StartSubject is kind.Trial's.
+func (x *Trial) StartSubject(
+	_ context.Context, component string, _ param.Values, argv []string,
+) (kind.Process, error) {
+	g, err := x.SubjectGroup(component, nil)
+	if err != nil {
+		return nil, err
+	}
+	begin, err := x.starter(g, kind.Subject, component)
+	if err != nil {
+		return nil, err
+	}
+	p, err := role.Launch(component, argv, begin, x.Fail)
+	if err != nil {
+		return nil, err
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.started = append(x.started, p)
+	return p, nil
+}
+
+// starter gives how a process is started in a group, and in the network that the proxies have for it.
+func (x *Trial) starter(g *placement.Group, as kind.Role, name string) (func(*exec.Cmd) error, error) {
+	n, ok := x.part.(kind.Networked)
+	if !ok {
+		return g.Start, nil
+	}
+	network, err := n.Network(as, name)
+	return func(cmd *exec.Cmd) error { return g.StartIn(cmd, network) }, err
+}
+
+// Begin is kind.Trial's, for loads.
+func (x *Trial) Begin(_ context.Context, name string, _ ...string) (func(*exec.Cmd) error, error) {
+	g, err := x.group(path.Join(kind.WorkGroup, name))
+	if err != nil {
+		return nil, err
+	}
+	return x.starter(g, kind.Load, name)
+}
+
+// WorkDir is kind.Trial's.
+func (x *Trial) WorkDir() string {
+	g, err := x.group(path.Join(kind.WorkGroup, "any"))
+	if err != nil || g.V2Dir() == "" {
+		return ""
+	}
+	return path.Dir(g.V2Dir())
+}
+
+// Part is the part of an experiment with some settings, whose defaults are filled in as in a spec.
+func Part(g kind.Guest, set param.Values) *kind.Part {
+	settings := g.About().Settings
+	o := param.Defaults(settings)
+	for k, v := range set {
+		o[k] = v
+	}
+	return &kind.Part{Kind: g, Options: o}
+}
+
+// Proxies are the proxies of a trial under way.
+type Proxies struct {
+	Trial *Trial
+	part  any
+}
+
+// Start starts the proxies of a trial. The error is that of their Start. The test ends them.
+func (x *Trial) Start(g sidecar.Guest, set param.Values) (*Proxies, error) {
+	x.T.Helper()
+	p, err := x.join(g, set)
+	if err != nil {
+		return nil, err
+	}
+	return p, p.part.(kind.Starter).Start(x.T.Context())
+}
+
+// join has proxies be those of the trial, before they start.
+func (x *Trial) join(g sidecar.Guest, set param.Values) (*Proxies, error) {
+	joined, err := g.Join(x, "mine", Part(g, set))
+	if err != nil {
+		return nil, err
+	}
+	x.part = joined
+	p := &Proxies{x, joined}
+	x.T.Cleanup(p.Close)
+	return p, nil
+}
+
+// MustStart starts them, or fails the test.
+func (x *Trial) MustStart(g sidecar.Guest, set param.Values) *Proxies {
+	x.T.Helper()
+	p, err := x.Start(g, set)
+	if err != nil {
+		x.T.Fatal(err)
+	}
+	return p
+}
+
+// Address is where an application is reached.
+func (p *Proxies) Address(app string) string {
+	p.Trial.T.Helper()
+	at, err := p.part.(kind.Addresser).Address(app)
+	if err != nil {
+		p.Trial.T.Fatal(err)
+	}
+	return at
+}
+
+// After is the hook of that name.
+func (p *Proxies) After() error { return p.part.(kind.After).After(p.Trial.T.Context()) }
+
+// Evidence is what is found of the proxies now.
+func (p *Proxies) Evidence() *sidecar.Evidence {
+	p.Trial.T.Helper()
+	if err := p.After(); err != nil {
+		p.Trial.T.Fatal(err)
+	}
+	return p.part.(kind.Evidence).Evidence().(*sidecar.Evidence)
+}
+
+// Found is one of the proxies.
+func (p *Proxies) Found(component, app string) sidecar.Found {
+	p.Trial.T.Helper()
+	for _, f := range p.Evidence().Proxies {
+		if f.Component == component && f.App == app {
+			return f
+		}
+	}
+	p.Trial.T.Fatalf("there is no %s of %s", component, app)
+	return sidecar.Found{}
+}
+
+// Close ends them, more than once if need be.
+func (p *Proxies) Close() {
+	if err := p.part.(io.Closer).Close(); err != nil {
+		p.Trial.T.Error(err)
+	}
+}
+
+// App is an application that counts what reaches it.
+type App struct {
+	Address     string
+	Connections atomic.Int64 // that were opened to it
+	Requests    atomic.Int64
+	Over2       atomic.Int64 // of these: over HTTP/2
+}
+
+// NewApp serves HTTP/1.1 and HTTP/2 until the test ends. Its answers have its name, so that it is known who gave them.
+func NewApp(t *testing.T, name string) *App {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newApp(t, name, l)
+}
+
+func newApp(t *testing.T, name string, l net.Listener) *App {
+	a := &App{Address: l.Addr().String()}
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
+	s := &http.Server{
+		Protocols: protocols,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			a.Requests.Add(1)
+			if r.ProtoMajor == 2 {
+				a.Over2.Add(1)
+			}
+			body, _ := io.ReadAll(r.Body)
+			w.Header().Set("X-App", name)
+			_, _ = fmt.Fprintf(w, "%s %s %s %s", name, r.Method, r.URL, body)
+		}),
+		ConnState: func(_ net.Conn, s http.ConnState) {
+			if s == http.StateNew {
+				a.Connections.Add(1)
+			}
+		},
+	}
+	go s.Serve(l)
+	t.Cleanup(func() { _ = s.Close() })
+	return a
+}
+
+// Get makes a request and gives the answer's body.
+func Get(t *testing.T, client *http.Client, address, path string) string {
+	t.Helper()
+	resp, err := client.Get("http://" + address + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("status %d, %q, %v", resp.StatusCode, body, err)
+	}
+	return string(body)
+}
+
+// Eventually waits until something holds. It fails the test after so long that no noise is a reason.
+func Eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
+
+// Failure waits for the reason of which the trial failed.
+func (x *Trial) Failure() error {
+	x.T.Helper()
+	select {
+	case err := <-x.Failed:
+		return err
+	case <-time.After(20 * time.Second):
+		x.T.Fatal("the trial goes on")
+		return nil
+	}
+}
+
+// NoFailure sees that nothing failed the trial so far.
+func (x *Trial) NoFailure() {
+	x.T.Helper()
+	select {
+	case err := <-x.Failed:
+		x.T.Errorf("the trial failed: %v", err)
+	default:
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if len(x.warned) > 0 {
+		x.T.Errorf("warned: %s", strings.Join(x.warned, "; "))
+	}
+}
+
+// gone reports whether a process has ended. Nobody may have waited for it yet.
+func gone(pid int) bool {
+	p, err := (proc.FS{}).Process(pid)
+	return err != nil || !p.Alive()
+}

@@ -1,0 +1,61 @@
+// Package mapinmap has the stores that keep each record in a map of its own, which a map of maps holds: naive, from
+// which Kmesh's proposal to update maps faster began, and pooled, what it proposed.
+package mapinmap
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"tare/internal/mesh/store"
+	"tare/internal/mesh/store/records"
+	"tare/internal/mesh/store/records/keep"
+)
+
+func init() {
+	store.Register(Naive)
+	store.Register(Pooled)
+}
+
+// valueSize is the size of all records, the largest of which has to fit.
+const valueSize = 1300
+
+// maxRecords is how many records the map of maps has room for at most, as in Kmesh.
+const maxRecords = 1 << 20
+
+// inner is what a new record is.
+var inner = &ebpf.MapSpec{Name: "mim_record", Type: ebpf.Array, KeySize: 4, ValueSize: valueSize, MaxEntries: 1}
+
+// need is how many records resources as large as those of Kmesh's benchmarks take: clusters with each endpoint in a
+// locality of its own, listeners with five filter chains.
+func need(o store.Options) int {
+	return 5*int(o.MaxClusters) + 4*int(o.MaxEndpoints) + 43*int(o.MaxListeners)
+}
+
+// open makes the maps, the map of maps with room for some records besides number 0, and a store.
+func open(design string, o store.Options, room int, make func(k *keep.Kernel, outer *ebpf.Map, found bool) (keep.Records, error)) (store.Store, error) {
+	spec, err := loadAsk()
+	if err != nil {
+		return nil, fmt.Errorf("reading the embedded BPF object: %w", err)
+	}
+	specs := []*ebpf.MapSpec{spec.Maps["mim_listeners"], spec.Maps["mim_clusters"], spec.Maps["mim_records"]}
+	specs[0].MaxEntries, specs[1].MaxEntries, specs[2].MaxEntries = o.MaxListeners, o.MaxClusters, uint32(room)+1
+	maps, found, err := keep.OpenMaps(design, specs, o)
+	if err != nil {
+		return nil, err
+	}
+	k := keep.NewKernel()
+	r, err := make(k, maps["mim_records"], found)
+	if err != nil {
+		for _, m := range maps {
+			m.Close()
+		}
+		return nil, err
+	}
+	tops := keep.Tops{Listeners: maps["mim_listeners"], Clusters: maps["mim_clusters"]}
+	s, err := keep.New(k, r, tops, records.Single, maps, o, false, found)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}

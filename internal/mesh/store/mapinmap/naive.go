@@ -1,0 +1,237 @@
+package mapinmap
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/fault"
+	"tare/internal/mesh/store"
+	"tare/internal/mesh/store/records"
+	"tare/internal/mesh/store/records/keep"
+)
+
+// Naive is the design of that name: a record's map is made when the record is, and removed with it. Which keys are free
+// is in a bitmap in record 0, read from the kernel and written back for each record. A map is found by its number in
+// the map of maps, and opened and closed again around its use. What the writer waits for is the map of maps.
+var Naive = store.Design{
+	Name:     "naive",
+	Summary:  "each record a map of its own, made and removed with it, in a map of maps: where Kmesh began",
+	Atomic:   store.PerRecord,
+	Survives: false, // a resource that is being replaced is gone
+	Open: func(o store.Options) (store.Store, error) {
+		o = o.WithDefaults()
+		return open("naive", o, bitmapBits-1, newNaive)
+	},
+	Ask: loadAsk,
+}
+
+// Record 0: how many records are there, itself included, then a bit for each key, set where it is free.
+const (
+	bitmapAt   = 4
+	bitmapBits = (valueSize - bitmapAt) * 8
+)
+
+type naive struct {
+	kernel  *keep.Kernel
+	outer   int
+	used    int      // besides record 0
+	open    []opened // records that are being written
+	control []byte   // record 0, while it is read and written back
+	scratch []byte
+}
+
+type opened struct {
+	key uint32
+	fd  int
+}
+
+func newNaive(k *keep.Kernel, outer *ebpf.Map, _ bool) (keep.Records, error) {
+	n := &naive{kernel: k, outer: outer.FD(), control: make([]byte, valueSize), scratch: make([]byte, valueSize)}
+	fd, err := k.Get(n.outer, 0)
+	if err == nil {
+		k.CloseFD(fd)
+		return n, nil
+	}
+	for i := bitmapAt; i < valueSize; i++ {
+		n.control[i] = 0xff
+	}
+	n.control[bitmapAt] &^= 1
+	binary.NativeEndian.PutUint32(n.control, 1)
+	if fd, err = k.Create(inner); err != nil {
+		return nil, fmt.Errorf("making the record of free keys: %w", err)
+	}
+	defer k.CloseFD(fd)
+	if err := errors.Join(k.UpdateAt(fd, 0, n.control), k.Set(n.outer, 0, fd)); err != nil {
+		return nil, fmt.Errorf("making the record of free keys: %w", err)
+	}
+	return n, nil
+}
+
+func (n *naive) Room(need records.Counts) bool { return need.Sum() <= bitmapBits-1-n.used }
+
+func (n *naive) Mend() string {
+	return fmt.Sprintf("use another store: this one has room for %d records", bitmapBits-1)
+}
+
+// change reads record 0, has f change it, and writes it back.
+func (n *naive) change(f func() error) error {
+	k := n.kernel
+	fd, err := k.Get(n.outer, 0)
+	if err != nil {
+		return err
+	}
+	defer k.CloseFD(fd)
+	if err := k.LookupAt(fd, 0, n.control); err != nil {
+		return err
+	}
+	if err := f(); err != nil {
+		return err
+	}
+	return k.UpdateAt(fd, 0, n.control)
+}
+
+func (n *naive) count(by int) {
+	n.used += by
+	binary.NativeEndian.PutUint32(n.control, uint32(n.used)+1)
+}
+
+func (n *naive) Alloc(records.Class) (key uint32, err error) {
+	k := n.kernel
+	err = n.change(func() error {
+		key = n.firstFree()
+		if key == 0 {
+			return fault.New(fault.Usage, "", n.Mend(), "no record is free")
+		}
+		fd, err := k.Create(inner)
+		if err != nil {
+			return err
+		}
+		defer k.CloseFD(fd)
+		if err := k.Set(n.outer, key, fd); err != nil {
+			return err
+		}
+		n.control[bitmapAt+key/8] &^= 1 << (key % 8)
+		n.count(1)
+		return nil
+	})
+	return key, err
+}
+
+func (n *naive) firstFree() uint32 {
+	for i := bitmapAt; i < valueSize; i += 4 {
+		if word := binary.NativeEndian.Uint32(n.control[i:]); word != 0 {
+			return uint32(8*(i-bitmapAt) + bits.TrailingZeros32(word))
+		}
+	}
+	return 0
+}
+
+func (n *naive) Write(key uint32, _ records.Class, value []byte, last bool) error {
+	at := len(n.open) - 1
+	for at >= 0 && n.open[at].key != key {
+		at--
+	}
+	if at < 0 {
+		fd, err := n.kernel.Get(n.outer, key)
+		if err != nil {
+			return err
+		}
+		n.open = append(n.open, opened{key, fd})
+		at = len(n.open) - 1
+	}
+	err := n.kernel.UpdateAt(n.open[at].fd, 0, value)
+	if last || err != nil {
+		n.close(key)
+	}
+	return err
+}
+
+func (n *naive) close(key uint32) {
+	for i, o := range n.open {
+		if o.key == key {
+			n.kernel.CloseFD(o.fd)
+			n.open = append(n.open[:i], n.open[i+1:]...)
+			return
+		}
+	}
+}
+
+// Free reads a record, as one must who finds the tree in the maps, and removes it.
+func (n *naive) Free(key uint32) error {
+	n.close(key)
+	k := n.kernel
+	if fd, err := k.Get(n.outer, key); err == nil {
+		err = k.LookupAt(fd, 0, n.scratch)
+		k.CloseFD(fd)
+		if err != nil {
+			return err
+		}
+	}
+	if err := k.Unset(n.outer, key); err != nil {
+		return err
+	}
+	return n.change(func() error {
+		n.control[bitmapAt+key/8] |= 1 << (key % 8)
+		n.count(-1)
+		return nil
+	})
+}
+
+func (n *naive) Settle() {}
+
+func (n *naive) Read(key uint32, _ records.Class) []byte {
+	if key == 0 || key >= bitmapBits {
+		return nil
+	}
+	fd, err := n.kernel.Get(n.outer, key)
+	if err != nil {
+		return nil
+	}
+	defer n.kernel.CloseFD(fd)
+	if n.kernel.LookupAt(fd, 0, n.scratch) != nil {
+		return nil
+	}
+	return n.scratch
+}
+
+func (n *naive) Adopt(used map[uint32]bool) error {
+	for key := uint32(1); key < bitmapBits; key++ {
+		if used[key] {
+			continue
+		}
+		fd, err := n.kernel.Get(n.outer, key)
+		if errors.Is(err, unix.ENOENT) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("reading the map of maps: %w", err)
+		}
+		n.kernel.CloseFD(fd)
+		if err := n.kernel.Unset(n.outer, key); err != nil {
+			return fmt.Errorf("removing record %d: %w", key, err)
+		}
+	}
+	return n.change(func() error {
+		for key := uint32(1); key < bitmapBits; key++ {
+			n.control[bitmapAt+key/8] |= 1 << (key % 8)
+		}
+		for key := range used {
+			n.control[bitmapAt+key/8] &^= 1 << (key % 8)
+		}
+		n.used = 0
+		n.count(len(used))
+		return nil
+	})
+}
+
+func (n *naive) Close() error {
+	for len(n.open) > 0 {
+		n.close(n.open[0].key)
+	}
+	return nil
+}

@@ -1,0 +1,383 @@
+package mapinmap
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/fault"
+	"tare/internal/mesh/store"
+	"tare/internal/mesh/store/records"
+	"tare/internal/mesh/store/records/keep"
+)
+
+// The variants of pooled, as the proposal has them: every map at start; a first part at start and the rest in the
+// background; on demand. The latter two grow and shrink.
+const (
+	ahead      = "ahead"
+	background = "background"
+	onDemand   = "ondemand"
+)
+
+// Pooled is the design of that name: the maps of records are made beforehand, in parallel, and used again and again; a
+// list in memory says which are free. A change waits for no reader. Every map of the pool is an open file of the
+// writer: how many files it may have open is what limits the pool.
+//
+// Ours differs from Kmesh's in this. A free record is found at once, not by a search from the first. The records of a
+// resource are remembered, not read back to free them. The pool grows to twice what is used and shrinks to it, in the
+// background, where Kmesh has steps of 32768 and 8192. A process that takes over finds the maps in the map of maps, not
+// in a file that only a clean end leaves.
+var Pooled = store.Design{
+	Name:     "pooled",
+	Summary:  "each record a map of its own out of a pool, in a map of maps: what Kmesh's proposal made of naive",
+	Variants: []string{ahead, background, onDemand},
+	Atomic:   store.PerRecord,
+	Survives: false, // a resource that is being replaced is gone
+	Open:     openPooled,
+	Ask:      loadAsk,
+}
+
+const (
+	defaultPool = 32768 // as in Kmesh
+	smallPool   = 256   // what is there on demand before there is any
+	growAt      = 0.7   // of the pool in use
+	shrinkAt    = 0.3
+	chunk       = 512 // records that one thread makes one after the other
+	threads     = 64
+	otherFiles  = 1024 // that the process may come to have open besides
+)
+
+func openPooled(o store.Options) (store.Store, error) {
+	given := o.MaxClusters != 0 || o.MaxListeners != 0 || o.MaxEndpoints != 0
+	o = o.WithDefaults()
+	want := min(need(o), maxRecords-1)
+	p := &pooled{elastic: o.Variant == background || o.Variant == onDemand}
+	all := want
+	if !given {
+		all = min(want, defaultPool)
+	}
+	room := want
+	if !p.elastic {
+		room = all
+	}
+	p.floor, p.first = all, all
+	switch o.Variant {
+	case background:
+		p.first = max(smallPool, all/8)
+	case onDemand:
+		p.floor, p.first = smallPool, smallPool
+	}
+	return open("pooled", o, room, p.start)
+}
+
+// pooled keeps records in a pool of maps. One goroutine uses it; what changes the pool's size in the background takes
+// indexes from it and gives them back through done.
+type pooled struct {
+	kernel  *keep.Kernel
+	outer   int
+	limit   int // records that there can be
+	elastic bool
+	floor   int // the pool shrinks to no less
+	first   int // and begins with as many
+
+	fds     []int32  // by key; 0 where there is no map
+	free    []uint32 // the last given back is used first, whose memory is warm
+	missing []uint32 // keys without a map
+	size    int      // keys with a map, but for those that are being removed
+	running chan resized
+}
+
+// resized is what came of a change of the pool's size: keys with a map, and keys without.
+type resized struct {
+	with, without []uint32
+	work          store.Work
+	err           error
+}
+
+func (p *pooled) start(k *keep.Kernel, outer *ebpf.Map, found bool) (keep.Records, error) {
+	p.kernel, p.outer, p.limit = k, outer.FD(), int(outer.MaxEntries())-1
+	open, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return nil, fmt.Errorf("counting open files: %w", err)
+	}
+	other := len(open) + otherFiles
+	files, err := files(p.limit + other)
+	if err != nil {
+		return nil, err
+	}
+	p.limit = max(0, min(p.limit, files-other))
+	p.fds = make([]int32, p.limit+1)
+	for key := p.limit; key > 0; key-- {
+		if found {
+			if fd, err := k.Get(p.outer, uint32(key)); err == nil {
+				p.fds[key] = int32(fd)
+				p.size++
+				continue
+			}
+		}
+		p.missing = append(p.missing, uint32(key))
+	}
+	if found {
+		return p, nil // Adopt does the rest
+	}
+	return p, p.fill()
+}
+
+// fill makes the first part of the pool, and has the rest made.
+func (p *pooled) fill() error {
+	if n := min(p.first, p.limit) - p.size; n > 0 {
+		r := p.make(p.take(n))
+		p.merge(r)
+		if r.err != nil {
+			return errors.Join(r.err, p.Close())
+		}
+	}
+	if p.size < p.floor {
+		p.resize(p.floor)
+	}
+	return nil
+}
+
+// take takes keys to make maps for.
+func (p *pooled) take(n int) []uint32 {
+	n = min(n, len(p.missing))
+	keys := make([]uint32, n)
+	for i := range keys {
+		keys[i] = p.missing[len(p.missing)-1-i]
+	}
+	p.missing = p.missing[:len(p.missing)-n]
+	return keys
+}
+
+func (p *pooled) merge(r resized) {
+	for _, key := range slices.Backward(r.with) {
+		p.free = append(p.free, key)
+	}
+	p.size += len(r.with)
+	p.missing = append(p.missing, r.without...)
+}
+
+// make makes maps for keys and puts them into the map of maps. Threads share the waits for readers.
+func (p *pooled) make(keys []uint32) (all resized) {
+	n := len(keys)
+	all = p.parallel(keys, chunk, func(keys []uint32) (r resized) {
+		fds := make([]uint32, len(keys))
+		for i := range keys {
+			fd, err := keep.CreateMap(inner)
+			if err != nil {
+				r.err = fmt.Errorf("making record %d of a pool of at most %d: %w", keys[i], p.limit, err)
+				r.without, keys, fds = keys[i:], keys[:i], fds[:i]
+				break
+			}
+			fds[i] = uint32(fd)
+		}
+		done, err := keep.SetAll(p.outer, keys, fds)
+		if err != nil {
+			r.err = fmt.Errorf("putting records into the map of maps: %w", err)
+		}
+		for i, key := range keys {
+			if i >= done {
+				unix.Close(int(fds[i]))
+				continue
+			}
+			p.fds[key] = int32(fds[i])
+		}
+		r.with, r.without = keys[:done], append(r.without, keys[done:]...)
+		return r
+	})
+	// Threads share waits: the writer stands still for those of one.
+	chunks := (n + chunk - 1) / chunk
+	rounds := (chunks + threads - 1) / threads
+	all.work = store.Work{Updates: n, Syscalls: n + chunks, Bytes: 8 * n, GracePeriods: rounds}
+	if keep.LookupsWait() {
+		all.work.Syscalls, all.work.GracePeriods = 2*n, rounds*min(n, chunk)
+	}
+	return all
+}
+
+// unmake removes maps that nobody uses.
+func (p *pooled) unmake(keys []uint32) resized {
+	// There is no way to remove several with one wait.
+	return p.parallel(keys, (len(keys)+threads-1)/threads, func(keys []uint32) (r resized) {
+		k := keep.NewKernel()
+		for i, key := range keys {
+			if err := k.Unset(p.outer, key); err != nil {
+				return resized{with: keys[i:], without: keys[:i], err: fmt.Errorf("removing a record from the map of maps: %w", err)}
+			}
+			unix.Close(int(p.fds[key]))
+			p.fds[key] = 0
+		}
+		return resized{without: keys}
+	})
+}
+
+func (p *pooled) parallel(keys []uint32, chunk int, f func([]uint32) resized) (all resized) {
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	work := make(chan []uint32)
+	for range min(threads, (len(keys)+chunk-1)/chunk) {
+		wg.Go(func() {
+			for part := range work {
+				r := f(part)
+				mu.Lock()
+				all.with = append(all.with, r.with...)
+				all.without = append(all.without, r.without...)
+				all.err = errors.Join(all.err, r.err)
+				mu.Unlock()
+			}
+		})
+	}
+	for part := range slices.Chunk(keys, chunk) {
+		work <- part
+	}
+	close(work)
+	wg.Wait()
+	return all
+}
+
+// resize begins to make the pool as large as size, or as small as that.
+func (p *pooled) resize(size int) {
+	size = min(size, p.limit)
+	done := make(chan resized, 1)
+	if size > p.size {
+		keys := p.take(size - p.size)
+		p.running = done
+		go func() { done <- p.make(keys) }()
+		return
+	}
+	n := min(p.size-size, len(p.free))
+	if n == 0 {
+		return
+	}
+	keys := slices.Clone(p.free[:n]) // those that were used longest ago
+	p.free = slices.Delete(p.free, 0, n)
+	p.size -= n
+	p.running = done
+	go func() { done <- p.unmake(keys) }()
+}
+
+// settled takes what a change of the pool's size came to; wait says whether to wait for it.
+func (p *pooled) settled(wait bool) {
+	if p.running == nil {
+		return
+	}
+	if wait {
+		r := <-p.running
+		p.running = nil
+		p.merge(r)
+		p.kernel.Work.Add(r.work)
+		return
+	}
+	select {
+	case r := <-p.running:
+		p.running = nil
+		p.merge(r)
+	default:
+	}
+}
+
+func (p *pooled) Room(need records.Counts) bool {
+	n := need.Sum()
+	p.settled(n > len(p.free))
+	if lack := n - len(p.free); lack > 0 && p.elastic && p.size+lack <= p.limit {
+		r := p.make(p.take(min(max(lack, smallPool), p.limit-p.size)))
+		p.merge(r)
+		p.kernel.Work.Add(r.work)
+	}
+	return n <= len(p.free)
+}
+
+func (p *pooled) Mend() string {
+	return fmt.Sprintf("raise ulimit -n, since each record is an open file, or give the store room for more clusters, listeners and endpoints: it holds %d records", p.limit)
+}
+
+func (p *pooled) Alloc(records.Class) (uint32, error) {
+	n := len(p.free)
+	if n == 0 {
+		return 0, fault.New(fault.Usage, "", p.Mend(), "no record is free")
+	}
+	key := p.free[n-1]
+	p.free = p.free[:n-1]
+	return key, nil
+}
+
+func (p *pooled) Write(key uint32, _ records.Class, value []byte, _ bool) error {
+	return p.kernel.UpdateAt(int(p.fds[key]), 0, value)
+}
+
+func (p *pooled) Free(key uint32) error {
+	p.free = append(p.free, key)
+	return nil
+}
+
+func (p *pooled) Settle() {
+	if !p.elastic {
+		return
+	}
+	p.settled(false)
+	if p.running != nil {
+		return
+	}
+	used := p.size - len(p.free)
+	switch {
+	case float64(used) >= growAt*float64(p.size) && p.size < p.limit:
+		p.resize(max(2*used, p.size+smallPool))
+	case float64(used) <= shrinkAt*float64(p.size) && p.size > p.floor:
+		p.resize(max(2*used, p.floor))
+	}
+}
+
+func (p *pooled) Read(key uint32, _ records.Class) []byte {
+	if key == 0 || int(key) > p.limit || p.fds[key] == 0 {
+		return nil
+	}
+	b := make([]byte, valueSize)
+	if p.kernel.LookupAt(int(p.fds[key]), 0, b) != nil {
+		return nil
+	}
+	return b
+}
+
+func (p *pooled) Adopt(used map[uint32]bool) error {
+	p.free = p.free[:0]
+	for key := p.limit; key > 0; key-- {
+		if p.fds[key] != 0 && !used[uint32(key)] {
+			p.free = append(p.free, uint32(key))
+		}
+	}
+	return p.fill()
+}
+
+func (p *pooled) Close() error {
+	p.settled(true)
+	for key, fd := range p.fds {
+		if fd != 0 {
+			unix.Close(int(fd))
+			p.fds[key] = 0
+		}
+	}
+	return nil
+}
+
+// files lets the process have n files open, or as many as it may, and says how many.
+func files(n int) (int, error) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return 0, fmt.Errorf("reading the limit of open files: %w", err)
+	}
+	for _, hard := range []uint64{max(limit.Max, uint64(n)), limit.Max} { // the first is for the privileged
+		if uint64(n) <= limit.Cur {
+			return n, nil
+		}
+		more := unix.Rlimit{Cur: min(uint64(n), hard), Max: hard}
+		if unix.Setrlimit(unix.RLIMIT_NOFILE, &more) == nil {
+			limit = more
+		}
+	}
+	return min(n, int(limit.Cur)), nil
+}

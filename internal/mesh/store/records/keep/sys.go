@@ -1,0 +1,221 @@
+package keep
+
+import (
+	"runtime"
+	"sync"
+	"syscall"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/features"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/mesh/store"
+)
+
+// Kernel is the way to maps, with what is done counted. It makes the system calls itself: cilium/ebpf allocates and
+// reflects on each, and a change here is a hundred of them.
+type Kernel struct {
+	Work store.Work
+	attr element
+	// Room on the heap.
+	key   [4]byte
+	value uint32
+}
+
+// element is what union bpf_attr has for BPF_MAP_*_ELEM.
+type element struct {
+	fd    uint32
+	_     uint32
+	key   uint64
+	value uint64
+	flags uint64
+}
+
+// NewKernel is for one goroutine. Not inlined, since the kernel is given addresses inside that must not move, as those
+// on a stack do.
+//
+//go:noinline
+func NewKernel() *Kernel { return &Kernel{} }
+
+func (k *Kernel) call(command uintptr, fd int, key, value unsafe.Pointer) error {
+	k.attr = element{fd: uint32(fd), key: uint64(uintptr(key)), value: uint64(uintptr(value))}
+	k.Work.Syscalls++
+	// Raw: these calls take a microsecond, and telling Go's scheduler about each costs a tenth of that.
+	_, _, errno := unix.RawSyscall(unix.SYS_BPF, command, uintptr(unsafe.Pointer(&k.attr)), unsafe.Sizeof(k.attr))
+	runtime.KeepAlive(key)
+	runtime.KeepAlive(value)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// Update writes an element; key and value must be on the heap.
+func (k *Kernel) Update(fd int, key, value []byte) error {
+	k.Work.Updates++
+	k.Work.Bytes += len(key) + len(value)
+	return k.call(unix.BPF_MAP_UPDATE_ELEM, fd, unsafe.Pointer(&key[0]), unsafe.Pointer(&value[0]))
+}
+
+// UpdateAt is Update with a number for a key.
+func (k *Kernel) UpdateAt(fd int, key uint32, value []byte) error {
+	return k.Update(fd, k.number(key), value)
+}
+
+// Delete removes an element.
+func (k *Kernel) Delete(fd int, key []byte) error {
+	k.Work.Deletes++
+	k.Work.Bytes += len(key)
+	return k.call(unix.BPF_MAP_DELETE_ELEM, fd, unsafe.Pointer(&key[0]), nil)
+}
+
+// DeleteAt is Delete with a number for a key.
+func (k *Kernel) DeleteAt(fd int, key uint32) error { return k.Delete(fd, k.number(key)) }
+
+// Lookup reads an element.
+func (k *Kernel) Lookup(fd int, key, value []byte) error {
+	return k.call(unix.BPF_MAP_LOOKUP_ELEM, fd, unsafe.Pointer(&key[0]), unsafe.Pointer(&value[0]))
+}
+
+// LookupAt is Lookup with a number for a key.
+func (k *Kernel) LookupAt(fd int, key uint32, value []byte) error {
+	return k.Lookup(fd, k.number(key), value)
+}
+
+func (k *Kernel) number(key uint32) []byte {
+	*(*uint32)(unsafe.Pointer(&k.key)) = key
+	return k.key[:4]
+}
+
+// waiting is call where it may take milliseconds: Go's scheduler is told, and gives the processor to others.
+func (k *Kernel) waiting(command uintptr, fd int, key, value unsafe.Pointer) error {
+	k.attr = element{fd: uint32(fd), key: uint64(uintptr(key)), value: uint64(uintptr(value))}
+	k.Work.Syscalls++
+	_, _, errno := unix.Syscall(unix.SYS_BPF, command, uintptr(unsafe.Pointer(&k.attr)), unsafe.Sizeof(k.attr))
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// The three below are for maps of maps. There the kernel waits for readers before it returns: after an update or a
+// delete that did something, and before Linux 6.8 after each, and after a lookup too (maybe_wait_bpf_programs in
+// kernel/bpf/syscall.c).
+
+// Set puts a map into a map of maps.
+func (k *Kernel) Set(outer int, index uint32, fd int) error {
+	k.value = uint32(fd)
+	k.Work.Updates++
+	k.Work.Bytes += 8
+	err := k.waiting(unix.BPF_MAP_UPDATE_ELEM, outer, unsafe.Pointer(&k.number(index)[0]), unsafe.Pointer(&k.value))
+	if err == nil || LookupsWait() {
+		k.Work.GracePeriods++
+	}
+	return err
+}
+
+// Unset removes a map from a map of maps.
+func (k *Kernel) Unset(outer int, index uint32) error {
+	k.Work.Deletes++
+	k.Work.Bytes += 4
+	err := k.waiting(unix.BPF_MAP_DELETE_ELEM, outer, unsafe.Pointer(&k.number(index)[0]), nil)
+	if err == nil || LookupsWait() {
+		k.Work.GracePeriods++
+	}
+	return err
+}
+
+// Get opens a map that a map of maps holds.
+func (k *Kernel) Get(outer int, index uint32) (fd int, err error) {
+	if LookupsWait() {
+		k.Work.GracePeriods++
+		err = k.waiting(unix.BPF_MAP_LOOKUP_ELEM, outer, unsafe.Pointer(&k.number(index)[0]), unsafe.Pointer(&k.value))
+	} else {
+		err = k.call(unix.BPF_MAP_LOOKUP_ELEM, outer, unsafe.Pointer(&k.number(index)[0]), unsafe.Pointer(&k.value))
+	}
+	if err != nil {
+		return -1, err
+	}
+	return k.ByID(k.value)
+}
+
+// LookupsWait says whether a lookup in a map of maps waits for readers here.
+var LookupsWait = sync.OnceValue(func() bool {
+	version, err := features.LinuxVersionCode()
+	return err == nil && version < 6<<16|8<<8
+})
+
+// CloseFD closes what ByID or Create gave.
+func (k *Kernel) CloseFD(fd int) {
+	k.Work.Syscalls++
+	unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0)
+}
+
+// ByID opens a map by its number in the kernel.
+func (k *Kernel) ByID(id uint32) (fd int, err error) {
+	k.Work.Syscalls++
+	attr := struct{ id, next, flags uint32 }{id: id}
+	r, _, errno := unix.RawSyscall(unix.SYS_BPF, unix.BPF_MAP_GET_FD_BY_ID, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	if errno != 0 {
+		return -1, errno
+	}
+	return int(r), nil
+}
+
+// Create makes a map; cilium/ebpf would ask the kernel a dozen things first.
+func (k *Kernel) Create(spec *ebpf.MapSpec) (fd int, err error) {
+	k.Work.Syscalls++
+	return CreateMap(spec)
+}
+
+// CreateMap is Create, not counted.
+func CreateMap(spec *ebpf.MapSpec) (fd int, err error) {
+	attr := struct {
+		kind, key, value, entries, flags, inner, node uint32
+		name                                          [unix.BPF_OBJ_NAME_LEN]byte
+	}{kind: uint32(spec.Type), key: spec.KeySize, value: spec.ValueSize, entries: spec.MaxEntries, flags: spec.Flags}
+	copy(attr.name[:len(attr.name)-1], spec.Name)
+	r, _, errno := unix.RawSyscall(unix.SYS_BPF, unix.BPF_MAP_CREATE, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	if errno != 0 {
+		return -1, errno
+	}
+	return int(r), nil
+}
+
+// batch is what union bpf_attr has for BPF_MAP_*_BATCH.
+type batch struct {
+	in, out, keys, values uint64
+	count, fd             uint32
+	elementFlags, flags   uint64
+}
+
+// enotsupp is the kernel's ENOTSUPP, which has no number outside it: a map without batches.
+const enotsupp = syscall.Errno(524)
+
+// SetAll puts maps into a map of maps, and says how many. It is for other goroutines than a Kernel's, and not counted:
+// from Linux 6.8 it waits for readers once, before that for each.
+func SetAll(outer int, indexes, fds []uint32) (n int, err error) {
+	if len(indexes) == 0 {
+		return 0, nil
+	}
+	if !LookupsWait() {
+		attr := &batch{keys: uint64(uintptr(unsafe.Pointer(&indexes[0]))), values: uint64(uintptr(unsafe.Pointer(&fds[0]))), count: uint32(len(fds)), fd: uint32(outer)}
+		_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_MAP_UPDATE_BATCH, uintptr(unsafe.Pointer(attr)), unsafe.Sizeof(*attr))
+		runtime.KeepAlive(indexes)
+		runtime.KeepAlive(fds)
+		if errno == 0 {
+			return len(fds), nil
+		}
+		if errno != unix.EINVAL && errno != enotsupp {
+			return 0, errno // what was done is done again by whoever asks again
+		}
+	}
+	k := NewKernel()
+	for n := range fds {
+		if err := k.Set(outer, indexes[n], int(fds[n])); err != nil {
+			return n, err
+		}
+	}
+	return len(fds), nil
+}

@@ -1,0 +1,554 @@
+// Package records makes a mesh configuration into trees of records, as Kmesh does: each message of its configuration is
+// a record as large as its protobuf-c struct, each string one of 192 bytes, each repeated field an array of pointers;
+// pointers are replaced by the keys of the records that they pointed to. It says which writes in which order put a tree
+// into maps, and reads trees back. It is pure; stores do the writes. What is written and how often is Kmesh's; the
+// layout is ours (bpf/records.h), with zero for what is not known yet where Kmesh writes the addresses of its daemon's
+// memory.
+//
+// Three things are kept where Kmesh has none: sums of effective weights beside the keys of localities, endpoints and
+// weighted clusters, so that programs choose by weight; a cluster's number in its own record; and what decides between
+// filter chains, as records of its own (struct rec_rule), but only where there is something to decide.
+package records
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+
+	"tare/internal/mesh"
+)
+
+// Class is a size class of records.
+type Class uint8
+
+// The classes, by their numbers in keys. Large is for messages above 64 bytes; of what is supported here none is.
+const (
+	Message  Class = iota // 64 bytes
+	String                // 192
+	Large                 // 296
+	Repeated              // 1600
+	Classes  = 4
+)
+
+// Layout is how large the records of each class are.
+type Layout [Classes]int
+
+// The layouts: by class, as in Kmesh now, and all alike, as when its records were maps.
+var (
+	Sized  = Layout{64, 192, 296, 1600}
+	Single = Layout{1300, 1300, 1300, 1300}
+)
+
+// Slots is how many elements a repeated field can have.
+func (l Layout) Slots() int { return l[Repeated] / 8 }
+
+// TopSize is the size of the values of listeners and clusters, in which trees begin; AddressSize and NameSize of their
+// keys. The top is written whenever one of its pointers is set, like any other record.
+const (
+	TopSize     = 64
+	AddressSize = 40
+	NameSize    = 192
+)
+
+// Counts are numbers of records by class.
+type Counts [Classes]int
+
+// Sum is all of them.
+func (c Counts) Sum() int { return c[Message] + c[String] + c[Large] + c[Repeated] }
+
+// Step is one step on the way from a tree to records that programs see: a key for Child is put into Record, and then
+// Record is written.
+type Step struct {
+	Record int32 // 0 is the top
+	Child  int32 // 0: there is none
+	At     int32 // where in Record the key of Child goes
+	Write  bool
+	Last   bool // Record is whole now
+}
+
+// Tree is a listener or a cluster as records. It can be used again and again; the zero value needs a Layout first.
+type Tree struct {
+	Layout Layout
+	Steps  []Step
+	Counts Counts // without the top
+
+	data    []byte
+	records []record
+	targets []mesh.Target
+	weights []uint32
+}
+
+type record struct {
+	at    int32 // in data
+	class Class
+}
+
+// Len is the number of records, with the top.
+func (t *Tree) Len() int { return len(t.records) }
+
+// Class is that of a record other than the top.
+func (t *Tree) Class(record int32) Class { return t.records[record].class }
+
+// Bytes is a record as it is so far.
+func (t *Tree) Bytes(record int32) []byte {
+	r := t.records[record]
+	size := TopSize
+	if record > 0 {
+		size = t.Layout[r.class]
+	}
+	return t.data[r.at : int(r.at)+size : int(r.at)+size]
+}
+
+// SetKey does what a step says before the write.
+func (t *Tree) SetKey(s *Step, key uint32) { put(t.Bytes(s.Record)[s.At:], key) }
+
+// SetID changes the number in the tree of a cluster.
+func (t *Tree) SetID(id uint32) { put(t.data[clusterID:], id) }
+
+func put(b []byte, v uint32) { binary.NativeEndian.PutUint32(b, v) }
+func get(b []byte) uint32    { return binary.NativeEndian.Uint32(b) }
+
+// Where things are in the structs of bpf/records.h.
+const (
+	listenerFirst     = 0
+	listenerRules     = 4
+	listenerRulesKey  = 8
+	listenerName      = 24
+	listenerAddress   = 32
+	listenerChains    = 40
+	listenerChainsKey = 48
+
+	ruleSource      = 0
+	ruleDestination = 16
+	rulePorts       = 32
+	ruleBits        = 40
+	ruleFlags       = 42
+	ruleChain       = 44
+
+	chainFilters    = 32
+	chainFiltersKey = 40
+	chainName       = 48
+
+	filterName   = 24
+	filterWhich  = 32
+	filterConfig = 40
+	tcpProxy     = 2 // field number
+
+	proxyStatPrefix = 24
+	proxyAttempts   = 32
+	proxyWhich      = 36
+	proxyCluster    = 40
+	oneCluster      = 2 // field numbers
+	weightedCluster = 10
+
+	weightedClusters    = 24
+	weightedClustersKey = 32
+	clusterWeightName   = 24
+	clusterWeightWeight = 32
+
+	clusterID         = 0
+	clusterName       = 24
+	clusterTimeout    = 32
+	clusterPolicy     = 36
+	clusterBreakers   = 40
+	clusterAssignment = 48
+
+	breakersMax = 28 // max_connections, pending, requests, retries
+
+	assignmentName          = 24
+	assignmentLocalities    = 32
+	assignmentLocalitiesKey = 40
+
+	localityEndpoints    = 24
+	localityEndpointsKey = 32
+	localityWeight       = 40
+	localityPriority     = 44
+
+	endpointAddress = 24
+
+	addressIP       = 0
+	addressProtocol = 24
+	addressPort     = 28
+	addressIPv4     = 32
+)
+
+const (
+	sourceGiven = 1 << iota
+	destinationGiven
+	sourceIPv6
+	destinationIPv6
+)
+
+func (t *Tree) reset() {
+	t.Steps, t.data, t.records, t.Counts = t.Steps[:0], t.data[:0], t.records[:0], Counts{}
+	t.grow(TopSize, 0)
+}
+
+func (t *Tree) grow(size int, class Class) int32 {
+	at := len(t.data)
+	if at+size > cap(t.data) {
+		t.data = append(make([]byte, 0, 2*(at+size)), t.data...)
+	}
+	t.data = t.data[:at+size]
+	clear(t.data[at:])
+	t.records = append(t.records, record{int32(at), class})
+	return int32(len(t.records) - 1)
+}
+
+// child makes a record that parent points to at some place: parent is written with its key before the child is.
+func (t *Tree) child(parent int32, at int, class Class) int32 {
+	r := t.grow(t.Layout[class], class)
+	t.Counts[class]++
+	t.Steps = append(t.Steps, Step{Record: parent, Child: r, At: int32(at), Write: true})
+	return r
+}
+
+// element makes a record that a repeated field points to: the field is written when all elements are.
+func (t *Tree) element(array int32, i int) int32 {
+	r := t.grow(t.Layout[Message], Message)
+	t.Counts[Message]++
+	t.Steps = append(t.Steps, Step{Record: array, Child: r, At: int32(8 * i)})
+	return r
+}
+
+// upto is beside the key of an element: the sum of weights.
+func (t *Tree) upto(array int32, i int, sum uint32) { put(t.Bytes(array)[8*i+4:], sum) }
+
+// repeated makes the array of a repeated field of n elements; one without has none, and i is 0.
+func (t *Tree) repeated(parent int32, count, at, n int, what string) (array int32, err error) {
+	if n == 0 {
+		return 0, nil
+	}
+	if n > t.Layout.Slots() {
+		return 0, fmt.Errorf("it has %d %s; a repeated field has room for %d", n, what, t.Layout.Slots())
+	}
+	put(t.Bytes(parent)[count:], uint32(n))
+	return t.child(parent, at, Repeated), nil
+}
+
+// whole writes a record that nothing is missing from any more.
+func (t *Tree) whole(record int32) {
+	t.Steps = append(t.Steps, Step{Record: record, Write: true, Last: true})
+}
+
+// text makes a record of a string. An empty one has a record too: protobuf-c points it to an empty string.
+func (t *Tree) text(parent int32, at int, s string) error {
+	if len(s) >= NameSize {
+		return fmt.Errorf("it has a name of %d bytes; a string has room for %d", len(s), NameSize-1)
+	}
+	if strings.IndexByte(s, 0) >= 0 {
+		return fmt.Errorf("the name %q has a zero byte", s)
+	}
+	r := t.child(parent, at, String)
+	copy(t.Bytes(r), s)
+	t.whole(r)
+	return nil
+}
+
+// Cluster makes t the tree of a cluster.
+func (t *Tree) Cluster(c *mesh.Cluster, id uint32) error {
+	t.reset()
+	const top = 0
+	if c.Name == "" {
+		return fmt.Errorf("it has no name")
+	}
+	b := t.Bytes(top)
+	put(b[clusterID:], id)
+	put(b[clusterTimeout:], uint32(c.ConnectTimeout.Milliseconds()))
+	put(b[clusterPolicy:], uint32(c.Policy))
+	if err := t.text(top, clusterName, c.Name); err != nil {
+		return err
+	}
+	if c.Breakers != (mesh.Breakers{}) {
+		r := t.child(top, clusterBreakers, Message)
+		b := t.Bytes(r)
+		for i, v := range [...]uint32{c.Breakers.MaxConnections, c.Breakers.MaxPending, c.Breakers.MaxRequests, c.Breakers.MaxRetries} {
+			put(b[breakersMax+4*i:], v)
+		}
+		t.whole(r)
+	}
+	if err := t.assignment(top, c); err != nil {
+		return err
+	}
+	t.whole(top)
+	return nil
+}
+
+func (t *Tree) assignment(top int32, c *mesh.Cluster) error {
+	r := t.child(top, clusterAssignment, Message)
+	if err := t.text(r, assignmentName, c.Name); err != nil {
+		return err
+	}
+	array, err := t.repeated(r, assignmentLocalities, assignmentLocalitiesKey, len(c.Localities), "localities")
+	if err != nil {
+		return err
+	}
+	t.targets = c.Targets(t.targets[:0])
+	t.weights = t.weights[:0]
+	for i := range t.targets {
+		t.weights = append(t.weights, t.targets[i].Weight)
+	}
+	fit(t.weights)
+	next, sum := 0, uint32(0)
+	for i := range c.Localities {
+		l := &c.Localities[i]
+		e := t.element(array, i)
+		b := t.Bytes(e)
+		put(b[localityWeight:], l.Weight)
+		put(b[localityPriority:], l.Priority)
+		endpoints, err := t.repeated(e, localityEndpoints, localityEndpointsKey, len(l.Endpoints), "endpoints in one locality")
+		if err != nil {
+			return err
+		}
+		within := uint32(0)
+		for j := range l.Endpoints {
+			// Targets are in the order of endpoints, and are some of them. Where an endpoint is in two localities, of
+			// which one takes no connections, the first may get the weight of the other: the endpoint's share is the
+			// same.
+			if next < len(t.targets) && t.targets[next].Address == l.Endpoints[j].Address && l.Endpoints[j].Usable() {
+				within += t.weights[next]
+				next++
+			}
+			t.endpoint(endpoints, j, &l.Endpoints[j])
+			t.upto(endpoints, j, within)
+		}
+		if endpoints != 0 {
+			t.whole(endpoints)
+		}
+		sum += within
+		t.upto(array, i, sum)
+		t.whole(e)
+	}
+	if array != 0 {
+		t.whole(array)
+	}
+	t.whole(r)
+	return nil
+}
+
+func (t *Tree) endpoint(array int32, i int, e *mesh.Endpoint) {
+	r := t.element(array, i)
+	address := t.child(r, endpointAddress, Message)
+	b := t.Bytes(address)
+	ip := e.Address.Addr().As16()
+	copy(b[addressIP:], ip[:])
+	put(b[addressProtocol:], uint32(mesh.TCP))
+	put(b[addressPort:], uint32(e.Address.Port()))
+	copy(b[addressIPv4:addressIPv4+4], ip[12:])
+	t.whole(address)
+	t.whole(r)
+}
+
+// fit makes weights smaller where their sum is above 32 bits.
+func fit(weights []uint32) {
+	sum := uint64(0)
+	for _, w := range weights {
+		sum += uint64(w)
+	}
+	if sum < 1<<32 {
+		return
+	}
+	for i, w := range weights {
+		if w > 0 {
+			weights[i] = max(1, uint32(float64(w)/float64(sum)*(1<<31)))
+		}
+	}
+}
+
+// Key is the key of a listener.
+func Key(l *mesh.Listener) (key [AddressSize]byte) {
+	ip := l.Address.Addr().As16()
+	copy(key[addressIP:], ip[:])
+	put(key[addressProtocol:], uint32(l.Protocol))
+	put(key[addressPort:], uint32(l.Address.Port()))
+	return key
+}
+
+// Listener makes t the tree of a listener.
+func (t *Tree) Listener(l *mesh.Listener) error {
+	t.reset()
+	const top = 0
+	if !l.Address.IsValid() {
+		return fmt.Errorf("it has no address")
+	}
+	rules := simple
+	if !plain(l) {
+		var err error
+		if rules, err = l.Rules(); err != nil {
+			return err
+		}
+	}
+	if err := t.text(top, listenerName, l.Name); err != nil {
+		return err
+	}
+	address := t.child(top, listenerAddress, Message)
+	key := Key(l)
+	copy(t.Bytes(address), key[:])
+	copy(t.Bytes(address)[addressIPv4:addressIPv4+4], key[addressIP+12:])
+	t.whole(address)
+	n := len(l.Chains)
+	if l.Default != nil {
+		n++
+	}
+	chains, err := t.repeated(top, listenerChains, listenerChainsKey, n, "filter chains")
+	if err != nil {
+		return err
+	}
+	for i := range n {
+		if err := t.chain(chains, i, l.Chain(i)); err != nil {
+			return err
+		}
+	}
+	if chains != 0 {
+		t.whole(chains)
+	}
+	if err := t.rules(top, rules); err != nil {
+		return err
+	}
+	t.whole(top)
+	return nil
+}
+
+// simple is the only rule of a plain listener that can be reached.
+var simple = []mesh.Rule{{}}
+
+// plain says whether the first chain of l takes every connection, because none asks for anything. To find that by
+// l.Rules takes longer than the rest.
+func plain(l *mesh.Listener) bool {
+	if len(l.Chains) == 0 || len(l.Chains) >= mesh.MaxRules || l.Default != nil {
+		return false
+	}
+	for i := range l.Chains {
+		m := &l.Chains[i].Match
+		if m.DestinationPort != 0 || len(m.Destinations)+len(m.Sources)+len(m.SourcePorts)+len(l.Chains[i].RBAC) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// rules writes what decides between chains, as far as it can be reached.
+func (t *Tree) rules(top int32, rules []mesh.Rule) error {
+	for i := range rules {
+		if r := rules[i]; r == (mesh.Rule{Chain: r.Chain}) {
+			rules = rules[:i+1]
+			break
+		}
+	}
+	if len(rules) > 0 && rules[0] == (mesh.Rule{Chain: rules[0].Chain}) && rules[0].Chain >= 0 {
+		put(t.Bytes(top)[listenerFirst:], uint32(rules[0].Chain)+1)
+		return nil
+	}
+	array, err := t.repeated(top, listenerRules, listenerRulesKey, len(rules), "rules")
+	if err != nil {
+		return err
+	}
+	for i := range rules {
+		rule := &rules[i]
+		r := t.element(array, i)
+		b := t.Bytes(r)
+		flags := byte(0)
+		if p := rule.Source; p.IsValid() {
+			flags |= sourceGiven
+			ip := p.Addr().As16()
+			copy(b[ruleSource:], ip[:])
+			if b[ruleBits] = byte(p.Bits()); p.Addr().Is4() {
+				b[ruleBits] += 96
+			} else {
+				flags |= sourceIPv6
+			}
+		}
+		if p := rule.Destination; p.IsValid() {
+			flags |= destinationGiven
+			ip := p.Addr().As16()
+			copy(b[ruleDestination:], ip[:])
+			if b[ruleBits+1] = byte(p.Bits()); p.Addr().Is4() {
+				b[ruleBits+1] += 96
+			} else {
+				flags |= destinationIPv6
+			}
+		}
+		b[ruleFlags] = flags
+		for i, p := range [...]uint16{rule.SourcePorts.From, rule.SourcePorts.To, rule.DestinationPorts.From, rule.DestinationPorts.To} {
+			binary.NativeEndian.PutUint16(b[rulePorts+2*i:], p)
+		}
+		put(b[ruleChain:], uint32(rule.Chain+1))
+		t.whole(r)
+	}
+	if array != 0 {
+		t.whole(array)
+	}
+	return nil
+}
+
+func (t *Tree) chain(array int32, i int, c *mesh.Chain) error {
+	r := t.element(array, i)
+	filters, err := t.repeated(r, chainFilters, chainFiltersKey, 1, "filters")
+	if err != nil {
+		return err
+	}
+	filter := t.element(filters, 0)
+	put(t.Bytes(filter)[filterWhich:], tcpProxy)
+	if err := t.text(filter, filterName, ""); err != nil {
+		return err
+	}
+	if err := t.proxy(filter, &c.Proxy); err != nil {
+		return err
+	}
+	t.whole(filter)
+	t.whole(filters)
+	if err := t.text(r, chainName, c.Name); err != nil {
+		return err
+	}
+	t.whole(r)
+	return nil
+}
+
+func (t *Tree) proxy(filter int32, p *mesh.Proxy) error {
+	r := t.child(filter, filterConfig, Message)
+	put(t.Bytes(r)[proxyAttempts:], p.MaxConnectAttempts)
+	if err := t.text(r, proxyStatPrefix, p.StatPrefix); err != nil {
+		return err
+	}
+	switch {
+	case len(p.Clusters) == 1 && p.Clusters[0].Weight > 0:
+		put(t.Bytes(r)[proxyWhich:], oneCluster)
+		if err := t.text(r, proxyCluster, p.Clusters[0].Name); err != nil {
+			return err
+		}
+	case len(p.Clusters) > 0:
+		put(t.Bytes(r)[proxyWhich:], weightedCluster)
+		if err := t.weighted(r, p); err != nil {
+			return err
+		}
+	}
+	t.whole(r)
+	return nil
+}
+
+func (t *Tree) weighted(proxy int32, p *mesh.Proxy) error {
+	r := t.child(proxy, proxyCluster, Message)
+	array, err := t.repeated(r, weightedClusters, weightedClustersKey, len(p.Clusters), "weighted clusters")
+	if err != nil {
+		return err
+	}
+	t.weights = t.weights[:0]
+	for i := range p.Clusters {
+		t.weights = append(t.weights, p.Clusters[i].Weight)
+	}
+	fit(t.weights)
+	sum := uint32(0)
+	for i := range p.Clusters {
+		e := t.element(array, i)
+		put(t.Bytes(e)[clusterWeightWeight:], p.Clusters[i].Weight)
+		if err := t.text(e, clusterWeightName, p.Clusters[i].Name); err != nil {
+			return err
+		}
+		t.whole(e)
+		sum += t.weights[i]
+		t.upto(array, i, sum)
+	}
+	t.whole(array)
+	t.whole(r)
+	return nil
+}

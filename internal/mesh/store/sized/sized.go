@@ -1,0 +1,210 @@
+// Package sized is the store that Kmesh has now: records in four flat hash maps, by size class. A change of a resource
+// removes the records of what was there before, then writes the new ones, each parent before each of its children.
+//
+// Ours differs in this. What is free is kept in lists, not found by searching a bitmap. The records of a resource are
+// remembered, not read back to remove them. Maps are as large as the options ask for, not a million entries each. A
+// process that takes over removes trees that are not whole, and records that are in none. The variant ordered writes
+// each record once, under keys that are not in use, then the resource's own entry, and removes what was there before
+// last.
+package sized
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"tare/internal/lib/fault"
+	"tare/internal/mesh/store"
+	"tare/internal/mesh/store/records"
+	"tare/internal/mesh/store/records/keep"
+)
+
+const ordered = "ordered"
+
+func init() {
+	store.Register(Design)
+}
+
+// Design is the store's entry in the registry.
+var Design = store.Design{
+	Name:     "sized",
+	Summary:  "records in four flat hash maps by size class, as Kmesh has them now",
+	Variants: []string{"replace", ordered},
+	Atomic:   store.PerRecord,
+	Survives: false, // a resource that is being replaced is gone
+	Open:     open,
+	Ask:      loadAsk,
+}
+
+// names are those of the classes' maps, in order.
+var names = [records.Classes]string{"sized_small", "sized_strings", "sized_large", "sized_arrays"}
+
+// maxIndex is what a key has bits for, below its class.
+const maxIndex = 1<<24 - 1
+
+func open(o store.Options) (store.Store, error) {
+	o = o.WithDefaults()
+	spec, err := loadAsk()
+	if err != nil {
+		return nil, fmt.Errorf("reading the embedded BPF object: %w", err)
+	}
+	entries := capacity(o)
+	specs := []*ebpf.MapSpec{spec.Maps["sized_listeners"], spec.Maps["sized_clusters"]}
+	specs[0].MaxEntries, specs[1].MaxEntries = o.MaxListeners, o.MaxClusters
+	for class, name := range names {
+		spec.Maps[name].MaxEntries = entries[class]
+		specs = append(specs, spec.Maps[name])
+	}
+	maps, found, err := keep.OpenMaps("sized", specs, o)
+	if err != nil {
+		return nil, err
+	}
+	k := keep.NewKernel()
+	h := &hashes{kernel: k, fifo: o.Variant == ordered}
+	for class, name := range names {
+		h.class[class] = pool{m: maps[name], fd: maps[name].FD(), limit: entries[class]}
+	}
+	tops := keep.Tops{Listeners: maps["sized_listeners"], Clusters: maps["sized_clusters"]}
+	s, err := keep.New(k, h, tops, records.Sized, maps, o, o.Variant == ordered, found)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// capacity is how many records of each class there is room for: what the options ask for, in resources as large as
+// those of Kmesh's benchmarks (each endpoint in a locality of its own, five filter chains). Ordered, it is twice that,
+// since all of a resource is there twice while it is replaced.
+func capacity(o store.Options) (n [records.Classes]uint32) {
+	c, l, e := uint64(o.MaxClusters), uint64(o.MaxListeners), uint64(o.MaxEndpoints)
+	if o.Variant == ordered {
+		c, l, e = 2*c, 2*l, 2*e
+	}
+	for class, want := range [records.Classes]uint64{2*c + 3*e + 16*l, 2*c + 21*l, 1, c + e + 6*l} {
+		n[class] = uint32(min(want, maxIndex))
+	}
+	return n
+}
+
+// hashes keeps records in a hash map for each class.
+type hashes struct {
+	kernel *keep.Kernel
+	class  [records.Classes]pool
+	// fifo: the key that was given back first is used first, so that a program which still looks for a record that is
+	// gone does not find another. Else the last one is, whose memory is warm.
+	fifo bool
+	buf  [records.Classes][]byte
+}
+
+// pool is the keys of one class. Indexes begin at 1: key 0 is no record.
+type pool struct {
+	m     *ebpf.Map
+	fd    int
+	limit uint32
+	next  uint32 // all above were never used
+	free  []uint32
+	head  int // of free, for fifo
+	used  int
+}
+
+func (h *hashes) Room(need records.Counts) bool {
+	for class, n := range need {
+		if p := &h.class[class]; n > int(p.limit)-p.used {
+			return false
+		}
+	}
+	return true
+}
+
+func (h *hashes) Mend() string {
+	return "give the store room for more clusters, listeners and endpoints"
+}
+
+func (h *hashes) Alloc(class records.Class) (uint32, error) {
+	p := &h.class[class]
+	var index uint32
+	switch n := len(p.free); {
+	case h.fifo && p.next < p.limit: // never used ones first
+		p.next++
+		index = p.next
+	case n > p.head && h.fifo:
+		index = p.free[p.head]
+		if p.head++; p.head >= 1024 && p.head > len(p.free)/2 {
+			p.free = p.free[:copy(p.free, p.free[p.head:])]
+			p.head = 0
+		}
+	case n > p.head:
+		index, p.free = p.free[n-1], p.free[:n-1]
+	case p.next < p.limit:
+		p.next++
+		index = p.next
+	default:
+		return 0, fault.New(fault.Usage, "", h.Mend(), "no record of %d bytes is free", records.Sized[class])
+	}
+	p.used++
+	return uint32(class)<<24 | index, nil
+}
+
+func (h *hashes) Write(key uint32, class records.Class, value []byte, _ bool) error {
+	return h.kernel.UpdateAt(h.class[class].fd, key, value)
+}
+
+func (h *hashes) Free(key uint32) error {
+	p := &h.class[key>>24]
+	p.free = append(p.free, key&maxIndex)
+	p.used--
+	return h.kernel.DeleteAt(p.fd, key)
+}
+
+func (h *hashes) Settle() {}
+
+func (h *hashes) Read(key uint32, class records.Class) []byte {
+	if key>>24 != uint32(class) {
+		return nil
+	}
+	if h.buf[class] == nil {
+		h.buf[class] = make([]byte, records.Sized[class])
+	}
+	if h.kernel.LookupAt(h.class[class].fd, key, h.buf[class]) != nil {
+		return nil
+	}
+	return h.buf[class]
+}
+
+func (h *hashes) Adopt(used map[uint32]bool) error {
+	for class := range h.class {
+		p := &h.class[class]
+		var key uint32
+		var orphans []uint32
+		value := make([]byte, records.Sized[class])
+		i := p.m.Iterate()
+		for i.Next(&key, &value) {
+			if !used[key] {
+				orphans = append(orphans, key)
+			}
+		}
+		if err := i.Err(); err != nil {
+			return fmt.Errorf("reading map %s: %w", names[class], err)
+		}
+		for _, key := range orphans {
+			if err := h.kernel.DeleteAt(p.fd, key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return fmt.Errorf("removing a record of map %s: %w", names[class], err)
+			}
+		}
+		for key := range used {
+			if key>>24 == uint32(class) {
+				p.next = max(p.next, key&maxIndex)
+				p.used++
+			}
+		}
+		for index := uint32(1); index <= p.next; index++ {
+			if !used[uint32(class)<<24|index] {
+				p.free = append(p.free, index)
+			}
+		}
+	}
+	return nil
+}
+
+func (h *hashes) Close() error { return nil }

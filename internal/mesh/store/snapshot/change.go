@@ -1,0 +1,671 @@
+package snapshot
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"tare/internal/lib/fault"
+	"tare/internal/mesh"
+	"tare/internal/mesh/store"
+)
+
+// ruleSet is where the rules of a listener are in Store.planned.
+type ruleSet struct{ from, to int }
+
+// plan checks what can be checked before anything is written.
+func (s *Store) plan(change *mesh.Change) error {
+	for _, c := range change.Clusters {
+		if len(c.Name) > maxName {
+			return store.TooLarge(c.Name[:64], "its name has %d bytes; a name can have %d", len(c.Name), maxName)
+		}
+	}
+	s.rules, s.planned = s.rules[:0], s.planned[:0]
+	for _, l := range change.Listeners {
+		if len(l.Name) > maxName {
+			return store.TooLarge(l.Name[:64], "its name has %d bytes; a name can have %d", len(l.Name), maxName)
+		}
+		if !l.Address.IsValid() {
+			return fault.New(fault.Usage, l.Name, "give it one", "the listener has no address")
+		}
+		from := len(s.planned)
+		if err := s.appendRules(l); err != nil {
+			return fault.New(fault.Usage, l.Name, "make it simpler", "%s", err)
+		}
+		s.rules = append(s.rules, ruleSet{from, len(s.planned)})
+	}
+	return nil
+}
+
+// appendRules plans the rules of a listener. What comes after a rule for all is never asked.
+func (s *Store) appendRules(l *mesh.Listener) error {
+	if first(l) {
+		s.planned = append(s.planned, mesh.Rule{})
+		return nil
+	}
+	rules, err := l.Rules()
+	if err != nil {
+		return err
+	}
+	for i := range rules {
+		s.planned = append(s.planned, rules[i])
+		if all(&rules[i]) {
+			break
+		}
+	}
+	return nil
+}
+
+// first says whether the first chain takes all, and whether that can be seen without making rules.
+func first(l *mesh.Listener) bool {
+	if len(l.Chains) == 0 || len(l.Chains) >= mesh.MaxRules || l.Default != nil && len(l.Default.RBAC) > 0 {
+		return false
+	}
+	for i := range l.Chains {
+		m := &l.Chains[i].Match
+		if m.DestinationPort != 0 || len(m.Destinations)+len(m.Sources)+len(m.SourcePorts)+len(l.Chains[i].RBAC) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func all(r *mesh.Rule) bool {
+	none := mesh.PortRange{}
+	return !r.Source.IsValid() && !r.Destination.IsValid() && r.SourcePorts == none && r.DestinationPorts == none
+}
+
+// make builds the change into lines that no program can see. After an error what the store holds is of no use.
+func (s *Store) make(change *mesh.Change) error {
+	// What a change both gives and removes is removed.
+	gone := set(change.RemovedListeners, len(change.Listeners))
+	for _, name := range change.RemovedListeners {
+		if err := s.removeListener(name); err != nil {
+			return s.at(name, err)
+		}
+	}
+	goneClusters := set(change.RemovedClusters, len(change.Clusters))
+	for _, name := range change.RemovedClusters {
+		if err := s.removeCluster(name); err != nil {
+			return s.at(name, err)
+		}
+	}
+	over := ""
+	for _, c := range change.Clusters {
+		if goneClusters[c.Name] {
+			continue
+		}
+		if err := s.setCluster(c); err != nil {
+			return s.at(c.Name, err)
+		}
+		if over == "" && s.endpoints > uint64(s.g.options.MaxEndpoints) {
+			over = c.Name
+		}
+	}
+	if limit := s.g.options.MaxEndpoints; s.endpoints > uint64(limit) {
+		return store.TooLarge(over, "with it there are %d endpoints; the store holds %d", s.endpoints, limit)
+	}
+	// Listeners may trade addresses: all leave theirs before any takes one.
+	if len(change.Listeners) > 1 {
+		if err := s.vacate(change.Listeners); err != nil {
+			return err
+		}
+	}
+	for i, l := range change.Listeners {
+		if gone[l.Name] {
+			continue
+		}
+		if err := s.setListener(l, s.planned[s.rules[i].from:s.rules[i].to]); err != nil {
+			return s.at(l.Name, err)
+		}
+	}
+	if n, limit := len(s.listeners), s.g.options.MaxListeners; n > int(limit) {
+		return store.TooLarge(change.Listeners[len(change.Listeners)-1].Name, "with it there are %d listeners; the store holds %d", n, limit)
+	}
+	return nil
+}
+
+// at says of which resource an error is.
+func (s *Store) at(name string, err error) error {
+	if errors.Is(err, errFull) {
+		return store.TooLarge(name, "%s", err)
+	}
+	return err
+}
+
+func set(names []string, others int) map[string]bool {
+	if len(names) == 0 || others == 0 {
+		return nil
+	}
+	m := make(map[string]bool, len(names))
+	for _, name := range names {
+		m[name] = true
+	}
+	return m
+}
+
+// leaf is a leaf of t that this change may write into.
+func (s *Store) leaf(t *tree, i uint32) (words, error) {
+	n := &t.leaves[i]
+	if n.stamp == s.stamp {
+		return s.m.at(n.line, 1), nil
+	}
+	branch, err := s.writable(&t.branches[i/branchLeaves], branchLines)
+	if err != nil {
+		return nil, err
+	}
+	w, err := s.writable(n, 1)
+	if err != nil {
+		return nil, err
+	}
+	branch[i%branchLeaves] = n.line
+	return w, nil
+}
+
+// writable is a node that this change may write into: a copy of the one that programs see.
+func (s *Store) writable(n *node, lines uint32) (words, error) {
+	if n.stamp == s.stamp {
+		return s.m.at(n.line, lines), nil
+	}
+	line, err := s.take(lines)
+	if err != nil {
+		return nil, err
+	}
+	w := s.m.at(line, lines)
+	if n.line == 0 {
+		clear(w)
+	} else {
+		copy(w, s.m.at(n.line, lines))
+		s.drop(piece{n.line, lines})
+	}
+	*n = node{line, s.stamp}
+	return w, nil
+}
+
+// setSlot makes a slot name another line, 0 for none.
+func (s *Store) setSlot(slot, before, after uint32) error {
+	w, err := s.leaf(&s.slotTree, slot/slotsPerLeaf)
+	if err != nil {
+		return err
+	}
+	if before != 0 {
+		s.slotTree.sum -= mark(slot, before)
+	}
+	if after != 0 {
+		s.slotTree.sum += mark(slot, after)
+	}
+	w[slot%slotsPerLeaf] = after
+	return nil
+}
+
+func (s *Store) writeName(name string) (piece, error) {
+	n := nameLines(len(name))
+	line, err := s.take(n)
+	if err != nil {
+		return piece{}, err
+	}
+	w := s.m.at(line, n)
+	w[len(w)-1] = 0
+	w[nameLength] = uint32(len(name))
+	text := w[nameText:].bytes()
+	clear(text[copy(text, name):])
+	w[nameCheck] = w.check(nameCheck)
+	return piece{line, n}, nil
+}
+
+// newCluster gives a name its slot; nothing is written yet.
+func (s *Store) newCluster(name string) (*cluster, error) {
+	n := len(s.freeSlots)
+	if n == 0 {
+		return nil, store.TooLarge(name, "it is the name of one cluster too many; the store holds %d, with those that listeners name and that do not exist", s.g.slots())
+	}
+	text, err := s.writeName(name)
+	if err != nil {
+		return nil, err
+	}
+	c := &cluster{name: strings.Clone(name), slot: s.freeSlots[n-1], id: noID, text: text}
+	s.freeSlots = s.freeSlots[:n-1]
+	s.clusters[c.name] = c
+	return c, nil
+}
+
+// replace gives a cluster lines of its own, and the caller the first of them to fill in.
+func (s *Store) replace(c *cluster, lines uint32) (words, error) {
+	line, err := s.take(lines)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.setSlot(c.slot, c.at.line, line); err != nil {
+		return nil, err
+	}
+	s.drop(c.at)
+	c.at = piece{line, lines}
+	w := s.m.at(line, lines)
+	w[clusterID], w[clusterMax], w[clusterCount], w[clusterForm] = c.id, 0, 0, 0
+	w[clusterLines], w[clusterName], w[clusterSlot] = lines, c.text.line, c.slot
+	return w, nil
+}
+
+func (s *Store) setCluster(x *mesh.Cluster) (err error) {
+	c := s.clusters[x.Name]
+	if c == nil {
+		if c, err = s.newCluster(x.Name); err != nil {
+			return err
+		}
+	}
+	if c.id == noID {
+		if s.defined == s.g.options.MaxClusters {
+			return store.TooLarge(x.Name, "with it there are %d clusters; the store holds %d", s.defined+1, s.g.options.MaxClusters)
+		}
+		c.id = s.freeIDs[s.firstID]
+		s.firstID = (s.firstID + 1) % len(s.freeIDs)
+		s.idsFree--
+		s.defined++
+	}
+	s.targets = x.Targets(s.targets[:0])
+	s.weights = s.weights[:0]
+	form := uint32(endpointsOfIPv4)
+	for i := range s.targets {
+		s.weights = append(s.weights, s.targets[i].Weight)
+		if a := s.targets[i].Address.Addr(); !a.Is4() && !a.Is4In6() {
+			form = endpointsOfIPv6
+		}
+	}
+	if uint64(len(s.weights)) > uint64(s.g.options.MaxEndpoints) {
+		return store.TooLarge(x.Name, "it has %d endpoints; the store holds %d", len(s.weights), s.g.options.MaxEndpoints)
+	}
+	n := uint32(len(s.weights))
+	size := n * endpoint4Words
+	if form == endpointsOfIPv6 {
+		size = n * endpoint6Words
+	}
+	w, err := s.replace(c, (clusterTable+size+lineWords-1)/lineWords)
+	if err != nil {
+		return err
+	}
+	s.endpoints += uint64(n) - uint64(c.endpoints)
+	c.endpoints = n
+	w[clusterMax], w[clusterCount], w[clusterForm] = x.Breakers.MaxConnections, n, form
+	s.alias.make(s.weights)
+	table := w[clusterTable:]
+	if form == endpointsOfIPv4 {
+		s.writeIPv4(table)
+	} else {
+		s.writeIPv6(table)
+	}
+	clear(table[size:])
+	w[clusterCheck] = w.check(clusterCheck)
+	return nil
+}
+
+func (s *Store) writeIPv4(w words) {
+	for i := range s.targets {
+		own, other := s.targets[i].Address, s.targets[s.alias.other[i]].Address
+		e := w[i*endpoint4Words : (i+1)*endpoint4Words]
+		e[0], e[1] = s.alias.threshold[i], four(own.Addr())
+		ports := uint32(bits.ReverseBytes16(own.Port()))
+		e[2] = e[1]
+		if own != other {
+			e[2] = four(other.Addr())
+		}
+		e[3] = ports | uint32(bits.ReverseBytes16(other.Port()))<<16
+	}
+}
+
+// four is an IPv4 address in network byte order.
+func four(a netip.Addr) uint32 {
+	ip := a.As4()
+	return binary.LittleEndian.Uint32(ip[:])
+}
+
+func (s *Store) writeIPv6(w words) {
+	for i := range s.targets {
+		a := s.targets[i].Address
+		ip := a.Addr().As16()
+		e := w[i*endpoint6Words : (i+1)*endpoint6Words]
+		for j := range 4 {
+			e[j] = binary.LittleEndian.Uint32(ip[4*j:])
+		}
+		e[4], e[5], e[6], e[7] = uint32(bits.ReverseBytes16(a.Port())), s.alias.threshold[i], s.alias.other[i], 0
+	}
+}
+
+func (s *Store) removeCluster(name string) error {
+	c := s.clusters[name]
+	if c == nil || c.id == noID {
+		return nil
+	}
+	s.freeIDs[(s.firstID+s.idsFree)%len(s.freeIDs)] = c.id
+	s.idsFree++
+	s.defined--
+	c.id = noID
+	s.endpoints -= uint64(c.endpoints)
+	c.endpoints = 0
+	if c.uses == 0 {
+		return s.forget(c)
+	}
+	return s.absent(c)
+}
+
+// absent makes c a cluster that does not exist, and that listeners name.
+func (s *Store) absent(c *cluster) error {
+	w, err := s.replace(c, 1)
+	if err != nil {
+		return err
+	}
+	clear(w[clusterTable:])
+	w[clusterCheck] = w.check(clusterCheck)
+	return nil
+}
+
+// forget gives back the slot of a cluster that nobody names.
+func (s *Store) forget(c *cluster) error {
+	if err := s.setSlot(c.slot, c.at.line, 0); err != nil {
+		return err
+	}
+	s.drop(c.at)
+	s.drop(c.text)
+	s.freeSlots = append(s.freeSlots, c.slot)
+	delete(s.clusters, c.name)
+	return nil
+}
+
+// use finds the cluster that a listener names.
+func (s *Store) use(name string) (*cluster, error) {
+	c := s.clusters[name]
+	if c == nil {
+		var err error
+		if len(name) > maxName {
+			return nil, store.TooLarge(name[:64], "its name has %d bytes; a name can have %d", len(name), maxName)
+		}
+		if c, err = s.newCluster(name); err != nil {
+			return nil, err
+		}
+		if err := s.absent(c); err != nil {
+			return nil, err
+		}
+	}
+	c.uses++
+	s.uses = append(s.uses, c)
+	return c, nil
+}
+
+// unuse lets go of clusters that a listener named.
+func (s *Store) unuse(clusters []*cluster) error {
+	for _, c := range clusters {
+		if c.uses--; c.uses == 0 && c.id == noID {
+			if err := s.forget(c); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (s *Store) vacate(listeners []*mesh.Listener) error {
+	for _, x := range listeners {
+		l := s.listeners[x.Name]
+		if l == nil || l.key == keyOf(x.Address, x.Protocol) {
+			continue
+		}
+		if err := s.leave(l); err != nil {
+			return s.at(x.Name, err)
+		}
+	}
+	return nil
+}
+
+// leave takes a listener off its address.
+func (s *Store) leave(l *listener) error {
+	if s.keys[l.key] != l {
+		return nil
+	}
+	delete(s.keys, l.key)
+	s.count(&l.key, -1)
+	return s.setBucket(&l.key, l.at.line, 0)
+}
+
+func (s *Store) removeListener(name string) error {
+	l := s.listeners[name]
+	if l == nil {
+		return nil
+	}
+	delete(s.listeners, name)
+	s.drop(l.at)
+	s.drop(l.text)
+	if err := s.leave(l); err != nil {
+		return err
+	}
+	return s.unuse(l.uses)
+}
+
+func (s *Store) setListener(x *mesh.Listener, rules []mesh.Rule) (err error) {
+	l := s.listeners[x.Name]
+	if l == nil {
+		l = &listener{name: strings.Clone(x.Name)}
+		if l.text, err = s.writeName(x.Name); err != nil {
+			return err
+		}
+		s.listeners[l.name] = l
+	}
+	k := keyOf(x.Address, x.Protocol)
+	if other := s.keys[k]; other != nil && other != l {
+		return fault.New(fault.Usage, x.Name, "give one of them another", "listener %s has the address %s %s too", other.name, x.Protocol, x.Address)
+	}
+	line, lines, err := s.writeListener(x, &k, l.text.line, rules)
+	if err != nil {
+		return err
+	}
+	before := l.at.line
+	switch {
+	case s.keys[l.key] != l: // it is new, or has left its address
+		before = 0
+	case l.key != k:
+		if err := s.leave(l); err != nil {
+			return err
+		}
+		before = 0
+	}
+	if before == 0 {
+		s.keys[k] = l
+		s.count(&k, 1)
+	}
+	if err := s.setBucket(&k, before, line); err != nil {
+		return err
+	}
+	s.drop(l.at)
+	l.key, l.at = k, piece{line, lines}
+	l.uses, s.uses = s.uses, l.uses
+	return s.unuse(s.uses)
+}
+
+// writeListener writes its lines; what it names is in s.uses then.
+func (s *Store) writeListener(x *mesh.Listener, k *key, name uint32, rules []mesh.Rule) (line, lines uint32, err error) {
+	s.uses = s.uses[:0]
+	last := mesh.Rule{Chain: -2} // what no rule matches is refused
+	n := uint32(len(rules))
+	if n > 0 && all(&rules[n-1]) {
+		last = rules[n-1]
+		n--
+		rules = rules[:n]
+	}
+	lines = 1 + n
+	for i := range rules {
+		lines += tableLines(x, rules[i].Chain)
+	}
+	lines += tableLines(x, last.Chain)
+	if line, err = s.take(lines); err != nil {
+		return 0, 0, err
+	}
+	w := s.m.at(line, lines)
+	clear(w)
+	copy(w, k.ip[:])
+	w[listenerPort], w[listenerRules], w[listenerLines], w[listenerName] = k.port, n, lines, name
+	free := 1 + n
+	if free, err = s.writeTarget(w, w[listenerTarget:], x, last.Chain, free); err != nil {
+		return 0, 0, err
+	}
+	for i := range rules {
+		r := w.at(1+uint32(i), 1)
+		writeRule(r, &rules[i])
+		if free, err = s.writeTarget(w, r[ruleTarget:], x, rules[i].Chain, free); err != nil {
+			return 0, 0, err
+		}
+	}
+	w[listenerCheck] = w.check(listenerCheck)
+	return line, lines, nil
+}
+
+// chosen are the clusters of a chain that have a weight.
+func chosen(x *mesh.Listener, chain int) (count uint32) {
+	if chain < 0 {
+		return 0
+	}
+	for _, c := range x.Chain(chain).Proxy.Clusters {
+		if c.Weight > 0 {
+			count++
+		}
+	}
+	return count
+}
+
+func tableLines(x *mesh.Listener, chain int) uint32 {
+	n := chosen(x, chain)
+	if n < 2 {
+		return 0
+	}
+	return (n*shareWords + lineWords - 1) / lineWords
+}
+
+// writeTarget writes where a chain's connections go, with its table, if it needs one, at line free of w.
+func (s *Store) writeTarget(w, target words, x *mesh.Listener, chain int, free uint32) (uint32, error) {
+	if chain == mesh.Denied {
+		target[0] = denied
+		return free, nil
+	}
+	n := chosen(x, chain)
+	if n == 0 {
+		return free, nil
+	}
+	s.weights, s.slots = s.weights[:0], s.slots[:0]
+	for _, c := range x.Chain(chain).Proxy.Clusters {
+		if c.Weight == 0 {
+			continue
+		}
+		used, err := s.use(c.Name)
+		if err != nil {
+			return 0, err
+		}
+		s.weights, s.slots = append(s.weights, c.Weight), append(s.slots, used.slot)
+	}
+	target[0], target[1] = n, free
+	if n == 1 {
+		target[1] = s.slots[0]
+		return free, nil
+	}
+	s.alias.make(s.weights)
+	for i, e := 0, w[free*lineWords:]; i < int(n); i, e = i+1, e[shareWords:] {
+		e[0], e[1], e[2] = s.alias.threshold[i], s.slots[i], s.slots[s.alias.other[i]]
+	}
+	return free + tableLines(x, chain), nil
+}
+
+func writeRule(w words, r *mesh.Rule) {
+	source, sourceFamily := writePrefix(w[ruleSource:], r.Source)
+	destination, destinationFamily := writePrefix(w[ruleDestination:], r.Destination)
+	w[ruleRest] = source | destination<<16
+	w[rulePorts], w[rulePorts+1] = portWord(r.SourcePorts), portWord(r.DestinationPorts)
+	w[ruleFamilies] = sourceFamily*sourceOfIPv6 | destinationFamily*destinationOfIPv6
+}
+
+// writePrefix writes a prefix as two numbers, upper half first. How many lower bits of each do not matter is in rest;
+// of6 is 1 for a prefix of IPv6, which does not hold IPv4.
+func writePrefix(w words, p netip.Prefix) (rest, of6 uint32) {
+	if !p.IsValid() {
+		return 64 | 64<<8, 0
+	}
+	length := uint32(p.Bits())
+	if p.Addr().Is4() {
+		length += 96
+	} else {
+		of6 = 1
+	}
+	ip := p.Addr().As16()
+	w.put64(0, binary.BigEndian.Uint64(ip[:8]))
+	w.put64(2, binary.BigEndian.Uint64(ip[8:]))
+	upper := min(length, 64)
+	return 64 - upper | (64-(length-upper))<<8, of6
+}
+
+// portWord is the first port of a range, and how many more there are.
+func portWord(r mesh.PortRange) uint32 {
+	if r == (mesh.PortRange{}) {
+		r.To = 1<<16 - 1
+	}
+	return uint32(r.From) | uint32(r.To-r.From)<<16
+}
+
+// entry is one listener in a bucket.
+type entry struct{ line, tag uint32 }
+
+// setBucket replaces a listener's line in its bucket by another; 0 before adds, 0 after removes.
+func (s *Store) setBucket(k *key, before, after uint32) error {
+	hash := k.hash(s.seed)
+	bucket, tag := uint32(hash)&s.g.mask(), uint32(hash>>32)
+	w, err := s.leaf(&s.bucketTree, bucket)
+	if err != nil {
+		return err
+	}
+	var room [bucketEntries * bucketLines]entry
+	entries := room[:0]
+	for b := w; ; {
+		for i := 0; i < bucketEntries && b[2*i] != 0; i++ {
+			entries = append(entries, entry{b[2*i], b[2*i+1]})
+		}
+		more := b[2*bucketEntries]
+		if more == 0 {
+			break
+		}
+		s.drop(piece{more, 1})
+		b = s.m.at(more, 1)
+	}
+	i := slices.Index(entries, entry{before, tag})
+	switch {
+	case before == 0 && len(entries) == cap(entries):
+		return fmt.Errorf("%w: too many listeners have one place in the hash", errFull)
+	case before == 0:
+		entries = append(entries, entry{after, tag})
+	case i < 0:
+		return fmt.Errorf("a listener is not in its bucket")
+	case after == 0:
+		entries = slices.Delete(entries, i, i+1)
+	default:
+		entries[i].line = after
+	}
+	if before != 0 {
+		s.bucketTree.sum -= mark(tag, before)
+	}
+	if after != 0 {
+		s.bucketTree.sum += mark(tag, after)
+	}
+	for {
+		clear(w)
+		n := min(len(entries), bucketEntries)
+		for i, e := range entries[:n] {
+			w[2*i], w[2*i+1] = e.line, e.tag
+		}
+		if entries = entries[n:]; len(entries) == 0 {
+			return nil
+		}
+		line, err := s.take(1)
+		if err != nil {
+			return err
+		}
+		w[2*bucketEntries] = line
+		w = s.m.at(line, 1)
+	}
+}

@@ -1,0 +1,401 @@
+package snapshot
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"tare/internal/lib/fault"
+	"tare/internal/mesh"
+	"tare/internal/mesh/store"
+	"tare/test/vm/guest"
+)
+
+// instant is a waiter for memory that no program sees.
+type instant struct{ asked bool }
+
+func (i *instant) start()        { i.asked = true }
+func (i *instant) running() bool { return i.asked }
+func (i *instant) over() bool    { return i.asked }
+func (i *instant) wait() error   { i.asked = false; return nil }
+func (i *instant) close() error  { return nil }
+
+// inMemory is a store without a map, of so many lines.
+func inMemory(t testing.TB, o store.Options, lines uint32) *Store {
+	t.Helper()
+	o = o.WithDefaults()
+	s := &Store{lock: -1, g: newGeometry(o), grace: &instant{}}
+	s.g.lines = lines
+	s.over(make([]uint64, lines*lineBytes/8))
+	s.begin(o)
+	s.m.put64(superSeed, 7) // the same buckets each time
+	if err := s.load(); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func (s *Store) over(memory []uint64) {
+	s.mem = unsafe.Slice((*byte)(unsafe.Pointer(&memory[0])), 8*len(memory))
+	s.m, s.root = wordsOf(s.mem), &memory[0]
+}
+
+// text is what the map holds, without places.
+func (s *Store) text(t testing.TB) string {
+	t.Helper()
+	c, err := decode(s.m, &s.g)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slot := map[uint32]string{}
+	var lines []string
+	for _, x := range c.clusters {
+		slot[x.slot] = x.name
+		lines = append(lines, fmt.Sprintf("cluster %s %d: %v", x.name, x.id, s.m.at(x.line, x.lines)[clusterTable:]))
+	}
+	for _, x := range c.listeners {
+		var uses []string
+		for _, u := range x.uses {
+			uses = append(uses, slot[u])
+		}
+		lines = append(lines, fmt.Sprintf("listener %s %v: %v", x.name, x.key, uses))
+	}
+	slices.Sort(lines)
+	return fmt.Sprintf("generation %d\n%s", c.generation, strings.Join(lines, "\n"))
+}
+
+// sound fails unless what the store knows is what the map holds, and no line is lost.
+func (s *Store) sound(t testing.TB) {
+	t.Helper()
+	c, err := decode(s.m, &s.g)
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken := uint32(0)
+	for _, x := range c.taken {
+		if x {
+			taken++
+		}
+	}
+	if n := taken + s.room.free + s.dropped.lines + s.old.lines + s.sealed.lines + s.ready.lines; n != s.g.lines {
+		t.Fatalf("%d lines of %d are in the tree, free, or to be free", n, s.g.lines)
+	}
+	was := s.held
+	sorted := func(h *held) {
+		slices.Sort(h.freeSlots)
+		var ids []uint32
+		for i := range h.idsFree {
+			ids = append(ids, h.freeIDs[(h.firstID+i)%len(h.freeIDs)])
+		}
+		slices.Sort(ids)
+		h.freeIDs, h.firstID = ids, 0
+		for _, tree := range []*tree{&h.slotTree, &h.bucketTree} {
+			for _, nodes := range [][]node{tree.branches, tree.leaves} {
+				for i := range nodes {
+					nodes[i].stamp = 0
+				}
+			}
+		}
+		for _, l := range h.listeners {
+			l.uses = slices.Clip(l.uses)
+			slices.SortFunc(l.uses, func(a, b *cluster) int { return int(a.slot) - int(b.slot) })
+		}
+	}
+	other := Store{m: s.m, g: s.g, seed: s.seed}
+	other.hold(c)
+	sorted(&other.held)
+	was.slotTree = tree{slices.Clone(was.slotTree.branches), slices.Clone(was.slotTree.leaves), was.slotTree.sum}
+	was.bucketTree = tree{slices.Clone(was.bucketTree.branches), slices.Clone(was.bucketTree.leaves), was.bucketTree.sum}
+	was.freeSlots = slices.Clone(was.freeSlots)
+	sorted(&was)
+	for _, x := range []any{&was, &other.held} {
+		h := x.(*held)
+		if h.freeIDs == nil {
+			h.freeIDs = []uint32{}
+		}
+		for _, l := range h.listeners {
+			if len(l.uses) == 0 {
+				l.uses = nil
+			}
+		}
+	}
+	if !reflect.DeepEqual(was, other.held) {
+		t.Fatalf("the store knows\n%+v\nbut the map holds\n%+v", was, other.held)
+	}
+}
+
+func at(i int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}), 80)
+}
+
+func testCluster(name string, endpoints ...netip.AddrPort) *mesh.Cluster {
+	c := &mesh.Cluster{Name: name, Localities: make([]mesh.Locality, 1)}
+	for i, a := range endpoints {
+		c.Localities[0].Endpoints = append(c.Localities[0].Endpoints, mesh.Endpoint{Address: a, Weight: uint32(1 + i)})
+	}
+	return c
+}
+
+func testListener(name string, address netip.AddrPort, clusters ...string) *mesh.Listener {
+	var p mesh.Proxy
+	for i, name := range clusters {
+		p.Clusters = append(p.Clusters, mesh.WeightedCluster{Name: name, Weight: uint32(1 + i)})
+	}
+	return &mesh.Listener{Name: name, Address: address, Protocol: mesh.TCP, Chains: []mesh.Chain{{Proxy: p}}}
+}
+
+// everything has something of each kind.
+func everything() mesh.Change {
+	six := netip.MustParseAddrPort("[fd00::1]:80")
+	rules := testListener("rules", at(2000), "a", "absent")
+	rules.Chains[0].Match.Sources = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/16")}
+	rules.Chains[0].RBAC = []mesh.RBAC{{Deny: true, Policies: []mesh.Principal{{SourcePorts: []mesh.PortRange{{From: 1, To: 5}}}}}}
+	change := mesh.Change{
+		Clusters: []*mesh.Cluster{testCluster("a", at(1), at(2), at(3)), testCluster("b", six, at(4)), testCluster("none"), testCluster(strings.Repeat("long", 40), at(5))},
+		Listeners: []*mesh.Listener{rules, testListener("any4", netip.MustParseAddrPort("0.0.0.0:80"), "b"), testListener("any6", netip.MustParseAddrPort("[::]:80"), "none"),
+			testListener("nothing", six)},
+	}
+	for i := range 500 { // more than 7 in many buckets
+		change.Listeners = append(change.Listeners, testListener(fmt.Sprint("l", i), at(i), "b"))
+	}
+	return change
+}
+
+func mustApply(t testing.TB, s *Store, c mesh.Change) {
+	t.Helper()
+	if _, err := s.Apply(context.Background(), c); err != nil {
+		t.Fatal(err)
+	}
+}
+
+var small = store.Options{MaxClusters: 64, MaxListeners: 64, MaxEndpoints: 2048}
+
+// crowded is room for the listeners of everything in few buckets.
+func crowded() store.Options {
+	o := small
+	o.MaxListeners = 512
+	return o
+}
+
+func TestSound(t *testing.T) {
+	s := inMemory(t, crowded(), 4000)
+	mustApply(t, s, everything())
+	s.sound(t)
+	more := 0
+	for _, n := range s.bucketTree.leaves {
+		if n.line != 0 && s.m.at(n.line, 1)[2*bucketEntries] != 0 {
+			more++
+		}
+	}
+	if more == 0 {
+		t.Error("no bucket has a second line: the test wants some")
+	}
+	// Listeners trade their addresses, in one change.
+	mustApply(t, s, mesh.Change{Listeners: []*mesh.Listener{testListener("l1", at(2), "b"), testListener("l2", at(1), "a")}})
+	s.sound(t)
+	if s.keys[keyOf(at(1), mesh.TCP)].name != "l2" || s.keys[keyOf(at(2), mesh.TCP)].name != "l1" {
+		t.Error("the addresses were not traded")
+	}
+	// One takes the address of another that goes.
+	mustApply(t, s, mesh.Change{Listeners: []*mesh.Listener{testListener("l3", at(4), "new")}, RemovedListeners: []string{"l4", "not there"}, RemovedClusters: []string{"b", "not there"}})
+	s.sound(t)
+	for name := range maps.Keys(s.listeners) {
+		mustApply(t, s, mesh.Change{RemovedListeners: []string{name}})
+	}
+	mustApply(t, s, mesh.Change{RemovedClusters: slices.Collect(maps.Keys(s.clusters))})
+	s.sound(t)
+	if len(s.clusters)+len(s.listeners)+len(s.keys) != 0 || s.slotTree.sum != 0 || s.bucketTree.sum != 0 {
+		t.Errorf("something is left: %+v", s.held)
+	}
+}
+
+// TestFull has each change fail at every allocation that it makes. Nothing of it may be left, in the map or in what the
+// store knows.
+func TestFull(t *testing.T) {
+	guest.KernelFree(t)
+	changes := map[string]mesh.Change{
+		"clusters":  {Clusters: []*mesh.Cluster{testCluster("new", at(7)), testCluster("a", at(8), at(9)), testCluster("absent", at(1))}},
+		"listeners": {Listeners: []*mesh.Listener{testListener("new", at(5000), "x", "y"), testListener("l1", at(5001), "z", "a"), testListener("rules", at(2000), "a")}},
+		"removed":   {RemovedClusters: []string{"a", "b", "none"}, RemovedListeners: []string{"rules", "any4", "l5"}},
+	}
+	for name, change := range changes {
+		s := inMemory(t, crowded(), 4000)
+		mustApply(t, s, everything())
+		before := s.text(t)
+		failed := 0
+		for free := uint32(0); ; free++ {
+			if err := s.load(); err != nil { // all that can be free is
+				t.Fatal(err)
+			}
+			line, ok := s.room.take(s.room.free - 200) // the test counts on one long free run
+			if !ok {
+				t.Fatal("the room is in pieces")
+			}
+			for s.room.free > 0 {
+				if _, ok := s.room.take(1); !ok {
+					t.Fatal("no line")
+				}
+			}
+			if free > 0 {
+				s.room.give(line, free)
+			}
+			_, err := s.Apply(context.Background(), change)
+			if err == nil {
+				break
+			}
+			var f *fault.Error
+			if failed++; !errors.As(err, &f) && !errors.Is(err, errFull) {
+				t.Fatalf("%s with %d lines free: %v", name, free, err)
+			}
+			if s.text(t) != before {
+				t.Fatalf("%s with %d lines free: refused, but there is something of it", name, free)
+			}
+			s.sound(t)
+		}
+		if failed < 5 {
+			t.Errorf("%s: failed only %d times", name, failed)
+		}
+		if s.text(t) == before {
+			t.Errorf("%s: nothing was changed", name)
+		}
+	}
+}
+
+func TestApplyRefuses(t *testing.T) {
+	s := inMemory(t, store.Options{MaxClusters: 4, MaxListeners: 4, MaxEndpoints: 10}, 4000)
+	mustApply(t, s, mesh.Change{Clusters: []*mesh.Cluster{testCluster("a", at(1), at(2))}, Listeners: []*mesh.Listener{testListener("l", at(1), "a")}})
+	before := s.text(t)
+	two := testListener("many", at(9), "a")
+	two.Chains[0].RBAC = []mesh.RBAC{{}, {}}
+	var clusters []*mesh.Cluster
+	var listeners []*mesh.Listener
+	for i := range 4 {
+		clusters = append(clusters, testCluster(fmt.Sprint("c", i)))
+		listeners = append(listeners, testListener(fmt.Sprint("l", i), at(10+i)))
+	}
+	var endpoints []netip.AddrPort
+	for i := range 9 {
+		endpoints = append(endpoints, at(i))
+	}
+	long := strings.Repeat("x", maxName+1)
+	for _, c := range []struct {
+		where  string
+		change mesh.Change
+	}{
+		{"m", mesh.Change{Listeners: []*mesh.Listener{testListener("m", at(1), "a")}}},
+		{"many", mesh.Change{Listeners: []*mesh.Listener{two}}},
+		{"none", mesh.Change{Listeners: []*mesh.Listener{testListener("none", netip.AddrPort{}, "a")}}},
+		{"c3", mesh.Change{Clusters: clusters}},
+		{"l3", mesh.Change{Listeners: listeners}},
+		{"b", mesh.Change{Clusters: []*mesh.Cluster{testCluster("b", endpoints...)}}},
+		{"a", mesh.Change{Clusters: []*mesh.Cluster{testCluster("a", append(endpoints, endpoints...)...)}}},
+		{long[:64], mesh.Change{Clusters: []*mesh.Cluster{testCluster(long)}}},
+		{long[:64], mesh.Change{Listeners: []*mesh.Listener{testListener(long, at(9), "a")}}},
+		{long[:64], mesh.Change{Listeners: []*mesh.Listener{testListener("x", at(9), long)}}},
+	} {
+		_, err := s.Apply(context.Background(), c.change)
+		var f *fault.Error
+		if !errors.As(err, &f) || f.Code != fault.Usage || f.Where != c.where {
+			t.Errorf("%.64q: %v", c.where, err)
+		}
+		if s.text(t) != before {
+			t.Errorf("%.64q: refused, but there is something of it", c.where)
+		}
+	}
+	s.sound(t)
+}
+
+// mended is a configuration whose checks are all right again after damage, as far as what is where has not changed.
+func mended(m words, c *contents) {
+	sum := func(w words, at int) { w[at] = w.check(at) }
+	sum(m.at(c.root, 1), rootCheck)
+	for _, x := range c.clusters {
+		sum(m.at(x.line, x.lines), clusterCheck)
+		sum(m.at(x.endsAt, x.nameLines), nameCheck)
+	}
+	for _, x := range c.listeners {
+		sum(m.at(x.line, x.lines), listenerCheck)
+		sum(m.at(x.nameAt, x.nameRows), nameCheck)
+	}
+}
+
+// FuzzDecode damages a configuration, in whole words, and has it taken over. It may be refused, but what is taken over
+// must be sound.
+func FuzzDecode(f *testing.F) {
+	guest.KernelFree(f)
+	s := inMemory(f, crowded(), 2600)
+	mustApply(f, s, everything())
+	good, err := decode(s.m, &s.g)
+	if err != nil {
+		f.Fatal(err)
+	}
+	var used []uint32 // words
+	for line, taken := range good.taken {
+		for i := range uint32(lineWords) {
+			if taken {
+				used = append(used, uint32(line)*lineWords+i)
+			}
+		}
+	}
+	damage := func(word, value uint32) []byte {
+		b := binary.LittleEndian.AppendUint16(nil, uint16(slices.Index(used, word)))
+		return binary.LittleEndian.AppendUint32(b, value)
+	}
+	f.Add(false, []byte{})
+	l := good.listeners[0].line * lineWords
+	c := good.clusters[0].line * lineWords
+	for _, value := range []uint32{0, 1, good.root, 1 << 31, 1<<32 - 1} {
+		for _, word := range []uint32{superRoot, superRoot + 1, superSeed, good.root * lineWords, good.root*lineWords + rootSlots, (good.root + 1) * lineWords, good.slotLeaves[0] * lineWords,
+			l, l + listenerRules, l + listenerTarget, l + listenerTarget + 1, l + listenerLines, l + listenerName, c, c + clusterCount, c + clusterForm, c + clusterLines, c + clusterName, c + clusterSlot} {
+			f.Add(true, damage(word, value))
+			f.Add(false, damage(word, value))
+		}
+	}
+	f.Fuzz(func(t *testing.T, mend bool, data []byte) {
+		memory := make([]uint64, len(s.m)/2)
+		x := &Store{lock: -1, g: s.g, grace: &instant{}}
+		x.over(memory)
+		copy(x.m, s.m)
+		for ; len(data) >= 6; data = data[6:] {
+			x.m[used[int(binary.LittleEndian.Uint16(data))%len(used)]] = binary.LittleEndian.Uint32(data[2:])
+		}
+		if mend {
+			mended(x.m, good)
+		}
+		if err := x.load(); err != nil {
+			return
+		}
+		x.sound(t)
+		change := everything()
+		change.Listeners = change.Listeners[:20]
+		if _, err := x.Apply(context.Background(), change); err != nil && fault.CodeOf(err) != fault.Usage {
+			t.Fatal(err)
+		}
+		x.sound(t)
+	})
+}
+
+// FuzzGeometry reads hostile first lines.
+func FuzzGeometry(f *testing.F) {
+	s := inMemory(f, small, 4000)
+	f.Add(true, s.m.at(0, 1).bytes())
+	f.Fuzz(func(t *testing.T, mend bool, data []byte) {
+		var line [lineWords]uint32
+		copy(words(line[:]).bytes(), data)
+		if mend {
+			line[superMagic], line[superFormat] = magic, format
+			line[superCheck] = words(line[superSeed:]).check(superCheck - superSeed)
+		}
+		if g, err := readGeometry(line[:]); err == nil && (g.lines > maxLines || g.slots() == 0) {
+			t.Errorf("a map of %d lines", g.lines)
+		}
+	})
+}

@@ -1,0 +1,226 @@
+package snapshot
+
+import (
+	"encoding/binary"
+	"hash/crc32"
+	"math/bits"
+	"net/netip"
+	"unsafe"
+
+	"tare/internal/mesh"
+	"tare/internal/mesh/store"
+)
+
+// A configuration in lines of 64 bytes, as bpf/snapshot.h has it, with what only the writer reads: names, lengths and
+// checks, so that one who takes over can read it back.
+//
+//	line 0    the root word, the seed of the hash, and the sizes below
+//	root      a line of counts and checks, then a directory of branches of slots, then one of branches of buckets
+//	branch    two lines: 32 leaves
+//	leaf      a line: of slots 16, which name the line of a cluster each; of buckets one, which names up to 7 listeners, and the line of more
+//	cluster   half a line, then its endpoints as an alias table; the line of its name
+//	listener  a line, one for each rule, and alias tables of weighted clusters; the line of its name
+//	name      length, check, bytes
+//
+// Directories, branches and leaves name line 0 where there is nothing. They are narrow because a change copies one of
+// each: what it copies is what programs must be waited for, and what it costs.
+//
+// A cluster that listeners name and that does not exist has a slot too, with a cluster of no endpoints and no number.
+const (
+	lineBytes = 64
+	lineWords = 16
+	maxLines  = 1 << 24 // as many as a root word can name
+
+	magic  = 0x65726174
+	format = 2 // of all that is in lines: another is not taken over
+
+	branchLeaves  = 32
+	branchLines   = branchLeaves / lineWords
+	slotsPerLeaf  = lineWords
+	bucketEntries = 7
+	bucketLines   = 4
+
+	denied  = 1<<32 - 1 // a target
+	noID    = store.NoCluster
+	any4    = 1 << 24 // of the root word
+	any6    = 1 << 25
+	genBits = 26 // where the generation begins
+
+	maxName = 1 << 16 // bytes
+)
+
+// Words of line 0.
+const (
+	superRoot      = 0
+	superSeed      = 2
+	superMask      = 4
+	superListeners = 5
+	superMagic     = 6
+	superFormat    = 7
+	superLines     = 8
+	superClusters  = 9 // what Options asked for
+	superListening = 10
+	superEndpoints = 11
+	superCheck     = 15
+)
+
+// Words of a root's first line.
+const (
+	rootGeneration = 0
+	rootDefined    = 2 // clusters that exist
+	rootSlots      = 3 // slots that are used
+	rootListeners  = 4
+	rootLines      = 5
+	rootSlotSum    = 6
+	rootBucketSum  = 8
+	rootMagic      = 10
+	rootAny        = 12 // listeners for any address, IPv4 and IPv6
+	rootCheck      = 15
+)
+
+// Words of a cluster.
+const (
+	clusterID       = 0
+	clusterMax      = 1
+	clusterCount    = 2
+	clusterForm     = 3
+	clusterLines    = 4
+	clusterName     = 5
+	clusterSlot     = 6
+	clusterCheck    = 7
+	clusterTable    = 8 // where endpoints begin
+	endpoint4Words  = 4
+	endpoint6Words  = 8
+	endpointsOfIPv4 = 0
+	endpointsOfIPv6 = 1
+)
+
+// Words of a listener, of a rule, and of a name.
+const (
+	listenerPort   = 4
+	listenerRules  = 5
+	listenerTarget = 6
+	listenerLines  = 8
+	listenerName   = 9
+	listenerCheck  = 10
+	shareWords     = 4
+
+	ruleSource        = 0
+	ruleDestination   = 4
+	ruleRest          = 8
+	rulePorts         = 9
+	ruleTarget        = 11
+	ruleFamilies      = 13
+	sourceOfIPv6      = 1
+	destinationOfIPv6 = 2
+
+	nameLength = 0
+	nameCheck  = 1
+	nameText   = 2
+)
+
+// words is memory of lines.
+type words []uint32
+
+func wordsOf(mem []byte) words { return unsafe.Slice((*uint32)(unsafe.Pointer(&mem[0])), len(mem)/4) }
+
+func (w words) bytes() []byte {
+	if len(w) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*byte)(unsafe.Pointer(&w[0])), 4*len(w))
+}
+
+func (w words) at(line, lines uint32) words {
+	return w[line*lineWords : (line+lines)*lineWords : (line+lines)*lineWords]
+}
+func (w words) get64(i int) uint64    { return uint64(w[i]) | uint64(w[i+1])<<32 }
+func (w words) put64(i int, v uint64) { w[i], w[i+1] = uint32(v), uint32(v>>32) }
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// check is the CRC-32C of all words but the one where it is kept.
+func (w words) check(at int) uint32 {
+	return crc32.Update(crc32.Update(0, castagnoli, w[:at].bytes()), castagnoli, w[at+1:].bytes())
+}
+
+// geometry is how much room there is for what.
+type geometry struct {
+	options store.Options
+	lines   uint32 // in all
+	// Leaves are whole branches of them.
+	slotLeaves, bucketLeaves uint32
+}
+
+// newGeometry sizes the map: twice the largest configuration that the options allow, since old and new are there
+// together while one replaces the other, and a reserve in which changes go on while programs are waited for.
+func newGeometry(o store.Options) geometry {
+	// Listeners may name clusters that do not exist; they need slots too.
+	slots := uint64(o.MaxClusters) + uint64(max(o.MaxClusters, o.MaxListeners))
+	const whole = branchLeaves * slotsPerLeaf
+	g := geometry{options: o, slotLeaves: uint32((slots + whole - 1) / whole * branchLeaves), bucketLeaves: branchLeaves}
+	for uint64(g.bucketLeaves)*4 < uint64(o.MaxListeners) {
+		g.bucketLeaves *= 2
+	}
+	trees := uint64(g.slotLeaves) + uint64(g.bucketLeaves)
+	config := uint64(o.MaxEndpoints)/2 + 4*uint64(o.MaxClusters) + 5*uint64(o.MaxListeners) + trees + trees/branchLeaves*branchLines + uint64(g.rootLines())
+	const reserve = 4 << 20 / lineBytes
+	g.lines = uint32(min(1+2*config+reserve, maxLines+1))
+	return g
+}
+
+// Directories are in lines of their own.
+func (g *geometry) slotLines() uint32 { return directoryLines(g.slotLeaves) }
+func (g *geometry) rootLines() uint32 { return g.listeners() + directoryLines(g.bucketLeaves) }
+func (g *geometry) listeners() uint32 { return 1 + g.slotLines() } // from the root
+func (g *geometry) ids() uint32       { return 2 * g.options.MaxClusters }
+func (g *geometry) slots() uint32     { return g.slotLeaves * slotsPerLeaf }
+func (g *geometry) mask() uint32      { return g.bucketLeaves - 1 } // of buckets
+
+func directoryLines(leaves uint32) uint32 { return (leaves/branchLeaves + lineWords - 1) / lineWords }
+
+// key is the address of a listener as programs compare it.
+type key struct {
+	ip   [4]uint32
+	port uint32 // network byte order; protocol in the upper half
+}
+
+func keyOf(a netip.AddrPort, p mesh.Protocol) (k key) {
+	ip := a.Addr().As16()
+	for i := range k.ip {
+		k.ip[i] = binary.LittleEndian.Uint32(ip[4*i:])
+	}
+	k.port = uint32(bits.ReverseBytes16(a.Port())) | uint32(p)<<16
+	return k
+}
+
+const mapped = 0xffff0000 // the third word of an IPv4-mapped address, in network byte order
+
+// any says which flag of the root word the listener sets, 0 for none.
+func (k *key) any() uint64 {
+	switch k.ip {
+	case [4]uint32{0, 0, mapped, 0}:
+		return any4
+	case [4]uint32{}:
+		return any6
+	}
+	return 0
+}
+
+// hash gives the place of a listener; it is ss_search's.
+func (k *key) hash(seed uint64) uint64 {
+	h := stir(seed, uint64(k.ip[0])|uint64(k.ip[1])<<32)
+	h = stir(h, uint64(k.ip[2])|uint64(k.ip[3])<<32)
+	return stir(stir(h, uint64(k.port)), 0)
+}
+
+func stir(h, with uint64) uint64 {
+	h = (h ^ with) * 0x9e3779b97f4a7c15
+	return h ^ h>>32
+}
+
+// mark is what an entry adds to a sum over all: a sum that costs nothing to keep, and that no entry can leave or come
+// into unseen.
+func mark(a, b uint32) uint64 {
+	return stir(stir(0x7461726574617265, uint64(a)<<32|uint64(b)), 0)
+}

@@ -1,0 +1,512 @@
+// Package snapshot is a store that keeps a whole configuration as a tree which programs see from one root word. A
+// change builds what is new beside what is there, in memory that is mapped from the kernel, and becomes the
+// configuration by one atomic store: no system call, and never a mixture, however many resources it has. bpf/snapshot.h
+// has the tree as programs read it, layout.go as it is written.
+package snapshot
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/fault"
+	"tare/internal/mesh"
+	"tare/internal/mesh/store"
+)
+
+func init() {
+	store.Register(Design)
+}
+
+// Design is what the package adds to the stores.
+var Design = store.Design{
+	Name:     "snapshot",
+	Summary:  "copy on write in one mappable array; a change is one atomic store and no system call",
+	Atomic:   store.PerChange,
+	Survives: true,
+	Open:     openStore,
+	Ask:      loadAsk,
+}
+
+// mapName is the map's in bpf/snapshot.h, and that of its pin.
+const mapName = askMapSsLines
+
+// Store is the writer of one map. What it knows of the configuration is names and places; the configuration itself is
+// in the map alone.
+type Store struct {
+	mu     sync.Mutex // Close may come at any time
+	lines  *ebpf.Map
+	mem    []byte
+	m      words
+	root   *uint64 // the word that programs follow
+	seed   uint64
+	g      geometry
+	lock   int // of the directory of pins; below 0: none
+	grace  waiter
+	waited error // what went wrong with the last wait
+
+	held
+	room *room
+
+	// Lines that a tree named which programs may see. What a change drops becomes old with it; a grace period later it
+	// is ready to be given back.
+	dropped, old, sealed, ready chain
+
+	stamp uint64     // of the change that is being made
+	work  store.Work // of the change that is being made
+
+	// Room for what a change needs in between.
+	targets []mesh.Target
+	weights []uint32
+	slots   []uint32
+	alias   aliases
+	rules   []ruleSet
+	planned []mesh.Rule
+	uses    []*cluster
+}
+
+// piece is a run of lines.
+type piece struct{ line, lines uint32 }
+
+// held is the configuration that programs see, and that a change makes another.
+type held struct {
+	generation  uint64
+	record      uint32 // line of the root
+	slotTree    tree
+	bucketTree  tree
+	unspecified [2]uint32 // listeners for any address, IPv4 and IPv6
+
+	clusters  map[string]*cluster
+	listeners map[string]*listener
+	keys      map[key]*listener
+	defined   uint32
+	endpoints uint64
+	freeSlots []uint32 // the last one first
+	// A ring; the one that was given back first comes first, so that numbers are not another's soon. There are twice as
+	// many as clusters, so that none that a change gives back is another's in the same change.
+	freeIDs []uint32
+	firstID int
+	idsFree int
+}
+
+// tree is one of the two that the root has.
+type tree struct {
+	branches, leaves []node
+	sum              uint64 // of the marks of all that leaves name
+}
+
+type node struct {
+	line  uint32
+	stamp uint64 // the change that made it: that change may write into it
+}
+
+func newTree(branches, leaves []uint32) (t tree) {
+	for _, line := range branches {
+		t.branches = append(t.branches, node{line: line})
+	}
+	for _, line := range leaves {
+		t.leaves = append(t.leaves, node{line: line})
+	}
+	return t
+}
+
+type cluster struct {
+	name      string
+	slot, id  uint32 // id is noID where it does not exist
+	at, text  piece
+	endpoints uint32
+	uses      uint32 // by listeners
+}
+
+type listener struct {
+	name     string
+	key      key
+	at, text piece
+	uses     []*cluster
+}
+
+// openStore is Open for callers that know any store: nil where it fails.
+func openStore(o store.Options) (store.Store, error) {
+	s, err := Open(o)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Open makes a store, or takes over the one that is pinned.
+func Open(o store.Options) (*Store, error) {
+	o = o.WithDefaults()
+	s := &Store{lock: -1, g: newGeometry(o)}
+	if s.g.lines > maxLines {
+		return nil, fault.New(fault.Usage, "", "ask for less", "a configuration of %d clusters, %d listeners and %d endpoints does not fit into one map", o.MaxClusters, o.MaxListeners, o.MaxEndpoints)
+	}
+	if err := s.open(o); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+func (s *Store) open(o store.Options) (err error) {
+	g, err := newRCU()
+	if err != nil {
+		return err
+	}
+	s.grace = g
+	pin := ""
+	if o.PinDir != "" {
+		pin = filepath.Join(o.PinDir, mapName)
+		if s.lock, err = lock(o.PinDir); err != nil {
+			return err
+		}
+		s.lines, err = ebpf.LoadPinnedMap(pin, nil)
+		if err == nil {
+			return s.takeOver(o, pin)
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return fault.Wrap(err, fault.Machine, pin, "remove it, and the configuration is built anew", "the pinned configuration cannot be opened")
+		}
+	}
+	s.lines, err = ebpf.NewMap(&ebpf.MapSpec{Name: mapName, Type: ebpf.Array, KeySize: 4, ValueSize: lineBytes, MaxEntries: s.g.lines, Flags: unix.BPF_F_MMAPABLE})
+	if err != nil {
+		return fmt.Errorf("creating map %s of %d bytes: %w", mapName, s.g.lines*lineBytes, err)
+	}
+	if err := s.mmap(); err != nil {
+		return err
+	}
+	s.begin(o)
+	if err := s.load(); err != nil {
+		return err
+	}
+	if pin != "" {
+		if err := s.lines.Pin(pin); err != nil {
+			return fmt.Errorf("pinning the configuration: %w", err)
+		}
+	}
+	return nil
+}
+
+// begin writes the line 0 of an empty configuration.
+func (s *Store) begin(o store.Options) {
+	var seed [8]byte
+	_, _ = rand.Read(seed[:]) // never fails
+	super := s.m.at(0, 1)
+	super.put64(superSeed, binary.LittleEndian.Uint64(seed[:]))
+	super[superMask], super[superListeners] = s.g.mask(), s.g.listeners()
+	super[superMagic], super[superFormat], super[superLines] = magic, format, s.g.lines
+	super[superClusters], super[superListening], super[superEndpoints] = o.MaxClusters, o.MaxListeners, o.MaxEndpoints
+	super[superCheck] = super[superSeed:].check(superCheck - superSeed)
+}
+
+// lock makes sure that one process at a time writes. The lock ends with the process.
+func lock(dir string) (int, error) {
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fault.Wrap(err, fault.Usage, dir, "it must be a directory on a BPF file system", "the directory of pins cannot be opened")
+	}
+	for {
+		err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return fd, nil
+		}
+		if err != unix.EINTR {
+			_ = unix.Close(fd)
+			return -1, fault.Wrap(err, fault.Usage, dir, "end it first, or use another directory", "another process writes the configuration that is pinned here")
+		}
+	}
+}
+
+func (s *Store) takeOver(o store.Options, pin string) error {
+	const anew = "remove it, and the configuration is built anew"
+	if s.lines.Type() != ebpf.Array || s.lines.ValueSize() != lineBytes || s.lines.Flags() != unix.BPF_F_MMAPABLE || s.lines.MaxEntries() > maxLines {
+		return fault.New(fault.Usage, pin, anew, "the pinned map has another format: %v", s.lines)
+	}
+	s.g.lines = s.lines.MaxEntries()
+	if err := s.mmap(); err != nil {
+		return err
+	}
+	g, err := readGeometry(s.m.at(0, 1))
+	if err != nil {
+		return fault.Wrap(err, fault.Usage, pin, anew, "the pinned configuration cannot be taken over")
+	}
+	if h := g.options; h.MaxClusters < o.MaxClusters || h.MaxListeners < o.MaxListeners || h.MaxEndpoints < o.MaxEndpoints {
+		return fault.New(fault.Usage, pin, "ask for no more, or "+anew, "the pinned map was made for %d clusters, %d listeners and %d endpoints", h.MaxClusters, h.MaxListeners, h.MaxEndpoints)
+	}
+	s.g = g
+	return fault.Wrap(s.load(), fault.Usage, pin, anew, "the pinned configuration cannot be taken over")
+}
+
+func (s *Store) mmap() (err error) {
+	size, page := int(s.g.lines)*lineBytes, unix.Getpagesize()
+	s.mem, err = unix.Mmap(s.lines.FD(), 0, (size+page-1)/page*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("mapping %s: %w", mapName, err)
+	}
+	s.m = wordsOf(s.mem[:size])
+	s.root = (*uint64)(unsafe.Pointer(&s.mem[0]))
+	return nil
+}
+
+// load learns the configuration from the map, as programs see it: what a writer before left, or what was there before a
+// change that failed. Lines in no tree are free, once no program can be on its way to one.
+func (s *Store) load() error {
+	if s.grace.running() {
+		_ = s.grace.wait()
+	}
+	s.seed = s.m.get64(superSeed)
+	s.grace.start()
+	c, err := decode(s.m, &s.g)
+	if err := errors.Join(err, s.grace.wait()); err != nil {
+		return err
+	}
+	s.dropped, s.old, s.sealed, s.ready = chain{}, chain{}, chain{}, chain{}
+	s.room = newRoom(s.g.lines)
+	for from := uint32(1); from < s.g.lines; {
+		if c.taken[from] {
+			from++
+			continue
+		}
+		to := from
+		for to < s.g.lines && !c.taken[to] {
+			to++
+		}
+		s.room.give(from, to-from)
+		from = to
+	}
+	s.hold(c)
+	return nil
+}
+
+// hold makes what was decoded the configuration.
+func (s *Store) hold(c *contents) {
+	h := held{
+		generation: c.generation,
+		record:     c.root,
+		clusters:   make(map[string]*cluster, len(c.clusters)),
+		listeners:  make(map[string]*listener, len(c.listeners)),
+		keys:       make(map[key]*listener, len(c.listeners)),
+	}
+	s.stamp = c.generation
+	h.slotTree, h.bucketTree = newTree(c.slotBranches, c.slotLeaves), newTree(c.bucketBranches, c.bucketLeaves)
+	bySlot := make([]*cluster, s.g.slots())
+	ids := make([]bool, s.g.ids())
+	for _, x := range c.clusters {
+		e := &cluster{name: x.name, slot: x.slot, id: x.id, at: piece{x.line, x.lines}, text: piece{x.endsAt, x.nameLines}, endpoints: x.endpoints}
+		h.clusters[x.name], bySlot[x.slot] = e, e
+		h.slotTree.sum += mark(x.slot, x.line)
+		h.endpoints += uint64(x.endpoints)
+		if x.id != noID {
+			ids[x.id] = true
+			h.defined++
+		}
+	}
+	for slot := len(bySlot) - 1; slot >= 0; slot-- {
+		if bySlot[slot] == nil {
+			h.freeSlots = append(h.freeSlots, uint32(slot))
+		}
+	}
+	h.freeIDs = make([]uint32, len(ids))
+	for id, taken := range ids {
+		if !taken {
+			h.freeIDs[h.idsFree] = uint32(id)
+			h.idsFree++
+		}
+	}
+	for _, x := range c.listeners {
+		l := &listener{name: x.name, key: x.key, at: piece{x.line, x.lines}, text: piece{x.nameAt, x.nameRows}}
+		for _, slot := range x.uses {
+			l.uses = append(l.uses, bySlot[slot])
+			bySlot[slot].uses++
+		}
+		h.listeners[x.name], h.keys[x.key] = l, l
+		h.bucketTree.sum += mark(uint32(x.key.hash(s.seed)>>32), x.line)
+		h.count(&x.key, 1)
+	}
+	s.held = h
+}
+
+// count keeps how many listeners are for any address.
+func (h *held) count(k *key, by int32) {
+	switch k.any() {
+	case any4:
+		h.unspecified[0] += uint32(by)
+	case any6:
+		h.unspecified[1] += uint32(by)
+	}
+}
+
+// Maps implements store.Store.
+func (s *Store) Maps() map[string]*ebpf.Map { return map[string]*ebpf.Map{mapName: s.lines} }
+
+// Cluster implements store.Store.
+func (s *Store) Cluster(name string) (uint32, bool) {
+	c := s.clusters[name]
+	if c == nil || c.id == noID {
+		return 0, false
+	}
+	return c.id, true
+}
+
+// Close implements store.Store. Programs go on with what is in the map.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var errs []error
+	if s.grace != nil {
+		errs = append(errs, s.grace.close())
+	}
+	if s.mem != nil {
+		errs = append(errs, unix.Munmap(s.mem))
+	}
+	if s.lines != nil {
+		errs = append(errs, s.lines.Close())
+	}
+	if s.lock >= 0 {
+		errs = append(errs, unix.Close(s.lock))
+	}
+	s.grace, s.mem, s.m, s.root, s.lock = nil, nil, nil, nil, -1
+	return errors.Join(errs...)
+}
+
+// Apply implements store.Store.
+func (s *Store) Apply(ctx context.Context, change mesh.Change) (store.Work, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return store.Work{}, err
+	}
+	if s.mem == nil {
+		return store.Work{}, errors.New("the store is closed")
+	}
+	s.work = store.Work{}
+	s.recycle()
+	if len(change.Clusters)+len(change.Listeners)+len(change.RemovedClusters)+len(change.RemovedListeners) == 0 {
+		return s.work, nil
+	}
+	if err := s.plan(&change); err != nil {
+		return store.Work{}, err
+	}
+	s.stamp++
+	err := s.make(&change)
+	if err == nil {
+		err = s.commit()
+	}
+	if err != nil {
+		// Nothing that programs can see has changed: what is in the map is the configuration, as after a crash.
+		return store.Work{}, errors.Join(err, s.load())
+	}
+	return s.work, nil
+}
+
+// commit makes what was built the configuration that programs see.
+func (s *Store) commit() error {
+	n := s.g.rootLines()
+	line, err := s.take(n)
+	if err != nil {
+		return err
+	}
+	w := s.m.at(line, n)
+	generation := s.generation + 1
+	head := w[:lineWords]
+	clear(head)
+	head.put64(rootGeneration, generation)
+	head[rootDefined], head[rootSlots], head[rootListeners] = s.defined, uint32(len(s.clusters)), uint32(len(s.listeners))
+	head[rootLines], head[rootMagic] = n, magic
+	head.put64(rootSlotSum, s.slotTree.sum)
+	head.put64(rootBucketSum, s.bucketTree.sum)
+	head[rootAny], head[rootAny+1] = s.unspecified[0], s.unspecified[1]
+	head[rootCheck] = head.check(rootCheck)
+	directory(w[lineWords:s.g.listeners()*lineWords], s.slotTree.branches)
+	directory(w[s.g.listeners()*lineWords:], s.bucketTree.branches)
+
+	word := uint64(line) | generation<<genBits
+	if s.unspecified[0] > 0 {
+		word |= any4
+	}
+	if s.unspecified[1] > 0 {
+		word |= any6
+	}
+	atomic.StoreUint64(s.root, word)
+	s.work.Bytes += 8
+	s.drop(piece{s.record, n}) // may be seen until now
+	s.record, s.generation = line, generation
+	s.room.join(&s.old, &s.dropped)
+	if !s.grace.running() && s.old.lines >= s.g.lines/16 {
+		s.seal()
+	}
+	return nil
+}
+
+func directory(w words, branches []node) {
+	for i := range branches {
+		w[i] = branches[i].line
+	}
+	clear(w[len(branches):])
+}
+
+// take finds n lines that no program can see. It waits for programs only where all else is used up.
+func (s *Store) take(n uint32) (uint32, error) {
+	line, ok := s.room.take(n)
+	for !ok {
+		switch {
+		case s.ready.lines > 0:
+			s.room.unhang(&s.ready, math.MaxInt)
+		case s.grace.running():
+			s.work.GracePeriods++
+			s.unseal()
+		case s.old.lines+s.sealed.lines > 0 && s.waited == nil:
+			s.seal()
+		default:
+			err := s.waited
+			s.waited = nil
+			return 0, errors.Join(errFull, err)
+		}
+		line, ok = s.room.take(n)
+	}
+	s.work.Records++
+	s.work.Bytes += int(n) * lineBytes
+	return line, nil
+}
+
+var errFull = errors.New("it does not fit into the map beside what is there")
+
+// drop leaves lines that programs may see. They are the room's again when no program can.
+func (s *Store) drop(p piece) {
+	if p.lines > 0 && p.line > 0 {
+		s.room.hang(&s.dropped, p.line, p.lines)
+	}
+}
+
+// seal begins to wait for all programs that may see what is old.
+func (s *Store) seal() {
+	s.room.join(&s.sealed, &s.old)
+	s.work.Syscalls++
+	s.grace.start()
+}
+
+// unseal takes over what was waited for.
+func (s *Store) unseal() {
+	if s.waited = s.grace.wait(); s.waited == nil {
+		s.room.join(&s.ready, &s.sealed)
+	}
+}
+
+// recycle gives some of what is ready back to the room: more than a small change drops, so that none pays for many
+// before it.
+func (s *Store) recycle() {
+	if s.grace.over() {
+		s.unseal()
+	}
+	s.room.unhang(&s.ready, 16)
+}

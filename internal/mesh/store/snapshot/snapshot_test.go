@@ -1,0 +1,448 @@
+package snapshot
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/fault"
+	"tare/internal/mesh"
+	"tare/internal/mesh/store"
+	"tare/internal/mesh/store/storeload"
+	"tare/internal/mesh/store/storetest"
+)
+
+func TestConformance(t *testing.T) { storetest.Conformance(t, Design) }
+
+func Benchmark(b *testing.B) { storetest.Benchmarks(b, Design) }
+
+func open(t testing.TB, o store.Options) *Store {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	s, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// pins is a directory on a BPF file system, for as long as the test runs.
+func pins(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := unix.Mount("bpf", dir, "bpf", 0, ""); err != nil {
+		t.Skipf("needs a BPF file system: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// slowAsker asks s by a program that stands still in between, so many steps of some nanoseconds. It counts in the map
+// that it gives.
+func slowAsker(t testing.TB, s *Store, steps uint32) (*storeload.Asker, func() (stopped, wentOn uint64)) {
+	t.Helper()
+	if runtime.NumCPU() < 2 {
+		t.Skip("needs two CPUs: a program that stands still and one who does not wait for it")
+	}
+	d := Design
+	spec, err := loadSlow()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := spec.Variables["steps"].Set(steps); err != nil {
+		t.Fatal(err)
+	}
+	d.Ask = func() (*ebpf.CollectionSpec, error) { return spec, nil }
+	spec.Maps[".bss"].Flags |= unix.BPF_F_MMAPABLE
+	counts, err := ebpf.NewMap(spec.Maps[".bss"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { counts.Close() })
+	maps := s.Maps()
+	maps[".bss"] = counts
+	a, err := storeload.LoadAsk(d, maps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close() })
+	memory, err := counts.Memory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopped, wentOn := spec.Variables["stopped"].Offset, spec.Variables["went_on"].Offset
+	return a, func() (uint64, uint64) {
+		b := make([]byte, memory.Size())
+		if _, err := memory.ReadAt(b, 0); err != nil {
+			t.Error(err)
+		}
+		return binary.NativeEndian.Uint64(b[stopped:]), binary.NativeEndian.Uint64(b[wentOn:])
+	}
+}
+
+// TestGrace has a program stand still, and waits for it.
+func TestGrace(t *testing.T) {
+	s := open(t, small)
+	mustApply(t, s, mesh.Change{Listeners: []*mesh.Listener{testListener("l", at(1), "a")}})
+	a, counts := slowAsker(t, s, 1<<23)
+	met := 0
+	for i := uint64(0); met < 3 && i < 100; i++ {
+		var done sync.WaitGroup
+		done.Go(func() { a.Ask(mesh.Question{To: at(1), Protocol: mesh.TCP}, 0) })
+		stopped, wentOn := counts()
+		for stopped == i {
+			stopped, wentOn = counts()
+		}
+		if stopped > wentOn {
+			met++
+		}
+		s.grace.start()
+		if err := s.grace.wait(); err != nil {
+			t.Fatal(err)
+		}
+		if _, wentOn := counts(); wentOn < stopped {
+			t.Errorf("%d programs had begun when the wait began, and %d had ended when it ended", stopped, wentOn)
+		}
+		done.Wait()
+	}
+	if met == 0 {
+		t.Error("no program ran when a wait began: the test wants some")
+	}
+}
+
+// version is a configuration in which every number says which it is.
+func version(i uint32) mesh.Change {
+	c := testCluster("a", at(int(i)), at(int(i)), at(int(i)))
+	c.Breakers.MaxConnections = i
+	return mesh.Change{Clusters: []*mesh.Cluster{c}, Listeners: []*mesh.Listener{testListener("l", at(1), "a")}}
+}
+
+// overtake has slow programs ask while one version follows the other, until they are enough, and counts their answers,
+// and those that are of no version.
+func overtake(t *testing.T, s *Store, enough func(answers, wrong int) bool) (answers, wrong, overtaken int) {
+	a, _ := slowAsker(t, s, 1<<18)
+	mustApply(t, s, version(1))
+	var stop atomic.Bool
+	var applied atomic.Uint32
+	var readers sync.WaitGroup
+	var mu sync.Mutex
+	for range 2 {
+		reader := a.Another()
+		readers.Go(func() {
+			for !stop.Load() {
+				first := applied.Load()
+				got := reader.Ask(mesh.Question{To: at(1), Protocol: mesh.TCP}, 1<<40)
+				i := got.MaxConnections
+				mu.Lock()
+				answers++
+				if got.Verdict != mesh.Accept || got.Endpoint != at(int(i)) || got.Generation != uint64(i) || i < first {
+					wrong++
+				}
+				if applied.Load() > i+1 {
+					overtaken++
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	done := func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return enough(answers, wrong)
+	}
+	for i := uint32(2); i < 1<<24 && !done(); i++ {
+		mustApply(t, s, version(i))
+		applied.Store(i)
+	}
+	stop.Store(true)
+	readers.Wait()
+	return answers, wrong, overtaken
+}
+
+// TestOvertaken has programs be overtaken by so many changes that all memory is written again and again, and looks
+// whether each sees one version whole.
+func TestOvertaken(t *testing.T) {
+	s := open(t, small)
+	answers, wrong, overtaken := overtake(t, s, func(answers, _ int) bool { return answers >= 300 })
+	if wrong > 0 || overtaken == 0 {
+		t.Errorf("of %d answers %d were of no version; %d programs were overtaken", answers, wrong, overtaken)
+	}
+	s.sound(t)
+	t.Logf("%d changes, %d answers, %d programs overtaken", s.generation, answers, overtaken)
+}
+
+// TestHasty does the same without waiting for programs: TestOvertaken would notice.
+func TestHasty(t *testing.T) {
+	s := open(t, small)
+	if err := s.grace.close(); err != nil {
+		t.Fatal(err)
+	}
+	s.grace = &instant{}
+	// On a busy machine a writer that gets little time overtakes few.
+	answers, wrong, _ := overtake(t, s, func(answers, wrong int) bool { return answers >= 300 && wrong > 0 || answers >= 30_000 })
+	if wrong == 0 {
+		t.Errorf("nobody was waited for, and all of %d answers were right", answers)
+	}
+	t.Logf("%d of %d answers were of no version", wrong, answers)
+}
+
+func TestTakeOver(t *testing.T) {
+	o := small
+	o.PinDir = pins(t)
+	s := open(t, o)
+	change := everything()
+	change.Listeners = change.Listeners[:40]
+	mustApply(t, s, change)
+	mustApply(t, s, mesh.Change{RemovedClusters: []string{"b"}})
+	before, id := s.text(t), s.clusters["a"].id
+
+	var f *fault.Error
+	if _, err := Open(o); !errors.As(err, &f) || f.Where != o.PinDir {
+		t.Errorf("a second writer: %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Apply(context.Background(), change); err == nil {
+		t.Error("a closed store takes changes")
+	}
+
+	s = open(t, o)
+	if s.text(t) != before {
+		t.Errorf("taken over:\n%s\nbefore:\n%s", s.text(t), before)
+	}
+	if got, ok := s.Cluster("a"); !ok || got != id {
+		t.Errorf("cluster a had number %d, and has %d", id, got)
+	}
+	if _, ok := s.Cluster("b"); ok {
+		t.Error("cluster b is there again")
+	}
+	s.sound(t)
+	mustApply(t, s, change)
+	s.sound(t)
+
+	pin := filepath.Join(o.PinDir, mapName)
+	refused := func(name string, o store.Options) {
+		t.Helper()
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Open(o)
+		if !errors.As(err, &f) || f.Where != pin || f.Mend == "" {
+			t.Errorf("%s: %v", name, err)
+		}
+		// What is pinned stays as it is.
+		m, err := ebpf.LoadPinnedMap(pin, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s = &Store{lock: -1, lines: m, g: geometry{lines: m.MaxEntries()}}
+		if err := s.mmap(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	larger := o
+	larger.MaxEndpoints *= 2
+	refused("other options", larger)
+	line := s.m[superRoot] & (maxLines - 1)
+	s.m[line*lineWords+rootSlots]++
+	refused("a damaged root", o)
+	s.m[line*lineWords+rootSlots]--
+	s.m[superSeed]++
+	refused("a damaged first line", o)
+	s.m[superSeed]--
+	s.m[superFormat]++
+	refused("another format", o)
+	s.m[superFormat]--
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = open(t, o)
+	if err := os.Remove(pin); err != nil {
+		t.Fatal(err)
+	}
+	other, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if err := other.Pin(pin); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(o); !errors.As(err, &f) || f.Where != pin {
+		t.Errorf("a map of another kind: %v", err)
+	}
+	o.PinDir = filepath.Join(o.PinDir, "not there")
+	if _, err := Open(o); !errors.As(err, &f) || f.Where != o.PinDir {
+		t.Errorf("no directory: %v", err)
+	}
+}
+
+// TestCloseWhileApplying closes a store that is in use.
+func TestCloseWhileApplying(t *testing.T) {
+	for range 20 {
+		s := open(t, small)
+		var writer sync.WaitGroup
+		began := make(chan struct{})
+		writer.Go(func() {
+			for i := uint32(0); ; i++ {
+				if _, err := s.Apply(context.Background(), version(i)); err != nil {
+					return
+				}
+				if i == 100 {
+					close(began)
+				}
+			}
+		})
+		<-began
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		writer.Wait()
+	}
+}
+
+// BenchmarkQuantiles is the time of one flush among many: what a change waits for, where the mean hides it.
+func BenchmarkQuantiles(b *testing.B) {
+	s := open(b, store.Options{})
+	const n = 1000
+	var clusters, listeners [n]mesh.Change
+	for i := range n {
+		clusters[i].Clusters = []*mesh.Cluster{storetest.ClusterLoad(i % 100)}
+		listeners[i].Listeners = []*mesh.Listener{storetest.ListenerLoad(i % 100)}
+	}
+	for name, changes := range map[string]*[n]mesh.Change{"cluster": &clusters, "listener": &listeners} {
+		for pace, pause := range map[string]time.Duration{"full": 0, "paced": 20 * time.Microsecond} {
+			b.Run(name+"/"+pace, func(b *testing.B) {
+				var took []time.Duration
+				for i := 0; b.Loop(); i++ {
+					begin := time.Now()
+					mustApply(b, s, changes[i%n])
+					took = append(took, time.Since(begin))
+					for pause > 0 && time.Since(begin) < pause {
+					}
+				}
+				slices.Sort(took)
+				for q, name := range map[float64]string{0.5: "p50-ns", 0.99: "p99-ns", 0.999: "p99.9-ns", 1: "max-ns"} {
+					b.ReportMetric(float64(took[min(len(took)-1, int(q*float64(len(took))))]), name)
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkAll is 5000 services of 20 endpoints: all at once, replaced all at once, and taken over.
+func BenchmarkAll(b *testing.B) {
+	const services, endpoints = 5000, 20
+	changes := [2]mesh.Change{storeload.Services(services, endpoints), storeload.Services(services, endpoints)}
+	for _, c := range changes[1].Clusters {
+		for i := range c.Localities[0].Endpoints {
+			e := &c.Localities[0].Endpoints[i]
+			e.Address = netip.AddrPortFrom(e.Address.Addr(), 9090)
+		}
+	}
+	b.Run("first", func(b *testing.B) {
+		for b.Loop() {
+			b.StopTimer()
+			s, err := Open(store.Options{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.StartTimer()
+			mustApply(b, s, changes[0])
+			b.StopTimer()
+			s.Close()
+			b.StartTimer()
+		}
+	})
+	b.Run("replace", func(b *testing.B) {
+		s := open(b, store.Options{})
+		mustApply(b, s, changes[0])
+		for i := 1; b.Loop(); i++ {
+			mustApply(b, s, changes[i%2])
+		}
+		b.ReportMetric(float64(s.work.GracePeriods), "grace-periods")
+	})
+	b.Run("open", func(b *testing.B) {
+		for b.Loop() {
+			s, err := Open(store.Options{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.StopTimer()
+			s.Close()
+			b.StartTimer()
+		}
+	})
+	b.Run("take-over", func(b *testing.B) {
+		o := store.Options{PinDir: pins(b)}
+		s, err := Open(o)
+		if err != nil {
+			b.Fatal(err)
+		}
+		mustApply(b, s, changes[0])
+		s.Close()
+		for b.Loop() {
+			if s, err = Open(o); err != nil {
+				b.Fatal(err)
+			}
+			b.StopTimer()
+			s.Close()
+			b.StartTimer()
+		}
+	})
+	b.Run("decode", func(b *testing.B) {
+		s := open(b, store.Options{})
+		mustApply(b, s, changes[0])
+		for b.Loop() {
+			if _, err := decode(s.m, &s.g); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("lookup", func(b *testing.B) {
+		s := open(b, store.Options{})
+		mustApply(b, s, changes[0])
+		a := storetest.NewAsker(b, Design, s)
+		for name, q := range map[string]mesh.Question{
+			"served":     {To: storeload.ServiceOf(4000), Protocol: mesh.TCP},
+			"not-served": {To: at(77), Protocol: mesh.TCP},
+		} {
+			sum, n := 0.0, 0
+			for range 100 {
+				sum += float64(a.Repeat(q, uint64(n)<<26|uint64(n)<<56, 1000))
+				n++
+			}
+			b.ReportMetric(sum/float64(n), fmt.Sprintf("%s-ns", name))
+		}
+		for b.Loop() {
+		}
+	})
+}

@@ -1,0 +1,97 @@
+// Package storeload is the work that stores are weighed by, the same for all: the two resources that Kmesh's map update
+// proposal benchmarked, services as a mesh has them, and questions asked in the kernel.
+package storeload
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"tare/internal/mesh"
+)
+
+// ClusterName is the name of the cluster that ClusterLoad makes of i: 6 characters.
+func ClusterName(i int) string {
+	const digits = "abcdefghijklmnopqrstuvwxyz012345"
+	var name [6]byte
+	for at := range name {
+		name[len(name)-1-at] = digits[i>>(5*at)&31]
+	}
+	return string(name[:])
+}
+
+// ClusterLoad is a cluster as in the cluster benchmark of Kmesh's map update proposal: ten localities of one endpoint
+// each, a connect timeout and four circuit breakers. Every i gives another name and other endpoints.
+func ClusterLoad(i int) *mesh.Cluster {
+	c := &mesh.Cluster{
+		Name:           ClusterName(i),
+		Policy:         mesh.RoundRobin,
+		ConnectTimeout: time.Second,
+		Breakers:       mesh.Breakers{MaxConnections: 1 + uint32(i), MaxPending: 1024, MaxRequests: 1024, MaxRetries: 3},
+		Localities:     make([]mesh.Locality, 10),
+	}
+	endpoints := make([]mesh.Endpoint, len(c.Localities))
+	for j := range c.Localities {
+		endpoints[j] = mesh.Endpoint{Address: netip.AddrPortFrom(nth(0x0a000000, i*len(endpoints)+j), 8080), Weight: 1, Health: mesh.Healthy}
+		c.Localities[j].Endpoints = endpoints[j : j+1 : j+1]
+	}
+	return c
+}
+
+// ListenerLoad is a listener as in the listener benchmark of the same proposal: five filter chains with one TCP proxy
+// each and no match, so that only the first can be chosen. That one goes to the cluster of the same i. Number 0 has the
+// proposal's address, every other i another.
+func ListenerLoad(i int) *mesh.Listener {
+	l := &mesh.Listener{
+		Name:     fmt.Sprintf("listener-%d", i),
+		Address:  ServiceAddress(i),
+		Protocol: mesh.TCP,
+		Chains:   make([]mesh.Chain, 5),
+	}
+	for j := range l.Chains {
+		l.Chains[j] = mesh.Chain{
+			Name: fmt.Sprintf("chain-%d", j),
+			Proxy: mesh.Proxy{
+				StatPrefix:         fmt.Sprintf("stat-%d", j),
+				Clusters:           []mesh.WeightedCluster{{Name: ClusterName(i + j), Weight: 1}},
+				MaxConnectAttempts: uint32(1 + j),
+			},
+		}
+	}
+	return l
+}
+
+// ServiceAddress is the address of ListenerLoad(i).
+func ServiceAddress(i int) netip.AddrPort {
+	return netip.AddrPortFrom(nth(192<<24|168<<16|127<<8|244, i), 80)
+}
+
+// nth is the i-th IPv4 address from a first one.
+func nth(first uint32, i int) netip.Addr {
+	var b [4]byte
+	binary.BigEndian.PutUint32(b[:], first+uint32(i))
+	return netip.AddrFrom4(b)
+}
+
+// Services are n services, each a cluster with its endpoints in one locality and a listener that takes all connections
+// to it: what a store holds beside the resources that it is weighed by. Their names and addresses are other than those
+// of the loads.
+func Services(n, endpoints int) (change mesh.Change) {
+	for i := range n {
+		name := fmt.Sprintf("service-%d", i)
+		c := &mesh.Cluster{Name: name, ConnectTimeout: time.Second, Localities: []mesh.Locality{{Endpoints: make([]mesh.Endpoint, endpoints)}}}
+		for j := range c.Localities[0].Endpoints {
+			c.Localities[0].Endpoints[j] = mesh.Endpoint{Address: netip.AddrPortFrom(nth(0x64400000, i*endpoints+j), 8080), Weight: 1, Health: mesh.Healthy}
+		}
+		change.Clusters = append(change.Clusters, c)
+		change.Listeners = append(change.Listeners, &mesh.Listener{
+			Name: name, Address: ServiceOf(i), Protocol: mesh.TCP,
+			Chains: []mesh.Chain{{Name: "all", Proxy: mesh.Proxy{StatPrefix: name, Clusters: []mesh.WeightedCluster{{Name: name, Weight: 1}}, MaxConnectAttempts: 1}}},
+		})
+	}
+	return change
+}
+
+// ServiceOf is the address of the i-th of Services, in 10.96.0.0/12, the range that clusters give theirs.
+func ServiceOf(i int) netip.AddrPort { return netip.AddrPortFrom(nth(10<<24|96<<16|1, i), 80) }

@@ -1,0 +1,130 @@
+package value
+
+import (
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+
+	"tare/internal/mesh/store"
+	"tare/internal/mesh/store/storetest"
+)
+
+func design(t testing.TB) store.Design {
+	t.Helper()
+	d, _, err := store.Lookup("value")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func TestConformance(t *testing.T) { storetest.Conformance(t, design(t)) }
+
+func BenchmarkStore(b *testing.B) { storetest.Benchmarks(b, design(b)) }
+
+// TestTorn asks which maps show a reader a mixture of two values while one replaces the other. That values under a lock
+// do not is what the store rests on; what the others do is logged.
+func TestTorn(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	var o tornObjects
+	if err := loadTornObjects(&o, nil); err != nil {
+		t.Fatal(err)
+	}
+	defer o.Close()
+	for _, c := range []struct {
+		name    string
+		m       *ebpf.Map
+		program *ebpf.Program
+		flags   ebpf.MapUpdateFlags
+	}{
+		{"hash, elements allocated as needed", o.TornHash, o.ReadHash, ebpf.UpdateAny},
+		{"hash, elements allocated at start", o.TornPrealloc, o.ReadPrealloc, ebpf.UpdateAny},
+		{"array", o.TornArray, o.ReadArray, ebpf.UpdateAny},
+		{"array, under a lock", o.TornLocked, o.ReadLocked, ebpf.UpdateLock},
+	} {
+		value := make([]uint64, c.m.ValueSize()/8)
+		key := uint32(0)
+		write := func(k uint64) error {
+			for i := range value {
+				value[i] = k
+			}
+			return c.m.Update(unsafe.Pointer(&key), unsafe.Pointer(&value[0]), c.flags)
+		}
+		if err := write(1); err != nil {
+			t.Fatal(err)
+		}
+		var stop atomic.Bool
+		var reads, torn atomic.Int64
+		var wait sync.WaitGroup
+		started := make(chan error, 2)
+		for range max(1, runtime.NumCPU()-1) {
+			wait.Go(func() {
+				packet := make([]byte, 64)
+				for first := true; first || !stop.Load(); first = false {
+					n, _, err := c.program.Test(packet)
+					if first {
+						started <- err
+					}
+					reads.Add(1)
+					if err == nil && n > 0 {
+						torn.Add(1)
+					}
+				}
+			})
+		}
+		err := <-started
+		writes := uint64(1)
+		for end := time.Now().Add(300 * time.Millisecond); err == nil && (writes < 1000 || time.Now().Before(end)); writes++ {
+			err = write(writes + 1)
+		}
+		stop.Store(true)
+		wait.Wait()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s: %d of %d reads were torn by %d replacements", c.name, torn.Load(), reads.Load(), writes)
+		if c.flags == ebpf.UpdateLock && torn.Load() > 0 {
+			t.Errorf("%s: values are seen torn", c.name)
+		}
+	}
+}
+
+// TestAlias holds alias tables against the weights that they are made of.
+func TestAlias(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	var a aliaser
+	for round := range 300 {
+		weights := make([]uint32, 1+r.IntN(64))
+		sum := 0.0
+		for i := range weights {
+			weights[i] = 1 + r.Uint32N([]uint32{1, 10, 1 << 31, 1<<32 - 1}[round%4])
+			sum += float64(weights[i])
+		}
+		got := make([]float64, len(weights))
+		set := 0
+		a.build(weights, func(i int, threshold, alias uint32) {
+			own := float64(threshold) / (1 << 32)
+			got[i] += own
+			got[alias] += 1 - own
+			set++
+		})
+		if set != len(weights) {
+			t.Fatalf("%d of %d entries are set", set, len(weights))
+		}
+		for i, w := range weights {
+			want := float64(w) / sum * float64(len(weights))
+			if d := got[i] - want; d > 1e-6 || d < -1e-6 {
+				t.Fatalf("weights %v: %d has %v columns, want %v", weights, i, got[i], want)
+			}
+		}
+	}
+}

@@ -1,0 +1,330 @@
+package storebench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/mesh"
+	"tare/internal/mesh/store"
+	"tare/internal/mesh/store/storeload"
+)
+
+// Generator is what results name as their generator.
+const Generator = "store"
+
+// The names of histograms.
+const (
+	FlushTime  = "flush"  // of one change: from when it is handed over until programs find it and the store is ready for the next
+	LookupTime = "lookup" // of one question, as the mean of one call of the kernel's that asks repeat times
+)
+
+// The names of counts in the result, all of the measured window. Times are in seconds.
+const (
+	Flushes      = "flushes"
+	FlushSeconds = "flush_seconds" // spent in them
+	Records      = "records"
+	Updates      = "map_updates"
+	Deletes      = "map_deletes"
+	Syscalls     = "syscalls"
+	GracePeriods = "grace_periods"
+	WorkBytes    = "bytes"
+	Lookups      = "lookups"
+	LookupMiddle = "lookup_seconds"       // of one: the mean of the middle half of the calls, so that what interrupts a call does not count
+	LookupFirst  = "lookup_first_seconds" // the same of the first question for a service after others, with what the kernel's call itself takes
+	OpenSeconds  = "open_seconds"         // to open the store, empty
+	FillSeconds  = "fill_seconds"         // to put the services into it, as one change
+)
+
+const (
+	longest = int64(10 * time.Minute) // time that is told from longer ones
+
+	// resident is how many resources are in the store at most of those that are flushed. A design that takes a quarter
+	// of a second for each would be at it for long before anything is measured: it has enough after this time, with one
+	// resource at least.
+	resident = 64
+	enough   = 20 * time.Millisecond
+
+	repeat = 1000 // questions for each call of the kernel's: one service, in use
+)
+
+// Bench is a store that is ready to be put to work, once.
+type Bench struct {
+	o          Options
+	design     store.Design
+	store      store.Store
+	in         *inputs
+	ask        *storeload.Asker
+	open, fill time.Duration
+}
+
+// New opens the store and fills it with its services.
+func New(ctx context.Context, o Options) (b *Bench, err error) {
+	d, options, err := o.check()
+	if err != nil {
+		return nil, err
+	}
+	b = &Bench{o: o, design: d}
+	if b.in, err = newInputs(o); err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	if b.store, err = d.Open(options); err != nil {
+		return nil, err
+	}
+	b.open = time.Since(began)
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, b.Close())
+		}
+	}()
+	if o.Services == 0 {
+		return b, nil
+	}
+	change := storeload.Services(o.Services, o.Endpoints)
+	began = time.Now()
+	if _, err := b.store.Apply(ctx, change); err != nil {
+		return b, fault.Wrap(err, max(fault.CodeOf(err), fault.Internal), "--services", "take fewer, or make the store larger", "store %s does not take %d services of %d endpoints", o.Store, o.Services, o.Endpoints)
+	}
+	b.fill = time.Since(began)
+	if o.Operation == Lookup {
+		return b, b.prepareLookups()
+	}
+	return b, nil
+}
+
+// Close gives everything back.
+func (b *Bench) Close() error {
+	var err error
+	if b.ask != nil {
+		err = b.ask.Close()
+	}
+	return errors.Join(err, b.store.Close())
+}
+
+// prepareLookups loads the program, and sees that the store answers before it is asked how quickly.
+func (b *Bench) prepareLookups() (err error) {
+	if b.ask, err = storeload.LoadAsk(b.design, b.store.Maps()); err != nil {
+		return err
+	}
+	for i := range b.o.Services {
+		if a := b.ask.Ask(question(i), rand.Uint64()); a.Verdict != mesh.Accept {
+			return fmt.Errorf("store %s answers %v for service %d, which it was given", b.o.Store, a.Verdict, i)
+		}
+	}
+	return nil
+}
+
+func question(i int) mesh.Question {
+	return mesh.Question{To: storeload.ServiceOf(i), Protocol: mesh.TCP}
+}
+
+// Run works by the schedule, in closed loop, and says what it did. What begins in the window counts, whenever it ends;
+// one counts in any case, though the window be too short for the store to come to it.
+func (b *Bench) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
+	if s.Duration <= 0 || s.Warmup < 0 {
+		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
+	}
+	runtime.GC()
+	w := newWindow(s)
+	if err := pace.Sleep(ctx, time.Duration(s.Begin-pace.Now())); err != nil {
+		return nil, err
+	}
+	before, err := pace.CPUTime()
+	if err != nil {
+		return nil, err
+	}
+	work := map[string]func(context.Context, *window) error{Insert: b.inserts, Replace: b.replaces, Delete: b.deletes, Lookup: b.lookups}[b.o.Operation]
+	if err := work(ctx, w); err != nil {
+		return nil, err
+	}
+	after, err := pace.CPUTime()
+	if err != nil {
+		return nil, err
+	}
+	// Of the whole run, warm-up included, in proportion.
+	return w.result(b, (after-before)*float64(s.Duration)/float64(s.Warmup+s.Duration))
+}
+
+// flush makes one change, which counts if it does not begin in the warm-up. It says whether there is time for another.
+func (b *Bench) flush(ctx context.Context, w *window, kind func(int) (mesh.Change, error), i int, measured bool) (more bool, err error) {
+	began := pace.Now()
+	if w.over(began) || ctx.Err() != nil {
+		return false, ctx.Err()
+	}
+	change, err := kind(i)
+	if err != nil {
+		return false, err
+	}
+	work, err := b.store.Apply(ctx, change)
+	if err != nil {
+		return false, fmt.Errorf("store %s: %s %d of %s: %w", b.o.Store, b.o.Operation, i, b.o.Resource, err)
+	}
+	if measured {
+		w.add(began, pace.Now(), work)
+	}
+	return true, nil
+}
+
+// each makes a change of one kind to each resource from 0 to n.
+func (b *Bench) each(ctx context.Context, w *window, kind func(int) (mesh.Change, error), n int, measured bool) (more bool, err error) {
+	for i := range n {
+		if more, err = b.flush(ctx, w, kind, i, measured); !more {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// prepare puts resources in, and says how many.
+func (b *Bench) prepare(ctx context.Context, w *window) (n int, more bool, err error) {
+	for enough := pace.Now() + int64(enough); n < resident; n++ {
+		if n > 0 && pace.Now() >= enough {
+			break
+		}
+		if more, err = b.flush(ctx, w, b.in.set, n, false); !more {
+			return n, false, err
+		}
+	}
+	return n, true, nil
+}
+
+func (b *Bench) inserts(ctx context.Context, w *window) (err error) {
+	for more := true; more; {
+		if more, err = b.each(ctx, w, b.in.set, resident, true); more {
+			more, err = b.each(ctx, w, b.in.remove, resident, false)
+		}
+	}
+	return err
+}
+
+func (b *Bench) deletes(ctx context.Context, w *window) (err error) {
+	for more := true; more; {
+		var n int
+		if n, more, err = b.prepare(ctx, w); more {
+			more, err = b.each(ctx, w, b.in.remove, n, true)
+		}
+	}
+	return err
+}
+
+// replaces gives resources that are there one of two contents, in turn.
+func (b *Bench) replaces(ctx context.Context, w *window) error {
+	n, more, err := b.prepare(ctx, w)
+	for content, next := b.in.other, b.in.set; more; content, next = next, content {
+		more, err = b.each(ctx, w, content, n, true)
+	}
+	return err
+}
+
+// lookups asks for one service after the other, by chance.
+func (b *Bench) lookups(ctx context.Context, w *window) error {
+	random := rand.New(rand.NewPCG(1, 2)) // the same for every design
+	for {
+		began := pace.Now()
+		if w.over(began) || ctx.Err() != nil {
+			return ctx.Err()
+		}
+		q := question(random.IntN(b.o.Services))
+		first := b.ask.Repeat(q, random.Uint64(), 1)
+		took := b.ask.Repeat(q, random.Uint64(), repeat)
+		if began >= w.begin {
+			w.looked(began, first, took)
+		}
+	}
+}
+
+// window gathers what is measured.
+type window struct {
+	begin, end int64
+	times      *hdrhistogram.Histogram
+	first      *hdrhistogram.Histogram // of lookups
+	slices     []*hdrhistogram.Histogram
+	spent      int64 // ns in flushes
+	work       store.Work
+	n          int64
+}
+
+func newWindow(s role.Schedule) *window {
+	w := &window{begin: s.Begin + s.Warmup, end: s.Begin + s.Warmup + s.Duration, times: hdrhistogram.New(1, longest, 3), first: hdrhistogram.New(1, longest, 3)}
+	for range load.Slices {
+		w.slices = append(w.slices, hdrhistogram.New(1, longest, 2))
+	}
+	return w
+}
+
+// over says whether nothing more is to be begun.
+func (w *window) over(now int64) bool { return now >= w.end && w.n > 0 }
+
+func (w *window) add(began, ended int64, work store.Work) {
+	if began < w.begin {
+		return
+	}
+	w.spent += ended - began
+	w.work.Add(work)
+	w.record(began, ended-began)
+}
+
+func (w *window) looked(began int64, first, took time.Duration) {
+	w.record(began, int64(took))
+	_ = w.first.RecordValue(min(max(int64(first), 1), longest)) // within its bounds
+}
+
+func (w *window) record(began, ns int64) {
+	w.n++
+	ns = min(max(ns, 1), longest)
+	_ = w.times.RecordValue(ns) // within its bounds
+	_ = w.slices[min((began-w.begin)*load.Slices/(w.end-w.begin), load.Slices-1)].RecordValue(ns)
+}
+
+func (w *window) result(b *Bench, cpu float64) (*load.Result, error) {
+	r := &load.Result{
+		Generator: Generator, Mode: load.Closed, Seconds: float64(w.end-w.begin) / 1e9,
+		Intended: w.n, Sent: w.n, Done: w.n, Errors: map[string]int64{},
+		CPUSeconds: cpu, CPUs: float64(runtime.NumCPU()),
+		Counts: map[string]float64{OpenSeconds: b.open.Seconds(), FillSeconds: b.fill.Seconds()},
+	}
+	r.Rate = float64(w.n) / r.Seconds
+	r.SetSlices(w.slices[:])
+	if w.n == 0 {
+		return r, nil
+	}
+	if b.o.Operation == Lookup {
+		r.Counts[Lookups] = float64(w.n) * repeat
+		r.Counts[LookupMiddle] = (middle(w.times) + 0.5) / 1e9 // half of what the kernel cuts off, in the mean
+		r.Counts[LookupFirst] = middle(w.first) / 1e9
+		return r, r.SetHistogram(LookupTime, w.times)
+	}
+	for name, v := range map[string]float64{
+		Flushes: float64(w.n), FlushSeconds: float64(w.spent) / 1e9,
+		Records: float64(w.work.Records), Updates: float64(w.work.Updates), Deletes: float64(w.work.Deletes), Syscalls: float64(w.work.Syscalls),
+		GracePeriods: float64(w.work.GracePeriods), WorkBytes: float64(w.work.Bytes),
+	} {
+		r.Counts[name] = v
+	}
+	return r, r.SetHistogram(FlushTime, w.times)
+}
+
+// middle is the mean of the middle half of the values.
+func middle(h *hdrhistogram.Histogram) float64 {
+	n := h.TotalCount()
+	from, to := n/4, n-n/4
+	sum, at := 0.0, int64(0)
+	for _, bar := range h.Distribution() {
+		in := min(at+bar.Count, to) - max(at, from)
+		if in > 0 {
+			sum += float64(in) * float64(bar.From+bar.To) / 2
+		}
+		at += bar.Count
+	}
+	return sum / float64(to-from)
+}

@@ -1,0 +1,121 @@
+package storebench
+
+import (
+	"fmt"
+
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/metric"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/stats"
+)
+
+// metrics are what stores tell of their work.
+var metrics = []measured.Metric{
+	{
+		Definition: metric.Definition{
+			Name: "flush_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Merged, Cost: true,
+			Family: "flush",
+			Better: metric.Lower, Needs: measured.NeedWork, Headline: true,
+			How: "Time of one flush of a `store`, a change of one resource: from when it is handed over until programs find " +
+				"it and the store is ready for the next. Mean of all that began in the window.",
+		},
+		Value: perFlush(FlushSeconds),
+	},
+	flushTime(0.5, "p50"),
+	flushTime(0.99, "p99"),
+	counted("records_per_flush", "per flush", metric.Neither, Records,
+		"Records that a flush writes, as the design counts its own."),
+	counted("map_updates_per_flush", "per flush", metric.Lower, Updates,
+		"Elements of maps that a flush updates by system call."),
+	counted("map_deletes_per_flush", "per flush", metric.Lower, Deletes,
+		"Elements of maps that a flush deletes by system call."),
+	counted("syscalls_per_flush", "per flush", metric.Lower, Syscalls,
+		"System calls of a flush, also those that only read."),
+	counted("grace_periods_per_flush", "per flush", metric.Lower, GracePeriods,
+		"Waits for readers (RCU grace periods) in which a flush stands still."),
+	counted("bytes_per_flush", quantity.Bytes+" per flush", metric.Lower, WorkBytes,
+		"Bytes, keys and values, that a flush hands to the kernel or stores into mapped memory."),
+	{
+		Definition: metric.Definition{
+			Name: "lookup_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Mean, Cost: true,
+			Family: "lookup",
+			Better: metric.Lower, Needs: measured.NeedSeen, Headline: true,
+			How: "Time of one question for a service, asked by a program in the kernel (BPF_PROG_TEST_RUN) of a store that " +
+				"is not changed: mean over 1,000 runs with one service, and of such calls with services by chance the mean of " +
+				"the middle half. What it takes to run the program and to read the question is in it, alike for all designs.",
+		},
+		Value: measured.WorkCount(LookupMiddle),
+	},
+	{
+		Definition: metric.Definition{
+			Name: "lookup_first_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Mean, Cost: true,
+			Family: "lookup",
+			Better: metric.Lower, Needs: measured.NeedSeen,
+			How: "Time of the first such question for a service, by chance, after many for others: what the processor has " +
+				"forgotten of the store is in it, and what one call of the kernel's takes by itself, alike for all designs. " +
+				"Mean of the middle half.",
+		},
+		Value: measured.WorkCount(LookupFirst),
+	},
+	{
+		Definition: metric.Definition{
+			Name: "store_open_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
+			Family: "store",
+			Better: metric.Lower, Needs: measured.NeedSeen,
+			How: "Time to open a `store`, empty. `start_seconds` has this too, with the start of the process and what comes " +
+				"next.",
+		},
+		Value: measured.WorkCount(OpenSeconds),
+	},
+	{
+		Definition: metric.Definition{
+			Name: "store_fill_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
+			Family: "store",
+			Better: metric.Lower, Needs: measured.NeedSeen,
+			How: "Time to put all `services` into the empty store, as one change. Left out where there are none.",
+		},
+		Value: fillSeconds,
+	},
+}
+
+func fillSeconds(m *measured.Measured) (float64, bool) {
+	v, ok := measured.WorkCount(FillSeconds)(m)
+	return v, ok && v > 0
+}
+
+func perFlush(count string) func(*measured.Measured) (float64, bool) {
+	return measured.Per(measured.WorkCount(count), measured.WorkCount(Flushes))
+}
+
+// counted is a count of what flushes consist of, for each.
+func counted(name, unit string, better metric.Direction, count, how string) measured.Metric {
+	return measured.Metric{
+		Definition: metric.Definition{
+			Name: name, Unit: unit, Rank: metric.RankOther, Pool: metric.Merged, Cost: true, Better: better,
+			Needs: measured.NeedWorkCount, How: how,
+		},
+		Value: perFlush(count),
+	}
+}
+
+func flushTime(q float64, quantile string) measured.Metric {
+	return measured.Metric{
+		Definition: metric.Definition{
+			Name: "flush_" + quantile + "_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Merged,
+			Better: metric.Lower, Needs: measured.NeedWork, Family: "flush",
+			How: fmt.Sprintf("The same: %s quantile of all flushes of the trial. Left out when fewer than %g lie beyond it.",
+				quantile, stats.MinBeyond(q)),
+		},
+		Value: func(m *measured.Measured) (float64, bool) {
+			if m.Work == nil {
+				return 0, false
+			}
+			h, err := m.Work.Histogram(FlushTime)
+			if err != nil || h == nil {
+				return 0, false
+			}
+			ns, ok := stats.Quantile(h, q)
+			return ns / 1e9, ok
+		},
+	}
+}

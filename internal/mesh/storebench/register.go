@@ -1,0 +1,45 @@
+package storebench
+
+import (
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/measured"
+	"tare/internal/lib/param"
+	"tare/internal/mesh/store"
+	_ "tare/internal/mesh/store/designs" // what can be opened
+)
+
+func init() { kind.Register(kind.Subject, guest{}) }
+
+// guest is the subject as the engine knows it.
+type guest struct{}
+
+// About says what it is.
+func (guest) About() kind.About {
+	return kind.About{
+		Name:     "store",
+		Summary:  "a store of mesh configuration in BPF maps, by design, which flushes changes as fast as it goes",
+		Settings: Settings,
+		Label:    "store",
+	}
+}
+
+// Command starts it; where it stands makes no difference.
+func (guest) Command(kind.Site) []string { return []string{"subject", "store", "--role"} }
+
+// Check refuses options that do not go together, and stores that do not exist.
+func (guest) Check(o param.Values) error {
+	_, err := OptionsOf(o)
+	return err
+}
+
+// Trait is how much of a change the design of the store shows at once.
+func (guest) Trait(o param.Values) string { return store.Trait(o["store"]) }
+
+// Works always: flushes are what it is measured by.
+func (guest) Works(param.Values) bool { return true }
+
+// WorksAlone is true: it flushes by itself.
+func (guest) WorksAlone() bool { return true }
+
+// Metrics are those of its flushes.
+func (guest) Metrics() []measured.Metric { return metrics }

@@ -1,0 +1,58 @@
+package storebench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"tare/internal/experiment/role"
+	"tare/internal/lib/version"
+)
+
+// Ready is the data of the ready message: what the store put into the kernel.
+type Ready struct {
+	Version  string   `json:"version"`
+	Store    string   `json:"store"`
+	Atomic   string   `json:"atomic"` // how much of a change programs see at once
+	Programs []Object `json:"programs"`
+	Maps     []Object `json:"maps"`
+}
+
+// Object names one map or program in the kernel.
+type Object struct {
+	ID   uint32 `json:"id"`
+	Name string `json:"name"`
+}
+
+// Ready describes the store as it is.
+func (b *Bench) Ready() (Ready, error) {
+	r := Ready{Version: version.Version, Store: b.o.Store, Atomic: b.design.Atomic.String(), Programs: []Object{}}
+	all := b.store.Maps()
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		info, err := all[name].Info()
+		if err != nil {
+			return r, fmt.Errorf("reading map %s: %w", name, err)
+		}
+		id, _ := info.ID()
+		r.Maps = append(r.Maps, Object{uint32(id), name})
+	}
+	return r, nil
+}
+
+// Run plays the part of a subject that works in the role protocol on conn: opens and fills the store, says ready, waits
+// for the start, works, sends the result, and stays until the parent closes its end. If the parent does so earlier,
+// that is the end, and no error.
+func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
+	b, err := New(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.Close()) }()
+	ready, err := b.Ready()
+	if err != nil {
+		return err
+	}
+	return role.Work(ctx, conn, ready, b.Run)
+}

@@ -1,0 +1,828 @@
+package xds
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/mesh"
+	"tare/internal/mesh/xds/translate"
+)
+
+// Options are what a client needs to know. Only Address, and Apply or Consumer, must be given.
+type Options struct {
+	Address string // host:port, or unix:PATH
+	Node    string // the id by which the control plane knows the data plane; default "tare"
+	Cluster string // of the node; default "tare"
+	// Metadata is what else the control plane is told of the node, by name: istiod wants ISTIO_VERSION, for one.
+	Metadata map[string]string
+	// Own are the addresses of the workload that the control plane takes the data plane for: rules about who may connect
+	// to it hold there.
+	Own []netip.Addr
+
+	StateOfTheWorld bool     // ask for everything each time; the default is deltas
+	ClusterNames    []string // the clusters that are asked for; none: all that there are
+	ListenerNames   []string // the same for listeners
+
+	// Apply makes a change. It is called by one goroutine. An error refuses what was new in it, by name if it is a
+	// *fault.Error whose Where is a resource; then nothing of the change may have been made.
+	Apply func(context.Context, mesh.Change) error
+	// Consumer takes the place of Apply for a data plane that has a translation of its own.
+	Consumer Consumer
+	// OnEvent hears of every response, once its acknowledgement has been handed to the transport; OnState of every
+	// change of state. Both are called by the client's own goroutines, one call at a time each, and must return soon.
+	OnEvent func(Event)
+	OnState func(State)
+
+	Resolver Resolver // for clusters of host names; default SystemResolver
+	Limits   Limits
+	Timeouts Timeouts
+	// Credentials are what the connection is encrypted with; nil: it is not.
+	Credentials credentials.TransportCredentials
+}
+
+// Limits bound what a control plane can make the client keep. The zero value has the defaults, with which the client
+// takes less than 256 MiB, whatever a control plane sends (TestAttacks).
+type Limits struct {
+	// Message is the bytes of one response; default 32 MiB. A longer one ends the stream. Two copies are kept for a
+	// moment.
+	Message int
+	// Resource is the bytes of one resource; default 8 MiB. One that would take more than translate.MaxDecoded once it
+	// is decoded is refused as well.
+	Resource int
+	// Resources is how many of each kind are kept; default 131072. A response with more than twice as many, and 1024,
+	// ends the stream: fewer are refused one by one.
+	Resources int
+	// Bytes is the memory that all resources may take: their decoded form as translate.Weigh counts it, their names and
+	// versions, and 512 bytes for each; default 128 MiB.
+	Bytes int
+}
+
+// entries is how many resources, and names of removed ones, one response may have. Replacing all resources takes twice
+// as many as are kept.
+func (l Limits) entries() int { return 2*l.Resources + 1024 }
+
+// Timeouts are how long the client waits. The zero value has the defaults.
+type Timeouts struct {
+	Connect time.Duration // until a stream is open; default 10 s
+	Answer  time.Duration // until the first response, where nothing was ever received; default 30 s
+	Send    time.Duration // until the control plane takes a request; default 10 s
+	Need    time.Duration // with a Consumer: until a resource is put to work without what it needs; default 15 s
+	// Reconnect is the time before the second attempt, twice as long each time up to ReconnectMax, less a random part
+	// of up to half of it; defaults 200 ms and 30 s. It begins anew after a stream that brought something and lasted
+	// for longer than the wait before it; one that brought something and ended sooner leaves it at 8 times Reconnect.
+	// Where the control plane refused a request, or sent what cannot be taken, only a stream of ReconnectMax has it
+	// begin anew: the next would end by the same.
+	Reconnect, ReconnectMax time.Duration
+}
+
+func (o Options) withDefaults() Options {
+	number := func(v *int, d int) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	wait := func(v *time.Duration, d time.Duration) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	if o.Node == "" {
+		o.Node = "tare"
+	}
+	if o.Cluster == "" {
+		o.Cluster = "tare"
+	}
+	if o.Resolver == nil {
+		o.Resolver = SystemResolver{}
+	}
+	number(&o.Limits.Message, 32<<20)
+	number(&o.Limits.Resource, 8<<20)
+	number(&o.Limits.Resources, 1<<17)
+	number(&o.Limits.Bytes, 128<<20)
+	wait(&o.Timeouts.Connect, 10*time.Second)
+	wait(&o.Timeouts.Answer, 30*time.Second)
+	wait(&o.Timeouts.Send, 10*time.Second)
+	wait(&o.Timeouts.Need, 15*time.Second)
+	wait(&o.Timeouts.Reconnect, 200*time.Millisecond)
+	wait(&o.Timeouts.ReconnectMax, 30*time.Second)
+	return o
+}
+
+// Phase is how the client stands with its control plane.
+type Phase uint8
+
+// The phases. What a data plane does with connections while there is no configuration, or an old one, is for it to
+// decide.
+const (
+	Never     Phase = iota // nothing was ever received
+	Connected              // a stream is open, and what was received came by it or by one before it
+	Stale                  // something was received, but no stream is open
+)
+
+func (p Phase) String() string { return [...]string{"never connected", "connected", "stale"}[p] }
+
+// State is the phase, since when, and for Never and Stale why.
+type State struct {
+	Phase Phase
+	Since time.Time
+	Err   error // why the last stream ended, or could not be opened; nil while it is open
+}
+
+// Event is one response. Times are nanoseconds by pace.Now (CLOCK_MONOTONIC).
+type Event struct {
+	Kind           Kind
+	Version, Nonce string
+	Resources      int // in the response
+	Changed        int // of these, new or not as before
+	Unchanged      int // byte for byte as before
+	Ignored        int // not asked for
+	Removed        int // taken away by it
+	Bytes          int
+	Warned         []*translate.Warning // what was taken otherwise than it says
+	Refused        []error              // why it was not acknowledged, or not all of it, the first 10,000; none: it was
+	Received       int64                // the whole response was there
+	Decoded        int64                // it was read and checked
+	Applied        int64                // Apply had made what it could change
+	Acked          int64                // its acknowledgement, or refusal, was handed to the transport
+}
+
+// Metrics are counters since the client began, and what there is now.
+type Metrics struct {
+	Streams         uint64 // that were opened
+	StreamErrors    uint64 // that ended, or could not be opened
+	Responses       [kinds]uint64
+	Acks, Nacks     [kinds]uint64
+	BytesReceived   uint64 // of responses
+	Refused         uint64 // resources
+	Warned          uint64 // of what was taken otherwise than it says
+	Unchanged       uint64 // resources that came again
+	Ignored         uint64 // resources that nobody asked for
+	Applied         uint64 // changes that Apply made
+	ApplyErrors     uint64
+	Lookups         uint64 // of host names
+	LookupErrors    uint64
+	Rests           uint64     // times that it read nothing for a while, for it had been kept busy (pacer)
+	Resources       [kinds]int // now
+	WaitingClusters int        // now, for their first endpoints
+	WaitingRoutes   int        // now, that a listener needs and that have not come
+	Waiting         int        // now, of listeners for clusters or for their address
+}
+
+// Complete says whether nothing that has come waits for something that has not.
+func (m Metrics) Complete() bool { return m.WaitingClusters+m.WaitingRoutes+m.Waiting == 0 }
+
+// Client keeps a store at what a control plane says. Make it with New.
+type Client struct {
+	o           Options
+	state       keeper
+	connections *state // the same; nil where it is another's
+	conn        *conn  // nil between streams
+	names       resolving
+
+	versions [kinds]string     // the last that were taken whole; state of the world
+	named    [kinds][]string   // what is asked for by name, in order; state of the world
+	failures int               // streams since the last that did well
+	wait     time.Duration     // before the present stream
+	begun    map[Ref]time.Time // since when what is hungry waits
+	pacer    pacer
+	applying time.Duration // that Apply, or the Consumer's, has taken
+
+	mu      sync.Mutex
+	status  State
+	metrics Metrics
+	events  sync.Mutex // one OnEvent at a time
+}
+
+// New makes a client; Run has it work.
+func New(o Options) (*Client, error) {
+	if o.Address == "" {
+		return nil, fault.New(fault.Usage, "address", "name the control plane as host:port or unix:PATH", "there is no address of a control plane")
+	}
+	if (o.Apply == nil) == (o.Consumer == nil) {
+		return nil, fault.New(fault.Internal, "xds", "", "one thing is needed to apply changes with")
+	}
+	o = o.withDefaults()
+	c := &Client{o: o, names: newResolving(o.Resolver), begun: map[Ref]time.Time{},
+		status: State{Phase: Never, Since: time.Now()}}
+	if o.Consumer != nil {
+		o.Consumer = timed{o.Consumer, c}
+		c.state = newGraph(o)
+		return c, nil
+	}
+	c.connections = newState(o.Limits)
+	c.connections.serving.own = o.Own
+	c.state = connections{c.connections, func(ctx context.Context, change mesh.Change) error {
+		defer c.applied(time.Now())
+		return o.Apply(ctx, change)
+	}}
+	return c, nil
+}
+
+// timed is a Consumer whose Apply is timed.
+type timed struct {
+	Consumer
+	c *Client
+}
+
+func (t timed) Apply(ctx context.Context, u Update) []Failure {
+	defer t.c.applied(time.Now())
+	return t.Consumer.Apply(ctx, u)
+}
+
+func (c *Client) applied(since time.Time) { c.applying += time.Since(since) }
+
+// keeper knows what the control plane wants and what the data plane has: state, or graph where there is a Consumer.
+type keeper interface {
+	kinds() []Kind         // that are asked for, in order
+	names(k Kind) []string // of a kind that is asked for by name
+	wants(k Kind, name string) bool
+	lists(k Kind) bool
+	take(k Kind, r *response, full bool) *outcome
+	// settle has the data plane make what can be made. made hears how every attempt went; its error ends the client.
+	settle(ctx context.Context, made func(error) error, o *outcome) error
+	sweep() (named [kinds][]string, hosts []string) // that came and went
+	versions(k Kind) map[string]string
+	count(k Kind) int
+	waiting() int
+	missing() int // routes that a listener needs and that have not come
+	hungry() map[Ref]bool
+	overdue(r Ref, waited time.Duration) bool
+}
+
+// connections is a state with its store.
+type connections struct {
+	*state
+	apply func(context.Context, mesh.Change) error
+}
+
+func (c connections) settle(ctx context.Context, made func(error) error, o *outcome) error {
+	return c.state.settle(func(change mesh.Change) error { return made(c.apply(ctx, change)) }, o)
+}
+
+// State is how the client stands now.
+func (c *Client) State() State {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.status
+}
+
+// Metrics are the counters now.
+func (c *Client) Metrics() Metrics {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.metrics
+}
+
+// maxQueue is how many requests may wait to be sent before the client reads no more responses.
+const maxQueue = 64
+
+// tick is how often the client looks at its clocks while there is something to wait for.
+const tick = 50 * time.Millisecond
+
+// Run keeps the store at what the control plane says until ctx ends, and then returns nil. Whatever the control plane
+// does is no reason for it to end. All its goroutines have ended when it returns, but for look-ups of host names under
+// way, which end with ctx.
+func (c *Client) Run(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	defer c.leave()
+	retry := time.NewTimer(0)
+	defer retry.Stop()
+	clock := time.NewTicker(tick)
+	defer clock.Stop()
+	ticking := true
+	for {
+		if want := c.waits(); want != ticking {
+			if ticking = want; want {
+				clock.Reset(tick)
+			} else {
+				clock.Stop()
+			}
+		}
+		var in <-chan *response
+		var out chan<- *request
+		var ended <-chan error
+		var opened <-chan struct{}
+		var head *request
+		if c.conn != nil {
+			ended = c.conn.ended
+			if !c.conn.open {
+				opened = c.conn.opened
+			}
+			if len(c.conn.queue) < maxQueue && !c.pacer.rests(time.Now()) {
+				in = c.conn.in
+			}
+			if len(c.conn.queue) > 0 {
+				out, head = c.conn.out, c.conn.queue[0]
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-retry.C:
+			c.connect(ctx)
+		case r := <-in:
+			began, applying := time.Now(), c.applying
+			if err := c.handle(ctx, r); err != nil {
+				return c.end(ctx, err)
+			}
+			if c.pacer.worked(time.Now(), r.decoding+time.Since(began)-(c.applying-applying)) {
+				c.count(func(m *Metrics) { m.Rests++ })
+			}
+		case <-opened:
+			c.hasOpened()
+			if c.State().Phase == Stale { // a control plane that has nothing new need not answer
+				c.setState(Connected, nil)
+			}
+		case out <- head:
+			c.conn.queue = c.conn.queue[1:]
+		case err := <-ended:
+			retry.Reset(c.lost(err))
+		case a := <-c.names.answers:
+			if err := c.resolved(ctx, a); err != nil {
+				return c.end(ctx, err)
+			}
+		case <-clock.C:
+			if err := c.look(ctx); err != nil {
+				return c.end(ctx, err)
+			}
+		}
+	}
+}
+
+// end is nil where an error is only that the client is to end.
+func (c *Client) end(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// leave ends the stream and waits for it.
+func (c *Client) leave() {
+	if c.conn != nil {
+		c.conn.cancel()
+		<-c.conn.ended
+		c.conn = nil
+	}
+}
+
+func (c *Client) setState(p Phase, err error) {
+	c.mu.Lock()
+	if c.status.Phase != p {
+		c.status.Since = time.Now()
+	} else if err == nil && c.status.Err == nil {
+		c.mu.Unlock()
+		return
+	}
+	c.status.Phase, c.status.Err = p, err
+	s := c.status
+	c.mu.Unlock()
+	if c.o.OnState != nil {
+		c.o.OnState(s)
+	}
+}
+
+func (c *Client) count(f func(*Metrics)) {
+	c.mu.Lock()
+	f(&c.metrics)
+	c.mu.Unlock()
+}
+
+// connect begins a stream with what has to be asked.
+func (c *Client) connect(ctx context.Context) {
+	c.conn = open(ctx, &c.o, c.sent)
+	for _, k := range c.state.kinds() {
+		c.subscribe(k)
+	}
+}
+
+// subscribe asks for a kind on a new stream.
+func (c *Client) subscribe(k Kind) {
+	names := [kinds][]string{Clusters: c.o.ClusterNames, Listeners: c.o.ListenerNames}[k]
+	byName := !c.state.lists(k)
+	if byName {
+		if c.named[k] = c.state.names(k); len(c.named[k]) == 0 {
+			return // asking for none by name would be asking for all
+		}
+		names = c.named[k]
+	}
+	c.conn.asked[k] = true
+	if c.o.StateOfTheWorld {
+		c.askAll(&request{kind: k, version: c.versions[k], names: names})
+		return
+	}
+	if byName {
+		for _, name := range names {
+			c.conn.subscribed[k][name] = true
+		}
+	}
+	c.conn.queue = append(c.conn.queue, subscriptions(k, names, c.state.versions(k), maxRequest)...)
+}
+
+// maxRequest bounds the names and versions of a request, in bytes: servers take messages of 4 MiB, unless they are told
+// otherwise, and a refusal beside them may have maxReasons.
+const maxRequest = 4<<20 - maxReasons - 64<<10
+
+// What a name, and an entry of a map of versions, take in a request besides their text, in bytes at most.
+const (
+	aroundName    = 6
+	aroundVersion = 16
+)
+
+// subscriptions are the first requests for a kind on a stream of deltas: for names, or for all where there are none,
+// with the versions that the client has. Versions stand in the very first request alone. Resources whose versions it
+// has no room for are asked for by name in the others, also where all are asked for: the control plane then sends them
+// again, or says that they are gone.
+func subscriptions(k Kind, names []string, versions map[string]string, room int) []*request {
+	all := len(names) == 0
+	if all {
+		names = slices.Sorted(maps.Keys(versions))
+	}
+	q := &request{kind: k}
+	queue := []*request{q}
+	left := room
+	for _, name := range names {
+		version, has := versions[name]
+		byName, byVersion := len(name)+aroundName, len(name)+len(version)+aroundVersion
+		need := 0
+		if first := len(queue) == 1; first && has {
+			need += byVersion
+		}
+		if len(queue) > 1 || !all {
+			need += byName
+		}
+		if need > left {
+			if all {
+				queue[0].subscribe = []string{"*"}
+			}
+			q = &request{kind: k}
+			queue = append(queue, q)
+			left, need = room, byName
+		}
+		left -= need
+		if len(queue) > 1 || !all {
+			q.subscribe = append(q.subscribe, name)
+		}
+		if len(queue) == 1 && has {
+			if q.versions == nil {
+				q.versions = make(map[string]string, len(versions))
+			}
+			q.versions[name] = version
+		}
+	}
+	return queue
+}
+
+// askAll asks for all that is wanted of a kind in one request, as the state of the world does. If no server would take
+// it, the stream ends.
+func (c *Client) askAll(q *request) {
+	if err := fits(q.kind, q.names, maxRequest); err != nil {
+		c.conn.fail(err)
+		return
+	}
+	c.conn.queue = append(c.conn.queue, q)
+}
+
+func fits(k Kind, names []string, room int) error {
+	n := 0
+	for _, name := range names {
+		n += len(name) + aroundName
+	}
+	if n > room {
+		return fmt.Errorf("the names of %d %s have %d bytes, and a request can have %d: deltas ask for them in parts",
+			len(names), k, n, room)
+	}
+	return nil
+}
+
+// hasOpened takes note that there is a stream.
+func (c *Client) hasOpened() {
+	c.conn.open = true
+	c.count(func(m *Metrics) { m.Streams++ })
+}
+
+// lost takes note that the stream has ended, and says when to try again.
+func (c *Client) lost(err error) time.Duration {
+	if !c.conn.open {
+		select {
+		case <-c.conn.opened: // and ended before that was seen
+			c.hasOpened()
+		default:
+		}
+	}
+	switch lasted := time.Since(c.conn.begun); {
+	case c.conn.answered && lasted > c.o.Timeouts.ReconnectMax:
+		c.failures = 0
+	case !c.conn.answered || c.conn.why.Load() != nil || !transient(err):
+	case lasted > c.wait:
+		c.failures = 0
+	default:
+		c.failures = min(c.failures, 3)
+	}
+	c.conn = nil
+	c.count(func(m *Metrics) { m.StreamErrors++ })
+	if c.State().Phase == Never {
+		c.setState(Never, err)
+	} else {
+		c.setState(Stale, err)
+	}
+	wait := c.o.Timeouts.ReconnectMax
+	if c.failures < 16 {
+		wait = min(wait, c.o.Timeouts.Reconnect<<c.failures)
+	}
+	c.failures++
+	c.wait = wait - rand.N(wait/2+1)
+	return c.wait
+}
+
+// transient says whether the end of a stream can be expected to be otherwise the next time. Control planes that
+// restart, or that end a stream from time to time, end it so.
+func transient(err error) bool {
+	switch status.Code(err) {
+	case codes.ResourceExhausted, codes.InvalidArgument, codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented,
+		codes.Internal, codes.FailedPrecondition, codes.OutOfRange:
+		return false
+	}
+	return true
+}
+
+// handle takes a response in: what is good becomes active, what is not is refused, and the control plane is told.
+func (c *Client) handle(ctx context.Context, r *response) error {
+	k, known := KindOf(r.typeURL)
+	if !known || !c.conn.asked[k] {
+		c.count(func(m *Metrics) { m.Ignored += uint64(r.count) })
+		return nil
+	}
+	c.conn.answered = true
+	o := c.state.take(k, r, c.o.StateOfTheWorld)
+	event := &Event{Kind: k, Version: r.version, Nonce: r.nonce, Resources: r.count, Unchanged: o.unchanged, Ignored: o.ignored,
+		Removed: o.removed, Bytes: r.bytes, Received: r.received, Decoded: pace.Now()}
+	if err := c.settle(ctx, o); err != nil {
+		return err
+	}
+	event.Applied, event.Changed = pace.Now(), o.changed
+	event.Refused = sorted(o.refused)
+	event.Warned = o.warned
+	c.answer(k, r, event, o.more)
+	c.follow()
+	c.setState(Connected, nil)
+	c.count(func(m *Metrics) {
+		m.Responses[k]++
+		m.BytesReceived += uint64(r.bytes)
+		m.Refused += uint64(len(o.refused) + o.more)
+		m.Warned += uint64(len(o.warned))
+		m.Unchanged += uint64(o.unchanged)
+		m.Ignored += uint64(o.ignored)
+	})
+	return nil
+}
+
+// sorted puts refusals in order of their text: the same refusals then make the same text.
+func sorted(refused []error) []error {
+	type one struct {
+		text string
+		err  error
+	}
+	list := make([]one, len(refused))
+	for i, err := range refused {
+		list[i] = one{err.Error(), err}
+	}
+	slices.SortFunc(list, func(a, b one) int { return strings.Compare(a.text, b.text) })
+	for i := range list {
+		refused[i] = list[i].err
+	}
+	return refused
+}
+
+func (c *Client) settle(ctx context.Context, o *outcome) error {
+	err := c.state.settle(ctx, func(err error) error {
+		if ctx.Err() != nil {
+			return errEnds
+		}
+		c.count(func(m *Metrics) {
+			if m.Applied++; err != nil {
+				m.Applied--
+				m.ApplyErrors++
+			}
+		})
+		return err
+	}, o)
+	if err != nil {
+		return err
+	}
+	hungry := c.state.hungry()
+	for r := range hungry {
+		if _, known := c.begun[r]; !known {
+			c.begun[r] = time.Now()
+		}
+	}
+	for r := range c.begun {
+		if !hungry[r] {
+			delete(c.begun, r)
+		}
+	}
+	c.count(func(m *Metrics) {
+		m.Waiting, m.WaitingClusters, m.WaitingRoutes = c.state.waiting(), len(hungry), c.state.missing()
+	})
+	return nil
+}
+
+// How long the refusal of the same thing is held back, first and at most: a control plane that answers a refusal by
+// sending the same again would otherwise keep both busy.
+const (
+	firstHold = 50 * time.Millisecond
+	maxHold   = time.Second
+)
+
+// answer acknowledges or refuses a response.
+func (c *Client) answer(k Kind, r *response, event *Event, more int) {
+	q := &request{kind: k, nonce: r.nonce, event: event, wrong: reason(event.Refused, more)}
+	if q.wrong == "" {
+		c.versions[k] = r.version
+	}
+	c.conn.nonces[k] = r.nonce
+	if c.o.StateOfTheWorld {
+		q.version, q.names = c.versions[k], c.wanted(k)
+	}
+	h := &c.conn.holds[k]
+	if q.wrong == "" || q.wrong != h.wrong {
+		*h = hold{wrong: q.wrong}
+		c.conn.queue = append(c.conn.queue, q)
+		return
+	}
+	h.wait = min(max(2*h.wait, firstHold), maxHold)
+	h.request, h.due = q, time.Now().Add(h.wait)
+}
+
+// wanted are the names of a request of the state of the world.
+func (c *Client) wanted(k Kind) []string {
+	switch k {
+	case Clusters:
+		return c.o.ClusterNames
+	case Listeners:
+		return c.o.ListenerNames
+	}
+	return c.named[k]
+}
+
+// follow asks for what resources that came name (the endpoints of clusters, the routes of listeners), no longer for
+// what only those that went did, and the same for host names.
+func (c *Client) follow() {
+	named, hosts := c.state.sweep()
+	c.count(func(m *Metrics) {
+		for k := range m.Resources {
+			m.Resources[k] = c.state.count(Kind(k))
+		}
+	})
+	if len(hosts) > 0 {
+		c.names.follow(hosts, c.connections)
+	}
+	if c.conn == nil {
+		return
+	}
+	for k, names := range named {
+		if len(names) > 0 {
+			c.ask(Kind(k), names)
+		}
+	}
+}
+
+// ask asks for those of some names of a kind that are wanted, and no longer for the others.
+func (c *Client) ask(k Kind, names []string) {
+	if !c.conn.asked[k] {
+		c.subscribe(k)
+		return
+	}
+	if c.o.StateOfTheWorld {
+		c.named[k] = c.state.names(k)
+		if h := &c.conn.holds[k]; h.request != nil { // it says what is asked for now
+			h.request.names = c.named[k]
+			return
+		}
+		c.askAll(&request{kind: k, version: c.versions[k], nonce: c.conn.nonces[k], names: c.named[k]})
+		return
+	}
+	q, left := &request{kind: k}, maxRequest
+	slices.Sort(names)
+	for _, name := range names {
+		if need := len(name) + aroundName; need > left && len(q.subscribe)+len(q.unsubscribe) > 0 {
+			c.conn.queue = append(c.conn.queue, q)
+			q, left = &request{kind: k}, maxRequest-need
+		} else {
+			left -= need
+		}
+		switch want := c.state.wants(k, name); {
+		case want && !c.conn.subscribed[k][name]:
+			q.subscribe = append(q.subscribe, name)
+			c.conn.subscribed[k][name] = true
+		case !want && c.conn.subscribed[k][name]:
+			q.unsubscribe = append(q.unsubscribe, name)
+			delete(c.conn.subscribed[k], name)
+		}
+	}
+	if len(q.subscribe)+len(q.unsubscribe) > 0 {
+		c.conn.queue = append(c.conn.queue, q)
+	}
+}
+
+// sent is called by the stream's own goroutine when a request was handed to the transport.
+func (c *Client) sent(q *request) {
+	if q.event == nil {
+		return
+	}
+	q.event.Acked = pace.Now()
+	c.count(func(m *Metrics) {
+		if q.wrong == "" {
+			m.Acks[q.kind]++
+		} else {
+			m.Nacks[q.kind]++
+		}
+	})
+	if c.o.OnEvent != nil {
+		c.events.Lock()
+		defer c.events.Unlock()
+		c.o.OnEvent(*q.event)
+	}
+}
+
+// waits says whether there is anything that time alone brings.
+func (c *Client) waits() bool {
+	if len(c.begun) > 0 || c.names.waits() || c.pacer.rests(time.Now()) {
+		return true
+	}
+	if c.conn == nil {
+		return false
+	}
+	for k := range c.conn.holds {
+		if c.conn.holds[k].request != nil {
+			return true
+		}
+	}
+	return !c.conn.answered || len(c.conn.queue) > 0 || c.conn.busy.Load() != 0
+}
+
+// look does what time has come for.
+func (c *Client) look(ctx context.Context) error {
+	now := time.Now()
+	if c.conn != nil {
+		c.patience(now)
+	}
+	c.names.look(ctx, now)
+	if n := c.names.taken(); n > 0 {
+		c.count(func(m *Metrics) { m.Lookups += n })
+	}
+	starved := false
+	for r, since := range c.begun {
+		starved = c.state.overdue(r, now.Sub(since)) || starved
+	}
+	if !starved {
+		return nil
+	}
+	return c.unasked(ctx)
+}
+
+// unasked settles what changed without a response: there is nobody to refuse it to.
+func (c *Client) unasked(ctx context.Context) error {
+	o := &outcome{}
+	if err := c.settle(ctx, o); err != nil {
+		return err
+	}
+	c.count(func(m *Metrics) { m.Refused += uint64(len(o.refused) + o.more) })
+	c.follow()
+	return nil
+}
+
+// patience sends what was held back, and gives a stream up that has stood still for too long.
+func (c *Client) patience(now time.Time) {
+	for k := range c.conn.holds {
+		if h := &c.conn.holds[k]; h.request != nil && !now.Before(h.due) {
+			c.conn.queue = append(c.conn.queue, h.request)
+			h.request = nil
+		}
+	}
+	c.conn.patience(now, &c.o, c.State().Phase == Never)
+}
+
+func (c *Client) resolved(ctx context.Context, a answer) error {
+	if a.err != nil {
+		c.count(func(m *Metrics) { m.LookupErrors++ })
+	}
+	if !c.names.done(a, c.connections) {
+		return nil
+	}
+	return c.unasked(ctx)
+}

@@ -1,0 +1,150 @@
+package xds
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"testing"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"golang.org/x/net/http2"
+	"google.golang.org/protobuf/proto"
+
+	"tare/internal/mesh"
+	"tare/internal/mesh/xds/translate"
+)
+
+// echo is a data plane that takes everything: a resource needs the endpoints and the cluster of its own name, and wants
+// the place of its length.
+type echo struct{}
+
+func (echo) Parse(k Kind, b []byte) (Resource, error) {
+	name := translate.Name(b)
+	if name == "" {
+		return Resource{}, errors.New("it has no name")
+	}
+	r := Resource{Name: name, Value: name}
+	switch k {
+	case Listeners:
+		r.Needs, r.Place = []Ref{{Clusters, name}, {Routes, name}}, string(rune('a'+len(b)%3))
+	case Clusters:
+		r.Needs = []Ref{{Endpoints, name}, {Secrets, name}}
+	case Routes:
+		r.Needs = []Ref{{Clusters, name}}
+	}
+	return r, nil
+}
+
+func (echo) Apply(_ context.Context, u Update) (failed []Failure) {
+	for i, r := range u.Set {
+		if i%5 == 4 {
+			failed = append(failed, Failure{r.Ref, errors.New("no room")})
+		}
+	}
+	return failed
+}
+
+// FuzzConversation: whatever messages come, in whatever order, what is kept stays within its bounds, and is counted
+// right.
+func FuzzConversation(f *testing.F) {
+	conversation := func(messages ...proto.Message) []byte {
+		var all [][]byte
+		for _, m := range messages {
+			b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+			if err != nil {
+				f.Fatal(err)
+			}
+			all = append(all, b)
+		}
+		return bytes.Join(all, separator)
+	}
+	one := func(k Kind, name string, m proto.Message) *discoveryv3.DeltaDiscoveryResponse {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		it := wrapped(f, &discoveryv3.Resource{})
+		it.TypeUrl, it.Value = k.TypeURL(), b
+		return &discoveryv3.DeltaDiscoveryResponse{TypeUrl: k.TypeURL(), Nonce: "n",
+			Resources: []*discoveryv3.Resource{{Name: name, Version: "1", Resource: it}}}
+	}
+	gone := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: Clusters.TypeURL(), RemovedResources: []string{"a"}}
+	a := &clusterv3.Cluster{Name: "a", LoadAssignment: endpoints("a", 1)}
+	f.Add(conversation(one(Clusters, "a", a), one(Listeners, "l", tcpListener("l", 80, "a")),
+		one(Listeners, "m", tcpListener("m", 80, "a")), gone), true)
+	f.Add(conversation(one(Clusters, "b", edsCluster("b")), one(Endpoints, "b", endpoints("b", 1, 2)),
+		one(Listeners, "l", tcpListener("l", 80, "b"))), true)
+	f.Add(conversation(&discoveryv3.DiscoveryResponse{TypeUrl: Clusters.TypeURL()}), false)
+	limits := Limits{Message: 1 << 20, Resource: 1 << 16, Resources: 4, Bytes: 1 << 14}
+	f.Fuzz(func(t *testing.T, b []byte, delta bool) {
+		s := newState(limits)
+		g := newGraph(Options{Consumer: echo{}, Limits: limits}.withDefaults())
+		for _, m := range bytes.Split(b, separator) {
+			for _, keeps := range []struct {
+				keeper
+				*intake
+			}{{connections{s, func(context.Context, mesh.Change) error { return nil }}, &s.intake}, {g, &g.intake}} {
+				r := &response{delta: delta, most: limits.entries()}
+				if r.decode(m) != nil {
+					continue
+				}
+				k, ok := KindOf(r.typeURL)
+				if !ok {
+					continue
+				}
+				o := keeps.keeper.take(k, r, !delta)
+				if err := keeps.settle(t.Context(), func(error) error { return nil }, o); err != nil {
+					t.Fatal(err)
+				}
+				keeps.sweep()
+				reason(sorted(o.refused), o.more)
+				total := 0
+				for k := range keeps.taken {
+					for _, x := range keeps.taken[k] {
+						total += x.cost
+					}
+					if n := len(keeps.taken[k]); n > limits.Resources {
+						t.Errorf("%d %s are kept", n, Kind(k))
+					}
+				}
+				if total != keeps.bytes || total > limits.Bytes {
+					t.Errorf("%d bytes are kept, %d are counted", total, keeps.bytes)
+				}
+			}
+		}
+	})
+}
+
+// separator stands between the messages of a conversation.
+var separator = []byte("\xff\xff")
+
+// FuzzFrames: the frames of a connection are followed whatever they are, and however they are read.
+func FuzzFrames(f *testing.F) {
+	var b bytes.Buffer
+	w := http2.NewFramer(&b, nil)
+	_ = w.WriteSettings()
+	_ = w.WriteData(1, false, []byte{0, 0, 0, 0, 3, 1, 2, 3, 0, 0})
+	_ = w.WriteDataPadded(1, false, []byte{0, 0, 1}, []byte{0, 0})
+	f.Add(b.Bytes(), 3)
+	f.Fuzz(func(t *testing.T, b []byte, most int) {
+		whole := &frames{Conn: pipe{Reader: bytes.NewReader(b)}}
+		parts := &frames{Conn: pipe{Reader: bytes.NewReader(b)}}
+		got, err := io.ReadAll(whole)
+		read, size := 0, max(1, min(most, 1<<10))
+		var also error
+		for also == nil {
+			var n int
+			n, also = parts.Read(make([]byte, size))
+			read += n
+		}
+		if err == nil && !errors.Is(also, errPieces) && (len(got) != len(b) || read != len(b) || whole.left != parts.left ||
+			whole.message != parts.message || whole.pieces != parts.pieces) {
+			t.Errorf("%d and %d of %d bytes are read; %d and %d are left of a frame", len(got), read, len(b), whole.left, parts.left)
+		}
+		if whole.left < 0 || whole.message < 0 {
+			t.Errorf("%d bytes are left of a frame, %d of a message", whole.left, whole.message)
+		}
+	})
+}

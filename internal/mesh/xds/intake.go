@@ -1,0 +1,356 @@
+package xds
+
+import (
+	"fmt"
+	"hash/maphash"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"tare/internal/mesh/xds/translate"
+)
+
+// intake reads responses: it bounds what is kept, knows what comes again, and decodes and stages the rest.
+type intake struct {
+	limits Limits
+	seeds  [2]maphash.Seed
+	taken  [kinds]map[string]taken // what was accepted of each kind, by name
+	bytes  int                     // of memory, of all that was taken
+	sorts  sorter
+
+	garbage int           // bytes; see litter
+	large   *sync.Mutex   // held while a large resource is decoded
+	ahead   *atomic.Int64 // bytes that what is read ahead adds, if all of it is taken
+}
+
+// sorter is where resources go once they are read.
+type sorter interface {
+	lists(
+		k Kind,
+	) bool // the state of the world has all of a kind, so that what is not there is gone
+	wants(k Kind, name string) bool      // whether anybody asked for it
+	parse(k Kind, b []byte) (any, error) // called by several goroutines at a time
+	put(k Kind, name string, made any, o *outcome) (undo func(), err error)
+	drop(k Kind, name string, o *outcome)
+}
+
+func newIntake(l Limits, to sorter) intake {
+	s := intake{limits: l, sorts: to, large: &sync.Mutex{}, ahead: &atomic.Int64{}}
+	for k := range s.taken {
+		s.taken[k] = map[string]taken{}
+	}
+	for i := range s.seeds {
+		s.seeds[i] = maphash.MakeSeed()
+	}
+	return s
+}
+
+// taken is what is kept of a resource as it came, to know it when it comes again.
+type taken struct {
+	sum     digest
+	size    int // bytes, as it came
+	cost    int // bytes of memory
+	version string
+}
+
+// perResource is what is kept of any resource besides its text and its decoded form: its entries in maps, in bytes.
+const perResource = 512
+
+// cost is how much memory a resource takes that has been read, in bytes.
+func (it *item) cost() int { return perResource + len(it.read.name) + len(it.version) + it.read.cost }
+
+// costOf is how much memory a decoded resource takes, if that is known.
+func costOf(made any) (bytes int, ok bool) {
+	switch made := made.(type) {
+	case translate.Assignment:
+		return made.Bytes(), true
+	case *Resource:
+		return costOf(made.Value)
+	}
+	return 0, false
+}
+
+// digest stands for the bytes of a resource. Nobody outside the process knows by what seeds it is made, so that two
+// resources of one digest come by chance alone: once in 10^38.
+type digest [2]uint64
+
+func (s *intake) digest(b []byte) digest {
+	return digest{maphash.Bytes(s.seeds[0], b), maphash.Bytes(s.seeds[1], b)}
+}
+
+// expect makes room for what will be staged of resources that were read, if more of the rest is of their kind.
+func (o *outcome) expect(read []item, rest int) {
+	if o.staged != nil {
+		return
+	}
+	n := 0
+	for i := range read {
+		if !read[i].read.same {
+			n++
+		}
+	}
+	if n = n * max(rest, len(read)) / len(read); n > 0 {
+		o.staged, o.undo = make(map[resource]int, n), make([]func(), 0, n)
+	}
+}
+
+// room is how many resources of a response maps are made for: no more than may be kept.
+func (s *intake) room(r *response) int { return min(r.count, s.limits.Resources) }
+
+// take stages a response: what is good of it is wanted from now on. With full, what is not in it is gone (kinds of the
+// state of the world that come whole).
+func (s *intake) take(k Kind, r *response, full bool) *outcome {
+	if len(s.taken[k]) == 0 { // growing maps one by one would take a tenth of the time
+		s.taken[k] = make(map[string]taken, s.room(r))
+	}
+	s.litter(2 * r.wire)
+	o := &outcome{}
+	seen := make(map[string]bool, s.room(r))
+	nameless := false // what has no name could be any: then nothing counts as gone
+	batch := make([]item, 0, min(readAhead, r.count))
+	for from := 0; ; from += len(batch) {
+		some := r.next(batch)
+		if batch = some; len(some) == 0 {
+			break
+		}
+		s.readAll(k, some)
+		for i := range some {
+			s.litter(perResource + some[i].read.cost)
+		}
+		o.expect(some, r.count-from)
+		for i := range some {
+			it := &some[i]
+			if err := s.stage(k, it, seen, o); err != nil {
+				if it.read.name == "" {
+					nameless = true
+					err = fmt.Errorf("resources[%d]: %w", from+i, err)
+				}
+				o.refuse(err)
+			}
+			it.read = parsed{} // it may be far larger than the resource
+		}
+	}
+	if full && s.sorts.lists(k) && !nameless {
+		for name := range s.taken[k] {
+			if !seen[name] {
+				s.remove(k, name, o)
+			}
+		}
+	}
+	for name := range r.gone {
+		if _, ok := s.taken[k][string(name)]; ok && !seen[string(name)] {
+			s.remove(k, string(name), o)
+		}
+	}
+	return o
+}
+
+// collectEvery is after how much garbage of responses it is collected, in bytes.
+const collectEvery = 32 << 20
+
+// litter counts the garbage that reading responses makes, and has it collected from time to time: a process may let
+// garbage gather to several times what lives (GOGC; the proxy does), and a large response lives for a moment.
+func (s *intake) litter(bytes int) {
+	if s.garbage += bytes; s.garbage > collectEvery {
+		s.garbage = 0
+		runtime.GC()
+	}
+}
+
+// readAhead is how many resources are decoded before the first of them is staged, and readAlone below how many of them
+// one CPU does it as soon as several. At most maxReaders CPUs do, and of resources of more than largeResource bytes one
+// is decoded at a time: while that goes on, a resource can take many times its length.
+const (
+	readAhead     = 1024
+	readAlone     = 32
+	maxReaders    = 4
+	largeResource = 64 << 10
+)
+
+// readAll reads resources, on several CPUs where that is worth it.
+func (s *intake) readAll(k Kind, items []item) {
+	s.ahead.Store(0)
+	if len(items) < readAlone {
+		for i := range items {
+			s.read(k, &items[i])
+		}
+		return
+	}
+	var next atomic.Int64
+	var all sync.WaitGroup
+	work := func() {
+		for {
+			to := int(next.Add(readAlone / 2))
+			from := to - readAlone/2
+			if from >= len(items) {
+				return
+			}
+			for i := range items[from:min(to, len(items))] {
+				s.read(k, &items[from+i])
+			}
+		}
+	}
+	for range min(runtime.GOMAXPROCS(0), maxReaders, len(items)/readAlone) - 1 {
+		all.Go(work)
+	}
+	work()
+	all.Wait()
+}
+
+// read decodes a resource, unless it is as it came before or would be refused or ignored in any case. It changes
+// nothing of the state.
+func (s *intake) read(k Kind, it *item) {
+	p := &it.read
+	if p.name = translate.Name(it.value); it.name != "" {
+		p.name = it.name
+	}
+	if it.typeURL != typeURLs[k] || it.ttl || len(it.value) > s.limits.Resource || len(p.name) > maxText ||
+		len(it.version) > maxText || p.name != "" && !s.sorts.wants(k, p.name) {
+		return
+	}
+	p.sum = s.digest(it.value)
+	old, had := s.taken[k][p.name]
+	if p.same = had && old.sum == p.sum && old.size == len(it.value); p.same {
+		return
+	}
+	if k == Endpoints { // they say themselves what they take, once they are decoded
+		p.cost = maxExpansion * len(it.value)
+	} else if p.cost, p.err = translate.Weigh(it.typeURL, it.value); p.err != nil {
+		p.err = translate.Refused(k.one(), p.name, p.err)
+		return
+	}
+	if ahead := s.ahead.Add(int64(it.cost() - old.cost)); s.bytes+int(ahead) > s.limits.Bytes {
+		p.late = true
+		return
+	}
+	s.parse(k, it)
+}
+
+// maxExpansion is how many times its length an assignment of endpoints takes at most.
+const maxExpansion = 8
+
+// parse decodes a resource.
+func (s *intake) parse(k Kind, it *item) {
+	p := &it.read
+	if len(it.value) > largeResource {
+		s.large.Lock()
+		defer s.large.Unlock()
+	}
+	if p.made, p.err = s.sorts.parse(k, it.value); p.err != nil {
+		return
+	}
+	if cost, known := costOf(p.made); known {
+		p.cost = cost
+	}
+}
+
+// stage makes one resource wanted.
+func (s *intake) stage(k Kind, it *item, seen map[string]bool, o *outcome) (err error) {
+	name := it.read.name
+	before := len(seen)
+	seen[name] = true
+	switch {
+	case name != "" && len(seen) == before:
+		return refused(k, name, "it is given twice")
+	case it.typeURL != typeURLs[k]:
+		return refused(k, name, "it is of type %.200q, not %s", it.typeURL, typeURLs[k])
+	case it.ttl:
+		return refused(k, name, "a time to live is not supported")
+	case len(name) > maxText:
+		return refused(k, name, "its name has %d bytes or more; the client takes %d", len(name), maxText)
+	case len(it.version) > maxText:
+		return refused(k, name, "its version has %d bytes or more; the client takes %d", len(it.version), maxText)
+	case len(it.value) > s.limits.Resource:
+		return refused(k, name, "it has %d bytes; the client takes %d", len(it.value), s.limits.Resource)
+	case name != "" && !s.sorts.wants(k, name):
+		o.ignored++ // nobody asked for it, or it was on its way when the last that named it went
+		return nil
+	}
+	old, had := s.taken[k][name]
+	if it.read.same {
+		o.unchanged++
+		if grown := len(it.version) - len(old.version); old.version != it.version {
+			if s.bytes+grown > s.limits.Bytes {
+				return s.full(k, name, s.bytes+grown)
+			}
+			old.version = it.version
+			old.cost += grown
+			s.bytes += grown
+			s.taken[k][name] = old
+		}
+		return nil
+	}
+	if !had && len(s.taken[k]) >= s.limits.Resources {
+		return refused(
+			k,
+			name,
+			"there are %d %s already, which is the most that the client keeps",
+			len(s.taken[k]),
+			k,
+		)
+	}
+	if it.read.err != nil {
+		return it.read.err
+	}
+	if it.read.late {
+		// What was read ahead of it may have been refused; else nothing of it is decoded.
+		if size := s.bytes - old.cost + it.cost(); size > s.limits.Bytes {
+			return s.full(k, name, size)
+		}
+		if s.parse(k, it); it.read.err != nil {
+			return it.read.err
+		}
+	}
+	cost := it.cost()
+	if size := s.bytes - old.cost + cost; size > s.limits.Bytes {
+		return s.full(k, name, size)
+	}
+	undo, err := s.sorts.put(k, name, it.read.made, o)
+	if err != nil {
+		return err
+	}
+	s.bytes += cost - old.cost
+	s.taken[k][name] = taken{it.read.sum, len(it.value), cost, it.version}
+	o.changed++
+	o.staged[resource{k, name}] = len(o.undo)
+	o.undo = append(o.undo, func() {
+		undo()
+		s.forget(k, name)
+		if had {
+			s.bytes += old.cost
+			s.taken[k][name] = old
+		}
+	})
+	return nil
+}
+
+// full is the refusal of a resource with which too much would be kept.
+func (s *intake) full(k Kind, name string, size int) error {
+	return refused(k, name, "with it there would be %d bytes of resources; the client keeps %d", size, s.limits.Bytes)
+}
+
+func (s *intake) forget(k Kind, name string) {
+	s.bytes -= s.taken[k][name].cost
+	delete(s.taken[k], name)
+}
+
+// remove makes a resource unwanted.
+func (s *intake) remove(k Kind, name string, o *outcome) {
+	s.forget(k, name)
+	o.removed++
+	s.sorts.drop(k, name, o)
+}
+
+func (s *intake) count(k Kind) int { return len(s.taken[k]) }
+
+// versions are what the client has of a kind, for the first request of a stream of deltas.
+func (s *intake) versions(k Kind) map[string]string {
+	if len(s.taken[k]) == 0 {
+		return nil
+	}
+	out := make(map[string]string, len(s.taken[k]))
+	for name, t := range s.taken[k] {
+		out[name] = t.version
+	}
+	return out
+}

@@ -1,0 +1,287 @@
+package xds
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+
+	"tare/internal/mesh/xds/translate"
+)
+
+// servings are the control plane's listeners beside what the data plane serves for them, which can be none or many: a
+// listener of HTTP is one for each address that its routes name.
+type servings struct {
+	own     []netip.Addr // of the workload
+	wanted  map[string]*translate.Listener
+	made    map[string]*translate.Served // by the control plane's listener
+	owners  map[string]string            // those listeners, by what is served, where the names differ
+	routes  map[string]*translate.Routes
+	users   map[string]map[string]bool // listeners by the routes that they name
+	changes map[string]bool            // routes of which the last user went, or the first came, since they were cleared
+	stale   map[string]bool            // listeners that wait for something, or may be served otherwise now
+	blocked map[string]bool            // listeners of which an address is another's
+	guarded map[netip.AddrPort]bool    // see translate.Served
+	guards  map[netip.AddrPort]int     // how many of what is made guard it
+	extra   map[string]int             // how many of what is made name a cluster that is not the control plane's
+	// What a response changed for many listeners or clusters at once, and is looked at once, by again.
+	freed, arrived, reguard bool
+}
+
+func newServings() servings {
+	return servings{
+		wanted: map[string]*translate.Listener{}, made: map[string]*translate.Served{}, owners: map[string]string{},
+		routes: map[string]*translate.Routes{}, users: map[string]map[string]bool{}, changes: map[string]bool{},
+		stale: map[string]bool{}, blocked: map[string]bool{}, guarded: map[netip.AddrPort]bool{},
+		guards: map[netip.AddrPort]int{}, extra: map[string]int{},
+	}
+}
+
+// owner is the control plane's listener for which something is served.
+func (v *servings) owner(name string) string {
+	if owner, ok := v.owners[name]; ok {
+		return owner
+	}
+	return name
+}
+
+// missing is how many routes some listener needs that have not come.
+func (v *servings) missing() (n int) {
+	for name := range v.users {
+		if v.routes[name] == nil {
+			n++
+		}
+	}
+	return n
+}
+
+// arrives takes note of a cluster that comes, goes or changes: whether connections pass it unchanged, or it has no
+// endpoints, decides what listeners are served.
+func (v *servings) arrives(old, c *translate.Cluster) {
+	kind := func(c *translate.Cluster) int {
+		switch {
+		case c == nil:
+			return 0
+		case c.Discovery == translate.Original:
+			return 2
+		case c.Empty():
+			return 3
+		}
+		return 1
+	}
+	if a, b := kind(old), kind(c); a == b || a < 2 && b < 2 {
+		return // an ordinary cluster more or less: whoever waits for it is looked at in any case
+	}
+	v.arrived = true
+}
+
+func (s *state) stageListener(name string, l *translate.Listener, o *outcome) (undo func(), err error) {
+	if l.Name != name {
+		return nil, refused(Listeners, name, "name: it is %.200q", l.Name)
+	}
+	old := s.serving.wanted[name]
+	if err := s.setListener(name, l, o); err != nil {
+		_ = s.setListener(name, old, &outcome{}) // it was served before
+		return nil, err
+	}
+	o.warned = append(o.warned, l.Warnings...)
+	return func() { _ = s.setListener(name, old, &outcome{}) }, nil
+}
+
+// setListener makes l the wanted form of a listener; nil for none.
+func (s *state) setListener(name string, l *translate.Listener, o *outcome) error {
+	v := &s.serving
+	var routes []string
+	if l != nil {
+		routes = l.Routes
+	}
+	still := make(map[string]bool, len(routes))
+	for _, r := range routes {
+		still[r] = true
+		if link(v.users, r, name) {
+			v.changes[r] = true
+		}
+	}
+	if old := v.wanted[name]; old != nil {
+		for _, r := range old.Routes {
+			if !still[r] && unlink(v.users, r, name) {
+				v.changes[r] = true
+			}
+		}
+	}
+	if l == nil {
+		delete(v.wanted, name)
+		delete(v.stale, name)
+		s.serve(name, nil, o)
+		v.freed = true
+		return nil
+	}
+	v.wanted[name] = l
+	return s.expand(name, o)
+}
+
+// expand serves a listener as it is to be served now. Where something is not there yet, it stays as it was.
+func (s *state) expand(name string, o *outcome) error {
+	v := &s.serving
+	made, err := v.wanted[name].Expand(translate.Env{
+		Routes:  func(name string) *translate.Routes { return v.routes[name] },
+		Cluster: func(name string) *translate.Cluster { return s.clusters[name] },
+		Own:     v.own,
+	})
+	delete(v.stale, name)
+	switch {
+	case err != nil:
+		return err
+	case made == nil:
+		v.stale[name] = true
+		return nil
+	}
+	s.serve(name, made, o)
+	return nil
+}
+
+// serve replaces what is served for a listener.
+func (s *state) serve(name string, made *translate.Served, o *outcome) {
+	v := &s.serving
+	old := v.made[name]
+	if old == nil {
+		old = &translate.Served{}
+	}
+	delete(v.blocked, name)
+	next := &translate.Served{}
+	if made != nil {
+		o.warned = append(o.warned, made.Warnings...)
+		*next = *made
+	}
+	stays := map[string]bool{}
+	for _, c := range next.Clusters {
+		stays[c.Name] = true
+		if now := s.clusters[c.Name]; now == nil || !reflect.DeepEqual(now, c) {
+			s.want(c.Name, c)
+		}
+	}
+	for _, l := range next.Listeners {
+		if l.Name == name || v.free(s, name, placeOf(l), o) {
+			stays[l.Name] = true
+		}
+	}
+	for _, l := range old.Listeners {
+		if !stays[l.Name] && (v.owner(l.Name) == name) {
+			delete(v.owners, l.Name)
+			s.wantListener(l.Name, nil)
+		}
+	}
+	for _, l := range next.Listeners {
+		if !stays[l.Name] {
+			continue
+		}
+		if l.Name != name {
+			v.owners[l.Name] = name
+		}
+		if now := s.listeners[l.Name]; now == nil || now != l && !reflect.DeepEqual(now, l) {
+			s.wantListener(l.Name, l)
+		}
+	}
+	for _, c := range next.Clusters {
+		v.extra[c.Name]++
+	}
+	for _, c := range old.Clusters {
+		if v.extra[c.Name]--; v.extra[c.Name] == 0 {
+			delete(v.extra, c.Name)
+			s.want(c.Name, nil)
+		}
+	}
+	if made == nil {
+		delete(v.made, name)
+	} else {
+		v.made[name] = next
+	}
+	for _, at := range next.Guarded {
+		v.guards[at]++
+	}
+	for _, at := range old.Guarded {
+		if v.guards[at]--; v.guards[at] == 0 {
+			delete(v.guards, at)
+		}
+	}
+	v.reguard = v.reguard || len(old.Guarded)+len(next.Guarded) > 0
+}
+
+// free says whether no other listener has a place.
+func (v *servings) free(s *state, name string, at place, o *outcome) bool {
+	for other := range s.places[at] {
+		if owner := v.owner(other); owner != name {
+			o.warned = append(o.warned, &translate.Warning{Kind: Listeners.one(), Name: name, Field: "address",
+				What: fmt.Sprintf("listener %.200q has %s %s: connections go its way", owner, at.protocol, at.address)})
+			v.blocked[name] = true
+			return false
+		}
+	}
+	return true
+}
+
+// guard finds out which addresses of the workload are guarded.
+func (s *state) guard() {
+	v := &s.serving
+	if !v.reguard {
+		return
+	}
+	v.reguard = false
+	same := len(v.guards) == len(v.guarded)
+	for at := range v.guards {
+		same = same && v.guarded[at]
+	}
+	if same {
+		return
+	}
+	v.guarded = make(map[netip.AddrPort]bool, len(v.guards))
+	for at := range v.guards {
+		v.guarded[at] = true
+	}
+	for name := range s.clusters {
+		s.dirtyClusters[name] = true
+	}
+}
+
+func (s *state) stageRoutes(name string, r *translate.Routes, o *outcome) (undo func(), err error) {
+	if r.Name != name {
+		return nil, refused(Routes, name, "name: it is %.200q", r.Name)
+	}
+	old := s.serving.routes[name]
+	s.setRoutes(name, r)
+	o.warned = append(o.warned, r.Warnings...)
+	return func() { s.setRoutes(name, old) }, nil
+}
+
+// setRoutes makes r the wanted form of routes; nil for none. Listeners that name them are looked at again.
+func (s *state) setRoutes(name string, r *translate.Routes) {
+	if r == nil {
+		delete(s.serving.routes, name)
+	} else {
+		s.serving.routes[name] = r
+	}
+	for l := range s.serving.users[name] {
+		s.serving.stale[l] = true
+	}
+}
+
+// again looks at the listeners that something else has changed for, or that waited. One that cannot be served any more
+// stays as it was.
+func (s *state) again(o *outcome) {
+	v := &s.serving
+	if v.freed { // an address may be free now
+		maps.Copy(v.stale, v.blocked)
+	}
+	if v.arrived {
+		for name := range v.wanted {
+			v.stale[name] = true
+		}
+	}
+	v.freed, v.arrived = false, false
+	for _, name := range slices.Sorted(maps.Keys(v.stale)) {
+		if err := s.expand(name, o); err != nil {
+			o.refuse(err)
+		}
+	}
+}

@@ -1,0 +1,886 @@
+package xds
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/printable"
+	"tare/internal/mesh"
+	"tare/internal/mesh/xds/translate"
+)
+
+// state is what the control plane wants and what the store has. It is pure: time, network and store are the caller's.
+//
+// What is wanted becomes active in steps: a cluster when its endpoints are known, a listener when all of its clusters
+// are active and its address is free. A cluster that is no longer wanted goes when no active listener names it. So
+// order between the kinds of resources, which the protocol leaves to the control plane, does not matter to whoever
+// connects.
+type state struct {
+	intake
+
+	clusters  map[string]*translate.Cluster
+	assigned  map[string]translate.Assignment // by service
+	services  map[string]map[string]bool      // clusters by the service that they name
+	hosts     map[string]map[string]bool      // clusters by the host names that they have
+	addresses map[string][]netip.Addr         // of host names that were looked up; there without any: the look-up failed
+	late      map[string]bool                 // clusters that have waited long enough for endpoints
+	serving   servings
+	listeners map[string]*mesh.Listener
+	places    map[place]map[string]bool // wanted listeners by address
+
+	active mesh.Config
+	users  map[string]int   // active listeners that name a cluster
+	used   map[place]string // active listeners by address
+
+	dirtyClusters, dirtyListeners map[string]bool // those whose active form may not be the wanted one
+
+	serviceChanges, hostChanges map[string]bool // names of which the last cluster went, or the first came, since they were cleared
+}
+
+type place struct {
+	address  netip.AddrPort
+	protocol mesh.Protocol
+}
+
+func newState(l Limits) *state {
+	s := &state{
+		clusters: map[string]*translate.Cluster{}, assigned: map[string]translate.Assignment{}, services: map[string]map[string]bool{},
+		hosts: map[string]map[string]bool{}, addresses: map[string][]netip.Addr{}, late: map[string]bool{},
+		serving: newServings(), listeners: map[string]*mesh.Listener{},
+		places: map[place]map[string]bool{}, active: *mesh.NewConfig(), users: map[string]int{}, used: map[place]string{},
+		dirtyClusters: map[string]bool{}, dirtyListeners: map[string]bool{}, serviceChanges: map[string]bool{}, hostChanges: map[string]bool{},
+	}
+	s.intake = newIntake(l, s)
+	return s
+}
+
+func (*state) kinds() []Kind { return []Kind{Clusters, Endpoints, Listeners, Routes} }
+
+// lists says whether a kind of the state of the world comes whole, so that what is not there is gone.
+func (*state) lists(k Kind) bool { return k == Clusters || k == Listeners }
+
+// wants says whether anybody asked for a resource.
+func (s *state) wants(k Kind, name string) bool { return s.lists(k) || s.namers(k)[name] != nil }
+
+// names are those that are asked for by name, in order, because others name them.
+func (s *state) names(k Kind) []string { return slices.Sorted(maps.Keys(s.namers(k))) }
+
+// namers are who names the resources of a kind: clusters their endpoints, listeners their routes.
+func (s *state) namers(k Kind) map[string]map[string]bool {
+	switch k {
+	case Endpoints:
+		return s.services
+	case Routes:
+		return s.serving.users
+	}
+	return nil
+}
+
+func (*state) parse(k Kind, b []byte) (any, error) {
+	switch k {
+	case Clusters:
+		return made(translate.ParseCluster(b))
+	case Endpoints:
+		return made(translate.ParseAssignment(b))
+	case Listeners:
+		return made(translate.ReadListener(b))
+	case Routes:
+		return made(translate.ParseRoutes(b))
+	}
+	return nil, fmt.Errorf("%s are not asked for", k)
+}
+
+func made[T any](v T, err error) (any, error) { return v, err }
+
+func (s *state) put(_ Kind, name string, made any, o *outcome) (undo func(), err error) {
+	switch made := made.(type) {
+	case *translate.Cluster:
+		return s.stageCluster(name, made, o)
+	case translate.Assignment:
+		return s.stageAssignment(name, made)
+	case *translate.Listener:
+		return s.stageListener(name, made, o)
+	case *translate.Routes:
+		return s.stageRoutes(name, made, o)
+	}
+	return nil, fmt.Errorf("there is no place for a %T", made)
+}
+
+// drop makes a resource unwanted. Endpoints stay as long as a cluster is there that has them.
+func (s *state) drop(k Kind, name string, o *outcome) {
+	switch k {
+	case Clusters:
+		s.want(name, nil)
+	case Listeners:
+		_ = s.setListener(name, nil, o) // without one there is nothing to be wrong
+	case Routes:
+		s.setRoutes(name, nil)
+	}
+}
+
+// take stages a response, but for listeners that want an address that another one wants.
+func (s *state) take(k Kind, r *response, full bool) *outcome {
+	if fresh := max(0, s.room(r)-len(s.taken[k])); len(s.dirtyClusters) < fresh && k == Clusters {
+		dirty := make(map[string]bool, len(s.dirtyClusters)+fresh) // growing it one by one would take a tenth of the time
+		maps.Copy(dirty, s.dirtyClusters)
+		s.dirtyClusters = dirty
+	}
+	o := s.intake.take(k, r, full)
+	s.again(o)
+	s.conflicts(o)
+	return o
+}
+
+// missing is how many routes some listener needs that have not come.
+func (s *state) missing() int { return s.serving.missing() }
+
+// waiting is how many listeners wait for clusters or for their address.
+func (s *state) waiting() (n int) {
+	for name := range s.dirtyListeners {
+		if s.listeners[name] != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// overdue says whether what is hungry has waited for long enough, and lets it be without then.
+func (s *state) overdue(r Ref, waited time.Duration) bool {
+	w := s.clusters[r.Name]
+	if w == nil || w.Wait == 0 || waited <= w.Wait {
+		return false
+	}
+	s.starve(r.Name)
+	return true
+}
+
+// hungry are the clusters that wait for their first endpoints.
+func (s *state) hungry() map[Ref]bool {
+	var out map[Ref]bool
+	for name := range s.dirtyClusters {
+		c := s.clusters[name]
+		if c == nil || c.Discovery != translate.EDS || s.late[name] {
+			continue
+		}
+		if _, ok := s.assigned[c.Service]; !ok {
+			if out == nil {
+				out = map[Ref]bool{}
+			}
+			out[Ref{Clusters, name}] = true
+		}
+	}
+	return out
+}
+
+// starve lets a cluster be without the endpoints that it has waited for.
+func (s *state) starve(name string) {
+	s.late[name] = true
+	s.dirtyClusters[name] = true
+}
+
+// resolve takes note of the addresses of a host name, and says whether that changes anything.
+func (s *state) resolve(host string, addresses []netip.Addr) bool {
+	old, known := s.addresses[host]
+	if s.hosts[host] == nil || known && slices.Equal(old, addresses) {
+		return false
+	}
+	s.addresses[host] = addresses
+	s.touch(s.hosts[host])
+	return true
+}
+
+// outcome is what became of a response.
+type outcome struct {
+	refused   []error
+	more      int // refusals beyond those kept
+	unchanged int
+	ignored   int
+	changed   int
+	removed   int
+	warned    []*translate.Warning
+	undo      []func() // of what was staged, by resource; see reject
+	staged    map[resource]int
+}
+
+type resource struct {
+	kind Kind
+	name string
+}
+
+// maxRefused is how many refusals of one response are kept by name; a message of 64 MiB can hold millions.
+const maxRefused = 10000
+
+func (o *outcome) refuse(err error) {
+	if len(o.refused) < maxRefused {
+		o.refused = append(o.refused, err)
+	} else {
+		o.more++
+	}
+}
+
+func (s *state) stageCluster(name string, c *translate.Cluster, o *outcome) (undo func(), err error) {
+	if c.Name != name {
+		return nil, refused(Clusters, name, "name: it is %.200q", c.Name)
+	}
+	old := s.clusters[name]
+	late := s.late[name]
+	s.want(name, c)
+	o.warned = append(o.warned, c.Warnings...)
+	return func() {
+		s.want(name, old)
+		if late {
+			s.late[name] = true
+		}
+	}, nil
+}
+
+// want makes c the wanted form of a cluster; nil for none.
+func (s *state) want(name string, c *translate.Cluster) {
+	s.dirtyClusters[name] = true
+	s.serving.arrives(s.clusters[name], c)
+	var service string // whose endpoints the cluster still needs
+	if c != nil && c.Discovery == translate.EDS {
+		service = c.Service
+		if link(s.services, service, name) {
+			s.serviceChanges[service] = true
+		}
+	}
+	if c != nil {
+		for _, h := range c.Hosts {
+			if link(s.hosts, h, name) {
+				s.hostChanges[h] = true
+			}
+		}
+	}
+	if old := s.clusters[name]; old != nil {
+		if old.Discovery == translate.EDS && old.Service != service && unlink(s.services, old.Service, name) {
+			s.serviceChanges[old.Service] = true
+		}
+		for _, h := range old.Hosts {
+			if (c == nil || !slices.Contains(c.Hosts, h)) && unlink(s.hosts, h, name) {
+				s.hostChanges[h] = true
+			}
+		}
+		if c == nil || old.Service != service {
+			delete(s.late, name)
+		}
+	}
+	if c == nil {
+		delete(s.clusters, name)
+	} else {
+		s.clusters[name] = c
+	}
+}
+
+// link says whether it is the first under key.
+func link[K comparable](m map[K]map[string]bool, key K, name string) bool {
+	first := m[key] == nil
+	if first {
+		m[key] = map[string]bool{}
+	}
+	m[key][name] = true
+	return first
+}
+
+// unlink says whether nothing is left under key.
+func unlink[K comparable](m map[K]map[string]bool, key K, name string) bool {
+	delete(m[key], name)
+	if len(m[key]) > 0 {
+		return false
+	}
+	delete(m, key)
+	return true
+}
+
+func (s *state) stageAssignment(name string, a translate.Assignment) (undo func(), err error) {
+	if a.Name != name {
+		return nil, refused(Endpoints, name, "cluster_name: it is %.200q", a.Name)
+	}
+	old, had := s.assigned[name]
+	s.assigned[name] = a
+	s.touchService(name)
+	return func() {
+		if had {
+			s.assigned[name] = old
+		} else {
+			delete(s.assigned, name)
+		}
+		s.touchService(name)
+	}, nil
+}
+
+func (s *state) touch(clusters map[string]bool) {
+	for name := range clusters {
+		s.dirtyClusters[name] = true
+	}
+}
+
+// touchService is touch for the clusters that name a service: most often the one of its name, which is found sooner
+// than one looks what there is.
+func (s *state) touchService(service string) {
+	if of := s.services[service]; len(of) != 1 || !of[service] {
+		s.touch(of)
+		return
+	}
+	s.dirtyClusters[service] = true
+}
+
+func (s *state) wantListener(name string, l *mesh.Listener) {
+	s.dirtyListeners[name] = true
+	if old := s.listeners[name]; old != nil {
+		unlink(s.places, placeOf(old), name)
+	}
+	if l == nil {
+		delete(s.listeners, name)
+	} else {
+		s.listeners[name] = l
+		link(s.places, placeOf(l), name)
+	}
+}
+
+// conflicts refuses, of the listeners that a response brought, those that want an address that another one wants: what
+// was there before stays.
+func (s *state) conflicts(o *outcome) {
+	var wanted []place
+	for r := range o.staged {
+		if l := s.listeners[r.name]; r.kind == Listeners && l != nil {
+			wanted = append(wanted, placeOf(l))
+		}
+	}
+	contests[place]{
+		members: func(at place) map[string]bool { return s.places[at] },
+		staged: func(name string) bool {
+			_, ok := o.staged[resource{Listeners, name}]
+			return ok
+		},
+		reject: func(at place, name, stays string) (before place, was bool) {
+			o.refuse(&translate.Refusal{Kind: "listener", Name: name, Field: "address",
+				What: fmt.Sprintf("listener %.200q has %s %s", stays, at.protocol, at.address)})
+			s.reject(resource{Listeners, name}, o)
+			if l := s.listeners[name]; l != nil {
+				return placeOf(l), true
+			}
+			return before, false
+		},
+	}.settle(wanted)
+}
+
+// contests decide who of several has a place that they want.
+type contests[P comparable] struct {
+	members func(P) map[string]bool // who wants it
+	staged  func(name string) bool  // it came with the response at hand
+	// reject takes what was staged back, and tells what place its former form wants, if there is one.
+	reject func(at P, name, stays string) (before P, was bool)
+}
+
+// settle goes through places until each is wanted by one alone. What was there before the response stays; of two that
+// it brought, the first by name. What was rejected wants the place that it had before, which is then looked at again:
+// it counts as one that was there. Each is rejected once at most, so that this takes time by the number of them.
+func (c contests[P]) settle(places []P) {
+	for len(places) > 0 {
+		at := places[len(places)-1]
+		places = places[:len(places)-1]
+		all := c.members(at)
+		if len(all) < 2 {
+			continue
+		}
+		var old, fresh []string
+		for name := range all {
+			if c.staged(name) {
+				fresh = append(fresh, name)
+			} else {
+				old = append(old, name)
+			}
+		}
+		slices.Sort(fresh)
+		var stays string
+		if len(old) > 0 {
+			stays = slices.Min(old)
+		} else {
+			stays, fresh = fresh[0], fresh[1:]
+		}
+		for _, name := range fresh {
+			if before, was := c.reject(at, name, stays); was {
+				places = append(places, before)
+			}
+		}
+	}
+}
+
+func placeOf(l *mesh.Listener) place {
+	return place{netip.AddrPortFrom(l.Address.Addr().Unmap(), l.Address.Port()), l.Protocol}
+}
+
+// reject takes back what a response staged of a resource, and says whether it was staged.
+func (s *state) reject(r resource, o *outcome) bool {
+	i, ok := o.staged[r]
+	if !ok {
+		return false
+	}
+	o.undo[i]()
+	delete(o.staged, r)
+	o.changed--
+	return true
+}
+
+// form is a cluster as the store is to have it; ok is false as long as its endpoints are not known.
+func (s *state) form(c *translate.Cluster) (*mesh.Cluster, bool) {
+	switch c.Discovery {
+	case translate.EDS:
+		a, ok := s.assigned[c.Service]
+		if !ok && !s.late[c.Name] {
+			return nil, false
+		}
+		return c.With(a.Localities), true
+	case translate.DNS:
+		for _, h := range c.Hosts {
+			if _, ok := s.addresses[h]; !ok {
+				return nil, false
+			}
+		}
+		return c.At(func(host string) []netip.Addr { return s.addresses[host] }), true
+	case translate.Original:
+		return nil, false
+	}
+	return c.Known(), true
+}
+
+// plan is the change that brings the store as near to what is wanted as can be now.
+func (s *state) plan() mesh.Change {
+	s.guard()
+	var change mesh.Change
+	var unwanted []string // clusters
+	if n := len(s.dirtyClusters); n > 0 {
+		change.Clusters = make([]*mesh.Cluster, 0, n)
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.dirtyClusters)) {
+		c := s.clusters[name]
+		if c == nil || c.Discovery == translate.Original {
+			unwanted = append(unwanted, name)
+			continue
+		}
+		if made, ok := s.form(c); ok {
+			change.Clusters = append(change.Clusters, c.Shield(made, s.serving.guarded))
+		}
+	}
+	if len(s.dirtyListeners) > 0 {
+		s.planListeners(&change)
+	}
+	// Who names which cluster, after this change.
+	more := map[string]int{}
+	for _, l := range change.Listeners {
+		count(more, s.active.Listeners[l.Name], -1)
+		count(more, l, 1)
+	}
+	for _, name := range change.RemovedListeners {
+		count(more, s.active.Listeners[name], -1)
+	}
+	gone := func(name string) {
+		if _, there := s.active.Clusters[name]; there && !s.stored(name) && s.users[name]+more[name] == 0 {
+			change.RemovedClusters = append(change.RemovedClusters, name)
+		}
+	}
+	for _, name := range unwanted {
+		gone(name)
+	}
+	for name := range more {
+		if !s.dirtyClusters[name] {
+			gone(name)
+		}
+	}
+	slices.Sort(change.RemovedClusters)
+	return change
+}
+
+// planListeners adds the listeners that can become active, and those that go.
+func (s *state) planListeners(change *mesh.Change) {
+	fresh := make(map[string]bool, len(change.Clusters))
+	for _, c := range change.Clusters {
+		fresh[c.Name] = true
+	}
+	moving := map[string]bool{} // that leave the place they have
+	var ready []*mesh.Listener
+	for _, name := range slices.Sorted(maps.Keys(s.dirtyListeners)) {
+		l := s.listeners[name]
+		switch {
+		case l == nil:
+			if s.active.Listeners[name] != nil {
+				change.RemovedListeners = append(change.RemovedListeners, name)
+				moving[name] = true
+			}
+		case s.served(l, fresh):
+			ready = append(ready, l)
+			moving[name] = true
+		}
+	}
+	// A place that another listener has is free once that one leaves it, which it may not be able to either.
+	after := map[string][]string{} // those that wait for the place of a listener
+	var stuck []string
+	for _, l := range ready {
+		if holder, held := s.used[placeOf(l)]; held && holder != l.Name {
+			if moving[holder] {
+				after[holder] = append(after[holder], l.Name)
+			} else {
+				stuck = append(stuck, l.Name)
+			}
+		}
+	}
+	for len(stuck) > 0 {
+		name := stuck[len(stuck)-1]
+		stuck = stuck[:len(stuck)-1]
+		if moving[name] {
+			delete(moving, name)
+			stuck = append(stuck, after[name]...)
+		}
+	}
+	change.Listeners = slices.DeleteFunc(ready, func(l *mesh.Listener) bool { return !moving[l.Name] })
+}
+
+// served says whether all clusters of a listener are there.
+func (s *state) served(l *mesh.Listener, fresh map[string]bool) bool {
+	return !slices.ContainsFunc(named(l), func(name string) bool { return s.active.Clusters[name] == nil && !fresh[name] })
+}
+
+// named are the clusters that a listener names, each once.
+func named(l *mesh.Listener) (names []string) {
+	var seen map[string]bool // where there are so many that looking through them takes longer
+	add := func(c *mesh.Chain) {
+		for _, w := range c.Proxy.Clusters {
+			if len(names) == 8 && seen == nil {
+				seen = make(map[string]bool, 64)
+				for _, name := range names {
+					seen[name] = true
+				}
+			}
+			if seen[w.Name] || seen == nil && slices.Contains(names, w.Name) {
+				continue
+			}
+			names = append(names, w.Name)
+			if seen != nil {
+				seen[w.Name] = true
+			}
+		}
+	}
+	for i := range l.Chains {
+		add(&l.Chains[i])
+	}
+	if l.Default != nil {
+		add(l.Default)
+	}
+	return names
+}
+
+func count(users map[string]int, l *mesh.Listener, by int) {
+	if l == nil {
+		return
+	}
+	for _, name := range named(l) {
+		users[name] += by
+	}
+}
+
+// commit takes note that the store has made a change.
+func (s *state) commit(change mesh.Change) {
+	for _, l := range change.Listeners {
+		s.leave(l.Name)
+	}
+	for _, name := range change.RemovedListeners {
+		s.leave(name)
+	}
+	for _, l := range change.Listeners {
+		count(s.users, l, 1)
+		s.used[placeOf(l)] = l.Name
+		if s.listeners[l.Name] == l {
+			delete(s.dirtyListeners, l.Name)
+		}
+	}
+	if len(change.Clusters) == len(s.dirtyClusters) { // they are dirty, all of them
+		clear(s.dirtyClusters)
+	}
+	for _, c := range change.Clusters {
+		delete(s.dirtyClusters, c.Name)
+	}
+	s.active.Apply(change)
+	for _, name := range change.RemovedListeners {
+		delete(s.dirtyListeners, name)
+	}
+	for _, name := range change.RemovedClusters {
+		delete(s.dirtyClusters, name)
+		delete(s.users, name)
+	}
+	// What is neither wanted nor there needs no thought any more.
+	for name := range s.dirtyListeners {
+		if s.listeners[name] == nil && s.active.Listeners[name] == nil {
+			delete(s.dirtyListeners, name)
+		}
+	}
+}
+
+// leave takes note that an active listener goes, or is replaced.
+func (s *state) leave(name string) {
+	l := s.active.Listeners[name]
+	if l == nil {
+		return
+	}
+	count(s.users, l, -1)
+	if at := placeOf(l); s.used[at] == name {
+		delete(s.used, at)
+	}
+}
+
+func empty(c mesh.Change) bool {
+	return len(c.Clusters)+len(c.Listeners)+len(c.RemovedClusters)+len(c.RemovedListeners) == 0
+}
+
+// namedTries is how many resources the store may refuse by name, one after the other, before the change is halved to
+// find the others.
+const namedTries = 8
+
+// settle has the store make what can be made. What it refuses is taken back, and the rest made without it.
+func (s *state) settle(apply func(mesh.Change) error, o *outcome) error {
+	for try := 0; try < 8*namedTries; try++ {
+		change := s.plan()
+		if empty(change) {
+			break
+		}
+		err := apply(change)
+		if err == nil {
+			s.commit(change)
+			break
+		}
+		if fatal(err) {
+			return err
+		}
+		var bad []failure
+		if r, ok := blamed(change, err); ok && try < namedTries {
+			bad = []failure{{r, err}}
+		} else if bad, err = s.halve(change, apply); err != nil {
+			return err
+		}
+		progress := len(bad) == 0 // made in parts, without a refusal
+		for _, f := range bad {
+			progress = s.unwant(f.resource, o) || progress
+			o.refuse(storeRefusal(f.resource, f.err))
+		}
+		if !progress { // only removals are left, which cannot be taken back: they are tried again with what comes next
+			break
+		}
+	}
+	for name := range s.dirtyClusters {
+		if !s.stored(name) && s.active.Clusters[name] == nil {
+			delete(s.dirtyClusters, name)
+		}
+	}
+	return nil
+}
+
+// stored says whether the store is to have a cluster: it is wanted, and not one that lets connections pass.
+func (s *state) stored(name string) bool {
+	c := s.clusters[name]
+	return c != nil && c.Discovery != translate.Original
+}
+
+// sweep forgets the endpoints, routes and addresses that nobody has any more, and tells the names that came and went.
+func (s *state) sweep() (named [kinds][]string, hosts []string) {
+	for name := range s.serving.changes {
+		if s.serving.users[name] == nil {
+			s.setRoutes(name, nil)
+			s.forget(Routes, name)
+		}
+		named[Routes] = append(named[Routes], name)
+	}
+	clear(s.serving.changes)
+	for name := range s.serviceChanges {
+		if s.services[name] == nil {
+			delete(s.assigned, name)
+			s.forget(Endpoints, name)
+		}
+		named[Endpoints] = append(named[Endpoints], name)
+	}
+	for name := range s.hostChanges {
+		if s.hosts[name] == nil {
+			delete(s.addresses, name)
+		}
+		hosts = append(hosts, name)
+	}
+	clear(s.serviceChanges)
+	clear(s.hostChanges)
+	return named, hosts
+}
+
+// errEnds is for Apply where the client is to end; it is not about the change.
+var errEnds = errors.New("the client ends")
+
+func fatal(err error) bool { return errors.Is(err, errEnds) }
+
+// failure is a resource that the store does not take.
+type failure struct {
+	resource
+	err error
+}
+
+func storeRefusal(r resource, err error) error {
+	var f *fault.Error
+	if errors.As(err, &f) && f.Where == r.name {
+		text := f.What
+		if f.Err != nil {
+			text += ": " + f.Err.Error()
+		}
+		err = errors.New(text)
+	}
+	return refused(r.kind, r.name, "the data plane cannot hold it: %s", err)
+}
+
+// blamed is the resource of a change that an error is about, if it says so and there is one such.
+func blamed(change mesh.Change, err error) (r resource, ok bool) {
+	var f *fault.Error
+	if !errors.As(err, &f) || f.Where == "" {
+		return r, false
+	}
+	n := 0
+	for _, c := range change.Clusters {
+		if c.Name == f.Where {
+			r, n = resource{Clusters, c.Name}, n+1
+		}
+	}
+	for _, l := range change.Listeners {
+		if l.Name == f.Where {
+			r, n = resource{Listeners, l.Name}, n+1
+		}
+	}
+	return r, n == 1
+}
+
+// halve makes a change in parts, ever smaller where the store refuses one, until what it refuses stands alone. Clusters
+// come first; if any is refused, what depends on them is for the next plan.
+func (s *state) halve(change mesh.Change, apply func(mesh.Change) error) (bad []failure, err error) {
+	try := func(part mesh.Change) error {
+		err := apply(part)
+		if err == nil {
+			s.commit(part)
+		}
+		return err
+	}
+	if bad, err = halves(change.Clusters, func(c []*mesh.Cluster) error { return try(mesh.Change{Clusters: c}) },
+		func(c *mesh.Cluster) resource { return resource{Clusters, c.Name} }); err != nil || len(bad) > 0 {
+		return bad, err
+	}
+	// Listeners that leave come before those that take their places.
+	if len(change.RemovedListeners) > 0 {
+		if err := try(mesh.Change{RemovedListeners: change.RemovedListeners}); err != nil {
+			return []failure{{resource{Listeners, change.RemovedListeners[0]}, err}}, onlyFatal(err)
+		}
+	}
+	if bad, err = halves(change.Listeners, func(l []*mesh.Listener) error { return try(mesh.Change{Listeners: l}) },
+		func(l *mesh.Listener) resource { return resource{Listeners, l.Name} }); err != nil || len(bad) > 0 {
+		return bad, err
+	}
+	if len(change.RemovedClusters) > 0 {
+		if err := try(mesh.Change{RemovedClusters: change.RemovedClusters}); err != nil {
+			return []failure{{resource{Clusters, change.RemovedClusters[0]}, err}}, onlyFatal(err)
+		}
+	}
+	return nil, nil
+}
+
+func onlyFatal(err error) error {
+	if fatal(err) {
+		return err
+	}
+	return nil
+}
+
+func halves[T any](list []T, try func([]T) error, name func(T) resource) (bad []failure, err error) {
+	if len(list) == 0 {
+		return nil, nil
+	}
+	if err = try(list); err == nil {
+		return nil, nil
+	}
+	if fatal(err) {
+		return nil, err
+	}
+	if len(list) == 1 {
+		return []failure{{name(list[0]), err}}, nil
+	}
+	for _, half := range [][]T{list[:len(list)/2], list[len(list)/2:]} {
+		more, err := halves(half, try, name)
+		if bad = append(bad, more...); err != nil {
+			return bad, err
+		}
+	}
+	return bad, nil
+}
+
+// unwant takes back what the store refused: the form from before this response, or from before it was waiting. It says
+// whether anything changed.
+func (s *state) unwant(r resource, o *outcome) bool {
+	switch r.kind {
+	case Listeners:
+		owner := s.serving.owner(r.name)
+		if s.reject(resource{Listeners, owner}, o) {
+			return true
+		}
+		l := s.listeners[r.name]
+		if l == nil {
+			return false
+		}
+		s.forget(Listeners, owner) // so that it is tried again when it comes again
+		s.wantListener(r.name, s.active.Listeners[r.name])
+		delete(s.dirtyListeners, r.name)
+		return true
+	case Clusters:
+		c := s.clusters[r.name]
+		if c == nil {
+			return false
+		}
+		if c.Discovery == translate.EDS && s.reject(resource{Endpoints, c.Service}, o) {
+			return true
+		}
+		if s.reject(r, o) {
+			return true
+		}
+		// It waited for what came now, or an address changed. What the store has of it stays until the cluster comes
+		// again.
+		s.forget(Clusters, r.name)
+		if s.active.Clusters[r.name] == nil {
+			s.want(r.name, nil)
+		}
+		delete(s.dirtyClusters, r.name)
+		return true
+	}
+	return false
+}
+
+// maxReason bounds the text of a refusal, and maxReasons that of all of a response: a control plane takes messages of 4
+// MiB.
+const (
+	maxReason  = 2 << 10
+	maxReasons = 1 << 20
+)
+
+// reason is the text of refusals, one a line, and how many more there are.
+func reason(errs []error, more int) string {
+	var b strings.Builder
+	for i, err := range errs {
+		text := printable.Clip(err.Error(), maxReason)
+		if b.Len()+len(text) > maxReasons {
+			more += len(errs) - i
+			break
+		}
+		if i > 0 {
+			b.WriteByte('\n')
+		}
+		b.WriteString(text)
+	}
+	if more > 0 {
+		fmt.Fprintf(&b, "\nand %d more", more)
+	}
+	return b.String()
+}

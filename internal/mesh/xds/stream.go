@@ -1,0 +1,257 @@
+package xds
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	statuspb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"tare/internal/lib/pace"
+	"tare/internal/lib/printable"
+	"tare/internal/lib/version"
+)
+
+// conn is one stream and what belongs to it alone. The client's goroutine has it; two more, which end with it, read and
+// write.
+type conn struct {
+	in     chan *response
+	out    chan *request
+	ended  chan error // once, when both goroutines have ended
+	cancel context.CancelFunc
+	begun  time.Time
+	opened chan struct{} // closed once there is a stream
+	busy   atomic.Int64  // since when a request is being sent, ns by pace.Now; 0: none is
+
+	open       bool
+	queue      []*request
+	asked      [kinds]bool
+	answered   bool
+	nonces     [kinds]string
+	holds      [kinds]hold
+	subscribed [kinds]map[string]bool // what is asked for by name; deltas
+	why        atomic.Pointer[error]
+}
+
+// hold is a refusal that was sent, and the same one that waits.
+type hold struct {
+	wrong   string
+	wait    time.Duration
+	request *request
+	due     time.Time
+}
+
+// wire is a stream of one variant of the protocol.
+type wire interface {
+	send(*request) error
+	receive() (*response, error)
+}
+
+// window lets the control plane send what is usual without waiting for the client to say that it may go on.
+const window = 8 << 20
+
+// open begins a stream; opened tells when there is one, ended its end.
+func open(ctx context.Context, o *Options, sent func(*request)) *conn {
+	ctx, cancel := context.WithCancel(ctx)
+	c := &conn{in: make(chan *response), out: make(chan *request), ended: make(chan error, 1), cancel: cancel, begun: time.Now(), opened: make(chan struct{})}
+	for k := range c.subscribed {
+		c.subscribed[k] = map[string]bool{}
+	}
+	go func() {
+		err := c.run(ctx, o, sent)
+		if why := c.why.Load(); why != nil {
+			err = *why
+		}
+		c.ended <- err
+	}()
+	return c
+}
+
+func (c *conn) run(ctx context.Context, o *Options, sent func(*request)) error {
+	defer c.cancel()
+	secure := o.Credentials
+	if secure == nil {
+		secure = insecure.NewCredentials()
+	}
+	options := []grpc.DialOption{
+		grpc.WithTransportCredentials(guarded{secure}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(o.Limits.Message)),
+		grpc.WithMaxHeaderListSize(maxHeaders),
+		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window),
+		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(),
+	}
+	if !strings.HasPrefix(o.Address, "unix:") {
+		// The machine of the control plane may vanish; pings of gRPC's own are refused by servers that did not expect
+		// them.
+		dialer := &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}}
+		options = append(options, grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			return dialer.DialContext(ctx, "tcp", address)
+		}))
+	}
+	cc, err := grpc.NewClient(o.Address, options...)
+	if err != nil {
+		return fmt.Errorf("connecting to %s: %w", o.Address, said{err})
+	}
+	defer cc.Close()
+	w, err := newWire(ctx, cc, o)
+	if err != nil {
+		return fmt.Errorf("connecting to %s: %w", o.Address, said{err})
+	}
+	close(c.opened)
+	writing := make(chan error, 1)
+	go func() {
+		err := c.write(ctx, w, sent)
+		c.cancel() // so that reading ends too
+		writing <- err
+	}()
+	err = c.read(ctx, w)
+	c.cancel()
+	if also := <-writing; err == nil || errors.Is(err, context.Canceled) {
+		err = also
+	}
+	return fmt.Errorf("the stream from %s ended: %w", o.Address, said{err})
+}
+
+// maxHeaders bounds the headers and trailers of a stream, and maxSaid what is repeated of a control plane's message, in
+// bytes.
+const (
+	maxHeaders = 64 << 10
+	maxSaid    = 1 << 10
+)
+
+// said is an error with words of the control plane's, which become a part of a line.
+type said struct{ error }
+
+func (s said) Error() string { return printable.Clip(s.error.Error(), maxSaid) }
+func (s said) Unwrap() error { return s.error }
+
+// fail ends a stream for a reason of the client's own.
+func (c *conn) fail(err error) {
+	c.why.CompareAndSwap(nil, &err)
+	c.cancel()
+}
+
+func (c *conn) read(ctx context.Context, w wire) error {
+	for {
+		r, err := w.receive()
+		if err != nil {
+			return err
+		}
+		select {
+		case c.in <- r:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (c *conn) write(ctx context.Context, w wire, sent func(*request)) error {
+	for {
+		select {
+		case q := <-c.out:
+			c.busy.Store(pace.Now())
+			err := w.send(q)
+			c.busy.Store(0)
+			if err != nil {
+				return err
+			}
+			sent(q)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// patience gives a stream up that has stood still for too long.
+func (c *conn) patience(now time.Time, o *Options, never bool) {
+	var err error
+	switch since := now.Sub(c.begun); {
+	case !c.open && since > o.Timeouts.Connect:
+		err = fmt.Errorf("connecting to %s: there is no stream after %v", o.Address, o.Timeouts.Connect)
+	case never && !c.answered && since > o.Timeouts.Answer:
+		err = fmt.Errorf("%s has not answered in %v", o.Address, o.Timeouts.Answer)
+	}
+	if b := c.busy.Load(); err == nil && b != 0 && time.Duration(pace.Now()-b) > o.Timeouts.Send {
+		err = fmt.Errorf("%s has taken no request for %v", o.Address, o.Timeouts.Send)
+	}
+	if err != nil {
+		c.fail(err)
+	}
+}
+
+func newWire(ctx context.Context, cc *grpc.ClientConn, o *Options) (wire, error) {
+	node := &corev3.Node{Id: o.Node, Cluster: o.Cluster, UserAgentName: "tare",
+		UserAgentVersionType: &corev3.Node_UserAgentVersion{UserAgentVersion: version.Version}}
+	if len(o.Metadata) > 0 {
+		node.Metadata = &structpb.Struct{Fields: map[string]*structpb.Value{}}
+		for name, value := range o.Metadata {
+			node.Metadata.Fields[name] = structpb.NewStringValue(value)
+		}
+	}
+	client := discoveryv3.NewAggregatedDiscoveryServiceClient(cc)
+	if o.StateOfTheWorld {
+		s, err := client.StreamAggregatedResources(ctx, grpc.ForceCodecV2(newCodec()))
+		return &world{s, node, o.Limits.entries()}, err
+	}
+	s, err := client.DeltaAggregatedResources(ctx, grpc.ForceCodecV2(newCodec()))
+	return &delta{s, node, o.Limits.entries()}, err
+}
+
+// problem is the detail of a refusal.
+func problem(wrong string) *statuspb.Status {
+	if wrong == "" {
+		return nil
+	}
+	return &statuspb.Status{Code: int32(codes.InvalidArgument), Message: wrong}
+}
+
+// world is the state-of-the-world variant.
+type world struct {
+	stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient
+	node   *corev3.Node // for the first request
+	most   int          // resources and names of one response
+}
+
+func (w *world) send(q *request) error {
+	m := &discoveryv3.DiscoveryRequest{Node: w.node, TypeUrl: q.kind.TypeURL(), VersionInfo: q.version, ResponseNonce: q.nonce, ResourceNames: q.names, ErrorDetail: problem(q.wrong)}
+	w.node = nil
+	return w.stream.Send(m)
+}
+
+func (w *world) receive() (*response, error) { return receive(w.stream, false, w.most) }
+
+// delta is the incremental variant.
+type delta struct {
+	stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient
+	node   *corev3.Node // for the first request
+	most   int          // resources and names of one response
+}
+
+func (w *delta) send(q *request) error {
+	m := &discoveryv3.DeltaDiscoveryRequest{Node: w.node, TypeUrl: q.kind.TypeURL(), ResponseNonce: q.nonce, ErrorDetail: problem(q.wrong),
+		ResourceNamesSubscribe: q.subscribe, ResourceNamesUnsubscribe: q.unsubscribe, InitialResourceVersions: q.versions}
+	w.node = nil
+	return w.stream.Send(m)
+}
+
+func (w *delta) receive() (*response, error) { return receive(w.stream, true, w.most) }
+
+// receive waits for a response. The stream's own Recv would decode it by the generated decoder; see codec.
+func receive(stream grpc.ClientStream, delta bool, most int) (*response, error) {
+	r := &response{delta: delta, most: most}
+	if err := stream.RecvMsg(r); err != nil {
+		return nil, err
+	}
+	r.received = pace.Now()
+	return r, nil
+}

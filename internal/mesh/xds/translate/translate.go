@@ -1,0 +1,288 @@
+// Package translate makes resources of the xDS protocol (Envoy's, version 3) into the mesh's own types, as far as a
+// data plane at connection level can honour them. What cannot be honoured is a warning by resource and field where
+// connections still go to the right place, and refused where they would not; nothing is dropped in silence (docs/xds.md
+// has the tables). It is pure, and takes hostile input.
+package translate
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"tare/internal/lib/printable"
+)
+
+// Refusal is why a resource cannot be taken.
+type Refusal struct {
+	Kind  string // cluster, endpoints, listener or routes
+	Name  string // of the resource; empty where it cannot be read
+	Field string // path, such as filter_chains[1].filters[0]; empty where the resource as a whole is meant
+	What  string
+}
+
+func (r *Refusal) Error() string {
+	s := r.Kind
+	if r.Name != "" {
+		name, rest := r.Name, ""
+		if len(name) > maxName {
+			name, rest = strings.ToValidUTF8(name[:maxName], "?"), "..."
+		}
+		s += " " + strconv.Quote(name) + rest
+	}
+	if r.Field != "" {
+		s += ": " + printable.Line(r.Field)
+	}
+	return s + ": " + printable.Line(r.What)
+}
+
+// maxName bounds the name of a resource in a refusal, in bytes.
+const maxName = 256
+
+// Warning is what of a resource is taken otherwise than it says: connections go where they are to go, and something
+// beside that is not done.
+type Warning Refusal
+
+func (w *Warning) String() string { return (*Refusal)(w).Error() }
+
+// notes gathers warnings with the field that they are about.
+type notes struct {
+	field string
+	list  *[]*Warning
+}
+
+func (n notes) in(field string) notes {
+	n.field = join(n.field, field)
+	return n
+}
+
+func (n notes) item(i int) notes { return n.in("[" + strconv.Itoa(i) + "]") }
+
+func (n notes) note(format string, args ...any) {
+	*n.list = append(*n.list, &Warning{Field: n.field, What: fmt.Sprintf(format, args...)})
+}
+
+// warnings are those of a resource, each once.
+func warnings(kind, name string, list []*Warning) (out []*Warning) {
+	seen := make(map[Warning]bool, len(list))
+	for _, w := range list {
+		w.Kind, w.Name = kind, name
+		if !seen[*w] {
+			seen[*w] = true
+			out = append(out, w)
+		}
+	}
+	return out
+}
+
+func join(a, b string) string {
+	if a == "" || b == "" || b[0] == '[' {
+		return a + b
+	}
+	return a + "." + b
+}
+
+// Name reads the name of a resource, which is field 1 of all kinds, also of one that can otherwise not be
+// decoded.
+func Name(b []byte) (name string) {
+	for len(b) > 0 {
+		number, kind, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return name
+		}
+		b = b[n:]
+		if number == 1 && kind == protowire.BytesType {
+			text, n := protowire.ConsumeBytes(b)
+			if n < 0 {
+				return name
+			}
+			name, b = strings.ToValidUTF8(string(text), "?"), b[n:]
+			continue
+		}
+		if n = protowire.ConsumeFieldValue(number, kind, b); n < 0 {
+			return name
+		}
+		b = b[n:]
+	}
+	return name
+}
+
+// wrong is a problem on its way up; every level puts its field before it.
+type wrong struct{ field, what string }
+
+func (w *wrong) Error() string { return w.field + ": " + w.what }
+
+func refuse(format string, args ...any) error { return &wrong{what: fmt.Sprintf(format, args...)} }
+
+// in says of what field the problem is.
+func in(field string, err error) error {
+	var w *wrong
+	if err == nil || !errors.As(err, &w) {
+		return err
+	}
+	w.field = join(field, w.field)
+	return w
+}
+
+// item says of which element of a list the problem is.
+func item(i int, err error) error {
+	if err == nil {
+		return nil
+	}
+	return in("["+strconv.Itoa(i)+"]", err)
+}
+
+func refusal(kind, name string, err error) error {
+	r := &Refusal{Kind: kind, Name: name, What: err.Error()}
+	var w *wrong
+	if errors.As(err, &w) {
+		r.Field, r.What = w.field, w.what
+	}
+	return r
+}
+
+// decode reads a message, and refuses what is not one.
+func decode(b []byte, m proto.Message) error {
+	if err := proto.Unmarshal(b, m); err != nil {
+		return refuse("this is no %s", m.ProtoReflect().Descriptor().FullName())
+	}
+	return nil
+}
+
+// typed reads what is in an Any as m, whose type it must be: what stands for such a message has other bytes.
+func typed(a *anypb.Any, m proto.Message) error {
+	if kind := held(a); kind != string(m.ProtoReflect().Descriptor().FullName()) {
+		return refuse("%s is not supported", clip(kind))
+	}
+	return decode(a.GetValue(), m)
+}
+
+// held is the name of the message in an Any.
+func held(a *anypb.Any) string { return last(a.GetTypeUrl()) }
+
+func last(url string) string { return url[strings.LastIndexByte(url, '/')+1:] }
+
+// typeOf is the name of the message in an Any, and of what stands for a message that the sender has no type of.
+func typeOf(a *anypb.Any) string {
+	kind := held(a)
+	if kind == "udpa.type.v1.TypedStruct" || kind == "xds.type.v3.TypedStruct" {
+		return last(Name(a.GetValue())) // its field 1 is the type's URL
+	}
+	return kind
+}
+
+// only refuses a message in which a field is set that is not among those named, or that this version does not know.
+func only(m proto.Message, fields ...protoreflect.Name) error {
+	var bad error
+	r := m.ProtoReflect()
+	r.Range(func(f protoreflect.FieldDescriptor, _ protoreflect.Value) bool {
+		if !slices.Contains(fields, f.Name()) {
+			bad = in(string(f.Name()), refuse("is not supported"))
+		}
+		return bad == nil
+	})
+	if unknown := r.GetUnknown(); bad == nil && len(unknown) > 0 {
+		number, _, _ := protowire.ConsumeTag(unknown)
+		bad = refuse("field number %d is not known", number)
+	}
+	return bad
+}
+
+// place is a socket address as an IP address and a port.
+func place(a *corev3.Address) (netip.AddrPort, corev3.SocketAddress_Protocol, error) {
+	host, port, protocol, err := hostPort(a)
+	if err != nil {
+		return netip.AddrPort{}, 0, err
+	}
+	ip, err := parseIP(host)
+	if err != nil {
+		return netip.AddrPort{}, 0, in("socket_address", in("address", err))
+	}
+	return netip.AddrPortFrom(ip, port), protocol, nil
+}
+
+// hostPort is a socket address whose host may be a name.
+func hostPort(a *corev3.Address) (host string, port uint16, protocol corev3.SocketAddress_Protocol, err error) {
+	if err := only(a, "socket_address"); err != nil {
+		return "", 0, 0, err
+	}
+	s := a.GetSocketAddress()
+	if s == nil {
+		return "", 0, 0, in("socket_address", refuse("is missing"))
+	}
+	if err := only(s, "protocol", "address", "port_value"); err != nil {
+		return "", 0, 0, in("socket_address", err)
+	}
+	if p := s.GetProtocol(); p != corev3.SocketAddress_TCP && p != corev3.SocketAddress_UDP {
+		return "", 0, 0, in("socket_address", in("protocol", refuse("%d is not supported", p)))
+	}
+	if p := s.GetPortValue(); p == 0 || p > 65535 {
+		return "", 0, 0, in("socket_address", in("port_value", refuse("must be 1 to 65535, not %d", p)))
+	}
+	return s.GetAddress(), uint16(s.GetPortValue()), s.GetProtocol(), nil
+}
+
+// parseIP reads an IP address, in the one form that all stores use: without zone, and IPv4 as such.
+func parseIP(s string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(s)
+	if err != nil || a.Zone() != "" {
+		return netip.Addr{}, refuse("%q is no IP address", clip(s))
+	}
+	return a.Unmap(), nil
+}
+
+// cidr is a range of addresses.
+func cidr(r *corev3.CidrRange) (netip.Prefix, error) {
+	if err := only(r, "address_prefix", "prefix_len"); err != nil {
+		return netip.Prefix{}, err
+	}
+	a, err := netip.ParseAddr(r.GetAddressPrefix())
+	if err != nil || a.Zone() != "" {
+		return netip.Prefix{}, in("address_prefix", refuse("%q is no IP address", clip(r.GetAddressPrefix())))
+	}
+	n := int64(r.GetPrefixLen().GetValue()) // not given: 0, as in Envoy
+	if a.Is4In6() && n >= 96 {
+		a, n = a.Unmap(), n-96
+	}
+	if n > int64(a.BitLen()) {
+		return netip.Prefix{}, in("prefix_len", refuse("must be at most %d, not %d", a.BitLen(), n))
+	}
+	return netip.PrefixFrom(a, int(n)).Masked(), nil
+}
+
+func cidrs(list []*corev3.CidrRange) (out []netip.Prefix, err error) {
+	for i, r := range list {
+		p, err := cidr(r)
+		if err != nil {
+			return nil, item(i, err)
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// duration reads a duration that is not negative.
+func duration(d *durationpb.Duration) (time.Duration, error) {
+	if d == nil {
+		return 0, nil
+	}
+	if d.CheckValid() != nil || d.GetSeconds() < 0 || d.GetNanos() < 0 || d.GetSeconds() > int64(time.Duration(1<<63-1)/time.Second)-1 {
+		return 0, refuse("%ds %dns is no duration that can be waited", d.GetSeconds(), d.GetNanos())
+	}
+	return d.AsDuration(), nil
+}
+
+// clip keeps what others chose from filling a message.
+func clip(s string) string {
+	return printable.Clip(s, 100)
+}

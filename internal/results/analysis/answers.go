@@ -1,0 +1,574 @@
+package analysis
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/stats"
+)
+
+// family is a way to answer that goes with some metrics. What an experiment is called plays no part, so a spec of one's
+// own is answered in the words of the built-in one that measures the same.
+type family struct {
+	speaks func(*table) bool // whether the run has what it speaks of
+	answer func(*Summary, *table) []Answer
+
+	// general says that it leaves the answer to what is more specific: it speaks only where no family before it did.
+	general bool
+}
+
+// families are all but the generic words, the most specific first. Several may speak of one run: a tracer that is
+// weighed while a probe waits for a CPU is answered by what it lost, and by whether the machine stays usable.
+var families = []family{
+	{speaks: has("events_lost"), answer: traceAnswers},
+	{
+		speaks: both(
+			both(has("limit_cpus"), either(has("limited_share"), has("limited_cpu_seconds_per_connection"))),
+			either(subjectHas("bpf_cpus"), subjectHas("limited_bpf_cpus"))),
+		answer: limitAnswers,
+	},
+	{speaks: both(has("sched_delay_max_seconds"), subjectHas("bpf_cpu_share")), answer: stressAnswers},
+	{speaks: either(either(has("push_usable_seconds"), has("push_usable_p50_seconds")), has("push_seconds")), answer: pushAnswers},
+	{speaks: has("wrong_connect_share", "failed_connect_share"), answer: consistencyAnswers},
+	{speaks: both(compared, has("flush_seconds")), answer: flushAnswers},
+	{speaks: both(compared, has("lookup_seconds")), answer: scaleAnswers},
+	{speaks: has("map_bytes", "map_after_bytes"), answer: memoryAnswers},
+	{speaks: hasLadder, answer: ladderAnswers},
+	{speaks: both(compared, connectsOnly), answer: pathAnswers, general: true},
+	{speaks: has("map_bytes", "map_by_program_bytes"), answer: memoryAnswers, general: true},
+	{speaks: both(both(free, full), subjectHas("bpf_cpu_share")), answer: saturationAnswers, general: true},
+}
+
+// has is true of a run whose trials have all of some metrics.
+func has(metrics ...string) func(*table) bool {
+	return func(t *table) bool {
+		return !slices.ContainsFunc(metrics, func(name string) bool { return !t.has[name] })
+	}
+}
+
+func both(a, b func(*table) bool) func(*table) bool {
+	return func(t *table) bool { return a(t) && b(t) }
+}
+
+func either(a, b func(*table) bool) func(*table) bool {
+	return func(t *table) bool { return a(t) || b(t) }
+}
+
+// subjectHas is true of a run in which some subject has a metric that is not 0.
+func subjectHas(metric string) func(*table) bool {
+	return func(t *table) bool {
+		for _, arm := range t.subjects() {
+			for _, at := range t.levels {
+				if slices.ContainsFunc(t.column(at, arm, metric), func(v float64) bool { return v != 0 }) {
+					return true
+				}
+			}
+		}
+		return false
+	}
+}
+
+// compared is true of a run whose baseline is a subject, too.
+func compared(t *table) bool { return t.baseline != "" }
+
+// free is true of a run whose answers speak of what only loads show that are as fast as they can be. Records of Tare
+// before 0.2 do not say what answers speak of, and a closed loop tells.
+func free(t *table) bool {
+	if len(t.headlines) == 0 {
+		return t.closed
+	}
+	return slices.ContainsFunc(t.headlines, func(name string) bool { return t.has[name] && t.defined.Of(name).Free })
+}
+
+// fullPart is the part of the machine's CPUs from which on it is called full.
+const fullPart = 0.9
+
+// full is true of a run in which subjects leave nothing of the machine: its CPUs are busy at every level.
+func full(t *table) bool {
+	found := false
+	for _, at := range t.levels {
+		for _, arm := range t.subjects() {
+			busy := t.column(at, arm, "cpu_busy_share")
+			if len(busy) == 0 {
+				continue
+			}
+			if found = true; stats.Median(busy).Value < fullPart {
+				return false
+			}
+		}
+	}
+	return found
+}
+
+// connectsOnly is true of a run whose loads make connections and no requests over them.
+func connectsOnly(t *table) bool {
+	return has("bpf_seconds_per_connection", "connect_p50_seconds")(t) && !t.has["latency_p50_seconds"]
+}
+
+// Find is the estimate of one metric of one arm as a whole at one level; nil where there is none that may be quoted.
+func (s *Summary) Find(metric, arm string, level map[string]string) *Estimate {
+	for i := range s.Estimates {
+		e := &s.Estimates[i]
+		if e.Metric == metric && e.Arm == arm && e.Component == "" && e.Withheld == "" && maps.Equal(e.Factors, level) {
+			return e
+		}
+	}
+	return nil
+}
+
+// Visible is the smallest difference in a metric that the A/A twins let the run see at one level.
+func (s *Summary) Visible(metric string, level map[string]string) (float64, bool) {
+	for _, m := range s.MDE {
+		if m.Metric == metric && maps.Equal(m.Factors, level) {
+			return m.Value, true
+		}
+	}
+	return 0, false
+}
+
+// VisibleIn is the smallest difference that can be seen in the arm of an estimate, or what the twins show where the arm
+// has no interval of its own.
+func (s *Summary) VisibleIn(e *Estimate) (float64, bool) {
+	if d := e.Difference; d != nil && d.SmallestVisible != nil {
+		return *d.SmallestVisible, true
+	}
+	if e.Component != "" {
+		return 0, false // what the twins show is of the arm as a whole
+	}
+	return s.Visible(e.Metric, e.Factors)
+}
+
+// ArmName is what people call an arm: the baseline by its subject, where it has one.
+func (s *Summary) ArmName(arm string) string {
+	switch {
+	case s.Baseline == "":
+	case arm == record.Direct:
+		return s.Baseline + " (baseline)"
+	case arm == record.AA:
+		return s.Baseline + " (again)"
+	}
+	return arm
+}
+
+// answer says in words what the run shows. Every sentence rests on estimates, which are named as evidence.
+func (s *Summary) answer(run record.Run, t *table) {
+	if !s.Valid {
+		s.Answers = append(s.Answers, Answer{
+			Question: s.Question, Answer: "No answer: the run is invalid. " + strings.Join(s.InvalidReasons, ". ") + ".",
+		})
+		return
+	}
+	var all []Answer
+	for _, f := range families {
+		if f.speaks(t) && !(f.general && len(all) > 0) {
+			all = append(all, f.answer(s, t)...)
+		}
+	}
+	var missing []Answer
+	if len(all) > 0 {
+		missing = s.missingAnswers(run, t)
+	} else {
+		all = s.genericAnswers(run, t) // which say what is missing of each arm at its level
+	}
+	for i := range all {
+		all[i].Answer = s.partly() + all[i].Answer
+	}
+	for _, a := range append(all, missing...) {
+		a.Question = s.Question
+		s.Answers = append(s.Answers, a)
+	}
+}
+
+// genericAnswers say what each arm adds, at each level.
+func (s *Summary) genericAnswers(run record.Run, t *table) (all []Answer) {
+	arms := askedArms(run, t)
+	if slices.Contains(arms, record.Direct) {
+		arms = []string{record.AA} // a run of the baseline alone is about its noise
+	}
+	for _, arm := range arms {
+		for _, at := range outermost(s.everyLevel(run, t)) {
+			p := &prose{s: s, arm: arm, at: at}
+			p.cost(t)
+			p.latency(t)
+			p.throughput()
+			p.memory(t)
+			p.stated(t)
+			p.others(t)
+			p.missing(run, t)
+			if len(p.clauses) > 0 {
+				p.end()
+			} else {
+				p.endUnresolved()
+			}
+			p.sums(t)
+			p.lines()
+			if lacks := t.lacks[arm]; lacks != "" && len(p.text) > 0 {
+				p.add("It is not the same service: %s.", lacks)
+			}
+			p.endUnresolved()
+			if len(p.text) > 0 {
+				all = append(all, p.answer())
+			}
+		}
+	}
+	return all
+}
+
+// outermost are the first and the last level of a sweep of more than three numbers: what is between is in the tables.
+func outermost(levels []factors) []factors {
+	for _, at := range levels {
+		for _, level := range at {
+			if _, is := LevelNumber(level); !is || len(at) > 1 {
+				return levels
+			}
+		}
+	}
+	if len(levels) <= 3 {
+		return levels
+	}
+	return []factors{levels[0], levels[len(levels)-1]}
+}
+
+// partly is how an answer from a partial run begins.
+func (s *Summary) partly() string {
+	if !s.Partial {
+		return ""
+	}
+	return fmt.Sprintf("From a partial run (%d of %d trials): ", s.Trials.Done, s.Trials.Planned)
+}
+
+// subjects are the arms beside the baseline and its twin.
+func (t *table) subjects() []string {
+	return withoutBaseline(t.arms)
+}
+
+// cost speaks of the time that each unit of work costs: of each kind of time once, by the metric that is defined
+// first, for per connection and per request say the same twice.
+func (p *prose) cost(t *table) {
+	var costs []*Estimate
+	for i := range p.s.Estimates {
+		if e := &p.s.Estimates[i]; p.has(e) && t.defined.Of(e.Metric).What != "" {
+			costs = append(costs, e)
+		}
+	}
+	slices.SortStableFunc(costs, func(a, b *Estimate) int {
+		return cmp.Or(t.defined.Compare(a.Metric, b.Metric), cmp.Compare(t.order[a.Metric], t.order[b.Metric]))
+	})
+	said := map[string]bool{}
+	for _, e := range costs {
+		d := t.defined.Of(e.Metric)
+		if said[d.What] {
+			continue
+		}
+		said[d.What] = true
+		if e.Value == 0 && p.baseIsZero(e) && (e.Hi != nil && *e.Hi == 0 || t.none(e)) {
+			continue // neither has any of it, as where no eBPF program was ever loaded
+		}
+		if by := e.Difference; by != nil && p.unresolved(e) && (by.Lo != nil || len(p.clauses) > 0) {
+			p.leave(e, d.What+" per "+d.Per)
+			continue
+		}
+		text := p.adds(e, d.What+" per "+d.Per)
+		if d.Rank == metric.RankBPF && p.baseIsZero(e) {
+			text += p.loadsPart(slices.Sorted(maps.Keys(t.loads)))
+		}
+		p.clause(e, text)
+	}
+}
+
+// none reports whether an arm and its baseline had nothing of a metric in any block.
+func (t *table) none(e *Estimate) bool {
+	for _, arm := range []string{e.Arm, record.Direct} {
+		if slices.ContainsFunc(t.column(e.Factors, arm, e.Metric), func(v float64) bool { return v != 0 }) {
+			return false
+		}
+	}
+	return true
+}
+
+// has reports whether an estimate is of this arm as a whole at this level, and may be quoted.
+func (p *prose) has(e *Estimate) bool {
+	return e.Arm == p.arm && e.Component == "" && e.Withheld == "" && maps.Equal(e.Factors, p.at)
+}
+
+// loadsPart says how much of the arm's eBPF time ran in the control groups of the loads, by their name. It is a part of
+// all that the arm ran, so it says nothing of a difference to a baseline that runs programs, too.
+func (p *prose) loadsPart(loads []string) string {
+	share := p.peek("bpf_client_share")
+	if share == nil || len(loads) == 0 {
+		return ""
+	}
+	p.rest(share.Metric, share.Arm)
+	where := "loads' cgroups"
+	if len(loads) == 1 {
+		where = loads[0] + "'s cgroup"
+	}
+	return fmt.Sprintf(", %.0f %% of it in the %s", 100*share.Value, where)
+}
+
+// adds words a cost: "adds 3.1 us [2.8, 3.4] of kernel time per connection".
+func (p *prose) adds(e *Estimate, what string) string {
+	d := e.Difference
+	switch {
+	case d == nil:
+		return "takes " + written(e.Value, e.Lo, e.Hi, e.Unit) + " of " + what
+	case len(p.clauses) > 0 || d.Lo != nil && !d.Resolved: // it is the same in both
+		return p.standing(what + " " + p.moved(e))
+	case d.Value < 0:
+		return "saves " + size(d, e.Unit) + " of " + what
+	}
+	return "adds " + size(d, e.Unit) + " of " + what
+}
+
+// latency speaks of quantiles: "p50 is 9 us [5, 13] higher". A difference of quantiles is not what one request gains or
+// loses. Where the machine stood still too often, it speaks of the requests that no stall touched, and says so.
+func (p *prose) latency(t *table) {
+	share, running := p.s.whileRunning(p.at)
+	while := ""
+	if running {
+		while = " while the machine was running"
+	}
+	for _, d := range t.defined.Quantiles(load.Latency) {
+		if !d.Headline {
+			continue
+		}
+		name, spoken := quantileName(d.Quantile), d.Name
+		if running {
+			spoken = d.Instead
+		}
+		if e := p.peek(spoken); e != nil && e.Difference != nil {
+			p.difference(e, name+while)
+			continue
+		}
+		if all := p.peek(d.Name); running && len(p.clauses) > 0 && all != nil && all.Difference != nil {
+			p.clauses = append(p.clauses, fmt.Sprintf("%s%s cannot be told: the machine's stalls touched %s of the requests",
+				name, while, quantity.Rough(share, quantity.Part)))
+		}
+	}
+}
+
+// quantileName is what people call a quantile: p99.9.
+func quantileName(q float64) string { return fmt.Sprintf("p%.6g", 100*q) }
+
+func (p *prose) throughput() {
+	// At a fixed rate the throughput is what was asked for; a difference says something only where it is resolved.
+	if e := p.peek("throughput_per_second"); e != nil && e.Difference != nil && e.Difference.Resolved {
+		p.clause(e, p.standing("throughput "+p.moved(e)))
+	}
+}
+
+// memories are the kinds of memory that answers speak of.
+var memories = []struct{ metric, of, name string }{
+	{"memory_hard_bytes", "hard memory", "hard memory"}, {"map_bytes", "maps", "memory in maps"},
+}
+
+// memory speaks of what the arm holds where the baseline holds nothing, and else of how much more or less that is.
+func (p *prose) memory(t *table) {
+	for _, m := range memories {
+		e := p.peek(m.metric)
+		switch {
+		case e == nil || e.Value == 0 && p.baseIsZero(e) || p.statedInstead(t, m.metric):
+		case p.baseIsZero(e):
+			p.clause(e, p.opening("holds ", "")+said(e)+" of "+m.of+p.perUnit(e))
+		case e.Difference != nil:
+			p.difference(e, m.name)
+		}
+	}
+}
+
+// statedInstead reports whether a metric of the same family tells it in words of its own.
+func (p *prose) statedInstead(t *table, metric string) bool {
+	return slices.ContainsFunc(t.stated, func(name string) bool {
+		return name != metric && t.defined.FamilyOf(name) == t.defined.FamilyOf(metric) && p.peek(name) != nil
+	})
+}
+
+// stated are the metrics that answers speak of in words of the metrics' own, in the order in which they are shown.
+func stated(run record.Run) (names []string) {
+	defined := run.Defined()
+	for _, d := range run.Metrics {
+		asked := d.Headline && headline(run, d.Name) || slices.Contains(run.Headline, d.Name)
+		if d.Clause != "" && asked && !slices.Contains(names, d.Name) {
+			names = append(names, d.Name)
+		}
+	}
+	slices.SortStableFunc(names, defined.Compare)
+	return names
+}
+
+// stated speaks of what the arm has of metrics with words of their own: "uses 0.04 CPUs [0.03, 0.05]". Where the
+// baseline has some of it as well, the difference follows.
+func (p *prose) stated(t *table) {
+	spoken := 0
+	for _, name := range t.stated {
+		e := p.peek(name)
+		if e == nil || slices.Contains(p.evidence, e.Metric+" "+e.Arm) || e.Value == 0 && p.baseIsZero(e) {
+			continue
+		}
+		text := strings.Replace(t.defined.Of(name).Clause, "{}", said(e), 1)
+		goesOn := strings.HasPrefix(text, "of which ")
+		if !goesOn {
+			if p.pause(spoken == 0); spoken == perSentence {
+				p.pause(true)
+				spoken = 0
+			}
+			spoken++
+		}
+		p.own++
+		switch d := e.Difference; {
+		case d == nil || p.baseIsZero(e):
+		case p.unresolved(e) && strings.HasPrefix(p.visible(e), smallestVisible):
+			text += ", no resolved difference" + p.visible(e)
+		case p.unresolved(e):
+			p.leave(e, "the difference in "+quantity.Label(name))
+		default:
+			text += ", which " + p.moved(e)
+		}
+		if text += p.perUnit(e); goesOn {
+			p.goOn(e, text)
+		} else {
+			p.clause(e, text)
+		}
+	}
+	p.pause(spoken > 0)
+}
+
+// perUnit is what each further unit of a swept factor adds, where that is a line and the level is the last: ", 4.3 MB
+// [4.2, 4.4] per unit of count".
+func (p *prose) perUnit(e *Estimate) string {
+	for _, m := range p.s.Models {
+		if m.Metric == e.Metric && m.Arm == e.Arm {
+			if text := p.line(m, e.Unit); text != "" {
+				return ", " + text
+			}
+		}
+	}
+	return ""
+}
+
+// material is the part of the fixed part that a line must come to over its range to be worth a clause.
+const material = 0.01
+
+// line is a model as a clause at the last level of its factor: "0.01 CPUs and 0.12 CPUs per 1,000 requests/s". It is
+// empty at other levels, where the model is no line, and where its slope may be none or comes to next to nothing.
+func (p *prose) line(m Model, unit string) string {
+	if !m.Linear || len(m.Terms) != 2 || len(p.at) != 1 {
+		return ""
+	}
+	x := m.Terms[1]
+	at, is := LevelNumber(p.at[x.Name])
+	if !is || at < m.ValidRange[x.Name][1] || x.Lo == nil || x.Hi == nil || *x.Lo <= 0 && *x.Hi >= 0 {
+		return ""
+	}
+	r := m.ValidRange[x.Name]
+	if grown := math.Abs(x.Value) * (r[1] - r[0]); grown < material*math.Abs(m.Terms[0].Value) {
+		return "" // resolved, and of no weight
+	}
+	if many, what := p.s.thousands(x.Name, r[1]); many > 0 {
+		return fmt.Sprintf("%s and %s per %s %s", term(m.Terms[0], unit), term(x.times(many), unit),
+			quantity.Thousands(int(many)), what)
+	}
+	return term(x, unit) + " per unit of " + FactorName(x.Name)
+}
+
+// thousands is in how many units at once people think of a factor with levels of thousands, and what they are, by how
+// its levels read in sentences: of "at {} requests/s", 1000 and "requests/s". It is 0 of other factors.
+func (s *Summary) thousands(factor string, largest float64) (many float64, what string) {
+	const thousand = 1000
+	for _, p := range s.Phrases {
+		if _, unit, ok := strings.Cut(p.Words[""], "{} "); p.Factor == factor && ok && largest >= thousand {
+			return thousand, unit
+		}
+	}
+	return 0, ""
+}
+
+// times is a slope by so many units at once.
+func (x Term) times(n float64) Term {
+	scaled := func(v *float64) *float64 {
+		if v == nil {
+			return nil
+		}
+		return new(*v * n)
+	}
+	x.Value, x.Lo, x.Hi = x.Value*n, scaled(x.Lo), scaled(x.Hi)
+	return x
+}
+
+// atMost is how many resolved differences a sentence names beside those that every sentence speaks of.
+const atMost = 3
+
+// others names the resolved differences that no clause has spoken of, the largest in proportion first, one of each
+// family of metrics. How late the generator was is a check of the run and no result.
+func (p *prose) others(t *table) {
+	if p.own >= perSentence {
+		return // they say what the run is about; the tables have the rest
+	}
+	type found struct {
+		e    *Estimate
+		text string
+		by   float64 // part of the larger of the two values
+	}
+	spoken := map[string]bool{}
+	for _, named := range p.evidence {
+		name, _, _ := strings.Cut(named, " ")
+		spoken[t.defined.FamilyOf(name)] = true
+	}
+	var all []found
+	for i := range p.s.Estimates {
+		e := &p.s.Estimates[i]
+		if !p.has(e) || e.Rank == metric.RankGenerator || p.toldByAnother(t, e.Metric) {
+			continue
+		}
+		if spoken[t.defined.FamilyOf(e.Metric)] || t.defined.Of(e.Metric).Clause != "" {
+			continue // it is spoken of in its own words, or not at all
+		}
+		if base := p.base(e); base != nil && e.Difference != nil && e.Difference.Resolved {
+			size := max(math.Abs(e.Value), math.Abs(base.Value))
+			all = append(all, found{e, p.moved(e), math.Abs(e.Difference.Value) / size})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b found) int {
+		return cmp.Or(cmp.Compare(b.by, a.by), cmp.Compare(partFirst(a.e), partFirst(b.e)), cmp.Compare(a.e.Metric, b.e.Metric))
+	})
+	named := 0
+	for _, f := range all {
+		if named == atMost {
+			break
+		}
+		family := t.defined.FamilyOf(f.e.Metric)
+		if spoken[family] {
+			continue
+		}
+		spoken[family] = true
+		named++
+		label := quantity.Label(f.e.Metric)
+		p.clause(f.e, p.standing(label+" "+f.text))
+	}
+}
+
+// toldByAnother reports whether answers at this level leave a metric to another: of what no stall touched they speak
+// where stalls touched too much, and else of all.
+func (p *prose) toldByAnother(t *table, name string) bool {
+	d := t.defined.Of(name)
+	if _, running := p.s.whileRunning(p.at); !running {
+		return d.Undisturbed
+	}
+	return d.Instead != "" && p.peek(d.Instead) != nil
+}
+
+// partFirst ranks a part of a whole before the same as a count: it says more by itself.
+func partFirst(e *Estimate) int {
+	if e.Unit == quantity.Part {
+		return 0
+	}
+	return 1
+}

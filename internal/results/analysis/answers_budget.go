@@ -1,0 +1,143 @@
+package analysis
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
+)
+
+// sums adds up what the arm adds to metrics that have parts, after the sentences that speak of the arm: "A request
+// takes 181 us of the machine's CPU time, and 60 us in the baseline; paired by block, the difference is +121 us:
+// proxy.client 61 us, proxy.server 58 us, applications +2 us ..." The parts are paired differences, so the difference
+// of the whole is one as well: that of the two medians is another number, without an interval. A part that the
+// subject's components have is given by them.
+func (p *prose) sums(t *table) {
+	if len(p.text) == 0 {
+		return
+	}
+	for _, name := range t.metrics {
+		if d := t.defined.Of(name); d.Sum != "" {
+			p.sum(t, d)
+		}
+	}
+}
+
+func (p *prose) sum(t *table, d metric.Definition) {
+	whole, base := p.peek(d.Name), p.s.Find(d.Name, record.Direct, p.at)
+	if whole == nil || base == nil || whole.Difference == nil {
+		return
+	}
+	var parts []string
+	for _, name := range t.partsOf(d.Name) {
+		of, e := t.defined.Of(name), p.peek(name)
+		if e == nil || e.Difference == nil {
+			return // the others would be taken for all
+		}
+		p.rest(name, p.arm)
+		if components := p.components(name); len(components) > 0 {
+			parts = append(parts, components...)
+		} else if e.Value != 0 || !p.baseIsZero(e) {
+			parts = append(parts, of.Part+" "+signed(e.Difference, e.Unit))
+		}
+	}
+	p.rest(d.Name, p.arm)
+	p.rest(d.Name, record.Direct)
+	verdict := ""
+	if !whole.Difference.Resolved {
+		verdict = " (not resolved)"
+	}
+	p.add("%s, and %s in the baseline; paired by block, the difference is %s%s: %s.",
+		Capital(strings.Replace(d.Sum, "{}", said(whole), 1)), said(base), signed(whole.Difference, whole.Unit), verdict,
+		strings.Join(parts, ", "))
+}
+
+// growing are the metrics of which lines speaks, beside memories.
+var growing = []struct{ metric, name string }{{"subject_cpu_seconds_per_request", "CPU time of a request"}}
+
+// lines say what each component of the subject adds to its memory and to a request's CPU time with the factor that is
+// swept, after the sentences that speak of the arm: "Hard memory by component: proxy.client 9.1 MB and 26 MB per 1,000
+// connections."
+func (p *prose) lines() {
+	if len(p.text) == 0 {
+		return
+	}
+	for _, kind := range memories {
+		p.componentLines(kind.metric, kind.name)
+	}
+	for _, kind := range growing {
+		p.componentLines(kind.metric, kind.name)
+	}
+}
+
+// componentLines says in which line each component grows. Of one that grows in no line it is the mean slope; one that
+// may not grow at all is not named.
+func (p *prose) componentLines(metric, name string) {
+	var all []string
+	for _, m := range p.s.ComponentModels {
+		if m.Metric != metric || m.Arm != p.arm || len(m.Terms) != 2 || m.Terms[1].Lo == nil || *m.Terms[1].Lo <= 0 {
+			continue
+		}
+		straight := m
+		straight.Linear = true
+		text := p.line(straight, m.Terms[0].Unit)
+		if text == "" {
+			continue
+		}
+		if !m.Linear {
+			_, slope, fixed := strings.Cut(text, " and ")
+			if !fixed {
+				slope = text
+			}
+			text = slope + " on average, in no line"
+		}
+		all = append(all, m.Component+" "+text)
+	}
+	if len(all) > 0 {
+		slices.Sort(all)
+		p.rest(metric, p.arm)
+		p.add("%s by component: %s.", Capital(name), strings.Join(all, ", "))
+	}
+}
+
+// partsOf are the metrics that are the parts of one, in the order in which they are defined.
+func (t *table) partsOf(whole string) (names []string) {
+	for name, d := range t.defined {
+		if d.PartOf == whole {
+			names = append(names, name)
+		}
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		return cmp.Or(cmp.Compare(t.order[a], t.order[b]), strings.Compare(a, b))
+	})
+	return names
+}
+
+// components are a metric of each component of the subject, by name: the difference where the baseline has it as well.
+func (p *prose) components(metric string) (all []string) {
+	for i := range p.s.Estimates {
+		e := &p.s.Estimates[i]
+		if e.Metric != metric || e.Arm != p.arm || e.Component == "" || e.Withheld != "" || !maps.Equal(e.Factors, p.at) {
+			continue
+		}
+		text := said(e)
+		if e.Difference != nil {
+			text = signed(e.Difference, e.Unit)
+		}
+		all = append(all, e.Component+" "+text)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// signed is a difference with its sign: "+2 us [1, 3]".
+func signed(d *Difference, unit string) string {
+	if d.Lo == nil || d.Hi == nil {
+		return quantity.DeltaValue(d.Value, unit)
+	}
+	return quantity.Delta(d.Value, *d.Lo, *d.Hi, unit)
+}

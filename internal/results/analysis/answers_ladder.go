@@ -1,0 +1,101 @@
+package analysis
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
+)
+
+// hasLadder is true of a run with metrics that are rungs of a ladder, whose subjects tell nothing else that answers
+// speak of.
+func hasLadder(t *table) bool {
+	return slices.ContainsFunc(t.stated, func(name string) bool { return t.defined.Of(name).Ladder != "" && t.has[name] })
+}
+
+// ladderAnswers say of each arm how many steps of the ladder are longer or shorter than in the baseline, and which are
+// the least and the most so. All steps are in a table.
+func ladderAnswers(s *Summary, t *table) (all []Answer) {
+	for _, arm := range t.subjects() {
+		for _, at := range t.levels {
+			p := &prose{s: s, arm: arm, at: at}
+			var ladders []string
+			rungs := map[string][]metric.Definition{}
+			for _, name := range t.stated {
+				d := t.defined.Of(name)
+				if e := p.peek(name); d.Ladder == "" || e == nil || e.Difference == nil || e.Ratio == nil || p.base(e) == nil {
+					continue
+				}
+				if rungs[d.Ladder] == nil {
+					ladders = append(ladders, d.Ladder)
+				}
+				rungs[d.Ladder] = append(rungs[d.Ladder], d)
+			}
+			for _, ladder := range ladders {
+				p.ladder(ladder, rungs[ladder])
+			}
+			if len(p.text) > 0 {
+				all = append(all, p.answer())
+			}
+		}
+	}
+	return all
+}
+
+// ladder speaks of one ladder.
+func (p *prose) ladder(name string, rungs []metric.Definition) {
+	var longer, shorter, open []metric.Definition
+	for _, d := range rungs {
+		switch diff := p.peek(d.Name).Difference; {
+		case diff.Lo != nil && !diff.Resolved:
+			open = append(open, d)
+		case diff.Value < 0:
+			shorter = append(shorter, d)
+		default:
+			longer = append(longer, d)
+		}
+	}
+	begin := p.where() + p.arm + ": "
+	of := func(n int) string { return fmt.Sprintf("%d of %d %s", n, len(rungs), name) }
+	if len(longer)+len(shorter) == 0 {
+		d := open[0]
+		p.add("%snone of %d %s differs by what this run can see: %s takes %s.", begin, len(rungs), name, d.Rung, p.rung(d))
+		return
+	}
+	for _, some := range []struct {
+		rungs []metric.Definition
+		what  string
+	}{{longer, "longer"}, {shorter, "less"}} {
+		if len(some.rungs) == 0 {
+			continue
+		}
+		ratio := func(d metric.Definition) float64 { return p.peek(d.Name).Ratio.Value }
+		slices.SortStableFunc(some.rungs, func(a, b metric.Definition) int { return cmp.Compare(ratio(a), ratio(b)) })
+		least, most := some.rungs[0], some.rungs[len(some.rungs)-1]
+		times := func(d metric.Definition) string {
+			return fmt.Sprintf("%s (%s)", p.rung(d), timesOf(p.peek(d.Name).Ratio))
+		}
+		text := fmt.Sprintf("%s takes %s: %s, %s", of(1), some.what, most.Rung, times(most))
+		if n := len(some.rungs); n > 1 {
+			text = fmt.Sprintf("%s take %s, from %s, %s, to %s, %s", of(n), some.what, least.Rung, times(least), most.Rung,
+				times(most))
+		}
+		p.add("%s%s.", begin, text)
+		begin = ""
+	}
+	if len(open) > 0 {
+		var names []string
+		for _, d := range open {
+			names = append(names, d.Rung)
+			p.rest(d.Name, p.arm)
+		}
+		p.add("Not resolved: %s.", join(names))
+	}
+}
+
+// rung is what a step takes, and what it takes in the baseline.
+func (p *prose) rung(d metric.Definition) string {
+	return fmt.Sprintf("%s instead of %s", p.say(d.Name), p.sayOf(d.Name, record.Direct))
+}

@@ -1,0 +1,595 @@
+package analysis
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"tare/internal/experiment/assertion"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/stats"
+)
+
+// Verdict is the result of one assertion: that of its checks of which the least can be said for it.
+type Verdict struct {
+	Assertion string  `json:"assertion"`
+	Result    Result  `json:"result"`
+	Checks    []Check `json:"checks"` // by level and arm
+}
+
+// Result is whether an assertion holds.
+type Result string
+
+// The results. An assertion that is undecided neither holds nor fails: the interval contains its bound, or what it is
+// of was not measured.
+const (
+	Holds     Result = "holds"
+	Fails     Result = "fails"
+	Undecided Result = "undecided"
+)
+
+// Check is one assertion of one arm at one level. Value and its interval are of what the bound is of: the metric, its
+// difference to the baseline, or the change from the baseline as a part of it. They are null where there is none; an
+// assertion with == has no interval, for it is of every trial.
+type Check struct {
+	Metric     string            `json:"metric"`
+	Arm        string            `json:"arm"`
+	Component  string            `json:"component,omitempty"`
+	Factors    map[string]string `json:"factors"`
+	Result     Result            `json:"result"`
+	Against    assertion.Against `json:"against"` // value, difference or change
+	Unit       string            `json:"unit"`    // of Value and Bound; a change is a part
+	Bound      float64           `json:"bound"`
+	Value      *float64          `json:"value"`
+	Lo         *float64          `json:"lo"`
+	Hi         *float64          `json:"hi"`
+	Confidence float64           `json:"confidence,omitempty"`
+	N          int               `json:"n"`                      // blocks, or trials of ==
+	Lost       int               `json:"lost,omitempty"`         // further blocks without a value, taken at their worst
+	Why        string            `json:"why,omitempty"`          // it is undecided, or what to know of it
+	Blocks     int               `json:"blocks,omitempty"`       // in all, that would decide it in 8 of 10 runs, if the value and the noise stay; without an interval, the least that can
+	Seconds    float64           `json:"more_seconds,omitempty"` // that the further ones would take
+}
+
+// Result is that of all assertions together: Fails where one fails, else Undecided where one is. It is Holds where
+// there are none.
+func (s *Summary) Result() Result {
+	results := make([]Result, len(s.Verdicts))
+	for i, v := range s.Verdicts {
+		results[i] = v.Result
+	}
+	return worst(results)
+}
+
+func worst(results []Result) Result {
+	for _, r := range []Result{Fails, Undecided} {
+		if slices.Contains(results, r) {
+			return r
+		}
+	}
+	return Holds
+}
+
+// Decided reports whether a run that goes on until its assertions are decided may end, and what is undecided otherwise.
+// It may only at the looks of stats.MayDecide, whose number the confidence of the intervals pays for.
+func Decided(run record.Run, trials []record.Trial) (bool, string, error) {
+	if !stats.MayDecide(run.Blocks) {
+		return false, "", nil
+	}
+	s, err := Summarize(run, trials)
+	if err != nil {
+		return false, "", err
+	}
+	var open []string
+	for _, v := range s.Verdicts {
+		if v.Result == Undecided {
+			open = append(open, v.Assertion)
+		}
+	}
+	if len(open) == 0 {
+		return true, "", nil
+	}
+	return false, "undecided: " + strings.Join(open, ", "), nil
+}
+
+// asserter holds a run against its assertions.
+type asserter struct {
+	*Summary
+	run        record.Run
+	trials     []record.Trial
+	whole      *table
+	components map[string]*table
+	places     []place // of the plan
+	confidence float64
+	perBlock   float64 // seconds that a block takes
+	learned    map[learned]stats.Dependence
+	bursts     map[string]float64   // of the counts of a metric, by its name
+	levels     map[levelMetric]bool // whether a level has a metric at all
+}
+
+// levelMetric is a metric of a component, or of the whole, at a level.
+type levelMetric struct{ component, metric, level string }
+
+// learned is what the dependence between blocks is known of.
+type learned struct {
+	component, metric string
+	against           assertion.Against
+}
+
+// assert adds the verdicts.
+func (s *Summary) assert(run record.Run, trials []record.Trial, t *table) error {
+	switch n := len(run.Assert); {
+	case n == 0:
+		return nil
+	case n > assertion.Most:
+		return fmt.Errorf("run %q has %d assertions, and %d are allowed", run.ID, n, assertion.Most)
+	}
+	a := asserter{
+		Summary: s, run: run, trials: trials, whole: t, components: map[string]*table{}, places: allPlaces(run, trials),
+		confidence: stats.Confidence, perBlock: secondsPerBlock(trials), learned: map[learned]stats.Dependence{},
+		bursts: map[string]float64{}, levels: map[levelMetric]bool{},
+	}
+	if run.Open() {
+		// It was, or may have been, ended by a look at this.
+		a.confidence = stats.SequentialConfidence
+	}
+	var all []assertion.Assertion
+	checks := 0
+	for _, text := range run.Assert {
+		asserted, err := assertion.Parse(text)
+		if err != nil {
+			return fmt.Errorf("the assertion %q of run %q %w", text, run.ID, err)
+		}
+		all = append(all, asserted)
+		if checks += len(a.concerned(asserted)); checks > assertion.MostChecks {
+			return fmt.Errorf("the assertions of run %q are of %d arms and levels or more, and %d are allowed", run.ID, checks,
+				assertion.MostChecks)
+		}
+	}
+	for _, asserted := range all {
+		s.Verdicts = append(s.Verdicts, a.verdict(asserted))
+	}
+	if run.Open() {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("the run goes on until its assertions are decided, so verdicts rest on "+
+			"intervals of %.1f %% at each look; the other intervals of what was asserted cover less than they say",
+			100*a.confidence))
+	}
+	return nil
+}
+
+// secondsPerBlock is how long a block takes; 0 where that is not known.
+func secondsPerBlock(trials []record.Trial) float64 {
+	blocks := map[int]bool{}
+	for _, t := range trials {
+		blocks[t.Block] = true
+	}
+	if len(trials) == 0 {
+		return 0
+	}
+	return max(0, trials[len(trials)-1].Ended.Sub(trials[0].Started).Seconds()) / float64(len(blocks))
+}
+
+// allPlaces are the arms at the levels of the plan, by level.
+func allPlaces(run record.Run, trials []record.Trial) []place {
+	planned := slices.Clone(run.Plan)
+	for _, t := range trials { // of a record without a plan
+		planned = append(planned, t.PlannedTrial)
+	}
+	all := placesOf(planned)
+	slices.SortStableFunc(all, func(x, y place) int {
+		return cmp.Or(compareFactors(x.at, y.at), CompareArms(x.arm, y.arm))
+	})
+	return all
+}
+
+// concerned are the places where an assertion is checked: every level and arm that it names, or that it leaves open.
+// The baseline is never what an assertion on a difference leaves open.
+func (a *asserter) concerned(of assertion.Assertion) []place {
+	arms := askedArms(a.run, a.whole)
+	if of.Against != assertion.Value || len(a.run.Absent) > 0 {
+		arms = withoutBaseline(arms)
+	}
+	if of.Arm != "" {
+		arms = []string{of.Arm}
+	}
+	return slices.DeleteFunc(slices.Clone(a.places), func(p place) bool {
+		return !slices.Contains(arms, p.arm) || !contains(p.at, of.Level)
+	})
+}
+
+// contains reports whether a level has what is asked for of it; numbers may be written otherwise.
+func contains(at factors, asked map[string]string) bool {
+	for name, level := range asked {
+		has, is := at[name]
+		x, okX := LevelNumber(has)
+		y, okY := LevelNumber(level)
+		if !is || has != level && !(okX && okY && x == y) {
+			return false
+		}
+	}
+	return true
+}
+
+// verdict holds the run against one assertion.
+func (a *asserter) verdict(of assertion.Assertion) Verdict {
+	v := Verdict{Assertion: of.String(), Checks: []Check{}}
+	t := a.tableOf(of.Component)
+	var results []Result
+	for _, p := range a.concerned(of) {
+		key := levelMetric{of.Component, of.Metric, p.at.key()}
+		concerns, known := a.levels[key]
+		if !known {
+			concerns = a.concerns(t, of, p.at)
+			a.levels[key] = concerns
+		}
+		if !concerns {
+			continue
+		}
+		c := a.check(t, of, p)
+		v.Checks, results = append(v.Checks, c), append(results, c.Result)
+	}
+	for _, arm := range slices.Sorted(maps.Keys(a.run.Absent)) {
+		if of.Arm == "" || of.Arm == arm {
+			c := a.newCheck(t, of, place{arm, factors{}})
+			c.Why = "the arm did not run: " + a.run.Absent[arm]
+			v.Checks, results = append(v.Checks, c), append(results, c.Result)
+		}
+	}
+	if v.Result = worst(results); len(v.Checks) == 0 {
+		v.Result = Undecided
+	}
+	return v
+}
+
+func (a *asserter) tableOf(component string) *table {
+	if component == "" {
+		return a.whole
+	}
+	if a.components[component] == nil {
+		a.components[component] = componentTable(component, a.run, a.trials, &Summary{})
+	}
+	return a.components[component]
+}
+
+// concerns reports whether a metric is one of a level at all: some arm has it there, or lost it, or had too few samples
+// for it, or has nothing there. Where the levels of a factor are different loads, each has metrics of its own.
+func (a *asserter) concerns(t *table, of assertion.Assertion, at factors) bool {
+	if !t.has[of.Metric] {
+		return true // nowhere: that is said of every level
+	}
+	told, level := false, at.key()
+	for place, outcomes := range t.outcomes {
+		if place.level != level {
+			continue
+		}
+		for _, o := range outcomes {
+			if _, has := o.fates[of.Metric]; has {
+				return true
+			}
+			told = told || len(o.fates) > 0
+		}
+	}
+	if d := t.defined.Of(of.Metric); d.Quantile != 0 {
+		for _, trial := range a.trials {
+			if maps.Equal(trial.Factors, at) && len(encodedOf(trial, d.Histogram)) > 0 {
+				return true
+			}
+		}
+	}
+	return !told
+}
+
+func (a *asserter) newCheck(t *table, of assertion.Assertion, p place) Check {
+	c := Check{
+		Metric: of.Metric, Arm: p.arm, Component: of.Component, Factors: p.at, Result: Undecided, Against: of.Against,
+		Unit: t.defined.Of(of.Metric).Unit, Bound: of.Bound,
+	}
+	if of.Against == assertion.Change {
+		c.Unit = quantity.Part
+	}
+	return c
+}
+
+// check holds an arm at a level against an assertion.
+func (a *asserter) check(t *table, of assertion.Assertion, p place) Check {
+	c := a.newCheck(t, of, p)
+	key := pool{p.at.key(), p.arm, of.Metric}
+	if of.Op == assertion.Equal {
+		a.exact(t, of, p, &c)
+		return c
+	}
+	lost := t.losses(key)
+	if n := len(t.outcomes[levelArm{key.level, key.arm}]); len(lost) > 0 && float64(len(lost)) > invalidLimit(a.run.Spec)*float64(n) {
+		m := t.missing(key, p.at, lost)
+		c.Why = fmt.Sprintf("%d of %d trials were lost: %s", m.Lost, m.Trials, m.because())
+		return c
+	}
+	hold := a.measured
+	if t.pools[key] != nil {
+		hold = a.pooled
+	}
+	hold(t, of, p, &c)
+	// An arm like the baseline keeps a bound on the difference that 0 keeps, and breaks any other. The A/A twin is such
+	// an arm: where it is found to be otherwise too, the machine was not steady, and nothing is said of the arm.
+	expected := Holds
+	if !of.Keeps(0) {
+		expected = Fails
+	}
+	if of.Against == assertion.Value || c.Result == Undecided || c.Result == expected || p.arm == record.AA {
+		return c
+	}
+	twin := a.newCheck(t, of, place{record.AA, p.at})
+	if hold(t, of, place{record.AA, p.at}, &twin); twin.Result == c.Result {
+		c.Result, c.Why = Undecided, "the A/A twin, which is the baseline again, shows the same: the machine was not steady"
+	}
+	return c
+}
+
+// exact holds each trial against a bound with ==. That it fails was seen; that it holds is said of what was seen alone.
+func (a *asserter) exact(t *table, of assertion.Assertion, p place, c *Check) {
+	values := t.column(p.at, p.arm, of.Metric)
+	c.N = len(values)
+	broken := 0
+	for _, v := range values {
+		if !of.Keeps(v) {
+			broken++
+			if c.Value == nil || math.Abs(v-of.Bound) > math.Abs(*c.Value-of.Bound) {
+				c.Value = &v
+			}
+		}
+	}
+	_, c.Lost = t.lost(of.Metric, p)
+	switch {
+	case broken > 0:
+		c.Result, c.Why = Fails, fmt.Sprintf("broken in %d of %s", broken, quantity.Counted(c.N, "trial"))
+	case c.N > 0 && c.Lost > 0:
+		c.Value, c.Why = &of.Bound, fmt.Sprintf("kept in all %d trials with a value; the %s without one could have broken it",
+			c.N, blocks(c.Lost))
+	case c.N < stats.MinBlocks:
+		c.tooFew(stats.MinBlocks, a.perBlock)
+	default:
+		c.Result, c.Value = Holds, &of.Bound
+		c.Why = fmt.Sprintf("kept in all %d trials; at 95 %% confidence, fewer than %s of such trials break it", c.N,
+			quantity.Rough(stats.NoneBound(c.N), quantity.Part))
+	}
+}
+
+// pooled holds a part of counts, which are added up over trials, against a bound.
+func (a *asserter) pooled(t *table, of assertion.Assertion, p place, c *Check) {
+	if of.Against == assertion.Change { // which no spec and no command line can ask for
+		c.Why = "a part that is pooled over trials has no change in per cent"
+		return
+	}
+	bursts, known := a.bursts[of.Metric] // counts are of the whole: components have none
+	if !known {
+		var all []stats.Share
+		for key, counts := range t.pools {
+			if key.metric == of.Metric {
+				all = append(all, stats.ClusteredShareAt(byBlock(counts), math.Inf(1), a.confidence))
+			}
+		}
+		bursts = stats.Bursts(all...)
+		a.bursts[of.Metric] = bursts
+	}
+	// Lost trials are taken to have none, or all, of as many samples as the others have.
+	_, lost := t.lost(of.Metric, p)
+	estimate := func(part float64, lost int) stats.Estimate {
+		mine := byBlock(t.pools[pool{p.at.key(), p.arm, of.Metric}])
+		samples := 0
+		for _, n := range mine {
+			samples += n.Of
+		}
+		for range lost {
+			each := samples / max(len(mine)-lost, 1)
+			mine = append(mine, stats.Count{In: int(part * float64(each)), Of: each})
+		}
+		share := a.share(mine, bursts)
+		e := stats.Estimate{Value: share.Value, Lo: share.Lo, Hi: share.Hi, HasInterval: share.HasInterval, N: share.Trials}
+		if of.Against != assertion.Value {
+			e = stats.ShareDifference(a.share(byBlock(t.pools[pool{p.at.key(), record.Direct, of.Metric}]), bursts), share)
+		}
+		e.HasInterval = e.HasInterval && samples >= minPooled && share.Trials >= stats.MinBlocksAt(a.confidence)
+		e.Confidence = a.confidence
+		return e
+	}
+	e := estimate(0, 0)
+	a.decide(of, e, min(e.Lo, estimate(0, lost).Lo), max(e.Hi, estimate(1, lost).Hi), lost, c)
+}
+
+// share is a share with its interval. Where there is none of it, or all is of it, the interval has one end, which then
+// has half of what the confidence leaves, as each end of others has.
+func (a *asserter) share(counts []stats.Count, bursts float64) stats.Share {
+	s := stats.ClusteredShareAt(counts, bursts, a.confidence)
+	if s.In == 0 || s.In == s.Samples {
+		s = stats.ClusteredShareAt(counts, bursts, (1+a.confidence)/2)
+	}
+	return s
+}
+
+// measured holds a value of each trial against a bound: the median of the arm, or the pseudo-median of its differences
+// to the baseline, or of its changes from it, within blocks.
+func (a *asserter) measured(t *table, of assertion.Assertion, p place, c *Check) {
+	if of.Against == assertion.Value {
+		e, lo, hi, lost := a.median(t, of.Metric, p)
+		a.decide(of, e, lo, hi, lost, c)
+		return
+	}
+	e, lo, hi, lost, ok := a.compared(t, of, p)
+	if !ok {
+		c.N, c.Why = e.N, "a change from the baseline is not known where a value is 0"
+		return
+	}
+	a.decide(of, e, lo, hi, lost, c)
+	if c.Result != Undecided {
+		a.lag(t, of, p, e.Value, c)
+	}
+}
+
+// lag leaves a check of latency undecided where the load generator's lag may differ between the arms by more than a
+// tenth of the distance to the bound.
+func (a *asserter) lag(t *table, of assertion.Assertion, p place, value float64, c *Check) {
+	pairs := t.lagPairs(p.at, p.arm, of.Metric)
+	if len(pairs) == 0 {
+		return
+	}
+	away := math.Abs(value - of.Bound)
+	if of.Against == assertion.Change {
+		away *= stats.Median(t.column(p.at, record.Direct, of.Metric)).Value
+	}
+	if apart, _ := stats.FarEnd(pairs, a.run.Seed); apart > lagPart*away {
+		c.Result, c.Why = Undecided, fmt.Sprintf("%s: it may be %s apart between the arms, over a tenth of the distance to "+
+			"the bound", LagReason, quantity.Rough(apart, quantity.Seconds))
+	}
+}
+
+// lost are the blocks in which the value of an arm stands in the worst case, and how many are lost. As with pairs, a
+// block that all arms lost to others counts as one that was not run.
+func (t *table) lost(metric string, p place) (stand []int, lost int) {
+	stand, lost, whole := t.lostBlocks(p.at, p.arm, metric, false)
+	return stand, lost - whole
+}
+
+// median is the median of an arm, with the interval in which it lies whatever the blocks without a value would have
+// been.
+func (a *asserter) median(t *table, metric string, p place) (e stats.Estimate, lo, hi float64, lost int) {
+	e = stats.MedianAt(t.column(p.at, p.arm, metric), a.confidence)
+	stand, lost := t.lost(metric, p)
+	if lost == 0 || !e.HasInterval {
+		return e, e.Lo, e.Hi, lost
+	}
+	with := func(v float64) stats.Estimate {
+		xs := slices.Repeat([]float64{v}, lost)
+		for _, block := range stand {
+			xs = append(xs, t.cells[cell{p.at.key(), p.arm, block}].metrics[metric])
+		}
+		return stats.MedianAt(xs, a.confidence)
+	}
+	return e, with(math.Inf(-1)).Lo, with(math.Inf(1)).Hi, lost
+}
+
+// compared is an arm beside its baseline: the difference, or the change from it, with the interval in which it lies
+// whatever the blocks without a value would have been. It is false where there is no change, for a value is not above
+// 0.
+func (a *asserter) compared(t *table, of assertion.Assertion, p place) (e stats.Estimate, lo, hi float64, lost int,
+	ok bool,
+) {
+	made := stats.Differences
+	back := func(v float64) float64 { return v }
+	if of.Against == assertion.Change {
+		made = func(pairs []stats.Pair) []float64 { logs, _ := stats.LogRatios(pairs); return logs }
+		back = math.Expm1
+	}
+	pairs := t.pairs(p.at, p.arm, of.Metric)
+	xs := made(pairs)
+	if len(xs) < len(pairs) {
+		return stats.Estimate{N: len(pairs)}, 0, 0, 0, false
+	}
+	known := learned{of.Component, of.Metric, of.Against}
+	dependence, has := a.learned[known]
+	if !has {
+		dependence = t.dependence(of.Metric, made)
+		a.learned[known] = dependence
+	}
+	stand, lost, whole := t.lostPairs(p.at, p.arm, of.Metric)
+	lost -= whole
+	e, lo, hi = dependence.At(xs, 0, a.confidence, a.run.Seed)
+	if lost > 0 && e.HasInterval {
+		_, lo, hi = dependence.At(made(t.pairsOf(p.at, p.arm, of.Metric, stand)), lost, a.confidence, a.run.Seed)
+	}
+	e.Value, e.Lo, e.Hi = back(e.Value), back(e.Lo), back(e.Hi)
+	return e, back(lo), back(hi), lost, true
+}
+
+// decide says on which side of the bound all of an interval lies. lo and hi are its ends where lost blocks are taken at
+// their worst.
+func (a *asserter) decide(of assertion.Assertion, e stats.Estimate, lo, hi float64, lost int, c *Check) {
+	if c.N = e.N; e.N > 0 {
+		c.Value = finite(e.Value)
+	}
+	if !e.HasInterval {
+		least := stats.MinBlocksAt(a.confidence)
+		if a.run.Open() {
+			least = max(least, stats.FirstLook)
+		}
+		c.tooFew(least, a.perBlock)
+		return
+	}
+	c.Lo, c.Hi, c.Confidence, c.Lost = finite(e.Lo), finite(e.Hi), e.Confidence, lost
+	best, worst, half := lo, hi, e.Hi-e.Value
+	if !of.Op.Upper() {
+		best, worst, half = hi, lo, e.Value-e.Lo
+	}
+	if !of.Keeps(e.Value) {
+		half = e.Hi - e.Lo - half
+	}
+	switch {
+	case of.Keeps(worst):
+		c.Result = Holds
+	case !of.Keeps(best):
+		c.Result = Fails
+	default:
+		if c.Why = "its interval contains the bound"; e.Lo > of.Bound || e.Hi < of.Bound {
+			c.Why = fmt.Sprintf("the %s without a value could change the verdict", blocks(lost))
+		}
+		if n, ok := stats.BlocksToDecide(e.N, half, math.Abs(e.Value-of.Bound)); ok && lost == 0 {
+			c.need(n, a.perBlock)
+		}
+	}
+}
+
+// need says how many blocks it would take.
+func (c *Check) need(blocks int, perBlock float64) {
+	c.Blocks, c.Seconds = blocks, math.Round(float64(max(blocks-c.N, 0))*perBlock)
+}
+
+// tooFew says that there are too few blocks for a verdict, and how many it takes at least.
+func (c *Check) tooFew(least int, perBlock float64) {
+	if c.Why = "it was not measured"; c.N > 0 {
+		c.Why = "too few: " + blocks(c.N)
+		c.need(max(least, c.N+1), perBlock)
+	}
+}
+
+// Seen words what a check has seen: "+2.1 % [+0.8, +3.5]".
+func (c *Check) Seen() string {
+	switch {
+	case c.Value == nil:
+		return "-"
+	case c.Lo != nil && c.Hi != nil && c.Against == assertion.Value:
+		return quantity.Interval(*c.Value, *c.Lo, *c.Hi, c.Unit)
+	case c.Lo != nil && c.Hi != nil:
+		return quantity.Delta(*c.Value, *c.Lo, *c.Hi, c.Unit)
+	case c.Against != assertion.Value:
+		return quantity.DeltaValue(*c.Value, c.Unit)
+	}
+	return quantity.Value(*c.Value, c.Unit)
+}
+
+// Place words which arm at which level a check is of: "proxy client, at rate 1000".
+func (s *Summary) Place(c *Check) string {
+	text := strings.TrimSpace(s.ArmName(c.Arm) + " " + c.Component)
+	if len(c.Factors) > 0 {
+		text += ", " + s.At(c.Factors)
+	}
+	return text
+}
+
+// Advice says what would decide an undecided check; empty where nothing is known to.
+func (c *Check) Advice() string {
+	if c.Result != Undecided || c.Blocks == 0 {
+		return ""
+	}
+	text := fmt.Sprintf("about %d blocks would decide it", c.Blocks)
+	if c.Lo == nil {
+		text = fmt.Sprintf("at least %d blocks are needed", c.Blocks)
+	}
+	if c.Seconds > 0 {
+		text += fmt.Sprintf(" (%s more)", quantity.Wait(time.Duration(c.Seconds*float64(time.Second))))
+	}
+	return text
+}

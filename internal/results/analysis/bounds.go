@@ -1,0 +1,179 @@
+package analysis
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"tare/internal/experiment/assertion"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/stats"
+)
+
+// What a summary may cost is bounded, for trials can come from anybody. Beyond these the metrics that matter least are
+// left out of it. docs/formats.md states them.
+const (
+	// maxEstimates is how many estimates there may be: metrics by arm, level and component.
+	maxEstimates = 30_000
+	// maxWork bounds the work of intervals that are found by resampling, which grows with the square of the blocks. It
+	// is in pairs of blocks; one takes about 5 us.
+	maxWork = 40_000_000
+	// maxUndefined is how many metrics that the run does not define are looked at, and maxComponents how many components.
+	maxUndefined  = 2000
+	maxComponents = 100
+)
+
+// bounded are the trials without the metrics that would take a summary beyond its bounds, and how many these are. Those
+// that answers speak of and those with a budget are the last to go. Trials that are within the bounds are given back as
+// they are.
+func bounded(run record.Run, trials []record.Trial) (kept []record.Trial, left int) {
+	names, components, unnamed := namesIn(run, trials)
+	id := map[string]int{}
+	for i, name := range names {
+		id[name] = i
+	}
+	places := map[levelArm]int{}
+	counts := map[[2]int]int{}               // trials by metric and place
+	of := make([]map[string]int, len(names)) // trials by component
+	for _, t := range trials {
+		at := levelArm{factors(t.Factors).key(), t.Arm}
+		place, seen := places[at]
+		if !seen {
+			place = len(places)
+			places[at] = place
+		}
+		for name := range t.Metrics {
+			if i, has := id[name]; has {
+				counts[[2]int{i, place}]++
+			}
+		}
+		for name := range t.Counts {
+			if i, has := id[name]; has {
+				counts[[2]int{i, place}]++
+			}
+		}
+		for component, values := range t.Components {
+			if !slices.Contains(components, component) {
+				continue
+			}
+			for name := range values {
+				if i, has := id[name]; has {
+					if of[i] == nil {
+						of[i] = map[string]int{}
+					}
+					of[i][component]++
+				}
+			}
+		}
+	}
+	estimates, work := make([]int, len(names)), make([]int, len(names))
+	for key, n := range counts {
+		estimates[key[0]]++
+		work[key[0]] += stats.Resampled(n)
+	}
+	for i, byComponent := range of {
+		for _, n := range byComponent {
+			cells := min(n, len(places))
+			estimates[i] += cells
+			work[i] += cells * stats.Resampled(n/cells)
+		}
+	}
+	keep := map[string]bool{}
+	allEstimates, allWork := 0, 0
+	for i, name := range names {
+		if allEstimates+estimates[i] > maxEstimates || allWork+work[i] > maxWork {
+			continue
+		}
+		allEstimates, allWork = allEstimates+estimates[i], allWork+work[i]
+		keep[name] = true
+	}
+	if left = len(names) - len(keep) + unnamed; left == 0 {
+		return trials, 0
+	}
+	kept = slices.Clone(trials)
+	for i := range kept {
+		t := &kept[i]
+		t.Metrics, t.Counts = only(keep, t.Metrics), only(keep, t.Counts)
+		all := map[string]map[string]float64{}
+		for component, values := range t.Components {
+			if slices.Contains(components, component) {
+				all[component] = only(keep, values)
+			}
+		}
+		t.Components = all
+	}
+	return kept, left
+}
+
+// namesIn are the metrics that trials have, those first that are the last to be left out, and their components. Of what
+// the run does not define, and of components, there are only so many; unnamed is how many others there are at least.
+func namesIn(run record.Run, trials []record.Trial) (names, components []string, unnamed int) {
+	order := map[string]int{}
+	add := func(name string) {
+		if _, has := order[name]; !has {
+			order[name] = len(order)
+		}
+	}
+	for _, name := range run.Headline[:min(len(run.Headline), record.MaxMetrics)] {
+		add(name)
+	}
+	for _, text := range run.Assert[:min(len(run.Assert), assertion.Most)] {
+		if a, err := assertion.Parse(text); err == nil {
+			add(a.Metric)
+		}
+	}
+	for _, d := range run.Metrics {
+		add(d.Name)
+	}
+	found, others, parts := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	see := func(name string) {
+		switch _, defined := order[name]; {
+		case defined:
+			found[name] = true
+		case others[name]:
+		case len(others) < maxUndefined:
+			others[name] = true
+		default:
+			unnamed = 1 // how many names there are is not worth their memory
+		}
+	}
+	for _, t := range trials {
+		for _, name := range slices.Sorted(maps.Keys(t.Metrics)) {
+			see(name)
+		}
+		for _, name := range slices.Sorted(maps.Keys(t.Counts)) {
+			see(name)
+		}
+		for _, component := range slices.Sorted(maps.Keys(t.Components)) {
+			if !parts[component] && len(parts) == maxComponents {
+				unnamed = 1
+				continue
+			}
+			parts[component] = true
+			for _, name := range slices.Sorted(maps.Keys(t.Components[component])) {
+				see(name)
+			}
+		}
+	}
+	names = slices.SortedFunc(maps.Keys(found), func(a, b string) int { return order[a] - order[b] })
+	return append(names, slices.Sorted(maps.Keys(others))...), slices.Sorted(maps.Keys(parts)), unnamed
+}
+
+// only are the entries of a map that are kept.
+func only[V any](keep map[string]bool, of map[string]V) map[string]V {
+	m := map[string]V{}
+	for name, v := range of {
+		if keep[name] {
+			m[name] = v
+		}
+	}
+	return m
+}
+
+// warnOfBounds says that metrics were left out.
+func (s *Summary) warnOfBounds(left int) {
+	if left > 0 {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("at least %d metrics or components are left out: there is more than a summary may hold "+
+			"(%d estimates, and a bounded amount of resampling)", left, maxEstimates))
+	}
+}

@@ -1,0 +1,155 @@
+package analysis
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/stats"
+)
+
+// ForecastPart is the size of the difference, as a part of the baseline's value, that forecasts are of.
+const ForecastPart = 0.05
+
+// mostForecast is the most blocks of which answers speak; tables have more.
+const mostForecast = 1000
+
+// Forecast is how many blocks would resolve a difference of some size in 8 of 10 runs, if the noise stays as it is.
+type Forecast struct {
+	Part    float64 `json:"part"`         // of the baseline's value
+	Blocks  int     `json:"blocks"`       // in all
+	Seconds float64 `json:"more_seconds"` // that the further ones would take
+}
+
+// String words it: "40 blocks, 5 min more".
+func (f Forecast) String() string {
+	text := quantity.Thousands(f.Blocks) + " blocks"
+	if f.Seconds > 0 {
+		text += ", " + quantity.Wait(time.Duration(f.Seconds*float64(time.Second))) + " more"
+	}
+	return text
+}
+
+// Size is the size of the difference in words: "5 %".
+func (f Forecast) Size() string { return fmt.Sprintf("%g %%", 100*f.Part) }
+
+// forecast adds to differences that noise left unresolved how many blocks it would take to see a small one. Where one
+// of that size would be seen already, there is nothing to add.
+func (s *Summary) forecast(trials []record.Trial) {
+	type key struct{ metric, arm, component, level string }
+	keyOf := func(e *Estimate, arm string) key {
+		return key{e.Metric, arm, e.Component, factors(e.Factors).key()}
+	}
+	known := map[key]*Estimate{}
+	for i := range s.Estimates {
+		known[keyOf(&s.Estimates[i], s.Estimates[i].Arm)] = &s.Estimates[i]
+	}
+	perBlock := secondsPerBlock(trials)
+	for i := range s.Estimates {
+		e := &s.Estimates[i]
+		d, base := e.Difference, known[keyOf(e, record.Direct)]
+		if d == nil || base == nil || d.Resolved || d.Lo == nil || e.Arm == record.AA || !byNoise(d) || e.Withheld != "" {
+			continue
+		}
+		half := d.half()
+		if twin := known[keyOf(e, record.AA)]; twin != nil && twin.Difference != nil && twin.Difference.Lo != nil {
+			half = max(half, twin.Difference.half())
+		}
+		n, ok := stats.BlocksToResolve(d.N, half, ForecastPart*math.Abs(base.Value))
+		if ok && n > d.N {
+			d.ToResolve = &Forecast{
+				Part: ForecastPart, Blocks: n, Seconds: math.Round(float64(n-d.N) * perBlock),
+			}
+		}
+	}
+}
+
+// half is the larger half of a difference's interval, which it must have.
+func (d *Difference) half() float64 { return max(d.Value-*d.Lo, *d.Hi-d.Value) }
+
+// byNoise is true of differences that more blocks would resolve, if they are there.
+func byNoise(d *Difference) bool {
+	return d.SmallestVisible != nil && !strings.HasPrefix(d.Unresolved, LagReason) && !strings.HasPrefix(d.Unresolved, LossReason)
+}
+
+// undecided is a difference of which an answer only says that it is not resolved.
+type undecided struct {
+	label string
+	e     *Estimate
+}
+
+// leave keeps a difference that is not resolved for the end of the answer: what was found comes first.
+func (p *prose) leave(e *Estimate, label string) {
+	p.open = append(p.open, undecided{label, e})
+	p.rest(e.Metric, e.Arm)
+}
+
+// difference adds a clause on a difference, or leaves it to the end where it is not resolved.
+func (p *prose) difference(e *Estimate, label string) {
+	if p.unresolved(e) {
+		p.leave(e, label)
+		return
+	}
+	p.clause(e, p.standing(label+" "+p.moved(e)))
+}
+
+// unresolved reports whether the difference of an estimate says nothing.
+func (p *prose) unresolved(e *Estimate) bool {
+	d := e.Difference
+	return !d.Resolved && !(d.Lo != nil && *d.Lo == 0 && *d.Hi == 0)
+}
+
+// endUnresolved names the differences that are not resolved, those with one reason together, and says what would
+// resolve them.
+// Where nothing was found before, it is the answer.
+func (p *prose) endUnresolved() {
+	if len(p.open) == 0 {
+		return
+	}
+	var reasons []string
+	of := map[string][]string{} // labels by reason
+	worst, forecasts := undecided{}, 0
+	for _, u := range p.open {
+		reason, label := p.visible(u.e), u.label
+		if strings.HasPrefix(reason, smallestVisible) { // another one for each
+			reason, label = "", label+reason
+		}
+		if of[reason] == nil {
+			reasons = append(reasons, reason)
+		}
+		of[reason] = append(of[reason], label)
+		if f := u.e.Difference.ToResolve; f != nil && f.Blocks <= mostForecast {
+			if forecasts++; worst.e == nil || f.Blocks > worst.e.Difference.ToResolve.Blocks {
+				worst = u
+			}
+		}
+	}
+	begin := "Not resolved"
+	if len(p.text) == 0 {
+		begin = strings.TrimSuffix(p.where(), ": ")
+		if begin != "" {
+			begin += ", "
+		}
+		begin += p.arm + ": no difference is resolved"
+	}
+	for i, reason := range reasons {
+		if i > 0 {
+			begin = "Not resolved"
+		}
+		p.add("%s%s: %s.", begin, reason, join(of[reason]))
+	}
+	if worst.e != nil {
+		what := ""
+		if forecasts < len(p.open) {
+			what = " in " + worst.label
+		} else if forecasts > 1 {
+			what = " in each of these"
+		}
+		f := worst.e.Difference.ToResolve
+		p.add("To see a change of %s%s would take about %s.", f.Size(), what, f)
+	}
+	p.open = nil
+}

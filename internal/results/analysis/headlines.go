@@ -1,0 +1,83 @@
+package analysis
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"strings"
+
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
+)
+
+// headlines are the metrics in the order in which a reader wants them: those of assertions, those that the answers rest
+// on, those that the run was asked about, and then one of each family with a resolved difference, the largest in
+// proportion first. The others, which say nothing that these do not, are not among them.
+func (s *Summary) headlines(run record.Run, t *table) []string {
+	names := []string{}
+	told, some := map[string]bool{}, map[string]bool{} // it was measured, and there is any of it
+	for i := range s.Estimates {
+		if e := &s.Estimates[i]; e.Component == "" && e.Arm != record.AA {
+			told[e.Metric] = true
+			some[e.Metric] = some[e.Metric] || e.Value != 0 || e.Hi != nil && *e.Hi != 0
+		}
+	}
+	add := func(name string) {
+		if other := t.defined.Counterpart(name); told[name] && !slices.Contains(names, name) && !slices.Contains(names, other) {
+			names = append(names, name)
+		}
+	}
+	for _, v := range s.Verdicts {
+		for i := range v.Checks {
+			add(v.Checks[i].Metric)
+		}
+	}
+	for _, a := range s.Answers {
+		for _, evidence := range a.Evidence {
+			name, _, _ := strings.Cut(evidence, " ")
+			add(name)
+		}
+	}
+	asked := slices.Clone(run.Headline)
+	slices.SortStableFunc(asked, t.defined.Compare)
+	for _, name := range asked {
+		if some[name] {
+			add(name)
+		}
+	}
+	seen := map[string]bool{}
+	for _, name := range names {
+		seen[t.defined.FamilyOf(name)] = true
+	}
+	for _, name := range s.moving() {
+		if family := t.defined.FamilyOf(name); !seen[family] && t.defined.Of(name).Rank != metric.RankGenerator {
+			seen[family] = true
+			add(name)
+		}
+	}
+	return names
+}
+
+// moving are the metrics with a resolved difference in some arm at some level, the largest in proportion first. One
+// that the baseline has nothing of is infinitely larger.
+func (s *Summary) moving() (names []string) {
+	by := map[string]float64{}
+	for i := range s.Estimates {
+		e := &s.Estimates[i]
+		d := e.Difference
+		if d == nil || !d.Resolved || e.Arm == record.AA || e.Component != "" {
+			continue
+		}
+		size := math.Inf(1)
+		if e.Ratio != nil && e.Ratio.Value > 0 {
+			size = math.Abs(math.Log(e.Ratio.Value))
+		}
+		if was, has := by[e.Metric]; !has {
+			names, by[e.Metric] = append(names, e.Metric), size
+		} else {
+			by[e.Metric] = max(was, size)
+		}
+	}
+	slices.SortStableFunc(names, func(a, b string) int { return cmp.Or(cmp.Compare(by[b], by[a]), cmp.Compare(a, b)) })
+	return names
+}

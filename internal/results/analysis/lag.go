@@ -1,0 +1,84 @@
+package analysis
+
+import (
+	"fmt"
+	"math"
+
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/stats"
+)
+
+// lagPart is how large the generator's lag may be, as a part of a difference in latency that is claimed (METHOD: a late
+// generator shows as lag, not as a fast or slow server).
+const lagPart = 0.1
+
+// LagReason is how Difference.Unresolved begins when the load generator's lag is the reason.
+const LagReason = "the load generator lags"
+
+// lagOf gives, by metric of latency, how late the generator was at the same quantile, in seconds: of undisturbed
+// requests as the trial recorded it, of all by the histogram.
+func lagOf(trial record.Trial, metrics map[string]float64, defined metric.Set) (map[string]float64, error) {
+	lag, err := quantilesOf(trial, lagHistogram(trial), defined.Quantiles(load.Latency))
+	for _, d := range defined.Quantiles(load.LatencyRunning) {
+		if v, known := metrics[defined.QuantileOf(load.OwnLagRunning, d.Quantile)]; known {
+			lag[d.Name] = v
+		}
+	}
+	return lag, err
+}
+
+// lagHistogram names the histogram that shows how late the generator was: its own part of the lag where it tells that
+// apart.
+func lagHistogram(trial record.Trial) string {
+	if len(encodedOf(trial, load.OwnLag)) > 0 {
+		return load.OwnLag
+	}
+	return load.Lag
+}
+
+// lagPairs are the generator's lags at the quantile of a metric of latency, in the baseline and in an arm, by block;
+// none of any other metric.
+func (t *table) lagPairs(at factors, arm, metric string) (pairs []stats.Pair) {
+	level := at.key()
+	has := func(v *values) bool { _, ok := v.lag[metric]; return ok }
+	for _, b := range t.blocks(level, has, record.Direct, arm) {
+		pairs = append(pairs, stats.Pair{
+			Base: t.cells[cell{level, record.Direct, b}].lag[metric], Arm: t.cells[cell{level, arm, b}].lag[metric],
+		})
+	}
+	return pairs
+}
+
+// lagGate holds a difference in latency against the lag of the generator at the same quantile, in pairs of the
+// baseline and the arm. What the two arms' lags differ by is part of the difference claimed, so a lag that may be
+// more than a tenth of it, by the far end of its interval, leaves the difference unresolved. Lag that both arms share
+// cancels out of the difference, though not out of the values: that is a note.
+func lagGate(difference float64, pairs []stats.Pair, quantile string, seed uint64) (unresolved, note string) {
+	if len(pairs) == 0 {
+		return "", ""
+	}
+	limit := lagPart * math.Abs(difference)
+	apart, _ := stats.FarEnd(pairs, seed)
+	largest := 0.0
+	for _, side := range []func(stats.Pair) float64{
+		func(p stats.Pair) float64 { return p.Base }, func(p stats.Pair) float64 { return p.Arm },
+	} {
+		xs := make([]float64, len(pairs))
+		for i, p := range pairs {
+			xs[i] = side(p)
+		}
+		largest = max(largest, stats.Median(xs).Value)
+	}
+	switch {
+	case apart > limit:
+		return fmt.Sprintf("%s: the %s of its lag may be %s apart between the arms, over a tenth of the difference",
+			LagReason, quantile, quantity.Rough(apart, quantity.Seconds)), ""
+	case largest > limit:
+		return "", fmt.Sprintf("the lag of the load generator, alike in both arms, is over a tenth of the difference (%s %s)",
+			quantile, quantity.Rough(largest, quantity.Seconds))
+	}
+	return "", ""
+}

@@ -1,0 +1,130 @@
+package analysis
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/stats"
+)
+
+// tooFew is in Loss.By for values that no gate voided: the trial had too few samples to carry them, or nothing to
+// measure.
+const tooFew = "too few samples"
+
+// selection is the significance at which losses of an arm are more than chance beside those of the twins. There are
+// many metrics, which mostly are lost together.
+const selection = 0.01
+
+type armMetric struct{ arm, metric string }
+
+// lostPairs are the blocks in which the pairs of the baseline and an arm stand in the worst case, in order; how many
+// are lost, those of blocks in which both ran and one has no value; and in how many of these the whole block is lost:
+// the arm and both twins, each to others than the trial. Where an arm's losses are beyond chance, values of later
+// attempts count as lost as well, for they were chosen, and no block as a whole.
+func (t *table) lostPairs(at factors, arm, metric string) (stand []int, lost, whole int) {
+	return t.lostBlocks(at, arm, metric, true)
+}
+
+// lostBlocks is lostPairs, or the same of the arm alone: the blocks in which its own value stands.
+func (t *table) lostBlocks(at factors, arm, metric string, paired bool) (stand []int, lost, whole int) {
+	level := at.key()
+	of, base := t.fates(pool{level, arm, metric}), t.fates(pool{level, record.Direct, metric})
+	twin := t.fates(pool{level, record.AA, metric})
+	selected := t.selected[armMetric{arm, metric}]
+	for _, block := range slices.Sorted(maps.Keys(of)) {
+		f, b := of[block], base[block]
+		switch _, ran := base[block]; {
+		case paired && !ran:
+		case f.told && (b.told || !paired) && !(selected && f.again):
+			stand = append(stand, block)
+		default:
+			lost++
+			if !selected && f.others && b.others && twin[block].others {
+				whole++
+			}
+		}
+	}
+	return stand, lost, whole
+}
+
+// findSelection finds the arms that lost more first attempts of a metric than the twins do beyond chance, over all
+// levels (Fisher's exact test, one-sided). A gate that the subject itself trips more often leaves the trials in which
+// it was fast.
+func (t *table) findSelection() {
+	t.selected = map[armMetric]bool{}
+	for _, metric := range t.metrics {
+		spoiled := func(arm string) (n, of int) {
+			for _, at := range t.levels {
+				if len(t.blocks(at.key(), hasMetric(metric), arm)) == 0 {
+					continue // it does not have this metric
+				}
+				key := pool{at.key(), arm, metric}
+				n += t.count(key, func(f fate) bool { return !f.told || f.again })
+				of += t.count(key, func(fate) bool { return true })
+			}
+			return n, of
+		}
+		n, of := spoiled(record.Direct)
+		if again, more := spoiled(record.AA); more > 0 {
+			n, of = n+again, of+more
+		}
+		for _, arm := range t.subjects() {
+			if mine, all := spoiled(arm); of > 0 && all > 0 && stats.MoreOften(mine, all, n, of) < selection {
+				t.selected[armMetric{arm, metric}] = true
+			}
+		}
+	}
+}
+
+// lose lists the losses of each arm, metrics with the same fate together, and warns of those that are beyond chance.
+func (s *Summary) lose(t *table) {
+	s.Losses = []Loss{}
+	beyond := map[string][]string{}
+	for _, at := range t.levels {
+		for _, arm := range t.arms {
+			level := at.key()
+			seen := map[string]int{}
+			for _, metric := range t.metrics {
+				if len(t.blocks(level, hasMetric(metric), arm)) == 0 {
+					continue
+				}
+				fates := t.fates(pool{level, arm, metric})
+				l := Loss{Arm: arm, Factors: at, Metrics: []string{metric}, Planned: len(fates), By: map[string]int{}}
+				l.Beyond = t.selected[armMetric{arm, metric}]
+				same := map[int]string{}
+				for block, f := range fates {
+					switch {
+					case !f.told:
+						l.Lost++
+						l.By[f.why()]++
+						same[block] = f.why()
+					case f.again:
+						l.Repeated++
+						same[block] = "again"
+					}
+				}
+				if l.Lost+l.Repeated == 0 {
+					continue
+				}
+				if l.Beyond && !slices.Contains(beyond[arm], quantity.Label(metric)) {
+					beyond[arm] = append(beyond[arm], quantity.Label(metric))
+				}
+				key := fmt.Sprint(same, l.Beyond) // maps are printed in the order of their keys
+				if i, known := seen[key]; known {
+					s.Losses[i].Metrics = append(s.Losses[i].Metrics, metric)
+					continue
+				}
+				seen[key] = len(s.Losses)
+				s.Losses = append(s.Losses, l)
+			}
+		}
+	}
+	for _, arm := range slices.Sorted(maps.Keys(beyond)) {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("%s lost more trials than its twins, beyond chance, in %s: what is left is a selection, and its "+
+			"differences are resolved only where no value of the lost trials could change that", arm, strings.Join(beyond[arm], ", ")))
+	}
+}

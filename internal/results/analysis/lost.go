@@ -1,0 +1,338 @@
+package analysis
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/stats"
+	"tare/internal/scale/ledger"
+)
+
+// withhold marks the estimates of which too many trials were lost, and lists them with those of which nothing is left.
+// What was lost for a gate was not lost by chance, so what is left of much is not quoted. The limit is of each metric
+// of each arm at each level by itself: one that is lost silences no other.
+func (s *Summary) withhold(run record.Run, t *table) {
+	limit, least := invalidLimit(run.Spec), 0
+	if !s.Partial && plannedBlocks(run) >= stats.MinBlocks {
+		least = stats.MinBlocks // a partial run says of itself that it is partial
+	}
+	missing := map[pool]bool{}
+	for i := range s.Estimates {
+		e := &s.Estimates[i]
+		key := pool{factors(e.Factors).key(), e.Arm, e.Metric}
+		e.Blocks, e.Planned = t.count(key, told), len(t.outcomes[levelArm{key.level, key.arm}])
+		lost := t.losses(key)
+		if len(lost) == 0 || float64(len(lost)) <= limit*float64(e.Planned) && e.Blocks >= least {
+			continue
+		}
+		missing[key] = true
+		m := t.missing(key, e.Factors, lost)
+		e.Withheld = fmt.Sprintf("%d of %d trials were lost: %s", m.Lost, m.Trials, m.because())
+		if e.Difference != nil {
+			e.Difference.Resolved, e.Difference.Unresolved = false, e.Withheld
+		}
+		s.Missing = append(s.Missing, m)
+	}
+	levels := map[string]factors{}
+	for _, p := range run.Plan {
+		levels[factors(p.Factors).key()] = p.Factors
+	}
+	for _, at := range t.levels {
+		levels[at.key()] = at
+	}
+	for place, outcomes := range t.outcomes {
+		for _, o := range outcomes {
+			for name, f := range o.fates {
+				key := pool{place.level, place.arm, name}
+				if !f.told && !missing[key] && t.count(key, told) == 0 {
+					missing[key] = true
+					s.Missing = append(s.Missing, t.missing(key, levels[key.level], t.losses(key)))
+				}
+			}
+		}
+	}
+	for i := range s.Estimates { // of what the baseline is withheld nothing can be compared with it
+		e := &s.Estimates[i]
+		base := pool{factors(e.Factors).key(), record.Direct, e.Metric}
+		if e.Difference != nil && e.Withheld == "" && missing[base] {
+			e.Difference.Resolved, e.Difference.Unresolved = false, "the baseline's value is withheld"
+		}
+	}
+	slices.SortFunc(s.Missing, func(a, b Missing) int {
+		return cmp.Or(compareFactors(a.Factors, b.Factors), CompareArms(a.Arm, b.Arm), strings.Compare(a.Metric, b.Metric))
+	})
+}
+
+// missing sums up why a metric is lost: by the cause that most of its trials were lost to.
+func (t *table) missing(key pool, at map[string]string, lost []record.Reason) Missing {
+	if at == nil {
+		at = map[string]string{}
+	}
+	m := Missing{Metric: key.metric, Arm: key.arm, Factors: at, Trials: len(t.outcomes[levelArm{key.level, key.arm}]), Lost: len(lost)}
+	type why struct {
+		gate  string
+		cause ledger.Cause
+	}
+	count := map[why]int{}
+	for _, r := range lost {
+		count[why{r.Gate, r.Cause}]++
+	}
+	var most why
+	for w, n := range count {
+		if n > count[most] || n == count[most] && w.gate+string(w.cause) < most.gate+string(most.cause) {
+			most = w
+		}
+	}
+	m.Gate, m.Cause = most.gate, most.cause
+	share, n := 0.0, 0
+	for _, r := range lost {
+		if (why{r.Gate, r.Cause}) != most {
+			continue
+		}
+		m.Message = cmp.Or(m.Message, r.Message)
+		if len(m.Culprits) == 0 {
+			m.Culprits = r.Culprits
+		}
+		if r.CauseShare != nil {
+			share, n = share+*r.CauseShare, n+1
+		}
+	}
+	if n > 0 {
+		share /= float64(n)
+		m.CauseShare = &share
+	}
+	return m
+}
+
+// because words why a metric is missing: "the hypervisor took 24 % of the CPU time".
+func (m Missing) because() string {
+	took := ""
+	if m.CauseShare != nil {
+		took = fmt.Sprintf(" took %.0f %% of the CPU time", 100**m.CauseShare)
+	}
+	switch {
+	case m.Cause == ledger.Hypervisor && took != "":
+		return "the hypervisor" + took
+	case m.Cause == ledger.Neighbour && took != "":
+		if len(m.Culprits) > 0 {
+			return "other tasks" + took + " (" + strings.Join(m.Culprits, ", ") + ")"
+		}
+		return "other tasks" + took
+	case m.Gate == "":
+		return "it failed: " + m.Message
+	case m.Cause == ledger.Generator:
+		return "the load generator did not keep its schedule"
+	case m.Cause == ledger.Subject && m.Gate == "rate":
+		return "the rate was not reached, and a queue built up"
+	}
+	return fmt.Sprintf("the gate %s (%s)", m.Gate, m.Message)
+}
+
+// gap is metrics that are missing for one reason.
+type gap struct {
+	metrics string // in words
+	because string
+	all     bool // nothing is left of them
+}
+
+// gaps are the metrics that the answer speaks of and that are missing in an arm at a level, put together by reason and
+// worded.
+func (s *Summary) gaps(run record.Run, t *table, arm string, at factors) []gap {
+	if failed := t.losses(pool{at.key(), arm, ""}); len(failed) > 0 && len(failed) == len(t.outcomes[levelArm{at.key(), arm}]) {
+		return []gap{{"nothing was measured", fmt.Sprintf("all %d trials failed: %s", len(failed), failed[0].Message), true}}
+	}
+	type key struct {
+		because string
+		all     bool
+	}
+	names := map[key][]string{}
+	var order []key
+	for _, m := range s.Missing {
+		if m.Arm != arm || !maps.Equal(m.Factors, at) || !headline(run, m.Metric) {
+			continue
+		}
+		if s.answeredBy(t.defined, m.Metric, m.Arm, m.Factors) {
+			continue
+		}
+		k := key{m.because(), m.Lost == m.Trials}
+		if names[k] == nil {
+			order = append(order, k)
+		}
+		names[k] = append(names[k], m.Metric)
+	}
+	var all []gap
+	for _, k := range order {
+		all = append(all, gap{join(labels(t.defined, names[k])), k.because, k.all})
+	}
+	return all
+}
+
+// answeredBy reports whether answers speak of another metric in the place of one: where the machine stood still too
+// often of that of undisturbed requests, and else of that of all.
+func (s *Summary) answeredBy(defined metric.Set, name, arm string, at factors) bool {
+	other := defined.Counterpart(name)
+	if _, running := s.whileRunning(at); other == "" || running == defined.Of(name).Undisturbed {
+		return false // it is what answers speak of
+	}
+	return s.Find(other, arm, at) != nil
+}
+
+// maxLabels is how many missing metrics are named.
+const maxLabels = 6
+
+// labels names metrics; the quantiles of latency are one.
+func labels(defined metric.Set, metrics []string) []string {
+	var all []string
+	for _, m := range metrics {
+		label := strings.TrimSuffix(quantity.Label(m), " per second")
+		if d := defined.Of(m); d.Histogram == load.Latency || d.Histogram == load.LatencyRunning {
+			label = "latency"
+		}
+		if !slices.Contains(all, label) {
+			all = append(all, label)
+		}
+	}
+	if n := len(all) - maxLabels; n > 1 {
+		all = append(all[:maxLabels:maxLabels], fmt.Sprintf("%d more", n))
+	}
+	return all
+}
+
+// word is a gap as a clause: "latency: not measured, the hypervisor took 24 % of the CPU time".
+func (g gap) word() string {
+	how := "withheld"
+	if g.all {
+		how = "not measured"
+	}
+	if strings.HasPrefix(g.metrics, "nothing ") {
+		return g.metrics + ", " + g.because
+	}
+	return fmt.Sprintf("%s: %s, %s", g.metrics, how, g.because)
+}
+
+// fellBehind words that an arm did not keep up at a level: "did not keep up: 1,200/s of 2,000/s"; empty when it did in
+// most of the trials.
+func (t *table) fellBehind(arm string, at factors) string {
+	var did, asked []float64
+	outcomes := t.outcomes[levelArm{at.key(), arm}]
+	for _, o := range outcomes {
+		if o.slow != nil {
+			did, asked = append(did, o.slow.did), append(asked, o.slow.asked)
+		}
+	}
+	if 2*len(did) <= len(outcomes) {
+		return ""
+	}
+	perSecond := func(xs []float64) string { return quantity.Thousands(int(stats.Median(xs).Value+0.5)) + "/s" }
+	return fmt.Sprintf("did not keep up: %s of %s", perSecond(did), perSecond(asked))
+}
+
+// everyLevel are the levels that the run has, also those at which nothing could be told.
+func (s *Summary) everyLevel(run record.Run, t *table) []factors {
+	levels := map[string]factors{}
+	for _, p := range run.Plan {
+		at := factors(p.Factors)
+		if at == nil {
+			at = factors{}
+		}
+		for _, arm := range t.everyArm(run) {
+			if len(t.outcomes[levelArm{at.key(), arm}]) > 0 {
+				levels[at.key()] = at
+			}
+		}
+	}
+	for _, at := range t.levels {
+		levels[at.key()] = at
+	}
+	return slices.SortedFunc(maps.Values(levels), compareFactors)
+}
+
+// everyArm are the arms that the run has, also those of which nothing could be told.
+func (t *table) everyArm(run record.Run) []string {
+	known := map[string]bool{}
+	for _, p := range run.Plan {
+		known[p.Arm] = true
+	}
+	for place := range t.outcomes {
+		known[place.arm] = true
+	}
+	return slices.SortedFunc(maps.Keys(known), CompareArms)
+}
+
+// missingAnswers say, beside answers in an experiment's own words, what could not be told, why, and which arms did not
+// keep up. Arms and levels at which the same is missing for the same reason are put together.
+func (s *Summary) missingAnswers(run record.Run, t *table) []Answer {
+	type group struct {
+		text string // what is said of the arms that were put together at a level
+		at   factors
+	}
+	var all, merged []group
+	for _, at := range s.everyLevel(run, t) {
+		arms := map[string][]string{}
+		var order []string
+		add := func(arm, text string) {
+			if arms[text] == nil {
+				order = append(order, text)
+			}
+			arms[text] = append(arms[text], s.ArmName(arm))
+		}
+		for _, arm := range t.everyArm(run) {
+			if arm == record.AA {
+				continue // it is there for its difference to the baseline
+			}
+			for _, g := range s.gaps(run, t, arm, at) {
+				add(arm, ": "+g.word())
+			}
+			if slow := t.fellBehind(arm, at); slow != "" {
+				add(arm, " "+slow)
+			}
+		}
+		for _, text := range order {
+			all = append(all, group{join(arms[text]) + text, at})
+		}
+	}
+	levels := map[string][]factors{}
+	for _, g := range all {
+		if levels[g.text] == nil {
+			merged = append(merged, g)
+		}
+		levels[g.text] = append(levels[g.text], g.at)
+	}
+	var answers []Answer
+	for _, g := range merged {
+		text := g.text + "."
+		if at := s.atAll(levels[g.text]); at != "" {
+			text = Capital(at) + ": " + text
+		}
+		answers = append(answers, Answer{Answer: text, Evidence: []string{}})
+	}
+	return answers
+}
+
+// missing adds what could not be told at this level, with its reason, of the arm or of the baseline that it is compared
+// with.
+func (p *prose) missing(run record.Run, t *table) {
+	if slow := t.fellBehind(p.arm, p.at); slow != "" {
+		p.clauses = append(p.clauses, p.opening("", "it ")+slow)
+		p.find("throughput_per_second")
+	}
+	gaps := p.s.gaps(run, t, p.arm, p.at)
+	for _, g := range gaps {
+		p.clauses = append(p.clauses, p.standing(g.word()))
+	}
+	if p.arm == record.Direct {
+		return
+	}
+	for _, g := range p.s.gaps(run, t, record.Direct, p.at) {
+		if !slices.ContainsFunc(gaps, func(o gap) bool { return o.metrics == g.metrics }) {
+			p.clauses = append(p.clauses, p.standing("in the baseline, "+g.word()))
+		}
+	}
+}

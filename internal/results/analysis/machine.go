@@ -1,0 +1,314 @@
+package analysis
+
+import (
+	"cmp"
+	"encoding/json"
+	"maps"
+	"slices"
+
+	"tare/internal/experiment/record"
+	"tare/internal/scale/attribution"
+	"tare/internal/scale/ledger"
+)
+
+// What the ledgers of an arm's trials say of the machine, all of them together. Like curves and counts of events it is
+// computed from the trials when a run is read, and is not in the summary.
+
+// Budget is the CPU budget of all valid trials of an arm at a level, added up: means and sums close, medians do not.
+type Budget struct {
+	Arm            string
+	Factors        map[string]string
+	Trials         int
+	Capacity, Idle float64      // seconds
+	Parts          []BudgetPart // in the order of BudgetParts, those that are not 0; with Idle they sum to Capacity
+	Unplaced       float64      // seconds of eBPF programs that stay in other parts, for want of samples; 0: none worth a word
+}
+
+// Held is what the groups of one role (app, load, subject) hold at the end of the window: the mean of the valid trials
+// of an arm at a level that have such groups.
+type Held struct {
+	Arm     string
+	Factors map[string]string
+	Role    string
+	Bytes   map[string]float64 // by field; one that no trial knows is not there
+}
+
+// weighed are the valid trials of an arm at a level that have a ledger.
+type weighed struct {
+	arm    string
+	at     factors
+	trials []record.Trial
+}
+
+// byPlace gives them in the order of levels and arms.
+func byPlace(trials []record.Trial) []weighed {
+	places := map[levelArm]*weighed{}
+	for _, t := range trials {
+		if !valid(t) || t.Ledger == nil {
+			continue
+		}
+		key := levelArm{factors(t.Factors).key(), t.Arm}
+		if places[key] == nil {
+			places[key] = &weighed{arm: t.Arm, at: t.Factors}
+		}
+		places[key].trials = append(places[key].trials, t)
+	}
+	all := make([]weighed, 0, len(places))
+	for _, w := range places {
+		all = append(all, *w)
+	}
+	slices.SortFunc(all, func(a, b weighed) int {
+		return cmp.Or(compareFactors(a.at, b.at), CompareArms(a.arm, b.arm))
+	})
+	return all
+}
+
+// Budgets are those of each arm at each level.
+func Budgets(trials []record.Trial) []Budget {
+	var all []Budget
+	for _, w := range byPlace(trials) {
+		b := Budget{Arm: w.arm, Factors: w.at, Trials: len(w.trials)}
+		sums := map[string]float64{}
+		for _, t := range w.trials {
+			b.Capacity += t.Ledger.CPU.Capacity
+			b.Idle += t.Ledger.CPU.Idle
+			for name, v := range cpuOf(t.Ledger) {
+				sums[name] += v
+			}
+		}
+		if !(b.Capacity > 0) || !Usable(b.Capacity) || !Usable(b.Idle) {
+			continue
+		}
+		if left := placeBPF(sums, w.trials); left > 1e-6*b.Capacity && Usable(left) {
+			b.Unplaced = left
+		}
+		for _, part := range BudgetParts {
+			if v := sums[part.Name]; v != 0 && Usable(v) {
+				b.Parts = append(b.Parts, BudgetPart{part.Bar, part.Name, v})
+			}
+		}
+		all = append(all, b)
+	}
+	return all
+}
+
+// The bars of the CPU budget: what infrastructure uses stands apart from what the application uses.
+const (
+	barApplication    = "application"
+	barInfrastructure = "infrastructure"
+	barMachine        = "rest of the machine"
+)
+
+// The parts that eBPF time stands on: other programs may run on the machine as well.
+const (
+	partBPF      = "subject's eBPF programs"
+	partOtherBPF = "other eBPF programs"
+)
+
+// BudgetPart is a part of the CPU budget, and the bar that it is drawn in.
+type BudgetPart struct {
+	Bar, Name string
+	Seconds   float64
+}
+
+// BudgetParts are the parts in the order of the bars, without values.
+var BudgetParts = []BudgetPart{
+	{Bar: barApplication, Name: "application processes"}, {Bar: barApplication, Name: "load generator"},
+	{Bar: barInfrastructure, Name: partBPF}, {Bar: barInfrastructure, Name: "subject's processes"},
+	{Bar: barMachine, Name: partOtherBPF}, {Bar: barMachine, Name: "kernel threads"},
+	{Bar: barMachine, Name: "interrupts on idle CPUs"}, {Bar: barMachine, Name: "root group"},
+	{Bar: barMachine, Name: "other control groups"}, {Bar: barMachine, Name: "tare itself"},
+	{Bar: barMachine, Name: "steal"}, {Bar: barMachine, Name: "unexplained"},
+}
+
+// cpuOf splits one ledger's budget, in seconds. The parts and idle sum to the capacity.
+func cpuOf(l *ledger.Ledger) map[string]float64 {
+	parts := map[string]float64{"steal": l.CPU.Steal, "unexplained": l.CPU.Unexplained}
+	if len(l.CPU.Lines) == 0 {
+		parts["other control groups"] = l.CPU.Attributed
+	}
+	for _, line := range l.CPU.Lines {
+		name := "other control groups" // a line of a later version stands where it is not overlooked
+		switch line.Name {
+		case ledger.LineRoot:
+			name = "root group"
+		case ledger.LineKernel:
+			name = "kernel threads"
+		case ledger.LineBPF:
+			name = partBPF // with that of other programs, until it is split
+		case ledger.LineInterrupts:
+			name = "interrupts on idle CPUs"
+		case ledger.LineSelf:
+			name = "tare itself"
+		}
+		parts[name] += line.Seconds
+	}
+	for _, g := range l.Cgroups {
+		name := rolePart[g.Role]
+		if name == "" || g.CPUSeconds == nil {
+			continue
+		}
+		own := *g.CPUSeconds
+		if g.BPFInsideSeconds != nil {
+			own -= *g.BPFInsideSeconds // which stands on the line of eBPF
+		}
+		parts[name] += own
+		parts["other control groups"] -= own
+	}
+	return parts
+}
+
+// placeBPF moves eBPF time that single windows were too short to split out of the parts in which it stands: that in the
+// trials' groups is known exactly in all, and where it ran by the samples of all trials of an arm together, as the
+// shares among the estimates are. Then it tells the subject's programs from others. It returns the seconds that could
+// not be placed for want of samples.
+func placeBPF(parts map[string]float64, trials []record.Trial) (left float64) {
+	seen := map[string]int{}
+	all := 0
+	var total, mine float64
+	for _, t := range trials {
+		l := t.Ledger
+		own := subjectPrograms(t)
+		roles := map[string]string{}
+		for _, g := range l.Cgroups {
+			roles[g.Path] = rolePart[g.Role]
+		}
+		for _, p := range l.Programs {
+			if p.RunSeconds != nil {
+				total += *p.RunSeconds
+				if own[p.ID] {
+					mine += *p.RunSeconds
+				}
+			}
+			for _, s := range p.Seen {
+				switch {
+				case s.Cgroup == nil:
+					continue
+				case *s.Cgroup == attribution.Idle:
+					seen["interrupts on idle CPUs"] += s.Samples
+				case *s.Cgroup == "/":
+					seen["root group"] += s.Samples
+				default:
+					seen[cmp.Or(roles[*s.Cgroup], "other control groups")] += s.Samples
+				}
+				all += s.Samples
+			}
+		}
+	}
+	left = max(total-parts[partBPF], 0)
+	if want := left; all >= minPlaced {
+		for name, n := range seen {
+			part := min(want*float64(n)/float64(all), max(parts[name], 0)) // a part never gives more than it has
+			parts[name] -= part
+			parts[partBPF] += part
+			left -= part
+		}
+	}
+	if total > 0 {
+		others := parts[partBPF] * (1 - mine/total)
+		parts[partBPF] -= others
+		parts[partOtherBPF] += others
+	}
+	return max(left, 0)
+}
+
+// subjectPrograms are the programs that the subject of a trial said it loaded.
+func subjectPrograms(t record.Trial) map[uint32]bool {
+	var ready struct {
+		Programs []struct {
+			ID uint32 `json:"id"`
+		} `json:"programs"`
+	}
+	own := map[uint32]bool{}
+	if json.Unmarshal(t.Subject, &ready) == nil {
+		for _, p := range ready.Programs {
+			own[p.ID] = true
+		}
+	}
+	return own
+}
+
+// minPlaced is how many samples of all trials of an arm are needed to say where its eBPF time ran.
+const minPlaced = 25
+
+// rolePart is the part that the groups of a role belong to.
+var rolePart = map[string]string{"app": "application processes", "load": "load generator", "subject": "subject's processes"}
+
+// memoryFields are what a group holds, in the order of the table; the first four are the parts of hard and soft memory.
+var memoryFields = []struct {
+	name string
+	of   func(*ledger.Memory) *float64
+}{
+	{"anon", func(x *ledger.Memory) *float64 { return inBytes(x.Anon) }},
+	{"shmem", func(x *ledger.Memory) *float64 { return inBytes(x.Shmem) }},
+	{"kernel", func(x *ledger.Memory) *float64 {
+		v := inBytes(x.Kernel)
+		if slab := inBytes(x.SlabReclaimable); v != nil && slab != nil {
+			*v -= *slab
+		}
+		return v
+	}},
+	{"soft", func(x *ledger.Memory) *float64 { return inBytes(x.Soft) }},
+	{"hard", func(x *ledger.Memory) *float64 { return inBytes(x.Hard) }},
+	{"working set", func(x *ledger.Memory) *float64 { return inBytes(x.WorkingSet) }},
+	{"peak", func(x *ledger.Memory) *float64 { return inBytes(x.Peak) }},
+}
+
+// MemoryParts is how many of the MemoryFields are the parts of hard and soft memory; the others are made of these, or
+// of other moments.
+const MemoryParts = 4
+
+// MemoryFields are the fields of Held.Bytes in order.
+func MemoryFields() []string {
+	names := make([]string, len(memoryFields))
+	for i, f := range memoryFields {
+		names[i] = f.name
+	}
+	return names
+}
+
+func inBytes[N uint64 | int64](v *N) *float64 {
+	if v == nil {
+		return nil
+	}
+	f := float64(*v)
+	return &f
+}
+
+// Memory is what the groups of each role hold, by level, arm and role.
+func Memory(trials []record.Trial) []Held {
+	var all []Held
+	for _, w := range byPlace(trials) {
+		for _, role := range slices.Sorted(maps.Keys(rolePart)) {
+			h, n := Held{Arm: w.arm, Factors: w.at, Role: role, Bytes: map[string]float64{}}, 0.0
+			for _, t := range w.trials {
+				if h.add(t.Ledger) {
+					n++
+				}
+			}
+			for name := range h.Bytes {
+				h.Bytes[name] /= n
+			}
+			if n > 0 {
+				all = append(all, h)
+			}
+		}
+	}
+	return all
+}
+
+// add adds what the groups of the role hold in one ledger; false where there is none whose memory was read.
+func (h *Held) add(l *ledger.Ledger) (found bool) {
+	for _, g := range l.Cgroups {
+		if g.Role != h.Role || g.Memory == nil {
+			continue
+		}
+		found = true
+		for _, f := range memoryFields {
+			if v := f.of(g.Memory); v != nil {
+				h.Bytes[f.name] += *v
+			}
+		}
+	}
+	return found
+}

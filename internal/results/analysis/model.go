@@ -1,0 +1,70 @@
+package analysis
+
+import (
+	"maps"
+	"slices"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/stats"
+)
+
+// fitModels fits fixed + slopes to every cost of every arm but the twin, where all factors of the run are numbers.
+func fitModels(t *table) []Model {
+	if len(t.levels) < 3 {
+		return nil
+	}
+	names := slices.Sorted(maps.Keys(t.levels[0]))
+	var models []Model
+	for _, metric := range t.metrics {
+		for _, arm := range t.arms {
+			if arm == record.AA || !t.defined.Of(metric).Cost {
+				continue
+			}
+			if m, ok := fitModel(t, metric, arm, names); ok {
+				models = append(models, m)
+			}
+		}
+	}
+	return models
+}
+
+func fitModel(t *table, metric, arm string, names []string) (Model, bool) {
+	var observations []stats.Observation
+	for _, at := range t.levels {
+		var x []float64
+		for _, name := range names {
+			v, ok := LevelNumber(at[name])
+			if !ok {
+				return Model{}, false
+			}
+			x = append(x, v)
+		}
+		level := at.key()
+		for _, b := range t.blocks(level, hasMetric(metric), arm) {
+			observations = append(observations, stats.Observation{X: x, Y: t.cells[cell{level, arm, b}].metrics[metric], Block: b})
+		}
+	}
+	line, err := stats.FitLine(observations)
+	if err != nil {
+		return Model{}, false // too few levels, or factors that move together: there is no model, which is no failure of the run
+	}
+	unit := t.defined.Of(metric).Unit
+	m := Model{
+		Metric: metric, Arm: arm, R2: line.R2, Linear: line.Straight, Test: line.Test, ValidRange: map[string][2]float64{},
+		Method: string(line.Method), Blocks: line.Blocks,
+	}
+	for i, c := range line.Coefficients {
+		if !Usable(c.Lo) || !Usable(c.Hi) {
+			return Model{}, false
+		}
+		term := Term{Name: "fixed", Unit: unit, Value: c.Value, Lo: &c.Lo, Hi: &c.Hi}
+		if i > 0 {
+			term.Name, term.Unit = names[i-1], unit+" per unit of "+names[i-1]
+			m.ValidRange[names[i-1]] = line.Range[i-1]
+		}
+		m.Terms = append(m.Terms, term)
+	}
+	if line.HasHeldOut {
+		m.HeldoutError = &line.HeldOut
+	}
+	return m, true
+}

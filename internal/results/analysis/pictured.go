@@ -1,0 +1,209 @@
+package analysis
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"tare/internal/experiment/record"
+)
+
+// Course is one series of one trial: of those of an arm at a level that did not fail, the one in the middle by how
+// much there was at its end. It is no mean, for moments of trials do not coincide. Like curves it is computed from the
+// trials when a run is read.
+type Course struct {
+	Arm     string
+	Factors map[string]string
+	Index   int // of the trial, in the plan
+	Of      int // trials that have this series
+	record.Series
+}
+
+// whatShows are the trials that did not fail, each in its first attempt that did not: a gate voids metrics, and not
+// what control groups are charged. They are valid to byPlace.
+func whatShows(trials []record.Trial) []record.Trial {
+	type planned struct {
+		index int
+		arm   string
+	}
+	seen := map[planned]bool{}
+	var all []record.Trial
+	for _, t := range trials {
+		key := planned{t.Index, t.Arm}
+		if t.Validity.Failed != "" || seen[key] {
+			continue
+		}
+		seen[key] = true
+		t.Validity.Valid = true
+		all = append(all, t)
+	}
+	return all
+}
+
+// Courses are those of each arm at each level, in the order in which the trials have them.
+func Courses(trials []record.Trial) []Course {
+	var all []Course
+	for _, w := range byPlace(whatShows(trials)) {
+		var names []string
+		of := map[string][]Course{}
+		for i := range w.trials {
+			t := &w.trials[i]
+			for _, guest := range slices.Sorted(maps.Keys(t.Evidence)) {
+				for _, s := range t.Pictured(guest).Series {
+					if s = whole(s); len(s.Seconds) < 2 {
+						continue
+					}
+					if of[s.Name] == nil {
+						names = append(names, s.Name)
+					}
+					of[s.Name] = append(of[s.Name], Course{Arm: w.arm, Factors: w.at, Index: t.Index, Series: s})
+				}
+			}
+		}
+		for _, name := range names {
+			same := of[name]
+			slices.SortStableFunc(same, func(a, b Course) int { return cmp.Compare(a.last(), b.last()) })
+			middle := same[(len(same)-1)/2]
+			middle.Of = len(same)
+			all = append(all, middle)
+		}
+	}
+	return all
+}
+
+// whole is a series without the parts that cannot be drawn: those with too few values, or with none but 0.
+func whole(s record.Series) record.Series {
+	if slices.ContainsFunc(s.Seconds, func(v float64) bool { return !Usable(v) }) || !slices.IsSorted(s.Seconds) {
+		return record.Series{}
+	}
+	s.Parts = slices.DeleteFunc(slices.Clone(s.Parts), func(p record.SeriesPart) bool {
+		some := false
+		for _, v := range p.Values {
+			if v != nil && (!Usable(*v) || *v < 0) {
+				return true
+			}
+			some = some || v != nil && *v != 0
+		}
+		return !some || len(p.Values) != len(s.Seconds)
+	})
+	if len(s.Parts) == 0 {
+		return record.Series{}
+	}
+	return s
+}
+
+// last is the sum of all parts at the last moment.
+func (c Course) last() (total float64) {
+	for _, p := range c.Parts {
+		if v := p.Values[len(p.Values)-1]; v != nil {
+			total += *v
+		}
+	}
+	return total
+}
+
+// Placement is who is charged for what ran in an arm at a level: means over its trials that did not fail, for means and
+// their sums close where medians do not. It has no intervals.
+type Placement struct {
+	Arm     string            `json:"arm"`
+	Factors map[string]string `json:"factors"`
+	Trials  int               `json:"trials"`
+	Places  []record.Place    `json:"places"`
+}
+
+// placements are those of all arms whose trials tell.
+func placements(trials []record.Trial) []Placement {
+	var all []Placement
+	for _, w := range byPlace(whatShows(trials)) {
+		p := Placement{Arm: w.arm, Factors: w.at}
+		if p.Factors == nil {
+			p.Factors = map[string]string{}
+		}
+		var each [][]record.Place
+		for i := range w.trials {
+			t := &w.trials[i]
+			for _, guest := range slices.Sorted(maps.Keys(t.Evidence)) {
+				if places := t.Pictured(guest).Places; len(places) > 0 {
+					each = append(each, places)
+				}
+			}
+		}
+		if p.Trials = len(each); p.Trials > 0 {
+			p.Places = meanPlaces(each)
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// meanPlaces are the means of the places of some trials, by name. A place or a component that a trial does not have
+// counts as 0 there; an amount that one of them could not tell is not told.
+func meanPlaces(trials [][]record.Place) (all []record.Place) {
+	var names []string
+	for _, t := range trials {
+		for _, p := range t {
+			if !slices.Contains(names, p.Name) {
+				names = append(names, p.Name)
+			}
+		}
+	}
+	for _, name := range names {
+		var of []record.Place
+		var components []string
+		counted := false
+		for _, t := range trials {
+			for _, p := range t {
+				if p.Name != name {
+					continue
+				}
+				of = append(of, p)
+				counted = counted || p.Kubernetes != nil
+				for _, c := range p.Components {
+					if !slices.Contains(components, c.Component) {
+						components = append(components, c.Component)
+					}
+				}
+			}
+		}
+		mean := record.Place{
+			Name:      name,
+			HardBytes: meanOf(len(trials), of, func(p record.Place) *float64 { return p.HardBytes }),
+			SoftBytes: meanOf(len(trials), of, func(p record.Place) *float64 { return p.SoftBytes }),
+			CPUs:      meanOf(len(trials), of, func(p record.Place) *float64 { return p.CPUs }),
+		}
+		if counted {
+			mean.Kubernetes = meanOf(len(trials), of, func(p record.Place) *float64 { return p.Kubernetes })
+		}
+		for _, component := range components {
+			var parts []record.PlacedComponent
+			for _, p := range of {
+				for _, c := range p.Components {
+					if c.Component == component {
+						parts = append(parts, c)
+					}
+				}
+			}
+			mean.Components = append(mean.Components, record.PlacedComponent{
+				Component: component,
+				Bytes:     meanOf(len(trials), parts, func(c record.PlacedComponent) *float64 { return c.Bytes }),
+				CPUs:      meanOf(len(trials), parts, func(c record.PlacedComponent) *float64 { return c.CPUs }),
+			})
+		}
+		all = append(all, mean)
+	}
+	return all
+}
+
+// meanOf is the sum of some amounts divided by n; nil where one of them is not known.
+func meanOf[T any](n int, all []T, of func(T) *float64) *float64 {
+	sum := 0.0
+	for _, one := range all {
+		v := of(one)
+		if v == nil || !Usable(*v) {
+			return nil
+		}
+		sum += *v
+	}
+	sum /= float64(n)
+	return &sum
+}

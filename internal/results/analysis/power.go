@@ -1,0 +1,97 @@
+package analysis
+
+import (
+	"math"
+	"slices"
+
+	"tare/internal/experiment/record"
+	"tare/internal/lib/stats"
+)
+
+// PowerSchema names the JSON form of Power.
+const PowerSchema = "tare.power/v1"
+
+// Power is how many blocks runs like one need to tell differences of some sizes.
+type Power struct {
+	Schema     string     `json:"schema"`
+	Experiment string     `json:"experiment"`
+	Power      float64    `json:"power"` // the probability with which such a run tells
+	Blocks     int        `json:"blocks"`
+	PerBlock   float64    `json:"block_seconds"` // that a block took, the mean
+	Rows       []PowerRow `json:"rows"`
+}
+
+// PowerRow is one metric at one level, by the arm of which least can be told.
+type PowerRow struct {
+	Metric   string            `json:"metric"`
+	Unit     string            `json:"unit"`
+	Rank     int               `json:"rank"`
+	Arm      string            `json:"arm"`
+	Factors  map[string]string `json:"factors"`
+	Headline bool              `json:"headline"`
+	Base     float64           `json:"base"`  // the baseline's value
+	Half     float64           `json:"half"`  // half-width of the interval of the difference after N blocks
+	N        int               `json:"n"`     // blocks in which it was measured
+	Needs    []Need            `json:"needs"` // for each size that was asked for
+}
+
+// Need is how many blocks tell a difference of some size, as a part of the baseline's value. Blocks is null where it
+// would be more than 10,000.
+type Need struct {
+	Part    float64  `json:"part"`
+	Blocks  *int     `json:"blocks"`
+	Seconds *float64 `json:"seconds"` // that so many take
+}
+
+// PowerOf is the power of a run: what it says of the noise, for runs to come. Differences that no baseline has a value
+// for have no size as a part of it, and are left out.
+func PowerOf(run record.Run, trials []record.Trial, parts []float64, power float64) (*Power, error) {
+	s, err := Summarize(run, trials)
+	if err != nil {
+		return nil, err
+	}
+	p := &Power{
+		Schema: PowerSchema, Experiment: run.Experiment, Power: power, Blocks: s.Blocks, PerBlock: secondsPerBlock(trials),
+		Rows: []PowerRow{},
+	}
+	type key struct{ metric, level string }
+	base := map[key]float64{}
+	for _, e := range s.Estimates {
+		if e.Arm == record.Direct && e.Component == "" {
+			base[key{e.Metric, factors(e.Factors).key()}] = math.Abs(e.Value)
+		}
+	}
+	at := map[key]int{}
+	for _, e := range s.Estimates {
+		k := key{e.Metric, factors(e.Factors).key()}
+		d := e.Difference
+		if d == nil || d.Lo == nil || e.Component != "" || e.Withheld != "" || e.Method == PooledMethod || !(base[k] > 0) {
+			continue
+		}
+		row := PowerRow{
+			Metric: e.Metric, Unit: e.Unit, Rank: e.Rank, Arm: e.Arm, Factors: e.Factors, Base: base[k], Half: d.half(),
+			N: d.N, Headline: slices.Contains(s.Headlines, e.Metric),
+		}
+		if i, seen := at[k]; !seen {
+			at[k] = len(p.Rows)
+			p.Rows = append(p.Rows, row)
+		} else if was := p.Rows[i]; row.Half*math.Sqrt(float64(row.N)) > was.Half*math.Sqrt(float64(was.N)) {
+			p.Rows[i] = row
+		}
+	}
+	for i := range p.Rows {
+		r := &p.Rows[i]
+		for _, part := range parts {
+			need := Need{Part: part}
+			if n, ok := stats.PlannedBlocks(r.N, r.Half, part*r.Base, power); ok {
+				need.Blocks, need.Seconds = &n, new(math.Round(float64(n)*p.PerBlock))
+			} else if r.Half == 0 {
+				n := stats.MinBlocks
+				need.Blocks, need.Seconds = &n, new(math.Round(float64(n)*p.PerBlock))
+			}
+			r.Needs = append(r.Needs, need)
+		}
+	}
+	slices.SortStableFunc(p.Rows, func(a, b PowerRow) int { return a.Rank - b.Rank })
+	return p, nil
+}

@@ -1,0 +1,103 @@
+package analysis
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/stats"
+	"tare/internal/scale/ledger"
+)
+
+// Enough reports whether a run with a precision may end: every value of the metrics that decide is known to within
+// the target, and so is every difference to the baseline, in parts of the baseline's value. What is missing
+// otherwise is said in words. Whether a difference is resolved plays no part.
+//
+// Of the latency of all requests and that while the machine was running, where both are listed, the one decides that
+// answers speak of: among all requests a median is mostly that of the machine's stalls, and no number of blocks
+// makes it precise.
+//
+// A metric that no trial has decides nothing, and neither does one that is void because the subject does not keep
+// up: more blocks would not tell it. One that is missing for any other reason is waited for.
+func Enough(run record.Run, trials []record.Trial) (bool, string, error) {
+	if run.Precision == nil {
+		return false, "", nil
+	}
+	s, err := Summarize(run, trials)
+	if err != nil {
+		return false, "", err
+	}
+	listed := func(metric string) bool { return slices.Contains(run.Precision.Metrics, metric) }
+	defined := run.Defined()
+	decides := func(metric, arm string, at factors) bool {
+		return listed(metric) && !(listed(defined.Counterpart(metric)) && s.answeredBy(defined, metric, arm, at))
+	}
+	var wide []string
+	all := 0
+	miss := func(e *Estimate, width float64) {
+		name := quantity.Label(e.Metric) + " of " + e.Arm
+		if at := s.At(e.Factors); at != "" {
+			name += " " + at
+		}
+		if width > 0 {
+			name += fmt.Sprintf(" (%.2g %%)", 100*width)
+		}
+		wide = append(wide, name)
+	}
+	for i := range s.Estimates {
+		e := &s.Estimates[i]
+		if !decides(e.Metric, e.Arm, e.Factors) || e.Arm == record.AA || e.Withheld != "" || e.Component != "" {
+			continue
+		}
+		all++
+		if value := interval(e.Value, e.Lo, e.Hi); !stats.Precise(value, e.Value, run.Precision.Target) {
+			miss(e, halfWidth(value, e.Value))
+			continue
+		}
+		if d := e.Difference; d != nil {
+			scale := e.Value // of a baseline that has none of it, the difference is the value
+			if base := s.Find(e.Metric, record.Direct, e.Factors); base != nil && base.Value != 0 {
+				scale = base.Value
+			}
+			if difference := interval(d.Value, d.Lo, d.Hi); !stats.Precise(difference, scale, run.Precision.Target) {
+				miss(e, halfWidth(difference, scale))
+			}
+		}
+	}
+	for _, m := range s.Missing {
+		if decides(m.Metric, m.Arm, m.Factors) && m.Arm != record.AA && m.Cause != ledger.Subject {
+			all++
+			wide = append(wide, fmt.Sprintf("%s of %s (%s)", quantity.Label(m.Metric), m.Arm, m.because()))
+		}
+	}
+	switch {
+	case all == 0:
+		return false, "nothing was measured that it is to be precise about", nil
+	case len(wide) == 0:
+		return true, "", nil
+	}
+	const most = 2
+	named := strings.Join(wide[:min(len(wide), most)], ", ")
+	if more := len(wide) - most; more > 0 {
+		named += fmt.Sprintf(" and %d more", more)
+	}
+	return false, fmt.Sprintf("%d of %d intervals are wider than %.3g %%: %s", len(wide), all, 100*run.Precision.Target, named), nil
+}
+
+func interval(value float64, lo, hi *float64) stats.Estimate {
+	e := stats.Estimate{Value: value}
+	if lo != nil && hi != nil {
+		e.Lo, e.Hi, e.HasInterval = *lo, *hi, true
+	}
+	return e
+}
+
+// halfWidth is that of an interval as a part of scale; 0 where it has none or there is nothing to hold it against.
+func halfWidth(e stats.Estimate, scale float64) float64 {
+	if !e.HasInterval || scale == 0 {
+		return 0
+	}
+	return (e.Hi - e.Lo) / 2 / max(scale, -scale)
+}

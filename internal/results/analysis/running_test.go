@@ -1,0 +1,123 @@
+package analysis
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/record"
+)
+
+// stalled is a run of some blocks with a baseline, its twin and an arm, whose p50 is far apart by chance among all
+// requests, and by 50 us among the undisturbed.
+func stalled(blocks int, disturbed int64) (record.Run, []record.Trial) {
+	run := record.Run{
+		Schema: record.RunSchema, Experiment: "own", Blocks: blocks, Seed: 1, Metrics: measured.Definitions(),
+	}
+	var trials []record.Trial
+	for b := range blocks {
+		for i, arm := range []string{record.Direct, record.AA, "proxy"} {
+			noise := float64((b*7+i*5)%11) * 1e-3
+			quiet := 100e-6 + float64(b%3)*1e-6
+			if arm == "proxy" {
+				quiet += 50e-6 + float64(b%2)*1e-6
+			}
+			p := record.PlannedTrial{Index: len(trials), Block: b, Position: i, Arm: arm}
+			run.Plan = append(run.Plan, p)
+			trials = append(trials, record.Trial{
+				Schema: record.TrialSchema, PlannedTrial: p, Validity: record.Validity{Valid: true},
+				Metrics: map[string]float64{
+					"latency_p50_seconds": 5e-3 + noise, "latency_running_p50_seconds": quiet,
+					"latency_p99_seconds": 50e-3 + noise, "own_lag_running_p50_seconds": 1e-6,
+				},
+				Loads: map[string]load.Result{"client": {Running: &load.Running{Disturbed: disturbed, Undisturbed: 100_000 - disturbed}}},
+			})
+		}
+	}
+	return run, trials
+}
+
+// TestAnswersWhileRunning: from a thousandth of the requests on, answers speak of those that no stall touched, and say
+// so; what is then not known is named. Both are estimated either way.
+func TestAnswersWhileRunning(t *testing.T) {
+	for _, c := range []struct {
+		disturbed int64
+		running   bool
+	}{{0, false}, {100, false}, {101, true}, {60_000, true}} {
+		s, err := Summarize(stalled(12, c.disturbed))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(s.Disturbed) != 1 || s.Disturbed[0].Running != c.running || s.Disturbed[0].Requests != 36*100_000 ||
+			math.Abs(s.Disturbed[0].Share-float64(c.disturbed)/100_000) > 1e-12 {
+			t.Fatalf("%d disturbed of 100,000: %+v", c.disturbed, s.Disturbed)
+		}
+		text := ""
+		for _, a := range s.Answers {
+			text += a.Answer
+		}
+		for part, want := range map[string]bool{
+			"p50 while the machine was running is 50.5 us":                                   c.running,
+			"no difference is resolved: p50 (smallest visible ":                              !c.running,
+			"p99 while the machine was running cannot be told: the machine's stalls touched": c.running,
+		} {
+			if strings.Contains(text, part) != want {
+				t.Errorf("%d disturbed: %q contains %q: %t, want %t", c.disturbed, text, part, !want, want)
+			}
+		}
+		for _, metric := range []string{"latency_p50_seconds", "latency_running_p50_seconds"} {
+			if e := s.Find(metric, "proxy", factors{}); e == nil || e.Difference == nil {
+				t.Errorf("no difference of %s", metric)
+			}
+		}
+	}
+}
+
+// TestEnoughWhileRunning: of the two latencies the one decides that answers speak of, and what is asked for alone
+// always.
+func TestEnoughWhileRunning(t *testing.T) {
+	const all, undisturbed = "latency_p50_seconds", "latency_running_p50_seconds" // the first is wide, the second narrow
+	for _, c := range []struct {
+		disturbed int64
+		metrics   []string
+		enough    bool
+		why       string
+	}{
+		{50_000, []string{all, undisturbed}, true, ""},
+		{50_000, []string{all}, false, "p50 of direct ("},
+		{50_000, []string{undisturbed}, true, ""},
+		{0, []string{all, undisturbed}, false, "2 of 2 intervals"}, // the baseline and the arm
+		{0, []string{undisturbed}, true, ""},
+	} {
+		run, trials := stalled(12, c.disturbed)
+		run.Precision = &record.Precision{Target: 0.05, Metrics: c.metrics}
+		enough, why, err := Enough(run, trials)
+		if err != nil || enough != c.enough || !strings.Contains(why, c.why) {
+			t.Errorf("%d disturbed, %q: %t, %q, %v", c.disturbed, c.metrics, enough, why, err)
+		}
+	}
+}
+
+// TestLagOfUndisturbedRequests: a difference among undisturbed requests is held against the lag among them, and not
+// against that of all.
+func TestLagOfUndisturbedRequests(t *testing.T) {
+	for apart, want := range map[float64]bool{0: true, 20e-6: false} {
+		run, trials := stalled(12, 50_000)
+		for i := range trials {
+			if trials[i].Arm == "proxy" {
+				trials[i].Metrics["own_lag_running_p50_seconds"] += apart
+			}
+		}
+		s, err := Summarize(run, trials)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := s.Find("latency_running_p50_seconds", "proxy", factors{}).Difference
+		if d.Resolved != want || !want && !strings.HasPrefix(d.Unresolved, LagReason) {
+			t.Errorf("lag %s apart: resolved %t, %q", fmt.Sprint(apart), d.Resolved, d.Unresolved)
+		}
+	}
+}

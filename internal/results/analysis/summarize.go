@@ -1,0 +1,417 @@
+package analysis
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/stats"
+	"tare/internal/scale/ledger"
+)
+
+// Summarize turns the trials of a run into its summary. A trial that failed is left out of every estimate, and one that
+// tripped a gate of those that the gate voids; both are counted and named. Where a trial was run again, the first
+// attempt counts in which a metric stands. An arm is compared with the baseline in the blocks in which both can tell
+// the metric, so that one arm's losses do not take the blocks of the others.
+func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
+	if run.Schema != record.RunSchema {
+		return nil, fmt.Errorf("summarizing run %q: its schema is %q, not %q", run.ID, run.Schema, record.RunSchema)
+	}
+	s := &Summary{
+		Schema: Schema, Experiment: run.Experiment, Question: run.Question, Baseline: run.Baseline, Seed: run.Seed,
+		InvalidReasons: []string{}, Missing: []Missing{}, Stopped: run.Stopped, NotRepeated: run.NotRepeated,
+		Estimates: []Estimate{}, MDE: []MDE{}, Models: []Model{}, Answers: []Answer{}, Warnings: []string{}, Absent: run.Absent, Phrases: run.Phrases,
+	}
+	trials, left := bounded(run, trials)
+	s.warnOfBounds(left)
+	t := newTable(run, trials, s)
+	s.Trials = countTrials(run, trials)
+	s.Partial = s.Trials.Done < s.Trials.Planned || run.Open() && run.Stopped == ""
+	s.Blocks = completeBlocks(run, t)
+	for _, trial := range trials {
+		if l := trial.Ledger; l != nil {
+			s.Self.CPUSeconds += l.Self.CPUSeconds
+			s.Self.RSSBytes = max(s.Self.RSSBytes, l.Self.RSSBytes)
+		}
+	}
+	t.findSelection()
+	dependences := t.dependences()
+	for _, at := range t.levels {
+		for _, metric := range t.metrics {
+			s.estimate(t, at, metric, dependences[metric], run.Seed)
+		}
+	}
+	bursts := burstsOf(t)
+	for _, at := range t.levels {
+		s.pool(t, at, bursts)
+	}
+	s.lose(t)
+	s.warnOfDependence(dependences)
+	s.Disturbed = disturbed(t.levels, trials)
+	s.Workloads = workloads(t, trials)
+	s.Placements = placements(trials)
+	s.warnOfTwins()
+	s.warnOfOthers(trials)
+	s.warnOfLeftovers(trials)
+	s.withhold(run, t)
+	s.addComponents(run, trials)
+	s.Models = append(s.Models, fitModels(t)...)
+	s.judge(run, t)
+	s.forecast(trials)
+	s.answer(run, t)
+	if err := s.assert(run, trials, t); err != nil {
+		return nil, err
+	}
+	s.Headlines = s.headlines(run, t)
+	return s, nil
+}
+
+// table holds the values that stand, and what was lost.
+type table struct {
+	levels  []factors
+	arms    []string // the baseline, its twin, then the others by name
+	metrics []string
+	has     map[string]bool // metrics that some trial tells, those that are pooled among them
+	closed  bool            // a load goes as fast as it can
+	defined metric.Set      // the definitions of the run's metrics
+	order   map[string]int  // of the definitions, by metric
+	stated  []string        // metrics that answers speak of in words of the metrics' own, in order of rank
+
+	headlines []string          // metrics that answers speak of; none where the record does not say
+	baseline  string            // the subject of the baseline; empty where it has none
+	traits    map[string]string // what to know of arms, by arm
+	lacks     map[string]string // what arms do not do that others do, by arm
+	cells     map[cell]*values
+	in        map[levelArm][]int            // the blocks in which an arm has a cell at a level, in order
+	loads     map[string]bool               // by name
+	pools     map[pool]map[int]record.Count // by block
+
+	outcomes map[levelArm]map[int]*outcome // by block, of the trials that were run, however often; one that was interrupted was not
+	selected map[armMetric]bool            // whose losses are beyond chance
+}
+
+// pool is a metric of an arm at a level.
+type pool struct{ level, arm, metric string }
+
+type cell struct {
+	level string // factors.key
+	arm   string
+	block int
+}
+
+type levelArm struct{ level, arm string } // factors.key
+
+// values are what one trial gives: its metrics, and by metric of latency the generator's lag at the same quantile, in
+// seconds.
+type values struct{ metrics, lag map[string]float64 }
+
+// factors is one level of an experiment.
+type factors map[string]string
+
+func (f factors) key() string { return record.LevelKey(f) }
+
+// LevelNumber is a level as a number, where it is one: a duration counts in seconds.
+func LevelNumber(level string) (float64, bool) {
+	if v, err := strconv.ParseFloat(level, 64); err == nil && Usable(v) {
+		return v, true
+	}
+	if d, err := time.ParseDuration(level); err == nil {
+		return d.Seconds(), true
+	}
+	return 0, false
+}
+
+func compareFactors(a, b factors) int {
+	for _, name := range slices.Sorted(maps.Keys(a)) {
+		x, okX := LevelNumber(a[name])
+		y, okY := LevelNumber(b[name])
+		c := strings.Compare(a[name], b[name])
+		if okX && okY && x != y {
+			c = cmp.Compare(x, y)
+		}
+		if c != 0 {
+			return c
+		}
+	}
+	return strings.Compare(a.key(), b.key())
+}
+
+// Usable keeps out what no measurement gives and what would spoil every sum it stands in.
+func Usable(v float64) bool { return !math.IsNaN(v) && math.Abs(v) < 1e100 }
+
+func newTable(run record.Run, trials []record.Trial, s *Summary) *table {
+	t := &table{
+		defined: run.Defined(), order: map[string]int{}, stated: stated(run),
+		headlines: run.Headline, baseline: run.Baseline, traits: run.Traits, lacks: run.Lacks,
+		cells: map[cell]*values{}, in: map[levelArm][]int{}, pools: map[pool]map[int]record.Count{}, loads: map[string]bool{},
+		outcomes: map[levelArm]map[int]*outcome{},
+	}
+	for i, d := range run.Metrics {
+		t.order[d.Name] = i
+	}
+	levels, arms, metrics := map[string]factors{}, map[string]bool{}, map[string]bool{}
+	unreadable := 0
+	for _, attempts := range attemptsOf(trials) {
+		at := factors(attempts[0].Factors)
+		if at == nil {
+			at = factors{} // a record without factors says that it has none, not that it does not know
+		}
+		c := cell{at.key(), attempts[0].Arm, attempts[0].Block}
+		place := levelArm{c.level, c.arm}
+		v := &values{metrics: map[string]float64{}, lag: map[string]float64{}}
+		counted := map[string]bool{}
+		for _, trial := range attempts {
+			unreadable += v.take(trial, t.defined)
+			for name, r := range trial.Loads {
+				t.loads[name], t.closed = true, t.closed || r.Mode == load.Closed
+			}
+			for name, n := range trial.Counts {
+				if counted[name] || !trial.Validity.Stands(name) {
+					continue
+				}
+				key := pool{c.level, c.arm, name}
+				if t.pools[key] == nil {
+					t.pools[key] = map[int]record.Count{}
+				}
+				sum := t.pools[key][c.block]
+				t.pools[key][c.block], counted[name] = record.Count{In: sum.In + n.In, Of: sum.Of + n.Of}, true
+			}
+		}
+		told := func(metric string) bool { _, has := v.metrics[metric]; return has || counted[metric] }
+		o := outcomeOf(attempts, t.defined, told)
+		if t.outcomes[place] == nil {
+			t.outcomes[place] = map[int]*outcome{}
+		}
+		t.outcomes[place][c.block] = o
+		if len(v.metrics) == 0 && len(counted) == 0 && !o.whole {
+			continue
+		}
+		for name := range v.metrics {
+			metrics[name] = true
+		}
+		levels[c.level], arms[c.arm] = at, true
+		if _, twice := t.cells[c]; !twice {
+			t.in[place] = append(t.in[place], c.block)
+		}
+		t.cells[c] = v
+	}
+	for _, blocks := range t.in {
+		slices.Sort(blocks)
+	}
+	if unreadable > 0 {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("%d histograms could not be read; quantiles from them are missing", unreadable))
+	}
+	t.levels = slices.SortedFunc(maps.Values(levels), compareFactors)
+	t.arms = slices.SortedFunc(maps.Keys(arms), CompareArms)
+	t.metrics, t.has = slices.Sorted(maps.Keys(metrics)), metrics
+	for key := range t.pools {
+		t.has[key.metric] = true
+	}
+	return t
+}
+
+// take adds what stands of an attempt and no attempt before it could tell. The generator's lag comes from the attempt
+// that latency comes from. It gives the number of histograms that could not be read.
+func (v *values) take(trial record.Trial, defined metric.Set) (unreadable int) {
+	if trial.Validity.Failed != "" {
+		return 0
+	}
+	metrics, err := Metrics(trial, defined)
+	if err != nil {
+		unreadable++
+	}
+	lag, err := lagOf(trial, metrics, defined)
+	if err != nil {
+		unreadable++
+	}
+	for name, x := range metrics {
+		if _, has := v.metrics[name]; has || !trial.Validity.Stands(name) {
+			continue
+		}
+		v.metrics[name] = x
+		if l, known := lag[name]; known {
+			v.lag[name] = l
+		}
+	}
+	return unreadable
+}
+
+// attemptsOf puts the attempts at each planned trial together, in the order of the trials' first attempts and then of
+// the attempts. What was interrupted is none.
+func attemptsOf(trials []record.Trial) [][]record.Trial {
+	type planned struct {
+		index int
+		cell
+	}
+	var all [][]record.Trial
+	at := map[planned]int{}
+	for _, t := range trials {
+		if t.Validity.Failed == record.Interrupted {
+			continue
+		}
+		key := planned{t.Index, cell{factors(t.Factors).key(), t.Arm, t.Block}}
+		i, again := at[key]
+		if !again {
+			i = len(all)
+			at[key], all = i, append(all, nil)
+		}
+		all[i] = append(all[i], t)
+	}
+	for _, attempts := range all {
+		slices.SortStableFunc(attempts, func(a, b record.Trial) int { return cmp.Compare(a.Attempt, b.Attempt) })
+	}
+	return all
+}
+
+// Metrics are the values of one trial by metric: those that it recorded, and the quantiles of latency that its
+// histograms can carry where it did not record them. The error is of histograms that cannot be read; the other values
+// are given all the same.
+func Metrics(trial record.Trial, defined metric.Set) (map[string]float64, error) {
+	m, err := quantilesOf(trial, load.Latency, defined.Quantiles(load.Latency))
+	for name, v := range trial.Metrics {
+		if Usable(v) {
+			m[name] = v
+		}
+	}
+	return m, err
+}
+
+func valid(t record.Trial) bool { return t.Validity.Valid && t.Validity.Failed == "" }
+
+// CompareArms orders arms: it puts the baseline first and its twin second.
+func CompareArms(a, b string) int {
+	rank := func(arm string) int { return slices.Index([]string{record.AA, record.Direct}, arm) }
+	return cmp.Or(cmp.Compare(rank(b), rank(a)), strings.Compare(a, b))
+}
+
+// quantilesOf gives, by metric and in seconds, the quantiles that the samples can carry, from one histogram of all
+// loads together. Which quantile is whose, the definitions of the metrics say.
+func quantilesOf(trial record.Trial, histogram string, of []metric.Definition) (map[string]float64, error) {
+	m := map[string]float64{}
+	h, err := stats.MergeEncoded(encodedOf(trial, histogram)...)
+	if err != nil || h == nil {
+		return m, err
+	}
+	for _, d := range of {
+		if ns, ok := stats.Quantile(h, d.Quantile); ok {
+			m[d.Name] = ns / 1e9
+		}
+	}
+	return m, nil
+}
+
+func encodedOf(trial record.Trial, histogram string) []string {
+	var encoded []string
+	for _, name := range slices.Sorted(maps.Keys(trial.Loads)) {
+		if h, ok := trial.Loads[name].Histograms[histogram]; ok {
+			encoded = append(encoded, h)
+		}
+	}
+	return encoded
+}
+
+// blocks are the block numbers in which all the arms have a value, in order.
+func (t *table) blocks(level string, has func(*values) bool, arms ...string) []int {
+	var blocks []int
+	for _, block := range t.in[levelArm{level, arms[0]}] {
+		all := true
+		for _, arm := range arms {
+			v, ok := t.cells[cell{level, arm, block}]
+			all = all && ok && has(v)
+		}
+		if all {
+			blocks = append(blocks, block)
+		}
+	}
+	return blocks
+}
+
+func hasMetric(metric string) func(*values) bool {
+	return func(v *values) bool { _, ok := v.metrics[metric]; return ok }
+}
+
+// column is the values of one metric of one arm, by block.
+func (t *table) column(at factors, arm, metric string) []float64 {
+	var xs []float64
+	level := at.key()
+	for _, b := range t.blocks(level, hasMetric(metric), arm) {
+		xs = append(xs, t.cells[cell{level, arm, b}].metrics[metric])
+	}
+	return xs
+}
+
+// pairs are the values of one metric in the baseline and in an arm, by block.
+func (t *table) pairs(at factors, arm, metric string) []stats.Pair {
+	return t.pairsOf(at, arm, metric, t.blocks(at.key(), hasMetric(metric), record.Direct, arm))
+}
+
+func (t *table) pairsOf(at factors, arm, metric string, blocks []int) []stats.Pair {
+	var ps []stats.Pair
+	level := at.key()
+	for _, b := range blocks {
+		ps = append(ps, stats.Pair{
+			Base: t.cells[cell{level, record.Direct, b}].metrics[metric],
+			Arm:  t.cells[cell{level, arm, b}].metrics[metric],
+		})
+	}
+	return ps
+}
+
+// warnOfTwins says when the twins differ in more metrics than chance explains: one in twenty is what a 95 % interval
+// allows.
+func (s *Summary) warnOfTwins() {
+	var all int
+	var apart []string
+	for _, e := range s.Estimates {
+		if e.Arm == record.AA && e.Difference != nil {
+			all++
+			if e.Difference.Resolved {
+				apart = append(apart, quantity.Label(e.Metric))
+			}
+		}
+	}
+	if len(apart) > 1 && 10*len(apart) > all {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("the A/A twins differ in %d of %d metrics (%s): the machine was not steady, and small differences mean little",
+			len(apart), all, strings.Join(slices.Compact(apart), ", ")))
+	}
+}
+
+// warnOfOthers says when trials shared the machine with another run of tare.
+func (s *Summary) warnOfOthers(trials []record.Trial) {
+	n := 0
+	for _, t := range trials {
+		if t.Ledger != nil && slices.ContainsFunc(t.Ledger.Warnings, func(w ledger.Warning) bool { return w.Code == record.OtherRun }) {
+			n++
+		}
+	}
+	if n > 0 {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("another run of tare was under way on this machine in %d of %d trials, and the two disturb each other: run it again alone", n, len(trials)))
+	}
+}
+
+// warnOfLeftovers says what trials have left behind on the machine, in the words of the first.
+func (s *Summary) warnOfLeftovers(trials []record.Trial) {
+	n, first := 0, ""
+	for _, t := range trials {
+		if t.Ledger == nil {
+			continue
+		}
+		for _, w := range t.Ledger.Warnings {
+			if w.Code == record.LeftBehind {
+				n, first = n+1, cmp.Or(first, w.Message)
+			}
+		}
+	}
+	if n > 0 {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("%d trials left something behind; of the first: %s", n, first))
+	}
+}

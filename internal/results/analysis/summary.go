@@ -1,0 +1,216 @@
+// Package analysis turns the trials of a run into a summary: estimates with intervals, the smallest visible
+// differences, and answers in words that are tied to them. It is pure: records in, summary out.
+package analysis
+
+import (
+	"tare/internal/experiment/record"
+	"tare/internal/scale/ledger"
+)
+
+// Schema names the JSON form of Summary.
+const Schema = "tare.summary/v1"
+
+// Summary is summary.json.
+type Summary struct {
+	Schema         string     `json:"schema"`
+	Experiment     string     `json:"experiment"`
+	Question       string     `json:"question"`
+	Baseline       string     `json:"baseline,omitempty"` // the subject that the arms direct and aa run; none where they run no subject
+	Partial        bool       `json:"partial"`            // the run was interrupted: fewer trials than planned
+	Valid          bool       `json:"valid"`
+	InvalidReasons []string   `json:"invalid_reasons"`
+	Blocks         int        `json:"blocks"` // complete blocks
+	Seed           uint64     `json:"seed"`
+	Estimates      []Estimate `json:"estimates"`
+	MDE            []MDE      `json:"mde"`
+	Models         []Model    `json:"models"`
+	// ComponentModels are the same of components of subjects, each with its name.
+	ComponentModels []Model `json:"component_models,omitempty"`
+	Losses          []Loss  `json:"losses"`
+	// Headlines are the metrics that a reader wants first: those that are asserted or asked about, then those with a
+	// resolved difference, the largest in proportion first.
+	Headlines  []string    `json:"headlines"`
+	Disturbed  []Disturbed `json:"disturbed,omitempty"`  // by level, where stalls of the machine were watched for
+	Workloads  []Workload  `json:"workloads,omitempty"`  // gross, tare and net of applications, where trials were charged
+	Placements []Placement `json:"placements,omitempty"` // who is charged for what ran, where guests tell
+	Answers    []Answer    `json:"answers"`
+	// Verdicts are what became of the assertions of the run, in their order.
+	Verdicts    []Verdict         `json:"verdicts,omitempty"`
+	Missing     []Missing         `json:"missing"` // metrics that were withheld, and why
+	Trials      Trials            `json:"trials"`
+	Self        Self              `json:"self"`
+	Absent      map[string]string `json:"absent,omitempty"` // arms that did not run, for their program is not installed, and why
+	Warnings    []string          `json:"warnings"`
+	Phrases     []record.Phrase   `json:"phrases,omitempty"`      // how levels read in sentences
+	Stopped     string            `json:"stopped,omitempty"`      // why a run ended that has no number of blocks of its own
+	NotRepeated string            `json:"not_repeated,omitempty"` // spoiled trials that were not run again
+}
+
+// Missing is a metric of an arm at a level that the run cannot tell: too many of its trials were lost. There may be an
+// estimate from the others, which says that it is withheld.
+type Missing struct {
+	Metric     string            `json:"metric"`
+	Arm        string            `json:"arm"`
+	Factors    map[string]string `json:"factors"`
+	Trials     int               `json:"trials"`                // that were run
+	Lost       int               `json:"lost"`                  // of these
+	Gate       string            `json:"gate"`                  // by which most were lost; empty where they failed
+	Cause      ledger.Cause      `json:"cause"`                 // who tripped it most often
+	CauseShare *float64          `json:"cause_share,omitempty"` // of the machine's CPU time, the mean over these trials
+	Culprits   []string          `json:"culprits,omitempty"`
+	Message    string            `json:"message"` // of one of these trials
+}
+
+// Trials counts those of the plan, each once however often it was run, and names those that are left out of some
+// estimate or of all.
+type Trials struct {
+	Planned  int        `json:"planned"`
+	Done     int        `json:"done"`
+	Valid    int        `json:"valid"`    // in one attempt at least
+	Failed   int        `json:"failed"`   // in every attempt
+	Invalid  int        `json:"invalid"`  // the others: gates void some of their metrics
+	Attempts int        `json:"attempts"` // how often trials were run in all
+	Excluded []Excluded `json:"excluded"`
+}
+
+// Excluded is a trial that failed or is invalid in every attempt.
+type Excluded struct {
+	Index   int               `json:"index"` // in the plan
+	Block   int               `json:"block"`
+	Arm     string            `json:"arm"`
+	Factors map[string]string `json:"factors"`
+	Why     string            `json:"why"`
+	Voids   []string          `json:"voids,omitempty"` // the metrics that are left out; none named: all
+}
+
+// Estimate is one metric of one arm at one level of the factors, beside its baseline. Intervals are null below 6
+// blocks.
+type Estimate struct {
+	Metric     string            `json:"metric"`
+	Unit       string            `json:"unit"`
+	Rank       int               `json:"rank"` // among the metrics: tables and charts show them in this order
+	Arm        string            `json:"arm"`
+	Component  string            `json:"component,omitempty"` // of the arm's subject; left out where it is of all of it
+	Baseline   string            `json:"baseline,omitempty"`
+	Factors    map[string]string `json:"factors"`
+	Value      float64           `json:"value"` // median over blocks
+	Lo         *float64          `json:"lo"`
+	Hi         *float64          `json:"hi"`
+	Confidence float64           `json:"confidence"`
+	N          int               `json:"n"`                  // blocks
+	Blocks     int               `json:"blocks"`             // that it rests on, also where n counts samples
+	Planned    int               `json:"planned"`            // blocks in which the arm was run at this level
+	Withheld   string            `json:"withheld,omitempty"` // why it must not be quoted: too many of its trials were lost
+	Method     string            `json:"method"`
+
+	// DesignEffect and Trials are of pooled shares: how many times larger the variance is than that of independent
+	// samples, and the trials that they are of. N counts samples there. The design effect is left out where nothing, or
+	// everything, was in the part.
+	DesignEffect *float64 `json:"design_effect,omitempty"`
+	Trials       int      `json:"trials,omitempty"`
+
+	Difference *Difference `json:"difference,omitempty"` // arm minus baseline, paired by block
+	Ratio      *Ratio      `json:"ratio,omitempty"`
+	Notes      []string    `json:"notes,omitempty"` // what to know before quoting it
+}
+
+// Difference is arm minus baseline. Resolved: its interval excludes 0, it is larger than the smallest that is visible,
+// and lost blocks could not have made it vanish; of the twin itself, which is what the others are held against, only
+// that its interval excludes 0: that is a false alarm.
+type Difference struct {
+	Value      float64  `json:"value"`
+	Lo         *float64 `json:"lo"`
+	Hi         *float64 `json:"hi"`
+	Resolved   bool     `json:"resolved"`
+	Unresolved string   `json:"unresolved,omitempty"` // why it is not resolved
+	Confidence float64  `json:"confidence"`
+	N          int      `json:"n"` // blocks in which both arms are valid
+	Method     string   `json:"method"`
+
+	// Lost counts the further blocks in which both arms ran and one of them has no value. WorstLo and WorstHi are the
+	// interval with these at minus and plus infinity; null: without a bound, or there is no interval.
+	Lost    int      `json:"lost"`
+	WorstLo *float64 `json:"worst_lo"`
+	WorstHi *float64 `json:"worst_hi"`
+
+	// LostWhole counts those of the Lost in which the arm and both twins lost the metric, each to the hypervisor or
+	// to neighbours alone. Such a block chose no arm, and counts as one that was not run: RestLo and RestHi are the
+	// worst case of the other lost blocks, by which it is then decided whether the difference is resolved.
+	LostWhole int      `json:"lost_whole,omitempty"`
+	RestLo    *float64 `json:"rest_lo,omitempty"`
+	RestHi    *float64 `json:"rest_hi,omitempty"`
+
+	// SmallestVisible is the larger of what the A/A twins show and of half the interval's own width; null where either
+	// is not known.
+	SmallestVisible *float64 `json:"smallest_visible"`
+
+	// ToResolve is how many blocks would resolve a small difference where noise left this one unresolved.
+	ToResolve *Forecast `json:"to_resolve,omitempty"`
+
+	// Effective is how many independent blocks the N are worth, since neighbouring ones resemble each other; null where
+	// too few differences were measured to say.
+	Effective *float64 `json:"effective_blocks"`
+}
+
+// Loss is what an arm has no value of in some blocks in which it ran.
+type Loss struct {
+	Arm      string            `json:"arm"`
+	Factors  map[string]string `json:"factors"`
+	Metrics  []string          `json:"metrics"`  // that were lost in the same blocks, for the same reasons
+	Planned  int               `json:"planned"`  // blocks in which it ran
+	Lost     int               `json:"lost"`     // of these: without a value after all attempts
+	Repeated int               `json:"repeated"` // of these: with the value of a later attempt, the first being spoiled
+	By       map[string]int    `json:"by"`       // lost blocks by the gate and, where it is known, who tripped it; "failed", "too few samples"
+	Beyond   bool              `json:"beyond_chance"`
+}
+
+// Ratio is arm over baseline, paired by block.
+type Ratio struct {
+	Value float64  `json:"value"`
+	Lo    *float64 `json:"lo"`
+	Hi    *float64 `json:"hi"`
+}
+
+// MDE is the smallest difference that the run can see, from the A/A twin.
+type MDE struct {
+	Metric  string            `json:"metric"`
+	Factors map[string]string `json:"factors"`
+	Value   float64           `json:"value"`
+}
+
+// Model is cost = fixed + slope x level of each factor, fitted within each block.
+type Model struct {
+	Metric       string                `json:"metric"`
+	Arm          string                `json:"arm"`
+	Component    string                `json:"component,omitempty"` // of the arm's subject; empty: all of it
+	Terms        []Term                `json:"terms"`
+	R2           float64               `json:"r2"`
+	Linear       bool                  `json:"linear"`        // no departure from a line was shown, and the held-out error is small
+	Test         string                `json:"test"`          // by which test
+	HeldoutError *float64              `json:"heldout_error"` // of levels left out of the fit, as a part of the mean value
+	ValidRange   map[string][2]float64 `json:"valid_range"`
+	Method       string                `json:"method"`
+	Blocks       int                   `json:"blocks"` // whose trials were fitted; others miss too many levels
+}
+
+// Term is one coefficient of a model.
+type Term struct {
+	Name  string   `json:"name"`
+	Unit  string   `json:"unit"`
+	Value float64  `json:"value"`
+	Lo    *float64 `json:"lo"`
+	Hi    *float64 `json:"hi"`
+}
+
+// Answer is a sentence and the estimates it rests on, as "metric arm".
+type Answer struct {
+	Question string   `json:"question"`
+	Answer   string   `json:"answer"`
+	Evidence []string `json:"evidence"`
+}
+
+// Self is what the scale cost, over all trials.
+type Self struct {
+	CPUSeconds float64 `json:"cpu_seconds"`
+	RSSBytes   uint64  `json:"rss_bytes"`
+}

@@ -1,0 +1,262 @@
+package analysis
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"tare/internal/experiment/record"
+	"tare/internal/lib/stats"
+)
+
+// invalidPart is the part of its trials that a metric of an arm at a level may lose before it is withheld, where the
+// spec does not say.
+const invalidPart = 0.25
+
+func countTrials(run record.Run, trials []record.Trial) Trials {
+	all := attemptsOf(trials)
+	c := Trials{Planned: max(len(run.Plan), len(all)), Done: len(all), Excluded: []Excluded{}}
+	for _, attempts := range all {
+		c.Attempts += len(attempts)
+		last := attempts[len(attempts)-1]
+		x := Excluded{Index: last.Index, Block: last.Block, Arm: last.Arm, Factors: last.Factors, Why: why(last.Validity)}
+		switch {
+		case slices.ContainsFunc(attempts, valid):
+			c.Valid++
+			continue
+		case !slices.ContainsFunc(attempts, func(t record.Trial) bool { return t.Validity.Failed == "" }):
+			c.Failed++
+		default:
+			c.Invalid++
+			x.Voids = voidedInAll(attempts)
+		}
+		if len(attempts) > 1 {
+			x.Why = fmt.Sprintf("%s (run %d times)", x.Why, len(attempts))
+		}
+		if x.Factors == nil {
+			x.Factors = map[string]string{}
+		}
+		c.Excluded = append(c.Excluded, x)
+	}
+	return c
+}
+
+// voidedInAll are the metrics that no attempt can tell; nil where that is all of them.
+func voidedInAll(attempts []record.Trial) []string {
+	voids := []string{}
+	seen := map[string]bool{}
+	for _, t := range attempts {
+		for _, r := range t.Validity.Reasons {
+			for _, m := range r.Voids {
+				if !seen[m] && !slices.ContainsFunc(attempts, func(t record.Trial) bool { return t.Validity.Stands(m) }) {
+					voids = append(voids, m)
+				}
+				seen[m] = true
+			}
+		}
+	}
+	if !slices.ContainsFunc(attempts, func(t record.Trial) bool { return t.Validity.Stands("") }) {
+		return nil // a name that no gate has: what does not void it does not void everything
+	}
+	slices.Sort(voids)
+	return voids
+}
+
+func why(v record.Validity) string {
+	if v.Failed != "" {
+		return "failed: " + v.Failed
+	}
+	var gates []string
+	for _, r := range v.Reasons {
+		gates = append(gates, r.Gate+": "+r.Message)
+	}
+	if len(gates) == 0 {
+		return "invalid, and no gate is named"
+	}
+	return strings.Join(gates, "; ")
+}
+
+// completeBlocks counts the blocks in which every planned trial is valid. Without a plan, the blocks with any valid
+// trial.
+func completeBlocks(run record.Run, t *table) int {
+	complete := map[int]bool{}
+	for _, outcomes := range t.outcomes {
+		for block, o := range outcomes {
+			if o.whole {
+				complete[block] = true
+			}
+		}
+	}
+	for _, p := range run.Plan {
+		if o := t.outcomes[levelArm{factors(p.Factors).key(), p.Arm}][p.Block]; o == nil || !o.whole {
+			delete(complete, p.Block)
+		}
+	}
+	return len(complete)
+}
+
+// judge says whether the run can tell anything of what it was asked, and what to change when it cannot.
+func (s *Summary) judge(run record.Run, t *table) {
+	switch {
+	case s.Trials.Done == 0:
+		s.InvalidReasons = append(s.InvalidReasons, "no trial was finished")
+	case !s.tells(run, t):
+		s.InvalidReasons = append(s.InvalidReasons, s.whyNothing(run, t)...)
+	}
+	s.Valid = len(s.InvalidReasons) == 0
+	if planned := plannedBlocks(run); s.Valid && planned < stats.MinBlocks {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("%s: too few for 95 %% intervals, so values have none and no difference is resolved; run at least %d (--blocks %d)",
+			blocks(planned), stats.MinBlocks, stats.MinBlocks))
+	}
+}
+
+// tells reports whether anything is left of what the answer speaks of: an estimate of such a metric, of an arm that is
+// asked about.
+func (s *Summary) tells(run record.Run, t *table) bool {
+	asked := askedArms(run, t)
+	none := true
+	for _, e := range s.Estimates {
+		if !slices.Contains(asked, e.Arm) || e.Component != "" {
+			continue
+		}
+		none = false
+		if e.Withheld == "" && headline(run, e.Metric) {
+			return true
+		}
+	}
+	// Trials without any metric that answers speak of, as of a spec of one's own, tell what they have.
+	return !none && len(s.Missing) == 0
+}
+
+// askedArms are the arms that the run is about: all but the baseline and its twin, where there are others.
+func askedArms(run record.Run, t *table) []string {
+	arms := t.everyArm(run)
+	if others := withoutBaseline(arms); len(others) > 0 {
+		return others
+	}
+	return arms
+}
+
+// withoutBaseline are the arms but for the baseline and its twin.
+func withoutBaseline(arms []string) []string {
+	return slices.DeleteFunc(slices.Clone(arms), func(a string) bool { return a == record.Direct || a == record.AA })
+}
+
+// headline reports whether answers speak of a metric. Records of Tare before 0.2 do not say of which they do: there it
+// is any.
+func headline(run record.Run, metric string) bool {
+	return len(run.Headline) == 0 || slices.Contains(run.Headline, metric)
+}
+
+// place is an arm at a level.
+type place struct {
+	arm string
+	at  factors
+}
+
+// placesOf are the arms at levels of planned trials, each once.
+func placesOf(planned []record.PlannedTrial) (all []place) {
+	seen := map[levelArm]bool{}
+	for _, p := range planned {
+		at := factors(p.Factors)
+		if at == nil {
+			at = factors{}
+		}
+		if k := (levelArm{at.key(), p.Arm}); !seen[k] {
+			seen[k] = true
+			all = append(all, place{p.Arm, at})
+		}
+	}
+	return all
+}
+
+// whyNothing says of each arm that the run is about, at each level, how many of its trials were lost and by what most
+// were.
+func (s *Summary) whyNothing(run record.Run, t *table) []string {
+	planned := slices.Clone(run.Plan)
+	for _, x := range s.Trials.Excluded { // of a record without a plan
+		planned = append(planned, record.PlannedTrial{Arm: x.Arm, Factors: x.Factors})
+	}
+	asked := askedArms(run, t)
+	places := slices.DeleteFunc(placesOf(planned), func(p place) bool {
+		return len(t.outcomes[levelArm{p.at.key(), p.arm}]) == 0 || !slices.Contains(asked, p.arm)
+	})
+	slices.SortFunc(places, func(a, b place) int { return cmp.Or(CompareArms(a.arm, b.arm), compareFactors(a.at, b.at)) })
+	var reasons []string
+	for _, p := range places {
+		lost := 0
+		for _, x := range s.Trials.Excluded {
+			if x.Arm == p.arm && factors(x.Factors).key() == p.at.key() {
+				lost++
+			}
+		}
+		of := len(t.outcomes[levelArm{p.at.key(), p.arm}])
+		text := fmt.Sprintf("arm %s lost %d of %d trials", strings.TrimSpace(p.arm+" "+s.At(p.at)), lost, of)
+		if left := of - lost; plannedBlocks(run) >= stats.MinBlocks && left < stats.MinBlocks {
+			text += fmt.Sprintf(", and an interval needs %d", stats.MinBlocks)
+		}
+		reasons = append(reasons, text+s.commonest(p.arm, p.at))
+	}
+	if len(reasons) == 0 {
+		reasons = append(reasons, "nothing was measured that the answer speaks of")
+	}
+	return reasons
+}
+
+// commonest is the reason that most trials were lost for, of one arm at one level or of all; its message says what to
+// change.
+func (s *Summary) commonest(arm string, at factors) string {
+	count := map[string]int{}
+	first := map[string]string{}
+	var best string
+	for _, x := range s.Trials.Excluded {
+		if arm != "" && (x.Arm != arm || factors(x.Factors).key() != at.key()) {
+			continue
+		}
+		kind, _, _ := strings.Cut(x.Why, ":")
+		if count[kind]++; first[kind] == "" {
+			first[kind] = x.Why
+		}
+		if count[kind] > count[best] {
+			best = kind
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	n := count[best]
+	_, example, _ := strings.Cut(first[best], ": ")
+	if best != "failed" {
+		best = "by the gate " + best
+	}
+	return fmt.Sprintf("; %d of them %s: %s", n, best, example)
+}
+
+func plannedBlocks(run record.Run) int {
+	if run.Blocks > 0 {
+		return run.Blocks
+	}
+	blocks := map[int]bool{}
+	for _, p := range run.Plan {
+		blocks[p.Block] = true
+	}
+	return len(blocks)
+}
+
+// invalidLimit reads gates.invalid from the resolved spec, in which numbers are text.
+func invalidLimit(spec json.RawMessage) float64 {
+	var s struct {
+		Gates struct {
+			Invalid string `json:"invalid"`
+		} `json:"gates"`
+	}
+	if err := json.Unmarshal(spec, &s); err == nil {
+		if v, err := strconv.ParseFloat(s.Gates.Invalid, 64); err == nil && v >= 0 && v <= 1 {
+			return v
+		}
+	}
+	return invalidPart
+}

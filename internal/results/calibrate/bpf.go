@@ -1,0 +1,451 @@
+package calibrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/placement"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/stats"
+	"tare/internal/scale/attribution"
+	"tare/internal/scale/host/perf"
+	"tare/internal/scale/ledger"
+)
+
+const (
+	heavyPart  = 3       // of the runs, in group a; one part is in group b
+	mapEntries = 1 << 17 // of 8 bytes: 1 MiB
+	sampleHz   = 997     // short runs need many samples
+	truthRuns  = 5       // goes of which the middle one counts
+)
+
+// bpf weighs programs of known run time: all runs of each, and where they ran.
+func (b *bench) bpf(ctx context.Context) error {
+	if err := lockMemory(); err != nil {
+		return err
+	}
+	step, err := fastestStep()
+	if err != nil {
+		return err
+	}
+	var zero empty
+	if err := b.weigh(ctx, "bpf", "a program of nothing", func(ctx context.Context) ([]Weight, error) { return b.nothing(ctx, &zero) }); err != nil {
+		return err
+	}
+	for _, d := range []time.Duration{50 * time.Nanosecond, 500 * time.Nanosecond, 5 * time.Microsecond, 50 * time.Microsecond} {
+		steps := max(1, int(math.Round(d.Seconds()/step)))
+		err := b.weigh(ctx, "bpf", fmt.Sprintf("a program of about %v", d), func(ctx context.Context) ([]Weight, error) { return b.program(ctx, d, steps, zero) })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lockMemory lifts the limit to which kernels before 5.11 charge programs and maps.
+func lockMemory() error {
+	err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
+	if err != nil && !errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("lifting the limit of locked memory: %w", err)
+	}
+	return nil
+}
+
+// maps weighs a map that two programs use.
+func (b *bench) maps(ctx context.Context) error {
+	if err := lockMemory(); err != nil {
+		return err
+	}
+	return b.weigh(ctx, "maps", "a map of two programs", b.sharedMap)
+}
+
+// body is a program that takes steps, each of which needs the one before, and returns 1: to go on. A program without
+// steps is what running one takes in itself.
+func body(steps int) asm.Instructions {
+	if steps == 0 {
+		return asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}
+	}
+	return asm.Instructions{
+		asm.Mov.Imm(asm.R2, 88172645),
+		asm.Mov.Imm(asm.R3, int32(steps)),
+		asm.Mul.Imm(asm.R2, 1664525).WithSymbol("step"), // some cycles of latency each, whatever else the core does
+		asm.Mul.Imm(asm.R2, 22695477),
+		asm.Mul.Imm(asm.R2, 1103515245),
+		asm.Mul.Imm(asm.R2, 69069),
+		asm.Sub.Imm(asm.R3, 1),
+		asm.JNE.Imm(asm.R3, 0, "step"),
+		asm.Mov.Imm(asm.R0, 1),
+		asm.Return(),
+	}
+}
+
+// runTime measures what a run takes, by running the program as a type that the kernel runs on demand, by the CPU clock
+// of the thread that asks for it. Statistics are off. It is the middle one of some goes of 10 ms.
+func runTime(instructions asm.Instructions, about time.Duration) (seconds float64, err error) {
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_truth", Type: ebpf.SocketFilter, Instructions: instructions, License: "Dual BSD/GPL"})
+	if err != nil {
+		return 0, fmt.Errorf("loading a program to measure: %w", err)
+	}
+	defer p.Close()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	repeat := max(int(10*time.Millisecond/max(about, 20*time.Nanosecond)), 100)
+	packet := make([]byte, 14) // the least that the kernel takes: an Ethernet header
+	var goes [truthRuns]float64
+	for i := range goes {
+		start := clockNs(unix.CLOCK_THREAD_CPUTIME_ID)
+		if _, err := p.Run(&ebpf.RunOptions{Data: packet, Repeat: uint32(repeat)}); err != nil {
+			return 0, fmt.Errorf("running a program to measure it: %w", err)
+		}
+		goes[i] = float64(clockNs(unix.CLOCK_THREAD_CPUTIME_ID)-start) / 1e9 / float64(repeat)
+	}
+	slices.Sort(goes[:])
+	return goes[len(goes)/2], nil
+}
+
+// stepTime is what one step takes, in seconds. The fixed part of a run, of which less is seen where runs follow each
+// other, cancels.
+func stepTime() (float64, error) {
+	const steps = 2000
+	long, err1 := runTime(body(steps), 6*time.Microsecond)
+	short, err2 := runTime(body(steps/2), 3*time.Microsecond)
+	return (long - short) / (steps / 2), errors.Join(err1, err2)
+}
+
+// fastestStep is what a step takes, in seconds, where steps went fastest. The number of steps of a program follows from
+// it: a step that something slowed down would make programs too short for their samples to be weighed.
+func fastestStep() (step float64, err error) {
+	const steps = 2000
+	fastest := math.Inf(1)
+	for range truthRuns {
+		run, err := runTime(body(steps), 6*time.Microsecond)
+		if err != nil {
+			return 0, err
+		}
+		fastest = min(fastest, run)
+	}
+	return fastest / steps, nil
+}
+
+// empty is what the ledger says of a run of a program that does nothing, in seconds: the reading of two clocks, entry
+// and exit. It stands in every run; what a program's own instructions take is the rest.
+type empty struct {
+	counted, sampled float64
+	call             float64 // CPU time of the whole call by the clock of the process, where it was fastest
+}
+
+// nothing weighs a program without steps.
+func (b *bench) nothing(ctx context.Context, zero *empty) ([]Weight, error) {
+	w, err := b.plantProgram(ctx, 0, 0)
+	if err != nil {
+		return nil, err
+	}
+	const name = "program of nothing, time of a run"
+	how := fmt.Sprintf("%.0f runs of a program that returns at once; this is part of every run, and is subtracted from the times below", w.runs)
+	if w.program == nil || w.program.NsPerRun == nil {
+		return []Weight{missing(name, quantity.Seconds, how, notInLedger)}, nil
+	}
+	zero.counted = *w.program.NsPerRun / 1e9
+	zero.call = min(w.results[0].Fastest, w.results[1].Fastest)
+	ws := []Weight{told(name, quantity.Seconds, zero.counted, how)}
+	if s := w.program.SampledSeconds; s != nil {
+		zero.sampled = s.Value / w.runs
+		ws = append(ws, told("program of nothing, a run by samples", quantity.Seconds, zero.sampled, how).within(s.Lo/w.runs, s.Hi/w.runs))
+	}
+	return ws, nil
+}
+
+const notInLedger = "the program is not in the ledger"
+
+// program has two groups run a program 3:1.
+func (b *bench) program(ctx context.Context, about time.Duration, steps int, zero empty) ([]Weight, error) {
+	before, err1 := stepTime() // again, and once more: what it takes changes with the CPU's clock rate
+	w, err2 := b.plantProgram(ctx, steps, about)
+	after, err3 := stepTime()
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return nil, err
+	}
+	step := (before + after) / 2
+	truth, prog := step*float64(steps), w.program
+	name := fmt.Sprintf("program of %v", about)
+	how := fmt.Sprintf("%.0f runs of a program of %d steps on connect(), less as many runs of one that does nothing; truth: steps of %.3f ns, run on demand without statistics", w.runs, steps, step*1e9)
+	if prog == nil || prog.NsPerRun == nil {
+		return []Weight{missing(name+", time of a run", quantity.Seconds, how, notInLedger)}, nil
+	}
+	// 30 ns: the first and the last step of a run can overlap with what is around them.
+	allowed := Tolerance{Absolute: 30e-9, Part: 0.05}
+	run := known(name+", time of a run", quantity.Seconds, truth, *prog.NsPerRun/1e9-zero.counted, allowed, how).
+		fragile().ran(prog)
+	moved := math.Abs(after-before) * float64(steps)
+	if math.Abs(*run.Measured-truth) > allowed.Allows(run) {
+		// What interrupts a run, and takes its CPU away unseen, is in the kernel's figure and not in the truth.
+		away := missed(200 * time.Millisecond)
+		run = run.noted(fmt.Sprintf("the truth before and after differs by %s; a loop that does nothing misses %.2g %% of its time", quantity.Value(moved, quantity.Seconds), 100*away)).
+			unless(func(off float64, s stood) bool { return moved+away*truth+s.awaySeconds/w.runs >= off/2 })
+	}
+	ws := []Weight{
+		known(name+", runs", quantity.Count, w.runs, float64(*prog.RunCount), Tolerance{Absolute: 0.5}, "processes that count their calls"),
+		run,
+	}
+	if s := prog.SampledSeconds; s != nil {
+		allowed.Absolute, allowed.HalfWidths = w.runs*allowed.Absolute, 2
+		nothing := w.runs * zero.sampled
+		bySamples := known(name+", time by samples", quantity.Seconds, w.runs*truth, s.Value-nothing, allowed, "the sampler alone; "+how)
+		ws = append(ws, bySamples.within(s.Lo-nothing, s.Hi-nothing).
+			unless(func(off float64, s stood) bool { return w.withheld || moved*w.runs+s.awaySeconds >= off/2 }))
+	} else {
+		ws = append(ws, missing(name+", time by samples", quantity.Seconds, how,
+			"samples on this machine are no measure of time, or there are none"))
+	}
+	return append(ws, placed(name, w, how, zero)...), nil
+}
+
+// placed weighs where the samples saw a program.
+func placed(name string, w weighed, how string, zero empty) []Weight {
+	if w.hz == 0 {
+		return nil
+	}
+	return append([]Weight{share(name, w, how)}, seen(name, w, zero)...)
+}
+
+// worthCorrecting is the part of a program's run time from which on stolen time in it is taken out.
+const worthCorrecting = 0.01
+
+// ran takes out of the time of a run what the ledger says was stolen in it: the kernel counts wall time, and the truth
+// is CPU time. What the ledger does not know for certain widens the tolerance by as much.
+func (w Weight) ran(p *ledger.Program) Weight {
+	s := p.StolenSeconds
+	if s == nil || p.RunSeconds == nil || p.RunCount == nil || s.Value < worthCorrecting**p.RunSeconds {
+		return w
+	}
+	runs := float64(*p.RunCount)
+	*w.Measured -= s.Value / runs
+	w.Tolerance.HalfWidths = 1
+	return w.within(*w.Measured-(s.Hi-s.Value)/runs, *w.Measured+(s.Value-s.Lo)/runs)
+}
+
+// weighed is a program that ran in two groups, whose paths these are.
+type weighed struct {
+	runs     float64
+	program  *ledger.Program // nil: not in the ledger
+	paths    []string
+	results  []plantedResult // of the two groups' processes
+	hz       float64         // samples of each CPU per second; 0 without samples
+	cycles   bool            // hz is a rough figure: samples are of cycles
+	withheld bool            // the kernel held the sampler back, or samples were lost: the ledger says so
+}
+
+func (b *bench) plantProgram(ctx context.Context, steps int, about time.Duration) (w weighed, err error) {
+	const call = time.Microsecond // a connect() without a program, about
+	light := int(b.length(3*time.Second, time.Second) / (heavyPart + 1) / (about + call))
+	p, id, err := planted(steps)
+	if err != nil {
+		return w, err
+	}
+	defer p.Close()
+	l, results, paths, err := b.connectors(ctx, p, light)
+	if err != nil {
+		return w, err
+	}
+	w = weighed{runs: float64((heavyPart + 1) * light), program: programOf(l, id), paths: paths, results: results}
+	if period := l.Host.SamplerPeriod; period != nil && *period > 0 {
+		w.hz, w.cycles = 1 / *period, l.Host.Sampler == string(perf.Cycles)
+	}
+	w.withheld = slices.ContainsFunc(l.Warnings, func(x ledger.Warning) bool {
+		return x.Code == "sampler-throttled" || x.Code == "samples-lost"
+	})
+	return w, nil
+}
+
+// share is the part of the program's time in group a. The processes run it 3:1; the CPU that each had may have been
+// slower than the other's, as one that shares its core with a neighbour is, and the CPU time of their calls says by
+// how much.
+func share(name string, w weighed, planted string) Weight {
+	prog := w.program
+	name += ", part in one of two groups"
+	a, b := w.results[0].CPUSeconds, w.results[1].CPUSeconds
+	expected := a / (a + b)
+	// What the calls take around the program need not be as much slower.
+	unlike := math.Abs(expected - float64(heavyPart)/(heavyPart+1))
+	for _, s := range prog.Shares {
+		if s.Cgroup != nil && *s.Cgroup == w.paths[0] && s.Context == ledger.Task {
+			total := *prog.RunSeconds
+			const planted = "two groups that run the program 3:1; truth: the CPU time of their calls by the processes' own clocks"
+			return known(name, quantity.Part, expected, s.Seconds/total, Tolerance{Absolute: 0.01, HalfWidths: 2}, planted).
+				within(s.Lo/total, s.Hi/total).estimated().
+				only(func(off float64, s stood) bool { return w.withheld || s.stolenSeconds/(a+b)+unlike >= off })
+		}
+	}
+	missed := known(name, quantity.Part, expected, 0, Tolerance{Absolute: 0.01}, planted).noted("the ledger has no share for the group")
+	if len(prog.Shares) > 0 && prog.Shares[0].Note != "" {
+		missed.Note += ": " + prog.Shares[0].Note
+	}
+	return missed.fragile()
+}
+
+// minSeen is how many samples must be due on a CPU for their number to be weighed: their chance is then small
+// beside the tolerance.
+const minSeen = 50
+
+// minCalls is how many times as long as the call without it a program takes, call included, for its samples to be
+// weighed: how long the call itself takes changes by half and more with what else the CPU's core does, and is then
+// a small part.
+const minCalls = 4
+
+// seen holds the samples of each group's process, which has a CPU to itself, against those that are due on that CPU
+// by the calls of the process and what one took where it was fastest. Neither a neighbour nor the hypervisor takes
+// samples away from a program that runs, so this finds a CPU whose samples are not read, however noisy the machine.
+func seen(name string, w weighed, zero empty) (ws []Weight) {
+	for i, path := range w.paths {
+		r := w.results[i]
+		due := (r.Fastest - zero.call) * float64(r.Times) * w.hz
+		if due < minSeen || r.Fastest < minCalls*zero.call {
+			continue
+		}
+		n := 0
+		for _, s := range w.program.Seen {
+			if s.Cgroup != nil && *s.Cgroup == path {
+				n += s.Samples
+			}
+		}
+		lo, hi := stats.PoissonInterval(n, attribution.Confidence)
+		planted := fmt.Sprintf("%d calls on a CPU of its own; truth: their number, times %s, the CPU time of one where they were fastest, "+
+			"less a call without a program, times the rate of samples", r.Times, quantity.Value(r.Fastest, quantity.Seconds))
+		allowed := Tolerance{Part: 0.5, HalfWidths: 1}
+		if w.cycles {
+			allowed.Part = 0.8 // a CPU of a third of the clock rate that the sampler reckons with is none to be found wrong
+		}
+		x := known(fmt.Sprintf("%s, samples of process %d of 2, at least", name, i+1),
+			quantity.Count, due, float64(n), allowed, planted)
+		// A sampler that is held back takes up again at the next tick, and a ring that is full holds what came first:
+		// neither explains that there is no sample at all.
+		ws = append(ws, x.within(lo, hi).lower().only(func(float64, stood) bool { return w.withheld && n > 0 }))
+	}
+	return ws
+}
+
+// planted loads a program of so many steps for the connect hook, and gives its id.
+func planted(steps int) (*ebpf.Program, uint32, error) {
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_weight", Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Connect, Instructions: body(steps), License: "Dual BSD/GPL"})
+	if err != nil {
+		return nil, 0, fmt.Errorf("loading the planted program: %w", err)
+	}
+	info, err := p.Info()
+	if err != nil {
+		return nil, 0, errors.Join(fmt.Errorf("reading the planted program: %w", err), p.Close())
+	}
+	id, _ := info.ID()
+	return p, uint32(id), nil
+}
+
+// connectors attaches the program above two groups and has their processes connect, three times as often in the first:
+// one after the other, each on a CPU of its own. Side by side they would slow each other down where CPUs share a core.
+func (b *bench) connectors(ctx context.Context, p *ebpf.Program, light int) (l *ledger.Ledger, results []plantedResult, paths []string, err error) {
+	h, ok := b.layout.V2()
+	if !ok {
+		return nil, nil, nil, fault.New(fault.Machine, "bpf", "mount one: mount -t cgroup2 none /sys/fs/cgroup/unified; or leave it out with --only", "programs attach to a cgroup v2 directory, and no v2 hierarchy is mounted")
+	}
+	at, err := link.AttachCgroup(link.CgroupOptions{Path: filepath.Join(h.Mount, b.tree.Name()), Attach: ebpf.AttachCGroupInet4Connect, Program: p})
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("attaching the planted program to the control group: %w", err)
+	}
+	defer func() { err = errors.Join(err, at.Close()) }()
+	var children []*child
+	defer func() {
+		for _, c := range children {
+			err = errors.Join(err, c.stop())
+		}
+	}()
+	times := []int{heavyPart * light, light}
+	pins := []int{1, max(2, runtime.NumCPU())} // the first and the last
+	for i := range times {
+		c, g, err := b.start(ctx, placement.Limits{Pin: pins[i]}, nil, WeightCommand, "connect")
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		children = append(children, c)
+		paths = append(paths, g.Path())
+	}
+	l, err = b.ledgerOf(ctx, sampleHz, func() error {
+		for i := range children {
+			r, err := order(children[i:i+1], func(int) any { return connectOrder{times[i]} })
+			if err != nil {
+				return err
+			}
+			results = append(results, r...)
+		}
+		return nil
+	})
+	return l, results, paths, err
+}
+
+func programOf(l *ledger.Ledger, id uint32) *ledger.Program {
+	for i := range l.Programs {
+		if l.Programs[i].ID == id {
+			return &l.Programs[i]
+		}
+	}
+	return nil
+}
+
+// sharedMap has two programs use one map, whose size follows from its entries.
+func (b *bench) sharedMap(ctx context.Context) (ws []Weight, err error) {
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "tare_weight", Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: mapEntries})
+	if err != nil {
+		return nil, fmt.Errorf("making the planted map: %w", err)
+	}
+	defer m.Close()
+	info, err := m.Info()
+	if err != nil {
+		return nil, fmt.Errorf("reading the planted map: %w", err)
+	}
+	id, _ := info.ID()
+	for range 2 {
+		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_weight", Type: ebpf.SocketFilter, License: "Dual BSD/GPL", Instructions: append(asm.Instructions{
+			asm.LoadMapPtr(asm.R1, m.FD())}, body(0)...)})
+		if err != nil {
+			return nil, fmt.Errorf("loading a program with the planted map: %w", err)
+		}
+		defer p.Close()
+	}
+	runtime.KeepAlive(m)
+	l, err := b.ledgerOf(ctx, -1, func() error { return pace.Sleep(ctx, 100*time.Millisecond) })
+	if err != nil {
+		return nil, err
+	}
+	return mapWeights(l, uint32(id)), nil
+}
+
+// mapWeights are of the map with an id.
+func mapWeights(l *ledger.Ledger, id uint32) []Weight {
+	one := *l
+	one.Maps = nil
+	users := 0
+	for _, row := range l.Maps {
+		if row.ID == id {
+			one.Maps = append(one.Maps, row)
+			users = len(row.UsedBy)
+		}
+	}
+	const planted = "an array of 131072 values of 8 bytes that two programs use; truth: its entries"
+	bytes, _ := one.MapBytes()
+	return []Weight{
+		// A page: its header, and rounding up.
+		known("bytes of a map that two programs use", quantity.Bytes, mapEntries*8, float64(bytes), Tolerance{Absolute: float64(os.Getpagesize())}, planted),
+		known("programs that use the map", quantity.Count, 2, float64(users), Tolerance{Absolute: 0.5}, planted),
+	}
+}

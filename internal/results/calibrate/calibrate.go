@@ -1,0 +1,406 @@
+package calibrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/placement"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/lib/version"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/proc"
+	"tare/internal/scale/ledger"
+	"tare/internal/scale/meter"
+)
+
+// Sections are what can be weighed, in order.
+var Sections = []string{"clock", "latency", "bpf", "maps", "cpu", "memory", "noise"}
+
+// Options of a calibration.
+type Options struct {
+	Self  string   // path of the tare binary, which starts itself as what is planted
+	Quick bool     // the short form
+	Only  []string // sections; empty for all
+	Fault Fault    // built in to see it found
+	Say   func(section, what string)
+}
+
+// Fault is a defect that is built into the scale, to see that calibration finds it.
+type Fault string
+
+// The faults.
+const (
+	NoFault     Fault = ""
+	FastClock   Fault = "clock5"      // the scale's clock is 5 % fast
+	DropSamples Fault = "dropsamples" // the ring of one CPU is never read, and nothing says so
+	MapsTwice   Fault = "mapstwice"   // a map counts once for each program that uses it
+)
+
+// ParseFault reads the name of a fault.
+func ParseFault(s string) (Fault, error) {
+	switch f := Fault(s); f {
+	case NoFault, FastClock, DropSamples, MapsTwice:
+		return f, nil
+	}
+	return NoFault, fault.New(fault.Usage, s, fmt.Sprintf("use %s, %s or %s", FastClock, DropSamples, MapsTwice), "no such fault can be built in")
+}
+
+// bench is a calibration under way: what all sections use. The scale itself is behind its methods, which is where a
+// fault is built in.
+type bench struct {
+	o        Options
+	layout   *cgroup.Layout
+	tree     *placement.Tree
+	began    time.Time
+	epoch    int64 // ns by pace.Now
+	groups   int
+	retried  time.Duration // spent on trying again
+	seen     []observed    // while the present weight was planted
+	children map[int]bool  // ids of all processes that were ever planted
+	report   *Report
+}
+
+// Run weighs. The report is complete when the error is nil; whether the scale is in tolerance is for the reader
+// (Verdict).
+func Run(ctx context.Context, o Options) (r *Report, err error) {
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	b := &bench{o: o, began: time.Now(), epoch: pace.Now(), children: map[int]bool{}}
+	if b.layout, err = cgroup.Discover(cgroup.Roots{}); err != nil {
+		return nil, err
+	}
+	m := proc.FS{}.Machine()
+	b.report = &Report{
+		Schema: Schema, Tare: version.Version, Started: b.began, Quick: o.Quick, Fault: string(o.Fault), Weights: []Weight{}, Warnings: []string{},
+		Machine: Machine{Hostname: m.Hostname, Kernel: m.Kernel, CPUModel: m.CPUModel, CPUs: m.CPUs, Virtual: m.Virtual, Clocksource: m.Clocksource, CgroupMode: b.layout.Mode},
+	}
+	if b.tree, err = placement.NewTree(b.layout, "calibrate"); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, b.tree.Close()) }()
+	sections := map[string]func(context.Context) error{
+		"clock": b.clock, "latency": b.latency, "bpf": b.bpf, "maps": b.maps, "cpu": b.cpu, "memory": b.memory, "noise": b.noise,
+	}
+	var broken []error
+	for _, name := range Sections {
+		if len(o.Only) > 0 && !slices.Contains(o.Only, name) {
+			continue
+		}
+		if err := sections[name](ctx); err != nil {
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			broken = append(broken, fmt.Errorf("calibrating %s: %w", name, err))
+		}
+	}
+	b.report.Seconds = time.Since(b.began).Seconds()
+	return b.report, b.report.excuse(broken)
+}
+
+// excuse is the error of sections that could not be weighed. A weight that is out of tolerance says more than that:
+// then they are warnings.
+func (r *Report) excuse(broken []error) error {
+	if r.Failed == 0 {
+		return errors.Join(broken...)
+	}
+	for _, err := range broken {
+		r.Warnings = append(r.Warnings, err.Error())
+	}
+	return nil
+}
+
+func (o *Options) check() error {
+	for _, name := range o.Only {
+		if !slices.Contains(Sections, name) {
+			return fault.New(fault.Usage, "--only "+name, "use some of "+strings.Join(Sections, ","), "no such section")
+		}
+	}
+	if o.Say == nil {
+		o.Say = func(string, string) {}
+	}
+	return nil
+}
+
+// minJudged is how many weights of a section must be judged for the section to be weighed at all.
+const minJudged = 1
+
+// unweighed are the sections in which fewer than minJudged weights could be judged, of those that were disturbed.
+func (r *Report) unweighed() (names []string) {
+	for _, section := range Sections {
+		judged, disturbed := 0, 0
+		for _, w := range r.Weights {
+			switch {
+			case w.Section != section:
+			case w.Verdict == Disturbed:
+				disturbed++
+			case w.Verdict == Pass || w.Verdict == Fail:
+				judged++
+			}
+		}
+		if disturbed > 0 && judged < minJudged {
+			names = append(names, section)
+		}
+	}
+	return names
+}
+
+// Verdict is what a caller is told: nil when every weight that could be judged is in tolerance, code Exceeded when
+// one is not, which says that the scale itself is wrong, and Invalid when a whole section has no weight that could
+// be judged.
+func (r *Report) Verdict() error {
+	var failed []string
+	for _, w := range r.Weights {
+		if w.Verdict == Fail {
+			failed = append(failed, w.Section+": "+w.Name)
+		}
+	}
+	all, unweighed := r.Passed+r.Failed+r.Unjudged, r.unweighed()
+	switch {
+	case r.Failed > 0:
+		return fault.New(fault.Exceeded, "calibration", "the table shows by how much; docs/calibration.md says what each weight rests on",
+			"%d of %d weights are out of tolerance: %s", r.Failed, all, strings.Join(failed, "; "))
+	case len(unweighed) > 0:
+		return fault.New(fault.Invalid, "calibration", "run it again when the machine is idle, or leave these sections out with --only",
+			"no weight of %s could be judged, and %d of %d in all were not: the table says who used the machine",
+			strings.Join(unweighed, " and "), r.Unjudged, all)
+	}
+	return nil
+}
+
+// tries is how often a weight that the machine's other work can spoil is weighed before its verdict stands.
+const tries = 3
+
+// quickRetries is the time that a quick calibration spends on trying again what was disturbed. What is out of
+// tolerance for no reason that is known is always tried again.
+const quickRetries = 8 * time.Second
+
+// quickRepeats is how long after its beginning a quick calibration still repeats anything because it was disturbed.
+const quickRepeats = 75 * time.Second
+
+// late says that there is no time to do again what was disturbed.
+func (b *bench) late() bool { return b.o.Quick && time.Since(b.began) > quickRepeats }
+
+// weigh plants and reads, and does so again while a sensitive weight is out of tolerance.
+func (b *bench) weigh(ctx context.Context, section, what string, plant func(context.Context) ([]Weight, error)) error {
+	b.o.Say(section, what)
+	var all [][]Weight
+	for {
+		start := time.Now()
+		ws, err := b.try(ctx, section, what, plant)
+		switch {
+		case err != nil && (len(all) == 0 || ctx.Err() != nil):
+			return err
+		case err != nil: // what was weighed before it stands
+			b.report.Warnings = append(b.report.Warnings, fmt.Sprintf("%s was not weighed again: %v", section, err))
+			b.report.add(best(all)...)
+			return nil
+		}
+		all = append(all, ws)
+		stands := best(all)
+		if slices.ContainsFunc(stands, func(w Weight) bool { return w.certain() }) {
+			b.report.add(stands...)
+			return nil
+		}
+		failed := slices.ContainsFunc(stands, func(w Weight) bool { return (w.sensitive || w.chancy) && w.Verdict == Fail })
+		disturbed := slices.ContainsFunc(stands, func(w Weight) bool { return w.Verdict == Disturbed })
+		took := time.Since(start)
+		late := b.late() || b.o.Quick && b.retried+took > quickRetries
+		if len(all) == tries || !failed && (!disturbed || late) {
+			b.report.add(stands...)
+			return nil
+		}
+		b.retried += took
+	}
+}
+
+// try weighs once, and says how much others used the machine meanwhile.
+func (b *bench) try(ctx context.Context, section, what string, plant func(context.Context) ([]Weight, error)) ([]Weight, error) {
+	before, err := usage()
+	if err != nil {
+		return nil, err
+	}
+	ended := func() (stood, error) { return stood{}, nil }
+	if section == "latency" {
+		ended = wakeUps(ctx)
+	}
+	b.seen = nil
+	ws, err := plant(ctx)
+	s, seen := ended()
+	if err = errors.Join(err, seen); err != nil {
+		var few unanswered
+		if !errors.As(err, &few) {
+			return nil, fmt.Errorf("%s: %w", what, err)
+		}
+		ws = []Weight{few.weight(what)}
+	}
+	after, err := usage()
+	if err != nil {
+		return nil, err
+	}
+	d, ok := disturbanceOf(b.seen, b.report.Machine.CPUs, b.ours)
+	if !ok {
+		d = after.disturbance(before)
+	}
+	s.disturbedBy(d)
+	for i := range ws {
+		w := &ws[i]
+		w.Section, w.Witness, w.Others, w.Stolen, w.Stood, w.Longest = section, d.witness, s.away, s.stolen, s.part, s.longest
+		w.judge(s)
+		if w.Verdict == Disturbed {
+			w.Culprits = d.culprits
+		}
+	}
+	return ws, nil
+}
+
+// best is what stands of all tries. A weight that neither noise nor chance can spoil fails if it ever failed.
+// Another one passes if it ever passed, for noise makes no good reading of a bad scale; else it fails if it did so
+// in most tries, and is disturbed otherwise. Weights are known by their names; what the tries do not have in common
+// stands as the last one has it.
+func best(all [][]Weight) []Weight {
+	stands := slices.Clone(all[len(all)-1])
+	for i, last := range stands {
+		by := map[Verdict]*Weight{}
+		failed := 0
+		for _, try := range all {
+			for j := range try {
+				if w := &try[j]; w.Name == last.Name {
+					by[w.Verdict] = w
+					if w.Verdict == Fail {
+						failed++
+					}
+				}
+			}
+		}
+		fails, passes, disturbed := by[Fail], by[Pass], by[Disturbed]
+		switch {
+		case fails != nil && !fails.sensitive && !fails.chancy:
+			stands[i] = *fails
+		case passes != nil:
+			stands[i] = *passes
+		case fails != nil && 2*failed > len(all):
+			stands[i] = *fails
+		case disturbed != nil:
+			stands[i] = *disturbed
+		}
+		stands[i].Tries = len(all)
+	}
+	return stands
+}
+
+// used is the CPU time of the machine and of our part of it, in seconds.
+type used struct{ busy, capacity, ours, stolen float64 }
+
+// usage reads it. What our processes used counts once they have been waited for, so all of them must have ended.
+func usage() (u used, err error) {
+	s, err := proc.FS{}.Stat()
+	if err != nil {
+		return u, err
+	}
+	u.busy = s.User + s.Nice + s.System + s.IRQ + s.Softirq + s.Steal
+	u.capacity = u.busy + s.Idle + s.IOWait
+	u.stolen = s.Steal
+	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var r unix.Rusage
+		if err := unix.Getrusage(who, &r); err != nil {
+			return u, fmt.Errorf("reading the CPU time of this process: %w", err)
+		}
+		u.ours += float64(r.Utime.Nano()+r.Stime.Nano()) / 1e9
+	}
+	return u, nil
+}
+
+// disturbance is what others took since, by the kernel's counters: what there is where no witness looked. Who they were
+// is not known.
+func (u used) disturbance(since used) disturbance {
+	d := disturbance{witness: counters, capacity: max(0, u.capacity-since.capacity), stolen: max(0, u.stolen-since.stolen)}
+	d.foreign = max(0, u.busy-since.busy-(u.ours-since.ours)-d.stolen)
+	return d
+}
+
+// now is the scale's clock, in ns.
+func (b *bench) now() int64 {
+	now := pace.Now()
+	if b.o.Fault == FastClock {
+		return now + (now-b.epoch)/20
+	}
+	return now
+}
+
+// clockScale is by how much the scale's clock is fast, in readings of other processes that would share it.
+func (b *bench) clockScale() float64 {
+	if b.o.Fault == FastClock {
+		return 1.05
+	}
+	return 1
+}
+
+// histogram reads a result of a load by the scale's clock.
+func (b *bench) histogram(r *load.Result, name string) (histogram, error) {
+	h, err := r.Histogram(name)
+	if err != nil || h == nil {
+		return nil, errors.Join(err, fmt.Errorf("the load gave no %s", name))
+	}
+	return fromHDR(h).scaled(b.clockScale()), nil
+}
+
+// ledgerOf takes the ledger of the time in which do runs.
+func (b *bench) ledgerOf(ctx context.Context, hz int, do func() error) (l *ledger.Ledger, err error) {
+	o := meter.Options{SampleHz: hz}
+	if b.o.Fault == DropSamples {
+		o.DropRing = true
+	}
+	m, err := meter.New(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	w, err := m.Open()
+	if err != nil {
+		return nil, err
+	}
+	done := do()
+	l, err = w.Close()
+	if err = errors.Join(done, err); err != nil {
+		return nil, err
+	}
+	b.observe(observed{l.Noise, l.Window.Seconds})
+	b.report.Machine.Sampler = l.Host.Sampler
+	if b.o.Fault == MapsTwice {
+		l.Maps = oncePerProgram(l.Maps)
+	}
+	return l, nil
+}
+
+// oncePerProgram is the mistake of adding up maps by program.
+func oncePerProgram(maps []ledger.Map) (twice []ledger.Map) {
+	for _, m := range maps {
+		for range max(len(m.UsedBy), 1) {
+			twice = append(twice, m)
+		}
+	}
+	return twice
+}
+
+// group makes a control group for one planted process, under a name that no other had.
+func (b *bench) group(limits placement.Limits) (*placement.Group, error) {
+	b.groups++
+	return b.tree.Group(fmt.Sprintf("w%d", b.groups), limits)
+}
+
+// length is d, or less of it in a quick calibration.
+func (b *bench) length(full, quick time.Duration) time.Duration {
+	if b.o.Quick {
+		return quick
+	}
+	return full
+}

@@ -1,0 +1,335 @@
+package calibrate
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/pace"
+	"tare/internal/lib/quantity"
+)
+
+// clock weighs the clock that everything is timed by, and the pacer that keeps the schedule of loads.
+func (b *bench) clock(ctx context.Context) error {
+	err := b.weigh(ctx, "clock", "its rate", func(ctx context.Context) ([]Weight, error) {
+		var w Weight
+		seen, err := watched(func() (err error) {
+			w, err = b.rate(ctx, b.length(5*time.Second, time.Second))
+			return err
+		})
+		b.observe(seen)
+		return []Weight{w}, err
+	})
+	if err != nil {
+		return err
+	}
+	for _, rate := range []float64{100, 1000, 5000, 10000, 20000} {
+		err := b.weigh(ctx, "clock", fmt.Sprintf("the pacer at %g per second", rate), func(ctx context.Context) ([]Weight, error) { return b.pacer(ctx, rate) })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rate holds the scale's clock against the oscillator as the kernel gives it, without the corrections of network time,
+// which are at most 500 parts in a million.
+func (b *bench) rate(ctx context.Context, d time.Duration) (Weight, error) {
+	const planted = "a second by the kernel's uncorrected clock (CLOCK_MONOTONIC_RAW)"
+	var failed error
+	both := func() (scale, raw, apart int64, err error) {
+		scale, raw, apart = closest(b.now, func() int64 {
+			var ts unix.Timespec
+			if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_RAW, &ts); err != nil {
+				failed = fmt.Errorf("reading CLOCK_MONOTONIC_RAW: %w", err)
+			}
+			return ts.Nano()
+		}, int64(d/wholeWithin))
+		return scale, raw, apart, failed
+	}
+	s1, r1, w1, err := both()
+	if err != nil {
+		return Weight{}, err
+	}
+	if err := pace.Sleep(ctx, d); err != nil {
+		return Weight{}, err
+	}
+	s2, r2, w2, err := both()
+	if err != nil {
+		return Weight{}, err
+	}
+	// Somebody who came between the two clocks leaves the reading uncertain by as much as they lie apart.
+	apart := float64(w1+w2) / float64(r2-r1)
+	second := float64(s2-s1) / float64(r2-r1)
+	return known("length of a second", quantity.Seconds, 1, second, Tolerance{Absolute: apart, Part: 0.001}, planted), nil
+}
+
+const (
+	closestOf   = 20      // pairs of readings, of which the closest counts
+	closestMost = 100_000 // pairs, while none is close
+	// wholeWithin is the part of the time between two pairs that may lie between the readings of one: far less than the
+	// error that is to be found, so that a busy machine cannot widen the tolerance to where a wrong clock passes.
+	wholeWithin = 10_000
+)
+
+// closest reads two clocks next to each other, and gives the pair in which least came between: scale is the middle of
+// two readings of the first, which lie apart by that much. It goes on while that is more than within.
+func closest(scale, raw func() int64, within int64) (at, other, apart int64) {
+	apart = 1 << 62
+	for i := 0; i < closestOf || apart > within && i < closestMost; i++ {
+		before := scale()
+		read := raw()
+		if took := scale() - before; took < apart {
+			apart, at, other = took, before+took/2, read
+		}
+	}
+	return at, other, apart
+}
+
+// enough values must lie beyond a quantile for it to be told (docs/statistics.md).
+const enough = 10
+
+const (
+	// lagWindows is how many windows a pacer's rate is measured in. Quantiles are the medians of theirs: a burst of
+	// other work, or of the hypervisor's, spoils a window and not the figure.
+	lagWindows = 5
+	// lagPasses bounds how often a rate is measured until enough starts were undisturbed.
+	lagPasses = 5
+	// leastForP50 is how many undisturbed starts a median is judged by.
+	leastForP50 = 5 * enough
+	// leastForP99 is how many starts leave enough beyond a 99th percentile.
+	leastForP99 = 100 * enough
+)
+
+// pacer measures how late a schedule is met. The truth is the schedule: no lag. The starts that the witness saw
+// touched, by the hypervisor or by somebody who held a CPU, say nothing of the pacer: it is judged by the others where
+// they are enough, whatever they read.
+func (b *bench) pacer(ctx context.Context, rate float64) ([]Weight, error) {
+	each := int(rate * b.length(2*time.Second, 300*time.Millisecond).Seconds())
+	windows := lagWindows
+	switch {
+	case !b.o.Quick:
+		each = max(each, leastForP99)
+		if rate < 1000 {
+			windows = 1 // of 10 s
+		}
+	case rate < 1000:
+		each, windows = 150, 1
+	default:
+		each, windows = max(each, leastForP99/2), 2*lagWindows/3
+	}
+	want := leastForP50
+	if each*windows >= leastForP99 {
+		want = leastForP99
+	}
+	var all, clear []float64
+	for range lagPasses {
+		var starts []start
+		var cpu int
+		seen, err := watched(func() (err error) {
+			starts, cpu, err = b.lags(ctx, rate, each*windows)
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		b.observe(seen)
+		all = append(all, lagsOf(starts)...)
+		spans, known := spansOf(seen.noise, b.ours, cpu, 0)
+		if !known {
+			break
+		}
+		if clear = append(clear, lagsOf(undisturbed(starts, spans))...); len(clear) >= want || b.late() {
+			break
+		}
+	}
+	planted := fmt.Sprintf("%d starts at %g per second, constant; the schedule is the truth", len(all), rate)
+	name := func(q string) string { return fmt.Sprintf("lag at %g/s, %s", rate, q) }
+	longest := slices.Max(all)
+	// lag is one quantile. Is it the pacer, or the machine? Who is woken later than the pacer may spin, and more,
+	// is late with any pacer.
+	lag := func(q float64, quantile string, least int, allowed time.Duration) (Weight, error) {
+		by := all
+		if len(clear) >= least {
+			by = clear
+		}
+		measured := medianOfQuantiles(by, each, q)
+		w := known(name(quantile), quantity.Seconds, 0, measured, Tolerance{Absolute: allowed.Seconds()}, planted).fragile()
+		w = w.by(len(by), len(all), "starts")
+		if measured <= allowed.Seconds() {
+			return w, nil
+		}
+		tooLate := pace.DefaultSpin + allowed
+		part, err := b.slept(ctx, rate, min(each*windows, leastForP99), tooLate)
+		note := fmt.Sprintf("%.3g %% of bare sleeps at this rate ended more than %v late", 100*part, tooLate)
+		if len(clear) < least {
+			note = fmt.Sprintf("only %d of %d starts were undisturbed; %s", len(clear), len(all), note)
+		}
+		return w.noted(note).unless(func(_ float64, s stood) bool { return part > (1-q)/2 || s.overQuantile(q) }), err
+	}
+	w, err := lag(0.5, "p50", leastForP50, 20*time.Microsecond)
+	if err != nil {
+		return nil, err
+	}
+	ws := []Weight{w}
+	if each*windows >= leastForP99 {
+		if w, err = lag(0.99, "p99", leastForP99, lagAllowed); err != nil {
+			return nil, err
+		}
+		ws = append(ws, w)
+	} else {
+		ws = append(ws, missing(name("p99"), quantity.Seconds, planted,
+			fmt.Sprintf("%d starts are too few for a p99: leave out --quick", len(all))))
+	}
+	return append(ws, told(name("max"), quantity.Seconds, longest, planted)), nil
+}
+
+// medianOfQuantiles is the median of the quantiles of as many windows as there are in all, of about each values or
+// more, in their order.
+func medianOfQuantiles(values []float64, each int, q float64) float64 {
+	windows := max(1, len(values)/each)
+	var of []float64
+	for i := range windows {
+		part := slices.Sorted(slices.Values(values[len(values)*i/windows : len(values)*(i+1)/windows]))
+		of = append(of, part[min(int(float64(len(part))*q), len(part)-1)])
+	}
+	slices.Sort(of)
+	return of[len(of)/2]
+}
+
+// lagAllowed is the tolerance of a 99th percentile of lag.
+const lagAllowed = 50 * time.Microsecond
+
+// start is one start of a schedule, in ns by pace.Now.
+type start struct{ due, at int64 }
+
+func lagsOf(starts []start) []float64 {
+	out := make([]float64, len(starts))
+	for i, s := range starts {
+		out[i] = float64(s.at-s.due) / 1e9
+	}
+	return out
+}
+
+// undisturbed are the starts that no span touched, from when the pacer wakes to the start itself. A start that had to
+// wait for the one before it is touched if that one was: both belong to the backlog of the span. How late a start is
+// plays no part.
+func undisturbed(starts []start, spans []span) (clear []start) {
+	queued, last := false, int64(0)
+	for _, s := range starts {
+		wakes := s.due - int64(pace.DefaultSpin)
+		queued = touched(spans, wakes, s.at) || queued && last > s.due
+		if last = s.at; !queued {
+			clear = append(clear, s)
+		}
+	}
+	return clear
+}
+
+// slept is the part of n sleeps, each to the next of that many moments a second, that ended more than a time too late:
+// what the machine does to anybody who sleeps, without a pacer. It is the part of those that nothing touched, where
+// they are enough.
+func (b *bench) slept(ctx context.Context, rate float64, n int, tooLate time.Duration) (part float64, err error) {
+	var all []start
+	var cpu int
+	seen, err := watched(func() (err error) {
+		all, cpu, err = sleeps(ctx, rate, n)
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	if spans, known := spansOf(seen.noise, b.ours, cpu, 0); known {
+		if clear := undisturbed(all, spans); len(clear) >= leastForP50 {
+			all = clear
+		}
+	}
+	return lateBy(all, tooLate), nil
+}
+
+// lateBy is the part of starts that came more than a time too late.
+func lateBy(starts []start, tooLate time.Duration) float64 {
+	late := 0
+	for _, s := range starts {
+		if s.at-s.due > int64(tooLate) {
+			late++
+		}
+	}
+	return float64(late) / float64(len(starts))
+}
+
+// sleeps sleeps n times on one CPU, each time to the next of that many moments a second.
+func sleeps(ctx context.Context, rate float64, n int) (out []start, cpu int, err error) {
+	thread, err := pace.LockThread(0) // for its timer slack
+	if err != nil {
+		return nil, 0, err
+	}
+	defer thread.Close()
+	cpu, release, err := pinAnywhere()
+	if err != nil {
+		return nil, 0, err
+	}
+	defer release()
+	out = make([]start, n)
+	begin := pace.Now()
+	for i := range out {
+		at := begin + int64(float64(i+1)*1e9/rate)
+		ts := unix.NsecToTimespec(at)
+		for err = unix.EINTR; err == unix.EINTR && ctx.Err() == nil; { // the Go runtime's own signals
+			err = unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &ts, nil)
+		}
+		if ctx.Err() != nil {
+			return nil, 0, context.Cause(ctx)
+		}
+		if err != nil {
+			return nil, 0, fmt.Errorf("sleeping: %w", err)
+		}
+		out[i] = start{at, pace.Now()}
+	}
+	return out, cpu, nil
+}
+
+// missed is the part of the time in which a loop that reads the clock again and again does not get to it for more than
+// 10 us: its CPU does something else, or nothing of this machine at all.
+func missed(d time.Duration) (part float64) {
+	const gap = int64(10 * time.Microsecond)
+	begin := pace.Now()
+	away, last := int64(0), begin
+	for last-begin < int64(d) {
+		now := pace.Now()
+		if now-last > gap {
+			away += now - last
+		}
+		last = now
+	}
+	return float64(away) / float64(last-begin)
+}
+
+// lags keeps a schedule of n starts on one CPU, and says when each was due, and came. Elsewhere others can do what they
+// like.
+func (b *bench) lags(ctx context.Context, rate float64, n int) (out []start, cpu int, err error) {
+	thread, err := pace.LockThread(pace.DefaultSpin)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer thread.Close()
+	cpu, release, err := pinAnywhere()
+	if err != nil {
+		return nil, 0, err
+	}
+	defer release()
+	out = make([]start, n)
+	s := pace.NewSchedule(pace.Now()+int64(10*time.Millisecond), rate, pace.Constant, 0, 0, 1)
+	for i := range out {
+		at, err := thread.Until(ctx, s.Peek())
+		if err != nil {
+			return nil, 0, err
+		}
+		out[i] = start{s.Peek(), at}
+		s.Advance()
+	}
+	return out, cpu, nil
+}

@@ -1,0 +1,113 @@
+package calibrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+
+	"tare/internal/experiment/placement"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/quantity"
+	"tare/internal/scale/ledger"
+)
+
+func (b *bench) cpu(ctx context.Context) error {
+	for _, share := range []float64{0.1, 0.5, 1} {
+		err := b.weigh(ctx, "cpu", fmt.Sprintf("%.0f %% of a CPU", 100*share), func(ctx context.Context) ([]Weight, error) { return b.burnShare(ctx, share) })
+		if err != nil {
+			return err
+		}
+	}
+	return b.weigh(ctx, "cpu", "the budget under load", b.budget)
+}
+
+// burners runs a burner for each pin, and gives the ledger of the time in which they burned.
+func (b *bench) burners(ctx context.Context, o burnOrder, pins ...int) (l *ledger.Ledger, results []plantedResult, paths []string, err error) {
+	var children []*child
+	stop := func() error {
+		var errs []error
+		for _, c := range children {
+			errs = append(errs, c.stop())
+		}
+		return errors.Join(errs...)
+	}
+	defer func() { err = errors.Join(err, stop()) }()
+	for _, pin := range pins {
+		c, g, err := b.start(ctx, placement.Limits{Pin: pin}, nil, WeightCommand, "burn")
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		children = append(children, c)
+		paths = append(paths, g.Path())
+	}
+	l, err = b.ledgerOf(ctx, 0, func() error {
+		results, err = order(children, func(int) any { return o })
+		return err
+	})
+	return l, results, paths, err
+}
+
+// order has all of them begin and waits for all.
+func order(children []*child, what func(i int) any) ([]plantedResult, error) {
+	for i, c := range children {
+		if err := c.begin(what(i)); err != nil {
+			return nil, err
+		}
+	}
+	out := make([]plantedResult, len(children))
+	for i, c := range children {
+		if err := c.expect(role.Result, &out[i]); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+func (b *bench) burnShare(ctx context.Context, share float64) ([]Weight, error) {
+	d := b.length(3*time.Second, time.Second)
+	l, results, paths, err := b.burners(ctx, burnOrder{share, d.Seconds()}, 1)
+	if err != nil {
+		return nil, err
+	}
+	planted := fmt.Sprintf("a process that uses %.0f %% of a CPU for %v, by its own CPU clock", 100*share, d)
+	name := fmt.Sprintf("CPU time of a group, %.0f %% of a CPU", 100*share)
+	g := groupOf(l, paths[0])
+	if g == nil || g.CPUSeconds == nil {
+		return []Weight{missing(name, quantity.Seconds, planted, "no counter of the group's CPU time")}, nil
+	}
+	// 1 ms: what the process does for the protocol at the edges of its own count.
+	w := known(name, quantity.Seconds, results[0].CPUSeconds, *g.CPUSeconds, Tolerance{Absolute: 1e-3, Part: 0.01}, planted)
+	// What is stolen just before or after the process's own count is in one of the two.
+	return []Weight{w.estimated().only(func(off float64, s stood) bool { return s.stolenSeconds >= off })}, nil
+}
+
+func (b *bench) budget(ctx context.Context) ([]Weight, error) {
+	d := b.length(5*time.Second, 2*time.Second)
+	var pins []int
+	for i := range runtime.NumCPU() {
+		pins = append(pins, i+1)
+	}
+	l, _, _, err := b.burners(ctx, burnOrder{1, d.Seconds()}, pins...)
+	if err != nil {
+		return nil, err
+	}
+	planted := fmt.Sprintf("all CPUs busy for %v; a budget that closes leaves nothing", d)
+	w := known("unexplained part of the capacity", quantity.Part, 0, l.CPU.Unexplained/l.CPU.Capacity, Tolerance{Absolute: 0.02}, planted)
+	sum := 0.0
+	if !l.CPU.Closes() { // which knows what of idle time and steal is the same time
+		sum = l.CPU.Idle + l.CPU.Steal + l.CPU.Attributed + l.CPU.Unexplained - l.CPU.Capacity
+	}
+	exact := known("parts of the budget less the capacity", quantity.Seconds, 0, sum, Tolerance{Absolute: 1e-6}, planted)
+	return []Weight{w.unless(func(off float64, s stood) bool { return s.away >= off }), exact}, nil
+}
+
+func groupOf(l *ledger.Ledger, path string) *ledger.Cgroup {
+	for i := range l.Cgroups {
+		if l.Cgroups[i].Path == path {
+			return &l.Cgroups[i]
+		}
+	}
+	return nil
+}

@@ -1,0 +1,159 @@
+package calibrate
+
+import (
+	"cmp"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"tare/internal/scale/host/feature"
+	"tare/internal/scale/host/witness"
+	"tare/internal/scale/ledger"
+)
+
+// counters names /proc/stat as what disturbances were read from, where no witness looked.
+const counters = "proc-stat"
+
+// Culprit is who disturbed a weight: the processes of one name in one control group.
+type Culprit struct {
+	Comm   string  `json:"comm"`
+	Cgroup string  `json:"cgroup"` // empty where it could not be read
+	Part   float64 `json:"part"`   // of the CPU time of the machine that they took
+}
+
+// maxCulprits is how many of those who disturbed a weight are named.
+const maxCulprits = 3
+
+// leastCulprit is the part of the CPU time below which nobody is worth naming.
+const leastCulprit = 0.005
+
+// observed is what the witness saw of one window.
+type observed struct {
+	noise   *ledger.Noise // nil: no witness looked
+	seconds float64       // length of the window
+}
+
+// disturbance is what others took of the machine while a weight was planted.
+type disturbance struct {
+	witness  string  // who says so: the witness's clock, or counters
+	capacity float64 // CPU seconds of all windows together
+	stolen   float64 // CPU seconds that the hypervisor took
+	foreign  float64 // CPU seconds of tasks that are not calibrate's
+	culprits []Culprit
+}
+
+// owner says whether a process belongs to the calibration.
+type owner func(pid int, cgroup string) bool
+
+// ours says of a process whether it is this one or a planted one. A planted process that has ended before anybody asked
+// for its control group is known by its id.
+func (b *bench) ours(pid int, group string) bool {
+	if pid == os.Getpid() || b.children[pid] {
+		return true
+	}
+	if b.tree == nil || group == "" {
+		return false
+	}
+	tree := b.tree.Path()
+	return group == tree || strings.HasPrefix(group, tree+"/")
+}
+
+// disturbanceOf sums up what the witness saw; false where some window had no witness, or there was none.
+func disturbanceOf(windows []observed, cpus int, ours owner) (d disturbance, ok bool) {
+	type who struct{ comm, cgroup string }
+	seconds := map[who]float64{}
+	for _, w := range windows {
+		if w.noise == nil {
+			return disturbance{}, false
+		}
+		d.witness = w.noise.Witness
+		d.capacity += w.seconds * float64(cpus)
+		d.stolen += w.noise.StolenSeconds
+		seen, held := 0.0, 0.0
+		for _, o := range w.noise.Busiest {
+			if !ours(o.PID, o.Cgroup) && !ledger.KernelThread(o.Comm) {
+				seen += o.Seconds
+				seconds[who{o.Comm, o.Cgroup}] += o.Seconds
+			}
+		}
+		for _, s := range w.noise.Occupied {
+			if foreign(s, ours) {
+				held += s.Seconds
+			}
+		}
+		d.foreign += max(seen, held)
+	}
+	if d.capacity <= 0 {
+		return disturbance{}, false
+	}
+	for k, s := range seconds {
+		if part := s / d.capacity; part >= leastCulprit {
+			d.culprits = append(d.culprits, Culprit{Comm: k.comm, Cgroup: k.cgroup, Part: part})
+		}
+	}
+	slices.SortFunc(d.culprits, func(a, b Culprit) int {
+		return cmp.Or(cmp.Compare(b.Part, a.Part), strings.Compare(a.Comm, b.Comm), strings.Compare(a.Cgroup, b.Cgroup))
+	})
+	d.culprits = d.culprits[:min(len(d.culprits), maxCulprits)]
+	return d, true
+}
+
+// foreign says of a task that held a CPU whether it was somebody else's. Threads of the kernel work for others, who may
+// be the scale.
+func foreign(s ledger.Stall, ours owner) bool {
+	return s.Cause == ledger.Neighbour && !ours(s.PID, s.Cgroup) && !ledger.KernelThread(s.Comm)
+}
+
+// span is a stretch of time, in ns by CLOCK_MONOTONIC.
+type span struct{ from, to int64 }
+
+// anyCPU stands for all of them.
+const anyCPU = -1
+
+// spansOf are the stretches in which a CPU (any of them: anyCPU) stood still for at least some seconds, or a task of
+// others held it: disjoint and in order. False where that is not known: without a witness, or where it saw more than it
+// keeps.
+func spansOf(n *ledger.Noise, ours owner, cpu int, least float64) (spans []span, known bool) {
+	if n == nil || n.StallsOmitted > 0 || n.OccupiedMissed > 0 {
+		return nil, false
+	}
+	merged := n.Spans(func(s ledger.Stall) bool {
+		return (cpu == anyCPU || s.CPU == cpu) && s.Seconds >= least && (s.Cause == ledger.Hypervisor || foreign(s, ours))
+	})
+	for _, s := range merged {
+		spans = append(spans, span{s[0], s[1]})
+	}
+	return spans, true
+}
+
+// touched says whether one of disjoint spans in order overlaps a stretch of time.
+func touched(spans []span, from, to int64) bool {
+	i, _ := slices.BinarySearchFunc(spans, from, func(s span, at int64) int {
+		if s.to <= at {
+			return -1
+		}
+		return 1
+	})
+	return i < len(spans) && spans[i].from < to
+}
+
+// watched does something while a witness looks. Where this machine has none, nothing was observed.
+func watched(do func() error) (o observed, err error) {
+	w, err := witness.Start(witness.Options{})
+	switch {
+	case errors.Is(err, feature.ErrMissing):
+		return observed{}, do()
+	case err != nil:
+		return o, err
+	}
+	begin := time.Now()
+	done := do()
+	o.noise, err = w.Stop()
+	o.seconds = time.Since(begin).Seconds()
+	return o, errors.Join(done, err)
+}
+
+// observe keeps what the witness saw, for the weight that is planted.
+func (b *bench) observe(o observed) { b.seen = append(b.seen, o) }

@@ -1,0 +1,363 @@
+package calibrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/placement"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/pace"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/stats"
+	apphttp "tare/internal/workloads/app/http"
+)
+
+// served is one load on one server, each a process of its own.
+type served struct {
+	load  load.Result
+	waits histogram // of the server, in its handler; nil where it records none
+	begin int64     // of the measured window
+	from  int64     // of the stalls
+	seen  observed  // by the witness, from the first request on
+}
+
+// unanswered is the error of a load that did not get all its answers in time, so that there are no latencies to
+// compare.
+type unanswered struct {
+	intended, done int64
+	errors         string
+}
+
+func (u unanswered) Error() string {
+	return fmt.Sprintf("the server answered %d of %d requests: %s", u.done, u.intended, u.errors)
+}
+
+// weight stands in place of the weights that could not be made of it: a machine that stands still leaves requests
+// unanswered, too.
+func (u unanswered) weight(what string) Weight {
+	return known(what+": requests answered", quantity.Count, float64(u.intended), float64(u.done), Tolerance{Absolute: 0.5},
+		fmt.Sprintf("a load of %d requests; truth: all of them", u.intended)).noted(u.Error()).
+		unless(func(_ float64, s stood) bool { return s.longest >= longWait.Seconds() })
+}
+
+// longWait is a stall after which a load may end before its last answers.
+const longWait = 100 * time.Millisecond
+
+const (
+	// Per second: far below what either end can do, and no multiple of the kernel's tick, which would find the same
+	// work at every tick and so count a machine as busy that is not.
+	latencyRate = 499
+	lead        = 50 * time.Millisecond
+	warmup      = 200 * time.Millisecond
+)
+
+// serve runs a load on a server for the length of time. With stalls the load begins half-way between two of them, or
+// with one of them if it is no longer than that.
+func (b *bench) serve(ctx context.Context, d time.Duration, stall apphttp.Stall, connections int, server ...string) (s served, err error) {
+	var ready apphttp.Ready
+	app, _, err := b.start(ctx, placement.Limits{Pin: 1}, &ready, append([]string{"app", "http", "--role"}, server...)...)
+	if err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, app.stop()) }()
+	generator, _, err := b.start(ctx, placement.Limits{Pin: 2}, nil, "load", "http", "--role", "--url", "http://"+ready.Address+"/",
+		"--rate", fmt.Sprint(latencyRate), "--connections", fmt.Sprint(connections),
+		"--arrivals", "constant", "--timeout", "10s", "--drain", "2s")
+	if err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, generator.stop()) }()
+
+	s.seen, err = watched(func() error {
+		schedule := role.Schedule{Begin: pace.Now() + int64(lead), Warmup: int64(warmup), Duration: int64(d)}
+		if stall.Every > 0 {
+			s.from = ready.StallsFrom
+			schedule.Begin = firstRequest(stall, s.from, schedule.Begin+schedule.Warmup, d) - schedule.Warmup
+		}
+		s.begin = schedule.Begin + schedule.Warmup
+		if err := generator.begin(schedule); err != nil {
+			return err
+		}
+		return generator.expect(role.Result, &s.load)
+	})
+	if err != nil {
+		return s, err
+	}
+	if s.load.Done != s.load.Intended {
+		return s, unanswered{intended: s.load.Intended, done: s.load.Done, errors: fmt.Sprint(s.load.Errors)}
+	}
+	if len(server) == 0 {
+		return s, nil
+	}
+	var said apphttp.Served
+	if err := app.finish(&said); err != nil {
+		return s, err
+	}
+	h, err := stats.DecodeHistogram(said.Waits)
+	if err != nil {
+		return s, fmt.Errorf("decoding the waits of the server: %w", err)
+	}
+	s.waits = fromHDR(h)
+	return s, nil
+}
+
+// firstRequest is when a window of length d begins that is to begin at some time or later: in the middle of the gap
+// before a stall, or, where the window is no longer than a stall, with a stall.
+func firstRequest(stall apphttp.Stall, from, atLeast int64, d time.Duration) int64 {
+	every := int64(stall.Every)
+	first := from + every
+	if d > stall.For {
+		first -= (every - int64(stall.For)) / 2
+	}
+	for first < atLeast {
+		first += every
+	}
+	return first
+}
+
+func (b *bench) latency(ctx context.Context) error {
+	distributions := []string{"constant:5ms", "uniform:2ms:10ms", "two-point:5ms:20ms:0.05"}
+	if b.o.Quick {
+		distributions = distributions[1:]
+	}
+	for _, text := range distributions {
+		err := b.weigh(ctx, "latency", text, func(ctx context.Context) ([]Weight, error) { return b.delays(ctx, text) })
+		if err != nil {
+			return err
+		}
+	}
+	for _, s := range []apphttp.Stall{
+		{For: 10 * time.Millisecond, Every: 100 * time.Millisecond},
+		{For: 100 * time.Millisecond, Every: 500 * time.Millisecond},
+		{For: 500 * time.Millisecond, Every: time.Second},
+	} {
+		err := b.weigh(ctx, "latency", fmt.Sprintf("stalls of %v", s.For), func(ctx context.Context) ([]Weight, error) { return b.stalls(ctx, s) })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// delays compares quantiles with what they must be: the time that requests really waited in the server, plus what a
+// request takes that waits for nothing. The latter is measured in the same way, so an error that grows with time, or
+// that a wait brings, shows.
+func (b *bench) delays(ctx context.Context, text string) ([]Weight, error) {
+	d := b.length(8*time.Second, 2*time.Second+500*time.Millisecond)
+	distribution, err := apphttp.ParseDistribution(text)
+	if err != nil {
+		return nil, err
+	}
+	// The two sides must speak of the same requests: half of them are not where half of some more are.
+	skip := fmt.Sprint(math.Ceil(latencyRate * warmup.Seconds()))
+	nothing := func() (histogram, error) { // the truth is not read by a clock that lies
+		s, err := b.serve(ctx, d/2, apphttp.Stall{}, 32, "--delay-dist", "constant:0s")
+		b.observe(s.seen)
+		if err != nil {
+			return nil, err
+		}
+		h, err := s.load.Histogram(load.Latency)
+		return fromHDR(h), err
+	}
+	before, err := nothing()
+	if err != nil {
+		return nil, err
+	}
+	delayed, err := b.serve(ctx, d, apphttp.Stall{}, 32, "--delay-dist", text, "--skip", skip)
+	b.observe(delayed.seen)
+	if err != nil {
+		return nil, err
+	}
+	after, err := nothing()
+	if err != nil {
+		return nil, err
+	}
+	got, err := b.histogram(&delayed.load, load.Latency)
+	if err != nil {
+		return nil, err
+	}
+	service, err := b.histogram(&delayed.load, load.Service)
+	if err != nil {
+		return nil, err
+	}
+	base := before.and(after)
+	truth, first, last := delayed.waits.plus(base, 1000, 100), delayed.waits.plus(before, 1000, 100), delayed.waits.plus(after, 1000, 100)
+	var ws []Weight
+	for _, q := range []struct {
+		name string
+		q    float64
+	}{{"p50", 0.50}, {"p90", 0.90}, {"p99", 0.99}} {
+		moved := math.Abs(first.quantile(q.q) - last.quantile(q.q)) // the truth itself, meanwhile
+		planted := fmt.Sprintf("server with delays %s, %d requests; truth: what each waited there, plus the latency without delay (p50 %s)",
+			text, got.total(), quantity.Value(base.quantile(0.5), quantity.Seconds))
+		w := known(text+", "+q.name, quantity.Seconds, truth.quantile(q.q), got.quantile(q.q), Tolerance{Absolute: 20e-6, Part: 0.01}, planted)
+		allowed := w.Tolerance.Allows(w)
+		w = w.unless(func(off float64, s stood) bool {
+			// Answers have to wake somebody, too.
+			return s.overTail(q.q) || moved >= off/2 || s.later(allowed) > (1-q.q)/2
+		})
+		closed := service.quantile(q.q)
+		w.ClosedLoop = &closed
+		w.Note = fmt.Sprintf("delay set at the server: %v; the truth before and after differs by %s", distribution.Quantile(q.q), quantity.Value(moved, quantity.Seconds))
+		ws = append(ws, w)
+	}
+	return ws, nil
+}
+
+// stalls have the server stand still. Every request that was due in a stall waited for its end, however few connections
+// were there to send it over: a clock that starts at the sending sees one request for each connection.
+//
+// What the machine does within a stall of the server changes nothing: what waits is answered at its end. Where the
+// witness saw the machine disturbed at the end of one, or for long in between, single stalls are weighed until it was
+// not at the end of one.
+func (b *bench) stalls(ctx context.Context, stall apphttp.Stall) ([]Weight, error) {
+	d := b.length(10*time.Second, 2*time.Second)
+	s, err := b.stalling(ctx, stall, d)
+	var few unanswered
+	if err != nil && !errors.As(err, &few) {
+		return nil, err
+	}
+	windows, note := 0, ""
+	spans, known := spansOf(s.seen.noise, b.ours, anyCPU, leastSpoiling)
+	if known && spoilt(spans, stall, s.from, s.begin, d) {
+		one, n, found := b.oneStall(ctx, stall)
+		if windows = n; found {
+			s, d, err = one, stall.For, nil
+		} else if n > 0 {
+			note = fmt.Sprintf("the machine was disturbed at the end of each of %d stalls", n)
+		}
+	}
+	b.observe(s.seen)
+	if err != nil {
+		return nil, err
+	}
+	ws, err := b.weighStalls(s, stall, d)
+	for i := range ws {
+		if windows > 0 {
+			chosen := 1
+			if note != "" {
+				chosen = 0
+			}
+			ws[i] = ws[i].by(chosen, windows, "single stalls").noted(note)
+		}
+	}
+	return ws, err
+}
+
+func (b *bench) stalling(ctx context.Context, stall apphttp.Stall, d time.Duration) (served, error) {
+	return b.serve(ctx, d, stall, stallConnections, "--stall", stall.For.String(), "--stall-every", stall.Every.String())
+}
+
+const (
+	stallConnections = 4
+	mostSingleStalls = 16
+	// leastSpoiling is how long a CPU must have been away to be found in the longest latency, in seconds: half of its
+	// tolerance.
+	leastSpoiling = 0.5e-3
+	// beforeEnd is when the server begins to look out for the end of a stall.
+	beforeEnd = 2 * time.Millisecond
+)
+
+// singleStalls bounds the time that one length of stalls takes, one by one.
+func (b *bench) singleStalls() time.Duration { return b.length(30*time.Second, 8*time.Second) }
+
+// oneStall weighs one stall at a time, until the witness saw nothing at the end of one. It is false when that did not
+// happen in n of them. What a stall reads plays no part.
+func (b *bench) oneStall(ctx context.Context, stall apphttp.Stall) (s served, n int, found bool) {
+	begin := time.Now()
+	for n < mostSingleStalls && time.Since(begin) < b.singleStalls() && !b.late() && ctx.Err() == nil {
+		n++
+		s, err := b.stalling(ctx, stall, stall.For)
+		if err != nil {
+			continue // the first window stands for what can be wrong with all of them
+		}
+		spans, known := spansOf(s.seen.noise, b.ours, anyCPU, leastSpoiling)
+		if known && !spoilt(spans, stall, s.from, s.begin, stall.For) {
+			return s, n, true
+		}
+	}
+	return served{}, n, false
+}
+
+// spoilt says whether what happened to the machine changes latencies of requests that were due from begin on, for d:
+// near the end of a stall of the server, when those who waited are answered, or so long elsewhere that a request counts
+// as slow for it.
+func spoilt(spans []span, stall apphttp.Stall, from, begin int64, d time.Duration) bool {
+	half := int64(stall.For / 2)
+	catchUp := max(int64(time.Millisecond), int64(stall.For)/40)
+	first := (begin - from) / int64(stall.Every)
+	for k := first; from+k*int64(stall.Every) < begin+int64(d); k++ {
+		starts := from + k*int64(stall.Every)
+		ends := starts + int64(stall.For)
+		if ends > begin && touched(spans, ends-int64(beforeEnd), ends+catchUp) {
+			return true
+		}
+	}
+	for _, s := range spans {
+		s.from, s.to = max(s.from, begin), min(s.to, begin+int64(d))
+		if s.to-s.from < half/2 {
+			continue
+		}
+		into := (s.from - from) % int64(stall.Every)
+		if within := into < int64(stall.For) && into+s.to-s.from <= int64(stall.For); !within {
+			return true
+		}
+	}
+	return false
+}
+
+// weighStalls holds the latencies of a window of length d against the schedules of the load and of the stalls.
+func (b *bench) weighStalls(s served, stall apphttp.Stall, d time.Duration) ([]Weight, error) {
+	latency, err := b.histogram(&s.load, load.Latency)
+	if err != nil {
+		return nil, err
+	}
+	service, err := b.histogram(&s.load, load.Service)
+	if err != nil {
+		return nil, err
+	}
+	half := stall.For / 2
+	longest, slow := stallTruth(stall, s.from, s.begin, d, half)
+	planted := fmt.Sprintf(
+		"server that stands still for %v every %v, %d/s over %d connections; truth: the schedule of both",
+		stall.For, stall.Every, latencyRate, stallConnections)
+
+	// While the server catches up, those that waited are answered one after the other: some more are slow than were due
+	// in the first half.
+	allowed := Tolerance{Absolute: min(3, float64(slow)/3), Part: 0.05}
+	name := fmt.Sprintf("stalls of %v: ", stall.For)
+	count := known(fmt.Sprintf("%srequests slower than %v", name, half), quantity.Count,
+		float64(slow), float64(latency.atLeast(half.Seconds())),
+		allowed, planted).unless(func(off float64, s stood) bool {
+		return s.asLong(half.Seconds()) || s.inEach(float64(d)/float64(stall.Every), latencyRate, off)
+	})
+	closed := float64(service.atLeast(half.Seconds()))
+	count.ClosedLoop = &closed
+	length := known(name+"longest latency", quantity.Seconds, longest, latency.longest(),
+		Tolerance{Absolute: 1e-3, Part: 0.01}, planted).
+		unless(func(off float64, s stood) bool { return s.asLong(off) })
+	closedLongest := service.longest()
+	length.ClosedLoop = &closedLongest
+	return []Weight{count, length}, nil
+}
+
+// stallTruth is the longest time to the end of a stall of all requests that are due, in seconds, and how many have at
+// least that long to wait.
+func stallTruth(stall apphttp.Stall, from, begin int64, d, atLeast time.Duration) (longest float64, slow int) {
+	for s := pace.NewSchedule(begin, latencyRate, pace.Constant, 0, 0, 1); s.Peek() < begin+int64(d); s.Advance() {
+		into := (s.Peek() - from) % int64(stall.Every)
+		if s.Peek() < from || into >= int64(stall.For) {
+			continue
+		}
+		left := int64(stall.For) - into
+		longest = max(longest, float64(left)/1e9)
+		if left >= int64(atLeast) {
+			slow++
+		}
+	}
+	return longest, slow
+}

@@ -1,0 +1,136 @@
+package calibrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/placement"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/scratch"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/ledger"
+)
+
+const (
+	mib = 1 << 20
+	// Sizes of one process's memory, all different, so that one field cannot be taken for another.
+	anonBytes, fileBytes, shmemBytes, sockBytes = 48 * mib, 32 * mib, 20 * mib, 2 * mib
+)
+
+func (b *bench) memory(ctx context.Context) error {
+	return b.weigh(ctx, "memory", "anonymous, file, shared and socket memory", b.takeMemory)
+}
+
+// takeMemory compares the group's memory before and after its process has taken some.
+func (b *bench) takeMemory(ctx context.Context) (ws []Weight, err error) {
+	o := memoryOrder{Anon: anonBytes, File: fileBytes, Shmem: shmemBytes, Sock: sockBytes}
+	disk, err := diskDir()
+	if err == nil {
+		var own *scratch.Dir
+		own, err = scratch.New(disk, "weight")
+		defer func() { err = errors.Join(err, own.Close()) }()
+		o.Dir = own.Path()
+	}
+	if err != nil {
+		o.File = 0
+		b.report.Warnings = append(b.report.Warnings, "page cache was not weighed: "+err.Error())
+	}
+	c, g, err := b.start(ctx, placement.Limits{}, nil, WeightCommand, "memory")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, c.stop()) }()
+	counted := countSockets(b.layout, b.tree.Name(), filepath.Base(g.Path()))
+
+	read := func() (*ledger.Memory, error) {
+		l, err := b.ledgerOf(ctx, -1, func() error { return pace.Sleep(ctx, 100*time.Millisecond) })
+		if err != nil {
+			return nil, err
+		}
+		if group := groupOf(l, g.Path()); group != nil && group.Memory != nil {
+			return group.Memory, nil
+		}
+		return &ledger.Memory{}, nil
+	}
+	before, err := read()
+	if err != nil {
+		return nil, err
+	}
+	var r plantedResult
+	if err := c.begin(o); err != nil {
+		return nil, err
+	}
+	if err := c.expect(role.Result, &r); err != nil {
+		return nil, err
+	}
+	after, err := read()
+	if err != nil {
+		return nil, err
+	}
+
+	add := func(field string, truth float64, before, after *uint64, t Tolerance, planted string) {
+		if before == nil || after == nil {
+			ws = append(ws, missing(field, quantity.Bytes, planted, "null: this kernel's control groups do not count it"))
+			return
+		}
+		ws = append(ws, known(field, quantity.Bytes, truth, float64(*after)-float64(*before), t, planted))
+	}
+	// 1 MiB: the stacks and heap of the process itself, and counters that the kernel folds by batches of 64 pages and
+	// CPU.
+	tolerance := Tolerance{Absolute: 1 * mib, Part: 0.02}
+	add("anon", anonBytes, before.Anon, after.Anon, tolerance, "private memory, mapped and touched")
+	add("shmem", shmemBytes, before.Shmem, after.Shmem, tolerance, "a memory file, mapped and touched")
+	if o.File > 0 {
+		add("file, which holds shmem", float64(fileBytes+shmemBytes), before.File, after.File, tolerance, "a file written on disk, and the memory file")
+		if before.Soft != nil && after.Soft != nil {
+			ws = append(ws, known("soft", quantity.Bytes, fileBytes, float64(*after.Soft-*before.Soft), tolerance, "the file on disk, which alone can be dropped"))
+		}
+	}
+	if before.Hard != nil && after.Hard != nil {
+		// Kernel memory is in it: page tables, socket buffers on v2, and what the file system needs for the file.
+		ws = append(ws, known("hard", quantity.Bytes, anonBytes+shmemBytes, float64(*after.Hard-*before.Hard), Tolerance{Absolute: 4 * mib, Part: 0.02}, "private memory and the memory file"))
+	}
+	const sock = "2 MiB sent to a TCP socket that nobody reads; truth: the two sockets' own account"
+	switch {
+	case !counted && after.Sock != nil && *after.Sock == 0:
+		ws = append(ws, missing("sock", quantity.Bytes, sock, "cgroup v1 counts socket buffers only in groups with a limit of them, and this kernel takes none: 0 means nothing there"))
+	default:
+		add("sock", float64(r.SockBytes), before.Sock, after.Sock, Tolerance{Absolute: 256 << 10, Part: 0.05}, sock)
+	}
+	for field, p := range map[string]*uint64{"slab_reclaimable": after.SlabReclaimable, "kernel": after.Kernel, "peak": after.Peak} {
+		if p == nil {
+			b.report.Warnings = append(b.report.Warnings, "the memory of groups has no "+field+" on this kernel: it is null")
+		}
+	}
+	return ws, nil
+}
+
+// countSockets has a group of v1 count its socket buffers, which it does from the first limit on; on v2 they always
+// count.
+func countSockets(l *cgroup.Layout, tree, group string) bool {
+	h, ok := l.Controller("memory")
+	if !ok || h.V2 {
+		return ok
+	}
+	return os.WriteFile(filepath.Join(h.Mount, tree, group, "memory.kmem.tcp.limit_in_bytes"), []byte(fmt.Sprint(1<<30)), 0) == nil
+}
+
+// diskDir is a directory on a disk: files in memory count as shared memory.
+func diskDir() (string, error) {
+	for _, dir := range []string{os.TempDir(), "/var/tmp", "."} {
+		var s unix.Statfs_t
+		if unix.Statfs(dir, &s) == nil && s.Type != unix.TMPFS_MAGIC && s.Type != unix.RAMFS_MAGIC && unix.Access(dir, unix.W_OK) == nil {
+			return dir, nil
+		}
+	}
+	return "", fault.New(fault.Machine, os.TempDir(), "set TMPDIR to a directory on a disk", "no directory on a disk can be written")
+}

@@ -1,0 +1,296 @@
+package calibrate
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+)
+
+// WeightCommand is the hidden command as which the binary starts itself as a planted process.
+const WeightCommand = "_weight"
+
+// burnOrder has a process use a share of a CPU for a time.
+type burnOrder struct {
+	Share   float64 `json:"share"`
+	Seconds float64 `json:"seconds"`
+}
+
+// connectOrder has a process connect a socket a number of times.
+type connectOrder struct {
+	Times int `json:"times"`
+}
+
+// memoryOrder has a process take memory, in bytes.
+type memoryOrder struct {
+	Anon  int    `json:"anon"`
+	File  int    `json:"file"`
+	Shmem int    `json:"shmem"`
+	Sock  int    `json:"sock"`
+	Dir   string `json:"dir"` // for the file
+}
+
+// plantedResult is what a planted process knows of itself.
+type plantedResult struct {
+	CPUSeconds float64 `json:"cpu_seconds"`
+	Times      int     `json:"times"`
+	Fastest    float64 `json:"fastest"` // CPU seconds of one of them, where they went fastest: nothing came between
+	SockBytes  uint64  `json:"sock_bytes"`
+}
+
+// Plant plays a planted process on conn: burn, connect or memory. It does what the start message orders, says what that
+// came to, and keeps what it has taken until the parent closes its end.
+func Plant(_ context.Context, kind string, conn *role.Conn) error {
+	plants := map[string]func(role.Message) (plantedResult, func(), error){"burn": burn, "connect": connect, "memory": takeMemory}
+	plant, ok := plants[kind]
+	if !ok {
+		return fault.New(fault.Usage, WeightCommand, "", "%q is nothing to plant", kind)
+	}
+	if err := conn.Send(role.Ready, struct{}{}); err != nil {
+		return err
+	}
+	m, err := conn.Receive()
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	r, release, err := plant(m)
+	defer release()
+	if err != nil {
+		return err
+	}
+	if err := conn.Send(role.Result, r); err != nil {
+		return err
+	}
+	if _, err := conn.Receive(); !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
+}
+
+func none() {}
+
+func processTime() int64 { return clockNs(unix.CLOCK_PROCESS_CPUTIME_ID) }
+
+func clockNs(id int32) int64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(id, &ts); err != nil {
+		panic(fmt.Sprintf("clock_gettime(%d): %v", id, err)) // these clocks are always there
+	}
+	return ts.Nano()
+}
+
+// burn uses its share of each 10 ms by its thread's own CPU clock.
+func burn(m role.Message) (r plantedResult, _ func(), err error) {
+	var o burnOrder
+	if err := decode(m, &o); err != nil {
+		return r, none, err
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	const period = 10e6 // ns
+	before := processTime()
+	begin, own := pace.Now(), clockNs(unix.CLOCK_THREAD_CPUTIME_ID)
+	for k := 1.0; k*period <= o.Seconds*1e9; k++ {
+		for clockNs(unix.CLOCK_THREAD_CPUTIME_ID)-own < int64(k*period*o.Share) && pace.Now()-begin < int64(o.Seconds*1e9) {
+		}
+		time.Sleep(time.Duration(begin + int64(k*period) - pace.Now()))
+	}
+	r.CPUSeconds = float64(processTime()-before) / 1e9
+	return r, none, nil
+}
+
+// connect connects an UDP socket to the loopback over and over: a program on that hook runs each time, and nothing is
+// ever sent.
+func connect(m role.Message) (r plantedResult, _ func(), err error) {
+	var o connectOrder
+	if err := decode(m, &o); err != nil {
+		return r, none, err
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return r, none, fmt.Errorf("making a socket: %w", err)
+	}
+	defer unix.Close(fd)
+	to := unix.RawSockaddrInet4{Family: unix.AF_INET, Port: 9 << 8, Addr: [4]byte{127, 0, 0, 1}} // discard
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	const pieces = 500 // of a time slice or less each, so that some have a CPU to themselves
+	each := max(o.Times/pieces, 1)
+	begin := clockNs(unix.CLOCK_THREAD_CPUTIME_ID)
+	last := begin
+	for ; r.Times < o.Times; r.Times++ {
+		if r.Times > 0 && r.Times%each == 0 {
+			now := clockNs(unix.CLOCK_THREAD_CPUTIME_ID)
+			if took := float64(now-last) / 1e9 / float64(each); r.Fastest == 0 || took < r.Fastest {
+				r.Fastest = took
+			}
+			last = now
+		}
+		// A raw call, of which Go's scheduler is not told: it looks after calls that it knows of every 20 us, from a
+		// timer that on this CPU would interrupt the program, and add a tenth to its run time.
+		if _, _, e := unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&to)), unsafe.Sizeof(to)); e != 0 {
+			return r, none, fmt.Errorf("connecting the %dth time: %w", r.Times+1, e)
+		}
+	}
+	r.CPUSeconds = float64(clockNs(unix.CLOCK_THREAD_CPUTIME_ID)-begin) / 1e9
+	return r, none, nil
+}
+
+// takeMemory takes memory of every kind that a control group counts.
+func takeMemory(m role.Message) (r plantedResult, release func(), err error) {
+	var free []func()
+	release = func() {
+		for _, f := range free {
+			f()
+		}
+	}
+	var o memoryOrder
+	if err := decode(m, &o); err != nil {
+		return r, release, err
+	}
+	take := func(fd, size, flags int, what string) error {
+		mem, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, flags)
+		if err != nil {
+			return fmt.Errorf("mapping %s: %w", what, err)
+		}
+		free = append(free, func() { _ = unix.Munmap(mem) })
+		for i := 0; i < len(mem); i += os.Getpagesize() {
+			mem[i] = 1
+		}
+		return nil
+	}
+	if err := take(-1, o.Anon, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, "memory"); err != nil {
+		return r, release, err
+	}
+	fd, err := unix.MemfdCreate("tare-weight", unix.MFD_CLOEXEC)
+	if err != nil {
+		return r, release, fmt.Errorf("making shared memory: %w", err)
+	}
+	free = append(free, func() { unix.Close(fd) })
+	if err := unix.Ftruncate(fd, int64(o.Shmem)); err != nil {
+		return r, release, fmt.Errorf("making shared memory: %w", err)
+	}
+	if err := take(fd, o.Shmem, unix.MAP_SHARED, "shared memory"); err != nil {
+		return r, release, err
+	}
+	if o.File > 0 {
+		f, err := os.CreateTemp(o.Dir, "tare-weight-")
+		if err != nil {
+			return r, release, err
+		}
+		free = append(free, func() { f.Close() })
+		if err := os.Remove(f.Name()); err != nil { // it lives as long as it is open
+			return r, release, err
+		}
+		block := make([]byte, 64<<10) // private memory of its own, which must not show beside what is weighed
+		for left := o.File; left > 0; left -= len(block) {
+			if _, err := f.Write(block[:min(left, len(block))]); err != nil {
+				return r, release, fmt.Errorf("writing a file in %s: %w", filepath.Dir(f.Name()), err)
+			}
+		}
+	}
+	if o.Sock > 0 {
+		n, closeAll, err := fillSockets(o.Sock)
+		free = append(free, closeAll)
+		if err != nil {
+			return r, release, err
+		}
+		r.SockBytes = n
+	}
+	return r, release, nil
+}
+
+// fillSockets sends over a TCP connection on the loopback that nobody reads, and says what memory the kernel holds for
+// its two ends.
+func fillSockets(bytes int) (held uint64, release func(), err error) {
+	var fds []int
+	release = func() {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+	}
+	wrap := func(err error) error { return fmt.Errorf("filling socket buffers: %w", err) }
+	socket := func() (int, error) {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err == nil {
+			fds = append(fds, fd)
+		}
+		return fd, err
+	}
+	listener, err := socket()
+	if err != nil {
+		return 0, release, wrap(err)
+	}
+	if err = unix.Bind(listener, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err == nil {
+		err = unix.Listen(listener, 1)
+	}
+	if err != nil {
+		return 0, release, wrap(err)
+	}
+	to, err := unix.Getsockname(listener)
+	if err != nil {
+		return 0, release, wrap(err)
+	}
+	out, err := socket()
+	if err == nil {
+		if err = unix.SetsockoptInt(out, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 2*bytes); err == nil {
+			err = unix.Connect(out, to)
+		}
+	}
+	if err != nil {
+		return 0, release, wrap(err)
+	}
+	in, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
+	if err != nil {
+		return 0, release, wrap(err)
+	}
+	fds = append(fds, in)
+	if err := unix.SetNonblock(out, true); err != nil {
+		return 0, release, wrap(err)
+	}
+	block := make([]byte, 64<<10)
+	for sent := 0; sent < bytes; {
+		n, err := unix.Write(out, block[:min(len(block), bytes-sent)])
+		if errors.Is(err, unix.EAGAIN) {
+			break // as full as it gets
+		}
+		if err != nil {
+			return 0, release, wrap(err)
+		}
+		sent += n
+	}
+	time.Sleep(50 * time.Millisecond) // for what is in between to arrive
+	for _, fd := range []int{out, in} {
+		n, err := socketMemory(fd)
+		if err != nil {
+			return 0, release, wrap(err)
+		}
+		held += n
+	}
+	return held, release, nil
+}
+
+func decode(m role.Message, v any) error {
+	if m.Event != role.Start {
+		return fmt.Errorf("waiting for start: got %s", m.Event)
+	}
+	if err := json.Unmarshal(m.Data, v); err != nil {
+		return fmt.Errorf("decoding the start message: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,218 @@
+// Package calibrate weighs known weights with Tare and says how far off it is: a clock against another clock, a server
+// whose delays are known, programs whose run time was measured by other means, processes that know what CPU time and
+// memory they took.
+//
+// What is planted runs in processes of its own; the truth never comes from the reading that it is held against. A
+// weight that is out of its tolerance while others used the machine says nothing about the scale: it is tried again,
+// and then marked as disturbed.
+package calibrate
+
+import (
+	"math"
+	"time"
+
+	"tare/internal/scale/ledger"
+)
+
+// Schema names the JSON form of a Report.
+const Schema = "tare.calibration/v1"
+
+// Report is one calibration.
+type Report struct {
+	Schema   string    `json:"schema"`
+	Tare     string    `json:"tare"` // version
+	Started  time.Time `json:"started"`
+	Seconds  float64   `json:"seconds"`
+	Quick    bool      `json:"quick"`
+	Machine  Machine   `json:"machine"`
+	Weights  []Weight  `json:"weights"`
+	Passed   int       `json:"passed"`
+	Failed   int       `json:"failed"`
+	Unjudged int       `json:"unjudged"` // disturbed
+	Fault    string    `json:"fault,omitempty"`
+	Warnings []string  `json:"warnings"`
+}
+
+// Machine is where it was.
+type Machine struct {
+	Hostname    string `json:"hostname"`
+	Kernel      string `json:"kernel"`
+	CPUModel    string `json:"cpu_model"`
+	CPUs        int    `json:"cpus"`
+	Virtual     string `json:"virtualization"`
+	Clocksource string `json:"clocksource"`
+	CgroupMode  string `json:"cgroup_mode"`
+	Sampler     string `json:"sampler"`
+}
+
+// Weight is one known weight and what the scale said of it.
+type Weight struct {
+	Section   string    `json:"section"`
+	Name      string    `json:"name"`
+	Unit      string    `json:"unit"`     // as in package quantity
+	True      *float64  `json:"true"`     // null where the weight only informs
+	Measured  *float64  `json:"measured"` // null where it could not be measured: the note says why
+	Lo        *float64  `json:"lo"`       // of the 95 % interval, where the reading is an estimate
+	Hi        *float64  `json:"hi"`
+	Error     *float64  `json:"error"` // measured - true, in the unit
+	Tolerance Tolerance `json:"tolerance"`
+	Verdict   Verdict   `json:"verdict"`
+	// ClosedLoop is what a clock reads that starts when a request is sent instead of when it should have been: what it
+	// does not see.
+	ClosedLoop *float64 `json:"closed_loop,omitempty"`
+	Planted    string   `json:"planted"` // how, and where the truth comes from
+	Note       string   `json:"note,omitempty"`
+	Tries      int      `json:"tries"`
+	Others     float64  `json:"others"`            // part of the machine that others used meanwhile, the hypervisor among them
+	Stolen     float64  `json:"stolen"`            // part of the machine that the hypervisor took meanwhile
+	Stood      float64  `json:"stood,omitempty"`   // of latencies: part of the time in which tasks had to wait more than 1 ms for an idle CPU
+	Longest    float64  `json:"longest,omitempty"` // s: the longest of these waits
+	// Cause is who disturbed a weight that was not judged, and Culprits are the other tasks that took most CPU time
+	// meanwhile.
+	Cause    ledger.Cause `json:"cause,omitempty"`
+	Culprits []Culprit    `json:"culprits,omitempty"`
+	// Witness is what Others and Stolen were read from: steal-clock or steal-ticks, as in a ledger's noise, or
+	// proc-stat where no witness looked.
+	Witness string `json:"witness"`
+	// Undisturbed is by how many of the Of things that were planted a weight was judged: those that the witness saw
+	// untouched. Parts says what they are. Of is 0 for weights that are not chosen in that way.
+	Undisturbed int    `json:"undisturbed,omitempty"`
+	Of          int    `json:"of,omitempty"`
+	Parts       string `json:"parts,omitempty"` // starts, windows
+
+	sensitive bool // to what else the machine does
+	chancy    bool // an estimate, which chance alone puts out of tolerance now and then: it must be so in most tries
+	atLeast   bool // a reading above the truth is not held against the scale
+	// spoiled says whether that the machine stood still explains how far off the weight is; nil: nothing is known of
+	// that.
+	spoiled func(off float64, s stood) bool
+}
+
+// Tolerance is how far off a reading may be: the larger of Absolute and Part of the true value, and beyond that
+// HalfWidths of the reading's own interval, for an estimate is allowed to be one. All 0: the weight is told and not
+// judged.
+type Tolerance struct {
+	Absolute   float64 `json:"absolute"` // in the unit of the weight
+	Part       float64 `json:"part"`
+	HalfWidths float64 `json:"half_widths"`
+}
+
+// Allows is the largest error that is within the tolerance.
+func (t Tolerance) Allows(w Weight) float64 {
+	allowed := t.Absolute
+	if w.True != nil {
+		allowed = max(allowed, t.Part*math.Abs(*w.True))
+	}
+	if w.Lo != nil && w.Hi != nil {
+		allowed += t.HalfWidths * (*w.Hi - *w.Lo) / 2
+	}
+	return allowed
+}
+
+// Verdict is what came of a weight.
+type Verdict string
+
+// The verdicts.
+const (
+	Pass      Verdict = "pass"
+	Fail      Verdict = "fail"
+	Disturbed Verdict = "disturbed" // out of tolerance while others used the machine: not judged
+	Told      Verdict = "told"      // without a truth to hold it against
+	Missing   Verdict = "missing"   // this machine does not have what it takes
+)
+
+// quiet is the part of the machine that others may use before they disturb.
+const quiet = 0.05
+
+// judge fills in the error and the verdict.
+func (w *Weight) judge(meanwhile stood) {
+	switch {
+	case w.Measured == nil:
+		w.Verdict = Missing
+		return
+	case w.True == nil || w.Tolerance == (Tolerance{}):
+		w.Verdict = Told
+	}
+	if w.True != nil {
+		off := *w.Measured - *w.True
+		w.Error = &off
+	}
+	if w.Verdict == Told {
+		return
+	}
+	off := math.Abs(*w.Error)
+	if w.atLeast && *w.Error > 0 {
+		off = 0
+	}
+	switch {
+	case off <= w.Tolerance.Allows(*w): // false for NaN
+		w.Verdict = Pass
+	case w.sensitive && max(w.Others, w.Stolen) > quiet || w.spoiled != nil && w.spoiled(off, meanwhile):
+		w.Verdict = Disturbed
+		w.Cause = ledger.Neighbour
+		if 2*w.Stolen > w.Others {
+			w.Cause = ledger.Hypervisor
+		}
+	default:
+		w.Verdict = Fail
+	}
+}
+
+// add counts a weight in.
+func (r *Report) add(ws ...Weight) {
+	for _, w := range ws {
+		switch w.Verdict {
+		case Pass:
+			r.Passed++
+		case Fail:
+			r.Failed++
+		case Disturbed:
+			r.Unjudged++
+		}
+		r.Weights = append(r.Weights, w)
+	}
+}
+
+// known is a weight with a truth and a reading.
+func known(name, unit string, truth, measured float64, t Tolerance, planted string) Weight {
+	return Weight{Name: name, Unit: unit, True: &truth, Measured: &measured, Tolerance: t, Planted: planted}
+}
+
+// told is a reading without a truth.
+func told(name, unit string, measured float64, planted string) Weight {
+	return Weight{Name: name, Unit: unit, Measured: &measured, Planted: planted}
+}
+
+// missing is a weight that could not be measured here.
+func missing(name, unit, planted, why string) Weight {
+	return Weight{Name: name, Unit: unit, Planted: planted, Note: why}
+}
+
+func (w Weight) within(lo, hi float64) Weight { w.Lo, w.Hi = &lo, &hi; return w }
+func (w Weight) noted(note string) Weight     { w.Note = note; return w }
+
+// by is for a weight that was judged by undisturbed parts of what was planted.
+func (w Weight) by(undisturbed, of int, parts string) Weight {
+	w.Undisturbed, w.Of, w.Parts = undisturbed, of, parts
+	return w
+}
+
+// certain is a failure that neither noise nor chance can be the reason of: no other try changes it.
+func (w Weight) certain() bool { return w.Verdict == Fail && !w.sensitive && !w.chancy }
+
+func (w Weight) fragile() Weight { w.sensitive = true; return w }
+
+// estimated is for a reading that chance can put out of tolerance, and that nothing but what only names excuses.
+func (w Weight) estimated() Weight { w.chancy = true; return w }
+
+// lower is for a truth that is a bound: more is not held against the scale.
+func (w Weight) lower() Weight { w.atLeast = true; return w }
+
+// only is disturbed by what it names and by nothing else, however much others use the machine.
+func (w Weight) only(spoiled func(off float64, s stood) bool) Weight { w.spoiled = spoiled; return w }
+
+// unless is fragile, and knows whether what the machine did meanwhile explains that it is so far off.
+func (w Weight) unless(spoiled func(off float64, s stood) bool) Weight {
+	w.sensitive, w.spoiled = true, spoiled
+	return w
+}

@@ -1,0 +1,150 @@
+package calibrate
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/pace"
+)
+
+// stood is how the machine stood still while a weight was planted, as a task saw it that asked every millisecond on
+// every CPU to be woken. A hypervisor that runs somebody else for some milliseconds shows in no counter of a guest's
+// guest, and here.
+type stood struct {
+	part    float64 // of the wake-ups that were late by more than a millisecond
+	longest float64 // s
+	delays  []int64 // of all wake-ups, ns, in order of size
+
+	// away is the part of the machine that others had meanwhile, the hypervisor among them; stolen is the
+	// hypervisor's, and stolenSeconds the same over all CPUs. A disturbance says so, and these threads do not.
+	away, stolen, stolenSeconds float64
+	awaySeconds                 float64
+}
+
+// disturbedBy fills in what others took.
+func (s *stood) disturbedBy(d disturbance) {
+	s.stolenSeconds, s.awaySeconds = d.stolen, d.stolen+d.foreign
+	if d.capacity > 0 {
+		s.stolen, s.away = min(1, s.stolenSeconds/d.capacity), min(1, s.awaySeconds/d.capacity)
+	}
+}
+
+// later is the part of the wake-ups that were late by more than some seconds.
+func (s stood) later(seconds float64) float64 {
+	if len(s.delays) == 0 {
+		return 0
+	}
+	i, _ := slices.BinarySearch(s.delays, int64(seconds*1e9)+1)
+	return float64(len(s.delays)-i) / float64(len(s.delays))
+}
+
+// overTail is of a quantile q: waits that touch a tenth of what lies beyond it move it.
+func (s stood) overTail(q float64) bool { return s.part > (1-q)/10 }
+
+// asLong is of a number of requests that last some time: the machine stood still for half as long.
+func (s stood) asLong(seconds float64) bool { return s.longest >= seconds/2 }
+
+// inEach is of a number of requests, which come at a rate in each of some stalls: half as many more or fewer are in
+// them if every stall was longer by the longest that the machine stood still.
+func (s stood) inEach(stalls, rate, requests float64) bool {
+	return s.longest*rate*stalls >= requests/2
+}
+
+// overQuantile is of a quantile q of starts: half as many as lie beyond it came while others had the machine.
+func (s stood) overQuantile(q float64) bool { return s.away > (1-q)/2 }
+
+const (
+	wakeEvery = int64(1e6) // ns between two wake-ups on one CPU
+	wakeLate  = 1e-3       // s: later than a CPU with little to do ever lets anybody wait
+)
+
+// wakeUps watches until the function that it returns is called.
+func wakeUps(ctx context.Context) (end func() (stood, error)) {
+	ctx, cancel := context.WithCancel(ctx)
+	collect := debug.SetGCPercent(-1) // a collection of garbage here must not look like the machine's
+	var mu sync.Mutex
+	var seen stood
+	var failed error
+	var running sync.WaitGroup
+	for cpu := range runtime.NumCPU() {
+		running.Go(func() {
+			delays, err := watchCPU(ctx, cpu)
+			mu.Lock()
+			defer mu.Unlock()
+			seen.delays = append(seen.delays, delays...)
+			if err != nil {
+				failed = err
+			}
+		})
+	}
+	return func() (stood, error) {
+		cancel()
+		running.Wait()
+		debug.SetGCPercent(collect)
+		slices.Sort(seen.delays)
+		if seen.part = seen.later(wakeLate); seen.part > 0 {
+			seen.longest = float64(seen.delays[len(seen.delays)-1]) / 1e9
+		}
+		return seen, failed
+	}
+}
+
+func watchCPU(ctx context.Context, cpu int) (delays []int64, err error) {
+	thread, err := pace.LockThread(0)
+	if err != nil {
+		return nil, err
+	}
+	defer thread.Close()
+	release, err := pinThread(cpu)
+	if err != nil {
+		return nil, err
+	}
+	if release == nil {
+		return nil, nil // a CPU that we may not use is not ours to watch
+	}
+	defer release()
+	// As in a probe, each wake-up that falls into a stall counts.
+	for at := pace.Now() + wakeEvery; ctx.Err() == nil; at += wakeEvery {
+		now, err := thread.Until(ctx, at)
+		if err != nil {
+			return delays, nil // the end came in a wait
+		}
+		delays = append(delays, now-at)
+	}
+	return delays, nil
+}
+
+// pinThread keeps the thread of the caller, who has locked it, on one CPU until it is released. It gives nil where this
+// process may not use the CPU.
+func pinThread(cpu int) (release func(), err error) {
+	var all, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return nil, fmt.Errorf("reading the CPUs of a thread: %w", err)
+	}
+	one.Set(cpu)
+	if unix.SchedSetaffinity(0, &one) != nil {
+		return nil, nil
+	}
+	return func() { _ = unix.SchedSetaffinity(0, &all) }, nil // what was allowed a moment ago is again
+}
+
+// pinAnywhere is pinThread on the last CPU that this process may use, which it returns.
+func pinAnywhere() (cpu int, release func(), err error) {
+	var all unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return 0, nil, fmt.Errorf("reading the CPUs of a thread: %w", err)
+	}
+	for cpu = len(all)*64 - 1; cpu > 0 && !all.IsSet(cpu); cpu-- {
+	}
+	release, err = pinThread(cpu)
+	if err == nil && release == nil {
+		err = fmt.Errorf("keeping a thread on CPU %d: it is not allowed to", cpu)
+	}
+	return cpu, release, err
+}

@@ -1,0 +1,135 @@
+package comparison
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"tare/internal/experiment/record"
+)
+
+// Apart says in what two runs differ so that what they measured cannot be compared; empty where they can. What is
+// weighed may differ, for that is what a comparison is for, and so may how long they went on. What is not known of
+// either counts as different.
+func Apart(a, b record.Run) (reasons []string) {
+	differ := func(what, x, y string) {
+		if x != y {
+			reasons = append(reasons, fmt.Sprintf("%s: %s and %s", what, orNone(x), orNone(y)))
+		}
+	}
+	differ("the experiment", a.Experiment, b.Experiment)
+	differ("the baseline", a.Baseline, b.Baseline)
+	x, y := a.Environment, b.Environment
+	differ("the machine", x.Hostname, y.Hostname)
+	differ("the kernel", x.Kernel, y.Kernel)
+	differ("the CPU", fmt.Sprintf("%d x %s", x.CPUs, x.CPUModel), fmt.Sprintf("%d x %s", y.CPUs, y.CPUModel))
+	differ("its memory in GB", gigabytes(x.MemoryBytes), gigabytes(y.MemoryBytes))
+	differ("the virtualization", x.Virtual, y.Virtual)
+	differ("the control groups", x.CgroupMode, y.CgroupMode)
+	differ("the clock", x.Clocksource, y.Clocksource)
+	differ("the CPU frequency governor", x.Governor, y.Governor)
+	if x.Hostname == "" || x.Kernel == "" {
+		reasons = append(reasons, "the machine: not known of either")
+	}
+	differ("the nodes", nodesOf(a), nodesOf(b))
+	if names := redefined(a, b); len(names) > 0 {
+		reasons = append(reasons, "the definitions of "+strings.Join(names, ", "))
+	}
+	if keys := respecified(a.Spec, b.Spec); len(keys) > 0 {
+		reasons = append(reasons, "the spec: "+strings.Join(keys, ", "))
+	}
+	return reasons
+}
+
+// gigabytes is a size to the gigabyte: kernels of one machine differ in what they keep for themselves.
+func gigabytes(bytes uint64) string { return fmt.Sprintf("%.0f", float64(bytes)/1e9) }
+
+// nodesOf are the nodes of a run, as its record has them.
+func nodesOf(r record.Run) string {
+	if r.Nodes == nil {
+		return "none"
+	}
+	text := fmt.Sprintf("%d, local %v, %g CPUs each", r.Nodes.Count, r.Nodes.Local, r.Nodes.CPUs)
+	for _, n := range r.Nodes.Nodes {
+		text += fmt.Sprintf(", %s (%s, %d CPUs)", n.Hostname, n.Kernel, n.CPUs)
+	}
+	return text
+}
+
+// Mixed says in what runs differ that are taken for repeats of one thing; empty where they are.
+func Mixed(runs []record.Run) string {
+	for _, r := range runs[1:] {
+		switch {
+		case !reflect.DeepEqual(r.Environment.Subjects, runs[0].Environment.Subjects):
+			return "the versions of what was weighed"
+		case !reflect.DeepEqual(armsOf(r.Spec), armsOf(runs[0].Spec)):
+			return "their arms"
+		}
+	}
+	return ""
+}
+
+func armsOf(spec json.RawMessage) any {
+	var s struct {
+		Arms any `json:"arms"`
+	}
+	if json.Unmarshal(spec, &s) != nil {
+		return nil
+	}
+	return s.Arms
+}
+
+func orNone(text string) string {
+	if text == "" {
+		return "unknown"
+	}
+	return text
+}
+
+// maxNames is how many metrics are named.
+const maxNames = 4
+
+// redefined are the metrics that both runs define, and in other ways. What is written of them, and how they are shown,
+// does not count.
+func redefined(a, b record.Run) (names []string) {
+	was := a.Defined()
+	for _, d := range b.Metrics {
+		o, has := was[d.Name]
+		if has && (o.Unit != d.Unit || o.Pool != d.Pool || o.Better != d.Better || o.Histogram != d.Histogram ||
+			o.Quantile != d.Quantile || o.Per != d.Per || o.Undisturbed != d.Undisturbed) {
+			names = append(names, d.Name)
+		}
+	}
+	if more := len(names) - maxNames; more > 1 {
+		names = append(names[:maxNames:maxNames], fmt.Sprintf("%d more", more))
+	}
+	return names
+}
+
+// free are the keys of a spec in which runs that are compared may differ: what is weighed, how long, and what is made
+// of it.
+var free = []string{
+	"arms", "assert", "blocks", "factors", "gates", "name", "needs", "precision", "question", "quick", "repeat", "until",
+}
+
+// respecified are the keys of two specs that differ and must not.
+func respecified(a, b json.RawMessage) (keys []string) {
+	var x, y map[string]any
+	if json.Unmarshal(a, &x) != nil || json.Unmarshal(b, &y) != nil {
+		return []string{"not known"}
+	}
+	for key := range x {
+		if !slices.Contains(free, key) && !reflect.DeepEqual(x[key], y[key]) {
+			keys = append(keys, key)
+		}
+	}
+	for key := range y {
+		if _, both := x[key]; !both && !slices.Contains(free, key) {
+			keys = append(keys, key)
+		}
+	}
+	slices.Sort(keys)
+	return keys
+}

@@ -1,0 +1,387 @@
+// Package comparison holds recorded runs against each other. Every run is taken as its own baseline makes it: the
+// effect of an arm in one run is its ratio or its difference to the baseline of the same run, which the machine's mood
+// on that day enters less than the values themselves. What is left of that mood, the variance between runs, is in the
+// interval of every change; where it is not known there is no verdict. The package is pure: records in, comparison out.
+package comparison
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"tare/internal/experiment/record"
+	"tare/internal/lib/stats"
+	"tare/internal/results/analysis"
+)
+
+// Schema names the JSON form of Comparison.
+const Schema = "tare.comparison/v1"
+
+// Source is one recorded run and its summary.
+type Source struct {
+	Dir      string
+	Run      record.Run
+	Summary  *analysis.Summary
+	Warnings []string // of its record
+}
+
+// Comparison is what changed between some runs and others.
+type Comparison struct {
+	Schema     string `json:"schema"`
+	Experiment string `json:"experiment"`
+	Old        []Ref  `json:"old"` // repeats of one thing
+	New        []Ref  `json:"new"` // likewise
+	History    []Ref  `json:"history"`
+
+	Changes  []Change `json:"changes"`
+	Compared int      `json:"compared"` // changes with a verdict
+	Resolved int      `json:"resolved"` // of these
+	Warnings []string `json:"warnings"`
+}
+
+// Ref names a run.
+type Ref struct {
+	ID       string            `json:"id"`
+	Dir      string            `json:"dir"`
+	Started  time.Time         `json:"started"`
+	Version  string            `json:"tare"`
+	Subjects map[string]string `json:"subjects"` // name -> version
+}
+
+func refs(sources []Source) []Ref {
+	all := []Ref{}
+	for _, s := range sources {
+		all = append(all, Ref{
+			ID: s.Run.ID, Dir: s.Dir, Started: s.Run.Started, Version: s.Run.Version, Subjects: s.Run.Environment.Subjects,
+		})
+	}
+	return all
+}
+
+// Scale is how the effect of a run is taken.
+type Scale string
+
+// The scales: the ratio to the baseline of the same run, the difference to it where there is no ratio, or the value
+// itself where the baseline has nothing of it.
+const (
+	Ratio      Scale = "ratio"
+	Difference Scale = "difference"
+	Value      Scale = "value"
+)
+
+// Between is where the variance between runs is known from.
+type Between string
+
+// The sources of the variance between runs. Unknown: there is no verdict.
+const (
+	Unknown Between = ""
+	Repeats Between = "repeats" // of the same thing, among the runs that are compared
+	History Between = "history"
+	Twins   Between = "twins" // the A/A twins of the runs that are compared, and of the history
+)
+
+// Of is what effects are compared of: one metric of one arm at one level.
+type Of struct {
+	Metric    string            `json:"metric"`
+	Unit      string            `json:"unit"`
+	Rank      int               `json:"rank"`
+	Arm       string            `json:"arm"`
+	Component string            `json:"component,omitempty"`
+	Factors   map[string]string `json:"factors"`
+	Headline  bool              `json:"headline"` // among those that a reader wants first, in some run
+	Scale     Scale             `json:"scale"`
+}
+
+// newOf is that of some effects, one at least.
+func newOf(k key, scale Scale, effects []effect) Of {
+	e := effects[len(effects)-1].of
+	return Of{
+		Metric: k.metric, Unit: e.Unit, Rank: e.Rank, Arm: k.arm, Component: k.component, Factors: e.Factors, Scale: scale,
+		Headline: slices.ContainsFunc(effects, func(e effect) bool { return e.headline }),
+	}
+}
+
+// Change is what changed in the new runs against the old. On the scale of ratios, Old and New are ratios to the
+// baseline and Value is a part: 0.05 is 5 % more. Otherwise all are in the unit of the metric.
+type Change struct {
+	Of
+	Old      float64  `json:"old"` // the mean effect; of ratios the geometric mean
+	New      float64  `json:"new"`
+	Value    float64  `json:"value"`
+	Lo       *float64 `json:"lo"` // null where the variance between runs is not known
+	Hi       *float64 `json:"hi"`
+	Resolved bool     `json:"resolved"`
+	Why      string   `json:"unresolved,omitempty"` // it is not resolved
+	Between  Between  `json:"between,omitempty"`
+	Freedom  float64  `json:"degrees_of_freedom,omitempty"` // of the variance between runs
+}
+
+// key is what an effect is of.
+type key struct{ metric, arm, component, level string }
+
+// effect is one run's.
+type effect struct {
+	stats.Effect
+	of       *analysis.Estimate
+	headline bool
+}
+
+// source is a run with its estimates at hand: those that may be quoted.
+type source struct {
+	estimates map[key]*analysis.Estimate
+	headlines []string
+}
+
+func sourcesOf(all []Source) (sources []source) {
+	for _, s := range all {
+		one := source{estimates: map[key]*analysis.Estimate{}, headlines: s.Summary.Headlines}
+		for i := range s.Summary.Estimates {
+			if e := &s.Summary.Estimates[i]; e.Withheld == "" && e.Arm != record.Direct {
+				one.estimates[key{e.Metric, e.Arm, e.Component, levelOf(e.Factors)}] = e
+			}
+		}
+		sources = append(sources, one)
+	}
+	return sources
+}
+
+// effects are those of runs on a scale; of runs that lack one there, none.
+func effects(sources []source, k key, scale Scale) (all []effect) {
+	for _, s := range sources {
+		if e := s.estimates[k]; e != nil {
+			if x, ok := effectOf(e, scale); ok {
+				all = append(all, effect{x, e, slices.Contains(s.headlines, e.Metric)})
+			}
+		}
+	}
+	return all
+}
+
+// Compare holds new runs against old ones, which each are repeats of one thing. The history may have more runs of the
+// experiment, from which the variance between runs is known; those that are compared may be among them. A run that
+// is named twice on one side counts once.
+func Compare(old, new, history []Source) Comparison {
+	old, new, history = distinct(old), distinct(new), distinct(history)
+	c := Comparison{
+		Schema: Schema, Experiment: old[0].Run.Experiment, Old: refs(old), New: refs(new), History: refs(history),
+		Changes: []Change{}, Warnings: []string{},
+	}
+	was, is, before := sourcesOf(old), sourcesOf(new), sourcesOf(history)
+	all := sourcesOf(distinct(slices.Concat(old, new, history)))
+	for _, k := range keysOf(was, is) {
+		scale := scaleOf(slices.Concat(was, is), k)
+		a, b := effects(was, k, scale), effects(is, k, scale)
+		if k.arm == record.AA || len(a) == 0 || len(b) == 0 {
+			continue
+		}
+		twins := effects(all, key{k.metric, record.AA, k.component, k.level}, scale)
+		if k.component != "" || scale == Value || scale == Difference && !comparable(slices.Concat(a, b)) {
+			twins = nil // the baseline has next to none of it, so its twin says nothing
+		}
+		c.add(k, scale, a, b, effects(before, k, scale), twins)
+	}
+	slices.SortStableFunc(c.Changes, func(a, b Change) int { return cmp.Compare(a.Rank, b.Rank) })
+	c.warn(old, new)
+	return c
+}
+
+// comparable reports whether baselines have half as much of something as arms, at least.
+func comparable(effects []effect) bool {
+	return !slices.ContainsFunc(effects, func(e effect) bool {
+		return math.Abs(e.of.Value-e.of.Difference.Value) < math.Abs(e.of.Value)/2
+	})
+}
+
+// minFreedom is from how many degrees of freedom on the variance between runs of the arms themselves is preferred to
+// that of the twins.
+const minFreedom = 3
+
+// between is the variance between runs, from the arms themselves where there are repeats or a history, and else from
+// the twins. What the runs show plays no part in the choice, but that the variance is never taken for less than that
+// of the twins.
+func between(old, new, before, twins []effect) (from Between, spread stats.Spread) {
+	const seed = 1 // of the random orders by which shifts of the history are found
+	byTwins, known := stats.SpreadOfTwins(plain(twins))
+	if known {
+		from, spread = Twins, byTwins
+	}
+	repeats, repeated := stats.SpreadOfRepeats(plain(old), plain(new))
+	history, followed := stats.SpreadOfHistory(plain(before), seed)
+	least := 1.0
+	if known {
+		least = minFreedom
+	}
+	switch {
+	case repeated && repeats.Freedom >= least && !(followed && history.Freedom > repeats.Freedom):
+		return Repeats, repeats.AtLeast(byTwins)
+	case followed && history.Freedom >= least:
+		return History, history.AtLeast(byTwins)
+	}
+	return from, spread
+}
+
+// add adds one change.
+func (c *Comparison) add(k key, scale Scale, old, new, before, twins []effect) {
+	change := Change{Of: newOf(k, scale, slices.Concat(old, new)), Old: mean(old), New: mean(new)}
+	from, spread := between(old, new, before, twins)
+	change.Value = change.New - change.Old
+	var d stats.Estimate
+	if from != Unknown {
+		d = spread.Change(plain(old), plain(new))
+	}
+	lo, hi := d.Lo, d.Hi
+	if scale == Ratio {
+		change.Old, change.New, change.Value = math.Exp(change.Old), math.Exp(change.New), math.Expm1(change.Value)
+		lo, hi = math.Expm1(lo), math.Expm1(hi)
+	}
+	if !finite(change.Old, change.New, change.Value) {
+		return // no measurement gives it
+	}
+	switch {
+	case from == Unknown:
+		change.Why = "by how much it differs from run to run is not known"
+	case !finite(lo, hi):
+		change.Why = "its interval has no end"
+	default:
+		change.Lo, change.Hi, change.Freedom, change.Between = &lo, &hi, spread.Freedom, from
+		change.Resolved = d.Excludes(0)
+		if !change.Resolved {
+			change.Why = "its interval contains 0"
+		}
+		c.Compared++
+		if change.Resolved {
+			c.Resolved++
+		}
+	}
+	c.Changes = append(c.Changes, change)
+}
+
+func finite(all ...float64) bool {
+	return !slices.ContainsFunc(all, func(v float64) bool { return math.IsNaN(v) || math.IsInf(v, 0) })
+}
+
+// warn says what to know before quoting a change.
+func (c *Comparison) warn(old, new []Source) {
+	if expected := float64(c.Compared) * (1 - stats.Confidence); c.Resolved > 0 && expected >= 0.5 {
+		c.Warnings = append(c.Warnings, fmt.Sprintf(
+			"of %d comparisons chance alone resolves about %.0f; %d are resolved", c.Compared, math.Ceil(expected), c.Resolved))
+	}
+	for _, s := range slices.Concat(old, new) {
+		if reasons := Apart(old[0].Run, s.Run); len(reasons) > 0 {
+			c.Warnings = append(c.Warnings, fmt.Sprintf("%s differs from %s in %s", s.Dir, old[0].Dir, strings.Join(reasons, "; ")))
+		}
+		for _, w := range s.Warnings {
+			c.Warnings = append(c.Warnings, s.Dir+": "+w)
+		}
+		switch {
+		case !s.Summary.Valid:
+			c.Warnings = append(c.Warnings, s.Dir+" is invalid: "+strings.Join(s.Summary.InvalidReasons, "; "))
+		case s.Summary.Partial:
+			c.Warnings = append(c.Warnings, s.Dir+" is partial")
+		}
+	}
+}
+
+// scaleOf is the scale that an effect has in all runs that tell it: the values themselves only where no run has a
+// difference.
+func scaleOf(sources []source, k key) Scale {
+	scale := Value
+	for _, s := range sources {
+		e := s.estimates[k]
+		if e == nil || e.Difference == nil || e.Difference.Lo == nil {
+			continue
+		}
+		if e.Ratio == nil || e.Ratio.Lo == nil || !(*e.Ratio.Lo > 0) {
+			return Difference
+		}
+		scale = Ratio
+	}
+	return scale
+}
+
+func levelOf(level map[string]string) string {
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(level)) {
+		fmt.Fprintf(&b, "%q=%q ", name, level[name])
+	}
+	return b.String()
+}
+
+// effectOf is an estimate on a scale. It is false where it has no interval there.
+func effectOf(e *analysis.Estimate, scale Scale) (stats.Effect, bool) {
+	blocks := e.N
+	if e.Method == analysis.PooledMethod {
+		blocks = e.Trials
+	}
+	switch d := e.Difference; {
+	case scale == Ratio && e.Ratio != nil && e.Ratio.Lo != nil && e.Ratio.Hi != nil:
+		return stats.EffectOf(math.Log(e.Ratio.Value), math.Log(*e.Ratio.Lo), math.Log(*e.Ratio.Hi), d.N)
+	case scale == Difference && d != nil && d.Lo != nil && d.Hi != nil:
+		if e.Method != analysis.PooledMethod {
+			blocks = d.N
+		}
+		return stats.EffectOf(d.Value, *d.Lo, *d.Hi, blocks)
+	case scale == Value && e.Lo != nil && e.Hi != nil:
+		return stats.EffectOf(e.Value, *e.Lo, *e.Hi, blocks)
+	}
+	return stats.Effect{}, false
+}
+
+// keysOf are what both have, by metric, level, arm and component.
+func keysOf(old, new []source) []key {
+	has := func(all []source) map[key]bool {
+		keys := map[key]bool{}
+		for _, s := range all {
+			for k := range s.estimates {
+				keys[k] = true
+			}
+		}
+		return keys
+	}
+	both, other := has(old), has(new)
+	maps.DeleteFunc(both, func(k key, _ bool) bool { return !other[k] })
+	return slices.SortedFunc(maps.Keys(both), func(a, b key) int {
+		return cmp.Or(cmp.Compare(a.metric, b.metric), cmp.Compare(a.level, b.level), cmp.Compare(a.arm, b.arm),
+			cmp.Compare(a.component, b.component))
+	})
+}
+
+func plain(all []effect) (effects []stats.Effect) {
+	for _, e := range all {
+		effects = append(effects, e.Effect)
+	}
+	return effects
+}
+
+func mean(all []effect) float64 {
+	sum := 0.0
+	for _, e := range all {
+		sum += e.Value / float64(len(all))
+	}
+	return sum
+}
+
+// distinct leaves each run in once, in the order in which they began.
+func distinct(sources []Source) (all []Source) {
+	seen := map[string]bool{}
+	for _, s := range sources {
+		if name := Name(s); !seen[name] {
+			seen[name] = true
+			all = append(all, s)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b Source) int { return a.Run.Started.Compare(b.Run.Started) })
+	return all
+}
+
+// Name tells a run from all others, whichever directory its record is in.
+func Name(s Source) string {
+	if s.Run.ID == "" {
+		return s.Dir
+	}
+	return fmt.Sprintf("%s %s %d", s.Run.ID, s.Run.Started.UTC().Format(time.RFC3339Nano), s.Run.Seed)
+}

@@ -1,0 +1,225 @@
+package comparison_test
+
+import (
+	"encoding/json"
+	"math"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
+	"tare/internal/results/analysis"
+	"tare/internal/results/analysis/analysistest"
+	"tare/internal/results/comparison"
+)
+
+// made are runs on successive days, which add so much to latency.
+func made(t *testing.T, from uint64, latencies ...float64) (sources []comparison.Source) {
+	t.Helper()
+	for i, latency := range latencies {
+		run, trials := analysistest.Quickstart(analysistest.Truth{
+			Blocks: 8, BPF: 3.1e-6, Latency: latency, Noise: 0.5e-6, MapBytes: 1.2e6, Day: from + uint64(i),
+		})
+		s, err := analysis.Summarize(run, trials)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sources = append(sources, comparison.Source{Dir: run.ID, Run: run, Summary: s})
+	}
+	return sources
+}
+
+func changeOf(t *testing.T, c comparison.Comparison, metric string) comparison.Change {
+	t.Helper()
+	i := slices.IndexFunc(c.Changes, func(x comparison.Change) bool { return x.Metric == metric })
+	if i < 0 {
+		t.Fatalf("no change of %s", metric)
+	}
+	return c.Changes[i]
+}
+
+// TestCompare: each metric is on the scale that its baseline allows, and a planted change of latency is found by each
+// source of the variance between runs that knows it.
+func TestCompare(t *testing.T) {
+	const slow, fast = 40e-6, 9e-6
+	history := made(t, 20, slices.Repeat([]float64{fast}, 12)...)
+	for name, c := range map[string]struct {
+		old, new, history []comparison.Source
+		between           comparison.Between
+	}{
+		"twins":   {made(t, 0, fast), made(t, 1, slow), nil, comparison.Twins},
+		"repeats": {made(t, 0, fast, fast, fast), made(t, 3, slow, slow, slow, slow, slow, slow), nil, comparison.Repeats},
+		"history": {made(t, 0, fast), made(t, 1, slow), history, comparison.History},
+	} {
+		got := comparison.Compare(c.old, c.new, c.history)
+		p50 := changeOf(t, got, "latency_p50_seconds")
+		if p50.Scale != comparison.Ratio || p50.Between != c.between || !p50.Resolved || p50.Value < 0.15 || p50.Value > 0.5 ||
+			!(p50.New > p50.Old) {
+			t.Errorf("%s: %+v", name, p50)
+		}
+		if cpu := changeOf(t, got, "cpu_seconds_per_connection"); cpu.Resolved || cpu.Lo == nil || *cpu.Lo > 0 || *cpu.Hi < 0 {
+			t.Errorf("%s: CPU time is the same: %+v", name, cpu)
+		}
+		bpf := changeOf(t, got, "bpf_seconds_per_connection")
+		known := name != "twins" // the baseline runs none, so its twin tells nothing
+		if bpf.Scale != comparison.Difference || (bpf.Lo != nil) != known || bpf.Resolved || (bpf.Why == "") {
+			t.Errorf("%s: %+v", name, bpf)
+		}
+		if got.Compared == 0 || got.Resolved == 0 || len(got.Old) != len(c.old) || len(got.History) != len(c.history) {
+			t.Errorf("%s: %d compared, %d resolved, %d old", name, got.Compared, got.Resolved, len(got.Old))
+		}
+		if _, err := json.Marshal(got); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestSameTwice: two runs of the same are not resolved in more than one of twenty comparisons, nor are repeats of a
+// thing that differs from day to day by more than a run can see.
+func TestSameTwice(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 1))
+	several := func(n int, varies float64) (all []float64) {
+		for range n {
+			all = append(all, 20e-6+varies*r.NormFloat64())
+		}
+		return all
+	}
+	for _, c := range []struct {
+		runs   int
+		varies float64
+	}{{1, 0}, {3, 4e-6}} {
+		compared, resolved, day := 0, 0, uint64(0)
+		for range 20 {
+			old, new := made(t, day, several(c.runs, c.varies)...), made(t, day+uint64(c.runs), several(c.runs, c.varies)...)
+			day += 2 * uint64(c.runs)
+			for _, x := range comparison.Compare(old, new, nil).Changes {
+				if x.Metric == "latency_p50_seconds" || x.Metric == "cpu_seconds_per_connection" { // others go with these
+					if x.Lo != nil {
+						compared++
+					}
+					if x.Resolved {
+						resolved++
+					}
+				}
+			}
+		}
+		if compared != 40 || resolved > 5 { // more than 5 of 40 have a chance of 1.4 % at 5 % each
+			t.Errorf("%d runs that vary by %g: %d of %d comparisons are resolved", c.runs, c.varies, resolved, compared)
+		}
+	}
+}
+
+// TestCompareMany: a run that is named twice counts once, the history is put in order, and values that no measurement
+// gives spoil neither the comparison nor its JSON.
+func TestCompareMany(t *testing.T) {
+	old, new := made(t, 0, 9e-6, 9e-6), made(t, 2, 40e-6)
+	once := comparison.Compare(old, new, nil)
+	twice := comparison.Compare(slices.Concat(old, old), slices.Concat(new, new), nil)
+	if !reflect.DeepEqual(once, twice) {
+		t.Errorf("named twice:\n%+v\nonce:\n%+v", twice, once)
+	}
+	history := made(t, 10, 9e-6, 12e-6, 9e-6, 12e-6, 9e-6, 12e-6)
+	inOrder := comparison.Compare(old[:1], new, history)
+	shuffled := slices.Clone(history)
+	slices.SortFunc(shuffled, func(a, b comparison.Source) int { return strings.Compare(b.Dir, a.Dir) })
+	if got := comparison.Compare(old[:1], new, append(shuffled, history[2])); !reflect.DeepEqual(got, inOrder) {
+		t.Errorf("out of order:\n%+v\nin order:\n%+v", got, inOrder)
+	}
+	// A run of the history whose baseline lost the metric does not change how the others are compared.
+	for i := range history[0].Summary.Estimates {
+		history[0].Summary.Estimates[i].Difference, history[0].Summary.Estimates[i].Ratio = nil, nil
+	}
+	if p50 := changeOf(t, comparison.Compare(old[:1], new, history), "latency_p50_seconds"); p50.Scale != comparison.Ratio {
+		t.Errorf("with a lost baseline: %+v", p50)
+	}
+	hostile := made(t, 0, 9e-6)
+	for i := range hostile[0].Summary.Estimates {
+		if e := &hostile[0].Summary.Estimates[i]; e.Ratio != nil && e.Ratio.Lo != nil {
+			e.Ratio.Value, *e.Ratio.Lo, *e.Ratio.Hi = 1e-200, 1e-201, 1e-199
+		}
+	}
+	huge := made(t, 1, 9e-6)
+	for i := range huge[0].Summary.Estimates {
+		if e := &huge[0].Summary.Estimates[i]; e.Ratio != nil && e.Ratio.Lo != nil {
+			e.Ratio.Value, *e.Ratio.Lo, *e.Ratio.Hi = 1e200, 1e199, 1e201
+		}
+	}
+	if _, err := json.Marshal(comparison.Compare(hostile, huge, nil)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestMixed(t *testing.T) {
+	runs := []record.Run{made(t, 0, 9e-6)[0].Run, made(t, 1, 9e-6)[0].Run}
+	if what := comparison.Mixed(runs); what != "" {
+		t.Errorf("repeats differ in %s", what)
+	}
+	runs[1].Environment.Subjects = map[string]string{"candidate": "0.2.0"}
+	if what := comparison.Mixed(runs); what == "" {
+		t.Error("two versions are taken for repeats")
+	}
+}
+
+func TestApart(t *testing.T) {
+	base := made(t, 0, 9e-6)[0].Run
+	base.Spec = json.RawMessage(`{"name":"a","duration":"5s","arms":{"x":1},"blocks":6}`)
+	for want, change := range map[string]func(*record.Run){
+		"":                    func(r *record.Run) { r.ID, r.Seed, r.Blocks = "other", 1, 99 },
+		"the experiment":      func(r *record.Run) { r.Experiment = "other" },
+		"the baseline":        func(r *record.Run) { r.Baseline = "sized" },
+		"the kernel":          func(r *record.Run) { r.Environment.Kernel = "6.1" },
+		"the machine":         func(r *record.Run) { r.Environment.Hostname = "node-2" },
+		"the CPU":             func(r *record.Run) { r.Environment.CPUs = 4 },
+		"its memory":          func(r *record.Run) { r.Environment.MemoryBytes *= 2 },
+		"the nodes":           func(r *record.Run) { r.Nodes = &record.Nodes{Count: 2} },
+		"the spec: not known": func(r *record.Run) { r.Spec = nil },
+		"the definitions of cpu_seconds": func(r *record.Run) {
+			r.Metrics = slices.Clone(r.Metrics)
+			i := slices.IndexFunc(r.Metrics, func(d metric.Definition) bool { return d.Name == "cpu_seconds" })
+			r.Metrics[i].Pool = "mean"
+		},
+		"the spec: duration": func(r *record.Run) {
+			r.Spec = json.RawMessage(`{"name":"b","duration":"9s","arms":{"x":2},"blocks":7}`)
+		},
+		"the spec: loads": func(r *record.Run) {
+			r.Spec = json.RawMessage(`{"name":"a","duration":"5s","arms":{"x":1},"blocks":6,"loads":{}}`)
+		},
+	} {
+		other := base
+		change(&other)
+		got := strings.Join(comparison.Apart(base, other), "; ")
+		if want == "" && got != "" || !strings.HasPrefix(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// TestOver: the course of a metric has a point for each run and a shift where latency was planted to rise, and nowhere
+// else.
+func TestOver(t *testing.T) {
+	sources := made(t, 0, slices.Concat(slices.Repeat([]float64{9e-6}, 8), slices.Repeat([]float64{40e-6}, 8))...)
+	slices.Reverse(sources)
+	course := comparison.Over(sources, 1)
+	if len(course.Runs) != 16 || !course.Runs[0].Started.Before(course.Runs[15].Started) {
+		t.Fatalf("%d runs", len(course.Runs))
+	}
+	for _, l := range course.Lines {
+		planted := strings.HasPrefix(l.Metric, "latency_")
+		if (len(l.Shifts) == 1) != planted || len(l.Shifts) > 1 {
+			t.Errorf("%s of %s has the shifts %+v", l.Metric, l.Arm, l.Shifts)
+		}
+		for _, s := range l.Shifts {
+			if s.Run < 7 || s.Run > 9 || !(s.After > s.Before) {
+				t.Errorf("%s: %+v", l.Metric, s)
+			}
+		}
+		for _, p := range l.Points {
+			if math.IsNaN(p.Value) || p.Lo > p.Value || p.Hi < p.Value {
+				t.Errorf("%s: %+v", l.Metric, p)
+			}
+		}
+	}
+}

@@ -1,0 +1,126 @@
+package comparison
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	"tare/internal/experiment/record"
+	"tare/internal/lib/stats"
+)
+
+// HistorySchema names the JSON form of Course.
+const HistorySchema = "tare.history/v1"
+
+// Course is how an experiment changed over its runs.
+type Course struct {
+	Schema     string `json:"schema"`
+	Experiment string `json:"experiment"`
+	Runs       []Ref  `json:"runs"` // in the order in which they began
+	Lines      []Line `json:"lines"`
+}
+
+// Line is the history of one metric of one arm at one level over the runs.
+type Line struct {
+	Of
+	Points []Point `json:"points"` // of the runs that have it
+	Shifts []Shift `json:"shifts"`
+}
+
+// Point is the effect of one run, with the interval that its own blocks give it: a ratio to the baseline of the run, or
+// in the unit of the metric.
+type Point struct {
+	Run   int     `json:"run"` // in Runs, from 0
+	Value float64 `json:"value"`
+	Lo    float64 `json:"lo"`
+	Hi    float64 `json:"hi"`
+}
+
+// Shift is a place from which a line runs on another level, which stats.ChangePoints finds.
+type Shift struct {
+	Run    int     `json:"run"`    // the first of the new level
+	Before float64 `json:"before"` // the mean effect of the runs of the level before; of ratios the geometric mean
+	After  float64 `json:"after"`
+}
+
+// MinShiftRuns is the least number of runs in which a shift can be found.
+const MinShiftRuns = 10
+
+// Over follows an experiment over its runs. The seed is that of the random orders by which shifts are found.
+func Over(sources []Source, seed uint64) Course {
+	sources = distinct(sources)
+	c := Course{
+		Schema: HistorySchema, Experiment: sources[0].Run.Experiment, Runs: refs(sources), Lines: []Line{},
+	}
+	all := sourcesOf(sources)
+	for _, k := range keysOf(all, all) {
+		if k.arm == record.AA {
+			continue
+		}
+		scale := scaleOf(all, k)
+		line := Line{Points: []Point{}}
+		var series []float64
+		var found []effect
+		for run, s := range all {
+			for _, e := range effects([]source{s}, k, scale) {
+				lo, hi := ends(e, scale)
+				line.Points = append(line.Points, Point{run, shown(e.Value, scale), lo, hi})
+				series, found = append(series, e.Value), append(found, e)
+			}
+		}
+		if len(found) == 0 {
+			continue
+		}
+		line.Of = newOf(k, scale, found)
+		line.Shifts = shifts(line, series, seed)
+		c.Lines = append(c.Lines, line)
+	}
+	slices.SortStableFunc(c.Lines, func(a, b Line) int { return cmp.Compare(a.Rank, b.Rank) })
+	return c
+}
+
+// ends are those of the interval of an estimate on a scale.
+func ends(e effect, scale Scale) (lo, hi float64) {
+	switch scale {
+	case Ratio:
+		return *e.of.Ratio.Lo, *e.of.Ratio.Hi
+	case Difference:
+		return *e.of.Difference.Lo, *e.of.Difference.Hi
+	}
+	return *e.of.Lo, *e.of.Hi
+}
+
+// shown is an effect as it is given: of ratios, which are taken as logarithms, the ratio.
+func shown(v float64, scale Scale) float64 {
+	if scale == Ratio {
+		return math.Exp(v)
+	}
+	return v
+}
+
+func shifts(line Line, series []float64, seed uint64) []Shift {
+	found := []Shift{}
+	at := stats.ChangePoints(series, seed)
+	for i, from := range at {
+		begin, end := 0, len(series)
+		if i > 0 {
+			begin = at[i-1]
+		}
+		if i+1 < len(at) {
+			end = at[i+1]
+		}
+		found = append(found, Shift{
+			Run: line.Points[from].Run, Before: shown(average(series[begin:from]), line.Scale),
+			After: shown(average(series[from:end]), line.Scale),
+		})
+	}
+	return found
+}
+
+func average(xs []float64) float64 {
+	sum := 0.0
+	for _, x := range xs {
+		sum += x
+	}
+	return sum / float64(len(xs))
+}

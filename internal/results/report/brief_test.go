@@ -1,0 +1,60 @@
+package report_test
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+
+	"tare/internal/results/analysis"
+	"tare/internal/results/report"
+)
+
+// TestBriefFits: without levels the report has at most 40 lines, the one on the page among them, however many arms,
+// answers and warnings there are; it says how much it leaves out, and --all has all of it.
+func TestBriefFits(t *testing.T) {
+	for _, arms := range []int{1, 3, 6} {
+		for _, words := range []int{5, 60, 400} {
+			run, trials := cases()["plain"]()
+			s, err := analysis.Summarize(run, trials)
+			if err != nil {
+				t.Fatal(err)
+			}
+			estimates, answer := s.Estimates, s.Answers[0]
+			answer.Answer = strings.TrimSpace(strings.Repeat("candidate adds 3.1 us; ", words/4)) + " And this is the end."
+			s.Answers = nil
+			for arm := range arms {
+				s.Answers = append(s.Answers, answer)
+				for _, e := range estimates {
+					if e.Arm == "candidate" && arm > 0 {
+						e.Arm = fmt.Sprintf("candidate-%d", arm)
+						s.Estimates = append(s.Estimates, e)
+					}
+				}
+			}
+			for i := range 10 {
+				s.Warnings = append(s.Warnings, fmt.Sprintf("warning %d: ", i)+strings.Repeat("word ", 30))
+			}
+			var brief, all bytes.Buffer
+			if err := report.Text(&brief, s, run, report.Options{Dir: "runs/quickstart"}); err != nil {
+				t.Fatal(err)
+			}
+			if err := report.Text(&all, s, run, report.Options{Dir: "runs/quickstart", All: true}); err != nil {
+				t.Fatal(err)
+			}
+			if n := strings.Count(brief.String(), "\n"); n >= 40 {
+				t.Errorf("%d arms, %d words: %d lines\n%s", arms, words, n, brief.String())
+			}
+			for _, want := range []string{"candidate adds 3.1 us", "eBPF per connection", "run:       valid", "--all", "warning 1"} {
+				if !strings.Contains(brief.String(), want) {
+					t.Errorf("%d arms, %d words: it lacks %q:\n%s", arms, words, want, brief.String())
+				}
+			}
+			for _, want := range []string{"is the end.", "latency p90", "intervals: ", "warning 9"} {
+				if !strings.Contains(all.String(), want) {
+					t.Errorf("%d arms, %d words: --all lacks %q:\n%s", arms, words, want, all.String())
+				}
+			}
+		}
+	}
+}

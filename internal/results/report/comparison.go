@@ -1,0 +1,312 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"tare/internal/lib/quantity"
+	"tare/internal/results/analysis"
+	"tare/internal/results/comparison"
+)
+
+// Comparison writes what changed between runs for a terminal: first what is resolved, or else that nothing is.
+func Comparison(w io.Writer, c *comparison.Comparison, o Options) error {
+	t := newText(w, o)
+	t.comparison(c)
+	if _, err := io.WriteString(w, t.b.String()); err != nil {
+		return fmt.Errorf("writing the comparison: %w", err)
+	}
+	return nil
+}
+
+func (t *text) comparison(c *comparison.Comparison) {
+	t.line(t.bold(clean(c.Experiment)) + ": new against old")
+	for _, side := range []struct {
+		name string
+		runs []comparison.Ref
+	}{{"old:   ", c.Old}, {"new:   ", c.New}} {
+		for _, r := range side.runs {
+			t.wrap(side.name, refLine(r))
+		}
+	}
+	t.line("")
+	t.wrap("", verdictOf(c))
+	t.line("")
+	rows := [][]string{{"", "arm", "old", "new", "change", "sees"}}
+	hidden := 0
+	muted := map[int]bool{}
+	for _, x := range c.Changes {
+		if !t.All && !x.Headline && !x.Resolved {
+			hidden++
+			continue
+		}
+		muted[len(rows)] = !x.Resolved
+		rows = append(rows, changeCells(x))
+	}
+	t.columns(rows, muted)
+	t.wrap("", changeNote)
+	for _, text := range betweenTexts(c) {
+		t.wrap("", text)
+	}
+	if hidden > 0 {
+		t.wrap("", fmt.Sprintf("%s without a resolved change are left out: --all.", quantity.Counted(hidden, "further row")))
+	}
+	for _, warning := range c.Warnings {
+		t.wrap("warning: ", warning)
+	}
+}
+
+// changeNote says what the columns are.
+const changeNote = "Old and new are against the baseline of the same run: a change in per cent, a difference, or the value " +
+	"where the baseline has none of it. A change is resolved where its 95 % interval, which holds the variance between " +
+	"runs, excludes 0; \"sees\" is half of that interval."
+
+func changeCells(x comparison.Change) []string {
+	return []string{
+		clean(quantity.Label(x.Metric)), clean(placeOf(x.Arm, x.Component, x.Factors)), effectText(x.Old, x.Scale, x.Unit),
+		effectText(x.New, x.Scale, x.Unit), changeText(x), seesText(x),
+	}
+}
+
+// refLine names a run, when it was, and what it weighed.
+func refLine(r comparison.Ref) string {
+	text := r.Dir + ", " + r.Started.UTC().Format(time.DateTime) + " UTC, tare " + r.Version
+	for _, name := range slices.Sorted(maps.Keys(r.Subjects)) {
+		if v := r.Subjects[name]; v != "" && v != r.Version {
+			text += ", " + name + " " + v
+		}
+	}
+	return text
+}
+
+// verdictOf is the comparison in a sentence.
+func verdictOf(c *comparison.Comparison) string {
+	if len(c.Changes) == 0 {
+		return "The runs have no estimate with an interval in common."
+	}
+	var named []string
+	for _, x := range c.Changes {
+		if x.Resolved && x.Headline {
+			named = append(named, fmt.Sprintf("%s of %s (%s)", quantity.Label(x.Metric),
+				placeOf(x.Arm, x.Component, x.Factors), changeText(x)))
+		}
+	}
+	switch more := len(named) - maxMoreLabels; {
+	case c.Compared == 0:
+		return "No verdict: by how much these figures differ from run to run is not known. Run both again and name the " +
+			"directories that hold the repeats, or name a --history with more runs."
+	case len(named) == 0 && c.Resolved == 0:
+		return fmt.Sprintf("No change is resolved in %s.", quantity.Counted(c.Compared, "comparison"))
+	case len(named) == 0:
+		return fmt.Sprintf("No change of a headline is resolved; %d of %d comparisons are.", c.Resolved, c.Compared)
+	case more > 1:
+		named = append(named[:maxMoreLabels:maxMoreLabels], fmt.Sprintf("%d more", more))
+	}
+	lead := "Changed: "
+	if !slices.ContainsFunc(c.Changes, func(x comparison.Change) bool {
+		return x.Resolved && x.Headline && x.Between != comparison.Twins
+	}) {
+		lead = "Changed, if these arms vary from run to run no more than the A/A twins do: "
+	}
+	return lead + strings.Join(named, "; ") + "."
+}
+
+// placeOf is an arm, its component and its level.
+func placeOf(arm, component string, factors map[string]string) string {
+	text := strings.TrimSpace(arm + " " + component)
+	if len(factors) > 0 {
+		text += ", " + analysis.Level(factors)
+	}
+	return text
+}
+
+// effectText is the effect of a run: of a ratio as a change from the baseline.
+func effectText(v float64, scale comparison.Scale, unit string) string {
+	switch scale {
+	case comparison.Ratio:
+		return percent(v)
+	case comparison.Difference:
+		return quantity.DeltaValue(v, unit)
+	}
+	return quantity.Value(v, unit)
+}
+
+func changeText(x comparison.Change) string {
+	unit := x.Unit
+	if x.Scale == comparison.Ratio {
+		unit = quantity.Part
+	}
+	switch {
+	case x.Lo == nil || x.Hi == nil:
+		return quantity.DeltaValue(x.Value, unit) + ", no verdict"
+	case !x.Resolved:
+		return "not resolved"
+	}
+	return quantity.Delta(x.Value, *x.Lo, *x.Hi, unit)
+}
+
+func seesText(x comparison.Change) string {
+	if x.Lo == nil || x.Hi == nil {
+		return "-"
+	}
+	unit := x.Unit
+	if x.Scale == comparison.Ratio {
+		unit = quantity.Part
+	}
+	return quantity.Rough((*x.Hi-*x.Lo)/2, unit)
+}
+
+// betweenTexts say where the variance between runs is known from, for how many of the changes.
+func betweenTexts(c *comparison.Comparison) (texts []string) {
+	count := map[comparison.Between]int{}
+	freedom := map[comparison.Between][2]float64{}
+	for _, x := range c.Changes {
+		r := freedom[x.Between]
+		if count[x.Between]++; count[x.Between] == 1 {
+			r = [2]float64{x.Freedom, x.Freedom}
+		}
+		freedom[x.Between] = [2]float64{min(r[0], x.Freedom), max(r[1], x.Freedom)}
+	}
+	for _, from := range []struct {
+		name comparison.Between
+		text string
+	}{
+		{comparison.Repeats, "repeats of the same among these runs"},
+		{comparison.History, fmt.Sprintf("the history of %s", quantity.Counted(len(c.History), "run"))},
+		{comparison.Twins, "the A/A twins, taking the arms to vary from run to run no more than they do"},
+	} {
+		if n := count[from.name]; n > 0 {
+			degrees := fmt.Sprintf("%.3g", freedom[from.name][0])
+			if r := freedom[from.name]; r[1] > r[0] {
+				degrees += fmt.Sprintf(" to %.3g", r[1])
+			}
+			texts = append(texts, fmt.Sprintf("In %s the variance between runs is from %s (%s degrees of freedom).",
+				quantity.Counted(n, "comparison"), from.text, degrees))
+		}
+	}
+	if n := count[comparison.Unknown]; n > 0 && c.Compared > 0 {
+		texts = append(texts, fmt.Sprintf("In %s it is not known, so there is no verdict.", quantity.Counted(n, "comparison")))
+	}
+	return texts
+}
+
+// History writes the history of an experiment for a terminal: a line of blocks for each metric, and its shifts.
+func History(w io.Writer, c *comparison.Course, o Options) error {
+	t := newText(w, o)
+	t.history(c)
+	if _, err := io.WriteString(w, t.b.String()); err != nil {
+		return fmt.Errorf("writing the history: %w", err)
+	}
+	return nil
+}
+
+func (t *text) history(c *comparison.Course) {
+	first, last := c.Runs[0], c.Runs[len(c.Runs)-1]
+	t.line(fmt.Sprintf("%s: %s, %s to %s", t.bold(clean(c.Experiment)), quantity.Counted(len(c.Runs), "run"),
+		first.Started.UTC().Format(time.DateOnly), last.Started.UTC().Format(time.DateOnly)))
+	t.line("")
+	rows := [][]string{{"", "arm", "course", "first", "last", "shifts"}}
+	hidden := 0
+	for _, l := range c.Lines {
+		if !t.All && !l.Headline && len(l.Shifts) == 0 {
+			hidden++
+			continue
+		}
+		rows = append(rows, historyCells(c, l))
+	}
+	t.columns(rows, nil)
+	t.wrap("", historyNote(c)+fmt.Sprintf(" A course is drawn from its lowest to its highest run, of the last %d runs; a dot "+
+		"is a run without it.", maxSpark))
+	if hidden > 0 {
+		t.wrap("", fmt.Sprintf("%s without a shift are left out: --all.", quantity.Counted(hidden, "further line")))
+	}
+}
+
+// historyNote says what the lines are.
+func historyNote(c *comparison.Course) string {
+	const own = "Each run is against its own baseline."
+	if len(c.Runs) < comparison.MinShiftRuns {
+		return own + fmt.Sprintf(" Shifts can be found in %d runs or more.", comparison.MinShiftRuns)
+	}
+	text := own + " A shift is where the runs before and after lie further apart than in 99 % of random orders"
+	if n := len(c.Lines) / 100; n > 0 {
+		text += fmt.Sprintf("; of %d lines chance alone shifts about %d", len(c.Lines), n)
+	}
+	return text + "."
+}
+
+func historyCells(c *comparison.Course, l comparison.Line) []string {
+	return []string{
+		clean(quantity.Label(l.Metric)), clean(placeOf(l.Arm, l.Component, l.Factors)), sparkline(l, len(c.Runs)),
+		effectText(l.Points[0].Value, l.Scale, l.Unit), effectText(l.Points[len(l.Points)-1].Value, l.Scale, l.Unit),
+		clean(shiftText(c, l)),
+	}
+}
+
+// shiftText names the shifts of a line: from which run on, and from what to what.
+func shiftText(c *comparison.Course, l comparison.Line) string {
+	var all []string
+	for _, s := range l.Shifts {
+		r := c.Runs[s.Run]
+		all = append(all, fmt.Sprintf("from %s to %s since %s (%s)", effectText(s.Before, l.Scale, l.Unit),
+			effectText(s.After, l.Scale, l.Unit), r.Started.UTC().Format(time.DateTime), r.Dir))
+	}
+	if len(all) == 0 {
+		return "none"
+	}
+	return strings.Join(all, "; ")
+}
+
+// courseAnswer says in a sentence which lines shifted; those that did come first.
+func courseAnswer(c *comparison.Course, lines []comparison.Line) string {
+	var named []string
+	for _, l := range lines {
+		if len(l.Shifts) > 0 {
+			named = append(named, fmt.Sprintf("%s of %s %s", quantity.Label(l.Metric), placeOf(l.Arm, l.Component, l.Factors),
+				shiftText(c, l)))
+		}
+	}
+	over := quantity.Counted(len(c.Runs), "run")
+	if len(named) == 0 {
+		return fmt.Sprintf("None of %s shifted over %s.", quantity.Counted(len(lines), "figure"), over)
+	}
+	lead := fmt.Sprintf("%d of %s shifted over %s: ", len(named), quantity.Counted(len(lines), "figure"), over)
+	if more := len(named) - maxMoreLabels; more > 1 {
+		named = append(named[:maxMoreLabels:maxMoreLabels], fmt.Sprintf("%d more", more))
+	}
+	return lead + strings.Join(named, "; ") + "."
+}
+
+// bars are the heights of a sparkline.
+var bars = []rune("▁▂▃▄▅▆▇█")
+
+// maxSpark is how many runs a sparkline shows: the last.
+const maxSpark = 40
+
+// sparkline draws a line over the runs, each a block as high as its effect lies between the lowest and the highest.
+func sparkline(l comparison.Line, runs int) string {
+	at := map[int]float64{}
+	lo, hi := math.Inf(1), math.Inf(-1)
+	for _, p := range l.Points {
+		at[p.Run] = p.Value
+		lo, hi = min(lo, p.Value), max(hi, p.Value)
+	}
+	var b strings.Builder
+	for run := max(0, runs-maxSpark); run < runs; run++ {
+		v, has := at[run]
+		switch {
+		case !has:
+			b.WriteRune('.')
+		case hi == lo:
+			b.WriteRune(bars[len(bars)/2])
+		default:
+			b.WriteRune(bars[min(max(int((v-lo)/(hi-lo)*float64(len(bars)-1)+0.5), 0), len(bars)-1)])
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,175 @@
+package report
+
+import (
+	"bytes"
+	"fmt"
+	"html/template"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"tare/internal/lib/quantity"
+	"tare/internal/results/comparison"
+)
+
+// The page of a comparison or a history: tables, and for a history a picture of each line, drawn here. It has no script
+// and fetches nothing.
+var comparisonPage = template.Must(template.New("comparison").Parse(`<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{{.Title}} - Tare</title>
+<style>{{.Style}}
+.course{width:22rem;height:3.5rem;display:block}
+td:has(.course){vertical-align:middle}
+.course line{stroke:currentColor;stroke-opacity:.45}
+.course circle{fill:currentColor}
+.course .shift{stroke:#c2410c;stroke-opacity:1;stroke-dasharray:4 3}
+</style>
+</head>
+<body>
+<main>
+<header id="answer">
+<p class="eyebrow">Tare <span aria-hidden="true">/</span> {{.Title}}</p>
+<h1>{{.Question}}</h1>
+<div class="answer"><p>{{.Answer}}</p></div>
+</header>
+<section aria-labelledby="h-changes">
+<h2 id="h-changes">{{.Heading}}</h2>
+{{- range .Notes}}
+<p>{{.}}</p>
+{{- end}}
+{{- with .Warnings}}
+<ul class="notes">{{range .}}<li>{{.}}</li>{{end}}</ul>
+{{- end}}
+<div class="scroll" tabindex="0" role="region" aria-label="{{.Heading}}">
+<table class="estimates">
+<thead><tr>{{range .Head}}<th scope="col">{{.}}</th>{{end}}</tr></thead>
+<tbody>{{range .Rows}}<tr class="first">{{range $i, $c := .Cells}}{{if eq $i 0}}<th scope="row">{{$c}}</th>{{else}}<td>{{$c}}</td>{{end}}{{end}}
+{{- with .Picture}}<td><svg class="course" viewBox="0 0 320 50" role="img" aria-label="{{.Label}}">
+{{- range .Shifts}}<line class="shift" x1="{{.X}}" x2="{{.X}}" y1="0" y2="50"/>{{end}}
+{{- range .Points}}<line x1="{{.X}}" x2="{{.X}}" y1="{{.Hi}}" y2="{{.Lo}}"/><circle cx="{{.X}}" cy="{{.Y}}" r="2.5"><title>{{.Text}}</title></circle>{{end}}</svg></td>{{end}}</tr>
+{{- end}}</tbody>
+</table>
+</div>
+</section>
+<section aria-labelledby="h-runs">
+<h2 id="h-runs">Runs</h2>
+<ul class="notes">{{range .Runs}}<li>{{.}}</li>{{end}}</ul>
+</section>
+</main>
+<footer>Made by tare from its own records. This page fetches nothing.</footer>
+</body>
+</html>
+`))
+
+type comparisonData struct {
+	Title, Question, Answer, Heading string
+	Notes, Warnings, Head, Runs      []string
+	Rows                             []comparisonRow
+	Style                            template.CSS
+}
+
+type comparisonRow struct {
+	Cells   []string
+	Picture *picture
+}
+
+// picture is a line over the runs in a box of 320 by 50, of which 6 are left free at the edges.
+type picture struct {
+	Label  string
+	Points []pictured
+	Shifts []pictured
+}
+
+type pictured struct {
+	X, Y, Lo, Hi string
+	Text         string
+}
+
+func (d *comparisonData) write(w io.Writer) error {
+	d.Style = template.CSS(pageStyle) // our own file
+	for _, texts := range [][]string{d.Notes, d.Warnings, d.Head, d.Runs} {
+		for i := range texts {
+			texts[i] = clean(texts[i])
+		}
+	}
+	var b bytes.Buffer
+	if err := comparisonPage.Execute(&b, d); err != nil {
+		return fmt.Errorf("making the comparison as HTML: %w", err)
+	}
+	if _, err := w.Write(b.Bytes()); err != nil {
+		return fmt.Errorf("writing the comparison as HTML: %w", err)
+	}
+	return nil
+}
+
+// ComparisonHTML writes what changed between runs as a page.
+func ComparisonHTML(w io.Writer, c *comparison.Comparison) error {
+	d := comparisonData{
+		Title: clean(c.Experiment), Question: "What changed between the old runs and the new ones?", Answer: clean(verdictOf(c)),
+		Heading: "Changes", Notes: append([]string{changeNote}, betweenTexts(c)...), Warnings: slices.Clone(c.Warnings),
+		Head: []string{"metric", "arm", "old", "new", "change", "sees"},
+	}
+	for _, x := range c.Changes {
+		d.Rows = append(d.Rows, comparisonRow{Cells: changeCells(x)})
+	}
+	for _, r := range c.Old {
+		d.Runs = append(d.Runs, "old: "+refLine(r))
+	}
+	for _, r := range c.New {
+		d.Runs = append(d.Runs, "new: "+refLine(r))
+	}
+	return d.write(w)
+}
+
+// HistoryHTML writes the course of an experiment as a page, those with a shift first.
+func HistoryHTML(w io.Writer, c *comparison.Course) error {
+	d := comparisonData{
+		Title: clean(c.Experiment), Question: "How did it change over its runs?", Heading: "Courses",
+		Notes: []string{historyNote(c)}, Head: []string{"metric", "arm", "first", "last", "shifts", "course"},
+	}
+	lines := slices.Clone(c.Lines)
+	slices.SortStableFunc(lines, func(a, b comparison.Line) int { return min(len(b.Shifts), 1) - min(len(a.Shifts), 1) })
+	for _, l := range lines {
+		cells := historyCells(c, l)
+		d.Rows = append(d.Rows, comparisonRow{Cells: append(cells[:2:2], cells[3:]...), Picture: pictureOf(c, l)})
+	}
+	d.Answer = clean(courseAnswer(c, lines))
+	for _, r := range c.Runs {
+		d.Runs = append(d.Runs, refLine(r))
+	}
+	return d.write(w)
+}
+
+// pictureOf draws a line: a point with its interval for each run, and where its level shifts.
+func pictureOf(c *comparison.Course, l comparison.Line) *picture {
+	lo, hi := math.Inf(1), math.Inf(-1)
+	for _, p := range l.Points {
+		lo, hi = min(lo, p.Lo), max(hi, p.Hi)
+	}
+	if !(hi > lo) {
+		lo, hi = lo-1, hi+1
+	}
+	x := func(run float64) string { return fmt.Sprintf("%.1f", 6+308*run/math.Max(float64(len(c.Runs)-1), 1)) }
+	y := func(v float64) string { return fmt.Sprintf("%.1f", 44-38*(v-lo)/(hi-lo)) }
+	p := &picture{Label: clean(fmt.Sprintf("%s of %s over %d runs; %s", quantity.Label(l.Metric),
+		placeOf(l.Arm, l.Component, l.Factors), len(c.Runs), shiftText(c, l)))}
+	for _, point := range l.Points {
+		p.Points = append(p.Points, pictured{
+			X: x(float64(point.Run)), Y: y(point.Value), Lo: y(point.Lo), Hi: y(point.Hi),
+			Text: clean(strings.Join([]string{
+				c.Runs[point.Run].Started.UTC().Format(time.DateTime), effectText(point.Value, l.Scale, l.Unit),
+			}, ": ")),
+		})
+	}
+	for _, s := range l.Shifts {
+		p.Shifts = append(p.Shifts, pictured{X: x(float64(s.Run) - 0.5)})
+	}
+	return p
+}

@@ -1,0 +1,106 @@
+package report
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
+	"tare/internal/results/analysis"
+	"tare/internal/scale/ledger"
+)
+
+// grossHead names the columns of grossCells.
+var grossHead = []string{"CPU gross", "net", "tare", "hard gross", "net", "tare"}
+
+// grossTitle stands above tables of gross, tare and net.
+const grossTitle = "Gross = net + tare"
+
+// grossCells are gross, net and tare of a workload: of CPU time, then of hard memory.
+func grossCells(w ledger.Workload) []string {
+	return []string{
+		orDash(w.GrossCPU, quantity.Seconds), orDash(w.NetCPU, quantity.Seconds), orDash(w.TareCPU, quantity.Seconds),
+		orDash(w.GrossMemory, quantity.Bytes), orDash(w.NetMemory, quantity.Bytes), orDash(w.TareMemory, quantity.Bytes),
+	}
+}
+
+// grossLine is a row for a terminal: the cells, then whose they are.
+func grossLine(cells []string, whose string) string {
+	var b strings.Builder
+	for i, c := range cells {
+		if i%3 == 0 {
+			b.WriteString(" ")
+		}
+		if i > 0 && i%3 == 0 {
+			b.WriteString(" ")
+		}
+		fmt.Fprintf(&b, " %10s", c)
+	}
+	return b.String() + "  " + whose
+}
+
+// maxGross is how many rows the table has at a terminal and in Markdown; the report for browsers and summary.json have
+// all.
+const maxGross = 20
+
+// grossOf are the rows of the summary's table, without those of the twin where there are other arms, and what to know
+// of them.
+func grossOf(s *analysis.Summary) (rows []grossRow, note string) {
+	others := slices.ContainsFunc(s.Workloads, func(w analysis.Workload) bool {
+		return w.Arm != record.Direct && w.Arm != record.AA
+	})
+	for _, w := range s.Workloads {
+		if w.Arm == record.AA && others {
+			continue
+		}
+		rows = append(rows, grossRow{
+			Workload: w.Name, Arm: s.ArmName(w.Arm), Level: s.At(w.Factors), Cells: grossCells(w.Workload),
+		})
+	}
+	note = "means of one window over the valid trials, without intervals; hard memory at the end of it"
+	if left := len(rows) - maxGross; left > 0 {
+		rows = rows[:maxGross]
+		note += fmt.Sprintf("; %d more rows are in %s", left, record.SummaryFile)
+	}
+	return rows, note
+}
+
+// at is the arm of a row, with the level where there is one.
+func (r grossRow) at() string { return strings.TrimSpace(r.Arm + " " + r.Level) }
+
+// gross writes the table of gross, tare and net for a terminal.
+func (t *text) gross(s *analysis.Summary) {
+	rows, note := grossOf(s)
+	if len(rows) == 0 {
+		return
+	}
+	t.line(t.bold(grossTitle) + ": " + note)
+	t.line(grossLine(grossHead, "application, arm"))
+	for _, r := range rows {
+		t.line(grossLine(r.Cells, clean(r.Workload)+", "+clean(r.at())))
+	}
+	t.line("")
+}
+
+// grossMarkdown is the same table in Markdown; empty where there are no rows.
+func grossMarkdown(s *analysis.Summary) string {
+	rows, note := grossOf(s)
+	if len(rows) == 0 {
+		return ""
+	}
+	var b strings.Builder
+	line := func(cells []string) {
+		for _, c := range cells {
+			b.WriteString("| " + escape(c) + " ")
+		}
+		b.WriteString("|\n")
+	}
+	fmt.Fprintf(&b, "\n## %s\n\n%s.\n\n", grossTitle, analysis.Capital(note))
+	line(slices.Concat([]string{"application", "arm"}, grossHead))
+	b.WriteString("|---|---|---:|---:|---:|---:|---:|---:|\n")
+	for _, r := range rows {
+		line(slices.Concat([]string{r.Workload, r.at()}, r.Cells))
+	}
+	return b.String()
+}

@@ -1,0 +1,277 @@
+package report
+
+import (
+	"bytes"
+	"crypto/sha256"
+	_ "embed" // the page and its style
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"html/template"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"tare/internal/experiment/record"
+	"tare/internal/lib/printable"
+	"tare/internal/lib/quantity"
+	"tare/internal/results/analysis"
+	"tare/web"
+)
+
+//go:embed html.css
+var pageStyle string
+
+//go:embed html.tmpl
+var pageSource string
+
+var page = template.Must(template.New("report").Funcs(template.FuncMap{
+	"lower": func(title string) string {
+		_, n := utf8.DecodeRuneInString(title)
+		return strings.ToLower(title[:n]) + title[n:]
+	},
+	"clean": clean, "level": analysis.Level, "label": quantity.Label,
+	"value": func(s string) string { v, _, _ := strings.Cut(s, " ["); return v },
+	"interval": func(s string) string {
+		if _, interval, ok := strings.Cut(s, " ["); ok {
+			return "[" + interval
+		}
+		return ""
+	},
+}).Parse(pageSource))
+
+// HTMLOptions say what the page cannot know.
+type HTMLOptions struct {
+	Dir      string // the run directory, to say where the files are; empty: not said
+	NoCharts bool   // as from a binary that was built without them
+}
+
+// HTML writes the report as one page that needs no network and no other file. Everything that the charts show stands in
+// tables as well, which are written here, so the page can be read without its script.
+//
+// Names in a record can come from anywhere: the template escapes them, the data of the charts is JSON without <, > and
+// &, and the page's own policy lets no script run but the one whose hash it names, and nothing be fetched.
+func HTML(w io.Writer, s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLOptions) error {
+	p := newPage(s, run, trials, o)
+	var b bytes.Buffer
+	if err := page.Execute(&b, p); err != nil {
+		return fmt.Errorf("making the report as HTML: %w", err)
+	}
+	if _, err := w.Write(b.Bytes()); err != nil {
+		return fmt.Errorf("writing the report as HTML: %w", err)
+	}
+	return nil
+}
+
+// htmlPage is what the template shows. Every string is as it stands in the record; the template escapes.
+type htmlPage struct {
+	Experiment, Question string
+	Baseline             string // what the other arms are compared with
+	Answers              []htmlAnswer
+	Banner               string // what stands above everything: that the run is invalid or partial
+	State                string // valid, invalid, partial
+	Validity             string
+	InvalidReasons       []string
+	Verdicts             []checked
+	Started              string
+
+	Ladders    []ladderTable
+	Places     []string
+	Placements []placementTable
+	Courses    []courseTable
+	Limits     []limitTable
+	Stairs     []stairTable
+	Waits      []waitTable
+	Events     []eventTable
+	Nodes      []nodeTable
+	Ran        bool // it is known where the programs ran
+	Sections   []htmlSection
+	Folded     bool // there are tables for several levels
+	Arms       []string
+	Curves     []curveTable
+	Sweep      bool // a factor is a number at three levels or more
+	Models     []string
+	CPU        []cpuTable
+	Unplaced   []string
+	Memory     []memoryTable
+	Gross      []grossRow
+	Trials     []trialRow
+	TrialHead  []string
+
+	Notes, Warnings, Excluded []string
+	Gates                     []fact
+	Intervals, SelfCost       string
+	Environment               []fact
+	Spec                      string
+	Again, Dir, Version       string
+
+	Charts bool
+	Policy string
+	Style  template.CSS
+	Data   template.JS
+	Script template.JS
+}
+
+// htmlAnswer is one answer: what it says first, and what stands behind it.
+type htmlAnswer struct{ Lead, Rest string }
+
+// split parts an answer after its first sentence.
+func split(answer string) htmlAnswer {
+	lead, rest, more := strings.Cut(answer, ". ")
+	if more {
+		lead += "."
+	}
+	return htmlAnswer{lead, rest}
+}
+
+type fact struct{ Name, Value string }
+
+// htmlSection and htmlRow are section and row with names that a template can see.
+type htmlSection struct {
+	Title, Baseline string
+
+	Rows []htmlRow
+	More []htmlRow // those that a reader does not want first, where there are others
+}
+
+// Rest is the section with the further rows alone.
+func (s htmlSection) Rest() htmlSection {
+	s.Rows, s.More = s.More, nil
+	return s
+}
+
+type htmlRow struct {
+	Metric, Arm, Value, Difference, Visible, Takes string
+
+	First bool // of its metric
+	Muted bool
+}
+
+func htmlSections(s *analysis.Summary) []htmlSection {
+	var all []htmlSection
+	for _, sec := range sections(s) {
+		h := htmlSection{Title: sec.title, Baseline: baseline(s)}
+		for _, r := range sec.rows {
+			shown := htmlRow{r.metric, r.arm, r.value, r.difference, r.visible, r.takes, r.metric != "", r.muted}
+			if r.first {
+				h.Rows = append(h.Rows, shown)
+			} else {
+				h.More = append(h.More, shown)
+			}
+		}
+		if len(h.Rows) == 0 {
+			h = h.Rest()
+		}
+		all = append(all, h)
+	}
+	return all
+}
+
+func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLOptions) *htmlPage {
+	d := newChartData(s, run, trials)
+	p := &htmlPage{
+		Experiment: s.Experiment, Question: s.Question, Baseline: baseline(s), InvalidReasons: slices.Clone(s.InvalidReasons), Verdicts: verdicts(s), Started: started(run),
+		Sections: htmlSections(s), Curves: d.curveTables(), Sweep: d.Factor != "",
+		Limits: d.limitTables(), Stairs: d.stairTables(), Waits: d.waited, Events: d.events, Nodes: d.nodes, Ran: len(d.Ran) > 0, Models: models(s), CPU: d.cpuTables(), Unplaced: d.unplaced, Memory: d.memoryTables(), Gross: d.gross,
+		Ladders: ladderTables(s, run), Courses: d.courseTables(),
+		Notes: notes(s), Warnings: slices.Clone(s.Warnings), Excluded: excluded(s), Gates: gates(run.Spec), Intervals: intervals(s), SelfCost: selfCost(s),
+		Environment: environmentFacts(run), Spec: indented(run.Spec), Again: clean(again(run)), Dir: o.Dir, Version: run.Version,
+		Style: template.CSS(pageStyle), // our own file
+	}
+	p.Places, p.Placements = placementTables(s)
+	for _, a := range d.Arms {
+		p.Arms = append(p.Arms, a.Name)
+	}
+	_, p.Validity, _ = strings.Cut(validity(s), ": ") // its first words are the state, which has a place of its own
+	p.State = "valid"
+	switch {
+	case !s.Valid:
+		p.State = "invalid"
+	case s.Partial:
+		p.State = "partial"
+	}
+	for _, a := range s.Answers {
+		text := []string{a.Answer}
+		d.unstar(text)
+		p.Answers = append(p.Answers, split(text[0]))
+	}
+	switch {
+	case !s.Valid:
+		p.Answers = []htmlAnswer{{Lead: "No answer: the run is invalid."}} // the reasons stand below it, one by one
+		p.Banner = "This run is invalid. Its numbers are shown to find out why, not to be quoted."
+	case s.Partial:
+		p.Banner = fmt.Sprintf("This run is partial: %d of %d planned trials were done.", s.Trials.Done, s.Trials.Planned)
+	}
+	p.Folded = len(p.Sections) > 1
+	for _, texts := range [][]string{p.InvalidReasons, p.Warnings, p.Notes, p.Excluded, p.Models, p.Unplaced} {
+		d.unstar(texts)
+	}
+	p.TrialHead, p.Trials = d.trialRows()
+	script, style, ok := web.Bundle()
+	script = strings.TrimSpace(script) // its hash is of exactly what stands between the tags
+	p.Policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+	if p.Charts = ok && !o.NoCharts; p.Charts {
+		data, err := json.Marshal(d) // which escapes <, >, &, U+2028 and U+2029
+		if err != nil {              // a number that JSON cannot hold: the tables stand all the same
+			p.Charts = false
+			return p
+		}
+		hash := sha256.Sum256([]byte(script))
+		p.Policy += "; script-src 'sha256-" + base64.StdEncoding.EncodeToString(hash[:]) + "'"
+		p.Style += template.CSS(style)
+		p.Data, p.Script = template.JS(data), template.JS(script)
+	}
+	return p
+}
+
+// gates are the limits that every trial was held to, as the spec has them.
+func gates(spec json.RawMessage) []fact {
+	var s struct {
+		Gates map[string]any `json:"gates"`
+	}
+	if json.Unmarshal(spec, &s) != nil {
+		return nil
+	}
+	var all []fact
+	for _, name := range slices.Sorted(maps.Keys(s.Gates)) {
+		all = append(all, fact{name, fmt.Sprint(s.Gates[name])})
+	}
+	return all
+}
+
+// indented is a spec as a page shows it. It may not be JSON if the record was not read from a file.
+func indented(spec json.RawMessage) string {
+	text := string(spec)
+	if b := new(bytes.Buffer); json.Indent(b, spec, "", "  ") == nil {
+		text = b.String()
+	}
+	return printable.Text(text)
+}
+
+// environmentFacts are the machine, one line for each thing that could change the answer.
+func environmentFacts(run record.Run) []fact {
+	e := run.Environment
+	var cpu, memory, swap string
+	if e.CPUs > 0 {
+		cpu = strings.TrimPrefix(fmt.Sprintf("%s, %d CPUs", e.CPUModel, e.CPUs), ", ")
+	}
+	if e.MemoryBytes > 0 {
+		memory, swap = quantity.Value(float64(e.MemoryBytes), quantity.Bytes), "none"
+	}
+	if e.SwapBytes > 0 {
+		swap = quantity.Value(float64(e.SwapBytes), quantity.Bytes)
+	}
+	all := []fact{
+		{"machine", e.Hostname}, {"CPU", cpu}, {"memory", memory}, {"swap", swap}, {"virtualization", e.Virtual}, {"governor", e.Governor},
+		{"distribution", e.Distro}, {"kernel", e.Kernel}, {"control groups", e.CgroupMode}, {"lockdown", e.Lockdown}, {"clock source", e.Clocksource},
+		{"tare", strings.TrimSuffix(run.Version+" ("+run.Build+")", " ()")},
+	}
+	for _, name := range slices.Sorted(maps.Keys(e.Subjects)) {
+		all = append(all, fact{"subject " + name, e.Subjects[name]})
+	}
+	all = append(all, fact{"started", started(run)}, fact{"seed", strconv.FormatUint(run.Seed, 10)}, fact{"run", run.ID})
+	return slices.DeleteFunc(all, func(f fact) bool { return f.Value == "" })
+}

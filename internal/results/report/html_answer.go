@@ -1,0 +1,322 @@
+package report
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
+	"tare/internal/results/analysis"
+)
+
+// The charts that draw what some experiments ask, before all estimates: what a CPU limit holds, where the programs ran,
+// how long others waited for a CPU. They hang on the metrics that a run has and not on its name, so that an experiment
+// of one's own has them too.
+
+// chartLimit is what the groups with a CPU limit used of it, in CPUs. What is not known is null, never 0.
+type chartLimit struct {
+	Arm       int      `json:"arm"`
+	Level     int      `json:"level"`
+	Limit     *float64 `json:"limit"`
+	Used      float64  `json:"used"`
+	Lo        *float64 `json:"lo"`
+	Hi        *float64 `json:"hi"`
+	Text      string   `json:"text"`
+	Throttled string   `json:"throttled"` // in which part of the periods
+
+	limit, bpf, task, softirq, rest string // for the table
+}
+
+// The parts of what limited groups used.
+const (
+	partLimitedApp     = "application, without eBPF"
+	partLimitedTask    = "eBPF in task context"
+	partLimitedSoftirq = "eBPF in softirq"
+	partLimitedBPF     = "eBPF, context not known"
+	partLimitedAll     = "not split: the samples do not say"
+)
+
+// The places where programs ran.
+const (
+	partRanTask    = "tasks of the groups with a limit"
+	partRanSoftirq = "softirq above those tasks"
+	partRanOther   = "other groups, which pay for it"
+	partRanClients = "the clients' groups"
+	partRanServers = "the servers' groups"
+	partRanElse    = "elsewhere"
+)
+
+// found is the estimate of a metric in an arm at a level; nil where there is none.
+func (m *dataMaker) found(metric string, arm, level int) *analysis.Estimate {
+	for i := range m.s.Estimates {
+		e := &m.s.Estimates[i]
+		here := e.Component == "" && m.arms[e.Arm] == arm && m.levels[record.LevelKey(e.Factors)] == level
+		if e.Metric == metric && here && analysis.Usable(e.Value) {
+			return e
+		}
+	}
+	return nil
+}
+
+func textOf(e *analysis.Estimate) string {
+	switch {
+	case e == nil:
+		return "-"
+	case e.Lo != nil && e.Hi != nil:
+		return quantity.Interval(e.Value, *e.Lo, *e.Hi, e.Unit)
+	}
+	return quantity.Value(e.Value, e.Unit)
+}
+
+// shownArms are the arms but for the twin, which shows what noise does and has no answer of its own.
+func (m *dataMaker) shownArms() []int {
+	var all []int
+	for i, a := range m.Arms {
+		if !a.Twin || len(m.Arms) < 3 {
+			all = append(all, i)
+		}
+	}
+	return all
+}
+
+// limits draws on medians: the parts are what eBPF took by samples, split as its pooled samples are, and what that
+// leaves of what the kernel charged. Samples and charges are counted apart, so what is left can come out below 0; it
+// then takes no room.
+func (m *dataMaker) limits() {
+	for level := range m.Levels {
+		for _, arm := range m.shownArms() {
+			of := func(metric string) *analysis.Estimate { return m.found(metric, arm, level) }
+			used := of("limited_cpus")
+			if used == nil {
+				continue
+			}
+			limit, bpf, throttled := of("limit_cpus"), of("limited_bpf_cpus"), of("limited_throttled_share")
+			c := chartLimit{Arm: arm, Level: level, Used: used.Value, Lo: used.Lo, Hi: used.Hi, Text: textOf(used),
+				limit: "-", bpf: textOf(bpf), task: "-", softirq: "-", rest: "-"}
+			if limit != nil {
+				c.Limit, c.limit = &limit.Value, quantity.Value(limit.Value, limit.Unit)
+			}
+			if throttled != nil {
+				c.Throttled = textOf(throttled)
+			}
+			part := func(name string, v float64) string {
+				text := quantity.Value(v, used.Unit)
+				if v > 0 {
+					m.LimitParts = append(m.LimitParts, chartPart{arm, level, "", name, v, text})
+				}
+				return text
+			}
+			if bpf == nil {
+				part(partLimitedAll, used.Value)
+			} else {
+				c.rest = part(partLimitedApp, max(used.Value-bpf.Value, 0))
+				task, inside := of("bpf_limited_task_share"), of("bpf_limited_inside_share")
+				if task != nil && inside != nil && inside.Value > 0 {
+					of := min(task.Value/inside.Value, 1)
+					c.task, c.softirq = part(partLimitedTask, bpf.Value*of), part(partLimitedSoftirq, bpf.Value*(1-of))
+				} else {
+					part(partLimitedBPF, bpf.Value)
+				}
+			}
+			m.Limits = append(m.Limits, c)
+		}
+	}
+}
+
+// ran is where the programs' run time was, by the pooled samples of each arm.
+func (m *dataMaker) ran() {
+	for level := range m.Levels {
+		for _, arm := range m.shownArms() {
+			names := []struct{ metric, part string }{{"bpf_limited_task_share", partRanTask}, {"bpf_limited_softirq_share", partRanSoftirq}}
+			rest := partRanOther
+			if m.found(names[0].metric, arm, level) == nil {
+				names[0].metric, names[0].part = "bpf_client_share", partRanClients
+				names[1].metric, names[1].part = "bpf_server_share", partRanServers
+				rest = partRanElse
+			}
+			first, second := m.found(names[0].metric, arm, level), m.found(names[1].metric, arm, level)
+			if first == nil || second == nil {
+				continue
+			}
+			add := func(name string, v float64, text string) {
+				if v > 0 {
+					m.Ran = append(m.Ran, chartPart{arm, level, "", name, v, text})
+				}
+			}
+			add(names[0].part, first.Value, textOf(first))
+			add(names[1].part, second.Value, textOf(second))
+			left := 1 - first.Value - second.Value
+			if left > 1e-9 {
+				add(rest, left, quantity.Value(left, quantity.Part))
+			}
+		}
+	}
+}
+
+// waits gives the limit that the answer draws, where a run has a probe.
+func (m *dataMaker) waits() {
+	if _, probed := m.metric["sched_delay_max_seconds"]; probed {
+		usable := analysis.UsableDelay
+		m.Usable = &usable
+	}
+}
+
+// limitTable is one row: an arm at a level.
+type limitTable struct {
+	Level, Arm string
+	Cells      []string
+}
+
+func (d *chartData) limitTables() []limitTable {
+	var all []limitTable
+	for _, c := range d.Limits {
+		throttled := c.Throttled
+		if throttled == "" {
+			throttled = "-"
+		}
+		all = append(all, limitTable{d.Levels[c.Level].Name, d.Arms[c.Arm].Name, []string{c.limit, c.Text, throttled, c.bpf, c.task, c.softirq, c.rest}})
+	}
+	return all
+}
+
+// waitTable is one row: how long others waited at a level in one arm, and the longest wait of all its trials.
+type waitTable struct {
+	Level, Arm string
+	Cells      []string
+}
+
+func (m *dataMaker) waitTables() []waitTable {
+	if m.Usable == nil {
+		return nil
+	}
+	var all []waitTable
+	for level := range m.Levels {
+		for _, arm := range m.shownArms() {
+			row := waitTable{Level: m.Levels[level].Name, Arm: m.Arms[arm].Name}
+			for _, metric := range []string{"sched_delay_p50_seconds", "sched_delay_p99_seconds", "sched_delay_max_seconds"} {
+				row.Cells = append(row.Cells, textOf(m.found(metric, arm, level)))
+			}
+			longest, waited := analysis.Largest(m.trials, "sched_delay_max_seconds", m.Arms[arm].arm, m.Levels[level].factors)
+			if !waited {
+				continue
+			}
+			all = append(all, waitTable{row.Level, row.Arm, append(row.Cells, quantity.Value(longest, quantity.Seconds))})
+		}
+	}
+	return all
+}
+
+// stairs are the metrics of a data plane that goes up to its services and down again, in the order of what happens; a
+// kind of memory that is not read at one of the steps has no name there.
+var stairs = []struct {
+	Name, Before, Under, After string
+}{
+	{"eBPF maps, each once", "map_before_bytes", "map_bytes", "map_after_bytes"},
+	{"kernel memory of the data plane's group", "memory_kernel_before_bytes", "memory_kernel_bytes", "memory_kernel_after_bytes"},
+	{"hard memory of the data plane's group", "", "memory_hard_bytes", "memory_hard_after_bytes"},
+}
+
+// chartStair is one kind of memory at one step, at one level.
+type chartStair struct {
+	Arm   int      `json:"arm"`
+	Level int      `json:"level"`
+	Kind  string   `json:"kind"`
+	Step  string   `json:"step"`
+	Value float64  `json:"value"`
+	Lo    *float64 `json:"lo"`
+	Hi    *float64 `json:"hi"`
+	Text  string   `json:"text"`
+}
+
+// The steps of a trial that goes up and down.
+const (
+	stepUp    = "with the services, before load"
+	stepUnder = "under load"
+	stepDown  = "after removal"
+)
+
+func (m *dataMaker) upAndDown() {
+	if _, down := m.metric["map_after_bytes"]; !down || m.Factor == "" {
+		return
+	}
+	for _, kind := range stairs {
+		for _, arm := range m.shownArms() {
+			if m.Arms[arm].Baseline {
+				continue // which has no data plane
+			}
+			for _, step := range []struct{ name, metric string }{{stepUp, kind.Before}, {stepUnder, kind.Under}, {stepDown, kind.After}} {
+				for level := range m.Levels {
+					if e := m.found(step.metric, arm, level); e != nil {
+						m.Stairs = append(m.Stairs, chartStair{arm, level, kind.Name, step.name, e.Value, e.Lo, e.Hi, textOf(e)})
+					}
+				}
+			}
+		}
+	}
+}
+
+// stairTable is one row: one kind of memory of an arm at a level, step by step.
+type stairTable struct {
+	Kind, Arm, Level string
+	Cells            []string
+}
+
+func (d *chartData) stairTables() []stairTable {
+	var all []stairTable
+	steps := []string{stepUp, stepUnder, stepDown}
+	type row struct {
+		kind       string
+		arm, level int
+	}
+	rows := map[row]int{}
+	for _, c := range d.Stairs {
+		r := row{c.Kind, c.Arm, c.Level}
+		i, seen := rows[r]
+		if !seen {
+			i = len(all)
+			rows[r] = i
+			all = append(all, stairTable{c.Kind, d.Arms[c.Arm].Name, d.Levels[c.Level].Name, []string{"-", "-", "-"}})
+		}
+		all[i].Cells[slices.Index(steps, c.Step)] = c.Text
+	}
+	return all
+}
+
+func levelName(factors map[string]string) string {
+	named := map[string]string{}
+	for name, v := range factors {
+		if short := analysis.FactorName(name); factors[short] == "" {
+			name = short
+		}
+		named[name] = v
+	}
+	return analysis.Level(named)
+}
+
+// unstar names factors in texts as the rest of the page does.
+func (d *chartData) unstar(texts []string) {
+	names := map[string]string{}
+	for _, l := range d.Levels {
+		for name := range l.factors {
+			if short := analysis.FactorName(name); short != name && short != "" {
+				names[name] = short
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		for i := range texts {
+			texts[i] = strings.ReplaceAll(texts[i], name, names[name])
+		}
+	}
+}
+
+// rest names a level without the swept factor, for the other factors' levels are lines of their own.
+func (m *dataMaker) rest() {
+	for i, l := range m.Levels {
+		others := maps.Clone(l.factors)
+		delete(others, m.Factor)
+		m.Levels[i].Rest = clean(levelName(others))
+	}
+	m.FactorName = clean(analysis.FactorName(m.Factor))
+}

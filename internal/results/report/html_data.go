@@ -1,0 +1,500 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
+	"tare/internal/results/analysis"
+)
+
+// chartData is what the charts are drawn from, embedded in the page as JSON. Values are in seconds, bytes and parts of
+// one; each carries its text as well, so that what hovers over a chart reads as the tables do.
+type chartData struct {
+	Arms      []chartArm      `json:"arms"`
+	Levels    []chartLevel    `json:"levels"`
+	Metrics   []chartMetric   `json:"metrics"` // in the order of the tables
+	Estimates []chartEstimate `json:"estimates"`
+	Curves    []chartCurve    `json:"curves"`
+	Factor    string          `json:"factor"` // the factor with the most levels, where it is a number with two or more
+	Models    []chartModel    `json:"models"`
+
+	FactorName string       `json:"factorName"`
+	Limits     []chartLimit `json:"limits"`
+	LimitParts []chartPart  `json:"limitParts"`
+	Ran        []chartPart  `json:"ran"`
+	Stairs     []chartStair `json:"stairs"`
+	Usable     *float64     `json:"usable"` // seconds of waiting for a CPU; null where nothing waited
+
+	Placed  []chartPlaced `json:"placed"`
+	Courses []chartCourse `json:"courses"`
+
+	CPU    []chartPart  `json:"cpu"`
+	CPUSum []chartCPU   `json:"cpuSum"`
+	Memory []chartPart  `json:"memory"`
+	Trials []chartTrial `json:"trials"`
+
+	memory   []memoryTable // for the tables alone
+	waited   []waitTable
+	events   []eventTable
+	nodes    []nodeTable
+	unplaced []string
+	gross    []grossRow
+}
+
+type chartArm struct {
+	Name     string `json:"name"`
+	Baseline bool   `json:"baseline"`
+	Twin     bool   `json:"twin"`
+
+	arm string // as the record has it
+}
+
+type chartLevel struct {
+	Name    string             `json:"name"`
+	Rest    string             `json:"rest"`    // its name without the swept factor
+	Numbers map[string]float64 `json:"numbers"` // the factors that are numbers
+
+	factors map[string]string
+}
+
+type chartMetric struct {
+	Name  string `json:"name"`
+	Label string `json:"label"`
+	Unit  string `json:"unit"`
+	Lag   bool   `json:"lag"` // of the load generator: about the measurement, not about the subject
+
+	Headline bool `json:"headline"` // among those that a reader wants first
+
+	Ladder string `json:"ladder"` // that it is a rung of; empty: none
+	Rung   string `json:"rung"`
+
+	rank, order int
+}
+
+type chartEstimate struct {
+	Metric   int      `json:"metric"`
+	Arm      int      `json:"arm"`
+	Level    int      `json:"level"`
+	Value    float64  `json:"value"`
+	Lo       *float64 `json:"lo"`
+	Hi       *float64 `json:"hi"`
+	Text     string   `json:"text"`
+	Change   *float64 `json:"change"` // to the baseline, as a part of it
+	ChangeLo *float64 `json:"changeLo"`
+	ChangeHi *float64 `json:"changeHi"`
+	Resolved bool     `json:"resolved"`
+	Verdict  string   `json:"verdict"` // the difference in words
+}
+
+// chartCurve is the latency of one arm at one level by percentile.
+type chartCurve struct {
+	Arm    int          `json:"arm"`
+	Level  int          `json:"level"`
+	Points []curvePoint `json:"points"`
+}
+
+// curvePoint is one percentile: the median over blocks of the trials' quantiles, and its paired difference to the
+// baseline.
+type curvePoint struct {
+	Q       float64  `json:"q"`
+	Value   float64  `json:"value"`
+	Lo      *float64 `json:"lo"`
+	Hi      *float64 `json:"hi"`
+	Text    string   `json:"text"`
+	Diff    *float64 `json:"diff"`
+	DiffLo  *float64 `json:"diffLo"`
+	DiffHi  *float64 `json:"diffHi"`
+	Verdict string   `json:"verdict"`
+	Visible *float64 `json:"visible"` // the smallest visible difference here: half the width of the A/A band
+}
+
+type chartModel struct {
+	Metric  int                   `json:"metric"`
+	Arm     int                   `json:"arm"`
+	Fixed   float64               `json:"fixed"`
+	Slopes  map[string]float64    `json:"slopes"`
+	Range   map[string][2]float64 `json:"range"`
+	Linear  bool                  `json:"linear"`
+	Caption string                `json:"caption"`
+}
+
+// chartPart is one part of a stacked bar: of the CPU budget as a part of the capacity, or of memory in bytes.
+type chartPart struct {
+	Arm   int     `json:"arm"`
+	Level int     `json:"level"`
+	Group string  `json:"group"` // the bar
+	Part  string  `json:"part"`
+	Value float64 `json:"value"`
+	Text  string  `json:"text"`
+}
+
+// chartCPU is the whole of one arm's budget.
+type chartCPU struct {
+	Arm      int     `json:"arm"`
+	Level    int     `json:"level"`
+	Idle     float64 `json:"idle"` // as a part of the capacity
+	Capacity float64 `json:"capacity"`
+	Trials   int     `json:"trials"`
+}
+
+type chartTrial struct {
+	Index  int                `json:"index"` // from 1, as the progress of the run counts
+	Block  int                `json:"block"`
+	Arm    int                `json:"arm"`
+	Level  int                `json:"level"`
+	At     float64            `json:"at"` // seconds since the first trial began
+	Valid  bool               `json:"valid"`
+	Why    string             `json:"why"`
+	Values map[string]float64 `json:"values"` // by metric
+	Texts  map[string]string  `json:"texts"`
+}
+
+// place is one arm at one level.
+type place struct{ arm, level int }
+
+// dataMaker makes the data step by step.
+type dataMaker struct {
+	*chartData
+	s      *analysis.Summary
+	run    record.Run
+	trials []record.Trial
+	levels map[string]int
+	arms   map[string]int
+	metric map[string]int
+}
+
+func newChartData(s *analysis.Summary, run record.Run, trials []record.Trial) *chartData {
+	m := &dataMaker{chartData: &chartData{
+		Arms: []chartArm{}, Levels: []chartLevel{}, Metrics: []chartMetric{}, Estimates: []chartEstimate{}, Curves: []chartCurve{}, Models: []chartModel{},
+		Limits: []chartLimit{}, LimitParts: []chartPart{}, Ran: []chartPart{}, Stairs: []chartStair{},
+		Placed: []chartPlaced{}, Courses: []chartCourse{},
+		CPU: []chartPart{}, CPUSum: []chartCPU{}, Memory: []chartPart{}, Trials: []chartTrial{}, // no null for JavaScript to stumble over
+	}, s: s, run: run, trials: trials, levels: map[string]int{}, arms: map[string]int{}, metric: map[string]int{}}
+	m.names()
+	m.estimates()
+	m.curves()
+	m.models()
+	m.grossOf()
+	m.budgets()
+	m.memoryParts()
+	m.inTime()
+	m.rest()
+	m.limits()
+	m.ran()
+	m.upAndDown()
+	m.waits()
+	m.placed()
+	m.courses()
+	m.waited = m.waitTables()
+	m.events, m.nodes = m.eventTables(), m.nodeTables()
+	return m.chartData
+}
+
+// names collects arms, levels and metrics: first those of the estimates, in their order, then those of trials that have
+// none.
+func (m *dataMaker) names() {
+	arms := map[string]bool{}
+	level := func(f map[string]string) {
+		if _, seen := m.levels[record.LevelKey(f)]; seen {
+			return
+		}
+		m.levels[record.LevelKey(f)] = len(m.Levels)
+		l := chartLevel{Name: clean(levelName(f)), Numbers: map[string]float64{}, factors: f}
+		for name, v := range f {
+			if x, ok := analysis.LevelNumber(v); ok {
+				l.Numbers[name] = x
+			}
+		}
+		m.Levels = append(m.Levels, l)
+	}
+	order := map[string]int{} // of the definitions
+	for i, d := range m.run.Metrics {
+		order[d.Name] = i
+	}
+	defined := m.run.Defined()
+	for _, e := range m.s.Estimates {
+		if e.Component != "" {
+			continue // charts are of subjects as a whole; the tables have their components
+		}
+		arms[e.Arm] = true
+		level(e.Factors)
+		if _, seen := m.metric[e.Metric]; !seen {
+			m.metric[e.Metric] = 0
+			m.Metrics = append(m.Metrics, chartMetric{
+				Name: e.Metric, Label: clean(quantity.Label(e.Metric)), Unit: e.Unit, Lag: e.Rank == metric.RankGenerator,
+				Headline: slices.Contains(m.s.Headlines, e.Metric),
+				Ladder:   clean(defined.Of(e.Metric).Ladder), Rung: clean(defined.Of(e.Metric).Rung),
+				rank: e.Rank, order: order[e.Metric],
+			})
+		}
+	}
+	slices.SortStableFunc(m.Metrics, func(a, b chartMetric) int {
+		if a.Ladder != "" && a.Ladder == b.Ladder {
+			return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.order, b.order))
+		}
+		return cmp.Compare(a.rank, b.rank)
+	})
+	for i, x := range m.Metrics {
+		m.metric[x.Name] = i
+	}
+	for _, t := range m.trials {
+		arms[t.Arm] = true
+		level(t.Factors)
+	}
+	for _, name := range slices.SortedFunc(maps.Keys(arms), analysis.CompareArms) {
+		m.arms[name] = len(m.Arms)
+		m.Arms = append(m.Arms, chartArm{clean(m.s.ArmName(name)), name == record.Direct, name == record.AA, name})
+	}
+	m.Factor = m.sweptFactor()
+}
+
+// sweptFactor is the factor with the most levels, if it is a number everywhere and has at least two.
+func (m *dataMaker) sweptFactor() string {
+	best, most := "", 1
+	if len(m.Levels) == 0 {
+		return ""
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.Levels[0].factors)) {
+		seen := map[float64]bool{}
+		for _, l := range m.Levels {
+			v, ok := l.Numbers[name]
+			if !ok {
+				seen = nil
+				break
+			}
+			seen[v] = true
+		}
+		if len(seen) > most {
+			best, most = name, len(seen)
+		}
+	}
+	return best
+}
+
+func (m *dataMaker) place(t record.Trial) place { return m.placeOf(t.Arm, t.Factors) }
+
+func (m *dataMaker) placeOf(arm string, level map[string]string) place {
+	return place{m.arms[arm], m.levels[record.LevelKey(level)]}
+}
+
+func (m *dataMaker) estimates() {
+	for _, e := range m.s.Estimates {
+		if !analysis.Usable(e.Value) || e.Component != "" {
+			continue
+		}
+		c := chartEstimate{
+			Metric: m.metric[e.Metric], Arm: m.arms[e.Arm], Level: m.levels[record.LevelKey(e.Factors)], Value: e.Value, Lo: e.Lo, Hi: e.Hi,
+			Text: quantity.Value(e.Value, e.Unit),
+		}
+		if e.Lo != nil && e.Hi != nil {
+			c.Text = quantity.Interval(e.Value, *e.Lo, *e.Hi, e.Unit)
+		}
+		if d := e.Difference; d != nil {
+			c.Resolved, c.Verdict = d.Resolved, verdict(d.Value, d.Lo, d.Hi, e.Unit, d.Unresolved)
+			if e.Arm == record.AA && d.Resolved {
+				c.Verdict += ", a false alarm"
+			}
+		}
+		if r := e.Ratio; r != nil && analysis.Usable(r.Value) {
+			c.Change, c.ChangeLo, c.ChangeHi = less1(&r.Value), less1(r.Lo), less1(r.Hi)
+		}
+		m.Estimates = append(m.Estimates, c)
+	}
+}
+
+func less1(v *float64) *float64 {
+	if v == nil || !analysis.Usable(*v) {
+		return nil
+	}
+	x := *v - 1
+	return &x
+}
+
+// verdict is a difference with what there is to say against it.
+func verdict(v float64, lo, hi *float64, unit, unresolved string) string {
+	text := quantity.DeltaValue(v, unit)
+	if lo != nil && hi != nil {
+		text = quantity.Delta(v, *lo, *hi, unit)
+	}
+	if unresolved != "" {
+		text += ", not resolved: " + clean(unresolved)
+	}
+	return text
+}
+
+// curves puts the curves of latency in the order of levels and arms.
+func (m *dataMaker) curves() {
+	for _, c := range analysis.Curves(m.run, m.trials) {
+		curve := chartCurve{Arm: m.arms[c.Arm], Level: m.levels[record.LevelKey(c.Factors)]}
+		for _, p := range c.Points {
+			point := curvePoint{Q: p.Q, Value: p.Value, Lo: p.Lo, Hi: p.Hi, Text: p.Text(), Visible: p.Visible}
+			if d := p.Difference; d != nil {
+				point.Diff, point.DiffLo, point.DiffHi = &d.Value, d.Lo, d.Hi
+				point.Verdict = verdict(d.Value, d.Lo, d.Hi, quantity.Seconds, d.Unresolved)
+			}
+			curve.Points = append(curve.Points, point)
+		}
+		m.Curves = append(m.Curves, curve)
+	}
+	slices.SortStableFunc(m.Curves, func(a, b chartCurve) int {
+		return comparePlaces(place{a.Arm, a.Level}, place{b.Arm, b.Level})
+	})
+}
+
+func (m *dataMaker) models() {
+	captions := models(m.s)
+	m.unstar(captions)
+	for _, x := range m.s.Models {
+		arm, known := m.arms[x.Arm]
+		metric, has := m.metric[x.Metric]
+		if !known || !has || len(x.Terms) == 0 {
+			continue
+		}
+		c := chartModel{Metric: metric, Arm: arm, Fixed: x.Terms[0].Value, Slopes: map[string]float64{}, Range: x.ValidRange, Linear: x.Linear}
+		for _, t := range x.Terms[1:] {
+			c.Slopes[t.Name] = t.Value
+		}
+		lead := fmt.Sprintf("%s of %s: ", quantity.Label(x.Metric), m.s.ArmName(x.Arm))
+		for _, text := range captions {
+			if strings.Contains(text, lead) {
+				c.Caption = clean(text)
+			}
+		}
+		m.Models = append(m.Models, c)
+	}
+}
+
+func comparePlaces(a, b place) int {
+	return cmp.Or(cmp.Compare(a.level, b.level), cmp.Compare(a.arm, b.arm))
+}
+
+// budgets are the budgets of the trials of each arm, in the order of places.
+func (m *dataMaker) budgets() {
+	at := func(b analysis.Budget) place { return m.placeOf(b.Arm, b.Factors) }
+	for _, b := range inPlace(analysis.Budgets(m.trials), at) {
+		p, n := at(b), float64(b.Trials)
+		if b.Unplaced > 0 {
+			m.unplaced = append(m.unplaced, fmt.Sprintf(
+				"%s of eBPF time in each trial of %s stays in the parts where it ran: there are too few samples to say which",
+				quantity.Value(b.Unplaced/n, quantity.Seconds),
+				strings.TrimSuffix(m.Arms[p.arm].Name+" at "+m.Levels[p.level].Name, " at ")))
+		}
+		m.CPUSum = append(m.CPUSum, chartCPU{p.arm, p.level, b.Idle / b.Capacity, b.Capacity / n, b.Trials})
+		for _, part := range b.Parts {
+			v := part.Seconds / b.Capacity
+			text := fmt.Sprintf("%s of capacity, %s in each trial",
+				quantity.Value(v, quantity.Part), quantity.Value(part.Seconds/n, quantity.Seconds))
+			m.CPU = append(m.CPU, chartPart{p.arm, p.level, part.Bar, part.Name, v, text})
+		}
+	}
+	order := func(p chartPart) int {
+		return slices.IndexFunc(analysis.BudgetParts, func(x analysis.BudgetPart) bool { return x.Name == p.Part })
+	}
+	slices.SortStableFunc(m.CPU, func(a, b chartPart) int { return cmp.Compare(order(a), order(b)) })
+}
+
+// inPlace is something of each arm at each level, in the order of places.
+func inPlace[T any](all []T, at func(T) place) []T {
+	return slices.SortedStableFunc(slices.Values(all), func(a, b T) int { return comparePlaces(at(a), at(b)) })
+}
+
+// grossOf is what each application used in the trials of each arm, and what was used on its behalf.
+func (m *dataMaker) grossOf() {
+	for _, w := range m.s.Workloads {
+		m.gross = append(m.gross, grossRow{
+			Workload: w.Name, Arm: m.Arms[m.arms[w.Arm]].Name, Level: m.Levels[m.levels[record.LevelKey(w.Factors)]].Name,
+			Cells: grossCells(w.Workload),
+		})
+	}
+}
+
+// roleNames are the roles of groups as the memory table has them, in its order.
+var roleNames = []struct{ role, name string }{
+	{"subject", "subject"}, {"app", "application"}, {"load", "load generator"},
+}
+
+// memoryParts are what the groups of each role hold at the end of the window.
+func (m *dataMaker) memoryParts() {
+	at := func(h analysis.Held) place { return m.placeOf(h.Arm, h.Factors) }
+	held := inPlace(analysis.Memory(m.trials), at)
+	for _, role := range roleNames {
+		for _, h := range held {
+			if h.Role != role.role {
+				continue
+			}
+			p := at(h)
+			row := memoryTable{Arm: m.Arms[p.arm].Name, Level: m.Levels[p.level].Name, Role: role.name}
+			for i, name := range analysis.MemoryFields() {
+				v, known := h.Bytes[name]
+				if !known {
+					row.Cells = append(row.Cells, "-")
+					continue
+				}
+				text := quantity.Value(math.Round(v), quantity.Bytes)
+				row.Cells = append(row.Cells, text)
+				if i < analysis.MemoryParts && v > 0 {
+					m.Memory = append(m.Memory, chartPart{p.arm, p.level, role.name, name, v, text})
+				}
+			}
+			m.memory = append(m.memory, row)
+		}
+	}
+}
+
+// voided counts the metrics that the gates of a trial void; 0 where they void all, or none.
+func voided(t record.Trial) int {
+	names := map[string]bool{}
+	for _, r := range t.Validity.Reasons {
+		if r.Voids == nil {
+			return 0
+		}
+		for _, name := range r.Voids {
+			names[name] = true
+		}
+	}
+	return len(names)
+}
+
+func (m *dataMaker) inTime() {
+	var first time.Time
+	for _, t := range m.trials {
+		if first.IsZero() || t.Started.Before(first) {
+			first = t.Started
+		}
+	}
+	defined := m.run.Defined()
+	for _, t := range m.trials {
+		p := m.place(t)
+		c := chartTrial{Index: t.Index + 1, Block: t.Block + 1, Arm: p.arm, Level: p.level, At: t.Started.Sub(first).Seconds(),
+			Valid: t.Validity.Valid && t.Validity.Failed == "", Values: map[string]float64{}, Texts: map[string]string{}}
+		if !c.Valid {
+			c.Why = clean(cmp.Or(t.Validity.Failed, "invalid"))
+			for i, r := range t.Validity.Reasons {
+				if i == 0 {
+					c.Why = clean(r.Message)
+				}
+			}
+			if n := voided(t); n > 0 {
+				c.Why = "it has lost " + quantity.Counted(n, "metric") + ": " + c.Why
+			}
+			if t.Attempt > 0 {
+				c.Why = fmt.Sprintf("attempt %d, %s", t.Attempt+1, c.Why)
+			}
+		}
+		values, _ := analysis.Metrics(t, defined) // those that can be read; the summary warns of the others
+		for name, v := range values {
+			if i, known := m.metric[name]; known && analysis.Usable(v) {
+				c.Values[name], c.Texts[name] = v, quantity.Value(v, m.Metrics[i].Unit)
+			}
+		}
+		m.Trials = append(m.Trials, c)
+	}
+}

@@ -1,0 +1,325 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"tare/internal/lib/quantity"
+	"tare/internal/scale/ledger"
+)
+
+// heaviest is how many programs, groups and maps the account for people names; the JSON form has all.
+const heaviest = 10
+
+// Ledger writes the account for people: the budget, the heaviest programs with where they ran, the heaviest groups with
+// their eBPF part, memory, warnings, and what the scale itself cost.
+func Ledger(w io.Writer, l *ledger.Ledger, o Options) error {
+	t := newText(w, o)
+	t.line(t.bold("Weighed for "+quantity.Value(l.Window.Seconds, quantity.Seconds)) + fmt.Sprintf(": %s, Linux %s, %d CPUs, cgroup %s, samples by %s",
+		clean(l.Host.Hostname), clean(l.Host.Kernel), l.Host.CPUs, l.Host.CgroupMode, cmp.Or(l.Host.Sampler, "nothing")))
+	t.line("")
+	t.budget(l)
+	t.workloads(l)
+	t.sandboxes(l)
+	t.noise(l)
+	t.programs(withoutOwn(l))
+	t.groups(l)
+	t.maps(l)
+	t.line(t.bold("The scale itself"))
+	t.wrap("  ", selfLine(l))
+	if len(l.Warnings) > 0 {
+		t.line("")
+	}
+	for _, x := range l.Warnings {
+		t.wrap("warning: ", x.Message)
+	}
+	_, err := io.WriteString(w, t.b.String())
+	return err
+}
+
+// withoutOwn leaves the scale's own programs out: what they cost is said of the scale itself.
+func withoutOwn(l *ledger.Ledger) *ledger.Ledger {
+	others := *l
+	others.Programs = slices.DeleteFunc(slices.Clone(l.Programs), func(p ledger.Program) bool { return p.Own })
+	return &others
+}
+
+// part of the budget, with the sign that draws it: no meaning by colour alone.
+type part struct {
+	name    string
+	seconds float64
+	sign    rune
+	note    string
+	unknown bool // seconds is not known, and not 0
+}
+
+func budgetParts(c ledger.CPU) []part {
+	signs := map[string]rune{
+		ledger.LineGroups: '#', ledger.LineRoot: '=', ledger.LineKernel: 'k', ledger.LineBPF: 'B', ledger.LineInterrupts: 'i', ledger.LineSelf: 't',
+	}
+	names := map[string]string{
+		ledger.LineGroups: "control groups, without eBPF", ledger.LineRoot: "processes in the root group", ledger.LineKernel: "kernel threads",
+		ledger.LineBPF: "eBPF programs", ledger.LineInterrupts: "interrupts on idle CPUs", ledger.LineSelf: "tare itself",
+	}
+	parts := make([]part, 0, len(c.Lines)+3)
+	for _, line := range c.Lines {
+		if left := c.BPFUnsplit; line.Name == ledger.LineBPF && left != nil && *left > 0 {
+			parts = append(parts, notSplit(line, *left, names[line.Name], signs[line.Name]))
+			continue
+		}
+		parts = append(parts, part{cmp.Or(names[line.Name], line.Name), line.Seconds, signs[line.Name], line.Method, false})
+	}
+	idle := part{"idle", c.Waited(), '.', "counted", false}
+	if c.IdleStolen != nil && *c.IdleStolen > 0 {
+		idle.note = fmt.Sprintf("counted, without %s that were stolen from idle CPUs", quantity.Value(*c.IdleStolen, quantity.Seconds))
+	}
+	left := part{"unexplained", c.Unexplained, '?', "remainder", false}
+	if c.ChargedStolen != nil && *c.ChargedStolen > 0 {
+		left.note = fmt.Sprintf("remainder; up to %s of it may be stolen time that the kernel charged to tasks as well",
+			quantity.Value(*c.ChargedStolen, quantity.Seconds))
+	}
+	return append(parts, idle, part{"steal", c.Steal, 's', "counted", false}, left)
+}
+
+// notSplit is the line of eBPF where some or all of it could not be split: that part is inside the other lines, and
+// not 0.
+func notSplit(line ledger.CPULine, left float64, name string, sign rune) part {
+	p := part{name: name, seconds: line.Seconds, sign: sign, unknown: line.Method == ledger.MethodNone}
+	took := quantity.Value(left, quantity.Seconds)
+	if p.unknown {
+		p.note = took + " by the kernel's count, not split: it is inside the other lines"
+	} else {
+		p.note = line.Method + "; " + took + " more, not split, inside the other lines"
+	}
+	return p
+}
+
+// workloads tells gross, net and tare of each workload, where somebody has said what belongs to whom.
+func (t *text) workloads(l *ledger.Ledger) {
+	if l.Tare == nil {
+		return
+	}
+	t.line(t.bold(grossTitle))
+	if len(l.Workloads) > 0 {
+		t.line(grossLine(grossHead, "workload"))
+	}
+	for _, w := range l.Workloads {
+		t.line(grossLine(grossCells(w), clean(w.Name)))
+		if b := w.TareBPF; b != nil && b.Hi > 0 {
+			t.line(fmt.Sprintf("          tare: %s [%s, %s] in eBPF programs inside its groups, %s in groups that serve it",
+				quantity.Value(b.Value, quantity.Seconds), quantity.Value(b.Lo, quantity.Seconds), quantity.Value(b.Hi, quantity.Seconds),
+				orDash(w.TareCgroupsCPU, quantity.Seconds)))
+		}
+		for _, note := range w.Notes {
+			t.wrap("          ", clean(note))
+		}
+	}
+	x := l.Tare
+	t.line(fmt.Sprintf("  tare in total: %s of CPU time, %s of hard memory", orDash(x.CPU, quantity.Seconds), orDash(x.Memory, quantity.Bytes)))
+	if left, held := x.UnassignedCPU, x.UnassignedMemory; left != nil && *left > 0 || held != nil && *held > 0 {
+		t.wrap("  ", fmt.Sprintf("of that, %s of CPU time and %s of hard memory are in no workload's gross: which workload they serve is not known",
+			orDash(left, quantity.Seconds), orDash(held, quantity.Bytes)))
+	}
+	t.line("")
+}
+
+const (
+	namedOccupants = 3
+	// heldLong is from when on it is worth saying that one task held a CPU, in seconds: several times what a
+	// time-sharing scheduler gives.
+	heldLong = 0.010
+)
+
+// noise says what disturbed the machine: what was stolen in every ledger, and who held CPUs where somebody did for
+// long.
+func (t *text) noise(l *ledger.Ledger) {
+	n := l.Noise
+	if n == nil {
+		return
+	}
+	t.line(t.bold("Noise: ") + fmt.Sprintf("%s stolen by the hypervisor (%.2f %% of the CPU time), longest stall %s; by %s", quantity.Value(n.StolenSeconds, quantity.Seconds),
+		100*n.StolenSeconds/max(l.CPU.Capacity, 1e-9), quantity.Value(n.LongestSeconds, quantity.Seconds), n.Witness))
+	if n.Late > 0 {
+		t.line(fmt.Sprintf("  %d looks were late, by up to %s, though nothing was stolen: interrupts were off", n.Late, quantity.Value(n.LongestLate, quantity.Seconds)))
+	}
+	longest := 0.0
+	for _, s := range n.Occupied {
+		longest = max(longest, s.Seconds)
+	}
+	if longest >= heldLong && len(n.Busiest) > 0 {
+		t.line("  a task held a CPU for up to " + quantity.Value(longest, quantity.Seconds) + "; seen running most:")
+		for _, o := range n.Busiest[:min(namedOccupants, len(n.Busiest))] {
+			t.line(fmt.Sprintf("  %10s  %s, process %d, in %s", quantity.Value(o.Seconds, quantity.Seconds), clean(o.Comm), o.PID, clean(cmp.Or(o.Cgroup, "an unknown group"))))
+		}
+	}
+	t.line("")
+}
+
+func (t *text) budget(l *ledger.Ledger) {
+	parts := budgetParts(l.CPU)
+	t.line(t.bold(fmt.Sprintf("CPU time: %s on %d CPUs", quantity.Value(l.CPU.Capacity, quantity.Seconds), l.Host.CPUs)))
+	const cells = 64
+	var bar strings.Builder
+	drawn, upTo := 0, 0.0
+	for _, p := range parts {
+		upTo += max(p.seconds, 0)
+		for ; drawn < int(upTo/max(l.CPU.Capacity, 1e-9)*cells+0.5) && drawn < cells; drawn++ {
+			bar.WriteRune(p.sign)
+		}
+	}
+	t.line("  [" + bar.String() + strings.Repeat(" ", cells-drawn) + "]")
+	for _, p := range parts {
+		if p.unknown {
+			t.line(fmt.Sprintf("  %c %-30s %10s %7s    %s", p.sign, p.name, "-", "-", t.faint(p.note)))
+			continue
+		}
+		t.line(fmt.Sprintf("  %c %-30s %10s %7.2f %%  %s", p.sign, p.name, quantity.Value(p.seconds, quantity.Seconds), 100*p.seconds/max(l.CPU.Capacity, 1e-9), t.faint(p.note)))
+	}
+	t.line("")
+}
+
+func (t *text) programs(l *ledger.Ledger) {
+	ran := 0
+	var total float64
+	for _, p := range l.Programs {
+		if p.RunCount != nil && *p.RunCount > 0 {
+			ran++
+			total += *p.RunSeconds
+		}
+	}
+	t.line(t.bold(fmt.Sprintf("eBPF programs: %d, of which %d ran for %s in all", len(l.Programs), ran, quantity.Value(total, quantity.Seconds))))
+	if ran > 0 {
+		t.line(fmt.Sprintf("  %6s  %-16s %-18s %10s %10s %10s", "id", "name", "type", "runs/s", "per run", "run time"))
+	}
+	for _, p := range l.Programs[:min(heaviest, ran)] {
+		t.line(fmt.Sprintf("  %6d  %-16s %-18s %10.0f %10s %10s", p.ID, clean(cmp.Or(p.Name, "(no name)")), p.Type, float64(*p.RunCount)/l.Window.Seconds,
+			quantity.Value(*p.NsPerRun/1e9, quantity.Seconds), quantity.Value(*p.RunSeconds, quantity.Seconds)) + side(p.Charged))
+		for i, s := range p.Shares {
+			if i == 4 && len(p.Shares) > 5 {
+				t.line(fmt.Sprintf("          %d more shares", len(p.Shares)-i))
+				break
+			}
+			t.line("          " + t.share(s, *p.RunSeconds))
+		}
+	}
+	if ran > heaviest {
+		t.line(fmt.Sprintf("  and %d more; --json has all", ran-heaviest))
+	}
+	t.line("")
+}
+
+func (t *text) share(s ledger.Share, total float64) string {
+	if s.Cgroup == nil {
+		return fmt.Sprintf("%5.1f %%  %s", 100*s.Seconds/total, s.Note)
+	}
+	if s.Method == ledger.Sole {
+		return fmt.Sprintf("%5.1f %%  in %s, %s: the only place it can run", 100*s.Seconds/total, clean(*s.Cgroup), s.Context)
+	}
+	return fmt.Sprintf("%5.1f %% [%.1f, %.1f]  in %s, %s  (%d samples)", 100*s.Seconds/total, 100*s.Lo/total, 100*s.Hi/total, clean(*s.Cgroup), s.Context, s.Samples)
+}
+
+func (t *text) groups(l *ledger.Ledger) {
+	t.line(t.bold(fmt.Sprintf("Control groups: %d", len(l.Cgroups))))
+	t.line(fmt.Sprintf("  %10s %10s %10s %10s %10s  %s", "CPU", "eBPF in it", "throttled", "hard mem.", "soft mem.", "path"))
+	for _, c := range l.Cgroups[:min(heaviest, len(l.Cgroups))] {
+		hard, soft := "-", "-"
+		if c.Memory != nil {
+			hard, soft = orDash(c.Memory.Hard, quantity.Bytes), orDash(c.Memory.Soft, quantity.Bytes)
+		}
+		inside := c.BPFInsideSeconds
+		if left := l.CPU.BPFUnsplit; inside != nil && *inside == 0 && left != nil && *left > 0 {
+			inside = nil // what could not be split may have run here
+		}
+		t.line(fmt.Sprintf("  %10s %10s %10s %10s %10s  %s", orDash(c.CPUSeconds, quantity.Seconds), orDash(inside, quantity.Seconds), orDash(c.ThrottledSeconds, quantity.Seconds), hard, soft,
+			clean(c.Path)+side(c.Charged)))
+	}
+	if len(l.Cgroups) > heaviest {
+		t.line(fmt.Sprintf("  and %d more; --json has all", len(l.Cgroups)-heaviest))
+	}
+	t.line("")
+}
+
+// side is whose something is, behind its name.
+func side(c ledger.Charged) string {
+	words := string(c.Charge)
+	switch {
+	case c.Charge == "":
+		return ""
+	case c.Charge == ledger.ChargeWorkload:
+		words = c.Workload
+	case c.Workload != "":
+		words += " of " + c.Workload
+	}
+	if c.Component != "" {
+		words += ": " + c.Component
+	}
+	return "  [" + clean(words) + "]"
+}
+
+func (t *text) maps(l *ledger.Ledger) {
+	bytes, unknown := l.MapBytes()
+	head := fmt.Sprintf("eBPF maps: %d with %s, each counted once", len(l.Maps), quantity.Value(float64(bytes), quantity.Bytes))
+	if unknown > 0 {
+		head += fmt.Sprintf("; the size of %d is not known", unknown)
+	}
+	t.line(t.bold(head))
+	for _, m := range l.Maps[:min(heaviest/2, len(l.Maps))] {
+		users := make([]string, 0, len(m.UsedBy))
+		for _, id := range m.UsedBy {
+			users = append(users, fmt.Sprint(id))
+		}
+		holders := make([]string, 0, len(m.HeldBy))
+		for _, h := range m.HeldBy {
+			holders = append(holders, clean(h.Comm))
+		}
+		slices.Sort(holders)
+		charged := "unknown"
+		if m.ChargedTo != nil {
+			charged = clean(*m.ChargedTo)
+		}
+		t.line(fmt.Sprintf("  %10s %-9s %-16s %-14s charged to %s, held by %s, used by programs %s", orDash(m.Bytes, quantity.Bytes), m.BytesMethod,
+			clean(cmp.Or(m.Name, "(no name)")), m.Type, charged, orNone(slices.Compact(holders)), orNone(users)) + side(m.Charged))
+	}
+	t.line("")
+}
+
+func selfLine(l *ledger.Ledger) string {
+	s := l.Self
+	out := fmt.Sprintf("%s of CPU time, setup included (%.2f %% of one CPU over the window), at most %s resident; %d samples, %d lost",
+		quantity.Value(s.CPUSeconds, quantity.Seconds), 100*s.CPUSeconds/max(l.Window.Seconds, 1e-9), quantity.Value(float64(s.RSSBytes), quantity.Bytes), s.Samples, s.SamplesLost)
+	if s.BPFSeconds != nil && s.BPFBytes != nil {
+		out += fmt.Sprintf("; own eBPF %s, %s", quantity.Value(*s.BPFSeconds, quantity.Seconds), quantity.Value(float64(*s.BPFBytes), quantity.Bytes))
+	}
+	if s.StatsSeconds != nil {
+		out += fmt.Sprintf("; the kernel's run statistics cost the programs about %s", quantity.Value(*s.StatsSeconds, quantity.Seconds))
+	}
+	if s.WitnessSeconds != nil {
+		out += fmt.Sprintf("; the witness of stolen time cost about %s (%.2f %% of one CPU)", quantity.Value(*s.WitnessSeconds, quantity.Seconds),
+			100**s.WitnessSeconds/max(l.Window.Seconds, 1e-9))
+	}
+	if s.SandboxSeconds != nil && s.SmapsSeconds != nil {
+		out += fmt.Sprintf("; finding and reading sandboxes took %s of that, %s of it their resident memory",
+			quantity.Value(*s.SandboxSeconds, quantity.Seconds), quantity.Value(*s.SmapsSeconds, quantity.Seconds))
+	}
+	return out + "."
+}
+
+func orDash[N uint64 | int64 | float64](v *N, unit string) string {
+	if v == nil {
+		return "-"
+	}
+	return quantity.Value(float64(*v), unit)
+}
+
+func orNone(list []string) string {
+	switch {
+	case len(list) == 0:
+		return "none"
+	case len(list) > 4:
+		return strings.Join(list[:4], " ") + fmt.Sprintf(" and %d more", len(list)-4)
+	}
+	return strings.Join(list, " ")
+}

@@ -1,0 +1,120 @@
+package report_test
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"tare/internal/results/report"
+	"tare/internal/scale/ledger"
+)
+
+// weighed is the text of a ledger in which one program ran for 127 ms, of which that many were split.
+func weighed(t *testing.T, split float64) string {
+	t.Helper()
+	const ran = 0.127
+	runs, each, group := uint64(1000), 127e3, "/app"
+	u := ledger.Usage{Capacity: 20, Idle: 10, Groups: 9, Root: 1, NotSplit: ran - split}
+	p := ledger.Program{ID: 7, Name: "probe", Type: "tracing", RunCount: &runs, NsPerRun: &each}
+	seconds := ran
+	p.RunSeconds = &seconds
+	var inside *float64
+	if split > 0 {
+		u.BPF = []ledger.BPFTime{{Where: ledger.InGroups, Context: ledger.Task, Seconds: split}}
+		p.Shares = append(p.Shares, ledger.Share{Cgroup: &group, Context: ledger.Task, Seconds: split, Samples: 40,
+			Method: ledger.Sampled})
+		inside = &split
+	}
+	if split < ran {
+		p.Shares = append(p.Shares, ledger.Share{Seconds: ran - split,
+			Note: "not split: 3 samples, 25 are needed; use --hz 997"})
+	}
+	cpu := 9.0
+	l := ledger.Ledger{
+		CPU: ledger.Budget(u), Programs: []ledger.Program{p},
+		Cgroups: []ledger.Cgroup{{Path: group, CPUSeconds: &cpu, BPFSeconds: inside, BPFInsideSeconds: inside}},
+	}
+	l.Window.Seconds = 10
+	var b bytes.Buffer
+	if err := report.Ledger(&b, &l, report.Options{Width: 100}); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+func lineOf(text, with string) string {
+	for _, line := range strings.Split(text, "\n") {
+		if strings.Contains(line, with) {
+			return strings.Join(strings.Fields(line), " ")
+		}
+	}
+	return ""
+}
+
+// The account does not say "0 s" of eBPF programs that it says ran for 127 ms a few lines below.
+func TestLedgerNamesWhatWasNotSplit(t *testing.T) {
+	for _, c := range []struct {
+		split       float64
+		line, group string
+	}{
+		{0, "B eBPF programs - - 127 ms by the kernel's count, not split: it is inside the other lines", "9.00 s - "},
+		{0.1, "B eBPF programs 100 ms 0.50 % counted, split by samples; 27.0 ms more, not split, inside the other lines", "9.00 s 100 ms "},
+		{0.127, "B eBPF programs 127 ms 0.64 % counted, split by samples", "9.00 s 127 ms "},
+	} {
+		text := weighed(t, c.split)
+		if got := lineOf(text, "eBPF programs  "); got != c.line {
+			t.Errorf("%g s were split: %q\nwant %q", c.split, got, c.line)
+		}
+		if got := lineOf(text, "-  /app"); !strings.HasPrefix(got, c.group) {
+			t.Errorf("%g s were split: the group's line is %q, want %q", c.split, got, c.group)
+		}
+	}
+}
+
+// What a ledger with charges says of workloads, to the letter.
+func TestLedgerTellsGrossNetAndTare(t *testing.T) {
+	at := func(v float64) *float64 { return &v }
+	text := func(s string) *string { return &s }
+	group := func(path string, cpu float64, hard int64, c ledger.Charged) ledger.Cgroup {
+		return ledger.Cgroup{Path: path, CPUSeconds: &cpu, Memory: &ledger.Memory{Hard: &hard}, Charged: c}
+	}
+	tare := ledger.Charged{Charge: ledger.ChargeTare}
+	shop, bank := ledger.Charged{Charge: ledger.ChargeWorkload, Workload: "shop"},
+		ledger.Charged{Charge: ledger.ChargeWorkload, Workload: "bank"}
+	runs, size := uint64(1000), uint64(3<<20)
+	ledgerOf := func(charges ...ledger.Cgroup) *ledger.Ledger {
+		l := &ledger.Ledger{CPU: ledger.Budget(ledger.Usage{Capacity: 20, Idle: 10, Groups: 10}), Cgroups: charges}
+		l.Window.Seconds, l.Host.CPUs = 10, 2
+		return l
+	}
+	several := ledgerOf(group("/pods/shop", 4, 100<<20, shop), group("/pods/shop/envoy", 1, 30<<20,
+		ledger.Charged{Charge: ledger.ChargeTare, Component: "proxy"}),
+		group("/pods/bank", 2, 50<<20, bank), group("/system/agent", 0.5, 20<<20, tare), group("/k6", 1, 10<<20,
+			ledger.Charged{Charge: ledger.ChargeLoad}),
+		ledger.Cgroup{Path: "/system/gone", Vanished: true})
+	several.Programs = []ledger.Program{{Charged: tare, ID: 7, Name: "cil_from", Type: "sched_cls", RunCount: &runs,
+		NsPerRun: at(7e5), RunSeconds: at(0.7),
+		Shares: []ledger.Share{
+			{Cgroup: text("/pods/shop"), Context: ledger.Task, Seconds: 0.4, Lo: 0.35, Hi: 0.45, Samples: 40,
+				Method: ledger.Sampled},
+			{Cgroup: text("/k6"), Context: ledger.Task, Seconds: 0.2, Lo: 0.15, Hi: 0.25, Samples: 20,
+				Method: ledger.Sampled},
+			{Seconds: 0.1, Hi: 0.7, Note: "not split: 2 places with fewer than 5 samples each"},
+		}}}
+	several.Maps = []ledger.Map{{Charged: tare, ID: 9, Name: "cil_ct", Type: "hash", Bytes: &size,
+		BytesMethod: "exact", ChargedTo: text("/pods/shop")}}
+	one := ledgerOf(group("/pods/shop", 4, 100<<20, shop), group("/system/agent", 0.5, 20<<20, tare))
+	one.Programs = []ledger.Program{{Charged: tare, ID: 7, Name: "cil_from", RunCount: &runs, NsPerRun: at(1),
+		RunSeconds: at(1e-6),
+		Shares:     []ledger.Share{{Seconds: 0.1, Hi: 0.1, Note: "not split: 0 samples, 25 are needed"}}}}
+	none := ledgerOf(group("/system/agent", 0.5, 20<<20, tare))
+	var b bytes.Buffer
+	for _, l := range []*ledger.Ledger{several, one, none} {
+		l.Settle()
+		if err := report.Ledger(&b, l, report.Options{Width: 110}); err != nil {
+			t.Fatal(err)
+		}
+		b.WriteString("\n")
+	}
+	golden(t, "workloads.txt", b.Bytes())
+}

@@ -1,0 +1,394 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
+	"tare/internal/results/analysis"
+)
+
+// What any guest can have shown beside its metrics: a ladder of metrics, who is charged, and amounts over time. They
+// hang on what the record has, and on no guest's name.
+
+// ladderTable is a ladder at one level: a row for each rung, a column for each arm.
+type ladderTable struct {
+	Title, Level string
+	Arms         []string
+	Rows         []ladderRow
+}
+
+type ladderRow struct {
+	Rung  string
+	Cells []string
+}
+
+// ladders are the metrics that are rungs, by ladder, in the order in which they are defined.
+func ladders(run record.Run) (titles []string, rungs map[string][]metric.Definition) {
+	rungs = map[string][]metric.Definition{}
+	for _, d := range run.Metrics {
+		if d.Ladder == "" {
+			continue
+		}
+		if rungs[d.Ladder] == nil {
+			titles = append(titles, d.Ladder)
+		}
+		rungs[d.Ladder] = append(rungs[d.Ladder], d)
+	}
+	return titles, rungs
+}
+
+// ladderTables are those of a run, without the twin where there are other arms.
+func ladderTables(s *analysis.Summary, run record.Run) (all []ladderTable) {
+	titles, rungs := ladders(run)
+	levels, arms := placesOf(s)
+	for _, title := range titles {
+		for _, level := range levels {
+			t := ladderTable{Title: analysis.Capital(title), Level: s.At(level)}
+			for _, arm := range arms {
+				if slices.ContainsFunc(rungs[title], func(d metric.Definition) bool { return s.Find(d.Name, arm, level) != nil }) {
+					t.Arms = append(t.Arms, arm)
+				}
+			}
+			for _, d := range rungs[title] {
+				r := ladderRow{Rung: d.Rung}
+				some := false
+				for _, arm := range t.Arms {
+					e := s.Find(d.Name, arm, level)
+					some = some || e != nil
+					r.Cells = append(r.Cells, textOf(e))
+				}
+				if some {
+					t.Rows = append(t.Rows, r)
+				}
+			}
+			for i, arm := range t.Arms {
+				t.Arms[i] = s.ArmName(arm)
+			}
+			if len(t.Rows) > 0 {
+				all = append(all, t)
+			}
+		}
+	}
+	return all
+}
+
+// placesOf are the levels and the arms of the estimates, in their order; the twin only where there is no other arm.
+func placesOf(s *analysis.Summary) (levels []map[string]string, arms []string) {
+	seen := map[string]bool{}
+	found := map[string]bool{}
+	for _, e := range s.Estimates {
+		if key := record.LevelKey(e.Factors); !seen[key] {
+			seen[key] = true
+			levels = append(levels, e.Factors)
+		}
+		found[e.Arm] = true
+	}
+	if len(found) > 2 {
+		delete(found, record.AA)
+	}
+	return levels, slices.SortedFunc(maps.Keys(found), analysis.CompareArms)
+}
+
+// placementTable says who is charged for what runs in one arm: a column for each place.
+type placementTable struct {
+	Arm, Level string
+	Rows       []placementRow
+}
+
+type placementRow struct {
+	Name  string // a component, or what the whole row is of
+	Whole bool
+	Cells []placementCell // in the order of the places
+}
+
+type placementCell struct{ Memory, CPU string }
+
+// placedNote stands above the tables.
+const placedNote = "means over the trials that did not fail; of a component, resident memory (PSS) of its processes where " +
+	"their next page is charged, and CPU time where it is; then what the kernel charges to the control groups, kernel memory among it"
+
+// placementTables are those of a summary, without the twin where there are other arms, and the places that they name.
+func placementTables(s *analysis.Summary) (places []string, all []placementTable) {
+	others := slices.ContainsFunc(s.Placements, func(p analysis.Placement) bool {
+		return p.Arm != record.Direct && p.Arm != record.AA
+	})
+	var shown []analysis.Placement
+	for _, p := range s.Placements {
+		if p.Arm == record.AA && others {
+			continue
+		}
+		shown = append(shown, p)
+	}
+	// In the order of an arm that has the most of them, which the others follow.
+	longest := slices.Clone(shown)
+	slices.SortStableFunc(longest, func(a, b analysis.Placement) int { return cmp.Compare(len(b.Places), len(a.Places)) })
+	for _, p := range longest {
+		for _, at := range p.Places {
+			if !slices.Contains(places, at.Name) {
+				places = append(places, at.Name)
+			}
+		}
+	}
+	for _, p := range shown {
+		t := placementTable{Arm: s.ArmName(p.Arm), Level: s.At(p.Factors)}
+		var components []string
+		for _, at := range p.Places {
+			for _, c := range at.Components {
+				if !slices.Contains(components, c.Component) {
+					components = append(components, c.Component)
+				}
+			}
+		}
+		row := func(name string, whole bool, of func(record.Place) (memory, cpu *float64, is bool)) {
+			r := placementRow{Name: name, Whole: whole}
+			for _, place := range places {
+				i := slices.IndexFunc(p.Places, func(at record.Place) bool { return at.Name == place })
+				cell := placementCell{}
+				if i >= 0 {
+					if memory, cpu, is := of(p.Places[i]); is {
+						cell = placementCell{orDash(memory, quantity.Bytes), "-"}
+						if cpu != nil {
+							cell.CPU = fmt.Sprintf("%.2f", *cpu)
+						}
+					}
+				}
+				r.Cells = append(r.Cells, cell)
+			}
+			t.Rows = append(t.Rows, r)
+		}
+		for _, component := range components {
+			row(component, false, func(at record.Place) (memory, cpu *float64, is bool) {
+				for _, c := range at.Components {
+					if c.Component == component {
+						return c.Bytes, c.CPUs, true
+					}
+				}
+				return nil, nil, false
+			})
+		}
+		row("charged, hard", true, func(at record.Place) (memory, cpu *float64, is bool) { return at.HardBytes, at.CPUs, true })
+		row("charged, page cache", true, func(at record.Place) (memory, cpu *float64, is bool) {
+			return at.SoftBytes, nil, at.SoftBytes != nil
+		})
+		row("Kubernetes counts", true, func(at record.Place) (memory, cpu *float64, is bool) {
+			return at.Kubernetes, at.CPUs, at.Kubernetes != nil
+		})
+		all = append(all, t)
+	}
+	return places, all
+}
+
+// String is a cell as it stands in a line of text.
+func (c placementCell) String() string {
+	switch {
+	case c.Memory == "":
+		return "-"
+	case c.CPU == "" || c.CPU == "-":
+		return c.Memory
+	}
+	return c.Memory + ", " + c.CPU + " CPU"
+}
+
+// grid writes rows of text in columns, the first of which is to the left and the others to the right.
+func (t *text) grid(rows [][]string) {
+	widths := widthsOf(rows)
+	for n, r := range rows {
+		var b strings.Builder
+		for i, c := range r {
+			c = clean(c)
+			pad := strings.Repeat(" ", widths[i]-width(c))
+			if i == 0 {
+				b.WriteString(c + pad)
+			} else {
+				b.WriteString("  " + pad + c)
+			}
+		}
+		line := b.String()
+		if n == 0 {
+			line = t.bold(line)
+		}
+		t.line(line)
+	}
+}
+
+// pictured writes ladders and placements for a terminal.
+func (t *text) pictured(s *analysis.Summary, run record.Run) {
+	for _, l := range ladderTables(s, run) {
+		rows := [][]string{slices.Concat([]string{strings.TrimSpace(l.Title + " " + l.Level)}, l.Arms)}
+		for _, r := range l.Rows {
+			rows = append(rows, slices.Concat([]string{r.Rung}, r.Cells))
+		}
+		t.grid(rows)
+		t.line("")
+	}
+	places, tables := placementTables(s)
+	for i, p := range tables {
+		if i == 0 {
+			t.wrap("", t.bold("Who is charged")+": "+placedNote)
+		}
+		rows := [][]string{slices.Concat([]string{strings.TrimSpace(p.Arm + " " + p.Level)}, places)}
+		for _, r := range p.Rows {
+			row := []string{"  " + r.Name}
+			for _, c := range r.Cells {
+				row = append(row, c.String())
+			}
+			rows = append(rows, row)
+		}
+		t.grid(rows)
+		t.line("")
+	}
+}
+
+// picturedMarkdown is the same in Markdown; empty where there is nothing.
+func picturedMarkdown(s *analysis.Summary, run record.Run) string {
+	var b strings.Builder
+	line := func(cells []string) {
+		for _, c := range cells {
+			b.WriteString("| " + escape(c) + " ")
+		}
+		b.WriteString("|\n")
+	}
+	for _, l := range ladderTables(s, run) {
+		fmt.Fprintf(&b, "\n## %s\n\n", escape(strings.TrimSpace(l.Title+" "+l.Level)))
+		line(slices.Concat([]string{""}, l.Arms))
+		b.WriteString("|---|" + strings.Repeat("---:|", len(l.Arms)) + "\n")
+		for _, r := range l.Rows {
+			line(slices.Concat([]string{r.Rung}, r.Cells))
+		}
+	}
+	places, tables := placementTables(s)
+	if len(tables) > 0 {
+		fmt.Fprintf(&b, "\n## Who is charged\n\n%s.\n\n", analysis.Capital(placedNote))
+		line(slices.Concat([]string{"arm", ""}, places))
+		b.WriteString("|---|---|" + strings.Repeat("---:|", len(places)) + "\n")
+	}
+	for _, p := range tables {
+		for i, r := range p.Rows {
+			cells := []string{"", r.Name}
+			if i == 0 {
+				cells[0] = strings.TrimSpace(p.Arm + " " + p.Level)
+			}
+			for _, c := range r.Cells {
+				cells = append(cells, c.String())
+			}
+			line(cells)
+		}
+	}
+	return b.String()
+}
+
+// chartPlaced is an amount that one place is charged, of one arm.
+type chartPlaced struct {
+	Arm   int     `json:"arm"`
+	Level int     `json:"level"`
+	Group string  `json:"group"` // what is charged, a chart of its own
+	Unit  string  `json:"unit"`
+	Place string  `json:"part"`
+	Value float64 `json:"value"`
+	Text  string  `json:"text"`
+}
+
+// placed are the charges of all arms but the twin.
+func (m *dataMaker) placed() {
+	places, _ := placementTables(m.s)
+	for _, p := range m.s.Placements {
+		at := m.placeOf(p.Arm, p.Factors)
+		if !slices.Contains(m.shownArms(), at.arm) {
+			continue
+		}
+		add := func(what, unit, place string, v *float64) {
+			if v != nil && *v > 0 && analysis.Usable(*v) {
+				m.Placed = append(m.Placed, chartPlaced{Arm: at.arm, Level: at.level, Group: what, Unit: unit,
+					Place: clean(place), Value: *v, Text: quantity.Value(*v, unit)})
+			}
+		}
+		for _, place := range p.Places {
+			add("hard memory", quantity.Bytes, place.Name, place.HardBytes)
+			add("CPU time", quantity.CPUs, place.Name, place.CPUs)
+		}
+	}
+	order := func(p chartPlaced) int {
+		return slices.IndexFunc(places, func(name string) bool { return clean(name) == p.Place })
+	}
+	slices.SortStableFunc(m.Placed, func(a, b chartPlaced) int { return cmp.Compare(order(a), order(b)) })
+}
+
+// chartCourse is a series of one trial of an arm, to be stacked.
+type chartCourse struct {
+	Arm     int               `json:"arm"`
+	Level   int               `json:"level"`
+	Name    string            `json:"name"`
+	Unit    string            `json:"unit"`
+	Trial   int               `json:"trial"` // from 1, as the progress of the run counts
+	Of      int               `json:"of"`
+	Seconds []float64         `json:"seconds"`
+	Parts   []chartCoursePart `json:"parts"`
+}
+
+type chartCoursePart struct {
+	Of     string     `json:"of"`
+	Kind   string     `json:"kind"`
+	Values []*float64 `json:"values"`
+}
+
+// courseTable is one series at one level: a row for each part of each arm.
+type courseTable struct {
+	Title, Level string
+	Rows         []courseRow
+}
+
+type courseRow struct {
+	Arm, Of, Kind string
+	First         bool // of its arm
+	Trial         int
+	Cells         []string // at the first moment, at the last, the largest
+}
+
+// courses are the series of all arms but the twin.
+func (m *dataMaker) courses() {
+	for _, c := range analysis.Courses(m.trials) {
+		at := m.placeOf(c.Arm, c.Factors)
+		if !slices.Contains(m.shownArms(), at.arm) {
+			continue
+		}
+		one := chartCourse{Arm: at.arm, Level: at.level, Name: clean(c.Name), Unit: c.Unit, Trial: c.Index + 1, Of: c.Of,
+			Seconds: c.Seconds}
+		for _, p := range c.Parts {
+			one.Parts = append(one.Parts, chartCoursePart{clean(p.Of), clean(p.Kind), p.Values})
+		}
+		m.Courses = append(m.Courses, one)
+	}
+}
+
+// courseTables are the courses as tables, by series and level.
+func (d *chartData) courseTables() (all []courseTable) {
+	at := map[string]int{}
+	for _, c := range d.Courses {
+		key := fmt.Sprintf("%s\x00%d", c.Name, c.Level)
+		i, seen := at[key]
+		if !seen {
+			i = len(all)
+			at[key] = i
+			all = append(all, courseTable{Title: analysis.Capital(c.Name), Level: d.Levels[c.Level].Name})
+		}
+		for n, p := range c.Parts {
+			largest := 0.0
+			for _, v := range p.Values {
+				if v != nil {
+					largest = max(largest, *v)
+				}
+			}
+			all[i].Rows = append(all[i].Rows, courseRow{
+				Arm: d.Arms[c.Arm].Name, Of: p.Of, Kind: p.Kind, First: n == 0, Trial: c.Trial,
+				Cells: []string{orDash(p.Values[0], c.Unit), orDash(p.Values[len(p.Values)-1], c.Unit), quantity.Value(largest, c.Unit)},
+			})
+		}
+	}
+	return all
+}

@@ -1,0 +1,58 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"tare/internal/lib/quantity"
+	"tare/internal/results/analysis"
+)
+
+// Power writes how many blocks runs like one need, for a terminal.
+func Power(w io.Writer, p *analysis.Power, o Options) error {
+	t := newText(w, o)
+	t.line(fmt.Sprintf("%s: how many blocks detect a difference of this size in %.3g of 100 runs", t.bold(clean(p.Experiment)), 100*p.Power))
+	t.line("")
+	head := []string{"", "at", "baseline", "so far"}
+	if len(p.Rows) > 0 {
+		for _, n := range p.Rows[0].Needs {
+			head = append(head, quantity.Rough(n.Part, quantity.Part))
+		}
+	}
+	rows := [][]string{head}
+	hidden := 0
+	for _, r := range p.Rows {
+		if !o.All && !r.Headline {
+			hidden++
+			continue
+		}
+		cells := []string{
+			quantity.Label(r.Metric), analysis.Level(r.Factors), quantity.Value(r.Base, r.Unit),
+			fmt.Sprintf("+-%s in %d", quantity.Rough(r.Half/r.Base, quantity.Part), r.N),
+		}
+		for _, n := range r.Needs {
+			cells = append(cells, needText(n))
+		}
+		rows = append(rows, cells)
+	}
+	t.columns(rows, nil)
+	t.wrap("", "With so many blocks (--blocks) an assertion whose bound is this far from the truth holds or fails, and is not "+
+		"undecided; one with --until takes up to half as many more. The noise is that of this run, and what its blocks do "+
+		"not know of it is allowed for.")
+	if hidden > 0 {
+		t.wrap("", fmt.Sprintf("%s are left out: --all.", quantity.Counted(hidden, "further row")))
+	}
+	if _, err := io.WriteString(w, t.b.String()); err != nil {
+		return fmt.Errorf("writing the power: %w", err)
+	}
+	return nil
+}
+
+func needText(n analysis.Need) string {
+	if n.Blocks == nil {
+		return "over 10,000"
+	}
+	return fmt.Sprintf("%s (%s)", quantity.Thousands(*n.Blocks),
+		quantity.Wait(time.Duration(*n.Seconds*float64(time.Second))))
+}

@@ -1,0 +1,395 @@
+// Package report writes a summary for its readers: people at a terminal, people reading Markdown, benchstat, and
+// programs that take JSON. All forms say the same; none computes anything that the summary does not hold, save for the
+// values of single trials that benchstat wants.
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
+	"tare/internal/results/analysis"
+)
+
+// section is the estimates at one level of the factors, as a table.
+type section struct {
+	title string // empty where there are no factors
+	rows  []row
+}
+
+// row is one arm's estimate of one metric. The metric and the smallest visible difference stand on its first row only.
+type row struct {
+	metric, arm, value, difference, visible string
+
+	takes string // what would resolve a small difference; empty where one is, or would be, resolved
+	muted bool   // nothing was resolved
+	first bool   // of those that a reader wants first
+}
+
+// header is the row above all others.
+func header(s *analysis.Summary) row {
+	return row{
+		arm: "arm", value: "value", difference: "difference to " + baseline(s), visible: "smallest visible",
+		takes: "to see " + analysis.Forecast{Part: analysis.ForecastPart}.Size(),
+	}
+}
+
+// baseline is what the others are compared with.
+func baseline(s *analysis.Summary) string { return cmp.Or(s.Baseline, record.Direct) }
+
+func (r row) cells() []string {
+	return []string{r.metric, r.arm, r.value, r.difference, r.visible, r.takes}
+}
+
+// sections are the tables in order of level. The twin has no row of its own where there are other arms: it shows as the
+// smallest visible difference.
+func sections(s *analysis.Summary) []section {
+	estimates := slices.Clone(s.Estimates)
+	slices.SortStableFunc(estimates, func(a, b analysis.Estimate) int { return cmp.Compare(a.Rank, b.Rank) })
+	others := slices.ContainsFunc(s.Estimates, func(e analysis.Estimate) bool { return e.Arm != record.Direct && e.Arm != record.AA })
+	var all []section
+	at := map[string]int{}
+	for _, e := range s.Estimates { // in order of level, which the order of metrics must not disturb
+		title := titleOf(s, e)
+		if _, seen := at[title]; !seen {
+			at[title] = len(all)
+			all = append(all, section{title: title})
+		}
+	}
+	for _, e := range estimates {
+		if e.Arm != record.AA || !others {
+			sec := &all[at[titleOf(s, e)]]
+			sec.rows = append(sec.rows, rowOf(s, e))
+		}
+	}
+	for _, sec := range all {
+		for i := len(sec.rows) - 1; i > 0; i-- { // from the end: each row still has the name of the one before it
+			if sec.rows[i].metric == sec.rows[i-1].metric {
+				sec.rows[i].metric = ""
+			}
+		}
+	}
+	return all
+}
+
+func titleOf(s *analysis.Summary, e analysis.Estimate) string {
+	return analysis.Capital(s.At(e.Factors))
+}
+
+func rowOf(s *analysis.Summary, e analysis.Estimate) row {
+	r := row{
+		metric: quantity.Label(e.Metric), arm: armOf(s, e), value: quantity.Value(e.Value, e.Unit),
+		first: slices.Contains(s.Headlines, e.Metric),
+	}
+	switch {
+	case e.Value == 0 && e.Method == analysis.PooledMethod && e.Hi != nil:
+		r.value = fmt.Sprintf("none in %d (below %s)", e.N, quantity.Rough(*e.Hi, e.Unit))
+	case e.Lo != nil && e.Hi != nil:
+		r.value = quantity.Interval(e.Value, *e.Lo, *e.Hi, e.Unit)
+	}
+	if fewer := fewerBlocks(e); fewer != "" {
+		r.value += " (" + fewer + ")"
+	}
+	d := e.Difference
+	if d == nil {
+		return r
+	}
+	switch {
+	case e.Withheld != "":
+		r.difference, r.muted = "withheld", true
+	case d.Resolved:
+		r.difference = quantity.Delta(d.Value, *d.Lo, *d.Hi, e.Unit)
+		if e.Ratio != nil {
+			r.difference += fmt.Sprintf(" (%s)", percent(e.Ratio.Value))
+		}
+	case d.Lo != nil && *d.Lo == 0 && *d.Hi == 0:
+		r.difference, r.muted = "the same", true
+	case d.Lo == nil:
+		r.difference = quantity.DeltaValue(d.Value, e.Unit) + ", no interval"
+	default:
+		r.difference, r.muted = "not resolved", true
+	}
+	if d.ToResolve != nil {
+		r.takes = d.ToResolve.String()
+	}
+	if v, ok := s.VisibleIn(&e); ok {
+		r.visible = quantity.Rough(v, e.Unit)
+		if v == 0 && baselineIsZero(s, e) {
+			r.visible = "-" // the baseline has none of it: nothing was seen that could hide a difference, which is no figure
+		}
+	}
+	return r
+}
+
+// armOf is whose an estimate is: of an arm as a whole, or of a component of its subject, which stands behind it.
+func armOf(s *analysis.Summary, e analysis.Estimate) string {
+	return strings.TrimSpace(s.ArmName(e.Arm) + " " + e.Component)
+}
+
+// fewerBlocks says on how many blocks an estimate rests, where these are not all that were run.
+func fewerBlocks(e analysis.Estimate) string {
+	text := ""
+	if e.Blocks > 0 && e.Blocks < e.Planned {
+		text = fmt.Sprintf("%d of %d blocks", e.Blocks, e.Planned)
+	}
+	if e.Withheld != "" {
+		text = "withheld: " + text
+	}
+	return text
+}
+
+// baselineIsZero says whether the metric is 0 without a subject, as the run time of its programs is.
+func baselineIsZero(s *analysis.Summary, e analysis.Estimate) bool {
+	i := slices.IndexFunc(s.Estimates, func(b analysis.Estimate) bool {
+		return b.Arm == record.Direct && b.Metric == e.Metric && b.Component == e.Component &&
+			maps.Equal(b.Factors, e.Factors)
+	})
+	return i >= 0 && s.Estimates[i].Value == 0
+}
+
+// percent is a ratio as the change that it means: 1.14 is +14 %.
+func percent(ratio float64) string {
+	switch change := 100 * (ratio - 1); {
+	case change >= 1000:
+		return fmt.Sprintf("%.3g times", ratio)
+	case change >= 10 || change <= -10:
+		return fmt.Sprintf("%+.0f %%", change)
+	default:
+		return fmt.Sprintf("%+.2g %%", change)
+	}
+}
+
+// notes are what to know before quoting an estimate, each named once, with the estimates that it is of.
+func notes(s *analysis.Summary) []string {
+	var all, texts []string
+	of := map[string][]string{} // by text
+	for _, arm := range slices.Sorted(maps.Keys(s.Absent)) {
+		all = append(all, fmt.Sprintf("the arm %s did not run: %s", arm, s.Absent[arm]))
+	}
+	for _, e := range s.Estimates {
+		name := quantity.Label(e.Metric) + " of " + armOf(s, e)
+		if len(e.Factors) > 0 {
+			name += " " + s.At(e.Factors)
+		}
+		if e.Withheld != "" {
+			all = append(all, name+" is withheld: "+e.Withheld)
+		}
+		for _, n := range e.Notes {
+			if of[n] == nil {
+				texts = append(texts, n)
+			}
+			of[n] = append(of[n], name)
+		}
+		if d := e.Difference; d != nil && strings.HasPrefix(d.Unresolved, analysis.LagReason) {
+			all = append(all, name+" is not resolved: "+d.Unresolved)
+		}
+	}
+	for _, n := range texts {
+		names := of[n]
+		if more := len(names) - maxNoted; more > 1 {
+			names = append(names[:maxNoted:maxNoted], fmt.Sprintf("%d more", more))
+		}
+		all = append(all, strings.Join(names, ", ")+": "+n)
+	}
+	if withheld(s, "latency_p99_seconds", "latency_p999_seconds") {
+		all = append(all, "latency p99.9 is withheld: a trial has fewer than 100 requests beyond it")
+	}
+	return all
+}
+
+// maxNoted is how many estimates a note names.
+const maxNoted = 3
+
+// withheld reports whether there are estimates of one quantile and none of the next.
+func withheld(s *analysis.Summary, have, lack string) bool {
+	is := func(metric string) func(analysis.Estimate) bool {
+		return func(e analysis.Estimate) bool { return e.Metric == metric }
+	}
+	return slices.ContainsFunc(s.Estimates, is(have)) && !slices.ContainsFunc(s.Estimates, is(lack))
+}
+
+// intervals says how the intervals were made, with the confidence that each method reaches at the blocks there were.
+func intervals(s *analysis.Summary) string {
+	reached := map[string][2]float64{}
+	add := func(name string, confidence float64) {
+		if confidence > 0 {
+			r, seen := reached[name]
+			if !seen {
+				r = [2]float64{confidence, confidence}
+			}
+			reached[name] = [2]float64{min(r[0], confidence), max(r[1], confidence)}
+		}
+	}
+	for _, e := range s.Estimates {
+		add("values by "+e.Method, e.Confidence)
+		if d := e.Difference; d != nil {
+			add("differences by "+d.Method, d.Confidence)
+		}
+	}
+	if len(reached) == 0 {
+		return "none"
+	}
+	var said []string
+	for _, name := range slices.Sorted(maps.Keys(reached)) {
+		r := reached[name]
+		text := fmt.Sprintf("%s, %.1f", name, 100*r[0])
+		if r[1] > r[0] {
+			text += fmt.Sprintf(" to %.1f", 100*r[1])
+		}
+		said = append(said, text+" %")
+	}
+	return strings.Join(said, "; ")
+}
+
+// models are the fitted lines in words: those in which a factor matters, and those that are no lines.
+func models(s *analysis.Summary) []string {
+	var all []string
+	for _, m := range s.Models {
+		matters := !m.Linear
+		var terms, where []string
+		for i, t := range m.Terms {
+			base, _, _ := strings.Cut(t.Unit, " per unit of ")
+			text := quantity.Value(t.Value, base)
+			if t.Lo != nil && t.Hi != nil {
+				text = quantity.Interval(t.Value, *t.Lo, *t.Hi, base)
+				matters = matters || i > 0 && (*t.Lo > 0 || *t.Hi < 0)
+			}
+			if i == 0 {
+				terms = append(terms, text+" fixed")
+				continue
+			}
+			r := m.ValidRange[t.Name]
+			terms = append(terms, text+" per unit of "+analysis.FactorName(t.Name))
+			where = append(where, fmt.Sprintf("%s %s to %s", analysis.FactorName(t.Name), asSet(r[0]), asSet(r[1])))
+		}
+		if !matters {
+			continue
+		}
+		line := fmt.Sprintf("%s of %s: %s; R2 %.3f", quantity.Label(m.Metric), s.ArmName(m.Arm), strings.Join(terms, ", "), m.R2)
+		if m.HeldoutError != nil {
+			line += fmt.Sprintf(", held-out error %.2g %%", 100**m.HeldoutError)
+		}
+		line += ", for " + strings.Join(where, ", ")
+		if !m.Linear {
+			line = "NOT A LINE (by " + m.Test + ") " + line
+		}
+		all = append(all, line)
+	}
+	return all
+}
+
+// asSet is a level as it was set: whole numbers without an exponent.
+func asSet(v float64) string { return strconv.FormatFloat(v, 'f', -1, 64) }
+
+// validity says in one sentence what the numbers rest on.
+func validity(s *analysis.Summary) string {
+	state := "valid"
+	if !s.Valid {
+		state = "INVALID"
+	}
+	if s.Partial {
+		state += ", PARTIAL"
+	}
+	text := fmt.Sprintf("%s: %d of %d planned trials done, %d valid", state, s.Trials.Done, s.Trials.Planned, s.Trials.Valid)
+	if s.Trials.Failed > 0 {
+		text += fmt.Sprintf(", %d failed", s.Trials.Failed)
+	}
+	if s.Trials.Invalid > 0 {
+		text += fmt.Sprintf(", %d invalid", s.Trials.Invalid)
+	}
+	if again := s.Trials.Attempts - s.Trials.Done; again > 0 {
+		text += fmt.Sprintf("; %s at trials that were spoiled", quantity.Counted(again, "further attempt"))
+	}
+	if s.NotRepeated != "" {
+		text += "; " + s.NotRepeated
+	}
+	if s.Stopped != "" {
+		text += "; " + s.Stopped
+	}
+	if s.Blocks == 1 {
+		return text + "; 1 complete block"
+	}
+	return text + fmt.Sprintf("; %d complete blocks", s.Blocks)
+}
+
+// maxExcluded is how many trials that were left out are named; all are in the summary.
+const maxExcluded = 10
+
+func excluded(s *analysis.Summary) []string {
+	var all []string
+	for i, x := range s.Trials.Excluded {
+		if i == maxExcluded {
+			all = append(all, fmt.Sprintf("and %d more: see %s", len(s.Trials.Excluded)-i, record.TrialsFile))
+			break
+		}
+		line := fmt.Sprintf("trial %d (block %d, %s", x.Index+1, x.Block+1, x.Arm) // from 1, as the progress of the run counts
+		if len(x.Factors) > 0 {
+			line += ", " + analysis.Level(x.Factors)
+		}
+		if len(x.Voids) > 0 {
+			line += fmt.Sprintf(") left out of %s: ", quantity.Counted(len(x.Voids), "metric"))
+		} else {
+			line += ") left out: "
+		}
+		all = append(all, line+x.Why)
+	}
+	return all
+}
+
+func selfCost(s *analysis.Summary) string {
+	return fmt.Sprintf("%s of CPU time in all measured windows, %s resident at most",
+		quantity.Value(s.Self.CPUSeconds, quantity.Seconds), quantity.Value(float64(s.Self.RSSBytes), quantity.Bytes))
+}
+
+// environment is the machine in two lines.
+func environment(run record.Run) []string {
+	e := run.Environment
+	join := func(parts ...string) string {
+		return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), ", ")
+	}
+	named := func(name, value string) string {
+		if value == "" {
+			return ""
+		}
+		return name + " " + value
+	}
+	var size, swap string
+	if e.CPUs > 0 {
+		size = fmt.Sprintf("%d CPUs", e.CPUs)
+	}
+	if e.MemoryBytes > 0 {
+		size = strings.TrimPrefix(size+", "+quantity.Rough(float64(e.MemoryBytes), quantity.Bytes)+" of memory", ", ")
+	}
+	if e.SwapBytes > 0 {
+		swap = "swap " + quantity.Rough(float64(e.SwapBytes), quantity.Bytes)
+	}
+	var subjects []string
+	for _, name := range slices.Sorted(maps.Keys(e.Subjects)) {
+		subjects = append(subjects, strings.TrimSpace(name+" "+e.Subjects[name]))
+	}
+	return []string{
+		join(e.Hostname, e.CPUModel, size, named("virtual", e.Virtual), named("governor", e.Governor), swap),
+		join(e.Distro, named("kernel", e.Kernel), named("cgroups", e.CgroupMode), named("lockdown", e.Lockdown), named("clock", e.Clocksource),
+			named("tare", run.Version), join(subjects...)),
+	}
+}
+
+// again is the command that runs the experiment once more, with what a shell would split in quotes.
+func again(run record.Run) string {
+	words := make([]string, len(run.Command))
+	for i, w := range run.Command {
+		words[i] = w
+		if w == "" || strings.ContainsAny(w, " \t\n'\"\\$`*?[](){}<>|&;!#~") {
+			words[i] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+func started(run record.Run) string { return run.Started.UTC().Format(time.DateTime) + " UTC" }

@@ -1,0 +1,139 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"tare/internal/lib/quantity"
+	"tare/internal/scale/ledger"
+)
+
+// sandboxHead names the columns of a sandbox.
+var sandboxHead = []string{"CPU gross", "net", "tare", "PSS gross", "net", "tare"}
+
+// mostFindings is how many findings the account for people has; the JSON form has all.
+const mostFindings = 20
+
+// sandboxes tells what each sandbox uses, by component, where it is charged, and what is worth saying about that.
+func (t *text) sandboxes(l *ledger.Ledger) {
+	if len(l.Sandboxes) == 0 {
+		return
+	}
+	t.line(t.bold(fmt.Sprintf("Sandboxes: %d", len(l.Sandboxes))) +
+		"  (PSS: resident memory, pages that processes share divided among them)")
+	t.line(grossLine(sandboxHead, "sandbox"))
+	for i := range l.Sandboxes[:min(heaviest, len(l.Sandboxes))] {
+		t.sandbox(&l.Sandboxes[i])
+	}
+	if n := len(l.Sandboxes) - heaviest; n > 0 {
+		t.line(fmt.Sprintf("  and %d more; --json has all", n))
+	}
+	t.findings(l)
+	t.line("")
+}
+
+func (t *text) sandbox(s *ledger.Sandbox) {
+	cells := []string{
+		orDash(s.GrossCPU, quantity.Seconds), orDash(s.NetCPU, quantity.Seconds), orDash(s.TareCPU, quantity.Seconds),
+		orDash(s.GrossMemory, quantity.Bytes), orDash(s.NetMemory, quantity.Bytes), orDash(s.TareMemory, quantity.Bytes),
+	}
+	t.line(grossLine(cells, clean(sandboxName(s))))
+	if s.Title != "" {
+		t.wrap("        ", s.Title)
+	}
+	for _, c := range s.Components {
+		cpu := orDash(c.CPU, quantity.Seconds)
+		if c.Processes == 0 && c.Threads == 0 {
+			cpu = "-" // memory alone
+		}
+		t.line(fmt.Sprintf("        %-10s %10s  %s", c.Component, cpu, componentMemory(c)))
+	}
+	if inside, outside := s.ChargedInside, s.ChargedOutside; inside != nil || outside != nil {
+		t.wrap("        ", fmt.Sprintf("hard memory charged to its own groups: %s; to groups outside of them: %s",
+			orDash(inside, quantity.Bytes), orDash(outside, quantity.Bytes)))
+	}
+	switch {
+	case s.Declared != nil && s.MeasuredOverhead != nil:
+		without := ""
+		if s.VM {
+			without = ", without the guest's kernel"
+		}
+		t.wrap("        ", fmt.Sprintf("overhead: %s declared (%s), %s measured on the host%s",
+			quantity.Value(float64(s.Declared.MemoryBytes), quantity.Bytes), s.Declared.Source,
+			quantity.Value(float64(*s.MeasuredOverhead), quantity.Bytes), without))
+	case s.MeasuredOverhead != nil && *s.MeasuredOverhead > 0 && s.Runtime != "":
+		t.line("        overhead: " + quantity.Value(float64(*s.MeasuredOverhead), quantity.Bytes) +
+			" measured on the host; what was declared is not known here")
+	case s.Declared != nil:
+		t.wrap("        ", fmt.Sprintf("overhead: %s declared (%s); what it is was not measured",
+			quantity.Value(float64(s.Declared.MemoryBytes), quantity.Bytes), s.Declared.Source))
+	}
+	for _, note := range s.Notes {
+		t.wrap("        ", note)
+	}
+}
+
+// sandboxName is how a sandbox is told from others: its pod or its id, and its runtime.
+func sandboxName(s *ledger.Sandbox) string {
+	id := s.ID
+	if len(id) == 64 {
+		id = id[:12]
+	}
+	if s.Pod != nil && s.Pod.Name != "" {
+		id += " (" + s.Pod.Namespace + "/" + s.Pod.Name + ")"
+	}
+	how := []string{}
+	for _, word := range []string{s.Runtime, s.Engine} {
+		if word != "" && !slices.Contains(how, word) {
+			how = append(how, word)
+		}
+	}
+	return id + "  " + cmp.Or(strings.Join(how, ", "), "runtime unknown")
+}
+
+// componentMemory is the resident memory of a component by kind of page.
+func componentMemory(c ledger.SandboxComponent) string {
+	of := fmt.Sprintf("%d processes", c.Processes)
+	switch {
+	case c.Processes == 1:
+		of = "1 process"
+	case c.Processes == 0 && c.Threads == 0:
+		of = "memory held by its VMM or sentry"
+	case c.Processes == 0 && c.Threads == 1:
+		of = "1 thread"
+	case c.Processes == 0:
+		of = fmt.Sprintf("%d threads", c.Threads)
+	}
+	if c.Memory == nil {
+		return fmt.Sprintf("%10s  %s", "-", of)
+	}
+	kinds := []string{}
+	for _, k := range []struct {
+		name  string
+		bytes *uint64
+	}{{"anon", c.Memory.Anon}, {"file", c.Memory.File}, {"shmem", c.Memory.Shmem},
+		{"page tables", &c.Memory.PageTables}, {"swapped out", &c.Memory.Swap}} {
+		if k.bytes != nil && *k.bytes > 0 {
+			kinds = append(kinds, k.name+" "+quantity.Value(float64(*k.bytes), quantity.Bytes))
+		}
+	}
+	pss := quantity.Value(float64(c.Memory.PSS), quantity.Bytes)
+	return fmt.Sprintf("%10s  %s  %s", pss, of, strings.Join(kinds, ", "))
+}
+
+// findings are those of all sandboxes, also of those that are not shown.
+func (t *text) findings(l *ledger.Ledger) {
+	n := 0
+	for _, s := range l.Sandboxes {
+		for _, f := range s.Findings {
+			if n++; n <= mostFindings {
+				t.wrap("  finding: ", f.Message)
+			}
+		}
+	}
+	if n > mostFindings {
+		t.line(fmt.Sprintf("  and %d more findings; --json has all", n-mostFindings))
+	}
+}

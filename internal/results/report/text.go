@@ -1,0 +1,233 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/charmbracelet/lipgloss"
+	"github.com/muesli/termenv"
+
+	"tare/internal/experiment/record"
+	"tare/internal/results/analysis"
+)
+
+// Options are how a terminal is written to.
+type Options struct {
+	Color bool   // styles; no meaning hangs on them alone
+	Width int    // columns for prose; 0: 100. Tables are not folded
+	Dir   string // the run directory, to say where the files are; empty: not said
+	All   bool   // every metric, note and model, instead of the answer and the headlines
+}
+
+// Text writes a summary for a terminal: the question, the answer, then what it rests on.
+func Text(w io.Writer, s *analysis.Summary, run record.Run, o Options) error {
+	t := newText(w, o)
+	if o.All {
+		t.write(s, run)
+	} else {
+		t.brief(s, run)
+	}
+	if _, err := io.WriteString(w, t.b.String()); err != nil {
+		return fmt.Errorf("writing the report: %w", err)
+	}
+	return nil
+}
+
+func newText(w io.Writer, o Options) *text {
+	if o.Width <= 0 {
+		o.Width = 100
+	}
+	t := &text{Options: o, style: lipgloss.NewRenderer(w)}
+	t.style.SetColorProfile(termenv.Ascii)
+	if o.Color {
+		t.style.SetColorProfile(termenv.ANSI)
+	}
+	return t
+}
+
+// text collects the report; it is written at once.
+type text struct {
+	Options
+	b     strings.Builder
+	style *lipgloss.Renderer
+}
+
+func (t *text) write(s *analysis.Summary, run record.Run) {
+	t.line(t.bold(clean(s.Experiment)) + "  " + clean(s.Question))
+	t.line("")
+	for _, a := range s.Answers {
+		t.wrap("", a.Answer)
+		t.line("")
+	}
+	t.verdicts(s)
+	for _, sec := range sections(s) {
+		if sec.title != "" {
+			t.line(t.bold(clean(sec.title)))
+		}
+		t.table(header(s), sec.rows)
+	}
+	t.pictured(s, run)
+	t.gross(s)
+	for _, n := range notes(s) {
+		t.wrap("note: ", n)
+	}
+	for _, m := range models(s) {
+		t.wrap("model: ", m)
+	}
+	for _, warning := range s.Warnings {
+		t.wrap("warning: ", warning)
+	}
+	for _, x := range excluded(s) {
+		t.wrap("", x)
+	}
+	if !strings.HasSuffix(t.b.String(), "\n\n") {
+		t.line("")
+	}
+	t.wrap("run:       ", validity(s))
+	t.wrap("intervals: ", intervals(s))
+	t.wrap("scale:     ", selfCost(s))
+	for _, e := range environment(run) {
+		if e != "" {
+			t.wrap("machine:   ", e)
+		}
+	}
+	t.wrap("started:   ", fmt.Sprintf("%s, seed %d", started(run), s.Seed))
+	if t.Dir != "" {
+		t.line("files:     " + clean(t.Dir))
+	}
+	if len(run.Command) > 0 {
+		t.line("again:     " + clean(again(run)))
+	}
+}
+
+// verdicts are a table of the assertions, and under it what there is to know of each.
+func (t *text) verdicts(s *analysis.Summary) {
+	all := verdicts(s)
+	if len(all) == 0 {
+		return
+	}
+	var cells [][]string
+	for _, v := range all {
+		cells = append(cells, v.cells())
+	}
+	widths := widthsOf(cells)
+	t.line(t.bold("Assertions"))
+	for i, v := range all {
+		t.line(aligned(cells[i], widths))
+		if v.Why != "" {
+			t.wrap(strings.Repeat(" ", widths[0]+2), v.Why)
+		}
+	}
+	t.line("")
+}
+
+func (t *text) line(s string) { t.b.WriteString(strings.TrimRight(s, " ") + "\n") }
+
+func (t *text) bold(s string) string { return t.style.NewStyle().Bold(true).Render(s) }
+func (t *text) faint(s string) string {
+	return t.style.NewStyle().Faint(true).Render(s)
+}
+
+// wrap folds prose between words; lines after the first stand under its beginning.
+func (t *text) wrap(lead, prose string) {
+	line := lead
+	empty := true
+	for _, word := range words(clean(prose)) {
+		if !empty && width(line)+1+width(word) > t.Width {
+			t.line(line)
+			line, empty = strings.Repeat(" ", width(lead)), true
+		}
+		if !empty {
+			line += " "
+		}
+		line, empty = line+word, false
+	}
+	t.line(line)
+}
+
+// words are what a line can be broken between: a number and its per cent sign stay together.
+func words(prose string) (all []string) {
+	for _, word := range strings.Fields(prose) {
+		if n := len(all); n > 0 && strings.HasPrefix(word, "%") {
+			all[n-1] += " " + word
+			continue
+		}
+		all = append(all, word)
+	}
+	return all
+}
+
+func (t *text) table(head row, rows []row) {
+	rows = append([]row{head}, rows...)
+	cells := make([][]string, len(rows))
+	for i, r := range rows {
+		cells[i] = r.cells()
+	}
+	if !slices.ContainsFunc(rows[1:], func(r row) bool { return r.takes != "" }) {
+		for i := range cells {
+			cells[i] = cells[i][:len(cells[i])-1]
+		}
+	}
+	muted := map[int]bool{}
+	for n, r := range rows {
+		muted[n] = r.muted
+	}
+	t.columns(cells, muted)
+}
+
+// columns writes rows of text in columns to the left, the first of which is their head, and a blank line. Muted rows
+// are fainter.
+func (t *text) columns(rows [][]string, muted map[int]bool) {
+	widths := widthsOf(rows)
+	for i, r := range rows {
+		line := strings.TrimRight(aligned(r, widths), " ")
+		switch {
+		case i == 0:
+			line = t.bold(line)
+		case muted[i]:
+			line = t.faint(line)
+		}
+		t.line(line)
+	}
+	t.line("")
+}
+
+// widthsOf are the widths of the columns of rows of text.
+func widthsOf(rows [][]string) (widths []int) {
+	for _, r := range rows {
+		for i, c := range r {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], width(clean(c)))
+		}
+	}
+	return widths
+}
+
+// aligned is a row of text in columns that are all to the left.
+func aligned(cells []string, widths []int) string {
+	var b strings.Builder
+	for i, c := range cells {
+		c = clean(c)
+		b.WriteString(c + strings.Repeat(" ", widths[i]-width(c)+2))
+	}
+	return b.String()
+}
+
+func width(s string) int { return utf8.RuneCountInString(s) }
+
+// clean keeps a record that came from elsewhere from steering the terminal, or from showing as other text than it is: a
+// character that is not shown as itself becomes a space.
+func clean(s string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsGraphic(r) || r == utf8.RuneError || unicode.In(r, unicode.Zl, unicode.Zp) {
+			return ' '
+		}
+		return r
+	}, s)
+}

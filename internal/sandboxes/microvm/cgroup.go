@@ -1,0 +1,222 @@
+package microvm
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/fault"
+	"tare/internal/scale/host/cgroup"
+)
+
+// Kata's places for processes, as its Go runtime has them without systemd (src/runtime/pkg/resourcecontrol/cgroups.go
+// and virtcontainers/sandbox.go):
+//
+//   - The sandbox's group is <parent>/kata_<name> where the bundle says <parent>/<name>.
+//   - With sandbox_cgroup_only the shim enters it before it starts anything, so everything is in it.
+//   - Without, the shim enters /kata_overhead/<id> before it starts anything. When the machine has booted, each of its
+//     virtual CPUs is added to the sandbox's group. On v1 that moves one thread, and memory stays charged to the group
+//     of the thread group's leader. On v2 the id of a thread is written to cgroup.procs, which moves its whole process,
+//     and the pages that it touched before stay behind.
+
+// groupControllers are those of v1 whose hierarchies a sandbox has groups in.
+var groupControllers = []string{"cpu", "cpuacct", "memory", "pids", "blkio"}
+
+// groupHierarchies are those that a sandbox has groups in: those of v1 where it has the memory controller, as on a
+// hybrid machine, else v2.
+func groupHierarchies(l *cgroup.Layout) []*cgroup.Hierarchy {
+	var hs []*cgroup.Hierarchy
+	memory, _ := l.Controller("memory")
+	for i := range l.Hierarchies {
+		h := &l.Hierarchies[i]
+		if memory != nil && memory.V2 == h.V2 && (h.V2 || slices.ContainsFunc(groupControllers, h.Has)) {
+			hs = append(hs, h)
+		}
+	}
+	return hs
+}
+
+// sandboxGroup is the group of a sandbox, below the mounts.
+func sandboxGroup(o Options, cgroupsPath, id string) string {
+	if cgroupsPath == "" {
+		cgroupsPath = "/vc/" + id // Kata's default
+	}
+	p := path.Join(o.CgroupRoot, "/", cgroupsPath)
+	return path.Join(path.Dir(p), "kata_"+path.Base(p))
+}
+
+func overheadGroup(o Options, id string) string {
+	if o.SandboxCgroupOnly {
+		return ""
+	}
+	return path.Join(o.CgroupRoot, o.OverheadParent, id)
+}
+
+// planGroups finds what directories must be made for the sandbox, those above first. Groups of its own that exist
+// already are an error. Those above that another sandbox made are this one's too: whichever goes last removes them.
+func (s *sandbox) planGroups(l *cgroup.Layout, others []*sandbox) error {
+	hs := groupHierarchies(l)
+	made := func(dir string) bool {
+		return slices.ContainsFunc(others, func(o *sandbox) bool { return slices.Contains(o.Groups, dir) })
+	}
+	if len(hs) == 0 {
+		return fault.New(fault.Machine, "", "mount them: mount -t cgroup2 none /sys/fs/cgroup",
+			"no control groups are mounted on this machine")
+	}
+	for _, h := range hs {
+		for _, group := range []string{s.SandboxGroup, s.OverheadGroup} {
+			if group == "" {
+				continue
+			}
+			if _, err := os.Lstat(filepath.Join(h.Mount, group)); err == nil {
+				return fault.New(fault.Usage, filepath.Join(h.Mount, group),
+					"delete the container that it is of, or use another id",
+					"the control group exists already")
+			}
+			var missing []string
+			for p := group; p != "/"; p = path.Dir(p) {
+				dir := filepath.Join(h.Mount, p)
+				if _, err := os.Lstat(dir); err == nil && !made(dir) {
+					break
+				}
+				missing = append(missing, dir)
+			}
+			slices.Reverse(missing)
+			for _, dir := range missing {
+				if !slices.Contains(s.Groups, dir) {
+					s.Groups = append(s.Groups, dir)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// makeGroups makes the directories. Those on the way, which are ours too, hand on the controllers of v2 that they were
+// given; a group that somebody else made stays as it is.
+func (s *sandbox) makeGroups() error {
+	for _, dir := range s.Groups {
+		above := filepath.Dir(dir)
+		if slices.Contains(s.Groups, above) {
+			if err := delegate(above); err != nil {
+				return err
+			}
+		}
+		// Another sandbox may just have made a group on the way, or removed it with its own.
+		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+			return fault.Wrap(err, fault.Machine, dir, rootHint, "cannot make a control group")
+		}
+	}
+	return nil
+}
+
+func delegate(dir string) error {
+	b, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
+	if err != nil {
+		return nil // v1
+	}
+	for c := range strings.FieldsSeq(string(b)) {
+		if err := cgroup.Write(filepath.Join(dir, "cgroup.subtree_control"), "+"+c); err != nil {
+			return fmt.Errorf("enabling the controller %s in %s: %w", c, dir, err)
+		}
+	}
+	return nil
+}
+
+// enter moves this process into a group.
+func enter(l *cgroup.Layout, group string) error {
+	for _, h := range groupHierarchies(l) {
+		file := filepath.Join(h.Mount, group, "cgroup.procs")
+		if err := cgroup.Write(file, strconv.Itoa(os.Getpid())); err != nil {
+			return fault.Wrap(err, fault.Machine, file, "see 'tare doctor'", "entering the control group")
+		}
+	}
+	return nil
+}
+
+// addThreads adds virtual CPUs to a group, as Kata does.
+func addThreads(hs []*cgroup.Hierarchy, group string, tids []int) error {
+	for _, h := range hs {
+		name := "tasks"
+		if h.V2 {
+			name = "cgroup.procs"
+		}
+		for _, tid := range tids {
+			file := filepath.Join(h.Mount, group, name)
+			if err := cgroup.Write(file, strconv.Itoa(tid)); err != nil {
+				return fault.Wrap(err, fault.Machine, file, "", "adding the virtual CPU %d", tid)
+			}
+		}
+	}
+	return nil
+}
+
+// limitGroup gives the sandbox's group the container's CPU limits. Its memory limit is the size of the machine.
+func (s *sandbox) limitGroup(l *cgroup.Layout, r *specs.LinuxResources) error {
+	if r == nil || r.CPU == nil {
+		return nil
+	}
+	h, ok := l.Controller("cpu")
+	if !ok {
+		return fault.New(fault.Machine, "linux.resources.cpu", "", "no hierarchy has the controller cpu")
+	}
+	dir := filepath.Join(h.Mount, s.SandboxGroup)
+	period := uint64(100_000)
+	if r.CPU.Period != nil && *r.CPU.Period > 0 {
+		period = *r.CPU.Period
+	}
+	set := func(file, value string) error {
+		return fault.Wrap(cgroup.Write(filepath.Join(dir, file), value), fault.Machine, dir, "", "writing %s to %s", value, file)
+	}
+	if h.V2 {
+		if q := r.CPU.Quota; q != nil && *q > 0 {
+			if err := set("cpu.max", fmt.Sprintf("%d %d", *q, period)); err != nil {
+				return err
+			}
+		}
+		if shares := r.CPU.Shares; shares != nil && *shares > 0 {
+			// The conversion of runc and the kubelet: 2..262144 to 1..10000.
+			return set("cpu.weight", strconv.FormatUint(1+(max(*shares, 2)-2)*9999/262142, 10))
+		}
+		return nil
+	}
+	if q := r.CPU.Quota; q != nil && *q > 0 {
+		if err := errors.Join(set("cpu.cfs_period_us", strconv.FormatUint(period, 10)),
+			set("cpu.cfs_quota_us", strconv.FormatInt(*q, 10))); err != nil {
+			return err
+		}
+	}
+	if shares := r.CPU.Shares; shares != nil && *shares > 0 {
+		return set("cpu.shares", strconv.FormatUint(*shares, 10))
+	}
+	return nil
+}
+
+// removeGroups removes the sandbox's groups. Those on the way to them go if nothing else is in them. Just after a
+// process has ended its group may be busy for a moment.
+func (s *sandbox) removeGroups() error {
+	var errs []error
+	deadline := time.Now().Add(patience)
+	for _, dir := range slices.Backward(s.Groups) {
+		own := strings.HasSuffix(dir, s.SandboxGroup) || s.OverheadGroup != "" && strings.HasSuffix(dir, s.OverheadGroup)
+		err := os.Remove(dir)
+		for own && errors.Is(err, unix.EBUSY) && time.Now().Before(deadline) {
+			time.Sleep(2 * time.Millisecond)
+			err = os.Remove(dir)
+		}
+		if err != nil && own && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fault.Wrap(err, fault.Machine, dir, "run 'tare clean' later", "cannot remove the control group"))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,157 @@
+package microvm
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"tare/internal/experiment/placement"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pattern"
+	"tare/internal/scale/host/proc"
+)
+
+// newName is the name of a directory that is about to become a sandbox's.
+func newName(creator process, id string) string {
+	namespace := ""
+	if creator.Namespace != 0 && creator.Namespace != proc.InitialPIDNamespace {
+		namespace = fmt.Sprintf("n%d-", creator.Namespace)
+	}
+	return fmt.Sprintf(",new-%s%d-%d-%s", namespace, creator.PID, creator.Start, id)
+}
+
+var newPattern = pattern.Lazy(`^,new-(?:n([0-9]{10})-)?([0-9]{1,10})-([0-9]{1,20})-(.*)$`)
+
+// parseNewName reads what newName gave; false for every other name.
+func parseNewName(name string) (creator process, id string, ok bool) {
+	m := newPattern().FindStringSubmatch(name)
+	if m == nil {
+		return process{}, "", false
+	}
+	namespace, _ := strconv.ParseUint(m[1], 10, 64) // 0 where there is none
+	pid, err1 := strconv.Atoi(m[2])
+	start, err2 := strconv.ParseUint(m[3], 10, 64)
+	return process{pid, start, namespace}, m[4], err1 == nil && err2 == nil
+}
+
+// destroy ends what is left of a sandbox's processes and removes all that it has on this machine.
+func (box *sandbox) destroy() error {
+	var errs []error
+	orderly := box.Status == specs.StateStopped && box.Failure == ""
+	for _, p := range []process{box.Shim, box.VMM, box.Virtiofsd} {
+		errs = append(errs, p.kill())
+	}
+	if !orderly {
+		errs = append(errs, box.killMarked())
+	}
+	for _, l := range box.Links {
+		errs = append(errs, l.disconnect(box.Network))
+	}
+	box.removeSockets()
+	if err := errors.Join(errs...); err != nil {
+		return err // the directory says what there is, so it stays
+	}
+	if err := box.removeGroups(); err != nil {
+		return err
+	}
+	return box.remove()
+}
+
+// kill ends a process and waits until it has ended.
+func (p process) kill() error {
+	pid, fate := p.find()
+	if fate != proc.Running {
+		return nil
+	}
+	meant := func() bool { now, fate := p.find(); return fate == proc.Running && now == pid }
+	if err := proc.Kill(pid, meant); err != nil {
+		return err
+	}
+	ended, err := proc.Await(pid, meant, patience)
+	if err == nil && !ended {
+		err = fault.New(fault.Machine, "", "look at its state (ps -o pid,stat,wchan), then run 'tare clean'",
+			"process %d does not end when killed", pid)
+	}
+	return err
+}
+
+// killMarked ends processes of the sandbox that nobody wrote down.
+func (box *sandbox) killMarked() error {
+	pids, err := proc.FS{}.PIDs()
+	errs := []error{err}
+	left := 3 * time.Second // of waiting for what processes are becoming, all together
+	for _, pid := range pids {
+		if pid == os.Getpid() {
+			continue
+		}
+		p, err := processOf(pid)
+		if err != nil {
+			continue
+		}
+		// A process whose environment we may not read is not ours.
+		if dir, _, _ := (proc.FS{}).Getenv(pid, markVariable, &left); dir == box.dir {
+			errs = append(errs, p.kill())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// left says whether nobody will delete the sandbox: it was made in a run of Tare that has ended, its shim was killed,
+// or whoever created it was.
+func (box *sandbox) left(o *placement.Owners) bool {
+	what := "the sandbox " + box.ID
+	if box.Run != "" && o.Ended(box.Run, what) {
+		return true
+	}
+	if alive(box.Shim, o, box.Run, what) || box.Status == specs.StateCreating && alive(box.Creator, o, box.Run, what) {
+		return false
+	}
+	return box.Status != specs.StateStopped || box.Failure != "" || box.VMM.PID == 0
+}
+
+// alive is process.alive, and says what is left alone where it cannot be known.
+func alive(p process, o *placement.Owners, run, what string) bool {
+	_, fate := p.find()
+	if fate == proc.Unknown {
+		o.Leave(run, what)
+	}
+	return fate != proc.Ended
+}
+
+// Clean removes sandboxes that were left behind, and gives their ids. Sandboxes with a shim that runs, and those that
+// stopped as they should and wait to be deleted, are left alone unless the run of Tare that they were part of has
+// ended.
+func Clean(o *placement.Owners) (removed []string, err error) {
+	boxes, err := sandboxes()
+	errs := []error{err}
+	for _, box := range boxes {
+		if !box.left(o) {
+			continue
+		}
+		if err := box.destroy(); err != nil {
+			errs = append(errs, fmt.Errorf("removing the sandbox %s: %w", box.ID, err))
+			continue
+		}
+		removed = append(removed, box.ID)
+	}
+	entries, _ := os.ReadDir(sandboxDir) // it may be gone
+	for _, e := range entries {
+		creator, id, ok := parseNewName(e.Name())
+		if !ok || alive(creator, o, "", "the sandbox "+id) {
+			continue
+		}
+		box := &sandbox{ID: id, dir: filepath.Join(sandboxDir, e.Name())}
+		if err := box.remove(); err != nil {
+			errs = append(errs, fmt.Errorf("removing the sandbox %s: %w", box.ID, err))
+			continue
+		}
+		removed = append(removed, box.ID)
+	}
+	_ = os.Remove(sandboxDir) // if nothing is in it
+	return removed, errors.Join(errs...)
+}

@@ -1,0 +1,64 @@
+package microvm
+
+import (
+	_ "embed"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/sandboxes/cpio"
+)
+
+//go:generate go run ../../tracing/exec/freestanding -arch amd64 -o init_amd64.elf c/init.c
+
+// initProgram is the guest's first process, made from c/init.c by go generate.
+//
+//go:embed init_amd64.elf
+var initProgram []byte
+
+// Where things are in the guest.
+const (
+	guestShare = "/share"     // what virtiofsd shares, or what was packed in
+	guestRoot  = "/container" // the container's root
+	planPath   = "/plan"
+)
+
+// firstFS is the guest's first file system, without a container's root.
+func firstFS(k Kernel, p *plan) (*cpio.Archive, error) {
+	a := &cpio.Archive{}
+	for _, d := range []string{"dev", "proc", "sys", guestShare, guestRoot, "modules"} {
+		a.Dir(d, 0o755)
+	}
+	modules, err := k.GuestModules()
+	if err != nil {
+		return nil, err
+	}
+	boot := &plan{}
+	boot.mount("dev", "/dev", "devtmpfs", unix.MS_NOSUID, "")
+	boot.mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
+	boot.mount("sys", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
+	for _, m := range modules {
+		path := "/modules/" + m.Name + ".ko"
+		a.File(path, 0o644, m.Data)
+		boot.load(path)
+		boot.add("removing "+path, sysUnlink, path) // its pages are free again
+	}
+	boot.calls = append(boot.calls, p.calls...)
+	a.File("init", 0o755, initProgram)
+	a.File(planPath, 0o644, boot.encode())
+	return a, nil
+}
+
+// openPorts leaves descriptors of the ports where c/init.c looks for them. The device is called after the number that
+// the kernel gave the bus's devices in the order in which it found them; the console is the only one with ports. The
+// kernel makes them by itself: wait bounds how long the guest looks for them, by its own clock.
+func openPorts(wait time.Duration) *plan {
+	p := &plan{}
+	for r := controlPort; r <= stderrPort; r++ {
+		path := fmt.Sprintf("/dev/vport0p%d", r)
+		p.add("waiting for "+path, opWaitFile, path, int(wait.Milliseconds()))
+		p.add("opening "+path, sysOpen, path, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0).into = r
+	}
+	return p
+}

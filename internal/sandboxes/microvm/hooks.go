@@ -1,0 +1,67 @@
+package microvm
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"slices"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+)
+
+// hookPatience bounds a hook that has no timeout of its own.
+const hookPatience = time.Minute
+
+// hostHooks are those that run on the host before the container is made.
+func (s *shim) hostHooks() []specs.Hook {
+	if s.spec.Hooks == nil {
+		return nil
+	}
+	//lint:ignore SA1019 prestart is deprecated, and still what engines set
+	return slices.Concat(s.spec.Hooks.Prestart, s.spec.Hooks.CreateRuntime)
+}
+
+// runHooks runs hooks in their order, with the state on their standard input, up to the first that fails.
+func runHooks(hooks []specs.Hook, state specs.State) error {
+	if len(hooks) == 0 {
+		return nil
+	}
+	document, err := json.Marshal(state)
+	if err != nil {
+		return err
+	}
+	for _, h := range hooks {
+		limit := hookPatience
+		if h.Timeout != nil {
+			limit = time.Duration(*h.Timeout) * time.Second
+		}
+		if err := runHook(h, document, limit); err != nil {
+			return fault.Wrap(err, fault.Usage, h.Path, "", "a hook of the bundle failed")
+		}
+	}
+	return nil
+}
+
+func runHook(h specs.Hook, document []byte, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, h.Path)
+	if len(h.Args) > 0 {
+		cmd.Args = h.Args
+	}
+	cmd.Env = append([]string{}, h.Env...) // not ours
+	cmd.Stdin = bytes.NewReader(document)
+	cmd.WaitDelay = time.Second
+	var said role.Tail
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%w: %s", err, said.Text())
+	}
+	return nil
+}

@@ -1,0 +1,185 @@
+package microvm
+
+import (
+	"bytes"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/regular"
+)
+
+// Kernel is the guest's: a kernel of Debian's package linux-image-cloud-amd64, installed or merely unpacked.
+type Kernel struct {
+	Image   string // path of vmlinuz-<version>
+	Modules string // path of lib/modules/<version>
+	Version string
+}
+
+const kernelHint = "apt-get install linux-image-cloud-amd64, or name one: --kernel /path/to/vmlinuz-<version>, " +
+	"beside lib/modules/<version>"
+
+// FindKernel finds the kernel named, or else the newest cloud kernel in /boot. The modules of /a/boot/vmlinuz-6.1 are
+// in /a/lib/modules/6.1, in /a/boot/lib/modules/6.1 or in /lib/modules/6.1. An error has code fault.Machine.
+func FindKernel(named string) (Kernel, error) {
+	images := []string{named}
+	if named == "" {
+		images, _ = filepath.Glob("/boot/vmlinuz-*-cloud-amd64") // the pattern is well-formed
+		slices.Reverse(images)
+		if len(images) == 0 {
+			return Kernel{}, fault.New(fault.Machine, "/boot", kernelHint, "no kernel for a virtual machine")
+		}
+	}
+	var errs []error
+	for _, image := range images {
+		k, err := kernelAt(image)
+		if err == nil {
+			return k, nil
+		}
+		errs = append(errs, err)
+	}
+	return Kernel{}, errors.Join(errs...)
+}
+
+func kernelAt(image string) (Kernel, error) {
+	version, ok := strings.CutPrefix(filepath.Base(image), "vmlinuz-")
+	if !ok {
+		return Kernel{}, fault.New(fault.Machine, image, kernelHint, "a kernel is called vmlinuz-<version>")
+	}
+	if _, err := os.Stat(image); err != nil {
+		return Kernel{}, fault.Wrap(err, fault.Machine, image, kernelHint, "no kernel for a virtual machine")
+	}
+	dir := filepath.Dir(image)
+	for _, root := range []string{filepath.Dir(dir), dir, "/"} {
+		modules := filepath.Join(root, "lib/modules", version)
+		if _, err := os.Stat(filepath.Join(modules, "kernel")); err == nil {
+			return Kernel{Image: image, Modules: modules, Version: version}, nil
+		}
+	}
+	return Kernel{}, fault.New(fault.Machine, image, kernelHint, "this kernel's modules are nowhere near it")
+}
+
+// guestModules are what the guest needs; what they depend on comes with them.
+var guestModules = []string{"virtio_mmio", "virtio_console", "virtiofs", "virtio_net"}
+
+// GuestModules are the modules that a guest with this kernel needs, each after what it needs.
+func (k Kernel) GuestModules() ([]Module, error) { return k.ReadModules(guestModules) }
+
+// Module is one file of a kernel module.
+type Module struct {
+	Name string // of the file, without .ko, with underscores
+	Data []byte
+}
+
+// moduleMax bounds what is read of one module; Debian's largest has 5 MB.
+const moduleMax = 16 << 20
+
+// ReadModules reads the modules of those names and what they depend on, each after what it needs. A module that is
+// built into the kernel has no file and is passed over. The names are of files: virtiofs.ko has the alias virtio_fs.
+func (k Kernel) ReadModules(names []string) ([]Module, error) {
+	paths := map[string]string{}
+	err := filepath.WalkDir(filepath.Join(k.Modules, "kernel"), func(path string, d fs.DirEntry, err error) error {
+		if name, ok := strings.CutSuffix(filepath.Base(path), ".ko"); ok {
+			paths[strings.ReplaceAll(name, "-", "_")] = path
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("looking for kernel modules: %w", err)
+	}
+	builtin, err := os.ReadFile(filepath.Join(k.Modules, "modules.builtin"))
+	if err != nil {
+		return nil, fmt.Errorf("reading which modules the kernel holds: %w", err)
+	}
+	var list []Module
+	seen := map[string]bool{}
+	var add func(name string) error
+	add = func(name string) error {
+		if seen[name] {
+			return nil
+		}
+		seen[name] = true
+		path := paths[name]
+		if path == "" {
+			if bytes.Contains(builtin, []byte("/"+name+".ko\n")) ||
+				bytes.Contains(builtin, []byte("/"+strings.ReplaceAll(name, "_", "-")+".ko\n")) {
+				return nil
+			}
+			return fault.New(fault.Machine, k.Modules, "use Debian's cloud kernel", "no kernel module %s, or it is compressed",
+				name)
+		}
+		data, err := readBounded(path, moduleMax)
+		if err != nil {
+			return err
+		}
+		needs, err := depends(data)
+		if err != nil {
+			return fmt.Errorf("reading what the module %s depends on: %w", path, err)
+		}
+		for _, n := range needs {
+			if err := add(strings.ReplaceAll(n, "-", "_")); err != nil {
+				return err
+			}
+		}
+		list = append(list, Module{name, data})
+		return nil
+	}
+	for _, name := range names {
+		if err := add(name); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
+// depends reads from a module's section .modinfo, which holds name=value strings that each end in a zero byte
+// (include/linux/module.h), the names of modules that it depends on. The package has no modules.dep: depmod makes that
+// when the package is installed.
+func depends(data []byte) ([]string, error) {
+	f, err := elf.NewFile(bytes.NewReader(data))
+	if err != nil {
+		return nil, err
+	}
+	s := f.Section(".modinfo")
+	if s == nil {
+		return nil, errors.New("no section .modinfo")
+	}
+	info, err := s.Data()
+	if err != nil {
+		return nil, err
+	}
+	for entry := range bytes.SplitSeq(info, []byte{0}) {
+		if list, ok := bytes.CutPrefix(entry, []byte("depends=")); ok {
+			return strings.FieldsFunc(string(list), func(r rune) bool { return r == ',' }), nil
+		}
+	}
+	return nil, nil
+}
+
+// readBounded reads a file of at most max bytes.
+func readBounded(path string, max int64) ([]byte, error) {
+	f, err := regular.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > max {
+		return nil, fault.New(fault.Usage, path, "", "not a regular file of at most %d bytes", max)
+	}
+	b := make([]byte, info.Size())
+	n, err := f.ReadAt(b, 0)
+	if n < len(b) && err != nil {
+		return nil, fmt.Errorf("reading %s: %w", path, err)
+	}
+	return b, nil
+}

@@ -1,0 +1,157 @@
+package microvm
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/fault"
+	"tare/internal/scale/host/proc"
+)
+
+// Programs of the host that a sandbox is made of.
+const (
+	qemuProgram   = "qemu-system-x86_64"
+	qemuHint      = "apt-get install qemu-system-x86"
+	rootHint      = "run as root, or with CAP_DAC_OVERRIDE"
+	virtiofsdHint = "apt-get install qemu-system-common, or pack the root into the guest's memory: --rootfs packed"
+)
+
+// findQEMU finds QEMU; the error has code fault.Machine.
+func findQEMU() (string, error) {
+	path, err := exec.LookPath(qemuProgram)
+	return path, fault.Wrap(err, fault.Machine, "", qemuHint, "no QEMU on this machine")
+}
+
+// findVirtiofsd finds virtiofsd, which Debian keeps where only QEMU's own tools look.
+func findVirtiofsd() (string, error) {
+	for _, path := range []string{"/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd"} {
+		if info, err := os.Stat(path); err == nil && info.Mode()&0o111 != 0 {
+			return path, nil
+		}
+	}
+	path, err := exec.LookPath("virtiofsd")
+	return path, fault.Wrap(err, fault.Machine, "", virtiofsdHint, "no virtiofsd on this machine")
+}
+
+// shareNeeds are the capabilities for a root that is shared: CAP_SYS_ADMIN for a mount namespace, CAP_SETPCAP for
+// virtiofsd to give up what it does not need, and the rest, which it keeps (setup_capabilities in
+// tools/virtiofsd/passthrough_ll.c of QEMU 7).
+var shareNeeds = map[string]uint{
+	"CAP_SYS_ADMIN": unix.CAP_SYS_ADMIN, "CAP_SETPCAP": unix.CAP_SETPCAP, "CAP_CHOWN": unix.CAP_CHOWN,
+	"CAP_DAC_OVERRIDE": unix.CAP_DAC_OVERRIDE, "CAP_FOWNER": unix.CAP_FOWNER, "CAP_FSETID": unix.CAP_FSETID,
+	"CAP_SETGID": unix.CAP_SETGID, "CAP_SETUID": unix.CAP_SETUID, "CAP_MKNOD": unix.CAP_MKNOD,
+	"CAP_SETFCAP": unix.CAP_SETFCAP,
+}
+
+// canShare says why a container's root cannot be shared with a guest here; its error has code fault.Machine.
+func canShare() error {
+	if _, err := findVirtiofsd(); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(shareNeeds)) {
+		if !proc.Capable(shareNeeds[name]) {
+			return fault.New(fault.Machine, "--rootfs "+RootfsShared,
+				"run as root or with "+name+", or pack the root into the guest's memory: --rootfs packed",
+				"virtiofsd lacks rights that it needs")
+		}
+	}
+	return nil
+}
+
+// nic is a network interface of the guest: a tap device that QEMU has as a descriptor.
+type nic struct {
+	tap *os.File
+	mac string
+}
+
+// machine is what QEMU is told.
+type machine struct {
+	id        string
+	accel     string // kvm or tcg
+	cpus      int
+	memoryMiB int
+	kernel    string // path
+	params    string // added to its command line
+	initrd    *os.File
+	console   *os.File
+	qmp       *os.File
+	ports     [4]*os.File // control, standard input, output, error; QEMU's ends
+	fsSocket  string      // of virtiofsd; empty without
+	nic       *nic
+	killed    func(cgroup bool, process string) // called for each that its kernel kills for want of memory; may be nil
+}
+
+// portNames are the names of the ports, which the guest sees in /sys/class/virtio-ports.
+var portNames = [4]string{"tare.control", "tare.stdin", "tare.stdout", "tare.stderr"}
+
+// shareTag is what the guest mounts.
+const shareTag = "shared"
+
+// command makes QEMU's command. Descriptors of m are handed to it.
+//
+// The name and debug-threads are Kata's (virtcontainers/qemu.go in kata-containers): whoever looks for sandboxes finds
+// the id in "-name sandbox-<id>" and virtual CPUs by the names of their threads.
+func (m *machine) command(qemu string) *exec.Cmd {
+	cmd := exec.Command(qemu)
+	fd := func(f *os.File) string {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, f)
+		return strconv.Itoa(2 + len(cmd.ExtraFiles))
+	}
+	cpu := "max"
+	if m.accel == AccelKVM {
+		cpu = "host"
+	}
+	args := []string{
+		"-name", "sandbox-" + m.id + ",debug-threads=on",
+		"-M", "microvm,acpi=on,memory-backend=memory,auto-kernel-cmdline=off", "-accel", m.accel, "-cpu", cpu,
+		"-smp", strconv.Itoa(m.cpus), "-m", fmt.Sprintf("%dM", m.memoryMiB),
+		"-object", fmt.Sprintf("memory-backend-memfd,id=memory,size=%dM,share=on", m.memoryMiB),
+		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-kernel", m.kernel, "-initrd", "/proc/self/fd/" + fd(m.initrd), "-append", m.cmdline(),
+		"-global", "virtio-mmio.force-legacy=false",
+		"-chardev", "socket,id=console,fd=" + fd(m.console), "-serial", "chardev:console",
+		"-chardev", "socket,id=qmp,fd=" + fd(m.qmp), "-mon", "chardev=qmp,mode=control",
+		"-device", "virtio-serial-device",
+	}
+	for i, port := range m.ports {
+		args = append(args, "-chardev", fmt.Sprintf("socket,id=port%d,fd=%s", i+1, fd(port)),
+			"-device", fmt.Sprintf("virtserialport,chardev=port%d,nr=%d,name=%s", i+1, i+1, portNames[i]))
+	}
+	if m.fsSocket != "" {
+		args = append(args, "-chardev", "socket,id=fs,path="+escape(m.fsSocket),
+			"-device", "vhost-user-fs-device,chardev=fs,tag="+shareTag)
+	}
+	if m.nic != nil {
+		args = append(args, "-netdev", "tap,id=net,fd="+fd(m.nic.tap), "-device",
+			"virtio-net-device,netdev=net,mac="+m.nic.mac)
+	}
+	cmd.Args = append([]string{qemu}, args...)
+	return cmd
+}
+
+// cmdline is the kernel's command line. The thunks of indirect calls are nothing that an emulated processor needs, and
+// clearing memory that is about to be filled takes a sixth of the kernel's time there. The emulated TSC is the host's,
+// so its rate is the host's as well: measured at boot it would be wrong by any factor where this machine is busy then.
+// A kernel that panics ends the machine by a triple fault: this machine type has nothing else that restarts it.
+func (m *machine) cmdline() string {
+	words := []string{"console=ttyS0", "quiet", "loglevel=3", "panic=-1", "reboot=t", "no_timer_check", "rdinit=/init",
+		"rcupdate.rcu_expedited=1", "cryptomgr.notests", "net.ifnames=0", "8250.nr_uarts=1", "audit=0"}
+	if m.accel == AccelTCG {
+		words = append(words, "mitigations=off", "init_on_alloc=0")
+		if khz := tscKHz(); khz > 0 {
+			words = append(words, "tsc=reliable", fmt.Sprintf("tsc_early_khz=%d", khz))
+		}
+	}
+	words = append(words, strings.Fields(m.params)...)
+	return strings.Join(append(words, "--", "/plan"), " ")
+}
+
+// escape doubles commas, which end values in QEMU's options.
+func escape(s string) string { return strings.ReplaceAll(s, ",", ",,") }

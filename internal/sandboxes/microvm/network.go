@@ -1,0 +1,299 @@
+package microvm
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/fault"
+)
+
+// link is an interface in the sandbox's network namespace whose traffic goes to the guest and comes from it, as with
+// Kata's model "tcfilter" (virtcontainers/network_linux.go): filters on the interface and on a tap device redirect all
+// packets of each to the other. The guest's interface has the name, the addresses and the routes of the host's.
+type link struct {
+	Name      string `json:"name"`
+	Index     int    `json:"index"`
+	Tap       string `json:"tap"`
+	Namespace uint64 `json:"namespace"` // inode number of the network namespace
+
+	mac       string
+	mtu       int
+	addresses []netlink.Addr
+	routes    []netlink.Route
+}
+
+// tapName is what the tap device of a sandbox is called in its network namespace. It goes with its last descriptor,
+// which QEMU has.
+const tapName = "tap0_tare"
+
+// thread is a thread of the system that runs functions one after the other: the namespaces that it enters are its own,
+// and its children die when it ends, which is when this process does.
+type thread chan func()
+
+func newThread() thread {
+	t := make(thread)
+	go func() {
+		runtime.LockOSThread() // for good: it is in namespaces of its own
+		for f := range t {
+			f()
+		}
+		select {} // a thread that ends takes its children with it
+	}()
+	return t
+}
+
+func (t thread) do(f func() error) error {
+	done := make(chan error)
+	t <- func() { done <- f() }
+	return <-done
+}
+
+// onThread runs a function on a thread of its own, which ends with it.
+func onThread(f func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		done <- f()
+	}()
+	return <-done
+}
+
+// joinNetwork has this thread enter a network namespace, and gives its inode number.
+func joinNetwork(path string) (uint64, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err == nil {
+		defer unix.Close(fd)
+		err = unix.Setns(fd, unix.CLONE_NEWNET)
+	}
+	if err != nil {
+		return 0, fault.Wrap(err, fault.Usage, path, "name a network namespace: ip netns add",
+			"entering the network namespace")
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return 0, fmt.Errorf("entering the network namespace %s: %w", path, err)
+	}
+	return st.Ino, nil
+}
+
+// findLink finds the interface with addresses in the network namespace of this thread; nil where there is none.
+func findLink(namespace uint64) (*link, error) {
+	all, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("looking for network interfaces: %w", err)
+	}
+	var found *link
+	for _, l := range all {
+		a := l.Attrs()
+		if a.Flags&net.FlagLoopback != 0 || a.EncapType != "ether" || a.Flags&net.FlagUp == 0 {
+			continue
+		}
+		addresses, err := netlink.AddrList(l, netlink.FAMILY_ALL)
+		if err != nil {
+			return nil, fmt.Errorf("looking for the addresses of %s: %w", a.Name, err)
+		}
+		addresses = slices.DeleteFunc(addresses, func(a netlink.Addr) bool { return a.IP.IsLinkLocalUnicast() })
+		if len(addresses) == 0 {
+			continue
+		}
+		if found != nil {
+			return nil, fault.New(fault.Usage, a.Name, "leave one with addresses",
+				"more than one network interface is not supported")
+		}
+		routes, err := netlink.RouteList(l, netlink.FAMILY_ALL)
+		if err != nil {
+			return nil, fmt.Errorf("looking for the routes by %s: %w", a.Name, err)
+		}
+		routes = slices.DeleteFunc(routes, func(r netlink.Route) bool { return r.Protocol == unix.RTPROT_KERNEL })
+		found = &link{Name: a.Name, Index: a.Index, Tap: tapName, Namespace: namespace,
+			mac: a.HardwareAddr.String(), mtu: a.MTU, addresses: addresses, routes: routes}
+	}
+	return found, nil
+}
+
+// makeTap makes the tap device in the network namespace of this thread.
+func (l *link) makeTap() (*os.File, error) {
+	const device = "/dev/net/tun"
+	fd, err := unix.Open(device, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Machine, device, "modprobe tun", "no tap devices on this machine")
+	}
+	tap := os.NewFile(uintptr(fd), device)
+	request, err := unix.NewIfreq(l.Tap)
+	if err == nil {
+		request.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("making the tap device %s: %w", l.Tap, err), tap.Close())
+	}
+	return tap, nil
+}
+
+// connect redirects packets between the interface and the tap device.
+func (l *link) connect() error {
+	tap, err := netlink.LinkByName(l.Tap)
+	if err != nil {
+		return fmt.Errorf("looking for the tap device: %w", err)
+	}
+	if err := errors.Join(netlink.LinkSetMTU(tap, l.mtu), netlink.LinkSetUp(tap)); err != nil {
+		return fmt.Errorf("setting up the tap device: %w", err)
+	}
+	for _, way := range [][2]int{{l.Index, tap.Attrs().Index}, {tap.Attrs().Index, l.Index}} {
+		ingress := &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
+			LinkIndex: way[0], Parent: netlink.HANDLE_INGRESS, Handle: netlink.MakeHandle(0xffff, 0),
+		}}
+		if err := netlink.QdiscAdd(ingress); err != nil {
+			return fault.Wrap(err, fault.Machine, l.Name, "the kernel needs sch_ingress, cls_u32 and act_mirred",
+				"cannot redirect packets of the interface, or somebody else does")
+		}
+		filter := &netlink.U32{
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: way[0], Parent: netlink.MakeHandle(0xffff, 0), Protocol: unix.ETH_P_ALL,
+				Priority: 1},
+			Actions: []netlink.Action{&netlink.MirredAction{
+				ActionAttrs:  netlink.ActionAttrs{Action: netlink.TC_ACT_STOLEN},
+				MirredAction: netlink.TCA_EGRESS_REDIR, Ifindex: way[1],
+			}},
+		}
+		if err := netlink.FilterAdd(filter); err != nil {
+			return fault.Wrap(err, fault.Machine, l.Name, "the kernel needs cls_u32 and act_mirred",
+				"cannot redirect packets of the interface")
+		}
+	}
+	return nil
+}
+
+// disconnect takes the filters from the interface. What went with the namespace, or is another interface now, is left
+// alone; the tap device goes by itself.
+func (l *link) disconnect(path string) error {
+	return onThread(func() error {
+		namespace, err := joinNetwork(path)
+		if err != nil || namespace != l.Namespace {
+			return nil // it has gone
+		}
+		found, err := netlink.LinkByName(l.Name)
+		if err != nil || found.Attrs().Index != l.Index {
+			return nil
+		}
+		err = netlink.QdiscDel(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
+			LinkIndex: l.Index, Parent: netlink.HANDLE_INGRESS, Handle: netlink.MakeHandle(0xffff, 0),
+		}})
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODEV) {
+			return nil // EINVAL says that there is no such qdisc
+		}
+		if err != nil {
+			return fmt.Errorf("taking the filters from the interface %s: %w", l.Name, err)
+		}
+		return nil
+	})
+}
+
+// The indexes of the guest's interfaces: the kernel makes the loopback first.
+const (
+	guestLoopback = 1
+	guestNIC      = 2
+)
+
+// networkPlan sets up the guest's network; l is nil for the loopback alone.
+func networkPlan(l *link) *plan {
+	p := &plan{}
+	p.add("making a netlink socket", sysSocket, unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC,
+		unix.NETLINK_ROUTE).into = other
+	send := func(what string, r *nl.NetlinkRequest) {
+		b := r.Serialize()
+		p.add(what, opNetlink, other, b, len(b))
+	}
+	up := func(index int, attrs ...nl.NetlinkRequestData) {
+		r := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_ACK)
+		m := nl.NewIfInfomsg(unix.AF_UNSPEC)
+		m.Index, m.Change, m.Flags = int32(index), unix.IFF_UP, unix.IFF_UP
+		r.AddData(m)
+		for _, a := range attrs {
+			r.AddData(a)
+		}
+		send(fmt.Sprintf("setting up the guest's interface %d", index), r)
+	}
+	up(guestLoopback)
+	if l != nil {
+		up(guestNIC, nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(l.Name)),
+			nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(uint32(l.mtu))))
+		for _, a := range l.addresses {
+			send("giving the guest the address "+a.IPNet.String(), addressRequest(a))
+		}
+		// Those that lead to gateways come first.
+		for _, gateways := range []bool{false, true} {
+			for _, r := range l.routes {
+				if (r.Gw != nil) == gateways {
+					send("giving the guest the route "+r.String(), routeRequest(r))
+				}
+			}
+		}
+	}
+	p.add("closing the netlink socket", sysClose, other)
+	return p
+}
+
+// ipBytes is an address in the form of its family.
+func ipBytes(ip net.IP) (family int, b []byte) {
+	if v4 := ip.To4(); v4 != nil {
+		return unix.AF_INET, v4
+	}
+	return unix.AF_INET6, ip.To16()
+}
+
+func addressRequest(a netlink.Addr) *nl.NetlinkRequest {
+	r := nl.NewNetlinkRequest(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
+	family, b := ipBytes(a.IP)
+	m := nl.NewIfAddrmsg(family)
+	ones, _ := a.Mask.Size()
+	m.Index, m.Prefixlen, m.Scope = guestNIC, uint8(ones), uint8(a.Scope)
+	if family == unix.AF_INET6 {
+		m.IfAddrmsg.Flags |= unix.IFA_F_NODAD
+	}
+	r.AddData(m)
+	r.AddData(nl.NewRtAttr(unix.IFA_LOCAL, b))
+	r.AddData(nl.NewRtAttr(unix.IFA_ADDRESS, b))
+	if a.Broadcast != nil && family == unix.AF_INET {
+		r.AddData(nl.NewRtAttr(unix.IFA_BROADCAST, a.Broadcast.To4()))
+	}
+	return r
+}
+
+func routeRequest(route netlink.Route) *nl.NetlinkRequest {
+	r := nl.NewNetlinkRequest(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_ACK)
+	m := nl.NewRtMsg()
+	m.Family = uint8(route.Family)
+	m.Scope, m.Flags = uint8(route.Scope), uint32(route.Flags)&unix.RTNH_F_ONLINK
+	var attrs []*nl.RtAttr
+	if route.Dst != nil {
+		if ones, _ := route.Dst.Mask.Size(); ones > 0 {
+			_, b := ipBytes(route.Dst.IP)
+			m.Dst_len = uint8(ones)
+			attrs = append(attrs, nl.NewRtAttr(unix.RTA_DST, b))
+		}
+	}
+	if route.Gw != nil {
+		_, b := ipBytes(route.Gw)
+		attrs = append(attrs, nl.NewRtAttr(unix.RTA_GATEWAY, b))
+	}
+	if route.Src != nil {
+		_, b := ipBytes(route.Src)
+		attrs = append(attrs, nl.NewRtAttr(unix.RTA_PREFSRC, b))
+	}
+	if route.Priority > 0 {
+		attrs = append(attrs, nl.NewRtAttr(unix.RTA_PRIORITY, nl.Uint32Attr(uint32(route.Priority))))
+	}
+	r.AddData(m)
+	for _, a := range append(attrs, nl.NewRtAttr(unix.RTA_OIF, nl.Uint32Attr(guestNIC))) {
+		r.AddData(a)
+	}
+	return r
+}

@@ -1,0 +1,90 @@
+package microvm
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"tare/internal/lib/pattern"
+	"tare/internal/lib/quantity"
+)
+
+// OutOfMemory is the annotation of a state with what the guest's kernel killed because memory was short: Kills as JSON.
+const OutOfMemory = Annotation + "out_of_memory"
+
+// Kill is a process that the guest's kernel killed because memory was short.
+type Kill struct {
+	Process string `json:"process"` // by the guest's numbers: "process 80 (dd)"
+	Why     string `json:"why"`     // "its container may have 67.1 MB"
+}
+
+// maxKills bounds how many are kept: the first ones.
+const maxKills = 16
+
+// killLine is what the kernel prints for each victim, whose name a program chooses itself (__oom_kill_process in
+// mm/oom_kill.c): pr_err, which reaches the console once machinePlan has let errors through. The first words are those
+// of oom_kill_process's callers: "Memory cgroup out of memory" where a group's limit was reached, else "Out of memory".
+var killLine = pattern.Lazy(`(Memory cgroup out of memory|Out of memory)[^:]*: Killed process ([0-9]{1,10}) \((.{0,16})\)` +
+	` total-vm:`)
+
+// killWatch reads the guest's console and tells of each victim.
+type killWatch struct {
+	line []byte
+	kill func(cgroup bool, process string)
+}
+
+// maxLine bounds a line of the console; what is longer is no line of interest.
+const maxLine = 1024
+
+// Write takes all, and never fails.
+func (w *killWatch) Write(p []byte) (int, error) {
+	for rest := p; ; {
+		line, after, ended := bytes.Cut(rest, []byte{'\n'})
+		if room := maxLine - len(w.line); room > 0 {
+			w.line = append(w.line, line[:min(room, len(line))]...)
+		}
+		if !ended {
+			return len(p), nil
+		}
+		if m := killLine().FindSubmatch(w.line); m != nil {
+			name := strings.Map(printable, strings.ToValidUTF8(string(m[3]), "?"))
+			w.kill(m[1][0] == 'M', fmt.Sprintf("process %s (%s)", m[2], name))
+		}
+		w.line, rest = w.line[:0], after
+	}
+}
+
+// printable keeps what a program calls itself from reaching a terminal as more than a name.
+func printable(r rune) rune {
+	if r < ' ' || r == 0x7f {
+		return '?'
+	}
+	return r
+}
+
+// killed notes a victim of the guest's kernel.
+func (s *shim) killed(memoryMiB int) func(cgroup bool, process string) {
+	return func(cgroup bool, process string) {
+		why := fmt.Sprintf("the guest has %s in all", quantity.Value(float64(memoryMiB)*(1<<20), quantity.Bytes))
+		if limit := memoryLimit(s.spec); cgroup && limit > 0 {
+			why = "its container may have " + quantity.Value(float64(limit), quantity.Bytes)
+		} else if cgroup {
+			why = "a control group of its own was full"
+		}
+		_ = s.set(func(b *sandbox) { // where it cannot be written, the end of the process still shows
+			if len(b.OutOfMemory) < maxKills {
+				b.OutOfMemory = append(b.OutOfMemory, Kill{process, why})
+			}
+		})
+	}
+}
+
+// memoryLimit is that of a bundle, in bytes; 0: none.
+func memoryLimit(s *specs.Spec) int64 {
+	if r := s.Linux.Resources; r != nil && r.Memory != nil && r.Memory.Limit != nil {
+		return max(0, *r.Memory.Limit)
+	}
+	return 0
+}

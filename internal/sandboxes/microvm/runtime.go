@@ -1,0 +1,444 @@
+package microvm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/replace"
+	"tare/internal/lib/self"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/proc"
+)
+
+// Runtime is the containers that were created with one root.
+type Runtime struct{ root string }
+
+// New makes a runtime of a directory; empty is DefaultRoot.
+func New(root string) (*Runtime, error) {
+	if root == "" {
+		root = DefaultRoot
+	}
+	root, err := filepath.Abs(root)
+	return &Runtime{root}, fault.Wrap(err, fault.Usage, "--root", "", "not a directory")
+}
+
+// Creation is what Create needs.
+type Creation struct {
+	ID, Bundle string
+	PIDFile    string // gets the pid of the virtual machine; empty for none
+	Options    Options
+	// The container's streams; the shim holds them from then on.
+	Stdin, Stdout, Stderr *os.File
+}
+
+// Create makes a sandbox with the bundle's container in it, which Start starts. It returns when everything was set up.
+// An error has code fault.Usage where the bundle asks for what cannot be done, fault.Machine where this machine cannot.
+func (r *Runtime) Create(ctx context.Context, c Creation) (err error) {
+	dir, err := dirOf(c.ID)
+	if err != nil {
+		return err
+	}
+	bundle, err := filepath.Abs(c.Bundle)
+	if err != nil {
+		return err
+	}
+	spec, config, err := loadSpec(bundle)
+	if err != nil {
+		return err
+	}
+	o, err := c.Options.annotated(spec.Annotations)
+	if err != nil {
+		return err
+	}
+	if err := canRun(o); err != nil {
+		return err
+	}
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		return err
+	}
+	self, err := processOf(os.Getpid())
+	if err != nil {
+		return err
+	}
+	box := &sandbox{
+		ID: c.ID, RuntimeRoot: r.root, Bundle: bundle, OCIVersion: specs.Version, Annotations: spec.Annotations,
+		Root: rootOf(spec, bundle), Options: o,
+		Status: specs.StateCreating, Created: time.Now().UTC(), Creator: self, Run: runMark(), dir: dir,
+		SandboxGroup: sandboxGroup(o, spec.Linux.CgroupsPath, c.ID), OverheadGroup: overheadGroup(o, c.ID),
+	}
+	if err := os.MkdirAll(sandboxDir, 0o700); err != nil {
+		return fault.Wrap(err, fault.Machine, sandboxDir, rootHint, "cannot make a directory for sandboxes")
+	}
+	others, err := sandboxes()
+	if err != nil {
+		return err
+	}
+	if err := box.planGroups(layout, others); err != nil {
+		return err
+	}
+	if err := box.settle(config); err != nil {
+		return err
+	}
+	defer func() {
+		if err == nil {
+			return
+		}
+		if now, e := readSandbox(dir); e == nil {
+			box = now // the shim wrote down what it started
+		}
+		err = errors.Join(err, box.destroy())
+	}()
+	if err := r.startShim(ctx, c, box); err != nil {
+		return err
+	}
+	if c.PIDFile == "" {
+		return nil
+	}
+	now, err := readSandbox(dir)
+	if err != nil {
+		return err
+	}
+	return writePIDFile(c.PIDFile, now.VMM.PID)
+}
+
+// settle makes the sandbox's directory with its state and the bundle's configuration in it, all at once: what is killed
+// in between leaves a directory that is named after it (newName).
+func (box *sandbox) settle(config []byte) (err error) {
+	dir := box.dir
+	box.dir = filepath.Join(filepath.Dir(dir), newName(box.Creator, box.ID))
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, box.remove())
+		}
+		box.dir = dir
+	}()
+	if err := os.Mkdir(box.dir, 0o700); err != nil {
+		return fault.Wrap(err, fault.Machine, box.dir, rootHint, "cannot make the sandbox's directory")
+	}
+	if err := errors.Join(box.write(), os.WriteFile(filepath.Join(box.dir, configName), config, 0o600)); err != nil {
+		return err
+	}
+	err = os.Rename(box.dir, dir)
+	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, fs.ErrExist) {
+		return fault.New(fault.Usage, box.ID, "use another id, or delete it: tare microvm delete "+box.ID,
+			"a container with this id exists already")
+	}
+	return err
+}
+
+// canRun looks for what a sandbox needs of this machine.
+func canRun(o Options) error {
+	if runtime.GOARCH != "amd64" {
+		return fault.New(fault.Machine, runtime.GOARCH, "use another runtime",
+			"sandboxes are x86-64 machines, and need such a host")
+	}
+	if _, err := findQEMU(); err != nil {
+		return err
+	}
+	if o.Rootfs == RootfsShared {
+		if err := canShare(); err != nil {
+			return err
+		}
+	}
+	_, err := FindKernel(o.Kernel)
+	return err
+}
+
+// startShim starts the shim and waits until the sandbox was created.
+func (r *Runtime) startShim(ctx context.Context, c Creation, box *sandbox) error {
+	exe, err := self.Path()
+	if err != nil {
+		return err
+	}
+	theirs, ours, err := socketPair()
+	if err != nil {
+		return err
+	}
+	defer ours.Close()
+	cmd := exec.Command(exe, "microvm", ShimCommand, "-id", c.ID)
+	cmd.Dir = "/"
+	cmd.Env = append(os.Environ(), markVariable+"="+box.dir)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.Stdin, c.Stdout, c.Stderr
+	cmd.ExtraFiles = []*os.File{theirs}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	err = cmd.Start()
+	_ = theirs.Close()
+	if err != nil {
+		return fmt.Errorf("starting the shim: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = ours.Close() }) // the shim takes that as our end
+	defer stop()
+	var a answer
+	if err := json.NewDecoder(ours).Decode(&a); err != nil {
+		_ = ours.Close()
+		err = errors.Join(fmt.Errorf("the shim ended: %w", err), ignore(cmd.Wait()))
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return err
+	}
+	if a.Error != "" {
+		return errors.Join(a.err(), ignore(cmd.Wait()))
+	}
+	return cmd.Process.Release()
+}
+
+func writePIDFile(name string, pid int) error {
+	err := replace.File(name, []byte(strconv.Itoa(pid)), 0o644)
+	return fault.Wrap(err, fault.Usage, "--pid-file", "", "cannot write the file with the pid")
+}
+
+// find reads the state of a sandbox.
+func (r *Runtime) find(id string) (*sandbox, error) {
+	dir, err := dirOf(id)
+	if err != nil {
+		return nil, err
+	}
+	box, err := readSandbox(dir)
+	if err == nil && box.RuntimeRoot != r.root {
+		err = fs.ErrNotExist
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fault.Wrap(err, fault.Usage, id, "see 'tare microvm list'", "there is no such container")
+	}
+	return box, err
+}
+
+// ask asks a shim for something.
+func (box *sandbox) ask(r request) error {
+	conn, err := net.Dial("unix", filepath.Join(box.dir, shimSocket))
+	if err != nil {
+		return errNotRunning(box.ID)
+	}
+	defer conn.Close()
+	if err := json.NewEncoder(conn).Encode(r); err != nil {
+		return errNotRunning(box.ID)
+	}
+	var a answer
+	if err := json.NewDecoder(conn).Decode(&a); err != nil {
+		return errNotRunning(box.ID)
+	}
+	return a.err()
+}
+
+// Start starts the program of a created container.
+func (r *Runtime) Start(id string) error {
+	box, err := r.find(id)
+	if err != nil {
+		return err
+	}
+	if status := box.status(); status != specs.StateCreated {
+		return fault.New(fault.Usage, id, "", "cannot start a container that is %s, not created", status)
+	}
+	if err := box.ask(request{Op: "start"}); err != nil {
+		return err
+	}
+	spec, _, err := readSpec(filepath.Join(box.dir, configName))
+	if err != nil || spec.Hooks == nil {
+		return nil // it may have been deleted meanwhile
+	}
+	state := box.state()
+	state.Status = specs.StateRunning
+	return runHooks(spec.Hooks.Poststart, state)
+}
+
+// State is the state of a container.
+func (r *Runtime) State(id string) (specs.State, error) {
+	box, err := r.find(id)
+	if err != nil {
+		return specs.State{}, err
+	}
+	return box.state(), nil
+}
+
+// Kill sends a signal to a container's first process, or to all of its processes.
+func (r *Runtime) Kill(id string, signal unix.Signal, all bool) error {
+	box, err := r.find(id)
+	if err != nil {
+		return err
+	}
+	if box.status() == specs.StateStopped {
+		if all {
+			return nil // as with runc
+		}
+		return errNotRunning(id)
+	}
+	return box.ask(request{Op: "kill", Signal: signal, All: all})
+}
+
+// ParseSignal reads a signal as kill(1) takes it: TERM, SIGTERM or 15.
+func ParseSignal(s string) (unix.Signal, error) {
+	if n, err := strconv.Atoi(s); err == nil {
+		if n < 0 || n > 64 {
+			return 0, fault.New(fault.Usage, s, "use a number from 1 to 64, or a name such as TERM", "no such signal")
+		}
+		return unix.Signal(n), nil
+	}
+	name := strings.ToUpper(s)
+	if !strings.HasPrefix(name, "SIG") {
+		name = "SIG" + name
+	}
+	n := unix.SignalNum(name)
+	if n == 0 {
+		return 0, fault.New(fault.Usage, s, "use a number from 1 to 64, or a name such as TERM", "no such signal")
+	}
+	return n, nil
+}
+
+// Delete removes a container that has stopped or was not started; with force, one that runs as well, and one that is
+// not there is no error.
+func (r *Runtime) Delete(id string, force bool) error {
+	box, err := r.find(id)
+	if err != nil {
+		var f *fault.Error
+		if force && errors.Is(err, fs.ErrNotExist) && errors.As(err, &f) {
+			return nil
+		}
+		return err
+	}
+	if status := box.status(); !force && status != specs.StateStopped && status != specs.StateCreated {
+		return fault.New(fault.Usage, id, "kill it first, or use --force", "cannot delete a container that is %s", status)
+	}
+	spec, _, specErr := readSpec(filepath.Join(box.dir, configName))
+	state := box.state()
+	if err := box.destroy(); err != nil {
+		return err
+	}
+	if specErr == nil && spec.Hooks != nil {
+		state.Status = specs.StateStopped
+		return runHooks(spec.Hooks.Poststop, state)
+	}
+	return nil
+}
+
+// Wait waits until a container has ended, and gives its exit code: 128 and the signal's number for one that a signal
+// ended.
+func (r *Runtime) Wait(id string) (int, error) {
+	box, err := r.find(id)
+	if err != nil {
+		return 0, err
+	}
+	_, _ = proc.Await(box.Shim.PID, box.Shim.alive, -1) // what its state says now is all that is told
+	if box, err = r.find(id); err != nil {
+		return 0, err
+	}
+	if box.ExitCode == nil {
+		return failedCode, fault.New(fault.Machine, id, "tare clean", "the shim was killed")
+	}
+	if box.Failure != "" {
+		return *box.ExitCode, fault.New(fault.Machine, id, "", "%s", box.Failure)
+	}
+	return *box.ExitCode, nil
+}
+
+// Container is a line of List.
+type Container struct {
+	specs.State
+	Created time.Time `json:"created"`
+}
+
+// List is all containers of the runtime, by id.
+func (r *Runtime) List() ([]Container, error) {
+	boxes, err := sandboxes()
+	var list []Container
+	for _, box := range boxes {
+		if box.RuntimeRoot != r.root {
+			continue
+		}
+		list = append(list, Container{box.state(), box.Created})
+	}
+	return list, err
+}
+
+// sandboxes reads all sandboxes of this machine; what cannot be read is passed over.
+func sandboxes() ([]*sandbox, error) {
+	entries, err := os.ReadDir(sandboxDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("looking for sandboxes: %w", err)
+	}
+	var list []*sandbox
+	for _, e := range entries {
+		if !e.IsDir() || !validID().MatchString(e.Name()) {
+			continue
+		}
+		if box, err := readSandbox(filepath.Join(sandboxDir, e.Name())); err == nil {
+			list = append(list, box)
+		}
+	}
+	slices.SortFunc(list, func(a, b *sandbox) int { return strings.Compare(a.ID, b.ID) })
+	return list, nil
+}
+
+// Features is what 'features' prints: that of the runtime specification (features.md), and what sandboxes are made of
+// here as annotations. It boots a kernel to find out about KVM.
+func (r *Runtime) Features(ctx context.Context, o Options) (map[string]any, error) {
+	var options []string
+	for name := range mountFlags {
+		options = append(options, name)
+	}
+	slices.Sort(options)
+	notes := map[string]string{}
+	features := map[string]any{
+		"ociVersionMin": "1.0.0", "ociVersionMax": specs.Version,
+		"hooks":        []string{"prestart", "createRuntime", "poststart", "poststop"},
+		"mountOptions": options,
+		"linux": map[string]any{
+			"namespaces":   []string{"cgroup", "ipc", "mount", "network", "pid", "uts"},
+			"capabilities": capabilities,
+			"cgroup":       map[string]bool{"v1": true, "v2": true, "systemd": false, "systemdUser": false},
+			"seccomp":      map[string]bool{"enabled": false}, "apparmor": map[string]bool{"enabled": false},
+			"selinux": map[string]bool{"enabled": false},
+		},
+		"annotations": notes,
+	}
+	note := func(name, v string) { notes[Annotation+name] = v }
+	if path, err := findVirtiofsd(); err == nil {
+		note("virtiofsd", path)
+	} else {
+		note("virtiofsd_missing", virtiofsdHint)
+	}
+	qemu, err := findQEMU()
+	if err != nil {
+		note("qemu_missing", qemuHint)
+		return features, nil
+	}
+	note("qemu", qemu)
+	if out, err := exec.CommandContext(ctx, qemu, "--version").Output(); err == nil {
+		version, _, _ := strings.Cut(string(out), "\n")
+		note("qemu_version", version)
+	}
+	kernel, err := FindKernel(o.Kernel)
+	if err != nil {
+		note("kernel_missing", kernelHint)
+		return features, nil
+	}
+	note("kernel", kernel.Image)
+	note("kernel_version", kernel.Version)
+	accel, reason, err := chooseAccel(ctx, o.Accel, qemu, kernel)
+	note("accel", accel)
+	note("accel_reason", reason)
+	return features, err
+}
+
+func ignore(error) error { return nil }

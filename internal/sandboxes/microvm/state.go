@@ -1,0 +1,256 @@
+package microvm
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"tare/internal/experiment/placement"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pattern"
+	"tare/internal/scale/host/proc"
+)
+
+// sandboxDir is where sandboxes have their directories, each by its id: a sandbox is one on the whole machine, for its
+// processes and its control groups are named after it. Containers of a runtime with another root are told apart by
+// their state.
+const sandboxDir = "/run/tare-microvm"
+
+// DefaultRoot is the root of a runtime that is given none.
+const DefaultRoot = sandboxDir
+
+// process names a process for good: proc.Identity as it is written down. Older versions of Tare recorded no
+// Namespace.
+type process struct {
+	PID       int    `json:"pid"`
+	Start     uint64 `json:"start"` // in the unit of proc.Process
+	Namespace uint64 `json:"pid_namespace,omitempty"`
+}
+
+func processOf(pid int) (process, error) {
+	p, err := proc.FS{}.Process(pid)
+	if err != nil {
+		return process{}, err
+	}
+	self, err := proc.FS{}.Identify()
+	return process{pid, p.Start, self.Namespace}, err
+}
+
+// find gives the pid that the process has here, where it runs.
+func (p process) find() (pid int, fate proc.Fate) {
+	if p.PID == 0 {
+		return 0, proc.Ended
+	}
+	return proc.FS{}.Find(proc.Identity(p))
+}
+
+// alive is true where it cannot be known.
+func (p process) alive() bool {
+	_, fate := p.find()
+	return fate != proc.Ended
+}
+
+// sandbox is what is on the disk of one, in state.json of its directory. The shim writes it, and before there is a shim
+// whoever creates the sandbox.
+type sandbox struct {
+	ID          string               `json:"id"`
+	RuntimeRoot string               `json:"runtime_root"` // of the runtime that it is a container of
+	Bundle      string               `json:"bundle"`
+	OCIVersion  string               `json:"oci_version"`
+	Annotations map[string]string    `json:"annotations,omitempty"`
+	Status      specs.ContainerState `json:"status"`
+	Created     time.Time            `json:"created"`
+	Root        string               `json:"root"` // the container's, on the host
+	Options     Options              `json:"options"`
+
+	Creator   process `json:"creator"`
+	Shim      process `json:"shim"`
+	VMM       process `json:"vmm"`
+	Virtiofsd process `json:"virtiofsd"`
+	VCPUs     []int   `json:"vcpus,omitempty"` // thread ids
+
+	Accel         string   `json:"accel,omitempty"`
+	AccelReason   string   `json:"accel_reason,omitempty"`
+	KernelVersion string   `json:"kernel_version,omitempty"`
+	KernelImage   string   `json:"kernel_image,omitempty"`
+	RootfsBy      string   `json:"rootfs_by,omitempty"`
+	Groups        []string `json:"groups,omitempty"`  // directories of control groups of ours, those above first
+	SandboxGroup  string   `json:"sandbox_group"`     // below the hierarchies' mounts
+	OverheadGroup string   `json:"overhead_group"`    // empty where there is none
+	Network       string   `json:"network,omitempty"` // path of the network namespace
+	Links         []link   `json:"links,omitempty"`   // interfaces there whose traffic goes to the guest
+	Run           string   `json:"run,omitempty"`     // the run of Tare that it belongs to (placement.Mark)
+	ExitCode      *int     `json:"exit_code"`         // of the process; null before its end
+	Failure       string   `json:"failure,omitempty"` // why the machine ended without it
+	OutOfMemory   []Kill   `json:"out_of_memory,omitempty"`
+	CreateTook    float64  `json:"create_seconds"` // from the shim's start until the container was created
+	BootTook      float64  `json:"boot_seconds"`   // from QEMU's start until the guest's first process spoke
+	dir           string   // its directory
+}
+
+var validID = pattern.Lazy(`^[A-Za-z0-9_+.-]{1,128}$`)
+
+// socketPathMax is what a UNIX socket's address holds with its zero byte (unix(7)).
+const socketPathMax = 107
+
+const (
+	stateName     = "state.json"
+	shimSocket    = "shim.sock"
+	fsSocket      = "vhost-fs.sock"
+	initramfsName = "initramfs"
+	sharedName    = "shared"
+)
+
+func dirOf(id string) (string, error) {
+	if !validID().MatchString(id) || id == "." || id == ".." {
+		return "", fault.New(fault.Usage, id, "use letters, digits and _ + - .", "not a valid container id")
+	}
+	dir := filepath.Join(sandboxDir, id)
+	if len(dir)+1+len(fsSocket) > socketPathMax {
+		return "", fault.New(fault.Usage, id, "use a shorter id", "sockets cannot have so long a path")
+	}
+	return dir, nil
+}
+
+const stateMax = 4 << 20
+
+// readSandbox reads a sandbox's state; the error matches fs.ErrNotExist where there is none.
+func readSandbox(dir string) (*sandbox, error) {
+	b, err := readBounded(filepath.Join(dir, stateName), stateMax)
+	if err != nil {
+		return nil, err
+	}
+	s := &sandbox{dir: dir}
+	if err := json.Unmarshal(b, s); err != nil {
+		return nil, fmt.Errorf("reading %s: %w", filepath.Join(dir, stateName), err)
+	}
+	return s, nil
+}
+
+// write replaces the state on the disk.
+func (s *sandbox) write() error {
+	b, err := json.MarshalIndent(s, "", "  ")
+	if err != nil {
+		return err
+	}
+	name := filepath.Join(s.dir, stateName)
+	if err := os.WriteFile(name+".new", append(b, '\n'), 0o600); err != nil {
+		return fmt.Errorf("writing the sandbox's state: %w", err)
+	}
+	return os.Rename(name+".new", name)
+}
+
+// status is what the state says, unless those are dead who would change it.
+func (s *sandbox) status() specs.ContainerState {
+	if s.Status == specs.StateStopped {
+		return s.Status
+	}
+	if s.Shim.PID == 0 && s.Creator.alive() || s.Shim.alive() {
+		return s.Status
+	}
+	return specs.StateStopped
+}
+
+// State is a sandbox's state as the runtime specification has it, with what it does not ask for as annotations. The pid
+// is that of the virtual machine's process.
+func (s *sandbox) state() specs.State {
+	state := specs.State{Version: s.OCIVersion, ID: s.ID, Status: s.status(), Bundle: s.Bundle,
+		Annotations: map[string]string{}}
+	if state.Status != specs.StateStopped {
+		state.Pid = s.VMM.PID
+	}
+	maps.Copy(state.Annotations, s.Annotations)
+	put := func(name, v string) {
+		if v != "" {
+			state.Annotations[Annotation+name] = v
+		}
+	}
+	put("accel", s.Accel)
+	put("accel_reason", s.AccelReason)
+	put("kernel_version", s.KernelVersion)
+	put("rootfs", s.RootfsBy)
+	put("sandbox_cgroup_only", strconv.FormatBool(s.Options.SandboxCgroupOnly))
+	put("sandbox_cgroup", s.SandboxGroup)
+	put("overhead_cgroup", s.OverheadGroup)
+	put("failure", s.Failure)
+	if len(s.OutOfMemory) > 0 {
+		if text, err := json.Marshal(s.OutOfMemory); err == nil {
+			state.Annotations[OutOfMemory] = string(text)
+		}
+	}
+	if s.BootTook > 0 {
+		put("boot_seconds", strconv.FormatFloat(s.BootTook, 'f', 3, 64))
+		put("create_seconds", strconv.FormatFloat(s.CreateTook, 'f', 3, 64))
+	}
+	if state.Status != specs.StateStopped {
+		for name, p := range map[string]process{"shim_pid": s.Shim, "vmm_pid": s.VMM, "virtiofsd_pid": s.Virtiofsd} {
+			if p.PID > 0 {
+				put(name, strconv.Itoa(p.PID))
+			}
+		}
+	}
+	if s.ExitCode != nil {
+		put("exit_code", strconv.Itoa(*s.ExitCode))
+	}
+	return state
+}
+
+// remove takes away the sandbox's directory. Only what a sandbox makes is removed; should there be something else, the
+// directory stays.
+func (s *sandbox) remove() error {
+	var errs []error
+	for _, name := range []string{
+		shimSocket, fsSocket, initramfsName, stateName + ".new", configName, stateName,
+	} {
+		errs = append(errs, os.Remove(filepath.Join(s.dir, name)))
+	}
+	errs = append(errs, s.removeShared(), os.Remove(s.dir))
+	for i, err := range errs {
+		if errors.Is(err, fs.ErrNotExist) {
+			errs[i] = nil
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// removeShared removes the directory that was shared. What was in it was mounted only for the shim's children: here are
+// empty directories and files, and nothing that is not empty is removed.
+func (s *sandbox) removeShared() error {
+	dir := filepath.Join(s.dir, sharedName)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		if info, err := e.Info(); err == nil && info.Mode().IsRegular() && info.Size() > 0 {
+			return fmt.Errorf("%s is not empty", path)
+		}
+		if err := os.Remove(path); err != nil {
+			return err
+		}
+	}
+	return os.Remove(dir)
+}
+
+// removeSockets removes what a sandbox needs only while it runs. virtiofsd leaves a file with its pid, named after its
+// socket (fv_socket_lock in tools/virtiofsd/fuse_virtio.c of QEMU 7).
+func (s *sandbox) removeSockets() {
+	for _, path := range []string{
+		filepath.Join(s.dir, shimSocket), filepath.Join(s.dir, fsSocket), filepath.Join(s.dir, initramfsName),
+		virtiofsdLock(filepath.Join(s.dir, fsSocket)),
+	} {
+		_ = os.Remove(path) // it may not be there
+	}
+}
+
+// runMark is the run of Tare that this process belongs to; empty for none.
+func runMark() string { return os.Getenv(placement.Mark) }

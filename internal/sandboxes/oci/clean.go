@@ -1,0 +1,259 @@
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/placement"
+	"tare/internal/lib/ours"
+	"tare/internal/lib/self"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/mount"
+)
+
+// StateDir is where the state of all containers is, below a directory for each run's tree of control groups, by its
+// name. What is in it says which programs are run to remove a container: nobody else may write there.
+const StateDir = "/run/tare"
+
+// NewState makes the directory for the containers of a tree of control groups, or finds it.
+func NewState(tree string) (string, error) { return newState(StateDir, tree) }
+
+func newState(base, tree string) (string, error) {
+	dir := filepath.Join(base, tree)
+	err := os.MkdirAll(dir, 0o711)
+	for _, d := range []string{base, dir} {
+		if err == nil {
+			err = own(d, fs.ModeDir)
+		}
+	}
+	if err != nil {
+		return "", fmt.Errorf("making a directory for containers: %w", err)
+	}
+	return dir, nil
+}
+
+// RemoveState removes the state of the containers of a tree, with containers, mounts and control groups that are left
+// of them. It says which containers it found.
+func RemoveState(ctx context.Context, tree string) (left []string, err error) {
+	left, err = removeState(ctx, StateDir, tree)
+	_ = os.Remove(StateDir) // others may have theirs in it
+	return left, err
+}
+
+// removeState is RemoveState below another directory than StateDir.
+func removeState(ctx context.Context, base, tree string) (left []string, err error) {
+	dir := filepath.Join(base, tree)
+	for _, d := range []string{base, dir} {
+		if err := own(d, fs.ModeDir); errors.Is(err, fs.ErrNotExist) {
+			return nil, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("looking for containers left behind: %w", err)
+		}
+	}
+	entries, err := os.ReadDir(dir)
+	errs := []error{err}
+	var ids []string
+	for _, e := range entries {
+		j, err := readJob(filepath.Join(dir, e.Name()))
+		if err != nil {
+			continue // it got no further
+		}
+		if _, err := j.Container.State(ctx); err == nil {
+			left = append(left, "the container "+j.Container.ID+" of "+j.Container.Runtime.Name)
+		}
+		errs = append(errs, j.Abandon(ctx))
+		ids = append(ids, j.Container.ID)
+	}
+	errs = append(errs, endInside(tree, ids))
+	_, err = Unmount(dir) // runsc keeps a network namespace mounted among its state
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return left, err
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return left, fmt.Errorf("removing the state of containers: %w", err)
+	}
+	return left, removeGroups(tree)
+}
+
+// Clean removes what is left of the containers of runs that have ended, and gives the names of their trees. Call it
+// before the processes in their control groups are ended: a runtime takes away more than its processes.
+func Clean(o *placement.Owners) (removed []string, err error) {
+	var errs []error
+	entries, err := os.ReadDir(StateDir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		errs = append(errs, fmt.Errorf("looking for containers left behind: %w", err))
+	}
+	for _, e := range entries {
+		dir := filepath.Join(StateDir, e.Name())
+		if own(dir, fs.ModeDir) != nil || !o.Ended(e.Name(), "the directory "+dir) {
+			continue
+		}
+		// A runtime that went on would make what is being removed.
+		err := placement.EndMarked(e.Name())
+		if err == nil {
+			_, err = removeState(context.Background(), StateDir, e.Name())
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		removed = append(removed, dir)
+	}
+	_ = os.Remove(StateDir) // others may have theirs in it
+	return removed, errors.Join(errs...)
+}
+
+// CleanGroups removes control groups of runs that have ended in hierarchies that Tare makes none in itself. Call it
+// when the processes in them have ended.
+func CleanGroups(l *cgroup.Layout, o *placement.Owners) error {
+	trees := map[string]bool{}
+	for i := range l.Hierarchies {
+		entries, _ := os.ReadDir(l.Hierarchies[i].Mount) // what cannot be read has none that we could have made
+		for _, e := range entries {
+			if e.IsDir() && o.Ended(e.Name(), "the control groups") {
+				trees[e.Name()] = true
+			}
+		}
+	}
+	var errs []error
+	for tree := range trees {
+		errs = append(errs, removeGroups(tree))
+	}
+	return errors.Join(errs...)
+}
+
+// own says why what is at a path is not of a type (fs.ModeDir; 0: a file), or is not this user's and root's alone to
+// write: only then it is believed what it says.
+func own(path string, of fs.FileMode) error {
+	info, err := os.Lstat(path)
+	if err == nil && info.Mode().Type() != of {
+		err = errors.New("something else is in its place")
+	}
+	if err == nil {
+		err = ours.Check(info, ours.Write)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}
+
+// readJob reads the job in a directory, which is in one that nobody else can write to. Processes of Tare's own are
+// found by a link that leads nowhere, or to somebody else's binary, once the run that made it was killed: what is left
+// is removed by this process's binary.
+func readJob(dir string) (j Job, err error) {
+	path := filepath.Join(dir, jobFile)
+	if err := errors.Join(own(dir, fs.ModeDir), own(path, 0)); err != nil {
+		return j, err
+	}
+	text, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(text, &j)
+	}
+	if err != nil {
+		return j, fmt.Errorf("reading the job of a container: %w", err)
+	}
+	runtime := &j.Container.Runtime
+	if len(runtime.Argv) == 0 {
+		return j, errors.New("reading the job of a container: it names no runtime")
+	}
+	if runtime.Name == MicroVM {
+		binary, err := self.Path()
+		if err != nil {
+			return j, err
+		}
+		*runtime, err = Find(MicroVM, binary, Options{})
+		return j, err
+	}
+	return j, nil
+}
+
+// killTime bounds the wait for processes that were killed.
+const killTime = 10 * time.Second
+
+// endInside ends what runs in the control groups that runtimes made for the containers of a tree, by their ids. Of a
+// container that was killed while it was created a runtime may know nothing, and delete nothing; what waits there to
+// become the container's program is not marked as of the tree.
+func endInside(tree string, ids []string) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	dirs, err := treeGroups(tree)
+	if err != nil {
+		return err
+	}
+	dirs = slices.DeleteFunc(dirs, func(dir string) bool { return !slices.Contains(ids, filepath.Base(dir)) })
+	inside := func(pid int) bool { return slices.Contains(cgroup.Members(dirs), pid) }
+	return placement.EndAll(cgroup.Members(dirs), inside, killTime)
+}
+
+// treeGroups lists the control groups of a tree and those below it, in all hierarchies, each before the one that it is
+// in.
+func treeGroups(tree string) ([]string, error) {
+	if tree == "" || strings.ContainsAny(tree, "/.") {
+		return nil, fmt.Errorf("%q is no name of a control group", tree)
+	}
+	l, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		return nil, err
+	}
+	var all []string
+	for i := range l.Hierarchies {
+		if dir, ok := l.Hierarchies[i].Dir("/" + tree); ok {
+			all = append(all, cgroup.Below(dir)...)
+		}
+	}
+	slices.Reverse(all)
+	return all, nil
+}
+
+// removeGroups removes control groups that runtimes made for a tree in hierarchies that Tare makes none in itself
+// (devices, freezer, blkio, ...). They are empty: what runs in them runs in the tree's own as well.
+func removeGroups(tree string) error {
+	dirs, err := treeGroups(tree)
+	errs := []error{err}
+	for _, d := range dirs {
+		if err := unix.Rmdir(d); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EBUSY) {
+			errs = append(errs, fmt.Errorf("removing the control group %s: %w", d, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Unmount unmounts what is mounted below a directory in this namespace, and gives where that was.
+func Unmount(dir string) (found []string, err error) {
+	if found, err = mountsBelow(dir); err != nil {
+		return nil, err
+	}
+	var errs []error
+	for _, m := range found {
+		if err := unix.Unmount(m, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+			errs = append(errs, fmt.Errorf("unmounting %s: %w", m, err))
+		}
+	}
+	return found, errors.Join(errs...)
+}
+
+// mountsBelow lists what is mounted below a directory in this namespace, the last first.
+func mountsBelow(dir string) (found []string, err error) {
+	mounts, err := mount.Read("")
+	if err != nil {
+		return nil, fmt.Errorf("looking for mounts left behind: %w", err)
+	}
+	for _, m := range slices.Backward(mounts) {
+		if strings.HasPrefix(m.Point, dir+"/") {
+			found = append(found, m.Point)
+		}
+	}
+	return found, nil
+}

@@ -1,0 +1,297 @@
+// Package oci drives container runtimes that have runc's command line (create, start, state, kill, delete) on bundles
+// that it builds itself: it needs no registry and no daemon.
+package oci
+
+import (
+	"bytes"
+	"context"
+	"debug/buildinfo"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/scratch"
+	"tare/internal/sandboxes/microvm"
+	"tare/internal/scale/host/proc"
+)
+
+// The runtimes that need arguments of their own, by the names that specs give them.
+const (
+	MicroVM = "microvm" // Tare's own reference sandbox: the tare binary itself
+	Runsc   = "runsc"
+)
+
+// Runtime is a program with runc's command line.
+type Runtime struct {
+	Name string   `json:"name"` // as it was asked for
+	Argv []string `json:"argv"` // its program, and the arguments that come before those of each command
+}
+
+// Options of a runtime, where it has them.
+type Options struct {
+	Platform    string // of runsc: systrap, kvm or ptrace
+	HostNetwork bool   // of runsc, which must be told: its containers use this machine's network
+}
+
+// Find finds a runtime by its name on the PATH or beside the tare binary, which self names, or by its path. One that is
+// not installed is an error of code fault.Machine.
+func Find(name, self string, o Options) (Runtime, error) {
+	if name == MicroVM {
+		return Runtime{Name: name, Argv: []string{self, MicroVM}}, nil
+	}
+	program, err := exec.LookPath(name)
+	if real, err := filepath.EvalSymlinks(self); err == nil {
+		self = real // which may be a link, of which nothing stands beside
+	}
+	if beside := filepath.Join(filepath.Dir(self), name); err != nil && !strings.Contains(name, "/") {
+		program, err = exec.LookPath(beside)
+	}
+	if err != nil {
+		return Runtime{}, fault.Wrap(exec.ErrNotFound, fault.Machine, name, installHint(name), "not installed")
+	}
+	if program, err = filepath.Abs(program); err != nil {
+		return Runtime{}, fmt.Errorf("finding the runtime %s: %w", name, err)
+	}
+	r := Runtime{Name: name, Argv: []string{program}}
+	if filepath.Base(name) == Runsc {
+		// Without an overlay of its own the root file system is what the bundle says, as with other runtimes.
+		r.Argv = append(r.Argv, "--platform="+o.Platform, "--overlay2=none")
+		if o.HostNetwork {
+			r.Argv = append(r.Argv, "--network=host")
+		}
+	}
+	return r, nil
+}
+
+func installHint(name string) string {
+	switch name {
+	case "runc", "crun":
+		return "apt-get install " + name
+	case Runsc:
+		return "make runsc"
+	case "youki":
+		return "cargo install youki"
+	}
+	return "install it, or give its path"
+}
+
+// command is one command of the runtime.
+func (r Runtime) command(root string, args ...string) []string {
+	argv := append([]string{}, r.Argv...)
+	if root != "" {
+		argv = append(argv, "--root", root)
+	}
+	return append(argv, args...)
+}
+
+// commandTime is how long a command of a runtime may take where its caller sets no time of its own. They take
+// milliseconds; one that hangs must not hold up the end of a run.
+var commandTime = 20 * time.Second // tests have less
+
+// run runs a command of the runtime, for as long as the context lives, and commandTime where that has no end. Its
+// error, of code fault.Machine, has the runtime's own message.
+func (r Runtime) run(ctx context.Context, root string, args ...string) ([]byte, error) {
+	within := time.Duration(0)
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		within = commandTime
+		ctx, cancel = context.WithTimeout(ctx, within)
+		defer cancel()
+	}
+	argv := r.command(root, args...)
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	// One that is ended takes what it started with it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = time.Second // for children that hold its streams open
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	if err := cmd.Run(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
+		if within > 0 && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			return nil, r.failed(args[0], fmt.Sprintf("it did not end within %v", within))
+		}
+		return nil, r.failed(args[0], firstOf(said.String(), out.String(), err.Error()))
+	}
+	return out.Bytes(), nil
+}
+
+// failed is the error of a command of the runtime.
+func (r Runtime) failed(command, said string) error {
+	return fault.New(fault.Machine, r.Name+" "+command, "", "%s", clean(said))
+}
+
+func firstOf(texts ...string) string {
+	for _, t := range texts {
+		if strings.TrimSpace(t) != "" {
+			return t
+		}
+	}
+	return ""
+}
+
+// message is the part of a line of a logrus logger that says something.
+var message = regexp.MustCompile(`msg="((?:[^"\\]|\\.)*)"`)
+
+const longest = 400 // bytes of a message that are passed on
+
+// clean makes one line of what a runtime says: what its log calls the message, and no time stamps or colours.
+func clean(said string) string {
+	var words []string
+	for line := range strings.Lines(said) {
+		line = strings.TrimSpace(line)
+		if m := message.FindStringSubmatch(line); m != nil {
+			line = strings.ReplaceAll(m[1], `\"`, `"`)
+		}
+		if line != "" {
+			words = append(words, line)
+		}
+	}
+	text := strings.Map(func(c rune) rune {
+		if c < ' ' {
+			return -1
+		}
+		return c
+	}, strings.ToValidUTF8(strings.Join(words, "; "), "?"))
+	if len(text) > longest {
+		text = "..." + text[len(text)-longest:]
+	}
+	return text
+}
+
+// Version is the first line of what the runtime says of its version; empty where it says nothing.
+func (r Runtime) Version(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	out, err := r.run(ctx, "", "--version")
+	if err != nil {
+		return ""
+	}
+	line, _, _ := strings.Cut(string(out), "\n")
+	line = clean(line)
+	if _, after, ok := strings.Cut(line, " version "); ok {
+		line = after
+	}
+	if built, err := buildinfo.ReadFile(r.Argv[0]); err == nil && line == noVersion {
+		line = built.Main.Version
+	}
+	return line
+}
+
+// noVersion is what gVisor says that was built from its Go module, which knows its own.
+const noVersion = "VERSION_MISSING"
+
+// Container is a container of a runtime.
+type Container struct {
+	Runtime Runtime `json:"runtime"`
+	Root    string  `json:"root"`   // directory of the runtime's state
+	Bundle  string  `json:"bundle"` // directory of config.json
+	ID      string  `json:"id"`
+}
+
+// State is what a runtime says of a container, as far as the specification has it.
+type State struct {
+	ID     string `json:"id"`
+	Status string `json:"status"` // creating, created, running or stopped
+	PID    int    `json:"pid"`
+
+	Annotations map[string]string `json:"annotations"`
+}
+
+// OutOfMemory is what the kernel of the container's guest killed because memory was short, as far as the runtime tells.
+func (s State) OutOfMemory() (kills []microvm.Kill) {
+	_ = json.Unmarshal([]byte(s.Annotations[microvm.OutOfMemory]), &kills) // most have none
+	return kills
+}
+
+// State asks the runtime for the state of the container.
+func (c Container) State(ctx context.Context) (s State, err error) {
+	out, err := c.Runtime.run(ctx, c.Root, "state", c.ID)
+	if err != nil {
+		return s, err
+	}
+	if err := json.Unmarshal(out, &s); err != nil {
+		return s, fmt.Errorf("decoding what %s says of its container: %w", c.Runtime.Name, err)
+	}
+	return s, nil
+}
+
+// Kill sends a signal to the container's first process.
+func (c Container) Kill(ctx context.Context, signal string) error {
+	_, err := c.Runtime.run(ctx, c.Root, "kill", c.ID, signal)
+	return err
+}
+
+// Delete ends what still runs of the container and removes it.
+func (c Container) Delete(ctx context.Context) error {
+	_, err := c.Runtime.run(ctx, c.Root, "delete", "--force", c.ID)
+	return err
+}
+
+// pidFile is where the runtime writes the process that it created.
+func (c Container) pidFile() string { return filepath.Join(c.Bundle, "pid") }
+
+// probeTime is how long a runtime may take to run a container that does nothing: one that boots a kernel on an emulated
+// processor takes seconds.
+const probeTime = 60 * time.Second
+
+// Probe has a runtime run a container that does nothing, with annotations in its bundle, which may take up to within,
+// or a minute where that is longer. Its error, of code fault.Machine, says in the runtime's words why it does not
+// work on this machine.
+func Probe(ctx context.Context, r Runtime, self string, within time.Duration, annotations map[string]string) (err error) {
+	within = max(within, probeTime)
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	process, err := proc.FS{}.Identify()
+	if err != nil {
+		return err
+	}
+	// Named as a run's tree of control groups is, so that Clean knows it when this process was killed.
+	tree := fmt.Sprintf("tare-probe-%d-%s", probes.Add(1), process)
+	files, err := scratch.New("", "probe") // of a name that nobody can know before it is there
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, files.Close()) }()
+	state, err := NewState(tree)
+	if err != nil {
+		return fault.Wrap(err, fault.Machine, "", "remove that directory if nobody needs it", "no container can be tried")
+	}
+	defer func() {
+		_, removed := RemoveState(context.WithoutCancel(ctx), tree)
+		err = errors.Join(err, removed)
+	}()
+	dir := filepath.Join(state, "one")
+	if err := os.Mkdir(dir, 0o711); err != nil {
+		return fault.Wrap(err, fault.Machine, state, "make room there", "no container can be tried")
+	}
+	root, err := NewRoot(filepath.Join(files.Path(), "rootfs"), self)
+	if err != nil {
+		return err
+	}
+	c := Container{Runtime: r, Root: filepath.Join(dir, "state"), Bundle: dir, ID: tree}
+	spec := Spec{Args: []string{Busybox, "true"}, Root: root.Dir, Cgroup: "/" + c.ID, Annotations: annotations}
+	if err := spec.Write(c.Bundle); err != nil {
+		return err
+	}
+	if _, err := (Job{Container: c}).Write(dir); err != nil {
+		return err
+	}
+	_, err = r.run(ctx, c.Root, "run", "--bundle", c.Bundle, c.ID)
+	if err != nil && ctx.Err() != nil {
+		err = fault.New(fault.Machine, r.Name, "see what it waits for", "it did not run an empty container within %v",
+			within)
+	}
+	return err
+}
+
+// probes counts those of this process.
+var probes atomic.Int64

@@ -1,0 +1,416 @@
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/link"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/sandboxes/microvm"
+	"tare/internal/scale/host/proc"
+)
+
+// ShimCommand is the hidden command as which the tare binary stands beside a container. Its arguments are those that
+// Job.Args gives.
+const ShimCommand = "_shim"
+
+// idFlag names the container, as it does for containerd's shims: whoever looks at the process can tell whose it is.
+const idFlag = "-id"
+
+// Args are the arguments of the tare binary that start the shim of a job, which was written to a path.
+func (j Job) Args(path string) []string { return []string{ShimCommand, idFlag, j.Container.ID, path} }
+
+// Job is what a shim does: it creates and starts a container with its own standard streams, waits for its end, and
+// deletes it. It forwards signals to the container, and kills it when the parent has closed standard input and it does
+// not end by that.
+type Job struct {
+	Container Container `json:"container"`
+
+	// Own says that the shim's network namespace is its own, and to be set up; Address is then that of the far end of
+	// its link, if it gets one.
+	Own     bool         `json:"own_network"`
+	Address netip.Prefix `json:"address,omitzero"`
+}
+
+// Times are when what happened to a container, by CLOCK_MONOTONIC in nanoseconds; 0: it has not.
+type Times struct {
+	Create  int64 `json:"create_ns"`  // the runtime's create was called
+	Created int64 `json:"created_ns"` // and had ended
+	Started int64 `json:"started_ns"` // the runtime's start had ended
+	Told    int64 `json:"told_ns"`    // the parent closed standard input, or sent a signal
+	Exited  int64 `json:"exited_ns"`  // the container's process had ended
+	Deleted int64 `json:"deleted_ns"` // the runtime's delete had ended
+
+	PID    int  `json:"pid"` // of the process that the runtime names
+	Killed bool `json:"killed,omitempty"`
+
+	// OutOfMemory is what the kernel of a guest killed because memory was short, as far as the runtime tells.
+	OutOfMemory []microvm.Kill `json:"out_of_memory,omitempty"`
+}
+
+// The files in the directory of a job.
+const (
+	jobFile   = "job.json"
+	timesFile = "times.json"
+	saidFile  = "said.json"
+)
+
+// Write writes the job into a directory, and gives its path.
+func (j Job) Write(dir string) (string, error) {
+	path := filepath.Join(dir, jobFile)
+	return path, writeJSON(path, j)
+}
+
+// ReadTimes reads the times of the job in a directory. It is all zero where the shim has not got so far.
+func ReadTimes(dir string) (t Times, err error) {
+	text, err := os.ReadFile(filepath.Join(dir, timesFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return t, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &t)
+	}
+	if err != nil {
+		return t, fmt.Errorf("reading the times of a container: %w", err)
+	}
+	return t, nil
+}
+
+func writeJSON(path string, v any) error {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(path+".new", text, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// endTime is for the container to end by itself when its input has ended.
+const endTime = 1500 * time.Millisecond
+
+// shim is one under way.
+type shim struct {
+	Job
+	dir    string
+	reaper *reaper
+
+	mu    sync.Mutex
+	times Times
+}
+
+// Shim is the body of ShimCommand. It gives the exit status of the container, 128 and the signal where one killed it.
+func Shim(args []string) (status int, err error) {
+	if len(args) != 3 || args[0] != idFlag {
+		return 0, fault.New(fault.Usage, ShimCommand, "tare calls this command itself",
+			"it takes the id of a container and the path of a job")
+	}
+	path := args[2]
+	s := &shim{dir: filepath.Dir(path)}
+	text, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(text, &s.Job)
+	}
+	if err != nil {
+		return 0, fault.Wrap(err, fault.Usage, path, "tare calls this command itself", "it is no job of a shim")
+	}
+	// Whatever the runtime leaves running has this process as its parent: it can be waited for.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return 0, fmt.Errorf("becoming the parent of orphans: %w", err)
+	}
+	if err := s.network(); err != nil {
+		return 0, err
+	}
+	s.reaper = newReaper()
+	return s.run()
+}
+
+// network sets up the namespace, where the link is already.
+func (s *shim) network() error {
+	if !s.Own {
+		return nil
+	}
+	if !s.Address.IsValid() {
+		return link.Configure("lo", "", netip.Prefix{})
+	}
+	return link.ConfigureInside(s.Address)
+}
+
+func (s *shim) run() (int, error) {
+	c := s.Container
+	// The streams are the container's from now on: this process reads none of them.
+	s.note(func(t *Times) { t.Create = pace.Now() })
+	defer s.delete()
+	if err := s.command("create", "--bundle", c.Bundle, "--pid-file", c.pidFile(), c.ID); err != nil {
+		return 0, err
+	}
+	pid, err := readPID(c.pidFile())
+	if err != nil {
+		return 0, err
+	}
+	s.note(func(t *Times) { t.Created, t.PID = pace.Now(), pid })
+	if err := s.command("start", c.ID); err != nil {
+		return 0, err
+	}
+	s.note(func(t *Times) { t.Started = pace.Now() })
+	ended, own := s.reaper.ended(pid), s.reaper.isChild(pid)
+	if !own {
+		ended = endOf(pid)
+	}
+	go s.forward()
+	go s.watchInput(ended)
+	<-ended
+	s.note(func(t *Times) { t.Exited = pace.Now() })
+	if !own {
+		return s.saidStatus(), nil
+	}
+	ws := s.reaper.status(pid)
+	if ws.Signaled() {
+		return 128 + int(ws.Signal()), nil
+	}
+	return ws.ExitStatus(), nil
+}
+
+// isChild reports whether a process is this one's: what a runtime leaves behind is, unless a process of the runtime's
+// own goes on to look after it, as with a virtual machine. One that has gone was, if it was waited for here.
+func (r *reaper) isChild(pid int) bool {
+	if p, err := (proc.FS{}).Process(pid); err == nil {
+		return p.PPID == os.Getpid()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, known := r.known[pid]
+	return known
+}
+
+// endOf is closed when a process has ended that is somebody else's to wait for.
+func endOf(pid int) <-chan struct{} {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = proc.Await(pid, func() bool { return true }, -1) // one that cannot be held has ended
+	}()
+	return ended
+}
+
+// The runtime says a moment after the end that the container has stopped.
+const (
+	stopStep  = 20 * time.Millisecond
+	stopSteps = 50
+)
+
+// saidStatus is the exit status of the container as an annotation of its state has it; 0 where the runtime does not
+// tell.
+func (s *shim) saidStatus() int {
+	for range stopSteps {
+		var state State
+		text, err := s.said("state", s.Container.ID)
+		if err != nil || json.Unmarshal(text, &state) != nil {
+			return 0
+		}
+		if state.Status == "stopped" {
+			status, _ := strconv.Atoi(state.Annotations[microvm.Annotation+"exit_code"])
+			s.note(func(t *Times) { t.OutOfMemory = state.OutOfMemory() })
+			return status
+		}
+		time.Sleep(stopStep)
+	}
+	return 0
+}
+
+// said is what a command of the runtime writes. It goes through a file: the reaper waits for all children.
+func (s *shim) said(args ...string) ([]byte, error) {
+	out, err := os.Create(filepath.Join(s.dir, saidFile))
+	if err != nil {
+		return nil, err
+	}
+	defer out.Close()
+	ws, err := s.reaper.runTo(out.Fd(), s.Container.Runtime.command(s.Container.Root, args...))
+	if err == nil && ws.ExitStatus() != 0 {
+		err = fmt.Errorf("%s %s failed with exit status %d", s.Container.Runtime.Name, args[0], ws.ExitStatus())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.ReadFile(out.Name())
+}
+
+// command runs a command of the runtime with the streams of this process. What goes wrong the runtime says there.
+func (s *shim) command(args ...string) error {
+	ws, err := s.reaper.run(s.Container.Runtime.command(s.Container.Root, args...))
+	if err != nil {
+		return err
+	}
+	if ws.ExitStatus() != 0 {
+		return fault.New(fault.Machine, s.Container.Runtime.Name+" "+args[0], "its own words stand before this line",
+			"it failed with exit status %d", ws.ExitStatus())
+	}
+	return nil
+}
+
+func (s *shim) note(set func(*Times)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	set(&s.times)
+	_ = writeJSON(filepath.Join(s.dir, timesFile), s.times) // they are for evidence, which then lacks them
+}
+
+// forward passes signals on to the container.
+func (s *shim) forward() {
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2)
+	for got := range signals {
+		s.told()
+		number, ok := got.(syscall.Signal)
+		if !ok {
+			continue
+		}
+		_ = s.command("kill", s.Container.ID, strings.TrimPrefix(unix.SignalName(number), "SIG")) // it may have ended
+	}
+}
+
+func (s *shim) told() {
+	s.note(func(t *Times) {
+		if t.Told == 0 {
+			t.Told = pace.Now()
+		}
+	})
+}
+
+// watchInput kills the container where its input has ended and it goes on.
+func (s *shim) watchInput(ended <-chan struct{}) {
+	fds := []unix.PollFd{{Fd: 0}} // no event is asked for: only that all writers have gone
+	for {
+		if _, err := unix.Poll(fds, -1); !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	s.told()
+	select {
+	case <-ended:
+		return
+	case <-time.After(endTime):
+	}
+	s.note(func(t *Times) { t.Killed = true })
+	_ = s.command("kill", s.Container.ID, "KILL") // it may have ended meanwhile
+}
+
+// delete removes the container.
+func (s *shim) delete() {
+	_ = s.command("delete", "--force", s.Container.ID) // what it leaves is found when the trial is over
+	s.note(func(t *Times) { t.Deleted = pace.Now() })
+}
+
+func readPID(path string) (int, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0, fmt.Errorf("reading which process the runtime created: %w", err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil || pid <= 0 {
+		return 0, fmt.Errorf("the runtime created process %q", text)
+	}
+	return pid, nil
+}
+
+// reaper waits for all children, those among them that the runtime left behind: some runtimes take a process that
+// nobody has waited for as one that still runs.
+type reaper struct {
+	mu     sync.Mutex
+	known  map[int]unix.WaitStatus
+	waited map[int]chan struct{}
+}
+
+func newReaper() *reaper {
+	r := &reaper{known: map[int]unix.WaitStatus{}, waited: map[int]chan struct{}{}}
+	children := make(chan os.Signal, 1)
+	signal.Notify(children, unix.SIGCHLD)
+	go func() {
+		for range children {
+			r.reap()
+		}
+	}()
+	return r
+}
+
+func (r *reaper) reap() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for {
+		var ws unix.WaitStatus
+		pid, err := unix.Wait4(-1, &ws, unix.WNOHANG, nil)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil || pid <= 0 {
+			return
+		}
+		r.known[pid] = ws
+		if c := r.waited[pid]; c != nil {
+			close(c)
+			delete(r.waited, pid)
+		}
+	}
+}
+
+// ended is closed when a child has ended.
+func (r *reaper) ended(pid int) <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := make(chan struct{})
+	if _, has := r.known[pid]; has {
+		close(c)
+		return c
+	}
+	r.waited[pid] = c
+	return c
+}
+
+func (r *reaper) status(pid int) unix.WaitStatus {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.known[pid]
+}
+
+// run runs a program with the streams of this process.
+func (r *reaper) run(argv []string) (unix.WaitStatus, error) { return r.runTo(1, argv) }
+
+// runTo runs a program with standard output elsewhere.
+func (r *reaper) runTo(out uintptr, argv []string) (unix.WaitStatus, error) {
+	r.mu.Lock() // nobody reaps it before it is known
+	pid, err := syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, out, 2}})
+	if err == nil {
+		delete(r.known, pid) // an earlier child's
+	}
+	r.mu.Unlock()
+	if err != nil {
+		return 0, fmt.Errorf("starting %s: %w", argv[0], err)
+	}
+	<-r.ended(pid)
+	return r.status(pid), nil
+}
+
+// Abandon deletes the container of a job whose shim has gone, and is no error where there is none any more.
+func (j Job) Abandon(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, commandTime)
+	defer cancel()
+	if _, err := j.Container.State(ctx); err != nil {
+		return nil // the runtime knows of none
+	}
+	return j.Container.Delete(ctx)
+}

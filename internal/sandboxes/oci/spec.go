@@ -1,0 +1,107 @@
+package oci
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"kernel.org/pub/linux/libs/security/libcap/cap"
+
+	"tare/internal/scale/host/proc"
+)
+
+// Spec is what a container runs, and in what.
+type Spec struct {
+	Args   []string
+	Env    []string
+	Root   string   // root file system, which is mounted read-only
+	Dirs   []string // of this machine, which it finds at the same paths and may write to
+	Cgroup string   // cgroupsPath: in every hierarchy, from its root
+
+	// NetNS is the path of the network namespace that it runs in; empty: a new one. HostNetwork is this machine's.
+	NetNS       string
+	HostNetwork bool
+
+	Memory      uint64 // limit in bytes; for a sandbox with a kernel of its own, its size; 0: none
+	Annotations map[string]string
+}
+
+// version of the specification that bundles are written for: what is in them is in all versions since.
+const version = "1.0.2"
+
+// capabilities are those that Docker gives a container by default (oci/caps/defaults.go of moby).
+var capabilities = []string{
+	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID",
+	"CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
+}
+
+// Lacks are the capabilities that this process does not have and a runtime needs to make a container with a network
+// namespace of its own: those that it gives the container, and those to make namespaces and their interfaces.
+func Lacks() (names []string) {
+	for _, name := range append([]string{"CAP_SYS_ADMIN", "CAP_NET_ADMIN"}, capabilities...) {
+		c, err := cap.FromName(strings.ToLower(name))
+		if err == nil && !proc.Capable(uint(c)) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// Write writes config.json into the directory of a bundle, which it makes. The container has namespaces of its own for
+// processes, mounts, IPC and its host name, Docker's default capabilities, and no seccomp filter.
+func (s Spec) Write(bundle string) error {
+	if err := os.MkdirAll(bundle, 0o711); err != nil {
+		return fmt.Errorf("making the bundle of a container: %w", err)
+	}
+	text, err := json.MarshalIndent(s.config(), "", " ")
+	if err != nil {
+		return fmt.Errorf("encoding the bundle of a container: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(bundle, "config.json"), text, 0o600); err != nil {
+		return fmt.Errorf("writing the bundle of a container: %w", err)
+	}
+	return nil
+}
+
+func (s Spec) config() *specs.Spec {
+	tmpfs := func(at, mode, size string) specs.Mount {
+		return specs.Mount{Destination: at, Type: "tmpfs", Source: "tmpfs",
+			Options: []string{"nosuid", "nodev", "mode=" + mode, "size=" + size}}
+	}
+	mounts := []specs.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc"},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs",
+			Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
+		tmpfs("/dev/shm", "1777", "65536k"), tmpfs("/tmp", "1777", "65536k"),
+	}
+	for _, d := range s.Dirs {
+		mounts = append(mounts, specs.Mount{Destination: d, Type: "bind", Source: d, Options: []string{"rbind", "rw"}})
+	}
+	namespaces := []specs.LinuxNamespace{
+		{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace},
+	}
+	if !s.HostNetwork {
+		namespaces = append(namespaces, specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: s.NetNS})
+	}
+	resources := &specs.LinuxResources{}
+	if s.Memory > 0 {
+		limit := int64(s.Memory)
+		resources.Memory = &specs.LinuxMemory{Limit: &limit}
+	}
+	return &specs.Spec{
+		Version: version,
+		Process: &specs.Process{
+			Args: s.Args, Env: append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/"}, s.Env...), Cwd: "/",
+			NoNewPrivileges: true,
+			Capabilities:    &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities, Permitted: capabilities},
+		},
+		Root:        &specs.Root{Path: s.Root, Readonly: true},
+		Hostname:    "sandbox",
+		Mounts:      mounts,
+		Annotations: s.Annotations,
+		Linux:       &specs.Linux{CgroupsPath: s.Cgroup, Namespaces: namespaces, Resources: resources},
+	}
+}

@@ -1,0 +1,213 @@
+package subject
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/proc"
+)
+
+// Balance is what became of the machine's memory from before the trial until the end of its window, in bytes:
+//
+//	lost  = kept + beside + neighbours + taken
+//	taken = charged - reclaimable + kernel + remainder
+//
+// Each line but the remainder has a source of its own. Lines that are the machine's differences are of everything that
+// ran on it.
+type Balance struct {
+	Lost int64 `json:"lost"` // of MemAvailable
+	// Kept is by how much the free pages grew that CPUs keep at hand for themselves, which MemAvailable leaves out: the
+	// machine's difference. It is negative where what was started took pages that the trial before had freed.
+	Kept int64 `json:"kept_by_cpus"`
+	// Beside is what the trial's loads and its other groups are charged beside the sandboxes', and what this process
+	// grew by.
+	Beside int64 `json:"beside"`
+	// Neighbours is what anonymous and shared memory of the rest of the machine grew by: the machine's difference, less
+	// what the groups of the trial and this process have of it.
+	Neighbours int64 `json:"neighbours"`
+	// Taken is what is left of the loss: the sandboxes'.
+	Taken int64 `json:"taken"`
+
+	Charged int64 `json:"charged"` // hard memory of all groups of the sandboxes
+	// Reclaimable is the part of Charged that the kernel can free at need and MemAvailable therefore still has: the
+	// machine's difference, where control groups do not tell it apart (version 1), else 0.
+	Reclaimable int64 `json:"reclaimable"`
+	// Kernel is the machine's difference of the kernel's memory that cannot be freed (proc.Memory.Kernel), less what the
+	// trial's groups are charged for: memory that is charged to none. It is negative where they are charged for objects
+	// in slabs that the machine had before. What they are charged for and the machine's counters do not name, such as
+	// buffers of pipes, is taken out of both this and the remainder.
+	Kernel    int64 `json:"kernel_uncharged"`
+	Remainder int64 `json:"remainder"` // attributed to nothing
+}
+
+// held is what control groups are charged, in bytes.
+type held struct {
+	users  int64 // anonymous and shared memory
+	kernel int64 // that cannot be freed, and that can be where told is false
+	told   bool  // whether the kernel tells reclaimable slab apart
+}
+
+func (h held) hard() int64 { return h.users + h.kernel }
+
+// add adds a group; false where something is not known of it.
+func (h *held) add(m cgroup.Memory) bool {
+	h.users += int64(m.Anon.N + m.Shmem.N)
+	h.kernel += int64(m.Kernel.N) - int64(m.SlabReclaimable.N)
+	h.told = m.SlabReclaimable.OK
+	return m.Anon.OK && m.Shmem.OK && m.Kernel.OK
+}
+
+// weighed is what the trial's groups are charged, and the sandboxes' among them, when the machine was read.
+type weighed struct {
+	machine        proc.Memory
+	all, sandboxes held
+	own            int64 // anonymous memory of this process
+}
+
+// groups are the paths of the group of all of a trial, and of the sandboxes' in it: pods, and the subject's.
+func (j *joined) groups() (all string, sandboxes []string, err error) {
+	pods, tree, err := j.pods()
+	if err != nil || len(pods) == 0 {
+		return "", nil, err
+	}
+	sandboxes = slices.Collect(maps.Keys(pods))
+	if !j.plain() {
+		g, err := j.trial.SubjectGroup("", nil)
+		if err != nil {
+			return "", nil, err
+		}
+		sandboxes = append(sandboxes, g.Path())
+	}
+	for all = sandboxes[0]; path.Base(all) != tree && all != "/"; {
+		all = path.Dir(all)
+	}
+	return all, sandboxes, nil
+}
+
+// weigh reads the memory of the machine and of the trial's groups. known is false where groups do not tell theirs; the
+// machine's is there all the same.
+func weigh(l *cgroup.Layout, all string, sandboxes []string) (w weighed, known bool, err error) {
+	r, err := cgroup.NewReaderOfSome(l)
+	if err != nil {
+		return w, false, err
+	}
+	defer r.Close()
+	known = true
+	for _, p := range append([]string{all}, sandboxes...) { // reading that of all brings those in it up to date
+		known = r.Add(p) != nil && known
+	}
+	if w.machine, err = (proc.FS{}).MedianMemory(); err != nil {
+		return w, false, err
+	}
+	if err := r.ReadMemory(); err != nil {
+		return w, false, err
+	}
+	w.own = ownAnon()
+	for _, g := range r.Groups() {
+		into := &w.sandboxes
+		if g.Path == all {
+			into = &w.all
+		}
+		known = into.add(g.Memory) && known
+	}
+	return w, known, nil
+}
+
+// balance has the balance of now in the evidence. An error fails a trial that has not ended.
+func (j *joined) balance(ctx context.Context) {
+	all, sandboxes, err := j.groups()
+	if err == nil && len(sandboxes) == 0 {
+		return
+	}
+	var w weighed
+	known := false
+	if err == nil {
+		w, known, err = weigh(j.trial.Cgroups(), all, sandboxes)
+	}
+	if err != nil {
+		if ctx.Err() == nil {
+			j.trial.Fail(fmt.Errorf("weighing the sandboxes: %w", err))
+		}
+		return
+	}
+	j.evidence.MachineInWindow, j.evidence.AvailableInWindow = &w.machine, &w.machine.Available
+	if known {
+		j.evidence.Balance = balanced(j.evidence.MachineBefore, j.ownBefore, w)
+	}
+}
+
+// balanced puts the lines together, from the machine's memory before the trial, this process's own then, and what both
+// were at the end.
+func balanced(before proc.Memory, own int64, w weighed) *Balance {
+	grown := func(of func(proc.Memory) uint64) int64 { return int64(of(w.machine)) - int64(of(before)) }
+	own = w.own - own
+	b := &Balance{
+		Lost:    -grown(func(m proc.Memory) uint64 { return m.Available }),
+		Kept:    grown(func(m proc.Memory) uint64 { return m.Kept }),
+		Beside:  w.all.hard() - w.sandboxes.hard() + own,
+		Charged: w.sandboxes.hard(),
+	}
+	if !w.all.told {
+		b.Reclaimable = min(max(0, grown(func(m proc.Memory) uint64 { return m.Reclaimable })), w.all.kernel)
+	}
+	b.Neighbours = grown(func(m proc.Memory) uint64 { return m.Anon + m.Shmem }) - w.all.users - own
+	b.Taken = b.Lost - b.Kept - b.Beside - b.Neighbours
+	b.Kernel = grown(proc.Memory.Kernel) - (w.all.kernel - b.Reclaimable)
+	b.Remainder = b.Taken - b.Charged + b.Reclaimable - b.Kernel
+	if unnamed := min(-b.Kernel, b.Remainder); unnamed > 0 {
+		b.Kernel, b.Remainder = b.Kernel+unnamed, b.Remainder-unnamed
+	}
+	return b
+}
+
+// chargedElsewhere reports whether a process of a sandbox is charged to a group that is none of the trial's: what it
+// has cannot be told from what neighbours have then.
+func (e *Evidence) chargedElsewhere(tree string) bool {
+	for _, s := range e.Sandboxes {
+		for _, p := range s.Processes {
+			if !slices.Contains(strings.Split(p.MemoryCgroup, "/"), tree) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// ownAnon is the anonymous memory of this process, in bytes.
+func ownAnon() int64 {
+	n, _ := proc.FS{}.Anon(os.Getpid()) // of a process that runs it can be read
+	return int64(n)
+}
+
+// The kernel gives back what a trial had a while after its end.
+const (
+	settleStep  = 25 * time.Millisecond
+	settleSteps = 20
+	settled     = 1 << 20 // bytes that may still come back in a step
+
+	weighing = 30 * time.Millisecond // before the end of the window the machine's memory is read
+)
+
+// settledMemory is the machine's memory once it gets back no more, or after a second.
+func settledMemory() (proc.Memory, error) {
+	free := func(m proc.Memory) uint64 { return m.Available + m.Kept }
+	last, err := proc.FS{}.MedianMemory()
+	for step, calm := 0, 0; err == nil && step < settleSteps && calm < 3; step++ {
+		time.Sleep(settleStep)
+		var now proc.Memory
+		if now, err = (proc.FS{}).MedianMemory(); free(now) > free(last)+settled {
+			calm = 0
+		} else {
+			calm++
+		}
+		last = now
+	}
+	return last, err
+}

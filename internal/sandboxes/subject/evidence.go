@@ -1,0 +1,270 @@
+package subject
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/record"
+	"tare/internal/sandboxes/oci"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/proc"
+	"tare/internal/scale/host/sandbox"
+)
+
+// Evidence is what is known of the sandboxes of a trial.
+type Evidence struct {
+	Runtime string `json:"runtime"`
+
+	// AvailableBefore and AvailableInWindow are MemAvailable of the machine, in bytes: before anything was started, and
+	// at the end of the window.
+	AvailableBefore   uint64  `json:"available_before_bytes"`
+	AvailableInWindow *uint64 `json:"available_in_window_bytes"`
+	// MachineBefore and MachineInWindow are all that the kernel says of the machine's memory at these two times, and
+	// Balance what became of it between them; nil where one of its parts is not known.
+	MachineBefore   proc.Memory  `json:"machine_before"`
+	MachineInWindow *proc.Memory `json:"machine_in_window"`
+	Balance         *Balance     `json:"balance"`
+
+	// ReadySeconds is from the launch of the first application until all were ready.
+	ReadySeconds float64 `json:"ready_seconds"`
+
+	Sandboxes []Sandbox `json:"sandboxes"`
+
+	// Pictured is the memory from when the loads were told to begin until the end of the window, and who is charged.
+	record.Pictured
+}
+
+// Sandbox is one application or load and what runs it.
+type Sandbox struct {
+	Name      string    `json:"name"`             // of the application or load
+	Cgroup    string    `json:"cgroup"`           // where what runs it belongs: the pod's, so to say
+	Status    string    `json:"status,omitempty"` // as the runtime says at the end of the window
+	Times     oci.Times `json:"times"`
+	Processes []Process `json:"processes"`
+}
+
+// Process is one process of a sandbox at the end of the window.
+type Process struct {
+	PID       int    `json:"pid"`
+	Component string `json:"component"`
+	Comm      string `json:"comm"`
+	Threads   int    `json:"threads"`
+	// MemoryCgroup and CPUCgroup are the groups that are charged for it: of its first thread, which owns its memory, and
+	// where CPU time is counted.
+	MemoryCgroup string `json:"memory_cgroup"`
+	CPUCgroup    string `json:"cpu_cgroup"`
+	// ThreadCgroups is how many threads of a virtual machine are charged to other groups for their CPU time, by group:
+	// version 1 of control groups can move single threads.
+	ThreadCgroups map[string]int `json:"thread_cgroups,omitempty"`
+	CPUSeconds    *float64       `json:"cpu_seconds"` // in the window; null where it was not read
+	// CPUElsewhere is the part of CPUSeconds of threads that are charged to other groups than CPUCgroup, by group: a
+	// runtime of virtual machines can move those that run the machine's CPUs.
+	CPUElsewhere map[string]float64 `json:"cpu_elsewhere_seconds,omitempty"`
+	Resident
+	// SameMemoryAs is another process with the very same memory, in which it counts: gVisor runs the threads of an
+	// application as processes that share all of it. 0: none.
+	SameMemoryAs int `json:"same_memory_as,omitempty"`
+}
+
+// The components, as a census of the machine calls them.
+const (
+	Workload  = string(sandbox.Workload)  // the application's own code: of gVisor, the stubs in which it runs
+	Shim      = string(sandbox.Shim)      // stays beside a container, for its streams and its end
+	Sentry    = string(sandbox.Sentry)    // the kernel of gVisor
+	Gofer     = string(sandbox.Gofer)     // serves files to it
+	VMM       = string(sandbox.VMM)       // runs a virtual machine, with the application in it
+	Virtiofsd = string(sandbox.Virtiofsd) // serves files to it
+	Monitor   = string(sandbox.Monitor)   // whatever else the runtime left running
+)
+
+// Components are all of them.
+var Components = []string{Workload, Shim, Sentry, Gofer, VMM, Virtiofsd, Monitor}
+
+// componentOf tells what a process of a sandbox is: by its command line, else by whether it is where the application
+// belongs. What begins a container is its application here, which it becomes.
+func componentOf(comm string, cmdline []string, inPod bool) (string, error) {
+	c, err := sandbox.ComponentOf(comm, cmdline)
+	switch {
+	case slices.Contains(Components, string(c)):
+		return string(c), err
+	case inPod:
+		return Workload, err
+	}
+	return Monitor, err
+}
+
+// find finds the processes of a sandbox: those in its groups, and what the shim has started elsewhere.
+func (j *joined) find() map[*sandboxed][]int {
+	children := map[int][]int{}
+	if !j.plain() {
+		pids, _ := proc.FS{}.PIDs() // with an error it is those that could be listed
+		for _, pid := range pids {
+			if p, err := (proc.FS{}).Process(pid); err == nil && p.Alive() {
+				children[p.PPID] = append(children[p.PPID], pid)
+			}
+		}
+	}
+	found := map[*sandboxed][]int{}
+	for _, s := range j.inOrder() {
+		pids := s.group.Members()
+		if s.shim != nil {
+			pids = append(pids, s.shim.Members()...)
+		}
+		for next := []int{s.pid}; len(next) > 0 && s.pid > 0; next = next[1:] {
+			next = append(next, children[next[0]]...)
+			pids = append(pids, next[0])
+		}
+		slices.Sort(pids)
+		found[s] = slices.Compact(pids)
+	}
+	return found
+}
+
+// cpuTimes is the CPU time that processes have used, by process.
+func cpuTimes(found map[*sandboxed][]int) map[int]time.Duration {
+	times := map[int]time.Duration{}
+	for _, pids := range found {
+		for _, pid := range pids {
+			if t, err := proc.Runtime(pid); err == nil {
+				times[pid] = t
+			}
+		}
+	}
+	return times
+}
+
+// cpuSince is the CPU time in seconds since before; of a process that was not there yet, all of it.
+func cpuSince(found map[*sandboxed][]int, before map[int]time.Duration) map[int]float64 {
+	used := map[int]float64{}
+	for pid, t := range cpuTimes(found) {
+		used[pid] = (t - before[pid]).Seconds()
+	}
+	return used
+}
+
+// describe looks at each process. One that ends meanwhile is left out. used is CPU seconds in the window by process,
+// threads the CPU time before it of those threads that may be charged elsewhere. It gives the processes of all.
+func (j *joined) describe(found map[*sandboxed][]int, used map[int]float64, threads map[int]map[int]time.Duration) (
+	all []Process) {
+	groups := j.trial.Cgroups().NewResolver()
+	for _, s := range j.inOrder() {
+		told := Sandbox{Name: s.name, Cgroup: s.group.Path(), Processes: processesOf(groups, s, found[s])}
+		for i := range told.Processes {
+			p := &told.Processes[i]
+			if seconds, known := used[p.PID]; known {
+				p.CPUSeconds = &seconds
+			}
+			p.CPUElsewhere = elsewhere(groups, *p, threads[p.PID])
+		}
+		j.evidence.Sandboxes = append(j.evidence.Sandboxes, told)
+		all = append(all, told.Processes...)
+	}
+	return all
+}
+
+// processesOf are the processes of a sandbox. One that ends meanwhile is left out.
+func processesOf(groups *cgroup.Resolver, s *sandboxed, pids []int) []Process {
+	all := []Process{}
+	inPod := s.group.Members()
+	for _, pid := range pids {
+		p, err := processOf(groups, pid, slices.Contains(inPod, pid))
+		if err != nil {
+			continue
+		}
+		same := func(o Process) bool { return o.SameMemoryAs == 0 && sameMemory(o, p) }
+		if i := slices.IndexFunc(all, same); i >= 0 {
+			p.SameMemoryAs = all[i].PID
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+// sameMemory reports whether two processes have one and the same memory (KCMP_VM of kcmp(2)). A kernel without that
+// call leaves it at how much they have.
+func sameMemory(a, b Process) bool {
+	if a.RSS == 0 || b.RSS == 0 {
+		return false
+	}
+	const kcmpVM = 1
+	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(a.PID), uintptr(b.PID), kcmpVM, 0, 0, 0)
+	if errno != 0 {
+		return a.Component == b.Component && a.Resident == b.Resident
+	}
+	return order == 0
+}
+
+func processOf(r *cgroup.Resolver, pid int, inPod bool) (p Process, err error) {
+	fs := proc.FS{}
+	p.PID = pid
+	if p.Comm, err = fs.Comm(pid); err != nil {
+		return p, err
+	}
+	cmdline, err := fs.Cmdline(pid)
+	if err != nil {
+		return p, err
+	}
+	if p.Component, err = componentOf(p.Comm, cmdline, inPod); err != nil {
+		return p, err
+	}
+	if p.Resident, err = residentOf(fs, pid); err != nil {
+		return p, err
+	}
+	threads, err := os.ReadDir(filepath.Join("/proc", strconv.Itoa(pid), "task"))
+	if err != nil {
+		return p, fmt.Errorf("counting the threads of process %d: %w", pid, err)
+	}
+	p.Threads = len(threads)
+	groups, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cgroup"))
+	if err != nil {
+		return p, fmt.Errorf("reading the control groups of process %d: %w", pid, err)
+	}
+	charged := r.Charged(groups)
+	p.MemoryCgroup, p.CPUCgroup = charged.Memory, charged.CPU
+	if p.Component == VMM {
+		for _, t := range threads {
+			tid, err := strconv.Atoi(t.Name())
+			if err != nil {
+				continue
+			}
+			if group, err := r.Path(tid); err == nil && group != p.CPUCgroup { // else it has ended
+				if p.ThreadCgroups == nil {
+					p.ThreadCgroups = map[string]int{}
+				}
+				p.ThreadCgroups[group]++
+			}
+		}
+	}
+	// One that has ended is in no group any more: the kernel says the root.
+	if now, err := fs.Process(pid); err != nil || !now.Alive() {
+		return p, fmt.Errorf("process %d: %w", pid, proc.ErrGone)
+	}
+	return p, nil
+}
+
+// Resident is the resident memory of a process in bytes. A page that several processes map counts in full in RSS, and
+// by its part in all others.
+type Resident struct {
+	RSS   uint64 `json:"rss_bytes"`
+	PSS   uint64 `json:"pss_bytes"`
+	Anon  uint64 `json:"pss_anon_bytes"` // these three are the parts of PSS
+	File  uint64 `json:"pss_file_bytes"`
+	Shmem uint64 `json:"pss_shmem_bytes"`
+}
+
+func residentOf(fs proc.FS, pid int) (Resident, error) {
+	r, err := fs.Rollup(pid)
+	if err != nil || r.PSS == 0 {
+		return Resident{RSS: r.RSS}, err
+	}
+	if r.Anon == nil || r.File == nil || r.Shmem == nil {
+		return Resident{}, fmt.Errorf("process %d: resident memory by kind of page needs Linux 5.9", pid)
+	}
+	return Resident{RSS: r.RSS, PSS: r.PSS, Anon: *r.Anon, File: *r.File, Shmem: *r.Shmem}, nil
+}

@@ -1,0 +1,217 @@
+// Package sandbox is the subject that applications run in: a container, gVisor or a virtual machine, by any runtime
+// with runc's command line, on a bundle that Tare builds itself. What it costs is told by process, by component and
+// by control group. The runtime `none` runs the application plainly and is measured alike: it is the baseline.
+package subject
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/param"
+	"tare/internal/lib/self"
+	"tare/internal/sandboxes/microvm"
+	"tare/internal/sandboxes/oci"
+	"tare/internal/scale/host/proc"
+)
+
+// name is what specs call the subject.
+const name = "sandbox"
+
+// The settings.
+const (
+	settingRuntime  = "runtime"
+	settingMemory   = "memory"
+	settingOnly     = "sandbox-cgroup-only"
+	settingNetwork  = "network"
+	settingPlatform = "platform"
+	settingOptional = "optional"
+	settingReady    = "ready-timeout"
+)
+
+// none is the runtime that is none.
+const none = "none"
+
+const (
+	ownNetwork  = "own"
+	hostNetwork = "host"
+)
+
+var settings = []param.Setting{
+	{Name: settingRuntime, Type: param.TypeText, Reach: param.ReachCommand, Default: "runc",
+		Known: []string{"crun", "youki", oci.Runsc, oci.MicroVM, none},
+		Doc: "runtime that the application runs in, by its name or its path: `runc`, `crun`, `youki`, `runsc` (gVisor), " +
+			"or `microvm` (Tare's own); `none`: it runs plainly, and is measured alike"},
+	{Name: settingMemory, Type: param.TypeBytes, Min: 16 << 20,
+		Doc: "memory limit of the sandbox, as its bundle has it; of a virtual machine, its size"},
+	{Name: settingOnly, Type: param.TypeSwitch, Default: "true",
+		Doc: "of runtimes that start a virtual machine: whether all of it is in the control group of the pod, or only what " +
+			"runs its CPUs (of `microvm`: annotation `io.tare.microvm.sandbox_cgroup_only` of the bundle)"},
+	{Name: settingNetwork, Type: param.TypeWord, Default: ownNetwork, Words: []string{ownNetwork, hostNetwork},
+		Doc: "network of the sandbox: a namespace of its own, which an application that a load goes to is joined to by a " +
+			"pair of virtual interfaces, or this machine's"},
+	{Name: settingPlatform, Type: param.TypeWord, Default: "systrap", Words: []string{"systrap", "ptrace", "kvm"},
+		Doc: "of `runsc`: how it gets hold of system calls"},
+	{Name: settingReady, Type: param.TypeDuration, Default: role.ReadyTimeout.String(), Min: 1, Max: 3600,
+		Doc: "how long a sandbox may take from its launch until what is in it is ready; a virtual machine may take as long to " +
+			"boot, and a minute at least"},
+	{Name: settingOptional, Type: param.TypeSwitch, Default: "false",
+		Doc: "whether the run goes on without the arm where the runtime is not installed or does not work on this machine"},
+}
+
+func init() { kind.Register(kind.Subject, guest{}) }
+
+// guest is the subject as the engine knows it.
+type guest struct{}
+
+func (guest) About() kind.About {
+	return kind.About{
+		Name: name, Summary: "a container or virtual machine that applications run in, by any OCI runtime",
+		Settings: settings, Label: settingRuntime,
+	}
+}
+
+// BoundsMemory reports whether sandboxes have a limit.
+func (guest) BoundsMemory(o param.Values) bool { return o.Float(settingMemory) > 0 }
+
+// Trait says how gVisor gets hold of system calls.
+func (guest) Trait(o param.Values) string {
+	if filepath.Base(o[settingRuntime]) == oci.Runsc {
+		return "gVisor, platform " + o[settingPlatform]
+	}
+	return ""
+}
+
+// runtimeOf finds the runtime of some options.
+func runtimeOf(o param.Values, self string) (oci.Runtime, error) {
+	return oci.Find(o[settingRuntime], self, oci.Options{
+		Platform: o[settingPlatform], HostNetwork: o[settingNetwork] == hostNetwork,
+	})
+}
+
+// tried are the results of Installed by runtime: each is tried once.
+var tried struct {
+	sync.Mutex
+	errs map[string]error
+}
+
+// Installed has the runtime run an empty container: a runtime that refuses this machine says so itself.
+func (guest) Installed(ctx context.Context, o param.Values) error {
+	if o[settingRuntime] == none {
+		return nil
+	}
+	if os.Geteuid() != 0 && o[settingRuntime] != oci.MicroVM {
+		return fault.New(fault.Machine, o[settingRuntime], "run as root", "containers can only be made by root")
+	}
+	if o[settingNetwork] != hostNetwork && !proc.Capable(unix.CAP_NET_ADMIN) {
+		return fault.New(fault.Machine, o[settingRuntime], "run as root, or with CAP_NET_ADMIN",
+			"the interfaces of a network namespace cannot be brought up")
+	}
+	own, err := self.Path()
+	if err != nil {
+		return err
+	}
+	r, err := runtimeOf(o, own)
+	if err != nil {
+		return err
+	}
+	tried.Lock()
+	defer tried.Unlock()
+	key := fmt.Sprint(r.Argv, booting(o))
+	if err, known := tried.errs[key]; known {
+		return err
+	}
+	err = oci.Probe(ctx, r, own, o.Duration(settingReady), booting(o))
+	if err != nil {
+		mend := "name another runtime"
+		if lacks := oci.Lacks(); len(lacks) > 0 && o[settingRuntime] != oci.MicroVM {
+			mend = "run as root with " + strings.Join(lacks, ", ")
+		}
+		err = fault.Wrap(err, fault.Machine, o[settingRuntime], mend, "does not work on this machine")
+	}
+	if ctx.Err() != nil {
+		return err // which says nothing of the runtime
+	}
+	if tried.errs == nil {
+		tried.errs = map[string]error{}
+	}
+	tried.errs[key] = err
+	return err
+}
+
+// booting is what Tare's own runtime is told of how long its guest may take to boot, where that is longer than it would
+// wait of itself.
+func booting(o param.Values) map[string]string {
+	within := o.Duration(settingReady)
+	if o[settingRuntime] != oci.MicroVM || within <= microvm.BootTimeout {
+		return nil
+	}
+	return map[string]string{microvm.Annotation + "boot_timeout": within.String()}
+}
+
+// TakesLonger is what booting an emulated virtual machine took (docs/experiments/sandbox-idle.md); containers take a
+// tenth of a second.
+func (guest) TakesLonger(o param.Values) time.Duration {
+	if o[settingRuntime] == oci.MicroVM {
+		return 4 * time.Second
+	}
+	return 0
+}
+
+func (guest) Optional(o param.Values) bool { return o.On(settingOptional) }
+
+// Version is that of the runtime, by its name.
+func (guest) Version(ctx context.Context, o param.Values, own string) (string, string) {
+	switch o[settingRuntime] {
+	case none:
+		return "", ""
+	case oci.MicroVM:
+		return oci.MicroVM, own
+	}
+	path, err := self.Path()
+	if err != nil {
+		return "", ""
+	}
+	r, err := runtimeOf(o, path)
+	if err != nil {
+		return "", ""
+	}
+	return filepath.Base(r.Name), r.Version(ctx)
+}
+
+// rootDir is the root file system in the directory of a run.
+const rootDir = "rootfs"
+
+// Prepare builds the root file system of all sandboxes of a run.
+func (guest) Prepare(_ context.Context, p kind.Preparation) error {
+	_, err := oci.NewRoot(filepath.Join(p.Dir, rootDir), p.Self)
+	return err
+}
+
+func (guest) Join(t kind.Trial, _ string, part *kind.Part) (any, error) {
+	j := &joined{trial: t, part: part, sandboxes: map[string]*sandboxed{}, links: map[string]int{}}
+	j.evidence.Runtime = part.Options[settingRuntime]
+	var err error
+	if j.evidence.MachineBefore, err = settledMemory(); err != nil {
+		return nil, err
+	}
+	j.evidence.AvailableBefore = j.evidence.MachineBefore.Available
+	j.ownBefore = ownAnon()
+	if j.plain() {
+		return j, nil
+	}
+	if j.runtime, err = runtimeOf(part.Options, t.Self()); err != nil {
+		return nil, err
+	}
+	j.root, err = oci.NewRoot(filepath.Join(t.Prepared(kind.Subject, name), rootDir), t.Self())
+	return j, err
+}

@@ -1,0 +1,434 @@
+package subject
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/link"
+	"tare/internal/experiment/placement"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/pace"
+	"tare/internal/sandboxes/microvm"
+	"tare/internal/sandboxes/oci"
+	"tare/internal/scale/host/cgroup"
+)
+
+// joined is the sandboxes of a trial.
+type joined struct {
+	trial   kind.Trial
+	part    *kind.Part
+	runtime oci.Runtime
+	root    *oci.Root
+
+	mu        sync.Mutex
+	tree      string // name of the trial's tree of groups, once something was launched
+	sandboxes map[string]*sandboxed
+	links     map[string]int // number of the pair of interfaces of an application, by its name
+	network   netip.Prefix   // of these
+	begun     int64          // CLOCK_MONOTONIC as the first was launched, ns
+
+	watch     sync.WaitGroup
+	stopWatch context.CancelFunc
+	charged   *course // written by what watches, and read when that has ended
+	resident  *course
+	evidence  Evidence
+
+	ownBefore int64 // anonymous memory of this process before the trial
+}
+
+// sandboxed is one application or load in a sandbox.
+type sandboxed struct {
+	name  string
+	dir   string // of its job; empty where it runs plainly
+	group *placement.Group
+	shim  *placement.Group // nil where it runs plainly
+	pid   int              // of the shim, or of the application itself
+	link  string           // name of this machine's end of its link; empty: none
+	space *link.Namespace  // of the shim, where it has a link; open until the sandbox has ended
+	job   oci.Job
+
+	asked  bool           // whether the runtime has told of it while it ran
+	killed []microvm.Kill // inside, by then
+}
+
+func (j *joined) plain() bool { return j.part.Options[settingRuntime] == none }
+
+func (j *joined) ownNetwork() bool { return j.part.Options[settingNetwork] == ownNetwork }
+
+// Host is the address of the far end of an application's link. One that no load goes to has none.
+func (j *joined) Host(app string) (string, error) {
+	served := false
+	for _, l := range j.trial.Setup().Loads {
+		served = served || l.To == app
+	}
+	if j.plain() || !j.ownNetwork() || !served {
+		return "127.0.0.1", nil
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if !j.network.IsValid() {
+		var err error
+		if j.network, err = link.FreeNet(); err != nil {
+			return "", err
+		}
+	}
+	if _, has := j.links[app]; !has {
+		if len(j.links) == link.MostPairs {
+			return "", fmt.Errorf("more than %d applications in sandboxes have no addresses", link.MostPairs)
+		}
+		j.links[app] = len(j.links)
+	}
+	_, there := link.Addresses(j.network, j.links[app])
+	return there.Addr().String(), nil
+}
+
+// Launch starts an application in a sandbox: its command becomes the shim, which stays beside the container and passes
+// its own streams on.
+func (j *joined) Launch(ctx context.Context, l kind.Launch) error {
+	s := &sandboxed{name: l.Name, group: l.Group}
+	j.mu.Lock()
+	j.tree = l.Group.TreeName()
+	if j.begun == 0 {
+		j.begun = pace.Now()
+	}
+	j.sandboxes[l.Name] = s
+	number, linked := j.links[l.Name]
+	j.mu.Unlock()
+	if j.plain() {
+		err := l.Group.Start(l.Command)
+		if err == nil {
+			s.setPID(j, l.Command.Process.Pid)
+		}
+		return err
+	}
+	var err error
+	if s.shim, err = j.trial.ServingGroup("shim", l.Name, nil); err != nil {
+		return err
+	}
+	var here netip.Prefix
+	s.job.Own = j.ownNetwork()
+	if linked {
+		here, s.job.Address = link.Addresses(j.network, number)
+	}
+	path, err := j.bundle(s, l)
+	if err != nil {
+		return err
+	}
+	l.Command.Path, l.Command.Err = j.trial.Self(), nil
+	l.Command.Args = append([]string{"tare"}, s.job.Args(path)...)
+	if s.job.Own && !linked {
+		if l.Command.SysProcAttr == nil {
+			l.Command.SysProcAttr = &unix.SysProcAttr{}
+		}
+		l.Command.SysProcAttr.Cloneflags |= unix.CLONE_NEWNET
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	var network string
+	if linked {
+		if s.space, err = link.NewNamespace(); err != nil {
+			return err
+		}
+		network = s.space.Path()
+		s.link = "tare" + strconv.Itoa(os.Getpid()) + "s" + strconv.Itoa(number)
+		err := link.MakePair(s.link, link.Inside, s.space)
+		if err == nil {
+			err = link.Configure(s.link, s.group.TreeName(), here)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := s.shim.StartIn(l.Command, network); err != nil {
+		return err
+	}
+	s.setPID(j, l.Command.Process.Pid)
+	return nil
+}
+
+func (s *sandboxed) setPID(j *joined, pid int) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	s.pid = pid
+}
+
+// bundle writes the bundle and the job of a sandbox. It gives the path of the job.
+func (j *joined) bundle(s *sandboxed, l kind.Launch) (string, error) {
+	state, err := oci.NewState(j.tree)
+	if err != nil {
+		return "", err
+	}
+	s.dir = filepath.Join(state, l.Name)
+	program := l.Command.Path
+	if program == j.trial.Self() {
+		program = oci.Tare
+	} else if err := j.root.Add(program); err != nil {
+		return "", err
+	}
+	for _, a := range l.Command.Args[1:] { // programs that a shell becomes
+		if info, err := os.Stat(a); filepath.IsAbs(a) && err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			if err := j.root.Add(a); err != nil {
+				return "", err
+			}
+		}
+	}
+	for _, d := range l.Dirs {
+		if err := j.root.Mountpoint(d); err != nil {
+			return "", err
+		}
+	}
+	id := j.tree + "-" + l.Name
+	spec := oci.Spec{
+		Args: slices.Concat([]string{program}, l.Command.Args[1:]), Root: j.root.Dir, Dirs: l.Dirs,
+		Env:    append(added(l.Command.Env), placement.Mark+"="+j.tree),
+		Cgroup: l.Group.Path() + "/" + id, HostNetwork: !s.job.Own, NetNS: "/proc/self/ns/net",
+		Memory: uint64(j.part.Options.Float(settingMemory)),
+	}
+	if spec.Annotations, err = j.annotations(s); err != nil {
+		return "", err
+	}
+	s.job.Container = oci.Container{Runtime: j.runtime, Root: filepath.Join(s.dir, "state"), Bundle: s.dir, ID: id}
+	if err := spec.Write(s.dir); err != nil {
+		return "", err
+	}
+	return s.job.Write(s.dir)
+}
+
+// overheadComponent is the component of groups in which runtimes start what they move into the pod later, or leave.
+const overheadComponent = "overhead"
+
+// annotations are what the runtime is told beyond its bundle. An overhead group is one of the trial's own, so that what
+// is charged there is told of, and goes with the trial.
+func (j *joined) annotations(s *sandboxed) (map[string]string, error) {
+	if j.runtime.Name != oci.MicroVM {
+		return nil, nil
+	}
+	told := map[string]string{microvm.Annotation + "sandbox_cgroup_only": j.part.Options[settingOnly]}
+	maps.Copy(told, booting(j.part.Options))
+	if !j.part.Options.On(settingOnly) {
+		overhead, err := j.trial.ServingGroup(overheadComponent, s.name, nil)
+		if err != nil {
+			return nil, err
+		}
+		told[microvm.Annotation+"overhead_parent"] = overhead.Path()
+	}
+	return told, nil
+}
+
+// added are the variables of an environment that this process does not have.
+func added(env []string) []string {
+	own := os.Environ()
+	return slices.DeleteFunc(slices.Clone(env), func(v string) bool { return slices.Contains(own, v) })
+}
+
+// Patience is how long a sandbox may take until what is in it is ready.
+func (j *joined) Patience() time.Duration { return j.part.Options.Duration(settingReady) }
+
+// Start is called when all applications are ready: it starts nothing.
+func (j *joined) Start(context.Context) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.begun > 0 {
+		j.evidence.ReadySeconds = float64(pace.Now()-j.begun) / 1e9
+	}
+	return nil
+}
+
+// Begun has the CPU time of processes, and what the machine has to give, read at the edges of the window.
+func (j *joined) Begun(ctx context.Context, s role.Schedule) error {
+	ctx, j.stopWatch = context.WithCancel(ctx)
+	from, to := s.Begin+s.Warmup, s.Begin+s.Warmup+s.Duration
+	following, stop := context.WithDeadline(ctx, time.Now().Add(time.Duration(to-pace.Now())))
+	followed := make(chan struct{})
+	j.watch.Go(func() {
+		defer close(followed)
+		j.resident = j.followProcesses(following, from)
+	})
+	j.watch.Go(func() {
+		defer stop()
+		var err error
+		if j.charged, err = j.follow(following, from, to); err != nil && ctx.Err() == nil {
+			j.trial.Fail(fmt.Errorf("following the memory of sandboxes: %w", err))
+		}
+	})
+	j.watch.Go(func() {
+		if pace.Sleep(ctx, time.Duration(from-pace.Now())) != nil {
+			return
+		}
+		begun := j.find()
+		before, threads := cpuTimes(begun), j.threads(begun)
+		if pace.Sleep(ctx, time.Duration(to-pace.Now())-weighing) != nil {
+			return
+		}
+		j.balance(ctx)
+		if pace.Sleep(ctx, time.Duration(to-pace.Now())) != nil {
+			return
+		}
+		found := j.find()
+		all := j.describe(found, cpuSince(found, before), threads) // now, for what works inside ends soon
+		<-followed
+		j.resident.moment(to - from)
+		j.resident.addResident(all)
+	})
+	return nil
+}
+
+// After waits until what the sandboxes consist of is known, and has the runtime tell of those that still run.
+func (j *joined) After(ctx context.Context) error {
+	j.watch.Wait()
+	for _, c := range []*course{j.charged, j.resident} {
+		if c != nil && len(c.Parts) > 0 {
+			j.evidence.Series = append(j.evidence.Series, c.Series)
+		}
+	}
+	j.evidence.Places = j.evidence.places(j.trial.Record().Ledger)
+	if j.evidence.chargedElsewhere(j.tree) {
+		j.evidence.Balance = nil
+	}
+	for _, s := range j.inOrder() {
+		if s.dir == "" {
+			continue
+		}
+		if state, err := s.job.Container.State(ctx); err == nil {
+			s.asked, s.killed = true, state.OutOfMemory()
+			j.note(s.name, func(told *Sandbox) { told.Status = state.Status })
+		}
+	}
+	return nil
+}
+
+// note adds to what is known of a sandbox.
+func (j *joined) note(name string, add func(*Sandbox)) {
+	for i := range j.evidence.Sandboxes {
+		if j.evidence.Sandboxes[i].Name == name {
+			add(&j.evidence.Sandboxes[i])
+		}
+	}
+}
+
+// Evidence is what is found of the sandboxes. Times of their end are added to it later.
+func (j *joined) Evidence() any { return &j.evidence }
+
+// inOrder are the sandboxes by name.
+func (j *joined) inOrder() []*sandboxed {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	var all []*sandboxed
+	for _, name := range slices.Sorted(maps.Keys(j.sandboxes)) {
+		all = append(all, j.sandboxes[name])
+	}
+	return all
+}
+
+// The further readings of a trial.
+const (
+	readingRemoved   = "removed"   // when the sandboxes have gone, and their files have not
+	readingReclaimed = "reclaimed" // when the kernel has taken back what it could
+)
+
+// Close ends what is left of the sandboxes, and looks at what is charged to their groups still.
+func (j *joined) Close() error {
+	if j.stopWatch != nil {
+		j.stopWatch()
+	}
+	j.watch.Wait()
+	var errs []error
+	for _, s := range j.inOrder() {
+		if s.dir != "" {
+			errs = append(errs, j.end(s))
+		}
+	}
+	if err := errors.Join(errs...); err != nil || !j.empty() || j.trial.Record().Ledger == nil {
+		return err
+	}
+	return j.look()
+}
+
+// empty reports whether there were sandboxes, and all processes of theirs have ended. An application that runs plainly
+// may end after this.
+func (j *joined) empty() bool {
+	all := j.inOrder()
+	return len(all) > 0 && !slices.ContainsFunc(all, func(s *sandboxed) bool { return len(s.group.Members()) > 0 })
+}
+
+// end notes how a sandbox ended, and ends one that has not.
+func (j *joined) end(s *sandboxed) error {
+	t, err := oci.ReadTimes(s.dir)
+	if err != nil {
+		return err
+	}
+	j.note(s.name, func(told *Sandbox) { told.Times = t })
+	if t.Killed {
+		j.trial.Warn("sandbox-killed", "%s in %s did not end in its time when it was asked to, and was killed",
+			s.name, j.runtime.Name)
+	}
+	if t.Deleted == 0 { // the shim was killed
+		err = s.job.Abandon(context.Background())
+	}
+	if s.link != "" {
+		err = errors.Join(err, link.Remove(s.link), s.space.Close())
+	}
+	return err
+}
+
+// look reads all counters twice more: what is charged when the sandboxes have gone, and what is left of it when the
+// kernel has taken back what it can.
+func (j *joined) look() error {
+	ctx := context.Background()
+	if err := j.trial.Read(ctx, readingRemoved); err != nil {
+		return err
+	}
+	for _, s := range j.inOrder() {
+		j.reclaim(s.group)
+	}
+	return j.trial.Read(ctx, readingReclaimed)
+}
+
+// reclaim has the kernel take back what it can of the memory of a group of the trial: force_empty of v1, reclaim of v2
+// (Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst). What it cannot take back stays: no error.
+func (j *joined) reclaim(g *placement.Group) {
+	h, ok := j.trial.Cgroups().Controller("memory")
+	if !ok {
+		return
+	}
+	dir, ok := h.Dir(g.Path())
+	if !ok {
+		return
+	}
+	file, text := "memory.force_empty", "0"
+	if h.V2 {
+		current, err := os.ReadFile(filepath.Join(dir, "memory.current"))
+		if err != nil {
+			return
+		}
+		file, text = "memory.reclaim", strings.TrimSpace(string(current))
+	}
+	_ = cgroup.Write(filepath.Join(dir, file), text)
+}
+
+// Removed says what is left of the sandboxes on this machine, and removes it.
+func (j *joined) Removed() ([]string, error) {
+	if j.tree == "" || j.plain() {
+		return nil, nil
+	}
+	left, err := oci.RemoveState(context.Background(), j.tree)
+	mounts, unmounted := oci.Unmount(j.root.Dir)
+	for _, m := range mounts {
+		left = append(left, "the mount "+m)
+	}
+	return left, errors.Join(err, unmounted)
+}

@@ -1,0 +1,54 @@
+package subject
+
+import (
+	"context"
+	"path/filepath"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/sandboxes/oci"
+)
+
+// Component is what a process is that a runtime names as its container's: the sentry of gVisor, the VMM of a virtual
+// machine, the first process of a container.
+func (j *joined) Component(pid int) string {
+	for _, s := range j.inOrder() {
+		if s.dir == "" {
+			continue
+		}
+		if t, err := oci.ReadTimes(s.dir); err != nil || t.PID != pid {
+			continue
+		}
+		switch filepath.Base(j.runtime.Name) {
+		case oci.Runsc:
+			return Sentry
+		case oci.MicroVM:
+			return VMM
+		}
+		return Workload
+	}
+	return ""
+}
+
+// KilledInside are the processes that kernels of guests killed because memory was short.
+func (j *joined) KilledInside(ctx context.Context) (all []kind.KilledInside) {
+	if j.runtime.Name != oci.MicroVM {
+		return nil
+	}
+	for _, s := range j.inOrder() {
+		if s.dir == "" {
+			continue
+		}
+		kills := s.killed
+		if t, err := oci.ReadTimes(s.dir); err == nil && t.Exited > 0 {
+			kills = t.OutOfMemory
+		} else if !s.asked {
+			if state, err := s.job.Container.State(ctx); err == nil {
+				kills = state.OutOfMemory()
+			}
+		}
+		for _, k := range kills {
+			all = append(all, kind.KilledInside{Part: s.name, Process: k.Process, Why: k.Why})
+		}
+	}
+	return all
+}

@@ -1,0 +1,411 @@
+package subject
+
+import (
+	"fmt"
+	"slices"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/metric"
+	"tare/internal/lib/quantity"
+	"tare/internal/sandboxes/oci"
+	"tare/internal/scale/ledger"
+)
+
+// seen is a value that the evidence of a trial has.
+func seen(of func(*Evidence, *measured.Measured) (float64, bool)) func(*measured.Measured) (float64, bool) {
+	return func(m *measured.Measured) (float64, bool) {
+		e, ok := m.Evidence[name].(*Evidence)
+		if !ok || len(e.Sandboxes) == 0 {
+			return 0, false
+		}
+		return of(e, m)
+	}
+}
+
+// Metrics are what trials with this subject tell of it.
+func (guest) Metrics() []measured.Metric {
+	all := slices.Concat(startAndStop, balanceMetrics(), memoryMetrics(), countMetrics)
+	for _, c := range Components {
+		all = append(all, componentMetrics(c)...)
+	}
+	return all
+}
+
+// between is the mean time between two moments of the sandboxes, each divided by nothing: it is of one sandbox.
+func between(from, to func(oci.Times) int64) func(*measured.Measured) (float64, bool) {
+	return seen(func(e *Evidence, _ *measured.Measured) (total float64, ok bool) {
+		for _, s := range e.Sandboxes {
+			a, b := from(s.Times), to(s.Times)
+			if a == 0 || b == 0 {
+				return 0, false
+			}
+			total += float64(b-a) / 1e9
+		}
+		return total / float64(len(e.Sandboxes)), true
+	})
+}
+
+var startAndStop = []measured.Metric{{
+	Definition: metric.Definition{
+		Name: "sandbox_start_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Mean, Better: metric.Lower,
+		Needs: measured.NeedRest, Family: "sandbox_start", Clause: "starts a sandbox in {}",
+		How: "From when the runtime's create was called until its start had ended: mean of the sandboxes of the trial, " +
+			"which start side by side. Left out where there is no runtime.",
+	},
+	Value: between(func(t oci.Times) int64 { return t.Create }, func(t oci.Times) int64 { return t.Started }),
+}, {
+	Definition: metric.Definition{
+		Name: "sandbox_create_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Mean, Better: metric.Lower,
+		Needs: measured.NeedRest, Family: "sandbox_start",
+		How: "The part of `sandbox_start_seconds` until the runtime's create had ended.",
+	},
+	Value: between(func(t oci.Times) int64 { return t.Create }, func(t oci.Times) int64 { return t.Created }),
+}, {
+	Definition: metric.Definition{
+		Name: "sandbox_ready_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Mean, Cost: true,
+		Better: metric.Lower, Needs: measured.NeedRest, Clause: "has all applications ready {} after the launch of the first",
+		How: "From the launch of the first application until all were ready. Left out where there is none.",
+	},
+	Value: seen(func(e *Evidence, m *measured.Measured) (float64, bool) {
+		return e.ReadySeconds, len(m.Setup.Applications) > 0
+	}),
+}, {
+	Definition: metric.Definition{
+		Name: "sandbox_stop_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Mean, Better: metric.Lower,
+		Needs: measured.NeedRest, Clause: "takes {} to end one",
+		How: "From when a sandbox was told to end until the runtime had deleted it: mean of those of the trial, which end " +
+			"side by side. Left out where there is no runtime, and where a sandbox ended by itself.",
+	},
+	Value: between(func(t oci.Times) int64 { return t.Told }, func(t oci.Times) int64 { return t.Deleted }),
+}}
+
+// charged adds up a part of the memory of all groups of the sandboxes in a reading: those where what runs the
+// applications belongs, and those of the subject beside them.
+func charged(l *ledger.Ledger, e *Evidence, inPod, outside bool, part func(*ledger.Memory) *int64) (total float64, ok bool) {
+	if l == nil {
+		return 0, false
+	}
+	for i := range l.Cgroups {
+		g := &l.Cgroups[i]
+		pod := slices.ContainsFunc(e.Sandboxes, func(s Sandbox) bool { return s.Cgroup == g.Path })
+		if pod && !inPod || !pod && (!outside || !topOfSubject(l, g)) {
+			continue
+		}
+		if g.Memory == nil || part(g.Memory) == nil {
+			return 0, false
+		}
+		total, ok = total+float64(*part(g.Memory)), true
+	}
+	return total, ok || !inPod // a baseline has nothing outside
+}
+
+// topOfSubject reports whether a group is the subject's, and in none of its other groups.
+func topOfSubject(l *ledger.Ledger, g *ledger.Cgroup) bool {
+	is := func(g *ledger.Cgroup) bool { return g.Role == string(kind.Subject) }
+	return is(g) && !slices.ContainsFunc(l.Cgroups, func(o ledger.Cgroup) bool {
+		return is(&o) && o.Path != g.Path && measured.Within(g.Path, o.Path)
+	})
+}
+
+func hard(m *ledger.Memory) *int64 { return m.Hard }
+func soft(m *ledger.Memory) *int64 { return m.Soft }
+
+func workingSet(m *ledger.Memory) *int64 {
+	if m.WorkingSet == nil {
+		return nil
+	}
+	n := int64(*m.WorkingSet)
+	return &n
+}
+
+// attributed is the hard memory of all groups of the sandboxes.
+func attributed(e *Evidence, m *measured.Measured) (float64, bool) {
+	return charged(m.Ledger, e, true, true, hard)
+}
+
+// own is a process without memory that counts in another.
+func (p Process) own() Process {
+	if p.SameMemoryAs != 0 {
+		p.Resident = Resident{}
+	}
+	return p
+}
+
+// memoryFamily is that of all memory of a subject: of these an answer names those that the experiment is about.
+const memoryFamily = "memory"
+
+// inMemory is a metric of memory of a trial. Where several count the same in different ways, they are of one family.
+func inMemory(name, family, clause, how string, value func(*Evidence, *measured.Measured) (float64, bool)) measured.Metric {
+	return measured.Metric{
+		Definition: metric.Definition{
+			Name: name, Unit: quantity.UnitOf(name), Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
+			Better: metric.Lower, Needs: measured.NeedMemory, Family: family, Clause: clause, How: how,
+		},
+		Value: seen(value),
+	}
+}
+
+const ofAll = " Of all sandboxes of the trial together, with what runs in them, at the end of the window."
+
+// balanceMetrics are the lines of the balance of the machine's memory.
+func balanceMetrics() []measured.Metric {
+	line := func(name, family, clause, how string, of func(*Balance) int64) measured.Metric {
+		return inMemory(name, family, clause, how, func(e *Evidence, _ *measured.Measured) (float64, bool) {
+			if e.Balance == nil {
+				return 0, false
+			}
+			return float64(of(e.Balance)), true
+		})
+	}
+	// Of what others took nothing is better or worse, and no cost of the sandboxes'.
+	other := func(name, family, clause, how string, of func(*Balance) int64) measured.Metric {
+		m := line(name, family, clause, how, of)
+		m.Cost, m.Better = false, metric.Neither
+		return m
+	}
+	const beside = "sandbox_beside"
+	share := func(name, how string, of func(*Balance) int64) measured.Metric {
+		m := inMemory(name, beside, "", how, func(e *Evidence, _ *measured.Measured) (float64, bool) {
+			if e.Balance == nil || e.Balance.Taken <= 0 {
+				return 0, false
+			}
+			return float64(of(e.Balance)) / float64(e.Balance.Taken), true
+		})
+		m.Cost, m.Better = false, metric.Neither
+		return m
+	}
+	return []measured.Metric{
+		line("sandbox_taken_bytes", "sandbox_taken", "takes {} of what the machine has to give",
+			"`sandbox_lost_bytes` less `sandbox_kept_bytes`, `sandbox_beside_bytes` and `sandbox_neighbours_bytes`: what the "+
+				"machine has less to give because of the sandboxes.", func(b *Balance) int64 { return b.Taken }),
+		inMemory("sandbox_lost_bytes", memoryFamily, "takes {} of MemAvailable",
+			"MemAvailable before anything of the trial was started, less at the end of the window: whatever else came and "+
+				"went on the machine is in it.",
+			func(e *Evidence, _ *measured.Measured) (float64, bool) {
+				if e.AvailableInWindow == nil {
+					return 0, false
+				}
+				return float64(e.AvailableBefore) - float64(*e.AvailableInWindow), true
+			}),
+		other("sandbox_kept_bytes", beside, "",
+			"By how much the free pages grew that CPUs keep at hand, which MemAvailable leaves out: the machine's difference, "+
+				"by /proc/zoneinfo. Negative where the sandboxes were given pages that had been freed before the trial.",
+			func(b *Balance) int64 { return b.Kept }),
+		other("sandbox_beside_bytes", beside, "",
+			"Hard memory of the trial's other groups, such as those of its loads, and what Tare itself grew by.",
+			func(b *Balance) int64 { return b.Beside }),
+		other("sandbox_neighbours_bytes", beside, "",
+			"What anonymous and shared memory of the rest of the machine grew by: the machine's difference, less what the "+
+				"groups of the trial and Tare have of it.", func(b *Balance) int64 { return b.Neighbours }),
+		line("sandbox_kernel_uncharged_bytes", memoryFamily, "",
+			"Kernel memory that cannot be freed and that no group of the trial is charged for: the machine's difference of "+
+				"slab, kernel stacks, page tables and memory by CPU, less what these groups are charged.",
+			func(b *Balance) int64 { return b.Kernel }),
+		other("sandbox_kernel_reclaimable_bytes", memoryFamily, "",
+			"The part of `sandbox_hard_bytes` that the kernel can free at need, where control groups do not tell it apart "+
+				"(version 1): the machine's difference.", func(b *Balance) int64 { return b.Reclaimable }),
+		other("sandbox_unattributed_bytes", "sandbox_unattributed", "leaves {} of that unattributed",
+			"`sandbox_taken_bytes` less `sandbox_hard_bytes` and `sandbox_kernel_uncharged_bytes`, and with "+
+				"`sandbox_kernel_reclaimable_bytes`: what the machine lost and nothing accounts for.",
+			func(b *Balance) int64 { return b.Remainder }),
+		share("sandbox_unattributed_share", "`sandbox_unattributed_bytes` as a part of `sandbox_taken_bytes`.",
+			func(b *Balance) int64 { return b.Remainder }),
+		share("sandbox_uncharged_share",
+			"What of `sandbox_taken_bytes` the sandboxes' control groups are not charged for, as a part of it: uncharged "+
+				"kernel memory and the remainder. Negative where they are charged for more than was taken.",
+			func(b *Balance) int64 { return b.Kernel + b.Remainder }),
+	}
+}
+
+func memoryMetrics() []measured.Metric {
+	in := func(reading func(*measured.Measured) *ledger.Ledger, inPod, outside bool, part func(*ledger.Memory) *int64,
+	) func(*Evidence, *measured.Measured) (float64, bool) {
+		return func(e *Evidence, m *measured.Measured) (float64, bool) {
+			return charged(reading(m), e, inPod, outside, part)
+		}
+	}
+	window := func(m *measured.Measured) *ledger.Ledger { return m.Ledger }
+	removed := func(m *measured.Measured) *ledger.Ledger { return m.Further[readingRemoved] }
+	reclaimed := func(m *measured.Measured) *ledger.Ledger { return m.Further[readingReclaimed] }
+	pss := func(of func(Process) uint64) func(*Evidence, *measured.Measured) (float64, bool) {
+		return func(e *Evidence, _ *measured.Measured) (total float64, ok bool) {
+			for _, s := range e.Sandboxes {
+				for _, p := range s.Processes {
+					total, ok = total+float64(of(p.own())), true
+				}
+			}
+			return total, ok
+		}
+	}
+	return []measured.Metric{
+		inMemory("sandbox_hard_bytes", memoryFamily, "holds {} of hard memory",
+			"Anon + shmem + kernel - reclaimable slab of the control groups of sandboxes, pods and what is outside of them."+
+				ofAll, attributed),
+		inMemory("sandbox_soft_bytes", memoryFamily, "holds {} of page cache",
+			"File - shmem + reclaimable slab of the same groups."+ofAll, in(window, true, true, soft)),
+		inMemory("sandbox_pod_hard_bytes", memoryFamily, "holds {} of hard memory charged to its pods",
+			"The part of `sandbox_hard_bytes` in the groups where what runs the applications belongs: the pods'.",
+			in(window, true, false, hard)),
+		inMemory("sandbox_outside_hard_bytes", memoryFamily, "holds {} charged elsewhere",
+			"The part of `sandbox_hard_bytes` outside of the pods' groups: shims and what else a runtime puts elsewhere. 0 "+
+				"without a runtime.", in(window, false, true, hard)),
+		inMemory("sandbox_apart_bytes", "sandbox_apart", "of which {} belong to virtual machines that have only their "+
+			"vCPU threads in the pods' groups (on cgroup v1, memory follows the thread-group leader)",
+			"Hard memory of the groups that are charged for virtual machines whose threads run in the pods' groups while their "+
+				"memory is charged outside of them. Left out where no sandbox is such."+ofAll, apartBytes),
+		inMemory("sandbox_stayed_bytes", "sandbox_stayed", "of which {} are pages that virtual machines had touched before "+
+			"they were moved into the pods' groups (on cgroup v2, a process moves whole, and its pages stay charged where they "+
+			"were touched)",
+			"Anonymous and shared memory of the overhead groups in which virtual machines were started that are in the pods' "+
+				"groups now, less that of the processes which are still in them (PSS). Left out where no sandbox is such."+ofAll,
+			stayedBytes),
+		inMemory("sandbox_pod_working_set_bytes", memoryFamily, "shows up in Kubernetes with {}",
+			"Current - inactive_file of the pods' groups, as the kubelet reports it for a pod.", in(window, true, false, workingSet)),
+		inMemory("sandbox_pss_bytes", memoryFamily, "has {} resident in its processes (PSS)",
+			"Proportional set size (smaps_rollup) of all processes of the sandboxes, the applications among them where the "+
+				"machine's kernel runs them: page cache that they map is in it, and kernel memory is not. "+
+				"Processes with one and the same memory count once."+ofAll,
+			pss(func(p Process) uint64 { return p.PSS })),
+		inMemory("sandbox_pss_anon_bytes", memoryFamily, "", "Anonymous memory in `sandbox_pss_bytes`.",
+			pss(func(p Process) uint64 { return p.Anon })),
+		inMemory("sandbox_pss_file_bytes", memoryFamily, "", "Mapped files in `sandbox_pss_bytes`.",
+			pss(func(p Process) uint64 { return p.File })),
+		inMemory("sandbox_pss_shmem_bytes", memoryFamily, "",
+			"Shared memory in `sandbox_pss_bytes`: memory of applications in gVisor and in virtual machines, page cache of "+
+				"their kernels among it.", pss(func(p Process) uint64 { return p.Shmem })),
+		inMemory("sandbox_left_bytes", memoryFamily, "leaves {} charged when it has gone",
+			"Hard and soft memory of the same groups when the sandboxes were deleted, before the files that they wrote were.",
+			func(e *Evidence, m *measured.Measured) (float64, bool) {
+				h, ok1 := charged(removed(m), e, true, true, hard)
+				s, ok2 := charged(removed(m), e, true, true, soft)
+				return h + s, ok1 && ok2
+			}),
+		inMemory("sandbox_left_reclaimed_bytes", memoryFamily, "of which {} stay when the kernel takes back what it can",
+			"What of `sandbox_left_bytes` is left when the kernel was asked to take back what it can of the pods' groups "+
+				"(memory.force_empty, memory.reclaim).",
+			func(e *Evidence, m *measured.Measured) (float64, bool) {
+				h, ok1 := charged(reclaimed(m), e, true, true, hard)
+				s, ok2 := charged(reclaimed(m), e, true, true, soft)
+				return h + s, ok1 && ok2
+			}),
+	}
+}
+
+var countMetrics = []measured.Metric{
+	counted("sandbox_process_count", "processes", "Processes of all sandboxes at the end of the window, the applications among them.",
+		func(Process) int { return 1 }),
+	counted("sandbox_thread_count", "threads", "Threads of these.", func(p Process) int { return p.Threads }),
+	cpus("sandbox_pod_cpus", "uses {} charged to its pods", true,
+		"CPU time per second of the window of the groups where what runs the applications belongs: the pods'."),
+	cpus("sandbox_outside_cpus", "uses {} charged elsewhere", false,
+		"CPU time per second of the window of the subject's groups, outside of the pods'. 0 without a runtime."),
+}
+
+func counted(name, what, how string, of func(Process) int) measured.Metric {
+	return measured.Metric{
+		Definition: metric.Definition{
+			Name: name, Unit: quantity.Count, Rank: metric.RankOther, Pool: metric.Mean, Cost: true, Better: metric.Lower,
+			Needs: measured.NeedRest, Clause: "has {} " + what, How: how,
+		},
+		Value: seen(func(e *Evidence, _ *measured.Measured) (total float64, ok bool) {
+			for _, s := range e.Sandboxes {
+				for _, p := range s.Processes {
+					total, ok = total+float64(of(p)), true
+				}
+			}
+			return total, ok
+		}),
+	}
+}
+
+// cpus is CPU time by control group.
+func cpus(name, clause string, inPod bool, how string) measured.Metric {
+	return measured.Metric{
+		Definition: metric.Definition{
+			Name: name, Unit: quantity.CPUs, Rank: metric.RankCPU, Pool: metric.Mean, Cost: true, Better: metric.Lower,
+			Needs: measured.NeedShare, Clause: clause, How: how,
+		},
+		Value: seen(func(e *Evidence, m *measured.Measured) (total float64, ok bool) {
+			for i := range m.Ledger.Cgroups {
+				g := &m.Ledger.Cgroups[i]
+				pod := slices.ContainsFunc(e.Sandboxes, func(s Sandbox) bool { return s.Cgroup == g.Path })
+				if pod != inPod || !pod && !topOfSubject(m.Ledger, g) {
+					continue
+				}
+				if g.CPUSeconds == nil {
+					return 0, false
+				}
+				total, ok = total+*g.CPUSeconds, true
+			}
+			return measured.Rate(total, m.Ledger.Window.Seconds), ok || !inPod
+		}),
+	}
+}
+
+// componentMetrics are those of one component, by the processes that are it.
+func componentMetrics(component string) []measured.Metric {
+	each := func(of func(Process) *float64) func(*measured.Measured) (float64, bool) {
+		return seen(func(e *Evidence, m *measured.Measured) (total float64, ok bool) {
+			for _, s := range e.Sandboxes {
+				for _, p := range s.Processes {
+					if p.Component != component {
+						continue
+					}
+					v := of(p)
+					if v == nil {
+						return 0, false
+					}
+					total, ok = total+*v, true
+				}
+			}
+			return total, ok
+		})
+	}
+	perSecond := each(func(p Process) *float64 { return p.CPUSeconds })
+	return []measured.Metric{{
+		Definition: metric.Definition{
+			Name: component + "_pss_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
+			Better: metric.Lower, Needs: measured.NeedMemory, Family: memoryFamily,
+			How: fmt.Sprintf("The part of `sandbox_pss_bytes` of the component %s.", component),
+		},
+		Value: each(func(p Process) *float64 { v := float64(p.own().PSS); return &v }),
+	}, {
+		Definition: metric.Definition{
+			Name: component + "_cpus", Unit: quantity.CPUs, Rank: metric.RankCPU, Pool: metric.Mean, Cost: true,
+			Better: metric.Lower, Needs: measured.NeedShare, Family: "cpu",
+			How: fmt.Sprintf("CPU time per second of the window of the processes of sandboxes that are the component %s, by "+
+				"their own clocks.", component),
+		},
+		Value: func(m *measured.Measured) (float64, bool) {
+			total, ok := perSecond(m)
+			return measured.Rate(total, m.Ledger.Window.Seconds), ok
+		},
+	}}
+}
+
+// Speaks is of what an experiment asks: of a sandbox that idles, what it costs to have; of one that serves, what that
+// takes and where that is charged; of one in which somebody's program works, what that leaves. A load of Tare's own
+// that runs inside speaks for itself.
+func (guest) Speaks(s *kind.Setup) []string {
+	served, inside, program := false, false, false
+	for _, l := range s.Loads {
+		served = served || l.To != ""
+		if in, ok := l.Kind.(kind.Inside); ok && in.RunsInside(l.Options) {
+			inside = true
+			_, plays := l.Kind.(kind.Player)
+			program = program || !plays
+		}
+	}
+	switch {
+	case program:
+		return []string{"sandbox_soft_bytes", "sandbox_left_bytes", "sandbox_left_reclaimed_bytes"}
+	case inside:
+		return nil
+	case served:
+		return []string{"sandbox_pod_cpus", "sandbox_outside_cpus", "sandbox_pod_hard_bytes", "sandbox_outside_hard_bytes",
+			"sandbox_apart_bytes", "sandbox_stayed_bytes"}
+	}
+	return []string{"sandbox_start_seconds", "sandbox_stop_seconds", "sandbox_hard_bytes", "sandbox_taken_bytes",
+		"sandbox_unattributed_bytes", "sandbox_thread_count"}
+}

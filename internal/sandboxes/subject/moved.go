@@ -1,0 +1,83 @@
+package subject
+
+import (
+	"maps"
+	"slices"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/measured"
+	"tare/internal/scale/ledger"
+)
+
+// A runtime that starts a virtual machine in an overhead group moves it into the pod's when it runs. What that moves
+// is a matter of the version of control groups: of version 1, threads, and not one byte, for memory is charged to the
+// group of the thread group's leader; of version 2, the whole process, and no page that was charged before.
+// (mem_cgroup of mm->owner, mm/memcontrol.c; "Memory Ownership" in Documentation/admin-guide/cgroup-v2.rst.)
+
+// inPod reports whether a group is that of the pod, or in it.
+func (s Sandbox) inPod(group string) bool { return measured.Within(group, s.Cgroup) }
+
+// apart reports whether threads of a process run in the pod while its memory is charged elsewhere.
+func (s Sandbox) apart(p Process) bool {
+	return p.Component == VMM && !s.inPod(p.MemoryCgroup) &&
+		slices.ContainsFunc(slices.Collect(maps.Keys(p.ThreadCgroups)), s.inPod)
+}
+
+// apartBytes is the hard memory of the groups that are charged for virtual machines of which only threads are in pods.
+func apartBytes(e *Evidence, m *measured.Measured) (float64, bool) {
+	return overhead(e, m, func(s Sandbox) bool { return slices.ContainsFunc(s.Processes, s.apart) }, nil)
+}
+
+// stayedBytes is what overhead groups hold of virtual machines that are in pods: their anonymous and shared memory,
+// less that of the processes which are still in them.
+func stayedBytes(e *Evidence, m *measured.Measured) (float64, bool) {
+	return overhead(e, m,
+		func(s Sandbox) bool {
+			return slices.ContainsFunc(s.Processes, func(p Process) bool {
+				return p.Component == VMM && s.inPod(p.MemoryCgroup)
+			})
+		},
+		func(p Process) uint64 { return p.own().Anon + p.own().Shmem })
+}
+
+// overhead adds up what the overhead groups hold, of a trial with sandboxes of which all are as they should be. Without
+// accounted it is their hard memory, with it their anonymous and shared memory less what that gives for each process
+// which is charged to them. False where there is no such group.
+func overhead(e *Evidence, m *measured.Measured, is func(Sandbox) bool, accounted func(Process) uint64) (float64, bool) {
+	if m.Ledger == nil || slices.ContainsFunc(e.Sandboxes, func(s Sandbox) bool { return !is(s) }) {
+		return 0, false
+	}
+	total, found := int64(0), false
+	for i := range m.Ledger.Cgroups {
+		g := &m.Ledger.Cgroups[i]
+		if g.Role != string(kind.Subject) || g.Component != overheadComponent || g.Memory == nil || !topOf(m.Ledger, g) {
+			continue
+		}
+		if accounted == nil {
+			if g.Memory.Hard == nil {
+				return 0, false
+			}
+			total, found = total+*g.Memory.Hard, true
+			continue
+		}
+		if g.Memory.Anon == nil || g.Memory.Shmem == nil {
+			return 0, false
+		}
+		total, found = total+int64(*g.Memory.Anon+*g.Memory.Shmem), true
+		for _, s := range e.Sandboxes {
+			for _, p := range s.Processes {
+				if measured.Within(p.MemoryCgroup, g.Path) {
+					total -= int64(accounted(p))
+				}
+			}
+		}
+	}
+	return float64(max(0, total)), found
+}
+
+// topOf reports whether no group of the same component has a group in it.
+func topOf(l *ledger.Ledger, g *ledger.Cgroup) bool {
+	return !slices.ContainsFunc(l.Cgroups, func(o ledger.Cgroup) bool {
+		return o.Path != g.Path && o.Component == g.Component && o.Role == g.Role && measured.Within(g.Path, o.Path)
+	})
+}

@@ -1,0 +1,257 @@
+package subject
+
+import (
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/record"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/ledger"
+)
+
+// Who is charged. Kubernetes looks at the pod's group alone.
+const (
+	placePod      = "pod"      // the groups where what runs the applications belongs
+	placeOverhead = "overhead" // what a runtime keeps beside the pod, by its setting
+	placeOutside  = "outside"  // shims, and what else a runtime puts elsewhere
+	placeLoad     = "load"     // what makes the load, where it is not in a sandbox itself
+)
+
+// places say what each place is charged by the ledger of the window, and which processes and threads belong to it.
+func (e *Evidence) places(l *ledger.Ledger) []record.Place {
+	if l == nil || len(e.Sandboxes) == 0 {
+		return nil
+	}
+	subject := ""
+	for i := range l.Cgroups {
+		if topOfSubject(l, &l.Cgroups[i]) {
+			subject = l.Cgroups[i].Path
+		}
+	}
+	var loads []string
+	totals := map[string]*total{placePod: {}}
+	at := func(place string) *total {
+		if totals[place] == nil {
+			totals[place] = &total{}
+		}
+		return totals[place]
+	}
+	for i := range l.Cgroups {
+		g := &l.Cgroups[i]
+		switch {
+		case e.isPod(g.Path):
+			at(placePod).add(g, 1)
+		case g.Path == subject:
+			at(placeOutside).add(g, 1)
+		case g.Role == string(kind.Load) && !e.inPod(g.Path) && !slices.Contains(loads, path.Dir(g.Path)):
+			loads = append(loads, g.Path)
+			at(placeLoad).add(g, 1)
+		case subject != "" && path.Dir(g.Path) == path.Join(subject, overheadComponent):
+			at(placeOverhead).add(g, 1)
+		}
+	}
+	if overhead := totals[placeOverhead]; overhead != nil {
+		at(placeOutside).less(overhead)
+	}
+	placeOf := func(group string) string {
+		switch {
+		case e.inPod(group):
+			return placePod
+		case subject != "" && measured.Within(group, path.Join(subject, overheadComponent)):
+			return placeOverhead
+		}
+		return placeOutside
+	}
+	seconds := l.Window.Seconds
+	var all []record.Place
+	for _, name := range []string{placePod, placeOverhead, placeOutside, placeLoad} {
+		t := totals[name]
+		if t == nil {
+			continue
+		}
+		p := record.Place{Name: name, HardBytes: t.hard.value(), SoftBytes: t.soft.value(), CPUs: t.cpu.rate(seconds)}
+		if name == placePod {
+			p.Kubernetes = t.working.value()
+		}
+		for _, c := range Components {
+			if part, is := e.placed(c, name, seconds, placeOf); is {
+				p.Components = append(p.Components, part)
+			}
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+func (e *Evidence) isPod(group string) bool {
+	return slices.ContainsFunc(e.Sandboxes, func(s Sandbox) bool { return s.Cgroup == group })
+}
+
+func (e *Evidence) inPod(group string) bool {
+	return slices.ContainsFunc(e.Sandboxes, func(s Sandbox) bool { return measured.Within(group, s.Cgroup) })
+}
+
+// placed is what of a component belongs to a place; false where nothing does.
+func (e *Evidence) placed(component, place string, seconds float64, placeOf func(string) string) (
+	c record.PlacedComponent, is bool) {
+	var bytes, cpu amount
+	for _, s := range e.Sandboxes {
+		for _, p := range s.Processes {
+			if p.Component != component {
+				continue
+			}
+			if placeOf(p.MemoryCgroup) == place {
+				is = true
+				bytes.add(float64(p.own().PSS), true, 1)
+			}
+			here := placeOf(p.CPUCgroup) == place
+			elsewhere := 0.0
+			for group, v := range p.CPUElsewhere {
+				if elsewhere += v; placeOf(group) == place {
+					is = true
+					cpu.add(v, true, 1)
+				}
+			}
+			if here {
+				is = true
+				if p.CPUSeconds == nil {
+					cpu.add(0, false, 1)
+				} else {
+					cpu.add(max(0, *p.CPUSeconds-elsewhere), true, 1)
+				}
+			}
+		}
+	}
+	return record.PlacedComponent{Component: component, Bytes: bytes.value(), CPUs: cpu.rate(seconds)}, is
+}
+
+// amount is a sum that is not known when one of its parts is not. Without parts it is 0.
+type amount struct {
+	sum     float64
+	unknown bool
+}
+
+func (a *amount) add(v float64, known bool, sign float64) {
+	a.sum, a.unknown = a.sum+sign*v, a.unknown || !known
+}
+
+func (a *amount) value() *float64 {
+	if a.unknown {
+		return nil
+	}
+	v := a.sum
+	return &v
+}
+
+func (a *amount) rate(seconds float64) *float64 {
+	v := a.value()
+	if v == nil || seconds <= 0 {
+		return nil
+	}
+	*v /= seconds
+	return v
+}
+
+// total is what some groups are charged.
+type total struct{ hard, soft, working, cpu amount }
+
+func (t *total) add(g *ledger.Cgroup, sign float64) {
+	m := g.Memory
+	if m == nil {
+		m = &ledger.Memory{}
+	}
+	signed := func(a *amount, v *int64) {
+		if v == nil {
+			a.unknown = true
+			return
+		}
+		a.add(float64(*v), true, sign)
+	}
+	signed(&t.hard, m.Hard)
+	signed(&t.soft, m.Soft)
+	signed(&t.working, workingSet(m))
+	if g.CPUSeconds == nil {
+		t.cpu.unknown = true
+		return
+	}
+	t.cpu.add(*g.CPUSeconds, true, sign)
+}
+
+// less takes off what a part of the groups is charged.
+func (t *total) less(part *total) {
+	for _, a := range [][2]*amount{
+		{&t.hard, &part.hard}, {&t.soft, &part.soft}, {&t.working, &part.working}, {&t.cpu, &part.cpu},
+	} {
+		a[0].add(a[1].sum, !a[1].unknown, -1)
+		a[0].sum = max(0, a[0].sum)
+	}
+}
+
+// threadTimes is the CPU time that the threads of a process have used, by thread: the first field of
+// /proc/PID/task/TID/schedstat, in ns (Documentation/scheduler/sched-stats.rst). Threads that end meanwhile are left
+// out.
+func threadTimes(pid int) map[int]time.Duration {
+	tasks := filepath.Join("/proc", strconv.Itoa(pid), "task")
+	entries, err := os.ReadDir(tasks)
+	if err != nil {
+		return nil
+	}
+	times := map[int]time.Duration{}
+	for _, e := range entries {
+		tid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(tasks, e.Name(), "schedstat"))
+		if err != nil {
+			continue
+		}
+		ran, _, _ := strings.Cut(string(text), " ")
+		if ns, err := strconv.ParseInt(ran, 10, 64); err == nil {
+			times[tid] = time.Duration(ns)
+		}
+	}
+	return times
+}
+
+// threads are the CPU times of the threads of all processes, by process, where the runtime may put threads of one into
+// several groups: that of a virtual machine which is told to. Elsewhere it is nil, for it takes a read for each thread.
+func (j *joined) threads(found map[*sandboxed][]int) map[int]map[int]time.Duration {
+	if j.plain() || j.part.Options.On(settingOnly) {
+		return nil
+	}
+	all := map[int]map[int]time.Duration{}
+	for _, pids := range found {
+		for _, pid := range pids {
+			all[pid] = threadTimes(pid)
+		}
+	}
+	return all
+}
+
+// elsewhere is the CPU seconds of the threads of a process since before that are charged to another group than its
+// first thread, by group; nil where there are none.
+func elsewhere(r *cgroup.Resolver, p Process, before map[int]time.Duration) map[string]float64 {
+	if before == nil {
+		return nil
+	}
+	var used map[string]float64
+	for tid, now := range threadTimes(p.PID) {
+		group, err := r.Path(tid)
+		if err != nil || group == p.CPUCgroup {
+			continue
+		}
+		if used == nil {
+			used = map[string]float64{}
+		}
+		used[group] += (now - before[tid]).Seconds()
+	}
+	return used
+}

@@ -1,0 +1,91 @@
+// Package syscalls is a load that calls the kernel, one call after the other, and times each kind of call: a ladder
+// from the cheapest call there is to starting a program. Where the subject is a sandbox it runs inside, and shows
+// what crossing the boundary costs.
+package syscalls
+
+import (
+	"context"
+	"fmt"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/pace"
+	"tare/internal/lib/param"
+	"tare/internal/lib/quantity"
+)
+
+// name is what specs call the load, and results their generator.
+const name = "syscalls"
+
+func init() { kind.Register(kind.Load, guest{}) }
+
+// guest is the load as the engine knows it.
+type guest struct{}
+
+// settingBatch is the setting of how long one kind of call is made at a time.
+const settingBatch = "batch"
+
+var settings = []param.Setting{
+	{Name: settingBatch, Type: param.TypeDuration, Default: "300µs", Min: 10e-6, Max: 1,
+		Doc: "about how long each kind of call is made and timed at once, before it is the next one's turn"},
+}
+
+func (guest) About() kind.About {
+	return kind.About{
+		Name: name, Summary: "system calls, each timed: getpid, read, write, open, connect, fork, exec", Settings: settings,
+	}
+}
+
+// RunsInside always: what a call costs is a matter of where it is made.
+func (guest) RunsInside(param.Values) bool { return true }
+
+// Saturates: it calls as fast as calls return.
+func (guest) Saturates(param.Values) bool { return true }
+
+// Play is the load's process.
+func (guest) Play(ctx context.Context, conn *role.Conn, _ kind.Site, v param.Values) error {
+	l, err := newLadder(v.Duration(settingBatch))
+	if err != nil {
+		return err
+	}
+	defer l.close()
+	return role.Work(ctx, conn, role.Wants{Clock: pace.Now()},
+		func(ctx context.Context, s role.Schedule) (*load.Result, error) { return l.run(ctx, s) })
+}
+
+// Judge: a load that made no call in the window has seen nothing.
+func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
+	if len(m.Loads[name].Counts) == len(calls) {
+		return nil
+	}
+	return []measured.Trip{measured.Tripped(measured.GateIdle, float64(len(m.Loads[name].Counts)), float64(len(calls)),
+		"%s: not every kind of call was made in the window; make it longer", name)}
+}
+
+// Metrics are the times of the calls.
+func (guest) Metrics() []measured.Metric {
+	var all []measured.Metric
+	for _, c := range calls {
+		all = append(all, measured.Metric{
+			Definition: metric.Definition{
+				Name: "syscall_" + c.name + "_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Mean,
+				Better: metric.Lower, Needs: measured.NeedSeen, Headline: true, Clause: "takes {} for " + c.short,
+				Ladder: "system calls", Rung: c.short,
+				How: fmt.Sprintf("Time of %s, by a load of kind `%s`: median over the batches of calls that it made in the "+
+					"window, so that what interrupts one is left out.", c.doc, name),
+			},
+			Value: func(m *measured.Measured) (float64, bool) {
+				for _, r := range m.Loads {
+					if v, has := r.Counts[c.name+"_seconds"]; has && r.Generator == name {
+						return v, true
+					}
+				}
+				return 0, false
+			},
+		})
+	}
+	return all
+}

@@ -1,0 +1,78 @@
+package syscalls
+
+import (
+	"io"
+	"testing"
+	"time"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/pace"
+	"tare/internal/lib/param"
+)
+
+// TestLadder: every call is made and timed, and what does more takes longer.
+func TestLadder(t *testing.T) {
+	l, err := newLadder(100 * time.Microsecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.close()
+	s := role.Schedule{Begin: pace.Now(), Warmup: int64(100 * time.Millisecond), Duration: int64(400 * time.Millisecond)}
+	r, err := l.run(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := func(name string) float64 { return r.Counts[name+"_seconds"] }
+	for _, c := range calls {
+		if at(c.name) <= 0 {
+			t.Errorf("%s takes %g s", c.name, at(c.name))
+		}
+	}
+	if at("getpid") >= at("open") || at("open") >= at("fork") || at("read") >= at("exec") {
+		t.Errorf("%v", r.Counts)
+	}
+}
+
+// TestSizes: batches come to last as long as was asked for, and one that was interrupted is not believed.
+func TestSizes(t *testing.T) {
+	n := 1
+	for range 20 {
+		n = next(n, int64(n)*100, 100*time.Microsecond)
+	}
+	if n != 1000 {
+		t.Errorf("%d calls of 100 ns in 100 us", n)
+	}
+	if n := next(1000, int64(time.Second), 100*time.Microsecond); n != 1 {
+		t.Errorf("%d calls of 1 ms in 100 us", n)
+	}
+}
+
+// TestRole runs the process through the protocol, by a clock that is not this machine's.
+func TestRole(t *testing.T) {
+	in, toChild := io.Pipe()
+	fromChild, out := io.Pipe()
+	ended := make(chan error, 1)
+	values := param.Values{settingBatch: "50us"}
+	go func() { ended <- guest{}.Play(t.Context(), role.NewConn(in, out), kind.Site{}, values); out.Close() }()
+	conn := role.NewConn(fromChild, toChild)
+	var wants role.Wants
+	if err := conn.Expect(role.Ready, &wants, nil); err != nil {
+		t.Fatal(err)
+	}
+	const ahead = int64(1e15)
+	wants.Heard(wants.Clock + ahead) // the parent's clock shows more
+	parents := role.Schedule{Begin: pace.Now() + ahead, Duration: int64(100 * time.Millisecond)}
+	if err := conn.Send(role.Start, wants.Translate(parents)); err != nil {
+		t.Fatal(err)
+	}
+	var r load.Result
+	if err := conn.Expect(role.Result, &r, nil); err != nil || r.Counts["getpid_seconds"] <= 0 {
+		t.Errorf("%v, %v", r.Counts, err)
+	}
+	toChild.Close()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,197 @@
+// Package attribution splits a program's exact run time by where samples saw it run: totals times samples gives shares
+// with intervals. It is pure. What the samples cannot carry is said and not made up.
+package attribution
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"tare/internal/lib/stats"
+	"tare/internal/scale/ledger"
+)
+
+const (
+	// Confidence of every interval of this package.
+	Confidence = 0.95
+	// MinSamples is how many samples of a program it takes to split its time at all: below it the relative standard
+	// error of even an even split is over 20 %.
+	MinSamples = 25
+	// MinShare is how many samples a place needs for a share of its own; the places below it are reported together.
+	MinShare = 5
+)
+
+// Idle stands in place of a group for interrupts that ran while a CPU was idle: no group's task was there.
+const Idle = "(idle)"
+
+// Place is where a sample saw a program: the group of the task on the CPU, and the context that the program itself ran
+// in. Group is empty where the thread ended before its group could be read.
+type Place struct {
+	Group   string
+	Context ledger.Context
+}
+
+// Evidence is what is known about one program in one window.
+type Evidence struct {
+	RunNs   uint64        // its run time by the kernel's statistics, nanoseconds
+	Samples map[Place]int // how many samples saw it in each place
+	Sole    *Place        // the only place it can have run in, by how it is attached; nil when there may be others
+
+	// Hz is how many samples each CPU gave in a second, and Seconds how long they were taken: together they tell
+	// which rate or which window would have been enough. Hz is 0 where no samples were taken, or by no clock.
+	Hz, Seconds float64
+}
+
+// Split gives the shares of a program. Their seconds sum to RunNs to the nanosecond: whole nanoseconds are dealt out by
+// largest remainder. A program that did not run has no shares.
+func Split(e Evidence) []ledger.Share {
+	if e.RunNs == 0 {
+		return []ledger.Share{}
+	}
+	total := float64(e.RunNs) / 1e9
+	n := 0
+	for _, k := range e.Samples {
+		n += k
+	}
+	if e.Sole != nil {
+		return []ledger.Share{{
+			Cgroup: &e.Sole.Group, Context: e.Sole.Context,
+			Seconds: total, Lo: total, Hi: total, Samples: n, Method: ledger.Sole,
+		}}
+	}
+	if n < MinSamples {
+		return []ledger.Share{{
+			Seconds: total, Lo: 0, Hi: total, Samples: n, Method: ledger.Sampled,
+			Note: e.tooFew(n),
+		}}
+	}
+
+	type part struct {
+		share ledger.Share
+		k     int
+	}
+	var parts []part
+	var rest, restPlaces, unknown int
+	for p, k := range e.Samples {
+		switch {
+		case k == 0:
+		case p.Group == "":
+			unknown += k
+		case k < MinShare:
+			rest, restPlaces = rest+k, restPlaces+1
+		default:
+			parts = append(parts, part{ledger.Share{Cgroup: &p.Group, Context: p.Context}, k})
+		}
+	}
+	slices.SortFunc(parts, func(a, b part) int {
+		return cmp.Or(b.k-a.k, cmp.Compare(*a.share.Cgroup, *b.share.Cgroup), cmp.Compare(a.share.Context, b.share.Context))
+	})
+	if rest > 0 {
+		parts = append(parts, part{ledger.Share{
+			Note: fmt.Sprintf("not split: %d places with fewer than %d samples each", restPlaces, MinShare)}, rest})
+	}
+	if unknown > 0 {
+		parts = append(parts, part{ledger.Share{Note: "these threads ended, or their group could not be read in time"}, unknown})
+	}
+
+	counts := make([]int, len(parts))
+	for i, p := range parts {
+		counts[i] = p.k
+	}
+	shares := make([]ledger.Share, len(parts))
+	for i, ns := range apportion(e.RunNs, counts, n) {
+		s := parts[i].share
+		lo, hi := stats.BinomialInterval(parts[i].k, n, Confidence)
+		s.Seconds, s.Lo, s.Hi = float64(ns)/1e9, lo*total, hi*total
+		s.Samples, s.Method = parts[i].k, ledger.Sampled
+		shares[i] = s
+	}
+	return shares
+}
+
+const (
+	// enough is how many samples a hint aims at: a Poisson count with this mean is below MinSamples in 1 of 100
+	// windows.
+	enough = 38
+	// fastest is the highest rate that a hint names: ten times the default.
+	fastest = 4999
+	// longest is the longest window that a hint names, in seconds.
+	longest = 3600
+)
+
+// tooFew says why n samples do not split the run time, and which option would have made enough of them.
+func (e Evidence) tooFew(n int) string {
+	if e.Hz == 0 {
+		return fmt.Sprintf("not split: %d samples, %d are needed", n, MinSamples)
+	}
+	seconds := float64(e.RunNs) / 1e9
+	expected := seconds * e.Hz
+	if _, hi := stats.PoissonInterval(n, Confidence); hi < expected/2 {
+		return fmt.Sprintf("not split: %d samples where its run time makes about %.0f: it runs where samples cannot see it, "+
+			"with interrupts off or asleep", n, expected)
+	}
+	short := fmt.Sprintf("not split: %d samples, %d are needed", n, MinSamples)
+	var options []string
+	if hz := math.Ceil(enough / seconds); hz <= fastest {
+		options = append(options, fmt.Sprintf("--hz %d", primeFrom(max(int(hz), int(e.Hz)+1))))
+	}
+	if window := math.Ceil(e.Seconds * max(enough/expected, 1)); e.Seconds > 0 && window <= longest {
+		options = append(options, fmt.Sprintf("--for %ds", int(window)))
+	}
+	if len(options) == 0 {
+		return short + "; it ran too little to be split"
+	}
+	return short + "; use " + strings.Join(options, " or ")
+}
+
+// primeFrom is the smallest prime that is no less than n: samples at a prime rate do not keep step with timers of
+// round ones.
+func primeFrom(n int) int {
+	for n = max(n, 2); ; n++ {
+		prime := true
+		for d := 2; d*d <= n && prime; d++ {
+			prime = n%d != 0
+		}
+		if prime {
+			return n
+		}
+	}
+}
+
+// apportion deals total out in proportion to counts, which sum to n, by largest remainder.
+func apportion(total uint64, counts []int, n int) []uint64 {
+	out := make([]uint64, len(counts))
+	remainder := make([]float64, len(counts))
+	left := total
+	for i, k := range counts {
+		exact := float64(total) * (float64(k) / float64(n))
+		whole := math.Floor(exact)
+		out[i], remainder[i] = min(uint64(whole), left), exact-whole
+		left -= out[i]
+	}
+	order := make([]int, len(counts))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(remainder[b], remainder[a]) })
+	// Beyond 2^53 ns (104 days of run time) a float no longer holds single nanoseconds and more than one each may be
+	// left.
+	each := left / uint64(len(counts))
+	for i := range out {
+		out[i] += each
+	}
+	for _, i := range order[:left-each*uint64(len(counts))] {
+		out[i]++
+	}
+	return out
+}
+
+// SampledSeconds is a program's run time by the sampler alone: samples times period, with the interval of a Poisson
+// count. It checks the kernel's statistics, which count wall time (preemption, sleep and steal included) where samples
+// count CPU time.
+func SampledSeconds(samples int, periodSeconds float64) ledger.Interval {
+	lo, hi := stats.PoissonInterval(samples, Confidence)
+	return ledger.Interval{Value: float64(samples) * periodSeconds, Lo: lo * periodSeconds, Hi: hi * periodSeconds}
+}

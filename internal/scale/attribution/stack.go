@@ -1,0 +1,108 @@
+package attribution
+
+import (
+	"strings"
+
+	"tare/internal/scale/ledger"
+)
+
+// Run is one program that was running when a sample was taken, and the context that it ran in.
+type Run struct {
+	Program int // as given by Frame.Program
+	Context ledger.Context
+}
+
+// Frame is what is known about one frame of a kernel call chain.
+type Frame struct {
+	Program int            // index of the BPF program whose text it is; -1 for anything else
+	Entry   ledger.Context // Softirq or Hardirq where the frame is the kernel's entry into that context, else empty
+}
+
+// Runs finds the programs in a call chain, innermost frame first, and appends them to into. A program's context is that
+// of the first entry outside its own frame. A program that was interrupted, and whose interrupt runs another, is in the
+// chain with that other one: both clocks run (the kernel's statistics count wall time), so both are found. One program
+// in one context counts once, however many of its subprograms and callbacks are in the chain.
+func Runs(chain []Frame, into []Run) []Run {
+	first := len(into)
+	waiting := first // runs from here on have no context yet
+	for _, f := range chain {
+		if f.Entry != "" {
+			for i := waiting; i < len(into); i++ {
+				into[i].Context = f.Entry
+			}
+			into = dedupe(into, first, waiting)
+			waiting = len(into)
+			continue
+		}
+		if f.Program >= 0 && !has(into[waiting:], f.Program) {
+			into = append(into, Run{Program: f.Program})
+		}
+	}
+	for i := waiting; i < len(into); i++ {
+		into[i].Context = ledger.Task
+	}
+	return dedupe(into, first, waiting)
+}
+
+func has(runs []Run, program int) bool {
+	for _, r := range runs {
+		if r.Program == program {
+			return true
+		}
+	}
+	return false
+}
+
+// dedupe drops from runs[waiting:] what stands in runs[first:waiting] already.
+func dedupe(runs []Run, first, waiting int) []Run {
+	kept := runs[:waiting]
+	for _, r := range runs[waiting:] {
+		seen := false
+		for _, k := range runs[first:waiting] {
+			seen = seen || k == r
+		}
+		if !seen {
+			kept = append(kept, r)
+		}
+	}
+	return kept
+}
+
+// ChainContext is the context of the innermost frame: where the CPU itself was.
+func ChainContext(chain []Frame) ledger.Context {
+	for _, f := range chain {
+		if f.Entry != "" {
+			return f.Entry
+		}
+	}
+	return ledger.Task
+}
+
+// Entry says which context a kernel function enters, by its name; empty for any other function. Exceptions (page
+// faults, system calls) are not interrupts: they belong to the task.
+//
+// Softirq: __do_softirq, and handle_softirqs since Linux 6.10 (kernel/softirq.c). Hardirq on x86: the entry stubs of
+// arch/x86/entry (asm_sysvec_*, asm_common_interrupt, asm_exc_nmi) and their C halves (sysvec_*, common_interrupt).
+// With FRED (Linux 6.9, arch/x86/entry/entry_fred.c) fred_extint, fred_sysvec_* and fred_exc_nmi; what stands before
+// them, asm_fred_entrypoint_*, is entered by system calls and exceptions as well. In a paravirtual guest of Xen
+// asm_exc_xen_hypervisor_callback and xen_pv_evtchn_do_upcall. On arm64 el{0,1}_interrupt and the vectors
+// el{0t,1h,1t}_64_{irq,fiq,error} (arch/arm64/kernel/entry-common.c). Kernels before 5.8 on x86: do_IRQ,
+// smp_*_interrupt, *_interrupt.
+func Entry(name string) ledger.Context {
+	switch name {
+	case "__do_softirq", "handle_softirqs", "__softirqentry_text_start":
+		return ledger.Softirq
+	case "common_interrupt", "asm_common_interrupt", "do_IRQ", "ret_from_intr", "apic_timer_interrupt", "reschedule_interrupt",
+		"call_function_interrupt", "call_function_single_interrupt", "asm_exc_nmi", "exc_nmi", "asm_exc_nmi_noist",
+		"fred_extint", "fred_exc_nmi",
+		"asm_exc_xen_hypervisor_callback", "exc_xen_hypervisor_callback", "xen_pv_evtchn_do_upcall",
+		"el1_interrupt", "el0_interrupt", "el1h_64_irq", "el1h_64_fiq", "el1t_64_irq", "el0t_64_irq", "el0t_64_fiq", "el0t_32_irq",
+		"el1h_64_irq_handler", "el0t_64_irq_handler", "gic_handle_irq", "generic_handle_arch_irq":
+		return ledger.Hardirq
+	}
+	if strings.HasPrefix(name, "asm_sysvec_") || strings.HasPrefix(name, "sysvec_") || strings.HasPrefix(name, "fred_sysvec_") ||
+		strings.HasPrefix(name, "smp_") && strings.HasSuffix(name, "_interrupt") {
+		return ledger.Hardirq
+	}
+	return ""
+}

@@ -1,0 +1,63 @@
+package attribution
+
+import (
+	"tare/internal/lib/stats"
+	"tare/internal/scale/ledger"
+)
+
+// Hit is a stall that was found to have ended inside a program: the sample that was taken as the CPU came back has it
+// in its call chain.
+type Hit struct {
+	Stolen float64 // seconds
+	Late   float64 // seconds that the sample came after it was due; so long at least the program was held up
+}
+
+// Stalled is what is known about stalls inside one program.
+type Stalled struct {
+	RunSeconds float64 // by the kernel's statistics, stalls included
+	Hits       []Hit
+	Samples    int
+	Period     float64 // seconds between samples of one CPU
+	// Busy and BusyStolen are the time in which the CPUs were not idle, and the part of it that was stolen, in seconds.
+	Busy, BusyStolen float64
+}
+
+// Stolen estimates the part of a program's run time in which its CPU was taken away.
+//
+// A stall of at least one period always covers a time at which a sample is due, so each that hit the program is a Hit
+// and counts in full. A shorter one covers such a time with a probability of its length over the period: those that are
+// hits stand for all, and each counts as one period. Their number is a Poisson count.
+//
+// What samples do not see of the program, for it ran with interrupts off, may have been hit by stalls as often as
+// everything else that ran, but nobody saw it: between none of it and all of it was stolen.
+func Stolen(s Stalled) (ledger.Interval, string) {
+	var v ledger.Interval
+	short := 0
+	for _, h := range s.Hits {
+		if h.Stolen < s.Period {
+			short++
+			continue
+		}
+		v.Value += h.Stolen
+		v.Lo += min(h.Late, h.Stolen)
+		v.Hi += h.Stolen
+	}
+	if s.BusyStolen > 0 {
+		lo, hi := stats.PoissonInterval(short, Confidence)
+		v.Value += float64(short) * s.Period
+		v.Lo += lo * s.Period
+		// There were only so many short stalls in all.
+		v.Hi += max(min(hi*s.Period, s.BusyStolen-v.Hi), float64(short)*s.Period)
+	}
+	method := ledger.StolenWitnessed
+	ran := max(s.RunSeconds-v.Value, 0)
+	if seen := SampledSeconds(s.Samples, s.Period); ran >= float64(MinSamples)*s.Period && seen.Hi < 0.8*ran && s.BusyStolen > 0 && s.Busy > 0 {
+		method = ledger.StolenProportion
+		hidden := ran - seen.Value
+		v.Value += hidden * min(s.BusyStolen/s.Busy, 1)
+		v.Hi += min(hidden, s.BusyStolen)
+	}
+	v.Value, v.Lo, v.Hi = min(v.Value, s.RunSeconds), min(v.Lo, s.RunSeconds), min(v.Hi, s.RunSeconds)
+	v.Lo, v.Hi = min(v.Lo, v.Value), max(v.Hi, v.Value)
+	return v, method
+}

@@ -1,0 +1,194 @@
+package charge
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"tare/internal/lib/fault"
+	"tare/internal/scale/ledger"
+)
+
+func TestParseFlag(t *testing.T) {
+	for _, c := range []struct {
+		charge     ledger.Charge
+		text, want string
+	}{
+		{ledger.ChargeWorkload, "shop=/kubepods/shop*", "--workload 'shop=cgroup=/kubepods/shop*'"},
+		{ledger.ChargeWorkload, "ns/shop=cgroup=/a,component=web", "--workload 'ns/shop=cgroup=/a,component=web'"},
+		{ledger.ChargeWorkload, "shop=comm=java*", "--workload 'shop=comm=java*'"},
+		{ledger.ChargeTare, "cgroup=/kube-system/*", "--tare 'cgroup=/kube-system/*'"},
+		{ledger.ChargeTare, "comm=containerd-shim", "--tare 'comm=containerd-shim'"},
+		{ledger.ChargeTare, "program=cil_*,component=agent,workload=shop",
+			"--tare 'program=cil_*,workload=shop,component=agent'"},
+		{ledger.ChargeTare, `map=a\,b=c`, `--tare 'map=a\,b=c'`},
+		{ledger.ChargeTare, "comm=exactly-15-char", "--tare 'comm=exactly-15-char'"},
+		{ledger.ChargeLoad, "cgroup=/k6", "--load 'cgroup=/k6'"},
+		{ledger.ChargeLoad, "comm=wrk", "--load 'comm=wrk'"},
+	} {
+		r, err := ParseFlag(c.charge, c.text)
+		if got := r.String(); err != nil || got != c.want {
+			t.Errorf("--%s '%s': %s, %v", c.charge, c.text, got, err)
+		}
+	}
+}
+
+func TestParseFlagErrors(t *testing.T) {
+	for _, c := range []struct {
+		charge           ledger.Charge
+		text, want, mend string
+	}{
+		{ledger.ChargeWorkload, "/kubepods", "needs a name", "--workload 'shop=/kubepods/shop*'"},
+		{ledger.ChargeWorkload, "", "needs a name", "shop="},
+		{ledger.ChargeWorkload, "cgroup=/a", "has no name", "--workload 'NAME=cgroup=/a'"},
+		{ledger.ChargeWorkload, "=/a", "has no name", "shop"},
+		{ledger.ChargeWorkload, "shop=a", `no selector "a"`, "cgroup, comm"},
+		{ledger.ChargeWorkload, "sh op=/a", "no name of a workload", "letters"},
+		{ledger.ChargeWorkload, "shop=/a,workload=b", "two names", "once"},
+		{ledger.ChargeTare, "/kube-system", "does not say what it matches", "cgroup=/kube-system"},
+		{ledger.ChargeTare, "", `no selector ""`, "--tare"},
+		{ledger.ChargeTare, "cgruop=/a", `no selector "cgruop"`, "did you mean cgroup?"},
+		{ledger.ChargeTare, "cgroup=kube-system", "begins with /", "cgroup=/kube-system"},
+		{ledger.ChargeTare, "cgroup=", "empty", "cgroup=NAME"},
+		{ledger.ChargeTare, "comm=containerd-shim-runc-v2", "15 bytes", "shorten"},
+		{ledger.ChargeTare, "comm=*containerd-shim-", "15 bytes", "shorten"},
+		{ledger.ChargeTare, "cgroup=/a,b", `no "b"`, `\,`},
+		{ledger.ChargeTare, "cgroup=/a,componet=x", `no "componet"`, "did you mean component?"},
+		{ledger.ChargeTare, "cgroup=/a,component=x,component=y", "twice", "once"},
+		{ledger.ChargeTare, "cgroup=/a,component=", "empty", "leave it out"},
+		{ledger.ChargeTare, "cgroup=/a\x1b", "control characters", ""},
+		{ledger.ChargeLoad, "cgroup=/a,workload=b", `no "workload"`, "component"},
+	} {
+		_, err := ParseFlag(c.charge, c.text)
+		if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), c.want) ||
+			!strings.Contains(fault.MendOf(err), c.mend) ||
+			!strings.HasPrefix(err.Error(), "--"+string(c.charge)) {
+			t.Errorf("--%s '%s': %v (%s), want %q and a mend with %q", c.charge, c.text, err, fault.MendOf(err),
+				c.want, c.mend)
+		}
+	}
+}
+
+func TestParseFile(t *testing.T) {
+	rules, err := ParseFile("r.yaml", []byte(`# whose is what
+rules:
+- {charge: workload, workload: shop, cgroup: /kubepods/shop*}
+- charge: tare
+  workload: shop
+  component: proxy
+  cgroup: "/**/istio-proxy"
+- {charge: load, comm: wrk}
+`))
+	var got []string
+	for _, r := range rules {
+		got = append(got, r.Where+" "+r.String())
+	}
+	want := "r.yaml:3:3 --workload 'shop=cgroup=/kubepods/shop*'|r.yaml:4:3 --tare " +
+		"'cgroup=/**/istio-proxy,workload=shop,component=proxy'|r.yaml:8:3 --load 'comm=wrk'"
+	if err != nil || strings.Join(got, "|") != want || Check(rules) != nil {
+		t.Errorf("%v\n got %s\nwant %s", err, strings.Join(got, "|"), want)
+	}
+	for text, want := range map[string]string{
+		"":                                     "r.yaml: the file has no rules",
+		"rules: []":                            "r.yaml: the file has no rules",
+		"rules: a":                             `r.yaml:1:1: the file must have the one key "rules"`,
+		"- a":                                  `r.yaml:1:1: the file must have the one key "rules"`,
+		"rules: [a]":                           "r.yaml:1:9: a rule must be keys with values",
+		"rules:\n- cgroup: /a":                 "r.yaml:2:3: the rule does not say whose",
+		"rules:\n- charge: tare":               "r.yaml:2:3: the rule does not say what it matches",
+		"rules:\n- charge: self\n  cgroup: /a": `r.yaml:2:11: there is no charge "self"`,
+		"rules:\n- charge: workload\n  cgroup: /a":            "r.yaml:2:3: the workload has no name",
+		"rules:\n- charge: load\n  workload: a\n  cgroup: /a": "r.yaml:2:3: a load belongs to no workload",
+		"rules:\n- charge: tare\n  cgroup: /a\n  comm: b":     "r.yaml:4:3: a rule has one selector",
+		"rules:\n- charge: tare\n  cgruop: /a":                `r.yaml:3:3: there is no key "cgruop"`,
+		"rules:\n- charge: tare\n  cgroup: a": "r.yaml:2:3: the path of a control " +
+			"group begins with /",
+		"rules:\n- charge: tare\n  cgroup: " +
+			"[/a]": `r.yaml:3:11: "cgroup" must be a single value`,
+		"rules:\n- charge: tare\n  charge: load\n  cgroup: /a":           "r.yaml:3:3: ",
+		"rules:\n- {charge: tare, cgroup: /a":                            "this is not YAML",
+		"rules:\n- {charge: tare, cgroup: /a, workload: b, component: '": "this is not YAML",
+		strings.Repeat("#", maxFileBytes+1):                              "64 KiB",
+	} {
+		_, err := ParseFile("r.yaml", []byte(text))
+		if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.60q: %v, want %q", text, err, want)
+		}
+	}
+}
+
+func TestCheck(t *testing.T) {
+	rules := mustParse(t, "workload shop=/a", "tare cgroup=/b,workload=shpo")
+	if err := Check(rules); fault.CodeOf(err) != fault.Usage || !strings.Contains(fault.MendOf(err),
+		"did you mean shop?") {
+		t.Errorf("%v (%s)", err, fault.MendOf(err))
+	}
+	if err := Check(mustParse(t, "tare cgroup=/b,workload=shop", "workload shop=/a")); err != nil {
+		t.Error(err)
+	}
+}
+
+// String is the rule as a flag would give it.
+func (r Rule) String() string {
+	var b strings.Builder
+	b.WriteString("--" + string(r.Charge) + " '")
+	if r.Charge == ledger.ChargeWorkload {
+		b.WriteString(r.Workload + "=")
+	}
+	b.WriteString(string(r.By) + "=" + escaped(r.Pattern))
+	if r.Charge == ledger.ChargeTare && r.Workload != "" {
+		b.WriteString(",workload=" + r.Workload)
+	}
+	if r.Component != "" {
+		b.WriteString(",component=" + r.Component)
+	}
+	return b.String() + "'"
+}
+
+// escaped has a backslash before each comma that has none.
+func escaped(pattern string) string {
+	var b strings.Builder
+	for i := 0; i < len(pattern); {
+		_, _, next := at(pattern, i)
+		if pattern[i] == ',' {
+			b.WriteByte('\\')
+		}
+		b.WriteString(pattern[i:next])
+		i = next
+	}
+	return b.String()
+}
+
+// Whatever is given: a rule or a fault, and a rule reads the same when it is written out and read again.
+func FuzzParse(f *testing.F) {
+	for _, s := range []string{"shop=/kubepods/shop*", "cgroup=/a,component=b,workload=c", `comm=a\,b`,
+		"rules:\n- {charge: tare, cgroup: /a}", "rules: [&a *a]"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		for _, c := range []ledger.Charge{ledger.ChargeWorkload, ledger.ChargeTare, ledger.ChargeLoad} {
+			r, err := ParseFlag(c, text)
+			if err != nil {
+				refused(t, err)
+				continue
+			}
+			matchPath(r.Pattern, "/a/b/c")
+			written := strings.TrimSuffix(strings.SplitN(r.String(), "'", 2)[1], "'")
+			again, err := ParseFlag(c, written)
+			if again.Where = r.Where; err != nil || again != r {
+				t.Errorf("%q is %+v; written out %q it is %+v, %v", text, r, written, again, err)
+			}
+		}
+		if _, err := ParseFile("f", []byte(text)); err != nil {
+			refused(t, err)
+		}
+	})
+}
+
+func refused(t *testing.T, err error) {
+	t.Helper()
+	var e *fault.Error
+	if !errors.As(err, &e) || e.Code != fault.Usage || e.Where == "" || e.What == "" {
+		t.Errorf("%v: want a fault with code 2 and a place", err)
+	}
+}

@@ -1,0 +1,252 @@
+package bpf
+
+import (
+	"encoding/binary"
+	"errors"
+	"os"
+	"reflect"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/scale/host/mount"
+)
+
+// tinyBTF is a hand-made BTF: int, struct outer{int a; struct{int b;};}, a function proto and func f.
+func tinyBTF() []byte {
+	strings := []byte("\x00int\x00outer\x00a\x00b\x00f\x00xf\x00")
+	var types []byte
+	word := func(v ...uint32) {
+		for _, w := range v {
+			types = binary.LittleEndian.AppendUint32(types, w)
+		}
+	}
+	word(1, btfInt<<24, 4, 32)                       // 1: int
+	word(0, btfStruct<<24|1, 4, 13, 1, 32)           // 2: struct {int b at 32 bits;}
+	word(5, btfStruct<<24|2, 16, 11, 1, 0, 0, 2, 64) // 3: struct outer {int a; struct at 64 bits;}
+	word(0, btfFuncProto<<24, 1)                     // 4
+	word(15, btfFunc<<24|1, 4)                       // 5: func f
+	out := binary.LittleEndian.AppendUint16(nil, btfMagic)
+	out = append(out, 1, 0)
+	for _, w := range []uint32{24, 0, uint32(len(types)), uint32(len(types)), uint32(len(strings))} {
+		out = binary.LittleEndian.AppendUint32(out, w)
+	}
+	return append(append(out, types...), strings...)
+}
+
+func TestScanBTF(t *testing.T) {
+	fields := []field{{"outer", "a"}, {"outer", "b"}, {"outer", "c"}, {"other", "a"}}
+	got, err := scanBTF(tinyBTF(), []string{"f", "g"}, fields)
+	want := &kernelTypes{
+		functions: map[string]uint32{"f": 5},
+		offsets:   map[field]uint32{{"outer", "a"}: 0, {"outer", "b"}: 12},
+	}
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v (%v), want %+v", got, err, want)
+	}
+	for n := range tinyBTF() {
+		if _, err := scanBTF(tinyBTF()[:n], []string{"f"}, fields); !errors.Is(err, errBTF) {
+			t.Errorf("cut to %d bytes: %v", n, err)
+		}
+	}
+}
+
+// The kernel's own types: everything that the iterators need of the kernel that these tests run on.
+func TestKernelTypes(t *testing.T) {
+	if _, err := os.Stat(vmlinuxBTF); err != nil {
+		t.Skipf("needs BTF: %v", err)
+	}
+	types, err := iteratorTypes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := types.needs(iterFiles, holderFields); err != nil {
+		t.Error(err)
+	}
+	if err := types.needs(iterMaps, chargeFields); err != nil {
+		t.Error(err)
+	}
+	if types.offset("no_such_struct", "x") != none {
+		t.Error("a struct that is not there has an offset")
+	}
+}
+
+func FuzzScanBTF(f *testing.F) {
+	f.Add(tinyBTF())
+	f.Add([]byte{0x9f, 0xeb})
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		_, _ = scanBTF(raw, []string{"f"}, []field{{"outer", "a"}, {"outer", "b"}})
+	})
+}
+
+func TestFdinfoField(t *testing.T) {
+	const text = "pos:\t0\nmap_id:\t7\nmemlock:\t4096\nmemlocked:\t1\nfrozen:\t0"
+	for _, c := range []struct {
+		name string
+		want uint64
+		ok   bool
+	}{{"memlock", 4096, true}, {"map_id", 7, true}, {"frozen", 0, true}, {"prog_id", 0, false}, {"mem", 0, false}} {
+		if got, ok := fdinfoField([]byte(text), c.name); got != c.want || ok != c.ok {
+			t.Errorf("%s: %d, %v", c.name, got, ok)
+		}
+	}
+}
+
+func FuzzFdinfoField(f *testing.F) {
+	f.Add([]byte("memlock:\t4096\n"), "memlock")
+	f.Fuzz(func(t *testing.T, text []byte, name string) { _, _ = fdinfoField(text, name) })
+}
+
+func TestParseLink(t *testing.T) {
+	union := func(words ...uint32) (u [48]byte) {
+		for i, w := range words {
+			binary.LittleEndian.PutUint32(u[4*i:], w)
+		}
+		return u
+	}
+	for _, c := range []struct {
+		typ   uint32
+		name  string
+		words []uint32
+		want  string
+	}{
+		{linkRawTracepoint, "sched_switch", nil, "raw_tracepoint:sched_switch"},
+		{linkTracing, "", []uint32{24, 1, 99}, "fentry:btf 1/99"},
+		{linkIter, "bpf_map", nil, "iter:bpf_map"},
+		{linkNetns, "", []uint32{4026531840, 36}, "netns:4026531840 sk_lookup"},
+		{linkPerfEvent, "sched_switch", []uint32{5}, "tracepoint:sched_switch"},
+		{linkPerfEvent, "do_exit", []uint32{3}, "kprobe:do_exit"},
+		{linkPerfEvent, "", []uint32{6}, "perf_event"},
+		{linkPerfEvent, "x", []uint32{0}, "perf_event"},
+		{linkPerfEvent, "x", []uint32{77}, "perf_event"},
+		{linkKprobeMulti, "", []uint32{0, 0, 12}, "kprobe_multi:12 functions"},
+		{linkUprobeMulti, "", []uint32{0, 0, 0, 0, 0, 0, 0, 0, 0, 3}, "uprobe_multi:3 places"},
+		{linkNetfilter, "", []uint32{2, 1, 0xffffff9c}, "netfilter:family 2 hook 1 priority -100"},
+		{linkStructOps, "", []uint32{4}, "struct_ops:map 4"},
+		{linkSockmap, "", []uint32{4, 7}, "sockmap:map 4 msg_verdict"},
+		{200, "", nil, "type 200"},
+	} {
+		if got := parseLink(&linkInfo{Type: c.typ, Union: union(c.words...)}, c.name).Target; got != c.want {
+			t.Errorf("link type %d: %q, want %q", c.typ, got, c.want)
+		}
+	}
+}
+
+func FuzzParseLink(f *testing.F) {
+	f.Add(uint32(3), []byte{1, 2, 3}, "x")
+	f.Fuzz(func(t *testing.T, typ uint32, union []byte, name string) {
+		info := linkInfo{Type: typ}
+		copy(info.Union[:], union)
+		if l := parseLink(&info, name); l.Type == "" {
+			t.Error("a link without a type")
+		}
+	})
+}
+
+func TestAttachPerf(t *testing.T) {
+	p := Program{Attached: []string{"perf_event (link 7)", "perf_event (link 8)"}}
+	for _, target := range []string{"tracepoint:a", "kprobe:b", "kprobe:b", "tracepoint:a", "tracepoint:c"} {
+		attachPerf(&p, target)
+	}
+	want := []string{"tracepoint:a (link 7)", "kprobe:b (link 8)", "tracepoint:c"}
+	if !reflect.DeepEqual(p.Attached, want) {
+		t.Errorf("%q, want %q", p.Attached, want)
+	}
+}
+
+func TestCgroupMounts(t *testing.T) {
+	const (
+		v1    = "30 23 0:26 / /sys/fs/cgroup/memory rw,nosuid shared:9 - cgroup cgroup rw,memory\n"
+		v2    = "31 23 0:27 / /sys/fs/cgroup/uni\\040fied rw - cgroup2 cgroup2 rw\n"
+		noise = "1 2 3\n- - -\n25 1 8:1 / / rw - ext4 /dev/vda rw\n31 23 0:27 / /cpu rw - cgroup cgroup rw,cpu\n"
+	)
+	for text, want := range map[string]cgroupMounts{
+		"":              {},
+		noise:           {},
+		noise + v2:      {v2: "/sys/fs/cgroup/uni fied", memory: "/sys/fs/cgroup/uni fied"},
+		v1 + noise + v2: {v2: "/sys/fs/cgroup/uni fied", memory: "/sys/fs/cgroup/memory"},
+		v1:              {memory: "/sys/fs/cgroup/memory"},
+	} {
+		if got := pickCgroupMounts(mount.Parse([]byte(text))); got != want {
+			t.Errorf("%q: %+v, want %+v", text, got, want)
+		}
+	}
+}
+
+func TestRelative(t *testing.T) {
+	for _, c := range [][3]string{
+		{"/sys/fs/cgroup", "/sys/fs/cgroup", "/"}, {"/sys/fs/cgroup", "/sys/fs/cgroup/a/b", "/a/b"},
+		{"/sys/fs/cgroup", "/sys/fs/cgroup2/a", ""}, {"/sys/fs/cgroup", "/elsewhere", ""}, {"/", "/a", "/a"},
+	} {
+		if got := relative(c[0], c[1]); got != c[2] {
+			t.Errorf("%s in %s: %q, want %q", c[1], c[0], got, c[2])
+		}
+	}
+}
+
+// attribute is one attribute of rtnetlink, padded.
+func attribute(typ uint16, value ...byte) []byte {
+	b := binary.NativeEndian.AppendUint16(nil, uint16(4+len(value)))
+	b = append(binary.NativeEndian.AppendUint16(b, typ), value...)
+	return append(b, make([]byte, -len(b)&3)...)
+}
+
+func TestNetlinkAttributes(t *testing.T) {
+	link := slices.Concat([]byte{0, 0, 1, 0}, []byte{7, 0, 0, 0}, make([]byte, 8), attribute(unix.IFLA_IFNAME, 'e', '0', 0),
+		attribute(unix.IFLA_XDP, slices.Concat(attribute(2, 4), attribute(4, 0, 0, 0, 0), attribute(5, 9, 0, 0, 0), attribute(6, 8, 0, 0, 0))...))
+	if index, d, ok := parseDevice(link); index != 7 || d.name != "e0" || !slices.Equal(d.xdp, []uint32{9, 8}) || !ok {
+		t.Errorf("interface %d %+v %v", index, d, ok)
+	}
+	filter := func(kind string) []byte {
+		return slices.Concat(make([]byte, 20), attribute(1, append([]byte(kind), 0)...), attribute(2, attribute(11, 5, 0, 0, 0)...))
+	}
+	if id, ok := classifier(filter("bpf")); id != 5 || !ok {
+		t.Errorf("program %d, %v", id, ok)
+	}
+	if id, ok := classifier(filter("u32")); ok {
+		t.Errorf("a classifier of another kind has the program %d", id)
+	}
+	for n := range link { // what is cut off is no error, and no more than what there is of it
+		if _, d, _ := parseDevice(link[:n]); len(d.xdp) > 0 {
+			t.Errorf("of %d bytes: %+v", n, d)
+		}
+	}
+}
+
+func FuzzNetlink(f *testing.F) {
+	f.Add(append(make([]byte, 20), attribute(3, 'l', 'o', 0)...))
+	f.Add(append(make([]byte, 20), attribute(2, attribute(11, 5)...)...))
+	f.Fuzz(func(_ *testing.T, b []byte) { // they must come back
+		parseDevice(b)
+		classifier(b)
+		if len(b) >= 20 {
+			isClsact(b)
+		}
+	})
+}
+
+func FuzzRecords(f *testing.F) {
+	f.Add(make([]byte, 56))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		held, err := records[iteratorsHeld](b)
+		if err == nil && len(held)*28 != len(b) {
+			t.Errorf("%d records of %d bytes", len(held), len(b))
+		}
+	})
+}
+
+func TestTypeNames(t *testing.T) {
+	for _, c := range []struct {
+		names []string
+		n     uint32
+		want  string
+	}{
+		{programTypes, 32, "netfilter"}, {mapTypes, 33, "arena"}, {mapTypes, mapTypeRingbuf, "ringbuf"}, {linkTypes, linkSockmap, "sockmap"},
+		{attachTypes, 10, "connect4"}, {attachTypes, 57, "uprobe_session"}, {attachTypes, 46, "ingress"}, {mapTypes, 4000000000, "type 4000000000"},
+	} {
+		if got := typeName(c.names, c.n); got != c.want {
+			t.Errorf("%d: %q, want %q", c.n, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,554 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/fault"
+	"tare/internal/scale/host/proc"
+	"tare/test/rights"
+)
+
+// TestMain keeps the first thread for itself: it is the process, and the tests move threads alone into groups.
+func TestMain(m *testing.M) {
+	runtime.LockOSThread()
+	os.Exit(m.Run())
+}
+
+// errorsOf reads everything.
+func errorsOf(r *Reader) error { return errors.Join(r.Refresh(), r.ReadCPU(), r.ReadMemory()) }
+
+func val(n uint64) Value { return Value{N: n, OK: true} }
+
+func (r *Reader) find(t testing.TB, path string) *Group {
+	t.Helper()
+	if g := r.live[path]; g != nil {
+		return g
+	}
+	t.Fatalf("there is no group %s among %d", path, len(r.groups))
+	return nil
+}
+
+func TestReaderFixtures(t *testing.T) {
+	v1 := func(n uint64) Memory {
+		return Memory{Current: val(9000 + n), Peak: val(9900 + n), Anon: val(2000 + n), File: val(4000 + n), Shmem: val(1000 + n),
+			Kernel: val(800 + n), Sock: val(30 + n), InactiveFile: val(500 + n)}
+	}
+	v2 := func(n uint64) Memory {
+		m := v1(n)
+		m.SlabReclaimable = val(300 + n)
+		return m
+	}
+	without := func(m Memory, fields ...string) Memory {
+		for _, f := range fields {
+			reflect.ValueOf(&m).Elem().FieldByName(f).SetZero()
+		}
+		return m
+	}
+	for layout, want := range map[string]map[string]Group{
+		"v1": {
+			"/":          {CPU: CPU{val(1e6), val(1000), val(10), val(1)}, Memory: v1(1)},
+			"/docker":    {CPU: CPU{val(2e6), val(2000), val(20), val(2)}, Memory: v1(2)},
+			"/docker/aa": {CPU: CPU{val(3e6), val(3000), val(30), val(3)}, Memory: v1(3)},
+		},
+		"v2": {
+			"/":             {CPU: CPU{UsageNs: val(1e8)}, Memory: without(v2(100), "Current", "Peak")},
+			"/system.slice": {CPU: CPU{val(1e6), val(1000), val(10), val(1)}, Memory: v2(1)},
+			"/user.slice":   {CPU: CPU{val(3e6), val(3000), val(30), val(3)}, Memory: without(v2(3), "Peak")},
+		},
+		"hybrid": {
+			"/":      {CPU: CPU{val(1e6), val(1000), val(10), val(1)}, Memory: v1(1)},
+			"/both":  {CPU: CPU{val(2e6), val(2000), val(20), val(2)}, Memory: v1(2)},
+			"/only2": {CPU: CPU{UsageNs: val(52e6)}},
+			"/apart": {Memory: without(v1(7), "Peak", "Kernel", "Sock")},
+		},
+	} {
+		t.Run(layout, func(t *testing.T) {
+			r, err := NewReader(fixture(t, layout))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.Close()
+			for range 2 { // open, then again
+				if err := errorsOf(r); err != nil {
+					t.Fatal(err)
+				}
+				for path, w := range want {
+					g := r.find(t, path)
+					if g.CPU != w.CPU {
+						t.Errorf("%s: CPU %+v, want %+v", path, g.CPU, w.CPU)
+					}
+					if g.Memory != w.Memory {
+						t.Errorf("%s: memory %+v, want %+v", path, g.Memory, w.Memory)
+					}
+					if g.Vanished || g.New {
+						t.Errorf("%s: vanished %v, new %v", path, g.Vanished, g.New)
+					}
+				}
+			}
+			if n := map[string]int{"v1": 3, "v2": 10, "hybrid": 4}[layout]; len(r.Groups()) != n {
+				t.Errorf("%d groups, want %d", len(r.Groups()), n)
+			}
+		})
+	}
+}
+
+// groupsOf are the hierarchies of this machine that a Reader reads.
+func groupsOf(t testing.TB, l *Layout) []*Hierarchy {
+	t.Helper()
+	r, err := NewReader(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	var hs []*Hierarchy
+	for _, t := range r.trees {
+		hs = append(hs, t.Hierarchy)
+	}
+	return hs
+}
+
+// makeGroup makes a group of the given path on this machine, in every hierarchy given, and removes it at the end.
+func makeGroup(t testing.TB, hs []*Hierarchy, path string) (remove func()) {
+	t.Helper()
+	var dirs []string
+	remove = func() {
+		for _, d := range dirs {
+			for range 100 { // a process that has just died may still hold it
+				if err := os.Remove(d); !errors.Is(err, unix.EBUSY) {
+					break
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+		}
+		dirs = nil
+	}
+	t.Cleanup(remove)
+	for _, h := range hs {
+		d := h.Mount + path
+		if err := os.Mkdir(d, 0o755); errors.Is(err, os.ErrPermission) || errors.Is(err, unix.EROFS) {
+			t.Skipf("needs write access to %s", h.Mount)
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		dirs = append(dirs, d)
+	}
+	return remove
+}
+
+// spin keeps a CPU busy.
+func spin(d time.Duration) {
+	for end := time.Now().Add(d); time.Now().Before(end); {
+	}
+}
+
+// inside runs f on a thread that is in the group; hs must have room for threads apart (v1), so it is for v1 cpuacct
+// only.
+func inside(t *testing.T, h *Hierarchy, path string, f func()) {
+	t.Helper()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine and leaves the group
+		err := os.WriteFile(h.Mount+path+"/tasks", fmt.Append(nil, unix.Gettid()), 0)
+		if err == nil {
+			f()
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestReaderMachine(t *testing.T) {
+	l := machine(t)
+	hs := groupsOf(t, l)
+	name := fmt.Sprintf("/tare-test-%d-reader", os.Getpid())
+	r, err := NewReader(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	before := len(r.Groups())
+	root := r.find(t, "/")
+	if err := errorsOf(r); err != nil {
+		t.Fatal(err)
+	}
+	if !root.CPU.UsageNs.OK || root.CPU.UsageNs.N == 0 {
+		t.Errorf("the root has used %+v", root.CPU)
+	}
+
+	remove := makeGroup(t, hs, name)
+	if err := errorsOf(r); err != nil {
+		t.Fatal(err)
+	}
+	g := r.find(t, name)
+	if !g.New || g.Vanished || g.CPU.UsageNs != val(0) {
+		t.Errorf("the new group: %+v", g)
+	}
+	if h, ok := l.Controller("memory"); ok && !h.V2 && !g.Memory.Current.OK {
+		t.Errorf("the new group's memory: %+v", g.Memory)
+	}
+	if h, ok := l.V2(); ok {
+		id, err := ID(h.Mount + name)
+		if err != nil || id != g.V2ID {
+			t.Errorf("cgroup id %d, %v; the reader has %d", id, err, g.V2ID)
+		}
+		ids, err := l.IDs()
+		if err != nil || ids[id] != name {
+			t.Errorf("cgroup id %d is %q, %v", id, ids[id], err)
+		}
+	}
+
+	cpu, v1 := l.Controller("cpuacct")
+	if v1 {
+		inside(t, cpu, name, func() {
+			if p, err := l.PathOf(unix.Gettid()); err != nil || p != name {
+				t.Errorf("a thread in %s is in %q, %v", name, p, err)
+			}
+			if p, err := l.PathOf(os.Getpid()); err != nil || p == name {
+				t.Errorf("its process is in %q, %v", p, err)
+			}
+			spin(30 * time.Millisecond)
+		})
+	}
+	if err := r.ReadCPU(); err != nil {
+		t.Fatal(err)
+	}
+	used := g.CPU.UsageNs
+	if v1 && used.N < 1e6 {
+		t.Errorf("30 ms of spinning were counted as %d ns", used.N)
+	}
+
+	remove()
+	if err := errors.Join(r.ReadCPU(), r.ReadMemory()); err != nil {
+		t.Fatal(err)
+	}
+	if !g.Vanished || g.CPU.UsageNs != used {
+		t.Errorf("the group that was removed: %+v, had used %+v", g, used)
+	}
+
+	makeGroup(t, hs, name)
+	if err := errorsOf(r); err != nil {
+		t.Fatal(err)
+	}
+	again := r.find(t, name)
+	if again == g || !again.New || again.Vanished || !g.Vanished || again.CPU.UsageNs != val(0) {
+		t.Errorf("the group that was made again: %+v", again)
+	}
+	if n := len(r.Groups()) - before; n < 2 {
+		t.Errorf("%d groups came, want two", n)
+	}
+}
+
+// A group may go between being found and being read, and may be made again without anyone having looked in between.
+func TestReaderRaces(t *testing.T) {
+	l := machine(t)
+	hs := groupsOf(t, l)
+	name := fmt.Sprintf("/tare-test-%d-race", os.Getpid())
+	remove := makeGroup(t, hs, name)
+	r, err := NewReader(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	g := r.find(t, name)
+	remove()
+	if err := errors.Join(r.ReadCPU(), r.ReadMemory()); err != nil {
+		t.Fatal(err)
+	}
+	if !g.Vanished || g.CPU.UsageNs.OK {
+		t.Errorf("%+v", g)
+	}
+
+	remove = makeGroup(t, hs, name)
+	if err := errorsOf(r); err != nil {
+		t.Fatal(err)
+	}
+	g = r.find(t, name)
+	remove()
+	makeGroup(t, hs, name)
+	if err := errorsOf(r); err != nil {
+		t.Fatal(err)
+	}
+	if again := r.find(t, name); again == g || !g.Vanished || again.Vanished || !again.CPU.UsageNs.OK {
+		t.Errorf("first %+v\nagain %+v", g, again)
+	}
+}
+
+// TestReaderForgets: a reader that outlives many groups holds no more than those that there are.
+func TestReaderForgets(t *testing.T) {
+	l := machine(t)
+	hs := groupsOf(t, l)
+	name := func(i int) string { return fmt.Sprintf("/tare-test-%d-churn-%d", os.Getpid(), i) }
+	r, err := NewReader(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	makeGroup(t, hs, name(0))
+	if err := errorsOf(r); err != nil {
+		t.Fatal(err)
+	}
+	stays := r.find(t, name(0))
+	budget := r.budget
+	var last *Group
+	for i := 1; i < 40; i++ {
+		remove := makeGroup(t, hs, name(i%3+1)) // the same names come again
+		if err := errorsOf(r); err != nil {
+			t.Fatal(err)
+		}
+		last = r.find(t, name(i%3+1))
+		remove()
+		if err := r.Refresh(); err != nil {
+			t.Fatal(err)
+		}
+		r.Forget()
+	}
+	mine := func(path string) bool {
+		return strings.HasPrefix(path, fmt.Sprintf("/tare-test-%d-churn-", os.Getpid()))
+	}
+	held := 0
+	for _, g := range r.Groups() {
+		if mine(g.Path) {
+			held++
+		}
+	}
+	for path := range r.live {
+		if mine(path) {
+			held++
+		}
+	}
+	for _, tree := range r.trees {
+		for rel := range tree.nodes {
+			if mine(tree.Identity(rel)) {
+				held++
+			}
+		}
+	}
+	if want := 2 + len(r.trees); held != want {
+		t.Errorf("it holds %d, want %d: the group that stays, and nothing of the 39 others", held, want)
+	}
+	if r.budget < budget {
+		t.Errorf("%d descriptors are still open", budget-r.budget)
+	}
+	if !last.Vanished || !last.CPU.UsageNs.OK {
+		t.Errorf("what was read of a group is lost: %+v", last)
+	}
+	if err := errorsOf(r); err != nil || r.find(t, name(0)) != stays || stays.Vanished {
+		t.Errorf("the group that stays: %+v, %v", stays, err)
+	}
+}
+
+func TestReaderDescriptors(t *testing.T) {
+	l := machine(t)
+	count := func() int {
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(fds)
+	}
+	before := count()
+	r, err := NewReader(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.budget = 3
+	for range 3 {
+		if err := errorsOf(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := count() - before; n > 3+len(r.trees) {
+		t.Errorf("%d descriptors are open", n)
+	}
+	if allocs := testing.AllocsPerRun(10, func() { _ = r.ReadCPU() }); allocs > 0 {
+		t.Errorf("%.1f allocations beyond the budget", allocs)
+	}
+	r.Close()
+	if n := count(); n != before {
+		t.Errorf("%d descriptors are open after Close, %d before", n, before)
+	}
+}
+
+func TestSteadyStateDoesNotAllocate(t *testing.T) {
+	l := machine(t)
+	r, err := NewReader(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if err := errorsOf(r); err != nil {
+		t.Fatal(err)
+	}
+	res := l.NewResolver()
+	for name, f := range map[string]func(){
+		"ReadCPU":       func() { _ = r.ReadCPU() },
+		"ReadMemory":    func() { _ = r.ReadMemory() },
+		"Resolver.Path": func() { _, _ = res.Path(1) },
+	} {
+		if n := testing.AllocsPerRun(20, f); n > 0 {
+			t.Errorf("%s: %.1f allocations", name, n)
+		}
+	}
+}
+
+func TestResolverGone(t *testing.T) {
+	l := machine(t)
+	if _, err := l.PathOf(1 << 30); !errors.Is(err, proc.ErrGone) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestFeatures(t *testing.T) {
+	for _, p := range Features() {
+		s := p.Status()
+		if s.Name == "" || s.Needs == "" || s.Lost == "" || s.Detail == "" || s.Available != (s.Mend == "") {
+			t.Errorf("%+v", s)
+		}
+		t.Logf("%-20s %v: %s", s.Name, s.Available, s.Detail)
+	}
+	// Of this process alone: others may be probing at the same time.
+	if left, _ := filepath.Glob(fmt.Sprintf("/sys/fs/cgroup/*/tare-probe*-p%d-t*", os.Getpid())); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// TestProbeNames: groups made to probe are named as trees of runs are, which is what 'tare clean' looks for.
+func TestProbeNames(t *testing.T) {
+	name, err := probeName("probe-peak")
+	if want := fmt.Sprintf("tare-probe-peak-p%d-t", os.Getpid()); err != nil || !strings.HasPrefix(name, want) {
+		t.Errorf("%q, %v, want %s and its start time", name, err, want)
+	}
+}
+
+func TestParseUint(t *testing.T) {
+	for in, want := range map[string]Value{
+		"0\n": val(0), "18446744073709551615": val(1<<64 - 1), "18446744073709551616": {}, "": {}, "\n": {}, "max\n": {}, "-1": {}, "1 2": {}, " 7 ": val(7),
+	} {
+		if got := parseUint([]byte(in)); got != want {
+			t.Errorf("%q: %+v, want %+v", in, got, want)
+		}
+	}
+}
+
+func FuzzParsers(f *testing.F) {
+	for _, s := range []string{"usage_usec 5\nnr_periods 3\n", "throttled_usec 18446744073709551615", "anon 1\nfile", "total_rss 9\n\n \n", "12\n"} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var g Group
+		for _, parse := range []func(*Group, []byte){parseUsage, parseThrottling, parseCPUStat, parseCurrent, parsePeak, parseKernel,
+			parseSock, parseMemoryStat1, parseMemoryStat2} {
+			parse(&g, b)
+		}
+		for i, v := 0, reflect.ValueOf(g.Memory); i < v.NumField(); i++ {
+			if x := v.Field(i).Interface().(Value); !x.OK && x.N != 0 {
+				t.Errorf("%+v", g.Memory)
+			}
+		}
+	})
+}
+
+// BenchmarkReader300 is the budget: with 300 groups more than the machine has, finding them, both edges of a window and
+// one reading of memory. cpu-ms/op is user and system time of the process.
+func BenchmarkReader300(b *testing.B) {
+	l := machine(b)
+	hs := groupsOf(b, l)
+	base := fmt.Sprintf("/tare-test-%d-bench", os.Getpid())
+	// Cleanups run last first: the parent, made first, goes last.
+	makeGroup(b, hs, base)
+	for i := range 299 {
+		makeGroup(b, hs, fmt.Sprintf("%s/g%d", base, i))
+	}
+	cpu := func() time.Duration {
+		var u unix.Rusage
+		if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+			b.Fatal(err)
+		}
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	run := func(name string, f func(b *testing.B)) {
+		b.Run(name, func(b *testing.B) {
+			before := cpu()
+			for b.Loop() {
+				f(b)
+			}
+			b.ReportMetric(float64(cpu()-before)/1e6/float64(b.N), "cpu-ms/op")
+		})
+	}
+	must := func(b *testing.B, err error) {
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	run("window", func(b *testing.B) {
+		r, err := NewReader(l)
+		must(b, err)
+		must(b, r.ReadCPU())
+		must(b, r.Refresh())
+		must(b, r.ReadCPU())
+		must(b, r.ReadMemory())
+		r.Close()
+	})
+	r, err := NewReader(l)
+	must(b, err)
+	defer r.Close()
+	must(b, errorsOf(r))
+	run("ReadCPU", func(b *testing.B) { must(b, r.ReadCPU()) })
+	run("ReadMemory", func(b *testing.B) { must(b, r.ReadMemory()) })
+	run("Refresh", func(b *testing.B) { must(b, r.Refresh()) })
+	res := l.NewResolver()
+	run("Resolver.Path", func(b *testing.B) { _, err := res.Path(1); must(b, err) })
+}
+
+// A group that may not be listed or read is no defect of Tare's: the error says what would let it be read.
+func TestReaderWithoutRights(t *testing.T) {
+	l, err := Discover(Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hs := groupsOf(t, l)
+	name := fmt.Sprintf("tare-test-rights-%d", os.Getpid())
+	top := "/" + name
+	defer makeGroup(t, hs, top)()
+	for _, h := range hs {
+		if err := os.Chmod(h.Mount+top, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(what string, err error) {
+		t.Helper()
+		if fault.CodeOf(err) != fault.Machine || !strings.Contains(fault.MendOf(err), "CAP_DAC_READ_SEARCH") {
+			t.Errorf("%s: got %v (%q)", what, err, fault.MendOf(err))
+		}
+	}
+	rights.Without(t, func() {
+		r, err := NewReaderOf(l, []string{name}) // which lists no group that has none below it
+		if err != nil {
+			t.Errorf("a group without others in it: %v", err)
+			return
+		}
+		defer r.Close()
+		check("reading CPU time", r.ReadCPU())
+		check("reading memory", r.ReadMemory())
+	})
+	defer makeGroup(t, hs, top+"/below")()
+	rights.Without(t, func() {
+		r, err := NewReaderOf(l, []string{name})
+		if err == nil {
+			r.Close()
+		}
+		check("listing", err)
+	})
+}

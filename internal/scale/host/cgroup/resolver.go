@@ -1,0 +1,226 @@
+package cgroup
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/scale/host/proc"
+)
+
+// Resolver answers which group a thread runs in. It is made for being asked often: it reuses its buffer and its
+// strings, and allocates only for a group that it has not seen. It is for one goroutine.
+type Resolver struct {
+	proc    string
+	cpuacct string     // the controller that gives the identity on v1; empty where it is not mounted
+	v1, v2  *Hierarchy // nil where not mounted
+	memory  *Hierarchy // that counts memory; nil where none does
+	name    []byte
+	buf     []byte
+	seen    [3]map[string]string // by v1, v2 and memory path as the kernel writes it: the identity
+}
+
+// maxSeen bounds the strings that a Resolver keeps while groups come and go.
+const maxSeen = 1 << 14
+
+// NewResolver makes a Resolver.
+func (l *Layout) NewResolver() *Resolver {
+	r := &Resolver{proc: l.roots.proc(), buf: make([]byte, 4096)}
+	if h, ok := l.Controller("cpuacct"); ok && !h.V2 {
+		r.v1, r.cpuacct = h, "cpuacct"
+	}
+	r.v2, _ = l.V2()
+	r.memory, _ = l.Controller("memory")
+	for i := range r.seen {
+		r.seen[i] = map[string]string{}
+	}
+	return r
+}
+
+// Charged is the identities of the groups that a thread is charged to. Memory is charged to the group of the thread
+// group's leader, whatever group the thread is in (mem_cgroup_from_task(mm->owner) in mm/memcontrol.c), so Memory says
+// something of a leader only. Both are empty where no hierarchy counts the one or the other.
+type Charged struct{ CPU, Memory string }
+
+// Charged is what the content of /proc/<pid>/cgroup says, as Path is for CPU time.
+func (r *Resolver) Charged(content []byte) Charged {
+	c := Charged{CPU: r.identity(content)}
+	switch {
+	case r.memory == nil:
+	case r.memory.V2:
+		c.Memory = r.identityOf(content, r.v2, nil)
+	default:
+		c.Memory = r.identityOf(content, r.memory, []byte("memory"))
+	}
+	return c
+}
+
+// identityOf is the identity in one hierarchy: in v2 without a controller.
+func (r *Resolver) identityOf(b []byte, h *Hierarchy, controller []byte) string {
+	for len(b) > 0 {
+		var line []byte
+		line, b, _ = bytes.Cut(b, []byte("\n"))
+		id, rest, _ := bytes.Cut(line, []byte(":"))
+		controllers, path, ok := bytes.Cut(rest, []byte(":"))
+		if !ok || len(path) == 0 || path[0] != '/' {
+			continue
+		}
+		if controller == nil && string(id) == "0" && len(controllers) == 0 {
+			return intern(r.seen[1], h, bytes.TrimSuffix(path, []byte(" (deleted)")))
+		}
+		if controller != nil && hasController(controllers, string(controller)) {
+			return intern(r.seen[2], h, path)
+		}
+	}
+	return ""
+}
+
+// Path is the identity of the group to which the kernel charges the CPU time of a thread (or of a process: its first
+// thread): its cpuacct group; where that is the root and its v2 group is not, its v2 group. It is empty on a machine
+// without control groups. The error is proc.ErrGone when the thread does not exist any more.
+func (r *Resolver) Path(tid int) (string, error) {
+	// /proc/<tid> exists for every thread, though only processes are listed.
+	r.name = append(append(r.name[:0], r.proc...), '/')
+	r.name = append(strconv.AppendInt(r.name, int64(tid), 10), "/cgroup\x00"...)
+	b, err := r.read()
+	if err != nil {
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {
+			err = proc.ErrGone
+		}
+		return "", fmt.Errorf("reading the control group of thread %d: %w", tid, err)
+	}
+	return r.identity(b), nil
+}
+
+// PathOf is Resolver.Path for a single question.
+func (l *Layout) PathOf(tid int) (string, error) { return l.NewResolver().Path(tid) }
+
+// read reads the file called r.name. Its size is known only at its end: it holds one path for each hierarchy.
+func (r *Resolver) read() ([]byte, error) {
+	fd, err := openat(unix.AT_FDCWD, r.name)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	for n := 0; ; {
+		m, err := unix.Read(fd, r.buf[n:])
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if m == 0 {
+			return r.buf[:n], nil
+		}
+		if n += m; n == len(r.buf) {
+			if n >= 1<<20 {
+				return nil, unix.EFBIG
+			}
+			r.buf = append(r.buf, make([]byte, n)...)
+		}
+	}
+}
+
+// identity picks the identity out of the content of /proc/<pid>/cgroup.
+func (r *Resolver) identity(b []byte) string {
+	var v1, v2 []byte
+	for len(b) > 0 {
+		line := b
+		if i := bytes.IndexByte(b, '\n'); i >= 0 {
+			line, b = b[:i], b[i+1:]
+		} else {
+			b = nil
+		}
+		i := bytes.IndexByte(line, ':')
+		if i < 0 {
+			continue
+		}
+		controllers := line[i+1:]
+		j := bytes.IndexByte(controllers, ':')
+		if j < 0 {
+			continue
+		}
+		path := controllers[j+1:]
+		if controllers = controllers[:j]; len(path) == 0 || path[0] != '/' {
+			continue
+		}
+		switch {
+		case r.v2 != nil && i == 1 && line[0] == '0' && j == 0:
+			// The kernel marks a zombie whose group was removed (proc_cgroup_show in kernel/cgroup/cgroup.c).
+			v2 = bytes.TrimSuffix(path, []byte(" (deleted)"))
+		case r.v1 != nil && hasController(controllers, r.cpuacct):
+			v1 = path
+		}
+	}
+	id := ""
+	if v1 != nil {
+		id = intern(r.seen[0], r.v1, v1)
+	}
+	if v2 != nil && (id == "" || id == "/") {
+		id = intern(r.seen[1], r.v2, v2)
+	}
+	return id
+}
+
+// hasController looks for name in a comma-separated list.
+func hasController(list []byte, name string) bool {
+	for len(list) > 0 {
+		i := bytes.IndexByte(list, ',')
+		if i < 0 {
+			return string(list) == name
+		}
+		if string(list[:i]) == name {
+			return true
+		}
+		list = list[i+1:]
+	}
+	return false
+}
+
+func intern(seen map[string]string, h *Hierarchy, path []byte) string {
+	if id, ok := seen[string(path)]; ok {
+		return id
+	}
+	if len(seen) >= maxSeen {
+		clear(seen)
+	}
+	raw := string(path)
+	id := h.fromProc(raw)
+	seen[raw] = id
+	return id
+}
+
+// IDs lists the v2 groups by cgroup id, the number that eBPF programs get from bpf_get_current_cgroup_id. It is empty
+// where v2 is not mounted. The id is the group's inode number on a 64-bit machine (kernfs_id in
+// include/linux/kernfs.h).
+func (l *Layout) IDs() (map[uint64]string, error) {
+	ids := map[uint64]string{}
+	h, ok := l.V2()
+	if !ok {
+		return ids, nil
+	}
+	fd, err := unix.Open(h.Mount, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("opening %s: %w", h.Mount, err)
+	}
+	defer unix.Close(fd)
+	err = walk(fd, "", make([]byte, 32<<10), func(rel string, ino uint64) { ids[ino] = h.Identity(rel) })
+	return ids, err
+}
+
+// ID is the cgroup id of a directory in the v2 hierarchy, asked of the kernel itself.
+func ID(dir string) (uint64, error) {
+	h, _, err := unix.NameToHandleAt(unix.AT_FDCWD, dir, 0)
+	if err != nil {
+		return 0, fmt.Errorf("asking for the cgroup id of %s: %w", dir, err)
+	}
+	if h.Size() != 8 {
+		return 0, fmt.Errorf("asking for the cgroup id of %s: a handle of %d bytes is not one of a control group", dir, h.Size())
+	}
+	return binary.NativeEndian.Uint64(h.Bytes()), nil
+}

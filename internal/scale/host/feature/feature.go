@@ -1,0 +1,91 @@
+// Package feature describes what this machine can measure. Every reader of the kernel probes what it needs once, caches
+// the answer, and says in the same breath what is lost without it and what would change that; `tare doctor` prints
+// exactly these.
+package feature
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/scale/host/proc"
+)
+
+// Status is the outcome of one probe.
+type Status struct {
+	Name      string `json:"name"`      // short and stable, e.g. "bpf-stats"
+	Available bool   `json:"available"` //
+	Detail    string `json:"detail"`    // what was found: "v2 at /sys/fs/cgroup"
+	Needs     string `json:"needs"`     // what it needs: "Linux 5.8, CAP_SYS_ADMIN"
+	Lost      string `json:"lost"`      // what is lost without it: "BPF run time"
+	Mend      string `json:"mend"`      // what would change it; empty when available
+	Required  bool   `json:"required"`  // without it `tare weigh` refuses (exit 3)
+}
+
+// ErrMissing is matched (errors.Is) by every error that a missing feature causes.
+var ErrMissing = errors.New("feature missing")
+
+// MissingError says which feature is missing and why.
+type MissingError struct {
+	Status
+	Cause error
+}
+
+func (e *MissingError) Error() string {
+	s := fmt.Sprintf("%s is not available (needs %s)", e.Name, e.Needs)
+	if e.Cause != nil {
+		s += ": " + e.Cause.Error()
+	}
+	return s
+}
+
+// Is reports a match with ErrMissing.
+func (e *MissingError) Is(target error) bool { return target == ErrMissing }
+
+func (e *MissingError) Unwrap() error { return e.Cause }
+
+// Probe is a cached probe of one feature. The zero value is not usable; make it with New.
+type Probe struct {
+	once   sync.Once
+	probe  func() (detail string, err error)
+	status Status
+	err    error
+}
+
+// New makes a probe. The function runs once, at the first question; its error means that the feature is missing.
+func New(s Status, probe func() (detail string, err error)) *Probe {
+	return &Probe{status: s, probe: probe}
+}
+
+func (p *Probe) run() {
+	p.once.Do(func() {
+		detail, err := p.probe()
+		p.status.Detail = detail
+		if err != nil {
+			// Whoever lacks rights is refused what the kernel may well have.
+			if errors.Is(err, fs.ErrPermission) && !proc.Capable(unix.CAP_SYS_ADMIN) && !strings.Contains(p.status.Mend, "root") {
+				p.status.Mend = "run as root, or with CAP_SYS_ADMIN; if that does not help, " + p.status.Mend
+			}
+			p.err = &MissingError{Status: p.status, Cause: err}
+			if detail == "" {
+				p.status.Detail = err.Error()
+			}
+			return
+		}
+		p.status.Available = true
+		p.status.Mend = ""
+	})
+}
+
+// Name is the feature's name. It asks nothing of the machine.
+func (p *Probe) Name() string { return p.status.Name }
+
+// Status answers the probe in full.
+func (p *Probe) Status() Status { p.run(); return p.status }
+
+// Err is nil when the feature is there, else a *MissingError.
+func (p *Probe) Err() error { p.run(); return p.err }

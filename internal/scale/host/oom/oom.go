@@ -1,0 +1,104 @@
+// Package oom tells which processes the kernel kills because memory is short.
+package oom
+
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cc clang -cflags "-O2 -g -Wall -Werror" oom bpf/oom.bpf.c
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"tare/internal/lib/fault"
+)
+
+// maxVictims is how many are kept until they are read: the first ones.
+const maxVictims = 64
+
+// Victim is a process that the kernel killed. Before Linux 6.8 all but its PID is known only of one that asked for the
+// memory itself.
+type Victim struct {
+	PID       int
+	Comm      string // name of its first thread
+	Program   string // base name of the file that it runs, at most 31 bytes
+	Group     uint64 // id of the control group that its memory is charged to (cgroup.ID); 0: not known
+	GroupName string // last part of that group's path
+
+	// Limit is what a control group may have, in bytes, that had used all of it: the nearest one from the victim's own up.
+	// 0: not known, or the machine's own memory was short. Limited is the id of that group.
+	Limit   uint64
+	Limited uint64
+}
+
+// Watch notes victims, of the whole machine, until Close. It is for one goroutine at a time.
+type Watch struct {
+	objects oomObjects
+	link    link.Link
+}
+
+// Open begins to note victims. An error has code fault.Machine: this machine cannot, or this process may not. It needs
+// BTF of the kernel, which is read anew.
+func Open() (w *Watch, err error) {
+	const hint = "run as root on Linux 5.8 or newer, with CONFIG_DEBUG_INFO_BTF"
+	w = &Watch{}
+	err = loadOomObjects(&w.objects, nil)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Machine, "", hint, "the program that notes out-of-memory kills cannot be loaded")
+	}
+	w.link, err = link.AttachRawTracepoint(link.RawTracepointOptions{Name: "mark_victim", Program: w.objects.TareOom})
+	if err != nil {
+		err = fault.Wrap(err, fault.Machine, "mark_victim", hint, "the program that notes out-of-memory kills cannot be attached")
+		return nil, errors.Join(err, w.Close())
+	}
+	return w, nil
+}
+
+// Close ends it.
+func (w *Watch) Close() error {
+	var err error
+	if w.link != nil {
+		err = w.link.Close()
+		w.link = nil
+	}
+	return errors.Join(err, w.objects.Close())
+}
+
+// victim is struct victim of oom.bpf.c.
+type victim struct {
+	Group     uint64
+	Limited   uint64
+	Limit     uint64
+	PID       uint32
+	Comm      [16]byte
+	Program   [32]byte
+	GroupName [132]byte
+}
+
+// Victims are those since the last call, in order.
+func (w *Watch) Victims() (all []Victim, err error) {
+	for range maxVictims {
+		var v victim
+		err := w.objects.TareVictims.LookupAndDelete(nil, &v)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return all, nil
+		}
+		if err != nil {
+			return all, fmt.Errorf("reading whom the kernel killed for want of memory: %w", err)
+		}
+		all = append(all, Victim{
+			PID: int(v.PID), Comm: text(v.Comm[:]), Program: text(v.Program[:]), Group: v.Group, GroupName: text(v.GroupName[:]),
+			Limit: v.Limit * uint64(os.Getpagesize()), Limited: v.Limited,
+		})
+	}
+	return all, nil
+}
+
+// text is a string of C. What a process calls itself may be any bytes.
+func text(b []byte) string {
+	b, _, _ = bytes.Cut(b, []byte{0})
+	return strings.ToValidUTF8(string(b), "?")
+}

@@ -1,0 +1,513 @@
+// Package perf samples what every CPU is doing in the kernel: a plain perf ring for each CPU, with call chains, threads
+// and control groups. User code is left out: no program runs there. It is not a BPF program on purpose: the kernel
+// refuses to run one such program inside another of the tracing kind (bpf_prog_active), so samples would vanish inside
+// just the programs that are to be weighed.
+//
+// With a hardware cycle counter samples come by NMI and see everything. Without one (most virtual machines) they come
+// from an hrtimer (cpu-clock), which cannot fire while interrupts are off: code there is seen late or not at all.
+// Source tells which.
+package perf
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/scale/host/feature"
+)
+
+// Source is the event that makes the samples.
+type Source string
+
+// The sources.
+const (
+	Cycles   Source = "cycles"
+	CPUClock Source = "cpu-clock"
+)
+
+// DefaultHz is prime, so that samples do not keep step with timers of round frequencies. It is also what an idle
+// machine can bear: a sample wakes an idle CPU, which costs it some 5 us, and 25 to 40 us were seen in a virtual
+// machine.
+const DefaultHz = 449
+
+// MaxHz is the highest rate. Interrupts of virtual machines were seen to take 40 us: where the next one is due before
+// one has ended, its CPU gets to nothing else, so there is room for five times that.
+const MaxHz = 5000
+
+// Options of a sampler. The zero value has sensible defaults.
+type Options struct {
+	NoTasks   bool // no records of threads that begin and end, of which a storm of execs makes more than a ring holds
+	Hz        int  // samples per second and CPU; 0 is DefaultHz
+	RingBytes int  // memory of one CPU's ring, rounded up to a power of two of pages; 0 holds about a second of deep chains
+	NoCycles  bool // use cpu-clock even where there is a hardware counter
+	DropRing  bool // leave out one CPU and say nothing: a fault that calibration must find
+}
+
+// Sampler samples all CPUs. It is not safe for concurrent use, except for Wake.
+type Sampler struct {
+	rings   []*ring
+	source  Source
+	period  time.Duration
+	cgroup  bool
+	chain   []uint64
+	pending []Symbol // symbols of a program whose load event has not come yet
+	heads   []uint64
+	wake    int    // an eventfd, which ends Wait
+	exact   bool   // the kernel counts what rings have no room for; otherwise records of theirs are added up
+	lost    uint64 // by records
+	slowed  uint64 // records of throttling: the kernel thought that sampling took too long
+}
+
+// Handler receives what a drain finds. Symbols, programs and tasks of a drain come first, then the samples, so that a
+// sample is never seen before the program that it hit. A nil field is skipped.
+type Handler struct {
+	Symbol  func(Symbol)
+	Program func(ProgramEvent, []Symbol) // with the symbols that belong to it
+	Task    func(Task)
+	Sample  func(*Sample)
+}
+
+// Open makes a sampler; it is off until Enable. The error is a *feature.MissingError when this machine has no sampling.
+func Open(o Options) (*Sampler, error) {
+	if err := Sampling.Err(); err != nil {
+		return nil, err
+	}
+	cpus, err := OnlineCPUs()
+	if err != nil {
+		return nil, err
+	}
+	if o.Hz == 0 {
+		o.Hz = DefaultHz
+	}
+	if o.RingBytes == 0 {
+		o.RingBytes = 256 << 10
+		if len(cpus) > 64 {
+			o.RingBytes = 128 << 10
+		}
+	}
+	pages := 1
+	for pages*os.Getpagesize() < o.RingBytes {
+		pages *= 2
+	}
+	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("making an eventfd: %w", err)
+	}
+	s := &Sampler{
+		source: CPUClock, cgroup: Cgroups.Err() == nil, exact: Losses.Err() == nil,
+		period: time.Second / time.Duration(o.Hz), wake: wake,
+	}
+	if !o.NoCycles && HardwareCycles.Err() == nil {
+		s.source = Cycles
+	}
+	for _, cpu := range cpus {
+		samples := newAttr(s.source, o.Hz, s.cgroup, s.exact)
+		r, err := openRing(samples, sideAttr(samples, !o.NoTasks), cpu, pages)
+		if errors.Is(err, unix.ENODEV) {
+			continue // went offline since
+		}
+		if err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+		s.rings = append(s.rings, r)
+	}
+	if last := len(s.rings) - 1; o.DropRing && last > 0 {
+		if err := s.rings[last].close(); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+		s.rings = s.rings[:last]
+	}
+	if len(s.rings) == 0 {
+		return nil, errors.Join(errors.New("opening sampling events: no CPU is online"), s.Close())
+	}
+	s.heads = make([]uint64, 2*len(s.rings))
+	return s, nil
+}
+
+// cyclesPerSecond of a busy CPU, roughly: the rate of samples need not be exact, only the same everywhere.
+const cyclesPerSecond = 2_500_000_000
+
+const sampleType = unix.PERF_SAMPLE_IP | unix.PERF_SAMPLE_TID | unix.PERF_SAMPLE_TIME | unix.PERF_SAMPLE_CPU | unix.PERF_SAMPLE_CALLCHAIN
+
+// Bits of perf_event_attr that x/sys/unix does not name (include/uapi/linux/perf_event.h).
+const bitKsymbol, bitBPFEvent = 1 << 29, 1 << 30
+
+func newAttr(source Source, hz int, cgroup, losses bool) *unix.PerfEventAttr {
+	a := &unix.PerfEventAttr{
+		Type:        unix.PERF_TYPE_SOFTWARE,
+		Config:      unix.PERF_COUNT_SW_CPU_CLOCK,
+		Size:        uint32(unsafe.Sizeof(unix.PerfEventAttr{})),
+		Sample_type: sampleType,
+		Bits: unix.PerfBitDisabled | unix.PerfBitExcludeUser | unix.PerfBitExcludeCallchainUser | unix.PerfBitSampleIDAll |
+			unix.PerfBitUseClockID,
+		Clockid:     unix.CLOCK_MONOTONIC,
+		Read_format: unix.PERF_FORMAT_TOTAL_TIME_ENABLED,
+		Sample:      uint64(time.Second) / uint64(hz),
+	}
+	if source == Cycles {
+		a.Type, a.Config = unix.PERF_TYPE_HARDWARE, unix.PERF_COUNT_HW_CPU_CYCLES
+		// A fixed number of cycles, so that every sample weighs the same. By frequency the kernel would adapt the
+		// period of each CPU to how busy it is, and a CPU with little to show would have as many samples as a full one.
+		a.Sample = cyclesPerSecond / uint64(hz)
+	}
+	if losses {
+		a.Read_format |= unix.PERF_FORMAT_LOST
+	}
+	if cgroup {
+		a.Sample_type |= unix.PERF_SAMPLE_CGROUP
+	}
+	return a
+}
+
+// sideAttr is that of the event beside one that makes samples, which makes records of programs and of threads. It ends
+// them in the same way.
+func sideAttr(of *unix.PerfEventAttr, tasks bool) *unix.PerfEventAttr {
+	a := *of
+	a.Type, a.Config, a.Sample = unix.PERF_TYPE_SOFTWARE, unix.PERF_COUNT_SW_DUMMY, 0
+	if a.Bits |= bitKsymbol | bitBPFEvent; tasks {
+		a.Bits |= unix.PerfBitTask
+	}
+	return &a
+}
+
+// Source is the event that makes the samples.
+func (s *Sampler) Source() Source { return s.source }
+
+// Period is the time between two samples of one CPU: wall time for cpu-clock; for cycles about as much busy kernel
+// time, and no measure.
+func (s *Sampler) Period() time.Duration { return s.period }
+
+// HasCgroup says whether samples carry a cgroup id.
+func (s *Sampler) HasCgroup() bool { return s.cgroup }
+
+// RingBytes is the memory that the rings take, in bytes.
+func (s *Sampler) RingBytes() (n int) {
+	for _, r := range s.rings {
+		n += len(r.mem)
+	}
+	return n
+}
+
+// Lost is how many samples the kernel had to drop since Open because a ring was full, or because the hardware took them
+// faster than it could hand them over, and how many other records. Where ExactLost is false it is no more than what has
+// been announced by the records that were drained, and all count as samples.
+func (s *Sampler) Lost() (samples, others uint64, err error) {
+	samples = s.lost
+	for _, r := range s.rings {
+		if !s.exact {
+			break
+		}
+		if _, err := r.enabled(); err != nil {
+			return 0, 0, err
+		}
+		_, side, err := r.read(r.side)
+		if err != nil {
+			return 0, 0, err
+		}
+		samples, others = samples+r.lost, others+side
+	}
+	return samples, others, nil
+}
+
+// Wait waits until a ring is half full, but no longer than d, and not after Wake.
+func (s *Sampler) Wait(d time.Duration) error {
+	fds := []unix.PollFd{{Fd: int32(s.wake), Events: unix.POLLIN}}
+	for _, r := range s.rings {
+		fds = append(fds, unix.PollFd{Fd: int32(r.fd), Events: unix.POLLIN})
+	}
+	for until := time.Now().Add(d); ; {
+		timeout := unix.NsecToTimespec(max(0, time.Until(until).Nanoseconds()))
+		_, err := unix.Ppoll(fds, &timeout, nil)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("waiting for the sampling rings: %w", err)
+		}
+		var b [8]byte
+		_, _ = unix.Read(s.wake, b[:]) // it may be empty
+		return nil
+	}
+}
+
+// Wake ends a Wait that is under way, or else the next.
+func (s *Sampler) Wake() {
+	var b [8]byte
+	binary.NativeEndian.PutUint64(b[:], 1)
+	_, _ = unix.Write(s.wake, b[:]) // it fails only where it was called as often as there are numbers
+}
+
+// ExactLost says whether the kernel counts what it drops as it drops it. Before Linux 6.0 it does not: a ring says what
+// it lost with the next record that it has room for (PERF_RECORD_LOST, __perf_output_begin in
+// kernel/events/ring_buffer.c), so that what is lost before sampling ends is announced when it has begun again, or
+// never.
+func (s *Sampler) ExactLost() bool { return s.exact }
+
+// Throttled is how often the kernel slowed the sampler down since Open.
+func (s *Sampler) Throttled() uint64 { return s.slowed }
+
+// Enable starts sampling.
+func (s *Sampler) Enable() error {
+	for _, r := range s.rings {
+		var err error
+		if r.before, err = r.enabled(); err != nil {
+			return err
+		}
+		if err := r.ioctl(unix.PERF_EVENT_IOC_ENABLE, "enabling"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Disable stops sampling; what is in the rings can still be drained.
+func (s *Sampler) Disable() error {
+	for _, r := range s.rings {
+		if err := r.ioctl(unix.PERF_EVENT_IOC_DISABLE, "disabling"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Blind is the CPUs that were not sampled for all the time between the last Enable and Disable, which lay between these
+// two calls. The kernel takes the event of a CPU that goes offline away for good, without an error, and a CPU that
+// comes online later has none.
+func (s *Sampler) Blind() ([]int, error) {
+	online, err := OnlineCPUs()
+	if err != nil {
+		return nil, err
+	}
+	var longest uint64
+	for _, r := range s.rings {
+		now, err := r.enabled()
+		if err != nil {
+			return nil, err
+		}
+		r.on = now - min(now, r.before)
+		longest = max(longest, r.on)
+	}
+	var blind []int
+	for _, r := range s.rings {
+		if i := slices.Index(online, r.cpu); i >= 0 {
+			online = slices.Delete(online, i, i+1)
+		}
+		// They were enabled one after another: what is short by that is no gap.
+		if longest-r.on > longest/20+uint64(50*time.Millisecond) {
+			blind = append(blind, r.cpu)
+		}
+	}
+	return slices.Sorted(slices.Values(append(blind, online...))), nil
+}
+
+// Drain hands everything in the rings to h and empties them. Call it several times a second, and after Wait.
+func (s *Sampler) Drain(h *Handler) error {
+	// Heads for the samples are taken before heads for the rest: whatever happened before a sample that is handed out,
+	// on whichever CPU, is then in the part of the rings that the first pass reads. Samples behind their head wait for
+	// the next drain.
+	n := len(s.rings)
+	for i, r := range s.rings {
+		s.heads[i] = r.head()
+	}
+	for i, r := range s.rings {
+		s.heads[n+i] = r.head()
+	}
+	for i, r := range s.rings {
+		s.pending = s.pending[:0]
+		tail := r.meta.Data_tail
+		buf := r.peek(s.heads[n+i])
+		if err := records(buf[r.seen-tail:], func(typ uint32, b []byte) error { return s.event(typ, b, h) }); err != nil {
+			return fmt.Errorf("reading the sampling ring of CPU %d: %w", r.cpu, err)
+		}
+		r.seen = s.heads[n+i]
+	}
+	for i, r := range s.rings {
+		err := records(r.buf[:s.heads[i]-r.meta.Data_tail], func(typ uint32, b []byte) (err error) {
+			if typ != recordSample || h.Sample == nil {
+				return nil
+			}
+			var smp Sample
+			if smp, s.chain, err = decodeSample(b, s.cgroup, s.chain); err == nil {
+				h.Sample(&smp)
+			}
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("reading the sampling ring of CPU %d: %w", r.cpu, err)
+		}
+		r.release(s.heads[i])
+	}
+	return nil
+}
+
+// event handles a record that is not a sample.
+func (s *Sampler) event(typ uint32, b []byte, h *Handler) error {
+	switch typ {
+	case recordLost: // u64 id, u64 lost
+		if !s.exact && len(b) >= 16 {
+			s.lost += binary.NativeEndian.Uint64(b[8:])
+		}
+	case recordLostSamples: // u64 lost
+		if len(b) >= 8 {
+			s.lost += binary.NativeEndian.Uint64(b)
+		}
+	case recordThrottle:
+		s.slowed++
+	case recordFork, recordExit:
+		t, err := decodeTask(typ == recordExit, b)
+		if err == nil && h.Task != nil {
+			h.Task(t)
+		}
+		return err
+	case recordKsymbol:
+		sym, ok, err := decodeSymbol(b, sampleIDSize)
+		if err != nil || !ok {
+			return err
+		}
+		if !sym.Removed {
+			s.pending = append(s.pending, sym)
+		}
+		if h.Symbol != nil {
+			h.Symbol(sym)
+		}
+	case recordBPFEvent:
+		p, ok, err := decodeProgram(b, sampleIDSize)
+		if err != nil || !ok {
+			return err
+		}
+		if h.Program != nil {
+			h.Program(p, s.pending)
+		}
+		s.pending = s.pending[:0]
+	}
+	return nil
+}
+
+// Close ends sampling and frees the rings.
+func (s *Sampler) Close() error {
+	errs := []error{unix.Close(s.wake)}
+	for _, r := range s.rings {
+		errs = append(errs, r.close())
+	}
+	s.rings = nil
+	return errors.Join(errs...)
+}
+
+// OnlineCPUs is the numbers of the CPUs that are online.
+func OnlineCPUs() ([]int, error) { return onlineCPUs("/sys/devices/system/cpu/online") }
+
+// Leaders are the descriptors of the sampler's events, by CPU: an event that is opened with one of them as its leader
+// is switched on and off with it. Close such events before the sampler.
+func (s *Sampler) Leaders() map[int]int {
+	fds := make(map[int]int, len(s.rings))
+	for _, r := range s.rings {
+		fds[r.cpu] = r.fd
+	}
+	return fds
+}
+
+// onlineCPUs parses a list like "0-3,5".
+func onlineCPUs(path string) ([]int, error) {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("reading which CPUs are online: %w", err)
+	}
+	cpus, err := parseCPUList(strings.TrimSpace(string(raw)))
+	if err != nil {
+		return nil, fmt.Errorf("reading which CPUs are online from %s: %w", path, err)
+	}
+	return cpus, nil
+}
+
+const maxCPUs = 8192 // NR_CPUS of the largest kernels: a bound for what a list may say
+
+func parseCPUList(s string) ([]int, error) {
+	var cpus []int
+	for part := range strings.SplitSeq(s, ",") {
+		from, to, isRange := strings.Cut(part, "-")
+		lo, err := strconv.Atoi(from)
+		if err != nil {
+			return nil, fmt.Errorf("%q is not a list of CPUs", s)
+		}
+		hi := lo
+		if isRange {
+			if hi, err = strconv.Atoi(to); err != nil {
+				return nil, fmt.Errorf("%q is not a list of CPUs", s)
+			}
+		}
+		if lo < 0 || hi < lo || hi >= maxCPUs {
+			return nil, fmt.Errorf("%q is not a list of CPUs", s)
+		}
+		for c := lo; c <= hi; c++ {
+			cpus = append(cpus, c)
+		}
+	}
+	return cpus, nil
+}
+
+func tryOpen(a *unix.PerfEventAttr) error {
+	fd, err := unix.PerfEventOpen(a, -1, 0, -1, unix.PERF_FLAG_FD_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
+}
+
+// The features of this package.
+var (
+	Sampling = feature.New(feature.Status{
+		Name:  "sampling",
+		Needs: "perf_event_open for all CPUs: CAP_PERFMON or CAP_SYS_ADMIN, CONFIG_PERF_EVENTS, Linux 5.8 (BPF symbols in the ring)",
+		Lost:  "the split of eBPF time by control group and context; totals stay exact",
+		Mend:  "run as root; in a container add CAP_PERFMON and allow perf_event_open in its seccomp profile",
+	}, func() (string, error) {
+		if err := tryOpen(newAttr(CPUClock, DefaultHz, false, false)); err != nil {
+			return "", fmt.Errorf("perf_event_open: %w", err)
+		}
+		return fmt.Sprintf("a ring for each CPU, %d samples per second", DefaultHz), nil
+	})
+	HardwareCycles = feature.New(feature.Status{
+		Name:  "hardware-cycles",
+		Needs: "a performance counter of the CPU (bare metal, or a virtual machine with a virtual PMU)",
+		Lost:  "samples of code that runs with interrupts off; cpu-clock is used instead",
+		Mend:  "give the virtual machine a PMU",
+	}, func() (string, error) {
+		if err := tryOpen(newAttr(Cycles, DefaultHz, false, false)); err != nil {
+			return "", fmt.Errorf("perf_event_open: %w", err)
+		}
+		return "samples come by NMI", nil
+	})
+	Cgroups = feature.New(feature.Status{
+		Name:  "sample-cgroup",
+		Needs: "PERF_SAMPLE_CGROUP: Linux 5.7 with CONFIG_CGROUP_PERF",
+		Lost:  "the exact control group of a sample on cgroup v2; the thread's group is read from /proc instead",
+		Mend:  "boot Linux 5.7 or newer with CONFIG_CGROUP_PERF",
+	}, func() (string, error) {
+		if err := tryOpen(newAttr(CPUClock, DefaultHz, true, false)); err != nil {
+			return "", fmt.Errorf("perf_event_open: %w", err)
+		}
+		return "samples carry the id of their control group", nil
+	})
+	Losses = feature.New(feature.Status{
+		Name:  "sample-losses",
+		Needs: "PERF_FORMAT_LOST: Linux 6.0",
+		Lost:  "samples that a full ring lost at the end of a window: the ring tells of them when it has room again",
+		Mend:  "boot Linux 6.0 or newer",
+	}, func() (string, error) {
+		if err := tryOpen(newAttr(CPUClock, DefaultHz, false, true)); err != nil {
+			return "", fmt.Errorf("perf_event_open: %w", err)
+		}
+		return "lost samples are counted as they are lost", nil
+	})
+)
+
+// Features are the probes of this package.
+func Features() []*feature.Probe { return []*feature.Probe{Sampling, HardwareCycles, Cgroups, Losses} }

@@ -1,0 +1,122 @@
+package perf
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/fault"
+)
+
+// ring is the memory that the kernel shares for the events of one CPU: a control page and a power of two of data pages.
+// One event makes the samples. The other, which counts nothing, makes everything else, so that what was lost of samples
+// is known for itself.
+type ring struct {
+	fd   int // of the event that makes samples
+	side int // of the other
+	cpu  int
+	mem  []byte
+	data []byte
+	meta *unix.PerfEventMmapPage
+	seen uint64 // how far records other than samples were handled
+	buf  []byte // records of one drain, unwrapped; reused
+
+	before, on uint64 // nanoseconds that the event had been enabled at Enable, and since then
+	lost       uint64 // samples that found no room since Open, by the last read; 0 where the kernel does not count them
+}
+
+func openRing(samples, others *unix.PerfEventAttr, cpu, pages int) (_ *ring, err error) {
+	fd, err := unix.PerfEventOpen(samples, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("opening a sampling event on CPU %d: %w", cpu, err)
+	}
+	side, err := unix.PerfEventOpen(others, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("opening an event for records of threads and programs on CPU %d: %w", cpu, err)
+	}
+	r := &ring{fd: fd, side: side, cpu: cpu}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.close())
+		}
+	}()
+	page := os.Getpagesize()
+	mem, err := unix.Mmap(fd, 0, page*(1+pages), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		err = fmt.Errorf("mapping a sampling ring of %d pages for CPU %d: %w", pages, cpu, err)
+		if errors.Is(err, unix.EPERM) { // perf_mmap in kernel/events/core.c
+			err = fault.Wrap(err, fault.Machine, "", "end other samplers of this user, run with CAP_IPC_LOCK, or raise "+
+				"kernel.perf_event_mlock_kb or the limit of locked memory (ulimit -l)",
+				"the rings of all samplers of this user take more memory than they may")
+		}
+		return nil, err
+	}
+	r.mem, r.data, r.meta = mem, mem[page:], (*unix.PerfEventMmapPage)(unsafe.Pointer(&mem[0]))
+	if err := unix.IoctlSetInt(side, unix.PERF_EVENT_IOC_SET_OUTPUT, fd); err != nil {
+		return nil, fmt.Errorf("putting records of threads and programs into the sampling ring of CPU %d: %w", cpu, err)
+	}
+	return r, nil
+}
+
+// head is how far the kernel has written.
+func (r *ring) head() uint64 { return atomic.LoadUint64(&r.meta.Data_head) }
+
+// peek copies the records up to head into r.buf, in order. The ring is released by release.
+func (r *ring) peek(head uint64) []byte {
+	tail := r.meta.Data_tail
+	n := head - tail // at most the size: the kernel drops records rather than overtake the tail
+	size := uint64(len(r.data))
+	r.buf = r.buf[:0]
+	at := tail & (size - 1)
+	first := min(n, size-at)
+	r.buf = append(r.buf, r.data[at:at+first]...)
+	r.buf = append(r.buf, r.data[:n-first]...)
+	return r.buf
+}
+
+// release tells the kernel that everything up to head has been read.
+func (r *ring) release(head uint64) { atomic.StoreUint64(&r.meta.Data_tail, head) }
+
+func (r *ring) ioctl(req uint, what string) error {
+	for _, fd := range []int{r.side, r.fd} {
+		if err := unix.IoctlSetInt(fd, req, 0); err != nil {
+			return fmt.Errorf("%s the sampling events on CPU %d: %w", what, r.cpu, err)
+		}
+	}
+	return nil
+}
+
+// enabled reads the event that makes samples. It is for how long that has been enabled in all, in nanoseconds.
+func (r *ring) enabled() (uint64, error) {
+	on, lost, err := r.read(r.fd)
+	r.lost = max(r.lost, lost)
+	return on, err
+}
+
+// read reads an event: for how long it has been enabled in all, in nanoseconds, and how many of its records found no
+// room since Open, 0 where the kernel does not count them.
+func (r *ring) read(fd int) (on, lost uint64, err error) {
+	var b [24]byte                // the count, the time, and what was lost where that was asked for
+	n, err := unix.Read(fd, b[:]) // the kernel reads nothing of an event that it gave up: zero
+	if err != nil {
+		return 0, 0, fmt.Errorf("reading the sampling events on CPU %d: %w", r.cpu, err)
+	}
+	if n == len(b) {
+		lost = binary.NativeEndian.Uint64(b[16:])
+	}
+	return binary.NativeEndian.Uint64(b[8:]), lost, nil
+}
+
+func (r *ring) close() error {
+	errs := []error{unix.Close(r.side), unix.Close(r.fd)}
+	if r.mem != nil {
+		errs = append(errs, unix.Munmap(r.mem))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,263 @@
+package sandbox
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"tare/internal/lib/quantity"
+)
+
+// arrange finds the row of the table that says how a sandbox is arranged. hierarchy is the one that counts memory.
+func (t *table) arrange(s *Sandbox, hierarchy string) {
+	for i := range t.Rows {
+		if r := &t.Rows[i]; r.holds(s, hierarchy) {
+			s.Row, s.Title = r.Name, r.Title
+			return
+		}
+	}
+}
+
+func (r *row) holds(s *Sandbox, hierarchy string) bool {
+	is := func(want, have string) bool { return want == "" || want == have }
+	if !is(r.Runtime, s.Runtime) || !is(r.Flavour, s.Flavour) || !is(r.Engine, s.Engine) || !is(r.Driver, s.Driver) ||
+		!is(r.Hierarchy, hierarchy) || slices.Contains(r.EngineNot, s.Engine) ||
+		r.RuntimeAny != nil && !slices.Contains(r.RuntimeAny, s.Runtime) ||
+		r.Pod != nil && *r.Pod != (s.Pod.UID != "") {
+		return false
+	}
+	if r.OverheadDriver != "" && !slices.ContainsFunc(s.Groups, func(g *Group) bool {
+		return g.Place == PlaceOverhead && strings.HasSuffix(g.Path, ".scope") == (r.OverheadDriver == "systemd")
+	}) {
+		return false
+	}
+	if r.Program != "" && !slices.ContainsFunc(s.Processes, func(p *Process) bool {
+		return p.Component == VMM && p.Program == r.Program
+	}) {
+		return false
+	}
+	for _, c := range r.Has {
+		if s.parts(c) == nil {
+			return false
+		}
+	}
+	for _, c := range r.Absent {
+		if s.parts(c) != nil {
+			return false
+		}
+	}
+	for c, want := range r.Components {
+		parts := s.parts(c)
+		if parts == nil {
+			return false
+		}
+		for _, p := range parts {
+			if !among(want.CPU, p.cpu.Place) || !among(want.Memory, p.memory.Place) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// part is a process, or a thread with a component of its own.
+type part struct {
+	process     *Process
+	thread      bool
+	cpu, memory Location
+}
+
+// parts are the processes and threads of a component; threads of the kernel have no memory and are left out.
+func (s *Sandbox) parts(c Component) (all []part) {
+	for _, p := range s.Processes {
+		if p.Kernel {
+			continue
+		}
+		if p.Component == c {
+			all = append(all, part{p, false, p.CPU, p.Memory})
+		}
+		for i := range p.Threads {
+			if t := &p.Threads[i]; t.Component == c {
+				all = append(all, part{p, true, t.CPU, t.Memory})
+			}
+		}
+	}
+	return all
+}
+
+// among says whether a place is one of some; nil is any.
+func among(some []Place, p Place) bool { return some == nil || slices.Contains(some, p) }
+
+// Sizes tell what is resident of a process, in bytes, and by which definition ("PSS"); false where it is not known.
+type Sizes func(*Process) (bytes uint64, definition string, known bool)
+
+// Findings are what is worth saying about a sandbox, in the order of the table; each code and component once.
+func (c *Census) Findings(s *Sandbox, sizes Sizes) ([]Finding, error) {
+	t, err := builtin()
+	if err != nil {
+		return nil, err
+	}
+	var found []Finding
+	for i := range t.Findings {
+		r := &t.Findings[i]
+		if r.Hierarchy != "" && r.Hierarchy != c.Memory || r.Row != "" && r.Row != s.Row ||
+			r.Pod != nil && *r.Pod != (s.Pod.UID != "") || r.EmptyGroups && len(s.Empty) == 0 {
+			continue
+		}
+		var left *Group
+		var leftBytes uint64
+		if r.Left != "" {
+			if left, leftBytes = s.leftover(r.Left, sizes); left == nil {
+				continue
+			}
+		}
+		parts := slices.DeleteFunc(s.parts(r.Component), func(p part) bool { return !r.concerns(p) })
+		if len(parts) == 0 {
+			continue
+		}
+		words := s.words(r, parts, sizes)
+		if left != nil {
+			words = append(words, "{left_group}", left.inWords(s), "{left_size}", bytesOf(leftBytes))
+		}
+		found = append(found, Finding{Code: r.Code, Sandbox: s.ID, Message: strings.NewReplacer(words...).Replace(r.Says)})
+	}
+	return found, nil
+}
+
+// concerns says whether a part is charged where the rule says.
+func (r *findingRule) concerns(p part) bool {
+	if r.Any != nil && !slices.Contains(r.Any, p.cpu.Place) && !slices.Contains(r.Any, p.memory.Place) {
+		return false
+	}
+	if p.thread && r.Any != nil && !slices.Contains(r.Any, p.cpu.Place) {
+		return false
+	}
+	return among(r.CPU, p.cpu.Place) && among(r.Memory, p.memory.Place) && among(r.LeaderMemory, p.process.Memory.Place)
+}
+
+// words are what the names in a finding's words stand for.
+func (s *Sandbox) words(r *findingRule, parts []part, sizes Sizes) []string {
+	var sum uint64
+	size, definition := "size not read", ""
+	counted := map[*Process]bool{}
+	for _, p := range parts {
+		if counted[p.process] {
+			continue
+		}
+		counted[p.process] = true
+		if bytes, by, known := sizes(p.process); known {
+			sum, definition = sum+bytes, by
+		}
+	}
+	if definition != "" {
+		size = bytesOf(sum) + " " + definition
+	}
+	owner := "its pod"
+	if s.Pod.UID == "" {
+		owner = "the groups of its sandbox"
+	}
+	first := parts[0]
+	return []string{
+		"{sandbox}", s.label(), "{component}", ComponentName(r.Component), "{size}", size, "{owner}", owner,
+		"{cpu}", first.cpu.inWords(s), "{memory}", first.memory.inWords(s), "{empty}", strconv.Itoa(len(s.Empty)),
+	}
+}
+
+func bytesOf(n uint64) string { return quantity.Value(float64(n), quantity.Bytes) }
+
+// inWords names a group as people do: the pod, the overhead group, the service.
+func (l Location) inWords(s *Sandbox) string {
+	base := l.Path[strings.LastIndexByte(l.Path, '/')+1:]
+	switch l.Place {
+	case PlaceRoot:
+		return "the root group"
+	case PlaceService:
+		return base
+	case PlaceOverhead:
+		return shorten(strings.TrimPrefix(l.Path, "/"))
+	case PlacePod, PlaceSandbox:
+		if l.Inside && s.Pod.UID != "" {
+			return "the pod"
+		}
+	case PlaceContainer:
+		if l.Inside {
+			return fmt.Sprintf("the group %s", shorten(base))
+		}
+	}
+	return shorten(l.Path)
+}
+
+// label is an id as people can read it: short, with the name of the pod where it is known.
+func (s *Sandbox) label() string {
+	if s.Pod.Name != "" {
+		return shorten(s.ID) + " (" + s.Pod.Namespace + "/" + s.Pod.Name + ")"
+	}
+	return shorten(s.ID)
+}
+
+// Label is how a sandbox is called in sentences: its id, shortened where it is one of 64 digits, and its pod.
+func (s *Sandbox) Label() string { return s.label() }
+
+// shorten keeps the first 12 digits of an id, as engines print them, wherever it stands in a name.
+func shorten(name string) string {
+	const long, short = 64, 12
+	run := 0
+	for i := 0; i < len(name); i++ {
+		c := name[i]
+		if c >= '0' && c <= '9' || c >= 'a' && c <= 'f' {
+			run++
+		} else {
+			run = 0
+		}
+		if run == long {
+			return name[:i+1-long+short] + name[i+1:]
+		}
+	}
+	return name
+}
+
+// ComponentName is how a component is called in sentences.
+func ComponentName(c Component) string {
+	switch c {
+	case VMM:
+		return "VMM"
+	case VCPU:
+		return "vCPU threads"
+	case Workload:
+		return "application"
+	}
+	return string(c)
+}
+
+// leftoverBytes is from when on a group holds noticeably more than its processes: page tables and kernel memory of
+// small processes are below it.
+const leftoverBytes = 8 << 20
+
+// leftover finds a group of a kind that holds more anonymous and shared memory than its processes have, and how much.
+func (s *Sandbox) leftover(kind Place, sizes Sizes) (*Group, uint64) {
+	for _, g := range s.Groups {
+		if g.Place != kind || g.Reading == nil {
+			continue
+		}
+		m := g.Reading.Memory
+		if !m.Anon.OK || !m.Shmem.OK {
+			continue
+		}
+		var accounted uint64
+		for _, p := range s.Processes {
+			if p.Memory.Path != g.Path && !strings.HasPrefix(p.Memory.Path, g.Path+"/") {
+				continue
+			}
+			bytes, _, known := sizes(p)
+			if !known {
+				return nil, 0 // it cannot be told
+			}
+			accounted += bytes
+		}
+		if held := m.Anon.N + m.Shmem.N; held > accounted+leftoverBytes {
+			return g, held - accounted
+		}
+	}
+	return nil, 0
+}

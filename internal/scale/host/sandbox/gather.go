@@ -1,0 +1,756 @@
+package sandbox
+
+import (
+	"cmp"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"tare/internal/scale/host/cgroup"
+)
+
+// gathering puts processes together to sandboxes.
+//
+// Names (of containers, sandboxes, pods) that belong to the same sandbox are united, by what cannot be made up from
+// within a container: the paths of groups and the state of runtimes. What command lines say comes after that, and only
+// where it does not contradict: an application may call itself what it likes.
+type gathering struct {
+	r      *Reader
+	parent map[string]string   // of names: union-find
+	pods   map[string]bool     // uids
+	nested map[string][]string // by id: paths of groups that have it
+	names  map[string]string   // of paths of groups that only state knows: the name of what is in them
+	byPID  map[int]string      // by process: the name that state gives it
+	role   map[int]role
+	of     map[*known]string // the name of what a process belongs to
+	signs  map[*known][]Sign
+	mute   map[*known]bool // its command line contradicts its group, and does not count
+	late   []*known
+}
+
+// gather makes the census of what is known.
+func (r *Reader) gather() {
+	g := &gathering{r: r, parent: map[string]string{}, pods: map[string]bool{}, nested: map[string][]string{},
+		names: map[string]string{}, byPID: map[int]string{},
+		role: map[int]role{}, of: map[*known]string{}, signs: map[*known][]Sign{}, mute: map[*known]bool{}}
+	all := slices.SortedFunc(maps.Values(r.known), func(a, b *known) int { return cmp.Compare(a.PID, b.PID) })
+	g.unite(all)
+	for _, k := range all {
+		g.assign(k)
+	}
+	for _, k := range g.late {
+		g.settle(k)
+	}
+	g.inherit(all)
+	r.census = g.census(all)
+	r.examples = map[cgroup.Charged]*known{}
+	for _, k := range all {
+		if k.process != nil && k.sandbox != nil && k.claim.rule == nil && k.process.Component == Workload &&
+			g.descends(k) == "" && r.examples[k.charged] == nil {
+			r.examples[k.charged] = k
+		}
+	}
+	r.watch()
+}
+
+func (g *gathering) find(name string) string {
+	root := name
+	for g.parent[root] != "" {
+		root = g.parent[root]
+	}
+	for name != root {
+		next := g.parent[name]
+		g.parent[name] = root
+		name = next
+	}
+	return root
+}
+
+func (g *gathering) union(a, b string) {
+	if a, b = g.find(a), g.find(b); a != b {
+		g.parent[max(a, b)] = min(a, b) // "id:" comes before "pod:"
+	}
+}
+
+// unite takes names together by groups and state.
+func (g *gathering) unite(all []*known) {
+	ids := map[string]bool{}
+	for _, k := range all {
+		for _, w := range g.locations(k) {
+			if w.pod != "" {
+				g.pods[w.pod] = true
+			}
+			if w.id == "" {
+				continue
+			}
+			ids[w.id] = true
+			g.nested[w.id] = append(g.nested[w.id], w.idPath)
+			if w.pod != "" {
+				g.union(idKey(w.id), podKey(w.pod))
+			}
+		}
+		if id := k.claim.id; id != "" {
+			ids[id] = true
+		}
+	}
+	for _, id := range g.r.table.listed(g.r.root) {
+		ids[id] = true
+	}
+	for _, id := range slices.Sorted(maps.Keys(ids)) {
+		s := g.r.state(id)
+		if s == nil {
+			continue
+		}
+		if s.sandbox != "" {
+			g.union(idKey(id), idKey(s.sandbox))
+		}
+		if s.pod.UID != "" {
+			g.pods[s.pod.UID] = true
+			g.union(idKey(id), podKey(s.pod.UID))
+		}
+		for _, p := range s.groups {
+			if pod := g.r.where(g.identity(p)).pod; pod != "" {
+				g.pods[pod] = true
+				g.union(idKey(id), podKey(pod))
+			}
+			if id2 := g.r.where(g.identity(p)).id; id2 != "" {
+				g.union(idKey(id), idKey(id2)) // a sandbox's group may be called after something else
+			}
+			if p := g.identity(p); strings.HasPrefix(p, "/") && p != "/" && g.r.where(p).key() == "" {
+				g.names[p] = idKey(id)
+			}
+		}
+		for pid, role := range s.pids {
+			k := g.r.known[pid]
+			if k == nil || k.Kernel || role.start != 0 && role.start != k.Start {
+				continue
+			}
+			g.byPID[pid] = idKey(id)
+			if role.component == Sentry && s.sandbox != "" {
+				g.byPID[pid] = idKey(s.sandbox)
+			}
+			g.role[pid] = role
+		}
+	}
+}
+
+// identity is the identity of a group that state names: a directory, or an identity, or systemd's notation.
+func (g *gathering) identity(p string) string {
+	for i := range g.r.layout.Hierarchies {
+		h := &g.r.layout.Hierarchies[i]
+		mount := strings.TrimPrefix(h.Mount, strings.TrimSuffix(g.r.root, "/"))
+		if rest, ok := strings.CutPrefix(p, mount); ok && (rest == "" || rest[0] == '/') {
+			return h.Identity(rest)
+		}
+	}
+	if !strings.HasPrefix(p, "/") {
+		return "/" + p
+	}
+	return path.Clean(p)
+}
+
+// locations are the groups of a process and its threads, without those that it has twice.
+func (g *gathering) locations(k *known) []*where {
+	all := []*where{g.r.where(k.charged.Memory)}
+	add := func(p string) {
+		if w := g.r.where(p); !slices.Contains(all, w) {
+			all = append(all, w)
+		}
+	}
+	add(k.charged.CPU)
+	for i := range k.threads {
+		add(k.threads[i].charged.CPU)
+	}
+	return all
+}
+
+// located is the name that the groups of a process give it.
+func (g *gathering) located(k *known) (name string, w *where) {
+	for _, p := range []string{k.charged.Memory, k.charged.CPU} {
+		w := g.r.where(p)
+		if name := w.key(); name != "" {
+			return name, w
+		}
+		for p := p; len(p) > 1; p = path.Dir(p) {
+			if name, ok := g.names[p]; ok {
+				return name, w
+			}
+		}
+	}
+	return "", g.r.where(k.charged.Memory)
+}
+
+// assign says what a process belongs to, as far as it can be told from the process alone.
+func (g *gathering) assign(k *known) {
+	name, w := g.located(k)
+	if name != "" {
+		g.of[k] = name
+		g.signs[k] = append(g.signs[k], SignCgroup)
+	}
+	if id := k.claim.id; id != "" {
+		claimed := idKey(id)
+		switch {
+		case name == "":
+			g.of[k] = claimed
+			g.signs[k] = append(g.signs[k], SignCommand)
+		case g.find(name) == g.find(claimed):
+			g.signs[k] = append(g.signs[k], SignCommand)
+		// Only what sandbox runtimes start is in a group that they alone make.
+		case w.place == PlaceSandbox, w.id == "" && g.podOf(claimed) == "":
+			g.union(name, claimed)
+			g.signs[k] = append(g.signs[k], SignCommand)
+		case g.encloses(w, id):
+			g.of[k], g.signs[k] = claimed, []Sign{SignCommand}
+		default:
+			g.late = append(g.late, k)
+		}
+	}
+	if of, ok := g.byPID[k.PID]; ok {
+		// Without a start time the pid alone may be another's by now.
+		if role := g.role[k.PID]; g.of[k] == "" && (role.start != 0 || role.component == k.claim.component()) {
+			g.of[k] = of
+		}
+		if g.of[k] != "" && g.find(g.of[k]) == g.find(of) {
+			g.signs[k] = append(g.signs[k], SignState)
+		}
+	}
+}
+
+// encloses says whether the container with the id is inside the one whose group w is: a node of a cluster may be a
+// container, and has the shims of its pods in its own group.
+func (g *gathering) encloses(w *where, id string) bool {
+	for _, p := range g.nested[id] {
+		if w.idPath != "" && strings.HasPrefix(p, w.idPath+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// podOf is the pod that a name has been united with; empty where it is none.
+func (g *gathering) podOf(name string) string {
+	root := g.find(name)
+	for uid := range g.pods {
+		if g.find(podKey(uid)) == root {
+			return uid
+		}
+	}
+	return ""
+}
+
+// settle decides about a process in the group of one container whose command line names another: it is of the sandbox
+// whose group it is in. What it does there is what its command line says only where that sandbox has processes of the
+// same runtime, as a gofer has that serves the second container of a pod.
+func (g *gathering) settle(k *known) {
+	for o := range g.of {
+		if o != k && !g.mute[o] && o.claim.rule != nil && o.claim.runtime == k.claim.runtime && k.claim.runtime != "" &&
+			slices.Contains(g.signs[o], SignCommand) && g.find(g.of[o]) == g.find(g.of[k]) {
+			g.signs[k] = append(g.signs[k], SignCommand)
+			return
+		}
+	}
+	g.mute[k] = true
+}
+
+// inherit gives processes without a name of their own that of the process that they work for.
+func (g *gathering) inherit(all []*known) {
+	for _, k := range all {
+		rule := k.claim.rule
+		if rule != nil && rule.Kernel && g.of[k] == "" {
+			if owner := g.r.known[k.claim.owner]; owner != nil && g.of[owner] != "" {
+				g.of[k] = g.of[owner]
+				g.signs[k] = append(g.signs[k], SignName)
+			}
+			continue
+		}
+		if g.of[k] == "" {
+			if of := g.ancestor(k); of != nil {
+				g.of[k] = g.of[of]
+				g.signs[k] = append(g.signs[k], SignParent)
+			}
+		} else if parent := g.r.known[k.PPID]; parent != nil && g.of[parent] != "" &&
+			g.find(g.of[k]) == g.find(g.of[parent]) {
+			g.signs[k] = append(g.signs[k], SignParent)
+		}
+	}
+}
+
+// ancestor is the process of a sandbox that a process without a name of its own comes from, if what that starts is of
+// the same sandbox; the stubs of a sentry start stubs.
+func (g *gathering) ancestor(k *known) *known {
+	for p, n := g.r.known[k.PPID], 0; p != nil && n < maxElements; p, n = g.r.known[p.PPID], n+1 {
+		switch {
+		case g.serves(p) && g.of[p] != "":
+			return p
+		case g.of[p] != "" && !slices.Equal(g.signs[p], []Sign{SignParent}):
+			return nil
+		}
+	}
+	return nil
+}
+
+// serves says whether what a process starts is of the same sandbox: what a sentry or a VMM starts is, and a shim starts
+// processes of its sandbox alone.
+func (g *gathering) serves(k *known) bool {
+	return k.claim.rule != nil && !g.mute[k] && k.claim.id != "" && !k.claim.rule.Shared
+}
+
+// descends says what a process is by those that it comes from: the stubs of a sentry run the application.
+func (g *gathering) descends(k *known) Component {
+	for p, n := g.r.known[k.PPID], 0; p != nil && n < maxElements; p, n = g.r.known[p.PPID], n+1 {
+		if g.of[p] == "" || g.find(g.of[p]) != g.find(g.of[k]) {
+			return ""
+		}
+		if r := p.claim.rule; r != nil && r.Children != "" && !g.mute[p] {
+			return r.Children
+		}
+	}
+	return ""
+}
+
+// census makes sandboxes of processes that belong together.
+func (g *gathering) census(all []*known) *Census {
+	c := &Census{Mode: g.r.layout.Mode}
+	if h, ok := g.r.layout.Controller("memory"); ok {
+		c.Memory = cgroup.ModeV1
+		if h.V2 {
+			c.Memory = cgroup.ModeV2
+		}
+	}
+	members := map[string][]*known{}
+	for _, k := range all {
+		k.sandbox, k.process = nil, nil
+		if name := g.of[k]; name != "" {
+			members[g.find(name)] = append(members[g.find(name)], k)
+		} else if r := k.claim.rule; r != nil && r.Shared {
+			k.process = g.process(k)
+			k.process.Component, k.process.Signs = r.Component, []Sign{SignCommand}
+			c.Shared = append(c.Shared, k.process)
+		}
+	}
+	owners := g.owners(all)
+	for _, name := range slices.Sorted(maps.Keys(members)) {
+		a := &assembly{g: g, s: &Sandbox{}, members: members[name], root: name, owners: owners}
+		a.assemble()
+		c.Sandboxes = append(c.Sandboxes, a.s)
+	}
+	slices.SortFunc(c.Sandboxes, func(a, b *Sandbox) int { return cmp.Compare(a.ID, b.ID) })
+	for _, s := range c.Sandboxes {
+		g.r.table.arrange(s, c.Memory)
+	}
+	return c
+}
+
+// process is a process without what its sandbox says of it.
+func (g *gathering) process(k *known) *Process {
+	return &Process{PID: k.PID, PPID: k.PPID, Start: k.Start, Comm: k.Comm, Program: k.claim.program, Kernel: k.Kernel,
+		CPU: Location{Path: k.charged.CPU}, Memory: Location{Path: k.charged.Memory}}
+}
+
+// shared is the owner of a group that several sandboxes, or a sandbox and others, are in.
+const shared = "\x00"
+
+// owners is whose the processes in each group and below it are.
+func (g *gathering) owners(all []*known) map[string]string {
+	owners := map[string]string{}
+	add := func(p, owner string) {
+		for ; p != "" && p != "."; p = path.Dir(p) {
+			if was, ok := owners[p]; ok && was != owner {
+				owners[p] = shared
+			} else {
+				owners[p] = owner
+			}
+			if p == "/" {
+				return
+			}
+		}
+	}
+	for _, k := range all {
+		owner := shared
+		if name := g.of[k]; name != "" {
+			owner = g.find(name)
+		}
+		add(k.charged.CPU, owner)
+		add(k.charged.Memory, owner)
+		for i := range k.threads {
+			add(k.threads[i].charged.CPU, owner)
+		}
+	}
+	return owners
+}
+
+// assembly makes one sandbox.
+type assembly struct {
+	g       *gathering
+	s       *Sandbox
+	members []*known
+	root    string
+	owners  map[string]string
+}
+
+func (a *assembly) assemble() {
+	a.describe()
+	for _, k := range a.members {
+		a.add(k)
+	}
+	a.groups()
+	a.empty()
+}
+
+// describe finds what is known of the sandbox as a whole.
+func (a *assembly) describe() {
+	s := a.s
+	ids, claimed, containers := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	engineOf, driverOf := "", ""
+	take := func(to *string, v string) {
+		if *to == "" {
+			*to = v
+		}
+	}
+	var runtimes [3]string // by command lines, by groups, by state
+	for _, k := range a.members {
+		for _, w := range a.g.locations(k) {
+			if w.key() == "" || a.g.find(w.key()) != a.root {
+				continue
+			}
+			take(&s.Pod.UID, w.pod)
+			take(&runtimes[1], w.runtime)
+			take(&s.Flavour, w.flavour)
+			take(&engineOf, w.engine)
+			if w.place == PlaceContainer || w.place == PlaceSandbox || w.place == PlacePod || w.place == PlaceLiteral {
+				take(&driverOf, w.driver)
+			}
+			if w.id != "" {
+				ids[w.id] = true
+				if w.place == PlaceContainer {
+					containers[w.id] = true
+				}
+			}
+		}
+		c := &k.claim
+		if c.rule == nil || a.g.mute[k] || c.id == "" {
+			continue
+		}
+		ids[c.id] = true
+		if c.container {
+			containers[c.id] = true
+		} else if c.rule.Component != Monitor {
+			claimed[c.id] = true
+		}
+		if c.rule.Component == Shim || runtimes[0] == "" {
+			runtimes[0] = cmp.Or(c.runtime, runtimes[0])
+		}
+	}
+	for p, name := range a.g.names {
+		if a.g.find(name) == a.root && a.g.holds(a.members, p) {
+			id := strings.TrimPrefix(name, idKey(""))
+			ids[id], containers[id] = true, true
+		}
+	}
+	var sandbox string
+	var memory *uint64
+	for _, id := range slices.Sorted(maps.Keys(ids)) {
+		st := a.g.r.state(id)
+		if st == nil {
+			continue
+		}
+		take(&sandbox, st.sandbox)
+		take(&s.Pod.UID, st.pod.UID)
+		take(&s.Pod.Name, st.pod.Name)
+		take(&s.Pod.Namespace, st.pod.Namespace)
+		take(&runtimes[2], st.runtime)
+		take(&s.Flavour, st.flavour)
+		take(&engineOf, st.engine)
+		for _, p := range st.groups {
+			take(&s.Pod.UID, a.g.r.where(a.g.identity(p)).pod)
+		}
+		if st.overhead != nil && s.Declared == nil {
+			s.Declared = &Overhead{MemoryBytes: *st.overhead, Source: "annotation " + st.overheadKey}
+		}
+		if memory == nil {
+			memory = st.memory
+		}
+	}
+	s.Runtime = cmp.Or(runtimes[0], runtimes[1], runtimes[2])
+	s.Engine, s.Driver = engineOf, driverOf
+	runtime := a.g.r.table.runtime(s.Runtime)
+	if s.Runtime == "" && slices.ContainsFunc(a.members, func(k *known) bool {
+		return k.claim.component() == VMM && !a.g.mute[k]
+	}) {
+		runtime = a.g.r.table.runtime(otherVM)
+	}
+	s.VM, s.GuestMemory = runtime.VM, runtime.GuestMemory
+	s.ID = a.name(sandbox, ids, claimed)
+	if s.VM {
+		delete(containers, s.ID)
+	}
+	s.Containers = slices.Sorted(maps.Keys(containers))
+	if s.Declared == nil && memory != nil {
+		s.Declared = a.fromLimit(*memory)
+	}
+}
+
+// otherVM is the entry for virtual machines of runtimes that the table does not have.
+const otherVM = "other vm"
+
+// name chooses the id: what the state calls the sandbox, what its shim, VMM or sentry does, the pause container, the
+// only id that there is, the pod.
+func (a *assembly) name(sandbox string, ids, claimed map[string]bool) string {
+	if sandbox != "" {
+		return sandbox
+	}
+	if len(claimed) > 0 {
+		return slices.Min(slices.Collect(maps.Keys(claimed)))
+	}
+	for _, k := range a.members {
+		_, w := a.g.located(k)
+		if k.claim.component() == Init && w.id != "" && w.pod != "" {
+			return w.id
+		}
+	}
+	if len(ids) == 1 {
+		return slices.Collect(maps.Keys(ids))[0]
+	}
+	if a.s.Pod.UID != "" {
+		return a.s.Pod.UID
+	}
+	if len(ids) > 0 {
+		return slices.Min(slices.Collect(maps.Keys(ids)))
+	}
+	_, id, _ := strings.Cut(a.root, ":")
+	return id
+}
+
+// holds says whether one of the processes is in a group or below it.
+func (g *gathering) holds(members []*known, group string) bool {
+	for _, k := range members {
+		for _, p := range []string{k.charged.CPU, k.charged.Memory} {
+			if p == group || strings.HasPrefix(p, strings.TrimSuffix(group, "/")+"/") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// fromLimit is the declared overhead as what the limit of the pod's group leaves over the sum of its containers: the
+// kubelet adds podFixed to that sum (ResourceConfigForPod in pkg/kubelet/cm/helpers_linux.go).
+func (a *assembly) fromLimit(containers uint64) *Overhead {
+	h, ok := a.g.r.layout.Controller("memory")
+	if !ok {
+		return nil
+	}
+	for _, k := range a.members {
+		for _, w := range a.g.locations(k) {
+			if w.podPath == "" {
+				continue
+			}
+			dir, ok := h.Dir(w.podPath)
+			if !ok {
+				return nil
+			}
+			limit := cgroup.MemoryLimit(dir)
+			if !limit.OK || limit.N <= containers {
+				return nil
+			}
+			return &Overhead{MemoryBytes: limit.N - containers,
+				Source: "limit of the pod's group less the sum of its containers"}
+		}
+	}
+	return nil
+}
+
+// add makes a process of the sandbox.
+func (a *assembly) add(k *known) {
+	p := a.g.process(k)
+	p.Sandbox, p.Signs = a.s.ID, a.g.signs[k]
+	p.CPU, p.Memory = a.location(k.charged.CPU), a.location(k.charged.Memory)
+	if _, w := a.g.located(k); w.place == PlaceContainer && slices.Contains(a.s.Containers, w.id) {
+		p.Container = w.id
+	}
+	if k.claim.container && !a.g.mute[k] {
+		p.Container = k.claim.id
+	}
+	if name, w := a.g.located(k); w.key() == "" && name != "" {
+		p.Container = strings.TrimPrefix(name, idKey(""))
+	}
+	p.Component = a.component(k, p)
+	for i := range k.threads {
+		t := &k.threads[i]
+		thread := Thread{TID: t.tid, Comm: t.comm, Component: p.Component, CPU: a.location(t.charged.CPU), Memory: p.Memory}
+		if t.rule != nil {
+			thread.Component = t.rule.Component
+			if t.rule.Process != "" {
+				p.Component = t.rule.Process
+			}
+		}
+		p.Threads = append(p.Threads, thread)
+	}
+	slices.SortFunc(p.Threads, func(x, y Thread) int { return cmp.Compare(x.TID, y.TID) })
+	for i := range p.Threads { // where a thread has said what the process is
+		if p.Threads[i].Component == Shim && p.Component == VMM {
+			p.Threads[i].Component = VMM
+		}
+	}
+	p.Threads = slices.DeleteFunc(p.Threads, func(t Thread) bool { return t.Component == p.Component && t.CPU == p.CPU })
+	k.sandbox, k.process = a.s, p
+	a.s.Processes = append(a.s.Processes, p)
+}
+
+// component says what a process does.
+func (a *assembly) component(k *known, p *Process) Component {
+	if c := a.g.descends(k); c != "" {
+		return c
+	}
+	if r := k.claim.rule; r != nil && !a.g.mute[k] && !r.Shared {
+		if !r.Inside || p.Container != "" || p.Memory.Inside {
+			return r.Component
+		}
+	}
+	if c := a.g.role[k.PID].component; c != "" && c != Workload {
+		return c
+	}
+	ofState := slices.Contains(a.g.signs[k], SignState)
+	switch {
+	case a.s.VM, p.Memory.Place == PlacePod && p.CPU.Place == PlacePod:
+		return Other
+	case p.Container != "", p.Memory.Inside, p.CPU.Inside, ofState:
+		return Workload
+	}
+	return Other
+}
+
+// location says what a group is to the sandbox.
+func (a *assembly) location(group string) Location {
+	w := a.g.r.where(group)
+	l := Location{Path: group, Place: w.place}
+	for p := group; w.key() == "" && len(p) > 1; p = path.Dir(p) {
+		if name, ok := a.g.names[p]; ok && a.g.find(name) == a.root {
+			return Location{Path: group, Place: PlaceContainer, Inside: a.s.Pod.UID == ""}
+		}
+	}
+	switch {
+	case w.place == PlaceLiteral || w.place == PlaceOverhead:
+	case w.pod != "":
+		l.Inside = w.pod == a.s.Pod.UID
+	case w.id != "" && a.g.find(idKey(w.id)) != a.root:
+		l.Place = PlaceOther
+	case w.id != "":
+		l.Inside = a.s.Pod.UID == "" && w.place != PlaceHelper
+	case w.place == PlaceOther || w.place == PlaceService:
+		// A group without a name that we know is the sandbox's if nothing else is in it. What a service holds is the
+		// service's: it is what the machine restarts as one.
+		if w.place == PlaceOther && a.owners[group] == a.root {
+			l.Place, l.Inside = PlaceOwn, a.s.Pod.UID == ""
+		}
+	}
+	return l
+}
+
+// groups lists what the sandbox is charged to. Those that are its alone and below none of the others have counters.
+func (a *assembly) groups() {
+	byPath := map[string]*Group{}
+	add := func(l Location) *Group {
+		if l.Path == "" {
+			return nil
+		}
+		g := byPath[l.Path]
+		if g == nil {
+			g = &Group{Location: l}
+			byPath[l.Path] = g
+		}
+		return g
+	}
+	for _, p := range a.s.Processes {
+		cpu, memory := add(p.CPU), add(p.Memory)
+		if memory != nil {
+			memory.Processes++
+		}
+		if cpu != nil && cpu != memory {
+			cpu.Processes++
+		}
+		for _, l := range []Location{p.CPU, p.Memory} {
+			if w := a.g.r.where(l.Path); w.podPath != "" && l.Inside {
+				add(a.location(w.podPath))
+			}
+		}
+		for i := range p.Threads {
+			add(p.Threads[i].CPU)
+		}
+	}
+	for _, p := range slices.Sorted(maps.Keys(byPath)) { // what is above comes first
+		g := byPath[p]
+		g.alone = a.alone(g)
+		for above := path.Dir(p); len(above) > 1; above = path.Dir(above) {
+			if o := byPath[above]; o != nil && o.alone {
+				g.Within = above // the topmost is found last
+			}
+		}
+		a.s.Groups = append(a.s.Groups, g)
+	}
+}
+
+// alone says whether a group is the sandbox's and nobody else's.
+func (a *assembly) alone(g *Group) bool {
+	switch g.Place {
+	case PlaceRoot, PlaceService, PlaceOther, PlaceHelper:
+		return false
+	}
+	owner, ok := a.owners[g.Path]
+	return g.Place == PlacePod || !ok || owner == a.root
+}
+
+// empty finds groups of containers below the pod that have no process: gVisor makes them for cAdvisor.
+func (a *assembly) empty() {
+	if a.s.Pod.UID == "" || !slices.ContainsFunc(a.s.Processes, func(p *Process) bool { return p.Component == Sentry }) {
+		return
+	}
+	h, ok := a.g.r.layout.Controller("memory")
+	if !ok {
+		return
+	}
+	for _, g := range a.s.Groups {
+		if g.Place != PlacePod {
+			continue
+		}
+		dir, ok := h.Dir(g.Path)
+		if !ok {
+			continue
+		}
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			continue
+		}
+		for _, e := range entries {
+			below := filepath.Join(g.Path, e.Name())
+			if _, holds := a.owners[below]; e.IsDir() && !holds && a.g.r.where(below).place == PlaceContainer {
+				a.s.Empty = append(a.s.Empty, below)
+			}
+		}
+	}
+}
+
+// watch reads the counters of the groups that are some sandbox's alone.
+func (r *Reader) watch() {
+	wanted := map[string]bool{}
+	r.measured = r.measured[:0]
+	for _, s := range r.census.Sandboxes {
+		for _, g := range s.Groups {
+			if !g.alone || g.Within != "" {
+				continue
+			}
+			if g.Reading = r.groups.Add(g.Path); g.Reading != nil {
+				wanted[g.Path] = true
+				r.measured = append(r.measured, g)
+			}
+		}
+	}
+	for _, g := range slices.Clone(r.groups.Groups()) {
+		if g.Vanished || !wanted[g.Path] {
+			r.groups.Remove(g)
+		}
+	}
+}

@@ -1,0 +1,491 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/proc"
+)
+
+// Options of a Reader. The zero value is the machine that we run on.
+type Options struct {
+	Root string // put before /proc, /sys and /run; for trees of test files
+	// RuntimeRoots are directories that runc, crun or runsc was given as --root, beside those that table.yaml has. A
+	// container of the first two without an engine is known by nothing but its state there.
+	RuntimeRoots []string
+}
+
+// Reader takes a census again and again. What cannot change is read once: a process is known by its pid and the inode
+// of its directory, and then only its counters are read. What changes seldom is read in turns. It is for one goroutine.
+type Reader struct {
+	fs       proc.FS
+	root     string
+	layout   *cgroup.Layout
+	resolver *cgroup.Resolver
+	groups   *cgroup.Reader
+	table    *table
+
+	known    map[int]*known
+	entries  []proc.Entry
+	buf      []byte
+	pass     uint64
+	paths    map[string]*where
+	examples map[cgroup.Charged]*known // a process of an application in each group, as of the last gathering
+	states   map[string]*state         // by id; nil where there is none
+	dirs     []stateDir                // places of state that command lines have named
+	census   *Census
+	measured []*Group // with a Reading
+	cost     time.Duration
+	budget   int // descriptors that may still be kept open for the clocks of threads
+}
+
+// In turns of so many readings: what changes seldom.
+const (
+	membershipTurns = 8  // the groups that a process of a sandbox is in
+	threadTurns     = 32 // which threads it has, and the groups that they are in; a multiple of membershipTurns
+	strangerTurns   = 32 // whether another process has become one of a sandbox
+	memoryTurns     = 16 // the memory of a group
+	settling        = 2  // readings after the first in which a process may still become another by exec
+	maxThreads      = 4096
+	maxWhere        = 1 << 14 // paths that are remembered
+	maxProcesses    = 1 << 18
+)
+
+// known is what is known of one process.
+type known struct {
+	proc.Process
+	inode    uint64
+	pass     uint64 // that last saw it
+	settling int
+	claim    claim
+	hidden   bool // what it runs may not be read, and its command line says nothing
+	charged  cgroup.Charged
+	threads  []knownThread
+	sandbox  *Sandbox // as of the last gathering
+	process  *Process
+	clocks   map[int]int // by thread: the descriptor of its schedstat
+}
+
+type knownThread struct {
+	tid     int
+	comm    string
+	rule    *threadRule
+	charged cgroup.Charged
+}
+
+// New makes a Reader. Close it. The error is a fault with code Machine where /proc is not mounted.
+func New(o Options) (*Reader, error) {
+	t, err := builtin()
+	if err != nil {
+		return nil, err
+	}
+	r := &Reader{fs: proc.FS{Root: o.Root}, root: filepath.Join("/", o.Root), table: t, known: map[int]*known{},
+		buf: make([]byte, maxCommand), paths: map[string]*where{}, states: map[string]*state{}}
+	if len(o.RuntimeRoots) > 0 {
+		further := *t
+		further.States = slices.Clone(t.States)
+		for _, dir := range o.RuntimeRoots {
+			dir = escapeGlob(dir)
+			further.States = append(further.States,
+				stateRule{Path: filepath.Join(dir, "{id}", "state.json"), Format: formatRunc, Runtime: "runc"},
+				stateRule{Path: filepath.Join(dir, "{id}", "status"), Format: formatCrun, Runtime: "crun"},
+				stateRule{Path: filepath.Join(dir, "{id}_sandbox:{sandbox}.state"), Format: formatRunsc, Runtime: "gvisor"})
+		}
+		r.table = &further
+	}
+	roots := cgroup.Roots{}
+	if o.Root != "" {
+		roots = cgroup.Roots{Proc: filepath.Join(o.Root, "proc"), Prefix: o.Root}
+	}
+	if r.layout, err = cgroup.Discover(roots); err != nil {
+		return nil, err
+	}
+	var limit unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil {
+		r.budget = int(min(limit.Cur/4, maxThreads))
+	}
+	r.resolver = r.layout.NewResolver()
+	if r.groups, err = cgroup.NewReaderOfSome(r.layout); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// Close closes the files that are open. A census that was taken stays.
+func (r *Reader) Close() {
+	for _, k := range r.known {
+		r.forget(k)
+	}
+	r.groups.Close()
+}
+
+// forget closes the clocks of a process's threads.
+func (r *Reader) forget(k *known) {
+	for _, fd := range k.clocks {
+		unix.Close(fd)
+		r.budget++
+	}
+	k.clocks = nil
+}
+
+// Cost is the CPU time of the readings so far.
+func (r *Reader) Cost() time.Duration { return r.cost }
+
+// Read takes a census: every process is looked at anew where full is true, and in turns else. The result is the same
+// value, with new counters, as long as no process came, went or moved; so it holds until the next Read only.
+func (r *Reader) Read(full bool) (*Census, error) {
+	began := ownTime()
+	defer func() { r.cost += ownTime() - began }()
+	r.pass++
+	var err error
+	if r.entries, err = r.fs.Entries(r.entries[:0], r.buf); err != nil {
+		return nil, err
+	}
+	if len(r.entries) > maxProcesses {
+		return nil, fmt.Errorf("taking a census: more than %d processes", maxProcesses)
+	}
+	if full || len(r.states) > maxWhere {
+		clear(r.states)
+		r.dirs = r.dirs[:0]
+	}
+	changed := r.census == nil || full
+	for _, e := range r.entries {
+		changed = r.look(e, full) || changed
+	}
+	for pid, k := range r.known {
+		if k.pass != r.pass {
+			r.forget(k)
+			delete(r.known, pid)
+			changed = changed || k.process != nil && !r.leave(k)
+		}
+	}
+	if changed {
+		r.gather()
+	}
+	r.count(full)
+	if full {
+		r.census.Hidden = 0
+		for _, k := range r.known {
+			if k.hidden {
+				r.census.Hidden++
+			}
+		}
+	}
+	return r.census, nil
+}
+
+// look sees one process, and says whether something about it has changed.
+func (r *Reader) look(e proc.Entry, full bool) bool {
+	k := r.known[e.PID]
+	if k == nil || k.inode != e.Inode {
+		if k != nil {
+			r.forget(k)
+		}
+		k = &known{inode: e.Inode, settling: settling, pass: r.pass}
+		if !r.identify(k, e.PID) {
+			_, was := r.known[e.PID]
+			delete(r.known, e.PID)
+			return was
+		}
+		r.known[e.PID] = k
+		return !r.join(k) && r.concerns(k)
+	}
+	k.pass = r.pass
+	turns, ours := uint64(strangerTurns), k.process != nil
+	if ours {
+		turns = membershipTurns
+	}
+	due := full || k.settling > 0 || (r.pass+uint64(e.PID))%turns == 0
+	switch {
+	case !due:
+		return false
+	case ours && !full && k.settling == 0 && !k.claim.unsettled():
+		return r.moved(k)
+	}
+	k.settling = max(k.settling-1, 0)
+	fresh := &known{inode: k.inode, pass: k.pass, settling: k.settling, sandbox: k.sandbox, process: k.process,
+		clocks: k.clocks}
+	if !r.identify(fresh, e.PID) {
+		r.forget(k)
+		delete(r.known, e.PID)
+		return ours
+	}
+	same := fresh.charged == k.charged && fresh.claim == k.claim && slices.Equal(fresh.threads, k.threads) &&
+		fresh.PPID == k.PPID && fresh.Start == k.Start && fresh.Comm == k.Comm
+	*k = *fresh
+	return !same && (ours || r.concerns(k))
+}
+
+// join adds a new process to the sandbox whose application has another in the same groups, where nothing else is to be
+// known of it: applications start processes all the time, and putting everything together anew takes ten times as long
+// as a reading.
+func (r *Reader) join(k *known) bool {
+	like := r.examples[k.charged]
+	if like == nil || like.process == nil || k.claim.rule != nil || k.Kernel {
+		return false
+	}
+	p := *like.process
+	p.PID, p.PPID, p.Start, p.Comm, p.Program = k.PID, k.PPID, k.Start, k.Comm, k.claim.program
+	p.Signs, p.CPUNs = []Sign{SignCgroup}, nil
+	k.sandbox, k.process = like.sandbox, &p
+	k.sandbox.Processes = append(k.sandbox.Processes, &p)
+	k.sandbox.tally(&p, 1)
+	return true
+}
+
+// leave takes a process of an application that has ended out of its sandbox, unless it was the one that others are
+// compared with.
+func (r *Reader) leave(k *known) bool {
+	if k.sandbox == nil || k.claim.rule != nil || k.process.Component != Workload || r.examples[k.charged] == k {
+		return false
+	}
+	k.sandbox.Processes = slices.DeleteFunc(k.sandbox.Processes, func(p *Process) bool { return p == k.process })
+	k.sandbox.tally(k.process, -1)
+	return true
+}
+
+// tally counts a process in the groups that it is charged to.
+func (s *Sandbox) tally(p *Process, n int) {
+	for _, g := range s.Groups {
+		if g.Path == p.CPU.Path || g.Path == p.Memory.Path {
+			g.Processes += n
+		}
+	}
+}
+
+func (c *claim) unsettled() bool { return c.rule != nil && c.rule.Unsettled }
+
+// concerns says whether a process may be one of a sandbox.
+func (r *Reader) concerns(k *known) bool {
+	if k.claim.rule != nil || r.where(k.charged.CPU).key() != "" || r.where(k.charged.Memory).key() != "" {
+		return true
+	}
+	return r.known[k.PPID] != nil && r.known[k.PPID].process != nil
+}
+
+// identify reads all that is to be known of a process; false where it has gone.
+func (r *Reader) identify(k *known, pid int) bool {
+	p, err := r.fs.Process(pid)
+	if err != nil || !p.Alive() {
+		return false
+	}
+	k.Process = p
+	c := command{comm: p.Comm, kernel: p.Kernel}
+	if !p.Kernel {
+		text, err := r.read(pid, "cmdline")
+		if err != nil {
+			return false
+		}
+		c.args = arguments(text)
+	}
+	k.claim = r.table.identify(c)
+	if k.claim.rule == nil && !p.Kernel {
+		if c.exe, err = r.fs.Exe(pid); err == nil && c.exe != "" {
+			k.claim = r.table.identify(c)
+		}
+		k.hidden = errors.Is(err, fs.ErrPermission)
+	}
+	if p.Kernel && k.claim.rule == nil {
+		return true // in no sandbox
+	}
+	content, err := r.read(pid, "cgroup")
+	if err != nil {
+		return false
+	}
+	k.charged = r.resolver.Charged(content)
+	if rule := k.claim.rule; rule != nil {
+		if rule.Threads {
+			k.threads = r.threads(pid)
+		}
+		if rule.State != nil {
+			r.note(rule, c.args)
+		}
+	}
+	return true
+}
+
+// note takes up a directory of state that a command line names.
+func (r *Reader) note(rule *processRule, args []string) {
+	for _, dir := range flagValues(args, rule.State.Flag) {
+		d := stateDir{dir: dir, format: rule.State.Format, runtime: rule.Runtime}
+		if !filepath.IsAbs(dir) || len(dir) > maxPath || strings.ContainsAny(dir, `*?[\`) || len(r.dirs) >= maxStates {
+			continue
+		}
+		seen := false
+		for _, o := range r.dirs {
+			seen = seen || o == d
+		}
+		if !seen {
+			r.dirs = append(r.dirs, d)
+			clear(r.states)
+		}
+	}
+}
+
+// moved reads the groups of a process and its threads again.
+func (r *Reader) moved(k *known) bool {
+	content, err := r.read(k.PID, "cgroup")
+	if err != nil {
+		return true
+	}
+	was := k.charged
+	k.charged = r.resolver.Charged(content)
+	changed := k.charged != was
+	if k.claim.rule != nil && k.claim.rule.Threads && (r.pass+uint64(k.PID))%threadTurns == 0 {
+		was := k.threads
+		k.threads = r.threads(k.PID)
+		changed = changed || !slices.Equal(was, k.threads)
+	}
+	return changed
+}
+
+// threads reads the threads of a process but its first.
+func (r *Reader) threads(pid int) (all []knownThread) {
+	task := filepath.Join(r.root, "proc", strconv.Itoa(pid), "task")
+	dir, err := os.Open(task)
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(maxThreads)
+	if err != nil {
+		return nil
+	}
+	for _, name := range names {
+		tid := number(name)
+		if tid == 0 || tid == pid {
+			continue
+		}
+		comm, err := r.readFile(filepath.Join(task, name, "comm"))
+		if err != nil {
+			continue
+		}
+		t := knownThread{tid: tid, comm: strings.TrimSuffix(string(comm), "\n")}
+		t.rule = r.table.thread(t.comm)
+		content, err := r.readFile(filepath.Join(task, name, "cgroup"))
+		if err != nil {
+			continue
+		}
+		t.charged = r.resolver.Charged(content)
+		all = append(all, t)
+	}
+	slices.SortFunc(all, func(a, b knownThread) int { return a.tid - b.tid })
+	return all
+}
+
+// arguments splits a command line; it may be cut off anywhere.
+func arguments(text []byte) []string {
+	if len(text) == 0 {
+		return nil
+	}
+	args := strings.SplitN(strings.TrimRight(string(text), "\x00"), "\x00", maxArgs+1)
+	return args[:min(len(args), maxArgs)]
+}
+
+// read reads the beginning of a file of a process, into a buffer that the next read uses again.
+func (r *Reader) read(pid int, name string) ([]byte, error) {
+	return r.readFile(filepath.Join(r.root, "proc", strconv.Itoa(pid), name))
+}
+
+// where is what a path says, which is looked up once.
+func (r *Reader) where(path string) *where {
+	w := r.paths[path]
+	if w == nil {
+		if len(r.paths) >= maxWhere {
+			clear(r.paths)
+		}
+		w = r.table.locate(path)
+		r.paths[path] = w
+	}
+	return w
+}
+
+// state is what runtimes keep about an id, which is looked up once until the next full reading.
+func (r *Reader) state(id string) *state {
+	s, ok := r.states[id]
+	if !ok {
+		s = r.table.states(r.root, id, r.dirs)
+		r.states[id] = s
+	}
+	return s
+}
+
+// count reads the counters of what is in the census.
+func (r *Reader) count(full bool) {
+	for _, k := range r.known {
+		if p := k.process; p != nil {
+			p.CPUNs = r.processTime(p.PID)
+			for i := range p.Threads {
+				if t := &p.Threads[i]; t.Component != p.Component {
+					t.CPUNs = r.threadTime(k, t.TID)
+				}
+			}
+		}
+	}
+	for i, g := range r.measured {
+		// What cannot be read stays as it was; a group that has gone is not in the next census.
+		_ = r.groups.ReadCPUOf(g.Reading)
+		if full || g.Reading.Memory == (cgroup.Memory{}) || (r.pass+uint64(i))%memoryTurns == 0 {
+			_ = r.groups.ReadMemoryOf(g.Reading)
+		}
+	}
+}
+
+// processTime is the CPU time of a process; nil in a tree of test files, whose processes do not exist.
+func (r *Reader) processTime(pid int) *uint64 {
+	if r.root != "/" {
+		return nil
+	}
+	d, err := proc.Runtime(pid)
+	if err != nil {
+		return nil
+	}
+	n := uint64(d)
+	return &n
+}
+
+// threadTime is the CPU time of a thread: the first field of its schedstat (Documentation/scheduler/sched-stats.rst).
+func (r *Reader) threadTime(k *known, tid int) *uint64 {
+	fd, open := k.clocks[tid]
+	if !open {
+		var err error
+		name := filepath.Join(r.root, "proc", strconv.Itoa(k.PID), "task", strconv.Itoa(tid), "schedstat")
+		if fd, err = unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+			return nil
+		}
+		if r.budget > 0 {
+			r.budget--
+			if k.clocks == nil {
+				k.clocks = map[int]int{}
+			}
+			k.clocks[tid] = fd
+		} else {
+			defer unix.Close(fd)
+		}
+	}
+	n, err := unix.Pread(fd, r.buf[:256], 0)
+	if err != nil || n <= 0 {
+		if open { // the thread has ended
+			unix.Close(fd)
+			r.budget++
+			delete(k.clocks, tid)
+		}
+		return nil
+	}
+	first, _, _ := strings.Cut(string(r.buf[:n]), " ")
+	ns, err := strconv.ParseUint(first, 10, 64)
+	if err != nil {
+		return nil
+	}
+	return &ns
+}

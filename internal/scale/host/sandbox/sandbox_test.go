@@ -1,0 +1,441 @@
+package sandbox
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/goccy/go-yaml"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/scale/host/cgroup"
+	"tare/test/vm/guest"
+)
+
+// busyVariable makes this binary a process that is busy, and calls itself what its first argument says.
+const busyVariable = "TARE_TEST_BUSY"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(busyVariable) != "" {
+		for parent := os.Getppid(); os.Getppid() == parent; { // until it is killed, or left alone
+		}
+	}
+	os.Exit(m.Run())
+}
+
+func mustTable(t testing.TB) *table {
+	t.Helper()
+	table, err := builtin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return table
+}
+
+// What a path says, for names beside those of the fixtures.
+func TestLocate(t *testing.T) {
+	guest.KernelFree(t)
+	hex := strings.Repeat("0123abcd", 8)
+	for _, c := range []struct{ path, pod, id, place, driver string }{
+		{"/", "", "", "root", ""},
+		{"", "", "", "root", ""},
+		{"/system.slice/ssh.service", "", "", "service", ""},
+		{"/user.slice/user-0.slice/user@0.service/app.slice", "", "", "other", ""},
+		{"/kubepods/pod" + testPod, testPod, "", "pod", "cgroupfs"},
+		{"/kubepods.slice/kubepods-pod" + strings.ReplaceAll(testPod, "-", "_") + ".slice", testPod, "", "pod", "systemd"},
+		{"/kubepods/pod" + testPod + "/" + hex + "/x/y", testPod, hex, "container", "cgroupfs"},
+		{"/kubepods/podx/" + hex, "", hex, "container", "cgroupfs"},
+		{"/kata_overhead", "", "", "other", ""},
+		{"/kata_overhead/s1", "", "s1", "overhead", "cgroupfs"},
+		{"/kata_s1", "", "s1", "sandbox", "cgroupfs"},
+		{"/a/firecracker/vm/b", "", "vm", "sandbox", "cgroupfs"},
+		{"/x.slice:runc:abc", "", "abc", "literal", "systemd"},
+		{"/system.slice/docker-" + hex[1:] + ".scope", "", "", "other", ""},
+		{"/kata_../x", "", "", "other", ""},
+		{"/kata_overhead/" + strings.Repeat("x", 129), "", "", "other", ""},
+		{"/tare-trial-2-p185-t631/work/web", "", "", "other", ""},
+		{"/tare-trial-2-p185-t631/work/web/tare-trial-2-p185-t631-web", "", "tare-trial-2-p185-t631-web", "container", "cgroupfs"},
+		{"relative/" + hex, "", hex, "container", "cgroupfs"},
+	} {
+		w := mustTable(t).locate(c.path)
+		if got := [4]string{w.pod, w.id, string(w.place), w.driver}; got != [4]string{c.pod, c.id, c.place, c.driver} {
+			t.Errorf("%s: %q, want %q", c.path, got, c)
+		}
+	}
+}
+
+// A table that is wrong says where, and does not come to anything.
+func TestTableRefusesWhatIsWrong(t *testing.T) {
+	guest.KernelFree(t)
+	for _, c := range []struct{ text, says string }{
+		{"paths: [{match: '(', place: pod}]", "missing"},
+		{"paths: [{match: '(?P<who>x)', place: pod}]", `no group "who"`},
+		{"processes: [{program: x, component: vm}]", `component "vm"`},
+		{"rows: [{name: x, components: {vmmm: {}}}]", `component "vmmm"`},
+		{"pathes: []", "unknown field"},
+	} {
+		text, err := yaml.YAMLToJSON([]byte(c.text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := parseTable(text); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v, want %q", c.text, err, c.says)
+		}
+	}
+}
+
+// What is compiled in is what people read.
+func TestTableIsThatOfTheFile(t *testing.T) {
+	guest.KernelFree(t)
+	text, err := os.ReadFile("table.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := yaml.YAMLToJSON(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var have, file any
+	if err := errors.Join(json.Unmarshal(tableJSON, &have), json.Unmarshal(want, &file)); err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(have, file) {
+		t.Error("table.json is not made of table.yaml: go generate ./internal/scale/host/sandbox")
+	}
+}
+
+// A process is looked at again when another has taken its pid, and when it has become another by exec soon after.
+func TestReadSeesWhatChanges(t *testing.T) {
+	guest.KernelFree(t)
+	root := t.TempDir()
+	f := &fixture{Cgroups: "v2", Procs: []fixtureProcess{{PID: 10, Comm: "sh", Args: "sh", At: "/x"}}}
+	f.unpack(t, root)
+	r, err := New(Options{Root: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	read := func(want ...string) {
+		t.Helper()
+		c, err := r.Read(false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, s := range c.Sandboxes {
+			for _, p := range s.Processes {
+				got = append(got, fmt.Sprintf("%s %d %s %s", s.ID, p.PID, p.Component, p.Memory.Path))
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Fatalf("%q, want %q", got, want)
+		}
+	}
+	read()
+	shim := fixtureProcess{PID: 10, Comm: "containerd-shim", Args: "containerd-shim-kata-v2 -id s1", At: "/x"}
+	f.process(writer{t, root}, shim) // by exec: the directory is the same
+	read("s1 10 shim /x")
+	for range strangerTurns {
+		read("s1 10 shim /x")
+	}
+	shim.At = "/kata_overhead/s1"
+	f.process(writer{t, root}, shim) // it is moved
+	for range membershipTurns - 1 {
+		if _, err := r.Read(false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read("s1 10 shim /kata_overhead/s1")
+	old := filepath.Join(root, "old")
+	if err := os.Rename(filepath.Join(root, "proc", "10"), old); err != nil { // keeps its inode
+		t.Fatal(err)
+	}
+	shim.Args = "containerd-shim-kata-v2 -id s2"
+	f.process(writer{t, root}, shim)
+	read("s1 10 other /kata_overhead/s1") // another process; what its command line says contradicts its group
+	if err := os.RemoveAll(filepath.Join(root, "proc", "10")); err != nil {
+		t.Fatal(err)
+	}
+	read()
+}
+
+// Processes that an application starts and ends are added and taken away, and the result is that of a reading of all.
+func TestReadFollowsAnApplication(t *testing.T) {
+	guest.KernelFree(t)
+	root, w := t.TempDir(), writer{t, ""}
+	w.root = root
+	f := &fixture{Cgroups: "v1", Procs: []fixtureProcess{
+		{PID: 10, Comm: "sh", Args: "sh", At: "/docker/" + strings.Repeat("a", 64)},
+		{PID: 11, PPID: 10, Comm: "sh", Args: "sh", At: "/docker/" + strings.Repeat("a", 64)},
+		{PID: 20, Comm: "sh", Args: "sh", At: "/docker/" + strings.Repeat("b", 64)},
+	}}
+	f.unpack(t, root)
+	r, err := New(Options{Root: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	say := func(c *Census, err error) string {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b strings.Builder
+		for _, s := range c.Sandboxes {
+			slices.SortFunc(s.Processes, func(x, y *Process) int { return x.PID - y.PID })
+			fmt.Fprintf(&b, "%.2s:", s.ID)
+			for _, p := range s.Processes {
+				fmt.Fprintf(&b, " %d %s %.2s %v", p.PID, p.Component, p.Container, p.Memory.Inside)
+			}
+			for _, g := range s.Groups {
+				fmt.Fprintf(&b, " (%d)", g.Processes)
+			}
+			b.WriteString("\n")
+		}
+		return b.String()
+	}
+	say(r.Read(true))
+	for _, change := range []func(){
+		func() { f.process(w, fixtureProcess{PID: 12, PPID: 11, Comm: "x", Args: "x", At: f.Procs[0].At}) },
+		func() { f.process(w, fixtureProcess{PID: 13, Comm: "x", Args: "tini", At: f.Procs[0].At}) },
+		func() { os.RemoveAll(filepath.Join(root, "proc", "11")) },
+		func() { os.RemoveAll(filepath.Join(root, "proc", "10")) }, // the one that others are compared with
+		func() { f.process(w, fixtureProcess{PID: 21, Comm: "x", Args: "x", At: f.Procs[2].At}) },
+		func() { os.RemoveAll(filepath.Join(root, "proc", "20")) },
+		func() { os.RemoveAll(filepath.Join(root, "proc", "21")) },
+	} {
+		change()
+		turns := say(r.Read(false))
+		all, err := New(Options{Root: root})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := say(all.Read(true)); turns != want {
+			t.Errorf("in turns:\n%sa new reader:\n%s", turns, want)
+		}
+		all.Close()
+	}
+}
+
+// A container of runc's whose state is in a directory that the caller names.
+func TestRuntimeRoots(t *testing.T) {
+	guest.KernelFree(t)
+	root := t.TempDir()
+	f := &fixture{Cgroups: "v2", Procs: []fixtureProcess{{PID: 10, Comm: "app", Args: "app", At: "/lab/one"}}}
+	f.unpack(t, root)
+	writer{t, root}.file("/tmp/state/one/state.json",
+		`{"init_process_pid": 10, "cgroup_paths": {"": "/sys/fs/cgroup/lab/one"}}`)
+	for _, c := range []struct {
+		roots []string
+		want  int
+	}{{nil, 0}, {[]string{"/tmp/state"}, 1}, {[]string{"/tmp/other"}, 0}} {
+		r, err := New(Options{Root: root, RuntimeRoots: c.roots})
+		if err != nil {
+			t.Fatal(err)
+		}
+		census, err := r.Read(true)
+		r.Close()
+		if err != nil || len(census.Sandboxes) != c.want {
+			t.Errorf("%v: %+v, %v", c.roots, census.Sandboxes, err)
+		}
+		if c.want == 1 && (census.Sandboxes[0].ID != "one" || census.Sandboxes[0].Runtime != "runc") {
+			t.Errorf("%+v", census.Sandboxes[0])
+		}
+	}
+}
+
+// Files without an end, and names that are no ids, are no reason to fail or to grow.
+func TestHostileFiles(t *testing.T) {
+	guest.KernelFree(t)
+	root := t.TempDir()
+	long := strings.Repeat("x ", 1<<20)
+	f := &fixture{Cgroups: "v2", Procs: []fixtureProcess{
+		{PID: 10, Comm: "a) R 1", Args: "qemu-system-x86_64 -name sandbox-../../etc " + long, At: "/x"},
+		{PID: 11, Comm: "qemu", Args: "qemu-system-x86_64 -name sandbox-ok " + long, At: "/y"},
+		{PID: 12, Comm: "sh", Args: "runsc-gofer --root=/*/*/*/*/* gofer", At: "/" + strings.Repeat("a/", 100)},
+		{PID: 13, Comm: "shim", Args: "containerd-shim-kata-v2 -id *", At: "/z"},
+		{PID: 14, Comm: "shim", Args: "containerd-shim-kata-v2 -id", At: "/z"},
+		{PID: 15, Comm: "exe", Args: "runsc-sandbox --root=/evil boot trap", At: "/docker/" + strings.Repeat("a", 64)},
+		{PID: 16, Comm: "sshd", Args: "sshd", At: "/system.slice/ssh.service"},
+	}}
+	f.unpack(t, root)
+	// A directory of state that a container made: a pipe in it, and a file that unites it with others.
+	evil := filepath.Join(root, "evil")
+	if err := os.Mkdir(evil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mkfifo(filepath.Join(evil, "ok_sandbox:x.state"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	writer{t, root}.file("/evil/trap_sandbox:ok.state", `{"goferPid": 11, "sandbox": {"pid": 16}}`)
+	for pid, name := range map[string]string{"20": "stat", "21": "cmdline", "22": "cgroup"} { // half a process
+		writer{t, root}.file("/proc/"+pid+"/"+name, "\x00\x00((\n")
+	}
+	r, err := New(Options{Root: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	c, err := r.Read(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// In the container it is the application, whatever it calls itself.
+	if len(c.Sandboxes) != 2 || c.Sandboxes[1].ID != "ok" || len(c.Sandboxes[1].Processes) != 1 ||
+		len(c.Sandboxes[0].Processes) != 1 || c.Sandboxes[0].Processes[0].Component != Workload {
+		t.Errorf("%d sandboxes: %+v", len(c.Sandboxes), c.Sandboxes)
+	}
+}
+
+// On this machine: a process that calls itself a sandbox's VMM is found, where it is charged, and what it has used; and
+// it is gone when it has ended.
+func TestReadOnThisMachine(t *testing.T) {
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	group := fmt.Sprintf("/tare-test-%d-sandbox", os.Getpid())
+	var dirs []string
+	for i := range layout.Hierarchies {
+		h := &layout.Hierarchies[i]
+		if dir, ok := h.Dir(group); ok && (h.V2 || h.Has("cpuacct") || h.Has("memory")) {
+			if err := os.Mkdir(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { os.Remove(dir) })
+			dirs = append(dirs, dir)
+		}
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	busy := exec.Command(exe)
+	busy.Args = []string{"qemu-system-x86_64", "-name", "sandbox-here,debug-threads=on"}
+	busy.Env = append(os.Environ(), busyVariable+"=1")
+	if err := busy.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { busy.Process.Kill(); busy.Wait() }()
+	for _, dir := range dirs {
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), fmt.Appendln(nil, busy.Process.Pid), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, err := New(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	find := func() *Process {
+		c, err := r.Read(false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s, ok := c.Sandbox("here"); ok {
+			return s.Processes[0]
+		}
+		return nil
+	}
+	var first uint64
+	for range 200 { // it has to run before it has used anything
+		p := find()
+		if p == nil || p.PID != busy.Process.Pid || p.Component != VMM || p.CPUNs == nil {
+			t.Fatalf("the process is %+v", p)
+		}
+		if p.Memory.Path != group || p.Memory.Place != PlaceOwn || !p.Memory.Inside || p.CPU != p.Memory {
+			t.Fatalf("it is charged to %+v and %+v, want %s", p.CPU, p.Memory, group)
+		}
+		if first == 0 {
+			first = *p.CPUNs
+		} else if *p.CPUNs > first {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if p := find(); *p.CPUNs <= first {
+		t.Errorf("it has used %d ns, and did before", *p.CPUNs)
+	}
+	c, err := r.Read(false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, _ := c.Sandbox("here")
+	if g := s.Groups[0]; g.Reading == nil || !g.Reading.CPU.UsageNs.OK {
+		t.Errorf("the group was not read: %+v", g)
+	}
+	busy.Process.Kill()
+	busy.Wait()
+	if p := find(); p != nil {
+		t.Errorf("it has ended and is still there: %+v", p)
+	}
+}
+
+func FuzzLocate(f *testing.F) {
+	for _, s := range []string{
+		"/", "/kubepods/pod" + testPod, "/kata_overhead/x", "a.slice:b:c", "//", "/x.scope/" + testPod,
+	} {
+		f.Add(s)
+	}
+	table := mustTable(f)
+	f.Fuzz(func(t *testing.T, path string) {
+		w := table.locate(path)
+		if w.id != "" && !validID(w.id) {
+			t.Errorf("%q has id %q", path, w.id)
+		}
+		if w.pod != "" && !validID(w.pod) || !strings.HasPrefix(path, w.podPath) {
+			t.Errorf("%q is in pod %q at %q", path, w.pod, w.podPath)
+		}
+	})
+}
+
+func FuzzIdentify(f *testing.F) {
+	f.Add("qemu-system-x86", "qemu-system-x86_64\x00-name\x00sandbox-a,debug-threads=on\x00", "/usr/bin/qemu", false)
+	f.Add("vhost-12", "", "", true)
+	f.Add("exe", "runsc-sandbox\x00boot\x00x\x00", "/usr/bin/runsc (deleted)", false)
+	table := mustTable(f)
+	f.Fuzz(func(t *testing.T, comm, text, exe string, kernel bool) {
+		args := arguments([]byte(text))
+		c := table.identify(command{comm: comm, exe: exe, args: args, kernel: kernel})
+		if c.id != "" && !validID(c.id) {
+			t.Errorf("%q gives id %q", args, c.id)
+		}
+		if c.owner < 0 || c.owner > 1<<26 || len(args) > maxArgs {
+			t.Errorf("owner %d, %d arguments", c.owner, len(args))
+		}
+		table.thread(comm)
+	})
+}
+
+func FuzzState(f *testing.F) {
+	f.Add([]byte(`{"annotations": {"io.kubernetes.cri.sandbox-id": "x", "io.kubernetes.cri.sandbox-memory": "1"}}`))
+	f.Add([]byte(`{"pid": 1, "cgroup_paths": {"": "/x"}, "cgroup-path": "/y"}`))
+	f.Add([]byte(`{"goferPid": {"val": 3}, "sandbox": {"pid": 1e300}}`))
+	table := mustTable(f)
+	f.Fuzz(func(t *testing.T, text []byte) {
+		for _, parse := range []func(*state, []byte) error{
+			table.parseOCI, table.parseMicrovm, parseRunc, parseRunsc,
+		} {
+			s := &state{pids: map[int]role{}}
+			if parse(s, text) != nil {
+				continue
+			}
+			for pid := range s.pids {
+				if pid <= 0 {
+					t.Errorf("pid %d of %q", pid, text)
+				}
+			}
+			if s.sandbox != "" && !validID(s.sandbox) || s.pod.UID != "" && !validID(s.pod.UID) {
+				t.Errorf("sandbox %q, pod %q of %q", s.sandbox, s.pod.UID, text)
+			}
+		}
+	})
+}

@@ -1,0 +1,513 @@
+package witness
+
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cc clang -cflags "-O2 -g -Wall -Werror" -output-suffix _test spin bpf/spin.bpf.c
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/scale/host/feature"
+	"tare/internal/scale/host/proc"
+	"tare/internal/scale/ledger"
+	"tare/test/quiet"
+)
+
+// hold keeps one CPU at real-time priority for a time, several times, and says when it truly had it.
+func hold(t *testing.T, cpu int, d time.Duration, pause time.Duration, times int) (held [][2]int64) {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with its priority
+		var set unix.CPUSet
+		set.Set(cpu)
+		if err := unix.SchedSetaffinity(0, &set); err != nil {
+			done <- fmt.Errorf("pinning to CPU %d: %w", cpu, err)
+			return
+		}
+		attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 50}
+		if err := unix.SchedSetAttr(0, &attr, 0); err != nil {
+			done <- fmt.Errorf("becoming a real-time thread: %w", err)
+			return
+		}
+		for range times {
+			began := monotonic()
+			from, last := began, began
+			for last-began < int64(d) { // the kernel lets others in between, so that they do not starve (its fair server)
+				now := monotonic()
+				if now-last > int64(time.Millisecond)/2 {
+					held = append(held, [2]int64{from, last})
+					from = now
+				}
+				last = now
+			}
+			held = append(held, [2]int64{from, last})
+			ts := unix.NsecToTimespec(int64(pause))
+			_ = unix.Nanosleep(&ts, nil)
+		}
+		done <- nil
+	}()
+	err := <-done
+	if errors.Is(err, unix.EPERM) {
+		t.Skipf("needs real-time threads: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return held
+}
+
+// A task that holds a CPU for 20 ms at real-time priority is seen with its name. Three stretches in four are seen to
+// within 3 ms of both true edges, one and a half periods; none is taken for the one before or after it. What a stall of
+// the CPU itself does to the looks at an edge comes on top, and is known; a look that comes late because the CPU went
+// idle costs an edge more.
+func TestAHogIsSeen(t *testing.T) {
+	const (
+		length, pause = 20 * time.Millisecond, 15 * time.Millisecond
+		times, rounds = 20, 5
+	)
+	cpu := runtime.NumCPU() - 1
+	var h hog
+	for round := 0; round < rounds && h.checked < times/2 && !t.Failed(); round++ {
+		before := kernelSteal(t)
+		r := start(t, Options{})
+		held := hold(t, cpu, length, pause, times)
+		n, err := r.Stop()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(n.Busiest) == 0 {
+			t.Error("nobody was seen running")
+		}
+		h.judge(t, n, cpu, held, pause)
+		// Which stretches are not checked is the witness's own word, so the kernel's counter must bear it out. It
+		// counts in ticks of 10 ms at most, on every CPU.
+		if stolen := kernelSteal(t) - before; h.stolen > stolen+0.01*float64(runtime.NumCPU()) {
+			t.Errorf("the witness saw %.3f s stolen from CPU %d around the stretches, and the kernel counted %.3f s from all", h.stolen, cpu, stolen)
+		}
+	}
+	t.Logf("%d of %d stretches of at least 5 ms were seen to within 3 ms", h.near, h.checked)
+	if 4*h.near < 3*h.checked && !testing.Short() { // the looks of an emulated processor come late
+		t.Errorf("only %d of %d stretches were seen to within 3 ms", h.near, h.checked)
+	}
+	if h.checked > 0 && h.found == 0 { // an emulated processor is looked at too late for some
+		t.Error("none of them was seen")
+	}
+	if h.checked < times/2 && !t.Failed() {
+		t.Skipf("%s: in %d rounds of %d stretches the hypervisor disturbed %d, other tasks cut %d short, and %d are left",
+			quiet.Reason, rounds, times, h.disturbed, h.short, h.checked)
+	}
+}
+
+// TestIdleGroupsHoldNobodyUp: what runs in a control group that is idle gives way to everybody at once, so it is no
+// occupant, however long it runs; the same process in an ordinary group is one.
+func TestIdleGroupsHoldNobodyUp(t *testing.T) {
+	cpu := runtime.NumCPU() - 1
+	group := cpuGroup(t)
+	busy := exec.Command("sh", "-c", "while :; do :; done")
+	busy.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := busy.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pid := busy.Process.Pid
+	t.Cleanup(func() { _ = busy.Process.Kill(); _ = busy.Wait() })
+	var set unix.CPUSet
+	set.Set(cpu)
+	if err := unix.SchedSetaffinity(pid, &set); err != nil {
+		t.Fatal(err)
+	}
+	seen := func() (n int) {
+		t.Helper()
+		r := start(t, Options{})
+		time.Sleep(500 * time.Millisecond)
+		noise, err := r.Stop()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range noise.Occupied {
+			if o.PID == pid {
+				n++
+			}
+		}
+		return n
+	}
+	if seen() == 0 {
+		t.Fatal("a process in an ordinary group that always runs was not seen")
+	}
+	if err := os.WriteFile(filepath.Join(group, "cpu.idle"), []byte("1"), 0); err != nil {
+		t.Skipf("needs Linux 5.15, which brought idle groups: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
+		t.Fatal(err)
+	}
+	if n := seen(); n > 1 { // once where the witness saw it before it was moved
+		t.Errorf("a process in an idle group is said to have held its CPU %d times", n)
+	}
+}
+
+// cpuGroup makes a control group with the cpu controller, at the top of its hierarchy.
+func cpuGroup(t *testing.T) string {
+	t.Helper()
+	root := "/sys/fs/cgroup/cpu"
+	if _, err := os.Stat(root); err != nil {
+		root = "/sys/fs/cgroup"
+		control := filepath.Join(root, "cgroup.subtree_control")
+		if had, err := os.ReadFile(control); err == nil && !slices.Contains(strings.Fields(string(had)), "cpu") {
+			_ = os.WriteFile(control, []byte("+cpu"), 0)                       // making the group idle tells
+			t.Cleanup(func() { _ = os.WriteFile(control, []byte("-cpu"), 0) }) // after the group has gone
+		}
+	}
+	dir, err := os.MkdirTemp(root, "tare-test-idle-")
+	if err != nil {
+		t.Skipf("needs the right to make control groups: %v", err)
+	}
+	t.Cleanup(func() {
+		for try := 0; ; try++ { // a process that was killed stays in its group for a moment
+			err := unix.Rmdir(dir)
+			if err == nil {
+				return
+			}
+			if try == 100 {
+				t.Errorf("removing %s: %v", dir, err)
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	})
+	return dir
+}
+
+// hog counts what the witness saw of stretches in which a task held a CPU.
+type hog struct {
+	checked          int     // stretches
+	found, near      int     // of them: seen at all, and to within 3 ms
+	short, disturbed int     // left out: cut short by others, and with a stall near an edge
+	stolen           float64 // by the witness around the latter, in the last round
+}
+
+// judge holds what the witness saw of one CPU against the stretches in which a task of this process held it.
+func (g *hog) judge(t *testing.T, n *ledger.Noise, cpu int, held [][2]int64, pause time.Duration) {
+	t.Helper()
+	const within = int64(3 * time.Millisecond)
+	g.stolen = 0
+	counted := map[int]bool{} // stalls, by their index
+	for _, h := range held {
+		if h[1]-h[0] < int64(5*time.Millisecond) {
+			g.short++
+			continue
+		}
+		if from, to := h[0]-2*within, h[1]+2*within; n.Touches([]int{cpu}, from, to) {
+			g.disturbed++
+			for i, s := range n.Stalls {
+				if s.CPU == cpu && s.From < to && from < s.To && !counted[i] {
+					counted[i] = true
+					g.stolen += s.Seconds
+				}
+			}
+			continue
+		}
+		g.checked++
+		var seen *ledger.Stall // who preempts it for a moment cuts it into several
+		for _, o := range n.Occupied {
+			if o.CPU != cpu || o.PID != os.Getpid() || o.From >= h[1] || h[0] >= o.To {
+				continue
+			}
+			if o.Comm == "" || o.Cause != ledger.Neighbour {
+				t.Errorf("%+v", o)
+			}
+			if seen == nil {
+				seen = &o
+			}
+			seen.From, seen.To = min(seen.From, o.From), max(seen.To, o.To)
+		}
+		if seen == nil {
+			if !testing.Short() {
+				t.Errorf("nobody was seen on CPU %d from %d to %d", cpu, h[0], h[1])
+			}
+			continue
+		}
+		g.found++
+		off := max(seen.From-h[0], h[0]-seen.From, seen.To-h[1], h[1]-seen.To)
+		if off <= within {
+			g.near++
+			continue
+		}
+		t.Logf("seen %.2f ms after its begin and until %.2f ms after its end", float64(seen.From-h[0])/1e6, float64(seen.To-h[1])/1e6)
+		if off > int64(pause) && !testing.Short() {
+			t.Errorf("it is taken for another")
+		}
+	}
+}
+
+// kernelSteal is the CPU time that the kernel has counted as stolen since it started, in seconds.
+func kernelSteal(t *testing.T) float64 {
+	t.Helper()
+	s, err := (proc.FS{}).Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Steal
+}
+
+// spinner is a program that runs in the timer interrupt of one CPU, with interrupts off, for a time.
+type spinner struct {
+	objects spinObjects
+	event   int
+}
+
+// plantSpinner makes a program that spins for length, every so often, from start to stop.
+func plantSpinner(t *testing.T, cpu int, length, every time.Duration) *spinner {
+	t.Helper()
+	s := &spinner{}
+	spec, err := loadSpin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := spec.Variables["length"].Set(uint64(length)); err != nil {
+		t.Fatal(err)
+	}
+	if err := spec.LoadAndAssign(&s.objects, nil); err != nil {
+		t.Fatalf("loading a program that spins: %v", err)
+	}
+	t.Cleanup(func() { s.objects.Close() })
+	attr := unix.PerfEventAttr{
+		Type: unix.PERF_TYPE_SOFTWARE, Config: unix.PERF_COUNT_SW_CPU_CLOCK, Size: uint32(unsafe.Sizeof(unix.PerfEventAttr{})),
+		Sample: uint64(every), Bits: unix.PerfBitDisabled,
+	}
+	if s.event, err = unix.PerfEventOpen(&attr, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(s.event) })
+	if err := unix.IoctlSetInt(s.event, unix.PERF_EVENT_IOC_SET_BPF, s.objects.TareTestSpin.FD()); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// spin lets it run for a time, and says how often it ran.
+func (s *spinner) spin(t *testing.T, d time.Duration) (runs uint64) {
+	t.Helper()
+	if err := unix.IoctlSetInt(s.event, unix.PERF_EVENT_IOC_ENABLE, 0); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(d)
+	if err := unix.IoctlSetInt(s.event, unix.PERF_EVENT_IOC_DISABLE, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.objects.Runs.Lookup(uint32(0), &runs); err != nil {
+		t.Fatal(err)
+	}
+	return runs
+}
+
+// keepBusy keeps a CPU from sleeping until the test ends.
+func keepBusy(t *testing.T, cpu int) {
+	t.Helper()
+	var stop atomic.Bool
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		var set unix.CPUSet
+		set.Set(cpu)
+		_ = unix.SchedSetaffinity(0, &set) // elsewhere it does no harm
+		for !stop.Load() {                 //nolint:revive // keeping the CPU busy is the point
+		}
+	}()
+	t.Cleanup(func() { stop.Store(true); <-done })
+}
+
+// Interrupts that are off for long make looks late, and are not taken for stolen time. A spin that the hypervisor
+// interrupts makes its look late for both reasons, so the rounds go on until one did not.
+func TestInterruptsOffAreNotStolen(t *testing.T) {
+	const length, every, rounds = 12 * time.Millisecond, 50 * time.Millisecond, 5
+	cpu := runtime.NumCPU() - 1
+	spinner := plantSpinner(t, cpu, length, every)
+	keepBusy(t, cpu)
+	clear := false // a look was seen to be late by a whole spin
+	for round := 0; round < rounds && !clear; round++ {
+		r := start(t, Options{})
+		runs := spinner.spin(t, 20*every)
+		n, err := r.Stop()
+		if err != nil {
+			t.Fatal(err)
+		}
+		disturbed, stolen := 0, 0.0
+		for _, s := range n.Stalls {
+			if s.CPU == cpu {
+				disturbed++
+				stolen += s.Seconds
+			}
+		}
+		off := float64(runs) * length.Seconds()
+		t.Logf("%d spins of %v: %d late looks, the latest by %.1f ms; %d stalls of that CPU, %.4f s stolen", runs, length, n.Late, 1e3*n.LongestLate, disturbed, stolen)
+		if runs < 5 {
+			t.Fatalf("the program ran %d times", runs)
+		}
+		if n.Late+disturbed < int(runs) {
+			t.Errorf("%d late looks and %d stalls, interrupts were off %d times", n.Late, disturbed, runs)
+		}
+		// The hypervisor's own count is the truth: what the witness calls stolen is in it, however long interrupts were
+		// off.
+		if stolen > off && stolen > n.StolenSeconds {
+			t.Errorf("%v s stolen of that CPU, %v s of all", stolen, n.StolenSeconds)
+		}
+		clear = n.LongestLate >= length.Seconds()-n.PeriodSeconds
+		if !clear && disturbed < int(runs) {
+			t.Fatalf("the latest look was late by %.4f s, interrupts were off for %v at a time, and not every time disturbed", n.LongestLate, length)
+		}
+	}
+	if !clear && !t.Failed() {
+		t.Skipf("%s: the hypervisor disturbed every spin of %d rounds", quiet.Reason, rounds)
+	}
+}
+
+// opened is a witness that does not look yet.
+func opened(t *testing.T) *Witness {
+	t.Helper()
+	w, err := Open(Options{})
+	if errors.Is(err, feature.ErrMissing) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+// Every CPU has been looked at when Settle returns, also one whose timer fires late or not at all because it is idle.
+func TestSettle(t *testing.T) {
+	w := opened(t)
+	if err := errors.Join(w.Enable(), w.Settle(0), w.Begin()); err != nil {
+		t.Fatal(err)
+	}
+	before := w.begin
+	for range 20 {
+		time.Sleep(30 * time.Millisecond) // CPUs that nobody else uses fall asleep
+		after := monotonic()
+		if err := w.Settle(after); err != nil {
+			t.Fatal(err)
+		}
+		states, err := w.states()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range w.events {
+			s, b := states[e.cpu], before[e.cpu]
+			if s.Queue == 0 {
+				continue // this process may not run there, and nobody else has
+			}
+			if int64(s.Last) <= after || s.Looks <= b.Looks || s.Stolen < b.Stolen || s.Asked != 0 {
+				t.Errorf("CPU %d at %d: %+v, before %+v", e.cpu, after, s, b)
+			}
+		}
+		before = states
+	}
+}
+
+// What happens before a window begins is no part of its account: neither looks that were drained before nor those that
+// were not, nor who held a CPU.
+func TestBeginForgets(t *testing.T) {
+	w := opened(t)
+	if err := errors.Join(w.Reset(), w.Enable()); err != nil {
+		t.Fatal(err)
+	}
+	hold(t, 0, 30*time.Millisecond, 10*time.Millisecond, 3)
+	w.looks = append(w.looks, Look{Last: 1, Now: monotonic(), Stolen: int64(time.Hour)})
+	w.spans = append(w.spans, span{before: 1, first: 1, last: 2, after: monotonic(), comm: "before"})
+	began := monotonic()
+	if err := w.Begin(); err != nil {
+		t.Fatal(err)
+	}
+	from := monotonic()
+	if n := len(w.looks) + len(w.spans); n != 0 || !w.past(0, int64(w.begin[0].Last)) || w.past(0, int64(w.begin[0].Last)+1) {
+		t.Errorf("%d looks and spans are left", n)
+	}
+	seen := map[uint32]uint64{}
+	if err := w.processes(func(pid uint32, p process) { seen[pid] = p.Looks }); err != nil {
+		t.Error(err)
+	}
+	// They are looked at meanwhile, on each CPU, however long this machine takes for it.
+	most := (uint64(monotonic()-began)/uint64(w.period) + 2) * uint64(len(w.events))
+	for pid, looks := range seen {
+		if looks > most {
+			t.Errorf("process %d was seen %d times, since the begin at most %d", pid, looks, most)
+		}
+	}
+	if err := errors.Join(w.Settle(monotonic()), w.Disable()); err != nil {
+		t.Fatal(err)
+	}
+	a, err := w.End(from, monotonic())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range a.Noise.Stalls {
+		if s.To <= from {
+			t.Errorf("%+v was before %d", s, from)
+		}
+	}
+	for _, s := range a.Noise.Occupied {
+		if s.To <= from || s.Seconds > float64(monotonic()-from)/1e9 {
+			t.Errorf("%+v was before %d", s, from)
+		}
+	}
+}
+
+// TestCostIsBounded: however long the spinning under a witness takes, the kernel ends the looks after a few. Without
+// that, a machine whose interrupts take as long as the looks are apart gets to nothing else on that CPU.
+func TestCostIsBounded(t *testing.T) {
+	w, err := Open(Options{})
+	if errors.Is(err, feature.ErrMissing) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	steps := 1 << 14
+	for spin(steps) < 100*costSpin {
+		steps *= 2
+	}
+	if err := w.Reset(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.spinUnder(steps, true); err != nil {
+		t.Fatal(err)
+	}
+	states, err := w.states()
+	if err != nil {
+		t.Fatal(err)
+	}
+	looks := uint64(0)
+	for _, s := range states {
+		looks += s.Looks
+	}
+	// The one after the last is under way where the kernel ends them by an interrupt of its own.
+	if looks < costLooks/2 || looks > costLooks+2 {
+		t.Errorf("%d looks in %v, and %d are to be", looks, 100*costSpin, costLooks)
+	}
+}

@@ -1,0 +1,115 @@
+package witness
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/ledger"
+)
+
+// names are the control groups of processes, asked for while they are there.
+type names struct {
+	resolver *cgroup.Resolver // nil where no control groups are mounted
+	groups   map[int]string
+	next     time.Time // when processes are looked at again
+}
+
+const (
+	processesEvery = time.Second
+	maxBusiest     = 16
+	maxNames       = 1 << 14
+)
+
+func (n *names) resolve(pid int) {
+	if n.groups == nil {
+		n.groups = map[int]string{}
+		if layout, err := cgroup.Discover(cgroup.Roots{}); err == nil {
+			n.resolver = layout.NewResolver()
+		}
+	}
+	if _, known := n.groups[pid]; known || n.resolver == nil || len(n.groups) >= maxNames {
+		return
+	}
+	path, err := n.resolver.Path(pid)
+	if err != nil {
+		path = "" // it has ended
+	}
+	n.groups[pid] = path
+}
+
+// cgroup is the group of a process; empty where it is not known.
+func (n *names) cgroup(pid int) string { return n.groups[pid] }
+
+// lookAtProcesses asks for the groups of the processes that were seen running, once a second.
+func (w *Witness) lookAtProcesses(now bool) error {
+	if !now && time.Now().Before(w.names.next) {
+		return nil
+	}
+	w.names.next = time.Now().Add(processesEvery)
+	return w.processes(func(pid uint32, _ process) { w.names.resolve(int(pid)) })
+}
+
+// processes hands out the processes that were seen running.
+func (w *Witness) processes(f func(pid uint32, p process)) error {
+	m := w.objects.TareBusiest
+	pids, values := make([]uint32, m.MaxEntries()), make([]process, m.MaxEntries())
+	n, err := m.BatchLookup(new(ebpf.MapBatchCursor), pids, values, nil)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("reading which processes were seen running: %w", err)
+	}
+	for i := range n {
+		f(pids[i], values[i])
+	}
+	return nil
+}
+
+func (w *Witness) clearProcesses() error {
+	var pids []uint32
+	if err := w.processes(func(pid uint32, _ process) { pids = append(pids, pid) }); err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		if err := w.objects.TareBusiest.Delete(pid); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("clearing the processes that were seen running: %w", err)
+		}
+	}
+	w.names.groups = nil // process ids are used again
+	w.names.next = time.Time{}
+	return nil
+}
+
+// busiest are the processes that were seen most. Those of one name in one group are one occupant: a build is a thousand
+// short processes.
+func (w *Witness) busiest() ([]ledger.Occupant, error) {
+	type who struct{ comm, cgroup string }
+	sums := map[who]*ledger.Occupant{}
+	most := map[who]uint64{}
+	err := w.processes(func(pid uint32, p process) {
+		k := who{text(p.Comm[:]), w.names.cgroup(int(pid))}
+		o := sums[k]
+		if o == nil {
+			o = &ledger.Occupant{Comm: k.comm, Cgroup: k.cgroup}
+			sums[k] = o
+		}
+		o.Processes++
+		o.Seconds += float64(p.Looks) * w.period.Seconds()
+		if p.Looks > most[k] {
+			o.PID, most[k] = int(pid), p.Looks
+		}
+	})
+	all := []ledger.Occupant{}
+	for o := range maps.Values(sums) {
+		all = append(all, *o)
+	}
+	slices.SortFunc(all, func(a, b ledger.Occupant) int {
+		return cmp.Or(cmp.Compare(b.Seconds, a.Seconds), cmp.Compare(a.PID, b.PID))
+	})
+	return all[:min(len(all), maxBusiest)], err
+}

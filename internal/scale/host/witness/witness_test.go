@@ -1,0 +1,112 @@
+package witness
+
+import (
+	"errors"
+	"os"
+	"reflect"
+	"runtime"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf/btf"
+
+	"tare/internal/scale/host/feature"
+	"tare/internal/scale/host/proc"
+)
+
+func start(t testing.TB, o Options) *Running {
+	t.Helper()
+	r, err := Start(o)
+	if errors.Is(err, feature.ErrMissing) {
+		t.Skipf("needs a machine with a witness: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// The structures of the program and those that read them have one layout.
+func TestLayout(t *testing.T) {
+	spec, err := loadWitness()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, v := range map[string]any{"state": state{}, "process": process{}} {
+		var s *btf.Struct
+		if err := spec.Types.TypeByName(name, &s); err != nil {
+			t.Fatal(err)
+		}
+		typ := reflect.TypeOf(v)
+		if int(s.Size) != int(typ.Size()) || len(s.Members) != typ.NumField() {
+			t.Fatalf("%s: %d bytes and %d members in C, %d and %d in Go", name, s.Size, len(s.Members), typ.Size(), typ.NumField())
+		}
+		for i, m := range s.Members {
+			if f := typ.Field(i); int(m.Offset.Bytes()) != int(f.Offset) {
+				t.Errorf("%s: %s is at %d in C, %s at %d in Go", name, m.Name, m.Offset.Bytes(), f.Name, f.Offset)
+			}
+		}
+	}
+	if n := unsafe.Sizeof(record{}); n != 80 {
+		t.Errorf("a record has %d bytes in Go, 80 in C", n)
+	}
+}
+
+// What the witness saw stolen is what the kernel counted, but for what the kernel had not counted yet at either edge.
+func TestStolenAgreesWithTheKernel(t *testing.T) {
+	before, err := (proc.FS{}).Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, Options{})
+	began := time.Now()
+	time.Sleep(2 * time.Second)
+	n, err := r.Stop()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seconds := time.Since(began).Seconds()
+	after, err := (proc.FS{}).Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	counted := after.Steal - before.Steal
+	// The longest stall can be on the other side of each edge, and the kernel counts in hundredths of a second.
+	if slack := 0.02 + 2*n.LongestSeconds; n.StolenSeconds > counted+slack*float64(runtime.NumCPU()) {
+		t.Errorf("%.3f s stolen by the witness (longest %.3f s), %.2f s by the kernel", n.StolenSeconds, n.LongestSeconds, counted)
+	}
+	var listed float64
+	for _, s := range n.Stalls {
+		listed += s.Seconds
+		if s.Seconds <= 0 || s.To <= s.From || s.Seconds > 1.001*float64(s.To-s.From)/1e9 {
+			t.Errorf("a stall of %v s between %d and %d", s.Seconds, s.From, s.To)
+		}
+	}
+	if part, ok := n.StolenPart(seconds, runtime.NumCPU()); !ok || part < 0 || part > 1 {
+		t.Errorf("the stolen part is %v, %v", part, ok)
+	}
+	t.Logf("%s: %.4f s stolen, %.4f s of it in %d stalls; the kernel counted %.2f s", n.Witness, n.StolenSeconds, listed, len(n.Stalls), counted)
+}
+
+// A witness leaves nothing: no descriptor, and so no program and no event.
+func TestStopGivesBack(t *testing.T) {
+	count := func() int {
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(fds)
+	}
+	cycle := func() {
+		if _, err := start(t, Options{}).Stop(); err != nil {
+			t.Error(err)
+		}
+	}
+	cycle()
+	before := count()
+	cycle()
+	if after := count(); after > before {
+		t.Errorf("%d descriptors before, %d after", before, after)
+	}
+}

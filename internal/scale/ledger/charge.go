@@ -1,0 +1,574 @@
+package ledger
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+
+	"tare/internal/lib/quantity"
+)
+
+// Charge is the side that a control group, program or map belongs to; empty: unknown.
+type Charge string
+
+// The charges.
+const (
+	ChargeWorkload Charge = "workload" // an application, whose gross, tare and net are told apart
+	ChargeTare     Charge = "tare"     // infrastructure that serves workloads
+	ChargeLoad     Charge = "load"     // what puts a workload to work
+	ChargeSelf     Charge = "self"     // the scale itself
+)
+
+// Charged says whose something is.
+type Charged struct {
+	Charge Charge `json:"charge"`
+	// Workload names the workload; with the charge tare, the one workload that this serves. Empty with tare: it
+	// serves all.
+	Workload  string `json:"workload"`
+	Component string `json:"component,omitempty"` // a named part of what is weighed, such as proxy.client
+}
+
+// Workload is what one workload used, and what infrastructure used on its behalf: gross = net + tare, to the
+// nanosecond and the byte, wherever the three are known. A part that needs a counter which this kernel lacks is
+// nil, and Notes say why.
+//
+// Memory is hard memory (Memory.Hard) at the end of the window.
+type Workload struct {
+	Name    string   `json:"name"`
+	Cgroups []string `json:"cgroups"` // the topmost groups that are charged to it
+
+	GrossCPU *float64 `json:"gross_cpu_seconds"`
+	NetCPU   *float64 `json:"net_cpu_seconds"`
+	TareCPU  *float64 `json:"tare_cpu_seconds"`
+	// TareBPF is the part of TareCPU that tare's eBPF programs ran above the workload's own tasks, by their shares.
+	// What samples could not place (Tare.BPFUnsplit) may be more of it: Hi contains all of that, and Value none.
+	TareBPF *Interval `json:"tare_bpf_seconds"`
+	// TareCgroupsCPU is the rest of TareCPU: control groups that serve this workload, and its own programs of tare
+	// elsewhere.
+	TareCgroupsCPU *float64 `json:"tare_cgroups_cpu_seconds"`
+
+	GrossMemory *int64 `json:"gross_memory_hard_bytes"`
+	NetMemory   *int64 `json:"net_memory_hard_bytes"`
+	TareMemory  *int64 `json:"tare_memory_hard_bytes"`
+	// TareMaps is the part of TareMemory in maps of tare that the kernel charges to the workload's own groups.
+	TareMaps          *int64 `json:"tare_map_bytes"`
+	TareCgroupsMemory *int64 `json:"tare_cgroups_memory_hard_bytes"` // the rest of TareMemory
+
+	Notes []string `json:"notes"` // why something is not known, or is a bound
+}
+
+// Tare is all that infrastructure used, on whosever behalf.
+type Tare struct {
+	CPU        *float64 `json:"cpu_seconds"`         // its control groups, and its programs wherever else they ran
+	CgroupsCPU *float64 `json:"cgroups_cpu_seconds"` // of that: its control groups
+	// BPF is the rest of CPU: its programs outside of its control groups, as far as samples placed them.
+	BPF *float64 `json:"bpf_seconds"`
+	// BPFUnsplit is run time of its programs that samples could not place: it is in no other field.
+	BPFUnsplit    *float64 `json:"bpf_unsplit_seconds"`
+	UnassignedCPU *float64 `json:"unassigned_cpu_seconds"` // the part of CPU that stands in no workload's gross
+
+	Memory           *int64 `json:"memory_hard_bytes"`
+	UnassignedMemory *int64 `json:"unassigned_memory_hard_bytes"`
+}
+
+// Settle derives Workloads and Tare from the charges of groups, programs and maps. A group without a charge gets
+// that of the nearest group above it that has one, and tare inside a workload's group serves that workload unless
+// it names another. Settle may be called again after charges have changed.
+func (l *Ledger) Settle() {
+	l.Workloads, l.Tare = []Workload{}, nil
+	l.spread()
+	if !l.charged() {
+		return
+	}
+	s := newSettlement(l)
+	s.addPrograms()
+	s.addMaps()
+	for _, name := range s.names {
+		l.Workloads = append(l.Workloads, s.workload(name))
+	}
+	l.Tare = s.tare()
+}
+
+// charged says whether anything is a workload's, or tare.
+func (l *Ledger) charged() bool {
+	on := func(c Charged) bool { return c.Charge == ChargeWorkload || c.Charge == ChargeTare }
+	return slices.ContainsFunc(l.Cgroups, func(g Cgroup) bool { return on(g.Charged) }) ||
+		slices.ContainsFunc(l.Programs, func(p Program) bool { return on(p.Charged) }) ||
+		slices.ContainsFunc(l.Maps, func(m Map) bool { return on(m.Charged) })
+}
+
+// irqApart says whether the kernel takes interrupts out of tasks' and groups' CPU time.
+func (l *Ledger) irqApart() bool { return l.Host.IRQTime != nil && *l.Host.IRQTime }
+
+// newSettlement sums what groups used by charge.
+func newSettlement(l *Ledger) *settlement {
+	s := &settlement{l: l, index: groupIndex(l.Cgroups), cpu: map[Charged]*sum{}, memory: map[Charged]*sum{},
+		tops: map[Charged][]string{}}
+	s.addGroups()
+	s.takeSelf()
+	s.findWorkloads()
+	return s
+}
+
+// groupIndex is the charge of each listed group by path.
+func groupIndex(groups []Cgroup) map[string]Charged {
+	index := make(map[string]Charged, len(groups))
+	for _, g := range groups {
+		if old, twice := index[g.Path]; !twice ||
+			old.Charge == "" { // a group that was removed and made again stands twice
+			index[g.Path] = g.Charged
+		}
+	}
+	return index
+}
+
+// ChargeOf is the charge of the group at path, or of the nearest group above it that is listed.
+func (l *Ledger) ChargeOf(path string) Charged {
+	s := settlement{index: groupIndex(l.Cgroups)}
+	return s.chargeOf(path)
+}
+
+// above is the charge of the nearest group strictly above path that is listed.
+func above(index map[string]Charged, path string) (c Charged) {
+	found := path == "/"
+	Ancestors(path, func(p string) {
+		if at, listed := index[p]; listed && !found && p != path {
+			c, found = at, true
+		}
+	})
+	return c
+}
+
+// spread gives the groups without a charge that of the nearest group above them.
+func (l *Ledger) spread() {
+	index := groupIndex(l.Cgroups)
+	order := make([]int, len(l.Cgroups))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int {
+		return cmp.Compare(len(l.Cgroups[a].Path),
+			len(l.Cgroups[b].Path))
+	})
+	for _, i := range order {
+		g := &l.Cgroups[i]
+		over := above(index, g.Path)
+		switch {
+		case g.Charge == "":
+			g.Charged = cmp.Or(index[g.Path], over)
+		case g.Charge == ChargeTare && g.Workload == "" && over.Workload != "":
+			g.Workload = over.Workload
+		}
+		index[g.Path] = g.Charged
+	}
+}
+
+// sum is a sum of whole nanoseconds or bytes, of which some may not be known.
+type sum struct {
+	n       int64
+	unknown []string // groups whose part is not known
+}
+
+func (s *sum) add(sign int64, n *int64, group string) {
+	if n == nil {
+		s.unknown = append(s.unknown, group)
+		return
+	}
+	s.n += sign * *n
+}
+
+// value is the sum, never below 0: two counters are not read at quite the same time.
+func (s *sum) value() *int64 {
+	switch {
+	case s == nil:
+		return new(int64)
+	case len(s.unknown) > 0:
+		return nil
+	}
+	n := max(s.n, 0)
+	return &n
+}
+
+// settlement is the work of Settle. Times are whole nanoseconds, so that parts sum exactly.
+type settlement struct {
+	l           *Ledger
+	index       map[string]Charged
+	cpu, memory map[Charged]*sum // of groups, each group's time and memory once
+	tops        map[Charged][]string
+	names       []string // of the workloads
+
+	unsplit, placed int64            // run time of tare's programs
+	bpfUnknown      string           // why the run time of tare's programs is not known; empty where it is
+	inside, apart   map[string]int64 // by workload: above its tasks, within its groups' CPU time and not
+	bounds          map[string]Interval
+	tareApart       map[Charged]int64 // above the tasks of tare's own groups, and not in their CPU time
+	elsewhere       map[string]int64  // in neither, by the workload that the programs serve; "" for none in particular
+
+	maps          map[string]*sum // bytes of tare's maps charged to a workload's groups
+	mapsElsewhere map[string]*sum // in neither a workload's groups nor tare's
+	mapsUnplaced  bool            // the kernel does not tell where some are charged
+}
+
+func nanoseconds(seconds *float64) *int64 {
+	if seconds == nil {
+		return nil
+	}
+	n := int64(math.Round(*seconds * 1e9))
+	return &n
+}
+
+func seconds(ns *int64) *float64 {
+	if ns == nil {
+		return nil
+	}
+	s := float64(*ns) / 1e9
+	return &s
+}
+
+// plus adds numbers, of which none may be unknown.
+func plus(numbers ...*int64) *int64 {
+	total := int64(0)
+	for _, n := range numbers {
+		if n == nil {
+			return nil
+		}
+		total += *n
+	}
+	return &total
+}
+
+func minus(n *int64) *int64 {
+	if n == nil {
+		return nil
+	}
+	m := -*n
+	return &m
+}
+
+// addGroups sums CPU time and memory by charge. A group's counters hold those of the groups below it: where a
+// charge begins inside another, its top group is added to the one and taken from the other.
+func (s *settlement) addGroups() {
+	at := func(sums map[Charged]*sum, c Charged) *sum {
+		if sums[c] == nil {
+			sums[c] = &sum{}
+		}
+		return sums[c]
+	}
+	for _, g := range s.l.Cgroups {
+		over := above(s.index, g.Path)
+		if g.Charge == "" || g.Charged == over {
+			continue
+		}
+		s.tops[g.Charged] = append(s.tops[g.Charged], g.Path)
+		cpu := nanoseconds(g.CPUSeconds)
+		at(s.cpu, g.Charged).add(1, cpu, g.Path)
+		if over.Charge != "" {
+			at(s.cpu, over).add(-1, cpu, g.Path)
+		}
+		hard := new(int64) // what has gone holds nothing
+		if !g.Vanished {
+			hard = nil
+			if g.Memory != nil {
+				hard = g.Memory.Hard
+			}
+		}
+		at(s.memory, g.Charged).add(1, hard, g.Path)
+		if over.Charge != "" {
+			at(s.memory, over).add(-1, hard, g.Path)
+		}
+	}
+}
+
+// takeSelf takes the scale's own CPU time out of the group that it was started in, if that is charged to somebody.
+func (s *settlement) takeSelf() {
+	if s.l.Self.Cgroup == nil {
+		return
+	}
+	c := s.chargeOf(*s.l.Self.Cgroup)
+	if c.Charge == ChargeSelf || s.cpu[c] == nil {
+		return
+	}
+	for _, line := range s.l.CPU.Lines {
+		if line.Name == LineSelf {
+			s.cpu[c].add(-1, nanoseconds(&line.Seconds), *s.l.Self.Cgroup)
+		}
+	}
+}
+
+// chargeOf is the charge of the group at path, or of the nearest listed group above it.
+func (s *settlement) chargeOf(path string) Charged {
+	if c, listed := s.index[path]; listed {
+		return c
+	}
+	return above(s.index, path)
+}
+
+func (s *settlement) findWorkloads() {
+	names := map[string]bool{}
+	for c := range s.tops {
+		if c.Charge == ChargeWorkload {
+			names[c.Workload] = true
+		}
+	}
+	s.names = slices.Sorted(maps.Keys(names))
+}
+
+// serves is the workload on whose behalf tare with the charge c works, where that can be told.
+func (s *settlement) serves(c Charged) (string, bool) {
+	if c.Workload != "" {
+		return c.Workload, slices.Contains(s.names, c.Workload)
+	}
+	if len(s.names) == 1 {
+		return s.names[0], true
+	}
+	return "", false
+}
+
+// addPrograms places the run time of tare's programs, without what was stolen inside of it.
+func (s *settlement) addPrograms() {
+	s.inside, s.apart, s.elsewhere, s.tareApart = map[string]int64{}, map[string]int64{}, map[string]int64{},
+		map[Charged]int64{}
+	s.bounds = map[string]Interval{}
+	for i := range s.l.Programs {
+		p := &s.l.Programs[i]
+		if p.Charge != ChargeTare {
+			continue
+		}
+		ran, known := p.RanSeconds()
+		if !known {
+			s.bpfUnknown = fmt.Sprintf("how long program %d (%s) of tare ran is not known", p.ID, cmp.Or(p.Name,
+				"no name"))
+			continue
+		}
+		part := 1.0
+		if *p.RunSeconds > 0 {
+			part = ran / *p.RunSeconds
+		}
+		for _, share := range p.Shares {
+			scaled := share.Seconds * part
+			ns := *nanoseconds(&scaled)
+			if share.Cgroup == nil {
+				s.unsplit += ns
+				continue
+			}
+			s.placed += ns
+			counted := share.Context == Task || !s.l.irqApart()
+			switch at := s.chargeOf(*share.Cgroup); at.Charge {
+			case ChargeWorkload:
+				if counted {
+					s.inside[at.Workload] += ns
+				} else {
+					s.apart[at.Workload] += ns
+				}
+				b := s.bounds[at.Workload]
+				b.Lo, b.Hi = b.Lo+share.Lo*part, b.Hi+share.Hi*part
+				s.bounds[at.Workload] = b
+			case ChargeTare:
+				if !counted {
+					s.tareApart[at] += ns
+				}
+			default:
+				s.elsewhere[s.servedBy(p.Charged)] += ns
+			}
+		}
+	}
+}
+
+// lost says whether samples placed nothing of what tare's programs ran, and it is more than a thousandth of what it
+// may be a part of.
+func (s *settlement) lost(of *int64) bool {
+	return s.placed == 0 && s.unsplit > 0 && (of == nil || s.unsplit > *of/1000)
+}
+
+// servedBy is the workload that a program or map names as the one it serves, if the ledger has it.
+func (s *settlement) servedBy(c Charged) string {
+	if slices.Contains(s.names, c.Workload) {
+		return c.Workload
+	}
+	return ""
+}
+
+// addMaps places the memory of tare's maps by the group that the kernel charges for it.
+func (s *settlement) addMaps() {
+	s.maps, s.mapsElsewhere = map[string]*sum{}, map[string]*sum{}
+	at := func(sums map[string]*sum, name string) *sum {
+		if sums[name] == nil {
+			sums[name] = &sum{}
+		}
+		return sums[name]
+	}
+	for _, m := range s.l.Maps {
+		if m.Charge != ChargeTare {
+			continue
+		}
+		var bytes *int64
+		if m.Bytes != nil {
+			n := int64(*m.Bytes)
+			bytes = &n
+		}
+		if m.ChargedTo == nil {
+			s.mapsUnplaced = true
+			continue
+		}
+		switch c := s.chargeOf(*m.ChargedTo); c.Charge {
+		case ChargeWorkload:
+			at(s.maps, c.Workload).add(1, bytes, *m.ChargedTo)
+		case ChargeTare: // it is in the memory of that group
+		default:
+			at(s.mapsElsewhere, s.servedBy(m.Charged)).add(1, bytes, *m.ChargedTo)
+		}
+	}
+}
+
+// total is the sum over all charges that match.
+func total(sums map[Charged]*sum, match func(Charged) bool) (all *int64, unknown []string) {
+	all = new(int64)
+	for c, s := range sums {
+		if match(c) {
+			all = plus(all, s.value())
+			unknown = append(unknown, s.unknown...)
+		}
+	}
+	slices.Sort(unknown)
+	return all, slices.Compact(unknown)
+}
+
+func (s *settlement) workload(name string) Workload {
+	w := Workload{Name: name, Cgroups: []string{}, Notes: []string{}}
+	note := func(format string, args ...any) { w.Notes = append(w.Notes, fmt.Sprintf(format, args...)) }
+	own := func(c Charged) bool { return c.Charge == ChargeWorkload && c.Workload == name }
+	serving := func(c Charged) bool {
+		of, told := s.serves(c)
+		return c.Charge == ChargeTare && told && of == name
+	}
+	for c, paths := range s.tops {
+		if own(c) {
+			w.Cgroups = append(w.Cgroups, paths...)
+		}
+	}
+	slices.Sort(w.Cgroups)
+	w.Cgroups = slices.Compact(w.Cgroups)
+
+	cpu, unknown := total(s.cpu, own)
+	groups, unknownTare := total(s.cpu, serving)
+	if unknown = append(unknown, unknownTare...); len(unknown) > 0 {
+		note("the CPU time of %s is not known", some(unknown))
+	}
+	for c, ns := range s.tareApart {
+		if serving(c) {
+			groups = plus(groups, &ns)
+		}
+	}
+	if ns := s.elsewhere[name]; ns > 0 {
+		groups = plus(groups, &ns)
+	}
+	inside := s.inside[name]
+	if cpu != nil { // run time is wall time and can exceed the CPU time around it
+		inside = min(inside, *cpu)
+	}
+	apart := s.apart[name]
+	switch {
+	case s.bpfUnknown != "":
+		note("%s: net and tare are not known", s.bpfUnknown)
+	case s.lost(cpu):
+		note("samples could not place any of the %s that eBPF programs of tare ran: net and tare are not "+
+			"known; use a longer --for or a higher --hz",
+			quantity.Value(float64(s.unsplit)/1e9, quantity.Seconds))
+	default:
+		bpf := inside + apart
+		value, b := float64(bpf)/1e9, s.bounds[name]
+		w.TareBPF = &Interval{Value: value, Lo: min(b.Lo, value), Hi: max(b.Hi, value) + float64(s.unsplit)/1e9}
+		if s.unsplit > 0 {
+			note("samples could not place %s that eBPF programs of tare ran: any of it that ran here is in net",
+				quantity.Value(float64(s.unsplit)/1e9, quantity.Seconds))
+		}
+		w.NetCPU = seconds(plus(cpu, minus(&inside)))
+		w.TareCPU = seconds(plus(&bpf, groups))
+		w.GrossCPU = seconds(plus(cpu, &apart, groups))
+	}
+	if w.TareBPF == nil && !s.l.irqApart() {
+		w.GrossCPU = seconds(plus(cpu, groups)) // wherever programs ran, it is in the groups' CPU time
+	}
+	w.TareCgroupsCPU = seconds(groups)
+	s.weighMemory(&w, own, serving, note)
+	return w
+}
+
+func (s *settlement) weighMemory(w *Workload, own, serving func(Charged) bool, note func(string, ...any)) {
+	hard, unknown := total(s.memory, own)
+	groups, unknownTare := total(s.memory, serving)
+	if unknown = append(unknown, unknownTare...); len(unknown) > 0 {
+		note("the hard memory of %s is not known", some(unknown))
+	}
+	elsewhere, inside := s.mapsElsewhere[w.Name].value(), s.maps[w.Name].value()
+	groups = plus(groups, elsewhere)
+	switch {
+	case s.mapsUnplaced:
+		inside = nil
+		note("the kernel does not tell which group pays for some maps of tare: net and tare memory are not known")
+	case inside == nil || elsewhere == nil:
+		note("the size of some maps of tare is not known")
+	case hard != nil:
+		n := min(*inside, *hard) // estimates can exceed what the group holds
+		inside = &n
+	}
+	w.TareMaps, w.TareCgroupsMemory = inside, groups
+	w.GrossMemory = plus(hard, groups)
+	w.NetMemory = plus(hard, minus(inside))
+	w.TareMemory = plus(inside, groups)
+}
+
+// some names the first few of a list.
+func some(list []string) string {
+	if len(list) == 1 {
+		return list[0]
+	}
+	return fmt.Sprintf("%s and %d more", list[0], len(list)-1)
+}
+
+func (s *settlement) tare() *Tare {
+	t := &Tare{}
+	isTare := func(c Charged) bool { return c.Charge == ChargeTare }
+	groups, _ := total(s.cpu, isTare)
+	t.CgroupsCPU = seconds(groups)
+	assigned, assignedMemory := new(int64), new(int64)
+	for _, w := range s.l.Workloads {
+		assigned = plus(assigned, nanoseconds(w.TareCPU))
+		assignedMemory = plus(assignedMemory, w.TareMemory)
+	}
+	if s.bpfUnknown == "" {
+		t.BPFUnsplit = seconds(&s.unsplit)
+	}
+	if s.bpfUnknown == "" && !s.lost(groups) {
+		bpf := new(int64)
+		for _, w := range s.l.Workloads {
+			if w.TareBPF == nil {
+				bpf = nil
+				break
+			}
+			bpf = plus(bpf, nanoseconds(&w.TareBPF.Value))
+		}
+		for _, ns := range s.elsewhere {
+			bpf = plus(bpf, &ns)
+		}
+		for _, ns := range s.tareApart {
+			bpf = plus(bpf, &ns)
+		}
+		all := plus(groups, bpf)
+		t.BPF, t.CPU, t.UnassignedCPU = seconds(bpf), seconds(all), seconds(plus(all, minus(assigned)))
+	}
+	memory, _ := total(s.memory, isTare)
+	if s.mapsUnplaced {
+		memory = nil
+	}
+	for _, m := range s.mapsElsewhere {
+		memory = plus(memory, m.value())
+	}
+	for _, w := range s.l.Workloads {
+		memory = plus(memory, w.TareMaps)
+	}
+	t.Memory, t.UnassignedMemory = memory, plus(memory, minus(assignedMemory))
+	return t
+}

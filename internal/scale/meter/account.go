@@ -1,0 +1,682 @@
+package meter
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"tare/internal/scale/attribution"
+	"tare/internal/scale/host/bpf"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/perf"
+	"tare/internal/scale/host/proc"
+	"tare/internal/scale/host/witness"
+	"tare/internal/scale/ledger"
+)
+
+// account turns two edges, the samples between them and the inventory into a ledger.
+type account struct {
+	m        *Meter
+	w        *Window
+	last     edge
+	programs []bpf.Program
+	found    *findings        // nil without sampling
+	seen     *witness.Account // nil without a witness
+	snapshot *bpf.Snapshot
+
+	warnings []ledger.Warning
+}
+
+func (a *account) warn(code, format string, args ...any) {
+	a.warnings = append(a.warnings, ledger.Warning{Code: code, Message: fmt.Sprintf(format, args...)})
+}
+
+func (a *account) seconds() float64 { return float64(a.last.at-a.w.first.at) / 1e9 }
+
+func (a *account) window() ledger.Window {
+	return ledger.Window{Start: a.w.first.wall, End: a.last.wall, Seconds: a.seconds(), EdgeSeconds: max(a.w.first.took, a.last.took).Seconds()}
+}
+
+func (a *account) ledger() *ledger.Ledger {
+	a.warnings = slices.Clone(a.m.warnings)
+	for _, w := range a.snapshot.Warnings {
+		a.warnings = append(a.warnings, ledger.Warning{Code: w.Code, Message: w.Message})
+	}
+	l := &ledger.Ledger{
+		Schema: ledger.Schema,
+		Host:   a.m.host,
+		Window: a.window(),
+	}
+	l.Host.CPUs = a.last.stat.CPUs
+	if a.last.stat.CPUs != a.w.first.stat.CPUs {
+		a.warn("cpus-changed", "%d CPUs were online at the start and %d at the end: the budget is not exact", a.w.first.stat.CPUs, a.last.stat.CPUs)
+	}
+	l.Programs = a.bpfPrograms()
+	l.Maps = a.bpfMaps()
+	l.Cgroups = a.cgroups(l.Programs)
+	l.Self = a.self()
+	l.CPU = a.budget(l)
+	l.Settle()
+	if a.seen != nil {
+		l.Noise = &a.seen.Noise
+		if a.seen.Lost > 0 {
+			a.warn("stalls-lost", "the witness's ring had no room for %d stalls and occupants: their time is in the sums, but they are not listed", a.seen.Lost)
+		}
+	}
+	if a.found != nil {
+		if n := a.found.lost.samples; n > 0 {
+			what := "%d samples"
+			if !a.m.sampler.ExactLost() {
+				what = "at least %d records of the sampler"
+			}
+			a.warn("samples-lost", what+" were lost: shares may be off by as much as %.1f %%", n, 100*float64(n)/float64(max(a.found.samples, 1)+int(n)))
+		}
+		if n := a.found.lost.records; n > 0 {
+			a.warn("records-lost", "%d records of threads and programs were lost, because they came faster than they could be read: samples of short-lived threads may be of no known group", n)
+		}
+		if n := a.found.slowed; n > 0 {
+			a.warn("sampler-throttled", "the kernel throttled the sampler %d times, so parts of the window have no samples; use a lower --hz", n)
+		}
+		if cpus := a.found.blind; len(cpus) > 0 {
+			a.warn("cpus-not-sampled", "CPUs %v went offline or came online, and were not sampled for the whole window: shares leave out what ran there", cpus)
+		}
+		if n := a.found.dropped; n > 0 {
+			a.warn("stacks", "%d samples are left out of the shares: there were more different call chains than the %d that are kept", n, maxStacks)
+		}
+	}
+	l.Warnings = a.warnings
+	return l
+}
+
+// bpfPrograms are the programs that were there in the window, the busiest first.
+func (a *account) bpfPrograms() []ledger.Program {
+	details := map[bpf.Key]*bpf.Program{}
+	for i := range a.snapshot.Programs {
+		p := &a.snapshot.Programs[i]
+		details[p.Key()] = p
+	}
+	out := []ledger.Program{}
+	known := map[uint32]bool{}
+	for i := range a.programs {
+		p := &a.programs[i]
+		before, wasThere := a.w.programs[p.Key()]
+		if p.Vanished && !wasThere {
+			continue // it was gone before the window opened
+		}
+		known[p.ID] = true
+		if d := details[p.Key()]; d != nil {
+			p.Owners, p.Attached, p.MapIDs = d.Owners, d.Attached, d.MapIDs
+			p.Own = p.Own || d.Own
+		}
+		out = append(out, a.program(p, before))
+	}
+	a.unloaded(out)
+	a.missed(known)
+	a.unsure(known)
+	slices.SortStableFunc(out, func(x, y ledger.Program) int { return cmp.Compare(ran(y), ran(x)) })
+	return out
+}
+
+// ran is a program's run time; what is not known comes last.
+func ran(p ledger.Program) float64 {
+	if p.RunSeconds == nil {
+		return -1
+	}
+	return *p.RunSeconds
+}
+
+// unloaded warns of the programs that went away inside the window.
+func (a *account) unloaded(programs []ledger.Program) {
+	var who []string
+	for _, p := range programs {
+		if p.RunCount == nil && !a.m.uncounted {
+			who = append(who, fmt.Sprintf("%d (%s)", p.ID, cmp.Or(p.Name, "no name")))
+		}
+	}
+	if n := len(who); n > 0 {
+		a.warn("program-unloaded", "programs unloaded inside the window: %d, among them %s: their run time in it could not be read", n, strings.Join(who[:min(n, 5)], ", "))
+	}
+}
+
+// missed warns of the programs that came and went inside the window: one warning, for a machine may load thousands.
+func (a *account) missed(known map[uint32]bool) {
+	if a.found == nil {
+		return
+	}
+	ids := map[uint32]bool{}
+	for id := range a.found.places {
+		ids[id] = !known[id]
+	}
+	for id := range a.found.loaded {
+		ids[id] = !known[id]
+	}
+	maps.DeleteFunc(ids, func(_ uint32, missed bool) bool { return !missed })
+	if len(ids) == 0 {
+		return
+	}
+	some := slices.Sorted(maps.Keys(ids))
+	some = some[:min(len(some), 5)]
+	a.warn("program-missed", "programs loaded and unloaded inside the window: %d, among them %v: their counters could not be read", len(ids), some)
+}
+
+// unsure warns of the programs whose samples may be of others.
+func (a *account) unsure(known map[uint32]bool) {
+	if a.found == nil {
+		return
+	}
+	var who []uint32
+	for id := range a.found.unsure {
+		if known[id] {
+			who = append(who, id)
+		}
+	}
+	if len(who) > 0 {
+		slices.Sort(who)
+		a.warn("program-unsure", "programs whose code was, by what is known, where another's was: %d, among them %v: "+
+			"the kernel's record of a load or an unload was lost, and they are not split", len(who), who[:min(len(who), 5)])
+	}
+}
+
+func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
+	runs, ns := p.RunCount-before.RunCount, p.RunNs-before.RunNs
+	if a.m.uncounted {
+		runs, ns = 0, 0 // of others who count, and only as long as they do
+	}
+	seconds := float64(ns) / 1e9
+	memory := p.MemoryBytes()
+	out := ledger.Program{
+		ID: p.ID, Name: p.Name, Type: p.Type, Tag: p.Tag, LoadedAt: &p.LoadedAt, Owners: owners(p.Owners), Attached: p.Attached,
+		MemoryBytes: &memory, Shares: []ledger.Share{}, Seen: []ledger.Seen{}, MapIDs: p.MapIDs, Unloaded: p.Vanished, Own: p.Own,
+	}
+	out.Charged = ownCharge(p.Own)
+	if out.Attached == nil {
+		out.Attached = []string{}
+	}
+	if out.MapIDs == nil {
+		out.MapIDs = []uint32{}
+	}
+	// The counters of a program that went away inside the window were last read at its start: what it ran since is not
+	// known.
+	known := !a.m.uncounted && (!p.Vanished || runs > 0)
+	if known {
+		out.RunCount, out.RunSeconds = &runs, &seconds
+	}
+	if runs > 0 {
+		each := float64(ns) / float64(runs)
+		out.NsPerRun = &each
+	}
+	if p.RecursionMisses != nil {
+		misses := *p.RecursionMisses
+		if before.RecursionMisses != nil {
+			misses -= *before.RecursionMisses
+		}
+		out.RecursionMisses = &misses
+	}
+
+	e := attribution.Evidence{RunNs: ns, Sole: a.sole(p)}
+	n := 0
+	if a.found != nil && !a.found.unsure[p.ID] {
+		if a.m.sampler.Source() == perf.CPUClock { // cycles stop with the CPU's clock: how many make a second is not known
+			e.Hz, e.Seconds = 1/a.m.sampler.Period().Seconds(), a.seconds()
+		}
+		e.Samples = a.found.places[p.ID]
+		for place, k := range e.Samples {
+			n += k
+			seen := ledger.Seen{Context: place.Context, Samples: k}
+			if place.Group != "" {
+				seen.Cgroup = &place.Group
+			}
+			out.Seen = append(out.Seen, seen)
+		}
+		slices.SortFunc(out.Seen, func(x, y ledger.Seen) int { return cmp.Or(y.Samples-x.Samples, cmp.Compare(x.Context, y.Context)) })
+		if a.m.sampler.Source() == perf.CPUClock { // a period of cycles is no time
+			sampled := attribution.SampledSeconds(n, a.m.sampler.Period().Seconds())
+			out.SampledSeconds = &sampled
+			if known {
+				a.stolen(&out, n)
+				ran, _ := out.RanSeconds()
+				a.compare(p, ran, n, sampled)
+			}
+		}
+	}
+	out.Shares = attribution.Split(e)
+	return out
+}
+
+// stolen estimates what of a program's run time was stolen.
+func (a *account) stolen(p *ledger.Program, samples int) {
+	if a.seen == nil {
+		return
+	}
+	s, e := a.w.first.stat, a.last.stat
+	v, method := attribution.Stolen(attribution.Stalled{
+		RunSeconds: *p.RunSeconds, Hits: a.found.hits[p.ID], Samples: samples, Period: a.m.sampler.Period().Seconds(),
+		Busy:       a.seconds()*float64(e.CPUs) - (e.Idle + e.IOWait - s.Idle - s.IOWait),
+		BusyStolen: max(a.seen.Stolen-a.seen.IdleStolen, 0),
+	})
+	p.StolenSeconds, p.StolenMethod = &v, method
+}
+
+// compare warns where the sampler and the statistics disagree beyond chance: then shares rest on samples that miss a
+// part, or run time holds time in which the program did not run.
+func (a *account) compare(p *bpf.Program, seconds float64, n int, sampled ledger.Interval) {
+	who := fmt.Sprintf("program %d (%s)", p.ID, cmp.Or(p.Name, "no name"))
+	expected := seconds / a.m.sampler.Period().Seconds()
+	switch {
+	case expected >= attribution.MinSamples && sampled.Hi < 0.8*seconds:
+		a.warn("samples-below-run-time", "%s: samples saw %.4g s [%.4g, %.4g] of the %.4g s that the kernel counted: it runs with interrupts off, is interrupted, preempted or asleep",
+			who, sampled.Value, sampled.Lo, sampled.Hi, seconds)
+	case n >= attribution.MinSamples && sampled.Lo > 1.25*seconds:
+		a.warn("samples-above-run-time", "%s: samples saw %.4g s [%.4g, %.4g], the kernel counted %.4g s: it is entered by tail call, and its time counts with the program that called it, or its timers and work queues run, which the kernel does not count",
+			who, sampled.Value, sampled.Lo, sampled.Hi, seconds)
+	}
+}
+
+// taskOnly are the types of programs that a task runs in its own system calls (kernel/bpf/cgroup.c,
+// net/ipv4/af_inet.c).
+var taskOnly = map[string]bool{"cgroup_sock_addr": true, "cgroup_sock": true, "cgroup_sockopt": true, "cgroup_sysctl": true}
+
+// sole is the only place that a program can have run in, by how it is attached: to one v2 group without groups below
+// it, by hooks in system calls of tasks in that group. It is told on pure v2 alone: elsewhere the tasks of one v2 group
+// may be charged to several. Samples that say otherwise (a socket handed to another group's process) win.
+func (a *account) sole(p *bpf.Program) *attribution.Place {
+	path := soleGroup(p)
+	if a.m.layout.Mode != cgroup.ModeV2 || path == "" {
+		return nil
+	}
+	there := false
+	for _, g := range a.m.groups.Groups() {
+		there = there || g.Path == path
+		if strings.HasPrefix(g.Path, strings.TrimSuffix(path, "/")+"/") && g.Path != path {
+			return nil
+		}
+	}
+	place := attribution.Place{Group: path, Context: ledger.Task}
+	if a.found != nil {
+		for seen := range a.found.places[p.ID] {
+			if seen != place {
+				return nil
+			}
+		}
+	}
+	if !there {
+		return nil
+	}
+	return &place
+}
+
+// soleGroup is the path of the v2 group in whose tasks' system calls alone a program runs; empty where it may run
+// elsewhere. Groups below that one are not looked at.
+func soleGroup(p *bpf.Program) string {
+	if !taskOnly[p.Type] {
+		return ""
+	}
+	path := ""
+	for _, t := range p.Attached {
+		target, ok := strings.CutPrefix(t, "cgroup:")
+		at, hook, found := strings.Cut(target, " ")
+		// A worker of the kernel may close the last descriptor of a socket (fput in fs/file_table.c).
+		if !ok || !found || path != "" && at != path || strings.HasPrefix(hook, "sock_release") {
+			return ""
+		}
+		path = at
+	}
+	return path
+}
+
+func owners(hs []bpf.Holder) []ledger.Owner {
+	out := make([]ledger.Owner, 0, len(hs))
+	for _, h := range hs {
+		out = append(out, ledger.Owner{PID: h.PID, Comm: h.Comm})
+	}
+	return out
+}
+
+// ownCharge is the charge of what may be the scale's own. Whose the rest is, nobody has said yet.
+func ownCharge(yes bool) ledger.Charged {
+	if yes {
+		return ledger.Charged{Charge: ledger.ChargeSelf}
+	}
+	return ledger.Charged{}
+}
+
+func (a *account) bpfMaps() []ledger.Map {
+	out := make([]ledger.Map, 0, len(a.snapshot.Maps))
+	for i := range a.snapshot.Maps {
+		m := &a.snapshot.Maps[i]
+		lm := ledger.Map{
+			Charged: ownCharge(m.Own),
+			ID:      m.ID, Name: m.Name, Type: m.Type, KeyBytes: m.KeySize, ValueBytes: m.ValueSize, MaxEntries: m.MaxEntries, Bytes: m.Bytes, BytesMethod: string(m.BytesMethod),
+			ChargedTo: m.ChargedTo, HeldBy: owners(m.HeldBy), Inner: m.Inner, UsedBy: m.UsedBy,
+		}
+		if lm.Inner == nil {
+			lm.Inner = []uint32{}
+		}
+		if lm.UsedBy == nil {
+			lm.UsedBy = []uint32{}
+		}
+		out = append(out, lm)
+	}
+	bytes := func(m ledger.Map) uint64 {
+		if m.Bytes == nil {
+			return 0
+		}
+		return *m.Bytes
+	}
+	slices.SortStableFunc(out, func(x, y ledger.Map) int { return cmp.Compare(bytes(y), bytes(x)) })
+	return out
+}
+
+// irqInTasks says whether interrupts that run above a task are in that task's CPU time.
+func (a *account) irqInTasks() bool { return a.m.host.IRQTime == nil || !*a.m.host.IRQTime }
+
+// cgroups are the groups with what they used, the busiest first.
+func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
+	split, unsplit := a.splitTime(programs)
+	type bpfTime struct{ all, inside float64 }
+	run := map[string]bpfTime{}
+	for _, p := range programs {
+		for _, s := range p.Shares {
+			if s.Cgroup == nil || *s.Cgroup == attribution.Idle {
+				continue
+			}
+			ledger.Ancestors(*s.Cgroup, func(path string) {
+				t := run[path]
+				t.all += s.Seconds
+				if s.Context == ledger.Task || a.irqInTasks() {
+					t.inside += s.Seconds
+				}
+				run[path] = t
+			})
+		}
+	}
+	out := []ledger.Cgroup{}
+	for _, g := range a.m.groups.Groups() {
+		before, wasThere := a.w.first.groups[g]
+		if g.Vanished && !wasThere {
+			continue
+		}
+		now := a.last.groups[g]
+		c := ledger.Cgroup{
+			Path:     g.Path,
+			Vanished: g.Vanished,
+		}
+		// One that was removed before the second edge still has the counters of the first: what it used since is not
+		// known.
+		if !g.Vanished || now != before {
+			c.CPUSeconds = scaled(now.UsageNs, before.UsageNs, wasThere)
+			c.ThrottledSeconds = scaled(now.ThrottledNs, before.ThrottledNs, wasThere)
+			c.ThrottledPeriods = counted(now.ThrottledPeriods, before.ThrottledPeriods, wasThere)
+			c.Periods = counted(now.Periods, before.Periods, wasThere)
+		}
+		if wasThere && now.UsageNs.OK && now.UsageNs.N < before.UsageNs.N {
+			a.warn("counter-reset", "the CPU counter of control group %s was reset inside the window: what it used is not known", g.Path)
+		}
+		// A group that no hierarchy counts CPU time of is nobody's identity: its tasks' programs stand with another
+		// group. Where programs ran and none could be split, nobody knows whether it was here: that is not 0.
+		if a.found != nil && !a.m.uncounted && now.UsageNs.OK && (split > 0 || unsplit == 0) {
+			t := run[g.Path]
+			if c.CPUSeconds != nil { // run time is wall time and can exceed the CPU time around it
+				t.inside = min(t.inside, *c.CPUSeconds)
+			}
+			c.BPFSeconds, c.BPFInsideSeconds = &t.all, &t.inside
+		}
+		if !a.m.noMemory {
+			c.Memory = memory(g.Memory)
+		}
+		out = append(out, c)
+	}
+	cpu := func(c ledger.Cgroup) float64 {
+		if c.CPUSeconds == nil {
+			return 0
+		}
+		return *c.CPUSeconds
+	}
+	slices.SortStableFunc(out, func(x, y ledger.Cgroup) int {
+		return cmp.Or(cmp.Compare(cpu(y), cpu(x)), cmp.Compare(x.Path, y.Path))
+	})
+	return out
+}
+
+// splitTime is the run time of programs in seconds that could be split by where it ran, and that could not.
+// Programs of the scale's own are left out: what they took is a line of its own in self.
+func (a *account) splitTime(programs []ledger.Program) (split, unsplit float64) {
+	own := map[uint32]bool{}
+	if a.snapshot != nil { // an account of CPU time alone has none
+		for i := range a.snapshot.Programs {
+			if p := &a.snapshot.Programs[i]; p.Own {
+				own[p.ID] = true
+			}
+		}
+	}
+	for _, p := range programs {
+		if own[p.ID] {
+			continue
+		}
+		for _, s := range p.Shares {
+			if s.Cgroup == nil {
+				unsplit += s.Seconds
+			} else {
+				split += s.Seconds
+			}
+		}
+	}
+	return split, unsplit
+}
+
+// counted is the growth of a counter; a group that came during the window began at 0. nil where the kernel lacks it, or
+// where it went back: cpuacct.usage can be written.
+func counted(now, before cgroup.Value, wasThere bool) *uint64 {
+	if !now.OK || wasThere && !before.OK || now.N < before.N {
+		return nil
+	}
+	n := now.N - before.N
+	return &n
+}
+
+// scaled is counted in seconds, for counters of nanoseconds.
+func scaled(now, before cgroup.Value, wasThere bool) *float64 {
+	n := counted(now, before, wasThere)
+	if n == nil {
+		return nil
+	}
+	s := float64(*n) / 1e9
+	return &s
+}
+
+func memory(m cgroup.Memory) *ledger.Memory {
+	if m == (cgroup.Memory{}) {
+		return nil
+	}
+	out := &ledger.Memory{
+		Current: m.Current.Ptr(), Peak: m.Peak.Ptr(), Anon: m.Anon.Ptr(), File: m.File.Ptr(), Shmem: m.Shmem.Ptr(), Kernel: m.Kernel.Ptr(),
+		SlabReclaimable: m.SlabReclaimable.Ptr(), Sock: m.Sock.Ptr(), InactiveFile: m.InactiveFile.Ptr(),
+	}
+	out.Derive()
+	return out
+}
+
+// budget closes the CPU budget.
+func (a *account) budget(l *ledger.Ledger) ledger.CPU {
+	s, e := a.w.first.stat, a.last.stat
+	u := ledger.Usage{
+		Capacity: a.seconds() * float64(e.CPUs),
+		Idle:     e.Idle + e.IOWait - s.Idle - s.IOWait,
+		User:     e.User + e.Nice - s.User - s.Nice,
+		System:   e.System - s.System,
+		Softirq:  e.Softirq - s.Softirq,
+		IRQ:      e.IRQ - s.IRQ,
+		Steal:    e.Steal - s.Steal,
+		Self:     (a.last.self - a.w.first.self).Seconds(),
+		IRQTime:  !a.irqInTasks(),
+	}
+	if a.seen != nil {
+		u.Steal, u.IdleStolen, u.IdleStolenError = a.seen.Stolen, &a.seen.IdleStolen, &a.seen.IdleStolenError
+	}
+	for i, t := range a.m.kernel.Threads() {
+		used := 0.0
+		if i < len(a.w.first.kernel) {
+			used = (a.last.kernel[i] - a.w.first.kernel[i]).Seconds()
+		} else if t.New {
+			used = a.last.kernel[i].Seconds()
+		}
+		u.Kernel += used
+		if strings.HasPrefix(t.Comm, "ksoftirqd/") {
+			u.Ksoftirqd += used
+		}
+	}
+	var total *float64 // of all tasks: the root of the cpuacct hierarchy
+	for _, c := range l.Cgroups {
+		switch {
+		case c.Path == "/":
+			total = c.CPUSeconds
+		case strings.LastIndexByte(c.Path, '/') == 0 && c.CPUSeconds != nil:
+			u.Groups += *c.CPUSeconds
+		}
+	}
+	switch {
+	case a.m.layout.Mode == cgroup.ModeV2:
+		u.Root = a.rootUsage()
+	case total != nil:
+		u.Root = *total - u.Groups - u.Kernel
+		if u.Root < -0.01*u.Capacity { // by more than the edges are apart
+			a.warn("hierarchies-overlap", "the control groups together show %.3g s more CPU time than the tasks in them used: some are in one group of the v1 hierarchy and in another of v2, and count in both; the budget counts them once", -u.Root)
+			u.Groups, u.Root = u.Groups+u.Root, 0
+		}
+	default:
+		a.warn("no-root-usage", "no counter has the CPU time of processes outside control groups: it is part of what is unexplained")
+	}
+	if path := l.Self.Cgroup; path != nil {
+		u.InGroup = *path != "/"
+	}
+	if a.found != nil && !a.m.hidden {
+		seconds := float64(a.found.idleInterrupts) * a.m.sampler.Period().Seconds()
+		u.IdleInterrupts = &seconds
+		if a.m.sampler.Source() == perf.Cycles {
+			u.IdleInterrupts = nil // cycles stop while a CPU is idle, and the period is not one of wall time
+		}
+	}
+	u.BPF, u.NoBPF = a.bpfTimes(l), a.m.uncounted
+	_, u.NotSplit = a.splitTime(l.Programs)
+	return ledger.Budget(u)
+}
+
+// bpfTimes are the shares that could be split, by the part of the budget they ran in. Run time is wall time and can
+// exceed the CPU time of the group around it: then it is taken as what that group used, so that no group pays for
+// another.
+func (a *account) bpfTimes(l *ledger.Ledger) []ledger.BPFTime {
+	left := map[string]float64{}
+	for _, c := range l.Cgroups {
+		if c.CPUSeconds != nil {
+			left[c.Path] = *c.CPUSeconds
+		}
+	}
+	var times []ledger.BPFTime
+	for _, p := range l.Programs {
+		ran := 1.0 // the part of the run time that was not stolen: stolen time has a line of its own
+		if s, ok := p.RanSeconds(); ok && *p.RunSeconds > 0 {
+			ran = s / *p.RunSeconds
+		}
+		for _, s := range p.Shares {
+			if s.Cgroup == nil {
+				continue
+			}
+			b := ledger.BPFTime{Where: ledger.InGroups, Context: s.Context, Seconds: s.Seconds * ran}
+			switch *s.Cgroup {
+			case attribution.Idle:
+				b.Where = ledger.InIdle
+			case "/", "":
+				b.Where = ledger.InRoot
+			default:
+				if have, known := left[*s.Cgroup]; known && (s.Context == ledger.Task || a.irqInTasks()) {
+					b.Seconds = min(b.Seconds, have)
+					left[*s.Cgroup] = have - b.Seconds
+				}
+			}
+			times = append(times, b)
+		}
+	}
+	return times
+}
+
+// rootUsage is the CPU time of the processes in the root group of a v2 machine. One that was moved there inside the
+// window brought along what it had used before, and what of it is the window's is not known.
+func (a *account) rootUsage() float64 {
+	var sum time.Duration
+	moved := 0
+	for pid, t := range a.last.root {
+		before, wasThere := a.w.first.root[pid]
+		if !wasThere && t > 0 {
+			if age, err := a.m.fs.Age(pid); err == nil && age > time.Duration(monotonic()-a.w.first.at)+20*time.Millisecond { // starts are in ticks
+				moved++
+				continue
+			}
+		}
+		sum += max(t-before, 0)
+	}
+	if moved > 0 {
+		a.warn("moved-to-root", "%d processes were moved into the root group inside the window: what they used there is not known and is part of what is unexplained", moved)
+	}
+	return sum.Seconds()
+}
+
+// self is what the scale cost since the ledger before this one, set-up included.
+func (a *account) self() ledger.Self {
+	now := selfTime()
+	s := ledger.Self{CPUSeconds: (now - a.m.reported).Seconds()}
+	if path, err := a.m.layout.PathOf(os.Getpid()); err == nil && path != "" {
+		s.Cgroup = &path
+	}
+	a.m.reported = now
+	if _, peak, err := (proc.FS{}).Resident(os.Getpid()); err == nil {
+		s.RSSBytes = peak
+	} else {
+		a.warn("self-rss", "the memory of the scale itself could not be read: %v", err)
+	}
+	var bpfSeconds float64
+	var bpfBytes uint64
+	var runs uint64
+	own := map[bpf.Key]bool{}
+	for i := range a.snapshot.Programs {
+		if p := &a.snapshot.Programs[i]; p.Own {
+			own[p.Key()] = true
+			bpfBytes += p.MemoryBytes()
+		}
+	}
+	for i := range a.snapshot.Maps {
+		if m := &a.snapshot.Maps[i]; m.Own && m.Bytes != nil {
+			bpfBytes += *m.Bytes
+		}
+	}
+	for i := range a.programs {
+		p := &a.programs[i]
+		before, wasThere := a.w.programs[p.Key()]
+		if p.Vanished && !wasThere {
+			continue // it was gone before the window opened
+		}
+		runs += p.RunCount - before.RunCount
+		if own[p.Key()] {
+			bpfSeconds += float64(p.RunNs-before.RunNs) / 1e9
+		}
+	}
+	s.BPFBytes = &bpfBytes
+	if !a.m.uncounted {
+		s.BPFSeconds = &bpfSeconds
+	}
+	if a.m.statsCost != nil {
+		cost := float64(runs) * *a.m.statsCost
+		s.StatsSeconds = &cost
+	}
+	if a.seen != nil && a.m.lookCost != nil {
+		cost := float64(a.seen.Looks) * *a.m.lookCost
+		s.WitnessSeconds = &cost
+	}
+	if a.found != nil {
+		s.Samples, s.SamplesLost = a.found.samples, a.found.lost.samples
+	}
+	return s
+}

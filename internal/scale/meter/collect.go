@@ -1,0 +1,320 @@
+package meter
+
+import (
+	"cmp"
+	"errors"
+	"maps"
+	"math/bits"
+	"slices"
+	"time"
+
+	"tare/internal/scale/attribution"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/perf"
+	"tare/internal/scale/host/witness"
+	"tare/internal/scale/ledger"
+)
+
+// drainEvery is how often the rings are emptied: often enough that a thread seen in a sample is mostly still there to
+// be asked for its group, seldom enough to cost little.
+const drainEvery = 200 * time.Millisecond
+
+// drainPause is how long the rings are left alone after they were emptied, however full they are: a storm of execs was
+// seen to fill one in 80 ms.
+const drainPause = 20 * time.Millisecond
+
+// maxStacks bounds the call chains that are kept apart in a window.
+const maxStacks = 1 << 15
+
+// collector folds samples into counts of (call chain, group) while a window is open. Names are looked up once, at its
+// end.
+type collector struct {
+	sampler *perf.Sampler
+	text    *text
+	names   *groupNames
+	locator *locator
+
+	from, to int64 // CLOCK_MONOTONIC ns: samples outside are not of this window
+	stacks   []stack
+	index    map[uint64]int32
+	cells    map[cell]int
+	idle     map[int32]int   // by stack: samples of the idle task
+	hidden   bool            // tasks of other PID namespaces look like the idle task
+	loaded   map[uint32]bool // programs that were loaded while the window was open
+	samples  int
+	dropped  int // samples whose chain was one too many
+
+	before, in losses // before the window, and in it
+
+	slowed uint64
+	blind  []int
+
+	recent  map[uint32][]moment // by CPU: the last samples that may hold a program
+	stalls  []witness.Look      // that no sample was looked for yet
+	stalled []stalledStack
+}
+
+// losses are what the sampler had no room for.
+type losses struct{ samples, records uint64 }
+
+func (c *collector) losses() (l losses, err error) {
+	l.samples, l.records, err = c.sampler.Lost()
+	return l, err
+}
+
+// moment is when a stack was seen.
+type moment struct {
+	at    int64
+	stack int32
+}
+
+// stalledStack is a stall and what ran as it ended.
+type stalledStack struct {
+	stack int32
+	look  witness.Look
+}
+
+type stack struct {
+	chain []uint64
+	epoch int32
+}
+
+type cell struct{ stack, group int32 }
+
+func newCollector(s *perf.Sampler, layout *cgroup.Layout, hidden bool) *collector {
+	names := newGroupNames()
+	locator := newLocator(layout, names, s.HasCgroup())
+	locator.hidden = hidden
+	return &collector{
+		sampler: s, text: newText(), names: names, locator: locator, hidden: hidden, loaded: map[uint32]bool{},
+		index: map[uint64]int32{}, cells: map[cell]int{}, idle: map[int32]int{},
+		to:     forever,
+		recent: map[uint32][]moment{},
+	}
+}
+
+// start begins sampling; run empties the rings until finish. No sample is of the window before from is set.
+func (c *collector) start() error {
+	c.from = forever
+	return c.sampler.Enable()
+}
+
+// begin forgets what was lost before the window.
+func (c *collector) begin() (err error) {
+	c.before, err = c.losses()
+	c.slowed = c.sampler.Throttled()
+	return err
+}
+
+// finish ends sampling and drains what is left of the time before to. Nobody else drains any more.
+func (c *collector) finish(to int64) error {
+	err := c.sampler.Disable()
+	var berr, lerr error
+	c.blind, berr = c.sampler.Blind()
+	c.to = to
+	err = errors.Join(c.drain(), err, berr)
+	c.in, lerr = c.losses()
+	c.in.samples -= min(c.in.samples, c.before.samples)
+	c.in.records -= min(c.in.records, c.before.records)
+	return errors.Join(err, lerr)
+}
+
+func (c *collector) drain() error {
+	c.locator.begin()
+	err := c.sampler.Drain(&perf.Handler{
+		Symbol: c.text.symbol,
+		Program: func(p perf.ProgramEvent, s []perf.Symbol) {
+			c.text.name(p.ID, s)
+			if !p.Unloaded && p.Time >= c.from && p.Time < c.to {
+				c.loaded[p.ID] = true
+			}
+		},
+		Task:   c.locator.task,
+		Sample: c.sample,
+	})
+	c.locator.end()
+	return err
+}
+
+func (c *collector) sample(s *perf.Sample) {
+	if s.Time < c.from || s.Time >= c.to {
+		return
+	}
+	c.samples++
+	idle := s.PID == 0 && !c.hidden
+	if !idle && !c.mayRun(s.Chain) {
+		return
+	}
+	at, ok := c.stackOf(s.Chain, c.text.epoch(s.Time))
+	if !ok {
+		c.dropped++
+		return
+	}
+	if idle {
+		c.idle[at]++
+	}
+	if mayRun := c.mayRun(s.Chain); !idle || mayRun {
+		c.cells[cell{at, c.locator.group(s)}]++
+		if mayRun {
+			c.recent[s.CPU] = append(c.recent[s.CPU], moment{s.Time, at})
+		}
+	}
+}
+
+// sameInterrupt is how far the witness's look and the sample of one interrupt are apart at most, in nanoseconds: a few
+// microseconds, and more where the call chain is deep.
+const sameInterrupt = 100_000
+
+// join finds what ran as stalls ended, by the samples that were taken with the looks. All samples up to a time are
+// known.
+func (c *collector) join(upTo int64) {
+	waiting := c.stalls[:0]
+	for _, l := range c.stalls {
+		if l.Now+sameInterrupt > upTo {
+			waiting = append(waiting, l)
+			continue
+		}
+		if l.Now < c.from || l.Now >= c.to || !l.AtEnd() {
+			continue
+		}
+		all := c.recent[uint32(l.CPU)]
+		i, _ := slices.BinarySearchFunc(all, l.Now-sameInterrupt, func(m moment, t int64) int { return cmp.Compare(m.at, t) })
+		for ; i < len(all) && all[i].at <= l.Now+sameInterrupt; i++ {
+			c.stalled = append(c.stalled, stalledStack{all[i].stack, l})
+			break
+		}
+	}
+	c.stalls = waiting
+	oldest := upTo
+	for _, l := range waiting {
+		oldest = min(oldest, l.Now)
+	}
+	for cpu, all := range c.recent {
+		i, _ := slices.BinarySearchFunc(all, oldest-2*sameInterrupt, func(m moment, t int64) int { return cmp.Compare(m.at, t) })
+		c.recent[cpu] = slices.Delete(all, 0, i)
+	}
+}
+
+// mayRun is a quick test whether a chain may hold a program.
+func (c *collector) mayRun(chain []uint64) bool {
+	for _, a := range chain {
+		if c.text.mayHold(a) {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *collector) stackOf(chain []uint64, epoch int32) (int32, bool) {
+	h := uint64(epoch) + 0x9e3779b97f4a7c15
+	for _, a := range chain {
+		hi, lo := bits.Mul64(h^a, 0x9fb21c651e98df25)
+		h = hi ^ lo
+	}
+	if at, ok := c.index[h]; ok {
+		return at, true
+	}
+	if len(c.stacks) >= maxStacks {
+		return 0, false
+	}
+	at := int32(len(c.stacks))
+	c.stacks = append(c.stacks, stack{append([]uint64(nil), chain...), epoch})
+	c.index[h] = at
+	return at, true
+}
+
+// findings are what the samples of a window say.
+type findings struct {
+	places         map[uint32]map[attribution.Place]int // by program id
+	idleInterrupts int                                  // samples of interrupts above an idle CPU
+	loaded         map[uint32]bool
+	samples        int
+	lost           losses
+	slowed         uint64 // times that the kernel held the sampler back
+	dropped        int
+	unsure         map[uint32]bool              // programs whose samples may be of others
+	blind          []int                        // CPUs that were not sampled all the time
+	hits           map[uint32][]attribution.Hit // by program id: stalls that it was found in
+}
+
+// findings reads the chains. entries gives the kernel's entry into a context for each address that is one.
+func (c *collector) findings(entries func(addrs []uint64) (map[uint64]ledger.Context, error)) (findings, error) {
+	f := findings{
+		places: map[uint32]map[attribution.Place]int{}, loaded: c.loaded, blind: c.blind, unsure: c.text.unsure(), samples: c.samples, dropped: c.dropped, lost: c.in, slowed: c.sampler.Throttled() - c.slowed,
+	}
+	seen := map[uint64]bool{}
+	var addrs []uint64
+	for _, s := range c.stacks {
+		for _, a := range s.chain {
+			if !seen[a] && !c.text.mayHold(a) {
+				seen[a] = true
+				addrs = append(addrs, a)
+			}
+		}
+	}
+	entry, err := entries(addrs)
+	if err != nil {
+		return f, err
+	}
+
+	// Stacks are read in the order of epochs, so that one view is kept and not one for each epoch: programs may come
+	// and go all the time.
+	var view []span
+	viewed := int32(-1)
+	programs := map[uint32]int{} // id -> number for attribution, and back
+	var ids []uint32
+	frames := func(s stack, into []attribution.Frame) []attribution.Frame {
+		if s.epoch != viewed {
+			view, viewed = c.text.view(s.epoch), s.epoch
+		}
+		for _, a := range s.chain {
+			fr := attribution.Frame{Program: -1, Entry: entry[a]}
+			if id, ok := find(view, a); ok {
+				n, known := programs[id]
+				if !known {
+					n = len(ids)
+					programs[id] = n
+					ids = append(ids, id)
+				}
+				fr.Program = n
+			}
+			into = append(into, fr)
+		}
+		return into
+	}
+
+	var chain []attribution.Frame
+	byEpoch := func(a, b int32) int { return cmp.Compare(c.stacks[a].epoch, c.stacks[b].epoch) }
+	for _, at := range slices.SortedFunc(maps.Keys(c.idle), byEpoch) {
+		chain = frames(c.stacks[at], chain[:0])
+		if attribution.ChainContext(chain) != ledger.Task {
+			f.idleInterrupts += c.idle[at]
+		}
+	}
+	var runs []attribution.Run
+	for _, cl := range slices.SortedFunc(maps.Keys(c.cells), func(a, b cell) int { return byEpoch(a.stack, b.stack) }) {
+		n := c.cells[cl]
+		chain = frames(c.stacks[cl.stack], chain[:0])
+		runs = attribution.Runs(chain, runs[:0])
+		for _, r := range runs {
+			id := ids[r.Program]
+			if f.places[id] == nil {
+				f.places[id] = map[attribution.Place]int{}
+			}
+			f.places[id][attribution.Place{Group: c.names.names[cl.group], Context: r.Context}] += n
+		}
+	}
+	f.hits = map[uint32][]attribution.Hit{}
+	for _, s := range c.stalled {
+		chain = frames(c.stacks[s.stack], chain[:0])
+		runs = attribution.Runs(chain, runs[:0])
+		hit := map[uint32]bool{}
+		for _, r := range runs {
+			hit[ids[r.Program]] = true
+		}
+		for id := range hit {
+			f.hits[id] = append(f.hits[id], attribution.Hit{Stolen: float64(s.look.Stolen) / 1e9, Late: float64(s.look.Late) / 1e9})
+		}
+	}
+	return f, nil
+}

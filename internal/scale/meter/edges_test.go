@@ -1,0 +1,304 @@
+package meter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"tare/internal/scale/attribution"
+	"tare/internal/scale/host/bpf"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/perf"
+	"tare/internal/scale/host/proc"
+	"tare/internal/scale/ledger"
+)
+
+// A first edge that cannot be read is an error, and sampling ends.
+func TestAnEdgeThatCannotBeRead(t *testing.T) {
+	m := meter(t, Options{})
+	m.fs.Root = t.TempDir()
+	if _, err := m.Open(); err == nil {
+		t.Error("a window opened without /proc/stat")
+	}
+	m.fs.Root = ""
+	if l := ledgerOf(t, m, func() {}); !l.CPU.Closes() {
+		t.Errorf("the window after a failed one: %+v", l.CPU)
+	}
+}
+
+// What a program ran before it was unloaded inside the window is not known: null, not 0.
+func TestAProgramThatWasUnloadedHasNoCounters(t *testing.T) {
+	a := account{m: &Meter{layout: &cgroup.Layout{Mode: cgroup.ModeV1}}}
+	c := bpf.Counters{RunCount: 10, RunNs: 1000}
+	gone := a.program(&bpf.Program{ID: 1, Counters: c, Vanished: true}, c)
+	if gone.RunCount != nil || gone.RunSeconds != nil || !gone.Unloaded {
+		t.Errorf("unloaded: %+v", gone)
+	}
+	if a.unloaded([]ledger.Program{gone, gone}); len(a.warnings) != 1 || a.warnings[0].Code != "program-unloaded" {
+		t.Errorf("%v", a.warnings)
+	}
+	there := a.program(&bpf.Program{ID: 1, Counters: c}, c)
+	if there.RunCount == nil || *there.RunCount != 0 || *there.RunSeconds != 0 {
+		t.Errorf("idle: %+v", there)
+	}
+}
+
+func TestACounterThatWentBackIsNotKnown(t *testing.T) {
+	v := func(n uint64) cgroup.Value { return cgroup.Value{N: n, OK: true} }
+	if got := counted(v(5), v(7), true); got != nil {
+		t.Errorf("from 7 to 5: %d", *got)
+	}
+	if got := counted(v(7), v(7), true); got == nil || *got != 0 {
+		t.Errorf("from 7 to 7: %v", got)
+	}
+}
+
+// A task that is in one group of cpuacct and in another of v2 stands in both; in the budget it counts once.
+func TestHierarchiesThatDisagree(t *testing.T) {
+	two := 2.0
+	a := account{m: &Meter{layout: &cgroup.Layout{Mode: cgroup.ModeHybrid}, kernel: &proc.KernelThreads{}}, w: &Window{}}
+	a.last.at, a.last.stat.CPUs, a.last.stat.Idle = int64(2*time.Second), 2, 2
+	l := &ledger.Ledger{Cgroups: []ledger.Cgroup{{Path: "/", CPUSeconds: &two}, {Path: "/x", CPUSeconds: &two}, {Path: "/y", CPUSeconds: &two}}}
+	cpu := a.budget(l)
+	for _, line := range cpu.Lines {
+		want := 0.0
+		if line.Name == ledger.LineGroups {
+			want = two
+		}
+		if line.Seconds != want {
+			t.Errorf("%s: %v s, want %v", line.Name, line.Seconds, want)
+		}
+	}
+	if len(a.warnings) != 1 || a.warnings[0].Code != "hierarchies-overlap" || !cpu.Closes() {
+		t.Errorf("warnings %v, budget %+v", a.warnings, cpu)
+	}
+}
+
+// A group that is in the memory controller's hierarchy alone is nobody's identity: the eBPF time of its tasks is null,
+// not 0.
+func TestAGroupWithoutCPUTimeHasNoEBPFTime(t *testing.T) {
+	m := meter(t, Options{})
+	memory, ok := m.layout.Controller("memory")
+	if cpu, _ := m.layout.CPU(); !ok || memory.V2 || memory == cpu {
+		t.Skip("needs a v1 hierarchy of the memory controller without cpuacct")
+	}
+	const path = "/tare-test-memory-only"
+	if err := os.Mkdir(filepath.Join(memory.Mount, path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Remove(filepath.Join(memory.Mount, path)) })
+	l := ledgerOf(t, m, func() {})
+	i := slices.IndexFunc(l.Cgroups, func(c ledger.Cgroup) bool { return c.Path == path })
+	if i < 0 {
+		t.Fatalf("no %s in the ledger", path)
+	}
+	if c := l.Cgroups[i]; c.CPUSeconds != nil || c.BPFSeconds != nil || c.BPFInsideSeconds != nil {
+		t.Errorf("%+v", c)
+	}
+}
+
+// The time that a process used before it was moved into the root group is not the window's.
+func TestAProcessThatWasMovedToTheRoot(t *testing.T) {
+	m := &Meter{}
+	a := account{m: m, w: &Window{m: m}}
+	a.w.first.at = monotonic()
+	a.last.root = map[int]time.Duration{1: time.Hour} // process 1 has been there since the machine started
+	if got := a.rootUsage(); got != 0 || len(a.warnings) != 1 || a.warnings[0].Code != "moved-to-root" {
+		t.Errorf("a process that was moved is charged %v s, warnings %v", got, a.warnings)
+	}
+	a.warnings = nil
+	a.w.first.root = map[int]time.Duration{1: time.Hour - time.Second}
+	if got := a.rootUsage(); got != 1 || len(a.warnings) != 0 {
+		t.Errorf("a process that was there is charged %v s, warnings %v", got, a.warnings)
+	}
+}
+
+// In a PID namespace of our own a task outside of it has no PID: it is not the idle task.
+func TestTasksOfOtherNamespacesAreNotIdle(t *testing.T) {
+	l, reads := testLocator(nil)
+	outside := &perf.Sample{PID: 0, TID: 0, Time: 1}
+	if got := l.group(outside); got != groupIdle {
+		t.Errorf("in the first namespace: group %d", got)
+	}
+	l.hidden = true
+	if got := l.group(outside); got != groupUnknown || *reads != 0 {
+		t.Errorf("in a namespace of our own: group %d after %d reads", got, *reads)
+	}
+}
+
+// However many programs came and went, one warning says so.
+func TestProgramsThatCameAndWent(t *testing.T) {
+	a := account{found: &findings{loaded: map[uint32]bool{1: true, 2: true, 3: true}}}
+	a.missed(map[uint32]bool{2: true})
+	if len(a.warnings) != 1 || a.warnings[0].Code != "program-missed" || !strings.Contains(a.warnings[0].Message, "[1 3]") {
+		t.Errorf("%v", a.warnings)
+	}
+}
+
+// Samples that may be another program's are not taken for a program's own.
+func TestUnsureProgramsAreNotSplit(t *testing.T) {
+	a := account{m: &Meter{layout: &cgroup.Layout{}}, w: &Window{}, found: &findings{
+		unsure: map[uint32]bool{1: true, 3: true}, places: map[uint32]map[attribution.Place]int{1: {{Group: "/web"}: 1000}},
+	}}
+	p := a.program(&bpf.Program{ID: 1, Counters: bpf.Counters{RunCount: 10, RunNs: 1e9}}, bpf.Counters{})
+	if len(p.Seen) > 0 || p.SampledSeconds != nil || *p.RunSeconds != 1 {
+		t.Errorf("%+v", p)
+	}
+	for _, s := range p.Shares {
+		if s.Cgroup != nil {
+			t.Errorf("a share of %s", *s.Cgroup)
+		}
+	}
+	a.unsure(map[uint32]bool{1: true, 2: true})
+	if len(a.warnings) != 1 || a.warnings[0].Code != "program-unsure" || !strings.Contains(a.warnings[0].Message, "[1]") {
+		t.Errorf("%v", a.warnings)
+	}
+}
+
+func TestSoleGroup(t *testing.T) {
+	for _, c := range []struct {
+		kind     string
+		attached []string
+		want     string
+	}{
+		{"cgroup_sock_addr", []string{"cgroup:/web connect4 (link 7)", "cgroup:/web connect6"}, "/web"},
+		{"cgroup_sock", []string{"cgroup:/web sock_create"}, "/web"},
+		{"cgroup_sock", []string{"cgroup:/web sock_release (link 7)"}, ""},
+		{"cgroup_sock_addr", []string{"cgroup:/web connect4", "cgroup:/other connect4"}, ""},
+		{"cgroup_sock_addr", []string{"cgroup:/web connect4", "tracepoint:sched_switch"}, ""},
+		{"cgroup_skb", []string{"cgroup:/web ingress"}, ""},
+		{"cgroup_sock", nil, ""},
+	} {
+		if got := soleGroup(&bpf.Program{Type: c.kind, Attached: c.attached}); got != c.want {
+			t.Errorf("%s at %v: %q, want %q", c.kind, c.attached, got, c.want)
+		}
+	}
+}
+
+// Where it takes long to find and to read all control groups, a window still ends when it is to end, and not that much
+// later: what it is to measure has ended by then.
+func TestWindowEndsInTime(t *testing.T) {
+	m := meter(t, Options{SampleHz: -1, NoWitness: true, NoMemory: true})
+	h, ok := m.layout.Controller("cpuacct")
+	if !ok {
+		h, ok = m.layout.Controller("cpu")
+	}
+	if !ok {
+		t.Skip("needs a hierarchy with CPU time")
+	}
+	above := filepath.Join(h.Mount, fmt.Sprintf("tare-test-edges-%d", os.Getpid()))
+	groups := []string{above}
+	for i := range 2000 {
+		groups = append(groups, filepath.Join(above, strconv.Itoa(i)))
+	}
+	t.Cleanup(func() {
+		for _, dir := range slices.Backward(groups) {
+			_ = os.Remove(dir)
+		}
+	})
+	for _, dir := range groups {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Skip("needs to make control groups: ", err)
+		}
+	}
+	// Beside other work this process may be held up at any of the edges. So lateness is a part of what the same window
+	// took to prepare and to read, and the least counts, of as many windows as it takes for one that was left alone.
+	least := math.Inf(1)
+	for until := time.Now().Add(time.Minute); least > 0.5 && time.Now().Before(until); {
+		w, err := m.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		end := monotonic() + int64(200*time.Millisecond)
+		l, err := w.CloseAt(t.Context(), end)
+		if err != nil {
+			t.Fatal(err)
+		}
+		took := time.Duration(l.Window.EdgeSeconds * 1e9)
+		late := l.Window.End.Add(took).Sub(w.first.wall.Add(time.Duration(end - w.first.at)))
+		t.Logf("%v late; to prepare and to read took %v", late, m.preparing+took)
+		least = min(least, late.Seconds()/(m.preparing+took).Seconds())
+	}
+	if least > 0.5 {
+		t.Errorf("all windows end later than %.0f %% of what it takes to prepare and to read", 100*least)
+	}
+}
+
+// TestWindowOfACancelledContext: it is closed, and with it what it switched on.
+func TestWindowOfACancelledContext(t *testing.T) {
+	m := meter(t, Options{})
+	w, err := m.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("enough")
+	cancel(why)
+	if l, err := w.CloseAt(ctx, monotonic()+int64(time.Hour)); l != nil || !errors.Is(err, why) {
+		t.Errorf("%v, %v", l, err)
+	}
+	if w, err = m.Open(); err != nil {
+		t.Fatalf("the next window: %v", err)
+	}
+	if _, err := w.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSelfOfProgramsGone: a program that was gone before the window opened ran in none of it, and what the statistics
+// cost for it over its life is no cost of the window.
+func TestSelfOfProgramsGone(t *testing.T) {
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	each := 20e-9
+	gone := bpf.Program{ID: 1, Vanished: true, Counters: bpf.Counters{RunCount: 1e9, RunNs: 1e12}}
+	here := bpf.Program{ID: 2, Counters: bpf.Counters{RunCount: 150, RunNs: 300}}
+	a := account{
+		m: &Meter{layout: layout, statsCost: &each}, snapshot: &bpf.Snapshot{},
+		w:        &Window{programs: map[bpf.Key]bpf.Counters{here.Key(): {RunCount: 50, RunNs: 100}}},
+		programs: []bpf.Program{gone, here},
+	}
+	if s := a.self(); s.StatsSeconds == nil || math.Abs(*s.StatsSeconds-100*each) > each/10 {
+		t.Errorf("the statistics cost %v s, want %v for 100 runs", *s.StatsSeconds, 100*each)
+	}
+}
+
+// TestReadClosely: counters that took unusually long to read are read again, a few times; the last reading counts.
+func TestReadClosely(t *testing.T) {
+	failed := errors.New("failed")
+	for _, c := range []struct {
+		name  string
+		took  []time.Duration // of each reading; a negative one fails
+		reads int
+		err   error
+	}{
+		{"at once", []time.Duration{edgeTime / 2}, 1, nil},
+		{"held up once", []time.Duration{time.Second, edgeTime / 2}, 2, nil},
+		{"slow each time", []time.Duration{30 * time.Millisecond, 31 * time.Millisecond}, 2, nil}, // as a large machine is
+		{"held up each time", []time.Duration{time.Second, 300 * time.Millisecond, 90 * time.Millisecond, 20 * time.Millisecond}, edgeTries, nil},
+		{"failed", []time.Duration{time.Second, -1}, 2, failed},
+	} {
+		m, reads := &Meter{}, 0
+		e, err := m.readClosely(func() (edge, error) {
+			took := c.took[reads]
+			reads++
+			if took < 0 {
+				return edge{}, failed
+			}
+			return edge{took: took}, nil
+		})
+		if reads != c.reads || !errors.Is(err, c.err) || err == nil && e.took != c.took[reads-1] {
+			t.Errorf("%s: %d readings, the last took %v, error %v", c.name, reads, e.took, err)
+		}
+	}
+}

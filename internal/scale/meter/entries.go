@@ -1,0 +1,76 @@
+package meter
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/scale/attribution"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/ksym"
+	"tare/internal/scale/host/proc"
+	"tare/internal/scale/ledger"
+)
+
+// lookUpEntries says which addresses are entries into an interrupt context; names gives the kernel function at each
+// address. Known answers are kept in cache: the kernel's text does not move.
+func lookUpEntries(cache map[uint64]ledger.Context, addrs []uint64, names func([]uint64) ([]ksym.Symbol, error)) (map[uint64]ledger.Context, error) {
+	var missing []uint64
+	for _, a := range addrs {
+		if _, ok := cache[a]; !ok {
+			missing = append(missing, a)
+		}
+	}
+	if len(missing) > 0 {
+		found, err := names(missing)
+		if err != nil {
+			return nil, fmt.Errorf("looking up kernel functions: %w", err)
+		}
+		for i, a := range missing {
+			cache[a] = attribution.Entry(found[i].Name)
+		}
+	}
+	return cache, nil
+}
+
+// The inode number of the PID namespace that the machine starts with (include/linux/proc_ns.h).
+const initialPID = 0xEFFFFFFC
+
+// initialNamespace is false where this process is known to be in another namespace than the machine's own.
+func initialNamespace(kind string, inode uint64) bool {
+	var st unix.Stat_t
+	return unix.Stat("/proc/self/ns/"+kind, &st) != nil || st.Ino == inode
+}
+
+// readRoot reads the CPU time of the processes in the root group of a v2 machine, kernel threads aside: v2 has no
+// counter for them.
+func (m *Meter) readRoot() (map[int]time.Duration, error) {
+	h, ok := m.layout.V2()
+	if !ok || m.layout.Mode != cgroup.ModeV2 {
+		return nil, nil
+	}
+	raw, err := os.ReadFile(filepath.Join(h.Mount, "cgroup.procs"))
+	if err != nil {
+		return nil, fmt.Errorf("reading which processes are in the root group: %w", err)
+	}
+	kernel := map[int]bool{}
+	for _, t := range m.kernel.Threads() {
+		kernel[t.PID] = !t.Gone
+	}
+	out := map[int]time.Duration{}
+	for line := range strings.Lines(string(raw)) {
+		pid, err := strconv.Atoi(strings.TrimSpace(line))
+		if err != nil || kernel[pid] || pid == 0 {
+			continue
+		}
+		if d, err := proc.Runtime(pid); err == nil { // else it has ended
+			out[pid] = d
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,184 @@
+package meter
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"tare/internal/experiment/placement"
+	"tare/internal/lib/pace"
+	"tare/internal/lib/version"
+	"tare/internal/scale/host/bpf"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/ledger"
+)
+
+// LightWarning is the code of the warning in every ledger of a light meter.
+const LightWarning = "light"
+
+// Light weighs a part of a machine: the trees of control groups that this process owns (package placement), and the
+// eBPF programs that processes in them hold. It is for one of many scales on one machine, which would disturb what they
+// weigh if each read all of it: there are no samples, so no shares, and no budget of the machine's CPU time; what a
+// Meter has of those is absent. The kernel's run statistics must be switched on by somebody else. It is for one
+// goroutine.
+type Light struct {
+	m      *Meter // as an account wants it
+	window *lightWindow
+}
+
+// lightWindow is what Prepare finds, and both edges of a window read.
+type lightWindow struct {
+	m        *Light
+	first    edge
+	snapshot *bpf.Snapshot // of the programs and maps that are weighed
+	programs map[bpf.Key]bpf.Counters
+	known    map[bpf.Key]bool
+}
+
+// NewLight opens a light meter. Of the options those about samples have no meaning. Close it.
+func NewLight(o Options) (l *Light, err error) {
+	l = &Light{m: &Meter{noMemory: o.NoMemory, uncounted: o.NoStatistics}}
+	if l.m.layout, err = cgroup.Discover(cgroup.Roots{}); err != nil {
+		return nil, err
+	}
+	if l.m.bpf, err = bpf.Open(bpf.Options{}); err != nil {
+		return nil, err
+	}
+	machine := l.m.fs.Machine()
+	l.m.host = ledger.Host{Hostname: machine.Hostname, Kernel: machine.Kernel, CPUs: machine.CPUs, CPUModel: machine.CPUModel, CgroupMode: l.m.layout.Mode,
+		Clocksource: machine.Clocksource, IRQTime: machine.IRQTime, Tare: version.Version}
+	l.m.warn(LightWarning, "only the groups of one node and the programs that are held in them were weighed: the machine's CPU budget, and shares of programs, are not here")
+	return l, nil
+}
+
+// Close gives everything back.
+func (l *Light) Close() error { return l.m.Close() }
+
+// Prepare finds the groups, and the programs and maps that their processes hold: what is slow, and can be done before
+// the window. Those that come later are not weighed. It must be called before each Open.
+func (l *Light) Prepare() (err error) {
+	if l.m.groups != nil {
+		l.m.groups.Close()
+	}
+	trees := placement.Own(l.m.layout)
+	if l.m.groups, err = cgroup.NewReaderOf(l.m.layout, trees); err != nil {
+		return err
+	}
+	pids := map[int]bool{}
+	for _, pid := range placement.Members(l.m.layout, trees) {
+		pids[pid] = true
+	}
+	s, err := l.m.bpf.Snapshot()
+	if err != nil {
+		return err
+	}
+	w := &lightWindow{m: l, snapshot: s, programs: map[bpf.Key]bpf.Counters{}, known: map[bpf.Key]bool{}}
+	held := func(holders []bpf.Holder) bool {
+		return slices.ContainsFunc(holders, func(h bpf.Holder) bool { return pids[h.PID] })
+	}
+	used := map[uint32]bool{}
+	s.Programs = slices.DeleteFunc(s.Programs, func(p bpf.Program) bool { return !held(p.Owners) })
+	for i := range s.Programs {
+		w.known[s.Programs[i].Key()] = true
+		for _, id := range s.Programs[i].MapIDs {
+			used[id] = true
+		}
+	}
+	s.Maps = slices.DeleteFunc(s.Maps, func(m bpf.Map) bool { return !used[m.ID] && !held(m.HeldBy) })
+	s.Links = nil
+	l.window = w
+	return nil
+}
+
+// Open reads the counters of what Prepare found: the first edge.
+func (l *Light) Open() (*LightWindow, error) {
+	w := l.window
+	if w == nil {
+		return nil, errors.New("opening a light window that was not prepared")
+	}
+	l.window = nil
+	var err error
+	if w.first, err = l.readEdge(); err != nil {
+		return nil, err
+	}
+	programs, err := w.readPrograms()
+	if err != nil {
+		return nil, err
+	}
+	for i := range programs {
+		w.programs[programs[i].Key()] = programs[i].Counters
+	}
+	return &LightWindow{w}, nil
+}
+
+// OpenAt is Open at a time by CLOCK_MONOTONIC, in nanoseconds. When the context ends before, the error is its cause.
+func (l *Light) OpenAt(ctx context.Context, at int64) (*LightWindow, error) {
+	if err := pace.SleepUntil(ctx, at); err != nil {
+		return nil, err
+	}
+	return l.Open()
+}
+
+func (l *Light) readEdge() (edge, error) { return l.m.readClosely(l.readEdgeOnce) }
+
+func (l *Light) readEdgeOnce() (e edge, err error) {
+	e.at, e.wall = monotonic(), time.Now()
+	if err = l.m.groups.ReadCPU(); err != nil {
+		return e, err
+	}
+	e.self = selfTime()
+	e.took = time.Duration(monotonic() - e.at)
+	e.groups = map[*cgroup.Group]cgroup.CPU{}
+	for _, g := range l.m.groups.Groups() {
+		e.groups[g] = g.CPU
+	}
+	return e, nil
+}
+
+// readPrograms reads the counters of the programs that are weighed.
+func (w *lightWindow) readPrograms() ([]bpf.Program, error) {
+	all, err := w.m.m.bpf.ReadCounters()
+	return slices.DeleteFunc(all, func(p bpf.Program) bool { return !w.known[p.Key()] }), err
+}
+
+// LightWindow is an open window of a light meter.
+type LightWindow struct{ w *lightWindow }
+
+// CloseAt is Close at a time by CLOCK_MONOTONIC, in nanoseconds. When the context ends it closes at once, and the error
+// is its cause.
+func (lw *LightWindow) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
+	ended := pace.SleepUntil(ctx, at)
+	l, err := lw.Close()
+	if err = errors.Join(ended, err); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// Close reads the counters again and makes the account. Maps are as Prepare found them.
+func (lw *LightWindow) Close() (*ledger.Ledger, error) {
+	w, m := lw.w, lw.w.m.m
+	last, err := w.m.readEdge()
+	if err != nil {
+		return nil, err
+	}
+	programs, err := w.readPrograms()
+	if err != nil {
+		return nil, err
+	}
+	if !m.noMemory {
+		if err := m.groups.ReadMemory(); err != nil {
+			return nil, err
+		}
+	}
+	a := account{m: m, w: &Window{m: m, first: w.first, programs: w.programs}, last: last, programs: programs, snapshot: w.snapshot}
+	a.warnings = slices.Clone(m.warnings)
+	l := &ledger.Ledger{Schema: ledger.Schema, Host: m.host, Window: a.window()}
+	l.Programs, l.Maps = a.bpfPrograms(), a.bpfMaps()
+	l.Cgroups, l.Self = a.cgroups(l.Programs), a.self()
+	l.CPU.Lines = []ledger.CPULine{}
+	l.Settle()
+	l.Warnings = a.warnings
+	return l, nil
+}

@@ -1,0 +1,587 @@
+// Package meter opens a window on the machine, closes it, and returns the ledger. It reads the kernel's counters at
+// both edges by one clock, in one order, and samples in between; attribution and ledger do the arithmetic.
+package meter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/lib/version"
+	"tare/internal/scale/host/bpf"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/feature"
+	"tare/internal/scale/host/ksym"
+	"tare/internal/scale/host/perf"
+	"tare/internal/scale/host/proc"
+	"tare/internal/scale/host/witness"
+	"tare/internal/scale/ledger"
+)
+
+// Options of a meter. The zero value has sensible defaults.
+type Options struct {
+	SampleHz int  // samples per second and CPU; 0 is perf.DefaultHz, negative is none
+	NoMemory bool // leave out the memory of control groups
+	// NoStatistics leaves the kernel's run statistics off: nothing is known then of how often and how long programs
+	// run, and no run is slower for being counted.
+	NoStatistics bool
+	NoWitness    bool // do not look for stolen time and for who holds the CPUs
+	DropRing     bool // a fault for calibration to find: see perf.Options
+}
+
+// Meter holds what is opened once: readers, the kernel's run statistics, the sampler. It is for one goroutine.
+type Meter struct {
+	fs        proc.FS
+	host      ledger.Host
+	layout    *cgroup.Layout
+	groups    *cgroup.Reader
+	kernel    *proc.KernelThreads
+	bpf       *bpf.Inventory
+	symbols   *ksym.Table
+	stats     io.Closer
+	sampler   *perf.Sampler    // nil without sampling
+	witness   *witness.Witness // nil without one
+	lookCost  *float64         // seconds that one look of the witness costs; nil where unknown
+	noMemory  bool
+	uncounted bool // the kernel's run statistics are off: runs and run time of programs are not known
+
+	entries   map[uint64]ledger.Context // kernel addresses that were looked up
+	statsCost *float64                  // seconds that run statistics cost one run of a program; nil where unknown
+	warnings  []ledger.Warning          // of set-up: they hold for every window
+	reported  time.Duration             // CPU time of this process that an earlier ledger has named
+	open      bool
+	preparing time.Duration // what the last prepare took
+	switching time.Duration // what the last switchOn took
+	fastest   time.Duration // of all readings of an edge
+	hidden    bool          // this process does not see all of the machine's processes
+}
+
+// New opens everything. Close it. The error is a *fault.Error with code Machine where the machine cannot be weighed.
+func New(_ context.Context, o Options) (m *Meter, err error) {
+	m = &Meter{noMemory: o.NoMemory, uncounted: o.NoStatistics, entries: map[uint64]ledger.Context{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.Close())
+			m = nil
+		}
+	}()
+	if m.bpf, err = bpf.Open(bpf.Options{}); err != nil {
+		return m, err
+	}
+	if !m.uncounted {
+		if err := m.enableStatistics(); err != nil {
+			return m, err
+		}
+	}
+	if m.layout, err = cgroup.Discover(cgroup.Roots{}); err != nil {
+		return m, err
+	}
+	if m.layout.Mode == cgroup.ModeNone {
+		return m, fault.New(fault.Machine, "", "mount -t cgroup2 none /sys/fs/cgroup", "no control groups are mounted, so CPU time and memory cannot be told apart")
+	}
+	if m.groups, err = cgroup.NewReader(m.layout); err != nil {
+		return m, err
+	}
+	if m.kernel, err = m.fs.KernelThreads(); err != nil {
+		return m, err
+	}
+	m.describe()
+	if m.hidden = !initialNamespace("pid", initialPID); m.hidden {
+		m.warn("pid-namespace", "this process is in a PID namespace of its own: samples of processes outside of it cannot be told from those of an idle CPU, and kernel threads cannot be seen; run in the machine's PID namespace")
+	}
+	if !m.layout.Whole() {
+		m.warn("cgroup-namespace", "only a part of the machine's control groups can be seen: what ran outside of it is unexplained; run in the machine's control group namespace, with its control groups mounted")
+	}
+
+	if o.SampleHz >= 0 {
+		m.sampler, err = perf.Open(perf.Options{Hz: o.SampleHz, DropRing: o.DropRing, NoTasks: sampleNames(m.layout, perf.Cgroups.Err() == nil)})
+		switch {
+		case errors.Is(err, feature.ErrMissing):
+			m.warn("no-samples", "eBPF time cannot be split by control group: %v", err)
+		case err != nil:
+			return m, err
+		default:
+			m.symbols = ksym.Open()
+			m.host.Sampler = string(m.sampler.Source())
+			period := m.sampler.Period().Seconds()
+			m.host.SamplerPeriod = &period
+			if m.sampler.Source() == perf.CPUClock {
+				m.warn("cpu-clock", "no hardware counter: samples cannot be taken while interrupts are off, so programs there are seen late or not at all")
+			}
+		}
+	}
+	if !o.NoWitness {
+		if err := m.openWitness(); err != nil {
+			return m, err
+		}
+	}
+	return m, nil
+}
+
+// openWitness opens the witness. It joins a sampler that is driven by the same clock, so that both wake an idle CPU
+// once.
+func (m *Meter) openWitness() (err error) {
+	var o witness.Options
+	if m.sampler != nil && m.sampler.Source() == perf.CPUClock {
+		o.Leaders, o.LeaderPeriod = m.sampler.Leaders(), m.sampler.Period()
+	}
+	m.witness, err = witness.Open(o)
+	if errors.Is(err, feature.ErrMissing) {
+		m.warn("no-witness", "only the sum of stolen time is known, and not how much of it is in idle time or in the run time of eBPF programs: %v", err)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if cost, err := m.witness.MeasureCost(); err == nil {
+		seconds := cost.Seconds()
+		m.lookCost = &seconds
+	} else {
+		m.warn("witness-cost", "the cost of the witness is not known: %v", err)
+	}
+	return nil
+}
+
+// enableStatistics switches the kernel's run statistics on. What they cost is measured before they are.
+func (m *Meter) enableStatistics() (err error) {
+	cost, costErr := bpf.MeasureStatsCost()
+	if m.stats, err = bpf.EnableStats(); err != nil {
+		return err
+	}
+	if costErr == nil {
+		seconds := cost.Seconds()
+		m.statsCost = &seconds
+	} else {
+		m.warn("stats-cost", "the cost of the kernel's run statistics is not known: %v", costErr)
+	}
+	return nil
+}
+
+func (m *Meter) describe() {
+	machine := m.fs.Machine()
+	m.host = ledger.Host{
+		Hostname: machine.Hostname, Kernel: machine.Kernel, CPUs: machine.CPUs, CPUModel: machine.CPUModel, CgroupMode: m.layout.Mode,
+		Clocksource: machine.Clocksource, IRQTime: machine.IRQTime, Tare: version.Version,
+	}
+	if machine.IRQTime == nil {
+		m.warn("irq-time", "it is not known whether the kernel takes interrupts out of tasks' CPU time; Tare assumes that it does not")
+	}
+	if machine.Clocksource != "tsc" && machine.Clocksource != "arch_sys_counter" && machine.Clocksource != "kvm-clock" {
+		m.warn("clocksource", "the clocksource %s is slow to read: taking timestamps costs more than with tsc", machine.Clocksource)
+	}
+}
+
+func (m *Meter) warn(code, format string, args ...any) {
+	m.warnings = append(m.warnings, ledger.Warning{Code: code, Message: fmt.Sprintf(format, args...)})
+}
+
+// Close turns statistics off and gives everything back.
+func (m *Meter) Close() error {
+	var errs []error
+	if m.witness != nil { // its events hang on those of the sampler
+		errs = append(errs, m.witness.Close())
+	}
+	if m.sampler != nil {
+		errs = append(errs, m.sampler.Close())
+	}
+	if m.symbols != nil {
+		errs = append(errs, m.symbols.Close())
+	}
+	if m.groups != nil {
+		m.groups.Close()
+	}
+	if m.stats != nil {
+		errs = append(errs, m.stats.Close())
+	}
+	if m.bpf != nil {
+		errs = append(errs, m.bpf.Close())
+	}
+	*m = Meter{}
+	return errors.Join(errs...)
+}
+
+// edge is every counter at one time.
+type edge struct {
+	at     int64         // CLOCK_MONOTONIC, ns
+	took   time.Duration // to read them all, from at on
+	wall   time.Time
+	stat   proc.Stat
+	groups map[*cgroup.Group]cgroup.CPU
+	kernel []time.Duration // by index of proc.KernelThreads
+	root   map[int]time.Duration
+	self   time.Duration
+}
+
+// readEdge reads the counters of CPU time. What is slow and can wait, such as finding new groups, is done by prepare
+// before it, so that the counters are read close together.
+//
+// On a busy machine the scale itself may be held up in between, and the counters then be of different times: it reads
+// again, a few times. The ledger says how long the last reading took; it is the one that counts, for what is read next
+// must follow it closely.
+func (m *Meter) readEdge() (edge, error) { return m.readClosely(m.readEdgeOnce) }
+
+// readClosely is what readEdge does, with a reading of the caller's.
+func (m *Meter) readClosely(once func() (edge, error)) (e edge, err error) {
+	for range edgeTries {
+		if e, err = once(); err != nil {
+			break
+		}
+		fastest := m.fastest
+		if fastest == 0 || e.took < fastest {
+			m.fastest = e.took
+		}
+		if e.took < edgeTime || e.took < 2*fastest && 2*e.took > fastest { // else one of the two was held up
+			break
+		}
+	}
+	return e, err
+}
+
+const (
+	edgeTries = 4
+	edgeTime  = 8 * time.Millisecond // 300 groups take 1 to 3 ms, 3000 of them 15
+)
+
+func (m *Meter) readEdgeOnce() (e edge, err error) {
+	e.at, e.wall = monotonic(), time.Now()
+	if e.stat, err = m.fs.Stat(); err != nil {
+		return e, err
+	}
+	if err = m.groups.ReadCPU(); err != nil {
+		return e, err
+	}
+	if err = m.kernel.Read(); err != nil {
+		return e, err
+	}
+	if e.root, err = m.readRoot(); err != nil {
+		return e, err
+	}
+	e.self = selfTime()
+	e.took = time.Duration(monotonic() - e.at)
+	groups := m.groups.Groups()
+	e.groups = make(map[*cgroup.Group]cgroup.CPU, len(groups))
+	for _, g := range groups {
+		e.groups[g] = g.CPU
+	}
+	for _, t := range m.kernel.Threads() {
+		e.kernel = append(e.kernel, t.Runtime)
+	}
+	return e, nil
+}
+
+func (m *Meter) prepare() error {
+	began := monotonic()
+	defer func() { m.preparing = time.Duration(monotonic() - began) }()
+	if err := m.groups.Refresh(); err != nil {
+		return err
+	}
+	return m.kernel.Refresh()
+}
+
+// Window is an open window.
+type Window struct {
+	m         *Meter
+	first     edge
+	opening   time.Duration // to read the first edge and the programs' counters
+	programs  map[bpf.Key]bpf.Counters
+	collector *collector // nil without sampling
+	watching  bool       // the witness looks
+	stop      chan struct{}
+	done      chan error // of the goroutine that drains; it has ended when it has sent
+}
+
+// Open reads every counter: the first edge. Only one window of a meter is open at a time.
+func (m *Meter) Open() (*Window, error) { return m.OpenAt(context.Background(), 0) }
+
+// How long before its first edge a window is made ready, in two steps: sampling and looking begin, and then what is new
+// on the machine is found, as late as can be, for what comes after that is charged with all that it has used. Each gets
+// twice the time that it took before, so much at least, and no more than mostAhead, for rings fill meanwhile.
+const (
+	switchAhead  = 60 * time.Millisecond // it takes less than 1 ms, and 10 to 45 the first time
+	prepareAhead = 10 * time.Millisecond
+	mostAhead    = 500 * time.Millisecond
+)
+
+// ahead is how long before it is due a step begins that took so long the last time.
+func ahead(took, least time.Duration) int64 { return int64(min(max(2*took, least), mostAhead)) }
+
+// OpenAt is Open with the first edge at a time by CLOCK_MONOTONIC, in nanoseconds. All that can be done before is: it
+// takes tenths of a second on a machine with thousands of control groups, and begun at that time, the window would miss
+// the beginning of what it is to measure. The edge is late where the time is too near. When the context ends before,
+// the error is its cause.
+func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
+	if m.open {
+		return nil, errors.New("opening a window: the one before is still open")
+	}
+	prepare := at - ahead(m.preparing, prepareAhead)
+	if err := pace.SleepUntil(ctx, prepare-ahead(m.switching, switchAhead)); err != nil {
+		return nil, err
+	}
+	w = &Window{m: m, programs: map[bpf.Key]bpf.Counters{}, stop: make(chan struct{}), done: make(chan error, 1)}
+	opened := w // a return of nil clears w
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, opened.switchOff())
+		}
+	}()
+	began := monotonic()
+	if err := w.switchOn(); err != nil {
+		return nil, err
+	}
+	m.switching = time.Duration(monotonic() - began)
+	if err := pace.SleepUntil(ctx, prepare); err != nil {
+		return nil, err
+	}
+	if err := m.prepare(); err != nil { // what has come since New would else be taken for new in the window, with all that it has used before
+		return nil, err
+	}
+	m.groups.Forget() // groups come and go for as long as the meter lives
+	if err := w.drain(); err != nil {
+		return nil, err
+	}
+	if err := pace.SleepUntil(ctx, at); err != nil {
+		return nil, err
+	}
+	if w.watching {
+		if err := m.witness.Begin(); err != nil {
+			return nil, err
+		}
+	}
+	if w.collector != nil {
+		if err := w.collector.begin(); err != nil {
+			return nil, err
+		}
+	}
+	if w.first, err = m.readEdge(); err != nil {
+		return nil, err
+	}
+	for g := range w.first.groups {
+		if g.Vanished { // before this window
+			delete(w.first.groups, g)
+		}
+	}
+	programs, err := m.bpf.ReadCounters()
+	if err != nil {
+		return nil, err
+	}
+	w.opening = time.Duration(monotonic() - w.first.at)
+	if w.collector != nil {
+		w.collector.from = monotonic()
+		w.addText(programs)
+	}
+	for i := range programs {
+		if p := &programs[i]; !p.Vanished {
+			w.programs[p.Key()] = p.Counters
+		}
+	}
+	go w.run()
+	m.open = true
+	return w, nil
+}
+
+// switchOn begins to sample and to look.
+func (w *Window) switchOn() error {
+	m := w.m
+	if m.witness != nil {
+		if err := m.witness.Reset(); err != nil {
+			return err
+		}
+		w.watching = true
+	}
+	if m.sampler != nil {
+		w.collector = newCollector(m.sampler, m.layout, m.hidden)
+		if err := w.collector.start(); err != nil {
+			return err
+		}
+	}
+	if m.witness == nil {
+		return nil
+	}
+	return m.witness.Enable()
+}
+
+// switchOff ends both where the window comes to nothing.
+func (w *Window) switchOff() error {
+	var errs []error
+	if w.m.sampler != nil {
+		errs = append(errs, w.m.sampler.Disable())
+	}
+	if w.m.witness != nil {
+		errs = append(errs, w.m.witness.Disable())
+	}
+	return errors.Join(errs...)
+}
+
+// run drains until the window is closed.
+func (w *Window) run() {
+	for !w.stopped(drainPause) {
+		err := w.wait(drainEvery - drainPause)
+		if err == nil {
+			err = w.drain()
+		}
+		if err != nil {
+			w.done <- err
+			return
+		}
+	}
+	w.done <- nil
+}
+
+// wait waits until the rings want to be drained, or for d, or for the end of the window.
+func (w *Window) wait(d time.Duration) error {
+	if w.collector == nil {
+		w.stopped(d)
+		return nil
+	}
+	return w.m.sampler.Wait(d)
+}
+
+// stopped waits for the end of the window, but no longer than d, and says whether that has come.
+func (w *Window) stopped(d time.Duration) bool {
+	select {
+	case <-w.stop:
+		return true
+	case <-time.After(d):
+		return false
+	}
+}
+
+// drain empties the sampler's rings, and then the witness's, so that each stall finds the sample that was taken as it
+// ended.
+func (w *Window) drain() error {
+	now := monotonic()
+	if w.collector != nil {
+		if err := w.collector.drain(); err != nil {
+			return err
+		}
+	}
+	if !w.watching {
+		return nil
+	}
+	if w.collector == nil {
+		return w.m.witness.Drain(nil)
+	}
+	err := w.m.witness.Drain(func(l witness.Look) { w.collector.stalls = append(w.collector.stalls, l) })
+	w.collector.join(now)
+	return err
+}
+
+// finish ends sampling and looking. The account of the witness is of the time between the edges; it is nil without one.
+func (w *Window) finish(last edge) (*witness.Account, error) {
+	m := w.m
+	close(w.stop)
+	if w.collector != nil {
+		m.sampler.Wake()
+	}
+	err := <-w.done
+	if w.watching && last.at > 0 {
+		err = errors.Join(err, m.witness.Settle(last.at))
+	}
+	if w.watching {
+		err = errors.Join(err, m.witness.Disable())
+	}
+	if w.collector != nil { // whatever failed, sampling ends
+		err = errors.Join(err, w.collector.finish(monotonic()))
+	}
+	if err != nil || !w.watching {
+		return nil, err
+	}
+	if err := w.drain(); err != nil {
+		return nil, err
+	}
+	if w.collector != nil {
+		w.collector.join(forever)
+	}
+	return m.witness.End(w.first.at, last.at)
+}
+
+func (w *Window) addText(programs []bpf.Program) {
+	for i := range programs {
+		for _, r := range programs[i].JITed {
+			if !programs[i].Vanished {
+				w.collector.text.add(r.Start, r.Len, programs[i].ID)
+			}
+		}
+	}
+}
+
+// Close reads every counter again and makes the account.
+func (w *Window) Close() (*ledger.Ledger, error) { return w.close(w.m.prepare()) }
+
+// CloseAt is Close with the second edge at a time by CLOCK_MONOTONIC, in nanoseconds. On a machine with thousands of
+// control groups it takes tenths of a second to find new ones and to read all; begun at that time, the window would
+// go on after what it is to measure has ended. What can be done before is, for which the first edge says how long it
+// takes. When the context ends the window is closed at once, and the error is its cause.
+func (w *Window) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
+	at -= int64(w.opening)
+	ended := pace.SleepUntil(ctx, at-2*int64(w.m.preparing)) // it may take longer than the last time
+	err := w.m.prepare()
+	if ended == nil {
+		ended = pace.SleepUntil(ctx, at)
+	}
+	l, err := w.close(err)
+	if err = errors.Join(ended, err); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// close reads every counter again if nothing has gone wrong before, and ends the window in any case.
+func (w *Window) close(err error) (*ledger.Ledger, error) {
+	m := w.m
+	m.open = false
+	var last edge
+	if err == nil {
+		last, err = m.readEdge()
+	}
+	var programs []bpf.Program
+	if err == nil {
+		programs, err = m.bpf.ReadCounters()
+	}
+	seen, ferr := w.finish(last)
+	err = errors.Join(err, ferr)
+	var found *findings
+	if w.collector != nil && err == nil {
+		w.addText(programs) // names code whose load was seen only in part
+		f, ferr := w.collector.findings(m.lookUp)
+		found, err = &f, ferr
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !m.noMemory {
+		if err := m.groups.ReadMemory(); err != nil {
+			return nil, err
+		}
+	}
+	snapshot, err := m.bpf.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	a := account{m: m, w: w, last: last, programs: programs, found: found, seen: seen, snapshot: snapshot}
+	return a.ledger(), nil
+}
+
+// lookUp says which of the addresses are the kernel's entries into an interrupt context.
+func (m *Meter) lookUp(addrs []uint64) (map[uint64]ledger.Context, error) {
+	return lookUpEntries(m.entries, addrs, m.symbols.Resolve)
+}
+
+func monotonic() int64 { return clock(unix.CLOCK_MONOTONIC) }
+
+// selfTime is the CPU time of this process.
+func selfTime() time.Duration { return time.Duration(clock(unix.CLOCK_PROCESS_CPUTIME_ID)) }
+
+func clock(id int32) int64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(id, &ts); err != nil {
+		panic(fmt.Sprintf("clock_gettime(%d): %v", id, err)) // these clocks are always there
+	}
+	return ts.Nano()
+}

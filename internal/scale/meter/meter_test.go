@@ -1,0 +1,272 @@
+package meter
+
+import (
+	"context"
+	"errors"
+	"math"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/scale/host/feature"
+	"tare/internal/scale/host/perf"
+	"tare/internal/scale/ledger"
+)
+
+func meter(t testing.TB, o Options) *Meter {
+	t.Helper()
+	m, err := New(context.Background(), o)
+	if errors.Is(err, feature.ErrMissing) {
+		t.Skipf("needs a machine that can be weighed: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return m
+}
+
+func ledgerOf(t testing.TB, m *Meter, during func()) *ledger.Ledger {
+	t.Helper()
+	w, err := m.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	during()
+	l, err := w.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// burn keeps one CPU busy in user mode for some CPU time.
+func burn(d time.Duration) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	start := clock(unix.CLOCK_THREAD_CPUTIME_ID)
+	for clock(unix.CLOCK_THREAD_CPUTIME_ID)-start < int64(d) { //nolint:revive // burning CPU is the point
+	}
+}
+
+// On a busy machine the parts sum to the capacity, little is unexplained, and our own time is on the line of the scale.
+func TestBudgetOfABusyMachine(t *testing.T) {
+	m := meter(t, Options{})
+	const work = time.Second
+	l := ledgerOf(t, m, func() { burn(work) })
+	if !l.CPU.Closes() {
+		t.Errorf("the parts do not sum to the capacity: %+v", l.CPU)
+	}
+	// On an emulated processor (-short) an interrupt above an idle CPU, which no counter holds, takes a hundred times
+	// as long.
+	if part := math.Abs(l.CPU.Unexplained) / l.CPU.Capacity; part > 0.05 && !testing.Short() { // a window as short as this is coarse: idle time counts in ticks of 10 ms
+		t.Errorf("%.1f %% is unexplained: %+v", 100*part, l.CPU)
+	}
+	for _, line := range l.CPU.Lines {
+		if line.Name == ledger.LineSelf && (line.Seconds < work.Seconds() || line.Seconds > 1.5*work.Seconds() && !testing.Short()) {
+			t.Errorf("the scale burnt %v and its line says %v s", work, line.Seconds)
+		}
+	}
+	if l.Self.CPUSeconds < work.Seconds() || l.Self.RSSBytes == 0 {
+		t.Errorf("self: %+v", l.Self)
+	}
+}
+
+// Windows of one meter stand alone: each has its own time, samples and self cost.
+func TestWindowsFollowEachOther(t *testing.T) {
+	m := meter(t, Options{})
+	for range 3 {
+		l := ledgerOf(t, m, func() { burn(50 * time.Millisecond) })
+		if l.Window.Seconds < 0.05 || l.Window.Seconds > 5 || !l.CPU.Closes() {
+			t.Errorf("window %+v, cpu %+v", l.Window, l.CPU)
+		}
+		if l.Self.Samples == 0 && perf.Sampling.Err() == nil {
+			t.Error("a window without samples")
+		}
+	}
+	// What was done before is not charged to a window. To read its edges takes the longer the more groups, programs and
+	// maps there are, of which others may have thousands for a while.
+	var took float64
+	for range 15 {
+		if took = ledgerOf(t, m, func() {}).Self.CPUSeconds; took <= 0.1 || testing.Short() { // an emulated processor takes ten times as long
+			return
+		}
+		time.Sleep(2 * time.Second)
+	}
+	t.Errorf("a window in which nothing was done is charged %v s of the scale's CPU time", took)
+}
+
+func TestOneWindowAtATime(t *testing.T) {
+	m := meter(t, Options{SampleHz: -1})
+	w, err := m.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Open(); err == nil {
+		t.Error("two windows are open")
+	}
+	if _, err := w.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// What it takes to make a window ready is over when its first edge is due: the edge is never early, and in some window,
+// if not in one in which this process was held up, it follows within less than it took to make that ready.
+func TestOpenAt(t *testing.T) {
+	m := meter(t, Options{})
+	var late, readying time.Duration
+	for range 20 {
+		at := monotonic() + int64(2*mostAhead)
+		w, err := m.OpenAt(context.Background(), at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		late, readying = time.Duration(w.first.at-at), m.preparing+m.switching
+		if _, err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if late < 0 {
+			t.Fatalf("the first edge was read %v early", -late)
+		}
+		if late < readying {
+			return
+		}
+	}
+	t.Errorf("the first edge was read %v after it was due, and making the window ready took %v", late, readying)
+}
+
+// A window that its context ends before its first edge leaves the meter as it was.
+func TestOpenAtEnds(t *testing.T) {
+	m := meter(t, Options{})
+	cause := errors.New("the cause")
+	for _, ready := range []bool{false, true} {
+		if ready {
+			m.preparing, m.switching = time.Minute, time.Minute // so that it is made ready as early as can be
+		}
+		at := int64(time.Minute)
+		if ready {
+			at = int64(2*mostAhead) - int64(100*time.Millisecond)
+		}
+		for try := range 5 { // a machine that stands still for long enough comes to both times at once
+			ctx, end := context.WithCancelCause(context.Background())
+			time.AfterFunc(300*time.Millisecond, func() { end(cause) })
+			w, err := m.OpenAt(ctx, monotonic()+at)
+			if errors.Is(err, cause) {
+				break
+			}
+			if err != nil || try == 4 {
+				t.Fatalf("ready %t: got error %v, want the context's cause", ready, err)
+			}
+			if _, err := w.CloseAt(t.Context(), monotonic()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if l := ledgerOf(t, m, func() { burn(10 * time.Millisecond) }); l.Window.Seconds <= 0 {
+		t.Errorf("a window after that: %+v", l.Window)
+	}
+}
+
+// Without samples there are totals and no shares made up.
+func TestWithoutSamples(t *testing.T) {
+	l := ledgerOf(t, meter(t, Options{SampleHz: -1}), func() { burn(20 * time.Millisecond) })
+	for _, c := range l.Cgroups {
+		if c.BPFSeconds != nil {
+			t.Errorf("%s has eBPF time without samples", c.Path)
+		}
+	}
+	for _, p := range l.Programs {
+		for _, s := range p.Shares {
+			if s.Method == ledger.Sampled && s.Cgroup != nil {
+				t.Errorf("program %d was split without samples: %+v", p.ID, s)
+			}
+		}
+	}
+	if l.Host.Sampler != "" || l.Host.SamplerPeriod != nil {
+		t.Errorf("a sampler is named: %+v", l.Host)
+	}
+}
+
+// Without the kernel's run statistics no time of programs is made up, the statistics are off, and the budget closes all
+// the same.
+func TestWithoutStatistics(t *testing.T) {
+	m := meter(t, Options{NoStatistics: true})
+	if m.stats != nil || m.statsCost != nil {
+		t.Errorf("the statistics are on: %v, %v", m.stats, m.statsCost)
+	}
+	l := ledgerOf(t, m, func() { burn(20 * time.Millisecond) })
+	for _, c := range l.Cgroups {
+		if c.BPFSeconds != nil || c.BPFInsideSeconds != nil {
+			t.Errorf("%s has eBPF time", c.Path)
+		}
+	}
+	for _, p := range l.Programs {
+		if p.RunCount != nil || p.RunSeconds != nil || p.NsPerRun != nil || len(p.Shares) > 0 {
+			t.Errorf("program %d has run: %+v", p.ID, p)
+		}
+	}
+	for _, line := range l.CPU.Lines {
+		if line.Name == ledger.LineBPF {
+			t.Errorf("the budget has a line for eBPF: %+v", line)
+		}
+	}
+	for _, w := range l.Warnings {
+		if w.Code == "program-unloaded" || w.Code == "stats-cost" {
+			t.Errorf("warning %+v", w)
+		}
+	}
+	if l.Self.BPFSeconds != nil || l.Self.StatsSeconds != nil || !l.CPU.Closes() {
+		t.Errorf("self %+v, budget %+v", l.Self, l.CPU)
+	}
+}
+
+// Closing a meter gives everything back: descriptors, and the kernel's run statistics.
+func TestCloseGivesBack(t *testing.T) {
+	count := func() int {
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(fds)
+	}
+	cycle := func() {
+		m, err := New(context.Background(), Options{})
+		if err != nil {
+			t.Skipf("needs a machine that can be weighed: %v", err)
+		}
+		ledgerOf(t, m, func() {})
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	cycle()
+	before := count()
+	cycle()
+	if after := count(); after > before {
+		t.Errorf("%d descriptors before, %d after", before, after)
+	}
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(maps), "[perf_event]") {
+		t.Error("a sampling ring is still mapped")
+	}
+}
+
+// What the scale costs for one window of a second.
+func BenchmarkWindow(b *testing.B) {
+	m := meter(b, Options{})
+	for b.Loop() {
+		l := ledgerOf(b, m, func() { time.Sleep(time.Second) })
+		b.ReportMetric(l.Self.CPUSeconds*1e3, "ms-CPU/window")
+	}
+}

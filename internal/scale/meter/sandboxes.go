@@ -1,0 +1,424 @@
+package meter
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/scale/host/proc"
+	"tare/internal/scale/host/sandbox"
+	"tare/internal/scale/ledger"
+)
+
+// Sandboxes adds to a ledger what the sandboxes of the machine used in its window. It reads at edges of its own, around
+// those of the window: what it costs is not in the window's budget, and is told in the ledger's self.
+type Sandboxes struct {
+	reader *sandbox.Reader
+	fs     proc.FS
+	first  map[task]uint64 // CPU time at the first edge, ns
+	cost   time.Duration   // of the whole, CPU time of this process
+	smaps  time.Duration   // of reading resident memory, a part of it
+}
+
+// task is a process or a thread for good.
+type task struct {
+	pid, tid int
+	start    uint64
+}
+
+// How much CPU time reading resident memory may take: the kernel walks the page tables of each process for it.
+const (
+	smapsPart  = 0.02 // of the window
+	smapsLeast = 100 * time.Millisecond
+	smapsMost  = 2 * time.Second
+)
+
+// OpenSandboxes reads the first edge. Close it.
+func OpenSandboxes(o sandbox.Options) (*Sandboxes, error) {
+	began := selfTime()
+	r, err := sandbox.New(o)
+	if err != nil {
+		return nil, err
+	}
+	s := &Sandboxes{reader: r, fs: proc.FS{Root: o.Root}, first: map[task]uint64{}}
+	c, err := r.Read(true)
+	if err != nil {
+		r.Close()
+		return nil, err
+	}
+	for _, b := range c.Sandboxes {
+		for _, p := range b.Processes {
+			each(p, func(t task, ns *uint64) {
+				if ns != nil {
+					s.first[t] = *ns
+				}
+			})
+		}
+	}
+	s.cost = selfTime() - began
+	return s, nil
+}
+
+// Close closes what is open.
+func (s *Sandboxes) Close() { s.reader.Close() }
+
+func each(p *sandbox.Process, f func(task, *uint64)) {
+	f(task{p.PID, p.PID, p.Start}, p.CPUNs)
+	for i := range p.Threads {
+		f(task{p.PID, p.Threads[i].TID, p.Start}, p.Threads[i].CPUNs)
+	}
+}
+
+// AddTo reads the second edge, and the resident memory of all processes one after the other, and adds the sandboxes to
+// the ledger.
+func (s *Sandboxes) AddTo(l *ledger.Ledger) error {
+	began := selfTime()
+	c, err := s.reader.Read(true)
+	if err != nil {
+		return err
+	}
+	budget := time.Duration(smapsPart * l.Window.Seconds * float64(time.Second))
+	memory, unread := s.resident(c, min(max(budget, smapsLeast), smapsMost))
+	if unread > 0 {
+		l.Warn("pss-not-read", "the resident memory of %d processes of sandboxes was not read, for that of the others "+
+			"took %v of CPU time: it is unknown, and so are sums that it belongs to; a longer --for reads more",
+			unread, s.smaps)
+	}
+	if c.Hidden > 0 && !proc.Capable(unix.CAP_SYS_PTRACE) { // a security module may hide some from root as well
+		l.Warn("programs-hidden", "what %d processes run may not be read: sandboxes that only the program shows are "+
+			"missing; run as root, or with CAP_SYS_PTRACE", c.Hidden)
+	}
+	l.Sandboxes = []ledger.Sandbox{}
+	for _, b := range c.Sandboxes {
+		e := entry{s: s, c: c, b: b, l: l, memory: memory}
+		out, err := e.sandbox()
+		if err != nil {
+			return err
+		}
+		l.Sandboxes = append(l.Sandboxes, out)
+	}
+	pss := func(b ledger.Sandbox) uint64 {
+		if b.GrossMemory == nil {
+			return 0
+		}
+		return *b.GrossMemory
+	}
+	slices.SortStableFunc(l.Sandboxes, func(a, b ledger.Sandbox) int { return cmp.Compare(pss(b), pss(a)) })
+	second := selfTime() - began
+	s.cost += second
+	total, smaps := s.cost.Seconds(), s.smaps.Seconds()
+	l.Self.SandboxSeconds, l.Self.SmapsSeconds = &total, &smaps
+	l.Self.CPUSeconds += second.Seconds() // the first edge is a part of set-up, which is in it
+	return nil
+}
+
+// memories is the resident memory of processes; of those that are not in it, it was not read.
+type memories map[*sandbox.Process]*ledger.SandboxMemory
+
+// resident reads the resident memory of all processes of sandboxes, the VMMs and sentries first, until that has taken
+// so much CPU time; and says how many were left out. A process that has ended is none of them.
+func (s *Sandboxes) resident(c *sandbox.Census, budget time.Duration) (memories, int) {
+	var all []*sandbox.Process
+	for _, b := range c.Sandboxes {
+		for _, p := range b.Processes {
+			if !p.Kernel {
+				all = append(all, p)
+			}
+		}
+	}
+	large := func(p *sandbox.Process) int {
+		if p.Component == sandbox.VMM || p.Component == sandbox.Sentry {
+			return 0
+		}
+		return 1
+	}
+	slices.SortStableFunc(all, func(a, b *sandbox.Process) int { return cmp.Compare(large(a), large(b)) })
+	memory := make(memories, len(all))
+	began := selfTime()
+	defer func() { s.smaps = selfTime() - began }()
+	for i, p := range all {
+		if selfTime()-began > budget {
+			return memory, len(all) - i
+		}
+		r, err := s.fs.Rollup(p.PID)
+		if err != nil {
+			continue // it has ended: what is not there takes nothing
+		}
+		m := &ledger.SandboxMemory{PSS: r.PSS, Anon: r.Anon, File: r.File, Shmem: r.Shmem, Swap: r.Swap}
+		m.PageTables, err = s.fs.PageTables(p.PID)
+		if err != nil && !errors.Is(err, proc.ErrGone) {
+			continue
+		}
+		memory[p] = m
+	}
+	return memory, 0
+}
+
+// entry makes one sandbox of the ledger.
+type entry struct {
+	s      *Sandboxes
+	c      *sandbox.Census
+	b      *sandbox.Sandbox
+	l      *ledger.Ledger
+	memory memories
+}
+
+func (e *entry) sandbox() (ledger.Sandbox, error) {
+	b := e.b
+	out := ledger.Sandbox{
+		ID: b.ID, Runtime: b.Runtime, Engine: b.Engine, Driver: b.Driver, VM: b.VM, Arrangement: b.Row, Title: b.Title,
+		Containers: append([]string{}, b.Containers...), Findings: []ledger.SandboxFinding{},
+		Processes: []ledger.SandboxProcess{}, Groups: []ledger.SandboxGroup{}, Notes: []string{},
+	}
+	if b.Pod != (sandbox.Pod{}) {
+		out.Pod = &ledger.SandboxPod{UID: b.Pod.UID, Namespace: b.Pod.Namespace, Name: b.Pod.Name}
+	}
+	if d := b.Declared; d != nil {
+		out.Declared = &ledger.SandboxOverhead{MemoryBytes: d.MemoryBytes, Source: d.Source}
+	}
+	e.processes(&out)
+	out.Components = e.components()
+	e.sums(&out)
+	e.groups(&out)
+	findings, err := e.c.Findings(b, func(p *sandbox.Process) (uint64, string, bool) {
+		m := e.memory[p]
+		if m == nil {
+			return 0, "", false
+		}
+		return m.PSS, "PSS", true
+	})
+	for _, f := range findings {
+		out.Findings = append(out.Findings, ledger.SandboxFinding{Code: f.Code, Message: f.Message})
+	}
+	return out, err
+}
+
+// used is the CPU time that a task has used between the edges; one that came in between began at 0.
+func (e *entry) used(t task, ns *uint64) *float64 {
+	if ns == nil {
+		return nil
+	}
+	seconds := float64(*ns-min(*ns, e.s.first[t])) / 1e9
+	return &seconds
+}
+
+func (e *entry) processes(out *ledger.Sandbox) {
+	for _, p := range e.b.Processes {
+		x := ledger.SandboxProcess{
+			PID: p.PID, Comm: p.Comm, Program: p.Program, Component: string(p.Component), Container: p.Container,
+			KnownBy: []string{}, CPUCgroup: p.CPU.Path, MemoryCgroup: p.Memory.Path, Memory: e.memory[p],
+			CPU: e.used(task{p.PID, p.PID, p.Start}, p.CPUNs),
+		}
+		for _, s := range p.Signs {
+			x.KnownBy = append(x.KnownBy, string(s))
+		}
+		for i := range p.Threads {
+			t := &p.Threads[i]
+			x.Threads = append(x.Threads, ledger.SandboxThread{TID: t.TID, Comm: t.Comm, Component: string(t.Component),
+				CPUCgroup: t.CPU.Path, CPU: e.used(task{p.PID, t.TID, p.Start}, t.CPUNs)})
+		}
+		out.Processes = append(out.Processes, x)
+	}
+}
+
+// parts gathers components in their order.
+type parts map[string]*ledger.SandboxComponent
+
+func (ps parts) part(name string, charge ledger.Charge) *ledger.SandboxComponent {
+	p := ps[name]
+	if p == nil {
+		zero := 0.0
+		p = &ledger.SandboxComponent{Component: name, Charge: charge, CPU: &zero}
+		ps[name] = p
+	}
+	return p
+}
+
+// add adds CPU time, of which a part that is not known makes the sum unknown.
+func add(sum, more *float64) *float64 {
+	if sum == nil || more == nil {
+		return nil
+	}
+	n := *sum + *more
+	return &n
+}
+
+// components splits what the processes used. CPU time of threads that have a component of their own is taken from
+// their process's, and the memory of the guest from that of the processes that hold it.
+func (e *entry) components() []ledger.SandboxComponent {
+	ps := parts{}
+	for _, p := range e.b.Processes {
+		part := ps.part(string(p.Component), chargeOf(p.Component))
+		part.Processes++
+		own := e.used(task{p.PID, p.PID, p.Start}, p.CPUNs)
+		for i := range p.Threads {
+			t := &p.Threads[i]
+			if t.Component == p.Component {
+				continue
+			}
+			other := ps.part(string(t.Component), chargeOf(t.Component))
+			other.Threads++
+			used := e.used(task{p.PID, t.TID, p.Start}, t.CPUNs)
+			other.CPU = add(other.CPU, used)
+			if own = add(own, negative(used)); own != nil {
+				*own = max(*own, 0) // the two were read one after the other
+			}
+		}
+		part.CPU = add(part.CPU, own)
+		e.addMemory(ps, part, p)
+	}
+	order := []string{ledger.ComponentGuest}
+	for _, c := range sandbox.Components {
+		order = append(order, string(c))
+	}
+	out := []ledger.SandboxComponent{}
+	for _, name := range order {
+		if p := ps[name]; p != nil {
+			out = append(out, *p)
+		}
+	}
+	return out
+}
+
+func negative(v *float64) *float64 {
+	if v == nil {
+		return nil
+	}
+	n := -*v
+	return &n
+}
+
+func chargeOf(c sandbox.Component) ledger.Charge {
+	if c.Infrastructure() {
+		return ledger.ChargeTare
+	}
+	return ledger.ChargeWorkload
+}
+
+// addMemory adds the memory of a process to its component, without what of it is the guest's.
+func (e *entry) addMemory(ps parts, part *ledger.SandboxComponent, p *sandbox.Process) {
+	m := e.memory[p]
+	if m == nil {
+		return
+	}
+	own := *m
+	if m.Shmem != nil && *m.Shmem > 0 && slices.Contains(e.b.GuestMemory, p.Component) {
+		zero, shared := uint64(0), *m.Shmem
+		guest := ps.part(ledger.ComponentGuest, ledger.ChargeWorkload)
+		addTo(&guest.Memory, &ledger.SandboxMemory{PSS: shared, Anon: &zero, File: &zero, Shmem: &shared})
+		own.PSS, own.Shmem = m.PSS-min(m.PSS, shared), &zero
+	}
+	addTo(&part.Memory, &own)
+}
+
+func addTo(sum **ledger.SandboxMemory, m *ledger.SandboxMemory) {
+	if *sum == nil {
+		n := *m
+		*sum = &n
+		return
+	}
+	(*sum).Add(m)
+}
+
+// sums are gross, net and tare, and the overhead that was measured.
+func (e *entry) sums(out *ledger.Sandbox) {
+	zero := 0.0
+	cpu := map[ledger.Charge]*float64{ledger.ChargeWorkload: &zero, ledger.ChargeTare: &zero}
+	pss := map[ledger.Charge]uint64{}
+	known, kinds := true, true
+	var overhead uint64
+	for _, c := range out.Components {
+		cpu[c.Charge] = add(cpu[c.Charge], c.CPU)
+		if c.Memory == nil {
+			continue
+		}
+		pss[c.Charge] += c.Memory.PSS
+		if c.Charge != ledger.ChargeTare {
+			continue
+		}
+		if c.Memory.Anon == nil || c.Memory.Shmem == nil {
+			kinds = false
+			continue
+		}
+		overhead += *c.Memory.Anon + *c.Memory.Shmem + c.Memory.PageTables
+	}
+	for _, p := range e.b.Processes {
+		known = known && (p.Kernel || e.memory[p] != nil)
+	}
+	out.NetCPU, out.TareCPU = cpu[ledger.ChargeWorkload], cpu[ledger.ChargeTare]
+	out.GrossCPU = add(out.NetCPU, out.TareCPU)
+	if known {
+		net, tare := pss[ledger.ChargeWorkload], pss[ledger.ChargeTare]
+		gross := net + tare
+		out.NetMemory, out.TareMemory, out.GrossMemory = &net, &tare, &gross
+		if kinds {
+			out.MeasuredOverhead = &overhead
+		}
+	} else {
+		out.Notes = append(out.Notes, "resident memory of some processes was not read, so its sums are not known")
+	}
+	e.explain(out, pss)
+}
+
+// explain says what net holds, and where it cannot be told.
+func (e *entry) explain(out *ledger.Sandbox, pss map[ledger.Charge]uint64) {
+	has := func(name string) bool {
+		return slices.ContainsFunc(out.Components, func(c ledger.SandboxComponent) bool { return c.Component == name })
+	}
+	if e.b.VM {
+		out.Notes = append(out.Notes, "net is the whole guest: the application, the guest's kernel and its page cache, "+
+			"which the host cannot tell apart")
+		if has(string(sandbox.VMM)) && !has(ledger.ComponentGuest) {
+			out.NetMemory, out.TareMemory, out.MeasuredOverhead = nil, nil, nil
+			out.Notes = append(out.Notes, "the guest's memory is not shared memory, so it cannot be told from the VMM's "+
+				"own")
+		}
+		if has(string(sandbox.VMM)) && !has(string(sandbox.VCPU)) {
+			out.NetCPU, out.TareCPU = nil, nil
+			out.Notes = append(out.Notes, "the VMM does not name its vCPU threads, so their CPU time cannot be told from "+
+				"its own")
+		}
+	}
+	if has(string(sandbox.Sentry)) && !has(string(sandbox.Workload)) {
+		out.NetCPU, out.TareCPU = nil, nil
+		out.Notes = append(out.Notes, "the application runs inside the sentry, so their CPU time cannot be told apart")
+	}
+}
+
+// groups lists where the sandbox is charged. CPU time is of the ledger's window; memory was read at its end.
+func (e *entry) groups(out *ledger.Sandbox) {
+	cpu := map[string]*float64{}
+	for i := range e.l.Cgroups {
+		if g := &e.l.Cgroups[i]; !g.Vanished {
+			cpu[g.Path] = g.CPUSeconds
+		}
+	}
+	for _, g := range e.b.Groups {
+		x := ledger.SandboxGroup{Path: g.Path, Place: string(g.Place), Inside: g.Inside, Within: g.Within,
+			Processes: g.Processes}
+		if g.Reading != nil {
+			x.CPU, x.Memory = cpu[g.Path], memory(g.Reading.Memory)
+		}
+		if x.Memory != nil && x.Memory.Hard != nil {
+			into := &out.ChargedOutside
+			if g.Inside {
+				into = &out.ChargedInside
+			}
+			sum := *x.Memory.Hard
+			if *into != nil {
+				sum += **into
+			}
+			*into = &sum
+		}
+		out.Groups = append(out.Groups, x)
+	}
+	shared := func(g *sandbox.Group) bool { return g.Processes > 0 && g.Within == "" && g.Reading == nil }
+	if i := slices.IndexFunc(e.b.Groups, shared); i >= 0 {
+		out.Notes = append(out.Notes, fmt.Sprintf("a part of it is charged to groups that others are in as well, such "+
+			"as %s: what that is of their memory is not known", e.b.Groups[i].Path))
+	}
+}

@@ -1,0 +1,187 @@
+package meter
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/scale/ledger"
+	"tare/test/busy"
+)
+
+// runVariable makes this test binary a process that runs a program for the length of time in it.
+const runVariable = "TARE_TEST_RUN_PROGRAM" // see TestMain
+
+// runProgram loads a program of some microseconds, prints its id, and runs it for d of CPU time when a byte comes in.
+func runProgram(d time.Duration) error {
+	p, err := busy.Load("tare_test_run")
+	if err != nil {
+		return fmt.Errorf("loading a program: %w", err)
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return fmt.Errorf("reading the program: %w", err)
+	}
+	id, _ := info.ID()
+	fmt.Println(id)
+	in := bufio.NewReader(os.Stdin)
+	if _, err := in.ReadByte(); err != nil {
+		return err
+	}
+	began, err := cpuTime()
+	for ran := time.Duration(0); err == nil && ran < d; {
+		if err := busy.Run(p, 200); err != nil {
+			return fmt.Errorf("running the program: %w", err)
+		}
+		var now time.Duration
+		now, err = cpuTime()
+		ran = now - began
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Println("done")
+	_, err = in.ReadByte() // the program lives until the window is closed
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}
+
+// cpuTime is how long this process has run. By the clock, others may have had most of the time.
+func cpuTime() (time.Duration, error) {
+	var at unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &at); err != nil {
+		return 0, fmt.Errorf("reading this process's CPU time: %w", err)
+	}
+	return time.Duration(at.Nano()), nil
+}
+
+// runs weighs a program that another process runs for d of its CPU time, and gives its row.
+func runs(t *testing.T, o Options, d time.Duration) (*ledger.Ledger, ledger.Program) {
+	t.Helper()
+	m := meter(t, o)
+	cmd := exec.Command(os.Args[0])
+	cmd.Env, cmd.Stderr = append(os.Environ(), runVariable+"="+d.String()), os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		in.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+	}()
+	lines := bufio.NewScanner(out)
+	var id uint32
+	if !lines.Scan() {
+		t.Fatal("the process that is to run a program has ended")
+	}
+	if _, err := fmt.Sscan(lines.Text(), &id); err != nil {
+		t.Fatal(err)
+	}
+	l := ledgerOf(t, m, func() {
+		if _, err := in.Write([]byte{1}); err != nil || !lines.Scan() {
+			t.Errorf("the program was not run: %v", err)
+		}
+	})
+	for _, p := range l.Programs {
+		if p.ID == id {
+			return l, p
+		}
+	}
+	t.Fatalf("program %d is not in the ledger", id)
+	return nil, ledger.Program{}
+}
+
+// Run time that could not be split is unknown and not 0: no group is said to have had none, the budget names it as
+// not split, and the hint is an option that would have split it. With that many samples it is split, and the groups
+// have their parts.
+func TestRunTimeThatIsNotSplit(t *testing.T) {
+	const slow, fast = 19, 4999
+	l, p := runs(t, Options{SampleHz: slow, NoMemory: true}, 60*time.Millisecond) // about 1 sample
+	least := 0.01
+	if testing.Short() {
+		least = 1e-6 // an emulated processor may stand still for most of the time
+	}
+	if p.RunSeconds == nil || *p.RunSeconds < least {
+		t.Fatalf("the program did not run: %+v", p)
+	}
+	hint := "--hz "
+	if testing.Short() {
+		hint = "use --" // where the processor stood still for most of the window, no rate is high enough
+	}
+	if len(p.Shares) != 1 || p.Shares[0].Cgroup != nil || !strings.Contains(p.Shares[0].Note, hint) {
+		t.Errorf("shares %+v: want one that could not be split, with a hint", p.Shares)
+	}
+	checkSplit(t, l)
+	if l.CPU.BPFUnsplit == nil || *l.CPU.BPFUnsplit < *p.RunSeconds {
+		t.Errorf("%v s were not split, want %g", l.CPU.BPFUnsplit, *p.RunSeconds)
+	}
+
+	l, p = runs(t, Options{SampleHz: fast, NoMemory: true}, 60*time.Millisecond)
+	if (len(p.Shares) == 0 || p.Shares[0].Cgroup == nil) && !testing.Short() { // an emulated processor is not sampled so often
+		t.Errorf("%d samples per second do not split %g s: %+v", fast, *p.RunSeconds, p.Shares)
+	}
+	checkSplit(t, l)
+}
+
+// checkSplit holds the ledger's parts against the shares of its programs. There may be others on the machine.
+func checkSplit(t *testing.T, l *ledger.Ledger) {
+	t.Helper()
+	split, unsplit := 0.0, 0.0
+	for _, p := range l.Programs {
+		if p.Own {
+			continue // what the scale's own programs cost is in self
+		}
+		for _, s := range p.Shares {
+			if s.Cgroup == nil {
+				unsplit += s.Seconds
+			} else {
+				split += s.Seconds
+			}
+		}
+	}
+	if l.CPU.BPFUnsplit == nil || math.Abs(*l.CPU.BPFUnsplit-unsplit) > 1e-6 {
+		t.Errorf("not split: %+v in the budget, %g s in the shares", l.CPU, unsplit)
+	}
+	for _, line := range l.CPU.Lines {
+		if line.Name == ledger.LineBPF && (line.Method == ledger.MethodNone) != (split == 0) {
+			t.Errorf("%g s were split and %g were not, and the line is %+v", split, unsplit, line)
+		}
+	}
+	known := 0
+	for _, c := range l.Cgroups {
+		if c.BPFSeconds == nil {
+			continue
+		}
+		known++
+		if split == 0 {
+			t.Errorf("nothing was split and %s has %g s of eBPF time", c.Path, *c.BPFSeconds)
+		}
+	}
+	if split > 0 && known == 0 {
+		t.Error("a part was split and no group has any")
+	}
+	if !l.CPU.Closes() {
+		t.Errorf("the budget does not close: %+v", l.CPU)
+	}
+}

@@ -1,0 +1,347 @@
+package exec
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	osexec "os/exec"
+	"time"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/placement"
+	"tare/internal/experiment/record"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/tracing/execs"
+)
+
+// Bounds of waiting for counts.
+const (
+	stable     = 300 * time.Millisecond // a count that has not changed for so long is settled
+	settleTime = 2 * time.Second        // before the load
+	pollEvery  = 50 * time.Millisecond
+)
+
+// Counting counts the events of one trial: what the kernel counts in the load's control group and outside of it, and
+// what somebody delivers (Deliverer). Its methods are called one after the other.
+type Counting struct {
+	trial kind.Trial
+	load  string // its name
+
+	group     *placement.Group
+	dir       string // v2 directory of the group
+	id        uint64 // of the group
+	kernel    *execs.Counter
+	deliverer Deliverer // nil in an arm without one
+
+	ready  reading // when the deliverer was ready
+	offset reading // when all was set up
+	end    <-chan reading
+	stop   context.CancelFunc // of what reads at the load's end
+}
+
+// reading is all counts at one time.
+type reading struct {
+	inside, outside int64 // execs, as the kernel counts them, before the deliverer's count was read
+	after           int64 // those outside, after it was read
+	ended           int64 // of the reading at the load's end: those outside when the load had just ended
+	missed          uint64
+	said            Said
+	cpu             *float64 // CPU time of the deliverer, in seconds; nil where that is not known
+	err             error
+}
+
+// newCounting makes the control group of a load, before anything is in it, and has the kernel count there.
+func newCounting(t kind.Trial, load string) (*Counting, error) {
+	g, err := t.PartGroup(load)
+	if err != nil {
+		return nil, err
+	}
+	c := &Counting{trial: t, load: load, group: g, dir: g.V2Dir()}
+	if c.dir == "" {
+		return nil, fault.New(fault.Machine, load, "mount one: mount -t cgroup2 none /sys/fs/cgroup/unified",
+			"events are counted by their cgroup v2, and no v2 hierarchy is mounted")
+	}
+	if c.id, err = execs.CgroupID(c.dir); err != nil {
+		return nil, err
+	}
+	if c.kernel, err = execs.Open(); err != nil {
+		return nil, fmt.Errorf("counting execs in the kernel: %w", err)
+	}
+	if err := c.kernel.Watch(c.id); err != nil {
+		return nil, errors.Join(err, c.kernel.Close())
+	}
+	return c, nil
+}
+
+// Deliver says who delivers the events. Call it before the trial starts anything.
+func (c *Counting) Deliver(d Deliverer) { c.deliverer = d }
+
+// Group is the load's control group: its v2 directory, and its id as bpf_get_current_cgroup_id gives it.
+func (c *Counting) Group() (dir string, id uint64) { return c.dir, c.id }
+
+// Ready takes note of the counts when the deliverer is ready: what is counted from now on it must deliver.
+func (c *Counting) Ready(ctx context.Context) error {
+	c.ready = c.read(ctx)
+	return c.ready.err
+}
+
+// Probe executes the load's tiny program once in its control group, and waits until it has ended. Before the offset is
+// read nothing holds this exec against anybody.
+func (c *Counting) Probe(ctx context.Context) (err error) {
+	if targetProgram == nil {
+		return noProgram()
+	}
+	file, err := program(Argv0, targetProgram)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	const first = "/proc/self/fd/3" // of ExtraFiles in the child
+	cmd := osexec.CommandContext(ctx, first)
+	cmd.Args = []string{Argv0}
+	cmd.ExtraFiles = []*os.File{file}
+	if err := c.group.Start(cmd); err != nil {
+		return fmt.Errorf("probing: %w", err)
+	}
+	if err := cmd.Wait(); err != nil {
+		return fmt.Errorf("probing: %w", err)
+	}
+	return nil
+}
+
+// read reads all counts. The kernel's are read on both sides of the deliverer's, for others may exec meanwhile.
+func (c *Counting) read(ctx context.Context) (r reading) {
+	var err error
+	if r.inside, r.outside, err = c.counted(); err != nil {
+		return reading{err: err}
+	}
+	if c.deliverer != nil {
+		r.cpu = c.deliverer.CPUSeconds()
+		if r.said, err = c.deliverer.Said(ctx); err != nil {
+			return reading{err: err}
+		}
+	}
+	if _, r.after, err = c.counted(); err != nil {
+		return reading{err: err}
+	}
+	if r.missed, err = c.kernel.Missed(); err != nil {
+		return reading{err: fmt.Errorf("reading what the kernel's counter missed: %w", err)}
+	}
+	return r
+}
+
+// counted are the execs since the counter was opened, in the load's control group and outside of it.
+func (c *Counting) counted() (inside, outside int64, err error) {
+	counts, err := c.kernel.Read()
+	if err != nil {
+		return 0, 0, fmt.Errorf("reading the kernel's count of execs: %w", err)
+	}
+	inside = int64(counts.Groups[c.id])
+	return inside, int64(counts.All) - inside, nil
+}
+
+// expected is how many events there are to deliver between two readings: not those of others that came while the first
+// was made, which may have been delivered before.
+func expected(s Scope, from, to reading) int64 {
+	n := to.inside - from.inside
+	if s == ScopeMachine {
+		n += to.outside - from.after
+	}
+	return n
+}
+
+// late is how many of the load's events came after the reading at its end, which is made when it is too late for them.
+// delivered is how many were delivered in all, of the load and of others, since the deliverer began.
+//
+// Who delivers the execs of the whole machine goes on with those of others. What these have made since that reading,
+// until the last, is not the load's. Neither can more of the load's be late than were owed: what had been made when
+// the load ended, less what was delivered until the reading. And no more than the load made: what comes beyond that
+// was delivered twice, or is of others.
+func late(s Scope, offset, end, last reading, delivered int64) int64 {
+	since := delivered - end.said.Delivered - expected(s, end, last)
+	made := end.inside - offset.inside
+	owed := made - (end.said.Delivered - offset.said.Delivered)
+	if s == ScopeMachine {
+		owed += end.ended - offset.after
+	}
+	return max(min(since, owed, made), 0)
+}
+
+// Before reads the offset: what is counted, and delivered, of the harness's own execs before the load has made any. It
+// waits until those since it was ready are delivered, and what is delivered stands still.
+func (c *Counting) Before(ctx context.Context) error {
+	c.offset = c.read(ctx)
+	if c.deliverer == nil {
+		return c.offset.err
+	}
+	scope := c.deliverer.Scope()
+	still, deadline := time.Now(), time.Now().Add(settleTime)
+	for c.offset.err == nil && time.Now().Before(deadline) {
+		all := c.offset.said.Delivered-c.ready.said.Delivered >= expected(scope, c.ready, c.offset)
+		if all && time.Since(still) >= stable {
+			break
+		}
+		if err := pace.Sleep(ctx, pollEvery); err != nil {
+			return err
+		}
+		before := c.offset.said
+		if c.offset = c.read(ctx); c.offset.said != before {
+			still = time.Now()
+		}
+	}
+	return c.offset.err
+}
+
+// Begun has the counts read at the load's end and the time after which an event is late: when the load has said what it
+// did, and not before the end of its schedule.
+func (c *Counting) Begun(ctx context.Context, s role.Schedule) error {
+	if c.deliverer == nil {
+		return nil
+	}
+	ctx, c.stop = context.WithCancel(ctx)
+	read, load := make(chan reading, 1), c.trial.Process(c.load)
+	c.end = read
+	_, lateAfter := c.deliverer.Waits()
+	go func() { // ends with the context; close waits for it
+		defer close(read)
+		select {
+		case <-load.Finished():
+		case <-load.Ended():
+		case <-ctx.Done():
+		}
+		end := max(s.Begin+s.Warmup+s.Duration, pace.Now())
+		if pace.Sleep(ctx, time.Duration(end-pace.Now())) != nil {
+			return
+		}
+		_, ended, err := c.counted()
+		if pace.Sleep(ctx, time.Duration(end+int64(lateAfter)-pace.Now())) != nil {
+			return
+		}
+		r := c.read(ctx)
+		r.ended, r.err = ended, errors.Join(err, r.err)
+		read <- r
+	}()
+	return nil
+}
+
+// After waits for what is still delivered, has the deliverer end, and puts what was counted into the record.
+func (c *Counting) After(ctx context.Context) error {
+	result := c.trial.Result(c.load)
+	events := &record.Events{
+		Generated: int64(result.Counts[CountMade]),
+		Failed:    int64(result.Counts[CountFailed]),
+		Offset:    record.Offset{Counted: c.offset.inside},
+	}
+	var last reading
+	if c.deliverer == nil {
+		last = c.read(ctx)
+	} else {
+		var err error
+		if last, err = c.drain(ctx, events); err != nil {
+			return err
+		}
+	}
+	if last.err != nil {
+		return last.err
+	}
+	events.Counted, events.Elsewhere = last.inside-c.offset.inside, last.outside-c.offset.after
+	events.Missed = int64(last.missed - c.offset.missed)
+	c.trial.Record().Events = events
+	return nil
+}
+
+// drain is After for the deliverer. It gives the counts as they were when it was told to end.
+func (c *Counting) drain(ctx context.Context, events *record.Events) (last reading, err error) {
+	atEnd, ok := <-c.end
+	if !ok {
+		return last, context.Cause(ctx)
+	}
+	if atEnd.err != nil {
+		return last, atEnd.err
+	}
+	if last, err = c.settle(ctx); err != nil {
+		return last, err
+	}
+	var used *float64
+	if c.offset.cpu != nil && last.cpu != nil {
+		used = new(*last.cpu - *c.offset.cpu)
+	}
+	if err := c.deliverer.Stop(ctx, used); err != nil {
+		return last, err
+	}
+	said, err := c.deliverer.Said(ctx)
+	if err != nil {
+		return last, err
+	}
+	inside, outside, err := c.counted()
+	if err != nil {
+		return last, err
+	}
+	// Of others it can have delivered, since the offset, whatever they have made since the counter was opened and it
+	// had not delivered by then.
+	most := inside + outside - c.offset.said.Delivered
+	if c.deliverer.Scope() == ScopeGroup {
+		most = expected(ScopeGroup, c.offset, last)
+	}
+	events.AtMost = &most
+	return last, c.writeDown(events, atEnd, last, said)
+}
+
+// settle reads the counts until all is delivered and the count stands still, or the time for that is over.
+func (c *Counting) settle(ctx context.Context) (last reading, err error) {
+	drain, _ := c.deliverer.Waits()
+	scope := c.deliverer.Scope()
+	still, deadline := time.Now(), time.Now().Add(drain)
+	for last = c.read(ctx); last.err == nil; {
+		all := last.said.Delivered-c.offset.said.Delivered >= expected(scope, c.offset, last)
+		if all && time.Since(still) >= stable || time.Now().After(deadline) {
+			break
+		}
+		if err := pace.Sleep(ctx, pollEvery); err != nil {
+			return last, err
+		}
+		before := last.said
+		if last = c.read(ctx); last.said != before {
+			still = time.Now()
+		}
+	}
+	return last, last.err
+}
+
+// writeDown puts what was delivered into events: until the load's end, until the deliverer was told to end, and in all.
+func (c *Counting) writeDown(events *record.Events, atEnd, last reading, said Said) error {
+	if !said.Knows {
+		return c.deliverer.Unknown()
+	}
+	offset, scope := c.offset.said, c.deliverer.Scope()
+	delivered := said.Delivered - offset.Delivered
+	if delivered < 0 {
+		return fmt.Errorf("%s said at the end that it had delivered %d events, and before that %d: its count goes backwards",
+			c.trial.Arm(), said.Delivered, offset.Delivered)
+	}
+	events.Scope, events.Delivered = string(scope), &delivered
+	events.Expected = new(expected(scope, c.offset, last))
+	events.Late = new(min(late(scope, c.offset, atEnd, last, said.Delivered), delivered))
+	events.AtExit = new(min(max(said.Delivered-last.said.Delivered, 0), delivered))
+	events.Offset.Delivered = &offset.Delivered
+	if said.Says {
+		events.SaidLost = new(max(said.Lost-offset.Lost, 0))
+	}
+	return nil
+}
+
+// Close ends the kernel's counter, and what still reads it.
+func (c *Counting) Close() error {
+	if c.stop != nil {
+		c.stop()
+		for range c.end { // until it is closed: its reader has returned
+		}
+	}
+	if err := c.kernel.Close(); err != nil {
+		return fmt.Errorf("closing the kernel's counter of execs: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,51 @@
+package exec
+
+import (
+	"errors"
+	"fmt"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/lib/param"
+)
+
+// Name is what specs call the load.
+const Name = "exec"
+
+// asLoad is the load as an experiment has it. Its execs are events, which it counts in the kernel as well (Counting).
+type asLoad struct{}
+
+func init() { kind.Register(kind.Load, asLoad{}) }
+
+func (asLoad) About() kind.About {
+	return kind.About{
+		Name: Name, Summary: "execs of a tiny program; it knows exactly how many it made", Settings: Settings,
+	}
+}
+
+func (asLoad) MakesEvents() {}
+
+func (asLoad) Command(kind.Site) []string { return []string{"load", "exec", "--role"} }
+
+func (asLoad) Check(o param.Values) error {
+	if o.Float(kind.CountSetting) > 1 {
+		return errors.New(`the events of one load are counted: give it more "workers" instead of a "count"`)
+	}
+	return nil
+}
+
+// CheckSetup refuses a second load that makes events.
+func (asLoad) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
+	if s.Loads[s.EventLoad()] != part {
+		return fmt.Errorf(`a second load of kind %s: the events of one are counted; give that more "workers"`, Name)
+	}
+	return nil
+}
+
+// Join begins to count before anything is in the load's control group.
+func (asLoad) Join(t kind.Trial, name string, _ *kind.Part) (any, error) {
+	c, err := newCounting(t, name)
+	if err != nil {
+		return nil, err // and not a nil pointer in an interface
+	}
+	return c, nil
+}

@@ -1,0 +1,198 @@
+package exec
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/param"
+	"tare/internal/scale/ledger"
+)
+
+func part(o param.Values) *kind.Part { return &kind.Part{Kind: kind.Find(kind.Load, Name), Options: o} }
+
+func TestCommand(t *testing.T) {
+	for rate, want := range map[string]string{"storm": "--rate=storm", "250": "--rate=250"} {
+		o := param.Values{"rate": rate, "workers": "2"}
+		argv := append(asLoad{}.Command(kind.Site{}), o.Args(Settings)...)
+		if text := strings.Join(argv, " "); text != "load exec --role "+want+" --workers=2" {
+			t.Errorf("at %s it is started by %s", rate, text)
+		}
+	}
+}
+
+// TestRefused: events of several loads could not be told apart in one count.
+func TestRefused(t *testing.T) {
+	err := asLoad{}.Check(param.Values{"count": "2"})
+	if err == nil || !strings.Contains(err.Error(), `more "workers" instead of a "count"`) {
+		t.Errorf("copies: %v", err)
+	}
+	s := &kind.Setup{Loads: map[string]*kind.Part{"execs": part(nil), "more": part(nil)}}
+	if err := (asLoad{}).CheckSetup(s, "loads.execs", s.Loads["execs"]); err != nil {
+		t.Errorf("the first load: %v", err)
+	}
+	err = asLoad{}.CheckSetup(s, "loads.more", s.Loads["more"])
+	if err == nil || !strings.Contains(err.Error(), "a second load of kind exec") {
+		t.Errorf("a second load: %v", err)
+	}
+}
+
+// measuredExecs is a trial of 2 s at 1,000 execs per second, with 100 more in the warm-up, in which all is as it
+// should be.
+func measuredExecs(t *testing.T) *measured.Measured {
+	t.Helper()
+	r := load.Result{
+		Generator: Generator, Mode: load.Open, Seconds: 2, TargetRate: 1000, Rate: 1000,
+		Intended: 2000, Sent: 2000, Done: 2000, Connections: 64, CPUSeconds: 0.2, CPUs: 1,
+		Counts: map[string]float64{CountMade: 2100, CountFailed: 0, CountWorkers: 2},
+	}
+	owned(t, &r, 10*time.Microsecond)
+	return &measured.Measured{
+		Setup: &kind.Setup{
+			Loads:    map[string]*kind.Part{"execs": part(nil)},
+			Duration: 2 * time.Second,
+			Gates: param.Values{"rate": "0.99", "errors": "0.001", "lag": "25ms", "drift": "0.25", "throttled": "1ms",
+				"generator_cpu": "0.7", "connections": "1"},
+		},
+		Loads:  map[string]load.Result{"execs": r},
+		Tree:   "/tare",
+		Ledger: &ledger.Ledger{Window: ledger.Window{Seconds: 2.002}},
+		Events: &record.Events{Generated: 2100, Counted: 2100},
+	}
+}
+
+// owned sets how late the load itself began each of its execs.
+func owned(t *testing.T, r *load.Result, late time.Duration) {
+	t.Helper()
+	h := hdrhistogram.New(1, longest, 3)
+	if err := errors.Join(h.RecordValues(int64(late), 2000), r.SetHistogram(load.OwnLag, h)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// slowing are slices of a window whose second half has half the execs of the first.
+func slowing() []load.Slice {
+	slices := make([]load.Slice, load.Slices)
+	for i := range slices {
+		slices[i] = load.Slice{Done: 200}
+		if i >= len(slices)/2 {
+			slices[i].Done = 100
+		}
+	}
+	return slices
+}
+
+func TestGates(t *testing.T) {
+	change := func(f func(*load.Result)) func(*measured.Measured) {
+		return func(m *measured.Measured) { r := m.Loads["execs"]; f(&r); m.Loads["execs"] = r }
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*measured.Measured)
+		gate   string
+		says   string
+	}{
+		{"good", func(*measured.Measured) {}, "", ""},
+		{"counts that differ", func(m *measured.Measured) { m.Events.Counted = 2099 },
+			"counts", "the load made 2100 execs, and the kernel counted 2099 in its control group"},
+		{"a counter that did not run", func(m *measured.Measured) { m.Events.Missed = 3 },
+			"counts", "did not run for 3 of them"},
+		{"a scale that was held up", func(m *measured.Measured) { m.Ledger.Window.Seconds = 0.5 },
+			"window", "counters were read 0.500 s apart, and the load's window is 2s"},
+		{"nodes that hold each other up", func(m *measured.Measured) { m.Ledger.Window.Seconds, m.Shared = 0.5, true },
+			"", ""},
+		{"all of its CPU", change(func(r *load.Result) { r.CPUSeconds = 100 }), "", ""},
+		{"rate", change(func(r *load.Result) { r.Done = 1500 }),
+			"rate", "execs: 75.00 % of the intended execs were made in time, and 99 % must be"},
+		{"those under way at the end", change(func(r *load.Result) { r.Intended, r.Done, r.Late = 200, 200, 4 }), "", ""},
+		{"nothing intended", change(func(r *load.Result) { r.Intended, r.Done = 0, 0 }), "idle", "no exec was intended"},
+		{"a storm of nothing", change(func(r *load.Result) { r.Mode, r.Done = load.Closed, 0 }),
+			"idle", "not one exec was made"},
+		{"errors", change(func(r *load.Result) { r.Errors = map[string]int64{"clone EAGAIN": 20} }),
+			"errors", "20 of 2000 execs failed (clone EAGAIN 20)"},
+		{"lag", change(func(r *load.Result) { owned(t, r, 33*time.Millisecond) }), "lag", "late, and 25ms is allowed"},
+		{"drift", change(func(r *load.Result) { r.Mode, r.Slices = load.Closed, slowing() }),
+			"drift", "throughput went from"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := measuredExecs(t)
+			c.change(m)
+			reasons := m.Judge()
+			if c.gate == "" {
+				if len(reasons) > 0 {
+					t.Errorf("tripped %+v", reasons)
+				}
+				return
+			}
+			if len(reasons) != 1 || reasons[0].Gate != c.gate || !strings.Contains(reasons[0].Message, c.says) {
+				t.Errorf("got %+v\nwant %s: %s", reasons, c.gate, c.says)
+			}
+		})
+	}
+}
+
+// TestGateCountsVoids: with a count that is wrong no count of events stands, and times do.
+func TestGateCountsVoids(t *testing.T) {
+	m := measuredExecs(t)
+	m.Events.Counted = 2099
+	reasons := m.Judge()
+	if len(reasons) != 1 {
+		t.Fatalf("%+v", reasons)
+	}
+	for name, want := range map[string]bool{"events_counted": true, "throughput_per_second": false} {
+		if reasons[0].VoidsMetric(name) != want {
+			t.Errorf("whether %s is void: not %v, by %+v", name, want, reasons[0])
+		}
+	}
+}
+
+// TestLate: what others exec after the load has ended is not the load's, however many they are.
+func TestLate(t *testing.T) {
+	at := func(inside, outside, delivered int64) reading {
+		return reading{
+			inside: inside, outside: outside, after: outside, ended: outside, said: Said{Delivered: delivered, Knows: true},
+		}
+	}
+	// since is at with so many execs of others since the load ended.
+	since := func(n, inside, outside, delivered int64) reading {
+		r := at(inside, outside, delivered)
+		r.ended -= n
+		return r
+	}
+	for _, c := range []struct {
+		name              string
+		scope             Scope
+		offset, end, last reading
+		delivered         int64 // in all
+		want              int64
+	}{
+		{"all in time", ScopeGroup, at(3, 0, 3), at(103, 0, 103), at(103, 0, 103), 103, 0},
+		{"some late", ScopeGroup, at(3, 0, 3), at(103, 0, 96), at(103, 0, 103), 103, 7},
+		{"some late, some lost", ScopeGroup, at(3, 0, 3), at(103, 0, 90), at(103, 0, 97), 97, 7},
+		{"some only when told to end", ScopeGroup, at(3, 0, 3), at(103, 0, 90), at(103, 0, 90), 103, 13},
+		{"some twice, after the end", ScopeGroup, at(3, 0, 3), at(103, 0, 103), at(103, 0, 110), 110, 0},
+		{"a count that came late as a whole", ScopeGroup, at(3, 0, 0), at(103, 0, 0), at(103, 0, 103), 103, 100},
+		// Issue 11: 21 execs of others in the drain, and all of the load's were delivered.
+		{"others in the drain", ScopeMachine, at(3, 50, 53), at(103, 60, 163), at(103, 81, 184), 184, 0},
+		{"others just before it is too late", ScopeMachine, at(3, 50, 53), since(5, 103, 65, 163), at(103, 81, 184), 184, 0},
+		{"these, and some late", ScopeMachine, at(3, 50, 53), since(5, 103, 65, 156), at(103, 81, 184), 184, 7},
+		{"others in the drain and after", ScopeMachine, at(3, 50, 53), at(103, 60, 163), at(103, 81, 184), 190, 0},
+		{"others, and some late", ScopeMachine, at(3, 50, 53), at(103, 60, 156), at(103, 81, 184), 184, 7},
+		{"others, and some lost", ScopeMachine, at(3, 50, 53), at(103, 60, 143), at(103, 81, 164), 164, 0},
+		{"others, some late and some lost", ScopeMachine, at(3, 50, 53), at(103, 60, 136), at(103, 81, 164), 164, 7},
+		{"more of others owed than the load made", ScopeMachine, at(3, 50, 53), at(5, 550, 53), at(5, 550, 555), 555, 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := late(c.scope, c.offset, c.end, c.last, c.delivered); got != c.want {
+				t.Errorf("%d are late, want %d", got, c.want)
+			}
+		})
+	}
+}

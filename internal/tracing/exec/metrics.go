@@ -1,0 +1,173 @@
+package exec
+
+import (
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
+	"tare/internal/scale/ledger"
+)
+
+// gateCounts is that load and kernel agree.
+var gateCounts = &measured.Gate{
+	Name: "counts", Breaks: []measured.Need{measured.Counted}, Quiet: ledger.Unknown,
+	Why: "one of two counts of events is wrong, and nobody knows which; memory and times do not rest on it",
+}
+
+// Gates are those that the load has beside the usual ones.
+func (asLoad) Gates() []*measured.Gate { return []*measured.Gate{gateCounts} }
+
+// Metrics are what a trial tells of the events that the load makes: how many there were, and what making them cost.
+func (asLoad) Metrics() []measured.Metric {
+	return []measured.Metric{
+		{
+			Definition: metric.Definition{
+				Name: "events_generated", Unit: quantity.Count, Rank: metric.RankEvents, Pool: metric.Sum, Cost: true,
+				Family: "events",
+				Needs:  measured.NeedEvents,
+				How: "Events (execs) that the load made from its first to its last, warm-up included. The load counts each " +
+					"exec that succeeded.",
+			},
+			Value: Count(func(e *record.Events) *int64 { return &e.Generated }),
+		},
+		{
+			Definition: metric.Definition{
+				Name: "events_counted", Unit: quantity.Count, Rank: metric.RankEvents, Pool: metric.Sum, Cost: true,
+				Family: "events",
+				Needs:  measured.NeedEvents,
+				How: "The same events as the kernel counted them in the load's control group, less what it had counted " +
+					"there before the load began. A trial in which this is not `events_generated` is invalid.",
+			},
+			Value: Count(func(e *record.Events) *int64 { return &e.Counted }),
+		},
+		{
+			Definition: metric.Definition{
+				Name: "machine_cpu_seconds_per_kiloevent", Unit: quantity.Seconds + " per kiloevent",
+				Rank: metric.RankOther, Pool: metric.Machine, Cost: true, Better: metric.Lower,
+				Needs: measured.NeedEventCost,
+				How: "CPU time of the whole machine that was neither idle nor stolen, per 1,000 events made. The " +
+					"difference to the baseline is all that a tracer costs: softirq, kernel threads and what the work " +
+					"lost are in it.",
+			},
+			Value: PerKiloevent(machineRate),
+		},
+		{
+			Definition: metric.Definition{
+				Name: "load_cpu_seconds_per_kiloevent", Unit: quantity.Seconds + " per kiloevent",
+				Family: "load",
+				Rank:   metric.RankOther, Pool: metric.PerEvent, Cost: true, Better: metric.Lower,
+				Needs: measured.NeedEventCost,
+				How: "CPU time of the load's control group per 1,000 events: the work itself, with a tracer's programs " +
+					"that run in it.",
+			},
+			Value: PerKiloevent(func(m *measured.Measured) (float64, bool) { return m.RoleRate(kind.Load) }),
+		},
+	}
+}
+
+// machineRate is the CPU time of the whole machine per second.
+func machineRate(m *measured.Measured) (float64, bool) {
+	c, seconds := m.Ledger.CPU, m.Ledger.Window.Seconds
+	// A ledger of a part of the machine has no budget.
+	return measured.Rate(c.Capacity-c.Idle-c.Steal, seconds), seconds > 0 && c.Capacity > 0
+}
+
+// Count is the value of a metric that is a count of events, or made of them; where that is nil the trial cannot tell.
+func Count(of func(*record.Events) *int64) func(*measured.Measured) (float64, bool) {
+	return WhereEvents(func(m *measured.Measured) (float64, bool) {
+		n := of(m.Events)
+		if n == nil {
+			return 0, false
+		}
+		return float64(*n), true
+	})
+}
+
+// WhereEvents gives a value only where events are counted.
+func WhereEvents(value func(*measured.Measured) (float64, bool)) func(*measured.Measured) (float64, bool) {
+	return func(m *measured.Measured) (float64, bool) {
+		if m.Events == nil {
+			return 0, false
+		}
+		return value(m)
+	}
+}
+
+// PerKiloevent is a cost per second, by the ledger's window, over thousands of events per second, by the load's.
+func PerKiloevent(cost func(*measured.Measured) (float64, bool)) func(*measured.Measured) (float64, bool) {
+	return WhereEvents(measured.Per(func(m *measured.Measured) (float64, bool) {
+		c, ok := cost(m)
+		return c, ok && !m.WindowCut()
+	}, kiloeventRate))
+}
+
+// kiloeventRate is how many thousands of events were made per second.
+func kiloeventRate(m *measured.Measured) (float64, bool) {
+	total := 0.0
+	for name, r := range m.Loads {
+		if p := m.Setup.Loads[name]; p != nil && kind.MakesEvents(p.Kind) {
+			total += measured.Rate(float64(r.Done), r.Seconds)
+		}
+	}
+	return total / 1000, true
+}
+
+// Judge judges the load. It may use all of its CPU: the execs are the work.
+func (asLoad) Judge(m *measured.Measured, name string) []measured.Trip {
+	j := m.JudgeLoad(name)
+	r := j.Result
+	if r.Mode == load.Open {
+		// As many as there are workers can be under way at the end.
+		late := max(r.Late-int64(r.Counts[CountWorkers]), 0)
+		seen, allowed := measured.Ratio(r.Done-late, r.Intended), m.Setup.Gates.Float("rate")
+		switch {
+		case r.Intended == 0:
+			j.Trip(measured.GateIdle, 0, 1, "no exec was intended in the window; raise the rate or the duration")
+		case seen < allowed:
+			j.Trip(measured.GateRate, seen, allowed, "%.2f %% of the intended execs were made in time, and %g %% must be; "+
+				"lower the rate, or give the load more workers", 100*seen, 100*allowed)
+		}
+	} else if r.Done == 0 {
+		j.Trip(measured.GateIdle, 0, 1, "not one exec was made in the window; see the errors of the trial")
+	}
+	judgeErrors(j, m.Setup.Gates.Float("errors"))
+	j.Lag()
+	j.Drift()
+	return append(j.Trips, judgeEvents(m)...)
+}
+
+// judgeErrors: of a storm, whose execs nobody intended, failures are a part of all attempts.
+func judgeErrors(j *measured.LoadJudge, allowed float64) {
+	failed := int64(0)
+	for _, n := range j.Result.Errors {
+		failed += n
+	}
+	all := max(j.Result.Intended, failed)
+	if seen := measured.Ratio(failed, all); seen > allowed {
+		j.Trip(measured.GateErrors, seen, allowed, "%d of %d execs failed (%s)",
+			failed, all, measured.ErrorKinds(j.Result.Errors))
+	}
+}
+
+// judgeEvents: two counts of the same events that do not agree are no ground to hold a tracer against. What a tracer
+// loses is no fault of the trial.
+func judgeEvents(m *measured.Measured) []measured.Trip {
+	e := m.Events
+	if e == nil {
+		return nil
+	}
+	var trips []measured.Trip
+	if e.Missed != 0 {
+		trips = append(trips, measured.Tripped(gateCounts, float64(e.Missed), 0,
+			"the kernel's counter of execs did not run for %d of them (recursion), so its count is too low; "+
+				"see what else traces execs here", e.Missed))
+	}
+	if e.Generated != e.Counted {
+		trips = append(trips, measured.Tripped(gateCounts, float64(e.Generated), float64(e.Counted),
+			"the load made %d execs, and the kernel counted %d in its control group: with one of the two wrong "+
+				"nothing can be said of a tracer; run it again", e.Generated, e.Counted))
+	}
+	return trips
+}

@@ -1,0 +1,25 @@
+package exec
+
+import "tare/internal/lib/param"
+
+// Storm is the rate of a load that executes as fast as it can.
+const Storm = "storm"
+
+// Settings are what specs and the command line set of the load.
+var Settings = []param.Setting{
+	{Name: "rate", Type: param.TypeNumber, Words: []string{Storm}, Default: Storm, Min: 0.1, Max: MaxRate,
+		Phrase: map[string]string{"": "at {} execs/s", Storm: "in a storm"},
+		Doc: "execs per second of all workers, on an absolute schedule; " +
+			"`storm`: one after the other, as fast as they go"},
+	{Name: "workers", Type: param.TypeCount, Min: 1, Max: 1024,
+		Doc: "processes that exec, each on a CPU of its own as far as there are; as many as CPUs when left out"},
+}
+
+// OptionsOf are the options by their settings.
+func OptionsOf(v param.Values) (Options, error) {
+	o := Options{Workers: v.Int("workers")}
+	if v["rate"] != Storm {
+		o.Rate = v.Float("rate")
+	}
+	return o, nil
+}

@@ -1,0 +1,126 @@
+package exec
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/load"
+	"tare/internal/lib/fault"
+)
+
+// layout of the memory that role and worker share: LAYOUT in c/worker.c.
+const layout = 0x74617265_00000001
+
+// The states that a worker leaves.
+const (
+	stateReady   = iota + 1
+	stateDone    // the schedule is over
+	stateStopped // it was told to end before
+	stateLayout  // the worker knows another struct shared
+	stateOrphan  // its role was gone before it began
+	stateFailed  // a system call failed that cannot
+)
+
+// What can be in the way of an exec.
+const (
+	kindClone  = iota // by errno
+	kindExec          // by errno
+	kindKilled        // by signal
+	kindExited        // by exit code: the target ends with 0
+	kinds
+)
+
+// codes is how many errno, signals and exit codes are told apart.
+const codes = 256
+
+// longest is the longest time that is told from longer ones, in ns.
+const longest = 100e9
+
+// The sizes of histograms of 1 to longest, with 3 and with 2 significant digits, as HdrHistogram lays them out.
+const (
+	fineCounts   = 28672
+	coarseCounts = 3968
+)
+
+type fine struct {
+	N, Sum uint64
+	Counts [fineCounts]int64
+}
+
+type coarse struct {
+	N      uint64
+	Counts [coarseCounts]int64
+}
+
+// shared is the memory that role and worker share: struct shared in c/worker.c says what is what.
+type shared struct {
+	Layout, Size, Parent, CPU uint64
+	Name, Argv0               [16]byte
+	Argv1                     [64]byte
+
+	Rate, Part, Parts, Begin, Warm, End, Spin uint64
+
+	Stop, State atomic.Uint64
+
+	Step, Error                   uint64
+	Made, Failed                  uint64
+	Intended, Sent, Done, Late    uint64
+	CPUBefore, CPUAfter           uint64
+	ChildError                    uint64
+	Errors                        [kinds][codes]uint64
+	Latency, Service, Lag, OwnLag fine
+	Slices                        [load.Slices]coarse
+}
+
+const sharedSize = int(unsafe.Sizeof(shared{}))
+
+// newShared makes the memory and the file by which a worker maps it too.
+func newShared(name string) (s *shared, mem []byte, file *os.File, err error) {
+	if file, err = memfd(name, false); err != nil {
+		return nil, nil, nil, err
+	}
+	if err = file.Truncate(int64(sharedSize)); err == nil {
+		mem, err = unix.Mmap(int(file.Fd()), 0, sharedSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	}
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("mapping a file in memory: %w", errors.Join(err, file.Close()))
+	}
+	return (*shared)(unsafe.Pointer(unsafe.SliceData(mem))), mem, file, nil
+}
+
+// program puts a program into a file in memory.
+func program(name string, code []byte) (*os.File, error) {
+	file, err := memfd(name, true)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := file.Write(code); err != nil {
+		return nil, fmt.Errorf("writing a file in memory: %w", errors.Join(err, file.Close()))
+	}
+	return file, nil
+}
+
+// memfd makes a file in memory. Kernels from 6.3 want to be told whether it will be executed, older ones do not know
+// the question.
+func memfd(name string, executable bool) (*os.File, error) {
+	flags := unix.MFD_CLOEXEC | unix.MFD_NOEXEC_SEAL
+	if executable {
+		flags = unix.MFD_CLOEXEC | unix.MFD_EXEC
+	}
+	fd, err := unix.MemfdCreate(name, flags)
+	if errors.Is(err, unix.EINVAL) {
+		fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	}
+	if executable && errors.Is(err, unix.EACCES) {
+		return nil, fault.Wrap(err, fault.Machine, "vm.memfd_noexec", "sysctl -w vm.memfd_noexec=1", "this machine lets no file in memory be executed, and the load's programs are such files")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("making a file in memory: %w", err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}

@@ -1,0 +1,467 @@
+package execs_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/placement"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/scale/host/bpf"
+	"tare/internal/scale/host/cgroup"
+	loadexec "tare/internal/tracing/exec"
+	"tare/internal/tracing/execs"
+)
+
+func open(t testing.TB) *execs.Counter {
+	t.Helper()
+	c, err := execs.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if missed, err := c.Missed(); err != nil || missed != 0 {
+			t.Errorf("the kernel left %d runs of the program out: %v", missed, err)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func read(t testing.TB, c *execs.Counter) execs.Counts {
+	t.Helper()
+	n, err := c.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// group is a v2 control group that a test may fill.
+type group struct {
+	dir *os.File
+	id  uint64
+}
+
+// groups makes control groups, gone with the test.
+func groups(t testing.TB, names ...string) map[string]group {
+	t.Helper()
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree, err := placement.NewTree(layout, "execs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := tree.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	all := map[string]group{}
+	for _, name := range names {
+		g, err := tree.Group(name, placement.Limits{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir, err := os.Open(g.V2Dir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { dir.Close() })
+		id, err := execs.CgroupID(dir.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[name] = group{dir, id}
+	}
+	return all
+}
+
+// in runs a program inside a group.
+func (g group) in(path string, args ...string) error {
+	cmd := exec.Command(path, args...)
+	cmd.SysProcAttr = &unix.SysProcAttr{UseCgroupFD: true, CgroupFD: int(g.dir.Fd())}
+	return cmd.Run()
+}
+
+// TestCounts: what succeeds counts, once, where it happened.
+func TestCounts(t *testing.T) {
+	script := filepath.Join(t.TempDir(), "script")
+	if err := os.WriteFile(script, []byte("#!/bin/true\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	text := filepath.Join(t.TempDir(), "text")
+	if err := os.WriteFile(text, []byte("no program\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	g := groups(t, "one", "two", "above/below")
+	for name, c := range map[string]struct {
+		run   func() error
+		fails bool
+		want  map[string]uint64
+	}{
+		"a program":            {func() error { return g["one"].in("true") }, false, map[string]uint64{"one": 1}},
+		"a script":             {func() error { return g["one"].in(script) }, false, map[string]uint64{"one": 1}},
+		"a shell and more":     {func() error { return g["two"].in("sh", "-c", "/bin/true; exec /bin/true") }, false, map[string]uint64{"two": 3}},
+		"another group":        {func() error { return g["above/below"].in("true") }, false, map[string]uint64{"above/below": 1}},
+		"a program that fails": {func() error { return g["one"].in("false") }, true, map[string]uint64{"one": 1}},
+		"no program":           {func() error { return g["one"].in(text) }, true, nil},
+		"no such file":         {func() error { return g["one"].in(filepath.Join(t.TempDir(), "none")) }, true, nil},
+		"elsewhere":            {func() error { return exec.Command("true").Run() }, false, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			counter := open(t)
+			for _, g := range g {
+				if err := counter.Watch(g.id); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := c.run(); (err != nil) != c.fails {
+				t.Fatal(err)
+			}
+			n := read(t, counter)
+			sum := uint64(0)
+			for name, g := range g {
+				if n.Groups[g.id] != c.want[name] {
+					t.Errorf("%d execs in %s, want %d", n.Groups[g.id], name, c.want[name])
+				}
+				sum += n.Groups[g.id]
+			}
+			if len(n.Groups) != len(g) || n.All < sum || name == "elsewhere" && n.All == 0 {
+				t.Errorf("%d groups, %d execs in all and %d in groups", len(n.Groups), n.All, sum)
+			}
+		})
+	}
+}
+
+// TestBelow: a group's count is its own, not that of the groups in it.
+func TestBelow(t *testing.T) {
+	g := groups(t, "above/below")["above/below"]
+	above, err := execs.CgroupID(filepath.Dir(g.dir.Name()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := open(t)
+	for _, id := range []uint64{above, g.id} {
+		if err := c.Watch(id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := g.in("true"); err != nil {
+		t.Fatal(err)
+	}
+	if n := read(t, c); n.Groups[above] != 0 || n.Groups[g.id] != 1 {
+		t.Errorf("%d execs above, %d below", n.Groups[above], n.Groups[g.id])
+	}
+}
+
+// TestWatch: counting begins with Watch and ends with Unwatch, also of a group that takes another's place.
+func TestWatch(t *testing.T) {
+	g := groups(t, "one", "two")
+	c := open(t)
+	run := func(name string) {
+		t.Helper()
+		if err := g[name].in("true"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(when string, want map[string]uint64) {
+		t.Helper()
+		n := read(t, c)
+		if len(n.Groups) != len(want) {
+			t.Errorf("%s: %d groups, want %d", when, len(n.Groups), len(want))
+		}
+		for name, k := range want {
+			if n.Groups[g[name].id] != k {
+				t.Errorf("%s: %d execs in %s, want %d", when, n.Groups[g[name].id], name, k)
+			}
+		}
+	}
+	run("one")
+	if err := c.Watch(g["one"].id); err != nil {
+		t.Fatal(err)
+	}
+	check("before any", map[string]uint64{"one": 0})
+	run("one")
+	run("two")
+	check("watched", map[string]uint64{"one": 1})
+	if err := c.Watch(g["one"].id); fault.CodeOf(err) != fault.Usage {
+		t.Errorf("watched twice: %v", err)
+	}
+	if err := c.Unwatch(g["one"].id); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Unwatch(g["one"].id); fault.CodeOf(err) != fault.Usage {
+		t.Errorf("unwatched twice: %v", err)
+	}
+	run("one")
+	check("unwatched", nil)
+	for _, name := range []string{"two", "one"} {
+		if err := c.Watch(g[name].id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run("two")
+	check("watched again", map[string]uint64{"one": 0, "two": 1})
+}
+
+// TestMaxGroups: there is room for so many, and the one after that is refused.
+func TestMaxGroups(t *testing.T) {
+	c := open(t)
+	for id := range uint64(execs.MaxGroups) {
+		if err := c.Watch(1<<40 + id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.Watch(1 << 41); fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" {
+		t.Errorf("one too many: %v", err)
+	}
+	if n := read(t, c); len(n.Groups) != execs.MaxGroups {
+		t.Errorf("%d groups", len(n.Groups))
+	}
+	if err := c.Unwatch(1 << 40); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Watch(1 << 41); err != nil {
+		t.Errorf("where one has left: %v", err)
+	}
+}
+
+// TestProgram: the id is that of the program.
+func TestProgram(t *testing.T) {
+	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(open(t).Program()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil || info.Name != "tare_execs" || info.Type != ebpf.RawTracepoint {
+		t.Errorf("%+v, %v", info, err)
+	}
+}
+
+// TestAgainstPerf: all execs of the machine, as perf counts the same tracepoint by itself. Others execute meanwhile, so
+// each reading lies between two of perf.
+func TestAgainstPerf(t *testing.T) {
+	witness := openPerf(t, tracepointID(t))
+	c := open(t)
+	g := groups(t, "one")["one"]
+	type reading struct{ before, ours, after uint64 }
+	look := func() reading { return reading{witness.count(t), read(t, c).All, witness.count(t)} }
+	first := look()
+	for range 50 {
+		if err := g.in("true"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	last := look()
+	ours, least, most := last.ours-first.ours, last.before-first.after, last.after-first.before
+	if ours < least || ours > most || ours < 50 {
+		t.Errorf("counted %d, and perf %d to %d", ours, least, most)
+	}
+	t.Logf("counted %d execs, perf %d to %d", ours, least, most)
+}
+
+// tracepointID is the number by which perf knows the tracepoint. Only tracefs tells; it is mounted where nobody else
+// sees it.
+func tracepointID(t *testing.T) uint64 {
+	t.Helper()
+	dir := t.TempDir()
+	text, err := make(chan string, 1), make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with its mounts
+		b, e := func() ([]byte, error) {
+			if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+				return nil, fmt.Errorf("leaving the mounts of others: %w", err)
+			}
+			if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+				return nil, fmt.Errorf("keeping mounts to itself: %w", err)
+			}
+			if err := unix.Mount("tracefs", dir, "tracefs", 0, ""); err != nil {
+				return nil, fmt.Errorf("mounting tracefs: %w", err)
+			}
+			return os.ReadFile(filepath.Join(dir, "events/sched/sched_process_exec/id"))
+		}()
+		text <- string(b)
+		err <- e
+	}()
+	s, e := <-text, <-err
+	if errors.Is(e, unix.ENODEV) {
+		t.Skip("needs tracefs, which this kernel does not have")
+	}
+	if e != nil {
+		t.Fatal(e)
+	}
+	id, e := strconv.ParseUint(strings.TrimSpace(s), 10, 64)
+	if e != nil {
+		t.Fatal(e)
+	}
+	return id
+}
+
+// perf is a counter of a tracepoint on each CPU.
+type perf []int
+
+func openPerf(t *testing.T, id uint64) (p perf) {
+	t.Helper()
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for cpu := range cpus {
+		fd, err := unix.PerfEventOpen(&unix.PerfEventAttr{Type: unix.PERF_TYPE_TRACEPOINT, Size: unix.PERF_ATTR_SIZE_VER5, Config: id}, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
+		if errors.Is(err, unix.ENODEV) {
+			continue // not online
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Close(fd) })
+		p = append(p, fd)
+	}
+	return p
+}
+
+func (p perf) count(t *testing.T) (sum uint64) {
+	t.Helper()
+	for _, fd := range p {
+		var b [8]byte
+		if n, err := unix.Read(fd, b[:]); n != len(b) || err != nil {
+			t.Fatalf("%d bytes, %v", n, err)
+		}
+		sum += binary.NativeEndian.Uint64(b[:])
+	}
+	return sum
+}
+
+// TestClose: nothing is left.
+func TestClose(t *testing.T) {
+	c, err := execs.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := ebpf.ProgramID(c.Program())
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for { // the kernel frees it after a while
+		p, err := ebpf.NewProgramFromID(id)
+		if errors.Is(err, os.ErrNotExist) {
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Close()
+	}
+}
+
+// TestUnprivileged: who may not is told so.
+func TestUnprivileged(t *testing.T) {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), helperEnv+"=nobody")
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != int(fault.Machine) || !strings.Contains(string(out), "run as root") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+const helperEnv = "TARE_TEST_HELPER"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(helperEnv) == "nobody" {
+		err := unix.Setuid(65534)
+		if err == nil {
+			_, err = execs.Open()
+		}
+		fmt.Println(err, fault.MendOf(err))
+		os.Exit(int(fault.CodeOf(err)))
+	}
+	os.Exit(m.Run())
+}
+
+// BenchmarkCost is what the program costs an exec, in its own run time as the kernel counts it: half a second of storm
+// each turn, in a watched group.
+func BenchmarkCost(b *testing.B) {
+	c := open(b)
+	id, err := ownGroup()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := c.Watch(id); err != nil {
+		b.Fatal(err)
+	}
+	stats, err := bpf.EnableStats()
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer stats.Close()
+	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(c.Program()))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer p.Close()
+	for b.Loop() {
+		l, err := loadexec.New(loadexec.Options{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := l.Run(context.Background(), role.Schedule{Begin: pace.Now(), Duration: 500e6}); err != nil {
+			b.Fatal(err)
+		}
+		if err := l.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	n, err := p.Stats()
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportMetric(float64(n.Runtime.Nanoseconds())/float64(n.RunCount), "ns/exec")
+}
+
+// ownGroup is the id of the v2 group that this process is in.
+func ownGroup() (uint64, error) {
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		return 0, err
+	}
+	h, ok := layout.V2()
+	if !ok {
+		return 0, errors.New("no v2 hierarchy is mounted")
+	}
+	f, err := os.Open("/proc/self/cgroup")
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(f)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(b)) {
+		if path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
+			return execs.CgroupID(filepath.Join(h.Mount, path))
+		}
+	}
+	return 0, errors.New("this process is in no v2 group")
+}

@@ -1,0 +1,305 @@
+// Package exectrace is a tracer of execs: one eBPF program, a ring buffer, and a process that writes what comes out of
+// it. It is the tracer that Tare weighs others against, so it is made to be cheap, and to be honest when it is starved:
+// every exec that its program saw is delivered, or counted as lost where it was lost. docs/exectrace.md has the fields,
+// the stages of loss and the limits.
+package exectrace
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/near"
+	"tare/internal/scale/host/cgroup"
+)
+
+// Version of the tracer; it changes when its program or what it writes does.
+const Version = "1"
+
+// Forms of the output.
+const (
+	JSON  = "json"  // one object for each event, on a line of its own
+	Table = "table" // one line for each event, for people
+	Count = "count" // running totals each second as JSON lines, no events
+)
+
+// Outputs are the words that Options.Output can be.
+var Outputs = []string{JSON, Table, Count}
+
+// What is used where Options leave it open.
+const (
+	DefaultArgs    = 1024                  // bytes
+	DefaultRing    = 1 << 20               // bytes: 8,000 execs of short arguments, or a fifth of a second of the worst storm on two CPUs
+	DefaultLatency = 50 * time.Millisecond // which is 20 wake-ups per second at most
+)
+
+// NoArgs is Options.Args where no arguments are to be kept.
+const NoArgs = -1
+
+const (
+	maxArgs    = 16384    // bytes; ARGS_BYTES of the program
+	minRing    = 64 << 10 // bytes: the largest event has to fit in three times
+	maxRing    = 1 << 30  // bytes
+	maxLatency = time.Second
+)
+
+// Options are the settings of a tracer.
+type Options struct {
+	CgroupDir string        // cgroup v2 directory: execs in it and below it are traced; empty: those of the whole machine
+	Output    string        // JSON, Table or Count; empty: JSON
+	Args      int           // bytes of each exec's arguments that are kept; 0: DefaultArgs; or NoArgs
+	Ring      int           // bytes of the ring buffer, a power of two; 0: DefaultRing
+	Latency   time.Duration // how long an event may wait for others, so that they are delivered together; 0: DefaultLatency
+	For       time.Duration // when to end; 0: not before the context does
+	Lean      bool          // the process does nothing else: keep its memory small (see lean)
+
+	Tell <-chan os.Signal `json:"-"` // what comes here has the statistics told; may be nil
+}
+
+func (o *Options) check() error {
+	o.Output = cmp.Or(o.Output, JSON)
+	o.Ring = cmp.Or(o.Ring, DefaultRing)
+	o.Latency = cmp.Or(o.Latency, DefaultLatency)
+	o.Args = cmp.Or(o.Args, DefaultArgs)
+	switch {
+	case !slices.Contains(Outputs, o.Output):
+		return fault.New(fault.Usage, "--output", near.DidYouMean(o.Output, Outputs), "must be one of %s, not %q", strings.Join(Outputs, ", "), o.Output)
+	case o.Args < NoArgs || o.Args > maxArgs:
+		return fault.New(fault.Usage, "--args", fmt.Sprintf("give 0 to %d", maxArgs), "%d bytes of arguments cannot be kept", o.Args)
+	case !validRing(o.Ring):
+		return fault.New(fault.Usage, "--ring", "give 64KiB, 1MiB or another power of two up to 1GiB", "%d bytes is not a valid size of a ring buffer", o.Ring)
+	case o.Latency < time.Millisecond || o.Latency > maxLatency:
+		return fault.New(fault.Usage, "--latency", "give 1ms to 1s", "%s is not a time that events can wait", o.Latency)
+	case o.For < 0:
+		return fault.New(fault.Usage, "--for", "give a time such as 10s", "%s is not a valid time to run", o.For)
+	}
+	return nil
+}
+
+// Run traces until ctx ends, or o.For is over, and then delivers what is still in the ring. Events go to out; what is
+// to be said of them, as lines of text, to log: that the tracer is attached ("exectrace: ready"), and statistics (see
+// Statistics).
+//
+// An error of code fault.Usage is of the options, one of fault.Machine of a machine that cannot do it, or of output
+// that cannot be written: then the events that were lost by it have been counted, and the statistics told.
+func Run(ctx context.Context, o Options, out, log io.Writer) error {
+	if err := o.check(); err != nil {
+		return err
+	}
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		return err
+	}
+	if o.Lean {
+		lean()
+	}
+	k, err := load(o, layout)
+	if err != nil {
+		return err
+	}
+	t := &tracer{options: o, kernel: k, groups: newGroups(layout), out: out, log: log}
+	err = t.run(ctx)
+	return errors.Join(err, t.groups.close(), k.close())
+}
+
+// batchBytes of output are written at once, at most: 50 ms of the worst storm of two CPUs. Each write costs more than
+// its own time, since it wakes the thread by which the Go runtime looks after system calls.
+const batchBytes = 512 << 10
+
+// releaseEvery so many events their room in the ring is given back.
+const releaseEvery = 64
+
+// tracer is a tracer at work. All of it is of one goroutine.
+type tracer struct {
+	options Options
+	kernel  *kernel
+	groups  *groups
+	out     io.Writer
+	log     io.Writer
+
+	clock  clock
+	batch  []byte // what is to be written
+	events uint64 // that are in the batch
+	failed error  // why nothing can be written any more
+
+	delivered  uint64
+	lostReader uint64 // records that make no sense
+	lostOutput uint64 // events of writes that failed, and those after them
+	truncated  uint64 // events whose arguments were cut; delivered or not
+	unreadable uint64 // events of which something could not be read
+	toldLost   uint64 // in the last statistics
+	counted    uint64 // Count: those of delivered that the last line told of
+}
+
+func (t *tracer) run(ctx context.Context) error {
+	w, err := newWaiter(t.kernel)
+	if err != nil {
+		return err
+	}
+	defer w.close()
+	t.batch = make([]byte, 0, batchBytes+4096)
+	t.clock.table = t.options.Output == Table
+	if t.options.Output == Table {
+		t.batch = append(t.batch, tableHead...)
+		t.write()
+	}
+	if err := t.kernel.attach(); err != nil {
+		return err
+	}
+	if t.options.Lean {
+		lean()
+	}
+	fmt.Fprintln(t.log, "exectrace: ready")
+	t.loop(ctx, w)
+	if err := t.kernel.detach(); err != nil {
+		return err
+	}
+	for t.drain() {
+	}
+	if t.options.Output == Count {
+		t.count()
+	}
+	t.tell()
+	return t.failed
+}
+
+// loop delivers until it is to end, or nothing can be written any more.
+func (t *tracer) loop(ctx context.Context, w *waiter) {
+	now := time.Now()
+	second, end := now.Add(time.Second), now.Add(t.options.For)
+	busy := false // events came since the last look at what was lost
+	for ended := false; ; {
+		some := t.drain()
+		now = time.Now()
+		if ended || t.failed != nil || t.options.For > 0 && !now.Before(end) {
+			return
+		}
+		busy = busy || some
+		if due := !now.Before(second); busy && (due || !some) || due && t.options.Output == Count {
+			t.look()
+			second, busy = now.Add(time.Second), some
+		}
+		// After a batch it rests, so that the next is a batch as well. After a rest without an event the next one is
+		// waited for.
+		state, until := exectraceReaderRESTS, now.Add(t.options.Latency)
+		if !some {
+			state, until = exectraceReaderIDLE, time.Time{}
+		}
+		if t.options.Output == Count {
+			until = earlier(until, second)
+		}
+		if t.options.For > 0 {
+			until = earlier(until, end)
+		}
+		atMost := time.Duration(0)
+		if !until.IsZero() {
+			atMost = max(until.Sub(now), 1)
+		}
+		var tell bool
+		if ended, tell = w.wait(state, atMost, ctx.Done(), t.options.Tell); tell {
+			t.tell()
+		}
+	}
+}
+
+// earlier of two times, of which a is never where it is zero.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// drain delivers what is in the ring at this moment, and says whether there was an event.
+func (t *tracer) drain() (some bool) {
+	r := t.kernel.ring
+	t.clock.set()
+	end, n := r.produced(), 0
+	for ; ; n++ {
+		record, ok := r.next(end)
+		if !ok {
+			break
+		}
+		t.deliver(record)
+		if n%releaseEvery == 0 {
+			r.release()
+		}
+		if len(t.batch) >= batchBytes {
+			r.release() // whoever reads may take his time
+			t.write()
+		}
+	}
+	r.release()
+	t.write()
+	return n > 0
+}
+
+// deliver takes one record out of the ring into the batch.
+func (t *tracer) deliver(record []byte) {
+	e, ok := decode(record)
+	if !ok {
+		t.lostReader++
+		return
+	}
+	if e.head.Flags&uint32(exectraceFlagsARGS_CUT) != 0 {
+		t.truncated++
+	}
+	if e.head.Flags&uint32(exectraceFlagsARGS_UNREADABLE|exectraceFlagsNAME_UNREADABLE) != 0 {
+		t.unreadable++
+	}
+	switch {
+	case t.failed != nil:
+		t.lostOutput++
+		return
+	case t.options.Output == Count:
+		t.delivered++
+		return
+	case t.options.Output == Table:
+		t.batch = e.appendTable(t.batch, &t.clock, t.groups.of(e.head.Cgroup))
+	default:
+		t.batch = e.appendJSON(t.batch, &t.clock, t.groups.of(e.head.Cgroup))
+	}
+	t.events++
+}
+
+// write hands on the batch. Of a write that fails in its middle, the lines that went out whole are delivered.
+func (t *tracer) write() {
+	if len(t.batch) == 0 {
+		return
+	}
+	n, err := t.out.Write(t.batch)
+	whole := t.events
+	if err != nil {
+		t.fail(err)
+		if whole = 0; t.events > 0 {
+			whole = uint64(bytes.Count(t.batch[:n], []byte{'\n'}))
+		}
+	}
+	t.delivered += whole
+	t.lostOutput += t.events - whole
+	t.batch, t.events = t.batch[:0], 0
+}
+
+func (t *tracer) fail(err error) {
+	if t.failed == nil {
+		t.failed = fault.Wrap(err, fault.Machine, "standard output", "make room, or write somewhere else", "cannot write events any more")
+	}
+}
+
+// look is done each second, and when it has become quiet.
+func (t *tracer) look() {
+	if t.options.Output == Count {
+		t.count()
+	}
+	if t.statistics().Lost != t.toldLost {
+		t.tell()
+	}
+}

@@ -1,0 +1,83 @@
+package exectrace
+
+import (
+	"encoding/binary"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/scale/host/cgroup"
+)
+
+// groups gives control groups their paths, each once. The kernel is asked for the one group (open_by_handle_at), which
+// costs the same however many the machine has.
+type groups struct {
+	hierarchy *cgroup.Hierarchy // nil where v2 is not mounted
+	mount     *os.File
+	seen      map[uint64]*group
+}
+
+// group is how a control group is written. One that has gone before its first event was delivered is called by its id.
+type group struct {
+	text []byte
+	json []byte // as a JSON string
+}
+
+// maxGroups bounds what is remembered while groups come and go.
+const maxGroups = 4096
+
+// handleType is that of control groups: FILEID_KERNFS of include/linux/exportfs.h. The handle is the id.
+const handleType = 0xfe
+
+func newGroups(l *cgroup.Layout) *groups {
+	g := &groups{seen: map[uint64]*group{}}
+	if h, ok := l.V2(); ok {
+		if mount, err := os.Open(h.Mount); err == nil { // else ids are all that can be told
+			g.hierarchy, g.mount = h, mount
+		}
+	}
+	return g
+}
+
+func (g *groups) close() error {
+	if g.mount == nil {
+		return nil
+	}
+	return g.mount.Close()
+}
+
+// of is the group with an id. It allocates only for one that is new.
+func (g *groups) of(id uint64) *group {
+	if one := g.seen[id]; one != nil {
+		return one
+	}
+	if len(g.seen) >= maxGroups {
+		clear(g.seen)
+	}
+	text := []byte(g.path(id))
+	one := &group{text, appendJSONString(nil, text)}
+	g.seen[id] = one
+	return one
+}
+
+func (g *groups) path(id uint64) string {
+	unknown := strconv.FormatUint(id, 10)
+	if g.mount == nil {
+		return unknown
+	}
+	var handle [8]byte
+	binary.NativeEndian.PutUint64(handle[:], id)
+	fd, err := unix.OpenByHandleAt(int(g.mount.Fd()), unix.NewFileHandle(handleType, handle[:]), unix.O_PATH|unix.O_CLOEXEC)
+	if err != nil {
+		return unknown // it has gone
+	}
+	defer unix.Close(fd)
+	path, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
+	rel, below := strings.CutPrefix(path, strings.TrimSuffix(g.hierarchy.Mount, "/"))
+	if err != nil || !below || strings.HasSuffix(rel, " (deleted)") {
+		return unknown
+	}
+	return g.hierarchy.Identity(strings.TrimSuffix(rel, "/"))
+}

@@ -1,0 +1,34 @@
+package exectrace
+
+import (
+	"errors"
+
+	"tare/internal/lib/param"
+)
+
+// Settings are what specs and the command line set of the tracer. The command line can have Table as output as well: it
+// is for people, and nothing counts its lines.
+var Settings = []param.Setting{
+	{Name: "output", Type: param.TypeWord, Default: JSON, Words: []string{JSON, Count},
+		Doc: "a line of JSON for each exec, which are counted here; " +
+			"or `count`: totals only, and its own word for them"},
+	{Name: "ring", Type: param.TypeBytes,
+		Doc: "size of its ring buffer, a power of two; its own choice when left out, as for all of these"},
+	{Name: "args", Type: param.TypeCount, Max: maxArgs, Doc: "bytes of the arguments of an exec that it delivers"},
+	{Name: "latency", Type: param.TypeDuration, Min: 0.001, Max: maxLatency.Seconds(),
+		Doc: "longest time that an event stays in the ring before its process is woken"},
+}
+
+// OptionsOf are the options by their settings. Its error is of a ring of an impossible size.
+func OptionsOf(v param.Values) (Options, error) {
+	o := Options{Output: v["output"], Ring: v.Int("ring"), Args: v.Int("args"), Latency: v.Duration("latency")}
+	if v["args"] == "0" {
+		o.Args = NoArgs // to Options, 0 is the default
+	}
+	if _, given := v["ring"]; given && !validRing(o.Ring) {
+		return o, errors.New(`has a "ring" of ` + v["ring"] + ` bytes, which must be a power of two from 64KiB to 1GiB`)
+	}
+	return o, nil
+}
+
+func validRing(n int) bool { return n >= minRing && n <= maxRing && n&(n-1) == 0 }

@@ -1,0 +1,141 @@
+package tracer
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/lib/param"
+	execload "tare/internal/tracing/exec"
+)
+
+// asSubject is a tracer of the catalogue as a subject of experiments.
+type asSubject struct{ *Entry }
+
+func init() {
+	for i := range Catalogue {
+		if Catalogue[i].Name != CommandName { // which is a command of any kind, and registered by whoever has them all
+			kind.Register(kind.Subject, asSubject{&Catalogue[i]})
+		}
+	}
+}
+
+// Counted is a subject whose events are counted.
+type Counted interface {
+	kind.Guest
+	kind.Checker
+	kind.SetupChecker
+	kind.Installed
+	kind.Versioned
+	kind.Tailed
+	kind.Joiner
+}
+
+// CommandLine is the tracer that is a command line of somebody's own.
+func CommandLine() Counted { return asSubject{Lookup(CommandName)} }
+
+// The settings that all tracers have.
+const (
+	settingOptional = "optional"
+	settingDrain    = "drain"
+	settingLate     = "late-after"
+)
+
+// commonSettings are those that all tracers have, beside their own.
+var commonSettings = []param.Setting{
+	{Name: settingDrain, Type: param.TypeDuration, Default: "3s", Max: 600,
+		Doc: "longest time after the load in which what is still to come is waited for; what has not come then, nor when " +
+			"the tracer is asked to end, is lost"},
+	{Name: settingLate, Type: param.TypeDuration, Default: "100ms", Max: 600,
+		Doc: "what comes longer than this after the load's end is late"},
+	{Name: settingOptional, Type: param.TypeSwitch, Default: "false",
+		Doc: "true: where its program is not installed, the run goes on without the arm and says so"},
+}
+
+func (g asSubject) About() kind.About {
+	return kind.About{Name: g.Name, Summary: g.Summary, Settings: slices.Concat(g.Settings, commonSettings)}
+}
+
+// make is the tracer that the options describe.
+func (g asSubject) make(o param.Values) (*Tracer, error) {
+	t, err := g.Make(o)
+	if err != nil {
+		return nil, fmt.Errorf("a tracer of kind %s %w", g.Name, err)
+	}
+	return t, nil
+}
+
+func (g asSubject) Check(o param.Values) error {
+	_, err := g.make(o)
+	return err
+}
+
+// CheckSetup sees that there is a load whose events the tracer can deliver.
+func (g asSubject) CheckSetup(s *kind.Setup, _ string, _ *kind.Part) error {
+	if s.EventLoad() == "" {
+		return fmt.Errorf("a tracer (%s) needs something to trace: give the spec a load of kind %s", g.Name, execload.Name)
+	}
+	return nil
+}
+
+func (g asSubject) Installed(_ context.Context, o param.Values) error {
+	t, err := g.make(o)
+	if err != nil {
+		return err
+	}
+	return t.Installed()
+}
+
+func (asSubject) Optional(o param.Values) bool { return o.On(settingOptional) }
+
+// Version is by the name of the program, where a command line of somebody's own says which.
+func (g asSubject) Version(ctx context.Context, o param.Values, own string) (name, version string) {
+	t, err := g.make(o)
+	switch {
+	case err != nil:
+		return g.Name, "" // Check has said why
+	case t.Self():
+		return g.Name, own
+	}
+	name = g.Name
+	if name == CommandName {
+		name = filepath.Base(t.Argv[0])
+	}
+	return name, strings.TrimPrefix(t.VersionText(ctx), name+" ")
+}
+
+// Tail is the longest that the drain can take, and then the tracer's end.
+func (g asSubject) Tail(o param.Values) time.Duration {
+	most := o.Duration(settingDrain) + o.Duration(settingLate)
+	if t, err := g.make(o); err == nil {
+		most += t.StopTime
+	}
+	return most
+}
+
+// Settling is how much longer a trial takes in which events are counted: until the tracer has started, and until the
+// counts stand still before the window and after it. 0.75 s with exectrace, 1.2 s with bpftrace.
+const Settling = 900 * time.Millisecond
+
+// TakesLonger is until its start and the load's counts have settled, before the window and after it.
+func (asSubject) TakesLonger(param.Values) time.Duration { return Settling }
+
+// Join gives the tracer to the load as what delivers its events.
+func (g asSubject) Join(t kind.Trial, _ string, part *kind.Part) (any, error) {
+	described, err := g.make(part.Options)
+	if err != nil {
+		return nil, err
+	}
+	name := t.Setup().EventLoad()
+	counting, ok := t.Joined(name).(*execload.Counting)
+	if !ok {
+		return nil, fmt.Errorf("a tracer (%s) cannot deliver the events of the load %q", g.Name, name)
+	}
+	j := &joined{trial: t, part: part, tracer: described, counting: counting}
+	counting.Deliver(j)
+	return j, nil
+}

@@ -1,0 +1,222 @@
+package tracer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strconv"
+	"time"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/placement"
+	cmdline "tare/internal/experiment/process"
+	"tare/internal/lib/scratch"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/proc"
+	"tare/internal/scale/ledger"
+	execload "tare/internal/tracing/exec"
+)
+
+// readyTimeout is for a tracer to be ready: some compile first, and may have a twentieth of a CPU to do it with.
+const readyTimeout = 2 * time.Minute
+
+// joined is a tracer in a trial. It is what delivers the events of the trial's load (execload.Deliverer).
+type joined struct {
+	trial    kind.Trial
+	part     *kind.Part
+	tracer   *Tracer
+	counting *execload.Counting
+
+	group   *placement.Group
+	running *Running     // nil before Start
+	began   time.Time    // of its process
+	own     *scratch.Dir // directory of its own
+	cpu     string       // directory of its group where CPU time is counted
+	found   *Evidence    // once it was looked at
+}
+
+// Start starts the tracer and waits until it sees every exec.
+func (j *joined) Start(ctx context.Context) error {
+	place, err := j.place()
+	if err != nil {
+		return err
+	}
+	limits := j.part.Limits.Clone()
+	if _, limited := limits["cpus"]; limited {
+		// It holds from when it is ready: to compile a program with a twentieth of a CPU takes minutes, and is not what
+		// is asked about.
+		limits["cpus"] = strconv.Itoa(runtime.NumCPU())
+	}
+	if j.group, err = j.trial.SubjectGroup("", limits); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if h, ok := j.trial.Cgroups().CPU(); ok {
+		j.cpu, _ = h.Dir(j.group.Path())
+	}
+	j.began = time.Now()
+	if j.running, err = Start(j.tracer, place, j.group.Start, j.trial.Fail); err != nil {
+		return fmt.Errorf("starting %s: %w", j.trial.Arm(), err)
+	}
+	if err := j.running.Ready(ctx, readyTimeout, j.counting.Probe); err != nil {
+		return err
+	}
+	if err := j.group.Limit(placement.Limits{CPUs: j.part.Limits.Float("cpus")}); err != nil {
+		return err
+	}
+	return j.counting.Ready(ctx)
+}
+
+// place is where and for what the tracer runs. It makes the directory, which Close removes.
+func (j *joined) place() (p Place, err error) {
+	if j.own, err = scratch.New(scratch.Large(), "tracer"); err != nil {
+		return p, err
+	}
+	p = Place{Self: j.trial.Self(), Dir: j.own.Path()}
+	p.CgroupDir, p.CgroupID = j.counting.Group()
+	p.CgroupPath = j.trial.Cgroups().V2Path(p.CgroupDir)
+	p.Port, err = cmdline.FreePort()
+	return p, err
+}
+
+// Scope is execload.Deliverer's, as are the methods until Unknown.
+func (j *joined) Scope() execload.Scope { return j.tracer.Scope }
+
+func (j *joined) Said(ctx context.Context) (execload.Said, error) { return j.running.Counts(ctx) }
+
+func (j *joined) CPUSeconds() *float64 {
+	v := cgroup.CPUTime(j.cpu)
+	if !v.OK {
+		return nil
+	}
+	return new(float64(v.N) / 1e9)
+}
+
+func (j *joined) Waits() (drain, late time.Duration) {
+	return j.part.Options.Duration(settingDrain), j.part.Options.Duration(settingLate)
+}
+
+// Stop looks at what the tracer consists of and what memory it has, and then has it end.
+func (j *joined) Stop(ctx context.Context, used *float64) error {
+	if err := j.look(used); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if j.running.Stop() {
+		j.trial.Warn("tracer-killed",
+			"%s did not end in its time when it was asked to, and was killed: what it would still have said is not known",
+			j.trial.Arm())
+	}
+	if n := j.running.Unmatched(); n > 0 {
+		j.trial.Warn("no-line-matches", "%s wrote %d lines, and not one is an event by the pattern that it is counted by",
+			j.trial.Arm(), n)
+	}
+	return nil
+}
+
+func (j *joined) Unknown() error { return j.running.Unknown(j.trial.Arm()) }
+
+// Evidence is what was found of the tracer; nil where nobody looked.
+func (j *joined) Evidence() any {
+	if j.found == nil {
+		return nil
+	}
+	return j.found
+}
+
+// Evidence is what is found out about a tracer's processes before it is told to end.
+type Evidence struct {
+	Processes []int  `json:"processes"`      // in its control group
+	RSS       uint64 `json:"rss_bytes"`      // of these, added up: resident sets before they were told to end
+	RSSPeak   uint64 `json:"rss_peak_bytes"` // likewise: the highest that each has had
+	// MemoryPeak is the most memory that the kernel has charged to the group, in bytes; null where it does not tell.
+	MemoryPeak *uint64 `json:"memory_peak_bytes"`
+	// CPUSeconds is the CPU time of the group from when all was set up until it was told to end; null where that is not
+	// known.
+	CPUSeconds *float64 `json:"cpu_seconds"`
+}
+
+// Resident is the interface Resident's.
+func (e *Evidence) Resident() (now, peak uint64) { return e.RSS, e.RSSPeak }
+
+// GroupPeak is Resident's.
+func (e *Evidence) GroupPeak() *uint64 { return e.MemoryPeak }
+
+// look finds the tracer's processes, their memory, and the programs and maps that are theirs. used is
+// Evidence.CPUSeconds.
+func (j *joined) look(used *float64) error {
+	pids, err := processesIn(j.group.V2Dir())
+	if err != nil {
+		return err
+	}
+	j.found = &Evidence{Processes: pids, MemoryPeak: j.trial.Cgroups().MemoryPeak(j.group.Path()), CPUSeconds: used}
+	for _, pid := range pids {
+		now, peak, err := proc.FS{}.Resident(pid)
+		if errors.Is(err, proc.ErrGone) {
+			continue // it has none any more
+		}
+		if err != nil {
+			return err
+		}
+		j.found.RSS, j.found.RSSPeak = j.found.RSS+now, j.found.RSSPeak+peak
+	}
+	objects := objectsOf(j.trial.Record().Ledger, pids, j.began)
+	raw, err := json.Marshal(struct {
+		kind.Objects
+		*Evidence
+	}{objects, j.found})
+	if err != nil {
+		return fmt.Errorf("encoding what was found of %s: %w", j.trial.Arm(), err)
+	}
+	j.trial.SetSubject(objects, raw)
+	return nil
+}
+
+// objectsOf are the programs and maps of a ledger that processes hold, and programs that were loaded since the
+// processes began and are held by nobody but a file (pinned).
+func objectsOf(l *ledger.Ledger, pids []int, began time.Time) kind.Objects {
+	mine := func(holders []ledger.Owner) bool {
+		return slices.ContainsFunc(holders, func(o ledger.Owner) bool { return slices.Contains(pids, o.PID) })
+	}
+	objects := kind.Objects{Programs: []kind.Object{}, Maps: []kind.Object{}}
+	began = began.Add(-100 * time.Millisecond) // the kernel's clock of loading is not that of the day
+	for _, p := range l.Programs {
+		pinned := len(p.Owners) == 0 && !p.Unloaded && p.LoadedAt != nil && p.LoadedAt.After(began)
+		if mine(p.Owners) || pinned {
+			objects.Programs = append(objects.Programs, kind.Object{ID: p.ID, Name: p.Name})
+		}
+	}
+	for _, m := range l.Maps {
+		if mine(m.HeldBy) {
+			objects.Maps = append(objects.Maps, kind.Object{ID: m.ID, Name: m.Name})
+		}
+	}
+	return objects
+}
+
+// processesIn lists the processes in a group of v2, and in groups that they made below it.
+func processesIn(dir string) ([]int, error) {
+	pids := cmdline.Members(dir)
+	if len(pids) == 0 {
+		return nil, errors.New("listing the processes of the tracer: no process is left in its control group")
+	}
+	return pids, nil
+}
+
+// Close kills the tracer, if it has not ended, and removes its files.
+func (j *joined) Close() error {
+	if j.running != nil {
+		j.running.Kill()
+	}
+	if err := j.own.Close(); err != nil {
+		return fmt.Errorf("removing the tracer's files: %w", err)
+	}
+	return nil
+}

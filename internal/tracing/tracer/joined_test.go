@@ -1,0 +1,432 @@
+package tracer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/placement"
+	"tare/internal/experiment/record"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/lib/param"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/ledger"
+	execload "tare/internal/tracing/exec"
+	"tare/internal/tracing/execs"
+)
+
+// playCommand has the test binary play a tracer: play SCOPE CGROUP-ID HOLD [BLIND].
+const playCommand = "play"
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == placement.EnterCommand {
+		err := placement.Enter(os.Args[2:])
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(int(fault.CodeOf(err)))
+	}
+	if len(os.Args) > 4 && os.Args[1] == playCommand {
+		if err := play(os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// play writes a line for every exec that the kernel counts, so long after it was counted, until it is interrupted.
+// For the time that it is blind it sees nothing.
+func play(args []string) error {
+	id, err := strconv.ParseUint(args[1], 10, 64)
+	if err != nil {
+		return err
+	}
+	hold, err := time.ParseDuration(args[2])
+	if err != nil {
+		return err
+	}
+	if len(args) > 3 {
+		blind, err := time.ParseDuration(args[3])
+		if err != nil {
+			return err
+		}
+		time.Sleep(blind)
+	}
+	counter, err := execs.Open()
+	if err != nil {
+		return err
+	}
+	defer counter.Close()
+	if err := counter.Watch(id); err != nil {
+		return err
+	}
+	interrupted := make(chan os.Signal, 1)
+	signal.Notify(interrupted, os.Interrupt)
+	fmt.Println("ready")
+	type seen struct {
+		at time.Time
+		n  uint64
+	}
+	var held []seen
+	written := uint64(0)
+	for ended := false; !ended; {
+		select {
+		case <-interrupted:
+			ended = true
+		case <-time.After(2 * time.Millisecond):
+		}
+		counts, err := counter.Read()
+		if err != nil {
+			return err
+		}
+		n := counts.Groups[id]
+		if args[0] == string(execload.ScopeMachine) {
+			n = counts.All
+		}
+		held = append(held, seen{time.Now(), n})
+		for len(held) > 0 && (ended || time.Since(held[0].at) >= hold) {
+			fmt.Print(strings.Repeat("event\n", int(held[0].n-written)))
+			written, held = held[0].n, held[1:]
+		}
+	}
+	return nil
+}
+
+// aTrial is a trial with a load of execs and a tracer, as far as these know it: groups and kernel are real. The test
+// makes the execs that the load would.
+type aTrial struct {
+	kind.Trial // nil: nothing else may be called
+
+	t       *testing.T
+	self    string
+	dir     string
+	layout  *cgroup.Layout
+	tree    *placement.Tree
+	setup   *kind.Setup
+	joined  map[string]any
+	ended   chan struct{} // closed when the load has its result
+	result  load.Result
+	record  record.Trial
+	objects *kind.Objects
+	raw     json.RawMessage
+	codes   []string // of warnings
+}
+
+func (x *aTrial) Self() string              { return x.self }
+func (x *aTrial) Dir() string               { return x.dir }
+func (x *aTrial) Arm() string               { return "mine" }
+func (x *aTrial) Setup() *kind.Setup        { return x.setup }
+func (x *aTrial) Cgroups() *cgroup.Layout   { return x.layout }
+func (x *aTrial) Joined(load string) any    { return x.joined[load] }
+func (x *aTrial) Result(string) load.Result { return x.result }
+func (x *aTrial) Process(string) kind.Process {
+	return loadProcess{ended: x.ended}
+}
+func (x *aTrial) PartGroup(load string) (*placement.Group, error) {
+	return x.tree.Group(path.Join(kind.WorkGroup, load), placement.Limits{})
+}
+func (x *aTrial) SubjectGroup(string, param.Values) (*placement.Group, error) {
+	return x.tree.Group(kind.SubjectGroup, placement.Limits{})
+}
+func (x *aTrial) SetSubject(o kind.Objects, raw json.RawMessage) { x.objects, x.raw = &o, raw }
+func (x *aTrial) Record() *record.Trial                          { return &x.record }
+func (x *aTrial) Fail(err error)                                 { x.t.Errorf("it ended by itself: %v", err) }
+func (x *aTrial) Warn(code, _ string, _ ...any)                  { x.codes = append(x.codes, code) }
+
+// loadProcess is a load that ends when the test says so.
+type loadProcess struct {
+	kind.Process
+
+	ended chan struct{}
+}
+
+func (p loadProcess) Finished() <-chan struct{} { return p.ended }
+func (p loadProcess) Ended() <-chan struct{}    { return nil }
+
+const loadName = "execs"
+
+var trials int // so far; each has groups of its own
+
+// newTrial joins the load and a tracer by its options.
+func newTrial(t *testing.T, o param.Values) (*aTrial, *execload.Counting, *joined) {
+	t.Helper()
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	trials++
+	tree, err := placement.NewTree(layout, fmt.Sprintf("tracer-%d", trials))
+	if err != nil {
+		t.Fatal(err)
+	}
+	part := &kind.Part{Kind: CommandLine(), Options: o, Limits: param.Values{}}
+	x := &aTrial{
+		t: t, self: self, dir: t.TempDir(), layout: layout, tree: tree, joined: map[string]any{}, ended: make(chan struct{}),
+		setup: &kind.Setup{
+			Loads: map[string]*kind.Part{loadName: {Kind: kind.Find(kind.Load, execload.Name)}},
+			Arms:  map[string]*kind.Part{"mine": part},
+		},
+		record: record.Trial{Ledger: &ledger.Ledger{}},
+	}
+	join := func(p *kind.Part, name string) any {
+		made, err := p.Kind.(kind.Joiner).Join(x, name, p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return made
+	}
+	counting := join(x.setup.Loads[loadName], loadName).(*execload.Counting)
+	x.joined[loadName] = counting
+	j := join(part, "mine").(*joined)
+	t.Cleanup(func() {
+		// As the engine does: subjects first, and groups last.
+		if err := errors.Join(j.Close(), counting.Close(), tree.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return x, counting, j
+}
+
+// exec makes execs in the load's group.
+func (x *aTrial) exec(c *execload.Counting, n int) {
+	x.t.Helper()
+	for range n {
+		if err := c.Probe(x.t.Context()); err != nil {
+			x.t.Fatal(err)
+		}
+	}
+}
+
+// run goes through a trial in which the load makes execs, and others make some when the load has ended.
+func (x *aTrial) run(c *execload.Counting, j *joined, made, others int) *record.Events {
+	x.t.Helper()
+	ctx := x.t.Context()
+	must := func(err error) {
+		x.t.Helper()
+		if err != nil {
+			x.t.Fatal(err)
+		}
+	}
+	must(j.Start(ctx))
+	x.exec(c, 2) // the load's own start
+	must(c.Before(ctx))
+	must(c.Begun(ctx, role.Schedule{Begin: pace.Now()}))
+	x.exec(c, made)
+	x.result.Counts = map[string]float64{execload.CountMade: float64(made)}
+	close(x.ended)
+	_, lateAfter := j.Waits()
+	time.Sleep(lateAfter + 50*time.Millisecond)
+	for range others {
+		must(exec.CommandContext(ctx, "true").Run())
+	}
+	must(c.After(ctx))
+	return x.record.Events
+}
+
+func playing(scope execload.Scope, args string) param.Values {
+	return param.Values{
+		"command": "{self} " + playCommand + " " + string(scope) + " {cgroup_id} " + args,
+		"lines":   "^event", "scope": string(scope), "ready": "^ready", "drain": "5s", "late-after": "1s",
+	}
+}
+
+func root(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: it counts execs in the kernel")
+	}
+}
+
+// TestTracerInATrial: what the kernel counts, what is delivered and the harness's own are told apart to the exec.
+func TestTracerInATrial(t *testing.T) {
+	root(t)
+	x, c, j := newTrial(t, playing(execload.ScopeGroup, "0s"))
+	e := x.run(c, j, 7, 3)
+	if e.Generated != 7 || e.Counted != 7 || *e.Expected != 7 || *e.AtMost != 7 || *e.Delivered != 7 || *e.Late != 0 {
+		t.Errorf("%s", text(e))
+	}
+	if e.Offset.Counted != 2 || *e.Offset.Delivered != 2 || e.Elsewhere < 3 || e.Scope != "group" || e.SaidLost != nil {
+		t.Errorf("%s", text(e))
+	}
+	found, ok := j.Evidence().(*Evidence)
+	if !ok || !slices.Equal(found.Processes, []int{j.running.PID()}) || found.RSSPeak < found.RSS || found.RSS < 1<<20 {
+		t.Errorf("found %+v", found)
+	}
+	var raw map[string]any
+	if err := json.Unmarshal(x.raw, &raw); err != nil || x.objects == nil {
+		t.Fatalf("%s: %v", x.raw, err)
+	}
+	for _, name := range []string{
+		"programs", "maps", "processes", "rss_bytes", "rss_peak_bytes", "memory_peak_bytes", "cpu_seconds",
+	} {
+		if _, has := raw[name]; !has {
+			t.Errorf("the record of the subject has no %s: %s", name, x.raw)
+		}
+	}
+	if len(x.codes) > 0 {
+		t.Errorf("warnings %v", x.codes)
+	}
+}
+
+// TestLateInATrial: of the same tracer, the load's own are late, and those of others are not.
+func TestLateInATrial(t *testing.T) {
+	root(t)
+	// One exec alone: where execs take long, the first of several would be delivered before the last was made.
+	held := playing(execload.ScopeGroup, "2s")
+	held["late-after"] = "100ms"
+	x, c, j := newTrial(t, held)
+	e := x.run(c, j, 1, 0)
+	for tries := 0; tries < 3 && *e.Offset.Delivered < int64(e.Offset.Counted); tries++ {
+		// A machine that stood still before the load: what the harness execs itself came in the window.
+		x, c, j = newTrial(t, held)
+		e = x.run(c, j, 1, 0)
+	}
+	if *e.Delivered != 1 || *e.Late != 1 {
+		t.Errorf("held back for two seconds: %s", text(e))
+	}
+	x, c, j = newTrial(t, playing(execload.ScopeMachine, "0s"))
+	if e := x.run(c, j, 5, 20); e.Counted != 5 || *e.Delivered < 25 || *e.Late != 0 || e.Scope != "machine" {
+		t.Errorf("execs of others in the drain: %s", text(e))
+	}
+}
+
+// TestReadyByProbe: a tracer that does not say when it sees everything is waited for until it delivers, and no longer.
+func TestReadyByProbe(t *testing.T) {
+	root(t)
+	for _, blind := range []time.Duration{0, 700 * time.Millisecond} {
+		o := playing(execload.ScopeGroup, "0s "+blind.String())
+		delete(o, "ready")
+		o["ready-probe"] = "true"
+		x, c, j := newTrial(t, o)
+		e := x.run(c, j, 7, 0)
+		if e.Generated != 7 || e.Counted != 7 || *e.Delivered != 7 || *e.Expected != 7 {
+			t.Errorf("blind for %v: %s", blind, text(e))
+		}
+		// The probes are in the offset: those that it did not see are counted there, and not delivered.
+		unseen := e.Offset.Counted - *e.Offset.Delivered
+		if *e.Offset.Delivered < 3 || blind > 0 && unseen == 0 {
+			t.Errorf("blind for %v: %s", blind, text(e))
+		}
+	}
+}
+
+// TestNeverReadyByProbe: one that delivers nothing is given up, and one that ends meanwhile says why.
+func TestNeverReadyByProbe(t *testing.T) {
+	tr := shell(`trap 'exit 0' INT; echo nothing; while :; do sleep 0.01; done`)
+	tr.Ready = Ready{Probe: true}
+	made := 0
+	probe := func(context.Context) error { made++; return nil }
+	r := start(t, tr, Place{}, unasked(t))
+	err := r.Ready(t.Context(), 200*time.Millisecond, probe)
+	says := fmt.Sprintf("sh delivered none of %d execs within 200ms", made)
+	if err == nil || !strings.Contains(err.Error(), says) || made == 0 || made > 5 {
+		t.Errorf("after %d probes: %v", made, err)
+	}
+	r.Stop()
+	tr = shell(`sleep 0.1; echo no program >&2; exit 3`)
+	tr.Ready = Ready{Probe: true}
+	r = start(t, tr, Place{}, func(error) {})
+	err = r.Ready(t.Context(), time.Minute, probe)
+	if err == nil || !strings.Contains(err.Error(), "before it was ready: exit status 3; its last words: no program") {
+		t.Errorf("one that ends: %v", err)
+	}
+	cause := errors.New("no exec")
+	tr = shell(`trap 'exit 0' INT; while :; do sleep 0.01; done`)
+	tr.Ready = Ready{Probe: true}
+	r = start(t, tr, Place{}, unasked(t))
+	if err := r.Ready(t.Context(), time.Minute, func(context.Context) error { return cause }); !errors.Is(err, cause) {
+		t.Errorf("where no exec can be made: %v", err)
+	}
+	r.Stop()
+}
+
+// TestGuests: every tracer of the catalogue is a subject, and is checked before a run.
+func TestGuests(t *testing.T) {
+	events := map[string]*kind.Part{loadName: {Kind: kind.Find(kind.Load, execload.Name)}}
+	for _, e := range Catalogue {
+		g := kind.Find(kind.Subject, e.Name)
+		if e.Name == CommandName {
+			g = CommandLine() // a subject by way of package subject/command
+		}
+		if g == nil {
+			t.Errorf("%s is no subject", e.Name)
+			continue
+		}
+		var names []string
+		for _, s := range g.About().Settings {
+			if slices.Contains(names, s.Name) {
+				t.Errorf("%s has two settings %s", e.Name, s.Name)
+			}
+			names = append(names, s.Name)
+		}
+		check := g.(kind.SetupChecker).CheckSetup
+		if err := check(&kind.Setup{Loads: events}, "arms.mine", nil); err != nil {
+			t.Errorf("%s: %v", e.Name, err)
+		}
+		want := "a tracer (" + e.Name + ") needs something to trace: give the spec a load of kind exec"
+		if err := check(&kind.Setup{}, "arms.mine", nil); err == nil || err.Error() != want {
+			t.Errorf("%s without events: %v", e.Name, err)
+		}
+	}
+}
+
+// TestGuestOfACommand: a command line of somebody's own goes by its program.
+func TestGuestOfACommand(t *testing.T) {
+	g := asSubject{Lookup(CommandName)}
+	o := param.Values{
+		"command": "no-such-tracer-anywhere", "lines": "", "version": "echo v7", "drain": "1s", "late-after": "100ms",
+	}
+	if err := g.Check(o); err != nil {
+		t.Error(err)
+	}
+	err := g.Check(param.Values{"command": "mine"})
+	if err == nil || !strings.HasPrefix(err.Error(), "a tracer of kind command does not say how") {
+		t.Errorf("one that nobody can count: %v", err)
+	}
+	if err := g.Installed(t.Context(), o); fault.CodeOf(err) != fault.Machine || !strings.Contains(err.Error(), "not installed") {
+		t.Errorf("one that is not there: %v", err)
+	}
+	if g.Optional(o) || !g.Optional(param.Values{"optional": "true"}) {
+		t.Error("whether a run may go on without it is not as asked")
+	}
+	if name, version := g.Version(t.Context(), o, "own"); name != "no-such-tracer-anywhere" || version != "v7" {
+		t.Errorf("it is %s %s", name, version)
+	}
+	name, version := asSubject{Lookup("exectrace")}.Version(t.Context(), nil, "own")
+	if name != "exectrace" || version != "own" {
+		t.Errorf("Tare's own is %s %s", name, version)
+	}
+	if got := g.Tail(o); got != stopTime+1100*time.Millisecond {
+		t.Errorf("it takes at most %v", got)
+	}
+	o["stop"] = "2s"
+	if got := g.Tail(o); got != 3100*time.Millisecond {
+		t.Errorf("told to stop in 2s it takes at most %v", got)
+	}
+}
+
+func text(e *record.Events) string {
+	b, err := json.Marshal(e)
+	if err != nil {
+		return err.Error()
+	}
+	return string(b)
+}

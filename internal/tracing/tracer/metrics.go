@@ -1,0 +1,277 @@
+package tracer
+
+import (
+	"slices"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
+	execload "tare/internal/tracing/exec"
+)
+
+// The names and units that more than one metric has.
+const (
+	cpuPerKiloevent = "cpu_seconds_per_kiloevent"
+	perKiloevent    = quantity.Seconds + " per kiloevent"
+)
+
+// Metrics are what a trial tells of a tracer: what became of the events, and what that cost. All tracers share them.
+func (asSubject) Metrics() []measured.Metric { return metrics }
+
+// Metrics are those of all tracers, for other subjects that are programs of somebody else's.
+func Metrics() []measured.Metric { return metrics }
+
+// Finder is a subject that finds its own processes whether events are counted or not.
+type Finder interface{ FindsProcesses() }
+
+// Resident is evidence that tells the memory of a subject's processes.
+type Resident interface {
+	Resident() (now, peak uint64) // resident sets added up, and the highest that each has had, in bytes
+	GroupPeak() *uint64           // most memory that was charged to their group, in bytes; nil where that is not known
+}
+
+var metrics = []measured.Metric{
+	event("events_delivered", metric.Higher, func(e *record.Events) *int64 { return e.Delivered },
+		"Events that the tracer delivered, until it had ended, less what it had delivered before the load began. Left out "+
+			"where there is no tracer, as all that follow."),
+	event("events_lost", metric.Lower, lost,
+		"Events that the tracer had to deliver and did not: those that the kernel counted in the load's control group (for "+
+			"one that traces the whole machine: everywhere), less `events_delivered`; 0 where it delivered more."),
+	event("events_extra", metric.Lower, extra,
+		"Events that it delivered beyond those that there were; 0 where it delivered fewer. Of one that traces the whole "+
+			"machine the harness's own, before the load, are taken for such that there were."),
+	event("events_late", metric.Lower, func(e *record.Events) *int64 { return e.Late },
+		"Events of the load that it delivered more than `late-after` after the load's end: too late for whoever watches, "+
+			"and not lost. Of one that traces the whole machine, what others execed meanwhile is not among them."),
+	event("events_said_lost", metric.Lower, func(e *record.Events) *int64 { return e.SaidLost },
+		"Events that it says itself it lost. Left out where it never says."),
+	event("events_unsaid", metric.Lower, unsaid,
+		"How far that is from `events_lost`, in whichever way: what it loses without saying so, or says without having lost "+
+			"it. Left out where it never says."),
+	share("events", "events_lost_share", eventShare(lost, func(e *record.Events) *int64 { return e.Expected }),
+		"Part of the events that the tracer had to deliver which it lost, pooled over the trials of an arm. Losses come in "+
+			"bursts, so events are no independent samples: the interval is too narrow where some are lost."),
+	share("events", "events_late_share", eventShare(
+		func(e *record.Events) *int64 { return e.Late }, func(e *record.Events) *int64 { return e.Delivered }),
+		"Part of the events delivered which came late, pooled likewise."),
+	share("", "lossy_trial_share", lossyTrials,
+		"Part of the trials of an arm in which the tracer lost any event. Trials are independent: where none of n lost any, "+
+			"fewer than 3 in n such trials do, at 95 %."),
+	{
+		Definition: metric.Definition{
+			Name: cpuPerKiloevent, Unit: perKiloevent, Rank: metric.RankCPU, Pool: metric.PerEvent, Cost: true,
+			Family: "cpu", What: "CPU time", Per: "kiloevent",
+			Better: metric.Lower, Needs: measured.NeedEventCost, Headline: true,
+			How: "What the tracer takes of CPU time per 1,000 events: the sum of the next two." + measured.NoSubject,
+		},
+		Value: execload.WhereEvents(func(m *measured.Measured) (float64, bool) {
+			agent, ok1 := agentPerKiloevent(m)
+			programs, ok2 := programsPerKiloevent(m)
+			return agent + programs, ok1 && ok2
+		}),
+	},
+	{
+		Definition: metric.Definition{
+			Name: "agent_cpu_seconds_per_kiloevent", Unit: perKiloevent, Rank: metric.RankOther, Pool: metric.PerEvent,
+			Cost: true, Better: metric.Lower, Needs: measured.NeedAgentCost,
+			How: "CPU time of the tracer's control group, its processes, from when all was set up until the tracer was told " +
+				"to end, per 1,000 events that the kernel counted in that time: what a tracer puts off until the load has " +
+				"ended is in it." + measured.NoSubject,
+		},
+		Value: execload.WhereEvents(agentPerKiloevent),
+	},
+	{
+		Definition: metric.Definition{
+			Name: "bpf_seconds_per_kiloevent", Unit: perKiloevent, Rank: metric.RankBPF, Pool: metric.PerEvent, Cost: true,
+			Family: "bpf", What: "kernel time", Per: "kiloevent",
+			Better: metric.Lower, Needs: measured.NeedEventCost,
+			How: "Run time of its eBPF programs, which the kernel charges to whoever execs, per 1,000 events made. Rates by " +
+				"their own windows, the ledger's and the load's. Its programs are those that its processes hold, and pinned " +
+				"ones that came with it." + measured.NoSubject,
+		},
+		Value: programsPerKiloevent,
+	},
+	{
+		Definition: metric.Definition{
+			Name: "memory_peak_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
+			Family: "memory",
+			Better: metric.Lower, Needs: measured.NeedMemory,
+			How: "Of the control group of a tracer or command, which is new in each trial: the most memory of any kind that " +
+				"the kernel has charged to it until it was told to end, page cache included (memory.peak, or max_usage of v1)." +
+				measured.NoSubject,
+		},
+		Value: inBytes(Resident.GroupPeak),
+	},
+	{
+		Definition: metric.Definition{
+			Name: "rss_bytes", Unit: quantity.Bytes, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
+			Family: "rss", Clause: "has {} resident",
+			Better: metric.Lower, Needs: measured.NeedMemory, Headline: true,
+			How: "Resident sets of the processes of a tracer or command (VmRSS), added up, before it was told to end. " +
+				"Pages that several share, such as of programs and libraries, count in each." + measured.NoSubject,
+		},
+		Value: inBytes(residentNow),
+	},
+	{
+		Definition: metric.Definition{
+			Name: "rss_peak_bytes", Unit: quantity.Bytes, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
+			Family: "rss",
+			Better: metric.Lower, Needs: measured.NeedMemory,
+			How: "The highest that each of these has been since the process began (VmHWM), added up: its start is in it." +
+				measured.NoSubject,
+		},
+		Value: inBytes(residentPeak),
+	},
+	{
+		Definition: metric.Definition{
+			Name: "node_max_" + cpuPerKiloevent, Unit: perKiloevent, Rank: metric.RankOther, Pool: metric.Nodes,
+			Better: metric.Lower, Needs: measured.NeedEventCost, Of: cpuPerKiloevent,
+			How: "The largest `cpu_seconds_per_kiloevent` of a node. Only of trials on nodes, and of tracers.",
+		},
+		Value: costliestNode,
+	},
+}
+
+// event is a metric that is one of the counts of events, or made of them.
+func event(name string, better metric.Direction, of func(*record.Events) *int64, how string) measured.Metric {
+	return measured.Metric{
+		Definition: metric.Definition{
+			Name: name, Unit: quantity.Count, Rank: metric.RankEvents, Pool: metric.Sum, Cost: true, Better: better,
+			Needs: measured.NeedEvents, Headline: name == "events_lost", Family: "events", How: how,
+		},
+		Value: execload.Count(of),
+	}
+}
+
+// share is a metric that is a part of counts, pooled over trials.
+func share(family, name string, count func(*measured.Measured) (in, of int), how string) measured.Metric {
+	return measured.Metric{
+		Definition: metric.Definition{
+			Name: name, Unit: quantity.Part, Rank: metric.RankEvents, Pool: metric.Counts, Better: metric.Lower,
+			Needs: measured.NeedEvents, Family: family, How: how,
+		},
+		Count: count,
+	}
+}
+
+func lost(e *record.Events) *int64 {
+	if e.Expected == nil || e.Delivered == nil {
+		return nil
+	}
+	return new(max(*e.Expected-*e.Delivered, 0))
+}
+
+func extra(e *record.Events) *int64 {
+	if e.AtMost == nil || e.Delivered == nil {
+		return nil
+	}
+	return new(max(*e.Delivered-*e.AtMost, 0))
+}
+
+func unsaid(e *record.Events) *int64 {
+	n := lost(e)
+	if n == nil || e.SaidLost == nil {
+		return nil
+	}
+	return new(max(*n-*e.SaidLost, *e.SaidLost-*n))
+}
+
+// eventShare is a part of events, to be pooled.
+func eventShare(part, of func(*record.Events) *int64) func(*measured.Measured) (int, int) {
+	return func(m *measured.Measured) (int, int) {
+		if m.Events == nil {
+			return 0, 0
+		}
+		n, all := part(m.Events), of(m.Events)
+		if n == nil || all == nil {
+			return 0, 0
+		}
+		return int(*n), int(*all)
+	}
+}
+
+func lossyTrials(m *measured.Measured) (in, of int) {
+	if m.Events == nil {
+		return 0, 0
+	}
+	n := lost(m.Events)
+	switch {
+	case n == nil:
+		return 0, 0
+	case *n > 0:
+		return 1, 1
+	}
+	return 0, 1
+}
+
+// evidenceOf is what was found of the trial's tracer, whichever it is; nil where nothing was.
+func evidenceOf(m *measured.Measured) *Evidence {
+	for _, found := range m.Evidence {
+		if e, ok := found.(*Evidence); ok {
+			return e
+		}
+	}
+	return nil
+}
+
+// agentPerKiloevent is the CPU time of the tracer's processes per 1,000 events.
+func agentPerKiloevent(m *measured.Measured) (float64, bool) {
+	e := evidenceOf(m)
+	switch {
+	case m.Subject == nil:
+		return 0, true
+	case e == nil || e.CPUSeconds == nil || m.Events.Counted <= 0:
+		return 0, false
+	}
+	return *e.CPUSeconds / float64(m.Events.Counted) * 1000, true
+}
+
+// programsPerKiloevent is the run time of the tracer's eBPF programs per 1,000 events.
+var programsPerKiloevent = execload.PerKiloevent((*measured.Measured).BPFRate)
+
+// inBytes is a number of bytes that was found of the subject's processes; 0 without one, where a subject of another arm
+// has it.
+func inBytes(of func(Resident) *uint64) func(*measured.Measured) (float64, bool) {
+	return func(m *measured.Measured) (float64, bool) {
+		if m.Subject == nil {
+			return 0, m.Events != nil || slices.ContainsFunc(m.Setup.Subjects(), findsProcesses)
+		}
+		for _, found := range m.Evidence {
+			if r, ok := found.(Resident); ok && of(r) != nil {
+				return float64(*of(r)), true
+			}
+		}
+		return 0, false
+	}
+}
+
+func findsProcesses(p *kind.Part) bool {
+	_, finds := p.Kind.(Finder)
+	return finds
+}
+
+func residentNow(r Resident) *uint64 {
+	now, _ := r.Resident()
+	return &now
+}
+
+func residentPeak(r Resident) *uint64 {
+	_, peak := r.Resident()
+	return &peak
+}
+
+func costliestNode(m *measured.Measured) (most float64, ok bool) {
+	for _, n := range m.Nodes {
+		if n.Failed != "" {
+			continue
+		}
+		v, has := n.Trial.Metrics[cpuPerKiloevent]
+		if !has {
+			return 0, false
+		}
+		most, ok = max(most, v), true
+	}
+	return most, ok
+}

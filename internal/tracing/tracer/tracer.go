@@ -1,0 +1,177 @@
+// Package tracer runs tracing agents as subjects: programs, ours or anybody's, that say something of every exec that
+// they see. A tracer is a command line, and rules by which it shows that it is ready, what it has delivered, and what
+// it says it lost. What is delivered is counted here, on its output; whether that is all there was to deliver is for
+// others to say, who have counts of their own.
+package tracer
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	cmdline "tare/internal/experiment/process"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/near"
+	execload "tare/internal/tracing/exec"
+)
+
+// Scopes are the words for whose execs a tracer delivers.
+var Scopes = []string{string(execload.ScopeGroup), string(execload.ScopeMachine)}
+
+// Tracer is how one tracer is run and read.
+type Tracer struct {
+	Argv        []string          // the program and its arguments
+	Env         []string          // variables beside those of this process, as NAME=value
+	Filesystems []filesystem      // that it needs; those not mounted it gets in a mount namespace of its own
+	Files       map[string]string // written into Place.Dir before it starts, by name
+	Version     []string          // prints the version; empty: it has none to tell
+	Ready       Ready
+	Delivered   Source
+	Lost        *Source // nil: it does not say
+	Scope       execload.Scope
+	Stop        syscall.Signal // tells it to end, and to deliver what it still has
+	StopTime    time.Duration  // that it gets for it
+	Ask         syscall.Signal // has it write its totals at once; 0: it writes them when it likes
+	Install     string         // where to get it, for people
+}
+
+// Ready is how a tracer shows that it sees every exec from now on: by a line that matches, on either stream; then by
+// a time; then by delivering one of the execs that are made for it to see. Where it has none of these it is ready at
+// once.
+type Ready struct {
+	Pattern *regexp.Regexp
+	After   time.Duration
+	Probe   bool
+}
+
+// Stream is one of the outputs of a process.
+type Stream string
+
+// The streams.
+const (
+	Stdout Stream = "stdout"
+	Stderr Stream = "stderr"
+)
+
+// Streams are the words for them.
+var Streams = []string{string(Stdout), string(Stderr)}
+
+// Source is where a number of events comes from. One of the four is set.
+type Source struct {
+	Stream Stream    // of the first three; empty: both
+	Lines  *matcher  // every line that matches is one event
+	Sum    *matcher  // numbers in lines, added up: what the first group of the pattern captures
+	JSON   []string  // a path into lines of JSON, to a running total: the latest counts
+	Metric *selector // a Prometheus metric, all samples that match added up
+	URL    string    // of the metric
+}
+
+// Place is where and for what a tracer is started.
+type Place struct {
+	Self       string // path of the tare binary
+	CgroupDir  string // the v2 directory of the control group whose execs are counted
+	CgroupID   uint64 // its id, as bpf_get_current_cgroup_id gives it
+	CgroupPath string // its path below the mount of v2, from /
+	Dir        string // a directory of its own, which is removed when it has ended
+	Port       int    // a TCP port that is free
+}
+
+// placeholders are what a command line may have in braces, in the order of the documentation.
+var placeholders = []struct {
+	name  string
+	value func(Place) string
+}{
+	{"self", func(p Place) string { return p.Self }},
+	{"cgroup_dir", func(p Place) string { return p.CgroupDir }},
+	{"cgroup_id", func(p Place) string { return strconv.FormatUint(p.CgroupID, 10) }},
+	{"cgroup_path", func(p Place) string { return p.CgroupPath }},
+	{"dir", func(p Place) string { return p.Dir }},
+	{"port", func(p Place) string { return strconv.Itoa(p.Port) }},
+}
+
+var braces = regexp.MustCompile(`\{[a-z_]+\}`)
+
+// checkPlaceholders finds those that are misspelt. Braces around anything else are the tracer's own.
+func checkPlaceholders(text string) error {
+	names := make([]string, len(placeholders))
+	for i, h := range placeholders {
+		names[i] = h.name
+	}
+	for _, in := range braces.FindAllString(text, -1) {
+		name := in[1 : len(in)-1]
+		if meant := near.Name(name, names); meant != "" && meant != name {
+			return fmt.Errorf("has %s, which stands for nothing; did you mean {%s}?", in, meant)
+		}
+	}
+	return nil
+}
+
+// fill replaces the placeholders.
+func (p Place) fill(texts ...string) []string {
+	pairs := make([]string, 0, 2*len(placeholders))
+	for _, h := range placeholders {
+		pairs = append(pairs, "{"+h.name+"}", h.value(p))
+	}
+	r := strings.NewReplacer(pairs...)
+	filled := make([]string, len(texts))
+	for i, t := range texts {
+		filled[i] = r.Replace(t)
+	}
+	return filled
+}
+
+// self is the placeholder for the tare binary.
+const self = "{self}"
+
+// Self says whether the tracer is a role of the tare binary.
+func (t *Tracer) Self() bool { return t.Argv[0] == self }
+
+// Installed says whether the program is there. The error is a *fault.Error of code Machine that says where to get it.
+func (t *Tracer) Installed() error {
+	if t.Self() {
+		return nil
+	}
+	if _, err := exec.LookPath(t.Argv[0]); err != nil {
+		return fault.New(fault.Machine, t.Argv[0], t.Install, "not installed")
+	}
+	return nil
+}
+
+// VersionText is what the program says of its version, in one line; empty where it says nothing.
+func (t *Tracer) VersionText(ctx context.Context) string { return cmdline.FirstLine(ctx, t.Version...) }
+
+// VersionOf is what a command line says, in one line, that prints a version; empty where it says nothing.
+func VersionOf(ctx context.Context, line string) string {
+	argv, err := cmdline.Words(line)
+	if err != nil {
+		return ""
+	}
+	return cmdline.FirstLine(ctx, argv...)
+}
+
+// printable is text for a terminal: what else is in it is left out.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f || r == '\uFFFD' {
+			return -1
+		}
+		return r
+	}, strings.ToValidUTF8(text, ""))
+}
+
+// signals are those that a spec can name.
+var signals = map[string]syscall.Signal{
+	"INT": syscall.SIGINT, "TERM": syscall.SIGTERM, "QUIT": syscall.SIGQUIT, "HUP": syscall.SIGHUP,
+	"USR1": syscall.SIGUSR1, "USR2": syscall.SIGUSR2,
+}
+
+// StopSignals and AskSignals are the words for signals.
+var (
+	StopSignals = []string{"INT", "TERM", "QUIT", "HUP"}
+	AskSignals  = []string{"USR1", "USR2", "HUP"}
+)

@@ -1,0 +1,103 @@
+// Package burn is the application that keeps CPUs busy (tare app burn): a neighbour that wants all of the machine,
+// beside which what is weighed must get its turn. It uses CPU time and nothing else.
+package burn
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/role"
+	"tare/internal/lib/pace"
+	"tare/internal/lib/param"
+)
+
+// Options is what is kept busy.
+type Options struct {
+	Share float64 // of every CPU that the process may run on, above 0 to 1; 0: of none, it only waits
+}
+
+// Ready is the data of its ready message.
+type Ready struct {
+	Threads int `json:"threads"`
+}
+
+// period is the time of which a share is used.
+const period = 10 * time.Millisecond
+
+// Serve burns until the context ends, from before it calls ready: one thread on each CPU that this process may run on.
+func Serve(ctx context.Context, o Options, ready func(Ready) error) error {
+	if err := (param.Values{"share": param.Number(o.Share)}).Check(Settings); err != nil {
+		return err
+	}
+	var allowed unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
+		return fmt.Errorf("reading the CPUs that a process may run on: %w", err)
+	}
+	threads := 0
+	if o.Share > 0 {
+		threads = allowed.Count()
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	pinned := make(chan error, threads)
+	for cpu, n := 0, 0; n < threads; cpu++ {
+		if allowed.IsSet(cpu) {
+			n++
+			wg.Go(func() { burn(ctx, cpu, o.Share, pinned) })
+		}
+	}
+	for range threads {
+		if err := <-pinned; err != nil {
+			return err
+		}
+	}
+	if err := ready(Ready{Threads: threads}); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// burn uses a share of one CPU, by the thread's own CPU clock: where others want the CPU too, it goes on trying.
+func burn(ctx context.Context, cpu int, share float64, pinned chan<- error) {
+	runtime.LockOSThread() // for good: the thread ends with the goroutine, and its CPU is nobody else's
+	var one unix.CPUSet
+	one.Set(cpu)
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		pinned <- fmt.Errorf("having a thread run on CPU %d: %w", cpu, err)
+		return
+	}
+	pinned <- nil
+	for ctx.Err() == nil {
+		begin, used := pace.Now(), threadTime()
+		for pace.Now()-begin < int64(period) && threadTime()-used < int64(float64(period)*share) {
+		}
+		if rest := int64(period) - (pace.Now() - begin); rest > 0 && share < 1 {
+			time.Sleep(time.Duration(rest))
+		}
+	}
+}
+
+// threadTime is the CPU time of the calling thread in nanoseconds.
+func threadTime() int64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
+		panic(fmt.Sprintf("clock_gettime: %v", err)) // this clock is always there
+	}
+	return ts.Nano()
+}
+
+// Run plays the application's part in the role protocol on conn: says ready when it burns, and ends when the parent
+// closes its end or the context ends.
+func Run(ctx context.Context, o Options, conn *role.Conn) error {
+	return role.Play(ctx, conn, func(ctx context.Context) error {
+		return Serve(ctx, o, func(r Ready) error { return conn.Send(role.Ready, r) })
+	})
+}

@@ -1,0 +1,58 @@
+// Package command is an application that is anybody's program: a server that a spec gives as a command line, or one
+// that runs already and is observed. Loads go to the address where it is reached; what it speaks is not known here.
+package command
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/process"
+	"tare/internal/lib/param"
+)
+
+func init() { kind.Register(kind.Application, guest{}) }
+
+// guest is the application as the engine knows it.
+type guest struct{}
+
+func (guest) About() kind.About {
+	return kind.About{
+		Name: "command", Summary: "any server: a command line, or what runs already", Settings: Settings,
+		Protocol: kind.AnyProtocol,
+	}
+}
+
+func (guest) Check(v param.Values) error { return check(v) }
+
+// CheckSetup refuses limits of what is not the trial's.
+func (guest) CheckSetup(_ *kind.Setup, _ string, part *kind.Part) error {
+	if _, observes := part.Options[observe]; observes && len(part.Limits) > 0 {
+		return errors.New("what is observed is not limited: leave out its limits, or have it started by a command")
+	}
+	return nil
+}
+
+// Installed says whether the program is there. One whose name is only known in the trial shows when it is started.
+func (guest) Installed(_ context.Context, v param.Values) error {
+	if _, observes := v[observe]; observes {
+		return nil
+	}
+	c, err := process.OptionsOf(ofCommand(v))
+	if err != nil || strings.Contains(c.Argv[0]+c.Dir, "{") {
+		return err
+	}
+	return c.Installed()
+}
+
+// Optional is false: without the application there is nothing to compare.
+func (guest) Optional(param.Values) bool { return false }
+
+// Join makes its part in a trial.
+func (guest) Join(t kind.Trial, name string, part *kind.Part) (any, error) {
+	if target, observes := part.Options[observe]; observes {
+		return newObserved(t, name, target, part.Options["address"])
+	}
+	return newStarted(t, name, part)
+}

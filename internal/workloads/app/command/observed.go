@@ -1,0 +1,49 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/process"
+	"tare/internal/lib/fault"
+	"tare/internal/scale/host/proc"
+)
+
+// observed is an application that ran before the trial, and runs after it.
+type observed struct {
+	trial    kind.Trial
+	name     string
+	target   process.Target
+	address  string
+	existing *process.Existing
+}
+
+func newObserved(t kind.Trial, name, target, address string) (*observed, error) {
+	parsed, err := process.ParseTarget(target)
+	return &observed{trial: t, name: name, target: parsed, address: address}, err
+}
+
+// Serve finds what is observed and has what its control group uses charged to the application.
+func (o *observed) Serve(context.Context) (app kind.App, err error) {
+	finder := process.Finder{Layout: o.trial.Cgroups(), Proc: proc.FS{}}
+	if o.existing, err = finder.Find(o.target); err != nil {
+		return app, err
+	}
+	if o.existing.Path == "" {
+		return app, fault.New(fault.Usage, o.target.String(), "start it in a control group of its own, such as by "+
+			"systemd-run --scope, or name the whole group as cgroup:PATH",
+			"shares its control group with other processes, and what it uses cannot be told from theirs")
+	}
+	if err := o.trial.Observe(kind.Application, o.name, o.existing.Path); err != nil {
+		return app, err
+	}
+	app.Address = o.address
+	app.Ready, err = json.Marshal(struct {
+		Address string `json:"address"`
+	}{o.address})
+	return app, err
+}
+
+// After fails the trial where what was observed has gone meanwhile.
+func (o *observed) After(context.Context) error { return o.existing.Refresh() }

@@ -1,0 +1,68 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"tare/internal/experiment/process"
+	"tare/internal/lib/param"
+)
+
+// observe is the setting that names what runs already.
+const observe = "observe"
+
+// Settings are those of any command, and what is observed instead of started.
+var Settings = append(slices.Clone(process.Settings), param.Setting{
+	Name: observe, Type: param.TypeText, Reach: param.ReachProcess,
+	Doc: "instead of `command`: what runs already, as `pid:1234`, `cgroup:/system.slice/nginx.service`, " +
+		"`unit:nginx.service` or `container:ID`; it is never started, moved, limited or stopped, and needs an `address`",
+})
+
+// ofStarting are the settings that only a command has which is started.
+var ofStarting = []string{
+	"command", "env", "dir", "ready-port", "ready-line", "ready-http", "ready-file", "ready-after",
+}
+
+// check checks settings together. Its error reads on after the part's place in the spec.
+func check(v param.Values) error {
+	_, starts := v["command"]
+	_, observes := v[observe]
+	switch {
+	case starts && observes:
+		return fmt.Errorf(`has a "command" and %q: it is either started or runs already`, observe)
+	case observes:
+		return checkObserved(v)
+	case !starts:
+		return fmt.Errorf(`needs a "command", the command line that starts it, or %q, what runs already`, observe)
+	}
+	_, err := process.OptionsOf(ofCommand(v))
+	return err
+}
+
+func checkObserved(v param.Values) error {
+	for _, name := range ofStarting {
+		if _, set := v[name]; set {
+			return fmt.Errorf("%q has no meaning beside %q: it runs already", name, observe)
+		}
+	}
+	if v["address"] == "" {
+		return fmt.Errorf(`needs an "address", host:port, where what it observes is reached`)
+	}
+	if v.Float("count") > 1 {
+		return errors.New(`what is observed is there once: leave out the "count"`)
+	}
+	_, err := process.ParseTarget(v[observe])
+	return err
+}
+
+// ofCommand are the values of settings of package command.
+func ofCommand(v param.Values) param.Values {
+	own := param.Values{}
+	for _, s := range process.Settings {
+		if value, ok := v[s.Name]; ok {
+			own[s.Name] = value
+		}
+	}
+	return own
+}

@@ -1,0 +1,161 @@
+package http
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+)
+
+// Distribution is a delay whose quantiles are known beforehand. Its text is its parameters: "constant:5ms",
+// "uniform:2ms:10ms", and "two-point:2ms:20ms:0.05", where 5 % of requests wait 20 ms.
+type Distribution struct {
+	kind   string
+	lo, hi time.Duration
+	part   float64 // of requests that wait hi, in two-point
+}
+
+// longestDelay bounds a delay: no load waits longer for an answer.
+const longestDelay = time.Minute
+
+// ParseDistribution reads the text of a distribution.
+func ParseDistribution(text string) (*Distribution, error) {
+	const form = "give constant:5ms, uniform:2ms:10ms, or two-point:2ms:20ms:0.05"
+	bad := func(format string, args ...any) error { return fault.New(fault.Usage, text, form, format, args...) }
+	fields := strings.Split(text, ":")
+	d := &Distribution{kind: fields[0]}
+	want := map[string]int{"constant": 1, "uniform": 2, "two-point": 3}[d.kind]
+	if want == 0 || len(fields)-1 != want {
+		return nil, bad("not a distribution of delays")
+	}
+	ends := []*time.Duration{&d.lo, &d.hi}
+	for i, end := range ends[:min(want, 2)] {
+		var err error
+		if *end, err = time.ParseDuration(fields[1+i]); err != nil || *end < 0 || *end > longestDelay {
+			return nil, bad("%q is no delay from 0 to %v", fields[1+i], longestDelay)
+		}
+	}
+	switch d.kind {
+	case "constant":
+		d.hi = d.lo
+	case "two-point":
+		var err error
+		if d.part, err = strconv.ParseFloat(fields[3], 64); err != nil || !(d.part >= 0 && d.part <= 1) {
+			return nil, bad("%q is no part from 0 to 1", fields[3])
+		}
+	}
+	if d.hi < d.lo {
+		return nil, bad("%v is more than %v", d.lo, d.hi)
+	}
+	return d, nil
+}
+
+// Quantile is the delay that a part q of requests does not exceed.
+func (d *Distribution) Quantile(q float64) time.Duration {
+	switch {
+	case d.kind == "uniform":
+		return d.lo + time.Duration(math.Round(q*float64(d.hi-d.lo)))
+	case d.kind == "two-point" && q > 1-d.part:
+		return d.hi
+	}
+	return d.lo
+}
+
+// Stall is a server that stands still at intervals: whatever should be answered in a stall is answered at its end.
+// Stall k = 0, 1, ... begins at Ready.StallsFrom + k x Every and lasts For.
+type Stall struct {
+	For, Every time.Duration
+}
+
+func (s Stall) check() error {
+	if s == (Stall{}) {
+		return nil
+	}
+	if s.For <= 0 || s.Every <= s.For || s.Every > longestDelay {
+		return fault.New(fault.Usage, "stall", "like --stall 100ms --stall-every 500ms", "a stall of %v every %v is not possible", s.For, s.Every)
+	}
+	return nil
+}
+
+// end is when a stall in which time at lies will end, for stalls that began at from; at itself where none is.
+func (s Stall) end(from, at int64) int64 {
+	if s.For == 0 || at < from {
+		return at
+	}
+	if into := (at - from) % int64(s.Every); into < int64(s.For) {
+		return at - into + int64(s.For)
+	}
+	return at
+}
+
+// waits says how long each request is to wait, and records how long it did.
+type waits struct {
+	o    Options
+	from int64 // of the stalls
+
+	mu   sync.Mutex
+	came int64                   // requests, so far
+	rng  *rand.Rand              // nil without a distribution
+	seen *hdrhistogram.Histogram // nil where nobody wants it
+}
+
+func newWaits(o Options, now int64) *waits {
+	w := &waits{o: o, from: now}
+	if o.Distribution != nil {
+		w.rng = rand.New(rand.NewPCG(o.Seed, 0))
+	}
+	if o.Distribution != nil || o.Stall.For > 0 {
+		w.seen = hdrhistogram.New(1, int64(2*longestDelay), 3)
+	}
+	return w
+}
+
+func (w *waits) stallsFrom() int64 {
+	if w.o.Stall.For == 0 {
+		return 0
+	}
+	return w.from
+}
+
+// due is when to answer a request that arrived at that time, in ns by pace.Now, and whether its wait is for the record.
+func (w *waits) due(arrived int64) (at int64, recorded bool) {
+	delay := w.o.Delay
+	if w.seen != nil {
+		w.mu.Lock()
+		w.came++
+		recorded = w.came > w.o.Skip
+		if w.rng != nil {
+			delay = w.o.Distribution.Quantile(w.rng.Float64())
+		}
+		w.mu.Unlock()
+	}
+	return w.o.Stall.end(w.from, arrived+int64(delay)), recorded
+}
+
+func (w *waits) record(arrived int64) {
+	waited := pace.Now() - arrived
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_ = w.seen.RecordValue(min(waited, int64(2*longestDelay))) // it is within bounds
+}
+
+func (w *waits) served() (*Served, error) {
+	if w.seen == nil {
+		return nil, nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	text, err := w.seen.Encode(hdrhistogram.V2CompressedEncodingCookieBase)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the waits of requests: %w", err)
+	}
+	return &Served{Requests: w.seen.TotalCount(), Waits: string(text)}, nil
+}

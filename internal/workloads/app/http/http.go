@@ -1,0 +1,262 @@
+// Package http is the application that experiments put behind a mesh: an HTTP, gRPC or TCP echo server with a known
+// delay, in a process of its own (tare app http). It is plain net/http or grpc-go, as an application would be; a faster
+// server would make whatever is weighed look dearer than it is to anybody's real one.
+//
+// HTTP/2, with prior knowledge where there is no TLS, is served beside HTTP/1.1 where it is asked for. Where it is not,
+// it costs nothing: net/http finds out with a read of its own, of 14 bytes, what each new connection speaks.
+package http
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/listen"
+	"tare/internal/lib/pace"
+	"tare/internal/lib/param"
+)
+
+// Options is how the server answers.
+type Options struct {
+	Listen   string        // host:port; port 0 takes a free one
+	Protocol Protocol      // default HTTP1
+	Delay    time.Duration // from the request's arrival in the handler to its answer
+	Body     int           // bytes of the answer to a request without a body; of gRPC, of the value in the message
+	Deaf     bool          // the answer to a request with a body is the same, and not its echo
+	TLS      bool          // with a certificate for the host of Listen, signed by itself
+
+	Distribution *Distribution // of the delay; nil for always Delay
+	Seed         uint64        // of the distribution
+	Stall        Stall         // none when zero
+	Skip         int64         // requests at the beginning whose waits are left out of the record: those of a load's warm-up
+}
+
+// Protocol is what the server speaks.
+type Protocol string
+
+// The protocols.
+const (
+	HTTP1 Protocol = "http1"
+	HTTP2 Protocol = "http2" // with prior knowledge where there is no TLS; and HTTP/1.1 on the same port
+	GRPC  Protocol = "grpc"  // over HTTP/2
+	TCP   Protocol = "tcp"   // what comes is sent back: RFC 862
+)
+
+// maxStreams is how many requests of HTTP/2 or gRPC a connection carries at once: as many as the load http can ask for.
+const maxStreams = 1000
+
+// maxEcho bounds a body that is echoed, in bytes.
+const maxEcho = 16 << 20
+
+// Ready is what the server says when it listens.
+type Ready struct {
+	Address    string `json:"address"`                  // host:port
+	StallsFrom int64  `json:"stalls_from_ns,omitempty"` // CLOCK_MONOTONIC: see Stall
+}
+
+// Served is what a server with a distribution or with stalls says at its end, when its parent has closed its input: how
+// long requests really waited in its handler. On a busy machine that is longer than was asked for.
+type Served struct {
+	Requests int64  `json:"requests"`
+	Waits    string `json:"waits"` // HDR histogram of nanoseconds, 3 significant digits, V2 compressed and base64 encoded
+}
+
+// Serve listens, calls ready, and serves until the context ends. Not being able to listen is an error of code Machine
+// (the port is taken, the address is not this machine's) or Usage (the address makes no sense).
+func Serve(ctx context.Context, o Options, ready func(Ready) error) error {
+	_, err := serveAndRecord(ctx, o, ready)
+	return err
+}
+
+// serveAndRecord is Serve, and says at the end what was served where that was to be recorded.
+func serveAndRecord(ctx context.Context, o Options, ready func(Ready) error) (*Served, error) {
+	o.Protocol = cmp.Or(o.Protocol, HTTP1)
+	values := param.Values{"body": strconv.Itoa(o.Body), "delay": o.Delay.String(), "protocol": string(o.Protocol)}
+	if err := values.Check(Settings); err != nil {
+		return nil, err
+	}
+	if err := o.Stall.check(); err != nil {
+		return nil, err
+	}
+	if err := o.check(); err != nil {
+		return nil, fault.New(fault.Usage, "protocol", "use http1, http2 or grpc", "%s", err)
+	}
+	listener, err := listen.TCP(ctx, o.Listen)
+	if err != nil {
+		return nil, err
+	}
+	w := newWaits(o, pace.Now())
+	var secured *tls.Config
+	if o.TLS {
+		host, _, _ := net.SplitHostPort(o.Listen) // it listens there
+		if secured, err = selfSigned(host); err != nil {
+			return nil, errors.Join(err, listener.Close())
+		}
+	}
+	server := newServer(&answers{waits: w, body: filling(o.Body), echo: !o.Deaf}, o.Protocol, secured)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	if err = ready(Ready{Address: listener.Addr().String(), StallsFrom: w.stallsFrom()}); err == nil {
+		select {
+		case <-ctx.Done():
+		case err = <-served:
+			served <- err
+		}
+	}
+	_ = server.Close() // listener and connections; nobody is left to hear that one had gone already
+	if e := <-served; !errors.Is(e, http.ErrServerClosed) && err == nil {
+		err = e
+	}
+	if err != nil && !errors.Is(err, http.ErrServerClosed) {
+		return nil, fmt.Errorf("serving HTTP on %s: %w", o.Listen, err)
+	}
+	return w.served()
+}
+
+// check is for options that contradict each other.
+func (o *Options) check() error {
+	if o.Protocol == TCP && (o.Delay > 0 || o.Distribution != nil || o.Stall.For > 0) {
+		return errors.New("a delay needs requests, and over TCP it is not known where one ends")
+	}
+	return nil
+}
+
+// server is a server of any protocol. Serve returns http.ErrServerClosed after Close.
+type server interface {
+	Serve(net.Listener) error
+	Close() error
+}
+
+// newServer makes a server; without TLS where secured is nil.
+func newServer(a *answers, p Protocol, secured *tls.Config) server {
+	switch p {
+	case GRPC:
+		return newGRPC(a, secured)
+	case TCP:
+		return newEcho(secured)
+	}
+	s := &http.Server{Handler: a, TLSConfig: secured, Protocols: new(http.Protocols)}
+	s.Protocols.SetHTTP1(true)
+	if p == HTTP2 {
+		s.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: maxStreams}
+		s.Protocols.SetHTTP2(secured != nil)
+		s.Protocols.SetUnencryptedHTTP2(secured == nil)
+	}
+	if secured != nil {
+		s.ErrorLog = log.New(io.Discard, "", 0) // of handshakes that clients leave: their business
+		return encrypted{s}
+	}
+	return s
+}
+
+// answers is what the server answers, and when.
+type answers struct {
+	waits *waits
+	body  []byte
+	echo  bool
+}
+
+func filling(size int) []byte {
+	b := make([]byte, size)
+	for i := range b {
+		b[i] = 'a' + byte(i%26)
+	}
+	return b
+}
+
+// to is the answer to a body, at its time; the context's error when the client has gone before. Receive reads the body
+// within that time.
+func (a *answers) to(ctx context.Context, receive func() ([]byte, error)) ([]byte, error) {
+	arrived := pace.Now()
+	due, recorded := a.waits.due(arrived)
+	body, err := receive()
+	if err != nil {
+		return nil, err
+	}
+	if due > arrived {
+		if err := waitUntil(ctx, due); err != nil {
+			return nil, err
+		}
+	}
+	if recorded {
+		a.waits.record(arrived)
+	}
+	if len(body) == 0 || !a.echo {
+		body = a.body
+	}
+	return body, nil
+}
+
+// ServeHTTP echoes a body, or answers with one of the size that was asked for.
+func (a *answers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var unread error
+	answer, err := a.to(r.Context(), func() (body []byte, err error) {
+		if r.ContentLength != 0 {
+			body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, maxEcho))
+			unread = err
+		}
+		return body, err
+	})
+	switch {
+	case unread != nil:
+		status := http.StatusBadRequest
+		if _, tooLarge := errors.AsType[*http.MaxBytesError](unread); tooLarge {
+			status = http.StatusRequestEntityTooLarge
+		}
+		http.Error(w, unread.Error(), status)
+	case err == nil: // else the client has gone
+		w.Header()["Content-Type"] = contentType
+		w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
+		_, _ = w.Write(answer) // the client's going is the client's business
+	}
+}
+
+var contentType = []string{"application/octet-stream"}
+
+// waitUntil waits for time at (ns by pace.Now). Go's timers are up to 1 ms late, so the last of it is slept on a
+// thread.
+func waitUntil(ctx context.Context, at int64) error {
+	const last = 2 * time.Millisecond
+	if coarse := time.Duration(at-pace.Now()) - last; coarse > 0 {
+		timer := time.NewTimer(coarse)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	thread, err := pace.LockThread(pace.DefaultSpin)
+	if err != nil {
+		return err
+	}
+	_, err = thread.Until(ctx, at)
+	return errors.Join(err, thread.Close())
+}
+
+// Run plays the application's part in the role protocol on conn: says ready with the address, and serves until the
+// parent closes its end or the context ends. A server with a distribution or stalls then says what it served.
+func Run(ctx context.Context, o Options, conn *role.Conn) error {
+	var served any
+	err := role.Play(ctx, conn, func(ctx context.Context) error {
+		s, err := serveAndRecord(ctx, o, func(r Ready) error { return conn.Send(role.Ready, r) })
+		if s != nil {
+			served = s
+		}
+		return err
+	})
+	if err != nil || served == nil || ctx.Err() != nil {
+		return err
+	}
+	return conn.Send(role.Result, served)
+}

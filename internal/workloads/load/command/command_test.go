@@ -1,0 +1,189 @@
+package command
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/measured"
+	"tare/internal/lib/param"
+	"tare/internal/scale/ledger"
+	"tare/internal/workloads/load/command/tool"
+)
+
+func TestOptions(t *testing.T) {
+	for _, c := range []struct{ line, set, want string }{
+		{"wrk http://x/", "", "wrk"}, {"taskset -c 1 wrk -R 10 http://x/", "", "wrk2"}, {"mine", "", ""},
+		{"sh -c 'wrk http://x/'", "wrk", "wrk"}, {"wrk http://x/", noTool, ""},
+	} {
+		v := param.Values{"command": c.line}
+		if c.set != "" {
+			v[settingTool] = c.set
+		}
+		o, err := optionsOf(v)
+		if err != nil || o.tool != c.want || !o.command.Finishes || (o.command.Capture > 0) != (c.want != "") {
+			t.Errorf("%+v: %+v, %v", c, o, err)
+		}
+	}
+}
+
+func TestActiveOpens(t *testing.T) {
+	if _, err := activeOpens("/proc/self/net/snmp"); err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]uint64{
+		"Ip: Forwarding ActiveOpens\nIp: 1 7\nTcp: RtoAlgorithm ActiveOpens PassiveOpens\nTcp: 1 42 3\n": 42,
+		"Tcp: RtoAlgorithm PassiveOpens\nTcp: 1 3\n":                                                     0,
+		"Tcp: RtoAlgorithm ActiveOpens\n":                                                                0,
+		"":                                                                                               0,
+	} {
+		file := filepath.Join(t.TempDir(), "snmp")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := activeOpens(file); n != want || (err == nil) != (want > 0) {
+			t.Errorf("%q: %d, %v", text, n, err)
+		}
+	}
+}
+
+func TestOpened(t *testing.T) {
+	first, second := edge{at: 1e9, opened: 100}, edge{at: 3e9, opened: 150}
+	if n, seconds := opened([2]edge{first, second}); n == nil || *n != 50 || seconds != 2 {
+		t.Errorf("%v in %v s", n, seconds)
+	}
+	lost := second
+	lost.err = errors.New("unreadable")
+	for _, edges := range [][2]edge{{first, lost}, {second, first}} {
+		if n, _ := opened(edges); n != nil {
+			t.Errorf("%+v: %d", edges, *n)
+		}
+	}
+}
+
+func result(t *testing.T, own Own) load.Result {
+	t.Helper()
+	raw, err := json.Marshal(own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return load.Result{Generator: Generator, Mode: load.Outside, Seconds: 2, Own: raw}
+}
+
+func said(requests, failed int64, rate, p50 float64) *tool.Reading {
+	r := &tool.Reading{Tool: "wrk", Part: tool.Part{Requests: &requests, Errors: &failed, Rate: &rate}}
+	if p50 > 0 {
+		r.P50 = &p50
+	}
+	return r
+}
+
+func measurement(loads map[string]load.Result) *measured.Measured {
+	return &measured.Measured{
+		Setup: &kind.Setup{Gates: param.Values{"errors": "0.01"}}, Loads: loads,
+		Ledger: &ledger.Ledger{Window: ledger.Window{Seconds: 2}},
+	}
+}
+
+// TestMetrics: rates of several tools add up, quantiles do not, and one whose output is missing is not passed over.
+func TestMetrics(t *testing.T) {
+	const rate, p50, errorsOf = "tool_rate_per_second", "tool_latency_p50_seconds", "tool_error_ratio"
+	opens := uint64(30)
+	one := Own{WallSeconds: 3, WindowSeconds: 2, Said: said(100, 5, 50, 0.1), Opened: &opens, OpenedSeconds: 2}
+	other := Own{WallSeconds: 4, WindowSeconds: 2, Said: said(200, 0, 70, 0.2)}
+	unknown := Own{WallSeconds: 2, WindowSeconds: 2}
+	unread := Own{WindowSeconds: 2, Unread: "reading what wrk printed"}
+	for name, c := range map[string]struct {
+		loads []Own
+		want  map[string]float64
+		never []string
+	}{
+		"one": {[]Own{one}, map[string]float64{rate: 50, p50: 0.1, errorsOf: 0.05, "load_wall_seconds": 3,
+			"machine_connections_per_second": 15}, nil},
+		"two": {[]Own{one, other},
+			map[string]float64{rate: 120, "load_wall_seconds": 4}, []string{p50, errorsOf}},
+		"one that says less": {[]Own{one, {WindowSeconds: 2, Said: said(1, 0, 5, 0)}},
+			map[string]float64{rate: 55, p50: 0.1}, nil},
+		"unknown program":   {[]Own{unknown}, map[string]float64{"load_wall_seconds": 2}, []string{rate, p50, errorsOf}},
+		"beside an unknown": {[]Own{one, unknown}, map[string]float64{rate: 50, p50: 0.1}, nil},
+		"beside one unread": {[]Own{one, unread}, map[string]float64{p50: 0.1}, []string{rate}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			loads := map[string]load.Result{}
+			for i, own := range c.loads {
+				loads[string(rune('a'+i))] = result(t, own)
+			}
+			got := measurement(loads).Values()
+			for metric, want := range c.want {
+				if v, has := got[metric]; !has || v != want {
+					t.Errorf("%s is %v, %v; want %v", metric, v, has, want)
+				}
+			}
+			for _, metric := range append(c.never, "throughput_per_second", "error_ratio", "cpu_seconds_per_request") {
+				if v, has := got[metric]; has {
+					t.Errorf("%s is %v", metric, v)
+				}
+			}
+		})
+	}
+}
+
+func TestJudge(t *testing.T) {
+	whole := func(own Own) Own { own.WindowSeconds = 2; return own }
+	for name, c := range map[string]struct {
+		own        Own
+		gate, says string
+		stolen     float64
+	}{
+		"disturbed": {own: whole(Own{Said: said(1000, 10, 500, 0.1)}), gate: "tool-disturbed", stolen: 0.5,
+			says: "others took 12 % of the CPU time, and 10 % is allowed"},
+		"hardly disturbed":            {own: whole(Own{Said: said(1000, 10, 500, 0.1)}), stolen: 0.3},
+		"disturbed from outside only": {own: whole(Own{}), stolen: 2},
+		"good":                        {whole(Own{Said: said(1000, 10, 500, 0.1)}), "", "", 0},
+		"unknown":                     {whole(Own{}), "", "", 0},
+		"ended early": {Own{WindowSeconds: 1.5, LastWords: "bye"}, "program-window",
+			"client: it ran for 1.50 s of the 2 s of the window, and its last words were: bye;", 0},
+		"unread": {whole(Own{Unread: "reading what wrk printed: it printed nothing"}), "tool-output",
+			"client: reading what wrk printed: it printed nothing;", 0},
+		"idle": {whole(Own{Said: said(0, 0, 0, 0)}), "idle",
+			"not one request was answered, by wrk's own clock", 0},
+		"errors": {whole(Own{Said: said(1000, 11, 500, 0.1)}), "errors",
+			"11 of 1000 requests failed, as wrk counts them", 0},
+		"errors apart": {whole(Own{Said: said(5, 10, 500, 0.1)}), "errors", "10 of 10 requests failed", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := measurement(map[string]load.Result{"client": result(t, c.own)})
+			m.Setup.Loads = map[string]*kind.Part{"client": {Kind: guest{}}}
+			m.Ledger.CPU = ledger.CPU{Capacity: 4, Steal: c.stolen}
+			trips := guest{}.Judge(m, "client")
+			if c.gate == "" {
+				if len(trips) > 0 {
+					t.Errorf("%+v", trips)
+				}
+				return
+			}
+			if len(trips) != 1 || trips[0].Gate.Name != c.gate || !strings.Contains(trips[0].Message, c.says) {
+				t.Errorf("%+v, want %s: %s", trips, c.gate, c.says)
+			}
+		})
+	}
+}
+
+// TestPage: docs/commands.md says of each tool what is read and what its clock measures.
+func TestPage(t *testing.T) {
+	page, err := os.ReadFile("../../../../docs/commands.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range tool.Names() {
+		row := "| " + name + " | " + tool.How(name) + " | " + tool.Clock(name) + " |\n"
+		if !strings.Contains(string(page), row) {
+			t.Errorf("docs/commands.md lacks:\n%s", row)
+		}
+	}
+}

@@ -1,0 +1,68 @@
+// Package command is a load that is anybody's program: a load generator as a command line, such as wrk or fio. It is
+// measured from outside: the CPU time of its group, how long it ran, and how many TCP connections the machine opened
+// meanwhile. What the generators that package tool knows print is kept as well, by their own clocks. It never mixes
+// with what Tare's own loads measure: those tools do not know when the window of a trial opens and closes.
+package command
+
+import (
+	"context"
+	"strings"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/lib/param"
+)
+
+// Generator is what results call the load.
+const Generator = "command"
+
+func init() { kind.Register(kind.Load, guest{}) }
+
+// guest is the load as the engine knows it.
+type guest struct{}
+
+func (guest) About() kind.About {
+	return kind.About{
+		Name: Generator, Summary: "any load generator, as a command line, measured from outside and by what it prints",
+		Settings: Settings, Protocol: kind.AnyProtocol,
+	}
+}
+
+// StandsAlone marks a load that may go to no application, as one that reads a disk.
+func (guest) StandsAlone() {}
+
+// RunsInside is as the settings say.
+func (guest) RunsInside(v param.Values) bool { return v.On(settingIn) }
+
+func (guest) Check(v param.Values) error {
+	_, err := optionsOf(v)
+	return err
+}
+
+func (guest) CheckSetup(_ *kind.Setup, _ string, part *kind.Part) error {
+	o, err := optionsOf(part.Options)
+	if err != nil {
+		return err
+	}
+	return checkAim(o, part.To)
+}
+
+// Installed says whether the program is there. One whose name is only known in the trial shows when it is started.
+func (guest) Installed(_ context.Context, v param.Values) error {
+	o, err := optionsOf(v)
+	if err != nil || strings.Contains(o.command.Argv[0]+o.command.Dir, "{") {
+		return err
+	}
+	return o.command.Installed()
+}
+
+// Optional is false: without its load a trial measures something else.
+func (guest) Optional(param.Values) bool { return false }
+
+// Join makes its part in a trial.
+func (guest) Join(t kind.Trial, name string, part *kind.Part) (any, error) {
+	o, err := optionsOf(part.Options)
+	if err != nil {
+		return nil, err
+	}
+	return newJoined(t, name, part, o), nil
+}

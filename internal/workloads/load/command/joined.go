@@ -1,0 +1,254 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"runtime"
+	"sync"
+	"time"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/process"
+	"tare/internal/experiment/process/part"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/pace"
+	"tare/internal/workloads/load/command/tool"
+)
+
+// Own is what is known of the program of a load: Result.Own of its results.
+type Own struct {
+	Command string `json:"command"` // its command line, as it was started
+
+	// The times are by Tare's clock. WallSeconds is from when the program was started until it had ended.
+	WallSeconds float64 `json:"wall_seconds"`
+	// WindowSeconds is the part of the measured window in which it ran.
+	WindowSeconds float64 `json:"window_seconds"`
+	// Stopped says that it did not end by itself and was told to.
+	Stopped bool `json:"stopped,omitempty"`
+
+	// Opened is how many TCP connections were opened in the network namespace of Tare between two readings at the edges
+	// of the window, OpenedSeconds apart, by whatever program; null where the kernel does not tell.
+	Opened        *uint64 `json:"machine_connections"`
+	OpenedSeconds float64 `json:"machine_connections_seconds"`
+
+	// Said is what the tool printed; null where its output is not known, or could not be read: Unread says why.
+	Said   *tool.Reading `json:"said"`
+	Unread string        `json:"unread,omitempty"`
+
+	LastWords string `json:"last_words,omitempty"` // of a program that did not run over the whole window
+}
+
+// joined is the load in a trial: a kind.Generator.
+type joined struct {
+	part.Part
+	of      *kind.Part
+	options options
+	early   bool // it is started before the schedule begins, and waits: see await
+
+	command  process.Command // with what is known of the trial put in
+	line     string          // as it was asked for, to be tried by hand
+	begin    string          // file that a program which is there early waits for
+	schedule role.Schedule
+	running  *process.Running
+	started  int64 // CLOCK_MONOTONIC, nanoseconds
+
+	mu    sync.Mutex
+	ended int64 // likewise; 0: it has not ended by itself
+
+	watch     sync.WaitGroup
+	stopWatch context.CancelFunc
+	edges     [2]edge
+}
+
+func newJoined(t kind.Trial, name string, of *kind.Part, o options) *joined {
+	return &joined{Part: part.Part{Trial: t, Name: name}, of: of, options: o}
+}
+
+// Aim makes the command line: the application is there now. A program that is to be there early is started.
+func (j *joined) Aim(ctx context.Context, at kind.Site) error {
+	place, err := j.Place()
+	if err != nil {
+		return err
+	}
+	setup := j.Trial.Setup()
+	place.Address, place.Duration, place.Window = at.Address, setup.Warmup+setup.Duration, setup.Duration
+	if j.command, err = j.options.command.At(place); err != nil {
+		return err
+	}
+	if j.line = j.command.Line(); !j.early {
+		return nil
+	}
+	return j.await(ctx, place.Dir)
+}
+
+// Generate starts the program.
+func (j *joined) Generate(ctx context.Context, s role.Schedule) (err error) {
+	j.schedule = s
+	watching, stop := context.WithCancel(ctx)
+	j.stopWatch = stop
+	j.watch.Go(func() { j.edges = readAt(watching, s.Begin+s.Warmup, s.Begin+s.Warmup+s.Duration) })
+	j.started = pace.Now()
+	if j.early {
+		return os.WriteFile(j.begin, nil, 0o644)
+	}
+	j.running, err = j.Start(ctx, j.command, j.onEnd)
+	return err
+}
+
+// onEnd is told when the program has ended by itself. An error of it ends the trial.
+func (j *joined) onEnd(err error) {
+	j.mu.Lock()
+	j.ended = pace.Now()
+	j.mu.Unlock()
+	if err != nil {
+		j.Trial.Fail(err)
+	}
+}
+
+// Result waits for the end of a program whose output is read, and has others end.
+func (j *joined) Result(ctx context.Context) (r load.Result, err error) {
+	stopped, err := j.finish(ctx)
+	if err != nil {
+		return r, err
+	}
+	j.watch.Wait() // the window is over
+	own := Own{Command: j.line, Stopped: stopped}
+	end := j.endedAt()
+	own.WallSeconds = float64(end-j.started) / 1e9
+	own.WindowSeconds = j.inWindow(end)
+	if own.WindowSeconds < j.windowSeconds() {
+		own.LastWords = j.running.LastWords()
+	}
+	own.Opened, own.OpenedSeconds = opened(j.edges)
+	j.read(&own)
+	r = load.Result{
+		Generator: Generator, Mode: load.Outside, Seconds: j.windowSeconds(), Errors: map[string]int64{},
+		Histograms: map[string]string{}, CPUSeconds: j.cpuSeconds(), CPUs: j.cpus(),
+	}
+	if r.Own, err = json.Marshal(own); err != nil {
+		return r, fmt.Errorf("encoding what is known of %s: %w", j.options.command.Name(), err)
+	}
+	return r, nil
+}
+
+// finish waits until the program has ended, or has it end. Its error is why the program failed.
+func (j *joined) finish(ctx context.Context) (stopped bool, err error) {
+	if j.options.tool != "" {
+		if err := j.wait(ctx); err != nil {
+			return false, err
+		}
+	}
+	select {
+	case <-j.running.Ended():
+		if j.running.Err() != nil {
+			return false, j.running.Failure("during the trial")
+		}
+		return false, nil
+	default:
+	}
+	if j.running.Stop() {
+		j.Trial.Warn("load-killed", "%s did not end in its time when it was asked to, and was killed", j.options.command.Name())
+	}
+	return true, nil
+}
+
+// wait waits for the end of the program, as long as its drain allows.
+func (j *joined) wait(ctx context.Context) error {
+	asked := math.Ceil(float64(j.schedule.Warmup+j.schedule.Duration)/1e9) * 1e9 // as {seconds} says
+	until := j.started + int64(asked) + int64(j.of.Options.Duration(settingDrain))
+	timer := time.NewTimer(time.Duration(until - pace.Now()))
+	defer timer.Stop()
+	select {
+	case <-j.running.Ended():
+	case <-timer.C:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// endedAt is when the program ended: by itself, or just now.
+func (j *joined) endedAt() int64 {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.ended == 0 {
+		return pace.Now()
+	}
+	return j.ended
+}
+
+// edgesOf are when the window opens and closes.
+func (j *joined) edgesOf() (from, to int64) {
+	from = j.schedule.Begin + j.schedule.Warmup
+	return from, from + j.schedule.Duration
+}
+
+func (j *joined) windowSeconds() float64 { return float64(j.schedule.Duration) / 1e9 }
+
+// inWindow is for how many seconds of the window a program ran that ended at end.
+func (j *joined) inWindow(end int64) float64 {
+	from, to := j.edgesOf()
+	return float64(max(0, min(to, end)-max(from, j.started))) / 1e9
+}
+
+// read reads what the tool printed.
+func (j *joined) read(own *Own) {
+	if j.options.tool == "" {
+		return
+	}
+	text, cut := j.running.Output()
+	reading, err := tool.Parse(j.options.tool, text)
+	if err == nil && cut > 0 {
+		err = fmt.Errorf("%s printed more than %d bytes, and what it printed first was not kept", j.options.tool,
+			tool.MaxBytes)
+	}
+	if err != nil && own.Stopped {
+		err = fmt.Errorf("it had not ended %.3g s after its start and was told to, and what it had printed by then is not "+
+			"all (%w); ask it for less, or raise its drain", own.WallSeconds, err)
+	}
+	if err != nil {
+		own.Unread = err.Error()
+		if words := j.running.LastWords(); words != "" {
+			own.Unread += "; its last words: " + words
+		}
+		return
+	}
+	own.Said = &reading
+}
+
+// cpuSeconds is the CPU time of the program's group in the window; 0 where the ledger does not have it.
+func (j *joined) cpuSeconds() float64 {
+	if l := j.Trial.Record().Ledger; l != nil {
+		for _, g := range l.Cgroups {
+			if g.Path == j.GroupPath() && g.CPUSeconds != nil {
+				return *g.CPUSeconds
+			}
+		}
+	}
+	return 0
+}
+
+// cpus is what the program could use, in CPUs.
+func (j *joined) cpus() float64 {
+	n := float64(runtime.NumCPU())
+	if j.of.Limits.Float("pin") > 0 {
+		n = 1
+	}
+	if limit := j.of.Limits.Float("cpus"); limit > 0 {
+		n = min(n, limit)
+	}
+	return n
+}
+
+// Close ends the program and the watch.
+func (j *joined) Close() error {
+	if j.stopWatch != nil {
+		j.stopWatch()
+		j.watch.Wait()
+	}
+	return j.Part.Close()
+}

@@ -1,0 +1,258 @@
+package command
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/metric"
+	"tare/internal/lib/quantity"
+	"tare/internal/scale/ledger"
+	"tare/internal/workloads/load/command/tool"
+)
+
+var (
+	// gateWindow is that the program ran from one edge of the window to the other.
+	gateWindow = &measured.Gate{
+		Name: "program-window", Breaks: []measured.Need{measured.Worked, measured.Rated}, Quiet: ledger.Generator,
+		Why: "a load that was not there for the whole window put less to work than the window is divided by",
+	}
+	// gateTouched is that others left the machine to the load.
+	gateTouched = &measured.Gate{
+		Name: "tool-disturbed", Breaks: []measured.Need{measured.Untouched}, Quiet: ledger.Unknown,
+		Why: "a tool cannot tell the requests that a stall of the machine touched from the others; its rate and its " +
+			"latency are then those of the machine's other users",
+	}
+	// gateOutput is that what it printed could be read.
+	gateOutput = &measured.Gate{
+		Name: "tool-output", Breaks: []measured.Need{measured.Read}, Quiet: ledger.Unknown,
+		Why: "what a tool measured by its own clock is not known, or known of some of the loads only; what is measured " +
+			"from outside does not rest on it",
+	}
+)
+
+// Gates are those that the load has.
+func (guest) Gates() []*measured.Gate { return []*measured.Gate{gateWindow, gateTouched, gateOutput} }
+
+// ownOf is what is known of the program of a load; false where it is another kind of load.
+func ownOf(r load.Result) (own Own, ok bool) {
+	if r.Generator != Generator || r.Own == nil {
+		return own, false
+	}
+	return own, json.Unmarshal(r.Own, &own) == nil
+}
+
+// Judge judges the load. It has no schedule, so that nothing can be late.
+func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
+	j := m.JudgeLoad(name)
+	own, ok := ownOf(j.Result)
+	if !ok {
+		return nil
+	}
+	if seen, whole := own.WindowSeconds, j.Result.Seconds; seen < whole {
+		j.Trip(gateWindow, seen/whole, 1, "it ran for %.2f s of the %g s of the window%s; have it run for {seconds} "+
+			"seconds, or make the warm-up longer than it takes to start", seen, whole, lastWords(own))
+	}
+	if own.Unread != "" {
+		j.Trip(gateOutput, 0, 1, "%s; see what it prints, or write tool: none", own.Unread)
+	}
+	if own.Said != nil {
+		judgeSaid(j, *own.Said, m.Setup.Gates.Float("errors"))
+		judgeTouched(j, m)
+	}
+	return j.Trips
+}
+
+func lastWords(own Own) string {
+	if own.LastWords == "" {
+		return ""
+	}
+	return ", and its last words were: " + own.LastWords
+}
+
+// judgeSaid holds what the tool says of its requests against the gates.
+func judgeSaid(j *measured.LoadJudge, said tool.Reading, allowed float64) {
+	if said.Requests != nil && *said.Requests == 0 {
+		j.Trip(measured.GateIdle, 0, 1, "not one request was answered, %s; see the errors of the trial", said.Label())
+		return
+	}
+	if seen, ok := errorRatio(said); ok && seen > allowed {
+		j.Trip(measured.GateErrors, seen, allowed, "%d of %d requests failed, as %s counts them; lower its load, or see "+
+			"what the application says", *said.Errors, attempts(said), said.Tool)
+	}
+}
+
+// mostTaken is the part of the machine's CPU time that others may take from a tool. It is fixed: what they take is
+// missing from a closed loop's rate about in proportion, and twice over where the load and the server have a CPU each.
+const mostTaken = 0.1
+
+// judgeTouched holds what others took of the machine against what a tool stands. On a machine that other nodes of the
+// same run share they are no others.
+func judgeTouched(j *measured.LoadJudge, m *measured.Measured) {
+	if m.Shared {
+		return
+	}
+	d := measured.DisturbanceOf(m.Ledger, m.Tree, os.Getpid())
+	if seen := d.Stolen + d.Foreign; seen > mostTaken {
+		j.Trip(gateTouched, seen, mostTaken, "others took %.0f %% of the CPU time, and %g %% is allowed where a tool "+
+			"cannot tell which requests that touched; stop what else is running here", 100*seen, 100*mostTaken)
+	}
+}
+
+// errorRatio is the part of the requests that failed; false where the tool does not say. Some tools count a request
+// that failed among all requests, and some do not.
+func errorRatio(said tool.Reading) (float64, bool) {
+	if said.Requests == nil || said.Errors == nil || attempts(said) == 0 {
+		return 0, false
+	}
+	return measured.Ratio(*said.Errors, attempts(said)), true
+}
+
+func attempts(said tool.Reading) int64 { return max(*said.Requests, *said.Errors) }
+
+// ownClock ends the description of what a tool says.
+const ownClock = " By the tool's own clock and over its whole run, which the warm-up is part of: not to be held " +
+	"against what Tare's own loads measure between the edges of the window. docs/commands.md says what " +
+	"each tool's clock measures."
+
+// oneTool ends the description of what cannot be added up.
+const oneTool = " Left out where the tool does not print it, and where several loads or nodes do: nothing makes one " +
+	"distribution of theirs."
+
+// needs: what a tool measured is of its whole run, closed loop or not, and nobody can tell what of it a stall did.
+var needs = []measured.Need{
+	measured.Whole, measured.Worked, measured.Complete, measured.Unthrottled, measured.Held, measured.Alone, measured.Read,
+	measured.Untouched,
+}
+
+// Metrics are what is measured from outside, and what the tools say.
+func (guest) Metrics() []measured.Metric {
+	all := []measured.Metric{{
+		Definition: metric.Definition{
+			Name: "tool_rate_per_second", Unit: quantity.PerSecond, Rank: metric.RankThroughput, Pool: metric.Sum,
+			Better: metric.Higher, Needs: needs, Headline: true, Outcome: true,
+			How: "Requests or operations per second as load generators of kind `command` print them, added up over the " +
+				"loads." + ownClock,
+		},
+		Value: toolRate,
+	}, {
+		Definition: metric.Definition{
+			Name: "tool_error_ratio", Unit: quantity.Part, Rank: metric.RankThroughput, Pool: metric.Merged,
+			Better: metric.Lower, Needs: []measured.Need{measured.Read}, Outcome: true,
+			How: "Requests that failed, of all, as the load generator counts them." + ownClock + oneTool,
+		},
+		Value: ofTool(func(r tool.Reading) *float64 {
+			if ratio, ok := errorRatio(r); ok {
+				return &ratio
+			}
+			return nil
+		}),
+	}}
+	all = append(all,
+		latency("mean", "mean", false, func(r tool.Reading) *float64 { return r.Mean }),
+		latency("p50", "p50 quantile", true, func(r tool.Reading) *float64 { return r.P50 }),
+		latency("p90", "p90 quantile", false, func(r tool.Reading) *float64 { return r.P90 }),
+		latency("p99", "p99 quantile", true, func(r tool.Reading) *float64 { return r.P99 }),
+		latency("p999", "p99.9 quantile", false, func(r tool.Reading) *float64 { return r.P999 }),
+		latency("max", "maximum", false, func(r tool.Reading) *float64 { return r.Max }))
+	return append(all, outsideMetrics...)
+}
+
+// latency is one number of the distribution that a tool prints.
+func latency(name, what string, headline bool, of func(tool.Reading) *float64) measured.Metric {
+	return measured.Metric{
+		Definition: metric.Definition{
+			Name: "tool_latency_" + name + "_seconds", Unit: quantity.Seconds, Rank: metric.RankLatency, Pool: metric.Merged,
+			Better: metric.Lower, Needs: needs, Headline: headline, Tail: name != "mean" && name != "p50",
+			How: fmt.Sprintf("Latency as the load generator prints it: %s.", what) + ownClock + oneTool,
+		},
+		Value: ofTool(of),
+	}
+}
+
+var outsideMetrics = []measured.Metric{{
+	Definition: metric.Definition{
+		Name: "machine_connections_per_second", Unit: quantity.PerSecond, Rank: metric.RankOther, Pool: metric.Largest,
+		Needs: []measured.Need{measured.Whole, measured.Worked},
+		How: "TCP connections that the machine opened in the window (TcpActiveOpens of Tare's network namespace, read at " +
+			"its edges): those of all loads and of everybody else. Only where a load is of kind `command`, which does not " +
+			"tell its own.",
+	},
+	Value: machineConnections,
+}, {
+	Definition: metric.Definition{
+		Name: "load_wall_seconds", Unit: quantity.Seconds, Rank: metric.RankGenerator, Pool: metric.Largest,
+		Needs: measured.NeedNothing,
+		How: "From the start of a load of kind `command` until it had ended, by Tare's clock; the longest, where there " +
+			"are several.",
+	},
+	Value: func(m *measured.Measured) (longest float64, found bool) {
+		for _, own := range programs(m) {
+			longest, found = max(longest, own.WallSeconds), true
+		}
+		return longest, found
+	},
+}}
+
+// programs are what is known of the loads of this kind.
+func programs(m *measured.Measured) (all []Own) {
+	for _, r := range m.Loads {
+		if own, ok := ownOf(r); ok {
+			all = append(all, own)
+		}
+	}
+	return all
+}
+
+// toolRate is the sum of the rates; false where one of those whose output is read does not print one.
+func toolRate(m *measured.Measured) (total float64, found bool) {
+	for _, own := range programs(m) {
+		switch {
+		case own.Said == nil && own.Unread == "": // nobody reads it
+		case own.Said == nil || own.Said.Rate == nil:
+			return 0, false
+		default:
+			total, found = total+*own.Said.Rate, true
+		}
+	}
+	return total, found
+}
+
+// ofTool is a value that only one of the loads may tell.
+func ofTool(of func(tool.Reading) *float64) func(*measured.Measured) (float64, bool) {
+	return func(m *measured.Measured) (float64, bool) {
+		var found *float64
+		for _, own := range programs(m) {
+			if own.Said == nil {
+				continue
+			}
+			v := of(*own.Said)
+			if v == nil {
+				continue
+			}
+			if found != nil {
+				return 0, false
+			}
+			found = v
+		}
+		if found == nil {
+			return 0, false
+		}
+		return *found, true
+	}
+}
+
+// machineConnections is the machine's, whichever of the loads read it.
+func machineConnections(m *measured.Measured) (float64, bool) {
+	for _, own := range programs(m) {
+		if own.Opened != nil && own.OpenedSeconds > 0 {
+			return float64(*own.Opened) / own.OpenedSeconds, true
+		}
+	}
+	return 0, false
+}
+
+var _ kind.Joiner = guest{}

@@ -1,0 +1,78 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/process"
+	"tare/internal/lib/pace"
+)
+
+// This file is for loads that are one certain program: they have settings of its own, make a command line of them, and
+// are measured as any program is.
+
+// Joined is the load in a trial: a kind.Generator, to be closed in the end.
+type Joined = joined
+
+// JoinProgram makes the part in a trial of a load whose part has the options of this kind.
+func JoinProgram(t kind.Trial, name string, part *kind.Part) (*Joined, error) {
+	o, err := optionsOf(part.Options)
+	if err != nil {
+		return nil, err
+	}
+	return newJoined(t, name, part, o), nil
+}
+
+// JoinEarly is JoinProgram for a program that is to be there when the schedule begins, for where it runs may take
+// seconds to start.
+func JoinEarly(t kind.Trial, name string, part *kind.Part) (*Joined, error) {
+	j, err := JoinProgram(t, name, part)
+	if err == nil {
+		j.early = true
+	}
+	return j, err
+}
+
+// waiting is a shell that says by a file that it is there, waits for another, and becomes the program.
+const waiting = `: >"$0"; while [ ! -e "$1" ]; do sleep 0.01; done; shift; exec "$@"`
+
+// upTime is for a program to be there: a virtual machine on an emulated processor takes seconds.
+const upTime = time.Minute
+
+// await starts the program where it waits to begin, and returns when it is there.
+func (j *joined) await(ctx context.Context, dir string) error {
+	program, err := exec.LookPath(j.command.Argv[0])
+	if err != nil {
+		return err // Installed has said it before
+	}
+	up := filepath.Join(dir, "up")
+	j.begin = filepath.Join(dir, "begin")
+	j.command.Argv = slices.Concat([]string{"/bin/sh", "-c", waiting, up, j.begin, program}, j.command.Argv[1:])
+	if j.running, err = j.Start(ctx, j.command, j.onEnd); err != nil {
+		return err
+	}
+	for deadline := time.Now().Add(upTime); ; {
+		if _, err := os.Stat(up); err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s was not there within %v", program, upTime)
+		}
+		if err := pace.Sleep(ctx, 5*time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// Judge judges it as a load of this kind.
+func Judge(m *measured.Measured, name string) []measured.Trip { return guest{}.Judge(m, name) }
+
+// Installed says whether a program is there. Its error is that of command.Command.
+func Installed(program string) error { return process.Command{Argv: []string{program}}.Installed() }

@@ -1,0 +1,98 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"tare/internal/experiment/process"
+	"tare/internal/lib/param"
+	"tare/internal/workloads/load/command/tool"
+)
+
+// The settings that the load has beside those of a command.
+const (
+	settingTool  = "tool"
+	settingDrain = "drain"
+	settingIn    = "inside"
+	noTool       = "none"
+)
+
+// shared are the settings of any command that have a meaning for a load: it is not waited for to be ready, and has no
+// address of its own.
+var shared = []string{"command", "env", "dir", "stop-signal", "stop-time"}
+
+// Settings are what specs set of the load.
+var Settings = append(fromCommand(shared),
+	param.Setting{Name: settingTool, Type: param.TypeWord, Words: append(tool.Names(), noTool),
+		Doc: "the tool whose output is read; when left out, the one that the command's program is called; `none`: its " +
+			"output is not read, and it is only measured from outside"},
+	param.Setting{Name: settingDrain, Type: param.TypeDuration, Default: "10s", Max: 3600,
+		Doc: "time after it should have ended in which what it prints is waited for; then it is asked to end. One " +
+			"without a known output is asked at the end of the window"},
+	param.Setting{Name: settingIn, Type: param.TypeSwitch, Default: "false",
+		Doc: "whether it runs where applications run: inside the sandbox, in arms whose subject launches applications in " +
+			"one; beside it otherwise"},
+)
+
+func fromCommand(names []string) []param.Setting {
+	var settings []param.Setting
+	for _, name := range names {
+		if s, ok := param.Find(process.Settings, name); ok {
+			settings = append(settings, s)
+		}
+	}
+	return settings
+}
+
+// options are a load as settings have it.
+type options struct {
+	command process.Command
+	tool    string // whose output is read; empty: nobody's
+}
+
+// optionsOf reads settings. Its error reads on after the part's place in the spec.
+func optionsOf(v param.Values) (o options, err error) {
+	if _, ok := v["command"]; !ok {
+		return o, errors.New(`needs a "command", the command line that makes the load`)
+	}
+	own := param.Values{}
+	for _, name := range shared {
+		if value, ok := v[name]; ok {
+			own[name] = value
+		}
+	}
+	if o.command, err = process.OptionsOf(own); err != nil {
+		return o, err
+	}
+	switch name, set := v[settingTool]; {
+	case !set:
+		o.tool = tool.Detect(o.command.Argv)
+	case name != noTool:
+		o.tool = name
+	}
+	o.command.Finishes = true
+	if o.tool != "" {
+		o.command.Capture = tool.MaxBytes
+	}
+	return o, nil
+}
+
+// aimed are the placeholders that stand for the application that a load goes to.
+var aimed = []string{"{address}", "{host}", "{port}"}
+
+// checkAim refuses a command line that speaks of an application where the load goes to none.
+func checkAim(o options, to string) error {
+	if to != "" {
+		return nil
+	}
+	for _, text := range slices.Concat(o.command.Argv, o.command.Env, []string{o.command.Dir}) {
+		for _, p := range aimed {
+			if strings.Contains(text, p) {
+				return fmt.Errorf(`its command has %s, and it goes to no application: write to: and the name of one`, p)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,173 @@
+package tool
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"tare/internal/lib/pattern"
+)
+
+var (
+	heyField    = pattern.Lazy(`^\s+(Success rate|Total|Slowest|Average|Requests/sec|Total data):\s+(.+)$`)
+	heyQuantile = pattern.Lazy(`^\s+([0-9.]+)% in ([0-9.]+|NaN) (\S.*)$`)
+	heyCount    = pattern.Lazy(`^\s+\[([0-9]+)\]\s+(.*)$`)
+	statusCount = pattern.Lazy(`^([0-9]+) responses$`)
+)
+
+// parseHey reads the text of hey.
+func parseHey(output string, r *Reading) error {
+	if strings.HasPrefix(output, "response-time,") {
+		return errors.New("it is one line for each request: leave out -o csv")
+	}
+	return parseHeyLike(output, r, "Latency distribution:")
+}
+
+// heyReader is the state of reading the text of hey and of oha, which follows it.
+type heyReader struct {
+	r        *Reading
+	section  string
+	quantile string // the section of quantiles
+	answers  int64  // by status
+	failed   int64  // of answers, those of a status of failure
+	broken   int64  // without an answer
+	whole    bool   // the section of statuses was there: the last but one of the text
+}
+
+func parseHeyLike(output string, r *Reading, quantiles string) error {
+	h := heyReader{r: r, quantile: quantiles}
+	for line := range strings.Lines(output) {
+		line = strings.TrimRight(colours().ReplaceAllString(line, ""), "\r\n ")
+		if line == "" {
+			continue
+		}
+		if !strings.HasPrefix(line, " ") && !strings.HasPrefix(line, "\t") {
+			h.section = line
+			h.whole = h.whole || line == "Status code distribution:"
+			continue
+		}
+		if err := h.line(line); err != nil {
+			return err
+		}
+	}
+	if r.Rate == nil || !h.whole {
+		return errors.New("its summary, or the distribution of status codes at its end, is missing")
+	}
+	requests, failures := h.answers+h.broken, h.failed+h.broken
+	r.Requests, r.Errors = &requests, &failures
+	if h.answers == 0 {
+		r.Mean, r.Max = nil, nil // it prints 0 or NaN where nothing was answered
+	}
+	return nil
+}
+
+func (h *heyReader) line(line string) error {
+	switch h.section {
+	case "Summary:":
+		if m := heyField().FindStringSubmatch(line); m != nil {
+			return h.field(m[1], m[2])
+		}
+	case h.quantile:
+		if m := heyQuantile().FindStringSubmatch(line); m != nil {
+			return h.percent(m[1], m[2]+" "+m[3])
+		}
+	case "Status code distribution:", "Error distribution:":
+		if m := heyCount().FindStringSubmatch(line); m != nil {
+			return h.count(m[1], m[2])
+		}
+	}
+	return nil
+}
+
+func (h *heyReader) field(name, value string) (err error) {
+	if strings.Contains(value, "NaN") {
+		return nil
+	}
+	var f float64
+	switch name {
+	case "Success rate":
+		return nil
+	case "Requests/sec":
+		f, err = number(value)
+		h.r.Rate = &f
+	case "Total data":
+		if n, ok := strings.CutSuffix(value, " bytes"); ok {
+			value = n + "B"
+		}
+		f, err = measure(value, binaryUnits)
+		h.r.Bytes = bytes(f)
+	default:
+		if f, err = scaled(value); err != nil {
+			break
+		}
+		switch name {
+		case "Total":
+			h.r.Seconds = &f
+		case "Slowest":
+			h.r.Max = positive(f)
+		case "Average":
+			h.r.Mean = positive(f)
+		}
+	}
+	return err
+}
+
+// scaled reads a time whose unit may be ten of one: oha writes "0.1 10 sec" (src/timescale.rs).
+func scaled(text string) (float64, error) {
+	if value, ok := strings.CutSuffix(text, " 10 sec"); ok {
+		f, err := number(value)
+		return 10 * f, err
+	}
+	if value, ok := strings.CutSuffix(text, " 10 min"); ok {
+		f, err := number(value)
+		return 600 * f, err
+	}
+	return measure(text, timeUnits)
+}
+
+func (h *heyReader) percent(percent, value string) error {
+	if strings.Contains(value, "NaN") {
+		return nil
+	}
+	p, err := number(percent)
+	if err != nil {
+		return err
+	}
+	v, err := scaled(value)
+	if err != nil {
+		return err
+	}
+	if field := h.r.quantile(p); field != nil {
+		*field = positive(v)
+	}
+	return nil
+}
+
+// count takes a line of the statuses, "[200] 5 responses", or of the errors, "[5] what happened".
+func (h *heyReader) count(first, rest string) error {
+	const most = 1 << 60
+	if h.section == "Error distribution:" {
+		n, err := count(first)
+		// What the end of the run cut off is no failure: oha leaves it out of its success rate, but not of its rate.
+		if !strings.Contains(rest, "aborted due to deadline") {
+			h.broken += n
+		}
+		return errors.Join(err, within(h.broken, most))
+	}
+	m := statusCount().FindStringSubmatch(rest)
+	if m == nil {
+		return fmt.Errorf("%q is no number of responses", clip(rest))
+	}
+	n, err := count(m[1])
+	h.answers += n
+	if len(first) != 3 || first[0] != '2' && first[0] != '3' {
+		h.failed += n
+	}
+	return errors.Join(err, within(h.answers, most))
+}
+
+func within(n, most int64) error {
+	if n < 0 || n > most {
+		return errors.New("it counts more requests than there can be")
+	}
+	return nil
+}

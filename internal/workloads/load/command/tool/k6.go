@@ -1,0 +1,130 @@
+package tool
+
+import (
+	"errors"
+	"strings"
+	"tare/internal/lib/pattern"
+)
+
+var (
+	k6Metric = pattern.Lazy(`^ *(?:[✓✗] )?(http_req_duration|http_req_failed|http_reqs|data_received)\.*: +(.*)$`)
+	k6Trend  = pattern.Lazy(`(avg|med|max|p\([0-9.]+\))=([0-9.]+(?:[a-zµμ][0-9.a-zµμ]*))`)
+	k6Failed = pattern.Lazy(`^[0-9.]+% +(?:✓ ([0-9]+) +✗ [0-9]+|([0-9]+) out of [0-9]+)$`)
+	colours  = pattern.Lazy("\x1b\\[[0-9;]*m")
+	k6Names  = map[string]string{"avg": "mean", "med": "p50", "max": "max", "p(50)": "p50", "p(90)": "p90", "p(99)": "p99",
+		"p(99.9)": "p99.9"}
+)
+
+// parseK6 reads k6's summary at the end of a test, as text (that of version 1 and the one before it), or as the JSON of
+// --summary-export and handleSummary.
+func parseK6(output string, r *Reading) error {
+	if strings.HasPrefix(strings.TrimSpace(output), "{") {
+		return k6JSON(output, r)
+	}
+	// Version 1 repeats the totals group by group and scenario by scenario: the first of each counts.
+	seen := map[string]bool{}
+	for line := range strings.Lines(output) {
+		line = strings.TrimRight(colours().ReplaceAllString(line, ""), "\r\n ")
+		m := k6Metric().FindStringSubmatch(line)
+		if m == nil || seen[m[1]] {
+			continue
+		}
+		seen[m[1]] = true
+		if err := k6Take(r, m[1], m[2]); err != nil {
+			return err
+		}
+	}
+	if r.Requests == nil {
+		return errors.New("its summary has no http_reqs: the test made no HTTP request, or the summary is missing")
+	}
+	return nil
+}
+
+func k6Take(r *Reading, metric, value string) error {
+	switch metric {
+	case "http_req_duration":
+		for _, m := range k6Trend().FindAllStringSubmatch(value, -1) {
+			v, err := duration(m[2])
+			if err != nil {
+				return err
+			}
+			if name, ok := k6Names[m[1]]; ok {
+				*r.named(name) = positive(v)
+			}
+		}
+	case "http_req_failed":
+		m := k6Failed().FindStringSubmatch(value)
+		if m == nil {
+			return errors.New("its http_req_failed has no count")
+		}
+		n, err := count(m[1] + m[2]) // one of the two is empty
+		r.Errors = &n
+		return err
+	case "http_reqs":
+		fields := strings.Fields(value)
+		if len(fields) < 2 {
+			return errors.New("its http_reqs has no rate")
+		}
+		n, err := count(fields[0])
+		rate, err2 := number(strings.TrimSuffix(fields[1], "/s"))
+		r.Requests, r.Rate = &n, &rate
+		return errors.Join(err, err2)
+	case "data_received":
+		fields := strings.Fields(value)
+		if len(fields) < 2 {
+			return errors.New("its data_received has no size")
+		}
+		b, err := measure(fields[0]+fields[1], decimalUnits)
+		r.Bytes = bytes(b)
+		return err
+	}
+	return nil
+}
+
+// k6Values are the numbers of one metric in k6's JSON: flat in that of --summary-export, inside of values in that which
+// handleSummary gets.
+type k6Values map[string]any
+
+func (v k6Values) number(name string) (float64, bool) {
+	if inner, ok := v["values"].(map[string]any); ok {
+		v = inner
+	}
+	f, ok := v[name].(float64)
+	return f, ok
+}
+
+func k6JSON(output string, r *Reading) error {
+	var k struct {
+		Metrics map[string]k6Values `json:"metrics"`
+		State   struct {
+			Milliseconds float64 `json:"testRunDurationMs"`
+		} `json:"state"`
+	}
+	if err := object(output, &k); err != nil {
+		return err
+	}
+	reqs := k.Metrics["http_reqs"]
+	n, ok := reqs.number("count")
+	rate, ok2 := reqs.number("rate")
+	if !ok || !ok2 {
+		return errors.New("its JSON has no metrics.http_reqs with a count and a rate")
+	}
+	r.Requests, r.Rate = bytes(n), &rate
+	if k.State.Milliseconds > 0 {
+		s := k.State.Milliseconds / 1e3
+		r.Seconds = &s
+	}
+	// A rate of failures counts what is true as passes: a request that failed.
+	if failed, ok := k.Metrics["http_req_failed"].number("passes"); ok {
+		r.Errors = bytes(failed)
+	}
+	if b, ok := k.Metrics["data_received"].number("count"); ok {
+		r.Bytes = bytes(b)
+	}
+	for from, to := range k6Names {
+		if ms, ok := k.Metrics["http_req_duration"].number(from); ok && n > 0 && from != "p(50)" {
+			*r.named(to) = positive(ms / 1e3)
+		}
+	}
+	return nil
+}

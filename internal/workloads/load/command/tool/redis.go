@@ -1,0 +1,267 @@
+package tool
+
+import (
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"tare/internal/lib/pattern"
+)
+
+var (
+	redisTitle    = pattern.Lazy(`^====== (.+) ======$`)
+	redisDone     = pattern.Lazy(`^ +([0-9]+) requests completed in ([0-9.]+) seconds$`)
+	redisRate     = pattern.Lazy(`^ +throughput summary: ([0-9.]+) requests per second$`)
+	redisQuantile = pattern.Lazy(`^([0-9.]+)% <= ([0-9.]+) milliseconds`)
+	redisQuiet    = pattern.Lazy(`^(.+): ([0-9.]+) requests per second(?:, p50=([0-9.]+) msec)?$`)
+)
+
+// parseRedis reads what redis-benchmark prints: its long text, the line for each operation that -q gives, or --csv.
+func parseRedis(output string, r *Reading) error {
+	var parts []Part
+	var err error
+	switch {
+	case strings.HasPrefix(strings.TrimSpace(output), `"test","rps"`):
+		parts, err = redisCSV(output)
+	case strings.Contains(output, "======"):
+		parts, err = redisText(output)
+	default:
+		parts, err = redisLines(output)
+	}
+	if err != nil {
+		return err
+	}
+	if len(parts) == 0 {
+		return errors.New("it has no line \"requests per second\"")
+	}
+	r.Part = inRounds(parts)
+	if operations := byName(parts); len(operations) > 1 {
+		r.Name, r.Parts = "", operations
+	}
+	return nil
+}
+
+// byName puts the rounds of each operation together, which a loop (-l, or a shell's) makes one after the other.
+func byName(parts []Part) (operations []Part) {
+	rounds := map[string][]Part{}
+	var names []string
+	for _, p := range parts {
+		if rounds[p.Name] == nil {
+			names = append(names, p.Name)
+		}
+		rounds[p.Name] = append(rounds[p.Name], p)
+	}
+	for _, name := range names {
+		p := inRounds(rounds[name])
+		p.Name = name
+		operations = append(operations, p)
+	}
+	return operations
+}
+
+// inRounds puts parts together that ran one after the other, with as many requests in each (-n): so it is for the
+// operations of redis-benchmark, and for the rounds of a loop. Quantiles of several do not add up.
+func inRounds(parts []Part) Part {
+	all := together(parts, true)
+	if len(parts) == 1 {
+		return all
+	}
+	each := float64(len(parts))
+	if all.Rate == nil {
+		all.Rate = sumOf(parts, func(p Part) *float64 {
+			if p.Rate == nil || *p.Rate <= 0 {
+				return nil
+			}
+			seconds := 1 / *p.Rate // of one request
+			return &seconds
+		})
+		if all.Rate != nil {
+			*all.Rate = each / *all.Rate
+		}
+	}
+	if all.Mean = sumOf(parts, func(p Part) *float64 { return p.Mean }); all.Mean != nil {
+		*all.Mean /= each
+	}
+	for _, p := range parts {
+		if p.Max == nil {
+			all.Max = nil
+			break
+		}
+		if all.Max == nil || *p.Max > *all.Max {
+			all.Max = p.Max
+		}
+	}
+	return all
+}
+
+// sumOf adds up a number of parts; nil where one does not have it.
+func sumOf(parts []Part, of func(Part) *float64) *float64 {
+	sum := 0.0
+	for _, p := range parts {
+		v := of(p)
+		if v == nil {
+			return nil
+		}
+		sum += *v
+	}
+	return &sum
+}
+
+// latest is what stands on a line last: the progress of a run overwrites itself.
+func latest(line string) string {
+	line = strings.TrimRight(line, "\r\n ")
+	return line[strings.LastIndexByte(line, '\r')+1:]
+}
+
+func redisText(output string) ([]Part, error) {
+	var parts []Part
+	var section string
+	for line := range strings.Lines(output) {
+		line = latest(line)
+		if m := redisTitle().FindStringSubmatch(line); m != nil {
+			if len(parts) > maxParts {
+				return nil, fmt.Errorf("it has more than %d operations", maxParts)
+			}
+			parts, section = append(parts, Part{Name: clip(m[1])}), ""
+			continue
+		}
+		if len(parts) == 0 {
+			continue
+		}
+		if line != "" && line[0] != ' ' && strings.HasSuffix(line, ":") {
+			section = line
+		}
+		if err := redisLine(&parts[len(parts)-1], section, line); err != nil {
+			return nil, err
+		}
+	}
+	for _, p := range parts {
+		if p.Rate == nil || p.Requests == nil {
+			return nil, fmt.Errorf("the summary of %s is missing", p.Name)
+		}
+	}
+	return parts, nil
+}
+
+// redisLine takes one line of the text of an operation.
+func redisLine(p *Part, section, line string) error {
+	if m := redisDone().FindStringSubmatch(line); m != nil {
+		n, err := count(m[1])
+		s, err2 := number(m[2])
+		p.Requests, p.Seconds = &n, &s
+		return errors.Join(err, err2)
+	}
+	if m := redisRate().FindStringSubmatch(line); m != nil {
+		rate, err := number(m[1])
+		p.Rate = &rate
+		return err
+	}
+	if m := redisQuantile().FindStringSubmatch(line); m != nil && strings.HasPrefix(section, "Latency by percentile") {
+		return redisPercent(p, m[1], m[2])
+	}
+	if fields := strings.Fields(line); section == "Summary:" && len(fields) == 6 && fields[0] != "avg" {
+		return redisSummary(p, []string{fields[0], fields[2], fields[4], fields[5]})
+	}
+	return nil
+}
+
+// redisPercent takes one line of the distribution, which doubles its resolution step by step: it has p50, and the
+// largest at 100 %, and of the other quantiles of a Part none.
+func redisPercent(p *Part, percent, ms string) error {
+	q, err := number(percent)
+	if err != nil {
+		return err
+	}
+	v, err := number(ms)
+	if err != nil {
+		return err
+	}
+	if field := p.quantile(q); field != nil {
+		*field = positive(v / 1e3)
+	}
+	return nil
+}
+
+// redisSummary takes the average, p50, p99 and largest latency in milliseconds.
+func redisSummary(p *Part, fields []string) error {
+	for i, to := range []**float64{&p.Mean, &p.P50, &p.P99, &p.Max} {
+		v, err := number(fields[i])
+		if err != nil {
+			return err
+		}
+		*to = positive(v / 1e3)
+	}
+	return nil
+}
+
+func redisLines(output string) ([]Part, error) {
+	var parts []Part
+	for line := range strings.Lines(output) {
+		m := redisQuiet().FindStringSubmatch(strings.TrimSpace(latest(line)))
+		if m == nil || strings.HasPrefix(m[1], "WARNING") {
+			continue
+		}
+		if len(parts) > maxParts {
+			return nil, fmt.Errorf("it has more than %d operations", maxParts)
+		}
+		rate, err := number(m[2])
+		if err != nil {
+			return nil, err
+		}
+		p := Part{Name: clip(m[1]), Rate: &rate}
+		if m[3] != "" {
+			v, err := number(m[3])
+			if err != nil {
+				return nil, err
+			}
+			p.P50 = positive(v / 1e3)
+		}
+		parts = append(parts, p)
+	}
+	return parts, nil
+}
+
+func redisCSV(output string) ([]Part, error) {
+	rows, err := csv.NewReader(strings.NewReader(output)).ReadAll()
+	if err != nil {
+		return nil, fmt.Errorf("its table is broken or was cut off: %w", err)
+	}
+	columns := map[string]int{}
+	for i, name := range rows[0] {
+		columns[name] = i
+	}
+	var parts []Part
+	for _, row := range rows[1:] {
+		if slices.Equal(row, rows[0]) {
+			continue // the next round of a shell's loop
+		}
+		if len(parts) > maxParts {
+			return nil, fmt.Errorf("it has more than %d operations", maxParts)
+		}
+		p := Part{Name: clip(row[0])}
+		for _, c := range []struct {
+			name  string
+			to    **float64
+			scale float64
+		}{{"rps", &p.Rate, 1}, {"avg_latency_ms", &p.Mean, 1e-3}, {"p50_latency_ms", &p.P50, 1e-3},
+			{"p99_latency_ms", &p.P99, 1e-3}, {"max_latency_ms", &p.Max, 1e-3}} {
+			i, ok := columns[c.name]
+			if !ok {
+				continue
+			}
+			v, err := number(row[i])
+			if err != nil {
+				return nil, err
+			}
+			if v *= c.scale; c.name == "rps" {
+				*c.to = &v
+			} else {
+				*c.to = positive(v)
+			}
+		}
+		parts = append(parts, p)
+	}
+	return parts, nil
+}

@@ -1,0 +1,138 @@
+package tool
+
+import (
+	"errors"
+	"strings"
+	"tare/internal/lib/pattern"
+)
+
+// isWrk2 tells wrk2's output from wrk's, of which it is a fork: it calibrates its threads, and its distribution is one
+// of an HDR histogram. A short run without --latency has neither, so that only the command line tells (Detect).
+func isWrk2(output string) bool {
+	return strings.Contains(output, "Thread calibration:") || strings.Contains(output, "(HdrHistogram - ")
+}
+
+var (
+	wrkThread   = pattern.Lazy(`^ +Latency +(\S+) +\S+ +(\S+) +\S+%$`)
+	wrkQuantile = pattern.Lazy(`^ *([0-9.]+)% +(\S+)$`)
+	wrkTotal    = pattern.Lazy(`^ +([0-9]+) requests in (\S+), (\S+) read$`)
+	wrkErrors   = pattern.Lazy(`^ +Socket errors: connect (\d+), read (\d+), write (\d+), timeout (\d+)$`)
+	wrkStatus   = pattern.Lazy(`^ +Non-2xx or 3xx responses: ([0-9]+)$`)
+	wrkRate     = pattern.Lazy(`^Requests/sec: +(\S+)$`)
+)
+
+// parseWrk reads the text of wrk and of wrk2.
+func parseWrk(output string, r *Reading) error {
+	w := wrkReader{r: r}
+	for line := range strings.Lines(output) {
+		if err := w.line(strings.TrimRight(line, "\r\n ")); err != nil {
+			return err
+		}
+	}
+	if r.Requests == nil || r.Rate == nil {
+		return errors.New("its last lines are missing: there is no \"N requests in\" or no \"Requests/sec\"")
+	}
+	r.Errors = &w.errors
+	return nil
+}
+
+// wrkReader is the state of reading wrk's text line by line.
+type wrkReader struct {
+	r         *Reading
+	errors    int64
+	quantiles bool // inside the distribution that counts
+}
+
+func (w *wrkReader) line(line string) error {
+	if strings.HasPrefix(line, "  Latency Distribution") {
+		// wrk2 --u_latency prints a second one, of the times since the sending.
+		w.quantiles = !strings.Contains(line, "Uncorrected")
+		return nil
+	}
+	if w.quantiles {
+		if m := wrkQuantile().FindStringSubmatch(line); m != nil {
+			return w.quantile(m[1], m[2])
+		}
+		w.quantiles = false
+	}
+	if m := wrkThread().FindStringSubmatch(line); m != nil && w.r.Max == nil {
+		return w.threads(m[1], m[2])
+	}
+	if m := wrkTotal().FindStringSubmatch(line); m != nil {
+		return w.total(m)
+	}
+	if m := wrkErrors().FindStringSubmatch(line); m != nil {
+		return w.failures(m[1:])
+	}
+	if m := wrkStatus().FindStringSubmatch(line); m != nil {
+		return w.failures(m[1:])
+	}
+	if m := wrkRate().FindStringSubmatch(line); m != nil {
+		rate, err := number(m[1])
+		w.r.Rate = &rate
+		return err
+	}
+	return nil
+}
+
+// threads takes the line of the threads' latency. It is -nan where there was no request.
+func (w *wrkReader) threads(mean, largest string) error {
+	if strings.Contains(mean, "nan") {
+		return nil
+	}
+	m, err := duration(mean)
+	if err != nil {
+		return err
+	}
+	x, err := duration(largest)
+	if err != nil {
+		return err
+	}
+	w.r.Mean, w.r.Max = positive(m), positive(x)
+	return nil
+}
+
+func (w *wrkReader) quantile(percent, value string) error {
+	p, err := number(percent)
+	if err != nil {
+		return err
+	}
+	v, err := duration(value)
+	if err != nil {
+		return err
+	}
+	if field := w.r.quantile(p); field != nil {
+		*field = positive(v)
+	}
+	return nil
+}
+
+func (w *wrkReader) total(m []string) error {
+	n, err := count(m[1])
+	if err != nil {
+		return err
+	}
+	s, err := duration(m[2])
+	if err != nil {
+		return err
+	}
+	b, err := measure(m[3], binaryUnits)
+	if err != nil {
+		return err
+	}
+	w.r.Requests, w.r.Seconds, w.r.Bytes = &n, &s, bytes(b)
+	return nil
+}
+
+func (w *wrkReader) failures(counts []string) error {
+	for _, c := range counts {
+		n, err := count(c)
+		if err != nil {
+			return err
+		}
+		if w.errors += n; w.errors < 0 {
+			return errors.New("it counts more errors than there can be")
+		}
+	}
+	return nil
+}

@@ -1,0 +1,198 @@
+// Package fio is a load that writes to a disk, by Debian's fio: eight jobs that write blocks of 512 KiB at random
+// places of one file, past the page cache. Where the subject is a sandbox it runs inside. The file is never larger
+// than the machine bears, and results say how large it was.
+package fio
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/metric"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/param"
+	"tare/internal/lib/quantity"
+	"tare/internal/workloads/load/command"
+)
+
+// name is what specs call the load. Results call their generator command: it is somebody's program.
+const name = "fio"
+
+func init() { kind.Register(kind.Load, guest{}) }
+
+// guest is the load as the engine knows it.
+type guest struct{}
+
+// The settings.
+const (
+	settingSize   = "size"
+	settingJobs   = "jobs"
+	settingBlock  = "block"
+	settingDirect = "direct"
+	settingKind   = "rw"
+	settingDrain  = "drain"
+)
+
+var settings = []param.Setting{
+	{Name: settingSize, Type: param.TypeBytes, Default: "1073741824", Min: 1 << 20, Max: 1 << 40,
+		Phrase: map[string]string{"10485760": "in a file of 10 MiB", "33554432": "in a file of 32 MiB",
+			"268435456": "in a file of 256 MiB", "1073741824": "in a file of 1 GiB",
+			"10737418240": "in a file of 10 GiB", "": "in a file of {} bytes"},
+		Doc: "of the file; at most an eighth of what the disk has free and a quarter of the memory of the machine, and the " +
+			"results say how large it was"},
+	{Name: settingJobs, Type: param.TypeCount, Default: "8", Min: 1, Max: 64, Doc: "that write side by side (numjobs)"},
+	{Name: settingBlock, Type: param.TypeBytes, Default: "524288", Min: 512, Max: 16 << 20, Doc: "bytes of each write"},
+	{Name: settingDirect, Type: param.TypeSwitch, Default: "true", Doc: "whether writes go past the page cache (O_DIRECT)"},
+	{Name: settingKind, Type: param.TypeWord, Default: "randwrite",
+		Words: []string{"randwrite", "write", "randread", "read", "randrw"}, Doc: "what the jobs do (rw)"},
+	{Name: settingDrain, Type: param.TypeDuration, Default: "30s", Max: 3600,
+		Doc: "time after it should have ended in which what it prints is waited for"},
+}
+
+func (guest) About() kind.About {
+	return kind.About{Name: name, Summary: "writes to a disk, by Debian's fio", Settings: settings}
+}
+
+// TakesLonger is what fio's start takes, and laying out its file.
+func (guest) TakesLonger(o param.Values) time.Duration {
+	const perByte = 2 // ns
+	return 300*time.Millisecond + time.Duration(perByte*o.Float(settingSize))
+}
+
+// RunsInside always: what a write costs is a matter of where it is made.
+func (guest) RunsInside(param.Values) bool { return true }
+
+// Saturates: it writes as fast as the disk lets it.
+func (guest) Saturates(param.Values) bool { return true }
+
+// Installed says whether fio is there.
+func (guest) Installed(context.Context, param.Values) error { return command.Installed(name) }
+
+// Optional is false: without its load a trial measures something else.
+func (guest) Optional(param.Values) bool { return false }
+
+// joined is the load in a trial.
+type joined struct {
+	*command.Joined
+	trial       kind.Trial
+	asked, size int64 // of the file, bytes
+}
+
+func (guest) Join(t kind.Trial, as string, part *kind.Part) (any, error) {
+	o := part.Options
+	j := &joined{trial: t, asked: int64(o.Float(settingSize))}
+	var err error
+	if j.size, err = bounded(j.asked, t.Dir()); err != nil {
+		return nil, err
+	}
+	program := *part
+	program.Options = param.Values{"command": commandLine(o, j.size, t.Setup().Warmup+t.Setup().Duration), "tool": "fio", "drain": o[settingDrain]}
+	j.Joined, err = command.JoinEarly(t, as, &program)
+	return j, err
+}
+
+// commandLine is what runs, in the notation of package command, for so long on a file of that many bytes. fio reads the
+// kernel's clock: to try out the CPU's, as it would before, takes an emulated one long.
+func commandLine(o param.Values, size int64, d time.Duration) string {
+	direct := "0"
+	if o.On(settingDirect) {
+		direct = "1"
+	}
+	return fmt.Sprintf("fio --name=load --filename={dir}/file --size=%d --rw=%s --bs=%d --numjobs=%d --direct=%s "+
+		"--ioengine=psync --iodepth=1 --thread --time_based --runtime=%dms --clocksource=clock_gettime --group_reporting "+
+		"--output-format=json", size, o[settingKind], o.Int(settingBlock), o.Int(settingJobs), direct, d.Milliseconds())
+}
+
+// The parts of what the machine has that a file may take.
+const (
+	partOfDisk   = 8
+	partOfMemory = 4
+)
+
+// bounded is a size that the disk of a directory and the memory of the machine bear: page cache of a kernel in between
+// may hold all of the file, and be nobody's limit. A disk without room is an error of code fault.Machine.
+func bounded(size int64, dir string) (int64, error) {
+	var disk unix.Statfs_t
+	if err := unix.Statfs(dir, &disk); err != nil {
+		return 0, fmt.Errorf("looking how much room %s has: %w", dir, err)
+	}
+	var memory unix.Sysinfo_t
+	if err := unix.Sysinfo(&memory); err != nil {
+		return 0, fmt.Errorf("looking how much memory the machine has: %w", err)
+	}
+	const least = 1 << 20
+	size = min(size, int64(disk.Bavail)*disk.Bsize/partOfDisk, int64(memory.Totalram)*int64(memory.Unit)/partOfMemory)
+	if size < least {
+		return 0, fault.New(fault.Machine, dir, "make room, or set TMPDIR to a directory on another disk",
+			"the disk has no room for a file of 1 MiB in an eighth of what is free")
+	}
+	return size &^ (1<<20 - 1), nil
+}
+
+// Result adds how large the file was to what is known of the program.
+func (j *joined) Result(ctx context.Context) (load.Result, error) {
+	r, err := j.Joined.Result(ctx)
+	if err != nil {
+		return r, err
+	}
+	if j.size < j.asked&^(1<<20-1) {
+		j.trial.Warn("scaled", "fio wrote to a file of %s and not of %s: the disk and the memory of this machine bear no more",
+			quantity.Value(float64(j.size), quantity.Bytes), quantity.Value(float64(j.asked), quantity.Bytes))
+	}
+	r.Counts = map[string]float64{sizeCount: float64(j.size)}
+	return r, nil
+}
+
+const sizeCount = "fio_file_bytes"
+
+// Judge judges it as any program.
+func (guest) Judge(m *measured.Measured, name string) []measured.Trip { return command.Judge(m, name) }
+
+// Metrics are what only fio tells.
+func (guest) Metrics() []measured.Metric {
+	return []measured.Metric{{
+		Definition: metric.Definition{
+			Name: "fio_bytes_per_second", Unit: quantity.UnitOf("fio_bytes_per_second"), Rank: metric.RankThroughput,
+			Pool: metric.Sum, Better: metric.Higher, Headline: true, Outcome: true, Clause: "lets fio move {} a second",
+			Needs: []measured.Need{measured.Whole, measured.Worked, measured.Complete, measured.Unthrottled, measured.Alone,
+				measured.Read, measured.Untouched},
+			How: "Bytes that loads of kind `fio` wrote and read per second, as fio prints them: by its own clock and over its " +
+				"whole run, warm-up included.",
+		},
+		Value: rate,
+	}, {
+		Definition: metric.Definition{
+			Name: sizeCount, Unit: quantity.Bytes, Rank: metric.RankOther, Pool: metric.Mean, Needs: measured.NeedNothing,
+			How: "Size of the file of loads of kind `fio`, after what the machine bears. Left out without such a load.",
+		},
+		Value: func(m *measured.Measured) (float64, bool) {
+			for _, r := range m.Loads {
+				if v, has := r.Counts[sizeCount]; has {
+					return v, true
+				}
+			}
+			return 0, false
+		},
+	}}
+}
+
+func rate(m *measured.Measured) (total float64, ok bool) {
+	for _, r := range m.Loads {
+		if _, is := r.Counts[sizeCount]; !is {
+			continue
+		}
+		var own command.Own
+		if json.Unmarshal(r.Own, &own) != nil || own.Said == nil || own.Said.Bytes == nil || own.Said.Seconds == nil ||
+			*own.Said.Seconds <= 0 {
+			return 0, false
+		}
+		total, ok = total + float64(*own.Said.Bytes) / *own.Said.Seconds, true
+	}
+	return total, ok
+}

@@ -1,0 +1,748 @@
+// Package http puts servers of HTTP/1.1, HTTP/2, gRPC and plain TCP to work and measures how they answer. It runs as a
+// process of its own (tare load http).
+//
+// Each of its threads drives its connections through epoll, with raw system calls and no goroutine per connection: the
+// cost of a request must be that of the kernel, or the generator is weighed along with the server. In open loop
+// requests start on an absolute schedule (package pace) and latency counts from the intended start, whether or not a
+// connection was free then; in closed loop each connection sends again as soon as it is answered.
+//
+// # Connections
+//
+// With keep-alive each connection lives as long as the server lets it. Without, each request opens one, says
+// "Connection: close", and its handshake is part of the latency. Connections are closed by reset (SO_LINGER of 0) once
+// the answer is complete: a close in good manners leaves the pair of ports in TIME_WAIT for a minute on the side that
+// closes first, and the 28,000 ephemeral ports of one pair of addresses then last a second or two. A server that has
+// sent its whole answer does not notice, one that reads again sees ECONNRESET. Against loopback addresses each
+// connection also takes another source address out of 127.0.0.0/8.
+//
+// With Recycle the socket outlives its connection: connect to AF_UNSPEC dissolves that, with the same reset, and the
+// next connect uses the socket again. It saves making, registering and freeing a socket, about a third of what a
+// connection costs the client, but few real clients do it: programs that watch sockets come and go (cgroup/sock_create,
+// cgroup/sock_release) see none, and what they keep by socket lives on. It is for loads that must leave the CPU to
+// others, and never the default.
+//
+// # HTTP/2 and gRPC
+//
+// HTTP/2 is spoken without TLS and with prior knowledge (RFC 9113, section 3.3), or over TLS. A connection carries up
+// to Streams requests at once; in open loop a start takes the stream that has been free for longest, so that requests
+// go round all connections. Frames and HPACK are those of x/net, the event loop and the sockets are the same as for
+// HTTP/1.1. Requests on one connection are alike, so that all but the first are references into the server's HPACK
+// table.
+//
+// When a server leaves (GOAWAY), requests that it says it has not looked at are sent again over a new connection, up to
+// three times, with their times unchanged; RFC 9113 allows it for any method. All others fail: a stream that is reset,
+// a connection that breaks the rules or ends. A request that times out is cancelled by RST_STREAM and its connection
+// goes on, unless nothing was heard from the server since the request was sent.
+//
+// gRPC calls are unary and without compression. They succeed with one message and a grpc-status of 0.
+//
+// # TLS
+//
+// TLS is crypto/tls, on the load's own threads: its CPU time is the generator's. The TLS handshake counts as part of
+// connecting, and is always a full one. Connections end by the same reset as without TLS, with no close_notify.
+//
+// # TCP
+//
+// A request over TCP is some bytes that the server sends back: the echo protocol of RFC 862. Connections are those of
+// HTTP/1.1, with keep-alive or without.
+package http
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"golang.org/x/net/http/httpguts"
+	"golang.org/x/net/http2/hpack"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/load/running"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/lib/param"
+)
+
+// Source says which source addresses connections take.
+type Source string
+
+// The kinds of source.
+const (
+	SourceAuto     Source = "auto"     // loopback if the target is a loopback IPv4 address, else none
+	SourceNone     Source = "none"     // the kernel's choice
+	SourceLoopback Source = "loopback" // spread over 127.0.0.0/8, for service addresses that a data plane turns into loopback ones
+)
+
+// Protocol is what the load speaks.
+type Protocol string
+
+// The protocols.
+const (
+	HTTP1 Protocol = "http1"
+	HTTP2 Protocol = "http2" // with prior knowledge where there is no TLS
+	GRPC  Protocol = "grpc"  // unary calls, likewise
+	TCP   Protocol = "tcp"   // bytes that come back as they were sent: RFC 862
+)
+
+// multiplexed says whether a connection can carry several requests at once.
+func (p Protocol) multiplexed() bool { return p == HTTP2 || p == GRPC }
+
+// EchoMethod is the gRPC method that is called where a URL names none: it takes a google.protobuf.BytesValue, and its
+// answer is one (application http).
+const EchoMethod = "/tare.Echo/Echo"
+
+// Options is the load to make. The zero value of a field that has a default, its own or that of its setting, takes it.
+type Options struct {
+	Targets     []string      // URLs: http[s]://host[:port][/path]; connections are dealt out among them in turn
+	TLS         TLS           // default off: as the URLs say
+	Protocol    Protocol      // default http1
+	Streams     int           // requests at once on a connection, of HTTP/2 and gRPC; default 1
+	Rate        float64       // requests per second in all; 0 for closed loop
+	Arrivals    pace.Arrivals // of open loop
+	Seed        uint64        // of Poisson arrivals
+	Connections int           // at once
+	KeepAlive   bool
+	Threads     int           // default: 1 in open loop up to 50,000/s, else 2; never more than CPUs or connections
+	Drain       time.Duration // how long to wait for answers after the window; negative for not at all
+	Timeout     time.Duration // per request, from its sending
+	Method      string        // default GET, or POST where there is a body or the protocol is gRPC
+	Body        int           // bytes of request body; of gRPC, of the value in the message; of TCP, at least 1
+	Headers     []string      // further ones, "Name: value"
+	Source      Source        // default auto
+	Recycle     bool          // without keep-alive: dissolve connections instead of closing sockets; see the package comment
+	Spin        time.Duration // largest wait that may be spun through; default pace.DefaultSpin, negative for none
+}
+
+// maxBody bounds Options.Body, in bytes.
+const maxBody = 64 << 20
+
+// maxStreams bounds Options.Streams.
+const maxStreams = 1000
+
+// oneThread is the rate up to which one thread meets an open-loop schedule with time to spare, per second.
+const oneThread = 50_000
+
+// complete checks o and fills in its defaults. Its errors are of wrong use.
+func (o *Options) complete() error {
+	def := func(v *time.Duration, d time.Duration) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	defaults := param.Defaults(Settings)
+	def(&o.Drain, defaults.Duration("drain"))
+	o.Drain = max(o.Drain, 0)
+	def(&o.Timeout, defaults.Duration("timeout"))
+	def(&o.Spin, pace.DefaultSpin)
+	o.Spin = max(o.Spin, 0)
+	if o.Protocol == "" {
+		o.Protocol = Protocol(defaults["protocol"])
+	}
+	if o.Streams == 0 {
+		o.Streams = defaults.Int("streams")
+	}
+	if o.Method == "" {
+		if o.Method = "GET"; o.Body > 0 || o.Protocol == GRPC {
+			o.Method = "POST"
+		}
+	}
+	if o.Arrivals == "" {
+		o.Arrivals = pace.Arrivals(defaults["arrivals"])
+	}
+	if o.Source == "" {
+		o.Source = SourceAuto
+	}
+	if o.Connections == 0 {
+		o.Connections = defaults.Int("connections")
+	}
+	cpus := pace.CPUs()
+	if o.Threads == 0 {
+		if o.Threads = 2; o.Rate > 0 && o.Rate <= oneThread {
+			o.Threads = 1
+		}
+		o.Threads = min(o.Threads, cpus)
+	}
+	usage := func(where, mend, format string, args ...any) error {
+		return fault.New(fault.Usage, where, mend, format, args...)
+	}
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		return fmt.Errorf("reading the limit of open files: %w", err)
+	}
+	const spare = 64 // descriptors for all else
+	switch {
+	case len(o.Targets) == 0:
+		return usage("url", "give one like http://127.0.0.1:8080/", "there is nothing to put under load")
+	case o.Rate < 0 || o.Rate > 1e8 || o.Rate != o.Rate:
+		return usage("rate", "give requests per second, or 0 for closed loop", "%g is not a valid rate", o.Rate)
+	case o.Connections < 1 || o.Connections > 1_000_000:
+		return usage("connections", "give 1 to 1000000", "%d connections make no load", o.Connections)
+	case uint64(o.Connections)+spare > files.Cur:
+		return fault.New(fault.Machine, "connections", fmt.Sprintf("raise it (ulimit -n %d) or use fewer connections", o.Connections+spare),
+			"%d connections need more than the %d open files that are allowed", o.Connections, files.Cur)
+	case o.Threads < 1 || o.Threads > 1024:
+		return usage("threads", "give 1 to 1024", "%d threads make no load", o.Threads)
+	case o.Timeout < 0:
+		return usage("timeout", "give a length of time", "%s is in the past", o.Timeout)
+	case o.Recycle && o.KeepAlive:
+		return usage("recycle", "use it without keep-alive", "connections that are kept are not made again")
+	case o.Recycle && len(o.Targets) > 1:
+		return usage("recycle", "give one URL", "a socket that is recycled stays with its target")
+	case o.Body < 0 || o.Body > maxBody:
+		return usage("request-body", "give 0 to 64MiB", "a body of %d bytes is not possible", o.Body)
+	case o.Protocol != HTTP1 && !o.Protocol.multiplexed() && o.Protocol != TCP:
+		return usage("protocol", "use http1, http2, grpc or tcp", "%q is no protocol of this load", o.Protocol)
+	case o.Streams < 1 || o.Streams > maxStreams:
+		return usage("streams", fmt.Sprintf("give 1 to %d", maxStreams), "%d streams make no load", o.Streams)
+	case o.TLS != "" && o.TLS != TLSOff && o.TLS != TLSOn && o.TLS != TLSUnverified:
+		return usage("tls", "use off, on or unverified", "%q is not a TLS mode", o.TLS)
+	case o.Protocol.multiplexed() && o.Recycle:
+		return usage("recycle", "use it with protocol http1", "sockets of HTTP/2 are not recycled")
+	case o.Protocol == GRPC && o.Method != "POST":
+		return usage("method", "leave it out", "calls of gRPC are POST, not %s", o.Method)
+	case strings.Trim(o.Method, "ABCDEFGHIJKLMNOPQRSTUVWXYZ") != "" || o.Method == "CONNECT":
+		return usage("method", "use one like GET or POST", "%q is not a method this load can use", o.Method)
+	case o.Source != SourceAuto && o.Source != SourceNone && o.Source != SourceLoopback:
+		return usage("source", "use auto, none or loopback", "%q is no kind of source address", o.Source)
+	}
+	for _, h := range o.Headers {
+		name, _, ok := strings.Cut(h, ":")
+		if !ok || name == "" || strings.ContainsAny(name, " \t") || strings.ContainsAny(h, "\r\n\x00") {
+			return usage("header", `give it as "Name: value"`, "%q is not a header", h)
+		}
+	}
+	o.Threads = min(o.Threads, o.Connections)
+	if err := o.streams(); err != nil {
+		return fault.New(fault.Usage, "streams", "leave it out, or use http2 or grpc with keepalive", "%s", err)
+	}
+	_, err := pace.ParseArrivals(string(o.Arrivals))
+	return err
+}
+
+// streams checks the number of streams against the rest.
+func (o *Options) streams() error {
+	switch {
+	case o.Streams <= 1:
+	case !o.Protocol.multiplexed():
+		return errors.New("a connection of HTTP/1.1 or TCP has one request at once, so streams have no meaning for it")
+	case !o.KeepAlive:
+		return errors.New("without keepalive each request has a connection of its own, so there is one stream on each")
+	}
+	return nil
+}
+
+// target is one server with the request for it, ready to be written.
+type target struct {
+	name    string // address, for messages
+	address *address
+	spread  bool    // over source addresses
+	next    *target // in a ring
+
+	request  []byte      // of HTTP/1.1 and TCP
+	request2 *request2   // of HTTP/2
+	config   *tls.Config // nil: in the clear
+}
+
+// secure is TLS over a new socket to t; nil where it is in the clear.
+func (t *target) secure(fd int) *secure {
+	if t.config == nil {
+		return nil
+	}
+	return secureOver(fd, t.config)
+}
+
+// resolve makes targets of the URLs.
+func (o *Options) resolve(ctx context.Context) ([]*target, error) {
+	var all []*target
+	for _, raw := range o.Targets {
+		t, err := o.target(ctx, raw)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, t)
+	}
+	for i, t := range all {
+		t.next = all[(i+1)%len(all)]
+	}
+	return all, nil
+}
+
+func (o *Options) target(ctx context.Context, raw string) (*target, error) {
+	const form = "give it as http://host:port/path, or https://"
+	u, err := url.Parse(raw)
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Usage, raw, form, "this is not a URL")
+	}
+	https := u.Scheme == "https"
+	if u.Scheme != "http" && !https && !(o.Protocol == TCP && u.Scheme == "tcp") || u.Hostname() == "" {
+		return nil, fault.New(fault.Usage, raw, form, "only http and https URLs can be put under load")
+	}
+	config := o.config(u.Hostname(), https)
+	port := uint64(80)
+	if config != nil {
+		port = 443
+	}
+	if p := u.Port(); p != "" {
+		if port, err = strconv.ParseUint(p, 10, 16); err != nil || port == 0 {
+			return nil, fault.New(fault.Usage, raw, "use 1 to 65535", "port %s does not exist", p)
+		}
+	}
+	ip, err := netip.ParseAddr(u.Hostname())
+	if err != nil {
+		ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", u.Hostname())
+		if err != nil {
+			return nil, fault.Wrap(err, fault.Usage, raw, "check its spelling, or give the address", "no address is known for %s", u.Hostname())
+		}
+		ip = ips[0].Unmap()
+		for _, other := range ips { // IPv4 first: source addresses can be spread only there
+			if other.Unmap().Is4() {
+				ip = other.Unmap()
+				break
+			}
+		}
+	}
+	ip = ip.Unmap()
+	if o.Source == SourceLoopback && !ip.Is4() {
+		return nil, fault.New(fault.Usage, raw, "use an IPv4 address, or source auto", "loopback has only one IPv6 address")
+	}
+	ap := netip.AddrPortFrom(ip, uint16(port))
+	t := &target{
+		name:    ap.String(),
+		address: newAddress(ap),
+		spread:  o.Source == SourceLoopback || o.Source == SourceAuto && ip.Is4() && ip.IsLoopback(),
+		config:  config,
+	}
+	switch o.Protocol {
+	case HTTP1:
+		t.request = o.request(u)
+	case TCP:
+		t.request = filling(max(o.Body, 1))
+	default:
+		t.request2, err = o.request2(u, config != nil)
+	}
+	return t, err
+}
+
+// request is the text of the request to u.
+func (o *Options) request(u *url.URL) []byte {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nHost: %s\r\n", o.Method, u.RequestURI(), u.Host)
+	if !o.KeepAlive {
+		b.WriteString("Connection: close\r\n")
+	}
+	if o.Body > 0 || o.Method == "POST" || o.Method == "PUT" || o.Method == "PATCH" {
+		fmt.Fprintf(&b, "Content-Length: %d\r\n", o.Body)
+	}
+	for _, h := range o.Headers {
+		b.WriteString(h + "\r\n")
+	}
+	b.WriteString("\r\n")
+	return append([]byte(b.String()), filling(o.Body)...)
+}
+
+// ofConnections are headers of HTTP/1.1 that HTTP/2 has no place for (RFC 9113, section 8.2.2), and those that this
+// load sets itself.
+var ofConnections = []string{
+	"connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade", "host", "content-length", "te",
+}
+
+// request2 is the request to u in HTTP/2.
+func (o *Options) request2(u *url.URL, encrypted bool) (*request2, error) {
+	path, scheme := u.RequestURI(), "http"
+	if encrypted {
+		scheme = "https"
+	}
+	if o.Protocol == GRPC && path == "/" {
+		path = EchoMethod
+	}
+	r := &request2{grpc: o.Protocol == GRPC}
+	add := func(name, value string) { r.fields = append(r.fields, hpack.HeaderField{Name: name, Value: value}) }
+	add(":method", o.Method)
+	add(":scheme", scheme)
+	add(":path", path)
+	add(":authority", u.Host)
+	if r.grpc {
+		r.body = grpcMessage(o.Body)
+		add("content-type", "application/grpc")
+		add("te", "trailers")
+	} else {
+		r.body = filling(o.Body)
+		if o.Body > 0 || o.Method == "POST" || o.Method == "PUT" || o.Method == "PATCH" {
+			add("content-length", strconv.Itoa(o.Body))
+		}
+	}
+	for _, h := range o.Headers {
+		name, value, _ := strings.Cut(h, ":")
+		name = strings.ToLower(name)
+		if slices.Contains(ofConnections, name) || !httpguts.ValidHeaderFieldName(name) {
+			return nil, fault.New(fault.Usage, "header", "leave it out", "HTTP/2 cannot have the header %q", name)
+		}
+		add(name, strings.TrimSpace(value))
+	}
+	if err := r.encode(); err != nil {
+		return nil, fmt.Errorf("encoding the request: %w", err)
+	}
+	if len(r.first) > largestFrame {
+		return nil, fault.New(fault.Usage, "header", "use fewer or shorter ones",
+			"the header has %d bytes, and HTTP/2 guarantees room for %d in a frame", len(r.first), largestFrame)
+	}
+	return r, nil
+}
+
+// Generator is a load that is ready to run: names resolved, servers found to answer, and with keep-alive all
+// connections open.
+type Generator struct {
+	o         Options
+	workers   []*worker
+	encrypted bool // some of its connections
+}
+
+// Prepare makes a generator. It is an error of code Usage when the options make no sense, and of code Machine when no
+// server takes a connection. Close ends it.
+func Prepare(ctx context.Context, o Options) (*Generator, error) {
+	if err := o.complete(); err != nil {
+		return nil, err
+	}
+	targets, err := o.resolve(ctx)
+	if err != nil {
+		return nil, err
+	}
+	g := &Generator{o: o, encrypted: slices.ContainsFunc(targets, func(t *target) bool { return t.config != nil })}
+	for part := range o.Threads {
+		w, err := newWorker(&g.o, targets, part, o.Threads)
+		if err != nil {
+			g.Close()
+			return nil, err
+		}
+		g.workers = append(g.workers, w)
+	}
+	if err := g.connect(ctx, targets); err != nil {
+		g.Close()
+		return nil, err
+	}
+	return g, nil
+}
+
+// connect tries every target once, and opens every connection if they are to be kept.
+func (g *Generator) connect(ctx context.Context, targets []*target) error {
+	if g.o.Protocol.multiplexed() {
+		return g.connect2(ctx, targets)
+	}
+	var answered int
+	var first error
+	for _, t := range targets {
+		s := slot{target: t}
+		if err := g.workers[0].establish(ctx, &s); err != nil {
+			if first == nil {
+				first = err
+			}
+			continue
+		}
+		g.workers[0].hangUp(&s)
+		answered++
+	}
+	if answered == 0 {
+		return first
+	}
+	if !g.o.KeepAlive {
+		return nil
+	}
+	for _, w := range g.workers {
+		for i := range w.slots {
+			if err := w.establish(ctx, &w.slots[i]); err != nil {
+				if ctx.Err() != nil {
+					return err
+				}
+				return nil // those that are missing are tried again as they are needed, and their failures counted
+			}
+			if errno := w.watch(int32(i), unix.EPOLL_CTL_ADD, false); errno != 0 {
+				return fmt.Errorf("watching a connection: %w", errno)
+			}
+			w.count.maxOpen = max(w.count.maxOpen, w.open)
+		}
+	}
+	return nil
+}
+
+// connect2 is connect for HTTP/2.
+func (g *Generator) connect2(ctx context.Context, targets []*target) error {
+	var answered int
+	var first error
+	m := g.workers[0].mux
+	own := m.places[0].target
+	for _, t := range targets {
+		m.places[0].target = t
+		c, err := m.establish(ctx, 0)
+		if err != nil {
+			if first == nil || fault.CodeOf(err) == fault.Usage {
+				first = err
+			}
+			continue
+		}
+		m.hangUp(c)
+		answered++
+	}
+	m.places[0].target = own
+	if answered == 0 || fault.CodeOf(first) == fault.Usage {
+		return first
+	}
+	if !g.o.KeepAlive {
+		return nil
+	}
+	for _, w := range g.workers {
+		for place := range w.mux.places {
+			if _, err := w.mux.establish(ctx, int32(place)); err != nil {
+				return ctx.Err() // those that are missing are tried again as they are needed, and their failures counted
+			}
+		}
+	}
+	return nil
+}
+
+// startServer is what to do where no connection could be made.
+const startServer = "start the server, or correct the URL"
+
+// patience is how long a server may take to accept a connection before the start, in ns.
+const patience = 5e9
+
+// establish opens the slot's connection and waits until it stands.
+func (w *worker) establish(ctx context.Context, s *slot) error {
+	errno := w.dial(s)
+	if errno != 0 {
+		return fault.Wrap(errno, fault.Machine, s.target.name, startServer, "no connection could be made")
+	}
+	events := int16(unix.POLLOUT)
+	for deadline := pace.Now() + patience; ; {
+		ready := []unix.PollFd{{Fd: int32(s.fd), Events: events}}
+		n, err := unix.Poll(ready, 50)
+		switch {
+		case ctx.Err() != nil:
+			err = ctx.Err()
+		case err == unix.EINTR || err == nil && n == 0 && pace.Now() < deadline:
+			continue
+		case err == nil && n == 0:
+			err = unix.ETIMEDOUT
+		case err == nil:
+			var code int
+			if code, err = unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_ERROR); err == nil && code != 0 {
+				err = unix.Errno(code)
+			} else if err == nil {
+				errno, awaited := s.shake()
+				if errno == 0 {
+					return nil
+				}
+				if errno == unix.EAGAIN && pace.Now() < deadline {
+					events = awaited
+					continue
+				}
+				err = errno
+			}
+		}
+		var explained error
+		if s.tls != nil && s.tls.proceed != nil { // else there was no connection yet
+			explained = s.tls.explain(s.target.name, err)
+		}
+		w.hangUp(s)
+		if ctx.Err() != nil {
+			return err
+		}
+		if explained != nil {
+			return explained
+		}
+		return fault.Wrap(err, fault.Machine, s.target.name, startServer, "no connection could be made")
+	}
+}
+
+// shake goes on with the slot's handshake of TLS, where there is one: EAGAIN while it waits for these events.
+func (s *slot) shake() (errno unix.Errno, awaited int16) {
+	if s.tls == nil {
+		return 0, 0
+	}
+	if s.tls.shaking {
+		errno = s.tls.shake()
+	}
+	if errno == 0 {
+		errno = s.tls.flush()
+	}
+	if awaited = unix.POLLIN; s.tls.pending() {
+		awaited |= unix.POLLOUT
+	}
+	return errno, awaited
+}
+
+// Close ends all connections. It must not be called while the generator runs.
+func (g *Generator) Close() {
+	for _, w := range g.workers {
+		w.close()
+	}
+}
+
+// Ready is what the generator says of itself before the start.
+type Ready struct {
+	Targets     []string `json:"targets"`
+	Threads     int      `json:"threads"`
+	Connections int      `json:"connections"` // open now
+	role.Wants
+}
+
+// Ready describes the generator.
+func (g *Generator) Ready() Ready {
+	r := Ready{Targets: g.o.Targets, Threads: len(g.workers), Wants: role.Wants{Stalls: true}}
+	for _, w := range g.workers {
+		r.Connections += w.open
+	}
+	return r
+}
+
+// Run makes the load by the schedule and returns what it measured. It ends early with the context's error. A generator
+// runs once.
+func (g *Generator) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
+	if s.Duration <= 0 || s.Warmup < 0 {
+		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
+	}
+	// HTTP/1.1 in the clear allocates nothing during the run, so there is nothing to collect; a limit stands guard against
+	// hostile servers. HTTP/2 and TLS allocate little where connections are kept, and some kilobytes for each that is new.
+	runtime.GC()
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(1 << 30))
+	if !g.o.Protocol.multiplexed() && !g.encrypted {
+		defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	}
+
+	// A worker coming out of a wait must find a scheduler slot (P) free at once. With one for each thread and no more,
+	// as on a machine with one CPU, it waits up to 20 ms for that of a goroutine that sleeps in the kernel.
+	if slots := len(g.workers) + 2; slots > runtime.GOMAXPROCS(0) {
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(slots))
+	}
+
+	begin := s.Begin + s.Warmup
+	end := begin + s.Duration
+	var stop atomic.Bool
+	defer context.AfterFunc(ctx, func() { stop.Store(true) })()
+
+	failed := make(chan error, len(g.workers))
+	var working sync.WaitGroup
+	for part, w := range g.workers {
+		w.schedule, w.stop, w.warm, w.end = s, &stop, begin, end
+		if g.o.Rate > 0 {
+			w.arrivals = pace.NewSchedule(s.Begin, g.o.Rate, g.o.Arrivals, g.o.Seed, part, len(g.workers))
+		}
+		if s.Stalls {
+			w.log = running.NewLog(g.logged(s))
+		}
+		working.Go(func() {
+			if err := w.run(); err != nil {
+				stop.Store(true)
+				failed <- err
+			}
+		})
+	}
+	cpu, err := pace.ProcessCPU(ctx, begin, end)
+	if err != nil {
+		stop.Store(true)
+	}
+	working.Wait()
+	close(failed)
+	for e := range failed {
+		err = errors.Join(err, e)
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return g.result(s, cpu)
+}
+
+// logged is how many requests a worker may have to keep one by one: a third more than the schedule holds, and some.
+func (g *Generator) logged(s role.Schedule) int {
+	parts := float64(len(g.workers))
+	most := running.MostRequests / parts
+	if g.o.Rate > 0 {
+		most = min(most, g.o.Rate*float64(s.Duration)/1e9/parts*4/3+float64(2*g.o.Connections)+1000)
+	}
+	return int(most)
+}
+
+// tellApart adds to the result of a run what the machine's stalls did not touch; nothing where nobody was to say.
+func (g *Generator) tellApart(r *load.Result, stalls *role.Stalls) error {
+	var logs []*running.Log
+	for _, w := range g.workers {
+		if w.log == nil {
+			return nil
+		}
+		logs = append(logs, w.log)
+	}
+	return running.Classify(r, logs, stalls, g.workers[0].warm, g.workers[0].end)
+}
+
+// result merges what the workers counted.
+func (g *Generator) result(s role.Schedule, cpu float64) (*load.Result, error) {
+	r := &load.Result{
+		Generator:   "http",
+		Mode:        load.Closed,
+		Seconds:     float64(s.Duration) / 1e9,
+		TargetRate:  g.o.Rate,
+		Connections: g.o.Connections,
+		Errors:      map[string]int64{},
+		Histograms:  map[string]string{},
+		CPUSeconds:  cpu,
+		CPUs:        float64(min(len(g.workers), pace.CPUs())),
+	}
+	if g.o.Rate > 0 {
+		r.Mode, r.Arrivals = load.Open, string(g.o.Arrivals)
+	}
+	if g.o.Protocol.multiplexed() {
+		r.Streams = g.o.Streams
+	}
+	sum := newCounts()
+	for _, w := range g.workers {
+		c := &w.count
+		r.Intended += c.intended
+		r.Sent += c.sent
+		r.Done += c.done
+		r.Late += c.late
+		r.Opened += c.opened
+		r.MaxConnections += c.maxOpen
+		c.errors(r.Errors)
+		sum.latency.Merge(c.latency)
+		sum.service.Merge(c.service)
+		sum.lag.Merge(c.lag)
+		sum.ownLag.Merge(c.ownLag)
+		sum.connect.Merge(c.connect)
+		for i, h := range c.slices {
+			sum.slices[i].Merge(h)
+		}
+	}
+	r.SetSlices(sum.slices[:])
+	r.SetUnfinished()
+	r.Rate = float64(r.Done) / r.Seconds
+	return r, r.SetHistograms(map[string]*hdrhistogram.Histogram{
+		load.Latency: sum.latency, load.Service: sum.service, load.Lag: sum.lag, load.OwnLag: sum.ownLag, load.Connect: sum.connect,
+	})
+}
+
+// Run plays the load's part in the role protocol on conn: prepares, says ready, waits for the start, runs, sends the
+// result, and stays until the parent closes its end. If the parent does so earlier, that is the end, and no error.
+func Run(ctx context.Context, o Options, conn *role.Conn) error {
+	g, err := Prepare(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer g.Close()
+	return role.WorkThenStalls(ctx, conn, g.Ready(), g.Run, g.tellApart)
+}

@@ -1,0 +1,239 @@
+package http
+
+import (
+	"crypto/tls"
+	"errors"
+	"io"
+	"iter"
+	"net"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/fault"
+)
+
+// TLS says whether connections are encrypted, and how the server's certificate is verified.
+type TLS string
+
+// The modes of TLS.
+const (
+	TLSOff        TLS = "off"        // in the clear, except for https URLs
+	TLSOn         TLS = "on"         // the certificate must name the URL's host and chain to the machine's roots
+	TLSUnverified TLS = "unverified" // any certificate is accepted
+)
+
+// config is the configuration of connections to host; nil where they are in the clear. Every handshake is a full one:
+// resuming a session would cost less than a new client does.
+func (o *Options) config(host string, https bool) *tls.Config {
+	if !https && (o.TLS == TLSOff || o.TLS == "") {
+		return nil
+	}
+	c := &tls.Config{
+		ServerName: host, InsecureSkipVerify: o.TLS == TLSUnverified, SessionTicketsDisabled: true,
+		DynamicRecordSizingDisabled: true, // each record is a write
+	}
+	switch {
+	case o.Protocol.multiplexed():
+		c.NextProtos = []string{"h2"}
+	case o.Protocol == HTTP1:
+		c.NextProtos = []string{"http/1.1"}
+	}
+	return c
+}
+
+// put writes to a socket, through TLS if t is not nil, as far as there is room.
+func put(fd int, t *secure, p []byte) (int, unix.Errno) {
+	if t != nil {
+		return t.write(p)
+	}
+	return sysWrite(fd, p)
+}
+
+// take reads what has arrived, likewise.
+func take(fd int, t *secure, p []byte) (int, unix.Errno) {
+	if t != nil {
+		return t.read(p)
+	}
+	return sysRead(fd, p)
+}
+
+// secure is TLS over a non-blocking socket. Its reads and writes do what they can at once and return EAGAIN otherwise,
+// as those of the socket do.
+//
+// crypto/tls resumes a record after a read that found too little (an error that is Temporary), but not a handshake. So
+// the handshake is a coroutine, which is suspended where it would wait. The thread that started it must resume it: the
+// Go runtime ends the program if a coroutine of a locked thread is resumed by another.
+type secure struct {
+	fd    int
+	conn  *tls.Conn
+	out   []byte     // records that the socket has had no room for yet
+	errno unix.Errno // of the socket, where it failed
+	err   error      // of TLS, where that failed
+
+	shaking bool
+	proceed func() (struct{}, bool) // resumes the handshake until it must wait; false: it has ended
+	abandon func()
+	wait    func(struct{}) bool // suspends the coroutine; false: it is abandoned
+}
+
+// secureOver sets up TLS on a socket that may still be connecting. Nothing is written yet.
+func secureOver(fd int, config *tls.Config) *secure {
+	s := &secure{fd: fd, shaking: true}
+	s.conn = tls.Client(below{s}, config)
+	return s
+}
+
+// shake continues the handshake. It returns EAGAIN while that must wait for the server, and EPROTO, with s.err set, if
+// TLS itself failed.
+func (s *secure) shake() unix.Errno {
+	if s.proceed == nil {
+		s.proceed, s.abandon = iter.Pull(func(wait func(struct{}) bool) {
+			s.wait = wait
+			s.err = s.conn.Handshake()
+		})
+	}
+	if _, waits := s.proceed(); waits {
+		return unix.EAGAIN
+	}
+	s.shaking = false
+	return s.failed(s.err)
+}
+
+// failed turns an error of crypto/tls into a number: the socket's own, or EPROTO.
+func (s *secure) failed(err error) unix.Errno {
+	switch {
+	case err == nil:
+		return 0
+	case s.errno != 0:
+		return s.errno
+	}
+	s.err = err
+	return unix.EPROTO
+}
+
+// close gives up a handshake that has not ended. The caller closes the socket.
+func (s *secure) close() {
+	if s != nil && s.shaking && s.abandon != nil {
+		s.abandon()
+		s.shaking, s.err = false, nil
+	}
+}
+
+// explain describes a handshake with the named server that failed, by what TLS found or else by err; nil if it did not
+// fail.
+func (s *secure) explain(name string, err error) error {
+	if s == nil {
+		return nil
+	}
+	if s.err != nil {
+		err = s.err
+	}
+	if err == nil {
+		return nil
+	}
+	mend := "check that this port speaks TLS"
+	if _, bad := errors.AsType[*tls.CertificateVerificationError](err); bad {
+		mend = "add its authority to the roots (SSL_CERT_FILE), or use --tls unverified"
+	} else if strings.Contains(err.Error(), "no application protocol") { // RFC 7301, section 3.2
+		mend = "check that the server offers this protocol, such as HTTP/2, over TLS"
+	}
+	return fault.Wrap(err, fault.Machine, name, mend, "the TLS handshake failed")
+}
+
+// pending reports whether encrypted bytes still wait to be written, which a write of nothing does.
+func (s *secure) pending() bool { return s != nil && len(s.out) > 0 }
+
+// flush writes records, as far as there is room.
+func (s *secure) flush() unix.Errno {
+	for len(s.out) > 0 {
+		n, errno := sysWrite(s.fd, s.out)
+		if errno != 0 {
+			return errno
+		}
+		s.out = s.out[:copy(s.out, s.out[n:])]
+	}
+	return 0
+}
+
+// largestRecord is the most that one record holds: RFC 8446, section 5.1.
+const largestRecord = 16 << 10
+
+// write encrypts p and writes it, as far as there is room. It first completes the handshake.
+func (s *secure) write(p []byte) (n int, errno unix.Errno) {
+	if s.shaking {
+		if errno := s.shake(); errno != 0 {
+			return 0, errno
+		}
+	}
+	for errno = s.flush(); errno == 0 && n < len(p) && len(s.out) == 0; {
+		took, err := s.conn.Write(p[n:min(len(p), n+largestRecord)])
+		n += took
+		errno = s.failed(err)
+	}
+	if errno == unix.EAGAIN && n > 0 {
+		errno = 0
+	}
+	return n, errno
+}
+
+// read decrypts what has arrived into p: EAGAIN if that is nothing yet, 0 bytes if the server has closed.
+func (s *secure) read(p []byte) (int, unix.Errno) {
+	n, err := s.conn.Read(p)
+	switch {
+	case n > 0 || err == nil:
+		return n, 0
+	case err == unix.EAGAIN:
+		return 0, unix.EAGAIN
+	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
+		return 0, 0
+	}
+	return 0, s.failed(err)
+}
+
+// below is the socket as a net.Conn for crypto/tls.
+type below struct{ *secure }
+
+func (b below) Read(p []byte) (int, error) {
+	for {
+		if errno := b.flush(); errno != 0 && errno != unix.EAGAIN {
+			b.errno = errno
+			return 0, errno
+		}
+		n, errno := sysRead(b.fd, p)
+		switch {
+		case errno == unix.EAGAIN && !b.shaking:
+			return 0, unix.EAGAIN // Temporary
+		case errno == unix.EAGAIN:
+			if !b.wait(struct{}{}) {
+				return 0, net.ErrClosed
+			}
+		case errno != 0:
+			b.errno = errno
+			return 0, errno
+		case n == 0:
+			return 0, io.EOF
+		default:
+			return n, nil
+		}
+	}
+}
+
+// Write accepts everything: what the socket has no room for waits in out, and nothing more is encrypted until that is
+// written.
+func (b below) Write(p []byte) (int, error) {
+	b.out = append(b.out, p...)
+	if errno := b.flush(); errno != 0 && errno != unix.EAGAIN {
+		b.errno = errno
+		return 0, errno
+	}
+	return len(p), nil
+}
+
+func (b below) Close() error                     { return nil }
+func (b below) LocalAddr() net.Addr              { return nil }
+func (b below) RemoteAddr() net.Addr             { return nil }
+func (b below) SetDeadline(time.Time) error      { return nil }
+func (b below) SetReadDeadline(time.Time) error  { return nil }
+func (b below) SetWriteDeadline(time.Time) error { return nil }

@@ -1,0 +1,126 @@
+package probe
+
+import (
+	"fmt"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/metric"
+	"tare/internal/lib/param"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/stats"
+	"tare/internal/scale/ledger"
+)
+
+func init() { kind.Register(kind.Load, guest{}) }
+
+// guest is the load as the engine knows it: it makes none, and measures what the machine is like for everybody else.
+type guest struct{}
+
+func (guest) About() kind.About {
+	return kind.About{
+		Name:     "probe",
+		Summary:  "no load at all: a process that asks to be woken on every CPU and measures how late it is",
+		Settings: Settings,
+	}
+}
+
+func (guest) Command(kind.Site) []string { return []string{"load", "probe", "--role"} }
+
+// Saturates: what the machine is busy with is what a probe is about.
+func (guest) Saturates(param.Values) bool { return true }
+
+func (guest) Metrics() []measured.Metric { return metrics }
+
+func (guest) Gates() []*measured.Gate { return []*measured.Gate{gateProbe, gateOutside} }
+
+var (
+	gateProbe = &measured.Gate{Name: "probe", Breaks: []measured.Need{measured.Probed}, Quiet: ledger.Unknown,
+		Why: "a probe that never ran saw no delay; nothing else rests on it"}
+	gateOutside = &measured.Gate{Name: "outside", Breaks: []measured.Need{measured.Alone}, Quiet: ledger.Neighbour,
+		Why: "what others take looks like a delay, and is missing from the machine; costs per piece of work and " +
+			"memory are the trial's own"}
+)
+
+// metrics are what probes tell.
+var metrics = []measured.Metric{
+	delayed(0.5, "p50"),
+	delayed(0.99, "p99"),
+	{
+		Definition: metric.Definition{Name: "sched_delay_max_seconds", Family: "sched", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged, Better: metric.Lower, Needs: measured.NeedDelay, Headline: true, Tail: true,
+			How: "The longest of these times in the trial."},
+		Value: func(m *measured.Measured) (float64, bool) {
+			h, ok := m.Histogram(Delay)
+			if !ok {
+				return 0, false
+			}
+			return float64(h.Max()) / 1e9, true
+		},
+	},
+	{
+		Definition: metric.Definition{Name: "bpf_run_seconds", Family: "bpf", Unit: quantity.Seconds, Rank: metric.RankBPF, Pool: metric.Largest, Cost: true, Better: metric.Lower, Needs: measured.NeedSamples, Headline: true,
+			How: "Mean length of one run of that program of the subject whose runs are longest. Only with a load of kind `probe`; left out where there is no subject."},
+		Value: longestRun,
+	},
+}
+
+func longestRun(m *measured.Measured) (longest float64, ok bool) {
+	programs, found := m.Programs()
+	if _, probed := m.Histogram(Delay); !probed || !found {
+		return 0, false
+	}
+	for _, p := range programs {
+		if p.NsPerRun != nil {
+			longest, ok = max(longest, *p.NsPerRun/1e9), true
+		}
+	}
+	return longest, ok
+}
+
+// delayed is a quantile of the delays that the probes saw.
+func delayed(q float64, quantile string) measured.Metric {
+	return measured.Metric{
+		Definition: metric.Definition{
+			Name: "sched_delay_" + quantile + "_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged, Better: metric.Lower,
+			Needs: measured.NeedDelay, Headline: true, Tail: q > 0.5, Family: "sched",
+			How: fmt.Sprintf("Time from when a task of the probe asked to be woken until it ran: %s quantile of all wake-ups on all CPUs. Only with a load of kind `probe`.", quantile),
+		},
+		Value: func(m *measured.Measured) (float64, bool) {
+			h, ok := m.Histogram(Delay)
+			if !ok {
+				return 0, false
+			}
+			ns, ok := stats.Quantile(h, q)
+			return ns / 1e9, ok
+		},
+	}
+}
+
+// outsideLimit is the part of the machine's CPU time that others may take in a trial with a probe: what they take looks
+// like a delay too. The edges of a window are read by a task that waits like any other: with waits of 0.1 s the part
+// itself is only good to some 0.1 in a window of 1 s.
+const outsideLimit = 0.25
+
+// Judge: a probe that never ran in the window has not seen it, and one on a machine that is busy with something else
+// has seen that.
+func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
+	result := m.Loads[name]
+	if h, err := result.Histogram(Delay); err != nil || h == nil {
+		return []measured.Trip{measured.Tripped(gateProbe, 0, 1,
+			"%s: no wake-up fell into the window; make the window longer than the interval", name)}
+	}
+	own, ok := m.CPURate()
+	cpu := m.Ledger.CPU
+	if !ok || cpu.Capacity <= 0 {
+		return nil
+	}
+	// Steal is a part of it.
+	outside := (cpu.Capacity - cpu.Idle - own*m.Ledger.Window.Seconds - m.Ledger.Self.CPUSeconds) / cpu.Capacity
+	if outside <= outsideLimit {
+		return nil
+	}
+	return []measured.Trip{measured.Tripped(gateOutside, outside, outsideLimit,
+		"%s: others took %.0f %% of the machine's CPU time, and %g %% is allowed, for a probe feels them as well; "+
+			"stop what else is running, or take another machine",
+		name, 100*outside, 100*outsideLimit)}
+}

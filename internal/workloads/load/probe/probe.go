@@ -1,0 +1,185 @@
+// Package probe measures how long a task that wants a CPU has to wait for one: the delay of scheduling, as any process
+// of the machine would feel it. It runs as a process of its own (tare load probe), in a control group of its own, and
+// puts nothing to work.
+//
+// One thread on each CPU asks to be woken at the times of an absolute schedule and records how late it was. A thread
+// that is held up for 80 ms has missed 80 wake-ups of 1 ms, and each of them counts with the delay that it would have
+// had: what is measured is the wait of a task that becomes ready at any moment, not of one that waits politely until
+// the CPU is free again.
+package probe
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/lib/param"
+)
+
+// Generator is what the results of a probe name as their generator, and Mode as its mode.
+const (
+	Generator = "probe"
+	Mode      = "probe"
+)
+
+// Delay is the name of its histogram: from when a thread asked to be woken until it ran. It holds every wake-up of the
+// window.
+const Delay = "delay"
+
+// Bounds of Options.Interval.
+const (
+	MinInterval = 100 * time.Microsecond
+	MaxInterval = time.Second
+)
+
+// longest is the longest delay that is told from longer ones.
+const longest = 10 * time.Minute
+
+// Options of a probe.
+type Options struct {
+	Interval time.Duration // between two wake-ups on one CPU; the CPUs take turns
+}
+
+// Ready is what a probe says of itself before the start.
+type Ready struct {
+	CPUs     []int   `json:"cpus"`
+	Interval float64 `json:"interval_seconds"`
+}
+
+// Probe is a probe that is ready to run, once.
+type Probe struct {
+	interval time.Duration
+	cpus     []int
+}
+
+// New makes a probe of every CPU that this process may run on. Its errors are of wrong use.
+func New(o Options) (*Probe, error) {
+	if err := (param.Values{"interval": o.Interval.String()}).Check(Settings); err != nil {
+		return nil, err
+	}
+	var allowed unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
+		return nil, fmt.Errorf("reading the CPUs that the probe may run on: %w", err)
+	}
+	p := &Probe{interval: o.Interval}
+	for cpu := 0; len(p.cpus) < allowed.Count(); cpu++ {
+		if allowed.IsSet(cpu) {
+			p.cpus = append(p.cpus, cpu)
+		}
+	}
+	return p, nil
+}
+
+// Ready describes the probe.
+func (p *Probe) Ready() Ready { return Ready{CPUs: p.cpus, Interval: p.interval.Seconds()} }
+
+// Run probes by the schedule and returns the histogram of delays. Requests and connections of the result are 0: a probe
+// makes none. It ends early with the context's error.
+func (p *Probe) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
+	if s.Duration <= 0 || s.Warmup < 0 {
+		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
+	}
+	// Neither a collection of garbage nor a thread that waits for a scheduler slot (P) may look like a delay of the
+	// machine.
+	runtime.GC()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	if slots := len(p.cpus) + 2; slots > runtime.GOMAXPROCS(0) {
+		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(slots))
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	before, err := pace.CPUTime()
+	if err != nil {
+		return nil, err
+	}
+	delays := make([]*hdrhistogram.Histogram, len(p.cpus))
+	var running sync.WaitGroup
+	for i := range p.cpus {
+		delays[i] = hdrhistogram.New(1, int64(longest), 3)
+		running.Go(func() {
+			if err := p.watch(ctx, i, s, delays[i]); err != nil {
+				cancel(err)
+			}
+		})
+	}
+	running.Wait()
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	after, err := pace.CPUTime()
+	if err != nil {
+		return nil, err
+	}
+	r := &load.Result{
+		Generator: Generator, Mode: Mode, Seconds: float64(s.Duration) / 1e9, Errors: map[string]int64{},
+		CPUs: float64(len(p.cpus)),
+		// Of the whole run, warm-up included, in proportion.
+		CPUSeconds: (after - before) * float64(s.Duration) / float64(s.Warmup+s.Duration),
+	}
+	for _, h := range delays[1:] {
+		delays[0].Merge(h)
+	}
+	if delays[0].TotalCount() == 0 {
+		return r, nil
+	}
+	return r, r.SetHistogram(Delay, delays[0])
+}
+
+// watch is the thread on the i-th CPU.
+func (p *Probe) watch(ctx context.Context, i int, s role.Schedule, delays *hdrhistogram.Histogram) error {
+	thread, err := pace.LockThread(0)
+	if err != nil {
+		return err
+	}
+	defer thread.Close()
+	var all, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return fmt.Errorf("reading the CPUs of a thread: %w", err)
+	}
+	one.Set(p.cpus[i])
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		return fmt.Errorf("having a thread run on CPU %d: %w", p.cpus[i], err)
+	}
+	defer func() { _ = unix.SchedSetaffinity(0, &all) }() // what was allowed a moment ago is again, or the process ends
+
+	warm := s.Begin + s.Warmup
+	end := warm + s.Duration
+	every := int64(p.interval)
+	// The CPUs take turns, so that their wake-ups do not meet.
+	for at := s.Begin + every*int64(i)/int64(len(p.cpus)); at < end; at += every {
+		if err := ctx.Err(); err != nil {
+			return err // Until looks only before long waits, and these are short
+		}
+		now, err := thread.Until(ctx, at)
+		if err != nil {
+			return err
+		}
+		if at < warm {
+			continue
+		}
+		if err := delays.RecordValue(min(max(now-at, 1), int64(longest))); err != nil {
+			return fmt.Errorf("recording a delay: %w", err)
+		}
+	}
+	return nil
+}
+
+// Run plays a load's part in the role protocol on conn: says ready, waits for the start, probes, sends the result, and
+// stays until the parent closes its end. If the parent does so earlier, that is the end, and no error.
+func Run(ctx context.Context, o Options, conn *role.Conn) error {
+	p, err := New(o)
+	if err != nil {
+		return err
+	}
+	return role.Work(ctx, conn, p.Ready(), p.Run)
+}

@@ -1,0 +1,48 @@
+package write
+
+import (
+	"context"
+	"slices"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/param"
+)
+
+func init() { kind.Register(kind.Load, guest{}) }
+
+// guest is the load as the engine knows it. It goes to no application: the file system serves it.
+type guest struct{}
+
+func (guest) About() kind.About {
+	return kind.About{Name: Name, Summary: "writes to files, with fsync or without", Settings: Settings}
+}
+
+// Play is the load's process.
+func (guest) Play(ctx context.Context, conn *role.Conn, at kind.Site, v param.Values) error {
+	o, err := OptionsOf(v)
+	if err != nil {
+		return err
+	}
+	o.Seed = at.Seed
+	return Run(ctx, o, conn)
+}
+
+func (guest) Check(v param.Values) error {
+	_, err := OptionsOf(v)
+	return err
+}
+
+func (guest) Saturates(v param.Values) bool { return v["mode"] == load.Closed }
+
+func (guest) Metrics() []measured.Metric { return metrics }
+
+// Judge judges the load as any other, save that it may use all of its CPU: what the kernel does for a write, it does in
+// the thread that writes.
+func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
+	j := m.JudgeLoad(name)
+	j.Usual()
+	return slices.DeleteFunc(j.Trips, func(t measured.Trip) bool { return t.Gate == measured.GateGenerator })
+}

@@ -1,0 +1,63 @@
+package write
+
+import (
+	"fmt"
+
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/metric"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/stats"
+)
+
+// metrics are what the load tells beside what every load does, of itself alone where there are others.
+var metrics = []measured.Metric{
+	{
+		Definition: metric.Definition{
+			Name: "written_bytes_per_second", Unit: quantity.Bytes + " per second", Rank: metric.RankThroughput,
+			Pool: metric.Sum, Better: metric.Higher, Needs: measured.NeedThroughput,
+			Headline: true, Free: true, Outcome: true, Clause: "lets loads write {} a second",
+			How: "Bytes that loads of kind `write` wrote in writes that succeeded, sync included where it was asked for, " +
+				"per second of the window.",
+		},
+		Value: bytesPerSecond,
+	},
+	took(0.5, "p50"),
+	took(0.99, "p99"),
+}
+
+// bytesPerSecond adds up what the loads of a trial wrote.
+func bytesPerSecond(m *measured.Measured) (total float64, ok bool) {
+	for _, r := range m.Loads {
+		if n, counted := r.Counts[CountBytes]; counted && r.Generator == Name {
+			total, ok = total+measured.Rate(n, r.Seconds), true
+		}
+	}
+	return total, ok
+}
+
+// took is a quantile of the time that writes took by themselves.
+func took(q float64, quantile string) measured.Metric {
+	return measured.Metric{
+		Definition: metric.Definition{
+			Name: "write_" + quantile + "_seconds", Unit: quantity.Seconds, Rank: metric.RankLatency, Pool: metric.Merged,
+			Better: metric.Lower, Needs: measured.NeedLatency, Tail: q > 0.5,
+			How: fmt.Sprintf("Time from when a write began until it, and its sync, had returned: %s quantile of all loads "+
+				"of kind `write`. Left out when fewer than %g lie beyond it.", quantile, stats.MinBeyond(q)),
+		},
+		Value: func(m *measured.Measured) (float64, bool) {
+			var encoded []string
+			for _, r := range m.Loads {
+				if text, has := r.Histograms[load.Service]; has && r.Generator == Name {
+					encoded = append(encoded, text)
+				}
+			}
+			h, err := stats.MergeEncoded(encoded...)
+			if err != nil || h == nil {
+				return 0, false
+			}
+			ns, ok := stats.Quantile(h, q)
+			return ns / 1e9, ok
+		},
+	}
+}

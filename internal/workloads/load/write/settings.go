@@ -1,0 +1,51 @@
+package write
+
+import (
+	"errors"
+
+	"tare/internal/experiment/load"
+	"tare/internal/lib/pace"
+	"tare/internal/lib/param"
+)
+
+// Settings are what specs and the command line set of the load.
+var Settings = []param.Setting{
+	{Name: "mode", Type: param.TypeWord, Default: load.Open, Words: []string{load.Open, load.Closed},
+		Doc: "open: writes start on an absolute schedule; closed: each worker writes again when its last write has ended"},
+	{Name: "rate", Type: param.TypeNumber, Min: 0.1, Max: 10_000_000, Phrase: map[string]string{"": "at {} writes/s"},
+		Doc: "writes per second of all workers; of open loads, which need it"},
+	{Name: "arrivals", Type: param.TypeWord, Default: string(pace.Poisson),
+		Words: []string{string(pace.Poisson), string(pace.Constant)},
+		Doc:   "how the starts of an open load are spread"},
+	{Name: "workers", Type: param.TypeCount, Min: 1, Max: 1024,
+		Phrase: map[string]string{"": "with {} workers", "1": "with one worker"},
+		Doc:    "threads that write, each with one write under way at most; as many as CPUs when left out"},
+	{Name: "size", Type: param.TypeBytes, Default: "4096", Min: 1, Max: 64 << 20,
+		Phrase: map[string]string{"": "with writes of {} bytes"},
+		Doc:    "bytes of a write, which goes to the end of a file"},
+	{Name: "sync", Type: param.TypeWord, Default: SyncNone, Words: []string{SyncNone, SyncFile, SyncData},
+		Phrase: map[string]string{"": "with {}", SyncNone: "without sync"},
+		Doc:    "the system call after each write that makes it last"},
+	{Name: "directory", Type: param.TypeText, Reach: param.ReachFile,
+		Doc: "where the load makes a directory of its own, which it removes in the end; " +
+			"the system's directory for temporary files when left out"},
+	{Name: "limit", Type: param.TypeBytes, Default: "67108864", Min: 1, Max: 1 << 40,
+		Doc: "bytes that all files hold at any time, at most; the oldest are cut off to make room"},
+	{Name: "drain", Type: param.TypeDuration, Default: "1s", Max: 600,
+		Doc: "time after the window in which what was due in it may still be written"},
+}
+
+// OptionsOf are the options by their settings. Its error is of settings that contradict each other.
+func OptionsOf(v param.Values) (Options, error) {
+	o := Options{
+		Rate: v.Float("rate"), Arrivals: pace.Arrivals(v["arrivals"]), Workers: v.Int("workers"), Size: v.Int("size"),
+		Sync: v["sync"], Directory: v["directory"], Limit: int64(v.Float("limit")), Drain: v.Duration("drain"),
+	}
+	switch _, rated := v["rate"]; {
+	case v["mode"] == load.Open && !rated:
+		return o, errors.New(`an open load needs a "rate", in writes per second`)
+	case v["mode"] == load.Closed && rated:
+		return o, errors.New(`a closed load goes as fast as writes end: "rate" has no meaning for it`)
+	}
+	return o, o.check()
+}

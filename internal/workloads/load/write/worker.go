@@ -1,0 +1,268 @@
+package write
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/load/running"
+	"tare/internal/lib/pace"
+)
+
+// worker is one thread with its files. It allocates nothing while it runs and nothing fails.
+type worker struct {
+	load  *Load
+	data  []byte
+	names [ringFiles]string
+
+	file int   // index of the one that is written
+	fd   int   // -1: none is open
+	at   int64 // bytes in it
+	room int64 // bytes that it may hold
+
+	count counts
+	log   *running.Log // nil where nobody asks which writes the machine's stalls touched
+}
+
+func newWorker(l *Load, part int, data []byte) *worker {
+	w := &worker{load: l, data: data, fd: -1, file: ringFiles - 1, count: newCounts()}
+	w.room = l.o.Limit / int64(l.o.Workers) / ringFiles
+	for i := range w.names {
+		w.names[i] = strconv.Itoa(part) + "-" + strconv.Itoa(i)
+	}
+	return w
+}
+
+// failure is a step of a write that failed. The zero value is none.
+type failure struct {
+	step  string // open, write, fsync, fdatasync or close
+	errno unix.Errno
+}
+
+// String is the kind of a failure, as results have it: "write ENOSPC". A write that the file system took a part of
+// only, which it does where room ends in the middle, is "write short".
+func (f failure) String() string {
+	if f.errno == 0 {
+		return f.step + " short"
+	}
+	if name := unix.ErrnoName(f.errno); name != "" {
+		return f.step + " " + name
+	}
+	return fmt.Sprintf("%s %d", f.step, int(f.errno))
+}
+
+// failed makes a failure of what a system call returned; none where that is nil.
+func failed(step string, err error) failure {
+	if err == nil {
+		return failure{}
+	}
+	var errno unix.Errno
+	if !errors.As(err, &errno) {
+		errno = unix.EIO // package unix returns nothing else than numbers
+	}
+	return failure{step, errno}
+}
+
+// again repeats a system call that a signal interrupted: the Go runtime's own.
+func again(call func() error) (err error) {
+	for err = unix.EINTR; err == unix.EINTR; {
+		err = call()
+	}
+	return err
+}
+
+// nextFile goes on to the next file of the ring, empty.
+func (w *worker) nextFile() failure {
+	if err := w.close(); err != nil {
+		return failed("close", err)
+	}
+	w.file, w.at = (w.file+1)%ringFiles, 0
+	const flags = unix.O_WRONLY | unix.O_CREAT | unix.O_TRUNC | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	err := again(func() (err error) {
+		w.fd, err = unix.Openat(w.load.dir.FD(), w.names[w.file], flags, 0o600)
+		return err
+	})
+	return failed("open", err)
+}
+
+// close closes the file that is open, if there is one.
+func (w *worker) close() error {
+	if w.fd < 0 {
+		return nil
+	}
+	fd := w.fd
+	w.fd = -1 // whatever close returns, the descriptor is free (close(2))
+	if err := unix.Close(fd); err != unix.EINTR {
+		return err
+	}
+	return nil
+}
+
+// put writes once. After a failure the next write begins the next file, which gives the room of an old one back.
+func (w *worker) put() failure {
+	if w.fd < 0 || w.at+int64(len(w.data)) > w.room {
+		if f := w.nextFile(); f.step != "" {
+			return f
+		}
+	}
+	f := w.append()
+	if f.step != "" {
+		_ = w.close() // it is given up for what failed already
+	}
+	return f
+}
+
+// append writes at the end of the file, and makes it last.
+func (w *worker) append() failure {
+	n := 0
+	err := again(func() (err error) {
+		n, err = unix.Write(w.fd, w.data)
+		return err
+	})
+	if err != nil {
+		return failed("write", err)
+	}
+	if w.at += int64(n); n < len(w.data) {
+		return failure{step: "write"}
+	}
+	switch w.load.o.Sync {
+	case SyncFile:
+		return failed(SyncFile, again(func() error { return unix.Fsync(w.fd) }))
+	case SyncData:
+		return failed(SyncData, again(func() error { return unix.Fdatasync(w.fd) }))
+	}
+	return failure{}
+}
+
+// restAfterError keeps a closed loop on a file system that refuses from making errors as fast as it can, in ns.
+const restAfterError = 10e6
+
+// run writes whatever is due until nothing of the window is, or the context ends.
+func (w *worker) run(ctx context.Context) (err error) {
+	thread, err := pace.LockThread(w.load.o.Spin)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, thread.Close()) }()
+	free, rested := w.load.begin, int64(0)
+	for ctx.Err() == nil {
+		intended, ok := w.load.next(rested)
+		if !ok {
+			return nil
+		}
+		sent, err := thread.Until(ctx, intended)
+		if err != nil {
+			return err
+		}
+		if w.load.arrivals == nil {
+			intended = sent
+		} else if sent >= w.load.drained {
+			w.skip(intended, sent)
+			continue
+		}
+		f := w.put()
+		done := pace.Now()
+		w.tally(intended, sent, done, free, f)
+		if free = done; f.step != "" {
+			rested = done + restAfterError
+		}
+	}
+	return nil
+}
+
+// counted says whether a write belongs to the measured window.
+func (w *worker) counted(intended int64) bool {
+	return intended >= w.load.warm && intended < w.load.end
+}
+
+// skip counts a write that was due and never begun.
+func (w *worker) skip(intended, now int64) {
+	if w.counted(intended) {
+		w.count.intended++
+		w.log.Add(intended, now, now, -1, -1, false)
+	}
+}
+
+// tally counts a write. free is since when the thread had nothing else to do.
+func (w *worker) tally(intended, sent, done, free int64, f failure) {
+	lag := int64(-1)
+	if w.load.arrivals != nil {
+		lag = sent - max(intended, free)
+	}
+	if done >= w.load.warm { // one of the warm-up that ends in the window may have held up those after it
+		w.log.Add(intended, sent, done, lag, -1, f.step == "" && done <= w.load.drained)
+	}
+	if !w.counted(intended) {
+		return
+	}
+	c := &w.count
+	c.intended++
+	c.sent++
+	if lag >= 0 {
+		record(c.lag, sent-intended)
+		record(c.ownLag, lag)
+	}
+	switch {
+	case done > w.load.drained:
+		c.unfinished++
+	case f.step != "":
+		c.failures[f]++
+	default:
+		c.done++
+		if done >= w.load.end {
+			c.late++
+		}
+		record(c.latency, done-intended)
+		record(c.service, done-sent)
+		record(c.slices[(intended-w.load.warm)*load.Slices/(w.load.end-w.load.warm)], done-intended)
+	}
+}
+
+// counts is what a worker measured.
+type counts struct {
+	intended, sent, done, late, unfinished int64
+	failures                               map[failure]int64
+
+	latency, service, lag, ownLag *hdrhistogram.Histogram
+	slices                        [load.Slices]*hdrhistogram.Histogram // latency, by intended start
+}
+
+// longest is the longest time that the histograms tell apart, in ns; longer ones count as this.
+const longest = 100e9
+
+func newCounts() counts {
+	h := func() *hdrhistogram.Histogram { return hdrhistogram.New(1, longest, 3) }
+	c := counts{failures: map[failure]int64{}, latency: h(), service: h(), lag: h(), ownLag: h()}
+	for i := range c.slices {
+		c.slices[i] = hdrhistogram.New(1, longest, 2) // 1 % will do, and takes a tenth of the memory
+	}
+	return c
+}
+
+func record(h *hdrhistogram.Histogram, ns int64) {
+	_ = h.RecordValue(min(max(ns, 0), longest)) // in range, so there is no error
+}
+
+// merge adds what another worker measured.
+func (c *counts) merge(o *counts) {
+	c.intended += o.intended
+	c.sent += o.sent
+	c.done += o.done
+	c.late += o.late
+	c.unfinished += o.unfinished
+	for f, n := range o.failures {
+		c.failures[f] += n
+	}
+	c.latency.Merge(o.latency)
+	c.service.Merge(o.service)
+	c.lag.Merge(o.lag)
+	c.ownLag.Merge(o.ownLag)
+	for i, h := range o.slices {
+		c.slices[i].Merge(h)
+	}
+}

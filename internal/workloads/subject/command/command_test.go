@@ -1,0 +1,102 @@
+package command
+
+import (
+	"strings"
+	"testing"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/measured"
+	"tare/internal/lib/param"
+	"tare/internal/scale/ledger"
+
+	execload "tare/internal/tracing/exec"
+)
+
+// TestCheck: what goes together, and what would be left aside in silence.
+func TestCheck(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		set  param.Values
+		says string // empty: it is fine
+	}{
+		{"a command", param.Values{"command": "sleep infinity", "ready-after": "1s", "stop-signal": "INT"}, ""},
+		{"a tracer", param.Values{"command": "mine", "lines": "", "signal": "INT", "ready-after": "1s"}, ""},
+		{"observed", param.Values{"observe": "unit:nginx.service"}, ""},
+		{"nothing", param.Values{}, `needs a "command"`},
+		{"no program", param.Values{"command": "''"}, "names no program"},
+		{"a shell's work", param.Values{"command": "a | b"}, "which only a shell understands"},
+		{"a setting of tracers", param.Values{"command": "a", "ready": "^x"}, `has "ready", which is of a command whose`},
+		{"a drain", param.Values{"command": "a", "drain": "5s"}, `has "drain", which is of a command whose`},
+		{"a tracer with a setting of commands", param.Values{"command": "a", "lines": "", "ready-line": "x"},
+			`has "ready-line", and its events are counted`},
+		{"a tracer with another signal", param.Values{"command": "a", "lines": "", "stop-signal": "INT"},
+			`has "stop-signal", and its events are counted`},
+		{"a tracer without a page", param.Values{"command": "a", "prometheus": "a"}, `needs a "url"`},
+		{"observed and started", param.Values{"observe": "pid:1", "command": "a"}, `has "observe" and "command"`},
+		{"observed and waited for", param.Values{"observe": "pid:1", "ready-after": "1s"}, `has "observe" and "ready-after"`},
+		{"no such thing", param.Values{"observe": "pdi:1"}, "not a process, control group, unit or container"},
+	} {
+		o := param.Defaults(Settings)
+		for k, v := range c.set {
+			o[k] = v
+		}
+		err := guest{}.Check(o)
+		if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("%s: %v, want %q", c.name, err, c.says)
+		}
+	}
+}
+
+// TestCheckSetup: only what is counted needs a load that makes events, and what is observed cannot be limited.
+func TestCheckSetup(t *testing.T) {
+	events := map[string]*kind.Part{"execs": {Kind: kind.Find(kind.Load, execload.Name)}}
+	limits := param.Values{"cpus": "1"}
+	for _, c := range []struct {
+		name  string
+		part  kind.Part
+		loads map[string]*kind.Part
+		says  string
+	}{
+		{"a command", kind.Part{Options: param.Values{"command": "a"}, Limits: limits}, nil, ""},
+		{"a tracer", kind.Part{Options: param.Values{"command": "a", "lines": ""}}, events, ""},
+		{"a tracer of nothing", kind.Part{Options: param.Values{"command": "a", "lines": ""}}, nil,
+			"needs something to trace"},
+		{"observed", kind.Part{Options: param.Values{"observe": "pid:1"}}, nil, ""},
+		{"observed with limits", kind.Part{Options: param.Values{"observe": "pid:1"}, Limits: limits}, nil, `has "limits"`},
+	} {
+		err := guest{}.CheckSetup(&kind.Setup{Loads: c.loads}, "arms.a", &c.part)
+		if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("%s: %v, want %q", c.name, err, c.says)
+		}
+	}
+}
+
+// TestMemory: resident sets are told of a command although there are no events, and the baseline beside it has none.
+// An experiment without such a subject does not have the metric at all.
+func TestMemory(t *testing.T) {
+	found := &Evidence{}
+	found.RSS, found.RSSPeak = 5<<20, 7<<20
+	with := kind.Setup{Arms: map[string]*kind.Part{"mine": {Kind: guest{}}}}
+	for _, c := range []struct {
+		name  string
+		m     measured.Measured
+		value float64
+		told  bool
+	}{
+		{"its arm", measured.Measured{
+			Setup: &with, Subject: &kind.Objects{}, Evidence: map[string]any{Name: found},
+		}, 5 << 20, true},
+		{"the baseline", measured.Measured{Setup: &with}, 0, true},
+		{"nobody looked", measured.Measured{Setup: &with, Subject: &kind.Objects{}}, 0, false},
+		{"an experiment of others", measured.Measured{Setup: &kind.Setup{}}, 0, false},
+	} {
+		c.m.Ledger = &ledger.Ledger{}
+		values := c.m.Values()
+		if v, told := values["rss_bytes"]; v != c.value || told != c.told {
+			t.Errorf("%s: rss_bytes is %v (%v), want %v (%v)", c.name, v, told, c.value, c.told)
+		}
+		if _, told := values["memory_peak_bytes"]; told != (c.name == "the baseline") {
+			t.Errorf("%s: memory_peak_bytes told: %v, and nobody knows it", c.name, told)
+		}
+	}
+}

@@ -1,0 +1,160 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"tare/internal/experiment/placement"
+	"tare/internal/experiment/process"
+	"tare/internal/lib/pace"
+	"tare/internal/lib/param"
+	"tare/internal/lib/scratch"
+	"tare/internal/scale/host/cgroup"
+)
+
+// How a rehearsal watches the CPU time of a command. Compiling and attaching programs, or reading a configuration,
+// shows as a burst of it.
+const (
+	lookEvery  = 50 * time.Millisecond
+	burstSpan  = 250 * time.Millisecond // over which a rate is taken
+	steadyTime = time.Second            // that it must have been steady for
+	mostTime   = 10 * time.Second       // that it is watched for
+	holdTime   = 500 * time.Millisecond // that it must go on running where the user said when it is ready
+	slackCPUs  = 0.05                   // of the rate, beside twice what it is in the end
+	margin     = 200 * time.Millisecond // of what a start can take longer another time
+)
+
+// Rehearsal is what was found of a command that was started once by itself.
+type Rehearsal struct {
+	// ReadyAfter is how long after its start nothing is left of its start-up; 0 where the user said when it is ready.
+	ReadyAfter time.Duration
+	// Settled is false where its CPU time went up and down for as long as it was watched.
+	Settled bool
+}
+
+// Rehearse starts a command once by itself, in control groups of its own, and ends it again: whether it starts, becomes
+// ready and goes on running, and how long it takes until its start-up is over. The error
+// is that of the command.
+func Rehearse(ctx context.Context, l *cgroup.Layout, self string, o param.Values) (found Rehearsal, err error) {
+	c, err := process.OptionsOf(o)
+	if err != nil {
+		return found, err
+	}
+	if err := c.Installed(); err != nil {
+		return found, err
+	}
+	tree, err := placement.NewTree(l, "rehearsal")
+	if err != nil {
+		return found, err
+	}
+	defer func() { err = errors.Join(err, tree.Close()) }()
+	work, err := tree.Group("work", placement.Limits{})
+	if err != nil {
+		return found, err
+	}
+	group, err := tree.Group("subject", placement.Limits{})
+	if err != nil {
+		return found, err
+	}
+	var own *scratch.Dir
+	place, err := newPlace(self, work.V2Dir(), l, func(p string) bool { return uses(o, p) }, func() (string, error) {
+		own, err = ownDir()
+		return own.Path(), err
+	})
+	defer func() { err = errors.Join(err, own.Close()) }()
+	if err != nil {
+		return found, err
+	}
+	if c, err = c.At(place); err != nil {
+		return found, err
+	}
+	c.CgroupDir = group.V2Dir()
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	began := time.Now()
+	running, err := process.Start(c, group.Start, fail)
+	if err != nil {
+		return found, err
+	}
+	defer running.Stop()
+	if err := running.Ready(ctx); err != nil {
+		return found, err
+	}
+	if saysWhen(o) {
+		found.Settled = true
+		return found, pace.Sleep(ctx, holdTime)
+	}
+	cpu := ""
+	if h, ok := l.CPU(); ok {
+		cpu, _ = h.Dir(group.Path())
+	}
+	after, settled, err := watch(ctx, began, func() time.Duration { return time.Duration(cgroup.CPUTime(cpu).N) })
+	if err != nil {
+		return found, err
+	}
+	return Rehearsal{ReadyAfter: (after + margin).Round(lookEvery), Settled: settled}, nil
+}
+
+// saysWhen reports whether the user said when it is ready.
+func saysWhen(o param.Values) bool {
+	for _, name := range []string{"ready-port", "ready-line", "ready-http", "ready-file", "ready-after"} {
+		if o[name] != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// reading is the CPU time of the command at a time after its start.
+type reading struct{ at, cpu time.Duration }
+
+// watch reads the CPU time of a command until it has been steady for steadyTime, and gives from when on it was. After
+// mostTime it gives up: settled is then false.
+func watch(
+	ctx context.Context, began time.Time, cpu func() time.Duration,
+) (after time.Duration, settled bool, err error) {
+	var readings []reading
+	for {
+		readings = append(readings, reading{time.Since(began), cpu()})
+		now := readings[len(readings)-1].at
+		from, enough := steadyFrom(readings)
+		switch {
+		case enough && now-from >= steadyTime:
+			return from, true, nil
+		case now >= mostTime:
+			return holdTime, false, nil
+		}
+		if err := pace.Sleep(ctx, lookEvery); err != nil {
+			return 0, false, err
+		}
+	}
+}
+
+// steadyFrom is from when on a command took no more CPU time than twice what it takes in the end, over any burstSpan;
+// false where there is too little to say.
+func steadyFrom(readings []reading) (time.Duration, bool) {
+	last := readings[len(readings)-1]
+	i := len(readings) - 1
+	for i > 0 && last.at-readings[i].at < steadyTime {
+		i--
+	}
+	if last.at-readings[i].at < steadyTime {
+		return 0, false
+	}
+	steady := rate(readings[i], last)
+	end := len(readings) - 1
+	for start := end; start >= 0; start-- {
+		if readings[end].at-readings[start].at < burstSpan {
+			continue
+		}
+		if rate(readings[start], readings[end]) > 2*steady+slackCPUs {
+			return readings[end].at, true
+		}
+		end--
+	}
+	return readings[0].at, true
+}
+
+// rate is the CPU time per time between two readings.
+func rate(a, b reading) float64 { return float64(b.cpu-a.cpu) / float64(b.at-a.at) }
