@@ -11,9 +11,9 @@ import (
 
 	"tare/internal/experiment/link"
 	"tare/internal/experiment/placement"
-	"tare/internal/lib/printable"
-	"tare/internal/lib/scratch"
+	"tare/internal/lib/files"
 	"tare/internal/lib/self"
+	"tare/internal/lib/text"
 	"tare/internal/sandboxes/microvm"
 	"tare/internal/sandboxes/oci"
 	"tare/internal/scale/host/bpf"
@@ -95,7 +95,7 @@ func cleanUp(ctx context.Context, layout *cgroup.Layout, ended ...string) (r cle
 			return err
 		},
 		func() error {
-			directories, err := scratch.Clean()
+			directories, err := files.CleanScratch()
 			r.Directories = append(r.Directories, directories...)
 			return err
 		},
@@ -131,7 +131,7 @@ func pinsSince(trees []string) ([]string, error) {
 // binary is the tare binary under a path that stays its own, whatever is put in the place of the file.
 type binary struct {
 	path string
-	dir  *scratch.Dir
+	dir  *files.Scratch
 }
 
 // Close takes the path away.
@@ -153,7 +153,7 @@ func findGround() (layout *cgroup.Layout, own *binary, err error) {
 	if layout, err = cgroup.Discover(cgroup.Roots{}); err != nil {
 		return nil, nil, err
 	}
-	dir, err := scratch.New("", "binary")
+	dir, err := files.NewScratch("", "binary")
 	if err != nil {
 		return nil, nil, err
 	}
@@ -178,10 +178,10 @@ func printCleaned(w io.Writer, r cleaned) error {
 		fmt.Fprintf(w, "removed the network interface %s\n", l)
 	}
 	for _, id := range r.Sandboxes {
-		fmt.Fprintf(w, "removed the sandbox %s\n", printable.Line(id))
+		fmt.Fprintf(w, "removed the sandbox %s\n", text.Line(id))
 	}
 	for _, d := range r.Directories {
-		fmt.Fprintf(w, "removed the directory %s\n", printable.Line(d))
+		fmt.Fprintf(w, "removed the directory %s\n", text.Line(d))
 	}
 	const mostPins = 10 // others may make many
 	for i, pin := range r.Pins {
@@ -189,14 +189,14 @@ func printCleaned(w io.Writer, r cleaned) error {
 			fmt.Fprintf(w, "and %d more pins\n", len(r.Pins)-i)
 			break
 		}
-		fmt.Fprintf(w, "left alone: the eBPF pin %s, made since those runs began: remove it if one of them made it\n", printable.Line(pin))
+		fmt.Fprintf(w, "left alone: the eBPF pin %s, made since those runs began: remove it if one of them made it\n", text.Line(pin))
 	}
 	for _, l := range r.Left {
 		of := ""
 		if l.Tree != "" {
 			of = " of " + l.Tree
 		}
-		fmt.Fprintf(w, "left alone: %s%s\n", printable.Line(l.What), of)
+		fmt.Fprintf(w, "left alone: %s%s\n", text.Line(l.What), of)
 	}
 	if len(r.Left) > 0 {
 		_, err := fmt.Fprintln(w, "whether those runs go on cannot be seen from this PID namespace: run 'tare clean' on the host, "+

@@ -13,7 +13,7 @@ import (
 
 	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/printable"
+	"tare/internal/lib/text"
 	"tare/internal/results/analysis"
 	"tare/internal/results/comparison"
 	"tare/internal/results/report"
@@ -181,7 +181,7 @@ func (f compareFlags) side(dir string) ([]comparison.Source, error) {
 
 // readHistory reads the runs of a history, without those that cannot be read, which it names on standard error.
 func (f compareFlags) readHistory() ([]comparison.Source, error) {
-	history, err := sourcesIn(f.history, func(err error) { fmt.Fprintf(stderr, "left out: %s\n", printable.Line(err.Error())) })
+	history, err := sourcesIn(f.history, func(err error) { fmt.Fprintf(stderr, "left out: %s\n", text.Line(err.Error())) })
 	if err != nil {
 		return nil, err
 	}

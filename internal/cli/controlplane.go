@@ -13,7 +13,7 @@ import (
 
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/pattern"
+	"tare/internal/lib/text"
 	"tare/internal/mesh/controlplane"
 	"tare/internal/mesh/controlplane/authority"
 	"tare/internal/mesh/controlplane/injection"
@@ -95,7 +95,7 @@ get is in the file of --injection (docs/injection.md); the webhook is known by t
 }
 
 // dnsName is a name of RFC 1123 in lower case.
-var dnsName = pattern.Lazy(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*$`)
+var dnsName = text.LazyRegexp(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*$`)
 
 // ofPods are the flags about the pods of a cluster that name files, and what goes with these.
 type ofPods struct{ injection, keys, issuer, audience string }

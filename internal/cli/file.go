@@ -17,9 +17,7 @@ import (
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/ours"
-	"tare/internal/lib/regular"
-	"tare/internal/lib/replace"
+	"tare/internal/lib/files"
 )
 
 // maxSpecFile bounds the file of a spec before anything looks into it; experiment.Parse has bounds of its own.
@@ -28,14 +26,14 @@ const maxSpecFile = 1 << 20
 // openFile opens a file that a person named, but no pipe or device, which could keep its reader for ever. Its error is
 // a fault with code Usage.
 func openFile(path, what string) (*os.File, error) {
-	f, err := regular.Open(path)
+	f, err := files.Open(path)
 	if err == nil {
 		return f, nil
 	}
 	mend := "see that you may read it"
 	switch {
-	case errors.Is(err, regular.ErrNotRegular):
-		err, mend = regular.ErrNotRegular, "name a file, not a directory, pipe or device"
+	case errors.Is(err, files.ErrNotRegular):
+		err, mend = files.ErrNotRegular, "name a file, not a directory, pipe or device"
 	case errors.Is(err, fs.ErrNotExist):
 		mend = "see that its name is right; it is looked for from the directory that you are in"
 	}
@@ -70,7 +68,7 @@ func writeFile(ctx context.Context, path, what, mend string, make func(io.Writer
 	if err := make(&b); err != nil {
 		return err
 	}
-	write := func(path string, data []byte) error { return replace.File(path, data, 0o644) }
+	write := func(path string, data []byte) error { return files.Replace(path, data, 0o644) }
 	if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
 		open := isOpenFile(path)
 		if open || info.Mode().Type() != fs.ModeSymlink {
@@ -108,7 +106,7 @@ func writeThrough(path string, data []byte, open bool) error {
 	}
 	info, err := f.Stat()
 	if err == nil && !open && info.Mode().Type() == fs.ModeNamedPipe {
-		if err = ours.Check(info, 0); err != nil {
+		if err = files.CheckPrivate(info, 0); err != nil {
 			err = fmt.Errorf("there is a pipe: %w", err)
 		}
 	}

@@ -11,8 +11,8 @@ import (
 
 	"tare/internal/experiment/kind"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/near"
 	"tare/internal/lib/param"
+	"tare/internal/lib/text"
 )
 
 // newListKinds lists the kinds of a registry of specs with their settings. Those in all are settings of every kind.
@@ -32,7 +32,7 @@ func newListKinds(name, what string, kinds []kind.Guest, all []param.Setting) *c
 					for _, k := range kinds {
 						names = append(names, k.About().Name)
 					}
-					return fault.New(fault.Usage, cmd.CommandPath(), near.DidYouMean(args[0], names),
+					return fault.New(fault.Usage, cmd.CommandPath(), text.Suggest(args[0], names),
 						"there is no %s %q", what, strings.Join(args, " "))
 				}
 				listed = kinds[i : i+1]

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
-	"tare/internal/lib/printable"
+	"tare/internal/lib/text"
 	"tare/internal/sandboxes/microvm"
 )
 
@@ -357,7 +357,7 @@ func (f *microvmFlags) newList() *cobra.Command {
 			table := tabwriter.NewWriter(w, 12, 1, 3, ' ', 0)
 			fmt.Fprintln(table, "ID\tPID\tSTATUS\tBUNDLE\tCREATED")
 			for _, c := range list {
-				fmt.Fprintf(table, "%s\t%d\t%s\t%s\t%s\n", c.ID, c.Pid, c.Status, printable.Line(c.Bundle),
+				fmt.Fprintf(table, "%s\t%d\t%s\t%s\t%s\n", c.ID, c.Pid, c.Status, text.Line(c.Bundle),
 					c.Created.Format(time.RFC3339Nano))
 			}
 			return table.Flush()

@@ -17,10 +17,10 @@ import (
 	"tare/internal/experiment/engine"
 	"tare/internal/experiment/link"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/ours"
-	"tare/internal/lib/printable"
-	"tare/internal/lib/scratch"
-	"tare/internal/lib/version"
+	"tare/internal/lib/files"
+	"tare/internal/lib/text"
+
+	"tare/internal/lib/self"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 	"tare/internal/scale/meter"
@@ -126,7 +126,7 @@ certificate to it. For a new key, remove both files of a node and name it again.
 }
 
 // buildVersion is what coordinator and agents must have in common.
-func buildVersion() string { return version.Version + " (" + version.Build() + ")" }
+func buildVersion() string { return self.Version + " (" + self.Build() + ")" }
 
 func hello(name string) cluster.Hello {
 	m := proc.FS{}.Machine()
@@ -159,7 +159,7 @@ func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 	}
 	defer func() { err = errors.Join(err, own.Close()) }()
 	if f.dir == "" {
-		files, failure := scratch.New("", "node")
+		files, failure := files.NewScratch("", "node")
 		if failure != nil {
 			return fmt.Errorf("making a directory for trials: %w", failure)
 		}
@@ -178,7 +178,7 @@ func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 	us := hello(f.name)
 	us.AllowCommands = f.allowCommands
 	a := cluster.Agent{Hello: us, Address: f.join, Credentials: credentials, Patience: f.patience,
-		Said: func(event string) { fmt.Fprintf(log, "%s: %s\n", f.name, printable.Line(event)) }}
+		Said: func(event string) { fmt.Fprintf(log, "%s: %s\n", f.name, text.Line(event)) }}
 	return a.Join(ctx, n.Run)
 }
 
@@ -189,7 +189,7 @@ func ownDirectory(dir string) error {
 		return fault.Wrap(err, fault.Usage, dir, "name a directory of your own with --dir, and below no other user's",
 			"the directory for trials is not yours alone")
 	}
-	if err := ours.CheckPath(dir); err != nil {
+	if err := files.CheckPath(dir); err != nil {
 		return notOurs(err)
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -197,10 +197,10 @@ func ownDirectory(dir string) error {
 	}
 	info, err := os.Stat(dir)
 	if err == nil {
-		err = ours.Check(info, ours.Write)
+		err = files.CheckPrivate(info, files.OthersWrite)
 	}
 	if err == nil {
-		err = ours.CheckPath(dir) // with what was made
+		err = files.CheckPath(dir) // with what was made
 	}
 	return notOurs(err)
 }
@@ -209,7 +209,7 @@ func ownDirectory(dir string) error {
 func warnExpiring(c cluster.Credentials, log io.Writer) error {
 	warning, err := c.Expires(time.Now())
 	if warning != "" {
-		fmt.Fprintf(log, "warning: %s\n", printable.Line(warning))
+		fmt.Fprintf(log, "warning: %s\n", text.Line(warning))
 	}
 	return err
 }

@@ -15,7 +15,7 @@ import (
 	"tare/internal/experiment/engine"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/near"
+	"tare/internal/lib/text"
 	"tare/internal/results/analysis"
 	"tare/internal/results/report"
 )
@@ -95,10 +95,10 @@ undecided, or the run is invalid or partial.`,
 
 // assert adds assertions to those of a run.
 func assert(run *record.Run, texts []string) error {
-	for _, text := range texts {
-		a, err := engine.ParseAssertion(text, run.Metrics)
+	for _, raw := range texts {
+		a, err := engine.ParseAssertion(raw, run.Metrics)
 		if err != nil {
-			return fault.New(fault.Usage, "--assert", assertion.Hint, "%q %s", near.ClipTo(text, 80), err)
+			return fault.New(fault.Usage, "--assert", assertion.Hint, "%q %s", text.ClipTo(raw, 80), err)
 		}
 		if !slices.Contains(run.Assert, a.String()) {
 			run.Assert = append(run.Assert, a.String())

@@ -17,10 +17,10 @@ import (
 
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/near"
 	"tare/internal/lib/param"
-	"tare/internal/lib/printable"
-	"tare/internal/lib/version"
+	"tare/internal/lib/text"
+
+	"tare/internal/lib/self"
 
 	_ "tare/internal/all" // every guest
 )
@@ -77,7 +77,7 @@ func newRoot() *cobra.Command {
 		Short:         "Tare weighs infrastructure: what meshes, eBPF programs, sandboxes and tracers cost",
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Version:       version.Version + " " + version.Build(),
+		Version:       self.Version + " " + self.Build(),
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return nil
@@ -87,7 +87,7 @@ func newRoot() *cobra.Command {
 			for _, c := range cmd.Commands() {
 				names = append(names, c.Name())
 			}
-			if n := near.Name(args[0], names); n != "" {
+			if n := text.Nearest(args[0], names); n != "" {
 				mend = fmt.Sprintf("did you mean %q? %s", n, mend)
 			}
 			return fault.New(fault.Usage, "tare "+args[0], mend, "no such command")
@@ -140,7 +140,7 @@ func printError(w io.Writer, err error) {
 	if errors.Is(err, context.Canceled) {
 		err = errors.New("interrupted")
 	}
-	indented := func(text string) string { return strings.ReplaceAll(printable.Text(text), "\n", "\n      ") }
+	indented := func(raw string) string { return strings.ReplaceAll(text.Lines(raw), "\n", "\n      ") }
 	fmt.Fprintf(w, "tare: %s\n", indented(strings.TrimSpace(err.Error())))
 	if mend := fault.MendOf(err); mend != "" {
 		fmt.Fprintf(w, "      %s\n", indented(mend))
@@ -150,13 +150,13 @@ func printError(w io.Writer, err error) {
 // printLog prints what a role logs. Lines after the first are indented, so that none that somebody else chose passes
 // for another message.
 func printLog(w io.Writer, m role.Message) error {
-	var text string
-	if err := decodeMessage(m, &text); err != nil {
+	var raw string
+	if err := decodeMessage(m, &raw); err != nil {
 		return err
 	}
-	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+	lines := strings.Split(strings.TrimSuffix(raw, "\n"), "\n")
 	for i, line := range lines {
-		lines[i] = printable.Line(line)
+		lines[i] = text.Line(line)
 	}
 	_, err := fmt.Fprintln(w, strings.Join(lines, "\n  "))
 	return err

@@ -28,10 +28,10 @@ import (
 	"tare/internal/experiment/placement"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/near"
-	"tare/internal/lib/printable"
+	"tare/internal/lib/text"
+
 	"tare/internal/lib/quantity"
-	"tare/internal/lib/version"
+	"tare/internal/lib/self"
 	"tare/internal/results/analysis"
 	"tare/internal/results/report"
 	"tare/internal/scale/host/cgroup"
@@ -168,7 +168,7 @@ func loadSpec(arg string) (*engine.Spec, error) {
 // noSuchExperiment says which there are, and which was most likely meant.
 func noSuchExperiment(command, name, more string) error {
 	mend := "the built-in experiments are " + strings.Join(experiments.Names(), ", ") + more
-	if n := near.Name(name, experiments.Names()); n != "" {
+	if n := text.Nearest(name, experiments.Names()); n != "" {
 		mend = fmt.Sprintf("did you mean %q? %s", n, mend)
 	}
 	return fault.New(fault.Usage, "tare "+command+" "+name, mend, "no such experiment")
@@ -238,7 +238,7 @@ func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err er
 	}
 	r.Nodes = nodes
 	r.Absent = absent
-	maps.Copy(r.Environment.Subjects, s.SubjectVersions(ctx, version.Version))
+	maps.Copy(r.Environment.Subjects, s.SubjectVersions(ctx, self.Version))
 	if f.out == "" {
 		f.out = fmt.Sprintf("tare-run-%s-%s", s.Name, r.Started.Format("20060102-150405"))
 	}
@@ -310,7 +310,7 @@ func newRecord(s *engine.Spec, f runFlags, layout *cgroup.Layout) (record.Run, e
 	r := record.Run{
 		Schema: record.RunSchema, ID: fmt.Sprintf("%s-%s-%d", s.Name, now.UTC().Format("20060102T150405Z"), os.Getpid()),
 		Experiment: s.Name, Question: s.Question, Spec: spec, Baseline: s.BaselineName(), Seed: f.seed, Blocks: s.Blocks, Plan: engine.Plan(s, f.seed),
-		Started: now, Version: version.Version, Build: version.Build(), Environment: environment(layout),
+		Started: now, Version: self.Version, Build: self.Build(), Environment: environment(layout),
 		Command: again(os.Args[1:]),
 	}
 	r.Headline, r.Metrics, r.Until = s.Headlines(), measured.Definitions(), s.Until.Seconds()
@@ -560,7 +560,7 @@ func (p *progress) say(at engine.Progress) {
 	if t := at.Last; t != nil && t.Validity.Failed == "" {
 		if failed := t.FailedNodes(len(t.Nodes)); failed != "" {
 			p.clear()
-			fmt.Fprintf(p.w, "%s failed at nodes: %s\n", attemptOf(t, at), printable.Line(failed))
+			fmt.Fprintf(p.w, "%s failed at nodes: %s\n", attemptOf(t, at), text.Line(failed))
 		}
 	}
 	if t := at.Last; t != nil && !t.Validity.Valid {

@@ -18,9 +18,9 @@ import (
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/near"
 	"tare/internal/lib/param"
 	"tare/internal/lib/quantity"
+	"tare/internal/lib/text"
 	"tare/internal/mesh/kernelmesh"
 )
 
@@ -40,7 +40,7 @@ func newSubject() *cobra.Command {
 			for _, sub := range cmd.Commands() {
 				names = append(names, sub.Name())
 			}
-			return fault.New(fault.Usage, "", near.DidYouMean(args[0], names), "there is no subject %q", args[0])
+			return fault.New(fault.Usage, "", text.Suggest(args[0], names), "there is no subject %q", args[0])
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return listSubjects(cmd.Context(), cmd.OutOrStdout())

@@ -13,7 +13,7 @@ import (
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/param"
-	"tare/internal/lib/printable"
+	"tare/internal/lib/text"
 	"tare/internal/mesh/controlplane/injection/probes"
 	"tare/internal/mesh/proxy"
 )
@@ -126,7 +126,7 @@ func printProxy(w io.Writer, m role.Message) (err error) {
 			r.Workers,
 		)
 		for _, l := range r.Listeners {
-			fmt.Fprintf(w, "  %s at %s\n", printable.Line(l.Name), l.Address)
+			fmt.Fprintf(w, "  %s at %s\n", text.Line(l.Name), l.Address)
 		}
 	case role.Log:
 		err = printLog(w, m)

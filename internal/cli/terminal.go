@@ -6,7 +6,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"tare/internal/lib/printable"
+	"tare/internal/lib/text"
 )
 
 // What reaches a terminal goes through here: standard error, for people, and standard output where it is a terminal. A
@@ -57,11 +57,11 @@ func (g *guarded) begun(text string) int {
 }
 
 // safe escapes all controls in a text but those of its own.
-func safe(text string, own []string) string {
+func safe(raw string, own []string) string {
 	for _, control := range own {
-		if before, after, found := strings.Cut(text, control); found {
+		if before, after, found := strings.Cut(raw, control); found {
 			return safe(before, own) + control + safe(after, own)
 		}
 	}
-	return printable.Text(text)
+	return text.Lines(raw)
 }

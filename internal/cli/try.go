@@ -18,8 +18,8 @@ import (
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/process"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/near"
 	"tare/internal/lib/param"
+	"tare/internal/lib/text"
 	"tare/internal/scale/host/cgroup"
 	subject "tare/internal/workloads/subject/command"
 )
@@ -262,7 +262,7 @@ func (f tryFlags) workloads() ([]workload, error) {
 	if app == nil {
 		names := kind.Names(kind.Application)
 		return nil, fault.New(fault.Usage, "--app", "the kinds are "+strings.Join(names, ", "),
-			"there is no application %q%s", near.Clip(f.app), near.Meant(f.app, names))
+			"there is no application %q%s", text.Clip(f.app), text.DidYouMean(f.app, names))
 	}
 	all := workloads
 	if f.load != "" {
@@ -281,7 +281,7 @@ func (f tryFlags) workloads() ([]workload, error) {
 	}
 	if len(chosen) == 0 {
 		return nil, fault.New(fault.Usage, "--load", "'tare list loads' and 'tare list apps' say what goes to what",
-			"the load %s does not go to an application of kind %s", near.Clip(f.load), app.About().Name)
+			"the load %s does not go to an application of kind %s", text.Clip(f.load), app.About().Name)
 	}
 	return chosen, nil
 }
@@ -298,7 +298,7 @@ func (f tryFlags) workload() (workload, error) {
 	}
 	names := slices.Concat(workloadNames(), kind.Names(kind.Load))
 	return workload{}, fault.New(fault.Usage, "--load", "there are "+strings.Join(names, ", "),
-		"there is no workload %q%s", near.Clip(f.load), near.Meant(f.load, names))
+		"there is no workload %q%s", text.Clip(f.load), text.DidYouMean(f.load, names))
 }
 
 // The lengths of an experiment that tries a command.

@@ -41,7 +41,7 @@ var kernelPackages = []struct {
 		"./internal/mesh/store/value",
 	}},
 	// Where one processor preempts programs, nobody waits for them who does not say so.
-	{"grace", 1, "preempt=full", []string{"./internal/lib/grace"}},
+	{"grace", 1, "preempt=full", []string{"./internal/lib/bpf"}},
 }
 
 // The tests of those packages run again inside, where the kernel is older and control groups are v2. They run as `go

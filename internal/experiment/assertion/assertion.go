@@ -14,8 +14,8 @@ import (
 	"strings"
 	"unicode"
 
-	"tare/internal/lib/near"
 	"tare/internal/lib/quantity"
+	"tare/internal/lib/text"
 )
 
 // Op is how a value is compared with a bound.
@@ -102,19 +102,19 @@ func Parse(text string) (Assertion, error) {
 }
 
 // labels reads what stands in braces.
-func (a *Assertion) labels(text string) error {
-	if strings.TrimSpace(text) == "" {
+func (a *Assertion) labels(raw string) error {
+	if strings.TrimSpace(raw) == "" {
 		return nil
 	}
 	seen := map[string]bool{}
-	for _, label := range strings.Split(text, ",") {
+	for _, label := range strings.Split(raw, ",") {
 		name, value, ok := strings.Cut(label, "=")
 		name, value = strings.TrimSpace(name), strings.TrimFunc(value, quoteOrSpace)
 		switch {
 		case !ok || name == "" || value == "":
-			return fmt.Errorf("has %q in its braces, which is not NAME=VALUE", near.Clip(strings.TrimSpace(label)))
+			return fmt.Errorf("has %q in its braces, which is not NAME=VALUE", text.Clip(strings.TrimSpace(label)))
 		case seen[name]:
-			return fmt.Errorf("names %q twice", near.Clip(name))
+			return fmt.Errorf("names %q twice", text.Clip(name))
 		}
 		switch seen[name] = true; name {
 		case armLabel:
@@ -147,16 +147,16 @@ var units = map[string]map[string]float64{
 var noUnit = map[string]float64{"": 1}
 
 // bound reads the bound.
-func (a *Assertion) bound(text string) error {
-	m := number.FindStringSubmatch(strings.TrimSpace(text))
+func (a *Assertion) bound(raw string) error {
+	m := number.FindStringSubmatch(strings.TrimSpace(raw))
 	if m == nil {
-		return fmt.Errorf("has the bound %q, which is not a number with a unit", near.Clip(text))
+		return fmt.Errorf("has the bound %q, which is not a number with a unit", text.Clip(raw))
 	}
 	v, err := strconv.ParseFloat(m[2], 64)
 	if err != nil || math.IsInf(v, 0) {
-		return fmt.Errorf("has the bound %q, which is no number", near.Clip(text))
+		return fmt.Errorf("has the bound %q, which is no number", text.Clip(raw))
 	}
-	a.written = strings.ReplaceAll(strings.TrimSpace(text), " ", "")
+	a.written = strings.ReplaceAll(strings.TrimSpace(raw), " ", "")
 	a.Against = Value
 	if m[1] != "" {
 		a.Against = Difference

@@ -21,9 +21,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	"tare/internal/lib/fault"
-	"tare/internal/lib/listen"
+	"tare/internal/lib/limit"
 	"tare/internal/lib/pace"
-	"tare/internal/lib/printable"
+	"tare/internal/lib/text"
 )
 
 // Options of a coordinator. Times that are 0 have the values that are named.
@@ -98,7 +98,7 @@ func NewCoordinator(o Options) (*Coordinator, error) {
 // Listen has agents join at the address, host:port, beside those listened at before, and gives the address with its
 // port.
 func (c *Coordinator) Listen(address string) (net.Addr, error) {
-	l, err := listen.TCP(context.Background(), address)
+	l, err := limit.TCP(context.Background(), address)
 	if err != nil {
 		return nil, fmt.Errorf("nodes cannot join: %w", err)
 	}
@@ -284,7 +284,7 @@ func (c *Coordinator) hasChanged() {
 }
 
 // clip keeps what a peer says from filling a message.
-func clip(s string) string { return printable.Clip(s, 80) }
+func clip(s string) string { return text.ClipLine(s, 80) }
 
 // Outcome is what came of a trial at one node.
 type Outcome struct {
@@ -398,7 +398,7 @@ func (p *part) take(m *message) bool {
 		p.Record = m.Record.Record
 		switch {
 		case m.Record.Error != "":
-			p.Failed = errors.New(printable.Clip(m.Record.Error, maxWords))
+			p.Failed = errors.New(text.ClipLine(m.Record.Error, maxWords))
 		case p.Record == nil:
 			p.Failed = errors.New("it sent an empty record")
 		case !p.prepared:

@@ -21,9 +21,7 @@ import (
 	"time"
 
 	"tare/internal/lib/fault"
-	"tare/internal/lib/ours"
-	"tare/internal/lib/regular"
-	"tare/internal/lib/replace"
+	"tare/internal/lib/files"
 )
 
 // coordinatorName is the name in the coordinator's certificate. Agents ask for it, and not for the host that they
@@ -327,7 +325,7 @@ func openKeys(dir string) (*keysDir, error) {
 	}
 	info, err := root.Stat(".")
 	if err == nil {
-		err = ours.Check(info, ours.Write)
+		err = files.CheckPrivate(info, files.OthersWrite)
 	}
 	if err != nil {
 		root.Close()
@@ -456,7 +454,7 @@ func (k *keysDir) write(name string, text []byte) error {
 	if k.stop() {
 		return errors.New("stopped")
 	}
-	if err := replace.In(k.root, name, text, 0o600); err != nil {
+	if err := files.ReplaceIn(k.root, name, text, 0o600); err != nil {
 		return cannotWriteKeys(err, filepath.Join(k.path, name))
 	}
 	k.wrote = append(k.wrote, name)
@@ -500,7 +498,7 @@ const maxCredential = 64 << 10
 
 // readCredential reads a file with a key or a certificate.
 func readCredential(path string) ([]byte, error) {
-	f, err := regular.Open(path)
+	f, err := files.Open(path)
 	if err != nil {
 		return nil, cannotReadKeys(err, path)
 	}

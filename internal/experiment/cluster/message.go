@@ -25,7 +25,7 @@ import (
 
 	"google.golang.org/grpc"
 
-	"tare/internal/lib/printable"
+	"tare/internal/lib/text"
 )
 
 // message is one message of the stream, either way. Exactly one field is set.
@@ -76,8 +76,8 @@ const (
 
 // clean bounds what an agent says of itself.
 func (h Hello) clean() Hello {
-	for _, text := range []*string{&h.Hostname, &h.Kernel, &h.BootID} {
-		*text = printable.Clip(*text, maxHelloText)
+	for _, raw := range []*string{&h.Hostname, &h.Kernel, &h.BootID} {
+		*raw = text.ClipLine(*raw, maxHelloText)
 	}
 	h.CPUs, h.PID = max(0, min(h.CPUs, maxCPUs)), max(0, min(h.PID, math.MaxInt32))
 	return h
@@ -135,7 +135,7 @@ func (codec) Marshal(v any) ([]byte, error) { return json.Marshal(v) }
 
 func (c codec) Unmarshal(data []byte, v any) error {
 	if c.clean {
-		data = printable.JSON(data)
+		data = text.JSON(data)
 	}
 	if err := json.Unmarshal(data, v); err != nil {
 		return err

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"tare/internal/lib/pace"
-	"tare/internal/lib/printable"
+	"tare/internal/lib/text"
 )
 
 // node is an agent as the coordinator sees it.
@@ -101,7 +101,7 @@ func (n *node) read(stream grpc.ServerStream) {
 			n.end(errors.New("its connection broke")) // the process has ended, mostly
 			return
 		case err != nil:
-			n.end(fmt.Errorf("what it says cannot be read: %s", printable.Clip(words(err).Error(), maxWords)))
+			n.end(fmt.Errorf("what it says cannot be read: %s", text.ClipLine(words(err).Error(), maxWords)))
 			return
 		}
 		if m.Pong != nil {
@@ -205,7 +205,7 @@ func (n *node) write(stream grpc.ServerStream, m *message, patience time.Duratio
 	defer timer.Stop()
 	err := stream.SendMsg(m)
 	if err != nil {
-		n.end(fmt.Errorf("it cannot be told anything: %s", printable.Clip(words(err).Error(), maxWords)))
+		n.end(fmt.Errorf("it cannot be told anything: %s", text.ClipLine(words(err).Error(), maxWords)))
 	}
 	return err
 }

@@ -9,7 +9,7 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
-	"tare/internal/lib/near"
+	"tare/internal/lib/text"
 )
 
 // assert adds an assertion, unless it is there already. Its error reads on after the text.
@@ -34,7 +34,7 @@ func (s *Spec) assert(text string) error {
 // checkAssertion checks that what an assertion names is in the experiment. Components are known only once it runs.
 func (s *Spec) checkAssertion(a assertion.Assertion) error {
 	if arms := s.AllArms(); a.Arm != "" && !slices.Contains(arms, a.Arm) {
-		return fmt.Errorf("names the arm %q, which does not exist%s", near.Clip(a.Arm), near.Meant(a.Arm, arms))
+		return fmt.Errorf("names the arm %q, which does not exist%s", text.Clip(a.Arm), text.DidYouMean(a.Arm, arms))
 	}
 	labels := []string{"arm", "component"}
 	for _, f := range s.Factors {
@@ -43,7 +43,7 @@ func (s *Spec) checkAssertion(a assertion.Assertion) error {
 	for _, name := range slices.Sorted(maps.Keys(a.Level)) {
 		f := s.factor(name)
 		if f == nil {
-			return fmt.Errorf("names %q, which is not a factor of the experiment%s", near.Clip(name), near.Meant(name, labels))
+			return fmt.Errorf("names %q, which is not a factor of the experiment%s", text.Clip(name), text.DidYouMean(name, labels))
 		}
 		level := a.Level[name]
 		if ts, err := s.find(name); f.cases == nil && err == nil {
@@ -52,7 +52,7 @@ func (s *Spec) checkAssertion(a assertion.Assertion) error {
 			}
 		}
 		if !slices.Contains(f.Levels, level) {
-			return fmt.Errorf("names %s %q, and its levels are %v", name, near.Clip(a.Level[name]), f.Levels)
+			return fmt.Errorf("names %s %q, and its levels are %v", name, text.Clip(a.Level[name]), f.Levels)
 		}
 		a.Level[name] = level
 	}
@@ -61,8 +61,8 @@ func (s *Spec) checkAssertion(a assertion.Assertion) error {
 
 // ParseAssertion reads an assertion of one of the metrics that are defined. Its error reads on after the text;
 // assertion.Hint goes with it.
-func ParseAssertion(text string, defined []metric.Definition) (assertion.Assertion, error) {
-	a, err := assertion.Parse(text)
+func ParseAssertion(raw string, defined []metric.Definition) (assertion.Assertion, error) {
+	a, err := assertion.Parse(raw)
 	var names []string
 	for _, d := range defined {
 		names = append(names, d.Name)
@@ -70,7 +70,7 @@ func ParseAssertion(text string, defined []metric.Definition) (assertion.Asserti
 	at := slices.Index(names, a.Metric)
 	if a.Metric != "" && at < 0 { // before its bound, whose unit depends on it
 		return a, fmt.Errorf("names the metric %q, which does not exist%s; docs/metrics.md has those there are",
-			near.Clip(a.Metric), near.Meant(a.Metric, names))
+			text.Clip(a.Metric), text.DidYouMean(a.Metric, names))
 	}
 	if err != nil {
 		return a, err

@@ -23,10 +23,10 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/near"
+	"tare/internal/lib/files"
 	"tare/internal/lib/param"
 	"tare/internal/lib/quantity"
-	"tare/internal/lib/replace"
+	"tare/internal/lib/text"
 	"tare/internal/scale/ledger"
 )
 
@@ -388,10 +388,10 @@ func checkNodeRecord(r nodeRecord, planned record.PlannedTrial, attempt int) err
 	t := &r.Trial
 	switch {
 	case t.Schema != record.TrialSchema:
-		return fmt.Errorf("its record has the schema %q, not %q", near.Clip(t.Schema), record.TrialSchema)
+		return fmt.Errorf("its record has the schema %q, not %q", text.Clip(t.Schema), record.TrialSchema)
 	case t.Index != planned.Index || t.Arm != planned.Arm || t.Block != planned.Block:
 		return fmt.Errorf("its record is of trial %d (%s), not of %d (%s)",
-			t.Index, near.Clip(t.Arm), planned.Index, planned.Arm)
+			t.Index, text.Clip(t.Arm), planned.Index, planned.Arm)
 	case t.Attempt != attempt:
 		return fmt.Errorf("its record is of attempt %d at trial %d, not of %d", t.Attempt, t.Index, attempt)
 	case t.Validity.Failed == "" && (t.Ledger == nil || t.Metrics == nil):
@@ -404,7 +404,7 @@ func checkNodeRecord(r nodeRecord, planned record.PlannedTrial, attempt int) err
 	for _, name := range slices.Sorted(maps.Keys(t.Loads)) {
 		l := t.Loads[name]
 		if err := l.Check(); err != nil {
-			return fmt.Errorf("its record has less than nothing of the load %q: %w", near.Clip(name), err)
+			return fmt.Errorf("its record has less than nothing of the load %q: %w", text.Clip(name), err)
 		}
 	}
 	if t.Work != nil {
@@ -483,7 +483,7 @@ func (a NodeAgent) Run(
 		return nil, fmt.Errorf("encoding the record: %w", err)
 	}
 	// What was measured stays here until the next trial, whatever becomes of the connection.
-	if err := replace.File(filepath.Join(a.Dir, nodeRecordFile), text, 0o644); err != nil && failure == nil {
+	if err := files.Replace(filepath.Join(a.Dir, nodeRecordFile), text, 0o644); err != nil && failure == nil {
 		failure = fault.Wrap(err, fault.Machine, a.Dir, "make room there", "the node's record cannot be written")
 	}
 	return text, failure
@@ -499,7 +499,7 @@ func (a NodeAgent) check(s *Spec, planned record.PlannedTrial, share cluster.Sha
 	case len(s.Factors) > 0 || s.nodes() > 0:
 		return errors.New("the trial's spec has factors or nodes, and a node runs one trial at one level")
 	case !slices.Contains(s.AllArms(), planned.Arm):
-		return fmt.Errorf("the trial is of the arm %q, which its spec does not have", near.Clip(planned.Arm))
+		return fmt.Errorf("the trial is of the arm %q, which its spec does not have", text.Clip(planned.Arm))
 	case planned.Index < 0 || planned.Index > math.MaxInt32:
 		return fmt.Errorf("there is no trial %d", planned.Index)
 	case !(share.CPUs >= 0 && share.CPUs <= maxShare && share.Weight >= 0 && share.Weight <= 1):

@@ -14,8 +14,8 @@ import (
 	"tare/internal/experiment/record"
 	"tare/internal/lib/document"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/near"
 	"tare/internal/lib/param"
+	"tare/internal/lib/text"
 )
 
 // What we wrote ourselves, a resolved spec, has every default filled in, a line for each, which makes it up to twenty
@@ -161,7 +161,7 @@ func (d *decoder) assert(n document.Node, s *Spec) error {
 	}
 	for _, item := range list {
 		if err := s.assert(item.Text); err != nil {
-			return d.Fail(item.At, assertion.Hint, "the assertion %q %s", near.ClipTo(item.Text, 80), err)
+			return d.Fail(item.At, assertion.Hint, "the assertion %q %s", text.ClipTo(item.Text, 80), err)
 		}
 	}
 	return err
@@ -232,7 +232,7 @@ func (d *decoder) whole(root document.Node, found map[string]document.Node, s *S
 		to := s.Loads[name].To
 		if _, ok := s.Applications[to]; !ok && s.Loads[name].GoesTo() {
 			return d.Fail(found["loads"], "", "the load %q goes to %q, and there is no such application%s",
-				name, to, near.Meant(to, slices.Collect(maps.Keys(s.Applications))))
+				name, to, text.DidYouMean(to, slices.Collect(maps.Keys(s.Applications))))
 		}
 		if _, ok := s.Applications[name]; ok {
 			return d.Fail(found["loads"], "", "%q is the name of an application and of a load", name)
@@ -250,7 +250,7 @@ func (d *decoder) needs(n document.Node) ([]string, error) {
 	for _, item := range list {
 		if !slices.Contains(d.features, item.Text) {
 			return nil, d.Fail(item.At, "'tare doctor' lists the features", "there is no feature %q%s",
-				near.Clip(item.Text), near.Meant(item.Text, d.features))
+				text.Clip(item.Text), text.DidYouMean(item.Text, d.features))
 		}
 		needs = append(needs, item.Text)
 	}
@@ -264,7 +264,7 @@ func (d *decoder) checkName(n document.Node, what, name string) error {
 	if nameForm.MatchString(name) {
 		return nil
 	}
-	return d.Fail(n, "", "the name of %s must be small letters, digits and -, at most 40, not %q", what, near.Clip(name))
+	return d.Fail(n, "", "the name of %s must be small letters, digits and -, at most 40, not %q", what, text.Clip(name))
 }
 
 func (d *decoder) parts(n document.Node, section, what string, as kind.Role, into map[string]*kind.Part) error {
@@ -305,7 +305,7 @@ func (d *decoder) part(n document.Node, what string, as kind.Role) (*kind.Part, 
 		if p.Kind = kind.Find(as, name); p.Kind == nil {
 			names := kind.Names(as)
 			return d.Fail(value, "there are "+strings.Join(names, ", "), "there is no %s %q%s",
-				named, near.Clip(name), near.Meant(name, names))
+				named, text.Clip(name), text.DidYouMean(name, names))
 		}
 		return nil
 	})
@@ -369,7 +369,7 @@ func (d *decoder) factor(name string, at, value document.Node, s *Spec) (Factor,
 	}
 	ts, err := s.find(name)
 	if err != nil {
-		return Factor{}, d.Fail(at, "", "the factor %q %s", near.Clip(name), err)
+		return Factor{}, d.Fail(at, "", "the factor %q %s", text.Clip(name), err)
 	}
 	levels, err := d.levels(value, name, ts)
 	return newFactor(name, ts, levels), err
@@ -389,7 +389,7 @@ func (d *decoder) cases(name string, at, value document.Node, s *Spec) (Factor, 
 		return d.Each(value, fmt.Sprintf("the case %q", level), func(setting string, at, value document.Node) error {
 			ts, err := s.find(setting)
 			if err != nil {
-				return d.Fail(at, "", "%q %s", near.Clip(setting), err)
+				return d.Fail(at, "", "%q %s", text.Clip(setting), err)
 			}
 			text, err := d.Scalar(value, setting)
 			if err != nil {
@@ -453,7 +453,7 @@ func (d *decoder) quick(n document.Node, s *Spec, times param.Values) error {
 		return d.Each(value, `"factors"`, func(name string, at, value document.Node) error {
 			f := s.factor(name)
 			if f == nil {
-				return d.Fail(at, "", "the short form has levels for %q, which is no factor of the spec", near.Clip(name))
+				return d.Fail(at, "", "the short form has levels for %q, which is no factor of the spec", text.Clip(name))
 			}
 			var err error
 			q.Levels[name], err = d.quickLevels(value, f, s)
@@ -470,7 +470,7 @@ func (d *decoder) quickLevels(n document.Node, f *Factor, s *Spec) ([]string, er
 	if f.cases == nil {
 		ts, err := s.find(f.Name)
 		if err != nil {
-			return nil, d.Fail(n, "", "the factor %q %s", near.Clip(f.Name), err)
+			return nil, d.Fail(n, "", "the factor %q %s", text.Clip(f.Name), err)
 		}
 		return d.levels(n, f.Name, ts)
 	}
@@ -503,7 +503,7 @@ func (d *decoder) quickArms(n document.Node, s *Spec, q *Quick) error {
 		if s.Arms[name] == nil {
 			return d.Fail(item.At, "the baseline always runs; name arms of the spec",
 				"the short form has %q, which is no arm of the spec%s",
-				near.Clip(name), near.Meant(name, slices.Collect(maps.Keys(s.Arms))))
+				text.Clip(name), text.DidYouMean(name, slices.Collect(maps.Keys(s.Arms))))
 		}
 		if slices.Contains(q.Arms, name) {
 			return d.Fail(item.At, "", "the short form has the arm %q twice", name)

@@ -10,12 +10,12 @@ import (
 	"slices"
 
 	"tare/internal/experiment/kind"
-	"tare/internal/lib/scratch"
+	"tare/internal/lib/files"
 )
 
 // prepared is what guests have prepared below a directory.
 type prepared struct {
-	dir   *scratch.Dir            // nil until they are to prepare
+	dir   *files.Scratch          // nil until they are to prepare
 	parts map[string][]*kind.Part // of guests that prepare, by their directories below it
 }
 
@@ -54,7 +54,7 @@ func (p *prepared) prepare(ctx context.Context, self string) (err error) {
 	if len(p.parts) == 0 {
 		return nil
 	}
-	if p.dir, err = scratch.New(scratch.Large(), "prepared"); err != nil {
+	if p.dir, err = files.NewScratch(files.LargeTemp(), "prepared"); err != nil {
 		return fmt.Errorf("preparing the run: %w", err)
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.parts)) {

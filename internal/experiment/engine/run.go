@@ -13,10 +13,10 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/pattern"
+	"tare/internal/lib/files"
 	"tare/internal/lib/quantity"
-	"tare/internal/lib/scratch"
 	"tare/internal/lib/stats"
+	"tare/internal/lib/text"
 )
 
 // Progress is said before each trial, and once more after the last.
@@ -93,7 +93,7 @@ func (r *Runner) Run(ctx context.Context) (trials []record.Trial, err error) {
 		r.now = time.Now
 	}
 	if r.trial == nil {
-		files, failure := scratch.New(scratch.Large(), "run")
+		files, failure := files.NewScratch(files.LargeTemp(), "run")
 		if failure != nil {
 			return nil, failure
 		}
@@ -297,7 +297,7 @@ func (r *Runner) neverReady(failed *record.Trial) bool {
 // alike is an error without what differs each time: numbers, as of processes, ports and times.
 func alike(message string) string { return digits().ReplaceAllString(message, "#") }
 
-var digits = pattern.Lazy(`[0-9]+`)
+var digits = text.LazyRegexp(`[0-9]+`)
 
 // hopeless says whether no trial works, and it is not for others to mend.
 func (r *Runner) hopeless() bool {

@@ -21,8 +21,8 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/near"
 	"tare/internal/lib/param"
+	"tare/internal/lib/text"
 	"tare/internal/scale/host/perf"
 )
 
@@ -282,7 +282,7 @@ func (s *Spec) find(name string) ([]target, error) {
 	}
 	switch {
 	case len(found) == 0:
-		return nil, fmt.Errorf("names no setting of this experiment%s", near.Meant(name, ends))
+		return nil, fmt.Errorf("names no setting of this experiment%s", text.DidYouMean(name, ends))
 	case len(found) > 1 && !strings.Contains(name, "*"):
 		return nil, fmt.Errorf("could mean %s; write one of them in full, or with a * to set all", joinPaths(found))
 	}
@@ -325,7 +325,7 @@ func (s *Spec) factor(name string) *Factor {
 func (f *Factor) choose(levels []string) error {
 	for i, level := range levels {
 		if !slices.Contains(f.Levels, level) {
-			return fmt.Errorf("%q has no case %q%s", f.Name, near.Clip(level), near.Meant(level, f.Levels))
+			return fmt.Errorf("%q has no case %q%s", f.Name, text.Clip(level), text.DidYouMean(level, f.Levels))
 		}
 		if slices.Contains(levels[:i], level) {
 			return fmt.Errorf("%q has the case %s twice", f.Name, level)
@@ -430,7 +430,7 @@ func (s *Spec) checkOpen() error {
 	}
 	for _, name := range s.Precision.Metrics {
 		if _, known := measured.Find(name); !known {
-			return fmt.Errorf("there is no metric %q%s", near.Clip(name), near.Meant(name, names(measured.Metrics())))
+			return fmt.Errorf("there is no metric %q%s", text.Clip(name), text.DidYouMean(name, names(measured.Metrics())))
 		}
 	}
 	return nil
@@ -494,9 +494,9 @@ func (s *Spec) Apply(o Overrides) error {
 	if path, err := s.checkParts(); err != nil {
 		return fault.New(fault.Usage, path, "see what --set changed", "%s", err)
 	}
-	for _, text := range o.Assert {
-		if err := s.assert(text); err != nil {
-			return fault.New(fault.Usage, "--assert", assertion.Hint, "%q %s", near.ClipTo(text, 80), err)
+	for _, raw := range o.Assert {
+		if err := s.assert(raw); err != nil {
+			return fault.New(fault.Usage, "--assert", assertion.Hint, "%q %s", text.ClipTo(raw, 80), err)
 		}
 	}
 	return nil

@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"tare/internal/experiment/kind"
-	"tare/internal/lib/near"
+	"tare/internal/lib/text"
 )
 
 // variants finds what an arm sets, and to which value. The error reads on after the path of the arm.
@@ -21,21 +21,21 @@ func (s *Spec) variants(arm string) (map[string]string, error) {
 	assignments := variant.Sets(p.Options)
 	values := map[string]string{}
 	for _, assignment := range assignments {
-		name, text, ok := strings.Cut(assignment, "=")
+		name, raw, ok := strings.Cut(assignment, "=")
 		if !ok {
-			return nil, fmt.Errorf("there is no = in %q", near.Clip(assignment))
+			return nil, fmt.Errorf("there is no = in %q", text.Clip(assignment))
 		}
 		found, err := s.find(name)
 		if err != nil {
-			return nil, fmt.Errorf("%q %w", near.Clip(name), err)
+			return nil, fmt.Errorf("%q %w", text.Clip(name), err)
 		}
-		value, err := level(found, text)
+		value, err := level(found, raw)
 		if err != nil {
-			return nil, fmt.Errorf("the value of %q %w", near.Clip(name), err)
+			return nil, fmt.Errorf("the value of %q %w", text.Clip(name), err)
 		}
 		for _, t := range found {
 			if !strings.HasPrefix(t.path, "applications.") && !strings.HasPrefix(t.path, "loads.") {
-				return nil, fmt.Errorf("%q is no setting of an application or a load", near.Clip(name))
+				return nil, fmt.Errorf("%q is no setting of an application or a load", text.Clip(name))
 			}
 			if _, twice := values[t.path]; twice {
 				return nil, fmt.Errorf("%q is set twice", t.path)

@@ -25,7 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
-	"tare/internal/lib/pattern"
+	"tare/internal/lib/text"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 )
@@ -35,9 +35,9 @@ import (
 const Mark = "TARE_RUN"
 
 var (
-	validID   = pattern.Lazy(`^[a-z0-9][a-z0-9-]{0,63}$`)
-	treeName  = pattern.Lazy(`^tare-[a-z0-9][a-z0-9-]{0,63}?(?:-n([0-9]{10}))?-p([0-9]{1,10})-t([0-9]{1,20})$`)
-	groupName = pattern.Lazy(`^[a-z0-9][a-z0-9_-]{0,63}(/[a-z0-9][a-z0-9_-]{0,63}){0,7}$`)
+	validID   = text.LazyRegexp(`^[a-z0-9][a-z0-9-]{0,63}$`)
+	treeName  = text.LazyRegexp(`^tare-[a-z0-9][a-z0-9-]{0,63}?(?:-n([0-9]{10}))?-p([0-9]{1,10})-t([0-9]{1,20})$`)
+	groupName = text.LazyRegexp(`^[a-z0-9][a-z0-9_-]{0,63}(/[a-z0-9][a-z0-9_-]{0,63}){0,7}$`)
 )
 
 // parseTreeName reads the owner out of the name of a tree; false for every other name.

@@ -21,9 +21,8 @@ import (
 	"time"
 
 	"tare/internal/lib/fault"
-	"tare/internal/lib/near"
 	"tare/internal/lib/param"
-	"tare/internal/lib/pattern"
+	"tare/internal/lib/text"
 )
 
 // Command is how a program is run. OptionsOf makes it of settings, and At puts what is known of a trial into it.
@@ -175,7 +174,7 @@ func programOf(line string) ([]string, error) {
 				"or quote it where it is an argument", w.text)
 		}
 		if i == 0 && assignment().MatchString(w.text) && !w.quoted {
-			return nil, fmt.Errorf("begins with the variable %q: put it into \"env\"", near.Clip(w.text))
+			return nil, fmt.Errorf("begins with the variable %q: put it into \"env\"", text.Clip(w.text))
 		}
 		argv = append(argv, w.text)
 	}
@@ -185,7 +184,7 @@ func programOf(line string) ([]string, error) {
 	return argv, nil
 }
 
-var assignment = pattern.Lazy(`^[A-Za-z_][A-Za-z0-9_]*=`)
+var assignment = text.LazyRegexp(`^[A-Za-z_][A-Za-z0-9_]*=`)
 
 func envOf(line string) ([]string, error) {
 	words, err := split(line)
@@ -198,7 +197,7 @@ func envOf(line string) ([]string, error) {
 	var env []string
 	for _, w := range words {
 		if !assignment().MatchString(w.text) {
-			return nil, fmt.Errorf("has %q, which is no NAME=value", near.Clip(w.text))
+			return nil, fmt.Errorf("has %q, which is no NAME=value", text.Clip(w.text))
 		}
 		env = append(env, w.text)
 	}
@@ -220,27 +219,27 @@ func checkPort(text string) error {
 // probe puts likely values in the place of placeholders, so that what is around them can be checked.
 var probe = strings.NewReplacer("{port}", "80", "{host}", "127.0.0.1", "{address}", "127.0.0.1:80")
 
-func checkAddress(text string) error {
-	if err := checkPlaceholders(text); err != nil {
+func checkAddress(raw string) error {
+	if err := checkPlaceholders(raw); err != nil {
 		return err
 	}
-	_, port, err := net.SplitHostPort(probe.Replace(text))
+	_, port, err := net.SplitHostPort(probe.Replace(raw))
 	if err != nil {
-		return fmt.Errorf("must be host:port, not %q", near.Clip(text))
+		return fmt.Errorf("must be host:port, not %q", text.Clip(raw))
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return fmt.Errorf("must have a port of 1 to 65535, not %q", near.Clip(port))
+		return fmt.Errorf("must have a port of 1 to 65535, not %q", text.Clip(port))
 	}
 	return nil
 }
 
-func checkURL(text string) error {
-	if err := checkPlaceholders(text); err != nil {
+func checkURL(raw string) error {
+	if err := checkPlaceholders(raw); err != nil {
 		return err
 	}
-	u, err := url.Parse(probe.Replace(text))
+	u, err := url.Parse(probe.Replace(raw))
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-		return fmt.Errorf("must be a URL, such as http://127.0.0.1:{port}/health, not %q", near.Clip(text))
+		return fmt.Errorf("must be a URL, such as http://127.0.0.1:{port}/health, not %q", text.Clip(raw))
 	}
 	return nil
 }

@@ -13,8 +13,8 @@ import (
 	"unicode"
 
 	"tare/internal/lib/fault"
-	"tare/internal/lib/near"
-	"tare/internal/lib/pattern"
+	"tare/internal/lib/text"
+
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 	"tare/internal/scale/ledger"
@@ -44,25 +44,25 @@ type Target struct {
 func (t Target) String() string { return string(t.Kind) + ":" + t.Name }
 
 var (
-	containerID = pattern.Lazy(`^[0-9a-f]{8,64}$`)
-	unitName    = pattern.Lazy(`^[A-Za-z0-9:_.\\@-]{1,255}$`)
+	containerID = text.LazyRegexp(`^[0-9a-f]{8,64}$`)
+	unitName    = text.LazyRegexp(`^[A-Za-z0-9:_.\\@-]{1,255}$`)
 )
 
 // unitSuffixes are the units that have control groups (systemd.unit(5)).
 var unitSuffixes = []string{".service", ".scope", ".slice", ".socket", ".mount", ".swap"}
 
 // ParseTarget reads a Target. Its error is of code fault.Usage.
-func ParseTarget(text string) (Target, error) {
-	kind, name, ok := strings.Cut(strings.TrimLeftFunc(text, unicode.IsSpace), ":")
+func ParseTarget(raw string) (Target, error) {
+	kind, name, ok := strings.Cut(strings.TrimLeftFunc(raw, unicode.IsSpace), ":")
 	if Kind(kind) != ByCgroup { // whose name may end with a space
 		name = strings.TrimSpace(name)
 	}
 	wrong := func(hint, format string, args ...any) (Target, error) {
-		return Target{}, fault.New(fault.Usage, near.ClipTo(text, 80), hint, format, args...)
+		return Target{}, fault.New(fault.Usage, text.ClipTo(raw, 80), hint, format, args...)
 	}
 	if !ok || !slices.Contains(kinds, kind) {
 		return wrong("write pid:1234, cgroup:/system.slice/nginx.service, unit:nginx.service or container:ID",
-			"not a process, control group, unit or container%s", near.Meant(kind, kinds))
+			"not a process, control group, unit or container%s", text.DidYouMean(kind, kinds))
 	}
 	switch Kind(kind) {
 	case ByPID:
@@ -216,7 +216,7 @@ func (e *Existing) findGroup(identity string) error {
 	}
 	if !ok {
 		return e.wrong("see systemd-cgls, or ls "+h.Mount, "there is no control group %s in the hierarchy at %s",
-			near.ClipTo(identity, 200), h.Mount)
+			text.ClipTo(identity, 200), h.Mount)
 	}
 	own, err := f.Layout.PathOf(f.Self)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
-	"tare/internal/lib/pattern"
+	"tare/internal/lib/text"
 )
 
 // settled is how long a command runs that is ready without a condition, where it listens on no port.
@@ -257,7 +257,7 @@ func (r *Running) stopped() error {
 
 // terminal is what programs say that find no terminal: the words of isatty's and tcgetattr's errors (ENOTTY, and ENXIO
 // for /dev/tty), and of curses.
-var terminal = pattern.Lazy(`(?i)not a (tty|terminal|typewriter)|inappropriate ioctl for device|/dev/tty\b|` +
+var terminal = text.LazyRegexp(`(?i)not a (tty|terminal|typewriter)|inappropriate ioctl for device|/dev/tty\b|` +
 	`no (controlling )?(tty|terminal)\b|TERM environment variable not set|error opening terminal|` +
 	`requires? an? (tty|terminal|interactive)|failed tty get|` + // the last is of procps
 	`must be (run|executed|connected|attached) .{0,20}(tty|terminal)`)

@@ -10,8 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"tare/internal/lib/near"
-	"tare/internal/lib/pattern"
+	"tare/internal/lib/text"
 )
 
 // word is one word of a command line.
@@ -91,7 +90,7 @@ func Words(line string) ([]string, error) {
 	return words, nil
 }
 
-var plain = pattern.Lazy(`^[A-Za-z0-9_@%+=:,./-]+$`)
+var plain = text.LazyRegexp(`^[A-Za-z0-9_@%+=:,./-]+$`)
 
 // quote writes a word so that a shell, and split, read it back.
 func quote(word string) string {
@@ -168,17 +167,17 @@ func unlessZero(n uint64) string {
 	return strconv.FormatUint(n, 10)
 }
 
-var braces = pattern.Lazy(`\{[a-z_]+\}`)
+var braces = text.LazyRegexp(`\{[a-z_]+\}`)
 
 // checkPlaceholders finds those that are misspelt. Braces around anything else are the program's own.
-func checkPlaceholders(text string) error {
+func checkPlaceholders(raw string) error {
 	names := make([]string, len(placeholders))
 	for i, h := range placeholders {
 		names[i] = h.name
 	}
-	for _, in := range braces().FindAllString(text, -1) {
+	for _, in := range braces().FindAllString(raw, -1) {
 		name := in[1 : len(in)-1]
-		if meant := near.Name(name, names); meant != "" && meant != name {
+		if meant := text.Nearest(name, names); meant != "" && meant != name {
 			return fmt.Errorf("has %s, which stands for nothing; did you mean {%s}?", in, meant)
 		}
 	}

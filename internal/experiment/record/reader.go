@@ -15,7 +15,7 @@ import (
 	"strconv"
 
 	"tare/internal/lib/fault"
-	"tare/internal/lib/regular"
+	"tare/internal/lib/files"
 )
 
 // Contents is a run directory as read.
@@ -64,7 +64,7 @@ func read(dir string, decode func(line []byte) (Trial, error)) (*Contents, error
 		return nil, err
 	}
 	path := filepath.Join(dir, TrialsFile)
-	f, err := regular.Open(path)
+	f, err := files.Open(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		c.Warnings = append(c.Warnings, TrialsFile+" is missing: the run ended before its first trial")
@@ -154,7 +154,7 @@ func LevelKey(level map[string]string) string {
 }
 
 func readAll(path string, most int64) ([]byte, error) {
-	f, err := regular.Open(path)
+	f, err := files.Open(path)
 	if err != nil {
 		return nil, err
 	}

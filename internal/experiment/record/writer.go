@@ -13,8 +13,8 @@ import (
 	"syscall"
 
 	"tare/internal/lib/fault"
-	"tare/internal/lib/ours"
-	"tare/internal/lib/replace"
+	"tare/internal/lib/files"
+
 	"tare/internal/scale/ledger"
 )
 
@@ -85,7 +85,7 @@ func (w *Writer) ours() error {
 		return cannotWrite(err, w.dir)
 	}
 	const mend = "name a directory that does not exist yet with --out: Tare creates it so that only you can write to it"
-	if err := ours.Check(info, ours.Write); err != nil {
+	if err := files.CheckPrivate(info, files.OthersWrite); err != nil {
 		return fault.Wrap(err, fault.Usage, w.dir, mend, "the run directory is not yours alone")
 	}
 	switch _, err := d.Readdirnames(1); {
@@ -248,7 +248,7 @@ func (w *Writer) WriteSummary(v any) error { return w.writeJSON(SummaryFile, v) 
 
 // WriteFile writes a further file of the run directory, completely or not at all.
 func (w *Writer) WriteFile(name string, data []byte) error {
-	return cannotWrite(replace.In(w.root, name, data, 0o644), filepath.Join(w.dir, name))
+	return cannotWrite(files.ReplaceIn(w.root, name, data, 0o644), filepath.Join(w.dir, name))
 }
 
 // Close closes the trials file and the directory.

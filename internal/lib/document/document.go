@@ -16,8 +16,8 @@ import (
 	"github.com/goccy/go-yaml/parser"
 
 	"tare/internal/lib/fault"
-	"tare/internal/lib/near"
 	"tare/internal/lib/param"
+	"tare/internal/lib/text"
 )
 
 // Node is a key or a value of a document.
@@ -160,7 +160,7 @@ type Item struct {
 // Unknown is the error of a key that there is not in what.
 func (f File) Unknown(at Node, key, what string, known []string) error {
 	return f.Fail(at, "the keys of "+what+" are "+strings.Join(known, ", "), "there is no key %q in %s%s",
-		near.Clip(key), what, near.Meant(key, known))
+		text.Clip(key), what, text.DidYouMean(key, known))
 }
 
 // Scalar is the text of a single value.

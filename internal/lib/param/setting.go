@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"tare/internal/lib/near"
+	"tare/internal/lib/text"
 )
 
 // Type is what a setting's value is.
@@ -64,73 +64,73 @@ type Setting struct {
 
 // Canonical checks a value as a person wrote it and gives its canonical form. The error reads on after the name of the
 // setting.
-func (s Setting) Canonical(text string) (string, error) {
-	text = strings.TrimSpace(text)
+func (s Setting) Canonical(raw string) (string, error) {
+	raw = strings.TrimSpace(raw)
 	switch s.Type {
 	case TypeDuration:
-		d, err := time.ParseDuration(text)
+		d, err := time.ParseDuration(raw)
 		if err != nil {
-			return "", fmt.Errorf("must be a duration with its unit, such as 300ms or 2s, not %q", near.Clip(text))
+			return "", fmt.Errorf("must be a duration with its unit, such as 300ms or 2s, not %q", text.Clip(raw))
 		}
 		return d.String(), s.inRange(d.Seconds(), d.String(), "s")
 	case TypeCount:
-		n, err := strconv.ParseInt(text, 10, 64)
+		n, err := strconv.ParseInt(raw, 10, 64)
 		if err != nil {
-			return "", fmt.Errorf("must be a whole number, not %q", near.Clip(text))
+			return "", fmt.Errorf("must be a whole number, not %q", text.Clip(raw))
 		}
-		return strconv.FormatInt(n, 10), s.inRange(float64(n), text, "")
+		return strconv.FormatInt(n, 10), s.inRange(float64(n), raw, "")
 	case TypeNumber:
-		if slices.Contains(s.Words, text) {
-			return text, nil
+		if slices.Contains(s.Words, raw) {
+			return raw, nil
 		}
-		f, err := strconv.ParseFloat(text, 64)
+		f, err := strconv.ParseFloat(raw, 64)
 		if err != nil || math.IsNaN(f) || math.IsInf(f, 0) {
 			words := strings.Join(append([]string{"a number"}, s.Words...), " or ")
-			return "", fmt.Errorf("must be %s, not %q%s", words, near.Clip(text), near.Meant(text, s.Words))
+			return "", fmt.Errorf("must be %s, not %q%s", words, text.Clip(raw), text.DidYouMean(raw, s.Words))
 		}
-		return Number(f), s.inRange(f, text, "")
+		return Number(f), s.inRange(f, raw, "")
 	case TypePart:
-		digits, percent := strings.CutSuffix(text, "%")
+		digits, percent := strings.CutSuffix(raw, "%")
 		f, err := strconv.ParseFloat(strings.TrimSpace(digits), 64)
 		if err != nil || math.IsNaN(f) || math.IsInf(f, 0) {
-			return "", fmt.Errorf("must be a part, such as 5%% or 0.05, not %q", near.Clip(text))
+			return "", fmt.Errorf("must be a part, such as 5%% or 0.05, not %q", text.Clip(raw))
 		}
 		if !percent {
 			f *= 100
 		}
 		f = math.Round(1e9*f) / 1e9 // 0.07 is 7%, not 7.000000000000001%
-		return Number(f) + "%", s.inRange(f/100, text, "")
+		return Number(f) + "%", s.inRange(f/100, raw, "")
 	case TypeBytes:
-		n, err := parseBytes(text)
+		n, err := parseBytes(raw)
 		if err != nil {
 			return "", err
 		}
-		return strconv.FormatUint(n, 10), s.inRange(float64(n), text, "")
+		return strconv.FormatUint(n, 10), s.inRange(float64(n), raw, "")
 	case TypeSwitch:
-		if text != "true" && text != "false" {
-			return "", fmt.Errorf("must be true or false, not %q", near.Clip(text))
+		if raw != "true" && raw != "false" {
+			return "", fmt.Errorf("must be true or false, not %q", text.Clip(raw))
 		}
-		return text, nil
+		return raw, nil
 	case TypeWord:
-		if !slices.Contains(s.Words, text) {
-			return "", fmt.Errorf("must be one of %s, not %q%s", s.Accepts(), near.Clip(text), near.Meant(text, s.Words))
+		if !slices.Contains(s.Words, raw) {
+			return "", fmt.Errorf("must be one of %s, not %q%s", s.Accepts(), text.Clip(raw), text.DidYouMean(raw, s.Words))
 		}
-		return text, nil
+		return raw, nil
 	case TypeText:
-		if strings.ContainsAny(text, "\n\r\x00") {
+		if strings.ContainsAny(raw, "\n\r\x00") {
 			return "", fmt.Errorf("must be one line of text")
 		}
-		return text, nil
+		return raw, nil
 	}
 	return "", fmt.Errorf("has the unknown type %q", s.Type)
 }
 
-func (s Setting) inRange(v float64, text, unit string) error {
+func (s Setting) inRange(v float64, raw, unit string) error {
 	if v < s.Min {
-		return fmt.Errorf("must be at least %s%s, not %s", s.show(s.Min), unit, near.Clip(text))
+		return fmt.Errorf("must be at least %s%s, not %s", s.show(s.Min), unit, text.Clip(raw))
 	}
 	if s.Max > 0 && v > s.Max {
-		return fmt.Errorf("must be at most %s%s, not %s", s.show(s.Max), unit, near.Clip(text))
+		return fmt.Errorf("must be at most %s%s, not %s", s.show(s.Max), unit, text.Clip(raw))
 	}
 	return nil
 }
@@ -225,9 +225,9 @@ var byteUnits = []struct {
 	{"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"B", 1}, {"", 1},
 }
 
-func parseBytes(text string) (uint64, error) {
+func parseBytes(raw string) (uint64, error) {
 	for _, u := range byteUnits {
-		digits, ok := strings.CutSuffix(text, u.suffix)
+		digits, ok := strings.CutSuffix(raw, u.suffix)
 		if !ok {
 			continue
 		}
@@ -237,5 +237,5 @@ func parseBytes(text string) (uint64, error) {
 		}
 		break
 	}
-	return 0, fmt.Errorf("must be a number of bytes, such as 128, 64KiB or 10MB, not %q", near.Clip(text))
+	return 0, fmt.Errorf("must be a number of bytes, such as 128, 64KiB or 10MB, not %q", text.Clip(raw))
 }

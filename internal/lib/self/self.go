@@ -1,5 +1,5 @@
-// Package self finds the binary of this process as it was when the run began, so that a binary that is replaced while a
-// run is under way starts no process of that run.
+// Package self describes the running binary: its path, as it was when the run began, so that a binary replaced during a
+// run starts no process of that run, and its version.
 package self
 
 import (

@@ -6,7 +6,7 @@ import (
 	"sync"
 
 	"tare/internal/lib/pace"
-	"tare/internal/lib/printable"
+	"tare/internal/lib/text"
 )
 
 // How much of what data planes refuse is logged: so many refusals at once, and so many per second for long, of so many
@@ -41,8 +41,8 @@ func (r *refusals) line(a Answer) (string, bool) {
 	if len(reason) > refusalBytes {
 		reason = strings.ToValidUTF8(reason[:refusalBytes], "") + "..."
 	}
-	line := fmt.Sprintf("%s refuses %s: %s", printable.Clip(a.Node, refuserBytes),
-		printable.Clip(a.TypeURL[strings.LastIndexByte(a.TypeURL, '.')+1:], refuserBytes), reason)
+	line := fmt.Sprintf("%s refuses %s: %s", text.ClipLine(a.Node, refuserBytes),
+		text.ClipLine(a.TypeURL[strings.LastIndexByte(a.TypeURL, '.')+1:], refuserBytes), reason)
 	if r.hidden > 0 {
 		line += fmt.Sprintf("\n%d refusals before this one are not shown", r.hidden)
 		r.hidden = 0

@@ -13,7 +13,7 @@ import (
 
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/listen"
+	"tare/internal/lib/limit"
 	"tare/internal/lib/quantity"
 	"tare/internal/mesh/controlplane/authority"
 	"tare/internal/mesh/controlplane/injection"
@@ -114,7 +114,7 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 		if address == "" {
 			return nil, nil
 		}
-		l, err := listen.TCP(ctx, address)
+		l, err := limit.TCP(ctx, address)
 		if err != nil {
 			return nil, err
 		}
@@ -129,7 +129,7 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 	if err != nil {
 		return err
 	}
-	adminAt, err := listenAt(o.Admin, "metrics", maxOthers, listen.AtMost)
+	adminAt, err := listenAt(o.Admin, "metrics", maxOthers, limit.AtMost)
 	if err != nil {
 		return err
 	}
@@ -137,7 +137,7 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 	if adminAt != nil {
 		admin = NewAdmin()
 	}
-	hookAt, err := listenAt(o.Webhook.Listen, "webhook", maxOthers, listen.AtMost)
+	hookAt, err := listenAt(o.Webhook.Listen, "webhook", maxOthers, limit.AtMost)
 	if err != nil {
 		return err
 	}
@@ -258,9 +258,9 @@ type bound func(l net.Listener, most int, turned func(connections int)) net.List
 // bounding is how the connections of proxies are bounded, which are known by their handshakes if they are secure.
 func bounding(secure bool) bound {
 	if secure {
-		return listen.AtMostKnown
+		return limit.AtMostKnown
 	}
-	return listen.AtMost
+	return limit.AtMost
 }
 
 // of is the webhook of a control plane.

@@ -9,7 +9,7 @@ import (
 
 	"tare/internal/experiment/process"
 	"tare/internal/lib/param"
-	"tare/internal/lib/pattern"
+	"tare/internal/lib/text"
 	"tare/internal/mesh/controlplane"
 	"tare/internal/mesh/sidecar"
 	"tare/internal/mesh/sidecar/driven"
@@ -27,7 +27,7 @@ func (proxy) About() sidecar.About {
 	}
 }
 
-var version = pattern.Lazy(`version: [0-9a-f]+/([^/]+)/`)
+var version = text.LazyRegexp(`version: [0-9a-f]+/([^/]+)/`)
 
 func (proxy) Version(ctx context.Context, program string) string {
 	for line := range strings.Lines(process.Printed(ctx, program, "--version")) {

@@ -15,7 +15,7 @@ import (
 	"strconv"
 	"strings"
 
-	"tare/internal/lib/regular"
+	"tare/internal/lib/files"
 	"tare/internal/mesh/sidecar"
 	"tare/internal/mesh/sidecar/driven"
 )
@@ -183,7 +183,7 @@ func decode(r io.Reader, ends []string) (map[string]float64, error) {
 
 // admin is the address of Envoy's administration, as Envoy wrote it.
 func admin(dir string) (string, error) {
-	f, err := regular.Open(filepath.Join(dir, adminFile))
+	f, err := files.Open(filepath.Join(dir, adminFile))
 	if err != nil {
 		return "", fmt.Errorf("finding Envoy's administration: %w", err)
 	}

@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"tare/internal/experiment/process"
-	"tare/internal/lib/pattern"
+	"tare/internal/lib/text"
 	"tare/internal/mesh/sidecar"
 )
 
@@ -25,7 +25,7 @@ func (proxy) About() sidecar.About {
 	}
 }
 
-var version = pattern.Lazy(`^HA-?Proxy version (\S+)`)
+var version = text.LazyRegexp(`^HA-?Proxy version (\S+)`)
 
 func (proxy) Version(ctx context.Context, program string) string {
 	if m := version().FindStringSubmatch(process.FirstLine(ctx, program, "-v")); m != nil {

@@ -20,7 +20,7 @@ import (
 
 	"tare/internal/experiment/process"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/scratch"
+	"tare/internal/lib/files"
 	"tare/internal/scale/host/proc"
 )
 
@@ -47,7 +47,7 @@ type Istiod struct {
 
 	cmd     *exec.Cmd
 	group   *proc.Group
-	scratch *scratch.Dir
+	scratch *files.Scratch
 	api     *kubernetes
 	ended   chan struct{}
 	err     error // of the process; once ended is closed
@@ -104,7 +104,7 @@ func Start(ctx context.Context, o Options) (_ *Istiod, err error) {
 			err = errors.Join(err, i.Close())
 		}
 	}()
-	if i.scratch, err = scratch.New("", "istiod"); err != nil {
+	if i.scratch, err = files.NewScratch("", "istiod"); err != nil {
 		return nil, err
 	}
 	if i.api, err = newKubernetes(); err != nil {

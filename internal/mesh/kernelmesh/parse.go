@@ -17,7 +17,7 @@ import (
 
 	"tare/internal/lib/document"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/near"
+	"tare/internal/lib/text"
 )
 
 // maxFileBytes bounds a services file: enough for some 500,000 endpoints.
@@ -158,16 +158,16 @@ func (p reader) service(node ast.Node) (Service, error) {
 		return s, err
 	}
 	if at := keys["protocol"]; at != nil {
-		text, err := p.scalar(at, "protocol")
+		raw, err := p.scalar(at, "protocol")
 		if err != nil {
 			return s, err
 		}
-		switch text {
+		switch raw {
 		case "tcp":
 		case "udp":
 			s.Protocol = UDP
 		default:
-			return s, p.errorf(at, near.DidYouMean(text, []string{"tcp", "udp"}), "there is no protocol %s", quote(text))
+			return s, p.errorf(at, text.Suggest(raw, []string{"tcp", "udp"}), "there is no protocol %s", quote(raw))
 		}
 	}
 	if keys["endpoints"] == nil {
@@ -271,7 +271,7 @@ func (p reader) mapping(node ast.Node, of string, known ...string) (map[string]a
 			found = found || k == key.Value
 		}
 		if !found {
-			return nil, p.errorf(entry, near.DidYouMean(key.Value, known), "%s has no key %s", of, quote(key.Value))
+			return nil, p.errorf(entry, text.Suggest(key.Value, known), "%s has no key %s", of, quote(key.Value))
 		}
 		if values[key.Value] != nil {
 			return nil, p.errorf(entry, "", "key %s is given twice", quote(key.Value))

@@ -6,8 +6,8 @@ import (
 	"strings"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/files"
 	"tare/internal/lib/param"
-	"tare/internal/lib/replace"
 )
 
 // The keys of the settings that say what the services are. The process sees them only as its services file and the
@@ -108,7 +108,7 @@ func writeServicesFile(file string, applications []string, count int, f filler) 
 			endpoint(f.endpoint((n-1)*f.each + i + 1)) // from 1
 		}
 	}
-	if err := replace.File(file, []byte(b.String()), 0o644); err != nil {
+	if err := files.Replace(file, []byte(b.String()), 0o644); err != nil {
 		return fault.Wrap(err, fault.Machine, file, "make room, or set TMPDIR to a directory on another disk",
 			"the subject's services cannot be written")
 	}

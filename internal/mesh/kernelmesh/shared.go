@@ -7,7 +7,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"tare/internal/lib/mapped"
+	"tare/internal/lib/bpf"
 )
 
 // shared is the memory that the process shares with its programs, by which it reads and writes without system calls.
@@ -37,7 +37,7 @@ func (s *shared) open(maps map[string]*ebpf.Map, ids uint32) error {
 
 // view maps the elements of an array.
 func view[T any](s *shared, m *ebpf.Map) ([]T, error) {
-	elements, memory, err := mapped.Array[T](m)
+	elements, memory, err := bpf.MapArray[T](m)
 	if err != nil {
 		return nil, err
 	}

@@ -9,7 +9,7 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/near"
+	"tare/internal/lib/text"
 	"tare/internal/mesh/xds"
 )
 
@@ -32,7 +32,7 @@ func (d *DataPlane) newWorker(o Options) (Worker, error) {
 	}
 	make, ok := works[o.Work]
 	if !ok {
-		return nil, fault.New(fault.Usage, "--work", near.DidYouMean(o.Work, Works()),
+		return nil, fault.New(fault.Usage, "--work", text.Suggest(o.Work, Works()),
 			"there is no work %q; it can be one of %s", o.Work, strings.Join(Works(), ", "))
 	}
 	return make(d, o)

@@ -12,7 +12,7 @@ import (
 	"tare/internal/experiment/process"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/param"
-	"tare/internal/lib/pattern"
+	"tare/internal/lib/text"
 	"tare/internal/mesh/redirect"
 	"tare/internal/mesh/sidecar"
 )
@@ -29,7 +29,7 @@ func (proxy) About() sidecar.About {
 	}
 }
 
-var version = pattern.Lazy(`^nginx version: nginx/(\S+)`)
+var version = text.LazyRegexp(`^nginx version: nginx/(\S+)`)
 
 func (proxy) Version(ctx context.Context, program string) string {
 	if m := version().FindStringSubmatch(process.FirstLine(ctx, program, "-v")); m != nil {
@@ -52,8 +52,8 @@ func (proxy) Check(o param.Values) error {
 }
 
 var (
-	streamOption  = pattern.Lazy(`--with-stream(=dynamic)?(\s|$)`)
-	modulesOption = pattern.Lazy(`--modules-path=(\S+)`)
+	streamOption  = text.LazyRegexp(`--with-stream(=dynamic)?(\s|$)`)
+	modulesOption = text.LazyRegexp(`--modules-path=(\S+)`)
 )
 
 // streamModule is the module that carries TCP: empty where it is in the program.
@@ -85,7 +85,7 @@ func streamModule(ctx context.Context, program string) (path string, err error) 
 }
 
 // plain are paths that mean themselves in nginx's configuration, quoted or not.
-var plain = pattern.Lazy(`^[A-Za-z0-9_./+-]+$`)
+var plain = text.LazyRegexp(`^[A-Za-z0-9_./+-]+$`)
 
 // Lacks is sidecar.Needer's: Debian's nginx-light carries no TCP.
 func (proxy) Lacks(ctx context.Context, program string, o param.Values) error {

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"tare/internal/lib/fault"
-	"tare/internal/lib/regular"
+	"tare/internal/lib/files"
 	"tare/internal/mesh/controlplane/authority"
 	"tare/internal/mesh/proxy/config"
 	"tare/internal/mesh/proxy/dataplane"
@@ -151,7 +151,7 @@ func newProof(dir string) (*proof, error) {
 
 // readToken reads a token, which is short.
 func readToken(path string) ([]byte, error) {
-	f, err := regular.Open(path)
+	f, err := files.Open(path)
 	if err != nil {
 		return nil, err
 	}

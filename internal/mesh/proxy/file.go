@@ -13,7 +13,7 @@ import (
 
 	"tare/internal/lib/document"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/regular"
+	"tare/internal/lib/files"
 	"tare/internal/mesh/xds"
 )
 
@@ -46,7 +46,7 @@ func (s *source) readFile(ctx context.Context, name string) error {
 }
 
 func fileOf(name string) ([]*anypb.Any, error) {
-	f, err := regular.Open(name)
+	f, err := files.Open(name)
 	if err != nil {
 		return nil, fault.Wrap(
 			err,

@@ -11,7 +11,7 @@ import (
 
 	"tare/internal/experiment/process"
 	"tare/internal/lib/param"
-	"tare/internal/lib/version"
+	"tare/internal/lib/self"
 	"tare/internal/mesh/redirect"
 	"tare/internal/mesh/sidecar"
 	"tare/internal/mesh/sidecar/driven"
@@ -29,7 +29,7 @@ func (guest) About() sidecar.About {
 }
 
 // Version is sidecar.Proxy's.
-func (guest) Version(context.Context, string) string { return version.Version }
+func (guest) Version(context.Context, string) string { return self.Version }
 
 // Check is sidecar.Checker's.
 func (guest) Check(o param.Values) error {

@@ -16,7 +16,7 @@ import (
 
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/listen"
+	"tare/internal/lib/limit"
 	"tare/internal/mesh/controlplane/injection/probes"
 	"tare/internal/mesh/proxy/dataplane"
 )
@@ -35,7 +35,7 @@ const firstWait = 10 * time.Second
 
 // answerProbes answers probes at an address until it is ended.
 func answerProbes(address string, by http.Handler) (end func(), err error) {
-	l, err := listen.TCP(context.Background(), address)
+	l, err := limit.TCP(context.Background(), address)
 	if err != nil {
 		return nil, fmt.Errorf("probes cannot be answered: %w", err)
 	}

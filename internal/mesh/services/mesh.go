@@ -20,7 +20,7 @@ import (
 
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/listen"
+	"tare/internal/lib/limit"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/param"
 	"tare/internal/mesh/controlplane"
@@ -96,7 +96,7 @@ func Serve(ctx context.Context, o Options, ready func(Ready) error) (err error) 
 	if p.now, err = resources(o.Services, o.Endpoints); err != nil {
 		return err
 	}
-	listener, err := listen.TCP(ctx, o.Listen)
+	listener, err := limit.TCP(ctx, o.Listen)
 	if err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ import (
 	"tare/internal/experiment/placement"
 	"tare/internal/experiment/process"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/scratch"
+	"tare/internal/lib/files"
 	"tare/internal/mesh/redirect"
 	"tare/internal/scale/host/proc"
 )
@@ -35,7 +35,7 @@ type joined struct {
 
 	pods    *redirect.Pods // nil: all of it is on this machine's network
 	rules   *redirect.Rules
-	files   *scratch.Dir
+	files   *files.Scratch
 	held    []*reservation
 	entry   map[string]string // where loads find an application
 	proxies []*one            // those of the server before those of the client
@@ -114,7 +114,7 @@ func (j *joined) Start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if j.files, err = scratch.New("", "sidecar"); err != nil {
+	if j.files, err = files.NewScratch("", "sidecar"); err != nil {
 		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(apps)) {

@@ -8,7 +8,7 @@ import (
 	"slices"
 
 	"tare/internal/experiment/role"
-	"tare/internal/lib/version"
+	"tare/internal/lib/self"
 )
 
 // Ready is the data of the ready message: what the store put into the kernel.
@@ -28,7 +28,7 @@ type Object struct {
 
 // Ready describes the store as it is.
 func (b *Bench) Ready() (Ready, error) {
-	r := Ready{Version: version.Version, Store: b.o.Store, Atomic: b.design.Atomic.String(), Programs: []Object{}}
+	r := Ready{Version: self.Version, Store: b.o.Store, Atomic: b.design.Atomic.String(), Programs: []Object{}}
 	all := b.store.Maps()
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		info, err := all[name].Info()

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"tare/internal/lib/fault"
-	"tare/internal/lib/printable"
+	"tare/internal/lib/text"
 	"tare/internal/mesh"
 	"tare/internal/mesh/xds/translate"
 )
@@ -869,7 +869,7 @@ const (
 func reason(errs []error, more int) string {
 	var b strings.Builder
 	for i, err := range errs {
-		text := printable.Clip(err.Error(), maxReason)
+		text := text.ClipLine(err.Error(), maxReason)
 		if b.Len()+len(text) > maxReasons {
 			more += len(errs) - i
 			break

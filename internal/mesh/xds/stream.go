@@ -18,8 +18,8 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"tare/internal/lib/pace"
-	"tare/internal/lib/printable"
-	"tare/internal/lib/version"
+	"tare/internal/lib/self"
+	"tare/internal/lib/text"
 )
 
 // conn is one stream and what belongs to it alone. The client's goroutine has it; two more, which end with it, read and
@@ -132,7 +132,7 @@ const (
 // said is an error with words of the control plane's, which become a part of a line.
 type said struct{ error }
 
-func (s said) Error() string { return printable.Clip(s.error.Error(), maxSaid) }
+func (s said) Error() string { return text.ClipLine(s.error.Error(), maxSaid) }
 func (s said) Unwrap() error { return s.error }
 
 // fail ends a stream for a reason of the client's own.
@@ -191,7 +191,7 @@ func (c *conn) patience(now time.Time, o *Options, never bool) {
 
 func newWire(ctx context.Context, cc *grpc.ClientConn, o *Options) (wire, error) {
 	node := &corev3.Node{Id: o.Node, Cluster: o.Cluster, UserAgentName: "tare",
-		UserAgentVersionType: &corev3.Node_UserAgentVersion{UserAgentVersion: version.Version}}
+		UserAgentVersionType: &corev3.Node_UserAgentVersion{UserAgentVersion: self.Version}}
 	if len(o.Metadata) > 0 {
 		node.Metadata = &structpb.Struct{Fields: map[string]*structpb.Value{}}
 		for name, value := range o.Metadata {

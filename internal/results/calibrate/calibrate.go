@@ -14,7 +14,7 @@ import (
 	"tare/internal/experiment/placement"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
-	"tare/internal/lib/version"
+	"tare/internal/lib/self"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 	"tare/internal/scale/ledger"
@@ -80,7 +80,7 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 	}
 	m := proc.FS{}.Machine()
 	b.report = &Report{
-		Schema: Schema, Tare: version.Version, Started: b.began, Quick: o.Quick, Fault: string(o.Fault), Weights: []Weight{}, Warnings: []string{},
+		Schema: Schema, Tare: self.Version, Started: b.began, Quick: o.Quick, Fault: string(o.Fault), Weights: []Weight{}, Warnings: []string{},
 		Machine: Machine{Hostname: m.Hostname, Kernel: m.Kernel, CPUModel: m.CPUModel, CPUs: m.CPUs, Virtual: m.Virtual, Clocksource: m.Clocksource, CgroupMode: b.layout.Mode},
 	}
 	if b.tree, err = placement.NewTree(b.layout, "calibrate"); err != nil {

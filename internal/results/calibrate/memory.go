@@ -13,9 +13,9 @@ import (
 	"tare/internal/experiment/placement"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/files"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/quantity"
-	"tare/internal/lib/scratch"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
 )
@@ -35,8 +35,8 @@ func (b *bench) takeMemory(ctx context.Context) (ws []Weight, err error) {
 	o := memoryOrder{Anon: anonBytes, File: fileBytes, Shmem: shmemBytes, Sock: sockBytes}
 	disk, err := diskDir()
 	if err == nil {
-		var own *scratch.Dir
-		own, err = scratch.New(disk, "weight")
+		var own *files.Scratch
+		own, err = files.NewScratch(disk, "weight")
 		defer func() { err = errors.Join(err, own.Close()) }()
 		o.Dir = own.Path()
 	}

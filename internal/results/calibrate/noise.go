@@ -12,9 +12,9 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/files"
 	"tare/internal/lib/quantity"
-	"tare/internal/lib/scratch"
-	"tare/internal/lib/version"
+	"tare/internal/lib/self"
 	"tare/internal/results/analysis"
 	"tare/internal/scale/meter"
 )
@@ -65,7 +65,7 @@ func (b *bench) noise(ctx context.Context) error {
 
 // experiment runs a spec in a run directory that is gone afterwards.
 func (b *bench) experiment(ctx context.Context, s *engine.Spec) (_ *analysis.Summary, err error) {
-	dir, err := scratch.New("", "calibrate")
+	dir, err := files.NewScratch("", "calibrate")
 	if err != nil {
 		return nil, fmt.Errorf("making a run directory: %w", err)
 	}
@@ -82,7 +82,7 @@ func (b *bench) experiment(ctx context.Context, s *engine.Spec) (_ *analysis.Sum
 	const seed = 1
 	run := record.Run{
 		Schema: record.RunSchema, ID: "calibrate", Experiment: s.Name, Question: s.Question, Spec: spec, Seed: seed, Blocks: s.Blocks,
-		Plan: engine.Plan(s, seed), Started: time.Now(), Version: version.Version, Metrics: measured.Definitions(),
+		Plan: engine.Plan(s, seed), Started: time.Now(), Version: self.Version, Metrics: measured.Definitions(),
 	}
 	w, err := record.Create(filepath.Join(dir.Path(), "run"), run)
 	if err != nil {

@@ -26,7 +26,7 @@ const (
 
 // brief writes what a reader wants first: the answers, the verdicts, the metrics that the answers rest on, and whether
 // all this can be trusted.
-func (t *text) brief(s *analysis.Summary, run record.Run) {
+func (t *screen) brief(s *analysis.Summary, run record.Run) {
 	top, answers, asserted, table, bottom := t.part(), t.part(), t.part(), t.part(), t.part()
 	top.title(s)
 	asserted.verdicts(s)
@@ -42,7 +42,7 @@ func (t *text) brief(s *analysis.Summary, run record.Run) {
 		shown = table.headlines(s, room-around-answers.lines(), leastMetrics(len(arms)))
 	}
 	table.others(s, shown)
-	for _, p := range []*text{top, answers, asserted, table, bottom} {
+	for _, p := range []*screen{top, answers, asserted, table, bottom} {
 		t.b.WriteString(p.b.String())
 	}
 }
@@ -56,7 +56,7 @@ func leastMetrics(arms int) int {
 }
 
 // title writes what was run and what was asked.
-func (t *text) title(s *analysis.Summary) {
+func (t *screen) title(s *analysis.Summary) {
 	p := t.part()
 	p.wrap("", s.Experiment+": "+s.Question)
 	name := clean(s.Experiment)
@@ -64,13 +64,13 @@ func (t *text) title(s *analysis.Summary) {
 }
 
 // part is a piece of the report that is put together by itself.
-func (t *text) part() *text { return &text{Options: t.Options, style: t.style} }
+func (t *screen) part() *screen { return &screen{Options: t.Options, style: t.style} }
 
-func (t *text) lines() int { return strings.Count(t.b.String(), "\n") }
+func (t *screen) lines() int { return strings.Count(t.b.String(), "\n") }
 
 // leads writes the answers into so many lines: of each its beginning, to the end of a clause, and how many more there
 // are.
-func (t *text) leads(s *analysis.Summary, room int) {
+func (t *screen) leads(s *analysis.Summary, room int) {
 	begun := t.lines()
 	for i, a := range s.Answers {
 		left := len(s.Answers) - i
@@ -90,7 +90,7 @@ func (t *text) leads(s *analysis.Summary, room int) {
 }
 
 // lead writes as much of an answer as goes into so many lines, at least its first clause.
-func (t *text) lead(answer string, lines int) {
+func (t *screen) lead(answer string, lines int) {
 	const more = " ..."
 	fits := func(text string) bool {
 		p := t.part()
@@ -110,7 +110,7 @@ func (t *text) lead(answer string, lines int) {
 }
 
 // headlines writes a table of the first metrics that go into so many rows, and at least so many, and gives their names.
-func (t *text) headlines(s *analysis.Summary, room, least int) (shown []string) {
+func (t *screen) headlines(s *analysis.Summary, room, least int) (shown []string) {
 	rows := map[string][]row{}
 	for i := range s.Estimates {
 		e := &s.Estimates[i]
@@ -166,7 +166,7 @@ func inOrder(s *analysis.Summary, names []string) []string {
 
 // byLevel writes a table of the first metrics that go into its width, with a row for each arm at each level, and gives
 // their names: the values of the baseline, and the differences of the others.
-func (t *text) byLevel(s *analysis.Summary, levels []map[string]string, arms []string) (shown []string) {
+func (t *screen) byLevel(s *analysis.Summary, levels []map[string]string, arms []string) (shown []string) {
 	type place struct{ metric, arm, level string }
 	cells := map[place]string{}
 	for i := range s.Estimates {
@@ -248,7 +248,7 @@ func changeCell(s *analysis.Summary, e analysis.Estimate) string {
 }
 
 // others says what the table leaves out: first the metrics with resolved differences, and then how much there is.
-func (t *text) others(s *analysis.Summary, shown []string) {
+func (t *screen) others(s *analysis.Summary, shown []string) {
 	metrics, resolved := map[string]bool{}, map[string]bool{}
 	for _, e := range s.Estimates {
 		metrics[e.Metric] = true
@@ -282,7 +282,7 @@ func (t *text) others(s *analysis.Summary, shown []string) {
 }
 
 // basis says whether the run can be trusted, on which machine it was, and where the rest is.
-func (t *text) basis(s *analysis.Summary, run record.Run) {
+func (t *screen) basis(s *analysis.Summary, run record.Run) {
 	for _, arm := range slices.Sorted(maps.Keys(s.Absent)) {
 		t.wrap("note:      ", fmt.Sprintf("the arm %s did not run: %s", arm, s.Absent[arm]))
 	}

@@ -24,7 +24,7 @@ func Comparison(w io.Writer, c *comparison.Comparison, o Options) error {
 	return nil
 }
 
-func (t *text) comparison(c *comparison.Comparison) {
+func (t *screen) comparison(c *comparison.Comparison) {
 	t.line(t.bold(clean(c.Experiment)) + ": new against old")
 	for _, side := range []struct {
 		name string
@@ -205,7 +205,7 @@ func History(w io.Writer, c *comparison.Course, o Options) error {
 	return nil
 }
 
-func (t *text) history(c *comparison.Course) {
+func (t *screen) history(c *comparison.Course) {
 	first, last := c.Runs[0], c.Runs[len(c.Runs)-1]
 	t.line(fmt.Sprintf("%s: %s, %s to %s", t.bold(clean(c.Experiment)), quantity.Counted(len(c.Runs), "run"),
 		first.Started.UTC().Format(time.DateOnly), last.Started.UTC().Format(time.DateOnly)))

@@ -70,7 +70,7 @@ func grossOf(s *analysis.Summary) (rows []grossRow, note string) {
 func (r grossRow) at() string { return strings.TrimSpace(r.Arm + " " + r.Level) }
 
 // gross writes the table of gross, tare and net for a terminal.
-func (t *text) gross(s *analysis.Summary) {
+func (t *screen) gross(s *analysis.Summary) {
 	rows, note := grossOf(s)
 	if len(rows) == 0 {
 		return

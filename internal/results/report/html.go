@@ -16,8 +16,8 @@ import (
 	"unicode/utf8"
 
 	"tare/internal/experiment/record"
-	"tare/internal/lib/printable"
 	"tare/internal/lib/quantity"
+	"tare/internal/lib/text"
 	"tare/internal/results/analysis"
 	"tare/web"
 )
@@ -244,11 +244,11 @@ func gates(spec json.RawMessage) []fact {
 
 // indented is a spec as a page shows it. It may not be JSON if the record was not read from a file.
 func indented(spec json.RawMessage) string {
-	text := string(spec)
+	raw := string(spec)
 	if b := new(bytes.Buffer); json.Indent(b, spec, "", "  ") == nil {
-		text = b.String()
+		raw = b.String()
 	}
-	return printable.Text(text)
+	return text.Lines(raw)
 }
 
 // environmentFacts are the machine, one line for each thing that could change the answer.

@@ -98,7 +98,7 @@ func notSplit(line ledger.CPULine, left float64, name string, sign rune) part {
 }
 
 // workloads tells gross, net and tare of each workload, where somebody has said what belongs to whom.
-func (t *text) workloads(l *ledger.Ledger) {
+func (t *screen) workloads(l *ledger.Ledger) {
 	if l.Tare == nil {
 		return
 	}
@@ -135,7 +135,7 @@ const (
 
 // noise says what disturbed the machine: what was stolen in every ledger, and who held CPUs where somebody did for
 // long.
-func (t *text) noise(l *ledger.Ledger) {
+func (t *screen) noise(l *ledger.Ledger) {
 	n := l.Noise
 	if n == nil {
 		return
@@ -158,7 +158,7 @@ func (t *text) noise(l *ledger.Ledger) {
 	t.line("")
 }
 
-func (t *text) budget(l *ledger.Ledger) {
+func (t *screen) budget(l *ledger.Ledger) {
 	parts := budgetParts(l.CPU)
 	t.line(t.bold(fmt.Sprintf("CPU time: %s on %d CPUs", quantity.Value(l.CPU.Capacity, quantity.Seconds), l.Host.CPUs)))
 	const cells = 64
@@ -181,7 +181,7 @@ func (t *text) budget(l *ledger.Ledger) {
 	t.line("")
 }
 
-func (t *text) programs(l *ledger.Ledger) {
+func (t *screen) programs(l *ledger.Ledger) {
 	ran := 0
 	var total float64
 	for _, p := range l.Programs {
@@ -211,7 +211,7 @@ func (t *text) programs(l *ledger.Ledger) {
 	t.line("")
 }
 
-func (t *text) share(s ledger.Share, total float64) string {
+func (t *screen) share(s ledger.Share, total float64) string {
 	if s.Cgroup == nil {
 		return fmt.Sprintf("%5.1f %%  %s", 100*s.Seconds/total, s.Note)
 	}
@@ -221,7 +221,7 @@ func (t *text) share(s ledger.Share, total float64) string {
 	return fmt.Sprintf("%5.1f %% [%.1f, %.1f]  in %s, %s  (%d samples)", 100*s.Seconds/total, 100*s.Lo/total, 100*s.Hi/total, clean(*s.Cgroup), s.Context, s.Samples)
 }
 
-func (t *text) groups(l *ledger.Ledger) {
+func (t *screen) groups(l *ledger.Ledger) {
 	t.line(t.bold(fmt.Sprintf("Control groups: %d", len(l.Cgroups))))
 	t.line(fmt.Sprintf("  %10s %10s %10s %10s %10s  %s", "CPU", "eBPF in it", "throttled", "hard mem.", "soft mem.", "path"))
 	for _, c := range l.Cgroups[:min(heaviest, len(l.Cgroups))] {
@@ -259,7 +259,7 @@ func side(c ledger.Charged) string {
 	return "  [" + clean(words) + "]"
 }
 
-func (t *text) maps(l *ledger.Ledger) {
+func (t *screen) maps(l *ledger.Ledger) {
 	bytes, unknown := l.MapBytes()
 	head := fmt.Sprintf("eBPF maps: %d with %s, each counted once", len(l.Maps), quantity.Value(float64(bytes), quantity.Bytes))
 	if unknown > 0 {

@@ -196,7 +196,7 @@ func (c placementCell) String() string {
 }
 
 // grid writes rows of text in columns, the first of which is to the left and the others to the right.
-func (t *text) grid(rows [][]string) {
+func (t *screen) grid(rows [][]string) {
 	widths := widthsOf(rows)
 	for n, r := range rows {
 		var b strings.Builder
@@ -218,7 +218,7 @@ func (t *text) grid(rows [][]string) {
 }
 
 // pictured writes ladders and placements for a terminal.
-func (t *text) pictured(s *analysis.Summary, run record.Run) {
+func (t *screen) pictured(s *analysis.Summary, run record.Run) {
 	for _, l := range ladderTables(s, run) {
 		rows := [][]string{slices.Concat([]string{strings.TrimSpace(l.Title + " " + l.Level)}, l.Arms)}
 		for _, r := range l.Rows {

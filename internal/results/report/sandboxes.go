@@ -17,7 +17,7 @@ var sandboxHead = []string{"CPU gross", "net", "tare", "PSS gross", "net", "tare
 const mostFindings = 20
 
 // sandboxes tells what each sandbox uses, by component, where it is charged, and what is worth saying about that.
-func (t *text) sandboxes(l *ledger.Ledger) {
+func (t *screen) sandboxes(l *ledger.Ledger) {
 	if len(l.Sandboxes) == 0 {
 		return
 	}
@@ -34,7 +34,7 @@ func (t *text) sandboxes(l *ledger.Ledger) {
 	t.line("")
 }
 
-func (t *text) sandbox(s *ledger.Sandbox) {
+func (t *screen) sandbox(s *ledger.Sandbox) {
 	cells := []string{
 		orDash(s.GrossCPU, quantity.Seconds), orDash(s.NetCPU, quantity.Seconds), orDash(s.TareCPU, quantity.Seconds),
 		orDash(s.GrossMemory, quantity.Bytes), orDash(s.NetMemory, quantity.Bytes), orDash(s.TareMemory, quantity.Bytes),
@@ -124,7 +124,7 @@ func componentMemory(c ledger.SandboxComponent) string {
 }
 
 // findings are those of all sandboxes, also of those that are not shown.
-func (t *text) findings(l *ledger.Ledger) {
+func (t *screen) findings(l *ledger.Ledger) {
 	n := 0
 	for _, s := range l.Sandboxes {
 		for _, f := range s.Findings {

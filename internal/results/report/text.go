@@ -37,11 +37,11 @@ func Text(w io.Writer, s *analysis.Summary, run record.Run, o Options) error {
 	return nil
 }
 
-func newText(w io.Writer, o Options) *text {
+func newText(w io.Writer, o Options) *screen {
 	if o.Width <= 0 {
 		o.Width = 100
 	}
-	t := &text{Options: o, style: lipgloss.NewRenderer(w)}
+	t := &screen{Options: o, style: lipgloss.NewRenderer(w)}
 	t.style.SetColorProfile(termenv.Ascii)
 	if o.Color {
 		t.style.SetColorProfile(termenv.ANSI)
@@ -49,14 +49,14 @@ func newText(w io.Writer, o Options) *text {
 	return t
 }
 
-// text collects the report; it is written at once.
-type text struct {
+// screen collects the report; it is written at once.
+type screen struct {
 	Options
 	b     strings.Builder
 	style *lipgloss.Renderer
 }
 
-func (t *text) write(s *analysis.Summary, run record.Run) {
+func (t *screen) write(s *analysis.Summary, run record.Run) {
 	t.line(t.bold(clean(s.Experiment)) + "  " + clean(s.Question))
 	t.line("")
 	for _, a := range s.Answers {
@@ -105,7 +105,7 @@ func (t *text) write(s *analysis.Summary, run record.Run) {
 }
 
 // verdicts are a table of the assertions, and under it what there is to know of each.
-func (t *text) verdicts(s *analysis.Summary) {
+func (t *screen) verdicts(s *analysis.Summary) {
 	all := verdicts(s)
 	if len(all) == 0 {
 		return
@@ -125,15 +125,15 @@ func (t *text) verdicts(s *analysis.Summary) {
 	t.line("")
 }
 
-func (t *text) line(s string) { t.b.WriteString(strings.TrimRight(s, " ") + "\n") }
+func (t *screen) line(s string) { t.b.WriteString(strings.TrimRight(s, " ") + "\n") }
 
-func (t *text) bold(s string) string { return t.style.NewStyle().Bold(true).Render(s) }
-func (t *text) faint(s string) string {
+func (t *screen) bold(s string) string { return t.style.NewStyle().Bold(true).Render(s) }
+func (t *screen) faint(s string) string {
 	return t.style.NewStyle().Faint(true).Render(s)
 }
 
 // wrap folds prose between words; lines after the first stand under its beginning.
-func (t *text) wrap(lead, prose string) {
+func (t *screen) wrap(lead, prose string) {
 	line := lead
 	empty := true
 	for _, word := range words(clean(prose)) {
@@ -161,7 +161,7 @@ func words(prose string) (all []string) {
 	return all
 }
 
-func (t *text) table(head row, rows []row) {
+func (t *screen) table(head row, rows []row) {
 	rows = append([]row{head}, rows...)
 	cells := make([][]string, len(rows))
 	for i, r := range rows {
@@ -181,7 +181,7 @@ func (t *text) table(head row, rows []row) {
 
 // columns writes rows of text in columns to the left, the first of which is their head, and a blank line. Muted rows
 // are fainter.
-func (t *text) columns(rows [][]string, muted map[int]bool) {
+func (t *screen) columns(rows [][]string, muted map[int]bool) {
 	widths := widthsOf(rows)
 	for i, r := range rows {
 		line := strings.TrimRight(aligned(r, widths), " ")

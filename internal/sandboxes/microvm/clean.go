@@ -12,7 +12,7 @@ import (
 
 	"tare/internal/experiment/placement"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/pattern"
+	"tare/internal/lib/text"
 	"tare/internal/scale/host/proc"
 )
 
@@ -25,7 +25,7 @@ func newName(creator process, id string) string {
 	return fmt.Sprintf(",new-%s%d-%d-%s", namespace, creator.PID, creator.Start, id)
 }
 
-var newPattern = pattern.Lazy(`^,new-(?:n([0-9]{10})-)?([0-9]{1,10})-([0-9]{1,20})-(.*)$`)
+var newPattern = text.LazyRegexp(`^,new-(?:n([0-9]{10})-)?([0-9]{1,10})-([0-9]{1,20})-(.*)$`)
 
 // parseNewName reads what newName gave; false for every other name.
 func parseNewName(name string) (creator process, id string, ok bool) {

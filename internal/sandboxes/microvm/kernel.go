@@ -12,7 +12,7 @@ import (
 	"strings"
 
 	"tare/internal/lib/fault"
-	"tare/internal/lib/regular"
+	"tare/internal/lib/files"
 )
 
 // Kernel is the guest's: a kernel of Debian's package linux-image-cloud-amd64, installed or merely unpacked.
@@ -164,7 +164,7 @@ func depends(data []byte) ([]string, error) {
 
 // readBounded reads a file of at most max bytes.
 func readBounded(path string, max int64) ([]byte, error) {
-	f, err := regular.Open(path)
+	f, err := files.Open(path)
 	if err != nil {
 		return nil, err
 	}

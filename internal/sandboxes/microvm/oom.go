@@ -7,8 +7,8 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
-	"tare/internal/lib/pattern"
 	"tare/internal/lib/quantity"
+	"tare/internal/lib/text"
 )
 
 // OutOfMemory is the annotation of a state with what the guest's kernel killed because memory was short: Kills as JSON.
@@ -26,7 +26,7 @@ const maxKills = 16
 // killLine is what the kernel prints for each victim, whose name a program chooses itself (__oom_kill_process in
 // mm/oom_kill.c): pr_err, which reaches the console once machinePlan has let errors through. The first words are those
 // of oom_kill_process's callers: "Memory cgroup out of memory" where a group's limit was reached, else "Out of memory".
-var killLine = pattern.Lazy(`(Memory cgroup out of memory|Out of memory)[^:]*: Killed process ([0-9]{1,10}) \((.{0,16})\)` +
+var killLine = text.LazyRegexp(`(Memory cgroup out of memory|Out of memory)[^:]*: Killed process ([0-9]{1,10}) \((.{0,16})\)` +
 	` total-vm:`)
 
 // killWatch reads the guest's console and tells of each victim.

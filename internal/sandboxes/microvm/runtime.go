@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
-	"tare/internal/lib/replace"
+	"tare/internal/lib/files"
 	"tare/internal/lib/self"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
@@ -202,7 +202,7 @@ func (r *Runtime) startShim(ctx context.Context, c Creation, box *sandbox) error
 }
 
 func writePIDFile(name string, pid int) error {
-	err := replace.File(name, []byte(strconv.Itoa(pid)), 0o644)
+	err := files.Replace(name, []byte(strconv.Itoa(pid)), 0o644)
 	return fault.Wrap(err, fault.Usage, "--pid-file", "", "cannot write the file with the pid")
 }
 

@@ -15,7 +15,7 @@ import (
 
 	"tare/internal/experiment/placement"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/pattern"
+	"tare/internal/lib/text"
 	"tare/internal/scale/host/proc"
 )
 
@@ -96,7 +96,7 @@ type sandbox struct {
 	dir           string   // its directory
 }
 
-var validID = pattern.Lazy(`^[A-Za-z0-9_+.-]{1,128}$`)
+var validID = text.LazyRegexp(`^[A-Za-z0-9_+.-]{1,128}$`)
 
 // socketPathMax is what a UNIX socket's address holds with its zero byte (unix(7)).
 const socketPathMax = 107

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/experiment/placement"
-	"tare/internal/lib/ours"
+	"tare/internal/lib/files"
 	"tare/internal/lib/self"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/mount"
@@ -140,7 +140,7 @@ func own(path string, of fs.FileMode) error {
 		err = errors.New("something else is in its place")
 	}
 	if err == nil {
-		err = ours.Check(info, ours.Write)
+		err = files.CheckPrivate(info, files.OthersWrite)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)

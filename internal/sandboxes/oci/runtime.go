@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"tare/internal/lib/fault"
-	"tare/internal/lib/scratch"
+	"tare/internal/lib/files"
 	"tare/internal/sandboxes/microvm"
 	"tare/internal/scale/host/proc"
 )
@@ -256,7 +256,7 @@ func Probe(ctx context.Context, r Runtime, self string, within time.Duration, an
 	}
 	// Named as a run's tree of control groups is, so that Clean knows it when this process was killed.
 	tree := fmt.Sprintf("tare-probe-%d-%s", probes.Add(1), process)
-	files, err := scratch.New("", "probe") // of a name that nobody can know before it is there
+	files, err := files.NewScratch("", "probe") // of a name that nobody can know before it is there
 	if err != nil {
 		return err
 	}

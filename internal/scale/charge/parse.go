@@ -9,7 +9,7 @@ import (
 
 	"tare/internal/lib/document"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/near"
+	"tare/internal/lib/text"
 	"tare/internal/scale/ledger"
 )
 
@@ -110,14 +110,14 @@ func split(text string) (pieces []string) {
 }
 
 func withGuess(name string, known []string, mend string) string {
-	if n := near.Name(name, known); n != "" {
+	if n := text.Nearest(name, known); n != "" {
 		return fmt.Sprintf("did you mean %s? %s", n, mend)
 	}
 	return mend
 }
 
 // clip keeps what others wrote short in messages, and leaves room for a path.
-func clip(s string) string { return near.ClipTo(s, 80) }
+func clip(s string) string { return text.ClipTo(s, 80) }
 
 // check finds what is wrong with the values of a rule.
 func (r *Rule) check(fail func(mend, format string, args ...any) error) error {
@@ -250,7 +250,7 @@ func (f rulesFile) rule(n ast.Node) (Rule, error) {
 		switch key.Value {
 		case keyCharge:
 			if !slices.Contains(charges, value) {
-				return Rule{}, f.Fail(v.Value, near.DidYouMean(value, charges), "there is no charge %q", clip(value))
+				return Rule{}, f.Fail(v.Value, text.Suggest(value, charges), "there is no charge %q", clip(value))
 			}
 			r.Charge = ledger.Charge(value)
 		case keyWorkload:

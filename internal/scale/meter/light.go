@@ -8,7 +8,7 @@ import (
 
 	"tare/internal/experiment/placement"
 	"tare/internal/lib/pace"
-	"tare/internal/lib/version"
+	"tare/internal/lib/self"
 	"tare/internal/scale/host/bpf"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
@@ -47,7 +47,7 @@ func NewLight(o Options) (l *Light, err error) {
 	}
 	machine := l.m.fs.Machine()
 	l.m.host = ledger.Host{Hostname: machine.Hostname, Kernel: machine.Kernel, CPUs: machine.CPUs, CPUModel: machine.CPUModel, CgroupMode: l.m.layout.Mode,
-		Clocksource: machine.Clocksource, IRQTime: machine.IRQTime, Tare: version.Version}
+		Clocksource: machine.Clocksource, IRQTime: machine.IRQTime, Tare: self.Version}
 	l.m.warn(LightWarning, "only the groups of one node and the programs that are held in them were weighed: the machine's CPU budget, and shares of programs, are not here")
 	return l, nil
 }

@@ -13,7 +13,7 @@ import (
 
 	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
-	"tare/internal/lib/version"
+	"tare/internal/lib/self"
 	"tare/internal/scale/host/bpf"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/feature"
@@ -167,7 +167,7 @@ func (m *Meter) describe() {
 	machine := m.fs.Machine()
 	m.host = ledger.Host{
 		Hostname: machine.Hostname, Kernel: machine.Kernel, CPUs: machine.CPUs, CPUModel: machine.CPUModel, CgroupMode: m.layout.Mode,
-		Clocksource: machine.Clocksource, IRQTime: machine.IRQTime, Tare: version.Version,
+		Clocksource: machine.Clocksource, IRQTime: machine.IRQTime, Tare: self.Version,
 	}
 	if machine.IRQTime == nil {
 		m.warn("irq-time", "it is not known whether the kernel takes interrupts out of tasks' CPU time; Tare assumes that it does not")

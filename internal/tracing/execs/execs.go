@@ -17,8 +17,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"tare/internal/lib/bpf"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/grace"
 	"tare/internal/scale/host/cgroup"
 )
 
@@ -108,7 +108,7 @@ func (c *Counter) Unwatch(cgroupID uint64) error {
 		return fmt.Errorf("no longer watching the execs of control group %d: %w", cgroupID, err)
 	}
 	delete(c.watched, cgroupID)
-	return grace.Wait()
+	return bpf.WaitForPrograms()
 }
 
 // Read reads all counters. The groups are read first: their sum is never more than All, which may hold a few later

@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"tare/internal/lib/fault"
-	"tare/internal/lib/near"
+	"tare/internal/lib/text"
 	"tare/internal/scale/host/cgroup"
 )
 
@@ -71,7 +71,7 @@ func (o *Options) check() error {
 	o.Args = cmp.Or(o.Args, DefaultArgs)
 	switch {
 	case !slices.Contains(Outputs, o.Output):
-		return fault.New(fault.Usage, "--output", near.DidYouMean(o.Output, Outputs), "must be one of %s, not %q", strings.Join(Outputs, ", "), o.Output)
+		return fault.New(fault.Usage, "--output", text.Suggest(o.Output, Outputs), "must be one of %s, not %q", strings.Join(Outputs, ", "), o.Output)
 	case o.Args < NoArgs || o.Args > maxArgs:
 		return fault.New(fault.Usage, "--args", fmt.Sprintf("give 0 to %d", maxArgs), "%d bytes of arguments cannot be kept", o.Args)
 	case !validRing(o.Ring):

@@ -11,9 +11,9 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
+	"tare/internal/lib/bpf"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/grace"
-	"tare/internal/lib/mapped"
+
 	"tare/internal/scale/host/cgroup"
 )
 
@@ -93,7 +93,7 @@ func load(o Options, l *cgroup.Layout) (_ *kernel, err error) {
 
 // view maps the elements of an array.
 func view[T any](k *kernel, m *ebpf.Map) ([]T, error) {
-	elements, memory, err := mapped.Array[T](m)
+	elements, memory, err := bpf.MapArray[T](m)
 	if err != nil {
 		return nil, err
 	}
@@ -122,7 +122,7 @@ func (k *kernel) detach() error {
 	if err != nil {
 		return fmt.Errorf("detaching the tracer: %w", err)
 	}
-	return grace.Wait()
+	return bpf.WaitForPrograms()
 }
 
 // counted are the execs that the program saw, and those for which the ring had no room.

@@ -13,7 +13,7 @@ import (
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/placement"
 	cmdline "tare/internal/experiment/process"
-	"tare/internal/lib/scratch"
+	"tare/internal/lib/files"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 	"tare/internal/scale/ledger"
@@ -31,11 +31,11 @@ type joined struct {
 	counting *execload.Counting
 
 	group   *placement.Group
-	running *Running     // nil before Start
-	began   time.Time    // of its process
-	own     *scratch.Dir // directory of its own
-	cpu     string       // directory of its group where CPU time is counted
-	found   *Evidence    // once it was looked at
+	running *Running       // nil before Start
+	began   time.Time      // of its process
+	own     *files.Scratch // directory of its own
+	cpu     string         // directory of its group where CPU time is counted
+	found   *Evidence      // once it was looked at
 }
 
 // Start starts the tracer and waits until it sees every exec.
@@ -74,7 +74,7 @@ func (j *joined) Start(ctx context.Context) error {
 
 // place is where and for what the tracer runs. It makes the directory, which Close removes.
 func (j *joined) place() (p Place, err error) {
-	if j.own, err = scratch.New(scratch.Large(), "tracer"); err != nil {
+	if j.own, err = files.NewScratch(files.LargeTemp(), "tracer"); err != nil {
 		return p, err
 	}
 	p = Place{Self: j.trial.Self(), Dir: j.own.Path()}

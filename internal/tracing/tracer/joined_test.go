@@ -261,10 +261,10 @@ func TestTracerInATrial(t *testing.T) {
 	x, c, j := newTrial(t, playing(execload.ScopeGroup, "0s"))
 	e := x.run(c, j, 7, 3)
 	if e.Generated != 7 || e.Counted != 7 || *e.Expected != 7 || *e.AtMost != 7 || *e.Delivered != 7 || *e.Late != 0 {
-		t.Errorf("%s", text(e))
+		t.Errorf("%s", eventsText(e))
 	}
 	if e.Offset.Counted != 2 || *e.Offset.Delivered != 2 || e.Elsewhere < 3 || e.Scope != "group" || e.SaidLost != nil {
-		t.Errorf("%s", text(e))
+		t.Errorf("%s", eventsText(e))
 	}
 	found, ok := j.Evidence().(*Evidence)
 	if !ok || !slices.Equal(found.Processes, []int{j.running.PID()}) || found.RSSPeak < found.RSS || found.RSS < 1<<20 {
@@ -300,11 +300,11 @@ func TestLateInATrial(t *testing.T) {
 		e = x.run(c, j, 1, 0)
 	}
 	if *e.Delivered != 1 || *e.Late != 1 {
-		t.Errorf("held back for two seconds: %s", text(e))
+		t.Errorf("held back for two seconds: %s", eventsText(e))
 	}
 	x, c, j = newTrial(t, playing(execload.ScopeMachine, "0s"))
 	if e := x.run(c, j, 5, 20); e.Counted != 5 || *e.Delivered < 25 || *e.Late != 0 || e.Scope != "machine" {
-		t.Errorf("execs of others in the drain: %s", text(e))
+		t.Errorf("execs of others in the drain: %s", eventsText(e))
 	}
 }
 
@@ -318,12 +318,12 @@ func TestReadyByProbe(t *testing.T) {
 		x, c, j := newTrial(t, o)
 		e := x.run(c, j, 7, 0)
 		if e.Generated != 7 || e.Counted != 7 || *e.Delivered != 7 || *e.Expected != 7 {
-			t.Errorf("blind for %v: %s", blind, text(e))
+			t.Errorf("blind for %v: %s", blind, eventsText(e))
 		}
 		// The probes are in the offset: those that it did not see are counted there, and not delivered.
 		unseen := e.Offset.Counted - *e.Offset.Delivered
 		if *e.Offset.Delivered < 3 || blind > 0 && unseen == 0 {
-			t.Errorf("blind for %v: %s", blind, text(e))
+			t.Errorf("blind for %v: %s", blind, eventsText(e))
 		}
 	}
 }
@@ -423,7 +423,7 @@ func TestGuestOfACommand(t *testing.T) {
 	}
 }
 
-func text(e *record.Events) string {
+func eventsText(e *record.Events) string {
 	b, err := json.Marshal(e)
 	if err != nil {
 		return err.Error()

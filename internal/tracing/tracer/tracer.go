@@ -16,7 +16,7 @@ import (
 
 	cmdline "tare/internal/experiment/process"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/near"
+	"tare/internal/lib/text"
 	execload "tare/internal/tracing/exec"
 )
 
@@ -97,14 +97,14 @@ var placeholders = []struct {
 var braces = regexp.MustCompile(`\{[a-z_]+\}`)
 
 // checkPlaceholders finds those that are misspelt. Braces around anything else are the tracer's own.
-func checkPlaceholders(text string) error {
+func checkPlaceholders(raw string) error {
 	names := make([]string, len(placeholders))
 	for i, h := range placeholders {
 		names[i] = h.name
 	}
-	for _, in := range braces.FindAllString(text, -1) {
+	for _, in := range braces.FindAllString(raw, -1) {
 		name := in[1 : len(in)-1]
-		if meant := near.Name(name, names); meant != "" && meant != name {
+		if meant := text.Nearest(name, names); meant != "" && meant != name {
 			return fmt.Errorf("has %s, which stands for nothing; did you mean {%s}?", in, meant)
 		}
 	}

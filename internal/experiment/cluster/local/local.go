@@ -27,7 +27,7 @@ import (
 	"tare/internal/experiment/placement"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/scratch"
+	"tare/internal/lib/files"
 	"tare/internal/scale/host/cgroup"
 )
 
@@ -71,7 +71,7 @@ type Nodes struct {
 	o         Options
 	authority *cluster.Authority
 	tree      *placement.Tree
-	files     *scratch.Dir // each node has a directory of its own in it
+	files     *files.Scratch // each node has a directory of its own in it
 	network   netip.Prefix
 
 	mu     sync.Mutex
@@ -112,7 +112,7 @@ func Start(ctx context.Context, o Options, joined func(int)) (n *Nodes, err erro
 		n.Coordinator.Close()
 		return nil, err
 	}
-	if n.files, err = scratch.New(scratch.Large(), "nodes"); err != nil {
+	if n.files, err = files.NewScratch(files.LargeTemp(), "nodes"); err != nil {
 		return nil, errors.Join(err, n.Close())
 	}
 	if err = n.tree.Limit(placement.Limits{Weight: agentsWeight}); err != nil && len(n.tree.Missing()) == 0 { // without the controller there are no weights to lose against
@@ -360,7 +360,7 @@ func (n *Nodes) Close() error {
 // in them, and then directories that they used.
 func (n *Nodes) cleanUp() error {
 	_, err := placement.Clean(n.o.Cgroups)
-	_, err2 := scratch.Clean()
+	_, err2 := files.CleanScratch()
 	return errors.Join(err, err2)
 }
 

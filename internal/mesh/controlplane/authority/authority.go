@@ -31,7 +31,7 @@ import (
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 
 	"tare/internal/lib/fault"
-	"tare/internal/lib/listen"
+	"tare/internal/lib/limit"
 )
 
 // Options are the settings of an authority. The zero value will do.
@@ -131,7 +131,7 @@ type Authority struct {
 	running atomic.Bool
 	told    *limits // refusals that are logged, by host
 
-	strangers *listen.Latest // connections whose peers have shown no certificate
+	strangers *limit.Latest // connections whose peers have shown no certificate
 }
 
 // trust is what an authority trusts and signs with. It is never changed, only replaced.
@@ -178,7 +178,7 @@ func open(o Options, s *store) (*Authority, error) {
 	}
 	a := &Authority{
 		o: o, store: s, issued: map[string]*entry{}, changed: map[string]bool{}, wake: make(chan struct{}, 1),
-		told: newLimits(toldRate, toldBurst), strangers: listen.NewLatest(o.MaxStrangers),
+		told: newLimits(toldRate, toldBurst), strangers: limit.NewLatest(o.MaxStrangers),
 	}
 	a.own.id, a.own.place = ControlPlane(o.TrustDomain), noPlace
 	t, err := a.load()

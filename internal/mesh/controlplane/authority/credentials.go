@@ -61,7 +61,7 @@ const (
 // by files. A file that is there is replaced by one rename: a reader sees the old one or the new one, whole. The roots
 // come first, so that whoever reads both never has a certificate of a root that it does not know. The proxy must then
 // be told to read them again. The directory must be of this user or root and writable by nobody else; it is the
-// caller's, who removes it (see internal/lib/scratch). Errors never have the key's text.
+// caller's, who removes it (see internal/lib/files). Errors never have the key's text.
 func (c Credentials) WriteFiles(dir string) error {
 	d, err := openPrivate(dir)
 	if err != nil {

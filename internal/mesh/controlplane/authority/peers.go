@@ -12,8 +12,7 @@ import (
 
 	"google.golang.org/grpc/credentials"
 
-	"tare/internal/lib/certchain"
-	"tare/internal/lib/listen"
+	"tare/internal/lib/limit"
 )
 
 // ServerCredentials are for the control plane's gRPC server: ServerTLS, by which Identity knows the peers. Of what a
@@ -55,7 +54,7 @@ func (c *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 		_ = conn.Close()
 		return nil, nil, err
 	}
-	listen.Settle(raw)
+	limit.Settle(raw)
 	if info.proof == nil {
 		return c.a.strangers.Add(conn, raw), info, nil
 	}
@@ -99,7 +98,7 @@ func (a *Authority) proofOf(shown []*x509.Certificate) (*proof, error) {
 		return nil, nil
 	}
 	now, trusted := time.Now(), a.trust.Load()
-	chains, err := certchain.Verify(shown, trusted.pool, x509.ExtKeyUsageClientAuth, now)
+	chains, err := limit.VerifyCertificates(shown, trusted.pool, x509.ExtKeyUsageClientAuth, now)
 	if err != nil {
 		return nil, fmt.Errorf("the peer's certificate: %w", err)
 	}

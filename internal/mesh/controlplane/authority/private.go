@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
-	"tare/internal/lib/ours"
-	"tare/internal/lib/replace"
+	"tare/internal/lib/files"
 )
 
 // private is a directory in which nobody else can plant files: keys are kept there with mode 0600.
@@ -30,7 +29,7 @@ func openPrivate(path string) (*private, error) {
 	}
 	info, err := root.Stat(".")
 	if err == nil {
-		err = ours.Check(info, ours.Write)
+		err = files.CheckPrivate(info, files.OthersWrite)
 	}
 	if err != nil {
 		_ = root.Close() // it was only looked at
@@ -45,12 +44,12 @@ func (d *private) at(name string) string { return filepath.Join(d.path, name) }
 
 // write makes or replaces a file of mode 0600 by one rename. Links that are in its place are replaced, not followed.
 func (d *private) write(name string, text []byte) error {
-	return fault.Wrap(replace.In(d.root, name, text, 0o600), fault.Machine, d.at(name), privateHint, "keys cannot be written")
+	return fault.Wrap(files.ReplaceIn(d.root, name, text, 0o600), fault.Machine, d.at(name), privateHint, "keys cannot be written")
 }
 
 // sweep removes what a write that was killed has left.
 func (d *private) sweep(name string) error {
-	return fault.Wrap(replace.Sweep(d.root, name), fault.Machine, d.path, privateHint, "what was left behind cannot be removed")
+	return fault.Wrap(files.SweepParts(d.root, name), fault.Machine, d.path, privateHint, "what was left behind cannot be removed")
 }
 
 // maxFile is the longest file that is read, in bytes.
@@ -88,7 +87,7 @@ func (d *private) readOurs(name string) ([]byte, error) {
 	case info.Size() > maxFile:
 		return nil, fmt.Errorf("it has %d bytes, more than %d", info.Size(), maxFile)
 	}
-	if err := ours.Check(info, ours.All); err != nil {
+	if err := files.CheckPrivate(info, files.OthersAny); err != nil {
 		return nil, err
 	}
 	return io.ReadAll(io.LimitReader(f, maxFile))

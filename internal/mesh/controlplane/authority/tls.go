@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
-	"tare/internal/lib/certchain"
+	"tare/internal/lib/limit"
 )
 
 // ServerTLS is for the control plane's listener: TLS 1.3, with a certificate of the identity ControlPlane that renews
@@ -94,7 +94,7 @@ func (a *Authority) server() (*tls.Certificate, error) {
 }
 
 // ErrNoCertificate is that a peer has shown no certificate.
-var ErrNoCertificate = certchain.ErrNoCertificate
+var ErrNoCertificate = limit.ErrNoCertificate
 
 // Identity is the SPIFFE ID of the peer of a gRPC call or stream, by the certificate of its connection. It is an error
 // where there is none, where it has ended since, or where its root is trusted no more.
@@ -184,7 +184,7 @@ func ClientTLS(own func() (Credentials, error), servers ...string) *tls.Config {
 // Verify checks the certificates that a peer has shown, its own first, at a time and for a use (server or client), and
 // gives its SPIFFE ID.
 func Verify(shown []*x509.Certificate, roots *x509.CertPool, use x509.ExtKeyUsage, now time.Time) (string, error) {
-	if _, err := certchain.Verify(shown, roots, use, now); err != nil {
+	if _, err := limit.VerifyCertificates(shown, roots, use, now); err != nil {
 		return "", fmt.Errorf("the peer's certificate: %w", err)
 	}
 	return idOf(shown[0])

@@ -12,7 +12,7 @@ import (
 
 	"tare/internal/lib/document"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/regular"
+	"tare/internal/lib/files"
 )
 
 // Config is what a mesh file says: services in plain words, who serves and calls them, and resources as Envoy has them.
@@ -185,7 +185,7 @@ func (r *Reader) Read() (*Mesh, error) {
 }
 
 func readAtMost(name string, most int64) ([]byte, error) {
-	f, err := regular.Open(name)
+	f, err := files.Open(name)
 	if err != nil {
 		return nil, err
 	}

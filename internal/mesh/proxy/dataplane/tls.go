@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"tare/internal/lib/certchain"
+	"tare/internal/lib/limit"
 	"tare/internal/mesh/proxy/config"
 )
 
@@ -100,13 +100,13 @@ func (p *Proxy) identity(name string) (*tls.Certificate, error) {
 // verify holds a peer's certificate against roots and names.
 func (p *Proxy) verify(s tls.ConnectionState, roots string, names []config.Text, use x509.ExtKeyUsage) error {
 	if len(s.PeerCertificates) == 0 {
-		return certchain.ErrNoCertificate
+		return limit.ErrNoCertificate
 	}
 	secret := (*p.secrets.Load())[roots]
 	if secret == nil || secret.Roots == nil {
 		return fmt.Errorf("there are no roots %q yet", roots)
 	}
-	if _, err := certchain.Verify(s.PeerCertificates, secret.Roots, use, time.Now()); err != nil {
+	if _, err := limit.VerifyCertificates(s.PeerCertificates, secret.Roots, use, time.Now()); err != nil {
 		return fmt.Errorf("verifying the peer's certificate: %w", err)
 	}
 	if len(names) == 0 {

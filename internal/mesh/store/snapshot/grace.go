@@ -3,7 +3,7 @@ package snapshot
 import (
 	"sync"
 
-	"tare/internal/lib/grace"
+	"tare/internal/lib/bpf"
 )
 
 // waiter waits for programs. Store uses it from one goroutine.
@@ -18,7 +18,7 @@ type waiter interface {
 // rcu waits, in the background, until every program that runs now has ended: an RCU grace period, some milliseconds
 // long.
 type rcu struct {
-	waiter *grace.Waiter
+	waiter *bpf.Waiter
 	ask    chan struct{}
 	answer chan error
 	asked  bool
@@ -26,7 +26,7 @@ type rcu struct {
 }
 
 func newRCU() (*rcu, error) {
-	w, err := grace.New("ss_grace")
+	w, err := bpf.NewWaiter("ss_grace")
 	if err != nil {
 		return nil, err
 	}

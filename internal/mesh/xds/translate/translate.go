@@ -20,7 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"tare/internal/lib/printable"
+	"tare/internal/lib/text"
 )
 
 // Refusal is why a resource cannot be taken.
@@ -41,9 +41,9 @@ func (r *Refusal) Error() string {
 		s += " " + strconv.Quote(name) + rest
 	}
 	if r.Field != "" {
-		s += ": " + printable.Line(r.Field)
+		s += ": " + text.Line(r.Field)
 	}
-	return s + ": " + printable.Line(r.What)
+	return s + ": " + text.Line(r.What)
 }
 
 // maxName bounds the name of a resource in a refusal, in bytes.
@@ -284,5 +284,5 @@ func duration(d *durationpb.Duration) (time.Duration, error) {
 
 // clip keeps what others chose from filling a message.
 func clip(s string) string {
-	return printable.Clip(s, 100)
+	return text.ClipLine(s, 100)
 }

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"tare/internal/lib/regular"
+	"tare/internal/lib/files"
 )
 
 // state is what runtimes keep about one container or sandbox.
@@ -176,7 +176,7 @@ func (t *table) state(r *stateRule, id, file string) *state {
 
 // readBounded reads at most n bytes of a file that others may have made.
 func readBounded(file string, n int64) ([]byte, error) {
-	f, err := regular.Open(file)
+	f, err := files.Open(file)
 	if err != nil {
 		return nil, err
 	}

@@ -21,7 +21,7 @@ import (
 
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/listen"
+	"tare/internal/lib/limit"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/param"
 )
@@ -91,7 +91,7 @@ func serveAndRecord(ctx context.Context, o Options, ready func(Ready) error) (*S
 	if err := o.check(); err != nil {
 		return nil, fault.New(fault.Usage, "protocol", "use http1, http2 or grpc", "%s", err)
 	}
-	listener, err := listen.TCP(ctx, o.Listen)
+	listener, err := limit.TCP(ctx, o.Listen)
 	if err != nil {
 		return nil, err
 	}

@@ -37,8 +37,8 @@ import (
 	"tare/internal/experiment/load/running"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/files"
 	"tare/internal/lib/pace"
-	"tare/internal/lib/scratch"
 )
 
 // Name is what specs call the load, and results their generator.
@@ -102,7 +102,7 @@ type Ready struct {
 // Load is a load that is ready to run, once: its directory is there, and in it a file for each thread.
 type Load struct {
 	o       Options
-	dir     *scratch.Dir
+	dir     *files.Scratch
 	workers []*worker
 
 	// Of the run: the edges of its window, and until when what was due in it may end; ns by pace.Now.
@@ -119,7 +119,7 @@ func New(o Options) (l *Load, err error) {
 		return nil, err
 	}
 	l = &Load{o: o}
-	if l.dir, err = scratch.New(o.Directory, "write"); err != nil {
+	if l.dir, err = files.NewScratch(o.Directory, "write"); err != nil {
 		return nil, err
 	}
 	data := make([]byte, o.Size)

@@ -7,9 +7,9 @@ import (
 
 	"tare/internal/experiment/placement"
 	"tare/internal/experiment/process"
+	"tare/internal/lib/files"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/param"
-	"tare/internal/lib/scratch"
 	"tare/internal/scale/host/cgroup"
 )
 
@@ -57,7 +57,7 @@ func Rehearse(ctx context.Context, l *cgroup.Layout, self string, o param.Values
 	if err != nil {
 		return found, err
 	}
-	var own *scratch.Dir
+	var own *files.Scratch
 	place, err := newPlace(self, work.V2Dir(), l, func(p string) bool { return uses(o, p) }, func() (string, error) {
 		own, err = ownDir()
 		return own.Path(), err

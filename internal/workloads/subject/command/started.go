@@ -11,7 +11,7 @@ import (
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/placement"
 	"tare/internal/experiment/process"
-	"tare/internal/lib/scratch"
+	"tare/internal/lib/files"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 )
@@ -57,7 +57,7 @@ type started struct {
 	group   *placement.Group
 	running *process.Running // nil before Start
 	began   time.Time
-	own     *scratch.Dir // directory of its own, which Close removes; nil where it has none
+	own     *files.Scratch // directory of its own, which Close removes; nil where it has none
 	found   *Evidence
 }
 
@@ -138,7 +138,7 @@ func newPlace(
 }
 
 // ownDir makes a directory for the command's files.
-func ownDir() (*scratch.Dir, error) { return scratch.New(scratch.Large(), "command") }
+func ownDir() (*files.Scratch, error) { return files.NewScratch(files.LargeTemp(), "command") }
 
 // After finds what belongs to it.
 func (s *started) After(context.Context) error {

@@ -3,13 +3,13 @@ package tool
 import (
 	"errors"
 	"strings"
-	"tare/internal/lib/pattern"
+	"tare/internal/lib/text"
 )
 
 var (
-	abField    = pattern.Lazy(`^([A-Z][A-Za-z0-9 -]+):\s+([0-9.]+)( .*)?$`)
-	abQuantile = pattern.Lazy(`^ +([0-9]+)% +([0-9]+)( \(longest request\))?$`)
-	abLength   = pattern.Lazy(`^ +\(.*Length: ([0-9]+)[,)]`)
+	abField    = text.LazyRegexp(`^([A-Z][A-Za-z0-9 -]+):\s+([0-9.]+)( .*)?$`)
+	abQuantile = text.LazyRegexp(`^ +([0-9]+)% +([0-9]+)( \(longest request\))?$`)
+	abLength   = text.LazyRegexp(`^ +\(.*Length: ([0-9]+)[,)]`)
 )
 
 // parseAb reads the text of ab.

@@ -4,14 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"tare/internal/lib/pattern"
+	"tare/internal/lib/text"
 )
 
 var (
-	heyField    = pattern.Lazy(`^\s+(Success rate|Total|Slowest|Average|Requests/sec|Total data):\s+(.+)$`)
-	heyQuantile = pattern.Lazy(`^\s+([0-9.]+)% in ([0-9.]+|NaN) (\S.*)$`)
-	heyCount    = pattern.Lazy(`^\s+\[([0-9]+)\]\s+(.*)$`)
-	statusCount = pattern.Lazy(`^([0-9]+) responses$`)
+	heyField    = text.LazyRegexp(`^\s+(Success rate|Total|Slowest|Average|Requests/sec|Total data):\s+(.+)$`)
+	heyQuantile = text.LazyRegexp(`^\s+([0-9.]+)% in ([0-9.]+|NaN) (\S.*)$`)
+	heyCount    = text.LazyRegexp(`^\s+\[([0-9]+)\]\s+(.*)$`)
+	statusCount = text.LazyRegexp(`^([0-9]+) responses$`)
 )
 
 // parseHey reads the text of hey.

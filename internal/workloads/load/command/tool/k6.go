@@ -3,14 +3,14 @@ package tool
 import (
 	"errors"
 	"strings"
-	"tare/internal/lib/pattern"
+	"tare/internal/lib/text"
 )
 
 var (
-	k6Metric = pattern.Lazy(`^ *(?:[✓✗] )?(http_req_duration|http_req_failed|http_reqs|data_received)\.*: +(.*)$`)
-	k6Trend  = pattern.Lazy(`(avg|med|max|p\([0-9.]+\))=([0-9.]+(?:[a-zµμ][0-9.a-zµμ]*))`)
-	k6Failed = pattern.Lazy(`^[0-9.]+% +(?:✓ ([0-9]+) +✗ [0-9]+|([0-9]+) out of [0-9]+)$`)
-	colours  = pattern.Lazy("\x1b\\[[0-9;]*m")
+	k6Metric = text.LazyRegexp(`^ *(?:[✓✗] )?(http_req_duration|http_req_failed|http_reqs|data_received)\.*: +(.*)$`)
+	k6Trend  = text.LazyRegexp(`(avg|med|max|p\([0-9.]+\))=([0-9.]+(?:[a-zµμ][0-9.a-zµμ]*))`)
+	k6Failed = text.LazyRegexp(`^[0-9.]+% +(?:✓ ([0-9]+) +✗ [0-9]+|([0-9]+) out of [0-9]+)$`)
+	colours  = text.LazyRegexp("\x1b\\[[0-9;]*m")
 	k6Names  = map[string]string{"avg": "mean", "med": "p50", "max": "max", "p(50)": "p50", "p(90)": "p90", "p(99)": "p99",
 		"p(99.9)": "p99.9"}
 )

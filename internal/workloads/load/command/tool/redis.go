@@ -7,15 +7,15 @@ import (
 	"slices"
 	"strings"
 
-	"tare/internal/lib/pattern"
+	"tare/internal/lib/text"
 )
 
 var (
-	redisTitle    = pattern.Lazy(`^====== (.+) ======$`)
-	redisDone     = pattern.Lazy(`^ +([0-9]+) requests completed in ([0-9.]+) seconds$`)
-	redisRate     = pattern.Lazy(`^ +throughput summary: ([0-9.]+) requests per second$`)
-	redisQuantile = pattern.Lazy(`^([0-9.]+)% <= ([0-9.]+) milliseconds`)
-	redisQuiet    = pattern.Lazy(`^(.+): ([0-9.]+) requests per second(?:, p50=([0-9.]+) msec)?$`)
+	redisTitle    = text.LazyRegexp(`^====== (.+) ======$`)
+	redisDone     = text.LazyRegexp(`^ +([0-9]+) requests completed in ([0-9.]+) seconds$`)
+	redisRate     = text.LazyRegexp(`^ +throughput summary: ([0-9.]+) requests per second$`)
+	redisQuantile = text.LazyRegexp(`^([0-9.]+)% <= ([0-9.]+) milliseconds`)
+	redisQuiet    = text.LazyRegexp(`^(.+): ([0-9.]+) requests per second(?:, p50=([0-9.]+) msec)?$`)
 )
 
 // parseRedis reads what redis-benchmark prints: its long text, the line for each operation that -q gives, or --csv.

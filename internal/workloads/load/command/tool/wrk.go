@@ -3,7 +3,7 @@ package tool
 import (
 	"errors"
 	"strings"
-	"tare/internal/lib/pattern"
+	"tare/internal/lib/text"
 )
 
 // isWrk2 tells wrk2's output from wrk's, of which it is a fork: it calibrates its threads, and its distribution is one
@@ -13,12 +13,12 @@ func isWrk2(output string) bool {
 }
 
 var (
-	wrkThread   = pattern.Lazy(`^ +Latency +(\S+) +\S+ +(\S+) +\S+%$`)
-	wrkQuantile = pattern.Lazy(`^ *([0-9.]+)% +(\S+)$`)
-	wrkTotal    = pattern.Lazy(`^ +([0-9]+) requests in (\S+), (\S+) read$`)
-	wrkErrors   = pattern.Lazy(`^ +Socket errors: connect (\d+), read (\d+), write (\d+), timeout (\d+)$`)
-	wrkStatus   = pattern.Lazy(`^ +Non-2xx or 3xx responses: ([0-9]+)$`)
-	wrkRate     = pattern.Lazy(`^Requests/sec: +(\S+)$`)
+	wrkThread   = text.LazyRegexp(`^ +Latency +(\S+) +\S+ +(\S+) +\S+%$`)
+	wrkQuantile = text.LazyRegexp(`^ *([0-9.]+)% +(\S+)$`)
+	wrkTotal    = text.LazyRegexp(`^ +([0-9]+) requests in (\S+), (\S+) read$`)
+	wrkErrors   = text.LazyRegexp(`^ +Socket errors: connect (\d+), read (\d+), write (\d+), timeout (\d+)$`)
+	wrkStatus   = text.LazyRegexp(`^ +Non-2xx or 3xx responses: ([0-9]+)$`)
+	wrkRate     = text.LazyRegexp(`^Requests/sec: +(\S+)$`)
 )
 
 // parseWrk reads the text of wrk and of wrk2.

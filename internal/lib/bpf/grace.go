@@ -1,0 +1,60 @@
+// Package bpf holds small helpers for eBPF programs and maps: waiting until running programs have ended (grace.go), and
+// mapping arrays into memory (mapped.go).
+package bpf
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+)
+
+// Waiter waits for programs. It is not safe for concurrent use.
+type Waiter struct{ outer, inner *ebpf.Map }
+
+// NewWaiter makes a waiter. It holds two maps of one element, named name and name_inner, so that Wait needs no memory.
+func NewWaiter(name string) (*Waiter, error) {
+	element := &ebpf.MapSpec{Name: name + "_inner", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
+	inner, err := ebpf.NewMap(element)
+	if err != nil {
+		return nil, fmt.Errorf("creating map %s: %w", element.Name, err)
+	}
+	outer, err := ebpf.NewMap(&ebpf.MapSpec{
+		Name: name, Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1, InnerMap: element,
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("creating map %s: %w", name, err), inner.Close())
+	}
+	return &Waiter{outer, inner}, nil
+}
+
+// Wait returns when every run of a program that had begun before it was called has ended: after an RCU grace period,
+// some milliseconds to some tens of them. Programs that can sleep are not waited for: they run outside of RCU's
+// read-side sections.
+//
+// It updates a map of maps, after which the kernel calls synchronize_rcu before it returns (maybe_wait_bpf_programs in
+// kernel/bpf/syscall.c, since Linux 4.20; synchronize_rcu_expedited from 6.19 on), for user space may rely on it.
+// Programs run inside RCU's read-side sections; since 4.20 one grace period also waits for code that cannot be
+// preempted, such as what a tracepoint does before it calls a program.
+//
+// membarrier(MEMBARRIER_CMD_GLOBAL) makes no such promise. It returns at once where one CPU is online, though a program
+// may be preempted there, and refuses with EINVAL where a CPU runs without ticks (nohz_full): sys_membarrier in
+// kernel/sched/membarrier.c.
+func (w *Waiter) Wait() error {
+	if err := w.outer.Put(uint32(0), w.inner); err != nil {
+		return fmt.Errorf("waiting for running programs: %w", err)
+	}
+	return nil
+}
+
+// Close frees the maps.
+func (w *Waiter) Close() error { return errors.Join(w.outer.Close(), w.inner.Close()) }
+
+// Wait waits once, with maps of its own.
+func WaitForPrograms() error {
+	w, err := NewWaiter("tare_grace")
+	if err != nil {
+		return fmt.Errorf("waiting for running programs: %w", err)
+	}
+	return errors.Join(w.Wait(), w.Close())
+}

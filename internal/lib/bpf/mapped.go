@@ -1,0 +1,23 @@
+package bpf
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// MapArray maps the elements of m, which must be as large as a T. The memory is whole pages; unmap it when nobody uses
+// the elements any more.
+func MapArray[T any](m *ebpf.Map) (elements []T, memory []byte, err error) {
+	size, n, page := int(m.ValueSize()), int(m.MaxEntries()), unix.Getpagesize()
+	if size != int(unsafe.Sizeof(*new(T))) {
+		return nil, nil, fmt.Errorf("mapping %s: its elements are not %d bytes", m, unsafe.Sizeof(*new(T)))
+	}
+	memory, err = unix.Mmap(m.FD(), 0, (size*n+page-1)/page*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, nil, fmt.Errorf("mapping %s: %w", m, err)
+	}
+	return unsafe.Slice((*T)(unsafe.Pointer(&memory[0])), n), memory, nil
+}

@@ -1,0 +1,110 @@
+// Package files opens, checks and writes files safely in directories where other users may write too. It has four
+// parts: who may change a path (owner.go), opening only regular files (regular.go), replacing a file completely or not
+// at all (replace.go), and temporary directories that "tare clean" can find and remove (scratch.go).
+package files
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// OthersWrite and OthersAny are the mode bits that other users must not have: permission to write, or any at all.
+const (
+	OthersWrite fs.FileMode = 0o022
+	OthersAny   fs.FileMode = 0o077
+)
+
+// CheckPrivate says why a file or a directory is not this user's and root's alone: it belongs to another user, or its
+// mode has some of the bits of mask.
+func CheckPrivate(info fs.FileInfo, mask fs.FileMode) error {
+	if err := checkOwner(info); err != nil {
+		return err
+	}
+	mode := info.Mode().Perm()
+	switch {
+	case mode&mask&OthersWrite != 0:
+		return fmt.Errorf("others may write to it (its mode is %#o)", mode)
+	case mode&mask != 0:
+		return fmt.Errorf("others may read it (its mode is %#o)", mode)
+	}
+	return nil
+}
+
+func checkOwner(info fs.FileInfo) error {
+	switch s, known := info.Sys().(*syscall.Stat_t); {
+	case !known:
+		return errors.New("its owner is unknown")
+	case s.Uid != 0 && int64(s.Uid) != int64(os.Geteuid()):
+		return fmt.Errorf("it belongs to another user (%d)", s.Uid)
+	}
+	return nil
+}
+
+// CheckShared says why somebody else could take things in a directory away, or put others in their place: as
+// CheckPrivate does, but in a directory with the sticky bit, as /tmp has it, all may write.
+func CheckShared(info fs.FileInfo) error {
+	mask := OthersWrite
+	if info.Mode()&fs.ModeSticky != 0 {
+		mask = 0
+	}
+	return CheckPrivate(info, mask)
+}
+
+// maxLinks is how many links a path may lead through, as in the kernel.
+const maxLinks = 40
+
+// CheckPath says why somebody else could put another directory in the place of the one at a path: a directory on the
+// way there is one in which others can take things away (CheckShared), or a link on the way is another user's. What
+// does not exist yet, and all that is below, is in order.
+func CheckPath(path string) error {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return err
+	}
+	at, rest, links := "/", strings.Split(path, "/"), 0
+	for len(rest) > 0 {
+		name := rest[0]
+		rest = rest[1:]
+		switch name {
+		case "..": // of a link, for Abs leaves none
+			at = filepath.Dir(at)
+			continue
+		case ".":
+			continue
+		}
+		next := filepath.Join(at, name) // the root itself for an empty name
+		info, err := os.Lstat(next)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil
+		case err != nil:
+			return err
+		case info.Mode().Type() != fs.ModeSymlink:
+			if err := CheckShared(info); err != nil {
+				return fmt.Errorf("%s: %w", next, err)
+			}
+			at = next
+			continue
+		}
+		if err := checkOwner(info); err != nil {
+			return fmt.Errorf("the link %s: %w", next, err)
+		}
+		if links++; links > maxLinks {
+			return fmt.Errorf("there are more than %d links on the way", maxLinks)
+		}
+		to, err := os.Readlink(next)
+		if err != nil {
+			return err
+		}
+		if filepath.IsAbs(to) {
+			at = "/"
+		}
+		rest = append(strings.Split(to, "/"), rest...)
+	}
+	return nil
+}

@@ -1,0 +1,58 @@
+package files
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrNotRegular is the error of what is no regular file: a directory, a pipe, a device, and what looks like a file in a
+// file system of the kernel's, where reading waits or takes something away (/proc/kmsg).
+var ErrNotRegular = errors.New("it is not a file")
+
+// kernels are the file systems in which the kernel tells of itself, by their magic numbers.
+var kernels = []int64{
+	unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.TRACEFS_MAGIC, unix.DEBUGFS_MAGIC, unix.SECURITYFS_MAGIC,
+	unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC, unix.BPF_FS_MAGIC, unix.PSTOREFS_MAGIC, unix.EFIVARFS_MAGIC,
+}
+
+// Open opens a regular file for reading without blocking. Pipes, devices and files of kernel file systems are not
+// opened: a pipe could block its reader for ever, and opening a device can have side effects. The error is then a
+// *fs.PathError that wraps ErrNotRegular.
+func Open(path string) (*os.File, error) {
+	refused := func(err error) (*os.File, error) { return nil, &fs.PathError{Op: "open", Path: path, Err: err} }
+	place, err := retryOpen(path, unix.O_PATH)
+	if err != nil {
+		return refused(err)
+	}
+	defer unix.Close(place)
+	var st unix.Stat_t
+	var of unix.Statfs_t
+	if err := errors.Join(unix.Fstat(place, &st), unix.Fstatfs(place, &of)); err != nil {
+		return refused(err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || slices.Contains(kernels, int64(of.Type)) {
+		return refused(ErrNotRegular)
+	}
+	fd, err := retryOpen(fmt.Sprintf("/proc/self/fd/%d", place), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
+	if err == unix.ENOENT {
+		return refused(errors.New("/proc is not mounted"))
+	}
+	if err != nil {
+		return refused(err)
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+func retryOpen(path string, flags int) (int, error) {
+	for {
+		fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
+		if err != unix.EINTR {
+			return fd, err
+		}
+	}
+}

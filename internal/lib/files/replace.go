@@ -1,0 +1,59 @@
+package files
+
+import (
+	"crypto/rand"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// partSuffix ends the names of files that are being written. They begin with a dot and the name that they will have.
+const partSuffix = ".part"
+
+// Replace creates or replaces the file at path, completely or not at all: it writes a new file beside it, with the mode
+// that the umask leaves, syncs it, and renames it. A symbolic link at path is replaced, not followed, so that nobody
+// who can write to the directory can redirect the write.
+func Replace(path string, data []byte, mode fs.FileMode) error {
+	root, err := os.OpenRoot(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(ReplaceIn(root, filepath.Base(path), data, mode), root.Close())
+}
+
+// ReplaceIn is Replace in an open directory.
+func ReplaceIn(root *os.Root, name string, data []byte, mode fs.FileMode) error {
+	part := partPrefix(name) + rand.Text() + partSuffix
+	f, err := root.OpenFile(part, os.O_CREATE|os.O_WRONLY|os.O_EXCL, mode)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = root.Rename(part, name)
+	}
+	if err != nil {
+		_ = root.Remove(part) // what could not be written can most often be removed
+	}
+	return err
+}
+
+// SweepParts removes the partial files that killed writers of name left. No other writer may be active.
+func SweepParts(root *os.Root, name string) error {
+	entries, err := fs.ReadDir(root.FS(), ".")
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), partPrefix(name)) && strings.HasSuffix(e.Name(), partSuffix) {
+			if e := root.Remove(e.Name()); !errors.Is(e, fs.ErrNotExist) {
+				err = errors.Join(err, e)
+			}
+		}
+	}
+	return err
+}
+
+func partPrefix(name string) string { return "." + name + "-" }

@@ -1,0 +1,223 @@
+package files
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/fault"
+)
+
+// scratchPrefix begins the names of the directories.
+const scratchPrefix = "tare-scratch-"
+
+// Scratch is a private temporary directory, locked as long as it is open. Whoever knows a name in it can go there, as
+// processes of other users must, but only its owner lists it.
+type Scratch struct {
+	path string
+	fd   int // -1: it was closed
+}
+
+// LargeTemp is the system's place for temporary files that are large: TMPDIR if it is set, else /var/tmp (file-
+// hierarchy(7)), for /tmp may be in memory, which would be charged to whoever writes there first.
+func LargeTemp() string {
+	const disk = "/var/tmp"
+	if info, err := os.Stat(disk); os.Getenv("TMPDIR") != "" || err != nil || !info.IsDir() {
+		return os.TempDir()
+	}
+	return disk
+}
+
+// NewScratch makes a directory below parent, or below the system's for temporary files where that is empty, and removes
+// what others that were killed have left there, unless somebody else could have given any directory such a name. The
+// purpose, a word, is part of its name.
+//
+// The system's directories must be such that nobody else can put another one in the place of what NewScratch makes, for
+// files in it are named to other processes. Whoever names a parent of its own is to use FD.
+func NewScratch(parent, purpose string) (*Scratch, error) {
+	if parent == "" {
+		parent = os.TempDir()
+	}
+	if parent == os.TempDir() || parent == LargeTemp() {
+		if err := CheckPath(parent); err != nil {
+			return nil, fault.Wrap(err, fault.Machine, parent, "set TMPDIR to a directory of your own, or unset it",
+				"temporary files are not safe here")
+		}
+	}
+	_, _ = cleanScratch(parent) // what cannot be removed is no obstacle; a directory that is not there shows below
+	for {
+		path, err := os.MkdirTemp(parent, scratchPrefix+purpose+"-")
+		if err != nil {
+			return nil, cannotMake(err, parent)
+		}
+		fd, err := openScratch(path, unix.LOCK_SH)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // somebody who cleaned up saw it before it was locked
+		}
+		if err == nil {
+			err = unix.Fchmod(fd, 0o711)
+		}
+		if err != nil {
+			if fd >= 0 {
+				_ = unix.Close(fd) // it was only locked
+			}
+			return nil, errors.Join(cannotMake(err, path), os.Remove(path))
+		}
+		return &Scratch{path, fd}, nil
+	}
+}
+
+func cannotMake(err error, path string) error {
+	return fault.Wrap(err, fault.Machine, path, "give a directory that can be written", "no directory for files can be made")
+}
+
+// Path is where the directory is; empty of nil.
+func (d *Scratch) Path() string {
+	if d == nil {
+		return ""
+	}
+	return d.path
+}
+
+// FD is the open directory, until Close.
+func (d *Scratch) FD() int { return d.fd }
+
+// Close removes the directory with everything in it. A second Close does nothing, nor does one of nil.
+func (d *Scratch) Close() error {
+	if d == nil || d.fd < 0 {
+		return nil
+	}
+	fd := d.fd
+	d.fd = -1
+	return remove(d.path, fd)
+}
+
+// CleanScratch removes what processes that have ended left behind in the system's directories for temporary files, and
+// gives the paths that it removed. A directory that a living process holds is left alone, and so is everything that is
+// not of this user and not named as NewScratch names it.
+func CleanScratch() (removed []string, err error) {
+	removed, err = cleanScratch(os.TempDir())
+	if large := LargeTemp(); large != os.TempDir() {
+		more, err2 := cleanScratch(large)
+		removed, err = append(removed, more...), errors.Join(err, err2)
+	}
+	return removed, err
+}
+
+// cleanScratch is CleanScratch in one directory. Whoever may rename things there could give any directory of this
+// user's such a name: then it removes nothing.
+func cleanScratch(parent string) (removed []string, err error) {
+	if CheckPath(parent) != nil {
+		return nil, nil
+	}
+	entries, err := os.ReadDir(parent)
+	if err != nil {
+		return nil, fmt.Errorf("looking for directories that were left behind: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		if !e.IsDir() || !strings.HasPrefix(e.Name(), scratchPrefix) {
+			continue
+		}
+		path := filepath.Join(parent, e.Name())
+		fd, err := openScratch(path, unix.LOCK_EX|unix.LOCK_NB)
+		if err != nil {
+			continue // somebody has it, or it is not ours, or it has gone
+		}
+		if err := remove(path, fd); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		removed = append(removed, path)
+	}
+	return removed, errors.Join(errs...)
+}
+
+// openScratch opens and locks the directory at a path. It is fs.ErrNotExist where the directory was removed meanwhile.
+func openScratch(path string, lock int) (fd int, err error) {
+	fd, err = unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	var mine, there unix.Stat_t
+	for err = unix.EINTR; err == unix.EINTR; { // by a signal of the Go runtime's own
+		err = unix.Flock(fd, lock)
+	}
+	if err == nil {
+		err = errors.Join(unix.Fstat(fd, &mine), unix.Lstat(path, &there))
+	}
+	switch {
+	case err == nil && (mine.Dev != there.Dev || mine.Ino != there.Ino):
+		err = fs.ErrNotExist // another is in its place
+	case err == nil && mine.Uid != uint32(os.Geteuid()):
+		err = fs.ErrPermission // somebody else's is left alone
+	}
+	if err != nil {
+		_ = unix.Close(fd) // it was only looked at
+		return -1, fmt.Errorf("locking %s: %w", path, err)
+	}
+	return fd, nil
+}
+
+// remove empties the directory open at fd, closes it, and removes it from its path.
+func remove(path string, fd int) error {
+	err := empty(path, fd) // which closes fd
+	if err == nil {
+		err = gone(unix.Rmdir(path))
+	}
+	return fault.Wrap(err, fault.Machine, path, "run 'tare clean'", "a temporary directory cannot be removed")
+}
+
+// empty removes everything in the directory open at fd and closes it. It follows no link, and goes into nothing that is
+// mounted there: what is behind a mount is somebody else's. What has gone already is no error.
+func empty(path string, fd int) error {
+	dir := os.NewFile(uintptr(fd), path)
+	names, err := dir.Readdirnames(-1)
+	errs := []error{gone(err)}
+	for _, name := range names {
+		errs = append(errs, removeEntry(filepath.Join(path, name), fd, name))
+	}
+	return errors.Join(append(errs, dir.Close())...)
+}
+
+// removeEntry removes what goes by a name in the directory open at fd.
+func removeEntry(path string, fd int, name string) error {
+	err := gone(unix.Unlinkat(fd, name, 0))
+	if err != unix.EISDIR {
+		return pathError(path, err)
+	}
+	below, err := unix.Openat2(fd, name, &unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_BENEATH,
+	})
+	if err == unix.EXDEV {
+		return fmt.Errorf("something is mounted on %s: unmount it first", path)
+	}
+	if err != nil {
+		return pathError(path, gone(err))
+	}
+	if err := empty(path, below); err != nil {
+		return err
+	}
+	return pathError(path, gone(unix.Unlinkat(fd, name, unix.AT_REMOVEDIR)))
+}
+
+func pathError(path string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", path, err)
+}
+
+// gone leaves out the error that something is not there.
+func gone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,212 @@
+package files
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestClean: what a dead load has left is removed, and nothing else.
+func TestCleanScratch(t *testing.T) {
+	parent := t.TempDir()
+	dead := filepath.Join(parent, scratchPrefix+"dead")
+	elsewhere := t.TempDir()
+	for _, dir := range []string{dead, filepath.Join(parent, "other"), elsewhere} {
+		path := filepath.Join(dir, "0-0")
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for link, to := range map[string]string{
+		filepath.Join(dead, "link"): filepath.Join(elsewhere, "0-0"), filepath.Join(parent, scratchPrefix+"link"): elsewhere,
+		filepath.Join(dead, "directory"): elsewhere,
+	} {
+		if err := os.Symlink(to, link); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(parent, scratchPrefix+"file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{dead, elsewhere} { // directories in it are removed too, and nothing behind a link
+		if err := os.MkdirAll(filepath.Join(dir, "a", "b"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	living, err := NewScratch(parent, "test") // which cleans as well
+	if err != nil {
+		t.Fatal(err)
+	}
+	if removed, err := cleanScratch(parent); err != nil || len(removed) > 0 {
+		t.Errorf("cleaned again: %v, %v", removed, err)
+	}
+	want := []string{"other", scratchPrefix + "file", scratchPrefix + "link", filepath.Base(living.Path())}
+	slices.Sort(want)
+	if got := namesIn(t, parent); !slices.Equal(got, want) {
+		t.Errorf("left are %v, want %v", got, want)
+	}
+	if got := namesIn(t, elsewhere); len(got) != 2 {
+		t.Errorf("behind a link there is %v", got)
+	}
+	if err := living.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(living.Path()); !os.IsNotExist(err) {
+		t.Errorf("the directory is still there: %v", err)
+	}
+}
+
+func namesIn(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// holder is the environment variable that has this test's binary make a directory and keep it until it is killed.
+const scratchHolder = "TARE_TEST_SCRATCH_HOLDER"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(scratchHolder); dir != "" {
+		d, err := NewScratch(dir, "test")
+		if err == nil {
+			err = os.WriteFile(filepath.Join(d.Path(), "file"), []byte("x"), 0o600)
+		}
+		fmt.Println(err)
+		select {}
+	}
+	os.Exit(m.Run())
+}
+
+// TestForeignParent: whoever owns a directory can give any other in it a name like ours, so that nothing is removed
+// there.
+func TestForeignParent(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to give a directory away")
+	}
+	parent := t.TempDir()
+	theirs := filepath.Join(parent, scratchPrefix+"x", "precious")
+	if err := os.MkdirAll(theirs, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(parent, 65534, 65534); err != nil {
+		t.Fatal(err)
+	}
+	d, err := NewScratch(parent, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+	t.Setenv("TMPDIR", parent)
+	if removed, err := CleanScratch(); err != nil || slices.Contains(removed, filepath.Dir(theirs)) {
+		t.Errorf("removed %q, %v", removed, err)
+	}
+	below := filepath.Join(parent, "mine") // which they can rename
+	if err := os.Mkdir(below, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", below)
+	if d, err := NewScratch("", "test"); err == nil || !strings.Contains(err.Error(), parent+": it belongs to another user (65534)") {
+		t.Errorf("below another user's directory: %v, %v", d, err)
+	}
+	t.Setenv("TMPDIR", filepath.Join(below, "absent"))
+	if d, err := NewScratch("", "test"); err == nil {
+		t.Errorf("in a directory that is absent, below another user's: %v", d)
+	}
+	if _, err := os.Stat(theirs); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestKilled: what a process had that was killed is found; of one that lives, nothing is taken.
+func TestKilled(t *testing.T) {
+	parent := t.TempDir()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), scratchHolder+"="+parent)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if removed, err := cleanScratch(parent); err != nil || len(removed) > 0 {
+		t.Errorf("of a process that lives %v was taken, %v", removed, err)
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait() // it was killed
+	if err != nil || line != "<nil>\n" {
+		t.Fatalf("it said %q, %v", line, err)
+	}
+	left := namesIn(t, parent)
+	if removed, err := cleanScratch(parent); err != nil || len(left) != 1 || len(removed) != 1 {
+		t.Errorf("left was %v, removed %v, %v", left, removed, err)
+	}
+	if left := namesIn(t, parent); len(left) > 0 {
+		t.Errorf("%v is still there", left)
+	}
+}
+
+// TestMounted: what is mounted in a directory is not entered, and nothing behind it is removed. It is said, and once it
+// is unmounted the directory can go.
+func TestMounted(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to mount")
+	}
+	parent, elsewhere := t.TempDir(), t.TempDir()
+	kept := filepath.Join(elsewhere, "kept")
+	if err := os.WriteFile(kept, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	at := filepath.Join(parent, scratchPrefix+"test-dead", "root", "mnt")
+	if err := os.MkdirAll(at, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(elsewhere, at, "", unix.MS_BIND, ""); err != nil { // of the same file system
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Unmount(at, unix.MNT_DETACH) }() // where the test ended early
+	if removed, err := cleanScratch(parent); err == nil || !strings.Contains(err.Error(), at) || len(removed) > 0 {
+		t.Errorf("removed %v, %v", removed, err)
+	}
+	if _, err := os.Stat(kept); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Unmount(at, 0); err != nil {
+		t.Fatal(err)
+	}
+	if removed, err := cleanScratch(parent); err != nil || len(removed) != 1 {
+		t.Errorf("removed %v, %v", removed, err)
+	}
+}
+
+// TestLarge: large files go where the user says, else to a disk.
+func TestLargeTemp(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", dir)
+	if got := LargeTemp(); got != dir {
+		t.Errorf("got %s", got)
+	}
+	t.Setenv("TMPDIR", "")
+	if got := LargeTemp(); got != "/var/tmp" && got != os.TempDir() {
+		t.Errorf("got %s", got)
+	}
+}

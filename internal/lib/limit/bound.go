@@ -1,0 +1,121 @@
+package limit
+
+import (
+	"container/list"
+	"net"
+	"sync"
+	"time"
+)
+
+// saysEvery is how often a bounded listener says at most that it turns connections away.
+const saysEvery = 10 * time.Second
+
+// AtMost is a listener with no more than so many connections open: each further one is closed as soon as it is
+// accepted, for in the kernel's queue it would wait without a word. It calls turned at the first, and every 10 s at
+// most, with how many there were since the call before.
+func AtMost(l net.Listener, most int, turned func(connections int)) net.Listener {
+	return &bounded{Listener: l, most: most, turned: turned}
+}
+
+// AtMostKnown is AtMost where peers are not known until somebody calls Settle with their connections, after a
+// handshake for example: of those that are not, the one that came first is closed for a further one, so that peers who
+// say nothing keep nobody out.
+func AtMostKnown(l net.Listener, most int, turned func(connections int)) net.Listener {
+	return &bounded{Listener: l, most: most, turned: turned, unknown: list.New()}
+}
+
+// Settle says that the peer of a connection is known, if a listener of AtMostKnown accepted it.
+func Settle(c net.Conn) {
+	if a, is := c.(*admitted); is {
+		a.by.mu.Lock()
+		defer a.by.mu.Unlock()
+		a.settle()
+	}
+}
+
+type bounded struct {
+	net.Listener
+	most   int
+	turned func(int)
+
+	mu      sync.Mutex
+	open    int
+	unknown *list.List // of *admitted that have not settled, in the order in which they came; nil: nobody has to
+	away    int        // turned away or closed since said
+	said    time.Time
+}
+
+// Accept implements net.Listener.
+func (b *bounded) Accept() (net.Conn, error) {
+	for {
+		c, err := b.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		a, instead := b.admit(c)
+		if instead != nil {
+			_ = instead.Close() // its peer learns by the end of the connection
+		}
+		if a != nil {
+			return a, nil
+		}
+	}
+}
+
+// admit counts one more connection, and gives the one that has to be closed for it: itself, where nil is admitted.
+func (b *bounded) admit(c net.Conn) (a *admitted, instead net.Conn) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.open == b.most {
+		b.away++
+		if now := time.Now(); now.Sub(b.said) >= saysEvery {
+			b.turned(b.away)
+			b.away, b.said = 0, now
+		}
+		if b.unknown == nil || b.unknown.Len() == 0 {
+			return nil, c
+		}
+		oldest := b.unknown.Front().Value.(*admitted)
+		oldest.leave()
+		instead = oldest.Conn
+	}
+	b.open++
+	a = &admitted{Conn: c, by: b}
+	if b.unknown != nil {
+		a.place = b.unknown.PushBack(a)
+	}
+	return a, instead
+}
+
+type admitted struct {
+	net.Conn
+	by *bounded
+
+	// Of the listener's mutex:
+	place *list.Element // among the unknown; nil: it is none of them
+	left  bool          // it counts no longer
+}
+
+// settle and leave are for those who hold the listener's mutex.
+func (a *admitted) settle() {
+	if a.place != nil {
+		a.by.unknown.Remove(a.place)
+		a.place = nil
+	}
+}
+
+func (a *admitted) leave() {
+	a.settle()
+	if !a.left {
+		a.left = true
+		a.by.open--
+	}
+}
+
+// Close implements net.Conn.
+func (a *admitted) Close() error {
+	a.by.mu.Lock()
+	a.leave()
+	a.by.mu.Unlock()
+	return a.Conn.Close()
+}

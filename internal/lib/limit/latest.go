@@ -1,0 +1,47 @@
+package limit
+
+import (
+	"net"
+	"slices"
+	"sync"
+)
+
+// Latest bounds how many connections of a kind are open: when one comes that is too many, the one that came first is
+// closed. It is for peers that nobody knows: turning them away would let those that came first keep out all others.
+type Latest struct {
+	most int
+
+	mu   sync.Mutex
+	open []*latest // in the order in which they came
+}
+
+// NewLatest bounds connections to so many, at least one.
+func NewLatest(most int) *Latest { return &Latest{most: max(1, most)} }
+
+// Add counts a connection until the one that it returns is closed. raw is the connection below c, which c encrypts for
+// example: it is closed where c has to go, because c itself might say something first, and wait for its peer.
+func (l *Latest) Add(c, raw net.Conn) net.Conn {
+	own := &latest{Conn: c, raw: raw, of: l}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.open) == l.most {
+		_ = l.open[0].raw.Close() // whoever reads from it closes the rest
+		l.open = slices.Delete(l.open, 0, 1)
+	}
+	l.open = append(l.open, own)
+	return own
+}
+
+type latest struct {
+	net.Conn
+	raw net.Conn
+	of  *Latest
+}
+
+// Close implements net.Conn.
+func (c *latest) Close() error {
+	c.of.mu.Lock()
+	c.of.open = slices.DeleteFunc(c.of.open, func(o *latest) bool { return o == c })
+	c.of.mu.Unlock()
+	return c.Conn.Close()
+}

@@ -1,0 +1,24 @@
+package self
+
+import (
+	"runtime/debug"
+	"strings"
+)
+
+// Version of Tare; releases set it with -ldflags -X.
+var Version = "0.1.0-dev"
+
+// Build is the Go version and, where the build recorded it, the revision.
+func Build() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	b := []string{info.GoVersion}
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" || s.Key == "vcs.modified" && s.Value == "true" {
+			b = append(b, strings.TrimPrefix(s.Key, "vcs.")+"="+s.Value)
+		}
+	}
+	return strings.Join(b, " ")
+}
