@@ -251,6 +251,36 @@ func TestLeft(t *testing.T) {
 	}
 }
 
+// TestSettle: the shim writes the exit code just before it exits. A state that was read before that, and judged after
+// it, is read again, so that no container is stopped without an exit code.
+func TestSettle(t *testing.T) {
+	dead, code := process{PID: 2147483646, Start: 1}, 137
+	for _, c := range []struct {
+		what  string
+		reads []sandbox
+	}{
+		{"it exits meanwhile", []sandbox{
+			{Status: specs.StateRunning, Shim: dead}, {Status: specs.StateStopped, Shim: dead, ExitCode: &code},
+		}},
+		{"it has exited", []sandbox{{Status: specs.StateStopped, Shim: dead, ExitCode: &code}}},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			reads := 0
+			s, err := settle(func() (*sandbox, error) {
+				reads++
+				return &c.reads[reads-1], nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := s.state()
+			if got.Status != specs.StateStopped || got.Annotations[Annotation+"exit_code"] != "137" || reads != len(c.reads) {
+				t.Errorf("after %d reads: %+v", reads, got)
+			}
+		})
+	}
+}
+
 // TestNewName: who creates a sandbox is read back from the name of the directory that it begins with.
 func TestNewName(t *testing.T) {
 	for _, c := range []struct {

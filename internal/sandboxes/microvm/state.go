@@ -124,15 +124,28 @@ const stateMax = 4 << 20
 
 // readSandbox reads a sandbox's state; the error matches fs.ErrNotExist where there is none.
 func readSandbox(dir string) (*sandbox, error) {
-	b, err := readBounded(filepath.Join(dir, stateName), stateMax)
-	if err != nil {
-		return nil, err
+	return settle(func() (*sandbox, error) {
+		b, err := readBounded(filepath.Join(dir, stateName), stateMax)
+		if err != nil {
+			return nil, err
+		}
+		s := &sandbox{dir: dir}
+		if err := json.Unmarshal(b, s); err != nil {
+			return nil, fmt.Errorf("reading %s: %w", filepath.Join(dir, stateName), err)
+		}
+		return s, nil
+	})
+}
+
+// settle reads a state once more if the processes that change it have ended meanwhile: the shim writes how the
+// container ended just before it exits, so a state read before that would lack the exit code of a container that
+// already counts as stopped.
+func settle(read func() (*sandbox, error)) (*sandbox, error) {
+	s, err := read()
+	if err == nil && s.Status != specs.StateStopped && s.status() == specs.StateStopped {
+		return read()
 	}
-	s := &sandbox{dir: dir}
-	if err := json.Unmarshal(b, s); err != nil {
-		return nil, fmt.Errorf("reading %s: %w", filepath.Join(dir, stateName), err)
-	}
-	return s, nil
+	return s, err
 }
 
 // write replaces the state on the disk.
