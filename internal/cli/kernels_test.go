@@ -46,7 +46,7 @@ func TestKernelsPage(t *testing.T) {
 	for _, m := range machines {
 		for _, s := range declared {
 			if _, there := m.Features[s.Name]; !there {
-				t.Errorf("docs/kernels.json says nothing of %s on %s %s", s.Name, m.Kernel, m.Mode)
+				t.Errorf("test/kernels/kernels.json says nothing of %s on %s %s", s.Name, m.Kernel, m.Mode)
 			}
 		}
 	}

@@ -1,5 +1,5 @@
 // Package kernels holds what the tests found on each kind of machine that they run on, and writes docs/kernels.md from
-// it. The record is docs/kernels.json: which features `tare doctor` found, by kernel and by layout of the control
+// it. The record is kernels.json: which features `tare doctor` found, by kernel and by layout of the control
 // groups. The tests that boot virtual machines hold it against what they find; TARE_KERNELS=update has them write it.
 package kernels
 
@@ -106,7 +106,7 @@ func Check(found *Machine) (differs []string, err error) {
 }
 
 // ErrUnknown is wrapped by the error of Check for a machine of a kind that is not in the record.
-var ErrUnknown = fmt.Errorf("no such machine is in docs/kernels.json")
+var ErrUnknown = fmt.Errorf("no such machine is in test/kernels/kernels.json")
 
 func said(available, there bool) string {
 	switch {
@@ -120,7 +120,7 @@ func said(available, there bool) string {
 
 func path(name string) (string, error) {
 	root, err := binary.Root()
-	return filepath.Join(root, "docs", name), err
+	return filepath.Join(root, "test", "kernels", name), err
 }
 
 // Read reads the record. A file that is not there has no machines.
@@ -230,7 +230,7 @@ func Write(w io.Writer, all []*Machine, features []feature.Status) error {
 	b.WriteString(`# Kernels
 
 Where Tare was tested, and what each part of it needs. This page is made from the declarations in the source and from
-what tests found (docs/kernels.json):
+what tests found (test/kernels/kernels.json):
 
     go test ./internal/cli -run TestKernelsPage -update
 

@@ -39,7 +39,7 @@ import (
 func main() {
 	n := flag.Int("n", 2000, "faults in all")
 	at := flag.Int("at", 4, "runs at the same time")
-	state := flag.String("state", "faults.jsonl", "file of what was found, which grows")
+	state := flag.String("state", "test/bench/faults/faults.jsonl", "file of what was found, which grows")
 	only := flag.String("only", "", "experiments, with commas between them; all when empty")
 	most := flag.Duration("for", time.Hour, "start no run after this time")
 	seed := flag.Uint64("seed", 0, "make this fault alone, and print all about it")

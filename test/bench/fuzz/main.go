@@ -57,7 +57,7 @@ func main() {
 	most := flag.Duration("for", time.Hour, "begin nothing after this time")
 	at := flag.Int("at", 2, "tests at the same time, each on one CPU")
 	only := flag.String("only", "", "those whose package and name this matches")
-	state := flag.String("state", "fuzz.jsonl", "file of what was done, which grows")
+	state := flag.String("state", "test/bench/fuzz/fuzz.jsonl", "file of what was done, which grows")
 	table := flag.Bool("table", false, "print for how long each has searched, and search nothing")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

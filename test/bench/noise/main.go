@@ -4,9 +4,9 @@
 //	go run ./test/bench/noise [-neighbour] [-n 20] [-for 1h] [-only quickstart,planted] [-state FILE]
 //	go run ./test/bench/noise -table [-any]
 //
-// Each repetition adds a line to the state file, docs/noise.jsonl, so that a campaign that ends, by its time or a
-// signal, goes on where it was. -table prints the table of docs/noise.md from that file: a column for the machine as it
-// was when quiet, beside the neighbour, and under steal.
+// Each repetition adds a line to the state file, test/bench/noise/noise.jsonl, so that a campaign that ends, by its
+// time or a signal, goes on where it was. -table prints the table of docs/noise.md from that file: a column for the
+// machine as it was when quiet, beside the neighbour, and under steal.
 package main
 
 import (
@@ -37,7 +37,7 @@ func main() {
 	flag.BoolVar(&c.neighbour, "neighbour", false, "run beside a neighbour that takes half of every CPU")
 	flag.IntVar(&c.repetitions, "n", 20, "repetitions of each kind")
 	flag.StringVar(&c.tare, "tare", "bin/tare", "the binary")
-	flag.StringVar(&c.state, "state", "docs/noise.jsonl", "file of what was found, which grows")
+	flag.StringVar(&c.state, "state", "test/bench/noise/noise.jsonl", "file of what was found, which grows")
 	flag.BoolVar(&c.any, "any", false, "count the repetitions of every binary, to go on with a campaign after a change that cannot matter to it")
 	only := flag.String("only", "", "kinds, separated by commas: "+strings.Join(kindNames(), ", ")+"; all when empty")
 	length := flag.Duration("for", time.Hour, "start no repetition after this time")

@@ -70,7 +70,7 @@ func main() {
 	flag.IntVar(&c.n, "n", 20, "runs of each kind")
 	flag.BoolVar(&c.neighbour, "neighbour", false, "run beside a neighbour that takes half of every CPU")
 	flag.StringVar(&c.tare, "tare", "bin/tare", "the binary")
-	flag.StringVar(&c.state, "state", "regressions.jsonl", "file of what was found, which grows")
+	flag.StringVar(&c.state, "state", "test/bench/regressions/regressions.jsonl", "file of what was found, which grows")
 	only := flag.String("only", "", "cpu, loss or same; all when empty")
 	most := flag.Duration("for", time.Hour, "start no run after this time")
 	table := flag.Bool("table", false, "print the counts of what was found, and run nothing")

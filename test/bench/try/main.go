@@ -34,7 +34,7 @@ func main() {
 	var c bench
 	flag.IntVar(&c.repetitions, "n", 20, "repetitions of each promise")
 	flag.StringVar(&c.tare, "tare", "bin/tare", "the binary")
-	flag.StringVar(&c.state, "state", "docs/try.jsonl", "file of what was found, which grows")
+	flag.StringVar(&c.state, "state", "test/bench/try/try.jsonl", "file of what was found, which grows")
 	flag.StringVar(&c.load, "load", "connections", "workload; empty: all")
 	flag.IntVar(&c.blocks, "blocks", 0, "blocks of each run; 0: as tare try chooses")
 	only := flag.String("only", "", "planted or nothing; both when empty")
