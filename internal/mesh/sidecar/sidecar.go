@@ -211,7 +211,7 @@ var commonSettings = []param.Setting{
 			"are redirected, by rules of nf_tables as iptables makes them (`iptables`), the same in the loads' pod and " +
 			"transparent proxying in the applications' (`tproxy`), or eBPF programs (`ebpf`); other ways than the first " +
 			"need `network: pods`"},
-	{Name: settingReady, Type: param.TypeDuration, Default: "10s", Min: 0.1, Max: 600,
+	{Name: settingReady, Type: param.TypeDuration, Default: "30s", Min: 0.1, Max: 600,
 		Doc: "time from the start of the proxies in which a request must have gone through all of them"},
 	{Name: settingProgram, Type: param.TypeText, Reach: param.ReachCommand,
 		Doc: "the proxy's program, by its path or by a name on the PATH; its usual name when left out"},
