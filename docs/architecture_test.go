@@ -22,7 +22,7 @@ var (
 
 // TestPathsExist: what pages for developers say is in the tree is there.
 func TestPathsExist(t *testing.T) {
-	for _, page := range []string{"architecture.md", "extending.md", "development.md"} {
+	for _, page := range []string{"architecture.md", "extending.md", "development.md", "../CONTRIBUTING.md"} {
 		found := paths.FindAllString(read(t, page), -1)
 		for _, path := range found {
 			if isOfExample(path) || strings.HasPrefix(path, "test/.cache") || path == "web/dist" {
@@ -138,7 +138,7 @@ func within(all []string) func(string) bool {
 // TestLinks: every file that a page links to is there, with the heading that the link goes to.
 func TestLinks(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([A-Za-z0-9_/.-]*)(#[a-z0-9-]+)?\)`)
-	for _, page := range append(pages(t), "../README.md", "../CHANGELOG.md") {
+	for _, page := range append(pages(t), "../README.md", "../CHANGELOG.md", "../CONTRIBUTING.md", "../SECURITY.md") {
 		for _, m := range link.FindAllStringSubmatch(read(t, page), -1) {
 			target := page
 			if m[1] != "" {

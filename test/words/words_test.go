@@ -1,5 +1,6 @@
-// Package words keeps a private dialect from growing back: it counts words and phrases that a native engineer would stop
-// at (docs/development.md, "Words"), and fails where there are more of them than there were. Each limit only goes down:
+// Package words keeps a private dialect from growing back: it counts words and phrases that a native engineer would
+// stop at (docs/development.md, "Words"), and fails where there are more of them than there were. Each limit only goes
+// down:
 //
 //	go test ./test/words -update    lower the limits to what the tree has now
 package words
@@ -20,7 +21,8 @@ import (
 
 var update = flag.Bool("update", false, "lower the limits in limits.json to what the tree has now")
 
-// instead says, for each word or phrase, what to write instead. The pattern is matched against each line, ignoring case.
+// instead says, for each word or phrase, what to write instead. The pattern is matched against each line, ignoring
+// case.
 var instead = map[string]string{
 	`\btold\b`:                      "gets, receives, prints, its arguments",
 	`\btells? (\w+ )?apart\b`:       "distinguishes",
