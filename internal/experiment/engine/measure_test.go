@@ -2,7 +2,6 @@ package engine
 
 import (
 	"bytes"
-	"cmp"
 	"flag"
 	"maps"
 	"math"
@@ -287,45 +286,6 @@ func TestMetricsPage(t *testing.T) {
 			t.Errorf("%q is not well defined", m.Name)
 		}
 	}
-}
-
-// TestSpecPage: every key and every knob that a spec can have is on the page about specs, with its default.
-func TestSpecPage(t *testing.T) {
-	page, err := os.ReadFile(docs("spec.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, key := range specKeys {
-		if !strings.Contains(string(page), "`"+key+"`") {
-			t.Errorf("docs/spec.md does not have the key %s", key)
-		}
-	}
-	tables := map[string][]param.Setting{"times": slices.Concat(timeKnobs, []param.Setting{samplingKnob, statisticsKnob, repeatKnob, precisionKnob, untilKnob}), "limits": kind.LimitSettings, "gates": measured.GateSettings}
-	for section, kinds := range map[string]kind.Role{"application": kind.Application, "load": kind.Load, "subject": kind.Subject} {
-		for _, k := range kind.All(kinds) {
-			tables[section+" "+k.About().Name] = k.About().Settings
-		}
-	}
-	tables["whole"], tables["copies"] = []param.Setting{nodesKnob}, kind.CopySettings
-	rows := map[string]bool{"| key | value | default | meaning |": true, "|---|---|---|---|": true}
-	for what, knobs := range tables {
-		for _, k := range knobs {
-			row := knobRow(k)
-			if rows[row] = true; !strings.Contains(string(page), row) {
-				t.Errorf("docs/spec.md lacks, under %s:\n%s", what, row)
-			}
-		}
-	}
-	for line := range strings.Lines(string(page)) {
-		line = strings.TrimSpace(line)
-		if cells := strings.Count(line, "|") - 1; strings.HasPrefix(line, "|") && cells == 4 && !rows[line] {
-			t.Errorf("docs/spec.md has a setting that nobody declares:\n%s", line)
-		}
-	}
-}
-
-func knobRow(k param.Setting) string {
-	return "| `" + k.Name + "` | " + k.Accepts() + " | " + cmp.Or(k.Default, "-") + " | " + k.Doc + " |"
 }
 
 // TestKnobDefaultsAreCanonical: a default is taken as it stands, so it must be what Canonical would make of it.

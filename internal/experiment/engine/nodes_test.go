@@ -127,7 +127,7 @@ func TestNodesKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if row := knobRow(nodesKnob); !strings.Contains(string(page), row) {
+	if row := settingRow(nodesKnob); !strings.Contains(string(page), row) {
 		t.Errorf("docs/spec.md lacks:\n%s", row)
 	}
 }
