@@ -79,15 +79,23 @@ given.`,
 	c.Flags().StringVar(&f.history, "history", "", "directory with runs of the experiment: alone to show their course, else for the variance between runs")
 	c.Flags().BoolVar(&f.anyway, "anyway", false, "compare what differs in machine, kernel, spec or definitions, and invalid runs")
 	c.Flags().StringVar(&f.page, "html", "", "file to write as a page, beside what is printed")
-	f.show.register(c.Flags())
+	registerFormat(c, &f.show, report.Comparisons)
+	f.show.registerAll(c.Flags())
 	return c
 }
 
 // compare writes what was asked for to out, and the page to page, if one was asked for.
 func compare(out, page io.Writer, args []string, f compareFlags) error {
+	write, err := report.Comparisons.Writer(f.show.format)
+	if err != nil {
+		return err
+	}
+	writeHistory, err := report.Histories.Writer(f.show.format)
+	if err != nil {
+		return err
+	}
 	var history []comparison.Source
 	if f.history != "" {
-		var err error
 		if history, err = f.readHistory(); err != nil {
 			return err
 		}
@@ -101,13 +109,10 @@ func compare(out, page io.Writer, args []string, f compareFlags) error {
 				return err
 			}
 		}
-		if f.show.json {
-			return report.AsJSON(out, course)
-		}
-		return report.History(out, &course, o)
+		return writeHistory(out, &course, o)
 	}
-	if (f.show.json || f.page != "") && len(args) > 2 {
-		return fault.New(fault.Usage, "--json, --html", "name one OLD and one NEW", "one document holds one comparison")
+	if (f.show.format != "text" || f.page != "") && len(args) > 2 {
+		return fault.New(fault.Usage, "--format, --json, --html", "name one OLD and one NEW", "one document holds one comparison")
 	}
 	old, err := f.side(args[0])
 	if err != nil {
@@ -124,13 +129,10 @@ func compare(out, page io.Writer, args []string, f compareFlags) error {
 				return err
 			}
 		}
-		if f.show.json {
-			return report.AsJSON(out, c)
-		}
 		if i > 0 {
 			fmt.Fprintln(out)
 		}
-		if err := report.Comparison(out, c, o); err != nil {
+		if err := write(out, c, o); err != nil {
 			return err
 		}
 	}

@@ -38,6 +38,10 @@ may be of the baseline alone, with its A/A twin, and short: six blocks are enoug
 			if err != nil {
 				return err
 			}
+			write, err := report.Powers.Writer(show.format)
+			if err != nil {
+				return err
+			}
 			return promptly(cmd.Context(), func() error {
 				c, err := readRun(args[0])
 				if err != nil {
@@ -52,16 +56,14 @@ may be of the baseline alone, with its A/A twin, and short: six blocks are enoug
 						"no difference to its baseline has an interval, so its noise is not known")
 				}
 				out := cmd.OutOrStdout()
-				if show.json {
-					return report.AsJSON(out, p)
-				}
-				return report.Power(out, p, textOptions(out, "", show.all))
+				return write(out, p, textOptions(out, "", show.all))
 			})
 		},
 	}
 	c.Flags().StringSliceVar(&sizes, "see", []string{"5%", "10%", "20%"}, "sizes of differences, in per cent of the baseline")
 	c.Flags().StringVar(&probability, "power", "95%", "the part of such runs that tell")
-	show.register(c.Flags())
+	registerFormat(c, &show, report.Powers)
+	show.registerAll(c.Flags())
 	return c
 }
 

@@ -22,9 +22,6 @@ import (
 
 func init() { register(newReport) }
 
-// reportFormats are the forms of a report, in the order of the help.
-var reportFormats = []string{"html", "md", "text", "json", "csv", "bench", "junit", "github", "openmetrics", "otlp"}
-
 // reportFlags are the flags of tare report.
 type reportFlags struct {
 	formats, asserted []string
@@ -39,11 +36,9 @@ func newReport() *cobra.Command {
 		Short: "Read a run directory again and report on it",
 		Long: `Read a run directory again and report on it. The report is made from the trials, not from the summary that the run left.
 
-Formats: html (one page with charts, which needs no network and no other file), text (for a terminal), md (Markdown),
-json (the summary, schema ` + analysis.Schema + `), csv (a row for each estimate), bench (the Go benchmark format, one
-line per valid trial, which benchstat reads), junit (the verdicts of assertions as JUnit XML), github (the same as
-annotations of GitHub Actions), openmetrics (for a Pushgateway or node_exporter's textfile collector) and otlp (JSON
-for an OpenTelemetry collector). Several formats, separated by commas, are written one after another.
+Formats, of which several, separated by commas, are written one after another:
+
+` + formatLines(report.Runs.Formats()) + `
 
 The text has the answer and the metrics that it rests on; --all prints every metric, note and model.
 
@@ -61,15 +56,18 @@ undecided, or the run is invalid or partial.`,
   tare report DIR --format bench > run.txt && benchstat -col /arm run.txt`,
 		Args: oneRun,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			for _, format := range f.formats {
-				if !slices.Contains(reportFormats, format) {
-					return fault.New(fault.Usage, "--format "+format, "choose from "+strings.Join(reportFormats, ", "), "no such format")
+			var writers []report.Writer[*report.Run]
+			for _, name := range f.formats {
+				one, err := report.Runs.Writer(name)
+				if err != nil {
+					return err
 				}
+				writers = append(writers, one)
 			}
 			var s *analysis.Summary
 			write := func(w io.Writer) error {
 				return promptly(cmd.Context(), func() (err error) {
-					s, err = writeReport(w, args[0], f)
+					s, err = writeReport(w, args[0], f, writers)
 					return err
 				})
 			}
@@ -85,7 +83,9 @@ undecided, or the run is invalid or partial.`,
 			return concluded(args[0], s)
 		},
 	}
-	c.Flags().StringSliceVar(&f.formats, "format", []string{"text"}, strings.Join(reportFormats, ", ")+"; several with commas")
+	c.Flags().StringSliceVar(&f.formats, formatFlag, []string{"text"},
+		strings.Join(report.Runs.Names(), ", ")+"; several with commas")
+	completeFormats(c, report.Runs.Formats())
 	c.Flags().StringArrayVar(&f.asserted, "assert", nil,
 		"budget to check the run against, beside its own, such as 'memory_hard_bytes <= 50MB'; may be repeated")
 	c.Flags().BoolVar(&f.all, "all", false, "of the text everything, not only the answer and what it rests on")
@@ -107,7 +107,9 @@ func assert(run *record.Run, texts []string) error {
 	return nil
 }
 
-func writeReport(w io.Writer, dir string, flags reportFlags) (*analysis.Summary, error) {
+func writeReport(
+	w io.Writer, dir string, flags reportFlags, writers []report.Writer[*report.Run],
+) (*analysis.Summary, error) {
 	c, err := readRun(dir)
 	if err != nil {
 		return nil, err
@@ -120,29 +122,9 @@ func writeReport(w io.Writer, dir string, flags reportFlags) (*analysis.Summary,
 		return nil, fault.Wrap(err, fault.Usage, dir, "", "the run cannot be reported on")
 	}
 	s.Warnings = append(s.Warnings, c.Warnings...)
-	for _, f := range flags.formats {
-		switch f {
-		case "text":
-			err = report.Text(w, s, c.Run, textOptions(w, dir, flags.all))
-		case "html":
-			err = report.HTML(w, s, c.Run, c.Trials, report.HTMLOptions{Dir: dir})
-		case "md":
-			err = report.Markdown(w, s, c.Run)
-		case "json":
-			err = report.JSON(w, s)
-		case "csv":
-			err = report.CSV(w, s, c.Run)
-		case "openmetrics":
-			err = report.OpenMetrics(w, s, c.Run)
-		case "otlp":
-			err = report.OTLP(w, s, c.Run)
-		case "bench":
-			err = report.Bench(w, c.Run, c.Trials)
-		case "junit":
-			err = report.JUnit(w, s, c.Run, c.Trials)
-		case "github":
-			err = report.Annotations(w, s)
-		}
+	r := &report.Run{Summary: s, Record: c.Run, Trials: c.Trials}
+	for _, write := range writers {
+		err := write(w, r, textOptions(w, dir, flags.all))
 		if err != nil {
 			return nil, fmt.Errorf("reporting on %s: %w", dir, err)
 		}

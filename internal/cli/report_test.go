@@ -147,6 +147,7 @@ func TestReportErrors(t *testing.T) {
 		{"two directories", []string{dir, dir}, "want one run directory, got 2"},
 		{"not there", []string{dir + "x"}, "there is no run.json: this is not a run directory"},
 		{"not a format", []string{dir, "--format", "text,pdf"}, "--format pdf: no such format"},
+		{"nearly a format", []string{dir, "--format", "opnmetrics"}, `no such format; did you mean "openmetrics"?`},
 		{"a corrupt trial", []string{corrupt}, "trials.jsonl:1: this line is not the record of a trial"},
 		{"a corrupt run", []string{noRun}, "run.json:3: this is not the record of a run"},
 	} {

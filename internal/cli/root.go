@@ -116,7 +116,8 @@ func flagError(cmd *cobra.Command, err error) error {
 	says := map[string]string{
 		"int": "must be a whole number", "int64": "must be a whole number",
 		"uint32": "must be a whole number, 0 or more", "uint64": "must be a whole number, 0 or more",
-		"float64": "must be a number", "bool": "must be true or false", "duration": "must be a duration with its unit, such as 300ms or 2s",
+		"float64": "must be a number", "bool": "must be true or false", "boolfunc": "must be true or false",
+		"duration": "must be a duration with its unit, such as 300ms or 2s",
 	}[f.Value.Type()]
 	if says == "" || errors.Is(err, strconv.ErrRange) {
 		says = "must be another value"

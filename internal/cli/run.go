@@ -53,12 +53,24 @@ type runFlags struct {
 
 // shown is what of a run is printed.
 type shown struct {
-	json bool // the summary instead of the report
-	all  bool // of the report everything, instead of the answer and the headlines
+	format string
+	all    bool // of the report everything, instead of the answer and the headlines
 }
 
-func (s *shown) register(fs *pflag.FlagSet) {
-	fs.BoolVar(&s.json, "json", false, "print the summary as one JSON document instead of the report")
+// json reports whether one JSON document is printed, and nothing else.
+func (s *shown) json() bool { return s.format == "json" }
+
+func (s *shown) registerJSON(fs *pflag.FlagSet, usage string) {
+	fs.BoolFunc("json", usage, func(value string) error {
+		is, err := strconv.ParseBool(value)
+		if is {
+			s.format = "json"
+		}
+		return err
+	})
+}
+
+func (s *shown) registerAll(fs *pflag.FlagSet) {
 	fs.BoolVar(&s.all, "all", false, "print every metric, note and model, not only the answer and what it rests on")
 }
 
@@ -124,7 +136,8 @@ exit code is 4.`,
 
 // registerLength adds the flags of every run: where it goes, how long it is, and its seed.
 func (f *runFlags) registerLength(fs *pflag.FlagSet) {
-	f.show.register(fs)
+	f.show.registerJSON(fs, "print the summary as one JSON document instead of the report")
+	f.show.registerAll(fs)
 	fs.StringVar(&f.out, "out", "", "run directory; default tare-run-NAME-TIME here")
 	fs.IntVar(&f.overrides.Blocks, "blocks", 0, "number of blocks, instead of the spec's")
 	fs.StringVar(&f.overrides.Precision, "precision", "",
@@ -382,17 +395,17 @@ func conclude(out io.Writer, w *record.Writer, r record.Run, trials []record.Tri
 	}
 	written := errors.Join(w.WriteSummary(summary), writePage(w, summary, r, trials))
 	show := func() error { return report.Text(out, summary, r, textOptions(out, w.Dir(), as.all)) }
-	if as.json {
+	if as.json() {
 		show = func() error { return report.JSON(out, summary) }
 	}
 	if err := show(); err != nil {
 		written = errors.Join(written, fmt.Errorf("printing the report: %w", err))
 	}
-	if written == nil && !as.json {
+	if written == nil && !as.json() {
 		fmt.Fprintf(out, "report:    %s\n", filepath.Join(w.Dir(), record.ReportFile))
 	}
 	if summary.Valid && runErr == nil {
-		written = errors.Join(written, produce(out, w, r, trials, as.json))
+		written = errors.Join(written, produce(out, w, r, trials, as.json()))
 	}
 	switch {
 	case runErr != nil:

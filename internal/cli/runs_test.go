@@ -21,6 +21,7 @@ import (
 	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
 	"tare/internal/results/analysis"
+	"tare/internal/results/report"
 )
 
 // oldRuns are run directories as earlier versions wrote them; see the README there.
@@ -90,20 +91,20 @@ func TestOldRuns(t *testing.T) {
 		if err := json.Unmarshal(text, &was); err != nil {
 			t.Fatalf("the summary that it left: %v", err)
 		}
-		for _, format := range reportFormats {
+		for _, format := range report.Runs.Names() {
 			out, err := runReport(dir, "--format", format)
 			if err != nil {
 				t.Errorf("as %s: %v", format, err)
 				continue
 			}
-			want := was.Question
+			want := was.Experiment
 			switch format {
+			case "text", "html", "md", "junit":
+				want = was.Question
 			case "json":
 				want = analysis.Schema
-			case "csv", "openmetrics", "otlp":
-				want = was.Experiment
 			case "github":
-				want = strings.ReplaceAll(want, ",", "%2C")
+				want = strings.ReplaceAll(was.Question, ",", "%2C")
 			case "bench": // has a line for each trial that tells anything, and the directions of metrics
 				want = "Benchmark"
 				if !strings.Contains(out, "\nUnit memory_hard_bytes better=lower\n") {

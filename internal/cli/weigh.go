@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -29,7 +28,8 @@ const longestWindow = 24 * time.Hour
 
 func newWeigh() *cobra.Command {
 	var window time.Duration
-	var asJSON, sandboxes bool
+	var sandboxes bool
+	var show shown
 	var roots []string
 	var hz int
 	var given []ruleFlag
@@ -87,6 +87,10 @@ names by ,workload=NAME, or in whose groups it is; the rest is shown as tare of 
 				return fault.New(fault.Usage, fmt.Sprintf("--hz %d", hz), "try --hz 449",
 					"samples per second and CPU are from 0 (none) to %d", perf.MaxHz)
 			}
+			write, err := report.Ledgers.Writer(show.format)
+			if err != nil {
+				return err
+			}
 			if hz == 0 {
 				hz = -1
 			}
@@ -115,17 +119,12 @@ names by ,workload=NAME, or in whose groups it is; the rest is shown as tare of 
 				return err
 			}
 			out := cmd.OutOrStdout()
-			if asJSON {
-				enc := json.NewEncoder(out)
-				enc.SetIndent("", " ")
-				return enc.Encode(l)
-			}
-			return report.Ledger(out, l, textOptions(out, "", true))
+			return write(out, l, textOptions(out, "", true))
 		},
 	}
 	f := cmd.Flags()
 	f.DurationVar(&window, "for", 10*time.Second, "length of the window")
-	f.BoolVar(&asJSON, "json", false, "print one JSON document and nothing else")
+	registerFormat(cmd, &show, report.Ledgers)
 	f.Var(&ruleValue{ledger.ChargeWorkload, &given}, string(ledger.ChargeWorkload),
 		"what belongs to an application: 'NAME=/PATH' or 'NAME=SELECTOR'; may be repeated")
 	f.Var(&ruleValue{ledger.ChargeTare, &given}, string(ledger.ChargeTare),

@@ -18,6 +18,13 @@ import (
 	"tare/internal/results/analysis"
 )
 
+func init() {
+	register(Format{
+		Name: "bench", Help: "the Go benchmark format, a line for each valid trial, which benchstat reads",
+		Run: func(w io.Writer, r *Run, _ Options) error { return Bench(w, r.Record, r.Trials) },
+	})
+}
+
 // benchWarning is for who would put the lines of two runs next to each other: what differs between two runs of the same
 // is larger than what differs within one, and benchstat, to which every trial is independent, calls it significant.
 const benchWarning = "compare arms of one run (-col /arm); two runs differ by more than their trials show: see tare compare"

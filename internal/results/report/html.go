@@ -19,8 +19,20 @@ import (
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/text"
 	"tare/internal/results/analysis"
+	"tare/internal/results/comparison"
 	"tare/web"
 )
+
+func init() {
+	register(Format{
+		Name: "html", Help: "one page with charts, which needs no network and no other file",
+		Run: func(w io.Writer, r *Run, o Options) error {
+			return HTML(w, r.Summary, r.Record, r.Trials, HTMLOptions{Dir: o.Dir})
+		},
+		Comparison: func(w io.Writer, c *comparison.Comparison, _ Options) error { return ComparisonHTML(w, c) },
+		History:    func(w io.Writer, c *comparison.Course, _ Options) error { return HistoryHTML(w, c) },
+	})
+}
 
 //go:embed html.css
 var pageStyle string

@@ -11,7 +11,24 @@ import (
 	"strings"
 
 	"tare/internal/results/analysis"
+	"tare/internal/results/comparison"
+	"tare/internal/scale/ledger"
 )
+
+func init() {
+	register(Format{
+		Name: "json", Help: "one JSON document, with its schema",
+		Run:        func(w io.Writer, r *Run, _ Options) error { return JSON(w, r.Summary) },
+		Comparison: func(w io.Writer, c *comparison.Comparison, _ Options) error { return AsJSON(w, c) },
+		History:    func(w io.Writer, c *comparison.Course, _ Options) error { return AsJSON(w, c) },
+		Power:      func(w io.Writer, p *analysis.Power, _ Options) error { return AsJSON(w, p) },
+		Ledger: func(w io.Writer, l *ledger.Ledger, _ Options) error {
+			e := json.NewEncoder(w)
+			e.SetIndent("", " ")
+			return e.Encode(l)
+		},
+	})
+}
 
 // JSON writes summary.json.
 func JSON(w io.Writer, s *analysis.Summary) error { return AsJSON(w, s) }

@@ -37,14 +37,11 @@ func TestLeanRecord(t *testing.T) {
 				t.Fatal(err)
 			}
 			var b bytes.Buffer
-			if err := report.JSON(&b, s); err != nil {
-				t.Fatal(err)
-			}
-			if err := report.HTML(&b, s, c.Run, c.Trials, report.HTMLOptions{Dir: dir}); err != nil {
-				t.Fatal(err)
-			}
-			if err := report.Bench(&b, c.Run, c.Trials); err != nil {
-				t.Fatal(err)
+			for _, f := range report.Runs.Formats() {
+				r := &report.Run{Summary: s, Record: c.Run, Trials: c.Trials}
+				if err := f.Run(&b, r, report.Options{Dir: dir}); err != nil {
+					t.Fatal(err)
+				}
 			}
 			return b.String()
 		}

@@ -9,6 +9,13 @@ import (
 	"tare/internal/results/analysis"
 )
 
+func init() {
+	register(Format{
+		Name: "md", Help: "Markdown, for a pull request or a page",
+		Run: func(w io.Writer, r *Run, _ Options) error { return Markdown(w, r.Summary, r.Record) },
+	})
+}
+
 // Markdown writes a summary for a pull request, an issue or a page of documentation.
 func Markdown(w io.Writer, s *analysis.Summary, run record.Run) error {
 	var b strings.Builder

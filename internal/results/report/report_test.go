@@ -5,7 +5,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -208,15 +207,10 @@ func TestAFullDiskIsSaid(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, write := range map[string]func(io.Writer) error{
-		"text":     func(w io.Writer) error { return report.Text(w, s, run, report.Options{}) },
-		"markdown": func(w io.Writer) error { return report.Markdown(w, s, run) },
-		"json":     func(w io.Writer) error { return report.JSON(w, s) },
-		"html":     func(w io.Writer) error { return report.HTML(w, s, run, trials, report.HTMLOptions{}) },
-		"bench":    func(w io.Writer) error { return report.Bench(w, run, trials) },
-	} {
-		if err := write(full{}); err == nil || !strings.Contains(err.Error(), "no space left") {
-			t.Errorf("%s: %v", name, err)
+	for _, f := range report.Runs.Formats() {
+		err := f.Run(full{}, &report.Run{Summary: s, Record: run, Trials: trials}, report.Options{})
+		if err == nil || !strings.Contains(err.Error(), "no space left") {
+			t.Errorf("%s: %v", f.Name, err)
 		}
 	}
 }
@@ -237,13 +231,15 @@ func FuzzReport(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var b bytes.Buffer
-		err = errors.Join(report.Text(&b, s, run, report.Options{Width: 20}), report.Markdown(&b, s, run), report.Bench(&b, run, trials), report.JSON(&b, s))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if bytes.ContainsRune(b.Bytes(), '\x1b') {
-			t.Error("a control character went through")
+		for _, f := range report.Runs.Formats() {
+			var b bytes.Buffer
+			r := &report.Run{Summary: s, Record: run, Trials: trials}
+			if err := f.Run(&b, r, report.Options{Width: 20}); err != nil {
+				t.Fatalf("%s: %v", f.Name, err)
+			}
+			if bytes.ContainsRune(b.Bytes(), '\x1b') {
+				t.Errorf("%s: a control character went through", f.Name)
+			}
 		}
 	})
 }

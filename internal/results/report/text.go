@@ -15,6 +15,14 @@ import (
 	"tare/internal/results/analysis"
 )
 
+func init() {
+	register(Format{
+		Name: "text", Help: "for a terminal",
+		Run:        func(w io.Writer, r *Run, o Options) error { return Text(w, r.Summary, r.Record, o) },
+		Comparison: Comparison, History: History, Power: Power, Ledger: Ledger,
+	})
+}
+
 // Options are how a terminal is written to.
 type Options struct {
 	Color bool   // styles; no meaning hangs on them alone

@@ -1,0 +1,44 @@
+package cli
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"tare/internal/results/report"
+)
+
+// formatFlag is the flag of all commands that print a document in one of several formats.
+const formatFlag = "format"
+
+// registerFormat gives a command that flag and --json, which is short for one of its values.
+func registerFormat[D any](c *cobra.Command, s *shown, document report.Document[D]) {
+	c.Flags().StringVar(&s.format, formatFlag, "text", strings.Join(document.Names(), ", "))
+	s.registerJSON(c.Flags(), "print one JSON document and nothing else: short for --format json")
+	completeFormats(c, document.Formats())
+}
+
+// completeFormats lets shells complete the flag's value, which may be a list.
+func completeFormats(c *cobra.Command, formats []report.Format) {
+	complete := func(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+		before := typed[:strings.LastIndex(typed, ",")+1]
+		var all []string
+		for _, f := range formats {
+			all = append(all, before+f.Name+"\t"+f.Help)
+		}
+		return all, cobra.ShellCompDirectiveNoFileComp
+	}
+	if err := c.RegisterFlagCompletionFunc(formatFlag, complete); err != nil {
+		panic(err) // the flag is not there
+	}
+}
+
+// formatLines are formats with their help, a line for each.
+func formatLines(formats []report.Format) string {
+	var lines []string
+	for _, f := range formats {
+		lines = append(lines, fmt.Sprintf("  %-12s %s", f.Name, f.Help))
+	}
+	return strings.Join(lines, "\n")
+}

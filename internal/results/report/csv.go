@@ -1,0 +1,106 @@
+package report
+
+import (
+	"encoding/csv"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"tare/internal/experiment/record"
+	"tare/internal/results/analysis"
+)
+
+func init() {
+	register(Format{
+		Name: "csv", Help: "a row for each estimate, for a spreadsheet",
+		Run: func(w io.Writer, r *Run, _ Options) error { return CSV(w, r.Summary, r.Record) },
+	})
+}
+
+// csvColumns are those of CSV before the factors, and after them.
+var csvColumns = [2][]string{
+	{"experiment", "run", "arm", "component", "metric", "unit"},
+	{
+		"value", "lo", "hi", "confidence", "n", "method", "withheld", "baseline", "difference", "difference_lo",
+		"difference_hi", "difference_confidence", "resolved", "unresolved", "smallest_visible", "ratio", "ratio_lo",
+		"ratio_hi", "run_valid", "run_partial",
+	},
+}
+
+// CSV writes a row for each estimate of a summary (RFC 4180), with a column for each factor. What is not known is
+// empty, never 0. Text that a spreadsheet would take for a formula has an apostrophe before it.
+func CSV(w io.Writer, s *analysis.Summary, run record.Run) error {
+	factors := map[string]bool{}
+	for _, e := range s.Estimates {
+		for name := range e.Factors {
+			factors[name] = true
+		}
+	}
+	names := slices.Sorted(maps.Keys(factors))
+	head := slices.Clone(csvColumns[0])
+	for _, name := range names {
+		head = append(head, cell("factor_"+name))
+	}
+	c := csv.NewWriter(w)
+	if err := c.Write(append(head, csvColumns[1]...)); err != nil {
+		return fmt.Errorf("writing the estimates as CSV: %w", err)
+	}
+	for _, e := range s.Estimates {
+		r := []string{cell(s.Experiment), cell(run.ID), cell(e.Arm), cell(e.Component), cell(e.Metric), cell(e.Unit)}
+		for _, name := range names {
+			r = append(r, cell(e.Factors[name]))
+		}
+		r = append(r, decimal(&e.Value), decimal(e.Lo), decimal(e.Hi), known(e.Confidence), strconv.Itoa(e.N),
+			cell(e.Method), cell(e.Withheld), cell(e.Baseline))
+		d, ratio := e.Difference, e.Ratio
+		if d == nil {
+			r = append(r, "", "", "", "", "", "", "")
+		} else {
+			r = append(r, decimal(&d.Value), decimal(d.Lo), decimal(d.Hi), known(d.Confidence),
+				strconv.FormatBool(d.Resolved), cell(d.Unresolved), decimal(d.SmallestVisible))
+		}
+		if ratio == nil {
+			r = append(r, "", "", "")
+		} else {
+			r = append(r, decimal(&ratio.Value), decimal(ratio.Lo), decimal(ratio.Hi))
+		}
+		r = append(r, strconv.FormatBool(s.Valid), strconv.FormatBool(s.Partial))
+		if err := c.Write(r); err != nil {
+			return fmt.Errorf("writing the estimates as CSV: %w", err)
+		}
+	}
+	c.Flush()
+	if err := c.Error(); err != nil {
+		return fmt.Errorf("writing the estimates as CSV: %w", err)
+	}
+	return nil
+}
+
+// cell is text as a cell of a table.
+func cell(text string) string {
+	text = clean(text)
+	if text == "" || !strings.ContainsRune("=+-@", rune(text[0])) {
+		return text
+	}
+	if _, err := strconv.ParseFloat(text, 64); err == nil {
+		return text // a number, such as a level below 0
+	}
+	return "'" + text
+}
+
+func decimal(v *float64) string {
+	if v == nil || !finite(*v) {
+		return ""
+	}
+	return strconv.FormatFloat(*v, 'g', -1, 64)
+}
+
+func known(v float64) string {
+	if v == 0 {
+		return ""
+	}
+	return decimal(&v)
+}

@@ -1,0 +1,102 @@
+package report
+
+import (
+	"cmp"
+	"io"
+	"slices"
+	"strings"
+
+	"tare/internal/experiment/record"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/text"
+	"tare/internal/results/analysis"
+	"tare/internal/results/comparison"
+	"tare/internal/scale/ledger"
+)
+
+// Format is one form of documents, such as CSV. Each is a file that registers it. It has a function for each kind of
+// document that it can write; the others are nil.
+type Format struct {
+	Name string // of --format
+	Help string // what it is, or what reads it, in a line
+
+	Run        Writer[*Run]
+	Comparison Writer[*comparison.Comparison]
+	History    Writer[*comparison.Course]
+	Power      Writer[*analysis.Power]
+	Ledger     Writer[*ledger.Ledger]
+}
+
+// Writer writes a document.
+type Writer[D any] func(io.Writer, D, Options) error
+
+// Run is a run as reports get it.
+type Run struct {
+	Summary *analysis.Summary
+	Record  record.Run
+	Trials  []record.Trial
+}
+
+// formats are the registry, in the order of their names.
+var formats []Format
+
+// register adds a format. It is called from init functions only, and panics if the name is taken or the format writes
+// nothing.
+func register(f Format) {
+	at, taken := slices.BinarySearchFunc(formats, f.Name, func(f Format, name string) int {
+		return cmp.Compare(f.Name, name)
+	})
+	if taken || f.Name == "" || f.Help == "" ||
+		f.Run == nil && f.Comparison == nil && f.History == nil && f.Power == nil && f.Ledger == nil {
+		panic("report: cannot register the format " + f.Name)
+	}
+	formats = slices.Insert(formats, at, f)
+}
+
+// Document is a kind of document, which some of the formats can write.
+type Document[D any] struct {
+	name string // in the plural
+	of   func(Format) Writer[D]
+}
+
+// The kinds of documents.
+var (
+	Runs        = Document[*Run]{"runs", func(f Format) Writer[*Run] { return f.Run }}
+	Comparisons = Document[*comparison.Comparison]{"comparisons",
+		func(f Format) Writer[*comparison.Comparison] { return f.Comparison }}
+	Histories = Document[*comparison.Course]{"histories",
+		func(f Format) Writer[*comparison.Course] { return f.History }}
+	Powers  = Document[*analysis.Power]{"plans", func(f Format) Writer[*analysis.Power] { return f.Power }}
+	Ledgers = Document[*ledger.Ledger]{"ledgers", func(f Format) Writer[*ledger.Ledger] { return f.Ledger }}
+)
+
+// Formats are those that can write the document.
+func (d Document[D]) Formats() []Format {
+	return slices.DeleteFunc(slices.Clone(formats), func(f Format) bool { return d.of(f) == nil })
+}
+
+// Names are the names of Formats.
+func (d Document[D]) Names() []string {
+	var names []string
+	for _, f := range d.Formats() {
+		names = append(names, f.Name)
+	}
+	return names
+}
+
+// Writer is what writes the document in the format of that name.
+func (d Document[D]) Writer(name string) (Writer[D], error) {
+	names := d.Names()
+	for _, f := range formats {
+		if f.Name != name {
+			continue
+		}
+		if write := d.of(f); write != nil {
+			return write, nil
+		}
+		return nil, fault.New(fault.Usage, "--format "+name, "choose from "+strings.Join(names, ", "),
+			"this format has no %s", d.name)
+	}
+	return nil, fault.New(fault.Usage, "--format "+text.Clip(name), "choose from "+strings.Join(names, ", "),
+		"no such format%s", text.DidYouMean(name, names))
+}

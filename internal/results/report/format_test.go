@@ -1,0 +1,77 @@
+package report_test
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"tare/internal/lib/fault"
+	"tare/internal/results/report"
+)
+
+// TestFormatsPage: docs/formats.md lists the formats that are registered.
+func TestFormatsPage(t *testing.T) {
+	const page, begin, end = "../../../docs/formats.md", "<!-- formats -->\n", "<!-- end of formats -->"
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	help, writes := map[string]string{}, map[string][]string{}
+	for _, d := range []struct {
+		name    string
+		formats []report.Format
+	}{
+		{"runs", report.Runs.Formats()}, {"comparisons", report.Comparisons.Formats()},
+		{"histories", report.Histories.Formats()}, {"plans", report.Powers.Formats()},
+		{"ledgers", report.Ledgers.Formats()},
+	} {
+		for _, f := range d.formats {
+			help[f.Name] = f.Help
+			writes[f.Name] = append(writes[f.Name], d.name)
+		}
+	}
+	table := "\n| format | what | writes |\n|---|---|---|\n"
+	for _, name := range slices.Sorted(maps.Keys(help)) {
+		table += fmt.Sprintf("| `%s` | %s | %s |\n", name, help[name], strings.Join(writes[name], ", "))
+	}
+	before, rest, found := strings.Cut(string(text), begin)
+	_, after, ended := strings.Cut(rest, end)
+	if !found || !ended {
+		t.Fatal("docs/formats.md has no place for the table")
+	}
+	now := before + begin + table + "\n" + end + after
+	if now == string(text) {
+		return
+	}
+	if !*update {
+		t.Fatal("docs/formats.md does not list the registered formats: go test ./internal/results/report -run TestFormatsPage -update")
+	}
+	if err := os.WriteFile(page, []byte(now), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestWriter: a name that is no format's, and a format that cannot write the document, are wrong use.
+func TestWriter(t *testing.T) {
+	for name, want := range map[string]string{
+		"jsom": `--format jsom: no such format; did you mean "json"?`,
+		"csv":  "--format csv: this format has no ledgers",
+		"":     "--format : no such format",
+	} {
+		write, err := report.Ledgers.Writer(name)
+		if write != nil || err == nil || err.Error() != want || fault.CodeOf(err) != fault.Usage {
+			t.Errorf("%q: %v, want %s", name, err, want)
+		}
+		if hint := fault.MendOf(err); hint != "choose from json, text" {
+			t.Errorf("%q: the hint is %q", name, hint)
+		}
+	}
+	for _, name := range report.Ledgers.Names() {
+		if write, err := report.Ledgers.Writer(name); write == nil || err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
