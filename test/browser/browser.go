@@ -1,65 +1,53 @@
-// Package browser drives a real Chromium without a window, for the tests of the report: it opens a page from a file,
-// moves the pointer, presses keys, and says what the page logged and fetched. It speaks the DevTools protocol over the
-// two pipes that --remote-debugging-pipe asks for, so neither a driver nor a package of Node is needed.
+// Package browser opens reports in a headless Chromium, by chromedp, for the tests of the report's page: it opens a
+// file, moves the pointer, presses keys, and returns what the page logged and fetched.
 package browser
 
 import (
-	"bufio"
-	"encoding/base64"
+	"context"
 	"encoding/json"
-	"errors"
-	"os"
+	"fmt"
 	"os/exec"
 	"slices"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/input"
+	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/network"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
 
 	"tare/web"
 )
 
-// flags keep Chromium to the page: it asks nothing of the network for itself.
+// flags keep Chromium from using the network for itself. The sandbox is off because tests run as root.
 var flags = []string{
-	"--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-	"--disable-sync", "--disable-default-apps", "--disable-extensions", "--hide-scrollbars", "--remote-debugging-pipe", "--mute-audio",
-	"--disable-dev-shm-usage", "--force-color-profile=srgb",
+	"headless", "no-sandbox", "disable-gpu", "no-first-run", "disable-background-networking",
+	"disable-component-update", "disable-sync", "disable-default-apps", "disable-extensions", "hide-scrollbars",
+	"mute-audio", "disable-dev-shm-usage",
 }
 
-// patience is how long one command may take before the browser counts as hung; nothing passes or fails by it otherwise.
-const patience = 2 * time.Minute
+// hung is how long one step may take before the browser counts as hung. No test passes or fails by it otherwise.
+const hung = 2 * time.Minute
 
-// Chromium is one running browser, for all tests of a package.
+// Chromium is one running browser, which the tests of a package share.
 type Chromium struct {
-	cmd     *exec.Cmd
-	to      *os.File
-	from    *os.File
-	profile string
-	read    chan struct{} // closed when nothing more comes
-
-	mu      sync.Mutex
-	next    int
-	waiting map[int]chan reply
-	pages   map[string]*Browser // by session
+	ctx context.Context
 }
 
-// Browser is one page, which ends with its test.
+// Browser is one page, which is closed at the end of its test.
 type Browser struct {
-	t       *testing.T
-	c       *Chromium
-	session string
-	loaded  chan struct{}
+	t   *testing.T
+	ctx context.Context
 
-	errors, requests []string // guarded by the mutex of Chromium
+	mu               sync.Mutex
+	errors, requests []string
 }
 
-type reply struct {
-	Result json.RawMessage
-	Error  *struct{ Message string }
-}
-
-// Path finds Chromium; empty where there is none.
-func Path() string {
+// path returns the Chromium of this machine, or "" where there is none.
+func path() string {
 	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
 		if p, err := exec.LookPath(name); err == nil {
 			return p
@@ -68,8 +56,8 @@ func Path() string {
 	return ""
 }
 
-// NeedCharts skips a test where reports have no charts for want of Node, with which they are built. Where there is Node
-// they must be built.
+// NeedCharts skips a test where reports have no charts because Node, which builds them, is missing. Where there is
+// Node, they must be built.
 func NeedCharts(t *testing.T) {
 	t.Helper()
 	if _, _, ok := web.Bundle(); ok {
@@ -81,54 +69,27 @@ func NeedCharts(t *testing.T) {
 	t.Fatal("this machine has Node and the charts are not built: run make web")
 }
 
-// Start starts Chromium; nil where there is none.
+// Start starts Chromium. It returns nil where there is none.
 func Start() (*Chromium, error) {
-	path := Path()
+	path := path()
 	if path == "" {
 		return nil, nil
 	}
-	profile, err := os.MkdirTemp("", "tare-test-browser-")
-	if err != nil {
-		return nil, err
+	options := []chromedp.ExecAllocatorOption{chromedp.ExecPath(path), chromedp.Flag("force-color-profile", "srgb")}
+	for _, name := range flags {
+		options = append(options, chromedp.Flag(name, true))
 	}
-	// Chromium reads commands from descriptor 3 and writes to 4; each message ends in a zero byte.
-	commands, to, err := os.Pipe()
-	if err != nil {
-		return nil, err
+	ctx, _ := chromedp.NewExecAllocator(context.Background(), options...) // Stop ends it, with the browser
+	ctx, _ = chromedp.NewContext(ctx)
+	if err := chromedp.Do(ctx); err != nil { // starts the browser
+		return nil, fmt.Errorf("starting %s: %w", path, err)
 	}
-	from, answers, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	c := &Chromium{to: to, from: from, profile: profile, read: make(chan struct{}), waiting: map[int]chan reply{}, pages: map[string]*Browser{}}
-	c.cmd = exec.Command(path, append(flags, "--user-data-dir="+profile, "about:blank")...)
-	c.cmd.ExtraFiles = []*os.File{commands, answers}
-	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // its children are of its group, and end with it
-	err = c.cmd.Start()
-	commands.Close()
-	answers.Close()
-	if err != nil {
-		return nil, errors.Join(err, to.Close(), from.Close(), os.RemoveAll(profile))
-	}
-	go c.receive()
-	return c, nil
+	return &Chromium{ctx}, nil
 }
 
 // Stop ends the browser with all its processes and removes its profile.
 func (c *Chromium) Stop() error {
-	c.to.Close()
-	_ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL)
-	_ = c.cmd.Wait() // it was killed
-	c.from.Close()
-	<-c.read
-	var err error
-	for range 40 { // the last of its children may still be writing there
-		if err = os.RemoveAll(c.profile); err == nil {
-			break
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
-	return err
+	return chromedp.Cancel(c.ctx)
 }
 
 // Page opens an empty page of the given size.
@@ -137,143 +98,69 @@ func (c *Chromium) Page(t *testing.T, width, height int) *Browser {
 	if c == nil {
 		t.Skip("needs chromium (Debian package chromium)")
 	}
-	b := &Browser{t: t, c: c, loaded: make(chan struct{}, 16)}
-	var target struct {
-		TargetID string `json:"targetId"`
+	ctx, cancel := chromedp.NewContext(c.ctx)
+	t.Cleanup(cancel)
+	b := &Browser{t: t, ctx: ctx}
+	if err := chromedp.Listen(ctx, b.event); err != nil { // opens the page
+		t.Fatalf("opening a page: %v", err)
 	}
-	b.call("Target.createTarget", map[string]any{"url": "about:blank"}, &target)
-	var attached struct {
-		SessionID string `json:"sessionId"`
-	}
-	b.call("Target.attachToTarget", map[string]any{"targetId": target.TargetID, "flatten": true}, &attached)
-	c.mu.Lock()
-	c.pages[attached.SessionID] = b
-	c.mu.Unlock()
-	b.session = attached.SessionID
-	t.Cleanup(func() {
-		b.session = ""
-		b.call("Target.closeTarget", map[string]any{"targetId": target.TargetID}, nil)
-	})
-	for _, domain := range []string{"Page", "Runtime", "Log", "Network"} {
-		b.Do(domain+".enable", nil, nil)
-	}
-	b.Do("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false}, nil)
+	b.Resize(width, height, false)
 	return b
 }
 
-// receive takes messages until the browser is gone.
-func (c *Chromium) receive() {
-	defer close(c.read)
-	r := bufio.NewReaderSize(c.from, 1<<20)
-	for {
-		data, err := r.ReadBytes(0)
-		if err != nil {
-			break
+// event notes what the page logs and requests.
+func (b *Browser) event(e any) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch e := e.(type) {
+	case *runtime.EventExceptionThrown, *log.EventEntryAdded:
+		b.errors = append(b.errors, text(e))
+	case *runtime.EventConsoleAPICalled:
+		switch e.Type {
+		case runtime.ConsoleAPICalledTypeError, runtime.ConsoleAPICalledTypeWarning, runtime.ConsoleAPICalledTypeAssert:
+			b.errors = append(b.errors, text(e))
 		}
-		var m struct {
-			ID        int             `json:"id"`
-			Method    string          `json:"method"`
-			SessionID string          `json:"sessionId"`
-			Params    json.RawMessage `json:"params"`
-			Result    json.RawMessage `json:"result"`
-			Error     *struct{ Message string }
-		}
-		if json.Unmarshal(data[:len(data)-1], &m) != nil {
-			continue
-		}
-		c.mu.Lock()
-		if answer := c.waiting[m.ID]; m.ID != 0 && answer != nil {
-			delete(c.waiting, m.ID)
-			answer <- reply{m.Result, m.Error}
-		} else if b := c.pages[m.SessionID]; b != nil {
-			b.event(m.Method, m.Params)
-		}
-		c.mu.Unlock()
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for id, answer := range c.waiting {
-		delete(c.waiting, id)
-		answer <- reply{Error: &struct{ Message string }{"the browser ended"}}
+	case *network.EventRequestWillBeSent:
+		b.requests = append(b.requests, e.Request.URL)
 	}
 }
 
-func (b *Browser) event(method string, params json.RawMessage) {
-	switch method {
-	case "Page.loadEventFired":
-		select {
-		case b.loaded <- struct{}{}:
-		default:
-		}
-	case "Runtime.exceptionThrown", "Log.entryAdded":
-		b.errors = append(b.errors, string(params))
-	case "Runtime.consoleAPICalled":
-		var p struct{ Type string }
-		if json.Unmarshal(params, &p) == nil && (p.Type == "error" || p.Type == "warning" || p.Type == "assert") {
-			b.errors = append(b.errors, string(params))
-		}
-	case "Network.requestWillBeSent":
-		var p struct{ Request struct{ URL string } }
-		if json.Unmarshal(params, &p) == nil {
-			b.requests = append(b.requests, p.Request.URL)
-		}
-	}
-}
-
-// call sends one command, to the page where there is a session, else to the browser.
-func (b *Browser) call(method string, params any, result any) {
-	b.t.Helper()
-	if params == nil {
-		params = map[string]any{}
-	}
-	answer := make(chan reply, 1)
-	c := b.c
-	c.mu.Lock()
-	c.next++
-	id := c.next
-	c.waiting[id] = answer
-	c.mu.Unlock()
-	m := map[string]any{"id": id, "method": method, "params": params}
-	if b.session != "" {
-		m["sessionId"] = b.session
-	}
-	data, err := json.Marshal(m)
+// text shows all that an event holds.
+func text(e any) string {
+	data, err := json.Marshal(e)
 	if err != nil {
-		b.t.Fatal(err)
+		return fmt.Sprintf("%+v (%v)", e, err)
 	}
-	if _, err := c.to.Write(append(data, 0)); err != nil {
-		b.t.Fatalf("%s: %v", method, err)
-	}
-	select {
-	case r := <-answer:
-		if r.Error != nil {
-			b.t.Fatalf("%s: %s", method, r.Error.Message)
-		}
-		if result != nil {
-			if err := json.Unmarshal(r.Result, result); err != nil {
-				b.t.Fatalf("%s: %v", method, err)
-			}
-		}
-	case <-time.After(patience):
-		b.t.Fatalf("%s: no answer in %s", method, patience)
-	}
+	return string(data)
 }
 
-// Do sends one command of the DevTools protocol to the page.
-func (b *Browser) Do(method string, params any, result any) {
+// run takes steps on a page, and fails its test when one fails.
+func run[T any](b *Browser, what string, step chromedp.Action[T]) T {
 	b.t.Helper()
-	b.call(method, params, result)
+	ctx, cancel := context.WithTimeout(b.ctx, hung)
+	defer cancel()
+	v, err := chromedp.Run(ctx, step)
+	if err != nil {
+		b.t.Fatalf("%s: %v", what, err)
+	}
+	return v
+}
+
+// Resize gives the page another size, on a telephone if mobile.
+func (b *Browser) Resize(width, height int, mobile bool) {
+	b.t.Helper()
+	size := emulation.SetDeviceMetricsOverrideParams{
+		Width: int64(width), Height: int64(height), DeviceScaleFactor: 1, Mobile: mobile,
+	}
+	run(b, "setting the size of the page", func(ctx context.Context, _ *chromedp.Target) (chromedp.Void, error) {
+		return chromedp.Call(ctx, emulation.SetDeviceMetricsOverride, size)
+	})
 }
 
 // Open opens a file and waits until it is loaded and drawn.
 func (b *Browser) Open(path string) {
 	b.t.Helper()
-	b.Do("Page.navigate", map[string]any{"url": "file://" + path}, nil)
-	select {
-	case <-b.loaded:
-	case <-time.After(patience):
-		b.t.Fatalf("%s did not load in %s", path, patience)
-	}
+	run(b, "opening "+path, chromedp.Navigate("file://"+path))
 	b.Frame()
 }
 
@@ -283,75 +170,59 @@ func (b *Browser) Frame() {
 	b.Eval("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))", nil)
 }
 
-// Eval evaluates an expression in the page; a promise is waited for.
+// Eval evaluates an expression in the page and stores its value in result, unless that is nil. It waits for promises.
 func (b *Browser) Eval(expression string, result any) {
 	b.t.Helper()
-	var r struct {
-		Result           struct{ Value json.RawMessage }
-		ExceptionDetails json.RawMessage
+	value := run(b, expression, chromedp.Evaluate[[]byte](expression, chromedp.EvalAwaitPromise))
+	if result == nil {
+		return
 	}
-	b.Do("Runtime.evaluate", map[string]any{"expression": expression, "returnByValue": true, "awaitPromise": true}, &r)
-	if r.ExceptionDetails != nil {
-		b.t.Fatalf("%s: %s", expression, r.ExceptionDetails)
-	}
-	if result != nil {
-		if err := json.Unmarshal(r.Result.Value, result); err != nil {
-			b.t.Fatalf("%s gives %s: %v", expression, r.Result.Value, err)
-		}
+	if err := json.Unmarshal(value, result); err != nil {
+		b.t.Fatalf("%s gives %s: %v", expression, value, err)
 	}
 }
 
-// Press presses and releases a key that has no character, such as Tab.
-func (b *Browser) Press(key string, code int) {
+// Press presses and releases a key: one of the constants of chromedp's package kb, such as kb.Tab.
+func (b *Browser) Press(key string) {
 	b.t.Helper()
-	for _, kind := range []string{"rawKeyDown", "keyUp"} {
-		b.Do("Input.dispatchKeyEvent", map[string]any{"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code}, nil)
-	}
+	run(b, fmt.Sprintf("pressing %q", key), chromedp.KeyEvent(key))
 	b.Frame()
 }
 
 // Move moves the pointer.
 func (b *Browser) Move(x, y float64) {
 	b.t.Helper()
-	b.Do("Input.dispatchMouseEvent", map[string]any{"type": "mouseMoved", "x": x, "y": y}, nil)
+	run(b, "moving the pointer", chromedp.MouseEvent(input.DispatchMouseEventTypeMouseMoved, x, y))
 	b.Frame()
 }
 
-// Media sets what the page believes of its reader: the medium, and light or dark.
+// Media sets the medium that the page is shown on, and whether its reader prefers light or dark.
 func (b *Browser) Media(medium, scheme string) {
 	b.t.Helper()
-	b.Do("Emulation.setEmulatedMedia", map[string]any{"media": medium, "features": []map[string]string{{"name": "prefers-color-scheme", "value": scheme}}}, nil)
+	media := emulation.SetEmulatedMediaParams{
+		Media: medium, Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}},
+	}
+	run(b, "setting the medium", func(ctx context.Context, _ *chromedp.Target) (chromedp.Void, error) {
+		return chromedp.Call(ctx, emulation.SetEmulatedMedia, media)
+	})
 	b.Frame()
 }
 
-// Screenshot is the whole page as a PNG.
+// Screenshot returns the whole page as a PNG.
 func (b *Browser) Screenshot() []byte {
 	b.t.Helper()
-	var r struct{ Data string }
-	b.Do("Page.captureScreenshot", map[string]any{"captureBeyondViewport": true}, &r)
-	return b.decode(r.Data)
+	return run(b, "taking a screenshot", chromedp.FullScreenshot(100))
 }
 
 // PDF prints the page.
 func (b *Browser) PDF() []byte {
 	b.t.Helper()
-	var r struct{ Data string }
-	b.Do("Page.printToPDF", map[string]any{"printBackground": false, "preferCSSPageSize": true, "paperWidth": 8.27, "paperHeight": 11.69}, &r)
-	return b.decode(r.Data)
+	return run(b, "printing", chromedp.PrintToPDF(chromedp.PDFPreferCSSPageSize(), chromedp.PDFPaper(chromedp.PaperA4)))
 }
 
-func (b *Browser) decode(data string) []byte {
-	b.t.Helper()
-	out, err := base64.StdEncoding.DecodeString(data)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	return out
-}
-
-// Said is what the page logged as errors and which addresses it asked for, so far.
+// Said returns what the page logged as errors and which addresses it requested, so far.
 func (b *Browser) Said() (errors, requests []string) {
-	b.c.mu.Lock()
-	defer b.c.mu.Unlock()
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	return slices.Clone(b.errors), slices.Clone(b.requests)
 }

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/chromedp/chromedp/kb"
+
 	"tare/internal/experiment/record"
 	"tare/internal/results/analysis"
 	"tare/internal/results/analysis/analysistest"
@@ -188,7 +190,7 @@ func TestKeyboard(t *testing.T) {
 	focused := `document.activeElement?.dataset?.chart ?? ""`
 	var chart string
 	for range 60 { // Tab, as a person presses it, until a chart has the focus
-		b.Press("Tab", 9)
+		b.Press(kb.Tab)
 		if b.Eval(focused, &chart); chart != "" {
 			break
 		}
@@ -210,12 +212,12 @@ func TestKeyboard(t *testing.T) {
 			t.Errorf("the chart shows %q and says %q", shown, live)
 		}
 		seen[shown] = true
-		b.Press("ArrowDown", 40)
+		b.Press(kb.ArrowDown)
 	}
 	if len(seen) != 3 {
 		t.Errorf("three values by arrow key are %d: %v", len(seen), seen)
 	}
-	b.Press("Escape", 27)
+	b.Press(kb.Escape)
 	var shown string
 	if b.Eval(tip, &shown); shown != "" {
 		t.Errorf("after Escape the chart still shows %q", shown)
@@ -251,11 +253,11 @@ func TestDarkPrintAndSmall(t *testing.T) {
 		t.Errorf("on paper the background is %s and the navigation is shown as %s", paper, nav)
 	}
 	if os.Getenv("TARE_SHOTS") != "" {
-		b.Do("Emulation.setDeviceMetricsOverride", map[string]any{"width": 700, "height": 1000, "deviceScaleFactor": 1, "mobile": false}, nil)
+		b.Resize(700, 1000, false)
 		b.Eval(`dispatchEvent(new Event("beforeprint"))`, nil)
 		keep(t, b, "print.png")
 		b.Eval(`dispatchEvent(new Event("afterprint"))`, nil)
-		b.Do("Emulation.setDeviceMetricsOverride", map[string]any{"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": false}, nil)
+		b.Resize(1280, 900, false)
 	}
 
 	b.Media("", "light")
@@ -270,7 +272,7 @@ func TestDarkPrintAndSmall(t *testing.T) {
 		t.Error("tables are not unfolded for paper, or stay so after it")
 	}
 
-	b.Do("Emulation.setDeviceMetricsOverride", map[string]any{"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": true}, nil)
+	b.Resize(390, 800, true)
 	b.Open(path)
 	var wide int
 	b.Eval(`document.documentElement.scrollWidth`, &wide)
@@ -452,7 +454,7 @@ func TestAnswersAreDrawn(t *testing.T) {
 			b.Eval(figure+`.querySelector("svg[data-chart]").focus()`, nil)
 			seen := map[string]bool{}
 			for range 3 {
-				b.Press("ArrowRight", 39)
+				b.Press(kb.ArrowRight)
 				var shown string
 				if b.Eval(tip, &shown); shown == "" || strings.Contains(shown, "|") {
 					t.Errorf("the keyboard shows %q", shown)
@@ -465,7 +467,7 @@ func TestAnswersAreDrawn(t *testing.T) {
 			keep(t, b, strings.ReplaceAll(c.name, " ", "-")+".png")
 			// Paper does not scroll: with all tables unfolded nothing is wider than it.
 			b.Media("print", "light")
-			b.Do("Emulation.setDeviceMetricsOverride", map[string]any{"width": 700, "height": 1000, "deviceScaleFactor": 1, "mobile": false}, nil)
+			b.Resize(700, 1000, false)
 			b.Eval(`dispatchEvent(new Event("beforeprint"))`, nil)
 			var wide int
 			if b.Eval(`document.documentElement.scrollWidth`, &wide); wide > 700 {
