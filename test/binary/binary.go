@@ -28,19 +28,42 @@ func Root() (string, error) {
 	}
 }
 
-// Build puts a static tare binary into dir and returns its path. Flags are further ones of go build.
-func Build(dir string, flags ...string) (string, error) {
+// Cache is the directory in which test/setup keeps what it fetches for the tests: tare in the user's cache directory.
+func Cache() (string, error) {
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("finding what test/setup has fetched: %w", err)
+	}
+	return filepath.Join(dir, "tare"), nil
+}
+
+// Go is the go command at the top of the source tree, with the flags of the Makefile: everything is compiled in one way,
+// so that the cache serves all of it.
+func Go(args ...string) (*exec.Cmd, error) {
 	root, err := Root()
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	out := filepath.Join(dir, "tare")
-	args := slices.Concat([]string{"build", "-trimpath", "-ldflags=-w", "-o", out}, flags, []string{"./cmd/tare"})
 	cmd := exec.Command("go", args...)
 	cmd.Dir = root
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if msg, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("building tare: %w\n%s", err, bytes.TrimSpace(msg))
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-trimpath")
+	return cmd, nil
+}
+
+// Build puts a static tare binary into dir and returns its path. Flags are further ones of go build.
+func Build(dir string, flags ...string) (string, error) {
+	out := filepath.Join(dir, "tare")
+	return out, Program(out, "./cmd/tare", slices.Concat([]string{"-ldflags=-w"}, flags)...)
+}
+
+// Program builds the program of a package at path. Flags are further ones of go build.
+func Program(path, pkg string, flags ...string) error {
+	cmd, err := Go(slices.Concat([]string{"build", "-o", path}, flags, []string{pkg})...)
+	if err != nil {
+		return err
 	}
-	return out, nil
+	if msg, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("building %s: %w\n%s", pkg, err, bytes.TrimSpace(msg))
+	}
+	return nil
 }

@@ -39,14 +39,14 @@ func microvm(t *testing.T) ociRuntime {
 	if _, err := exec.LookPath("qemu-system-x86_64"); err != nil {
 		t.Skip("needs QEMU (Debian package qemu-system-x86)")
 	}
-	root, err := binary.Root()
+	cache, err := binary.Cache()
 	if err != nil {
 		t.Fatal(err)
 	}
-	kernels, _ := filepath.Glob(filepath.Join(root, "test/.cache/kernel/vmlinuz-*"))
-	modules, _ := filepath.Glob(filepath.Join(root, "test/.cache/kernel/lib/modules/*"))
+	kernels, _ := filepath.Glob(filepath.Join(cache, "kernel/vmlinuz-*"))
+	modules, _ := filepath.Glob(filepath.Join(cache, "kernel/lib/modules/*"))
 	if len(kernels) == 0 || len(modules) == 0 {
-		t.Skip("needs a kernel with modules in test/.cache/kernel; 'make test' fetches it")
+		t.Skip("needs a kernel with modules in " + cache + "/kernel; 'make test' fetches it")
 	}
 	return ociRuntime{"microvm", []string{bin, "microvm"},
 		[]string{"TARE_MICROVM_KERNEL=" + slices.Max(kernels), "TARE_MICROVM_ACCEL=tcg"}}

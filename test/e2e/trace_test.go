@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -13,6 +12,7 @@ import (
 	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
 	"tare/internal/results/analysis"
+	"tare/test/binary"
 )
 
 // traced is what a spec of tracers begins with. The gates about time are off: what is counted does not depend on how
@@ -32,8 +32,8 @@ arms:
 func faultyTracer(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "tracers")
-	if out, err := exec.Command("go", "build", "-o", path, "tare/test/tracers").CombinedOutput(); err != nil {
-		t.Fatalf("building the tracers for tests: %v\n%s", err, out)
+	if err := binary.Program(path, "./test/tracers"); err != nil {
+		t.Fatal(err)
 	}
 	return path
 }

@@ -21,11 +21,11 @@ func Path(t testing.TB) string {
 	if path, err := exec.LookPath("envoy"); err == nil {
 		return path
 	}
-	root, err := binary.Root()
+	cache, err := binary.Cache()
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(root, "test/.cache/envoy/envoy")
+	path := filepath.Join(cache, "envoy/envoy")
 	if _, err := os.Stat(path); err != nil {
 		if runtime.GOARCH != "amd64" {
 			t.Skip("needs Envoy, which is fetched for x86_64 alone: name one in TARE_ENVOY")

@@ -64,17 +64,8 @@ type Runner struct {
 
 // New builds what it needs into dir.
 func New(dir, tare string) (*Runner, error) {
-	root, err := binary.Root()
-	if err != nil {
-		return nil, err
-	}
 	r := &Runner{Tare: tare, under: filepath.Join(dir, "under")}
-	cmd := exec.Command("go", "build", "-trimpath", "-o", r.under, "./test/faults/under")
-	cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
-	if msg, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("building test/faults/under: %w\n%s", err, bytes.TrimSpace(msg))
-	}
-	return r, nil
+	return r, binary.Program(r.under, "./test/faults/under")
 }
 
 // Run runs tare in dir, with the fault. A run that takes longer than the limit is asked for its goroutines and killed.

@@ -46,7 +46,7 @@ func generated(ctx context.Context) error {
 }
 
 // notCopied are the directories that hold no source.
-var notCopied = map[string]bool{".git": true, "bin": true, "test/.cache": true, "web/node_modules": true, "web/dist": true}
+var notCopied = map[string]bool{".git": true, "bin": true, "web/node_modules": true, "web/dist": true}
 
 // walk calls f with every regular file of a tree, but for those that are no source.
 func walk(root string, f func(path string) error) error {

@@ -91,7 +91,7 @@ func main() {
 	}
 	// Everything is compiled in the one way of `make build`, so that each step finds in Go's cache what the one before
 	// has compiled.
-	if err := errors.Join(os.Setenv("CGO_ENABLED", "0"), os.Setenv("GOFLAGS", "-trimpath -ldflags=-w")); err != nil {
+	if err := errors.Join(os.Setenv("CGO_ENABLED", "0"), os.Setenv("GOFLAGS", "-trimpath")); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

@@ -64,7 +64,7 @@ func testPackages(t *testing.T, o Options, patterns []string) {
 		t.Fatal(err)
 	}
 	var dirs []string
-	for pkg := range strings.FieldsSeq(goCommand(t, root, append([]string{"list", "-e", "-f",
+	for pkg := range strings.FieldsSeq(goCommand(t, append([]string{"list", "-e", "-f",
 		"{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}"}, patterns...)...)) {
 		if strings.Contains(pkg, os.Getenv("TARE_VM_PACKAGES")) {
 			dirs = append(dirs, strings.TrimPrefix(pkg, "tare/"))
@@ -114,7 +114,7 @@ func testFiles(t *testing.T, root string, dirs []string) map[string][]byte {
 	for _, dir := range dirs {
 		args = append(args, "./"+dir)
 	}
-	goCommand(t, root, args...)
+	goCommand(t, args...)
 	from := map[string]string{}
 	for _, dir := range dirs {
 		from[path.Join("/src", dir, "test")] = filepath.Join(compiled, path.Base(dir)+".test")
@@ -203,12 +203,13 @@ func skipReason(output string) string {
 	return strings.Join(said, "; ")
 }
 
-// goCommand runs the go command in the tree, for a static program, and returns what it prints.
-func goCommand(t *testing.T, root string, args ...string) string {
+// goCommand runs the go command in the tree, and returns what it prints.
+func goCommand(t *testing.T, args ...string) string {
 	t.Helper()
-	cmd := exec.Command("go", args...)
-	cmd.Dir = root
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd, err := binary.Go(args...)
+	if err != nil {
+		t.Fatal(err)
+	}
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()

@@ -24,13 +24,13 @@ import (
 //go:embed c/xstate.c
 var xstateSource []byte
 
-// userKernel finds the kernel in user mode, installed or in test/.cache. An error matches ErrMissing.
+// userKernel finds the kernel in user mode, installed or in the cache. An error matches ErrMissing.
 func userKernel() (program string, modules microvm.Kernel, err error) {
-	root, err := binary.Root()
+	cache, err := binary.Cache()
 	if err != nil {
 		return "", microvm.Kernel{}, err
 	}
-	for _, dir := range []string{filepath.Join(root, "test/.cache/usermode/usr"), "/usr"} {
+	for _, dir := range []string{filepath.Join(cache, "usermode/usr"), "/usr"} {
 		program := filepath.Join(dir, "bin/linux.uml")
 		found, _ := filepath.Glob(filepath.Join(dir, "lib/uml/modules/*")) // the pattern is well-formed
 		if _, err := os.Stat(program); err == nil && len(found) > 0 {

@@ -368,11 +368,10 @@ type kit struct {
 func missing(what string) error { return fmt.Errorf("needs %s; %w", what, ErrMissing) }
 
 var prepare = sync.OnceValues(func() (*kit, error) {
-	root, err := binary.Root()
+	cache, err := binary.Cache()
 	if err != nil {
 		return nil, err
 	}
-	cache := filepath.Join(root, "test", ".cache")
 	k := &kit{}
 	if k.qemu, err = exec.LookPath("qemu-system-x86_64"); err != nil {
 		return nil, missing("qemu-system-x86_64 (Debian package qemu-system-x86)")
@@ -411,7 +410,7 @@ func findKernel(cache string) (string, error) {
 		return "", fmt.Errorf("looking for a kernel: %w", err)
 	}
 	if len(found) == 0 {
-		return "", missing("a kernel in test/.cache/kernel (Debian package linux-image-cloud-amd64)")
+		return "", missing("a kernel in " + filepath.Join(cache, "kernel") + " (Debian package linux-image-cloud-amd64)")
 	}
 	return slices.Max(found), nil
 }

@@ -21,6 +21,7 @@ import (
 	_ "tare/internal/mesh/kernelmesh"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
+	"tare/test/binary"
 )
 
 // TestMain lets the test binary take the way into a control group, as tare does when it starts itself again.
@@ -52,12 +53,7 @@ func build(t *testing.T) string {
 			built.err = err
 			return
 		}
-		built.path = filepath.Join(dir, "tare")
-		cmd := exec.Command("go", "build", "-o", built.path, "tare/cmd/tare")
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			built.err = fmt.Errorf("%w\n%s", err, out)
-		}
+		built.path, built.err = binary.Build(dir)
 	})
 	if built.err != nil {
 		t.Fatalf("building tare: %v", built.err)

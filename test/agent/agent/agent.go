@@ -2,9 +2,6 @@
 package agent
 
 import (
-	"bytes"
-	"fmt"
-	"os/exec"
 	"path/filepath"
 
 	"tare/test/binary"
@@ -42,15 +39,6 @@ func (k Known) In(lo, hi float64) bool {
 
 // Build puts the agent's binary into dir and returns its path.
 func Build(dir string) (string, error) {
-	root, err := binary.Root()
-	if err != nil {
-		return "", err
-	}
 	out := filepath.Join(dir, "planted-agent")
-	cmd := exec.Command("go", "build", "-trimpath", "-o", out, "./test/agent")
-	cmd.Dir = root
-	if msg, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("building the planted agent: %w\n%s", err, bytes.TrimSpace(msg))
-	}
-	return out, nil
+	return out, binary.Program(out, "./test/agent")
 }

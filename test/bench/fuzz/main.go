@@ -198,8 +198,10 @@ func (b *bench) binary(ctx context.Context, t found) (string, error) {
 	if _, err := os.Stat(path); err == nil {
 		return path, nil
 	}
-	cmd := exec.CommandContext(ctx, "go", "test", "-c", "-fuzz", "^"+t.Test+"$", "-o", path, "./"+t.Package)
-	cmd.Dir, cmd.Env = b.root, append(os.Environ(), "CGO_ENABLED=0")
+	cmd, err := binary.Go("test", "-c", "-fuzz", "^"+t.Test+"$", "-o", path, "./"+t.Package)
+	if err != nil {
+		return "", err
+	}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("compiling %s: %w: %s", t.name(), err, out)
 	}

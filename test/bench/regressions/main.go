@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"tare/internal/results/analysis"
+	"tare/test/binary"
 	"tare/test/campaign"
 	"tare/test/neighbour/neighbour"
 )
@@ -126,9 +127,8 @@ func (c *bench) run(ctx context.Context, only string, found []outcome, until tim
 	}
 	defer os.RemoveAll(c.dir)
 	c.tracers = filepath.Join(c.dir, "tracers")
-	build := exec.CommandContext(ctx, "go", "build", "-o", c.tracers, "tare/test/tracers")
-	if text, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("building the tracers: %w\n%s", err, text)
+	if err := binary.Program(c.tracers, "./test/tracers"); err != nil {
+		return err
 	}
 	if c.neighbour {
 		command, err := neighbour.Build(c.dir)

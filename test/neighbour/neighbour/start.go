@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
@@ -46,18 +45,8 @@ func Start(t testing.TB, o Options) *Process {
 
 // Build puts the command into dir and returns its path.
 func Build(dir string) (string, error) {
-	root, err := binary.Root()
-	if err != nil {
-		return "", err
-	}
 	out := filepath.Join(dir, "neighbour")
-	cmd := exec.Command("go", "build", "-o", out, "./test/neighbour")
-	cmd.Dir = root
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if msg, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("building the neighbour: %w\n%s", err, bytes.TrimSpace(msg))
-	}
-	return out, nil
+	return out, binary.Program(out, "./test/neighbour")
 }
 
 // Launch starts the command at path, and returns after the first burst. The neighbour dies with this process.
