@@ -95,6 +95,9 @@ type Definition struct {
 	Ladder string `json:"ladder,omitempty"`
 	Rung   string `json:"rung,omitempty"`
 
+	// Limit is the largest value with which the subject counts as usable; charts draw it. 0: there is no such value.
+	Limit float64 `json:"limit,omitempty"`
+
 	// Histogram and Quantile are of a metric that is a quantile of a histogram of the loads: the histogram's name
 	// (package load), and the quantile, such as 0.99. Both are left out of all others.
 	Histogram string  `json:"histogram,omitempty"`
@@ -221,8 +224,8 @@ func (s Set) QuantileOf(histogram string, q float64) string {
 func (s Set) FamilyOf(name string) string { return cmp.Or(s.Of(name).Family, name) }
 
 // Complete gives definitions that an earlier version wrote what they could not say of their metrics yet, from those
-// of today of the same names: Family, Histogram, Quantile, Undisturbed, What and Per. A definition that says any of
-// these is left as it is. Where there are no definitions, those of today stand for all.
+// of today of the same names: Limit, and Family, Histogram, Quantile, Undisturbed, What and Per, of which one that
+// says any is left as it is. Where there are no definitions, those of today stand for all.
 func Complete(written, today []Definition) []Definition {
 	if written == nil {
 		return slices.Clone(today)
@@ -232,6 +235,7 @@ func Complete(written, today []Definition) []Definition {
 	for i := range all {
 		d := &all[i]
 		now, is := known[d.Name]
+		d.Limit = cmp.Or(d.Limit, now.Limit)
 		if !is || d.Family != "" || d.Histogram != "" || d.Undisturbed || d.What != "" {
 			continue
 		}

@@ -92,3 +92,13 @@ func TestRough(t *testing.T) {
 		}
 	}
 }
+
+func TestThousands(t *testing.T) {
+	for n, want := range map[int]string{
+		0: "0", 7: "7", 999: "999", 1000: "1,000", 123_456: "123,456", 10_000_000: "10,000,000", -1000: "-1,000", -999: "-999",
+	} {
+		if got := Thousands(n); got != want {
+			t.Errorf("Thousands(%d) = %s, want %s", n, got, want)
+		}
+	}
+}

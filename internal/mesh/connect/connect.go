@@ -264,17 +264,18 @@ func (t *tally) add(began, ended int64, errno unix.Errno) {
 		t.errnos[min(int(errno), len(t.errnos)-1)]++
 		return
 	}
-	record(t.times, ended-began)
-	record(t.slices[(began-t.begin)*load.Slices/(t.end-t.begin)], ended-began)
+	count(t.times, ended-began)
+	count(t.slices[(began-t.begin)*load.Slices/(t.end-t.begin)], ended-began)
 }
 
-func record(h *hdrhistogram.Histogram, ns int64) { _ = h.RecordValue(min(max(ns, 1), longest)) } // in range, so there is no error
+// count adds a time to a histogram, bounded by what the histogram holds.
+func count(h *hdrhistogram.Histogram, ns int64) { _ = h.RecordValue(min(max(ns, 1), longest)) }
 
 // sawOld notes that generation g was still found so long after the next had begun. Only the last of each generation
 // counts.
 func (t *tally) sawOld(g uint64, age int64) {
 	if t.oldAge > 0 && t.oldOf != g {
-		record(t.old, t.oldAge)
+		count(t.old, t.oldAge)
 	}
 	t.oldOf, t.oldAge = g, age
 }
@@ -300,7 +301,7 @@ func (t *tally) result(judged bool) (*load.Result, error) {
 			generation.StaleCount: float64(t.verdicts[generation.Stale]), generation.TornCount: float64(t.verdicts[generation.Torn]), generation.MissedCount: float64(t.verdicts[generation.Missed]),
 		}
 		if t.oldAge > 0 {
-			record(t.old, t.oldAge)
+			count(t.old, t.oldAge)
 			t.oldAge = 0
 		}
 	}

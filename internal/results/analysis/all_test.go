@@ -1,3 +1,3 @@
-package analysis
+package analysis_test
 
 import _ "tare/internal/all" // every guest, with its metrics

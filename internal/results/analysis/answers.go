@@ -15,88 +15,90 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// family is a way to answer that goes with some metrics. What an experiment is called plays no part, so a spec of one's
-// own is answered in the words of the built-in one that measures the same.
-type family struct {
-	speaks func(*table) bool // whether the run has what it speaks of
-	answer func(*Summary, *table) []Answer
+// Family is a way to answer that goes with some metrics. What an experiment is called plays no part, so a user's spec
+// is answered in the words of the built-in one that measures the same.
+type Family struct {
+	Metrics []string // the family may speak of a run that has any of these
 
-	// general says that it leaves the answer to what is more specific: it speaks only where no family before it did.
-	general bool
+	// Answer gives the answers; none where the family has nothing to say after all.
+	Answer func(*Summary, *Table) []Answer
+
+	// General says that the family leaves the answer to more specific ones: it speaks only where no other did.
+	General bool
 }
 
-// families are all but the generic words, the most specific first. Several may speak of one run: a tracer that is
-// weighed while a probe waits for a CPU is answered by what it lost, and by whether the machine stays usable.
-var families = []family{
-	{speaks: has("events_lost"), answer: traceAnswers},
-	{
-		speaks: both(
-			both(has("limit_cpus"), either(has("limited_share"), has("limited_cpu_seconds_per_connection"))),
-			either(subjectHas("bpf_cpus"), subjectHas("limited_bpf_cpus"))),
-		answer: limitAnswers,
-	},
-	{speaks: both(has("sched_delay_max_seconds"), subjectHas("bpf_cpu_share")), answer: stressAnswers},
-	{speaks: either(either(has("push_usable_seconds"), has("push_usable_p50_seconds")), has("push_seconds")), answer: pushAnswers},
-	{speaks: has("wrong_connect_share", "failed_connect_share"), answer: consistencyAnswers},
-	{speaks: both(compared, has("flush_seconds")), answer: flushAnswers},
-	{speaks: both(compared, has("lookup_seconds")), answer: scaleAnswers},
-	{speaks: has("map_bytes", "map_after_bytes"), answer: memoryAnswers},
-	{speaks: hasLadder, answer: ladderAnswers},
-	{speaks: both(compared, connectsOnly), answer: pathAnswers, general: true},
-	{speaks: has("map_bytes", "map_by_program_bytes"), answer: memoryAnswers, general: true},
-	{speaks: both(both(free, full), subjectHas("bpf_cpu_share")), answer: saturationAnswers, general: true},
+// families are those that are registered, and two that speak of metrics of every guest. Several may speak of one run: a
+// tracer that is weighed while a probe waits for a CPU is answered by what it lost, and by whether the machine stays
+// usable.
+var families = []Family{
+	{Metrics: []string{"limit_cpus"}, Answer: limitAnswers},
+	{Metrics: []string{"bpf_seconds_per_connection"}, Answer: pathAnswers, General: true},
 }
 
-// has is true of a run whose trials have all of some metrics.
-func has(metrics ...string) func(*table) bool {
-	return func(t *table) bool {
-		return !slices.ContainsFunc(metrics, func(name string) bool { return !t.has[name] })
+// Register adds a family. A guest registers those that speak of its metrics.
+func Register(f Family) { families = append(families, f) }
+
+// inWords are the answers of families: those of the metrics that are shown first come first.
+func (s *Summary) inWords(t *Table) (all []Answer) {
+	order := slices.Clone(families)
+	slices.SortStableFunc(order, func(a, b Family) int { return t.defined.Compare(a.Metrics[0], b.Metrics[0]) })
+	speak := func(f Family) {
+		if slices.ContainsFunc(f.Metrics, func(name string) bool { return t.known[name] }) {
+			all = append(all, f.Answer(s, t)...)
+		}
 	}
+	for _, f := range order {
+		if !f.General {
+			speak(f)
+		}
+	}
+	all = append(all, ladderAnswers(s, t)...)
+	for _, f := range order {
+		if f.General && len(all) == 0 {
+			speak(f)
+		}
+	}
+	if len(all) == 0 {
+		all = saturationAnswers(s, t)
+	}
+	return all
 }
 
-func both(a, b func(*table) bool) func(*table) bool {
-	return func(t *table) bool { return a(t) && b(t) }
+// Has reports whether the trials of the run have all of some metrics.
+func (t *Table) Has(metrics ...string) bool {
+	return !slices.ContainsFunc(metrics, func(name string) bool { return !t.known[name] })
 }
 
-func either(a, b func(*table) bool) func(*table) bool {
-	return func(t *table) bool { return a(t) || b(t) }
-}
-
-// subjectHas is true of a run in which some subject has a metric that is not 0.
-func subjectHas(metric string) func(*table) bool {
-	return func(t *table) bool {
-		for _, arm := range t.subjects() {
-			for _, at := range t.levels {
-				if slices.ContainsFunc(t.column(at, arm, metric), func(v float64) bool { return v != 0 }) {
-					return true
-				}
+// SubjectHas reports whether some subject has a metric that is not 0.
+func (t *Table) SubjectHas(metric string) bool {
+	for _, arm := range t.Subjects() {
+		for _, at := range t.Levels {
+			if slices.ContainsFunc(t.Column(at, arm, metric), func(v float64) bool { return v != 0 }) {
+				return true
 			}
 		}
-		return false
 	}
+	return false
 }
-
-// compared is true of a run whose baseline is a subject, too.
-func compared(t *table) bool { return t.baseline != "" }
 
 // free is true of a run whose answers speak of what only loads show that are as fast as they can be. Records of Tare
 // before 0.2 do not say what answers speak of, and a closed loop tells.
-func free(t *table) bool {
+func free(t *Table) bool {
 	if len(t.headlines) == 0 {
 		return t.closed
 	}
-	return slices.ContainsFunc(t.headlines, func(name string) bool { return t.has[name] && t.defined.Of(name).Free })
+	return slices.ContainsFunc(t.headlines, func(name string) bool { return t.known[name] && t.defined.Of(name).Free })
 }
 
 // fullPart is the part of the machine's CPUs from which on it is called full.
 const fullPart = 0.9
 
 // full is true of a run in which subjects leave nothing of the machine: its CPUs are busy at every level.
-func full(t *table) bool {
+func full(t *Table) bool {
 	found := false
-	for _, at := range t.levels {
-		for _, arm := range t.subjects() {
-			busy := t.column(at, arm, "cpu_busy_share")
+	for _, at := range t.Levels {
+		for _, arm := range t.Subjects() {
+			busy := t.Column(at, arm, "cpu_busy_share")
 			if len(busy) == 0 {
 				continue
 			}
@@ -106,11 +108,6 @@ func full(t *table) bool {
 		}
 	}
 	return found
-}
-
-// connectsOnly is true of a run whose loads make connections and no requests over them.
-func connectsOnly(t *table) bool {
-	return has("bpf_seconds_per_connection", "connect_p50_seconds")(t) && !t.has["latency_p50_seconds"]
 }
 
 // Find is the estimate of one metric of one arm as a whole at one level; nil where there is none that may be quoted.
@@ -158,20 +155,23 @@ func (s *Summary) ArmName(arm string) string {
 	return arm
 }
 
+// PlainName is the name of an arm's design, without "(baseline)".
+func (s *Summary) PlainName(arm string) string {
+	if arm == record.Direct && s.Baseline != "" {
+		return s.Baseline
+	}
+	return arm
+}
+
 // answer says in words what the run shows. Every sentence rests on estimates, which are named as evidence.
-func (s *Summary) answer(run record.Run, t *table) {
+func (s *Summary) answer(run record.Run, t *Table) {
 	if !s.Valid {
 		s.Answers = append(s.Answers, Answer{
 			Question: s.Question, Answer: "No answer: the run is invalid. " + strings.Join(s.InvalidReasons, ". ") + ".",
 		})
 		return
 	}
-	var all []Answer
-	for _, f := range families {
-		if f.speaks(t) && !(f.general && len(all) > 0) {
-			all = append(all, f.answer(s, t)...)
-		}
-	}
+	all := s.inWords(t)
 	var missing []Answer
 	if len(all) > 0 {
 		missing = s.missingAnswers(run, t)
@@ -188,14 +188,14 @@ func (s *Summary) answer(run record.Run, t *table) {
 }
 
 // genericAnswers say what each arm adds, at each level.
-func (s *Summary) genericAnswers(run record.Run, t *table) (all []Answer) {
+func (s *Summary) genericAnswers(run record.Run, t *Table) (all []Answer) {
 	arms := askedArms(run, t)
 	if slices.Contains(arms, record.Direct) {
 		arms = []string{record.AA} // a run of the baseline alone is about its noise
 	}
 	for _, arm := range arms {
 		for _, at := range outermost(s.everyLevel(run, t)) {
-			p := &prose{s: s, arm: arm, at: at}
+			p := &Prose{Summary: s, Arm: arm, At: at}
 			p.cost(t)
 			p.latency(t)
 			p.throughput()
@@ -211,11 +211,11 @@ func (s *Summary) genericAnswers(run record.Run, t *table) (all []Answer) {
 			p.sums(t)
 			p.lines()
 			if lacks := t.lacks[arm]; lacks != "" && len(p.text) > 0 {
-				p.add("It is not the same service: %s.", lacks)
+				p.Add("It is not the same service: %s.", lacks)
 			}
 			p.endUnresolved()
 			if len(p.text) > 0 {
-				all = append(all, p.answer())
+				all = append(all, p.Answer())
 			}
 		}
 	}
@@ -245,17 +245,22 @@ func (s *Summary) partly() string {
 	return fmt.Sprintf("From a partial run (%d of %d trials): ", s.Trials.Done, s.Trials.Planned)
 }
 
-// subjects are the arms beside the baseline and its twin.
-func (t *table) subjects() []string {
-	return withoutBaseline(t.arms)
+// Subjects are the arms beside the baseline and its twin.
+func (t *Table) Subjects() []string {
+	return withoutBaseline(t.Arms)
+}
+
+// BaselineAndSubjects are all arms but the baseline's twin. The baseline may be a subject, too.
+func (t *Table) BaselineAndSubjects() []string {
+	return append([]string{record.Direct}, t.Subjects()...)
 }
 
 // cost speaks of the time that each unit of work costs: of each kind of time once, by the metric that is defined
 // first, for per connection and per request say the same twice.
-func (p *prose) cost(t *table) {
+func (p *Prose) cost(t *Table) {
 	var costs []*Estimate
-	for i := range p.s.Estimates {
-		if e := &p.s.Estimates[i]; p.has(e) && t.defined.Of(e.Metric).What != "" {
+	for i := range p.Summary.Estimates {
+		if e := &p.Summary.Estimates[i]; p.has(e) && t.defined.Of(e.Metric).What != "" {
 			costs = append(costs, e)
 		}
 	}
@@ -285,9 +290,9 @@ func (p *prose) cost(t *table) {
 }
 
 // none reports whether an arm and its baseline had nothing of a metric in any block.
-func (t *table) none(e *Estimate) bool {
+func (t *Table) none(e *Estimate) bool {
 	for _, arm := range []string{e.Arm, record.Direct} {
-		if slices.ContainsFunc(t.column(e.Factors, arm, e.Metric), func(v float64) bool { return v != 0 }) {
+		if slices.ContainsFunc(t.Column(e.Factors, arm, e.Metric), func(v float64) bool { return v != 0 }) {
 			return false
 		}
 	}
@@ -295,18 +300,18 @@ func (t *table) none(e *Estimate) bool {
 }
 
 // has reports whether an estimate is of this arm as a whole at this level, and may be quoted.
-func (p *prose) has(e *Estimate) bool {
-	return e.Arm == p.arm && e.Component == "" && e.Withheld == "" && maps.Equal(e.Factors, p.at)
+func (p *Prose) has(e *Estimate) bool {
+	return e.Arm == p.Arm && e.Component == "" && e.Withheld == "" && maps.Equal(e.Factors, p.At)
 }
 
 // loadsPart says how much of the arm's eBPF time ran in the control groups of the loads, by their name. It is a part of
 // all that the arm ran, so it says nothing of a difference to a baseline that runs programs, too.
-func (p *prose) loadsPart(loads []string) string {
-	share := p.peek("bpf_client_share")
+func (p *Prose) loadsPart(loads []string) string {
+	share := p.Peek("bpf_client_share")
 	if share == nil || len(loads) == 0 {
 		return ""
 	}
-	p.rest(share.Metric, share.Arm)
+	p.Rest(share.Metric, share.Arm)
 	where := "loads' cgroups"
 	if len(loads) == 1 {
 		where = loads[0] + "'s cgroup"
@@ -315,11 +320,11 @@ func (p *prose) loadsPart(loads []string) string {
 }
 
 // adds words a cost: "adds 3.1 us [2.8, 3.4] of kernel time per connection".
-func (p *prose) adds(e *Estimate, what string) string {
+func (p *Prose) adds(e *Estimate, what string) string {
 	d := e.Difference
 	switch {
 	case d == nil:
-		return "takes " + written(e.Value, e.Lo, e.Hi, e.Unit) + " of " + what
+		return "takes " + Written(e.Value, e.Lo, e.Hi, e.Unit) + " of " + what
 	case len(p.clauses) > 0 || d.Lo != nil && !d.Resolved: // it is the same in both
 		return p.standing(what + " " + p.moved(e))
 	case d.Value < 0:
@@ -330,8 +335,8 @@ func (p *prose) adds(e *Estimate, what string) string {
 
 // latency speaks of quantiles: "p50 is 9 us [5, 13] higher". A difference of quantiles is not what one request gains or
 // loses. Where the machine stood still too often, it speaks of the requests that no stall touched, and says so.
-func (p *prose) latency(t *table) {
-	share, running := p.s.whileRunning(p.at)
+func (p *Prose) latency(t *Table) {
+	share, running := p.Summary.whileRunning(p.At)
 	while := ""
 	if running {
 		while = " while the machine was running"
@@ -344,11 +349,11 @@ func (p *prose) latency(t *table) {
 		if running {
 			spoken = d.Instead
 		}
-		if e := p.peek(spoken); e != nil && e.Difference != nil {
+		if e := p.Peek(spoken); e != nil && e.Difference != nil {
 			p.difference(e, name+while)
 			continue
 		}
-		if all := p.peek(d.Name); running && len(p.clauses) > 0 && all != nil && all.Difference != nil {
+		if all := p.Peek(d.Name); running && len(p.clauses) > 0 && all != nil && all.Difference != nil {
 			p.clauses = append(p.clauses, fmt.Sprintf("%s%s cannot be told: the machine's stalls touched %s of the requests",
 				name, while, quantity.Rough(share, quantity.Part)))
 		}
@@ -358,9 +363,9 @@ func (p *prose) latency(t *table) {
 // quantileName is what people call a quantile: p99.9.
 func quantileName(q float64) string { return fmt.Sprintf("p%.6g", 100*q) }
 
-func (p *prose) throughput() {
+func (p *Prose) throughput() {
 	// At a fixed rate the throughput is what was asked for; a difference says something only where it is resolved.
-	if e := p.peek("throughput_per_second"); e != nil && e.Difference != nil && e.Difference.Resolved {
+	if e := p.Peek("throughput_per_second"); e != nil && e.Difference != nil && e.Difference.Resolved {
 		p.clause(e, p.standing("throughput "+p.moved(e)))
 	}
 }
@@ -371,13 +376,13 @@ var memories = []struct{ metric, of, name string }{
 }
 
 // memory speaks of what the arm holds where the baseline holds nothing, and else of how much more or less that is.
-func (p *prose) memory(t *table) {
+func (p *Prose) memory(t *Table) {
 	for _, m := range memories {
-		e := p.peek(m.metric)
+		e := p.Peek(m.metric)
 		switch {
 		case e == nil || e.Value == 0 && p.baseIsZero(e) || p.statedInstead(t, m.metric):
 		case p.baseIsZero(e):
-			p.clause(e, p.opening("holds ", "")+said(e)+" of "+m.of+p.perUnit(e))
+			p.clause(e, p.opening("holds ", "")+Said(e)+" of "+m.of+p.perUnit(e))
 		case e.Difference != nil:
 			p.difference(e, m.name)
 		}
@@ -385,9 +390,9 @@ func (p *prose) memory(t *table) {
 }
 
 // statedInstead reports whether a metric of the same family tells it in words of its own.
-func (p *prose) statedInstead(t *table, metric string) bool {
+func (p *Prose) statedInstead(t *Table, metric string) bool {
 	return slices.ContainsFunc(t.stated, func(name string) bool {
-		return name != metric && t.defined.FamilyOf(name) == t.defined.FamilyOf(metric) && p.peek(name) != nil
+		return name != metric && t.defined.FamilyOf(name) == t.defined.FamilyOf(metric) && p.Peek(name) != nil
 	})
 }
 
@@ -406,14 +411,14 @@ func stated(run record.Run) (names []string) {
 
 // stated speaks of what the arm has of metrics with words of their own: "uses 0.04 CPUs [0.03, 0.05]". Where the
 // baseline has some of it as well, the difference follows.
-func (p *prose) stated(t *table) {
+func (p *Prose) stated(t *Table) {
 	spoken := 0
 	for _, name := range t.stated {
-		e := p.peek(name)
+		e := p.Peek(name)
 		if e == nil || slices.Contains(p.evidence, e.Metric+" "+e.Arm) || e.Value == 0 && p.baseIsZero(e) {
 			continue
 		}
-		text := strings.Replace(t.defined.Of(name).Clause, "{}", said(e), 1)
+		text := strings.Replace(t.defined.Of(name).Clause, "{}", Said(e), 1)
 		goesOn := strings.HasPrefix(text, "of which ")
 		if !goesOn {
 			if p.pause(spoken == 0); spoken == perSentence {
@@ -443,8 +448,8 @@ func (p *prose) stated(t *table) {
 
 // perUnit is what each further unit of a swept factor adds, where that is a line and the level is the last: ", 4.3 MB
 // [4.2, 4.4] per unit of count".
-func (p *prose) perUnit(e *Estimate) string {
-	for _, m := range p.s.Models {
+func (p *Prose) perUnit(e *Estimate) string {
+	for _, m := range p.Summary.Models {
 		if m.Metric == e.Metric && m.Arm == e.Arm {
 			if text := p.line(m, e.Unit); text != "" {
 				return ", " + text
@@ -457,26 +462,31 @@ func (p *prose) perUnit(e *Estimate) string {
 // material is the part of the fixed part that a line must come to over its range to be worth a clause.
 const material = 0.01
 
+// Flat reports whether what a line of one factor adds over its range is too little beside its fixed part to speak of.
+func (m Model) Flat() bool {
+	r := m.ValidRange[m.Terms[1].Name]
+	return math.Abs(m.Terms[1].Value)*(r[1]-r[0]) < material*math.Abs(m.Terms[0].Value)
+}
+
 // line is a model as a clause at the last level of its factor: "0.01 CPUs and 0.12 CPUs per 1,000 requests/s". It is
 // empty at other levels, where the model is no line, and where its slope may be none or comes to next to nothing.
-func (p *prose) line(m Model, unit string) string {
-	if !m.Linear || len(m.Terms) != 2 || len(p.at) != 1 {
+func (p *Prose) line(m Model, unit string) string {
+	if !m.Linear || len(m.Terms) != 2 || len(p.At) != 1 {
 		return ""
 	}
 	x := m.Terms[1]
-	at, is := LevelNumber(p.at[x.Name])
+	at, is := LevelNumber(p.At[x.Name])
 	if !is || at < m.ValidRange[x.Name][1] || x.Lo == nil || x.Hi == nil || *x.Lo <= 0 && *x.Hi >= 0 {
 		return ""
 	}
-	r := m.ValidRange[x.Name]
-	if grown := math.Abs(x.Value) * (r[1] - r[0]); grown < material*math.Abs(m.Terms[0].Value) {
+	if m.Flat() {
 		return "" // resolved, and of no weight
 	}
-	if many, what := p.s.thousands(x.Name, r[1]); many > 0 {
-		return fmt.Sprintf("%s and %s per %s %s", term(m.Terms[0], unit), term(x.times(many), unit),
+	if many, what := p.Summary.thousands(x.Name, m.ValidRange[x.Name][1]); many > 0 {
+		return fmt.Sprintf("%s and %s per %s %s", m.Terms[0].In(unit), x.times(many).In(unit),
 			quantity.Thousands(int(many)), what)
 	}
-	return term(x, unit) + " per unit of " + FactorName(x.Name)
+	return x.In(unit) + " per unit of " + FactorName(x.Name)
 }
 
 // thousands is in how many units at once people think of a factor with levels of thousands, and what they are, by how
@@ -508,7 +518,7 @@ const atMost = 3
 
 // others names the resolved differences that no clause has spoken of, the largest in proportion first, one of each
 // family of metrics. How late the generator was is a check of the run and no result.
-func (p *prose) others(t *table) {
+func (p *Prose) others(t *Table) {
 	if p.own >= perSentence {
 		return // they say what the run is about; the tables have the rest
 	}
@@ -523,8 +533,8 @@ func (p *prose) others(t *table) {
 		spoken[t.defined.FamilyOf(name)] = true
 	}
 	var all []found
-	for i := range p.s.Estimates {
-		e := &p.s.Estimates[i]
+	for i := range p.Summary.Estimates {
+		e := &p.Summary.Estimates[i]
 		if !p.has(e) || e.Rank == metric.RankGenerator || p.toldByAnother(t, e.Metric) {
 			continue
 		}
@@ -557,12 +567,12 @@ func (p *prose) others(t *table) {
 
 // toldByAnother reports whether answers at this level leave a metric to another: of what no stall touched they speak
 // where stalls touched too much, and else of all.
-func (p *prose) toldByAnother(t *table, name string) bool {
+func (p *Prose) toldByAnother(t *Table, name string) bool {
 	d := t.defined.Of(name)
-	if _, running := p.s.whileRunning(p.at); !running {
+	if _, running := p.Summary.whileRunning(p.At); !running {
 		return d.Undisturbed
 	}
-	return d.Instead != "" && p.peek(d.Instead) != nil
+	return d.Instead != "" && p.Peek(d.Instead) != nil
 }
 
 // partFirst ranks a part of a whole before the same as a count: it says more by itself.

@@ -16,7 +16,7 @@ import (
 // proxy.client 61 us, proxy.server 58 us, applications +2 us ..." The parts are paired differences, so the difference
 // of the whole is one as well: that of the two medians is another number, without an interval. A part that the
 // subject's components have is given by them.
-func (p *prose) sums(t *table) {
+func (p *Prose) sums(t *Table) {
 	if len(p.text) == 0 {
 		return
 	}
@@ -27,32 +27,32 @@ func (p *prose) sums(t *table) {
 	}
 }
 
-func (p *prose) sum(t *table, d metric.Definition) {
-	whole, base := p.peek(d.Name), p.s.Find(d.Name, record.Direct, p.at)
+func (p *Prose) sum(t *Table, d metric.Definition) {
+	whole, base := p.Peek(d.Name), p.Summary.Find(d.Name, record.Direct, p.At)
 	if whole == nil || base == nil || whole.Difference == nil {
 		return
 	}
 	var parts []string
 	for _, name := range t.partsOf(d.Name) {
-		of, e := t.defined.Of(name), p.peek(name)
+		of, e := t.defined.Of(name), p.Peek(name)
 		if e == nil || e.Difference == nil {
 			return // the others would be taken for all
 		}
-		p.rest(name, p.arm)
+		p.Rest(name, p.Arm)
 		if components := p.components(name); len(components) > 0 {
 			parts = append(parts, components...)
 		} else if e.Value != 0 || !p.baseIsZero(e) {
 			parts = append(parts, of.Part+" "+signed(e.Difference, e.Unit))
 		}
 	}
-	p.rest(d.Name, p.arm)
-	p.rest(d.Name, record.Direct)
+	p.Rest(d.Name, p.Arm)
+	p.Rest(d.Name, record.Direct)
 	verdict := ""
 	if !whole.Difference.Resolved {
 		verdict = " (not resolved)"
 	}
-	p.add("%s, and %s in the baseline; paired by block, the difference is %s%s: %s.",
-		Capital(strings.Replace(d.Sum, "{}", said(whole), 1)), said(base), signed(whole.Difference, whole.Unit), verdict,
+	p.Add("%s, and %s in the baseline; paired by block, the difference is %s%s: %s.",
+		Capital(strings.Replace(d.Sum, "{}", Said(whole), 1)), Said(base), signed(whole.Difference, whole.Unit), verdict,
 		strings.Join(parts, ", "))
 }
 
@@ -62,7 +62,7 @@ var growing = []struct{ metric, name string }{{"subject_cpu_seconds_per_request"
 // lines say what each component of the subject adds to its memory and to a request's CPU time with the factor that is
 // swept, after the sentences that speak of the arm: "Hard memory by component: proxy.client 9.1 MB and 26 MB per 1,000
 // connections."
-func (p *prose) lines() {
+func (p *Prose) lines() {
 	if len(p.text) == 0 {
 		return
 	}
@@ -76,10 +76,10 @@ func (p *prose) lines() {
 
 // componentLines says in which line each component grows. Of one that grows in no line it is the mean slope; one that
 // may not grow at all is not named.
-func (p *prose) componentLines(metric, name string) {
+func (p *Prose) componentLines(metric, name string) {
 	var all []string
-	for _, m := range p.s.ComponentModels {
-		if m.Metric != metric || m.Arm != p.arm || len(m.Terms) != 2 || m.Terms[1].Lo == nil || *m.Terms[1].Lo <= 0 {
+	for _, m := range p.Summary.ComponentModels {
+		if m.Metric != metric || m.Arm != p.Arm || len(m.Terms) != 2 || m.Terms[1].Lo == nil || *m.Terms[1].Lo <= 0 {
 			continue
 		}
 		straight := m
@@ -99,13 +99,13 @@ func (p *prose) componentLines(metric, name string) {
 	}
 	if len(all) > 0 {
 		slices.Sort(all)
-		p.rest(metric, p.arm)
-		p.add("%s by component: %s.", Capital(name), strings.Join(all, ", "))
+		p.Rest(metric, p.Arm)
+		p.Add("%s by component: %s.", Capital(name), strings.Join(all, ", "))
 	}
 }
 
 // partsOf are the metrics that are the parts of one, in the order in which they are defined.
-func (t *table) partsOf(whole string) (names []string) {
+func (t *Table) partsOf(whole string) (names []string) {
 	for name, d := range t.defined {
 		if d.PartOf == whole {
 			names = append(names, name)
@@ -118,13 +118,13 @@ func (t *table) partsOf(whole string) (names []string) {
 }
 
 // components are a metric of each component of the subject, by name: the difference where the baseline has it as well.
-func (p *prose) components(metric string) (all []string) {
-	for i := range p.s.Estimates {
-		e := &p.s.Estimates[i]
-		if e.Metric != metric || e.Arm != p.arm || e.Component == "" || e.Withheld != "" || !maps.Equal(e.Factors, p.at) {
+func (p *Prose) components(metric string) (all []string) {
+	for i := range p.Summary.Estimates {
+		e := &p.Summary.Estimates[i]
+		if e.Metric != metric || e.Arm != p.Arm || e.Component == "" || e.Withheld != "" || !maps.Equal(e.Factors, p.At) {
 			continue
 		}
-		text := said(e)
+		text := Said(e)
 		if e.Difference != nil {
 			text = signed(e.Difference, e.Unit)
 		}

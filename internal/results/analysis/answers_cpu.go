@@ -19,24 +19,27 @@ const (
 // limitAnswers say, for each level, whether the programs' time is inside the limit. What decides is the heaviest
 // program: held by its limit, the group must take no more than that with the program, and be charged for what the
 // program adds to each connection.
-func limitAnswers(s *Summary, t *table) []Answer {
+func limitAnswers(s *Summary, t *Table) []Answer {
+	if !t.SubjectHas("bpf_cpus") && !t.SubjectHas("limited_bpf_cpus") {
+		return nil
+	}
 	var answers []Answer
-	for _, at := range t.levels {
-		p := &prose{s: s, at: at}
+	for _, at := range t.Levels {
+		p := &Prose{Summary: s, At: at}
 		weight := func(arm string) float64 {
 			if e := s.Find("bpf_seconds_per_connection", arm, at); e != nil {
 				return e.Value
 			}
 			return 0
 		}
-		arms := t.subjects()
+		arms := t.Subjects()
 		slices.SortStableFunc(arms, func(a, b string) int { return cmp.Compare(weight(b), weight(a)) })
 		if len(arms) == 0 {
 			continue
 		}
-		p.arm = arms[0]
-		limit, used, throttled := p.find("limit_cpus"), p.find("limited_share"), p.find("limited_throttled_share")
-		each, done := p.find("limited_cpu_seconds_per_connection"), p.find("throughput_per_second")
+		p.Arm = arms[0]
+		limit, used, throttled := p.Find("limit_cpus"), p.Find("limited_share"), p.Find("limited_throttled_share")
+		each, done := p.Find("limited_cpu_seconds_per_connection"), p.Find("throughput_per_second")
 		if limit == nil || used == nil && each == nil {
 			continue // no group has a limit, or this machine cannot tell
 		}
@@ -52,48 +55,48 @@ func limitAnswers(s *Summary, t *table) []Answer {
 		case !each.Difference.Resolved || each.Difference.Value < 0:
 			verdict = "Whether application and programs share the limit is not resolved: "
 		}
-		p.add("%swith %s, at a limit of %s, %s.",
-			p.where()+verdict, p.arm, quantity.Rough(limit.Value, limit.Unit), p.underLimit(used, throttled))
+		p.Add("%swith %s, at a limit of %s, %s.",
+			p.Where()+verdict, p.Arm, quantity.Rough(limit.Value, limit.Unit), p.underLimit(used, throttled))
 		if each != nil && each.Difference != nil && done != nil {
-			p.add("The CPU time that they are charged for each connection %s than without the programs: "+
+			p.Add("The CPU time that they are charged for each connection %s than without the programs: "+
 				"at the %s that are left, %s of the limit; throughput %s.", p.moved(each), quantity.Rough(done.Value, done.Unit),
 				quantity.Rough(each.Difference.Value*done.Value, quantity.CPUs), p.moved(done))
 		}
-		took := fmt.Sprintf("By samples eBPF took %s above their tasks", p.say("limited_bpf_cpus"))
-		bpf, cpus := p.find("limited_bpf_cpus"), p.find("limited_cpus")
+		took := fmt.Sprintf("By samples eBPF took %s above their tasks", p.Say("limited_bpf_cpus"))
+		bpf, cpus := p.Find("limited_bpf_cpus"), p.Find("limited_cpus")
 		if bpf != nil && cpus != nil && bpf.Lo != nil && cpus.Hi != nil && *bpf.Lo > *cpus.Hi {
 			took += ", more than they were charged: something else held the programs up while they ran"
 		}
-		p.add("%s.", took)
-		heaviest := p.arm
+		p.Add("%s.", took)
+		heaviest := p.Arm
 		for _, arm := range slices.Compact([]string{heaviest, arms[len(arms)-1]}) { // and the lightest
-			p.arm = arm
-			p.add("With %s: %s", arm, p.contexts())
+			p.Arm = arm
+			p.Add("With %s: %s", arm, p.contexts())
 		}
 		p.lighter(arms[1:])
-		answers = append(answers, p.answer())
+		answers = append(answers, p.Answer())
 	}
 	return answers
 }
 
 // underLimit says how much of the limit the limited groups used, as far as that can be told.
-func (p *prose) underLimit(used, throttled *Estimate) string {
+func (p *Prose) underLimit(used, throttled *Estimate) string {
 	text := "what the limited groups used of it cannot be told"
 	if used != nil {
 		text = fmt.Sprintf("the limited groups used %s, %s of it (the fullest group %s of its own)",
-			p.say("limited_cpus"), said(used), p.say("limited_most_share"))
+			p.Say("limited_cpus"), Said(used), p.Say("limited_most_share"))
 	}
 	if throttled != nil {
-		text += fmt.Sprintf(", throttled in %s of the periods", said(throttled))
+		text += fmt.Sprintf(", throttled in %s of the periods", Said(throttled))
 	}
 	return text
 }
 
 // contexts says in which context the programs ran, and whether that is inside the limit. Whether softirq is depends on
 // how the kernel was built, and shows in what the ledger put inside.
-func (p *prose) contexts() string {
-	task, softirq := p.find("bpf_limited_task_share"), p.find("bpf_limited_softirq_share")
-	inside := p.find("bpf_limited_inside_share")
+func (p *Prose) contexts() string {
+	task, softirq := p.Find("bpf_limited_task_share"), p.Find("bpf_limited_softirq_share")
+	inside := p.Find("bpf_limited_inside_share")
 	if task == nil || softirq == nil || inside == nil {
 		return "there are too few samples to tell task context from softirq."
 	}
@@ -105,7 +108,7 @@ func (p *prose) contexts() string {
 		where = "inside it too, for this kernel leaves interrupts in the time of the task that they interrupted"
 	}
 	text := fmt.Sprintf("of the programs' run time %s was in task context of the limited groups, inside the limit; "+
-		"%s in softirq above them, %s", said(task), said(softirq), where)
+		"%s in softirq above them, %s", Said(task), Said(softirq), where)
 	if elsewhere := 1 - task.Value - softirq.Value; elsewhere >= 0.0005 {
 		text += fmt.Sprintf("; %s in other groups, which pay for it", quantity.Rough(elsewhere, quantity.Part))
 	}
@@ -113,40 +116,43 @@ func (p *prose) contexts() string {
 }
 
 // lighter says what the lighter programs add to the charge.
-func (p *prose) lighter(arms []string) {
+func (p *Prose) lighter(arms []string) {
 	var parts []string
 	for _, arm := range arms {
-		if e := p.of("limited_cpu_seconds_per_connection", arm); e != nil && e.Difference != nil {
+		if e := p.Of("limited_cpu_seconds_per_connection", arm); e != nil && e.Difference != nil {
 			parts = append(parts, "with "+arm+" it "+p.moved(e))
 		}
 	}
 	if len(parts) > 0 {
-		p.add("The charge for each connection with lighter programs: %s.", strings.Join(parts, "; "))
+		p.Add("The charge for each connection with lighter programs: %s.", strings.Join(parts, "; "))
 	}
 }
 
-// saturationAnswers say, for each arm, how the programs' part of the machine goes over the levels, and then each level
+// saturationAnswers speak of programs on a machine that loads fill: they say, for each arm, how the programs' part of the machine goes over the levels, and then each level
 // by itself.
-func saturationAnswers(s *Summary, t *table) []Answer {
+func saturationAnswers(s *Summary, t *Table) []Answer {
+	if !free(t) || !full(t) || !t.SubjectHas("bpf_cpu_share") {
+		return nil
+	}
 	var answers []Answer
-	for _, arm := range t.subjects() {
-		if len(t.levels) > 1 {
-			p := &prose{s: s, arm: arm, at: t.levels[0]}
-			first := p.find("bpf_cpu_share")
-			p.at = t.levels[len(t.levels)-1]
-			if last := p.find("bpf_cpu_share"); first != nil && last != nil {
+	for _, arm := range t.Subjects() {
+		if len(t.Levels) > 1 {
+			p := &Prose{Summary: s, Arm: arm, At: t.Levels[0]}
+			first := p.Find("bpf_cpu_share")
+			p.At = t.Levels[len(t.Levels)-1]
+			if last := p.Find("bpf_cpu_share"); first != nil && last != nil {
 				text := fmt.Sprintf("The part of the machine that the programs of %s take goes from %s %s to %s %s", arm,
-					said(first), s.At(t.levels[0]), said(last), s.At(p.at))
-				busyLast := p.say("cpu_busy_share")
-				p.at = t.levels[0]
-				p.add("%s; of the machine %s and %s are busy.", text, p.say("cpu_busy_share"), busyLast)
-				answers = append(answers, p.answer())
+					Said(first), s.At(t.Levels[0]), Said(last), s.At(p.At))
+				busyLast := p.Say("cpu_busy_share")
+				p.At = t.Levels[0]
+				p.Add("%s; of the machine %s and %s are busy.", text, p.Say("cpu_busy_share"), busyLast)
+				answers = append(answers, p.Answer())
 			}
 		}
-		for _, at := range t.levels {
-			p := &prose{s: s, arm: arm, at: at}
+		for _, at := range t.Levels {
+			p := &Prose{Summary: s, Arm: arm, At: at}
 			if p.saturated(); len(p.text) > 0 {
-				answers = append(answers, p.answer())
+				answers = append(answers, p.Answer())
 			}
 		}
 	}
@@ -154,28 +160,28 @@ func saturationAnswers(s *Summary, t *table) []Answer {
 }
 
 // saturated words one level.
-func (p *prose) saturated() {
-	share := p.find("bpf_cpu_share")
+func (p *Prose) saturated() {
+	share := p.Find("bpf_cpu_share")
 	if share == nil {
 		return
 	}
-	text := fmt.Sprintf("%sthe programs of %s take %s of the machine", p.where(), p.arm, said(share))
-	if e := p.find("bpf_seconds_per_connection"); e != nil {
-		text += fmt.Sprintf(", %s per connection", said(e))
-	} else if e := p.find("bpf_seconds_per_request"); e != nil {
-		text += fmt.Sprintf(", %s per request", said(e))
+	text := fmt.Sprintf("%sthe programs of %s take %s of the machine", p.Where(), p.Arm, Said(share))
+	if e := p.Find("bpf_seconds_per_connection"); e != nil {
+		text += fmt.Sprintf(", %s per connection", Said(e))
+	} else if e := p.Find("bpf_seconds_per_request"); e != nil {
+		text += fmt.Sprintf(", %s per request", Said(e))
 	}
-	if e := p.of("cpu_busy_share", record.Direct); e != nil {
-		text += fmt.Sprintf("; %s of it is busy, and without the programs %s", p.say("cpu_busy_share"), said(e))
+	if e := p.Of("cpu_busy_share", record.Direct); e != nil {
+		text += fmt.Sprintf("; %s of it is busy, and without the programs %s", p.Say("cpu_busy_share"), Said(e))
 	}
-	if e := p.find("app_cpu_share"); e != nil {
-		text += fmt.Sprintf("; applications take %s, loads %s", said(e), p.say("load_cpu_share"))
+	if e := p.Find("app_cpu_share"); e != nil {
+		text += fmt.Sprintf("; applications take %s, loads %s", Said(e), p.Say("load_cpu_share"))
 	}
-	if e := p.find("throughput_per_second"); e != nil && e.Difference != nil {
-		text += fmt.Sprintf("; throughput is %s; against the same without the programs it %s", said(e), p.moved(e))
+	if e := p.Find("throughput_per_second"); e != nil && e.Difference != nil {
+		text += fmt.Sprintf("; throughput is %s; against the same without the programs it %s", Said(e), p.moved(e))
 		if e.Ratio != nil && e.Difference.Resolved {
 			text += fmt.Sprintf(" (%s)", quantity.DeltaValue(e.Ratio.Value-1, quantity.Part))
 		}
 	}
-	p.add("%s.", Capital(text))
+	p.Add("%s.", Capital(text))
 }

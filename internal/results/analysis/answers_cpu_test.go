@@ -23,7 +23,7 @@ func difference(v float64, resolved bool) *Difference {
 }
 
 // limitedRun is a run in which a heavy program takes 0.2 CPU of a limit of 0.25.
-func limitedRun() (*Summary, *table) {
+func limitedRun() (*Summary, *Table) {
 	s := &Summary{Experiment: "mine", Question: "Q", Valid: true}
 	for arm, bpf := range map[string]float64{"kernelmesh": 0.004, "heavy": 0.2} {
 		s.Estimates = append(s.Estimates,
@@ -37,14 +37,14 @@ func limitedRun() (*Summary, *table) {
 }
 
 // tableOf is a table of trials that all have the values of the estimates.
-func tableOf(s *Summary, levels []factors, arms ...string) *table {
-	t := &table{levels: levels, arms: arms, has: map[string]bool{}, cells: map[cell]*values{}, in: map[levelArm][]int{}}
+func tableOf(s *Summary, levels []factors, arms ...string) *Table {
+	t := &Table{Levels: levels, Arms: arms, known: map[string]bool{}, cells: map[cell]*values{}, in: map[levelArm][]int{}}
 	for _, e := range s.Estimates {
-		c := cell{factors(e.Factors).key(), e.Arm, 0}
+		c := cell{record.LevelKey(e.Factors), e.Arm, 0}
 		if t.cells[c] == nil {
 			t.cells[c], t.in[levelArm{c.level, c.arm}] = &values{metrics: map[string]float64{}}, []int{0}
 		}
-		t.has[e.Metric], t.cells[c].metrics[e.Metric] = true, e.Value
+		t.known[e.Metric], t.cells[c].metrics[e.Metric] = true, e.Value
 	}
 	return t
 }

@@ -9,23 +9,17 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// hasLadder is true of a run with metrics that are rungs of a ladder, whose subjects tell nothing else that answers
-// speak of.
-func hasLadder(t *table) bool {
-	return slices.ContainsFunc(t.stated, func(name string) bool { return t.defined.Of(name).Ladder != "" && t.has[name] })
-}
-
-// ladderAnswers say of each arm how many steps of the ladder are longer or shorter than in the baseline, and which are
+// ladderAnswers speak of runs with metrics that are rungs of a ladder, and say of each arm how many steps of the ladder are longer or shorter than in the baseline, and which are
 // the least and the most so. All steps are in a table.
-func ladderAnswers(s *Summary, t *table) (all []Answer) {
-	for _, arm := range t.subjects() {
-		for _, at := range t.levels {
-			p := &prose{s: s, arm: arm, at: at}
+func ladderAnswers(s *Summary, t *Table) (all []Answer) {
+	for _, arm := range t.Subjects() {
+		for _, at := range t.Levels {
+			p := &Prose{Summary: s, Arm: arm, At: at}
 			var ladders []string
 			rungs := map[string][]metric.Definition{}
 			for _, name := range t.stated {
 				d := t.defined.Of(name)
-				if e := p.peek(name); d.Ladder == "" || e == nil || e.Difference == nil || e.Ratio == nil || p.base(e) == nil {
+				if e := p.Peek(name); d.Ladder == "" || e == nil || e.Difference == nil || e.Ratio == nil || p.base(e) == nil {
 					continue
 				}
 				if rungs[d.Ladder] == nil {
@@ -37,7 +31,7 @@ func ladderAnswers(s *Summary, t *table) (all []Answer) {
 				p.ladder(ladder, rungs[ladder])
 			}
 			if len(p.text) > 0 {
-				all = append(all, p.answer())
+				all = append(all, p.Answer())
 			}
 		}
 	}
@@ -45,10 +39,10 @@ func ladderAnswers(s *Summary, t *table) (all []Answer) {
 }
 
 // ladder speaks of one ladder.
-func (p *prose) ladder(name string, rungs []metric.Definition) {
+func (p *Prose) ladder(name string, rungs []metric.Definition) {
 	var longer, shorter, open []metric.Definition
 	for _, d := range rungs {
-		switch diff := p.peek(d.Name).Difference; {
+		switch diff := p.Peek(d.Name).Difference; {
 		case diff.Lo != nil && !diff.Resolved:
 			open = append(open, d)
 		case diff.Value < 0:
@@ -57,11 +51,11 @@ func (p *prose) ladder(name string, rungs []metric.Definition) {
 			longer = append(longer, d)
 		}
 	}
-	begin := p.where() + p.arm + ": "
+	begin := p.Where() + p.Arm + ": "
 	of := func(n int) string { return fmt.Sprintf("%d of %d %s", n, len(rungs), name) }
 	if len(longer)+len(shorter) == 0 {
 		d := open[0]
-		p.add("%snone of %d %s differs by what this run can see: %s takes %s.", begin, len(rungs), name, d.Rung, p.rung(d))
+		p.Add("%snone of %d %s differs by what this run can see: %s takes %s.", begin, len(rungs), name, d.Rung, p.rung(d))
 		return
 	}
 	for _, some := range []struct {
@@ -71,31 +65,31 @@ func (p *prose) ladder(name string, rungs []metric.Definition) {
 		if len(some.rungs) == 0 {
 			continue
 		}
-		ratio := func(d metric.Definition) float64 { return p.peek(d.Name).Ratio.Value }
+		ratio := func(d metric.Definition) float64 { return p.Peek(d.Name).Ratio.Value }
 		slices.SortStableFunc(some.rungs, func(a, b metric.Definition) int { return cmp.Compare(ratio(a), ratio(b)) })
 		least, most := some.rungs[0], some.rungs[len(some.rungs)-1]
 		times := func(d metric.Definition) string {
-			return fmt.Sprintf("%s (%s)", p.rung(d), timesOf(p.peek(d.Name).Ratio))
+			return fmt.Sprintf("%s (%s)", p.rung(d), TimesOf(p.Peek(d.Name).Ratio))
 		}
 		text := fmt.Sprintf("%s takes %s: %s, %s", of(1), some.what, most.Rung, times(most))
 		if n := len(some.rungs); n > 1 {
 			text = fmt.Sprintf("%s take %s, from %s, %s, to %s, %s", of(n), some.what, least.Rung, times(least), most.Rung,
 				times(most))
 		}
-		p.add("%s%s.", begin, text)
+		p.Add("%s%s.", begin, text)
 		begin = ""
 	}
 	if len(open) > 0 {
 		var names []string
 		for _, d := range open {
 			names = append(names, d.Rung)
-			p.rest(d.Name, p.arm)
+			p.Rest(d.Name, p.Arm)
 		}
-		p.add("Not resolved: %s.", join(names))
+		p.Add("Not resolved: %s.", Join(names))
 	}
 }
 
 // rung is what a step takes, and what it takes in the baseline.
-func (p *prose) rung(d metric.Definition) string {
-	return fmt.Sprintf("%s instead of %s", p.say(d.Name), p.sayOf(d.Name, record.Direct))
+func (p *Prose) rung(d metric.Definition) string {
+	return fmt.Sprintf("%s instead of %s", p.Say(d.Name), p.SayOf(d.Name, record.Direct))
 }

@@ -102,8 +102,8 @@ type asserter struct {
 	*Summary
 	run        record.Run
 	trials     []record.Trial
-	whole      *table
-	components map[string]*table
+	whole      *Table
+	components map[string]*Table
 	places     []place // of the plan
 	confidence float64
 	perBlock   float64 // seconds that a block takes
@@ -122,7 +122,7 @@ type learned struct {
 }
 
 // assert adds the verdicts.
-func (s *Summary) assert(run record.Run, trials []record.Trial, t *table) error {
+func (s *Summary) assert(run record.Run, trials []record.Trial, t *Table) error {
 	switch n := len(run.Assert); {
 	case n == 0:
 		return nil
@@ -130,7 +130,7 @@ func (s *Summary) assert(run record.Run, trials []record.Trial, t *table) error 
 		return fmt.Errorf("run %q has %d assertions, and %d are allowed", run.ID, n, assertion.Most)
 	}
 	a := asserter{
-		Summary: s, run: run, trials: trials, whole: t, components: map[string]*table{}, places: allPlaces(run, trials),
+		Summary: s, run: run, trials: trials, whole: t, components: map[string]*Table{}, places: allPlaces(run, trials),
 		confidence: stats.Confidence, perBlock: secondsPerBlock(trials), learned: map[learned]stats.Dependence{},
 		bursts: map[string]float64{}, levels: map[levelMetric]bool{},
 	}
@@ -221,7 +221,7 @@ func (a *asserter) verdict(of assertion.Assertion) Verdict {
 	t := a.tableOf(of.Component)
 	var results []Result
 	for _, p := range a.concerned(of) {
-		key := levelMetric{of.Component, of.Metric, p.at.key()}
+		key := levelMetric{of.Component, of.Metric, record.LevelKey(p.at)}
 		concerns, known := a.levels[key]
 		if !known {
 			concerns = a.concerns(t, of, p.at)
@@ -246,7 +246,7 @@ func (a *asserter) verdict(of assertion.Assertion) Verdict {
 	return v
 }
 
-func (a *asserter) tableOf(component string) *table {
+func (a *asserter) tableOf(component string) *Table {
 	if component == "" {
 		return a.whole
 	}
@@ -258,11 +258,11 @@ func (a *asserter) tableOf(component string) *table {
 
 // concerns reports whether a metric is one of a level at all: some arm has it there, or lost it, or had too few samples
 // for it, or has nothing there. Where the levels of a factor are different loads, each has metrics of its own.
-func (a *asserter) concerns(t *table, of assertion.Assertion, at factors) bool {
-	if !t.has[of.Metric] {
+func (a *asserter) concerns(t *Table, of assertion.Assertion, at factors) bool {
+	if !t.known[of.Metric] {
 		return true // nowhere: that is said of every level
 	}
-	told, level := false, at.key()
+	told, level := false, record.LevelKey(at)
 	for place, outcomes := range t.outcomes {
 		if place.level != level {
 			continue
@@ -284,7 +284,7 @@ func (a *asserter) concerns(t *table, of assertion.Assertion, at factors) bool {
 	return !told
 }
 
-func (a *asserter) newCheck(t *table, of assertion.Assertion, p place) Check {
+func (a *asserter) newCheck(t *Table, of assertion.Assertion, p place) Check {
 	c := Check{
 		Metric: of.Metric, Arm: p.arm, Component: of.Component, Factors: p.at, Result: Undecided, Against: of.Against,
 		Unit: t.defined.Of(of.Metric).Unit, Bound: of.Bound,
@@ -296,9 +296,9 @@ func (a *asserter) newCheck(t *table, of assertion.Assertion, p place) Check {
 }
 
 // check holds an arm at a level against an assertion.
-func (a *asserter) check(t *table, of assertion.Assertion, p place) Check {
+func (a *asserter) check(t *Table, of assertion.Assertion, p place) Check {
 	c := a.newCheck(t, of, p)
-	key := pool{p.at.key(), p.arm, of.Metric}
+	key := pool{record.LevelKey(p.at), p.arm, of.Metric}
 	if of.Op == assertion.Equal {
 		a.exact(t, of, p, &c)
 		return c
@@ -331,8 +331,8 @@ func (a *asserter) check(t *table, of assertion.Assertion, p place) Check {
 }
 
 // exact holds each trial against a bound with ==. That it fails was seen; that it holds is said of what was seen alone.
-func (a *asserter) exact(t *table, of assertion.Assertion, p place, c *Check) {
-	values := t.column(p.at, p.arm, of.Metric)
+func (a *asserter) exact(t *Table, of assertion.Assertion, p place, c *Check) {
+	values := t.Column(p.at, p.arm, of.Metric)
 	c.N = len(values)
 	broken := 0
 	for _, v := range values {
@@ -360,7 +360,7 @@ func (a *asserter) exact(t *table, of assertion.Assertion, p place, c *Check) {
 }
 
 // pooled holds a part of counts, which are added up over trials, against a bound.
-func (a *asserter) pooled(t *table, of assertion.Assertion, p place, c *Check) {
+func (a *asserter) pooled(t *Table, of assertion.Assertion, p place, c *Check) {
 	if of.Against == assertion.Change { // which no spec and no command line can ask for
 		c.Why = "a part that is pooled over trials has no change in per cent"
 		return
@@ -379,7 +379,7 @@ func (a *asserter) pooled(t *table, of assertion.Assertion, p place, c *Check) {
 	// Lost trials are taken to have none, or all, of as many samples as the others have.
 	_, lost := t.lost(of.Metric, p)
 	estimate := func(part float64, lost int) stats.Estimate {
-		mine := byBlock(t.pools[pool{p.at.key(), p.arm, of.Metric}])
+		mine := byBlock(t.pools[pool{record.LevelKey(p.at), p.arm, of.Metric}])
 		samples := 0
 		for _, n := range mine {
 			samples += n.Of
@@ -391,7 +391,7 @@ func (a *asserter) pooled(t *table, of assertion.Assertion, p place, c *Check) {
 		share := a.share(mine, bursts)
 		e := stats.Estimate{Value: share.Value, Lo: share.Lo, Hi: share.Hi, HasInterval: share.HasInterval, N: share.Trials}
 		if of.Against != assertion.Value {
-			e = stats.ShareDifference(a.share(byBlock(t.pools[pool{p.at.key(), record.Direct, of.Metric}]), bursts), share)
+			e = stats.ShareDifference(a.share(byBlock(t.pools[pool{record.LevelKey(p.at), record.Direct, of.Metric}]), bursts), share)
 		}
 		e.HasInterval = e.HasInterval && samples >= minPooled && share.Trials >= stats.MinBlocksAt(a.confidence)
 		e.Confidence = a.confidence
@@ -413,7 +413,7 @@ func (a *asserter) share(counts []stats.Count, bursts float64) stats.Share {
 
 // measured holds a value of each trial against a bound: the median of the arm, or the pseudo-median of its differences
 // to the baseline, or of its changes from it, within blocks.
-func (a *asserter) measured(t *table, of assertion.Assertion, p place, c *Check) {
+func (a *asserter) measured(t *Table, of assertion.Assertion, p place, c *Check) {
 	if of.Against == assertion.Value {
 		e, lo, hi, lost := a.median(t, of.Metric, p)
 		a.decide(of, e, lo, hi, lost, c)
@@ -432,14 +432,14 @@ func (a *asserter) measured(t *table, of assertion.Assertion, p place, c *Check)
 
 // lag leaves a check of latency undecided where the load generator's lag may differ between the arms by more than a
 // tenth of the distance to the bound.
-func (a *asserter) lag(t *table, of assertion.Assertion, p place, value float64, c *Check) {
+func (a *asserter) lag(t *Table, of assertion.Assertion, p place, value float64, c *Check) {
 	pairs := t.lagPairs(p.at, p.arm, of.Metric)
 	if len(pairs) == 0 {
 		return
 	}
 	away := math.Abs(value - of.Bound)
 	if of.Against == assertion.Change {
-		away *= stats.Median(t.column(p.at, record.Direct, of.Metric)).Value
+		away *= stats.Median(t.Column(p.at, record.Direct, of.Metric)).Value
 	}
 	if apart, _ := stats.FarEnd(pairs, a.run.Seed); apart > lagPart*away {
 		c.Result, c.Why = Undecided, fmt.Sprintf("%s: it may be %s apart between the arms, over a tenth of the distance to "+
@@ -449,15 +449,15 @@ func (a *asserter) lag(t *table, of assertion.Assertion, p place, value float64,
 
 // lost are the blocks in which the value of an arm stands in the worst case, and how many are lost. As with pairs, a
 // block that all arms lost to others counts as one that was not run.
-func (t *table) lost(metric string, p place) (stand []int, lost int) {
+func (t *Table) lost(metric string, p place) (stand []int, lost int) {
 	stand, lost, whole := t.lostBlocks(p.at, p.arm, metric, false)
 	return stand, lost - whole
 }
 
 // median is the median of an arm, with the interval in which it lies whatever the blocks without a value would have
 // been.
-func (a *asserter) median(t *table, metric string, p place) (e stats.Estimate, lo, hi float64, lost int) {
-	e = stats.MedianAt(t.column(p.at, p.arm, metric), a.confidence)
+func (a *asserter) median(t *Table, metric string, p place) (e stats.Estimate, lo, hi float64, lost int) {
+	e = stats.MedianAt(t.Column(p.at, p.arm, metric), a.confidence)
 	stand, lost := t.lost(metric, p)
 	if lost == 0 || !e.HasInterval {
 		return e, e.Lo, e.Hi, lost
@@ -465,7 +465,7 @@ func (a *asserter) median(t *table, metric string, p place) (e stats.Estimate, l
 	with := func(v float64) stats.Estimate {
 		xs := slices.Repeat([]float64{v}, lost)
 		for _, block := range stand {
-			xs = append(xs, t.cells[cell{p.at.key(), p.arm, block}].metrics[metric])
+			xs = append(xs, t.cells[cell{record.LevelKey(p.at), p.arm, block}].metrics[metric])
 		}
 		return stats.MedianAt(xs, a.confidence)
 	}
@@ -475,7 +475,7 @@ func (a *asserter) median(t *table, metric string, p place) (e stats.Estimate, l
 // compared is an arm beside its baseline: the difference, or the change from it, with the interval in which it lies
 // whatever the blocks without a value would have been. It is false where there is no change, for a value is not above
 // 0.
-func (a *asserter) compared(t *table, of assertion.Assertion, p place) (e stats.Estimate, lo, hi float64, lost int,
+func (a *asserter) compared(t *Table, of assertion.Assertion, p place) (e stats.Estimate, lo, hi float64, lost int,
 	ok bool,
 ) {
 	made := stats.Differences

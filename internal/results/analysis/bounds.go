@@ -36,7 +36,7 @@ func bounded(run record.Run, trials []record.Trial) (kept []record.Trial, left i
 	counts := map[[2]int]int{}               // trials by metric and place
 	of := make([]map[string]int, len(names)) // trials by component
 	for _, t := range trials {
-		at := levelArm{factors(t.Factors).key(), t.Arm}
+		at := levelArm{record.LevelKey(t.Factors), t.Arm}
 		place, seen := places[at]
 		if !seen {
 			place = len(places)

@@ -26,7 +26,7 @@ func (s *Summary) addComponents(run record.Run, trials []record.Trial) {
 		all = append(all, s.ofComponent(name, run, trials)...)
 	}
 	type key struct{ metric, arm, level string }
-	of := func(e Estimate) key { return key{e.Metric, e.Arm, factors(e.Factors).key()} }
+	of := func(e Estimate) key { return key{e.Metric, e.Arm, record.LevelKey(e.Factors)} }
 	parts := map[key][]Estimate{}
 	for _, c := range all {
 		parts[of(c)] = append(parts[of(c)], c)
@@ -49,7 +49,7 @@ func (s *Summary) ofComponent(name string, run record.Run, trials []record.Trial
 	of := &Summary{Partial: s.Partial}
 	t := componentTable(name, run, trials, of)
 	dependences := t.dependences()
-	for _, at := range t.levels {
+	for _, at := range t.Levels {
 		for _, metric := range t.metrics {
 			of.estimate(t, at, metric, dependences[metric], run.Seed)
 		}
@@ -66,7 +66,7 @@ func (s *Summary) ofComponent(name string, run record.Run, trials []record.Trial
 }
 
 // componentTable is the table of one component, as if its values were all that the trials have.
-func componentTable(name string, run record.Run, trials []record.Trial, s *Summary) *table {
+func componentTable(name string, run record.Run, trials []record.Trial, s *Summary) *Table {
 	own := slices.Clone(trials)
 	for i := range own {
 		own[i].Metrics, own[i].Counts, own[i].Loads = own[i].Components[name], nil, nil

@@ -29,7 +29,7 @@ type CurvePoint struct {
 }
 
 // Text is the value with its interval.
-func (p CurvePoint) Text() string { return written(p.Value, p.Lo, p.Hi, quantity.Seconds) }
+func (p CurvePoint) Text() string { return Written(p.Value, p.Lo, p.Hi, quantity.Seconds) }
 
 // percentiles are those of the curves; each is given where the samples carry it.
 var percentiles = [...]float64{
@@ -60,7 +60,7 @@ func quantilesAt(trial record.Trial, histogram string) (quantiles, bool) {
 // curves holds the latency of every trial in which it stands.
 type curves struct {
 	seed    uint64
-	table   *table
+	table   *Table
 	metric  string // the median of latency, whose losses are those of all points
 	latency map[cell]quantiles
 	lag     map[cell]quantiles // of the generator, where it is known
@@ -80,7 +80,7 @@ func Curves(run record.Run, trials []record.Trial) []Curve {
 	c.table.findSelection()
 	levels, arms := map[string]factors{}, map[string]bool{}
 	for _, t := range trials {
-		at := cell{factors(t.Factors).key(), t.Arm, t.Block}
+		at := cell{record.LevelKey(t.Factors), t.Arm, t.Block}
 		if _, has := c.latency[at]; has || !t.Validity.Stands(c.metric) {
 			continue // the first attempt counts in which latency stands
 		}
@@ -122,7 +122,7 @@ func Curves(run record.Run, trials []record.Trial) []Curve {
 // column is the quantile at a percentile by block, in seconds; nil where a trial cannot carry it.
 func (c *curves) column(at factors, arm string, percentile int) map[int]float64 {
 	values := map[int]float64{}
-	level := at.key()
+	level := record.LevelKey(at)
 	for _, b := range c.blocks[levelArm{level, arm}] {
 		v := c.latency[cell{level, arm, b}][percentile]
 		if math.IsNaN(v) {
@@ -187,7 +187,7 @@ func (c *curves) compare(p *CurvePoint, at factors, arm string, percentile int) 
 
 // lagPairs are the generator's lags at a percentile in the baseline and in an arm, in the order of blocks.
 func (c *curves) lagPairs(at factors, arm string, percentile int) (pairs []stats.Pair) {
-	level := at.key()
+	level := record.LevelKey(at)
 	for _, b := range c.blocks[levelArm{level, arm}] {
 		base, known := c.lag[cell{level, record.Direct, b}]
 		of, has := c.lag[cell{level, arm, b}]

@@ -13,14 +13,14 @@ import (
 
 // estimate adds the estimates of one metric at one level, for every arm that has it, and the smallest visible
 // difference.
-func (s *Summary) estimate(t *table, at factors, metric string, dependence stats.Dependence, seed uint64) {
+func (s *Summary) estimate(t *Table, at factors, metric string, dependence stats.Dependence, seed uint64) {
 	twins := twinsOf(dependence, t.pairs(at, record.AA, metric), seed)
 	if twins.shown {
 		s.MDE = append(s.MDE, MDE{Metric: metric, Factors: at, Value: twins.far})
 	}
 	defined := t.defined.Of(metric)
-	for _, arm := range t.arms {
-		value := stats.Median(t.column(at, arm, metric))
+	for _, arm := range t.Arms {
+		value := stats.Median(t.Column(at, arm, metric))
 		if value.N == 0 {
 			continue
 		}
@@ -29,7 +29,7 @@ func (s *Summary) estimate(t *table, at factors, metric string, dependence stats
 			Value: value.Value, Confidence: value.Confidence, N: value.N, Method: string(value.Method),
 		}
 		e.Lo, e.Hi = ends(value)
-		if t.count(pool{at.key(), arm, metric}, func(f fate) bool { return f.why() == tooFew }) > 0 {
+		if t.count(pool{record.LevelKey(at), arm, metric}, func(f fate) bool { return f.why() == tooFew }) > 0 {
 			e.Notes = append(e.Notes, withheldNote(defined.Undisturbed))
 		}
 		if arm != record.Direct {
@@ -114,7 +114,7 @@ func (c *comparison) difference() (out *Difference, notes []string) {
 }
 
 // compare adds the difference of an estimate to the baseline, where both have a value in some block.
-func (s *Summary) compare(t *table, e *Estimate, dependence stats.Dependence, twins twins, seed uint64) {
+func (s *Summary) compare(t *Table, e *Estimate, dependence stats.Dependence, twins twins, seed uint64) {
 	c := comparison{
 		arm: e.Arm, pairs: t.pairs(e.Factors, e.Arm, e.Metric), dependence: dependence, twins: twins, seed: seed,
 	}
@@ -201,7 +201,7 @@ func finite(v float64) *float64 {
 
 // dependences are what the run shows, for each metric, of how much the differences of neighbouring blocks resemble each
 // other: over all arms and levels, for a handful of blocks alone cannot tell.
-func (t *table) dependences() map[string]stats.Dependence {
+func (t *Table) dependences() map[string]stats.Dependence {
 	all := map[string]stats.Dependence{}
 	for _, metric := range t.metrics {
 		all[metric] = t.dependence(metric, stats.Differences)
@@ -210,10 +210,10 @@ func (t *table) dependences() map[string]stats.Dependence {
 }
 
 // dependence is that of one metric, of what is made of the pairs of each arm at each level.
-func (t *table) dependence(metric string, of func([]stats.Pair) []float64) stats.Dependence {
+func (t *Table) dependence(metric string, of func([]stats.Pair) []float64) stats.Dependence {
 	var series [][]float64
-	for _, at := range t.levels {
-		for _, arm := range t.arms {
+	for _, at := range t.Levels {
+		for _, arm := range t.Arms {
 			if arm != record.Direct {
 				series = append(series, of(t.pairs(at, arm, metric)))
 			}

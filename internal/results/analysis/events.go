@@ -42,7 +42,7 @@ func EventSums(trials []record.Trial) []EventSum {
 		if _, made := t.Metrics["events_generated"]; !made || !valid(t) {
 			continue
 		}
-		key := levelArm{factors(t.Factors).key(), t.Arm}
+		key := levelArm{record.LevelKey(t.Factors), t.Arm}
 		if sums[key] == nil {
 			sums[key] = &EventSum{Arm: t.Arm, Factors: t.Factors, Total: map[string]float64{}}
 		}
@@ -74,7 +74,7 @@ func NodeSums(trials []record.Trial) []NodeSum {
 	sums, cpu := map[key]*NodeSum{}, map[key][]float64{}
 	for _, t := range trials {
 		for _, n := range t.Nodes {
-			k := key{levelArm{factors(t.Factors).key(), t.Arm}, n.Name}
+			k := key{levelArm{record.LevelKey(t.Factors), t.Arm}, n.Name}
 			if sums[k] == nil {
 				sums[k] = &NodeSum{EventSum: EventSum{Arm: t.Arm, Factors: t.Factors, Total: map[string]float64{}}, Node: n.Name}
 			}
@@ -112,7 +112,7 @@ func NodeSums(trials []record.Trial) []NodeSum {
 // Largest is the largest value of a metric in the valid trials of an arm at a level; false where none has it.
 func Largest(trials []record.Trial, metric, arm string, at map[string]string) (largest float64, found bool) {
 	for _, t := range trials {
-		if t.Arm != arm || !valid(t) || factors(t.Factors).key() != factors(at).key() {
+		if t.Arm != arm || !valid(t) || record.LevelKey(t.Factors) != record.LevelKey(at) {
 			continue
 		}
 		if v, has := t.Metrics[metric]; has && Usable(v) && (!found || v > largest) {

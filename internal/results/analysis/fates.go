@@ -107,7 +107,7 @@ func behind(t record.Trial) (kept, bool) {
 }
 
 // fates are those of a metric in the blocks in which the arm ran at a level.
-func (t *table) fates(key pool) map[int]fate {
+func (t *Table) fates(key pool) map[int]fate {
 	all := map[int]fate{}
 	for block, o := range t.outcomes[levelArm{key.level, key.arm}] {
 		all[block] = o.fates[key.metric]
@@ -145,7 +145,7 @@ func (f fate) why() string {
 
 // losses are the first reasons for which an arm at a level cannot tell a metric, of its trials in the order of
 // blocks. What had too few samples is not among them; of no metric, it is what trials died of in every attempt.
-func (t *table) losses(key pool) []record.Reason {
+func (t *Table) losses(key pool) []record.Reason {
 	var all []record.Reason
 	fates := t.fates(key)
 	for _, block := range slices.Sorted(maps.Keys(fates)) {
@@ -157,7 +157,7 @@ func (t *table) losses(key pool) []record.Reason {
 }
 
 // count is in how many of the blocks in which the arm ran at the level a metric had such a fate.
-func (t *table) count(key pool, such func(fate) bool) (n int) {
+func (t *Table) count(key pool, such func(fate) bool) (n int) {
 	for _, f := range t.fates(key) {
 		if such(f) {
 			n++

@@ -41,7 +41,7 @@ func (f Forecast) Size() string { return fmt.Sprintf("%g %%", 100*f.Part) }
 func (s *Summary) forecast(trials []record.Trial) {
 	type key struct{ metric, arm, component, level string }
 	keyOf := func(e *Estimate, arm string) key {
-		return key{e.Metric, arm, e.Component, factors(e.Factors).key()}
+		return key{e.Metric, arm, e.Component, record.LevelKey(e.Factors)}
 	}
 	known := map[key]*Estimate{}
 	for i := range s.Estimates {
@@ -82,13 +82,13 @@ type undecided struct {
 }
 
 // leave keeps a difference that is not resolved for the end of the answer: what was found comes first.
-func (p *prose) leave(e *Estimate, label string) {
+func (p *Prose) leave(e *Estimate, label string) {
 	p.open = append(p.open, undecided{label, e})
-	p.rest(e.Metric, e.Arm)
+	p.Rest(e.Metric, e.Arm)
 }
 
 // difference adds a clause on a difference, or leaves it to the end where it is not resolved.
-func (p *prose) difference(e *Estimate, label string) {
+func (p *Prose) difference(e *Estimate, label string) {
 	if p.unresolved(e) {
 		p.leave(e, label)
 		return
@@ -97,7 +97,7 @@ func (p *prose) difference(e *Estimate, label string) {
 }
 
 // unresolved reports whether the difference of an estimate says nothing.
-func (p *prose) unresolved(e *Estimate) bool {
+func (p *Prose) unresolved(e *Estimate) bool {
 	d := e.Difference
 	return !d.Resolved && !(d.Lo != nil && *d.Lo == 0 && *d.Hi == 0)
 }
@@ -105,7 +105,7 @@ func (p *prose) unresolved(e *Estimate) bool {
 // endUnresolved names the differences that are not resolved, those with one reason together, and says what would
 // resolve them.
 // Where nothing was found before, it is the answer.
-func (p *prose) endUnresolved() {
+func (p *Prose) endUnresolved() {
 	if len(p.open) == 0 {
 		return
 	}
@@ -129,17 +129,17 @@ func (p *prose) endUnresolved() {
 	}
 	begin := "Not resolved"
 	if len(p.text) == 0 {
-		begin = strings.TrimSuffix(p.where(), ": ")
+		begin = strings.TrimSuffix(p.Where(), ": ")
 		if begin != "" {
 			begin += ", "
 		}
-		begin += p.arm + ": no difference is resolved"
+		begin += p.Arm + ": no difference is resolved"
 	}
 	for i, reason := range reasons {
 		if i > 0 {
 			begin = "Not resolved"
 		}
-		p.add("%s%s: %s.", begin, reason, join(of[reason]))
+		p.Add("%s%s: %s.", begin, reason, Join(of[reason]))
 	}
 	if worst.e != nil {
 		what := ""
@@ -149,7 +149,7 @@ func (p *prose) endUnresolved() {
 			what = " in each of these"
 		}
 		f := worst.e.Difference.ToResolve
-		p.add("To see a change of %s%s would take about %s.", f.Size(), what, f)
+		p.Add("To see a change of %s%s would take about %s.", f.Size(), what, f)
 	}
 	p.open = nil
 }

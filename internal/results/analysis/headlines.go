@@ -13,7 +13,7 @@ import (
 // headlines are the metrics in the order in which a reader wants them: those of assertions, those that the answers rest
 // on, those that the run was asked about, and then one of each family with a resolved difference, the largest in
 // proportion first. The others, which say nothing that these do not, are not among them.
-func (s *Summary) headlines(run record.Run, t *table) []string {
+func (s *Summary) headlines(run record.Run, t *Table) []string {
 	names := []string{}
 	told, some := map[string]bool{}, map[string]bool{} // it was measured, and there is any of it
 	for i := range s.Estimates {

@@ -41,8 +41,8 @@ func lagHistogram(trial record.Trial) string {
 
 // lagPairs are the generator's lags at the quantile of a metric of latency, in the baseline and in an arm, by block;
 // none of any other metric.
-func (t *table) lagPairs(at factors, arm, metric string) (pairs []stats.Pair) {
-	level := at.key()
+func (t *Table) lagPairs(at factors, arm, metric string) (pairs []stats.Pair) {
+	level := record.LevelKey(at)
 	has := func(v *values) bool { _, ok := v.lag[metric]; return ok }
 	for _, b := range t.blocks(level, has, record.Direct, arm) {
 		pairs = append(pairs, stats.Pair{

@@ -42,7 +42,7 @@ func (s *Summary) At(level map[string]string) string {
 }
 
 // atAll words several levels: "at rate 100, rate 1000 and rate 4000", "under keepalive and execs".
-func (s *Summary) atAll(levels []factors) string {
+func (s *Summary) AtAll(levels []factors) string {
 	var all []string
 	for i, at := range levels {
 		text := s.At(at)
@@ -54,7 +54,7 @@ func (s *Summary) atAll(levels []factors) string {
 		}
 		all = append(all, text)
 	}
-	return join(all)
+	return Join(all)
 }
 
 // isLevel reports whether a text is the level of an only factor, as of a phrase that is one word before it.

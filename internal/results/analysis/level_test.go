@@ -25,7 +25,7 @@ func TestAt(t *testing.T) {
 			t.Errorf("%v reads %q, want %q", c.level, got, c.want)
 		}
 	}
-	all := s.atAll([]factors{{"rate": "1"}, {"rate": "2"}, {"*.resource": "cluster"}})
+	all := s.AtAll([]factors{{"rate": "1"}, {"rate": "2"}, {"*.resource": "cluster"}})
 	if want := "at rate 1, rate 2 and for a cluster"; all != want {
 		t.Errorf("%q, want %q", all, want)
 	}

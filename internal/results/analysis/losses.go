@@ -25,13 +25,13 @@ type armMetric struct{ arm, metric string }
 // are lost, those of blocks in which both ran and one has no value; and in how many of these the whole block is lost:
 // the arm and both twins, each to others than the trial. Where an arm's losses are beyond chance, values of later
 // attempts count as lost as well, for they were chosen, and no block as a whole.
-func (t *table) lostPairs(at factors, arm, metric string) (stand []int, lost, whole int) {
+func (t *Table) lostPairs(at factors, arm, metric string) (stand []int, lost, whole int) {
 	return t.lostBlocks(at, arm, metric, true)
 }
 
 // lostBlocks is lostPairs, or the same of the arm alone: the blocks in which its own value stands.
-func (t *table) lostBlocks(at factors, arm, metric string, paired bool) (stand []int, lost, whole int) {
-	level := at.key()
+func (t *Table) lostBlocks(at factors, arm, metric string, paired bool) (stand []int, lost, whole int) {
+	level := record.LevelKey(at)
 	of, base := t.fates(pool{level, arm, metric}), t.fates(pool{level, record.Direct, metric})
 	twin := t.fates(pool{level, record.AA, metric})
 	selected := t.selected[armMetric{arm, metric}]
@@ -54,15 +54,15 @@ func (t *table) lostBlocks(at factors, arm, metric string, paired bool) (stand [
 // findSelection finds the arms that lost more first attempts of a metric than the twins do beyond chance, over all
 // levels (Fisher's exact test, one-sided). A gate that the subject itself trips more often leaves the trials in which
 // it was fast.
-func (t *table) findSelection() {
+func (t *Table) findSelection() {
 	t.selected = map[armMetric]bool{}
 	for _, metric := range t.metrics {
 		spoiled := func(arm string) (n, of int) {
-			for _, at := range t.levels {
-				if len(t.blocks(at.key(), hasMetric(metric), arm)) == 0 {
+			for _, at := range t.Levels {
+				if len(t.blocks(record.LevelKey(at), hasMetric(metric), arm)) == 0 {
 					continue // it does not have this metric
 				}
-				key := pool{at.key(), arm, metric}
+				key := pool{record.LevelKey(at), arm, metric}
 				n += t.count(key, func(f fate) bool { return !f.told || f.again })
 				of += t.count(key, func(fate) bool { return true })
 			}
@@ -72,7 +72,7 @@ func (t *table) findSelection() {
 		if again, more := spoiled(record.AA); more > 0 {
 			n, of = n+again, of+more
 		}
-		for _, arm := range t.subjects() {
+		for _, arm := range t.Subjects() {
 			if mine, all := spoiled(arm); of > 0 && all > 0 && stats.MoreOften(mine, all, n, of) < selection {
 				t.selected[armMetric{arm, metric}] = true
 			}
@@ -81,12 +81,12 @@ func (t *table) findSelection() {
 }
 
 // lose lists the losses of each arm, metrics with the same fate together, and warns of those that are beyond chance.
-func (s *Summary) lose(t *table) {
+func (s *Summary) lose(t *Table) {
 	s.Losses = []Loss{}
 	beyond := map[string][]string{}
-	for _, at := range t.levels {
-		for _, arm := range t.arms {
-			level := at.key()
+	for _, at := range t.Levels {
+		for _, arm := range t.Arms {
+			level := record.LevelKey(at)
 			seen := map[string]int{}
 			for _, metric := range t.metrics {
 				if len(t.blocks(level, hasMetric(metric), arm)) == 0 {

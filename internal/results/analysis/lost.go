@@ -18,7 +18,7 @@ import (
 // withhold marks the estimates of which too many trials were lost, and lists them with those of which nothing is left.
 // What was lost for a gate was not lost by chance, so what is left of much is not quoted. The limit is of each metric
 // of each arm at each level by itself: one that is lost silences no other.
-func (s *Summary) withhold(run record.Run, t *table) {
+func (s *Summary) withhold(run record.Run, t *Table) {
 	limit, least := invalidLimit(run.Spec), 0
 	if !s.Partial && plannedBlocks(run) >= stats.MinBlocks {
 		least = stats.MinBlocks // a partial run says of itself that it is partial
@@ -26,7 +26,7 @@ func (s *Summary) withhold(run record.Run, t *table) {
 	missing := map[pool]bool{}
 	for i := range s.Estimates {
 		e := &s.Estimates[i]
-		key := pool{factors(e.Factors).key(), e.Arm, e.Metric}
+		key := pool{record.LevelKey(e.Factors), e.Arm, e.Metric}
 		e.Blocks, e.Planned = t.count(key, told), len(t.outcomes[levelArm{key.level, key.arm}])
 		lost := t.losses(key)
 		if len(lost) == 0 || float64(len(lost)) <= limit*float64(e.Planned) && e.Blocks >= least {
@@ -42,10 +42,10 @@ func (s *Summary) withhold(run record.Run, t *table) {
 	}
 	levels := map[string]factors{}
 	for _, p := range run.Plan {
-		levels[factors(p.Factors).key()] = p.Factors
+		levels[record.LevelKey(p.Factors)] = p.Factors
 	}
-	for _, at := range t.levels {
-		levels[at.key()] = at
+	for _, at := range t.Levels {
+		levels[record.LevelKey(at)] = at
 	}
 	for place, outcomes := range t.outcomes {
 		for _, o := range outcomes {
@@ -60,7 +60,7 @@ func (s *Summary) withhold(run record.Run, t *table) {
 	}
 	for i := range s.Estimates { // of what the baseline is withheld nothing can be compared with it
 		e := &s.Estimates[i]
-		base := pool{factors(e.Factors).key(), record.Direct, e.Metric}
+		base := pool{record.LevelKey(e.Factors), record.Direct, e.Metric}
 		if e.Difference != nil && e.Withheld == "" && missing[base] {
 			e.Difference.Resolved, e.Difference.Unresolved = false, "the baseline's value is withheld"
 		}
@@ -71,7 +71,7 @@ func (s *Summary) withhold(run record.Run, t *table) {
 }
 
 // missing sums up why a metric is lost: by the cause that most of its trials were lost to.
-func (t *table) missing(key pool, at map[string]string, lost []record.Reason) Missing {
+func (t *Table) missing(key pool, at map[string]string, lost []record.Reason) Missing {
 	if at == nil {
 		at = map[string]string{}
 	}
@@ -144,8 +144,8 @@ type gap struct {
 
 // gaps are the metrics that the answer speaks of and that are missing in an arm at a level, put together by reason and
 // worded.
-func (s *Summary) gaps(run record.Run, t *table, arm string, at factors) []gap {
-	if failed := t.losses(pool{at.key(), arm, ""}); len(failed) > 0 && len(failed) == len(t.outcomes[levelArm{at.key(), arm}]) {
+func (s *Summary) gaps(run record.Run, t *Table, arm string, at factors) []gap {
+	if failed := t.losses(pool{record.LevelKey(at), arm, ""}); len(failed) > 0 && len(failed) == len(t.outcomes[levelArm{record.LevelKey(at), arm}]) {
 		return []gap{{"nothing was measured", fmt.Sprintf("all %d trials failed: %s", len(failed), failed[0].Message), true}}
 	}
 	type key struct {
@@ -169,7 +169,7 @@ func (s *Summary) gaps(run record.Run, t *table, arm string, at factors) []gap {
 	}
 	var all []gap
 	for _, k := range order {
-		all = append(all, gap{join(labels(t.defined, names[k])), k.because, k.all})
+		all = append(all, gap{Join(labels(t.defined, names[k])), k.because, k.all})
 	}
 	return all
 }
@@ -219,9 +219,9 @@ func (g gap) word() string {
 
 // fellBehind words that an arm did not keep up at a level: "did not keep up: 1,200/s of 2,000/s"; empty when it did in
 // most of the trials.
-func (t *table) fellBehind(arm string, at factors) string {
+func (t *Table) fellBehind(arm string, at factors) string {
 	var did, asked []float64
-	outcomes := t.outcomes[levelArm{at.key(), arm}]
+	outcomes := t.outcomes[levelArm{record.LevelKey(at), arm}]
 	for _, o := range outcomes {
 		if o.slow != nil {
 			did, asked = append(did, o.slow.did), append(asked, o.slow.asked)
@@ -235,7 +235,7 @@ func (t *table) fellBehind(arm string, at factors) string {
 }
 
 // everyLevel are the levels that the run has, also those at which nothing could be told.
-func (s *Summary) everyLevel(run record.Run, t *table) []factors {
+func (s *Summary) everyLevel(run record.Run, t *Table) []factors {
 	levels := map[string]factors{}
 	for _, p := range run.Plan {
 		at := factors(p.Factors)
@@ -243,19 +243,19 @@ func (s *Summary) everyLevel(run record.Run, t *table) []factors {
 			at = factors{}
 		}
 		for _, arm := range t.everyArm(run) {
-			if len(t.outcomes[levelArm{at.key(), arm}]) > 0 {
-				levels[at.key()] = at
+			if len(t.outcomes[levelArm{record.LevelKey(at), arm}]) > 0 {
+				levels[record.LevelKey(at)] = at
 			}
 		}
 	}
-	for _, at := range t.levels {
-		levels[at.key()] = at
+	for _, at := range t.Levels {
+		levels[record.LevelKey(at)] = at
 	}
 	return slices.SortedFunc(maps.Values(levels), compareFactors)
 }
 
 // everyArm are the arms that the run has, also those of which nothing could be told.
-func (t *table) everyArm(run record.Run) []string {
+func (t *Table) everyArm(run record.Run) []string {
 	known := map[string]bool{}
 	for _, p := range run.Plan {
 		known[p.Arm] = true
@@ -268,7 +268,7 @@ func (t *table) everyArm(run record.Run) []string {
 
 // missingAnswers say, beside answers in an experiment's own words, what could not be told, why, and which arms did not
 // keep up. Arms and levels at which the same is missing for the same reason are put together.
-func (s *Summary) missingAnswers(run record.Run, t *table) []Answer {
+func (s *Summary) missingAnswers(run record.Run, t *Table) []Answer {
 	type group struct {
 		text string // what is said of the arms that were put together at a level
 		at   factors
@@ -295,7 +295,7 @@ func (s *Summary) missingAnswers(run record.Run, t *table) []Answer {
 			}
 		}
 		for _, text := range order {
-			all = append(all, group{join(arms[text]) + text, at})
+			all = append(all, group{Join(arms[text]) + text, at})
 		}
 	}
 	levels := map[string][]factors{}
@@ -308,7 +308,7 @@ func (s *Summary) missingAnswers(run record.Run, t *table) []Answer {
 	var answers []Answer
 	for _, g := range merged {
 		text := g.text + "."
-		if at := s.atAll(levels[g.text]); at != "" {
+		if at := s.AtAll(levels[g.text]); at != "" {
 			text = Capital(at) + ": " + text
 		}
 		answers = append(answers, Answer{Answer: text, Evidence: []string{}})
@@ -318,19 +318,19 @@ func (s *Summary) missingAnswers(run record.Run, t *table) []Answer {
 
 // missing adds what could not be told at this level, with its reason, of the arm or of the baseline that it is compared
 // with.
-func (p *prose) missing(run record.Run, t *table) {
-	if slow := t.fellBehind(p.arm, p.at); slow != "" {
+func (p *Prose) missing(run record.Run, t *Table) {
+	if slow := t.fellBehind(p.Arm, p.At); slow != "" {
 		p.clauses = append(p.clauses, p.opening("", "it ")+slow)
-		p.find("throughput_per_second")
+		p.Find("throughput_per_second")
 	}
-	gaps := p.s.gaps(run, t, p.arm, p.at)
+	gaps := p.Summary.gaps(run, t, p.Arm, p.At)
 	for _, g := range gaps {
 		p.clauses = append(p.clauses, p.standing(g.word()))
 	}
-	if p.arm == record.Direct {
+	if p.Arm == record.Direct {
 		return
 	}
-	for _, g := range p.s.gaps(run, t, record.Direct, p.at) {
+	for _, g := range p.Summary.gaps(run, t, record.Direct, p.At) {
 		if !slices.ContainsFunc(gaps, func(o gap) bool { return o.metrics == g.metrics }) {
 			p.clauses = append(p.clauses, p.standing("in the baseline, "+g.word()))
 		}

@@ -47,7 +47,7 @@ func byPlace(trials []record.Trial) []weighed {
 		if !valid(t) || t.Ledger == nil {
 			continue
 		}
-		key := levelArm{factors(t.Factors).key(), t.Arm}
+		key := levelArm{record.LevelKey(t.Factors), t.Arm}
 		if places[key] == nil {
 			places[key] = &weighed{arm: t.Arm, at: t.Factors}
 		}

@@ -8,14 +8,14 @@ import (
 )
 
 // fitModels fits fixed + slopes to every cost of every arm but the twin, where all factors of the run are numbers.
-func fitModels(t *table) []Model {
-	if len(t.levels) < 3 {
+func fitModels(t *Table) []Model {
+	if len(t.Levels) < 3 {
 		return nil
 	}
-	names := slices.Sorted(maps.Keys(t.levels[0]))
+	names := slices.Sorted(maps.Keys(t.Levels[0]))
 	var models []Model
 	for _, metric := range t.metrics {
-		for _, arm := range t.arms {
+		for _, arm := range t.Arms {
 			if arm == record.AA || !t.defined.Of(metric).Cost {
 				continue
 			}
@@ -27,9 +27,9 @@ func fitModels(t *table) []Model {
 	return models
 }
 
-func fitModel(t *table, metric, arm string, names []string) (Model, bool) {
+func fitModel(t *Table, metric, arm string, names []string) (Model, bool) {
 	var observations []stats.Observation
-	for _, at := range t.levels {
+	for _, at := range t.Levels {
 		var x []float64
 		for _, name := range names {
 			v, ok := LevelNumber(at[name])
@@ -38,7 +38,7 @@ func fitModel(t *table, metric, arm string, names []string) (Model, bool) {
 			}
 			x = append(x, v)
 		}
-		level := at.key()
+		level := record.LevelKey(at)
 		for _, b := range t.blocks(level, hasMetric(metric), arm) {
 			observations = append(observations, stats.Observation{X: x, Y: t.cells[cell{level, arm, b}].metrics[metric], Block: b})
 		}

@@ -155,7 +155,7 @@ func TestLadderAnswers(t *testing.T) {
 
 // TestSentences: an answer of many clauses has several sentences, and each further one is of the arm, too.
 func TestSentences(t *testing.T) {
-	p := &prose{s: &Summary{}, arm: "x", at: factors{}}
+	p := &Prose{Summary: &Summary{}, Arm: "x", At: factors{}}
 	p.clauses = append(p.clauses, "holds a", "holds b", "holds c")
 	p.pause(false)
 	p.pause(true)
@@ -166,7 +166,7 @@ func TestSentences(t *testing.T) {
 	p.clauses = append(p.clauses, p.standing("latency is higher"))
 	p.end()
 	want := "x holds a; holds b; holds c. It leaves d; leaves e; leaves f. Latency is higher."
-	if got := p.answer().Answer; got != want {
+	if got := p.Answer().Answer; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -17,7 +17,7 @@ const minPooled = 25
 const PooledMethod = "pooled samples, clustered Wilson"
 
 // burstsOf is, by metric, how unequal trials are in the counts that are pooled, at all levels and in all arms together.
-func burstsOf(t *table) map[string]float64 {
+func burstsOf(t *Table) map[string]float64 {
 	shares := map[string][]stats.Share{}
 	for key, counts := range t.pools {
 		shares[key.metric] = append(shares[key.metric], stats.ClusteredShare(byBlock(counts), math.Inf(1)))
@@ -31,9 +31,9 @@ func burstsOf(t *table) map[string]float64 {
 
 // pool gives the parts that are counted over all trials of an arm. Samples of one trial are not independent of each
 // other, so their interval rests on how far trials differ.
-func (s *Summary) pool(t *table, at factors, bursts map[string]float64) {
+func (s *Summary) pool(t *Table, at factors, bursts map[string]float64) {
 	shares := map[pool]stats.Share{}
-	level := at.key()
+	level := record.LevelKey(at)
 	for key, counts := range t.pools {
 		if key.level != level {
 			continue

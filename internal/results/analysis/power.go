@@ -58,12 +58,12 @@ func PowerOf(run record.Run, trials []record.Trial, parts []float64, power float
 	base := map[key]float64{}
 	for _, e := range s.Estimates {
 		if e.Arm == record.Direct && e.Component == "" {
-			base[key{e.Metric, factors(e.Factors).key()}] = math.Abs(e.Value)
+			base[key{e.Metric, record.LevelKey(e.Factors)}] = math.Abs(e.Value)
 		}
 	}
 	at := map[key]int{}
 	for _, e := range s.Estimates {
-		k := key{e.Metric, factors(e.Factors).key()}
+		k := key{e.Metric, record.LevelKey(e.Factors)}
 		d := e.Difference
 		if d == nil || d.Lo == nil || e.Component != "" || e.Withheld != "" || e.Method == PooledMethod || !(base[k] > 0) {
 			continue

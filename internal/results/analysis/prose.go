@@ -13,11 +13,12 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// prose collects one answer and the estimates that it rests on: sentence by sentence, or as clauses of one sentence.
-type prose struct {
-	s        *Summary
-	arm      string
-	at       factors
+// Prose collects one answer and the estimates that it rests on: sentence by sentence, or as clauses of one sentence.
+type Prose struct {
+	Summary *Summary
+	Arm     string
+	At      map[string]string // the level
+
 	text     []string // sentences
 	clauses  []string // of the sentence under way
 	apart    bool     // the first of them has a subject of its own
@@ -27,64 +28,64 @@ type prose struct {
 	evidence []string // "metric arm", in the order in which they are quoted
 }
 
-// peek is an estimate of the arm that is looked at and not quoted; nil where there is none.
-func (p *prose) peek(metric string) *Estimate { return p.s.Find(metric, p.arm, p.at) }
+// Peek is an estimate of the arm that is looked at and not quoted; nil where there is none.
+func (p *Prose) Peek(metric string) *Estimate { return p.Summary.Find(metric, p.Arm, p.At) }
 
-// find is an estimate of the arm that is quoted; nil where there is none.
-func (p *prose) find(metric string) *Estimate { return p.of(metric, p.arm) }
+// Find is an estimate of the arm that is quoted; nil where there is none.
+func (p *Prose) Find(metric string) *Estimate { return p.Of(metric, p.Arm) }
 
-// of is an estimate of any arm that is quoted; nil where there is none.
-func (p *prose) of(metric, arm string) *Estimate {
-	e := p.s.Find(metric, arm, p.at)
+// Of is an estimate of any arm that is quoted; nil where there is none.
+func (p *Prose) Of(metric, arm string) *Estimate {
+	e := p.Summary.Find(metric, arm, p.At)
 	if e != nil {
-		p.rest(metric, arm)
+		p.Rest(metric, arm)
 	}
 	return e
 }
 
-// rest notes that the answer rests on an estimate.
-func (p *prose) rest(metric, arm string) {
+// Rest notes that the answer rests on an estimate.
+func (p *Prose) Rest(metric, arm string) {
 	if name := metric + " " + arm; !slices.Contains(p.evidence, name) {
 		p.evidence = append(p.evidence, name)
 	}
 }
 
-// say is a value of the arm with its interval; "an unknown value" where the run does not have it.
-func (p *prose) say(metric string) string { return p.sayOf(metric, p.arm) }
+// Say is a value of the arm with its interval; "an unknown value" where the run does not have it.
+func (p *Prose) Say(metric string) string { return p.SayOf(metric, p.Arm) }
 
-func (p *prose) sayOf(metric, arm string) string {
-	e := p.of(metric, arm)
+func (p *Prose) SayOf(metric, arm string) string {
+	e := p.Of(metric, arm)
 	if e == nil {
 		return "an unknown value"
 	}
-	return said(e)
+	return Said(e)
 }
 
-// add adds a sentence, or several.
-func (p *prose) add(format string, args ...any) {
+// Add adds a sentence, or several.
+func (p *Prose) Add(format string, args ...any) {
 	p.text = append(p.text, fmt.Sprintf(format, args...))
 }
 
 // clause adds a clause to the sentence under way. Its first has the verb that the subject goes with, or stands apart.
-func (p *prose) clause(e *Estimate, text string) {
+func (p *Prose) clause(e *Estimate, text string) {
 	p.clauses = append(p.clauses, text)
-	p.rest(e.Metric, e.Arm)
+	p.Rest(e.Metric, e.Arm)
 }
 
 // goOn goes on with the clause before: ", of which 3 MB stay". Where there is none it begins one.
-func (p *prose) goOn(e *Estimate, text string) {
+func (p *Prose) goOn(e *Estimate, text string) {
 	n := len(p.clauses)
 	if n == 0 {
 		p.clause(e, p.standing(text))
 		return
 	}
 	p.clauses[n-1] += ", " + text
-	p.rest(e.Metric, e.Arm)
+	p.Rest(e.Metric, e.Arm)
 }
 
 // opening is what stands before a clause if it is the first of its sentence, and otherwise what stands before it as
 // another.
-func (p *prose) opening(first, other string) string {
+func (p *Prose) opening(first, other string) string {
 	if len(p.clauses) == 0 {
 		return first
 	}
@@ -93,7 +94,7 @@ func (p *prose) opening(first, other string) string {
 
 // standing is a clause with a subject of its own. As the first of its sentence it stands after a colon: "candidate: p50
 // is not resolved".
-func (p *prose) standing(text string) string {
+func (p *Prose) standing(text string) string {
 	p.apart = p.apart || len(p.clauses) == 0
 	return text
 }
@@ -102,7 +103,7 @@ func (p *prose) standing(text string) string {
 const perSentence = 3
 
 // pause ends the sentence under way if it is time to, and it has as many clauses as one can read.
-func (p *prose) pause(now bool) {
+func (p *Prose) pause(now bool) {
 	if now && len(p.clauses) >= perSentence {
 		p.end()
 		p.more = true
@@ -110,55 +111,59 @@ func (p *prose) pause(now bool) {
 }
 
 // end makes a sentence of the clauses under way, about the arm at its level; after a pause, of the arm as "it".
-func (p *prose) end() {
-	begin := p.where() + p.arm + " "
+func (p *Prose) end() {
+	begin := p.Where() + p.Arm + " "
 	switch {
 	case p.more && p.apart:
 		begin, p.clauses[0] = "", Capital(p.clauses[0])
 	case p.more:
 		begin = "It "
 	case p.apart:
-		begin = strings.TrimSuffix(p.where(), ": ")
+		begin = strings.TrimSuffix(p.Where(), ": ")
 		if begin != "" {
 			begin += ", "
 		}
-		begin += p.arm + ": "
+		begin += p.Arm + ": "
 	}
-	p.add("%s%s.", begin, strings.Join(p.clauses, "; "))
+	p.Add("%s%s.", begin, strings.Join(p.clauses, "; "))
 	p.clauses, p.apart = nil, false
 }
 
-// where begins an answer with its level: "At rate 1000: ". Where the run has no levels it is empty.
-func (p *prose) where() string {
-	if at := p.s.At(p.at); at != "" {
+// Where begins an answer with its level: "At rate 1000: ". Where the run has no levels it is empty.
+func (p *Prose) Where() string {
+	if at := p.Summary.At(p.At); at != "" {
 		return Capital(at) + ": "
 	}
 	return ""
 }
 
-// here ends a clause with its level: " at rate 1000". Where the run has no levels it is empty.
-func (p *prose) here() string {
-	if at := p.s.At(p.at); at != "" {
+// Here ends a clause with its level: " at rate 1000". Where the run has no levels it is empty.
+func (p *Prose) Here() string {
+	if at := p.Summary.At(p.At); at != "" {
 		return " " + at
 	}
 	return ""
 }
 
-func (p *prose) answer() Answer {
+// Empty reports whether nothing has been added.
+func (p *Prose) Empty() bool { return len(p.text) == 0 }
+
+// Answer is what was added, with its evidence.
+func (p *Prose) Answer() Answer {
 	return Answer{Answer: strings.Join(p.text, " "), Evidence: p.evidence}
 }
 
 // base is the same metric of the baseline; nil where it has none.
-func (p *prose) base(e *Estimate) *Estimate { return p.s.Find(e.Metric, record.Direct, p.at) }
+func (p *Prose) base(e *Estimate) *Estimate { return p.Summary.Find(e.Metric, record.Direct, p.At) }
 
 // baseIsZero says whether what the arm has is also what it adds: the baseline has none of it.
-func (p *prose) baseIsZero(e *Estimate) bool {
+func (p *Prose) baseIsZero(e *Estimate) bool {
 	base := p.base(e)
 	return base == nil || base.Value == 0
 }
 
 // moved words a difference: "is 9 us [5, 13] higher", or why it says nothing.
-func (p *prose) moved(e *Estimate) string {
+func (p *Prose) moved(e *Estimate) string {
 	d := e.Difference
 	switch {
 	case d == nil:
@@ -177,8 +182,8 @@ func (p *prose) moved(e *Estimate) string {
 const smallestVisible = " (smallest visible "
 
 // visible says why a difference is not resolved.
-func (p *prose) visible(e *Estimate) string {
-	if v, ok := p.s.VisibleIn(e); ok && math.Abs(e.Difference.Value) <= v {
+func (p *Prose) visible(e *Estimate) string {
+	if v, ok := p.Summary.VisibleIn(e); ok && math.Abs(e.Difference.Value) <= v {
 		return smallestVisible + quantity.Rough(v, e.Unit) + ")"
 	}
 	if strings.HasPrefix(e.Difference.Unresolved, LagReason) {
@@ -198,35 +203,35 @@ func size(d *Difference, unit string) string {
 	return quantity.Interval(d.Value, *d.Lo, *d.Hi, unit)
 }
 
-func written(v float64, lo, hi *float64, unit string) string {
+func Written(v float64, lo, hi *float64, unit string) string {
 	if lo == nil || hi == nil {
 		return quantity.Value(v, unit)
 	}
 	return quantity.Interval(v, *lo, *hi, unit)
 }
 
-// said is a value with its interval, where it has one that is wider than nothing.
-func said(e *Estimate) string {
+// Said is a value with its interval, where it has one that is wider than nothing.
+func Said(e *Estimate) string {
 	if e.Lo != nil && e.Hi != nil && *e.Lo == *e.Hi {
 		return quantity.Value(e.Value, e.Unit)
 	}
-	return written(e.Value, e.Lo, e.Hi, e.Unit)
+	return Written(e.Value, e.Lo, e.Hi, e.Unit)
 }
 
-// term is the same of a term of a model, whose rounding errors are no width.
-func term(t Term, unit string) string {
+// In is the same of a term of a model in a unit. Its rounding errors are no width.
+func (t Term) In(unit string) string {
 	if t.Lo != nil && t.Hi != nil && *t.Hi-*t.Lo < 1e-6*math.Abs(t.Value) {
 		return quantity.Value(t.Value, unit)
 	}
-	return written(t.Value, t.Lo, t.Hi, unit)
+	return Written(t.Value, t.Lo, t.Hi, unit)
 }
 
-// happened is how often what is pooled in an estimate was seen.
-func happened(e *Estimate) int { return int(math.Round(e.Value * float64(e.N))) }
+// Happened is how often what is pooled in an estimate was seen.
+func (e *Estimate) Happened() int { return int(math.Round(e.Value * float64(e.N))) }
 
-// pooled is how often something was seen, and how often that is with its interval. What was never seen is bounded by
+// Pooled is how often something was seen, and how often that is with its interval. What was never seen is bounded by
 // how many came together where some were seen: where nothing is known of that, only how many trials may have any.
-func pooled(e *Estimate) string {
+func Pooled(e *Estimate) string {
 	const million = 1e6
 	switch {
 	case e.Value == 0 && e.Hi == nil:
@@ -238,16 +243,16 @@ func pooled(e *Estimate) string {
 	case e.Value == 0:
 		return fmt.Sprintf("none (below %s, at 95 %%)", quantity.Rough(*e.Hi, e.Unit))
 	case e.Lo == nil || e.Hi == nil:
-		return quantity.Thousands(happened(e))
+		return quantity.Thousands(e.Happened())
 	case e.Value < 1e-3:
-		return fmt.Sprintf("%s (%s in a million)", quantity.Thousands(happened(e)),
+		return fmt.Sprintf("%s (%s in a million)", quantity.Thousands(e.Happened()),
 			quantity.Interval(e.Value*million, *e.Lo*million, *e.Hi*million, quantity.Count))
 	}
-	return fmt.Sprintf("%s (%s)", quantity.Thousands(happened(e)), quantity.Interval(e.Value, *e.Lo, *e.Hi, e.Unit))
+	return fmt.Sprintf("%s (%s)", quantity.Thousands(e.Happened()), quantity.Interval(e.Value, *e.Lo, *e.Hi, e.Unit))
 }
 
-// digits is a large number in as many digits as say something.
-func digits(e *Estimate) string {
+// Digits is a large number in as many digits as say something.
+func Digits(e *Estimate) string {
 	if e == nil {
 		return "an unknown number of"
 	}
@@ -258,42 +263,21 @@ func digits(e *Estimate) string {
 	return quantity.Thousands(int(math.Round(e.Value/unit) * unit))
 }
 
-// count is a whole number of events.
-func count(x float64) string { return quantity.Thousands(int(math.Round(x))) }
-
-func counted(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return quantity.Thousands(n) + " " + what + "s"
-}
-
-// part is x of y in words: as a share, or per million where it is small.
-func part(x, of float64) string {
-	switch {
-	case of <= 0:
-		return "of none"
-	case x/of < 1e-3:
-		return fmt.Sprintf("%.3g in a million", 1e6*x/of)
-	}
-	return quantity.Value(x/of, quantity.Part)
-}
-
-// timesOf words a ratio to the baseline: "24 times faster" or "7,400 times as long".
-func timesOf(r *Ratio) string {
+// TimesOf words a ratio to the baseline: "24 times faster" or "7,400 times as long".
+func TimesOf(r *Ratio) string {
 	switch {
 	case r == nil || r.Value <= 0:
 		return ""
-	case factor(max(r.Value, 1/r.Value)) == "1.0":
+	case Times(max(r.Value, 1/r.Value)) == "1.0":
 		return "about as long"
 	case r.Value >= 1:
-		return factor(r.Value) + " times as long"
+		return Times(r.Value) + " times as long"
 	}
-	return factor(1/r.Value) + " times faster"
+	return Times(1/r.Value) + " times faster"
 }
 
-// factor is a number of times with as many digits as say something.
-func factor(x float64) string {
+// Times is a number of times with as many digits as say something.
+func Times(x float64) string {
 	switch {
 	case x < 10:
 		return fmt.Sprintf("%.1f", x)
@@ -304,16 +288,8 @@ func factor(x float64) string {
 	return text[:len(text)-1] + "," + text[len(text)-1:] + "00"
 }
 
-// changeOf words a ratio to the baseline as a change in per cent: "36 % [34, 38] less".
-func changeOf(r *Ratio) string {
-	if r.Value < 1 {
-		return quantity.Interval(1-r.Value, 1-*r.Hi, 1-*r.Lo, quantity.Part) + " less"
-	}
-	return quantity.Interval(r.Value-1, *r.Lo-1, *r.Hi-1, quantity.Part) + " more"
-}
-
-// join is a list as it is read.
-func join(names []string) string {
+// Join is a list as it is read.
+func Join(names []string) string {
 	if len(names) < 2 {
 		return strings.Join(names, "")
 	}
@@ -327,4 +303,58 @@ func Capital(text string) string {
 		return ""
 	}
 	return string(unicode.ToUpper(first)) + text[n:]
+}
+
+// Against gives a metric of the arm at the first and the last level in words, and a verdict over all levels: at how
+// many of them it is, resolved, more or less than the baseline's. It leaves the answer at the last level.
+func (p *Prose) Against(t *Table, metric string) (ends []string, verdict string) {
+	above, below, n := 0, 0, 0
+	for i, at := range t.Levels {
+		p.At = at
+		e := p.Find(metric)
+		if e == nil {
+			continue
+		}
+		if i == 0 || i == len(t.Levels)-1 {
+			ends = append(ends, Said(e)+p.Here())
+		}
+		if d := e.Difference; p.Arm != record.Direct && d != nil {
+			n++
+			switch {
+			case d.Resolved && d.Value > 0:
+				above++
+			case d.Resolved:
+				below++
+			}
+		}
+	}
+	if n > 0 {
+		verdict = verdictOf(p.Summary.Baseline, above, below, n)
+	}
+	return ends, verdict
+}
+
+// verdictOf words a comparison with the baseline at n levels, to go on a sentence: at how many it is resolved as more
+// and as less.
+func verdictOf(base string, above, below, n int) string {
+	var sides []string
+	for _, side := range []struct {
+		word string
+		at   int
+	}{{"more", above}, {"less", below}} {
+		switch {
+		case side.at == n:
+			return ", " + side.word + " than with " + base + map[bool]string{true: " at every level"}[n > 1]
+		case side.at > 0:
+			sides = append(sides, fmt.Sprintf("%s than with %s at %d of %d levels", side.word, base, side.at, n))
+		}
+	}
+	rest := n - above - below
+	switch {
+	case rest == n:
+		return "; the difference from " + base + " is not resolved" + map[bool]string{true: " at any level"}[n > 1]
+	case rest > 0:
+		sides = append(sides, fmt.Sprintf("not resolved at %d", rest))
+	}
+	return ", " + Join(sides)
 }

@@ -27,7 +27,7 @@ type Disturbed struct {
 func disturbed(levels []factors, trials []record.Trial) []Disturbed {
 	sums := map[string]*load.Running{}
 	for _, trial := range trials {
-		key := factors(trial.Factors).key()
+		key := record.LevelKey(trial.Factors)
 		for _, r := range trial.Loads {
 			if r.Running == nil {
 				continue
@@ -41,11 +41,11 @@ func disturbed(levels []factors, trials []record.Trial) []Disturbed {
 	}
 	var all []Disturbed
 	for _, at := range levels {
-		share, ok := sums[at.key()].Share()
+		share, ok := sums[record.LevelKey(at)].Share()
 		if !ok {
 			continue
 		}
-		sum := sums[at.key()]
+		sum := sums[record.LevelKey(at)]
 		all = append(all, Disturbed{
 			Factors: at, Share: share, Requests: sum.Disturbed + sum.Undisturbed,
 			Limit: DisturbedLimit, Running: share > DisturbedLimit,

@@ -45,18 +45,18 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	}
 	t.findSelection()
 	dependences := t.dependences()
-	for _, at := range t.levels {
+	for _, at := range t.Levels {
 		for _, metric := range t.metrics {
 			s.estimate(t, at, metric, dependences[metric], run.Seed)
 		}
 	}
 	bursts := burstsOf(t)
-	for _, at := range t.levels {
+	for _, at := range t.Levels {
 		s.pool(t, at, bursts)
 	}
 	s.lose(t)
 	s.warnOfDependence(dependences)
-	s.Disturbed = disturbed(t.levels, trials)
+	s.Disturbed = disturbed(t.Levels, trials)
 	s.Workloads = workloads(t, trials)
 	s.Placements = placements(trials)
 	s.warnOfTwins()
@@ -75,20 +75,20 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	return s, nil
 }
 
-// table holds the values that stand, and what was lost.
-type table struct {
-	levels  []factors
-	arms    []string // the baseline, its twin, then the others by name
+// Table holds the values of the trials that stand, and what was lost.
+type Table struct {
+	Levels []map[string]string
+	Arms   []string          // the baseline, its twin, then the others by name
+	Traits map[string]string // what to know of arms, by arm
+
 	metrics []string
-	has     map[string]bool // metrics that some trial tells, those that are pooled among them
+	known   map[string]bool // metrics that some trial tells, those that are pooled among them
 	closed  bool            // a load goes as fast as it can
 	defined metric.Set      // the definitions of the run's metrics
 	order   map[string]int  // of the definitions, by metric
 	stated  []string        // metrics that answers speak of in words of the metrics' own, in order of rank
 
 	headlines []string          // metrics that answers speak of; none where the record does not say
-	baseline  string            // the subject of the baseline; empty where it has none
-	traits    map[string]string // what to know of arms, by arm
 	lacks     map[string]string // what arms do not do that others do, by arm
 	cells     map[cell]*values
 	in        map[levelArm][]int            // the blocks in which an arm has a cell at a level, in order
@@ -115,9 +115,7 @@ type levelArm struct{ level, arm string } // factors.key
 type values struct{ metrics, lag map[string]float64 }
 
 // factors is one level of an experiment.
-type factors map[string]string
-
-func (f factors) key() string { return record.LevelKey(f) }
+type factors = map[string]string
 
 // LevelNumber is a level as a number, where it is one: a duration counts in seconds.
 func LevelNumber(level string) (float64, bool) {
@@ -142,16 +140,16 @@ func compareFactors(a, b factors) int {
 			return c
 		}
 	}
-	return strings.Compare(a.key(), b.key())
+	return strings.Compare(record.LevelKey(a), record.LevelKey(b))
 }
 
 // Usable keeps out what no measurement gives and what would spoil every sum it stands in.
 func Usable(v float64) bool { return !math.IsNaN(v) && math.Abs(v) < 1e100 }
 
-func newTable(run record.Run, trials []record.Trial, s *Summary) *table {
-	t := &table{
+func newTable(run record.Run, trials []record.Trial, s *Summary) *Table {
+	t := &Table{
 		defined: run.Defined(), order: map[string]int{}, stated: stated(run),
-		headlines: run.Headline, baseline: run.Baseline, traits: run.Traits, lacks: run.Lacks,
+		headlines: run.Headline, Traits: run.Traits, lacks: run.Lacks,
 		cells: map[cell]*values{}, in: map[levelArm][]int{}, pools: map[pool]map[int]record.Count{}, loads: map[string]bool{},
 		outcomes: map[levelArm]map[int]*outcome{},
 	}
@@ -165,7 +163,7 @@ func newTable(run record.Run, trials []record.Trial, s *Summary) *table {
 		if at == nil {
 			at = factors{} // a record without factors says that it has none, not that it does not know
 		}
-		c := cell{at.key(), attempts[0].Arm, attempts[0].Block}
+		c := cell{record.LevelKey(at), attempts[0].Arm, attempts[0].Block}
 		place := levelArm{c.level, c.arm}
 		v := &values{metrics: map[string]float64{}, lag: map[string]float64{}}
 		counted := map[string]bool{}
@@ -210,11 +208,11 @@ func newTable(run record.Run, trials []record.Trial, s *Summary) *table {
 	if unreadable > 0 {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("%d histograms could not be read; quantiles from them are missing", unreadable))
 	}
-	t.levels = slices.SortedFunc(maps.Values(levels), compareFactors)
-	t.arms = slices.SortedFunc(maps.Keys(arms), CompareArms)
-	t.metrics, t.has = slices.Sorted(maps.Keys(metrics)), metrics
+	t.Levels = slices.SortedFunc(maps.Values(levels), compareFactors)
+	t.Arms = slices.SortedFunc(maps.Keys(arms), CompareArms)
+	t.metrics, t.known = slices.Sorted(maps.Keys(metrics)), metrics
 	for key := range t.pools {
-		t.has[key.metric] = true
+		t.known[key.metric] = true
 	}
 	return t
 }
@@ -258,7 +256,7 @@ func attemptsOf(trials []record.Trial) [][]record.Trial {
 		if t.Validity.Failed == record.Interrupted {
 			continue
 		}
-		key := planned{t.Index, cell{factors(t.Factors).key(), t.Arm, t.Block}}
+		key := planned{t.Index, cell{record.LevelKey(t.Factors), t.Arm, t.Block}}
 		i, again := at[key]
 		if !again {
 			i = len(all)
@@ -320,7 +318,7 @@ func encodedOf(trial record.Trial, histogram string) []string {
 }
 
 // blocks are the block numbers in which all the arms have a value, in order.
-func (t *table) blocks(level string, has func(*values) bool, arms ...string) []int {
+func (t *Table) blocks(level string, has func(*values) bool, arms ...string) []int {
 	var blocks []int
 	for _, block := range t.in[levelArm{level, arms[0]}] {
 		all := true
@@ -339,10 +337,10 @@ func hasMetric(metric string) func(*values) bool {
 	return func(v *values) bool { _, ok := v.metrics[metric]; return ok }
 }
 
-// column is the values of one metric of one arm, by block.
-func (t *table) column(at factors, arm, metric string) []float64 {
+// Column is the values of one metric of one arm at a level, by block.
+func (t *Table) Column(at map[string]string, arm, metric string) []float64 {
 	var xs []float64
-	level := at.key()
+	level := record.LevelKey(at)
 	for _, b := range t.blocks(level, hasMetric(metric), arm) {
 		xs = append(xs, t.cells[cell{level, arm, b}].metrics[metric])
 	}
@@ -350,13 +348,13 @@ func (t *table) column(at factors, arm, metric string) []float64 {
 }
 
 // pairs are the values of one metric in the baseline and in an arm, by block.
-func (t *table) pairs(at factors, arm, metric string) []stats.Pair {
-	return t.pairsOf(at, arm, metric, t.blocks(at.key(), hasMetric(metric), record.Direct, arm))
+func (t *Table) pairs(at factors, arm, metric string) []stats.Pair {
+	return t.pairsOf(at, arm, metric, t.blocks(record.LevelKey(at), hasMetric(metric), record.Direct, arm))
 }
 
-func (t *table) pairsOf(at factors, arm, metric string, blocks []int) []stats.Pair {
+func (t *Table) pairsOf(at factors, arm, metric string, blocks []int) []stats.Pair {
 	var ps []stats.Pair
-	level := at.key()
+	level := record.LevelKey(at)
 	for _, b := range blocks {
 		ps = append(ps, stats.Pair{
 			Base: t.cells[cell{level, record.Direct, b}].metrics[metric],

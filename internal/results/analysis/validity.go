@@ -81,7 +81,7 @@ func why(v record.Validity) string {
 
 // completeBlocks counts the blocks in which every planned trial is valid. Without a plan, the blocks with any valid
 // trial.
-func completeBlocks(run record.Run, t *table) int {
+func completeBlocks(run record.Run, t *Table) int {
 	complete := map[int]bool{}
 	for _, outcomes := range t.outcomes {
 		for block, o := range outcomes {
@@ -91,7 +91,7 @@ func completeBlocks(run record.Run, t *table) int {
 		}
 	}
 	for _, p := range run.Plan {
-		if o := t.outcomes[levelArm{factors(p.Factors).key(), p.Arm}][p.Block]; o == nil || !o.whole {
+		if o := t.outcomes[levelArm{record.LevelKey(p.Factors), p.Arm}][p.Block]; o == nil || !o.whole {
 			delete(complete, p.Block)
 		}
 	}
@@ -99,7 +99,7 @@ func completeBlocks(run record.Run, t *table) int {
 }
 
 // judge says whether the run can tell anything of what it was asked, and what to change when it cannot.
-func (s *Summary) judge(run record.Run, t *table) {
+func (s *Summary) judge(run record.Run, t *Table) {
 	switch {
 	case s.Trials.Done == 0:
 		s.InvalidReasons = append(s.InvalidReasons, "no trial was finished")
@@ -115,7 +115,7 @@ func (s *Summary) judge(run record.Run, t *table) {
 
 // tells reports whether anything is left of what the answer speaks of: an estimate of such a metric, of an arm that is
 // asked about.
-func (s *Summary) tells(run record.Run, t *table) bool {
+func (s *Summary) tells(run record.Run, t *Table) bool {
 	asked := askedArms(run, t)
 	none := true
 	for _, e := range s.Estimates {
@@ -132,7 +132,7 @@ func (s *Summary) tells(run record.Run, t *table) bool {
 }
 
 // askedArms are the arms that the run is about: all but the baseline and its twin, where there are others.
-func askedArms(run record.Run, t *table) []string {
+func askedArms(run record.Run, t *Table) []string {
 	arms := t.everyArm(run)
 	if others := withoutBaseline(arms); len(others) > 0 {
 		return others
@@ -165,7 +165,7 @@ func placesOf(planned []record.PlannedTrial) (all []place) {
 		if at == nil {
 			at = factors{}
 		}
-		if k := (levelArm{at.key(), p.Arm}); !seen[k] {
+		if k := (levelArm{record.LevelKey(at), p.Arm}); !seen[k] {
 			seen[k] = true
 			all = append(all, place{p.Arm, at})
 		}
@@ -175,25 +175,25 @@ func placesOf(planned []record.PlannedTrial) (all []place) {
 
 // whyNothing says of each arm that the run is about, at each level, how many of its trials were lost and by what most
 // were.
-func (s *Summary) whyNothing(run record.Run, t *table) []string {
+func (s *Summary) whyNothing(run record.Run, t *Table) []string {
 	planned := slices.Clone(run.Plan)
 	for _, x := range s.Trials.Excluded { // of a record without a plan
 		planned = append(planned, record.PlannedTrial{Arm: x.Arm, Factors: x.Factors})
 	}
 	asked := askedArms(run, t)
 	places := slices.DeleteFunc(placesOf(planned), func(p place) bool {
-		return len(t.outcomes[levelArm{p.at.key(), p.arm}]) == 0 || !slices.Contains(asked, p.arm)
+		return len(t.outcomes[levelArm{record.LevelKey(p.at), p.arm}]) == 0 || !slices.Contains(asked, p.arm)
 	})
 	slices.SortFunc(places, func(a, b place) int { return cmp.Or(CompareArms(a.arm, b.arm), compareFactors(a.at, b.at)) })
 	var reasons []string
 	for _, p := range places {
 		lost := 0
 		for _, x := range s.Trials.Excluded {
-			if x.Arm == p.arm && factors(x.Factors).key() == p.at.key() {
+			if x.Arm == p.arm && record.LevelKey(x.Factors) == record.LevelKey(p.at) {
 				lost++
 			}
 		}
-		of := len(t.outcomes[levelArm{p.at.key(), p.arm}])
+		of := len(t.outcomes[levelArm{record.LevelKey(p.at), p.arm}])
 		text := fmt.Sprintf("arm %s lost %d of %d trials", strings.TrimSpace(p.arm+" "+s.At(p.at)), lost, of)
 		if left := of - lost; plannedBlocks(run) >= stats.MinBlocks && left < stats.MinBlocks {
 			text += fmt.Sprintf(", and an interval needs %d", stats.MinBlocks)
@@ -213,7 +213,7 @@ func (s *Summary) commonest(arm string, at factors) string {
 	first := map[string]string{}
 	var best string
 	for _, x := range s.Trials.Excluded {
-		if arm != "" && (x.Arm != arm || factors(x.Factors).key() != at.key()) {
+		if arm != "" && (x.Arm != arm || record.LevelKey(x.Factors) != record.LevelKey(at)) {
 			continue
 		}
 		kind, _, _ := strings.Cut(x.Why, ":")

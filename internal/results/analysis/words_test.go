@@ -301,11 +301,11 @@ func TestCases(t *testing.T) {
 		}
 	}
 	s := &Summary{Phrases: run.Phrases}
-	if got, want := s.atAll(levels), "under keepalive, connections and execs"; got != want {
+	if got, want := s.AtAll(levels), "under keepalive, connections and execs"; got != want {
 		t.Errorf("several levels are %q, want %q", got, want)
 	}
 	s.Phrases = []record.Phrase{{Factor: "n", Words: map[string]string{"": "on {} nodes"}}}
-	if got, want := s.atAll([]factors{{"n": "2"}, {"n": "4"}}), "on 2 nodes and on 4 nodes"; got != want {
+	if got, want := s.AtAll([]factors{{"n": "2"}, {"n": "4"}}), "on 2 nodes and on 4 nodes"; got != want {
 		t.Errorf("several levels are %q, want %q", got, want)
 	}
 }

@@ -16,17 +16,17 @@ type Workload struct {
 }
 
 // workloads are those of all arms, where the trials of a run were charged.
-func workloads(t *table, trials []record.Trial) (all []Workload) {
+func workloads(t *Table, trials []record.Trial) (all []Workload) {
 	windows := map[levelArm][]*ledger.Ledger{}
 	for _, one := range trials {
 		if one.Validity.Valid && one.Validity.Failed == "" && one.Ledger != nil {
-			at := levelArm{factors(one.Factors).key(), one.Arm}
+			at := levelArm{record.LevelKey(one.Factors), one.Arm}
 			windows[at] = append(windows[at], one.Ledger)
 		}
 	}
-	for _, at := range t.levels {
-		for _, arm := range t.arms {
-			in := windows[levelArm{at.key(), arm}]
+	for _, at := range t.Levels {
+		for _, arm := range t.Arms {
+			in := windows[levelArm{record.LevelKey(at), arm}]
 			for _, w := range ledger.Pool(in) {
 				all = append(all, Workload{Arm: arm, Factors: at, Trials: len(in), Workload: w})
 			}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
@@ -154,11 +155,20 @@ func (m *dataMaker) ran() {
 	}
 }
 
+// limited is the metric of the run that has a limit; false where none has.
+func (m *dataMaker) limited() (metric.Definition, bool) {
+	for _, d := range m.run.Metrics {
+		if _, has := m.metric[d.Name]; has && d.Limit != 0 {
+			return d, true
+		}
+	}
+	return metric.Definition{}, false
+}
+
 // waits gives the limit that the answer draws, where a run has a probe.
 func (m *dataMaker) waits() {
-	if _, probed := m.metric["sched_delay_max_seconds"]; probed {
-		usable := analysis.UsableDelay
-		m.Usable = &usable
+	if d, probed := m.limited(); probed {
+		m.Usable = &d.Limit
 	}
 }
 
@@ -187,21 +197,24 @@ type waitTable struct {
 }
 
 func (m *dataMaker) waitTables() []waitTable {
-	if m.Usable == nil {
+	longest, probed := m.limited()
+	if !probed {
 		return nil
 	}
 	var all []waitTable
 	for level := range m.Levels {
 		for _, arm := range m.shownArms() {
 			row := waitTable{Level: m.Levels[level].Name, Arm: m.Arms[arm].Name}
-			for _, metric := range []string{"sched_delay_p50_seconds", "sched_delay_p99_seconds", "sched_delay_max_seconds"} {
-				row.Cells = append(row.Cells, textOf(m.found(metric, arm, level)))
+			for _, d := range m.run.Metrics {
+				if d.Family == longest.Family {
+					row.Cells = append(row.Cells, textOf(m.found(d.Name, arm, level)))
+				}
 			}
-			longest, waited := analysis.Largest(m.trials, "sched_delay_max_seconds", m.Arms[arm].arm, m.Levels[level].factors)
+			wait, waited := analysis.Largest(m.trials, longest.Name, m.Arms[arm].arm, m.Levels[level].factors)
 			if !waited {
 				continue
 			}
-			all = append(all, waitTable{row.Level, row.Arm, append(row.Cells, quantity.Value(longest, quantity.Seconds))})
+			all = append(all, waitTable{row.Level, row.Arm, append(row.Cells, quantity.Value(wait, quantity.Seconds))})
 		}
 	}
 	return all

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
@@ -227,6 +228,7 @@ func TestHTMLGross(t *testing.T) {
 // What an experiment asks stands in tables of its own; what is not known is a dash, never 0.
 func TestHTMLAnswerTables(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
+	run.Metrics = append(run.Metrics, measured.Definitions()...)
 	for i := range trials {
 		m := trials[i].Metrics
 		trials[i].Factors = map[string]string{"*.services": "10"}
@@ -281,7 +283,10 @@ func FuzzHTML(f *testing.F) {
 	f.Add("mine", "candidate", "steps", "-1", "sched_delay_max_seconds", -1.0, 0.3, `{}`)
 	f.Add("0", "0", "0", "0", "0", 84.000002, 2e-06, "\x1b") // a spec that is not JSON
 	f.Fuzz(func(t *testing.T, name, arm, factor, level, metric string, base, value float64, spec string) {
-		run := record.Run{Schema: record.RunSchema, Experiment: name, Question: arm, Command: []string{metric, level}, Spec: json.RawMessage(spec)}
+		run := record.Run{
+			Schema: record.RunSchema, Experiment: name, Question: arm, Command: []string{metric, level},
+			Spec: json.RawMessage(spec), Metrics: measured.Definitions(),
+		}
 		var trials []record.Trial
 		for i := range 18 {
 			trial := record.Trial{Metrics: map[string]float64{metric: base + float64(i)*value}, Validity: record.Validity{Valid: i != 17, Failed: ""}}

@@ -47,8 +47,11 @@ var metrics = []measured.Metric{
 	delayed(0.5, "p50"),
 	delayed(0.99, "p99"),
 	{
-		Definition: metric.Definition{Name: "sched_delay_max_seconds", Family: "sched", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged, Better: metric.Lower, Needs: measured.NeedDelay, Headline: true, Tail: true,
-			How: "The longest of these times in the trial."},
+		Definition: metric.Definition{
+			Name: "sched_delay_max_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged,
+			Better: metric.Lower, Needs: measured.NeedDelay, Headline: true, Tail: true, Family: "sched", Limit: usableDelay,
+			How: "The longest of these times in the trial.",
+		},
 		Value: func(m *measured.Measured) (float64, bool) {
 			h, ok := m.Histogram(Delay)
 			if !ok {

@@ -1,17 +1,18 @@
-package analysis
+package tracer
 
 import (
-	"slices"
 	"strings"
 	"testing"
 
 	"tare/internal/experiment/record"
+	"tare/internal/results/analysis"
+	"tare/internal/results/analysis/analysistest"
 )
 
 // traceRun is a run of tracers by rate: each arm loses and says what values gives.
 func TestTraceAnswers(t *testing.T) {
 	levels := []map[string]string{{"rate": "1000"}, {"rate": "64000"}}
-	s := storeRun(t, "trace-exec", "", levels, []string{"whole", "lossy", "silent", "liar"}, func(arm string, level map[string]string) map[string]float64 {
+	s := analysistest.Sweep{Levels: levels, Arms: []string{"whole", "lossy", "silent", "liar"}}.Answered(t, func(arm string, level map[string]string) map[string]float64 {
 		m := map[string]float64{"events_generated": 1000, "events_counted": 1000, "throughput_per_second": 1000}
 		if level["rate"] == "64000" {
 			m["throughput_per_second"] = 36_000
@@ -37,26 +38,14 @@ func TestTraceAnswers(t *testing.T) {
 		}
 		return m
 	})
-	if len(s.Answers) != 5 {
-		t.Fatalf("%d answers: %+v", len(s.Answers), s.Answers)
-	}
-	for i, wants := range [][]string{
-		{"liar lost 40 of 16,000 events (0.250 %), lossy lost 40 of 16,000 events (0.250 %) and silent lost 40 of 16,000 events (0.250 %). whole delivered every event."},
-		{"liar: of 16,000 events in 16 trials 40 were lost (0.250 %), in 8 of the trials.", "wrong by 24 events", "56 came late (0.350 %)"},
-		{"lossy: of 16,000 events", "That is 0.500 % at rate 64000; none at rate 1000.", "It says so itself, to the event.", "At rate 64000, the load made 36,000 events/s with it and 36,000 without; the difference is not resolved."},
-		{"silent: ", "It says nothing of what it loses."},
-		{"whole: of 16,000 events in 16 trials none was lost; so fewer than 3 in 16 such trials lose any, at 95 %.", "The CPU time of 1,000 events is 2.0", " in its processes, ", " in its programs) at rate 1000 and 2.0",
+	analysistest.Holds(t, s,
+		[]string{"liar lost 40 of 16,000 events (0.250 %), lossy lost 40 of 16,000 events (0.250 %) and silent lost 40 of 16,000 events (0.250 %). whole delivered every event."},
+		[]string{"liar: of 16,000 events in 16 trials 40 were lost (0.250 %), in 8 of the trials.", "wrong by 24 events", "56 came late (0.350 %)"},
+		[]string{"lossy: of 16,000 events", "That is 0.500 % at rate 64000; none at rate 1000.", "It says so itself, to the event.", "At rate 64000, the load made 36,000 events/s with it and 36,000 without; the difference is not resolved."},
+		[]string{"silent: ", "It says nothing of what it loses."},
+		[]string{"whole: of 16,000 events in 16 trials none was lost; so fewer than 3 in 16 such trials lose any, at 95 %.", "The CPU time of 1,000 events is 2.0", " in its processes, ", " in its programs) at rate 1000 and 2.0",
 			"At rate 64000, the load made 27,000 events/s with it and 36,000 without: 25", "less.", "Its processes hold 14.0 MB of resident memory, 20.0 MB at their peak; its group holds 9.00 MB of hard memory."},
-	} {
-		for _, want := range wants {
-			if !strings.Contains(s.Answers[i].Answer, want) {
-				t.Errorf("answer %d lacks %q:\n%s", i, want, s.Answers[i].Answer)
-			}
-		}
-		if len(s.Answers[i].Evidence) == 0 {
-			t.Errorf("answer %d rests on nothing", i)
-		}
-	}
+	)
 }
 
 // TestOwnTracer is the spec of docs/tracers.md: what was lost is said first, whatever the experiment is called and
@@ -64,7 +53,7 @@ func TestTraceAnswers(t *testing.T) {
 func TestOwnTracer(t *testing.T) {
 	levels := []map[string]string{{"execs.rate": "100"}, {"execs.rate": "storm"}}
 	storm := record.Phrase{Factor: "execs.rate", Words: map[string]string{"": "at {} execs/s", "storm": "in a storm"}}
-	s := storeRun(t, "my-tracer", "", levels, []string{"exectrace", "mine"}, func(arm string, level map[string]string) map[string]float64 {
+	s := analysistest.Sweep{Levels: levels, Arms: []string{"exectrace", "mine"}, Phrases: []record.Phrase{storm}}.Answered(t, func(arm string, level map[string]string) map[string]float64 {
 		m := map[string]float64{"events_generated": 1000, "events_counted": 1000, "throughput_per_second": 10_000, "bpf_cpu_share": 0}
 		if arm == record.Direct || arm == record.AA {
 			return m
@@ -74,7 +63,7 @@ func TestOwnTracer(t *testing.T) {
 			m["events_lost"], m["throughput_per_second"] = 560, 2804
 		}
 		return m
-	}, storm)
+	})
 	for i, want := range []string{
 		"mine lost 4,480 of 16,000 events (28.0 %). exectrace delivered every event.", "exectrace: of 16,000 events in 16 trials none was lost",
 		"mine: of 16,000 events in 16 trials 4,480 were lost (28.0 %), in 8 of the trials. That is 56.0 % in a storm; none at 100 execs/s.",
@@ -85,40 +74,19 @@ func TestOwnTracer(t *testing.T) {
 	}
 }
 
-// TestSeveralFamilies: a run that measures two things is answered in the words of both.
-func TestSeveralFamilies(t *testing.T) {
-	s := storeRun(t, "mine", "", []map[string]string{nil}, []string{"tracer"}, func(arm string, _ map[string]string) map[string]float64 {
-		m := map[string]float64{
-			"events_generated": 1000, "bpf_cpu_share": 0, "sched_delay_p50_seconds": 1e-5, "sched_delay_max_seconds": 0.1, "cpu_busy_share": 1,
-		}
-		if arm == "tracer" {
-			m["events_lost"], m["bpf_cpu_share"] = 10, 0.5
-		}
-		return m
-	})
-	var begins []string
-	for _, a := range s.Answers {
-		first, _, _ := strings.Cut(a.Answer, " ")
-		begins = append(begins, first)
-	}
-	if want := []string{"tracer", "tracer:", "The", "A"}; !slices.Equal(begins, want) {
-		t.Errorf("answers begin with %q, want %q: %+v", begins, want, s.Answers)
-	}
-}
-
 func TestTraceAnswersByNodes(t *testing.T) {
 	var levels []map[string]string
 	for _, n := range []string{"2", "12", "25"} {
 		levels = append(levels, map[string]string{"nodes": n})
 	}
 	off := 0.15e-3 // of the last level of steps, up and down from block to block: without noise any slope is more than chance
-	s := storeRun(t, "trace-scaling", "", levels, []string{"same", "growing", "bent", "steps"}, func(arm string, level map[string]string) map[string]float64 {
+	s := analysistest.Sweep{Levels: levels, Arms: []string{"same", "growing", "bent", "steps"}}.Answered(t, func(arm string, level map[string]string) map[string]float64 {
 		m := map[string]float64{"events_generated": 1000, "events_counted": 1000}
 		if arm == record.Direct || arm == record.AA {
 			return m
 		}
 		m["events_lost"], m["cpu_seconds_per_kiloevent"], m["nodes_failed"] = 0, 2e-3, 0
-		n, _ := LevelNumber(level["nodes"])
+		n, _ := analysis.LevelNumber(level["nodes"])
 		switch arm {
 		case "growing":
 			m["cpu_seconds_per_kiloevent"] = 2e-3 + 1e-3*n
@@ -131,19 +99,13 @@ func TestTraceAnswersByNodes(t *testing.T) {
 		}
 		return m
 	})
-	for i, wants := range [][]string{
-		{"bent, growing, same and steps delivered every event."},
-		{"The CPU time per 1,000 events grows with the number of nodes: by ", " for each, from 2 to 25, but not on a line: it is 2.4", "at nodes 2, 16.", " at nodes 12 and 64.", " at nodes 25."},
-		{"The CPU time per 1,000 events grows with the number of nodes: by 1.00", "for each, from 2 to 25.", "24 nodes failed in 24 trials"},
-		{"The CPU time per 1,000 events does not depend on the number of nodes as far as this run can see: "},
-		{"The CPU time per 1,000 events is not the same for all numbers of nodes, though it neither grows nor falls with them on the whole (", "): it is 3.0", "at nodes 2, 2.0", " at nodes 12 and 3."},
-	} {
-		for _, want := range wants {
-			if !strings.Contains(s.Answers[i].Answer, want) {
-				t.Errorf("answer %d lacks %q:\n%s", i, want, s.Answers[i].Answer)
-			}
-		}
-	}
+	analysistest.Holds(t, s,
+		[]string{"bent, growing, same and steps delivered every event."},
+		[]string{"The CPU time per 1,000 events grows with the number of nodes: by ", " for each, from 2 to 25, but not on a line: it is 2.4", "at nodes 2, 16.", " at nodes 12 and 64.", " at nodes 25."},
+		[]string{"The CPU time per 1,000 events grows with the number of nodes: by 1.00", "for each, from 2 to 25.", "24 nodes failed in 24 trials"},
+		[]string{"The CPU time per 1,000 events does not depend on the number of nodes as far as this run can see: "},
+		[]string{"The CPU time per 1,000 events is not the same for all numbers of nodes, though it neither grows nor falls with them on the whole (", "): it is 3.0", "at nodes 2, 2.0", " at nodes 12 and 3."},
+	)
 	if strings.Contains(s.Answers[3].Answer, "failed") {
 		t.Error(s.Answers[3].Answer)
 	}

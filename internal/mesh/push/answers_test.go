@@ -1,4 +1,4 @@
-package analysis
+package push
 
 import (
 	"regexp"
@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"tare/internal/experiment/record"
+	"tare/internal/results/analysis/analysistest"
 )
 
 func TestPushAnswers(t *testing.T) {
@@ -14,7 +15,7 @@ func TestPushAnswers(t *testing.T) {
 		{Factor: "push.what", Words: map[string]string{"one": "of one service", "all": "of all services at once"}},
 		{Factor: "mesh.services", Words: map[string]string{"": "in a mesh of {}"}},
 	}
-	s := storeRun(t, "config-push", "sized", levels, []string{"snapshot", "same"}, func(arm string, level map[string]string) map[string]float64 {
+	s := analysistest.Sweep{Baseline: "sized", Levels: levels, Arms: []string{"snapshot", "same"}, Phrases: of}.Answered(t, func(arm string, level map[string]string) map[string]float64 {
 		ms := 1.0
 		if arm == "snapshot" {
 			ms = 0.25
@@ -34,7 +35,7 @@ func TestPushAnswers(t *testing.T) {
 			}
 		}
 		return m
-	}, of...)
+	})
 	if len(s.Answers) != 6 {
 		t.Fatalf("%d answers: %+v", len(s.Answers), s.Answers)
 	}
@@ -55,13 +56,13 @@ func TestPushAnswers(t *testing.T) {
 			t.Errorf("answer %d:\n%s", i, s.Answers[i].Answer)
 		}
 	}
-	alone := storeRun(t, "config-push", "sized", []map[string]string{nil}, nil, func(string, map[string]string) map[string]float64 {
+	alone := analysistest.Sweep{Baseline: "sized", Levels: []map[string]string{nil}}.Answered(t, func(string, map[string]string) map[string]float64 {
 		return map[string]float64{"push_usable_seconds": 0.03}
 	})
 	if got := alone.Answers[0].Answer; !strings.HasPrefix(got, "A change, sized (baseline): a new connection shows it ") {
 		t.Error(got)
 	}
-	unsaid := storeRun(t, "config-push", "sized", []map[string]string{nil}, nil, func(string, map[string]string) map[string]float64 {
+	unsaid := analysistest.Sweep{Baseline: "sized", Levels: []map[string]string{nil}}.Answered(t, func(string, map[string]string) map[string]float64 {
 		return map[string]float64{"push_seconds": 0.15, "push_max_seconds": 0.2}
 	})
 	want := regexp.MustCompile(`^A change, sized \(baseline\): a new connection shows it 15\d ms .*after the control plane was told, and 2\d\d ms after at the latest`)

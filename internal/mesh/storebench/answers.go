@@ -1,0 +1,211 @@
+package storebench
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
+	"tare/internal/results/analysis"
+)
+
+func init() {
+	analysis.Register(analysis.Family{Metrics: []string{"flush_seconds"}, Answer: flushAnswers})
+	analysis.Register(analysis.Family{Metrics: []string{"lookup_seconds"}, Answer: scaleAnswers})
+}
+
+// prose is an answer in this package's words.
+type prose struct{ analysis.Prose }
+
+// flushAnswers say first which store is fastest and how the others stand to the baseline over all levels, and then each
+// level by itself.
+func flushAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
+	if s.Baseline == "" {
+		return nil
+	}
+	var all []analysis.Answer
+	for _, at := range t.Levels {
+		p := &prose{analysis.Prose{Summary: s, At: at}}
+		if p.Of("flush_seconds", record.Direct) == nil {
+			continue
+		}
+		p.Add("%s%s.", p.Where(), p.flush(record.Direct))
+		for _, arm := range t.Subjects() {
+			if p.Of("flush_seconds", arm) != nil {
+				p.Add("%s.", p.flush(arm))
+			}
+		}
+		all = append(all, p.Answer())
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return append([]analysis.Answer{flushVerdict(s, t)}, all...)
+}
+
+// flush words what one arm takes at a level, and what that is made of.
+func (p *prose) flush(arm string) string {
+	e := p.Of("flush_seconds", arm)
+	text := fmt.Sprintf("%s takes %s for a flush", p.Summary.ArmName(arm), analysis.Said(e))
+	if d := e.Difference; arm != record.Direct && d != nil {
+		switch ratio := analysis.TimesOf(e.Ratio); {
+		case d.Lo != nil && !d.Resolved:
+			text += ", a difference from " + p.Summary.Baseline + " that is not resolved"
+		case ratio != "":
+			text += ", " + ratio
+		}
+	}
+	var made []string
+	for _, m := range []struct{ metric, what string }{
+		{"records_per_flush", "records"}, {"map_updates_per_flush", "map updates"}, {"map_deletes_per_flush", "deletes"},
+		{"syscalls_per_flush", "system calls"},
+		{"grace_periods_per_flush", "grace periods"},
+	} {
+		if v := p.Of(m.metric, arm); v != nil && v.Value >= 0.05 {
+			made = append(made, fmt.Sprintf("%.3g %s", v.Value, m.what))
+		}
+	}
+	if v := p.Of("bytes_per_flush", arm); v != nil {
+		made = append(made, quantity.Value(v.Value, quantity.Bytes))
+	}
+	if gp := p.Summary.Find("grace_periods_per_flush", arm, p.At); gp != nil && gp.Value >= 1 {
+		made = append(made, quantity.Rough(e.Value/gp.Value, quantity.Seconds)+" for each grace period")
+	}
+	if len(made) > 0 {
+		text += " (" + strings.Join(made, ", ") + ")"
+	}
+	return text
+}
+
+// span is the least and the most of a ratio to the baseline over levels.
+type span struct {
+	lo, hi   float64
+	n        int
+	resolved int
+}
+
+func (v *span) add(e *analysis.Estimate) {
+	if e == nil || e.Ratio == nil || e.Ratio.Value <= 0 {
+		return
+	}
+	if v.n == 0 {
+		v.lo, v.hi = math.Inf(1), 0
+	}
+	v.lo, v.hi, v.n = min(v.lo, e.Ratio.Value), max(v.hi, e.Ratio.Value), v.n+1
+	if e.Difference != nil && e.Difference.Resolved {
+		v.resolved++
+	}
+}
+
+func (v *span) String() string {
+	switch {
+	case v.n == 1 || v.hi/v.lo < 1.05:
+		return analysis.TimesOf(&analysis.Ratio{Value: v.hi})
+	case v.lo >= 1:
+		return analysis.Times(v.lo) + " to " + analysis.Times(v.hi) + " times as long"
+	case v.hi < 1:
+		return analysis.Times(1/v.hi) + " to " + analysis.Times(1/v.lo) + " times faster"
+	}
+	return fmt.Sprintf("%.2g to %.2g times as long", v.lo, v.hi)
+}
+
+// flushVerdict is the answer over all levels.
+func flushVerdict(s *analysis.Summary, t *analysis.Table) analysis.Answer {
+	p := &prose{analysis.Prose{Summary: s}}
+	fastest, counted := map[string]int{}, 0
+	for _, at := range t.Levels {
+		best, least := "", math.Inf(1)
+		for _, arm := range t.Arms {
+			if e := s.Find("flush_seconds", arm, at); arm != record.AA && e != nil && e.Value < least {
+				best, least = arm, e.Value
+			}
+		}
+		if best != "" {
+			fastest[best]++
+			counted++
+		}
+	}
+	for _, arm := range t.Arms {
+		if n := fastest[arm]; n == counted {
+			p.Add("%s has the shortest flushes%s.", s.ArmName(arm), map[bool]string{true: " at every level"}[counted > 1])
+		} else if n > 0 {
+			p.Add("%s has the shortest flushes at %d of %d levels.", s.ArmName(arm), n, counted)
+		}
+	}
+	var open []string
+	for _, arm := range t.Subjects() {
+		var v span
+		for _, at := range t.Levels {
+			p.At = at
+			v.add(p.Of("flush_seconds", arm))
+		}
+		switch {
+		case v.n == 0:
+		case v.resolved == 0:
+			open = append(open, arm)
+		default:
+			text := strings.Replace(v.String(), "times as long", "times slower", 1)
+			if v.resolved < v.n {
+				text += fmt.Sprintf(" (resolved at %d of %d levels)", v.resolved, v.n)
+			}
+			p.Add("Against %s, %s is %s.", s.Baseline, arm, text)
+		}
+	}
+	switch len(open) {
+	case 0:
+	case 1:
+		p.Add("The difference between %s and %s is not resolved at any level.", open[0], s.Baseline)
+	default:
+		p.Add("The differences of %s from %s are not resolved at any level.", analysis.Join(open), s.Baseline)
+	}
+	return p.Answer()
+}
+
+// scaleAnswers say for each store what a lookup, memory and start-up are at the ends of the scale, beside the baseline.
+func scaleAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
+	if s.Baseline == "" || len(t.Levels) == 0 {
+		return nil
+	}
+	var all []analysis.Answer
+	for _, arm := range t.BaselineAndSubjects() {
+		p := &prose{analysis.Prose{Summary: s, Arm: arm}}
+		if p.lookups(t); p.Empty() {
+			continue
+		}
+		p.At = t.Levels[len(t.Levels)-1]
+		p.holds(t)
+		all = append(all, p.Answer())
+	}
+	return all
+}
+
+// lookups: at the first and the last level, and whether they are above the baseline's anywhere.
+func (p *prose) lookups(t *analysis.Table) {
+	name := p.Summary.ArmName(p.Arm)
+	ends, verdict := p.Against(t, "lookup_seconds")
+	if len(ends) == 0 {
+		return
+	}
+	p.Add("%s: a lookup takes %s%s.", name, analysis.Join(ends), verdict)
+	if e := p.Find("lookup_first_seconds"); e != nil {
+		p.Add("The first lookup of another service, with cold caches, takes %s%s.", analysis.Said(e), p.Here())
+	}
+}
+
+// holds: memory and start-up at the last level, and what a service adds.
+func (p *prose) holds(t *analysis.Table) {
+	text := strings.TrimSpace(p.Here() + " its maps have " + p.Say("map_bytes"))
+	for _, m := range p.Summary.Models {
+		if m.Metric == "map_bytes" && m.Arm == p.Arm && len(m.Terms) == 2 && m.Terms[1].Value >= 1 {
+			text += fmt.Sprintf(" (%s and %s for each service)", m.Terms[0].In(quantity.Bytes), m.Terms[1].In(quantity.Bytes))
+		}
+	}
+	if e := p.Find("memory_hard_bytes"); e != nil {
+		text += fmt.Sprintf("; its group has %s of hard memory in all, including the process", analysis.Said(e))
+	}
+	p.Add("%s.", analysis.Capital(text))
+	if open, fill := p.Find("store_open_seconds"), p.Find("store_fill_seconds"); open != nil && fill != nil {
+		p.Add("It opens in %s and takes these services in %s.", analysis.Said(open), analysis.Said(fill))
+	}
+}

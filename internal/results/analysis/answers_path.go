@@ -1,0 +1,33 @@
+package analysis
+
+import "fmt"
+
+// pathAnswers speak of subjects that are held against another, by loads that make connections and no requests over
+// them: they say what the programs of each take of a connection at the ends of the scale.
+func pathAnswers(s *Summary, t *Table) []Answer {
+	if s.Baseline == "" || !t.Has("connect_p50_seconds") || t.Has("latency_p50_seconds") {
+		return nil
+	}
+	var all []Answer
+	for _, arm := range t.BaselineAndSubjects() {
+		p := &Prose{Summary: s, Arm: arm}
+		if p.path(t); len(p.text) > 0 {
+			all = append(all, p.Answer())
+		}
+	}
+	return all
+}
+
+// path words the time of the programs at the first and the last level, and at how many levels it is above the
+// baseline's.
+func (p *Prose) path(t *Table) {
+	ends, verdict := p.Against(t, "bpf_seconds_per_connection")
+	if len(ends) == 0 {
+		return
+	}
+	text := fmt.Sprintf("%s: a connection takes %s in the programs", p.Summary.ArmName(p.Arm), Join(ends))
+	p.Add("%s%s.", text, verdict)
+	if e := p.Find("connect_p50_seconds"); e != nil {
+		p.Add("The whole of connect() takes %s in the median%s.", Said(e), p.Here())
+	}
+}

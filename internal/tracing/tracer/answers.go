@@ -1,0 +1,318 @@
+package tracer
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
+	"tare/internal/results/analysis"
+)
+
+func init() {
+	analysis.Register(analysis.Family{Metrics: []string{"events_lost"}, Answer: traceAnswers})
+}
+
+// prose is an answer in this package's words.
+type prose struct{ analysis.Prose }
+
+// traceAnswers say first which tracers delivered every event at every level, and then of each what it lost, from when
+// on, what it cost and what it took from the work.
+func traceAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
+	verdict := &prose{analysis.Prose{Summary: s}}
+	var whole, lossy, inventive, each = []string{}, []string{}, []string{}, []analysis.Answer{}
+	for _, arm := range t.BaselineAndSubjects() { // the baseline may be a tracer, too
+		p := &prose{analysis.Prose{Summary: s, Arm: arm}}
+		l := p.losses(t)
+		if l.trials == 0 {
+			continue
+		}
+		switch name := s.PlainName(arm); {
+		case l.lost > 0:
+			of := fmt.Sprintf("%s of %s events (%s)", count(l.lost), count(l.made), part(l.lost, l.made))
+			lossy = append(lossy, name+" lost "+of)
+		case l.extra > 0:
+			inventive = append(inventive, name)
+		default:
+			whole = append(whole, name)
+		}
+		p.tracer(t, l)
+		p.byNodes(t)
+		verdict.Rest("events_lost", arm)
+		each = append(each, p.Answer())
+	}
+	if len(each) == 0 {
+		return nil
+	}
+	if len(lossy) > 0 {
+		verdict.Add("%s.", analysis.Join(lossy))
+	}
+	if len(whole) > 0 {
+		verdict.Add("%s delivered every event.", analysis.Join(whole))
+	}
+	if len(inventive) > 0 {
+		verdict.Add("%s delivered every event, and some that never happened.", analysis.Join(inventive))
+	}
+	return append([]analysis.Answer{verdict.Answer()}, each...)
+}
+
+// loss is what a tracer did not deliver, over all its trials at one level or at all.
+type loss struct {
+	trials, lossy             int // and how many of them lost any
+	made, lost, extra, unsaid float64
+	late                      float64
+	tells                     bool // it says what it lost
+}
+
+// lossAt sums up one level.
+func (p *prose) lossAt(t *analysis.Table, at map[string]string) (l loss) {
+	sum := func(metric string) (total float64, n int) {
+		for _, x := range t.Column(at, p.Arm, metric) {
+			total += x
+			n++
+		}
+		return total, n
+	}
+	for _, x := range t.Column(at, p.Arm, "events_lost") {
+		l.trials++
+		l.lost += x
+		if x > 0 {
+			l.lossy++
+		}
+	}
+	l.made, _ = sum("events_generated")
+	l.extra, _ = sum("events_extra")
+	l.late, _ = sum("events_late")
+	unsaid, n := sum("events_unsaid")
+	l.unsaid, l.tells = unsaid, n > 0
+	return l
+}
+
+// losses sums up all levels.
+func (p *prose) losses(t *analysis.Table) (all loss) {
+	for _, at := range t.Levels {
+		l := p.lossAt(t, at)
+		all.trials, all.lossy = all.trials+l.trials, all.lossy+l.lossy
+		all.made, all.lost, all.extra = all.made+l.made, all.lost+l.lost, all.extra+l.extra
+		all.unsaid, all.late = all.unsaid+l.unsaid, all.late+l.late
+		all.tells = all.tells || l.tells
+	}
+	return all
+}
+
+// tracer words one arm.
+func (p *prose) tracer(t *analysis.Table, all loss) {
+	switch {
+	case all.lost == 0:
+		// Trials, not events, are independent of each other: the rule of three (Hanley and Lippman-Hand, JAMA 1983) is
+		// over them.
+		bound := "that is too few trials to rule out losses"
+		if all.trials > 3 {
+			bound = fmt.Sprintf("so fewer than 3 in %d such trials lose any, at 95 %%", all.trials)
+		}
+		p.Add("%s: of %s events in %s none was lost; %s.", p.Summary.ArmName(p.Arm), count(all.made), counted(all.trials, "trial"),
+			bound)
+	default:
+		p.Add("%s: of %s events in %s %s were lost (%s), in %d of the trials.",
+			p.Summary.ArmName(p.Arm), count(all.made), counted(all.trials, "trial"), count(all.lost), part(all.lost, all.made), all.lossy)
+		p.lossyAt(t)
+	}
+	switch {
+	case all.lost == 0 && all.unsaid == 0:
+	case !all.tells:
+		p.Add("It says nothing of what it loses.")
+	case all.unsaid == 0:
+		p.Add("It says so itself, to the event.")
+	default:
+		p.Add("What it says of its own losses is wrong by %s events in all.", count(all.unsaid))
+	}
+	if all.extra > 0 {
+		p.Add("It delivered %s events that never happened.", count(all.extra))
+	}
+	if all.late > 0 {
+		p.Add("%s came late (%s), when the load had ended.", count(all.late), part(all.late, all.made))
+	}
+	p.traceCost(t)
+}
+
+// lossyAt names the levels at which events were lost, with how much.
+func (p *prose) lossyAt(t *analysis.Table) {
+	if len(t.Levels) < 2 {
+		return
+	}
+	var clean []map[string]string
+	var lossy []string
+	for _, at := range t.Levels {
+		l := p.lossAt(t, at)
+		switch {
+		case l.trials == 0:
+		case l.lost == 0:
+			clean = append(clean, at)
+		default:
+			lossy = append(lossy, part(l.lost, l.made)+" "+p.Summary.At(at))
+		}
+	}
+	text := "That is " + strings.Join(lossy, ", ")
+	if len(clean) > 0 {
+		text += "; none " + p.Summary.AtAll(clean)
+	}
+	p.Add("%s.", text)
+}
+
+// traceCost words what a tracer takes per 1,000 events, at each level or at the ends of many, what it takes from the
+// work at the last, and its memory.
+func (p *prose) traceCost(t *analysis.Table) {
+	ends := t.Levels
+	if len(ends) > 2 {
+		ends = []map[string]string{t.Levels[0], t.Levels[len(t.Levels)-1]}
+	}
+	var costs []string
+	for _, at := range ends {
+		p.At = at
+		if e := p.Find("cpu_seconds_per_kiloevent"); e != nil {
+			text := analysis.Said(e)
+			agent, bpf := p.Find("agent_cpu_seconds_per_kiloevent"), p.Find("bpf_seconds_per_kiloevent")
+			if agent != nil && bpf != nil {
+				text += fmt.Sprintf(" (%s in its processes, %s in its programs)", analysis.Said(agent), analysis.Said(bpf))
+			}
+			costs = append(costs, text+p.Here())
+		}
+	}
+	if len(costs) > 0 {
+		p.Add("The CPU time of 1,000 events is %s.", analysis.Join(costs))
+	}
+	if e := p.Find("throughput_per_second"); e != nil && e.Difference != nil && e.Ratio != nil {
+		base, at := p.Of("throughput_per_second", record.Direct), p.Here()
+		if at != "" {
+			at += ","
+		}
+		made := strings.TrimSpace(at + " the load made")
+		switch {
+		case base == nil:
+		case e.Difference.Resolved && e.Ratio.Lo != nil:
+			p.Add("%s %s events/s with it and %s without: %s.", analysis.Capital(made), analysis.Digits(e), analysis.Digits(base), changeOf(e.Ratio))
+		default:
+			p.Add("%s %s events/s with it and %s without; the difference is not resolved.", analysis.Capital(made), analysis.Digits(e), analysis.Digits(base))
+		}
+	}
+	if e := p.Find("rss_bytes"); e != nil {
+		text := fmt.Sprintf("Its processes hold %s of resident memory", analysis.Said(e))
+		if peak := p.Find("rss_peak_bytes"); peak != nil {
+			text += fmt.Sprintf(", %s at their peak", analysis.Said(peak))
+		}
+		if hard := p.Find("memory_hard_bytes"); hard != nil {
+			text += fmt.Sprintf("; its group holds %s of hard memory", analysis.Said(hard))
+		}
+		p.Add("%s.", text)
+	}
+}
+
+// byNodes says of a run on many nodes whether the costs of each depend on how many there are, and which nodes failed.
+func (p *prose) byNodes(t *analysis.Table) {
+	const factor = "nodes"
+	failed, trials := 0.0, 0
+	for _, at := range t.Levels {
+		if _, many := at[factor]; !many {
+			return
+		}
+		for _, x := range t.Column(at, p.Arm, "nodes_failed") {
+			failed += x
+			trials++
+		}
+	}
+	for _, m := range []struct{ metric, what string }{
+		{"cpu_seconds_per_kiloevent", "CPU time per 1,000 events"},
+		{"agent_cpu_seconds_per_kiloevent", "part of its processes in that"},
+		{"bpf_seconds_per_kiloevent", "part of its programs, which on one machine run for the events of all its nodes,"},
+		{"memory_hard_bytes", "hard memory of a node's tracer"},
+	} {
+		slope, model := p.slope(m.metric, factor)
+		if model == nil || slope.Lo == nil || slope.Hi == nil {
+			continue
+		}
+		per, of := analysis.Written(slope.Value, slope.Lo, slope.Hi, model.Terms[0].Unit), model.ValidRange[factor]
+		way := "grows"
+		if slope.Value < 0 {
+			way = "falls"
+		}
+		values := ""
+		if !model.Linear {
+			values = ": it is " + p.overLevels(t, m.metric)
+		}
+		switch flat := *slope.Lo <= 0 && *slope.Hi >= 0; {
+		case flat && model.Linear:
+			p.Add("The %s does not depend on the number of nodes as far as this run can see: "+
+				"%s for each node more, from %g to %g.", m.what, per, of[0], of[1])
+		case flat:
+			p.Add("The %s is not the same for all numbers of nodes, though it neither grows nor falls with them on the whole "+
+				"(%s for each node more, from %g to %g)%s.", m.what, per, of[0], of[1], values)
+		case model.Linear:
+			p.Add("The %s %s with the number of nodes: by %s for each, from %g to %g.", m.what, way, per, of[0], of[1])
+		default:
+			p.Add("The %s %s with the number of nodes: by %s for each, from %g to %g, but not on a line%s.",
+				m.what, way, per, of[0], of[1], values)
+		}
+	}
+	if failed > 0 {
+		p.Add("%s failed in %d trials, which are named in the record.", counted(int(failed), "node"), trials)
+	}
+}
+
+// overLevels are the values of a metric at every level.
+func (p *prose) overLevels(t *analysis.Table, metric string) string {
+	at := p.At
+	defer func() { p.At = at }()
+	var values []string
+	for _, p.At = range t.Levels {
+		if e := p.Find(metric); e != nil {
+			values = append(values, analysis.Said(e)+p.Here())
+		}
+	}
+	return analysis.Join(values)
+}
+
+// slope is how much a metric grows with a factor, by the model of the arm; without a model there is none.
+func (p *prose) slope(metric, factor string) (analysis.Term, *analysis.Model) {
+	for i, m := range p.Summary.Models {
+		if m.Metric != metric || m.Arm != p.Arm {
+			continue
+		}
+		for _, term := range m.Terms {
+			if term.Name == factor {
+				p.Rest(metric, p.Arm)
+				return term, &p.Summary.Models[i]
+			}
+		}
+	}
+	return analysis.Term{}, nil
+}
+
+// count is a whole number of events.
+func count(x float64) string { return quantity.Thousands(int(math.Round(x))) }
+
+func counted(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return quantity.Thousands(n) + " " + what + "s"
+}
+
+// part is x of y in words: as a share, or per million where it is small.
+func part(x, of float64) string {
+	switch {
+	case of <= 0:
+		return "of none"
+	case x/of < 1e-3:
+		return fmt.Sprintf("%.3g in a million", 1e6*x/of)
+	}
+	return quantity.Value(x/of, quantity.Part)
+}
+
+// changeOf words a ratio to the baseline as a change in per cent: "36 % [34, 38] less".
+func changeOf(r *analysis.Ratio) string {
+	if r.Value < 1 {
+		return quantity.Interval(1-r.Value, 1-*r.Hi, 1-*r.Lo, quantity.Part) + " less"
+	}
+	return quantity.Interval(r.Value-1, *r.Lo-1, *r.Hi-1, quantity.Part) + " more"
+}
