@@ -173,17 +173,3 @@ func TestJudge(t *testing.T) {
 		})
 	}
 }
-
-// TestPage: docs/commands.md says of each tool what is read and what its clock measures.
-func TestPage(t *testing.T) {
-	page, err := os.ReadFile("../../../../docs/commands.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range tool.Names() {
-		row := "| " + name + " | " + tool.How(name) + " | " + tool.Clock(name) + " |\n"
-		if !strings.Contains(string(page), row) {
-			t.Errorf("docs/commands.md lacks:\n%s", row)
-		}
-	}
-}

@@ -3,8 +3,18 @@ package tool
 import (
 	"errors"
 	"strings"
+
 	"tare/internal/lib/text"
 )
+
+func init() {
+	register(Tool{
+		Name: "ab", Reads: "its text", Tested: "2.3 (Apache 2.4.71)",
+		Clock: "closed loop: from when a connection is begun until its answer is read; its quantiles are whole " +
+			"milliseconds, its mean is concurrency x time / requests",
+		parse: parseAb,
+	})
+}
 
 var (
 	abField    = text.LazyRegexp(`^([A-Z][A-Za-z0-9 -]+):\s+([0-9.]+)( .*)?$`)

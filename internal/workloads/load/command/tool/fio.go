@@ -6,6 +6,15 @@ import (
 	"slices"
 )
 
+func init() {
+	register(Tool{
+		Name: "fio", Reads: "the JSON of --output-format=json", Tested: "3.33",
+		Clock: "from when the kernel was given an I/O until that was complete (clat), without the time to submit " +
+			"it",
+		parse: parseFio,
+	})
+}
+
 // fioSide is one direction of a job in fio's JSON (show_ddir_status_json in fio's stat.c).
 type fioSide struct {
 	Bytes   int64   `json:"io_bytes"`

@@ -5,6 +5,16 @@ import (
 	"fmt"
 )
 
+func init() {
+	register(Tool{
+		Name: "fortio", Reads: "the JSON that fortio load prints with -json -", Tested: "1.66.5",
+		Clock: "paced closed loop: from when a request is sent until its answer is there; time that a request " +
+			"waits for a busy thread is not in it; quantiles are interpolated within the buckets of its " +
+			"histogram",
+		parse: parseFortio,
+	})
+}
+
 // fortioHistogram is the part of a histogram in fortio's JSON that is read (HistogramData in fortio's stats package).
 type fortioHistogram struct {
 	Count       int64

@@ -4,8 +4,18 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
 	"tare/internal/lib/text"
 )
+
+func init() {
+	register(Tool{
+		Name: "hey", Reads: "its text", Tested: "0.1.4",
+		Clock: "closed loop, with a limit of the rate where one is set (-q): from when a worker begins a request, " +
+			"dialling included, until its answer is read; printed in steps of 0.1 ms",
+		parse: parseHey,
+	})
+}
 
 var (
 	heyField    = text.LazyRegexp(`^\s+(Success rate|Total|Slowest|Average|Requests/sec|Total data):\s+(.+)$`)

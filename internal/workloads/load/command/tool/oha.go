@@ -6,6 +6,15 @@ import (
 	"strings"
 )
 
+func init() {
+	register(Tool{
+		Name: "oha", Reads: "its text (--no-tui) or JSON (--output-format json)", Tested: "1.15.0, by its documentation",
+		Clock: "closed loop, with a limit of the rate where one is set (-q): from when a request is sent until its " +
+			"answer is read; from when it was due instead with --latency-correction",
+		parse: parseOha,
+	})
+}
+
 // parseOha reads oha's text, which follows hey's, or its JSON (schema.json in oha's repository).
 func parseOha(output string, r *Reading) error {
 	if strings.HasPrefix(strings.TrimSpace(output), "{") {

@@ -10,6 +10,14 @@ import (
 	"tare/internal/lib/text"
 )
 
+func init() {
+	register(Tool{
+		Name: "redis-benchmark", Reads: "its text, that of -q, or --csv", Tested: "7.0.15",
+		Clock: "closed loop: from when a request is written until its reply is read",
+		parse: parseRedis,
+	})
+}
+
 var (
 	redisTitle    = text.LazyRegexp(`^====== (.+) ======$`)
 	redisDone     = text.LazyRegexp(`^ +([0-9]+) requests completed in ([0-9.]+) seconds$`)

@@ -1,5 +1,4 @@
-// Package tool reads what other people's load generators print: wrk, wrk2, fortio, hey, oha, k6, ab, redis-benchmark
-// and fio. Their numbers are theirs: each tool has a clock of its own, which starts and stops at moments of its own
+// Package tool reads what other people's load generators print, such as wrk and fio. Their numbers are theirs: each tool has a clock of its own, which starts and stops at moments of its own
 // choosing. A Reading therefore names the tool and says what its clock measures, and stands beside what Tare measures
 // from outside; it never replaces it.
 //
@@ -8,6 +7,7 @@
 package tool
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -51,66 +51,62 @@ type Part struct {
 // Label says whose numbers these are, such as "by wrk's own clock".
 func (r Reading) Label() string { return "by " + r.Tool + "'s own clock" }
 
-// parser reads the output of one tool.
-type parser struct {
-	name  string
-	clock string
-	how   string // by which its output can be read
+// Tool is a load generator whose output can be read. Each is a file that registers it.
+type Tool struct {
+	Name   string // of its program
+	Reads  string // which output of it can be read
+	Tested string // the versions whose output the tests have, real or written after the documentation
+	Clock  string // what its clock measures
+
 	parse func(output string, r *Reading) error
+
+	// fork is of a tool whose program may have the name of another tool.
+	fork *fork
 }
 
-// parsers are those of all tools, in the order of the documentation.
-var parsers = []parser{
-	{"wrk", "closed loop: from when a request is sent until its answer is there; while a connection waits, the requests " +
-		"that it would have sent are missing from the distribution", "its text; --latency adds quantiles", parseWrk},
-	{"wrk2", "open loop at a constant rate: from when a request was due by the schedule until its answer is there",
-		"its text; --latency adds quantiles", parseWrk},
-	{"fortio", "paced closed loop: from when a request is sent until its answer is there; time that a request waits for " +
-		"a busy thread is not in it; quantiles are interpolated within the buckets of its histogram",
-		"the JSON that fortio load prints with -json -", parseFortio},
-	{"hey", "closed loop, with a limit of the rate where one is set (-q): from when a worker begins a request, dialling " +
-		"included, until its answer is read; printed in steps of 0.1 ms", "its text", parseHey},
-	{"oha", "closed loop, with a limit of the rate where one is set (-q): from when a request is sent until its answer " +
-		"is read; from when it was due instead with --latency-correction", "its text (--no-tui) or JSON " +
-		"(--output-format json)", parseOha},
-	{"k6", "from when a request is sent until its answer is read (http_req_duration), without the time to connect; " +
-		"the executor of the script decides whether the loop is open or closed",
-		"its end-of-test summary, or the JSON of --summary-export", parseK6},
-	{"ab", "closed loop: from when a connection is begun until its answer is read; its quantiles are whole " +
-		"milliseconds, its mean is concurrency x time / requests", "its text", parseAb},
-	{"redis-benchmark", "closed loop: from when a request is written until its reply is read",
-		"its text, that of -q, or --csv", parseRedis},
-	{"fio", "from when the kernel was given an I/O until that was complete (clat), without the time to submit it",
-		"the JSON of --output-format=json", parseFio},
+// fork says how a tool is distinguished from the one whose name its program may have.
+type fork struct {
+	of       string
+	byArgs   func(args []string) bool
+	byOutput func(output string) bool
 }
 
-// Names are the tools whose output can be read.
+// tools are the registry, in the order of their names.
+var tools []Tool
+
+// register adds a tool. It is called from init functions only, and panics if the name is taken or something is missing.
+func register(t Tool) {
+	at, taken := find(t.Name)
+	if taken || t.Name == "" || t.Reads == "" || t.Tested == "" || t.Clock == "" || t.parse == nil {
+		panic("tool: cannot register " + t.Name)
+	}
+	tools = slices.Insert(tools, at, t)
+}
+
+func find(name string) (at int, is bool) {
+	return slices.BinarySearchFunc(tools, name, func(t Tool, name string) int { return cmp.Compare(t.Name, name) })
+}
+
+// All are the tools whose output can be read.
+func All() []Tool { return slices.Clone(tools) }
+
+// Names are the names of All.
 func Names() []string {
-	names := make([]string, len(parsers))
-	for i, p := range parsers {
-		names[i] = p.name
+	names := make([]string, len(tools))
+	for i, t := range tools {
+		names[i] = t.Name
 	}
 	return names
 }
 
-// How says which output of a tool can be read, for people; empty for a tool that is not known.
-func How(name string) string {
-	for _, p := range parsers {
-		if p.name == name {
-			return p.how
+// forkOf is the fork of a tool for which is holds, or the tool itself.
+func forkOf(name string, is func(*fork) bool) string {
+	for _, t := range tools {
+		if t.fork != nil && t.fork.of == name && is(t.fork) {
+			return t.Name
 		}
 	}
-	return ""
-}
-
-// Clock says what the clock of a tool measures, for people; empty for a tool that is not known.
-func Clock(name string) string {
-	for _, p := range parsers {
-		if p.name == name {
-			return p.clock
-		}
-	}
-	return ""
+	return name
 }
 
 // wrappers are programs whose arguments end in the command that they run.
@@ -120,16 +116,12 @@ var wrappers = []string{
 }
 
 // Detect finds the tool that a command line runs, by the name of its program; empty where that is none of Names. It
-// looks through wrappers such as taskset. wrk and wrk2 are often both called wrk: the option for a rate, which only
-// wrk2 has, tells them apart, and Parse does so by the output.
+// looks through wrappers such as taskset.
 func Detect(argv []string) string {
 	for i, arg := range argv {
 		name := filepath.Base(arg)
-		if slices.Contains(Names(), name) {
-			if name == "wrk" && hasRate(argv[i+1:]) {
-				return "wrk2"
-			}
-			return name
+		if _, is := find(name); is {
+			return forkOf(name, func(f *fork) bool { return f.byArgs(argv[i+1:]) })
 		}
 		if i == 0 && !slices.Contains(wrappers, name) {
 			return ""
@@ -138,39 +130,29 @@ func Detect(argv []string) string {
 	return ""
 }
 
-// hasRate says whether arguments of wrk set a rate.
-func hasRate(args []string) bool {
-	return slices.ContainsFunc(args, func(a string) bool {
-		return strings.HasPrefix(a, "-R") || a == "--rate" || strings.HasPrefix(a, "--rate=")
-	})
-}
-
 // Parse reads the standard output of a tool, by its name as Detect gives it. Output that is not the tool's, was cut off
 // or makes no sense is an error that says what is missing.
 func Parse(name string, output []byte) (Reading, error) {
-	i := slices.IndexFunc(parsers, func(p parser) bool { return p.name == name })
-	if i < 0 {
+	i, is := find(forkOf(name, func(f *fork) bool { return f.byOutput(string(output)) }))
+	if !is {
 		return Reading{}, fmt.Errorf("the output of %q cannot be read, only that of %s", clip(name),
 			strings.Join(Names(), ", "))
 	}
-	if name == "wrk" && isWrk2(string(output)) {
-		return Parse("wrk2", output)
-	}
-	p := parsers[i]
-	r := Reading{Tool: p.name, Clock: p.clock}
+	t := tools[i]
+	r := Reading{Tool: t.Name, Clock: t.Clock}
 	err := fmt.Errorf("it is longer than %d bytes", MaxBytes)
 	switch {
 	case len(output) > MaxBytes:
 	case strings.TrimSpace(string(output)) == "":
 		err = errors.New("it printed nothing")
 	default:
-		err = p.parse(string(output), &r)
+		err = t.parse(string(output), &r)
 	}
 	if err == nil {
 		err = r.check()
 	}
 	if err != nil {
-		return Reading{}, fmt.Errorf("reading what %s printed (%s): %w", name, p.how, err)
+		return Reading{}, fmt.Errorf("reading what %s printed (%s): %w", t.Name, t.Reads, err)
 	}
 	return r, nil
 }

@@ -230,7 +230,7 @@ func TestBadOutput(t *testing.T) {
 	}
 	for _, c := range []struct{ name, tool, output, says string }{
 		{"nothing", "wrk", " \n", "it printed nothing"},
-		{"unknown tool", "siege", "x", `the output of "siege" cannot be read, only that of wrk, wrk2`},
+		{"unknown tool", "siege", "x", `the output of "siege" cannot be read, only that of ab, fio`},
 		{"too long", "wrk", strings.Repeat("x", MaxBytes+1), "longer than 4194304 bytes"},
 		{"wrk, its usage", "wrk", "Usage: wrk <options> <url>\n", "its last lines are missing"},
 		{"wrk, cut off", "wrk", cut("wrk-latency.txt", 0.8), "its last lines are missing"},

@@ -2,14 +2,39 @@ package tool
 
 import (
 	"errors"
+	"slices"
 	"strings"
+
 	"tare/internal/lib/text"
 )
+
+func init() {
+	register(Tool{
+		Name: "wrk", Reads: "its text; --latency adds quantiles", Tested: "4.1.0",
+		Clock: "closed loop: from when a request is sent until its answer is there; while a connection waits, the " +
+			"requests that it would have sent are missing from the distribution",
+		parse: parseWrk,
+	})
+	register(Tool{
+		Name: "wrk2", Reads: "its text; --latency adds quantiles", Tested: "44a94c1",
+		Clock: "open loop at a constant rate: from when a request was due by the schedule until its answer is " +
+			"there",
+		parse: parseWrk,
+		fork:  &fork{of: "wrk", byArgs: hasRate, byOutput: isWrk2},
+	})
+}
 
 // isWrk2 tells wrk2's output from wrk's, of which it is a fork: it calibrates its threads, and its distribution is one
 // of an HDR histogram. A short run without --latency has neither, so that only the command line tells (Detect).
 func isWrk2(output string) bool {
 	return strings.Contains(output, "Thread calibration:") || strings.Contains(output, "(HdrHistogram - ")
+}
+
+// hasRate says whether arguments set a rate, which only wrk2 has an option for.
+func hasRate(args []string) bool {
+	return slices.ContainsFunc(args, func(a string) bool {
+		return strings.HasPrefix(a, "-R") || a == "--rate" || strings.HasPrefix(a, "--rate=")
+	})
 }
 
 var (
