@@ -16,6 +16,7 @@ import (
 	"tare/internal/experiment/cluster/local"
 	"tare/internal/experiment/engine"
 	"tare/internal/experiment/link"
+	"tare/internal/experiment/placement"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
 	"tare/internal/lib/text"
@@ -235,7 +236,7 @@ func localNode(ctx context.Context, fd int) (err error) {
 	}
 	defer func() { err = errors.Join(err, scale.close()) }()
 	n := engine.NodeAgent{
-		Name: h.Name, Dir: h.Dir, Features: featureNames(), Ready: func() error { return scale.m.Prepare() },
+		Name: h.Name, Dir: h.Dir, Features: featureNames(), Ready: func() error { return scale.m.Prepare(placement.Own(layout)...) },
 		AllowCommands: true, // the spec is from whoever started this process
 	}
 	n.Machine = nodeMachine(layout, own.path, scale.open)

@@ -66,7 +66,7 @@ func startContainer(t *testing.T, l *cgroup.Layout, part string, flags uintptr) 
 func (c *container) kill(l *cgroup.Layout, group string) {
 	_ = c.cmd.Process.Kill()
 	_ = c.cmd.Wait()
-	if err := EndAll(Members(l, []string{group}), func(pid int) bool { return inside(l, pid, group) }, patience); err != nil {
+	if err := EndAll(l.Members([]string{group}), func(pid int) bool { return inside(l, pid, group) }, patience); err != nil {
 		c.t.Error(err)
 	}
 }

@@ -724,7 +724,7 @@ func TestCleanEndsWhatHidItsEnvironment(t *testing.T) {
 	var workers []int
 	eventually(t, "nginx has its workers", func() bool {
 		workers = workers[:0]
-		for _, pid := range Members(l, []string{tree}) {
+		for _, pid := range l.Members([]string{tree}) {
 			if isWorker(pid) {
 				workers = append(workers, pid)
 			}
@@ -797,7 +797,7 @@ func TestCleanEndsDaemons(t *testing.T) {
 	var daemons []int
 	isDaemon := func(pid int) bool { return comm(pid) == "sleep" && markOf(pid, new(time.Second)) == "" }
 	eventually(t, "the daemons run", func() bool {
-		daemons = slices.DeleteFunc(Members(l, []string{tree}), func(pid int) bool { return !isDaemon(pid) })
+		daemons = slices.DeleteFunc(l.Members([]string{tree}), func(pid int) bool { return !isDaemon(pid) })
 		return len(daemons) == 2
 	})
 	t.Cleanup(func() {

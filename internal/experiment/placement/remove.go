@@ -92,17 +92,6 @@ func (g *Group) Members() []int {
 	return cgroup.Members(dirs)
 }
 
-// Members are the processes in trees of those names, in order.
-func Members(l *cgroup.Layout, trees []string) []int {
-	var dirs []string
-	for _, h := range hierarchies(l) {
-		for _, t := range trees {
-			dirs = append(dirs, filepath.Join(h.Mount, t))
-		}
-	}
-	return cgroup.Members(dirs)
-}
-
 // kill kills the process if ours still says that it is the one meant, once it cannot be another any more.
 func kill(pid int, ours func() bool) error {
 	if pid == os.Getpid() {

@@ -48,11 +48,11 @@ func TestTreeLimit(t *testing.T) {
 		pids = append(pids, cmd.Process.Pid)
 	}
 	slices.Sort(pids)
-	eventually(t, "both processes are in the tree", func() bool { return slices.Equal(Members(l, []string{tree.Name()}), pids) })
+	eventually(t, "both processes are in the tree", func() bool { return slices.Equal(l.Members([]string{tree.Name()}), pids) })
 	if own := Own(l); !slices.Contains(own, tree.Name()) {
 		t.Errorf("the trees of this process are %v", own)
 	}
-	if Members(l, []string{"tare-nobodys-p1-t1"}) != nil || Members(l, nil) != nil {
+	if l.Members([]string{"tare-nobodys-p1-t1"}) != nil || l.Members(nil) != nil {
 		t.Error("there are members of no tree")
 	}
 	eventually(t, "the tree is throttled", func() bool {

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"tare/internal/experiment/placement"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/self"
 	"tare/internal/scale/host/bpf"
@@ -17,11 +16,10 @@ import (
 // LightWarning is the code of the warning in every ledger of a light meter.
 const LightWarning = "light"
 
-// Light weighs a part of a machine: the trees of control groups that this process owns (package placement), and the
-// eBPF programs that processes in them hold. It is for one of many scales on one machine, which would disturb what they
-// weigh if each read all of it: there are no samples, so no shares, and no budget of the machine's CPU time; what a
-// Meter has of those is absent. The kernel's run statistics must be switched on by somebody else. It is for one
-// goroutine.
+// Light weighs a part of a machine: trees of control groups that its caller names, and the eBPF programs that processes
+// in them hold. It is for one of many scales on one machine, which would disturb what they weigh if each read all of
+// it: there are no samples, so no shares, and no budget of the machine's CPU time; what a Meter has of those is absent.
+// The caller switches the kernel's run statistics on. It is for one goroutine.
 type Light struct {
 	m      *Meter // as an account wants it
 	window *lightWindow
@@ -55,18 +53,18 @@ func NewLight(o Options) (l *Light, err error) {
 // Close gives everything back.
 func (l *Light) Close() error { return l.m.Close() }
 
-// Prepare finds the groups, and the programs and maps that their processes hold: what is slow, and can be done before
-// the window. Those that come later are not weighed. It must be called before each Open.
-func (l *Light) Prepare() (err error) {
+// Prepare finds the groups in trees, which are names of groups at the top of the hierarchies, and the programs and maps
+// that their processes hold: what is slow, and can be done before the window. Those that come later are not weighed. It
+// must be called before each Open.
+func (l *Light) Prepare(trees ...string) (err error) {
 	if l.m.groups != nil {
 		l.m.groups.Close()
 	}
-	trees := placement.Own(l.m.layout)
 	if l.m.groups, err = cgroup.NewReaderOf(l.m.layout, trees); err != nil {
 		return err
 	}
 	pids := map[int]bool{}
-	for _, pid := range placement.Members(l.m.layout, trees) {
+	for _, pid := range l.m.layout.Members(trees) {
 		pids[pid] = true
 	}
 	s, err := l.m.bpf.Snapshot()

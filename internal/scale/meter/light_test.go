@@ -100,7 +100,7 @@ func ownTree(t testing.TB, programs int) (*placement.Tree, *ebpf.Program, func(p
 	}
 	t.Cleanup(func() { _ = cmd.Wait() }) // after the tree was closed it is dead
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
-	for len(placement.Members(layout, []string{tree.Name()})) == 0 { // it is on its way
+	for len(layout.Members([]string{tree.Name()})) == 0 { // it is on its way
 		time.Sleep(time.Millisecond)
 	}
 	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -129,7 +129,7 @@ func ownTree(t testing.TB, programs int) (*placement.Tree, *ebpf.Program, func(p
 	}
 }
 
-// TestLight: a light meter has the groups of this process's own trees and the programs that are held there, with the
+// TestLight: a light meter has the groups of the trees that it is given and the programs that are held there, with the
 // same counters as the files say; and nothing else.
 func TestLight(t *testing.T) {
 	l := light(t)
@@ -149,7 +149,7 @@ func TestLight(t *testing.T) {
 		t.Error("a window was opened that nobody had prepared")
 	}
 	for range 2 {
-		if err := l.Prepare(); err != nil {
+		if err := l.Prepare(tree.Name()); err != nil {
 			t.Fatal(err)
 		}
 		w, err := l.Open()
@@ -214,7 +214,7 @@ func checkLight(t *testing.T, l *ledger.Ledger, tree string, program *ebpf.Progr
 // have.
 func BenchmarkLight(b *testing.B) {
 	l := light(b)
-	ownTree(b, 50)
+	tree, _, _ := ownTree(b, 50)
 	spent := map[string]time.Duration{}
 	step := func(name string, do func() error) {
 		before := selfTime()
@@ -225,7 +225,7 @@ func BenchmarkLight(b *testing.B) {
 	}
 	var w *LightWindow
 	for b.Loop() {
-		step("prepare", l.Prepare)
+		step("prepare", func() error { return l.Prepare(tree.Name()) })
 		step("open", func() (err error) { w, err = l.Open(); return err })
 		step("close", func() error { _, err := w.Close(); return err })
 	}

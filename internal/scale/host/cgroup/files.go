@@ -43,6 +43,18 @@ func Below(dir string) []string {
 	return dirs
 }
 
+// Members lists the processes in the groups at the top of the hierarchies that have one of these names, and in all
+// groups below them, in order.
+func (l *Layout) Members(names []string) []int {
+	var dirs []string
+	for i := range l.Hierarchies {
+		for _, name := range names {
+			dirs = append(dirs, filepath.Join(l.Hierarchies[i].Mount, name))
+		}
+	}
+	return Members(dirs)
+}
+
 // Members lists the processes in groups, whose directories are given, and in all groups below them, in order. A group
 // that cannot be read has gone.
 func Members(dirs []string) []int {
