@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tare/internal/lib/delay"
 	"tare/internal/lib/param"
 	apphttp "tare/internal/workloads/app/http"
 )
@@ -42,7 +43,7 @@ func newAppHTTP() *cobra.Command {
 			o, err := apphttp.OptionsOf(values)
 			o.Listen, o.Seed, o.Stall, o.Skip = only.Listen, only.Seed, only.Stall, only.Skip
 			if err == nil && distribution != "" {
-				o.Distribution, err = apphttp.ParseDistribution(distribution)
+				o.Distribution, err = delay.Parse(distribution)
 			}
 			if asRole {
 				conn := unprivileged(cmd.Context())

@@ -9,9 +9,9 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
+	"tare/internal/lib/delay"
 	"tare/internal/lib/fault"
 	"tare/internal/scale/ledger"
-	apphttp "tare/internal/workloads/app/http"
 )
 
 func TestJudge(t *testing.T) {
@@ -256,7 +256,7 @@ func TestPlus(t *testing.T) {
 
 func TestStallTruth(t *testing.T) {
 	const second = int64(time.Second)
-	s := apphttp.Stall{For: 100 * time.Millisecond, Every: 500 * time.Millisecond}
+	s := delay.Stall{For: 100 * time.Millisecond, Every: 500 * time.Millisecond}
 	// Two stalls lie in the second from 200 ms on, at 500 and at 1000 ms; of 499 requests per second number 150 is the
 	// first in one, 0.6 ms after its beginning, and 25 of each stall have at least half of it to wait.
 	longest, slow := stallTruth(s, 0, second/5, time.Second, 50*time.Millisecond)

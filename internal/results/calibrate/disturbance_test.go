@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"tare/internal/experiment/engine"
+	"tare/internal/lib/delay"
 	"tare/internal/lib/fault"
 	"tare/internal/scale/ledger"
-	apphttp "tare/internal/workloads/app/http"
 )
 
 // newBench is a calibration without control groups, for what is planted in a test.
@@ -199,7 +199,7 @@ func TestMedianOfQuantiles(t *testing.T) {
 // A stall of the server can be weighed if nothing happened at its end, however often a CPU was away before.
 func TestSpoilt(t *testing.T) {
 	const ms = int64(time.Millisecond)
-	stall := apphttp.Stall{For: 100 * time.Millisecond, Every: 500 * time.Millisecond}
+	stall := delay.Stall{For: 100 * time.Millisecond, Every: 500 * time.Millisecond}
 	from := 7 * ms
 	at := func(a, b int64) []span { return []span{{from + a*ms, from + b*ms}} }
 	for _, tt := range []struct {
@@ -230,7 +230,7 @@ func TestSpoilt(t *testing.T) {
 
 func TestFirstRequest(t *testing.T) {
 	const ms = int64(time.Millisecond)
-	stall := apphttp.Stall{For: 100 * time.Millisecond, Every: 500 * time.Millisecond}
+	stall := delay.Stall{For: 100 * time.Millisecond, Every: 500 * time.Millisecond}
 	for _, c := range []struct {
 		atLeast int64
 		d       time.Duration

@@ -10,10 +10,10 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/placement"
 	"tare/internal/experiment/role"
+	"tare/internal/lib/delay"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
-	apphttp "tare/internal/workloads/app/http"
 )
 
 // served is one load on one server, each a process of its own.
@@ -57,8 +57,8 @@ const (
 
 // serve runs a load on a server for the length of time. With stalls the load begins half-way between two of them, or
 // with one of them if it is no longer than that.
-func (b *bench) serve(ctx context.Context, d time.Duration, stall apphttp.Stall, connections int, server ...string) (s served, err error) {
-	var ready apphttp.Ready
+func (b *bench) serve(ctx context.Context, d time.Duration, stall delay.Stall, connections int, server ...string) (s served, err error) {
+	var ready delay.Started
 	app, _, err := b.start(ctx, placement.Limits{Pin: 1}, &ready, append([]string{"app", "http", "--role"}, server...)...)
 	if err != nil {
 		return s, err
@@ -93,7 +93,7 @@ func (b *bench) serve(ctx context.Context, d time.Duration, stall apphttp.Stall,
 	if len(server) == 0 {
 		return s, nil
 	}
-	var said apphttp.Served
+	var said delay.Served
 	if err := app.finish(&said); err != nil {
 		return s, err
 	}
@@ -107,7 +107,7 @@ func (b *bench) serve(ctx context.Context, d time.Duration, stall apphttp.Stall,
 
 // firstRequest is when a window of length d begins that is to begin at some time or later: in the middle of the gap
 // before a stall, or, where the window is no longer than a stall, with a stall.
-func firstRequest(stall apphttp.Stall, from, atLeast int64, d time.Duration) int64 {
+func firstRequest(stall delay.Stall, from, atLeast int64, d time.Duration) int64 {
 	every := int64(stall.Every)
 	first := from + every
 	if d > stall.For {
@@ -130,7 +130,7 @@ func (b *bench) latency(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, s := range []apphttp.Stall{
+	for _, s := range []delay.Stall{
 		{For: 10 * time.Millisecond, Every: 100 * time.Millisecond},
 		{For: 100 * time.Millisecond, Every: 500 * time.Millisecond},
 		{For: 500 * time.Millisecond, Every: time.Second},
@@ -148,14 +148,14 @@ func (b *bench) latency(ctx context.Context) error {
 // that a wait brings, shows.
 func (b *bench) delays(ctx context.Context, text string) ([]Weight, error) {
 	d := b.length(8*time.Second, 2*time.Second+500*time.Millisecond)
-	distribution, err := apphttp.ParseDistribution(text)
+	distribution, err := delay.Parse(text)
 	if err != nil {
 		return nil, err
 	}
 	// The two sides must speak of the same requests: half of them are not where half of some more are.
 	skip := fmt.Sprint(math.Ceil(latencyRate * warmup.Seconds()))
 	nothing := func() (histogram, error) { // the truth is not read by a clock that lies
-		s, err := b.serve(ctx, d/2, apphttp.Stall{}, 32, "--delay-dist", "constant:0s")
+		s, err := b.serve(ctx, d/2, delay.Stall{}, 32, "--delay-dist", "constant:0s")
 		b.observe(s.seen)
 		if err != nil {
 			return nil, err
@@ -167,7 +167,7 @@ func (b *bench) delays(ctx context.Context, text string) ([]Weight, error) {
 	if err != nil {
 		return nil, err
 	}
-	delayed, err := b.serve(ctx, d, apphttp.Stall{}, 32, "--delay-dist", text, "--skip", skip)
+	delayed, err := b.serve(ctx, d, delay.Stall{}, 32, "--delay-dist", text, "--skip", skip)
 	b.observe(delayed.seen)
 	if err != nil {
 		return nil, err
@@ -214,7 +214,7 @@ func (b *bench) delays(ctx context.Context, text string) ([]Weight, error) {
 // What the machine does within a stall of the server changes nothing: what waits is answered at its end. Where the
 // witness saw the machine disturbed at the end of one, or for long in between, single stalls are weighed until it was
 // not at the end of one.
-func (b *bench) stalls(ctx context.Context, stall apphttp.Stall) ([]Weight, error) {
+func (b *bench) stalls(ctx context.Context, stall delay.Stall) ([]Weight, error) {
 	d := b.length(10*time.Second, 2*time.Second)
 	s, err := b.stalling(ctx, stall, d)
 	var few unanswered
@@ -248,7 +248,7 @@ func (b *bench) stalls(ctx context.Context, stall apphttp.Stall) ([]Weight, erro
 	return ws, err
 }
 
-func (b *bench) stalling(ctx context.Context, stall apphttp.Stall, d time.Duration) (served, error) {
+func (b *bench) stalling(ctx context.Context, stall delay.Stall, d time.Duration) (served, error) {
 	return b.serve(ctx, d, stall, stallConnections, "--stall", stall.For.String(), "--stall-every", stall.Every.String())
 }
 
@@ -267,7 +267,7 @@ func (b *bench) singleStalls() time.Duration { return b.length(30*time.Second, 8
 
 // oneStall weighs one stall at a time, until the witness saw nothing at the end of one. It is false when that did not
 // happen in n of them. What a stall reads plays no part.
-func (b *bench) oneStall(ctx context.Context, stall apphttp.Stall) (s served, n int, found bool) {
+func (b *bench) oneStall(ctx context.Context, stall delay.Stall) (s served, n int, found bool) {
 	begin := time.Now()
 	for n < mostSingleStalls && time.Since(begin) < b.singleStalls() && !b.late() && ctx.Err() == nil {
 		n++
@@ -286,7 +286,7 @@ func (b *bench) oneStall(ctx context.Context, stall apphttp.Stall) (s served, n 
 // spoilt says whether what happened to the machine changes latencies of requests that were due from begin on, for d:
 // near the end of a stall of the server, when those who waited are answered, or so long elsewhere that a request counts
 // as slow for it.
-func spoilt(spans []span, stall apphttp.Stall, from, begin int64, d time.Duration) bool {
+func spoilt(spans []span, stall delay.Stall, from, begin int64, d time.Duration) bool {
 	half := int64(stall.For / 2)
 	catchUp := max(int64(time.Millisecond), int64(stall.For)/40)
 	first := (begin - from) / int64(stall.Every)
@@ -311,7 +311,7 @@ func spoilt(spans []span, stall apphttp.Stall, from, begin int64, d time.Duratio
 }
 
 // weighStalls holds the latencies of a window of length d against the schedules of the load and of the stalls.
-func (b *bench) weighStalls(s served, stall apphttp.Stall, d time.Duration) ([]Weight, error) {
+func (b *bench) weighStalls(s served, stall delay.Stall, d time.Duration) ([]Weight, error) {
 	latency, err := b.histogram(&s.load, load.Latency)
 	if err != nil {
 		return nil, err
@@ -347,7 +347,7 @@ func (b *bench) weighStalls(s served, stall apphttp.Stall, d time.Duration) ([]W
 
 // stallTruth is the longest time to the end of a stall of all requests that are due, in seconds, and how many have at
 // least that long to wait.
-func stallTruth(stall apphttp.Stall, from, begin int64, d, atLeast time.Duration) (longest float64, slow int) {
+func stallTruth(stall delay.Stall, from, begin int64, d, atLeast time.Duration) (longest float64, slow int) {
 	for s := pace.NewSchedule(begin, latencyRate, pace.Constant, 0, 0, 1); s.Peek() < begin+int64(d); s.Advance() {
 		into := (s.Peek() - from) % int64(stall.Every)
 		if s.Peek() < from || into >= int64(stall.For) {

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"tare/internal/experiment/role"
+	"tare/internal/lib/delay"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/limit"
 	"tare/internal/lib/pace"
@@ -28,17 +29,13 @@ import (
 
 // Options is how the server answers.
 type Options struct {
-	Listen   string        // host:port; port 0 takes a free one
-	Protocol Protocol      // default HTTP1
-	Delay    time.Duration // from the request's arrival in the handler to its answer
-	Body     int           // bytes of the answer to a request without a body; of gRPC, of the value in the message
-	Deaf     bool          // the answer to a request with a body is the same, and not its echo
-	TLS      bool          // with a certificate for the host of Listen, signed by itself
+	Listen   string   // host:port; port 0 takes a free one
+	Protocol Protocol // default HTTP1
+	Body     int      // bytes of the answer to a request without a body; of gRPC, of the value in the message
+	Deaf     bool     // the answer to a request with a body is the same, and not its echo
+	TLS      bool     // with a certificate for the host of Listen, signed by itself
 
-	Distribution *Distribution // of the delay; nil for always Delay
-	Seed         uint64        // of the distribution
-	Stall        Stall         // none when zero
-	Skip         int64         // requests at the beginning whose waits are left out of the record: those of a load's warm-up
+	delay.Options // from the request's arrival in the handler to its answer
 }
 
 // Protocol is what the server speaks.
@@ -59,17 +56,7 @@ const maxStreams = 1000
 const maxEcho = 16 << 20
 
 // Ready is what the server says when it listens.
-type Ready struct {
-	Address    string `json:"address"`                  // host:port
-	StallsFrom int64  `json:"stalls_from_ns,omitempty"` // CLOCK_MONOTONIC: see Stall
-}
-
-// Served is what a server with a distribution or with stalls says at its end, when its parent has closed its input: how
-// long requests really waited in its handler. On a busy machine that is longer than was asked for.
-type Served struct {
-	Requests int64  `json:"requests"`
-	Waits    string `json:"waits"` // HDR histogram of nanoseconds, 3 significant digits, V2 compressed and base64 encoded
-}
+type Ready = delay.Started
 
 // Serve listens, calls ready, and serves until the context ends. Not being able to listen is an error of code Machine
 // (the port is taken, the address is not this machine's) or Usage (the address makes no sense).
@@ -79,13 +66,13 @@ func Serve(ctx context.Context, o Options, ready func(Ready) error) error {
 }
 
 // serveAndRecord is Serve, and says at the end what was served where that was to be recorded.
-func serveAndRecord(ctx context.Context, o Options, ready func(Ready) error) (*Served, error) {
+func serveAndRecord(ctx context.Context, o Options, ready func(Ready) error) (*delay.Served, error) {
 	o.Protocol = cmp.Or(o.Protocol, HTTP1)
 	values := param.Values{"body": strconv.Itoa(o.Body), "delay": o.Delay.String(), "protocol": string(o.Protocol)}
 	if err := values.Check(Settings); err != nil {
 		return nil, err
 	}
-	if err := o.Stall.check(); err != nil {
+	if err := o.Stall.Check(); err != nil {
 		return nil, err
 	}
 	if err := o.check(); err != nil {
@@ -95,7 +82,7 @@ func serveAndRecord(ctx context.Context, o Options, ready func(Ready) error) (*S
 	if err != nil {
 		return nil, err
 	}
-	w := newWaits(o, pace.Now())
+	w := delay.NewWaits(o.Options, pace.Now())
 	var secured *tls.Config
 	if o.TLS {
 		host, _, _ := net.SplitHostPort(o.Listen) // it listens there
@@ -106,7 +93,7 @@ func serveAndRecord(ctx context.Context, o Options, ready func(Ready) error) (*S
 	server := newServer(&answers{waits: w, body: filling(o.Body), echo: !o.Deaf}, o.Protocol, secured)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
-	if err = ready(Ready{Address: listener.Addr().String(), StallsFrom: w.stallsFrom()}); err == nil {
+	if err = ready(Ready{Address: listener.Addr().String(), StallsFrom: w.StallsFrom()}); err == nil {
 		select {
 		case <-ctx.Done():
 		case err = <-served:
@@ -120,7 +107,7 @@ func serveAndRecord(ctx context.Context, o Options, ready func(Ready) error) (*S
 	if err != nil && !errors.Is(err, http.ErrServerClosed) {
 		return nil, fmt.Errorf("serving HTTP on %s: %w", o.Listen, err)
 	}
-	return w.served()
+	return w.Served()
 }
 
 // check is for options that contradict each other.
@@ -161,7 +148,7 @@ func newServer(a *answers, p Protocol, secured *tls.Config) server {
 
 // answers is what the server answers, and when.
 type answers struct {
-	waits *waits
+	waits *delay.Waits
 	body  []byte
 	echo  bool
 }
@@ -178,7 +165,7 @@ func filling(size int) []byte {
 // within that time.
 func (a *answers) to(ctx context.Context, receive func() ([]byte, error)) ([]byte, error) {
 	arrived := pace.Now()
-	due, recorded := a.waits.due(arrived)
+	due, recorded := a.waits.Due(arrived)
 	body, err := receive()
 	if err != nil {
 		return nil, err
@@ -189,7 +176,7 @@ func (a *answers) to(ctx context.Context, receive func() ([]byte, error)) ([]byt
 		}
 	}
 	if recorded {
-		a.waits.record(arrived)
+		a.waits.Record(arrived)
 	}
 	if len(body) == 0 || !a.echo {
 		body = a.body

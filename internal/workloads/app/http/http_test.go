@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"tare/internal/experiment/role"
+	"tare/internal/lib/delay"
 	"tare/internal/lib/fault"
 )
 
@@ -108,8 +109,8 @@ func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
 func TestDelayIsNeverShort(t *testing.T) {
 	defer http.DefaultClient.CloseIdleConnections()
-	for _, delay := range []time.Duration{300 * time.Microsecond, 5 * time.Millisecond} {
-		url := serve(t, Options{Delay: delay})
+	for _, wait := range []time.Duration{300 * time.Microsecond, 5 * time.Millisecond} {
+		url := serve(t, Options{Options: delay.Options{Delay: wait}})
 		shortest := time.Hour
 		for range 20 {
 			start := time.Now()
@@ -117,10 +118,10 @@ func TestDelayIsNeverShort(t *testing.T) {
 			answer(t, r, err)
 			shortest = min(shortest, time.Since(start))
 		}
-		if shortest < delay {
-			t.Errorf("answered after %s, want at least %s", shortest, delay)
+		if shortest < wait {
+			t.Errorf("answered after %s, want at least %s", shortest, wait)
 		}
-		t.Logf("delay %s: shortest answer %s", delay, shortest)
+		t.Logf("delay %s: shortest answer %s", wait, shortest)
 	}
 }
 
@@ -132,7 +133,7 @@ func TestCannotListen(t *testing.T) {
 		want string
 	}{
 		{Options{Listen: taken}, fault.Machine, "port is in use"},
-		{Options{Listen: "127.0.0.1:0", Delay: -1}, fault.Usage, "must be at least 0s"},
+		{Options{Listen: "127.0.0.1:0", Options: delay.Options{Delay: -1}}, fault.Usage, "must be at least 0s"},
 		{Options{Listen: "127.0.0.1:0", Body: -1}, fault.Usage, "must be a number of bytes"},
 	} {
 		err := Serve(t.Context(), tt.o, func(Ready) error { return nil })

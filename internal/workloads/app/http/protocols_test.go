@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"tare/internal/lib/delay"
 	"tare/internal/lib/fault"
 )
 
@@ -58,7 +59,7 @@ func TestHTTP2(t *testing.T) {
 
 func TestGRPC(t *testing.T) {
 	const size = 1 << 20
-	for _, o := range []Options{{Body: 5}, {Body: 5, Deaf: true}, {Body: size, Delay: 3 * time.Millisecond}} {
+	for _, o := range []Options{{Body: 5}, {Body: 5, Deaf: true}, {Body: size, Options: delay.Options{Delay: 3 * time.Millisecond}}} {
 		o.Protocol = GRPC
 		address := strings.Trim(strings.TrimPrefix(serve(t, o), "http:"), "/")
 		c, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -105,9 +106,8 @@ func TestTCP(t *testing.T) {
 			}
 		}
 	}
-	for _, o := range []Options{{Delay: 1}, {Stall: Stall{For: 1, Every: 5}}} {
-		o.Protocol, o.Listen = TCP, "127.0.0.1:0"
-		if err := Serve(t.Context(), o, nil); fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" {
+	for _, o := range []delay.Options{{Delay: 1}, {Stall: delay.Stall{For: 1, Every: 5}}} {
+		if err := Serve(t.Context(), Options{Protocol: TCP, Listen: "127.0.0.1:0", Options: o}, nil); fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" {
 			t.Errorf("%+v: %v", o, err)
 		}
 	}

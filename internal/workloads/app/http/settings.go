@@ -1,6 +1,9 @@
 package http
 
-import "tare/internal/lib/param"
+import (
+	"tare/internal/lib/delay"
+	"tare/internal/lib/param"
+)
 
 // Settings are what specs and the command line set of the server.
 var Settings = []param.Setting{
@@ -20,8 +23,8 @@ var Settings = []param.Setting{
 // OptionsOf are the options by their settings.
 func OptionsOf(v param.Values) (Options, error) {
 	o := Options{
-		Protocol: Protocol(v["protocol"]), Body: v.Int("body"), Deaf: !v.On("echo"), Delay: v.Duration("delay"),
-		TLS: v.On("tls"),
+		Protocol: Protocol(v["protocol"]), Body: v.Int("body"), Deaf: !v.On("echo"), TLS: v.On("tls"),
+		Options: delay.Options{Delay: v.Duration("delay")},
 	}
 	return o, o.check()
 }

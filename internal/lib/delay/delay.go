@@ -1,4 +1,6 @@
-package http
+// Package delay plants delays that are known beforehand: by a distribution, or in stalls at known times. A server keeps
+// them (Waits), and a calibration holds what a load measured against them.
+package delay
 
 import (
 	"fmt"
@@ -23,11 +25,11 @@ type Distribution struct {
 	part   float64 // of requests that wait hi, in two-point
 }
 
-// longestDelay bounds a delay: no load waits longer for an answer.
-const longestDelay = time.Minute
+// longest bounds a delay: no load waits longer for an answer.
+const longest = time.Minute
 
-// ParseDistribution reads the text of a distribution.
-func ParseDistribution(text string) (*Distribution, error) {
+// Parse reads the text of a distribution.
+func Parse(text string) (*Distribution, error) {
 	const form = "give constant:5ms, uniform:2ms:10ms, or two-point:2ms:20ms:0.05"
 	bad := func(format string, args ...any) error { return fault.New(fault.Usage, text, form, format, args...) }
 	fields := strings.Split(text, ":")
@@ -39,8 +41,8 @@ func ParseDistribution(text string) (*Distribution, error) {
 	ends := []*time.Duration{&d.lo, &d.hi}
 	for i, end := range ends[:min(want, 2)] {
 		var err error
-		if *end, err = time.ParseDuration(fields[1+i]); err != nil || *end < 0 || *end > longestDelay {
-			return nil, bad("%q is no delay from 0 to %v", fields[1+i], longestDelay)
+		if *end, err = time.ParseDuration(fields[1+i]); err != nil || *end < 0 || *end > longest {
+			return nil, bad("%q is no delay from 0 to %v", fields[1+i], longest)
 		}
 	}
 	switch d.kind {
@@ -70,17 +72,19 @@ func (d *Distribution) Quantile(q float64) time.Duration {
 }
 
 // Stall is a server that stands still at intervals: whatever should be answered in a stall is answered at its end.
-// Stall k = 0, 1, ... begins at Ready.StallsFrom + k x Every and lasts For.
+// Stall k = 0, 1, ... begins at Started.StallsFrom + k x Every and lasts For. The zero value is no stalls.
 type Stall struct {
 	For, Every time.Duration
 }
 
-func (s Stall) check() error {
+// Check refuses stalls that cannot be.
+func (s Stall) Check() error {
 	if s == (Stall{}) {
 		return nil
 	}
-	if s.For <= 0 || s.Every <= s.For || s.Every > longestDelay {
-		return fault.New(fault.Usage, "stall", "like --stall 100ms --stall-every 500ms", "a stall of %v every %v is not possible", s.For, s.Every)
+	if s.For <= 0 || s.Every <= s.For || s.Every > longest {
+		const form = "like --stall 100ms --stall-every 500ms"
+		return fault.New(fault.Usage, "stall", form, "a stall of %v every %v is not possible", s.For, s.Every)
 	}
 	return nil
 }
@@ -96,58 +100,84 @@ func (s Stall) end(from, at int64) int64 {
 	return at
 }
 
-// waits says how long each request is to wait, and records how long it did.
-type waits struct {
+// Options say how long requests wait.
+type Options struct {
+	Delay        time.Duration // of each request
+	Distribution *Distribution // of the delay; nil for always Delay
+	Seed         uint64        // of the distribution
+	Stall        Stall         // none when zero
+	Skip         int64         // requests at the beginning that Served leaves out: those of a load's warm-up
+}
+
+// Started is what a server reports when it listens.
+type Started struct {
+	Address    string `json:"address"`                  // host:port
+	StallsFrom int64  `json:"stalls_from_ns,omitempty"` // CLOCK_MONOTONIC: see Stall
+}
+
+// Served is what a server with a distribution or with stalls reports at its end: how long requests really waited. On a
+// busy machine that is longer than they should have.
+type Served struct {
+	Requests int64  `json:"requests"`
+	Waits    string `json:"waits"` // HDR histogram of nanoseconds, 3 significant digits, V2 compressed and base64 encoded
+}
+
+// Waits says how long each request is to wait, and records how long it did. It is for any number of goroutines.
+type Waits struct {
 	o    Options
 	from int64 // of the stalls
 
 	mu   sync.Mutex
 	came int64                   // requests, so far
 	rng  *rand.Rand              // nil without a distribution
-	seen *hdrhistogram.Histogram // nil where nobody wants it
+	seen *hdrhistogram.Histogram // nil where Served is not wanted
 }
 
-func newWaits(o Options, now int64) *waits {
-	w := &waits{o: o, from: now}
+// NewWaits begins with stalls, if any, at the time now, in ns by pace.Now.
+func NewWaits(o Options, now int64) *Waits {
+	w := &Waits{o: o, from: now}
 	if o.Distribution != nil {
 		w.rng = rand.New(rand.NewPCG(o.Seed, 0))
 	}
 	if o.Distribution != nil || o.Stall.For > 0 {
-		w.seen = hdrhistogram.New(1, int64(2*longestDelay), 3)
+		w.seen = hdrhistogram.New(1, int64(2*longest), 3)
 	}
 	return w
 }
 
-func (w *waits) stallsFrom() int64 {
+// StallsFrom is when the first stall begins; 0 where there are none.
+func (w *Waits) StallsFrom() int64 {
 	if w.o.Stall.For == 0 {
 		return 0
 	}
 	return w.from
 }
 
-// due is when to answer a request that arrived at that time, in ns by pace.Now, and whether its wait is for the record.
-func (w *waits) due(arrived int64) (at int64, recorded bool) {
+// Due is when to answer a request that arrived at that time, in ns by pace.Now, and whether to Record its wait.
+func (w *Waits) Due(arrived int64) (at int64, record bool) {
 	delay := w.o.Delay
 	if w.seen != nil {
 		w.mu.Lock()
 		w.came++
-		recorded = w.came > w.o.Skip
+		record = w.came > w.o.Skip
 		if w.rng != nil {
 			delay = w.o.Distribution.Quantile(w.rng.Float64())
 		}
 		w.mu.Unlock()
 	}
-	return w.o.Stall.end(w.from, arrived+int64(delay)), recorded
+	return w.o.Stall.end(w.from, arrived+int64(delay)), record
 }
 
-func (w *waits) record(arrived int64) {
+// Record adds the wait, until now, of a request that arrived at that time.
+func (w *Waits) Record(arrived int64) {
 	waited := pace.Now() - arrived
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	_ = w.seen.RecordValue(min(waited, int64(2*longestDelay))) // it is within bounds
+	_ = w.seen.RecordValue(min(waited, int64(2*longest))) // it is within bounds
 }
 
-func (w *waits) served() (*Served, error) {
+// Served is what was recorded; nil without a distribution and stalls.
+func (w *Waits) Served() (*Served, error) {
 	if w.seen == nil {
 		return nil, nil
 	}

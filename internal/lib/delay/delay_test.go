@@ -1,4 +1,4 @@
-package http
+package delay
 
 import (
 	"math"
@@ -8,7 +8,7 @@ import (
 	"tare/internal/lib/fault"
 )
 
-func TestParseDistribution(t *testing.T) {
+func TestParse(t *testing.T) {
 	const ms = time.Millisecond
 	for _, tt := range []struct {
 		text          string
@@ -19,7 +19,7 @@ func TestParseDistribution(t *testing.T) {
 		{"two-point:2ms:20ms:0.05", 2 * ms, 2 * ms, 20 * ms},
 		{"two-point:0s:20ms:1", 20 * ms, 20 * ms, 20 * ms},
 	} {
-		d, err := ParseDistribution(tt.text)
+		d, err := Parse(tt.text)
 		if err != nil {
 			t.Errorf("%s: %v", tt.text, err)
 			continue
@@ -34,24 +34,24 @@ func TestParseDistribution(t *testing.T) {
 		"", "constant", "constant:", "constant:5", "constant:-5ms", "constant:5ms:6ms", "uniform:5ms", "uniform:6ms:5ms", "normal:1ms:2ms",
 		"two-point:1ms:2ms", "two-point:1ms:2ms:2", "two-point:1ms:2ms:NaN", "two-point:2ms:1ms:0.5", "constant:2h",
 	} {
-		if _, err := ParseDistribution(text); fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" {
-			t.Errorf("%q: %v, want wrong use with a mend", text, err)
+		if _, err := Parse(text); fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" {
+			t.Errorf("%q: %v, want wrong use with a hint", text, err)
 		}
 	}
 }
 
-func FuzzParseDistribution(f *testing.F) {
+func FuzzParse(f *testing.F) {
 	f.Add("two-point:2ms:20ms:0.05")
 	f.Add("uniform:2ms:10ms")
 	f.Fuzz(func(t *testing.T, text string) {
-		d, err := ParseDistribution(text)
+		d, err := Parse(text)
 		if err != nil {
 			return
 		}
 		last := time.Duration(-1)
 		for q := 0.0; q <= 1; q += 0.01 {
 			v := d.Quantile(q)
-			if v < last || v < 0 || v > longestDelay {
+			if v < last || v < 0 || v > longest {
 				t.Fatalf("%q: quantile %g is %v after %v", text, q, v, last)
 			}
 			last = v
@@ -70,21 +70,21 @@ func TestStallEnd(t *testing.T) {
 		t.Errorf("without stalls: %d", got)
 	}
 	for _, s := range []Stall{{For: -1, Every: 5}, {For: 5, Every: 5}, {Every: 5}, {For: 5}} {
-		if s.check() == nil {
+		if s.Check() == nil {
 			t.Errorf("%+v is taken for possible", s)
 		}
 	}
 }
 
 func TestWaitsFollowTheirDistribution(t *testing.T) {
-	d, err := ParseDistribution("two-point:1ms:9ms:0.2")
+	d, err := Parse("two-point:1ms:9ms:0.2")
 	if err != nil {
 		t.Fatal(err)
 	}
 	draw := func(seed uint64) (all []int64) {
-		w := newWaits(Options{Distribution: d, Seed: seed}, 0)
+		w := NewWaits(Options{Distribution: d, Seed: seed}, 0)
 		for range 4000 {
-			at, _ := w.due(0)
+			at, _ := w.Due(0)
 			all = append(all, at)
 		}
 		return all
@@ -110,15 +110,15 @@ func TestWaitsFollowTheirDistribution(t *testing.T) {
 
 // The waits of a load's warm-up are answered like all, and are not in the record.
 func TestWaitsSkipped(t *testing.T) {
-	d, err := ParseDistribution("constant:1ms")
+	d, err := Parse("constant:1ms")
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := newWaits(Options{Distribution: d, Skip: 3}, 0)
+	w := NewWaits(Options{Distribution: d, Skip: 3}, 0)
 	for i := range 5 {
-		at, recorded := w.due(0)
-		if at != int64(time.Millisecond) || recorded != (i >= 3) {
-			t.Errorf("request %d: due %d, recorded %v", i, at, recorded)
+		at, record := w.Due(0)
+		if at != int64(time.Millisecond) || record != (i >= 3) {
+			t.Errorf("request %d: due %d, record %v", i, at, record)
 		}
 	}
 }
