@@ -29,6 +29,5 @@ import (
 	_ "tare/internal/workloads/load/http"
 	_ "tare/internal/workloads/load/probe"
 	_ "tare/internal/workloads/load/write"
-	_ "tare/internal/workloads/subject/command"
 	_ "tare/internal/workloads/subject/variant"
 )

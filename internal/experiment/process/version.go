@@ -22,6 +22,15 @@ func FirstLine(ctx context.Context, argv ...string) string {
 	return ""
 }
 
+// VersionOf is what a command line says, in one line, that prints a version; empty where it says nothing.
+func VersionOf(ctx context.Context, line string) string {
+	argv, err := Words(line)
+	if err != nil {
+		return ""
+	}
+	return FirstLine(ctx, argv...)
+}
+
 // Printed is what a program that ends by itself prints on both outputs, at most 64 KiB of it, however it ends. It is
 // killed after ten seconds.
 func Printed(ctx context.Context, argv ...string) string {

@@ -34,6 +34,17 @@ func Find(settings []Setting, name string) (Setting, bool) {
 	return settings[i], true
 }
 
+// FirstOf is the name of the first of some settings that has another value than its default, save those that are
+// allowed; empty where all have their defaults.
+func (v Values) FirstOf(settings []Setting, allowed ...string) string {
+	for _, s := range settings {
+		if text, given := v[s.Name]; given && text != s.Default && !slices.Contains(allowed, s.Name) {
+			return s.Name
+		}
+	}
+	return ""
+}
+
 // Check checks the values that there are, where they came neither from a spec nor by a flag. Its error is of code
 // fault.Usage.
 func (v Values) Check(settings []Setting) error {

@@ -15,6 +15,7 @@ import (
 	"tare/internal/lib/param"
 	execload "tare/internal/tracing/exec"
 	"tare/internal/tracing/exectrace"
+	"tare/internal/workloads/subject/command"
 )
 
 // Entry is one tracer that is known by name.
@@ -34,11 +35,8 @@ var Catalogue = []Entry{
 	{"ig", "Inspektor Gadget's trace_exec, by ig", igSettings, ig},
 	{"tetragon", "Tetragon, without Kubernetes", tetragonSettings, tetragon},
 	{"falco", "Falco with one rule, which every exec meets", falcoSettings, falco},
-	{CommandName, "any other tracer, as a command line", commandSettings, command},
+	{command.Name, "any other tracer, as a command line", commandSettings, ofCommand},
 }
-
-// CommandName is the name of the entry that is a command line of somebody's own.
-const CommandName = "command"
 
 // Lookup finds an entry; nil where there is none.
 func Lookup(name string) *Entry {
@@ -192,7 +190,7 @@ func falco(o map[string]string) (*Tracer, error) {
 }
 
 // command is a tracer that is all in its settings.
-func command(o map[string]string) (*Tracer, error) {
+func ofCommand(o map[string]string) (*Tracer, error) {
 	t := &Tracer{
 		Scope: execload.Scope(cmp.Or(o["scope"], string(execload.ScopeGroup))),
 		Stop:  signals[cmp.Or(o["signal"], "INT")], StopTime: stopTime, Ask: signals[o["ask"]],

@@ -115,7 +115,7 @@ func TestSettingsThatAreWrong(t *testing.T) {
 		{map[string]string{"ring": "65537"}, "must be a power of two"},
 		{map[string]string{"ring": "32768"}, "must be a power of two from 64KiB"},
 	} {
-		make := command
+		make := ofCommand
 		if c.o["ring"] != "" {
 			make = ownTracer
 		}

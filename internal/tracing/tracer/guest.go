@@ -11,6 +11,7 @@ import (
 	"tare/internal/experiment/kind"
 	"tare/internal/lib/param"
 	execload "tare/internal/tracing/exec"
+	"tare/internal/workloads/subject/command"
 )
 
 // asSubject is a tracer of the catalogue as a subject of experiments.
@@ -18,31 +19,16 @@ type asSubject struct{ *Entry }
 
 func init() {
 	for i := range Catalogue {
-		if Catalogue[i].Name != CommandName { // which is a command of any kind, and registered by whoever has them all
+		if Catalogue[i].Name != command.Name { // which anyCommand registers
 			kind.Register(kind.Subject, asSubject{&Catalogue[i]})
 		}
 	}
 }
 
-// Counted is a subject whose events are counted.
-type Counted interface {
-	kind.Guest
-	kind.Checker
-	kind.SetupChecker
-	kind.Installed
-	kind.Versioned
-	kind.Tailed
-	kind.Joiner
-}
-
-// CommandLine is the tracer that is a command line of somebody's own.
-func CommandLine() Counted { return asSubject{Lookup(CommandName)} }
-
 // The settings that all tracers have.
 const (
-	settingOptional = "optional"
-	settingDrain    = "drain"
-	settingLate     = "late-after"
+	settingDrain = "drain"
+	settingLate  = "late-after"
 )
 
 // commonSettings are those that all tracers have, beside their own.
@@ -52,8 +38,7 @@ var commonSettings = []param.Setting{
 			"the tracer is asked to end, is lost"},
 	{Name: settingLate, Type: param.TypeDuration, Default: "100ms", Max: 600,
 		Doc: "what comes longer than this after the load's end is late"},
-	{Name: settingOptional, Type: param.TypeSwitch, Default: "false",
-		Doc: "true: where its program is not installed, the run goes on without the arm and says so"},
+	command.Optional,
 }
 
 func (g asSubject) About() kind.About {
@@ -90,7 +75,7 @@ func (g asSubject) Installed(_ context.Context, o param.Values) error {
 	return t.Installed()
 }
 
-func (asSubject) Optional(o param.Values) bool { return o.On(settingOptional) }
+func (asSubject) Optional(o param.Values) bool { return o.On(command.Optional.Name) }
 
 // Version is by the name of the program, where a command line of somebody's own says which.
 func (g asSubject) Version(ctx context.Context, o param.Values, own string) (name, version string) {
@@ -102,7 +87,7 @@ func (g asSubject) Version(ctx context.Context, o param.Values, own string) (nam
 		return g.Name, own
 	}
 	name = g.Name
-	if name == CommandName {
+	if name == command.Name {
 		name = filepath.Base(t.Argv[0])
 	}
 	return name, strings.TrimPrefix(t.VersionText(ctx), name+" ")
@@ -117,12 +102,12 @@ func (g asSubject) Tail(o param.Values) time.Duration {
 	return most
 }
 
-// Settling is how much longer a trial takes in which events are counted: until the tracer has started, and until the
+// settling is how much longer a trial takes in which events are counted: until the tracer has started, and until the
 // counts stand still before the window and after it. 0.75 s with exectrace, 1.2 s with bpftrace.
-const Settling = 900 * time.Millisecond
+const settling = 900 * time.Millisecond
 
 // TakesLonger is until its start and the load's counts have settled, before the window and after it.
-func (asSubject) TakesLonger(param.Values) time.Duration { return Settling }
+func (asSubject) TakesLonger(param.Values) time.Duration { return settling }
 
 // Join gives the tracer to the load as what delivers its events.
 func (g asSubject) Join(t kind.Trial, _ string, part *kind.Part) (any, error) {

@@ -143,10 +143,10 @@ type Evidence struct {
 	CPUSeconds *float64 `json:"cpu_seconds"`
 }
 
-// Resident is the interface Resident's.
+// Resident is command.Resident's.
 func (e *Evidence) Resident() (now, peak uint64) { return e.RSS, e.RSSPeak }
 
-// GroupPeak is Resident's.
+// GroupPeak is command.Resident's.
 func (e *Evidence) GroupPeak() *uint64 { return e.MemoryPeak }
 
 // look finds the tracer's processes, their memory, and the programs and maps that are theirs. used is

@@ -27,6 +27,7 @@ import (
 	"tare/internal/scale/ledger"
 	execload "tare/internal/tracing/exec"
 	"tare/internal/tracing/execs"
+	"tare/internal/workloads/subject/command"
 )
 
 // playCommand has the test binary play a tracer: play SCOPE CGROUP-ID HOLD [BLIND].
@@ -177,7 +178,7 @@ func newTrial(t *testing.T, o param.Values) (*aTrial, *execload.Counting, *joine
 	if err != nil {
 		t.Fatal(err)
 	}
-	part := &kind.Part{Kind: CommandLine(), Options: o, Limits: param.Values{}}
+	part := &kind.Part{Kind: commandLine.counted, Options: o, Limits: param.Values{}}
 	x := &aTrial{
 		t: t, self: self, dir: t.TempDir(), layout: layout, tree: tree, joined: map[string]any{}, ended: make(chan struct{}),
 		setup: &kind.Setup{
@@ -363,8 +364,8 @@ func TestGuests(t *testing.T) {
 	events := map[string]*kind.Part{loadName: {Kind: kind.Find(kind.Load, execload.Name)}}
 	for _, e := range Catalogue {
 		g := kind.Find(kind.Subject, e.Name)
-		if e.Name == CommandName {
-			g = CommandLine() // a subject by way of package subject/command
+		if e.Name == command.Name {
+			g = commandLine.counted // a subject by way of package subject/command
 		}
 		if g == nil {
 			t.Errorf("%s is no subject", e.Name)
@@ -390,7 +391,7 @@ func TestGuests(t *testing.T) {
 
 // TestGuestOfACommand: a command line of somebody's own goes by its program.
 func TestGuestOfACommand(t *testing.T) {
-	g := asSubject{Lookup(CommandName)}
+	g := asSubject{Lookup(command.Name)}
 	o := param.Values{
 		"command": "no-such-tracer-anywhere", "lines": "", "version": "echo v7", "drain": "1s", "late-after": "100ms",
 	}

@@ -3,12 +3,12 @@ package tracer
 import (
 	"slices"
 
-	"tare/internal/experiment/kind"
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/quantity"
 	execload "tare/internal/tracing/exec"
+	"tare/internal/workloads/subject/command"
 )
 
 // The names and units that more than one metric has.
@@ -20,19 +20,13 @@ const (
 // Metrics are what a trial tells of a tracer: what became of the events, and what that cost. All tracers share them.
 func (asSubject) Metrics() []measured.Metric { return metrics }
 
-// Metrics are those of all tracers, for other subjects that are programs of somebody else's.
-func Metrics() []measured.Metric { return metrics }
+// Metrics are those of all tracers.
+func (anyCommand) Metrics() []measured.Metric { return metrics }
 
-// Finder is a subject that finds its own processes whether events are counted or not.
-type Finder interface{ FindsProcesses() }
+var metrics = slices.Concat(ofEvents, command.Metrics, ofNodes)
 
-// Resident is evidence that tells the memory of a subject's processes.
-type Resident interface {
-	Resident() (now, peak uint64) // resident sets added up, and the highest that each has had, in bytes
-	GroupPeak() *uint64           // most memory that was charged to their group, in bytes; nil where that is not known
-}
-
-var metrics = []measured.Metric{
+// ofEvents are the metrics of what became of events, and of what one costs.
+var ofEvents = []measured.Metric{
 	event("events_delivered", metric.Higher, func(e *record.Events) *int64 { return e.Delivered },
 		"Events that the tracer delivered, until it had ended, less what it had delivered before the load began. Left out "+
 			"where there is no tracer, as all that follow."),
@@ -93,37 +87,10 @@ var metrics = []measured.Metric{
 		},
 		Value: programsPerKiloevent,
 	},
-	{
-		Definition: metric.Definition{
-			Name: "memory_peak_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
-			Family: "memory",
-			Better: metric.Lower, Needs: measured.NeedMemory,
-			How: "Of the control group of a tracer or command, which is new in each trial: the most memory of any kind that " +
-				"the kernel has charged to it until it was told to end, page cache included (memory.peak, or max_usage of v1)." +
-				measured.NoSubject,
-		},
-		Value: inBytes(Resident.GroupPeak),
-	},
-	{
-		Definition: metric.Definition{
-			Name: "rss_bytes", Unit: quantity.Bytes, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
-			Family: "rss", Clause: "has {} resident",
-			Better: metric.Lower, Needs: measured.NeedMemory, Headline: true,
-			How: "Resident sets of the processes of a tracer or command (VmRSS), added up, before it was told to end. " +
-				"Pages that several share, such as of programs and libraries, count in each." + measured.NoSubject,
-		},
-		Value: inBytes(residentNow),
-	},
-	{
-		Definition: metric.Definition{
-			Name: "rss_peak_bytes", Unit: quantity.Bytes, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
-			Family: "rss",
-			Better: metric.Lower, Needs: measured.NeedMemory,
-			How: "The highest that each of these has been since the process began (VmHWM), added up: its start is in it." +
-				measured.NoSubject,
-		},
-		Value: inBytes(residentPeak),
-	},
+}
+
+// ofNodes are the metrics of a trial on nodes.
+var ofNodes = []measured.Metric{
 	{
 		Definition: metric.Definition{
 			Name: "node_max_" + cpuPerKiloevent, Unit: perKiloevent, Rank: metric.RankOther, Pool: metric.Nodes,
@@ -230,37 +197,6 @@ func agentPerKiloevent(m *measured.Measured) (float64, bool) {
 
 // programsPerKiloevent is the run time of the tracer's eBPF programs per 1,000 events.
 var programsPerKiloevent = execload.PerKiloevent((*measured.Measured).BPFRate)
-
-// inBytes is a number of bytes that was found of the subject's processes; 0 without one, where a subject of another arm
-// has it.
-func inBytes(of func(Resident) *uint64) func(*measured.Measured) (float64, bool) {
-	return func(m *measured.Measured) (float64, bool) {
-		if m.Subject == nil {
-			return 0, m.Events != nil || slices.ContainsFunc(m.Setup.Subjects(), findsProcesses)
-		}
-		for _, found := range m.Evidence {
-			if r, ok := found.(Resident); ok && of(r) != nil {
-				return float64(*of(r)), true
-			}
-		}
-		return 0, false
-	}
-}
-
-func findsProcesses(p *kind.Part) bool {
-	_, finds := p.Kind.(Finder)
-	return finds
-}
-
-func residentNow(r Resident) *uint64 {
-	now, _ := r.Resident()
-	return &now
-}
-
-func residentPeak(r Resident) *uint64 {
-	_, peak := r.Resident()
-	return &peak
-}
 
 func costliestNode(m *measured.Measured) (most float64, ok bool) {
 	for _, n := range m.Nodes {

@@ -1,6 +1,9 @@
 package tracer
 
-import "tare/internal/lib/param"
+import (
+	"tare/internal/lib/param"
+	"tare/internal/workloads/subject/command"
+)
 
 // What a spec sets of each tracer, beside what all of them have.
 var (
@@ -33,8 +36,7 @@ var (
 			Doc: "command line, in words as a shell cuts it, with `{cgroup_dir}`, `{cgroup_id}`, `{cgroup_path}` of " +
 				"the load's control group, `{dir}` for a directory of its own, `{port}` for a free port and " +
 				"`{self}` for tare itself"},
-		{Name: "version", Type: param.TypeText, Reach: param.ReachCommand,
-			Doc: "command line that prints its version, for the record"},
+		command.Version,
 		{Name: "ready", Type: param.TypeText, Reach: param.ReachNothing,
 			Doc: "regular expression of the line, on either output, by which it says that it sees every exec from " +
 				"now on"},

@@ -145,15 +145,6 @@ func (t *Tracer) Installed() error {
 // VersionText is what the program says of its version, in one line; empty where it says nothing.
 func (t *Tracer) VersionText(ctx context.Context) string { return cmdline.FirstLine(ctx, t.Version...) }
 
-// VersionOf is what a command line says, in one line, that prints a version; empty where it says nothing.
-func VersionOf(ctx context.Context, line string) string {
-	argv, err := cmdline.Words(line)
-	if err != nil {
-		return ""
-	}
-	return cmdline.FirstLine(ctx, argv...)
-}
-
 // printable is text for a terminal: what else is in it is left out.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {

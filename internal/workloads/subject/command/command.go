@@ -2,7 +2,8 @@
 // control group of its own, or one that runs already and is only observed. What belongs to it, its processes and its
 // eBPF programs and maps, is found from outside.
 //
-// Where its settings say how the events that it delivers are counted, it is a tracer, and package tracer runs it.
+// Where its settings say how the events that it delivers are counted, it is a tracer. Package tracer adds that, and
+// registers the subject.
 package command
 
 import (
@@ -15,22 +16,15 @@ import (
 	"time"
 
 	"tare/internal/experiment/kind"
-	"tare/internal/experiment/measured"
 	"tare/internal/experiment/process"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/param"
-	"tare/internal/tracing/tracer"
 )
 
 // Name is what specs call the subject.
-const Name = tracer.CommandName
+const Name = "command"
 
-// The settings that only this subject has, and those of tracers that it takes without counting anything.
-const (
-	settingCommand = "command"
-	settingObserve = "observe"
-	settingVersion = "version"
-)
+const settingObserve = "observe"
 
 // observe is the setting that takes the place of a command line.
 var observe = param.Setting{Name: settingObserve, Type: param.TypeText, Reach: param.ReachProcess,
@@ -38,102 +32,68 @@ var observe = param.Setting{Name: settingObserve, Type: param.TypeText, Reach: p
 		"only watched, in this arm: never started, moved or stopped, so it runs beside the baseline as well, and only " +
 		"what it uses itself can be told"}
 
-// counted is the same subject where its events are counted.
-var counted = tracer.CommandLine()
+// Version and Optional are the settings of every subject that is a program of somebody else's.
+var (
+	Version = param.Setting{Name: "version", Type: param.TypeText, Reach: param.ReachCommand,
+		Doc: "command line that prints its version, for the record"}
+	Optional = param.Setting{Name: "optional", Type: param.TypeSwitch, Default: "false",
+		Doc: "true: where its program is not installed, the run goes on without the arm and says so"}
+)
 
-// Settings are those of a command, then those by which a tracer is counted.
-var Settings = settings()
+// Settings are those of a command or of what is observed.
+var Settings = slices.Concat(process.Settings[:1], []param.Setting{observe}, process.Settings[1:],
+	[]param.Setting{Version, Optional})
 
-func settings() []param.Setting {
-	all := slices.Concat(process.Settings[:1], []param.Setting{observe}, process.Settings[1:])
-	for _, s := range counted.About().Settings {
-		if _, taken := param.Find(all, s.Name); !taken {
-			all = append(all, s)
-		}
-	}
-	return all
-}
+// Guest is the subject as the engine knows it, less the events.
+type Guest struct{}
 
-// guest is the subject as the engine knows it.
-type guest struct{}
-
-func init() { kind.Register(kind.Subject, guest{}) }
-
-func (guest) About() kind.About {
+// About is what the engine knows of it without starting it.
+func (Guest) About() kind.About {
 	return kind.About{
 		Name: Name, Summary: "any program, as a command line; or one that runs already", Settings: Settings,
 	}
 }
 
-// ways are the settings that say how events are counted: with one of them the subject is a tracer.
-var ways = []string{"lines", "json", "prometheus"}
+// Observes reports whether the subject is what runs already.
+func Observes(o param.Values) bool { return o[settingObserve] != "" }
 
-// counts reports whether the events of the command are counted.
-func counts(o param.Values) bool {
-	return slices.ContainsFunc(ways, func(name string) bool { _, given := o[name]; return given })
-}
-
-// Check refuses what does not go together: settings of a command whose events are counted with those of one that is
-// only started, and either with one that runs already.
-func (guest) Check(o param.Values) error {
-	switch {
-	case o[settingObserve] != "":
+// Check refuses settings of a command beside what runs already, and a command line that starts nothing.
+func (Guest) Check(o param.Values) error {
+	if Observes(o) {
 		return checkObserved(o)
-	case counts(o):
-		if name := firstGiven(o, process.Settings, settingCommand, "ready-after"); name != "" {
-			return fmt.Errorf(`has %q, and its events are counted: such a command has "ready", "signal" and "stop" `+
-				"instead", name)
-		}
-		return counted.Check(o)
 	}
-	name := firstGiven(o, counted.About().Settings, settingCommand, settingVersion, "ready-after", "optional")
-	if name != "" {
-		return fmt.Errorf(`has %q, which is of a command whose events are counted: give one of "lines", "json" and `+
-			`"prometheus" as well, or leave it out`, name)
-	}
-	if o[settingCommand] == "" {
+	if o["command"] == "" {
 		return errors.New(`needs a "command", the command line that starts it, or "observe", what runs already`)
 	}
 	_, err := process.OptionsOf(o)
 	return err
 }
 
-// firstGiven is the first of some settings that has another value than its default, save for those that are allowed.
-func firstGiven(o param.Values, settings []param.Setting, allowed ...string) string {
-	for _, s := range settings {
-		if v, given := o[s.Name]; given && v != s.Default && !slices.Contains(allowed, s.Name) {
-			return s.Name
-		}
-	}
-	return ""
-}
-
 func checkObserved(o param.Values) error {
-	if name := firstGiven(o, Settings, settingObserve, settingVersion, "optional"); name != "" {
-		return fmt.Errorf("has %q and %q: what runs already is not started, told or counted", settingObserve, name)
+	if name := o.FirstOf(Settings, settingObserve, Version.Name, Optional.Name); name != "" {
+		return ObservedAnd(name)
 	}
 	_, err := process.ParseTarget(o[settingObserve])
 	return err
 }
 
-// CheckSetup sees that what is counted has events, and that no limits are asked for where none can be set.
-func (guest) CheckSetup(s *kind.Setup, path string, part *kind.Part) error {
-	if counts(part.Options) {
-		return counted.CheckSetup(s, path, part)
-	}
-	if part.Options[settingObserve] != "" && len(part.Limits) > 0 {
+// ObservedAnd is the error of a setting that needs a command, given beside what runs already.
+func ObservedAnd(setting string) error {
+	return fmt.Errorf("has %q and %q: what runs already is not started, told or counted", settingObserve, setting)
+}
+
+// CheckSetup sees that no limits are asked for where none can be set.
+func (Guest) CheckSetup(_ *kind.Setup, _ string, part *kind.Part) error {
+	if Observes(part.Options) && len(part.Limits) > 0 {
 		return errors.New(`has "limits", and what is observed runs in a control group that is not tare's to change`)
 	}
 	return nil
 }
 
 // Installed says whether the program is there. What is to be observed is looked for when a trial begins.
-func (guest) Installed(ctx context.Context, o param.Values) error {
-	switch {
-	case o[settingObserve] != "":
+func (Guest) Installed(_ context.Context, o param.Values) error {
+	if Observes(o) {
 		return nil
-	case counts(o):
-		return counted.Installed(ctx, o)
 	}
 	c, err := process.OptionsOf(o)
 	if err != nil || strings.Contains(c.Argv[0], "{") {
@@ -142,31 +102,26 @@ func (guest) Installed(ctx context.Context, o param.Values) error {
 	return c.Installed()
 }
 
-func (guest) Optional(o param.Values) bool { return counted.Optional(o) }
+// Optional reports whether a run goes on without it where it is not installed.
+func (Guest) Optional(o param.Values) bool { return o.On(Optional.Name) }
 
 // Version is by the name of the program.
-func (guest) Version(ctx context.Context, o param.Values, own string) (name, version string) {
-	if o[settingObserve] != "" {
+func (Guest) Version(ctx context.Context, o param.Values, _ string) (name, version string) {
+	if Observes(o) {
 		return o[settingObserve], ""
-	}
-	if counts(o) {
-		return counted.Version(ctx, o, own)
 	}
 	c, err := process.OptionsOf(o)
 	if err != nil {
 		return Name, "" // Check has said why
 	}
 	name = filepath.Base(c.Argv[0])
-	return name, strings.TrimPrefix(tracer.VersionOf(ctx, o[settingVersion]), name+" ")
+	return name, strings.TrimPrefix(process.VersionOf(ctx, o[Version.Name]), name+" ")
 }
 
-// Tail is the time that it gets to end. What is only started is told to when the window is closed and all is read.
-func (guest) Tail(o param.Values) time.Duration {
-	switch {
-	case o[settingObserve] != "":
+// Tail is the time that it gets to end. What is only started is asked to when the window is closed and all is read.
+func (Guest) Tail(o param.Values) time.Duration {
+	if Observes(o) {
 		return 0
-	case counts(o):
-		return counted.Tail(o)
 	}
 	c, err := process.OptionsOf(o)
 	if err != nil {
@@ -175,32 +130,21 @@ func (guest) Tail(o param.Values) time.Duration {
 	return c.StopTime
 }
 
-// TakesLonger is the time that its settings give it to be ready, and that of a tracer where its events are counted.
-func (guest) TakesLonger(o param.Values) time.Duration {
-	takes := o.Duration("ready-after")
-	if counts(o) {
-		takes += tracer.Settling
-	}
-	return takes
-}
+// TakesLonger is the time that its settings give it to be ready.
+func (Guest) TakesLonger(o param.Values) time.Duration { return o.Duration("ready-after") }
 
-// FindsProcesses makes the subject one of those whose processes' memory is told (tracer.Finder).
-func (guest) FindsProcesses() {}
-
-// Metrics are those that tracers have too.
-func (guest) Metrics() []measured.Metric { return tracer.Metrics() }
+// FindsProcesses makes the subject a Finder.
+func (Guest) FindsProcesses() {}
 
 // Speaks: what a command itself uses is what it is weighed for.
-func (guest) Speaks(*kind.Setup) []string {
+func (Guest) Speaks(*kind.Setup) []string {
 	return []string{"subject_cpus", "subject_bpf_cpus"}
 }
 
-func (guest) Join(t kind.Trial, name string, part *kind.Part) (any, error) {
+// Join makes the subject's part of a trial.
+func (Guest) Join(t kind.Trial, _ string, part *kind.Part) (any, error) {
 	if target := part.Options[settingObserve]; target != "" {
 		return newObserved(t, target)
-	}
-	if counts(part.Options) {
-		return counted.Join(t, name, part)
 	}
 	c, err := process.OptionsOf(part.Options)
 	if err != nil {

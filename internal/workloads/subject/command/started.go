@@ -25,10 +25,10 @@ type Evidence struct {
 	MemoryPeakBytes *uint64 `json:"memory_peak_bytes"`
 }
 
-// Resident is tracer.Resident's.
+// Resident is the interface Resident's.
 func (e *Evidence) Resident() (now, peak uint64) { return e.RSS, e.RSSPeak }
 
-// GroupPeak is tracer.Resident's.
+// GroupPeak is Resident's.
 func (e *Evidence) GroupPeak() *uint64 { return e.MemoryPeakBytes }
 
 // tell says in the record what the subject consists of.

@@ -1,4 +1,4 @@
-package command
+package tracer
 
 import (
 	"strings"
@@ -8,12 +8,12 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/lib/param"
 	"tare/internal/scale/ledger"
-
 	execload "tare/internal/tracing/exec"
+	"tare/internal/workloads/subject/command"
 )
 
-// TestCheck: what goes together, and what would be left aside in silence.
-func TestCheck(t *testing.T) {
+// TestCheckCommand: what goes together, and what would be left aside in silence.
+func TestCheckCommand(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		set  param.Values
@@ -36,19 +36,19 @@ func TestCheck(t *testing.T) {
 		{"observed and waited for", param.Values{"observe": "pid:1", "ready-after": "1s"}, `has "observe" and "ready-after"`},
 		{"no such thing", param.Values{"observe": "pdi:1"}, "not a process, control group, unit or container"},
 	} {
-		o := param.Defaults(Settings)
+		o := param.Defaults(commandLine.About().Settings)
 		for k, v := range c.set {
 			o[k] = v
 		}
-		err := guest{}.Check(o)
+		err := commandLine.Check(o)
 		if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("%s: %v, want %q", c.name, err, c.says)
 		}
 	}
 }
 
-// TestCheckSetup: only what is counted needs a load that makes events, and what is observed cannot be limited.
-func TestCheckSetup(t *testing.T) {
+// TestCheckCommandSetup: only what is counted needs a load that makes events, and what is observed cannot be limited.
+func TestCheckCommandSetup(t *testing.T) {
 	events := map[string]*kind.Part{"execs": {Kind: kind.Find(kind.Load, execload.Name)}}
 	limits := param.Values{"cpus": "1"}
 	for _, c := range []struct {
@@ -64,19 +64,19 @@ func TestCheckSetup(t *testing.T) {
 		{"observed", kind.Part{Options: param.Values{"observe": "pid:1"}}, nil, ""},
 		{"observed with limits", kind.Part{Options: param.Values{"observe": "pid:1"}, Limits: limits}, nil, `has "limits"`},
 	} {
-		err := guest{}.CheckSetup(&kind.Setup{Loads: c.loads}, "arms.a", &c.part)
+		err := commandLine.CheckSetup(&kind.Setup{Loads: c.loads}, "arms.a", &c.part)
 		if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("%s: %v, want %q", c.name, err, c.says)
 		}
 	}
 }
 
-// TestMemory: resident sets are told of a command although there are no events, and the baseline beside it has none.
+// TestCommandMemory: resident sets are measured for a command although there are no events, and the baseline beside it has none.
 // An experiment without such a subject does not have the metric at all.
-func TestMemory(t *testing.T) {
-	found := &Evidence{}
+func TestCommandMemory(t *testing.T) {
+	found := &command.Evidence{}
 	found.RSS, found.RSSPeak = 5<<20, 7<<20
-	with := kind.Setup{Arms: map[string]*kind.Part{"mine": {Kind: guest{}}}}
+	with := kind.Setup{Arms: map[string]*kind.Part{"mine": {Kind: commandLine}}}
 	for _, c := range []struct {
 		name  string
 		m     measured.Measured
@@ -84,10 +84,10 @@ func TestMemory(t *testing.T) {
 		told  bool
 	}{
 		{"its arm", measured.Measured{
-			Setup: &with, Subject: &kind.Objects{}, Evidence: map[string]any{Name: found},
+			Setup: &with, Subject: &kind.Objects{}, Evidence: map[string]any{command.Name: found},
 		}, 5 << 20, true},
 		{"the baseline", measured.Measured{Setup: &with}, 0, true},
-		{"nobody looked", measured.Measured{Setup: &with, Subject: &kind.Objects{}}, 0, false},
+		{"before a look", measured.Measured{Setup: &with, Subject: &kind.Objects{}}, 0, false},
 		{"an experiment of others", measured.Measured{Setup: &kind.Setup{}}, 0, false},
 	} {
 		c.m.Ledger = &ledger.Ledger{}
@@ -96,7 +96,7 @@ func TestMemory(t *testing.T) {
 			t.Errorf("%s: rss_bytes is %v (%v), want %v (%v)", c.name, v, told, c.value, c.told)
 		}
 		if _, told := values["memory_peak_bytes"]; told != (c.name == "the baseline") {
-			t.Errorf("%s: memory_peak_bytes told: %v, and nobody knows it", c.name, told)
+			t.Errorf("%s: memory_peak_bytes reported: %v, and it is not known", c.name, told)
 		}
 	}
 }

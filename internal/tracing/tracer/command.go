@@ -1,0 +1,115 @@
+package tracer
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/process"
+	"tare/internal/lib/param"
+	"tare/internal/workloads/subject/command"
+)
+
+// anyCommand is the subject that is any program. With a setting that says how its events are counted it is a tracer.
+type anyCommand struct {
+	command.Guest           // without such a setting
+	counted       asSubject // with one
+}
+
+var commandLine = anyCommand{counted: asSubject{Lookup(command.Name)}}
+
+func init() { kind.Register(kind.Subject, commandLine) }
+
+// About adds the settings of tracers to those of a command.
+func (g anyCommand) About() kind.About {
+	a := g.Guest.About()
+	a.Settings = slices.Clone(a.Settings)
+	for _, s := range g.counted.About().Settings {
+		if _, taken := param.Find(a.Settings, s.Name); !taken {
+			a.Settings = append(a.Settings, s)
+		}
+	}
+	return a
+}
+
+// counts reports whether the events of the command are counted.
+func counts(o param.Values) bool {
+	return slices.ContainsFunc([]string{"lines", "json", "prometheus"}, func(way string) bool {
+		_, given := o[way]
+		return given
+	})
+}
+
+// Check refuses what does not go together: settings of a command whose events are counted with those of one that is
+// only started, and either with one that runs already.
+func (g anyCommand) Check(o param.Values) error {
+	tracers := o.FirstOf(g.counted.About().Settings, "command", "ready-after", command.Version.Name, command.Optional.Name)
+	switch {
+	case command.Observes(o):
+		if err := g.Guest.Check(o); err != nil || tracers == "" {
+			return err
+		}
+		return command.ObservedAnd(tracers)
+	case counts(o):
+		if name := o.FirstOf(process.Settings, "command", "ready-after"); name != "" {
+			return fmt.Errorf(`has %q, and its events are counted: such a command has "ready", "signal" and "stop" `+
+				"instead", name)
+		}
+		return g.counted.Check(o)
+	case tracers != "":
+		return fmt.Errorf(`has %q, which is of a command whose events are counted: give one of "lines", "json" and `+
+			`"prometheus" as well, or leave it out`, tracers)
+	}
+	return g.Guest.Check(o)
+}
+
+// CheckSetup sees that what is counted has events, and otherwise what a command needs.
+func (g anyCommand) CheckSetup(s *kind.Setup, path string, part *kind.Part) error {
+	if counts(part.Options) {
+		return g.counted.CheckSetup(s, path, part)
+	}
+	return g.Guest.CheckSetup(s, path, part)
+}
+
+// Installed says whether the program is there.
+func (g anyCommand) Installed(ctx context.Context, o param.Values) error {
+	if counts(o) {
+		return g.counted.Installed(ctx, o)
+	}
+	return g.Guest.Installed(ctx, o)
+}
+
+// Version is by the name of the program.
+func (g anyCommand) Version(ctx context.Context, o param.Values, own string) (name, version string) {
+	if counts(o) {
+		return g.counted.Version(ctx, o, own)
+	}
+	return g.Guest.Version(ctx, o, own)
+}
+
+// Tail is the time that it gets to end, after the drain where its events are counted.
+func (g anyCommand) Tail(o param.Values) time.Duration {
+	if counts(o) {
+		return g.counted.Tail(o)
+	}
+	return g.Guest.Tail(o)
+}
+
+// TakesLonger is the time that its settings give it to be ready, and that of a tracer where its events are counted.
+func (g anyCommand) TakesLonger(o param.Values) time.Duration {
+	takes := g.Guest.TakesLonger(o)
+	if counts(o) {
+		takes += g.counted.TakesLonger(o)
+	}
+	return takes
+}
+
+// Join makes the subject's part of a trial.
+func (g anyCommand) Join(t kind.Trial, name string, part *kind.Part) (any, error) {
+	if counts(part.Options) {
+		return g.counted.Join(t, name, part)
+	}
+	return g.Guest.Join(t, name, part)
+}

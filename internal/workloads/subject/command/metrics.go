@@ -1,0 +1,85 @@
+package command
+
+import (
+	"slices"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/metric"
+	"tare/internal/lib/quantity"
+)
+
+// Finder is a subject that finds its own processes whether events are counted or not.
+type Finder interface{ FindsProcesses() }
+
+// Resident is evidence that tells the memory of a subject's processes.
+type Resident interface {
+	Resident() (now, peak uint64) // resident sets added up, and the highest that each has had, in bytes
+	GroupPeak() *uint64           // most memory that was charged to their group, in bytes; nil where that is not known
+}
+
+// Metrics are the memory of a subject's processes. Every subject that is a program of somebody else's has them.
+var Metrics = []measured.Metric{
+	{
+		Definition: metric.Definition{
+			Name: "memory_peak_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
+			Family: "memory",
+			Better: metric.Lower, Needs: measured.NeedMemory,
+			How: "Of the control group of a tracer or command, which is new in each trial: the most memory of any kind that " +
+				"the kernel has charged to it until it was told to end, page cache included (memory.peak, or max_usage of v1)." +
+				measured.NoSubject,
+		},
+		Value: inBytes(Resident.GroupPeak),
+	},
+	{
+		Definition: metric.Definition{
+			Name: "rss_bytes", Unit: quantity.Bytes, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
+			Family: "rss", Clause: "has {} resident",
+			Better: metric.Lower, Needs: measured.NeedMemory, Headline: true,
+			How: "Resident sets of the processes of a tracer or command (VmRSS), added up, before it was told to end. " +
+				"Pages that several share, such as of programs and libraries, count in each." + measured.NoSubject,
+		},
+		Value: inBytes(residentNow),
+	},
+	{
+		Definition: metric.Definition{
+			Name: "rss_peak_bytes", Unit: quantity.Bytes, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
+			Family: "rss",
+			Better: metric.Lower, Needs: measured.NeedMemory,
+			How: "The highest that each of these has been since the process began (VmHWM), added up: its start is in it." +
+				measured.NoSubject,
+		},
+		Value: inBytes(residentPeak),
+	},
+}
+
+// inBytes is a number of bytes that was found of the subject's processes; 0 without one, where a subject of another arm
+// has it.
+func inBytes(of func(Resident) *uint64) func(*measured.Measured) (float64, bool) {
+	return func(m *measured.Measured) (float64, bool) {
+		if m.Subject == nil {
+			return 0, m.Events != nil || slices.ContainsFunc(m.Setup.Subjects(), findsProcesses)
+		}
+		for _, found := range m.Evidence {
+			if r, ok := found.(Resident); ok && of(r) != nil {
+				return float64(*of(r)), true
+			}
+		}
+		return 0, false
+	}
+}
+
+func findsProcesses(p *kind.Part) bool {
+	_, finds := p.Kind.(Finder)
+	return finds
+}
+
+func residentNow(r Resident) *uint64 {
+	now, _ := r.Resident()
+	return &now
+}
+
+func residentPeak(r Resident) *uint64 {
+	_, peak := r.Resident()
+	return &peak
+}
