@@ -1,6 +1,6 @@
 # Two commands do everything on a fresh Debian machine (root, Go, Node):
 #   make run    builds Tare and weighs a real eBPF data plane on this machine
-#   make test   fetches what the tests need, then runs all of them
+#   make test   fetches what the tests need, then runs all of them (make check needs no root)
 
 SHELL := /bin/bash
 PREFIX ?= /usr/local
@@ -18,7 +18,7 @@ GOBUILD := go build -ldflags=-w
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tare
 
 .DEFAULT_GOAL := help
-.PHONY: help run test build release runsc envoy istiod istiod-test istiod-record rotation mesh-kills web install generate lint bench bench-load bench-aa noise experiments sides fuzz clean clean-cache
+.PHONY: help run check quick test test-long build release runsc envoy istiod istiod-test istiod-record rotation mesh-kills web install generate lint bench bench-load bench-aa noise experiments sides fuzz clean clean-cache
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,10 +26,22 @@ help: ## list these targets
 run: build ## build, then weigh the reference data plane: tare run quickstart
 	./bin/tare run quickstart
 
-test: ## fetch what the tests need, then run every check and test
+check: ## what needs no root and measures nothing: lint, generated files, tests that only compute (2 minutes)
+	./test/setup tools
+	./test/run check
+
+quick: ## the same of what differs from main (30 seconds)
+	./test/setup tools
+	./test/run quick
+
+test: ## fetch what the tests need, then run all that must hold for a change to be merged (12 minutes)
 	./test/setup
 	./web/build
-	go run ./test/runner
+	./test/run all
+
+test-long: ## run the long suite: simulations, campaigns of attacks and faults, long virtual machine tests
+	./test/setup
+	./test/run long
 
 build: web ## build bin/tare (needs only Go; with Node, reports have charts)
 	$(GOBUILD) -o bin/tare ./cmd/tare
@@ -82,8 +94,9 @@ install: build ## install tare under PREFIX (default /usr/local)
 generate: ## make the generated files again (needs clang, llvm, libbpf-dev)
 	go generate ./...
 
-lint: ## gofmt, go vet, staticcheck and the length of lines
-	go run ./test/runner format vet staticcheck lines
+lint: ## golangci-lint: gofmt, go vet, staticcheck, the import order, ... (.golangci.yml)
+	./test/setup tools
+	./test/run lint
 
 bench: ## run the Go benchmarks (BENCH=regexp chooses)
 	go test -run '^$$' -bench '$(BENCH)' -benchmem -p 1 ./...

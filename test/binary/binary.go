@@ -37,8 +37,8 @@ func Cache() (string, error) {
 	return filepath.Join(dir, "tare"), nil
 }
 
-// Go is the go command at the top of the source tree, with the flags of the Makefile: everything is compiled in one way,
-// so that the cache serves all of it.
+// Go is the go command at the top of the source tree, with the flags of the Makefile: everything is compiled in one
+// way, so that the cache serves all of it.
 func Go(args ...string) (*exec.Cmd, error) {
 	root, err := Root()
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 	"tare/internal/mesh/sidecar"
 	"tare/internal/results/analysis"
 	"tare/internal/sandboxes/subject"
+	"tare/test/long"
 )
 
 // A smallest is a built-in experiment in its smallest form, and what every run of that must show on any machine.
@@ -536,11 +537,16 @@ func (s smallest) spec(t *testing.T, name string) string {
 // failures.
 func TestBuiltIns(t *testing.T) {
 	needsRoot(t)
+	everyday := []string{"quickstart", "config-push", "config-scale", "controlplane-scale", "ebpf-memory", "mesh-connections",
+		"mesh-redirect", "sandbox-overhead", "trace-exec", "trace-starved"}
 	for _, name := range experiments.Names() {
 		t.Run(name, func(t *testing.T) {
 			s, ok := smallests[name]
 			if !ok {
 				t.Fatal("it has no smallest form here")
+			}
+			if !slices.Contains(everyday, name) {
+				long.Test(t, "5 s each: the smallest form of every built-in experiment")
 			}
 			leavesNothing(t)
 			s.run(t, name)

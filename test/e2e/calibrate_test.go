@@ -2,13 +2,13 @@ package e2e
 
 import (
 	"encoding/json"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"tare/internal/lib/fault"
 	"tare/internal/results/calibrate"
+	"tare/test/long"
 )
 
 // calibration runs tare calibrate --quick with a fault built in, or none, and reads its report.
@@ -79,15 +79,12 @@ func TestCalibrate(t *testing.T) {
 // A scale with a defect does not pass.
 func TestCalibrateFindsFaults(t *testing.T) {
 	leavesNothing(t)
-	for _, tt := range []struct{ fault, only, weight string }{
+	for _, tt := range long.Some(1, []struct{ fault, only, weight string }{
+		{"mapstwice", "maps", "bytes of a map"},
 		{"clock5", "clock", "length of a second"},
 		{"dropsamples", "bpf", "samples of process"},
-		{"mapstwice", "maps", "bytes of a map"},
-	} {
+	}) {
 		t.Run(tt.fault, func(t *testing.T) {
-			if tt.fault == "dropsamples" && os.Getenv("TARE_QUIET") == "" {
-				t.Skip("needs half a minute: make experiments runs it")
-			}
 			r, out := calibration(t, tt.fault, "--only", tt.only)
 			if out.code != 5 {
 				t.Errorf("want exit code 5: %s", out)

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"tare/test/faults"
+	"tare/test/long"
 )
 
 // One system call of a run fails, or the run is killed there: whatever it is, the exit code and the error are
@@ -18,7 +19,7 @@ func TestFaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const each = 3
+	each := long.Repeat(1, 3)
 	var all []faults.Planned
 	for i, name := range []string{"quickstart", "config-scale"} {
 		counted, err := r.Count(t.Context(), filepath.Join(t.TempDir(), "count"), name)

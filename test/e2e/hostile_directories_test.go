@@ -19,6 +19,7 @@ import (
 
 	"tare/internal/experiment/record"
 	"tare/internal/results/analysis/analysistest"
+	"tare/test/long"
 )
 
 // stranger is a user who is not this one.
@@ -463,7 +464,7 @@ var directoryAttacks = []struct {
 func TestHostileDirectories(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
-	for _, a := range directoryAttacks {
+	for _, a := range long.Some(10, directoryAttacks) {
 		t.Run(a.name, func(t *testing.T) {
 			s := newShared(t)
 			a.do(s)

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/experiment/record"
+	"tare/test/long"
 )
 
 // nodesSpec is an experiment of tracers in short trials, with gates that none trips.
@@ -187,6 +188,9 @@ func TestNodeFailures(t *testing.T) {
 		}, "no space left on device"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			if c.name == "stopped" || c.name == "disk full" {
+				long.Test(t, "15 s each: a node that is stopped, and one whose disk is full")
+			}
 			leavesNothing(t)
 			dir, temporary := filepath.Join(t.TempDir(), "out"), t.TempDir()
 			length := "1500ms"

@@ -18,6 +18,7 @@ import (
 	"tare/internal/experiment/engine"
 	"tare/internal/experiment/record"
 	"tare/internal/scale/host/cgroup"
+	"tare/test/long"
 )
 
 // shortSpec is an experiment of short trials at a rate that any machine holds, with gates that none trips.
@@ -204,8 +205,7 @@ func TestRunKilled(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
 	bystander := bystand(t)
-	const kills = 20
-	for range kills {
+	for range long.Repeat(5, 20) {
 		before := look(t)
 		dir := filepath.Join(t.TempDir(), "out")
 		p := command{args: []string{"run", specFile(t, shortSpec), "--blocks", "100", "--out", dir}}.start(t)

@@ -13,6 +13,7 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/results/analysis"
 	"tare/test/binary"
+	"tare/test/long"
 )
 
 // traced is what a spec of tracers begins with. The gates about time are off: what is counted does not depend on how
@@ -146,6 +147,7 @@ func TestFaultyTracers(t *testing.T) {
 // TestHeldTracer: a tracer that cannot run for 2 s in a storm loses events, and its own count of them is right to the
 // event.
 func TestHeldTracer(t *testing.T) {
+	long.Test(t, "15 s: a tracer that is stopped in the middle of a storm")
 	needsRoot(t)
 	leavesNothing(t)
 	spec := fmt.Sprintf(traced, "3s", "storm")

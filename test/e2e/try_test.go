@@ -18,6 +18,7 @@ import (
 	"tare/internal/results/analysis"
 	"tare/internal/scale/host/proc"
 	"tare/test/agent/agent"
+	"tare/test/long"
 )
 
 // tried runs tare try and reads its summary. What the machine's noise makes invalid is a result, too.
@@ -189,6 +190,7 @@ func TestTryInterrupted(t *testing.T) {
 
 // TestTryRecoversAPlantedAgent: 5 % of a CPU, 50 MB and 100 us of each connection, each within its interval.
 func TestTryRecoversAPlantedAgent(t *testing.T) {
+	long.Test(t, "30 s: a run of tare try beside a planted agent")
 	leavesNothing(t)
 	path, err := agent.Build(t.TempDir())
 	if err != nil {

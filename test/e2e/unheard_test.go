@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"tare/internal/experiment/record"
+	"tare/test/long"
 )
 
 // deaf gives a pipe whose reader has gone.
@@ -74,7 +75,8 @@ func TestUnheard(t *testing.T) {
 func TestSignalledAtTheBeginning(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
-	for i := range 40 {
+	for n := range long.Repeat(10, 40) {
+		i := n * 40 / long.Repeat(10, 40) // in the same span of time
 		s := []syscall.Signal{syscall.SIGHUP, syscall.SIGTERM}[i%2]
 		if signal.Ignored(syscall.SIGHUP) {
 			s = syscall.SIGTERM // these tests were themselves started to outlive a terminal

@@ -24,6 +24,7 @@ import (
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
 	"tare/test/binary"
+	"tare/test/long"
 )
 
 // The planted weight: a program that bpftool loads and attaches, two groups that make connections 3:1, and a window
@@ -198,7 +199,7 @@ func TestBudgetClosesUnderLoad(t *testing.T) {
 	server := command{args: []string{"app", "http", "--listen", "127.0.0.1:0"}}.start(t)
 	server.waitFor(t, "serving ")
 	url := strings.Fields(strings.SplitN(server.stdout.String(), "serving ", 2)[1])[0]
-	const windows, tries = 5, 12
+	windows, tries := long.Repeat(2, 5), 12
 	load := command{args: []string{"load", "http", "--url", url, "--mode", "closed", "--connections", "32", "--keepalive=false", "--duration", "60s"}}.start(t)
 	for range runtime.NumCPU() {
 		burner := exec.Command("sh", "-c", "while :; do :; done")

@@ -17,7 +17,7 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
-// Reason is how the reason of a test begins that found no quiet; test/runner counts those apart.
+// Reason is how the reason of a test begins that found no quiet; test/closing lists those apart.
 const Reason = "needs a quiet machine"
 
 var errNoisy = errors.New(Reason)

@@ -56,7 +56,7 @@ type Options struct {
 	UserMode   bool              // a kernel in user mode and not QEMU, on one processor: usermode.go
 	Timeout    time.Duration     // from the start of QEMU to its end
 	// Measures says that the script measures what it cannot while the machine stands still: it gets CPU time as other
-	// processes do, where this process has only what they leave (test/runner).
+	// processes do, where this process has only what they leave (test/run).
 	Measures bool
 
 	Progress func(format string, args ...any) // what to know of a machine that was started again; may be nil

@@ -233,7 +233,7 @@ func TestLaunch(t *testing.T) {
 				}
 				environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pids[0]))
 				if err != nil || !strings.Contains(string(environ), launchMark+"="+a.Name+"\x00") {
-					return fmt.Errorf("%s was not started by the guest: %v", a.Name, err)
+					return fmt.Errorf("%s was not started by the guest: %v", a.Name, err) //nolint:errorlint // it may be nil
 				}
 			}
 			return nil

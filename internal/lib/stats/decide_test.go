@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+
+	"tare/test/long"
 )
 
 func TestMinBlocksAt(t *testing.T) {
@@ -146,9 +148,9 @@ func TestVerdictsBySimulation(t *testing.T) {
 			blocks     int
 		}{{"6 blocks", false, 6}, {"10 blocks", false, 10}, {"20 blocks", false, 20}, {"until decided, 60", true, 60}, {"until decided, 300", true, LastLook}} {
 			for _, shift := range []float64{0, 1} {
-				runs := repetitions(300)
+				runs := repetitions(long.Repeat(100, 300))
 				if way.sequential && *simulated == 0 {
-					runs = 60
+					runs = long.Repeat(20, 60)
 				}
 				if way.blocks > maxExact { // beyond 50 blocks each look takes milliseconds
 					if shift > 0 && *simulated == 0 {

@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"tare/test/long"
 )
 
 // designs are levels that experiments sweep, with what the cost is of.
@@ -58,7 +60,7 @@ func TestLinesBySimulation(t *testing.T) {
 			{"normal, own", 0, noises[0].draw}, {"normal, half shared", 0.5, noises[0].draw}, {"normal, shared", 0.95, noises[0].draw},
 			{"t5, half shared", 0.5, student(5)},
 		} {
-			runs := repetitions(250)
+			runs := repetitions(long.Repeat(80, 250))
 			r := rand.New(rand.NewPCG(uint64(d.blocks), uint64(len(d.name)+len(noise.name))))
 			cost := func(x float64) float64 { return d.fixed + d.slope*x }
 			var before, after [2]float64

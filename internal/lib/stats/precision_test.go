@@ -5,6 +5,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+
+	"tare/test/long"
 )
 
 // The rule by which a run of its own length ends, with the engine's loop: a look at FirstLook blocks and then at
@@ -19,9 +21,9 @@ func TestStoppingBySimulation(t *testing.T) {
 	}{"skewed in the subject alone", nil})
 	for _, noise := range more {
 		for _, scale := range []float64{3, 6, 10} {
-			runs := repetitions(80)
+			runs := repetitions(long.Repeat(20, 80))
 			if scale > 6 {
-				runs = repetitions(15) // these go on beyond 50 blocks, where each look takes milliseconds
+				runs = repetitions(long.Repeat(4, 15)) // these go on beyond 50 blocks, where each look takes milliseconds
 			}
 			r := rand.New(rand.NewPCG(uint64(scale), 77))
 			own, common := noise.draw, noise.draw

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"gonum.org/v1/gonum/stat/distuv"
+
+	"tare/test/long"
 )
 
 var simulated = flag.Int("simulated", 0, "simulated runs for each row of a table; 0: few enough for every day")
@@ -136,7 +138,7 @@ func TestPairedBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| noise | blocks | covers % | twins differ % | false alarms % | finds 2x % | finds 2x typical % |")
 	for _, blocks := range []int{6, 8, 10, 20, 40, 60} {
-		runs := repetitions(500)
+		runs := repetitions(long.Repeat(100, 500))
 		if blocks > 20 && *simulated == 0 {
 			runs = 100 // each takes milliseconds
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"maps"
 	"net"
@@ -106,7 +107,7 @@ func ask(t *testing.T, address string, c credentials.TransportCredentials, node,
 	// A server that refuses may end the stream before the request is out: then Recv has the reason.
 	if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{
 		Node: &corev3.Node{Id: node}, TypeUrl: typeURL, ResourceNamesSubscribe: names,
-	}); err != nil && err != io.EOF {
+	}); err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
 	r, err := stream.Recv()

@@ -90,7 +90,7 @@ func (x *envoy) shows(ctx context.Context, length int, every time.Duration) (int
 		case <-x.ended:
 			return 0, errors.New("it has ended")
 		case <-ctx.Done():
-			return 0, fmt.Errorf("%w; the last answer: %d bytes, %v", context.Cause(ctx), n, err)
+			return 0, fmt.Errorf("%w; the last answer: %d bytes, %v", context.Cause(ctx), n, err) //nolint:errorlint // it may be nil
 		case <-time.After(every):
 		}
 	}

@@ -115,6 +115,7 @@ func resources(services, endpoints int) (r controlplane.Resources, err error) {
 			Name: name, ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
 			EdsClusterConfig: &clusterv3.Cluster_EdsClusterConfig{EdsConfig: ads},
 		})
+		//nolint:staticcheck // deprecated: still the short way that many use
 		proxy, err := anypb.New(&udpproxyv3.UdpProxyConfig{StatPrefix: name, RouteSpecifier: &udpproxyv3.UdpProxyConfig_Cluster{Cluster: name}})
 		if err != nil {
 			return r, fmt.Errorf("encoding the listener of service %d: %w", i, err)

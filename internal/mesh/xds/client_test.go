@@ -503,6 +503,7 @@ func TestHostNames(t *testing.T) {
 	both(t, func(t *testing.T, world func(*Options)) {
 		p, m := startPlane(t, "127.0.0.1:0"), newModel(t)
 		names := &fixedNames{all: map[string][]string{"a.local": {"10.1.0.2", "10.1.0.1"}}}
+		//nolint:staticcheck // deprecated: what replaces it is not what control planes send
 		c := &clusterv3.Cluster{Name: "a", ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}, DnsRefreshRate: durationpb.New(50 * time.Millisecond)}
 		c.LoadAssignment = endpoints("a", 5)
 		c.LoadAssignment.Endpoints[0].LbEndpoints[0].GetEndpoint().GetAddress().GetSocketAddress().Address = "a.local"

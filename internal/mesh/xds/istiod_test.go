@@ -3,6 +3,7 @@ package xds
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -127,7 +128,7 @@ func replay(t *testing.T, text []byte) string {
 	x.serving.own = []netip.Addr{netip.MustParseAddr(recordedFrom)}
 	for in := bytes.NewReader(text); ; {
 		var m discoveryv3.DiscoveryResponse
-		if err := protodelim.UnmarshalFrom(in, &m); err == io.EOF {
+		if err := protodelim.UnmarshalFrom(in, &m); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
 			t.Fatal(err)

@@ -9,8 +9,8 @@ import (
 	"tare/internal/experiment/record"
 )
 
-// ladderAnswers speak of runs with metrics that are rungs of a ladder, and say of each arm how many steps of the ladder are longer or shorter than in the baseline, and which are
-// the least and the most so. All steps are in a table.
+// ladderAnswers speak of runs with metrics that are rungs of a ladder, and say of each arm how many steps of the ladder
+// are longer or shorter than in the baseline, and which are the least and the most so. All steps are in a table.
 func ladderAnswers(s *Summary, t *Table) (all []Answer) {
 	for _, arm := range t.Subjects() {
 		for _, at := range t.Levels {

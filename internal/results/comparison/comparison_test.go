@@ -14,6 +14,7 @@ import (
 	"tare/internal/results/analysis"
 	"tare/internal/results/analysis/analysistest"
 	"tare/internal/results/comparison"
+	"tare/test/long"
 )
 
 // made are runs on successive days, which add so much to latency.
@@ -87,10 +88,10 @@ func TestSameTwice(t *testing.T) {
 		}
 		return all
 	}
-	for _, c := range []struct {
+	for _, c := range long.Some(1, []struct {
 		runs   int
 		varies float64
-	}{{1, 0}, {3, 4e-6}} {
+	}{{1, 0}, {3, 4e-6}}) {
 		compared, resolved, day := 0, 0, uint64(0)
 		for range 20 {
 			old, new := made(t, day, several(c.runs, c.varies)...), made(t, day+uint64(c.runs), several(c.runs, c.varies)...)

@@ -97,8 +97,8 @@ type htmlPage struct {
 	Limits     []limitTable
 	Stairs     []stairTable
 	Waits      []waitTable
-	Events     countTable
-	Nodes      countTable
+	Events     []eventTable
+	Nodes      []nodeTable
 	Ran        bool // it is known where the programs ran
 	Sections   []htmlSection
 	Folded     bool // there are tables for several levels

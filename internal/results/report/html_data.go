@@ -43,8 +43,8 @@ type chartData struct {
 
 	memory   []memoryTable // for the tables alone
 	waited   []waitTable
-	events   countTable
-	nodes    countTable
+	events   []eventTable
+	nodes    []nodeTable
 	unplaced []string
 	gross    []grossRow
 }
@@ -194,7 +194,7 @@ func newChartData(s *analysis.Summary, run record.Run, trials []record.Trial) *c
 	m.placed()
 	m.courses()
 	m.waited = m.waitTables()
-	m.events, m.nodes = m.eventTable(), m.nodeTable()
+	m.events, m.nodes = m.eventTables(), m.nodeTables()
 	return m.chartData
 }
 

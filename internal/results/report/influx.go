@@ -87,7 +87,9 @@ func (f *influxFields) number(key string, v *float64) *influxFields {
 
 func (f *influxFields) count(key string, n int) *influxFields { return f.add(key, strconv.Itoa(n)+"i") }
 
-func (f *influxFields) truth(key string, is bool) *influxFields { return f.add(key, strconv.FormatBool(is)) }
+func (f *influxFields) truth(key string, is bool) *influxFields {
+	return f.add(key, strconv.FormatBool(is))
+}
 
 func (f *influxFields) text(key, value string) *influxFields {
 	return f.add(key, `"`+strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(clean(value))+`"`)

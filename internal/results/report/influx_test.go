@@ -3,6 +3,7 @@ package report
 import (
 	"bytes"
 	"maps"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -170,7 +171,7 @@ func TestInflux(t *testing.T) {
 
 // FuzzInflux: whatever names and numbers a summary has, InfluxDB's decoder reads them back.
 func FuzzInflux(f *testing.F) {
-	f.Add("a b", `c:\`, "d=e,f", `\, "`, "g", 1.5, -0.0)
+	f.Add("a b", `c:\`, "d=e,f", `\, "`, "g", 1.5, math.Copysign(0, -1))
 	f.Add("", "", "", "", "", 0.0, 1e300)
 	f.Add("#", "\n", `\\`, `"`, "é\xff\x00", -1e-300, 5e-324)
 	f.Fuzz(func(t *testing.T, id, arm, factor, level, metric string, value, lo float64) {

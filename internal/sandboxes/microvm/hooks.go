@@ -23,7 +23,7 @@ func (s *shim) hostHooks() []specs.Hook {
 	if s.spec.Hooks == nil {
 		return nil
 	}
-	//lint:ignore SA1019 prestart is deprecated, and still what engines set
+	//nolint:staticcheck // prestart is deprecated, and still what engines set
 	return slices.Concat(s.spec.Hooks.Prestart, s.spec.Hooks.CreateRuntime)
 }
 

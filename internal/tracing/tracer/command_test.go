@@ -71,8 +71,8 @@ func TestCheckCommandSetup(t *testing.T) {
 	}
 }
 
-// TestCommandMemory: resident sets are measured for a command although there are no events, and the baseline beside it has none.
-// An experiment without such a subject does not have the metric at all.
+// TestCommandMemory: resident sets are measured for a command although there are no events, and the baseline beside it
+// has none. An experiment without such a subject does not have the metric at all.
 func TestCommandMemory(t *testing.T) {
 	found := &command.Evidence{}
 	found.RSS, found.RSSPeak = 5<<20, 7<<20

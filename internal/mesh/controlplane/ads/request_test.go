@@ -1,6 +1,7 @@
 package ads
 
 import (
+	"errors"
 	"maps"
 	"reflect"
 	"slices"
@@ -66,7 +67,7 @@ func FuzzRequest(f *testing.F) {
 		got := &request{delta: delta}
 		err := got.parse(b)
 		want := reference(b, delta)
-		if want == nil || err != nil && err != errMalformed {
+		if want == nil || err != nil && !errors.Is(err, errMalformed) {
 			return
 		}
 		if err != nil {

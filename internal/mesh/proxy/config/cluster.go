@@ -47,9 +47,9 @@ func (c *Cluster) read(m *clusterv3.Cluster) (err error) {
 		}
 		m.TransportSocket = nil
 	}
-	short := m.GetHttp2ProtocolOptions() //lint:ignore SA1019 the short way that many still use
+	short := m.GetHttp2ProtocolOptions() //nolint:staticcheck // deprecated: the short way that many still use
 	if short != nil {
-		c.HTTP2, m.Http2ProtocolOptions = true, nil //lint:ignore SA1019 the same
+		c.HTTP2, m.Http2ProtocolOptions = true, nil //nolint:staticcheck // deprecated: the same
 	}
 	for key, a := range m.GetTypedExtensionProtocolOptions() {
 		if key != httpOptions {

@@ -179,7 +179,7 @@ func (r *reader) principal(m *rbacv3.Principal, depth int) (Condition, error) {
 		return r.path(p.UrlPath)
 	// Without a proxy protocol or trusted headers, the three are the same: whoever connects.
 	case *rbacv3.Principal_SourceIp:
-		c, err := within(p.SourceIp, remote) //lint:ignore SA1019 control planes may still send it
+		c, err := within(p.SourceIp, remote) //nolint:staticcheck // deprecated: control planes may still send it
 		return c, translate.In("source_ip", err)
 	case *rbacv3.Principal_DirectRemoteIp:
 		c, err := within(p.DirectRemoteIp, remote)

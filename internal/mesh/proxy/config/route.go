@@ -461,19 +461,19 @@ func headerText(m headerMatcher) (Text, error) {
 		t, err := text(h.StringMatch)
 		return t, translate.In("string_match", err)
 	case *routev3.HeaderMatcher_ExactMatch:
-		want := h.ExactMatch //lint:ignore SA1019 control planes may still send it
+		want := h.ExactMatch //nolint:staticcheck // deprecated: control planes may still send it
 		return exact(want, false), nil
 	case *routev3.HeaderMatcher_PrefixMatch:
-		want := h.PrefixMatch //lint:ignore SA1019 the same
+		want := h.PrefixMatch //nolint:staticcheck // deprecated: the same
 		return func(s string) bool { return strings.HasPrefix(s, want) }, nil
 	case *routev3.HeaderMatcher_SuffixMatch:
-		want := h.SuffixMatch //lint:ignore SA1019 the same
+		want := h.SuffixMatch //nolint:staticcheck // deprecated: the same
 		return func(s string) bool { return strings.HasSuffix(s, want) }, nil
 	case *routev3.HeaderMatcher_ContainsMatch:
-		want := h.ContainsMatch //lint:ignore SA1019 the same
+		want := h.ContainsMatch //nolint:staticcheck // deprecated: the same
 		return func(s string) bool { return strings.Contains(s, want) }, nil
 	case *routev3.HeaderMatcher_SafeRegexMatch:
-		t, err := pattern(h.SafeRegexMatch) //lint:ignore SA1019 the same
+		t, err := pattern(h.SafeRegexMatch) //nolint:staticcheck // deprecated: the same
 		return t, translate.In("safe_regex_match", err)
 	case *routev3.HeaderMatcher_RangeMatch:
 		return func(s string) bool {

@@ -198,7 +198,7 @@ func sans(m *tlsv3.CertificateValidationContext) (out []Text, err error) {
 		}
 		out = append(out, t)
 	}
-	more, err := texts(m.GetMatchSubjectAltNames()) //lint:ignore SA1019 control planes may still send it
+	more, err := texts(m.GetMatchSubjectAltNames()) //nolint:staticcheck // deprecated: control planes may still send it
 	return append(out, more...), translate.In("match_subject_alt_names", err)
 }
 

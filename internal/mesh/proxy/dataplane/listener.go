@@ -314,7 +314,7 @@ func beginsWithTLS(c *net.TCPConn, wait time.Duration) (bool, error) {
 		n, _, failed = unix.Recvfrom(int(fd), first[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
 		return failed != unix.EAGAIN
 	})
-	if timeout, ok := err.(net.Error); ok && timeout.Timeout() {
+	if timeout := net.Error(nil); errors.As(err, &timeout) && timeout.Timeout() {
 		err = context.DeadlineExceeded
 	}
 	if undo := c.SetReadDeadline(time.Time{}); err == nil {

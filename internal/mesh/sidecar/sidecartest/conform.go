@@ -606,7 +606,7 @@ func killed(t *testing.T, g sidecar.Guest) {
 			x := NewTrial(t, map[string]string{"server": app.Address})
 			p := x.MustStart(g, nil)
 			evidence := p.Evidence()
-			if err := errors.New("any"); p.part.(kind.Explainer).Explain(err) != err {
+			if err := errors.New("any"); !errors.Is(p.part.(kind.Explainer).Explain(err), err) {
 				t.Error("the proxies that live explain an error")
 			}
 			pids := pidsOf([]sidecar.Found{p.Found(component, "server")})

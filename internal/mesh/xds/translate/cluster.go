@@ -479,7 +479,7 @@ func (c *Cluster) dns(m *clusterv3.Cluster) (err error) {
 	if err := resolver(m.GetTypedDnsResolverConfig()); err != nil {
 		return in("typed_dns_resolver_config", err)
 	}
-	rate := m.GetDnsRefreshRate() //lint:ignore SA1019 what replaces it, cluster_type, is not what control planes send
+	rate := m.GetDnsRefreshRate() //nolint:staticcheck // deprecated: what replaces it, cluster_type, is not what control planes send
 	if c.Refresh, err = duration(rate); err == nil && rate != nil && c.Refresh <= minRefresh {
 		err = refuse("must be more than %v", minRefresh)
 	}
@@ -489,7 +489,7 @@ func (c *Cluster) dns(m *clusterv3.Cluster) (err error) {
 	if c.Refresh == 0 {
 		c.Refresh = defaultRefresh
 	}
-	c.RespectTTL = m.GetRespectDnsTtl() //lint:ignore SA1019 the same
+	c.RespectTTL = m.GetRespectDnsTtl() //nolint:staticcheck // deprecated: the same
 	families := map[clusterv3.Cluster_DnsLookupFamily]Family{
 		clusterv3.Cluster_AUTO: PreferIPv6, clusterv3.Cluster_V4_PREFERRED: PreferIPv4, clusterv3.Cluster_V4_ONLY: OnlyIPv4,
 		clusterv3.Cluster_V6_ONLY: OnlyIPv6, clusterv3.Cluster_ALL: AllFamilies,

@@ -137,7 +137,7 @@ func principal(m *rbacv3.Principal, depth int) (condition, error) {
 		return anything(r.Any)
 	// Without a proxy protocol, the three are the same: whoever connects.
 	case *rbacv3.Principal_SourceIp:
-		p, err := cidr(r.SourceIp) //lint:ignore SA1019 control planes may still send it
+		p, err := cidr(r.SourceIp) //nolint:staticcheck // deprecated: control planes may still send it
 		return source(p), in("source_ip", err)
 	case *rbacv3.Principal_DirectRemoteIp:
 		p, err := cidr(r.DirectRemoteIp)

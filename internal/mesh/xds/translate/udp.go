@@ -27,7 +27,7 @@ func udpChains(name string, m *udpproxyv3.UdpProxyConfig) ([]mesh.Chain, error) 
 		chains, err := udpSources(name, m.GetStatPrefix(), m.GetMatcher())
 		return chains, in("matcher", err)
 	}
-	cluster := m.GetCluster() //lint:ignore SA1019 still the short way that many use
+	cluster := m.GetCluster() //nolint:staticcheck // deprecated: still the short way that many use
 	if m.GetMatcher() != nil {
 		if err = only(m.GetMatcher(), "on_no_match"); err == nil {
 			cluster, err = udpRoute(m.GetMatcher().GetOnNoMatch())

@@ -665,7 +665,7 @@ func attachClsact(t *testing.T, p *ebpf.Program) error {
 	defer p.Unpin()
 	for _, args := range []string{"qdisc add dev lo clsact", "filter add dev lo egress bpf da pinned " + pin} {
 		if text, err := exec.Command(tc, strings.Fields(args)...).CombinedOutput(); err != nil {
-			return fmt.Errorf("tc %s: %v: %s", args, err, text)
+			return fmt.Errorf("tc %s: %w: %s", args, err, text)
 		}
 	}
 	return nil

@@ -2,6 +2,7 @@ package ksym
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -161,7 +162,7 @@ func TestSearch(t *testing.T) {
 	if err != nil || all[0].Name != "far" || all[1].Name != "first" || all[2] != all[1] || all[3].Name != "" {
 		t.Errorf("together: %+v (%v)", all, err)
 	}
-	if _, err := search(strings.NewReader("0000000000000000 T hidden\n"), []uint64{1}); err != ErrHidden {
+	if _, err := search(strings.NewReader("0000000000000000 T hidden\n"), []uint64{1}); !errors.Is(err, ErrHidden) {
 		t.Errorf("hidden addresses: %v", err)
 	}
 }

@@ -116,7 +116,7 @@ func TestResponse(t *testing.T) {
 				if want.took == -1 {
 					want.took = len(tt.stream)
 				}
-				if want.err == errHeadSize {
+				if errors.Is(want.err, errHeadSize) {
 					want.took, want.status = got.took, got.status // depends on the pieces
 				}
 				if got != want {
@@ -141,7 +141,7 @@ func FuzzResponse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, stream []byte, piece int, head bool) {
 		whole := readAll(stream, len(stream)+1, head)
 		if torn := readAll(stream, max(piece, 1), head); torn != whole && !errors.Is(whole.err, errHeadSize) && !errors.Is(torn.err, errHeadSize) {
-			if whole.err == nil || torn.err == nil || torn.err != whole.err {
+			if whole.err == nil || torn.err == nil || !errors.Is(torn.err, whole.err) {
 				t.Errorf("whole %+v, in pieces of %d %+v", whole, piece, torn)
 			}
 		}

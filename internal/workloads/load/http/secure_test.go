@@ -147,7 +147,7 @@ func TestTLSFailures(t *testing.T) {
 				_ = tls.Server(c, good).Handshake()
 				return
 			}
-			if how == late {
+			if errors.Is(how, late) {
 				_, _ = io.Copy(io.Discard, c)
 			}
 		})

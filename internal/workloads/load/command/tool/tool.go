@@ -1,6 +1,6 @@
-// Package tool reads what other people's load generators print, such as wrk and fio. Their numbers are theirs: each tool has a clock of its own, which starts and stops at moments of its own
-// choosing. A Reading therefore names the tool and says what its clock measures, and stands beside what Tare measures
-// from outside; it never replaces it.
+// Package tool reads what other people's load generators print, such as wrk and fio. Their numbers are theirs: each
+// tool has its own clock, which starts and stops at moments that the tool chooses. A Reading therefore names the tool
+// and says what its clock measures, and stands beside what Tare measures from outside; it never replaces it.
 //
 // What a tool does not print is absent from a Reading, never 0: a quantile that it leaves out, and one that it rounds
 // to 0 because its unit is too coarse. Times are in seconds and sizes in bytes, to the digits that the tool printed.

@@ -1,66 +1,69 @@
 package main
 
 import (
+	"bytes"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
+	"tare/test/long"
 	"tare/test/quiet"
 )
 
 // The events are those that go test really prints for a package of each kind, so the tests write such packages and run
 // them.
-func TestGotest(t *testing.T) {
+func TestRead(t *testing.T) {
 	for _, c := range []struct {
 		name, file string
 		passed     int
+		long       int
 		failed     []string // name: reason
 		skipped    []string
-		prints     string
 	}{
 		{name: "subtests count, their parent does not", passed: 3,
 			file: `func TestA(t *testing.T) { t.Run("x", func(*testing.T) {}); t.Run("y", func(*testing.T) {}) }
 			func TestB(t *testing.T) {}`},
 		{name: "a reason on several lines", passed: 1, skipped: []string{"TestA/x: needs a dog; and a bone"},
 			file: `func TestA(t *testing.T) { t.Run("x", func(t *testing.T) { t.Log("needs a dog"); t.Skip("and a bone") }); t.Run("y", func(*testing.T) {}) }`},
+		{name: "of the long suite", long: 1,
+			file: "func TestA(t *testing.T) { t.Skip(\"long test: 2 min\") }"},
 		{name: "no reason", skipped: []string{"TestA: no reason given"},
 			file: `func TestA(t *testing.T) { t.SkipNow() }`},
-		{name: "a failure", passed: 1, failed: []string{"TestA: see above"}, prints: "wrong: 7",
+		{name: "a failure", passed: 1, failed: []string{"TestA: see above"},
 			file: `func TestA(t *testing.T) { t.Error("wrong: 7") }
 			func TestB(t *testing.T) {}`},
-		{name: "a parent that fails by itself", passed: 1, failed: []string{"TestA: see above"}, prints: "after all",
+		{name: "a parent that fails by itself", passed: 1, failed: []string{"TestA: see above"},
 			file: `func TestA(t *testing.T) { t.Run("x", func(*testing.T) {}); t.Error("after all") }`},
-		{name: "a panic", failed: []string{"TestA: see above"}, prints: "panic: boo",
+		{name: "a panic", failed: []string{"TestA: see above"},
 			file: `func TestA(t *testing.T) { panic("boo") }`},
-		{name: "a process that exits under its test", failed: []string{"TestA: did not end"}, prints: "about to",
+		{name: "a process that exits under its test", failed: []string{"TestA: did not end"},
 			file: `func TestA(t *testing.T) { println("about to"); os.Exit(9) }`},
-		{name: "a process that exits before its tests", failed: []string{": FAIL	example/p	"}, prints: "exit status 8",
+		{name: "a process that exits before its tests", failed: []string{"example/p: FAIL	example/p	"},
 			file: `func TestMain(m *testing.M) { os.Exit(8) }`},
-		{name: "does not compile", failed: []string{"example/p: FAIL	example/p [build failed]"}, prints: "undefined: nothing",
+		{name: "does not compile", failed: []string{"example/p: FAIL	example/p [build failed]"},
 			file: `func TestA(t *testing.T) { nothing() }`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			dir := t.TempDir()
-			t.Chdir(dir)
 			write(t, filepath.Join(dir, "go.mod"), "module example\n\ngo 1.26\n")
 			write(t, filepath.Join(dir, "p", "p_test.go"), "package p\nimport (\"os\"; \"testing\")\nvar _ = os.Exit\n"+c.file)
-			var out strings.Builder
-			got := &tally{w: &out}
-			if err := gotest(t.Context(), got, 1, []string{"./..."}); err != nil {
+			cmd := exec.Command("go", "test", "-json", "-vet=off", "./...")
+			cmd.Dir = dir
+			events, _ := cmd.Output() // it fails where a test is to fail
+			got := &tally{}
+			if err := got.read(bytes.NewReader(events)); err != nil {
 				t.Fatal(err)
 			}
-			if got.passed != c.passed {
-				t.Errorf("%d passed, want %d", got.passed, c.passed)
+			if got.passed != c.passed || got.long != c.long {
+				t.Errorf("%d passed, %d long; want %d, %d", got.passed, got.long, c.passed, c.long)
 			}
 			same(t, "failed", got.failed, c.failed)
-			same(t, "skipped", got.skipped, c.skipped)
-			if !strings.Contains(out.String(), c.prints) {
-				t.Errorf("it did not print %q", c.prints)
-			}
+			same(t, "skipped", got.lacking, c.skipped)
 			if t.Failed() {
-				t.Log(out.String())
+				t.Logf("%s", events)
 			}
 		})
 	}
@@ -81,61 +84,27 @@ func same(t *testing.T, what string, got []outcome, want []string) {
 
 func TestClose(t *testing.T) {
 	var out strings.Builder
-	y := &tally{w: &out, passed: 3}
+	y := &tally{passed: 3, long: 2, failed: []outcome{{"checks lint", "see above"}}}
 	y.skip("host/perf TestCycles", "needs hardware cycles")
 	y.skip("test/e2e TestLimit", quiet.Reason+": 30 % stolen")
-	y.fail("vet", "see above")
-	y.close(61 * time.Second)
+	y.skip("test/e2e TestFaults", long.Reason+"2 min: each fault")
+	y.close(&out)
 	const want = `
 Skipped, and why:
   host/perf TestCycles: needs hardware cycles
 
-Skipped, for the machine was too noisy (run them again when it is not):
+Skipped because of noise (run them again without it):
   test/e2e TestLimit: needs a quiet machine: 30 % stolen
 
 Failed:
-  vet: see above
+  checks lint: see above
 
-3 passed, 1 failed, 2 skipped (1m1s)
+3 long tests not run: make test-long
+
+3 passed, 1 failed, 2 skipped
 `
 	if out.String() != want {
 		t.Errorf("got %s", out.String())
-	}
-}
-
-func TestChoose(t *testing.T) {
-	if s, err := choose([]string{"unit", "vet"}); err != nil || len(s) != 2 || s[0].name != "vet" {
-		t.Errorf("got %v, %v", s, err)
-	}
-	if _, err := choose([]string{"unti"}); err == nil || !strings.Contains(err.Error(), "unit") {
-		t.Errorf("got %v", err)
-	}
-}
-
-func TestCompareTree(t *testing.T) {
-	from, to := t.TempDir(), t.TempDir()
-	for name, data := range map[string]string{"a": "1", "b/c": "2", "b/gone": "3", "same": "4", "bin/x": "5"} {
-		write(t, filepath.Join(from, name), data)
-	}
-	before, err := copyTree(from, to)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d, err := compareTree(to, before); err != nil || len(d) != 0 || len(before) != 4 {
-		t.Fatalf("a fresh copy of %d files: got %q, %v", len(before), d, err)
-	}
-	write(t, filepath.Join(to, "b/c"), "22")
-	write(t, filepath.Join(to, "new"), "")
-	if err := os.Remove(filepath.Join(to, "b/gone")); err != nil {
-		t.Fatal(err)
-	}
-	got, err := compareTree(to, before)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := "  b/c (1 bytes in the tree, 2 made again)\n  new (not in the tree)\n  b/gone (no longer made)"
-	if strings.Join(got, "\n") != want {
-		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), want)
 	}
 }
 

@@ -1,0 +1,194 @@
+// Closing ends a run of the tests with lists that cannot be overlooked: what was skipped and why, what failed, and the
+// totals on the last line. Its arguments are the files in which gotestsum has recorded the events of go test; it exits
+// with 1 if anything failed.
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+
+	"tare/test/long"
+	"tare/test/quiet"
+)
+
+func main() {
+	t := &tally{}
+	for _, path := range os.Args[1:] {
+		if err := t.file(path); err != nil {
+			t.failed = append(t.failed, outcome{path, err.Error()})
+		}
+	}
+	t.close(os.Stdout)
+	if len(t.failed) > 0 {
+		os.Exit(1)
+	}
+}
+
+// tally counts the results of checks and tests.
+type tally struct {
+	passed, long           int // long: tests of the long suite that did not run
+	failed, lacking, noisy []outcome
+}
+
+// outcome is a check or test with the reason for its verdict.
+type outcome struct{ name, reason string }
+
+// close prints the lists and the totals.
+func (t *tally) close(w io.Writer) {
+	for _, l := range []struct {
+		title    string
+		outcomes []outcome
+	}{{"Skipped, and why", t.lacking}, {"Skipped because of noise (run them again without it)", t.noisy}, {"Failed", t.failed}} {
+		if len(l.outcomes) == 0 {
+			continue
+		}
+		fmt.Fprintf(w, "\n%s:\n", l.title)
+		for _, o := range l.outcomes {
+			fmt.Fprintf(w, "  %s: %s\n", o.name, o.reason)
+		}
+	}
+	if t.long > 0 {
+		fmt.Fprintf(w, "\n%d long tests not run: make test-long\n", t.long)
+	}
+	fmt.Fprintf(w, "\n%d passed, %d failed, %d skipped\n", t.passed, len(t.failed), len(t.lacking)+len(t.noisy))
+}
+
+// event is one line of `go test -json`: see `go doc test2json`.
+type event struct {
+	Action  string
+	Package string
+	Test    string
+	Output  string
+}
+
+// result is what was seen of one test, or of a package with no test's name.
+type result struct {
+	verdict string // pass, fail or skip; empty while it runs
+	output  strings.Builder
+}
+
+// packageRun holds the results of one package by the names of its tests.
+type packageRun map[string]*result
+
+// file adds the events in a file. They are added when all are there, since the tests of packages run side by side.
+func (t *tally) file(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return t.read(f)
+}
+
+func (t *tally) read(r io.Reader) error {
+	runs := map[string]packageRun{}
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, 16<<20)
+	for lines.Scan() {
+		var e event
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			return fmt.Errorf("reading an event: %w", err)
+		}
+		if e.Package == "" { // of the build, whose failure is that of a package too
+			continue
+		}
+		if runs[e.Package] == nil {
+			runs[e.Package] = packageRun{"": {}}
+		}
+		p := runs[e.Package]
+		if p[e.Test] == nil {
+			p[e.Test] = &result{}
+		}
+		switch e.Action {
+		case "output":
+			p[e.Test].output.WriteString(e.Output)
+		case "pass", "fail", "skip":
+			p[e.Test].verdict = e.Action
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(runs)) {
+		t.count(strings.TrimPrefix(name, "tare/"), runs[name])
+	}
+	return lines.Err()
+}
+
+// count adds the tests of a package. A test with subtests counts by these alone, unless its verdict is not explained by
+// any of theirs.
+func (t *tally) count(name string, p packageRun) {
+	failed := len(t.failed)
+	for _, test := range slices.Sorted(maps.Keys(p)) {
+		if test == "" || p.explained(test) {
+			continue
+		}
+		switch r := p[test]; r.verdict {
+		case "pass":
+			t.passed++
+		case "skip":
+			t.skip(name+" "+test, reason(r.output.String()))
+		case "fail":
+			t.failed = append(t.failed, outcome{name + " " + test, "see above"})
+		default:
+			t.failed = append(t.failed, outcome{name + " " + test, "did not end"})
+		}
+	}
+	if len(t.failed) > failed {
+		return
+	}
+	switch whole := p[""]; whole.verdict {
+	case "pass", "skip":
+	case "fail":
+		t.failed = append(t.failed, outcome{name, cmp.Or(lastLine(whole.output.String()), "could not be built")})
+	default:
+		t.failed = append(t.failed, outcome{name, "did not end"})
+	}
+}
+
+func (t *tally) skip(name, reason string) {
+	switch {
+	case strings.HasPrefix(reason, long.Reason):
+		t.long++
+	case strings.HasPrefix(reason, quiet.Reason):
+		t.noisy = append(t.noisy, outcome{name, reason})
+	default:
+		t.lacking = append(t.lacking, outcome{name, reason})
+	}
+}
+
+// explained says whether a test has subtests that account for its verdict.
+func (p packageRun) explained(test string) bool {
+	for other, r := range p {
+		if strings.HasPrefix(other, test+"/") && (p[test].verdict == "pass" || r.verdict == p[test].verdict) {
+			return true
+		}
+	}
+	return false
+}
+
+// at is the place that the testing package puts before what a test logs.
+var at = regexp.MustCompile(`^[\w.-]+\.go:\d+: `)
+
+// reason is what a skipped test printed: all that it logged, on one line.
+func reason(output string) string {
+	var said []string
+	for line := range strings.Lines(output) {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "=== ") || strings.HasPrefix(line, "--- ") {
+			continue
+		}
+		said = append(said, at.ReplaceAllString(line, ""))
+	}
+	return cmp.Or(strings.Join(said, "; "), "no reason given")
+}
+
+func lastLine(s string) string {
+	s = strings.TrimSpace(s)
+	return s[strings.LastIndexByte(s, '\n')+1:]
+}
