@@ -77,10 +77,8 @@ func TestFiles(t *testing.T) {
 			t.Errorf("want %q, code 2 and a mend: %v (%s)", want, err, fault.MendOf(err))
 		}
 	}
-	c := newKernelmesh()
-	c.SilenceErrors, c.SilenceUsage = true, true
-	c.SetArgs([]string{"--services", fifo, "--cgroup", dir, "--human"})
-	if err := c.Execute(); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "the services file cannot be read: it is not a file") {
+	_, err := execute("subject", "kernelmesh", "--services", fifo, "--cgroup", dir, "--human")
+	if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "the services file cannot be read: it is not a file") {
 		t.Errorf("services from a pipe: %v", err)
 	}
 }

@@ -24,7 +24,8 @@ func newPlay() *cobra.Command {
 			if len(args) > 0 && kind.Role(args[0]) == kind.Subject { // eBPF programs, interfaces: subjects need theirs
 				conn = role.NewConn(os.Stdin, os.Stdout)
 			}
-			return reported(conn, kind.Play(cmd.Context(), conn, args))
+			ctx := withoutHangup(cmd.Context()) // by which a guest may read its files again; its parent ends it
+			return reported(conn, kind.Play(ctx, conn, args))
 		},
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"tare/internal/experiment/kind"
 	"tare/internal/experiment/role"
 )
 
@@ -19,7 +20,7 @@ func TestLogsSteerNoTerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, print := range map[string]func(io.Writer, role.Message) error{
-		"kernelmesh": printKernelmesh, "proxy": printProxy, "controlplane": printControlplane,
+		"kernelmesh": printer(kind.Find(kind.Subject, "kernelmesh"), nil), "proxy": printProxy, "controlplane": printControlplane,
 	} {
 		var b bytes.Buffer
 		if err := print(&b, role.Message{Event: role.Log, Data: data}); err != nil {

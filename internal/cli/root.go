@@ -57,13 +57,26 @@ func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)
 // terminal. A pipe without a reader must not end the process in the middle of a run: writing to it fails instead
 // (stdout).
 func withSignals() (context.Context, context.CancelFunc) {
-	ends := []os.Signal{os.Interrupt, unix.SIGTERM}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	if !signal.Ignored(unix.SIGHUP) {
-		ends = append(ends, unix.SIGHUP)
+		beyond, stopBeyond := ctx, stop
+		ctx, stop = signal.NotifyContext(context.WithValue(beyond, beyondHangup{}, beyond), unix.SIGHUP)
+		stopHangup := stop
+		stop = func() { stopHangup(); stopBeyond() }
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), ends...)
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE) // not Ignore, which children would inherit
 	return ctx, stop
+}
+
+// beyondHangup is the key in the context of a command of the context that does not end on SIGHUP.
+type beyondHangup struct{}
+
+// withoutHangup is the context of a command to which SIGHUP means something else than its end.
+func withoutHangup(ctx context.Context) context.Context {
+	if beyond, ok := ctx.Value(beyondHangup{}).(context.Context); ok {
+		return beyond
+	}
+	return ctx
 }
 
 // commands is the registry: each command's file adds its constructor here.

@@ -1,127 +1,128 @@
 package cli
 
 import (
-	"slices"
+	"reflect"
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"tare/internal/experiment/kind"
 	"tare/internal/lib/param"
-	"tare/internal/mesh/kernelmesh"
-	"tare/internal/mesh/proxy"
-	"tare/internal/mesh/push"
-	appmesh "tare/internal/mesh/services"
-	"tare/internal/mesh/storebench"
-	"tare/internal/tracing/exec"
-	"tare/internal/tracing/exectrace"
-	"tare/internal/workloads/app/burn"
-	apphttp "tare/internal/workloads/app/http"
-	loadhttp "tare/internal/workloads/load/http"
-	"tare/internal/workloads/load/probe"
-	"tare/internal/workloads/load/write"
 )
 
-// guest is a guest with the settings that its folder declares.
-type guest struct {
-	command  string
-	role     kind.Role
-	settings []param.Setting
-	only     string // flags that the command line alone has
-}
-
-const (
-	windowed = " warmup duration role json"
-	listen   = "listen role"
-)
-
-var guests = []guest{
-	{"app http", kind.Application, apphttp.Settings, listen + " delay-dist seed stall stall-every skip"},
-	{"app mesh", kind.Application, appmesh.Settings, listen},
-	{"app burn", kind.Application, burn.Settings, "role"},
-	{"load http", kind.Load, loadhttp.Settings, "url seed method header source spin recycle" + windowed},
-	{"load probe", kind.Load, probe.Settings, windowed},
-	{"load connect", kind.Load, nil, "service services endpoints replacer seed" + windowed},
-	{"load push", kind.Load, push.Settings, "mesh seed" + windowed},
-	{"load exec", kind.Load, exec.Settings, "spin" + windowed},
-	{"load write", kind.Load, write.Settings, "seed spin" + windowed},
-	{"subject kernelmesh", kind.Subject, kernelmesh.Settings, "services xds cgroup source allow-root human"},
-	{"subject proxy", kind.Subject, proxy.Settings, "config xds node credentials identity token-file probes probe-host drain human stats uid gid"},
-	{"subject store", kind.Subject, storebench.Settings, windowed},
-	{"subject exectrace", kind.Subject, exectrace.Settings, "cgroup for"},
-}
-
-// TestSettings: what a guest declares is what a spec and the command line have, with the same default, and the command
-// line has no other flags than those that are known to be its own.
-func TestSettings(t *testing.T) {
-	for _, g := range guests {
-		c, _, err := newRoot().Find(strings.Fields(g.command))
-		if err != nil || c.CommandPath() != "tare "+g.command {
-			t.Fatalf("there is no command %q: %v", g.command, err)
-		}
-		known := kind.Find(g.role, c.Name())
-		if known == nil {
-			t.Fatalf("specs have no %s", g.command)
-		}
-		others := map[string]bool{}
-		for _, name := range strings.Fields(g.only) {
-			others[name] = true
-		}
-		for _, s := range g.settings {
-			if key, ok := param.Find(known.About().Settings, s.Name); !ok || key.Default != s.Default {
-				t.Errorf("%s: the spec's default of %q is %q, the guest's %q", g.command, s.Name, key.Default, s.Default)
-			}
-			f := c.Flags().Lookup(s.Name)
-			if f == nil || f.DefValue != s.Default {
-				t.Errorf("%s: the flag %q is %+v, the guest's default %q", g.command, s.Name, f, s.Default)
+// eachAlone calls f for every guest that runs by itself, with its command.
+func eachAlone(t *testing.T, f func(t *testing.T, r kind.Role, g kind.Guest, c *cobra.Command)) {
+	for _, r := range []kind.Role{kind.Application, kind.Load, kind.Subject} {
+		for _, g := range kind.All(r) {
+			about := g.About()
+			if about.Alone == nil {
 				continue
 			}
-			if _, ok := f.Value.(param.Flag); !ok || others[s.Name] {
-				t.Errorf("%s: the flag %q is declared once more", g.command, s.Name)
-			}
-			if !strings.Contains(f.Usage, s.Range()) || strings.Contains(f.Usage, "`") {
-				t.Errorf("%s: the help of %q is %q", g.command, s.Name, f.Usage)
-			}
-			others[s.Name] = true
+			t.Run(string(r)+" "+about.Name, func(t *testing.T) {
+				c, _, err := newRoot().Find([]string{string(r), about.Name})
+				if err != nil || c.CommandPath() != "tare "+string(r)+" "+about.Name {
+					t.Fatalf("there is no command: %v", err)
+				}
+				f(t, r, g, c)
+			})
 		}
-		c.Flags().VisitAll(func(f *pflag.Flag) {
-			if !others[f.Name] && f.Name != "help" {
-				t.Errorf("%s: the flag %q is no setting of the guest", g.command, f.Name)
-			}
-		})
 	}
 }
 
-// TestEveryGuestIsChecked: every command of a guest is in the table above, and every application and load that is
-// started by one. A kind.Player needs none, and neither does one that is no process of tare.
-func TestEveryGuestIsChecked(t *testing.T) {
-	var known []string
-	for _, g := range guests {
-		known = append(known, g.command)
-	}
-	var commands []string
-	for _, name := range []string{"app", "load", "subject"} {
-		c, _, err := newRoot().Find([]string{name})
+// TestEveryGuestPlays: a guest that runs by itself has a process, an example, and an argument that is one of its
+// settings; and every command of a role is such a guest.
+func TestEveryGuestPlays(t *testing.T) {
+	handWritten := map[string]bool{"subject proxy": true}
+	guests := map[string]bool{}
+	eachAlone(t, func(t *testing.T, r kind.Role, g kind.Guest, c *cobra.Command) {
+		about := g.About()
+		guests[string(r)+" "+about.Name] = true
+		if _, plays := g.(kind.Player); plays == (about.Alone.Run != nil) {
+			t.Error("it must either be a kind.Player or have a Run")
+		}
+		if len(about.Alone.Examples) == 0 {
+			t.Error("its help has no example")
+		}
+		if argument := about.Alone.Argument; argument != "" {
+			if s, ok := param.Find(about.ProcessSettings(), argument); !ok || s.Type != param.TypeText {
+				t.Errorf("its argument %q is no text among its settings", argument)
+			}
+		}
+	})
+	for _, r := range []string{"app", "load", "subject"} {
+		c, _, err := newRoot().Find([]string{r})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, sub := range c.Commands() {
-			commands = append(commands, name+" "+sub.Name())
-		}
-	}
-	slices.Sort(known)
-	if slices.Sort(commands); !slices.Equal(known, commands) {
-		t.Errorf("the commands are %v, those in the table %v", commands, known)
-	}
-	for _, role := range []kind.Role{kind.Application, kind.Load} {
-		for _, g := range kind.All(role) {
-			name := g.About().Name
-			if _, commands := g.(kind.Commander); commands && !slices.Contains(known, string(role)+" "+name) {
-				t.Errorf("the %s %q is not in the table", role, name)
+			if name := r + " " + sub.Name(); !guests[name] && !handWritten[name] {
+				t.Errorf("the command %q is no guest that runs by itself", name)
 			}
 		}
 	}
+	if len(guests) < 12 {
+		t.Errorf("only %d guests run by themselves", len(guests))
+	}
+}
+
+// TestSettings: the flags of a guest are exactly the settings of its process, with those of a window where it is
+// measured; and what a spec sets of it is the same setting there.
+func TestSettings(t *testing.T) {
+	others := map[string]bool{ // settings of a process that are not those of a spec by the same name
+		"kernelmesh services": true, // a file, and how many
+		"kernelmesh xds":      true, // an address, and an application
+		"exectrace output":    true, // a table too, which is for people
+	}
+	eachAlone(t, func(t *testing.T, r kind.Role, g kind.Guest, c *cobra.Command) {
+		about := g.About()
+		known := map[string]bool{"help": true}
+		switch {
+		case kind.Measures(r, g):
+			known["warmup"], known["duration"], known["json"] = true, true, true
+		case r == kind.Subject && about.Alone.Run == nil:
+			known["human"] = true
+		}
+		for _, s := range about.ProcessSettings() {
+			f := c.Flags().Lookup(s.Name)
+			if f == nil || f.DefValue != s.Default {
+				t.Errorf("the flag %q is %+v, the setting's default %q", s.Name, f, s.Default)
+				continue
+			}
+			if _, ok := f.Value.(param.Flag); !ok || known[s.Name] {
+				t.Errorf("the flag %q is declared twice", s.Name)
+			}
+			if !strings.Contains(f.Usage, s.Range()) || strings.Contains(f.Usage, "`") {
+				t.Errorf("the help of %q is %q", s.Name, f.Usage)
+			}
+			known[s.Name] = true
+			spec, both := param.Find(about.Settings, s.Name)
+			if both && !reflect.DeepEqual(spec, s) != others[about.Name+" "+s.Name] {
+				t.Errorf("%q is\n%+v in a spec and\n%+v on the command line", s.Name, spec, s)
+			}
+		}
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			if !known[f.Name] {
+				t.Errorf("the flag %q is no setting of the guest", f.Name)
+			}
+		})
+	})
+}
+
+// TestExamples: the command line takes every example as it is.
+func TestExamples(t *testing.T) {
+	eachAlone(t, func(t *testing.T, _ kind.Role, g kind.Guest, c *cobra.Command) {
+		for _, line := range g.About().Alone.Examples {
+			args, _, _ := strings.Cut(line, " # ")
+			c.RunE = func(*cobra.Command, []string) error { return nil }
+			root := c.Root()
+			root.SetArgs(append(strings.Fields(c.CommandPath())[1:], strings.Fields(args)...))
+			if err := root.ExecuteContext(t.Context()); err != nil {
+				t.Errorf("%q: %v", line, err)
+			}
+		}
+	})
 }
 
 // TestLoadHTTPDefaults: by hand the load does what it does in a spec, from which these four once differed.

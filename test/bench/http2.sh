@@ -45,7 +45,7 @@ note() {
 }
 
 by_tare() { # name, protocol, url, streams
-	measure "$tare" load http --url "$3" --protocol "$2" --mode closed --connections 4 --streams "$4" --threads 1 \
+	measure "$tare" load http "$3" --protocol "$2" --mode closed --connections 4 --streams "$4" --threads 1 \
 		--duration "${seconds}s" --json
 	read -r done rate mean < <(jq -r '"\(.done) \(.rate) \(.distributions.service.mean_seconds * 1e6)"' "$dir/out")
 	note "$1" "$done" "$rate" "$mean"

@@ -30,10 +30,10 @@ measure() {
 	tail -n 1 "$dir/cpu" | awk -v round="$round" -v name="$name" -v n="$requests" '{ print round, name, n / ($1 + $2) }' >>"$dir/results"
 }
 
-by_tare='s/^([0-9]+) of [0-9]+ requests answered.*/\1/p'
+by_tare='s/^done +([0-9]+) of .*/\1/p'
 by_fortio='s/^All done ([0-9]+) calls.*/\1/p'
 by_wrk='s/^ *([0-9]+) requests in .*/\1/p'
-load=("$tare" load http --url "$url" --mode closed --connections 64 --threads 1 --duration "${seconds}s")
+load=("$tare" load http "$url" --mode closed --connections 64 --threads 1 --duration "${seconds}s")
 for round in $(seq "$rounds"); do
 	measure keep:tare "$by_tare" "${load[@]}"
 	measure keep:fortio "$by_fortio" "$fortio" load -quiet -qps 0 -c 64 -t "${seconds}s" "$url"

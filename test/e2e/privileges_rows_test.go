@@ -87,9 +87,10 @@ func (a actor) loads(t *testing.T, group string, args ...string) {
 func loadsWork(t *testing.T, a actor) []string {
 	a.loads(t, "", "exec", "--rate", "100")
 	a.loads(t, "", "write", "--rate", "100", "--directory", a.dir)
-	o := a.done(t, "load", "probe", "--duration", "300ms", "--json")
-	if !strings.Contains(o.stdout, `"histograms"`) {
-		t.Errorf("probe: %s", o)
+	for load, does := range map[string]string{"probe": `"histograms"`, "syscalls": `"getpid_seconds"`} {
+		if o := a.done(t, "load", load, "--duration", "300ms", "--json"); !strings.Contains(o.stdout, does) {
+			t.Errorf("%s: %s", load, o)
+		}
 	}
 	return nil
 }

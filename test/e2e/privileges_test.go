@@ -62,9 +62,9 @@ func roles(t *testing.T, parent int) map[string]string {
 		if err != nil || parentOf(string(stat)) != parent || len(args) < 4 {
 			continue
 		}
-		// tare app http ..., tare load http ..., tare _play load write ...
+		// tare _play app http ..., tare _play load write ...
 		name := fmt.Sprintf("%s %s %s", args[1], args[2], args[3])
-		if !regexp.MustCompile(`^(app|load|_play (application|load)) `).MatchString(name) {
+		if !regexp.MustCompile(`^_play (app|load) `).MatchString(name) {
 			continue
 		}
 		threads, _ := filepath.Glob(filepath.Join(dir, "task", "*", "status"))

@@ -39,6 +39,21 @@ type About struct {
 
 	// Label is of subjects: the setting by which one is told from another of its kind. Empty: they go by Name.
 	Label string
+
+	// Process are all settings of the guest's process, where it has others than a spec: where it goes, where it listens.
+	// An experiment provides them (Sited), a person by flags. Nil: they are Settings.
+	Process []param.Setting
+
+	// Alone is how a person runs the guest by itself. Nil: it runs in experiments only.
+	Alone *Alone
+}
+
+// ProcessSettings are the settings of the guest's process.
+func (a About) ProcessSettings() []param.Setting {
+	if a.Process != nil {
+		return a.Process
+	}
+	return a.Settings
 }
 
 // AnyProtocol is the Protocol of applications and loads that are anybody's programs: what they speak is not known here,
@@ -58,32 +73,28 @@ type Guest interface {
 	About() About
 }
 
-// Commander is a guest that is a process of the tare binary and speaks the protocol of package role. Command gives the
-// arguments that start it at a site; those of its settings follow them.
-type Commander interface {
-	Command(Site) []string
-}
-
-// Player is a guest whose process is the tare binary and needs no command of its own: Play is all that the process
-// does. It speaks the protocol of package role on conn (role.Play for an application, role.Work for a load and for a
-// subject that works) and returns when the parent has closed its end. The values are those of the guest's settings.
-//
-// The site has everything but Subject, which lives in the process that runs the trial. A load that needs it is a
-// Commander, which makes arguments of it.
+// Player is a guest whose process is the tare binary: Play is all that the process does. It speaks the protocol of
+// package role on conn (role.Play for an application, role.Work for a load and for a subject that works) and returns
+// when the parent has closed its end. The values are those of the settings of its process (About.ProcessSettings).
 type Player interface {
-	Play(ctx context.Context, conn *role.Conn, at Site, v param.Values) error
+	Play(ctx context.Context, conn *role.Conn, v param.Values) error
 }
 
-// Site is what a guest's process is told of its surroundings.
+// Sited is a Player whose process must know its surroundings in a trial. At gives them as values of the settings that
+// its process has beside those of a spec. It is called in the process that runs the trial.
+type Sited interface {
+	At(Site) param.Values
+}
+
+// Site is the surroundings of a guest's process in a trial.
 type Site struct {
-	Address string `json:"address,omitempty"` // of loads: where to go, host:port
-	Served  bool   `json:"served,omitempty"`  // of loads: the subject serves that address, and takes it to this machine
-	Ready   []byte `json:"ready,omitempty"`   // of loads: what the application said of itself when it was ready, JSON
-	Seed    uint64 `json:"seed,omitempty"`    // of loads: for their arrivals
-	Host    string `json:"host,omitempty"`    // of applications: the IP address to listen at
-	Subject any    `json:"-"`                 // of loads: what the subject's Join gave; nil where the arm has none
-	// SubjectReady is of loads: what the subject said of itself when it was ready (Trial.SetSubject), JSON.
-	SubjectReady []byte `json:"subject_ready,omitempty"`
+	Address      string // of loads: where to go, host:port
+	Served       bool   // of loads: the subject serves that address, and takes it to this machine
+	Ready        []byte // of loads: what the application said of itself when it was ready, JSON
+	Seed         uint64 // of loads: for their arrivals
+	Host         string // of applications: the IP address to listen at
+	Subject      any    // of loads: what the subject's Join gave; nil where the arm has none
+	SubjectReady []byte // of loads: what the subject said of itself when it was ready (Trial.SetSubject), JSON
 }
 
 // Preparer is a guest that needs something once for a run, before its first trial: a root file system, certificates.

@@ -3,7 +3,9 @@ package kind
 import (
 	"context"
 	"errors"
+	"math"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -15,39 +17,44 @@ import (
 // actor is a guest that plays, and notes how.
 type actor struct{ played *played }
 
-type played struct {
-	at     Site
-	values param.Values
-}
+type played struct{ values param.Values }
 
 func (actor) About() About {
 	return About{Name: "actor", Settings: []param.Setting{
 		{Name: "lines", Type: param.TypeCount, Default: "3", Min: 1},
 		{Name: "cue", Type: param.TypeText},
+		{Name: "prompter", Type: param.TypeCount},
+	}, Process: []param.Setting{
+		{Name: "lines", Type: param.TypeCount, Default: "3", Min: 1},
+		{Name: "cue", Type: param.TypeText},
+		{Name: "prompter", Type: param.TypeText}, // who it is, and not how many
+		{Name: "to", Type: param.TypeText},
+		{Name: "seed", Type: param.TypeCount, Max: math.MaxUint64},
+		{Name: "said", Type: param.TypeText, Many: true},
 	}}
 }
 
-func (a actor) Play(_ context.Context, _ *role.Conn, at Site, v param.Values) error {
-	*a.played = played{at, v}
+func (actor) At(at Site) param.Values {
+	return param.Values{"to": at.Address, "seed": strconv.FormatUint(at.Seed, 10), "said": string(at.Ready) + "\n2"}
+}
+
+func (a actor) Play(_ context.Context, _ *role.Conn, v param.Values) error {
+	*a.played = played{v}
 	return nil
 }
 
 // Check refuses what its settings alone cannot.
 func (actor) Check(v param.Values) error {
-	if v["cue"] == "none" {
+	if v["cue"] == "none" || v["prompter"] != "" {
 		return errors.New("it needs a cue")
 	}
 	return nil
 }
 
-// extra is a guest that nobody can start; and one with a command of its own.
-type (
-	extra  struct{}
-	driver struct{ extra }
-)
+// extra is a guest without a process.
+type extra struct{}
 
-func (extra) About() About              { return About{Name: "extra"} }
-func (driver) Command(at Site) []string { return []string{"drive", at.Address} }
+func (extra) About() About { return About{Name: "extra"} }
 
 // stage registers a load for the time of a test.
 func stage(t *testing.T, g Guest) {
@@ -56,22 +63,24 @@ func stage(t *testing.T, g Guest) {
 	t.Cleanup(func() { delete(registry[Load], g.About().Name) })
 }
 
-// TestPlay: what Command makes of a site and settings is what the guest's process gets.
+// TestPlay: what Command makes of a site and settings is what the guest's process gets. Settings of the process that
+// are other ones in a spec are not checked as those.
 func TestPlay(t *testing.T) {
 	var got played
 	stage(t, actor{&got})
-	at := Site{Address: "127.0.0.1:80", Served: true, Ready: []byte(`{"a":"\u0000"}`), Seed: 1<<64 - 1, Subject: t}
+	at := Site{Address: "127.0.0.1:80", Ready: []byte(`{"a":"\u0000"}`), Seed: 1<<64 - 1}
 	args, err := Command(Load, Find(Load, "actor"), at)
 	if err != nil || args[0] != PlayCommand {
 		t.Fatalf("%q, %v", args, err)
 	}
-	args = append(args[1:], param.Values{"lines": "7", "cue": "-x y"}.Args(actor{}.About().Settings)...)
+	args = append(args[1:], "--lines=7", "--cue=-x y", "--prompter=7")
 	if err := Play(t.Context(), nil, args); err != nil {
 		t.Fatal(err)
 	}
-	at.Subject = nil // which does not leave the process
-	if want := (played{at, param.Values{"lines": "7", "cue": "-x y"}}); !reflect.DeepEqual(got, want) {
-		t.Errorf("it played %+v, want %+v", got, want)
+	want := param.Values{"lines": "7", "cue": "-x y", "prompter": "7", "to": "127.0.0.1:80", "seed": "18446744073709551615",
+		"said": `{"a":"\u0000"}` + "\n2"}
+	if !reflect.DeepEqual(got.values, want) {
+		t.Errorf("it played %+v, want %+v", got.values, want)
 	}
 }
 
@@ -79,14 +88,13 @@ func TestPlayWrongUse(t *testing.T) {
 	stage(t, actor{&played{}})
 	stage(t, extra{})
 	for text, want := range map[string]string{
-		"":                         "not a role",
-		"load actor":               "not a role",
-		"subject actor {}":         "no subject \"actor\"",
-		"load extra {}":            "no load \"extra\"",
-		"load actor nowhere":       "site",
-		"load actor {} --lines=0":  "at least 1",
-		"load actor {} --other=1":  "unknown flag",
-		"load actor {} --cue=none": "it needs a cue",
+		"":                      "not a role",
+		"load":                  "not a role",
+		"subject actor":         "no subject \"actor\"",
+		"load extra":            "no load \"extra\"",
+		"load actor --lines=0":  "at least 1",
+		"load actor --other=1":  "unknown flag",
+		"load actor --cue=none": "it needs a cue",
 	} {
 		err := Play(t.Context(), nil, strings.Fields(text))
 		if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), want) {
@@ -95,11 +103,8 @@ func TestPlayWrongUse(t *testing.T) {
 	}
 }
 
-// TestCommand: a command of its own goes first, and a guest without a process is an error.
+// TestCommand: a guest without a process cannot be started.
 func TestCommand(t *testing.T) {
-	if got, err := Command(Load, driver{}, Site{Address: "x"}); err != nil || strings.Join(got, " ") != "drive x" {
-		t.Errorf("%q, %v", got, err)
-	}
 	if got, err := Command(Subject, extra{}, Site{}); err == nil || !strings.Contains(err.Error(), "subject extra") {
 		t.Errorf("%q, %v", got, err)
 	}

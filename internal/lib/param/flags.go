@@ -15,6 +15,9 @@ func Flags(fs *pflag.FlagSet, settings ...Setting) Values {
 		if r := s.Range(); r != "" {
 			usage += "; " + r
 		}
+		if s.Many {
+			usage += "; may be repeated"
+		}
 		f := fs.VarPF(Flag{s, v}, s.Name, "", usage)
 		if s.Type == TypeSwitch {
 			f.NoOptDefVal = "true"
@@ -32,10 +35,14 @@ type Flag struct {
 // Set checks and takes a value; its error is that of a spec.
 func (f Flag) Set(text string) error {
 	c, err := f.Canonical(text)
-	if err == nil {
-		f.values[f.Name] = c
+	if err != nil {
+		return err
 	}
-	return err
+	if before, ok := f.values[f.Name]; ok && f.Many {
+		c = before + separator + c
+	}
+	f.values[f.Name] = c
+	return nil
 }
 
 func (f Flag) String() string { return f.values[f.Name] }

@@ -60,6 +60,10 @@ type Setting struct {
 	// Phrase is how its levels read in a sentence where it is a factor, by value; of "": any other, which stands in
 	// the place of {}. Nil: they are given by name.
 	Phrase map[string]string `json:"phrase,omitempty"`
+
+	// Many says that the flag of a text may be repeated: Values.Texts are all that were given. Specs have no such
+	// settings.
+	Many bool `json:"-"`
 }
 
 // Canonical checks a value as a person wrote it and gives its canonical form. The error reads on after the name of the
@@ -75,6 +79,9 @@ func (s Setting) Canonical(raw string) (string, error) {
 		return d.String(), s.inRange(d.Seconds(), d.String(), "s")
 	case TypeCount:
 		n, err := strconv.ParseInt(raw, 10, 64)
+		if u, uerr := strconv.ParseUint(raw, 10, 64); err != nil && uerr == nil && s.Max > math.MaxInt64 {
+			return strconv.FormatUint(u, 10), nil
+		}
 		if err != nil {
 			return "", fmt.Errorf("must be a whole number, not %q", text.Clip(raw))
 		}
@@ -179,7 +186,7 @@ func (s Setting) Range() string {
 	default:
 		return ""
 	}
-	if s.Max == 0 {
+	if s.Max == 0 || s.Max > math.MaxInt64 {
 		return "at least " + s.show(s.Min) + unit
 	}
 	return s.show(s.Min) + unit + " to " + s.show(s.Max) + unit

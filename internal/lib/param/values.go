@@ -78,7 +78,10 @@ func (v Values) Clone() Values {
 func (v Values) Args(settings []Setting) []string {
 	var args []string
 	for _, s := range settings {
-		if value, ok := v[s.Name]; ok {
+		if _, ok := v[s.Name]; !ok {
+			continue
+		}
+		for _, value := range v.Texts(s.Name) {
 			args = append(args, "--"+s.Name+"="+value)
 		}
 	}
@@ -98,6 +101,24 @@ func (v Values) Int(name string) int {
 	n, _ := strconv.Atoi(v[name])
 	return n
 }
+
+// Uint is the value of a count that may be larger than an int, such as a seed.
+func (v Values) Uint(name string) uint64 {
+	n, _ := strconv.ParseUint(v[name], 10, 64)
+	return n
+}
+
+// Texts are the values of a text that may be given many times, in their order; none where it was not given.
+func (v Values) Texts(name string) []string {
+	text, ok := v[name]
+	if !ok {
+		return nil
+	}
+	return strings.Split(text, separator)
+}
+
+// separator stands between the values of a setting that may be given many times. No text has it (Setting.Canonical).
+const separator = "\n"
 
 // Part is the value of a part, as a fraction.
 func (v Values) Part(name string) float64 {

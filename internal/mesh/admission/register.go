@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
+	"strconv"
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
@@ -31,7 +33,26 @@ func (guest) About() kind.About {
 		Summary: "reviews of pods (AdmissionReview), as an API server sends them to a webhook; the subject must have one " +
 			"(`injector`)",
 		Settings: Settings,
+		Process:  slices.Concat(Settings, processSettings),
 	}
+}
+
+// webhookKey is the setting of the process with what the subject said when it was ready, a Webhook as JSON.
+const webhookKey = "webhook"
+
+// processSettings are those that the process has beside the settings of specs.
+var processSettings = []param.Setting{
+	{Name: webhookKey, Type: param.TypeText, Reach: param.ReachAddress, Doc: "ready message of the subject, JSON"},
+	load.SeedSetting,
+}
+
+// At is kind.Sited's: the webhook of the subject.
+func (guest) At(at kind.Site) param.Values {
+	v := param.Values{load.SeedSetting.Name: strconv.FormatUint(at.Seed, 10)}
+	if len(at.SubjectReady) > 0 {
+		v[webhookKey] = string(at.SubjectReady)
+	}
+	return v
 }
 
 // Check is kind.Checker's.
@@ -67,15 +88,15 @@ func (g guest) CheckSetup(s *kind.Setup, path string, _ *kind.Part) error {
 }
 
 // Play is kind.Player's: prepares, says ready, works, and sends the result.
-func (guest) Play(ctx context.Context, conn *role.Conn, at kind.Site, v param.Values) error {
+func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	o, err := OptionsOf(v)
 	if err != nil {
 		return err
 	}
-	o.Seed = at.Seed
+	o.Seed = v.Uint(load.SeedSetting.Name)
 	var to Webhook
-	if len(at.SubjectReady) > 0 {
-		if err := json.Unmarshal(at.SubjectReady, &to); err != nil {
+	if said, ok := v[webhookKey]; ok {
+		if err := json.Unmarshal([]byte(said), &to); err != nil {
 			return fmt.Errorf("reading where the webhook is: %w", err)
 		}
 	}

@@ -1,12 +1,18 @@
 package connect
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strconv"
 
 	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/param"
 	"tare/internal/mesh/generation"
 )
 
@@ -21,7 +27,45 @@ func (guest) About() kind.About {
 		Name: "connect",
 		Summary: "UDP sockets that connect to services as fast as it goes, and send nothing: where the subject replaces " +
 			"its configuration (`work: replace`), every connection is judged by the endpoint that it comes to",
+		Process: processSettings,
+		Alone: &kind.Alone{Argument: serviceKey, Examples: []string{
+			"10.96.0.1:80 --services 1000 --duration 5s",
+			"--replacer 4711 # judges which endpoints connections come to while that process replaces them",
+		}},
 	}
+}
+
+// The names of the settings.
+const (
+	serviceKey   = "service"
+	servicesKey  = "services"
+	endpointsKey = "endpoints"
+	replacerKey  = "replacer"
+)
+
+// processSettings are those of the process; specs have none.
+var processSettings = []param.Setting{
+	{Name: serviceKey, Type: param.TypeText, Reach: param.ReachAddress,
+		Doc: "the first service, an IPv4 address and a port: 10.96.0.1:80"},
+	{Name: servicesKey, Type: param.TypeCount, Default: "1", Min: 1, Max: MaxServices,
+		Doc: "number of services from that address on; each connection goes to a random one"},
+	{Name: endpointsKey, Type: param.TypeSwitch, Default: "false",
+		Doc: "fail unless a connection to each service shows an endpoint as its peer"},
+	{Name: replacerKey, Type: param.TypeCount,
+		Doc: "process id of a data plane that replaces its configuration (--work replace): connect to its services, and judge"},
+	load.SeedSetting,
+}
+
+// Play is the load's process.
+func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) (err error) {
+	o := Options{Services: v.Int(servicesKey), Endpoints: v.On(endpointsKey), Replacer: v.Int(replacerKey),
+		Seed: v.Uint(load.SeedSetting.Name)}
+	if text, given := v[serviceKey]; given {
+		if o.First, err = netip.ParseAddrPort(text); err != nil {
+			return fault.New(fault.Usage, "--service", "write it as 10.96.0.1:80", "%q is no address", text)
+		}
+	}
+	return Run(ctx, o, conn)
 }
 
 // Server is a subject that can serve something by itself, beside the applications.
@@ -43,22 +87,19 @@ type Services struct {
 	Replacer  int  // process that replaces them by package generation; 0: none does
 }
 
-// Command starts it at the services of the subject.
-func (guest) Command(at kind.Site) []string {
+// At is kind.Sited's: the services of the subject.
+func (guest) At(at kind.Site) param.Values {
 	var to Services
 	if s, ok := at.Subject.(Serving); ok { // CheckSetup has seen to that
 		to = s.Services()
 	}
-	args := []string{"load", "connect", "--role"}
 	if to.Replacer != 0 {
-		return append(args, "--replacer="+strconv.Itoa(to.Replacer))
+		return param.Values{replacerKey: strconv.Itoa(to.Replacer)}
 	}
-	args = append(args, "--service="+to.First, "--services="+strconv.Itoa(to.Count),
-		"--seed="+strconv.FormatUint(at.Seed, 10))
-	if to.Endpoints {
-		args = append(args, "--endpoints")
+	return param.Values{
+		serviceKey: to.First, servicesKey: strconv.Itoa(to.Count), endpointsKey: strconv.FormatBool(to.Endpoints),
+		load.SeedSetting.Name: strconv.FormatUint(at.Seed, 10),
 	}
-	return args
 }
 
 // CheckSetup sees that there is something to connect to in every arm.

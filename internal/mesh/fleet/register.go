@@ -5,9 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"time"
 
 	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/param"
@@ -33,7 +36,26 @@ func (guest) About() kind.About {
 		Summary: "light proxies on a control plane, each with a connection of its own: they subscribe over xDS as Envoy does, " +
 			"and acknowledge; the subject must be a control plane (`controlplane`)",
 		Settings: Settings,
+		Process:  slices.Concat(Settings, processSettings),
 	}
+}
+
+// controlPlaneKey is the setting of the process with what the control plane said when it was ready, a Ready as JSON.
+const controlPlaneKey = "control-plane"
+
+// processSettings are those that the process has beside the settings of specs.
+var processSettings = []param.Setting{
+	{Name: controlPlaneKey, Type: param.TypeText, Reach: param.ReachAddress, Doc: "ready message of the control plane, JSON"},
+	load.SeedSetting,
+}
+
+// At is kind.Sited's: the control plane.
+func (guest) At(at kind.Site) param.Values {
+	v := param.Values{load.SeedSetting.Name: strconv.FormatUint(at.Seed, 10)}
+	if len(at.SubjectReady) > 0 {
+		v[controlPlaneKey] = string(at.SubjectReady)
+	}
+	return v
 }
 
 // Check is kind.Checker's.
@@ -73,15 +95,15 @@ func (g guest) CheckSetup(s *kind.Setup, path string, _ *kind.Part) error {
 }
 
 // Play is kind.Player's: prepares, says ready, works, and sends the result.
-func (guest) Play(ctx context.Context, conn *role.Conn, at kind.Site, v param.Values) (err error) {
+func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) (err error) {
 	o, err := OptionsOf(v)
 	if err != nil {
 		return err
 	}
-	o.Seed = at.Seed
+	o.Seed = v.Uint(load.SeedSetting.Name)
 	var r Ready
-	if len(at.SubjectReady) > 0 {
-		if err := json.Unmarshal(at.SubjectReady, &r); err != nil {
+	if said, ok := v[controlPlaneKey]; ok {
+		if err := json.Unmarshal([]byte(said), &r); err != nil {
 			return fmt.Errorf("reading where the control plane is: %w", err)
 		}
 	}

@@ -68,7 +68,7 @@ func (guest) AdmitsPods() {}
 func (guest) StandsInPath() {}
 
 // Play is the process: a webhook until the parent closes its end.
-func (guest) Play(ctx context.Context, conn *role.Conn, _ kind.Site, v param.Values) error {
+func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	defer controlplane.BoundGarbage()()
 	return role.Play(ctx, conn, func(ctx context.Context) error {
 		return serve(ctx, v.On(certificatesKey), func(w admission.Webhook) error { return conn.Send(role.Ready, w) })

@@ -142,7 +142,7 @@ func (guest) Probes() []*feature.Probe {
 }
 
 // Play is the application's process.
-func (guest) Play(ctx context.Context, conn *role.Conn, _ kind.Site, v param.Values) error {
+func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	return role.Play(ctx, conn, func(ctx context.Context) (err error) {
 		others, err := behind(v[behindKey])
 		if err != nil {

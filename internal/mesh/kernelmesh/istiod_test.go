@@ -271,7 +271,7 @@ func TestIstiodPush(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() {
 		v := param.Values{"services": fmt.Sprint(services), "endpoints": "3", "debounce": "10ms"}
-		ended <- app.Play(context.Background(), role.NewConn(in, say), kind.Site{}, v)
+		ended <- app.Play(context.Background(), role.NewConn(in, say), v)
 		say.Close()
 	}()
 	var mesh appmesh.Ready

@@ -191,7 +191,11 @@ func (j *joined) argv() ([]string, error) {
 		return nil, fault.New(fault.Machine, j.part.Name(), "mount one: mount -t cgroup2 none /sys/fs/cgroup/unified",
 			"it attaches to a cgroup v2 directory, and no v2 hierarchy is mounted")
 	}
-	argv := []string{j.trial.Self(), "subject", "kernelmesh", "--cgroup=" + dir}
+	argv, err := kind.Command(kind.Subject, guest{}, kind.Site{})
+	if err != nil {
+		return nil, err
+	}
+	argv = append(append([]string{j.trial.Self()}, argv...), "--cgroup="+dir)
 	own := processOptions(j.part.Options, j.count(servicesKey))
 	if of, ok := j.part.Options[xdsKey]; ok {
 		argv = append(argv, "--xds="+j.trial.Applications()[of].Address)

@@ -58,17 +58,14 @@ func (x *trial) StartSubject(_ context.Context, component string, _ param.Values
 		return x.controlPlane(argv), nil
 	}
 	x.component = component
-	if !slices.Equal(argv[:3], []string{"/bin/tare", "subject", "kernelmesh"}) {
+	if !slices.Equal(argv[:4], []string{"/bin/tare", kind.PlayCommand, "subject", "kernelmesh"}) {
 		x.t.Errorf("component %q, %q", component, argv)
 	}
 	var o Options
-	var services, dir, xds string
 	f := pflag.NewFlagSet("kernelmesh", pflag.ContinueOnError)
-	values := param.Flags(f, Settings...)
-	f.StringVar(&services, "services", "", "")
-	f.StringVar(&dir, "cgroup", "", "")
-	f.StringVar(&xds, "xds", "", "")
-	err := f.Parse(argv[3:])
+	values := param.Flags(f, guest{}.About().ProcessSettings()...)
+	err := f.Parse(argv[4:])
+	services, dir, xds := values[fileKey], values["cgroup"], values[xdsKey]
 	if err == nil {
 		o, err = OptionsOf(values)
 	}
@@ -301,7 +298,7 @@ func TestArgv(t *testing.T) {
 	} {
 		c.options["steps"] = "500"
 		argv, err := join(t, x, c.options).argv()
-		want := "/bin/tare subject kernelmesh --cgroup=/sys/fs/cgroup/x " + c.want
+		want := "/bin/tare _play subject kernelmesh --cgroup=/sys/fs/cgroup/x " + c.want
 		if got := strings.Join(argv, " "); err != nil || got != want {
 			t.Errorf("%v: %v\ngot  %s\nwant %s", c.options, err, got, want)
 		}

@@ -28,6 +28,11 @@ func (guest) About() kind.About {
 		Summary:  "the reference eBPF mesh data plane, on the hooks of a control group",
 		Settings: slices.Concat(Settings, []param.Setting{xdsSetting}, controlSettings, servicesSettings),
 		Label:    "store",
+		Process:  slices.Concat(processSettings, Settings),
+		Alone: &kind.Alone{Ready: kind.Worded(serving), Rereads: true, Examples: []string{
+			"--services services.yaml --cgroup /sys/fs/cgroup/mygroup",
+			"--xds 127.0.0.1:18000 --fail closed --cgroup /sys/fs/cgroup/mygroup",
+		}},
 	}
 }
 

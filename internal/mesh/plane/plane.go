@@ -214,7 +214,7 @@ func (j *joined) Close() error {
 }
 
 // Play is the process: a control plane until the parent closes its end.
-func (guest) Play(ctx context.Context, conn *role.Conn, _ kind.Site, v param.Values) error {
+func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	o := options{Shape: fleet.Shape{Proxies: v.Int(proxiesKey), Services: v.Int(servicesKey), Calls: v.Int(callsKey)},
 		mtls: v.On(mtlsKey), credentials: v[credentialsKey], program: v[programKey],
 		debounce: v.Duration(debounceKey), admits: v.Int(admitsKey), envoys: v.Int(envoysKey), envoy: v[envoyKey]}

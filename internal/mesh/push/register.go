@@ -1,12 +1,18 @@
 package push
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
+	"time"
 
 	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/param"
 	"tare/internal/mesh/services"
 )
 
@@ -23,14 +29,24 @@ func (guest) About() kind.About {
 			"the subject must be a data plane with `xds`, and `peer: endpoint`",
 		Settings: Settings,
 		Protocol: services.Protocol,
+		Process:  slices.Concat(Settings, processSettings),
+		Alone: &kind.Alone{Argument: meshKey, Warmup: 200 * time.Millisecond, Duration: 5 * time.Second, Examples: []string{
+			"127.0.0.1:18001 --duration 10s",
+			"127.0.0.1:18001 --what all",
+		}},
 	}
 }
 
-// Command starts it with the address at which the application takes changes.
-func (guest) Command(at kind.Site) []string {
+// At is kind.Sited's: the address at which the application takes changes.
+func (guest) At(at kind.Site) param.Values {
 	var app services.Ready
 	_ = json.Unmarshal(at.Ready, &app) // what is none of a mesh has no such address, and the load cannot dial that
-	return []string{"load", "push", "--role", "--mesh=" + app.Control, "--seed=" + strconv.FormatUint(at.Seed, 10)}
+	return param.Values{meshKey: app.Control, load.SeedSetting.Name: strconv.FormatUint(at.Seed, 10)}
+}
+
+// Play is the load's process.
+func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
+	return Run(ctx, optionsOf(v), conn)
 }
 
 // CheckSetup refuses an application that is no mesh: nothing else takes changes.

@@ -22,9 +22,10 @@ func TestCommand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := strings.Join(guest{}.Command(kind.Site{Address: "10.96.0.1:80", Ready: ready, Seed: 7}), " ")
-	if want := "load push --role --mesh=127.0.0.1:2 --seed=7"; got != want {
-		t.Errorf("got  %s\nwant %s", got, want)
+	argv, err := kind.Command(kind.Load, guest{}, kind.Site{Address: "10.96.0.1:80", Ready: ready, Seed: 1<<64 - 1})
+	got, want := strings.Join(argv, " "), "_play load push --mesh=127.0.0.1:2 --seed=18446744073709551615"
+	if got != want || err != nil {
+		t.Errorf("%v: got  %s\nwant %s", err, got, want)
 	}
 }
 

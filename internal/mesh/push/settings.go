@@ -1,6 +1,9 @@
 package push
 
-import "tare/internal/lib/param"
+import (
+	"tare/internal/experiment/load"
+	"tare/internal/lib/param"
+)
 
 // Settings are what specs and the command line set of the load.
 var Settings = []param.Setting{
@@ -13,7 +16,18 @@ var Settings = []param.Setting{
 		Doc: "time from one change to the next, half to one and a half times as long by chance"},
 }
 
-// OptionsOf are the options by their settings.
-func OptionsOf(v param.Values) (Options, error) {
-	return Options{What: v["what"], Interval: v.Duration("interval"), Pause: v.Duration("pause")}, nil
+// meshKey is the name of the setting that an experiment provides.
+const meshKey = "mesh"
+
+// processSettings are those that the process has beside the settings of specs.
+var processSettings = []param.Setting{
+	{Name: meshKey, Type: param.TypeText, Reach: param.ReachAddress,
+		Doc: "address at which the mesh takes changes, host:port; 'tare app mesh' prints it"},
+	load.SeedSetting,
+}
+
+// optionsOf are the options by their settings.
+func optionsOf(v param.Values) Options {
+	return Options{What: v["what"], Interval: v.Duration("interval"), Pause: v.Duration("pause"), Mesh: v[meshKey],
+		Seed: v.Uint(load.SeedSetting.Name)}
 }

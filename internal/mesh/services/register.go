@@ -1,6 +1,15 @@
 package services
 
-import "tare/internal/experiment/kind"
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/param"
+	"tare/internal/lib/quantity"
+)
 
 // Protocol is what the application serves: xDS to data planes, and changes to the loads that ask for them.
 const Protocol = "mesh"
@@ -18,10 +27,21 @@ func (guest) About() kind.About {
 			"when a load of kind `push` asks for it",
 		Settings: Settings,
 		Protocol: Protocol,
+		Process:  slices.Concat(Settings, []param.Setting{listenSetting}),
+		Alone: &kind.Alone{Ready: kind.Worded(listening), Examples: []string{
+			"--services 1000",
+			"--services 5000 --endpoints 20 --listen 127.0.0.1:18000",
+		}},
 	}
 }
 
-// Command starts it at a free port.
-func (guest) Command(kind.Site) []string {
-	return []string{"app", "mesh", "--role", "--listen=127.0.0.1:0"}
+// listening is the ready message for people.
+func listening(_ param.Values, r Ready) string {
+	return fmt.Sprintf("the control plane of %s of %s each listens at %s, and takes changes at %s (Ctrl-C ends it)",
+		quantity.Counted(r.Services, "service"), quantity.Counted(r.Endpoints, "endpoint"), r.Address, r.Control)
+}
+
+// Play is the application's process.
+func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
+	return Run(ctx, optionsOf(v), conn)
 }

@@ -12,7 +12,7 @@ func TestRegistered(t *testing.T) {
 	if g == nil || g.About().Protocol != Protocol {
 		t.Fatalf("found %v", g)
 	}
-	if _, ok := g.(kind.Commander); !ok {
-		t.Error("nobody knows how to start it")
+	if _, ok := g.(kind.Player); !ok {
+		t.Error("it has no process")
 	}
 }

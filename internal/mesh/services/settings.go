@@ -14,7 +14,11 @@ var Settings = []param.Setting{
 		Doc: "endpoints of each service; nobody listens on them"},
 }
 
-// OptionsOf are the options by their settings.
-func OptionsOf(v param.Values) (Options, error) {
-	return Options{Services: v.Int("services"), Endpoints: v.Int("endpoints")}, nil
+// listenSetting is one that only the process has. In an experiment it takes a free port.
+var listenSetting = param.Setting{Name: "listen", Type: param.TypeText, Reach: param.ReachAddress, Default: "127.0.0.1:0",
+	Doc: "address of the control plane; port 0 takes a free one"}
+
+// optionsOf are the options by their settings.
+func optionsOf(v param.Values) Options {
+	return Options{Services: v.Int("services"), Endpoints: v.Int("endpoints"), Listen: v[listenSetting.Name]}
 }

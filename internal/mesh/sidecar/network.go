@@ -185,12 +185,27 @@ type Asked struct {
 	Listens []string `json:"listens"` // where a connection must be taken first
 }
 
-// Play is the process that asks: it is ready once there was an answer. Its site has an Asked as what the application
-// said.
-func (Guest) Play(ctx context.Context, conn *role.Conn, at kind.Site, o param.Values) error {
+// The settings of the process that asks, which only Tare gives it.
+const (
+	addressKey = "address" // host:port, where a load will go
+	askedKey   = "asked"   // an Asked as JSON
+)
+
+var askingSettings = []param.Setting{
+	{Name: addressKey, Type: param.TypeText, Reach: param.ReachAddress, Doc: "address that is asked"},
+	{Name: askedKey, Type: param.TypeText, Reach: param.ReachAddress, Doc: "how it is asked, JSON"},
+}
+
+// At is kind.Sited's: the address, and an Asked as what the application said.
+func (Guest) At(at kind.Site) param.Values {
+	return param.Values{addressKey: at.Address, askedKey: string(at.Ready)}
+}
+
+// Play is the process that asks: it is ready once there was an answer.
+func (Guest) Play(ctx context.Context, conn *role.Conn, o param.Values) error {
 	var asked Asked
-	if err := json.Unmarshal(at.Ready, &asked); err != nil {
-		return fault.Wrap(err, fault.Usage, "", "tare calls this command itself", "the site says nothing of proxies")
+	if err := json.Unmarshal([]byte(o[askedKey]), &asked); err != nil {
+		return fault.Wrap(err, fault.Usage, "", "tare calls this command itself", "the arguments do not name proxies")
 	}
 	how, ok := asks[asked.Over]
 	if !ok {
@@ -201,7 +216,7 @@ func (Guest) Play(ctx context.Context, conn *role.Conn, at kind.Site, o param.Va
 		if err := knock(ctx, asked.Listens); err != nil {
 			return err
 		}
-		return how(ctx, at.Address)
+		return how(ctx, o[addressKey])
 	}
 	within, cancel := context.WithTimeout(ctx, o.Duration(settingReady))
 	defer cancel()

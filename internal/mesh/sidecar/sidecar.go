@@ -263,7 +263,8 @@ func Register(p Proxy) { kind.Register(kind.Subject, Guest{p}) }
 // About is kind.Guest's.
 func (g Guest) About() kind.About {
 	a := g.Proxy.About()
-	return kind.About{Name: a.Name, Summary: a.Summary, Settings: slices.Concat(Settings(), a.Settings)}
+	settings := slices.Concat(Settings(), a.Settings)
+	return kind.About{Name: a.Name, Summary: a.Summary, Settings: settings, Process: slices.Concat(settings, askingSettings)}
 }
 
 // Check is kind.Checker's.

@@ -1,8 +1,12 @@
 package storebench
 
 import (
+	"context"
+	"time"
+
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/measured"
+	"tare/internal/experiment/role"
 	"tare/internal/lib/param"
 	"tare/internal/mesh/store"
 	_ "tare/internal/mesh/store/designs" // what can be opened
@@ -20,11 +24,21 @@ func (guest) About() kind.About {
 		Summary:  "a store of mesh configuration in BPF maps, by design, which flushes changes as fast as it goes",
 		Settings: Settings,
 		Label:    "store",
+		Alone: &kind.Alone{Warmup: 200 * time.Millisecond, Duration: 2 * time.Second, Examples: []string{
+			"--store pooled",
+			"--store snapshot --resource listener --operation insert --services 1000",
+		}},
 	}
 }
 
-// Command starts it; where it stands makes no difference.
-func (guest) Command(kind.Site) []string { return []string{"subject", "store", "--role"} }
+// Play is the subject's process.
+func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
+	o, err := OptionsOf(v)
+	if err != nil {
+		return err
+	}
+	return Run(ctx, o, conn)
+}
 
 // Check refuses options that do not go together, and stores that do not exist.
 func (guest) Check(o param.Values) error {

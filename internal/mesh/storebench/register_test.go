@@ -3,7 +3,6 @@ package storebench
 import (
 	"errors"
 	"math"
-	"strings"
 	"testing"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -17,7 +16,7 @@ import (
 
 // What the engine looks for.
 var _ interface {
-	kind.Commander
+	kind.Player
 	kind.Checker
 	kind.Trait
 	kind.Worker
@@ -27,9 +26,6 @@ func TestRegistered(t *testing.T) {
 	g := kind.Find(kind.Subject, "store")
 	if g == nil {
 		t.Fatal("there is no subject store")
-	}
-	if got := strings.Join(g.(kind.Commander).Command(kind.Site{}), " "); got != "subject store --role" {
-		t.Errorf("it is started by %q", got)
 	}
 	part := &kind.Part{Kind: g, Options: param.Values{"store": "pooled:ondemand"}}
 	if !part.Works() || !part.WorksAlone() {

@@ -36,6 +36,7 @@ var settings = []param.Setting{
 func (guest) About() kind.About {
 	return kind.About{
 		Name: name, Summary: "system calls, each timed: getpid, read, write, open, connect, fork, exec", Settings: settings,
+		Alone: &kind.Alone{Examples: []string{"--duration 10s"}},
 	}
 }
 
@@ -46,7 +47,7 @@ func (guest) RunsInside(param.Values) bool { return true }
 func (guest) Saturates(param.Values) bool { return true }
 
 // Play is the load's process.
-func (guest) Play(ctx context.Context, conn *role.Conn, _ kind.Site, v param.Values) error {
+func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	l, err := newLadder(v.Duration(settingBatch))
 	if err != nil {
 		return err

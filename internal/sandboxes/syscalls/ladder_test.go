@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/pace"
@@ -55,7 +54,7 @@ func TestRole(t *testing.T) {
 	fromChild, out := io.Pipe()
 	ended := make(chan error, 1)
 	values := param.Values{settingBatch: "50us"}
-	go func() { ended <- guest{}.Play(t.Context(), role.NewConn(in, out), kind.Site{}, values); out.Close() }()
+	go func() { ended <- guest{}.Play(t.Context(), role.NewConn(in, out), values); out.Close() }()
 	conn := role.NewConn(fromChild, toChild)
 	var wants role.Wants
 	if err := conn.Expect(role.Ready, &wants, nil); err != nil {

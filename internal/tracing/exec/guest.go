@@ -1,10 +1,14 @@
 package exec
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/role"
 	"tare/internal/lib/param"
 )
 
@@ -19,12 +23,24 @@ func init() { kind.Register(kind.Load, asLoad{}) }
 func (asLoad) About() kind.About {
 	return kind.About{
 		Name: Name, Summary: "execs of a tiny program; it knows exactly how many it made", Settings: Settings,
+		Process: slices.Concat(Settings, []param.Setting{load.SpinSetting}),
+		Alone: &kind.Alone{Examples: []string{
+			"--rate storm --duration 5s",
+			"--rate 1000 --warmup 1s --duration 10s --json",
+		}},
 	}
 }
 
 func (asLoad) MakesEvents() {}
 
-func (asLoad) Command(kind.Site) []string { return []string{"load", "exec", "--role"} }
+// Play is the load's process.
+func (asLoad) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
+	o, err := OptionsOf(v)
+	if err != nil {
+		return err
+	}
+	return Run(ctx, o, conn)
+}
 
 func (asLoad) Check(o param.Values) error {
 	if o.Float(kind.CountSetting) > 1 {

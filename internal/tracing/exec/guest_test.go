@@ -2,6 +2,7 @@ package exec
 
 import (
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -18,12 +19,18 @@ import (
 
 func part(o param.Values) *kind.Part { return &kind.Part{Kind: kind.Find(kind.Load, Name), Options: o} }
 
-func TestCommand(t *testing.T) {
-	for rate, want := range map[string]string{"storm": "--rate=storm", "250": "--rate=250"} {
-		o := param.Values{"rate": rate, "workers": "2"}
-		argv := append(asLoad{}.Command(kind.Site{}), o.Args(Settings)...)
-		if text := strings.Join(argv, " "); text != "load exec --role "+want+" --workers=2" {
-			t.Errorf("at %s it is started by %s", rate, text)
+// TestOptions: a storm is a rate of 0, and spinning through no wait is told from the default.
+func TestOptions(t *testing.T) {
+	for _, c := range []struct {
+		v    param.Values
+		want Options
+	}{
+		{param.Values{"rate": "storm", "workers": "2"}, Options{Workers: 2}},
+		{param.Values{"rate": "250", "spin": "20µs"}, Options{Rate: 250, Spin: 20 * time.Microsecond}},
+		{param.Values{"rate": "storm", "spin": "0s"}, Options{Spin: -1}},
+	} {
+		if o, err := OptionsOf(c.v); err != nil || !reflect.DeepEqual(o, c.want) {
+			t.Errorf("%v: %+v, %v", c.v, o, err)
 		}
 	}
 }

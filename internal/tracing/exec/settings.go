@@ -1,6 +1,9 @@
 package exec
 
-import "tare/internal/lib/param"
+import (
+	"tare/internal/experiment/load"
+	"tare/internal/lib/param"
+)
 
 // Storm is the rate of a load that executes as fast as it can.
 const Storm = "storm"
@@ -17,7 +20,7 @@ var Settings = []param.Setting{
 
 // OptionsOf are the options by their settings.
 func OptionsOf(v param.Values) (Options, error) {
-	o := Options{Workers: v.Int("workers")}
+	o := Options{Workers: v.Int("workers"), Spin: load.SpinOf(v)}
 	if v["rate"] != Storm {
 		o.Rate = v.Float("rate")
 	}

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"tare/internal/experiment/kind"
 	cmdline "tare/internal/experiment/process"
 	"tare/internal/lib/param"
 	execload "tare/internal/tracing/exec"
@@ -23,6 +24,8 @@ type Entry struct {
 	Name     string
 	Summary  string
 	Settings []param.Setting // its own
+	Process  []param.Setting // of Tare's own, as a command: kind.About.Process
+	Alone    *kind.Alone     // likewise
 	// Make makes the tracer of settings, by their names. Its error is of their values, and reads on after the tracer's
 	// name.
 	Make func(map[string]string) (*Tracer, error)
@@ -30,12 +33,14 @@ type Entry struct {
 
 // Catalogue are the tracers that are known by name, and last the one that is a command line of somebody's own.
 var Catalogue = []Entry{
-	{"exectrace", "Tare's own tracer of execs", exectrace.Settings, ownTracer},
-	{"bpftrace", "bpftrace, with a program that prints the same of an exec as exectrace does", bpftraceSettings, bpftrace},
-	{"ig", "Inspektor Gadget's trace_exec, by ig", igSettings, ig},
-	{"tetragon", "Tetragon, without Kubernetes", tetragonSettings, tetragon},
-	{"falco", "Falco with one rule, which every exec meets", falcoSettings, falco},
-	{command.Name, "any other tracer, as a command line", commandSettings, ofCommand},
+	{Name: "exectrace", Summary: "Tare's own tracer of execs", Settings: exectrace.Settings, Make: ownTracer,
+		Process: exectrace.Process, Alone: exectrace.Alone},
+	{Name: "bpftrace", Summary: "bpftrace, with a program that prints the same of an exec as exectrace does",
+		Settings: bpftraceSettings, Make: bpftrace},
+	{Name: "ig", Summary: "Inspektor Gadget's trace_exec, by ig", Settings: igSettings, Make: ig},
+	{Name: "tetragon", Summary: "Tetragon, without Kubernetes", Settings: tetragonSettings, Make: tetragon},
+	{Name: "falco", Summary: "Falco with one rule, which every exec meets", Settings: falcoSettings, Make: falco},
+	{Name: command.Name, Summary: "any other tracer, as a command line", Settings: commandSettings, Make: ofCommand},
 }
 
 // Lookup finds an entry; nil where there is none.

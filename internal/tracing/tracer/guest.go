@@ -42,7 +42,10 @@ var commonSettings = []param.Setting{
 }
 
 func (g asSubject) About() kind.About {
-	return kind.About{Name: g.Name, Summary: g.Summary, Settings: slices.Concat(g.Settings, commonSettings)}
+	return kind.About{
+		Name: g.Name, Summary: g.Summary, Settings: slices.Concat(g.Settings, commonSettings), Process: g.Process,
+		Alone: g.Alone,
+	}
 }
 
 // make is the tracer that the options describe.

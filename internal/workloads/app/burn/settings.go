@@ -8,9 +8,6 @@ var Settings = []param.Setting{
 		Doc: "part of each CPU that it uses: 1 is all of it, 0 none"},
 }
 
-// OptionsOf are the options by their settings.
-func OptionsOf(v param.Values) (Options, error) { return Options{Share: v.Float("share")}, nil }
-
 // neighbours is how what it uses reads in a sentence.
 var neighbours = map[string]string{
 	"0": "without a busy neighbour", "1": "beside a neighbour on every CPU", "": "beside a neighbour that takes {} of each CPU",

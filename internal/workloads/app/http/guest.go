@@ -2,9 +2,13 @@ package http
 
 import (
 	"cmp"
+	"context"
+	"fmt"
 	"net"
+	"slices"
 
 	"tare/internal/experiment/kind"
+	"tare/internal/experiment/role"
 	"tare/internal/lib/param"
 )
 
@@ -14,12 +18,44 @@ func init() { kind.Register(kind.Application, guest{}) }
 type guest struct{}
 
 func (guest) About() kind.About {
-	return kind.About{Name: "http", Summary: "an echo server of HTTP/1.1, HTTP/2, gRPC or TCP", Settings: Settings,
-		Protocol: "http"}
+	return kind.About{
+		Name: "http", Summary: "an echo server of HTTP/1.1, HTTP/2, gRPC or TCP", Settings: Settings, Protocol: "http",
+		Process: slices.Concat(Settings, processSettings),
+		Alone: &kind.Alone{Ready: kind.Worded(serving), Examples: []string{
+			"--listen 127.0.0.1:8080 --body 1024",
+			"--listen 127.0.0.1:8080 --delay 2ms",
+			"--listen 127.0.0.1:8080 --protocol http2",
+			"--listen 127.0.0.1:8443 --tls",
+			"--listen 127.0.0.1:8080 --protocol grpc --echo=false",
+			"--listen 127.0.0.1:8080 --delay-dist two-point:2ms:20ms:0.05 --stall 500ms --stall-every 2s",
+		}},
+	}
 }
 
-func (guest) Command(at kind.Site) []string {
-	return []string{"app", "http", "--role", "--listen=" + net.JoinHostPort(cmp.Or(at.Host, "127.0.0.1"), "0")}
+// serving is the ready message for people.
+func serving(v param.Values, r Ready) string {
+	scheme := "http"
+	switch {
+	case Protocol(v["protocol"]) == TCP:
+		scheme = "tcp"
+	case v.On("tls"):
+		scheme = "https"
+	}
+	return fmt.Sprintf("serving %s://%s/ (Ctrl-C ends it)", scheme, r.Address)
+}
+
+// At is kind.Sited's: a free port of the host.
+func (guest) At(at kind.Site) param.Values {
+	return param.Values{listenKey: net.JoinHostPort(cmp.Or(at.Host, "127.0.0.1"), "0")}
+}
+
+// Play is the application's process.
+func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
+	o, err := OptionsOf(v)
+	if err != nil {
+		return err
+	}
+	return Run(ctx, o, conn)
 }
 
 func (guest) Check(v param.Values) error {

@@ -1,6 +1,8 @@
 package http
 
 import (
+	"math"
+
 	"tare/internal/lib/delay"
 	"tare/internal/lib/param"
 )
@@ -20,11 +22,38 @@ var Settings = []param.Setting{
 	{Name: "delay", Type: param.TypeDuration, Default: "0s", Max: 60, Doc: "time the server waits before it answers"},
 }
 
-// OptionsOf are the options by their settings.
-func OptionsOf(v param.Values) (Options, error) {
-	o := Options{
-		Protocol: Protocol(v["protocol"]), Body: v.Int("body"), Deaf: !v.On("echo"), TLS: v.On("tls"),
-		Options: delay.Options{Delay: v.Duration("delay")},
+// listenKey is the name of the setting that an experiment provides.
+const listenKey = "listen"
+
+// processSettings are those that the process has beside the settings of specs.
+var processSettings = []param.Setting{
+	{Name: listenKey, Type: param.TypeText, Reach: param.ReachAddress, Default: "127.0.0.1:0",
+		Doc: "address to listen on; port 0 takes a free one"},
+	{Name: "delay-dist", Type: param.TypeText, Reach: param.ReachNothing,
+		Doc: "distribution of the delay, instead of delay: constant:5ms, uniform:2ms:10ms, two-point:2ms:20ms:0.05"},
+	{Name: "seed", Type: param.TypeCount, Default: "1", Max: math.MaxUint64, Doc: "seed of delay-dist"},
+	{Name: "stall", Type: param.TypeDuration, Default: "0s",
+		Doc: "length of stalls, in which nothing is answered; 0s for none"},
+	{Name: "stall-every", Type: param.TypeDuration, Default: "0s",
+		Doc: "time from the beginning of one stall to that of the next"},
+	{Name: "skip", Type: param.TypeCount, Default: "0",
+		Doc: "requests at the beginning whose waits are left out of what a server with a delay-dist or with stalls " +
+			"reports at its end"},
+}
+
+// OptionsOf are the options by their settings, those of the process or those of a spec alone.
+func OptionsOf(v param.Values) (o Options, err error) {
+	o = Options{
+		Protocol: Protocol(v["protocol"]), Body: v.Int("body"), Deaf: !v.On("echo"), TLS: v.On("tls"), Listen: v[listenKey],
+		Options: delay.Options{
+			Delay: v.Duration("delay"), Seed: v.Uint("seed"), Skip: int64(v.Int("skip")),
+			Stall: delay.Stall{For: v.Duration("stall"), Every: v.Duration("stall-every")},
+		},
+	}
+	if text := v["delay-dist"]; text != "" {
+		if o.Distribution, err = delay.Parse(text); err != nil {
+			return o, err
+		}
 	}
 	return o, o.check()
 }

@@ -1,12 +1,15 @@
 package http
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
+	"tare/internal/experiment/role"
 	"tare/internal/lib/param"
 )
 
@@ -16,17 +19,35 @@ func init() { kind.Register(kind.Load, guest{}) }
 type guest struct{}
 
 func (guest) About() kind.About {
-	return kind.About{Name: "http", Summary: "a client of HTTP/1.1, HTTP/2, gRPC and TCP", Settings: Settings,
-		Protocol: "http"}
+	return kind.About{
+		Name: "http", Summary: "a client of HTTP/1.1, HTTP/2, gRPC and TCP", Settings: Settings, Protocol: "http",
+		Process: slices.Concat(Settings, processSettings),
+		Alone: &kind.Alone{Argument: urlKey, Examples: []string{
+			"http://127.0.0.1:8080/ --rate 5000 --connections 16 --duration 10s",
+			"http://127.0.0.1:8080/ --mode closed --connections 64 --keepalive=false",
+			"http://127.0.0.1:8080/ --protocol http2 --rate 5000 --connections 4 --streams 32",
+			"https://127.0.0.1:8443/ --tls unverified --rate 500 --keepalive=false",
+			"http://127.0.0.1:8080/tare.Echo/Echo --protocol grpc --rate 1000 --request-body 1KiB",
+		}},
+	}
 }
 
-func (guest) Command(at kind.Site) []string {
-	seed := strconv.FormatUint(at.Seed, 10)
-	args := []string{"load", "http", "--role", "--url=http://" + at.Address + "/", "--seed=" + seed}
+// At is kind.Sited's: the URL of the application, whatever the protocol.
+func (guest) At(at kind.Site) param.Values {
+	v := param.Values{urlKey: "http://" + at.Address + "/", load.SeedSetting.Name: strconv.FormatUint(at.Seed, 10)}
 	if at.Served {
-		args = append(args, "--source=loopback") // what a service address is rewritten to is on this machine
+		v[sourceKey] = string(SourceLoopback) // what a service address is rewritten to is on this machine
 	}
-	return args
+	return v
+}
+
+// Play is the load's process.
+func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
+	o, err := OptionsOf(v)
+	if err != nil {
+		return err
+	}
+	return Run(ctx, o, conn)
 }
 
 func (guest) Check(v param.Values) error {

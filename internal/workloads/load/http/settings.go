@@ -46,14 +46,40 @@ var Settings = []param.Setting{
 		Doc: "time after the window in which answers are still waited for"},
 }
 
-// OptionsOf are the options by their settings. Its error is of settings that contradict each other.
+// The names of settings that an experiment provides.
+const (
+	urlKey    = "url"
+	sourceKey = "source"
+)
+
+// processSettings are those that the process has beside the settings of specs.
+var processSettings = []param.Setting{
+	{Name: urlKey, Type: param.TypeText, Reach: param.ReachAddress, Many: true,
+		Doc: "what to request, http[s]://host:port/path; several are used in turn"},
+	load.SeedSetting,
+	{Name: "method", Type: param.TypeText, Reach: param.ReachNothing,
+		Doc: "request method; GET, or POST with a body, when left out"},
+	{Name: "header", Type: param.TypeText, Reach: param.ReachNothing, Many: true,
+		Doc: `further request header, "Name: value"`},
+	{Name: sourceKey, Type: param.TypeWord, Default: string(SourceAuto),
+		Words: []string{string(SourceAuto), string(SourceNone), string(SourceLoopback)},
+		Doc: "source addresses: loopback spreads them over 127.0.0.0/8, none leaves the choice to the kernel, auto is " +
+			"loopback for servers at loopback addresses"},
+	{Name: "recycle", Type: param.TypeSwitch, Default: "false",
+		Doc: "without keepalive: connect the same sockets again instead of making new ones; programs that watch sockets " +
+			"come and go see less"},
+	load.SpinSetting,
+}
+
+// OptionsOf are the options by their settings, those of the process or those of a spec alone. Its error is of settings that contradict each other.
 func OptionsOf(v param.Values) (Options, error) {
 	o := Options{
 		Rate: v.Float("rate"), Arrivals: pace.Arrivals(v["arrivals"]), Connections: v.Int("connections"),
 		KeepAlive: v.On("keepalive"), Threads: v.Int("threads"),
 		Timeout: v.Duration("timeout"), Drain: v.Duration("drain"),
 		Protocol: Protocol(v["protocol"]), Streams: v.Int("streams"), Body: v.Int("request-body"),
-		TLS: TLS(v["tls"]),
+		TLS: TLS(v["tls"]), Targets: v.Texts(urlKey), Seed: v.Uint(load.SeedSetting.Name), Method: v["method"],
+		Headers: v.Texts("header"), Source: Source(v[sourceKey]), Recycle: v.On("recycle"), Spin: load.SpinOf(v),
 	}
 	if o.Drain == 0 {
 		o.Drain = -1 // to Options, 0 is the default

@@ -1,11 +1,13 @@
 package probe
 
 import (
+	"context"
 	"fmt"
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/metric"
+	"tare/internal/experiment/role"
 	"tare/internal/lib/param"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
@@ -22,10 +24,14 @@ func (guest) About() kind.About {
 		Name:     "probe",
 		Summary:  "no load at all: a process that asks to be woken on every CPU and measures how late it is",
 		Settings: Settings,
+		Alone:    &kind.Alone{Examples: []string{"--duration 10s"}},
 	}
 }
 
-func (guest) Command(kind.Site) []string { return []string{"load", "probe", "--role"} }
+// Play is the load's process.
+func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
+	return Run(ctx, Options{Interval: v.Duration("interval")}, conn)
+}
 
 // Saturates: what the machine is busy with is what a probe is about.
 func (guest) Saturates(param.Values) bool { return true }

@@ -7,8 +7,3 @@ var Settings = []param.Setting{
 	{Name: "interval", Type: param.TypeDuration, Default: "1ms", Min: MinInterval.Seconds(), Max: MaxInterval.Seconds(),
 		Doc: "time between two wake-ups on one CPU"},
 }
-
-// OptionsOf are the options by their settings.
-func OptionsOf(v param.Values) (Options, error) {
-	return Options{Interval: v.Duration("interval")}, nil
-}

@@ -3,6 +3,7 @@ package write
 import (
 	"context"
 	"slices"
+	"strconv"
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
@@ -17,16 +18,27 @@ func init() { kind.Register(kind.Load, guest{}) }
 type guest struct{}
 
 func (guest) About() kind.About {
-	return kind.About{Name: Name, Summary: "writes to files, with fsync or without", Settings: Settings}
+	return kind.About{
+		Name: Name, Summary: "writes to files, with fsync or without", Settings: Settings,
+		Process: slices.Concat(Settings, []param.Setting{load.SeedSetting, load.SpinSetting}),
+		Alone: &kind.Alone{Examples: []string{
+			"--rate 1000 --duration 10s",
+			"--mode closed --sync fsync --directory /var/lib/mydisk --duration 10s",
+		}},
+	}
+}
+
+// At is kind.Sited's.
+func (guest) At(at kind.Site) param.Values {
+	return param.Values{load.SeedSetting.Name: strconv.FormatUint(at.Seed, 10)}
 }
 
 // Play is the load's process.
-func (guest) Play(ctx context.Context, conn *role.Conn, at kind.Site, v param.Values) error {
+func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	o, err := OptionsOf(v)
 	if err != nil {
 		return err
 	}
-	o.Seed = at.Seed
 	return Run(ctx, o, conn)
 }
 

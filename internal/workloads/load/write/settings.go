@@ -40,6 +40,7 @@ func OptionsOf(v param.Values) (Options, error) {
 	o := Options{
 		Rate: v.Float("rate"), Arrivals: pace.Arrivals(v["arrivals"]), Workers: v.Int("workers"), Size: v.Int("size"),
 		Sync: v["sync"], Directory: v["directory"], Limit: int64(v.Float("limit")), Drain: v.Duration("drain"),
+		Seed: v.Uint(load.SeedSetting.Name), Spin: load.SpinOf(v),
 	}
 	switch _, rated := v["rate"]; {
 	case v["mode"] == load.Open && !rated:

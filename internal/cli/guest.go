@@ -1,0 +1,328 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/mattn/go-isatty"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+	"tare/internal/lib/param"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/text"
+)
+
+// The commands 'tare load', 'tare app' and 'tare subject' are made of what guests declare (kind.Alone).
+func init() {
+	register(func() *cobra.Command {
+		return newGuests(kind.Load, "Generate load and measure how it is served")
+	})
+	register(func() *cobra.Command {
+		return newGuests(kind.Application, "Run an application for a load to put to work")
+	})
+	register(func() *cobra.Command {
+		c := newGuests(kind.Subject, "Run a subject, a thing that Tare weighs; without a name, list them")
+		c.AddCommand(newProxy())
+		c.RunE = func(cmd *cobra.Command, _ []string) error { return listSubjects(cmd.Context(), cmd.OutOrStdout()) }
+		return c
+	})
+}
+
+// newGuests is the command of a role: below it is one for each guest that runs by itself.
+func newGuests(r kind.Role, short string) *cobra.Command {
+	c := &cobra.Command{
+		Use:   string(r),
+		Short: short,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			var names []string
+			for _, sub := range cmd.Commands() {
+				names = append(names, sub.Name())
+			}
+			return fault.New(fault.Usage, cmd.CommandPath(), text.Suggest(args[0], names)+"; "+seeHelp(cmd),
+				"there is no %s %q", r, args[0])
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	var examples []string
+	for _, g := range kind.All(r) {
+		if about := g.About(); about.Alone != nil {
+			c.AddCommand(newGuest(r, g))
+			examples = append(examples, example(r, about)[0])
+		}
+	}
+	c.Example = strings.Join(examples, "\n")
+	return c
+}
+
+// example is the examples of a guest as help shows them.
+func example(r kind.Role, about kind.About) (lines []string) {
+	for _, args := range about.Alone.Examples {
+		lines = append(lines, strings.TrimRight("  tare "+string(r)+" "+about.Name+" "+args, " "))
+	}
+	return lines
+}
+
+// newGuest is the command that runs a guest by itself.
+func newGuest(r kind.Role, g kind.Guest) *cobra.Command {
+	about := g.About()
+	summary := strings.ReplaceAll(about.Summary, "`", "'")
+	c := &cobra.Command{
+		Use:     about.Name,
+		Short:   strings.ToUpper(summary[:1]) + summary[1:],
+		Example: strings.Join(example(r, about), "\n"),
+		Args:    noArgs,
+	}
+	values := param.Flags(c.Flags(), about.ProcessSettings()...)
+	if argument := about.Alone.Argument; argument != "" {
+		setting, _ := param.Find(about.ProcessSettings(), argument)
+		c.Use += " [" + strings.ToUpper(argument) + "]"
+		c.Args = func(cmd *cobra.Command, args []string) error {
+			if len(args) > 1 && !setting.Many {
+				return noArgs(cmd, args[1:])
+			}
+			for _, arg := range args {
+				if err := cmd.Flags().Set(argument, arg); err != nil {
+					return flagError(cmd, err)
+				}
+			}
+			return nil
+		}
+	}
+	run := runner(r, g, c.Flags(), values)
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := kind.Check(g, values); err != nil {
+			return wrongUse(cmd, err)
+		}
+		return run(cmd)
+	}
+	return c
+}
+
+// runner is how a guest runs by itself, by what it is. It adds the flags that this takes.
+func runner(r kind.Role, g kind.Guest, f *pflag.FlagSet, v param.Values) func(*cobra.Command) error {
+	alone := g.About().Alone
+	if alone.Run != nil {
+		return func(cmd *cobra.Command) error {
+			out := cmd.OutOrStdout()
+			if file := fileOf(out); file != nil {
+				out = file // which counts what a reader that has gone does not get
+			}
+			return alone.Run(cmd.Context(), out, stderr, v)
+		}
+	}
+	player := g.(kind.Player) // TestEveryGuestPlays
+	play := func(ctx context.Context, conn *role.Conn) error { return player.Play(ctx, conn, v) }
+	if kind.Measures(r, g) {
+		w := window{}
+		w.flags(f, alone.Warmup, cmp.Or(alone.Duration, 10*time.Second))
+		return func(cmd *cobra.Command) error { return w.measure(cmd, g, v, play) }
+	}
+	human := true
+	if r == kind.Subject {
+		f.BoolVar(&human, "human", false, "print for people, not the role protocol; the default on a terminal")
+	}
+	return func(cmd *cobra.Command) error {
+		ctx := cmd.Context()
+		if alone.Rereads {
+			ctx = withoutHangup(ctx)
+		}
+		if human || isatty.IsTerminal(os.Stdout.Fd()) {
+			return forPeople(ctx, cmd.OutOrStdout(), printer(g, v), play)
+		}
+		conn := role.NewConn(os.Stdin, os.Stdout)
+		return reported(conn, play(ctx, conn))
+	}
+}
+
+// printer prints for people what an application or a subject says.
+func printer(g kind.Guest, v param.Values) func(io.Writer, role.Message) error {
+	about := g.About()
+	return func(w io.Writer, m role.Message) error {
+		switch m.Event {
+		case role.Ready:
+			line := about.Name + " is ready (Ctrl-C ends it)"
+			if word := about.Alone.Ready; word != nil {
+				var err error
+				if line, err = word(v, m.Data); err != nil {
+					return err
+				}
+			}
+			_, err := fmt.Fprintln(w, line)
+			return err
+		case role.Log:
+			return printLog(w, m)
+		}
+		return nil
+	}
+}
+
+// window holds the flags of guests that are measured.
+type window struct {
+	warmup, duration time.Duration
+	asJSON           bool
+}
+
+func (w *window) flags(f *pflag.FlagSet, warmup, duration time.Duration) {
+	f.DurationVar(&w.warmup, "warmup", warmup, "time before the measured window")
+	f.DurationVar(&w.duration, "duration", duration, "length of the measured window (also --for)")
+	f.BoolVar(&w.asJSON, "json", false, "print the result as JSON")
+	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		if name == "for" {
+			name = "duration"
+		}
+		return pflag.NormalizedName(name)
+	})
+}
+
+// measure has a guest work once, and prints the result. A guest of which no work succeeded is an error: a script must
+// not take that for a measurement.
+func (w *window) measure(cmd *cobra.Command, g kind.Guest, v param.Values, play player) error {
+	if w.duration <= 0 || w.warmup < 0 {
+		return fault.New(fault.Usage, cmd.CommandPath()+" --duration", "give a length of time, such as 10s",
+			"there is no time to measure in")
+	}
+	r, err := w.work(cmd.Context(), play)
+	if err != nil {
+		return err
+	}
+	if w.asJSON {
+		err = encodeLoad(cmd.OutOrStdout(), r)
+	} else {
+		err = printResult(cmd.OutOrStdout(), g, v, r)
+	}
+	return errors.Join(err, allFailed(cmd, r))
+}
+
+// player is what a guest's process does.
+type player func(context.Context, *role.Conn) error
+
+// threadsReady is how long threads get to be there when the schedule begins.
+const threadsReady = 20 * time.Millisecond
+
+// work plays the parent of a load: it starts the load when that is ready, and returns its result.
+func (w *window) work(ctx context.Context, play player) (*load.Result, error) {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	input, tell := io.Pipe()
+	output, says := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		err := play(ctx, role.NewConn(input, says))
+		says.Close()
+		ended <- err
+	}()
+	conn, log := role.NewConn(output, tell), func(line string) { fmt.Fprintln(stderr, text.Line(line)) }
+	var r load.Result
+	err := conn.Expect(role.Ready, nil, log)
+	if err == nil {
+		schedule := role.Schedule{
+			Begin: pace.Now() + int64(threadsReady), Warmup: int64(w.warmup), Duration: int64(w.duration),
+		}
+		if err = conn.Send(role.Start, schedule); err == nil {
+			done := showElapsed(w.warmup + w.duration)
+			err = conn.Expect(role.Result, &r, log)
+			done()
+		}
+	}
+	tell.Close()
+	output.Close()
+	if failed := <-ended; failed != nil {
+		return nil, failed // why there was no result
+	}
+	return &r, err
+}
+
+// showElapsed shows on a terminal how much of a long run is over, until done is called.
+func showElapsed(of time.Duration) (done func()) {
+	const long = 2 * time.Second
+	if of < long || !isatty.IsTerminal(os.Stderr.Fd()) {
+		return func() {}
+	}
+	const clear = "\r\x1b[K"
+	end, cleared := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(cleared)
+		began := time.Now()
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				fmt.Fprintf(os.Stderr, "%s%s of %s", clear, quantity.Wait(time.Since(began)), quantity.Wait(of))
+			case <-end:
+				fmt.Fprint(os.Stderr, clear)
+				return
+			}
+		}
+	}()
+	return func() { close(end); <-cleared }
+}
+
+// wrongUse makes an error of a guest's settings one of wrong use.
+func wrongUse(cmd *cobra.Command, err error) error {
+	if err == nil || fault.CodeOf(err) != fault.Internal {
+		return err
+	}
+	return fault.New(fault.Usage, cmd.CommandPath(), seeHelp(cmd), "%s", err)
+}
+
+// reported sends the parent of a role the error that ends it, and returns it for the exit code.
+func reported(conn *role.Conn, err error) error {
+	if err != nil {
+		err = errors.Join(err, conn.Fail(err))
+	}
+	return err
+}
+
+// listSubjects lists what an arm of a spec can weigh.
+func listSubjects(ctx context.Context, w io.Writer) error {
+	for _, g := range kind.All(kind.Subject) {
+		if _, varies := g.(kind.Variant); varies {
+			continue // it is the baseline, and nothing that is weighed
+		}
+		about := g.About()
+		state := ""
+		if i, ok := g.(kind.Installed); ok {
+			if missing := i.Installed(ctx, param.Defaults(about.Settings)); missing != nil {
+				state = " (" + missing.Error() + ")"
+			}
+		}
+		fmt.Fprintf(w, "%s: %s%s\n", about.Name, about.Summary, state)
+		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		for _, o := range about.Settings {
+			doc := o.Doc
+			if o.Default != "" {
+				doc += " (default " + o.Default + ")"
+			}
+			fmt.Fprintf(t, "  %s\t%s\n", o.Name, doc)
+		}
+		if err := t.Flush(); err != nil {
+			return fmt.Errorf("writing the list of subjects: %w", err)
+		}
+	}
+	return nil
+}
+
+func decodeMessage(m role.Message, into any) error {
+	if err := json.Unmarshal(m.Data, into); err != nil {
+		return fmt.Errorf("decoding %s message: %w", m.Event, err)
+	}
+	return nil
+}

@@ -1,0 +1,233 @@
+package cli
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/spf13/cobra"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/metric"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/param"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/stats"
+	"tare/internal/scale/ledger"
+)
+
+// loadSchema names the JSON form of the result of one load.
+const loadSchema = "tare.load/v1"
+
+// loadDocument is what --json prints.
+type loadDocument struct {
+	Schema string `json:"schema"`
+	*load.Result
+	Failed        int64                        `json:"failed"` // the sum of errors
+	Distributions map[string]load.Distribution `json:"distributions"`
+}
+
+// encodeLoad writes the result as JSON, with quantiles beside the histograms that only a library can read.
+func encodeLoad(w io.Writer, r *load.Result) error {
+	distributions, err := r.Distributions()
+	if err != nil {
+		return err
+	}
+	return json.NewEncoder(w).Encode(loadDocument{loadSchema, r, failedOf(r), distributions})
+}
+
+func failedOf(r *load.Result) (n int64) {
+	for _, of := range r.Errors {
+		n += of
+	}
+	return n
+}
+
+// errorKinds are the kinds of errors of a result, the most frequent first.
+func errorKinds(r *load.Result) []string {
+	return slices.SortedFunc(maps.Keys(r.Errors), func(a, b string) int {
+		return cmp.Or(cmp.Compare(r.Errors[b], r.Errors[a]), cmp.Compare(a, b))
+	})
+}
+
+// allFailed is the error of a load of which nothing succeeded, which a script must not take for a measurement.
+func allFailed(cmd *cobra.Command, r *load.Result) error {
+	failed := failedOf(r)
+	if r.Done > 0 || failed == 0 {
+		return nil
+	}
+	return fault.New(fault.Exceeded, cmd.CommandPath(), "see what it is put to work on",
+		"nothing worked: all %d failed, most of them by %s", failed, errorKinds(r)[0])
+}
+
+// printResult writes the result of a guest that was measured for people: what it did, its times, and the guest's own
+// metrics.
+func printResult(w io.Writer, g kind.Guest, v param.Values, r *load.Result) error {
+	var b strings.Builder
+	printWork(&b, g.About().Name, r)
+	if err := printTimes(&b, r); err != nil {
+		return err
+	}
+	printValues(&b, g, v, r)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// printWork writes what was done, a line for each kind of number.
+func printWork(b *strings.Builder, name string, r *load.Result) {
+	fmt.Fprintf(b, "%s: %s loop", name, r.Mode)
+	if r.Arrivals != "" {
+		fmt.Fprintf(b, ", %s arrivals", r.Arrivals)
+	}
+	fmt.Fprintf(b, ", %g s\n", r.Seconds)
+	line := func(title, format string, args ...any) {
+		fmt.Fprintf(b, "%-13s %s\n", title, fmt.Sprintf(format, args...))
+	}
+	if r.Intended > 0 {
+		if r.TargetRate > 0 {
+			line("rate", "%.0f/s, %g/s asked for", r.Rate, r.TargetRate)
+		} else {
+			line("rate", "%.0f/s", r.Rate)
+		}
+		late := ""
+		if r.Late > 0 {
+			late = fmt.Sprintf(", %d of them after the end", r.Late)
+		}
+		line("done", "%d of %d%s", r.Done, r.Intended, late)
+	}
+	if n := r.Intended - r.Sent; n > 0 {
+		line("not started", "%d: nothing was free to start them", n)
+	}
+	if r.Unfinished > 0 {
+		line("unfinished", "%d when the drain ended", r.Unfinished)
+	}
+	if r.Intended > 0 {
+		kinds := []string{"none"}
+		for i, kind := range errorKinds(r) {
+			kinds = append(kinds[:i], fmt.Sprintf("%d %s", r.Errors[kind], kind))
+		}
+		line("errors", "%s", strings.Join(kinds, ", "))
+	}
+	if r.MaxConnections > 0 {
+		line("connections", "%d, %d opened in the window", r.MaxConnections, r.Opened)
+	}
+	if r.CPUs > 0 && r.Seconds > 0 {
+		each := ""
+		if r.Done > 0 {
+			each = ", " + quantity.Value(r.CPUSeconds/float64(r.Done), quantity.Seconds) + " for each done"
+		}
+		line("own CPU time", "%s, %.0f %% of %g CPUs%s", quantity.Value(r.CPUSeconds, quantity.Seconds),
+			100*r.CPUSeconds/(r.CPUs*r.Seconds), r.CPUs, each)
+	}
+}
+
+// printed are the quantiles that are printed.
+var printed = []float64{0.5, 0.9, 0.99, 0.999}
+
+// printTimes writes a row for each histogram of the result, and says which quantiles need more samples.
+func printTimes(b *strings.Builder, r *load.Result) error {
+	names := []string{load.Latency, load.Service, load.Connect, load.Lag, load.OwnLag}
+	for _, name := range slices.Sorted(maps.Keys(r.Histograms)) {
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprint(t, "\t")
+	for _, q := range printed {
+		fmt.Fprintf(t, "p%g\t", 100*q)
+	}
+	fmt.Fprint(t, "max\t\n")
+	rows, withheld := 0, len(printed) // the quantiles from withheld on are not given in every row
+	for _, name := range names {
+		h, err := r.Histogram(name)
+		if err != nil {
+			return err
+		}
+		if h == nil || name == load.Service && r.Histograms[name] == r.Histograms[load.Latency] {
+			continue // in a closed loop service time is the latency
+		}
+		rows++
+		withheld = min(withheld, printRow(t, strings.ReplaceAll(name, "_", " "), h))
+	}
+	if rows == 0 {
+		return nil
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, q := range printed[withheld:] {
+		fmt.Fprintf(b, "p%g: not given (-) with fewer than %s samples\n", 100*q,
+			quantity.Thousands(int(math.Round(stats.MinBeyond(q)/(1-q)))))
+	}
+	return nil
+}
+
+// printRow writes the quantiles of a histogram of times, and the maximum. It returns the index of the first quantile
+// that its samples cannot carry, by the rule of the reports.
+func printRow(w io.Writer, title string, h *hdrhistogram.Histogram) (withheld int) {
+	fmt.Fprintf(w, "%s\t", title)
+	withheld = len(printed)
+	for i, q := range printed {
+		text := "-"
+		if ns, ok := stats.Quantile(h, q); ok {
+			text = quantity.Value(ns/1e9, quantity.Seconds)
+		} else {
+			withheld = min(withheld, i)
+		}
+		fmt.Fprintf(w, "%s\t", text)
+	}
+	fmt.Fprintf(w, "%s\t\n", quantity.Value(float64(h.Max())/1e9, quantity.Seconds))
+	return withheld
+}
+
+// printValues writes the guest's own metrics, as an experiment would have them, or else what it counted.
+func printValues(b *strings.Builder, g kind.Guest, v param.Values, r *load.Result) {
+	name := g.About().Name
+	m := &measured.Measured{
+		Setup: &kind.Setup{Loads: map[string]*kind.Part{name: {Kind: g, Options: v}}},
+		Loads: map[string]load.Result{name: *r}, Work: r, Ledger: &ledger.Ledger{},
+	}
+	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
+	any := false
+	line := func(name, value string) {
+		any = true
+		fmt.Fprintf(t, "%s\t%s\n", name, value)
+	}
+	if teller, ok := g.(measured.Teller); ok {
+		for _, one := range teller.Metrics() {
+			if quantileOfTimes(one.Definition) {
+				continue // in the table above
+			}
+			if one.Value != nil {
+				if value, ok := one.Value(m); ok {
+					line(quantity.Label(one.Name), quantity.Value(value, one.Unit))
+				}
+			} else if in, of := one.Count(m); of > 0 {
+				line(quantity.Label(one.Name), fmt.Sprintf("%s, %d of %d",
+					quantity.Value(float64(in)/float64(of), one.Unit), in, of))
+			}
+		}
+	}
+	if !any {
+		for _, name := range slices.Sorted(maps.Keys(r.Counts)) {
+			line(quantity.Label(name), quantity.Value(r.Counts[name], quantity.UnitOf(name)))
+		}
+	}
+	_ = t.Flush() // into memory
+}
+
+// quantileOfTimes reports whether a metric is a quantile or the maximum of a histogram of times: no cost, which would
+// be a mean, and of merged histograms.
+func quantileOfTimes(d metric.Definition) bool {
+	return d.Unit == quantity.Seconds && d.Pool == metric.Merged && !d.Cost
+}

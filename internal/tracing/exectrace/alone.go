@@ -1,0 +1,49 @@
+package exectrace
+
+import (
+	"context"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/lib/param"
+)
+
+// Alone is the tracer as a command.
+var Alone = &kind.Alone{Run: runAlone, Examples: []string{
+	"--cgroup /sys/fs/cgroup/mygroup",
+	"--output table --for 10s",
+	"--output count",
+}}
+
+// Process are the settings of the command. Its output can also be a table, which is for people.
+var Process = func() []param.Setting {
+	settings := slices.Concat(Settings, []param.Setting{
+		{Name: "cgroup", Type: param.TypeText, Reach: param.ReachFile,
+			Doc: "cgroup v2 directory whose processes are traced, with those below it; the whole machine without"},
+		{Name: "for", Type: param.TypeDuration, Max: (365 * 24 * time.Hour).Seconds(), Doc: "end by itself after this time"},
+	})
+	settings[0].Words = Outputs
+	return settings
+}()
+
+// runAlone traces until ctx ends. SIGUSR1 prints statistics, and a second signal that ends it does so at once, even
+// while the reader of the output does not read.
+func runAlone(ctx context.Context, out, log io.Writer, v param.Values) error {
+	o, err := OptionsOf(v)
+	if err != nil {
+		return err
+	}
+	o.CgroupDir, o.For, o.Lean = v["cgroup"], v.Duration("for"), true
+	defer context.AfterFunc(ctx, func() { signal.Reset(os.Interrupt, unix.SIGTERM, unix.SIGHUP) })()
+	tell := make(chan os.Signal, 1)
+	signal.Notify(tell, unix.SIGUSR1)
+	defer signal.Stop(tell)
+	o.Tell = tell
+	return Run(ctx, o, out, log)
+}
