@@ -55,7 +55,7 @@ func newGuests(r kind.Role, short string) *cobra.Command {
 			for _, sub := range cmd.Commands() {
 				names = append(names, sub.Name())
 			}
-			return fault.New(fault.Usage, cmd.CommandPath(), text.Suggest(args[0], names)+"; "+seeHelp(cmd),
+			return fault.New(fault.Usage, cmd.CommandPath(), seeHelp(cmd)+"; "+text.Suggest(args[0], names),
 				"there is no %s %q", r, args[0])
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },

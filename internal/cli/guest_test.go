@@ -87,12 +87,15 @@ func TestLoads(t *testing.T) {
 			"http: closed loop, 0.3 s\nrate ", "\nerrors        none\n", "p50 ", "  latency "},
 		"http " + server.URL + " " + server.URL + " --rate 100 --header A:b --header C:d --duration 300ms": {
 			"100/s asked for\n"},
-		"write --mode closed --workers 1 --duration 300ms":        {"write: closed loop, 0.3 s\n", "  latency ", "\nwritten "},
-		"exec --workers 1 --duration 500ms":                       {"exec: closed loop, 0.5 s\n", "  latency ", "\nexecs made "},
-		"connect 127.64.7.1:80 --services 3 --duration 300ms":     {"connect: closed loop, 0.3 s\n", "  connect "},
-		"probe --duration 300ms":                                  {"probe: ", "  delay "},
-		"syscalls --duration 300ms":                               {"syscalls: ", "\nsyscall getpid "},
-		"write --rate 100 --arrivals constant --for 300ms --json": {`"generator":"write"`, `"intended":30,`, `"written_bytes":`},
+		"write --mode closed --workers 1 --duration 300ms": {
+			"write: closed loop, 0.3 s\n", "  latency ", "\nwritten "},
+		"exec --workers 1 --duration 500ms": {
+			"exec: closed loop, 0.5 s\n", "  latency ", "\nexecs made "},
+		"connect 127.64.7.1:80 --services 3 --duration 300ms": {"connect: closed loop, 0.3 s\n", "  connect "},
+		"probe --duration 300ms":                              {"probe: ", "  delay "},
+		"syscalls --duration 300ms":                           {"syscalls: 0.3 s\n", "\nsyscall getpid "},
+		"write --rate 100 --arrivals constant --for 300ms --json": {
+			`"generator":"write"`, `"intended":30,`, `"written_bytes":`},
 		"exec --rate 100 --duration 50ms --json":                  {`"generator":"exec","mode":"open"`, `"execs_made":`},
 		"connect --service 127.64.7.1:80 --duration 300ms --json": {`"generator":"connect","mode":"closed"`},
 	} {
@@ -160,7 +163,7 @@ not started   10: nothing was free to start them
 unfinished    4 when the drain ended
 errors        4 timeout, 2 connect
 connections   8, 5 opened in the window
-own CPU time  500 ms, 25 % of 1 CPUs, 253 us for each done
+own CPU time  500 ms, 25 % of what it could use, 253 us for each done
                  p50      p90      p99  p99.9      max
     latency   989 us  1.78 ms  1.96 ms      -  1.98 ms
     own lag  9.89 us  17.8 us  19.6 us      -  19.8 us

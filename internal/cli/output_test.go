@@ -78,7 +78,8 @@ func TestFiles(t *testing.T) {
 		}
 	}
 	_, err := execute("subject", "kernelmesh", "--services", fifo, "--cgroup", dir, "--human")
-	if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "the services file cannot be read: it is not a file") {
+	const says = "the services file cannot be read: it is not a file"
+	if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), says) {
 		t.Errorf("services from a pipe: %v", err)
 	}
 }

@@ -20,7 +20,8 @@ func TestLogsSteerNoTerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, print := range map[string]func(io.Writer, role.Message) error{
-		"kernelmesh": printer(kind.Find(kind.Subject, "kernelmesh"), nil), "proxy": printProxy, "controlplane": printControlplane,
+		"kernelmesh": printer(kind.Find(kind.Subject, "kernelmesh"), nil), "proxy": printProxy,
+		"controlplane": printControlplane,
 	} {
 		var b bytes.Buffer
 		if err := print(&b, role.Message{Event: role.Log, Data: data}); err != nil {

@@ -84,11 +84,14 @@ func printResult(w io.Writer, g kind.Guest, v param.Values, r *load.Result) erro
 
 // printWork writes what was done, a line for each kind of number.
 func printWork(b *strings.Builder, name string, r *load.Result) {
-	fmt.Fprintf(b, "%s: %s loop", name, r.Mode)
-	if r.Arrivals != "" {
-		fmt.Fprintf(b, ", %s arrivals", r.Arrivals)
+	b.WriteString(name + ": ")
+	if r.Mode == load.Open || r.Mode == load.Closed {
+		b.WriteString(r.Mode + " loop, ")
 	}
-	fmt.Fprintf(b, ", %g s\n", r.Seconds)
+	if r.Arrivals != "" {
+		b.WriteString(r.Arrivals + " arrivals, ")
+	}
+	fmt.Fprintf(b, "%g s\n", r.Seconds)
 	line := func(title, format string, args ...any) {
 		fmt.Fprintf(b, "%-13s %s\n", title, fmt.Sprintf(format, args...))
 	}
@@ -125,8 +128,8 @@ func printWork(b *strings.Builder, name string, r *load.Result) {
 		if r.Done > 0 {
 			each = ", " + quantity.Value(r.CPUSeconds/float64(r.Done), quantity.Seconds) + " for each done"
 		}
-		line("own CPU time", "%s, %.0f %% of %g CPUs%s", quantity.Value(r.CPUSeconds, quantity.Seconds),
-			100*r.CPUSeconds/(r.CPUs*r.Seconds), r.CPUs, each)
+		line("own CPU time", "%s, %.0f %% of what it could use%s", quantity.Value(r.CPUSeconds, quantity.Seconds),
+			100*r.CPUSeconds/(r.CPUs*r.Seconds), each)
 	}
 }
 

@@ -77,8 +77,10 @@ func TestPlay(t *testing.T) {
 	if err := Play(t.Context(), nil, args); err != nil {
 		t.Fatal(err)
 	}
-	want := param.Values{"lines": "7", "cue": "-x y", "prompter": "7", "to": "127.0.0.1:80", "seed": "18446744073709551615",
-		"said": `{"a":"\u0000"}` + "\n2"}
+	want := param.Values{
+		"lines": "7", "cue": "-x y", "prompter": "7", "to": "127.0.0.1:80", "seed": "18446744073709551615",
+		"said": `{"a":"\u0000"}` + "\n2",
+	}
 	if !reflect.DeepEqual(got.values, want) {
 		t.Errorf("it played %+v, want %+v", got.values, want)
 	}

@@ -2,6 +2,8 @@ package param_test
 
 import (
 	"maps"
+	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -150,5 +152,43 @@ func TestFlags(t *testing.T) {
 		if usage := fs.FlagUsages(); !strings.Contains(usage, line) {
 			t.Errorf("help lacks %q:\n%s", line, usage)
 		}
+	}
+}
+
+// TestMany: the flag of a text may be repeated where that makes sense, and Args gives every value again. A count is as
+// large as its bound allows.
+func TestMany(t *testing.T) {
+	settings := []param.Setting{
+		{Name: "url", Type: param.TypeText, Many: true},
+		{Name: "seed", Type: param.TypeCount, Default: "1", Max: math.MaxUint64},
+	}
+	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
+	v := param.Flags(fs, settings...)
+	if got := v.Texts("url"); got != nil {
+		t.Errorf("without a value: %q", got)
+	}
+	args := []string{"--url=http://a/", "--url=http://b/?x=1,2", "--seed=18446744073709551615"}
+	if err := fs.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	if got := v.Texts("url"); !slices.Equal(got, []string{"http://a/", "http://b/?x=1,2"}) {
+		t.Errorf("got %q", got)
+	}
+	if got := v.Uint("seed"); got != math.MaxUint64 {
+		t.Errorf("the seed is %d", got)
+	}
+	if got := v.Args(settings); !slices.Equal(got, args) {
+		t.Errorf("the arguments are %q", got)
+	}
+	if usage := fs.Lookup("seed").Usage; !strings.HasSuffix(usage, "; at least 0") {
+		t.Errorf("the help of a seed is %q", usage)
+	}
+	for _, wrong := range []string{"-1", "18446744073709551616", "x"} {
+		if err := fs.Set("seed", wrong); err == nil {
+			t.Errorf("a seed of %s passes", wrong)
+		}
+	}
+	if err := fs.Set("url", "a\nb"); err == nil {
+		t.Error("a text of two lines passes")
 	}
 }

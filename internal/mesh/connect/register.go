@@ -52,7 +52,8 @@ var processSettings = []param.Setting{
 	{Name: endpointsKey, Type: param.TypeSwitch, Default: "false",
 		Doc: "fail unless a connection to each service shows an endpoint as its peer"},
 	{Name: replacerKey, Type: param.TypeCount,
-		Doc: "process id of a data plane that replaces its configuration (--work replace): connect to its services, and judge"},
+		Doc: "process id of a data plane that replaces its configuration (--work replace): connect to its services, and " +
+			"judge"},
 	load.SeedSetting,
 }
 

@@ -45,7 +45,8 @@ const controlPlaneKey = "control-plane"
 
 // processSettings are those that the process has beside the settings of specs.
 var processSettings = []param.Setting{
-	{Name: controlPlaneKey, Type: param.TypeText, Reach: param.ReachAddress, Doc: "ready message of the control plane, JSON"},
+	{Name: controlPlaneKey, Type: param.TypeText, Reach: param.ReachAddress,
+		Doc: "ready message of the control plane, JSON"},
 	load.SeedSetting,
 }
 

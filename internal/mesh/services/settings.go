@@ -15,8 +15,10 @@ var Settings = []param.Setting{
 }
 
 // listenSetting is one that only the process has. In an experiment it takes a free port.
-var listenSetting = param.Setting{Name: "listen", Type: param.TypeText, Reach: param.ReachAddress, Default: "127.0.0.1:0",
-	Doc: "address of the control plane; port 0 takes a free one"}
+var listenSetting = param.Setting{
+	Name: "listen", Type: param.TypeText, Reach: param.ReachAddress, Default: "127.0.0.1:0",
+	Doc: "address of the control plane; port 0 takes a free one",
+}
 
 // optionsOf are the options by their settings.
 func optionsOf(v param.Values) Options {

@@ -264,7 +264,9 @@ func Register(p Proxy) { kind.Register(kind.Subject, Guest{p}) }
 func (g Guest) About() kind.About {
 	a := g.Proxy.About()
 	settings := slices.Concat(Settings(), a.Settings)
-	return kind.About{Name: a.Name, Summary: a.Summary, Settings: settings, Process: slices.Concat(settings, askingSettings)}
+	return kind.About{
+		Name: a.Name, Summary: a.Summary, Settings: settings, Process: slices.Concat(settings, askingSettings),
+	}
 }
 
 // Check is kind.Checker's.

@@ -60,13 +60,14 @@ const (
 // with one of them if it is no longer than that.
 func (b *bench) serve(ctx context.Context, d time.Duration, stall delay.Stall, connections int, server ...string) (s served, err error) {
 	var ready delay.Started
-	app, _, err := b.start(ctx, placement.Limits{Pin: 1}, &ready, append([]string{kind.PlayCommand, "app", "http"}, server...)...)
+	argv := append([]string{kind.PlayCommand, "app", "http"}, server...)
+	app, _, err := b.start(ctx, placement.Limits{Pin: 1}, &ready, argv...)
 	if err != nil {
 		return s, err
 	}
 	defer func() { err = errors.Join(err, app.stop()) }()
-	generator, _, err := b.start(ctx, placement.Limits{Pin: 2}, nil, kind.PlayCommand, "load", "http", "--url", "http://"+ready.Address+"/",
-		"--rate", fmt.Sprint(latencyRate), "--connections", fmt.Sprint(connections),
+	generator, _, err := b.start(ctx, placement.Limits{Pin: 2}, nil, kind.PlayCommand, "load", "http",
+		"--url", "http://"+ready.Address+"/", "--rate", fmt.Sprint(latencyRate), "--connections", fmt.Sprint(connections),
 		"--arrivals", "constant", "--timeout", "10s", "--drain", "2s")
 	if err != nil {
 		return s, err

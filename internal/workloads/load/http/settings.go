@@ -71,7 +71,8 @@ var processSettings = []param.Setting{
 	load.SpinSetting,
 }
 
-// OptionsOf are the options by their settings, those of the process or those of a spec alone. Its error is of settings that contradict each other.
+// OptionsOf are the options by their settings, those of the process or those of a spec alone. Its error is of settings
+// that contradict each other.
 func OptionsOf(v param.Values) (Options, error) {
 	o := Options{
 		Rate: v.Float("rate"), Arrivals: pace.Arrivals(v["arrivals"]), Connections: v.Int("connections"),
