@@ -11,8 +11,8 @@ import (
 	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
 	"tare/internal/results/analysis"
-	"tare/internal/results/analysis/analysistest"
 	"tare/internal/results/comparison"
+	"tare/test/analysistest"
 )
 
 // writeRuns writes made runs of successive days, each into a directory of its own, that add so much to latency.

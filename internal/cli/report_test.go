@@ -13,7 +13,7 @@ import (
 	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
 	"tare/internal/results/analysis"
-	"tare/internal/results/analysis/analysistest"
+	"tare/test/analysistest"
 )
 
 // writeRun writes a made run as 'tare run' would.

@@ -9,9 +9,9 @@ import (
 	"testing"
 
 	"tare/internal/results/analysis"
-	"tare/internal/results/analysis/analysistest"
 	"tare/internal/results/comparison"
 	"tare/internal/results/report"
+	"tare/test/analysistest"
 	"tare/test/browser"
 )
 

@@ -14,9 +14,9 @@ import (
 
 	"tare/internal/experiment/record"
 	"tare/internal/results/analysis"
-	"tare/internal/results/analysis/analysistest"
 	"tare/internal/results/report"
 	"tare/internal/scale/ledger"
+	"tare/test/analysistest"
 	"tare/test/browser"
 )
 

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/experiment/record"
-	"tare/internal/results/analysis/analysistest"
+	"tare/test/analysistest"
 	"tare/test/long"
 )
 

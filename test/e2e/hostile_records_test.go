@@ -22,9 +22,9 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
-	"tare/internal/results/analysis/analysistest"
 	"tare/internal/results/report"
 	"tare/internal/scale/ledger"
+	"tare/test/analysistest"
 )
 
 // most CPU time that one command may take for a record, whatever that says.

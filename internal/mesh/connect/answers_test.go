@@ -6,7 +6,7 @@ import (
 
 	"tare/internal/experiment/record"
 	"tare/internal/results/analysis"
-	"tare/internal/results/analysis/analysistest"
+	"tare/test/analysistest"
 )
 
 // connectRun is a run in which each arm has so many connections of each kind in each of 6 trials.

@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"tare/internal/results/analysis"
-	"tare/internal/results/analysis/analysistest"
+	"tare/test/analysistest"
 )
 
 func TestMemoryAnswers(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"tare/internal/experiment/record"
-	"tare/internal/results/analysis/analysistest"
+	"tare/test/analysistest"
 )
 
 func TestPushAnswers(t *testing.T) {

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"tare/internal/experiment/record"
-	"tare/internal/results/analysis/analysistest"
+	"tare/test/analysistest"
 )
 
 func TestFlushAnswers(t *testing.T) {

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"testing"
 
-	"tare/internal/results/analysis/analysistest"
+	"tare/test/analysistest"
 )
 
 func TestPathAnswers(t *testing.T) {

@@ -9,8 +9,8 @@ import (
 
 	"tare/internal/experiment/record"
 	"tare/internal/results/analysis"
-	"tare/internal/results/analysis/analysistest"
 	"tare/internal/scale/ledger"
+	"tare/test/analysistest"
 )
 
 // asserted is the summary of a made run that is held against assertions.

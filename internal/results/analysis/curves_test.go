@@ -9,7 +9,7 @@ import (
 
 	"tare/internal/experiment/record"
 	"tare/internal/results/analysis"
-	"tare/internal/results/analysis/analysistest"
+	"tare/test/analysistest"
 )
 
 // TestCurves: where curves and estimates are of the same quantile they are the same, and resolved alike.

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/results/analysis/analysistest"
+	"tare/test/analysistest"
 )
 
 // TestSeveralFamilies: a run that measures two things is answered in the words of both.

@@ -10,8 +10,8 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/record"
 	"tare/internal/results/analysis"
-	"tare/internal/results/analysis/analysistest"
 	"tare/internal/scale/ledger"
+	"tare/test/analysistest"
 )
 
 // headlines are the metrics that answers of the made runs speak of.

@@ -7,7 +7,7 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
 	"tare/internal/results/analysis"
-	"tare/internal/results/analysis/analysistest"
+	"tare/test/analysistest"
 )
 
 // TestOwnUseIsNoDifference: what a subject uses itself is not picked as a difference to a baseline that has no subject;

@@ -6,7 +6,7 @@ import (
 
 	"tare/internal/experiment/record"
 	"tare/internal/results/analysis"
-	"tare/internal/results/analysis/analysistest"
+	"tare/test/analysistest"
 )
 
 func TestEnough(t *testing.T) {

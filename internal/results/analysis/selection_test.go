@@ -13,8 +13,8 @@ import (
 	"tare/internal/experiment/record"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
-	"tare/internal/results/analysis/analysistest"
 	"tare/internal/scale/ledger"
+	"tare/test/analysistest"
 )
 
 var eighteen = analysistest.Truth{Blocks: 18, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6}

@@ -15,8 +15,8 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
 	"tare/internal/results/analysis"
-	"tare/internal/results/analysis/analysistest"
 	"tare/internal/scale/ledger"
+	"tare/test/analysistest"
 )
 
 var plain = analysistest.Truth{Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6, MapBytes: 1.2e6}

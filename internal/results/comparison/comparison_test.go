@@ -12,8 +12,8 @@ import (
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
 	"tare/internal/results/analysis"
-	"tare/internal/results/analysis/analysistest"
 	"tare/internal/results/comparison"
+	"tare/test/analysistest"
 	"tare/test/long"
 )
 

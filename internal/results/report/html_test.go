@@ -14,9 +14,9 @@ import (
 	"tare/internal/experiment/record"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
-	"tare/internal/results/analysis/analysistest"
 	"tare/internal/results/report"
 	"tare/internal/scale/ledger"
+	"tare/test/analysistest"
 )
 
 func htmlOf(t testing.TB, run record.Run, trials []record.Trial, o report.HTMLOptions) (string, *analysis.Summary) {

@@ -12,7 +12,7 @@ import (
 
 	"tare/internal/experiment/record"
 	"tare/internal/results/analysis"
-	"tare/internal/results/analysis/analysistest"
+	"tare/test/analysistest"
 )
 
 // influxPoint is a line as InfluxDB's own decoder reads it.

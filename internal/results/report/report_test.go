@@ -13,8 +13,8 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
 	"tare/internal/results/analysis"
-	"tare/internal/results/analysis/analysistest"
 	"tare/internal/results/report"
+	"tare/test/analysistest"
 )
 
 var update = flag.Bool("update", false, "write the golden files")

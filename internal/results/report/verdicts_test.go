@@ -8,8 +8,8 @@ import (
 
 	"tare/internal/experiment/record"
 	"tare/internal/results/analysis"
-	"tare/internal/results/analysis/analysistest"
 	"tare/internal/results/report"
+	"tare/test/analysistest"
 )
 
 // held is a made run that is held against an assertion of each result.

@@ -6,7 +6,7 @@ import (
 
 	"tare/internal/experiment/record"
 	"tare/internal/results/analysis"
-	"tare/internal/results/analysis/analysistest"
+	"tare/test/analysistest"
 )
 
 // traceRun is a run of tracers by rate: each arm loses and says what values gives.

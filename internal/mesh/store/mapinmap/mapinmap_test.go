@@ -6,7 +6,7 @@ import (
 
 	"tare/internal/mesh/store"
 	"tare/internal/mesh/store/records/keep"
-	"tare/internal/mesh/store/storetest"
+	"tare/test/storetest"
 )
 
 // TestNaiveConformance is what of the suite naive can take in a test's time: it waits for readers a hundred times for a

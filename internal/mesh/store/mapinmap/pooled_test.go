@@ -7,7 +7,7 @@ import (
 	"tare/internal/mesh"
 	"tare/internal/mesh/store"
 	"tare/internal/mesh/store/records/keep"
-	"tare/internal/mesh/store/storetest"
+	"tare/test/storetest"
 )
 
 // TestPool follows the pool through growth and back: how large it is, what of it is free, and how many maps the map of

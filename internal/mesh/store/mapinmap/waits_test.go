@@ -14,7 +14,7 @@ import (
 	"tare/internal/mesh"
 	"tare/internal/mesh/store"
 	"tare/internal/mesh/store/records/keep"
-	"tare/internal/mesh/store/storetest"
+	"tare/test/storetest"
 )
 
 // TestGracePeriodsAreTheKernels compares the waits that are counted with what the kernel says of the thread that makes

@@ -9,7 +9,7 @@ import (
 
 	"tare/internal/mesh"
 	"tare/internal/mesh/store/records"
-	"tare/internal/mesh/store/storetest"
+	"tare/test/storetest"
 )
 
 // written is a tree in memory, put there step by step, as a store does.

@@ -10,7 +10,7 @@ import (
 	"tare/internal/mesh"
 	"tare/internal/mesh/store"
 	"tare/internal/mesh/store/records/keep"
-	"tare/internal/mesh/store/storetest"
+	"tare/test/storetest"
 )
 
 func TestConformance(t *testing.T) { storetest.Conformance(t, Design) }

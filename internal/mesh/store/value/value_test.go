@@ -13,7 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"tare/internal/mesh/store"
-	"tare/internal/mesh/store/storetest"
+	"tare/test/storetest"
 )
 
 func design(t testing.TB) store.Design {

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"tare/internal/experiment/record"
-	"tare/internal/results/analysis/analysistest"
+	"tare/test/analysistest"
 )
 
 func TestStressAnswers(t *testing.T) {
