@@ -2,7 +2,10 @@ package kind
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"math"
+	"strconv"
 
 	"github.com/spf13/pflag"
 
@@ -15,6 +18,28 @@ import (
 // guest's name, and the values of the settings of its process as flags.
 const PlayCommand = "_play"
 
+// Settings that Command fills in for a load whose process has them, beside what it is given by its At (Sited).
+var (
+	// SeedSetting is the seed of the site.
+	SeedSetting = param.Setting{Name: "seed", Type: param.TypeCount, Default: "1", Max: math.MaxUint64,
+		Doc: "seed of Poisson arrivals and of all other random choices"}
+	// SubjectSetting is what the subject said of itself when it was ready. SubjectReady decodes it.
+	SubjectSetting = param.Setting{Name: "subject-ready", Type: param.TypeText, Reach: param.ReachAddress,
+		Doc: "ready message of the subject, JSON"}
+)
+
+// SubjectReady decodes the value of SubjectSetting, if there is one.
+func SubjectReady(v param.Values, into any) error {
+	text, ok := v[SubjectSetting.Name]
+	if !ok {
+		return nil
+	}
+	if err := json.Unmarshal([]byte(text), into); err != nil {
+		return fmt.Errorf("decoding the ready message of the subject: %w", err)
+	}
+	return nil
+}
+
 // Command gives the arguments of the tare binary that start a guest's process at a site; those of the settings of its
 // spec follow them. Its error is of a guest that does not play.
 func Command(r Role, g Guest, at Site) ([]string, error) {
@@ -22,11 +47,20 @@ func Command(r Role, g Guest, at Site) ([]string, error) {
 	if _, ok := g.(Player); !ok {
 		return nil, fmt.Errorf("the %s %s is no process of tare", r, about.Name)
 	}
-	argv := []string{PlayCommand, string(r), about.Name}
+	v := param.Values{}
 	if s, ok := g.(Sited); ok {
-		argv = append(argv, s.At(at).Args(about.ProcessSettings())...)
+		v = s.At(at)
 	}
-	return argv, nil
+	given := map[string]string{SeedSetting.Name: strconv.FormatUint(at.Seed, 10)}
+	if len(at.SubjectReady) > 0 {
+		given[SubjectSetting.Name] = string(at.SubjectReady)
+	}
+	for _, s := range about.Process {
+		if value, ok := given[s.Name]; ok && r == Load {
+			v[s.Name] = value
+		}
+	}
+	return append([]string{PlayCommand, string(r), about.Name}, v.Args(about.ProcessSettings())...), nil
 }
 
 // Play is the body of PlayCommand: it has the guest that args name play on conn. Its errors are of code fault.Usage

@@ -3,9 +3,7 @@ package kind
 import (
 	"context"
 	"errors"
-	"math"
 	"reflect"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -29,13 +27,13 @@ func (actor) About() About {
 		{Name: "cue", Type: param.TypeText},
 		{Name: "prompter", Type: param.TypeText}, // who it is, and not how many
 		{Name: "to", Type: param.TypeText},
-		{Name: "seed", Type: param.TypeCount, Max: math.MaxUint64},
+		SeedSetting, SubjectSetting,
 		{Name: "said", Type: param.TypeText, Many: true},
 	}}
 }
 
 func (actor) At(at Site) param.Values {
-	return param.Values{"to": at.Address, "seed": strconv.FormatUint(at.Seed, 10), "said": string(at.Ready) + "\n2"}
+	return param.Values{"to": at.Address, "said": string(at.Ready) + "\n2"}
 }
 
 func (a actor) Play(_ context.Context, _ *role.Conn, v param.Values) error {
@@ -68,7 +66,8 @@ func stage(t *testing.T, g Guest) {
 func TestPlay(t *testing.T) {
 	var got played
 	stage(t, actor{&got})
-	at := Site{Address: "127.0.0.1:80", Ready: []byte(`{"a":"\u0000"}`), Seed: 1<<64 - 1}
+	at := Site{Address: "127.0.0.1:80", Ready: []byte(`{"a":"\u0000"}`), Seed: 1<<64 - 1,
+		SubjectReady: []byte(`{"ready":1}`)}
 	args, err := Command(Load, Find(Load, "actor"), at)
 	if err != nil || args[0] != PlayCommand {
 		t.Fatalf("%q, %v", args, err)
@@ -79,7 +78,7 @@ func TestPlay(t *testing.T) {
 	}
 	want := param.Values{
 		"lines": "7", "cue": "-x y", "prompter": "7", "to": "127.0.0.1:80", "seed": "18446744073709551615",
-		"said": `{"a":"\u0000"}` + "\n2",
+		"subject-ready": `{"ready":1}`, "said": `{"a":"\u0000"}` + "\n2",
 	}
 	if !reflect.DeepEqual(got.values, want) {
 		t.Errorf("it played %+v, want %+v", got.values, want)

@@ -1,21 +1,15 @@
 package load
 
 import (
-	"math"
 	"time"
 
 	"tare/internal/lib/pace"
 	"tare/internal/lib/param"
 )
 
-// Settings of the processes of loads that specs do not have: in an experiment each load gets a seed of its own, and
-// spins as long as the default says.
-var (
-	SeedSetting = param.Setting{Name: "seed", Type: param.TypeCount, Default: "1", Max: math.MaxUint64,
-		Doc: "seed of Poisson arrivals and of all other random choices"}
-	SpinSetting = param.Setting{Name: "spin", Type: param.TypeDuration, Default: pace.DefaultSpin.String(), Max: 1,
-		Doc: "longest wait to spin through before an intended start; 0s for none"}
-)
+// SpinSetting is a setting of the processes of loads that specs do not have.
+var SpinSetting = param.Setting{Name: "spin", Type: param.TypeDuration, Default: pace.DefaultSpin.String(), Max: 1,
+	Doc: "longest wait to spin through before an intended start; 0s for none"}
 
 // SpinOf is the value of SpinSetting as generators have it in their options: 0 is the default, negative none.
 func SpinOf(v param.Values) time.Duration {

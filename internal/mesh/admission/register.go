@@ -2,10 +2,8 @@ package admission
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
-	"strconv"
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
@@ -33,26 +31,8 @@ func (guest) About() kind.About {
 		Summary: "reviews of pods (AdmissionReview), as an API server sends them to a webhook; the subject must have one " +
 			"(`injector`)",
 		Settings: Settings,
-		Process:  slices.Concat(Settings, processSettings),
+		Process:  slices.Concat(Settings, []param.Setting{kind.SubjectSetting, kind.SeedSetting}),
 	}
-}
-
-// webhookKey is the setting of the process with what the subject said when it was ready, a Webhook as JSON.
-const webhookKey = "webhook"
-
-// processSettings are those that the process has beside the settings of specs.
-var processSettings = []param.Setting{
-	{Name: webhookKey, Type: param.TypeText, Reach: param.ReachAddress, Doc: "ready message of the subject, JSON"},
-	load.SeedSetting,
-}
-
-// At is kind.Sited's: the webhook of the subject.
-func (guest) At(at kind.Site) param.Values {
-	v := param.Values{load.SeedSetting.Name: strconv.FormatUint(at.Seed, 10)}
-	if len(at.SubjectReady) > 0 {
-		v[webhookKey] = string(at.SubjectReady)
-	}
-	return v
 }
 
 // Check is kind.Checker's.
@@ -93,12 +73,10 @@ func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	if err != nil {
 		return err
 	}
-	o.Seed = v.Uint(load.SeedSetting.Name)
+	o.Seed = v.Uint(kind.SeedSetting.Name)
 	var to Webhook
-	if said, ok := v[webhookKey]; ok {
-		if err := json.Unmarshal([]byte(said), &to); err != nil {
-			return fmt.Errorf("reading where the webhook is: %w", err)
-		}
+	if err := kind.SubjectReady(v, &to); err != nil {
+		return err
 	}
 	return Run(ctx, o, to, conn)
 }

@@ -8,7 +8,6 @@ import (
 	"strconv"
 
 	"tare/internal/experiment/kind"
-	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
@@ -54,13 +53,13 @@ var processSettings = []param.Setting{
 	{Name: replacerKey, Type: param.TypeCount,
 		Doc: "process id of a data plane that replaces its configuration (--work replace): connect to its services, and " +
 			"judge"},
-	load.SeedSetting,
+	kind.SeedSetting,
 }
 
 // Play is the load's process.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) (err error) {
 	o := Options{Services: v.Int(servicesKey), Endpoints: v.On(endpointsKey), Replacer: v.Int(replacerKey),
-		Seed: v.Uint(load.SeedSetting.Name)}
+		Seed: v.Uint(kind.SeedSetting.Name)}
 	if text, given := v[serviceKey]; given {
 		if o.First, err = netip.ParseAddrPort(text); err != nil {
 			return fault.New(fault.Usage, "--service", "write it as 10.96.0.1:80", "%q is no address", text)
@@ -99,7 +98,6 @@ func (guest) At(at kind.Site) param.Values {
 	}
 	return param.Values{
 		serviceKey: to.First, servicesKey: strconv.Itoa(to.Count), endpointsKey: strconv.FormatBool(to.Endpoints),
-		load.SeedSetting.Name: strconv.FormatUint(at.Seed, 10),
 	}
 }
 

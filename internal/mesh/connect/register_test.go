@@ -79,7 +79,7 @@ func TestCommand(t *testing.T) {
 		{Services{First: "10.96.0.3:80", Count: 28}, "--service=10.96.0.3:80 --services=28 --endpoints=false --seed=7"},
 		{Services{First: "10.96.0.3:80", Count: 28, Endpoints: true},
 			"--service=10.96.0.3:80 --services=28 --endpoints=true --seed=7"},
-		{Services{First: "10.96.0.1:80", Endpoints: true, Replacer: 4711}, "--replacer=4711"},
+		{Services{First: "10.96.0.1:80", Endpoints: true, Replacer: 4711}, "--replacer=4711 --seed=7"},
 	} {
 		argv, err := kind.Command(kind.Load, guest{}, kind.Site{Seed: 7, Subject: serving(c.to)})
 		if got, want := strings.Join(argv, " "), "_play load connect "+c.want; got != want || err != nil {

@@ -2,15 +2,12 @@ package fleet
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	"tare/internal/experiment/kind"
-	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/param"
@@ -36,27 +33,8 @@ func (guest) About() kind.About {
 		Summary: "light proxies on a control plane, each with a connection of its own: they subscribe over xDS as Envoy does, " +
 			"and acknowledge; the subject must be a control plane (`controlplane`)",
 		Settings: Settings,
-		Process:  slices.Concat(Settings, processSettings),
+		Process:  slices.Concat(Settings, []param.Setting{kind.SubjectSetting, kind.SeedSetting}),
 	}
-}
-
-// controlPlaneKey is the setting of the process with what the control plane said when it was ready, a Ready as JSON.
-const controlPlaneKey = "control-plane"
-
-// processSettings are those that the process has beside the settings of specs.
-var processSettings = []param.Setting{
-	{Name: controlPlaneKey, Type: param.TypeText, Reach: param.ReachAddress,
-		Doc: "ready message of the control plane, JSON"},
-	load.SeedSetting,
-}
-
-// At is kind.Sited's: the control plane.
-func (guest) At(at kind.Site) param.Values {
-	v := param.Values{load.SeedSetting.Name: strconv.FormatUint(at.Seed, 10)}
-	if len(at.SubjectReady) > 0 {
-		v[controlPlaneKey] = string(at.SubjectReady)
-	}
-	return v
 }
 
 // Check is kind.Checker's.
@@ -101,12 +79,10 @@ func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) (err err
 	if err != nil {
 		return err
 	}
-	o.Seed = v.Uint(load.SeedSetting.Name)
+	o.Seed = v.Uint(kind.SeedSetting.Name)
 	var r Ready
-	if said, ok := v[controlPlaneKey]; ok {
-		if err := json.Unmarshal([]byte(said), &r); err != nil {
-			return fmt.Errorf("reading where the control plane is: %w", err)
-		}
+	if err := kind.SubjectReady(v, &r); err != nil {
+		return err
 	}
 	l, err := Prepare(ctx, o, r)
 	if err != nil {

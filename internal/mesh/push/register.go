@@ -5,11 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	"tare/internal/experiment/kind"
-	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/param"
@@ -41,7 +39,7 @@ func (guest) About() kind.About {
 func (guest) At(at kind.Site) param.Values {
 	var app services.Ready
 	_ = json.Unmarshal(at.Ready, &app) // what is none of a mesh has no such address, and the load cannot dial that
-	return param.Values{meshKey: app.Control, load.SeedSetting.Name: strconv.FormatUint(at.Seed, 10)}
+	return param.Values{meshKey: app.Control}
 }
 
 // Play is the load's process.

@@ -1,7 +1,7 @@
 package push
 
 import (
-	"tare/internal/experiment/load"
+	"tare/internal/experiment/kind"
 	"tare/internal/lib/param"
 )
 
@@ -23,11 +23,11 @@ const meshKey = "mesh"
 var processSettings = []param.Setting{
 	{Name: meshKey, Type: param.TypeText, Reach: param.ReachAddress,
 		Doc: "address at which the mesh takes changes, host:port; 'tare app mesh' prints it"},
-	load.SeedSetting,
+	kind.SeedSetting,
 }
 
 // optionsOf are the options by their settings.
 func optionsOf(v param.Values) Options {
 	return Options{What: v["what"], Interval: v.Duration("interval"), Pause: v.Duration("pause"), Mesh: v[meshKey],
-		Seed: v.Uint(load.SeedSetting.Name)}
+		Seed: v.Uint(kind.SeedSetting.Name)}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	"tare/internal/experiment/kind"
@@ -34,7 +33,7 @@ func (guest) About() kind.About {
 
 // At is kind.Sited's: the URL of the application, whatever the protocol.
 func (guest) At(at kind.Site) param.Values {
-	v := param.Values{urlKey: "http://" + at.Address + "/", load.SeedSetting.Name: strconv.FormatUint(at.Seed, 10)}
+	v := param.Values{urlKey: "http://" + at.Address + "/"}
 	if at.Served {
 		v[sourceKey] = string(SourceLoopback) // what a service address is rewritten to is on this machine
 	}

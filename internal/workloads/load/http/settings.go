@@ -3,6 +3,7 @@ package http
 import (
 	"errors"
 
+	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/param"
@@ -56,7 +57,7 @@ const (
 var processSettings = []param.Setting{
 	{Name: urlKey, Type: param.TypeText, Reach: param.ReachAddress, Many: true,
 		Doc: "what to request, http[s]://host:port/path; several are used in turn"},
-	load.SeedSetting,
+	kind.SeedSetting,
 	{Name: "method", Type: param.TypeText, Reach: param.ReachNothing,
 		Doc: "request method; GET, or POST with a body, when left out"},
 	{Name: "header", Type: param.TypeText, Reach: param.ReachNothing, Many: true,
@@ -79,7 +80,7 @@ func OptionsOf(v param.Values) (Options, error) {
 		KeepAlive: v.On("keepalive"), Threads: v.Int("threads"),
 		Timeout: v.Duration("timeout"), Drain: v.Duration("drain"),
 		Protocol: Protocol(v["protocol"]), Streams: v.Int("streams"), Body: v.Int("request-body"),
-		TLS: TLS(v["tls"]), Targets: v.Texts(urlKey), Seed: v.Uint(load.SeedSetting.Name), Method: v["method"],
+		TLS: TLS(v["tls"]), Targets: v.Texts(urlKey), Seed: v.Uint(kind.SeedSetting.Name), Method: v["method"],
 		Headers: v.Texts("header"), Source: Source(v[sourceKey]), Recycle: v.On("recycle"), Spin: load.SpinOf(v),
 	}
 	if o.Drain == 0 {

@@ -3,7 +3,6 @@ package write
 import (
 	"context"
 	"slices"
-	"strconv"
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
@@ -20,17 +19,12 @@ type guest struct{}
 func (guest) About() kind.About {
 	return kind.About{
 		Name: Name, Summary: "writes to files, with fsync or without", Settings: Settings,
-		Process: slices.Concat(Settings, []param.Setting{load.SeedSetting, load.SpinSetting}),
+		Process: slices.Concat(Settings, []param.Setting{kind.SeedSetting, load.SpinSetting}),
 		Alone: &kind.Alone{Examples: []string{
 			"--rate 1000 --duration 10s",
 			"--mode closed --sync fsync --directory /var/lib/mydisk --duration 10s",
 		}},
 	}
-}
-
-// At is kind.Sited's.
-func (guest) At(at kind.Site) param.Values {
-	return param.Values{load.SeedSetting.Name: strconv.FormatUint(at.Seed, 10)}
 }
 
 // Play is the load's process.

@@ -3,6 +3,7 @@ package write
 import (
 	"errors"
 
+	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/param"
@@ -40,7 +41,7 @@ func OptionsOf(v param.Values) (Options, error) {
 	o := Options{
 		Rate: v.Float("rate"), Arrivals: pace.Arrivals(v["arrivals"]), Workers: v.Int("workers"), Size: v.Int("size"),
 		Sync: v["sync"], Directory: v["directory"], Limit: int64(v.Float("limit")), Drain: v.Duration("drain"),
-		Seed: v.Uint(load.SeedSetting.Name), Spin: load.SpinOf(v),
+		Seed: v.Uint(kind.SeedSetting.Name), Spin: load.SpinOf(v),
 	}
 	switch _, rated := v["rate"]; {
 	case v["mode"] == load.Open && !rated:
