@@ -75,3 +75,13 @@ func safe(r rune, size int, lines bool) bool {
 	}
 	return unicode.IsGraphic(r)
 }
+
+// Plain is s without control characters and what is not UTF-8.
+func Plain(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f || r == utf8.RuneError {
+			return -1
+		}
+		return r
+	}, strings.ToValidUTF8(s, ""))
+}

@@ -1,0 +1,319 @@
+// Package child starts processes, watches them and ends them. Whatever Tare starts and leaves running is a Process:
+// Start starts it, Await waits until it is ready, Stop asks it to end and kills its process group if it does not, and
+// Failure says how it ended and what it wrote last. Process.run is its life from top to bottom.
+package child
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Options say how a process is started, read and ended. All but Name may be left out.
+type Options struct {
+	Name string // in messages
+
+	// Begin starts the command where it belongs, such as in a control group. Without it, the process runs beside this
+	// one and dies with it.
+	Begin func(*exec.Cmd) error
+
+	// Output polls both streams. Without it, those that the command does not direct elsewhere are read as they come, and
+	// Log gets a copy.
+	Output *Output
+	Log    io.Writer
+
+	Stop   syscall.Signal // by which Stop asks the process group to end; 0: Ending asks it
+	Grace  time.Duration  // from then until the group is killed
+	Linger time.Duration  // how long output that others hold open is read after the process has exited
+
+	// Ending is called by Stop and Kill before they send their signal.
+	Ending func(kill bool)
+	// Exited is called when the process has exited and nobody has waited for it, so that its pid is still its own. Its
+	// error, if any, is why the process ended, instead of its exit status.
+	Exited func() error
+	// OnEnd is called after the end of a process that neither Stop nor Kill ended.
+	OnEnd func()
+}
+
+// Process is a process that this one has started, the leader of a process group. Start starts it; Stop or Kill must end
+// it, whatever happened. Its methods may be used concurrently.
+type Process struct {
+	o     Options
+	cmd   *exec.Cmd
+	tails [2]Tail // of standard output and of standard error; without Options.Output of both in the second
+	begun time.Time
+	done  time.Time // when it was waited for
+
+	mu     sync.Mutex
+	reaped bool // or about to be: its pid may be another's
+
+	asked chan struct{} // closed by Stop and Kill
+	ask   sync.Once
+	ended chan struct{} // closed when it has exited, its output is read, and why is set
+	why   error
+}
+
+// Start starts a command as p. A process that could not be started may be stopped all the same.
+func Start(p *Process, cmd *exec.Cmd, o Options) error {
+	p.o, p.cmd = o, cmd
+	p.asked, p.ended = make(chan struct{}), make(chan struct{})
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	if !cmd.SysProcAttr.Setsid {
+		cmd.SysProcAttr.Setpgid = true // Ctrl-C is for this process, which ends others in order
+	}
+	if o.Output == nil {
+		cmd.WaitDelay = o.Linger
+		w := io.Writer(&p.tails[1])
+		if o.Log != nil {
+			w = io.MultiWriter(w, o.Log)
+		}
+		for _, stream := range []*io.Writer{&cmd.Stdout, &cmd.Stderr} {
+			if *stream == nil {
+				*stream = w
+			}
+		}
+	} else if err := o.Output.open(cmd, &p.tails); err != nil {
+		close(p.ended)
+		return fmt.Errorf("making a pipe for %s: %w", o.Name, err)
+	}
+	started := make(chan error)
+	go p.run(started)
+	return <-started
+}
+
+// run starts the process, waits until it has exited and its output is read, and says so.
+func (p *Process) run(started chan<- error) {
+	begin := p.o.Begin
+	if begin == nil {
+		// A process gets its parent-death signal when the thread that started it ends (PR_SET_PDEATHSIG(2const)).
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		p.cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
+		begin = (*exec.Cmd).Start
+	}
+	p.begun = time.Now()
+	err := begin(p.cmd)
+	if p.o.Output != nil {
+		p.o.Output.begin(err == nil)
+	}
+	if err != nil {
+		p.why = err
+		close(p.ended)
+		started <- err
+		return
+	}
+	started <- nil
+	p.await()
+	if p.o.Exited != nil {
+		p.why = p.o.Exited()
+	}
+	exit := p.reap()
+	p.done = time.Now()
+	if p.o.Output != nil {
+		p.o.Output.end(p.o.Linger)
+	}
+	if p.why == nil && !errors.Is(exit, exec.ErrWaitDelay) {
+		p.why = exit
+	}
+	close(p.ended)
+	if p.o.OnEnd != nil && !p.Asked() {
+		p.o.OnEnd()
+	}
+}
+
+// await waits until the process has exited, and leaves it to be waited for. It holds no thread where the kernel has
+// descriptors of processes that do not block (Linux 5.10).
+func (p *Process) await() {
+	pid := p.cmd.Process.Pid
+	if fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK); err == nil {
+		f := os.NewFile(uintptr(fd), "pidfd")
+		defer f.Close()
+		c, err := f.SyscallConn()
+		exited := func(fd uintptr) bool {
+			n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+			return n > 0
+		}
+		if err == nil && c.Read(exited) == nil {
+			return
+		}
+	}
+	var info unix.Siginfo
+	for errors.Is(unix.Waitid(unix.P_PID, pid, &info, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {
+	}
+}
+
+// reap waits for a process that has exited. The number of its group may be another's from then on.
+func (p *Process) reap() error {
+	p.mu.Lock()
+	p.reaped = true
+	p.mu.Unlock()
+	return p.cmd.Wait()
+}
+
+// PID is that of the process.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Name is what the process is called in messages.
+func (p *Process) Name() string { return p.o.Name }
+
+// Signal sends the process a signal.
+func (p *Process) Signal(s os.Signal) error { return p.cmd.Process.Signal(s) }
+
+// Exited reports whether the process has exited, by what the kernel says now. Ended follows.
+func (p *Process) Exited() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.reaped {
+		return true
+	}
+	var info unix.Siginfo
+	for {
+		err := unix.Waitid(unix.P_PID, p.PID(), &info, unix.WEXITED|unix.WNOWAIT|unix.WNOHANG, nil)
+		if !errors.Is(err, unix.EINTR) {
+			return err == nil && info.Signo != 0 // of a process that runs, nothing is filled in
+		}
+	}
+}
+
+// Ended is closed when the process has exited and what it wrote is read.
+func (p *Process) Ended() <-chan struct{} { return p.ended }
+
+// Asked reports whether Stop or Kill was called.
+func (p *Process) Asked() bool { return closed(p.asked) }
+
+// Err waits for the end of the process and says how it ended: nil for status 0, an *exec.ExitError for another.
+func (p *Process) Err() error {
+	<-p.ended
+	return p.why
+}
+
+// Status is how the process ended, once it has.
+func (p *Process) Status() syscall.WaitStatus {
+	return p.cmd.ProcessState.Sys().(syscall.WaitStatus) // of every process on Linux
+}
+
+// Ran is how long the process has run, or did until its end.
+func (p *Process) Ran() time.Duration {
+	if closed(p.ended) {
+		return p.done.Sub(p.begun)
+	}
+	return time.Since(p.begun)
+}
+
+func closed(c chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// Await calls ready, with a pause between two calls, until it returns true. Its error is Failure's where the process
+// ends before, and the context's cause where that ends first.
+func (p *Process) Await(ctx context.Context, pause time.Duration, ready func() bool) error {
+	for !ready() {
+		select {
+		case <-p.ended:
+			return p.Failure("before it was ready")
+		case <-ctx.Done():
+			if closed(p.ended) && !p.Asked() { // OnEnd may be what ended the context
+				return p.Failure("before it was ready")
+			}
+			return context.Cause(ctx)
+		case <-time.After(pause):
+		}
+	}
+	return nil
+}
+
+// Stop asks the process group to end, waits until the process has, and kills the group after Options.Grace: killed is
+// then true.
+func (p *Process) Stop() (killed bool) {
+	if !p.end(p.o.Stop, false) {
+		return false
+	}
+	timer := time.NewTimer(p.o.Grace)
+	defer timer.Stop()
+	select {
+	case <-p.ended:
+		return false
+	case <-timer.C:
+	}
+	p.Kill()
+	return true
+}
+
+// Kill ends the process group at once and waits for the process.
+func (p *Process) Kill() {
+	if p.end(unix.SIGKILL, true) {
+		<-p.ended
+	}
+}
+
+// end sends a signal to the process group. It is false where there is nothing to end.
+func (p *Process) end(s syscall.Signal, kill bool) bool {
+	if p.ended == nil { // never started
+		return false
+	}
+	p.ask.Do(func() { close(p.asked) })
+	if closed(p.ended) {
+		return false
+	}
+	if p.o.Ending != nil {
+		p.o.Ending(kill)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.reaped && s != 0 {
+		_ = unix.Kill(-p.PID(), s) // it may have ended by now
+	}
+	return true
+}
+
+// Failure waits for the end of the process and says how it ended, with its last words. when reads on after "ended".
+func (p *Process) Failure(when string) error {
+	err := p.Err()
+	if err == nil {
+		err = errors.New("exit status 0")
+	}
+	return p.WithLastWords(fmt.Errorf("%s ended %s: %w", p.o.Name, when, err))
+}
+
+// WithLastWords adds the last words of the process to an error.
+func (p *Process) WithLastWords(err error) error {
+	if words := p.LastWords(); words != "" {
+		return fmt.Errorf("%w; its last words: %s", err, words)
+	}
+	return err
+}
+
+// LastWords is what the process wrote last, on one line: to standard error, or else to standard output.
+func (p *Process) LastWords() string {
+	for _, i := range []int{1, 0} {
+		if words := lastLines(p.tails[i].Text()); words != "" {
+			return words
+		}
+	}
+	return ""
+}
+
+// Note adds a line to what the process wrote to standard error, where it says such lines by other means.
+func (p *Process) Note(line string) { fmt.Fprintln(&p.tails[1], line) }
+
+// Tail is the end of what the process wrote to standard error, and then of what it wrote to standard output.
+func (p *Process) Tail() string {
+	return strings.TrimSpace(p.tails[1].Text() + "\n" + p.tails[0].Text())
+}

@@ -1,0 +1,58 @@
+package child
+
+import (
+	"slices"
+	"strings"
+	"sync"
+
+	"tare/internal/lib/text"
+)
+
+// Tail keeps the end of what a process writes. It is safe for concurrent use.
+type Tail struct {
+	mu  sync.Mutex
+	buf []byte
+}
+
+const tailBytes = 4 << 10
+
+// Write takes p, and never fails.
+func (t *Tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	end := p[max(0, len(p)-tailBytes):]
+	if over := len(t.buf) + len(end) - tailBytes; over > 0 {
+		t.buf = append(t.buf[:0], t.buf[over:]...)
+	}
+	t.buf = append(t.buf, end...)
+	return len(p), nil
+}
+
+// Text is what it has kept.
+func (t *Tail) Text() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return strings.ToValidUTF8(strings.TrimSpace(string(t.buf)), "")
+}
+
+// lastLines puts the last lines of a text on one, as many as are worth a message.
+func lastLines(all string) string {
+	const most = 1000 // bytes
+	var lines []string
+	length := 0
+	for _, line := range slices.Backward(strings.Split(all, "\n")) {
+		line = text.Plain(strings.TrimSpace(line))
+		if line == "" {
+			continue
+		}
+		if length += len(line); length > most && len(lines) > 0 {
+			break
+		}
+		if len(line) > most {
+			line = "..." + strings.ToValidUTF8(line[len(line)-most:], "")
+		}
+		lines = append(lines, line)
+	}
+	slices.Reverse(lines)
+	return strings.Join(lines, "; ")
+}
