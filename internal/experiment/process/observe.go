@@ -163,14 +163,14 @@ func (e *Existing) findProcess() error {
 	case err != nil:
 		return err
 	case !p.Alive():
-		return e.wrong("see ps -e", "the process %s has ended", printable(p.Comm))
+		return e.wrong("see ps -e", "the process %s has ended", text.Plain(p.Comm))
 	case p.Kernel:
 		return e.wrong("kernel threads have lines of their own in every ledger", "%s is a thread of the kernel",
-			printable(p.Comm))
+			text.Plain(p.Comm))
 	}
 	e.start = p.Start
 	if e.PIDs = alive(f.Proc, withDescendants(f.Proc, []int{pid})); slices.Contains(e.PIDs, f.Self) {
-		return e.wrong("name one of its children, or start tare elsewhere", "tare itself is a child of %s", printable(p.Comm))
+		return e.wrong("name one of its children, or start tare elsewhere", "tare itself is a child of %s", text.Plain(p.Comm))
 	}
 	return e.shareGroup(pid)
 }

@@ -71,7 +71,7 @@ func (r *Running) conditions() []condition {
 	}
 	if c.none() {
 		all = append(all, condition{"it had not run for long enough", 4 * pause, func(context.Context) (bool, error) {
-			return time.Since(r.begun) >= settled || len(r.Listening()) > 0, nil
+			return r.Ran() >= settled || len(r.Listening()) > 0, nil
 		}})
 	}
 	return all
@@ -94,8 +94,8 @@ func (c Command) file() string {
 }
 
 func (r *Running) sawLine(context.Context) (bool, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.out.Lock()
+	defer r.out.Unlock()
 	return r.saw, nil
 }
 
@@ -192,8 +192,8 @@ func (r *Running) await(ctx context.Context, c condition, timeout time.Duration)
 	var reason error
 	for n := 0; ; n++ {
 		select {
-		case <-r.ended: // before the condition: what holds may be of somebody else
-			if r.command.Finishes && r.why == nil {
+		case <-r.Ended(): // before the condition: what holds may be of somebody else
+			if r.command.Finishes && r.Err() == nil {
 				return nil
 			}
 			return r.Failure("before it was ready")
@@ -218,7 +218,7 @@ func (r *Running) await(ctx context.Context, c condition, timeout time.Duration)
 				return cause
 			}
 			return r.notReady(c, timeout, reason)
-		case <-r.ended:
+		case <-r.Ended():
 		case <-tick.C: // what it left behind does not count: it is about to end
 		}
 	}
@@ -229,7 +229,7 @@ func (r *Running) notReady(c condition, timeout time.Duration, reason error) err
 	if err := r.stopped(); err != nil {
 		return err
 	}
-	r.read() // its latest words
+	r.out.Read() // its latest words
 	cause := errors.New(c.what)
 	if reason != nil {
 		cause = fmt.Errorf("%s (%w)", c.what, reason)
@@ -262,17 +262,13 @@ var terminal = text.LazyRegexp(`(?i)not a (tty|terminal|typewriter)|inappropriat
 	`requires? an? (tty|terminal|interactive)|failed tty get|` + // the last is of procps
 	`must be (run|executed|connected|attached) .{0,20}(tty|terminal)`)
 
-func (r *Running) speaksOfTerminal() bool {
-	return terminal().MatchString(r.streams[1].tail.Text()) || terminal().MatchString(r.streams[0].tail.Text())
-}
-
 // mountTracing is the hint for a tracer that does not find the kernel's tracepoints.
 const mountTracing = "see whether tracefs is mounted (mount -t tracefs none /sys/kernel/tracing), and whether this kernel " +
 	"has what it traces"
 
 // advice is the hint for a command that ended with an error, by its last words.
 func (r *Running) advice() string {
-	text := strings.ToLower(r.streams[1].tail.Text() + r.streams[0].tail.Text())
+	text := strings.ToLower(r.Tail())
 	for _, a := range []struct{ words, hint string }{
 		{"address already in use", "another process has its port: stop it (ss -ltnp), or let {port} choose a free one"},
 		{"permission denied", "check the owner and mode of the files that it names, and whom it runs as"},

@@ -157,7 +157,7 @@ func TestFailures(t *testing.T) {
 		{"exits with 0", `echo nothing to do; exit 0`,
 			nil,
 			[]string{"ended before it was ready", "exit status 0; its last words: nothing to do"},
-			"must run until it is told to end"},
+			"must run until it is asked to end"},
 		{"killed", `kill -9 $$`, nil, []string{"signal: killed"}, "try it by hand"},
 		{"its port is taken", `echo "bind: Address already in use" >&2; exit 1`,
 			nil,
@@ -257,7 +257,7 @@ func TestNeverReady(t *testing.T) {
 	c := shell(t, "echo working; exec sleep 60")
 	c.ReadyTimeout, c.Ready.After = time.Millisecond, time.Hour
 	r, _ := start(t, c)
-	for r.lastWords() == "" {
+	for r.Process.LastWords() == "" {
 		time.Sleep(time.Millisecond)
 	}
 	err := r.Ready(t.Context())
@@ -371,7 +371,7 @@ func TestCapture(t *testing.T) {
 	if string(out) != want[len(want)-1000:] || cut != int64(len(want)-1000) {
 		t.Errorf("%d bytes are kept and %d dropped, of %d", len(out), cut, len(want))
 	}
-	if cap(r.output) > 4*readBytes {
+	if cap(r.output) > 256<<10 {
 		t.Errorf("%d bytes are held", cap(r.output))
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"os/exec"
 	"strings"
 	"time"
+
+	"tare/internal/lib/text"
 )
 
 // versionTime is how long a program may take to print its version.
@@ -16,7 +18,7 @@ func FirstLine(ctx context.Context, argv ...string) string {
 	for line := range strings.Lines(Printed(ctx, argv...)) {
 		if line = strings.TrimSpace(line); line != "" {
 			const most = 120
-			return printable(line[:min(len(line), most)])
+			return text.Plain(line[:min(len(line), most)])
 		}
 	}
 	return ""
