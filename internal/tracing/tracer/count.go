@@ -102,10 +102,7 @@ func (t *tally) take(line []byte) {
 // maxLine is how much of a line is looked at: a tracer that never ends its line must not fill the memory.
 const maxLine = 64 << 10
 
-// lastWords is how much of the end of a stream is kept for messages.
-const lastWords = 2 << 10
-
-// feed reads one stream, of which it keeps no more than a line and the last words.
+// feed reads one stream, of which it keeps no more than a line.
 type feed struct {
 	tallies []*tally
 	watch   func(line []byte) // sees every line while it is not null
@@ -113,12 +110,10 @@ type feed struct {
 	lines int64  // that have ended
 	carry []byte // the beginning of a line whose end has not come yet
 	over  bool   // the line is longer than what is looked at of it
-	tail  []byte
 }
 
 // write takes the next piece of the stream.
 func (f *feed) write(piece []byte) {
-	f.remember(piece)
 	if f.watch == nil && f.plain() {
 		n := int64(bytes.Count(piece, newline))
 		f.lines += n
@@ -175,16 +170,4 @@ func (f *feed) line(line []byte) {
 	if f.watch != nil {
 		f.watch(line)
 	}
-}
-
-// remember keeps the end of the stream.
-func (f *feed) remember(piece []byte) {
-	if len(piece) >= lastWords {
-		f.tail = append(f.tail[:0], piece[len(piece)-lastWords:]...)
-		return
-	}
-	if over := len(f.tail) + len(piece) - lastWords; over > 0 {
-		f.tail = append(f.tail[:0], f.tail[over:]...)
-	}
-	f.tail = append(f.tail, piece...)
 }

@@ -145,16 +145,6 @@ func (t *Tracer) Installed() error {
 // VersionText is what the program says of its version, in one line; empty where it says nothing.
 func (t *Tracer) VersionText(ctx context.Context) string { return cmdline.FirstLine(ctx, t.Version...) }
 
-// printable is text for a terminal: what else is in it is left out.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r == '\uFFFD' {
-			return -1
-		}
-		return r
-	}, strings.ToValidUTF8(text, ""))
-}
-
 // signals are those that a spec can name.
 var signals = map[string]syscall.Signal{
 	"INT": syscall.SIGINT, "TERM": syscall.SIGTERM, "QUIT": syscall.SIGQUIT, "HUP": syscall.SIGHUP,
