@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/experiment/child"
 	"tare/internal/experiment/process"
 	envoytest "tare/test/envoy"
 )
@@ -71,7 +72,7 @@ func bootstrap(xds, variant, admin string, of sidecar) string {
 // envoy is a running Envoy.
 type envoy struct {
 	admin string
-	log   tail
+	child.Process
 }
 
 func startEnvoy(t *testing.T, xds, variant string, of sidecar) *envoy {
@@ -92,9 +93,8 @@ func startEnvoy(t *testing.T, xds, variant string, of sidecar) *envoy {
 	}
 	cmd := exec.Command(binary, "-c", file, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warning")
 	cmd.Dir = dir
-	cmd.Stdout, cmd.Stderr = &e.log, &e.log
-	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
-	if err := cmd.Start(); err != nil {
+	err = child.Start(&e.Process, cmd, child.Options{Name: "Envoy", Stop: unix.SIGTERM, Grace: 10 * time.Second})
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -103,12 +103,9 @@ func startEnvoy(t *testing.T, xds, variant string, of sidecar) *envoy {
 				t.Logf("Envoy's %s:\n%s", page, e.page(page))
 			}
 		}
-		_ = cmd.Process.Signal(unix.SIGTERM)
-		kill := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
-		_ = cmd.Wait()
-		kill.Stop()
+		e.Stop()
 		if t.Failed() {
-			t.Logf("Envoy said:\n%s", e.log.String())
+			t.Logf("Envoy said:\n%s", e.Tail())
 		}
 	})
 	eventually(t, "Envoy has its first configuration", func() bool {

@@ -12,16 +12,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/experiment/child"
 	"tare/internal/experiment/process"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
-	"tare/internal/scale/host/proc"
 )
 
 // Options are what an istiod is started with.
@@ -45,13 +44,9 @@ type Istiod struct {
 	PID  int
 	HTTP string // host:port of its debug pages
 
-	cmd     *exec.Cmd
-	group   *proc.Group
+	process child.Process
 	scratch *files.Scratch
 	api     *kubernetes
-	ended   chan struct{}
-	err     error // of the process; once ended is closed
-	tail    tail
 	close   sync.Once
 }
 
@@ -89,16 +84,15 @@ const name = "pilot-discovery"
 // readyTimeout is how long istiod may take until it serves, also on a machine that has other work.
 const readyTimeout = 90 * time.Second
 
-// Start starts an istiod in a process group of its own, which listens on the loopback interface alone, and returns when
-// it serves. It ends with Close, and dies with this process: with the thread that started it, of which Go ends none but
-// those that goroutines were locked to when they ended.
+// Start starts an istiod, which listens on the loopback interface alone, and returns when it serves. It ends with
+// Close, and dies with this process.
 func Start(ctx context.Context, o Options) (_ *Istiod, err error) {
 	if o.Binary == "" {
 		if o.Binary, err = Find(); err != nil {
 			return nil, err
 		}
 	}
-	i := &Istiod{ended: make(chan struct{})}
+	i := &Istiod{}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, i.Close())
@@ -135,32 +129,21 @@ func Start(ctx context.Context, o Options) (_ *Istiod, err error) {
 	if o.Objects != nil {
 		configuration = "--configDir="
 	}
-	i.cmd = exec.Command(o.Binary, "discovery",
+	cmd := exec.Command(o.Binary, "discovery",
 		"--registries=Kubernetes", configuration, "--kubeconfig="+access, "--meshConfig="+mesh,
 		"--networksConfig="+networks, "--grpcAddr="+i.XDS, "--httpAddr="+i.HTTP, "--secureGRPCAddr=", "--httpsAddr=",
 		"--monitoringAddr=", "--ctrlz_address=127.0.0.1", "--ctrlz_port=0", "--domain="+domain, "--clusterID=tare",
 		"--shutdownDuration=100ms")
-	i.cmd.Dir = i.scratch.Path()
-	i.cmd.Env = append(os.Environ(), environment...)
-	i.cmd.Env = append(i.cmd.Env, o.Environment...)
-	i.cmd.Env = append(i.cmd.Env, "HOME="+i.scratch.Path(), "TMPDIR="+i.scratch.Path())
-	i.cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
-	out := io.Writer(&i.tail)
-	if o.Log != nil {
-		out = io.MultiWriter(out, o.Log)
-	}
-	i.cmd.Stdout, i.cmd.Stderr = out, out
-	i.cmd.WaitDelay = time.Second
-	if err := i.cmd.Start(); err != nil {
-		i.cmd = nil
+	cmd.Dir = i.scratch.Path()
+	cmd.Env = append(os.Environ(), environment...)
+	cmd.Env = append(cmd.Env, o.Environment...)
+	cmd.Env = append(cmd.Env, "HOME="+i.scratch.Path(), "TMPDIR="+i.scratch.Path())
+	if err := child.Start(&i.process, cmd, child.Options{
+		Name: "istiod", Log: o.Log, Stop: unix.SIGTERM, Grace: endTimeout, Linger: time.Second,
+	}); err != nil {
 		return nil, fault.Wrap(err, fault.Machine, o.Binary, "build it with 'make istiod'", "istiod cannot be started")
 	}
-	i.PID = i.cmd.Process.Pid
-	i.group = proc.NewGroup(i.cmd)
-	go func() {
-		i.err = i.group.Wait()
-		close(i.ended)
-	}()
+	i.PID = i.process.PID()
 	return i, i.ready(ctx)
 }
 
@@ -187,35 +170,38 @@ users: [{name: tare, user: {}}]
 
 // ready waits until istiod answers that it is ready, and listens for proxies.
 func (i *Istiod) ready(ctx context.Context) error {
-	ctx, stop := context.WithTimeout(ctx, readyTimeout)
+	ctx, stop := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("istiod was not ready within %v", readyTimeout))
 	defer stop()
 	client := &http.Client{Timeout: time.Second}
 	defer client.CloseIdleConnections()
-	for {
-		if r, err := client.Get("http://" + i.HTTP + "/ready"); err == nil {
-			r.Body.Close()
-			if r.StatusCode == http.StatusOK {
-				if c, err := net.DialTimeout("tcp", i.XDS, time.Second); err == nil {
-					return c.Close()
-				}
-			}
+	err := i.process.Await(ctx, 50*time.Millisecond, func() bool {
+		r, err := client.Get("http://" + i.HTTP + "/ready")
+		if err != nil {
+			return false
 		}
-		select {
-		case <-i.ended:
-			return fault.New(fault.Machine, name, "", "istiod ended before it was ready: %v\n%s", i.err, i.tail.String())
-		case <-ctx.Done():
-			return fault.New(fault.Machine, name, "", "istiod was not ready in %v: %v\n%s",
-				readyTimeout, context.Cause(ctx), i.tail.String())
-		case <-time.After(50 * time.Millisecond):
+		r.Body.Close()
+		if r.StatusCode != http.StatusOK {
+			return false
 		}
+		c, err := net.DialTimeout("tcp", i.XDS, time.Second)
+		return err == nil && c.Close() == nil
+	})
+	if err != nil && ctx.Err() != nil {
+		err = i.process.WithLastWords(err)
 	}
+	return fault.Wrap(err, fault.Machine, name, "", "starting istiod")
 }
 
 // Ended is closed when the process has ended, for whatever reason.
-func (i *Istiod) Ended() <-chan struct{} { return i.ended }
+func (i *Istiod) Ended() <-chan struct{} { return i.process.Ended() }
+
+// Failure is why the process has ended. when reads on after "ended".
+func (i *Istiod) Failure(when string) error {
+	return fault.Wrap(i.process.Failure(when), fault.Machine, name, "", "istiod is gone")
+}
 
 // Tail is what istiod said last.
-func (i *Istiod) Tail() string { return i.tail.String() }
+func (i *Istiod) Tail() string { return i.process.Tail() }
 
 // Put writes a file of the configuration, in one step: istiod never sees a part of it.
 func (i *Istiod) Put(file, yaml string) error {
@@ -246,43 +232,11 @@ const endTimeout = 5 * time.Second
 // Close ends istiod and removes all that is its own. A second Close does nothing.
 func (i *Istiod) Close() (err error) {
 	i.close.Do(func() {
-		if i.cmd != nil {
-			_ = i.cmd.Process.Signal(unix.SIGTERM) // which knows whether it has ended
-			select {
-			case <-i.ended:
-			case <-time.After(endTimeout):
-				i.group.Signal(unix.SIGKILL)
-			}
-			<-i.ended
-		}
+		i.process.Stop()
 		if i.api != nil {
 			err = i.api.Close()
 		}
 		err = errors.Join(err, i.scratch.Close())
 	})
 	return err
-}
-
-// tail keeps the last lines that a process has printed.
-type tail struct {
-	mu   sync.Mutex
-	text []byte
-}
-
-const tailBytes = 16 << 10
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.text = append(t.text, p...)
-	if over := len(t.text) - tailBytes; over > 0 {
-		t.text = append(t.text[:0], t.text[over:]...)
-	}
-	return len(p), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return strings.TrimSpace(string(t.text))
 }

@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
 	"tare/internal/mesh/services"
 )
@@ -144,7 +143,7 @@ func (m *made) serve(ctx context.Context) (err error) {
 	select {
 	case <-ctx.Done():
 	case <-m.istiod.Ended():
-		err = fault.New(fault.Machine, name, "", "istiod has ended: %v\n%s", m.istiod.err, m.istiod.Tail())
+		err = m.istiod.Failure("by itself")
 	case err = <-served:
 		ended++
 	}

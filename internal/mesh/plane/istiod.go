@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 
-	"tare/internal/lib/fault"
 	"tare/internal/mesh/controlplane/proxyconfig"
 	"tare/internal/mesh/fleet"
 	"tare/internal/mesh/istiod"
@@ -72,7 +71,7 @@ func (p *istio) run(ctx context.Context) error {
 	case <-ctx.Done():
 		return nil
 	case <-p.Ended():
-		return fault.New(fault.Machine, "istiod", "", "istiod has ended:\n%s", p.Tail())
+		return p.Failure("by itself")
 	}
 }
 
