@@ -7,12 +7,10 @@ import (
 	"io"
 	"net/http"
 	"os/exec"
-	"runtime"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"tare/internal/experiment/child"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
 )
@@ -36,8 +34,7 @@ type Effect struct {
 // envoy is a running one.
 type envoy struct {
 	Envoy
-	cmd    *exec.Cmd
-	ended  chan struct{}
+	child.Process
 	client *http.Client
 }
 
@@ -49,22 +46,11 @@ func startEnvoys(ctx context.Context, e *Effect) (all []*envoy, err error) {
 		}
 	}()
 	for _, of := range e.Envoys {
-		x := &envoy{Envoy: of, ended: make(chan struct{}), client: &http.Client{Timeout: time.Second,
+		x := &envoy{Envoy: of, client: &http.Client{Timeout: time.Second,
 			Transport: &http.Transport{DisableCompression: true}}}
-		x.cmd = exec.Command(e.Program, "-c", of.Bootstrap, "--concurrency", "1", "--disable-hot-restart", "--log-level", "error")
-		x.cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
-		started := make(chan error)
-		go func() {
-			// It dies with the thread that started it, which must not end before.
-			runtime.LockOSThread()
-			defer close(x.ended)
-			err := x.cmd.Start()
-			started <- err
-			if err == nil {
-				_ = x.cmd.Wait() // killed
-			}
-		}()
-		if err := <-started; err != nil {
+		cmd := exec.Command(e.Program, "-c", of.Bootstrap, "--concurrency", "1", "--disable-hot-restart", "--log-level", "error")
+		err := child.Start(&x.Process, cmd, child.Options{Name: "Envoy", Linger: time.Second})
+		if err != nil {
 			return all, fault.Wrap(err, fault.Machine, e.Program, "", "the real proxies of the fleet cannot be started")
 		}
 		all = append(all, x)
@@ -73,27 +59,28 @@ func startEnvoys(ctx context.Context, e *Effect) (all []*envoy, err error) {
 	defer stop()
 	for _, x := range all {
 		if _, err := x.shows(ctx, e.Lengths[0], 10*time.Millisecond); err != nil {
-			return all, fmt.Errorf("an Envoy at %s does not come to work: %w", x.Listen, err)
+			return all, fmt.Errorf("starting the Envoy at %s: %w", x.Listen, err)
 		}
 	}
 	return all, nil
 }
 
 // shows asks until the answer has a length, and gives when that was, ns by pace.Now.
-func (x *envoy) shows(ctx context.Context, length int, every time.Duration) (int64, error) {
-	for {
-		n, err := x.ask(ctx)
-		if err == nil && n == length {
-			return pace.Now(), nil
-		}
-		select {
-		case <-x.ended:
-			return 0, errors.New("it has ended")
-		case <-ctx.Done():
-			return 0, fmt.Errorf("%w; the last answer: %d bytes, %v", context.Cause(ctx), n, err) //nolint:errorlint // it may be nil
-		case <-time.After(every):
-		}
+func (x *envoy) shows(ctx context.Context, length int, every time.Duration) (at int64, err error) {
+	var n int
+	var why error
+	err = x.Await(ctx, every, func() bool {
+		n, why = x.ask(ctx)
+		at = pace.Now()
+		return why == nil && n == length
+	})
+	switch {
+	case err == nil:
+		return at, nil
+	case errors.Is(err, context.Cause(ctx)):
+		return 0, x.WithLastWords(fmt.Errorf("%w; the last answer: %d bytes, %v", err, n, why)) //nolint:errorlint // it may be nil
 	}
+	return 0, x.Failure(fmt.Sprintf("before it gave an answer of %d bytes", length))
 }
 
 func (x *envoy) ask(ctx context.Context) (length int, err error) {
@@ -115,8 +102,7 @@ func (x *envoy) ask(ctx context.Context) (length int, err error) {
 
 func closeEnvoys(all []*envoy) {
 	for _, x := range all {
-		_ = x.cmd.Process.Kill()
-		<-x.ended
+		x.Kill()
 		x.client.CloseIdleConnections()
 	}
 }
