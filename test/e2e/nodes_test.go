@@ -167,7 +167,7 @@ func TestNodeFailures(t *testing.T) {
 			if err := syscall.Kill(agent, syscall.SIGKILL); err != nil {
 				t.Error(err)
 			}
-		}, "its agent ended: signal: killed"},
+		}, "the agent ended unexpectedly: signal: killed"},
 		{"stopped", func(t *testing.T, agent, _ int, _ string) {
 			if err := syscall.Kill(agent, syscall.SIGSTOP); err != nil {
 				t.Error(err)

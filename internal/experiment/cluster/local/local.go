@@ -17,15 +17,14 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/experiment/child"
 	"tare/internal/experiment/cluster"
 	"tare/internal/experiment/link"
 	"tare/internal/experiment/placement"
-	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
 	"tare/internal/scale/host/cgroup"
@@ -81,11 +80,8 @@ type Nodes struct {
 
 // agent is the process of one local node.
 type agent struct {
-	cmd    *exec.Cmd
-	link   string
-	stderr role.Tail
-	ended  chan struct{}
-	why    error
+	child.Process
+	link string
 }
 
 // Start starts a coordinator and count nodes, and waits until they have joined; joined is called whenever their number
@@ -208,33 +204,38 @@ func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
 		return fmt.Errorf("making a pipe: %w", err)
 	}
 	defer write.Close()
-	a := &agent{link: "tare" + strconv.Itoa(os.Getpid()) + "n" + strconv.Itoa(i+1), ended: make(chan struct{})}
-	a.cmd = exec.Command(n.o.Self, "node", "--"+HandedFlag, strconv.Itoa(handedFD))
-	a.cmd.ExtraFiles, a.cmd.Stderr, a.cmd.WaitDelay = []*os.File{read}, &a.stderr, time.Second
-	a.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a group of its own: Ctrl-C is for the run
 	namespace, err := link.NewNamespace()
 	if err != nil {
 		read.Close()
 		return err
 	}
 	defer namespace.Close() // when the agent has joined, or failed to
-	err = g.StartIn(a.cmd, namespace.Path())
+	a := &agent{link: "tare" + strconv.Itoa(os.Getpid()) + "n" + strconv.Itoa(i+1)}
+	cmd := exec.Command(n.o.Self, "node", "--"+HandedFlag, strconv.Itoa(handedFD))
+	cmd.ExtraFiles = []*os.File{read}
+	err = child.Start(&a.Process, cmd, child.Options{
+		Name: "the agent", Grace: stopTimeout, Linger: time.Second,
+		Begin: func(cmd *exec.Cmd) error { return g.StartIn(cmd, namespace.Path()) },
+	})
 	read.Close()
 	if err != nil {
 		return err
 	}
-	go func() {
-		a.why = a.cmd.Wait()
-		close(a.ended)
-	}()
 	n.mu.Lock()
 	n.agents[name] = a
 	n.mu.Unlock()
 	defer func() {
-		if err != nil {
-			n.end(name)
-			err = a.withLastWords(err)
+		if err == nil {
+			return
 		}
+		select {
+		case <-a.Ended(): // whatever failed then failed because of that
+			err = fault.New(fault.Machine, "", "its last words say what this machine lacks", "%v",
+				a.Failure("before it had joined"))
+		default:
+			err = a.WithLastWords(err)
+		}
+		n.end(name)
 	}()
 	if err := link.MakePair(a.link, link.Inside, namespace); err != nil {
 		return err
@@ -252,31 +253,16 @@ func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
 		return fmt.Errorf("handing the agent its credentials: %w", err)
 	}
 	write.Close()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	go func() {
 		select {
-		case <-a.ended:
-			cancel(fault.Wrap(errOr(a.why, "nobody told it to"), fault.Machine, "", "its last words say what this machine lacks",
-				"the agent ended before it had joined"))
+		case <-a.Ended():
+			cancel()
 		case <-ctx.Done():
 		}
 	}()
 	return n.WaitFor(ctx, name, joinTimeout)
-}
-
-func errOr(err error, otherwise string) error {
-	if err != nil {
-		return err
-	}
-	return errors.New(otherwise)
-}
-
-func (a *agent) withLastWords(err error) error {
-	if text := a.stderr.Text(); text != "" {
-		return fmt.Errorf("%w; its last words: %s", err, text)
-	}
-	return err
 }
 
 // end kills the agent of a node that is not there any more, if there is one.
@@ -289,8 +275,7 @@ func (n *Nodes) end(name string) bool {
 		return false
 	}
 	n.Drop(name, errors.New("it is started again"))
-	_ = a.cmd.Process.Kill() // it may be gone already
-	<-a.ended
+	a.Kill()
 	_ = link.Remove(a.link) // it goes with the namespace, a moment later
 	return true
 }
@@ -304,11 +289,11 @@ func (n *Nodes) Why(name string) string {
 		return ""
 	}
 	select {
-	case <-a.ended:
+	case <-a.Ended():
 	case <-time.After(100 * time.Millisecond): // its stream ends with it, a little before it is waited for
 		return ""
 	}
-	return a.withLastWords(fmt.Errorf("its agent ended: %w", errOr(a.why, "nobody told it to"))).Error()
+	return a.Failure("unexpectedly").Error()
 }
 
 // PIDs are the agents' processes.
@@ -317,7 +302,7 @@ func (n *Nodes) PIDs() []int {
 	defer n.mu.Unlock()
 	var pids []int
 	for _, a := range n.agents {
-		pids = append(pids, a.cmd.Process.Pid)
+		pids = append(pids, a.PID())
 	}
 	return pids
 }
@@ -328,29 +313,23 @@ func (n *Nodes) Group() string { return n.tree.Path() }
 // Close ends the nodes in order, and leaves nothing of them.
 func (n *Nodes) Close() error {
 	n.Coordinator.Close() // says bye
-	patience, cancel := context.WithTimeout(context.Background(), stopTimeout)
-	defer cancel()
 	n.mu.Lock()
 	agents := n.agents
 	n.agents = map[string]*agent{}
 	n.mu.Unlock()
-	killed := false
+	var wg sync.WaitGroup
 	for _, a := range agents {
-		select {
-		case <-a.ended:
-		case <-patience.Done():
-			_ = a.cmd.Process.Kill()
-			<-a.ended
-			killed = true
-		}
+		wg.Go(func() { a.Stop() })
 	}
+	wg.Wait()
 	var errs []error
+	unclean := false
 	for _, a := range agents {
 		errs = append(errs, link.Remove(a.link))
-		killed = killed || a.why != nil
+		unclean = unclean || a.Err() != nil
 	}
 	errs = append(errs, n.tree.Close())
-	if killed {
+	if unclean {
 		errs = append(errs, n.cleanUp())
 	}
 	return errors.Join(append(errs, n.files.Close())...)

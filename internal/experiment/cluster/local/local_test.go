@@ -143,8 +143,8 @@ func TestNodes(t *testing.T) {
 	n.mu.Lock()
 	second, third := n.agents["n02"], n.agents["n03"]
 	n.mu.Unlock()
-	_ = second.cmd.Process.Kill()
-	<-second.ended
+	_ = second.Signal(os.Kill)
+	<-second.Ended()
 	if err := setDown(third.link); err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +152,7 @@ func TestNodes(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 	}
 	try(t, n, map[string]string{"n01": there, "n02": "it is not there: its connection broke", "n03": "it is not there: it has said nothing for"})
-	if why := n.Why("n02"); !strings.Contains(why, "its agent ended: signal: killed") {
+	if why := n.Why("n02"); !strings.Contains(why, "the agent ended unexpectedly: signal: killed") {
 		t.Errorf("n02 went because %q", why)
 	}
 	joined := 0
