@@ -11,7 +11,7 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
-	"tare/internal/experiment/role"
+	"tare/internal/experiment/child"
 	"tare/internal/lib/fault"
 )
 
@@ -58,7 +58,7 @@ func runHook(h specs.Hook, document []byte, limit time.Duration) error {
 	cmd.Env = append([]string{}, h.Env...) // not ours
 	cmd.Stdin = bytes.NewReader(document)
 	cmd.WaitDelay = time.Second
-	var said role.Tail
+	var said child.Tail
 	cmd.Stdout, cmd.Stderr = &said, &said
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("%w: %s", err, said.Text())

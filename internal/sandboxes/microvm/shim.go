@@ -20,6 +20,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"tare/internal/experiment/child"
 	"tare/internal/lib/fault"
 	"tare/internal/scale/host/cgroup"
 )
@@ -49,8 +50,8 @@ type shim struct {
 
 	groups  *cgroup.Layout
 	vm      *vm
-	fs      *virtiofsd
-	plan    *plan // the container's
+	fs      *child.Process // virtiofsd
+	plan    *plan          // the container's
 	streams sync.WaitGroup
 
 	mu      sync.Mutex // guards box
@@ -250,7 +251,7 @@ func (s *shim) start(m *machine, archive []byte, list []bind) (*link, error) {
 	if s.fs != nil {
 		go endTogether(s.fs, s.vm)
 	}
-	vmm, err := processOf(s.vm.cmd.Process.Pid)
+	vmm, err := processOf(s.vm.PID())
 	if err != nil {
 		return nil, fmt.Errorf("QEMU ended%s: %w", s.vm.words(), err)
 	}
@@ -262,21 +263,21 @@ func (s *shim) start(m *machine, archive []byte, list []bind) (*link, error) {
 
 // endTogether kills QEMU when virtiofsd ends: a guest that waits for its files would wait for ever. A virtiofsd whose
 // QEMU closes its socket on the way out may be seen to end first.
-func endTogether(fs *virtiofsd, v *vm) {
+func endTogether(fs *child.Process, v *vm) {
 	select {
-	case <-v.ended:
+	case <-v.Ended():
 		return
-	case <-fs.ended:
+	case <-fs.Ended():
 	}
-	if !fs.status().Signaled() {
+	if !fs.Status().Signaled() {
 		select {
-		case <-v.ended:
+		case <-v.Ended():
 			return
 		case <-time.After(endGrace):
 		}
 	}
 	v.unserved.Store(true)
-	_ = v.cmd.Process.Kill() // it may have ended
+	v.Kill()
 }
 
 // takeDown ends QEMU and virtiofsd, and takes the filters from the interface.
@@ -285,7 +286,7 @@ func (s *shim) takeDown() (err error) {
 		s.vm.end()
 	}
 	if s.fs != nil {
-		s.fs.end()
+		s.fs.Kill()
 	}
 	for _, l := range s.box.Links {
 		err = errors.Join(err, l.disconnect(s.box.Network))
@@ -391,7 +392,7 @@ func (s *shim) share(list []bind, env []string) error {
 	if s.fs, err = startVirtiofsd(s.t, program, filepath.Join(s.box.dir, fsSocket), shared, env); err != nil {
 		return err
 	}
-	daemon, err := processOf(s.fs.cmd.Process.Pid)
+	daemon, err := processOf(s.fs.PID())
 	if err != nil {
 		return fmt.Errorf("virtiofsd ended: %w", err)
 	}
@@ -613,11 +614,11 @@ func (s *shim) wait(ctx context.Context) {
 	case status := <-s.vm.agent.exit:
 		s.streams.Wait()
 		s.end(&status, nil)
-	case <-s.vm.ended:
+	case <-s.vm.Ended():
 		s.end(nil, s.whyEnded())
 	case <-s.vm.agent.gone:
 		select { // it may have gone with QEMU
-		case <-s.vm.ended:
+		case <-s.vm.Ended():
 			s.end(nil, s.whyEnded())
 		case <-time.After(endGrace):
 			s.end(nil, fmt.Errorf("the guest's first process: %w", s.vm.agent.why))
@@ -630,14 +631,14 @@ func (s *shim) wait(ctx context.Context) {
 // whyEnded says which of QEMU and virtiofsd ended, where each takes the other along: QEMU has ended.
 func (s *shim) whyEnded() error {
 	if s.vm.unserved.Load() {
-		status := s.fs.status()
+		status := s.fs.Status()
 		if status.Signaled() {
 			return fmt.Errorf("virtiofsd ended: %s", status.Signal())
 		}
-		return fmt.Errorf("virtiofsd ended with exit code %d: %s", status.ExitStatus(), s.fs.stderr.Text())
+		return fmt.Errorf("virtiofsd ended with exit code %d: %s", status.ExitStatus(), s.fs.Tail())
 	}
 	how := ""
-	if status, ok := s.vm.status(); ok && status.Signaled() {
+	if status, ok := s.vm.exit(); ok && status.Signaled() {
 		how = ": " + status.Signal().String()
 	}
 	return fmt.Errorf("QEMU ended%s%s", how, s.vm.words())

@@ -8,13 +8,14 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"tare/internal/experiment/role"
+	"tare/internal/experiment/child"
 	"tare/internal/lib/fault"
 )
 
@@ -24,17 +25,15 @@ const patience = 20 * time.Second
 
 // vm is a running virtual machine.
 type vm struct {
-	cmd     *exec.Cmd
-	began   time.Time
-	agent   *agent
-	monitor net.Conn
-	control net.Conn
-	streams [3]net.Conn // standard input, output, error
-	console role.Tail   // the kernel's last words
-	stderr  role.Tail   // QEMU's
+	child.Process // QEMU
+	began         time.Time
+	agent         *agent
+	monitor       net.Conn
+	control       net.Conn
+	streams       [3]net.Conn // standard input, output, error
+	console       child.Tail  // the kernel's last words
 
-	ended    chan struct{} // closed when QEMU has ended
-	unserved atomic.Bool   // killed because its virtiofsd ended
+	unserved atomic.Bool // killed because its virtiofsd ended
 }
 
 // socketPair makes a pair of connected sockets: one end for QEMU, one for us.
@@ -68,7 +67,7 @@ func memoryFile(name string, b []byte) (*os.File, error) {
 // startVM starts QEMU from a thread, in whose namespaces it is; it dies with that thread. env is added to this
 // process's environment. It takes QEMU's descriptors out of m.
 func startVM(t thread, m *machine, qemu string, initramfs []byte, env []string) (_ *vm, err error) {
-	v := &vm{ended: make(chan struct{})}
+	v := &vm{}
 	var theirs []*os.File
 	defer func() {
 		for _, f := range theirs {
@@ -103,15 +102,11 @@ func startVM(t thread, m *machine, qemu string, initramfs []byte, env []string) 
 	if m.nic != nil {
 		theirs = append(theirs, m.nic.tap)
 	}
-	v.cmd = m.command(qemu)
-	v.cmd.Dir, v.cmd.Env = "/", append(os.Environ(), env...)
-	v.cmd.Stdout, v.cmd.Stderr = &v.stderr, &v.stderr
-	v.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL, Setpgid: true}
+	said := make(chan struct{})
 	v.began = time.Now()
-	if err = t.do(v.cmd.Start); err != nil {
+	if err = start(t, &v.Process, m.command(qemu), env, func() error { <-said; return nil }); err != nil {
 		return nil, fault.Wrap(err, fault.Machine, qemu, qemuHint, "cannot start QEMU")
 	}
-	said := make(chan struct{})
 	go func() {
 		defer close(said)
 		var to io.Writer = &v.console
@@ -121,12 +116,16 @@ func startVM(t thread, m *machine, qemu string, initramfs []byte, env []string) 
 		_, _ = io.Copy(to, console) // it ends with QEMU
 		_ = console.Close()
 	}()
-	go func() {
-		_ = v.cmd.Wait()
-		<-said
-		close(v.ended)
-	}()
 	return v, nil
+}
+
+// start starts a process from a thread, in whose namespaces it is and with which it dies.
+func start(t thread, p *child.Process, cmd *exec.Cmd, env []string, exited func() error) error {
+	cmd.Dir, cmd.Env = "/", append(os.Environ(), env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	return child.Start(p, cmd, child.Options{
+		Name: filepath.Base(cmd.Path), Begin: func(cmd *exec.Cmd) error { return t.do(cmd.Start) }, Exited: exited,
+	})
 }
 
 // hello waits until the guest's first process speaks.
@@ -150,16 +149,15 @@ const endGrace = 5 * time.Second
 
 // killed says whether a signal ended QEMU.
 func (v *vm) killed() bool {
-	status, ok := v.status()
+	status, ok := v.exit()
 	return ok && status.Signaled()
 }
 
-// status is how QEMU ended; false while it runs.
-func (v *vm) status() (syscall.WaitStatus, bool) {
+// exit is how QEMU ended; false while it runs.
+func (v *vm) exit() (syscall.WaitStatus, bool) {
 	select {
-	case <-v.ended:
-		status, ok := v.cmd.ProcessState.Sys().(syscall.WaitStatus)
-		return status, ok
+	case <-v.Ended():
+		return v.Status(), true
 	case <-time.After(endGrace):
 		return 0, false
 	}
@@ -168,7 +166,7 @@ func (v *vm) status() (syscall.WaitStatus, bool) {
 // words are the last of QEMU and of the guest's kernel.
 func (v *vm) words() string {
 	said := ""
-	if s := v.stderr.Text(); s != "" {
+	if s := v.Tail(); s != "" {
 		said += "; QEMU: " + s
 	}
 	if s := v.console.Text(); s != "" {
@@ -179,8 +177,7 @@ func (v *vm) words() string {
 
 // end kills QEMU and waits until it has ended.
 func (v *vm) end() {
-	_ = v.cmd.Process.Kill() // it may have ended
-	<-v.ended
+	v.Kill()
 	v.closeAll()
 }
 
@@ -192,53 +189,30 @@ func (v *vm) closeAll() {
 	}
 }
 
-// virtiofsd shares a directory with the guest.
-type virtiofsd struct {
-	cmd    *exec.Cmd
-	stderr role.Tail
-	ended  chan struct{}
-}
-
-func startVirtiofsd(t thread, program, socket, source string, env []string) (*virtiofsd, error) {
-	d := &virtiofsd{ended: make(chan struct{})}
-	d.cmd = exec.Command(program, "--socket-path="+socket, "-o", "source="+source, "-o", "cache=auto", "-f")
-	d.cmd.Dir, d.cmd.Env = "/", append(os.Environ(), env...)
-	d.cmd.Stdout, d.cmd.Stderr = &d.stderr, &d.stderr
-	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL, Setpgid: true}
-	if err := t.do(d.cmd.Start); err != nil {
+// startVirtiofsd starts a virtiofsd, which shares a directory with the guest.
+func startVirtiofsd(t thread, program, socket, source string, env []string) (*child.Process, error) {
+	d := new(child.Process)
+	cmd := exec.Command(program, "--socket-path="+socket, "-o", "source="+source, "-o", "cache=auto", "-f")
+	if err := start(t, d, cmd, env, nil); err != nil {
 		return nil, fault.Wrap(err, fault.Machine, program, virtiofsdHint, "cannot start virtiofsd")
 	}
-	go func() {
-		_ = d.cmd.Wait()
-		close(d.ended)
-	}()
-	deadline := time.Now().Add(BootTimeout)
-	for {
-		if _, err := os.Lstat(socket); err == nil {
-			return d, nil
-		}
-		select {
-		case <-d.ended:
-			return nil, fault.New(fault.Machine, program, virtiofsdHint, "virtiofsd ended: %s", d.stderr.Text())
-		case <-time.After(time.Millisecond):
-		}
-		if time.Now().After(deadline) {
-			d.end()
-			return nil, fault.New(fault.Machine, program, "", "virtiofsd made no socket within %s: %s", BootTimeout,
-				d.stderr.Text())
-		}
+	ctx, cancel := context.WithTimeoutCause(context.Background(), BootTimeout,
+		fmt.Errorf("virtiofsd made no socket within %s", BootTimeout))
+	defer cancel()
+	err := d.Await(ctx, time.Millisecond, func() bool {
+		_, err := os.Lstat(socket)
+		return err == nil
+	})
+	if err == nil {
+		return d, nil
 	}
-}
-
-// status is how virtiofsd ended; it has.
-func (d *virtiofsd) status() syscall.WaitStatus {
-	return d.cmd.ProcessState.Sys().(syscall.WaitStatus) // of every process on Linux
-}
-
-// end kills virtiofsd and waits until it has ended; its own child dies with it.
-func (d *virtiofsd) end() {
-	_ = d.cmd.Process.Kill()
-	<-d.ended
+	hint := virtiofsdHint
+	if ctx.Err() != nil {
+		hint = ""
+		err = d.WithLastWords(err)
+		d.Kill()
+	}
+	return nil, fault.New(fault.Machine, program, hint, "%v", err)
 }
 
 // virtiofsdLock is the file that virtiofsd leaves for a socket.
