@@ -35,21 +35,6 @@ func TestPlay(t *testing.T) {
 	}
 }
 
-func TestTail(t *testing.T) {
-	var last Tail
-	for range 1000 {
-		if n, err := last.Write([]byte("0123456789")); n != 10 || err != nil {
-			t.Fatal(n, err)
-		}
-	}
-	if _, err := last.Write([]byte("the end\xff\n")); err != nil {
-		t.Fatal(err)
-	}
-	if text := last.Text(); !strings.HasSuffix(text, "789the end") || len(text) > tailBytes {
-		t.Errorf("%d bytes are kept, with the end %q", len(text), text[len(text)-20:])
-	}
-}
-
 // TestConn: what one end sends the other expects, in order, with errors as they were.
 func TestConn(t *testing.T) {
 	r, w := io.Pipe()
