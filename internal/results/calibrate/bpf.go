@@ -382,7 +382,7 @@ func (b *bench) connectors(ctx context.Context, p *ebpf.Program, light int) (l *
 	}
 	l, err = b.ledgerOf(ctx, sampleHz, func() error {
 		for i := range children {
-			r, err := order(children[i:i+1], func(int) any { return connectOrder{times[i]} })
+			r, err := order(ctx, children[i:i+1], func(int) any { return connectOrder{times[i]} })
 			if err != nil {
 				return err
 			}

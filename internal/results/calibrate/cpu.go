@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"tare/internal/experiment/placement"
-	"tare/internal/experiment/role"
 	"tare/internal/lib/quantity"
 	"tare/internal/scale/ledger"
 )
@@ -43,14 +42,14 @@ func (b *bench) burners(ctx context.Context, o burnOrder, pins ...int) (l *ledge
 		paths = append(paths, g.Path())
 	}
 	l, err = b.ledgerOf(ctx, 0, func() error {
-		results, err = order(children, func(int) any { return o })
+		results, err = order(ctx, children, func(int) any { return o })
 		return err
 	})
 	return l, results, paths, err
 }
 
 // order has all of them begin and waits for all.
-func order(children []*child, what func(i int) any) ([]plantedResult, error) {
+func order(ctx context.Context, children []*child, what func(i int) any) ([]plantedResult, error) {
 	for i, c := range children {
 		if err := c.begin(what(i)); err != nil {
 			return nil, err
@@ -58,7 +57,7 @@ func order(children []*child, what func(i int) any) ([]plantedResult, error) {
 	}
 	out := make([]plantedResult, len(children))
 	for i, c := range children {
-		if err := c.expect(role.Result, &out[i]); err != nil {
+		if err := c.result(ctx, &out[i]); err != nil {
 			return nil, err
 		}
 	}

@@ -84,7 +84,7 @@ func (b *bench) serve(ctx context.Context, d time.Duration, stall delay.Stall, c
 		if err := generator.begin(schedule); err != nil {
 			return err
 		}
-		return generator.expect(role.Result, &s.load)
+		return generator.result(ctx, &s.load)
 	})
 	if err != nil {
 		return s, err
@@ -96,7 +96,8 @@ func (b *bench) serve(ctx context.Context, d time.Duration, stall delay.Stall, c
 		return s, nil
 	}
 	var said delay.Served
-	if err := app.finish(&said); err != nil {
+	app.End()
+	if err := app.result(ctx, &said); err != nil {
 		return s, err
 	}
 	h, err := stats.DecodeHistogram(said.Waits)

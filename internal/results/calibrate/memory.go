@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/experiment/placement"
-	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
 	"tare/internal/lib/pace"
@@ -69,7 +68,7 @@ func (b *bench) takeMemory(ctx context.Context) (ws []Weight, err error) {
 	if err := c.begin(o); err != nil {
 		return nil, err
 	}
-	if err := c.expect(role.Result, &r); err != nil {
+	if err := c.result(ctx, &r); err != nil {
 		return nil, err
 	}
 	after, err := read()
