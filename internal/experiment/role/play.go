@@ -15,8 +15,8 @@ func Play(ctx context.Context, conn *Conn, serve func(context.Context) error) er
 	ended := make(chan error, 1)
 	go func() { // ends with the parent's end of the pipe
 		_, err := conn.Receive()
-		cancel()
 		ended <- err
+		cancel() // serve ends by it, and what is sent above is there by then
 	}()
 	if err := serve(ctx); err != nil {
 		return err
