@@ -339,6 +339,9 @@ func (c *Client) Run(ctx context.Context) error {
 			if err := c.handle(ctx, r); err != nil {
 				return c.end(ctx, err)
 			}
+			if r.handled != nil {
+				close(r.handled)
+			}
 			if c.pacer.worked(time.Now(), r.decoding+time.Since(began)-(c.applying-applying)) {
 				c.count(func(m *Metrics) { m.Rests++ })
 			}

@@ -70,6 +70,7 @@ type response struct {
 	bytes    int      // of the resources that next has given
 	received int64    // ns by pace.Now
 	decoding time.Duration
+	handled  chan struct{} // of a large one: closed when the client is done with it
 }
 
 // item is one resource as it came.

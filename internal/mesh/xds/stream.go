@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -141,14 +142,32 @@ func (c *conn) fail(err error) {
 	c.cancel()
 }
 
+// large is the size of a response, in bytes, from which on it is handled and its memory given back before the next is
+// read.
+const large = 8 << 20
+
 func (c *conn) read(ctx context.Context, w wire) error {
 	for {
 		r, err := w.receive()
 		if err != nil {
 			return err
 		}
+		var handled chan struct{}
+		if r.wire > large {
+			handled = make(chan struct{})
+			r.handled = handled
+		}
 		select {
 		case c.in <- r:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if handled == nil {
+			continue
+		}
+		select {
+		case <-handled:
+			runtime.GC() // else the heap may grow to twice what it was with this response
 		case <-ctx.Done():
 			return ctx.Err()
 		}
