@@ -74,6 +74,7 @@ get is in the file of --injection (docs/injection.md); the webhook is known by t
 			return reported(conn, controlplane.Run(cmd.Context(), o, conn))
 		},
 	}
+	c.AddCommand(newControlplanePod())
 	f := c.Flags()
 	f.StringVar(&o.File, "config", "", "mesh file, or directory of mesh files: YAML of services and proxies, and of resources in Envoy's form")
 	f.StringVar(&o.Listen, "listen", "127.0.0.1:0", "address to listen on; port 0 takes a free one")

@@ -30,12 +30,14 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	envoytest "tare/test/envoy"
 	"tare/test/port"
 )
 
 // TestInjection: what a control plane's webhook adds to two pods is what makes one reach the other: their proxies,
-// started as the pods say, get certificates by their tokens, and the kubelet's probes come through.
+// Envoys that are started as the pods say, get certificates by their tokens, and the kubelet's probes come through.
 func TestInjection(t *testing.T) {
+	envoy, temporary := envoytest.Path(t), t.TempDir()
 	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "here") }))
 	defer app.Close()
 	inbound, outbound, probed := port.Free(t), port.Free(t), port.Free(t)
@@ -63,19 +65,19 @@ proxies:
 	if err != nil {
 		t.Fatal(err)
 	}
-	pods := write("pods.yaml", fmt.Sprintf(`
+	what := write("pods.yaml", fmt.Sprintf(`
 redirect: cni
 sidecar:
   name: mesh-proxy
-  image: example.invalid/tare:1
-  args: [subject, proxy, --human, --xds, "%s", --node, "${account}", --identity, "${identity}"]
+  image: example.invalid/envoy:1
+  args: [controlplane, pod, --address, "%s", --node, "${account}", --identity, "${identity}"]
   env:
     - {name: TARE_ROOTS, value: "${roots}"}
     - {name: TARE_PROBES, value: "${probes}"}
 probePort: %s
 `, address, probePort))
 	plane := command{timeout: 5 * time.Minute, args: []string{"controlplane", "--human", "--config", mesh, "--listen", address,
-		"--service-account-keys", write("keys.json", cluster.keys(t)), "--webhook", "127.0.0.1:0", "--injection", pods, "--admin", "127.0.0.1:0"}}.start(t)
+		"--service-account-keys", write("keys.json", cluster.keys(t)), "--webhook", "127.0.0.1:0", "--injection", what, "--admin", "127.0.0.1:0"}}.start(t)
 	said := regexp.MustCompile(`metrics: (http://[^;]+);[^\n]*\npods are reviewed at https://([^/]+)/; caBundle: (\S+)\n`)
 	plane.waitFor(t, "caBundle")
 	m := said.FindStringSubmatch(plane.stdout.String())
@@ -99,12 +101,13 @@ probePort: %s
 	web := podOf("web")
 	web.Spec.Containers[0].ReadinessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{
 		HTTPGet: &corev1.HTTPGetAction{Path: "/", Port: intstr.FromInt32(int32(app.Listener.Addr().(*net.TCPAddr).Port))}}}
+	var pods []*process
 	probe := "" // the kubelet's, as the pod says then
 	for _, p := range []*corev1.Pod{web, podOf("client")} {
 		out := injected(t, apiserver, "https://"+hook+"/", p)
 		sidecar := out.Spec.Containers[len(out.Spec.Containers)-1]
 		token := write(p.Spec.ServiceAccountName, cluster.token(t, p.Namespace, p.Spec.ServiceAccountName)) // by the kubelet
-		c := command{timeout: 5 * time.Minute, args: append(sidecar.Args, "--token-file", token)}
+		c := command{timeout: 5 * time.Minute, args: append(sidecar.Args, "--token-file", token), env: []string{"TMPDIR=" + temporary}}
 		for _, e := range sidecar.Env {
 			c.env = append(c.env, e.Name+"="+e.Value)
 		}
@@ -115,12 +118,8 @@ probePort: %s
 			c.args = append(c.args, "--probes", "127.0.0.1:"+probePort)
 			probe = "http://" + net.JoinHostPort("127.0.0.1", probePort) + get.HTTPGet.Path
 		}
-		defer func(p *process) {
-			p.signal(t, syscall.SIGTERM)
-			if o := p.wait(t); o.code != 0 {
-				t.Error(o)
-			}
-		}(c.start(t))
+		c.args = append(c.args, "--", envoy, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warning")
+		pods = append(pods, c.start(t))
 	}
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		r, err := http.Get("http://" + outbound + "/")
@@ -155,6 +154,13 @@ probePort: %s
 	if want := `tare_injection_reviews_total{result="injected",why=""} 2`; !strings.Contains(string(text), want) {
 		t.Errorf("the metrics lack %s", want)
 	}
+	for _, p := range pods {
+		p.signal(t, syscall.SIGTERM)
+		if o := p.wait(t); o.code != 0 {
+			t.Error(o)
+		}
+	}
+	noScratch(t, temporary)
 }
 
 // cluster signs the tokens of service accounts, as a Kubernetes cluster does.

@@ -22,7 +22,7 @@ import (
 type Envoy struct {
 	Node         string // id, as the mesh file has it
 	Cluster      string // of nodes, a name that Envoy wants
-	ControlPlane string // IP:port
+	ControlPlane string // host:port
 	// Transport is how it connects there; nil: in the clear.
 	Transport *corev3.TransportSocket
 	// StateOfTheWorld has it ask for all resources of a type at a time; it asks for deltas otherwise.
@@ -88,7 +88,7 @@ func (b Envoy) JSON() ([]byte, error) {
 		},
 		StaticResources: &bootstrapv3.Bootstrap_StaticResources{Clusters: []*clusterv3.Cluster{{
 			Name: controlPlaneCluster, ConnectTimeout: durationpb.New(connectTimeout), TransportSocket: b.Transport,
-			ClusterDiscoveryType:          &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
+			ClusterDiscoveryType:          &clusterv3.Cluster_Type{Type: discoveryOf(host)},
 			TypedExtensionProtocolOptions: map[string]*anypb.Any{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options},
 			UpstreamConnectionOptions: &clusterv3.UpstreamConnectionOptions{
 				TcpKeepalive: &corev3.TcpKeepalive{KeepaliveTime: wrapperspb.UInt32(60)}},
@@ -105,6 +105,14 @@ func (b Envoy) JSON() ([]byte, error) {
 		return nil, fmt.Errorf("encoding the bootstrap of %s: %w", b.Node, err)
 	}
 	return append(encoded, '\n'), nil
+}
+
+// discoveryOf is how Envoy finds the address of a host.
+func discoveryOf(host string) clusterv3.Cluster_DiscoveryType {
+	if net.ParseIP(host) != nil {
+		return clusterv3.Cluster_STATIC
+	}
+	return clusterv3.Cluster_STRICT_DNS
 }
 
 func socketAddress(host string, port uint32) *corev3.Address {

@@ -13,8 +13,8 @@ import (
 	"tare/internal/mesh/controlplane/injection/probes"
 )
 
-// TestPage: what the page shows can be used as it is: the file of pods, whose proxy has what the flags of Tare's own
-// want, and the API server's configuration.
+// TestPage: what the page shows can be used as it is: the file of pods, whose proxy has what 'tare controlplane pod'
+// wants, and the API server's configuration.
 func TestPage(t *testing.T) {
 	page, err := os.ReadFile("../../../../docs/injection.md")
 	if err != nil {
@@ -37,8 +37,9 @@ func TestPage(t *testing.T) {
 			t.Errorf("%s is not %s: %q", flag, want, proxy.Args)
 		}
 	}
-	if !slices.Contains(proxy.Args, "--human") {
-		t.Error("without --human the proxy ends with its input")
+	if i := slices.Index(proxy.Args, "--"); !slices.Equal(proxy.Command, []string{"tare", "controlplane", "pod"}) || i < 0 ||
+		proxy.Args[i+1] != "envoy" {
+		t.Errorf("the pod runs %q %q", proxy.Command, proxy.Args)
 	}
 	env := map[string]string{}
 	for _, e := range proxy.Env {

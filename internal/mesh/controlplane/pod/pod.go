@@ -1,0 +1,177 @@
+// Package pod runs beside Envoy in an injected pod, and does what Envoy cannot: it gets Envoy's certificate by the token
+// of the pod's service account, renews it, and answers the kubelet's probes for the other containers. Start at Run.
+package pod
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/files"
+	"tare/internal/lib/limit"
+	"tare/internal/mesh/controlplane/authority"
+	"tare/internal/mesh/controlplane/bootstrap"
+	"tare/internal/mesh/controlplane/injection/probes"
+)
+
+// Options are what a pod's proxy needs to know.
+type Options struct {
+	ControlPlane string // host:port
+	Node         string // id by which the control plane knows the proxy
+	Identity     string // SPIFFE ID of the pod's service account
+	TokenFile    string // the account's token, which is read again for each certificate that needs it
+	Roots        []byte // PEM: the roots of the mesh's certificates
+	// Envoy is the command that starts Envoy, to which "-c FILE" is added.
+	Envoy []string
+
+	Probes    string // address at which to answer probes; empty: nowhere
+	Table     probes.Table
+	ProbeHost string // where the other containers are asked
+
+	Output *os.File          // of Envoy
+	Log    func(line string) // of renewals
+}
+
+const (
+	bootstrapFile = "envoy.json"
+	maxToken      = 64 << 10         // bytes
+	grace         = 10 * time.Second // that Envoy has to end in
+)
+
+// Run runs Envoy, once there is a certificate, until ctx ends, Envoy ends, or the control plane refuses the pod.
+func Run(ctx context.Context, o Options) (err error) {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	if o.Probes != "" {
+		end, err := answerProbes(o.Probes, probes.New(o.Table, o.ProbeHost))
+		if err != nil {
+			return err
+		}
+		defer end()
+	}
+	dir, err := files.NewScratch("", "pod")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dir.Close()) }()
+	certified := make(chan struct{})
+	once := sync.OnceFunc(func() { close(certified) })
+	agent := authority.Agent{
+		Address: o.ControlPlane, Identity: o.Identity, Roots: o.Roots, ReadToken: o.readToken, Log: o.Log,
+		OnChange: func(c authority.Credentials) error { // which a running Envoy takes by itself
+			if err := c.WriteEnvoy(dir.Path()); err != nil {
+				return err
+			}
+			once()
+			return nil
+		},
+	}
+	renewing := make(chan error, 1)
+	go func() { renewing <- agent.Run(ctx) }()
+	select {
+	case err := <-renewing:
+		return err
+	case <-certified:
+	}
+	serving := make(chan error, 1)
+	go func() { serving <- o.serve(ctx, dir.Path()) }()
+	select {
+	case err = <-renewing:
+		stop()
+		return errors.Join(err, <-serving)
+	case err = <-serving:
+		stop()
+		return errors.Join(err, <-renewing)
+	}
+}
+
+func (o Options) readToken() (authority.Token, error) {
+	fail := func(err error) (authority.Token, error) {
+		return "", fault.Wrap(err, fault.Machine, o.TokenFile, "", "the token cannot be read")
+	}
+	f, err := files.Open(o.TokenFile)
+	if err != nil {
+		return fail(err)
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxToken))
+	if err != nil {
+		return fail(err)
+	}
+	return authority.Token(strings.TrimSpace(string(text))), nil
+}
+
+// serve runs Envoy until it ends, or ctx does. The thread that starts Envoy lives as long: Envoy ends with it, should
+// this process be killed (PR_SET_PDEATHSIG(2const)).
+func (o Options) serve(ctx context.Context, dir string) error {
+	file, err := o.bootstrap(dir)
+	if err != nil {
+		return err
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	c := exec.CommandContext(ctx, o.Envoy[0], append(o.Envoy[1:len(o.Envoy):len(o.Envoy)], "-c", file)...)
+	c.Stdout, c.Stderr = o.Output, o.Output
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) }
+	c.WaitDelay = grace
+	err = c.Run()
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case err == nil:
+		err = errors.New("it ended by itself")
+	}
+	return fault.Wrap(err, fault.Machine, o.Envoy[0], "", "Envoy has ended")
+}
+
+// bootstrap writes the file that Envoy starts with.
+func (o Options) bootstrap(dir string) (file string, err error) {
+	id, err := url.Parse(o.Identity)
+	if err != nil {
+		return "", fmt.Errorf("reading the identity: %w", err)
+	}
+	b := bootstrap.Envoy{Node: o.Node, Cluster: o.Node, ControlPlane: o.ControlPlane}
+	if b.Transport, err = authority.EnvoyTransport(dir, id.Host); err != nil {
+		return "", err
+	}
+	text, err := b.JSON()
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(dir, bootstrapFile), authority.WritePrivate(dir, bootstrapFile, text)
+}
+
+// answerProbes answers probes at an address until end is called.
+func answerProbes(address string, by http.Handler) (end func(), err error) {
+	l, err := limit.TCP(context.Background(), address)
+	if err != nil {
+		return nil, fmt.Errorf("listening for probes: %w", err)
+	}
+	s := &http.Server{
+		Handler: by, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+		ErrorLog: log.New(io.Discard, "", 0), // of what clients do wrong
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = s.Serve(l) // closed
+	}()
+	return func() {
+		_ = s.Close()
+		<-ended
+	}, nil
+}
