@@ -13,7 +13,6 @@ import (
 	_ "tare/internal/mesh/kernelmesh"
 	_ "tare/internal/mesh/nginx"
 	_ "tare/internal/mesh/plane"
-	_ "tare/internal/mesh/proxy"
 	_ "tare/internal/mesh/push"
 	_ "tare/internal/mesh/services"
 	_ "tare/internal/mesh/storebench"

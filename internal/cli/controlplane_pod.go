@@ -12,6 +12,12 @@ import (
 	"tare/internal/mesh/controlplane/pod"
 )
 
+// The environment of an injected pod's proxy (package injection).
+const (
+	rootsVariable  = "TARE_ROOTS"
+	probesVariable = "TARE_PROBES"
+)
+
 func newControlplanePod() *cobra.Command {
 	var o pod.Options
 	c := &cobra.Command{

@@ -89,6 +89,25 @@ var features = sync.OnceValue(func() []*feature.Probe {
 	return slices.Concat(bpf.Features(), perf.Features(), witness.Features(), cgroup.Features(), ksym.Features(), local.Features())
 })
 
+// guestFeatures are what guests need of this machine: programs, and abilities of the kernel. Several guests may share
+// one.
+var guestFeatures = sync.OnceValue(func() (probes []*feature.Probe) {
+	for _, r := range []kind.Role{kind.Application, kind.Load, kind.Subject} {
+		for _, g := range kind.All(r) {
+			needs, ok := g.(kind.Diagnosed)
+			if !ok {
+				continue
+			}
+			for _, p := range needs.Probes() {
+				if !slices.Contains(probes, p) {
+					probes = append(probes, p)
+				}
+			}
+		}
+	}
+	return probes
+})
+
 // diagnose probes everything. A probe may make something on the machine that it takes away again, so that none is cut
 // off when the context ends: no other begins.
 func diagnose(ctx context.Context) (diagnosis, error) {
@@ -100,17 +119,11 @@ func diagnose(ctx context.Context) (diagnosis, error) {
 		d.Features = append(d.Features, p.Status())
 	}
 	d.Programs = []feature.Status{}
-	for _, r := range []kind.Role{kind.Application, kind.Load, kind.Subject} {
-		for _, g := range kind.All(r) {
-			if needs, ok := g.(kind.Diagnosed); ok {
-				for _, p := range needs.Probes() {
-					if ctx.Err() != nil {
-						return d, ctx.Err()
-					}
-					d.Programs = append(d.Programs, p.Status())
-				}
-			}
+	for _, p := range guestFeatures() {
+		if ctx.Err() != nil {
+			return d, ctx.Err()
 		}
+		d.Programs = append(d.Programs, p.Status())
 	}
 	return d, nil
 }

@@ -36,7 +36,6 @@ func init() {
 	})
 	register(func() *cobra.Command {
 		c := newGuests(kind.Subject, "Run a subject, a thing that Tare weighs; without a name, list them")
-		c.AddCommand(newProxy())
 		c.RunE = func(cmd *cobra.Command, _ []string) error { return listSubjects(cmd.Context(), cmd.OutOrStdout()) }
 		return c
 	})

@@ -20,7 +20,7 @@ func TestLogsSteerNoTerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, print := range map[string]func(io.Writer, role.Message) error{
-		"kernelmesh": printer(kind.Find(kind.Subject, "kernelmesh"), nil), "proxy": printProxy,
+		"kernelmesh":   printer(kind.Find(kind.Subject, "kernelmesh"), nil),
 		"controlplane": printControlplane,
 	} {
 		var b bytes.Buffer

@@ -154,9 +154,10 @@ func noBlocks(n int) error {
 	return fault.New(fault.Usage, "--blocks", "give 1 or more; 6 are needed for intervals", "%d blocks make no run", n)
 }
 
+// featureNames are what the needs of an experiment may name.
 func featureNames() []string {
 	var names []string
-	for _, p := range features() {
+	for _, p := range slices.Concat(features(), guestFeatures()) {
 		names = append(names, p.Name())
 	}
 	return names
@@ -195,7 +196,7 @@ func requireFeatures(s *engine.Spec, more ...string) error {
 
 // require refuses, in these words, to begin what cannot work here without some features.
 func require(where, refusal string, names ...string) error {
-	for _, p := range features() {
+	for _, p := range slices.Concat(features(), guestFeatures()) {
 		if !slices.Contains(names, p.Name()) {
 			continue
 		}

@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"tare/experiments"
+	"tare/internal/experiment/kind"
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
@@ -386,6 +387,24 @@ func TestOldRunsAreSmall(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestRemovedSubject: runs of a subject that Tare no longer has are read as before.
+func TestRemovedSubject(t *testing.T) {
+	const removed = "proxy"
+	if kind.Find(kind.Subject, removed) != nil {
+		t.Fatalf("there is a subject %s", removed)
+	}
+	rate, kernel := unpack(t, "mesh-rate"), unpack(t, "mesh-kernel")
+	report, err := runReport(rate)
+	if err != nil || !strings.Contains(report, "\nproxy adds ") {
+		t.Errorf("the report, %v:\n%s", err, report)
+	}
+	// They are read, and have too few blocks for intervals.
+	_, err = ran(t, "compare", kernel, rate, "--anyway")
+	if !strings.Contains(fault.MendOf(err), "kernelmesh, proxy, and envoy, haproxy, kernelmesh, nginx, proxy") {
+		t.Errorf("the comparison: %v; %s", err, fault.MendOf(err))
+	}
 }
 
 // TestBriefs: what the report of each built-in experiment says first, read as a new user would. Without levels it has

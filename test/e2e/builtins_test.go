@@ -157,7 +157,7 @@ var smallests = map[string]smallest{
 		check:     requestsAnswered,
 	},
 	"mesh-connections": {
-		arms: []string{"haproxy", "proxy"}, levels: map[string][]any{"client.connections": {100}},
+		arms: []string{"envoy", "haproxy"}, levels: map[string][]any{"client.connections": {100}},
 		tells:     []string{"latency_p50_seconds", "cpu_seconds_per_request", "busy_cpu_seconds_per_request"},
 		ofSubject: []string{"subject_cpus", "memory_hard_bytes", "memory_kernel_bytes"},
 		check: func(t *testing.T, tr record.Trial) {
@@ -168,18 +168,18 @@ var smallests = map[string]smallest{
 		},
 	},
 	"mesh-policy": {
-		arms: []string{"haproxy", "proxy"}, levels: map[string][]any{"*.rules": {50}},
+		arms: []string{"envoy", "haproxy"}, levels: map[string][]any{"*.rules": {50}},
 		tells:     []string{"latency_p50_seconds", "cpu_seconds_per_request", "busy_cpu_seconds_per_request"},
 		ofSubject: []string{"subject_cpus", "subject_cpu_seconds_per_request", "memory_hard_bytes"},
 		check:     proxiesSeen,
 	},
 	"mesh-protocol": {
-		arms: []string{"haproxy", "proxy"}, levels: map[string][]any{"traffic": {"grpc"}},
+		arms: []string{"envoy", "haproxy"}, levels: map[string][]any{"traffic": {"grpc"}},
 		tells: []string{"latency_p50_seconds"}, ofSubject: []string{"subject_cpus", "memory_hard_bytes"},
 		check: proxiesSeen,
 	},
 	"mesh-kernel": {
-		arms: []string{"proxy", "kernelmesh"}, levels: map[string][]any{"client.keepalive": {false}},
+		arms: []string{"haproxy", "kernelmesh"}, levels: map[string][]any{"client.keepalive": {false}},
 		set:   []string{"client.rate=200"},
 		tells: []string{"latency_p50_seconds", "connect_p50_seconds", "cpu_seconds_per_connection"},
 		check: allAnswered,
@@ -191,13 +191,19 @@ var smallests = map[string]smallest{
 		check: redirectedSeen,
 	},
 	"controlplane-certs": {
-		arms: []string{"proxy"}, levels: map[string][]any{"*.certificate-life": {"2s"}}, duration: "2s",
+		arms: []string{"envoy"}, levels: map[string][]any{"*.certificate-life": {"2s"}}, duration: "2s",
 		tells: []string{"latency_p50_seconds", "error_ratio"}, ofSubject: []string{"subject_cpu_seconds_per_request"},
 		check: func(t *testing.T, tr record.Trial) {
 			proxiesSeen(t, tr)
 			for _, p := range sidecarsOf(t, tr).Proxies {
-				if n := p.Own["control_secrets"]; n < 2 {
-					t.Errorf("%s took certificates %g times", p.Component, n)
+				taken := 0.0
+				for name, n := range p.Own {
+					if strings.HasPrefix(name, "sds.") && strings.HasSuffix(name, ".update_success") {
+						taken = max(taken, n)
+					}
+				}
+				if taken < 2 {
+					t.Errorf("%s took certificates %g times: %v", p.Component, taken, p.Own)
 				}
 			}
 		},
@@ -227,7 +233,7 @@ var smallests = map[string]smallest{
 		ofSubject: []string{"memory_hard_bytes"},
 	},
 	"mesh-rate": {
-		arms: []string{"haproxy", "nginx", "proxy"}, levels: map[string][]any{"client.rate": {200}}, duration: "1s",
+		arms: []string{"envoy", "haproxy", "nginx"}, levels: map[string][]any{"client.rate": {200}}, duration: "1s",
 		tells: []string{"latency_p50_seconds", "cpu_seconds_per_request", "busy_cpu_seconds_per_request",
 			"app_cpu_seconds_per_request", "load_cpu_seconds_per_request", "kernel_cpu_seconds_per_request",
 			"unexplained_cpu_seconds_per_request"},
@@ -235,7 +241,7 @@ var smallests = map[string]smallest{
 		check:     proxiesSeen,
 	},
 	"mesh-size": {
-		arms: []string{"haproxy-permissive", "proxy-permissive"}, levels: map[string][]any{"*.services": {50}},
+		arms: []string{"envoy-permissive", "haproxy-permissive"}, levels: map[string][]any{"*.services": {50}},
 		tells: []string{"latency_p50_seconds"}, ofSubject: []string{"memory_hard_bytes", "start_seconds"},
 		check: proxiesSeen,
 	},
@@ -375,7 +381,7 @@ func redirectedSeen(t *testing.T, tr record.Trial) {
 		want = "explicit"
 	}
 	var seen sidecar.Evidence
-	if err := json.Unmarshal(tr.Evidence["proxy"], &seen); err != nil || len(seen.Proxies) != 2 || !seen.MTLS ||
+	if err := json.Unmarshal(tr.Evidence["haproxy"], &seen); err != nil || len(seen.Proxies) != 2 || !seen.MTLS ||
 		seen.Network != "pods" || seen.Redirect != want {
 		t.Errorf("%s: %+v, %v", tr.Arm, seen, err)
 	}
@@ -474,6 +480,15 @@ func nodesCounted(t *testing.T, tr record.Trial) {
 	}
 }
 
+// env is the environment of the experiment.
+func (s smallest) env(t *testing.T) []string {
+	t.Helper()
+	if slices.ContainsFunc(s.arms, func(arm string) bool { return strings.HasPrefix(arm, "envoy") }) {
+		return withEnvoy(t)
+	}
+	return nil
+}
+
 // spec is the text of the experiment in its smallest form.
 func (s smallest) spec(t *testing.T, name string) string {
 	t.Helper()
@@ -560,7 +575,7 @@ func (s smallest) run(t *testing.T, name string) {
 	for _, set := range s.set {
 		args = append(args, "--set", set)
 	}
-	o := command{args: args, timeout: 10 * time.Minute}.start(t).wait(t)
+	o := command{args: args, env: s.env(t), timeout: 10 * time.Minute}.start(t).wait(t)
 	if o.code != 0 {
 		t.Fatal(o)
 	}

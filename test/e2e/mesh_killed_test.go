@@ -43,9 +43,7 @@ var meshes = []struct {
 }{
 	{"haproxy", "subject: haproxy", []string{"proxy.client", "proxy.server"}, false},
 	{"nginx", "subject: nginx", []string{"proxy.client", "proxy.server"}, false},
-	{"proxy", "subject: proxy", []string{"proxy.client", "proxy.server"}, false},
-	{"proxy-xds", "subject: proxy, control: xds", []string{"proxy.client", "proxy.server", "controlplane"}, true},
-	{"envoy", "subject: envoy", []string{"proxy.client", "proxy.server", "controlplane"}, false},
+	{"envoy", "subject: envoy", []string{"proxy.client", "proxy.server", "controlplane"}, true},
 }
 
 // meshArm is one of them. What is slow on this machine is no reason to fail.

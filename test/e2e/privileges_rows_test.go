@@ -1,18 +1,16 @@
 package e2e
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -25,7 +23,6 @@ import (
 	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
 	"tare/internal/results/calibrate"
-	"tare/test/port"
 )
 
 // Rows of the table "Which command needs what" of docs/security.md: the parts of an experiment by themselves, nodes and
@@ -125,94 +122,6 @@ func meshLoadsWork(t *testing.T, a actor) []string {
 	return nil
 }
 
-// proxyTo is the configuration of a proxy: all goes to one port that comes at another.
-const proxyTo = `
-resources:
-- "@type": type.googleapis.com/envoy.config.cluster.v3.Cluster
-  name: to
-  load_assignment:
-    cluster_name: to
-    endpoints: [{lb_endpoints: [{endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: %d}}}}]}]
-- "@type": type.googleapis.com/envoy.config.listener.v3.Listener
-  name: from
-  address: {socket_address: {address: 127.0.0.1, port_value: %d}}
-  filter_chains:
-  - filters:
-    - name: tcp
-      typed_config:
-        "@type": type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy
-        stat_prefix: tcp
-        cluster: to
-`
-
-// proxyConfig writes a configuration by which all goes to a port.
-func proxyConfig(t *testing.T, to int) string {
-	t.Helper()
-	path := filepath.Join(ownDir(t), "proxy.yaml")
-	if err := os.WriteFile(path, fmt.Appendf(nil, proxyTo, to, port.Number(t, port.Free(t))), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-// proxied starts a proxy in front of a server, and asks that for something through it. It gives the user and the group
-// that the proxy has.
-func proxied(t *testing.T, a actor, flags ...string) (ids string) {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "yes") })}
-	go server.Serve(l)
-	defer server.Close()
-	config := proxyConfig(t, l.Addr().(*net.TCPAddr).Port)
-	p := a.start(t, append([]string{"subject", "proxy", "--human", "--config", config, "--drain", "0s"}, flags...)...)
-	r, err := http.Get("http://" + saidBy(t, p, &p.stdout, ` from at (\S+)`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	body, err := io.ReadAll(r.Body)
-	r.Body.Close()
-	if string(body) != "yes" || err != nil {
-		t.Errorf("through the proxy came %q, %v", body, err)
-	}
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, m := range regexp.MustCompile(`(?m)^[UG]id:\t(\d+)`).FindAllSubmatch(status, -1) {
-		ids += string(m[1]) + " "
-	}
-	ends(t, p)
-	return strings.TrimSpace(ids)
-}
-
-func proxyRights() rightsTest {
-	other := strconv.Itoa(nobody - 1)
-	becomes := []string{"--uid", other, "--gid", other}
-	refused := func(c cap.Value) func(t *testing.T, with, lacks actor) {
-		return func(t *testing.T, with, lacks actor) {
-			if got := proxied(t, with, becomes...); got != other+" "+other {
-				t.Errorf("the proxy is user and group %s", got)
-			}
-			lacks.refused(t, c, append([]string{"subject", "proxy", "--config", proxyConfig(t, 1)}, becomes...)...)
-		}
-	}
-	return rightsTest{
-		works: func(t *testing.T, a actor) []string {
-			if got, want := proxied(t, a), fmt.Sprint(nobody, " ", nobody); got != want {
-				t.Errorf("the proxy is user and group %s, want %s", got, want)
-			}
-			return nil
-		},
-		more: map[cap.Value]func(t *testing.T, with, lacks actor){
-			cap.SETUID: refused(cap.SETUID),
-			cap.SETGID: refused(cap.SETGID),
-		},
-	}
-}
-
 func storeRights() rightsTest {
 	args := []string{"subject", "store", "--store", "pooled", "--duration", "200ms", "--json"}
 	return rightsTest{
@@ -253,6 +162,38 @@ func controlplaneWorks(t *testing.T, a actor) []string {
 		t.Error(err)
 	}
 	return []string{"credentials", "roots"}
+}
+
+// podWorks: a program that stands for Envoy is started once there is a certificate.
+func podWorks(t *testing.T, a actor) []string {
+	dir, cluster := ownDir(t), newCluster(t)
+	file := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.WriteFile(path, []byte(text), 0o600), os.Chown(path, nobody, nobody)); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	plane := a.start(t, "controlplane", "--human", "--config", file("mesh.yaml", meshOfProxies), "--service-account-keys",
+		file("keys.json", cluster.keys(t)), "--webhook", "127.0.0.1:0", "--injection", file("pods.yaml",
+			"redirect: cni\nsidecar: {name: mesh, image: example.invalid/envoy:1}\n"))
+	address := saidBy(t, plane, &plane.stdout, `the control plane listens at (\S+): `)
+	roots, err := base64.StdEncoding.DecodeString(saidBy(t, plane, &plane.stdout, `caBundle: (\S+)`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := command{
+		args: []string{
+			"controlplane", "pod", "--address", address, "--node", "web-1", "--identity",
+			"spiffe://mesh.local/ns/default/sa/web", "--token-file", file("token", cluster.token(t, "default", "web")), "--",
+			"sh", "-c", "echo started >&2; exec sleep 100", "envoy",
+		},
+		dir: a.dir, env: []string{"TMPDIR=" + a.temporary, "TARE_ROOTS=" + string(roots)}, user: a.user, has: a.has,
+	}.start(t)
+	saidBy(t, pod, &pod.stderr, `(started)`)
+	ends(t, pod)
+	ends(t, plane)
+	return nil
 }
 
 // nodeRights: a node does what a run does, for a coordinator that needs nothing of this machine that root has not.

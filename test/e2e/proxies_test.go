@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -70,6 +72,43 @@ func needsProxy(t *testing.T, name string) {
 	t.Helper()
 	if _, err := os.Stat("/usr/sbin/" + name); err != nil {
 		t.Skipf("needs %s: %v", name, err)
+	}
+}
+
+// TestSidecarsMissing: where no proxy is installed, an experiment with sidecars ends before it begins, with exit code 3,
+// and names what to install.
+func TestSidecarsMissing(t *testing.T) {
+	needsRoot(t)
+	dir := t.TempDir()
+	without := filepath.Join(dir, "tare")
+	script := "#!/bin/sh\nexec unshare --mount sh -c 'for f in /usr/sbin/haproxy /usr/local/sbin/haproxy /usr/local/bin/haproxy " +
+		"/usr/local/sbin/envoy /usr/local/bin/envoy; do [ ! -e $f ] || mount --bind /dev/null $f || exit 9; done; exec " + bin +
+		` "$@"' tare "$@"` + "\n"
+	if err := os.WriteFile(without, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	const envoy, haproxy = "make envoy", "apt-get install haproxy"
+	needs := map[string][]string{"mesh-redirect": {haproxy}, "controlplane-certs": {envoy}}
+	for _, name := range []string{"connections", "kernel", "policy", "protocol", "rate", "size"} {
+		needs["mesh-"+name] = []string{envoy, haproxy}
+	}
+	for name, hints := range needs {
+		t.Run(name, func(t *testing.T) {
+			out := filepath.Join(t.TempDir(), "out")
+			o := command{args: []string{"run", name, "--quick", "--out", out}, binary: without,
+				env: []string{"PATH=/usr/bin:/bin"}}.start(t).wait(t)
+			if o.code != 3 {
+				t.Error(o)
+			}
+			for _, hint := range hints {
+				if !strings.Contains(o.stderr, hint) {
+					t.Errorf("it does not say %q: %s", hint, o)
+				}
+			}
+			if _, err := os.Stat(out); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("there is a run directory: %v", err)
+			}
+		})
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +18,9 @@ import (
 	"tare/internal/experiment/record"
 	"tare/internal/results/analysis"
 )
+
+// needs is the list of features in a spec.
+var needs = regexp.MustCompile(`(?m)^needs:\n(- .*\n)+`)
 
 // sideBlocks is the least that has intervals of 95 %.
 const sideBlocks = 6
@@ -39,7 +43,8 @@ func TestSides(t *testing.T) {
 			leavesNothing(t)
 			s := smallests[name]
 			blocks := fmt.Sprintf("blocks: %d\n", sideBlocks)
-			spec := specFile(t, strings.Replace(s.spec(t, name), "blocks: 1\n", blocks, 1))
+			text := strings.Replace(s.spec(t, name), "blocks: 1\n", blocks, 1)
+			spec := specFile(t, needs.ReplaceAllString(text, "")) // the other binary may not know a feature
 			old, now := s.side(t, spec, before), s.side(t, spec, "")
 			compared, apart := 0, 0
 			for i := range now.Estimates {
@@ -72,7 +77,7 @@ func (s smallest) side(t *testing.T, spec, binary string) *analysis.Summary {
 	for _, set := range s.set {
 		args = append(args, "--set", set)
 	}
-	o := command{args: args, binary: binary, timeout: 10 * time.Minute}.start(t).wait(t)
+	o := command{args: args, binary: binary, env: s.env(t), timeout: 10 * time.Minute}.start(t).wait(t)
 	if o.code != 0 {
 		t.Fatal(o)
 	}

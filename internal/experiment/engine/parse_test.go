@@ -14,7 +14,7 @@ import (
 	"tare/internal/lib/param"
 )
 
-var testFeatures = []string{"bpf-syscall", "bpf-stats", "sampling", "cgroup-create"}
+var testFeatures = []string{"bpf-syscall", "bpf-stats", "sampling", "cgroup-create", "sidecars"}
 
 const goodSpec = `name: sweep
 question: What does it cost?

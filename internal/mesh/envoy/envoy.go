@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"tare/internal/experiment/process"
-	"tare/internal/lib/param"
 	"tare/internal/lib/text"
 	"tare/internal/mesh/controlplane"
 	"tare/internal/mesh/sidecar"
@@ -41,10 +40,7 @@ func (proxy) Version(ctx context.Context, program string) string {
 // adminFile is where Envoy writes the address of its administration, in its directory.
 const adminFile = "admin"
 
-// Driven is sidecar.Driven's: nothing else configures Envoy here.
-func (proxy) Driven(param.Values) bool { return true }
-
-// Drive starts the control plane of a mesh in which the proxies stand.
+// Drive is sidecar.Driven's: it starts the control plane of a mesh in which the proxies stand.
 func (proxy) Drive(ctx context.Context, d sidecar.Drive) (any, error) { return driven.Start(ctx, d) }
 
 // Change is sidecar.Changer's.

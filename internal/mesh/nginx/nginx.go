@@ -98,7 +98,7 @@ func (proxy) Lacks(ctx context.Context, program string, o param.Values) error {
 
 // Takes is sidecar.Redirectable's. nginx never asks where a redirected connection was going, and goes where its
 // configuration says.
-func (proxy) Takes(way string, _ param.Values) error {
+func (proxy) Takes(way string) error {
 	if way == redirect.TPROXY {
 		return errors.New("nginx cannot open a socket that listens transparently (IP_TRANSPARENT): write " +
 			"redirect: iptables or ebpf")

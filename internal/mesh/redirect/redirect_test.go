@@ -18,7 +18,6 @@ import (
 	"tare/internal/experiment/link"
 	"tare/internal/experiment/placement"
 	"tare/internal/lib/fault"
-	"tare/internal/mesh/original"
 	"tare/internal/scale/host/cgroup"
 )
 
@@ -95,7 +94,7 @@ func answer(l net.Listener, name string) {
 		if err != nil {
 			return
 		}
-		fmt.Fprintf(c, "%s: %s", name, original.Destination(c.(*net.TCPConn)))
+		fmt.Fprintf(c, "%s: %s", name, destination(c.(*net.TCPConn)))
 		c.Close()
 	}
 }

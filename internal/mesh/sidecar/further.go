@@ -80,7 +80,7 @@ func (g Guest) checkMesh(o param.Values) error {
 			settingRules, ProtocolTCP)
 	}
 	if o[settingLife] != "" {
-		if d, ok := g.Proxy.(Driven); !ok || !d.Driven(o) || !MTLS(o) {
+		if _, driven := g.Proxy.(Driven); !driven || !MTLS(o) {
 			return fmt.Errorf("%q needs two hops, mtls, and proxies that a control plane configures, which %s is not here",
 				settingLife, g.Proxy.About().Name)
 		}

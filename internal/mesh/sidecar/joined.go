@@ -213,10 +213,8 @@ func (j *joined) plan(app, address, program string) error {
 
 // driven is the proxies as those that a control plane configures; nil: they are not.
 func (j *joined) driven() Driven {
-	if d, ok := j.proxy.(Driven); ok && d.Driven(j.part.Options) {
-		return d
-	}
-	return nil
+	d, _ := j.proxy.(Driven)
+	return d
 }
 
 // prepare makes the directories of all proxies, with certificates, or has a control plane started that has them.

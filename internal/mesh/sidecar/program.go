@@ -12,7 +12,6 @@ import (
 
 	"tare/internal/lib/fault"
 	"tare/internal/lib/param"
-	"tare/internal/lib/self"
 )
 
 // systemDirs are where Debian and others put programs of administrators, which is on the PATH of root alone.
@@ -26,9 +25,6 @@ func Find(a About, o param.Values) (string, error) {
 	given := o[settingProgram]
 	if given != "" {
 		name = given
-	}
-	if name == "" { // the tare binary itself
-		return self.Path()
 	}
 	path, err := exec.LookPath(name)
 	if err == nil {

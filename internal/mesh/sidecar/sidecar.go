@@ -48,11 +48,10 @@ type Proxy interface {
 
 // About is what a kind of proxy says of itself.
 type About struct {
-	Name     string // of the subject, as a spec has it
-	Summary  string // one line, for lists
-	Program  string // its name, which is looked for on the PATH and where system programs are; empty: tare itself
-	Hint     string // how to install it: "apt-get install haproxy"
-	Settings []param.Setting
+	Name    string // of the subject, as a spec has it
+	Summary string // one line, for lists
+	Program string // its name, which is looked for on the PATH and where system programs are
+	Hint    string // how to install it: "apt-get install haproxy"
 }
 
 // What else a proxy can have, found by type assertion.
@@ -86,17 +85,16 @@ type (
 		Own(ctx context.Context, p Place) (map[string]float64, error)
 	}
 
-	// Redirectable is a proxy that cannot take connections in every way. Takes is an error that says why it cannot with
-	// these options; it reads on after the part's place in the spec.
+	// Redirectable is a proxy that cannot take connections in every way. The error of Takes says why it cannot; it reads
+	// on after the part's place in the spec.
 	Redirectable interface {
-		Takes(way string, o param.Values) error
+		Takes(way string) error
 	}
 
-	// Driven is a proxy that a control plane can configure, and does with options for which Driven is true. Drive starts
-	// the control plane, as a component of the subject, before any proxy, and tells it of all of them; what it returns is
-	// in Place.Control. The proxy then gets its certificates from there, and no files of them.
+	// Driven is a proxy that a control plane configures. Drive starts the control plane, as a component of the subject,
+	// before any proxy, and configures it for all of them; what it returns is in Place.Control. The proxies then get their
+	// certificates from there, and no files of them.
 	Driven interface {
-		Driven(o param.Values) bool
 		Drive(ctx context.Context, d Drive) (control any, err error)
 	}
 )
@@ -248,8 +246,7 @@ func Settings() []param.Setting { return slices.Concat(commonSettings, meshSetti
 // Guest is a kind of proxy as a subject of experiments.
 type Guest struct{ Proxy Proxy }
 
-// TakesLonger is until a proxy that is told of all services has them: 0.3 ms for each with Tare's own, 2.3 ms with
-// Envoy.
+// TakesLonger is until a proxy that knows all services has them: Envoy takes 2.3 ms for each.
 func (Guest) TakesLonger(o param.Values) time.Duration {
 	if o[settingDiscovery] != DiscoveryPermissive {
 		return 0
@@ -263,7 +260,7 @@ func Register(p Proxy) { kind.Register(kind.Subject, Guest{p}) }
 // About is kind.Guest's.
 func (g Guest) About() kind.About {
 	a := g.Proxy.About()
-	settings := slices.Concat(Settings(), a.Settings)
+	settings := Settings()
 	return kind.About{
 		Name: a.Name, Summary: a.Summary, Settings: settings, Process: slices.Concat(settings, askingSettings),
 	}
@@ -280,7 +277,7 @@ func (g Guest) Check(o param.Values) error {
 			settingNetwork, podNetwork)
 	}
 	if r, ok := g.Proxy.(Redirectable); ok {
-		if err := r.Takes(way, o); err != nil {
+		if err := r.Takes(way); err != nil {
 			return err
 		}
 	}
@@ -368,27 +365,51 @@ func (g Guest) Version(ctx context.Context, o param.Values, _ string) (name, ver
 	return name, g.Proxy.Version(ctx, program)
 }
 
-// Probes is kind.Diagnosed's.
+// Probes is kind.Diagnosed's: the kind's program, and what all kinds share.
 func (g Guest) Probes() []*feature.Probe {
 	a := g.Proxy.About()
-	if a.Program == "" { // it is there, and so stands for all when it comes to the kernel
-		var probes []*feature.Probe
-		for _, way := range redirect.Ways[1:] {
-			probes = append(probes, lacks(way))
-		}
-		return probes
-	}
 	status := feature.Status{
 		Name: a.Program, Needs: "the program " + a.Program, Lost: "arms of experiments with the subject " + a.Name,
 		Mend: a.Hint,
 	}
-	return []*feature.Probe{feature.New(status, func() (string, error) {
+	probes := []*feature.Probe{feature.New(status, func() (string, error) {
 		program, err := Find(a, nil)
 		if err != nil {
 			return "not installed", err
 		}
 		return strings.TrimSpace(program + " " + g.Proxy.Version(context.Background(), program)), nil
-	})}
+	}), sidecars}
+	for _, way := range redirect.Ways[1:] {
+		probes = append(probes, lacks(way))
+	}
+	return probes
+}
+
+// sidecars is the feature that experiments with sidecars name among their needs.
+var sidecars = newSidecars()
+
+// newSidecars probes for the kinds of proxies that every built-in experiment can use. nginx is not among them: it
+// cannot identify callers, and speaks no HTTP/2 to servers.
+func newSidecars() *feature.Probe {
+	return feature.New(feature.Status{
+		Name: "sidecars", Needs: "the program envoy or haproxy", Lost: "experiments with sidecar proxies",
+		Mend: "run 'make envoy' in Tare's sources, or 'apt-get install haproxy'",
+	}, func() (string, error) {
+		var found []string
+		var err error
+		for _, program := range []string{"envoy", "haproxy"} {
+			path, missing := Find(About{Program: program}, nil)
+			if missing != nil {
+				err = missing
+				continue
+			}
+			found = append(found, path)
+		}
+		if len(found) == 0 {
+			return "neither is installed", err
+		}
+		return strings.Join(found, ", "), nil
+	})
 }
 
 // StandsInPath is measured.InPath's.

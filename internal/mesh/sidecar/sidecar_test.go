@@ -19,6 +19,7 @@ import (
 	"tare/internal/experiment/process"
 	"tare/internal/lib/param"
 	"tare/internal/mesh/redirect"
+	"tare/internal/scale/host/feature"
 	"tare/test/vm/guest"
 )
 
@@ -183,7 +184,6 @@ func TestCheckSetup(t *testing.T) {
 // driven is a kind of proxy with a control plane.
 type driven struct{ fake }
 
-func (driven) Driven(param.Values) bool                        { return true }
 func (driven) Drive(context.Context, Drive) (any, error)       { return nil, nil }
 func (driven) Change(context.Context, any, Drive) (any, error) { return nil, nil }
 
@@ -276,10 +276,30 @@ func TestProbes(t *testing.T) {
 	}
 }
 
+// TestSidecars: experiments with sidecars need one of two programs, and say how to install them.
+func TestSidecars(t *testing.T) {
+	guest.KernelFree(t)
+	own, dir := systemDirs, t.TempDir()
+	systemDirs = nil
+	t.Cleanup(func() { systemDirs = own })
+	t.Setenv("PATH", dir)
+	err := newSidecars().Err()
+	missing, is := errors.AsType[*feature.MissingError](err)
+	if !is || !strings.Contains(missing.Mend, "make envoy") || !strings.Contains(missing.Mend, "apt-get install haproxy") {
+		t.Errorf("without any: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "haproxy"), []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if s := newSidecars().Status(); !s.Available || s.Detail != filepath.Join(dir, "haproxy") {
+		t.Errorf("with HAProxy: %+v", s)
+	}
+}
+
 // picky is a kind of proxy that cannot take connections in one way.
 type picky struct{ fake }
 
-func (picky) Takes(way string, _ param.Values) error {
+func (picky) Takes(way string) error {
 	if way == redirect.TPROXY {
 		return errors.New("not so")
 	}

@@ -22,9 +22,7 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 
-	"tare/internal/experiment/role"
 	"tare/internal/mesh"
-	"tare/internal/mesh/proxy"
 	"tare/internal/mesh/xds"
 	"tare/test/port"
 )
@@ -43,8 +41,8 @@ const (
 )
 
 // TestAttacks: a control plane does all that it can to use up memory and time, or to bring the client down. The clients
-// are processes of their own, as kernelmesh and the proxy have them: one takes connections' changes by the state of the
-// world, the other is the proxy, by deltas. Whatever was done to them, they then do what a good control plane says.
+// are data planes of connections in separate processes: one asks for the state of the world, the other for deltas.
+// Whatever was done to them, they then do what a good control plane says.
 func TestAttacks(t *testing.T) {
 	type run struct {
 		name string
@@ -55,7 +53,7 @@ func TestAttacks(t *testing.T) {
 	var runs []*run
 	busy, idle := make(chan struct{}, 4), make(chan struct{}, 16) // so many at a time
 	for _, a := range attacks {
-		for _, kind := range []string{"world", "proxy"} {
+		for _, kind := range []string{world, deltas} {
 			r := &run{name: strings.ReplaceAll(a.name, " ", "-") + "/" + kind, done: make(chan struct{})}
 			runs = append(runs, r)
 			slots, at := busy, port.Free(t)
@@ -312,6 +310,12 @@ func (a attack) run(kind, at string) (took taken, err error) {
 	return took, err
 }
 
+// The kinds of victims.
+const (
+	world  = "world"
+	deltas = "deltas"
+)
+
 // The environment of a victim.
 const (
 	victimKind    = "TARE_XDS_VICTIM"
@@ -423,26 +427,19 @@ func TestVictim(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
-	if kind == "proxy" {
-		conn := role.NewConn(os.Stdin, os.Stdout)
-		if err := proxy.Run(ctx, proxy.Options{XDS: address, Node: "victim", Workers: 2, Garbage: 400, Drain: time.Second}, conn); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		stop()
 	}()
-	if err := follow(ctx, address); err != nil {
+	if err := follow(ctx, kind, address); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // follow is a data plane of connections, which listens where a listener of the name "good" is.
-func follow(ctx context.Context, address string) error {
+func follow(ctx context.Context, kind, address string) error {
 	config := mesh.NewConfig()
-	c, err := xds.New(xds.Options{Address: address, StateOfTheWorld: true,
+	c, err := xds.New(xds.Options{Address: address, StateOfTheWorld: kind == world,
 		Apply: func(_ context.Context, change mesh.Change) error {
 			config.Apply(change)
 			if l := config.Listeners[goodName]; l != nil {

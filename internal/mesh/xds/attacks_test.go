@@ -2,7 +2,6 @@ package xds_test
 
 import (
 	"bytes"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -22,7 +21,6 @@ import (
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	networkrbacv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/rbac/v3"
 	tcpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
-	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
@@ -340,7 +338,7 @@ var attacks = []attack{
 		if err := h.respond(xds.Clusters, wrong); err != nil {
 			return err
 		}
-		for _, url := range []string{"", "x", xds.Secrets.TypeURL(), strings.Repeat("u", 1<<20)} {
+		for _, url := range []string{"", "x", "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret", strings.Repeat("u", 1<<20)} {
 			b := head(url, "1", "1")
 			if err := h.send(append(b, bytes.Repeat([]byte{fieldResource<<3 | 2, 0}, 1<<17)...)); err != nil {
 				return err
@@ -489,36 +487,6 @@ var attacks = []attack{
 			h.respond(xds.Clusters, encoded(xds.Clusters, "far", far), encoded(xds.Clusters, "past", past),
 				encoded(xds.Clusters, "heavy", heavy), &resource{"overlong", "1", xds.Clusters.TypeURL(), overlong}),
 			h.respond(xds.Listeners, encoded(xds.Listeners, "l", l)))
-	})},
-	{name: "secrets that are none", stream: twice(func(h *hostile) error {
-		source := func(b []byte) *corev3.DataSource {
-			return &corev3.DataSource{Specifier: &corev3.DataSource_InlineBytes{InlineBytes: b}}
-		}
-		sds := func(name string) *tlsv3.SdsSecretConfig {
-			return &tlsv3.SdsSecretConfig{Name: name, SdsConfig: &corev3.ConfigSource{
-				ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}}}}
-		}
-		var listeners []*resource
-		for i, name := range []string{"noise", "long", "file", "empty"} {
-			c := chain(tcp("c"))
-			c.TransportSocket = &corev3.TransportSocket{Name: "tls", ConfigType: &corev3.TransportSocket_TypedConfig{
-				TypedConfig: packed(&tlsv3.DownstreamTlsContext{CommonTlsContext: &tlsv3.CommonTlsContext{
-					TlsCertificateSdsSecretConfigs: []*tlsv3.SdsSecretConfig{sds(name)}}})}}
-			listeners = append(listeners, encoded(xds.Listeners, name, listener(name, fmt.Sprint("127.0.0.1:", 1+i), c)))
-		}
-		noise := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: bytes.Repeat([]byte{0x30, 0x80}, 100<<10)})
-		long := pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: bytes.Repeat([]byte{0x55}, 1<<20)})
-		certificate := func(name string, c *tlsv3.TlsCertificate) *resource {
-			return encoded(xds.Secrets, name, &tlsv3.Secret{Name: name, Type: &tlsv3.Secret_TlsCertificate{TlsCertificate: c}})
-		}
-		return errors.Join(
-			h.respond(xds.Listeners, listeners...),
-			h.asked(xds.Secrets),
-			h.respond(xds.Secrets, certificate("noise", &tlsv3.TlsCertificate{CertificateChain: source(noise), PrivateKey: source(noise)}),
-				certificate("long", &tlsv3.TlsCertificate{CertificateChain: source(bytes.Repeat(noise, 25)), PrivateKey: source(long)}),
-				certificate("file", &tlsv3.TlsCertificate{PrivateKey: &corev3.DataSource{
-					Specifier: &corev3.DataSource_Filename{Filename: "/etc/shadow"}}}),
-				certificate("empty", &tlsv3.TlsCertificate{})))
 	})},
 	{name: "a place that thousands want", stream: twice(func(h *hostile) error {
 		return h.respond(xds.Listeners, some(20_000, func(i int) *resource {

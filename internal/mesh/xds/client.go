@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
 	"tare/internal/lib/fault"
@@ -21,7 +20,7 @@ import (
 	"tare/internal/mesh/xds/translate"
 )
 
-// Options are what a client needs to know. Only Address, and Apply or Consumer, must be given.
+// Options are what a client needs to know. Only Address and Apply must be given.
 type Options struct {
 	Address string // host:port, or unix:PATH
 	Node    string // the id by which the control plane knows the data plane; default "tare"
@@ -39,8 +38,6 @@ type Options struct {
 	// Apply makes a change. It is called by one goroutine. An error refuses what was new in it, by name if it is a
 	// *fault.Error whose Where is a resource; then nothing of the change may have been made.
 	Apply func(context.Context, mesh.Change) error
-	// Consumer takes the place of Apply for a data plane that has a translation of its own.
-	Consumer Consumer
 	// OnEvent hears of every response, once its acknowledgement has been handed to the transport; OnState of every
 	// change of state. Both are called by the client's own goroutines, one call at a time each, and must return soon.
 	OnEvent func(Event)
@@ -49,8 +46,6 @@ type Options struct {
 	Resolver Resolver // for clusters of host names; default SystemResolver
 	Limits   Limits
 	Timeouts Timeouts
-	// Credentials are what the connection is encrypted with; nil: it is not.
-	Credentials credentials.TransportCredentials
 }
 
 // Limits bound what a control plane can make the client keep. The zero value has the defaults, with which the client
@@ -79,7 +74,6 @@ type Timeouts struct {
 	Connect time.Duration // until a stream is open; default 10 s
 	Answer  time.Duration // until the first response, where nothing was ever received; default 30 s
 	Send    time.Duration // until the control plane takes a request; default 10 s
-	Need    time.Duration // with a Consumer: until a resource is put to work without what it needs; default 15 s
 	// Reconnect is the time before the second attempt, twice as long each time up to ReconnectMax, less a random part
 	// of up to half of it; defaults 200 ms and 30 s. It begins anew after a stream that brought something and lasted
 	// for longer than the wait before it; one that brought something and ended sooner leaves it at 8 times Reconnect.
@@ -115,7 +109,6 @@ func (o Options) withDefaults() Options {
 	wait(&o.Timeouts.Connect, 10*time.Second)
 	wait(&o.Timeouts.Answer, 30*time.Second)
 	wait(&o.Timeouts.Send, 10*time.Second)
-	wait(&o.Timeouts.Need, 15*time.Second)
 	wait(&o.Timeouts.Reconnect, 200*time.Millisecond)
 	wait(&o.Timeouts.ReconnectMax, 30*time.Second)
 	return o
@@ -186,19 +179,18 @@ func (m Metrics) Complete() bool { return m.WaitingClusters+m.WaitingRoutes+m.Wa
 
 // Client keeps a store at what a control plane says. Make it with New.
 type Client struct {
-	o           Options
-	state       keeper
-	connections *state // the same; nil where it is another's
-	conn        *conn  // nil between streams
-	names       resolving
+	o     Options
+	state *state
+	conn  *conn // nil between streams
+	names resolving
 
-	versions [kinds]string     // the last that were taken whole; state of the world
-	named    [kinds][]string   // what is asked for by name, in order; state of the world
-	failures int               // streams since the last that did well
-	wait     time.Duration     // before the present stream
-	begun    map[Ref]time.Time // since when what is hungry waits
+	versions [kinds]string        // the last that were taken whole; state of the world
+	named    [kinds][]string      // what is asked for by name, in order; state of the world
+	failures int                  // streams since the last that did well
+	wait     time.Duration        // before the present stream
+	begun    map[string]time.Time // since when hungry clusters wait
 	pacer    pacer
-	applying time.Duration // that Apply, or the Consumer's, has taken
+	applying time.Duration // that Apply has taken
 
 	mu      sync.Mutex
 	status  State
@@ -211,65 +203,14 @@ func New(o Options) (*Client, error) {
 	if o.Address == "" {
 		return nil, fault.New(fault.Usage, "address", "name the control plane as host:port or unix:PATH", "there is no address of a control plane")
 	}
-	if (o.Apply == nil) == (o.Consumer == nil) {
-		return nil, fault.New(fault.Internal, "xds", "", "one thing is needed to apply changes with")
+	if o.Apply == nil {
+		return nil, fault.New(fault.Internal, "xds", "", "there is nothing to apply changes with")
 	}
 	o = o.withDefaults()
-	c := &Client{o: o, names: newResolving(o.Resolver), begun: map[Ref]time.Time{},
+	c := &Client{o: o, state: newState(o.Limits), names: newResolving(o.Resolver), begun: map[string]time.Time{},
 		status: State{Phase: Never, Since: time.Now()}}
-	if o.Consumer != nil {
-		o.Consumer = timed{o.Consumer, c}
-		c.state = newGraph(o)
-		return c, nil
-	}
-	c.connections = newState(o.Limits)
-	c.connections.serving.own = o.Own
-	c.state = connections{c.connections, func(ctx context.Context, change mesh.Change) error {
-		defer c.applied(time.Now())
-		return o.Apply(ctx, change)
-	}}
+	c.state.serving.own = o.Own
 	return c, nil
-}
-
-// timed is a Consumer whose Apply is timed.
-type timed struct {
-	Consumer
-	c *Client
-}
-
-func (t timed) Apply(ctx context.Context, u Update) []Failure {
-	defer t.c.applied(time.Now())
-	return t.Consumer.Apply(ctx, u)
-}
-
-func (c *Client) applied(since time.Time) { c.applying += time.Since(since) }
-
-// keeper knows what the control plane wants and what the data plane has: state, or graph where there is a Consumer.
-type keeper interface {
-	kinds() []Kind         // that are asked for, in order
-	names(k Kind) []string // of a kind that is asked for by name
-	wants(k Kind, name string) bool
-	lists(k Kind) bool
-	take(k Kind, r *response, full bool) *outcome
-	// settle has the data plane make what can be made. made hears how every attempt went; its error ends the client.
-	settle(ctx context.Context, made func(error) error, o *outcome) error
-	sweep() (named [kinds][]string, hosts []string) // that came and went
-	versions(k Kind) map[string]string
-	count(k Kind) int
-	waiting() int
-	missing() int // routes that a listener needs and that have not come
-	hungry() map[Ref]bool
-	overdue(r Ref, waited time.Duration) bool
-}
-
-// connections is a state with its store.
-type connections struct {
-	*state
-	apply func(context.Context, mesh.Change) error
-}
-
-func (c connections) settle(ctx context.Context, made func(error) error, o *outcome) error {
-	return c.state.settle(func(change mesh.Change) error { return made(c.apply(ctx, change)) }, o)
 }
 
 // State is how the client stands now.
@@ -612,7 +553,10 @@ func sorted(refused []error) []error {
 }
 
 func (c *Client) settle(ctx context.Context, o *outcome) error {
-	err := c.state.settle(ctx, func(err error) error {
+	err := c.state.settle(func(change mesh.Change) error {
+		began := time.Now()
+		err := c.o.Apply(ctx, change)
+		c.applying += time.Since(began)
 		if ctx.Err() != nil {
 			return errEnds
 		}
@@ -628,14 +572,14 @@ func (c *Client) settle(ctx context.Context, o *outcome) error {
 		return err
 	}
 	hungry := c.state.hungry()
-	for r := range hungry {
-		if _, known := c.begun[r]; !known {
-			c.begun[r] = time.Now()
+	for name := range hungry {
+		if _, known := c.begun[name]; !known {
+			c.begun[name] = time.Now()
 		}
 	}
-	for r := range c.begun {
-		if !hungry[r] {
-			delete(c.begun, r)
+	for name := range c.begun {
+		if !hungry[name] {
+			delete(c.begun, name)
 		}
 	}
 	c.count(func(m *Metrics) {
@@ -692,7 +636,7 @@ func (c *Client) follow() {
 		}
 	})
 	if len(hosts) > 0 {
-		c.names.follow(hosts, c.connections)
+		c.names.follow(hosts, c.state)
 	}
 	if c.conn == nil {
 		return
@@ -789,8 +733,8 @@ func (c *Client) look(ctx context.Context) error {
 		c.count(func(m *Metrics) { m.Lookups += n })
 	}
 	starved := false
-	for r, since := range c.begun {
-		starved = c.state.overdue(r, now.Sub(since)) || starved
+	for name, since := range c.begun {
+		starved = c.state.overdue(name, now.Sub(since)) || starved
 	}
 	if !starved {
 		return nil
@@ -824,7 +768,7 @@ func (c *Client) resolved(ctx context.Context, a answer) error {
 	if a.err != nil {
 		c.count(func(m *Metrics) { m.LookupErrors++ })
 	}
-	if !c.names.done(a, c.connections) {
+	if !c.names.done(a, c.state) {
 		return nil
 	}
 	return c.unasked(ctx)

@@ -2,7 +2,6 @@ package xds
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io"
 	"testing"
@@ -13,38 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"tare/internal/mesh"
-	"tare/internal/mesh/xds/translate"
 )
-
-// echo is a data plane that takes everything: a resource needs the endpoints and the cluster of its own name, and wants
-// the place of its length.
-type echo struct{}
-
-func (echo) Parse(k Kind, b []byte) (Resource, error) {
-	name := translate.Name(b)
-	if name == "" {
-		return Resource{}, errors.New("it has no name")
-	}
-	r := Resource{Name: name, Value: name}
-	switch k {
-	case Listeners:
-		r.Needs, r.Place = []Ref{{Clusters, name}, {Routes, name}}, string(rune('a'+len(b)%3))
-	case Clusters:
-		r.Needs = []Ref{{Endpoints, name}, {Secrets, name}}
-	case Routes:
-		r.Needs = []Ref{{Clusters, name}}
-	}
-	return r, nil
-}
-
-func (echo) Apply(_ context.Context, u Update) (failed []Failure) {
-	for i, r := range u.Set {
-		if i%5 == 4 {
-			failed = append(failed, Failure{r.Ref, errors.New("no room")})
-		}
-	}
-	return failed
-}
 
 // FuzzConversation: whatever messages come, in whatever order, what is kept stays within its bounds, and is counted
 // right.
@@ -80,38 +48,32 @@ func FuzzConversation(f *testing.F) {
 	limits := Limits{Message: 1 << 20, Resource: 1 << 16, Resources: 4, Bytes: 1 << 14}
 	f.Fuzz(func(t *testing.T, b []byte, delta bool) {
 		s := newState(limits)
-		g := newGraph(Options{Consumer: echo{}, Limits: limits}.withDefaults())
 		for _, m := range bytes.Split(b, separator) {
-			for _, keeps := range []struct {
-				keeper
-				*intake
-			}{{connections{s, func(context.Context, mesh.Change) error { return nil }}, &s.intake}, {g, &g.intake}} {
-				r := &response{delta: delta, most: limits.entries()}
-				if r.decode(m) != nil {
-					continue
+			r := &response{delta: delta, most: limits.entries()}
+			if r.decode(m) != nil {
+				continue
+			}
+			k, ok := KindOf(r.typeURL)
+			if !ok {
+				continue
+			}
+			o := s.take(k, r, !delta)
+			if err := s.settle(func(mesh.Change) error { return nil }, o); err != nil {
+				t.Fatal(err)
+			}
+			s.sweep()
+			reason(sorted(o.refused), o.more)
+			total := 0
+			for k := range s.taken {
+				for _, x := range s.taken[k] {
+					total += x.cost
 				}
-				k, ok := KindOf(r.typeURL)
-				if !ok {
-					continue
+				if n := len(s.taken[k]); n > limits.Resources {
+					t.Errorf("%d %s are kept", n, Kind(k))
 				}
-				o := keeps.keeper.take(k, r, !delta)
-				if err := keeps.settle(t.Context(), func(error) error { return nil }, o); err != nil {
-					t.Fatal(err)
-				}
-				keeps.sweep()
-				reason(sorted(o.refused), o.more)
-				total := 0
-				for k := range keeps.taken {
-					for _, x := range keeps.taken[k] {
-						total += x.cost
-					}
-					if n := len(keeps.taken[k]); n > limits.Resources {
-						t.Errorf("%d %s are kept", n, Kind(k))
-					}
-				}
-				if total != keeps.bytes || total > limits.Bytes {
-					t.Errorf("%d bytes are kept, %d are counted", total, keeps.bytes)
-				}
+			}
+			if total != s.bytes || total > limits.Bytes {
+				t.Errorf("%d bytes are kept, %d are counted", total, s.bytes)
 			}
 		}
 	})

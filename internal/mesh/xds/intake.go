@@ -16,25 +16,14 @@ type intake struct {
 	seeds  [2]maphash.Seed
 	taken  [kinds]map[string]taken // what was accepted of each kind, by name
 	bytes  int                     // of memory, of all that was taken
-	sorts  sorter
+	sorts  *state
 
 	garbage int           // bytes; see litter
 	large   *sync.Mutex   // held while a large resource is decoded
 	ahead   *atomic.Int64 // bytes that what is read ahead adds, if all of it is taken
 }
 
-// sorter is where resources go once they are read.
-type sorter interface {
-	lists(
-		k Kind,
-	) bool // the state of the world has all of a kind, so that what is not there is gone
-	wants(k Kind, name string) bool      // whether anybody asked for it
-	parse(k Kind, b []byte) (any, error) // called by several goroutines at a time
-	put(k Kind, name string, made any, o *outcome) (undo func(), err error)
-	drop(k Kind, name string, o *outcome)
-}
-
-func newIntake(l Limits, to sorter) intake {
+func newIntake(l Limits, to *state) intake {
 	s := intake{limits: l, sorts: to, large: &sync.Mutex{}, ahead: &atomic.Int64{}}
 	for k := range s.taken {
 		s.taken[k] = map[string]taken{}
@@ -61,11 +50,8 @@ func (it *item) cost() int { return perResource + len(it.read.name) + len(it.ver
 
 // costOf is how much memory a decoded resource takes, if that is known.
 func costOf(made any) (bytes int, ok bool) {
-	switch made := made.(type) {
-	case translate.Assignment:
-		return made.Bytes(), true
-	case *Resource:
-		return costOf(made.Value)
+	if a, is := made.(translate.Assignment); is {
+		return a.Bytes(), true
 	}
 	return 0, false
 }

@@ -20,8 +20,7 @@ const (
 	Endpoints
 	Listeners
 	Routes
-	Secrets
-	kinds = 5
+	kinds = 4
 )
 
 var typeURLs = [kinds]string{
@@ -29,19 +28,18 @@ var typeURLs = [kinds]string{
 	"type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment",
 	"type.googleapis.com/envoy.config.listener.v3.Listener",
 	"type.googleapis.com/envoy.config.route.v3.RouteConfiguration",
-	"type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret",
 }
 
 // TypeURL is the kind's name in the protocol.
 func (k Kind) TypeURL() string { return typeURLs[k] }
 
 func (k Kind) String() string {
-	return [...]string{"clusters", "endpoints", "listeners", "routes", "secrets"}[k]
+	return [...]string{"clusters", "endpoints", "listeners", "routes"}[k]
 }
 
 // one is the kind's name for a single resource, in refusals.
 func (k Kind) one() string {
-	return [...]string{"cluster", "endpoints", "listener", "routes", "secret"}[k]
+	return [...]string{"cluster", "endpoints", "listener", "routes"}[k]
 }
 
 // KindOf is the kind of a name in the protocol.
@@ -89,7 +87,7 @@ type parsed struct {
 	name string // as the resource or the response has it
 	sum  digest // of its value
 	same bool   // it is as it came before; nothing more is known then
-	made any    // by sorter.parse; nil where it was not decoded
+	made any    // by state.parse; nil where it was not decoded
 	err  error  // why it cannot be
 	cost int    // bytes of memory that made takes, or may take at most
 	late bool   // there may be no room for it, which shows once what comes before it is staged; it was not decoded

@@ -150,19 +150,19 @@ func (s *state) waiting() (n int) {
 	return n
 }
 
-// overdue says whether what is hungry has waited for long enough, and lets it be without then.
-func (s *state) overdue(r Ref, waited time.Duration) bool {
-	w := s.clusters[r.Name]
+// overdue says whether a hungry cluster has waited for long enough, and lets it be without endpoints then.
+func (s *state) overdue(name string, waited time.Duration) bool {
+	w := s.clusters[name]
 	if w == nil || w.Wait == 0 || waited <= w.Wait {
 		return false
 	}
-	s.starve(r.Name)
+	s.starve(name)
 	return true
 }
 
 // hungry are the clusters that wait for their first endpoints.
-func (s *state) hungry() map[Ref]bool {
-	var out map[Ref]bool
+func (s *state) hungry() map[string]bool {
+	var out map[string]bool
 	for name := range s.dirtyClusters {
 		c := s.clusters[name]
 		if c == nil || c.Discovery != translate.EDS || s.late[name] {
@@ -170,9 +170,9 @@ func (s *state) hungry() map[Ref]bool {
 		}
 		if _, ok := s.assigned[c.Service]; !ok {
 			if out == nil {
-				out = map[Ref]bool{}
+				out = map[string]bool{}
 			}
-			out[Ref{Clusters, name}] = true
+			out[name] = true
 		}
 	}
 	return out

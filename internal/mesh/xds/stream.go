@@ -80,12 +80,8 @@ func open(ctx context.Context, o *Options, sent func(*request)) *conn {
 
 func (c *conn) run(ctx context.Context, o *Options, sent func(*request)) error {
 	defer c.cancel()
-	secure := o.Credentials
-	if secure == nil {
-		secure = insecure.NewCredentials()
-	}
 	options := []grpc.DialOption{
-		grpc.WithTransportCredentials(guarded{secure}),
+		grpc.WithTransportCredentials(guarded{insecure.NewCredentials()}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(o.Limits.Message)),
 		grpc.WithMaxHeaderListSize(maxHeaders),
 		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(window),

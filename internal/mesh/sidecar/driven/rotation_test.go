@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -22,46 +21,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/spf13/pflag"
-
-	"tare/internal/experiment/role"
 	"tare/internal/lib/pace"
 	"tare/internal/mesh/controlplane"
 	"tare/internal/mesh/controlplane/ads"
 	"tare/internal/mesh/controlplane/authority"
 	"tare/internal/mesh/controlplane/proxyconfig"
-	"tare/internal/mesh/proxy"
 	envoytest "tare/test/envoy"
 	"tare/test/port"
 )
-
-// TestMain has the test's binary be a proxy where tare would be started as one.
-func TestMain(m *testing.M) {
-	if len(os.Args) > 2 && os.Args[1] == "subject" && os.Args[2] == "proxy" {
-		var o proxy.Options
-		f := pflag.NewFlagSet("proxy", pflag.ContinueOnError)
-		f.StringVar(&o.XDS, "xds", "", "")
-		f.StringVar(&o.Node, "node", "", "")
-		f.StringVar(&o.Credentials, "credentials", "", "")
-		f.StringVar(&o.Stats, "stats", "", "")
-		f.IntVar(&o.UID, "uid", 0, "")
-		f.IntVar(&o.GID, "gid", 0, "")
-		err := f.Parse(os.Args[3:])
-		if err == nil {
-			o.Workers, o.Garbage = 1, 400
-			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-			defer stop()
-			input, _ := io.Pipe() // never written
-			err = proxy.Run(ctx, o, role.NewConn(input, os.Stdout))
-		}
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
-	os.Exit(m.Run())
-}
 
 // load is how a rotation is tried.
 type load struct {
@@ -89,46 +56,34 @@ func loadOf(t *testing.T) load {
 // neither the client's, nor between the proxies, nor the proxies' to the control plane but by its restarts and when the
 // root of their certificate is dropped.
 func TestRotation(t *testing.T) {
-	for name, start := range map[string]starter{"envoy": startEnvoy, "proxy": startProxy} {
-		t.Run(name, func(t *testing.T) {
-			if os.Getenv("TARE_ROTATION") == "" {
-				t.Parallel()
-			}
-			if name == "envoy" {
-				envoytest.Path(t)
-			}
-			rotate(t, start, loadOf(t))
-		})
+	envoytest.Path(t)
+	if os.Getenv("TARE_ROTATION") == "" {
+		t.Parallel()
 	}
+	rotate(t, loadOf(t))
 }
 
 // TestConnectionsEnd: the control plane tells nothing more on a connection whose certificate has ended. A proxy then
 // connects with the one that it has got since, and no request fails.
 func TestConnectionsEnd(t *testing.T) {
-	for name, start := range map[string]starter{"envoy": startEnvoy, "proxy": startProxy} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if name == "envoy" {
-				envoytest.Path(t)
-			}
-			l := loadOf(t)
-			m := newMesh(t)
-			m.life, m.every = 10*time.Second, time.Second
-			client, server := m.startAll(t, start)
-			flow := newFlow(l, m.outKept, m.outFresh)
-			t.Cleanup(flow.stop)
-			until(t, "two connections more of each proxy", func() bool { return client.streams() > 2 && server.streams() > 2 })
-			m.rotations(2)
-			flow.stop()
-			t.Logf("%d requests on kept connections, %d on new ones; streams of client and server: %d and %d",
-				flow.kept.Load(), flow.fresh.Load(), client.streams(), server.streams())
-			if flow.keptFailed.Load()+flow.freshFailed.Load() > 0 {
-				t.Errorf("%d and %d requests failed: %v", flow.keptFailed.Load(), flow.freshFailed.Load(), *flow.why.Load())
-			}
-			if refused := m.refusals(); len(refused) > 0 {
-				t.Errorf("refused: %q", refused)
-			}
-		})
+	envoytest.Path(t)
+	t.Parallel()
+	l := loadOf(t)
+	m := newMesh(t)
+	m.life, m.every = 10*time.Second, time.Second
+	client, server := m.startAll(t)
+	flow := newFlow(l, m.outKept, m.outFresh)
+	t.Cleanup(flow.stop)
+	until(t, "two connections more of each proxy", func() bool { return client.streams() > 2 && server.streams() > 2 })
+	m.rotations(2)
+	flow.stop()
+	t.Logf("%d requests on kept connections, %d on new ones; streams of client and server: %d and %d",
+		flow.kept.Load(), flow.fresh.Load(), client.streams(), server.streams())
+	if flow.keptFailed.Load()+flow.freshFailed.Load() > 0 {
+		t.Errorf("%d and %d requests failed: %v", flow.keptFailed.Load(), flow.freshFailed.Load(), *flow.why.Load())
+	}
+	if refused := m.refusals(); len(refused) > 0 {
+		t.Errorf("refused: %q", refused)
 	}
 }
 
@@ -163,10 +118,10 @@ proxies:
 }
 
 // startAll starts the control plane and both proxies, and waits until requests go through.
-func (m *mesh) startAll(t *testing.T, start starter) (client, server running) {
+func (m *mesh) startAll(t *testing.T) (client, server *envoy) {
 	t.Helper()
 	m.start()
-	server, client = start(t, m.plane, "api-1"), start(t, m.plane, "web-1")
+	server, client = startEnvoy(t, m.plane, "api-1"), startEnvoy(t, m.plane, "web-1")
 	own := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	until(t, "a request through both proxies, either way", func() bool {
 		return get(own, m.outKept) == nil && get(own, m.outFresh) == nil
@@ -174,10 +129,10 @@ func (m *mesh) startAll(t *testing.T, start starter) (client, server running) {
 	return client, server
 }
 
-func rotate(t *testing.T, start starter, l load) {
+func rotate(t *testing.T, l load) {
 	m := newMesh(t)
 	p, kept, inFresh := m.plane, m.kept, m.inFresh
-	client, server := m.startAll(t, start)
+	client, server := m.startAll(t)
 	flow := newFlow(l, m.outKept, m.outFresh)
 	t.Cleanup(flow.stop)
 	until(t, "requests", func() bool { return flow.kept.Load() > 10 && flow.fresh.Load() > 2 })
@@ -371,24 +326,21 @@ func (p *plane) serial(at string) string {
 	return conn.ConnectionState().PeerCertificates[0].SerialNumber.String()
 }
 
-// running is a proxy; streams is how many it has opened to its control plane.
-type running interface{ streams() int }
-
-// starter starts a proxy as a node of a plane until the test ends.
-type starter func(t *testing.T, p *plane, node string) running
-
+// envoy is the proxy of a node.
 type envoy struct {
 	t     *testing.T
 	admin string // file with the address of its administration
 }
 
-func startEnvoy(t *testing.T, p *plane, node string) running {
+// startEnvoy starts Envoy as a node of a plane until the test ends.
+func startEnvoy(t *testing.T, p *plane, node string) *envoy {
 	e := &envoy{t, filepath.Join(t.TempDir(), "admin")}
 	execute(t, node, envoytest.Path(t), "-c", filepath.Join(p.credentials, node, controlplane.EnvoyBootstrapFile),
 		"--concurrency", "1", "--disable-hot-restart", "--log-level", "warning", "--admin-address-path", e.admin)
 	return e
 }
 
+// streams is how many Envoy has opened to its control plane.
 func (e *envoy) streams() int {
 	e.t.Helper()
 	at, err := os.ReadFile(e.admin)
@@ -414,68 +366,6 @@ func (e *envoy) streams() int {
 		stat[s.Name] = s.Value
 	}
 	return stat["cluster.controlplane.upstream_cx_total"] - stat["cluster.controlplane.upstream_cx_connect_fail"]
-}
-
-type own struct {
-	t     *testing.T
-	stats string
-}
-
-func startProxy(t *testing.T, p *plane, node string) running {
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir, err := os.MkdirTemp("", "tare-rotation-") // its name is short enough for that of a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	o := &own{t, filepath.Join(dir, "stats")}
-	args := []string{
-		"subject", "proxy", "--xds", p.address, "--node", node, "--credentials", filepath.Join(p.credentials, node),
-		"--stats", o.stats,
-	}
-	if os.Geteuid() == 0 { // the files with its credentials are of no use to it after that
-		args = append(args, "--uid", "65534", "--gid", "65534")
-	}
-	execute(t, node, self, args...)
-	t.Cleanup(func() {
-		if !t.Failed() {
-			return
-		}
-		if said, err := o.says(); err != nil {
-			t.Log(err)
-		} else {
-			t.Logf("%s counts: %s", node, said)
-		}
-	})
-	return o
-}
-
-// says is what the proxy counts.
-func (o *own) says() ([]byte, error) {
-	c, err := net.Dial("unix", o.stats)
-	if err != nil {
-		return nil, err
-	}
-	defer c.Close()
-	return io.ReadAll(c)
-}
-
-func (o *own) streams() int {
-	o.t.Helper()
-	said, err := o.says()
-	if err != nil {
-		o.t.Fatal(err)
-	}
-	var word struct {
-		Streams int `json:"control_streams"`
-	}
-	if err := json.Unmarshal(said, &word); err != nil {
-		o.t.Fatal(err)
-	}
-	return word.Streams
 }
 
 // execute runs a program until the test ends.

@@ -634,7 +634,7 @@ func killed(t *testing.T, g sidecar.Guest) {
 			nothingLeft(t, dir, pidsOf(evidence.Proxies))
 		})
 	}
-	if d, ok := g.Proxy.(sidecar.Driven); ok && d.Driven(Part(g, nil).Options) {
+	if _, driven := g.Proxy.(sidecar.Driven); driven {
 		t.Run("control plane", func(t *testing.T) { killedPlane(t, g) })
 	}
 	t.Run("worker", func(t *testing.T) {

@@ -49,7 +49,7 @@ func redirected(t *testing.T, g sidecar.Guest, o Options) {
 			set := param.Values{"network": "pods", "redirect": c.way, "hops": c.hops}
 			part := Part(g, set)
 			if err := g.Check(part.Options); err != nil {
-				if r, ok := g.Proxy.(sidecar.Redirectable); !ok || r.Takes(c.way, part.Options) == nil {
+				if r, ok := g.Proxy.(sidecar.Redirectable); !ok || r.Takes(c.way) == nil {
 					t.Fatal(err)
 				}
 				return // it said so

@@ -34,7 +34,7 @@ func ParseAssignment(b []byte) (Assignment, error) {
 		return a, nil
 	}
 	if _, err := Weigh(assignmentURL, b); err != nil {
-		return Assignment{}, refusal("endpoints", Name(b), err)
+		return Assignment{}, Refused("endpoints", Name(b), err)
 	}
 	return slowAssignment(b)
 }
@@ -55,7 +55,7 @@ func (a *Assignment) Bytes() int {
 func slowAssignment(b []byte) (Assignment, error) {
 	var m endpointv3.ClusterLoadAssignment
 	if err := decode(b, &m); err != nil {
-		return Assignment{}, refusal("endpoints", Name(b), err)
+		return Assignment{}, Refused("endpoints", Name(b), err)
 	}
 	a := Assignment{Name: m.GetClusterName()}
 	var err error
@@ -65,7 +65,7 @@ func slowAssignment(b []byte) (Assignment, error) {
 		a.Localities, _, err = localities(&m, false)
 	}
 	if err != nil {
-		return Assignment{}, refusal("endpoints", a.Name, err)
+		return Assignment{}, Refused("endpoints", a.Name, err)
 	}
 	return a, nil
 }

@@ -151,12 +151,12 @@ func (c *Cluster) weighs(list []mesh.Locality) []mesh.Locality {
 func ParseCluster(b []byte) (*Cluster, error) {
 	var m clusterv3.Cluster
 	if err := decode(b, &m); err != nil {
-		return nil, refusal("cluster", Name(b), err)
+		return nil, Refused("cluster", Name(b), err)
 	}
 	c := &Cluster{Name: m.GetName(), cluster: mesh.Cluster{Name: m.GetName()}}
 	var list []*Warning
 	if err := c.read(&m, notes{list: &list}); err != nil {
-		return nil, refusal("cluster", c.Name, err)
+		return nil, Refused("cluster", c.Name, err)
 	}
 	c.Warnings = warnings("cluster", c.Name, list)
 	return c, nil

@@ -48,14 +48,14 @@ func (l *Listener) Expand(env Env) (*Served, error) {
 		ready, err = e.outward()
 	}
 	if err != nil {
-		return nil, refusal("listener", l.Name, err)
+		return nil, Refused("listener", l.Name, err)
 	}
 	if !ready {
 		return nil, nil
 	}
 	for _, one := range s.Listeners {
 		if err := rules(one); err != nil {
-			return nil, refusal("listener", l.Name, err)
+			return nil, Refused("listener", l.Name, err)
 		}
 	}
 	s.Warnings = warnings("listener", l.Name, list)

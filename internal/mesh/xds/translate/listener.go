@@ -62,7 +62,7 @@ func ParseListener(b []byte) (*mesh.Listener, error) {
 		return nil, err
 	}
 	if l.plain == nil {
-		return nil, refusal("listener", l.Name, refuse("it depends on routes, or on what connections say"))
+		return nil, Refused("listener", l.Name, refuse("it depends on routes, or on what connections say"))
 	}
 	return l.plain, nil
 }
@@ -71,12 +71,12 @@ func ParseListener(b []byte) (*mesh.Listener, error) {
 func ReadListener(b []byte) (*Listener, error) {
 	var m listenerv3.Listener
 	if err := decode(b, &m); err != nil {
-		return nil, refusal("listener", Name(b), err)
+		return nil, Refused("listener", Name(b), err)
 	}
 	l := &Listener{Name: m.GetName(), at: mesh.Listener{Name: m.GetName(), Protocol: mesh.TCP}}
 	var list []*Warning
 	if err := l.read(&m, notes{list: &list}); err != nil {
-		return nil, refusal("listener", l.Name, err)
+		return nil, Refused("listener", l.Name, err)
 	}
 	l.Warnings = warnings("listener", l.Name, list)
 	return l, nil

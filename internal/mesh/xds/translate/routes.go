@@ -39,7 +39,7 @@ type virtualHost struct {
 func ParseRoutes(b []byte) (*Routes, error) {
 	var m routev3.RouteConfiguration
 	if err := decode(b, &m); err != nil {
-		return nil, refusal("routes", Name(b), err)
+		return nil, Refused("routes", Name(b), err)
 	}
 	var list []*Warning
 	r, err := routes(&m, notes{list: &list})
@@ -47,7 +47,7 @@ func ParseRoutes(b []byte) (*Routes, error) {
 		err = in("name", refuse("is missing"))
 	}
 	if err != nil {
-		return nil, refusal("routes", m.GetName(), err)
+		return nil, Refused("routes", m.GetName(), err)
 	}
 	r.Warnings = warnings("routes", r.Name, list)
 	return r, nil

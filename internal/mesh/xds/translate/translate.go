@@ -142,7 +142,8 @@ func item(i int, err error) error {
 	return in("["+strconv.Itoa(i)+"]", err)
 }
 
-func refusal(kind, name string, err error) error {
+// Refused is the *Refusal of a resource for a problem.
+func Refused(kind, name string, err error) error {
 	r := &Refusal{Kind: kind, Name: name, What: err.Error()}
 	var w *wrong
 	if errors.As(err, &w) {

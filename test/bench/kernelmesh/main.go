@@ -1,14 +1,10 @@
-// Command proxies judges what Tare promises of its own proxy and of kernelmesh, in pairs of the same block:
-//
-//   - proxy uses at most twice HAProxy's CPU time for a request;
-//   - its p99 is no worse than Envoy's;
-//   - kernelmesh adds at most 10 us to p50.
+// Command kernelmesh judges what Tare promises of kernelmesh, in pairs of the same block: it adds at most 10 us to p50.
 //
 // It reads runs of its spec.yaml, as many as are named, whose blocks count together:
 //
-//	tare run test/bench/proxies/spec.yaml --out DIR
-//	go run ./test/bench/proxies DIR...
-//	go run ./test/bench/proxies -at client.rate=1000 DIR     # one level of a run of mesh-rate
+//	tare run test/bench/kernelmesh/spec.yaml --out DIR
+//	go run ./test/bench/kernelmesh DIR...
+//	go run ./test/bench/kernelmesh -at client.rate=1000 DIR     # one level of a run of mesh-rate
 //
 // Of each planned trial the first attempt counts in which no gate voids the metric. A pair is lost where both arms ran
 // and one has no value after all attempts: a promise holds if the whole interval keeps it with the lost pairs at
@@ -20,7 +16,6 @@ import (
 	"flag"
 	"fmt"
 	"maps"
-	"math"
 	"os"
 	"slices"
 	"strings"
@@ -31,45 +26,34 @@ import (
 	"tare/internal/results/analysis"
 )
 
-// promise is a bound on what one arm has over another: a ratio, or a difference.
+// promise is a bound on the difference between an arm and another.
 type promise struct {
 	what       string
 	metric     string
 	base, arm  string
-	ratio      bool
 	most       float64
 	unit       string
 	multiplier float64 // of the metric's unit
 	noise      bool    // it is of the machine, and no promise
 }
 
-const (
-	cpu  = "subject_cpu_seconds_per_request"
-	busy = "busy_cpu_seconds_per_request"
-)
-
 var promises = []promise{
-	{"CPU time of proxy's own for a request, over HAProxy's", cpu, "haproxy", "proxy", true, 2, "times", 1, false},
-	{"CPU time of the machine for a request, over HAProxy's", busy, "haproxy", "proxy", true, 2, "times", 1, false},
-	{"p99 of proxy less Envoy's", "latency_p99_seconds", "envoy", "proxy", false, 0, "us", 1e6, false},
-	{"the same of requests that no stall touched", "latency_running_p99_seconds", "envoy", "proxy", false, 0, "us", 1e6, false},
-	{"p50 that kernelmesh adds", "latency_p50_seconds", record.Direct, "kernelmesh", false, 10, "us", 1e6, false},
-	{"the same of requests that no stall touched", "latency_running_p50_seconds", record.Direct, "kernelmesh", false, 10,
-		"us", 1e6, false},
-	{"p50 of the baseline's twin, for the noise", "latency_p50_seconds", record.Direct, record.AA, false, 10, "us", 1e6,
-		true},
+	{"p50 that kernelmesh adds", "latency_p50_seconds", record.Direct, "kernelmesh", 10, "us", 1e6, false},
+	{"the same of requests that no stall touched", "latency_running_p50_seconds", record.Direct, "kernelmesh", 10, "us",
+		1e6, false},
+	{"p50 of the baseline's twin, for the noise", "latency_p50_seconds", record.Direct, record.AA, 10, "us", 1e6, true},
 }
 
 func main() {
 	at := flag.String("at", "", "count the trials of one level alone, such as client.rate=1000")
 	flag.Parse()
 	if flag.NArg() == 0 {
-		fmt.Fprintln(os.Stderr, "proxies: name the directories of runs of test/bench/proxies/spec.yaml")
+		fmt.Fprintln(os.Stderr, "kernelmesh: name the directories of runs of test/bench/kernelmesh/spec.yaml")
 		os.Exit(2)
 	}
 	failed, err := judge(flag.Args(), *at)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "proxies:", err)
+		fmt.Fprintln(os.Stderr, "kernelmesh:", err)
 		os.Exit(1)
 	}
 	if failed {
@@ -119,16 +103,16 @@ func judge(dirs []string, level string) (failed bool, err error) {
 		fmt.Println(line)
 		failed = failed || broken
 	}
-	fmt.Println("\n| arm | p50 | p99 | CPU time of the subject's own for a request |\n|---|---|---|---|")
+	fmt.Println("\n| arm | p50 | p99 |\n|---|---|---|")
 	for _, arm := range arms {
-		fmt.Printf("| %s | %s | %s | %s |\n", arm, all.median("latency_p50_seconds", arm),
-			all.median("latency_p99_seconds", arm), all.median(cpu, arm))
+		fmt.Printf("| %s | %s | %s |\n", arm, all.median("latency_p50_seconds", arm),
+			all.median("latency_p99_seconds", arm))
 	}
 	all.printLosses()
 	return failed, nil
 }
 
-var arms = []string{record.Direct, record.AA, "envoy", "haproxy", "proxy", "kernelmesh"}
+var arms = []string{record.Direct, record.AA, "kernelmesh"}
 
 func newOutcomes() outcomes {
 	return outcomes{ran: map[string]map[block]bool{}, values: map[string]map[string]map[block]measure{}}
@@ -205,9 +189,6 @@ func (o outcomes) keeps(p promise) (row string, broken bool) {
 	pairs, lost := o.pairs(p.metric, p.base, p.arm)
 	e := stats.Difference(pairs, 1)
 	lo, hi, bounded := stats.WorstCase(pairs, lost, 1)
-	if p.ratio {
-		e, lo, hi, bounded = ratio(pairs, lost)
-	}
 	verdict, measured, worst := "too few blocks", "-", "-"
 	if len(pairs) > 0 {
 		measured = fmt.Sprintf("%.3g %s", p.multiplier*e.Value, p.unit)
@@ -227,21 +208,6 @@ func (o outcomes) keeps(p promise) (row string, broken bool) {
 	}
 	return fmt.Sprintf("| %s | %g %s | %d | %d | %s | %s | %s |", p.what, p.most, p.unit, len(pairs), lost, measured, worst,
 		verdict), broken
-}
-
-// ratio is that of arm to base, with its interval when lost pairs are at 0 and at infinity; nothing is bounded where a
-// value is not positive.
-func ratio(pairs []stats.Pair, lost int) (e stats.Estimate, lo, hi float64, bounded bool) {
-	e, ok := stats.Ratio(pairs, 1)
-	if !ok {
-		return stats.Estimate{}, 0, 0, false
-	}
-	var logs []stats.Pair
-	for _, p := range pairs {
-		logs = append(logs, stats.Pair{Base: math.Log(p.Base), Arm: math.Log(p.Arm)})
-	}
-	lo, hi, bounded = stats.WorstCase(logs, lost, 1)
-	return e, math.Exp(lo), math.Exp(hi), bounded
 }
 
 // printLosses prints, of each arm and metric that is judged, in how many of the blocks in which the arm ran it has no

@@ -1,5 +1,4 @@
-// Package original tells where a connection was going before it was redirected to a proxy.
-package original
+package redirect
 
 import (
 	"encoding/binary"
@@ -13,9 +12,10 @@ import (
 // soOriginalDst is SO_ORIGINAL_DST (include/uapi/linux/netfilter_ipv4.h).
 const soOriginalDst = 80
 
-// Destination is where the client of an accepted IPv4 connection connected to: by the word of whoever redirected it, or
-// the address of the socket, which is the same for transparent proxies and for connections that nobody redirected.
-func Destination(c *net.TCPConn) netip.AddrPort {
+// destination is where the client of an accepted IPv4 connection connected to, as proxies find it out: what the kernel
+// or an eBPF program returns for the socket option, or else the address of the socket, which is the same for transparent
+// proxies and for connections that were not redirected.
+func destination(c *net.TCPConn) netip.AddrPort {
 	local := c.LocalAddr().(*net.TCPAddr).AddrPort()
 	local = netip.AddrPortFrom(local.Addr().Unmap(), local.Port())
 	raw, err := c.SyscallConn()
