@@ -221,10 +221,13 @@ func (f FS) Cmdline(pid int) ([]string, error) {
 // thread and a process that has ended or is about to have no environment, or are ErrGone, as the kernel has it. One
 // that calls execve has none for a moment, and Getenv waits for it, a second at most and no longer than the patience
 // that is left, from which it takes what it waited: after that its error says so. Any process can look as if it did.
+//
+// Of the time between two looks, 10 ms count: where the whole machine stood still, as virtual ones do for seconds, the
+// process has not had that time either.
 func (f FS) Getenv(pid int, name string, patience *time.Duration) (value string, has bool, err error) {
-	const most, mostUnsure = time.Second, 50 * time.Millisecond
-	began, sure := time.Now(), time.Now() // sure: when it was last seen becoming another program
-	for ; ; time.Sleep(time.Millisecond) {
+	const most, mostUnsure, mostOfALook = time.Second, 50 * time.Millisecond, 10 * time.Millisecond
+	var waited, sure time.Duration // sure: what it had waited when it last saw the process becoming another program
+	for last := time.Now(); ; time.Sleep(time.Millisecond) {
 		b, err := f.readAtOnce(pid, "environ")
 		if err != nil {
 			return "", false, err
@@ -237,18 +240,18 @@ func (f FS) Getenv(pid int, name string, patience *time.Duration) (value string,
 			return "", false, err
 		}
 		what, now := becoming(b), time.Now()
-		waited := now.Sub(began)
+		waited, last = waited+min(now.Sub(last), mostOfALook), now
 		switch {
 		case what == itself:
 			return "", false, nil
-		case what == itselfOrAnother && (waited > *patience || now.Sub(sure) > mostUnsure):
+		case what == itselfOrAnother && (waited > *patience || waited-sure > mostUnsure):
 			*patience -= waited
 			return "", false, nil
 		case waited > min(*patience, most):
 			*patience -= waited
 			return "", false, about(pid, "environ", errors.New("it is becoming another program (execve)"))
 		case what == another:
-			sure = now
+			sure = waited
 		}
 	}
 }
