@@ -139,7 +139,8 @@ func (r *Running) pass(ctx context.Context, d time.Duration) error {
 }
 
 // probe makes execs until the tracer has delivered one. As long as its count cannot be read, as when its page of
-// metrics is not there yet, none are made.
+// metrics is not there yet, none are made. It makes one even if the timeout has passed, as when the machine stood still
+// for that long: a tracer is given up only if it did not deliver an exec.
 func (r *Running) probe(ctx context.Context, timeout time.Duration, probe func(context.Context) error) error {
 	var first *int64 // what it had delivered before any was made
 	var last time.Time
@@ -156,7 +157,7 @@ func (r *Running) probe(ctx context.Context, timeout time.Duration, probe func(c
 		switch {
 		case time.Now().After(deadline) && unread != nil:
 			return fmt.Errorf("what %s delivers could not be read within %v: %w", r.Name(), timeout, unread)
-		case time.Now().After(deadline):
+		case made > 0 && time.Now().After(deadline):
 			return r.WithLastWords(fmt.Errorf("%s delivered none of %d execs within %v, so it is not known that it sees any",
 				r.Name(), made, timeout))
 		case first != nil && time.Since(last) >= probeEvery:
