@@ -130,6 +130,7 @@ func TestLoadHTTPDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// What the page says is not a deadline of this test.
 	defaults := map[string]string{"connections": "64", "timeout": "5s", "drain": "1s", "arrivals": "poisson"}
 	for name, want := range defaults {
 		if got := c.Flags().Lookup(name).DefValue; got != want {

@@ -107,7 +107,7 @@ func (c command) start(t *testing.T) *process {
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
 	// SIGQUIT makes a Go program print where it hangs; a few seconds later it is killed.
 	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGQUIT) }
-	p.cmd.WaitDelay = 3 * time.Second
+	p.cmd.WaitDelay = 10 * time.Second
 	// It dies with the test, also when the test is killed. The kernel ties that to the thread that started it: hence a
 	// goroutine that keeps its thread until the end.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

@@ -100,7 +100,7 @@ var coordinatorAttacks = []coordinatorAttack{
 		return nil
 	}},
 	{name: "pings whose answers nobody reads", says: "it has not read what it is told", stream: func(s attackStream) error {
-		for end := time.Now().Add(time.Second); time.Now().Before(end); {
+		for end := time.Now().Add(time.Second); time.Now().Before(end); { // not a deadline: how long it sends
 			sent := make(chan error, 1)
 			go func() { sent <- s.say(`{"ping":{"number":1}}`) }()
 			select {

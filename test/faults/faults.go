@@ -83,7 +83,7 @@ func (r *Runner) Run(ctx context.Context, dir string, f Fault, limit time.Durati
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, &stdout, &stderr
 	cmd.ExtraFiles = []*os.File{theirs}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGQUIT) }
-	cmd.WaitDelay = 5 * time.Second
+	cmd.WaitDelay = 5 * time.Second // not a deadline: how long descendants may hold the output
 	err = cmd.Start()
 	theirs.Close()
 	if err != nil {

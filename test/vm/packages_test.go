@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"tare/test/binary"
+	"tare/test/speed"
 	"tare/test/vm/guest"
 )
 
@@ -76,6 +77,7 @@ func testPackages(t *testing.T, o Options, patterns []string) {
 	files := Program(t, "bpftool")
 	maps.Copy(files, testFiles(t, root, dirs))
 	var script strings.Builder
+	fmt.Fprintf(&script, "export %s=%d\n", speed.Variable, slowdown)
 	for _, dir := range dirs {
 		fmt.Fprintf(&script, "echo '%s%s'\ncd /src/%s && ./test -test.short -test.v=test2json -test.paniconexit0 2>&1\n"+
 			"code=$?; printf '%s%%d at %%s\\n' $code $(cut -d' ' -f1 /proc/uptime)\n",
@@ -99,6 +101,9 @@ func testPackages(t *testing.T, o Options, patterns []string) {
 		})
 	}
 }
+
+// slowdown is how much deadlines under test are longer in an emulated machine, which stands still for seconds.
+const slowdown = 20
 
 // What stands before and after the output of a package's tests: a line, and the beginning of one.
 const (

@@ -25,6 +25,7 @@ import (
 
 	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
+	"tare/test/speed"
 )
 
 const build = "1.0 (test)"
@@ -231,7 +232,7 @@ func TestFailures(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			g := newGround(t, Options{Prepare: time.Second, Record: time.Second})
+			g := newGround(t, Options{Prepare: speed.Scale(time.Second), Record: speed.Scale(time.Second)})
 			for _, name := range []string{"a", "c"} {
 				g.join(g.agent(name), good)
 			}
@@ -656,11 +657,12 @@ func (p *proxy) pass(from, to net.Conn) {
 // TestPartition: a node that cannot be heard is taken for gone, its trial for failed; the node itself takes the trial
 // down.
 func TestPartition(t *testing.T) {
-	g := newGround(t, Options{Heartbeat: 100 * time.Millisecond, Silence: time.Second})
+	silence := speed.Scale(time.Second)
+	g := newGround(t, Options{Heartbeat: silence / 10, Silence: silence})
 	g.join(g.agent("a"), good)
 	p := newProxy(t, g.address)
 	b := g.agent("b")
-	b.Address, b.Silence, b.Patience = p.address, time.Second, time.Second
+	b.Address, b.Silence, b.Patience = p.address, silence, silence
 	lost := make(chan error, 1)
 	_, ended := g.join(b, func(ctx context.Context, _ Job, barrier func(context.Context) (int64, error)) (json.RawMessage, error) {
 		_, err := barrier(ctx)

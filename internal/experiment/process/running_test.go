@@ -16,6 +16,7 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/lib/param"
 	"tare/internal/scale/host/cgroup"
+	"tare/test/speed"
 	"tare/test/vm/guest"
 )
 
@@ -133,7 +134,10 @@ func TestOffered(t *testing.T) {
 	defer l.Close()
 	for at, ready := range map[string]bool{l.Addr().String(): true, "127.0.0.1:1": false} {
 		c := shell(t, "exec sleep 60")
-		c.Ready.Listen, c.Ready.Offered, c.ReadyTimeout = true, at, 300*time.Millisecond
+		c.Ready.Listen, c.Ready.Offered = true, at
+		if !ready {
+			c.ReadyTimeout = speed.Scale(300 * time.Millisecond) // in which it tries
+		}
 		r, _ := start(t, c)
 		err := r.Ready(t.Context())
 		if (err == nil) != ready || !ready && !strings.Contains(err.Error(), "accepted no connections at "+at) {
@@ -145,6 +149,7 @@ func TestOffered(t *testing.T) {
 
 // TestFailures: what goes wrong is told with its status, its last words and what to do, and nothing is left behind.
 func TestFailures(t *testing.T) {
+	limit := speed.Scale(time.Second).String() // in which it looks whether they are ready
 	for _, k := range []struct {
 		name, script string
 		v            param.Values
@@ -162,17 +167,17 @@ func TestFailures(t *testing.T) {
 		{"its port is taken", `echo "bind: Address already in use" >&2; exit 1`,
 			nil,
 			[]string{"already in use"}, "let {port} choose a free one"},
-		{"never ready", `echo working; exec sleep 60`, param.Values{"ready-timeout": "1s", "ready-line": "^ready"},
-			[]string{`was not ready within 1s: no line that it wrote matched "^ready"`},
+		{"never ready", `echo working; exec sleep 60`, param.Values{"ready-timeout": limit, "ready-line": "^ready"},
+			[]string{`was not ready within ` + limit + `: no line that it wrote matched "^ready"`},
 			"raise its ready-timeout"},
-		{"never listens", `exec sleep 60`, param.Values{"ready-timeout": "1s", "ready-port": "{port}"},
-			[]string{"was not ready within 1s: nothing accepted connections at 127.0.0.1:", "(connection refused)"},
+		{"never listens", `exec sleep 60`, param.Values{"ready-timeout": limit, "ready-port": "{port}"},
+			[]string{"was not ready within " + limit + ": nothing accepted connections at 127.0.0.1:", "(connection refused)"},
 			"raise its ready-timeout"},
 		{"never answers", `exec sleep 60`,
-			param.Values{"ready-timeout": "1s", "ready-http": "http://127.0.0.1:{port}/x"},
+			param.Values{"ready-timeout": limit, "ready-http": "http://127.0.0.1:{port}/x"},
 			[]string{"/x was not answered with a status of 200 to 399 (connection refused)"}, "raise its ready-timeout"},
 		{"no file", `exec sleep 60`,
-			param.Values{"ready-timeout": "1s", "ready-file": "socket"},
+			param.Values{"ready-timeout": limit, "ready-file": "socket"},
 			[]string{"there was no file socket"}, ""},
 		{"daemonizes", `setsid sleep 60 & echo $! > pid; exit 0`, nil,
 			[]string{"went into the background: it ended with status 0 and left sleep (process ", "running, killed now"},
@@ -255,7 +260,7 @@ func refused(t *testing.T, c Command, says string) {
 // TestNeverReady: what a command said while it was not ready is told.
 func TestNeverReady(t *testing.T) {
 	c := shell(t, "echo working; exec sleep 60")
-	c.ReadyTimeout, c.Ready.After = time.Millisecond, time.Hour
+	c.ReadyTimeout, c.Ready.After = time.Millisecond, time.Hour // deadline under test
 	r, _ := start(t, c)
 	for r.Process.LastWords() == "" {
 		time.Sleep(time.Millisecond)

@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"tare/test/started"
 )
 
 // TestEndWithoutEOF: the end of a child is noticed though something that it started holds its output open.
@@ -40,7 +42,10 @@ func TestSilence(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Stop)
-	_, err = p.ReadyWithin(t.Context(), time.Second)
+	if err := started.Await(p.PID(), "sleep"); err != nil {
+		t.Fatal(err)
+	}
+	_, err = p.ReadyWithin(t.Context(), time.Second) // deadline under test
 	want := fmt.Sprintf(`mute gave no ready message within 1s: "sleep" (%d) waits`, p.PID())
 	if err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)

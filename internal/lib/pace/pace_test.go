@@ -130,7 +130,7 @@ func TestUntilEndsWithItsContext(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer thread.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond) // deadline under test
 	defer cancel()
 	if _, err := thread.Until(ctx, Now()+int64(time.Hour)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("error %v, want the context's", err)

@@ -22,6 +22,7 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/mesh/controlplane/ads"
 	"tare/internal/mesh/controlplane/proxyconfig"
+	"tare/test/speed"
 )
 
 // started is a control plane as its parent sees it.
@@ -304,7 +305,7 @@ func TestTables(t *testing.T) {
 
 // TestIdleConnections: a connection without a stream is closed after a while, and one with a stream stays.
 func TestIdleConnections(t *testing.T) {
-	const idle = 500 * time.Millisecond
+	idle := speed.Scale(500 * time.Millisecond)
 	s := New(Options{Idle: idle})
 	set := func(text string) {
 		t.Helper()

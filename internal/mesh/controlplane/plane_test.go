@@ -32,6 +32,7 @@ import (
 	"tare/internal/mesh/controlplane/ads"
 	"tare/internal/mesh/controlplane/authority"
 	"tare/internal/mesh/controlplane/proxyconfig"
+	"tare/test/speed"
 )
 
 const secureMesh = `
@@ -298,7 +299,7 @@ func TestPlaneEndsStreams(t *testing.T) {
 		})
 	}
 	t.Run("after its end", func(t *testing.T) {
-		p, address := served(t, secureMesh, PlaneOptions{Life: 4 * time.Second})
+		p, address := served(t, secureMesh, PlaneOptions{Life: speed.Scale(4 * time.Second)})
 		own := authority.ClientTLS(func() (authority.Credentials, error) { return p.Authority().Credentials(web) },
 			authority.ControlPlane(p.Authority().TrustDomain()))
 		cc, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(own)))
@@ -320,7 +321,7 @@ func TestPlaneEndsStreams(t *testing.T) {
 		}
 		for keys := 1; ; keys++ {
 			if keys > 10 {
-				t.Fatalf("%d keys came by a certificate of 4 s, each of which is replaced after 2 s", keys)
+				t.Fatalf("%d keys came by a certificate, each of which is replaced after half its life", keys)
 			}
 			if _, err = told(stream); err != nil {
 				break

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	httprbacv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/rbac/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
@@ -20,6 +21,7 @@ import (
 	"tare/internal/mesh/sidecar/driven/driventest"
 	"tare/internal/mesh/sidecar/sidecartest"
 	envoytest "tare/test/envoy"
+	"tare/test/speed"
 	"tare/test/vm/guest"
 )
 
@@ -76,7 +78,8 @@ func TestRulesDecide(t *testing.T) {
 	t.Setenv("PATH", filepath.Dir(envoytest.Path(t))+":"+os.Getenv("PATH"))
 	app := sidecartest.NewApp(t, "server")
 	x := sidecartest.NewTrial(t, map[string]string{"server": app.Address})
-	_, err := x.Start(sidecar.Guest{Proxy: ungranted{}}, param.Values{"rules": "60", "ready-timeout": "2s"})
+	limit := speed.Scale(2 * time.Second).String() // in which Envoy starts
+	_, err := x.Start(sidecar.Guest{Proxy: ungranted{}}, param.Values{"rules": "60", "ready-timeout": limit})
 	if err == nil || !strings.Contains(err.Error(), "the answer was status 403") || app.Requests.Load() != 0 {
 		t.Errorf("without the rule for the client: %v; %d requests reached the application", err, app.Requests.Load())
 	}

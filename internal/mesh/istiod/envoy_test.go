@@ -192,7 +192,7 @@ func named(t *testing.T, name string, overHTTP bool) netip.AddrPort {
 
 // dial is what a server says to one connection, from an address of this machine if one is given.
 func dial(to netip.AddrPort, from string) string {
-	d := net.Dialer{Timeout: 5 * time.Second}
+	d := net.Dialer{Timeout: 20 * time.Second}
 	if from != "" {
 		d.LocalAddr = &net.TCPAddr{IP: net.ParseIP(from)}
 	}
@@ -201,7 +201,7 @@ func dial(to netip.AddrPort, from string) string {
 		return ""
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 	_, _ = io.WriteString(c, "hello\n") // Envoy judges at the first byte of the caller
 	text, _ := io.ReadAll(c)
 	return string(text)

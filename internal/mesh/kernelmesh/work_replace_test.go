@@ -151,7 +151,7 @@ func TestWorkReplaceSlow(t *testing.T) {
 	for name, run := range map[string]func(Worker) error{
 		"no window": func(w Worker) error { _, err := w.Run(t.Context(), role.Schedule{}); return err },
 		"cancelled": func(w Worker) error {
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond) // deadline under test
 			defer cancel()
 			_, err := w.Run(ctx, role.Schedule{Begin: pace.Now(), Duration: int64(time.Hour)})
 			return err

@@ -33,7 +33,7 @@ func TestPrepareRefuses(t *testing.T) {
 		ended <- services.Serve(ctx, services.Options{Listen: "127.0.0.1:0", Services: 2, Endpoints: 1}, func(r services.Ready) error { is <- r; return nil })
 	}()
 	control := (<-is).Control
-	good := Options{Mesh: control, What: One, Interval: DefaultInterval, Patience: time.Millisecond}
+	good := Options{Mesh: control, What: One, Interval: DefaultInterval, Patience: time.Millisecond} // deadline under test
 	for want, change := range map[string]func(*Options){
 		"must be one of one, all":       func(o *Options) { o.What = "some" },
 		"must be at least 0.000005s":    func(o *Options) { o.Interval = time.Nanosecond },

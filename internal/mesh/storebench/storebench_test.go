@@ -133,7 +133,7 @@ func TestFailures(t *testing.T) {
 		t.Errorf("a store that refuses: %v", err)
 	}
 	b, _ = newFake(t, Options{Resource: Cluster, Operation: Replace, From: Struct})
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond) // deadline under test
 	defer cancel()
 	if _, err := b.Run(ctx, schedule(0, time.Hour)); err == nil {
 		t.Error("the context ended and the run did not say so")

@@ -376,7 +376,7 @@ func startVictim(kind, address string) (*victim, error) {
 // minutes are for ever.
 func (v *victim) until(at string) error {
 	for deadline := time.Now().Add(3 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
-		if c, err := net.DialTimeout("tcp", at, time.Second); err == nil {
+		if c, err := net.DialTimeout("tcp", at, time.Minute); err == nil {
 			c.Close()
 			return nil
 		}

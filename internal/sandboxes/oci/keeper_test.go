@@ -68,7 +68,7 @@ func testKept(t *testing.T, runs string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // a shim that misses the end waits for ever
 	defer cancel()
 	cmd := exec.CommandContext(ctx, self, j.Args(path)...)
-	cmd.Stdin, cmd.WaitDelay = strings.NewReader("some input\n"), time.Second
+	cmd.Stdin, cmd.WaitDelay = strings.NewReader("some input\n"), time.Minute
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() != 7 {

@@ -21,6 +21,7 @@ import (
 	"tare/internal/lib/self"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
+	"tare/test/speed"
 )
 
 func TestMain(m *testing.M) {
@@ -336,7 +337,7 @@ func TestProbe(t *testing.T) {
 func TestProbeHangs(t *testing.T) {
 	_, self := needsRunc(t)
 	defer func(was time.Duration) { commandTime = was }(commandTime)
-	commandTime = 300 * time.Millisecond
+	commandTime = speed.Scale(300 * time.Millisecond) // in which the script starts
 	dir := t.TempDir()
 	script, pids := filepath.Join(dir, "hangs"), filepath.Join(dir, "pids")
 	if err := os.WriteFile(script, []byte("#!/bin/sh\nsleep 1000 &\necho $! >>"+pids+"\nwait\n"), 0o755); err != nil {
@@ -347,7 +348,7 @@ func TestProbeHangs(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	time.AfterFunc(200*time.Millisecond, cancel)
+	time.AfterFunc(commandTime*2/3, cancel)
 	if err := Probe(ctx, hangs, self, 0, nil); err == nil {
 		t.Error("it works")
 	}

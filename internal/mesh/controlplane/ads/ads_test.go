@@ -183,7 +183,7 @@ func TestCoalesced(t *testing.T) {
 // A data plane that does not answer is told the latest all the same, after a while.
 func TestPatience(t *testing.T) {
 	both(t, func(t *testing.T, delta bool) {
-		s := New(Options{Patience: 50 * time.Millisecond})
+		s := New(Options{Patience: 50 * time.Millisecond}) // deadline under test
 		p := connect(t, serve(t, s), delta)
 		s.Set("", viewOf(t, "C a E a L l"))
 		p.want("C")
@@ -200,7 +200,7 @@ func TestPatience(t *testing.T) {
 // A data plane that neither reads nor answers holds nobody else.
 func TestSlowStream(t *testing.T) {
 	both(t, func(t *testing.T, delta bool) {
-		s := New(Options{Patience: 10 * time.Millisecond})
+		s := New(Options{Patience: 10 * time.Millisecond}) // deadline under test
 		address := serve(t, s)
 		slow, quick := connect(t, address, delta), connect(t, address, delta)
 		long := strings.Repeat("x", 1<<20)
@@ -492,7 +492,7 @@ func TestFlood(t *testing.T) {
 		s.Set("", viewOf(t, "C a E a"))
 		address := serve(t, s)
 		other := connect(t, address, delta)
-		ctx, stop := context.WithTimeout(t.Context(), 3*time.Second)
+		ctx, stop := context.WithTimeout(t.Context(), 3*time.Second) // not a deadline: how long it floods
 		defer stop()
 		asked := make(chan int, 1)
 		go func() { asked <- flood(ctx, dial(t, address), delta) }()

@@ -15,6 +15,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"tare/test/speed"
 )
 
 // FuzzFrames: data is counted alike, however the bytes of frames come.
@@ -217,7 +219,7 @@ func TestSilentStreams(t *testing.T) {
 		}
 	})
 	s = New(Options{Patience: forEver})
-	s.begins = 3 * time.Second
+	s.begins = speed.Scale(3 * time.Second)
 	s.Set("", viewOf(t, "C a"))
 	good := connect(t, serve(t, s), true)
 	good.want("C")

@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -266,17 +267,18 @@ func TestOptions(t *testing.T) {
 
 // TestRootEnds: a certificate never outlives its root, and a root that has ended signs nothing.
 func TestRootEnds(t *testing.T) {
-	t.Parallel()
-	a := newAuthority(t, Options{Life: time.Second, RootLife: time.Second})
-	a.o.Life = time.Hour
-	c := credentialsOf(t, a, webID)
-	if root := a.trust.Load().issuing.certificate; c.NotAfter.After(root.NotAfter) {
-		t.Errorf("the leaf ends at %s, its root at %s", c.NotAfter, root.NotAfter)
-	}
-	time.Sleep(time.Until(c.NotAfter) + 10*time.Millisecond)
-	if _, err := a.Credentials(webID); err == nil {
-		t.Error("a root that has ended has signed")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		a := newAuthority(t, Options{Life: time.Second, RootLife: time.Second})
+		a.o.Life = time.Hour
+		c := credentialsOf(t, a, webID)
+		if root := a.trust.Load().issuing.certificate; c.NotAfter.After(root.NotAfter) {
+			t.Errorf("the leaf ends at %s, its root at %s", c.NotAfter, root.NotAfter)
+		}
+		time.Sleep(time.Until(c.NotAfter) + 10*time.Millisecond)
+		if _, err := a.Credentials(webID); err == nil {
+			t.Error("a root that has ended has signed")
+		}
+	})
 }
 
 // checkKey is an error of the test unless a key is that of a certificate.

@@ -26,6 +26,8 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	"tare/test/speed"
 )
 
 // handshake connects a client of given credentials to the authority's server and gives the context of a call as gRPC
@@ -192,7 +194,7 @@ func slowCertificate(t *testing.T) []byte {
 func TestIdentityEnds(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t, Options{})
-	short := forged(t, a, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(6 * time.Second) })
+	short := forged(t, a, func(c *x509.Certificate) { c.NotAfter = time.Now().Add(speed.Scale(6 * time.Second)) })
 	ctx, err := handshake(t, a, short, 0)
 	if err != nil {
 		t.Fatal(err)

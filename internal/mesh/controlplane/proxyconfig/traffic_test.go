@@ -522,7 +522,7 @@ func echoed(t *testing.T, from, to string, times int) string {
 	b := make([]byte, 100)
 	for range times {
 		conn.Write([]byte("hello"))
-		conn.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+		conn.SetReadDeadline(time.Now().Add(100 * time.Millisecond)) // not a deadline: until the next try
 		if n, err := conn.Read(b); err == nil {
 			return string(b[:n])
 		}

@@ -83,6 +83,7 @@ func TestTorn(t *testing.T) {
 		}
 		err := <-started
 		writes := uint64(1)
+		// 300 ms are not a deadline: so long it writes at least.
 		for end := time.Now().Add(300 * time.Millisecond); err == nil && (writes < 1000 || time.Now().Before(end)); writes++ {
 			err = write(writes + 1)
 		}

@@ -160,6 +160,7 @@ func TestCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	list := []mesh.Locality{{Weight: 3, Endpoints: []mesh.Endpoint{{Address: netip.MustParseAddrPort("1.2.3.4:5"), Weight: 1}}}}
+	// What is parsed is not a deadline of this test.
 	want := &mesh.Cluster{Name: "web", Policy: mesh.Random, ConnectTimeout: 250 * time.Millisecond, Breakers: mesh.Breakers{MaxConnections: 7, MaxPending: 8, MaxRequests: 9, MaxRetries: 10}, Localities: list}
 	if got := c.With(list); !reflect.DeepEqual(got, want) || c.Service != "web" || c.Wait != 15*time.Second {
 		t.Errorf("got %+v of service %s, wait %v", got, c.Service, c.Wait)

@@ -245,7 +245,8 @@ func TestHostileServers2(t *testing.T) {
 			for _, rate := range []float64{40, 0} {
 				o := Options{Targets: []string{url}, Protocol: HTTP2, Streams: 2, Arrivals: pace.Constant, Rate: rate,
 					Connections: 2,
-					KeepAlive:   true, Threads: 1, Timeout: 300 * time.Millisecond, Drain: ample}
+					KeepAlive:   true, Threads: 1, Drain: ample,
+					Timeout: 300 * time.Millisecond} // deadline under test
 				if tt.want != "timeout" {
 					o.Timeout = ample
 				}
@@ -341,7 +342,7 @@ func TestTimeoutOfOneStream(t *testing.T) {
 	t.Parallel()
 	url := raw2(t, func(f *http2.Framer, c net.Conn, id uint32) bool { return id%14 == 1 || ok2(f, c, id) })
 	o := Options{Targets: []string{url}, Protocol: HTTP2, Streams: 10, Arrivals: pace.Constant, Rate: 200, Connections: 1,
-		KeepAlive: true, Timeout: 100 * time.Millisecond, Drain: ample}
+		KeepAlive: true, Drain: ample, Timeout: 100 * time.Millisecond} // deadline under test
 	enough := func(r *load.Result) bool { return r.Done > 0 && r.Errors["timeout"] > 0 }
 	r := run(t, o, 0, 300*time.Millisecond)
 	for try := 1; !enough(r) && try < 20; try++ {

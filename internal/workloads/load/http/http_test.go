@@ -386,7 +386,8 @@ func TestHostileServers(t *testing.T) {
 			t.Parallel()
 			url := server(t, answering(tt.answer))
 			for _, rate := range []float64{40, 0} {
-				o := Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: rate, Connections: 4, KeepAlive: true, Threads: 1, Timeout: 300 * time.Millisecond, Drain: 20 * time.Second}
+				o := Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: rate, Connections: 4, KeepAlive: true, Threads: 1, Drain: 20 * time.Second,
+					Timeout: 300 * time.Millisecond} // deadline under test
 				if tt.want == "" {
 					o.Timeout = 10 * time.Second // a busy machine must not turn slow into failed
 				}
@@ -633,7 +634,7 @@ func TestRunEndsWithItsContext(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer g.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond) // deadline under test
 	defer cancel()
 	if _, err := g.Run(ctx, role.Schedule{Begin: pace.Now(), Duration: int64(time.Hour)}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("error %v, want the context's", err)

@@ -153,7 +153,7 @@ func TestTLSFailures(t *testing.T) {
 		})
 		before := runtime.NumGoroutine()
 		o := Options{Targets: []string{strings.Replace(url, "http:", "https:", 1)}, TLS: TLSUnverified, Rate: 100, Connections: 4,
-			Timeout: 50 * time.Millisecond, Drain: 200 * time.Millisecond}
+			Timeout: 50 * time.Millisecond, Drain: 200 * time.Millisecond} // deadline under test
 		r := run(t, o, 0, 500*time.Millisecond)
 		if r.Errors[kind] == 0 || r.Done != 0 || len(r.Errors) > 2 {
 			t.Errorf("%v: errors %v of %d", how, r.Errors, r.Sent)
