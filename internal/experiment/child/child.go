@@ -232,6 +232,9 @@ func (p *Process) Await(ctx context.Context, pause time.Duration, ready func() b
 			if closed(p.ended) && !p.Asked() { // OnEnd may be what ended the context
 				return p.Failure("before it was ready")
 			}
+			if ready() { // both are true where the machine stood still
+				return nil
+			}
 			return context.Cause(ctx)
 		case <-time.After(pause):
 		}
