@@ -139,7 +139,7 @@ func (s *suite) returned(t *testing.T) {
 	apply(t, st, everything(all))
 	one := mesh.Change{Clusters: []*mesh.Cluster{ClusterLoad(0)}, Listeners: []*mesh.Listener{service(0, ClusterName(0))}}
 	var empty uint64
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		if empty = mapBytes(t); empty <= full || time.Now().After(end) {
 			break
 		}
