@@ -12,18 +12,18 @@ import (
 // arrange finds the row of the table that says how a sandbox is arranged. hierarchy is the one that counts memory.
 func (t *table) arrange(s *Sandbox, hierarchy string) {
 	for i := range t.Rows {
-		if r := &t.Rows[i]; r.holds(s, hierarchy) {
+		if r := &t.Rows[i]; r.holds(t, s, hierarchy) {
 			s.Row, s.Title = r.Name, r.Title
 			return
 		}
 	}
 }
 
-func (r *row) holds(s *Sandbox, hierarchy string) bool {
+func (r *row) holds(t *table, s *Sandbox, hierarchy string) bool {
 	is := func(want, have string) bool { return want == "" || want == have }
 	if !is(r.Runtime, s.Runtime) || !is(r.Flavour, s.Flavour) || !is(r.Engine, s.Engine) || !is(r.Driver, s.Driver) ||
 		!is(r.Hierarchy, hierarchy) || slices.Contains(r.EngineNot, s.Engine) ||
-		r.RuntimeAny != nil && !slices.Contains(r.RuntimeAny, s.Runtime) ||
+		r.Plain && !t.runtime(s.Runtime).Plain ||
 		r.Pod != nil && *r.Pod != (s.Pod.UID != "") {
 		return false
 	}

@@ -187,10 +187,10 @@ func BenchmarkReadGather(b *testing.B) {
 	b.ReportMetric(float64(cost.Microseconds())/1e3/float64(b.N), "ms-CPU/reading")
 }
 
-func BenchmarkParseTable(b *testing.B) {
+func BenchmarkTable(b *testing.B) {
 	b.ReportAllocs()
 	for range b.N {
-		if _, err := parseTable(tableJSON); err != nil {
+		if err := newTable().compile(); err != nil {
 			b.Fatal(err)
 		}
 	}

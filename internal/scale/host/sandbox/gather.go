@@ -480,7 +480,7 @@ func (a *assembly) describe() {
 	if s.Runtime == "" && slices.ContainsFunc(a.members, func(k *known) bool {
 		return k.claim.component() == VMM && !a.g.mute[k]
 	}) {
-		runtime = a.g.r.table.runtime(otherVM)
+		runtime = &otherVM
 	}
 	s.VM, s.GuestMemory = runtime.VM, runtime.GuestMemory
 	s.ID = a.name(sandbox, ids, claimed)
@@ -492,9 +492,6 @@ func (a *assembly) describe() {
 		s.Declared = a.fromLimit(*memory)
 	}
 }
-
-// otherVM is the entry for virtual machines of runtimes that the table does not have.
-const otherVM = "other vm"
 
 // name chooses the id: what the state calls the sandbox, what its shim, VMM or sentry does, the pause container, the
 // only id that there is, the pod.

@@ -243,9 +243,6 @@ func nameSandbox(c *claim, args []string) {
 				continue
 			}
 			c.id, c.container = id, src.Container
-			if src.Runtime != "" {
-				c.runtime = src.Runtime
-			}
 			return
 		}
 	}

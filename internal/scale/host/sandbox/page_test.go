@@ -44,7 +44,7 @@ func TestPage(t *testing.T) {
 		return
 	}
 	if !*update {
-		t.Error("the tables of docs/weigh-sandboxes.md are not those of table.yaml: go test ./internal/scale/host/sandbox -update")
+		t.Error("the tables of docs/weigh-sandboxes.md are not current: go test ./internal/scale/host/sandbox -update")
 		return
 	}
 	if err := os.WriteFile(page, []byte(now), 0o644); err != nil {

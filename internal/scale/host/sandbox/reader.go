@@ -20,8 +20,8 @@ import (
 // Options of a Reader. The zero value is the machine that we run on.
 type Options struct {
 	Root string // put before /proc, /sys and /run; for trees of test files
-	// RuntimeRoots are directories that runc, crun or runsc was given as --root, beside those that table.yaml has. A
-	// container of the first two without an engine is known by nothing but its state there.
+	// RuntimeRoots are directories that a runtime was given as --root, beside the usual ones. A container of runc or crun
+	// without an engine is known by nothing but its state there.
 	RuntimeRoots []string
 }
 
@@ -95,11 +95,7 @@ func New(o Options) (*Reader, error) {
 		further := *t
 		further.States = slices.Clone(t.States)
 		for _, dir := range o.RuntimeRoots {
-			dir = escapeGlob(dir)
-			further.States = append(further.States,
-				stateRule{Path: filepath.Join(dir, "{id}", "state.json"), Format: formatRunc, Runtime: "runc"},
-				stateRule{Path: filepath.Join(dir, "{id}", "status"), Format: formatCrun, Runtime: "crun"},
-				stateRule{Path: filepath.Join(dir, "{id}_sandbox:{sandbox}.state"), Format: formatRunsc, Runtime: "gvisor"})
+			further.below(dir)
 		}
 		r.table = &further
 	}
@@ -307,7 +303,7 @@ func (r *Reader) identify(k *known, pid int) bool {
 		if rule.Threads {
 			k.threads = r.threads(pid)
 		}
-		if rule.State != nil {
+		if rule.StateFlag != "" {
 			r.note(rule, c.args)
 		}
 	}
@@ -316,8 +312,8 @@ func (r *Reader) identify(k *known, pid int) bool {
 
 // note takes up a directory of state that a command line names.
 func (r *Reader) note(rule *processRule, args []string) {
-	for _, dir := range flagValues(args, rule.State.Flag) {
-		d := stateDir{dir: dir, format: rule.State.Format, runtime: rule.Runtime}
+	for _, dir := range flagValues(args, rule.StateFlag) {
+		d := stateDir{dir: dir, runtime: rule.Runtime}
 		if !filepath.IsAbs(dir) || len(dir) > maxPath || strings.ContainsAny(dir, `*?[\`) || len(r.dirs) >= maxStates {
 			continue
 		}

@@ -2,7 +2,8 @@
 //
 // No single sign is trusted: the paths of control groups, command lines, parents and the state that runtimes keep each
 // say something, and a process whose command line names a sandbox while its group is somebody else's service is itself
-// a finding. What is known of runtimes is data (table.yaml); the code knows none of them.
+// a finding. What is known of a runtime is in its file, such as runtime_kata.go, and what is known of an engine in
+// another, such as engine_docker.go; both register it. The rest of the code knows none of them.
 //
 // Files are read below a root, so that a tree of test files can stand for a machine. What others can write (command
 // lines, names of groups, state) is bounded before it is kept.

@@ -3,9 +3,9 @@ package sandbox
 import (
 	"encoding/json"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -57,7 +57,7 @@ func (s *state) merge(o *state) {
 }
 
 // stateDir is a place that a command line named.
-type stateDir struct{ dir, format, runtime string }
+type stateDir struct{ dir, runtime string }
 
 // states reads what runtimes keep below the root about an id. It is nil where they keep nothing.
 func (t *table) states(root, id string, further []stateDir) *state {
@@ -71,12 +71,14 @@ func (t *table) states(root, id string, further []stateDir) *state {
 			found.merge(s)
 		}
 	}
-	rules := t.States
+	all := &table{States: slices.Clip(t.States)}
 	for _, d := range further {
-		rules = append(rules[:len(rules):len(rules)],
-			stateRule{Path: filepath.Join(d.dir, "{id}_sandbox:{sandbox}.state"), Format: d.format, Runtime: d.runtime,
-				named: true})
+		for _, f := range t.runtime(d.runtime).States {
+			f.Dirs = []string{d.dir}
+			all.addStates(f, stateRule{Runtime: d.runtime, named: true})
+		}
 	}
+	rules := all.States
 	for i := range rules {
 		r := &rules[i]
 		pattern := strings.NewReplacer("{id}", escapeGlob(id), "{sandbox}", "*").Replace(r.Path)
@@ -85,7 +87,7 @@ func (t *table) states(root, id string, further []stateDir) *state {
 			continue // a directory that a command line named may be any string
 		}
 		for _, file := range files[:min(len(files), maxStates)] {
-			add(t.state(r, id, file))
+			add(r.read(id, file))
 		}
 	}
 	return found
@@ -99,7 +101,7 @@ const maxStates = 4096
 func (t *table) listed(root string) (ids []string) {
 	for i := range t.States {
 		r := &t.States[i]
-		if r.Format == "" || r.Format == formatOCI || strings.Contains(r.Path, "*") {
+		if r.parse == nil || r.bundle || strings.Contains(r.Path, "*") {
 			continue
 		}
 		pattern := strings.NewReplacer("{id}", "*", "{sandbox}", "*").Replace(r.Path)
@@ -126,19 +128,10 @@ func escapeGlob(s string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(s)
 }
 
-// The formats of state.
-const (
-	formatOCI   = "oci"
-	formatRunc  = "runc"
-	formatCrun  = "crun"
-	formatRunsc = "runsc"
-	formatMicro = "microvm"
-)
-
-// state reads one file; nil where it cannot be read or is not what it should be: a container may go at any time.
-func (t *table) state(r *stateRule, id, file string) *state {
+// read reads one file; nil where it cannot be read or is not what it should be: a container may go at any time.
+func (r *stateRule) read(id, file string) *state {
 	s := &state{id: id, runtime: r.Runtime, flavour: r.Flavour, engine: r.Engine, pids: map[int]role{}}
-	if r.Format == "" {
+	if r.parse == nil {
 		if _, err := os.Stat(file); err != nil {
 			return nil
 		}
@@ -148,22 +141,7 @@ func (t *table) state(r *stateRule, id, file string) *state {
 	if err != nil {
 		return nil
 	}
-	switch r.Format {
-	case formatOCI:
-		err = t.parseOCI(s, text)
-	case formatRunc, formatCrun:
-		err = parseRunc(s, text)
-	case formatMicro:
-		err = t.parseMicrovm(s, text)
-	case formatRunsc:
-		if _, name, ok := strings.Cut(filepath.Base(file), "_sandbox:"); ok {
-			if name = strings.TrimSuffix(name, ".state"); validID(name) {
-				s.sandbox = name
-			}
-		}
-		err = parseRunsc(s, text)
-	}
-	if err != nil {
+	if r.parse(s, file, text) != nil {
 		return nil
 	}
 	if r.named {
@@ -185,7 +163,7 @@ func readBounded(file string, n int64) ([]byte, error) {
 }
 
 // parseOCI reads the config.json of an OCI bundle.
-func (t *table) parseOCI(s *state, text []byte) error {
+func parseOCI(s *state, _ string, text []byte) error {
 	var config struct {
 		Annotations map[string]string `json:"annotations"`
 		Linux       struct {
@@ -195,7 +173,7 @@ func (t *table) parseOCI(s *state, text []byte) error {
 	if err := json.Unmarshal(text, &config); err != nil {
 		return err
 	}
-	t.annotate(s, config.Annotations)
+	s.annotate(config.Annotations)
 	if p := config.Linux.CgroupsPath; p != "" && len(p) <= maxPath {
 		s.groups = append(s.groups, p)
 	}
@@ -203,16 +181,16 @@ func (t *table) parseOCI(s *state, text []byte) error {
 }
 
 // annotate takes what annotations of an OCI configuration say.
-func (t *table) annotate(s *state, annotations map[string]string) {
+func (s *state) annotate(found map[string]string) {
 	value := func(keys []string) (string, string) {
 		for _, k := range keys {
-			if v := annotations[k]; v != "" && len(v) <= maxPath {
+			if v := found[k]; v != "" && len(v) <= maxPath {
 				return v, k
 			}
 		}
 		return "", ""
 	}
-	a := &t.Annotations
+	a := &annotations
 	if v, _ := value(a.Sandbox); validID(v) {
 		s.sandbox = v
 	}
@@ -237,103 +215,4 @@ func (t *table) annotate(s *state, annotations map[string]string) {
 			s.memory = &n
 		}
 	}
-}
-
-// parseMicrovm reads state.json of Tare's microvm (package microvm).
-func (t *table) parseMicrovm(s *state, text []byte) error {
-	type process struct {
-		PID   int    `json:"pid"`
-		Start uint64 `json:"start"`
-	}
-	var f struct {
-		Annotations   map[string]string `json:"annotations"`
-		Shim          process           `json:"shim"`
-		VMM           process           `json:"vmm"`
-		Virtiofsd     process           `json:"virtiofsd"`
-		SandboxGroup  string            `json:"sandbox_group"`
-		OverheadGroup string            `json:"overhead_group"`
-	}
-	if err := json.Unmarshal(text, &f); err != nil {
-		return err
-	}
-	t.annotate(s, f.Annotations)
-	for c, p := range map[Component]process{Shim: f.Shim, VMM: f.VMM, Virtiofsd: f.Virtiofsd} {
-		if p.PID > 0 {
-			s.pids[p.PID] = role{c, p.Start}
-		}
-	}
-	for _, p := range []string{f.SandboxGroup, f.OverheadGroup} {
-		if p != "" && len(p) <= maxPath {
-			s.groups = append(s.groups, p)
-		}
-	}
-	return nil
-}
-
-// parseRunc reads state.json of runc and youki, or status of crun, which have the fields that matter under names of
-// their own (libcontainer's BaseState; crun's libcrun_container_status_s).
-func parseRunc(s *state, text []byte) error {
-	var f struct {
-		PID       int               `json:"pid"`
-		Start     uint64            `json:"process-start-time"`
-		InitPID   int               `json:"init_process_pid"`
-		InitStart uint64            `json:"init_process_start"`
-		Paths     map[string]string `json:"cgroup_paths"`
-		Path      string            `json:"cgroup-path"`
-	}
-	if err := json.Unmarshal(text, &f); err != nil {
-		return err
-	}
-	if f.PID > 0 {
-		s.pids[f.PID] = role{Workload, f.Start}
-	}
-	if f.InitPID > 0 {
-		s.pids[f.InitPID] = role{Workload, f.InitStart}
-	}
-	for _, p := range f.Paths {
-		if len(p) <= maxPath {
-			s.groups = append(s.groups, p)
-		}
-	}
-	if f.Path != "" && len(f.Path) <= maxPath {
-		s.groups = append(s.groups, f.Path)
-	}
-	return nil
-}
-
-// parseRunsc reads a state file of runsc. Pids were 32-bit numbers, and are objects in newer versions.
-func parseRunsc(s *state, text []byte) error {
-	var f struct {
-		Gofer   json.RawMessage `json:"goferPid"`
-		Sandbox struct {
-			PID json.RawMessage `json:"pid"`
-		} `json:"sandbox"`
-	}
-	if err := json.Unmarshal(text, &f); err != nil {
-		return err
-	}
-	if pid := pidOf(f.Sandbox.PID); pid > 0 {
-		s.pids[pid] = role{component: Sentry}
-	}
-	if pid := pidOf(f.Gofer); pid > 0 {
-		s.pids[pid] = role{component: Gofer}
-	}
-	return nil
-}
-
-// pidOf reads a pid that is a number, or the one number of an object.
-func pidOf(raw json.RawMessage) int {
-	var n float64
-	if json.Unmarshal(raw, &n) != nil {
-		var fields map[string]float64
-		if json.Unmarshal(raw, &fields) != nil || len(fields) != 1 {
-			return 0
-		}
-		for _, n = range fields {
-		}
-	}
-	if n < 1 || n > 1<<22 || n != math.Trunc(n) {
-		return 0
-	}
-	return int(n)
 }

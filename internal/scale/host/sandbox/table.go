@@ -1,9 +1,7 @@
 package sandbox
 
 import (
-	"bytes"
-	_ "embed"
-	"encoding/json"
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -12,34 +10,160 @@ import (
 	"sync"
 )
 
-//go:generate go run generate.go
+// runtime is what is known of a runtime of containers or virtual machines. Each is a file that registers it.
+type runtime struct {
+	Name string
 
-// tableJSON is table.yaml in a form that is quick to read.
-//
-//go:embed table.json
-var tableJSON []byte
+	// VM says that the application is inside a virtual machine, so that no process of the host is it.
+	VM bool
+	// Plain says that applications are processes of the host in a group of their container, which the runtime's state
+	// names where no engine does.
+	Plain bool
+	// GuestMemory are the components whose shared memory is the application's: that of a guest (memory-backend-memfd or
+	// -file with share=on; Cloud Hypervisor's memfd), which virtiofsd maps as well, or what a sentry keeps for it.
+	GuestMemory []Component
 
-// table is what is known of runtimes, as table.yaml has it.
-type table struct {
-	IDs         map[string]string `json:"ids"`
-	Paths       []pathRule        `json:"paths"`
-	Processes   []processRule     `json:"processes"`
-	Threads     []threadRule      `json:"threads"`
-	Runtimes    []runtimeRule     `json:"runtimes"`
-	States      []stateRule       `json:"states"`
-	Annotations annotationKeys    `json:"annotations"`
-	Rows        []row             `json:"rows"`
-	Findings    []findingRule     `json:"findings"`
+	Paths     []pathRule
+	Processes []processRule
+	Otherwise []processRule // tried after the rules of all runtimes, because these may start the same program
+	Threads   []threadRule
+	States    []stateFiles
+	Rows      []row
+	Findings  []findingRule
 }
 
-// expression is a regular expression that must match the whole of a string. The zero value matches everything.
+// engine is what is known of an engine, which starts runtimes. Each is a file that registers it.
+type engine struct {
+	Name   string
+	Paths  []pathRule
+	States []stateFiles
+	Rows   []row
+}
+
+// The registries, in the order of names.
+var (
+	runtimes []*runtime
+	engines  []*engine
+)
+
+// registerRuntime adds a runtime. It is called from init functions only.
+func registerRuntime(r *runtime) {
+	runtimes = append(runtimes, r)
+	slices.SortFunc(runtimes, func(a, b *runtime) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+// registerEngine adds an engine. It is called from init functions only.
+func registerEngine(e *engine) {
+	engines = append(engines, e)
+	slices.SortFunc(engines, func(a, b *engine) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+// table is what is known of all runtimes and engines. The first rule that fits counts.
+type table struct {
+	Paths     []pathRule
+	Processes []processRule
+	Threads   []threadRule
+	Runtimes  []*runtime
+	States    []stateRule
+	Rows      []row
+	Findings  []findingRule
+}
+
+// builtin is the table of all that is registered. A test makes it, so that it cannot be wrong.
+var builtin = sync.OnceValues(func() (*table, error) {
+	t := newTable()
+	return t, t.compile()
+})
+
+// newTable puts together what is registered, and what belongs to no runtime and no engine.
+func newTable() *table {
+	t := &table{Runtimes: runtimes, Paths: slices.Clone(podPaths), Findings: slices.Clone(commonFindings)}
+	for _, f := range bundles {
+		t.addStates(f, stateRule{bundle: true})
+	}
+	for _, e := range engines {
+		for _, p := range e.Paths {
+			p.Engine = e.Name
+			t.Paths = append(t.Paths, p)
+		}
+		for _, f := range e.States {
+			t.addStates(f, stateRule{Engine: e.Name, bundle: true})
+		}
+	}
+	var last []processRule
+	for _, r := range runtimes {
+		for _, p := range r.Paths {
+			p.Runtime = r.Name
+			t.Paths = append(t.Paths, p)
+		}
+		for _, p := range r.Processes {
+			p.Runtime = r.Name
+			t.Processes = append(t.Processes, p)
+		}
+		for _, p := range r.Otherwise {
+			p.Runtime = r.Name
+			last = append(last, p)
+		}
+		t.Threads = append(t.Threads, r.Threads...)
+		for _, f := range r.States {
+			t.addStates(f, stateRule{Runtime: r.Name})
+		}
+		for _, w := range r.Rows {
+			w.Runtime = r.Name
+			t.Rows = append(t.Rows, w)
+		}
+		t.Findings = append(t.Findings, r.Findings...)
+	}
+	for _, e := range engines {
+		for _, w := range e.Rows {
+			w.Engine = e.Name
+			t.Rows = append(t.Rows, w)
+		}
+	}
+	t.Paths = append(t.Paths, otherPaths...)
+	t.Processes = slices.Concat(t.Processes, last, otherProcesses)
+	t.Threads = append(t.Threads, vmThreads...)
+	t.Rows = append(t.Rows, otherRows...)
+	return t
+}
+
+// addStates adds the rules of some files, which have in common what rule says.
+func (t *table) addStates(f stateFiles, rule stateRule) {
+	rule.Flavour, rule.parse = f.Flavour, f.Parse
+	for _, dir := range f.Dirs {
+		rule.Path = dir + "/" + f.File
+		t.States = append(t.States, rule)
+	}
+}
+
+// below adds what runtimes keep in a directory that they were given as --root, as far as they can be given one.
+func (t *table) below(dir string) {
+	for _, r := range t.Runtimes {
+		for _, f := range r.States {
+			if f.Anywhere {
+				f.Dirs = []string{escapeGlob(dir)}
+				t.addStates(f, stateRule{Runtime: r.Name})
+			}
+		}
+	}
+}
+
+// expression is a regular expression that must match the whole of a string. {uid}, {hex} and {id} are kinds of ids. The
+// zero value matches everything.
 type expression struct {
 	text string
 	*regexp.Regexp
 }
 
-// UnmarshalJSON keeps the text; parseTable compiles it.
-func (e *expression) UnmarshalJSON(text []byte) error { return json.Unmarshal(text, &e.text) }
+// expr is an expression; compile compiles it.
+func expr(text string) expression { return expression{text: text} }
+
+// idKinds are what {name} stands for in expressions.
+var idKinds = map[string]string{
+	"uid": "[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32}",
+	"hex": "[0-9a-f]{64}",
+	"id":  "[A-Za-z0-9][A-Za-z0-9_.+-]*", // of at most 128 bytes: validID
+}
 
 func (e *expression) matches(s string) bool { return e.Regexp == nil || e.MatchString(s) }
 
@@ -58,143 +182,128 @@ func captured(re *regexp.Regexp, match []string, name string) string {
 	return ""
 }
 
-// pathRule is for one element of the path of a group.
+// pathRule is for one element of the path of a control group, from the root down. The deepest that matches says what
+// the group is; the pod is that of the deepest pod.
 type pathRule struct {
-	Match   expression `json:"match"`
-	Under   expression `json:"under"` // the element above it
-	Not     expression `json:"not"`
-	Place   Place      `json:"place"`
-	Engine  string     `json:"engine"`
-	Runtime string     `json:"runtime"`
-	Flavour string     `json:"flavour"`
-	Driver  string     `json:"driver"`
+	Match   expression // with groups pod and id
+	Under   expression // the element above it
+	Not     expression
+	Place   Place
+	Engine  string
+	Runtime string
+	Flavour string
+	Driver  string
 }
 
-// processRule is for a process.
+// processRule is for a process, by the base name of its command (argv[0], else the executable's), and for a thread of
+// the kernel by its name.
 type processRule struct {
-	Program   expression  `json:"program"` // base name of its command
-	Comm      expression  `json:"comm"`
-	Args      expression  `json:"args"` // the command line, joined with spaces
-	Component Component   `json:"component"`
-	Runtime   string      `json:"runtime"`
-	ID        []idSource  `json:"id"`
-	Required  bool        `json:"required"`  // it is no match without an id
-	Threads   bool        `json:"threads"`   // look at its threads
-	Shared    bool        `json:"shared"`    // it serves all sandboxes
-	Kernel    bool        `json:"kernel"`    // a thread of the kernel, that Comm's pid says who it works for
-	Inside    bool        `json:"inside"`    // only in the group of a container
-	Unsettled bool        `json:"unsettled"` // it will become something else: look again
-	Children  Component   `json:"children"`  // of all that descends from it in the same sandbox
-	State     *stateInArg `json:"state"`
+	Program   expression // base name of its command
+	Comm      expression
+	Args      expression // the command line, joined with spaces
+	Component Component
+	Runtime   string
+	ID        []idSource
+	Required  bool      // it is no match without an id
+	Threads   bool      // look at its threads
+	Shared    bool      // it serves all sandboxes
+	Kernel    bool      // a thread of the kernel, that Comm's pid says who it works for
+	Inside    bool      // only in the group of a container
+	Unsettled bool      // it will become something else: look again
+	Children  Component // of all that descends from it in the same sandbox
+	StateFlag string    // says where the runtime keeps its state
 }
 
 // idSource is where a command line names a sandbox.
 type idSource struct {
-	Flag      string     `json:"flag"`  // the value of this flag ("-id X", "--id=X"); else any argument
-	Last      bool       `json:"last"`  // the last argument
-	Match     expression `json:"match"` // that the value must match, with a group id; else the value is the id
-	Runtime   string     `json:"runtime"`
-	Container bool       `json:"container"` // it names a container of the sandbox
+	Flag      string     // the value of this flag ("-id X", "--id=X"); else any argument
+	Last      bool       // the last argument
+	Match     expression // that the value must match, with a group id; else the value is the id
+	Container bool       // it names a container of the sandbox
 }
 
-// stateInArg is a flag that says where a runtime keeps its state.
-type stateInArg struct {
-	Flag   string `json:"flag"`
-	Format string `json:"format"`
-}
-
+// threadRule is for a thread of a process whose rule has Threads, by its name.
 type threadRule struct {
-	Comm      expression `json:"comm"`
-	Component Component  `json:"component"`
-	Process   Component  `json:"process"` // what its process then is
+	Comm      expression
+	Component Component
+	Process   Component // what its process then is
 }
 
-type runtimeRule struct {
-	Name        string      `json:"name"`
-	VM          bool        `json:"vm"`
-	GuestMemory []Component `json:"guest_memory"` // whose shared memory is the application's
+// stateFiles are files that a runtime or an engine keeps for each container or sandbox; see state.go.
+type stateFiles struct {
+	Dirs     []string // may have wildcards
+	File     string   // below each, with {id}, and {sandbox} for the name of a sandbox
+	Anywhere bool     // a runtime may have been given another directory
+	Flavour  string
+	Parse    parseState // nil: that the file is there says something
 }
 
-// stateRule is where a runtime keeps its state; see state.go.
+// parseState reads a file.
+type parseState func(s *state, file string, text []byte) error
+
+// stateRule is one of these places.
 type stateRule struct {
-	Path    string `json:"path"`
-	Format  string `json:"format"`
-	Runtime string `json:"runtime"`
-	Flavour string `json:"flavour"`
-	Engine  string `json:"engine"`
+	Path    string
+	Runtime string
+	Flavour string
+	Engine  string
 
-	named bool // by a command line, so that it may be anybody's
-}
-
-// annotationKeys are the keys of an OCI configuration, in the order in which they are looked for.
-type annotationKeys struct {
-	Sandbox       []string `json:"sandbox"`
-	PodUID        []string `json:"pod_uid"`
-	PodName       []string `json:"pod_name"`
-	PodNamespace  []string `json:"pod_namespace"`
-	ContainerName []string `json:"container_name"`
-	Overhead      []string `json:"overhead"`
-	SandboxMemory []string `json:"sandbox_memory"`
+	parse  parseState
+	bundle bool // the configuration of a container, which names no process
+	named  bool // by a command line, so that it may be anybody's
 }
 
 // places are those that all of a component must be charged to; nil is anywhere.
 type places struct {
-	CPU    []Place `json:"cpu"`
-	Memory []Place `json:"memory"`
+	CPU    []Place
+	Memory []Place
 }
 
-// row is one way in which a sandbox can be arranged.
+// row is one way in which a sandbox can be arranged. The first that holds counts: each Components must be there, all of
+// it in the places that are named.
 type row struct {
-	Name           string               `json:"name"`
-	Title          string               `json:"title"`
-	Runtime        string               `json:"runtime"`
-	RuntimeAny     []string             `json:"runtime_any"`
-	Flavour        string               `json:"flavour"`
-	Engine         string               `json:"engine"`
-	EngineNot      []string             `json:"engine_not"`
-	Driver         string               `json:"driver"`
-	OverheadDriver string               `json:"overhead_driver"`
-	Hierarchy      string               `json:"hierarchy"` // that counts memory: v1 or v2
-	Pod            *bool                `json:"pod"`
-	Program        string               `json:"program"` // of the VMM
-	Has            []Component          `json:"has"`
-	Absent         []Component          `json:"absent"`
-	Components     map[Component]places `json:"components"`
+	Name           string
+	Title          string
+	Runtime        string
+	Plain          bool // of a runtime that is plain
+	Flavour        string
+	Engine         string
+	EngineNot      []string
+	Driver         string
+	OverheadDriver string
+	Hierarchy      string // that counts memory: v1 or v2
+	Pod            *bool
+	Program        string // of the VMM
+	Has            []Component
+	Absent         []Component
+	Components     map[Component]places
 }
 
-// findingRule is something that is worth saying of a sandbox.
+// findingRule is something that is worth saying of a sandbox, by where the processes and threads of one component are
+// charged. docs/weigh-sandboxes.md lists the {names} in the words.
 type findingRule struct {
-	Code         string    `json:"code"`
-	Row          string    `json:"row"`
-	Component    Component `json:"component"`
-	Hierarchy    string    `json:"hierarchy"`
-	Pod          *bool     `json:"pod"`
-	CPU          []Place   `json:"cpu"`
-	Memory       []Place   `json:"memory"`
-	LeaderMemory []Place   `json:"leader_memory"` // of the process that a thread belongs to
-	Any          []Place   `json:"any"`           // its CPU time or its memory
-	Left         Place     `json:"left"`          // a group of that kind holds more than its processes
-	EmptyGroups  bool      `json:"empty_groups"`
-	Says         string    `json:"says"`
+	Code         string
+	Row          string
+	Component    Component
+	Hierarchy    string
+	Pod          *bool
+	CPU          []Place
+	Memory       []Place
+	LeaderMemory []Place // of the process that a thread belongs to
+	Any          []Place // its CPU time or its memory
+	Left         Place   // a group of that kind holds more than its processes
+	EmptyGroups  bool
+	Says         string
 }
 
-// builtin is the table that is compiled in. A test parses it, so that it cannot be wrong.
-var builtin = sync.OnceValues(func() (*table, error) { return parseTable(tableJSON) })
-
-// parseTable reads a table in JSON and compiles its expressions.
-func parseTable(text []byte) (*table, error) {
-	var t table
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&t); err != nil {
-		return nil, fmt.Errorf("reading the table of sandboxes: %w", err)
-	}
+// compile compiles the expressions of a table.
+func (t *table) compile() error {
 	compile := func(e *expression, groups ...string) error {
 		if e.text == "" {
 			return nil
 		}
 		text := e.text
-		for name, pattern := range t.IDs {
+		for name, pattern := range idKinds {
 			text = strings.ReplaceAll(text, "{"+name+"}", pattern)
 		}
 		re, err := regexp.Compile("^(?:" + text + ")$")
@@ -232,7 +341,7 @@ func parseTable(text []byte) (*table, error) {
 	for i := range t.Findings {
 		errs = append(errs, t.known(t.Findings[i].Component))
 	}
-	return &t, errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
 func (t *table) known(c Component) error {
@@ -243,11 +352,11 @@ func (t *table) known(c Component) error {
 }
 
 // runtime is what is known of a runtime; the zero value where nothing is.
-func (t *table) runtime(name string) runtimeRule {
+func (t *table) runtime(name string) *runtime {
 	for _, r := range t.Runtimes {
 		if r.Name == name {
 			return r
 		}
 	}
-	return runtimeRule{}
+	return &runtime{}
 }

@@ -9,7 +9,8 @@ import (
 
 func init() {
 	register(Tool{
-		Name: "k6", Reads: "its end-of-test summary, or the JSON of --summary-export", Tested: "1.3.0; 0.47, by its documentation",
+		Name: "k6", Reads: "its end-of-test summary, or the JSON of --summary-export",
+		Tested: "1.3.0; 0.47, by its documentation",
 		Clock: "from when a request is sent until its answer is read (http_req_duration), without the time to " +
 			"connect; the executor of the script decides whether the loop is open or closed",
 		parse: parseK6,

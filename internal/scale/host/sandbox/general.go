@@ -1,0 +1,170 @@
+package sandbox
+
+// podPaths are Kubernetes'.
+var podPaths = []pathRule{
+	{
+		Match: expr(`(?:.*-)?kubepods(?:-burstable|-besteffort|-guaranteed)?-pod(?P<pod>{uid})\.slice`),
+		Place: PlacePod, Driver: "systemd",
+	},
+	{Match: expr("pod(?P<pod>{uid})"), Place: PlacePod, Driver: "cgroupfs"},
+}
+
+// otherPaths are tried after those of engines and runtimes.
+var otherPaths = []pathRule{
+	// systemd's notation of a group, which was taken for the name of a directory
+	{Match: expr(`[^/]*\.slice:[^/:]*:(?P<id>{id})`), Place: PlaceLiteral, Driver: "systemd"},
+	{Match: expr("(?P<id>{hex})"), Place: PlaceContainer, Driver: "cgroupfs"},
+	// Tare's own runs: what a part of a trial runs in is called after the trial and the part (internal/sandboxes/subject).
+	{Match: expr("(?P<id>tare-[a-z0-9-]+-p[0-9]+-t[0-9]+-{id})"), Place: PlaceContainer, Driver: "cgroupfs"},
+	{Match: expr(`user@[0-9]+\.service`), Place: PlaceOther},
+	{Match: expr(`[^/]+\.service`), Place: PlaceService},
+}
+
+// bundles are configurations of containers in a place that several engines use.
+var bundles = []stateFiles{{
+	Dirs: []string{"/run/containers/storage/overlay-containers"}, File: "{id}/userdata/config.json", Parse: parseOCI,
+}}
+
+// The programs of virtual machines, which several runtimes start.
+const (
+	qemu            = "qemu-(?:system-[a-z0-9_]+|kvm|lite.*)"
+	cloudHypervisor = "(?:cloud-hypervisor|clh)"
+	virtiofsd       = "(?:virtiofsd|nydusd)"
+)
+
+// otherVM stands for the runtime of a virtual machine whose VMM is all that is known.
+var otherVM = runtime{Name: "other vm", VM: true, GuestMemory: []Component{VMM, Virtiofsd}}
+
+// otherProcesses are tried after those of runtimes.
+var otherProcesses = []processRule{
+	{
+		Program: expr("containerd-shim-[a-z0-9-]+"), Component: Shim, Required: true,
+		ID: []idSource{{Flag: "-id"}},
+	},
+	// Tare's own runs: what stands beside a container of any runtime (internal/sandboxes/oci).
+	{
+		Program: expr("tare(?:-[a-z0-9-]+)?"), Args: expr("[^ ]+ _shim(?: .*)?"), Component: Shim,
+		Required: true, ID: []idSource{{Flag: "-id"}},
+	},
+	{
+		Program: expr(qemu), Component: VMM, Required: true, Threads: true,
+		ID: []idSource{{Flag: "-name", Match: expr("(?:guest=)?sandbox-(?P<id>{id})(?:,.*)?")}},
+	},
+	{
+		Program: expr("conmon(?:rs)?"), Component: Monitor, Required: true,
+		ID: []idSource{{Flag: "-c"}, {Flag: "--cid"}},
+	},
+	{Program: expr("(?:containerd|crio|dockerd|podman|k3s|kubelet)"), Component: Engine, Shared: true},
+	// Kernel threads that work for one process, whose pid is in their names (drivers/vhost/vhost.c, arch/x86/kvm).
+	{Comm: expr("vhost-(?P<pid>[0-9]+)"), Component: IO, Kernel: true},
+	{Comm: expr("kvm-pit/(?P<pid>[0-9]+)"), Component: VMM, Kernel: true},
+	{Comm: expr("kvm-nx-lpage-re(?:covery-(?P<pid>[0-9]+))?"), Component: VMM, Kernel: true},
+	// What holds a sandbox open, or begins a container, is not its application.
+	{Program: expr("pause"), Component: Init, Inside: true},
+	{
+		Program: expr("(?:catatonit|tini|tini-static|docker-init|dumb-init|podman-init)"), Component: Init,
+		Inside: true,
+	},
+	{Program: expr("pod"), Args: expr("/usr/bin/pod"), Component: Init, Inside: true},
+}
+
+// vmThreads are those of QEMU (with -name ...,debug-threads=on, or one thread for all CPUs) and Cloud Hypervisor.
+var vmThreads = []threadRule{
+	{Comm: expr("CPU [0-9]+/(?:KVM|TCG|HVF)"), Component: VCPU},
+	{Comm: expr("ALL CPUs/TCG"), Component: VCPU},
+	{Comm: expr("vcpu[0-9]+"), Component: VCPU},
+	{Comm: expr("(?:IO .*|iothread.*|worker|vhost-[0-9]+|iou-wrk-[0-9]+)"), Component: IO},
+	{Comm: expr("_?(?:disk|net|fs|vsock|pmem|console|balloon|watchdog|rng)[0-9_].*"), Component: IO},
+}
+
+// annotations are the keys of an OCI configuration that say whose container it is and what was declared for it, in the
+// order in which they are looked for.
+var annotations = struct {
+	Sandbox, PodUID, PodName, PodNamespace, ContainerName []string
+
+	Overhead      []string // JSON, memory_limit_in_bytes
+	SandboxMemory []string // bytes: the sum of its containers, without overhead
+}{
+	Sandbox: []string{"io.kubernetes.cri.sandbox-id", "io.kubernetes.cri-o.SandboxID"},
+	PodUID:  []string{"io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid"},
+	PodName: []string{"io.kubernetes.cri.sandbox-name", "io.kubernetes.cri-o.KubeName", "io.kubernetes.pod.name"},
+	PodNamespace: []string{
+		"io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri-o.Namespace", "io.kubernetes.pod.namespace",
+	},
+	ContainerName: []string{"io.kubernetes.cri.container-name", "io.kubernetes.container.name"},
+	Overhead:      []string{"pod-linux-overhead.crio.io", "io.kubernetes.cri-o.PodLinuxOverhead"},
+	SandboxMemory: []string{"io.kubernetes.cri.sandbox-memory"},
+}
+
+// otherRows are arrangements that show no runtime or engine. They are tried after those of runtimes and engines.
+var otherRows = []row{
+	{
+		Name: "containerd-cgroupfs", Title: "containerd, cgroupfs driver: <pod>/<id>", Driver: "cgroupfs",
+		EngineNot: []string{"cri-o"}, Pod: new(true),
+		Components: map[Component]places{Workload: {Memory: []Place{PlaceContainer}}},
+	},
+	{
+		Name: "direct", Title: "a runtime without an engine: the group that its state names", Pod: new(false), Plain: true,
+		Has: []Component{Workload},
+	},
+}
+
+// commonFindings are those of components that several runtimes have.
+var commonFindings = []findingRule{
+	{
+		Code: "cpu-apart-from-memory", Hierarchy: "v1", Component: VCPU,
+		CPU:          []Place{PlaceSandbox, PlaceContainer, PlacePod, PlaceOwn},
+		LeaderMemory: []Place{PlaceOverhead, PlaceService, PlaceRoot, PlaceOther},
+		Says: "sandbox {sandbox}: CPU is charged to {cpu} but memory to {memory}: on cgroup v1 only the vCPU " +
+			"threads were moved, and memory follows the thread-group leader",
+	},
+	{
+		Code: "literal-directory", Component: VMM, Any: []Place{PlaceLiteral},
+		Says: "the {component} of sandbox {sandbox} ({size}) is in {memory}: the runtime used systemd's " +
+			"notation as the name of a directory, so its pod's limits do not apply to it and its pod's " +
+			"statistics leave it out",
+	},
+	{
+		Code: "literal-directory", Component: VCPU, Any: []Place{PlaceLiteral},
+		Says: "vCPU threads of sandbox {sandbox} are in {cpu}: the runtime used systemd's notation as the name " +
+			"of a directory, so its pod's limits do not apply to them and its pod's statistics leave them " +
+			"out",
+	},
+	{
+		Code: "mischarged", Component: VMM, Memory: []Place{PlaceService, PlaceRoot, PlaceOther},
+		Says: "the {component} of sandbox {sandbox} ({size}) is charged to {memory}, outside {owner}",
+	},
+	{
+		Code: "mischarged", Component: Virtiofsd, Memory: []Place{PlaceService, PlaceRoot, PlaceOther},
+		Says: "the {component} of sandbox {sandbox} ({size}) is charged to {memory}, outside {owner}: pages of " +
+			"the guest that it touches first are charged there too",
+	},
+	{
+		Code: "mischarged", Component: Workload, Memory: []Place{PlaceService, PlaceRoot},
+		Says: "a process of the application in sandbox {sandbox} ({size}) is charged to {memory}, outside " +
+			"{owner}",
+	},
+	{
+		Code: "overhead-outside-pod", Component: VMM, Memory: []Place{PlaceOverhead},
+		Says: "the {component} of sandbox {sandbox} ({size}) is charged to {memory}, outside {owner}, so no " +
+			"limit set there applies to it and no statistics kept there count it",
+	},
+	{
+		Code: "overhead-outside-pod", Component: Virtiofsd, Memory: []Place{PlaceOverhead},
+		Says: "the {component} of sandbox {sandbox} ({size}) is charged to {memory}, outside {owner}, so no " +
+			"limit set there applies to it",
+	},
+	{
+		Code: "overhead-outside-pod", Component: Shim, Memory: []Place{PlaceOverhead},
+		Says: "the {component} of sandbox {sandbox} ({size}) is charged to {memory}, outside {owner}, so no " +
+			"limit set there applies to it",
+	},
+	{
+		Code: "pages-stayed-behind", Hierarchy: "v2", Component: VMM,
+		Memory: []Place{PlaceSandbox, PlaceContainer, PlacePod, PlaceOwn}, Left: PlaceOverhead,
+		Says: "the whole VMM of sandbox {sandbox} was moved into {memory}, but {left_size} of pages that it " +
+			"had touched before stay charged to {left_group}, beyond what the processes there account for: " +
+			"on cgroup v2 a process moves with all its threads, and its pages stay charged where they were " +
+			"touched",
+	},
+}

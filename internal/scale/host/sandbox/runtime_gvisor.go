@@ -1,0 +1,122 @@
+package sandbox
+
+import (
+	"encoding/json"
+	"math"
+	"path/filepath"
+	"strings"
+)
+
+func init() {
+	registerRuntime(&runtime{
+		Name: "gvisor",
+		// The sentry keeps the memory of applications in a memfd (pkg/sentry/pgalloc).
+		GuestMemory: []Component{Sentry},
+		Processes: []processRule{
+			{Program: expr("containerd-shim-runsc-v1"), Component: Shim, ID: []idSource{{Flag: "-id"}}},
+			// runsc starts itself again by /proc/self/exe and sets argv[0] (runsc/sandbox, runsc/container).
+			{
+				Program: expr("runsc-sandbox"), Component: Sentry, Children: Workload, StateFlag: "--root",
+				ID: []idSource{{Last: true, Match: expr("(?P<id>{id})")}},
+			},
+			{
+				Program: expr("runsc-gofer"), Component: Gofer, StateFlag: "--root",
+				ID: []idSource{{
+					Flag: "--bundle", Match: expr(`.*/io\.containerd\.runtime\.v2\.task/[^/]+/(?P<id>{id})/?`),
+					Container: true,
+				}},
+			},
+			{
+				Program: expr("runsc(?:-metric.*)?"), Args: expr(".* metric-server(?: .*)?"), Component: Monitor,
+				Shared: true,
+			},
+		},
+		States: []stateFiles{{
+			Dirs: []string{"/run/runsc", "/run/containerd/runsc/*", "/var/run/docker/runtime-runsc/moby"},
+			File: "{id}_sandbox:{sandbox}.state", Anywhere: true, Parse: parseRunsc,
+		}},
+		Rows: []row{
+			{
+				Name: "gvisor-cgroupfs-v1", Title: "gVisor, cgroupfs driver, cgroup v1: the sentry is in the pod itself",
+				Components: map[Component]places{Sentry: {Memory: []Place{PlacePod}}},
+			},
+			{
+				Name:  "gvisor-cgroupfs-v2",
+				Title: "gVisor, cgroupfs driver, cgroup v2: all in the leaf of the pause container", Driver: "cgroupfs",
+				Pod: new(true), Components: map[Component]places{Sentry: {Memory: []Place{PlaceContainer}}},
+			},
+			{
+				Name: "gvisor-systemd", Title: "gVisor, systemd driver: all in the scope of the pause container",
+				Driver: "systemd", Pod: new(true),
+				Components: map[Component]places{Sentry: {Memory: []Place{PlaceContainer}}},
+			},
+			{
+				Name:  "gvisor-container",
+				Title: "gVisor outside Kubernetes: the group of the container is that of the sandbox", Pod: new(false),
+				Has: []Component{Sentry},
+			},
+		},
+		Findings: []findingRule{
+			{
+				Code: "mischarged", Component: Sentry, Memory: []Place{PlaceService, PlaceRoot, PlaceOther},
+				Says: "the {component} of sandbox {sandbox} ({size}) is charged to {memory}, outside {owner}",
+			},
+			{
+				Code: "mischarged", Component: Gofer, Memory: []Place{PlaceService, PlaceRoot, PlaceOther},
+				Says: "the {component} of sandbox {sandbox} ({size}) is charged to {memory}, outside {owner}",
+			},
+			{
+				Code: "empty-container-groups", Component: Sentry, Memory: []Place{PlacePod}, EmptyGroups: true,
+				Says: "the {empty} container groups below the pod of sandbox {sandbox} hold no process: gVisor makes " +
+					"them for cAdvisor, and everything is charged to {memory}",
+			},
+			{
+				Code: "one-group-for-all", Component: Sentry, Pod: new(true), Memory: []Place{PlaceContainer},
+				Says: "all containers of sandbox {sandbox} are charged to {memory}, that of its pause container: " +
+					"statistics by container show nothing for the others",
+			},
+		},
+	})
+}
+
+// parseRunsc reads a state file of runsc. Pids were 32-bit numbers, and are objects in newer versions.
+func parseRunsc(s *state, file string, text []byte) error {
+	if _, name, ok := strings.Cut(filepath.Base(file), "_sandbox:"); ok {
+		if name = strings.TrimSuffix(name, ".state"); validID(name) {
+			s.sandbox = name
+		}
+	}
+	var f struct {
+		Gofer   json.RawMessage `json:"goferPid"`
+		Sandbox struct {
+			PID json.RawMessage `json:"pid"`
+		} `json:"sandbox"`
+	}
+	if err := json.Unmarshal(text, &f); err != nil {
+		return err
+	}
+	if pid := pidOf(f.Sandbox.PID); pid > 0 {
+		s.pids[pid] = role{component: Sentry}
+	}
+	if pid := pidOf(f.Gofer); pid > 0 {
+		s.pids[pid] = role{component: Gofer}
+	}
+	return nil
+}
+
+// pidOf reads a pid that is a number, or the one number of an object.
+func pidOf(raw json.RawMessage) int {
+	var n float64
+	if json.Unmarshal(raw, &n) != nil {
+		var fields map[string]float64
+		if json.Unmarshal(raw, &fields) != nil || len(fields) != 1 {
+			return 0
+		}
+		for _, n = range fields {
+		}
+	}
+	if n < 1 || n > 1<<22 || n != math.Trunc(n) {
+		return 0
+	}
+	return int(n)
+}

@@ -1,0 +1,80 @@
+package sandbox
+
+import (
+	"encoding/json"
+)
+
+// Tare's reference sandbox (internal/sandboxes/microvm): the shim is a hidden command of the tare binary.
+func init() {
+	registerRuntime(&runtime{
+		Name: "microvm",
+		VM:   true, GuestMemory: []Component{VMM, Virtiofsd},
+		Processes: []processRule{
+			{
+				Program: expr("tare(?:-[a-z0-9-]+)?"), Args: expr("[^ ]+ microvm _?shim(?: .*)?"), Component: Shim,
+				Required: true, ID: []idSource{{Flag: "-id"}},
+			},
+			{
+				Program: expr(qemu), Component: VMM, Required: true, Threads: true,
+				ID: []idSource{{Match: expr("(?:.*[=:,])?/run/tare-microvm/(?P<id>{id})/.*")}},
+			},
+			{
+				Program: expr(virtiofsd), Component: Virtiofsd, Required: true,
+				ID: []idSource{{Match: expr("(?:.*[=:,])?/run/tare-microvm/(?P<id>{id})(?:/.*)?")}},
+			},
+		},
+		States: []stateFiles{{Dirs: []string{"/run/tare-microvm"}, File: "{id}/state.json", Parse: parseMicrovm}},
+		Rows: []row{
+			{
+				Name:      "microvm-v1-split",
+				Title:     "microvm, cgroup v1, sandbox_cgroup_only=false: only the vCPU threads were moved",
+				Hierarchy: "v1",
+				Components: map[Component]places{
+					VMM:  {Memory: []Place{PlaceOverhead}},
+					VCPU: {CPU: []Place{PlaceSandbox, PlaceContainer, PlaceOwn}},
+				},
+			},
+			{
+				Name:      "microvm-v2-split",
+				Title:     "microvm, cgroup v2, sandbox_cgroup_only=false: the VMM was moved, the rest was not",
+				Hierarchy: "v2",
+				Components: map[Component]places{
+					VMM:  {Memory: []Place{PlaceSandbox, PlaceContainer, PlaceOwn}},
+					Shim: {Memory: []Place{PlaceOverhead}},
+				},
+			},
+			{Name: "microvm", Title: "microvm: all in one group", Has: []Component{VMM}},
+		},
+	})
+}
+
+// parseMicrovm reads state.json of Tare's microvm (package microvm).
+func parseMicrovm(s *state, _ string, text []byte) error {
+	type process struct {
+		PID   int    `json:"pid"`
+		Start uint64 `json:"start"`
+	}
+	var f struct {
+		Annotations   map[string]string `json:"annotations"`
+		Shim          process           `json:"shim"`
+		VMM           process           `json:"vmm"`
+		Virtiofsd     process           `json:"virtiofsd"`
+		SandboxGroup  string            `json:"sandbox_group"`
+		OverheadGroup string            `json:"overhead_group"`
+	}
+	if err := json.Unmarshal(text, &f); err != nil {
+		return err
+	}
+	s.annotate(f.Annotations)
+	for c, p := range map[Component]process{Shim: f.Shim, VMM: f.VMM, Virtiofsd: f.Virtiofsd} {
+		if p.PID > 0 {
+			s.pids[p.PID] = role{c, p.Start}
+		}
+	}
+	for _, p := range []string{f.SandboxGroup, f.OverheadGroup} {
+		if p != "" && len(p) <= maxPath {
+			s.groups = append(s.groups, p)
+		}
+	}
+	return nil
+}
