@@ -11,6 +11,7 @@ import (
 	"tare/experiments"
 	"tare/internal/experiment/engine"
 	"tare/internal/experiment/kind"
+	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/quantity"
 )
@@ -67,7 +68,7 @@ func listExperiments(w io.Writer) error {
 		}
 		needs := strings.Join(append([]string{"cgroup-create"}, s.Needs...), ", ")
 		full := engine.Estimate(s)
-		if err := s.Apply(engine.Overrides{Quick: true}); err != nil {
+		if err := s.Apply(spec.Overrides{Quick: true}); err != nil {
 			return err
 		}
 		fmt.Fprintf(&b, "%s\n  %s\n  takes about %s (--quick: %s); needs %s\n", name, s.Question, quantity.Wait(full), quantity.Wait(engine.Estimate(s)), needs)

@@ -17,11 +17,11 @@ import (
 	"tare/internal/experiment/engine"
 	"tare/internal/experiment/link"
 	"tare/internal/experiment/placement"
+	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
-	"tare/internal/lib/text"
-
 	"tare/internal/lib/self"
+	"tare/internal/lib/text"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 	"tare/internal/scale/meter"
@@ -241,7 +241,7 @@ func localNode(ctx context.Context, fd int) (err error) {
 	}
 	n.Machine = nodeMachine(layout, own.path, scale.open)
 	shared := n.Machine
-	n.Machine = func(s *engine.Spec) (engine.Machine, error) {
+	n.Machine = func(s *spec.Spec) (engine.Machine, error) {
 		m, err := shared(s)
 		m.Shared = true
 		return m, err
@@ -251,9 +251,9 @@ func localNode(ctx context.Context, fd int) (err error) {
 
 // nodeMachine gives what trials need of this machine, whose scale is opened as a spec asks.
 func nodeMachine(
-	layout *cgroup.Layout, self string, open func(*engine.Spec) (openWindow, error),
-) func(*engine.Spec) (engine.Machine, error) {
-	return func(s *engine.Spec) (engine.Machine, error) {
+	layout *cgroup.Layout, self string, open func(*spec.Spec) (openWindow, error),
+) func(*spec.Spec) (engine.Machine, error) {
+	return func(s *spec.Spec) (engine.Machine, error) {
 		if err := requireFeatures(s); err != nil {
 			return engine.Machine{}, err
 		}
@@ -276,7 +276,7 @@ type scale[M interface {
 	m      M             // zero: none is open
 }
 
-func (c *scale[M]) open(s *engine.Spec) (openWindow, error) {
+func (c *scale[M]) open(s *spec.Spec) (openWindow, error) {
 	if o := meterOptions(s); c.m == *new(M) || o != c.o {
 		if err := c.close(); err != nil {
 			return nil, err
@@ -300,6 +300,6 @@ func (c *scale[M]) close() error {
 }
 
 // meterOptions are those of the scale that an experiment asks for.
-func meterOptions(s *engine.Spec) meter.Options {
+func meterOptions(s *spec.Spec) meter.Options {
 	return meter.Options{SampleHz: s.SampleHz, NoStatistics: !s.Statistics}
 }

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/experiment/assertion"
-	"tare/internal/experiment/engine"
 	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/text"
 	"tare/internal/results/analysis"
@@ -96,7 +96,7 @@ undecided, or the run is invalid or partial.`,
 // assert adds assertions to those of a run.
 func assert(run *record.Run, texts []string) error {
 	for _, raw := range texts {
-		a, err := engine.ParseAssertion(raw, run.Metrics)
+		a, err := spec.ParseAssertion(raw, run.Metrics)
 		if err != nil {
 			return fault.New(fault.Usage, "--assert", assertion.Hint, "%q %s", text.ClipTo(raw, 80), err)
 		}

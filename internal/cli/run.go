@@ -27,11 +27,11 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/placement"
 	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/text"
-
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/self"
+	"tare/internal/lib/text"
 	"tare/internal/results/analysis"
 	"tare/internal/results/report"
 	"tare/internal/scale/host/cgroup"
@@ -46,7 +46,7 @@ type runFlags struct {
 	out       string
 	seed      uint64
 	seeded    bool
-	overrides engine.Overrides
+	overrides spec.Overrides
 	nodes     nodesFlags
 	show      shown
 }
@@ -164,7 +164,7 @@ func featureNames() []string {
 }
 
 // loadSpec finds an experiment: a path if it looks like one, else a built-in name.
-func loadSpec(arg string) (*engine.Spec, error) {
+func loadSpec(arg string) (*spec.Spec, error) {
 	file, data, ok := experiments.File(arg)
 	if !ok {
 		if !strings.ContainsAny(arg, "/.") {
@@ -176,7 +176,7 @@ func loadSpec(arg string) (*engine.Spec, error) {
 			return nil, err
 		}
 	}
-	return engine.Parse(file, data, featureNames())
+	return spec.Parse(file, data, featureNames())
 }
 
 // noSuchExperiment says which there are, and which was most likely meant.
@@ -190,7 +190,7 @@ func noSuchExperiment(command, name, more string) error {
 
 // requireFeatures refuses to begin what cannot work: experiments make control groups, and may need more by their specs
 // or by how they are run.
-func requireFeatures(s *engine.Spec, more ...string) error {
+func requireFeatures(s *spec.Spec, more ...string) error {
 	return require(s.Name, "this machine cannot run the experiment", slices.Concat([]string{"cgroup-create"}, s.Needs, more)...)
 }
 
@@ -208,7 +208,7 @@ func require(where, refusal string, names ...string) error {
 }
 
 // run runs the experiment and says what came of it.
-func run(ctx context.Context, s *engine.Spec, f runFlags, out io.Writer) (err error) {
+func run(ctx context.Context, s *spec.Spec, f runFlags, out io.Writer) (err error) {
 	defer func() { err = begunOr(err) }()
 	if err := requireFeatures(s); err != nil {
 		return err
@@ -312,8 +312,8 @@ func enough(r record.Run, trials []record.Trial) (bool, string, error) {
 }
 
 // newRecord is run.json.
-func newRecord(s *engine.Spec, f runFlags, layout *cgroup.Layout) (record.Run, error) {
-	spec, err := json.Marshal(s)
+func newRecord(s *spec.Spec, f runFlags, layout *cgroup.Layout) (record.Run, error) {
+	resolved, err := json.Marshal(s)
 	if err != nil {
 		return record.Run{}, fmt.Errorf("encoding the spec: %w", err)
 	}
@@ -323,7 +323,7 @@ func newRecord(s *engine.Spec, f runFlags, layout *cgroup.Layout) (record.Run, e
 	}
 	r := record.Run{
 		Schema: record.RunSchema, ID: fmt.Sprintf("%s-%s-%d", s.Name, now.UTC().Format("20060102T150405Z"), os.Getpid()),
-		Experiment: s.Name, Question: s.Question, Spec: spec, Baseline: s.BaselineName(), Seed: f.seed, Blocks: s.Blocks, Plan: engine.Plan(s, f.seed),
+		Experiment: s.Name, Question: s.Question, Spec: resolved, Baseline: s.BaselineName(), Seed: f.seed, Blocks: s.Blocks, Plan: engine.Plan(s, f.seed),
 		Started: now, Version: self.Version, Build: self.Build(), Environment: environment(layout),
 		Command: again(os.Args[1:]),
 	}
@@ -525,7 +525,7 @@ type progress struct {
 	warned   bool // that another run is under way
 }
 
-func newProgress(f *os.File, s *engine.Spec, r record.Run, dir string) *progress {
+func newProgress(f *os.File, s *spec.Spec, r record.Run, dir string) *progress {
 	p := &progress{w: stderr, raw: f, terminal: isatty.IsTerminal(f.Fd()), block: -1}
 	for _, arm := range slices.Sorted(maps.Keys(r.Absent)) {
 		fmt.Fprintf(p.w, "%s: the arm %s is left out: %s\n", s.Name, arm, r.Absent[arm])
@@ -538,7 +538,7 @@ func newProgress(f *os.File, s *engine.Spec, r record.Run, dir string) *progress
 }
 
 // extent is how long the run will be.
-func extent(s *engine.Spec, r record.Run) string {
+func extent(s *spec.Spec, r record.Run) string {
 	block := quantity.Counted(len(r.Plan)/max(r.Blocks, 1), "trial")
 	switch {
 	case s.Precision != nil:

@@ -14,6 +14,7 @@ import (
 	"tare/internal/experiment/cluster/local"
 	"tare/internal/experiment/engine"
 	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/quantity"
 	"tare/internal/scale/host/cgroup"
@@ -83,7 +84,7 @@ type fleet struct {
 }
 
 // plan fits the spec to the nodes that there will be, and says how they are had; null when the experiment has no nodes.
-func (f *nodesFlags) plan(s *engine.Spec) *record.Nodes {
+func (f *nodesFlags) plan(s *spec.Spec) *record.Nodes {
 	most := s.MostNodes()
 	n := f.local
 	switch {
@@ -103,7 +104,7 @@ func (f *nodesFlags) plan(s *engine.Spec) *record.Nodes {
 }
 
 // gather has the nodes join. said is for the person who waits.
-func (f *nodesFlags) gather(ctx context.Context, s *engine.Spec, r *record.Nodes, self string, layout *cgroup.Layout, said io.Writer) (*fleet, error) {
+func (f *nodesFlags) gather(ctx context.Context, s *spec.Spec, r *record.Nodes, self string, layout *cgroup.Layout, said io.Writer) (*fleet, error) {
 	joined := func(n int) {
 		if n > 0 {
 			fmt.Fprintf(said, "%d of %s joined\n", n, quantity.Counted(r.Count, "node"))
@@ -155,7 +156,7 @@ func (f *nodesFlags) gather(ctx context.Context, s *engine.Spec, r *record.Nodes
 }
 
 // checkReach refuses a spec that one of the nodes would refuse, before the first trial.
-func checkReach(s *engine.Spec, nodes []cluster.Hello) error {
+func checkReach(s *spec.Spec, nodes []cluster.Hello) error {
 	var refusing []string
 	for _, h := range nodes {
 		if !h.AllowCommands {

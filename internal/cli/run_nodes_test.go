@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"tare/internal/experiment/cluster"
-	"tare/internal/experiment/engine"
+	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
 	"tare/internal/scale/host/proc"
 )
@@ -35,7 +35,7 @@ func TestNodesPlan(t *testing.T) {
 		{"with another", head, nodesFlags{local: 4, cpus: 0.25}, 4, 0.25, true, false},
 		{"on other machines", head + "factors: {nodes: [2, 9]}\n", nodesFlags{listen: ":0", count: 4, cpus: -1}, 4, 0, false, true},
 	} {
-		s, err := engine.Parse("test", []byte(c.spec), nil)
+		s, err := spec.Parse("test", []byte(c.spec), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -77,7 +77,7 @@ func TestCheckReach(t *testing.T) {
 		{"refused by many", head + "arms: {a: {subject: command, command: /bin/true}}\n", nodes(make([]bool, 7)...),
 			"n1, n2, n3, n4, n5, 2 more: "},
 	} {
-		s, err := engine.Parse("test", []byte(c.spec), nil)
+		s, err := spec.Parse("test", []byte(c.spec), nil)
 		if err != nil {
 			t.Fatal(err)
 		}

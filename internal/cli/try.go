@@ -17,6 +17,7 @@ import (
 	"tare/internal/experiment/engine"
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/process"
+	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/param"
 	"tare/internal/lib/text"
@@ -313,8 +314,8 @@ const (
 const tryWindow = time.Second
 
 // trySpec is the experiment: as many blocks as fit into tryTime, unless the user says how many.
-func trySpec(name string, f tryFlags, chosen []workload) (*engine.Spec, error) {
-	s, err := engine.Parse("try", []byte(tryText(name, f, chosen)), featureNames())
+func trySpec(name string, f tryFlags, chosen []workload) (*spec.Spec, error) {
+	s, err := spec.Parse("try", []byte(tryText(name, f, chosen)), featureNames())
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Usage, "", fault.MendOf(err), "this cannot be tried")
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"tare/internal/experiment/engine"
+	"tare/internal/experiment/spec"
 	"tare/internal/lib/param"
 	"tare/internal/scale/host/cgroup"
 )
@@ -54,7 +55,7 @@ func TestTrySpec(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			again, err := engine.Parse("run.json", r.Spec, featureNames())
+			again, err := spec.Parse("run.json", r.Spec, featureNames())
 			if err != nil {
 				t.Fatalf("the spec in the record cannot be read: %v", err)
 			}

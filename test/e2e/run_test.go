@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	_ "tare/internal/all" // every guest
-	"tare/internal/experiment/engine"
 	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
 	"tare/internal/scale/host/cgroup"
 	"tare/test/long"
 )
@@ -152,7 +152,7 @@ func TestList(t *testing.T) {
 	if o.code != 0 {
 		t.Fatal(o)
 	}
-	if _, err := engine.Parse("list", []byte(o.stdout), []string{"bpf-syscall", "bpf-stats", "sampling"}); err != nil {
+	if _, err := spec.Parse("list", []byte(o.stdout), []string{"bpf-syscall", "bpf-stats", "sampling"}); err != nil {
 		t.Errorf("what it prints is no spec: %v", err)
 	}
 }

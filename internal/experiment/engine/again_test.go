@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -15,6 +14,7 @@ import (
 
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
 	"tare/internal/lib/pace"
 	"tare/internal/scale/ledger"
 )
@@ -27,7 +27,7 @@ type made struct {
 	ran   []string // block arm attempt
 }
 
-func newMade(t *testing.T, s *Spec, blocks int, result func(record.Trial) record.Validity) *made {
+func newMade(t *testing.T, s *spec.Spec, blocks int, result func(record.Trial) record.Validity) *made {
 	t.Helper()
 	m := &made{t: t, clock: time.Unix(1_000_000, 0)}
 	first := *s
@@ -314,7 +314,7 @@ func TestFailedTrialsAgain(t *testing.T) {
 
 // TestPlanGrows: a plan of more blocks begins as one of fewer does.
 func TestPlanGrows(t *testing.T) {
-	s := mustParse(t, goodSpec)
+	s := mustParse(t, plannedSpec)
 	var before []record.PlannedTrial
 	for blocks := 1; blocks <= 20; blocks++ {
 		longer := *s
@@ -330,7 +330,7 @@ func TestPlanGrows(t *testing.T) {
 // TestUntilPrecise: the run is looked at when it should be, ends when it is precise, and says so in its record.
 func TestUntilPrecise(t *testing.T) {
 	s := mustParse(t, shortSpec+"precision: 5%\n")
-	if s.Until != defaultUntil {
+	if s.Until != 30*time.Minute {
 		t.Errorf("until %v", s.Until)
 	}
 	m := newMade(t, s, 1, fine)
@@ -414,67 +414,6 @@ func TestOpenRunInterrupted(t *testing.T) {
 
 func sameTrial(a, b record.PlannedTrial) bool {
 	return a.Index == b.Index && a.Block == b.Block && a.Position == b.Position && a.Arm == b.Arm
-}
-
-func TestEndingKeys(t *testing.T) {
-	s := mustParse(t, shortSpec+"precision: {target: 2%, metrics: [latency_p99_seconds, map_bytes]}\nuntil: 20m\nrepeat: 0.25\n")
-	if s.Precision.Target != 0.02 || !slices.Equal(s.PreciseMetrics(), []string{"latency_p99_seconds", "map_bytes"}) || s.Until != 20*time.Minute || s.Repeat != 0.25 {
-		t.Errorf("%+v until %v repeat %g", s.Precision, s.Until, s.Repeat)
-	}
-	text, err := json.Marshal(s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	again := mustParse(t, string(text))
-	if !reflect.DeepEqual(again.Precision, s.Precision) || again.Until != s.Until || again.Repeat != s.Repeat {
-		t.Errorf("the resolved spec has %+v until %v repeat %g", again.Precision, again.Until, again.Repeat)
-	}
-	plain := mustParse(t, shortSpec)
-	if plain.Open() || plain.Repeat != 0.5 || plain.PreciseMetrics() != nil {
-		t.Errorf("by default %+v, repeat %g", plain.Precision, plain.Repeat)
-	}
-	for text, want := range map[string]string{
-		"precision: 0%":                                "must be at least 0.1%, not 0%",
-		"precision: much":                              "must be a part, such as 5% or 0.05",
-		"precision: {metrics: [map_bytes]}":            `"precision" has no "target"`,
-		"precision: {target: 5%, metrics: [map_byte]}": `there is no metric "map_byte"; did you mean "map_bytes"?`,
-		"precision: {target: 5%, of: x}":               `there is no key "of" in "precision"`,
-		"until: 0s":                                    "must be at least 1s",
-		"repeat: -1%":                                  "must be at least 0%",
-	} {
-		if _, err := Parse("test.yaml", []byte(shortSpec+text+"\n"), testFeatures); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want %q", text, err, want)
-		}
-	}
-}
-
-func TestEndingOverrides(t *testing.T) {
-	s := mustParse(t, shortSpec)
-	if err := s.Apply(Overrides{Precision: "5%"}); err != nil || s.Precision.Target != 0.05 || s.Until != defaultUntil {
-		t.Errorf("%v: %+v until %v", err, s.Precision, s.Until)
-	}
-	for _, m := range s.PreciseMetrics() {
-		if strings.Contains(m, "_p99") || strings.Contains(m, "_max_") || strings.HasSuffix(m, "lost_share") {
-			t.Errorf("%s decides when a run ends, and was not asked for", m)
-		}
-	}
-	if !slices.Contains(s.PreciseMetrics(), "latency_p50_seconds") || !slices.Contains(s.Headlines(), "latency_p99_seconds") {
-		t.Errorf("precise %v, headlines %v", s.PreciseMetrics(), s.Headlines())
-	}
-	if rate := mustParse(t, goodSpec); slices.Contains(rate.Headlines(), "cpu_busy_share") != strings.Contains(goodSpec, "mode: closed") {
-		t.Errorf("of a load at a fixed rate, the answer is said to speak of %v", rate.Headlines())
-	}
-	if err := s.Apply(Overrides{Until: 10 * time.Minute}); err != nil || s.Until != 10*time.Minute || s.Precision == nil {
-		t.Errorf("%v: until %v", err, s.Until)
-	}
-	if err := s.Apply(Overrides{Blocks: 8}); err != nil || s.Open() {
-		t.Errorf("%v: with a number of blocks it is still open", err)
-	}
-	for _, o := range []Overrides{{Blocks: 8, Precision: "5%"}, {Blocks: 8, Until: time.Minute}, {Precision: "500%"}, {Until: -time.Second}} {
-		if err := mustParse(t, shortSpec).Apply(o); err == nil {
-			t.Errorf("%+v was taken", o)
-		}
-	}
 }
 
 // TestAgainOnTheMachine: a trial with the real processes, whose window a witness says was stolen from, is run again in

@@ -14,6 +14,7 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/placement"
 	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
 )
 
 // commandSpec is a spec of one application and one load, of which at least one is anybody's command.
@@ -305,7 +306,7 @@ func TestCommandSpec(t *testing.T) {
 			"cannot go to an application of kind command"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := Parse("x.yaml", []byte(commandSpec(c.app, c.load)), nil)
+			_, err := spec.Parse("x.yaml", []byte(commandSpec(c.app, c.load)), nil)
 			if err == nil || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("got %v, want %q", err, c.says)
 			}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
 	"tare/internal/mesh/connect"
 	"tare/internal/mesh/generation"
@@ -28,7 +29,7 @@ gates: {drift: 1000}
 func TestConnectSpec(t *testing.T) {
 	s := mustParse(t, connectSpec)
 	first, _ := json.Marshal(s)
-	again, err := Parse("run.json", first, testFeatures)
+	again, err := spec.Parse("run.json", first, testFeatures)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, first)
 	}
@@ -47,7 +48,7 @@ func TestConnectSpec(t *testing.T) {
 		if text == connectSpec {
 			t.Fatalf("the spec has no %q", c.old)
 		}
-		if _, err := Parse("s.yaml", []byte(text), testFeatures); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), c.want) {
+		if _, err := spec.Parse("s.yaml", []byte(text), testFeatures); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%q: %v", c.new, err)
 		}
 	}
@@ -89,29 +90,5 @@ func TestConnectTrials(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(filepath.Join(c.Dir, "*.yaml")); len(left) > 0 {
 		t.Errorf("left: %v", left)
-	}
-}
-
-// TestStatistics: a spec can have the kernel's run statistics off, and then no run time of programs is told, not even
-// of none.
-func TestStatistics(t *testing.T) {
-	if !mustParse(t, goodSpec).Statistics {
-		t.Error("they are off where a spec says nothing")
-	}
-	off := mustParse(t, "statistics: false\n"+goodSpec)
-	text, _ := json.Marshal(off)
-	again, err := Parse("run.json", text, testFeatures)
-	if err != nil || off.Statistics || again.Statistics {
-		t.Errorf("%v, and again %v: %v", off.Statistics, again.Statistics, err)
-	}
-	m := goodMeasurement(t)
-	if _, ok := m.Values()["bpf_seconds_per_connection"]; !ok {
-		t.Error("with them there is no time of eBPF")
-	}
-	m.Setup.Statistics = false
-	for name := range m.Values() {
-		if strings.HasPrefix(name, "bpf_") {
-			t.Errorf("without them there is %s", name)
-		}
 	}
 }

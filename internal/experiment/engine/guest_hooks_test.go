@@ -21,6 +21,7 @@ import (
 	"tare/internal/experiment/link"
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
 	"tare/internal/lib/param"
 	"tare/internal/scale/ledger"
 	"tare/internal/scale/meter"
@@ -190,7 +191,7 @@ func TestNodePrepares(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a := NodeAgent{Name: "a", Dir: dir, Machine: func(*Spec) (Machine, error) { return g.machine, nil }}
+		a := NodeAgent{Name: "a", Dir: dir, Machine: func(*spec.Spec) (Machine, error) { return g.machine, nil }}
 		if _, err := a.Run(t.Context(), cluster.Job{ID: 1, Data: data}, soon); err != nil || made != want {
 			t.Errorf("%s: prepared %d times, want %d: %v", arm, made, want, err)
 		}
@@ -590,9 +591,9 @@ func TestComponents(t *testing.T) {
 // Kernel memory does, where the experiment is about the number of services.
 func TestOwnMetricsEndNoRun(t *testing.T) {
 	own := []string{"subject_cpus", "subject_bpf_cpus", "memory_anon_bytes", "memory_file_bytes", "memory_shmem_bytes"}
-	for spec, kernel := range map[string]bool{shortSpec: false, memorySpec(", services: 5, fit: true"): true} {
-		s := mustParse(t, "precision: 5%\n"+spec[:strings.Index(spec, "blocks:")]+spec[strings.Index(spec, "warmup:"):])
-		if s.Until != defaultUntil || s.Until < time.Minute {
+	for text, kernel := range map[string]bool{shortSpec: false, memorySpec(", services: 5, fit: true"): true} {
+		s := mustParse(t, "precision: 5%\n"+text[:strings.Index(text, "blocks:")]+text[strings.Index(text, "warmup:"):])
+		if s.Until != 30*time.Minute {
 			t.Fatalf("the spec has no precision: %v", s.Until)
 		}
 		precise := s.PreciseMetrics()

@@ -18,7 +18,6 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
-	"tare/internal/lib/param"
 	"tare/internal/scale/ledger"
 )
 
@@ -288,20 +287,16 @@ func TestMetricsPage(t *testing.T) {
 	}
 }
 
-// TestKnobDefaultsAreCanonical: a default is taken as it stands, so it must be what Canonical would make of it.
-func TestKnobDefaultsAreCanonical(t *testing.T) {
-	all := slices.Concat(timeKnobs, []param.Setting{samplingKnob, repeatKnob, precisionKnob, untilKnob}, kind.LimitSettings, measured.GateSettings)
-	for _, role := range []kind.Role{kind.Application, kind.Load, kind.Subject} {
-		for _, k := range kind.All(role) {
-			all = append(all, k.About().Settings...)
-		}
+// TestWithoutStatistics: where the kernel's run statistics are off, no metric says how long programs ran.
+func TestWithoutStatistics(t *testing.T) {
+	m := goodMeasurement(t)
+	if _, ok := m.Values()["bpf_seconds_per_connection"]; !ok {
+		t.Error("with them there is no time of eBPF")
 	}
-	for _, k := range all {
-		if k.Default == "" {
-			continue
-		}
-		if c, err := k.Canonical(k.Default); err != nil || c != k.Default {
-			t.Errorf("the default of %s is %q, canonical %q: %v", k.Name, k.Default, c, err)
+	m.Setup.Statistics = false
+	for name := range m.Values() {
+		if strings.HasPrefix(name, "bpf_") {
+			t.Errorf("without them there is %s", name)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
 	"tare/internal/mesh/kernelmesh"
 	"tare/internal/scale/ledger"
 	"tare/internal/workloads/load/probe"
@@ -25,7 +26,7 @@ func TestProbeLoad(t *testing.T) {
 	if s.Loads["watcher"].To != "" {
 		t.Errorf("a probe goes to %q", s.Loads["watcher"].To)
 	}
-	if _, err := Parse("spec.yaml", []byte(strings.Replace(with, "interval: 2ms", "to: server", 1)), nil); err == nil || !strings.Contains(err.Error(), `there is no key "to"`) {
+	if _, err := spec.Parse("spec.yaml", []byte(strings.Replace(with, "interval: 2ms", "to: server", 1)), nil); err == nil || !strings.Contains(err.Error(), `there is no key "to"`) {
 		t.Errorf("a probe that goes somewhere: %v", err)
 	}
 	m := goodMeasurement(t)

@@ -13,8 +13,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"tare/internal/experiment/cluster"
@@ -22,10 +20,9 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
-	"tare/internal/lib/param"
-	"tare/internal/lib/quantity"
 	"tare/internal/lib/text"
 	"tare/internal/scale/ledger"
 )
@@ -34,84 +31,6 @@ import (
 // begin, and its record is made from theirs: loads are merged, metrics are of all nodes together, and each node's own
 // record stands in Trial.Nodes. A node-trial that failed is kept and named, and is in no metric; sums over nodes, which
 // would be of too few, are then not given.
-
-// nodesKnob is a setting of the whole experiment, which can be a factor as those of its parts can.
-var nodesKnob = param.Setting{Name: "nodes", Type: param.TypeCount, Default: "0", Max: 10_000,
-	Phrase: map[string]string{"": "on {} nodes", "0": "on this machine alone", "1": "on one node"},
-	Doc: "machines that each run the whole of every trial, all at the same time; 0: the trial runs on this machine " +
-		"alone. See docs/nodes.md"}
-
-// nodes is on how many nodes trials run.
-func (s *Spec) nodes() int { return int(s.Whole.Float(nodesKnob.Name)) }
-
-// MostNodes is the largest number of nodes of any level.
-func (s *Spec) MostNodes() int {
-	most := 0
-	for _, l := range s.Levels() {
-		most = max(most, s.At(l).nodes())
-	}
-	return most
-}
-
-// CheckShare refuses a limit that is above the CPUs that the groups of a node may use together; 0: they have no limit.
-// It could not hold: cgroup v1 refuses it, and with v2 the part has the share in its place, whatever its name says. The
-// error is a fault with code Usage and the place of the part in the spec.
-func (s *Spec) CheckShare(cpus float64) error {
-	if cpus == 0 {
-		return nil
-	}
-	for _, l := range s.Levels() {
-		whole := s.At(l)
-		for _, sec := range whole.Sections() {
-			for _, name := range slices.Sorted(maps.Keys(sec.Parts)) {
-				p := sec.Parts[name]
-				each := p.Limits.Float("cpus") / float64(p.Count())
-				if each <= cpus {
-					continue
-				}
-				path := sec.Path(name)
-				return fault.New(fault.Usage, cmp.Or(s.places[path], path),
-					"use fewer local nodes, or give each more with --node-cpus, or 0 for no limit",
-					"the limit of %.3g CPUs of %s is above the %.3g CPUs that all groups of a local node may use together",
-					each, path, cpus)
-			}
-		}
-	}
-	return nil
-}
-
-// ScaleNodes fits the spec to n nodes, and says what that leaves out; nothing where all is left as it was. An
-// experiment without nodes runs on all n.
-func (s *Spec) ScaleNodes(n int) string {
-	at := slices.IndexFunc(s.Factors, func(f Factor) bool { return slices.Equal(f.paths, []string{nodesKnob.Name}) })
-	if at < 0 {
-		asked := s.nodes()
-		if asked > 0 && asked <= n {
-			return ""
-		}
-		s.Whole[nodesKnob.Name] = strconv.Itoa(n)
-		if asked == 0 {
-			return ""
-		}
-		return fmt.Sprintf("scaled to %s, from %d", quantity.Counted(n, "node"), asked)
-	}
-	var kept, left []string
-	for _, l := range s.Factors[at].Levels {
-		if nodes, _ := strconv.Atoi(l); nodes <= n {
-			kept = append(kept, l)
-		} else {
-			left = append(left, l)
-		}
-	}
-	if len(left) == 0 {
-		return ""
-	}
-	if len(kept) == 0 {
-		kept = []string{strconv.Itoa(n)}
-	}
-	s.Factors[at].Levels = kept
-	return fmt.Sprintf("scaled to %s: the levels of %s nodes are left out", quantity.Counted(n, "node"), strings.Join(left, ", "))
-}
 
 // Nodes are where trials on nodes run: internal/experiment/cluster has them.
 type Nodes interface {
@@ -161,7 +80,7 @@ const maxFailedNamed = 3
 // nodesTrial is a trial on nodes, as the coordinator has it.
 type nodesTrial struct {
 	machine Machine
-	spec    *Spec // at the trial's level, without copies
+	spec    *spec.Spec // at the trial's level, without copies
 	seed    uint64
 	late    time.Duration // how long after an edge of the window the coordinator's own counters were read
 
@@ -203,7 +122,7 @@ func (x *nodesTrial) measure(ctx context.Context, t *record.Trial) error {
 		return fault.New(fault.Usage, "nodes", "give --local-nodes or --nodes-listen; see docs/nodes.md",
 			"the trial is to run on nodes, and there are none")
 	}
-	n, all := x.spec.nodes(), x.machine.Nodes.Names()
+	n, all := x.spec.Nodes(), x.machine.Nodes.Names()
 	if n > len(all) {
 		return fault.New(fault.Usage, "nodes", "set nodes to what there is, or have more join",
 			"the trial is to run on %d nodes, and there are %d", n, len(all))
@@ -260,13 +179,11 @@ func (x *nodesTrial) tail(arm string) time.Duration {
 
 // job is the trial as a spec without factors, which a node can run.
 func (x *nodesTrial) job(p record.PlannedTrial, attempt int) (json.RawMessage, error) {
-	s := *x.spec
-	s.Factors, s.Quick, s.Whole = nil, nil, param.Defaults([]param.Setting{nodesKnob})
-	spec, err := json.Marshal(&s)
+	one, err := json.Marshal(x.spec.OneTrial())
 	if err != nil {
 		return nil, fmt.Errorf("encoding the spec for nodes: %w", err)
 	}
-	data, err := json.Marshal(nodeJob{Spec: spec, Planned: p, Attempt: attempt, Seed: x.seed})
+	data, err := json.Marshal(nodeJob{Spec: one, Planned: p, Attempt: attempt, Seed: x.seed})
 	if err != nil {
 		return nil, fmt.Errorf("encoding the trial for nodes: %w", err)
 	}
@@ -418,10 +335,10 @@ func checkNodeRecord(r nodeRecord, planned record.PlannedTrial, attempt int) err
 // NodeAgent runs the trials that a coordinator tells a node to.
 type NodeAgent struct {
 	Name     string
-	Dir      string                         // for files that processes of a trial read, and the record of the last
-	Features []string                       // by which specs may name what they need
-	Machine  func(s *Spec) (Machine, error) // that this machine can do it, and what trials need of it
-	Ready    func() error                   // called when a trial is set up, before the coordinator is told; may be nil
+	Dir      string                              // for files that processes of a trial read, and the record of the last
+	Features []string                            // by which specs may name what they need
+	Machine  func(s *spec.Spec) (Machine, error) // that this machine can do it, and what trials need of it
+	Ready    func() error                        // called when a trial is set up, before the coordinator is told; may be nil
 
 	// AllowCommands is whether specs may name commands, files and addresses (Spec.CheckReach).
 	AllowCommands bool
@@ -438,7 +355,7 @@ func (a NodeAgent) Run(
 	if err := json.Unmarshal(job.Data, &j); err != nil {
 		return nil, fmt.Errorf("decoding the trial: %w", err)
 	}
-	s, err := Parse("the coordinator's spec", j.Spec, a.Features)
+	s, err := spec.Parse("the coordinator's spec", j.Spec, a.Features)
 	if err != nil {
 		return nil, err
 	}
@@ -457,7 +374,7 @@ func (a NodeAgent) Run(
 	if err := prepared.prepare(ctx, m.Self); err != nil {
 		return nil, err
 	}
-	x := newTrial(m, s.copies(), j.Planned, j.Attempt, a.Dir, a.seed(j.Seed))
+	x := newTrial(m, s.WithCopies(), j.Planned, j.Attempt, a.Dir, a.seed(j.Seed))
 	x.prepared = prepared
 	var begin int64
 	x.barrier = func(ctx context.Context) (int64, error) {
@@ -494,9 +411,9 @@ const maxShare = 1 << 20
 
 // check refuses a trial that no coordinator of ours makes, or that this node does not allow. Nothing has been done for
 // it by then.
-func (a NodeAgent) check(s *Spec, planned record.PlannedTrial, share cluster.Share) error {
+func (a NodeAgent) check(s *spec.Spec, planned record.PlannedTrial, share cluster.Share) error {
 	switch {
-	case len(s.Factors) > 0 || s.nodes() > 0:
+	case len(s.Factors) > 0 || s.Nodes() > 0:
 		return errors.New("the trial's spec has factors or nodes, and a node runs one trial at one level")
 	case !slices.Contains(s.AllArms(), planned.Arm):
 		return fmt.Errorf("the trial is of the arm %q, which its spec does not have", text.Clip(planned.Arm))

@@ -22,7 +22,7 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
-	"tare/internal/lib/fault"
+	"tare/internal/experiment/spec"
 	"tare/internal/lib/pace"
 	"tare/internal/mesh/generation"
 	"tare/internal/mesh/push"
@@ -43,63 +43,6 @@ loads: {client: {kind: http, to: server, rate: 50, connections: 4, keepalive: fa
 gates: {rate: 0.01, errors: 1, lag: 60s, generator_cpu: 1, drift: 1000}
 `
 
-// TestCheckShare: a limit above the CPUs of a node is refused where the spec has the part, at any level.
-func TestCheckShare(t *testing.T) {
-	const head = "name: x\nquestion: Q?\napplications:\n  server:\n    kind: http\n    count: 2\n    limits: {cpus: 0.5}\n" +
-		"loads:\n  client: {kind: http, to: server, count: 2, rate: 10, connections: 2}\n"
-	for _, c := range []struct {
-		name, spec string
-		cpus       float64
-		want       string // empty: it may be
-	}{
-		{"no limit of the node", head, 0, ""},
-		{"just as much, for each copy", head, 0.25, ""},
-		{"more", head, 0.2, "test:4:3: the limit of 0.25 CPUs of applications.server is above the 0.2 CPUs"},
-		{"more at one level", head + "factors: {server.limits.cpus: [0.1, 0.6]}\n", 0.25, "test:4:3: the limit of 0.3 CPUs"},
-		{"less at all", head + "factors: {server.limits.cpus: [0.1, 0.4]}\n", 0.25, ""},
-	} {
-		s, err := Parse("test", []byte(c.spec), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		switch err := s.CheckShare(c.cpus); {
-		case c.want == "" && err != nil:
-			t.Errorf("%s: %v", c.name, err)
-		case c.want != "" && (fault.CodeOf(err) != fault.Usage || !strings.Contains(fmt.Sprint(err), c.want)):
-			t.Errorf("%s: got %v; want %q", c.name, err, c.want)
-		}
-	}
-}
-
-func TestScaleNodes(t *testing.T) {
-	sweep := nodesSpec + "factors: {nodes: [2, 12, 25, 37, 50]}\n"
-	for _, c := range []struct {
-		name, spec string
-		n          int
-		levels     []string // of the factor; nil: there is none
-		most       int
-		says       string
-	}{
-		{"all there", sweep, 50, []string{"2", "12", "25", "37", "50"}, 50, ""},
-		{"some", sweep, 25, []string{"2", "12", "25"}, 25, "scaled to 25 nodes: the levels of 37, 50 nodes are left out"},
-		{"between", sweep, 30, []string{"2", "12", "25"}, 25, "scaled to 30 nodes: the levels of 37, 50 nodes are left out"},
-		{"fewer than any", sweep, 1, []string{"1"}, 1, "scaled to 1 node: the levels of 2, 12, 25, 37, 50 nodes are left out"},
-		{"a number that fits", nodesSpec, 5, nil, 3, ""},
-		{"a number that does not", nodesSpec, 2, nil, 2, "scaled to 2 nodes, from 3"},
-		{"none asked for", strings.Replace(nodesSpec, "nodes: 3\n", "", 1), 4, nil, 4, ""},
-	} {
-		s := mustParse(t, c.spec)
-		says := s.ScaleNodes(c.n)
-		var levels []string
-		for _, f := range s.Factors {
-			levels = f.Levels
-		}
-		if says != c.says || s.MostNodes() != c.most || !slices.Equal(levels, c.levels) {
-			t.Errorf("%s: %q, levels %v, at most %d", c.name, says, levels, s.MostNodes())
-		}
-	}
-}
-
 // TestNodesKey: the resolved form of a spec has its nodes, and what nodes are told to run has none.
 func TestNodesKey(t *testing.T) {
 	s := mustParse(t, nodesSpec)
@@ -107,10 +50,10 @@ func TestNodesKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again := mustParse(t, string(text)); again.nodes() != 3 {
-		t.Errorf("resolved, it has %d nodes: %s", again.nodes(), text)
+	if again := mustParse(t, string(text)); again.Nodes() != 3 {
+		t.Errorf("resolved, it has %d nodes: %s", again.Nodes(), text)
 	}
-	x := &nodesTrial{spec: mustParse(t, nodesSpec+"factors: {rate: [50, 60], nodes: [2, 3]}\n").At(Level{"rate": "60", "nodes": "2"}), seed: 7}
+	x := &nodesTrial{spec: mustParse(t, nodesSpec+"factors: {rate: [50, 60], nodes: [2, 3]}\n").At(spec.Level{"rate": "60", "nodes": "2"}), seed: 7}
 	data, err := x.job(record.PlannedTrial{Index: 4, Arm: "aa"}, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -120,15 +63,8 @@ func TestNodesKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	told := mustParse(t, string(j.Spec))
-	if told.nodes() != 0 || len(told.Factors) != 0 || told.Loads["client"].Options["rate"] != "60" || j.Seed != 7 || j.Planned.Index != 4 {
+	if told.Nodes() != 0 || len(told.Factors) != 0 || told.Loads["client"].Options["rate"] != "60" || j.Seed != 7 || j.Planned.Index != 4 {
 		t.Errorf("a node is told %s", data)
-	}
-	page, err := os.ReadFile(docs("spec.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if row := settingRow(nodesKnob); !strings.Contains(string(page), row) {
-		t.Errorf("docs/spec.md lacks:\n%s", row)
 	}
 }
 
@@ -374,7 +310,7 @@ func TestNodeAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	readied := false
-	a := NodeAgent{Name: "a", Dir: t.TempDir(), Ready: func() error { readied = true; return nil }, Machine: func(*Spec) (Machine, error) { return g.machine, nil }}
+	a := NodeAgent{Name: "a", Dir: t.TempDir(), Ready: func() error { readied = true; return nil }, Machine: func(*spec.Spec) (Machine, error) { return g.machine, nil }}
 	var begin int64
 	soon := func(context.Context) (int64, error) {
 		if !readied {

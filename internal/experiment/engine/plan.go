@@ -6,12 +6,13 @@ import (
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
 )
 
 // Plan orders the trials: randomised complete blocks. A block holds every level once, in random order, and within a
 // level every arm once, in random order and without anything between them. The same spec and seed give the same plan,
 // on any machine.
-func Plan(s *Spec, seed uint64) []record.PlannedTrial {
+func Plan(s *spec.Spec, seed uint64) []record.PlannedTrial {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	levels, arms := s.Levels(), s.AllArms()
 	var plan []record.PlannedTrial
@@ -36,7 +37,7 @@ const typicalOverhead = 200 * time.Millisecond
 const mostLevelsTimed = 256
 
 // Estimate is how long the whole plan will take, as far as can be told before any trial was timed.
-func Estimate(s *Spec) time.Duration {
+func Estimate(s *spec.Spec) time.Duration {
 	levels := s.Levels()
 	timed := levels
 	if len(timed) > mostLevelsTimed {
@@ -50,7 +51,7 @@ func Estimate(s *Spec) time.Duration {
 	for _, l := range timed {
 		level := s.At(l)
 		for _, arm := range s.AllArms() {
-			block += startLead + s.Warmup + s.Duration + typicalOverhead + level.As(arm).extra(arm)
+			block += startLead + s.Warmup + s.Duration + typicalOverhead + extra(level.As(arm), arm)
 		}
 	}
 	return time.Duration(float64(s.Blocks) * float64(block) * float64(len(levels)) / float64(len(timed)))
@@ -60,8 +61,8 @@ func Estimate(s *Spec) time.Duration {
 const eachNode = 60 * time.Millisecond
 
 // extra is what the guests say that a trial of this arm takes longer than usual. Copies of a part start side by side.
-func (s *Spec) extra(arm string) time.Duration {
-	extra := time.Duration(s.nodes()) * eachNode
+func extra(s *spec.Spec, arm string) time.Duration {
+	extra := time.Duration(s.Nodes()) * eachNode
 	add := func(p *kind.Part) {
 		if slow, ok := p.Kind.(kind.Slow); ok {
 			extra += slow.TakesLonger(p.Options)

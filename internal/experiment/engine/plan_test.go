@@ -1,25 +1,44 @@
 package engine
 
 import (
+	"encoding/json"
 	"fmt"
 	"reflect"
 	"testing"
+	"time"
 
+	"tare/experiments"
 	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
 )
 
-func mustParse(t testing.TB, text string) *Spec {
+func mustParse(t testing.TB, text string) *spec.Spec {
 	t.Helper()
-	s, err := Parse("test.yaml", []byte(text), testFeatures)
+	s, err := spec.Parse("test.yaml", []byte(text), testFeatures)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return s
 }
 
+// plannedSpec has four arms at twelve levels.
+const plannedSpec = `name: planned
+question: In which order?
+blocks: 7
+applications: {server: {kind: http}}
+loads: {client: {kind: http, to: server, rate: 500}}
+arms:
+  light: {subject: kernelmesh}
+  heavy: {subject: kernelmesh, steps: 1000}
+factors:
+  rate: [500, 1000]
+  "arms.*.steps": [0, 10, 100]
+  way: {fresh: {client.keepalive: false}, kept: {client.keepalive: true}}
+`
+
 // TestPlan: every arm runs once in each block at each level, levels are not mixed, and the seed decides the order.
 func TestPlan(t *testing.T) {
-	s := mustParse(t, goodSpec)
+	s := mustParse(t, plannedSpec)
 	arms, levels := len(s.AllArms()), len(s.Levels())
 	plan := Plan(s, 42)
 	if want := s.Blocks * arms * levels; len(plan) != want {
@@ -50,7 +69,7 @@ func TestPlan(t *testing.T) {
 
 // TestPlanIsFair: over many seeds each arm stands at each position equally often, within five standard deviations.
 func TestPlanIsFair(t *testing.T) {
-	s := mustParse(t, goodSpec)
+	s := mustParse(t, plannedSpec)
 	s.Factors, s.Blocks = nil, 4000
 	count := map[string]int{}
 	for _, p := range Plan(s, 7) {
@@ -65,3 +84,28 @@ func TestPlanIsFair(t *testing.T) {
 		}
 	}
 }
+
+// TestPlanOfResolved: the spec in a record makes the plan of the spec that was run.
+func TestPlanOfResolved(t *testing.T) {
+	s := mustParse(t, plannedSpec)
+	resolved, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, b := Plan(s, 1), Plan(mustParse(t, string(resolved)), 1); !reflect.DeepEqual(a, b) {
+		t.Error("the resolved spec has another plan")
+	}
+}
+
+// TestQuickstartIsQuick: the first experiment that a newcomer runs takes at most 90 seconds.
+func TestQuickstartIsQuick(t *testing.T) {
+	_, text, ok := experiments.File("quickstart")
+	if !ok {
+		t.Fatal("quickstart is not there")
+	}
+	if d := Estimate(mustParse(t, string(text))); d > 90*time.Second {
+		t.Errorf("quickstart takes %v", d)
+	}
+}
+
+var testFeatures = []string{"bpf-syscall", "bpf-stats", "sampling", "cgroup-create"}

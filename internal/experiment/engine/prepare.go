@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"tare/internal/experiment/kind"
+	"tare/internal/experiment/spec"
 	"tare/internal/lib/files"
 )
 
@@ -26,7 +27,7 @@ func guestDir(r kind.Role, guest string) string { return filepath.Join(string(r)
 func newPrepared() *prepared { return &prepared{parts: map[string][]*kind.Part{}} }
 
 // addTrial adds the parts of the trials of an arm at a level.
-func (p *prepared) addTrial(level *Spec, arm string) {
+func (p *prepared) addTrial(level *spec.Spec, arm string) {
 	s := level.As(arm)
 	for _, part := range s.Applications {
 		p.add(kind.Application, part)
@@ -90,11 +91,11 @@ func (p *prepared) of(r kind.Role, guest string) string {
 }
 
 // prepareRun has guests prepare for all trials of a run that are not on nodes.
-func prepareRun(ctx context.Context, s *Spec, self string) (*prepared, error) {
+func prepareRun(ctx context.Context, s *spec.Spec, self string) (*prepared, error) {
 	p := newPrepared()
 	for _, l := range s.Levels() {
 		level := s.At(l)
-		if level.nodes() > 0 {
+		if level.Nodes() > 0 {
 			continue
 		}
 		for _, arm := range s.AllArms() {

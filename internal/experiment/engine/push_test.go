@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
 )
 
@@ -46,7 +47,7 @@ func TestPushRefuses(t *testing.T) {
 		if strings.Contains(want, `"mesh" is not`) {
 			text = strings.Replace(text, "to: mesh", "to: mesh, count: 2", 1)
 		}
-		if _, err := Parse("test.yaml", []byte(text), testFeatures); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := spec.Parse("test.yaml", []byte(text), testFeatures); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, not %q", err, want)
 		}
 	}
@@ -89,7 +90,7 @@ func TestIstiodRefuses(t *testing.T) {
 	mustParse(t, istiodSpec)
 	for _, more := range []string{"services: 5", "work: replace", "xds: web"} {
 		text := strings.Replace(istiodSpec, "control-plane: istiod", "control-plane: istiod, "+more, 1)
-		if _, err := Parse("test.yaml", []byte(text), testFeatures); err == nil || !strings.Contains(err.Error(), "has no meaning beside") {
+		if _, err := spec.Parse("test.yaml", []byte(text), testFeatures); err == nil || !strings.Contains(err.Error(), "has no meaning beside") {
 			t.Errorf("%s: %v", more, err)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"tare/internal/experiment/cluster"
 	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
 )
 
@@ -80,7 +81,7 @@ func TestReaches(t *testing.T) {
 			}
 			for _, allow := range []bool{false, true} {
 				a := NodeAgent{Name: "n1", Dir: t.TempDir(), AllowCommands: allow,
-					Machine: func(*Spec) (Machine, error) { return Machine{}, errReached }}
+					Machine: func(*spec.Spec) (Machine, error) { return Machine{}, errReached }}
 				_, err := a.Run(t.Context(), cluster.Job{Data: data}, func(context.Context) (int64, error) { return 0, nil })
 				if refused := err != nil && strings.HasSuffix(err.Error(), c.want); refused == allow ||
 					errors.Is(err, errReached) != allow {
@@ -118,7 +119,7 @@ func TestNodeRefuses(t *testing.T) {
 			j := nodeJob{Spec: json.RawMessage("null"), Planned: record.PlannedTrial{Arm: record.Direct}}
 			if strings.HasPrefix(c.spec, "{") {
 				j.Spec = json.RawMessage(c.spec)
-			} else if s, err := Parse("test", []byte(c.spec), nil); err == nil {
+			} else if s, err := spec.Parse("test", []byte(c.spec), nil); err == nil {
 				j.Spec, _ = json.Marshal(s)
 			} else if c.change == nil { // it does not even get as far as a node
 				if !strings.Contains(err.Error(), c.want) {
@@ -133,7 +134,7 @@ func TestNodeRefuses(t *testing.T) {
 			if job.Data == nil {
 				job.Data, _ = json.Marshal(j)
 			}
-			a := NodeAgent{Name: "n1", Dir: t.TempDir(), AllowCommands: true, Machine: func(*Spec) (Machine, error) {
+			a := NodeAgent{Name: "n1", Dir: t.TempDir(), AllowCommands: true, Machine: func(*spec.Spec) (Machine, error) {
 				t.Error("the machine was asked for")
 				return Machine{}, errors.New("no machine")
 			}}

@@ -1,3 +1,7 @@
+// Package engine turns a question into trials: a spec (package spec) becomes a plan of randomised blocks, and each trial
+// of the plan runs with fresh processes in control groups of their own, between the two edges of one window.
+//
+// Its rules: an A/A twin beside every baseline, a recorded seed, gates on every trial, and no trial dropped in silence.
 package engine
 
 import (
@@ -12,6 +16,7 @@ import (
 
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
 	"tare/internal/lib/quantity"
@@ -44,7 +49,7 @@ type Recorder interface {
 // Runner runs an experiment.
 type Runner struct {
 	Machine  Machine
-	Spec     *Spec
+	Spec     *spec.Spec
 	Record   *record.Run // its plan is what is run; an open plan is extended here, block by block, and run.json with it
 	Writer   Recorder
 	Progress func(Progress)
@@ -155,7 +160,7 @@ func (r *Runner) extend() (bool, error) {
 	case stopped != "":
 	case r.Spec.Until > 0 && r.now().Add(r.timeOf(added)).After(r.deadline()):
 		stopped = fmt.Sprintf("time was up after %s", quantity.Counted(blocks, "block"))
-	case len(plan) > maxTrials:
+	case len(plan) > record.MaxTrials:
 		stopped = fmt.Sprintf("no plan has more trials, after %s", quantity.Counted(blocks, "block"))
 	}
 	if stopped != "" {
@@ -317,10 +322,10 @@ func (r *Runner) hopeless() bool {
 func (r *Runner) onMachine(ctx context.Context, dir string, prepared *prepared, t *record.Trial) error {
 	p := t.PlannedTrial
 	level, seed := r.Spec.At(p.Factors).As(p.Arm), arrivalSeed(r.Record.Seed, p)
-	if level.nodes() > 0 {
+	if level.Nodes() > 0 {
 		return (&nodesTrial{machine: r.Machine, spec: level, seed: seed}).run(ctx, t)
 	}
-	x := newTrial(r.Machine, level.copies(), p, t.Attempt, dir, seed)
+	x := newTrial(r.Machine, level.WithCopies(), p, t.Attempt, dir, seed)
 	x.prepared = prepared
 	return x.run(ctx, t)
 }

@@ -16,6 +16,7 @@ import (
 
 	"tare/internal/experiment/placement"
 	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
 	_ "tare/internal/mesh/kernelmesh"
@@ -129,7 +130,7 @@ func (g *ground) nothingLeft() {
 	}
 }
 
-func (g *ground) run(ctx context.Context, s *Spec, progress func(Progress)) (*record.Contents, []record.Trial, error) {
+func (g *ground) run(ctx context.Context, s *spec.Spec, progress func(Progress)) (*record.Contents, []record.Trial, error) {
 	g.t.Helper()
 	if !g.again {
 		once := *s

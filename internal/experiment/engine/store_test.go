@@ -3,10 +3,10 @@ package engine
 import (
 	"encoding/json"
 	"slices"
-	"strings"
 	"testing"
 
 	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
 	"tare/internal/mesh/storebench"
 )
 
@@ -42,17 +42,17 @@ func TestBaselineSubject(t *testing.T) {
 		t.Error("taking a level changed the spec")
 	}
 	first, _ := json.Marshal(s)
-	again, err := Parse("run.json", first, testFeatures)
+	again, err := spec.Parse("run.json", first, testFeatures)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, first)
 	}
 	if second, _ := json.Marshal(again); string(first) != string(second) {
 		t.Errorf("not the same:\n%s\n%s", first, second)
 	}
-	if mustParse(t, goodSpec).BaselineName() != "" {
+	if mustParse(t, reachHead+"arms: {a: {subject: kernelmesh}}\n").BaselineName() != "" {
 		t.Error("a baseline without a subject has a name")
 	}
-	mesh := mustParse(t, strings.Replace(goodSpec, "gates:", "baseline: {subject: kernelmesh}\ngates:", 1))
+	mesh := mustParse(t, reachHead+"baseline: {subject: kernelmesh}\n")
 	if mesh.BaselineName() != "kernelmesh" {
 		t.Errorf("a baseline of kernelmesh is called %q", mesh.BaselineName())
 	}

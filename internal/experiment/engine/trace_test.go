@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
 )
 
@@ -56,7 +57,7 @@ func TestTraceRefuses(t *testing.T) {
 		"a tracer (exectrace) needs something to trace":                      {"{kind: exec, rate: 200, workers: 2}", "{kind: probe}"},
 		`there is no key "to" in a load "execs"`:                             {"rate: 200", "to: server, rate: 200"},
 	} {
-		if _, err := Parse("test.yaml", []byte(strings.Replace(traceSpec, change[0], change[1], 1)), testFeatures); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := spec.Parse("test.yaml", []byte(strings.Replace(traceSpec, change[0], change[1], 1)), testFeatures); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, not %q", err, want)
 		}
 	}
@@ -66,7 +67,7 @@ func TestTraceRefuses(t *testing.T) {
 // it does not begin.
 func TestTracersThatAreAbsent(t *testing.T) {
 	const other = "  gone: {subject: command, command: no-such-tracer-anywhere, lines: ''%s}\n"
-	with := func(more, rest string) *Spec {
+	with := func(more, rest string) *spec.Spec {
 		return mustParse(t, strings.Replace(traceSpec, "gates:", fmt.Sprintf(other, more)+"gates:", 1)+rest)
 	}
 	s := with(", optional: true", "factors:\n  gone.drain: [1s, 2s]\n  execs.rate: [100, 200]\nquick:\n  arms: [gone, mine]\n  factors: {gone.drain: [1s]}\n")

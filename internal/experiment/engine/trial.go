@@ -20,6 +20,7 @@ import (
 	"tare/internal/experiment/placement"
 	"tare/internal/experiment/record"
 	"tare/internal/experiment/role"
+	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
 	"tare/internal/scale/host/oom"
@@ -34,7 +35,7 @@ const (
 // run, which sets up, measures and tears down; what guests' hooks see of it is in hooks.go.
 type trial struct {
 	machine  Machine
-	spec     *Spec // at the trial's level, each copy of a part a part
+	spec     *spec.Spec // at the trial's level, each copy of a part a part
 	arm      string
 	subject  *kind.Part // of the arm; nil: none
 	index    int        // in the plan; with attempt it tells the groups of each trial from those before
@@ -68,7 +69,7 @@ type trial struct {
 	subjectRaw json.RawMessage
 }
 
-func newTrial(m Machine, s *Spec, p record.PlannedTrial, attempt int, dir string, seed uint64) *trial {
+func newTrial(m Machine, s *spec.Spec, p record.PlannedTrial, attempt int, dir string, seed uint64) *trial {
 	return &trial{
 		machine: m, spec: s, arm: p.Arm, subject: s.Of(p.Arm), index: p.Index, attempt: attempt, dir: dir, seed: seed,
 		barrier: soon, groups: map[string]*placement.Group{}, roles: map[string]measured.GroupRole{},

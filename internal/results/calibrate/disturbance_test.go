@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"tare/internal/experiment/engine"
+	"tare/internal/experiment/spec"
 	"tare/internal/lib/delay"
 	"tare/internal/lib/fault"
 	"tare/internal/scale/ledger"
@@ -424,7 +424,7 @@ func TestRan(t *testing.T) {
 func TestNoiseSpec(t *testing.T) {
 	for percent, want := range map[int]float64{0: 0, 50: 0.5} {
 		text := fmt.Appendf(nil, noiseSpec, 6, 400*time.Millisecond, percent)
-		if s, err := engine.Parse("noise.yaml", text, nil); err != nil || s.Repeat != want {
+		if s, err := spec.Parse("noise.yaml", text, nil); err != nil || s.Repeat != want {
 			t.Errorf("%d %%: %+v, %v", percent, s, err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
 	"tare/internal/lib/files"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/self"
@@ -43,7 +44,7 @@ func (b *bench) noise(ctx context.Context) error {
 		repeat = 0
 	}
 	return b.weigh(ctx, "noise", fmt.Sprintf("the baseline against itself, %d blocks", blocks), func(ctx context.Context) (ws []Weight, err error) {
-		s, err := engine.Parse("noise.yaml", fmt.Appendf(nil, noiseSpec, blocks, d, repeat), nil)
+		s, err := spec.Parse("noise.yaml", fmt.Appendf(nil, noiseSpec, blocks, d, repeat), nil)
 		if err != nil {
 			return nil, err
 		}
@@ -64,7 +65,7 @@ func (b *bench) noise(ctx context.Context) error {
 }
 
 // experiment runs a spec in a run directory that is gone afterwards.
-func (b *bench) experiment(ctx context.Context, s *engine.Spec) (_ *analysis.Summary, err error) {
+func (b *bench) experiment(ctx context.Context, s *spec.Spec) (_ *analysis.Summary, err error) {
 	dir, err := files.NewScratch("", "calibrate")
 	if err != nil {
 		return nil, fmt.Errorf("making a run directory: %w", err)
@@ -75,13 +76,13 @@ func (b *bench) experiment(ctx context.Context, s *engine.Spec) (_ *analysis.Sum
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, m.Close()) }()
-	spec, err := json.Marshal(s)
+	resolved, err := json.Marshal(s)
 	if err != nil {
 		return nil, fmt.Errorf("encoding the spec: %w", err)
 	}
 	const seed = 1
 	run := record.Run{
-		Schema: record.RunSchema, ID: "calibrate", Experiment: s.Name, Question: s.Question, Spec: spec, Seed: seed, Blocks: s.Blocks,
+		Schema: record.RunSchema, ID: "calibrate", Experiment: s.Name, Question: s.Question, Spec: resolved, Seed: seed, Blocks: s.Blocks,
 		Plan: engine.Plan(s, seed), Started: time.Now(), Version: self.Version, Metrics: measured.Definitions(),
 	}
 	w, err := record.Create(filepath.Join(dir.Path(), "run"), run)

@@ -27,6 +27,7 @@ import (
 	"tare/internal/experiment/engine"
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
 )
 
 func main() {
@@ -62,11 +63,11 @@ func one(tare, name string, blocks int, verbose bool) error {
 	if m := needsLine.FindSubmatch(text); m != nil {
 		needs = strings.Split(string(m[1]), ", ")
 	}
-	spec, err := engine.Parse(file, text, needs)
+	s, err := spec.Parse(file, text, needs)
 	if err != nil {
 		return err
 	}
-	if err := spec.Apply(engine.Overrides{Quick: true, Blocks: blocks}); err != nil {
+	if err := s.Apply(spec.Overrides{Quick: true, Blocks: blocks}); err != nil {
 		return err
 	}
 	dir, err := os.MkdirTemp("", "tare-estimates-")
@@ -89,7 +90,7 @@ func one(tare, name string, blocks int, verbose bool) error {
 		return errors.New("it has no trials")
 	}
 	// Arms that this machine cannot run are left out before the estimate.
-	maps.DeleteFunc(spec.Arms, func(arm string, _ *kind.Part) bool {
+	maps.DeleteFunc(s.Arms, func(arm string, _ *kind.Part) bool {
 		return !slices.ContainsFunc(c.Run.Plan, func(p record.PlannedTrial) bool { return p.Arm == arm })
 	})
 	// Repeated trials are announced apart from the estimate.
@@ -100,9 +101,9 @@ func one(tare, name string, blocks int, verbose bool) error {
 		length := t.Ended.Sub(t.Started)
 		took += length
 		key := fmt.Sprintf("%s %v", t.Arm, t.Factors)
-		beyond[key] = append(beyond[key], length-spec.Warmup-spec.Duration)
+		beyond[key] = append(beyond[key], length-s.Warmup-s.Duration)
 	}
-	told := engine.Estimate(spec) * time.Duration(len(planned)) / time.Duration(len(c.Run.Plan))
+	told := engine.Estimate(s) * time.Duration(len(planned)) / time.Duration(len(c.Run.Plan))
 	fmt.Printf("| %s | %d | %.1f s | %.1f s | %.2f |\n", name, len(planned), told.Seconds(), took.Seconds(), told.Seconds()/took.Seconds())
 	if verbose {
 		printBeyond(beyond)

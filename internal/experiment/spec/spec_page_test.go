@@ -1,7 +1,8 @@
-package engine
+package spec
 
 import (
 	"cmp"
+	"flag"
 	"fmt"
 	"os"
 	"regexp"
@@ -13,6 +14,8 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/lib/param"
 )
+
+var update = flag.Bool("update", false, "write docs/spec.md anew")
 
 // settingsTable matches a table of settings in docs/spec.md and the comment above it that says whose they are: those of
 // a guest ("load http"), those that several guests have in common ("common to subject envoy, subject nginx"), or those
@@ -27,9 +30,11 @@ var specSettings = map[string][]param.Setting{
 	"limits": kind.LimitSettings, "gates": measured.GateSettings, "copies": kind.CopySettings,
 }
 
+const specPage = "../../../docs/spec.md"
+
 // TestSpecPage keeps docs/spec.md what the guests declare.
 func TestSpecPage(t *testing.T) {
-	page, err := os.ReadFile(docs("spec.md"))
+	page, err := os.ReadFile(specPage)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,13 +61,13 @@ func TestSpecPage(t *testing.T) {
 		}
 	}
 	if *update {
-		if err := os.WriteFile(docs("spec.md"), []byte(made), 0o644); err != nil {
+		if err := os.WriteFile(specPage, []byte(made), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return
 	}
 	if made != string(page) {
-		t.Error("docs/spec.md is not current: go test ./internal/experiment/engine -run TestSpecPage -update")
+		t.Error("docs/spec.md is not current: go test ./internal/experiment/spec -run TestSpecPage -update")
 	}
 }
 

@@ -1,0 +1,3 @@
+package spec
+
+import _ "tare/internal/all" // every guest, with its metrics

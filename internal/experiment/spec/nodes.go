@@ -1,0 +1,99 @@
+package spec
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/param"
+	"tare/internal/lib/quantity"
+)
+
+// nodesKnob is a setting of the whole experiment, which can be a factor as those of its parts can.
+var nodesKnob = param.Setting{Name: "nodes", Type: param.TypeCount, Default: "0", Max: 10_000,
+	Phrase: map[string]string{"": "on {} nodes", "0": "on this machine alone", "1": "on one node"},
+	Doc: "machines that each run the whole of every trial, all at the same time; 0: the trial runs on this machine " +
+		"alone. See docs/nodes.md"}
+
+// Nodes is on how many nodes trials run.
+func (s *Spec) Nodes() int { return int(s.Whole.Float(nodesKnob.Name)) }
+
+// MostNodes is the largest number of nodes of any level.
+func (s *Spec) MostNodes() int {
+	most := 0
+	for _, l := range s.Levels() {
+		most = max(most, s.At(l).Nodes())
+	}
+	return most
+}
+
+// CheckShare refuses a limit that is above the CPUs that the groups of a node may use together; 0: they have no limit.
+// It could not hold: cgroup v1 refuses it, and with v2 the part has the share in its place, whatever its name says. The
+// error is a fault with code Usage and the place of the part in the spec.
+func (s *Spec) CheckShare(cpus float64) error {
+	if cpus == 0 {
+		return nil
+	}
+	for _, l := range s.Levels() {
+		whole := s.At(l)
+		for _, sec := range whole.Sections() {
+			for _, name := range slices.Sorted(maps.Keys(sec.Parts)) {
+				p := sec.Parts[name]
+				each := p.Limits.Float("cpus") / float64(p.Count())
+				if each <= cpus {
+					continue
+				}
+				path := sec.Path(name)
+				return fault.New(fault.Usage, cmp.Or(s.places[path], path),
+					"use fewer local nodes, or give each more with --node-cpus, or 0 for no limit",
+					"the limit of %.3g CPUs of %s is above the %.3g CPUs that all groups of a local node may use together",
+					each, path, cpus)
+			}
+		}
+	}
+	return nil
+}
+
+// ScaleNodes fits the spec to n nodes, and says what that leaves out; nothing where all is left as it was. An
+// experiment without nodes runs on all n.
+func (s *Spec) ScaleNodes(n int) string {
+	at := slices.IndexFunc(s.Factors, func(f Factor) bool { return slices.Equal(f.paths, []string{nodesKnob.Name}) })
+	if at < 0 {
+		asked := s.Nodes()
+		if asked > 0 && asked <= n {
+			return ""
+		}
+		s.Whole[nodesKnob.Name] = strconv.Itoa(n)
+		if asked == 0 {
+			return ""
+		}
+		return fmt.Sprintf("scaled to %s, from %d", quantity.Counted(n, "node"), asked)
+	}
+	var kept, left []string
+	for _, l := range s.Factors[at].Levels {
+		if nodes, _ := strconv.Atoi(l); nodes <= n {
+			kept = append(kept, l)
+		} else {
+			left = append(left, l)
+		}
+	}
+	if len(left) == 0 {
+		return ""
+	}
+	if len(kept) == 0 {
+		kept = []string{strconv.Itoa(n)}
+	}
+	s.Factors[at].Levels = kept
+	return fmt.Sprintf("scaled to %s: the levels of %s nodes are left out", quantity.Counted(n, "node"), strings.Join(left, ", "))
+}
+
+// OneTrial is the spec of a single level, without factors and nodes: what one node can run.
+func (s *Spec) OneTrial() *Spec {
+	one := *s
+	one.Factors, one.Quick, one.Whole = nil, nil, param.Defaults([]param.Setting{nodesKnob})
+	return &one
+}
