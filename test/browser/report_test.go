@@ -12,6 +12,7 @@ import (
 
 	"github.com/chromedp/chromedp/kb"
 
+	_ "tare/internal/all" // answers that guests have
 	"tare/internal/experiment/record"
 	"tare/internal/results/analysis"
 	"tare/internal/results/report"
