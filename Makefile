@@ -18,7 +18,7 @@ GOBUILD := go build -ldflags=-w
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tare
 
 .DEFAULT_GOAL := help
-.PHONY: help run check quick test test-long build release runsc envoy istiod istiod-test istiod-record rotation mesh-kills web install generate lint bench bench-load bench-aa noise experiments sides fuzz clean clean-cache
+.PHONY: help house run check quick test test-long build release runsc envoy istiod istiod-test istiod-record rotation mesh-kills web install generate lint bench bench-load bench-aa noise experiments sides fuzz clean clean-cache
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ test: ## fetch what the tests need, then run all that must hold for a change to 
 test-long: ## run the long suite: simulations, campaigns of attacks and faults, long virtual machine tests
 	./test/setup
 	./test/run long
+
+house: ## print the rooms, their imports and their lines of code
+	@./test/house
 
 build: web ## build bin/tare (needs only Go; with Node, reports have charts)
 	$(GOBUILD) -o bin/tare ./cmd/tare
