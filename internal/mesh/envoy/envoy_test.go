@@ -18,9 +18,9 @@ import (
 	"tare/internal/lib/param"
 	"tare/internal/mesh/sidecar"
 	"tare/internal/mesh/sidecar/driven"
-	"tare/internal/mesh/sidecar/driven/driventest"
-	"tare/internal/mesh/sidecar/sidecartest"
+	"tare/test/driventest"
 	envoytest "tare/test/envoy"
+	"tare/test/sidecartest"
 	"tare/test/speed"
 	"tare/test/vm/guest"
 )

@@ -10,7 +10,7 @@ import (
 
 	"tare/internal/lib/param"
 	"tare/internal/mesh/sidecar"
-	"tare/internal/mesh/sidecar/sidecartest"
+	"tare/test/sidecartest"
 	"tare/test/vm/guest"
 )
 

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"tare/internal/mesh/sidecar"
-	"tare/internal/mesh/sidecar/sidecartest"
+	"tare/test/sidecartest"
 	"tare/test/vm/guest"
 )
 
