@@ -121,13 +121,13 @@ func (f ofPods) complete(cmd *cobra.Command, o *controlplane.Settings) error {
 		}
 	}
 	if f.keys != "" {
-		const mend = "take what 'kubectl get --raw /openid/v1/jwks' prints"
-		text, err := readFile(f.keys, "the keys of service accounts", mend)
+		const hint = "take what 'kubectl get --raw /openid/v1/jwks' prints"
+		text, err := readFile(f.keys, "the keys of service accounts", hint)
 		if err != nil {
 			return err
 		}
 		if o.Accounts, err = authority.NewServiceAccounts(text, f.issuer, f.audience); err != nil {
-			return fault.Wrap(err, fault.Usage, f.keys, mend, "these are no keys of service accounts")
+			return fault.Wrap(err, fault.Usage, f.keys, hint, "these are no keys of service accounts")
 		}
 	}
 	return nil

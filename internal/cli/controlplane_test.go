@@ -46,7 +46,7 @@ func TestControlplaneRefuses(t *testing.T) {
 		cmd.SetOut(io.Discard)
 		cmd.SilenceErrors, cmd.SilenceUsage = true, true
 		err := cmd.ExecuteContext(t.Context())
-		if fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" || !strings.Contains(err.Error(), c.says) {
+		if fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}

@@ -156,7 +156,7 @@ func printStatuses(b *strings.Builder, all []feature.Status) {
 		if s.Available {
 			continue
 		}
-		for _, line := range [][2]string{{"needs", s.Needs}, {"lost", s.Lost}, {"fix", s.Mend}} {
+		for _, line := range [][2]string{{"needs", s.Needs}, {"lost", s.Lost}, {"fix", s.Hint}} {
 			if line[1] != "" {
 				fmt.Fprintf(b, "     %-*s  %-5s  %s\n", wide, "", line[0], line[1])
 			}

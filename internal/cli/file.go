@@ -30,14 +30,14 @@ func openFile(path, what string) (*os.File, error) {
 	if err == nil {
 		return f, nil
 	}
-	mend := "see that you may read it"
+	hint := "see that you may read it"
 	switch {
 	case errors.Is(err, files.ErrNotRegular):
-		err, mend = files.ErrNotRegular, "name a file, not a directory, pipe or device"
+		err, hint = files.ErrNotRegular, "name a file, not a directory, pipe or device"
 	case errors.Is(err, fs.ErrNotExist):
-		mend = "see that its name is right; it is looked for from the directory that you are in"
+		hint = "see that its name is right; it is looked for from the directory that you are in"
 	}
-	return nil, fault.Wrap(err, fault.Usage, path, mend, "%s cannot be read", what)
+	return nil, fault.Wrap(err, fault.Usage, path, hint, "%s cannot be read", what)
 }
 
 // readSpecFile reads the file of a spec.
@@ -46,7 +46,7 @@ func readSpecFile(path string) ([]byte, error) {
 }
 
 // readFile reads a short file that a person wrote.
-func readFile(path, what, mend string) ([]byte, error) {
+func readFile(path, what, hint string) ([]byte, error) {
 	f, err := openFile(path, what)
 	if err != nil {
 		return nil, err
@@ -56,14 +56,14 @@ func readFile(path, what, mend string) ([]byte, error) {
 	if err == nil && len(data) > maxSpecFile {
 		err = fmt.Errorf("it has more than %d MiB", maxSpecFile>>20)
 	}
-	return data, fault.Wrap(err, fault.Usage, path, mend, "%s cannot be read", what)
+	return data, fault.Wrap(err, fault.Usage, path, hint, "%s cannot be read", what)
 }
 
 // writeFile writes a file that a person named, completely or not at all. A link at its path is replaced, not followed,
 // unless it is one to a file that this process has open, as /dev/stdout is. A pipe or a device is written to, and given
 // up when the context ends: nobody may read from it. A pipe must be this user's or root's, for anybody may put one into
 // /tmp.
-func writeFile(ctx context.Context, path, what, mend string, make func(io.Writer) error) error {
+func writeFile(ctx context.Context, path, what, hint string, make func(io.Writer) error) error {
 	var b bytes.Buffer
 	if err := make(&b); err != nil {
 		return err
@@ -81,7 +81,7 @@ func writeFile(ctx context.Context, path, what, mend string, make func(io.Writer
 	if ctx.Err() != nil {
 		return err
 	}
-	return fault.Wrap(err, fault.Machine, path, mend, "%s cannot be written", what)
+	return fault.Wrap(err, fault.Machine, path, hint, "%s cannot be written", what)
 }
 
 // isOpenFile says whether a path is one of those by which a process finds a file that it has open.

@@ -42,7 +42,7 @@ func TestWriteFile(t *testing.T) {
 	}
 	read(path, "new")
 	if err := writeFile(t.Context(), filepath.Join(dir, "none", "report"), "the report", "make room", made("new")); fault.CodeOf(err) != fault.Machine ||
-		fault.MendOf(err) != "make room" {
+		fault.HintOf(err) != "make room" {
 		t.Errorf("no directory: %v", err)
 	}
 
@@ -53,7 +53,7 @@ func TestWriteFile(t *testing.T) {
 	came := make(chan string, 1)
 	go func() {
 		text, err := os.ReadFile(pipe)
-		came <- string(text) + fault.MendOf(err)
+		came <- string(text) + fault.HintOf(err)
 	}()
 	if err := writeFile(t.Context(), pipe, "the report", "", made("through")); err != nil {
 		t.Fatal(err)

@@ -69,7 +69,7 @@ func TestWrongUseOfGuests(t *testing.T) {
 		"subject exectrace --for -1s":                       "--for",
 	} {
 		out, err := ran(t, strings.Fields(line)...)
-		if fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" || !strings.Contains(err.Error(), says) || out != "" {
+		if fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" || !strings.Contains(err.Error(), says) || out != "" {
 			t.Errorf("%s: %v, want %q\n%s", line, err, says, out)
 		}
 	}
@@ -125,7 +125,7 @@ func TestLoadFails(t *testing.T) {
 	}
 	l.Close()
 	out, err := ran(t, "load", "http", "http://"+l.Addr().String()+"/", "--rate", "10", "--duration", "100ms")
-	if fault.CodeOf(err) != fault.Machine || fault.MendOf(err) == "" || out != "" {
+	if fault.CodeOf(err) != fault.Machine || fault.HintOf(err) == "" || out != "" {
 		t.Errorf("%v\n%s", err, out)
 	}
 }

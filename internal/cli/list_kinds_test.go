@@ -67,7 +67,7 @@ func TestListKinds(t *testing.T) {
 		t.Errorf("the count of copies is not listed:\n%s", text)
 	}
 	for _, args := range [][]string{{"list", "loads", "htpt"}, {"list", "apps", "http", "mesh"}} {
-		if out, err := ran(t, args...); fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" || out != "" {
+		if out, err := ran(t, args...); fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" || out != "" {
 			t.Errorf("%v: %v\n%s", args, err, out)
 		}
 	}

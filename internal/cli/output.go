@@ -11,7 +11,7 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// stdout is standard output as the commands see it. What cannot be written is a fault with its mend, and the first is
+// stdout is standard output as the commands see it. What cannot be written is a fault with its hint, and the first is
 // kept, for not every command looks at what became of each line. A reader that has gone, as that of 'tare run ... |
 // head', is no fault: what was begun goes on to its end and is taken down in order, and only its words are lost.
 type stdout struct {

@@ -29,7 +29,7 @@ func TestStdoutFull(t *testing.T) {
 	defer full.Close()
 	o := newStdout(full)
 	for range 2 {
-		if _, err := io.WriteString(o, "x"); !errors.Is(err, unix.ENOSPC) || fault.CodeOf(err) != fault.Machine || fault.MendOf(err) == "" {
+		if _, err := io.WriteString(o, "x"); !errors.Is(err, unix.ENOSPC) || fault.CodeOf(err) != fault.Machine || fault.HintOf(err) == "" {
 			t.Errorf("writing to a full disk: %v", err)
 		}
 	}
@@ -73,8 +73,8 @@ func TestFiles(t *testing.T) {
 		fifo: "it is not a file", device: "it is not a file", dir: "it is not a file", long: "it has more than 1 MiB", dir + "/nosuch.yaml": "no such file",
 	} {
 		_, err := loadSpec(path)
-		if fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" || !strings.HasPrefix(err.Error(), path) || !strings.Contains(err.Error(), want) {
-			t.Errorf("want %q, code 2 and a mend: %v (%s)", want, err, fault.MendOf(err))
+		if fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" || !strings.HasPrefix(err.Error(), path) || !strings.Contains(err.Error(), want) {
+			t.Errorf("want %q, code 2 and a hint: %v (%s)", want, err, fault.HintOf(err))
 		}
 	}
 	_, err := execute("subject", "kernelmesh", "--services", fifo, "--cgroup", dir, "--human")
@@ -99,7 +99,7 @@ func TestWrongUseInWords(t *testing.T) {
 	run := writeRun(t, 24)
 	for _, c := range []struct {
 		args       string
-		want, mend string
+		want, hint string
 	}{
 		{"list quikstart", "tare list quikstart: no such experiment", `did you mean "quickstart"?`},
 		{"run quikstart", "tare run quikstart: no such experiment", `did you mean "quickstart"?`},
@@ -118,8 +118,8 @@ func TestWrongUseInWords(t *testing.T) {
 		{"report " + run + "/run.json", run + "/run.json: this is a file, not a run directory", "name the directory that it is in: " + run},
 	} {
 		out, err := execute(strings.Fields(c.args)...)
-		if err == nil || err.Error() != c.want || fault.CodeOf(err) != fault.Usage || !strings.Contains(fault.MendOf(err), c.mend) || out != "" {
-			t.Errorf("tare %s:\n got %v (%s)\nwant %s (%s)", c.args, err, fault.MendOf(err), c.want, c.mend)
+		if err == nil || err.Error() != c.want || fault.CodeOf(err) != fault.Usage || !strings.Contains(fault.HintOf(err), c.hint) || out != "" {
+			t.Errorf("tare %s:\n got %v (%s)\nwant %s (%s)", c.args, err, fault.HintOf(err), c.want, c.hint)
 		}
 	}
 }

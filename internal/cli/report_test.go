@@ -97,7 +97,7 @@ func TestReportIntoAFile(t *testing.T) {
 	if again, err := os.ReadFile(path); err != nil || !bytes.Equal(again, page) {
 		t.Errorf("a report that failed changed the file: %d bytes, %v", len(again), err)
 	}
-	if _, err := runReport(dir, "-o", filepath.Join(dir, "nowhere", "x")); fault.CodeOf(err) != fault.Machine || fault.MendOf(err) == "" {
+	if _, err := runReport(dir, "-o", filepath.Join(dir, "nowhere", "x")); fault.CodeOf(err) != fault.Machine || fault.HintOf(err) == "" {
 		t.Errorf("a directory that is not there: %v", err)
 	}
 }
@@ -156,8 +156,8 @@ func TestReportErrors(t *testing.T) {
 			t.Errorf("%s: error %v, want %q", c.name, err, c.want)
 			continue
 		}
-		if fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" && !strings.Contains(c.name, "run") {
-			t.Errorf("%s: code %d, mend %q", c.name, fault.CodeOf(err), fault.MendOf(err))
+		if fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" && !strings.Contains(c.name, "run") {
+			t.Errorf("%s: code %d, hint %q", c.name, fault.CodeOf(err), fault.HintOf(err))
 		}
 		if out != "" {
 			t.Errorf("%s: printed %q", c.name, out)
@@ -179,7 +179,7 @@ func TestReportAsserts(t *testing.T) {
 		if fault.CodeOf(err) != want || want != fault.Usage && !strings.Contains(out, text) {
 			t.Errorf("%s: %v, want code %d:\n%s", text, err, want, out)
 		}
-		if err != nil && fault.MendOf(err) == "" {
+		if err != nil && fault.HintOf(err) == "" {
 			t.Errorf("%s: no hint with %v", text, err)
 		}
 	}

@@ -95,15 +95,15 @@ func newRoot() *cobra.Command {
 			if len(args) == 0 {
 				return nil
 			}
-			mend := "see 'tare --help' for the commands"
+			hint := "see 'tare --help' for the commands"
 			var names []string
 			for _, c := range cmd.Commands() {
 				names = append(names, c.Name())
 			}
 			if n := text.Nearest(args[0], names); n != "" {
-				mend = fmt.Sprintf("did you mean %q? %s", n, mend)
+				hint = fmt.Sprintf("did you mean %q? %s", n, hint)
 			}
-			return fault.New(fault.Usage, "tare "+args[0], mend, "no such command")
+			return fault.New(fault.Usage, "tare "+args[0], hint, "no such command")
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -148,7 +148,7 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// printError says what was wrong, where, and the mend. Lines after the first are indented, so that none that somebody
+// printError says what was wrong, where, and the hint. Lines after the first are indented, so that none that somebody
 // else chose passes for another message.
 func printError(w io.Writer, err error) {
 	if errors.Is(err, context.Canceled) {
@@ -156,8 +156,8 @@ func printError(w io.Writer, err error) {
 	}
 	indented := func(raw string) string { return strings.ReplaceAll(text.Lines(raw), "\n", "\n      ") }
 	fmt.Fprintf(w, "tare: %s\n", indented(strings.TrimSpace(err.Error())))
-	if mend := fault.MendOf(err); mend != "" {
-		fmt.Fprintf(w, "      %s\n", indented(mend))
+	if hint := fault.HintOf(err); hint != "" {
+		fmt.Fprintf(w, "      %s\n", indented(hint))
 	}
 }
 

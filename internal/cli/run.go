@@ -181,11 +181,11 @@ func loadSpec(arg string) (*spec.Spec, error) {
 
 // noSuchExperiment says which there are, and which was most likely meant.
 func noSuchExperiment(command, name, more string) error {
-	mend := "the built-in experiments are " + strings.Join(experiments.Names(), ", ") + more
+	hint := "the built-in experiments are " + strings.Join(experiments.Names(), ", ") + more
 	if n := text.Nearest(name, experiments.Names()); n != "" {
-		mend = fmt.Sprintf("did you mean %q? %s", n, mend)
+		hint = fmt.Sprintf("did you mean %q? %s", n, hint)
 	}
-	return fault.New(fault.Usage, "tare "+command+" "+name, mend, "no such experiment")
+	return fault.New(fault.Usage, "tare "+command+" "+name, hint, "no such experiment")
 }
 
 // requireFeatures refuses to begin what cannot work: experiments make control groups, and may need more by their specs
@@ -201,7 +201,7 @@ func require(where, refusal string, names ...string) error {
 			continue
 		}
 		if err := p.Err(); err != nil {
-			return fault.Wrap(err, fault.Machine, where, p.Status().Mend, "%s", refusal)
+			return fault.Wrap(err, fault.Machine, where, p.Status().Hint, "%s", refusal)
 		}
 	}
 	return nil

@@ -402,8 +402,8 @@ func TestRemovedSubject(t *testing.T) {
 	}
 	// They are read, and have too few blocks for intervals.
 	_, err = ran(t, "compare", kernel, rate, "--anyway")
-	if !strings.Contains(fault.MendOf(err), "kernelmesh, proxy, and envoy, haproxy, kernelmesh, nginx, proxy") {
-		t.Errorf("the comparison: %v; %s", err, fault.MendOf(err))
+	if !strings.Contains(fault.HintOf(err), "kernelmesh, proxy, and envoy, haproxy, kernelmesh, nginx, proxy") {
+		t.Errorf("the comparison: %v; %s", err, fault.HintOf(err))
 	}
 }
 

@@ -137,7 +137,7 @@ func try(ctx context.Context, f tryFlags, argv []string, out io.Writer) error {
 	}
 	if f.against != "" {
 		if _, err := process.OptionsOf(f.baseline()); err != nil {
-			return fault.Wrap(err, fault.Usage, "--against", fault.MendOf(err), "this cannot be the baseline")
+			return fault.Wrap(err, fault.Usage, "--against", fault.HintOf(err), "this cannot be the baseline")
 		}
 	}
 	name := armName(argv[0])
@@ -172,7 +172,7 @@ func (f tryFlags) rehearse(ctx context.Context, name string) (err error) {
 	if f.against != "" {
 		of, err := rehearseOne(ctx, layout, own.path, "the baseline", f.baseline())
 		if err != nil && ctx.Err() == nil {
-			return fault.Wrap(err, fault.CodeOf(err), "--against", fault.MendOf(err), "the baseline cannot run")
+			return fault.Wrap(err, fault.CodeOf(err), "--against", fault.HintOf(err), "the baseline cannot run")
 		}
 		if err != nil {
 			return err
@@ -317,7 +317,7 @@ const tryWindow = time.Second
 func trySpec(name string, f tryFlags, chosen []workload) (*spec.Spec, error) {
 	s, err := spec.Parse("try", []byte(tryText(name, f, chosen)), featureNames())
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Usage, "", fault.MendOf(err), "this cannot be tried")
+		return nil, fault.Wrap(err, fault.Usage, "", fault.HintOf(err), "this cannot be tried")
 	}
 	for s.Blocks > tryLeast && engine.Estimate(s) > tryTime {
 		s.Blocks--

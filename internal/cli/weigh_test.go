@@ -36,8 +36,8 @@ func TestWeighRefusesWrongRules(t *testing.T) {
 		err := root.Execute()
 		if fault.CodeOf(err) != fault.Usage || !strings.HasPrefix(err.Error(), c.where) ||
 			!strings.Contains(err.Error(), c.what) ||
-			!strings.Contains(fault.MendOf(err), c.fix) {
-			t.Errorf("%q: %v (%s)", c.args, err, fault.MendOf(err))
+			!strings.Contains(fault.HintOf(err), c.fix) {
+			t.Errorf("%q: %v (%s)", c.args, err, fault.HintOf(err))
 		}
 	}
 }

@@ -68,7 +68,7 @@ func TestNoCgroupWriteAccess(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "out")
 	o := changed(t, change, "run", "quickstart", "--out", dir)
 	if o.code != 3 || !strings.Contains(o.stderr, "read-only") || !strings.Contains(o.stderr, "mount the control groups for writing") {
-		t.Errorf("want exit code 3 with the mend: %s", o)
+		t.Errorf("want exit code 3 with the hint: %s", o)
 	}
 	if _, err := os.Stat(dir); err == nil {
 		t.Error("a run directory was made")
@@ -88,7 +88,7 @@ func TestPortTaken(t *testing.T) {
 	defer l.Close()
 	o := tare(t, "app", "http", "--listen", l.Addr().String())
 	if (o.code != 2 && o.code != 3) || !strings.Contains(o.stderr, l.Addr().String()) || strings.Count(o.stderr, "\n") < 2 {
-		t.Errorf("want the address and a mend: %s", o)
+		t.Errorf("want the address and a hint: %s", o)
 	}
 }
 
@@ -108,7 +108,7 @@ func TestWeighToAFullDisk(t *testing.T) {
 		cmd.Stderr = &stderr
 		err := cmd.Run()
 		if cmd.ProcessState.ExitCode() != 3 || !strings.Contains(stderr.String(), "no space left") || !strings.Contains(stderr.String(), "\n      make room") {
-			t.Errorf("tare %s: want exit code 3 with the mend: %v: %s", strings.Join(args, " "), err, stderr.String())
+			t.Errorf("tare %s: want exit code 3 with the hint: %v: %s", strings.Join(args, " "), err, stderr.String())
 		}
 	}
 }

@@ -630,10 +630,10 @@ func doctorWorks(t *testing.T, a actor) []string {
 			t.Fatalf("it does not have all that root's has: %s", o)
 		}
 		s := d.Features[i]
-		if !s.Available && (s.Detail == "" || s.Needs == "" || s.Lost == "" || s.Mend == "") {
+		if !s.Available && (s.Detail == "" || s.Needs == "" || s.Lost == "" || s.Hint == "") {
 			t.Errorf("what is missing is not fully said: %+v", s)
 		}
-		if !s.Available && all.Features[i].Available && !strings.Contains(s.Mend, "root") {
+		if !s.Available && all.Features[i].Available && !strings.Contains(s.Hint, "root") {
 			t.Errorf("it is not said that root has it: %+v", s)
 		}
 	}

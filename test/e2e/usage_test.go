@@ -15,10 +15,10 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// Wrong use ends with exit code 2, the mend on standard error, and nothing on standard output.
+// Wrong use ends with exit code 2, the hint on standard error, and nothing on standard output.
 func TestWrongUse(t *testing.T) {
 	leavesNothing(t)
-	for _, c := range []struct{ args, says, mend string }{
+	for _, c := range []struct{ args, says, hint string }{
 		{"wiegh", "wiegh", "tare --help"},
 		{"--verbsoe", "--verbsoe", "tare --help"},
 		{"app htpt", "htpt", "tare app --help"},
@@ -27,8 +27,8 @@ func TestWrongUse(t *testing.T) {
 	} {
 		t.Run(c.args, func(t *testing.T) {
 			o := tare(t, strings.Fields(c.args)...)
-			if o.code != 2 || o.stdout != "" || !strings.Contains(o.stderr, c.says) || !strings.Contains(o.stderr, c.mend) {
-				t.Errorf("want exit code 2, and %q and %q on standard error: %s", c.says, c.mend, o)
+			if o.code != 2 || o.stdout != "" || !strings.Contains(o.stderr, c.says) || !strings.Contains(o.stderr, c.hint) {
+				t.Errorf("want exit code 2, and %q and %q on standard error: %s", c.says, c.hint, o)
 			}
 		})
 	}

@@ -703,7 +703,7 @@ func unready(t *testing.T, g sidecar.Guest) {
 func missing(t *testing.T, g sidecar.Guest) {
 	t.Setenv("PATH", t.TempDir())
 	o := Part(g, param.Values{"program": "no-such-proxy"}).Options
-	if err := g.Installed(t.Context(), o); fault.CodeOf(err) != fault.Machine || fault.MendOf(err) == "" ||
+	if err := g.Installed(t.Context(), o); fault.CodeOf(err) != fault.Machine || fault.HintOf(err) == "" ||
 		!strings.Contains(err.Error(), "no-such-proxy: not installed") {
 		t.Errorf("not installed: %v", err)
 	}

@@ -182,7 +182,7 @@ func (s *suite) refusals(t *testing.T) {
 		change.Clusters = append(change.Clusters, w.bad.Clusters...)
 		change.Listeners = append(change.Listeners, w.bad.Listeners...)
 		_, err := st.Apply(context.Background(), change)
-		if !usage(err, w.where...) || fault.MendOf(err) == "" {
+		if !usage(err, w.where...) || fault.HintOf(err) == "" {
 			t.Errorf("%s: got %v, want a refusal that names one of %v, with a mend", w.what, err, w.where)
 		}
 		same("refusing " + w.what)

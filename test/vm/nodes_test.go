@@ -12,7 +12,7 @@ import (
 
 // An agent and a coordinator run a trial of a tracer on an older kernel with control groups v2 alone, and every event
 // is counted there. Local nodes need pairs of virtual interfaces, which this kernel has as a module that is not here:
-// that is said with its mend.
+// that is said with its hint.
 func TestNodes(t *testing.T) {
 	t.Parallel()
 	const spec = `name: nodes

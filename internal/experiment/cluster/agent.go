@@ -93,7 +93,7 @@ func (a Agent) Join(ctx context.Context, run Runner) error {
 		case err == nil:
 			return nil
 		case refused(err):
-			return fault.Wrap(words(err), fault.Usage, a.Address, refusalMend(err), "the coordinator refuses this node")
+			return fault.Wrap(words(err), fault.Usage, a.Address, refusalHint(err), "the coordinator refuses this node")
 		}
 		if joined {
 			a.Said("the connection broke: " + words(err).Error())
@@ -122,7 +122,7 @@ func refused(err error) bool {
 	return false
 }
 
-func refusalMend(err error) string {
+func refusalHint(err error) string {
 	switch status.Code(err) {
 	case codes.FailedPrecondition:
 		return "install the same build of tare on both sides"
@@ -130,7 +130,7 @@ func refusalMend(err error) string {
 		return "give the node the name that its certificate was made for"
 	}
 	if strings.Contains(err.Error(), "expired") {
-		return renewMend
+		return renewHint
 	}
 	return "both sides need keys of one authority, which are valid at both clocks: 'tare node keys' makes them"
 }

@@ -383,8 +383,8 @@ func TestRefused(t *testing.T) {
 			a := g.agent("b")
 			c.change(&a)
 			err := a.Join(context.Background(), good)
-			if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), c.want) || fault.MendOf(err) == "" {
-				t.Errorf("got %v (%s), want %q", err, fault.MendOf(err), c.want)
+			if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), c.want) || fault.HintOf(err) == "" {
+				t.Errorf("got %v (%s), want %q", err, fault.HintOf(err), c.want)
 			}
 		})
 	}

@@ -247,7 +247,7 @@ func (c *Coordinator) join(stream grpc.ServerStream) error {
 	return n.serve(stream, c)
 }
 
-// admit takes an agent in. What it refuses, trying again would not mend, but for a name whose former agent is not known
+// admit takes an agent in. What it refuses, trying again would not fix, but for a name whose former agent is not known
 // to be gone yet.
 func (c *Coordinator) admit(name string, n *node) error {
 	c.mu.Lock()

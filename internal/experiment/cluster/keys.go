@@ -157,8 +157,8 @@ func (c Credentials) config() (*tls.Config, *x509.CertPool, error) {
 // warnBefore is how long before their end certificates are warned about.
 const warnBefore = 30 * 24 * time.Hour
 
-// renewMend is what to do about certificates that end.
-const renewMend = "renew all certificates with 'tare node keys --dir DIR --renew' where the authority's key is, and copy " +
+// renewHint is what to do about certificates that end.
+const renewHint = "renew all certificates with 'tare node keys --dir DIR --renew' where the authority's key is, and copy " +
 	"authority.pem and each node's own to the nodes; keys stay as they are"
 
 // Expires gives a warning where a certificate ends soon, by what the time is now. The error is of code fault.Usage, of
@@ -176,12 +176,12 @@ func (c Credentials) Expires(now time.Time) (warning string, err error) {
 		name, day := certificate.Subject.CommonName, certificate.NotAfter.UTC().Format(time.DateOnly)
 		switch left := certificate.NotAfter.Sub(now); {
 		case left <= 0:
-			return "", fault.New(fault.Usage, name, renewMend, "the certificate expired on %s", day)
+			return "", fault.New(fault.Usage, name, renewHint, "the certificate expired on %s", day)
 		case now.Before(certificate.NotBefore):
 			return "", fault.New(fault.Usage, name, "set this machine's clock, or renew the certificates where it is right",
 				"the certificate is not valid before %s", certificate.NotBefore.UTC().Format(time.RFC3339))
 		case left < min(warnBefore, certificate.NotAfter.Sub(certificate.NotBefore)/2) && warning == "":
-			warning = fmt.Sprintf("the certificate of %s expires on %s, in %d days; %s", name, day, int(left.Hours()/24), renewMend)
+			warning = fmt.Sprintf("the certificate of %s expires on %s, in %d days; %s", name, day, int(left.Hours()/24), renewHint)
 		}
 	}
 	return warning, nil
@@ -284,7 +284,7 @@ func RenewKeys(dir string) (wrote []string, err error) {
 		return nil, err
 	}
 	if key == nil {
-		return nil, fault.New(fault.Usage, filepath.Join(dir, authorityName+keyFile), authorityMend, "the authority's key cannot be read")
+		return nil, fault.New(fault.Usage, filepath.Join(dir, authorityName+keyFile), authorityHint, "the authority's key cannot be read")
 	}
 	a, err := newAuthority(key, k.life)
 	if err != nil {
@@ -306,8 +306,8 @@ func RenewKeys(dir string) (wrote []string, err error) {
 	return k.wrote, err
 }
 
-// authorityMend is what to do where an authority lacks its key.
-const authorityMend = "run this where the authority's key is, or name another directory"
+// authorityHint is what to do where an authority lacks its key.
+const authorityHint = "run this where the authority's key is, or name another directory"
 
 // keysDir is a directory of keys that is open.
 type keysDir struct {
@@ -477,7 +477,7 @@ func readAuthority(dir string) (*Authority, error) {
 	}
 	keyText, err := readCredential(files + keyFile)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Usage, "", authorityMend, "the authority's key cannot be read")
+		return nil, fault.Wrap(err, fault.Usage, "", authorityHint, "the authority's key cannot be read")
 	}
 	pair, err := tls.X509KeyPair(text, keyText)
 	if err != nil {

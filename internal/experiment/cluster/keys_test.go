@@ -238,7 +238,7 @@ func TestRenew(t *testing.T) {
 		25: {"", "the certificate expired on"}, -3: {"", "the certificate is not valid before"}} {
 		warning, err := old["a"].Expires(time.Now().Add(time.Duration(hours) * time.Hour))
 		if want[0] == "" != (warning == "") || !strings.Contains(warning, want[0]) || (err == nil) != (want[1] == "") ||
-			err != nil && (!strings.Contains(err.Error(), want[1]) || fault.CodeOf(err) != fault.Usage || !strings.Contains(fault.MendOf(err), "renew")) {
+			err != nil && (!strings.Contains(err.Error(), want[1]) || fault.CodeOf(err) != fault.Usage || !strings.Contains(fault.HintOf(err), "renew")) {
 			t.Errorf("after %d hours: %q, %v", hours, warning, err)
 		}
 	}
@@ -302,8 +302,8 @@ func TestExpired(t *testing.T) {
 	}
 	_, err = NewCoordinator(Options{Version: build, Credentials: coordinator})
 	for _, err := range []error{err, (Agent{Hello: Hello{Name: "a"}, Address: "127.0.0.1:1", Credentials: node}).Join(t.Context(), good)} {
-		if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "the certificate expired on") || !strings.Contains(fault.MendOf(err), "--renew") {
-			t.Errorf("got %v (%s)", err, fault.MendOf(err))
+		if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "the certificate expired on") || !strings.Contains(fault.HintOf(err), "--renew") {
+			t.Errorf("got %v (%s)", err, fault.HintOf(err))
 		}
 	}
 }

@@ -285,7 +285,7 @@ func TestPooled(t *testing.T) {
 	}
 }
 
-// TestNoNodes: a trial on nodes that are not there is refused with its mend.
+// TestNoNodes: a trial on nodes that are not there is refused with its hint.
 func TestNoNodes(t *testing.T) {
 	g := newGround(t)
 	for want, nodes := range map[string]Nodes{"give --local-nodes": nil, "on 3 nodes, and there are 2": &fakeNodes{names: []string{"a", "b"}}} {

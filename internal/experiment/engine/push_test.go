@@ -66,7 +66,7 @@ func TestIstiodSpec(t *testing.T) {
 	}
 	t.Setenv("PATH", t.TempDir())
 	t.Setenv("TARE_ISTIOD", filepath.Join(t.TempDir(), "none"))
-	if _, err := s.LeaveOutAbsent(t.Context()); fault.CodeOf(err) != fault.Machine || !strings.Contains(fault.MendOf(err), "make istiod") {
+	if _, err := s.LeaveOutAbsent(t.Context()); fault.CodeOf(err) != fault.Machine || !strings.Contains(fault.HintOf(err), "make istiod") {
 		t.Errorf("without istiod: %v", err)
 	}
 }

@@ -64,7 +64,7 @@ func TestReaches(t *testing.T) {
 			s := mustParse(t, c.spec)
 			err := s.CheckReach("n1")
 			if c.want == "" && err != nil || c.want != "" && (fault.CodeOf(err) != fault.Usage ||
-				!strings.HasSuffix(err.Error(), ": "+c.want) || !strings.Contains(fault.MendOf(err), "--allow-commands")) {
+				!strings.HasSuffix(err.Error(), ": "+c.want) || !strings.Contains(fault.HintOf(err), "--allow-commands")) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
 			s.Factors = nil

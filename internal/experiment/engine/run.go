@@ -271,13 +271,13 @@ func (r *Runner) one(ctx context.Context, p record.PlannedTrial, attempt int) (*
 		return nil, err
 	}
 	if failure != nil && r.neverReady(&t) {
-		mend := cmp.Or(fault.MendOf(failure), "see the trials in "+r.Writer.Dir())
-		return nil, fault.Wrap(failure, max(fault.CodeOf(failure), fault.Internal), "", mend,
+		hint := cmp.Or(fault.HintOf(failure), "see the trials in "+r.Writer.Dir())
+		return nil, fault.Wrap(failure, max(fault.CodeOf(failure), fault.Internal), "", hint,
 			"the arm %s failed twice in the same way before it could be measured, so the run was given up", t.Arm)
 	}
 	if failure != nil && r.hopeless() {
-		mend := cmp.Or(fault.MendOf(failure), "see the trials in "+r.Writer.Dir())
-		return nil, fault.Wrap(failure, max(fault.CodeOf(failure), fault.Internal), "", mend,
+		hint := cmp.Or(fault.HintOf(failure), "see the trials in "+r.Writer.Dir())
+		return nil, fault.Wrap(failure, max(fault.CodeOf(failure), fault.Internal), "", hint,
 			"the first %d trials failed, so the run was given up", len(r.trials))
 	}
 	return &t, nil
@@ -304,7 +304,7 @@ func alike(message string) string { return digits().ReplaceAllString(message, "#
 
 var digits = text.LazyRegexp(`[0-9]+`)
 
-// hopeless says whether no trial works, and it is not for others to mend.
+// hopeless says whether no trial works, and it is not for others to fix.
 func (r *Runner) hopeless() bool {
 	undisturbed := 0
 	for i := range r.trials {

@@ -318,19 +318,19 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestHopeless: when nothing works the run is given up, with the exit code and mend of what is wrong.
+// TestHopeless: when nothing works the run is given up, with the exit code and hint of what is wrong.
 func TestHopeless(t *testing.T) {
 	g := newGround(t)
 	g.machine.OpenWindow = func(context.Context, int64) (Window, error) {
-		return nil, fault.New(fault.Machine, "meter", "mend it", "broken")
+		return nil, fault.New(fault.Machine, "meter", "fix it", "broken")
 	}
 	s := mustParse(t, shortSpec)
 	s.Blocks = 4
 	_, trials, err := g.run(t.Context(), s, quiet)
-	if len(trials) != 3 || fault.CodeOf(err) != fault.Machine || fault.MendOf(err) != "mend it" {
-		t.Errorf("%d trials, %v, mend %q", len(trials), err, fault.MendOf(err))
+	if len(trials) != 3 || fault.CodeOf(err) != fault.Machine || fault.HintOf(err) != "fix it" {
+		t.Errorf("%d trials, %v, hint %q", len(trials), err, fault.HintOf(err))
 	}
-	if !slices.ContainsFunc(trials, func(tr record.Trial) bool { return strings.Contains(tr.Validity.Failed, "meter: broken; mend it") }) {
+	if !slices.ContainsFunc(trials, func(tr record.Trial) bool { return strings.Contains(tr.Validity.Failed, "meter: broken; fix it") }) {
 		t.Errorf("%q", trials[0].Validity.Failed)
 	}
 }

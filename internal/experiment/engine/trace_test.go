@@ -85,8 +85,8 @@ func TestTracersThatAreAbsent(t *testing.T) {
 	mustParse(t, string(resolved))
 
 	_, err = with("", "").LeaveOutAbsent(t.Context())
-	if fault.CodeOf(err) != fault.Machine || !strings.Contains(err.Error(), "arms.gone") || !strings.Contains(fault.MendOf(err), "optional: true") {
-		t.Errorf("one that may not be missing: %v, mend %q", err, fault.MendOf(err))
+	if fault.CodeOf(err) != fault.Machine || !strings.Contains(err.Error(), "arms.gone") || !strings.Contains(fault.HintOf(err), "optional: true") {
+		t.Errorf("one that may not be missing: %v, hint %q", err, fault.HintOf(err))
 	}
 	if absent, err := mustParse(t, traceSpec).LeaveOutAbsent(t.Context()); err != nil || absent != nil {
 		t.Errorf("with all there: %v, %v", absent, err)

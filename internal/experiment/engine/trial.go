@@ -149,8 +149,8 @@ func failure(ctx context.Context, err error) string {
 	if ctx.Err() != nil {
 		return record.Interrupted
 	}
-	if mend := fault.MendOf(err); mend != "" {
-		return err.Error() + "; " + mend
+	if hint := fault.HintOf(err); hint != "" {
+		return err.Error() + "; " + hint
 	}
 	return err.Error()
 }

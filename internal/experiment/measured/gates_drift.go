@@ -22,14 +22,14 @@ const minInSlice = 5
 func (j *LoadJudge) Drift() {
 	const lengthen = "lengthen the warm-up, "
 	const pin = ", or pin applications and loads to CPUs of their own"
-	mend := lengthen + "use fewer connections" + pin
+	hint := lengthen + "use fewer connections" + pin
 	if j.works {
-		mend = "lengthen the duration, or stop what else is running"
+		hint = "lengthen the duration, or stop what else is running"
 	}
 	if j.Result.Mode == load.Closed {
 		if before, after, seen, trips := j.halves(func(s load.Slice) float64 { return float64(s.Done) }, mean, 1); trips {
 			perSecond := float64(len(j.Result.Slices)) / j.Result.Seconds
-			j.Trip(GateDriftRate, seen, j.m.Setup.Gates.Float("drift"), "throughput went from %.0f/s in the first half of the window to %.0f/s in the second, %.0f %% apart, and %g %% is allowed; "+mend,
+			j.Trip(GateDriftRate, seen, j.m.Setup.Gates.Float("drift"), "throughput went from %.0f/s in the first half of the window to %.0f/s in the second, %.0f %% apart, and %g %% is allowed; "+hint,
 				before*perSecond, after*perSecond, 100*seen, 100*j.m.Setup.Gates.Float("drift"))
 		}
 		return

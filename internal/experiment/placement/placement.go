@@ -244,7 +244,7 @@ func Own(l *cgroup.Layout) []string {
 	return names
 }
 
-// Missing says what cannot be limited or counted in the groups of this tree, and the mend. Tare changes no setting of
+// Missing says what cannot be limited or counted in the groups of this tree, and the hint. Tare changes no setting of
 // groups that it has not made, the enabled controllers of the root of v2 among them.
 func (t *Tree) Missing() []string { return t.missing }
 

@@ -93,7 +93,7 @@ func tryAsNobody() int {
 		return 1
 	}
 	_, err = NewTree(l, "test")
-	fmt.Println(err, fault.MendOf(err))
+	fmt.Println(err, fault.HintOf(err))
 	return int(fault.CodeOf(err))
 }
 
@@ -181,7 +181,7 @@ func TestNames(t *testing.T) {
 			t.Errorf("id %q: %v", id, err)
 		}
 	}
-	if _, err := NewTree(l, "a"); fault.CodeOf(err) != fault.Machine || fault.MendOf(err) == "" {
+	if _, err := NewTree(l, "a"); fault.CodeOf(err) != fault.Machine || fault.HintOf(err) == "" {
 		t.Errorf("without control groups: %v", err)
 	}
 }
@@ -298,7 +298,7 @@ func TestLimits(t *testing.T) {
 	limits := Limits{CPUs: 0.2, MemoryBytes: 64 << 20}
 	g, err := tree.Group("limited", limits)
 	if len(tree.Missing()) > 0 {
-		if fault.CodeOf(err) != fault.Machine || fault.MendOf(err) == "" {
+		if fault.CodeOf(err) != fault.Machine || fault.HintOf(err) == "" {
 			t.Errorf("limits without controllers: %v", err)
 		}
 		t.Skip("needs the controllers cpu and memory: ", tree.Missing())
@@ -890,7 +890,7 @@ func TestNoWriteAccess(t *testing.T) {
 			}
 		})
 		l := &cgroup.Layout{Mode: cgroup.ModeV2, Hierarchies: []cgroup.Hierarchy{{Mount: dir, Root: "/", V2: true}}}
-		if _, err := NewTree(l, "test"); fault.CodeOf(err) != fault.Machine || !errors.Is(err, unix.EROFS) || fault.MendOf(err) == "" {
+		if _, err := NewTree(l, "test"); fault.CodeOf(err) != fault.Machine || !errors.Is(err, unix.EROFS) || fault.HintOf(err) == "" {
 			t.Errorf("got %v", err)
 		}
 	})

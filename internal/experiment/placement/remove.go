@@ -124,11 +124,11 @@ func removeAll(dirs []string, deadline time.Time) error {
 				err = os.Remove(d)
 			}
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				mend := "run 'tare clean' later"
+				hint := "run 'tare clean' later"
 				if errors.Is(err, fs.ErrPermission) {
-					mend = "run 'tare clean' as root, or with CAP_DAC_OVERRIDE"
+					hint = "run 'tare clean' as root, or with CAP_DAC_OVERRIDE"
 				}
-				errs = append(errs, fault.Wrap(err, fault.Machine, d, mend, "cannot remove the control group"))
+				errs = append(errs, fault.Wrap(err, fault.Machine, d, hint, "cannot remove the control group"))
 			}
 		}
 	}

@@ -154,7 +154,7 @@ func TestBadOptions(t *testing.T) {
 		v[c.name] = c.text
 		_, err := OptionsOf(v)
 		if err == nil || !strings.Contains(err.Error(), c.says) || fault.CodeOf(err) != fault.Usage ||
-			fault.MendOf(err) == "" {
+			fault.HintOf(err) == "" {
 			t.Errorf("%s=%q: %v, want %q", c.name, c.text, err, c.says)
 		}
 	}

@@ -42,7 +42,7 @@ func TestParseTarget(t *testing.T) {
 		"container:0123": "not the id of a container",
 	} {
 		_, err := ParseTarget(text)
-		if err == nil || !strings.Contains(err.Error(), says) || fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" {
+		if err == nil || !strings.Contains(err.Error(), says) || fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" {
 			t.Errorf("%s: %v, want %q", text, err, says)
 		}
 	}
@@ -183,7 +183,7 @@ func TestNotFound(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = f.Find(target)
-		if err == nil || !strings.Contains(err.Error(), says) || fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" {
+		if err == nil || !strings.Contains(err.Error(), says) || fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" {
 			t.Errorf("%s: %v, want %q", text, err, says)
 		}
 	}

@@ -209,8 +209,8 @@ func TestFailures(t *testing.T) {
 			if err == nil {
 				t.Fatal("it is ready")
 			}
-			if fault.CodeOf(err) != fault.Usage || !strings.Contains(fault.MendOf(err), k.hint) {
-				t.Errorf("the hint is %q, want %q", fault.MendOf(err), k.hint)
+			if fault.CodeOf(err) != fault.Usage || !strings.Contains(fault.HintOf(err), k.hint) {
+				t.Errorf("the hint is %q, want %q", fault.HintOf(err), k.hint)
 			}
 			for _, says := range k.says {
 				if !strings.Contains(err.Error(), says) {

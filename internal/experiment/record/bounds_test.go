@@ -168,7 +168,7 @@ func TestAppendRefusesMoreThanCanBeRead(t *testing.T) {
 		}
 		fill(w)
 		err = w.Append(testTrial(1))
-		if fault.CodeOf(err) != fault.Invalid || fault.MendOf(err) == "" || !strings.Contains(err.Error(), "cannot hold more") {
+		if fault.CodeOf(err) != fault.Invalid || fault.HintOf(err) == "" || !strings.Contains(err.Error(), "cannot hold more") {
 			t.Errorf("%s: %v", name, err)
 		}
 		w.Close()

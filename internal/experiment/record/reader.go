@@ -55,8 +55,8 @@ func ReadLean(dir string) (*Contents, error) {
 	})
 }
 
-// largeMend is what to do about a record that is beyond the bounds.
-const largeMend = "no tare writes such a record: docs/formats.md has the bounds"
+// largeHint is what to do about a record that is beyond the bounds.
+const largeHint = "no tare writes such a record: docs/formats.md has the bounds"
 
 func read(dir string, decode func(line []byte) (Trial, error)) (*Contents, error) {
 	c := &Contents{Dir: dir}
@@ -89,7 +89,7 @@ func (c *Contents) readRun(path string) error {
 		return fault.Wrap(err, fault.Usage, path, "", "the run cannot be read")
 	}
 	if err := checkShape(data); err != nil {
-		return fault.Wrap(err, fault.Usage, path, largeMend, "this is not the record of a run")
+		return fault.Wrap(err, fault.Usage, path, largeHint, "this is not the record of a run")
 	}
 	if err := json.Unmarshal(data, &c.Run); err != nil {
 		return fault.Wrap(err, fault.Usage, fmt.Sprintf("%s:%d", path, lineOf(data, err)), "", "this is not the record of a run")
@@ -97,7 +97,7 @@ func (c *Contents) readRun(path string) error {
 	if err := checkSchema(c.Run.Schema, RunSchema, path); err != nil {
 		return err
 	}
-	return fault.Wrap(c.Run.Check(), fault.Usage, path, largeMend, "this is not the record of a run")
+	return fault.Wrap(c.Run.Check(), fault.Usage, path, largeHint, "this is not the record of a run")
 }
 
 // Check refuses a run that is beyond the bounds of what is read again.
@@ -184,7 +184,7 @@ func readLine(br *bufio.Reader, most int) ([]byte, error) {
 // only the last may be torn.
 func (c *Contents) readTrials(f *os.File, path string, decode func(line []byte) (Trial, error)) error {
 	if info, err := f.Stat(); err == nil && info.Size() > maxTrialsBytes {
-		return fault.New(fault.Usage, path, largeMend, "the trials cannot be read: it has more than %d MiB", int64(maxTrialsBytes)>>20)
+		return fault.New(fault.Usage, path, largeHint, "the trials cannot be read: it has more than %d MiB", int64(maxTrialsBytes)>>20)
 	}
 	places := map[string]bool{}
 	br := bufio.NewReaderSize(io.LimitReader(f, maxTrialsBytes), 64<<10) // should it grow meanwhile
@@ -202,7 +202,7 @@ func (c *Contents) readTrials(f *os.File, path string, decode func(line []byte) 
 			where := fmt.Sprintf("%s:%d", path, n)
 			t, err := decode(line)
 			if large, is := errors.AsType[*tooLarge](err); is {
-				return fault.Wrap(large, fault.Usage, where, largeMend, "the trials cannot be read")
+				return fault.Wrap(large, fault.Usage, where, largeHint, "the trials cannot be read")
 			}
 			if err != nil {
 				if !atEnd {
@@ -215,13 +215,13 @@ func (c *Contents) readTrials(f *os.File, path string, decode func(line []byte) 
 				return err
 			}
 			if err := t.checkPlace(); err != nil {
-				return fault.Wrap(err, fault.Usage, where, largeMend, "the trials cannot be read")
+				return fault.Wrap(err, fault.Usage, where, largeHint, "the trials cannot be read")
 			}
 			if len(c.Trials) == MaxAttempts {
-				return fault.New(fault.Usage, where, largeMend, "the trials cannot be read: there are more than %d", MaxAttempts)
+				return fault.New(fault.Usage, where, largeHint, "the trials cannot be read: there are more than %d", MaxAttempts)
 			}
 			if places[placeOf(t.PlannedTrial)] = true; len(places) > MaxPlaces {
-				return fault.New(fault.Usage, where, largeMend, "the trials cannot be read: their arms stand at more than %d levels in all", MaxPlaces)
+				return fault.New(fault.Usage, where, largeHint, "the trials cannot be read: their arms stand at more than %d levels in all", MaxPlaces)
 			}
 			c.Trials = append(c.Trials, t)
 		}

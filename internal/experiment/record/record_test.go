@@ -279,7 +279,7 @@ func TestCreateRefusesDirectoriesOfOthers(t *testing.T) {
 		if err == nil {
 			w.Close()
 		}
-		if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), name) || fault.MendOf(err) == "" {
+		if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), name) || fault.HintOf(err) == "" {
 			t.Errorf("%s: %v", name, err)
 		}
 		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {

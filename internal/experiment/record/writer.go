@@ -84,9 +84,9 @@ func (w *Writer) ours() error {
 	if err != nil {
 		return cannotWrite(err, w.dir)
 	}
-	const mend = "name a directory that does not exist yet with --out: Tare creates it so that only you can write to it"
+	const hint = "name a directory that does not exist yet with --out: Tare creates it so that only you can write to it"
 	if err := files.CheckPrivate(info, files.OthersWrite); err != nil {
-		return fault.Wrap(err, fault.Usage, w.dir, mend, "the run directory is not yours alone")
+		return fault.Wrap(err, fault.Usage, w.dir, hint, "the run directory is not yours alone")
 	}
 	switch _, err := d.Readdirnames(1); {
 	case err == nil:
@@ -274,9 +274,9 @@ func cannotWrite(err error, path string) error {
 	if err == nil {
 		return nil
 	}
-	mend := "name a directory that can be written with --out"
+	hint := "name a directory that can be written with --out"
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, io.ErrShortWrite) {
-		mend = "make room, or name a directory on another disk with --out; trials that had ended are kept"
+		hint = "make room, or name a directory on another disk with --out; trials that had ended are kept"
 	}
-	return fault.Wrap(err, fault.Machine, path, mend, "the run directory cannot be written")
+	return fault.Wrap(err, fault.Machine, path, hint, "the run directory cannot be written")
 }

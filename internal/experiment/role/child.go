@@ -101,7 +101,7 @@ func (p *Child) listen() {
 		case Error:
 			var d ErrorData
 			if json.Unmarshal(m.Data, &d) == nil {
-				p.fault = &fault.Error{Code: max(d.Code, fault.Internal), What: d.Error, Where: d.Where, Mend: d.Mend}
+				p.fault = &fault.Error{Code: max(d.Code, fault.Internal), What: d.Error, Where: d.Where, Hint: d.Hint}
 			}
 		case Log:
 			var text string

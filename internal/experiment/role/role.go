@@ -61,7 +61,7 @@ type Schedule struct {
 type ErrorData struct {
 	Error string     `json:"error"`
 	Where string     `json:"where,omitempty"`
-	Mend  string     `json:"mend,omitempty"`
+	Hint  string     `json:"mend,omitempty"`
 	Code  fault.Code `json:"code,omitempty"`
 }
 
@@ -102,9 +102,9 @@ func (c *Conn) Send(event string, data any) error {
 	return nil
 }
 
-// Fail sends err as an error message, with its exit code and mend.
+// Fail sends err as an error message, with its exit code and hint.
 func (c *Conn) Fail(err error) error {
-	d := ErrorData{Error: err.Error(), Mend: fault.MendOf(err), Code: fault.CodeOf(err)}
+	d := ErrorData{Error: err.Error(), Hint: fault.HintOf(err), Code: fault.CodeOf(err)}
 	var f *fault.Error
 	if errors.As(err, &f) {
 		d.Where = f.Where
@@ -161,7 +161,7 @@ func (c *Conn) Expect(event string, data any, log func(string)) error {
 			if err := json.Unmarshal(m.Data, &d); err != nil {
 				return fmt.Errorf("decoding error message: %w", err)
 			}
-			return &fault.Error{Code: max(d.Code, fault.Internal), What: d.Error, Where: d.Where, Mend: d.Mend}
+			return &fault.Error{Code: max(d.Code, fault.Internal), What: d.Error, Where: d.Where, Hint: d.Hint}
 		default:
 			return fmt.Errorf("waiting for %s: got %s", event, m.Event)
 		}

@@ -28,7 +28,7 @@ func (s *Spec) LeaveOutAbsent(ctx context.Context) (map[string]string, error) {
 					return nil, context.Cause(ctx)
 				case missing == nil:
 				case sec.Name == "arms" && program.Optional(p.Options):
-					absent[name] = fmt.Sprintf("%s; %s", missing, fault.MendOf(missing))
+					absent[name] = fmt.Sprintf("%s; %s", missing, fault.HintOf(missing))
 				default:
 					return nil, cannotRun(sec, name, missing)
 				}
@@ -45,7 +45,7 @@ func (s *Spec) LeaveOutAbsent(ctx context.Context) (map[string]string, error) {
 
 // cannotRun is the error of a part whose program is missing and which must not be left out.
 func cannotRun(sec kind.Section, name string, missing error) error {
-	what, hint := "part", fault.MendOf(missing)
+	what, hint := "part", fault.HintOf(missing)
 	if sec.Name == "arms" {
 		what, hint = "arm", hint+"; or write optional: true, and the run goes on without the arm"
 	}

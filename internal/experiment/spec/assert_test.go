@@ -49,7 +49,7 @@ func TestAssertRefused(t *testing.T) {
 	} {
 		_, err := Parse("test.yaml", []byte(goodSpec+"assert: ['"+text+"']\n"), testFeatures)
 		if err == nil || fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), want) ||
-			!strings.Contains(err.Error(), "test.yaml:22:") || fault.MendOf(err) == "" {
+			!strings.Contains(err.Error(), "test.yaml:22:") || fault.HintOf(err) == "" {
 			t.Errorf("%s: %v, want %q", text, err, want)
 		}
 		s := mustParse(t, goodSpec)

@@ -211,17 +211,17 @@ func (d *decoder) whole(root document.Node, found map[string]document.Node, s *S
 		if _, ok := found[key]; ok {
 			continue
 		}
-		mend := ""
+		hint := ""
 		if key == "applications" || key == "loads" {
 			if s.WorksByItself() || key == "applications" && s.NeedsNoApplication() {
 				continue
 			}
 			if slices.ContainsFunc(s.Subjects(), (*kind.Part).WorksAlone) {
-				mend = "only where every arm is a subject that works by itself, the baseline too, can it be left out: " +
+				hint = "only where every arm is a subject that works by itself, the baseline too, can it be left out: " +
 					"see docs/spec.md"
 			}
 		}
-		return d.Fail(root, mend, "the spec has no %q", key)
+		return d.Fail(root, hint, "the spec has no %q", key)
 	}
 	for _, sec := range s.Sections() {
 		if n, ok := found[sec.Name]; ok && len(sec.Parts) == 0 {
@@ -313,8 +313,8 @@ func (d *decoder) part(n document.Node, what string, as kind.Role) (*kind.Part, 
 		return nil, err
 	}
 	if p.Kind == nil {
-		mend := fmt.Sprintf("write %s: and one of %s", named, strings.Join(kind.Names(as), ", "))
-		return nil, d.Fail(n, mend, "%s has no %q", what, named)
+		hint := fmt.Sprintf("write %s: and one of %s", named, strings.Join(kind.Names(as), ", "))
+		return nil, d.Fail(n, hint, "%s has no %q", what, named)
 	}
 	hasTo := as == kind.Load && p.TakesTo()
 	settings := p.Settings()

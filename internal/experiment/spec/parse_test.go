@@ -132,7 +132,7 @@ func TestLongAndHostile(t *testing.T) {
 		"too long": `{"a":"` + strings.Repeat("x", maxResolvedBytes) + `"}`,
 	} {
 		_, err := Parse("s.yaml", []byte(text), testFeatures)
-		if fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" || !strings.Contains(err.Error(), "a spec has at most 16 KiB") {
+		if fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" || !strings.Contains(err.Error(), "a spec has at most 16 KiB") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -249,8 +249,8 @@ func TestWrongSpecs(t *testing.T) {
 			if code := fault.CodeOf(err); code != fault.Usage {
 				t.Errorf("exit code %d", code)
 			}
-			if strings.Contains(c.want, " must be at ") && fault.MendOf(err) == "" {
-				t.Errorf("there is no mend for %v", err)
+			if strings.Contains(c.want, " must be at ") && fault.HintOf(err) == "" {
+				t.Errorf("there is no hint for %v", err)
 			}
 			if got := err.Error(); got != c.want && (!strings.HasSuffix(c.want, ": ") || !strings.HasPrefix(got, c.want)) {
 				t.Errorf("\n got %s\nwant %s", got, c.want)

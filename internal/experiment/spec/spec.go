@@ -397,7 +397,7 @@ func (s *Spec) checkPart(path string, p *kind.Part) error {
 	}
 	if c, ok := p.Kind.(kind.Checker); ok {
 		err := c.Check(p.Options)
-		if hint := fault.MendOf(err); hint != "" {
+		if hint := fault.HintOf(err); hint != "" {
 			return fmt.Errorf("%w; %s", err, hint)
 		}
 		if err != nil {

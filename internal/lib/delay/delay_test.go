@@ -34,7 +34,7 @@ func TestParse(t *testing.T) {
 		"", "constant", "constant:", "constant:5", "constant:-5ms", "constant:5ms:6ms", "uniform:5ms", "uniform:6ms:5ms", "normal:1ms:2ms",
 		"two-point:1ms:2ms", "two-point:1ms:2ms:2", "two-point:1ms:2ms:NaN", "two-point:2ms:1ms:0.5", "constant:2h",
 	} {
-		if _, err := Parse(text); fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" {
+		if _, err := Parse(text); fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" {
 			t.Errorf("%q: %v, want wrong use with a hint", text, err)
 		}
 	}

@@ -107,8 +107,8 @@ func (f File) Place(n Node) string {
 }
 
 // Fail is an error about a node.
-func (f File) Fail(n Node, mend, format string, args ...any) error {
-	return fault.New(fault.Usage, f.Place(n), mend, format, args...)
+func (f File) Fail(n Node, hint, format string, args ...any) error {
+	return fault.New(fault.Usage, f.Place(n), hint, format, args...)
 }
 
 // IsMapping reports whether a node is keys with values.

@@ -1,4 +1,4 @@
-// Package fault gives errors the three things a person needs to act on them: what was wrong, where, and the mend. It
+// Package fault gives errors the three things a person needs to act on them: what was wrong, where, and the hint. It
 // also carries the exit code, so that a failure deep in the house ends the process with the code that DESIGN.md
 // promises, while only the command line decides to exit.
 package fault
@@ -23,12 +23,12 @@ const (
 	Exceeded Code = 5 // a budget of the spec is exceeded, or calibration is out of tolerance
 )
 
-// Error is a failure with its mend. What is required; Where (a file:line, a path, a flag) and Mend may be empty.
+// Error is a failure with its hint. What is required; Where (a file:line, a path, a flag) and Hint may be empty.
 type Error struct {
 	Code  Code
 	What  string // what was wrong, in one sentence without a full stop
 	Where string // file:line, path, flag or process it concerns
-	Mend  string // what the reader can do about it
+	Hint  string // what the reader can do about it
 	Err   error  // the cause, if another error was
 }
 
@@ -46,16 +46,16 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Err }
 
 // New makes an Error without a cause. Use Wrap where there is one.
-func New(code Code, where, mend, format string, args ...any) *Error {
-	return &Error{Code: code, What: fmt.Sprintf(format, args...), Where: where, Mend: mend}
+func New(code Code, where, hint, format string, args ...any) *Error {
+	return &Error{Code: code, What: fmt.Sprintf(format, args...), Where: where, Hint: hint}
 }
 
-// Wrap gives err a code, a place and a mend. It returns nil when err is nil.
-func Wrap(err error, code Code, where, mend, format string, args ...any) error {
+// Wrap gives err a code, a place and a hint. It returns nil when err is nil.
+func Wrap(err error, code Code, where, hint, format string, args ...any) error {
 	if err == nil {
 		return nil
 	}
-	return &Error{Code: code, What: fmt.Sprintf(format, args...), Where: where, Mend: mend, Err: err}
+	return &Error{Code: code, What: fmt.Sprintf(format, args...), Where: where, Hint: hint, Err: err}
 }
 
 // CodeOf is the exit code for err: OK for nil, that of the outermost Error in the chain, else Machine for what the
@@ -80,9 +80,9 @@ var refusals = []syscall.Errno{
 	syscall.EMFILE, syscall.ENFILE, syscall.EAGAIN, syscall.EBUSY, syscall.ENODEV,
 }
 
-// MendOf is the mend of the outermost Error in the chain that has one. Whatever wants to open a file can find that
+// HintOf is the hint of the outermost Error in the chain that has one. Whatever wants to open a file can find that
 // there are too many: then only one thing helps, whatever else the place that found it would advise.
-func MendOf(err error) string {
+func HintOf(err error) string {
 	switch {
 	case errors.Is(err, syscall.EMFILE):
 		return "raise the limit of open files: ulimit -n 65536"
@@ -94,8 +94,8 @@ func MendOf(err error) string {
 		if !errors.As(err, &e) {
 			return ""
 		}
-		if e.Mend != "" {
-			return e.Mend
+		if e.Hint != "" {
+			return e.Hint
 		}
 		err = e.Err
 	}

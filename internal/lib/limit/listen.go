@@ -20,7 +20,7 @@ func TCP(ctx context.Context, address string) (net.Listener, error) {
 	if err == nil {
 		return l, nil
 	}
-	refused := func(mend, what string) error { return fault.Wrap(err, fault.Machine, address, mend, "%s", what) }
+	refused := func(hint, what string) error { return fault.Wrap(err, fault.Machine, address, hint, "%s", what) }
 	switch {
 	case errors.Is(err, unix.EADDRINUSE):
 		_, port, _ := net.SplitHostPort(address)

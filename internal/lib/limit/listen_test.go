@@ -34,7 +34,7 @@ func TestTCP(t *testing.T) {
 			continue
 		}
 		if text := err.Error(); fault.CodeOf(err) != want.code || len(text) < len(want.text) || text[:len(want.text)] != want.text ||
-			fault.MendOf(err) == "" {
+			fault.HintOf(err) == "" {
 			t.Errorf("code %d, %v; want %d, %s", fault.CodeOf(err), err, want.code, want.text)
 		}
 	}

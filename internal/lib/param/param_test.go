@@ -92,7 +92,7 @@ func TestCheck(t *testing.T) {
 		t.Error(err)
 	}
 	err := param.Values{"wait": "61s"}.Check(settings)
-	if fault.CodeOf(err) != fault.Usage || err.Error() != "--wait: must be at most 60s, not 1m1s" || fault.MendOf(err) == "" {
+	if fault.CodeOf(err) != fault.Usage || err.Error() != "--wait: must be at most 60s, not 1m1s" || fault.HintOf(err) == "" {
 		t.Error(err)
 	}
 }

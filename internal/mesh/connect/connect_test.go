@@ -179,8 +179,8 @@ func TestWrongUse(t *testing.T) {
 		"no data":     {Options{First: loopback, Services: 1, Endpoints: true}, fault.Machine},
 		"unreachable": {Options{First: netip.MustParseAddrPort("255.255.255.255:80"), Services: 1}, fault.Machine},
 	} {
-		if l, err := New(c.o); l != nil || fault.CodeOf(err) != c.code || fault.MendOf(err) == "" {
-			t.Errorf("%s: %v, mend %q", name, err, fault.MendOf(err))
+		if l, err := New(c.o); l != nil || fault.CodeOf(err) != c.code || fault.HintOf(err) == "" {
+			t.Errorf("%s: %v, hint %q", name, err, fault.HintOf(err))
 		}
 	}
 	l, err := New(Options{First: loopback, Services: 1})

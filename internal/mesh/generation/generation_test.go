@@ -112,7 +112,7 @@ func TestAddresses(t *testing.T) {
 
 // TestPage: what one says the other sees, which can write nothing and keeps the page when its maker has gone.
 func TestPage(t *testing.T) {
-	if _, err := Open(os.Getpid()); fault.CodeOf(err) != fault.Usage || !errors.Is(err, os.ErrNotExist) || fault.MendOf(err) == "" {
+	if _, err := Open(os.Getpid()); fault.CodeOf(err) != fault.Usage || !errors.Is(err, os.ErrNotExist) || fault.HintOf(err) == "" {
 		t.Errorf("a process without a page: %v", err)
 	}
 	maker, err := Create()

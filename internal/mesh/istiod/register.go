@@ -130,7 +130,7 @@ func (guest) Optional(param.Values) bool { return false }
 // Probes is kind.Diagnosed's.
 func (guest) Probes() []*feature.Probe {
 	status := feature.Status{
-		Name: name, Needs: "the program " + name, Lost: "experiments with the application istiod", Mend: buildHint,
+		Name: name, Needs: "the program " + name, Lost: "experiments with the application istiod", Hint: buildHint,
 	}
 	return []*feature.Probe{feature.New(status, func() (string, error) {
 		path, err := Find()

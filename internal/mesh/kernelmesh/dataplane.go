@@ -336,7 +336,7 @@ func cgroup2Mount() string {
 	return ""
 }
 
-// explain turns a refusal of the kernel into a fault with a mend.
+// explain turns a refusal of the kernel into a fault with a hint.
 func explain(err error, doing string) error {
 	var verifier *ebpf.VerifierError
 	var known *fault.Error
@@ -345,11 +345,11 @@ func explain(err error, doing string) error {
 		return err
 	// Without rights the verifier refuses what it would take from others: that is a question of rights.
 	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) && !hasRights():
-		mend := "run as root, or with CAP_SYS_ADMIN"
+		hint := "run as root, or with CAP_SYS_ADMIN"
 		if hasRights() {
-			mend = "the kernel refuses BPF to root as well: look at /sys/kernel/security/lockdown, at the container's seccomp profile and its devices"
+			hint = "the kernel refuses BPF to root as well: look at /sys/kernel/security/lockdown, at the container's seccomp profile and its devices"
 		}
-		return fault.Wrap(err, fault.Machine, "", mend, "%s: not permitted", doing)
+		return fault.Wrap(err, fault.Machine, "", hint, "%s: not permitted", doing)
 	case errors.As(err, &verifier):
 		return fault.New(fault.Machine, "", "it needs Linux 5.18 with CONFIG_CGROUP_BPF; on a newer one this is a defect of Tare: report this text with uname -r",
 			"%s: the kernel's verifier refuses a program: %-12v", doing, verifier)

@@ -665,7 +665,7 @@ func TestRunRefuses(t *testing.T) {
 		o          Options
 		uid        int
 		code       fault.Code
-		what, mend string
+		what, hint string
 	}{
 		{"no file", Options{ServicesFile: good + "x", CgroupDir: dir}, 0, fault.Usage, "cannot be read", "--services"},
 		{"no cgroup", Options{ServicesFile: good, CgroupDir: dir + "x"}, 0, fault.Usage, "no such control group", "mkdir"},
@@ -690,7 +690,7 @@ func TestRunRefuses(t *testing.T) {
 			s := newSubject(t, test.o, test.uid)
 			err := s.conn.Expect(role.Ready, nil, nil)
 			var f *fault.Error
-			if !errors.As(err, &f) || f.Code != test.code || !strings.Contains(err.Error(), test.what) || !strings.Contains(f.Mend, test.mend) {
+			if !errors.As(err, &f) || f.Code != test.code || !strings.Contains(err.Error(), test.what) || !strings.Contains(f.Hint, test.hint) {
 				t.Errorf("got %#v", err)
 			}
 		})

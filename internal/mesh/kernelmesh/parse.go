@@ -23,16 +23,16 @@ import (
 // maxFileBytes bounds a services file: enough for some 500,000 endpoints.
 const maxFileBytes = 32 << 20
 
-// example is the mend for a file of the wrong shape.
+// example is the hint for a file of the wrong shape.
 const example = "services: [{address: 10.96.0.1:80, protocol: tcp, endpoints: [{address: 127.0.0.1:8080, weight: 3}]}]"
 
 // ReadFile reads the services of a file; see Parse.
 func ReadFile(path string) ([]Service, error) {
-	const mend, what = "name a services file with --services", "the services file cannot be read"
+	const hint, what = "name a services file with --services", "the services file cannot be read"
 	// A pipe could keep its reader for ever, and with it every signal to read the services again.
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Usage, path, mend, what)
+		return nil, fault.Wrap(err, fault.Usage, path, hint, what)
 	}
 	defer f.Close()
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
@@ -40,7 +40,7 @@ func ReadFile(path string) ([]Service, error) {
 	}
 	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1)) // some files have no end
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Usage, path, mend, what)
+		return nil, fault.Wrap(err, fault.Usage, path, hint, what)
 	}
 	return Parse(path, data)
 }
@@ -92,12 +92,12 @@ func Parse(name string, data []byte) ([]Service, error) {
 // reader turns syntax nodes into services.
 type reader struct{ name string }
 
-func (p reader) errorf(at ast.Node, mend, format string, args ...any) error {
+func (p reader) errorf(at ast.Node, hint, format string, args ...any) error {
 	where := p.name
 	if line := lineOf(at); line > 0 {
 		where = fmt.Sprintf("%s:%d", p.name, line)
 	}
-	return fault.New(fault.Usage, where, mend, format, args...)
+	return fault.New(fault.Usage, where, hint, format, args...)
 }
 
 func lineOf(at ast.Node) int {

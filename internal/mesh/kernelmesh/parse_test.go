@@ -54,7 +54,7 @@ services:
 
 func TestParseRefuses(t *testing.T) {
 	const ok = "services:\n  - address: 10.96.0.1:80\n    endpoints:\n      - {address: 127.0.0.1:8080, weight: 3}\n"
-	tests := []struct{ name, yaml, where, what, mend string }{
+	tests := []struct{ name, yaml, where, what, hint string }{
 		{"empty", "", "s.yaml", "the file is empty", "services: ["},
 		{"comment only", "# nothing\n", "s.yaml", "the file is empty", "services: ["},
 		{"not YAML", "services:\n  - {address: [", "s.yaml:2", "this is not YAML", ""},
@@ -103,8 +103,8 @@ func TestParseRefuses(t *testing.T) {
 			if !errors.As(err, &f) {
 				t.Fatalf("got %v, %v; want a fault", services, err)
 			}
-			if f.Code != fault.Usage || !strings.HasPrefix(f.Where, test.where) || !strings.Contains(f.What, test.what) || !strings.Contains(f.Mend, test.mend) {
-				t.Errorf("got  %d, %s: %s (%s)\nwant 2, %s: %s (%s)", f.Code, f.Where, f.What, f.Mend, test.where, test.what, test.mend)
+			if f.Code != fault.Usage || !strings.HasPrefix(f.Where, test.where) || !strings.Contains(f.What, test.what) || !strings.Contains(f.Hint, test.hint) {
+				t.Errorf("got  %d, %s: %s (%s)\nwant 2, %s: %s (%s)", f.Code, f.Where, f.What, f.Hint, test.where, test.what, test.hint)
 			}
 		})
 	}
@@ -112,7 +112,7 @@ func TestParseRefuses(t *testing.T) {
 
 func TestReadFileMissing(t *testing.T) {
 	_, err := ReadFile(t.TempDir() + "/none.yaml")
-	if fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" {
+	if fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" {
 		t.Errorf("got %v", err)
 	}
 }

@@ -375,11 +375,11 @@ func inFile(err error, file string) error {
 	if f.Code != fault.Usage || f.Where == file {
 		return err
 	}
-	mend := ""
+	hint := ""
 	if f.Where != "" { // a service's name, by a store
-		mend = "raise --max-services and --max-endpoints, or choose another --store"
+		hint = "raise --max-services and --max-endpoints, or choose another --store"
 	}
-	return fault.Wrap(err, f.Code, file, mend, "the services cannot be applied")
+	return fault.Wrap(err, f.Code, file, hint, "the services cannot be applied")
 }
 
 // logTotals says at the end what each program did. The reader may have gone: that is no failure of the data plane.

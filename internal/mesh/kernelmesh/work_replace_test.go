@@ -166,7 +166,7 @@ func TestWorkReplaceSlow(t *testing.T) {
 	}
 	t.Run("NoRoom", func(t *testing.T) {
 		small, _ := newDataPlane(t, Options{Store: "value", MaxServices: 1, MaxEndpoints: 64})
-		if _, err := newReplacer(small.DataPlane, Options{}); fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" {
+		if _, err := newReplacer(small.DataPlane, Options{}); fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" {
 			t.Errorf("no room: %v", err)
 		}
 	})

@@ -122,8 +122,8 @@ func (p *Push) wait(ctx context.Context) error {
 			continue
 		}
 		if pace.Now() > late {
-			const mend = "the load must be in the control group of a data plane that has its configuration from this mesh and shows endpoints as peers: --peer endpoint"
-			return fault.New(fault.Machine, p.mesh.Mesh.Service(i).String(), mend, "a connection to service %d has the peer %s, which is no endpoint of it", i, peer)
+			const hint = "the load must be in the control group of a data plane that has its configuration from this mesh and shows endpoints as peers: --peer endpoint"
+			return fault.New(fault.Machine, p.mesh.Mesh.Service(i).String(), hint, "a connection to service %d has the peer %s, which is no endpoint of it", i, peer)
 		}
 		if err := p.sleep(ctx, pace.Now()+int64(time.Millisecond)); err != nil {
 			return err

@@ -217,8 +217,8 @@ func TestCheck(t *testing.T) {
 		if os.Geteuid() == 0 {
 			t.Errorf("%s: %v", way, err)
 		}
-		if fault.CodeOf(err) != fault.Machine || fault.MendOf(err) == "" {
-			t.Errorf("%s: %v is of code %d, with the hint %q", way, err, fault.CodeOf(err), fault.MendOf(err))
+		if fault.CodeOf(err) != fault.Machine || fault.HintOf(err) == "" {
+			t.Errorf("%s: %v is of code %d, with the hint %q", way, err, fault.CodeOf(err), fault.HintOf(err))
 		}
 	}
 }
@@ -227,7 +227,7 @@ func TestCheck(t *testing.T) {
 func TestCheckWithoutV2(t *testing.T) {
 	const tree = "../../scale/host/cgroup/testdata/v1"
 	err := check(EBPF, cgroup.Roots{Proc: tree + "/proc", Prefix: tree})
-	if fault.CodeOf(err) != fault.Machine || !strings.Contains(fault.MendOf(err), "cgroup2") {
-		t.Errorf("%v, with the hint %q", err, fault.MendOf(err))
+	if fault.CodeOf(err) != fault.Machine || !strings.Contains(fault.HintOf(err), "cgroup2") {
+		t.Errorf("%v, with the hint %q", err, fault.HintOf(err))
 	}
 }

@@ -303,7 +303,7 @@ func (p *one) ended(err error) error {
 	if err == nil {
 		err = errors.New("it ended by itself")
 	}
-	return death{fault.Wrap(err, fault.Machine, p.place.Component, fault.MendOf(err), "the proxy that serves %s is gone",
+	return death{fault.Wrap(err, fault.Machine, p.place.Component, fault.HintOf(err), "the proxy that serves %s is gone",
 		p.place.App)}
 }
 

@@ -331,15 +331,15 @@ var lacks = func() func(way string) *feature.Probe {
 		if way == redirect.Explicit {
 			name, needs = "pods", "network namespaces and pairs of virtual interfaces (CONFIG_NET_NS, CONFIG_VETH)"
 		}
-		mend := "run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN, on a kernel with these, built in or as modules, which it " +
+		hint := "run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN, on a kernel with these, built in or as modules, which it " +
 			"loads and keeps"
 		if way == redirect.EBPF {
 			needs = "a mounted v2 hierarchy of control groups; " + needs
-			mend += "; " + fault.MendOf(redirect.NoHierarchy(""))
+			hint += "; " + fault.HintOf(redirect.NoHierarchy(""))
 		}
 		probes[way] = feature.New(feature.Status{
 			Name: name, Needs: needs, Lost: "arms with " + settingRedirect + ": " + way,
-			Mend: mend,
+			Hint: hint,
 		}, func() (string, error) {
 			if err := redirect.Check(way); err != nil {
 				return "", err
@@ -355,9 +355,9 @@ func missing(err error) error {
 	if f, is := errors.AsType[*fault.Error](err); is {
 		return f
 	}
-	mend := "see 'tare doctor'"
-	if f, is := errors.AsType[*feature.MissingError](err); is && f.Mend != "" {
-		mend = f.Mend
+	hint := "see 'tare doctor'"
+	if f, is := errors.AsType[*feature.MissingError](err); is && f.Hint != "" {
+		hint = f.Hint
 	}
-	return fault.Wrap(err, fault.Machine, "", mend, "this machine cannot do it")
+	return fault.Wrap(err, fault.Machine, "", hint, "this machine cannot do it")
 }

@@ -370,7 +370,7 @@ func (g Guest) Probes() []*feature.Probe {
 	a := g.Proxy.About()
 	status := feature.Status{
 		Name: a.Program, Needs: "the program " + a.Program, Lost: "arms of experiments with the subject " + a.Name,
-		Mend: a.Hint,
+		Hint: a.Hint,
 	}
 	probes := []*feature.Probe{feature.New(status, func() (string, error) {
 		program, err := Find(a, nil)
@@ -393,7 +393,7 @@ var sidecars = newSidecars()
 func newSidecars() *feature.Probe {
 	return feature.New(feature.Status{
 		Name: "sidecars", Needs: "the program envoy or haproxy", Lost: "experiments with sidecar proxies",
-		Mend: "run 'make envoy' in Tare's sources, or 'apt-get install haproxy'",
+		Hint: "run 'make envoy' in Tare's sources, or 'apt-get install haproxy'",
 	}, func() (string, error) {
 		var found []string
 		var err error

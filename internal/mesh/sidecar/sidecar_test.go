@@ -271,7 +271,7 @@ func TestProbes(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	t.Setenv("PATH", t.TempDir())
-	if s = (Guest{fake{}}).Probes()[0].Status(); s.Available || s.Mend != "get it" || s.Detail != "not installed" {
+	if s = (Guest{fake{}}).Probes()[0].Status(); s.Available || s.Hint != "get it" || s.Detail != "not installed" {
 		t.Errorf("%+v", s)
 	}
 }
@@ -285,7 +285,7 @@ func TestSidecars(t *testing.T) {
 	t.Setenv("PATH", dir)
 	err := newSidecars().Err()
 	missing, is := errors.AsType[*feature.MissingError](err)
-	if !is || !strings.Contains(missing.Mend, "make envoy") || !strings.Contains(missing.Mend, "apt-get install haproxy") {
+	if !is || !strings.Contains(missing.Hint, "make envoy") || !strings.Contains(missing.Hint, "apt-get install haproxy") {
 		t.Errorf("without any: %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "haproxy"), []byte("#!/bin/sh\n"), 0o755); err != nil {

@@ -145,11 +145,11 @@ func Lookup(text string) (Design, Options, error) {
 		return Design{}, Options{}, fault.New(fault.Usage, "store", "it can be one of "+strings.Join(slices.Sorted(maps.Keys(designs)), ", "), "there is no store %q", name)
 	}
 	if variant != "" && !slices.Contains(d.Variants, variant) {
-		mend := "it has none: leave it out"
+		hint := "it has none: leave it out"
 		if len(d.Variants) > 0 {
-			mend = "it can be one of " + strings.Join(d.Variants, ", ")
+			hint = "it can be one of " + strings.Join(d.Variants, ", ")
 		}
-		return Design{}, Options{}, fault.New(fault.Usage, "store", mend, "store %s has no variant %q", name, variant)
+		return Design{}, Options{}, fault.New(fault.Usage, "store", hint, "store %s has no variant %q", name, variant)
 	}
 	return d, Options{Variant: variant}, nil
 }

@@ -155,8 +155,8 @@ func TestFailures(t *testing.T) {
 	} {
 		o := good
 		change(&o)
-		if _, err := New(t.Context(), o); fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" {
-			t.Errorf("%s: %v (mend %q)", name, err, fault.MendOf(err))
+		if _, err := New(t.Context(), o); fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" {
+			t.Errorf("%s: %v (hint %q)", name, err, fault.HintOf(err))
 		}
 	}
 }

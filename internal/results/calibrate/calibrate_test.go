@@ -79,7 +79,7 @@ func TestVerdict(t *testing.T) {
 		for _, x := range tt.rows {
 			r.add(Weight{Section: x.section, Verdict: x.verdict})
 		}
-		if err := r.Verdict(); fault.CodeOf(err) != tt.code || err != nil && fault.MendOf(err) == "" {
+		if err := r.Verdict(); fault.CodeOf(err) != tt.code || err != nil && fault.HintOf(err) == "" {
 			t.Errorf("%v: code %d, want %d", tt.rows, fault.CodeOf(err), tt.code)
 		}
 	}

@@ -65,7 +65,7 @@ func TestWriter(t *testing.T) {
 		if write != nil || err == nil || err.Error() != want || fault.CodeOf(err) != fault.Usage {
 			t.Errorf("%q: %v, want %s", name, err, want)
 		}
-		if hint := fault.MendOf(err); hint != "choose from json, text" {
+		if hint := fault.HintOf(err); hint != "choose from json, text" {
 			t.Errorf("%q: the hint is %q", name, hint)
 		}
 	}

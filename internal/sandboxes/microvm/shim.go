@@ -61,7 +61,7 @@ type shim struct {
 // answer is what the shim says to a request, or to its creator.
 type answer struct {
 	Error string     `json:"error,omitempty"`
-	Mend  string     `json:"mend,omitempty"`
+	Hint  string     `json:"mend,omitempty"`
 	Code  fault.Code `json:"code,omitempty"`
 }
 
@@ -69,14 +69,14 @@ func answerOf(err error) answer {
 	if err == nil {
 		return answer{}
 	}
-	return answer{err.Error(), fault.MendOf(err), fault.CodeOf(err)}
+	return answer{err.Error(), fault.HintOf(err), fault.CodeOf(err)}
 }
 
 func (a answer) err() error {
 	if a.Error == "" {
 		return nil
 	}
-	return fault.New(a.Code, "", a.Mend, "%s", a.Error)
+	return fault.New(a.Code, "", a.Hint, "%s", a.Error)
 }
 
 // request is what other processes ask of the shim.

@@ -376,7 +376,7 @@ func TestProbeHangs(t *testing.T) {
 // TestFind: what is not installed is an error of the machine that says how to get it.
 func TestFind(t *testing.T) {
 	_, err := Find("no-such-runtime", "/bin/true", Options{})
-	if fault.CodeOf(err) != fault.Machine || fault.MendOf(err) == "" {
+	if fault.CodeOf(err) != fault.Machine || fault.HintOf(err) == "" {
 		t.Errorf("%v", err)
 	}
 	r, err := Find(MicroVM, "/usr/bin/tare", Options{})

@@ -132,11 +132,11 @@ func (guest) Installed(ctx context.Context, o param.Values) error {
 	}
 	err = oci.Probe(ctx, r, own, o.Duration(settingReady), booting(o))
 	if err != nil {
-		mend := "name another runtime"
+		hint := "name another runtime"
 		if lacks := oci.Lacks(); len(lacks) > 0 && o[settingRuntime] != oci.MicroVM {
-			mend = "run as root with " + strings.Join(lacks, ", ")
+			hint = "run as root with " + strings.Join(lacks, ", ")
 		}
-		err = fault.Wrap(err, fault.Machine, o[settingRuntime], mend, "does not work on this machine")
+		err = fault.Wrap(err, fault.Machine, o[settingRuntime], hint, "does not work on this machine")
 	}
 	if ctx.Err() != nil {
 		return err // which says nothing of the runtime

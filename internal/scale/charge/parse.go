@@ -40,8 +40,8 @@ func ParseFlag(charge ledger.Charge, text string) (Rule, error) {
 		ledger.ChargeTare:     "such as --tare 'cgroup=/kube-system/*' or --tare 'comm=containerd*'",
 		ledger.ChargeLoad:     "such as --load 'cgroup=/k6'",
 	}[charge]
-	fail := func(mend, format string, args ...any) (Rule, error) {
-		return Rule{}, fault.New(fault.Usage, r.Where, mend, format, args...)
+	fail := func(hint, format string, args ...any) (Rule, error) {
+		return Rule{}, fault.New(fault.Usage, r.Where, hint, format, args...)
 	}
 	if charge == ledger.ChargeWorkload {
 		name, rest, found := strings.Cut(text, "=")
@@ -90,8 +90,8 @@ func ParseFlag(charge ledger.Charge, text string) (Rule, error) {
 			return fail("leave it out, or give it a name", "%q is empty", key)
 		}
 	}
-	return r, r.check(func(mend, format string, args ...any) error {
-		return fault.New(fault.Usage, r.Where, mend, format, args...)
+	return r, r.check(func(hint, format string, args ...any) error {
+		return fault.New(fault.Usage, r.Where, hint, format, args...)
 	})
 }
 
@@ -109,18 +109,18 @@ func split(text string) (pieces []string) {
 	return append(pieces, text[from:])
 }
 
-func withGuess(name string, known []string, mend string) string {
+func withGuess(name string, known []string, hint string) string {
 	if n := text.Nearest(name, known); n != "" {
-		return fmt.Sprintf("did you mean %s? %s", n, mend)
+		return fmt.Sprintf("did you mean %s? %s", n, hint)
 	}
-	return mend
+	return hint
 }
 
 // clip keeps what others wrote short in messages, and leaves room for a path.
 func clip(s string) string { return text.ClipTo(s, 80) }
 
 // check finds what is wrong with the values of a rule.
-func (r *Rule) check(fail func(mend, format string, args ...any) error) error {
+func (r *Rule) check(fail func(hint, format string, args ...any) error) error {
 	named := func(what, name string) error {
 		ok := func(c rune) bool {
 			return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' ||
@@ -274,5 +274,5 @@ func (f rulesFile) rule(n ast.Node) (Rule, error) {
 	case r.By == "":
 		return Rule{}, f.Fail(n, "add one of "+strings.Join(selectors, ", "), "the rule does not say what it matches")
 	}
-	return r, r.check(func(mend, format string, args ...any) error { return f.Fail(n, mend, format, args...) })
+	return r, r.check(func(hint, format string, args ...any) error { return f.Fail(n, hint, format, args...) })
 }

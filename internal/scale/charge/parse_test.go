@@ -36,7 +36,7 @@ func TestParseFlag(t *testing.T) {
 func TestParseFlagErrors(t *testing.T) {
 	for _, c := range []struct {
 		charge           ledger.Charge
-		text, want, mend string
+		text, want, hint string
 	}{
 		{ledger.ChargeWorkload, "/kubepods", "needs a name", "--workload 'shop=/kubepods/shop*'"},
 		{ledger.ChargeWorkload, "", "needs a name", "shop="},
@@ -61,10 +61,10 @@ func TestParseFlagErrors(t *testing.T) {
 	} {
 		_, err := ParseFlag(c.charge, c.text)
 		if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), c.want) ||
-			!strings.Contains(fault.MendOf(err), c.mend) ||
+			!strings.Contains(fault.HintOf(err), c.hint) ||
 			!strings.HasPrefix(err.Error(), "--"+string(c.charge)) {
-			t.Errorf("--%s '%s': %v (%s), want %q and a mend with %q", c.charge, c.text, err, fault.MendOf(err),
-				c.want, c.mend)
+			t.Errorf("--%s '%s': %v (%s), want %q and a hint with %q", c.charge, c.text, err, fault.HintOf(err),
+				c.want, c.hint)
 		}
 	}
 }
@@ -119,9 +119,9 @@ rules:
 
 func TestCheck(t *testing.T) {
 	rules := mustParse(t, "workload shop=/a", "tare cgroup=/b,workload=shpo")
-	if err := Check(rules); fault.CodeOf(err) != fault.Usage || !strings.Contains(fault.MendOf(err),
+	if err := Check(rules); fault.CodeOf(err) != fault.Usage || !strings.Contains(fault.HintOf(err),
 		"did you mean shop?") {
-		t.Errorf("%v (%s)", err, fault.MendOf(err))
+		t.Errorf("%v (%s)", err, fault.HintOf(err))
 	}
 	if err := Check(mustParse(t, "tare cgroup=/b,workload=shop", "workload shop=/a")); err != nil {
 		t.Error(err)

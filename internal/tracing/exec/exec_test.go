@@ -96,7 +96,7 @@ func playNoexec() int {
 	if err == nil {
 		_ = l.Close()
 	}
-	fmt.Println(err, fault.MendOf(err))
+	fmt.Println(err, fault.HintOf(err))
 	return int(fault.CodeOf(err))
 }
 
@@ -534,7 +534,7 @@ func TestWorkerKilled(t *testing.T) {
 				time.AfterFunc(50*time.Millisecond, kill)
 			}
 			r, err := l.Run(t.Context(), schedule(0, time.Hour))
-			if r != nil || fault.CodeOf(err) != fault.Invalid || !strings.Contains(err.Error(), "worker 1 ") || !strings.Contains(err.Error(), "SIGKILL") || fault.MendOf(err) == "" {
+			if r != nil || fault.CodeOf(err) != fault.Invalid || !strings.Contains(err.Error(), "worker 1 ") || !strings.Contains(err.Error(), "SIGKILL") || fault.HintOf(err) == "" {
 				t.Errorf("%v, %v", r, err)
 			}
 			for _, pid := range pids {
@@ -629,13 +629,13 @@ func TestWrongUse(t *testing.T) {
 		"negative":      {Workers: -1},
 		"long spin":     {Spin: time.Second},
 	} {
-		if l, err := New(o); l != nil || fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" {
-			t.Errorf("%s: %v, mend %q", name, err, fault.MendOf(err))
+		if l, err := New(o); l != nil || fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" {
+			t.Errorf("%s: %v, hint %q", name, err, fault.HintOf(err))
 		}
 	}
 	l := start(t, Options{Workers: 1})
 	for name, s := range map[string]role.Schedule{"no window": {}, "no time": {Begin: -1, Duration: 1}, "negative warm-up": {Warmup: -1, Duration: 1}, "long": {Duration: math.MaxInt64}, "long warm-up": {Warmup: math.MaxInt64, Duration: 1}} {
-		if _, err := l.Run(t.Context(), s); fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" {
+		if _, err := l.Run(t.Context(), s); fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

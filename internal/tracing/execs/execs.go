@@ -45,15 +45,15 @@ type Counter struct {
 
 // Open starts to count. An error has code fault.Machine: this machine cannot, or this process may not.
 func Open() (c *Counter, err error) {
-	const mend = "run as root on Linux 5.8 or newer"
+	const hint = "run as root on Linux 5.8 or newer"
 	c = &Counter{watched: map[uint64]bool{}}
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Machine, "", mend, "counting the CPUs of this machine")
+		return nil, fault.Wrap(err, fault.Machine, "", hint, "counting the CPUs of this machine")
 	}
 	c.zeros = make([]uint64, cpus)
 	if err := loadExecsObjects(&c.objects, nil); err != nil {
-		return nil, fault.Wrap(err, fault.Machine, "", mend, "the program that counts execs cannot be loaded")
+		return nil, fault.Wrap(err, fault.Machine, "", hint, "the program that counts execs cannot be loaded")
 	}
 	defer func() {
 		if err != nil {
@@ -66,7 +66,7 @@ func Open() (c *Counter, err error) {
 	}
 	c.id = info.id
 	if c.link, err = link.AttachRawTracepoint(link.RawTracepointOptions{Name: tracepoint, Program: c.objects.TareExecs}); err != nil {
-		return c, fault.Wrap(err, fault.Machine, tracepoint, mend, "the program that counts execs cannot be attached")
+		return c, fault.Wrap(err, fault.Machine, tracepoint, hint, "the program that counts execs cannot be attached")
 	}
 	return c, nil
 }

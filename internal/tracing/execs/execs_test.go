@@ -231,7 +231,7 @@ func TestMaxGroups(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := c.Watch(1 << 41); fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" {
+	if err := c.Watch(1 << 41); fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" {
 		t.Errorf("one too many: %v", err)
 	}
 	if n := read(t, c); len(n.Groups) != execs.MaxGroups {
@@ -393,7 +393,7 @@ func TestMain(m *testing.M) {
 		if err == nil {
 			_, err = execs.Open()
 		}
-		fmt.Println(err, fault.MendOf(err))
+		fmt.Println(err, fault.HintOf(err))
 		os.Exit(int(fault.CodeOf(err)))
 	}
 	os.Exit(m.Run())

@@ -533,7 +533,7 @@ func held(t *testing.T, pid int) (programs, maps, links []uint64) {
 	return programs, maps, links
 }
 
-// What the machine lacks is said with a mend, and the code for it.
+// What the machine lacks is said with a hint, and the code for it.
 func TestMissing(t *testing.T) {
 	for before, want := range map[string]string{dropRights: "run as root", hideBTF: "CONFIG_DEBUG_INFO_BTF"} {
 		t.Run(before, func(t *testing.T) {

@@ -66,7 +66,7 @@ func tracerMain(text string) int {
 	signal.Notify(tell, unix.SIGUSR1)
 	o.Tell = tell
 	if err = Run(ctx, o, os.Stdout, os.Stderr); err != nil {
-		fmt.Fprintf(os.Stderr, "error: %v; %s\n", err, fault.MendOf(err))
+		fmt.Fprintf(os.Stderr, "error: %v; %s\n", err, fault.HintOf(err))
 	}
 	return int(fault.CodeOf(err))
 }

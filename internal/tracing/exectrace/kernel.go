@@ -185,7 +185,7 @@ func openGroup(dir string, l *cgroup.Layout) (*os.File, error) {
 	return f, nil
 }
 
-// explain turns a refusal of the kernel into a fault with a mend.
+// explain turns a refusal of the kernel into a fault with a hint.
 func explain(err error) error {
 	var verifier *ebpf.VerifierError
 	var known *fault.Error

@@ -127,7 +127,7 @@ func TestSettingsThatAreWrong(t *testing.T) {
 
 func TestInstalledAndVersion(t *testing.T) {
 	tr := &Tracer{Argv: []string{"no-such-tracer-anywhere"}, Install: "build it"}
-	if err := tr.Installed(); fault.CodeOf(err) != fault.Machine || fault.MendOf(err) != "build it" || !strings.Contains(err.Error(), "not installed") {
+	if err := tr.Installed(); fault.CodeOf(err) != fault.Machine || fault.HintOf(err) != "build it" || !strings.Contains(err.Error(), "not installed") {
 		t.Errorf("one that is not there: %v", err)
 	}
 	tr = &Tracer{Argv: []string{"sh"}, Version: []string{"sh", "-c", `printf '\n \033[1m v1.2 \nmore\n'; exit 1`}}

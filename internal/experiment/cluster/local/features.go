@@ -13,7 +13,7 @@ func Features() []*feature.Probe {
 		Name:  "local-nodes",
 		Needs: "CAP_SYS_ADMIN and CAP_NET_ADMIN, network namespaces (CONFIG_NET_NS) and pairs of virtual interfaces (CONFIG_VETH)",
 		Lost:  "many nodes on one machine (tare run --local-nodes); nodes on machines of their own (--nodes-listen) do not need it",
-		Mend:  "run as root; load the module veth",
+		Hint:  "run as root; load the module veth",
 	}, probeNodes)}
 }
 

@@ -148,11 +148,11 @@ func (c *compiled) injected(p *pod) (bool, error) {
 // collides refuses a pod that has something of the same name already, or that would reach into what is the sidecar's:
 // which of the two was meant cannot be known, and a pod could bring a sidecar of its own under the mesh's name.
 func (c *compiled) collides(p *pod) error {
-	const mend = "give it another, or label the pod " + InjectKey + ": \"false\""
+	const hint = "give it another, or label the pod " + InjectKey + ": \"false\""
 	for _, list := range [][]container{p.Spec.Containers, p.Spec.InitContainers} {
 		for _, x := range list {
 			if x.Name == c.names.sidecar || c.init != nil && x.Name == c.names.init {
-				return refuse("the pod has a container %q of its own, which is a name of the mesh: %s", x.Name, mend)
+				return refuse("the pod has a container %q of its own, which is a name of the mesh: %s", x.Name, hint)
 			}
 			for _, v := range slices.Concat(x.Mounts, x.Devices) {
 				if slices.Contains(c.names.volumes, v.Name) {
@@ -163,7 +163,7 @@ func (c *compiled) collides(p *pod) error {
 	}
 	for _, x := range p.Spec.Volumes {
 		if slices.Contains(c.names.volumes, x.Name) {
-			return refuse("the pod has a volume %q of its own, which is a name of the mesh: %s", x.Name, mend)
+			return refuse("the pod has a volume %q of its own, which is a name of the mesh: %s", x.Name, hint)
 		}
 	}
 	return nil

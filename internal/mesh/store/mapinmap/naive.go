@@ -74,7 +74,7 @@ func newNaive(k *keep.Kernel, outer *ebpf.Map, _ bool) (keep.Records, error) {
 
 func (n *naive) Room(need records.Counts) bool { return need.Sum() <= bitmapBits-1-n.used }
 
-func (n *naive) Mend() string {
+func (n *naive) Hint() string {
 	return fmt.Sprintf("use another store: this one has room for %d records", bitmapBits-1)
 }
 
@@ -105,7 +105,7 @@ func (n *naive) Alloc(records.Class) (key uint32, err error) {
 	err = n.change(func() error {
 		key = n.firstFree()
 		if key == 0 {
-			return fault.New(fault.Usage, "", n.Mend(), "no record is free")
+			return fault.New(fault.Usage, "", n.Hint(), "no record is free")
 		}
 		fd, err := k.Create(inner)
 		if err != nil {

@@ -292,14 +292,14 @@ func (p *pooled) Room(need records.Counts) bool {
 	return n <= len(p.free)
 }
 
-func (p *pooled) Mend() string {
+func (p *pooled) Hint() string {
 	return fmt.Sprintf("raise ulimit -n, since each record is an open file, or give the store room for more clusters, listeners and endpoints: it holds %d records", p.limit)
 }
 
 func (p *pooled) Alloc(records.Class) (uint32, error) {
 	n := len(p.free)
 	if n == 0 {
-		return 0, fault.New(fault.Usage, "", p.Mend(), "no record is free")
+		return 0, fault.New(fault.Usage, "", p.Hint(), "no record is free")
 	}
 	key := p.free[n-1]
 	p.free = p.free[:n-1]

@@ -117,7 +117,7 @@ func (h *hashes) Room(need records.Counts) bool {
 	return true
 }
 
-func (h *hashes) Mend() string {
+func (h *hashes) Hint() string {
 	return "give the store room for more clusters, listeners and endpoints"
 }
 
@@ -140,7 +140,7 @@ func (h *hashes) Alloc(class records.Class) (uint32, error) {
 		p.next++
 		index = p.next
 	default:
-		return 0, fault.New(fault.Usage, "", h.Mend(), "no record of %d bytes is free", records.Sized[class])
+		return 0, fault.New(fault.Usage, "", h.Hint(), "no record of %d bytes is free", records.Sized[class])
 	}
 	p.used++
 	return uint32(class)<<24 | index, nil

@@ -252,7 +252,7 @@ func TestTakeOver(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := Open(o)
-		if !errors.As(err, &f) || f.Where != pin || f.Mend == "" {
+		if !errors.As(err, &f) || f.Where != pin || f.Hint == "" {
 			t.Errorf("%s: %v", name, err)
 		}
 		// What is pinned stays as it is.

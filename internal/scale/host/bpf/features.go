@@ -36,7 +36,7 @@ func syscallFeature() *feature.Probe {
 		Name: "bpf-syscall", Required: true,
 		Needs: "CAP_SYS_ADMIN in the initial user namespace, CONFIG_BPF_SYSCALL",
 		Lost:  "everything about eBPF: programs, maps, their run time and memory",
-		Mend:  "run on the host or in a privileged container, as root or with CAP_SYS_ADMIN",
+		Hint:  "run on the host or in a privileged container, as root or with CAP_SYS_ADMIN",
 	}, func() (string, error) {
 		if _, _, err := nextID(cmdProgGetNextID, 0); err != nil {
 			return "", fmt.Errorf("listing BPF programs: %w", err)
@@ -49,7 +49,7 @@ var statsStatus = feature.Status{
 	Name:  "bpf-stats",
 	Needs: "Linux 5.8, CAP_SYS_ADMIN",
 	Lost:  "run counts and run time of eBPF programs",
-	Mend:  "run as root, or with CAP_SYS_ADMIN, on Linux 5.8 or newer",
+	Hint:  "run as root, or with CAP_SYS_ADMIN, on Linux 5.8 or newer",
 }
 
 func statsMissing(cause error) error { return &feature.MissingError{Status: statsStatus, Cause: cause} }
@@ -79,7 +79,7 @@ func btfFeature() *feature.Probe {
 		Name:  "bpf-btf",
 		Needs: "CONFIG_DEBUG_INFO_BTF",
 		Lost:  "BPF iterators, and with them which control group pays for a map",
-		Mend:  "boot a kernel with CONFIG_DEBUG_INFO_BTF=y",
+		Hint:  "boot a kernel with CONFIG_DEBUG_INFO_BTF=y",
 	}, func() (string, error) {
 		types, err := iteratorTypes()
 		if err != nil {
@@ -108,7 +108,7 @@ func holdersFeature(own func() *iterators) *feature.Probe {
 		Name:  "bpf-holders",
 		Needs: "Linux 5.8 with BTF, CAP_BPF and CAP_PERFMON, the initial PID namespace, no lockdown for confidentiality",
 		Lost:  "speed: who holds programs and maps is read from /proc, with a system call for every open file",
-		Mend:  "boot a kernel with BTF; share the host's PID namespace",
+		Hint:  "boot a kernel with BTF; share the host's PID namespace",
 	}, func() (string, error) { return "iterator over the files of all tasks", own().filesErr })
 }
 
@@ -117,7 +117,7 @@ func chargesFeature(own func() *iterators) *feature.Probe {
 		Name:  "bpf-charges",
 		Needs: "Linux 5.11 with BTF, the memory controller with kernel memory",
 		Lost:  "which control group pays for a map",
-		Mend:  "boot a kernel with BTF, without cgroup.memory=nokmem or nobpf",
+		Hint:  "boot a kernel with BTF, without cgroup.memory=nokmem or nobpf",
 	}, func() (string, error) {
 		if !chargesBPF("/proc") {
 			return "", errors.New("the kernel was started with control groups not paying for BPF memory")
@@ -131,7 +131,7 @@ func mapBytesFeature() *feature.Probe {
 		Name:  "bpf-map-bytes",
 		Needs: "CAP_BPF, Linux 6.4 for exact bytes",
 		Lost:  "the true size of maps: older kernels estimate it from the number of entries, and report 0 for ring buffers",
-		Mend:  "boot Linux 6.4 or newer",
+		Hint:  "boot Linux 6.4 or newer",
 	}, func() (string, error) {
 		method, err := new(Inventory).probeBytesMethod()
 		if err != nil {
@@ -149,7 +149,7 @@ func addressesFeature() *feature.Probe {
 		Name:  "bpf-addresses",
 		Needs: "CAP_BPF, CAP_SYSLOG, the JIT compiler (net.core.bpf_jit_enable), kernel.kptr_restrict below 2, no lockdown for confidentiality",
 		Lost:  "telling samples apart by program, so run time is not split by control group",
-		Mend:  "run as root, or with CAP_SYSLOG; sysctl -w kernel.kptr_restrict=1 net.core.bpf_jit_enable=1",
+		Hint:  "run as root, or with CAP_SYSLOG; sysctl -w kernel.kptr_restrict=1 net.core.bpf_jit_enable=1",
 	}, func() (string, error) {
 		p, err := ebpf.NewProgram(nothing("tare_probe", nil))
 		if err != nil {
@@ -174,7 +174,7 @@ func trampolinesFeature() *feature.Probe {
 		Name:  "bpf-trampolines",
 		Needs: "Linux 5.7, no lockdown, BPF trampolines for this architecture",
 		Lost:  "exact attribution; shares are sampled",
-		Mend:  "boot without lockdown",
+		Hint:  "boot without lockdown",
 	}, func() (string, error) {
 		target := &btf.Func{
 			Name: "tare_target", Linkage: btf.GlobalFunc,

@@ -685,8 +685,8 @@ func TestWithoutPrivilege(t *testing.T) {
 		v.Close()
 		t.Fatal("opened without any capability")
 	}
-	if fault.CodeOf(err) != fault.Machine || fault.MendOf(err) == "" || !errors.Is(err, feature.ErrMissing) || !errors.Is(err, unix.EPERM) {
-		t.Errorf("without capabilities: %v (exit code %d, mend %q)", err, fault.CodeOf(err), fault.MendOf(err))
+	if fault.CodeOf(err) != fault.Machine || fault.HintOf(err) == "" || !errors.Is(err, feature.ErrMissing) || !errors.Is(err, unix.EPERM) {
+		t.Errorf("without capabilities: %v (exit code %d, hint %q)", err, fault.CodeOf(err), fault.HintOf(err))
 	}
 	_, err = EnableStats()
 	if fault.CodeOf(err) != fault.Machine || !errors.Is(err, feature.ErrMissing) {
@@ -699,7 +699,7 @@ func TestFeatures(t *testing.T) {
 	for _, p := range Features() {
 		s := p.Status()
 		t.Logf("%-16s %-5v %s", s.Name, s.Available, s.Detail)
-		if s.Name == "" || s.Needs == "" || s.Lost == "" || s.Detail == "" || !s.Available && s.Mend == "" {
+		if s.Name == "" || s.Needs == "" || s.Lost == "" || s.Detail == "" || !s.Available && s.Hint == "" {
 			t.Errorf("%+v does not say everything", s)
 		}
 	}

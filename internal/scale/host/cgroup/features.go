@@ -29,31 +29,31 @@ func Features() []*feature.Probe {
 			Name: "cgroups", Required: true,
 			Needs: "control groups, v1 or v2, mounted",
 			Lost:  "CPU time and memory by control group",
-			Mend:  "mount -t cgroup2 none /sys/fs/cgroup",
+			Hint:  "mount -t cgroup2 none /sys/fs/cgroup",
 		}, probeCPU),
 		probe(feature.Status{
 			Name:  "cgroup-memory",
 			Needs: "the memory controller, on v2 enabled in cgroup.subtree_control of the root",
 			Lost:  "memory by control group, and memory limits in experiments",
-			Mend:  "on v2: echo +memory > cgroup.subtree_control at the root; if the controller is missing, boot without cgroup_disable=memory",
+			Hint:  "on v2: echo +memory > cgroup.subtree_control at the root; if the controller is missing, boot without cgroup_disable=memory",
 		}, func(l *Layout) (string, error) { return probeController(l, "memory") }),
 		probe(feature.Status{
 			Name:  "cgroup-cpu",
 			Needs: "the cpu controller with CONFIG_CFS_BANDWIDTH, on v2 enabled in cgroup.subtree_control of the root",
 			Lost:  "throttling by control group, and CPU limits in experiments",
-			Mend:  "on v2: echo +cpu > cgroup.subtree_control at the root",
+			Hint:  "on v2: echo +cpu > cgroup.subtree_control at the root",
 		}, func(l *Layout) (string, error) { return probeController(l, "cpu") }),
 		probe(feature.Status{
 			Name:  "cgroup-memory-peak",
 			Needs: "the memory controller, on v2 Linux 5.19",
 			Lost:  "peak memory by control group",
-			Mend:  "on v2: boot Linux 5.19 or newer, with the memory controller enabled in cgroup.subtree_control of the root",
+			Hint:  "on v2: boot Linux 5.19 or newer, with the memory controller enabled in cgroup.subtree_control of the root",
 		}, probePeak),
 		probe(feature.Status{
 			Name:  "cgroup-create",
 			Needs: "CAP_DAC_OVERRIDE, and control groups mounted for writing",
 			Lost:  "experiments: tare run puts each process into a group of its own",
-			Mend:  "run as root, or with CAP_DAC_OVERRIDE; in a container, mount the control groups for writing",
+			Hint:  "run as root, or with CAP_DAC_OVERRIDE; in a container, mount the control groups for writing",
 		}, probeCreate),
 	}
 }

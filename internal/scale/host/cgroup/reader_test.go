@@ -413,7 +413,7 @@ func TestResolverGone(t *testing.T) {
 func TestFeatures(t *testing.T) {
 	for _, p := range Features() {
 		s := p.Status()
-		if s.Name == "" || s.Needs == "" || s.Lost == "" || s.Detail == "" || s.Available != (s.Mend == "") {
+		if s.Name == "" || s.Needs == "" || s.Lost == "" || s.Detail == "" || s.Available != (s.Hint == "") {
 			t.Errorf("%+v", s)
 		}
 		t.Logf("%-20s %v: %s", s.Name, s.Available, s.Detail)
@@ -529,8 +529,8 @@ func TestReaderWithoutRights(t *testing.T) {
 	}
 	check := func(what string, err error) {
 		t.Helper()
-		if fault.CodeOf(err) != fault.Machine || !strings.Contains(fault.MendOf(err), "CAP_DAC_READ_SEARCH") {
-			t.Errorf("%s: got %v (%q)", what, err, fault.MendOf(err))
+		if fault.CodeOf(err) != fault.Machine || !strings.Contains(fault.HintOf(err), "CAP_DAC_READ_SEARCH") {
+			t.Errorf("%s: got %v (%q)", what, err, fault.HintOf(err))
 		}
 	}
 	rights.Without(t, func() {

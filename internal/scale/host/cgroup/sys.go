@@ -95,7 +95,7 @@ func walk(dir int, rel string, buf []byte, visit func(rel string, ino uint64)) e
 	return nil
 }
 
-// forbidden gives the error of a group that may not be read its mend: whoever made the group did so with a strict
+// forbidden gives the error of a group that may not be read its hint: whoever made the group did so with a strict
 // umask. Other errors stay as they are.
 func forbidden(err error) error {
 	if !errors.Is(err, unix.EACCES) {

@@ -22,7 +22,7 @@ type Status struct {
 	Detail    string `json:"detail"`    // what was found: "v2 at /sys/fs/cgroup"
 	Needs     string `json:"needs"`     // what it needs: "Linux 5.8, CAP_SYS_ADMIN"
 	Lost      string `json:"lost"`      // what is lost without it: "BPF run time"
-	Mend      string `json:"mend"`      // what would change it; empty when available
+	Hint      string `json:"mend"`      // what would change it; empty when available
 	Required  bool   `json:"required"`  // without it `tare weigh` refuses (exit 3)
 }
 
@@ -67,8 +67,8 @@ func (p *Probe) run() {
 		p.status.Detail = detail
 		if err != nil {
 			// Whoever lacks rights is refused what the kernel may well have.
-			if errors.Is(err, fs.ErrPermission) && !proc.Capable(unix.CAP_SYS_ADMIN) && !strings.Contains(p.status.Mend, "root") {
-				p.status.Mend = "run as root, or with CAP_SYS_ADMIN; if that does not help, " + p.status.Mend
+			if errors.Is(err, fs.ErrPermission) && !proc.Capable(unix.CAP_SYS_ADMIN) && !strings.Contains(p.status.Hint, "root") {
+				p.status.Hint = "run as root, or with CAP_SYS_ADMIN; if that does not help, " + p.status.Hint
 			}
 			p.err = &MissingError{Status: p.status, Cause: err}
 			if detail == "" {
@@ -77,7 +77,7 @@ func (p *Probe) run() {
 			return
 		}
 		p.status.Available = true
-		p.status.Mend = ""
+		p.status.Hint = ""
 	})
 }
 

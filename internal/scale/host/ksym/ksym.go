@@ -253,7 +253,7 @@ func Features() []*feature.Probe {
 		Name:  "kernel-symbols",
 		Needs: "Linux 5.14 and CAP_BPF, CAP_PERFMON; else a readable /proc/kallsyms (kernel.kptr_restrict below 2)",
 		Lost:  "telling interrupts from tasks, and what the kernel did in a sample",
-		Mend:  "run as root; sysctl -w kernel.kptr_restrict=1",
+		Hint:  "run as root; sysctl -w kernel.kptr_restrict=1",
 	}, probe)}
 }
 

@@ -227,7 +227,7 @@ func BenchmarkOpen(b *testing.B) {
 
 func TestFeatures(t *testing.T) {
 	for _, p := range Features() {
-		if s := p.Status(); s.Detail == "" || !s.Available && s.Mend == "" {
+		if s := p.Status(); s.Detail == "" || !s.Available && s.Hint == "" {
 			t.Errorf("%+v", s)
 		}
 	}

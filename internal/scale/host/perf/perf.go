@@ -467,7 +467,7 @@ var (
 		Name:  "sampling",
 		Needs: "perf_event_open for all CPUs: CAP_PERFMON or CAP_SYS_ADMIN, CONFIG_PERF_EVENTS, Linux 5.8 (BPF symbols in the ring)",
 		Lost:  "the split of eBPF time by control group and context; totals stay exact",
-		Mend:  "run as root; in a container add CAP_PERFMON and allow perf_event_open in its seccomp profile",
+		Hint:  "run as root; in a container add CAP_PERFMON and allow perf_event_open in its seccomp profile",
 	}, func() (string, error) {
 		if err := tryOpen(newAttr(CPUClock, DefaultHz, false, false)); err != nil {
 			return "", fmt.Errorf("perf_event_open: %w", err)
@@ -478,7 +478,7 @@ var (
 		Name:  "hardware-cycles",
 		Needs: "a performance counter of the CPU (bare metal, or a virtual machine with a virtual PMU)",
 		Lost:  "samples of code that runs with interrupts off; cpu-clock is used instead",
-		Mend:  "give the virtual machine a PMU",
+		Hint:  "give the virtual machine a PMU",
 	}, func() (string, error) {
 		if err := tryOpen(newAttr(Cycles, DefaultHz, false, false)); err != nil {
 			return "", fmt.Errorf("perf_event_open: %w", err)
@@ -489,7 +489,7 @@ var (
 		Name:  "sample-cgroup",
 		Needs: "PERF_SAMPLE_CGROUP: Linux 5.7 with CONFIG_CGROUP_PERF",
 		Lost:  "the exact control group of a sample on cgroup v2; the thread's group is read from /proc instead",
-		Mend:  "boot Linux 5.7 or newer with CONFIG_CGROUP_PERF",
+		Hint:  "boot Linux 5.7 or newer with CONFIG_CGROUP_PERF",
 	}, func() (string, error) {
 		if err := tryOpen(newAttr(CPUClock, DefaultHz, true, false)); err != nil {
 			return "", fmt.Errorf("perf_event_open: %w", err)
@@ -500,7 +500,7 @@ var (
 		Name:  "sample-losses",
 		Needs: "PERF_FORMAT_LOST: Linux 6.0",
 		Lost:  "samples that a full ring lost at the end of a window: the ring tells of them when it has room again",
-		Mend:  "boot Linux 6.0 or newer",
+		Hint:  "boot Linux 6.0 or newer",
 	}, func() (string, error) {
 		if err := tryOpen(newAttr(CPUClock, DefaultHz, false, true)); err != nil {
 			return "", fmt.Errorf("perf_event_open: %w", err)

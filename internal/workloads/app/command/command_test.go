@@ -26,7 +26,7 @@ func TestAddressOf(t *testing.T) {
 		got, err := addressOf("server", offered, strings.Fields(c.listens))
 		if err != nil {
 			got = err.Error()
-			if fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" {
+			if fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" {
 				t.Errorf("%s: %v has no hint", name, err)
 			}
 		}

@@ -137,8 +137,8 @@ func TestCannotListen(t *testing.T) {
 		{Options{Listen: "127.0.0.1:0", Body: -1}, fault.Usage, "must be a number of bytes"},
 	} {
 		err := Serve(t.Context(), tt.o, func(Ready) error { return nil })
-		if fault.CodeOf(err) != tt.code || fault.MendOf(err) == "" || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%+v: code %d, mend %q, %v; want code %d and %q", tt.o, fault.CodeOf(err), fault.MendOf(err), err, tt.code, tt.want)
+		if fault.CodeOf(err) != tt.code || fault.HintOf(err) == "" || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%+v: code %d, hint %q, %v; want code %d and %q", tt.o, fault.CodeOf(err), fault.HintOf(err), err, tt.code, tt.want)
 		}
 	}
 }

@@ -107,7 +107,7 @@ func TestTCP(t *testing.T) {
 		}
 	}
 	for _, o := range []delay.Options{{Delay: 1}, {Stall: delay.Stall{For: 1, Every: 5}}} {
-		if err := Serve(t.Context(), Options{Protocol: TCP, Listen: "127.0.0.1:0", Options: o}, nil); fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" {
+		if err := Serve(t.Context(), Options{Protocol: TCP, Listen: "127.0.0.1:0", Options: o}, nil); fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" {
 			t.Errorf("%+v: %v", o, err)
 		}
 	}

@@ -176,8 +176,8 @@ func (o *Options) complete() error {
 		}
 		o.Threads = min(o.Threads, cpus)
 	}
-	usage := func(where, mend, format string, args ...any) error {
-		return fault.New(fault.Usage, where, mend, format, args...)
+	usage := func(where, hint, format string, args ...any) error {
+		return fault.New(fault.Usage, where, hint, format, args...)
 	}
 	var files unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {

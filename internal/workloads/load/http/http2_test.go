@@ -489,8 +489,8 @@ func TestWrongUse2(t *testing.T) {
 				g.Close()
 				t.Fatal("no error")
 			}
-			if fault.CodeOf(err) != tt.code || !strings.Contains(err.Error(), tt.want) || fault.MendOf(err) == "" {
-				t.Errorf("code %d, mend %q: %v; want code %d and %q", fault.CodeOf(err), fault.MendOf(err), err, tt.code, tt.want)
+			if fault.CodeOf(err) != tt.code || !strings.Contains(err.Error(), tt.want) || fault.HintOf(err) == "" {
+				t.Errorf("code %d, hint %q: %v; want code %d and %q", fault.CodeOf(err), fault.HintOf(err), err, tt.code, tt.want)
 			}
 		})
 	}

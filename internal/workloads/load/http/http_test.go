@@ -518,8 +518,8 @@ func TestWrongUse(t *testing.T) {
 				g.Close()
 				t.Fatal("no error")
 			}
-			if fault.CodeOf(err) != tt.code || !strings.Contains(err.Error(), tt.want) || fault.MendOf(err) == "" {
-				t.Errorf("code %d, mend %q: %v; want code %d and %q", fault.CodeOf(err), fault.MendOf(err), err, tt.code, tt.want)
+			if fault.CodeOf(err) != tt.code || !strings.Contains(err.Error(), tt.want) || fault.HintOf(err) == "" {
+				t.Errorf("code %d, hint %q: %v; want code %d and %q", fault.CodeOf(err), fault.HintOf(err), err, tt.code, tt.want)
 			}
 		})
 	}
@@ -714,7 +714,7 @@ func TestRoleEndsWithItsParent(t *testing.T) {
 func TestRoleTellsItsFault(t *testing.T) {
 	cmd, conn, in := child(t, Options{Targets: []string{"ftp://127.0.0.1/"}})
 	err := conn.Expect(role.Ready, nil, nil)
-	if fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" {
+	if fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" {
 		t.Errorf("error %v", err)
 	}
 	in.Close()

@@ -133,13 +133,13 @@ func (s *secure) explain(name string, err error) error {
 	if err == nil {
 		return nil
 	}
-	mend := "check that this port speaks TLS"
+	hint := "check that this port speaks TLS"
 	if _, bad := errors.AsType[*tls.CertificateVerificationError](err); bad {
-		mend = "add its authority to the roots (SSL_CERT_FILE), or use --tls unverified"
+		hint = "add its authority to the roots (SSL_CERT_FILE), or use --tls unverified"
 	} else if strings.Contains(err.Error(), "no application protocol") { // RFC 7301, section 3.2
-		mend = "check that the server offers this protocol, such as HTTP/2, over TLS"
+		hint = "check that the server offers this protocol, such as HTTP/2, over TLS"
 	}
-	return fault.Wrap(err, fault.Machine, name, mend, "the TLS handshake failed")
+	return fault.Wrap(err, fault.Machine, name, hint, "the TLS handshake failed")
 }
 
 // pending reports whether encrypted bytes still wait to be written, which a write of nothing does.

@@ -118,7 +118,7 @@ func TestTLSVerifies(t *testing.T) {
 	for _, p := range []Protocol{HTTP1, HTTP2} {
 		_, err := Prepare(t.Context(), Options{Targets: []string{s.URL}, Protocol: p, Connections: 1})
 		var unknown x509.UnknownAuthorityError
-		if !errors.As(err, &unknown) || fault.CodeOf(err) != fault.Machine || !strings.Contains(fault.MendOf(err), "SSL_CERT_FILE") {
+		if !errors.As(err, &unknown) || fault.CodeOf(err) != fault.Machine || !strings.Contains(fault.HintOf(err), "SSL_CERT_FILE") {
 			t.Errorf("%s, roots of the machine: %v", p, err)
 		}
 		for host, good := range map[string]bool{"127.0.0.1": true, "localhost": false} {
@@ -167,11 +167,11 @@ func TestTLSFailures(t *testing.T) {
 	}
 	url := server(t, answering(say(okAnswer)))
 	_, err := Prepare(t.Context(), Options{Targets: []string{strings.Replace(url, "http:", "https:", 1)}, Connections: 1})
-	if fault.CodeOf(err) != fault.Machine || !strings.Contains(fault.MendOf(err), "speaks TLS") {
+	if fault.CodeOf(err) != fault.Machine || !strings.Contains(fault.HintOf(err), "speaks TLS") {
 		t.Errorf("a server without TLS: %v", err)
 	}
 	_, err = Prepare(t.Context(), Options{Targets: []string{echoHTTP1(t)}, TLS: TLSUnverified, Protocol: HTTP2, Connections: 1})
-	if fault.CodeOf(err) != fault.Machine || !strings.Contains(fault.MendOf(err), "HTTP/2") {
+	if fault.CodeOf(err) != fault.Machine || !strings.Contains(fault.HintOf(err), "HTTP/2") {
 		t.Errorf("HTTP/2 of a server without: %v", err)
 	}
 }

@@ -99,7 +99,7 @@ func TestHeldUp(t *testing.T) {
 
 func TestWrongUse(t *testing.T) {
 	for _, interval := range []time.Duration{0, -1, MinInterval - 1, MaxInterval + 1} {
-		if _, err := New(Options{Interval: interval}); fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" {
+		if _, err := New(Options{Interval: interval}); fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" {
 			t.Errorf("an interval of %v: %v", interval, err)
 		}
 	}

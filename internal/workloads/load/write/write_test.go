@@ -309,12 +309,12 @@ func TestWrongUse(t *testing.T) {
 	}
 	o := options(t, param.Values{"rate": "5", "limit": "16384"})
 	o.Workers = 2 // more than the limit has room for, which only the load itself finds where it chooses how many
-	if _, err := New(o); fault.CodeOf(err) != fault.Usage || fault.MendOf(err) == "" {
+	if _, err := New(o); fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" {
 		t.Errorf("too little room: %v", err)
 	}
 	o = options(t, param.Values{"rate": "5"})
 	o.Directory = filepath.Join(o.Directory, "nowhere")
-	if _, err := New(o); fault.CodeOf(err) != fault.Machine || fault.MendOf(err) == "" {
+	if _, err := New(o); fault.CodeOf(err) != fault.Machine || fault.HintOf(err) == "" {
 		t.Errorf("no directory: %v", err)
 	}
 	l := start(t, options(t, param.Values{"rate": "5"}))

@@ -25,8 +25,8 @@ import (
 type Records interface {
 	// Room says whether so many records more fit. It may make room first.
 	Room(need records.Counts) bool
-	// Mend is what to do where there is no room.
-	Mend() string
+	// Hint is what to do where there is no room.
+	Hint() string
 	// Alloc finds a key for a new record.
 	Alloc(class records.Class) (key uint32, err error)
 	// Write writes a record; last where nothing is missing from it any more.
@@ -318,7 +318,7 @@ func (s *Store) numbers() error {
 				name = p.listener.Name
 			}
 		}
-		return fault.New(fault.Usage, name, s.records.Mend(),
+		return fault.New(fault.Usage, name, s.records.Hint(),
 			"the change needs %d records more, which the store has no room for", most.Sum())
 	}
 	return nil
