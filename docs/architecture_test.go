@@ -40,7 +40,8 @@ func TestPathsExist(t *testing.T) {
 
 // isOfExample is of the folders that the example in extending.md adds.
 func isOfExample(path string) bool {
-	return strings.HasPrefix(path, "internal/workloads/load/checksum") || strings.HasPrefix(path, "internal/workloads/subject/ballast")
+	return strings.HasPrefix(path, "internal/workloads/load/checksum") ||
+		strings.HasPrefix(path, "internal/workloads/app/checksums") || strings.HasPrefix(path, "internal/workloads/subject/ballast")
 }
 
 // TestFunctionsExist: every function that the page names is declared in the file that it names with it.
