@@ -23,9 +23,9 @@ func newControlplanePod() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "pod --address ADDRESS --node ID --identity ID --token-file FILE -- envoy [ARGUMENT...]",
 		Short: "Run Envoy in a pod, with a certificate for the pod's service account",
-		Long: `Run Envoy as the proxy of an injected pod, until interrupted. The command gets the certificate of the pod's service
-account from a control plane by the account's token, starts Envoy with it, and renews it. With --probes it answers the
-kubelet's probes for the other containers. The roots of the mesh's certificates are in $TARE_ROOTS and the probes in
+		Long: `Run Envoy as the proxy of an injected pod, until interrupted. The command gets the certificate of the pod's
+service account from a control plane by the account's token, starts Envoy with it, and renews it. With --probes it
+answers the kubelet's probes for the other containers. The roots of the mesh's certificates are in $TARE_ROOTS and the probes in
 $TARE_PROBES, where the webhook of 'tare controlplane --webhook' puts them (docs/injection.md).`,
 		Example: `  tare controlplane pod --address controlplane.tare-system:18000 --node shop.web \
     --identity spiffe://mesh.local/ns/shop/sa/web --token-file /run/mesh/token -- envoy --disable-hot-restart`,
@@ -37,7 +37,8 @@ $TARE_PROBES, where the webhook of 'tare controlplane --webhook' puts them (docs
 				}
 			}
 			if o.Envoy = args; len(args) == 0 {
-				return wrongUse(cmd, fault.New(fault.Usage, "--", "add the command that starts Envoy: -- envoy", "missing command"))
+				return wrongUse(cmd, fault.New(fault.Usage, "--", "add the command that starts Envoy: -- envoy",
+					"missing command"))
 			}
 			if o.Roots = []byte(os.Getenv(rootsVariable)); len(o.Roots) == 0 {
 				return fault.New(fault.Usage, "$"+rootsVariable, "set it to the roots of the mesh's certificates, as PEM",

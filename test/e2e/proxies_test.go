@@ -75,8 +75,8 @@ func needsProxy(t *testing.T, name string) {
 	}
 }
 
-// TestSidecarsMissing: where no proxy is installed, an experiment with sidecars ends before it begins, with exit code 3,
-// and names what to install.
+// TestSidecarsMissing: where no proxy is installed, an experiment with sidecars ends before it begins, with exit code
+// 3, and names what to install.
 func TestSidecarsMissing(t *testing.T) {
 	needsRoot(t)
 	dir := t.TempDir()

@@ -13,8 +13,8 @@ import (
 const soOriginalDst = 80
 
 // destination is where the client of an accepted IPv4 connection connected to, as proxies find it out: what the kernel
-// or an eBPF program returns for the socket option, or else the address of the socket, which is the same for transparent
-// proxies and for connections that were not redirected.
+// or an eBPF program returns for the socket option, or else the address of the socket, which is the same for
+// transparent proxies and for connections that were not redirected.
 func destination(c *net.TCPConn) netip.AddrPort {
 	local := c.LocalAddr().(*net.TCPAddr).AddrPort()
 	local = netip.AddrPortFrom(local.Addr().Unmap(), local.Port())

@@ -1,5 +1,6 @@
-// Package pod runs beside Envoy in an injected pod, and does what Envoy cannot: it gets Envoy's certificate by the token
-// of the pod's service account, renews it, and answers the kubelet's probes for the other containers. Start at Run.
+// Package pod runs beside Envoy in an injected pod, and does what Envoy cannot: it gets Envoy's certificate by the
+// token of the pod's service account, renews it, and answers the kubelet's probes for the other containers. Start at
+// Run.
 package pod
 
 import (
