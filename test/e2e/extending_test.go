@@ -19,9 +19,9 @@ import (
 // fenced matches a block of code whose first line names the file that it is: "// path" or "# path".
 var fenced = regexp.MustCompile("(?ms)^```(?:go|yaml)\n((?://|#) ([a-z0-9_/.]+)\n.*?)^```$")
 
-// TestExtending: the example of docs/extending.md is compiled with the tree and run. It is three folders and three lines,
-// and gets metrics, an answer and a chart of its own. Nothing is written into the tree: go build takes the files from
-// elsewhere.
+// TestExtending: the example of docs/extending.md is compiled with the tree and run. It is three folders and three
+// lines, and gets metrics, an answer and a chart of its own. Nothing is written into the tree: go build takes the files
+// from elsewhere.
 func TestExtending(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)

@@ -1,5 +1,5 @@
-// Package engine turns a question into trials: a spec (package spec) becomes a plan of randomised blocks, and each trial
-// of the plan runs with fresh processes in control groups of their own, between the two edges of one window.
+// Package engine turns a question into trials: a spec (package spec) becomes a plan of randomised blocks, and each
+// trial of the plan runs with fresh processes in control groups of their own, between the two edges of one window.
 //
 // Its rules: an A/A twin beside every baseline, a recorded seed, gates on every trial, and no trial dropped in silence.
 package engine
