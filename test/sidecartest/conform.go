@@ -392,12 +392,12 @@ func strict(t *testing.T, g sidecar.Guest, o Options) {
 
 // rawRequest makes a request without TLS.
 func rawRequest(at string) (string, error) {
-	c, err := net.DialTimeout("tcp", at, 5*time.Second)
+	c, err := net.DialTimeout("tcp", at, 30*time.Second)
 	if err != nil {
 		return "", err
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
 	if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"); err != nil {
 		return "", err
 	}
@@ -410,7 +410,7 @@ func tlsRequest(at string, certs []tls.Certificate) error {
 	tr := &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{
 		Certificates: certs, InsecureSkipVerify: true, // who serves is not the question here
 	}}
-	resp, err := (&http.Client{Transport: tr, Timeout: 5 * time.Second}).Get("https://" + at + "/")
+	resp, err := (&http.Client{Transport: tr, Timeout: 30 * time.Second}).Get("https://" + at + "/")
 	if err != nil {
 		return err
 	}
@@ -432,8 +432,8 @@ func alike(t *testing.T, at string, cert tls.Certificate) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
-		_, _ = c.Read(make([]byte, 1)) // of tickets, if there were any
+		_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond)) // not a deadline: tickets may come
+		_, _ = c.Read(make([]byte, 1))                               // of tickets, if there were any
 		s := c.ConnectionState()
 		_ = c.Close()
 		if s.Version != tls.VersionTLS13 || s.CipherSuite != tls.TLS_AES_128_GCM_SHA256 || s.CurveID != tls.X25519 ||
@@ -689,7 +689,7 @@ func unready(t *testing.T, g sidecar.Guest) {
 	_ = l.Close() // nobody serves there now
 	dir := temporary(t)
 	x := NewTrial(t, map[string]string{"server": address})
-	p, err := x.Start(g, param.Values{"ready-timeout": "300ms"})
+	p, err := x.Start(g, param.Values{"ready-timeout": "300ms"}) // deadline under test
 	if err == nil || !strings.Contains(err.Error(), "no request got through the proxies to server within 300ms") ||
 		fault.CodeOf(err) != fault.Machine {
 		t.Errorf("it is ready: %v", err)
