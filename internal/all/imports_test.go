@@ -1,6 +1,9 @@
 package all
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -9,6 +12,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/measured"
 )
 
 // floors are the rooms of internal, from the top down. A room imports only rooms below it; rooms on one floor import
@@ -70,19 +76,68 @@ var named = []string{"../experiment/process/observe.go"} // a unit, as an exampl
 
 // TestNobodyNamesGuests: what is general names no guest, in code or in comments.
 func TestNobodyNamesGuests(t *testing.T) {
+	eachFile(t, general, func(path string, text []byte) {
+		if found := names.Find(text); found != nil && !slices.Contains(named, path) {
+			t.Errorf("%s names %s", path, found)
+		}
+	})
+}
+
+// TestNobodyKnowsMetricsOfGuests: no string in an experiment's or a result's code is, or has in it, the name of a metric
+// that a guest declares. What the general rooms must know of such a metric stands in its definition.
+func TestNobodyKnowsMetricsOfGuests(t *testing.T) {
+	guests := map[string]bool{}
+	for _, role := range []kind.Role{kind.Application, kind.Load, kind.Subject} {
+		for _, g := range kind.All(role) {
+			if teller, ok := g.(measured.Teller); ok {
+				for _, m := range teller.Metrics() {
+					guests[m.Name] = true
+				}
+			}
+		}
+	}
+	if len(guests) < 150 {
+		t.Fatalf("guests declare only %d metrics", len(guests))
+	}
+	word := regexp.MustCompile(`[a-z0-9_]+`)
+	eachFile(t, []string{"experiment", "results"}, func(path string, text []byte) {
+		files := token.NewFileSet()
+		file, err := parser.ParseFile(files, path, text, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			if field, is := n.(*ast.Field); is && field.Tag != nil {
+				field.Tag = nil // a key of JSON is no metric
+			}
+			literal, is := n.(*ast.BasicLit)
+			if !is || literal.Kind != token.STRING {
+				return true
+			}
+			for _, name := range word.FindAllString(literal.Value, -1) {
+				if guests[name] {
+					t.Errorf("%s knows the metric %s of a guest", files.Position(literal.Pos()), name)
+				}
+			}
+			return true
+		})
+	})
+}
+
+// eachFile gives the Go files of some rooms, without tests and what helps them.
+func eachFile(t *testing.T, rooms []string, look func(path string, text []byte)) {
+	t.Helper()
 	seen := 0
-	for _, room := range general {
+	for _, room := range rooms {
 		err := filepath.WalkDir(filepath.Join("..", room), func(path string, d fs.DirEntry, err error) error {
-			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") ||
+				strings.Contains(path, "test/") {
 				return err
 			}
-			if strings.Contains(path, "test/") || slices.Contains(named, path) { // helpers for tests
-				return nil
-			}
-			seen++
 			text, err := os.ReadFile(path)
-			if found := names.Find(text); found != nil {
-				t.Errorf("%s names %s", path, found)
+			if err == nil {
+				seen++
+				look(path, text)
 			}
 			return err
 		})

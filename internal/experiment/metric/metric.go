@@ -98,6 +98,16 @@ type Definition struct {
 	// Limit is the largest value with which the subject counts as usable; charts draw it. 0: there is no such value.
 	Limit float64 `json:"limit,omitempty"`
 
+	// Tally is, of an exact count, what a table of the sums over all trials calls it: "delivered". TallyOf is, of one that
+	// is a part of another, that one's name.
+	Tally   string `json:"tally,omitempty"`
+	TallyOf string `json:"tally_of,omitempty"`
+
+	// Before and After are, of a metric that is another one at another time, the name of that: before the load began, and
+	// after the subject was left with less to do.
+	Before string `json:"before,omitempty"`
+	After  string `json:"after,omitempty"`
+
 	// Histogram and Quantile are of a metric that is a quantile of a histogram of the loads: the histogram's name
 	// (package load), and the quantile, such as 0.99. Both are left out of all others.
 	Histogram string  `json:"histogram,omitempty"`
@@ -153,6 +163,8 @@ func (d Definition) Check() error {
 		return fmt.Errorf("the metric %s is the quantile %g of the histogram %q", d.Name, d.Quantile, d.Histogram)
 	case (d.What == "") != (d.Per == ""):
 		return fmt.Errorf("the metric %s is %q per %q, and has to be both or neither", d.Name, d.What, d.Per)
+	case d.TallyOf != "" && d.Tally == "":
+		return fmt.Errorf("the metric %s is a part of the tally %q, and none itself", d.Name, d.TallyOf)
 	case (d.Ladder == "") != (d.Rung == ""):
 		return fmt.Errorf("the metric %s is the rung %q of the ladder %q, and has to be both or neither", d.Name, d.Rung, d.Ladder)
 	case d.Cost && (d.Tail || d.Unit == quantity.Part || d.Pool == Merged && d.Rank == RankLatency):
@@ -224,8 +236,8 @@ func (s Set) QuantileOf(histogram string, q float64) string {
 func (s Set) FamilyOf(name string) string { return cmp.Or(s.Of(name).Family, name) }
 
 // Complete gives definitions that an earlier version wrote what they could not say of their metrics yet, from those
-// of today of the same names: Limit, and Family, Histogram, Quantile, Undisturbed, What and Per, of which one that
-// says any is left as it is. Where there are no definitions, those of today stand for all.
+// of today of the same names: Limit, Tally, TallyOf, Before and After; and Family, Histogram, Quantile, Undisturbed, What
+// and Per, of which one that says any is left as it is. Where there are no definitions, those of today stand for all.
 func Complete(written, today []Definition) []Definition {
 	if written == nil {
 		return slices.Clone(today)
@@ -235,7 +247,8 @@ func Complete(written, today []Definition) []Definition {
 	for i := range all {
 		d := &all[i]
 		now, is := known[d.Name]
-		d.Limit = cmp.Or(d.Limit, now.Limit)
+		d.Limit, d.Before, d.After = cmp.Or(d.Limit, now.Limit), cmp.Or(d.Before, now.Before), cmp.Or(d.After, now.After)
+		d.Tally, d.TallyOf = cmp.Or(d.Tally, now.Tally), cmp.Or(d.TallyOf, now.TallyOf)
 		if !is || d.Family != "" || d.Histogram != "" || d.Undisturbed || d.What != "" {
 			continue
 		}

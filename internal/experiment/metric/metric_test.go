@@ -98,13 +98,13 @@ func TestComplete(t *testing.T) {
 			Name: "a_seconds", Rank: RankBPF, Family: "a", Histogram: "latency", Quantile: 0.5, Undisturbed: true,
 			Clause: "takes {}",
 		},
-		{Name: "b_seconds", Family: "b", What: "time", Per: "request", Limit: 3},
+		{Name: "b_seconds", Family: "b", What: "time", Per: "request", Limit: 3, Tally: "made", After: "a_seconds"},
 	}
 	written := []Definition{{Name: "a_seconds", Rank: RankOther}, {Name: "b_seconds", Family: "own"}, {Name: "c"}}
 	got := Complete(written, today)
 	want := []Definition{
 		{Name: "a_seconds", Rank: RankOther, Family: "a", Histogram: "latency", Quantile: 0.5, Undisturbed: true},
-		{Name: "b_seconds", Family: "own", Limit: 3}, {Name: "c"},
+		{Name: "b_seconds", Family: "own", Limit: 3, Tally: "made", After: "a_seconds"}, {Name: "c"},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)

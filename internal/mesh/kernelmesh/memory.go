@@ -44,17 +44,12 @@ var memoryMetrics = []measured.Metric{
 		},
 		Value: asked(func(m *measured.Measured) (float64, bool) { return mapDeclared(m, true) }),
 	},
-	further("map", "map_before_bytes", readingBefore,
-		"`map_bytes` before the load began", (*measured.Measured).MapBytes),
-	further("map", "map_after_bytes", readingAfter,
-		"`map_bytes` after the load had ended and the subject was left with `then-services` services",
-		(*measured.Measured).MapBytes),
-	further("memory", "memory_kernel_before_bytes", readingBefore,
-		"`memory_kernel_bytes` before the load began", measured.Memory(measured.KernelMemory)),
-	further("memory", "memory_kernel_after_bytes", readingAfter,
-		"`memory_kernel_bytes` after the load had ended and the subject was left with `then-services` services",
+	before("map", "map_before_bytes", "map_bytes", (*measured.Measured).MapBytes),
+	after("map", "map_after_bytes", "map_bytes", "`map_bytes`"+left, (*measured.Measured).MapBytes),
+	before("memory", "memory_kernel_before_bytes", "memory_kernel_bytes", measured.Memory(measured.KernelMemory)),
+	after("memory", "memory_kernel_after_bytes", "memory_kernel_bytes", "`memory_kernel_bytes`"+left,
 		measured.Memory(measured.KernelMemory)),
-	further("memory", "memory_hard_after_bytes", readingAfter, "`memory_hard_bytes` then",
+	after("memory", "memory_hard_after_bytes", "memory_hard_bytes", "`memory_hard_bytes` then",
 		measured.Memory(func(m *ledger.Memory) *int64 { return m.Hard })),
 }
 
@@ -75,6 +70,23 @@ func asked(value func(*measured.Measured) (float64, bool)) func(*measured.Measur
 		}
 		return value(m)
 	}
+}
+
+// left is when the readings after the load are taken.
+const left = " after the load had ended and the subject was left with `then-services` services"
+
+// before is another metric before the load began.
+func before(family, name, of string, value func(*measured.Measured) (float64, bool)) measured.Metric {
+	m := further(family, name, readingBefore, "`"+of+"` before the load began", value)
+	m.Before = of
+	return m
+}
+
+// after is another metric after the load had ended.
+func after(family, name, of, what string, value func(*measured.Measured) (float64, bool)) measured.Metric {
+	m := further(family, name, readingAfter, what, value)
+	m.After = of
+	return m
 }
 
 // further is a metric of another reading than that of the window.

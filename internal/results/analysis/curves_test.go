@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
 	"tare/internal/results/analysis"
 	"tare/test/analysistest"
@@ -105,6 +106,7 @@ func TestCurvesAreJudgedAsEstimates(t *testing.T) {
 // TestEventSums: counts are added up exactly, over valid trials, and each node's by itself.
 func TestEventSums(t *testing.T) {
 	clock := int64(-4e4)
+	run := record.Run{Metrics: measured.Definitions()}
 	var trials []record.Trial
 	for block := range 3 {
 		for _, at := range []string{"storm", "100"} {
@@ -117,16 +119,16 @@ func TestEventSums(t *testing.T) {
 			})
 		}
 	}
-	sums := analysis.EventSums(trials)
-	if len(sums) != 2 || sums[0].Factors["rate"] != "100" || sums[0].Trials != 2 || sums[0].Lossy != 1 || sums[0].Total["events_generated"] != 2000 {
+	sums := analysis.EventSums(run, trials)
+	if len(sums) != 2 || sums[0].Factors["rate"] != "100" || sums[0].Trials != 2 || sums[0].Some["events_lost"] != 1 || sums[0].Total["events_generated"] != 2000 {
 		t.Errorf("%+v", sums)
 	}
 	if _, late := sums[0].Total["events_late"]; late {
 		t.Error("what no trial counted has a sum")
 	}
-	nodes := analysis.NodeSums(trials)
+	nodes := analysis.NodeSums(run, trials)
 	if len(nodes) != 4 || nodes[0].Node != "node-2" || nodes[1].Node != "node-10" || nodes[0].Trials != 3 || nodes[1].Failed != 3 ||
-		nodes[0].Total["events_generated"] != 1500 || *nodes[0].CPU != 2 || *nodes[0].Clock != 4e-5 || nodes[1].CPU != nil {
+		nodes[0].Total["events_generated"] != 1500 || *nodes[0].Cost != 2 || *nodes[0].Clock != 4e-5 || nodes[1].Cost != nil {
 		t.Errorf("%+v", nodes)
 	}
 	if v, ok := analysis.Largest(trials, "sched_delay_max_seconds", "tracer", map[string]string{"rate": "storm"}); !ok || v != 0.1 {

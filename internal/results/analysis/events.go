@@ -5,28 +5,39 @@ import (
 	"math"
 	"slices"
 
+	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/stats"
 )
+
+// Tallies are the metrics of a run that are exact counts, in the order in which they are defined.
+func Tallies(run record.Run) []metric.Definition {
+	return slices.DeleteFunc(slices.Clone(run.Metrics), func(d metric.Definition) bool { return d.Tally == "" })
+}
 
 // EventSum is what became of the events of all valid trials of an arm at a level: exact counts, which are added up.
 type EventSum struct {
 	Arm     string
 	Factors map[string]string
 	Trials  int
-	Lossy   int                // of these: any event was lost
+	Some    map[string]int     // of these: how many had any of a metric
 	Total   map[string]float64 // by metric; one that no trial has is not there
 }
 
-func (s *EventSum) add(metrics map[string]float64) {
+func newEventSum(t record.Trial) EventSum {
+	return EventSum{Arm: t.Arm, Factors: t.Factors, Some: map[string]int{}, Total: map[string]float64{}}
+}
+
+// add adds the counts of a trial.
+func (s *EventSum) add(tallies []metric.Definition, trial record.Trial) {
 	s.Trials++
-	for name, v := range metrics {
-		if Usable(v) {
-			s.Total[name] += v
+	for _, d := range tallies {
+		if v, has := trial.Metrics[d.Name]; has && Usable(v) {
+			s.Total[d.Name] += v
+			if v > 0 {
+				s.Some[d.Name]++
+			}
 		}
-	}
-	if metrics["events_lost"] > 0 {
-		s.Lossy++
 	}
 }
 
@@ -35,18 +46,20 @@ func compareEvents(a, b EventSum) int {
 	return cmp.Or(compareFactors(a.Factors, b.Factors), CompareArms(a.Arm, b.Arm))
 }
 
-// EventSums are the counts of events by level and arm, of the trials in which events were made.
-func EventSums(trials []record.Trial) []EventSum {
+// EventSums are the counts of events by level and arm, of the trials in which any were counted.
+func EventSums(run record.Run, trials []record.Trial) []EventSum {
+	tallies := Tallies(run)
 	sums := map[levelArm]*EventSum{}
 	for _, t := range trials {
-		if _, made := t.Metrics["events_generated"]; !made || !valid(t) {
+		counted := slices.ContainsFunc(tallies, func(d metric.Definition) bool { _, has := t.Metrics[d.Name]; return has })
+		if !counted || !valid(t) {
 			continue
 		}
 		key := levelArm{record.LevelKey(t.Factors), t.Arm}
 		if sums[key] == nil {
-			sums[key] = &EventSum{Arm: t.Arm, Factors: t.Factors, Total: map[string]float64{}}
+			sums[key] = new(newEventSum(t))
 		}
-		sums[key].add(t.Metrics)
+		sums[key].add(tallies, t)
 	}
 	var all []EventSum
 	for _, s := range sums {
@@ -61,22 +74,33 @@ type NodeSum struct {
 	EventSum
 	Node   string
 	Failed int      // trials in which the node failed
-	CPU    *float64 // median of the CPU seconds per 1,000 events; nil: no trial has it
+	Cost   *float64 // median of the metric of EachNode; nil: no trial has it
 	Clock  *float64 // longest error of the node's clock in seconds; nil: not known
 }
 
+// EachNode is the metric of each node that one of all nodes together is made of; its name is empty where there is none.
+func EachNode(run record.Run) metric.Definition {
+	for _, d := range run.Metrics {
+		if d.Of != "" {
+			return run.Defined().Of(d.Of)
+		}
+	}
+	return metric.Definition{}
+}
+
 // NodeSums are the counts of runs on many nodes, by level, arm and node.
-func NodeSums(trials []record.Trial) []NodeSum {
+func NodeSums(run record.Run, trials []record.Trial) []NodeSum {
 	type key struct {
 		levelArm
 		node string
 	}
-	sums, cpu := map[key]*NodeSum{}, map[key][]float64{}
+	tallies, each := Tallies(run), EachNode(run)
+	sums, costs := map[key]*NodeSum{}, map[key][]float64{}
 	for _, t := range trials {
 		for _, n := range t.Nodes {
 			k := key{levelArm{record.LevelKey(t.Factors), t.Arm}, n.Name}
 			if sums[k] == nil {
-				sums[k] = &NodeSum{EventSum: EventSum{Arm: t.Arm, Factors: t.Factors, Total: map[string]float64{}}, Node: n.Name}
+				sums[k] = &NodeSum{EventSum: newEventSum(t), Node: n.Name}
 			}
 			s := sums[k]
 			if n.ClockError != nil {
@@ -89,22 +113,22 @@ func NodeSums(trials []record.Trial) []NodeSum {
 				s.Failed++
 				continue
 			}
-			s.add(n.Trial.Metrics)
-			if v, ok := n.Trial.Metrics["cpu_seconds_per_kiloevent"]; ok && Usable(v) {
-				cpu[k] = append(cpu[k], v)
+			s.add(tallies, *n.Trial)
+			if v, ok := n.Trial.Metrics[each.Name]; ok && Usable(v) {
+				costs[k] = append(costs[k], v)
 			}
 		}
 	}
 	var all []NodeSum
 	for k, s := range sums {
-		if len(cpu[k]) > 0 {
-			median := stats.Median(cpu[k]).Value
-			s.CPU = &median
+		if len(costs[k]) > 0 {
+			s.Cost = new(stats.Median(costs[k]).Value)
 		}
 		all = append(all, *s)
 	}
 	slices.SortFunc(all, func(a, b NodeSum) int {
-		return cmp.Or(compareEvents(a.EventSum, b.EventSum), cmp.Compare(len(a.Node), len(b.Node)), cmp.Compare(a.Node, b.Node))
+		return cmp.Or(
+			compareEvents(a.EventSum, b.EventSum), cmp.Compare(len(a.Node), len(b.Node)), cmp.Compare(a.Node, b.Node))
 	})
 	return all
 }

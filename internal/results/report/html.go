@@ -97,8 +97,8 @@ type htmlPage struct {
 	Limits     []limitTable
 	Stairs     []stairTable
 	Waits      []waitTable
-	Events     []eventTable
-	Nodes      []nodeTable
+	Events     countTable
+	Nodes      countTable
 	Ran        bool // it is known where the programs ran
 	Sections   []htmlSection
 	Folded     bool // there are tables for several levels

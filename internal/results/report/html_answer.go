@@ -220,14 +220,12 @@ func (m *dataMaker) waitTables() []waitTable {
 	return all
 }
 
-// stairs are the metrics of a data plane that goes up to its services and down again, in the order of what happens; a
-// kind of memory that is not read at one of the steps has no name there.
-var stairs = []struct {
-	Name, Before, Under, After string
-}{
-	{"eBPF maps, each once", "map_before_bytes", "map_bytes", "map_after_bytes"},
-	{"kernel memory of the data plane's group", "memory_kernel_before_bytes", "memory_kernel_bytes", "memory_kernel_after_bytes"},
-	{"hard memory of the data plane's group", "", "memory_hard_bytes", "memory_hard_after_bytes"},
+// stairs are the kinds of memory that are drawn where a subject goes up to its work and down again: where other metrics
+// say what each was before the load, and after.
+var stairs = []struct{ name, metric string }{
+	{"eBPF maps, each once", "map_bytes"},
+	{"kernel memory of the data plane's group", "memory_kernel_bytes"},
+	{"hard memory of the data plane's group", "memory_hard_bytes"},
 }
 
 // chartStair is one kind of memory at one step, at one level.
@@ -250,18 +248,27 @@ const (
 )
 
 func (m *dataMaker) upAndDown() {
-	if _, down := m.metric["map_after_bytes"]; !down || m.Factor == "" {
+	before, after := map[string]string{}, map[string]string{} // a metric that the run has, by what it is otherwise
+	for _, d := range m.run.Metrics {
+		if _, has := m.metric[d.Name]; has {
+			before[d.Before], after[d.After] = d.Name, d.Name
+		}
+	}
+	if after[stairs[0].metric] == "" || m.Factor == "" {
 		return
 	}
 	for _, kind := range stairs {
+		steps := []struct{ name, metric string }{
+			{stepUp, before[kind.metric]}, {stepUnder, kind.metric}, {stepDown, after[kind.metric]},
+		}
 		for _, arm := range m.shownArms() {
 			if m.Arms[arm].Baseline {
 				continue // which has no data plane
 			}
-			for _, step := range []struct{ name, metric string }{{stepUp, kind.Before}, {stepUnder, kind.Under}, {stepDown, kind.After}} {
+			for _, step := range steps {
 				for level := range m.Levels {
 					if e := m.found(step.metric, arm, level); e != nil {
-						m.Stairs = append(m.Stairs, chartStair{arm, level, kind.Name, step.name, e.Value, e.Lo, e.Hi, textOf(e)})
+						m.Stairs = append(m.Stairs, chartStair{arm, level, kind.name, step.name, e.Value, e.Lo, e.Hi, textOf(e)})
 					}
 				}
 			}

@@ -43,8 +43,8 @@ type chartData struct {
 
 	memory   []memoryTable // for the tables alone
 	waited   []waitTable
-	events   []eventTable
-	nodes    []nodeTable
+	events   countTable
+	nodes    countTable
 	unplaced []string
 	gross    []grossRow
 }
@@ -194,7 +194,7 @@ func newChartData(s *analysis.Summary, run record.Run, trials []record.Trial) *c
 	m.placed()
 	m.courses()
 	m.waited = m.waitTables()
-	m.events, m.nodes = m.eventTables(), m.nodeTables()
+	m.events, m.nodes = m.eventTable(), m.nodeTable()
 	return m.chartData
 }
 

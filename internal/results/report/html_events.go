@@ -4,21 +4,22 @@ import (
 	"fmt"
 	"math"
 
+	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
 )
 
-// eventTable is a row: what became of the events of all valid trials of an arm at a level.
-type eventTable struct {
-	Arm, Level string
-	Cells      []string // trials, generated, counted, delivered, lost, in how many trials, late, said lost
+// countTable is a table of exact counts. Its columns are those of the metrics that are tallies.
+type countTable struct {
+	Heads []string
+	Rows  []countRow
 }
 
-// nodeTable is a row: what one node counted in all valid trials of an arm at a level.
-type nodeTable struct {
+// countRow is what became of the events of all valid trials of an arm at a level, at one node or at all.
+type countRow struct {
 	Node, Arm, Level string
-	Cells            []string // trials, failed, generated, delivered, lost, CPU per 1,000 events, longest clock error
+	Cells            []string
 }
 
 // totalOf writes one sum; a dash where no trial has the metric.
@@ -30,54 +31,72 @@ func totalOf(s analysis.EventSum, metric string) string {
 	return quantity.Thousands(int(math.Round(v)))
 }
 
-// lostOf writes what was lost with its part of what was counted.
-func lostOf(s analysis.EventSum) string {
-	text, lost, counted := totalOf(s, "events_lost"), s.Total["events_lost"], s.Total["events_counted"]
-	if lost != 0 && counted > 0 {
-		text += " (" + quantity.Value(lost/counted, quantity.Part) + ")"
+// partOf is what a sum is of another, in brackets; empty where it is nothing of it.
+func partOf(s analysis.EventSum, d metric.Definition) string {
+	if some, all := s.Total[d.Name], s.Total[d.TallyOf]; some != 0 && all > 0 {
+		return " (" + quantity.Value(some/all, quantity.Part) + ")"
 	}
-	return text
+	return ""
 }
 
 func (m *dataMaker) armAndLevel(s analysis.EventSum) (arm chartArm, level string) {
 	return m.Arms[m.arms[s.Arm]], m.Levels[m.levels[record.LevelKey(s.Factors)]].Name
 }
 
-// eventTables are the counts of events by arm and level, the baseline's without what only a tracer has.
-func (m *dataMaker) eventTables() []eventTable {
-	var all []eventTable
-	for _, s := range analysis.EventSums(m.trials) {
+// eventTable has the counts of events by arm and level, the baseline's without what only a subject has.
+func (m *dataMaker) eventTable() countTable {
+	tallies := analysis.Tallies(m.run)
+	all := countTable{Heads: []string{"trials"}}
+	for _, d := range tallies {
+		all.Heads = append(all.Heads, clean(d.Tally))
+		if d.TallyOf != "" {
+			all.Heads = append(all.Heads, "trials that "+clean(d.Tally))
+		}
+	}
+	for _, s := range analysis.EventSums(m.run, m.trials) {
 		arm, level := m.armAndLevel(s)
 		if arm.Twin && len(m.Arms) > 2 {
 			continue
 		}
-		lossy := "-"
-		if _, traced := s.Total["events_lost"]; traced {
-			lossy = fmt.Sprintf("%d of %d", s.Lossy, s.Trials)
+		row := countRow{Arm: arm.Name, Level: level, Cells: []string{quantity.Thousands(s.Trials)}}
+		for _, d := range tallies {
+			row.Cells = append(row.Cells, totalOf(s, d.Name)+partOf(s, d))
+			if d.TallyOf == "" {
+				continue
+			}
+			some := "-"
+			if _, counted := s.Total[d.Name]; counted {
+				some = fmt.Sprintf("%d of %d", s.Some[d.Name], s.Trials)
+			}
+			row.Cells = append(row.Cells, some)
 		}
-		all = append(all, eventTable{arm.Name, level, []string{
-			quantity.Thousands(s.Trials), totalOf(s, "events_generated"), totalOf(s, "events_counted"), totalOf(s, "events_delivered"),
-			lostOf(s), lossy, totalOf(s, "events_late"), totalOf(s, "events_said_lost"),
-		}})
+		all.Rows = append(all.Rows, row)
 	}
 	return all
 }
 
-// nodeTables are the counts by node, of runs on many.
-func (m *dataMaker) nodeTables() []nodeTable {
-	seconds := func(v *float64) string {
+// nodeTable has the counts by node, of runs on many.
+func (m *dataMaker) nodeTable() countTable {
+	value := func(v *float64, unit string) string {
 		if v == nil {
 			return "-"
 		}
-		return quantity.Value(*v, quantity.Seconds)
+		return quantity.Value(*v, unit)
 	}
-	var all []nodeTable
-	for _, s := range analysis.NodeSums(m.trials) {
+	tallies, each := analysis.Tallies(m.run), analysis.EachNode(m.run)
+	all := countTable{Heads: []string{"trials", "failed"}}
+	for _, d := range tallies {
+		all.Heads = append(all.Heads, clean(d.Tally))
+	}
+	all.Heads = append(all.Heads, clean(quantity.Label(each.Name))+", median", "clock known to")
+	for _, s := range analysis.NodeSums(m.run, m.trials) {
 		arm, level := m.armAndLevel(s.EventSum)
-		all = append(all, nodeTable{s.Node, arm.Name, level, []string{
-			quantity.Thousands(s.Trials), quantity.Thousands(s.Failed), totalOf(s.EventSum, "events_generated"),
-			totalOf(s.EventSum, "events_delivered"), totalOf(s.EventSum, "events_lost"), seconds(s.CPU), seconds(s.Clock),
-		}})
+		row := countRow{s.Node, arm.Name, level, []string{quantity.Thousands(s.Trials), quantity.Thousands(s.Failed)}}
+		for _, d := range tallies {
+			row.Cells = append(row.Cells, totalOf(s.EventSum, d.Name))
+		}
+		row.Cells = append(row.Cells, value(s.Cost, each.Unit), value(s.Clock, quantity.Seconds))
+		all.Rows = append(all.Rows, row)
 	}
 	return all
 }

@@ -320,6 +320,7 @@ func BenchmarkHTML(b *testing.B) {
 
 func TestHTMLEventTables(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
+	run.Metrics = append(run.Metrics, measured.Definitions()...)
 	ns := int64(40_000)
 	for i := range trials {
 		m := map[string]float64{"events_generated": 1000, "events_counted": 1000}
@@ -343,7 +344,7 @@ func TestHTMLEventTables(t *testing.T) {
 	}
 	for label, wants := range map[string][]string{
 		"Events by arm":  {fmt.Sprintf("direct %d ", n), fmt.Sprintf("candidate %d %d,000 %d,000 ", n, n, n), fmt.Sprintf(" %d (0.500 %%) %d of %d %d -", 5*n, n, n, 2*n)},
-		"Events by node": {fmt.Sprintf("node-1 candidate %d 0 %d,000 ", n, n), " 2.00 ms 40.0 us", fmt.Sprintf("node-2 candidate 0 %d - - - - -", n)},
+		"Events by node": {fmt.Sprintf("node-1 candidate %d 0 %d,000 ", n, n), " 2.00 ms 40.0 us", fmt.Sprintf("node-2 candidate 0 %d - - - - - - - -", n)},
 	} {
 		for _, want := range wants {
 			if !strings.Contains(row(label), want) {

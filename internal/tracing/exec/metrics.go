@@ -25,8 +25,8 @@ func (asLoad) Metrics() []measured.Metric {
 		{
 			Definition: metric.Definition{
 				Name: "events_generated", Unit: quantity.Count, Rank: metric.RankEvents, Pool: metric.Sum, Cost: true,
-				Family: "events",
-				Needs:  measured.NeedEvents,
+				Family: "events", Tally: "generated",
+				Needs: measured.NeedEvents,
 				How: "Events (execs) that the load made from its first to its last, warm-up included. The load counts each " +
 					"exec that succeeded.",
 			},
@@ -35,8 +35,8 @@ func (asLoad) Metrics() []measured.Metric {
 		{
 			Definition: metric.Definition{
 				Name: "events_counted", Unit: quantity.Count, Rank: metric.RankEvents, Pool: metric.Sum, Cost: true,
-				Family: "events",
-				Needs:  measured.NeedEvents,
+				Family: "events", Tally: "counted by the kernel",
+				Needs: measured.NeedEvents,
 				How: "The same events as the kernel counted them in the load's control group, less what it had counted " +
 					"there before the load began. A trial in which this is not `events_generated` is invalid.",
 			},

@@ -27,21 +27,21 @@ var metrics = slices.Concat(ofEvents, command.Metrics, ofNodes)
 
 // ofEvents are the metrics of what became of events, and of what one costs.
 var ofEvents = []measured.Metric{
-	event("events_delivered", metric.Higher, func(e *record.Events) *int64 { return e.Delivered },
+	event("events_delivered", "delivered", metric.Higher, func(e *record.Events) *int64 { return e.Delivered },
 		"Events that the tracer delivered, until it had ended, less what it had delivered before the load began. Left out "+
 			"where there is no tracer, as all that follow."),
-	event("events_lost", metric.Lower, lost,
+	event("events_lost", "lost", metric.Lower, lost,
 		"Events that the tracer had to deliver and did not: those that the kernel counted in the load's control group (for "+
 			"one that traces the whole machine: everywhere), less `events_delivered`; 0 where it delivered more."),
-	event("events_extra", metric.Lower, extra,
+	event("events_extra", "", metric.Lower, extra,
 		"Events that it delivered beyond those that there were; 0 where it delivered fewer. Of one that traces the whole "+
 			"machine the harness's own, before the load, are taken for such that there were."),
-	event("events_late", metric.Lower, func(e *record.Events) *int64 { return e.Late },
+	event("events_late", "late", metric.Lower, func(e *record.Events) *int64 { return e.Late },
 		"Events of the load that it delivered more than `late-after` after the load's end: too late for whoever watches, "+
 			"and not lost. Of one that traces the whole machine, what others execed meanwhile is not among them."),
-	event("events_said_lost", metric.Lower, func(e *record.Events) *int64 { return e.SaidLost },
+	event("events_said_lost", "lost by its own count", metric.Lower, func(e *record.Events) *int64 { return e.SaidLost },
 		"Events that it says itself it lost. Left out where it never says."),
-	event("events_unsaid", metric.Lower, unsaid,
+	event("events_unsaid", "", metric.Lower, unsaid,
 		"How far that is from `events_lost`, in whichever way: what it loses without saying so, or says without having lost "+
 			"it. Left out where it never says."),
 	share("events", "events_lost_share", eventShare(lost, func(e *record.Events) *int64 { return e.Expected }),
@@ -101,15 +101,20 @@ var ofNodes = []measured.Metric{
 	},
 }
 
-// event is a metric that is one of the counts of events, or made of them.
-func event(name string, better metric.Direction, of func(*record.Events) *int64, how string) measured.Metric {
-	return measured.Metric{
+// event is a metric that is one of the counts of events, or made of them, with its name in the table of sums if it has
+// a column there.
+func event(name, tally string, better metric.Direction, of func(*record.Events) *int64, how string) measured.Metric {
+	m := measured.Metric{
 		Definition: metric.Definition{
 			Name: name, Unit: quantity.Count, Rank: metric.RankEvents, Pool: metric.Sum, Cost: true, Better: better,
-			Needs: measured.NeedEvents, Headline: name == "events_lost", Family: "events", How: how,
+			Needs: measured.NeedEvents, Family: "events", Tally: tally, How: how,
 		},
 		Value: execload.Count(of),
 	}
+	if name == "events_lost" {
+		m.Headline, m.TallyOf = true, "events_counted"
+	}
+	return m
 }
 
 // share is a metric that is a part of counts, pooled over trials.
