@@ -13,6 +13,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 
 	_ "tare/internal/all" // answers that guests have
+	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
 	"tare/internal/results/analysis"
 	"tare/internal/results/report"
@@ -365,6 +366,7 @@ func keepFile(t *testing.T, name string, data []byte) {
 func ask(experiment, factor string, metrics func(t *record.Trial, level float64)) func(*record.Run, []record.Trial) {
 	return func(run *record.Run, trials []record.Trial) {
 		run.Experiment = experiment
+		run.Metrics = append(run.Metrics, measured.Definitions()...)
 		for i := range run.Plan {
 			run.Plan[i].Factors = map[string]string{factor: run.Plan[i].Factors["rate"]}
 		}
