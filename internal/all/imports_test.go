@@ -83,8 +83,8 @@ func TestNobodyNamesGuests(t *testing.T) {
 	})
 }
 
-// TestNobodyKnowsMetricsOfGuests: no string in an experiment's or a result's code is, or has in it, the name of a metric
-// that a guest declares. What the general rooms must know of such a metric stands in its definition.
+// TestNobodyKnowsMetricsOfGuests: no string in an experiment's or a result's code is, or has in it, the name of a
+// metric that a guest declares. What the general rooms must know of such a metric stands in its definition.
 func TestNobodyKnowsMetricsOfGuests(t *testing.T) {
 	guests := map[string]bool{}
 	for _, role := range []kind.Role{kind.Application, kind.Load, kind.Subject} {
