@@ -26,7 +26,7 @@ help: ## list these targets
 run: build ## build, then weigh the reference data plane: tare run quickstart
 	./bin/tare run quickstart
 
-check: ## what needs no root and measures nothing: lint, generated files, tests that only compute (2 minutes)
+check: ## what needs no root and measures nothing: lint, generated files, tests that only compute (1 minute)
 	./test/setup tools
 	./test/run check
 
@@ -34,7 +34,7 @@ quick: ## the same of what differs from main (30 seconds)
 	./test/setup tools
 	./test/run quick
 
-test: ## fetch what the tests need, then run all that must hold for a change to be merged (12 minutes)
+test: ## fetch what the tests need, then run all that must hold for a change to be merged (14 minutes)
 	./test/setup
 	./web/build
 	./test/run all
