@@ -127,7 +127,8 @@ func TestRunTimeThatIsNotSplit(t *testing.T) {
 	}
 	hint := "--hz "
 	if testing.Short() {
-		hint = "use --" // where the processor stood still for most of the window, no rate is high enough
+		// Where the processor stood still for most of the window, and counted that as run time, no rate is high enough.
+		hint = "not split: "
 	}
 	if len(p.Shares) != 1 || p.Shares[0].Cgroup != nil || !strings.Contains(p.Shares[0].Note, hint) {
 		t.Errorf("shares %+v: want one that could not be split, with a hint", p.Shares)

@@ -488,26 +488,34 @@ func TestCostIsBounded(t *testing.T) {
 	}()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	// The shortest of some, for an emulated processor that stands still takes the time for its own.
 	steps := 1 << 14
-	for spin(steps) < 100*costSpin {
+	for min(spin(steps), spin(steps), spin(steps)) < 100*costSpin {
 		steps *= 2
 	}
-	if err := w.Reset(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.spinUnder(steps, true); err != nil {
-		t.Fatal(err)
-	}
-	states, err := w.states()
-	if err != nil {
-		t.Fatal(err)
-	}
 	looks := uint64(0)
-	for _, s := range states {
-		looks += s.Looks
+	for range 10 { // one that stands still skips looks, too
+		if err := w.Reset(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.spinUnder(steps, true); err != nil {
+			t.Fatal(err)
+		}
+		states, err := w.states()
+		if err != nil {
+			t.Fatal(err)
+		}
+		looks = 0
+		for _, s := range states {
+			looks += s.Looks
+		}
+		// The one after the last is under way where the kernel ends them by an interrupt of its own.
+		if looks > costLooks+2 {
+			t.Errorf("%d looks in %v, and at most %d are to be", looks, 100*costSpin, costLooks+2)
+		}
+		if looks >= costLooks/2 {
+			return
+		}
 	}
-	// The one after the last is under way where the kernel ends them by an interrupt of its own.
-	if looks < costLooks/2 || looks > costLooks+2 {
-		t.Errorf("%d looks in %v, and %d are to be", looks, 100*costSpin, costLooks)
-	}
+	t.Errorf("%d looks in %v, and %d are to be", looks, 100*costSpin, costLooks)
 }
