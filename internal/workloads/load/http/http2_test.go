@@ -394,8 +394,23 @@ func TestServerGoesAway2(t *testing.T) {
 // A server that allows fewer streams later than at first, on connections that are made anew, makes requests wait.
 func TestFewerStreamsLater(t *testing.T) {
 	t.Parallel()
-	var connections, most atomic.Int64
-	url := server(t, func(c net.Conn) {
+	var most atomic.Int64
+	r := &load.Result{}
+	for try := 0; r.Done < 20 && len(r.Errors) == 0 && try < 20; try++ { // each at a server that knows no connection yet
+		url := server(t, fewerStreamsLater(&most))
+		o := Options{Targets: []string{url}, Protocol: HTTP2, Streams: 6, Connections: 1, KeepAlive: true,
+			Drain: 100 * time.Millisecond, Timeout: ample, Threads: 1}
+		r = run(t, o, 0, 200*time.Millisecond)
+	}
+	if r.Done < 20 || len(r.Errors) > 0 || most.Load() > 2 {
+		t.Errorf("%d done, errors %v, %d streams at once where 2 are allowed", r.Done, r.Errors, most.Load())
+	}
+}
+
+// fewerStreamsLater answers as such a server, and counts the most streams at once on a connection that knows its limit.
+func fewerStreamsLater(most *atomic.Int64) func(net.Conn) {
+	var connections atomic.Int64
+	return func(c net.Conn) {
 		if _, err := io.ReadFull(c, make([]byte, len(http2.ClientPreface))); err != nil {
 			return
 		}
@@ -442,12 +457,6 @@ func TestFewerStreamsLater(t *testing.T) {
 				}
 			}
 		}
-	})
-	o := Options{Targets: []string{url}, Protocol: HTTP2, Streams: 6, Connections: 1, KeepAlive: true,
-		Drain: 100 * time.Millisecond, Timeout: ample, Threads: 1}
-	r := runUntil(t, o, 200*time.Millisecond, atLeast(20))
-	if r.Done < 20 || len(r.Errors) > 0 || most.Load() > 2 {
-		t.Errorf("%d done, errors %v, %d streams at once where 2 are allowed", r.Done, r.Errors, most.Load())
 	}
 }
 
