@@ -49,15 +49,15 @@ func TestSides(t *testing.T) {
 			compared, apart := 0, 0
 			for i := range now.Estimates {
 				e := &now.Estimates[i]
-				o := old.Find(e.Metric, e.Arm, e.Factors)
+				o := sameOf(old, e)
 				if o == nil || o.Lo == nil || e.Lo == nil || o.Withheld != "" || e.Withheld != "" {
 					continue
 				}
 				compared++
 				if *o.Hi < *e.Lo || *e.Hi < *o.Lo {
 					apart++
-					t.Logf("apart: %s %s %v: before %g [%g, %g], after %g [%g, %g]",
-						e.Arm, e.Metric, e.Factors, o.Value, *o.Lo, *o.Hi, e.Value, *e.Lo, *e.Hi)
+					t.Logf("apart: %s %s %s %v: before %g [%g, %g], after %g [%g, %g]",
+						e.Arm, e.Component, e.Metric, e.Factors, o.Value, *o.Lo, *o.Hi, e.Value, *e.Lo, *e.Hi)
 				}
 			}
 			lost := missingFrom(old, now)
@@ -67,6 +67,17 @@ func TestSides(t *testing.T) {
 			}
 		})
 	}
+}
+
+// sameOf is the estimate of the other run for the same metric, arm, component and level; nil where it has none.
+func sameOf(s *analysis.Summary, e *analysis.Estimate) *analysis.Estimate {
+	i := slices.IndexFunc(s.Estimates, func(o analysis.Estimate) bool {
+		return o.Metric == e.Metric && o.Arm == e.Arm && o.Component == e.Component && maps.Equal(o.Factors, e.Factors)
+	})
+	if i < 0 {
+		return nil
+	}
+	return &s.Estimates[i]
 }
 
 // side runs a spec by a binary, this tree's where it is empty, and reads the summary.
