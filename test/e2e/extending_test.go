@@ -23,6 +23,7 @@ var fenced = regexp.MustCompile("(?ms)^```(?:go|yaml)\n((?://|#) ([a-z0-9_/.]+)\
 // lines, and gets metrics, an answer and a chart of its own. Nothing is written into the tree: go build takes the files
 // from elsewhere.
 func TestExtending(t *testing.T) {
+	t.Parallel()
 	needsRoot(t)
 	leavesNothing(t)
 	root, err := binary.Root()

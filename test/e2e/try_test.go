@@ -40,6 +40,7 @@ func tried(t *testing.T, args ...string) (output, *analysis.Summary, string) {
 // TestTryNothing: a command that does nothing costs nothing that is resolved but its own memory, and the run is an
 // ordinary one: what is in its record runs again.
 func TestTryNothing(t *testing.T) {
+	t.Parallel()
 	leavesNothing(t)
 	o, s, out := tried(t, "--load", "connections", "--blocks", "2", "--seed", "7", "--", "sleep", "infinity")
 	if o.code != 0 || !strings.Contains(o.stderr, "sleep: started once by itself, its start-up was over after") {
@@ -75,6 +76,7 @@ func TestTryNothing(t *testing.T) {
 
 // TestTryWorkloads: every workload runs by itself, and the answer is one JSON document.
 func TestTryWorkloads(t *testing.T) {
+	t.Parallel()
 	leavesNothing(t)
 	o, s, out := tried(t, "--json", "--blocks", "1", "--ready-after", "100ms", "--", "sleep", "infinity")
 	if o.code != 0 || !json.Valid([]byte(o.stdout)) {
