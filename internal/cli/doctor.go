@@ -94,11 +94,11 @@ var features = sync.OnceValue(func() []*feature.Probe {
 var guestFeatures = sync.OnceValue(func() (probes []*feature.Probe) {
 	for _, r := range []kind.Role{kind.Application, kind.Load, kind.Subject} {
 		for _, g := range kind.All(r) {
-			needs, ok := g.(kind.Diagnosed)
-			if !ok {
+			needs := g.About().Probes
+			if needs == nil {
 				continue
 			}
-			for _, p := range needs.Probes() {
+			for _, p := range needs() {
 				if !slices.Contains(probes, p) {
 					probes = append(probes, p)
 				}

@@ -21,6 +21,7 @@ import (
 	"tare/internal/experiment/link"
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
+	"tare/internal/experiment/role"
 	"tare/internal/experiment/spec"
 	"tare/internal/lib/param"
 	"tare/internal/scale/ledger"
@@ -208,6 +209,10 @@ type launching struct {
 
 func (l launching) Launch(_ context.Context, a kind.Launch) error { return l.launch(a) }
 func (l launching) Before(context.Context) error                  { return l.before() }
+
+func (launching) Patience() time.Duration                          { return role.ReadyTimeout }
+func (launching) Component(int) string                             { return "" }
+func (launching) KilledInside(context.Context) []kind.KilledInside { return nil }
 
 const launchMark = "LAUNCHED_BY_TEST"
 

@@ -67,8 +67,7 @@ func (x *trial) Begin(ctx context.Context, name string, dirs ...string) (func(*e
 	l, launches := x.own.(kind.Launcher)
 	part, as := x.part(name)
 	if as == kind.Load {
-		inside, ok := part.Kind.(kind.Inside)
-		launches = launches && ok && inside.RunsInside(part.Options)
+		launches = launches && part.RunsInside()
 	}
 	if !launches {
 		return x.starter(g, as, name)

@@ -25,19 +25,19 @@ func (x *trial) outOfMemory() string {
 	if x.tree == nil {
 		return ""
 	}
-	witness, sees := x.own.(kind.MemoryWitness)
+	launcher, launches := x.own.(kind.Launcher)
 	as := oom.Naming{Owner: x.partOf, Named: x.partNamed}
-	if sees {
-		as.Component = witness.Component
+	if launches {
+		as.Component = launcher.Component
 	}
 	var said []string
 	if s := x.killed.Say(x.machine.Cgroups, x.tree.Path(), as); s != "" {
 		said = append(said, s)
 	}
-	if sees {
+	if launches {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		for _, k := range witness.KilledInside(ctx) {
+		for _, k := range launcher.KilledInside(ctx) {
 			who, _ := x.partNamed(k.Part)
 			said = append(said, k.In(who))
 		}

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"tare/internal/experiment/cluster"
-	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
@@ -170,9 +169,7 @@ func (x *nodesTrial) tail(arm string) time.Duration {
 		longest = max(longest, p.Options.Duration("drain"))
 	}
 	if p := x.spec.Of(arm); p != nil {
-		if tailed, ok := p.Kind.(kind.Tailed); ok {
-			longest += tailed.Tail(p.Options)
-		}
+		longest += p.Kind.About().Tail.With(p.Options)
 	}
 	return longest
 }

@@ -63,11 +63,7 @@ const eachNode = 60 * time.Millisecond
 // extra is what the guests say that a trial of this arm takes longer than usual. Copies of a part start side by side.
 func extra(s *spec.Spec, arm string) time.Duration {
 	extra := time.Duration(s.Nodes()) * eachNode
-	add := func(p *kind.Part) {
-		if slow, ok := p.Kind.(kind.Slow); ok {
-			extra += slow.TakesLonger(p.Options)
-		}
-	}
+	add := func(p *kind.Part) { extra += p.Kind.About().TakesLonger.With(p.Options) }
 	if p := s.Of(arm); p != nil {
 		add(p)
 	}

@@ -365,8 +365,8 @@ func (x *trial) startApp(ctx context.Context, name string, part *kind.Part) erro
 
 // patience is how long an application or a load may take to be ready.
 func (x *trial) patience() time.Duration {
-	if p, patient := x.own.(kind.Patient); patient {
-		return p.Patience()
+	if l, launches := x.own.(kind.Launcher); launches {
+		return l.Patience()
 	}
 	return role.ReadyTimeout
 }
@@ -449,10 +449,7 @@ func (x *trial) startPart(
 	if err != nil {
 		return nil, nil, err
 	}
-	within := x.patience()
-	if preparing, ok := part.Kind.(kind.Preparing); ok {
-		within = max(within, preparing.ReadyWithin(part.Options))
-	}
+	within := max(x.patience(), part.Kind.About().ReadyWithin.With(part.Options))
 	raw, err := p.ReadyWithin(ctx, within)
 	return p, raw, err
 }

@@ -46,7 +46,4 @@ func Worded[R any](word func(param.Values, R) string) func(param.Values, json.Ra
 }
 
 // Measures reports whether a guest is measured when a person runs it by itself, as a load is.
-func Measures(r Role, g Guest) bool {
-	w, works := g.(Worker)
-	return r == Load || works && w.WorksAlone()
-}
+func Measures(r Role, g Guest) bool { return r == Load || g.About().WorksAlone }

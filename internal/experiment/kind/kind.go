@@ -46,6 +46,85 @@ type About struct {
 
 	// Alone is how a person runs the guest by itself. Nil: it runs in experiments only.
 	Alone *Alone
+
+	// Loads
+
+	StandsAlone bool // it can go to an application, and does without one where a spec names none
+
+	// MakesEvents: its pieces of work are events, which something else is to deliver, and no requests. It makes processes
+	// by the thousand: the groups of its trials are one for the scheduler where they can be, and counters are read at a
+	// real-time priority.
+	MakesEvents bool
+
+	// MakesPieces: its pieces of work are no requests, such as changes that something else brings about. It has metrics of
+	// its own for what one costs; those by the request, and throughput, are not of it.
+	MakesPieces bool
+
+	// HoldsConnections says whether it means to have all its connections open at once. Nil: it has none to hold.
+	HoldsConnections Holds
+
+	// RunsInside says whether it does its work where applications run: in what the subject launches (Launcher), where the
+	// arm has such a subject. Its process may have another clock than this machine's, which it sends in role.Wants.
+	RunsInside Holds
+
+	Saturates Holds // it is as fast as it goes: then what it takes of the machine is a result
+
+	// Subjects
+
+	// InPath: its processes stand in the path of requests, as proxies do. In experiments with one, all arms say who takes
+	// the CPU time of a request, so that what the subject adds can be added up.
+	InPath bool
+
+	// Works says whether it does measured work itself, between the same edges as loads do, and reports it as they do
+	// (package role). WorksAlone: without any load, whatever its options; where every arm has such a subject, an
+	// experiment needs no loads.
+	Works      Holds
+	WorksAlone bool
+
+	BoundsMemory Holds // it bounds the memory of what it runs by other means than limits of its control group
+
+	// Trait says what to know of the subject with these options wherever an arm of it is named; nil or empty: nothing.
+	Trait func(param.Values) string
+
+	// Lacks says what it does not do of what others in a setup do, as a sentence goes on after "is not the same service: ";
+	// nil or empty: nothing.
+	Lacks func(*Setup) string
+
+	// All guests
+
+	// ReadyWithin is how long an application or a load may take until it is ready, where that is longer than usual.
+	ReadyWithin Takes
+
+	Tail Takes // time that a subject takes after the window, at most
+
+	// TakesLonger is by how much a trial with the guest takes longer than usual: it starts slowly, settles before the
+	// window, or finishes something after it, as measured on the project's machine (go run ./test/bench/estimates -v).
+	// Estimates of how long a run will take add it up.
+	TakesLonger Takes
+
+	// Probes are of the programs that it needs, for 'tare doctor', each with what is lost without it and how to get it.
+	// They start nothing but what prints a version.
+	Probes func() []*feature.Probe
+}
+
+// Holds says whether something is so with these options. Nil: it never is.
+type Holds func(param.Values) bool
+
+// With evaluates it.
+func (h Holds) With(o param.Values) bool { return h != nil && h(o) }
+
+// Always is what holds with any options.
+func Always(param.Values) bool { return true }
+
+// Takes is how long something takes with these options. Nil: no time.
+type Takes func(param.Values) time.Duration
+
+// With evaluates it.
+func (t Takes) With(o param.Values) time.Duration {
+	if t == nil {
+		return 0
+	}
+	return t(o)
 }
 
 // ProcessSettings are the settings of the guest's process.
@@ -131,69 +210,6 @@ type ElsewhereError struct {
 func (e *ElsewhereError) Error() string { return e.Path + ": " + e.Err.Error() }
 func (e *ElsewhereError) Unwrap() error { return e.Err }
 
-// Trait says what to know of a subject with these options wherever an arm of it is named; empty: nothing.
-type Trait interface {
-	Trait(param.Values) string
-}
-
-// Lacking is a subject that is not the same service as others that it is compared with. Lacks says what it does not do
-// of what others in a setup do, as a sentence goes on after "is not the same service: "; empty: nothing.
-type Lacking interface {
-	Lacks(*Setup) string
-}
-
-// Worker is a subject that can do measured work itself, between the same edges as loads do, and report it as they do
-// (package role). Where every arm has a subject that Works alone, an experiment needs no loads.
-type Worker interface {
-	Works(param.Values) bool
-	WorksAlone() bool // without any load, whatever its options
-}
-
-// Holder is a load that can mean to have all its connections open at once.
-type Holder interface {
-	HoldsConnections(param.Values) bool
-}
-
-// Standalone is a load that can go to an application, and does without one where a spec names none.
-type Standalone interface {
-	StandsAlone()
-}
-
-// Inside is a load that can do its work where applications run: in what the subject launches (Launcher), where the arm
-// has such a subject. Its process may have another clock than this machine's, which it tells by role.Wants.
-type Inside interface {
-	RunsInside(param.Values) bool
-}
-
-// Saturating is a load that can be as fast as it goes: then what it takes of the machine is a result.
-type Saturating interface {
-	Saturates(param.Values) bool
-}
-
-// Bounded is a guest that can bound the memory of what it runs, other than by limits of its control group.
-type Bounded interface {
-	BoundsMemory(param.Values) bool
-}
-
-// EventMaker is a load whose pieces of work are events, which something else is to deliver, and no requests. It makes
-// processes by the thousand: the groups of its trials are one for the scheduler where they can be, and counters are
-// read at a real-time priority.
-type EventMaker interface {
-	MakesEvents()
-}
-
-// Pieceworker is a load whose pieces of work are no requests, such as changes that something else brings about. It has
-// metrics of its own for what one costs; those by the request, and throughput, are not of it.
-type Pieceworker interface {
-	DoesPieces()
-}
-
-// MakesEvents reports whether a guest is a load that makes events.
-func MakesEvents(g Guest) bool {
-	_, makes := g.(EventMaker)
-	return makes
-}
-
 // Variant is a subject that is none: the baseline with other settings of its applications or loads. Sets gives what it
 // sets, as assignments ("server.delay=50us").
 type Variant interface {
@@ -207,32 +223,9 @@ type Installed interface {
 	Optional(param.Values) bool
 }
 
-// Diagnosed is a guest that needs programs which 'tare doctor' is to say whether they are here: Probes are of them,
-// each with what is lost without it and how to get it. They start nothing but what prints a version.
-type Diagnosed interface {
-	Probes() []*feature.Probe
-}
-
 // Versioned is a subject with a version of its own, under a name of its own. own is that of the tare binary.
 type Versioned interface {
 	Version(ctx context.Context, o param.Values, own string) (name, version string)
-}
-
-// Tailed is a subject that takes time after the window, at most so long.
-type Tailed interface {
-	Tail(param.Values) time.Duration
-}
-
-// Preparing is an application or a load that may take longer than usual until it is ready, at most so long.
-type Preparing interface {
-	ReadyWithin(param.Values) time.Duration
-}
-
-// Slow is a guest with which a trial takes longer than usual: it starts slowly, settles before the window, or finishes
-// something after it. TakesLonger is by how much, as measured on the project's machine (go run ./test/bench/estimates
-// -v). Estimates of how long a run will take add it up.
-type Slow interface {
-	TakesLonger(param.Values) time.Duration
 }
 
 var registry = map[Role]map[string]Guest{Application: {}, Load: {}, Subject: {}}

@@ -42,21 +42,17 @@ func (p *Part) TakesTo() bool { return p.Kind.About().Protocol != "" }
 
 // GoesTo reports whether the part, a load, goes to an application: because its spec names one, or because it must.
 func (p *Part) GoesTo() bool {
-	_, alone := p.Kind.(Standalone)
-	return p.To != "" || p.TakesTo() && !alone
+	return p.To != "" || p.TakesTo() && !p.Kind.About().StandsAlone
 }
 
 // Works reports whether the part, a subject, does measured work itself.
-func (p *Part) Works() bool {
-	w, ok := p.Kind.(Worker)
-	return ok && w.Works(p.Options)
-}
+func (p *Part) Works() bool { return p.Kind.About().Works.With(p.Options) }
 
 // WorksAlone reports whether the part, a subject, does measured work without any load.
-func (p *Part) WorksAlone() bool {
-	w, ok := p.Kind.(Worker)
-	return ok && w.WorksAlone()
-}
+func (p *Part) WorksAlone() bool { return p.Kind.About().WorksAlone }
+
+// RunsInside reports whether the part, a load, works where applications run.
+func (p *Part) RunsInside() bool { return p.Kind.About().RunsInside.With(p.Options) }
 
 // Varies reports whether the part is the baseline with other settings, and no subject.
 func (p *Part) Varies() bool {
@@ -102,8 +98,7 @@ func (s *Setup) Clone() Setup {
 func (s *Setup) BoundsMemory() bool {
 	for _, sec := range s.Sections() {
 		for _, p := range sec.Parts {
-			bounded, tells := p.Kind.(Bounded)
-			if p.Limits.Float("memory") > 0 || tells && bounded.BoundsMemory(p.Options) {
+			if p.Limits.Float("memory") > 0 || p.Kind.About().BoundsMemory.With(p.Options) {
 				return true
 			}
 		}
@@ -183,7 +178,7 @@ func (s *Setup) SubjectVersions(ctx context.Context, own string) map[string]stri
 // EventLoad is the name of the load that makes events; empty where there is none.
 func (s *Setup) EventLoad() string {
 	for _, name := range slices.Sorted(maps.Keys(s.Loads)) {
-		if MakesEvents(s.Loads[name].Kind) {
+		if s.Loads[name].Kind.About().MakesEvents {
 			return name
 		}
 	}

@@ -27,9 +27,16 @@ type Joiner interface {
 // The hooks, in the order of a trial. Contexts end when the trial does; an error of a hook fails the trial.
 type (
 	// Launcher is a subject in which applications run, and loads that are Inside: a sandbox. Launch starts one of them,
-	// which is then not started plainly. It is called once for each, for several at the same time.
+	// which is then not started plainly. It is called once for each, for several at the same time. Patience is how long it
+	// may take until what was launched is ready. The others are about processes that were killed because memory was short,
+	// of which it knows more than this machine's kernel says: Component is what a process of this machine was, by its PID,
+	// also one that has ended, empty where that is not known; KilledInside are those that other kernels killed, such as a
+	// guest's.
 	Launcher interface {
 		Launch(context.Context, Launch) error
+		Patience() time.Duration
+		Component(pid int) string
+		KilledInside(context.Context) []KilledInside
 	}
 
 	// Hoster is a Launcher, or Networked, in which an application is reached elsewhere than at 127.0.0.1: Host is the IP
@@ -45,24 +52,11 @@ type (
 		Network(as Role, name string) (string, error)
 	}
 
-	// MemoryWitness is a Launcher that knows more of processes that were killed because memory was short than this
-	// machine's kernel says. Component is what a process of this machine was, by its PID, also one that has ended; empty:
-	// not known. KilledInside are those that other kernels killed, such as a guest's.
-	MemoryWitness interface {
-		Component(pid int) string
-		KilledInside(context.Context) []KilledInside
-	}
-
 	// Explainer is a subject that may know why a trial failed better than who noticed it: a load that is refused a
 	// connection is often the first to tell that a proxy has ended. Explain gives err, or the error that it followed from
 	// with err after it.
 	Explainer interface {
 		Explain(err error) error
-	}
-
-	// Patient is a Launcher in which it may take long until what it launches is ready: up to Patience.
-	Patient interface {
-		Patience() time.Duration
 	}
 
 	// Starter starts the processes of a subject, after the applications and before the loads. Without it, a subject is

@@ -266,10 +266,7 @@ func (j *LoadJudge) generator() {
 }
 
 func (j *LoadJudge) connections() {
-	if j.part == nil {
-		return
-	}
-	if h, ok := j.part.Kind.(kind.Holder); !ok || !h.HoldsConnections(j.part.Options) {
+	if j.part == nil || !j.part.Kind.About().HoldsConnections.With(j.part.Options) {
 		return
 	}
 	if seen, allowed := Ratio(int64(j.Result.MaxConnections), int64(j.Result.Connections)), j.m.Setup.Gates.Float("connections"); seen < allowed {

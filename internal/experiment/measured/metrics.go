@@ -298,10 +298,8 @@ func (m *Measured) RequestRate() (float64, bool) {
 // pieces reports whether a load does pieces of work that are no requests.
 func (m *Measured) pieces() bool {
 	for name := range m.Loads {
-		if part := m.Setup.Loads[name]; part != nil {
-			if _, does := part.Kind.(kind.Pieceworker); does {
-				return true
-			}
+		if part := m.Setup.Loads[name]; part != nil && part.Kind.About().MakesPieces {
+			return true
 		}
 	}
 	return false
@@ -312,7 +310,7 @@ func (m *Measured) pieces() bool {
 // and one trial in twenty would tell what the others leave out.
 func (m *Measured) sharesConnections(name string) bool {
 	if part := m.Setup.Loads[name]; part != nil {
-		if h, ok := part.Kind.(kind.Holder); ok && !h.HoldsConnections(part.Options) {
+		if holds := part.Kind.About().HoldsConnections; holds != nil && !holds(part.Options) {
 			return false
 		}
 	}

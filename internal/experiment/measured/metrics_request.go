@@ -9,12 +9,6 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// InPath is a subject whose processes stand in the path of requests, such as proxies. In experiments with one, all arms
-// tell who takes the CPU time of a request, so that what the subject adds can be added up.
-type InPath interface {
-	StandsInPath()
-}
-
 // requestBusy is the whole of which requestMetrics has the parts.
 const requestBusy = "busy_cpu_seconds_per_request"
 
@@ -92,10 +86,8 @@ func (m *Measured) subjectSeconds() (float64, bool) {
 var needBudget = append(slices.Clone(NeedRequestCost), Alone)
 
 func (m *Measured) hasInPath() bool {
-	return m.Setup != nil && slices.ContainsFunc(m.Setup.Subjects(), func(p *kind.Part) bool {
-		_, is := p.Kind.(InPath)
-		return is
-	})
+	return m.Setup != nil &&
+		slices.ContainsFunc(m.Setup.Subjects(), func(p *kind.Part) bool { return p.Kind.About().InPath })
 }
 
 // busySeconds is the CPU time of the trial and of the kernel on its behalf, and the remainder.

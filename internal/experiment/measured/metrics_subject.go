@@ -75,8 +75,7 @@ func Headlines(s *kind.Setup) []Metric {
 	}
 	saturated := false
 	for _, p := range s.Loads {
-		load, ok := p.Kind.(kind.Saturating)
-		saturated = saturated || ok && load.Saturates(p.Options)
+		saturated = saturated || p.Kind.About().Saturates.With(p.Options)
 	}
 	return slices.DeleteFunc(slices.Clone(Metrics()), func(m Metric) bool {
 		return !spoken[m.Name] && (!m.Headline || m.Free && !saturated)

@@ -264,7 +264,7 @@ func (p *Pool) weight(by metric.Pool, t *record.Trial) (n float64, ok bool) {
 		return 1, true
 	}
 	for load, r := range t.Loads {
-		if part := p.Setup.Loads[load]; by != metric.PerConnection && by != metric.PerRequest && (part == nil || !kind.MakesEvents(part.Kind)) {
+		if part := p.Setup.Loads[load]; by != metric.PerConnection && by != metric.PerRequest && (part == nil || !part.Kind.About().MakesEvents) {
 			continue
 		}
 		n += float64(of(r))

@@ -160,8 +160,8 @@ func (s *Spec) Traits() map[string]string {
 	add := func(arm, path string, p *kind.Part) {
 		label := path + "." + p.Kind.About().Label
 		swept := slices.ContainsFunc(s.Factors, func(f Factor) bool { return slices.Contains(f.paths, label) })
-		if trait, has := p.Kind.(kind.Trait); has && !swept {
-			traits[arm] = trait.Trait(p.Options)
+		if trait := p.Kind.About().Trait; trait != nil && !swept {
+			traits[arm] = trait(p.Options)
 		}
 	}
 	for name, p := range s.Arms {
@@ -178,12 +178,11 @@ func (s *Spec) Traits() map[string]string {
 func (s *Spec) Lacks() map[string]string {
 	lacks := map[string]string{}
 	for name, p := range s.Arms {
-		if lacking, is := p.Kind.(kind.Lacking); is {
-			if words := lacking.Lacks(&s.Setup); words != "" {
-				lacks[name] = words
-			}
+		if lacking := p.Kind.About().Lacks; lacking != nil {
+			lacks[name] = lacking(&s.Setup)
 		}
 	}
+	maps.DeleteFunc(lacks, func(_, words string) bool { return words == "" })
 	return lacks
 }
 

@@ -32,6 +32,9 @@ func (guest) About() kind.About {
 			"(`injector`)",
 		Settings: Settings,
 		Process:  slices.Concat(Settings, []param.Setting{kind.SubjectSetting, kind.SeedSetting}),
+
+		HoldsConnections: kind.Always, // all reviews go over one
+		Saturates:        func(v param.Values) bool { return v[modeKey] == load.Closed },
 	}
 }
 
@@ -40,12 +43,6 @@ func (guest) Check(v param.Values) error {
 	_, err := OptionsOf(v)
 	return err
 }
-
-// Saturates says whether it goes as fast as answers come.
-func (guest) Saturates(v param.Values) bool { return v[modeKey] == load.Closed }
-
-// HoldsConnections is kind.Holder's: all reviews go over one.
-func (guest) HoldsConnections(param.Values) bool { return true }
 
 // Metrics are those of the load.
 func (guest) Metrics() []measured.Metric { return metrics }

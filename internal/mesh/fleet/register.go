@@ -23,7 +23,6 @@ var (
 	_ kind.Player       = guest{}
 	_ kind.Checker      = guest{}
 	_ kind.SetupChecker = guest{}
-	_ kind.Pieceworker  = guest{}
 )
 
 // About says what it is.
@@ -34,6 +33,10 @@ func (guest) About() kind.About {
 			"and acknowledge; the subject must be a control plane (`controlplane`)",
 		Settings: Settings,
 		Process:  slices.Concat(Settings, []param.Setting{kind.SubjectSetting, kind.SeedSetting}),
+
+		MakesPieces: true, // changes and rollouts are no requests
+		// Control planes let in as many proxies at a time as they think right, and Envoys come after them.
+		ReadyWithin: func(param.Values) time.Duration { return 2*patience + role.ReadyTimeout },
 	}
 }
 
@@ -45,13 +48,6 @@ func (guest) Check(v param.Values) error {
 	}
 	return err
 }
-
-// ReadyWithin is kind.Preparing's: control planes let in as many proxies at a time as they think right, and Envoys come
-// after them.
-func (guest) ReadyWithin(param.Values) time.Duration { return 2*patience + role.ReadyTimeout }
-
-// DoesPieces is kind.Pieceworker's: changes and rollouts are no requests.
-func (guest) DoesPieces() {}
 
 // Proxies is how many a part of this kind has; for control planes, which must know it.
 func (guest) Proxies(v param.Values) int { return v.Int(proxiesKey) }

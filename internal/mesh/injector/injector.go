@@ -58,14 +58,12 @@ func (guest) About() kind.About {
 		Name:     "injector",
 		Summary:  "the webhook of Tare's control plane that adds sidecars to pods, for a load of kind `admission`",
 		Settings: settings,
+		InPath:   true, // each review is a request to it
 	}
 }
 
 // AdmitsPods is admission.Admitting's.
 func (guest) AdmitsPods() {}
-
-// StandsInPath is measured.InPath's: each review is a request to it.
-func (guest) StandsInPath() {}
 
 // Play is the process: a webhook until the parent closes its end.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {

@@ -26,7 +26,6 @@ var (
 	_ kind.Player    = guest{}
 	_ kind.Checker   = guest{}
 	_ kind.Installed = guest{}
-	_ kind.Diagnosed = guest{}
 )
 
 // About says what it is.
@@ -37,6 +36,7 @@ func (guest) About() kind.About {
 			"when a load of kind `push` asks for it",
 		Settings: settings,
 		Protocol: services.Protocol,
+		Probes:   probes,
 	}
 }
 
@@ -127,8 +127,7 @@ func NodeOf(pod, namespace string, at netip.Addr) (id string, metadata map[strin
 // Optional is false: without the application there is nothing to put to work.
 func (guest) Optional(param.Values) bool { return false }
 
-// Probes is kind.Diagnosed's.
-func (guest) Probes() []*feature.Probe {
+func probes() []*feature.Probe {
 	status := feature.Status{
 		Name: name, Needs: "the program " + name, Lost: "experiments with the application istiod", Hint: buildHint,
 	}

@@ -33,6 +33,11 @@ func (guest) About() kind.About {
 			"--services services.yaml --cgroup /sys/fs/cgroup/mygroup",
 			"--xds 127.0.0.1:18000 --fail closed --cgroup /sys/fs/cgroup/mygroup",
 		}},
+		// It replaces its configuration, or times changes; what it does by itself only shows in connections.
+		Works:       func(o param.Values) bool { return o["work"] != "" },
+		TakesLonger: attaching,
+		Trait:       func(o param.Values) string { return store.Trait(o["store"]) },
+		Lacks:       lacks,
 	}
 }
 
@@ -74,8 +79,8 @@ func (guest) Installed(_ context.Context, o param.Values) error {
 	return err
 }
 
-// TakesLonger is what attaching its programs takes, and filling its maps.
-func (guest) TakesLonger(o param.Values) time.Duration {
+// attaching is what attaching its programs takes, and filling its maps.
+func attaching(o param.Values) time.Duration {
 	return 100*time.Millisecond + time.Duration(o.Int(servicesKey))*150*time.Microsecond
 }
 
@@ -141,24 +146,15 @@ func (guest) CheckServices(s *kind.Setup, part *kind.Part) error {
 		WorkReplace, PeerEndpoint, servicesKey)
 }
 
-// Trait is how much of a change the design of its store shows at once.
-func (guest) Trait(o param.Values) string { return store.Trait(o["store"]) }
-
-// Lacks is said beside proxies, which do more.
-func (guest) Lacks(s *kind.Setup) string {
+// lacks is said beside proxies, which do more.
+func lacks(s *kind.Setup) string {
 	for _, p := range s.Subjects() {
-		if _, is := p.Kind.(measured.InPath); is {
+		if p.Kind.About().InPath {
 			return "it has no mutual TLS, and it knows connections and no requests (no L7: no HTTP routes, retries or rules)"
 		}
 	}
 	return ""
 }
-
-// Works reports whether it replaces its configuration, or times changes.
-func (guest) Works(o param.Values) bool { return o["work"] != "" }
-
-// WorksAlone is false: what it does by itself only shows in connections.
-func (guest) WorksAlone() bool { return false }
 
 // Join makes its part in a trial.
 func (guest) Join(t kind.Trial, name string, part *kind.Part) (any, error) {

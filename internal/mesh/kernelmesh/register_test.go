@@ -19,8 +19,6 @@ import (
 var _ interface {
 	kind.Checker
 	kind.SetupChecker
-	kind.Trait
-	kind.Worker
 	kind.Joiner
 	connect.Server
 } = guest{}
@@ -133,10 +131,10 @@ func TestWorks(t *testing.T) {
 	if partOf(nil).Works() || !partOf(param.Values{"work": WorkPush}).Works() || partOf(nil).WorksAlone() {
 		t.Error("it works when it is not asked to, or does not when it is, or works alone")
 	}
-	if got := (guest{}).Trait(param.Values{"store": "snapshot"}); got != "whole per change" {
+	if got := (guest{}).About().Trait(param.Values{"store": "snapshot"}); got != "whole per change" {
 		t.Errorf("the trait of snapshot is %q", got)
 	}
-	if got := (guest{}).Trait(param.Values{}); got != "" {
+	if got := (guest{}).About().Trait(param.Values{}); got != "" {
 		t.Errorf("the trait of no store is %q", got)
 	}
 }

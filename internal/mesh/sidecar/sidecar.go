@@ -246,8 +246,8 @@ func Settings() []param.Setting { return slices.Concat(commonSettings, meshSetti
 // Guest is a kind of proxy as a subject of experiments.
 type Guest struct{ Proxy Proxy }
 
-// TakesLonger is until a proxy that knows all services has them: Envoy takes 2.3 ms for each.
-func (Guest) TakesLonger(o param.Values) time.Duration {
+// spreading is until a proxy that knows all services has them: Envoy takes 2.3 ms for each.
+func spreading(o param.Values) time.Duration {
 	if o[settingDiscovery] != DiscoveryPermissive {
 		return 0
 	}
@@ -263,6 +263,7 @@ func (g Guest) About() kind.About {
 	settings := Settings()
 	return kind.About{
 		Name: a.Name, Summary: a.Summary, Settings: settings, Process: slices.Concat(settings, askingSettings),
+		InPath: true, TakesLonger: spreading, Probes: g.probes,
 	}
 }
 
@@ -365,8 +366,8 @@ func (g Guest) Version(ctx context.Context, o param.Values, _ string) (name, ver
 	return name, g.Proxy.Version(ctx, program)
 }
 
-// Probes is kind.Diagnosed's: the kind's program, and what all kinds share.
-func (g Guest) Probes() []*feature.Probe {
+// probes are of the kind's program, and of what all kinds share.
+func (g Guest) probes() []*feature.Probe {
 	a := g.Proxy.About()
 	status := feature.Status{
 		Name: a.Program, Needs: "the program " + a.Program, Lost: "arms of experiments with the subject " + a.Name,
@@ -412,9 +413,6 @@ func newSidecars() *feature.Probe {
 	})
 }
 
-// StandsInPath is measured.InPath's.
-func (Guest) StandsInPath() {}
-
 // Speaks: what proxies use is what they are weighed for.
 func (Guest) Speaks(*kind.Setup) []string { return []string{"subject_cpus"} }
 
@@ -434,11 +432,9 @@ var (
 	_ kind.Installed    = Guest{}
 	_ kind.Versioned    = Guest{}
 	_ kind.Joiner       = Guest{}
-	_ kind.Diagnosed    = Guest{}
 	_ kind.Player       = Guest{}
 	_ measured.Speaker  = Guest{}
 	_ measured.Teller   = Guest{}
-	_ measured.InPath   = Guest{}
 )
 
 // Permissive reports whether options have every proxy know every service.

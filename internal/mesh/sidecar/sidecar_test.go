@@ -266,12 +266,12 @@ func TestMTLS(t *testing.T) {
 // TestProbes: doctor says where the program is, or how to get it.
 func TestProbes(t *testing.T) {
 	guest.KernelFree(t)
-	s := Guest{fake{}}.Probes()[0].Status()
+	s := Guest{fake{}}.probes()[0].Status()
 	if !s.Available || !strings.HasSuffix(s.Detail, "/sh 1.0") {
 		t.Errorf("%+v", s)
 	}
 	t.Setenv("PATH", t.TempDir())
-	if s = (Guest{fake{}}).Probes()[0].Status(); s.Available || s.Hint != "get it" || s.Detail != "not installed" {
+	if s = (Guest{fake{}}).probes()[0].Status(); s.Available || s.Hint != "get it" || s.Detail != "not installed" {
 		t.Errorf("%+v", s)
 	}
 }

@@ -28,6 +28,9 @@ func (guest) About() kind.About {
 			"--store pooled",
 			"--store snapshot --resource listener --operation insert --services 1000",
 		}},
+		Works:      kind.Always, // flushes are what it is measured by, and it flushes by itself
+		WorksAlone: true,
+		Trait:      func(o param.Values) string { return store.Trait(o["store"]) },
 	}
 }
 
@@ -45,15 +48,6 @@ func (guest) Check(o param.Values) error {
 	_, err := OptionsOf(o)
 	return err
 }
-
-// Trait is how much of a change the design of the store shows at once.
-func (guest) Trait(o param.Values) string { return store.Trait(o["store"]) }
-
-// Works always: flushes are what it is measured by.
-func (guest) Works(param.Values) bool { return true }
-
-// WorksAlone is true: it flushes by itself.
-func (guest) WorksAlone() bool { return true }
 
 // Metrics are those of its flushes.
 func (guest) Metrics() []measured.Metric { return metrics }

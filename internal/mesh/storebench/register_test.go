@@ -18,8 +18,6 @@ import (
 var _ interface {
 	kind.Player
 	kind.Checker
-	kind.Trait
-	kind.Worker
 } = guest{}
 
 func TestRegistered(t *testing.T) {
@@ -31,7 +29,7 @@ func TestRegistered(t *testing.T) {
 	if !part.Works() || !part.WorksAlone() {
 		t.Error("it does not work by itself")
 	}
-	if got := g.(kind.Trait).Trait(part.Options); got != "whole per record" {
+	if got := g.About().Trait(part.Options); got != "whole per record" {
 		t.Errorf("the trait of pooled is %q", got)
 	}
 	if err := g.(kind.Checker).Check(param.Values{"store": "shelf"}); err == nil {

@@ -77,14 +77,15 @@ func (guest) About() kind.About {
 	return kind.About{
 		Name: name, Summary: "a container or virtual machine that applications run in, by any OCI runtime",
 		Settings: settings, Label: settingRuntime,
+
+		BoundsMemory: func(o param.Values) bool { return o.Float(settingMemory) > 0 },
+		TakesLonger:  booted,
+		Trait:        trait,
 	}
 }
 
-// BoundsMemory reports whether sandboxes have a limit.
-func (guest) BoundsMemory(o param.Values) bool { return o.Float(settingMemory) > 0 }
-
-// Trait says how gVisor gets hold of system calls.
-func (guest) Trait(o param.Values) string {
+// trait says how gVisor gets hold of system calls.
+func trait(o param.Values) string {
 	if filepath.Base(o[settingRuntime]) == oci.Runsc {
 		return "gVisor, platform " + o[settingPlatform]
 	}
@@ -158,9 +159,9 @@ func booting(o param.Values) map[string]string {
 	return map[string]string{microvm.Annotation + "boot_timeout": within.String()}
 }
 
-// TakesLonger is what booting an emulated virtual machine took (docs/experiments/sandbox-idle.md); containers take a
+// booted is what booting an emulated virtual machine took (docs/experiments/sandbox-idle.md); containers take a
 // tenth of a second.
-func (guest) TakesLonger(o param.Values) time.Duration {
+func booted(o param.Values) time.Duration {
 	if o[settingRuntime] == oci.MicroVM {
 		return 4 * time.Second
 	}

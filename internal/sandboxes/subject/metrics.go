@@ -391,7 +391,7 @@ func (guest) Speaks(s *kind.Setup) []string {
 	served, inside, program := false, false, false
 	for _, l := range s.Loads {
 		served = served || l.To != ""
-		if in, ok := l.Kind.(kind.Inside); ok && in.RunsInside(l.Options) {
+		if l.RunsInside() {
 			inside = true
 			_, plays := l.Kind.(kind.Player)
 			program = program || !plays

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"tare/internal/experiment/kind"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/quantity"
@@ -192,7 +191,7 @@ func (j *joined) pods() (paths map[string]bool, tree string, err error) {
 	setup := j.trial.Setup()
 	names := slices.Collect(maps.Keys(setup.Applications))
 	for load, part := range setup.Loads {
-		if in, ok := part.Kind.(kind.Inside); ok && in.RunsInside(part.Options) {
+		if part.RunsInside() {
 			names = append(names, load)
 		}
 	}

@@ -37,14 +37,11 @@ func (guest) About() kind.About {
 	return kind.About{
 		Name: name, Summary: "system calls, each timed: getpid, read, write, open, connect, fork, exec", Settings: settings,
 		Alone: &kind.Alone{Examples: []string{"--duration 10s"}},
+
+		RunsInside: kind.Always, // what a call costs is a matter of where it is made
+		Saturates:  kind.Always, // it calls as fast as calls return
 	}
 }
-
-// RunsInside always: what a call costs is a matter of where it is made.
-func (guest) RunsInside(param.Values) bool { return true }
-
-// Saturates: it calls as fast as calls return.
-func (guest) Saturates(param.Values) bool { return true }
 
 // Play is the load's process.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {

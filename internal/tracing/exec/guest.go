@@ -28,10 +28,9 @@ func (asLoad) About() kind.About {
 			"--rate storm --duration 5s",
 			"--rate 1000 --warmup 1s --duration 10s --json",
 		}},
+		MakesEvents: true,
 	}
 }
-
-func (asLoad) MakesEvents() {}
 
 // Play is the load's process.
 func (asLoad) Play(ctx context.Context, conn *role.Conn, v param.Values) error {

@@ -107,7 +107,7 @@ func PerKiloevent(cost func(*measured.Measured) (float64, bool)) func(*measured.
 func kiloeventRate(m *measured.Measured) (float64, bool) {
 	total := 0.0
 	for name, r := range m.Loads {
-		if p := m.Setup.Loads[name]; p != nil && kind.MakesEvents(p.Kind) {
+		if p := m.Setup.Loads[name]; p != nil && p.Kind.About().MakesEvents {
 			total += measured.Rate(float64(r.Done), r.Seconds)
 		}
 	}

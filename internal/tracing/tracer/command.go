@@ -31,6 +31,7 @@ func (g anyCommand) About() kind.About {
 			a.Settings = append(a.Settings, s)
 		}
 	}
+	a.Tail, a.TakesLonger = g.tail, g.takesLonger
 	return a
 }
 
@@ -89,19 +90,19 @@ func (g anyCommand) Version(ctx context.Context, o param.Values, own string) (na
 	return g.Guest.Version(ctx, o, own)
 }
 
-// Tail is the time that it gets to end, after the drain where its events are counted.
-func (g anyCommand) Tail(o param.Values) time.Duration {
+// tail is the time that it gets to end, after the drain where its events are counted.
+func (g anyCommand) tail(o param.Values) time.Duration {
 	if counts(o) {
-		return g.counted.Tail(o)
+		return g.counted.tail(o)
 	}
-	return g.Guest.Tail(o)
+	return g.Guest.About().Tail(o)
 }
 
-// TakesLonger is the time that its settings give it to be ready, and that of a tracer where its events are counted.
-func (g anyCommand) TakesLonger(o param.Values) time.Duration {
-	takes := g.Guest.TakesLonger(o)
+// takesLonger is the time that its settings give it to be ready, and that of a tracer where its events are counted.
+func (g anyCommand) takesLonger(o param.Values) time.Duration {
+	takes := g.Guest.About().TakesLonger(o)
 	if counts(o) {
-		takes += g.counted.TakesLonger(o)
+		takes += settling
 	}
 	return takes
 }

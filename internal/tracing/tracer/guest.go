@@ -45,6 +45,9 @@ func (g asSubject) About() kind.About {
 	return kind.About{
 		Name: g.Name, Summary: g.Summary, Settings: slices.Concat(g.Settings, commonSettings), Process: g.Process,
 		Alone: g.Alone,
+		Tail:  g.tail,
+		// Until its start and the load's counts have settled, before the window and after it.
+		TakesLonger: func(param.Values) time.Duration { return settling },
 	}
 }
 
@@ -96,8 +99,8 @@ func (g asSubject) Version(ctx context.Context, o param.Values, own string) (nam
 	return name, strings.TrimPrefix(t.VersionText(ctx), name+" ")
 }
 
-// Tail is the longest that the drain can take, and then the tracer's end.
-func (g asSubject) Tail(o param.Values) time.Duration {
+// tail is the longest that the drain can take, and then the tracer's end.
+func (g asSubject) tail(o param.Values) time.Duration {
 	most := o.Duration(settingDrain) + o.Duration(settingLate)
 	if t, err := g.make(o); err == nil {
 		most += t.StopTime
@@ -108,9 +111,6 @@ func (g asSubject) Tail(o param.Values) time.Duration {
 // settling is how much longer a trial takes in which events are counted: until the tracer has started, and until the
 // counts stand still before the window and after it. 0.75 s with exectrace, 1.2 s with bpftrace.
 const settling = 900 * time.Millisecond
-
-// TakesLonger is until its start and the load's counts have settled, before the window and after it.
-func (asSubject) TakesLonger(param.Values) time.Duration { return settling }
 
 // Join gives the tracer to the load as what delivers its events.
 func (g asSubject) Join(t kind.Trial, _ string, part *kind.Part) (any, error) {

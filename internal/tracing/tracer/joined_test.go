@@ -419,11 +419,11 @@ func TestGuestOfACommand(t *testing.T) {
 	if name != "exectrace" || version != "own" {
 		t.Errorf("Tare's own is %s %s", name, version)
 	}
-	if got := g.Tail(o); got != stopTime+1100*time.Millisecond {
+	if got := g.tail(o); got != stopTime+1100*time.Millisecond {
 		t.Errorf("it takes at most %v", got)
 	}
 	o["stop"] = "2s"
-	if got := g.Tail(o); got != 3100*time.Millisecond {
+	if got := g.tail(o); got != 3100*time.Millisecond {
 		t.Errorf("told to stop in 2s it takes at most %v", got)
 	}
 }

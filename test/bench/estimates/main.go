@@ -4,7 +4,7 @@
 //	go run ./test/bench/estimates [-blocks 1] [-v] [NAME...]
 //
 // The target is an estimate within 25 % of the truth on a quiet machine. -v also prints, for each arm and level, the
-// time that a trial takes beyond its warm-up and window, which is what a guest declares as kind.Slow.
+// time that a trial takes beyond its warm-up and window, which is what a guest declares as TakesLonger.
 package main
 
 import (

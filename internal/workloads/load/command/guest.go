@@ -24,14 +24,10 @@ func (guest) About() kind.About {
 	return kind.About{
 		Name: Generator, Summary: "any load generator, as a command line, measured from outside and by what it prints",
 		Settings: Settings, Protocol: kind.AnyProtocol,
+		StandsAlone: true, // as one that reads a disk
+		RunsInside:  func(v param.Values) bool { return v.On(settingIn) },
 	}
 }
-
-// StandsAlone marks a load that may go to no application, as one that reads a disk.
-func (guest) StandsAlone() {}
-
-// RunsInside is as the settings say.
-func (guest) RunsInside(v param.Values) bool { return v.On(settingIn) }
 
 func (guest) Check(v param.Values) error {
 	_, err := optionsOf(v)

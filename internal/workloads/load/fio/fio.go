@@ -56,20 +56,19 @@ var settings = []param.Setting{
 }
 
 func (guest) About() kind.About {
-	return kind.About{Name: name, Summary: "writes to a disk, by Debian's fio", Settings: settings}
+	return kind.About{
+		Name: name, Summary: "writes to a disk, by Debian's fio", Settings: settings,
+		TakesLonger: starting,
+		RunsInside:  kind.Always, // what a write costs is a matter of where it is made
+		Saturates:   kind.Always, // it writes as fast as the disk lets it
+	}
 }
 
-// TakesLonger is what fio's start takes, and laying out its file.
-func (guest) TakesLonger(o param.Values) time.Duration {
+// starting is what fio's start takes, and laying out its file.
+func starting(o param.Values) time.Duration {
 	const perByte = 2 // ns
 	return 300*time.Millisecond + time.Duration(perByte*o.Float(settingSize))
 }
-
-// RunsInside always: what a write costs is a matter of where it is made.
-func (guest) RunsInside(param.Values) bool { return true }
-
-// Saturates: it writes as fast as the disk lets it.
-func (guest) Saturates(param.Values) bool { return true }
 
 // Installed says whether fio is there.
 func (guest) Installed(context.Context, param.Values) error { return command.Installed(name) }

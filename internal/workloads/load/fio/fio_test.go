@@ -24,8 +24,6 @@ import (
 // What the engine looks for.
 var _ interface {
 	kind.Joiner
-	kind.Inside
-	kind.Saturating
 	kind.Installed
 	measured.Teller
 	measured.Judge

@@ -28,6 +28,13 @@ func (guest) About() kind.About {
 			"https://127.0.0.1:8443/ --tls unverified --rate 500 --keepalive=false",
 			"http://127.0.0.1:8080/tare.Echo/Echo --protocol grpc --rate 1000 --request-body 1KiB",
 		}},
+
+		HoldsConnections: func(v param.Values) bool { return v.On("keepalive") },
+		Saturates:        func(v param.Values) bool { return v["mode"] == load.Closed },
+		// What opening and closing its connections takes.
+		TakesLonger: func(v param.Values) time.Duration {
+			return time.Duration(v.Int("connections")) * 100 * time.Microsecond
+		},
 	}
 }
 
@@ -73,12 +80,3 @@ func (guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	}
 	return nil
 }
-
-// TakesLonger is what opening and closing its connections takes.
-func (guest) TakesLonger(v param.Values) time.Duration {
-	return time.Duration(v.Int("connections")) * 100 * time.Microsecond
-}
-
-func (guest) HoldsConnections(v param.Values) bool { return v.On("keepalive") }
-
-func (guest) Saturates(v param.Values) bool { return v["mode"] == load.Closed }

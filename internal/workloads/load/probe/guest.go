@@ -25,6 +25,8 @@ func (guest) About() kind.About {
 		Summary:  "no load at all: a process that asks to be woken on every CPU and measures how late it is",
 		Settings: Settings,
 		Alone:    &kind.Alone{Examples: []string{"--duration 10s"}},
+
+		Saturates: kind.Always, // what the machine is busy with is what a probe is about
 	}
 }
 
@@ -32,9 +34,6 @@ func (guest) About() kind.About {
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 	return Run(ctx, Options{Interval: v.Duration("interval")}, conn)
 }
-
-// Saturates: what the machine is busy with is what a probe is about.
-func (guest) Saturates(param.Values) bool { return true }
 
 func (guest) Metrics() []measured.Metric { return metrics }
 

@@ -24,6 +24,7 @@ func (guest) About() kind.About {
 			"--rate 1000 --duration 10s",
 			"--mode closed --sync fsync --directory /var/lib/mydisk --duration 10s",
 		}},
+		Saturates: func(v param.Values) bool { return v["mode"] == load.Closed },
 	}
 }
 
@@ -40,8 +41,6 @@ func (guest) Check(v param.Values) error {
 	_, err := OptionsOf(v)
 	return err
 }
-
-func (guest) Saturates(v param.Values) bool { return v["mode"] == load.Closed }
 
 func (guest) Metrics() []measured.Metric { return metrics }
 

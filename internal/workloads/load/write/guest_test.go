@@ -19,7 +19,6 @@ import (
 var _ interface {
 	kind.Player
 	kind.Checker
-	kind.Saturating
 	measured.Teller
 	measured.Judge
 } = guest{}

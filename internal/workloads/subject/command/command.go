@@ -51,6 +51,8 @@ type Guest struct{}
 func (Guest) About() kind.About {
 	return kind.About{
 		Name: Name, Summary: "any program, as a command line; or one that runs already", Settings: Settings,
+		Tail:        tail,
+		TakesLonger: func(o param.Values) time.Duration { return o.Duration("ready-after") },
 	}
 }
 
@@ -118,8 +120,8 @@ func (Guest) Version(ctx context.Context, o param.Values, _ string) (name, versi
 	return name, strings.TrimPrefix(process.VersionOf(ctx, o[Version.Name]), name+" ")
 }
 
-// Tail is the time that it gets to end. What is only started is asked to when the window is closed and all is read.
-func (Guest) Tail(o param.Values) time.Duration {
+// tail is the time that it gets to end. What is only started is asked to when the window is closed and all is read.
+func tail(o param.Values) time.Duration {
 	if Observes(o) {
 		return 0
 	}
@@ -129,9 +131,6 @@ func (Guest) Tail(o param.Values) time.Duration {
 	}
 	return c.StopTime
 }
-
-// TakesLonger is the time that its settings give it to be ready.
-func (Guest) TakesLonger(o param.Values) time.Duration { return o.Duration("ready-after") }
 
 // FindsProcesses makes the subject a Finder.
 func (Guest) FindsProcesses() {}
