@@ -1,9 +1,6 @@
 package load
 
-import (
-	"fmt"
-	"math"
-)
+import "fmt"
 
 // The names of the histograms of requests that no stall of the machine touched. They are weighted: see Running.Scale.
 const (
@@ -124,6 +121,3 @@ func MergeRunning(parts []*Running) *Running {
 	}
 	return sum
 }
-
-// plus adds without going beyond what can be written down: a node can send any number.
-func plus(a, b float64) float64 { return max(-math.MaxFloat64, min(a+b, math.MaxFloat64)) }

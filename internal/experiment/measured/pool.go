@@ -12,7 +12,6 @@ import (
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/quantity"
-	"tare/internal/lib/stats"
 	"tare/internal/scale/ledger"
 )
 
@@ -44,7 +43,7 @@ func (p *Pool) Gather() {
 		}
 	}
 	for name, rs := range byName {
-		p.Trial.Loads[name] = mergeResults(rs)
+		p.Trial.Loads[name] = load.Merge(rs)
 	}
 	p.work = p.mergedWork()
 	p.Trial.Events = p.events()
@@ -63,7 +62,7 @@ func (p *Pool) mergedWork() *load.Result {
 	if len(all) == 0 {
 		return nil
 	}
-	return new(mergeResults(all))
+	return new(load.Merge(all))
 }
 
 // events adds up the counts of events, where every node has them. What is elsewhere for one of several nodes of one
@@ -72,84 +71,12 @@ func (p *Pool) events() *record.Events {
 	if !p.whole() {
 		return nil
 	}
-	sum := new(record.Events)
-	add := func(to **int64, n *int64, first bool) {
-		switch {
-		case n == nil:
-			*to = nil
-		case first:
-			*to = new(*n)
-		case *to != nil:
-			**to += *n
-		}
-	}
+	all := make([]*record.Events, len(p.good))
 	for i, t := range p.good {
-		e := t.Events
-		if e == nil {
-			return nil
-		}
-		sum.Scope = e.Scope
-		sum.Generated += e.Generated
-		sum.Failed += e.Failed
-		sum.Counted += e.Counted
-		sum.Elsewhere += e.Elsewhere
-		sum.Missed += e.Missed
-		sum.Offset.Counted += e.Offset.Counted
-		add(&sum.Expected, e.Expected, i == 0)
-		add(&sum.Delivered, e.Delivered, i == 0)
-		add(&sum.Late, e.Late, i == 0)
-		add(&sum.AtExit, e.AtExit, i == 0)
-		add(&sum.SaidLost, e.SaidLost, i == 0)
-		add(&sum.Offset.Delivered, e.Offset.Delivered, i == 0)
+		all[i] = t.Events
 	}
-	return sum
+	return record.MergeEvents(all)
 }
-
-// mergeResults makes one result of those of the same load at many nodes. Slices are not kept: each node's were judged
-// there.
-func mergeResults(rs []load.Result) load.Result {
-	sum := load.Result{Generator: rs[0].Generator, Mode: rs[0].Mode, Arrivals: rs[0].Arrivals, Errors: map[string]int64{}, Histograms: map[string]string{}}
-	encoded := map[string][]string{}
-	var running []*load.Running
-	for _, r := range rs {
-		running = append(running, r.Running)
-		sum.Seconds = plus(sum.Seconds, r.Seconds/float64(len(rs)))
-		sum.TargetRate = plus(sum.TargetRate, r.TargetRate)
-		sum.Rate = plus(sum.Rate, r.Rate)
-		sum.Intended += r.Intended
-		sum.Sent += r.Sent
-		sum.Done += r.Done
-		sum.Late += r.Late
-		sum.Unfinished += r.Unfinished
-		sum.Connections += r.Connections
-		sum.MaxConnections += r.MaxConnections
-		sum.Opened += r.Opened
-		sum.CPUSeconds = plus(sum.CPUSeconds, r.CPUSeconds)
-		sum.CPUs = plus(sum.CPUs, r.CPUs)
-		for kind, n := range r.Errors {
-			sum.Errors[kind] += n
-		}
-		for name, text := range r.Histograms {
-			encoded[name] = append(encoded[name], text)
-		}
-		for name, v := range r.Counts {
-			if sum.Counts == nil {
-				sum.Counts = map[string]float64{}
-			}
-			sum.Counts[name] = plus(sum.Counts[name], v)
-		}
-	}
-	sum.Running = load.MergeRunning(running)
-	for name, texts := range encoded {
-		if h, err := stats.MergeEncoded(texts...); err == nil && h != nil {
-			_ = sum.SetHistogram(name, h) // one that cannot be encoded is not there, and neither are its quantiles
-		}
-	}
-	return sum
-}
-
-// plus adds without going beyond what can be written down: a node can send any number.
-func plus(a, b float64) float64 { return max(-math.MaxFloat64, min(a+b, math.MaxFloat64)) }
 
 // measurement is of all nodes together: what their loads and the subjects' own work did, merged.
 func (p *Pool) measurement() *Measured {

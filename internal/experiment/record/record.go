@@ -5,6 +5,7 @@ package record
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -193,6 +194,38 @@ type Events struct {
 type Offset struct {
 	Counted   int64  `json:"counted"` // by the kernel, in the load's control group
 	Delivered *int64 `json:"delivered,omitempty"`
+}
+
+// MergeEvents adds up the events of several trials of one arm. The result is nil unless all trials have events; a count
+// is nil unless all trials have it.
+func MergeEvents(all []*Events) *Events {
+	if len(all) == 0 || slices.Contains(all, nil) {
+		return nil
+	}
+	add := func(to **int64, n *int64) {
+		if *to == nil || n == nil {
+			*to = nil
+			return
+		}
+		*to = new(**to + *n)
+	}
+	sum := *all[0]
+	for _, e := range all[1:] {
+		sum.Generated += e.Generated
+		sum.Failed += e.Failed
+		sum.Counted += e.Counted
+		sum.Elsewhere += e.Elsewhere
+		sum.Missed += e.Missed
+		sum.Offset.Counted += e.Offset.Counted
+		add(&sum.Expected, e.Expected)
+		add(&sum.AtMost, e.AtMost)
+		add(&sum.Delivered, e.Delivered)
+		add(&sum.Late, e.Late)
+		add(&sum.AtExit, e.AtExit)
+		add(&sum.SaidLost, e.SaidLost)
+		add(&sum.Offset.Delivered, e.Offset.Delivered)
+	}
+	return &sum
 }
 
 // Count is how many samples were in a part, of how many. One trial may hold too few to say anything; all of them

@@ -1,0 +1,60 @@
+package load
+
+import (
+	"math"
+
+	"tare/internal/lib/stats"
+)
+
+// Merge makes one result of those of the same load at several nodes. Slices are left out, since each node was judged by
+// its own; so is Own of several results, since only the guest knows its form.
+func Merge(all []Result) Result {
+	sum := Result{
+		Generator: all[0].Generator, Mode: all[0].Mode, Arrivals: all[0].Arrivals,
+		Errors: map[string]int64{}, Histograms: map[string]string{},
+	}
+	if len(all) == 1 {
+		sum.Own = all[0].Own
+	}
+	encoded := map[string][]string{}
+	var running []*Running
+	for _, r := range all {
+		running = append(running, r.Running)
+		sum.Seconds = plus(sum.Seconds, r.Seconds/float64(len(all)))
+		sum.TargetRate = plus(sum.TargetRate, r.TargetRate)
+		sum.Rate = plus(sum.Rate, r.Rate)
+		sum.Intended += r.Intended
+		sum.Sent += r.Sent
+		sum.Done += r.Done
+		sum.Late += r.Late
+		sum.Unfinished += r.Unfinished
+		sum.Connections += r.Connections
+		sum.MaxConnections += r.MaxConnections
+		sum.Opened += r.Opened
+		sum.Streams = max(sum.Streams, r.Streams)
+		sum.CPUSeconds = plus(sum.CPUSeconds, r.CPUSeconds)
+		sum.CPUs = plus(sum.CPUs, r.CPUs)
+		for kind, n := range r.Errors {
+			sum.Errors[kind] += n
+		}
+		for name, text := range r.Histograms {
+			encoded[name] = append(encoded[name], text)
+		}
+		for name, v := range r.Counts {
+			if sum.Counts == nil {
+				sum.Counts = map[string]float64{}
+			}
+			sum.Counts[name] = plus(sum.Counts[name], v)
+		}
+	}
+	sum.Running = MergeRunning(running)
+	for name, texts := range encoded {
+		if h, err := stats.MergeEncoded(texts...); err == nil && h != nil {
+			_ = sum.SetHistogram(name, h) // one that cannot be encoded is missing, and so are its quantiles
+		}
+	}
+	return sum
+}
+
+// plus adds without going beyond what can be written down: a node can send any number.
+func plus(a, b float64) float64 { return max(-math.MaxFloat64, min(a+b, math.MaxFloat64)) }
