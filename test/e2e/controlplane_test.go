@@ -17,10 +17,12 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
+	"google.golang.org/protobuf/proto"
 
 	"tare/internal/mesh/controlplane/authority"
 	"tare/internal/mesh/controlplane/proxyconfig"
 	"tare/internal/mesh/fleet"
+	"tare/test/envoy/secret"
 	"tare/test/ring"
 )
 
@@ -88,7 +90,7 @@ func TestControlPlaneKilled(t *testing.T) {
 				MarkOf: func(*endpointv3.ClusterLoadAssignment) fleet.Mark { return fleet.Mark{} },
 				TLS: func(i int) *tls.Config {
 					own := func() (authority.Credentials, error) {
-						return authority.ReadEnvoy(filepath.Join(credentials, ring.Proxy(i)))
+						return secret.Credentials(filepath.Join(credentials, ring.Proxy(i)))
 					}
 					return authority.ClientTLS(own, authority.ControlPlane(authority.DefaultTrustDomain))
 				},
@@ -160,8 +162,8 @@ func toldBy(t *testing.T, f *fleet.Fleet, m *proxyconfig.Mesh, id string) map[st
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, err := f.Digests(slices.Concat(fleet.Messages(r.Clusters), fleet.Messages(r.Endpoints),
-		fleet.Messages(r.Listeners), fleet.Messages(r.Routes)))
+	want, err := f.Digests(slices.Concat(messages(r.Clusters), messages(r.Endpoints),
+		messages(r.Listeners), messages(r.Routes)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,4 +184,12 @@ func hasTold(has, want map[string]map[string]uint64) bool {
 		}
 	}
 	return true
+}
+
+// messages is a list of messages of one type as one of messages of any.
+func messages[T proto.Message](list []T) (out []proto.Message) {
+	for _, m := range list {
+		out = append(out, m)
+	}
+	return out
 }

@@ -34,6 +34,7 @@ import (
 	"tare/internal/mesh/controlplane/authority"
 	"tare/internal/mesh/controlplane/proxyconfig"
 	"tare/internal/mesh/fleet"
+	"tare/test/envoy/secret"
 	"tare/test/ring"
 )
 
@@ -305,7 +306,7 @@ func (s *siege) lasts() bool { return s.over.Err() == nil }
 
 // credentials are those of a proxy, as its files have them.
 func (s *siege) credentials(proxy string) (authority.Credentials, error) {
-	return authority.ReadEnvoy(filepath.Join(s.work, "credentials", proxy))
+	return secret.Credentials(filepath.Join(s.work, "credentials", proxy))
 }
 
 // tls is TLS as a proxy.

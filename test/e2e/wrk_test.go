@@ -132,7 +132,7 @@ func agree(t *testing.T, other rival) {
 		rates, means = append(rates, rate), append(means, mean)
 	}
 	meets := func(what string, pairs []stats.Pair) {
-		ratio, ok := stats.Ratio(pairs, 1)
+		ratio, ok := stats.Dependence{}.Ratio(pairs, 1)
 		t.Logf("Tare found %.3f [%.3f, %.3f] of the %s that %s found, %d rounds: %v",
 			ratio.Value, ratio.Lo, ratio.Hi, what, other.name, len(pairs), pairs)
 		if !ok || !ratio.HasInterval || ratio.Hi < 0.9 || ratio.Lo > 1.1 {

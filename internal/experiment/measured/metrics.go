@@ -1,9 +1,7 @@
 package measured
 
 import (
-	"cmp"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -451,68 +449,4 @@ func (m *Measured) MapBytes() (float64, bool) {
 		total += *mp.Bytes
 	}
 	return float64(total), found == len(ids)
-}
-
-func needWords(needs []Need) string {
-	if len(needs) == 0 {
-		return "-"
-	}
-	words := make([]string, len(needs))
-	for i, n := range needs {
-		words[i] = string(n)
-	}
-	return strings.Join(words, ", ")
-}
-
-// WriteMetrics writes docs/metrics.md.
-func WriteMetrics(w io.Writer) error {
-	var b strings.Builder
-	b.WriteString(`# Metrics
-
-One value for each trial, in the "metrics" of its line in trials.jsonl. A name ends in its unit and means the same in
-every experiment. A metric whose source this machine does not have is absent, never 0. This page is made from the
-definitions in the source (internal/experiment/measured, and the folder of each guest). Each run keeps the definitions
-of its version, in "metrics" of run.json.
-
-A metric needs certain things of its trial. A tripped gate breaks some of them, and voids the metrics of the trial that
-need one of these; all others stand. Answers speak of the metrics marked with *; the precision of a run is that of
-those among them that are neither quantiles above the median nor pooled over trials.
-
-The table has the gates by the names that records and reports use. [The spec](spec.md#gates) says which have a setting.
-
-| gate | breaks | for |
-|---|---|---|
-`)
-	for _, g := range Gates() {
-		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", g.Name, needWords(g.Breaks), g.Why)
-	}
-	b.WriteString(`
-When the subject itself tripped the gate, because it was too slow and nobody else disturbed the machine, that is a
-result: its throughput and the part of its requests that failed stand.
-
-In a trial on several [nodes](nodes.md#metrics-on-several-nodes) a metric is pooled as the column "over nodes" says: by
-merged histograms and counts, as a sum, the largest, the mean, or the mean weighted by connections, requests or events.
-A cost (**+**) may have a fixed part and parts that grow with factors; models are fitted to it.
-
-If a subject's processes have named components, the metrics marked with **c** are also given for each component, in
-"components" of the trial, by its groups and what its processes hold.
-
-| metric | unit | better | over nodes | needs | how |
-|---|---|---|---|---|---|
-`)
-	for _, m := range Metrics() {
-		mark := ""
-		if m.Headline {
-			mark += " *"
-		}
-		if m.Cost {
-			mark += " **+**"
-		}
-		if m.Component != nil {
-			mark += " **c**"
-		}
-		fmt.Fprintf(&b, "| `%s`%s | %s | %s | %s | %s | %s |\n", m.Name, mark, m.Unit, cmp.Or(string(m.Better), "-"), m.Pool, needWords(m.Needs), m.How)
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
 }

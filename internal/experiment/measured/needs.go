@@ -31,12 +31,6 @@ const (
 	Untouched   Need = "untouched"   // others took little from loads that cannot tell which requests they touched
 )
 
-// Needs lists them all, in the order of the gates.
-var Needs = []Need{
-	Whole, Worked, Paced, PacedAwake, Rated, Complete, Connected, Steady, SteadyRate, Unthrottled, Held, Probed, Alone,
-	Windowed, Counted, Read, Untouched,
-}
-
 // The needs of the families of metrics. A metric always declares its needs; one that nothing can void has the empty
 // list.
 var (

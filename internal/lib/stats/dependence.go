@@ -109,13 +109,14 @@ func (d Dependence) At(xs []float64, lost int, confidence float64, seed uint64) 
 	return e, widen(e.Value, lo, inflation), widen(e.Value, hi, inflation)
 }
 
-// WorstCase is WorstCase with its interval widened. Pairs are in the order of blocks.
+// WorstCase is WorstCaseAt of the differences of pairs, with its interval widened. Pairs are in the order of blocks.
 func (d Dependence) WorstCase(pairs []Pair, lost int, seed uint64) (lo, hi float64, ok bool) {
 	e, lo, hi := d.At(Differences(pairs), lost, Confidence, seed)
 	return lo, hi, e.HasInterval
 }
 
-// Ratio is Ratio with its interval widened, on the logarithms. Pairs are in the order of blocks.
+// Ratio estimates arm over baseline: Difference on the logarithms. Pairs are in the order of blocks. It is false when a
+// value is not above 0, since there is no ratio then.
 func (d Dependence) Ratio(pairs []Pair, seed uint64) (Estimate, bool) {
 	logs, ok := LogRatios(pairs)
 	if !ok {

@@ -40,16 +40,6 @@ func Differences(pairs []Pair) []float64 {
 	return ds
 }
 
-// Ratio estimates arm over baseline: Difference on the logarithms. It is false when a value is not above 0, since there
-// is no ratio then.
-func Ratio(pairs []Pair, seed uint64) (Estimate, bool) {
-	logs, ok := LogRatios(pairs)
-	if !ok {
-		return Estimate{}, false
-	}
-	return exponentiated(PseudoMedian(logs, seed)), true
-}
-
 // LogRatios are the logarithms of arm over baseline of each pair. It is false where a value is not above 0, or there is
 // no pair.
 func LogRatios(pairs []Pair) ([]float64, bool) {
@@ -137,15 +127,10 @@ func MedianAt(xs []float64, confidence float64) Estimate {
 	return e
 }
 
-// WorstCase is the interval of the difference when each of lost further pairs is taken at minus infinity, for the low
+// WorstCaseAt is the interval of differences when each of lost further pairs is taken at minus infinity, for the low
 // end, and at plus infinity, for the high end. Whatever the lost pairs would have been, the interval of all of them
 // lies within: losses that depend on the value cannot make it miss. An end without a bound is infinite. There is no
-// interval where Difference has none.
-func WorstCase(pairs []Pair, lost int, seed uint64) (lo, hi float64, ok bool) {
-	return WorstCaseAt(Differences(pairs), lost, Confidence, seed)
-}
-
-// WorstCaseAt is WorstCase of differences, with an interval of another confidence.
+// interval where PseudoMedianAt has none.
 func WorstCaseAt(ds []float64, lost int, confidence float64, seed uint64) (lo, hi float64, ok bool) {
 	least := PseudoMedianAt(ds, confidence, seed)
 	if !least.HasInterval || lost <= 0 {

@@ -74,14 +74,14 @@ func TestRatio(t *testing.T) {
 	for i := 1; i <= 8; i++ {
 		ps = append(ps, Pair{float64(i), 1.5 * float64(i)})
 	}
-	e, ok := Ratio(ps, 1)
+	e, ok := Dependence{}.Ratio(ps, 1)
 	if !ok {
 		t.Fatal("no ratio")
 	}
 	near(t, "ratio", e.Value, 1.5, 1e-12)
 	near(t, "lo", e.Lo, 1.5, 1e-12)
 	for name, bad := range map[string][]Pair{"zero": {{0, 1}}, "negative": {{1, -1}}, "none": nil} {
-		if _, ok := Ratio(bad, 1); ok {
+		if _, ok := (Dependence{}).Ratio(bad, 1); ok {
 			t.Errorf("%s: gave a ratio", name)
 		}
 	}

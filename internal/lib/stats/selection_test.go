@@ -56,7 +56,7 @@ func TestLossesBySimulation(t *testing.T) {
 				}
 			}
 			e := Difference(kept, uint64(i))
-			lo, hi, _ := WorstCase(kept, lost, uint64(i))
+			lo, hi, _ := worstCase(kept, lost, uint64(i))
 			bias += (e.Value - truth) / float64(runs)
 			if !e.Excludes(truth) {
 				before += f
@@ -189,7 +189,7 @@ func TestIgnorableLossesBySimulation(t *testing.T) {
 				}
 				any += float64(count(lost > 0))
 				judge := func(into *rule, lost int) {
-					lo, hi, ok := WorstCase(kept, lost, uint64(i))
+					lo, hi, ok := worstCase(kept, lost, uint64(i))
 					if !ok || math.IsInf(lo, 0) && math.IsInf(hi, 0) {
 						return
 					}
@@ -247,7 +247,7 @@ func TestWorstCase(t *testing.T) {
 		{5, 0, false, false}, {5, 3, false, false}, {6, 0, true, true}, {6, 1, true, false}, {6, 12, true, false},
 		{11, 1, true, true}, {16, 2, true, true}, {15, 3, true, false}, {60, 4, true, true},
 	} {
-		lo, hi, ok := WorstCase(ten(c.kept), c.lost, 1)
+		lo, hi, ok := worstCase(ten(c.kept), c.lost, 1)
 		if ok != c.ok || ok && (!math.IsInf(lo, -1) != c.bounded || !math.IsInf(hi, 1) != c.bounded) {
 			t.Errorf("%d kept, %d lost: [%g, %g] %t", c.kept, c.lost, lo, hi, ok)
 		}
@@ -373,11 +373,16 @@ func TestWithheldQuantilesBySimulation(t *testing.T) {
 		if !e.Excludes(truth) {
 			covered += 100 / float64(runs)
 		}
-		if lo, hi, ok := WorstCase(kept, lost, uint64(i)); ok && lo <= truth && truth <= hi {
+		if lo, hi, ok := worstCase(kept, lost, uint64(i)); ok && lo <= truth && truth <= hi {
 			worst += 100 / float64(runs)
 		}
 		withheld += 100 * float64(lost) / blocks / float64(runs)
 	}
 	t.Logf("withheld %.0f %% of trials: bias %+.0f %%, covers %.1f %%, worst case %.1f %%", withheld, bias, covered, worst)
 	within(t, "worst case", worst, runs, 95, 100)
+}
+
+// worstCase is WorstCaseAt of the differences of pairs, with an interval of the usual confidence.
+func worstCase(pairs []Pair, lost int, seed uint64) (lo, hi float64, ok bool) {
+	return WorstCaseAt(Differences(pairs), lost, Confidence, seed)
 }

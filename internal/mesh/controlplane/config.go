@@ -10,16 +10,10 @@ type (
 	Config    = proxyconfig.Config
 	Service   = proxyconfig.Service
 	Endpoint  = proxyconfig.Endpoint
-	Rule      = proxyconfig.Rule
 	Resources = proxyconfig.Resources
 )
 
 const example = proxyconfig.Example
-
-// ReadFile reads a mesh file that tells every node the same.
-func ReadFile(path string) (Resources, error) {
-	return shared(path)(proxyconfig.ReadFile(path))
-}
 
 // Parse makes resources of a mesh file in YAML that tells every node the same; name is the file's, for errors. What it
 // does not know is a *fault.Error of code Usage.

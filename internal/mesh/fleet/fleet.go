@@ -278,14 +278,6 @@ func (f *Fleet) Digests(messages []proto.Message) (map[string]map[string]uint64,
 	return all, nil
 }
 
-// Messages is a list of messages of one type as one of messages of any.
-func Messages[T proto.Message](list []T) (out []proto.Message) {
-	for _, m := range list {
-		out = append(out, m)
-	}
-	return out
-}
-
 // watch is a change that is waited for.
 type watch struct {
 	mark Mark

@@ -19,6 +19,7 @@ import (
 	xds "github.com/envoyproxy/go-control-plane/pkg/resource/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"tare/internal/mesh/controlplane"
@@ -190,8 +191,8 @@ func same(t *testing.T, f *Fleet, c *proxyconfig.Config) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want, err := f.Digests(slices.Concat(Messages(r.Clusters), Messages(r.Endpoints), Messages(r.Listeners),
-			Messages(r.Routes)))
+		want, err := f.Digests(slices.Concat(messages(r.Clusters), messages(r.Endpoints), messages(r.Listeners),
+			messages(r.Routes)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -374,4 +375,12 @@ func TestGone(t *testing.T) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
+}
+
+// messages is a list of messages of one type as one of messages of any.
+func messages[T proto.Message](list []T) (out []proto.Message) {
+	for _, m := range list {
+		out = append(out, m)
+	}
+	return out
 }

@@ -68,8 +68,6 @@ const (
 	Missed                // the service itself: the connection went past the mesh
 )
 
-func (v Verdict) String() string { return [...]string{"right", "stale", "torn", "missed"}[v&3] }
-
 // Judge says what the endpoint of a connection to a service is, when done was read before the connection and begun
 // after it. The generation is that of the endpoint where the verdict is Right or Stale. What is older than 2^19
 // generations counts as Torn.

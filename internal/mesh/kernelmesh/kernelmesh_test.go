@@ -554,7 +554,7 @@ func (s *subjectProcess) log(t *testing.T) string {
 
 func writeServices(t *testing.T, file string, services ...Service) {
 	t.Helper()
-	if err := os.WriteFile(file, Format(services), 0o644); err != nil {
+	if err := os.WriteFile(file, format(services), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -310,23 +310,3 @@ func quote(text string) string {
 	}
 	return strconv.Quote(text)
 }
-
-// Format writes services in the form that Parse reads.
-func Format(services []Service) []byte {
-	if len(services) == 0 {
-		return []byte("services: []\n")
-	}
-	var b strings.Builder
-	b.WriteString("services:\n")
-	for _, s := range services {
-		fmt.Fprintf(&b, "  - address: %q\n    protocol: %s\n    endpoints:", s.Address, s.Protocol)
-		if len(s.Endpoints) == 0 {
-			b.WriteString(" []")
-		}
-		b.WriteString("\n")
-		for _, e := range s.Endpoints {
-			fmt.Fprintf(&b, "      - {address: %q, weight: %d}\n", e.Address, e.Weight)
-		}
-	}
-	return []byte(b.String())
-}

@@ -188,7 +188,7 @@ func (o outcomes) pairs(metric, base, arm string) (pairs []stats.Pair, lost int)
 func (o outcomes) keeps(p promise) (row string, broken bool) {
 	pairs, lost := o.pairs(p.metric, p.base, p.arm)
 	e := stats.Difference(pairs, 1)
-	lo, hi, bounded := stats.WorstCase(pairs, lost, 1)
+	lo, hi, bounded := stats.WorstCaseAt(stats.Differences(pairs), lost, stats.Confidence, 1)
 	verdict, measured, worst := "too few blocks", "-", "-"
 	if len(pairs) > 0 {
 		measured = fmt.Sprintf("%.3g %s", p.multiplier*e.Value, p.unit)

@@ -10,8 +10,6 @@ import (
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/anypb"
-
-	"tare/internal/lib/fault"
 )
 
 // The files of WriteEnvoy: what an Envoy proves itself by to its control plane, each as a response of SDS. One rename
@@ -47,45 +45,6 @@ func writeSecret(d *private, name string, secret *tlsv3.Secret) error {
 		return fmt.Errorf("encoding the secret %s failed", secret.GetName())
 	}
 	return d.write(name, text)
-}
-
-// ReadEnvoy reads what WriteEnvoy wrote. Errors never have the key's text.
-func ReadEnvoy(dir string) (Credentials, error) {
-	d, err := openPrivate(dir)
-	if err != nil {
-		return Credentials{}, err
-	}
-	defer d.close()
-	roots, err := readSecret(d, EnvoyRootsFile)
-	if err != nil {
-		return Credentials{}, err
-	}
-	identity, err := readSecret(d, EnvoyIdentityFile)
-	if err != nil {
-		return Credentials{}, err
-	}
-	c := Credentials{
-		Chain: identity.GetTlsCertificate().GetCertificateChain().GetInlineBytes(),
-		Key:   identity.GetTlsCertificate().GetPrivateKey().GetInlineBytes(),
-		Roots: roots.GetValidationContext().GetTrustedCa().GetInlineBytes(),
-	}
-	if err := c.check(); err != nil {
-		return Credentials{}, fault.Wrap(err, fault.Usage, d.at(EnvoyIdentityFile), "", "these are not credentials of a proxy")
-	}
-	return c, nil
-}
-
-func readSecret(d *private, name string) (*tlsv3.Secret, error) {
-	text, err := d.read(name)
-	if err != nil {
-		return nil, err
-	}
-	var r discoveryv3.DiscoveryResponse
-	var secret tlsv3.Secret
-	if protojson.Unmarshal(text, &r) != nil || len(r.GetResources()) != 1 || r.GetResources()[0].UnmarshalTo(&secret) != nil {
-		return nil, fault.New(fault.Usage, d.at(name), "", "not a secret as a control plane writes it")
-	}
-	return &secret, nil
 }
 
 // EnvoyTransport is the transport_socket of the cluster by which an Envoy reaches the control plane of a trust domain:

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -146,38 +144,4 @@ func (t *Tokens) Revoke(token Token) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.held, name)
-}
-
-// WriteToken writes a token to a file of mode 0600, for the agent that is to have it. The directory must be as
-// Credentials.WriteFiles wants it.
-func WriteToken(file string, token Token) error {
-	d, err := openPrivate(filepath.Dir(file))
-	if err != nil {
-		return err
-	}
-	defer d.close()
-	return d.write(filepath.Base(file), []byte(string(token)+"\n"))
-}
-
-// ReadToken reads a token from a file that only its owner can read, or where file is empty from the environment
-// variable of that name. Errors do not show it.
-func ReadToken(file, variable string) (Token, error) {
-	text, where := os.Getenv(variable), variable
-	if file != "" {
-		d, err := openPrivate(filepath.Dir(file))
-		if err != nil {
-			return "", err
-		}
-		defer d.close()
-		b, err := d.read(filepath.Base(file))
-		if err != nil {
-			return "", err
-		}
-		text, where = string(b), file
-	}
-	token := Token(strings.TrimSpace(text))
-	if _, _, ok := token.parts(); !ok {
-		return "", fault.New(fault.Usage, where, fmt.Sprintf("a token has %d characters", tokenLen), "no bootstrap token")
-	}
-	return token, nil
 }

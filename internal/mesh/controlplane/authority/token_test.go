@@ -2,9 +2,6 @@ package authority
 
 import (
 	"errors"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -90,34 +87,4 @@ func TestMaxTokens(t *testing.T) {
 		time.Sleep(time.Minute + 1)
 		must(tokens.New(webID, time.Minute, false))
 	})
-}
-
-func TestTokenFiles(t *testing.T) {
-	token := must((&Tokens{}).New(webID, time.Hour, false))
-	file := filepath.Join(t.TempDir(), "token")
-	if err := WriteToken(file, token); err != nil {
-		t.Fatal(err)
-	}
-	if m := mode(t, file); m != 0o600 {
-		t.Errorf("mode %s", m)
-	}
-	if got, err := ReadToken(file, "TARE_TEST_TOKEN"); got != token || err != nil {
-		t.Errorf("another came back, or %v", err)
-	}
-	t.Setenv("TARE_TEST_TOKEN", string(token))
-	if got, err := ReadToken("", "TARE_TEST_TOKEN"); got != token || err != nil {
-		t.Errorf("another came back, or %v", err)
-	}
-	if _, err := ReadToken("", "TARE_TEST_NO_TOKEN"); err == nil {
-		t.Error("no token was read")
-	}
-	if _, err := ReadToken(file+"x", ""); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a file that is not there: %v", err)
-	}
-	if err := os.Chmod(file, 0o640); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := ReadToken(file, ""); err == nil {
-		t.Error("a token was read that others can read")
-	}
 }

@@ -27,6 +27,7 @@ import (
 	"tare/internal/mesh/controlplane/authority"
 	"tare/internal/mesh/controlplane/proxyconfig"
 	envoytest "tare/test/envoy"
+	"tare/test/envoy/secret"
 	"tare/test/port"
 )
 
@@ -311,7 +312,7 @@ func (p *plane) rollover() {
 // serial is the number of the certificate that the server's proxy shows to the client's identity.
 func (p *plane) serial(at string) string {
 	p.t.Helper()
-	c, err := authority.ReadEnvoy(filepath.Join(p.credentials, "web-1"))
+	c, err := secret.Credentials(filepath.Join(p.credentials, "web-1"))
 	if err != nil {
 		p.t.Fatal(err)
 	}

@@ -196,9 +196,6 @@ func (s *Sandbox) label() string {
 	return shorten(s.ID)
 }
 
-// Label is how a sandbox is called in sentences: its id, shortened where it is one of 64 digits, and its pod.
-func (s *Sandbox) Label() string { return s.label() }
-
 // shorten keeps the first 12 digits of an id, as engines print them, wherever it stands in a name.
 func shorten(name string) string {
 	const long, short = 64, 12

@@ -133,20 +133,20 @@ func benchmarkRead(b *testing.B, r *Reader, want int) {
 	if len(c.Sandboxes) < want {
 		b.Fatalf("%d sandboxes, want %d", len(c.Sandboxes), want)
 	}
-	first := r.Cost()
+	first := r.cost
 	for range settling + 1 {
 		if _, err := r.Read(false); err != nil {
 			b.Fatal(err)
 		}
 	}
-	began := r.Cost()
+	began := r.cost
 	b.ResetTimer()
 	for range b.N {
 		if _, err := r.Read(false); err != nil {
 			b.Fatal(err)
 		}
 	}
-	each := (r.Cost() - began) / time.Duration(b.N)
+	each := (r.cost - began) / time.Duration(b.N)
 	b.ReportMetric(float64(each.Microseconds())/1e3, "ms-CPU/reading")
 	b.ReportMetric(float64(first.Microseconds())/1e3, "ms-CPU/first")
 	b.ReportMetric(100*each.Seconds(), "%-of-a-CPU-at-1/s")
@@ -178,11 +178,11 @@ func BenchmarkReadGather(b *testing.B) {
 		} else if err := os.RemoveAll(filepath.Join(root, "proc", "9999")); err != nil {
 			b.Fatal(err)
 		}
-		began := r.Cost()
+		began := r.cost
 		if _, err := r.Read(false); err != nil {
 			b.Fatal(err)
 		}
-		cost += r.Cost() - began
+		cost += r.cost - began
 	}
 	b.ReportMetric(float64(cost.Microseconds())/1e3/float64(b.N), "ms-CPU/reading")
 }

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -451,4 +452,13 @@ func TestEveryRowHasAFixture(t *testing.T) {
 			t.Errorf("no fixture shows finding %s", f.Code)
 		}
 	}
+}
+
+// Sandbox finds a sandbox by its id.
+func (c *Census) Sandbox(id string) (*Sandbox, bool) {
+	i, ok := slices.BinarySearchFunc(c.Sandboxes, id, func(s *Sandbox, id string) int { return cmp.Compare(s.ID, id) })
+	if !ok {
+		return nil, false
+	}
+	return c.Sandboxes[i], true
 }

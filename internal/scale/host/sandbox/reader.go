@@ -134,9 +134,6 @@ func (r *Reader) forget(k *known) {
 	k.clocks = nil
 }
 
-// Cost is the CPU time of the readings so far.
-func (r *Reader) Cost() time.Duration { return r.cost }
-
 // Read takes a census: every process is looked at anew where full is true, and in turns else. The result is the same
 // value, with new counters, as long as no process came, went or moved; so it holds until the next Read only.
 func (r *Reader) Read(full bool) (*Census, error) {

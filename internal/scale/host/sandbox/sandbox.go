@@ -10,9 +10,6 @@
 package sandbox
 
 import (
-	"cmp"
-	"slices"
-
 	"tare/internal/scale/host/cgroup"
 )
 
@@ -156,13 +153,4 @@ type Census struct {
 	Sandboxes []*Sandbox
 	Shared    []*Process // what serves all sandboxes
 	Hidden    int        // processes whose program may not be read, as of the last full reading: they may be of sandboxes
-}
-
-// Sandbox finds a sandbox by its id.
-func (c *Census) Sandbox(id string) (*Sandbox, bool) {
-	i, ok := slices.BinarySearchFunc(c.Sandboxes, id, func(s *Sandbox, id string) int { return cmp.Compare(s.ID, id) })
-	if !ok {
-		return nil, false
-	}
-	return c.Sandboxes[i], true
 }

@@ -87,9 +87,6 @@ func find(name string) (at int, is bool) {
 	return slices.BinarySearchFunc(tools, name, func(t Tool, name string) int { return cmp.Compare(t.Name, name) })
 }
 
-// All are the tools whose output can be read.
-func All() []Tool { return slices.Clone(tools) }
-
 // Names are the names of All.
 func Names() []string {
 	names := make([]string, len(tools))

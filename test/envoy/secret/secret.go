@@ -1,0 +1,48 @@
+// Package secret reads what an Envoy proves itself by.
+package secret
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"tare/internal/mesh/controlplane/authority"
+)
+
+// Credentials are those of a proxy, from the files that its Envoy reads (authority.Credentials.WriteEnvoy), without what
+// the certificate says.
+func Credentials(dir string) (c authority.Credentials, err error) {
+	roots, err := read(filepath.Join(dir, authority.EnvoyRootsFile))
+	if err != nil {
+		return c, err
+	}
+	identity, err := read(filepath.Join(dir, authority.EnvoyIdentityFile))
+	if err != nil {
+		return c, err
+	}
+	c.Chain = identity.GetTlsCertificate().GetCertificateChain().GetInlineBytes()
+	c.Key = identity.GetTlsCertificate().GetPrivateKey().GetInlineBytes()
+	c.Roots = roots.GetValidationContext().GetTrustedCa().GetInlineBytes()
+	_, err = c.Certificate()
+	return c, err
+}
+
+func read(file string) (*tlsv3.Secret, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var r discoveryv3.DiscoveryResponse
+	if err := protojson.Unmarshal(text, &r); err != nil {
+		return nil, fmt.Errorf("reading %s: %w", file, err)
+	}
+	if n := len(r.GetResources()); n != 1 {
+		return nil, fmt.Errorf("%s has %d secrets, want 1", file, n)
+	}
+	s := &tlsv3.Secret{}
+	return s, r.GetResources()[0].UnmarshalTo(s)
+}
