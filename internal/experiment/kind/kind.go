@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"tare/internal/experiment/role"
@@ -239,10 +238,13 @@ func Register(r Role, g Guest) {
 	registry[r][name] = g
 }
 
-// All is every guest of a role, by name.
+// All is every guest of a role, in the order of their names.
 func All(r Role) []Guest {
-	byName := func(a, b Guest) int { return strings.Compare(a.About().Name, b.About().Name) }
-	return slices.SortedFunc(maps.Values(registry[r]), byName)
+	var all []Guest
+	for _, name := range Names(r) {
+		all = append(all, registry[r][name])
+	}
+	return all
 }
 
 // Names are those of all guests of a role, in order.
