@@ -18,6 +18,7 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/param"
 	"tare/internal/lib/quantity"
@@ -198,7 +199,7 @@ func printValues(b *strings.Builder, g kind.Guest, v param.Values, r *load.Resul
 	name := g.About().Name
 	m := &measured.Measured{
 		Setup: &kind.Setup{Loads: map[string]*kind.Part{name: {Kind: g, Options: v}}},
-		Loads: map[string]load.Result{name: *r}, Work: r, Ledger: &ledger.Ledger{},
+		Trial: record.Trial{Loads: map[string]load.Result{name: *r}, Work: r, Ledger: &ledger.Ledger{}},
 	}
 	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
 	any := false

@@ -58,27 +58,29 @@ func goodMeasurement(t *testing.T) *measured.Measured {
 	client, server := tree+"/work/client", tree+"/work/server"
 	return &measured.Measured{
 		Setup: &mustParse(t, shortSpec[:strings.Index(shortSpec, "gates:")]+"gates: {errors: 0.002}\n").Setup,
-		Loads: map[string]load.Result{"client": r},
-		Tree:  tree,
-		Ledger: &ledger.Ledger{
-			Window: ledger.Window{Seconds: 2.002},
-			Cgroups: []ledger.Cgroup{
-				group("/", "", 3), group("/system.slice", "", 1), group("/system.slice/cron.service", "", 0.1),
-				group(tree, "", 0.5), group(tree+"/work", "", 0.49), group(client, "load", 0.2), group(server, "app", 0.29), subject,
-			},
-			Programs: []ledger.Program{
-				{ID: 1, RunCount: ptr(uint64(10)), RunSeconds: ptr(1.0), MapIDs: []uint32{90}},
-				{ID: 2, RunCount: ptr(uint64(2002)), RunSeconds: ptr(0.006006), MapIDs: []uint32{91, 92}, Seen: []ledger.Seen{
-					{Cgroup: &client, Samples: 14}, {Cgroup: &client, Context: ledger.Softirq, Samples: 2}, {Cgroup: &server, Samples: 3}, {Samples: 1},
-				}},
-				{ID: 3, RunCount: ptr(uint64(0)), RunSeconds: ptr(0.0), MapIDs: []uint32{92}},
-				{ID: 4, RunCount: ptr(uint64(0)), RunSeconds: ptr(0.0), MapIDs: []uint32{99}},
-			},
-			Maps: []ledger.Map{
-				{ID: 90, Bytes: ptr(uint64(1 << 30))}, {ID: 91, Bytes: ptr(uint64(1000)), Inner: []uint32{93}}, {ID: 92, Bytes: ptr(uint64(200))},
-				{ID: 93, Bytes: ptr(uint64(30))}, {ID: 94, Bytes: ptr(uint64(4))}, {ID: 99, Bytes: ptr(uint64(1))},
+		Trial: record.Trial{
+			Loads: map[string]load.Result{"client": r},
+			Ledger: &ledger.Ledger{
+				Window: ledger.Window{Seconds: 2.002},
+				Cgroups: []ledger.Cgroup{
+					group("/", "", 3), group("/system.slice", "", 1), group("/system.slice/cron.service", "", 0.1),
+					group(tree, "", 0.5), group(tree+"/work", "", 0.49), group(client, "load", 0.2), group(server, "app", 0.29), subject,
+				},
+				Programs: []ledger.Program{
+					{ID: 1, RunCount: ptr(uint64(10)), RunSeconds: ptr(1.0), MapIDs: []uint32{90}},
+					{ID: 2, RunCount: ptr(uint64(2002)), RunSeconds: ptr(0.006006), MapIDs: []uint32{91, 92}, Seen: []ledger.Seen{
+						{Cgroup: &client, Samples: 14}, {Cgroup: &client, Context: ledger.Softirq, Samples: 2}, {Cgroup: &server, Samples: 3}, {Samples: 1},
+					}},
+					{ID: 3, RunCount: ptr(uint64(0)), RunSeconds: ptr(0.0), MapIDs: []uint32{92}},
+					{ID: 4, RunCount: ptr(uint64(0)), RunSeconds: ptr(0.0), MapIDs: []uint32{99}},
+				},
+				Maps: []ledger.Map{
+					{ID: 90, Bytes: ptr(uint64(1 << 30))}, {ID: 91, Bytes: ptr(uint64(1000)), Inner: []uint32{93}}, {ID: 92, Bytes: ptr(uint64(200))},
+					{ID: 93, Bytes: ptr(uint64(30))}, {ID: 94, Bytes: ptr(uint64(4))}, {ID: 99, Bytes: ptr(uint64(1))},
+				},
 			},
 		},
+		Tree:    tree,
 		Subject: &kind.Objects{Programs: []kind.Object{{ID: 2}, {ID: 3}}, Maps: []kind.Object{{ID: 92}, {ID: 94}}},
 		Start:   0.3,
 	}
@@ -113,7 +115,9 @@ func TestMetrics(t *testing.T) {
 			m.Loads["client"] = r
 		}, map[string]float64{"bpf_seconds_per_connection": absent, "bpf_seconds_per_request": 0.003 / 999}},
 		{"no CPU counter", func(m *measured.Measured) { m.Ledger.Cgroups[3].CPUSeconds = nil }, map[string]float64{"cpu_seconds_per_connection": absent}},
-		{"nothing", func(m *measured.Measured) { *m = measured.Measured{Setup: m.Setup, Ledger: &ledger.Ledger{}} }, map[string]float64{"throughput_per_second": absent, "latency_p50_seconds": absent, "error_ratio": absent}},
+		{"nothing", func(m *measured.Measured) {
+			*m = measured.Measured{Setup: m.Setup, Trial: record.Trial{Ledger: &ledger.Ledger{}}}
+		}, map[string]float64{"throughput_per_second": absent, "latency_p50_seconds": absent, "error_ratio": absent}},
 		{"broken histogram", func(m *measured.Measured) { m.Loads["client"].Histograms[load.Latency] = "!" }, map[string]float64{"latency_p50_seconds": absent}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -117,8 +117,7 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 		return err
 	}
 	m := &measured.Measured{
-		Setup: &x.spec.Setup, Arm: x.arm, Loads: t.Loads, Work: t.Work, Ledger: t.Ledger, Further: t.Further,
-		Tree: x.treePath(), Shared: x.machine.Share.CPUs > 0, Subject: x.objects, Events: t.Events,
+		Trial: *t, Setup: &x.spec.Setup, Tree: x.treePath(), Shared: x.machine.Share.CPUs > 0, Subject: x.objects,
 		Evidence: x.evidence, Start: x.startTime.Seconds(), Processes: x.pids,
 	}
 	m.SetRoles(x.roles)

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"tare/internal/experiment/kind"
+	"tare/internal/experiment/record"
 	"tare/internal/scale/ledger"
 )
 
@@ -32,7 +33,7 @@ func TestTrialIsCharged(t *testing.T) {
 		"/tare/trial/subject": NewRole(kind.Subject, "mesh"),
 	}
 	after := made()
-	m := &Measured{Ledger: made(), Further: map[string]*ledger.Ledger{"after": after},
+	m := &Measured{Trial: record.Trial{Ledger: made(), Further: map[string]*ledger.Ledger{"after": after}},
 		Subject: &kind.Objects{Programs: []kind.Object{{ID: 7}}}}
 	m.SetRoles(roles)
 	for _, l := range []*ledger.Ledger{m.Ledger, after} {
@@ -64,7 +65,7 @@ func TestTrialIsCharged(t *testing.T) {
 	}
 
 	// In the arm of a baseline nothing is the subject's.
-	m = &Measured{Ledger: made()}
+	m = &Measured{Trial: record.Trial{Ledger: made()}}
 	delete(roles, "/tare/trial/subject")
 	m.SetRoles(roles)
 	if w := m.Ledger.Workloads[0]; *w.GrossCPU != 2 || *w.NetCPU != 2 || *w.TareCPU != 0 || m.Ledger.Tare == nil {

@@ -6,6 +6,7 @@ import (
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
+	"tare/internal/experiment/record"
 	"tare/internal/lib/param"
 	"tare/internal/scale/ledger"
 )
@@ -41,7 +42,7 @@ func TestWorkGates(t *testing.T) {
 		c.change(&r)
 		m := &Measured{
 			Setup: &kind.Setup{Gates: param.Values{"errors": "0.001", "drift": "0.1"}},
-			Work:  &r, Ledger: &ledger.Ledger{Window: ledger.Window{Seconds: 1}},
+			Trial: record.Trial{Work: &r, Ledger: &ledger.Ledger{Window: ledger.Window{Seconds: 1}}},
 		}
 		reasons := m.Judge()
 		trips := len(reasons) == 1 && reasons[0].Gate == c.gate && strings.HasPrefix(reasons[0].Message, "the subject: ")

@@ -96,20 +96,15 @@ func Find(name string) (Metric, bool) {
 	return Metrics()[i], true
 }
 
-// Measured is what one trial gathered, as metrics and gates look at it.
+// Measured is what metrics and gates look at: a trial's record with its ledgers whole and their roles set, and what the
+// record does not hold, or holds encoded.
 type Measured struct {
-	Setup   *kind.Setup // at the trial's level
-	Arm     string
-	Loads   map[string]load.Result
-	Work    *load.Result              // of a subject that works by itself
-	Ledger  *ledger.Ledger            // whole, roles set
-	Further map[string]*ledger.Ledger // the trial's further readings, likewise
-	Tree    string                    // path of the trial's group, which holds those of all its processes
-	Shared  bool                      // the trial's group has a CPU limit of its own: the node's share of the machine
-	Nodes   []record.NodeTrial        // of a trial on nodes
+	record.Trial
+	Setup  *kind.Setup // at the trial's level
+	Tree   string      // path of the trial's group, which holds those of all its processes
+	Shared bool        // the trial's group has a CPU limit: the node's share of the machine
 
 	Subject  *kind.Objects  // nil in the arms of a baseline that starts no subject
-	Events   *record.Events // nil where none are counted
 	Evidence map[string]any // what only a guest knows of the trial, by the guest's name
 	Start    float64        // seconds from the start of the subject's process until it was ready
 

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"tare/internal/experiment/kind"
+	"tare/internal/experiment/record"
 	"tare/internal/scale/ledger"
 )
 
@@ -14,7 +15,7 @@ func TestObserved(t *testing.T) {
 	const tree, there = "/tare-trial-1", "/system.slice/nginx.service"
 	group := func(path string, cpu float64) ledger.Cgroup { return ledger.Cgroup{Path: path, CPUSeconds: &cpu} }
 	made := func() *Measured {
-		return &Measured{Setup: &kind.Setup{}, Tree: tree, Ledger: &ledger.Ledger{
+		return &Measured{Setup: &kind.Setup{}, Tree: tree, Trial: record.Trial{Ledger: &ledger.Ledger{
 			Window: ledger.Window{Seconds: 2},
 			CPU:    ledger.CPU{Capacity: 4, Lines: []ledger.CPULine{{Name: ledger.LineGroups, Seconds: 1.7}}},
 			Cgroups: []ledger.Cgroup{group("/", 2), group("/system.slice", 1.2), group(there, 1), group(there+"/worker", 0.9),
@@ -23,7 +24,7 @@ func TestObserved(t *testing.T) {
 				{Cause: ledger.Neighbour, Cgroup: there + "/worker", Comm: "nginx", From: 10, Seconds: 0.1},
 				{Cause: ledger.Neighbour, Cgroup: "/system.slice/cron.service", Comm: "cron", From: 20, Seconds: 0.1},
 			}},
-		}}
+		}}}
 	}
 	roles := map[string]GroupRole{
 		there: NewRole(kind.Application, "server"), tree + "/work/client": NewRole(kind.Load, "client"),

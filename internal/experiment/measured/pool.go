@@ -80,7 +80,9 @@ func (p *Pool) events() *record.Events {
 
 // measurement is of all nodes together: what their loads and the subjects' own work did, merged.
 func (p *Pool) measurement() *Measured {
-	return &Measured{Setup: p.Setup, Loads: p.Trial.Loads, Work: p.work, Ledger: &ledger.Ledger{}, Nodes: p.Trial.Nodes}
+	return &Measured{Setup: p.Setup, Trial: record.Trial{
+		Loads: p.Trial.Loads, Work: p.work, Ledger: &ledger.Ledger{}, Nodes: p.Trial.Nodes,
+	}}
 }
 
 // values are the metrics of all nodes together, each pooled as its definition says. One that a good node lacks is
@@ -327,7 +329,7 @@ func (p *Pool) Trim(agents string) {
 		roles[agents] = NewRole(kind.Self, "")
 		objects.charge(p.Trial.Ledger)
 	}
-	m := &Measured{Setup: p.Setup, Ledger: p.Trial.Ledger, Tree: cmp.Or(agents, "/")}
+	m := &Measured{Setup: p.Setup, Trial: record.Trial{Ledger: p.Trial.Ledger}, Tree: cmp.Or(agents, "/")}
 	m.SetRoles(roles)
 	m.Trim()
 }

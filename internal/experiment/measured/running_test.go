@@ -11,6 +11,7 @@ import (
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
+	"tare/internal/experiment/record"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/param"
 	"tare/internal/scale/ledger"
@@ -89,7 +90,7 @@ func TestRunningMetrics(t *testing.T) {
 	}
 	run := load.Running{Undisturbed: 600, Disturbed: 400, QuietSeconds: 5, WatchedSeconds: 10, DoneQuiet: 500, Beyond: carries}
 	one := undisturbed(t, load.Open, 70_000, run)
-	m := &Measured{Loads: map[string]load.Result{"one": one, "two": one}}
+	m := &Measured{Trial: record.Trial{Loads: map[string]load.Result{"one": one, "two": one}}}
 	for name, want := range map[string]float64{
 		"latency_running_p50_seconds": 70e-6, "latency_running_p90_seconds": 70e-6,
 		"latency_running_p99_seconds":   70e-6, // 6 of each load are 12

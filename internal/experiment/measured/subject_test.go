@@ -39,8 +39,8 @@ func inComponents() *Measured {
 			Arms: map[string]*kind.Part{"mine": {Limits: param.Values{"cpus": "1"}}}, Gates: param.Defaults(GateSettings),
 			Statistics: true,
 		},
-		Arm: "mine", Tree: subjectTree,
-		Ledger: &ledger.Ledger{
+		Tree: subjectTree,
+		Trial: record.Trial{PlannedTrial: record.PlannedTrial{Arm: "mine"}, Ledger: &ledger.Ledger{
 			Window: ledger.Window{Seconds: 2},
 			Cgroups: []ledger.Cgroup{
 				group("/subject", 1.0, 1000), group("/subject/proxy", 0.6, 600), group("/subject/proxy/worker", 0.5, 500),
@@ -48,7 +48,7 @@ func inComponents() *Measured {
 			},
 			Programs: []ledger.Program{{ID: 7, RunSeconds: new(0.25)}},
 			Maps:     []ledger.Map{held(1, 100, 11), held(2, 20, 11, 21), held(3, 3)},
-		},
+		}},
 		Subject:   &kind.Objects{Programs: []kind.Object{{ID: 7}}},
 		Processes: map[string][]int{"proxy": {11, 12}, "control": {21}},
 	}

@@ -11,6 +11,7 @@ import (
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
+	"tare/internal/experiment/record"
 	"tare/internal/lib/param"
 	"tare/internal/mesh/generation"
 	"tare/internal/scale/ledger"
@@ -108,12 +109,14 @@ func judgedTrial(t *testing.T) *measured.Measured {
 			Loads: map[string]*kind.Part{"client": {Kind: guest{}}},
 			Gates: param.Values{"errors": "0.001", "drift": "0.1"},
 		},
-		Loads: map[string]load.Result{"client": r},
-		Work: &load.Result{
-			Mode: load.Closed, Seconds: 2, Done: 500, Intended: 500,
-			Counts: map[string]float64{generation.Replacements: 500, generation.ReplacementSeconds: 1},
+		Trial: record.Trial{
+			Loads: map[string]load.Result{"client": r},
+			Work: &load.Result{
+				Mode: load.Closed, Seconds: 2, Done: 500, Intended: 500,
+				Counts: map[string]float64{generation.Replacements: 500, generation.ReplacementSeconds: 1},
+			},
+			Ledger: &ledger.Ledger{Window: ledger.Window{Seconds: 0.6}},
 		},
-		Ledger: &ledger.Ledger{Window: ledger.Window{Seconds: 0.6}},
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/measured"
+	"tare/internal/experiment/record"
 	"tare/internal/lib/param"
 	"tare/internal/scale/ledger"
 )
@@ -60,7 +61,7 @@ func memoryTrial(o param.Values) *measured.Measured {
 	l.Maps[3].ChargedTo = new("/system.slice")
 	return &measured.Measured{
 		Setup:   &kind.Setup{Baseline: part, Arms: map[string]*kind.Part{"arm": part}},
-		Ledger:  l,
+		Trial:   record.Trial{Ledger: l},
 		Tree:    tree,
 		Subject: &kind.Objects{Programs: []kind.Object{{ID: 2}, {ID: 3}}, Maps: []kind.Object{{ID: 92}, {ID: 94}}},
 	}

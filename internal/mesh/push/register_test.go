@@ -12,6 +12,7 @@ import (
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
+	"tare/internal/experiment/record"
 	"tare/internal/mesh/services"
 	"tare/internal/scale/ledger"
 )
@@ -46,7 +47,8 @@ func TestMetrics(t *testing.T) {
 	}
 	filled(t, &made, Usable, 15, 250_000)
 	m := &measured.Measured{
-		Setup: &kind.Setup{}, Work: &work, Loads: map[string]load.Result{"push": made}, Ledger: &ledger.Ledger{},
+		Setup: &kind.Setup{},
+		Trial: record.Trial{Work: &work, Loads: map[string]load.Result{"push": made}, Ledger: &ledger.Ledger{}},
 	}
 	got := m.Values()
 	for name, want := range map[string]float64{

@@ -10,6 +10,7 @@ import (
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
+	"tare/internal/experiment/record"
 	"tare/internal/lib/param"
 	"tare/internal/scale/ledger"
 )
@@ -50,7 +51,7 @@ func TestMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := &measured.Measured{
-		Setup: &kind.Setup{}, Work: &work, Ledger: &ledger.Ledger{Window: ledger.Window{Seconds: 0.1}},
+		Setup: &kind.Setup{}, Trial: record.Trial{Work: &work, Ledger: &ledger.Ledger{Window: ledger.Window{Seconds: 0.1}}},
 	}
 	got := m.Values()
 	for name, want := range map[string]float64{

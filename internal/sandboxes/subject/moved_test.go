@@ -5,6 +5,7 @@ import (
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/measured"
+	"tare/internal/experiment/record"
 	"tare/internal/scale/ledger"
 )
 
@@ -40,7 +41,7 @@ func TestMoved(t *testing.T) {
 				groupOf(overhead, string(kind.Subject), overheadComponent, c.held),
 				groupOf(overhead+"/1", string(kind.Subject), overheadComponent, c.held)) // is in the one above
 		}
-		m := &measured.Measured{Ledger: l}
+		m := &measured.Measured{Trial: record.Trial{Ledger: l}}
 		e := &Evidence{Sandboxes: []Sandbox{{Name: "server", Cgroup: pod, Processes: []Process{shim, c.vmm, virtiofsd}}}}
 		for what, got := range map[string]func(*Evidence, *measured.Measured) (float64, bool){
 			"apart": apartBytes, "stayed": stayedBytes,

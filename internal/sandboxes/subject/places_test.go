@@ -47,7 +47,7 @@ func TestPlaces(t *testing.T) {
 	if string(text) != want {
 		t.Errorf("%s\nwant\n%s", text, want)
 	}
-	m := &measured.Measured{Ledger: l}
+	m := &measured.Measured{Trial: record.Trial{Ledger: l}}
 	hard, _ := charged(m.Ledger, e, true, true, hard)
 	sum := 0.0
 	for _, p := range e.places(l)[:3] {

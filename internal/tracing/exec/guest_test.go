@@ -68,10 +68,12 @@ func measuredExecs(t *testing.T) *measured.Measured {
 			Gates: param.Values{"rate": "0.99", "errors": "0.001", "lag": "25ms", "drift": "0.25", "throttled": "1ms",
 				"generator_cpu": "0.7", "connections": "1"},
 		},
-		Loads:  map[string]load.Result{"execs": r},
-		Tree:   "/tare",
-		Ledger: &ledger.Ledger{Window: ledger.Window{Seconds: 2.002}},
-		Events: &record.Events{Generated: 2100, Counted: 2100},
+		Tree: "/tare",
+		Trial: record.Trial{
+			Loads:  map[string]load.Result{"execs": r},
+			Ledger: &ledger.Ledger{Window: ledger.Window{Seconds: 2.002}},
+			Events: &record.Events{Generated: 2100, Counted: 2100},
+		},
 	}
 }
 

@@ -37,32 +37,35 @@ func tracedTrial() *measured.Measured {
 			Duration: 2 * time.Second, Statistics: true,
 			Gates: param.Values{"rate": "0.99", "errors": "0.001", "lag": "25ms", "drift": "0.25", "throttled": "1ms"},
 		},
-		Arm: "exectrace", Tree: tree,
-		Loads: map[string]load.Result{"execs": {
-			Generator: execload.Generator, Mode: load.Open, Seconds: 2, Rate: 1000, Intended: 2000, Sent: 2000, Done: 2000,
-			Counts: map[string]float64{execload.CountMade: 2100, execload.CountWorkers: 2},
-		}},
-		Ledger: &ledger.Ledger{
-			Window: ledger.Window{Seconds: 2.002},
-			CPU:    ledger.CPU{Capacity: 4.004, Idle: 1.002, Steal: 1},
-			Cgroups: []ledger.Cgroup{
-				group("/", "", 3), group(tree, "", 0.5), group(tree+"/work", "", 0.49),
-				group(tree+"/work/execs", "load", 0.2), subject,
+		Tree: tree,
+		Trial: record.Trial{
+			PlannedTrial: record.PlannedTrial{Arm: "exectrace"},
+			Loads: map[string]load.Result{"execs": {
+				Generator: execload.Generator, Mode: load.Open, Seconds: 2, Rate: 1000, Intended: 2000, Sent: 2000, Done: 2000,
+				Counts: map[string]float64{execload.CountMade: 2100, execload.CountWorkers: 2},
+			}},
+			Ledger: &ledger.Ledger{
+				Window: ledger.Window{Seconds: 2.002},
+				CPU:    ledger.CPU{Capacity: 4.004, Idle: 1.002, Steal: 1},
+				Cgroups: []ledger.Cgroup{
+					group("/", "", 3), group(tree, "", 0.5), group(tree+"/work", "", 0.49),
+					group(tree+"/work/execs", "load", 0.2), subject,
+				},
+				Programs: []ledger.Program{
+					{ID: 1, RunCount: new(uint64(10)), RunSeconds: new(1.0)},
+					{ID: 2, RunCount: new(uint64(2002)), RunSeconds: new(0.006006)},
+				},
 			},
-			Programs: []ledger.Program{
-				{ID: 1, RunCount: new(uint64(10)), RunSeconds: new(1.0)},
-				{ID: 2, RunCount: new(uint64(2002)), RunSeconds: new(0.006006)},
+			Events: &record.Events{
+				Generated: 2100, Counted: 2100, Elsewhere: 3, Scope: "group",
+				Expected: new(int64(2100)), AtMost: new(int64(2100)), Delivered: new(int64(2095)), Late: new(int64(7)),
+				AtExit: new(int64(2)), SaidLost: new(int64(4)), Offset: record.Offset{Counted: 3, Delivered: new(int64(3))},
 			},
 		},
 		Subject: &kind.Objects{Programs: []kind.Object{{ID: 2}}},
 		Evidence: map[string]any{"exectrace": &Evidence{
 			RSS: 15 << 20, RSSPeak: 20 << 20, CPUSeconds: new(0.021), MemoryPeak: new(uint64(9 << 20)),
 		}},
-		Events: &record.Events{
-			Generated: 2100, Counted: 2100, Elsewhere: 3, Scope: "group",
-			Expected: new(int64(2100)), AtMost: new(int64(2100)), Delivered: new(int64(2095)), Late: new(int64(7)),
-			AtExit: new(int64(2)), SaidLost: new(int64(4)), Offset: record.Offset{Counted: 3, Delivered: new(int64(3))},
-		},
 	}
 }
 

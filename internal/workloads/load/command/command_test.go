@@ -11,6 +11,7 @@ import (
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
+	"tare/internal/experiment/record"
 	"tare/internal/lib/param"
 	"tare/internal/scale/ledger"
 	"tare/internal/workloads/load/command/tool"
@@ -85,8 +86,10 @@ func said(requests, failed int64, rate, p50 float64) *tool.Reading {
 
 func measurement(loads map[string]load.Result) *measured.Measured {
 	return &measured.Measured{
-		Setup: &kind.Setup{Gates: param.Values{"errors": "0.01"}}, Loads: loads,
-		Ledger: &ledger.Ledger{Window: ledger.Window{Seconds: 2}},
+		Setup: &kind.Setup{Gates: param.Values{"errors": "0.01"}}, Trial: record.Trial{
+			Loads:  loads,
+			Ledger: &ledger.Ledger{Window: ledger.Window{Seconds: 2}},
+		},
 	}
 }
 

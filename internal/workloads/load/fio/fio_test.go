@@ -14,6 +14,7 @@ import (
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
+	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/param"
 	"tare/internal/scale/ledger"
@@ -63,8 +64,10 @@ func fixture(t *testing.T, name string) string {
 
 func values(loads map[string]load.Result) map[string]float64 {
 	m := &measured.Measured{
-		Setup: &kind.Setup{Gates: param.Values{"errors": "0.01"}}, Loads: loads,
-		Ledger: &ledger.Ledger{Window: ledger.Window{Seconds: 1}},
+		Setup: &kind.Setup{Gates: param.Values{"errors": "0.01"}}, Trial: record.Trial{
+			Loads:  loads,
+			Ledger: &ledger.Ledger{Window: ledger.Window{Seconds: 1}},
+		},
 	}
 	return m.Values()
 }

@@ -42,16 +42,17 @@ func trial(t *testing.T) *measured.Measured {
 	other := r
 	other.Generator, other.Counts = "http", nil
 	part := &kind.Part{Kind: kind.Find(kind.Load, Name), Options: param.Values{"mode": load.Open}}
-	return &measured.Measured{
+	m := &measured.Measured{
 		Setup: &kind.Setup{
 			Loads: map[string]*kind.Part{"files": part}, Duration: 2 * time.Second,
 			Gates: param.Values{
 				"rate": "0.99", "errors": "0.001", "lag": "25ms", "generator_cpu": "0.7", "drift": "0.5", "connections": "1",
 			},
 		},
-		Loads:  map[string]load.Result{"files": r, "client": other},
-		Ledger: &ledger.Ledger{Window: ledger.Window{Seconds: 2}},
 	}
+	m.Loads = map[string]load.Result{"files": r, "client": other}
+	m.Ledger = &ledger.Ledger{Window: ledger.Window{Seconds: 2}}
+	return m
 }
 
 // TestMetrics: they are of this load alone, whatever runs beside it.
