@@ -19,6 +19,7 @@ import (
 	"tare/internal/lib/self"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/mount"
+	"tare/internal/scale/host/sandbox"
 )
 
 // StateDir is where the state of all containers is, below a directory for each run's tree of control groups, by its
@@ -167,12 +168,12 @@ func readJob(dir string) (j Job, err error) {
 	if len(runtime.Argv) == 0 {
 		return j, errors.New("reading the job of a container: it names no runtime")
 	}
-	if runtime.Name == MicroVM {
+	if sandbox.LaunchOf(runtime.Name).Own {
 		binary, err := self.Path()
 		if err != nil {
 			return j, err
 		}
-		*runtime, err = Find(MicroVM, binary, Options{})
+		*runtime, err = Find(runtime.Name, binary, nil)
 		return j, err
 	}
 	return j, nil

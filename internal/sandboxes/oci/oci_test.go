@@ -46,7 +46,7 @@ func needsRunc(t *testing.T) (r Runtime, self string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err = Find("runc", self, Options{})
+	r, err = Find("runc", self, nil)
 	if err != nil {
 		t.Skip("needs runc: ", err)
 	}
@@ -319,7 +319,7 @@ func TestProbe(t *testing.T) {
 	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	refuses, err := Find(script, self, Options{})
+	refuses, err := Find(script, self, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -343,7 +343,7 @@ func TestProbeHangs(t *testing.T) {
 	if err := os.WriteFile(script, []byte("#!/bin/sh\nsleep 1000 &\necho $! >>"+pids+"\nwait\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	hangs, err := Find(script, self, Options{})
+	hangs, err := Find(script, self, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -375,11 +375,11 @@ func TestProbeHangs(t *testing.T) {
 
 // TestFind: what is not installed is an error of the machine that says how to get it.
 func TestFind(t *testing.T) {
-	_, err := Find("no-such-runtime", "/bin/true", Options{})
+	_, err := Find("no-such-runtime", "/bin/true", nil)
 	if fault.CodeOf(err) != fault.Machine || fault.HintOf(err) == "" {
 		t.Errorf("%v", err)
 	}
-	r, err := Find(MicroVM, "/usr/bin/tare", Options{})
+	r, err := Find("microvm", "/usr/bin/tare", nil)
 	if err != nil || !slices.Equal(r.command("/state", "state", "x"),
 		[]string{"/usr/bin/tare", "microvm", "--root", "/state", "state", "x"}) {
 		t.Errorf("%v, %v", r, err)
@@ -445,7 +445,7 @@ func TestForeignState(t *testing.T) {
 // TestJobOfADeadRun: a job names the binary of the run that made it by a link, which may lead to another's by now.
 func TestJobOfADeadRun(t *testing.T) {
 	dir := t.TempDir()
-	stale := Runtime{Name: MicroVM, Argv: []string{"/tmp/tare-scratch-binary-1/tare", MicroVM}}
+	stale := Runtime{Name: "microvm", Argv: []string{"/tmp/tare-scratch-binary-1/tare", "microvm"}}
 	if _, err := (Job{Container: Container{Runtime: stale, ID: "x"}}).Write(dir); err != nil {
 		t.Fatal(err)
 	}
@@ -453,7 +453,7 @@ func TestJobOfADeadRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if j, err := readJob(dir); err != nil || !slices.Equal(j.Container.Runtime.Argv, []string{own, MicroVM}) {
+	if j, err := readJob(dir); err != nil || !slices.Equal(j.Container.Runtime.Argv, []string{own, "microvm"}) {
 		t.Errorf("it would be removed by %q, %v", j.Container.Runtime.Argv, err)
 	}
 }

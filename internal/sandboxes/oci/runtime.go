@@ -4,6 +4,7 @@ package oci
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"debug/buildinfo"
 	"encoding/json"
@@ -20,14 +21,10 @@ import (
 
 	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
+	"tare/internal/lib/param"
 	"tare/internal/sandboxes/microvm"
 	"tare/internal/scale/host/proc"
-)
-
-// The runtimes that need arguments of their own, by the names that specs give them.
-const (
-	MicroVM = "microvm" // Tare's own reference sandbox: the tare binary itself
-	Runsc   = "runsc"
+	"tare/internal/scale/host/sandbox"
 )
 
 // Runtime is a program with runc's command line.
@@ -36,17 +33,12 @@ type Runtime struct {
 	Argv []string `json:"argv"` // its program, and the arguments that come before those of each command
 }
 
-// Options of a runtime, where it has them.
-type Options struct {
-	Platform    string // of runsc: systrap, kvm or ptrace
-	HostNetwork bool   // of runsc, which must be told: its containers use this machine's network
-}
-
-// Find finds a runtime by its name on the PATH or beside the tare binary, which self names, or by its path. One that is
-// not installed is an error of code fault.Machine.
-func Find(name, self string, o Options) (Runtime, error) {
-	if name == MicroVM {
-		return Runtime{Name: name, Argv: []string{self, MicroVM}}, nil
+// Find finds a runtime, with the settings that it is run with, by its name on the PATH or beside the tare binary, which
+// self names, or by its path. One that is not installed is an error of code fault.Machine.
+func Find(name, self string, v param.Values) (Runtime, error) {
+	launch := sandbox.LaunchOf(name)
+	if launch.Own {
+		return Runtime{Name: name, Argv: []string{self, name}}, nil
 	}
 	program, err := exec.LookPath(name)
 	if real, err := filepath.EvalSymlinks(self); err == nil {
@@ -56,32 +48,16 @@ func Find(name, self string, o Options) (Runtime, error) {
 		program, err = exec.LookPath(beside)
 	}
 	if err != nil {
-		return Runtime{}, fault.Wrap(exec.ErrNotFound, fault.Machine, name, installHint(name), "not installed")
+		hint := launch.Install
+		if name != launch.Program {
+			hint = "install it, or give its path"
+		}
+		return Runtime{}, fault.Wrap(exec.ErrNotFound, fault.Machine, name, hint, "not installed")
 	}
 	if program, err = filepath.Abs(program); err != nil {
 		return Runtime{}, fmt.Errorf("finding the runtime %s: %w", name, err)
 	}
-	r := Runtime{Name: name, Argv: []string{program}}
-	if filepath.Base(name) == Runsc {
-		// Without an overlay of its own the root file system is what the bundle says, as with other runtimes.
-		r.Argv = append(r.Argv, "--platform="+o.Platform, "--overlay2=none")
-		if o.HostNetwork {
-			r.Argv = append(r.Argv, "--network=host")
-		}
-	}
-	return r, nil
-}
-
-func installHint(name string) string {
-	switch name {
-	case "runc", "crun":
-		return "apt-get install " + name
-	case Runsc:
-		return "make runsc"
-	case "youki":
-		return "cargo install youki"
-	}
-	return "install it, or give its path"
+	return Runtime{Name: name, Argv: append([]string{program}, launch.Config(v, "").Args...)}, nil
 }
 
 // command is one command of the runtime.
@@ -116,26 +92,13 @@ func (r Runtime) run(ctx context.Context, root string, args ...string) ([]byte, 
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
 	if err := cmd.Run(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
+		why := cmp.Or(strings.TrimSpace(said.String()), strings.TrimSpace(out.String()), err.Error())
 		if within > 0 && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			return nil, r.failed(args[0], fmt.Sprintf("it did not end within %v", within))
+			why = fmt.Sprintf("it did not end within %v", within)
 		}
-		return nil, r.failed(args[0], firstOf(said.String(), out.String(), err.Error()))
+		return nil, fault.New(fault.Machine, r.Name+" "+args[0], "", "%s", clean(why))
 	}
 	return out.Bytes(), nil
-}
-
-// failed is the error of a command of the runtime.
-func (r Runtime) failed(command, said string) error {
-	return fault.New(fault.Machine, r.Name+" "+command, "", "%s", clean(said))
-}
-
-func firstOf(texts ...string) string {
-	for _, t := range texts {
-		if strings.TrimSpace(t) != "" {
-			return t
-		}
-	}
-	return ""
 }
 
 // message is the part of a line of a logrus logger that says something.

@@ -1,9 +1,44 @@
 package subject
 
 import (
+	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"tare/internal/lib/param"
+	"tare/internal/sandboxes/microvm"
+	"tare/internal/scale/host/sandbox"
 )
+
+// TestRuntimes: the runtimes that are known, and what is particular to two of them.
+func TestRuntimes(t *testing.T) {
+	for _, name := range []string{none, "crun", "microvm", "runc", "runsc", "youki"} {
+		if r := settings[0]; r.Reaches(name) != param.ReachNothing || !strings.Contains(r.Doc, "`"+name+"`") {
+			t.Errorf("%s is not known: %v, %s", name, r.Known, r.Doc)
+		}
+	}
+	v := param.Values{settingRuntime: "/opt/runsc", "platform": "kvm", settingNetwork: hostNetwork}
+	gvisor := sandbox.LaunchOf(v[settingRuntime])
+	if got := gvisor.Config(v, "").Args; string(gvisor.Main) != Sentry || (guest{}).About().Trait(v) != "gVisor, platform kvm" ||
+		!slices.Equal(got, []string{"--platform=kvm", "--overlay2=none", "--network=host"}) {
+		t.Errorf("of runsc: %+v, %q", gvisor, got)
+	}
+	// Tare's own has the annotations, and its default of how long a guest may boot, in another package.
+	given := func(within time.Duration) map[string]string {
+		return sandbox.LaunchOf("microvm").Config(param.Values{settingReady: within.String()}, "/pod/beside").Annotations
+	}
+	for key, value := range given(2 * microvm.BootTimeout) {
+		name, ours := strings.CutPrefix(key, microvm.Annotation)
+		if value == "" || !ours || !slices.ContainsFunc(microvm.OptionList(),
+			func(o microvm.Option) bool { return o.Name == name }) {
+			t.Errorf("the annotation %s: %q", key, value)
+		}
+	}
+	if a, b := len(given(2*microvm.BootTimeout)), len(given(microvm.BootTimeout)); a != 3 || b != 2 {
+		t.Errorf("%d annotations with a time to boot, %d without", a, b)
+	}
+}
 
 // TestComponentOf: processes of all runtimes, by their command lines.
 func TestComponentOf(t *testing.T) {

@@ -19,9 +19,9 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/lib/param"
 	"tare/internal/lib/self"
-	"tare/internal/sandboxes/microvm"
 	"tare/internal/sandboxes/oci"
 	"tare/internal/scale/host/proc"
+	"tare/internal/scale/host/sandbox"
 )
 
 // name is what specs call the subject.
@@ -33,7 +33,6 @@ const (
 	settingMemory   = "memory"
 	settingOnly     = "sandbox-cgroup-only"
 	settingNetwork  = "network"
-	settingPlatform = "platform"
 	settingOptional = "optional"
 	settingReady    = "ready-timeout"
 )
@@ -46,11 +45,10 @@ const (
 	hostNetwork = "host"
 )
 
+// settings are those of the subject itself, to which init adds what runtimes are known, and the settings of each.
 var settings = []param.Setting{
-	{Name: settingRuntime, Type: param.TypeText, Reach: param.ReachCommand, Default: "runc",
-		Known: []string{"crun", "youki", oci.Runsc, oci.MicroVM, none},
-		Doc: "runtime that the application runs in, by its name or its path: `runc`, `crun`, `youki`, `runsc` (gVisor), " +
-			"or `microvm` (Tare's own); `none`: it runs plainly, and is measured alike"},
+	{Name: settingRuntime, Type: param.TypeText, Reach: param.ReachCommand, Default: "runc", Known: []string{none},
+		Doc: "runtime that the application runs in, by its path or its name: `none` (it runs plainly, and is measured alike)"},
 	{Name: settingMemory, Type: param.TypeBytes, Min: 16 << 20,
 		Doc: "memory limit of the sandbox, as its bundle has it; of a virtual machine, its size"},
 	{Name: settingOnly, Type: param.TypeSwitch, Default: "true",
@@ -59,8 +57,6 @@ var settings = []param.Setting{
 	{Name: settingNetwork, Type: param.TypeWord, Default: ownNetwork, Words: []string{ownNetwork, hostNetwork},
 		Doc: "network of the sandbox: a namespace of its own, which an application that a load goes to is joined to by a " +
 			"pair of virtual interfaces, or this machine's"},
-	{Name: settingPlatform, Type: param.TypeWord, Default: "systrap", Words: []string{"systrap", "ptrace", "kvm"},
-		Doc: "of `runsc`: how it gets hold of system calls"},
 	{Name: settingReady, Type: param.TypeDuration, Default: role.ReadyTimeout.String(), Min: 1, Max: 3600,
 		Doc: "how long a sandbox may take from its launch until what is in it is ready; a virtual machine may take as long to " +
 			"boot, and a minute at least"},
@@ -68,7 +64,21 @@ var settings = []param.Setting{
 		Doc: "whether the run goes on without the arm where the runtime is not installed or does not work on this machine"},
 }
 
-func init() { kind.Register(kind.Subject, guest{}) }
+func init() {
+	runtime := settings[0]
+	for _, l := range sandbox.Launches() {
+		runtime.Doc += ", `" + l.Program + "`"
+		if l.Title != "" {
+			runtime.Doc += " (" + l.Title + ")"
+		}
+		if l.Program != runtime.Default {
+			runtime.Known = append(runtime.Known, l.Program)
+		}
+		settings = append(settings, l.Settings...)
+	}
+	settings[0] = runtime
+	kind.Register(kind.Subject, guest{})
+}
 
 // guest is the subject as the engine knows it.
 type guest struct{}
@@ -80,23 +90,8 @@ func (guest) About() kind.About {
 
 		BoundsMemory: func(o param.Values) bool { return o.Float(settingMemory) > 0 },
 		TakesLonger:  booted,
-		Trait:        trait,
+		Trait:        func(o param.Values) string { return sandbox.LaunchOf(o[settingRuntime]).Config(o, "").Trait },
 	}
-}
-
-// trait says how gVisor gets hold of system calls.
-func trait(o param.Values) string {
-	if filepath.Base(o[settingRuntime]) == oci.Runsc {
-		return "gVisor, platform " + o[settingPlatform]
-	}
-	return ""
-}
-
-// runtimeOf finds the runtime of some options.
-func runtimeOf(o param.Values, self string) (oci.Runtime, error) {
-	return oci.Find(o[settingRuntime], self, oci.Options{
-		Platform: o[settingPlatform], HostNetwork: o[settingNetwork] == hostNetwork,
-	})
 }
 
 // tried are the results of Installed by runtime: each is tried once.
@@ -110,7 +105,8 @@ func (guest) Installed(ctx context.Context, o param.Values) error {
 	if o[settingRuntime] == none {
 		return nil
 	}
-	if os.Geteuid() != 0 && o[settingRuntime] != oci.MicroVM {
+	launch := sandbox.LaunchOf(o[settingRuntime])
+	if os.Geteuid() != 0 && !launch.Own {
 		return fault.New(fault.Machine, o[settingRuntime], "run as root", "containers can only be made by root")
 	}
 	if o[settingNetwork] != hostNetwork && !proc.Capable(unix.CAP_NET_ADMIN) {
@@ -121,20 +117,21 @@ func (guest) Installed(ctx context.Context, o param.Values) error {
 	if err != nil {
 		return err
 	}
-	r, err := runtimeOf(o, own)
+	r, err := oci.Find(o[settingRuntime], own, o)
 	if err != nil {
 		return err
 	}
+	annotations := launch.Config(o, "").Annotations
 	tried.Lock()
 	defer tried.Unlock()
-	key := fmt.Sprint(r.Argv, booting(o))
+	key := fmt.Sprint(r.Argv, annotations)
 	if err, known := tried.errs[key]; known {
 		return err
 	}
-	err = oci.Probe(ctx, r, own, o.Duration(settingReady), booting(o))
+	err = oci.Probe(ctx, r, own, o.Duration(settingReady), annotations)
 	if err != nil {
 		hint := "name another runtime"
-		if lacks := oci.Lacks(); len(lacks) > 0 && o[settingRuntime] != oci.MicroVM {
+		if lacks := oci.Lacks(); len(lacks) > 0 && !launch.Own {
 			hint = "run as root with " + strings.Join(lacks, ", ")
 		}
 		err = fault.Wrap(err, fault.Machine, o[settingRuntime], hint, "does not work on this machine")
@@ -149,20 +146,10 @@ func (guest) Installed(ctx context.Context, o param.Values) error {
 	return err
 }
 
-// booting is what Tare's own runtime is told of how long its guest may take to boot, where that is longer than it would
-// wait of itself.
-func booting(o param.Values) map[string]string {
-	within := o.Duration(settingReady)
-	if o[settingRuntime] != oci.MicroVM || within <= microvm.BootTimeout {
-		return nil
-	}
-	return map[string]string{microvm.Annotation + "boot_timeout": within.String()}
-}
-
 // booted is what booting an emulated virtual machine took (docs/experiments/sandbox-idle.md); containers take a
 // tenth of a second.
 func booted(o param.Values) time.Duration {
-	if o[settingRuntime] == oci.MicroVM {
+	if sandbox.LaunchOf(o[settingRuntime]).Main == sandbox.VMM {
 		return 4 * time.Second
 	}
 	return 0
@@ -172,17 +159,18 @@ func (guest) Optional(o param.Values) bool { return o.On(settingOptional) }
 
 // Version is that of the runtime, by its name.
 func (guest) Version(ctx context.Context, o param.Values, own string) (string, string) {
-	switch o[settingRuntime] {
-	case none:
+	runtime := o[settingRuntime]
+	if runtime == none {
 		return "", ""
-	case oci.MicroVM:
-		return oci.MicroVM, own
+	}
+	if sandbox.LaunchOf(runtime).Own {
+		return runtime, own
 	}
 	path, err := self.Path()
 	if err != nil {
 		return "", ""
 	}
-	r, err := runtimeOf(o, path)
+	r, err := oci.Find(runtime, path, o)
 	if err != nil {
 		return "", ""
 	}
@@ -210,7 +198,7 @@ func (guest) Join(t kind.Trial, _ string, part *kind.Part) (any, error) {
 	if j.plain() {
 		return j, nil
 	}
-	if j.runtime, err = runtimeOf(part.Options, t.Self()); err != nil {
+	if j.runtime, err = oci.Find(part.Options[settingRuntime], t.Self(), part.Options); err != nil {
 		return nil, err
 	}
 	j.root, err = oci.NewRoot(filepath.Join(t.Prepared(kind.Subject, name), rootDir), t.Self())

@@ -24,6 +24,7 @@ import (
 	"tare/internal/sandboxes/microvm"
 	"tare/internal/sandboxes/oci"
 	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/sandbox"
 )
 
 // joined is the sandboxes of a trial.
@@ -211,22 +212,18 @@ func (j *joined) bundle(s *sandboxed, l kind.Launch) (string, error) {
 // overheadComponent is the component of groups in which runtimes start what they move into the pod later, or leave.
 const overheadComponent = "overhead"
 
-// annotations are what the runtime is told beyond its bundle. An overhead group is one of the trial's own, so that what
-// is charged there is told of, and goes with the trial.
+// annotations are those that the runtime needs in its bundle. An overhead group is one of the trial, so that what is
+// charged there is reported, and goes with the trial.
 func (j *joined) annotations(s *sandboxed) (map[string]string, error) {
-	if j.runtime.Name != oci.MicroVM {
-		return nil, nil
-	}
-	told := map[string]string{microvm.Annotation + "sandbox_cgroup_only": j.part.Options[settingOnly]}
-	maps.Copy(told, booting(j.part.Options))
-	if !j.part.Options.On(settingOnly) {
-		overhead, err := j.trial.ServingGroup(overheadComponent, s.name, nil)
+	launch, overhead := sandbox.LaunchOf(j.runtime.Name), ""
+	if launch.Main == sandbox.VMM && !j.part.Options.On(settingOnly) {
+		group, err := j.trial.ServingGroup(overheadComponent, s.name, nil)
 		if err != nil {
 			return nil, err
 		}
-		told[microvm.Annotation+"overhead_parent"] = overhead.Path()
+		overhead = group.Path()
 	}
-	return told, nil
+	return launch.Config(j.part.Options, overhead).Annotations, nil
 }
 
 // added are the variables of an environment that this process does not have.

@@ -1,11 +1,12 @@
 package subject
 
 import (
+	"cmp"
 	"context"
-	"path/filepath"
 
 	"tare/internal/experiment/kind"
 	"tare/internal/sandboxes/oci"
+	"tare/internal/scale/host/sandbox"
 )
 
 // Component is what a process is that a runtime names as its container's: the sentry of gVisor, the VMM of a virtual
@@ -15,23 +16,16 @@ func (j *joined) Component(pid int) string {
 		if s.dir == "" {
 			continue
 		}
-		if t, err := oci.ReadTimes(s.dir); err != nil || t.PID != pid {
-			continue
+		if t, err := oci.ReadTimes(s.dir); err == nil && t.PID == pid {
+			return cmp.Or(string(sandbox.LaunchOf(j.runtime.Name).Main), Workload)
 		}
-		switch filepath.Base(j.runtime.Name) {
-		case oci.Runsc:
-			return Sentry
-		case oci.MicroVM:
-			return VMM
-		}
-		return Workload
 	}
 	return ""
 }
 
 // KilledInside are the processes that kernels of guests killed because memory was short.
 func (j *joined) KilledInside(ctx context.Context) (all []kind.KilledInside) {
-	if j.runtime.Name != oci.MicroVM {
+	if sandbox.LaunchOf(j.runtime.Name).Main != sandbox.VMM {
 		return nil
 	}
 	for _, s := range j.inOrder() {

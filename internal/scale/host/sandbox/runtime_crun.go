@@ -2,8 +2,9 @@ package sandbox
 
 func init() {
 	registerRuntime(&runtime{
-		Name:  "crun",
-		Plain: true,
+		Name:   "crun",
+		Plain:  true,
+		Launch: &Launch{Program: "crun", Install: "apt-get install crun"},
 		Processes: []processRule{
 			{
 				Program: expr("crun"), Args: expr("(?:.* )?init(?: .*)?"), Component: Init, Inside: true,

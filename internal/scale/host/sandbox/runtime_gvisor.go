@@ -5,11 +5,28 @@ import (
 	"math"
 	"path/filepath"
 	"strings"
+
+	"tare/internal/lib/param"
 )
 
 func init() {
 	registerRuntime(&runtime{
 		Name: "gvisor",
+		Launch: &Launch{
+			Program: "runsc", Title: "gVisor", Install: "make runsc", Main: Sentry,
+			Settings: []param.Setting{{
+				Name: "platform", Type: param.TypeWord, Default: "systrap", Words: []string{"systrap", "ptrace", "kvm"},
+				Doc: "of `runsc`: how it gets hold of system calls",
+			}},
+			configure: func(v param.Values, _ string) Config {
+				// Without its overlay the root file system is what the bundle says, as with other runtimes.
+				args := []string{"--platform=" + v["platform"], "--overlay2=none"}
+				if v["network"] == "host" {
+					args = append(args, "--network=host")
+				}
+				return Config{Args: args, Trait: "gVisor, platform " + v["platform"]}
+			},
+		},
 		// The sentry keeps the memory of applications in a memfd (pkg/sentry/pgalloc).
 		GuestMemory: []Component{Sentry},
 		Processes: []processRule{

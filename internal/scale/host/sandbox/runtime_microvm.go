@@ -2,6 +2,10 @@ package sandbox
 
 import (
 	"encoding/json"
+	"strconv"
+	"time"
+
+	"tare/internal/lib/param"
 )
 
 // Tare's reference sandbox (internal/sandboxes/microvm): the shim is a hidden command of the tare binary.
@@ -9,6 +13,19 @@ func init() {
 	registerRuntime(&runtime{
 		Name: "microvm",
 		VM:   true, GuestMemory: []Component{VMM, Virtiofsd},
+		Launch: &Launch{
+			Program: "microvm", Title: "Tare's own", Own: true, Main: VMM,
+			configure: func(v param.Values, overhead string) Config {
+				a := map[string]string{"io.tare.microvm.sandbox_cgroup_only": strconv.FormatBool(overhead == "")}
+				if overhead != "" {
+					a["io.tare.microvm.overhead_parent"] = overhead
+				}
+				if within := v.Duration("ready-timeout"); within > time.Minute { // its default
+					a["io.tare.microvm.boot_timeout"] = within.String()
+				}
+				return Config{Annotations: a}
+			},
+		},
 		Processes: []processRule{
 			{
 				Program: expr("tare(?:-[a-z0-9-]+)?"), Args: expr("[^ ]+ microvm _?shim(?: .*)?"), Component: Shim,

@@ -6,8 +6,9 @@ import (
 
 func init() {
 	registerRuntime(&runtime{
-		Name:  "runc",
-		Plain: true,
+		Name:   "runc",
+		Plain:  true,
+		Launch: &Launch{Program: "runc", Install: "apt-get install runc"},
 		Processes: []processRule{
 			{Program: expr("containerd-shim-runc-v[12]"), Component: Shim, ID: []idSource{{Flag: "-id"}}},
 			{

@@ -2,8 +2,9 @@ package sandbox
 
 func init() {
 	registerRuntime(&runtime{
-		Name:  "youki",
-		Plain: true,
+		Name:   "youki",
+		Plain:  true,
+		Launch: &Launch{Program: "youki", Install: "cargo install youki"},
 		Processes: []processRule{
 			{
 				Program: expr("youki(?::.*)?"), Args: expr("(?:.* )?init(?: .*)?"), Component: Init, Inside: true,

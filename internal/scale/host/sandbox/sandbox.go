@@ -3,7 +3,8 @@
 // No single sign is trusted: the paths of control groups, command lines, parents and the state that runtimes keep each
 // say something, and a process whose command line names a sandbox while its group is somebody else's service is itself
 // a finding. What is known of a runtime is in its file, such as runtime_kata.go, and what is known of an engine in
-// another, such as engine_docker.go; both register it. The rest of the code knows none of them.
+// another, such as engine_docker.go; both register it. The rest of the code knows none of them. Where Tare itself runs
+// containers in a runtime (internal/sandboxes), the runtime's file says how.
 //
 // Files are read below a root, so that a tree of test files can stand for a machine. What others can write (command
 // lines, names of groups, state) is bounded before it is kept.

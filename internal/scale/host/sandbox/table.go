@@ -30,6 +30,8 @@ type runtime struct {
 	States    []stateFiles
 	Rows      []row
 	Findings  []findingRule
+
+	Launch *Launch // nil: Tare itself runs no containers in it
 }
 
 // engine is what is known of an engine, which starts runtimes. Each is a file that registers it.
