@@ -16,12 +16,13 @@ import (
 	"tare/test/browser"
 )
 
-// fenced matches a block of code whose first line names the file that it is: "// path" or "# path".
-var fenced = regexp.MustCompile("(?ms)^```(?:go|yaml)\n((?://|#) ([a-z0-9_/.]+)\n.*?)^```$")
+// fenced matches a block of code whose first line, or the one after "#!/bin/sh", names the file that it is: "// path"
+// or "# path".
+var fenced = regexp.MustCompile("(?ms)^```(?:go|yaml|sh)\n((?:#!/bin/sh\n)?(?://|#) ([a-z0-9_/.-]+)\n.*?)^```$")
 
-// TestExtending: the example of docs/extending.md is compiled with the tree and run. It is three folders and three
-// lines, and gets metrics, an answer and a chart of its own. Nothing is written into the tree: go build takes the files
-// from elsewhere.
+// TestExtending: the examples of docs/extending.md are compiled with the tree and run. They are three folders and three
+// lines, which bring metrics, an answer and a chart, and a file each for a report format and a sandbox runtime. Nothing
+// is written into the tree: go build takes the files from elsewhere.
 func TestExtending(t *testing.T) {
 	t.Parallel()
 	needsRoot(t)
@@ -37,39 +38,44 @@ func TestExtending(t *testing.T) {
 	dir := t.TempDir()
 	e := extract(t, string(page), root, dir)
 	want := []string{
+		"internal/results/report/graphite.go", "internal/scale/host/sandbox/runtime_nice.go",
 		"internal/workloads/app/checksums", "internal/workloads/load/checksum", "internal/workloads/subject/ballast",
 	}
-	if slices.Sort(e.folders); !slices.Equal(e.folders, want) || e.lines != 3 {
-		t.Errorf("the example is in the folders %v and %d lines", e.folders, e.lines)
+	if slices.Sort(e.added); !slices.Equal(e.added, want) || e.lines != 3 {
+		t.Errorf("the examples are %v and %d lines", e.added, e.lines)
 	}
 	built, err := binary.Build(dir, "-overlay", e.overlay)
 	if err != nil {
 		t.Fatal(err)
 	}
 	run := filepath.Join(dir, "run")
-	o := command{binary: built, args: []string{"run", e.spec, "--out", run, "--seed", "1"}}.start(t).wait(t)
+	o := command{binary: built, args: []string{"run", e.files["ballast.yaml"], "--out", run, "--seed", "1"}}.
+		start(t).wait(t)
 	if o.code != 0 {
 		t.Fatal(o)
 	}
 	checkExample(t, run)
+	checkFormat(t, built, run)
+	t.Run("runtime", func(t *testing.T) { checkRuntime(t, built, dir, e) })
 	t.Run("chart", func(t *testing.T) { checkChart(t, filepath.Join(run, record.ReportFile)) })
 }
 
 // example is the files of a page, written below a directory.
 type example struct {
-	overlay string   // for go build
-	spec    string   // of the experiment
-	folders []string // of new files, as paths in the tree
-	lines   int      // that are added to a file of the tree
+	overlay string            // for go build
+	files   map[string]string // where those that are not Go are, by the names that the page gives them
+	added   []string          // new folders and new files in folders that there are, as paths in the tree
+	lines   int               // that are added to a file of the tree
 }
 
 // extract writes the files of a page below dir, and an overlay that puts those of Go into the tree at root.
 func extract(t *testing.T, page, root, dir string) (e example) {
 	t.Helper()
+	e.files = map[string]string{}
 	replace := map[string]string{}
 	write := func(name, text string) string {
 		path := filepath.Join(dir, strings.ReplaceAll(name, "/", "_"))
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
 			t.Fatal(err)
 		}
 		return path
@@ -77,7 +83,7 @@ func extract(t *testing.T, page, root, dir string) (e example) {
 	for _, block := range fenced.FindAllStringSubmatch(page, -1) {
 		text, name := block[1], block[2]
 		if !strings.HasSuffix(name, ".go") {
-			e.spec = write(name, text)
+			e.files[name] = write(name, text)
 			continue
 		}
 		there := filepath.Join(root, name)
@@ -86,8 +92,12 @@ func extract(t *testing.T, page, root, dir string) (e example) {
 			e.lines += strings.Count(added, "\n")
 			text = strings.Replace(string(old), "import (\n", "import (\n"+added, 1)
 		} else {
-			if folder := filepath.Dir(name); !slices.Contains(e.folders, folder) {
-				e.folders = append(e.folders, folder)
+			added := filepath.Dir(name)
+			if _, err := os.Stat(filepath.Join(root, added)); err == nil {
+				added = name
+			}
+			if !slices.Contains(e.added, added) {
+				e.added = append(e.added, added)
 			}
 			checkForm(t, name, text)
 		}
@@ -98,8 +108,8 @@ func extract(t *testing.T, page, root, dir string) (e example) {
 		t.Fatal(err)
 	}
 	e.overlay = write("overlay.json", string(text))
-	if e.spec == "" || len(replace) < 3 {
-		t.Fatalf("the page has the files %v and the spec %q", replace, e.spec)
+	if len(e.files) != 3 || len(replace) < 6 {
+		t.Fatalf("the page has the files %v and %v", replace, e.files)
 	}
 	return e
 }
@@ -117,17 +127,74 @@ func checkForm(t *testing.T, name, text string) {
 	}
 }
 
-// checkExample: the metrics of the example are there for every arm that has them, and its answer has its own words.
-func checkExample(t *testing.T, run string) {
+// checkFormat: the report format of the example is offered, and writes the numbers of the run.
+func checkFormat(t *testing.T, built, run string) {
+	t.Helper()
+	report := func(format string) output {
+		return command{binary: built, args: []string{"report", "--format", format, run}}.start(t).wait(t)
+	}
+	if o := report("graphit"); o.code != 2 || !strings.Contains(o.stderr, `did you mean "graphite"?`) {
+		t.Errorf("a format that is none: %v", o)
+	}
+	o := report("graphite")
+	line := regexp.MustCompile(`^tare\.[a-z0-9_]+\.[a-z_]+(;[a-z_]+=[A-Za-z0-9_./-]+)+ [0-9e.+-]+ [0-9]{10}\n$`)
+	for text := range strings.Lines(o.stdout) {
+		if !line.MatchString(text) {
+			t.Errorf("a line of the format: %q", text)
+		}
+	}
+	if want := "\ntare.ballast_bytes.estimate;arm=ballast;unit=bytes 8.388608e+06 "; o.code != 0 ||
+		!strings.Contains(o.stdout, want) {
+		t.Errorf("the format lacks %q: %v", want, o)
+	}
+}
+
+// checkRuntime: the runtime of the example is offered, is asked for where it is not installed, and then runs.
+func checkRuntime(t *testing.T, built, dir string, e example) {
+	runtimeFor(t, "runc")
+	o := command{binary: built, args: []string{"list", "subjects"}}.start(t).wait(t)
+	for _, want := range []string{"`runc-nice` (runc at a lower priority)", "of `runc-nice`: nice value"} {
+		if !strings.Contains(strings.Join(strings.Fields(o.stdout), " "), want) {
+			t.Errorf("the subjects lack %q: %v", want, o)
+		}
+	}
+	out := filepath.Join(dir, "nice")
+	run := command{binary: built, args: []string{"run", e.files["nice.yaml"], "--out", out, "--seed", "1"}}
+	if o := run.start(t).wait(t); o.code != 3 || !strings.Contains(o.stderr, "put its script beside tare") {
+		t.Errorf("without the runtime: %v", o)
+	}
+	if err := os.Rename(e.files["bin/runc-nice"], filepath.Join(dir, "runc-nice")); err != nil {
+		t.Fatal(err)
+	}
+	if o := run.start(t).wait(t); o.code != 0 {
+		t.Fatal(o)
+	}
+	if c, err := record.Read(out); err != nil || c.Run.Traits["nice"] != "nice 10" {
+		t.Errorf("the run has the traits %v; %v", c.Run.Traits, err)
+	}
+	s := summaryOf(t, out)
+	if e := s.Find("sandbox_pss_bytes", "nice", nil); e == nil || e.Value <= 0 {
+		t.Errorf("the estimate of the container's memory is %+v", e)
+	}
+}
+
+// summaryOf reads the summary of a run.
+func summaryOf(t *testing.T, run string) (s analysis.Summary) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(run, record.SummaryFile))
+	if err == nil {
+		err = json.Unmarshal(text, &s)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	var s analysis.Summary
-	if err := json.Unmarshal(text, &s); err != nil {
-		t.Fatal(err)
-	}
+	return s
+}
+
+// checkExample: the metrics of the example are there for every arm that has them, and its answer has its own words.
+func checkExample(t *testing.T, run string) {
+	t.Helper()
+	s := summaryOf(t, run)
 	for metric, arms := range map[string][]string{
 		"checksum_seconds": {record.Direct, record.AA, "ballast"}, "ballast_bytes": {"ballast"},
 	} {
