@@ -1,22 +1,19 @@
 package kernelmesh
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"math"
 	"net/netip"
-	"os"
+	"slices"
 	"strconv"
 	"strings"
 
-	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
-	"github.com/goccy/go-yaml/parser"
-	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/document"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/files"
 	"tare/internal/lib/text"
 )
 
@@ -28,19 +25,15 @@ const example = "services: [{address: 10.96.0.1:80, protocol: tcp, endpoints: [{
 
 // ReadFile reads the services of a file; see Parse.
 func ReadFile(path string) ([]Service, error) {
-	const hint, what = "name a services file with --services", "the services file cannot be read"
-	// A pipe could keep its reader for ever, and with it every signal to read the services again.
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	f, err := files.Open(path)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Usage, path, hint, what)
+		return nil, fault.Wrap(err, fault.Usage, path, "name a services file with --services",
+			"the services file cannot be read")
 	}
 	defer f.Close()
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil, fault.Wrap(errors.Join(err, errors.New("it is not a file")), fault.Usage, path, "name a file, not a directory, pipe or device", what)
-	}
-	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1)) // some files have no end
+	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1)) // it may grow
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Usage, path, hint, what)
+		return nil, fault.Wrap(err, fault.Usage, path, "", "the services file cannot be read")
 	}
 	return Parse(path, data)
 }
@@ -54,74 +47,35 @@ func ReadFile(path string) ([]Service, error) {
 //	      - {address: 127.0.0.1:8080, weight: 3}
 //	      - {address: 127.0.0.1:8081}          # weight 1
 //
-// It is strict: whatever it does not know is a *fault.Error of code Usage that names file and line.
+// It is strict: whatever it does not know is a *fault.Error of code Usage with its place.
 func Parse(name string, data []byte) ([]Service, error) {
-	p := reader{name: name}
+	p := reader{document.File(name)}
 	if len(data) > maxFileBytes {
 		return nil, fault.New(fault.Usage, name, "split the services over several data planes",
 			"the services file has more than %d bytes", maxFileBytes)
 	}
-	if line, err := document.Guard(data); err != nil {
-		return nil, fault.New(fault.Usage, fmt.Sprintf("%s:%d", name, line), example, "%s", err)
-	}
-	file, err := parser.ParseBytes(data, 0)
-	if err != nil {
-		var at yaml.Error
-		if errors.As(err, &at) && at.GetToken() != nil && at.GetToken().Position != nil {
-			return nil, fault.New(fault.Usage, fmt.Sprintf("%s:%d", name, at.GetToken().Position.Line), "",
-				"this is not YAML: %s", at.GetMessage())
-		}
-		return nil, fault.New(fault.Usage, name, "", "this is not YAML: %s", err)
-	}
-	var body ast.Node // of the one document that is not empty
-	for _, d := range file.Docs {
-		switch {
-		case d.Body == nil:
-		case body == nil:
-			body = d.Body
-		default:
-			return nil, p.errorf(d.Body, "remove the line '---' and what follows", "there is more than one document in the file")
-		}
-	}
-	if body == nil {
+	switch documents, err := p.File.Parse(data, document.Limit{Hint: example, Bytes: maxFileBytes}); {
+	case err != nil:
+		return nil, err
+	case len(documents) == 0:
 		return nil, fault.New(fault.Usage, name, example, "the file is empty")
+	case len(documents) > 1:
+		return nil, p.Fail(documents[1], "remove the line '---' and what follows", "there is more than one document in the file")
+	default:
+		return p.services(documents[0])
 	}
-	return p.services(body)
 }
 
-// reader turns syntax nodes into services.
-type reader struct{ name string }
+// reader turns nodes into services.
+type reader struct{ document.File }
 
-func (p reader) errorf(at ast.Node, hint, format string, args ...any) error {
-	where := p.name
-	if line := lineOf(at); line > 0 {
-		where = fmt.Sprintf("%s:%d", p.name, line)
-	}
-	return fault.New(fault.Usage, where, hint, format, args...)
-}
-
-func lineOf(at ast.Node) int {
-	switch n := at.(type) {
-	case *ast.MappingNode: // its own token is that of the first colon or brace
-		if n.Start == nil && len(n.Values) > 0 {
-			return lineOf(n.Values[0].Key)
-		}
-	case *ast.MappingValueNode:
-		return lineOf(n.Key)
-	}
-	if at == nil || at.GetToken() == nil || at.GetToken().Position == nil {
-		return 0
-	}
-	return at.GetToken().Position.Line
-}
-
-func (p reader) services(root ast.Node) ([]Service, error) {
+func (p reader) services(root document.Node) ([]Service, error) {
 	top, err := p.mapping(root, "the file", "services")
 	if err != nil {
 		return nil, err
 	}
 	if top["services"] == nil {
-		return nil, p.errorf(root, example, "services is missing")
+		return nil, p.Fail(root, example, "services is missing")
 	}
 	list, err := p.sequence(top["services"], "services")
 	if err != nil {
@@ -131,7 +85,7 @@ func (p reader) services(root ast.Node) ([]Service, error) {
 		address  netip.AddrPort
 		protocol Protocol
 	}
-	seen := make(map[identity]int, len(list))
+	seen := make(map[identity]document.Node, len(list))
 	services := make([]Service, 0, len(list))
 	for _, node := range list {
 		s, err := p.service(node)
@@ -140,15 +94,15 @@ func (p reader) services(root ast.Node) ([]Service, error) {
 		}
 		id := identity{canonical(s.Address), s.Protocol}
 		if first, twice := seen[id]; twice {
-			return nil, p.errorf(node, "put all of its endpoints in one place", "service %s is given twice, first in line %d", s, first)
+			return nil, p.Fail(node, "put all of its endpoints in one place", "service %s is given twice, first at %s", s, p.Place(first))
 		}
-		seen[id] = lineOf(node)
+		seen[id] = node
 		services = append(services, s)
 	}
 	return services, nil
 }
 
-func (p reader) service(node ast.Node) (Service, error) {
+func (p reader) service(node document.Node) (Service, error) {
 	s := Service{Protocol: TCP}
 	keys, err := p.mapping(node, "a service", "address", "protocol", "endpoints")
 	if err != nil {
@@ -158,7 +112,7 @@ func (p reader) service(node ast.Node) (Service, error) {
 		return s, err
 	}
 	if at := keys["protocol"]; at != nil {
-		raw, err := p.scalar(at, "protocol")
+		raw, err := p.Scalar(at, "protocol")
 		if err != nil {
 			return s, err
 		}
@@ -167,36 +121,36 @@ func (p reader) service(node ast.Node) (Service, error) {
 		case "udp":
 			s.Protocol = UDP
 		default:
-			return s, p.errorf(at, text.Suggest(raw, []string{"tcp", "udp"}), "there is no protocol %s", quote(raw))
+			return s, p.Fail(at, text.Suggest(raw, []string{"tcp", "udp"}), "there is no protocol %q", text.Clip(raw))
 		}
 	}
 	if keys["endpoints"] == nil {
-		return s, p.errorf(node, "write 'endpoints: []' for a service that refuses connections", "service %s has no endpoints", s)
+		return s, p.Fail(node, "write 'endpoints: []' for a service that refuses connections", "service %s has no endpoints", s)
 	}
 	list, err := p.sequence(keys["endpoints"], "endpoints")
 	if err != nil {
 		return s, err
 	}
-	seen := make(map[netip.AddrPort]int, len(list))
+	seen := make(map[netip.AddrPort]document.Node, len(list))
 	for _, node := range list {
 		e, err := p.endpoint(s, node)
 		if err != nil {
 			return s, err
 		}
 		if first, twice := seen[canonical(e.Address)]; twice {
-			return s, p.errorf(node, "give it once, with the sum of the weights",
-				"endpoint %s of service %s is given twice, first in line %d", e.Address, s, first)
+			return s, p.Fail(node, "give it once, with the sum of the weights",
+				"endpoint %s of service %s is given twice, first at %s", e.Address, s, p.Place(first))
 		}
-		seen[canonical(e.Address)] = lineOf(node)
+		seen[canonical(e.Address)] = node
 		s.Endpoints = append(s.Endpoints, e)
 	}
 	if err := s.checkEndpoints(); err != nil {
-		return s, p.errorf(keys["endpoints"], "", "%s", err)
+		return s, p.Fail(keys["endpoints"], "", "%s", err)
 	}
 	return s, nil
 }
 
-func (p reader) endpoint(s Service, node ast.Node) (Endpoint, error) {
+func (p reader) endpoint(s Service, node document.Node) (Endpoint, error) {
 	e := Endpoint{Weight: 1}
 	keys, err := p.mapping(node, "an endpoint", "address", "weight")
 	if err != nil {
@@ -206,107 +160,69 @@ func (p reader) endpoint(s Service, node ast.Node) (Endpoint, error) {
 		return e, err
 	}
 	if at := keys["weight"]; at != nil {
-		text, err := p.scalar(at, "weight")
+		raw, err := p.Scalar(at, "weight")
 		if err != nil {
 			return e, err
 		}
-		weight, err := strconv.ParseInt(text, 10, 64)
+		weight, err := strconv.ParseInt(raw, 10, 64)
 		if err != nil || weight < 0 || weight > MaxWeight {
-			return e, p.errorf(at, fmt.Sprintf("a weight is a whole number from 0 to %d", MaxWeight),
-				"weight %s of endpoint %s is out of range", quote(text), e.Address)
+			return e, p.Fail(at, fmt.Sprintf("a weight is a whole number from 0 to %d", MaxWeight),
+				"weight %q of endpoint %s is out of range", text.Clip(raw), e.Address)
 		}
 		e.Weight = uint32(weight)
 	}
 	if err := s.checkEndpoint(e); err != nil {
-		return e, p.errorf(node, "", "%s", err)
+		return e, p.Fail(node, "", "%s", err)
 	}
 	return e, nil
 }
 
-func (p reader) address(parent, at ast.Node, of string) (netip.AddrPort, error) {
+func (p reader) address(parent, at document.Node, of string) (netip.AddrPort, error) {
 	var none netip.AddrPort
 	if at == nil {
-		return none, p.errorf(parent, "an address is IP:port, as 10.96.0.1:80 or \"[fd00::1]:80\"", "the address of %s is missing", of)
+		return none, p.Fail(parent, "an address is IP:port, as 10.96.0.1:80 or \"[fd00::1]:80\"", "the address of %s is missing", of)
 	}
-	text, err := p.scalar(at, "address")
+	raw, err := p.Scalar(at, "address")
 	if err != nil {
 		return none, err
 	}
-	a, err := netip.ParseAddrPort(text)
+	a, err := netip.ParseAddrPort(raw)
 	if err != nil {
 		// A port out of range is the one part of an address whose fault deserves its own words.
-		if colon := strings.LastIndexByte(text, ':'); colon > 0 {
-			if port, e := strconv.Atoi(text[colon+1:]); e == nil && (port < 0 || port > math.MaxUint16) {
-				return none, p.errorf(at, "a port is a number from 1 to 65535", "port %d of %s is out of range", port, quote(text))
+		if colon := strings.LastIndexByte(raw, ':'); colon > 0 {
+			if port, e := strconv.Atoi(raw[colon+1:]); e == nil && (port < 0 || port > math.MaxUint16) {
+				return none, p.Fail(at, "a port is a number from 1 to 65535", "port %d of %q is out of range", port, text.Clip(raw))
 			}
 		}
-		return none, p.errorf(at, "an address is IP:port, as 10.96.0.1:80 or \"[fd00::1]:80\"; names are not looked up",
-			"%s is not an address", quote(text))
+		return none, p.Fail(at, "an address is IP:port, as 10.96.0.1:80 or \"[fd00::1]:80\"; names are not looked up",
+			"%q is not an address", text.Clip(raw))
 	}
 	if err := checkAddress(a); err != nil {
-		return none, p.errorf(at, "", "%s", err)
+		return none, p.Fail(at, "", "%s", err)
 	}
 	return a, nil
 }
 
-// mapping is the values of a mapping by key; all keys must be known, and given once.
-func (p reader) mapping(node ast.Node, of string, known ...string) (map[string]ast.Node, error) {
-	var entries []*ast.MappingValueNode
-	switch n := node.(type) {
-	case *ast.MappingNode:
-		entries = n.Values
-	case *ast.MappingValueNode:
-		entries = []*ast.MappingValueNode{n}
-	default:
-		return nil, p.errorf(node, example, "%s must be a mapping with %s", of, strings.Join(known, ", "))
+// mapping is the values of a mapping by key; all keys must be known.
+func (p reader) mapping(node document.Node, of string, known ...string) (map[string]document.Node, error) {
+	if !document.IsMapping(node) {
+		return nil, p.Fail(node, example, "%s must be a mapping with %s", of, strings.Join(known, ", "))
 	}
-	values := make(map[string]ast.Node, len(entries))
-	for _, entry := range entries {
-		key, ok := entry.Key.(*ast.StringNode)
-		if !ok {
-			return nil, p.errorf(entry, "there is "+strings.Join(known, ", "), "this key of %s is not a plain name", of)
+	values := make(map[string]document.Node, len(known))
+	err := p.Each(node, of, func(key string, at, value document.Node) error {
+		if !slices.Contains(known, key) {
+			return p.Unknown(at, key, of, known)
 		}
-		found := false
-		for _, k := range known {
-			found = found || k == key.Value
-		}
-		if !found {
-			return nil, p.errorf(entry, text.Suggest(key.Value, known), "%s has no key %s", of, quote(key.Value))
-		}
-		if values[key.Value] != nil {
-			return nil, p.errorf(entry, "", "key %s is given twice", quote(key.Value))
-		}
-		if entry.Value == nil {
-			return nil, p.errorf(entry, "", "%s is empty", key.Value)
-		}
-		values[key.Value] = entry.Value
-	}
-	return values, nil
+		values[key] = value
+		return nil
+	})
+	return values, err
 }
 
-func (p reader) sequence(node ast.Node, of string) ([]ast.Node, error) {
+func (p reader) sequence(node document.Node, of string) ([]document.Node, error) {
 	n, ok := node.(*ast.SequenceNode)
 	if !ok {
-		return nil, p.errorf(node, example, "%s must be a list", of)
+		return nil, p.Fail(node, example, "%s must be a list", of)
 	}
 	return n.Values, nil
-}
-
-// scalar is the text of a plain or quoted scalar, as written.
-func (p reader) scalar(node ast.Node, of string) (string, error) {
-	switch n := node.(type) {
-	case *ast.StringNode:
-		return n.Value, nil
-	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.InfinityNode, *ast.NanNode:
-		return n.GetToken().Value, nil
-	}
-	return "", p.errorf(node, "", "%s must be a plain value", of)
-}
-
-// quote puts text into quotes, cut to what fits on a line.
-func quote(text string) string {
-	if len(text) > 60 {
-		text = text[:60] + "..."
-	}
-	return strconv.Quote(text)
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/files"
 )
 
 func TestParse(t *testing.T) {
@@ -61,18 +62,18 @@ func TestParseRefuses(t *testing.T) {
 		{"tab", "services:\n\t- address: 1", "s.yaml:2", "this is not YAML", ""},
 		{"scalar", "hello", "s.yaml:1", "the file must be a mapping with services", "services: ["},
 		{"two documents", ok + "---\n" + ok, "s.yaml:", "more than one document", "---"},
-		{"top misspelt", "servces: []", "s.yaml:1", `the file has no key "servces"`, "did you mean services?"},
-		{"top unknown", "services: []\nversion: 2", "s.yaml:2", `the file has no key "version"`, "there is services"},
+		{"top misspelt", "servces: []", "s.yaml:1", `there is no key "servces" in the file; did you mean "services"?`, "services"},
+		{"top unknown", "services: []\nversion: 2", "s.yaml:2", `there is no key "version" in the file`, "the keys of the file are services"},
 		{"services null", "services:\n", "s.yaml:1", "services must be a list", "services: ["},
 		{"services a mapping", "services: {a: b}", "s.yaml:1", "services must be a list", "services: ["},
 		{"service a scalar", "services:\n  - 10.96.0.1:80", "s.yaml:2", "a service must be a mapping with address, protocol, endpoints", ""},
-		{"service key misspelt", strings.Replace(ok, "endpoints", "endpoint", 1), "s.yaml:3", `a service has no key "endpoint"`, "did you mean endpoints?"},
+		{"service key misspelt", strings.Replace(ok, "endpoints", "endpoint", 1), "s.yaml:3", `there is no key "endpoint" in a service; did you mean "endpoints"?`, "address, protocol, endpoints"},
 		{"service without address", "services:\n  - endpoints: []", "s.yaml:2", "the address of the service is missing", "10.96.0.1:80"},
 		{"service without endpoints", "services:\n  - address: 10.96.0.1:80", "s.yaml:2", "service tcp 10.96.0.1:80 has no endpoints", "endpoints: []"},
 		{"key twice", "services: []\nservices: []", "s.yaml:2", "already defined", ""},
 		{"address a name", "services:\n  - {address: shop:80, endpoints: []}", "s.yaml:2", `"shop:80" is not an address`, "names are not looked up"},
 		{"address without port", "services:\n  - {address: 10.96.0.1, endpoints: []}", "s.yaml:2", `"10.96.0.1" is not an address`, "IP:port"},
-		{"address a list", "services:\n  - {address: [1], endpoints: []}", "s.yaml:2", "address must be a plain value", ""},
+		{"address a list", "services:\n  - {address: [1], endpoints: []}", "s.yaml:2", `"address" must be a single value, not a list`, ""},
 		{"alias", "services:\n  - &a {address: 10.96.0.1:80, endpoints: []}\n  - *a", "s.yaml:2", "a service must be a mapping", ""},
 		{"port too high", "services:\n  - {address: 10.96.0.1:65536, endpoints: []}", "s.yaml:2", `port 65536 of "10.96.0.1:65536" is out of range`, "1 to 65535"},
 		{"port 0", "services:\n  - {address: 10.96.0.1:0, endpoints: []}", "s.yaml:2", "port 0 of 10.96.0.1:0 is out of range", ""},
@@ -81,11 +82,11 @@ func TestParseRefuses(t *testing.T) {
 		{"zone", "services:\n  - {address: \"[fe80::1%eth0]:80\", endpoints: []}", "s.yaml:2", "has a zone", ""},
 		{"protocol misspelt", "services:\n  - {address: 10.96.0.1:80, protocol: tpc, endpoints: []}", "s.yaml:2", `there is no protocol "tpc"`, "tcp"},
 		{"protocol upper case", "services:\n  - {address: 10.96.0.1:80, protocol: UDP, endpoints: []}", "s.yaml:2", `there is no protocol "UDP"`, "did you mean udp?"},
-		{"service twice", ok + "  - {address: \"[::ffff:10.96.0.1]:80\", endpoints: []}", "s.yaml:5", "is given twice, first in line 2", "in one place"},
+		{"service twice", ok + "  - {address: \"[::ffff:10.96.0.1]:80\", endpoints: []}", "s.yaml:5", "is given twice, first at s.yaml:2:5", "in one place"},
 		{"endpoint a scalar", strings.Replace(ok, "{address: 127.0.0.1:8080, weight: 3}", "127.0.0.1:8080", 1), "s.yaml:4", "an endpoint must be a mapping", ""},
 		{"endpoint without address", strings.Replace(ok, "address: 127.0.0.1:8080, ", "", 1), "s.yaml:4", "the address of an endpoint is missing", ""},
-		{"endpoint key misspelt", strings.Replace(ok, "weight", "wieght", 1), "s.yaml:4", `an endpoint has no key "wieght"`, "did you mean weight?"},
-		{"endpoint twice", ok + "      - address: 127.0.0.1:8080", "s.yaml:5", "endpoint 127.0.0.1:8080 of service tcp 10.96.0.1:80 is given twice, first in line 4", "sum of the weights"},
+		{"endpoint key misspelt", strings.Replace(ok, "weight", "wieght", 1), "s.yaml:4", `there is no key "wieght" in an endpoint; did you mean "weight"?`, "address, weight"},
+		{"endpoint twice", ok + "      - address: 127.0.0.1:8080", "s.yaml:5", "endpoint 127.0.0.1:8080 of service tcp 10.96.0.1:80 is given twice, first at s.yaml:4:9", "sum of the weights"},
 		{"endpoint of another family", strings.Replace(ok, "127.0.0.1:8080", `"[::1]:8080"`, 1), "s.yaml:4", "of another address family", ""},
 		{"weight negative", strings.Replace(ok, "weight: 3", "weight: -1", 1), "s.yaml:4", `weight "-1" of endpoint 127.0.0.1:8080 is out of range`, "0 to 1000000"},
 		{"weight too high", strings.Replace(ok, "weight: 3", "weight: 1000001", 1), "s.yaml:4", "is out of range", "0 to 1000000"},
@@ -125,7 +126,7 @@ func TestReadFileWithoutEnd(t *testing.T) {
 	if err := os.Truncate(long, maxFileBytes+1); err != nil {
 		t.Fatal(err)
 	}
-	for file, want := range map[string]string{long: "has more than", "/dev/zero": "it is not a file", t.TempDir(): "it is not a file"} {
+	for file, want := range map[string]string{long: "has more than", "/dev/zero": files.ErrNotRegular.Error(), t.TempDir(): files.ErrNotRegular.Error()} {
 		if _, err := ReadFile(file); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v", file, err)
 		}
