@@ -387,7 +387,8 @@ func TestPacer(t *testing.T) {
 	var p pacer
 	now := time.Now()
 	for range 9 { // a burst
-		if now = now.Add(100 * time.Millisecond); p.worked(now, 100*time.Millisecond) || p.rests(now) {
+		now = now.Add(100 * time.Millisecond)
+		if p.worked(now, 100*time.Millisecond); p.rests(now) {
 			t.Fatal("it rests at once")
 		}
 	}

@@ -31,9 +31,7 @@ type Options struct {
 	// to it hold there.
 	Own []netip.Addr
 
-	StateOfTheWorld bool     // ask for everything each time; the default is deltas
-	ClusterNames    []string // the clusters that are asked for; none: all that there are
-	ListenerNames   []string // the same for listeners
+	StateOfTheWorld bool // ask for everything each time; the default is deltas
 
 	// Apply makes a change. It is called by one goroutine. An error refuses what was new in it, by name if it is a
 	// *fault.Error whose Where is a resource; then nothing of the change may have been made.
@@ -136,38 +134,25 @@ type State struct {
 
 // Event is one response. Times are nanoseconds by pace.Now (CLOCK_MONOTONIC).
 type Event struct {
-	Kind           Kind
-	Version, Nonce string
-	Resources      int // in the response
-	Changed        int // of these, new or not as before
-	Unchanged      int // byte for byte as before
-	Ignored        int // not asked for
-	Removed        int // taken away by it
-	Bytes          int
-	Warned         []*translate.Warning // what was taken otherwise than it says
-	Refused        []error              // why it was not acknowledged, or not all of it, the first 10,000; none: it was
-	Received       int64                // the whole response was there
-	Decoded        int64                // it was read and checked
-	Applied        int64                // Apply had made what it could change
-	Acked          int64                // its acknowledgement, or refusal, was handed to the transport
+	Kind     Kind
+	Version  string
+	Changed  int                  // resources that are new or not as before
+	Warned   []*translate.Warning // what was taken otherwise than it says
+	Refused  []error              // why it was not acknowledged, or not all of it, the first 10,000; none: it was
+	Received int64                // the whole response was there
+	Decoded  int64                // it was read and checked
+	Applied  int64                // Apply had made what it could change
+	Acked    int64                // its acknowledgement, or refusal, was handed to the transport
 }
 
 // Metrics are counters since the client began, and what there is now.
 type Metrics struct {
 	Streams         uint64 // that were opened
 	StreamErrors    uint64 // that ended, or could not be opened
-	Responses       [kinds]uint64
-	Acks, Nacks     [kinds]uint64
-	BytesReceived   uint64 // of responses
-	Refused         uint64 // resources
-	Warned          uint64 // of what was taken otherwise than it says
-	Unchanged       uint64 // resources that came again
-	Ignored         uint64 // resources that nobody asked for
+	Acks            [kinds]uint64
 	Applied         uint64 // changes that Apply made
 	ApplyErrors     uint64
-	Lookups         uint64 // of host names
 	LookupErrors    uint64
-	Rests           uint64     // times that it read nothing for a while, for it had been kept busy (pacer)
 	Resources       [kinds]int // now
 	WaitingClusters int        // now, for their first endpoints
 	WaitingRoutes   int        // now, that a listener needs and that have not come
@@ -185,7 +170,7 @@ type Client struct {
 	names resolving
 
 	versions [kinds]string        // the last that were taken whole; state of the world
-	named    [kinds][]string      // what is asked for by name, in order; state of the world
+	named    [kinds][]string      // what is asked for by name, in order
 	failures int                  // streams since the last that did well
 	wait     time.Duration        // before the present stream
 	begun    map[string]time.Time // since when hungry clusters wait
@@ -283,9 +268,7 @@ func (c *Client) Run(ctx context.Context) error {
 			if r.handled != nil {
 				close(r.handled)
 			}
-			if c.pacer.worked(time.Now(), r.decoding+time.Since(began)-(c.applying-applying)) {
-				c.count(func(m *Metrics) { m.Rests++ })
-			}
+			c.pacer.worked(time.Now(), r.decoding+time.Since(began)-(c.applying-applying))
 		case <-opened:
 			c.hasOpened()
 			if c.State().Phase == Stale { // a control plane that has nothing new need not answer
@@ -356,25 +339,20 @@ func (c *Client) connect(ctx context.Context) {
 
 // subscribe asks for a kind on a new stream.
 func (c *Client) subscribe(k Kind) {
-	names := [kinds][]string{Clusters: c.o.ClusterNames, Listeners: c.o.ListenerNames}[k]
-	byName := !c.state.lists(k)
-	if byName {
+	if !c.state.lists(k) {
 		if c.named[k] = c.state.names(k); len(c.named[k]) == 0 {
 			return // asking for none by name would be asking for all
 		}
-		names = c.named[k]
 	}
 	c.conn.asked[k] = true
 	if c.o.StateOfTheWorld {
-		c.askAll(&request{kind: k, version: c.versions[k], names: names})
+		c.askAll(&request{kind: k, version: c.versions[k], names: c.named[k]})
 		return
 	}
-	if byName {
-		for _, name := range names {
-			c.conn.subscribed[k][name] = true
-		}
+	for _, name := range c.named[k] {
+		c.conn.subscribed[k][name] = true
 	}
-	c.conn.queue = append(c.conn.queue, subscriptions(k, names, c.state.versions(k), maxRequest)...)
+	c.conn.queue = append(c.conn.queue, subscriptions(k, c.named[k], c.state.versions(k), maxRequest)...)
 }
 
 // maxRequest bounds the names and versions of a request, in bytes: servers take messages of 4 MiB, unless they are told
@@ -508,13 +486,11 @@ func transient(err error) bool {
 func (c *Client) handle(ctx context.Context, r *response) error {
 	k, known := KindOf(r.typeURL)
 	if !known || !c.conn.asked[k] {
-		c.count(func(m *Metrics) { m.Ignored += uint64(r.count) })
 		return nil
 	}
 	c.conn.answered = true
 	o := c.state.take(k, r, c.o.StateOfTheWorld)
-	event := &Event{Kind: k, Version: r.version, Nonce: r.nonce, Resources: r.count, Unchanged: o.unchanged, Ignored: o.ignored,
-		Removed: o.removed, Bytes: r.bytes, Received: r.received, Decoded: pace.Now()}
+	event := &Event{Kind: k, Version: r.version, Received: r.received, Decoded: pace.Now()}
 	if err := c.settle(ctx, o); err != nil {
 		return err
 	}
@@ -524,14 +500,6 @@ func (c *Client) handle(ctx context.Context, r *response) error {
 	c.answer(k, r, event, o.more)
 	c.follow()
 	c.setState(Connected, nil)
-	c.count(func(m *Metrics) {
-		m.Responses[k]++
-		m.BytesReceived += uint64(r.bytes)
-		m.Refused += uint64(len(o.refused) + o.more)
-		m.Warned += uint64(len(o.warned))
-		m.Unchanged += uint64(o.unchanged)
-		m.Ignored += uint64(o.ignored)
-	})
 	return nil
 }
 
@@ -603,7 +571,7 @@ func (c *Client) answer(k Kind, r *response, event *Event, more int) {
 	}
 	c.conn.nonces[k] = r.nonce
 	if c.o.StateOfTheWorld {
-		q.version, q.names = c.versions[k], c.wanted(k)
+		q.version, q.names = c.versions[k], c.named[k]
 	}
 	h := &c.conn.holds[k]
 	if q.wrong == "" || q.wrong != h.wrong {
@@ -613,17 +581,6 @@ func (c *Client) answer(k Kind, r *response, event *Event, more int) {
 	}
 	h.wait = min(max(2*h.wait, firstHold), maxHold)
 	h.request, h.due = q, time.Now().Add(h.wait)
-}
-
-// wanted are the names of a request of the state of the world.
-func (c *Client) wanted(k Kind) []string {
-	switch k {
-	case Clusters:
-		return c.o.ClusterNames
-	case Listeners:
-		return c.o.ListenerNames
-	}
-	return c.named[k]
 }
 
 // follow asks for what resources that came name (the endpoints of clusters, the routes of listeners), no longer for
@@ -692,13 +649,9 @@ func (c *Client) sent(q *request) {
 		return
 	}
 	q.event.Acked = pace.Now()
-	c.count(func(m *Metrics) {
-		if q.wrong == "" {
-			m.Acks[q.kind]++
-		} else {
-			m.Nacks[q.kind]++
-		}
-	})
+	if q.wrong == "" {
+		c.count(func(m *Metrics) { m.Acks[q.kind]++ })
+	}
 	if c.o.OnEvent != nil {
 		c.events.Lock()
 		defer c.events.Unlock()
@@ -729,9 +682,6 @@ func (c *Client) look(ctx context.Context) error {
 		c.patience(now)
 	}
 	c.names.look(ctx, now)
-	if n := c.names.taken(); n > 0 {
-		c.count(func(m *Metrics) { m.Lookups += n })
-	}
 	starved := false
 	for name, since := range c.begun {
 		starved = c.state.overdue(name, now.Sub(since)) || starved
@@ -748,7 +698,6 @@ func (c *Client) unasked(ctx context.Context) error {
 	if err := c.settle(ctx, o); err != nil {
 		return err
 	}
-	c.count(func(m *Metrics) { m.Refused += uint64(len(o.refused) + o.more) })
 	c.follow()
 	return nil
 }

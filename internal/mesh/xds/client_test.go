@@ -453,19 +453,6 @@ func TestRestart(t *testing.T) {
 	})
 }
 
-func TestNamedSubscriptions(t *testing.T) {
-	both(t, func(t *testing.T, world func(*Options)) {
-		p, m := startPlane(t, "127.0.0.1:0"), newModel(t)
-		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{edsCluster("a"), edsCluster("b")}, Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", 1), endpoints("b", 2)},
-			Listeners: []*listenerv3.Listener{tcpListener("l", 80, "a"), tcpListener("m", 81, "b")}})
-		m.run(p.address, func(o *Options) {
-			world(o)
-			o.ClusterNames, o.ListenerNames = []string{"a"}, []string{"l", "other"}
-		})
-		m.is("a: 127.0.0.1:1; l 10.0.0.1:80 -> [a]")
-	})
-}
-
 func TestManyEndpoints(t *testing.T) {
 	both(t, func(t *testing.T, world func(*Options)) {
 		p, m := startPlane(t, "127.0.0.1:0"), newModel(t)

@@ -257,7 +257,6 @@ func (r *response) next(batch []item) []item {
 		it.unwrap(r.delta)
 		add(it)
 	}
-	r.bytes += bytes
 	return batch
 }
 

@@ -98,7 +98,7 @@ func everything(r *response) (out struct {
 	typeURL, version, nonce string
 	items                   []item
 	removed                 []string
-	count, bytes            int
+	count                   int
 }) {
 	for batch := make([]item, 0, 3); ; {
 		if batch = r.next(batch); len(batch) == 0 {
@@ -113,7 +113,7 @@ func everything(r *response) (out struct {
 		out.removed = append(out.removed, string(name))
 	}
 	out.typeURL, out.version, out.nonce = cut(r.typeURL), r.version, r.nonce
-	out.count, out.bytes = r.count, r.bytes
+	out.count = r.count
 	return out
 }
 

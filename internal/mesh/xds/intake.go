@@ -135,7 +135,7 @@ func (s *intake) take(k Kind, r *response, full bool) *outcome {
 const collectEvery = 32 << 20
 
 // litter counts the garbage that reading responses makes, and has it collected from time to time: a process may let
-// garbage gather to several times what lives (GOGC; the proxy does), and a large response lives for a moment.
+// garbage gather to several times what lives (GOGC), and a large response lives for a moment.
 func (s *intake) litter(bytes int) {
 	if s.garbage += bytes; s.garbage > collectEvery {
 		s.garbage = 0
@@ -249,12 +249,10 @@ func (s *intake) stage(k Kind, it *item, seen map[string]bool, o *outcome) (err 
 	case len(it.value) > s.limits.Resource:
 		return refused(k, name, "it has %d bytes; the client takes %d", len(it.value), s.limits.Resource)
 	case name != "" && !s.sorts.wants(k, name):
-		o.ignored++ // nobody asked for it, or it was on its way when the last that named it went
-		return nil
+		return nil // nobody asked for it, or it was on its way when the last that named it went
 	}
 	old, had := s.taken[k][name]
 	if it.read.same {
-		o.unchanged++
 		if grown := len(it.version) - len(old.version); old.version != it.version {
 			if s.bytes+grown > s.limits.Bytes {
 				return s.full(k, name, s.bytes+grown)
@@ -323,7 +321,6 @@ func (s *intake) forget(k Kind, name string) {
 // remove makes a resource unwanted.
 func (s *intake) remove(k Kind, name string, o *outcome) {
 	s.forget(k, name)
-	o.removed++
 	s.sorts.drop(k, name, o)
 }
 

@@ -65,7 +65,6 @@ type response struct {
 	left     []byte   // of it, from the first resource that next has not given
 	items    []item   // the same, where it did not
 	removed  []string // delta only; see gone
-	bytes    int      // of the resources that next has given
 	received int64    // ns by pace.Now
 	decoding time.Duration
 	handled  chan struct{} // of a large one: closed when the client is done with it

@@ -48,7 +48,6 @@ type resolving struct {
 	answers  chan answer
 	hosts    map[string]*lookup
 	running  int
-	begun    uint64
 }
 
 type lookup struct {
@@ -84,13 +83,6 @@ func (n *resolving) follow(changed []string, s *state) {
 	}
 }
 
-// taken is how many look-ups have begun since it was last asked.
-func (n *resolving) taken() uint64 {
-	v := n.begun
-	n.begun = 0
-	return v
-}
-
 // look begins the look-ups that are due.
 func (n *resolving) look(ctx context.Context, now time.Time) {
 	if n.running >= MaxLookups {
@@ -102,7 +94,6 @@ func (n *resolving) look(ctx context.Context, now time.Time) {
 		}
 		l.running = true
 		n.running++
-		n.begun++
 		go func() {
 			ctx, stop := context.WithTimeout(ctx, lookupTimeout)
 			defer stop()

@@ -22,12 +22,8 @@ func (p *pacer) owed(now time.Time) time.Duration {
 	return max(0, p.spent-time.Duration(busyShare*float64(now.Sub(p.at))))
 }
 
-// worked takes note of work that has ended now, and says whether a rest begins.
-func (p *pacer) worked(now time.Time, work time.Duration) bool {
-	rested := p.rests(now)
-	p.spent, p.at = p.owed(now)+work, now
-	return !rested && p.rests(now)
-}
+// worked takes note of work that has ended now.
+func (p *pacer) worked(now time.Time, work time.Duration) { p.spent, p.at = p.owed(now)+work, now }
 
 // rests says whether nothing is to be read yet.
 func (p *pacer) rests(now time.Time) bool { return p.owed(now) > busyBurst }

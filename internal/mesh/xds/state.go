@@ -197,15 +197,12 @@ func (s *state) resolve(host string, addresses []netip.Addr) bool {
 
 // outcome is what became of a response.
 type outcome struct {
-	refused   []error
-	more      int // refusals beyond those kept
-	unchanged int
-	ignored   int
-	changed   int
-	removed   int
-	warned    []*translate.Warning
-	undo      []func() // of what was staged, by resource; see reject
-	staged    map[resource]int
+	refused []error
+	more    int // refusals beyond those kept
+	changed int
+	warned  []*translate.Warning
+	undo    []func() // of what was staged, by resource; see reject
+	staged  map[resource]int
 }
 
 type resource struct {
