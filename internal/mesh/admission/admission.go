@@ -64,9 +64,6 @@ const (
 	histogramCertificate = "admission_certificate"
 )
 
-// longest is the longest time that is told from longer ones, in ns.
-const longest = int64(100e9)
-
 // Load is a client of a webhook, ready to run once.
 type Load struct {
 	o       Options
@@ -217,24 +214,17 @@ func (l *Load) token(i int) (authority.Token, error) {
 
 // tally is what a run counts.
 type tally struct {
-	intended, sent, done, late int64
-	finished                   int64 // that ended in the window, with their certificates
-	errors                     map[string]int64
-	latency, service, lag, own *hdrhistogram.Histogram
-	certificate                *hdrhistogram.Histogram
-	slices                     [load.Slices]*hdrhistogram.Histogram
+	load.Tally
+	finished    int64 // that ended in the window, with their certificates
+	errors      map[string]int64
+	certificate *hdrhistogram.Histogram
 }
 
 func newTally() tally {
-	h := func(digits int) *hdrhistogram.Histogram { return hdrhistogram.New(1, longest, digits) }
-	t := tally{errors: map[string]int64{}, latency: h(3), service: h(3), lag: h(3), own: h(3), certificate: h(3)}
-	for i := range t.slices {
-		t.slices[i] = h(2)
-	}
+	t := tally{Tally: load.NewTally(), errors: map[string]int64{}}
+	t.certificate = t.Histogram(histogramCertificate)
 	return t
 }
-
-func record(h *hdrhistogram.Histogram, ns int64) { _ = h.RecordValue(min(max(ns, 1), longest)) } // within its bounds
 
 // in says whether a review counts that was intended for a time.
 func (l *Load) in(intended int64) bool { return intended >= l.begin && intended < l.end }
@@ -260,27 +250,16 @@ func (l *Load) do(ctx context.Context, i int, intended, free int64) int64 {
 	if !l.in(intended) {
 		return ended
 	}
-	l.intended++
-	l.sent++
-	if own >= 0 { // in closed loop nothing is late
-		record(l.lag, sent-intended)
-		record(l.own, own)
-	}
+	l.Began(intended, sent, own)
 	if failed != "" {
 		if ctx.Err() == nil { // else the drain has ended, and it is unfinished
 			l.errors[failed]++
 		}
 		return ended
 	}
-	l.done++
-	if done >= l.end {
-		l.late++
-	}
-	record(l.latency, done-intended)
-	record(l.service, done-sent)
-	record(l.slices[(intended-l.begin)*load.Slices/(l.end-l.begin)], done-intended)
+	l.Answered(intended, sent, done, l.begin, l.end)
 	if l.to.Certificates != "" {
-		record(l.certificate, ended-done)
+		load.Record(l.certificate, ended-done)
 	}
 	return ended
 }
@@ -376,7 +355,7 @@ func (l *Load) unsent(at int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.in(at) {
-		l.intended++
+		l.Intended++
 	}
 }
 
@@ -403,21 +382,16 @@ func (l *Load) work(ctx context.Context, from int64, due <-chan due, next *atomi
 
 func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	x := &load.Result{Generator: Generator, Mode: load.Closed, Seconds: float64(s.Duration) / 1e9, TargetRate: l.o.Rate,
-		Connections: 1, MaxConnections: 1, Streams: l.o.AtOnce, CPUSeconds: cpu,
+		Connections: 1, MaxConnections: 1, Streams: l.o.AtOnce, Errors: l.errors, CPUSeconds: cpu,
 		CPUs: float64(pace.CPUs())}
 	if l.o.Rate > 0 {
 		x.Mode, x.Arrivals = load.Open, string(l.o.Arrivals)
 	}
-	x.Intended, x.Sent, x.Done, x.Late, x.Errors = l.intended, l.sent, l.done, l.late, l.errors
-	x.SetUnfinished()
-	x.Rate = float64(x.Done) / x.Seconds
-	x.SetSlices(l.slices[:])
 	x.Counts = map[string]float64{countFinished: float64(l.finished)}
 	if l.to.Certificates != "" {
 		x.Counts[countCertificates] = float64(l.certificate.TotalCount())
 	}
-	return x, x.SetHistograms(map[string]*hdrhistogram.Histogram{load.Latency: l.latency, load.Service: l.service,
-		load.Lag: l.lag, load.OwnLag: l.own, histogramCertificate: l.certificate})
+	return x, l.Into(x)
 }
 
 // tellApart adds to a result what stalls of the machine did not touch.

@@ -389,14 +389,7 @@ func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	if l.o.Rate > 0 {
 		r.Mode, r.Arrivals = load.Open, string(pace.Constant)
 	}
-	histograms := map[string]*hdrhistogram.Histogram{}
-	for _, name := range []string{load.Latency, load.Service, load.Lag, load.OwnLag} {
-		histograms[name] = hdrhistogram.New(1, longest, 3)
-	}
-	var slices [load.Slices]*hdrhistogram.Histogram
-	for i := range slices {
-		slices[i] = hdrhistogram.New(1, longest, 2)
-	}
+	sum := load.NewTally()
 	var made, failed uint64
 	for _, w := range l.workers {
 		m := w.s
@@ -404,10 +397,10 @@ func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 			return nil, fmt.Errorf("worker %d ended in state %d, before its time", w.part, m.State.Load())
 		}
 		made, failed = made+m.Made, failed+m.Failed
-		r.Intended += int64(m.Intended)
-		r.Sent += int64(m.Sent)
-		r.Done += int64(m.Done)
-		r.Late += int64(m.Late)
+		sum.Intended += int64(m.Intended)
+		sum.Sent += int64(m.Sent)
+		sum.Done += int64(m.Done)
+		sum.Late += int64(m.Late)
 		r.CPUSeconds += float64(m.CPUAfter-m.CPUBefore) / 1e9
 		for kind := range m.Errors {
 			for code, n := range m.Errors[kind] {
@@ -417,27 +410,26 @@ func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 			}
 		}
 		for name, h := range map[string]*fine{load.Latency: &m.Latency, load.Service: &m.Service, load.Lag: &m.Lag, load.OwnLag: &m.OwnLag} {
-			if err := merge(histograms[name], 3, h.Counts[:], h.N); err != nil {
+			if err := merge(sum.Histogram(name), 3, h.Counts[:], h.N); err != nil {
 				return nil, fmt.Errorf("%s of worker %d: %w", name, w.part, err)
 			}
 		}
 		for i := range m.Slices {
-			if err := merge(slices[i], 2, m.Slices[i].Counts[:], m.Slices[i].N); err != nil {
+			if err := merge(sum.Slices[i], 2, m.Slices[i].Counts[:], m.Slices[i].N); err != nil {
 				return nil, fmt.Errorf("slice %d of worker %d: %w", i, w.part, err)
 			}
 		}
 	}
 	r.Counts = map[string]float64{CountMade: float64(made), CountFailed: float64(failed), CountWorkers: float64(len(l.workers))}
-	r.SetUnfinished()
-	r.Rate = float64(r.Done) / r.Seconds
-	r.SetSlices(slices[:])
-	return r, r.SetHistograms(histograms)
+	return r, sum.Into(r)
 }
 
 // merge adds a worker's counts, which are laid out as those of h, and sees that they are n in all.
 func merge(h *hdrhistogram.Histogram, digits int64, counts []int64, n uint64) error {
 	before := h.TotalCount()
-	h.Merge(hdrhistogram.Import(&hdrhistogram.Snapshot{LowestTrackableValue: 1, HighestTrackableValue: longest, SignificantFigures: digits, Counts: counts}))
+	h.Merge(hdrhistogram.Import(&hdrhistogram.Snapshot{
+		LowestTrackableValue: 1, HighestTrackableValue: load.Longest, SignificantFigures: digits, Counts: counts,
+	}))
 	if got := h.TotalCount() - before; got != int64(n) {
 		return fmt.Errorf("its histogram holds %d values, and %d were recorded", got, n)
 	}

@@ -704,7 +704,7 @@ func TestPrograms(t *testing.T) {
 // TestLayout: histograms have as many places as those that they are read into.
 func TestLayout(t *testing.T) {
 	for digits, want := range map[int]int{3: fineCounts, 2: coarseCounts} {
-		if got := len(hdrhistogram.New(1, longest, digits).Export().Counts); got != want {
+		if got := len(hdrhistogram.New(1, load.Longest, digits).Export().Counts); got != want {
 			t.Errorf("%d digits: %d places, not %d", digits, want, got)
 		}
 	}

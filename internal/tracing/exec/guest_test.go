@@ -80,7 +80,7 @@ func measuredExecs(t *testing.T) *measured.Measured {
 // owned sets how late the load itself began each of its execs.
 func owned(t *testing.T, r *load.Result, late time.Duration) {
 	t.Helper()
-	h := hdrhistogram.New(1, longest, 3)
+	h := hdrhistogram.New(1, load.Longest, 3)
 	if err := errors.Join(h.RecordValues(int64(late), 2000), r.SetHistogram(load.OwnLag, h)); err != nil {
 		t.Fatal(err)
 	}

@@ -38,10 +38,7 @@ const (
 // codes is how many errno, signals and exit codes are told apart.
 const codes = 256
 
-// longest is the longest time that is told from longer ones, in ns.
-const longest = 100e9
-
-// The sizes of histograms of 1 to longest, with 3 and with 2 significant digits, as HdrHistogram lays them out.
+// The sizes of histograms of 1 to load.Longest, with 3 and with 2 significant digits, as HdrHistogram lays them out.
 const (
 	fineCounts   = 28672
 	coarseCounts = 3968

@@ -64,7 +64,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/HdrHistogram/hdrhistogram-go"
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2/hpack"
 	"golang.org/x/sys/unix"
@@ -709,31 +708,15 @@ func (g *Generator) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	if g.o.Protocol.multiplexed() {
 		r.Streams = g.o.Streams
 	}
-	sum := newCounts()
+	sum := load.NewTally()
 	for _, w := range g.workers {
 		c := &w.count
-		r.Intended += c.intended
-		r.Sent += c.sent
-		r.Done += c.done
-		r.Late += c.late
 		r.Opened += c.opened
 		r.MaxConnections += c.maxOpen
 		c.errors(r.Errors)
-		sum.latency.Merge(c.latency)
-		sum.service.Merge(c.service)
-		sum.lag.Merge(c.lag)
-		sum.ownLag.Merge(c.ownLag)
-		sum.connect.Merge(c.connect)
-		for i, h := range c.slices {
-			sum.slices[i].Merge(h)
-		}
+		sum.Merge(&c.Tally)
 	}
-	r.SetSlices(sum.slices[:])
-	r.SetUnfinished()
-	r.Rate = float64(r.Done) / r.Seconds
-	return r, r.SetHistograms(map[string]*hdrhistogram.Histogram{
-		load.Latency: sum.latency, load.Service: sum.service, load.Lag: sum.lag, load.OwnLag: sum.ownLag, load.Connect: sum.connect,
-	})
+	return r, sum.Into(r)
 }
 
 // Run plays the load's part in the role protocol on conn: prepares, says ready, waits for the start, runs, sends the

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/sys/unix"
 
+	"tare/internal/experiment/load"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
 )
@@ -243,7 +244,7 @@ func (m *mux) connected(c *connection) {
 	s := &w.slots[c.opener]
 	s.shook = now - c.dialled
 	if w.counted(s) {
-		record(w.count.connect, s.shook)
+		load.Record(w.count.connect, s.shook)
 	}
 }
 

@@ -49,30 +49,19 @@ type worker struct {
 
 // counts is what a worker measured.
 type counts struct {
-	intended, sent, done, late, opened int64
-	maxOpen                            int
-	failures                           [kinds]int64
-	statuses                           [600]int64          // answers of 400 and above
-	codes                              [lastCode + 1]int64 // of gRPC, other than 0
-
-	latency, service, lag, ownLag, connect *hdrhistogram.Histogram
-	slices                                 [load.Slices]*hdrhistogram.Histogram // latency, by intended start
+	load.Tally
+	opened   int64
+	maxOpen  int
+	connect  *hdrhistogram.Histogram
+	failures [kinds]int64
+	statuses [600]int64          // answers of 400 and above
+	codes    [lastCode + 1]int64 // of gRPC, other than 0
 }
-
-// maxLatency is the longest time that the histograms tell apart, in ns; longer ones count as this.
-const maxLatency = 100e9
 
 func newCounts() counts {
-	h := func() *hdrhistogram.Histogram { return hdrhistogram.New(1, maxLatency, 3) }
-	c := counts{latency: h(), service: h(), lag: h(), ownLag: h(), connect: h()}
-	for i := range c.slices {
-		c.slices[i] = hdrhistogram.New(1, maxLatency, 2) // 1 % will do, and takes a tenth of the memory
-	}
+	c := counts{Tally: load.NewTally()}
+	c.connect = c.Histogram(load.Connect)
 	return c
-}
-
-func record(h *hdrhistogram.Histogram, ns int64) {
-	_ = h.RecordValue(min(max(ns, 0), maxLatency)) // in range, so there is no error
 }
 
 // failure is why a request failed.
@@ -301,7 +290,7 @@ func (w *worker) run() error {
 	}
 	for ; w.owing(); w.arrivals.Advance() { // what was never sent
 		if w.arrivals.Peek() >= w.warm {
-			w.count.intended++
+			w.count.Intended++
 			w.log.Add(w.arrivals.Peek(), now, now, 0, -1, false)
 		}
 	}
@@ -428,12 +417,11 @@ func (w *worker) start(i int32, intended, now int64) {
 	}
 	w.newest = i
 	if w.counted(s) {
-		w.count.intended++
-		w.count.sent++
+		lag := int64(-1)
 		if w.arrivals != nil {
-			record(w.count.lag, now-intended)
-			record(w.count.ownLag, now-max(intended, s.freed))
+			lag = max(now-max(intended, s.freed), 0)
 		}
+		w.count.Began(intended, now, lag)
 	}
 	if w.mux != nil {
 		s.resends = 0
@@ -579,7 +567,7 @@ func (w *worker) connected(s *slot) {
 	}
 	s.shook = now - s.dialled
 	if w.counted(s) {
-		record(w.count.connect, s.shook)
+		load.Record(w.count.connect, s.shook)
 	}
 }
 
@@ -684,13 +672,7 @@ const restAfterError = 10e6
 func (w *worker) tally(s *slot, now int64, kind failure) {
 	c := &w.count
 	if kind == none {
-		c.done++
-		if now >= w.end {
-			c.late++
-		}
-		record(c.latency, now-s.intended)
-		record(c.slices[(s.intended-w.warm)*load.Slices/(w.end-w.warm)], now-s.intended)
-		record(c.service, now-s.sent)
+		c.Answered(s.intended, s.sent, now, w.warm, w.end)
 	} else if kind == badStatus {
 		c.statuses[s.response.status]++
 	} else if kind == badGRPC {

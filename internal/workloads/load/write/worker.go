@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strconv"
 
-	"github.com/HdrHistogram/hdrhistogram-go"
 	"golang.org/x/sys/unix"
 
 	"tare/internal/experiment/load"
@@ -25,12 +24,13 @@ type worker struct {
 	at   int64 // bytes in it
 	room int64 // bytes that it may hold
 
-	count counts
-	log   *running.Log // nil where nobody asks which writes the machine's stalls touched
+	count    load.Tally
+	failures map[failure]int64
+	log      *running.Log // nil where nobody asks which writes the machine's stalls touched
 }
 
 func newWorker(l *Load, part int, data []byte) *worker {
-	w := &worker{load: l, data: data, fd: -1, file: ringFiles - 1, count: newCounts()}
+	w := &worker{load: l, data: data, fd: -1, file: ringFiles - 1, count: load.NewTally(), failures: map[failure]int64{}}
 	w.room = l.o.Limit / int64(l.o.Workers) / ringFiles
 	for i := range w.names {
 		w.names[i] = strconv.Itoa(part) + "-" + strconv.Itoa(i)
@@ -183,7 +183,7 @@ func (w *worker) counted(intended int64) bool {
 // skip counts a write that was due and never begun.
 func (w *worker) skip(intended, now int64) {
 	if w.counted(intended) {
-		w.count.intended++
+		w.count.Intended++
 		w.log.Add(intended, now, now, -1, -1, false)
 	}
 }
@@ -200,69 +200,12 @@ func (w *worker) tally(intended, sent, done, free int64, f failure) {
 	if !w.counted(intended) {
 		return
 	}
-	c := &w.count
-	c.intended++
-	c.sent++
-	if lag >= 0 {
-		record(c.lag, sent-intended)
-		record(c.ownLag, lag)
-	}
+	w.count.Began(intended, sent, lag)
 	switch {
-	case done > w.load.drained:
-		c.unfinished++
+	case done > w.load.drained: // it is unfinished
 	case f.step != "":
-		c.failures[f]++
+		w.failures[f]++
 	default:
-		c.done++
-		if done >= w.load.end {
-			c.late++
-		}
-		record(c.latency, done-intended)
-		record(c.service, done-sent)
-		record(c.slices[(intended-w.load.warm)*load.Slices/(w.load.end-w.load.warm)], done-intended)
-	}
-}
-
-// counts is what a worker measured.
-type counts struct {
-	intended, sent, done, late, unfinished int64
-	failures                               map[failure]int64
-
-	latency, service, lag, ownLag *hdrhistogram.Histogram
-	slices                        [load.Slices]*hdrhistogram.Histogram // latency, by intended start
-}
-
-// longest is the longest time that the histograms tell apart, in ns; longer ones count as this.
-const longest = 100e9
-
-func newCounts() counts {
-	h := func() *hdrhistogram.Histogram { return hdrhistogram.New(1, longest, 3) }
-	c := counts{failures: map[failure]int64{}, latency: h(), service: h(), lag: h(), ownLag: h()}
-	for i := range c.slices {
-		c.slices[i] = hdrhistogram.New(1, longest, 2) // 1 % will do, and takes a tenth of the memory
-	}
-	return c
-}
-
-func record(h *hdrhistogram.Histogram, ns int64) {
-	_ = h.RecordValue(min(max(ns, 0), longest)) // in range, so there is no error
-}
-
-// merge adds what another worker measured.
-func (c *counts) merge(o *counts) {
-	c.intended += o.intended
-	c.sent += o.sent
-	c.done += o.done
-	c.late += o.late
-	c.unfinished += o.unfinished
-	for f, n := range o.failures {
-		c.failures[f] += n
-	}
-	c.latency.Merge(o.latency)
-	c.service.Merge(o.service)
-	c.lag.Merge(o.lag)
-	c.ownLag.Merge(o.ownLag)
-	for i, h := range o.slices {
-		c.slices[i].Merge(h)
+		w.count.Answered(intended, sent, done, w.load.warm, w.load.end)
 	}
 }

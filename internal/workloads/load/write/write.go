@@ -31,8 +31,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/HdrHistogram/hdrhistogram-go"
-
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/load/running"
 	"tare/internal/experiment/role"
@@ -250,20 +248,15 @@ func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 	if l.o.Rate > 0 {
 		r.Mode, r.Arrivals = load.Open, string(l.o.Arrivals)
 	}
-	sum := newCounts()
+	sum := load.NewTally()
 	for _, w := range l.workers {
-		sum.merge(&w.count)
+		sum.Merge(&w.count)
+		for f, n := range w.failures {
+			r.Errors[f.String()] += n
+		}
 	}
-	r.Intended, r.Sent, r.Done, r.Late, r.Unfinished = sum.intended, sum.sent, sum.done, sum.late, sum.unfinished
-	for f, n := range sum.failures {
-		r.Errors[f.String()] += n
-	}
-	r.Rate = float64(r.Done) / r.Seconds
-	r.Counts[CountBytes] = float64(r.Done) * float64(l.o.Size)
-	r.SetSlices(sum.slices[:])
-	return r, r.SetHistograms(map[string]*hdrhistogram.Histogram{
-		load.Latency: sum.latency, load.Service: sum.service, load.Lag: sum.lag, load.OwnLag: sum.ownLag,
-	})
+	r.Counts[CountBytes] = float64(sum.Done) * float64(l.o.Size)
+	return r, sum.Into(r)
 }
 
 // Run plays a load's part in the role protocol on conn: makes the directory, says ready, waits for the start, writes,

@@ -226,40 +226,42 @@ func TestTally(t *testing.T) {
 		name                       string
 		intended, sent, done, free int64
 		f                          failure
-		want                       counts
+		want                       load.Tally
+		unfinished                 int64
 		ownLag                     int64
 	}{
-		{name: "in the window", intended: 1100, sent: 1100, done: 1200, want: counts{intended: 1, sent: 1, done: 1}},
-		{name: "at its begin", intended: 1000, sent: 1000, done: 1200, want: counts{intended: 1, sent: 1, done: 1}},
+		{name: "in the window", intended: 1100, sent: 1100, done: 1200, want: load.Tally{Intended: 1, Sent: 1, Done: 1}},
+		{name: "at its begin", intended: 1000, sent: 1000, done: 1200, want: load.Tally{Intended: 1, Sent: 1, Done: 1}},
 		{name: "in the warm-up", intended: 999, sent: 1100, done: 1200},
 		{name: "at the end", intended: 2000, sent: 2000, done: 2100},
-		{name: "late", intended: 1999, sent: 1999, done: 2000, want: counts{intended: 1, sent: 1, done: 1, late: 1}},
+		{name: "late", intended: 1999, sent: 1999, done: 2000, want: load.Tally{Intended: 1, Sent: 1, Done: 1, Late: 1}},
 		{name: "too late", intended: 1999, sent: 2400, done: 2501,
-			want: counts{intended: 1, sent: 1, unfinished: 1}, ownLag: 401},
-		{name: "failed", intended: 1100, sent: 1100, done: 1200, f: broken, want: counts{intended: 1, sent: 1}},
+			want: load.Tally{Intended: 1, Sent: 1}, unfinished: 1, ownLag: 401},
+		{name: "failed", intended: 1100, sent: 1100, done: 1200, f: broken, want: load.Tally{Intended: 1, Sent: 1}},
 		{name: "behind another", intended: 1100, sent: 1350, done: 1400, free: 1300,
-			want: counts{intended: 1, sent: 1, done: 1}, ownLag: 50},
+			want: load.Tally{Intended: 1, Sent: 1, Done: 1}, ownLag: 50},
 		{name: "by its own fault", intended: 1100, sent: 1350, done: 1400, free: 1000,
-			want: counts{intended: 1, sent: 1, done: 1}, ownLag: 250},
+			want: load.Tally{Intended: 1, Sent: 1, Done: 1}, ownLag: 250},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := &Load{warm: 1000, end: 2000, drained: 2500}
 			l.arrivals = pace.NewSchedule(0, 1, pace.Constant, 0, 0, 1)
-			w := &worker{load: l, count: newCounts(), log: running.NewLog(1)}
+			w := &worker{load: l, count: load.NewTally(), failures: map[failure]int64{}, log: running.NewLog(1)}
 			w.tally(c.intended, c.sent, c.done, c.free, c.f)
 			got := w.count
-			if got.intended != c.want.intended || got.sent != c.want.sent || got.done != c.want.done ||
-				got.late != c.want.late || got.unfinished != c.want.unfinished {
-				t.Errorf("it counts as %d %d %d %d %d", got.intended, got.sent, got.done, got.late, got.unfinished)
+			unfinished := got.Sent - got.Done - w.failures[broken]
+			if got.Intended != c.want.Intended || got.Sent != c.want.Sent || got.Done != c.want.Done ||
+				got.Late != c.want.Late || unfinished != c.unfinished {
+				t.Errorf("it counts as %d %d %d %d %d", got.Intended, got.Sent, got.Done, got.Late, unfinished)
 			}
-			if n := got.failures[c.f]; (n == 1) != (c.f.step != "") {
+			if n := w.failures[c.f]; (n == 1) != (c.f.step != "") {
 				t.Errorf("%d failures", n)
 			}
-			if got.sent == 1 && got.ownLag.Max() != c.ownLag {
-				t.Errorf("the own lag is %d ns, want %d", got.ownLag.Max(), c.ownLag)
+			if got.Sent == 1 && got.OwnLag.Max() != c.ownLag {
+				t.Errorf("the own lag is %d ns, want %d", got.OwnLag.Max(), c.ownLag)
 			}
-			if got.done == 1 && (got.latency.Max() != c.done-c.intended || got.service.Max() != c.done-c.sent) {
-				t.Errorf("latency %d, service %d", got.latency.Max(), got.service.Max())
+			if got.Done == 1 && (got.Latency.Max() != c.done-c.intended || got.Service.Max() != c.done-c.sent) {
+				t.Errorf("latency %d, service %d", got.Latency.Max(), got.Service.Max())
 			}
 		})
 	}
@@ -275,8 +277,8 @@ func TestNeverBegun(t *testing.T) {
 	if err := l.workers[0].run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if c := l.workers[0].count; c.intended != 100 || c.sent != 0 || c.done != 0 {
-		t.Errorf("%d were intended, %d sent, %d done", c.intended, c.sent, c.done)
+	if c := l.workers[0].count; c.Intended != 100 || c.Sent != 0 || c.Done != 0 {
+		t.Errorf("%d were intended, %d sent, %d done", c.Intended, c.Sent, c.Done)
 	}
 }
 
