@@ -12,11 +12,13 @@ func init() {
 		Name: "ab", Reads: "its text", Tested: "2.3 (Apache 2.4.71)",
 		Clock: "closed loop: from when a connection is begun until its answer is read; its quantiles are whole " +
 			"milliseconds, its mean is concurrency x time / requests",
-		parse: parseAb,
+		parse:  parseAb,
+		result: abResult,
 	})
 }
 
 var (
+	abResult   = text.LazyRegexp(`(?m)^Complete requests:`)
 	abField    = text.LazyRegexp(`^([A-Z][A-Za-z0-9 -]+):\s+([0-9.]+)( .*)?$`)
 	abQuantile = text.LazyRegexp(`^ +([0-9]+)% +([0-9]+)( \(longest request\))?$`)
 	abLength   = text.LazyRegexp(`^ +\(.*Length: ([0-9]+)[,)]`)

@@ -4,14 +4,17 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"tare/internal/lib/text"
 )
 
 func init() {
 	register(Tool{
-		Name: "fio", Reads: "the JSON of --output-format=json", Tested: "3.33",
+		Name: "fio", Reads: "the JSON of --output-format=json", Tested: "3.33; of other versions 3 the format is the same",
 		Clock: "from when the kernel was given an I/O until that was complete (clat), without the time to submit " +
 			"it",
 		parse: parseFio,
+		grain: 1.0 / 64, // of its buckets (FIO_IO_U_PLAT_BITS in its stat.h)
 	})
 }
 
@@ -29,24 +32,31 @@ type fioSide struct {
 	} `json:"clat_ns"`
 }
 
+// fioResult is what is read of fio's JSON.
+type fioResult struct {
+	Version string `json:"fio version"`
+	Jobs    []struct {
+		Name   string  `json:"jobname"`
+		Group  int64   `json:"groupid"`
+		Error  int64   `json:"error"`
+		Failed int64   `json:"total_err"` // with continue_on_error
+		Read   fioSide `json:"read"`
+		Write  fioSide `json:"write"`
+		Trim   fioSide `json:"trim"`
+	} `json:"jobs"`
+}
+
+// fioVersion is the one part of a version that says in which units its JSON is.
+var fioVersion = text.LazyRegexp(`^(?:fio-)?3[.]`)
+
 // parseFio reads fio's JSON. Every job and direction that did any I/O is a part.
 func parseFio(output string, r *Reading) error {
-	var f struct {
-		Version string `json:"fio version"`
-		Jobs    []struct {
-			Name  string  `json:"jobname"`
-			Group int64   `json:"groupid"`
-			Error int64   `json:"error"`
-			Read  fioSide `json:"read"`
-			Write fioSide `json:"write"`
-			Trim  fioSide `json:"trim"`
-		} `json:"jobs"`
-	}
-	if err := object(output, &f); err != nil {
+	f, err := object(output, func(f *fioResult) bool { return len(f.Jobs) > 0 }, "its JSON has no jobs")
+	if err != nil {
 		return fmt.Errorf("%w; run it with --output-format=json", err)
 	}
-	if len(f.Jobs) == 0 {
-		return errors.New("its JSON has no jobs")
+	if f.Version != "" && !fioVersion().MatchString(f.Version) {
+		return fmt.Errorf("it is of version %s: fio 2 counts in KiB and microseconds, and only version 3 is read", clip(f.Version))
 	}
 	if len(f.Jobs) > maxParts {
 		return fmt.Errorf("it has more than %d jobs", maxParts)
@@ -78,6 +88,13 @@ func parseFio(output string, r *Reading) error {
 		return errors.New(reason)
 	}
 	r.Part = together(parts, false)
+	failed, known := int64(0), true
+	for _, j := range f.Jobs {
+		failed, known = failed+j.Failed, known && (j.Error == 0 || j.Failed > 0) && failed >= 0 && j.Failed >= 0
+	}
+	if known {
+		r.Errors = &failed
+	}
 	if len(groups) > 1 { // they may have run one after the other
 		r.Rate, r.Seconds = nil, nil
 	}

@@ -1,8 +1,8 @@
 package tool
 
 import (
-	"errors"
 	"fmt"
+	"strconv"
 )
 
 func init() {
@@ -24,28 +24,47 @@ type fortioHistogram struct {
 	Percentiles []struct{ Percentile, Value float64 }
 }
 
+// fortioResult is what is read of fortio's JSON.
+type fortioResult struct {
+	Version           string
+	ActualQPS         *float64
+	ActualDuration    int64 // ns
+	DurationHistogram *fortioHistogram
+	Errors            *fortioHistogram `json:"ErrorsDurationHistogram"` // since 1.22
+	Codes             map[string]int64 `json:"RetCodes"`
+	Sizes             *fortioHistogram
+}
+
+// fortioFailed counts the answers of a status of failure, where the codes are those of HTTP: what fortio itself takes
+// for success is 2xx and 418, and -1 is of a request without an answer (codeIsOK in its fhttp package).
+func fortioFailed(codes map[string]int64) (failed int64, ok bool) {
+	for code, n := range codes {
+		status, err := strconv.Atoi(code)
+		if err != nil || n < 0 || n > 1<<53 {
+			return 0, false
+		}
+		if status < 200 || status > 299 && status != 418 {
+			failed += n
+		}
+	}
+	return failed, len(codes) > 0
+}
+
 // parseFortio reads the JSON of fortio load (HTTPRunnerResults in fortio's fhttp package, and its kin for gRPC, TCP and
 // UDP, which share all but the sizes).
 func parseFortio(output string, r *Reading) error {
-	var f struct {
-		Version           string
-		ActualQPS         *float64
-		ActualDuration    int64 // ns
-		DurationHistogram *fortioHistogram
-		Errors            *fortioHistogram `json:"ErrorsDurationHistogram"`
-		Sizes             *fortioHistogram
-	}
-	if err := object(output, &f); err != nil {
+	f, err := object(output, func(f *fortioResult) bool { return f.DurationHistogram != nil && f.ActualQPS != nil },
+		"its JSON has no DurationHistogram or no ActualQPS")
+	if err != nil {
 		return fmt.Errorf("%w; run it with -json - and -quiet", err)
-	}
-	if f.DurationHistogram == nil || f.ActualQPS == nil {
-		return errors.New("its JSON has no DurationHistogram or no ActualQPS")
 	}
 	h, s := f.DurationHistogram, float64(f.ActualDuration)/1e9
 	r.Version = clip(f.Version)
 	r.Requests, r.Rate, r.Seconds = &h.Count, f.ActualQPS, &s
 	if f.Errors != nil {
 		r.Errors = &f.Errors.Count
+	} else if failed, ok := fortioFailed(f.Codes); ok {
+		r.Errors = &failed
 	}
 	if f.Sizes != nil {
 		r.Bytes = bytes(f.Sizes.Sum)

@@ -3,6 +3,7 @@ package tool
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"tare/internal/lib/text"
@@ -13,13 +14,15 @@ func init() {
 		Name: "hey", Reads: "its text", Tested: "0.1.4",
 		Clock: "closed loop, with a limit of the rate where one is set (-q): from when a worker begins a request, " +
 			"dialling included, until its answer is read; printed in steps of 0.1 ms",
-		parse: parseHey,
+		parse:  parseHey,
+		result: heySummary,
 	})
 }
 
 var (
 	heyField    = text.LazyRegexp(`^\s+(Success rate|Total|Slowest|Average|Requests/sec|Total data):\s+(.+)$`)
-	heyQuantile = text.LazyRegexp(`^\s+([0-9.]+)% in ([0-9.]+|NaN) (\S.*)$`)
+	heySummary  = text.LazyRegexp(`(?m)^Summary:`)
+	heyQuantile = text.LazyRegexp(`^\s+([0-9.]+)%%? in ([0-9.]+|NaN) (\S.*)$`)
 	heyCount    = text.LazyRegexp(`^\s+\[([0-9]+)\]\s+(.*)$`)
 	statusCount = text.LazyRegexp(`^([0-9]+) responses$`)
 )
@@ -29,22 +32,24 @@ func parseHey(output string, r *Reading) error {
 	if strings.HasPrefix(output, "response-time,") {
 		return errors.New("it is one line for each request: leave out -o csv")
 	}
-	return parseHeyLike(output, r, "Latency distribution:")
+	return parseHeyLike(output, r)
 }
 
 // heyReader is the state of reading the text of hey and of oha, which follows it.
 type heyReader struct {
-	r        *Reading
-	section  string
-	quantile string // the section of quantiles
-	answers  int64  // by status
-	failed   int64  // of answers, those of a status of failure
-	broken   int64  // without an answer
-	whole    bool   // the section of statuses was there: the last but one of the text
+	r       *Reading
+	section string
+	answers int64 // by status
+	failed  int64 // of answers, those of a status of failure
+	broken  int64 // without an answer
+	whole   bool  // the section of statuses was there: the last but one of the text
 }
 
-func parseHeyLike(output string, r *Reading, quantiles string) error {
-	h := heyReader{r: r, quantile: quantiles}
+// heyDistributions are the headings of quantiles: hey's and that of oha before 0.6, and that of oha since.
+var heyDistributions = []string{"Latency distribution:", "Response time distribution:"}
+
+func parseHeyLike(output string, r *Reading) error {
+	h := heyReader{r: r}
 	for line := range strings.Lines(output) {
 		line = strings.TrimRight(colours().ReplaceAllString(line, ""), "\r\n ")
 		if line == "" {
@@ -53,6 +58,9 @@ func parseHeyLike(output string, r *Reading, quantiles string) error {
 		if !strings.HasPrefix(line, " ") && !strings.HasPrefix(line, "\t") {
 			h.section = line
 			h.whole = h.whole || line == "Status code distribution:"
+			if slices.Contains(heyDistributions, line) {
+				r.heading(line)
+			}
 			continue
 		}
 		if err := h.line(line); err != nil {
@@ -65,20 +73,21 @@ func parseHeyLike(output string, r *Reading, quantiles string) error {
 	requests, failures := h.answers+h.broken, h.failed+h.broken
 	r.Requests, r.Errors = &requests, &failures
 	if h.answers == 0 {
-		r.Mean, r.Max = nil, nil // it prints 0 or NaN where nothing was answered
+		r.Mean, r.Max, r.headings = nil, nil, nil // it prints 0, NaN or nothing where nothing was answered
 	}
 	return nil
 }
 
 func (h *heyReader) line(line string) error {
 	switch h.section {
+	case heyDistributions[0], heyDistributions[1]:
+		if m := heyQuantile().FindStringSubmatch(line); m != nil {
+			h.r.read(h.section)
+			return h.percent(m[1], m[2]+" "+m[3])
+		}
 	case "Summary:":
 		if m := heyField().FindStringSubmatch(line); m != nil {
 			return h.field(m[1], m[2])
-		}
-	case h.quantile:
-		if m := heyQuantile().FindStringSubmatch(line); m != nil {
-			return h.percent(m[1], m[2]+" "+m[3])
 		}
 	case "Status code distribution:", "Error distribution:":
 		if m := heyCount().FindStringSubmatch(line); m != nil {
@@ -158,10 +167,12 @@ func (h *heyReader) count(first, rest string) error {
 	if h.section == "Error distribution:" {
 		n, err := count(first)
 		// What the end of the run cut off is no failure: oha leaves it out of its success rate, but not of its rate.
-		if !strings.Contains(rest, "aborted due to deadline") {
+		if strings.Contains(rest, "aborted due to deadline") {
+			h.r.left = n
+		} else {
 			h.broken += n
 		}
-		return errors.Join(err, within(h.broken, most))
+		return errors.Join(err, within(h.broken, most), within(n, most))
 	}
 	m := statusCount().FindStringSubmatch(rest)
 	if m == nil {

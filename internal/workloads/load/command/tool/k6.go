@@ -13,11 +13,13 @@ func init() {
 		Tested: "1.3.0; 0.47, by its documentation",
 		Clock: "from when a request is sent until its answer is read (http_req_duration), without the time to " +
 			"connect; the executor of the script decides whether the loop is open or closed",
-		parse: parseK6,
+		parse:  parseK6,
+		result: k6Result,
 	})
 }
 
 var (
+	k6Result = text.LazyRegexp(`█ TOTAL RESULTS`)
 	k6Metric = text.LazyRegexp(`^ *(?:[✓✗] )?(http_req_duration|http_req_failed|http_reqs|data_received)\.*: +(.*)$`)
 	k6Trend  = text.LazyRegexp(`(avg|med|max|p\([0-9.]+\))=([0-9.]+(?:[a-zµμ][0-9.a-zµμ]*))`)
 	k6Failed = text.LazyRegexp(`^[0-9.]+% +(?:✓ ([0-9]+) +✗ [0-9]+|([0-9]+) out of [0-9]+)$`)
@@ -29,21 +31,28 @@ var (
 // parseK6 reads k6's summary at the end of a test, as text (that of version 1 and the one before it), or as the JSON of
 // --summary-export and handleSummary.
 func parseK6(output string, r *Reading) error {
-	if strings.HasPrefix(strings.TrimSpace(output), "{") {
-		return k6JSON(output, r)
-	}
-	// Version 1 repeats the totals group by group and scenario by scenario: the first of each counts.
+	// Version 1 can repeat the totals group by group and scenario by scenario: the first of each counts.
+	again := k6Result().MatchString(output)
 	seen := map[string]bool{}
 	for line := range strings.Lines(output) {
 		line = strings.TrimRight(colours().ReplaceAllString(line, ""), "\r\n ")
 		m := k6Metric().FindStringSubmatch(line)
-		if m == nil || seen[m[1]] {
+		if m == nil {
+			continue
+		}
+		if seen[m[1]] {
+			if !again {
+				return errSeveral
+			}
 			continue
 		}
 		seen[m[1]] = true
 		if err := k6Take(r, m[1], m[2]); err != nil {
 			return err
 		}
+	}
+	if r.Requests == nil && strings.Contains(output, "{") && !seen["http_req_duration"] {
+		return k6JSON(output, r)
 	}
 	if r.Requests == nil {
 		return errors.New("its summary has no http_reqs: the test made no HTTP request, or the summary is missing")
@@ -54,12 +63,14 @@ func parseK6(output string, r *Reading) error {
 func k6Take(r *Reading, metric, value string) error {
 	switch metric {
 	case "http_req_duration":
+		r.heading(metric)
 		for _, m := range k6Trend().FindAllStringSubmatch(value, -1) {
 			v, err := duration(m[2])
 			if err != nil {
 				return err
 			}
 			if name, ok := k6Names[m[1]]; ok {
+				r.read(metric)
 				*r.named(name) = positive(v)
 			}
 		}
@@ -104,22 +115,27 @@ func (v k6Values) number(name string) (float64, bool) {
 	return f, ok
 }
 
+// k6JSONResult is what is read of k6's JSON.
+type k6JSONResult struct {
+	Metrics map[string]k6Values `json:"metrics"`
+	State   struct {
+		Milliseconds float64 `json:"testRunDurationMs"`
+	} `json:"state"`
+}
+
+func (k *k6JSONResult) requests() (n, rate float64, ok bool) {
+	n, counted := k.Metrics["http_reqs"].number("count")
+	rate, rated := k.Metrics["http_reqs"].number("rate")
+	return n, rate, counted && rated
+}
+
 func k6JSON(output string, r *Reading) error {
-	var k struct {
-		Metrics map[string]k6Values `json:"metrics"`
-		State   struct {
-			Milliseconds float64 `json:"testRunDurationMs"`
-		} `json:"state"`
-	}
-	if err := object(output, &k); err != nil {
+	k, err := object(output, func(k *k6JSONResult) bool { _, _, ok := k.requests(); return ok },
+		"its JSON has no metrics.http_reqs with a count and a rate")
+	if err != nil {
 		return err
 	}
-	reqs := k.Metrics["http_reqs"]
-	n, ok := reqs.number("count")
-	rate, ok2 := reqs.number("rate")
-	if !ok || !ok2 {
-		return errors.New("its JSON has no metrics.http_reqs with a count and a rate")
-	}
+	n, rate, _ := k.requests()
 	r.Requests, r.Rate = bytes(n), &rate
 	if k.State.Milliseconds > 0 {
 		s := k.State.Milliseconds / 1e3

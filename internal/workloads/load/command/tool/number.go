@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"strconv"
 	"strings"
@@ -98,20 +99,50 @@ func bytes(size float64) *int64 {
 	return &n
 }
 
-// object cuts the JSON object out of an output, before which a tool may have printed lines of log, and decodes it.
-func object(output string, into any) error {
-	begin := strings.IndexByte(output, '{')
-	if begin > 0 {
-		// A line of log can have braces: the object begins its line.
-		if i := strings.Index(output, "\n{"); output[0] != '{' && i >= 0 {
-			begin = i + 1
+// maxObjects is how many JSON objects are looked at in one output, such as lines of log.
+const maxObjects = 1000
+
+// object finds the JSON object in an output that is a result, and decodes it. Other lines and objects, such as those of
+// a log, may stand before and after it; each object begins a line. Two results are an error, and none is one that says
+// what lacks, where there is an object.
+func object[T any](output string, result func(*T) bool, lacks string) (*T, error) {
+	var found *T
+	err := errors.New("there is no JSON object in it")
+	for tries := 0; tries < maxObjects; tries++ {
+		begin := 0
+		if !strings.HasPrefix(output, "{") {
+			if begin = strings.Index(output, "\n{") + 1; begin == 0 {
+				break
+			}
 		}
+		output = output[begin:]
+		into, decoder := new(T), json.NewDecoder(strings.NewReader(output))
+		switch wrong := decoder.Decode(into); {
+		case wrong != nil && !errors.As(wrong, new(*json.UnmarshalTypeError)):
+			if found == nil {
+				err = fmt.Errorf("its JSON is broken or was cut off: %w", wrong)
+			}
+			if errors.Is(wrong, io.ErrUnexpectedEOF) {
+				output = ""
+				continue
+			}
+			output = output[1:]
+			continue
+		case wrong != nil:
+			err = fmt.Errorf("its JSON is broken: %w", wrong)
+		case !result(into):
+			if found == nil {
+				err = errors.New(lacks)
+			}
+		case found != nil:
+			return nil, errSeveral
+		default:
+			found = into
+		}
+		output = output[decoder.InputOffset():]
 	}
-	if begin < 0 {
-		return errors.New("there is no JSON object in it")
+	if found == nil {
+		return nil, err
 	}
-	if err := json.NewDecoder(strings.NewReader(output[begin:])).Decode(into); err != nil {
-		return fmt.Errorf("its JSON is broken or was cut off: %w", err)
-	}
-	return nil
+	return found, nil
 }

@@ -1,7 +1,6 @@
 package tool
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 )
@@ -11,38 +10,41 @@ func init() {
 		Name: "oha", Reads: "its text (--no-tui) or JSON (--output-format json)", Tested: "1.15.0, by its documentation",
 		Clock: "closed loop, with a limit of the rate where one is set (-q): from when a request is sent until its " +
 			"answer is read; from when it was due instead with --latency-correction",
-		parse: parseOha,
+		parse:  parseOha,
+		result: heySummary,
 	})
 }
 
 // parseOha reads oha's text, which follows hey's, or its JSON (schema.json in oha's repository).
 func parseOha(output string, r *Reading) error {
-	if strings.HasPrefix(strings.TrimSpace(output), "{") {
+	if !heySummary().MatchString(output) && strings.Contains(output, "{") {
 		return ohaJSON(output, r)
 	}
-	return parseHeyLike(output, r, "Response time distribution:")
+	return parseHeyLike(output, r)
+}
+
+// ohaResult is what is read of oha's JSON.
+type ohaResult struct {
+	Summary *struct {
+		Total   float64  `json:"total"`
+		Slowest *float64 `json:"slowest"`
+		Average *float64 `json:"average"`
+		Rate    *float64 `json:"requestsPerSec"`
+		Data    *float64 `json:"totalData"`
+	} `json:"summary"`
+	Percentiles map[string]*float64 `json:"latencyPercentiles"`
+	Statuses    map[string]int64    `json:"statusCodeDistribution"`
+	Errors      map[string]int64    `json:"errorDistribution"`
 }
 
 func ohaJSON(output string, r *Reading) error {
-	var o struct {
-		Summary *struct {
-			Total   float64  `json:"total"`
-			Slowest *float64 `json:"slowest"`
-			Average *float64 `json:"average"`
-			Rate    *float64 `json:"requestsPerSec"`
-			Data    *float64 `json:"totalData"`
-		} `json:"summary"`
-		Percentiles map[string]*float64 `json:"latencyPercentiles"`
-		Statuses    map[string]int64    `json:"statusCodeDistribution"`
-		Errors      map[string]int64    `json:"errorDistribution"`
-	}
-	if err := object(output, &o); err != nil {
+	o, err := object(output, func(o *ohaResult) bool {
+		return o.Summary != nil && o.Summary.Rate != nil && o.Statuses != nil
+	}, "its JSON has no summary.requestsPerSec or no statusCodeDistribution")
+	if err != nil {
 		return err
 	}
 	s := o.Summary
-	if s == nil || s.Rate == nil || o.Statuses == nil {
-		return errors.New("its JSON has no summary.requestsPerSec or no statusCodeDistribution")
-	}
 	h := heyReader{r: r}
 	for status, n := range o.Statuses {
 		h.section = "Status code distribution:"

@@ -19,6 +19,7 @@ func init() {
 }
 
 var (
+	redisHeader   = text.LazyRegexp(`(?m)^"test","rps"`)
 	redisTitle    = text.LazyRegexp(`^====== (.+) ======$`)
 	redisDone     = text.LazyRegexp(`^ +([0-9]+) requests completed in ([0-9.]+) seconds$`)
 	redisRate     = text.LazyRegexp(`^ +throughput summary: ([0-9.]+) requests per second$`)
@@ -31,8 +32,8 @@ func parseRedis(output string, r *Reading) error {
 	var parts []Part
 	var err error
 	switch {
-	case strings.HasPrefix(strings.TrimSpace(output), `"test","rps"`):
-		parts, err = redisCSV(output)
+	case redisHeader().MatchString(output):
+		parts, err = redisCSV(output[redisHeader().FindStringIndex(output)[0]:])
 	case strings.Contains(output, "======"):
 		parts, err = redisText(output)
 	default:
@@ -45,8 +46,13 @@ func parseRedis(output string, r *Reading) error {
 		return errors.New("it has no line \"requests per second\"")
 	}
 	r.Part = inRounds(parts)
-	if operations := byName(parts); len(operations) > 1 {
+	operations := byName(parts)
+	if len(operations) > 1 {
 		r.Name, r.Parts = "", operations
+	}
+	if rounds := len(parts) - len(operations); rounds > 0 {
+		r.Warnings = append(r.Warnings, fmt.Sprintf("it has %d results of %d operations: those of one operation are taken "+
+			"for rounds of a loop, each with as many requests, and put together", len(parts), len(operations)))
 	}
 	return nil
 }
@@ -232,7 +238,13 @@ func redisLines(output string) ([]Part, error) {
 }
 
 func redisCSV(output string) ([]Part, error) {
-	rows, err := csv.NewReader(strings.NewReader(output)).ReadAll()
+	var table strings.Builder // without what else is printed
+	for line := range strings.Lines(output) {
+		if strings.HasPrefix(line, `"`) {
+			table.WriteString(line)
+		}
+	}
+	rows, err := csv.NewReader(strings.NewReader(table.String())).ReadAll()
 	if err != nil {
 		return nil, fmt.Errorf("its table is broken or was cut off: %w", err)
 	}

@@ -10,8 +10,10 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -30,6 +32,9 @@ type Reading struct {
 	Part              // all parts together
 	Parts    []Part   `json:"parts,omitempty"`    // of a tool that runs several operations or jobs, more than one
 	Warnings []string `json:"warnings,omitempty"` // what a reader of the numbers must know
+
+	headings map[string]bool // of the output, and whether a line below each was read
+	left     int64           // requests that the tool counts in its rate, and that are no Requests
 }
 
 // Part is what a tool said of one operation, or of all of them. A field is nil where the tool does not say.
@@ -59,6 +64,12 @@ type Tool struct {
 	Clock  string // what its clock measures
 
 	parse func(output string, r *Reading) error
+
+	// result matches what the text of one run has once, at most. Nil: parse finds out.
+	result func() *regexp.Regexp
+
+	// grain is the part of a latency by which its quantiles are rounded up, as those of a histogram are.
+	grain float64
 
 	// fork is of a tool whose program may have the name of another tool.
 	fork *fork
@@ -142,6 +153,8 @@ func Parse(name string, output []byte) (Reading, error) {
 	case len(output) > MaxBytes:
 	case strings.TrimSpace(string(output)) == "":
 		err = errors.New("it printed nothing")
+	case t.result != nil && len(t.result().FindAllStringIndex(string(output), 2)) > 1:
+		err = errSeveral
 	default:
 		err = t.parse(string(output), &r)
 	}
@@ -149,9 +162,78 @@ func Parse(name string, output []byte) (Reading, error) {
 		err = r.check()
 	}
 	if err != nil {
-		return Reading{}, fmt.Errorf("reading what %s printed (%s): %w", t.Name, t.Reads, err)
+		return Reading{}, fmt.Errorf("reading what %s printed (%s; tested with %s): %w", t.Name, t.Reads, t.Tested, err)
 	}
+	r.warn(t.grain)
 	return r, nil
+}
+
+// errSeveral is of an output with the results of several runs, of which none is taken for the whole.
+var errSeveral = errors.New("it has the results of more than one run: print those of one, the measured one, " +
+	"and send those of others elsewhere, such as to /dev/null")
+
+// heading notes that the output has a heading, and read that a line below it was understood.
+func (r *Reading) heading(name string) {
+	if r.headings == nil {
+		r.headings = map[string]bool{}
+	}
+	r.headings[name] = r.headings[name]
+}
+
+func (r *Reading) read(heading string) { r.headings[heading] = true }
+
+// warn adds what follows from the numbers themselves: figures that contradict each other are both taken back, and what
+// is absent without a word of the tool is named.
+func (r *Reading) warn(grain float64) {
+	for _, name := range slices.Sorted(maps.Keys(r.headings)) {
+		if !r.headings[name] {
+			r.Warnings = append(r.Warnings, fmt.Sprintf("below %q there is no line that is known, so what stands there is "+
+				"not read: another version of %s may write it otherwise", name, r.Tool))
+		}
+	}
+	if len(r.Parts) == 0 {
+		r.Warnings = append(r.Warnings, r.Part.disagreeing(grain, r.left)...)
+	}
+	for i := range r.Parts {
+		for _, w := range r.Parts[i].disagreeing(grain, 0) {
+			r.Warnings = append(r.Warnings, r.Parts[i].Name+": "+w)
+		}
+	}
+	if r.Errors == nil {
+		r.Warnings = append(r.Warnings, "it does not say how many requests failed")
+	}
+}
+
+// disagreeing takes back figures that contradict each other, and says which: quantiles that fall, by more than their
+// grain, and a rate that is not that of the requests.
+func (p *Part) disagreeing(grain float64, left int64) (says []string) {
+	ladder := []struct {
+		name string
+		of   **float64
+	}{{"p50", &p.P50}, {"p90", &p.P90}, {"p99", &p.P99}, {"p99.9", &p.P999}, {"maximum", &p.Max}}
+	wrong := map[**float64]bool{}
+	for i, low := range ladder {
+		for _, high := range ladder[i+1:] {
+			if *low.of != nil && *high.of != nil && **low.of > **high.of*(1+grain) {
+				says = append(says, fmt.Sprintf("its %s, %g s, is above its %s, %g s: neither is read", low.name, **low.of,
+					high.name, **high.of))
+				wrong[low.of], wrong[high.of] = true, true
+			}
+		}
+	}
+	for of := range wrong {
+		*of = nil
+	}
+	if p.Requests == nil || p.Seconds == nil || p.Rate == nil || *p.Seconds == 0 {
+		return says
+	}
+	// Ten requests, and a tenth: tools round, and their clocks do not stop when the last request ends.
+	if made, rated := float64(*p.Requests+left), *p.Rate**p.Seconds; math.Abs(made-rated) > 10+0.1*max(made, rated) {
+		says = append(says, fmt.Sprintf("its %d requests in %g s are not its %g per second: none of the three is read",
+			*p.Requests, *p.Seconds, *p.Rate))
+		p.Requests, p.Seconds, p.Rate = nil, nil, nil
+	}
+	return says
 }
 
 // check refuses numbers that no run can have.

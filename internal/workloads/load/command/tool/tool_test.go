@@ -1,9 +1,11 @@
 package tool
 
 import (
+	"errors"
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -100,12 +102,12 @@ func TestParse(t *testing.T) {
 				(0.047e-3 + 0.044e-3 + 0.084e-3 + 0.071e-3 + 0.086e-3 + 0.159e-3) / 6, no, no, no, no, 50.335e-3},
 			[]string{"SET", "GET"}},
 		{"fio", "fio-mixed.json",
-			want{365, no, 745472 + 749568, 1.040, 175 + 175.961538, no, no, no, no, no, no},
+			want{365, 0, 745472 + 749568, 1.040, 175 + 175.961538, no, no, no, no, no, no},
 			[]string{"mixed read", "mixed write"}},
 		{"fio", "fio-jobs.json",
-			want{196, no, 802816, 1.046, 93.690249 + 94.777563, no, no, no, no, no, no}, []string{"write write", "write write"}},
+			want{196, 0, 802816, 1.046, 93.690249 + 94.777563, no, no, no, no, no, no}, []string{"write write", "write write"}},
 		{"fio", "fio-group.json",
-			want{189, no, 774144, 1.053, 179.487179, 14.436529101e-6, 2.8e-6, 32.384e-6, 146.432e-6, 337.92e-6,
+			want{189, 0, 774144, 1.053, 179.487179, 14.436529101e-6, 2.8e-6, 32.384e-6, 146.432e-6, 337.92e-6,
 				335.993e-6}, nil},
 		{"k6", "k6.txt", want{101, 0, 7600, no, 50.35679, 4.85e-3, 686.4e-6, 10.77e-3, no, no, 53.93e-3}, nil},
 		{"k6", "k6-full.txt", want{101, 0, 7600, no, 50.194394, 1.54e-3, 615.57e-6, 4.35e-3, no, no, 10.67e-3}, nil},
@@ -277,6 +279,124 @@ func TestBadOutput(t *testing.T) {
 	}
 }
 
+// TestSeveral: the results of two runs, one after the other, are those of neither. Rounds of redis-benchmark are put
+// together, with a warning.
+func TestSeveral(t *testing.T) {
+	guest.KernelFree(t)
+	files, err := os.ReadDir("testdata")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tried := map[string]int{}
+	for _, name := range Names() {
+		for _, f := range files {
+			tool, _, _ := strings.Cut(strings.TrimSuffix(strings.TrimSuffix(f.Name(), ".txt"), ".json"), "-")
+			if tool != name && (!strings.HasPrefix(f.Name(), name) || name != "redis-benchmark") {
+				continue
+			}
+			one := read(t, f.Name())
+			if _, err := Parse(name, one); err != nil {
+				continue // it is no result
+			}
+			tried[name]++
+			for _, between := range []string{"", "now the measured one\n", `{"level":"info"}` + "\n"} {
+				two := slices.Concat(one, []byte("\n"+between), one)
+				r, err := Parse(name, two)
+				switch {
+				case name == "redis-benchmark":
+					if err != nil || len(r.Warnings) < 2 || !strings.Contains(r.Warnings[0], "put together") {
+						t.Errorf("%s, twice: %v, %q", f.Name(), err, r.Warnings)
+					}
+				case !errors.Is(err, errSeveral):
+					t.Errorf("%s, twice: %v", f.Name(), err)
+				}
+			}
+			// What else is printed before and after changes nothing.
+			want, _ := Parse(name, one)
+			for _, more := range []string{"warming up\n", `{"level":"info"}` + "\n"} {
+				if r, err := Parse(name, slices.Concat([]byte(more), one, []byte("\n"+more))); err != nil ||
+					!reflect.DeepEqual(r, want) {
+					t.Errorf("%s between lines of %q: %v, %+v", f.Name(), more, err, r)
+				}
+			}
+		}
+	}
+	for _, name := range Names() {
+		if tried[name] == 0 {
+			t.Errorf("%s: nothing was tried", name)
+		}
+	}
+}
+
+// TestDoubt: what cannot be read for certain is absent, and a warning says so.
+func TestDoubt(t *testing.T) {
+	guest.KernelFree(t)
+	replaced := func(file string, pairs ...string) string {
+		text := string(read(t, file))
+		for i := 0; i < len(pairs); i += 2 {
+			if !strings.Contains(text, pairs[i]) {
+				t.Fatalf("%s has no %q", file, pairs[i])
+			}
+		}
+		return strings.NewReplacer(pairs...).Replace(text)
+	}
+	all := func(Reading) bool { return true }
+	noQuantiles := func(r Reading) bool { return r.P50 == nil && r.P99 == nil && r.Rate != nil }
+	for _, c := range []struct {
+		name, tool, output, says string
+		right                    func(Reading) bool
+	}{
+		{"wrk, lines of another version", "wrk", replaced("wrk-latency.txt", "50%", "50 pct", "75%", "75 pct", "90%",
+			"90 pct", "99%", "99 pct"), `below "Latency Distribution"`, noQuantiles},
+		{"hey, lines of another version", "hey", strings.ReplaceAll(string(read(t, "hey.txt")), "% in", "%: "),
+			`below "Latency distribution:"`, noQuantiles},
+		{"k6, statistics of other names", "k6", strings.NewReplacer("avg=", "mean=", "med=", "mid=", "max=", "top=", "p(",
+			"q(").Replace(string(read(t, "k6.txt"))), `below "http_req_duration"`, noQuantiles},
+		{"quantiles that fall", "hey", replaced("hey.txt", "99% in 0.1339", "99% in 0.0001"), "is above its p99",
+			func(r Reading) bool { return r.P99 == nil && r.P90 == nil && r.Max != nil }},
+		{"a quantile above the maximum", "fortio", replaced("fortio.json", `"Max": 0.094467209`, `"Max": 0.05`),
+			"is above its maximum", func(r Reading) bool { return r.Max == nil && r.P999 == nil && r.P90 != nil }},
+		{"a rate of another run", "ab", replaced("ab.txt", "525.31", "5253.1"), "none of the three is read",
+			func(r Reading) bool { return r.Rate == nil && r.Requests == nil && r.P99 != nil }},
+		{"redis-benchmark counts no failures", "redis-benchmark", string(read(t, "redis-benchmark-one.txt")),
+			"does not say how many requests failed", all},
+		{"redis-benchmark, a line before the table", "redis-benchmark",
+			"WARNING: -e option has been deprecated.\n" + string(read(t, "redis-benchmark.csv")),
+			"does not say how many requests failed", func(r Reading) bool { return len(r.Parts) == 2 }},
+		{"fortio, other kinds of codes", "fortio", replaced("fortio.json", "ErrorsDurationHistogram", "X", `"200"`, `"OK"`),
+			"does not say how many requests failed", all},
+	} {
+		r, err := Parse(c.tool, []byte(c.output))
+		if err != nil || !strings.Contains(strings.Join(r.Warnings, "; "), c.says) || !c.right(r) {
+			t.Errorf("%s: %v, %+v", c.name, err, r)
+		}
+	}
+}
+
+// TestOtherVersions: what other versions write otherwise is read as they mean it, or refused.
+func TestOtherVersions(t *testing.T) {
+	guest.KernelFree(t)
+	hey := strings.ReplaceAll(string(read(t, "hey.txt")), "% in", "%% in") // of its development branch
+	if r, err := Parse("hey", []byte(hey)); err != nil || r.P99 == nil || *r.P99 != 0.1339 || len(r.Warnings) > 0 {
+		t.Errorf("hey: %v, %+v", err, r)
+	}
+	oha := strings.ReplaceAll(string(read(t, "oha.txt")), "Response time distribution:", "Latency distribution:")
+	if r, err := Parse("oha", []byte(oha)); err != nil || r.P99 == nil || *r.P99 != 28.7e-3 || len(r.Warnings) > 0 {
+		t.Errorf("oha before 0.6: %v, %+v", err, r)
+	}
+	const fortio = `{"Version":"1.3.1","ActualQPS":1000,"ActualDuration":3000000000,"DurationHistogram":{"Count":3000},` +
+		`"RetCodes":{"200":1750,"418":50,"503":1100,"-1":100}}`
+	if r, err := Parse("fortio", []byte(fortio)); err != nil || r.Errors == nil || *r.Errors != 1200 {
+		t.Errorf("fortio before 1.22: %v, %+v", err, r)
+	}
+	for _, version := range []string{"fio-2.15", "fio-4.0", "3"} {
+		output := strings.ReplaceAll(string(read(t, "fio-mixed.json")), "fio-3.33", version)
+		if _, err := Parse("fio", []byte(output)); err == nil || !strings.Contains(err.Error(), "of version "+version) {
+			t.Errorf("%s: %v", version, err)
+		}
+	}
+}
+
 // FuzzParse: any output gives a Reading whose numbers a run can have, or an error.
 func FuzzParse(f *testing.F) {
 	files, err := os.ReadDir("testdata")
@@ -302,7 +422,17 @@ func FuzzParse(f *testing.F) {
 		if err := r.check(); err != nil {
 			t.Error(err)
 		}
+		if r.Errors == nil && len(r.Warnings) == 0 {
+			t.Error("nothing is said of failures")
+		}
+		last := slices.IndexFunc(tools, func(t Tool) bool { return t.Name == r.Tool })
+		if result := tools[last].result; result != nil && len(result().FindAllIndex(output, -1)) > 1 {
+			t.Error("two results are read as one")
+		}
 		for _, p := range append([]Part{r.Part}, r.Parts...) {
+			if p.P50 != nil && p.Max != nil && *p.P50 > *p.Max*(1+tools[last].grain) {
+				t.Error("its p50 is above its maximum")
+			}
 			for _, q := range []*float64{p.Mean, p.P50, p.P90, p.P99, p.P999, p.Max} {
 				if q != nil && *q == 0 {
 					t.Error("a latency is 0")

@@ -13,14 +13,16 @@ func init() {
 		Name: "wrk", Reads: "its text; --latency adds quantiles", Tested: "4.1.0",
 		Clock: "closed loop: from when a request is sent until its answer is there; while a connection waits, the " +
 			"requests that it would have sent are missing from the distribution",
-		parse: parseWrk,
+		parse:  parseWrk,
+		result: wrkRate,
 	})
 	register(Tool{
 		Name: "wrk2", Reads: "its text; --latency adds quantiles", Tested: "44a94c1",
 		Clock: "open loop at a constant rate: from when a request was due by the schedule until its answer is " +
 			"there",
-		parse: parseWrk,
-		fork:  &fork{of: "wrk", byArgs: hasRate, byOutput: isWrk2},
+		parse:  parseWrk,
+		result: wrkRate,
+		fork:   &fork{of: "wrk", byArgs: hasRate, byOutput: isWrk2},
 	})
 }
 
@@ -43,8 +45,11 @@ var (
 	wrkTotal    = text.LazyRegexp(`^ +([0-9]+) requests in (\S+), (\S+) read$`)
 	wrkErrors   = text.LazyRegexp(`^ +Socket errors: connect (\d+), read (\d+), write (\d+), timeout (\d+)$`)
 	wrkStatus   = text.LazyRegexp(`^ +Non-2xx or 3xx responses: ([0-9]+)$`)
-	wrkRate     = text.LazyRegexp(`^Requests/sec: +(\S+)$`)
+	wrkRate     = text.LazyRegexp(`(?m)^Requests/sec: +(\S+)\s*$`)
 )
+
+// wrkDistribution is the heading of quantiles, which wrk2 goes on with the way of counting.
+const wrkDistribution = "Latency Distribution"
 
 // parseWrk reads the text of wrk and of wrk2.
 func parseWrk(output string, r *Reading) error {
@@ -69,13 +74,16 @@ type wrkReader struct {
 }
 
 func (w *wrkReader) line(line string) error {
-	if strings.HasPrefix(line, "  Latency Distribution") {
+	if strings.HasPrefix(line, "  "+wrkDistribution) {
 		// wrk2 --u_latency prints a second one, of the times since the sending.
-		w.quantiles = !strings.Contains(line, "Uncorrected")
+		if w.quantiles = !strings.Contains(line, "Uncorrected"); w.quantiles {
+			w.r.heading(wrkDistribution)
+		}
 		return nil
 	}
 	if w.quantiles {
 		if m := wrkQuantile().FindStringSubmatch(line); m != nil {
+			w.r.read(wrkDistribution)
 			return w.quantile(m[1], m[2])
 		}
 		w.quantiles = false
