@@ -17,6 +17,7 @@ import (
 	"tare/internal/experiment/engine"
 	"tare/internal/experiment/link"
 	"tare/internal/experiment/placement"
+	"tare/internal/experiment/record"
 	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
@@ -131,7 +132,10 @@ func buildVersion() string { return self.Version + " (" + self.Build() + ")" }
 
 func hello(name string) cluster.Hello {
 	m := proc.FS{}.Machine()
-	return cluster.Hello{Name: name, Version: buildVersion(), Hostname: m.Hostname, Kernel: m.Kernel, CPUs: m.CPUs, BootID: m.BootID, PID: os.Getpid()}
+	return cluster.Hello{
+		Node:    record.Node{Name: name, Hostname: m.Hostname, Kernel: m.Kernel, CPUs: m.CPUs, BootID: m.BootID},
+		Version: buildVersion(), PID: os.Getpid(),
+	}
 }
 
 // remoteNode is an agent on a machine of its own.

@@ -112,7 +112,7 @@ func (f *nodesFlags) gather(ctx context.Context, s *spec.Spec, r *record.Nodes, 
 	}
 	if r.Local {
 		started := time.Now()
-		n, err := local.Start(ctx, local.Options{Self: self, Cgroups: layout, Count: r.Count, Version: buildVersion()}, func(int) {})
+		n, err := local.Start(ctx, local.Options{Self: self, Cgroups: layout, Count: r.Count, Version: buildVersion()})
 		if err != nil {
 			return nil, err
 		}
@@ -121,7 +121,7 @@ func (f *nodesFlags) gather(ctx context.Context, s *spec.Spec, r *record.Nodes, 
 			limit = fmt.Sprintf("%.3g CPU each", r.CPUs)
 		}
 		fmt.Fprintf(said, "%s on this machine, %s, joined within %.1f s\n", quantity.Counted(len(n.Nodes()), "node"), limit, time.Since(started).Seconds())
-		return &fleet{Nodes: localNodes{n}, close: n.Close}, nil
+		return &fleet{Nodes: n, close: n.Close}, nil
 	}
 	keys, err := cluster.ReadCoordinator(f.keys)
 	if err == nil {
@@ -150,7 +150,7 @@ func (f *nodesFlags) gather(ctx context.Context, s *spec.Spec, r *record.Nodes, 
 	nodes := remoteNodes{Coordinator: c}
 	for _, h := range there {
 		nodes.names = append(nodes.names, h.Name)
-		r.Nodes = append(r.Nodes, record.Node{Name: h.Name, Hostname: h.Hostname, Kernel: h.Kernel, CPUs: h.CPUs, BootID: h.BootID})
+		r.Nodes = append(r.Nodes, h.Node)
 	}
 	return &fleet{Nodes: nodes, close: closed}, nil
 }
@@ -171,13 +171,6 @@ func checkReach(s *spec.Spec, nodes []cluster.Hello) error {
 		refusing = append(refusing[:most], fmt.Sprintf("%d more", n-most))
 	}
 	return s.CheckReach(strings.Join(refusing, ", "))
-}
-
-// localNodes are nodes on this machine: one that has gone is started again.
-type localNodes struct{ *local.Nodes }
-
-func (l localNodes) Ensure(ctx context.Context, names []string) error {
-	return l.Nodes.Ensure(ctx, names, func(int) {})
 }
 
 // remoteNodes are machines that joined by themselves, and may again.

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"tare/internal/experiment/cluster"
+	"tare/internal/experiment/record"
 	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
 	"tare/internal/scale/host/proc"
@@ -62,7 +63,7 @@ func TestCheckReach(t *testing.T) {
 	const head = "name: x\nquestion: Q?\nloads: {w: {kind: write, rate: 1}}\n"
 	nodes := func(allow ...bool) (all []cluster.Hello) {
 		for i, a := range allow {
-			all = append(all, cluster.Hello{Name: fmt.Sprintf("n%d", i+1), AllowCommands: a})
+			all = append(all, cluster.Hello{Node: record.Node{Name: fmt.Sprintf("n%d", i+1)}, AllowCommands: a})
 		}
 		return all
 	}

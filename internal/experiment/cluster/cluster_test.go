@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
+	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
 	"tare/test/speed"
@@ -72,7 +73,7 @@ func (g *ground) agent(name string) Agent {
 	if err != nil {
 		g.t.Fatal(err)
 	}
-	return Agent{Hello: Hello{Name: name, Version: build}, Address: g.address, Credentials: c, Patience: 10 * time.Second}
+	return Agent{Hello: Hello{Node: record.Node{Name: name}, Version: build}, Address: g.address, Credentials: c, Patience: 10 * time.Second}
 }
 
 // join has an agent join, and gives a function that kills it, and what Join returns.

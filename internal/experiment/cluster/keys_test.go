@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
 )
 
@@ -82,7 +83,7 @@ func TestMakeKeys(t *testing.T) {
 			t.Fatal(err)
 		}
 		go func() {
-			ended <- Agent{Hello: Hello{Name: name, Version: build}, Address: at.String(), Credentials: credentials}.Join(context.Background(), good)
+			ended <- Agent{Hello: Hello{Node: record.Node{Name: name}, Version: build}, Address: at.String(), Credentials: credentials}.Join(context.Background(), good)
 		}()
 	}
 	if _, err := c.Wait(context.Background(), 2, time.Minute, func(int) {}); err != nil {
@@ -265,7 +266,7 @@ func TestRenew(t *testing.T) {
 		}
 		ended := make(chan error, 1)
 		go func() {
-			ended <- Agent{Hello: Hello{Name: "a", Version: build}, Address: at.String(), Credentials: pair[1], Patience: time.Minute}.Join(context.Background(), good)
+			ended <- Agent{Hello: Hello{Node: record.Node{Name: "a"}, Version: build}, Address: at.String(), Credentials: pair[1], Patience: time.Minute}.Join(context.Background(), good)
 		}()
 		if _, err := c.Wait(context.Background(), 1, time.Minute, func(int) {}); err != nil {
 			t.Error(err)
@@ -301,7 +302,7 @@ func TestExpired(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = NewCoordinator(Options{Version: build, Credentials: coordinator})
-	for _, err := range []error{err, (Agent{Hello: Hello{Name: "a"}, Address: "127.0.0.1:1", Credentials: node}).Join(t.Context(), good)} {
+	for _, err := range []error{err, (Agent{Hello: Hello{Node: record.Node{Name: "a"}}, Address: "127.0.0.1:1", Credentials: node}).Join(t.Context(), good)} {
 		if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "the certificate expired on") || !strings.Contains(fault.HintOf(err), "--renew") {
 			t.Errorf("got %v (%s)", err, fault.HintOf(err))
 		}

@@ -25,6 +25,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"tare/internal/experiment/record"
 	"tare/internal/lib/text"
 )
 
@@ -43,13 +44,9 @@ type message struct {
 
 // Hello says who an agent is.
 type Hello struct {
-	Name     string `json:"name"`    // as its certificate has it
-	Version  string `json:"version"` // of tare, with its build
-	Hostname string `json:"hostname"`
-	Kernel   string `json:"kernel"`
-	CPUs     int    `json:"cpus"`
-	BootID   string `json:"boot_id"` // two nodes of one machine have the same
-	PID      int    `json:"pid"`     // of the agent
+	record.Node
+	Version string `json:"version"` // of tare, with its build
+	PID     int    `json:"pid"`     // of the agent
 
 	// AllowCommands is whether it runs specs that name commands, files and addresses.
 	AllowCommands bool `json:"allow_commands,omitempty"`

@@ -11,11 +11,11 @@ type Nodes struct {
 
 // Node is one machine of a run.
 type Node struct {
-	Name     string `json:"name"`
+	Name     string `json:"name"` // as its certificate has it
 	Hostname string `json:"hostname"`
 	Kernel   string `json:"kernel"`
 	CPUs     int    `json:"cpus"`
-	BootID   string `json:"boot_id"`
+	BootID   string `json:"boot_id"` // two nodes of one machine have the same
 }
 
 // NodeTrial is what came of a trial at one node. One that failed is kept, and is in no metric of the trial.

@@ -84,9 +84,8 @@ type agent struct {
 	link string
 }
 
-// Start starts a coordinator and count nodes, and waits until they have joined; joined is called whenever their number
-// changes.
-func Start(ctx context.Context, o Options, joined func(int)) (n *Nodes, err error) {
+// Start starts a coordinator and the nodes, and waits until they have joined.
+func Start(ctx context.Context, o Options) (n *Nodes, err error) {
 	if o.Count < 1 || o.Count > MostNodes {
 		return nil, fault.New(fault.Usage, "--local-nodes", fmt.Sprintf("give 1 to %d", MostNodes), "one machine cannot have %d nodes", o.Count)
 	}
@@ -114,7 +113,7 @@ func Start(ctx context.Context, o Options, joined func(int)) (n *Nodes, err erro
 	if err = n.tree.Limit(placement.Limits{Weight: agentsWeight}); err != nil && len(n.tree.Missing()) == 0 { // without the controller there are no weights to lose against
 		return nil, errors.Join(err, n.Close())
 	}
-	if err := n.Ensure(ctx, n.Names(), joined); err != nil {
+	if err := n.Ensure(ctx, n.Names()); err != nil {
 		return nil, errors.Join(err, n.Close())
 	}
 	for _, name := range n.Names() {
@@ -136,7 +135,7 @@ func (n *Nodes) Names() []string {
 
 // Ensure starts those of the nodes again that are not there, and waits until they have joined. A node that does not
 // come is no error: it will be missing from the trial, which says so.
-func (n *Nodes) Ensure(ctx context.Context, names []string, joined func(int)) error {
+func (n *Nodes) Ensure(ctx context.Context, names []string) error {
 	missing := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return n.Gone(name) == nil })
 	if len(missing) == 0 {
 		return nil
@@ -150,23 +149,15 @@ func (n *Nodes) Ensure(ctx context.Context, names []string, joined func(int)) er
 			return err
 		}
 	}
-	var mu sync.Mutex
-	count := len(names) - len(missing)
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, abreast)
 	for _, name := range missing {
 		wg.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			err := n.startOne(ctx, name)
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
+			if err := n.startOne(ctx, name); err != nil {
 				n.Drop(name, err)
-				return
 			}
-			count++
-			joined(count)
 		})
 	}
 	wg.Wait()

@@ -49,7 +49,7 @@ func start(t *testing.T, count int) *Nodes {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n, err := Start(t.Context(), Options{Self: self, Cgroups: layout, Count: count, Version: version(t, self)}, func(int) {})
+	n, err := Start(t.Context(), Options{Self: self, Cgroups: layout, Count: count, Version: version(t, self)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,10 +155,10 @@ func TestNodes(t *testing.T) {
 	if why := n.Why("n02"); !strings.Contains(why, "the agent ended unexpectedly: signal: killed") {
 		t.Errorf("n02 went because %q", why)
 	}
-	joined := 0
-	if err := n.Ensure(t.Context(), n.Names(), func(count int) { joined = count }); err != nil {
+	if err := n.Ensure(t.Context(), n.Names()); err != nil {
 		t.Fatal(err)
 	}
+	joined := len(n.Nodes())
 	if joined != 3 || len(links(t)) != 3 || len(n.PIDs()) != 3 {
 		t.Errorf("%d joined, interfaces %v", joined, links(t))
 	}
@@ -216,7 +216,7 @@ func TestClean(t *testing.T) {
 
 func TestStartWrong(t *testing.T) {
 	for _, count := range []int{0, -1, MostNodes + 1} {
-		if _, err := Start(context.Background(), Options{Count: count}, nil); fault.CodeOf(err) != fault.Usage {
+		if _, err := Start(context.Background(), Options{Count: count}); fault.CodeOf(err) != fault.Usage {
 			t.Errorf("%d nodes: %v", count, err)
 		}
 	}
@@ -231,7 +231,7 @@ func TestAgentThatCannot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = Start(t.Context(), Options{Self: "/bin/false", Cgroups: layout, Count: 1, Version: "x"}, func(int) {})
+	_, err = Start(t.Context(), Options{Self: "/bin/false", Cgroups: layout, Count: 1, Version: "x"})
 	if err == nil || !strings.Contains(err.Error(), "node n01: the agent ended before it had joined: exit status 1") && !strings.Contains(err.Error(), "virtual interfaces") {
 		t.Errorf("got %v", err)
 	}
