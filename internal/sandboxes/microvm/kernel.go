@@ -5,6 +5,7 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -169,17 +170,9 @@ func readBounded(path string, max int64) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() || info.Size() > max {
+	b, err := io.ReadAll(io.LimitReader(f, max+1))
+	if int64(len(b)) > max {
 		return nil, fault.New(fault.Usage, path, "", "not a regular file of at most %d bytes", max)
 	}
-	b := make([]byte, info.Size())
-	n, err := f.ReadAt(b, 0)
-	if n < len(b) && err != nil {
-		return nil, fmt.Errorf("reading %s: %w", path, err)
-	}
-	return b, nil
+	return b, err
 }

@@ -286,21 +286,15 @@ func (r *Runtime) Kill(id string, signal unix.Signal, all bool) error {
 
 // ParseSignal reads a signal as kill(1) takes it: TERM, SIGTERM or 15.
 func ParseSignal(s string) (unix.Signal, error) {
-	if n, err := strconv.Atoi(s); err == nil {
-		if n < 0 || n > 64 {
-			return 0, fault.New(fault.Usage, s, "use a number from 1 to 64, or a name such as TERM", "no such signal")
-		}
+	n, err := strconv.Atoi(s)
+	named := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(s), "SIG"))
+	switch {
+	case err == nil && n >= 0 && n <= 64:
 		return unix.Signal(n), nil
+	case err != nil && named != 0:
+		return named, nil
 	}
-	name := strings.ToUpper(s)
-	if !strings.HasPrefix(name, "SIG") {
-		name = "SIG" + name
-	}
-	n := unix.SignalNum(name)
-	if n == 0 {
-		return 0, fault.New(fault.Usage, s, "use a number from 1 to 64, or a name such as TERM", "no such signal")
-	}
-	return n, nil
+	return 0, fault.New(fault.Usage, s, "use a number from 1 to 64, or a name such as TERM", "no such signal")
 }
 
 // Delete removes a container that has stopped or was not started; with force, one that runs as well, and one that is
@@ -308,8 +302,7 @@ func ParseSignal(s string) (unix.Signal, error) {
 func (r *Runtime) Delete(id string, force bool) error {
 	box, err := r.find(id)
 	if err != nil {
-		var f *fault.Error
-		if force && errors.Is(err, fs.ErrNotExist) && errors.As(err, &f) {
+		if force && errors.Is(err, fs.ErrNotExist) && fault.CodeOf(err) == fault.Usage {
 			return nil
 		}
 		return err

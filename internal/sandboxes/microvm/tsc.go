@@ -4,7 +4,7 @@ import (
 	"math"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"tare/internal/lib/pace"
 )
 
 // tscGap is the time over which the counter's rate is measured, for an error of some millionths.
@@ -26,20 +26,12 @@ func tscKHz() uint64 {
 func tscNow() (ticks uint64, at int64) {
 	best := int64(math.MaxInt64)
 	for range 20 {
-		before := monotonic()
+		before := pace.Now()
 		t := readTSC()
-		after := monotonic()
+		after := pace.Now()
 		if after-before < best {
 			best, ticks, at = after-before, t, before+(after-before)/2
 		}
 	}
 	return ticks, at
-}
-
-func monotonic() int64 {
-	var t unix.Timespec
-	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) != nil {
-		return 0
-	}
-	return t.Nano()
 }

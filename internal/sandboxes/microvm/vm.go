@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -217,11 +218,5 @@ func startVirtiofsd(t thread, program, socket, source string, env []string) (*ch
 
 // virtiofsdLock is the file that virtiofsd leaves for a socket.
 func virtiofsdLock(socket string) string {
-	name := []byte(socket)
-	for i, c := range name {
-		if c == '/' {
-			name[i] = '.'
-		}
-	}
-	return "/var/run/virtiofsd/" + string(name) + ".pid"
+	return "/var/run/virtiofsd/" + strings.ReplaceAll(socket, "/", ".") + ".pid"
 }

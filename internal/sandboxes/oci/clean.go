@@ -233,28 +233,19 @@ func removeGroups(tree string) error {
 
 // Unmount unmounts what is mounted below a directory in this namespace, and gives where that was.
 func Unmount(dir string) (found []string, err error) {
-	if found, err = mountsBelow(dir); err != nil {
-		return nil, err
-	}
-	var errs []error
-	for _, m := range found {
-		if err := unix.Unmount(m, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-			errs = append(errs, fmt.Errorf("unmounting %s: %w", m, err))
-		}
-	}
-	return found, errors.Join(errs...)
-}
-
-// mountsBelow lists what is mounted below a directory in this namespace, the last first.
-func mountsBelow(dir string) (found []string, err error) {
 	mounts, err := mount.Read("")
 	if err != nil {
 		return nil, fmt.Errorf("looking for mounts left behind: %w", err)
 	}
-	for _, m := range slices.Backward(mounts) {
-		if strings.HasPrefix(m.Point, dir+"/") {
-			found = append(found, m.Point)
+	var errs []error
+	for _, m := range slices.Backward(mounts) { // the last first
+		if !strings.HasPrefix(m.Point, dir+"/") {
+			continue
+		}
+		found = append(found, m.Point)
+		if err := unix.Unmount(m.Point, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+			errs = append(errs, fmt.Errorf("unmounting %s: %w", m.Point, err))
 		}
 	}
-	return found, nil
+	return found, errors.Join(errs...)
 }

@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -62,11 +63,10 @@ func Find(name, self string, v param.Values) (Runtime, error) {
 
 // command is one command of the runtime.
 func (r Runtime) command(root string, args ...string) []string {
-	argv := append([]string{}, r.Argv...)
 	if root != "" {
-		argv = append(argv, "--root", root)
+		args = slices.Concat([]string{"--root", root}, args)
 	}
-	return append(argv, args...)
+	return slices.Concat(r.Argv, args)
 }
 
 // commandTime is how long a command of a runtime may take where its caller sets no time of its own. They take

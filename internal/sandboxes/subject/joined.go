@@ -215,15 +215,15 @@ const overheadComponent = "overhead"
 // annotations are those that the runtime needs in its bundle. An overhead group is one of the trial, so that what is
 // charged there is reported, and goes with the trial.
 func (j *joined) annotations(s *sandboxed) (map[string]string, error) {
-	launch, overhead := sandbox.LaunchOf(j.runtime.Name), ""
-	if launch.Main == sandbox.VMM && !j.part.Options.On(settingOnly) {
-		group, err := j.trial.ServingGroup(overheadComponent, s.name, nil)
-		if err != nil {
-			return nil, err
-		}
-		overhead = group.Path()
+	launch := sandbox.LaunchOf(j.runtime.Name)
+	if launch.Main != sandbox.VMM || j.part.Options.On(settingOnly) {
+		return launch.Config(j.part.Options, "").Annotations, nil
 	}
-	return launch.Config(j.part.Options, overhead).Annotations, nil
+	overhead, err := j.trial.ServingGroup(overheadComponent, s.name, nil)
+	if err != nil {
+		return nil, err
+	}
+	return launch.Config(j.part.Options, overhead.Path()).Annotations, nil
 }
 
 // added are the variables of an environment that this process does not have.

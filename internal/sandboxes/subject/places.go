@@ -1,6 +1,7 @@
 package subject
 
 import (
+	"fmt"
 	"os"
 	"path"
 	"path/filepath"
@@ -198,22 +199,12 @@ func (t *total) less(part *total) {
 // /proc/PID/task/TID/schedstat, in ns (Documentation/scheduler/sched-stats.rst). Threads that end meanwhile are left
 // out.
 func threadTimes(pid int) map[int]time.Duration {
-	tasks := filepath.Join("/proc", strconv.Itoa(pid), "task")
-	entries, err := os.ReadDir(tasks)
-	if err != nil {
-		return nil
-	}
+	paths, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid)) // the pattern is sound
 	times := map[int]time.Duration{}
-	for _, e := range entries {
-		tid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		text, err := os.ReadFile(filepath.Join(tasks, e.Name(), "schedstat"))
-		if err != nil {
-			continue
-		}
+	for _, path := range paths {
+		text, _ := os.ReadFile(path)
 		ran, _, _ := strings.Cut(string(text), " ")
+		tid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
 		if ns, err := strconv.ParseInt(ran, 10, 64); err == nil {
 			times[tid] = time.Duration(ns)
 		}
