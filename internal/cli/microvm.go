@@ -12,10 +12,12 @@ import (
 	"text/tabwriter"
 	"time"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/self"
 	"tare/internal/lib/text"
 	"tare/internal/sandboxes/microvm"
 )
@@ -51,8 +53,11 @@ virtio-fs, and a shim that looks after it. See docs/microvm.md.`,
 			return fault.New(fault.Usage, "tare microvm "+args[0], "runc's checkpoint, events, exec, pause, ps, restore, "+
 				"resume, spec and update are not there; see 'tare microvm --help'", "no such command")
 		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Version: self.Version,
 	}
+	// In runc's form, in which engines read it.
+	cmd.SetVersionTemplate("tare microvm version {{.Version}}\nspec: " + specs.Version + "\n")
 	flags := cmd.PersistentFlags()
 	flags.StringVar(&f.root, "root", microvm.DefaultRoot,
 		"`name` of a set of containers, a directory with runc: ids are unique among all of them here")

@@ -41,6 +41,7 @@ type Limit struct {
 
 // Parse gives the documents in data, of which there is none where data is empty.
 func (f File) Parse(data []byte, l Limit) ([]Node, error) {
+	data = Plain(data)
 	if len(data) > l.Bytes && (len(data) > l.JSON || !shallow(data, l.Depth)) {
 		return nil, fault.New(fault.Usage, string(f), l.Hint,
 			"%s has at most %d KiB; this has %d", l.What, l.Bytes>>10, len(data)>>10)

@@ -1,6 +1,7 @@
 package document
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -36,6 +37,17 @@ func TestErrorsHaveAPlace(t *testing.T) {
 		}
 		if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got %v, want %q", text, err, want)
+		}
+	}
+	for _, begin := range []string{"\ufeff", "%YAML 1.1\n---\n", "\ufeff%YAML 1.2\r\n---\n"} {
+		documents, err := file.Parse([]byte(begin+"a: b\n"), Limit{Bytes: 1 << 10})
+		if err != nil || len(documents) != 1 || !IsMapping(documents[0]) {
+			t.Errorf("after %q: %v, %v", begin, documents, err)
+			continue
+		}
+		want := fmt.Sprintf("a.yaml:%d:1", 1+strings.Count(begin, "\n"))
+		if at := file.Place(documents[0]); at != want {
+			t.Errorf("after %q it stands at %s, want %s", begin, at, want)
 		}
 	}
 	for _, empty := range []string{"", "# nothing\n"} {

@@ -20,6 +20,16 @@ const (
 	MaxRepeat  = 4
 )
 
+// Plain is YAML without what some editors and generators begin it with: the byte order mark of UTF-8, and the directive
+// %YAML, which may stand before the first document (section 6.8.1 of YAML 1.2.2). Lines keep their numbers.
+func Plain(data []byte) []byte {
+	data = bytes.TrimPrefix(data, []byte("\ufeff"))
+	if directive, _, _ := bytes.Cut(data, []byte("\n")); bytes.HasPrefix(directive, []byte("%YAML ")) {
+		return data[len(directive):]
+	}
+	return data
+}
+
 // Guard says what of data could cost a YAML parser or decoder far more than its length, and in which line, 0 where that
 // is not known: deep nesting, and aliases of aliases. Everything that reads YAML calls it first. It takes time by the
 // length of data alone, and says nothing of other mistakes.

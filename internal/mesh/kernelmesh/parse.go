@@ -1,6 +1,7 @@
 package kernelmesh
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -27,7 +28,7 @@ const example = "services: [{address: 10.96.0.1:80, protocol: tcp, endpoints: [{
 func ReadFile(path string) ([]Service, error) {
 	f, err := files.Open(path)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Usage, path, "name a services file with --services",
+		return nil, fault.Wrap(errors.Unwrap(err), fault.Usage, path, "name a services file with --services",
 			"the services file cannot be read")
 	}
 	defer f.Close()

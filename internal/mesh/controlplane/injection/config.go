@@ -85,6 +85,7 @@ var Variables = map[string]string{
 // ParseConfig reads a Config from YAML, and checks it.
 func ParseConfig(text []byte) (*Config, error) {
 	c := &Config{}
+	text = document.Plain(text)
 	if line, err := document.Guard(text); err != nil {
 		return nil, fmt.Errorf("reading YAML: line %d: %w", line, err)
 	}

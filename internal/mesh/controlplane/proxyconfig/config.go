@@ -224,6 +224,7 @@ func compile(name string, files []file, before *Mesh) (*Mesh, error) {
 
 // decode reads one file.
 func (f *file) decode() error {
+	f.data = document.Plain(f.data)
 	if line, err := document.Guard(f.data); err != nil {
 		return fault.New(fault.Usage, at(f.name, line), Example, "%s", err)
 	}
