@@ -214,9 +214,6 @@ func (f *Fleet) wakeUp() {
 	}
 }
 
-// Missing is how many connected proxies do not have all that they ask for. Those that never will are left out.
-func (f *Fleet) Missing() int { return int(f.missing.Load()) }
-
 // Complete waits until every connected proxy has had all that it asked for once, and gives when each had, ns by
 // pace.Now, in order. Those that refuse and those that never answer are left out.
 func (f *Fleet) Complete(ctx context.Context) ([]int64, error) {

@@ -222,8 +222,8 @@ func TestManners(t *testing.T) {
 			if err := f.Connect(ctx, 0, services); err != nil {
 				t.Fatal(err)
 			}
-			if at, err := f.Complete(ctx); err != nil || len(at) != services/2 || f.Missing() != 0 {
-				t.Fatalf("%d are complete, %d missing: %v", len(at), f.Missing(), err)
+			if at, err := f.Complete(ctx); err != nil || len(at) != services/2 || f.missing.Load() != 0 {
+				t.Fatalf("%d are complete, %d missing: %v", len(at), f.missing.Load(), err)
 			}
 			wait := f.Expect(Mark{Service: 3, Change: 2}, 2) // of proxies 3 to 6, 5 and 6
 			p.change(t, 2, 2)
@@ -325,7 +325,7 @@ func TestTooLarge(t *testing.T) {
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
-			if f.Missing() > 0 {
+			if f.missing.Load() > 0 {
 				if _, err := f.Complete(ctx); err == nil || !strings.Contains(err.Error(), c.want) {
 					t.Errorf("what is missing: %v, want %q", err, c.want)
 				}
@@ -366,8 +366,8 @@ func TestGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.Disconnect(0, services)
-	if f.Missing() != 0 {
-		t.Errorf("%d are missing of none", f.Missing())
+	if f.missing.Load() != 0 {
+		t.Errorf("%d are missing of none", f.missing.Load())
 	}
 	for runtime.NumGoroutine() > goroutines+services/10 {
 		if ctx.Err() != nil {

@@ -209,9 +209,6 @@ func Load(o Options) (_ *DataPlane, err error) {
 	return d, d.shared.open(d.maps, ids)
 }
 
-// Design is the store's.
-func (d *DataPlane) Design() store.Design { return d.design }
-
 // Apply makes a change of the configuration under running programs; see store.Store for what it promises. One goroutine
 // at a time is let in.
 func (d *DataPlane) Apply(ctx context.Context, change mesh.Change) (store.Work, error) {

@@ -44,11 +44,6 @@ type ClusterStats struct {
 	Failed      uint64 `json:"failed"` // opened and never established
 }
 
-// Active is the number of established connections that are not closed.
-func (c ClusterStats) Active() uint64 {
-	return c.Established - min(c.Closed, c.Established) // one that closed while the two were read is in closed alone
-}
-
 // totals are the counters at one number.
 type totals struct {
 	matched, noEndpoint, overflow       uint64

@@ -119,7 +119,7 @@ func testWorkReplace(t *testing.T, name string) {
 		t.Errorf("%d of %g connections were made", r.Done, c[generation.Judged])
 	}
 	wrong := c[generation.StaleCount] + c[generation.TornCount] + c[generation.MissedCount]
-	switch d.Design().Atomic {
+	switch d.design.Atomic {
 	case store.PerChange:
 		if wrong+c[generation.FailedCount]+c[generation.BackwardCount] > 0 {
 			t.Errorf("changes are not seen whole: %s", text)

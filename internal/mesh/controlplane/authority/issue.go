@@ -69,13 +69,6 @@ func (a *Authority) Forget(id string) {
 	}
 }
 
-// Identities is the number of those that have secrets.
-func (a *Authority) Identities() int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return len(a.issued)
-}
-
 // check is an error unless proxies can have an identity.
 func (a *Authority) check(id string) error {
 	if err := CheckIdentity(a.o.TrustDomain, id); err != nil {

@@ -123,15 +123,6 @@ func (m *Mesh) Secure() bool { return m.mtls != off }
 // Compile makes a mesh of a configuration, which must not be changed afterwards.
 func (c *Config) Compile() (*Mesh, error) { return c.CompileAfter(nil) }
 
-// Resolve is what every node is told by a configuration without proxies.
-func (c *Config) Resolve() (Resources, error) {
-	m, err := c.Compile()
-	if err != nil {
-		return Resources{}, err
-	}
-	return m.Shared()
-}
-
 // Shared is what every node is told. It is an error where that depends on the node.
 func (m *Mesh) Shared() (Resources, error) {
 	if len(m.proxies) > 0 {

@@ -44,7 +44,11 @@ func TestRules(t *testing.T) {
 		if i%8 >= 4 && !netip.MustParseAddrPort(s.Address).Addr().IsUnspecified() {
 			s.Protocol = "udp"
 		}
-		r, err := (&Config{Services: []Service{s}}).Resolve()
+		m, err := (&Config{Services: []Service{s}}).Compile()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := m.Shared()
 		if err != nil {
 			t.Fatal(err)
 		}

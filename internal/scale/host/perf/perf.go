@@ -188,14 +188,6 @@ func (s *Sampler) Period() time.Duration { return s.period }
 // HasCgroup says whether samples carry a cgroup id.
 func (s *Sampler) HasCgroup() bool { return s.cgroup }
 
-// RingBytes is the memory that the rings take, in bytes.
-func (s *Sampler) RingBytes() (n int) {
-	for _, r := range s.rings {
-		n += len(r.mem)
-	}
-	return n
-}
-
 // Lost is how many samples the kernel had to drop since Open because a ring was full, or because the hardware took them
 // faster than it could hand them over, and how many other records. Where ExactLost is false it is no more than what has
 // been announced by the records that were drained, and all count as samples.

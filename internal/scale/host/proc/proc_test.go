@@ -58,11 +58,8 @@ func TestProcessFixture(t *testing.T) {
 			t.Errorf("%+v, %v; want %+v", got, err, want)
 		}
 	}
-	if n, err := fixture.RSS(7); err != nil || n != 25*uint64(os.Getpagesize()) {
-		t.Errorf("RSS %d, %v", n, err)
-	}
-	if n, err := fixture.PSS(7); err != nil || n != 358<<10 {
-		t.Errorf("PSS %d, %v", n, err)
+	if r, err := fixture.Rollup(7); err != nil || r.PSS != 358<<10 {
+		t.Errorf("PSS %d, %v", r.PSS, err)
 	}
 	if a, err := fixture.Cmdline(7); err != nil || !reflect.DeepEqual(a, []string{"a", "b c", ""}) {
 		t.Errorf("arguments %q, %v", a, err)
@@ -120,15 +117,11 @@ func TestSelf(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(args, os.Args) {
 		t.Errorf("arguments %q, %v", args, err)
 	}
-	rss, err := FS{}.RSS(pid)
-	if err != nil || rss == 0 {
-		t.Errorf("RSS %d, %v", rss, err)
-	}
 	if now, peak, err := (FS{}).Resident(pid); err != nil || now == 0 || peak < now || peak>>30 > 0 {
 		t.Errorf("resident %d, at most %d, %v", now, peak, err)
 	}
-	if pss, err := (FS{}).PSS(pid); err != nil || pss == 0 {
-		t.Errorf("PSS %d, %v", pss, err)
+	if r, err := (FS{}).Rollup(pid); err != nil || r.PSS == 0 {
+		t.Errorf("PSS %d, %v", r.PSS, err)
 	}
 }
 
@@ -175,8 +168,8 @@ func TestGone(t *testing.T) {
 	if p, err := (FS{}).Process(pid); err != nil || p.Alive() {
 		t.Errorf("the zombie: %+v, %v", p, err)
 	}
-	if n, err := (FS{}).PSS(pid); err != nil || n != 0 {
-		t.Errorf("the zombie's PSS: %d, %v", n, err)
+	if r, err := (FS{}).Rollup(pid); err != nil || r.PSS != 0 {
+		t.Errorf("the zombie's PSS: %d, %v", r.PSS, err)
 	}
 	if exe, err := (FS{}).Exe(pid); err != nil || exe != "" {
 		t.Errorf("the zombie's file: %q, %v", exe, err)
@@ -190,8 +183,7 @@ func TestGone(t *testing.T) {
 		"Exe":      func() error { _, err := FS{}.Exe(pid); return err },
 		"Cmdline":  func() error { _, err := FS{}.Cmdline(pid); return err },
 		"Getenv":   func() error { _, _, err := FS{}.Getenv(pid, "HOME", new(time.Second)); return err },
-		"RSS":      func() error { _, err := FS{}.RSS(pid); return err },
-		"PSS":      func() error { _, err := FS{}.PSS(pid); return err },
+		"Rollup":   func() error { _, err := FS{}.Rollup(pid); return err },
 		"Runtime":  func() error { _, err := Runtime(pid); return err },
 		"Resident": func() error { _, _, err := FS{}.Resident(pid); return err },
 	} {

@@ -329,25 +329,9 @@ func list(b []byte) []string {
 	return strings.Split(strings.TrimSuffix(string(b), "\x00"), "\x00")
 }
 
-// RSS is the resident memory of a process in bytes, pages that it shares with others counted in full.
-func (f FS) RSS(pid int) (uint64, error) {
-	b, err := f.read(pid, "statm")
-	if err != nil {
-		return 0, err
-	}
-	fields := strings.Fields(string(b))
-	if len(fields) < 2 {
-		return 0, about(pid, "statm", fmt.Errorf("%d fields", len(fields)))
-	}
-	pages, err := strconv.ParseUint(fields[1], 10, 48)
-	if err != nil {
-		return 0, about(pid, "statm", err)
-	}
-	return pages * uint64(os.Getpagesize()), nil
-}
-
-// Resident is the resident memory of a process in bytes, as RSS, and the most that it has had so far (VmRSS and VmHWM
-// of proc_pid_status(5)). A process without memory of its own (a kernel thread, a zombie) has 0.
+// Resident is the resident memory of a process in bytes, pages that it shares with others counted in full, and the most
+// that it has had so far (VmRSS and VmHWM of proc_pid_status(5)). A process without memory, such as a kernel thread or a
+// zombie, has 0.
 func (f FS) Resident(pid int) (now, peak uint64, err error) {
 	b, err := f.read(pid, "status")
 	if err != nil {
@@ -358,15 +342,7 @@ func (f FS) Resident(pid int) (now, peak uint64, err error) {
 	return now, peak, nil
 }
 
-// PSS is the resident memory of a process in bytes, each page divided by the number of processes that share it. The
-// kernel walks the page tables for it: that takes time in proportion to the memory, and holds the process up. A process
-// without memory of its own (a kernel thread, a zombie) has 0.
-func (f FS) PSS(pid int) (uint64, error) {
-	r, err := f.Rollup(pid)
-	return r.PSS, err
-}
-
-// Rollup is the resident memory of a process by kind of page, in bytes, counted as PSS is: each page divided by the
+// Rollup is the resident memory of a process by kind of page, in bytes, each page divided by the
 // number of processes that share it, so that sums over processes count it once. Anon, File and Shmem are nil where the
 // kernel tells only their sum (Documentation/ABI/testing/procfs-smaps_rollup: they came in Linux 5.9).
 type Rollup struct {

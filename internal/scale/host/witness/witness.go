@@ -340,12 +340,6 @@ func (w *Witness) openEvent(cpu, leader int) error {
 	return nil
 }
 
-// Source is where stolen time is read from.
-func (w *Witness) Source() Source { return w.source }
-
-// Period is the time between two looks at one CPU.
-func (w *Witness) Period() time.Duration { return w.period }
-
 // Program is the id of the program that looks.
 func (w *Witness) Program() uint32 { return w.id }
 
