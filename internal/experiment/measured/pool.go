@@ -23,7 +23,6 @@ type Pool struct {
 	Outside Disturbance // what others took of that machine; nothing where nodes have machines of their own
 
 	good []*record.Trial // of the nodes that did not fail
-	work *load.Result    // of their subjects together; nil where they do none
 }
 
 func (p *Pool) whole() bool { return len(p.good) == len(p.Trial.Nodes) }
@@ -45,7 +44,7 @@ func (p *Pool) Gather() {
 	for name, rs := range byName {
 		p.Trial.Loads[name] = load.Merge(rs)
 	}
-	p.work = p.mergedWork()
+	p.Trial.Work = p.mergedWork()
 	p.Trial.Events = p.events()
 	p.Trial.Metrics, p.Trial.Counts, p.Trial.Components = p.values(), p.counts(), p.components()
 }
@@ -81,7 +80,7 @@ func (p *Pool) events() *record.Events {
 // measurement is of all nodes together: what their loads and the subjects' own work did, merged.
 func (p *Pool) measurement() *Measured {
 	return &Measured{Setup: p.Setup, Trial: record.Trial{
-		Loads: p.Trial.Loads, Work: p.work, Ledger: &ledger.Ledger{}, Nodes: p.Trial.Nodes,
+		Loads: p.Trial.Loads, Work: p.Trial.Work, Ledger: &ledger.Ledger{}, Nodes: p.Trial.Nodes,
 	}}
 }
 

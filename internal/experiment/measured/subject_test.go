@@ -165,6 +165,31 @@ func TestPoolComponents(t *testing.T) {
 	}
 }
 
+// TestPoolWork: the trial has the work of all nodes' subjects, as far as every good node has it.
+func TestPoolWork(t *testing.T) {
+	node := func(failed string, work *load.Result) record.NodeTrial {
+		return record.NodeTrial{Failed: failed, Trial: &record.Trial{Work: work}}
+	}
+	work := &load.Result{Seconds: 2, Done: 3, Streams: 4}
+	for name, c := range map[string]struct {
+		nodes []record.NodeTrial
+		done  int64 // 0: the trial has no work
+	}{
+		"two":              {[]record.NodeTrial{node("", work), node("", work)}, 6},
+		"one failed":       {[]record.NodeTrial{node("", work), node("gone", nil)}, 3},
+		"one does no work": {[]record.NodeTrial{node("", work), node("", nil)}, 0},
+		"none does":        {[]record.NodeTrial{node("", nil)}, 0},
+	} {
+		p := &Pool{Setup: &kind.Setup{}, Trial: &record.Trial{Nodes: c.nodes}}
+		p.Gather()
+		switch got := p.Trial.Work; {
+		case got == nil && c.done == 0:
+		case got == nil || got.Done != c.done || got.Seconds != 2 || got.Streams != 4:
+			t.Errorf("%s: got %+v, want %d done", name, got, c.done)
+		}
+	}
+}
+
 // proxies is a subject that stands in the path of requests.
 type proxies struct{}
 
