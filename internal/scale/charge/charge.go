@@ -162,7 +162,7 @@ func (a *application) programs() {
 	for i := range a.l.Programs {
 		p := &a.l.Programs[i]
 		a.charge(&p.Charged, func(_ int, r *Rule) bool {
-			return r.By == Program && matchName(r.Pattern, p.Name) || r.By == Comm && heldBy(r, p.Owners)
+			return r.By == Program && matchProgram(r.Pattern, p.Name) || r.By == Comm && heldBy(r, p.Owners)
 		})
 		if p.Charge == "" {
 			p.Charged = a.agreed(fmt.Sprintf("program %d (%s)", p.ID, cmp.Or(p.Name, "no name")), a.ofGroups(p.Owners))

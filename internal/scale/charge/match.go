@@ -37,6 +37,11 @@ func parts(path string) []string {
 	return strings.FieldsFunc(path, func(r rune) bool { return r == '/' })
 }
 
+// matchProgram reports whether a pattern matches the name of a program, or the 15 bytes of it that the kernel keeps.
+func matchProgram(pattern, name string) bool {
+	return matchName(pattern, name) || len(name) > 15 && matchName(pattern, name[:15])
+}
+
 // matchName says whether a name matches a pattern, byte by byte.
 func matchName(pattern, name string) bool {
 	p, n, star, from := 0, 0, -1, 0

@@ -55,6 +55,21 @@ func TestMatchName(t *testing.T) {
 	}
 }
 
+func TestMatchProgram(t *testing.T) {
+	const name = "edge_filter_for_tenant_a" // of which the kernel has "edge_filter_for"
+	for pattern, want := range map[string]bool{
+		name: true, "edge_filter_for": true, "edge_filter_for*": true, "*tenant_a": true, "edge_filter": false,
+		"edge_filter_for_tenant_b": false, "*_for": true,
+	} {
+		if got := matchProgram(pattern, name); got != want {
+			t.Errorf("%q matches %q: %v", pattern, name, got)
+		}
+	}
+	if matchProgram("edge_filter_for_tenant_a", "edge_filter_for") {
+		t.Error("a whole name matches what the kernel keeps of another")
+	}
+}
+
 // simple is matchName by trying everything.
 func simple(pattern, name string) bool {
 	if pattern == "" {

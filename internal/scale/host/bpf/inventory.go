@@ -43,6 +43,7 @@ type Inventory struct {
 	charged     bool // the kernel charges BPF memory to control groups
 
 	known    map[Key]*Program // every program since the last snapshot
+	names    map[Key]string   // of programs whose name the kernel cuts
 	warnings []Warning        // of the snapshot that is being taken
 
 	scratch programScratch
@@ -158,16 +159,22 @@ func (v *Inventory) readPrograms() ([]Program, error) {
 	}
 	var out []Program
 	anyHidden := false
+	names := map[Key]string{}
 	err = eachProgram(func(_ uint32, fd int) error {
 		p, hidden, err := v.scratch.readProgram(fd, boot)
 		if err != nil {
 			return err
+		}
+		v.fullName(&p)
+		if len(p.Name) >= cutName {
+			names[p.Key()] = p.Name
 		}
 		p.MemlockBytes, _ = v.memlock(fd)
 		anyHidden = anyHidden || hidden
 		out = append(out, p)
 		return nil
 	})
+	v.names = names
 	if anyHidden {
 		v.warn("bpf-addresses-hidden", "the kernel hides the addresses of machine code (it shows them to CAP_SYSLOG, with kernel.kptr_restrict below 2): samples cannot be told apart by program")
 	}
@@ -199,6 +206,7 @@ func (v *Inventory) ReadCounters() ([]Program, error) {
 		if err != nil {
 			return err
 		}
+		v.fullName(&p)
 		p.MemlockBytes, _ = v.memlock(fd)
 		p.Own = v.own[p.ID]
 		v.known[key] = &p

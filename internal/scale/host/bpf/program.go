@@ -4,9 +4,11 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 	"unsafe"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -80,6 +82,34 @@ func countersOf(info *progInfo, known uintptr) Counters {
 		c.RecursionMisses = &misses
 	}
 	return c
+}
+
+// cutName is how many bytes of a name the kernel keeps of a program (BPF_OBJ_NAME_LEN of bpf.h, less the final 0).
+const cutName = 15
+
+// fullName gives a program whose name may have been cut that of its function, where its type information has it, as
+// bpftool does (get_prog_full_name in its common.c).
+func (v *Inventory) fullName(p *Program) {
+	if len(p.Name) != cutName || p.BTFID == 0 {
+		return
+	}
+	if name, known := v.names[p.Key()]; known {
+		p.Name = name
+		return
+	}
+	program, err := ebpf.NewProgramFromID(ebpf.ProgramID(p.ID))
+	if err != nil {
+		return // it has gone
+	}
+	defer program.Close()
+	info, err := program.Info()
+	if err != nil {
+		return
+	}
+	if functions, err := info.FuncInfos(); err == nil && len(functions) > 0 &&
+		strings.HasPrefix(functions[0].Func.Name, p.Name) {
+		p.Name = functions[0].Func.Name
+	}
 }
 
 // programScratch is room for the lists of one program; it grows to the largest program of the machine.
