@@ -337,10 +337,5 @@ func (l *Load) result(w *window, cpu float64) (*load.Result, error) {
 	for _, n := range w.slices {
 		r.Slices = append(r.Slices, load.Slice{Done: n})
 	}
-	for name, h := range w.times {
-		if err := r.SetHistogram(name, h); err != nil {
-			return nil, fmt.Errorf("times of the fleet: %w", err)
-		}
-	}
-	return r, nil
+	return r, r.SetHistograms(w.times)
 }

@@ -119,5 +119,5 @@ func (w *pushWork) Run(ctx context.Context, s role.Schedule) (*load.Result, erro
 	}
 	r.CPUSeconds = (after - before) * float64(s.Duration) / float64(s.Warmup+s.Duration)
 	r.Intended, r.Sent, r.Rate = r.Done, r.Done, float64(r.Done)/r.Seconds
-	return r, times.Into(r)
+	return r, r.SetHistograms(times)
 }

@@ -1,12 +1,6 @@
 package push
 
-import (
-	"fmt"
-
-	"github.com/HdrHistogram/hdrhistogram-go"
-
-	"tare/internal/experiment/load"
-)
+import "github.com/HdrHistogram/hdrhistogram-go"
 
 // Generator is what results of this package, and of a data plane that works beside it, name as their generator.
 const Generator = "push"
@@ -53,17 +47,4 @@ func NewTimes(names ...string) Times {
 // Add adds a time, in ns. What is below 1 counts as 1.
 func (t Times) Add(name string, ns int64) {
 	_ = t[name].RecordValue(min(max(ns, 1), longest)) // within its bounds
-}
-
-// Into puts all that have values into a result.
-func (t Times) Into(r *load.Result) error {
-	for name, h := range t {
-		if h.TotalCount() == 0 {
-			continue
-		}
-		if err := r.SetHistogram(name, h); err != nil {
-			return fmt.Errorf("changes: %w", err)
-		}
-	}
-	return nil
 }

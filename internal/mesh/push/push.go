@@ -409,7 +409,7 @@ func (w *window) result(cpu float64) (*load.Result, error) {
 	for _, n := range w.slices {
 		r.Slices = append(r.Slices, load.Slice{Done: n})
 	}
-	return r, w.times.Into(r)
+	return r, r.SetHistograms(w.times)
 }
 
 // Run plays a load's part in the role protocol on conn: prepares, says ready, waits for the start, makes changes, sends
