@@ -1,6 +1,8 @@
 package load
 
 import (
+	"errors"
+	"fmt"
 	"time"
 
 	"tare/internal/lib/pace"
@@ -20,4 +22,15 @@ func SpinOf(v param.Values) time.Duration {
 		return d
 	}
 	return -1
+}
+
+// CheckRate refuses a setting "rate" that contradicts the setting "mode". What names pieces of work, in the plural.
+func CheckRate(v param.Values, what string) error {
+	switch _, rated := v["rate"]; {
+	case v["mode"] == Open && !rated:
+		return fmt.Errorf(`an open load needs a "rate", in %s per second`, what)
+	case v["mode"] == Closed && rated:
+		return errors.New(`a closed load goes as fast as it can: "rate" has no meaning for it`)
+	}
+	return nil
 }

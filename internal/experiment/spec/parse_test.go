@@ -214,7 +214,7 @@ var wrongSpecs = []struct{ name, old, new, want string }{
 	{"variant with a wrong value", "light: {subject: kernelmesh}", "light: {subject: variant, set: server.delay=1}", `s.yaml:13:3: the value of "server.delay" must be a duration with its unit, such as 300ms or 2s, not "1"`},
 	{"variant of an arm", "light: {subject: kernelmesh}", "light: {subject: variant, set: heavy.steps=1}", `s.yaml:13:3: "heavy.steps" is no setting of an application or a load`},
 	{"variant that sets twice", "light: {subject: kernelmesh}", `light: {subject: variant, set: "server.delay=1ms, applications.server.delay=2ms"}`, `s.yaml:13:3: "applications.server.delay" is set twice`},
-	{"variant that cannot be", "light: {subject: kernelmesh}", "light: {subject: variant, set: second.rate=5}", `s.yaml:13:3: with what it sets, loads.second: a closed load goes as fast as answers come: "rate" has no meaning for it`},
+	{"variant that cannot be", "light: {subject: kernelmesh}", "light: {subject: variant, set: second.rate=5}", `s.yaml:13:3: with what it sets, loads.second: a closed load goes as fast as it can: "rate" has no meaning for it`},
 	{"no loads, and a subject that needs them", goodSpec, "name: a\nquestion: b\nbaseline: {subject: kernelmesh}\n", `s.yaml:1:1: the spec has no "applications"`},
 	{"no loads, and a baseline that needs them", goodSpec, "name: a\nquestion: b\narms: {c: {subject: store, store: value}}\n", `s.yaml:1:1: the spec has no "applications"`},
 	{"second document", "gates:", "---\ngates:", `s.yaml:19:1: a spec is one document; this is a second`},

@@ -1,7 +1,6 @@
 package admission
 
 import (
-	"errors"
 	"time"
 
 	"tare/internal/experiment/load"
@@ -50,11 +49,8 @@ type Options struct {
 func OptionsOf(v param.Values) (Options, error) {
 	o := Options{Rate: v.Float(rateKey), Arrivals: pace.Arrivals(v[arrivalsKey]), AtOnce: v.Int(atOnceKey),
 		Timeout: v.Duration(timeoutKey), Drain: v.Duration(drainKey)}
-	switch _, rated := v[rateKey]; {
-	case v[modeKey] == load.Open && !rated:
-		return o, errors.New(`an open load needs a "rate", in reviews per second`)
-	case v[modeKey] == load.Closed && rated:
-		return o, errors.New(`a closed load goes as fast as answers come: "rate" has no meaning for it`)
+	if err := load.CheckRate(v, "reviews"); err != nil {
+		return o, err
 	}
 	return o, v.Check(Settings)
 }

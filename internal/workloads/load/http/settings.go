@@ -1,8 +1,6 @@
 package http
 
 import (
-	"errors"
-
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
 	"tare/internal/lib/pace"
@@ -86,11 +84,8 @@ func OptionsOf(v param.Values) (Options, error) {
 	if o.Drain == 0 {
 		o.Drain = -1 // to Options, 0 is the default
 	}
-	switch _, rated := v["rate"]; {
-	case v["mode"] == load.Open && !rated:
-		return o, errors.New(`an open load needs a "rate", in requests per second`)
-	case v["mode"] == load.Closed && rated:
-		return o, errors.New(`a closed load goes as fast as answers come: "rate" has no meaning for it`)
+	if err := load.CheckRate(v, "requests"); err != nil {
+		return o, err
 	}
 	return o, o.streams()
 }

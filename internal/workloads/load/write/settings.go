@@ -1,8 +1,6 @@
 package write
 
 import (
-	"errors"
-
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
 	"tare/internal/lib/pace"
@@ -43,11 +41,8 @@ func OptionsOf(v param.Values) (Options, error) {
 		Sync: v["sync"], Directory: v["directory"], Limit: int64(v.Float("limit")), Drain: v.Duration("drain"),
 		Seed: v.Uint(kind.SeedSetting.Name), Spin: load.SpinOf(v),
 	}
-	switch _, rated := v["rate"]; {
-	case v["mode"] == load.Open && !rated:
-		return o, errors.New(`an open load needs a "rate", in writes per second`)
-	case v["mode"] == load.Closed && rated:
-		return o, errors.New(`a closed load goes as fast as writes end: "rate" has no meaning for it`)
+	if err := load.CheckRate(v, "writes"); err != nil {
+		return o, err
 	}
 	return o, o.check()
 }
