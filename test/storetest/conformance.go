@@ -15,6 +15,7 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/mesh"
 	"tare/internal/mesh/store"
+	"tare/test/meshmodel"
 )
 
 // Conformance holds a design, in each of its variants, against the model and against what it promises.
@@ -217,8 +218,8 @@ func (s *suite) verified(t *testing.T) {
 // their parts.
 func (c *checker) question(t testing.TB, q mesh.Question, n int) {
 	t.Helper()
-	want := c.config.Find(q)
-	counts := map[mesh.Destination]int{}
+	want := meshmodel.Find(c.config, q)
+	counts := map[meshmodel.Destination]int{}
 	names := map[uint32]string{}
 	rest := 1.0
 	for d, part := range want.Parts {
@@ -231,7 +232,7 @@ func (c *checker) question(t testing.TB, q mesh.Question, n int) {
 		got := c.ask.Ask(q, c.random.Uint64())
 		c.asked[got.Verdict&3]++
 		if got.Verdict == mesh.Refuse && want.Verdict == mesh.Accept && rest > 1e-9 {
-			counts[mesh.Destination{}]++
+			counts[meshmodel.Destination{}]++
 			continue
 		}
 		if got.Verdict != want.Verdict {
@@ -246,7 +247,7 @@ func (c *checker) question(t testing.TB, q mesh.Question, n int) {
 			}
 			continue
 		}
-		d := mesh.Destination{Cluster: names[got.Cluster], Endpoint: got.Endpoint}
+		d := meshmodel.Destination{Cluster: names[got.Cluster], Endpoint: got.Endpoint}
 		if _, ok := want.Parts[d]; !ok {
 			t.Fatalf("%v: the store says %v of cluster %d (%q), which is none of the model's %v", text(q), got.Endpoint, got.Cluster, d.Cluster, want.Parts)
 		}
@@ -257,7 +258,7 @@ func (c *checker) question(t testing.TB, q mesh.Question, n int) {
 	}
 	if want.Verdict == mesh.Accept && n >= 1000 {
 		if rest > 1e-9 {
-			want.Parts[mesh.Destination{}] = rest
+			want.Parts[meshmodel.Destination{}] = rest
 		}
 		chiSquare(t, q, counts, want.Parts, n)
 	}
@@ -275,7 +276,7 @@ func (c *checker) numbered(id uint32) bool {
 
 // chiSquare fails where what was counted is less likely than one in a million. What is expected less than 5 times
 // counts together.
-func chiSquare(t testing.TB, q mesh.Question, counts map[mesh.Destination]int, parts map[mesh.Destination]float64, n int) {
+func chiSquare(t testing.TB, q mesh.Question, counts map[meshmodel.Destination]int, parts map[meshmodel.Destination]float64, n int) {
 	t.Helper()
 	sum, rare, rareWant, cells := 0.0, 0.0, 0.0, 0
 	add := func(got, want float64) {

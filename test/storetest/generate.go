@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"tare/internal/mesh"
+	"tare/test/meshmodel"
 )
 
 // generator makes random changes of a small configuration, each other than all before. Resources are small, so that
@@ -69,7 +70,7 @@ func some[T any](r *rand.Rand, n int, of []T) (out []T) {
 func (g *generator) next() (change mesh.Change) {
 	r := g.random
 	touched := map[string]bool{}
-	after := g.config.Clone()
+	after := meshmodel.Clone(g.config)
 	for range 1 + r.IntN(3) {
 		if r.IntN(2) == 0 {
 			name := fmt.Sprintf("cluster-%d", r.IntN(clusterNames))

@@ -18,6 +18,7 @@ import (
 	"tare/internal/mesh"
 	"tare/internal/mesh/store"
 	"tare/internal/mesh/store/storeload"
+	"tare/test/meshmodel"
 )
 
 // The child's part of the test of kills: the variables say which variant, where it pins, and from which change on it
@@ -51,7 +52,7 @@ func (s *suite) writeUntilKilled(from int) error {
 		g.next()
 	}
 	if !s.design.Survives { // what the store had went with its writer
-		if _, err := st.Apply(context.Background(), g.config.All()); err != nil {
+		if _, err := st.Apply(context.Background(), meshmodel.All(g.config)); err != nil {
 			return err
 		}
 	}
@@ -105,7 +106,7 @@ func (s *suite) kills(t *testing.T) {
 			s.left(t, st, ask, before, g.config, kills)
 		}
 		// Whatever was left: with all applied, it is right.
-		change := g.config.All()
+		change := meshmodel.All(g.config)
 		for name := range before.Clusters {
 			if g.config.Clusters[name] == nil {
 				change.RemovedClusters = append(change.RemovedClusters, name)
@@ -140,7 +141,7 @@ func (s *suite) left(t *testing.T, st store.Store, ask *Asker, before, after *me
 	old, now := 0, 0
 	for range 300 {
 		q := questions.question()
-		one, two := before.Find(q), after.Find(q)
+		one, two := meshmodel.Find(before, q), meshmodel.Find(after, q)
 		same := sameAnswer(one, two)
 		for range 8 {
 			got := ask.Ask(q, questions.random.Uint64())
@@ -162,7 +163,7 @@ func (s *suite) left(t *testing.T, st store.Store, ask *Asker, before, after *me
 
 // possible says whether an answer is one that the model gives. A cluster that is not there any more is known by its
 // endpoints only.
-func (s *suite) possible(st store.Store, want mesh.Answer, got Answer) bool {
+func (s *suite) possible(st store.Store, want meshmodel.Answer, got Answer) bool {
 	if got.Verdict != mesh.Accept {
 		sum := 0.0
 		for _, p := range want.Parts {
@@ -178,7 +179,7 @@ func (s *suite) possible(st store.Store, want mesh.Answer, got Answer) bool {
 	return false
 }
 
-func sameAnswer(a, b mesh.Answer) bool {
+func sameAnswer(a, b meshmodel.Answer) bool {
 	if a.Verdict != b.Verdict || len(a.Parts) != len(b.Parts) {
 		return false
 	}
@@ -285,7 +286,7 @@ func (s *suite) restart(t *testing.T) {
 	defer c.ask.Close()
 	if !s.design.Survives {
 		c.ids = nil
-		apply(t, st, g.config.All())
+		apply(t, st, meshmodel.All(g.config))
 	}
 	for range s.least(25) {
 		c.clusters(t)

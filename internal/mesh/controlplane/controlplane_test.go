@@ -82,7 +82,7 @@ func TestRun(t *testing.T) {
 	write("services: [{}]")
 	logged("the configuration stays as it was")
 	var d Done
-	if err := conn.Send(SetEvent, Config{Services: []Service{{Name: "x", Endpoints: []Endpoint{{Address: "127.0.0.1:1"}}}}}); err != nil {
+	if err := conn.Send(SetEvent, Config{Services: []proxyconfig.Service{{Name: "x", Endpoints: []Endpoint{{Address: "127.0.0.1:1"}}}}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := conn.Expect(SetEvent, &d, nil); err != nil || d.Time == 0 {
@@ -101,7 +101,7 @@ func TestRun(t *testing.T) {
 	if err := conn.Expect(EndpointsEvent, &d, nil); !errors.As(err, &none) || none.Code != fault.Usage {
 		t.Errorf("endpoints of a service that is not there: %v", err)
 	}
-	if err := conn.Send(SetEvent, Config{Services: []Service{{}}}); err != nil {
+	if err := conn.Send(SetEvent, Config{Services: []proxyconfig.Service{{}}}); err != nil {
 		t.Fatal(err)
 	}
 	var wrong *fault.Error
@@ -217,7 +217,7 @@ func TestVersions(t *testing.T) {
 	defer s.Close()
 	set := func(text string) (versions [3]string) {
 		t.Helper()
-		r, err := Parse("c.yaml", []byte(text))
+		r, err := shared([]byte(text))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -239,7 +239,7 @@ func TestVersions(t *testing.T) {
 		t.Errorf("other endpoints have versions %v after %v", other, first)
 	}
 	if _, err := s.Set(context.Background(), func() Resources {
-		r, _ := Parse("", []byte(one))
+		r, _ := shared([]byte(one))
 		r.Clusters = append(r.Clusters, r.Clusters[0])
 		return r
 	}()); err == nil {
@@ -258,7 +258,7 @@ func TestTables(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r, err := Parse("c.yaml", fmt.Appendf(nil, "services: [{name: %s, endpoints: [{address: \"127.0.0.1:%d\"}]}]", name, n))
+			r, err := shared(fmt.Appendf(nil, "services: [{name: %s, endpoints: [{address: \"127.0.0.1:%d\"}]}]", name, n))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -309,7 +309,7 @@ func TestIdleConnections(t *testing.T) {
 	s := New(Options{Idle: idle})
 	set := func(text string) {
 		t.Helper()
-		r, err := Parse("c.yaml", []byte(text))
+		r, err := shared([]byte(text))
 		if err == nil {
 			_, err = s.Set(t.Context(), r)
 		}
@@ -365,7 +365,7 @@ func TestSetAll(t *testing.T) {
 	defer s.Close()
 	parse := func(text string) Resources {
 		t.Helper()
-		r, err := Parse("c.yaml", []byte(text))
+		r, err := shared([]byte(text))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -387,4 +387,13 @@ func TestSetAll(t *testing.T) {
 	if _, err := s.SetAll(context.Background(), map[string]View{"x": {Own: one}}); err == nil || len(s.last) != 2 {
 		t.Errorf("a cluster that is given twice is taken, or changes something: %v, %+v", err, s.last)
 	}
+}
+
+// shared is what a mesh file tells every node.
+func shared(file []byte) (Resources, error) {
+	m, err := proxyconfig.Parse("c.yaml", file)
+	if err != nil {
+		return Resources{}, err
+	}
+	return m.Shared()
 }

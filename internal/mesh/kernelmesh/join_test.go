@@ -19,7 +19,6 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/lib/param"
 	"tare/internal/mesh/connect"
-	"tare/internal/mesh/controlplane"
 	appmesh "tare/internal/mesh/services"
 )
 
@@ -94,10 +93,7 @@ func (x *trial) controlPlane(argv []string) kind.Process {
 		at, to, _ := strings.Cut(pair, "=")
 		fmt.Fprintf(&b, "  - {name: app-%d, address: %q, endpoints: [{address: %q}]}\n", i, at, to)
 	}
-	r, err := controlplane.Parse("test", []byte(b.String()))
-	if err != nil {
-		x.t.Fatal(err)
-	}
+	r := resourcesOf(x.t, b.String())
 	path := filepath.Join(x.t.TempDir(), "xds")
 	if _, err := controlPlane(x.t, path).Set(context.Background(), r); err != nil {
 		x.t.Fatal(err)

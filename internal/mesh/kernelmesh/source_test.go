@@ -11,6 +11,7 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/mesh"
 	"tare/internal/mesh/store"
+	"tare/test/meshmodel"
 )
 
 // TestSource holds what comes of the changes against the services that were set, by the model of all stores.
@@ -52,12 +53,12 @@ func TestSource(t *testing.T) {
 		if n := [4]int{len(last.Clusters), len(last.Listeners), len(last.RemovedClusters), len(last.RemovedListeners)}; n != step.change {
 			t.Errorf("%s: a change of %v, want %v", step.name, n, step.change)
 		}
-		a := config.Find(mesh.Question{To: web, Protocol: TCP})
+		a := meshmodel.Find(config, mesh.Question{To: web, Protocol: TCP})
 		if a.Verdict != step.verdict || len(a.Parts) != len(step.parts) {
 			t.Errorf("%s: %+v", step.name, a)
 		}
 		for to, part := range step.parts {
-			if a.Parts[mesh.Destination{Cluster: "tcp 10.96.0.1:80", Endpoint: to}] != part {
+			if a.Parts[meshmodel.Destination{Cluster: "tcp 10.96.0.1:80", Endpoint: to}] != part {
 				t.Errorf("%s: %+v", step.name, a)
 			}
 		}

@@ -19,6 +19,7 @@ import (
 	"tare/internal/mesh/connect"
 	"tare/internal/mesh/generation"
 	"tare/internal/mesh/store"
+	"tare/test/meshmodel"
 )
 
 // connectMain is a load of connections as a process: argument 1 is a cgroup to enter, argument 2 the process that
@@ -52,7 +53,7 @@ func TestReplacerChanges(t *testing.T) {
 			t.Errorf("generation %d: %d clusters, %d listeners", g, len(c.Clusters), len(c.Listeners))
 		}
 		for service := range generation.Services {
-			a := c.Find(mesh.Question{To: generation.AddrPort(generation.Service(service)), Protocol: mesh.UDP})
+			a := meshmodel.Find(c, mesh.Question{To: generation.AddrPort(generation.Service(service)), Protocol: mesh.UDP})
 			want := map[netip.AddrPort]bool{}
 			for i := range generation.Size(g) {
 				want[generation.AddrPort(generation.Endpoint(service, g, i))] = true

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/mesh/controlplane"
+	"tare/internal/mesh/controlplane/proxyconfig"
 )
 
 // controlPlane serves at a socket of the file system until the test ends, or it is closed.
@@ -36,10 +37,7 @@ func controlPlane(t *testing.T, path string) *controlplane.Server {
 // tells has the control plane say that service4 is at an endpoint.
 func tells(t *testing.T, s *controlplane.Server, endpoint netip.AddrPort) {
 	t.Helper()
-	r, err := controlplane.Parse("test", fmt.Appendf(nil, "services:\n  - name: web\n    address: %s\n    endpoints: [{address: %s}]\n", service4, endpoint))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := resourcesOf(t, fmt.Sprintf("services: [{name: web, address: %q, endpoints: [{address: %q}]}]", service4, endpoint))
 	if _, err := s.Set(context.Background(), r); err != nil {
 		t.Fatal(err)
 	}
@@ -108,4 +106,18 @@ func TestFailOpen(t *testing.T) {
 	s := newSubject(t, Options{XDS: "unix:" + filepath.Join(t.TempDir(), "nobody"), CgroupDir: dir}, 0)
 	s.ready(t)
 	newClient(t, dir).ask(t, request{Do: "tcp", To: a}).want(t, counted(a, 1), counted(a, 1), none)
+}
+
+// resourcesOf is what a mesh file tells every node.
+func resourcesOf(t *testing.T, file string) controlplane.Resources {
+	t.Helper()
+	m, err := proxyconfig.Parse("test", []byte(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := m.Shared()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
 }

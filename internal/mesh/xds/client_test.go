@@ -26,6 +26,7 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/mesh"
 	"tare/internal/mesh/controlplane"
+	"tare/test/meshmodel"
 )
 
 // model is a store that holds every change against what it may rely on.
@@ -135,7 +136,7 @@ func (m *model) refusals() (all []string) {
 
 func describe(c *mesh.Config) string {
 	var b strings.Builder
-	change := c.All()
+	change := meshmodel.All(c)
 	for _, x := range change.Clusters {
 		fmt.Fprintf(&b, "%s:", x.Name)
 		for _, l := range x.Localities {

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"tare/internal/mesh"
+	"tare/test/meshmodel"
 )
 
 // piece is a resource, or its removal by name.
@@ -66,7 +67,7 @@ func (x *taking) settle(o *outcome) {
 	x.t.Helper()
 	x.conflicts(o)
 	err := x.state.settle(func(c mesh.Change) error {
-		next := x.store.Clone()
+		next := meshmodel.Clone(x.store)
 		next.Apply(c)
 		for _, l := range next.Listeners { // as a store would: no listener without its clusters
 			for _, name := range named(l) {

@@ -14,6 +14,7 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/mesh"
 	"tare/internal/mesh/xds/translate"
+	"tare/test/meshmodel"
 )
 
 const full = `
@@ -117,7 +118,7 @@ func TestPlainWords(t *testing.T) {
 		{"10.1.1.1:5", "10.96.0.1:81", mesh.TCP, "pass"},
 		{"10.1.1.1:5", "10.96.0.9:80", mesh.TCP, "accept raw 127.0.0.1:1"},
 	} {
-		a := config.Find(mesh.Question{From: netip.MustParseAddrPort(c.from), To: netip.MustParseAddrPort(c.to),
+		a := meshmodel.Find(config, mesh.Question{From: netip.MustParseAddrPort(c.from), To: netip.MustParseAddrPort(c.to),
 			Protocol: c.protocol})
 		got := a.Verdict.String()
 		for d := range a.Parts {
@@ -127,8 +128,8 @@ func TestPlainWords(t *testing.T) {
 			t.Errorf("%s to %s: got %s, want %s", c.from, c.to, got, c.want)
 		}
 	}
-	a := config.Find(mesh.Question{To: netip.MustParseAddrPort("[fd00::2]:53"), Protocol: mesh.UDP})
-	want := map[mesh.Destination]float64{
+	a := meshmodel.Find(config, mesh.Question{To: netip.MustParseAddrPort("[fd00::2]:53"), Protocol: mesh.UDP})
+	want := map[meshmodel.Destination]float64{
 		{Cluster: "canary", Endpoint: netip.MustParseAddrPort("127.0.0.1:9001")}: 0.9,
 		{Cluster: "canary", Endpoint: netip.MustParseAddrPort("127.0.0.2:9002")}: 0.1}
 	for d, part := range want {

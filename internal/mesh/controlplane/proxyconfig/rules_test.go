@@ -11,6 +11,7 @@ import (
 
 	"tare/internal/mesh"
 	"tare/internal/mesh/xds/translate"
+	"tare/test/meshmodel"
 )
 
 // TestRules holds the filter chains that rules become, read by the data plane's own model of Envoy's choice of a chain,
@@ -77,7 +78,7 @@ func TestRules(t *testing.T) {
 				if held(s.Deny, q) || len(s.Allow) > 0 && !held(s.Allow, q) {
 					want = mesh.Deny
 				}
-				if got := config.Find(q).Verdict; got != want {
+				if got := meshmodel.Find(config, q).Verdict; got != want {
 					t.Fatalf("%s to %s: got %v, want %v by %+v\n%v", from, to, got, want, s, l)
 				}
 				asked++

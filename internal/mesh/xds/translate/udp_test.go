@@ -9,6 +9,7 @@ import (
 	_ "github.com/envoyproxy/go-control-plane/envoy/extensions/matching/common_inputs/network/v3" // in JSON here
 
 	"tare/internal/mesh"
+	"tare/test/meshmodel"
 )
 
 // bySource is a UDP listener with a matcher of ranges of sources.
@@ -66,7 +67,7 @@ func TestClosingChain(t *testing.T) {
 	config := mesh.NewConfig()
 	config.Listeners["l"] = l
 	q := mesh.Question{From: netip.MustParseAddrPort("10.1.1.1:5"), To: l.Address, Protocol: mesh.TCP}
-	if got := config.Find(q).Verdict; got != mesh.Deny {
+	if got := meshmodel.Find(config, q).Verdict; got != mesh.Deny {
 		t.Errorf("got %v", got)
 	}
 }
@@ -98,7 +99,7 @@ func TestClosingChainAmongOthers(t *testing.T) {
 		config := mesh.NewConfig()
 		config.Listeners["l"] = s.Listeners[0]
 		q := mesh.Question{From: netip.MustParseAddrPort("10.1.1.1:5"), To: s.Listeners[0].Address, Protocol: mesh.TCP}
-		if got := config.Find(q).Verdict; got != mesh.Deny {
+		if got := meshmodel.Find(config, q).Verdict; got != mesh.Deny {
 			t.Errorf("%s: got %v", json, got)
 		}
 	}
