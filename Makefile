@@ -30,7 +30,7 @@ check: ## what needs no root and measures nothing: lint, generated files, tests 
 	./test/setup tools
 	./test/run check
 
-quick: ## the same of what differs from main (30 seconds)
+quick: ## the same of what differs from main (1 minute)
 	./test/setup tools
 	./test/run quick
 

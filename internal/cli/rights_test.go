@@ -48,7 +48,8 @@ func TestEveryCommandHasARow(t *testing.T) {
 			}
 		}
 		if !c.HasSubCommands() && !described[c] && !described[c.Parent()] {
-			t.Errorf("docs/security.md does not say what %s needs", c.CommandPath())
+			t.Errorf("docs/security.md does not say what %s needs: give it a row, and the row a test in "+
+				"test/e2e/privileges_table_test.go", c.CommandPath())
 		}
 	}
 	look(root)
