@@ -109,7 +109,6 @@ func (a Atomic) String() string {
 // Design is one way to build a store.
 type Design struct {
 	Name     string
-	Summary  string
 	Variants []string // the first is the default; none: there is one way only
 	Atomic   Atomic
 	Survives bool // with PinDir, what was applied last outlives a writer that was killed at any point

@@ -20,7 +20,6 @@ import (
 // the map of maps, and opened and closed again around its use. What the writer waits for is the map of maps.
 var Naive = store.Design{
 	Name:     "naive",
-	Summary:  "each record a map of its own, made and removed with it, in a map of maps: where Kmesh began",
 	Atomic:   store.PerRecord,
 	Survives: false, // a resource that is being replaced is gone
 	Open: func(o store.Options) (store.Store, error) {

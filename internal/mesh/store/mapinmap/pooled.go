@@ -34,7 +34,6 @@ const (
 // in a file that only a clean end leaves.
 var Pooled = store.Design{
 	Name:     "pooled",
-	Summary:  "each record a map of its own out of a pool, in a map of maps: what Kmesh's proposal made of naive",
 	Variants: []string{ahead, background, onDemand},
 	Atomic:   store.PerRecord,
 	Survives: false, // a resource that is being replaced is gone

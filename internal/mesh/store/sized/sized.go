@@ -29,7 +29,6 @@ func init() {
 // Design is the store's entry in the registry.
 var Design = store.Design{
 	Name:     "sized",
-	Summary:  "records in four flat hash maps by size class, as Kmesh has them now",
 	Variants: []string{"replace", ordered},
 	Atomic:   store.PerRecord,
 	Survives: false, // a resource that is being replaced is gone

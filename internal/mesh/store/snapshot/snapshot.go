@@ -32,7 +32,6 @@ func init() {
 // Design is what the package adds to the stores.
 var Design = store.Design{
 	Name:     "snapshot",
-	Summary:  "copy on write in one mappable array; a change is one atomic store and no system call",
 	Atomic:   store.PerChange,
 	Survives: true,
 	Open:     openStore,

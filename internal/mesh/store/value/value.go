@@ -32,11 +32,10 @@ const (
 
 func init() {
 	store.Register(store.Design{
-		Name:    "value",
-		Summary: "one map value for each cluster and listener, replaced in place under a lock",
-		Atomic:  store.PerResource,
-		Open:    openStore,
-		Ask:     loadAsk,
+		Name:   "value",
+		Atomic: store.PerResource,
+		Open:   openStore,
+		Ask:    loadAsk,
 	})
 }
 
