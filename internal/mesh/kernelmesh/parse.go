@@ -28,8 +28,11 @@ const example = "services: [{address: 10.96.0.1:80, protocol: tcp, endpoints: [{
 func ReadFile(path string) ([]Service, error) {
 	f, err := files.Open(path)
 	if err != nil {
-		return nil, fault.Wrap(errors.Unwrap(err), fault.Usage, path, "name a services file with --services",
-			"the services file cannot be read")
+		hint := "name a services file with --services"
+		if errors.Is(err, files.ErrNotRegular) {
+			hint = "name a file, not a directory, pipe or device"
+		}
+		return nil, fault.Wrap(errors.Unwrap(err), fault.Usage, path, hint, "the services file cannot be read")
 	}
 	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1)) // it may grow
