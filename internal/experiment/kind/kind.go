@@ -85,8 +85,8 @@ type About struct {
 	// Trait says what to know of the subject with these options wherever an arm of it is named; nil or empty: nothing.
 	Trait func(param.Values) string
 
-	// Lacks says what it does not do of what others in a setup do, as a sentence goes on after "is not the same service: ";
-	// nil or empty: nothing.
+	// Lacks says what it does not do of what others in a setup do, as a sentence goes on after
+	// "is not the same service: "; nil or empty: nothing.
 	Lacks func(*Setup) string
 
 	// All guests

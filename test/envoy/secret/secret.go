@@ -13,8 +13,8 @@ import (
 	"tare/internal/mesh/controlplane/authority"
 )
 
-// Credentials are those of a proxy, from the files that its Envoy reads (authority.Credentials.WriteEnvoy), without what
-// the certificate says.
+// Credentials are those of a proxy, from the files that its Envoy reads (authority.Credentials.WriteEnvoy), without
+// what the certificate says.
 func Credentials(dir string) (c authority.Credentials, err error) {
 	roots, err := read(filepath.Join(dir, authority.EnvoyRootsFile))
 	if err != nil {

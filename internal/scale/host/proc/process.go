@@ -330,8 +330,8 @@ func list(b []byte) []string {
 }
 
 // Resident is the resident memory of a process in bytes, pages that it shares with others counted in full, and the most
-// that it has had so far (VmRSS and VmHWM of proc_pid_status(5)). A process without memory, such as a kernel thread or a
-// zombie, has 0.
+// that it has had so far (VmRSS and VmHWM of proc_pid_status(5)). A process without memory, such as a kernel thread or
+// a zombie, has 0.
 func (f FS) Resident(pid int) (now, peak uint64, err error) {
 	b, err := f.read(pid, "status")
 	if err != nil {

@@ -177,7 +177,9 @@ func (r *Reading) heading(name string) {
 	if r.headings == nil {
 		r.headings = map[string]bool{}
 	}
-	r.headings[name] = r.headings[name]
+	if !r.headings[name] {
+		r.headings[name] = false // there, and not read yet
+	}
 }
 
 func (r *Reading) read(heading string) { r.headings[heading] = true }
