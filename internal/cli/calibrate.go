@@ -92,7 +92,8 @@ func runCalibrate(cmd *cobra.Command, o calibrate.Options, asJSON bool) (err err
 // printCalibration writes the table for people.
 func printCalibration(w io.Writer, r *calibrate.Report) error {
 	m := r.Machine
-	fmt.Fprintf(w, "Calibrated in %s: %s, Linux %s, %d CPUs, cgroup %s, clock %s", quantity.Value(r.Seconds, quantity.Seconds), m.Hostname, m.Kernel, m.CPUs, m.CgroupMode, m.Clocksource)
+	fmt.Fprintf(w, "Calibrated in %s: %s, Linux %s, %d CPUs, cgroup %s, clock %s",
+		quantity.Value(r.Seconds, quantity.Seconds), m.Hostname, m.Kernel, m.CPUs, m.CgroupMode, m.Clocksource)
 	if m.Sampler != "" {
 		fmt.Fprintf(w, ", samples by %s", m.Sampler)
 	}
@@ -107,12 +108,14 @@ func printCalibration(w io.Writer, r *calibrate.Report) error {
 			section = x.Section
 			fmt.Fprintf(t, "\n%s\ttrue\tmeasured\terror\tallowed\tverdict\t\n", section)
 		}
-		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\t%s\t%s\n", x.Name, valueOf(x.True, x.Unit), reading(x), errorOf(x), allowed(x), verdictOf(x), remark(x))
+		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\t%s\t%s\n", x.Name, valueOf(x.True, x.Unit), reading(x), errorOf(x), allowed(x),
+			verdictOf(x), remark(x))
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "\n%d weights in tolerance, %d out of it, %d not judged%s\n", r.Passed, r.Failed, r.Unjudged, judgedIn(r))
+	fmt.Fprintf(w, "\n%d weights in tolerance, %d out of it, %d not judged%s\n", r.Passed, r.Failed, r.Unjudged,
+		judgedIn(r))
 	for _, x := range r.Warnings {
 		fmt.Fprintf(w, "warning: %s\n", x)
 	}
@@ -191,7 +194,8 @@ func remark(x calibrate.Weight) string {
 	if x.ClosedLoop != nil {
 		parts = append(parts, "a closed-loop clock reads "+quantity.Value(*x.ClosedLoop, x.Unit))
 	}
-	if x.Verdict == calibrate.Missing || (x.Verdict == calibrate.Fail || x.Verdict == calibrate.Disturbed) && x.Note != "" {
+	if x.Verdict == calibrate.Missing || (x.Verdict == calibrate.Fail || x.Verdict == calibrate.Disturbed) &&
+		x.Note != "" {
 		parts = append(parts, x.Note)
 	}
 	if x.Undisturbed < x.Of && x.Undisturbed > 0 {
@@ -200,7 +204,8 @@ func remark(x calibrate.Weight) string {
 	if x.Verdict == calibrate.Disturbed {
 		parts = append(parts, disturber(x))
 		if x.Longest > 0 {
-			parts = append(parts, fmt.Sprintf("stalls of up to %s, %.2g %% of the time", quantity.Value(x.Longest, quantity.Seconds), 100*x.Stood))
+			parts = append(parts, fmt.Sprintf("stalls of up to %s, %.2g %% of the time",
+				quantity.Value(x.Longest, quantity.Seconds), 100*x.Stood))
 		}
 	}
 	if x.Tries > 1 {

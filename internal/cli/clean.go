@@ -56,7 +56,8 @@ has is left alone and listed: run 'tare clean' on the host, where every process 
 			return err
 		},
 	}
-	c.Flags().StringArrayVar(&ended, "ended", nil, "`name` of a run that has ended, where that cannot be seen from here; may be repeated")
+	c.Flags().StringArrayVar(&ended, "ended", nil,
+		"`name` of a run that has ended, where that cannot be seen from here; may be repeated")
 	return c
 }
 
@@ -189,7 +190,8 @@ func printCleaned(w io.Writer, r cleaned) error {
 			fmt.Fprintf(w, "and %d more pins\n", len(r.Pins)-i)
 			break
 		}
-		fmt.Fprintf(w, "left alone: the eBPF pin %s, made since those runs began: remove it if one of them made it\n", text.Line(pin))
+		fmt.Fprintf(w, "left alone: the eBPF pin %s, made since those runs began: remove it if one of them made it\n",
+			text.Line(pin))
 	}
 	for _, l := range r.Left {
 		of := ""
@@ -199,7 +201,8 @@ func printCleaned(w io.Writer, r cleaned) error {
 		fmt.Fprintf(w, "left alone: %s%s\n", text.Line(l.What), of)
 	}
 	if len(r.Left) > 0 {
-		_, err := fmt.Fprintln(w, "whether those runs go on cannot be seen from this PID namespace: run 'tare clean' on the host, "+
+		_, err := fmt.Fprintln(w, "whether those runs go on cannot be seen from this PID namespace: run 'tare clean' on "+
+			"the host, "+
 			"or name a run that has ended: tare clean --ended NAME")
 		return err
 	}

@@ -18,7 +18,8 @@ func TestPrintCleaned(t *testing.T) {
 		{cleaned{Report: placement.Report{Trees: []string{"tare-x-p1-t2"}}, Pins: []string{"/sys/fs/bpf/x"}}, []string{
 			"removed the control groups tare-x-p1-t2\n", "left alone: the eBPF pin /sys/fs/bpf/x, made since",
 		}},
-		{cleaned{Left: []placement.Left{{What: "the network interface tare7n1", Tree: "tare-nodes-p7-t8"}, {What: "the sandbox x"}}}, []string{
+		{cleaned{Left: []placement.Left{{What: "the network interface tare7n1", Tree: "tare-nodes-p7-t8"},
+			{What: "the sandbox x"}}}, []string{
 			"left alone: the network interface tare7n1 of tare-nodes-p7-t8\n", "left alone: the sandbox x\n", "--ended",
 		}},
 	} {
@@ -31,7 +32,8 @@ func TestPrintCleaned(t *testing.T) {
 				t.Errorf("%+v: %q lacks %q", c.r, out.String(), want)
 			}
 		}
-		if nothing := strings.Contains(out.String(), "nothing"); nothing != (len(c.r.Links)+len(c.r.Left)+len(c.r.Trees) == 0) {
+		if nothing := strings.Contains(out.String(),
+			"nothing"); nothing != (len(c.r.Links)+len(c.r.Left)+len(c.r.Trees) == 0) {
 			t.Errorf("%+v: %q", c.r, out.String())
 		}
 	}

@@ -70,14 +70,17 @@ given.`,
 			if err != nil || f.page == "" {
 				return err
 			}
-			return writeFile(cmd.Context(), f.page, "the page", "make room, or name another file with --html", func(w io.Writer) error {
-				_, err := page.WriteTo(w)
-				return err
-			})
+			return writeFile(cmd.Context(), f.page, "the page", "make room, or name another file with --html",
+				func(w io.Writer) error {
+					_, err := page.WriteTo(w)
+					return err
+				})
 		},
 	}
-	c.Flags().StringVar(&f.history, "history", "", "directory with runs of the experiment: alone to show their course, else for the variance between runs")
-	c.Flags().BoolVar(&f.anyway, "anyway", false, "compare what differs in machine, kernel, spec or definitions, and invalid runs")
+	c.Flags().StringVar(&f.history, "history", "",
+		"directory with runs of the experiment: alone to show their course, else for the variance between runs")
+	c.Flags().BoolVar(&f.anyway, "anyway", false,
+		"compare what differs in machine, kernel, spec or definitions, and invalid runs")
 	c.Flags().StringVar(&f.page, "html", "", "file to write as a page, beside what is printed")
 	registerFormat(c, &f.show, report.Comparisons)
 	f.show.registerAll(c.Flags())
@@ -112,7 +115,8 @@ func compare(out, page io.Writer, args []string, f compareFlags) error {
 		return writeHistory(out, &course, o)
 	}
 	if (f.show.format != "text" || f.page != "") && len(args) > 2 {
-		return fault.New(fault.Usage, "--format, --json, --html", "name one OLD and one NEW", "one document holds one comparison")
+		return fault.New(fault.Usage, "--format, --json, --html", "name one OLD and one NEW",
+			"one document holds one comparison")
 	}
 	old, err := f.side(args[0])
 	if err != nil {
@@ -140,7 +144,8 @@ func compare(out, page io.Writer, args []string, f compareFlags) error {
 }
 
 // hold holds one new side against the old one.
-func (f compareFlags) hold(old []comparison.Source, was, is string, history []comparison.Source) (*comparison.Comparison, error) {
+func (f compareFlags) hold(old []comparison.Source, was, is string,
+	history []comparison.Source) (*comparison.Comparison, error) {
 	new, err := f.side(is)
 	if err != nil {
 		return nil, err
@@ -150,7 +155,8 @@ func (f compareFlags) hold(old []comparison.Source, was, is string, history []co
 	}
 	for _, n := range new {
 		if slices.ContainsFunc(old, func(o comparison.Source) bool { return comparison.Name(o) == comparison.Name(n) }) {
-			return nil, fault.New(fault.Usage, n.Dir, "name another run", "this run is in %s as well, and would be compared with itself", was)
+			return nil, fault.New(fault.Usage, n.Dir, "name another run",
+				"this run is in %s as well, and would be compared with itself", was)
 		}
 	}
 	c := comparison.Compare(old, new, history)
@@ -246,7 +252,8 @@ func sourcesIn(dir string, skip func(error)) ([]comparison.Source, error) {
 			return nil, fault.New(fault.Usage, dir, "a run directory is what 'tare run' writes",
 				"there is no %s, neither in it nor in a directory in it", record.RunFile)
 		case len(dirs) > maxRuns:
-			return nil, fault.New(fault.Usage, dir, "put fewer there", "it holds %d runs, and %d are allowed", len(dirs), maxRuns)
+			return nil, fault.New(fault.Usage, dir, "put fewer there", "it holds %d runs, and %d are allowed", len(dirs),
+				maxRuns)
 		}
 	}
 	var sources []comparison.Source
@@ -254,7 +261,8 @@ func sourcesIn(dir string, skip func(error)) ([]comparison.Source, error) {
 	for _, d := range dirs {
 		s, err := sourceOf(d)
 		if kept += record.SizeOf(s); kept > maxKept {
-			return nil, fault.New(fault.Usage, dir, "put fewer there", "what its runs say takes more than %d MiB of memory", maxKept>>20)
+			return nil, fault.New(fault.Usage, dir, "put fewer there", "what its runs say takes more than %d MiB of memory",
+				maxKept>>20)
 		}
 		switch {
 		case err == nil:

@@ -45,7 +45,8 @@ func TestCompareCommand(t *testing.T) {
 		t.Errorf("of two new ones: %v\n%s", err, out)
 	}
 	var c comparison.Comparison
-	if out, err = runCompare(old, new, "--json"); err != nil || json.Unmarshal([]byte(out), &c) != nil || c.Schema != comparison.Schema {
+	if out, err = runCompare(old, new, "--json"); err != nil || json.Unmarshal([]byte(out), &c) != nil ||
+		c.Schema != comparison.Schema {
 		t.Errorf("%v\n%s", err, out)
 	}
 	history := writeRuns(t, 10, fast, fast, fast, fast, fast, fast, fast, slow, slow, slow, slow, slow, slow, slow)
@@ -75,7 +76,8 @@ func TestComparePages(t *testing.T) {
 			t.Errorf("%v, no %q in\n%s", err, want, text)
 		}
 	}
-	if _, err := runCompare("--history", writeRuns(t, 0, 9e-6), "--html", filepath.Join(page, "x")); fault.CodeOf(err) != fault.Machine {
+	if _, err := runCompare("--history", writeRuns(t, 0, 9e-6), "--html",
+		filepath.Join(page, "x")); fault.CodeOf(err) != fault.Machine {
 		t.Errorf("a page that cannot be written: %v", err)
 	}
 }
@@ -115,14 +117,16 @@ func TestCompareRefuses(t *testing.T) {
 		}
 	}
 	alter(two, "6.18.0", "6.1.0")
-	if _, err := runCompare(one, two); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "the kernel: 6.18.0 and 6.1.0") {
+	if _, err := runCompare(one, two); fault.CodeOf(err) != fault.Usage ||
+		!strings.Contains(err.Error(), "the kernel: 6.18.0 and 6.1.0") {
 		t.Errorf("another kernel: %v", err)
 	}
 	if out, err := runCompare(one, two, "--anyway"); err != nil {
 		t.Errorf("another kernel, anyway: %v\n%s", err, out)
 	}
 	alter(two, "6.1.0", "6.18.0")
-	if _, err := runCompare(one, one); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "compared with itself") {
+	if _, err := runCompare(one, one); fault.CodeOf(err) != fault.Usage ||
+		!strings.Contains(err.Error(), "compared with itself") {
 		t.Errorf("the same run twice: %v", err)
 	}
 	alter(two, `"candidate": "0.1.0"`, `"candidate": "0.2.0"`)
@@ -132,12 +136,14 @@ func TestCompareRefuses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Symlink(filepath.Join(parent, entries[0].Name()), filepath.Join(mixed, strings.Repeat("x", i+1))); err != nil {
+		if err := os.Symlink(filepath.Join(parent, entries[0].Name()),
+			filepath.Join(mixed, strings.Repeat("x", i+1))); err != nil {
 			t.Fatal(err)
 		}
 	}
 	three := writeRuns(t, 2, 9e-6)
-	if _, err := runCompare(mixed, three); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "no repeats of one thing") {
+	if _, err := runCompare(mixed, three); fault.CodeOf(err) != fault.Usage ||
+		!strings.Contains(err.Error(), "no repeats of one thing") {
 		t.Errorf("two versions on one side: %v", err)
 	}
 	// A history holds any versions, and what cannot be read is left out.
@@ -167,7 +173,8 @@ func TestCompareRefuses(t *testing.T) {
 		}
 	}
 	alter(two, `"candidate"`, `"other"`)
-	if _, err := runCompare(one, two); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "no estimate with an interval in common") {
+	if _, err := runCompare(one, two); fault.CodeOf(err) != fault.Usage ||
+		!strings.Contains(err.Error(), "no estimate with an interval in common") {
 		t.Errorf("other arms: %v", err)
 	}
 }

@@ -66,9 +66,10 @@ get is in the file of --injection (docs/injection.md); the webhook is known by t
 				return err
 			}
 			if people {
-				return forPeople(cmd.Context(), cmd.OutOrStdout(), printControlplane, func(ctx context.Context, conn *role.Conn) error {
-					return controlplane.Run(ctx, o, conn)
-				})
+				return forPeople(cmd.Context(), cmd.OutOrStdout(), printControlplane,
+					func(ctx context.Context, conn *role.Conn) error {
+						return controlplane.Run(ctx, o, conn)
+					})
 			}
 			conn := unprivileged(cmd.Context())
 			return reported(conn, controlplane.Run(cmd.Context(), o, conn))
@@ -76,20 +77,28 @@ get is in the file of --injection (docs/injection.md); the webhook is known by t
 	}
 	c.AddCommand(newControlplanePod())
 	f := c.Flags()
-	f.StringVar(&o.File, "config", "", "mesh file, or directory of mesh files: YAML of services and proxies, and of resources in Envoy's form")
+	f.StringVar(&o.File, "config", "", "mesh file, or directory of mesh files: YAML of services and proxies, and of "+
+		"resources in Envoy's form")
 	f.StringVar(&o.Listen, "listen", "127.0.0.1:0", "address to listen on; port 0 takes a free one")
-	f.IntVar(&o.Connections, "max-connections", controlplane.MaxConnections, "connections that proxies may have open; more are turned away")
-	f.StringVar(&o.Credentials, "credentials", "", "directory in which each proxy finds what it connects by; it must be yours alone to write")
-	f.StringVar(&o.Roots, "roots", "", "directory that keeps the roots of certificates; left out, they end with the control plane")
+	f.IntVar(&o.Connections, "max-connections", controlplane.MaxConnections,
+		"connections that proxies may have open; more are turned away")
+	f.StringVar(&o.Credentials, "credentials", "",
+		"directory in which each proxy finds what it connects by; it must be yours alone to write")
+	f.StringVar(&o.Roots, "roots", "", "directory that keeps the roots of certificates; left out, they end with the "+
+		"control plane")
 	f.DurationVar(&o.Life, "life", 0, "life of certificates, from 1s on; 1h when left out")
-	f.StringVar(&o.Admin, "admin", "", "address at which to serve /metrics for Prometheus, and /changes, the last changes as JSON")
-	f.StringVar(&o.Webhook.Listen, "webhook", "", "address at which API servers have new pods reviewed (AdmissionReview), by TLS")
+	f.StringVar(&o.Admin, "admin", "", "address at which to serve /metrics for Prometheus, and /changes, the last "+
+		"changes as JSON")
+	f.StringVar(&o.Webhook.Listen, "webhook", "",
+		"address at which API servers have new pods reviewed (AdmissionReview), by TLS")
 	f.StringVar(&pods.injection, "injection", "", "YAML file of what pods get")
 	f.StringSliceVar(&o.Webhook.Names, "webhook-name", []string{"controlplane.tare-system.svc"},
 		"DNS names by which API servers know the webhook: SERVICE.NAMESPACE.svc")
-	f.StringVar(&pods.keys, "service-account-keys", "", "file of a cluster's public keys (/openid/v1/jwks): the tokens of its "+
-		"service accounts give certificates")
-	f.StringVar(&pods.issuer, "service-account-issuer", "https://kubernetes.default.svc.cluster.local", "issuer of these tokens")
+	f.StringVar(&pods.keys, "service-account-keys", "",
+		"file of a cluster's public keys (/openid/v1/jwks): the tokens of its "+
+			"service accounts give certificates")
+	f.StringVar(&pods.issuer, "service-account-issuer", "https://kubernetes.default.svc.cluster.local",
+		"issuer of these tokens")
 	f.StringVar(&pods.audience, "service-account-audience", "tare", "audience that they must be for")
 	f.BoolVar(&human, "human", false, "print for people, not the role protocol; the default on a terminal")
 	return c
@@ -105,7 +114,8 @@ type ofPods struct{ injection, keys, issuer, audience string }
 func (f ofPods) complete(cmd *cobra.Command, o *controlplane.Settings) error {
 	if f.injection != "" {
 		if o.Webhook.Listen == "" {
-			return wrongUse(cmd, fault.New(fault.Usage, "--injection", "give --webhook as well", "only a webhook injects anything"))
+			return wrongUse(cmd, fault.New(fault.Usage, "--injection", "give --webhook as well",
+				"only a webhook injects anything"))
 		}
 		text, err := readFile(f.injection, "what is injected", seePods)
 		if err != nil {
@@ -117,7 +127,8 @@ func (f ofPods) complete(cmd *cobra.Command, o *controlplane.Settings) error {
 	}
 	for _, name := range o.Webhook.Names {
 		if !dnsName().MatchString(name) || len(name) > 253 {
-			return wrongUse(cmd, fault.New(fault.Usage, "--webhook-name", "give SERVICE.NAMESPACE.svc", "%q is no DNS name", name))
+			return wrongUse(cmd, fault.New(fault.Usage, "--webhook-name", "give SERVICE.NAMESPACE.svc",
+				"%q is no DNS name", name))
 		}
 	}
 	if f.keys != "" {

@@ -25,8 +25,8 @@ func newControlplanePod() *cobra.Command {
 		Short: "Run Envoy in a pod, with a certificate for the pod's service account",
 		Long: `Run Envoy as the proxy of an injected pod, until interrupted. The command gets the certificate of the pod's
 service account from a control plane by the account's token, starts Envoy with it, and renews it. With --probes it
-answers the kubelet's probes for the other containers. The roots of the mesh's certificates are in $TARE_ROOTS and the probes in
-$TARE_PROBES, where the webhook of 'tare controlplane --webhook' puts them (docs/injection.md).`,
+answers the kubelet's probes for the other containers. The roots of the mesh's certificates are in $TARE_ROOTS and the
+probes in $TARE_PROBES, where the webhook of 'tare controlplane --webhook' puts them (docs/injection.md).`,
 		Example: `  tare controlplane pod --address controlplane.tare-system:18000 --node shop.web \
     --identity spiffe://mesh.local/ns/shop/sa/web --token-file /run/mesh/token -- envoy --disable-hot-restart`,
 		RunE: func(cmd *cobra.Command, args []string) (err error) {

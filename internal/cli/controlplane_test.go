@@ -88,7 +88,8 @@ func TestControlplaneForPeople(t *testing.T) {
 	expect("listens at 127.0.0.1:")
 	write(servicesOfOne + "  - colour: red\n")
 	expect("stays as it was")
-	write(servicesOfOne + strings.NewReplacer("web", "api", "10.0.0.1", "10.0.0.2").Replace(strings.TrimPrefix(servicesOfOne, "services:\n")))
+	write(servicesOfOne + strings.NewReplacer("web", "api", "10.0.0.1",
+		"10.0.0.2").Replace(strings.TrimPrefix(servicesOfOne, "services:\n")))
 	expect("2 clusters")
 	stop()
 	if err := <-ended; err != nil {

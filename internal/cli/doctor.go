@@ -75,7 +75,8 @@ machine lacks something that weighing cannot do without.`,
 				}
 			}
 			if len(required) > 0 {
-				return fault.New(fault.Machine, "", "how to fix each is listed above", "this machine cannot be weighed: it lacks %s", strings.Join(required, ", "))
+				return fault.New(fault.Machine, "", "how to fix each is listed above",
+					"this machine cannot be weighed: it lacks %s", strings.Join(required, ", "))
 			}
 			return nil
 		},
@@ -86,7 +87,8 @@ machine lacks something that weighing cannot do without.`,
 
 // features are what this machine can do, from every reader that has a say in it.
 var features = sync.OnceValue(func() []*feature.Probe {
-	return slices.Concat(bpf.Features(), perf.Features(), witness.Features(), cgroup.Features(), ksym.Features(), local.Features())
+	return slices.Concat(bpf.Features(), perf.Features(), witness.Features(), cgroup.Features(), ksym.Features(),
+		local.Features())
 })
 
 // guestFeatures are what guests need of this machine: programs, and abilities of the kernel. Several guests may share
@@ -131,7 +133,8 @@ func diagnose(ctx context.Context) (diagnosis, error) {
 func printDiagnosis(w io.Writer, d diagnosis) error {
 	var b strings.Builder
 	m := d.Machine
-	fmt.Fprintf(&b, "%s: Linux %s on %d x %s, clocksource %s, lockdown %s\n\n", m.Hostname, m.Kernel, m.CPUs, m.CPUModel, m.Clocksource, m.Lockdown)
+	fmt.Fprintf(&b, "%s: Linux %s on %d x %s, clocksource %s, lockdown %s\n\n", m.Hostname, m.Kernel, m.CPUs, m.CPUModel,
+		m.Clocksource, m.Lockdown)
 	printStatuses(&b, d.Features)
 	if len(d.Programs) > 0 {
 		b.WriteString("\nPrograms, and abilities of the kernel, that some subjects need:\n\n")

@@ -91,7 +91,8 @@ func isOpenFile(path string) bool {
 		return true
 	}
 	dir := filepath.Dir(path)
-	return dir == "/dev/fd" || dir == "/proc/self/fd" || dir == "/proc/thread-self/fd" || dir == fmt.Sprintf("/proc/%d/fd", os.Getpid())
+	return dir == "/dev/fd" || dir == "/proc/self/fd" || dir == "/proc/thread-self/fd" ||
+		dir == fmt.Sprintf("/proc/%d/fd", os.Getpid())
 }
 
 // writeThrough writes to what is at a path. Unless this process has it open already, no link is followed.
@@ -119,7 +120,8 @@ func writeThrough(path string, data []byte, open bool) error {
 // oneRun are the arguments of commands that read one run directory.
 func oneRun(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 {
-		return fault.New(fault.Usage, cmd.CommandPath(), "name the directory that 'tare run' wrote", "want one run directory, got %d", len(args))
+		return fault.New(fault.Usage, cmd.CommandPath(), "name the directory that 'tare run' wrote",
+			"want one run directory, got %d", len(args))
 	}
 	return nil
 }
@@ -127,7 +129,8 @@ func oneRun(cmd *cobra.Command, args []string) error {
 // readRun reads a run directory. Properties of metrics that an earlier version did not record are today's.
 func readRun(dir string) (*record.Contents, error) {
 	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
-		return nil, fault.New(fault.Usage, dir, "name the directory that it is in: "+filepath.Dir(dir), "this is a file, not a run directory")
+		return nil, fault.New(fault.Usage, dir, "name the directory that it is in: "+filepath.Dir(dir),
+			"this is a file, not a run directory")
 	}
 	c, err := record.ReadLean(dir)
 	if err != nil {

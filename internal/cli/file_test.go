@@ -36,12 +36,14 @@ func TestWriteFile(t *testing.T) {
 	read(path, "new")
 	read(victim, "precious")
 	failed := errors.New("half way")
-	err := writeFile(t.Context(), path, "the report", "", func(w io.Writer) error { return errors.Join(made("half")(w), failed) })
+	err := writeFile(t.Context(), path, "the report", "",
+		func(w io.Writer) error { return errors.Join(made("half")(w), failed) })
 	if !errors.Is(err, failed) {
 		t.Errorf("error %v", err)
 	}
 	read(path, "new")
-	if err := writeFile(t.Context(), filepath.Join(dir, "none", "report"), "the report", "make room", made("new")); fault.CodeOf(err) != fault.Machine ||
+	if err := writeFile(t.Context(), filepath.Join(dir, "none", "report"), "the report", "make room",
+		made("new")); fault.CodeOf(err) != fault.Machine ||
 		fault.HintOf(err) != "make room" {
 		t.Errorf("no directory: %v", err)
 	}

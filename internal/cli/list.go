@@ -71,7 +71,8 @@ func listExperiments(w io.Writer) error {
 		if err := s.Apply(spec.Overrides{Quick: true}); err != nil {
 			return err
 		}
-		fmt.Fprintf(&b, "%s\n  %s\n  takes about %s (--quick: %s); needs %s\n", name, s.Question, quantity.Wait(full), quantity.Wait(engine.Estimate(s)), needs)
+		fmt.Fprintf(&b, "%s\n  %s\n  takes about %s (--quick: %s); needs %s\n", name, s.Question, quantity.Wait(full),
+			quantity.Wait(engine.Estimate(s)), needs)
 	}
 	b.WriteString("\n'tare run NAME' runs one; 'tare list NAME' prints its spec, to start your own from.\n")
 	_, err := io.WriteString(w, b.String())

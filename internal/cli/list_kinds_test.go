@@ -40,7 +40,8 @@ func TestListKinds(t *testing.T) {
 				if !strings.Contains(text, row) || !strings.Contains(text, "\n      "+s.Doc+"\n") {
 					t.Errorf("%s: the setting %s of %s is not listed", name, s.Name, k.Name)
 				}
-				if got, _ := param.Find(listed[i].Settings, s.Name); got.Default != s.Default || got.Max != s.Max || got.Doc != s.Doc {
+				if got, _ := param.Find(listed[i].Settings, s.Name); got.Default != s.Default || got.Max != s.Max ||
+					got.Doc != s.Doc {
 					t.Errorf("%s: as JSON the setting %s of %s is %+v", name, s.Name, k.Name, got)
 				}
 			}

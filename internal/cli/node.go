@@ -70,7 +70,8 @@ It ends when the run is over. When the coordinator cannot be reached, it retries
 	fs.StringVar(&f.cert, "cert", "", "file with this node's certificate")
 	fs.StringVar(&f.key, "key", "", "file with its key")
 	fs.StringVar(&f.dir, "dir", "", "directory for files of trials, and the last record; default: a temporary one")
-	fs.DurationVar(&f.patience, "patience", time.Minute, "how long to try to join, at first and after the connection broke")
+	fs.DurationVar(&f.patience, "patience", time.Minute,
+		"how long to try to join, at first and after the connection broke")
 	fs.BoolVar(&f.allowCommands, "allow-commands", false,
 		"also run specs that name commands, programs, files, addresses or processes: the coordinator is then root here")
 	fs.IntVar(&f.handed, local.HandedFlag, 0, "descriptor from which 'tare run --local-nodes' hands over what is needed")
@@ -99,9 +100,11 @@ certificate to it. For a new key, remove both files of a node and name it again.
 		Args: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case renew && len(args) > 0:
-				return fault.New(fault.Usage, "--renew", "leave the names out, or --renew for new nodes", "it renews all certificates in the directory")
+				return fault.New(fault.Usage, "--renew", "leave the names out, or --renew for new nodes",
+					"it renews all certificates in the directory")
 			case !renew && len(args) == 0:
-				return fault.New(fault.Usage, cmd.CommandPath(), "see '"+cmd.CommandPath()+" --help'", "want the names of one or more nodes")
+				return fault.New(fault.Usage, cmd.CommandPath(), "see '"+cmd.CommandPath()+" --help'",
+					"want the names of one or more nodes")
 			}
 			return nil
 		},
@@ -140,7 +143,8 @@ func hello(name string) cluster.Hello {
 
 // remoteNode is an agent on a machine of its own.
 func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
-	for flag, value := range map[string]string{"--join": f.join, "--name": f.name, "--ca": f.authority, "--cert": f.cert, "--key": f.key} {
+	for flag, value := range map[string]string{"--join": f.join, "--name": f.name, "--ca": f.authority, "--cert": f.cert,
+		"--key": f.key} {
 		if value == "" {
 			return fault.New(fault.Usage, flag, "see 'tare node --help'", "missing value")
 		}
@@ -198,7 +202,8 @@ func ownDirectory(dir string) error {
 		return notOurs(err)
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fault.Wrap(err, fault.Machine, dir, "name a directory that can be written with --dir", "the directory for trials cannot be made")
+		return fault.Wrap(err, fault.Machine, dir, "name a directory that can be written with --dir",
+			"the directory for trials cannot be made")
 	}
 	info, err := os.Stat(dir)
 	if err == nil {
@@ -221,7 +226,8 @@ func warnExpiring(c cluster.Credentials, log io.Writer) error {
 
 // localNode is an agent that shares its machine with others: it weighs only what is its own.
 func localNode(ctx context.Context, fd int) (err error) {
-	runtime.GOMAXPROCS(1) // waking threads on other CPUs is most of what an agent costs, and those CPUs are the other nodes'
+	// waking threads on other CPUs is most of what an agent costs, and those CPUs are the other nodes'
+	runtime.GOMAXPROCS(1)
 	h, err := local.ReadHanded(fd)
 	if err != nil {
 		return err
@@ -240,7 +246,8 @@ func localNode(ctx context.Context, fd int) (err error) {
 	}
 	defer func() { err = errors.Join(err, scale.close()) }()
 	n := engine.NodeAgent{
-		Name: h.Name, Dir: h.Dir, Features: featureNames(), Ready: func() error { return scale.m.Prepare(placement.Own(layout)...) },
+		Name: h.Name, Dir: h.Dir, Features: featureNames(),
+		Ready:         func() error { return scale.m.Prepare(placement.Own(layout)...) },
 		AllowCommands: true, // the spec is from whoever started this process
 	}
 	n.Machine = nodeMachine(layout, own.path, scale.open)

@@ -41,7 +41,8 @@ func (o *stdout) Write(p []byte) (int, error) {
 		o.gone = true
 		return len(p), nil
 	}
-	err = fault.Wrap(err, fault.Machine, "standard output", "make room, or write somewhere else", "cannot write the result")
+	err = fault.Wrap(err, fault.Machine, "standard output", "make room, or write somewhere else",
+		"cannot write the result")
 	if o.err == nil {
 		o.err = err
 	}

@@ -29,7 +29,8 @@ func TestStdoutFull(t *testing.T) {
 	defer full.Close()
 	o := newStdout(full)
 	for range 2 {
-		if _, err := io.WriteString(o, "x"); !errors.Is(err, unix.ENOSPC) || fault.CodeOf(err) != fault.Machine || fault.HintOf(err) == "" {
+		if _, err := io.WriteString(o, "x"); !errors.Is(err, unix.ENOSPC) || fault.CodeOf(err) != fault.Machine ||
+			fault.HintOf(err) == "" {
 			t.Errorf("writing to a full disk: %v", err)
 		}
 	}
@@ -62,18 +63,22 @@ func TestStdoutWithoutReader(t *testing.T) {
 // TestFiles names what is no file, or has no end, where a file is read.
 func TestFiles(t *testing.T) {
 	dir := t.TempDir()
-	fifo, long, good, device := filepath.Join(dir, "fifo.yaml"), filepath.Join(dir, "long.yaml"), filepath.Join(dir, "good.yaml"), filepath.Join(dir, "zero.yaml")
-	if err := errors.Join(unix.Mkfifo(fifo, 0o600), os.WriteFile(good, []byte("a: 1"), 0o600), os.WriteFile(long, nil, 0o600), os.Truncate(long, 1<<40), os.Symlink("/dev/zero", device)); err != nil {
+	fifo, long, good, device := filepath.Join(dir, "fifo.yaml"), filepath.Join(dir, "long.yaml"), filepath.Join(dir,
+		"good.yaml"), filepath.Join(dir, "zero.yaml")
+	if err := errors.Join(unix.Mkfifo(fifo, 0o600), os.WriteFile(good, []byte("a: 1"), 0o600),
+		os.WriteFile(long, nil, 0o600), os.Truncate(long, 1<<40), os.Symlink("/dev/zero", device)); err != nil {
 		t.Fatal(err)
 	}
 	if data, err := readSpecFile(good); err != nil || string(data) != "a: 1" {
 		t.Errorf("a file: %q, %v", data, err)
 	}
 	for path, want := range map[string]string{
-		fifo: "it is not a file", device: "it is not a file", dir: "it is not a file", long: "it has more than 1 MiB", dir + "/nosuch.yaml": "no such file",
+		fifo: "it is not a file", device: "it is not a file", dir: "it is not a file", long: "it has more than 1 MiB",
+		dir + "/nosuch.yaml": "no such file",
 	} {
 		_, err := loadSpec(path)
-		if fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" || !strings.HasPrefix(err.Error(), path) || !strings.Contains(err.Error(), want) {
+		if fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" || !strings.HasPrefix(err.Error(), path) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("want %q, code 2 and a hint: %v (%s)", want, err, fault.HintOf(err))
 		}
 	}
@@ -104,21 +109,27 @@ func TestWrongUseInWords(t *testing.T) {
 		{"list quikstart", "tare list quikstart: no such experiment", `did you mean "quickstart"?`},
 		{"run quikstart", "tare run quikstart: no such experiment", `did you mean "quickstart"?`},
 		{"weigh --hz abc", `tare weigh --hz: must be a whole number, not "abc"`, "samples per second"},
-		{"weigh --hz 99999999999999999999", `tare weigh --hz: must be another value, not "99999999999999999999"`, "samples per second"},
+		{"weigh --hz 99999999999999999999", `tare weigh --hz: must be another value, not "99999999999999999999"`,
+			"samples per second"},
 		{"weigh --json=maybe", `tare weigh --json: must be true or false, not "maybe"`, "see 'tare weigh --help'"},
-		{"weigh --for 10", `tare weigh --for: must be a duration with its unit, such as 300ms or 2s, not "10"`, "length of the window"},
+		{"weigh --for 10", `tare weigh --for: must be a duration with its unit, such as 300ms or 2s, not "10"`,
+			"length of the window"},
 		{"run quickstart --seed -1", `tare run --seed: must be a whole number, 0 or more, not "-1"`, "see 'tare run --help'"},
 		{"load http --rate fast", `tare load http --rate: must be a number, not "fast"`, "requests per second"},
 		{"subject kernelmesh --steps -1", `tare subject kernelmesh --steps: must be at least 0, not -1`, "extra steps"},
-		{"subject kernelmesh --cgroup /x", "--services: one place is needed from which the services come", "--services or --xds"},
-		{"subject kernelmesh --cgroup /x --services s --xds h:1", "--services: one place is needed from which the services come", "--services or --xds"},
+		{"subject kernelmesh --cgroup /x", "--services: one place is needed from which the services come",
+			"--services or --xds"},
+		{"subject kernelmesh --cgroup /x --services s --xds h:1",
+			"--services: one place is needed from which the services come", "--services or --xds"},
 		{"subject kernelmesh --services s", "--cgroup: missing value", "--help"},
 		{"subject kernelmesh --services s --cgroup /x --source here", `--source: "here" is not an address`, "auto, none"},
 		{"run quickstart --blocks 99999", `--blocks: "blocks" must be at most 10000, not 99999`, "1 to 10000"},
-		{"report " + run + "/run.json", run + "/run.json: this is a file, not a run directory", "name the directory that it is in: " + run},
+		{"report " + run + "/run.json", run + "/run.json: this is a file, not a run directory",
+			"name the directory that it is in: " + run},
 	} {
 		out, err := execute(strings.Fields(c.args)...)
-		if err == nil || err.Error() != c.want || fault.CodeOf(err) != fault.Usage || !strings.Contains(fault.HintOf(err), c.hint) || out != "" {
+		if err == nil || err.Error() != c.want || fault.CodeOf(err) != fault.Usage ||
+			!strings.Contains(fault.HintOf(err), c.hint) || out != "" {
 			t.Errorf("tare %s:\n got %v (%s)\nwant %s (%s)", c.args, err, fault.HintOf(err), c.want, c.hint)
 		}
 	}

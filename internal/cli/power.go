@@ -60,7 +60,8 @@ may be of the baseline alone, with its A/A twin, and short: six blocks are enoug
 			})
 		},
 	}
-	c.Flags().StringSliceVar(&sizes, "see", []string{"5%", "10%", "20%"}, "sizes of differences, in per cent of the baseline")
+	c.Flags().StringSliceVar(&sizes, "see", []string{"5%", "10%", "20%"},
+		"sizes of differences, in per cent of the baseline")
 	c.Flags().StringVar(&probability, "power", "95%", "the part of such runs that tell")
 	registerFormat(c, &show, report.Powers)
 	show.registerAll(c.Flags())

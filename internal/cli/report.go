@@ -75,7 +75,8 @@ undecided, or the run is invalid or partial.`,
 			if f.out == "" {
 				err = write(cmd.OutOrStdout())
 			} else {
-				err = writeFile(cmd.Context(), f.out, "the report", "make room, or name another file with -o", write) // an error leaves the file as it was
+				// an error leaves the file as it was
+				err = writeFile(cmd.Context(), f.out, "the report", "make room, or name another file with -o", write)
 			}
 			if err != nil || len(f.asserted) == 0 {
 				return err

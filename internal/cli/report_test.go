@@ -19,7 +19,8 @@ import (
 // writeRun writes a made run as 'tare run' would.
 func writeRun(t *testing.T, keep int) string {
 	t.Helper()
-	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6, MapBytes: 1.2e6})
+	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6,
+		MapBytes: 1.2e6})
 	dir := filepath.Join(t.TempDir(), "run")
 	writeRecord(t, dir, run, trials[:keep])
 	return dir
@@ -58,8 +59,10 @@ func runCommand(c *cobra.Command, args ...string) (string, error) {
 func TestReportFormats(t *testing.T) {
 	dir := writeRun(t, 24)
 	for format, want := range map[string]string{
-		"text": "candidate adds 3.", "md": "# quickstart\n", "bench": "\nBenchmarkQuickstart/arm=", "json": `"schema": "tare.summary/v1"`,
-		"text,bench": "Unit map_bytes better=lower", "html": "<h1>What does an eBPF mesh data plane add to each new connection?</h1>",
+		"text": "candidate adds 3.", "md": "# quickstart\n", "bench": "\nBenchmarkQuickstart/arm=",
+		"json":       `"schema": "tare.summary/v1"`,
+		"text,bench": "Unit map_bytes better=lower",
+		"html":       "<h1>What does an eBPF mesh data plane add to each new connection?</h1>",
 	} {
 		out, err := runReport(dir, "--format", format)
 		if err != nil {
@@ -97,7 +100,8 @@ func TestReportIntoAFile(t *testing.T) {
 	if again, err := os.ReadFile(path); err != nil || !bytes.Equal(again, page) {
 		t.Errorf("a report that failed changed the file: %d bytes, %v", len(again), err)
 	}
-	if _, err := runReport(dir, "-o", filepath.Join(dir, "nowhere", "x")); fault.CodeOf(err) != fault.Machine || fault.HintOf(err) == "" {
+	if _, err := runReport(dir, "-o", filepath.Join(dir, "nowhere", "x")); fault.CodeOf(err) != fault.Machine ||
+		fault.HintOf(err) == "" {
 		t.Errorf("a directory that is not there: %v", err)
 	}
 }
@@ -116,7 +120,8 @@ func TestReportOfPartialRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"From a partial run (20 of 24 trials)", "valid, PARTIAL: 20 of 24", "trials.jsonl:21: the last line was cut off"} {
+	for _, want := range []string{"From a partial run (20 of 24 trials)", "valid, PARTIAL: 20 of 24",
+		"trials.jsonl:21: the last line was cut off"} {
 		if !strings.Contains(strings.Join(strings.Fields(out), " "), want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
@@ -183,7 +188,8 @@ func TestReportAsserts(t *testing.T) {
 			t.Errorf("%s: no hint with %v", text, err)
 		}
 	}
-	if _, err := runReport(dir, "--assert", "map_bytes <= 2MB", "--assert", "map_bytes <= 1MB", "--format", "junit"); fault.CodeOf(err) != fault.Exceeded {
+	if _, err := runReport(dir, "--assert", "map_bytes <= 2MB", "--assert", "map_bytes <= 1MB", "--format",
+		"junit"); fault.CodeOf(err) != fault.Exceeded {
 		t.Errorf("one of two fails: %v", err)
 	}
 	most := writeRun(t, 23)

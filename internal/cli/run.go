@@ -104,7 +104,8 @@ exit code is 4.`,
   tare run my-experiment.yaml --quick --out /tmp/my-run`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return fault.New(fault.Usage, cmd.CommandPath(), "'tare list' shows the built-in experiments", "want one experiment, got %d", len(args))
+				return fault.New(fault.Usage, cmd.CommandPath(), "'tare list' shows the built-in experiments",
+					"want one experiment, got %d", len(args))
 			}
 			return nil
 		},
@@ -145,7 +146,8 @@ func (f *runFlags) registerLength(fs *pflag.FlagSet) {
 	fs.DurationVar(&f.overrides.Until, "until", 0,
 		"begin no block after this time, such as 10m; with --precision the default is 30m")
 	fs.StringArrayVar(&f.overrides.Assert, "assert", nil,
-		"budget that decides the exit code, such as 'memory_hard_bytes <= 50MB' or 'latency_p99_seconds <= +10%'; may be repeated")
+		"budget that decides the exit code, such as 'memory_hard_bytes <= 50MB' or 'latency_p99_seconds <= +10%'; may "+
+			"be repeated")
 	fs.Uint64Var(&f.seed, "seed", 0,
 		"seed of the order of trials and of the arrivals; default: a new one, which is recorded")
 }
@@ -191,7 +193,8 @@ func noSuchExperiment(command, name, more string) error {
 // requireFeatures refuses to begin what cannot work: experiments make control groups, and may need more by their specs
 // or by how they are run.
 func requireFeatures(s *spec.Spec, more ...string) error {
-	return require(s.Name, "this machine cannot run the experiment", slices.Concat([]string{"cgroup-create"}, s.Needs, more)...)
+	return require(s.Name, "this machine cannot run the experiment",
+		slices.Concat([]string{"cgroup-create"}, s.Needs, more)...)
 }
 
 // require refuses, in these words, to begin what cannot work here without some features.
@@ -273,19 +276,21 @@ func run(ctx context.Context, s *spec.Spec, f runFlags, out io.Writer) (err erro
 	if others := placement.Others(layout); len(others) > 0 {
 		p.warn(engine.OtherRun(others))
 	}
-	machine := engine.Machine{Self: own.path, Cgroups: layout, OpenWindow: func(ctx context.Context, at int64) (engine.Window, error) {
-		return m.OpenAt(ctx, at)
-	}}
+	machine := engine.Machine{Self: own.path, Cgroups: layout,
+		OpenWindow: func(ctx context.Context, at int64) (engine.Window, error) {
+			return m.OpenAt(ctx, at)
+		}}
 	if gathered != nil {
 		machine.Nodes, machine.NodeShare = gathered, nodeShare(nodes)
 	}
-	runner := &engine.Runner{Machine: machine, Spec: s, Record: &r, Writer: w, Progress: p.say, Enough: func(trials []record.Trial) (bool, string) {
-		enough, why, err := enough(r, trials)
-		if err != nil {
-			return false, err.Error()
-		}
-		return enough, why
-	}}
+	runner := &engine.Runner{Machine: machine, Spec: s, Record: &r, Writer: w, Progress: p.say,
+		Enough: func(trials []record.Trial) (bool, string) {
+			enough, why, err := enough(r, trials)
+			if err != nil {
+				return false, err.Error()
+			}
+			return enough, why
+		}}
 	trials, runErr := runner.Run(ctx)
 	p.done()
 	return conclude(out, w, r, trials, runErr, f.show)
@@ -323,7 +328,8 @@ func newRecord(s *spec.Spec, f runFlags, layout *cgroup.Layout) (record.Run, err
 	}
 	r := record.Run{
 		Schema: record.RunSchema, ID: fmt.Sprintf("%s-%s-%d", s.Name, now.UTC().Format("20060102T150405Z"), os.Getpid()),
-		Experiment: s.Name, Question: s.Question, Spec: resolved, Baseline: s.BaselineName(), Seed: f.seed, Blocks: s.Blocks, Plan: engine.Plan(s, f.seed),
+		Experiment: s.Name, Question: s.Question, Spec: resolved, Baseline: s.BaselineName(), Seed: f.seed, Blocks: s.Blocks,
+		Plan:    engine.Plan(s, f.seed),
 		Started: now, Version: self.Version, Build: self.Build(), Environment: environment(layout),
 		Command: again(os.Args[1:]),
 	}
@@ -374,9 +380,11 @@ func again(args []string) []string {
 func environment(layout *cgroup.Layout) record.Environment {
 	m := proc.FS{}.Machine()
 	e := record.Environment{
-		Hostname: m.Hostname, Kernel: m.Kernel, Distro: m.Distro, CPUModel: m.CPUModel, CPUs: m.CPUs, MemoryBytes: m.MemoryBytes,
-		Governor: m.Governor, CgroupMode: layout.Mode, Lockdown: m.Lockdown, Clocksource: m.Clocksource, SwapBytes: m.SwapBytes,
-		Virtual: m.Virtual, Subjects: map[string]string{},
+		Hostname: m.Hostname, Kernel: m.Kernel, Distro: m.Distro, CPUModel: m.CPUModel, CPUs: m.CPUs,
+		MemoryBytes: m.MemoryBytes,
+		Governor:    m.Governor, CgroupMode: layout.Mode, Lockdown: m.Lockdown, Clocksource: m.Clocksource,
+		SwapBytes: m.SwapBytes,
+		Virtual:   m.Virtual, Subjects: map[string]string{},
 	}
 	return e
 }
@@ -391,8 +399,9 @@ func conclude(out io.Writer, w *record.Writer, r record.Run, trials []record.Tri
 		return errors.Join(runErr, fmt.Errorf("summarizing %s: %w", w.Dir(), err))
 	}
 	if n := w.Trimmed(); n > 0 {
-		summary.Warnings = append(summary.Warnings, fmt.Sprintf("%s too large for the record, which is without some details of them: "+
-			"the warnings of their ledgers say which", several(n, "trial was", "trials were")))
+		summary.Warnings = append(summary.Warnings,
+			fmt.Sprintf("%s too large for the record, which is without some details of them: "+
+				"the warnings of their ledgers say which", several(n, "trial was", "trials were")))
 	}
 	written := errors.Join(w.WriteSummary(summary), writePage(w, summary, r, trials))
 	show := func() error { return report.Text(out, summary, r, textOptions(out, w.Dir(), as.all)) }
@@ -512,7 +521,8 @@ func ended(r record.Run, trials []record.Trial, dir string, err error) error {
 			whole[t.Index] = true
 		}
 	}
-	return fault.New(fault.Invalid, dir, "'tare report "+dir+"' shows what there is", "interrupted: the run is partial, with %d of %d trials", len(whole), len(r.Plan))
+	return fault.New(fault.Invalid, dir, "'tare report "+dir+"' shows what there is",
+		"interrupted: the run is partial, with %d of %d trials", len(whole), len(r.Plan))
 }
 
 // progress says on standard error how the run goes: one line that changes on a terminal, else a line for each block.
@@ -542,13 +552,16 @@ func extent(s *spec.Spec, r record.Run) string {
 	block := quantity.Counted(len(r.Plan)/max(r.Blocks, 1), "trial")
 	switch {
 	case s.Precision != nil:
-		return fmt.Sprintf("blocks of %s until intervals are within %.3g %%, at most about %s", block, 100*s.Precision.Target, quantity.Wait(s.Until))
+		return fmt.Sprintf("blocks of %s until intervals are within %.3g %%, at most about %s", block, 100*s.Precision.Target,
+			quantity.Wait(s.Until))
 	case s.Open():
 		return fmt.Sprintf("blocks of %s for about %s", block, quantity.Wait(s.Until))
 	}
-	text := fmt.Sprintf("%s in %s, about %s", quantity.Counted(len(r.Plan), "trial"), quantity.Counted(r.Blocks, "block"), quantity.Wait(engine.Estimate(s)))
+	text := fmt.Sprintf("%s in %s, about %s", quantity.Counted(len(r.Plan), "trial"), quantity.Counted(r.Blocks, "block"),
+		quantity.Wait(engine.Estimate(s)))
 	if s.Repeat > 0 {
-		text += fmt.Sprintf(" and at most %s more to repeat spoiled trials", quantity.Wait(time.Duration(s.Repeat*float64(engine.Estimate(s)))))
+		text += fmt.Sprintf(" and at most %s more to repeat spoiled trials",
+			quantity.Wait(time.Duration(s.Repeat*float64(engine.Estimate(s)))))
 	}
 	return text
 }

@@ -32,8 +32,11 @@ type nodesFlags struct {
 }
 
 func (f *nodesFlags) register(fs *pflag.FlagSet) {
-	fs.IntVar(&f.local, "local-nodes", 0, "number of nodes to run on this machine; default, for an experiment with nodes: 25 for every two CPUs, at most 50")
-	fs.Float64Var(&f.cpus, "node-cpus", -1, "CPUs that the groups of one local node may use together, 0 for no limit; default an even share of nine tenths of the machine")
+	fs.IntVar(&f.local, "local-nodes", 0, "number of nodes to run on this machine; default, for an experiment with "+
+		"nodes: 25 for every two CPUs, at most 50")
+	fs.Float64Var(&f.cpus, "node-cpus", -1,
+		"CPUs that the groups of one local node may use together, 0 for no limit; default an even share of nine tenths of "+
+			"the machine")
 	fs.StringVar(&f.listen, "nodes-listen", "", "run on machines that join here with 'tare node': ADDRESS:PORT")
 	fs.StringVar(&f.keys, "nodes-keys", "", "directory of 'tare node keys', for --nodes-listen")
 	fs.IntVar(&f.count, "nodes", 0, "nodes to wait for, for --nodes-listen")
@@ -44,19 +47,26 @@ func (f *nodesFlags) register(fs *pflag.FlagSet) {
 func (f *nodesFlags) check(changed func(string) bool) error {
 	switch {
 	case changed("local-nodes") && (f.local < 1 || f.local > local.MostNodes):
-		return fault.New(fault.Usage, "--local-nodes", fmt.Sprintf("give 1 to %d", local.MostNodes), "one machine cannot have %d nodes", f.local)
+		return fault.New(fault.Usage, "--local-nodes", fmt.Sprintf("give 1 to %d", local.MostNodes),
+			"one machine cannot have %d nodes", f.local)
 	case f.listen != "" && f.local > 0:
-		return fault.New(fault.Usage, "--nodes-listen", "leave one of them out", "nodes are either on this machine (--local-nodes) or on others (--nodes-listen)")
+		return fault.New(fault.Usage, "--nodes-listen", "leave one of them out",
+			"nodes are either on this machine (--local-nodes) or on others (--nodes-listen)")
 	case f.listen != "" && (f.keys == "" || f.count < 1):
-		return fault.New(fault.Usage, "--nodes-listen", "give --nodes-keys DIR and --nodes N; see 'tare node --help'", "missing keys or number of nodes")
+		return fault.New(fault.Usage, "--nodes-listen", "give --nodes-keys DIR and --nodes N; see 'tare node --help'",
+			"missing keys or number of nodes")
 	case f.count > cluster.MaxNodes:
-		return fault.New(fault.Usage, "--nodes", fmt.Sprintf("give at most %d", cluster.MaxNodes), "a run cannot have %d nodes", f.count)
+		return fault.New(fault.Usage, "--nodes", fmt.Sprintf("give at most %d", cluster.MaxNodes),
+			"a run cannot have %d nodes", f.count)
 	case f.listen == "" && (f.keys != "" || f.count != 0):
-		return fault.New(fault.Usage, "--nodes-listen", "give the address at which nodes join, or --local-nodes N", "missing value")
+		return fault.New(fault.Usage, "--nodes-listen", "give the address at which nodes join, or --local-nodes N",
+			"missing value")
 	case changed("node-cpus") && f.cpus != 0 && f.cpus < leastShare:
-		return fault.New(fault.Usage, "--node-cpus", fmt.Sprintf("give at least %g, or 0 for no limit", leastShare), "%g CPUs is not a valid limit", f.cpus)
+		return fault.New(fault.Usage, "--node-cpus", fmt.Sprintf("give at least %g, or 0 for no limit", leastShare),
+			"%g CPUs is not a valid limit", f.cpus)
 	case changed("node-cpus") && f.listen != "":
-		return fault.New(fault.Usage, "--node-cpus", "leave it out", "only local nodes have a limit: a machine of its own is all the node's")
+		return fault.New(fault.Usage, "--node-cpus", "leave it out",
+			"only local nodes have a limit: a machine of its own is all the node's")
 	}
 	return nil
 }
@@ -104,7 +114,8 @@ func (f *nodesFlags) plan(s *spec.Spec) *record.Nodes {
 }
 
 // gather has the nodes join. said is for the person who waits.
-func (f *nodesFlags) gather(ctx context.Context, s *spec.Spec, r *record.Nodes, self string, layout *cgroup.Layout, said io.Writer) (*fleet, error) {
+func (f *nodesFlags) gather(ctx context.Context, s *spec.Spec, r *record.Nodes, self string, layout *cgroup.Layout,
+	said io.Writer) (*fleet, error) {
 	joined := func(n int) {
 		if n > 0 {
 			fmt.Fprintf(said, "%d of %s joined\n", n, quantity.Counted(r.Count, "node"))
@@ -120,7 +131,8 @@ func (f *nodesFlags) gather(ctx context.Context, s *spec.Spec, r *record.Nodes, 
 		if r.CPUs > 0 {
 			limit = fmt.Sprintf("%.3g CPU each", r.CPUs)
 		}
-		fmt.Fprintf(said, "%s on this machine, %s, joined within %.1f s\n", quantity.Counted(len(n.Nodes()), "node"), limit, time.Since(started).Seconds())
+		fmt.Fprintf(said, "%s on this machine, %s, joined within %.1f s\n", quantity.Counted(len(n.Nodes()), "node"), limit,
+			time.Since(started).Seconds())
 		return &fleet{Nodes: n, close: n.Close}, nil
 	}
 	keys, err := cluster.ReadCoordinator(f.keys)

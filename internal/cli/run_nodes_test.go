@@ -28,13 +28,15 @@ func TestNodesPlan(t *testing.T) {
 	}{
 		{"none", head, nodesFlags{cpus: -1}, 0, 0, false, false},
 		{"asked for by the spec", head + "nodes: 3\n", nodesFlags{cpus: -1}, 3, 0.9 * cpus / 3, true, false},
-		{"more than the machine carries", head + "factors: {nodes: [1, 5000]}\n", nodesFlags{cpus: -1}, 1, 0.9 * cpus, true, true},
+		{"more than the machine carries", head + "factors: {nodes: [1, 5000]}\n", nodesFlags{cpus: -1}, 1, 0.9 * cpus,
+			true, true},
 		{"all of them more", head + "nodes: 5000\n", nodesFlags{cpus: -1}, most, 0.9 * cpus / float64(most), true, true},
 		{"by the flag alone", head, nodesFlags{local: 4, cpus: -1}, 4, 0.9 * cpus / 4, true, false},
 		{"fewer than the flag", head + "nodes: 2\n", nodesFlags{local: 4, cpus: -1}, 2, 0.9 * cpus / 2, true, false},
 		{"without a limit", head, nodesFlags{local: 4, cpus: 0}, 4, 0, true, false},
 		{"with another", head, nodesFlags{local: 4, cpus: 0.25}, 4, 0.25, true, false},
-		{"on other machines", head + "factors: {nodes: [2, 9]}\n", nodesFlags{listen: ":0", count: 4, cpus: -1}, 4, 0, false, true},
+		{"on other machines", head + "factors: {nodes: [2, 9]}\n", nodesFlags{listen: ":0", count: 4, cpus: -1}, 4, 0,
+			false, true},
 	} {
 		s, err := spec.Parse("test", []byte(c.spec), nil)
 		if err != nil {
@@ -47,7 +49,8 @@ func TestNodesPlan(t *testing.T) {
 			}
 			continue
 		}
-		if r == nil || r.Count != c.count || r.CPUs != c.cpus || r.Local != c.local || (r.Scaled != "") != c.scaled || s.MostNodes() > c.count {
+		if r == nil || r.Count != c.count || r.CPUs != c.cpus || r.Local != c.local || (r.Scaled != "") != c.scaled ||
+			s.MostNodes() > c.count {
 			t.Errorf("%s: %+v, at most %d; want %d with %g CPUs", c.name, r, s.MostNodes(), c.count, c.cpus)
 		}
 		share := nodeShare(r)

@@ -30,24 +30,28 @@ var formats = map[string]reflect.Type{
 	record.TrialSchema: reflect.TypeFor[record.Trial](), analysis.Schema: reflect.TypeFor[analysis.Summary](),
 	calibrate.Schema: reflect.TypeFor[calibrate.Report](), doctorSchema: reflect.TypeFor[diagnosis](),
 	loadSchema: reflect.TypeFor[loadDocument](), comparison.Schema: reflect.TypeFor[comparison.Comparison](),
-	comparison.HistorySchema: reflect.TypeFor[comparison.Course](), analysis.PowerSchema: reflect.TypeFor[analysis.Power](),
+	comparison.HistorySchema: reflect.TypeFor[comparison.Course](),
+	analysis.PowerSchema:     reflect.TypeFor[analysis.Power](),
 }
 
 // TestSchemas: docs/schemas has a schema of each format, as its type is. Only the name of the format is required, for
 // files that an earlier version wrote lack fields that came later.
 func TestSchemas(t *testing.T) {
-	raw, instant, span := reflect.TypeFor[json.RawMessage](), reflect.TypeFor[time.Time](), reflect.TypeFor[time.Duration]()
+	raw, instant := reflect.TypeFor[json.RawMessage](), reflect.TypeFor[time.Time]()
+	span := reflect.TypeFor[time.Duration]()
 	for format, of := range formats {
 		s, err := jsonschema.ForType(of, &jsonschema.ForOptions{TypeSchemas: map[reflect.Type]*jsonschema.Schema{
 			raw: {}, instant: {Type: "string", Format: "date-time"}, span: {Type: "integer", Description: "nanoseconds"},
-			reflect.TypeFor[record.NodeTrial](): {Type: "object", Description: "a trial at one node, with its name and its clock"},
+			reflect.TypeFor[record.NodeTrial](): {Type: "object",
+				Description: "a trial at one node, with its name and its clock"},
 		}})
 		if err != nil {
 			t.Fatalf("%s: %v", format, err)
 		}
 		published(s)
 		s.Schema = "https://json-schema.org/draft/2020-12/schema"
-		s.Title, s.Description = format, "See docs/formats.md. Fields may be added under the same name; none is removed or changes its meaning."
+		s.Title, s.Description = format, "See docs/formats.md. Fields may be added under the same name; none is removed or "+
+			"changes its meaning."
 		s.Required = []string{"schema"}
 		var name any = format
 		s.Properties["schema"] = &jsonschema.Schema{Const: &name}
@@ -80,7 +84,8 @@ func published(s *jsonschema.Schema) {
 	if s.Type == "object" && len(s.Properties) == 0 {
 		s.Type, s.Types = "", []string{"null", "object"} // a map that was never made
 	}
-	if slices.Equal(s.Types, []string{"null", "array"}) && s.Items != nil && s.Items.Type == "" && len(s.Items.Types) == 0 &&
+	if slices.Equal(s.Types, []string{"null", "array"}) && s.Items != nil && s.Items.Type == "" &&
+		len(s.Items.Types) == 0 &&
 		len(s.Items.Properties) == 0 {
 		s.Items = nil
 	}
@@ -111,7 +116,8 @@ func TestSchemasOfCommands(t *testing.T) {
 		{[]string{"compare", "--history", writeRuns(t, 0, 9e-6, 9e-6), "--json"}, 0},
 		{[]string{"doctor", "--json"}, 0},
 		{[]string{"load", "http", "--url", server.URL, "--rate", "200", "--duration", "200ms", "--json"}, 0},
-		{[]string{"load", "http", "--url", server.URL + "/broken", "--rate", "200", "--duration", "200ms", "--json"}, fault.Exceeded},
+		{[]string{"load", "http", "--url", server.URL + "/broken", "--rate", "200", "--duration", "200ms", "--json"},
+			fault.Exceeded},
 	} {
 		out, err := execute(c.args...)
 		if fault.CodeOf(err) != c.code {

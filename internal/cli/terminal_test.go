@@ -72,8 +72,10 @@ func TestProgressIsSafe(t *testing.T) {
 		planned := record.PlannedTrial{Arm: evil, Factors: map[string]string{evil: evil}}
 		for _, trial := range []record.Trial{
 			{PlannedTrial: planned, Validity: record.Validity{Failed: evil}},
-			{PlannedTrial: planned, Validity: record.Validity{Reasons: []record.Reason{{Gate: evil, Message: evil, Cause: evil}}}},
-			{PlannedTrial: planned, Validity: record.Validity{Valid: true}, Nodes: []record.NodeTrial{{Name: evil, Failed: evil}},
+			{PlannedTrial: planned, Validity: record.Validity{Reasons: []record.Reason{{Gate: evil, Message: evil,
+				Cause: evil}}}},
+			{PlannedTrial: planned, Validity: record.Validity{Valid: true},
+				Nodes:  []record.NodeTrial{{Name: evil, Failed: evil}},
 				Ledger: &ledger.Ledger{Warnings: []ledger.Warning{{Code: record.LeftBehind, Message: evil}}}},
 		} {
 			p.say(engine.Progress{Last: &trial, Next: planned, Note: evil, Why: evil, Open: true})

@@ -33,7 +33,8 @@ func TestTrySpec(t *testing.T) {
 		loads []string
 	}{
 		{"all workloads", tryFlags{}, []string{"sleep", "infinity"}, []string{"connections", "execs", "keepalive"}},
-		{"against another", tryFlags{load: "execs", against: `./old --its "it's quoted"`}, []string{"./new"}, []string{"execs"}},
+		{"against another", tryFlags{load: "execs", against: `./old --its "it's quoted"`}, []string{"./new"},
+			[]string{"execs"}},
 		{"one workload", tryFlags{load: "execs"}, []string{"true"}, []string{"execs"}},
 		{"a load of another kind", tryFlags{load: "probe"}, []string{"sleep", "1"}, []string{"probe"}},
 		{"a neighbour as the application", tryFlags{app: "burn"}, []string{"sleep", "1"}, []string{"execs"}},
@@ -62,7 +63,8 @@ func TestTrySpec(t *testing.T) {
 			if got := again.Arms[name].Options["command"]; got != lineOf(c.argv, "") {
 				t.Errorf("the command is %s", got)
 			}
-			if b := again.Baseline; (b != nil) != (c.flags.against != "") || b != nil && b.Options["command"] != c.flags.against {
+			if b := again.Baseline; (b != nil) != (c.flags.against != "") ||
+				b != nil && b.Options["command"] != c.flags.against {
 				t.Errorf("the baseline is %+v", b)
 			}
 			for _, l := range c.loads {

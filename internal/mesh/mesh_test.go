@@ -11,7 +11,8 @@ import (
 
 func endpoints(first, healthy, unhealthy int) (out []Endpoint) {
 	for i := range healthy + unhealthy {
-		e := Endpoint{Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(first), byte(i)}), 80), Weight: 1, Health: Healthy}
+		e := Endpoint{Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(first), byte(i)}), 80), Weight: 1,
+			Health: Healthy}
 		if i >= healthy {
 			e.Health = Unhealthy
 		}
@@ -65,7 +66,8 @@ func TestPriorities(t *testing.T) {
 	} {
 		var cluster Cluster
 		for p, healthy := range c.healthy {
-			cluster.Localities = append(cluster.Localities, Locality{Priority: uint32(p), Endpoints: endpoints(p, int(healthy), 100-int(healthy))})
+			cluster.Localities = append(cluster.Localities,
+				Locality{Priority: uint32(p), Endpoints: endpoints(p, int(healthy), 100-int(healthy))})
 		}
 		name := fmt.Sprint(c.healthy)
 		wantParts(t, name, parts(&cluster), c.want...)
@@ -107,7 +109,8 @@ func TestTargets(t *testing.T) {
 	e := func(n byte, weight uint32, h Health) Endpoint {
 		return Endpoint{netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, n}), 80), weight, h}
 	}
-	c := &Cluster{Localities: []Locality{{Endpoints: []Endpoint{e(0, 3, Unknown), e(1, 1, Healthy), e(2, 9, Unhealthy), e(3, 9, Draining), e(4, 0, Healthy)}}, {}}}
+	c := &Cluster{Localities: []Locality{{Endpoints: []Endpoint{e(0, 3, Unknown), e(1, 1, Healthy), e(2, 9, Unhealthy),
+		e(3, 9, Draining), e(4, 0, Healthy)}}, {}}}
 	got := c.Targets([]Target{{}})
 	if len(got) != 3 || got[1].Weight != 3 || got[2].Weight != 1 {
 		t.Errorf("plain: %v", got)
@@ -132,7 +135,8 @@ func TestTargets(t *testing.T) {
 	if p := parts(third); len(p) != 2 {
 		t.Errorf("the rest of rounding went to a priority: %v", p)
 	}
-	for _, c := range []*Cluster{{}, {Localities: []Locality{{Priority: 1}}}, {Localities: []Locality{{Weight: 1, Endpoints: endpoints(0, 0, 3)}}}} {
+	for _, c := range []*Cluster{{}, {Localities: []Locality{{Priority: 1}}},
+		{Localities: []Locality{{Weight: 1, Endpoints: endpoints(0, 0, 3)}}}} {
 		if got := c.Targets(nil); len(got) != 0 {
 			t.Errorf("%v: %v", c, got)
 		}
@@ -218,9 +222,11 @@ func TestChains(t *testing.T) {
 			continue
 		}
 		for range 60 {
-			q := Question{To: netip.AddrPortFrom(pick("10.1.1.1", "10.1.2.3", "10.2.0.1", "192.0.2.1", "fd00::1", "2001:db8::1"), []uint16{80, 443, 90}[r.IntN(3)])}
+			q := Question{To: netip.AddrPortFrom(pick("10.1.1.1", "10.1.2.3", "10.2.0.1", "192.0.2.1", "fd00::1", "2001:db8::1"),
+				[]uint16{80, 443, 90}[r.IntN(3)])}
 			if r.IntN(5) > 0 {
-				q.From = netip.AddrPortFrom(pick("10.9.0.1", "10.9.1.1", "192.0.2.9", "fd01::1", "2001:db8::9"), []uint16{1000, 2000, 3000}[r.IntN(3)])
+				q.From = netip.AddrPortFrom(pick("10.9.0.1", "10.9.1.1", "192.0.2.9", "fd01::1", "2001:db8::9"),
+					[]uint16{1000, 2000, 3000}[r.IntN(3)])
 			}
 			// Chains of the same match are not told apart here: Envoy does not accept them.
 			want, got := envoy(l, q), -1
@@ -257,7 +263,8 @@ func TestRBAC(t *testing.T) {
 		}
 		return p
 	}
-	allow := RBAC{Policies: []Principal{from(PortRange{1000, 1999}, prefixOf("10.9.0.0/16")), from(PortRange{}, prefixOf("fd00::/8"))}}
+	allow := RBAC{Policies: []Principal{from(PortRange{1000, 1999}, prefixOf("10.9.0.0/16")),
+		from(PortRange{}, prefixOf("fd00::/8"))}}
 	deny := RBAC{Deny: true, Policies: []Principal{from(PortRange{}, prefixOf("10.9.1.0/24"))}}
 	to := at("10.0.0.1:80")
 	for _, c := range []struct {
@@ -333,8 +340,10 @@ func TestRulesDoNotMultiply(t *testing.T) {
 		{"a policy that allows", Chain{RBAC: []RBAC{{Policies: []Principal{policy, policy}}}}, false},
 		{"a policy that denies", Chain{RBAC: []RBAC{{Deny: true, Policies: []Principal{policy, policy}}}}, false},
 		// Only the last list has nothing in common with the match.
-		{"a policy that is of no connection", Chain{Match: Match{DestinationPort: 2000}, RBAC: []RBAC{{Policies: []Principal{policy}}}}, true},
-		{"a policy that is of few", Chain{Match: Match{Sources: others[:2]}, RBAC: []RBAC{{Policies: []Principal{{Sources: append(prefixes, others[0])}}}}}, true},
+		{"a policy that is of no connection", Chain{Match: Match{DestinationPort: 2000},
+			RBAC: []RBAC{{Policies: []Principal{policy}}}}, true},
+		{"a policy that is of few", Chain{Match: Match{Sources: others[:2]},
+			RBAC: []RBAC{{Policies: []Principal{{Sources: append(prefixes, others[0])}}}}}, true},
 	} {
 		l := &Listener{Name: "l", Chains: []Chain{c.chain}}
 		if rules, err := l.Rules(); (err == nil) != c.fits || len(rules) > MaxRules {

@@ -11,7 +11,8 @@ import (
 type Rule struct {
 	Source, Destination           netip.Prefix // the zero prefix: any
 	SourcePorts, DestinationPorts PortRange    // the zero range: any
-	Chain                         int          // whose clusters take the connection: index into Chains; Default is len(Chains); below 0: denied
+	// whose clusters take the connection: index into Chains; Default is len(Chains); below 0: denied
+	Chain int
 }
 
 // Denied is the chain of a rule that denies.
@@ -61,7 +62,8 @@ func (l *Listener) Rules() ([]Rule, error) {
 }
 
 func (l *Listener) tooMany() error {
-	return fmt.Errorf("listener %s: its filter chains and RBAC policies come to more than the %d rules that a listener can have", l.Name, MaxRules)
+	return fmt.Errorf("listener %s: its filter chains and RBAC policies come to more than the %d rules that a "+
+		"listener can have", l.Name, MaxRules)
 }
 
 // combinations is how many there are of one of each list, where an empty list is one for any: the number itself up to
@@ -182,7 +184,8 @@ func (c *Chain) rules(m Rule, chain int) (out []Rule, err error) {
 			continue
 		}
 		if allows++; allows > 1 {
-			return nil, fmt.Errorf("filter chain %s: more than one RBAC filter that allows: give one with the policies of all", c.Name)
+			return nil, fmt.Errorf("filter chain %s: more than one RBAC filter that allows: give one with the policies of all",
+				c.Name)
 		}
 		allowed = nil
 		for i := 0; i < len(r.Policies) && len(allowed) <= MaxRules; i++ {
@@ -251,7 +254,8 @@ func orAnyPort(p []PortRange) []PortRange {
 
 // overlaps says whether there is a connection that both match.
 func (r Rule) overlaps(o Rule) bool {
-	return narrow(&r.Source, o.Source) && narrow(&r.Destination, o.Destination) && r.SourcePorts.narrow(o.SourcePorts) && r.DestinationPorts.narrow(o.DestinationPorts)
+	return narrow(&r.Source, o.Source) && narrow(&r.Destination, o.Destination) && r.SourcePorts.narrow(o.SourcePorts) &&
+		r.DestinationPorts.narrow(o.DestinationPorts)
 }
 
 // narrow makes p what both match, and says whether there is any.
@@ -287,7 +291,8 @@ func (r *PortRange) narrow(by PortRange) bool {
 // Matches says whether the rule is for a connection from one address to another. A source that is not known yet is the
 // zero address: it matches only rules that do not ask.
 func (r *Rule) Matches(from, to netip.AddrPort) bool {
-	return inPrefix(r.Source, from.Addr()) && inPrefix(r.Destination, to.Addr()) && r.SourcePorts.has(from.Port()) && r.DestinationPorts.has(to.Port())
+	return inPrefix(r.Source, from.Addr()) && inPrefix(r.Destination, to.Addr()) && r.SourcePorts.has(from.Port()) &&
+		r.DestinationPorts.has(to.Port())
 }
 
 func inPrefix(p netip.Prefix, a netip.Addr) bool {

@@ -39,10 +39,12 @@ func Quickstart(truth Truth) (record.Run, []record.Trial) {
 	run := record.Run{
 		Schema: record.RunSchema, ID: "quickstart-" + started.Format("20060102-150405"), Experiment: "quickstart",
 		Question: "What does an eBPF mesh data plane add to each new connection?",
-		Spec:     json.RawMessage(`{"name":"quickstart"}`), Seed: 42, Blocks: truth.Blocks, Started: started, Version: "0.1.0", Build: "go1.26.0 abcdef0",
+		Spec:     json.RawMessage(`{"name":"quickstart"}`), Seed: 42, Blocks: truth.Blocks, Started: started,
+		Version: "0.1.0", Build: "go1.26.0 abcdef0",
 		Environment: record.Environment{
-			Hostname: "node-1", Kernel: "6.18.0", Distro: "Debian GNU/Linux 12", CPUModel: "Example CPU", CPUs: 2, MemoryBytes: 8 << 30,
-			Governor: "performance", CgroupMode: "hybrid", Lockdown: "integrity", Clocksource: "kvm-clock", Virtual: "kvm",
+			Hostname: "node-1", Kernel: "6.18.0", Distro: "Debian GNU/Linux 12", CPUModel: "Example CPU", CPUs: 2,
+			MemoryBytes: 8 << 30,
+			Governor:    "performance", CgroupMode: "hybrid", Lockdown: "integrity", Clocksource: "kvm-clock", Virtual: "kvm",
 			Subjects: map[string]string{"candidate": "0.1.0"},
 		},
 		Command: []string{"tare", "run", "quickstart", "--seed", "42"},
@@ -60,7 +62,8 @@ func Quickstart(truth Truth) (record.Run, []record.Trial) {
 		for _, l := range rng.Perm(len(levels)) {
 			for _, a := range rng.Perm(3) {
 				run.Plan = append(run.Plan, record.PlannedTrial{
-					Index: len(run.Plan), Block: block, Position: position, Arm: []string{record.Direct, record.AA, "candidate"}[a], Factors: levels[l],
+					Index: len(run.Plan), Block: block, Position: position, Arm: []string{record.Direct, record.AA, "candidate"}[a],
+					Factors: levels[l],
 				})
 				position++
 			}
@@ -112,7 +115,8 @@ func (truth Truth) trial(rng *rand.Rand, p record.PlannedTrial, started time.Tim
 		must(lags.RecordValue(int64(1e9 * (lag + truth.Lag))))
 	}
 	t.Loads = map[string]load.Result{"client": {
-		Generator: "http", Mode: load.Open, Arrivals: "poisson", Seconds: 2, TargetRate: rate, Rate: rate, Intended: int64(n), Sent: int64(n), Done: int64(n),
+		Generator: "http", Mode: load.Open, Arrivals: "poisson", Seconds: 2, TargetRate: rate, Rate: rate, Intended: int64(n),
+		Sent: int64(n), Done: int64(n),
 		Histograms: map[string]string{load.Latency: encode(h), load.OwnLag: encode(lags)},
 	}}
 	return t
@@ -135,7 +139,8 @@ func must(err error) {
 func definitions() []metric.Definition {
 	of := func(name string, rank int, better metric.Direction, pool metric.Pool, cost bool) metric.Definition {
 		return metric.Definition{
-			Name: name, Unit: quantity.UnitOf(name), Better: better, How: "It is made.", Rank: rank, Pool: pool, Cost: cost, Needs: []metric.Need{},
+			Name: name, Unit: quantity.UnitOf(name), Better: better, How: "It is made.", Rank: rank, Pool: pool, Cost: cost,
+			Needs: []metric.Need{},
 		}
 	}
 	all := []metric.Definition{

@@ -75,15 +75,18 @@ func TestHistoryPage(t *testing.T) {
 		c := comparison.Over(courseOf(t, n, name), 1)
 		b, path := openComparison(t, func(w *bytes.Buffer) error { return report.HistoryHTML(w, &c) })
 		var drawn, most, shifts, ran, images, outside int
-		b.Eval(`[...document.querySelectorAll("svg.course")].filter(s => s.getBoundingClientRect().width > 100).length`, &drawn)
-		b.Eval(`Math.max(...[...document.querySelectorAll("svg.course")].map(s => s.querySelectorAll("circle").length))`, &most)
+		b.Eval(`[...document.querySelectorAll("svg.course")].filter(s => s.getBoundingClientRect().width > 100).length`,
+			&drawn)
+		b.Eval(`Math.max(...[...document.querySelectorAll("svg.course")].map(s => s.querySelectorAll("circle").length))`,
+			&most)
 		b.Eval(`document.querySelectorAll("svg.course .shift").length`, &shifts)
 		b.Eval(`window.ran ?? 0`, &ran)
 		b.Eval(`document.images.length + document.scripts.length`, &images)
 		b.Eval(`[...document.querySelectorAll("svg.course circle")].filter(c => !(c.cx.baseVal.value >= 0 && c.cx.baseVal.value <= 320 &&
 			c.cy.baseVal.value >= 0 && c.cy.baseVal.value <= 50)).length`, &outside)
 		if drawn != len(c.Lines) || most != n || shifts == 0 || outside != 0 {
-			t.Errorf("%d pictures of %d lines, at most %d points of %d, %d shifts, %d points outside", drawn, len(c.Lines), most, n,
+			t.Errorf("%d pictures of %d lines, at most %d points of %d, %d shifts, %d points outside", drawn, len(c.Lines),
+				most, n,
 				shifts, outside)
 		}
 		var answer string

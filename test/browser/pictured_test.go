@@ -92,7 +92,8 @@ func TestPictured(t *testing.T) {
 			}
 			// Both arms have their marks, and what hovers tells which.
 			var drawn, empty int
-			b.Eval(fmt.Sprintf(`[...document.querySelectorAll("figure[data-chart='%s'] svg[data-chart]")].length`, c.figure), &drawn)
+			b.Eval(fmt.Sprintf(`[...document.querySelectorAll("figure[data-chart='%s'] svg[data-chart]")].length`,
+				c.figure), &drawn)
 			b.Eval(fmt.Sprintf(`[...document.querySelectorAll("figure[data-chart='%s'] svg[data-chart]")].filter(s =>
 				![...s.querySelectorAll("[aria-label='area'] path, [aria-label='bar'] rect, [aria-label='dot'] path, `+
 				`[aria-label='dot'] circle")].some(e => e.getBoundingClientRect().width > 3)).length`, c.figure), &empty)

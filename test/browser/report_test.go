@@ -74,9 +74,11 @@ func furnish(t *record.Trial) {
 	f := func(v float64) *float64 { return &v }
 	n := func(v uint64) *uint64 { return &v }
 	group := func(role string, cpu float64, anon uint64) ledger.Cgroup {
-		m := &ledger.Memory{Anon: n(anon), Shmem: n(0), Kernel: n(800_000), File: n(400_000), Current: n(anon + 1_200_000), InactiveFile: n(0)}
+		m := &ledger.Memory{Anon: n(anon), Shmem: n(0), Kernel: n(800_000), File: n(400_000), Current: n(anon + 1_200_000),
+			InactiveFile: n(0)}
 		m.Derive()
-		return ledger.Cgroup{Path: "/trial/" + role, Role: role, CPUSeconds: f(cpu), BPFSeconds: f(0), BPFInsideSeconds: f(0), Memory: m}
+		return ledger.Cgroup{Path: "/trial/" + role, Role: role, CPUSeconds: f(cpu), BPFSeconds: f(0), BPFInsideSeconds: f(0),
+			Memory: m}
 	}
 	t.Ledger.Cgroups = []ledger.Cgroup{group("app", 0.7, 6e6), group("load", 0.5, 4e6)}
 	bpf := 0.0
@@ -87,8 +89,10 @@ func furnish(t *record.Trial) {
 		t.Ledger.Cgroups = append(t.Ledger.Cgroups, group("subject", 0.001, 5e6))
 	}
 	t.Ledger.CPU.Lines = []ledger.CPULine{
-		{Name: ledger.LineGroups, Seconds: 1.3 - bpf}, {Name: ledger.LineRoot, Seconds: 0.05}, {Name: ledger.LineKernel, Seconds: 0.04},
-		{Name: ledger.LineBPF, Seconds: bpf}, {Name: ledger.LineInterrupts, Seconds: 0.05}, {Name: ledger.LineSelf, Seconds: 0.04},
+		{Name: ledger.LineGroups, Seconds: 1.3 - bpf}, {Name: ledger.LineRoot, Seconds: 0.05},
+		{Name: ledger.LineKernel, Seconds: 0.04},
+		{Name: ledger.LineBPF, Seconds: bpf}, {Name: ledger.LineInterrupts, Seconds: 0.05},
+		{Name: ledger.LineSelf, Seconds: 0.04},
 	}
 }
 
@@ -133,7 +137,8 @@ func TestChartsAreShown(t *testing.T) {
 		{"without intervals", few, nil, []string{"values", "latency", "latency-difference", "cpu", "memory", "trials"}},
 		{"every trial failed", truth, func(_ *record.Run, trials []record.Trial) {
 			for i := range trials {
-				trials[i] = record.Trial{Schema: record.TrialSchema, PlannedTrial: trials[i].PlannedTrial, Started: trials[i].Started, Validity: record.Validity{Failed: "it fell over"}}
+				trials[i] = record.Trial{Schema: record.TrialSchema, PlannedTrial: trials[i].PlannedTrial,
+					Started: trials[i].Started, Validity: record.Validity{Failed: "it fell over"}}
 			}
 		}, nil},
 	} {
@@ -323,7 +328,8 @@ func TestPolicyHolds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	html = bytes.Replace(html, []byte("</main>"), []byte(`<script>window.ran=1</script><img src="http://127.0.0.1:9/x.png"></main>`), 1)
+	html = bytes.Replace(html, []byte("</main>"),
+		[]byte(`<script>window.ran=1</script><img src="http://127.0.0.1:9/x.png"></main>`), 1)
 	if err := os.WriteFile(path, html, 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -397,9 +403,11 @@ func TestAnswersAreDrawn(t *testing.T) {
 			bpf := 0.0
 			if t.Arm == "candidate" {
 				bpf = 0.2
-				t.Counts = map[string]record.Count{"bpf_limited_task_share": {In: 60, Of: 100}, "bpf_limited_softirq_share": {In: 20, Of: 100}, "bpf_limited_inside_share": {In: 80, Of: 100}}
+				t.Counts = map[string]record.Count{"bpf_limited_task_share": {In: 60, Of: 100},
+					"bpf_limited_softirq_share": {In: 20, Of: 100}, "bpf_limited_inside_share": {In: 80, Of: 100}}
 			}
-			t.Metrics["limited_cpus"], t.Metrics["limit_cpus"], t.Metrics["limited_bpf_cpus"], t.Metrics["limited_throttled_share"] = 0.26, 0.25, bpf, 1
+			t.Metrics["limited_cpus"], t.Metrics["limit_cpus"] = 0.26, 0.25
+			t.Metrics["limited_bpf_cpus"], t.Metrics["limited_throttled_share"] = bpf, 1
 		}), 2, "[aria-label='bar'] rect", 2 * (1 + 3), []string{"limit 0.25 CPU", "throttled 100 %", "eBPF in softirq"}},
 		{"a limit without samples", "limits", two, ask("mine", "client.count", func(t *record.Trial, _ float64) {
 			t.Metrics["limited_cpus"], t.Metrics["limit_cpus"] = 0.26, 0.25
@@ -413,21 +421,25 @@ func TestAnswersAreDrawn(t *testing.T) {
 			if level != 1000 { // a level that nobody read
 				t.Metrics["memory_kernel_bytes"] = bytes
 			}
-		}), 2, "[aria-label='dot'] path, [aria-label='dot'] circle", 9 + 2, []string{"10,000", "after removal", "services (logarithmic)"}},
+		}), 2, "[aria-label='dot'] path, [aria-label='dot'] circle", 9 + 2,
+			[]string{"10,000", "after removal", "services (logarithmic)"}},
 		{"waits", "waits", three, ask("mine", "steps", func(t *record.Trial, level float64) {
 			wait := 30e-6
 			if t.Arm == "candidate" {
 				wait = 1e-5 * level
 			}
-			t.Metrics["sched_delay_p50_seconds"], t.Metrics["sched_delay_p99_seconds"], t.Metrics["sched_delay_max_seconds"] = wait, 2*wait, 20*wait
-		}), 3, "[aria-label='dot'] path, [aria-label='dot'] circle", 6 + 6 + 2*3*8, []string{"usable up to 1 s", "longest of each trial", "10,000"}},
+			t.Metrics["sched_delay_p50_seconds"], t.Metrics["sched_delay_p99_seconds"] = wait, 2*wait
+			t.Metrics["sched_delay_max_seconds"] = 20 * wait
+		}), 3, "[aria-label='dot'] path, [aria-label='dot'] circle", 6 + 6 + 2*3*8,
+			[]string{"usable up to 1 s", "longest of each trial", "10,000"}},
 		{"events", "events", two, ask("mine", "rate", func(t *record.Trial, level float64) {
 			t.Metrics["events_generated"], t.Metrics["events_counted"] = 1000*level, 1000*level
 			if t.Arm == "candidate" {
 				t.Metrics["events_lost"] = level
 				t.Metrics["events_delivered"] = 1000*level - level
 			}
-		}), 4, "[aria-label='dot'] path, [aria-label='dot'] circle", 2 * (8 + 8 + 8), []string{"candidate: delivered", "repetition", "Delivered less generated at rate 4"}},
+		}), 4, "[aria-label='dot'] path, [aria-label='dot'] circle", 2 * (8 + 8 + 8),
+			[]string{"candidate: delivered", "repetition", "Delivered less generated at rate 4"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			path := page(t, c.truth, c.alter)
@@ -440,7 +452,8 @@ func TestAnswersAreDrawn(t *testing.T) {
 			var plots, marks int
 			var text string
 			b.Eval(figure+`.querySelectorAll("svg[data-chart]").length`, &plots)
-			b.Eval(`[...`+figure+`.querySelectorAll("svg[data-chart]")].flatMap(s => [...s.querySelectorAll("`+c.marks+`")]).length`, &marks)
+			b.Eval(`[...`+figure+`.querySelectorAll("svg[data-chart]")].flatMap(s => [...s.querySelectorAll("`+c.marks+
+				`")]).length`, &marks)
 			b.Eval(figure+`.textContent`, &text)
 			if plots != c.plots {
 				t.Errorf("%d plots, want %d", plots, c.plots)
@@ -530,7 +543,8 @@ func TestChangesOfAllSizes(t *testing.T) {
 		b := chromium.Page(t, 1280, 900)
 		b.Open(path)
 		var text string
-		if b.Eval(`document.querySelector("figure[data-chart='differences']").textContent`, &text); !strings.Contains(text, c.want) {
+		if b.Eval(`document.querySelector("figure[data-chart='differences']").textContent`, &text); !strings.Contains(text,
+			c.want) {
 			t.Errorf("%s: no %q in %s", c.name, c.want, text)
 		}
 		quiet(t, b, path)

@@ -46,7 +46,8 @@ func (t *tally) close(w io.Writer) {
 	for _, l := range []struct {
 		title    string
 		outcomes []outcome
-	}{{"Skipped, and why", t.lacking}, {"Skipped because of noise (run them again without it)", t.noisy}, {"Failed", t.failed}} {
+	}{{"Skipped, and why", t.lacking}, {"Skipped because of noise (run them again without it)", t.noisy},
+		{"Failed", t.failed}} {
 		if len(l.outcomes) == 0 {
 			continue
 		}

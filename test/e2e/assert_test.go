@@ -16,7 +16,8 @@ func TestAssertions(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "out")
 	o := tare(t, "run", "quickstart", "--quick", "--blocks", "1", "--out", dir, "--assert", "map_bytes <= 1GB")
 	if o.code != 4 || !strings.Contains(o.stderr, "an assertion is undecided: map_bytes <= 1GB") ||
-		!strings.Contains(o.stderr, "at least 6 blocks are needed") || !strings.Contains(o.stdout, "undecided  map_bytes <= 1GB") {
+		!strings.Contains(o.stderr, "at least 6 blocks are needed") ||
+		!strings.Contains(o.stdout, "undecided  map_bytes <= 1GB") {
 		t.Errorf("of one block: %s", o)
 	}
 	c, err := record.Read(dir)
@@ -28,7 +29,8 @@ func TestAssertions(t *testing.T) {
 		!slices.Equal(c.Run.Assert, spec.Assert) {
 		t.Errorf("recorded: %v, %q, in the spec %q", err, c.Run.Assert, spec.Assert)
 	}
-	if o := tare(t, "report", dir, "--assert", "map_bytes == 1B"); o.code != 5 || !strings.Contains(o.stderr, "an assertion fails: map_bytes == 1B") {
+	if o := tare(t, "report", dir, "--assert", "map_bytes == 1B"); o.code != 5 ||
+		!strings.Contains(o.stderr, "an assertion fails: map_bytes == 1B") {
 		t.Errorf("what was seen to be broken: %s", o)
 	}
 	if o := tare(t, "report", dir, "--format", "junit"); o.code != 0 || !strings.Contains(o.stdout, `errors="1"`) {

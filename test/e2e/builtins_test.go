@@ -218,7 +218,8 @@ var smallests = map[string]smallest{
 					t.Errorf("%s: %s had %d reviews answered, and errors %v", tr.Arm, name, r.Done, r.Errors)
 				}
 			}
-			if v, has := tr.Metrics["admission_certificate_seconds"]; has != strings.HasPrefix(tr.Arm, "certificates") || has && v <= 0 {
+			if v, has := tr.Metrics["admission_certificate_seconds"]; has != strings.HasPrefix(tr.Arm, "certificates") ||
+				has && v <= 0 {
 				t.Errorf("%s: a certificate takes %g s (measured: %v)", tr.Arm, v, has)
 			}
 		},
@@ -393,7 +394,8 @@ func redirectedSeen(t *testing.T, tr record.Trial) {
 // windowCut: the counters were read at another time than the load's window, because tare was held up, and the trial
 // says so. What they count is then not of the load, and a cost may be missing.
 func windowCut(tr record.Trial) bool {
-	return slices.ContainsFunc(tr.Validity.Reasons, func(r record.Reason) bool { return r.Gate == "window" && r.Cause != "" })
+	return slices.ContainsFunc(tr.Validity.Reasons,
+		func(r record.Reason) bool { return r.Gate == "window" && r.Cause != "" })
 }
 
 func hasSubject(tr record.Trial) bool { return tr.Arm != record.Direct && tr.Arm != record.AA }
@@ -552,7 +554,8 @@ func (s smallest) spec(t *testing.T, name string) string {
 // failures.
 func TestBuiltIns(t *testing.T) {
 	needsRoot(t)
-	everyday := []string{"quickstart", "config-push", "config-scale", "controlplane-scale", "ebpf-memory", "mesh-connections",
+	everyday := []string{"quickstart", "config-push", "config-scale", "controlplane-scale", "ebpf-memory",
+		"mesh-connections",
 		"mesh-redirect", "sandbox-overhead", "trace-exec", "trace-starved"}
 	for _, name := range experiments.Names() {
 		t.Run(name, func(t *testing.T) {

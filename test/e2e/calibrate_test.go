@@ -15,7 +15,8 @@ import (
 func calibration(t *testing.T, fault string, args ...string) (calibrate.Report, output) {
 	t.Helper()
 	out := command{
-		args: append([]string{"calibrate", "--quick", "--json"}, args...), env: []string{"TARE_CALIBRATE_FAULT=" + fault}, timeout: 5 * time.Minute,
+		args: append([]string{"calibrate", "--quick", "--json"}, args...), env: []string{"TARE_CALIBRATE_FAULT=" + fault},
+		timeout: 5 * time.Minute,
 	}.start(t).wait(t)
 	var r calibrate.Report
 	dec := json.NewDecoder(strings.NewReader(out.stdout))
@@ -64,7 +65,8 @@ func TestCalibrate(t *testing.T) {
 	for _, w := range r.Weights {
 		seen[w.Section] = true
 		// A clock that starts at the sending must be seen to miss most of what was due in a stall.
-		if strings.HasPrefix(w.Name, "stalls of 500ms: requests slower") && w.Verdict == calibrate.Pass && (w.ClosedLoop == nil || *w.ClosedLoop > *w.True/4) {
+		if strings.HasPrefix(w.Name, "stalls of 500ms: requests slower") && w.Verdict == calibrate.Pass &&
+			(w.ClosedLoop == nil || *w.ClosedLoop > *w.True/4) {
 			t.Errorf("%s: true %g, and a closed-loop clock does not fail: %v", w.Name, *w.True, w.ClosedLoop)
 		}
 	}

@@ -49,7 +49,8 @@ func TestCleanSparesContainers(t *testing.T) {
 		}
 	})
 	dir := filepath.Join(t.TempDir(), "out")
-	p := command{binary: "/bin/sh", args: []string{"-c", inContainer, "sh", group, bin, "run", specFile(t, shortSpec), "--out", dir}}.start(t)
+	p := command{binary: "/bin/sh", args: []string{"-c", inContainer, "sh", group, bin, "run", specFile(t, shortSpec),
+		"--out", dir}}.start(t)
 	for running := true; running; {
 		select {
 		case <-p.done:

@@ -48,7 +48,8 @@ func TestControlPlaneKilled(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 0))
 			t.Logf("seed %d", seed)
 			dir := t.TempDir()
-			credentials, roots, file := filepath.Join(dir, "credentials"), filepath.Join(dir, "roots"), filepath.Join(dir, "mesh.yaml")
+			credentials, roots, file := filepath.Join(dir, "credentials"), filepath.Join(dir, "roots"), filepath.Join(dir,
+				"mesh.yaml")
 			for _, name := range []string{credentials, roots} {
 				if err := os.Mkdir(name, 0o700); err != nil {
 					t.Fatal(err)
@@ -173,7 +174,8 @@ func toldBy(t *testing.T, f *fleet.Fleet, m *proxyconfig.Mesh, id string) map[st
 // hasAll says whether a proxy has what it is told and nothing else, and both of its secrets, which differ each time.
 func hasAll(has, want map[string]map[string]uint64) bool {
 	return hasTold(has, want) &&
-		slices.Equal(slices.Sorted(maps.Keys(has[resource.SecretType])), []string{authority.IdentitySecret, authority.RootsSecret})
+		slices.Equal(slices.Sorted(maps.Keys(has[resource.SecretType])),
+			[]string{authority.IdentitySecret, authority.RootsSecret})
 }
 
 // hasTold is hasAll but for the secrets.

@@ -19,7 +19,8 @@ func TestConsistency(t *testing.T) {
 	}
 	for _, tr := range c.Trials {
 		if tr.Counts["wrong_connect_share"].Of == 0 || tr.Metrics["replacements_per_second"] <= 0 {
-			t.Errorf("%s: %d connections beside %g changes a second", tr.Arm, tr.Counts["wrong_connect_share"].Of, tr.Metrics["replacements_per_second"])
+			t.Errorf("%s: %d connections beside %g changes a second", tr.Arm, tr.Counts["wrong_connect_share"].Of,
+				tr.Metrics["replacements_per_second"])
 		}
 	}
 	at := map[string]string{}
@@ -37,7 +38,8 @@ func TestConsistency(t *testing.T) {
 	if e := s.Find("old_endpoint_max_seconds", record.Direct, at); e == nil || e.Value <= 0 {
 		t.Errorf("old endpoints were never seen: %+v", e)
 	}
-	for i, want := range []string{"With snapshot every connection went to an endpoint of the old or the new set, and none failed.", "sized (baseline) (whole per record): of ", "snapshot (whole per change): of "} {
+	for i, want := range []string{"With snapshot every connection went to an endpoint of the old or the new set, and " +
+		"none failed.", "sized (baseline) (whole per record): of ", "snapshot (whole per change): of "} {
 		if i >= len(s.Answers) || !strings.Contains(s.Answers[i].Answer, want) {
 			t.Errorf("answer %d lacks %q: %+v", i, want, s.Answers)
 		}
@@ -68,7 +70,8 @@ func TestPath(t *testing.T) {
 			}
 		}
 	}
-	if len(s.Answers) != 3 || !strings.Contains(s.Answers[1].Answer, "in the programs, less than with sized at every level") {
+	if len(s.Answers) != 3 || !strings.Contains(s.Answers[1].Answer,
+		"in the programs, less than with sized at every level") {
 		t.Errorf("answers %+v", s.Answers)
 	}
 }

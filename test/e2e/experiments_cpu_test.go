@@ -212,7 +212,8 @@ func chargeResolved(t *testing.T, s *analysis.Summary, arm string, at map[string
 // sharesLimit checks that an answer says that the limit is shared, where the summary has all that this rests on.
 func sharesLimit(t *testing.T, s *analysis.Summary, arm string, at map[string]string) {
 	t.Helper()
-	for _, metric := range []string{"bpf_seconds_per_connection", "limit_cpus", "limited_share", "limited_throttled_share", "limited_cpu_seconds_per_connection", "throughput_per_second"} {
+	for _, metric := range []string{"bpf_seconds_per_connection", "limit_cpus", "limited_share", "limited_throttled_share",
+		"limited_cpu_seconds_per_connection", "throughput_per_second"} {
 		if e := s.Find(metric, arm, at); e == nil || e.Lo == nil && metric != "limit_cpus" {
 			t.Logf("%s at %v: there is no answer to hold against, for %s is not told", arm, at, metric)
 			return
@@ -258,10 +259,12 @@ func compareUsage(t *testing.T, c *record.Contents, seen map[int]usage) {
 		}
 		if used < lo-1e-6 || used > hi+1e-6 {
 			outside++
-			t.Logf("trial %d, %s: the groups used %.4f s by the ledger, %.4f to %.4f s by their files", tr.Index, tr.Arm, used, lo, hi)
+			t.Logf("trial %d, %s: the groups used %.4f s by the ledger, %.4f to %.4f s by their files", tr.Index, tr.Arm,
+				used, lo, hi)
 		}
 	}
-	t.Logf("%d of %d trials were compared with the files, %d of them to within 10 %%; %d lie outside", compared, first, tight, outside)
+	t.Logf("%d of %d trials were compared with the files, %d of them to within 10 %%; %d lie outside", compared, first,
+		tight, outside)
 	if compared < first/2 || tight < max(1, first/16) {
 		t.Errorf("only %d of %d trials could be compared with the files, and %d to within 10 %%", compared, first, tight)
 	}
@@ -321,7 +324,8 @@ func watchUsage(t *testing.T, part string) func() map[int]usage {
 		// the files of as many groups as at the last reading, or more, are taken.
 		sum, groups := map[int]float64{}, map[int]int{}
 		from := time.Now()
-		for _, pattern := range []string{"/sys/fs/cgroup/cpuacct/tare-trial-*/work/" + part + "*/cpuacct.usage", "/sys/fs/cgroup/tare-trial-*/work/" + part + "*/cpu.stat"} {
+		for _, pattern := range []string{"/sys/fs/cgroup/cpuacct/tare-trial-*/work/" + part + "*/cpuacct.usage",
+			"/sys/fs/cgroup/tare-trial-*/work/" + part + "*/cpu.stat"} {
 			found, _ := filepath.Glob(pattern)
 			for _, f := range found {
 				text, err := os.ReadFile(f)

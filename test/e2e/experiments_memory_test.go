@@ -27,7 +27,8 @@ func TestStress(t *testing.T) {
 		return // invalid, and it said why
 	}
 	at := map[string]string{"steps": "8388608"}
-	share, run, wait := s.Find("bpf_cpu_share", "kernelmesh", at), s.Find("bpf_run_seconds", "kernelmesh", at), s.Find("sched_delay_p50_seconds", "kernelmesh", at)
+	share, run, wait := s.Find("bpf_cpu_share", "kernelmesh", at), s.Find("bpf_run_seconds", "kernelmesh",
+		at), s.Find("sched_delay_p50_seconds", "kernelmesh", at)
 	if share == nil || run == nil || wait == nil {
 		t.Fatalf("missing: %v, %v, %v", share, run, wait)
 	}
@@ -38,7 +39,8 @@ func TestStress(t *testing.T) {
 	if run.Value < 0.005 || !wait.Difference.Resolved || wait.Value > 4*run.Value {
 		t.Errorf("a run takes %g s, a task waits %g s: %+v", run.Value, wait.Value, wait.Difference)
 	}
-	if e := s.Find("throughput_per_second", "kernelmesh", at); e == nil || !e.Difference.Resolved || e.Difference.Value >= 0 {
+	if e := s.Find("throughput_per_second", "kernelmesh", at); e == nil || !e.Difference.Resolved ||
+		e.Difference.Value >= 0 {
 		t.Errorf("throughput %+v", e)
 	}
 	if a := s.Answers[0].Answer; !regexp.MustCompile(`^(The machine stays|The machine does not stay|Whether the machine stays) usable.* waited [0-9.]+ m?s at the longest`).MatchString(a) {
@@ -61,7 +63,8 @@ func TestMemory(t *testing.T) {
 	}
 	for _, tr := range c.Trials {
 		if tr.Arm == "fixed" && (len(tr.Further) != 2 || tr.Metrics["map_before_bytes"] != tr.Metrics["map_bytes"]) {
-			t.Errorf("trial %d: %d further readings, maps of %g and %g bytes", tr.Index, len(tr.Further), tr.Metrics["map_before_bytes"], tr.Metrics["map_bytes"])
+			t.Errorf("trial %d: %d further readings, maps of %g and %g bytes", tr.Index, len(tr.Further),
+				tr.Metrics["map_before_bytes"], tr.Metrics["map_bytes"])
 		}
 	}
 	var model *analysis.Model
@@ -77,7 +80,8 @@ func TestMemory(t *testing.T) {
 	const services = 300
 	bytes, shared := bpftoolMaps(t, services)
 	if predicted := fixed + each*services; math.Abs(predicted-bytes) > 0.001*bytes {
-		t.Errorf("by the model %d services take %.0f + %.2f x %d = %.0f B; bpftool says %.0f B", services, fixed, each, services, predicted, bytes)
+		t.Errorf("by the model %d services take %.0f + %.2f x %d = %.0f B; bpftool says %.0f B", services, fixed, each,
+			services, predicted, bytes)
 	}
 	t.Logf("%.0f B and %.2f B for each service; bpftool says %.0f B with %d services", fixed, each, bytes, services)
 	// A listener, a cluster, and some six records of up to 1600 bytes: see docs/kernelmesh.md.
@@ -86,13 +90,16 @@ func TestMemory(t *testing.T) {
 	}
 	top := map[string]string{"*.services": "10000"}
 	byProgram, declared := s.Find("map_by_program_bytes", "fixed", top), s.Find("map_declared_bytes", "fixed", top)
-	if first := s.Find("map_by_program_bytes", "fixed", map[string]string{"*.services": "1"}); byProgram == nil || first == nil || first.Value != byProgram.Value {
+	if first := s.Find("map_by_program_bytes", "fixed", map[string]string{"*.services": "1"}); byProgram == nil ||
+		first == nil || first.Value != byProgram.Value {
 		t.Errorf("by max_entries, the maps are %+v with 1 service and %+v with 10,000", first, byProgram)
 	}
 	if shared && declared != nil && byProgram != nil && byProgram.Value <= declared.Value {
-		t.Errorf("programs share maps, and once for each program they are %g B, each once %g B", byProgram.Value, declared.Value)
+		t.Errorf("programs share maps, and once for each program they are %g B, each once %g B", byProgram.Value,
+			declared.Value)
 	}
-	for _, want := range []string{"each map counted once", "for each service", "once for each program that uses them", "own control group", "After the services are removed"} {
+	for _, want := range []string{"each map counted once", "for each service", "once for each program that uses them",
+		"own control group", "After the services are removed"} {
 		if !strings.Contains(s.Answers[len(s.Answers)-1].Answer, want) {
 			t.Errorf("the answer lacks %q: %s", want, s.Answers[len(s.Answers)-1].Answer)
 		}
@@ -133,7 +140,8 @@ func bpftoolMaps(t *testing.T, services int) (bytes float64, shared bool) {
 		t.Fatal(err)
 	}
 	defer removeGroup(t, dir)
-	p := command{args: []string{"subject", "kernelmesh", "--services", file, "--cgroup", dir, "--store", "sized", "--max-services", "16384", "--max-endpoints", "16384", "--human"}}.start(t)
+	p := command{args: []string{"subject", "kernelmesh", "--services", file, "--cgroup", dir, "--store", "sized",
+		"--max-services", "16384", "--max-endpoints", "16384", "--human"}}.start(t)
 	p.waitFor(t, "km_clusters")
 	p.waitFor(t, "sized_strings") // the last line
 	programs, maps := map[int]bool{}, map[int]bool{}

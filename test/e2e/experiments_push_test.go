@@ -26,16 +26,19 @@ func TestPush(t *testing.T) {
 		return e.Value
 	}
 	for _, arm := range []string{record.Direct, "snapshot"} {
-		steps := []string{"push_received_p50_seconds", "push_decoded_p50_seconds", "push_visible_p50_seconds", "push_acked_p50_seconds"}
+		steps := []string{"push_received_p50_seconds", "push_decoded_p50_seconds", "push_visible_p50_seconds",
+			"push_acked_p50_seconds"}
 		for i := range steps[1:] {
 			if a, b := value(steps[i], arm), value(steps[i+1], arm); a <= 0 || a > b {
 				t.Errorf("%s: %s %g s, %s %g s", arm, steps[i], a, steps[i+1], b)
 			}
 		}
-		if sent, usable, whole := value("push_sent_p50_seconds", arm), value("push_usable_p50_seconds", arm), value("push_p50_seconds", arm); whole < max(sent, usable) {
+		if sent, usable, whole := value("push_sent_p50_seconds", arm), value("push_usable_p50_seconds",
+			arm), value("push_p50_seconds", arm); whole < max(sent, usable) {
 			t.Errorf("%s: sent after %g s, usable %g s later, both %g s", arm, sent, usable, whole)
 		}
-		if usable, received := value("push_usable_p50_seconds", arm), value("push_received_p50_seconds", arm); usable < received {
+		if usable, received := value("push_usable_p50_seconds", arm), value("push_received_p50_seconds",
+			arm); usable < received {
 			t.Errorf("%s: received after %g s, usable after %g s", arm, received, usable)
 		}
 	}
@@ -53,7 +56,8 @@ func TestPush(t *testing.T) {
 		t.Errorf("snapshot has changes in its maps after %g s: %+v from sized", e.Value, e.Difference)
 	}
 	for i, arm := range []string{`sized \(baseline\)`, "snapshot"} {
-		want := regexp.MustCompile(`^A change of one service in a mesh of 1000 services, ` + arm + `: a new connection shows it [0-9.]+ .s .* after the control plane sent it, .* It is received after `)
+		want := regexp.MustCompile(`^A change of one service in a mesh of 1000 services, ` + arm +
+			`: a new connection shows it [0-9.]+ .s .* after the control plane sent it, .* It is received after `)
 		if i >= len(s.Answers) || !want.MatchString(s.Answers[i].Answer) {
 			t.Errorf("answers: %+v", s.Answers)
 		}

@@ -26,7 +26,8 @@ func TestTraceExec(t *testing.T) {
 		if tr.Arm == "exectrace" {
 			traced++
 			if *e.Delivered != e.Counted || *e.SaidLost != 0 {
-				t.Errorf("trial %d: of %d execs %d were delivered, and %d lost by its own word", tr.Index, e.Counted, *e.Delivered, *e.SaidLost)
+				t.Errorf("trial %d: of %d execs %d were delivered, and %d lost by its own word", tr.Index, e.Counted, *e.Delivered,
+					*e.SaidLost)
 			}
 		}
 	}
@@ -44,7 +45,8 @@ func TestTraceExec(t *testing.T) {
 	if rss := value("rss_bytes", "exectrace"); rss >= 25e6 {
 		t.Errorf("it has %.1f MB in memory", rss/1e6)
 	}
-	if !strings.Contains(s.Answers[0].Answer, "exectrace") || !strings.Contains(s.Answers[0].Answer, "delivered every event.") {
+	if !strings.Contains(s.Answers[0].Answer, "exectrace") ||
+		!strings.Contains(s.Answers[0].Answer, "delivered every event.") {
 		t.Errorf("answers: %+v", s.Answers)
 	}
 	if why, absent := s.Absent["bpftrace"]; absent {

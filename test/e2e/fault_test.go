@@ -18,7 +18,8 @@ import (
 func changed(t *testing.T, change string, args ...string) output {
 	t.Helper()
 	needsRoot(t)
-	cmd := exec.Command("unshare", append([]string{"--mount", "--propagation", "private", "sh", "-c", "set -e\n" + change + "\nexec \"$@\"", "sh", bin}, args...)...)
+	cmd := exec.Command("unshare", append([]string{"--mount", "--propagation", "private", "sh", "-c", "set -e\n" + change +
+		"\nexec \"$@\"", "sh", bin}, args...)...)
 	cmd.Dir = t.TempDir()
 	var stdout, stderr strings.Builder
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -67,7 +68,8 @@ func TestNoCgroupWriteAccess(t *testing.T) {
 	change := readOnly(t)
 	dir := filepath.Join(t.TempDir(), "out")
 	o := changed(t, change, "run", "quickstart", "--out", dir)
-	if o.code != 3 || !strings.Contains(o.stderr, "read-only") || !strings.Contains(o.stderr, "mount the control groups for writing") {
+	if o.code != 3 || !strings.Contains(o.stderr, "read-only") ||
+		!strings.Contains(o.stderr, "mount the control groups for writing") {
 		t.Errorf("want exit code 3 with the hint: %s", o)
 	}
 	if _, err := os.Stat(dir); err == nil {
@@ -87,7 +89,8 @@ func TestPortTaken(t *testing.T) {
 	}
 	defer l.Close()
 	o := tare(t, "app", "http", "--listen", l.Addr().String())
-	if (o.code != 2 && o.code != 3) || !strings.Contains(o.stderr, l.Addr().String()) || strings.Count(o.stderr, "\n") < 2 {
+	if (o.code != 2 && o.code != 3) || !strings.Contains(o.stderr, l.Addr().String()) ||
+		strings.Count(o.stderr, "\n") < 2 {
 		t.Errorf("want the address and a hint: %s", o)
 	}
 }
@@ -101,13 +104,15 @@ func TestWeighToAFullDisk(t *testing.T) {
 		t.Skipf("needs /dev/full: %v", err)
 	}
 	defer full.Close()
-	for _, args := range [][]string{{"weigh", "--for", "100ms", "--json"}, {"weigh", "--for", "100ms"}, {"doctor"}, {"doctor", "--json"}, {"list"}, {"list", "quickstart"}, {"clean"}, {"subject"}, {"--help"}, {"--version"}} {
+	for _, args := range [][]string{{"weigh", "--for", "100ms", "--json"}, {"weigh", "--for", "100ms"}, {"doctor"},
+		{"doctor", "--json"}, {"list"}, {"list", "quickstart"}, {"clean"}, {"subject"}, {"--help"}, {"--version"}} {
 		cmd := exec.Command(bin, args...)
 		cmd.Stdout = full
 		var stderr strings.Builder
 		cmd.Stderr = &stderr
 		err := cmd.Run()
-		if cmd.ProcessState.ExitCode() != 3 || !strings.Contains(stderr.String(), "no space left") || !strings.Contains(stderr.String(), "\n      make room") {
+		if cmd.ProcessState.ExitCode() != 3 || !strings.Contains(stderr.String(), "no space left") ||
+			!strings.Contains(stderr.String(), "\n      make room") {
 			t.Errorf("tare %s: want exit code 3 with the hint: %v: %s", strings.Join(args, " "), err, stderr.String())
 		}
 	}

@@ -27,7 +27,8 @@ func TestFaults(t *testing.T) {
 			t.Fatal(err)
 		}
 		if counted.Code != 0 && counted.Code != 4 || len(counted.Counts) < 20 {
-			t.Fatalf("%s without a fault: exit code %d, %d classes of calls\n%s", name, counted.Code, len(counted.Counts), counted.Stderr)
+			t.Fatalf("%s without a fault: exit code %d, %d classes of calls\n%s", name, counted.Code, len(counted.Counts),
+				counted.Stderr)
 		}
 		for n := range each {
 			seed := uint64(1 + i*each + n)

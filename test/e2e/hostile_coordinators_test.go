@@ -99,21 +99,22 @@ var coordinatorAttacks = []coordinatorAttack{
 		}
 		return nil
 	}},
-	{name: "pings whose answers nobody reads", says: "it has not read what it is told", stream: func(s attackStream) error {
-		for end := time.Now().Add(time.Second); time.Now().Before(end); { // not a deadline: how long it sends
-			sent := make(chan error, 1)
-			go func() { sent <- s.say(`{"ping":{"number":1}}`) }()
-			select {
-			case err := <-sent:
-				if err != nil {
-					return err
+	{name: "pings whose answers nobody reads", says: "it has not read what it is told",
+		stream: func(s attackStream) error {
+			for end := time.Now().Add(time.Second); time.Now().Before(end); { // not a deadline: how long it sends
+				sent := make(chan error, 1)
+				go func() { sent <- s.say(`{"ping":{"number":1}}`) }()
+				select {
+				case err := <-sent:
+					if err != nil {
+						return err
+					}
+				case <-time.After(500 * time.Millisecond): // it does not read, for it cannot answer
+					return nil
 				}
-			case <-time.After(500 * time.Millisecond): // it does not read, for it cannot answer
-				return nil
 			}
-		}
-		return nil
-	}},
+			return nil
+		}},
 	{name: "a ping of a megabyte", says: "and 65536 are allowed", stream: func(s attackStream) error {
 		_ = s.say(`{}`)
 		_ = s.say(`{"ping":{"number":1,"x":%q}}`, strings.Repeat("x", 1<<20))
@@ -162,7 +163,10 @@ var coordinatorAttacks = []coordinatorAttack{
 		return s.answered()
 	}},
 	{name: "a trial without a spec", stream: func(s attackStream) error { return s.refuses(`null`, "") }},
-	{name: "a spec that is no spec", stream: func(s attackStream) error { return s.refuses(`{"name":["`+escapes+`"]}`, "") }},
+	{name: "a spec that is no spec", stream: func(s attackStream) error {
+		return s.refuses(`{"name":["`+escapes+
+			`"]}`, "")
+	}},
 	{name: "aliases in a spec", stream: func(s attackStream) error {
 		var b strings.Builder
 		b.WriteString("name: &a0 [x,x]\\n")
@@ -172,16 +176,20 @@ var coordinatorAttacks = []coordinatorAttack{
 		return s.refuses(`"`+b.String()+`"`, "")
 	}},
 	{name: "a spec of a megabyte", stream: func(s attackStream) error {
-		return s.refuses(modestWith(`"server":{"kind":"http"}`, `"server":{"kind":"http"}`+strings.Repeat(`,"server":{"kind":"http"}`, 40_000)), "")
+		return s.refuses(modestWith(`"server":{"kind":"http"}`, `"server":{"kind":"http"}`+
+			strings.Repeat(`,"server":{"kind":"http"}`, 40_000)), "")
 	}},
 	{name: "commands", says: "may not run, open or connect to", stream: func(s attackStream) error {
-		return s.refuses(modestWith(`{"kind":"http","to":"server","rate":50}`, `{"kind":"command","command":"touch owned"}`), "")
+		return s.refuses(modestWith(`{"kind":"http","to":"server","rate":50}`, `{"kind":"command","command":"touch owned"}`),
+			"")
 	}},
 	{name: "a subject that is a command", says: "may not run, open or connect to", stream: func(s attackStream) error {
-		return s.refuses(modestWith(`"blocks":1`, `"blocks":1,"arms":{"direct2":{"subject":"command","command":"touch owned"}}`), "")
+		return s.refuses(modestWith(`"blocks":1`,
+			`"blocks":1,"arms":{"direct2":{"subject":"command","command":"touch owned"}}`), "")
 	}},
 	{name: "files of the node", says: "may not run, open or connect to", stream: func(s attackStream) error {
-		return s.refuses(modestWith(`{"kind":"http","to":"server","rate":50}`, `{"kind":"write","rate":50,"directory":"/etc"}`), "")
+		return s.refuses(modestWith(`{"kind":"http","to":"server","rate":50}`,
+			`{"kind":"write","rate":50,"directory":"/etc"}`), "")
 	}},
 	{name: "addresses elsewhere", stream: func(s attackStream) error {
 		return s.refuses(modestWith(`"to":"server"`, `"url":"http://192.0.2.1/"`), "")
@@ -242,7 +250,9 @@ var coordinatorAttacks = []coordinatorAttack{
 		return errors.Join(s.SetHeader(many), s.say(`{}`))
 	}},
 	{name: "connections that end at once", raw: func(c net.Conn) {}},
-	{name: "nothing but a stop", wire: func(w wire) { _ = w.WriteGoAway(0, http2.ErrCodeNo, []byte(strings.Repeat("\x1b[2J", 1000))) }},
+	{name: "nothing but a stop", wire: func(w wire) {
+		_ = w.WriteGoAway(0, http2.ErrCodeNo, []byte(strings.Repeat("\x1b[2J", 1000)))
+	}},
 	{name: "streams that are reset", wire: func(w wire) {
 		for i := range uint32(2000) {
 			if w.WriteRSTStream(2*i+1, http2.ErrCodeRefusedStream) != nil {
@@ -358,22 +368,25 @@ func (h *hostCoordinator) serve(t *testing.T) grpc.StreamHandler {
 }
 
 // hostileCoordinator starts a coordinator with keys, and an agent that joins it.
-func hostileCoordinator(t *testing.T, config *tls.Config, keys string, attacks ...coordinatorAttack) (*hostCoordinator, *process, string) {
+func hostileCoordinator(t *testing.T, config *tls.Config, keys string,
+	attacks ...coordinatorAttack) (*hostCoordinator, *process, string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	h := &hostCoordinator{Listener: l, config: config, queue: attacks}
-	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(config)), grpc.ForceServerCodec(raw{}), grpc.UnknownServiceHandler(h.serve(t)))
+	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(config)), grpc.ForceServerCodec(raw{}),
+		grpc.UnknownServiceHandler(h.serve(t)))
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(h) }()
 	t.Cleanup(func() { server.Stop(); <-ended })
 	work := t.TempDir()
 	own := filepath.Join(keys, "a")
 	p := command{
-		args: []string{"node", "--join", l.Addr().String(), "--name", "a", "--ca", filepath.Join(keys, "authority.pem"), "--cert", own + ".pem", "--key", own + ".key"},
-		dir:  work, env: []string{"TMPDIR=" + work}, timeout: 3 * time.Minute,
+		args: []string{"node", "--join", l.Addr().String(), "--name", "a", "--ca", filepath.Join(keys, "authority.pem"),
+			"--cert", own + ".pem", "--key", own + ".key"},
+		dir: work, env: []string{"TMPDIR=" + work}, timeout: 3 * time.Minute,
 	}.start(t)
 	return h, p, work
 }
@@ -416,7 +429,9 @@ func TestHostileCoordinators(t *testing.T) {
 func TestCoordinatorsThatRefuse(t *testing.T) {
 	needsRoot(t)
 	refusing := func(code codes.Code) coordinatorAttack {
-		return coordinatorAttack{stream: func(attackStream) error { return status.Error(code, "\x1b[2J\u202e\r\nwarning: forged") }}
+		return coordinatorAttack{stream: func(attackStream) error {
+			return status.Error(code, "\x1b[2J\u202e\r\nwarning: forged")
+		}}
 	}
 	for _, c := range []struct {
 		name   string
@@ -433,7 +448,9 @@ func TestCoordinatorsThatRefuse(t *testing.T) {
 			expired(t, keys, "coordinator", x509.ExtKeyUsageServerAuth)
 			return tlsOf(t, keys, "coordinator")
 		}, coordinatorAttack{stream: func(attackStream) error { return errors.New("it joined") }}, "expired"},
-		{"plaintext", nil, coordinatorAttack{raw: func(c net.Conn) { _, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n\x1b[2J") }}, "refuses"},
+		{"plaintext", nil, coordinatorAttack{raw: func(c net.Conn) {
+			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n\x1b[2J")
+		}}, "refuses"},
 		{"another build", nil, refusing(codes.FailedPrecondition), "same build"},
 		{"another name", nil, refusing(codes.PermissionDenied), "the name that its certificate was made for"},
 	} {

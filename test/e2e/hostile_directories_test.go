@@ -50,8 +50,10 @@ type shared struct {
 func newShared(t *testing.T) *shared {
 	t.Helper()
 	base := t.TempDir()
-	s := &shared{t: t, dir: filepath.Join(base, "shared"), precious: filepath.Join(base, "precious"), temporary: filepath.Join(base, "tmp")}
-	s.try(os.Mkdir(s.dir, 0o755), os.Mkdir(s.precious, 0o755), os.Mkdir(s.temporary, 0o755), os.Chown(s.dir, stranger, stranger))
+	s := &shared{t: t, dir: filepath.Join(base, "shared"), precious: filepath.Join(base, "precious"),
+		temporary: filepath.Join(base, "tmp")}
+	s.try(os.Mkdir(s.dir, 0o755), os.Mkdir(s.precious, 0o755), os.Mkdir(s.temporary, 0o755),
+		os.Chown(s.dir, stranger, stranger))
 	for _, name := range []string{"file", record.RunFile, record.ReportFile, "empty/file"} {
 		path := filepath.Join(s.precious, name)
 		s.try(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte("precious"), 0o600))
@@ -318,7 +320,8 @@ var directoryAttacks = []struct {
 	}},
 	{"leftovers with links in them", func(s *shared) {
 		dir := s.leftover()
-		s.try(os.Symlink(s.precious, filepath.Join(dir, "directory")), os.Symlink(filepath.Join(s.precious, "file"), filepath.Join(dir, "file")),
+		s.try(os.Symlink(s.precious, filepath.Join(dir, "directory")),
+			os.Symlink(filepath.Join(s.precious, "file"), filepath.Join(dir, "file")),
 			os.Link(filepath.Join(s.precious, "file"), filepath.Join(dir, "hard")))
 		s.clean()
 	}},
@@ -386,13 +389,15 @@ var directoryAttacks = []struct {
 		s.refuses("more than", "run", s.at("spec.yaml"))
 	}},
 	{"a file with a built-in's name", func(s *shared) {
-		s.try(os.WriteFile(s.at("quickstart"), []byte("name: [}"), 0o644), os.WriteFile(s.at("quickstart.yaml"), []byte("name: [}"), 0o644))
+		s.try(os.WriteFile(s.at("quickstart"), []byte("name: [}"), 0o644),
+			os.WriteFile(s.at("quickstart.yaml"), []byte("name: [}"), 0o644))
 		if o := s.tare("list", "quickstart"); o.code != 0 || !strings.Contains(o.stdout, "name: quickstart") {
 			s.t.Error(o)
 		}
 	}},
 	{"programs in the directory", func(s *shared) {
-		for _, name := range []string{"bpftool", "envoy", "haproxy", "nginx", "runc", "runsc", "qemu-system-x86_64", "ig", "bpftrace", "ip", "modprobe", "sh"} {
+		for _, name := range []string{"bpftool", "envoy", "haproxy", "nginx", "runc", "runsc", "qemu-system-x86_64", "ig",
+			"bpftrace", "ip", "modprobe", "sh"} {
 			s.try(os.WriteFile(s.at(name), []byte("#!/bin/sh\necho taken > "+filepath.Join(s.precious, "taken")+"\n"), 0o755))
 		}
 		for _, args := range [][]string{{"doctor"}, {"list"}, {"clean"}, {"weigh", "--for", "100ms"}} {
@@ -430,7 +435,8 @@ var directoryAttacks = []struct {
 	{"a stranger's directory for a node's trials", func(s *shared) {
 		keys := attackedKeys(s.t, "a")
 		own := filepath.Join(keys, "a")
-		s.refuses("another user", "node", "--join", "127.0.0.1:1", "--name", "a", "--ca", filepath.Join(keys, "authority.pem"),
+		s.refuses("another user", "node", "--join", "127.0.0.1:1", "--name", "a", "--ca",
+			filepath.Join(keys, "authority.pem"),
 			"--cert", own+".pem", "--key", own+".key", "--dir", s.own("node"))
 	}},
 	{"a directory for a node's trials below a stranger's", func(s *shared) {
@@ -439,7 +445,8 @@ var directoryAttacks = []struct {
 		s.try(os.Mkdir(s.at("mine"), 0o755), os.Mkdir(filepath.Join(s.own("theirs"), "mine"), 0o755),
 			os.Symlink(s.precious, s.at("link")), os.Lchown(s.at("link"), stranger, stranger))
 		for _, dir := range []string{s.at("mine"), s.at("theirs/mine"), s.at("new"), s.at("link")} {
-			s.refuses("another user", "node", "--join", "127.0.0.1:1", "--name", "a", "--ca", filepath.Join(keys, "authority.pem"),
+			s.refuses("another user", "node", "--join", "127.0.0.1:1", "--name", "a", "--ca",
+				filepath.Join(keys, "authority.pem"),
 				"--cert", own+".pem", "--key", own+".key", "--dir", dir)
 		}
 		if _, err := os.Lstat(s.at("new")); err == nil {
@@ -449,7 +456,8 @@ var directoryAttacks = []struct {
 	{"names that steer", func(s *shared) {
 		name := "\x1b[2J\x1b]0;owned\a\r\u202e.yaml"
 		s.try(os.WriteFile(s.at(name), []byte("nonsense: true\n"), 0o644), os.Mkdir(s.at("\x1b[31mrun"), 0o755))
-		for _, args := range [][]string{{"run", name}, {"report", "\x1b[31mrun"}, {"report", "\x1b[31mnone"}, {"list", name}} {
+		for _, args := range [][]string{{"run", name}, {"report", "\x1b[31mrun"}, {"report", "\x1b[31mnone"},
+			{"list", name}} {
 			o := s.tare(args...)
 			if o.code != 2 {
 				s.t.Error(o)

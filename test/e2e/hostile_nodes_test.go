@@ -71,8 +71,9 @@ func attack(t *testing.T, blocks int) *attacked {
 	words := strings.SplitN(strings.TrimPrefix(strings.TrimSpace(string(text)), "tare version "), " ", 2)
 	a.version = words[0] + " (" + words[1] + ")"
 	a.process = command{
-		args: []string{"run", specFile(t, fmt.Sprintf(attackedSpec, blocks)), "--nodes-listen", "127.0.0.1:0", "--nodes-keys", a.keys, "--nodes", "2", "--out", a.dir},
-		dir:  a.work, env: []string{"TMPDIR=" + a.work}, timeout: 3 * time.Minute,
+		args: []string{"run", specFile(t, fmt.Sprintf(attackedSpec, blocks)), "--nodes-listen", "127.0.0.1:0", "--nodes-keys",
+			a.keys, "--nodes", "2", "--out", a.dir},
+		dir: a.work, env: []string{"TMPDIR=" + a.work}, timeout: 3 * time.Minute,
 	}.start(t)
 	whileItRuns(t, a.process, func() bool {
 		if found := regexp.MustCompile(`waiting for 2 nodes at (\S+)`).FindStringSubmatch(a.stderr.String()); found != nil {
@@ -87,7 +88,9 @@ func attack(t *testing.T, blocks int) *attacked {
 // node starts a real agent.
 func (a *attacked) node(name string) *process {
 	own := filepath.Join(a.keys, name)
-	return command{args: []string{"node", "--join", a.address, "--name", name, "--ca", filepath.Join(a.keys, "authority.pem"), "--cert", own + ".pem", "--key", own + ".key"}, timeout: 3 * time.Minute}.start(a.t)
+	return command{args: []string{"node", "--join", a.address, "--name", name, "--ca",
+		filepath.Join(a.keys, "authority.pem"), "--cert", own + ".pem", "--key", own + ".key"},
+		timeout: 3 * time.Minute}.start(a.t)
 }
 
 // hello is what node b says first.
@@ -165,7 +168,8 @@ var beforeTrials = []struct {
 		a.shut(t, c)
 	}},
 	{"plaintext", func(t *testing.T, a *attacked) {
-		for _, says := range []string{"GET / HTTP/1.1\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", strings.Repeat("\x16\x03\x01\xff\xff", 100_000)} {
+		for _, says := range []string{"GET / HTTP/1.1\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+			strings.Repeat("\x16\x03\x01\xff\xff", 100_000)} {
 			c := a.dial()
 			_, _ = io.WriteString(c, says) // it may be cut off
 			if _, err := io.Copy(io.Discard, c); err != nil && !hungUp(err) {
@@ -346,13 +350,16 @@ var beforeTrials = []struct {
 		}
 	}},
 	{"another build", func(t *testing.T, a *attacked) {
-		if got := a.refusedAs(`{"hello":{"name":"b","version":"` + escapes + `"}}`); !strings.Contains(got, "both must be the same build") {
+		if got := a.refusedAs(`{"hello":{"name":"b","version":"` + escapes + `"}}`); !strings.Contains(got,
+			"both must be the same build") {
 			t.Error(got)
 		}
 	}},
 	{"a hello that is none", func(t *testing.T, a *attacked) {
-		for _, says := range []string{"", "null", "[]", "{}", "{", `{"hello":null}`, `{"hello":{"cpus":1e999}}`, `{"hello":{"cpus":NaN}}`,
-			`{"bye":{}}`, `{"record":{"id":1,"record":{}}}`, `{"hello":{},"bye":{}}`, strings.Repeat(`{"hello":`, 20_000), strings.Repeat(" ", 9<<20),
+		for _, says := range []string{"", "null", "[]", "{}", "{", `{"hello":null}`, `{"hello":{"cpus":1e999}}`,
+			`{"hello":{"cpus":NaN}}`,
+			`{"bye":{}}`, `{"record":{"id":1,"record":{}}}`, `{"hello":{},"bye":{}}`, strings.Repeat(`{"hello":`, 20_000),
+			strings.Repeat(" ", 9<<20),
 			`{"hello":{"name":"b"},"x":"` + strings.Repeat("x", 1<<20) + `"}`} {
 			if got := a.refusedAs(says); !regexp.MustCompile(`code = (InvalidArgument|Canceled|PermissionDenied|ResourceExhausted|Internal)`).MatchString(got) {
 				t.Errorf("%.40q: %s", says, got)
@@ -369,12 +376,14 @@ var beforeTrials = []struct {
 		bears(t, a.pid, before)
 	}},
 	{"answers that nobody asked for", func(t *testing.T, a *attacked) {
-		if got := a.refusedAs(a.hello(), `{"pong":{"ping":{"number":99}}}`); !strings.Contains(got, "a question that it was not asked") {
+		if got := a.refusedAs(a.hello(), `{"pong":{"ping":{"number":99}}}`); !strings.Contains(got,
+			"a question that it was not asked") {
 			t.Error(got)
 		}
 	}},
 	{"results of no trial", func(t *testing.T, a *attacked) {
-		if got := a.refusedAs(a.hello(), `{"record":{"id":1,"record":{}}}`, `{"record":{"id":2,"record":{}}}`, `{"record":{"id":3,"record":{}}}`,
+		if got := a.refusedAs(a.hello(), `{"record":{"id":1,"record":{}}}`, `{"record":{"id":2,"record":{}}}`,
+			`{"record":{"id":3,"record":{}}}`,
 			`{"record":{"id":4,"record":{}}}`); !strings.Contains(got, "it says more than it is asked: the record of trial") {
 			t.Error(got)
 		}
@@ -426,7 +435,8 @@ func (x *trialOf) until(what func(said) bool) (said, bool) {
 			if x.fixed != nil {
 				times = *x.fixed
 			}
-			x.say(`{"pong":{"ping":{"number":%d,"sent_ns":%d},"received_ns":%d,"sent_ns":%d}}`, m.Ping.Number, m.Ping.Sent, times[0], times[1])
+			x.say(`{"pong":{"ping":{"number":%d,"sent_ns":%d},"received_ns":%d,"sent_ns":%d}}`, m.Ping.Number, m.Ping.Sent,
+				times[0], times[1])
 		case what(m):
 			return m, true
 		}
@@ -460,8 +470,10 @@ var inTrials = []struct {
 	want string
 }{
 	{"a result before the start", func(x *trialOf) { x.record(goodRecord) }, "it ended before it was set up"},
-	{"a result before the end", func(x *trialOf) { x.begun(0); x.record(goodRecord) }, "it sent its record before the trial was over"},
-	{"a result of a trial never asked for", func(x *trialOf) { x.begun(0); x.say(`{"record":{"id":%d,"record":{}}}`, x.id+5) }, "in the middle of trial"},
+	{"a result before the end", func(x *trialOf) { x.begun(0); x.record(goodRecord) },
+		"it sent its record before the trial was over"},
+	{"a result of a trial never asked for",
+		func(x *trialOf) { x.begun(0); x.say(`{"record":{"id":%d,"record":{}}}`, x.id+5) }, "in the middle of trial"},
 	{"results twice", func(x *trialOf) { x.begun(over); x.record(goodRecord); x.record(goodRecord) }, ""},
 	{"ready twice", func(x *trialOf) { x.prepared(); x.begun(0) }, "is prepared in the middle of trial"},
 	{"a failure with escapes", func(x *trialOf) {
@@ -469,10 +481,13 @@ var inTrials = []struct {
 	}, "?[2J?]0;owned"},
 	{"a record with escapes", func(x *trialOf) {
 		x.begun(over)
-		x.record(`,"ledger":{"warnings":[{"code":"` + escapes + `","message":"` + escapes + `"}]},"metrics":{"` + escapes + `":1},"validity":{"valid":false,"failed":"` + escapes + `"}`)
+		x.record(`,"ledger":{"warnings":[{"code":"` + escapes + `","message":"` + escapes + `"}]},"metrics":{"` + escapes +
+			`":1},"validity":{"valid":false,"failed":"` + escapes + `"}`)
 	}, "?[2J?]0;owned"},
-	{"a clock in the far future", func(x *trialOf) { x.fixed = &[2]int64{1<<63 - 1, 1<<63 - 1}; x.begun(0) }, "which no machine has been up for"},
-	{"a clock in the far past", func(x *trialOf) { x.fixed = &[2]int64{-1 << 63, -1 << 63}; x.begun(0) }, "which no machine has been up for"},
+	{"a clock in the far future", func(x *trialOf) { x.fixed = &[2]int64{1<<63 - 1, 1<<63 - 1}; x.begun(0) },
+		"which no machine has been up for"},
+	{"a clock in the far past", func(x *trialOf) { x.fixed = &[2]int64{-1 << 63, -1 << 63}; x.begun(0) },
+		"which no machine has been up for"},
 	{"an answer before the question", func(x *trialOf) { x.fixed = &[2]int64{1000, 0}; x.begun(0) }, "to answer"},
 	{"an answer that took for ever", func(x *trialOf) { x.fixed = &[2]int64{0, 1 << 60}; x.begun(0) }, "to answer"},
 	{"a clock that shows no number", func(x *trialOf) {
@@ -483,7 +498,11 @@ var inTrials = []struct {
 		}
 		x.until(func(said) bool { return false })
 	}, "cannot be read"},
-	{"a clock 70 years ahead", func(x *trialOf) { x.fixed = &[2]int64{1 << 60, 1 << 60}; x.begun(over); x.record(goodRecord) }, ""},
+	{"a clock 70 years ahead", func(x *trialOf) {
+		x.fixed = &[2]int64{1 << 60, 1 << 60}
+		x.begun(over)
+		x.record(goodRecord)
+	}, ""},
 	{"negative counts", func(x *trialOf) {
 		x.begun(over)
 		x.record(goodRecord + `,"loads":{"client":{"generator":"http","mode":"open","done":-9223372036854775808,"errors":{"x":-1}}}`)
@@ -507,7 +526,8 @@ var inTrials = []struct {
 		x.begun(over)
 		x.record(goodRecord + `,"subject":` + strings.Repeat("[", 200_000) + strings.Repeat("]", 200_000))
 	}, "cannot be read"},
-	{"a record of 9 MiB", func(x *trialOf) { x.begun(over); x.record(`,"x":"` + strings.Repeat("x", 9<<20) + `"`) }, "larger than max"},
+	{"a record of 9 MiB", func(x *trialOf) { x.begun(over); x.record(`,"x":"` + strings.Repeat("x", 9<<20) + `"`) },
+		"larger than max"},
 	{"a record of 300,000 things", func(x *trialOf) {
 		x.begun(over)
 		x.record(`,"ledger":{"cgroups":[` + strings.Repeat("{},", 300_000) + `{}]},"metrics":{},"validity":{"valid":true}`)
@@ -516,7 +536,8 @@ var inTrials = []struct {
 		x.begun(over)
 		x.record(`,"ledger":{"cgroups":[` + strings.Repeat("{},", 45_000) + `{}]},"metrics":{},"validity":{"valid":true}`)
 	}, "are allowed"},
-	{"half a record", func(x *trialOf) { x.begun(over); x.say(`{"record":{"id":%d,"record":{"trial"`, x.id) }, "cannot be read"},
+	{"half a record", func(x *trialOf) { x.begun(over); x.say(`{"record":{"id":%d,"record":{"trial"`, x.id) },
+		"cannot be read"},
 	{"vanishes", func(x *trialOf) { x.begun(50 * time.Millisecond) }, "it went away"},
 	{"hangs up as it is told to prepare", func(*trialOf) {}, "it went away"},
 }
@@ -606,7 +627,8 @@ func TestHostileNodes(t *testing.T) {
 		if c.want != "" && !strings.Contains(tr.Nodes[1].Failed, c.want) {
 			t.Errorf("%s: %.200q, want %q", c.name, tr.Nodes[1].Failed, c.want)
 		}
-		if n := tr.Nodes[0]; n.Failed != "" && !strings.Contains(n.Failed, "is too busy") && tr.Validity.Failed != record.Interrupted {
+		if n := tr.Nodes[0]; n.Failed != "" && !strings.Contains(n.Failed, "is too busy") &&
+			tr.Validity.Failed != record.Interrupted {
 			t.Errorf("%s: the good node failed too: %s", c.name, n.Failed)
 		}
 	}
@@ -653,7 +675,8 @@ func (a *attacked) untouched() {
 			a.t.Errorf("outside of its directory, the run left %s", e.Name())
 		}
 	}
-	for _, path := range []string{"/tmp/tare-owned", filepath.Join(a.work, "tare-owned"), filepath.Join(a.dir, "tare-owned")} {
+	for _, path := range []string{"/tmp/tare-owned", filepath.Join(a.work, "tare-owned"),
+		filepath.Join(a.dir, "tare-owned")} {
 		if _, err := os.Lstat(path); err == nil {
 			a.t.Errorf("%s was made", path)
 		}
@@ -683,7 +706,8 @@ func TestHostileNodesThatHangARun(t *testing.T) {
 		{"answers pings only", true, func(t *testing.T, _ *attacked, s grpc.ClientStream) {
 			(&trialOf{T: t, ClientStream: s}).until(func(said) bool { return false })
 		}, "trial 1", "interrupted: the run is partial"},
-		{"answers nothing", true, func(_ *testing.T, a *attacked, _ grpc.ClientStream) { <-a.holding.Done() }, "trial 1", "interrupted: the run is partial"},
+		{"answers nothing", true, func(_ *testing.T, a *attacked, _ grpc.ClientStream) { <-a.holding.Done() }, "trial 1",
+			"interrupted: the run is partial"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

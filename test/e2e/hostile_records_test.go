@@ -150,7 +150,8 @@ func histogram(digits int32, highest int64, counts []byte) string {
 }
 
 // forging is text that steers terminals, ends lines and pages, and is no name.
-const forging = "\x1b[2J\x1b]0;owned\a\r\nwarning: forged\n::error::forged\n\u009b31m\u202e</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'`$(id)|x|"
+const forging = "\x1b[2J\x1b]0;owned\a\r\nwarning: " +
+	"forged\n::error::forged\n\u009b31m\u202e</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'`$(id)|x|"
 
 // recordAttacks are what a record can hold that was not made by tare.
 var recordAttacks = []struct {
@@ -184,7 +185,8 @@ var recordAttacks = []struct {
 		for i := range record.MaxMetrics - len(f.run.Metrics) {
 			name := fmt.Sprintf("m%d_seconds", i)
 			f.run.Metrics = append(f.run.Metrics, metric.Definition{Name: name, Unit: "seconds", Pool: metric.Mean,
-				Rank: metric.RankCPU, Needs: []metric.Need{}, Headline: true, Cost: true, Clause: "holds {} " + strings.Repeat("x", 100),
+				Rank: metric.RankCPU, Needs: []metric.Need{}, Headline: true, Cost: true, Clause: "holds {} " +
+					strings.Repeat("x", 100),
 				What: "time", Per: "thing"})
 			for j := range f.trials {
 				f.trials[j].Metrics[name] = float64(i * j)
@@ -266,7 +268,8 @@ var recordAttacks = []struct {
 		f.run.Blocks = math.MaxInt64
 		for i := range f.trials {
 			p := &f.trials[i].PlannedTrial
-			p.Index, p.Block, p.Position = []int{math.MinInt64, -1, math.MaxInt64}[i%3], []int{math.MaxInt64, math.MinInt64}[i%2], math.MinInt64
+			p.Index, p.Block, p.Position = []int{math.MinInt64, -1, math.MaxInt64}[i%3], []int{math.MaxInt64,
+				math.MinInt64}[i%2], math.MinInt64
 			f.trials[i].Attempt = math.MinInt64 + i
 		}
 		f.write()
@@ -281,9 +284,13 @@ var recordAttacks = []struct {
 			}
 		})
 	}},
-	{"numbers that are none", func(f *forged) { f.instead(record.TrialsFile, `"cpu_seconds":0.`, `"cpu_seconds":1e999,"x":-0.`) }},
+	{"numbers that are none", func(f *forged) {
+		f.instead(record.TrialsFile, `"cpu_seconds":0.`, `"cpu_seconds":1e999,"x":-0.`)
+	}},
 	{"a huge geometry of a histogram", func(f *forged) { f.histograms(histogram(5, math.MaxInt64, []byte{2})) }},
-	{"histograms that unpack to much", func(f *forged) { f.histograms(histogram(3, 60_000_000_000, make([]byte, 64<<20))) }},
+	{"histograms that unpack to much", func(f *forged) {
+		f.histograms(histogram(3, 60_000_000_000, make([]byte, 64<<20)))
+	}},
 	{"histograms with counts beyond all numbers", func(f *forged) {
 		count := append(bytes.Repeat([]byte{0xff}, 8), 0x7f) // of ZigZag LEB128
 		f.histograms(histogram(3, 60_000_000_000, bytes.Repeat(count, 1000)))
@@ -325,7 +332,8 @@ var recordAttacks = []struct {
 		f.run.Baseline, f.run.Stopped, f.run.NotRepeated = forging, forging, forging
 		f.run.Command = []string{"tare", "run", forging}
 		f.run.Absent = map[string]string{forging: forging}
-		f.run.Traits, f.run.Lacks = map[string]string{"candidate" + forging: forging}, map[string]string{"candidate" + forging: forging}
+		f.run.Traits, f.run.Lacks = map[string]string{"candidate" + forging: forging}, map[string]string{"candidate" +
+			forging: forging}
 		for i := range f.run.Plan {
 			if f.run.Plan[i].Arm == "candidate" {
 				f.run.Plan[i].Arm += forging
@@ -340,7 +348,8 @@ var recordAttacks = []struct {
 			if t.Index%4 == 0 {
 				t.Validity = record.Validity{Failed: forging}
 				if t.Index%8 == 0 {
-					t.Validity = record.Validity{Reasons: []record.Reason{{Gate: forging, Message: forging, Culprits: []string{forging}}}}
+					t.Validity = record.Validity{Reasons: []record.Reason{{Gate: forging, Message: forging,
+						Culprits: []string{forging}}}}
 				}
 			}
 		})
@@ -351,7 +360,8 @@ var recordAttacks = []struct {
 	{"schemas of other times", func(f *forged) { f.instead(record.TrialsFile, record.TrialSchema, "tare.trial/v999") }},
 	{"nothing where something is needed", func(f *forged) {
 		f.write()
-		f.put(record.RunFile, []byte(`{"schema":"`+record.RunSchema+`","plan":null,"metrics":[{}],"phrases":[{}],"precision":{},"nodes":{}}`))
+		f.put(record.RunFile, []byte(`{"schema":"`+record.RunSchema+
+			`","plan":null,"metrics":[{}],"phrases":[{}],"precision":{},"nodes":{}}`))
 		f.put(record.TrialsFile, bytes.Repeat([]byte(`{"schema":"`+record.TrialSchema+
 			`","loads":{"":{}},"events":{},"ledger":{},"nodes":[{},{"record":{}}],"validity":{"valid":true,"reasons":[{}]},"components":{"":null}}`+"\n"), 30))
 	}},
@@ -415,7 +425,8 @@ var recordAttacks = []struct {
 func TestHostileRecords(t *testing.T) {
 	t.Parallel()
 	good := &forged{t: t, dir: t.TempDir()}
-	good.run, good.trials = analysistest.Quickstart(analysistest.Truth{Blocks: 6, BPF: 3e-6, Latency: 9e-6, Noise: 1e-6, MapBytes: 1e6})
+	good.run, good.trials = analysistest.Quickstart(analysistest.Truth{Blocks: 6, BPF: 3e-6, Latency: 9e-6, Noise: 1e-6,
+		MapBytes: 1e6})
 	good.write()
 	others := slices.DeleteFunc(report.Runs.Names(), func(name string) bool {
 		return slices.Contains([]string{"text", "html", "json", "otlp"}, name) // which are written by themselves
@@ -424,7 +435,8 @@ func TestHostileRecords(t *testing.T) {
 		t.Run(a.name, func(t *testing.T) {
 			t.Parallel()
 			f := &forged{t: t, dir: t.TempDir()}
-			f.run, f.trials = analysistest.Quickstart(analysistest.Truth{Blocks: 6, BPF: 3e-6, Latency: 9e-6, Noise: 1e-6, MapBytes: 1e6})
+			f.run, f.trials = analysistest.Quickstart(analysistest.Truth{Blocks: 6, BPF: 3e-6, Latency: 9e-6, Noise: 1e-6,
+				MapBytes: 1e6})
 			a.do(f)
 			names := namesIn(t, f.dir)
 			page := filepath.Join(t.TempDir(), "page.html")

@@ -82,7 +82,8 @@ func expired(t *testing.T, dir, name string, use x509.ExtKeyUsage) {
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(7), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
-		NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(-time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
+		NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(-time.Hour),
+		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{use}, BasicConstraintsValid: true,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, authority.Leaf, &key.PublicKey, authority.PrivateKey)
@@ -217,7 +218,8 @@ func (w wire) call(stream uint32, method string, more ...hpack.HeaderField) erro
 	const most = 16 << 10
 	text := b.Bytes()
 	first := min(most, len(text))
-	err := w.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: text[:first], EndHeaders: first == len(text)})
+	err := w.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: text[:first],
+		EndHeaders: first == len(text)})
 	for text = text[first:]; err == nil && len(text) > 0; {
 		n := min(most, len(text))
 		err = w.WriteContinuation(stream, n == len(text), text[:n])
@@ -234,7 +236,8 @@ func (w wire) ended() bool {
 			return hungUp(err)
 		}
 		h := f.Header()
-		if h.Type == http2.FrameRSTStream || h.Type == http2.FrameGoAway || h.Type == http2.FrameHeaders && h.Flags.Has(http2.FlagHeadersEndStream) {
+		if h.Type == http2.FrameRSTStream || h.Type == http2.FrameGoAway ||
+			h.Type == http2.FrameHeaders && h.Flags.Has(http2.FlagHeadersEndStream) {
 			return true
 		}
 	}
@@ -318,7 +321,10 @@ func bears(t *testing.T, pid int, since taken) {
 // noEscapes fails the test if text could steer a terminal.
 func noEscapes(t *testing.T, what, text string) {
 	t.Helper()
-	if at := strings.IndexFunc(text, func(r rune) bool { return r < ' ' && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 || r == '\u202e' }); at >= 0 {
+	if at := strings.IndexFunc(text, func(r rune) bool {
+		return r < ' ' && r != '\n' && r != '\t' ||
+			r >= 0x7f && r < 0xa0 || r == '\u202e'
+	}); at >= 0 {
 		t.Errorf("%s has raw escapes: %q", what, text[max(0, at-40):min(len(text), at+40)])
 	}
 }

@@ -38,7 +38,9 @@ import (
 // Envoys that are started as the pods say, get certificates by their tokens, and the kubelet's probes come through.
 func TestInjection(t *testing.T) {
 	envoy, temporary := envoytest.Path(t), t.TempDir()
-	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "here") }))
+	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "here")
+	}))
 	defer app.Close()
 	inbound, outbound, probed := port.Free(t), port.Free(t), port.Free(t)
 	dir := t.TempDir()
@@ -76,8 +78,10 @@ sidecar:
     - {name: TARE_PROBES, value: "${probes}"}
 probePort: %s
 `, address, probePort))
-	plane := command{timeout: 5 * time.Minute, args: []string{"controlplane", "--human", "--config", mesh, "--listen", address,
-		"--service-account-keys", write("keys.json", cluster.keys(t)), "--webhook", "127.0.0.1:0", "--injection", what, "--admin", "127.0.0.1:0"}}.start(t)
+	plane := command{timeout: 5 * time.Minute,
+		args: []string{"controlplane", "--human", "--config", mesh, "--listen", address,
+			"--service-account-keys", write("keys.json", cluster.keys(t)), "--webhook", "127.0.0.1:0", "--injection", what,
+			"--admin", "127.0.0.1:0"}}.start(t)
 	said := regexp.MustCompile(`metrics: (http://[^;]+);[^\n]*\npods are reviewed at https://([^/]+)/; caBundle: (\S+)\n`)
 	plane.waitFor(t, "caBundle")
 	m := said.FindStringSubmatch(plane.stdout.String())
@@ -107,7 +111,8 @@ probePort: %s
 		out := injected(t, apiserver, "https://"+hook+"/", p)
 		sidecar := out.Spec.Containers[len(out.Spec.Containers)-1]
 		token := write(p.Spec.ServiceAccountName, cluster.token(t, p.Namespace, p.Spec.ServiceAccountName)) // by the kubelet
-		c := command{timeout: 5 * time.Minute, args: append(sidecar.Args, "--token-file", token), env: []string{"TMPDIR=" + temporary}}
+		c := command{timeout: 5 * time.Minute, args: append(sidecar.Args, "--token-file", token),
+			env: []string{"TMPDIR=" + temporary}}
 		for _, e := range sidecar.Env {
 			c.env = append(c.env, e.Name+"="+e.Value)
 		}
@@ -190,8 +195,9 @@ func (c cluster) token(t *testing.T, namespace, account string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := jwt.Signed(s).Claims(jwt.Claims{Issuer: "https://kubernetes.default.svc.cluster.local", Audience: jwt.Audience{"tare"},
-		Subject: "system:serviceaccount:" + namespace + ":" + account, Expiry: jwt.NewNumericDate(time.Now().Add(time.Hour)),
+	text, err := jwt.Signed(s).Claims(jwt.Claims{Issuer: "https://kubernetes.default.svc.cluster.local",
+		Audience: jwt.Audience{"tare"},
+		Subject:  "system:serviceaccount:" + namespace + ":" + account, Expiry: jwt.NewNumericDate(time.Now().Add(time.Hour)),
 	}).Claims(map[string]any{"kubernetes.io": map[string]any{"namespace": namespace,
 		"serviceaccount": map[string]string{"name": account}}}).Serialize()
 	if err != nil {
@@ -203,7 +209,8 @@ func (c cluster) token(t *testing.T, namespace, account string) string {
 func podOf(account string) *corev1.Pod {
 	return &corev1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		ObjectMeta: metav1.ObjectMeta{GenerateName: account + "-", Namespace: "shop"},
-		Spec:       corev1.PodSpec{ServiceAccountName: account, Containers: []corev1.Container{{Name: "app", Image: "example.invalid/app:1"}}}}
+		Spec: corev1.PodSpec{ServiceAccountName: account,
+			Containers: []corev1.Container{{Name: "app", Image: "example.invalid/app:1"}}}}
 }
 
 // injected is a pod as it is after a webhook's review.

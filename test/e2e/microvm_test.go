@@ -877,7 +877,8 @@ func TestMicrovmPanics(t *testing.T) {
 	id := idOf("panics")
 	bundle := ociBundle(t, id, "echo c >/proc/sysrq-trigger; sleep 1000", nil)
 	t.Cleanup(func() { r.remove(id) })
-	if o := r.run(t, "run", "--bundle", bundle, id); o.code != 3 || !strings.Contains(o.stderr, "QEMU ended; its kernel: ") {
+	if o := r.run(t, "run", "--bundle", bundle, id); o.code != 3 ||
+		!strings.Contains(o.stderr, "QEMU ended; its kernel: ") {
 		t.Errorf("run: %s", o)
 	}
 	if left := sandboxRemains(id); len(left) > 0 {

@@ -94,9 +94,11 @@ func TestLocalNodes(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
 	dir := filepath.Join(t.TempDir(), "out")
-	p := command{args: []string{"run", specFile(t, fmt.Sprintf(nodesSpec, 1, "300ms")), "--local-nodes", "3", "--out", dir}, timeout: 3 * time.Minute}.start(t)
+	p := command{args: []string{"run", specFile(t, fmt.Sprintf(nodesSpec, 1, "300ms")), "--local-nodes", "3", "--out",
+		dir}, timeout: 3 * time.Minute}.start(t)
 	o := p.wait(t)
-	if o.code != 0 && o.code != 4 { // on a machine that is busy beside it, counters may be read too late, and trials be invalid
+	// on a machine that is busy beside it, counters may be read too late, and trials be invalid
+	if o.code != 0 && o.code != 4 {
 		t.Fatal(o)
 	}
 	noLinks(t, p.pid)
@@ -140,7 +142,8 @@ func TestLocalNodes(t *testing.T) {
 				}
 			}
 		}
-		whole := tr.Validity.Failed == "" && !slices.ContainsFunc(tr.Nodes, func(n record.NodeTrial) bool { return n.Failed != "" })
+		whole := tr.Validity.Failed == "" && !slices.ContainsFunc(tr.Nodes,
+			func(n record.NodeTrial) bool { return n.Failed != "" })
 		got, ok := tr.Metrics["events_generated"]
 		if ok != whole || whole && int64(got) != sum {
 			t.Errorf("trial %d: events_generated is %g (there: %v), and the nodes made %d", tr.Index, got, ok, sum)
@@ -174,7 +177,8 @@ func TestNodeFailures(t *testing.T) {
 			}
 		}, silence},
 		{"partitioned", func(t *testing.T, _, coordinator int, _ string) {
-			if out, err := exec.Command("ip", "link", "set", fmt.Sprintf("tare%dn2", coordinator), "down").CombinedOutput(); err != nil {
+			if out, err := exec.Command("ip", "link", "set", fmt.Sprintf("tare%dn2", coordinator),
+				"down").CombinedOutput(); err != nil {
 				t.Errorf("%v: %s", err, out)
 			}
 		}, silence},
@@ -197,7 +201,8 @@ func TestNodeFailures(t *testing.T) {
 			if c.name == "disk full" { // before its record is written, also where this test is held up
 				length = "5s"
 			}
-			p := command{args: []string{"run", specFile(t, fmt.Sprintf(nodesSpec, 1, length)), "--local-nodes", "3", "--out", dir},
+			p := command{args: []string{"run", specFile(t, fmt.Sprintf(nodesSpec, 1, length)), "--local-nodes", "3",
+				"--out", dir},
 				env: []string{"TMPDIR=" + temporary}, timeout: 3 * time.Minute}.start(t)
 			var files string                                               // of n02
 			t.Cleanup(func() { _ = unix.Unmount(files, unix.MNT_DETACH) }) // where there was a mount
@@ -235,7 +240,8 @@ func TestNodeFailures(t *testing.T) {
 				t.Fatalf("%d trials: %s", len(r.Trials), o)
 			}
 			for _, tr := range r.Trials {
-				held := strings.Contains(tr.Validity.Failed, "the trial failed at all of 3 nodes") && strings.Contains(tr.Validity.Failed, "is too busy")
+				held := strings.Contains(tr.Validity.Failed, "the trial failed at all of 3 nodes") &&
+					strings.Contains(tr.Validity.Failed, "is too busy")
 				if tr.Validity.Failed != "" && !held || len(tr.Nodes) != 3 {
 					t.Fatalf("trial %d: %+v", tr.Index, tr.Validity)
 				}
@@ -251,11 +257,13 @@ func TestNodeFailures(t *testing.T) {
 				_, sum := tr.Metrics["events_generated"]
 				// Where this test was held up, the node is gone after the window, when clocks are compared once more.
 				silent := c.want == silence && strings.Contains(tr.Nodes[1].Failed, "its clock could not be read within")
-				if harmed && (!strings.Contains(tr.Nodes[1].Failed, c.want) && !silent || sum || tr.Metrics["nodes_failed"] < 1 && !held) {
+				if harmed && (!strings.Contains(tr.Nodes[1].Failed, c.want) && !silent || sum ||
+					tr.Metrics["nodes_failed"] < 1 && !held) {
 					t.Errorf("trial 0 at n02: %q, want %q; a sum over the nodes: %v", tr.Nodes[1].Failed, c.want, sum)
 				}
 			}
-			failed := strings.Contains(o.stderr, "failed at nodes: ") || strings.Contains(o.stderr, "failed at all of 3 nodes; at ")
+			failed := strings.Contains(o.stderr, "failed at nodes: ") ||
+				strings.Contains(o.stderr, "failed at all of 3 nodes; at ")
 			if !failed || !strings.Contains(o.stderr, "n02: ") {
 				t.Errorf("progress does not name the node: %s", o)
 			}
@@ -270,7 +278,8 @@ func TestNodesKilled(t *testing.T) {
 	leavesNothing(t)
 	before := look(t)
 	dir := filepath.Join(t.TempDir(), "out")
-	p := command{args: []string{"run", specFile(t, fmt.Sprintf(nodesSpec, 10, "1s")), "--local-nodes", "3", "--out", dir}, timeout: 3 * time.Minute}.start(t)
+	p := command{args: []string{"run", specFile(t, fmt.Sprintf(nodesSpec, 10, "1s")), "--local-nodes", "3", "--out", dir},
+		timeout: 3 * time.Minute}.start(t)
 	var pids map[string]int
 	var networks []string
 	whileItRuns(t, p, func() bool {
@@ -313,7 +322,8 @@ func TestNodesInterrupted(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
 	dir := filepath.Join(t.TempDir(), "out")
-	p := command{args: []string{"run", specFile(t, fmt.Sprintf(nodesSpec, 10, "1s")), "--local-nodes", "2", "--out", dir}, timeout: 3 * time.Minute}.start(t)
+	p := command{args: []string{"run", specFile(t, fmt.Sprintf(nodesSpec, 10, "1s")), "--local-nodes", "2", "--out", dir},
+		timeout: 3 * time.Minute}.start(t)
 	whileItRuns(t, p, func() bool {
 		agent := agents(t, p.pid)["n02"] // between two trials, none would be interrupted
 		return agent != 0 && underWay(agent, 1)
@@ -327,7 +337,8 @@ func TestNodesInterrupted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if last := c.Trials[len(c.Trials)-1]; !c.Partial || len(firstAttempts(c)) != 2 || last.Validity.Failed != record.Interrupted {
+	if last := c.Trials[len(c.Trials)-1]; !c.Partial || len(firstAttempts(c)) != 2 ||
+		last.Validity.Failed != record.Interrupted {
 		t.Errorf("%d trials, partial %v, the last %+v", len(c.Trials), c.Partial, last.Validity)
 	}
 	noLinks(t, p.pid)
@@ -359,7 +370,8 @@ func TestNode(t *testing.T) {
 	}
 	dir := filepath.Join(t.TempDir(), "out")
 	spec := specFile(t, strings.NewReplacer("blocks: 2", "blocks: 1\nnodes: 1", "300ms", "1s").Replace(shortSpec))
-	run := command{args: []string{"run", spec, "--nodes-listen", "127.0.0.1:0", "--nodes-keys", keys, "--nodes", "1", "--out", dir}, timeout: 2 * time.Minute}.start(t)
+	run := command{args: []string{"run", spec, "--nodes-listen", "127.0.0.1:0", "--nodes-keys", keys, "--nodes", "1",
+		"--out", dir}, timeout: 2 * time.Minute}.start(t)
 	var address string
 	whileItRuns(t, run, func() bool {
 		if found := regexp.MustCompile(`waiting for 1 node at (\S+)`).FindStringSubmatch(run.stderr.String()); found != nil {
@@ -369,9 +381,11 @@ func TestNode(t *testing.T) {
 	})
 	node := func(name, as string) command {
 		own := filepath.Join(keys, as)
-		return command{args: []string{"node", "--join", address, "--name", name, "--ca", filepath.Join(keys, "authority.pem"), "--cert", own + ".pem", "--key", own + ".key"}, timeout: 2 * time.Minute}
+		return command{args: []string{"node", "--join", address, "--name", name, "--ca", filepath.Join(keys, "authority.pem"),
+			"--cert", own + ".pem", "--key", own + ".key"}, timeout: 2 * time.Minute}
 	}
-	if o := node("a", "b").start(t).wait(t); o.code != 2 || !strings.Contains(o.stderr, `the certificate is for a node "b", and the agent calls itself "a"`) {
+	if o := node("a", "b").start(t).wait(t); o.code != 2 ||
+		!strings.Contains(o.stderr, `the certificate is for a node "b", and the agent calls itself "a"`) {
 		t.Errorf("under another's name: %s", o)
 	}
 	agent := node("a", "a").start(t)
@@ -386,7 +400,8 @@ func TestNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := c.Run.Nodes; n == nil || n.Local || n.Count != 1 || len(n.Nodes) != 1 || n.Nodes[0].Name != "a" || n.Nodes[0].CPUs == 0 {
+	if n := c.Run.Nodes; n == nil || n.Local || n.Count != 1 || len(n.Nodes) != 1 || n.Nodes[0].Name != "a" ||
+		n.Nodes[0].CPUs == 0 {
 		t.Errorf("run.json has %+v", n)
 	}
 	if len(firstAttempts(c)) != 3 {
@@ -412,7 +427,8 @@ func TestNodesWrongUse(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
 		{"run " + spec + " --local-nodes 0", "one machine cannot have 0 nodes"},
 		{"run " + spec + " --local-nodes 65", "give 1 to 64"},
-		{"run " + spec + " --local-nodes 2 --nodes-listen :0 --nodes-keys k --nodes 2", "nodes are either on this machine (--local-nodes) or on others"},
+		{"run " + spec + " --local-nodes 2 --nodes-listen :0 --nodes-keys k --nodes 2",
+			"nodes are either on this machine (--local-nodes) or on others"},
 		{"run " + spec + " --nodes-listen :0", "missing keys or number of nodes"},
 		{"run " + spec + " --nodes 3", "give the address at which nodes join"},
 		{"run " + spec + " --local-nodes 2 --node-cpus 0.001", "0.001 CPUs is not a valid limit"},

@@ -112,7 +112,8 @@ func meshLoadsWork(t *testing.T, a actor) []string {
 	if err := os.WriteFile(services, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	a.loads(t, meshed(t, "connect", "--services", services, "--peer", "endpoint"), "connect", "--service", "10.96.0.1:80", "--endpoints")
+	a.loads(t, meshed(t, "connect", "--services", services, "--peer", "endpoint"), "connect", "--service", "10.96.0.1:80",
+		"--endpoints")
 
 	mesh := a.start(t, "app", "mesh", "--services", "3")
 	address := saidBy(t, mesh, &mesh.stdout, `listens at (\S+),`)

@@ -72,7 +72,8 @@ func readRightsTable(t *testing.T) (rows []rightsRow) {
 		for i := range cells {
 			cells[i] = strings.TrimSpace(cells[i])
 		}
-		r := rightsRow{command: cells[0], root: strings.HasPrefix(cells[1], "user ID 0"), needs: named(t, cells[1]), more: named(t, cells[2]), writes: cells[3]}
+		r := rightsRow{command: cells[0], root: strings.HasPrefix(cells[1], "user ID 0"), needs: named(t, cells[1]),
+			more: named(t, cells[2]), writes: cells[3]}
 		if strings.HasPrefix(cells[1], "nothing") != (len(r.needs) == 0) || (cells[2] == "-") != (len(r.more) == 0) {
 			t.Errorf("the row of %s contradicts itself: it needs %q, and more is %q", r.command, cells[1], cells[2])
 		}
@@ -621,7 +622,8 @@ func needsFeature(t *testing.T, name string) {
 
 func doctorWorks(t *testing.T, a actor) []string {
 	o := a.run(t, "doctor", "--json")
-	if o.code != int(fault.Machine) || !strings.Contains(o.stderr, "this machine cannot be weighed: it lacks bpf-syscall") {
+	if o.code != int(fault.Machine) || !strings.Contains(o.stderr,
+		"this machine cannot be weighed: it lacks bpf-syscall") {
 		t.Errorf("doctor: %s", o)
 	}
 	d, all := readDiagnosis(t, o), readDiagnosis(t, tare(t, "doctor", "--json"))
@@ -673,7 +675,8 @@ func needsHiddenAddresses(t *testing.T) {
 	t.Helper()
 	restrict := kernelSetting(t, "kptr_restrict")
 	if restrict > 1 || restrict == 0 && kernelSetting(t, "perf_event_paranoid") < 2 {
-		t.Skip("needs a kernel that shows its addresses to CAP_SYSLOG alone (kernel.kptr_restrict, kernel.perf_event_paranoid)")
+		t.Skip("needs a kernel that shows its addresses to CAP_SYSLOG alone (kernel.kptr_restrict, " +
+			"kernel.perf_event_paranoid)")
 	}
 }
 

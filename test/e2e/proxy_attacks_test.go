@@ -378,25 +378,27 @@ var proxyAttacks = []proxyAttack{
 		}
 		<-s.over.Done()
 	}},
-	{name: "more connections than there may be", idle: true, stays: true, flags: []string{"--max-connections", "100"}, do: func(s *siege) {
-		away := 0
-		for range 400 {
-			c := s.conn()
-			if c == nil {
-				return
+	{name: "more connections than there may be", idle: true, stays: true, flags: []string{"--max-connections", "100"},
+		do: func(s *siege) {
+			away := 0
+			for range 400 {
+				c := s.conn()
+				if c == nil {
+					return
+				}
+				if _, err := c.Read(make([]byte, 1)); err != nil && s.lasts() { // others begin with settings
+					away++
+				}
 			}
-			if _, err := c.Read(make([]byte, 1)); err != nil && s.lasts() { // others begin with settings
-				away++
+			if away != 301 { // one proxy is served
+				s.Errorf("%d of 400 were turned away", away)
 			}
-		}
-		if away != 301 { // one proxy is served
-			s.Errorf("%d of 400 were turned away", away)
-		}
-		whileItRuns(s.T, s.plane, func() bool {
-			return strings.Contains(s.plane.stdout.String(), "proxies: 100 connections are open, which is the limit; turned away: 1\n")
-		})
-		<-s.over.Done()
-	}},
+			whileItRuns(s.T, s.plane, func() bool {
+				return strings.Contains(s.plane.stdout.String(),
+					"proxies: 100 connections are open, which is the limit; turned away: 1\n")
+			})
+			<-s.over.Done()
+		}},
 	{name: "a thousand connections that end where they are", do: func(s *siege) {
 		says := message(encodedText(wants(resource.ClusterType)))
 		for i := 0; i < 1000 && s.lasts(); i++ {

@@ -22,7 +22,8 @@ func TestReplacedBinary(t *testing.T) {
 	if err := errors.Join(err, os.WriteFile(own, data, 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	p := command{args: []string{"run", specFile(t, shortSpec), "--out", dir, "--seed", "5"}, binary: own, timeout: 3 * time.Minute}.start(t)
+	p := command{args: []string{"run", specFile(t, shortSpec), "--out", dir, "--seed", "5"}, binary: own,
+		timeout: 3 * time.Minute}.start(t)
 	for {
 		if lines, _ := os.ReadFile(filepath.Join(dir, record.TrialsFile)); bytes.Contains(lines, []byte("\n")) {
 			break

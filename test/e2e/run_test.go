@@ -87,7 +87,8 @@ func TestRun(t *testing.T) {
 	if again := tare(t, "report", dir); again.code != 0 || !strings.Contains(again.stdout, "Does a run work?") {
 		t.Errorf("reporting again: %s", again)
 	}
-	if again := tare(t, "run", specFile(t, shortSpec), "--out", dir); again.code != 2 || !strings.Contains(again.stderr, "not empty") {
+	if again := tare(t, "run", specFile(t, shortSpec), "--out", dir); again.code != 2 ||
+		!strings.Contains(again.stderr, "not empty") {
 		t.Errorf("running over a run: %s", again)
 	}
 }
@@ -103,7 +104,8 @@ func TestRunWrongUse(t *testing.T) {
 		{"misspelt", []string{"run", "quikstart"}, []string{"no such experiment", `did you mean "quickstart"?`}},
 		{"unknown", []string{"run", "nosuch"}, []string{"no such experiment", "the built-in experiments are "}},
 		{"no file", []string{"run", "./nosuch.yaml"}, []string{"./nosuch.yaml: the spec cannot be read"}},
-		{"wrong spec", []string{"run", specFile(t, strings.Replace(shortSpec, "warmup", "wramup", 1))}, []string{`spec.yaml:4:1: there is no key "wramup" in a spec; did you mean "warmup"?`}},
+		{"wrong spec", []string{"run", specFile(t, strings.Replace(shortSpec, "warmup", "wramup", 1))},
+			[]string{`spec.yaml:4:1: there is no key "wramup" in a spec; did you mean "warmup"?`}},
 		{"no blocks", []string{"run", "quickstart", "--blocks", "0"}, []string{"0 blocks make no run"}},
 		{"wrong setting", []string{"run", "quickstart", "--set", "raet=5"}, []string{`did you mean "rate"?`}},
 		{"wrong flag", []string{"run", "quickstart", "--bocks", "5"}, []string{"unknown flag: --bocks"}},
@@ -181,7 +183,8 @@ func TestRunInterrupted(t *testing.T) {
 	if !c.Partial || len(c.Trials) < 2 {
 		t.Errorf("%d trials, partial %v", len(c.Trials), c.Partial)
 	}
-	if r := tare(t, "report", dir); r.code != 0 || !strings.Contains(r.stdout, "partial") && !strings.Contains(r.stdout, "PARTIAL") {
+	if r := tare(t, "report", dir); r.code != 0 || !strings.Contains(r.stdout, "partial") && !strings.Contains(r.stdout,
+		"PARTIAL") {
 		t.Errorf("reporting the partial run: %s", r)
 	}
 }
@@ -266,7 +269,8 @@ func bystand(t *testing.T) *bystander {
 			t.Fatal(err)
 		}
 		b.groups = append(b.groups, dir)
-		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(b.process.Process.Pid)), 0); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(b.process.Process.Pid)),
+			0); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -304,7 +308,8 @@ func TestRunDiskFull(t *testing.T) {
 	}()
 	dir := filepath.Join(disk, "out")
 	o := tare(t, "run", specFile(t, shortSpec), "--blocks", "20", "--out", dir)
-	if o.code != 3 || !strings.Contains(o.stderr, filepath.Join(dir, record.TrialsFile)) || !strings.Contains(o.stderr, "no space left") {
+	if o.code != 3 || !strings.Contains(o.stderr, filepath.Join(dir, record.TrialsFile)) ||
+		!strings.Contains(o.stderr, "no space left") {
 		t.Error(o)
 	}
 	c, err := record.Read(dir)

@@ -158,7 +158,8 @@ func TestFullDiskUnderFio(t *testing.T) {
 // system and for as long as it is there and has files there. It says whether that was before fio made its file.
 func runOnFullDisk(t *testing.T, disk, spec, dir string) (o output, inTime bool) {
 	t.Helper()
-	p := command{args: []string{"run", specFile(t, spec), "--out", dir}, env: []string{"TMPDIR=" + disk}, timeout: 3 * time.Minute}.start(t)
+	p := command{args: []string{"run", specFile(t, spec), "--out", dir}, env: []string{"TMPDIR=" + disk},
+		timeout: 3 * time.Minute}.start(t)
 	filler, filled := filepath.Join(disk, "filler"), false
 	defer os.Remove(filler)
 	for running := true; running; {

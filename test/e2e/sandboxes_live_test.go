@@ -56,7 +56,8 @@ func TestWeighManySandboxes(t *testing.T) {
 			want[id] = r
 		}
 	}
-	o := command{args: []string{"weigh", "--for", "1s", "--json", "--runtime-root", runc.argv[2]}, timeout: 5 * time.Minute}.
+	o := command{args: []string{"weigh", "--for", "1s", "--json", "--runtime-root", runc.argv[2]},
+		timeout: 5 * time.Minute}.
 		start(t).wait(t)
 	if o.code != 0 {
 		t.Fatal(o)

@@ -43,7 +43,8 @@ func faultyTracer(t *testing.T) string {
 func trace(t *testing.T, spec string, codes ...int) (map[string]record.Trial, output, string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "out")
-	o := command{args: []string{"run", specFile(t, spec), "--out", dir, "--seed", "3"}, timeout: 5 * time.Minute}.start(t).wait(t)
+	o := command{args: []string{"run", specFile(t, spec), "--out", dir, "--seed", "3"},
+		timeout: 5 * time.Minute}.start(t).wait(t)
 	if expected := append(codes, 0); o.code != expected[0] && o.code != 0 {
 		t.Fatal(o)
 	}
@@ -77,18 +78,23 @@ func TestFaultyTracers(t *testing.T) {
 	faulty := faultyTracer(t)
 	spec := fmt.Sprintf(traced, "1s", "4000")
 	for _, kind := range []string{"drop", "more", "late", "boast", "flood", "die"} {
-		spec += fmt.Sprintf("  %s: {subject: command, command: \"%s %s {self} subject exectrace --cgroup={cgroup_dir} --ring=64MiB\", ready: '^exectrace: ready', lines: '^\\{', lost-lines: '^Lost ([0-9]+) events'}\n", kind, faulty, kind)
+		spec += fmt.Sprintf("  %s: {subject: command, command: \"%s %s {self} subject exectrace --cgroup={cgroup_dir} "+
+			"--ring=64MiB\", ready: '^exectrace: ready', lines: '^\\{', lost-lines: '^Lost ([0-9]+) events'}\n", kind,
+			faulty, kind)
 	}
 	spec += "  good: {subject: exectrace, ring: 64MiB}\n"
-	spec += "  wide: {subject: command, command: \"{self} subject exectrace --ring=64MiB\", ready: '^exectrace: ready', lines: '^\\{', scope: machine}\n"
+	spec += "  wide: {subject: command, command: \"{self} subject exectrace --ring=64MiB\", ready: '^exectrace: ready', " +
+		"lines: '^\\{', scope: machine}\n"
 	trials, _, _ := trace(t, spec)
 
 	const each = 1000 // of test/tracers
-	for _, arm := range []string{record.Direct, record.AA, "good", "drop", "more", "late", "boast", "flood", "die", "wide"} {
+	for _, arm := range []string{record.Direct, record.AA, "good", "drop", "more", "late", "boast", "flood",
+		"die", "wide"} {
 		tr := trials[arm]
 		e := tr.Events
 		if arm == "die" {
-			if want := "tracers ended during the trial: exit status 1; its last words: "; !strings.Contains(tr.Validity.Failed, want) || !strings.Contains(tr.Validity.Failed, "out of ideas after 1000 events") {
+			if want := "tracers ended during the trial: exit status 1; its last words: "; !strings.Contains(tr.Validity.Failed,
+				want) || !strings.Contains(tr.Validity.Failed, "out of ideas after 1000 events") {
 				t.Errorf("die: %+v", tr.Validity)
 			}
 			continue
@@ -104,7 +110,8 @@ func TestFaultyTracers(t *testing.T) {
 			continue
 		}
 		if arm == "wide" { // what others exec while the counts are read can be on either side
-			if *e.Expected != e.Counted+e.Elsewhere || *e.AtMost < *e.Expected || tr.Metrics["events_lost"] != 0 || tr.Metrics["events_extra"] != 0 {
+			if *e.Expected != e.Counted+e.Elsewhere || *e.AtMost < *e.Expected || tr.Metrics["events_lost"] != 0 ||
+				tr.Metrics["events_extra"] != 0 {
 				t.Errorf("wide: %s", shown(e))
 			}
 			continue
@@ -120,7 +127,8 @@ func TestFaultyTracers(t *testing.T) {
 		if *e.Expected != e.Counted || lost != wantLost || extra != wantExtra {
 			t.Errorf("%s: %d lost, %d too many, want %d and %d: %s", arm, lost, extra, wantLost, wantExtra, shown(e))
 		}
-		if part := float64(*e.Late) / float64(e.Counted); arm == "late" && part < 0.5 { // of the others some are late where they do not get their CPU
+		// of the others some are late where they do not get their CPU
+		if part := float64(*e.Late) / float64(e.Counted); arm == "late" && part < 0.5 {
 			t.Errorf("late: %d came late: %s", *e.Late, shown(e))
 		}
 		unsaid, says := tr.Metrics["events_unsaid"]
@@ -151,13 +159,15 @@ func TestHeldTracer(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
 	spec := fmt.Sprintf(traced, "3s", "storm")
-	spec += fmt.Sprintf("  held: {subject: command, command: \"%s stop {self} subject exectrace --cgroup={cgroup_dir} --ring=64KiB\", ready: '^exectrace: ready', lines: '^\\{', lost-json: lost}\n", faultyTracer(t))
+	spec += fmt.Sprintf("  held: {subject: command, command: \"%s stop {self} subject exectrace --cgroup={cgroup_dir} "+
+		"--ring=64KiB\", ready: '^exectrace: ready', lines: '^\\{', lost-json: lost}\n", faultyTracer(t))
 	trials, _, _ := trace(t, spec)
 	tr := trials["held"]
 	if !tr.Validity.Valid || tr.Events == nil || tr.Events.SaidLost == nil {
 		t.Fatalf("%+v, %s", tr.Validity, shown(tr.Events))
 	}
-	if lost := tr.Metrics["events_lost"]; lost == 0 || tr.Metrics["events_unsaid"] != 0 || tr.Metrics["events_extra"] != 0 || float64(*tr.Events.SaidLost) != lost {
+	if lost := tr.Metrics["events_lost"]; lost == 0 || tr.Metrics["events_unsaid"] != 0 ||
+		tr.Metrics["events_extra"] != 0 || float64(*tr.Events.SaidLost) != lost {
 		t.Errorf("%s", shown(tr.Events))
 	}
 	if in := tr.Counts["lossy_trial_share"]; in != (record.Count{In: 1, Of: 1}) {
@@ -170,13 +180,15 @@ func TestHeldTracer(t *testing.T) {
 func TestAbsentTracers(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
-	spec := fmt.Sprintf(traced, "200ms", "100") + "  good: {subject: exectrace}\n  gone: {subject: command, command: no-such-tracer-anywhere, lines: '', optional: true}\n"
+	spec := fmt.Sprintf(traced, "200ms", "100") + "  good: {subject: exectrace}\n  gone: {subject: command, command: " +
+		"no-such-tracer-anywhere, lines: '', optional: true}\n"
 	const says = "no-such-tracer-anywhere: not installed"
 	trials, o, dir := trace(t, spec)
 	if _, ran := trials["gone"]; ran || len(trials) != 3 {
 		t.Errorf("%d arms ran", len(trials))
 	}
-	if !strings.Contains(o.stderr, "the arm gone is left out: "+says) || !strings.Contains(strings.Join(strings.Fields(o.stdout), " "), "the arm gone did not run: "+says) {
+	if !strings.Contains(o.stderr, "the arm gone is left out: "+says) ||
+		!strings.Contains(strings.Join(strings.Fields(o.stdout), " "), "the arm gone did not run: "+says) {
 		t.Errorf("it is not said: %s", o)
 	}
 	for _, format := range []string{"md", "html", "json", "bench"} {
@@ -197,7 +209,8 @@ func TestAbsentTracers(t *testing.T) {
 		t.Errorf("the record has %v and %v, %v", c.Run.Absent, c.Run.Environment.Subjects, err)
 	}
 
-	o = tare(t, "run", specFile(t, strings.Replace(spec, ", optional: true", "", 1)), "--out", filepath.Join(t.TempDir(), "out"))
+	o = tare(t, "run", specFile(t, strings.Replace(spec, ", optional: true", "", 1)), "--out",
+		filepath.Join(t.TempDir(), "out"))
 	if o.code != int(fault.Machine) || !strings.Contains(o.stderr, says) || !strings.Contains(o.stderr, "optional: true") {
 		t.Errorf("without it: %s", o)
 	}
@@ -223,7 +236,8 @@ func TestBpftrace(t *testing.T) {
 		t.Errorf("%s", shown(e))
 	}
 	for metric, least := range map[string]float64{
-		"bpf_seconds_per_kiloevent": 1e-9, "agent_cpu_seconds_per_kiloevent": 1e-9, "rss_peak_bytes": 10 << 20, "map_bytes": 1,
+		"bpf_seconds_per_kiloevent": 1e-9, "agent_cpu_seconds_per_kiloevent": 1e-9, "rss_peak_bytes": 10 << 20,
+		"map_bytes": 1,
 	} {
 		tellsOrVoided(t, tr, metric)
 		if v, ok := tr.Metrics[metric]; ok && v < least {

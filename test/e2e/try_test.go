@@ -167,7 +167,8 @@ func TestTryInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	begin := func() *process {
-		return command{args: []string{"try", "--load", "connections", "--blocks", "6", "--", "nginx", "-e", "stderr", "-c", conf}}.start(t)
+		return command{args: []string{"try", "--load", "connections", "--blocks", "6", "--", "nginx", "-e", "stderr", "-c",
+			conf}}.start(t)
 	}
 	p := begin()
 	time.Sleep(700 * time.Millisecond)

@@ -57,7 +57,8 @@ func TestRunUnheard(t *testing.T) {
 // Commands that only print end in peace when nobody reads.
 func TestUnheard(t *testing.T) {
 	leavesNothing(t)
-	for _, args := range [][]string{{"list"}, {"list", "quickstart"}, {"doctor", "--json"}, {"--help"}, {"weigh", "--for", "100ms"}} {
+	for _, args := range [][]string{{"list"}, {"list", "quickstart"}, {"doctor", "--json"}, {"--help"},
+		{"weigh", "--for", "100ms"}} {
 		if args[0] == "weigh" && os.Geteuid() != 0 {
 			continue
 		}
@@ -104,8 +105,10 @@ func TestSignalledAtTheBeginning(t *testing.T) {
 		t.Skipf("needs nohup: %v", err)
 	}
 	time.Sleep(300 * time.Millisecond)
-	_ = cmd.Process.Signal(syscall.SIGHUP)                                                                                          // it may have ended already
-	if err := cmd.Wait(); err != nil || !regexp.MustCompile(`Weighed for ([6-9][0-9]{2} ms|[0-9.]+ s)`).MatchString(out.String()) { // and not for 300 ms
+	// it may have ended already
+	_ = cmd.Process.Signal(syscall.SIGHUP)
+	// and not for 300 ms
+	if err := cmd.Wait(); err != nil || !regexp.MustCompile(`Weighed for ([6-9][0-9]{2} ms|[0-9.]+ s)`).MatchString(out.String()) {
 		t.Errorf("with nohup: %v: %s", err, out.String())
 	}
 }
@@ -162,7 +165,8 @@ func TestTooFewOpenFiles(t *testing.T) {
 	leavesNothing(t)
 	said := 0
 	for _, n := range []int{12, 16, 20} {
-		cmd := exec.Command("sh", "-c", fmt.Sprintf("ulimit -n %d; exec \"$@\"", n), "sh", bin, "run", specFile(t, shortSpec), "--blocks", "1", "--out", filepath.Join(t.TempDir(), "out"))
+		cmd := exec.Command("sh", "-c", fmt.Sprintf("ulimit -n %d; exec \"$@\"", n), "sh", bin, "run", specFile(t, shortSpec),
+			"--blocks", "1", "--out", filepath.Join(t.TempDir(), "out"))
 		out, _ := cmd.CombinedOutput()
 		if !strings.Contains(string(out), "too many open files") {
 			continue

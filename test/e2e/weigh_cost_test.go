@@ -74,7 +74,8 @@ func crowd(t testing.TB) {
 		t.Cleanup(func() { p.Close() })
 	}
 	for i := range manyMaps {
-		m, err := ebpf.NewMap(&ebpf.MapSpec{Name: fmt.Sprintf("crowd_%d", i), Type: ebpf.Hash, KeySize: 4, ValueSize: 8, MaxEntries: 64})
+		m, err := ebpf.NewMap(&ebpf.MapSpec{Name: fmt.Sprintf("crowd_%d", i), Type: ebpf.Hash, KeySize: 4, ValueSize: 8,
+			MaxEntries: 64})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -115,7 +116,8 @@ func TestWeighSaysItsOwnCost(t *testing.T) {
 		1e3*l.Self.CPUSeconds, float64(l.Self.RSSBytes)/1e6, 1e3*before.Seconds(), 1e3*cpu, float64(rss)/1e6)
 	// The account is made before it is printed, and it takes some time to write it as JSON.
 	if before == 0 || l.Self.CPUSeconds > 1.1*cpu+0.01 || l.Self.CPUSeconds < 0.5*before.Seconds() {
-		t.Errorf("self says %.1f ms of CPU, the kernel %.1f ms until it printed and %.1f ms in all", 1e3*l.Self.CPUSeconds, 1e3*before.Seconds(), 1e3*cpu)
+		t.Errorf("self says %.1f ms of CPU, the kernel %.1f ms until it printed and %.1f ms in all", 1e3*l.Self.CPUSeconds,
+			1e3*before.Seconds(), 1e3*cpu)
 	}
 	if math.Abs(float64(l.Self.RSSBytes)-float64(rss)) > 0.25*float64(rss) {
 		t.Errorf("self says %d bytes resident, the kernel %d", l.Self.RSSBytes, rss)
@@ -145,7 +147,8 @@ func BenchmarkWeigh(b *testing.B) {
 // once.
 func TestMapBytesAreThoseOfBpftool(t *testing.T) {
 	crowd(t)
-	shared, err := ebpf.NewMap(&ebpf.MapSpec{Name: "shared", Type: ebpf.Array, KeySize: 4, ValueSize: 4096, MaxEntries: 256})
+	shared, err := ebpf.NewMap(&ebpf.MapSpec{Name: "shared", Type: ebpf.Array, KeySize: 4, ValueSize: 4096,
+		MaxEntries: 256})
 	if err != nil {
 		t.Fatal(err)
 	}

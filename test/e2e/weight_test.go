@@ -68,7 +68,8 @@ func TestPlantedWeight(t *testing.T) {
 				t.Fatalf("a window opened only %s after the start of tare, for the %dth time", opened, early)
 			}
 			wait = max(2*wait, opened+settled)
-			t.Logf("a window opened %s after the start of tare; the load began before that, so it is done again", opened.Round(time.Millisecond))
+			t.Logf("a window opened %s after the start of tare; the load began before that, so it is done again",
+				opened.Round(time.Millisecond))
 			continue
 		}
 		if prog, ok := w.judge(t, &l, made, before, after); ok {
@@ -112,7 +113,8 @@ type plantedWindow struct {
 }
 
 // judge holds a ledger against the kernel's own counters, and against how many connections were made.
-func (w *weight) judge(t *testing.T, l *ledger.Ledger, made uint64, before, after kernelCounters) (p plantedWindow, ok bool) {
+func (w *weight) judge(t *testing.T, l *ledger.Ledger, made uint64, before,
+	after kernelCounters) (p plantedWindow, ok bool) {
 	t.Helper()
 	prog := programOf(t, *l, w.id)
 	if prog.RunCount == nil || prog.RunSeconds == nil || prog.NsPerRun == nil {
@@ -200,7 +202,8 @@ func TestBudgetClosesUnderLoad(t *testing.T) {
 	server.waitFor(t, "serving ")
 	url := strings.Fields(strings.SplitN(server.stdout.String(), "serving ", 2)[1])[0]
 	windows, tries := long.Repeat(2, 5), 12
-	load := command{args: []string{"load", "http", "--url", url, "--mode", "closed", "--connections", "32", "--keepalive=false", "--duration", "60s"}}.start(t)
+	load := command{args: []string{"load", "http", "--url", url, "--mode", "closed", "--connections", "32",
+		"--keepalive=false", "--duration", "60s"}}.start(t)
 	for range runtime.NumCPU() {
 		burner := exec.Command("sh", "-c", "while :; do :; done")
 		burner.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -240,7 +243,8 @@ func TestBudgetClosesUnderLoad(t *testing.T) {
 		}
 	}
 	if judged == 0 && !t.Failed() {
-		t.Skipf("needs a window of %v in which at most %g %% of the CPU time is stolen; %d had more", window, 100*mostStolen, tries)
+		t.Skipf("needs a window of %v in which at most %g %% of the CPU time is stolen; %d had more", window,
+			100*mostStolen, tries)
 	}
 	t.Logf("%d windows: at most %.2f %% of the capacity unexplained", judged, 100*worst)
 	load.signal(t, syscall.SIGINT)

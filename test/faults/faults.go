@@ -120,7 +120,9 @@ func Choose(seed uint64, counts map[Class]int) Fault {
 	for c := range counts {
 		classes = append(classes, c)
 	}
-	slices.SortFunc(classes, func(a, b Class) int { return cmp.Or(cmp.Compare(a.Call, b.Call), cmp.Compare(a.Place, b.Place)) })
+	slices.SortFunc(classes, func(a, b Class) int {
+		return cmp.Or(cmp.Compare(a.Call, b.Call), cmp.Compare(a.Place, b.Place))
+	})
 	c := classes[rng.IntN(len(classes))]
 	f := Fault{Class: c, N: 1 + rng.IntN(counts[c])}
 	if rng.IntN(4) == 0 {

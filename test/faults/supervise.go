@@ -81,7 +81,8 @@ func (s *supervisor) run(socket *os.File) error {
 			return nil
 		}
 		var c call
-		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(&c))); errno != 0 {
+		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_RECV,
+			uintptr(unsafe.Pointer(&c))); errno != 0 {
 			if errno == unix.ENOENT || errno == unix.EINTR { // it was killed meanwhile
 				continue
 			}
@@ -89,7 +90,8 @@ func (s *supervisor) run(socket *os.File) error {
 		}
 		a := s.decide(&c)
 		a.id = c.id
-		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&a))); errno != 0 && errno != unix.ENOENT {
+		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_SEND,
+			uintptr(unsafe.Pointer(&a))); errno != 0 && errno != unix.ENOENT {
 			return fmt.Errorf("answering a call: %w", errno)
 		}
 	}

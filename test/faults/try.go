@@ -155,7 +155,8 @@ func (r *Runner) try(ctx context.Context, dir string, p Planned) (*Verdict, erro
 		return nil, err
 	}
 	v := &Verdict{
-		Seed: p.Seed, Experiment: p.Experiment, Fault: p.Fault, Hit: result.Hit, Code: result.Code, Said: firstError(result.Stderr),
+		Seed: p.Seed, Experiment: p.Experiment, Fault: p.Fault, Hit: result.Hit, Code: result.Code,
+		Said:    firstError(result.Stderr),
 		Seconds: time.Since(began).Seconds(),
 	}
 	v.judgeEnd(result)

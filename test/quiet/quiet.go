@@ -34,7 +34,8 @@ type Noise struct {
 	Seconds float64 // how long it was
 	CPUs    int
 	Stolen  float64 // CPU seconds that the hypervisor gave to others; the grain is 10 ms
-	Used    float64 // CPU seconds that other processes than this one, those it waited for, and the kernel's interrupts used
+	// CPU seconds that other processes than this one, those it waited for, and the kernel's interrupts used
+	Used float64
 }
 
 // Capacity is the CPU time that there was.
@@ -96,7 +97,8 @@ func (w *Watch) noise() (Noise, error) {
 	used := busy(now.stat) - busy(w.stat) - (now.own - w.own)
 	return Noise{
 		Seconds: now.at.Sub(w.at).Seconds(), CPUs: now.stat.CPUs,
-		Stolen: now.stat.Steal - w.stat.Steal, Used: max(0, used), // the grain of /proc/stat is coarser than that of our own time
+		// the grain of /proc/stat is coarser than that of our own time
+		Stolen: now.stat.Steal - w.stat.Steal, Used: max(0, used),
 	}, nil
 }
 

@@ -31,7 +31,8 @@ func TestWait(t *testing.T) {
 				looks++
 				return func() (Noise, error) { return n, nil }, nil
 			}, func(d time.Duration) { slept += d })
-			if (err != nil) != (c.err != "") || err != nil && (!strings.Contains(err.Error(), c.err) || !strings.HasPrefix(err.Error(), Reason)) {
+			if (err != nil) != (c.err != "") || err != nil && (!strings.Contains(err.Error(), c.err) ||
+				!strings.HasPrefix(err.Error(), Reason)) {
 				t.Errorf("%v, want %q", err, c.err)
 			}
 			if looks != c.looks || slept != time.Duration(looks)*time.Second {

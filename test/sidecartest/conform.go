@@ -373,7 +373,8 @@ func strict(t *testing.T, g sidecar.Guest, o Options) {
 		before++
 		alike(t, at, *own)
 		// Signed by the same root, for somebody else.
-		if err := tlsRequest(at, []tls.Certificate{readIdentity(t, dir, sidecar.Client, "other")}); o.Identities && err == nil {
+		if err := tlsRequest(at, []tls.Certificate{readIdentity(t, dir, sidecar.Client, "other")}); o.Identities &&
+			err == nil {
 			t.Error("the certificate of another identity was taken")
 		} else if !o.Identities && err != nil {
 			t.Errorf("docs say that it does not check identities, and it does: %v", err)

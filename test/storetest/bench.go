@@ -154,7 +154,8 @@ func lookups(b *testing.B, d store.Design, variant string) {
 			}
 			for i, end := 0, time.Now().Add(30*time.Second); i < n; i += 25 { // one grace period for each record is minutes
 				to := min(n, i+25)
-				if _, err := s.Apply(context.Background(), mesh.Change{Clusters: change.Clusters[i:to], Listeners: change.Listeners[i:to]}); err != nil {
+				if _, err := s.Apply(context.Background(),
+					mesh.Change{Clusters: change.Clusters[i:to], Listeners: change.Listeners[i:to]}); err != nil {
 					b.Skipf("needs a store that holds %d services: %v", n, err)
 				}
 				if to < n && time.Now().After(end) {

@@ -31,7 +31,8 @@ func (s *suite) verdicts(t *testing.T) {
 	st := s.open(t, s.small())
 	ask := NewAsker(t, s.design, st)
 	one := func(name string, port uint16) *mesh.Cluster {
-		return &mesh.Cluster{Name: name, Localities: []mesh.Locality{{Endpoints: []mesh.Endpoint{{Address: netip.AddrPortFrom(nth(0x0a000001, 0), port), Weight: 1}}}}}
+		at := mesh.Endpoint{Address: netip.AddrPortFrom(nth(0x0a000001, 0), port), Weight: 1}
+		return &mesh.Cluster{Name: name, Localities: []mesh.Locality{{Endpoints: []mesh.Endpoint{at}}}}
 	}
 	to := func(names ...string) mesh.Proxy {
 		p := mesh.Proxy{StatPrefix: "stat"}
@@ -49,7 +50,8 @@ func (s *suite) verdicts(t *testing.T) {
 	empty.Localities[0].Endpoints[0].Health = mesh.Draining
 	udp := tcp("udp", "10.0.0.1:80", mesh.Chain{Name: "c", Proxy: to("b")})
 	udp.Protocol = mesh.UDP
-	withDefault := tcp("default", "10.0.0.4:80", mesh.Chain{Name: "c", Match: mesh.Match{Sources: prefix("10.9.0.0/16")}, Proxy: to("a")})
+	withDefault := tcp("default", "10.0.0.4:80", mesh.Chain{Name: "c", Match: mesh.Match{Sources: prefix("10.9.0.0/16")},
+		Proxy: to("a")})
 	withDefault.Default = &mesh.Chain{Name: "default", Proxy: to("b")}
 	apply(t, st, mesh.Change{
 		Clusters: []*mesh.Cluster{one("a", 1), one("b", 2), empty},
@@ -62,12 +64,15 @@ func (s *suite) verdicts(t *testing.T) {
 			withDefault,
 			tcp("nothing", "10.0.0.5:80", mesh.Chain{Name: "c", Proxy: to()}),
 			tcp("rbac", "10.0.0.6:80", mesh.Chain{Name: "c", Proxy: to("a"), RBAC: []mesh.RBAC{
-				{Policies: []mesh.Principal{{Sources: prefix("10.9.0.0/16"), SourcePorts: []mesh.PortRange{{From: 1000, To: 1999}}}}},
+				{Policies: []mesh.Principal{{Sources: prefix("10.9.0.0/16"),
+					SourcePorts: []mesh.PortRange{{From: 1000, To: 1999}}}}},
 				{Deny: true, Policies: []mesh.Principal{{Sources: prefix("10.9.1.0/24")}}},
 			}}),
 			tcp("allow nobody", "10.0.0.7:80", mesh.Chain{Name: "c", Proxy: to("a"), RBAC: []mesh.RBAC{{}}}),
-			tcp("any source of IPv6", "[fd00::2]:80", mesh.Chain{Name: "c", Match: mesh.Match{Sources: prefix("::/0")}, Proxy: to("a")}),
-			tcp("one source", "10.0.0.8:80", mesh.Chain{Name: "c", Match: mesh.Match{Sources: prefix("10.9.1.7/32"), SourcePorts: []uint16{1000}}, Proxy: to("a")}),
+			tcp("any source of IPv6", "[fd00::2]:80", mesh.Chain{Name: "c", Match: mesh.Match{Sources: prefix("::/0")},
+				Proxy: to("a")}),
+			tcp("one source", "10.0.0.8:80", mesh.Chain{Name: "c",
+				Match: mesh.Match{Sources: prefix("10.9.1.7/32"), SourcePorts: []uint16{1000}}, Proxy: to("a")}),
 		},
 	})
 	unknown := ""
@@ -156,12 +161,14 @@ func (s *suite) refusals(t *testing.T) {
 	}
 	many := &mesh.Cluster{Name: "many", Localities: []mesh.Locality{{}}}
 	for i := range 2000 {
-		many.Localities[0].Endpoints = append(many.Localities[0].Endpoints, mesh.Endpoint{Address: netip.AddrPortFrom(nth(0x0b000000, i), 80), Weight: 1})
+		many.Localities[0].Endpoints = append(many.Localities[0].Endpoints,
+			mesh.Endpoint{Address: netip.AddrPortFrom(nth(0x0b000000, i), 80), Weight: 1})
 	}
 	long := service(7, ClusterName(0))
 	long.Chains[0].RBAC = []mesh.RBAC{{Deny: true}}
 	for i := range mesh.MaxRules + 1 {
-		long.Chains[0].RBAC[0].Policies = append(long.Chains[0].RBAC[0].Policies, mesh.Principal{Name: "p", Sources: []netip.Prefix{netip.PrefixFrom(nth(0x0a000000, i), 32)}})
+		long.Chains[0].RBAC[0].Policies = append(long.Chains[0].RBAC[0].Policies,
+			mesh.Principal{Name: "p", Sources: []netip.Prefix{netip.PrefixFrom(nth(0x0a000000, i), 32)}})
 	}
 	twin := readdress(service(7, ClusterName(0)), 4)
 	for _, w := range []struct {
@@ -171,11 +178,15 @@ func (s *suite) refusals(t *testing.T) {
 	}{
 		{"a cluster of more endpoints than the store holds", mesh.Change{Clusters: []*mesh.Cluster{many}}, []string{"many"}},
 		{"a listener of too many rules", mesh.Change{Listeners: []*mesh.Listener{long}}, []string{long.Name}},
-		{"the address of another listener", mesh.Change{Listeners: []*mesh.Listener{twin}}, []string{twin.Name, "listener-4"}},
-		{"the same address twice", mesh.Change{Listeners: []*mesh.Listener{service(7, "a"), readdress(service(8, "a"), 7)}}, []string{"listener-7", "listener-8"}},
-		{"more clusters than the store holds", mesh.Change{Clusters: []*mesh.Cluster{little(21), little(22), little(23), little(24)}},
+		{"the address of another listener", mesh.Change{Listeners: []*mesh.Listener{twin}},
+			[]string{twin.Name, "listener-4"}},
+		{"the same address twice", mesh.Change{Listeners: []*mesh.Listener{service(7, "a"), readdress(service(8, "a"), 7)}},
+			[]string{"listener-7", "listener-8"}},
+		{"more clusters than the store holds",
+			mesh.Change{Clusters: []*mesh.Cluster{little(21), little(22), little(23), little(24)}},
 			[]string{ClusterName(0), ClusterName(6), ClusterName(21), ClusterName(22), ClusterName(23), ClusterName(24)}},
-		{"more listeners than the store holds", mesh.Change{Listeners: []*mesh.Listener{service(21, "a"), service(22, "a"), service(23, "a"), service(24, "a")}},
+		{"more listeners than the store holds",
+			mesh.Change{Listeners: []*mesh.Listener{service(21, "a"), service(22, "a"), service(23, "a"), service(24, "a")}},
 			[]string{"listener-1", "listener-6", "listener-21", "listener-22", "listener-23", "listener-24"}},
 	} {
 		change := good()
@@ -201,14 +212,17 @@ func (s *suite) refusals(t *testing.T) {
 
 	// What looks like a clash and is none: addresses that change hands within one change; room that the change itself
 	// makes.
-	add(mesh.Change{Listeners: []*mesh.Listener{readdress(service(0, ClusterName(0)), 1), readdress(service(1, ClusterName(1)), 0)}})
+	add(mesh.Change{Listeners: []*mesh.Listener{readdress(service(0, ClusterName(0)), 1),
+		readdress(service(1, ClusterName(1)), 0)}})
 	same("two listeners changed addresses")
-	add(mesh.Change{Listeners: []*mesh.Listener{readdress(service(9, ClusterName(2)), 2)}, RemovedListeners: []string{"listener-2"}})
+	add(mesh.Change{Listeners: []*mesh.Listener{readdress(service(9, ClusterName(2)), 2)},
+		RemovedListeners: []string{"listener-2"}})
 	same("a listener took the address of one that went")
 	add(mesh.Change{RemovedClusters: []string{"nobody"}, RemovedListeners: []string{"nobody"}})
 	add(mesh.Change{})
 	same("nothing")
-	add(mesh.Change{Clusters: []*mesh.Cluster{little(6), little(7)}, Listeners: []*mesh.Listener{service(6, ClusterName(6)), service(7, ClusterName(7))}})
+	add(mesh.Change{Clusters: []*mesh.Cluster{little(6), little(7)},
+		Listeners: []*mesh.Listener{service(6, ClusterName(6)), service(7, ClusterName(7))}})
 	same("full")
 	change := mesh.Change{}
 	for i := range 8 {
@@ -246,7 +260,8 @@ func (s *suite) numbers(t *testing.T) {
 		for _, c := range change.Clusters {
 			id, ok := st.Cluster(c.Name)
 			if !ok || id >= o.ClusterNumbers() || before[id] != "" || now[id] != "" {
-				t.Fatalf("cluster %s has number %d (%v) of %d; it was that of %q, and is that of %q", c.Name, id, ok, o.ClusterNumbers(), before[id], now[id])
+				t.Fatalf("cluster %s has number %d (%v) of %d; it was that of %q, and is that of %q", c.Name, id, ok,
+					o.ClusterNumbers(), before[id], now[id])
 			}
 			now[id] = c.Name
 			change.RemovedClusters = append(change.RemovedClusters, c.Name)
@@ -255,8 +270,10 @@ func (s *suite) numbers(t *testing.T) {
 	}
 
 	// What is both given and removed is removed; who has no endpoint, has one no more, or is not there, refuses.
-	for round, given := range []*mesh.Cluster{little(20), {Name: ClusterName(20)}, little(20), nil, {Name: ClusterName(20)}, nil} {
-		next := mesh.Change{Clusters: []*mesh.Cluster{little(21)}, RemovedClusters: []string{ClusterName(21)}, Listeners: []*mesh.Listener{service(0, ClusterName(20))}}
+	for round, given := range []*mesh.Cluster{little(20), {Name: ClusterName(20)}, little(20), nil,
+		{Name: ClusterName(20)}, nil} {
+		next := mesh.Change{Clusters: []*mesh.Cluster{little(21)}, RemovedClusters: []string{ClusterName(21)},
+			Listeners: []*mesh.Listener{service(0, ClusterName(20))}}
 		if round == 0 {
 			next.RemovedClusters = append(next.RemovedClusters, change.RemovedClusters...)
 		}
@@ -276,8 +293,10 @@ func (s *suite) numbers(t *testing.T) {
 				want.Verdict = mesh.Accept
 			}
 		}
-		if got := ask.Ask(mesh.Question{To: ServiceAddress(0), Protocol: mesh.TCP}, 1); got.Verdict != want.Verdict || got.Cluster != want.Cluster {
-			t.Errorf("round %d: the store says %v of cluster %d, want %v of cluster %d", round, got.Verdict, got.Cluster, want.Verdict, want.Cluster)
+		if got := ask.Ask(mesh.Question{To: ServiceAddress(0), Protocol: mesh.TCP}, 1); got.Verdict != want.Verdict ||
+			got.Cluster != want.Cluster {
+			t.Errorf("round %d: the store says %v of cluster %d, want %v of cluster %d", round, got.Verdict, got.Cluster,
+				want.Verdict, want.Cluster)
 		}
 	}
 }
@@ -315,7 +334,8 @@ func (s *suite) large(t *testing.T) {
 	for n := 1; n <= 1<<11; n *= 2 {
 		c := &mesh.Cluster{Name: "grows", Localities: []mesh.Locality{{}}}
 		for i := range n {
-			c.Localities[0].Endpoints = append(c.Localities[0].Endpoints, mesh.Endpoint{Address: netip.AddrPortFrom(nth(uint32(n)<<16, i), 80), Weight: 1})
+			c.Localities[0].Endpoints = append(c.Localities[0].Endpoints,
+				mesh.Endpoint{Address: netip.AddrPortFrom(nth(uint32(n)<<16, i), 80), Weight: 1})
 		}
 		_, err := st.Apply(context.Background(), mesh.Change{Clusters: []*mesh.Cluster{c}})
 		if usage(err, "grows") {
@@ -328,7 +348,8 @@ func (s *suite) large(t *testing.T) {
 		held = n
 		config := mesh.NewConfig()
 		config.Apply(mesh.Change{Clusters: []*mesh.Cluster{c}, Listeners: []*mesh.Listener{service(0, "grows")}})
-		(&checker{store: st, ask: ask, config: config}).question(t, mesh.Question{To: ServiceAddress(0), Protocol: mesh.TCP}, max(1000, 20*n))
+		(&checker{store: st, ask: ask, config: config}).question(t, mesh.Question{To: ServiceAddress(0), Protocol: mesh.TCP},
+			max(1000, 20*n))
 	}
 	if held < 16 {
 		t.Errorf("a cluster can have only %d endpoints", held)
@@ -342,7 +363,8 @@ func (s *suite) large(t *testing.T) {
 		var change mesh.Change
 		for i := range n {
 			name := fmt.Sprintf("part-%d", i%32)
-			l.Chains[0].Proxy.Clusters = append(l.Chains[0].Proxy.Clusters, mesh.WeightedCluster{Name: name, Weight: uint32(1 + i)})
+			l.Chains[0].Proxy.Clusters = append(l.Chains[0].Proxy.Clusters,
+				mesh.WeightedCluster{Name: name, Weight: uint32(1 + i)})
 			if i < 32 {
 				change.Clusters = append(change.Clusters, rename(little(i), name))
 			}
@@ -359,7 +381,8 @@ func (s *suite) large(t *testing.T) {
 		held = n
 		config := mesh.NewConfig()
 		config.Apply(change)
-		(&checker{store: st, ask: ask, config: config}).question(t, mesh.Question{To: ServiceAddress(0), Protocol: mesh.TCP}, 20000)
+		(&checker{store: st, ask: ask, config: config}).question(t,
+			mesh.Question{To: ServiceAddress(0), Protocol: mesh.TCP}, 20000)
 	}
 	if held < 4 {
 		t.Errorf("a listener can have only %d weighted clusters", held)

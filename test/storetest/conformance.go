@@ -157,7 +157,8 @@ func apply(t testing.TB, s store.Store, change mesh.Change) store.Work {
 }
 
 func describe(c mesh.Change) string {
-	return fmt.Sprintf("%d clusters, %d listeners, %d and %d removed", len(c.Clusters), len(c.Listeners), len(c.RemovedClusters), len(c.RemovedListeners))
+	return fmt.Sprintf("%d clusters, %d listeners, %d and %d removed", len(c.Clusters), len(c.Listeners),
+		len(c.RemovedClusters), len(c.RemovedListeners))
 }
 
 // loads serves both loads of the benchmarks.
@@ -249,10 +250,12 @@ func (c *checker) question(t testing.TB, q mesh.Question, n int) {
 		}
 		d := meshmodel.Destination{Cluster: names[got.Cluster], Endpoint: got.Endpoint}
 		if _, ok := want.Parts[d]; !ok {
-			t.Fatalf("%v: the store says %v of cluster %d (%q), which is none of the model's %v", text(q), got.Endpoint, got.Cluster, d.Cluster, want.Parts)
+			t.Fatalf("%v: the store says %v of cluster %d (%q), which is none of the model's %v", text(q), got.Endpoint,
+				got.Cluster, d.Cluster, want.Parts)
 		}
 		if limit := c.config.Clusters[d.Cluster].Breakers.MaxConnections; got.MaxConnections != limit {
-			t.Fatalf("%v: the store says at most %d connections to %s, the model %d", text(q), got.MaxConnections, d.Cluster, limit)
+			t.Fatalf("%v: the store says at most %d connections to %s, the model %d", text(q), got.MaxConnections,
+				d.Cluster, limit)
 		}
 		counts[d]++
 	}
@@ -276,7 +279,8 @@ func (c *checker) numbered(id uint32) bool {
 
 // chiSquare fails where what was counted is less likely than one in a million. What is expected less than 5 times
 // counts together.
-func chiSquare(t testing.TB, q mesh.Question, counts map[meshmodel.Destination]int, parts map[meshmodel.Destination]float64, n int) {
+func chiSquare(t testing.TB, q mesh.Question, counts map[meshmodel.Destination]int,
+	parts map[meshmodel.Destination]float64, n int) {
 	t.Helper()
 	sum, rare, rareWant, cells := 0.0, 0.0, 0.0, 0
 	add := func(got, want float64) {
@@ -299,7 +303,8 @@ func chiSquare(t testing.TB, q mesh.Question, counts map[meshmodel.Destination]i
 		return
 	}
 	if p := (distuv.ChiSquared{K: float64(cells - 1)}).Survival(sum); p < 1e-6 {
-		t.Errorf("%v: parts of %d connections are wrong (chi-square %.1f with %d degrees of freedom, p = %.1g): counted %v, want parts %v", text(q), n, sum, cells-1, p, counts, parts)
+		t.Errorf("%v: parts of %d connections are wrong (chi-square %.1f with %d degrees of freedom, p = %.1g): counted "+
+			"%v, want parts %v", text(q), n, sum, cells-1, p, counts, parts)
 	}
 }
 
@@ -397,7 +402,8 @@ func (s *suite) model(t *testing.T) {
 	for range 100 {
 		c.question(t, g.question(), 1)
 	}
-	t.Logf("seed %d: %d changes; answers: %d pass, %d accept, %d refuse, %d deny", seed, steps, c.asked[0], c.asked[1], c.asked[2], c.asked[3])
+	t.Logf("seed %d: %d changes; answers: %d pass, %d accept, %d refuse, %d deny", seed, steps, c.asked[0], c.asked[1],
+		c.asked[2], c.asked[3])
 	for verdict, n := range c.asked {
 		if n == 0 && steps >= 30 {
 			t.Errorf("no answer was %v: the test wants all", mesh.Verdict(verdict))

@@ -26,15 +26,19 @@ const (
 // Where listeners are, and where connections come from and go. The last addresses are of no listener but those for any
 // address.
 var (
-	services    = addresses("10.0.0.1", "10.0.0.2", "10.0.0.5", "10.0.0.6", "fd00::1", "fd00::2", "fd00:0:0:1::1", "0.0.0.0", "::")
+	services = addresses("10.0.0.1", "10.0.0.2", "10.0.0.5", "10.0.0.6", "fd00::1", "fd00::2", "fd00:0:0:1::1",
+		"0.0.0.0", "::")
 	others      = addresses("10.0.0.9", "192.0.2.1", "fd00::9", "2001:db8::1")
 	sources     = addresses("10.9.0.1", "10.9.1.1", "10.9.1.7", "192.0.2.7", "fd01::1", "fd01:2::1", "2001:db8::7")
 	ports       = []uint16{80, 443}
 	sourcePorts = []uint16{1000, 1500, 2000, 40000}
 
-	destinationPrefixes = prefixes("10.0.0.0/24", "10.0.0.4/30", "10.0.0.5/32", "0.0.0.0/0", "fd00::/64", "fd00::/16", "::/0", "fd00::2/128")
-	sourcePrefixes      = prefixes("10.9.0.0/16", "10.9.1.0/24", "10.9.1.7/32", "0.0.0.0/0", "10.8.0.0/15", "fd01::/16", "fd01:2::/32", "::/0")
-	portRanges          = []mesh.PortRange{{From: 1000, To: 1000}, {From: 1000, To: 1999}, {From: 1500, To: 65535}, {From: 0, To: 1500}, {From: 80, To: 80}, {From: 0, To: 400}}
+	destinationPrefixes = prefixes("10.0.0.0/24", "10.0.0.4/30", "10.0.0.5/32", "0.0.0.0/0", "fd00::/64", "fd00::/16",
+		"::/0", "fd00::2/128")
+	sourcePrefixes = prefixes("10.9.0.0/16", "10.9.1.0/24", "10.9.1.7/32", "0.0.0.0/0", "10.8.0.0/15", "fd01::/16",
+		"fd01:2::/32", "::/0")
+	portRanges = []mesh.PortRange{{From: 1000, To: 1000}, {From: 1000, To: 1999}, {From: 1500, To: 65535},
+		{From: 0, To: 1500}, {From: 80, To: 80}, {From: 0, To: 400}}
 )
 
 func addresses(text ...string) (out []netip.Addr) {
@@ -113,7 +117,8 @@ func (g *generator) next() (change mesh.Change) {
 
 func (g *generator) cluster(name string) *mesh.Cluster {
 	r := g.random
-	c := &mesh.Cluster{Name: name, Policy: mesh.Policy(r.IntN(2)), Breakers: mesh.Breakers{MaxConnections: r.Uint32N(5) * 1000}}
+	c := &mesh.Cluster{Name: name, Policy: mesh.Policy(r.IntN(2)),
+		Breakers: mesh.Breakers{MaxConnections: r.Uint32N(5) * 1000}}
 	plain := r.IntN(2) == 0
 	for range r.IntN(4) {
 		l := mesh.Locality{Region: "region", Zone: fmt.Sprint("zone-", len(c.Localities))}
@@ -161,7 +166,8 @@ func (g *generator) listener(name string, old *mesh.Listener, others *mesh.Confi
 			if try == 20 {
 				return nil
 			}
-			l.Address, l.Protocol = netip.AddrPortFrom(pick(r, services), pick(r, ports)), pick(r, []mesh.Protocol{mesh.TCP, mesh.TCP, mesh.UDP})
+			l.Address, l.Protocol = netip.AddrPortFrom(pick(r, services), pick(r, ports)), pick(r,
+				[]mesh.Protocol{mesh.TCP, mesh.TCP, mesh.UDP})
 			if !taken(others, l) {
 				break
 			}
@@ -200,7 +206,8 @@ func (g *generator) chain(i int, simple bool) mesh.Chain {
 	r := g.random
 	c := mesh.Chain{Name: fmt.Sprintf("chain-%d", i), Proxy: mesh.Proxy{StatPrefix: "stat", MaxConnectAttempts: 1}}
 	for range max(1, r.IntN(7)-3) {
-		c.Proxy.Clusters = append(c.Proxy.Clusters, mesh.WeightedCluster{Name: fmt.Sprintf("cluster-%d", r.IntN(clusterNames)), Weight: 1 + r.Uint32N(9)})
+		c.Proxy.Clusters = append(c.Proxy.Clusters,
+			mesh.WeightedCluster{Name: fmt.Sprintf("cluster-%d", r.IntN(clusterNames)), Weight: 1 + r.Uint32N(9)})
 	}
 	if r.IntN(20) == 0 {
 		c.Proxy.Clusters = nil
@@ -208,7 +215,8 @@ func (g *generator) chain(i int, simple bool) mesh.Chain {
 	if simple {
 		return c
 	}
-	c.Match = mesh.Match{Destinations: some(r, 1, destinationPrefixes), Sources: some(r, 2, sourcePrefixes), SourcePorts: some(r, 1, sourcePorts)}
+	c.Match = mesh.Match{Destinations: some(r, 1, destinationPrefixes), Sources: some(r, 2, sourcePrefixes),
+		SourcePorts: some(r, 1, sourcePorts)}
 	if r.IntN(4) == 0 {
 		c.Match.DestinationPort = pick(r, ports)
 	}

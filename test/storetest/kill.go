@@ -148,7 +148,8 @@ func (s *suite) left(t *testing.T, st store.Store, ask *Asker, before, after *me
 			isOld, isNew := s.possible(st, one, got), s.possible(st, two, got)
 			switch {
 			case !isOld && !isNew && (same || s.design.Atomic != store.PerResource):
-				t.Fatalf("kill %d: %v: the store says %v to %v of cluster %d; before the last change %+v, after it %+v", kill, text(q), got.Verdict, got.Endpoint, got.Cluster, one, two)
+				t.Fatalf("kill %d: %v: the store says %v to %v of cluster %d; before the last change %+v, after it %+v", kill,
+					text(q), got.Verdict, got.Endpoint, got.Cluster, one, two)
 			case isOld && !isNew:
 				old++
 			case isNew && !isOld:

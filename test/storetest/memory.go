@@ -52,7 +52,8 @@ func (s *suite) growth(t *testing.T) {
 	first := done
 	run(flushes, s.budget(least, bound))
 	mapsNow, heapNow, rssNow := footprint(t, st)
-	t.Logf("%d flushes after the first %d: maps %d to %d bytes, heap %d to %d bytes, resident %d to %d bytes", done-first, first, maps, mapsNow, heap, heapNow, rss, rssNow)
+	t.Logf("%d flushes after the first %d: maps %d to %d bytes, heap %d to %d bytes, resident %d to %d bytes", done-first,
+		first, maps, mapsNow, heap, heapNow, rss, rssNow)
 	// A process breathes; what grows does so with every flush.
 	if grown := float64(int64(heapNow)-int64(heap)) - 256<<10; grown > 8*float64(done-first) {
 		t.Errorf("the heap grew from %d to %d bytes", heap, heapNow)
@@ -152,7 +153,8 @@ func (s *suite) returned(t *testing.T) {
 	apply(t, st, one)
 	config := mesh.NewConfig()
 	config.Apply(one)
-	(&checker{store: st, ask: NewAsker(t, s.design, st), config: config}).question(t, mesh.Question{To: ServiceAddress(0), Protocol: mesh.TCP}, 1000)
+	(&checker{store: st, ask: NewAsker(t, s.design, st), config: config}).question(t,
+		mesh.Question{To: ServiceAddress(0), Protocol: mesh.TCP}, 1000)
 }
 
 // settled is the bytes of all maps as soon as they have not changed for half a second.
@@ -187,7 +189,8 @@ func (s *suite) waits(t *testing.T) {
 		var r result
 		a, b := ClusterLoad(0), rename(ClusterLoad(100), ClusterName(0))
 		for i := 0; i < 3 && r.err == nil; i++ { // what is made at first use
-			_, r.err = st.Apply(context.Background(), mesh.Change{Clusters: []*mesh.Cluster{a}, Listeners: []*mesh.Listener{ListenerLoad(0)}})
+			_, r.err = st.Apply(context.Background(),
+				mesh.Change{Clusters: []*mesh.Cluster{a}, Listeners: []*mesh.Listener{ListenerLoad(0)}})
 		}
 		runtime.GC()
 		var before, after unix.Rusage
@@ -211,10 +214,12 @@ func (s *suite) waits(t *testing.T) {
 	if r.err != nil {
 		t.Fatal(r.err)
 	}
-	t.Logf("%d changes of a cluster: %d grace periods counted; the kernel says the writer stood still %d times", r.changes, r.work.GracePeriods, r.stopped)
+	t.Logf("%d changes of a cluster: %d grace periods counted; the kernel says the writer stood still %d times", r.changes,
+		r.work.GracePeriods, r.stopped)
 	// The Go runtime parks threads, too, and an expedited grace period can be more than one wait.
 	waits, slack := int64(r.work.GracePeriods), int64(r.changes/10+10)
 	if r.stopped < waits-waits/10-slack || r.stopped > 3*waits+slack {
-		t.Errorf("%d grace periods are counted for %d changes, but the writer stood still %d times", r.work.GracePeriods, r.changes, r.stopped)
+		t.Errorf("%d grace periods are counted for %d changes, but the writer stood still %d times", r.work.GracePeriods,
+			r.changes, r.stopped)
 	}
 }

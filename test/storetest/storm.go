@@ -32,7 +32,8 @@ func (s *suite) storm(t *testing.T) {
 		// Clusters and the listener, which goes to one cluster in even versions and to the other in odd ones: all of
 		// one change.
 		{"Change", func(k int) mesh.Change {
-			return mesh.Change{Clusters: []*mesh.Cluster{version("even", k), version("odd", k)}, Listeners: []*mesh.Listener{versionListener(k)}}
+			return mesh.Change{Clusters: []*mesh.Cluster{version("even", k), version("odd", k)},
+				Listeners: []*mesh.Listener{versionListener(k)}}
 		}},
 		// Others come and go meanwhile, so that what is given back is used again at once.
 		{"Churn", func(k int) mesh.Change {
@@ -62,7 +63,8 @@ func version(name string, k int) *mesh.Cluster {
 		n = 40
 	}
 	for i := range n {
-		c.Localities[0].Endpoints = append(c.Localities[0].Endpoints, mesh.Endpoint{Address: versionEndpoint(k, i), Weight: uint32(1 + (k+i)%5)})
+		c.Localities[0].Endpoints = append(c.Localities[0].Endpoints,
+			mesh.Endpoint{Address: versionEndpoint(k, i), Weight: uint32(1 + (k+i)%5)})
 	}
 	return c
 }
@@ -106,7 +108,8 @@ func (s *suite) readers(t *testing.T, whole bool, next func(k int) mesh.Change) 
 	const first = 1 << 10 // so that version numbers have more than one byte
 	st := s.open(t, s.small())
 	ask := NewAsker(t, s.design, st)
-	apply(t, st, mesh.Change{Clusters: []*mesh.Cluster{version("even", first), version("odd", first)}, Listeners: []*mesh.Listener{versionListener(first)}})
+	apply(t, st, mesh.Change{Clusters: []*mesh.Cluster{version("even", first), version("odd", first)},
+		Listeners: []*mesh.Listener{versionListener(first)}})
 	even, _ := st.Cluster("even")
 	odd, _ := st.Cluster("odd")
 
@@ -147,7 +150,8 @@ func (s *suite) readers(t *testing.T, whole bool, next func(k int) mesh.Change) 
 	for _, r := range results {
 		all.add(r)
 	}
-	t.Logf("%d changes, %d answers, %d of them of another version than the one before: %d torn, %d of two changes, %d without endpoint, %d stale, %d foreign%s",
+	t.Logf("%d changes, %d answers, %d of them of another version than the one before: %d torn, %d of two changes, %d "+
+		"without endpoint, %d stale, %d foreign%s",
 		done, all.answers, all.moved, all.torn, all.mixed, all.holes, all.stale, all.foreign, all.example)
 	if all.moved == 0 {
 		t.Errorf("readers saw nothing at all")
@@ -168,7 +172,8 @@ func (s *suite) readers(t *testing.T, whole bool, next func(k int) mesh.Change) 
 }
 
 // read asks until it is told to stop.
-func read(ask *Asker, seed uint64, even, odd uint32, whole bool, begun, ended *atomic.Int64, stop *atomic.Bool) (s seen) {
+func read(ask *Asker, seed uint64, even, odd uint32, whole bool, begun, ended *atomic.Int64,
+	stop *atomic.Bool) (s seen) {
 	q := mesh.Question{To: ServiceAddress(0), Protocol: mesh.TCP}
 	random, last := seed*0x9e3779b97f4a7c15, int64(0)
 	for first := true; first || !stop.Load(); first = false {
@@ -197,7 +202,8 @@ func read(ask *Asker, seed uint64, even, odd uint32, whole bool, begun, ended *a
 			switch {
 			case b[0] != 0xfd || got.Cluster != even && got.Cluster != odd:
 				note(&s.foreign, "foreign")
-			case low != high || uint16(low) != got.Endpoint.Port() || low != k || int(b[15]) >= len(version("", int(k)).Localities[0].Endpoints):
+			case low != high || uint16(low) != got.Endpoint.Port() || low != k ||
+				int(b[15]) >= len(version("", int(k)).Localities[0].Endpoints):
 				note(&s.torn, "torn")
 			case k < least || k > most:
 				note(&s.stale, "stale")

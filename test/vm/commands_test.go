@@ -68,11 +68,13 @@ func checkFeatures(t *testing.T, doctor string, mode CgroupMode) {
 // In each layout of control groups, which is as it should be, doctor and weigh work. One machine does all three, for it
 // takes longer to boot than any of them.
 func TestCgroupModes(t *testing.T) {
-	for mode, want := range map[CgroupMode]string{V2: "cgroup:cgroup2 +cpu +memory +pids", V1: mountedV1, Hybrid: mountedV1 + " unified:cgroup2"} {
+	for mode, want := range map[CgroupMode]string{V2: "cgroup:cgroup2 +cpu +memory +pids", V1: mountedV1,
+		Hybrid: mountedV1 + " unified:cgroup2"} {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
 			const next = "next:\n"
-			r := Run(t, Options{CgroupMode: mode}, mounted+"echo next:\ntare doctor --json && echo next: && tare weigh --for 2s --json")
+			r := Run(t, Options{CgroupMode: mode},
+				mounted+"echo next:\ntare doctor --json && echo next: && tare weigh --for 2s --json")
 			ok(t, r)
 			said := strings.Split(r.Output, next)
 			if len(said) != 3 {
@@ -151,7 +153,8 @@ wait`)
 		found++
 		switch {
 		case strings.HasPrefix(p.Attached[0], "cgroup:/sole "):
-			if len(p.Shares) != 1 || p.Shares[0].Method != ledger.Sole || *p.Shares[0].Cgroup != "/sole" || p.Shares[0].Context != ledger.Task || *p.RunCount < 2 || *p.RunCount > 12 {
+			if len(p.Shares) != 1 || p.Shares[0].Method != ledger.Sole || *p.Shares[0].Cgroup != "/sole" ||
+				p.Shares[0].Context != ledger.Task || *p.RunCount < 2 || *p.RunCount > 12 {
 				t.Errorf("the program on a group alone: %d runs, %+v", *p.RunCount, p.Shares)
 			}
 		case strings.HasPrefix(p.Attached[0], "cgroup:/split "):
@@ -195,7 +198,10 @@ exit $code`)
 		t.Errorf("got schema %q, partial %t, trials %+v", s.Schema, s.Partial, s.Trials)
 	}
 	const metric = "bpf_seconds_per_connection"
-	i := slices.IndexFunc(s.Estimates, func(e analysis.Estimate) bool { return e.Arm == "kernelmesh" && e.Metric == metric })
+	i := slices.IndexFunc(s.Estimates, func(e analysis.Estimate) bool {
+		return e.Arm == "kernelmesh" &&
+			e.Metric == metric
+	})
 	if i < 0 || s.Estimates[i].Value <= 0 {
 		t.Errorf("there is no %s of the data plane\nend of the console:\n%s", metric, tail(r.Console))
 	}
@@ -214,7 +220,8 @@ func TestUnprivileged(t *testing.T) {
 	grep -c "^tare: " /tmp/err
 done`)
 	if r.Output != "3\n1\n3\n1\n" {
-		t.Errorf("want exit code 3, one error and no other output of both; got\n%s\nend of the console:\n%s", r.Output, tail(r.Console))
+		t.Errorf("want exit code 3, one error and no other output of both; got\n%s\nend of the console:\n%s", r.Output,
+			tail(r.Console))
 	}
 	if strings.Contains(r.Console, "goroutine ") {
 		t.Errorf("no clear error:\n%s", tail(r.Console))

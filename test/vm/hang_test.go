@@ -26,7 +26,8 @@ func TestHang(t *testing.T) {
 			t.Errorf("%s: %q", c.name, why)
 		}
 	}
-	if said := ofKernel.ReplaceAllString("progress: 3 of 6\n"+complaint+"done\n"+strings.TrimSpace(complaint), ""); said != "progress: 3 of 6\ndone\n" {
+	if said := ofKernel.ReplaceAllString("progress: 3 of 6\n"+complaint+"done\n"+strings.TrimSpace(complaint),
+		""); said != "progress: 3 of 6\ndone\n" {
 		t.Errorf("without the kernel's lines: %q", said)
 	}
 }

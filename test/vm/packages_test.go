@@ -34,9 +34,11 @@ var kernelPackages = []struct {
 	patterns []string
 }{
 	{"subjects", 1, "", []string{
-		"./internal/tracing/exectrace/...", "./internal/tracing/tracer/...", "./internal/mesh/kernelmesh/...", "./internal/mesh/storebench/...",
+		"./internal/tracing/exectrace/...", "./internal/tracing/tracer/...", "./internal/mesh/kernelmesh/...",
+		"./internal/mesh/storebench/...",
 	}},
-	{"host", 2, "", []string{"./internal/scale/host/...", "./internal/tracing/exec", "./internal/tracing/execs", "./internal/scale/meter/...", "./internal/experiment/placement/..."}},
+	{"host", 2, "", []string{"./internal/scale/host/...", "./internal/tracing/exec", "./internal/tracing/execs",
+		"./internal/scale/meter/...", "./internal/experiment/placement/..."}},
 	{"stores", 2, "", []string{
 		"./internal/mesh/store/mapinmap", "./internal/mesh/store/sized", "./internal/mesh/store/snapshot",
 		"./internal/mesh/store/value",

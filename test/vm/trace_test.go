@@ -26,7 +26,8 @@ gates: {rate: 0, lag: 60s, drift: 1000, errors: 1, throttled: 1h}
 `
 	for _, mode := range []CgroupMode{V2} { // the hybrid of v1 and v2 is what most test machines are
 		t.Run(string(mode), func(t *testing.T) {
-			r := Run(t, Options{CgroupMode: mode, Files: map[string][]byte{"/traced.yaml": []byte(spec)}, Timeout: 6 * time.Minute},
+			r := Run(t, Options{CgroupMode: mode, Files: map[string][]byte{"/traced.yaml": []byte(spec)},
+				Timeout: 6 * time.Minute},
 				"tare run /traced.yaml --out /tmp/out >&2; cat /tmp/out/trials.jsonl")
 			ok(t, r)
 			arms := 0
@@ -50,10 +51,13 @@ gates: {rate: 0, lag: 60s, drift: 1000, errors: 1, throttled: 1h}
 					continue
 				}
 				if *e.Delivered != e.Counted || *e.Offset.Delivered != e.Offset.Counted || e.SaidLost == nil || *e.SaidLost != 0 {
-					t.Errorf("delivered are %d of %d, and %d of %d before", *e.Delivered, e.Counted, *e.Offset.Delivered, e.Offset.Counted)
+					t.Errorf("delivered are %d of %d, and %d of %d before", *e.Delivered, e.Counted, *e.Offset.Delivered,
+						e.Offset.Counted)
 				}
-				for _, m := range []string{"cpu_seconds_per_kiloevent", "agent_cpu_seconds_per_kiloevent", "bpf_seconds_per_kiloevent", "machine_cpu_seconds_per_kiloevent",
-					"load_cpu_seconds_per_kiloevent", "memory_peak_bytes", "memory_anon_bytes", "rss_bytes", "rss_peak_bytes", "map_bytes", "start_seconds"} {
+				for _, m := range []string{"cpu_seconds_per_kiloevent", "agent_cpu_seconds_per_kiloevent",
+					"bpf_seconds_per_kiloevent", "machine_cpu_seconds_per_kiloevent",
+					"load_cpu_seconds_per_kiloevent", "memory_peak_bytes", "memory_anon_bytes", "rss_bytes", "rss_peak_bytes",
+					"map_bytes", "start_seconds"} {
 					if tr.Metrics[m] <= 0 {
 						t.Errorf("%s is %g", m, tr.Metrics[m])
 					}

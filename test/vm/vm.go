@@ -214,7 +214,8 @@ func emulator(ctx context.Context, k *kit, o Options, dir, initramfs string) *ex
 	return exec.CommandContext(ctx, k.qemu,
 		// q35 and not microvm: it has an HPET. The TSC is calibrated while the machine boots, and wrong by any factor
 		// when this machine is busy then; the HPET is right always.
-		"-M", "q35", "-accel", "tcg,thread=single", "-cpu", "max", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-M", "q35", "-accel", "tcg,thread=single", "-cpu", "max", "-nodefaults", "-no-user-config", "-display", "none",
+		"-no-reboot",
 		"-smp", strconv.Itoa(o.CPUs), "-m", strconv.Itoa(o.MemoryMiB),
 		"-kernel", k.kernel, "-initrd", initramfs,
 		"-chardev", "file,id=console,path="+filepath.Join(dir, "console"), "-device", "isa-serial,chardev=console",

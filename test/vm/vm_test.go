@@ -30,7 +30,8 @@ func TestUnframe(t *testing.T) {
 
 func TestBoot(t *testing.T) {
 	t.Parallel()
-	r := Run(t, Options{Cmdline: "tare_marker=7", Files: map[string][]byte{"/opt/hello": []byte("#!/bin/sh\necho hello\n")}}, `
+	r := Run(t, Options{Cmdline: "tare_marker=7",
+		Files: map[string][]byte{"/opt/hello": []byte("#!/bin/sh\necho hello\n")}}, `
 uname -r
 cat /sys/devices/system/clocksource/clocksource0/current_clocksource
 nproc

@@ -187,7 +187,8 @@ func TestPolled(t *testing.T) {
 			ends[i]++
 		}
 	}}
-	p := start(t, `head -c 3000000 /dev/zero; head -c 2000000 /dev/zero >&2; printf end`, Options{Output: out, Linger: minute})
+	p := start(t, `head -c 3000000 /dev/zero; head -c 2000000 /dev/zero >&2; printf end`,
+		Options{Output: out, Linger: minute})
 	if err := p.Err(); err != nil {
 		t.Fatal(err)
 	}

@@ -35,10 +35,13 @@ type Agent struct {
 	now func() int64 // this machine's clock, ns; tests have another
 }
 
-// Runner runs one trial. It calls barrier when everything is set up, which gives the begin by this machine's
-// CLOCK_MONOTONIC in nanoseconds. Whatever happens, nothing of the trial is left when it returns. A record may come
-// with an error, of a trial that failed.
-type Runner func(ctx context.Context, job Job, barrier func(context.Context) (int64, error)) (record json.RawMessage, err error)
+// Barrier waits until every node has set up its part, and gives the begin by this machine's CLOCK_MONOTONIC in
+// nanoseconds.
+type Barrier = func(context.Context) (begin int64, err error)
+
+// Runner runs one trial. It calls the barrier when everything is set up. Whatever happens, nothing of the trial is left
+// when it returns. A record may come with an error, of a trial that failed.
+type Runner func(ctx context.Context, job Job, barrier Barrier) (record json.RawMessage, err error)
 
 // ErrAbandoned ends a trial that the coordinator does not wait for any more.
 var ErrAbandoned = errors.New("the coordinator has abandoned the trial")
@@ -74,12 +77,17 @@ func (a Agent) Join(ctx context.Context, run Runner) error {
 	if a.Said == nil {
 		a.Said = func(string) {}
 	}
-	dialer := &net.Dialer{Timeout: dialTimeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 3}}
+	dialer := &net.Dialer{Timeout: dialTimeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second,
+		Interval: time.Second, Count: 3}}
 	options := []grpc.DialOption{
-		grpc.WithTransportCredentials(pacedCredentials{credentials.NewTLS(config)}), grpc.WithNoProxy(), grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: dialTimeout}), // for the handshake too
-		grpc.WithDefaultCallOptions(grpc.ForceCodec(codec{}), grpc.MaxCallRecvMsgSize(maxFromCoordinator), grpc.MaxCallSendMsgSize(maxFromAgent)),
-		grpc.WithMaxHeaderListSize(16 << 10), grpc.WithStaticStreamWindowSize(maxShort), grpc.WithStaticConnWindowSize(maxShort),
+		grpc.WithTransportCredentials(pacedCredentials{credentials.NewTLS(config)}), grpc.WithNoProxy(),
+		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(),
+		// for the handshake too
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: dialTimeout}),
+		grpc.WithDefaultCallOptions(grpc.ForceCodec(codec{}), grpc.MaxCallRecvMsgSize(maxFromCoordinator),
+			grpc.MaxCallSendMsgSize(maxFromAgent)),
+		grpc.WithMaxHeaderListSize(16 << 10), grpc.WithStaticStreamWindowSize(maxShort),
+		grpc.WithStaticConnWindowSize(maxShort),
 		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 			return dialer.DialContext(ctx, "tcp", address)
 		}),
@@ -100,7 +108,9 @@ func (a Agent) Join(ctx context.Context, run Runner) error {
 			since, pause = time.Now(), joinPause
 		}
 		if time.Since(since) > a.Patience {
-			return fault.Wrap(words(err), fault.Machine, a.Address, "see whether 'tare run' is waiting for nodes there, and whether a firewall is between", "the coordinator could not be reached for %v", a.Patience)
+			return fault.Wrap(words(err), fault.Machine, a.Address,
+				"see whether 'tare run' is waiting for nodes there, and whether a firewall is between",
+				"the coordinator could not be reached for %v", a.Patience)
 		}
 		select {
 		case <-time.After(pause):
@@ -257,7 +267,8 @@ func (s *session) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 			}
 		}
 	}
-	cancel(fmt.Errorf("%w: it has said nothing for %v", errLost, time.Duration(pace.Now()-heard).Round(100*time.Millisecond)))
+	cancel(fmt.Errorf("%w: it has said nothing for %v", errLost,
+		time.Duration(pace.Now()-heard).Round(100*time.Millisecond)))
 }
 
 // handle does what the coordinator says. received is when it came.
@@ -269,7 +280,8 @@ func (s *session) handle(ctx context.Context, m *message, received int64) error 
 		s.abandon(ErrAbandoned) // there is none, but for a coordinator that has given it up
 		s.start(ctx, *m.Prepare)
 	case m.Begin != nil && s.trial != nil && s.trial.id == m.Begin.ID:
-		if lead := m.Begin.At - s.a.now(); m.Begin.At < -farthest || m.Begin.At > farthest || lead > int64(maxLead) || m.Begin.Quiet < 0 {
+		if lead := m.Begin.At - s.a.now(); m.Begin.At < -farthest || m.Begin.At > farthest || lead > int64(maxLead) ||
+			m.Begin.Quiet < 0 {
 			s.trial.cancel(fmt.Errorf("the coordinator announced a begin that cannot be: in %v", time.Duration(lead)))
 			return nil
 		}

@@ -37,7 +37,8 @@ func (r reading) check() error {
 	}
 	answering, elapsed := r.Sent-r.Received, r.got-r.Ping.Sent
 	if answering < 0 || answering > elapsed+elapsed/1000+1000 {
-		return fmt.Errorf("it says that it took %v to answer, and the answer came after %v", time.Duration(answering), time.Duration(elapsed))
+		return fmt.Errorf("it says that it took %v to answer, and the answer came after %v", time.Duration(answering),
+			time.Duration(elapsed))
 	}
 	return nil
 }
@@ -48,12 +49,14 @@ func (r reading) roundTrip() int64 { return (r.got - r.Ping.Sent) - (r.Sent - r.
 // Offset is how far a node's clock is ahead of the coordinator's.
 type Offset struct {
 	Ahead time.Duration
-	Error time.Duration // the true value is no further from Ahead than this: half of the round trip, were one way to take all of it
+	// the true value is no further from Ahead than this: half of the round trip, were one way to take all of it
+	Error time.Duration
 }
 
 // offset is that of RFC 5905, section 8: exact where both ways take as long.
 func (r reading) offset() Offset {
-	return Offset{Ahead: time.Duration(((r.Received - r.Ping.Sent) + (r.Sent - r.got)) / 2), Error: time.Duration(max(r.roundTrip()+1, 0) / 2)}
+	return Offset{Ahead: time.Duration(((r.Received - r.Ping.Sent) + (r.Sent - r.got)) / 2),
+		Error: time.Duration(max(r.roundTrip()+1, 0) / 2)}
 }
 
 // best is the offset by the reading with the least round trip, which has waited the least in queues and whose error is

@@ -73,7 +73,8 @@ func (g *ground) agent(name string) Agent {
 	if err != nil {
 		g.t.Fatal(err)
 	}
-	return Agent{Hello: Hello{Node: record.Node{Name: name}, Version: build}, Address: g.address, Credentials: c, Patience: 10 * time.Second}
+	return Agent{Hello: Hello{Node: record.Node{Name: name}, Version: build}, Address: g.address, Credentials: c,
+		Patience: 10 * time.Second}
 }
 
 // join has an agent join, and gives a function that kills it, and what Join returns.
@@ -96,7 +97,7 @@ const trialLength = 10 * time.Millisecond
 
 // goodBy is good at a node whose clock is so far ahead.
 func goodBy(ahead time.Duration) Runner {
-	return func(ctx context.Context, _ Job, barrier func(context.Context) (int64, error)) (json.RawMessage, error) {
+	return func(ctx context.Context, _ Job, barrier Barrier) (json.RawMessage, error) {
 		at, err := barrier(ctx)
 		if err != nil {
 			return nil, err
@@ -145,7 +146,8 @@ func TestRun(t *testing.T) {
 	}
 	for range 3 {
 		before, begun := pace.Now(), int64(0)
-		outcomes := g.Run(context.Background(), []string{"c", "a", "b"}, Share{CPUs: 0.5}, json.RawMessage(`{}`), time.Millisecond, 0, func(at int64) { begun = at })
+		outcomes := g.Run(context.Background(), []string{"c", "a", "b"}, Share{CPUs: 0.5}, json.RawMessage(`{}`),
+			time.Millisecond, 0, func(at int64) { begun = at })
 		if begun <= before {
 			t.Errorf("announced %d ns, and the begin is %d", before, begun)
 		}
@@ -183,7 +185,7 @@ func TestFailures(t *testing.T) {
 			}
 		}, "it went away: it"},
 		{"dies in mid-run", func(kill func()) Runner {
-			return func(ctx context.Context, _ Job, barrier func(context.Context) (int64, error)) (json.RawMessage, error) {
+			return func(ctx context.Context, _ Job, barrier Barrier) (json.RawMessage, error) {
 				_, _ = barrier(ctx)
 				kill()
 				<-ctx.Done()
@@ -191,7 +193,7 @@ func TestFailures(t *testing.T) {
 			}
 		}, "it went away: it"},
 		{"is told to end", func(kill func()) Runner {
-			return func(ctx context.Context, _ Job, barrier func(context.Context) (int64, error)) (json.RawMessage, error) {
+			return func(ctx context.Context, _ Job, barrier Barrier) (json.RawMessage, error) {
 				return nil, context.Canceled
 			}
 		}, "the agent was told to end"},
@@ -201,13 +203,13 @@ func TestFailures(t *testing.T) {
 			}
 		}, "no space left"},
 		{"fails in mid-run, with a record", func(func()) Runner {
-			return func(ctx context.Context, _ Job, barrier func(context.Context) (int64, error)) (json.RawMessage, error) {
+			return func(ctx context.Context, _ Job, barrier Barrier) (json.RawMessage, error) {
 				_, _ = barrier(ctx)
 				return json.RawMessage(`{"half":true}`), errDisk
 			}
 		}, "no space left"},
 		{"sends nothing", func(func()) Runner {
-			return func(ctx context.Context, _ Job, barrier func(context.Context) (int64, error)) (json.RawMessage, error) {
+			return func(ctx context.Context, _ Job, barrier Barrier) (json.RawMessage, error) {
 				_, err := barrier(ctx)
 				return nil, err
 			}
@@ -224,7 +226,7 @@ func TestFailures(t *testing.T) {
 			}
 		}, "it did not set the trial up within"},
 		{"hangs in mid-run", func(func()) Runner {
-			return func(ctx context.Context, _ Job, barrier func(context.Context) (int64, error)) (json.RawMessage, error) {
+			return func(ctx context.Context, _ Job, barrier Barrier) (json.RawMessage, error) {
 				_, _ = barrier(ctx)
 				<-ctx.Done()
 				return nil, context.Cause(ctx)
@@ -260,7 +262,8 @@ func TestNobody(t *testing.T) {
 	if len(outcomes) != 1 || outcomes[0].Failed == nil || !strings.Contains(outcomes[0].Failed.Error(), "never joined") {
 		t.Errorf("%+v", outcomes)
 	}
-	if _, err := g.Wait(context.Background(), 1, 10*time.Millisecond, func(int) {}); fault.CodeOf(err) != fault.Machine || !strings.Contains(err.Error(), "0 of 1 nodes have joined") {
+	if _, err := g.Wait(context.Background(), 1, 10*time.Millisecond, func(int) {}); fault.CodeOf(err) != fault.Machine ||
+		!strings.Contains(err.Error(), "0 of 1 nodes have joined") {
 		t.Errorf("waiting for nobody: %v", err)
 	}
 }
@@ -272,7 +275,8 @@ func (g *ground) rawAgent(name string) grpc.ClientStream {
 	if err != nil {
 		g.t.Fatal(err)
 	}
-	cc, err := grpc.NewClient("passthrough:///"+g.address, grpc.WithTransportCredentials(credentials.NewTLS(config)), grpc.WithDefaultCallOptions(grpc.ForceCodec(rawCodec{})))
+	cc, err := grpc.NewClient("passthrough:///"+g.address, grpc.WithTransportCredentials(credentials.NewTLS(config)),
+		grpc.WithDefaultCallOptions(grpc.ForceCodec(rawCodec{})))
 	if err != nil {
 		g.t.Fatal(err)
 	}
@@ -297,9 +301,11 @@ func TestWrongWords(t *testing.T) {
 		{"a record before the end", `{"record":{"id":1,"record":{}}}`, "it sent its record before the trial was over"},
 		{"two messages in one", `{"record":{"id":1,"record":{}},"pong":{}}`, "and other messages in one"},
 		{"an answer to no question", `{"pong":{"ping":{"number":77}}}`, "it answers a question that it was not asked"},
-		{"a long short message", `{"prepared":{"id":1},"x":"` + strings.Repeat("x", maxShort) + `"}`, "bytes, and 65536 are allowed"},
+		{"a long short message", `{"prepared":{"id":1},"x":"` + strings.Repeat("x", maxShort) + `"}`,
+			"bytes, and 65536 are allowed"},
 		{"a record without end", strings.Repeat(" ", maxFromAgent) + `{}`, "larger than max"},
-		{"a record of another trial", `{"record":{"id":7,"record":{}}}`, "it sent the record of trial 7 in the middle of trial 1"},
+		{"a record of another trial", `{"record":{"id":7,"record":{}}}`,
+			"it sent the record of trial 7 in the middle of trial 1"},
 		{"prepared twice", `{"prepared":{"id":1}}`, "it sent that trial 1 is prepared in the middle of trial 1"},
 		{"a second hello", hello, "it sent a hello in the middle"},
 		{"nothing", `{}`, "it sent an empty message"},
@@ -323,7 +329,8 @@ func TestWrongWords(t *testing.T) {
 					}
 					switch {
 					case m.Ping != nil:
-						_ = s.SendMsg(fmt.Sprintf(`{"pong":{"ping":{"number":%d,"sent_ns":%d},"received_ns":1,"sent_ns":2}}`, m.Ping.Number, m.Ping.Sent))
+						_ = s.SendMsg(fmt.Sprintf(`{"pong":{"ping":{"number":%d,"sent_ns":%d},"received_ns":1,"sent_ns":2}}`,
+							m.Ping.Number, m.Ping.Sent))
 					case m.Prepare != nil:
 						_ = s.SendMsg(`{"prepared":{"id":1}}`)
 					case m.Begin != nil:
@@ -344,7 +351,8 @@ func TestFlood(t *testing.T) {
 	_ = s.SendMsg(`{"hello":{"name":"b","version":"` + build + `"}}`)
 	for s.SendMsg(`{"prepared":{"id":1}}`) == nil {
 	}
-	if err := s.RecvMsg(new(message)); err == nil || !strings.Contains(words(drained(s, err)).Error(), "says more than it is asked") {
+	if err := s.RecvMsg(new(message)); err == nil ||
+		!strings.Contains(words(drained(s, err)).Error(), "says more than it is asked") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -370,9 +378,12 @@ func TestRefused(t *testing.T) {
 		change func(*Agent)
 		want   string
 	}{
-		{"another build", func(a *Agent) { a.Hello.Version = "2.0" }, "the agent is of tare 2.0, and the run of tare " + build},
-		{"another name", func(a *Agent) { a.Hello.Name = "z" }, `the certificate is for a node "b", and the agent calls itself "z"`},
-		{"another authority", func(a *Agent) { a.Credentials, _ = stranger.Node("b") }, "certificate signed by unknown authority"},
+		{"another build", func(a *Agent) { a.Hello.Version = "2.0" },
+			"the agent is of tare 2.0, and the run of tare " + build},
+		{"another name", func(a *Agent) { a.Hello.Name = "z" },
+			`the certificate is for a node "b", and the agent calls itself "z"`},
+		{"another authority", func(a *Agent) { a.Credentials, _ = stranger.Node("b") },
+			"certificate signed by unknown authority"},
 		{"a stranger who knows the authority", func(a *Agent) {
 			other, _ := stranger.Node("b")
 			a.Credentials.Certificate, a.Credentials.Key = other.Certificate, other.Key
@@ -409,7 +420,8 @@ func TestFalseCoordinator(t *testing.T) {
 	}
 	a := g.agent("a")
 	a.Address = at.String()
-	if err := a.Join(context.Background(), good); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "x509: ") {
+	if err := a.Join(context.Background(), good); fault.CodeOf(err) != fault.Usage ||
+		!strings.Contains(err.Error(), "x509: ") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -548,7 +560,8 @@ func TestStrangerBytes(t *testing.T) {
 func TestGarbage(t *testing.T) {
 	g := newGround(t, Options{})
 	g.join(g.agent("a"), good)
-	for _, says := range []string{"", "GET / HTTP/1.1\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", strings.Repeat("\x16\x03\x01\xff\xff", 10_000), strings.Repeat("x", 1<<20)} {
+	for _, says := range []string{"", "GET / HTTP/1.1\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+		strings.Repeat("\x16\x03\x01\xff\xff", 10_000), strings.Repeat("x", 1<<20)} {
 		c, err := net.Dial("tcp", g.address)
 		if err != nil {
 			t.Fatal(err)
@@ -566,7 +579,8 @@ func TestSecondOfAName(t *testing.T) {
 	kill, ended := g.join(g.agent("a"), good)
 	second := g.agent("a")
 	second.Patience = time.Nanosecond
-	if err := second.Join(context.Background(), good); fault.CodeOf(err) != fault.Machine || !strings.Contains(err.Error(), "a node a is there already") {
+	if err := second.Join(context.Background(), good); fault.CodeOf(err) != fault.Machine ||
+		!strings.Contains(err.Error(), "a node a is there already") {
 		t.Errorf("a second one: %v", err)
 	}
 	kill()
@@ -665,7 +679,7 @@ func TestPartition(t *testing.T) {
 	b := g.agent("b")
 	b.Address, b.Silence, b.Patience = p.address, silence, silence
 	lost := make(chan error, 1)
-	_, ended := g.join(b, func(ctx context.Context, _ Job, barrier func(context.Context) (int64, error)) (json.RawMessage, error) {
+	_, ended := g.join(b, func(ctx context.Context, _ Job, barrier Barrier) (json.RawMessage, error) {
 		_, err := barrier(ctx)
 		if err == nil {
 			close(p.cut)
@@ -702,7 +716,7 @@ func TestInterrupted(t *testing.T) {
 	var down sync.WaitGroup
 	for _, name := range []string{"a", "b"} {
 		down.Add(1)
-		g.join(g.agent(name), func(ctx context.Context, _ Job, barrier func(context.Context) (int64, error)) (json.RawMessage, error) {
+		g.join(g.agent(name), func(ctx context.Context, _ Job, barrier Barrier) (json.RawMessage, error) {
 			defer down.Done()
 			if _, err := barrier(ctx); err != nil {
 				return nil, err

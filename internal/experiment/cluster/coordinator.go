@@ -85,12 +85,16 @@ func NewCoordinator(o Options) (*Coordinator, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Coordinator{o: o.withDefaults(), nodes: map[string]*node{}, lost: map[string]error{}, changed: make(chan struct{}), door: newDoor()}
-	c.server = grpc.NewServer(grpc.Creds(doorCredentials{credentials.NewTLS(config), c.door}), grpc.ForceServerCodec(codec{clean: true}),
+	c := &Coordinator{o: o.withDefaults(), nodes: map[string]*node{}, lost: map[string]error{},
+		changed: make(chan struct{}), door: newDoor()}
+	c.server = grpc.NewServer(grpc.Creds(doorCredentials{credentials.NewTLS(config), c.door}),
+		grpc.ForceServerCodec(codec{clean: true}),
 		grpc.MaxRecvMsgSize(maxFromAgent), grpc.StaticStreamWindowSize(maxShort), grpc.StaticConnWindowSize(maxShort),
-		grpc.ConnectionTimeout(helloTimeout), grpc.MaxConcurrentStreams(1), grpc.MaxHeaderListSize(16<<10), grpc.WaitForHandlers(true),
+		grpc.ConnectionTimeout(helloTimeout), grpc.MaxConcurrentStreams(1), grpc.MaxHeaderListSize(16<<10),
+		grpc.WaitForHandlers(true),
 		// For connections that have no agent behind them.
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second, MaxConnectionIdle: idleTimeout}))
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second,
+			MaxConnectionIdle: idleTimeout}))
 	c.server.RegisterService(&service, c)
 	return c, nil
 }
@@ -102,7 +106,8 @@ func (c *Coordinator) Listen(address string) (net.Addr, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nodes cannot join: %w", err)
 	}
-	c.wg.Go(func() { _ = c.server.Serve(c.door.at(l)) }) // it ends with the server, or its interface, and agents that cannot join show
+	// it ends with the server, or its interface, and agents that cannot join show
+	c.wg.Go(func() { _ = c.server.Serve(c.door.at(l)) })
 	return l.Addr(), nil
 }
 
@@ -143,15 +148,18 @@ func hellos(nodes map[string]*node) []Hello {
 // Wait waits until count agents are there, at most for timeout, and gives that many, in order of name, as they were
 // then; joined is called whenever their number changes. The error is of code fault.Machine and names those that are
 // there.
-func (c *Coordinator) Wait(ctx context.Context, count int, timeout time.Duration, joined func(int)) (there []Hello, err error) {
+func (c *Coordinator) Wait(ctx context.Context, count int, timeout time.Duration,
+	joined func(int)) (there []Hello, err error) {
 	err = c.wait(ctx, timeout, func(nodes map[string]*node) error {
 		joined(len(nodes))
 		if len(nodes) >= count {
 			there = hellos(nodes)[:count]
 			return nil
 		}
-		return fault.New(fault.Machine, "", "see what 'tare node' says there, whether the address can be reached, and whether the keys are of one authority",
-			"%d of %d nodes have joined within %v: %s", len(nodes), count, timeout, cmp.Or(strings.Join(slices.Sorted(maps.Keys(nodes)), ", "), "none"))
+		return fault.New(fault.Machine, "", "see what 'tare node' says there, whether the address can be reached, and "+
+			"whether the keys are of one authority",
+			"%d of %d nodes have joined within %v: %s", len(nodes), count, timeout,
+			cmp.Or(strings.Join(slices.Sorted(maps.Keys(nodes)), ", "), "none"))
 	})
 	return there, err
 }
@@ -254,9 +262,11 @@ func (c *Coordinator) admit(name string, n *node) error {
 	defer c.mu.Unlock()
 	switch {
 	case name != n.hello.Name:
-		return status.Errorf(codes.PermissionDenied, "the certificate is for a node %q, and the agent calls itself %q", name, clip(n.hello.Name))
+		return status.Errorf(codes.PermissionDenied, "the certificate is for a node %q, and the agent calls itself %q", name,
+			clip(n.hello.Name))
 	case n.hello.Version != c.o.Version:
-		return status.Errorf(codes.FailedPrecondition, "the agent is of tare %s, and the run of tare %s: both must be the same build", clip(n.hello.Version), c.o.Version)
+		return status.Errorf(codes.FailedPrecondition,
+			"the agent is of tare %s, and the run of tare %s: both must be the same build", clip(n.hello.Version), c.o.Version)
 	case c.closing:
 		return status.Error(codes.FailedPrecondition, "the run is over")
 	case len(c.nodes) >= MaxNodes:
@@ -300,7 +310,8 @@ type Outcome struct {
 // as far as the begin, do not keep the others. When all that can be prepared are, begun is called with the time of the
 // begin by this machine's CLOCK_MONOTONIC (nanoseconds); it may take as long as the trial. It is not called when no
 // node is prepared. When the context ends, trials under way are abandoned.
-func (c *Coordinator) Run(ctx context.Context, names []string, share Share, data json.RawMessage, length, tail time.Duration, begun func(at int64)) []Outcome {
+func (c *Coordinator) Run(ctx context.Context, names []string, share Share, data json.RawMessage, length,
+	tail time.Duration, begun func(at int64)) []Outcome {
 	c.trials++
 	job := Job{ID: c.trials, Share: share, Data: data}
 	parts := make([]*part, len(names))

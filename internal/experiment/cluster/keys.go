@@ -70,7 +70,8 @@ func NewAuthority(life time.Duration) (*Authority, error) {
 func newAuthority(key *ecdsa.PrivateKey, life time.Duration) (*Authority, error) {
 	now := time.Now()
 	template := &x509.Certificate{
-		Subject: pkix.Name{CommonName: "tare " + authorityName}, NotBefore: now.Add(-clockSkew), NotAfter: now.Add(life), IsCA: true, BasicConstraintsValid: true,
+		Subject: pkix.Name{CommonName: "tare " + authorityName}, NotBefore: now.Add(-clockSkew), NotAfter: now.Add(life),
+		IsCA: true, BasicConstraintsValid: true,
 		MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	a := &Authority{certificate: template, key: key}
@@ -120,14 +121,16 @@ func (a *Authority) issue(name string, use x509.ExtKeyUsage) (Credentials, error
 
 func (a *Authority) issueFor(key *ecdsa.PrivateKey, name string, use x509.ExtKeyUsage) (Credentials, error) {
 	der, err := a.sign(&x509.Certificate{
-		Subject: pkix.Name{CommonName: name}, DNSNames: []string{name}, NotBefore: a.certificate.NotBefore, NotAfter: a.certificate.NotAfter,
+		Subject: pkix.Name{CommonName: name}, DNSNames: []string{name}, NotBefore: a.certificate.NotBefore,
+		NotAfter: a.certificate.NotAfter,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{use}, BasicConstraintsValid: true,
 	}, key)
 	if err != nil {
 		return Credentials{}, err
 	}
 	text, err := keyPEM(key)
-	return Credentials{Authority: a.pem, Certificate: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), Key: text}, err
+	return Credentials{Authority: a.pem, Certificate: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		Key: text}, err
 }
 
 func keyPEM(key *ecdsa.PrivateKey) ([]byte, error) {
@@ -142,7 +145,8 @@ func keyPEM(key *ecdsa.PrivateKey) ([]byte, error) {
 func (c Credentials) config() (*tls.Config, *x509.CertPool, error) {
 	pair, err := tls.X509KeyPair(c.Certificate, c.Key)
 	if err != nil {
-		return nil, nil, fault.Wrap(err, fault.Usage, "", "'tare node keys' makes a pair", "the certificate and the key cannot be used")
+		return nil, nil, fault.Wrap(err, fault.Usage, "", "'tare node keys' makes a pair",
+			"the certificate and the key cannot be used")
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(c.Authority) {
@@ -158,7 +162,8 @@ func (c Credentials) config() (*tls.Config, *x509.CertPool, error) {
 const warnBefore = 30 * 24 * time.Hour
 
 // renewHint is what to do about certificates that end.
-const renewHint = "renew all certificates with 'tare node keys --dir DIR --renew' where the authority's key is, and copy " +
+const renewHint = "renew all certificates with 'tare node keys --dir DIR --renew' where the authority's key " +
+	"is, and copy " +
 	"authority.pem and each node's own to the nodes; keys stay as they are"
 
 // Expires gives a warning where a certificate ends soon, by what the time is now. The error is of code fault.Usage, of
@@ -181,7 +186,8 @@ func (c Credentials) Expires(now time.Time) (warning string, err error) {
 			return "", fault.New(fault.Usage, name, "set this machine's clock, or renew the certificates where it is right",
 				"the certificate is not valid before %s", certificate.NotBefore.UTC().Format(time.RFC3339))
 		case left < min(warnBefore, certificate.NotAfter.Sub(certificate.NotBefore)/2) && warning == "":
-			warning = fmt.Sprintf("the certificate of %s expires on %s, in %d days; %s", name, day, int(left.Hours()/24), renewHint)
+			warning = fmt.Sprintf("the certificate of %s expires on %s, in %d days; %s", name, day, int(left.Hours()/24),
+				renewHint)
 		}
 	}
 	return warning, nil
@@ -253,7 +259,8 @@ func MakeKeys(dir string, nodes []string) (wrote []string, err error) {
 			return nil, fault.New(fault.Usage, n, "name it once", "the node is named twice")
 		}
 		if _, err := os.Lstat(filepath.Join(dir, n+certificateFile)); err == nil {
-			return nil, fault.New(fault.Usage, filepath.Join(dir, n+certificateFile), "remove it and its key for new ones, or --renew it", "the node has a certificate already")
+			return nil, fault.New(fault.Usage, filepath.Join(dir, n+certificateFile),
+				"remove it and its key for new ones, or --renew it", "the node has a certificate already")
 		}
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -273,7 +280,8 @@ func MakeKeys(dir string, nodes []string) (wrote []string, err error) {
 func RenewKeys(dir string) (wrote []string, err error) {
 	k, err := openKeys(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fault.Wrap(errors.Unwrap(err), fault.Usage, dir, "name the directory of 'tare node keys'", "there are no keys")
+		return nil, fault.Wrap(errors.Unwrap(err), fault.Usage, dir, "name the directory of 'tare node keys'",
+			"there are no keys")
 	}
 	if err != nil {
 		return nil, err
@@ -284,7 +292,8 @@ func RenewKeys(dir string) (wrote []string, err error) {
 		return nil, err
 	}
 	if key == nil {
-		return nil, fault.New(fault.Usage, filepath.Join(dir, authorityName+keyFile), authorityHint, "the authority's key cannot be read")
+		return nil, fault.New(fault.Usage, filepath.Join(dir, authorityName+keyFile), authorityHint,
+			"the authority's key cannot be read")
 	}
 	a, err := newAuthority(key, k.life)
 	if err != nil {
@@ -329,7 +338,8 @@ func openKeys(dir string) (*keysDir, error) {
 	}
 	if err != nil {
 		root.Close()
-		return nil, fault.Wrap(err, fault.Usage, dir, "name a directory of your own that nobody else can write (chmod go-w)", "keys cannot be kept here")
+		return nil, fault.Wrap(err, fault.Usage, dir, "name a directory of your own that nobody else can write (chmod go-w)",
+			"keys cannot be kept here")
 	}
 	return &keysDir{path: dir, root: root, life: keysLife, stop: func() bool { return false }}, nil
 }
@@ -481,11 +491,13 @@ func readAuthority(dir string) (*Authority, error) {
 	}
 	pair, err := tls.X509KeyPair(text, keyText)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Usage, files+certificateFile, "name another directory for new ones", "the authority's certificate and key cannot be used")
+		return nil, fault.Wrap(err, fault.Usage, files+certificateFile, "name another directory for new ones",
+			"the authority's certificate and key cannot be used")
 	}
 	key, ok := pair.PrivateKey.(*ecdsa.PrivateKey)
 	if !ok || !pair.Leaf.IsCA {
-		return nil, fault.New(fault.Usage, files+certificateFile, "name another directory for new ones", "this is not an authority of 'tare node keys'")
+		return nil, fault.New(fault.Usage, files+certificateFile, "name another directory for new ones",
+			"this is not an authority of 'tare node keys'")
 	}
 	if _, err := (Credentials{Authority: text}).Expires(time.Now()); err != nil {
 		return nil, err
@@ -525,5 +537,6 @@ func ReadCredentials(authority, certificate, key string) (c Credentials, err err
 // ReadCoordinator reads the coordinator's credentials from a directory of MakeKeys.
 func ReadCoordinator(dir string) (Credentials, error) {
 	at := func(file string) string { return filepath.Join(dir, file) }
-	return ReadCredentials(at(authorityName+certificateFile), at(coordinatorName+certificateFile), at(coordinatorName+keyFile))
+	return ReadCredentials(at(authorityName+certificateFile), at(coordinatorName+certificateFile),
+		at(coordinatorName+keyFile))
 }

@@ -27,7 +27,8 @@ func TestMakeKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := []string{"a.key", "a.pem", "authority.key", "authority.pem", "b.key", "b.pem", "coordinator.key", "coordinator.pem"}; !slices.Equal(wrote, want) {
+	if want := []string{"a.key", "a.pem", "authority.key", "authority.pem", "b.key", "b.pem", "coordinator.key",
+		"coordinator.pem"}; !slices.Equal(wrote, want) {
 		t.Errorf("wrote %v", wrote)
 	}
 	if wrote, err := MakeKeys(dir, []string{"c"}); err != nil || !slices.Equal(wrote, []string{"c.key", "c.pem"}) {
@@ -52,14 +53,16 @@ func TestMakeKeys(t *testing.T) {
 		{"taken", []string{"coordinator"}, "is taken"},
 		{"taken too", []string{"authority"}, "is taken"},
 	} {
-		if wrote, err := MakeKeys(dir, c.nodes); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), c.want) || len(wrote) > 0 {
+		if wrote, err := MakeKeys(dir, c.nodes); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), c.want) ||
+			len(wrote) > 0 {
 			t.Errorf("%s: wrote %v, %v", c.name, wrote, err)
 		}
 	}
 	if err := os.Remove(filepath.Join(dir, "authority.key")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := MakeKeys(dir, []string{"e"}); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "authority's key cannot be read") {
+	if _, err := MakeKeys(dir, []string{"e"}); fault.CodeOf(err) != fault.Usage ||
+		!strings.Contains(err.Error(), "authority's key cannot be read") {
 		t.Errorf("without the authority's key: %v", err)
 	}
 
@@ -83,7 +86,8 @@ func TestMakeKeys(t *testing.T) {
 			t.Fatal(err)
 		}
 		go func() {
-			ended <- Agent{Hello: Hello{Node: record.Node{Name: name}, Version: build}, Address: at.String(), Credentials: credentials}.Join(context.Background(), good)
+			ended <- Agent{Hello: Hello{Node: record.Node{Name: name}, Version: build}, Address: at.String(),
+				Credentials: credentials}.Join(context.Background(), good)
 		}()
 	}
 	if _, err := c.Wait(context.Background(), 2, time.Minute, func(int) {}); err != nil {
@@ -192,7 +196,8 @@ func TestKeysThroughLinks(t *testing.T) {
 			t.Errorf("outside, there is %q", text)
 		}
 	}
-	if err := errors.Join(os.Remove(filepath.Join(dir, "a.pem")), os.Symlink(outside, filepath.Join(dir, "a.pem"))); err != nil {
+	if err := errors.Join(os.Remove(filepath.Join(dir, "a.pem")),
+		os.Symlink(outside, filepath.Join(dir, "a.pem"))); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := RenewKeys(dir); err != nil {
@@ -235,11 +240,13 @@ func TestRenew(t *testing.T) {
 		return c
 	}
 	old := map[string]Credentials{"a": read("a"), "coordinator": read("coordinator")}
-	for hours, want := range map[int][2]string{0: {}, 20: {"in 0 days; renew all certificates with 'tare node keys --dir DIR --renew'"},
+	for hours, want := range map[int][2]string{0: {},
+		20: {"in 0 days; renew all certificates with 'tare node keys --dir DIR --renew'"},
 		25: {"", "the certificate expired on"}, -3: {"", "the certificate is not valid before"}} {
 		warning, err := old["a"].Expires(time.Now().Add(time.Duration(hours) * time.Hour))
 		if want[0] == "" != (warning == "") || !strings.Contains(warning, want[0]) || (err == nil) != (want[1] == "") ||
-			err != nil && (!strings.Contains(err.Error(), want[1]) || fault.CodeOf(err) != fault.Usage || !strings.Contains(fault.HintOf(err), "renew")) {
+			err != nil && (!strings.Contains(err.Error(), want[1]) || fault.CodeOf(err) != fault.Usage ||
+				!strings.Contains(fault.HintOf(err), "renew")) {
 			t.Errorf("after %d hours: %q, %v", hours, warning, err)
 		}
 	}
@@ -266,7 +273,8 @@ func TestRenew(t *testing.T) {
 		}
 		ended := make(chan error, 1)
 		go func() {
-			ended <- Agent{Hello: Hello{Node: record.Node{Name: "a"}, Version: build}, Address: at.String(), Credentials: pair[1], Patience: time.Minute}.Join(context.Background(), good)
+			ended <- Agent{Hello: Hello{Node: record.Node{Name: "a"}, Version: build}, Address: at.String(),
+				Credentials: pair[1], Patience: time.Minute}.Join(context.Background(), good)
 		}()
 		if _, err := c.Wait(context.Background(), 1, time.Minute, func(int) {}); err != nil {
 			t.Error(err)
@@ -302,8 +310,10 @@ func TestExpired(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = NewCoordinator(Options{Version: build, Credentials: coordinator})
-	for _, err := range []error{err, (Agent{Hello: Hello{Node: record.Node{Name: "a"}}, Address: "127.0.0.1:1", Credentials: node}).Join(t.Context(), good)} {
-		if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "the certificate expired on") || !strings.Contains(fault.HintOf(err), "--renew") {
+	for _, err := range []error{err, (Agent{Hello: Hello{Node: record.Node{Name: "a"}}, Address: "127.0.0.1:1",
+		Credentials: node}).Join(t.Context(), good)} {
+		if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "the certificate expired on") ||
+			!strings.Contains(fault.HintOf(err), "--renew") {
 			t.Errorf("got %v (%s)", err, fault.HintOf(err))
 		}
 	}

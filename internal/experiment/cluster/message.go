@@ -85,9 +85,10 @@ type trialID struct {
 }
 
 type begin struct {
-	ID    uint64 `json:"id"`
-	At    int64  `json:"at_ns"`    // CLOCK_MONOTONIC of the agent's machine
-	Quiet int64  `json:"quiet_ns"` // from then on, nobody asks anybody anything: asking costs CPU time, and now it is being measured
+	ID uint64 `json:"id"`
+	At int64  `json:"at_ns"` // CLOCK_MONOTONIC of the agent's machine
+	// from then on, nobody asks anybody anything: asking costs CPU time, and now it is being measured
+	Quiet int64 `json:"quiet_ns"`
 }
 
 // result is what came of a trial: a record, or why there is none.
@@ -106,13 +107,16 @@ const (
 	joinMethod  = "/" + serviceName + "/" + joinName
 )
 
-var joinStream = grpc.StreamDesc{StreamName: joinName, Handler: func(srv any, s grpc.ServerStream) error { return srv.(joiner).join(s) }, ServerStreams: true, ClientStreams: true}
+var joinStream = grpc.StreamDesc{StreamName: joinName,
+	Handler: func(srv any, s grpc.ServerStream) error { return srv.(joiner).join(s) }, ServerStreams: true,
+	ClientStreams: true}
 
 type joiner interface {
 	join(grpc.ServerStream) error
 }
 
-var service = grpc.ServiceDesc{ServiceName: serviceName, HandlerType: (*joiner)(nil), Streams: []grpc.StreamDesc{joinStream}}
+var service = grpc.ServiceDesc{ServiceName: serviceName, HandlerType: (*joiner)(nil),
+	Streams: []grpc.StreamDesc{joinStream}}
 
 // The longest messages that are taken, in bytes. Records of a trial have some 100 KB, all others a few hundred bytes. A
 // spec has at most 1 MiB.
@@ -146,7 +150,8 @@ func (c codec) Unmarshal(data []byte, v any) error {
 // check says what is wrong with a message of so many bytes.
 func (m *message) check(length int) error {
 	set := 0
-	for _, is := range []bool{m.Hello != nil, m.Ping != nil, m.Pong != nil, m.Prepare != nil, m.Prepared != nil, m.Begin != nil,
+	for _, is := range []bool{m.Hello != nil, m.Ping != nil, m.Pong != nil, m.Prepare != nil, m.Prepared != nil,
+		m.Begin != nil,
 		m.Record != nil, m.Abandon != nil, m.Bye != nil} {
 		if is {
 			set++

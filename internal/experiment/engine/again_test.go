@@ -32,7 +32,8 @@ func newMade(t *testing.T, s *spec.Spec, blocks int, result func(record.Trial) r
 	m := &made{t: t, clock: time.Unix(1_000_000, 0)}
 	first := *s
 	first.Blocks = blocks
-	run := record.Run{Schema: record.RunSchema, Experiment: s.Name, Seed: 1, Blocks: blocks, Plan: Plan(&first, 1), Until: s.Until.Seconds()}
+	run := record.Run{Schema: record.RunSchema, Experiment: s.Name, Seed: 1, Blocks: blocks, Plan: Plan(&first, 1),
+		Until: s.Until.Seconds()}
 	if s.Precision != nil {
 		run.Precision = &record.Precision{Target: s.Precision.Target, Metrics: s.PreciseMetrics()}
 	}
@@ -82,7 +83,8 @@ func spoiledTwice(tr record.Trial) record.Validity {
 }
 
 func spoiledBy(cause ledger.Cause) record.Validity {
-	return record.Validity{Reasons: []record.Reason{{Gate: "lag", Message: "late", Cause: cause, Voids: []string{"latency_p50_seconds"}}}}
+	return record.Validity{Reasons: []record.Reason{{Gate: "lag", Message: "late", Cause: cause,
+		Voids: []string{"latency_p50_seconds"}}}}
 }
 
 const sweptSpec = shortSpec + "factors: {client.rate: [100, 300]}\n"
@@ -234,10 +236,12 @@ func TestFutileAttempts(t *testing.T) {
 		{"one metric is always lost, another in every fourth block", 8, func(tr record.Trial) record.Validity {
 			v := spoiledBy(ledger.Neighbour)
 			if tr.Block%4 == 3 && tr.Attempt == 0 && tr.Arm == "kernelmesh" {
-				v.Reasons = append(v.Reasons, record.Reason{Gate: "errors", Message: "failed", Cause: ledger.Neighbour, Voids: []string{"bpf_seconds_per_connection"}})
+				v.Reasons = append(v.Reasons, record.Reason{Gate: "errors", Message: "failed", Cause: ledger.Neighbour,
+					Voids: []string{"bpf_seconds_per_connection"}})
 			}
 			return v
-		}, 8, []string{stops}, "21 spoiled trials were" + rest}, // six in vain in block 0, then one for the other metric in blocks 3 and 7
+			// six in vain in block 0, then one for the other metric in blocks 3 and 7
+		}, 8, []string{stops}, "21 spoiled trials were" + rest},
 		{"a failure is no success", 10, func(tr record.Trial) record.Validity {
 			if tr.Block == 4 {
 				return record.Validity{Failed: "it died"}
@@ -354,12 +358,14 @@ func TestUntilPrecise(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Equal(looks, []int{12, 15, 18}) || len(trials) != 54 || m.Record.Stopped != "precise after 18 blocks" || open != 54 || last.Why != "wide" {
+	if !slices.Equal(looks, []int{12, 15, 18}) || len(trials) != 54 || m.Record.Stopped != "precise after 18 blocks" ||
+		open != 54 || last.Why != "wide" {
 		t.Errorf("looked after %v blocks, %d trials, stopped %q, progress %+v", looks, len(trials), m.Record.Stopped, last)
 	}
 	longer := *s
 	longer.Blocks = 18
-	if c := m.contents(); c.Run.Blocks != 18 || !slices.EqualFunc(c.Run.Plan, Plan(&longer, 1), sameTrial) || c.Run.Stopped != m.Record.Stopped || c.Partial {
+	if c := m.contents(); c.Run.Blocks != 18 || !slices.EqualFunc(c.Run.Plan, Plan(&longer, 1), sameTrial) ||
+		c.Run.Stopped != m.Record.Stopped || c.Partial {
 		t.Errorf("recorded: %d blocks, stopped %q, partial %v", c.Run.Blocks, c.Run.Stopped, c.Partial)
 	}
 }
@@ -420,7 +426,8 @@ func sameTrial(a, b record.PlannedTrial) bool {
 // groups of another name.
 func TestAgainOnTheMachine(t *testing.T) {
 	g := newGround(t)
-	spec := strings.Replace(shortSpec, "lag: 1s, generator_cpu: 1, errors: 0}", "lag: 1s, generator_cpu: 1, errors: 0, drift: 1000, rate: 0}", 1)
+	spec := strings.Replace(shortSpec, "lag: 1s, generator_cpu: 1, errors: 0}",
+		"lag: 1s, generator_cpu: 1, errors: 0, drift: 1000, rate: 0}", 1)
 	spec = strings.Replace(spec, "gates: {rate: 0.5, ", "gates: {", 1)
 	s := mustParse(t, spec)
 	s.Repeat, g.again = 2, true
@@ -440,14 +447,16 @@ func TestAgainOnTheMachine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(trials) != 4 || trials[3].Attempt != 1 || trials[3].Index != trials[1].Index || trials[3].Block != 0 || c.Partial {
+	if len(trials) != 4 || trials[3].Attempt != 1 || trials[3].Index != trials[1].Index || trials[3].Block != 0 ||
+		c.Partial {
 		for _, tr := range trials {
 			t.Logf("trial %d, attempt %d: %+v", tr.Index, tr.Attempt, tr.Validity)
 		}
 		t.Fatalf("%d trials, partial %v", len(trials), c.Partial)
 	}
 	r := trials[1].Validity.Reasons[0]
-	if r.Gate != measured.GateThrottled.Name || r.Cause != ledger.Hypervisor || *r.CauseShare != 0.25 || !slices.Contains(r.Voids, "latency_p50_seconds") || slices.Contains(r.Voids, "start_seconds") {
+	if r.Gate != measured.GateThrottled.Name || r.Cause != ledger.Hypervisor || *r.CauseShare != 0.25 ||
+		!slices.Contains(r.Voids, "latency_p50_seconds") || slices.Contains(r.Voids, "start_seconds") {
 		t.Errorf("%+v", r)
 	}
 	if len(names) != 4 {
@@ -474,7 +483,8 @@ func (w stolenWindow) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, er
 			dirs, _ = filepath.Glob(fmt.Sprintf("/sys/fs/cgroup/tare-trial-*-p%d-*", os.Getpid()))
 		}
 		for _, d := range dirs {
-			l.Cgroups = append(l.Cgroups, ledger.Cgroup{Path: "/" + filepath.Base(d) + "/work/client", ThrottledSeconds: ptr(0.5)})
+			l.Cgroups = append(l.Cgroups, ledger.Cgroup{Path: "/" + filepath.Base(d) + "/work/client",
+				ThrottledSeconds: ptr(0.5)})
 		}
 	}
 	return l, err
@@ -492,7 +502,8 @@ func TestNeverReady(t *testing.T) {
 		"always": {shortSpec, func(tr record.Trial) record.Validity {
 			return failedAs(tr, fmt.Sprintf("set-up: pid %d: exit status 1", tr.Index))
 		}, 6},
-		"at every level": {sweptSpec, func(tr record.Trial) record.Validity { return failedAs(tr, "set-up: exit status 1") }, 6},
+		"at every level": {sweptSpec, func(tr record.Trial) record.Validity { return failedAs(tr, "set-up: exit status 1") },
+			6},
 		"at one level": {sweptSpec, func(tr record.Trial) record.Validity {
 			if tr.Factors["client.rate"] == "300" {
 				return failedAs(tr, "set-up: exit status 1")

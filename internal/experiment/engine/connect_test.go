@@ -39,8 +39,10 @@ func TestConnectSpec(t *testing.T) {
 	for _, c := range []struct{ old, new, want string }{
 		{"kind: connect", "kind: connect, to: server", `there is no key "to"`},
 		{"kind: connect}", "kind: connect}, other: {kind: http, to: server, rate: 1}", `the spec has no "applications"`},
-		{connectSpec[strings.Index(connectSpec, "baseline"):strings.Index(connectSpec, "arms:")], "", `a load of kind connect goes to what the subject serves by itself`},
-		{"store: snapshot, peer: endpoint, work: replace", "store: snapshot, work: replace", `needs a subject that serves something by itself`},
+		{connectSpec[strings.Index(connectSpec, "baseline"):strings.Index(connectSpec, "arms:")], "",
+			`a load of kind connect goes to what the subject serves by itself`},
+		{"store: snapshot, peer: endpoint, work: replace", "store: snapshot, work: replace",
+			`needs a subject that serves something by itself`},
 		{", protocol: udp", "", `needs a subject that serves something by itself`},
 		{"services: 30, ", "", `needs a subject that serves something by itself`},
 	} {
@@ -48,7 +50,8 @@ func TestConnectSpec(t *testing.T) {
 		if text == connectSpec {
 			t.Fatalf("the spec has no %q", c.old)
 		}
-		if _, err := spec.Parse("s.yaml", []byte(text), testFeatures); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), c.want) {
+		if _, err := spec.Parse("s.yaml", []byte(text), testFeatures); fault.CodeOf(err) != fault.Usage ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("%q: %v", c.new, err)
 		}
 	}
@@ -73,7 +76,8 @@ func TestConnectTrials(t *testing.T) {
 		}
 		judged := tr.Counts["wrong_connect_share"]
 		if tr.Arm == "path" {
-			if _, counted := r.Counts[generation.Judged]; counted || judged.Of != 0 || tr.Work != nil || tr.Metrics["connect_p50_seconds"] <= 0 || r.Opened != r.Intended {
+			if _, counted := r.Counts[generation.Judged]; counted || judged.Of != 0 || tr.Work != nil ||
+				tr.Metrics["connect_p50_seconds"] <= 0 || r.Opened != r.Intended {
 				t.Errorf("path: %v, work %v, metrics %v", r.Counts, tr.Work, tr.Metrics)
 			}
 			continue
@@ -84,7 +88,8 @@ func TestConnectTrials(t *testing.T) {
 		if judged.Of == 0 || judged.In != 0 {
 			t.Errorf("%s: %d of %d connections were wrong: %v", tr.Arm, judged.In, judged.Of, r.Counts)
 		}
-		if tr.Arm == "snapshot" && (tr.Counts["failed_connect_share"].In != 0 || tr.Counts["backward_connect_share"].In != 0) {
+		if tr.Arm == "snapshot" && (tr.Counts["failed_connect_share"].In != 0 ||
+			tr.Counts["backward_connect_share"].In != 0) {
 			t.Errorf("snapshot: %v", r.Counts)
 		}
 	}

@@ -23,7 +23,8 @@ func TestIdleCopy(t *testing.T) {
 		cause  ledger.Cause
 		stands map[string]bool
 	}{
-		"all work":                  {0, 0, 0, "", map[string]bool{"latency_p50_seconds": true, "cpu_seconds_per_connection": true, "memory_hard_bytes": true}},
+		"all work": {0, 0, 0, "",
+			map[string]bool{"latency_p50_seconds": true, "cpu_seconds_per_connection": true, "memory_hard_bytes": true}},
 		"one is idle":               {1, 0, 1, ledger.Subject, cost},
 		"one, beside a stall":       {1, 0.1, 1, ledger.Hypervisor, cost},
 		"all but one are idle":      {3, 0, 3, ledger.Subject, cost},

@@ -18,7 +18,8 @@ import (
 // TestDriftOfARealServer: a server that slows down in the midst of the window trips the gate, in open and in closed
 // loop; one that is slow all along does not.
 func TestDriftOfARealServer(t *testing.T) {
-	const usual, slower = 20 * time.Millisecond, 60 * time.Millisecond // both short against a slice of the window, and long against what the machine adds
+	// both short against a slice of the window, and long against what the machine adds
+	const usual, slower = 20 * time.Millisecond, 60 * time.Millisecond
 	for _, c := range []struct {
 		name  string
 		rate  float64
@@ -60,7 +61,8 @@ func driftOf(t *testing.T, rate float64, before, after time.Duration) (string, *
 		}
 	}))
 	defer server.Close()
-	g, err := loadhttp.Prepare(t.Context(), loadhttp.Options{Targets: []string{server.URL + "/"}, Arrivals: pace.Constant, Rate: rate, Connections: 64, KeepAlive: true})
+	g, err := loadhttp.Prepare(t.Context(), loadhttp.Options{Targets: []string{server.URL + "/"}, Arrivals: pace.Constant,
+		Rate: rate, Connections: 64, KeepAlive: true})
 	if err != nil {
 		t.Fatal(err)
 	}

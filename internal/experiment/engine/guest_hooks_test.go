@@ -564,8 +564,10 @@ func TestComponents(t *testing.T) {
 		works bool
 	}{"proxy": {"/proxy", 0.3, true}, "control": {"/control", 0.05, false}, "shim": {"/shim/server", 0.15, true}} {
 		got, used := tr.Components[component], groups[of.below].CPUSeconds
-		if v, ok := got[cpus]; !ok || used == nil || math.Abs(v-*used/tr.Ledger.Window.Seconds) > 0.01 || v > of.most || of.works && v <= 0 {
-			t.Errorf("%s uses %v CPUs (%v), at most %v; its group %v in %v s", component, v, ok, of.most, used, tr.Ledger.Window.Seconds)
+		if v, ok := got[cpus]; !ok || used == nil || math.Abs(v-*used/tr.Ledger.Window.Seconds) > 0.01 || v > of.most ||
+			of.works && v <= 0 {
+			t.Errorf("%s uses %v CPUs (%v), at most %v; its group %v in %v s", component, v, ok, of.most, used,
+				tr.Ledger.Window.Seconds)
 		}
 		if got[hard] <= 0 {
 			t.Errorf("%s: %v", component, got)
@@ -587,7 +589,8 @@ func TestComponents(t *testing.T) {
 		t.Errorf("components %v", tr.Components)
 	}
 	i := slices.IndexFunc(tr.Ledger.Workloads, func(w ledger.Workload) bool { return w.Name == "server" })
-	if i < 0 || tr.Ledger.Workloads[i].TareCgroupsCPU == nil || *tr.Ledger.Workloads[i].TareCgroupsCPU < *groups["/shim/server"].CPUSeconds {
+	if i < 0 || tr.Ledger.Workloads[i].TareCgroupsCPU == nil ||
+		*tr.Ledger.Workloads[i].TareCgroupsCPU < *groups["/shim/server"].CPUSeconds {
 		t.Errorf("the shim is not tare of the server: %+v", tr.Ledger.Workloads)
 	}
 }

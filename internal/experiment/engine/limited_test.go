@@ -28,7 +28,8 @@ func limitedMeasurement(t *testing.T) *measured.Measured {
 
 func TestLimitedMetrics(t *testing.T) {
 	absent := math.NaN()
-	none := map[string]float64{"limit_cpus": absent, "limited_cpus": absent, "limited_share": absent, "limited_most_share": absent, "limited_throttled_share": absent,
+	none := map[string]float64{"limit_cpus": absent, "limited_cpus": absent, "limited_share": absent,
+		"limited_most_share": absent, "limited_throttled_share": absent,
 		"limited_bpf_cpus": absent, "limited_cpu_seconds_per_connection": absent, "bpf_cpus": absent, "cpu_busy_share": 0.75}
 	for _, c := range []struct {
 		name   string
@@ -36,13 +37,19 @@ func TestLimitedMetrics(t *testing.T) {
 		want   map[string]float64
 	}{
 		{"softirq inside", func(*measured.Measured) {}, map[string]float64{
-			"limit_cpus": 0.125, "limited_cpus": 0.2 / 2.002, "limited_share": 0.2 / 2.002 / 0.125, "limited_most_share": 0.2 / 2.002 / 0.125, "limited_throttled_share": 0.75,
-			"limited_bpf_cpus": 16 * 0.002 / 2.002, "limited_cpu_seconds_per_connection": 0.1 / 1001, "bpf_cpus": 0.003, "bpf_cpu_share": 0.006006 / 4, "cpu_busy_share": 0.75,
+			"limit_cpus": 0.125, "limited_cpus": 0.2 / 2.002, "limited_share": 0.2 / 2.002 / 0.125,
+			"limited_most_share": 0.2 / 2.002 / 0.125, "limited_throttled_share": 0.75,
+			"limited_bpf_cpus": 16 * 0.002 / 2.002, "limited_cpu_seconds_per_connection": 0.1 / 1001, "bpf_cpus": 0.003,
+			"bpf_cpu_share": 0.006006 / 4, "cpu_busy_share": 0.75,
 			"app_cpu_share": 0.29 / 4, "load_cpu_share": 0.2 / 4}},
-		{"softirq apart", func(m *measured.Measured) { m.Ledger.Host.IRQTime = ptr(true) }, map[string]float64{"limited_bpf_cpus": 14 * 0.002 / 2.002}},
-		{"baseline", func(m *measured.Measured) { m.Subject = nil }, map[string]float64{"limited_bpf_cpus": 0, "bpf_cpus": 0, "bpf_cpu_share": 0, "limited_cpus": 0.2 / 2.002}},
-		{"no sampler", func(m *measured.Measured) { m.Ledger.Host.SamplerPeriod = nil }, map[string]float64{"limited_bpf_cpus": absent, "limited_cpus": 0.2 / 2.002}},
-		{"no counters of throttling", func(m *measured.Measured) { m.Ledger.Cgroups[5].Periods = nil }, map[string]float64{"limited_throttled_share": absent}},
+		{"softirq apart", func(m *measured.Measured) { m.Ledger.Host.IRQTime = ptr(true) },
+			map[string]float64{"limited_bpf_cpus": 14 * 0.002 / 2.002}},
+		{"baseline", func(m *measured.Measured) { m.Subject = nil },
+			map[string]float64{"limited_bpf_cpus": 0, "bpf_cpus": 0, "bpf_cpu_share": 0, "limited_cpus": 0.2 / 2.002}},
+		{"no sampler", func(m *measured.Measured) { m.Ledger.Host.SamplerPeriod = nil },
+			map[string]float64{"limited_bpf_cpus": absent, "limited_cpus": 0.2 / 2.002}},
+		{"no counters of throttling", func(m *measured.Measured) { m.Ledger.Cgroups[5].Periods = nil },
+			map[string]float64{"limited_throttled_share": absent}},
 		{"no limit", func(m *measured.Measured) { delete(m.Setup.Loads["client"].Limits, "cpus") }, none},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -71,7 +78,8 @@ func TestLimitedCounts(t *testing.T) {
 			return name == "bpf_client_share" || name == "bpf_server_share"
 		})
 		want := map[string]record.Count{
-			"bpf_limited_task_share": {In: 14, Of: 20}, "bpf_limited_softirq_share": {In: 2, Of: 20}, "bpf_limited_inside_share": {In: c.inside, Of: 20},
+			"bpf_limited_task_share": {In: 14, Of: 20}, "bpf_limited_softirq_share": {In: 2, Of: 20},
+			"bpf_limited_inside_share": {In: c.inside, Of: 20},
 		}
 		if !maps.Equal(got, want) {
 			t.Errorf("interrupts apart %v: got %v, want %v", c.apart, got, want)

@@ -42,7 +42,8 @@ func ptr[T any](v T) *T { return &v }
 func goodMeasurement(t *testing.T) *measured.Measured {
 	t.Helper()
 	r := load.Result{
-		Mode: load.Open, Seconds: 2, TargetRate: 1000, Rate: 999, Intended: 2000, Sent: 2000, Done: 1998, Late: 1, Connections: 64, MaxConnections: 64, Opened: 2000,
+		Mode: load.Open, Seconds: 2, TargetRate: 1000, Rate: 999, Intended: 2000, Sent: 2000, Done: 1998, Late: 1,
+		Connections: 64, MaxConnections: 64, Opened: 2000,
 		CPUSeconds: 0.2, CPUs: 1, Errors: map[string]int64{"timeout": 2},
 	}
 	histogram(t, &r, load.Latency, 2000, 200_000)
@@ -64,18 +65,21 @@ func goodMeasurement(t *testing.T) *measured.Measured {
 				Window: ledger.Window{Seconds: 2.002},
 				Cgroups: []ledger.Cgroup{
 					group("/", "", 3), group("/system.slice", "", 1), group("/system.slice/cron.service", "", 0.1),
-					group(tree, "", 0.5), group(tree+"/work", "", 0.49), group(client, "load", 0.2), group(server, "app", 0.29), subject,
+					group(tree, "", 0.5), group(tree+"/work", "", 0.49), group(client, "load", 0.2), group(server, "app", 0.29),
+					subject,
 				},
 				Programs: []ledger.Program{
 					{ID: 1, RunCount: ptr(uint64(10)), RunSeconds: ptr(1.0), MapIDs: []uint32{90}},
 					{ID: 2, RunCount: ptr(uint64(2002)), RunSeconds: ptr(0.006006), MapIDs: []uint32{91, 92}, Seen: []ledger.Seen{
-						{Cgroup: &client, Samples: 14}, {Cgroup: &client, Context: ledger.Softirq, Samples: 2}, {Cgroup: &server, Samples: 3}, {Samples: 1},
+						{Cgroup: &client, Samples: 14}, {Cgroup: &client, Context: ledger.Softirq, Samples: 2},
+						{Cgroup: &server, Samples: 3}, {Samples: 1},
 					}},
 					{ID: 3, RunCount: ptr(uint64(0)), RunSeconds: ptr(0.0), MapIDs: []uint32{92}},
 					{ID: 4, RunCount: ptr(uint64(0)), RunSeconds: ptr(0.0), MapIDs: []uint32{99}},
 				},
 				Maps: []ledger.Map{
-					{ID: 90, Bytes: ptr(uint64(1 << 30))}, {ID: 91, Bytes: ptr(uint64(1000)), Inner: []uint32{93}}, {ID: 92, Bytes: ptr(uint64(200))},
+					{ID: 90, Bytes: ptr(uint64(1 << 30))}, {ID: 91, Bytes: ptr(uint64(1000)), Inner: []uint32{93}},
+					{ID: 92, Bytes: ptr(uint64(200))},
 					{ID: 93, Bytes: ptr(uint64(30))}, {ID: 94, Bytes: ptr(uint64(4))}, {ID: 99, Bytes: ptr(uint64(1))},
 				},
 			},
@@ -89,10 +93,13 @@ func goodMeasurement(t *testing.T) *measured.Measured {
 func TestMetrics(t *testing.T) {
 	absent := math.NaN()
 	good := map[string]float64{
-		"latency_p50_seconds": 200e-6, "latency_p99_seconds": 200e-6, "latency_p999_seconds": absent, // 2 of 2000 lie beyond it
-		"lag_p50_seconds": 10e-6, "own_lag_p99_seconds": 10e-6, "connect_p50_seconds": absent, "throughput_per_second": 999, "error_ratio": 0.001,
+		// 2 of 2000 lie beyond it
+		"latency_p50_seconds": 200e-6, "latency_p99_seconds": 200e-6, "latency_p999_seconds": absent,
+		"lag_p50_seconds": 10e-6, "own_lag_p99_seconds": 10e-6, "connect_p50_seconds": absent, "throughput_per_second": 999,
+		"error_ratio":                0.001,
 		"bpf_seconds_per_connection": 3e-6, "bpf_seconds_per_request": absent,
-		"cpu_seconds_per_connection": 0.5 / 2.002 / 1000, "map_bytes": 1234, "memory_hard_bytes": 5 << 20, "memory_soft_bytes": 1 << 20, "start_seconds": 0.3,
+		"cpu_seconds_per_connection": 0.5 / 2.002 / 1000, "map_bytes": 1234, "memory_hard_bytes": 5 << 20,
+		"memory_soft_bytes": 1 << 20, "start_seconds": 0.3,
 	}
 	for _, c := range []struct {
 		name   string
@@ -101,24 +108,38 @@ func TestMetrics(t *testing.T) {
 	}{
 		{"good", func(*measured.Measured) {}, good},
 		{"baseline", func(m *measured.Measured) { m.Subject = nil }, map[string]float64{
-			"bpf_seconds_per_connection": 0, "map_bytes": 0, "memory_hard_bytes": 0, "start_seconds": absent, "latency_p50_seconds": 200e-6}},
-		{"no run statistics", func(m *measured.Measured) { m.Ledger.Programs[1].RunSeconds = nil }, map[string]float64{"bpf_seconds_per_connection": absent, "map_bytes": 1234}},
-		{"program not seen", func(m *measured.Measured) { m.Subject.Programs = append(m.Subject.Programs, kind.Object{ID: 77}) }, map[string]float64{"bpf_seconds_per_connection": absent}},
-		{"no map bytes", func(m *measured.Measured) { m.Ledger.Maps[3].Bytes = nil }, map[string]float64{"map_bytes": absent}},
+			"bpf_seconds_per_connection": 0, "map_bytes": 0, "memory_hard_bytes": 0, "start_seconds": absent,
+			"latency_p50_seconds": 200e-6}},
+		{"no run statistics", func(m *measured.Measured) { m.Ledger.Programs[1].RunSeconds = nil },
+			map[string]float64{"bpf_seconds_per_connection": absent, "map_bytes": 1234}},
+		{"program not seen", func(m *measured.Measured) {
+			m.Subject.Programs = append(m.Subject.Programs,
+				kind.Object{ID: 77})
+		}, map[string]float64{"bpf_seconds_per_connection": absent}},
+		{"no map bytes", func(m *measured.Measured) { m.Ledger.Maps[3].Bytes = nil },
+			map[string]float64{"map_bytes": absent}},
 		{"map not seen", func(m *measured.Measured) { m.Subject.Maps[1].ID = 78 }, map[string]float64{"map_bytes": absent}},
-		{"no memory controller", func(m *measured.Measured) { m.Ledger.Cgroups[7].Memory = nil }, map[string]float64{"memory_hard_bytes": absent, "memory_soft_bytes": absent}},
-		{"some connections missed", func(m *measured.Measured) { r := m.Loads["client"]; r.Opened = 1900; m.Loads["client"] = r },
-			map[string]float64{"bpf_seconds_per_connection": 0.003 / 950, "bpf_seconds_per_request": absent, "cpu_seconds_per_request": absent}},
+		{"no memory controller", func(m *measured.Measured) { m.Ledger.Cgroups[7].Memory = nil },
+			map[string]float64{"memory_hard_bytes": absent, "memory_soft_bytes": absent}},
+		{"some connections missed", func(m *measured.Measured) {
+			r := m.Loads["client"]
+			r.Opened = 1900
+			m.Loads["client"] = r
+		},
+			map[string]float64{"bpf_seconds_per_connection": 0.003 / 950, "bpf_seconds_per_request": absent,
+				"cpu_seconds_per_request": absent}},
 		{"no new connections", func(m *measured.Measured) {
 			r := m.Loads["client"]
 			r.Opened, m.Setup.Loads["client"].Options["keepalive"] = 0, "true"
 			m.Loads["client"] = r
 		}, map[string]float64{"bpf_seconds_per_connection": absent, "bpf_seconds_per_request": 0.003 / 999}},
-		{"no CPU counter", func(m *measured.Measured) { m.Ledger.Cgroups[3].CPUSeconds = nil }, map[string]float64{"cpu_seconds_per_connection": absent}},
+		{"no CPU counter", func(m *measured.Measured) { m.Ledger.Cgroups[3].CPUSeconds = nil },
+			map[string]float64{"cpu_seconds_per_connection": absent}},
 		{"nothing", func(m *measured.Measured) {
 			*m = measured.Measured{Setup: m.Setup, Trial: record.Trial{Ledger: &ledger.Ledger{}}}
 		}, map[string]float64{"throughput_per_second": absent, "latency_p50_seconds": absent, "error_ratio": absent}},
-		{"broken histogram", func(m *measured.Measured) { m.Loads["client"].Histograms[load.Latency] = "!" }, map[string]float64{"latency_p50_seconds": absent}},
+		{"broken histogram", func(m *measured.Measured) { m.Loads["client"].Histograms[load.Latency] = "!" },
+			map[string]float64{"latency_p50_seconds": absent}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := goodMeasurement(t)
@@ -149,7 +170,8 @@ func TestCounts(t *testing.T) {
 func TestTrim(t *testing.T) {
 	m := goodMeasurement(t)
 	m.Trim()
-	if n := len(m.Ledger.Cgroups); n != 7 || slices.ContainsFunc(m.Ledger.Cgroups, func(g ledger.Cgroup) bool { return strings.Contains(g.Path, "cron") }) {
+	if n := len(m.Ledger.Cgroups); n != 7 ||
+		slices.ContainsFunc(m.Ledger.Cgroups, func(g ledger.Cgroup) bool { return strings.Contains(g.Path, "cron") }) {
 		t.Errorf("%d groups are kept", n)
 	}
 	if n := len(m.Ledger.Programs); n != 3 { // the one that ran, and the subject's two
@@ -198,22 +220,33 @@ func TestGates(t *testing.T) {
 	}{
 		{"good", func(*measured.Measured) {}, "", ""},
 		{"good baseline", func(m *measured.Measured) { m.Subject = nil }, "", ""},
-		{"rate", change(func(r *load.Result) { r.Done, r.Late, r.Errors = 1970, 0, nil }), "rate", "client: 98.50 % of the intended requests were answered in time, and 99 % must be; lower the rate or give the load more connections"},
+		{"rate", change(func(r *load.Result) { r.Done, r.Late, r.Errors = 1970, 0, nil }), "rate",
+			"client: 98.50 % of the intended requests were answered in time, and 99 % must be; lower the rate or give the " +
+				"load more connections"},
 		{"answered too late", change(func(r *load.Result) { r.Late = 100 }), "rate", "client: 94.95 % of the intended"},
 		{"under way at the end", change(func(r *load.Result) {
 			r.Late = 1000
 			histogram(t, r, load.Service, 2000, 500_000_000)
 			r.Connections = 1000
 		}), "", ""},
-		{"nothing intended", change(func(r *load.Result) { *r = load.Result{Mode: load.Open} }), "idle", "raise the rate or the duration"},
-		{"closed and dead", change(func(r *load.Result) { r.Mode, r.Done = load.Closed, 0 }), "idle", "client: not one request was answered"},
-		{"errors", change(func(r *load.Result) { r.Errors["read"] = 3 }), "errors", "client: 5 of 2000 requests failed (read 3, timeout 2); lower the rate, or see what the application says"},
-		{"drain", change(func(r *load.Result) { r.Unfinished = 5 }), "drain", "client: 5 of 2000 requests were still without an answer after the drain"},
-		{"lag", change(func(r *load.Result) { histogram(t, r, load.OwnLag, 2000, 33_000_000) }), "lag", "late, and 25ms is allowed; lower the rate or give the load a CPU of its own"},
+		{"nothing intended", change(func(r *load.Result) { *r = load.Result{Mode: load.Open} }), "idle",
+			"raise the rate or the duration"},
+		{"closed and dead", change(func(r *load.Result) { r.Mode, r.Done = load.Closed, 0 }), "idle",
+			"client: not one request was answered"},
+		{"errors", change(func(r *load.Result) { r.Errors["read"] = 3 }), "errors",
+			"client: 5 of 2000 requests failed (read 3, timeout 2); lower the rate, or see what the application says"},
+		{"drain", change(func(r *load.Result) { r.Unfinished = 5 }), "drain",
+			"client: 5 of 2000 requests were still without an answer after the drain"},
+		{"lag", change(func(r *load.Result) { histogram(t, r, load.OwnLag, 2000, 33_000_000) }), "lag",
+			"late, and 25ms is allowed; lower the rate or give the load a CPU of its own"},
 		{"lag of the server's making", change(func(r *load.Result) { histogram(t, r, load.Lag, 2000, 130_000_000) }), "", ""},
-		{"drift", change(func(r *load.Result) { r.Slices = halves(100, 200e-6, 100, 400e-6) }), "drift", "client: the median latency went from 200µs in the first half of the window to 400µs in the second, 100 % apart, and 50 % is allowed; lengthen the warm-up, lower the rate, or pin"},
-		{"drift to the better", change(func(r *load.Result) { r.Slices = halves(100, 400e-6, 100, 200e-6) }), "drift", "from 400µs in the first half of the window to 200µs"},
-		{"drift within what is allowed", change(func(r *load.Result) { r.Slices = halves(100, 200e-6, 100, 280e-6) }), "", ""},
+		{"drift", change(func(r *load.Result) { r.Slices = halves(100, 200e-6, 100, 400e-6) }), "drift",
+			"client: the median latency went from 200µs in the first half of the window to 400µs in the second, 100 % apart, " +
+				"and 50 % is allowed; lengthen the warm-up, lower the rate, or pin"},
+		{"drift to the better", change(func(r *load.Result) { r.Slices = halves(100, 400e-6, 100, 200e-6) }), "drift",
+			"from 400µs in the first half of the window to 200µs"},
+		{"drift within what is allowed", change(func(r *load.Result) { r.Slices = halves(100, 200e-6, 100, 280e-6) }), "",
+			""},
 		{"drift of one slice alone", change(func(r *load.Result) {
 			r.Slices = halves(100, 200e-6, 100, 200e-6)
 			r.Slices[15].P50 = 1
@@ -227,24 +260,32 @@ func TestGates(t *testing.T) {
 		{"too few to see drift", change(func(r *load.Result) { r.Slices = halves(4, 200e-6, 4, 900e-6) }), "", ""},
 		{"closed and slowing down", change(func(r *load.Result) {
 			r.Mode, r.Slices = load.Closed, halves(200, 200e-6, 100, 400e-6)
-		}), "drift", "client: throughput went from 2000/s in the first half of the window to 1000/s in the second, 100 % apart, and 50 % is allowed; lengthen the warm-up, use fewer connections, or pin"},
-		{"closed and stuck", change(func(r *load.Result) { r.Mode, r.Slices = load.Closed, halves(200, 200e-6, 0, 0) }), "drift", "from 2000/s in the first half of the window to 0/s"},
+		}), "drift", "client: throughput went from 2000/s in the first half of the window to 1000/s in the second, 100 % " +
+			"apart, and 50 % is allowed; lengthen the warm-up, use fewer connections, or pin"},
+		{"closed and stuck", change(func(r *load.Result) { r.Mode, r.Slices = load.Closed, halves(200, 200e-6, 0, 0) }),
+			"drift", "from 2000/s in the first half of the window to 0/s"},
 		{"closed and steady", change(func(r *load.Result) {
 			r.Mode, r.Slices = load.Closed, halves(200, 200e-6, 200, 400e-6)
 		}), "", ""},
-		{"generator", change(func(r *load.Result) { r.CPUSeconds = 1.5 }), "generator-cpu", "client: the generator used 75 % of its CPUs, and 70 % is allowed; lower the rate or give it more threads"},
-		{"connections", func(m *measured.Measured) { held(m); change(func(r *load.Result) { r.MaxConnections = 60 })(m) }, "connections", "client: 60 of 64 connections were open at once; ask for fewer"},
+		{"generator", change(func(r *load.Result) { r.CPUSeconds = 1.5 }), "generator-cpu",
+			"client: the generator used 75 % of its CPUs, and 70 % is allowed; lower the rate or give it more threads"},
+		{"connections", func(m *measured.Measured) { held(m); change(func(r *load.Result) { r.MaxConnections = 60 })(m) },
+			"connections", "client: 60 of 64 connections were open at once; ask for fewer"},
 		{"connections not held", change(func(r *load.Result) { r.MaxConnections = 3 }), "", ""},
 		{"counters read late", func(m *measured.Measured) { m.Ledger.Window.Seconds = 0.001 }, "window",
 			"counters were read 0.001 s apart, and the load's window is "},
 		{"counters read a little late", func(m *measured.Measured) { m.Ledger.Window.Seconds *= 0.8 }, "", ""},
-		{"counters of a node that shares its machine", func(m *measured.Measured) { m.Ledger.Window.Seconds, m.Shared = 0.001, true }, "", ""},
-		{"throttled", func(m *measured.Measured) { m.Ledger.Cgroups[5].ThrottledSeconds = ptr(0.5) }, "throttled", "/tare-trial-p1-t1/work/client was throttled for 0.500 s, and no CPU limit was asked for it; raise the limit of the group that tare runs in"},
+		{"counters of a node that shares its machine",
+			func(m *measured.Measured) { m.Ledger.Window.Seconds, m.Shared = 0.001, true }, "", ""},
+		{"throttled", func(m *measured.Measured) { m.Ledger.Cgroups[5].ThrottledSeconds = ptr(0.5) }, "throttled",
+			"/tare-trial-p1-t1/work/client was throttled for 0.500 s, and no CPU limit was asked for it; raise the limit of " +
+				"the group that tare runs in"},
 		{"throttled as asked", func(m *measured.Measured) {
 			m.Ledger.Cgroups[5].ThrottledSeconds = ptr(0.5)
 			m.Setup.Loads["client"].Limits["cpus"] = "0.5"
 		}, "", ""},
-		{"throttled by the trial's own limit below", func(m *measured.Measured) { // v2 counts throttling in the group that has the limit only
+		// v2 counts throttling in the group that has the limit only
+		{"throttled by the trial's own limit below", func(m *measured.Measured) {
 			m.Ledger.Cgroups[1].ThrottledSeconds = ptr(0.5)
 		}, "", ""},
 	} {

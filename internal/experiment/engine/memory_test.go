@@ -26,7 +26,8 @@ func TestProbeLoad(t *testing.T) {
 	if s.Loads["watcher"].To != "" {
 		t.Errorf("a probe goes to %q", s.Loads["watcher"].To)
 	}
-	if _, err := spec.Parse("spec.yaml", []byte(strings.Replace(with, "interval: 2ms", "to: server", 1)), nil); err == nil || !strings.Contains(err.Error(), `there is no key "to"`) {
+	if _, err := spec.Parse("spec.yaml", []byte(strings.Replace(with, "interval: 2ms", "to: server", 1)),
+		nil); err == nil || !strings.Contains(err.Error(), `there is no key "to"`) {
 		t.Errorf("a probe that goes somewhere: %v", err)
 	}
 	m := goodMeasurement(t)
@@ -54,7 +55,8 @@ func TestProbeLoad(t *testing.T) {
 		t.Errorf("others took less than is allowed: %+v", reasons)
 	}
 	got := m.Values()
-	if p50, longest := got["sched_delay_p50_seconds"], got["sched_delay_max_seconds"]; p50 < 49e-6 || p50 > 51e-6 || longest < 79e-3 || longest > 81e-3 {
+	if p50, longest := got["sched_delay_p50_seconds"], got["sched_delay_max_seconds"]; p50 < 49e-6 || p50 > 51e-6 ||
+		longest < 79e-3 || longest > 81e-3 {
 		t.Errorf("delays of %v and at most %v", p50, longest)
 	}
 	for name, v := range before { // a probe makes no requests

@@ -44,7 +44,8 @@ func TestEveryMetricDeclaresItsNeeds(t *testing.T) {
 		}
 	}
 	for _, k := range measured.GateSettings {
-		if name := map[string]string{"generator_cpu": "generator-cpu"}[k.Name]; k.Name != "invalid" && !slices.ContainsFunc(measured.Gates(), func(g *measured.Gate) bool { return g.Name == k.Name || g.Name == name }) {
+		if name := map[string]string{"generator_cpu": "generator-cpu"}[k.Name]; k.Name != "invalid" &&
+			!slices.ContainsFunc(measured.Gates(), func(g *measured.Gate) bool { return g.Name == k.Name || g.Name == name }) {
 			t.Errorf("the setting %s governs no gate", k.Name)
 		}
 	}
@@ -52,8 +53,10 @@ func TestEveryMetricDeclaresItsNeeds(t *testing.T) {
 
 // TestWhatGatesVoid holds the table of gates and metrics against what it is meant to be, where that matters most.
 func TestWhatGatesVoid(t *testing.T) {
-	all := []string{"latency_p50_seconds", "throughput_per_second", "error_ratio", "own_lag_p99_seconds", "cpu_seconds_per_request", "cpu_seconds_per_connection", "bpf_seconds_per_connection",
-		"bpf_client_share", "bpf_cpu_share", "memory_hard_bytes", "map_bytes", "events_lost", "events_lost_share", "cpu_seconds_per_kiloevent", "start_seconds", "sched_delay_p50_seconds",
+	all := []string{"latency_p50_seconds", "throughput_per_second", "error_ratio", "own_lag_p99_seconds",
+		"cpu_seconds_per_request", "cpu_seconds_per_connection", "bpf_seconds_per_connection",
+		"bpf_client_share", "bpf_cpu_share", "memory_hard_bytes", "map_bytes", "events_lost", "events_lost_share",
+		"cpu_seconds_per_kiloevent", "start_seconds", "sched_delay_p50_seconds",
 		"flush_seconds", "limited_share", "nodes_failed"}
 	for _, c := range []struct {
 		gate  *measured.Gate
@@ -65,15 +68,21 @@ func TestWhatGatesVoid(t *testing.T) {
 		{measured.GateRate, ledger.Hypervisor, []string{"bpf_cpu_share", "latency_p50_seconds", "throughput_per_second"}},
 		{measured.GateRate, ledger.Subject, []string{"bpf_cpu_share", "latency_p50_seconds"}},
 		{measured.GateDriftLatency, ledger.Unknown, []string{"latency_p50_seconds"}},
-		{measured.GateDriftRate, ledger.Unknown, []string{"bpf_cpu_share", "flush_seconds", "latency_p50_seconds", "throughput_per_second"}},
+		{measured.GateDriftRate, ledger.Unknown, []string{"bpf_cpu_share", "flush_seconds", "latency_p50_seconds",
+			"throughput_per_second"}},
 		{gateOf(t, "counts"), ledger.Unknown, []string{"cpu_seconds_per_kiloevent", "events_lost", "events_lost_share"}},
-		{gateOf(t, "outside"), ledger.Neighbour, []string{"bpf_cpu_share", "latency_p50_seconds", "sched_delay_p50_seconds", "throughput_per_second"}},
-		{measured.GateHeld, ledger.Unknown, []string{"bpf_cpu_share", "latency_p50_seconds", "limited_share", "throughput_per_second"}},
+		{gateOf(t, "outside"), ledger.Neighbour, []string{"bpf_cpu_share", "latency_p50_seconds", "sched_delay_p50_seconds",
+			"throughput_per_second"}},
+		{measured.GateHeld, ledger.Unknown, []string{"bpf_cpu_share", "latency_p50_seconds", "limited_share",
+			"throughput_per_second"}},
 		{gateOf(t, "probe"), ledger.Unknown, []string{"sched_delay_p50_seconds"}},
-		{measured.GateErrors, ledger.Subject, []string{"bpf_cpu_share", "bpf_seconds_per_connection", "cpu_seconds_per_connection", "cpu_seconds_per_kiloevent", "cpu_seconds_per_request", "flush_seconds", "latency_p50_seconds"}},
-		{measured.GateNodes, ledger.Unknown, slices.Sorted(slices.Values(slices.DeleteFunc(slices.Clone(all), func(m string) bool {
-			return m == "nodes_failed" || m == "error_ratio" || m == "own_lag_p99_seconds"
-		})))},
+		{measured.GateErrors, ledger.Subject, []string{"bpf_cpu_share", "bpf_seconds_per_connection",
+			"cpu_seconds_per_connection", "cpu_seconds_per_kiloevent", "cpu_seconds_per_request", "flush_seconds",
+			"latency_p50_seconds"}},
+		{measured.GateNodes, ledger.Unknown, slices.Sorted(slices.Values(slices.DeleteFunc(slices.Clone(all),
+			func(m string) bool {
+				return m == "nodes_failed" || m == "error_ratio" || m == "own_lag_p99_seconds"
+			})))},
 	} {
 		got := c.gate.Voids(c.cause, func(m string) bool { return slices.Contains(all, m) })
 		if !slices.Equal(got, c.voids) {
@@ -103,7 +112,8 @@ func TestSpoiled(t *testing.T) {
 		{"failed, disturbed", record.Validity{Failed: "it died", Cause: ledger.Hypervisor}, true},
 		{"interrupted", record.Validity{Failed: record.Interrupted, Cause: ledger.Hypervisor}, false},
 	} {
-		if got := len(measured.LostToOthers(&record.Trial{Validity: c.v, Metrics: maps.Clone(map[string]float64{"latency_p50_seconds": 1})})) > 0; got != c.want {
+		if got := len(measured.LostToOthers(&record.Trial{Validity: c.v,
+			Metrics: maps.Clone(map[string]float64{"latency_p50_seconds": 1})})) > 0; got != c.want {
 			t.Errorf("%s: %v", c.name, got)
 		}
 	}
@@ -115,20 +125,26 @@ func TestReasonsOfNodes(t *testing.T) {
 	node := func(name string, r record.Reason) record.NodeTrial {
 		return record.NodeTrial{Name: name, Trial: &record.Trial{Validity: record.Validity{Reasons: []record.Reason{r}}}}
 	}
-	slow := record.Reason{Gate: "rate", Seen: 0.9, Allowed: 0.99, Message: "slow", Cause: ledger.Subject, Voids: []string{"latency_p50_seconds"}}
-	drift := record.Reason{Gate: "rate", Seen: 0.9, Allowed: 0.99, Message: "slow", Cause: ledger.Unknown, Voids: []string{"cpu_seconds_per_kiloevent"}}
+	slow := record.Reason{Gate: "rate", Seen: 0.9, Allowed: 0.99, Message: "slow", Cause: ledger.Subject,
+		Voids: []string{"latency_p50_seconds"}}
+	drift := record.Reason{Gate: "rate", Seen: 0.9, Allowed: 0.99, Message: "slow", Cause: ledger.Unknown,
+		Voids: []string{"cpu_seconds_per_kiloevent"}}
 	trial := &record.Trial{Nodes: []record.NodeTrial{node("a", slow), node("b", slow)},
-		Metrics: map[string]float64{"latency_p50_seconds": 1, "throughput_per_second": 1, "map_bytes": 1, "cpu_seconds_per_kiloevent": 1, "node_max_cpu_seconds_per_kiloevent": 1}}
+		Metrics: map[string]float64{"latency_p50_seconds": 1, "throughput_per_second": 1, "map_bytes": 1,
+			"cpu_seconds_per_kiloevent": 1, "node_max_cpu_seconds_per_kiloevent": 1}}
 	p := &measured.Pool{Setup: &mustParse(t, shortSpec).Setup, Trial: trial}
-	if r := p.Judge(); len(r) != 1 || r[0].Cause != ledger.Subject || !slices.Equal(r[0].Voids, []string{"latency_p50_seconds"}) {
+	if r := p.Judge(); len(r) != 1 || r[0].Cause != ledger.Subject ||
+		!slices.Equal(r[0].Voids, []string{"latency_p50_seconds"}) {
 		t.Errorf("quiet: %+v", r)
 	}
 	p.Outside = measured.Disturbance{Stolen: 0.2}
-	if r := p.Judge(); len(r) != 1 || r[0].Cause != ledger.Hypervisor || *r[0].CauseShare != 0.2 || !slices.Equal(r[0].Voids, []string{"latency_p50_seconds", "throughput_per_second"}) {
+	if r := p.Judge(); len(r) != 1 || r[0].Cause != ledger.Hypervisor || *r[0].CauseShare != 0.2 ||
+		!slices.Equal(r[0].Voids, []string{"latency_p50_seconds", "throughput_per_second"}) {
 		t.Errorf("stolen: %+v", r)
 	}
 	p.Outside, trial.Nodes[1] = measured.Disturbance{}, node("b", drift)
-	if r := p.Judge(); len(r) != 1 || r[0].Cause != ledger.Unknown || !slices.Equal(r[0].Voids, []string{"cpu_seconds_per_kiloevent", "latency_p50_seconds", "node_max_cpu_seconds_per_kiloevent"}) {
+	if r := p.Judge(); len(r) != 1 || r[0].Cause != ledger.Unknown || !slices.Equal(r[0].Voids,
+		[]string{"cpu_seconds_per_kiloevent", "latency_p50_seconds", "node_max_cpu_seconds_per_kiloevent"}) {
 		t.Errorf("two kinds: %+v", r)
 	}
 	old := slow

@@ -335,7 +335,8 @@ type NodeAgent struct {
 	Dir      string                              // for files that processes of a trial read, and the record of the last
 	Features []string                            // by which specs may name what they need
 	Machine  func(s *spec.Spec) (Machine, error) // that this machine can do it, and what trials need of it
-	Ready    func() error                        // called when a trial is set up, before the coordinator is told; may be nil
+	// called when a trial is set up, before the coordinator is told; may be nil
+	Ready func() error
 
 	// AllowCommands is whether specs may name commands, files and addresses (Spec.CheckReach).
 	AllowCommands bool
@@ -346,7 +347,7 @@ const nodeRecordFile = "trial.json"
 
 // Run is a cluster.Runner.
 func (a NodeAgent) Run(
-	ctx context.Context, job cluster.Job, barrier func(context.Context) (int64, error),
+	ctx context.Context, job cluster.Job, barrier cluster.Barrier,
 ) (sent json.RawMessage, err error) {
 	var j nodeJob
 	if err := json.Unmarshal(job.Data, &j); err != nil {

@@ -53,7 +53,8 @@ func TestNodesKey(t *testing.T) {
 	if again := mustParse(t, string(text)); again.Nodes() != 3 {
 		t.Errorf("resolved, it has %d nodes: %s", again.Nodes(), text)
 	}
-	x := &nodesTrial{spec: mustParse(t, nodesSpec+"factors: {rate: [50, 60], nodes: [2, 3]}\n").At(spec.Level{"rate": "60", "nodes": "2"}), seed: 7}
+	x := &nodesTrial{spec: mustParse(t, nodesSpec+"factors: {rate: [50, 60], nodes: [2, 3]}\n").At(spec.Level{"rate": "60",
+		"nodes": "2"}), seed: 7}
 	data, err := x.job(record.PlannedTrial{Index: 4, Arm: "aa"}, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -63,7 +64,8 @@ func TestNodesKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	told := mustParse(t, string(j.Spec))
-	if told.Nodes() != 0 || len(told.Factors) != 0 || told.Loads["client"].Options["rate"] != "60" || j.Seed != 7 || j.Planned.Index != 4 {
+	if told.Nodes() != 0 || len(told.Factors) != 0 || told.Loads["client"].Options["rate"] != "60" || j.Seed != 7 ||
+		j.Planned.Index != 4 {
 		t.Errorf("a node is told %s", data)
 	}
 }
@@ -82,7 +84,8 @@ func (f *fakeNodes) Why(string) string                      { return "" }
 func (f *fakeNodes) PIDs() []int                            { return nil }
 func (f *fakeNodes) Group() string                          { return f.group }
 
-func (f *fakeNodes) Run(_ context.Context, _ []string, _ cluster.Share, data json.RawMessage, _, _ time.Duration, begun func(int64)) []cluster.Outcome {
+func (f *fakeNodes) Run(_ context.Context, _ []string, _ cluster.Share, data json.RawMessage, _, _ time.Duration,
+	begun func(int64)) []cluster.Outcome {
 	var j nodeJob
 	if err := json.Unmarshal(data, &j); err != nil {
 		panic(err)
@@ -92,9 +95,11 @@ func (f *fakeNodes) Run(_ context.Context, _ []string, _ cluster.Share, data jso
 }
 
 // goodOutcome is that of a node with one load of so many requests, all after so long.
-func goodOutcome(t *testing.T, name string, planned record.PlannedTrial, done int64, latency time.Duration, change func(*nodeRecord)) cluster.Outcome {
+func goodOutcome(t *testing.T, name string, planned record.PlannedTrial, done int64, latency time.Duration,
+	change func(*nodeRecord)) cluster.Outcome {
 	t.Helper()
-	r := load.Result{Generator: "http", Mode: load.Open, Seconds: 2, Rate: float64(done) / 2, Intended: done, Sent: done, Done: done, Opened: done, Connections: 4, CPUs: 1}
+	r := load.Result{Generator: "http", Mode: load.Open, Seconds: 2, Rate: float64(done) / 2, Intended: done, Sent: done,
+		Done: done, Opened: done, Connections: 4, CPUs: 1}
 	h := hdrhistogram.New(1, 100_000_000_000, 3)
 	if err := h.RecordValues(latency.Nanoseconds(), done); err != nil {
 		t.Fatal(err)
@@ -105,7 +110,8 @@ func goodOutcome(t *testing.T, name string, planned record.PlannedTrial, done in
 	n := nodeRecord{Trial: record.Trial{
 		Schema: record.TrialSchema, PlannedTrial: planned, Ledger: &ledger.Ledger{}, Validity: record.Validity{Valid: true},
 		Loads: map[string]load.Result{"client": r},
-		Metrics: map[string]float64{"cpu_seconds_per_connection": float64(done) * 1e-6, "memory_hard_bytes": float64(done), "latency_p50_seconds": 99, "throughput_per_second": float64(done) / 2, "error_ratio": 99,
+		Metrics: map[string]float64{"cpu_seconds_per_connection": float64(done) * 1e-6, "memory_hard_bytes": float64(done),
+			"latency_p50_seconds": 99, "throughput_per_second": float64(done) / 2, "error_ratio": 99,
 			"events_generated": float64(done), "cpu_seconds_per_request": float64(done) * 1e-3},
 		Counts: map[string]record.Count{"bpf_client_share": {In: 1, Of: int(done)}},
 	}}
@@ -161,7 +167,8 @@ func TestPooled(t *testing.T) {
 	three := func(change func([]cluster.Outcome)) func(p record.PlannedTrial) []cluster.Outcome {
 		return func(p record.PlannedTrial) []cluster.Outcome {
 			os := []cluster.Outcome{
-				goodOutcome(t, "a", p, 1000, time.Millisecond, nil), goodOutcome(t, "b", p, 1000, time.Millisecond, nil), goodOutcome(t, "c", p, 4000, 3*time.Millisecond, nil)}
+				goodOutcome(t, "a", p, 1000, time.Millisecond, nil), goodOutcome(t, "b", p, 1000, time.Millisecond, nil),
+				goodOutcome(t, "c", p, 4000, 3*time.Millisecond, nil)}
 			change(os)
 			return os
 		}
@@ -177,14 +184,17 @@ func TestPooled(t *testing.T) {
 		}
 	}
 	tr := run(three(func([]cluster.Outcome) {}))
-	if !tr.Validity.Valid || len(tr.Nodes) != 3 || *tr.Nodes[0].ClockOffset != 5 || *tr.Nodes[2].ClockError != 2 || *tr.Nodes[1].StartedLateNs != 0 {
+	if !tr.Validity.Valid || len(tr.Nodes) != 3 || *tr.Nodes[0].ClockOffset != 5 || *tr.Nodes[2].ClockError != 2 ||
+		*tr.Nodes[1].StartedLateNs != 0 {
 		t.Errorf("%+v, nodes %+v", tr.Validity, tr.Nodes)
 	}
 	check(tr, map[string]float64{
-		"throughput_per_second": 3000, "latency_p50_seconds": 3e-3, "error_ratio": 0, "memory_hard_bytes": 2000, "nodes_failed": 0,
+		"throughput_per_second": 3000, "latency_p50_seconds": 3e-3, "error_ratio": 0, "memory_hard_bytes": 2000,
+		"nodes_failed":               0,
 		"cpu_seconds_per_connection": (1000*1000e-6 + 1000*1000e-6 + 4000*4000e-6) / 6000, "map_bytes": absent,
 	})
-	if l := tr.Loads["client"]; l.Done != 6000 || l.Connections != 12 || l.Seconds != 2 || tr.Nodes[0].Trial.Loads["client"].Histograms != nil {
+	if l := tr.Loads["client"]; l.Done != 6000 || l.Connections != 12 || l.Seconds != 2 ||
+		tr.Nodes[0].Trial.Loads["client"].Histograms != nil {
 		t.Errorf("the loads together: %+v", l)
 	}
 	if c := tr.Counts["bpf_client_share"]; c != (record.Count{In: 3, Of: 6000}) {
@@ -193,7 +203,8 @@ func TestPooled(t *testing.T) {
 
 	p := &measured.Pool{Setup: &mustParse(t, nodesSpec).Setup, Trial: &tr}
 	p.Gather()
-	for name, want := range map[string]float64{"events_generated": 6000, "cpu_seconds_per_request": (1000*1 + 1000*1 + 4000*4) / 6000.0} {
+	for name, want := range map[string]float64{"events_generated": 6000,
+		"cpu_seconds_per_request": (1000*1 + 1000*1 + 4000*4) / 6000.0} {
 		if v, ok := p.Over(metricOf(t, name)); !ok || math.Abs(v-want) > 1e-9 {
 			t.Errorf("%s over the nodes is %v (%v), want %v", name, v, ok, want)
 		}
@@ -205,10 +216,12 @@ func TestPooled(t *testing.T) {
 		says   string
 	}{
 		{"gone", func(os []cluster.Outcome) { os[2].Record, os[2].Failed = nil, errors.New("it went away") }, "it went away"},
-		{"half a record", func(os []cluster.Outcome) { os[2].Record = os[2].Record[:len(os[2].Record)/2] }, "its record cannot be decoded"},
+		{"half a record", func(os []cluster.Outcome) { os[2].Record = os[2].Record[:len(os[2].Record)/2] },
+			"its record cannot be decoded"},
 		{"no record", func(os []cluster.Outcome) { os[2].Record = nil }, "it sent no record"},
 		{"no metrics", func(os []cluster.Outcome) {
-			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1, func(r *nodeRecord) { r.Trial.Metrics = nil })
+			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1,
+				func(r *nodeRecord) { r.Trial.Metrics = nil })
 		}, "half a record"},
 		{"another trial", func(os []cluster.Outcome) {
 			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 2, Arm: record.Direct}, 10, 1, nil)
@@ -227,19 +240,24 @@ func TestPooled(t *testing.T) {
 			os[2].Record = json.RawMessage(`{"trial":{"schema":"tare.trial/v1","index":1,"arm":"direct","metrics":{},"ledger":{"cgroups":[` + strings.Repeat("{},", maxRecordValues/2-100) + `{}]}}}`)
 		}, "MiB, and 8 are allowed"},
 		{"a record of nodes", func(os []cluster.Outcome) {
-			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1, func(r *nodeRecord) { r.Trial.Nodes = make([]record.NodeTrial, 2) })
+			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1,
+				func(r *nodeRecord) { r.Trial.Nodes = make([]record.NodeTrial, 2) })
 		}, "its record has nodes of its own"},
 		{"before its time", func(os []cluster.Outcome) {
-			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1, func(r *nodeRecord) { r.Late = -1 })
+			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1,
+				func(r *nodeRecord) { r.Late = -1 })
 		}, "before the time"},
 		{"late", func(os []cluster.Outcome) {
-			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1, func(r *nodeRecord) { r.Late = 12_345_678 })
+			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1,
+				func(r *nodeRecord) { r.Late = 12_345_678 })
 		}, "it began 12.3ms late, and 5ms is allowed"},
 		{"counters read late", func(os []cluster.Outcome) {
-			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1, func(r *nodeRecord) { r.Closed = 30_000_000 })
+			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1,
+				func(r *nodeRecord) { r.Closed = 30_000_000 })
 		}, "its counters were read 30ms after an edge of the window, and 20ms is allowed"},
 		{"failed there", func(os []cluster.Outcome) {
-			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1, func(r *nodeRecord) { r.Trial.Validity = record.Validity{Failed: "setting up: no"} })
+			os[2] = goodOutcome(t, "c", record.PlannedTrial{Index: 1, Arm: record.Direct}, 10, 1,
+				func(r *nodeRecord) { r.Trial.Validity = record.Validity{Failed: "setting up: no"} })
 		}, "setting up: no"},
 	} {
 		tr := run(three(c.change))
@@ -249,7 +267,8 @@ func TestPooled(t *testing.T) {
 		if says := tr.FailedNodes(len(tr.Nodes)); !strings.HasPrefix(says, "c: ") || !strings.Contains(says, c.says) {
 			t.Errorf("%s: it says %q", c.name, says)
 		}
-		check(tr, map[string]float64{"throughput_per_second": absent, "latency_p50_seconds": 1e-3, "memory_hard_bytes": 1000, "cpu_seconds_per_connection": 1e-3, "nodes_failed": 1})
+		check(tr, map[string]float64{"throughput_per_second": absent, "latency_p50_seconds": 1e-3, "memory_hard_bytes": 1000,
+			"cpu_seconds_per_connection": 1e-3, "nodes_failed": 1})
 		p := &measured.Pool{Setup: &mustParse(t, nodesSpec).Setup, Trial: &tr}
 		p.Gather()
 		if _, ok := p.Over(metricOf(t, "events_generated")); ok {
@@ -258,7 +277,8 @@ func TestPooled(t *testing.T) {
 	}
 
 	two := func(os []cluster.Outcome) { os[1].Failed, os[2].Failed = errors.New("gone"), errors.New("gone") }
-	if tr := run(three(two)); tr.Validity.Valid || len(tr.Validity.Reasons) != 1 || tr.Validity.Reasons[0].Gate != "nodes" || !strings.Contains(tr.Validity.Reasons[0].Message, "2 of 3 nodes failed") {
+	if tr := run(three(two)); tr.Validity.Valid || len(tr.Validity.Reasons) != 1 ||
+		tr.Validity.Reasons[0].Gate != "nodes" || !strings.Contains(tr.Validity.Reasons[0].Message, "2 of 3 nodes failed") {
 		t.Errorf("two of three: %+v", tr.Validity)
 	}
 	all := func(os []cluster.Outcome) {
@@ -266,10 +286,12 @@ func TestPooled(t *testing.T) {
 			os[i].Failed = fmt.Errorf("gone by way %d", i+1)
 		}
 	}
-	if tr := run(three(all)); !strings.Contains(tr.Validity.Failed, "the trial failed at all of 3 nodes; at a: gone by way 1; b: gone by way 2; c: gone by way 3") || len(tr.Nodes) != 3 {
+	if tr := run(three(all)); !strings.Contains(tr.Validity.Failed,
+		"the trial failed at all of 3 nodes; at a: gone by way 1; b: gone by way 2; c: gone by way 3") || len(tr.Nodes) != 3 {
 		t.Errorf("all: %+v", tr.Validity)
 	}
-	many := &record.Trial{Nodes: []record.NodeTrial{{Name: "a", Failed: "gone"}, {Name: "b"}, {Name: "c", Failed: "late"}, {Name: "d", Failed: "gone"}}}
+	many := &record.Trial{Nodes: []record.NodeTrial{{Name: "a", Failed: "gone"}, {Name: "b"}, {Name: "c", Failed: "late"},
+		{Name: "d", Failed: "gone"}}}
 	if says := many.FailedNodes(2); says != "a: gone; c: late; and at 1 more" {
 		t.Errorf("the first two of three: %q", says)
 	}
@@ -280,7 +302,8 @@ func TestPooled(t *testing.T) {
 			})
 		}
 	}
-	if tr := run(three(invalid)); tr.Validity.Valid || len(tr.Validity.Reasons) != 1 || tr.Validity.Reasons[0].Message != "a: client: late (and 2 more of the gate lag)" {
+	if tr := run(three(invalid)); tr.Validity.Valid || len(tr.Validity.Reasons) != 1 ||
+		tr.Validity.Reasons[0].Message != "a: client: late (and 2 more of the gate lag)" {
 		t.Errorf("invalid at each: %+v", tr.Validity)
 	}
 }
@@ -288,7 +311,8 @@ func TestPooled(t *testing.T) {
 // TestNoNodes: a trial on nodes that are not there is refused with its hint.
 func TestNoNodes(t *testing.T) {
 	g := newGround(t)
-	for want, nodes := range map[string]Nodes{"give --local-nodes": nil, "on 3 nodes, and there are 2": &fakeNodes{names: []string{"a", "b"}}} {
+	for want, nodes := range map[string]Nodes{"give --local-nodes": nil,
+		"on 3 nodes, and there are 2": &fakeNodes{names: []string{"a", "b"}}} {
 		m := g.machine
 		m.Nodes = nodes
 		var tr record.Trial
@@ -310,14 +334,16 @@ func TestNodeAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	readied := false
-	a := NodeAgent{Name: "a", Dir: t.TempDir(), Ready: func() error { readied = true; return nil }, Machine: func(*spec.Spec) (Machine, error) { return g.machine, nil }}
+	a := NodeAgent{Name: "a", Dir: t.TempDir(), Ready: func() error { readied = true; return nil },
+		Machine: func(*spec.Spec) (Machine, error) { return g.machine, nil }}
 	var begin int64
 	soon := func(context.Context) (int64, error) {
 		if !readied {
 			t.Error("not readied before the barrier")
 		}
 		limits := map[string]int{}
-		want := map[string]string{"cpu.cfs_quota_us": "50000", "cpu.max": "50000 100000", "cpu.shares": "256", "cpu.weight": "25"}
+		want := map[string]string{"cpu.cfs_quota_us": "50000", "cpu.max": "50000 100000", "cpu.shares": "256",
+			"cpu.weight": "25"}
 		for _, h := range g.machine.Cgroups.Hierarchies {
 			for file, is := range want {
 				found, _ := filepath.Glob(filepath.Join(h.Mount, fmt.Sprintf("tare-trial-4-p%d-*", os.Getpid()), file))
@@ -342,10 +368,13 @@ func TestNodeAgent(t *testing.T) {
 	if err := json.Unmarshal(out, &r); err != nil {
 		t.Fatal(err)
 	}
-	if r.Late != 0 || r.Trial.Index != 4 || r.Trial.Validity.Failed != "" || r.Trial.Metrics["throughput_per_second"] <= 0 {
+	if r.Late != 0 || r.Trial.Index != 4 || r.Trial.Validity.Failed != "" ||
+		r.Trial.Metrics["throughput_per_second"] <= 0 {
 		t.Errorf("%+v", r)
 	}
-	if early := time.Duration(begin + int64(x.spec.Warmup) - measured.MonotonicOf(r.Trial.Ledger.Window.Start)); early > time.Millisecond || r.Opened < 0 || r.Closed < 0 {
+	opened := measured.MonotonicOf(r.Trial.Ledger.Window.Start)
+	early := time.Duration(begin + int64(x.spec.Warmup) - opened)
+	if early > time.Millisecond || r.Opened < 0 || r.Closed < 0 {
 		t.Errorf("the window opened %v before the warm-up's end", early)
 	}
 	if kept, err := os.ReadFile(filepath.Join(a.Dir, nodeRecordFile)); err != nil || string(kept) != string(out) {
@@ -353,12 +382,15 @@ func TestNodeAgent(t *testing.T) {
 	}
 
 	t.Run("late", func(t *testing.T) {
-		out, err := a.Run(t.Context(), cluster.Job{ID: 2, Data: data}, func(context.Context) (int64, error) { return pace.Now() - int64(20*time.Millisecond), nil })
+		out, err := a.Run(t.Context(), cluster.Job{ID: 2, Data: data},
+			func(context.Context) (int64, error) { return pace.Now() - int64(20*time.Millisecond), nil })
 		if err != nil {
 			t.Fatal(err)
 		}
-		n := (&nodesTrial{machine: Machine{Nodes: &fakeNodes{}}, spec: x.spec}).nodeTrial(cluster.Outcome{Name: "a", Record: out, Begin: 1}, planned, 0)
-		if !strings.Contains(n.Failed, "late, and 5ms is allowed") || n.Trial == nil || *n.StartedLateNs < int64(20*time.Millisecond) {
+		n := (&nodesTrial{machine: Machine{Nodes: &fakeNodes{}}, spec: x.spec}).nodeTrial(cluster.Outcome{Name: "a",
+			Record: out, Begin: 1}, planned, 0)
+		if !strings.Contains(n.Failed, "late, and 5ms is allowed") || n.Trial == nil ||
+			*n.StartedLateNs < int64(20*time.Millisecond) {
 			t.Errorf("%+v", n)
 		}
 	})
@@ -426,7 +458,8 @@ func FuzzNodeRecord(f *testing.F) {
 		p.Gather()
 		p.Judge()
 		p.Trim("/tare-nodes")
-		if measured.FailedNodes(tr.Nodes) == 2 && tr.Metrics["nodes_failed"] != 2 || measured.FailedNodes(tr.Nodes) == 2 && len(tr.Metrics) != 1 {
+		if measured.FailedNodes(tr.Nodes) == 2 && tr.Metrics["nodes_failed"] != 2 ||
+			measured.FailedNodes(tr.Nodes) == 2 && len(tr.Metrics) != 1 {
 			t.Errorf("both failed, and the metrics are %v", tr.Metrics)
 		}
 		if _, err := json.Marshal(tr); err != nil {
@@ -469,19 +502,25 @@ func TestNodesNeverAverageQuantiles(t *testing.T) {
 		return record.NodeTrial{Name: "n", Trial: &record.Trial{
 			Loads: map[string]load.Result{"client": client}, Work: &work, Validity: record.Validity{Valid: true},
 			Metrics: map[string]float64{ // as a node of Tare before 0.3 tells them
-				"limited_most_share": most, "sched_delay_p99_seconds": each.Seconds(), "push_p99_seconds": each.Seconds(), "flush_p99_seconds": each.Seconds(),
-				"old_endpoint_p99_seconds": each.Seconds(), "push_received_p50_seconds": each.Seconds(), "sched_delay_max_seconds": each.Seconds(),
-				"flush_seconds": each.Seconds(),
+				"limited_most_share": most, "sched_delay_p99_seconds": each.Seconds(), "push_p99_seconds": each.Seconds(),
+				"flush_p99_seconds":        each.Seconds(),
+				"old_endpoint_p99_seconds": each.Seconds(), "push_received_p50_seconds": each.Seconds(),
+				"sched_delay_max_seconds": each.Seconds(),
+				"flush_seconds":           each.Seconds(),
 			},
 		}}
 	}
-	tr := &record.Trial{Loads: map[string]load.Result{}, Nodes: []record.NodeTrial{node(9000, 10*time.Millisecond, 0.9), node(1000, time.Millisecond, 0.1)}}
+	tr := &record.Trial{Loads: map[string]load.Result{}, Nodes: []record.NodeTrial{node(9000, 10*time.Millisecond, 0.9),
+		node(1000, time.Millisecond, 0.1)}}
 	p := &measured.Pool{Setup: &mustParse(t, nodesSpec).Setup, Trial: tr}
 	p.Gather()
 	for name, want := range map[string]float64{
-		"sched_delay_p50_seconds": 10e-3, "sched_delay_p99_seconds": 10e-3, "sched_delay_max_seconds": 10e-3, "push_p99_seconds": 10e-3,
-		"push_usable_p99_seconds": 10e-3, "push_sent_p50_seconds": 10e-3, "push_received_p50_seconds": 10e-3, "push_received_max_seconds": 10e-3,
-		"old_endpoint_p99_seconds": 10e-3, "flush_p99_seconds": 10e-3, "flush_seconds": (9*10e-3 + 1e-3) / 10, "limited_most_share": 0.9,
+		"sched_delay_p50_seconds": 10e-3, "sched_delay_p99_seconds": 10e-3, "sched_delay_max_seconds": 10e-3,
+		"push_p99_seconds":        10e-3,
+		"push_usable_p99_seconds": 10e-3, "push_sent_p50_seconds": 10e-3, "push_received_p50_seconds": 10e-3,
+		"push_received_max_seconds": 10e-3,
+		"old_endpoint_p99_seconds":  10e-3, "flush_p99_seconds": 10e-3, "flush_seconds": (9*10e-3 + 1e-3) / 10,
+		"limited_most_share": 0.9,
 	} {
 		if got, ok := tr.Metrics[name]; !ok || math.Abs(got-want) > 0.002*want {
 			t.Errorf("%s of both nodes is %v (there: %v), want %v", name, got, ok, want)
@@ -512,8 +551,10 @@ func TestDefinitions(t *testing.T) {
 	}
 	// Whichever way is better of these, Tare has said otherwise.
 	for name, want := range map[string]metric.Direction{
-		"replacements_per_second": metric.Higher, "throughput_per_second": metric.Higher, "events_delivered": metric.Higher, "events_lost": metric.Lower,
-		"cpu_busy_share": metric.Neither, "bpf_client_share": metric.Neither, "limited_share": metric.Neither, "records_per_flush": metric.Neither,
+		"replacements_per_second": metric.Higher, "throughput_per_second": metric.Higher, "events_delivered": metric.Higher,
+		"events_lost":    metric.Lower,
+		"cpu_busy_share": metric.Neither, "bpf_client_share": metric.Neither, "limited_share": metric.Neither,
+		"records_per_flush": metric.Neither,
 		"map_charged_share": metric.Neither, "events_generated": metric.Neither, "events_counted": metric.Neither,
 	} {
 		if got := set.Of(name).Better; got != want {

@@ -32,13 +32,17 @@ factors:
 func TestPushRefuses(t *testing.T) {
 	mustParse(t, pushSpec)
 	for want, change := range map[string][2]string{
-		`"xds" must be the name of one application of kind mesh or istiod, and "web" is not`:  {"snapshot, xds: mesh", "snapshot, xds: web"},
-		`"xds" must be the name of one application of kind mesh or istiod, and "none" is not`: {"value, xds: mesh", "value, xds: none"},
-		`and "mesh" is not`:                                            {"endpoints: 2", "endpoints: 2, count: 2"},
-		`"services" has no meaning beside "xds"`:                       {"snapshot, xds: mesh", "snapshot, xds: mesh, services: 5"},
+		`"xds" must be the name of one application of kind mesh or istiod, and "web" is not`: {"snapshot, xds: mesh",
+			"snapshot, xds: web"},
+		`"xds" must be the name of one application of kind mesh or istiod, and "none" is not`: {"value, xds: mesh",
+			"value, xds: none"},
+		`and "mesh" is not`: {"endpoints: 2", "endpoints: 2, count: 2"},
+		`"services" has no meaning beside "xds"`: {"snapshot, xds: mesh",
+			"snapshot, xds: mesh, services: 5"},
 		`"work: push" times what a control plane says`:                 {"snapshot, xds: mesh", "snapshot"},
 		"a load of kind push cannot go to an application of kind http": {"to: mesh", "to: web"},
-		"a load of kind http cannot go to an application of kind mesh": {"kind: push, to: mesh", "kind: http, rate: 5, to: mesh"},
+		"a load of kind http cannot go to an application of kind mesh": {"kind: push, to: mesh",
+			"kind: http, rate: 5, to: mesh"},
 	} {
 		text := strings.Replace(pushSpec, change[0], change[1], 1)
 		if strings.Contains(want, "http cannot") || strings.Contains(want, `"mesh" is not`) {
@@ -66,7 +70,8 @@ func TestIstiodSpec(t *testing.T) {
 	}
 	t.Setenv("PATH", t.TempDir())
 	t.Setenv("TARE_ISTIOD", filepath.Join(t.TempDir(), "none"))
-	if _, err := s.LeaveOutAbsent(t.Context()); fault.CodeOf(err) != fault.Machine || !strings.Contains(fault.HintOf(err), "make istiod") {
+	if _, err := s.LeaveOutAbsent(t.Context()); fault.CodeOf(err) != fault.Machine ||
+		!strings.Contains(fault.HintOf(err), "make istiod") {
 		t.Errorf("without istiod: %v", err)
 	}
 }
@@ -90,7 +95,8 @@ func TestIstiodRefuses(t *testing.T) {
 	mustParse(t, istiodSpec)
 	for _, more := range []string{"services: 5", "work: replace", "xds: web"} {
 		text := strings.Replace(istiodSpec, "control-plane: istiod", "control-plane: istiod, "+more, 1)
-		if _, err := spec.Parse("test.yaml", []byte(text), testFeatures); err == nil || !strings.Contains(err.Error(), "has no meaning beside") {
+		if _, err := spec.Parse("test.yaml", []byte(text), testFeatures); err == nil ||
+			!strings.Contains(err.Error(), "has no meaning beside") {
 			t.Errorf("%s: %v", more, err)
 		}
 	}
@@ -145,7 +151,8 @@ func TestPushTrials(t *testing.T) {
 				t.Errorf("%s at %v: %s is %g", tr.Arm, tr.Factors, name, m[name])
 			}
 		}
-		if m["push_usable_seconds"] < m["push_received_seconds"]/2 || m["push_seconds"] < m["push_sent_seconds"] || m["push_gap_seconds"] <= 0 || m["throughput_per_second"] <= 0 {
+		if m["push_usable_seconds"] < m["push_received_seconds"]/2 || m["push_seconds"] < m["push_sent_seconds"] ||
+			m["push_gap_seconds"] <= 0 || m["throughput_per_second"] <= 0 {
 			t.Errorf("%s at %v: %v", tr.Arm, tr.Factors, m)
 		}
 		if m["push_refused_ratio"] != 0 || m["push_wrong_ratio"] != 0 {

@@ -80,7 +80,8 @@ func (w emptyWindow) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, err
 	if err := pace.SleepUntil(ctx, at); err != nil {
 		return nil, err
 	}
-	return &ledger.Ledger{Schema: ledger.Schema, Window: ledger.Window{Start: w.opened, End: time.Now(), Seconds: float64(at-w.from) / 1e9}}, nil
+	return &ledger.Ledger{Schema: ledger.Schema,
+		Window: ledger.Window{Start: w.opened, End: time.Now(), Seconds: float64(at-w.from) / 1e9}}, nil
 }
 
 type ground struct {
@@ -124,13 +125,15 @@ func (g *ground) nothingLeft() {
 	}
 	environs, _ := filepath.Glob("/proc/[0-9]*/environ")
 	for _, e := range environs {
-		if data, err := os.ReadFile(e); err == nil && strings.Contains(string(data), placement.Mark+"=tare-trial-") && strings.Contains(string(data), mark) {
+		if data, err := os.ReadFile(e); err == nil && strings.Contains(string(data), placement.Mark+"=tare-trial-") &&
+			strings.Contains(string(data), mark) {
 			g.t.Errorf("a process is left: %s", e)
 		}
 	}
 }
 
-func (g *ground) run(ctx context.Context, s *spec.Spec, progress func(Progress)) (*record.Contents, []record.Trial, error) {
+func (g *ground) run(ctx context.Context, s *spec.Spec,
+	progress func(Progress)) (*record.Contents, []record.Trial, error) {
 	g.t.Helper()
 	if !g.again {
 		once := *s
@@ -227,7 +230,8 @@ func TestTrials(t *testing.T) {
 		}
 		_, bpf := tr.Metrics["bpf_seconds_per_connection"]
 		if wantZero := tr.Arm != "kernelmesh"; bpf != wantZero || wantZero && tr.Metrics["bpf_seconds_per_connection"] != 0 {
-			t.Errorf("%s: bpf_seconds_per_connection %v, %v; an empty ledger cannot tell it, and without a subject it is 0", tr.Arm, tr.Metrics["bpf_seconds_per_connection"], bpf)
+			t.Errorf("%s: bpf_seconds_per_connection %v, %v; an empty ledger cannot tell it, and without a subject it is 0",
+				tr.Arm, tr.Metrics["bpf_seconds_per_connection"], bpf)
 		}
 	}
 	if len(seen) != 4 || seen[0].Last != nil || seen[3].Last == nil || seen[3].Left != 0 || seen[1].Next.Index != 1 {
@@ -261,7 +265,8 @@ func TestDeadApplication(t *testing.T) {
 	s := mustParse(t, shortSpec)
 	s.Duration = time.Minute
 	g.onOpen = func() {
-		dirs, _ := filepath.Glob(filepath.Join(v2(t, g.machine.Cgroups), fmt.Sprintf("tare-trial-*-p%d-*/work/server/cgroup.procs", os.Getpid())))
+		dirs, _ := filepath.Glob(filepath.Join(v2(t, g.machine.Cgroups),
+			fmt.Sprintf("tare-trial-*-p%d-*/work/server/cgroup.procs", os.Getpid())))
 		if len(dirs) != 1 {
 			t.Errorf("groups of the application: %v", dirs)
 			return
@@ -330,7 +335,9 @@ func TestHopeless(t *testing.T) {
 	if len(trials) != 3 || fault.CodeOf(err) != fault.Machine || fault.HintOf(err) != "fix it" {
 		t.Errorf("%d trials, %v, hint %q", len(trials), err, fault.HintOf(err))
 	}
-	if !slices.ContainsFunc(trials, func(tr record.Trial) bool { return strings.Contains(tr.Validity.Failed, "meter: broken; fix it") }) {
+	if !slices.ContainsFunc(trials, func(tr record.Trial) bool {
+		return strings.Contains(tr.Validity.Failed, "meter: broken; fix it")
+	}) {
 		t.Errorf("%q", trials[0].Validity.Failed)
 	}
 }

@@ -26,7 +26,8 @@ factors:
 // TestBaselineSubject: the baseline and its twin run the subject, factors reach it, and the resolved spec says so too.
 func TestBaselineSubject(t *testing.T) {
 	s := mustParse(t, storeSpec)
-	if s.BaselineName() != "sized:ordered" || s.Of(record.Direct) != s.Baseline || s.Of(record.AA) != s.Baseline || s.Of("value") != s.Arms["value"] {
+	if s.BaselineName() != "sized:ordered" || s.Of(record.Direct) != s.Baseline || s.Of(record.AA) != s.Baseline ||
+		s.Of("value") != s.Arms["value"] {
 		t.Errorf("%q %+v", s.BaselineName(), s.Baseline)
 	}
 	if got := s.AllArms(); !slices.Equal(got, []string{record.Direct, record.AA, "value"}) {
@@ -69,7 +70,8 @@ func TestStoreTrials(t *testing.T) {
 		t.Fatalf("%d trials", len(trials))
 	}
 	for _, tr := range trials {
-		if tr.Validity.Failed != "" || tr.Work == nil || tr.Work.Counts[storebench.Flushes] == 0 || tr.Subject == nil || len(tr.Loads) != 0 {
+		if tr.Validity.Failed != "" || tr.Work == nil || tr.Work.Counts[storebench.Flushes] == 0 || tr.Subject == nil ||
+			len(tr.Loads) != 0 {
 			t.Errorf("%s: %+v, work %v, subject %s", tr.Arm, tr.Validity, tr.Work, tr.Subject)
 			continue
 		}
@@ -80,7 +82,8 @@ func TestStoreTrials(t *testing.T) {
 		if got := tr.Metrics["records_per_flush"]; got != records {
 			t.Errorf("%s at %v: %g records for a flush, want %g", tr.Arm, tr.Factors, got, records)
 		}
-		if m := tr.Metrics; m["flush_seconds"] <= 0 || m["bytes_per_flush"] <= 0 || m["start_seconds"] <= 0 || m["store_open_seconds"] <= 0 {
+		if m := tr.Metrics; m["flush_seconds"] <= 0 || m["bytes_per_flush"] <= 0 || m["start_seconds"] <= 0 ||
+			m["store_open_seconds"] <= 0 {
 			t.Errorf("%s: %v", tr.Arm, m)
 		}
 		for _, not := range []string{"throughput_per_second", "latency_p50_seconds", "lookup_seconds"} {

@@ -37,7 +37,8 @@ func TestTraceSpec(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again := mustParse(t, string(resolved)); again.Arms["mine"].Options["lines"] != `^\{` || again.Loads["execs"].Options["rate"] != "200" {
+	if again := mustParse(t, string(resolved)); again.Arms["mine"].Options["lines"] != `^\{` ||
+		again.Loads["execs"].Options["rate"] != "200" {
 		t.Errorf("read again it is %+v", again.Arms["mine"].Options)
 	}
 }
@@ -54,10 +55,12 @@ func TestTraceRefuses(t *testing.T) {
 		`must be a number or storm, not "strom"; did you mean "storm"?`:      {"rate: 200", "rate: strom"},
 		`give it more "workers" instead of a "count"`:                        {"workers: 2", "count: 2"},
 		"a second load of kind exec":                                         {"arms:", "  more: {kind: exec}\narms:"},
-		"a tracer (exectrace) needs something to trace":                      {"{kind: exec, rate: 200, workers: 2}", "{kind: probe}"},
-		`there is no key "to" in a load "execs"`:                             {"rate: 200", "to: server, rate: 200"},
+		"a tracer (exectrace) needs something to trace": {"{kind: exec, rate: 200, workers: 2}",
+			"{kind: probe}"},
+		`there is no key "to" in a load "execs"`: {"rate: 200", "to: server, rate: 200"},
 	} {
-		if _, err := spec.Parse("test.yaml", []byte(strings.Replace(traceSpec, change[0], change[1], 1)), testFeatures); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := spec.Parse("test.yaml", []byte(strings.Replace(traceSpec, change[0], change[1], 1)),
+			testFeatures); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, not %q", err, want)
 		}
 	}
@@ -70,9 +73,11 @@ func TestTracersThatAreAbsent(t *testing.T) {
 	with := func(more, rest string) *spec.Spec {
 		return mustParse(t, strings.Replace(traceSpec, "gates:", fmt.Sprintf(other, more)+"gates:", 1)+rest)
 	}
-	s := with(", optional: true", "factors:\n  gone.drain: [1s, 2s]\n  execs.rate: [100, 200]\nquick:\n  arms: [gone, mine]\n  factors: {gone.drain: [1s]}\n")
+	s := with(", optional: true", "factors:\n  gone.drain: [1s, 2s]\n  execs.rate: [100, 200]\nquick:\n  arms: [gone, "+
+		"mine]\n  factors: {gone.drain: [1s]}\n")
 	absent, err := s.LeaveOutAbsent(t.Context())
-	if err != nil || len(absent) != 1 || !strings.Contains(absent["gone"], "no-such-tracer-anywhere: not installed; install it") {
+	if err != nil || len(absent) != 1 || !strings.Contains(absent["gone"],
+		"no-such-tracer-anywhere: not installed; install it") {
 		t.Fatalf("absent are %v, %v", absent, err)
 	}
 	if _, there := s.Arms["gone"]; there || len(s.Arms) != 3 || len(s.Levels()) != 2 {
@@ -85,13 +90,15 @@ func TestTracersThatAreAbsent(t *testing.T) {
 	mustParse(t, string(resolved))
 
 	_, err = with("", "").LeaveOutAbsent(t.Context())
-	if fault.CodeOf(err) != fault.Machine || !strings.Contains(err.Error(), "arms.gone") || !strings.Contains(fault.HintOf(err), "optional: true") {
+	if fault.CodeOf(err) != fault.Machine || !strings.Contains(err.Error(), "arms.gone") ||
+		!strings.Contains(fault.HintOf(err), "optional: true") {
 		t.Errorf("one that may not be missing: %v, hint %q", err, fault.HintOf(err))
 	}
 	if absent, err := mustParse(t, traceSpec).LeaveOutAbsent(t.Context()); err != nil || absent != nil {
 		t.Errorf("with all there: %v, %v", absent, err)
 	}
-	if v := with(", version: 'echo v7'", "").SubjectVersions(t.Context(), "own"); v["exectrace"] != "own" || v["no-such-tracer-anywhere"] != "v7" {
+	if v := with(", version: 'echo v7'", "").SubjectVersions(t.Context(), "own"); v["exectrace"] != "own" ||
+		v["no-such-tracer-anywhere"] != "v7" {
 		t.Errorf("versions: %v", v)
 	}
 }
@@ -123,7 +130,8 @@ func TestTracedTrials(t *testing.T) {
 			}
 			continue
 		}
-		if e.Delivered == nil || *e.Delivered != made || *e.Expected != made || *e.Late < 0 || e.SaidLost == nil || *e.SaidLost != 0 {
+		if e.Delivered == nil || *e.Delivered != made || *e.Expected != made || *e.Late < 0 || e.SaidLost == nil ||
+			*e.SaidLost != 0 {
 			text, _ := json.Marshal(e)
 			t.Errorf("%s: %s", tr.Arm, text)
 		}
@@ -136,7 +144,8 @@ func TestTracedTrials(t *testing.T) {
 			RSS       uint64 `json:"rss_bytes"`
 			RSSPeak   uint64 `json:"rss_peak_bytes"`
 		}
-		if err := json.Unmarshal(tr.Subject, &found); err != nil || len(found.Processes) == 0 || found.RSS < 1<<20 || found.RSSPeak < found.RSS {
+		if err := json.Unmarshal(tr.Subject, &found); err != nil || len(found.Processes) == 0 || found.RSS < 1<<20 ||
+			found.RSSPeak < found.RSS {
 			t.Errorf("%s: %s, %v", tr.Arm, tr.Subject, err)
 		}
 		if tr.Metrics["start_seconds"] <= 0 || tr.Metrics["rss_peak_bytes"] != float64(found.RSSPeak) {
@@ -149,7 +158,8 @@ func TestTracedTrials(t *testing.T) {
 func TestTracersThatDoNotWork(t *testing.T) {
 	g := newGround(t)
 	v2(t, g.machine.Cgroups)
-	text := traceSpec[:strings.Index(traceSpec, "  exectrace:")] + `  dead: {subject: command, command: "sh -c 'echo ready; sleep 1; echo it is no use >&2; exit 9'", ready: ready, lines: event}
+	text := traceSpec[:strings.Index(traceSpec, "  exectrace:")] +
+		`  dead: {subject: command, command: "sh -c 'echo ready; sleep 1; echo it is no use >&2; exit 9'", ready: ready, lines: event}
   mute: {subject: command, command: "sh -c 'echo ready; exec sleep 100'", ready: ready, json: stats.delivered, drain: 0s}
   deaf: {subject: command, command: "sh -c 'trap \"\" INT; echo ready; while :; do sleep 1; done'", ready: ready, lines: event, drain: 0s, stop: 100ms}
   never: {subject: command, command: "sh -c 'exit 5'", ready: ready, lines: event}
@@ -174,7 +184,8 @@ gates: {rate: 0, lag: 60s, drift: 1000}
 			for _, w := range tr.Ledger.Warnings {
 				codes[w.Code] = true
 			}
-			if !codes["tracer-killed"] || !codes["no-line-matches"] || tr.Metrics["events_lost"] != tr.Metrics["events_counted"] || tr.Metrics["events_lost"] == 0 {
+			if !codes["tracer-killed"] || !codes["no-line-matches"] ||
+				tr.Metrics["events_lost"] != tr.Metrics["events_counted"] || tr.Metrics["events_lost"] == 0 {
 				t.Errorf("one that heeds nothing and delivers nothing: %+v, metrics %v", tr.Ledger.Warnings, tr.Metrics)
 			}
 		}

@@ -39,7 +39,8 @@ gates: {rate: 0, lag: 60s, drift: 1000, errors: 1}
 			least = 201 * time.Millisecond
 		}
 		// No request can be faster than its delay; of the baseline some must be faster than the planted one.
-		if shortest := time.Duration(h.Min()); shortest < least-least/100 || tr.Arm != "slow" && shortest >= 200*time.Millisecond {
+		if shortest := time.Duration(h.Min()); shortest < least-least/100 ||
+			tr.Arm != "slow" && shortest >= 200*time.Millisecond {
 			t.Errorf("%s: the fastest request took %s, with a delay of %s", tr.Arm, shortest, least)
 		}
 	}

@@ -165,7 +165,8 @@ func FreeNet() (netip.Prefix, error) {
 			return p, nil
 		}
 	}
-	return netip.Prefix{}, fault.New(fault.Machine, linkRange.String(), "remove a route or an address in that range", "all addresses that links could have are in use on this machine")
+	return netip.Prefix{}, fault.New(fault.Machine, linkRange.String(), "remove a route or an address in that range",
+		"all addresses that links could have are in use on this machine")
 }
 
 // Addresses are the two addresses of pair number i of a network, from 0: this machine's and the far end's.

@@ -8,7 +8,8 @@ import (
 )
 
 func TestTells(t *testing.T) {
-	good := Running{Undisturbed: 500, Disturbed: 500, Beyond: map[string]map[string]float64{LatencyRunning: {"p50": 250, "p99": 12}}}
+	good := Running{Undisturbed: 500, Disturbed: 500,
+		Beyond: map[string]map[string]float64{LatencyRunning: {"p50": 250, "p99": 12}}}
 	with := func(change func(*Running)) *Running { r := good; change(&r); return &r }
 	for name, c := range map[string]struct {
 		r        *Running
@@ -16,17 +17,21 @@ func TestTells(t *testing.T) {
 		q        float64
 		why      string // empty: it tells
 	}{
-		"p50":                   {&good, "p50", 0.5, ""},
-		"p99":                   {&good, "p99", 0.99, ""},
-		"not there":             {&good, "p999", 0.999, "0 undisturbed requests lie beyond it, and 10 must"},
-		"nothing told apart":    {nil, "p50", 0.5, "does not tell"},
-		"withheld":              {with(func(r *Running) { r.Withheld = "so it is" }), "p50", 0.5, "so it is"},
-		"95 % disturbed, p50":   {with(func(r *Running) { r.Disturbed = 9500 }), "p50", 0.5, ""},
-		"95 % disturbed, p99":   {with(func(r *Running) { r.Disturbed = 9500 }), "p99", 0.99, "95 % of the requests were disturbed"},
-		"98 % disturbed":        {with(func(r *Running) { r.Disturbed = 24500 }), "p50", 0.5, "98 % of the requests were disturbed"},
+		"p50":                 {&good, "p50", 0.5, ""},
+		"p99":                 {&good, "p99", 0.99, ""},
+		"not there":           {&good, "p999", 0.999, "0 undisturbed requests lie beyond it, and 10 must"},
+		"nothing told apart":  {nil, "p50", 0.5, "does not tell"},
+		"withheld":            {with(func(r *Running) { r.Withheld = "so it is" }), "p50", 0.5, "so it is"},
+		"95 % disturbed, p50": {with(func(r *Running) { r.Disturbed = 9500 }), "p50", 0.5, ""},
+		"95 % disturbed, p99": {with(func(r *Running) { r.Disturbed = 9500 }), "p99", 0.99,
+			"95 % of the requests were disturbed"},
+		"98 % disturbed": {with(func(r *Running) { r.Disturbed = 24500 }), "p50", 0.5,
+			"98 % of the requests were disturbed"},
 		"one in a hundred lost": {with(func(r *Running) { r.LostShare = 0.01 }), "p50", 0.5, ""},
-		"and its tail":          {with(func(r *Running) { r.LostShare = 0.01 }), "p99", 0.99, "about 1 % of the requests wait in queues"},
-		"many lost":             {with(func(r *Running) { r.LostShare = 0.11 }), "p50", 0.5, "about 11 % of the requests wait in queues"},
+		"and its tail": {with(func(r *Running) { r.LostShare = 0.01 }), "p99", 0.99,
+			"about 1 % of the requests wait in queues"},
+		"many lost": {with(func(r *Running) { r.LostShare = 0.11 }), "p50", 0.5,
+			"about 11 % of the requests wait in queues"},
 	} {
 		ok, why := c.r.Tells(LatencyRunning, c.quantile, c.q, 10)
 		if ok != (c.why == "") || !strings.Contains(why, c.why) {
@@ -37,10 +42,13 @@ func TestTells(t *testing.T) {
 
 // TestMergeRunning: what nodes say adds up, and a node can send any number.
 func TestMergeRunning(t *testing.T) {
-	a := &Running{Method: "requests", Undisturbed: 60, Disturbed: 40, LostShare: 0.02, LargestWeight: 2, Scale: 1000, Beyond: map[string]map[string]float64{LatencyRunning: {"p50": 30}}}
-	b := &Running{Method: "requests", Undisturbed: 300, LargestWeight: 1, Scale: 1000, Beyond: map[string]map[string]float64{LatencyRunning: {"p50": 150}}}
+	a := &Running{Method: "requests", Undisturbed: 60, Disturbed: 40, LostShare: 0.02, LargestWeight: 2, Scale: 1000,
+		Beyond: map[string]map[string]float64{LatencyRunning: {"p50": 30}}}
+	b := &Running{Method: "requests", Undisturbed: 300, LargestWeight: 1, Scale: 1000,
+		Beyond: map[string]map[string]float64{LatencyRunning: {"p50": 150}}}
 	sum := MergeRunning([]*Running{a, b})
-	if share, ok := sum.Share(); !ok || share != 0.1 || sum.LostShare != 0.005 || sum.LargestWeight != 2 || sum.Beyond[LatencyRunning]["p50"] != 180 || sum.Method != "requests" || sum.Scale != 1000 {
+	if share, ok := sum.Share(); !ok || share != 0.1 || sum.LostShare != 0.005 || sum.LargestWeight != 2 ||
+		sum.Beyond[LatencyRunning]["p50"] != 180 || sum.Method != "requests" || sum.Scale != 1000 {
 		t.Errorf("%+v", sum)
 	}
 	if a.Beyond[LatencyRunning]["p50"] != 30 {
@@ -52,7 +60,8 @@ func TestMergeRunning(t *testing.T) {
 	if (&Running{}).Withheld != "" || MergeRunning([]*Running{a, {Withheld: "ill"}}).Withheld != "ill" {
 		t.Error("what one withholds is not withheld")
 	}
-	huge := &Running{WatchedSeconds: math.MaxFloat64, Effective: math.MaxFloat64, LostShare: math.MaxFloat64, Disturbed: 2, Beyond: map[string]map[string]float64{"x": {"p50": math.MaxFloat64}}}
+	huge := &Running{WatchedSeconds: math.MaxFloat64, Effective: math.MaxFloat64, LostShare: math.MaxFloat64, Disturbed: 2,
+		Beyond: map[string]map[string]float64{"x": {"p50": math.MaxFloat64}}}
 	if _, err := json.Marshal(MergeRunning([]*Running{huge, huge})); err != nil {
 		t.Error(err)
 	}

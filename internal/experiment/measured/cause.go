@@ -117,7 +117,9 @@ func largest(seconds map[string]float64, most int) []string {
 			names = append(names, name)
 		}
 	}
-	slices.SortFunc(names, func(a, b string) int { return cmp.Or(cmp.Compare(seconds[b], seconds[a]), strings.Compare(a, b)) })
+	slices.SortFunc(names, func(a, b string) int {
+		return cmp.Or(cmp.Compare(seconds[b], seconds[a]), strings.Compare(a, b))
+	})
 	return names[:min(len(names), most)]
 }
 

@@ -80,7 +80,8 @@ func (m *Measured) window() []Trip {
 	}
 	seen := m.Ledger.Window.Seconds / m.Setup.Duration.Seconds()
 	return []Trip{Tripped(GateWindow, seen, minWindow,
-		"counters were read %.3f s apart, and the load's window is %v: tare itself was held up; stop what else is running here",
+		"counters were read %.3f s apart, and the load's window is %v: tare itself was held up; stop what else is "+
+			"running here",
 		m.Ledger.Window.Seconds, m.Setup.Duration)}
 }
 
@@ -151,7 +152,8 @@ func (j *LoadJudge) rate() {
 		switch {
 		case j.Result.Done > 0:
 		case j.copies:
-			j.Trip(GateIdleCopy, 0, 1, "not one request was answered, and other copies of the load worked; lengthen the duration, or see the errors of the trial")
+			j.Trip(GateIdleCopy, 0, 1, "not one request was answered, and other copies of the load worked; lengthen the "+
+				"duration, or see the errors of the trial")
 		default:
 			j.Trip(GateIdle, 0, 1, "not one request was answered; lengthen the duration, or see the errors of the trial")
 		}
@@ -213,7 +215,8 @@ func (j *LoadJudge) Errors() {
 		n += c
 	}
 	if seen, allowed := Ratio(n, j.Result.Intended), j.m.Setup.Gates.Float("errors"); seen > allowed {
-		j.Trip(GateErrors, seen, allowed, "%d of %d requests failed (%s); lower the rate, or see what the application says", n, j.Result.Intended, ErrorKinds(j.Result.Errors))
+		j.Trip(GateErrors, seen, allowed, "%d of %d requests failed (%s); lower the rate, or see what the application says",
+			n, j.Result.Intended, ErrorKinds(j.Result.Errors))
 	}
 }
 
@@ -231,7 +234,8 @@ func ErrorKinds(errors map[string]int64) string {
 
 func (j *LoadJudge) drain() {
 	if seen, allowed := Ratio(j.Result.Unfinished, j.Result.Intended), j.m.Setup.Gates.Float("errors"); seen > allowed {
-		j.Trip(GateDrain, seen, allowed, "%d of %d requests were still without an answer after the drain; lower the rate", j.Result.Unfinished, j.Result.Intended)
+		j.Trip(GateDrain, seen, allowed, "%d of %d requests were still without an answer after the drain; lower the rate",
+			j.Result.Unfinished, j.Result.Intended)
 	}
 }
 
@@ -251,7 +255,9 @@ func (j *LoadJudge) Lag() {
 	}
 	seen, allowed := time.Duration(h.ValueAtQuantile(99)), j.m.Setup.Gates.Duration("lag")
 	if seen > allowed {
-		j.Trip(GateLag, seen.Seconds(), allowed.Seconds(), "the generator started the 99th percentile of requests %v late, and %v is allowed; lower the rate or give the load a CPU of its own",
+		j.Trip(GateLag, seen.Seconds(), allowed.Seconds(),
+			"the generator started the 99th percentile of requests %v late, and %v is allowed; lower the rate or give the "+
+				"load a CPU of its own",
 			seen.Round(time.Microsecond), allowed)
 	}
 }
@@ -260,8 +266,10 @@ func (j *LoadJudge) generator() {
 	if j.Result.CPUs <= 0 || j.Result.Seconds <= 0 || j.Result.Mode != load.Open {
 		return
 	}
-	if seen, allowed := j.Result.CPUSeconds/(j.Result.CPUs*j.Result.Seconds), j.m.Setup.Gates.Float("generator_cpu"); seen > allowed {
-		j.Trip(GateGenerator, seen, allowed, "the generator used %.0f %% of its CPUs, and %g %% is allowed; lower the rate or give it more threads", 100*seen, 100*allowed)
+	allowed := j.m.Setup.Gates.Float("generator_cpu")
+	if seen := j.Result.CPUSeconds / (j.Result.CPUs * j.Result.Seconds); seen > allowed {
+		j.Trip(GateGenerator, seen, allowed, "the generator used %.0f %% of its CPUs, and %g %% is allowed; lower the rate "+
+			"or give it more threads", 100*seen, 100*allowed)
 	}
 }
 
@@ -269,8 +277,10 @@ func (j *LoadJudge) connections() {
 	if j.part == nil || !j.part.Kind.About().HoldsConnections.With(j.part.Options) {
 		return
 	}
-	if seen, allowed := Ratio(int64(j.Result.MaxConnections), int64(j.Result.Connections)), j.m.Setup.Gates.Float("connections"); seen < allowed {
-		j.Trip(GateConnections, seen, allowed, "%d of %d connections were open at once; ask for fewer", j.Result.MaxConnections, j.Result.Connections)
+	if seen, allowed := Ratio(int64(j.Result.MaxConnections),
+		int64(j.Result.Connections)), j.m.Setup.Gates.Float("connections"); seen < allowed {
+		j.Trip(GateConnections, seen, allowed, "%d of %d connections were open at once; ask for fewer",
+			j.Result.MaxConnections, j.Result.Connections)
 	}
 }
 
@@ -293,7 +303,8 @@ func (m *Measured) throttled() []Trip {
 		}
 		if seen, allowed := *g.ThrottledSeconds, m.Setup.Gates.Duration("throttled"); seen > allowed.Seconds() {
 			trips = append(trips, Tripped(GateThrottled, seen, allowed.Seconds(),
-				"%s was throttled for %.3f s, and no CPU limit was asked for it; raise the limit of the group that tare runs in", g.Path, seen))
+				"%s was throttled for %.3f s, and no CPU limit was asked for it; raise the limit of the group that tare runs in",
+				g.Path, seen))
 		}
 	}
 	return trips

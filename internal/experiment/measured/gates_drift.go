@@ -29,7 +29,9 @@ func (j *LoadJudge) Drift() {
 	if j.Result.Mode == load.Closed {
 		if before, after, seen, trips := j.halves(func(s load.Slice) float64 { return float64(s.Done) }, mean, 1); trips {
 			perSecond := float64(len(j.Result.Slices)) / j.Result.Seconds
-			j.Trip(GateDriftRate, seen, j.m.Setup.Gates.Float("drift"), "throughput went from %.0f/s in the first half of the window to %.0f/s in the second, %.0f %% apart, and %g %% is allowed; "+hint,
+			j.Trip(GateDriftRate, seen, j.m.Setup.Gates.Float("drift"),
+				"throughput went from %.0f/s in the first half of the window to %.0f/s in the second, %.0f %% apart, and %g %% "+
+					"is allowed; "+hint,
 				before*perSecond, after*perSecond, 100*seen, 100*j.m.Setup.Gates.Float("drift"))
 		}
 		return
@@ -41,14 +43,17 @@ func (j *LoadJudge) Drift() {
 	}
 	if before, after, seen, trips := j.halves(func(s load.Slice) float64 { return s.P50 }, median, 1e-9); trips {
 		duration := func(seconds float64) time.Duration { return time.Duration(seconds * 1e9).Round(time.Microsecond) }
-		j.Trip(GateDriftLatency, seen, j.m.Setup.Gates.Float("drift"), "the median latency went from %v in the first half of the window to %v in the second, %.0f %% apart, and %g %% is allowed; "+lengthen+"lower the rate"+pin,
+		j.Trip(GateDriftLatency, seen, j.m.Setup.Gates.Float("drift"),
+			"the median latency went from %v in the first half of the window to %v in the second, %.0f %% apart, and %g %% "+
+				"is allowed; "+lengthen+"lower the rate"+pin,
 			duration(before), duration(after), 100*seen, 100*j.m.Setup.Gates.Float("drift"))
 	}
 }
 
 // halves compares the halves of the window: what a middle makes of the slices of each, how far apart that is as a part
 // of the smaller (of least, where that is smaller still), and whether it is too far.
-func (j *LoadJudge) halves(value func(load.Slice) float64, middle func([]float64) float64, least float64) (before, after, seen float64, trips bool) {
+func (j *LoadJudge) halves(value func(load.Slice) float64, middle func([]float64) float64,
+	least float64) (before, after, seen float64, trips bool) {
 	if len(j.Result.Slices) < 2 || j.Result.Done < minInSlice*int64(len(j.Result.Slices)) {
 		return 0, 0, 0, false
 	}

@@ -11,15 +11,23 @@ import (
 
 // The metrics of the groups that the spec gives a CPU limit, and of what eBPF programs take of the machine.
 var limitMetrics = []Metric{
-	{Definition: metric.Definition{Name: "limit_cpus", Unit: quantity.CPUs, Rank: metric.RankOther, Pool: metric.Sum, Cost: true, Needs: NeedNothing, How: "CPU limits of the groups that the spec gives one, added up."}, Value: func(m *Measured) (float64, bool) {
-		total := 0.0
-		for _, g := range m.limited() {
-			total += g.limit
-		}
-		return total, total > 0
-	}},
-	{Definition: metric.Definition{Name: "limited_cpus", Family: "limited", Unit: quantity.CPUs, Rank: metric.RankOther, Pool: metric.Sum, Cost: true, Needs: NeedLimit, Headline: true, How: "CPU time per second of the groups with a CPU limit, as the kernel charges it to them."}, Value: (*Measured).limitedCPUs},
-	{Definition: metric.Definition{Name: "limited_share", Family: "limited", Unit: quantity.Part, Rank: metric.RankOther, Pool: metric.Mean, Needs: NeedLimit, Headline: true, How: "The same as a part of the limit. Quotas are over periods of 100 ms: a window that is no multiple of that can show a little more than all."}, Value: func(m *Measured) (float64, bool) {
+	{Definition: metric.Definition{Name: "limit_cpus", Unit: quantity.CPUs, Rank: metric.RankOther, Pool: metric.Sum,
+		Cost: true, Needs: NeedNothing, How: "CPU limits of the groups that the spec gives one, added up."},
+		Value: func(m *Measured) (float64, bool) {
+			total := 0.0
+			for _, g := range m.limited() {
+				total += g.limit
+			}
+			return total, total > 0
+		}},
+	{Definition: metric.Definition{Name: "limited_cpus", Family: "limited", Unit: quantity.CPUs, Rank: metric.RankOther,
+		Pool: metric.Sum, Cost: true, Needs: NeedLimit, Headline: true,
+		How: "CPU time per second of the groups with a CPU limit, as the kernel charges it to them."},
+		Value: (*Measured).limitedCPUs},
+	{Definition: metric.Definition{Name: "limited_share", Family: "limited", Unit: quantity.Part, Rank: metric.RankOther,
+		Pool: metric.Mean, Needs: NeedLimit, Headline: true,
+		How: "The same as a part of the limit. Quotas are over periods of 100 ms: a window that is no multiple of that can " +
+			"show a little more than all."}, Value: func(m *Measured) (float64, bool) {
 		used, ok := m.limitedCPUs()
 		limit := 0.0
 		for _, g := range m.limited() {
@@ -27,40 +35,79 @@ var limitMetrics = []Metric{
 		}
 		return used / limit, ok
 	}},
-	{Definition: metric.Definition{Name: "limited_most_share", Family: "limited", Unit: quantity.Part, Rank: metric.RankOther, Pool: metric.Largest, Needs: NeedLimit, How: "The same of the one group that came closest to its own limit, or went furthest over it."}, Value: func(m *Measured) (most float64, ok bool) {
-		for _, g := range m.limited() {
-			if g.CPUSeconds != nil {
-				most, ok = max(most, Rate(*g.CPUSeconds, m.Ledger.Window.Seconds)/g.limit), true
+	{Definition: metric.Definition{Name: "limited_most_share", Family: "limited", Unit: quantity.Part,
+		Rank: metric.RankOther, Pool: metric.Largest, Needs: NeedLimit,
+		How: "The same of the one group that came closest to its own limit, or went furthest over it."},
+		Value: func(m *Measured) (most float64, ok bool) {
+			for _, g := range m.limited() {
+				if g.CPUSeconds != nil {
+					most, ok = max(most, Rate(*g.CPUSeconds, m.Ledger.Window.Seconds)/g.limit), true
+				}
 			}
-		}
-		return most, ok
-	}},
-	{Definition: metric.Definition{Name: "limited_throttled_share", Family: "limited", Unit: quantity.Part, Rank: metric.RankOther, Pool: metric.Mean, Needs: NeedSamples, Headline: true, How: "Periods in which the groups with a CPU limit were throttled, as a part of the periods in which they ran, all of them together."}, Value: (*Measured).limitedThrottled},
-	{Definition: metric.Definition{Name: "limited_bpf_cpus", Family: "limited", Unit: quantity.CPUs, Rank: metric.RankOther, Pool: metric.Sum, Cost: true, Better: metric.Lower, Needs: NeedLimit, How: "CPU time per second that the subject's eBPF programs take inside the CPU time of the groups with a limit: above their tasks, in task context, and in softirq too where the kernel leaves interrupts in the time of the task that they interrupted. By the samples of this trial, which count CPU time: the kernel's run time of programs counts also what other tasks take while a program waits to go on. Where interrupts are off for long (timers of a virtual machine), samples come late and fall on what runs next." + NoSubject}, Value: (*Measured).limitedBPF},
-	{Definition: metric.Definition{Name: "limited_cpu_seconds_per_connection", Family: "limited", Unit: quantity.Seconds + " per connection", Rank: metric.RankOther, Pool: metric.PerConnection, Cost: true, Better: metric.Lower, Needs: NeedCost, Headline: true, How: "CPU time that the kernel charges to the groups with a limit, per connection that the loads opened. What a program adds to it is inside the limit, whoever counts the program's run time and however."}, Value: Per((*Measured).limitedCPUs, (*Measured).ConnectionRate)},
-	{Definition: metric.Definition{Name: "bpf_limited_task_share", Family: "bpf", Unit: quantity.Part, Rank: metric.RankBPF, Pool: metric.Counts, Needs: NeedSamples, How: "Part of the subject's eBPF run time that ran in the groups with a CPU limit, in task context: samples, pooled over the trials of an arm. Left out below 25 samples."},
+			return most, ok
+		}},
+	{Definition: metric.Definition{Name: "limited_throttled_share", Family: "limited", Unit: quantity.Part,
+		Rank: metric.RankOther, Pool: metric.Mean, Needs: NeedSamples, Headline: true,
+		How: "Periods in which the groups with a CPU limit were throttled, as a part of the periods in which they ran, all " +
+			"of them together."}, Value: (*Measured).limitedThrottled},
+	{Definition: metric.Definition{Name: "limited_bpf_cpus", Family: "limited", Unit: quantity.CPUs,
+		Rank: metric.RankOther, Pool: metric.Sum, Cost: true, Better: metric.Lower, Needs: NeedLimit,
+		How: "CPU time per second that the subject's eBPF programs take inside the CPU time of the groups with a limit: " +
+			"above their tasks, in task context, and in softirq too where the kernel leaves interrupts in the time of the " +
+			"task that they interrupted. By the samples of this trial, which count CPU time: the kernel's run time of " +
+			"programs counts also what other tasks take while a program waits to go on. Where interrupts are off for long " +
+			"(timers of a virtual machine), samples come late and fall on what runs next." + NoSubject,
+	}, Value: (*Measured).limitedBPF},
+	{Definition: metric.Definition{Name: "limited_cpu_seconds_per_connection", Family: "limited", Unit: quantity.Seconds +
+		" per connection", Rank: metric.RankOther, Pool: metric.PerConnection, Cost: true, Better: metric.Lower,
+		Needs: NeedCost, Headline: true, How: "CPU time that the kernel charges to the groups with a limit, per connection " +
+			"that the loads opened. What a program adds to it is inside the limit, whoever counts the program's run time " +
+			"and however."}, Value: Per((*Measured).limitedCPUs, (*Measured).ConnectionRate)},
+	{Definition: metric.Definition{Name: "bpf_limited_task_share", Family: "bpf", Unit: quantity.Part,
+		Rank: metric.RankBPF, Pool: metric.Counts, Needs: NeedSamples,
+		How: "Part of the subject's eBPF run time that ran in the groups with a CPU limit, in task context: samples, " +
+			"pooled over the trials of an arm. Left out below 25 samples."},
 		Count: func(m *Measured) (in, of int) {
 			return m.limitedSamples(func(g *limitedGroup, c ledger.Context) bool { return g != nil && !interrupt(c) })
 		}},
-	{Definition: metric.Definition{Name: "bpf_limited_softirq_share", Family: "bpf", Unit: quantity.Part, Rank: metric.RankBPF, Pool: metric.Counts, Needs: NeedSamples, How: "The same in softirq and hardirq above tasks of these groups."},
+	{Definition: metric.Definition{Name: "bpf_limited_softirq_share", Family: "bpf", Unit: quantity.Part,
+		Rank: metric.RankBPF, Pool: metric.Counts, Needs: NeedSamples,
+		How: "The same in softirq and hardirq above tasks of these groups."},
 		Count: func(m *Measured) (in, of int) {
 			return m.limitedSamples(func(g *limitedGroup, c ledger.Context) bool { return g != nil && interrupt(c) })
 		}},
-	{Definition: metric.Definition{Name: "bpf_limited_inside_share", Family: "bpf", Unit: quantity.Part, Rank: metric.RankBPF, Pool: metric.Counts, Needs: NeedSamples, How: "The same, both contexts, as far as it is inside the CPU time of these groups, and so inside their limit: whether softirq is depends on the kernel's IRQ time accounting."},
+	{Definition: metric.Definition{Name: "bpf_limited_inside_share", Family: "bpf", Unit: quantity.Part,
+		Rank: metric.RankBPF, Pool: metric.Counts, Needs: NeedSamples,
+		How: "The same, both contexts, as far as it is inside the CPU time of these groups, and so inside their limit: " +
+			"whether softirq is depends on the kernel's IRQ time accounting."},
 		Count: func(m *Measured) (in, of int) { return m.limitedSamples(m.inside) }},
-	{Definition: metric.Definition{Name: "bpf_cpus", Family: "bpf", Unit: quantity.CPUs, Rank: metric.RankBPF, Pool: metric.Sum, Cost: true, Better: metric.Lower, Needs: NeedLimit, How: "eBPF run time of the subject's programs per second, by the kernel's statistics: wall time inside programs, so it can be more than the CPU time that they took. Only where some group has a CPU limit." + NoSubject}, Value: func(m *Measured) (float64, bool) {
-		v, ok := m.BPFRate()
-		return v, ok && len(m.limited()) > 0
-	}},
-	{Definition: metric.Definition{Name: "bpf_cpu_share", Family: "bpf", Unit: quantity.Part, Rank: metric.RankBPF, Pool: metric.Mean, Better: metric.Lower, Needs: NeedShare, Headline: true, Free: true, How: "eBPF run time of the subject's programs, by the kernel's statistics, as a part of all CPUs of the machine." + NoSubject}, Value: func(m *Measured) (float64, bool) {
+	{Definition: metric.Definition{Name: "bpf_cpus", Family: "bpf", Unit: quantity.CPUs, Rank: metric.RankBPF,
+		Pool: metric.Sum, Cost: true, Better: metric.Lower, Needs: NeedLimit,
+		How: "eBPF run time of the subject's programs per second, by the kernel's statistics: wall time inside programs, " +
+			"so it can be more than the CPU time that they took. Only where some group has a CPU limit." + NoSubject},
+		Value: func(m *Measured) (float64, bool) {
+			v, ok := m.BPFRate()
+			return v, ok && len(m.limited()) > 0
+		}},
+	{Definition: metric.Definition{Name: "bpf_cpu_share", Family: "bpf", Unit: quantity.Part, Rank: metric.RankBPF,
+		Pool: metric.Mean, Better: metric.Lower, Needs: NeedShare, Headline: true, Free: true,
+		How: "eBPF run time of the subject's programs, by the kernel's statistics, as a part of all CPUs of the machine." +
+			NoSubject}, Value: func(m *Measured) (float64, bool) {
 		v, ok := m.BPFRate()
 		return m.ofCapacity(v*m.Ledger.Window.Seconds, ok)
 	}},
-	{Definition: metric.Definition{Name: "cpu_busy_share", Family: "cpu", Unit: quantity.Part, Rank: metric.RankCPU, Pool: metric.Mean, Needs: NeedShare, Headline: true, Free: true, How: "Part of the CPUs of the machine that was neither idle nor stolen."}, Value: func(m *Measured) (float64, bool) {
+	{Definition: metric.Definition{Name: "cpu_busy_share", Family: "cpu", Unit: quantity.Part, Rank: metric.RankCPU,
+		Pool: metric.Mean, Needs: NeedShare, Headline: true, Free: true,
+		How: "Part of the CPUs of the machine that was neither idle nor stolen."}, Value: func(m *Measured) (float64, bool) {
 		return m.ofCapacity(m.Ledger.CPU.Capacity-m.Ledger.CPU.Idle-m.Ledger.CPU.Steal, true)
 	}},
-	{Definition: metric.Definition{Name: "app_cpu_share", Unit: quantity.Part, Rank: metric.RankOther, Pool: metric.Mean, Better: metric.Lower, Needs: NeedShare, How: "CPU time of the applications' groups, as a part of all CPUs of the machine. eBPF programs that run in their tasks are inside."}, Value: roleCPU(kind.Application)},
-	{Definition: metric.Definition{Name: "load_cpu_share", Family: "load", Unit: quantity.Part, Rank: metric.RankOther, Pool: metric.Mean, Better: metric.Lower, Needs: NeedShare, How: "The same of the groups of the loads."}, Value: roleCPU(kind.Load)},
+	{Definition: metric.Definition{Name: "app_cpu_share", Unit: quantity.Part, Rank: metric.RankOther, Pool: metric.Mean,
+		Better: metric.Lower, Needs: NeedShare,
+		How: "CPU time of the applications' groups, as a part of all CPUs of the machine. eBPF programs that run in their " +
+			"tasks are inside."}, Value: roleCPU(kind.Application)},
+	{Definition: metric.Definition{Name: "load_cpu_share", Family: "load", Unit: quantity.Part, Rank: metric.RankOther,
+		Pool: metric.Mean, Better: metric.Lower, Needs: NeedShare, How: "The same of the groups of the loads."},
+		Value: roleCPU(kind.Load)},
 }
 
 // limitedGroup is a group of the ledger to which the spec gives a CPU limit.
@@ -141,7 +188,8 @@ func (m *Measured) held() []Trip {
 		return nil
 	}
 	return []Trip{Tripped(GateHeld, seen, asked,
-		"the groups with a CPU limit were throttled in %.0f %% of their periods, and %g %% is asked for: something else kept them from their limit; stop what else runs here, or lower the limit", 100*seen, 100*asked)}
+		"the groups with a CPU limit were throttled in %.0f %% of their periods, and %g %% is asked for: something else "+
+			"kept them from their limit; stop what else runs here, or lower the limit", 100*seen, 100*asked)}
 }
 
 func interrupt(c ledger.Context) bool { return c == ledger.Softirq || c == ledger.Hardirq }

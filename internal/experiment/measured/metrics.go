@@ -117,31 +117,65 @@ type Measured struct {
 const NoSubject = " 0 in a baseline without a subject, where none of its programs or maps exist."
 
 var coreMetrics = []Metric{
-	orRunning(latency(load.Latency, NeedLatency, 0.5, "p50", "from the intended start of a request until its answer was read")),
-	orRunning(latency(load.Latency, NeedLatency, 0.9, "p90", "from the intended start of a request until its answer was read")),
-	orRunning(latency(load.Latency, NeedLatency, 0.99, "p99", "from the intended start of a request until its answer was read")),
-	orRunning(latency(load.Latency, NeedLatency, 0.999, "p999", "from the intended start of a request until its answer was read")),
+	orRunning(latency(load.Latency, NeedLatency, 0.5, "p50",
+		"from the intended start of a request until its answer was read")),
+	orRunning(latency(load.Latency, NeedLatency, 0.9, "p90",
+		"from the intended start of a request until its answer was read")),
+	orRunning(latency(load.Latency, NeedLatency, 0.99, "p99",
+		"from the intended start of a request until its answer was read")),
+	orRunning(latency(load.Latency, NeedLatency, 0.999, "p999",
+		"from the intended start of a request until its answer was read")),
 	orRunning(latency(load.Connect, NeedLatency, 0.5, "p50", "for a connection to be made")),
 	orRunning(latency(load.Connect, NeedLatency, 0.99, "p99", "for a connection to be made")),
-	latency(load.Lag, NeedNothing, 0.5, "p50", "from the intended start of a request until it was sent, for want of a free connection or of a generator in time"),
-	latency(load.Lag, NeedNothing, 0.99, "p99", "from the intended start of a request until it was sent, for want of a free connection or of a generator in time"),
-	orRunning(latency(load.OwnLag, NeedNothing, 0.5, "p50", "that the generator itself was late, from when a request was due and a connection was free")),
-	orRunning(latency(load.OwnLag, NeedNothing, 0.99, "p99", "that the generator itself was late, from when a request was due and a connection was free")),
-	{Definition: metric.Definition{Name: "throughput_per_second", Family: "throughput", Unit: quantity.PerSecond, Rank: metric.RankThroughput, Pool: metric.Sum, Better: metric.Higher, Needs: NeedThroughput, Headline: true, Outcome: true, How: "Requests of all loads that were answered without error, per second of the window. Left out where a load does not tell how many were, or makes no requests."}, Value: func(m *Measured) (float64, bool) {
+	latency(load.Lag, NeedNothing, 0.5, "p50",
+		"from the intended start of a request until it was sent, for want of a free connection or of a generator in time"),
+	latency(load.Lag, NeedNothing, 0.99, "p99",
+		"from the intended start of a request until it was sent, for want of a free connection or of a generator in time"),
+	orRunning(latency(load.OwnLag, NeedNothing, 0.5, "p50",
+		"that the generator itself was late, from when a request was due and a connection was free")),
+	orRunning(latency(load.OwnLag, NeedNothing, 0.99, "p99",
+		"that the generator itself was late, from when a request was due and a connection was free")),
+	{Definition: metric.Definition{Name: "throughput_per_second", Family: "throughput", Unit: quantity.PerSecond,
+		Rank: metric.RankThroughput, Pool: metric.Sum, Better: metric.Higher, Needs: NeedThroughput, Headline: true,
+		Outcome: true, How: "Requests of all loads that were answered without error, per second of the window. Left out " +
+			"where a load does not tell how many were, or makes no requests."}, Value: func(m *Measured) (float64, bool) {
 		return m.Sum(func(r load.Result) float64 { return r.Rate }), len(m.Loads) > 0 && !m.outside() && !m.pieces()
 	}},
-	{Definition: metric.Definition{Name: "error_ratio", Unit: quantity.Part, Rank: metric.RankThroughput, Pool: metric.Merged, Better: metric.Lower, Needs: NeedNothing, Outcome: true, How: "Requests that failed or stayed unanswered, of those intended."}, Value: func(m *Measured) (float64, bool) {
+	{Definition: metric.Definition{Name: "error_ratio", Unit: quantity.Part, Rank: metric.RankThroughput,
+		Pool: metric.Merged, Better: metric.Lower, Needs: NeedNothing, Outcome: true,
+		How: "Requests that failed or stayed unanswered, of those intended."}, Value: func(m *Measured) (float64, bool) {
 		intended := m.Sum(func(r load.Result) float64 { return float64(r.Intended) })
 		return m.Sum(func(r load.Result) float64 { return float64(failed(r)) }) / intended, intended > 0
 	}},
-	{Definition: metric.Definition{Name: "bpf_seconds_per_connection", Family: "bpf", What: "kernel time", Per: "connection", Unit: quantity.Seconds + " per connection", Rank: metric.RankBPF, Pool: metric.PerConnection, Cost: true, Better: metric.Lower, Needs: NeedCost, Headline: true, How: "Run time of the subject's eBPF programs, per connection that the loads opened. Both as rates, each by its own window: the ledger's and the load's." + NoSubject}, Value: Per((*Measured).BPFRate, (*Measured).ConnectionRate)},
-	{Definition: metric.Definition{Name: "bpf_seconds_per_request", Family: "bpf", What: "kernel time", Per: "request", Unit: quantity.Seconds + " per request", Rank: metric.RankBPF, Pool: metric.PerRequest, Cost: true, Better: metric.Lower, Needs: NeedRequestCost, Headline: true, How: "Run time of the subject's eBPF programs, per request answered. Left out where each request has a connection of its own: it would say the same twice." + NoSubject}, Value: Per((*Measured).BPFRate, (*Measured).RequestRate)},
-	{Definition: metric.Definition{Name: "bpf_client_share", Family: "bpf", Unit: quantity.Part, Rank: metric.RankBPF, Pool: metric.Counts, Needs: NeedSamples, How: "Part of the subject's eBPF run time that ran in the groups of the loads (the clients): samples there, of all samples of its programs, pooled over the trials of an arm. Left out below 25 samples."},
+	{Definition: metric.Definition{Name: "bpf_seconds_per_connection", Family: "bpf", What: "kernel time",
+		Per: "connection", Unit: quantity.Seconds + " per connection", Rank: metric.RankBPF, Pool: metric.PerConnection,
+		Cost: true, Better: metric.Lower, Needs: NeedCost, Headline: true,
+		How: "Run time of the subject's eBPF programs, per connection that the loads opened. Both as rates, each by its " +
+			"own window: the ledger's and the load's." + NoSubject},
+		Value: Per((*Measured).BPFRate, (*Measured).ConnectionRate)},
+	{Definition: metric.Definition{Name: "bpf_seconds_per_request", Family: "bpf", What: "kernel time", Per: "request",
+		Unit: quantity.Seconds + " per request", Rank: metric.RankBPF, Pool: metric.PerRequest, Cost: true,
+		Better: metric.Lower, Needs: NeedRequestCost, Headline: true,
+		How: "Run time of the subject's eBPF programs, per request answered. Left out where each request has a connection " +
+			"of its own: it would say the same twice." + NoSubject}, Value: Per((*Measured).BPFRate, (*Measured).RequestRate)},
+	{Definition: metric.Definition{Name: "bpf_client_share", Family: "bpf", Unit: quantity.Part, Rank: metric.RankBPF,
+		Pool: metric.Counts, Needs: NeedSamples,
+		How: "Part of the subject's eBPF run time that ran in the groups of the loads (the clients): samples there, of all " +
+			"samples of its programs, pooled over the trials of an arm. Left out below 25 samples."},
 		Count: func(m *Measured) (in, of int) { return m.BPFSamples(kind.Load) }},
-	{Definition: metric.Definition{Name: "bpf_server_share", Family: "bpf", Unit: quantity.Part, Rank: metric.RankBPF, Pool: metric.Counts, Needs: NeedSamples, How: "The same for the groups of the applications (the servers)."},
+	{Definition: metric.Definition{Name: "bpf_server_share", Family: "bpf", Unit: quantity.Part, Rank: metric.RankBPF,
+		Pool: metric.Counts, Needs: NeedSamples, How: "The same for the groups of the applications (the servers)."},
 		Count: func(m *Measured) (in, of int) { return m.BPFSamples(kind.Application) }},
-	{Definition: metric.Definition{Name: "cpu_seconds_per_connection", Family: "cpu", What: "CPU time", Per: "connection", Unit: quantity.Seconds + " per connection", Rank: metric.RankCPU, Pool: metric.PerConnection, Cost: true, Better: metric.Lower, Needs: NeedCost, Headline: true, How: "CPU time of the trial's control group, which holds applications, loads and subject, and of applications that are only observed, per connection that the loads opened. eBPF programs that run in their tasks are inside."}, Value: Per((*Measured).CPURate, (*Measured).ConnectionRate)},
-	{Definition: metric.Definition{Name: "cpu_seconds_per_request", Family: "cpu", What: "CPU time", Per: "request", Unit: quantity.Seconds + " per request", Rank: metric.RankCPU, Pool: metric.PerRequest, Cost: true, Better: metric.Lower, Needs: NeedRequestCost, Headline: true, How: "The same per request answered."}, Value: Per((*Measured).CPURate, (*Measured).RequestRate)},
+	{Definition: metric.Definition{Name: "cpu_seconds_per_connection", Family: "cpu", What: "CPU time", Per: "connection",
+		Unit: quantity.Seconds + " per connection", Rank: metric.RankCPU, Pool: metric.PerConnection, Cost: true,
+		Better: metric.Lower, Needs: NeedCost, Headline: true,
+		How: "CPU time of the trial's control group, which holds applications, loads and subject, and of applications that " +
+			"are only observed, per connection that the loads opened. eBPF programs that run in their tasks are inside."},
+		Value: Per((*Measured).CPURate, (*Measured).ConnectionRate)},
+	{Definition: metric.Definition{Name: "cpu_seconds_per_request", Family: "cpu", What: "CPU time", Per: "request",
+		Unit: quantity.Seconds + " per request", Rank: metric.RankCPU, Pool: metric.PerRequest, Cost: true,
+		Better: metric.Lower, Needs: NeedRequestCost, Headline: true, How: "The same per request answered."},
+		Value: Per((*Measured).CPURate, (*Measured).RequestRate)},
 }
 
 var startMetrics = []Metric{{
@@ -190,10 +224,12 @@ func orRunning(m Metric) Metric {
 func latency(histogram string, needs []Need, q float64, quantile, what string) Metric {
 	return Metric{
 		Definition: metric.Definition{
-			Name: histogram + "_" + quantile + "_seconds", Unit: quantity.Seconds, Rank: latencyRank(histogram), Pool: metric.Merged, Better: metric.Lower,
+			Name: histogram + "_" + quantile + "_seconds", Unit: quantity.Seconds, Rank: latencyRank(histogram),
+			Pool: metric.Merged, Better: metric.Lower,
 			Needs: needs, Headline: histogram == load.Latency && quantile != "p90", Tail: q > 0.5,
 			Family: histogram, Histogram: histogram, Quantile: q,
-			How: fmt.Sprintf("Time %s: %s quantile of the whole histogram of the trial, all loads merged. Left out when fewer than %g requests lie beyond it.",
+			How: fmt.Sprintf("Time %s: %s quantile of the whole histogram of the trial, all loads merged. Left out when fewer "+
+				"than %g requests lie beyond it.",
 				what, quantile, stats.MinBeyond(q)),
 		},
 		Value: func(m *Measured) (float64, bool) {

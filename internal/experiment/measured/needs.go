@@ -99,7 +99,9 @@ var (
 
 // Gate is a condition on a trial. What it breaks is decided here, once, and not by what a trial measured.
 type Gate struct {
-	Name   string // as record.Reason.Gate has it; two gates may share a name where one setting governs both, or where they are one condition with different causes
+	// as record.Reason.Gate has it; two gates may share a name where one setting governs both, or where they are one
+	// condition with different causes
+	Name   string
 	Breaks []Need
 	Quiet  ledger.Cause // who tripped it when nobody outside the trial disturbed the machine
 	Why    string       // why it breaks these and no others
@@ -110,9 +112,11 @@ var (
 	GateIdle = &Gate{Name: "idle", Breaks: []Need{Worked, Rated}, Quiet: ledger.Subject,
 		Why: "nothing was done in the window: what is measured under load was not"}
 	GateIdleCopy = &Gate{Name: "idle", Breaks: []Need{Worked, Rated}, Quiet: ledger.Subject,
-		Why: "one copy of a load did nothing, and others worked: less was done than was asked for, and what the idle copy cost was not for it"}
+		Why: "one copy of a load did nothing, and others worked: less was done than was asked for, and what the idle copy " +
+			"cost was not for it"}
 	GateRate = &Gate{Name: "rate", Breaks: []Need{Rated}, Quiet: ledger.Subject,
-		Why: "the latency at a rate that was not reached is that of a queue, and parts of the machine go with the rate; the cost of what was done is right"}
+		Why: "the latency at a rate that was not reached is that of a queue, and parts of the machine go with the rate; " +
+			"the cost of what was done is right"}
 	GateErrors = &Gate{Name: "errors", Breaks: []Need{Complete}, Quiet: ledger.Subject,
 		Why: "requests that failed have no latency, and cost without counting as work"}
 	GateDrain = &Gate{Name: "drain", Breaks: []Need{Complete}, Quiet: ledger.Subject,
@@ -126,7 +130,8 @@ var (
 	GateConnections = &Gate{Name: "connections", Breaks: []Need{Connected}, Quiet: ledger.Subject,
 		Why: "latency, throughput and memory depend on how many connections there are; the cost of one does not"}
 	GateDriftLatency = &Gate{Name: "drift", Breaks: []Need{Steady}, Quiet: ledger.Unknown,
-		Why: "one quantile cannot describe two states; in an open loop all else goes with the rate, which was reached or has a gate of its own"}
+		Why: "one quantile cannot describe two states; in an open loop all else goes with the rate, which was reached or " +
+			"has a gate of its own"}
 	GateDriftRate = &Gate{Name: "drift", Breaks: []Need{SteadyRate}, Quiet: ledger.Unknown,
 		Why: "in a closed loop latency and parts of the machine change with throughput; cost per piece of work does not"}
 	GateThrottled = &Gate{Name: "throttled", Breaks: []Need{Unthrottled}, Quiet: ledger.Unknown,

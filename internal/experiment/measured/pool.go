@@ -192,7 +192,8 @@ func (p *Pool) weight(by metric.Pool, t *record.Trial) (n float64, ok bool) {
 		return 1, true
 	}
 	for load, r := range t.Loads {
-		if part := p.Setup.Loads[load]; by != metric.PerConnection && by != metric.PerRequest && (part == nil || !part.Kind.About().MakesEvents) {
+		if part := p.Setup.Loads[load]; by != metric.PerConnection && by != metric.PerRequest &&
+			(part == nil || !part.Kind.About().MakesEvents) {
 			continue
 		}
 		n += float64(of(r))
@@ -242,7 +243,8 @@ func (p *Pool) Judge() []record.Reason {
 	}
 	failed, n := FailedNodes(p.Trial.Nodes), len(p.Trial.Nodes)
 	if seen, allowed := float64(failed)/float64(n), p.Setup.Gates.Float(GateNodes.Name); seen > allowed {
-		t := Tripped(GateNodes, seen, allowed, "%d of %d nodes failed, and %g %% may; see what the trial's nodes say", failed, n, 100*allowed)
+		t := Tripped(GateNodes, seen, allowed, "%d of %d nodes failed, and %g %% may; see what the trial's nodes say", failed,
+			n, 100*allowed)
 		reasons = append(reasons, ReasonsOf([]Trip{t}, p.Outside, p.Trial.Metrics, p.Trial.Counts)...)
 	}
 	return reasons
@@ -334,9 +336,12 @@ func (p *Pool) Trim(agents string) {
 }
 
 var nodeMetrics = []Metric{
-	{Definition: metric.Definition{Name: "nodes_failed", Unit: quantity.Count, Rank: metric.RankOther, Pool: metric.Nodes, Cost: true, Better: metric.Lower, Needs: NeedNothing, How: "Nodes at which the trial failed: they are in no other metric. Only of trials on nodes."}, Value: func(m *Measured) (float64, bool) {
-		return float64(FailedNodes(m.Nodes)), len(m.Nodes) > 0
-	}},
+	{Definition: metric.Definition{Name: "nodes_failed", Unit: quantity.Count, Rank: metric.RankOther, Pool: metric.Nodes,
+		Cost: true, Better: metric.Lower, Needs: NeedNothing,
+		How: "Nodes at which the trial failed: they are in no other metric. Only of trials on nodes."},
+		Value: func(m *Measured) (float64, bool) {
+			return float64(FailedNodes(m.Nodes)), len(m.Nodes) > 0
+		}},
 }
 
 // FailedNodes counts the nodes at which a trial failed.

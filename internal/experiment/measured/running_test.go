@@ -33,20 +33,30 @@ func TestStallsOf(t *testing.T) {
 		"nobody watched":          {nil, [][2]int64{}, "nobody watched"},
 		"quiet":                   {&ledger.Noise{}, [][2]int64{}, ""},
 		"late looks are no noise": {&ledger.Noise{Late: 12, LongestLate: 0.5}, [][2]int64{}, ""},
-		"stolen, on two CPUs": {&ledger.Noise{Stalls: []ledger.Stall{hypervisor(50, 60), hypervisor(10, 20), hypervisor(15, 30), hypervisor(30, 31)}},
+		"stolen, on two CPUs": {&ledger.Noise{Stalls: []ledger.Stall{hypervisor(50, 60), hypervisor(10, 20),
+			hypervisor(15, 30), hypervisor(30, 31)}},
 			[][2]int64{{10, 31}, {50, 60}}, ""},
-		"held by a neighbour": {&ledger.Noise{Occupied: []ledger.Stall{held(1, 5, "/other", ledger.Neighbour), held(7, 9, "/", ledger.Neighbour)}},
+		"held by a neighbour": {&ledger.Noise{Occupied: []ledger.Stall{held(1, 5, "/other", ledger.Neighbour),
+			held(7, 9, "/", ledger.Neighbour)}},
 			[][2]int64{{1, 5}, {7, 9}}, ""},
-		"held by the subject":     {&ledger.Noise{Occupied: []ledger.Stall{held(1, 5, tree+"/subject", ledger.Neighbour)}}, [][2]int64{}, ""},
-		"held by who knows":       {&ledger.Noise{Occupied: []ledger.Stall{held(1, 5, "/", ledger.Unknown), held(1, 5, "/", ledger.Subject)}}, [][2]int64{}, ""},
-		"caused by the subject":   {&ledger.Noise{Stalls: []ledger.Stall{{From: 1, To: 5, Cause: ledger.Subject}}}, [][2]int64{}, ""},
-		"held by one of no group": {&ledger.Noise{Occupied: []ledger.Stall{held(1, 5, "", ledger.Neighbour)}}, [][2]int64{}, ""},
-		"held by softirq":         {&ledger.Noise{Occupied: []ledger.Stall{{From: 1, To: 5, Cgroup: "/", Cause: ledger.Neighbour, Comm: "ksoftirqd/1"}}}, [][2]int64{}, ""},
-		"more than were kept":     {&ledger.Noise{Stalls: []ledger.Stall{hypervisor(1, 2)}, StallsOmitted: 3, OccupiedMissed: 4}, [][2]int64{}, "7 stalls were not kept"},
+		"held by the subject": {&ledger.Noise{Occupied: []ledger.Stall{held(1, 5, tree+"/subject", ledger.Neighbour)}},
+			[][2]int64{}, ""},
+		"held by who knows": {&ledger.Noise{Occupied: []ledger.Stall{held(1, 5, "/", ledger.Unknown),
+			held(1, 5, "/", ledger.Subject)}}, [][2]int64{}, ""},
+		"caused by the subject": {&ledger.Noise{Stalls: []ledger.Stall{{From: 1, To: 5, Cause: ledger.Subject}}},
+			[][2]int64{}, ""},
+		"held by one of no group": {&ledger.Noise{Occupied: []ledger.Stall{held(1, 5, "", ledger.Neighbour)}},
+			[][2]int64{}, ""},
+		"held by softirq": {&ledger.Noise{Occupied: []ledger.Stall{{From: 1, To: 5, Cgroup: "/",
+			Cause: ledger.Neighbour, Comm: "ksoftirqd/1"}}}, [][2]int64{}, ""},
+		"more than were kept": {&ledger.Noise{Stalls: []ledger.Stall{hypervisor(1, 2)}, StallsOmitted: 3,
+			OccupiedMissed: 4}, [][2]int64{}, "7 stalls were not kept"},
 	} {
 		now := time.Now()
-		s := StallsOf(&ledger.Ledger{Window: ledger.Window{Start: now.Add(-time.Second), End: now}, Noise: c.noise}, tree, false)
-		if !reflect.DeepEqual(s.Spans, c.want) || (s.Unknown == "") != (c.unknown == "") || !strings.Contains(s.Unknown, c.unknown) {
+		s := StallsOf(&ledger.Ledger{Window: ledger.Window{Start: now.Add(-time.Second), End: now}, Noise: c.noise},
+			tree, false)
+		if !reflect.DeepEqual(s.Spans, c.want) || (s.Unknown == "") != (c.unknown == "") ||
+			!strings.Contains(s.Unknown, c.unknown) {
 			t.Errorf("%s: %v, %q", name, s.Spans, s.Unknown)
 		}
 		if d := s.To - s.From; math.Abs(float64(d-1e9)) > 1e6 {
@@ -88,7 +98,8 @@ func TestRunningMetrics(t *testing.T) {
 	for _, h := range []string{load.LatencyRunning, load.OwnLagRunning} {
 		carries[h] = map[string]float64{"p50": 300, "p90": 60, "p99": 6, "p999": 0.6}
 	}
-	run := load.Running{Undisturbed: 600, Disturbed: 400, QuietSeconds: 5, WatchedSeconds: 10, DoneQuiet: 500, Beyond: carries}
+	run := load.Running{Undisturbed: 600, Disturbed: 400, QuietSeconds: 5, WatchedSeconds: 10, DoneQuiet: 500,
+		Beyond: carries}
 	one := undisturbed(t, load.Open, 70_000, run)
 	m := &Measured{Trial: record.Trial{Loads: map[string]load.Result{"one": one, "two": one}}}
 	for name, want := range map[string]float64{
@@ -186,8 +197,10 @@ func TestTrimNoise(t *testing.T) {
 		n.Occupied = append(n.Occupied, ledger.Stall{From: int64(i), Cgroup: []string{"/tare/trial-1/work", "/other"}[i%2]})
 	}
 	trimNoise(&ledger.Ledger{Noise: n}, "/tare/trial-1")
-	if len(n.Stalls) != maxStallsKept || n.StallsOmitted != 1+maxStallsKept || len(n.Occupied) != maxStallsKept || n.OccupiedMissed != 0 {
-		t.Fatalf("%d stalls and %d omitted, %d occupied and %d omitted", len(n.Stalls), n.StallsOmitted, len(n.Occupied), n.OccupiedMissed)
+	if len(n.Stalls) != maxStallsKept || n.StallsOmitted != 1+maxStallsKept || len(n.Occupied) != maxStallsKept ||
+		n.OccupiedMissed != 0 {
+		t.Fatalf("%d stalls and %d omitted, %d occupied and %d omitted", len(n.Stalls), n.StallsOmitted, len(n.Occupied),
+			n.OccupiedMissed)
 	}
 	for i, s := range n.Stalls {
 		if s.Seconds != 1 || i > 0 && s.From < n.Stalls[i-1].From || n.Occupied[i].Cgroup != "/other" {

@@ -56,7 +56,8 @@ func (m *Measured) trimOne(l *ledger.Ledger) {
 			delete(keep, id)
 		}
 		l.Warnings = append(l.Warnings, ledger.Warning{Code: "inner-maps", Message: fmt.Sprintf(
-			"map %d (%s) holds %d maps, which are left out of the record; the metrics of the trial count them", outer.ID, outer.Name, len(outer.Inner))})
+			"map %d (%s) holds %d maps, which are left out of the record; the metrics of the trial count them", outer.ID,
+			outer.Name, len(outer.Inner))})
 		outer.Inner = []uint32{}
 	}
 	l.Maps = slices.DeleteFunc(l.Maps, func(mp ledger.Map) bool { return !keep[mp.ID] })

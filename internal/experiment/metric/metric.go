@@ -31,7 +31,8 @@ type Pool string
 
 // The ways. Costs per piece of work are sums of costs over sums of work, which is the mean weighted by the work.
 const (
-	Merged        Pool = "merged"         // told anew by the merged histograms and counts of loads and of the subject's own work: quantiles are never averaged
+	// told anew by the merged histograms and counts of loads and of the subject's own work: quantiles are never averaged
+	Merged        Pool = "merged"
 	Sum           Pool = "sum"            // added up; absent where a node failed, for it would be of too few
 	Largest       Pool = "largest"        // of any node
 	Mean          Pool = "mean"           // of the nodes, each for as much as any other
@@ -76,9 +77,11 @@ type Definition struct {
 	Needs []Need `json:"needs"` // what of a trial it depends on; empty where nothing can void it, and never null
 
 	Headline bool `json:"headline,omitempty"` // answers speak of it, so a run that goes on until it is precise looks at it
-	Free     bool `json:"free,omitempty"`     // answers speak of it only where a load is as fast as it can be: at a fixed rate it is the rate that it shows
-	Tail     bool `json:"tail,omitempty"`     // it is of the slowest part of what was seen, for which intervals stay wide
-	Outcome  bool `json:"outcome,omitempty"`  // what a subject that is too slow shows in: its own slowness does not void it
+	// answers speak of it only where a load is as fast as it can be: at a fixed rate it is the rate that it shows
+	Free bool `json:"free,omitempty"`
+	Tail bool `json:"tail,omitempty"` // it is of the slowest part of what was seen, for which intervals stay wide
+	// what a subject that is too slow shows in: its own slowness does not void it
+	Outcome bool `json:"outcome,omitempty"`
 
 	// Clause is how an answer speaks of it after the name of an arm, with {} in the place of the value: "holds {} of
 	// page cache". Where the baseline has it too, the difference follows. Empty: answers name it only where it differs.
@@ -166,7 +169,8 @@ func (d Definition) Check() error {
 	case d.TallyOf != "" && d.Tally == "":
 		return fmt.Errorf("the metric %s is a part of the tally %q, and none itself", d.Name, d.TallyOf)
 	case (d.Ladder == "") != (d.Rung == ""):
-		return fmt.Errorf("the metric %s is the rung %q of the ladder %q, and has to be both or neither", d.Name, d.Rung, d.Ladder)
+		return fmt.Errorf("the metric %s is the rung %q of the ladder %q, and has to be both or neither", d.Name, d.Rung,
+			d.Ladder)
 	case d.Cost && (d.Tail || d.Unit == quantity.Part || d.Pool == Merged && d.Rank == RankLatency):
 		return fmt.Errorf("the metric %s is no cost that could be a sum of parts", d.Name)
 	}

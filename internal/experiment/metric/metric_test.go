@@ -10,7 +10,8 @@ import (
 
 func TestCheck(t *testing.T) {
 	good := Definition{
-		Name: "flush_seconds", Unit: quantity.Seconds, Better: Lower, How: "It is timed.", Rank: RankWork, Pool: Merged, Cost: true, Needs: []Need{},
+		Name: "flush_seconds", Unit: quantity.Seconds, Better: Lower, How: "It is timed.", Rank: RankWork, Pool: Merged,
+		Cost: true, Needs: []Need{},
 	}
 	if err := good.Check(); err != nil {
 		t.Fatal(err)

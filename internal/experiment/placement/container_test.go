@@ -50,7 +50,8 @@ func startContainer(t *testing.T, l *cgroup.Layout, part string, flags uintptr) 
 			}
 		})
 	}
-	c.cmd.Env = append(os.Environ(), helperEnv+"=container", partEnv+"="+part, flagsEnv+"="+strconv.Itoa(int(flags)), groupEnv+"="+group)
+	c.cmd.Env = append(os.Environ(), helperEnv+"=container", partEnv+"="+part, flagsEnv+"="+strconv.Itoa(int(flags)),
+		groupEnv+"="+group)
 	c.cmd.Stderr = os.Stderr
 	in, err1 := c.cmd.StdinPipe()
 	out, err2 := c.cmd.StdoutPipe()
@@ -66,7 +67,8 @@ func startContainer(t *testing.T, l *cgroup.Layout, part string, flags uintptr) 
 func (c *container) kill(l *cgroup.Layout, group string) {
 	_ = c.cmd.Process.Kill()
 	_ = c.cmd.Wait()
-	if err := EndAll(l.Members([]string{group}), func(pid int) bool { return inside(l, pid, group) }, patience); err != nil {
+	if err := EndAll(l.Members([]string{group}), func(pid int) bool { return inside(l, pid, group) },
+		patience); err != nil {
 		c.t.Error(err)
 	}
 }
@@ -311,7 +313,8 @@ func TestCleanInside(t *testing.T) {
 			stray := c.tell("mark", tree).PID
 			c.tell("kill")
 			r = c.tell("clean")
-			if !slices.Contains(r.Trees, tree) || !slices.ContainsFunc(r.Killed, func(p Process) bool { return p.PID == stray }) {
+			if !slices.Contains(r.Trees, tree) ||
+				!slices.ContainsFunc(r.Killed, func(p Process) bool { return p.PID == stray }) {
 				t.Errorf("what was left beside it is still there: %+v", r)
 			}
 			if r := c.tell("judge", tree); !r.Ended || len(r.Left) > 0 {
@@ -392,7 +395,8 @@ func TestCleanHidden(t *testing.T) {
 		}
 	}
 	r := c.tell("clean")
-	if slices.Contains(r.Trees, name) || !slices.Contains(r.Left, Left{"the control groups", name}) || len(traces(l, name)) != len(hierarchies(l)) {
+	if slices.Contains(r.Trees, name) || !slices.Contains(r.Left, Left{"the control groups", name}) ||
+		len(traces(l, name)) != len(hierarchies(l)) {
 		t.Errorf("%+v", r)
 	}
 }

@@ -134,7 +134,8 @@ func NewFlatTree(l *cgroup.Layout, id string) (*Tree, error) { return plant(l, i
 
 func plant(l *cgroup.Layout, id string, flat bool) (*Tree, error) {
 	if !validID().MatchString(id) {
-		return nil, fault.New(fault.Usage, id, "use lower-case letters, digits and hyphens, at most 64", "not a valid name for control groups")
+		return nil, fault.New(fault.Usage, id, "use lower-case letters, digits and hyphens, at most 64",
+			"not a valid name for control groups")
 	}
 	self, err := proc.FS{}.Identify()
 	if err != nil {
@@ -149,7 +150,8 @@ func plant(l *cgroup.Layout, id string, flat bool) (*Tree, error) {
 		start: make(chan startRequest), exited: make(chan struct{}),
 	}
 	if len(t.hs) == 0 {
-		return nil, fault.New(fault.Machine, "", "mount them: mount -t cgroup2 none /sys/fs/cgroup", "no control groups are mounted on this machine")
+		return nil, fault.New(fault.Machine, "", "mount them: mount -t cgroup2 none /sys/fs/cgroup",
+			"no control groups are mounted on this machine")
 	}
 	for i, h := range t.hs {
 		if err := t.plantIn(t.dir(h, "")); err != nil {
@@ -196,9 +198,11 @@ func (t *Tree) release() {
 func cannotMake(err error, dir string) error {
 	switch {
 	case errors.Is(err, unix.EROFS):
-		return fault.Wrap(err, fault.Machine, dir, "mount the control groups for writing, or run outside the container", "control groups are mounted read-only")
+		return fault.Wrap(err, fault.Machine, dir, "mount the control groups for writing, or run outside the container",
+			"control groups are mounted read-only")
 	case errors.Is(err, fs.ErrPermission):
-		return fault.Wrap(err, fault.Machine, dir, "run as root, or with CAP_DAC_OVERRIDE", "no permission to make control groups")
+		return fault.Wrap(err, fault.Machine, dir, "run as root, or with CAP_DAC_OVERRIDE",
+			"no permission to make control groups")
 	case errors.Is(err, fs.ErrExist):
 		return fault.Wrap(err, fault.Usage, dir, "use another name", "the control group exists already")
 	}
@@ -254,9 +258,11 @@ func (t *Tree) lacks() []string {
 		h, ok := t.layout.Controller(c)
 		switch {
 		case !ok:
-			missing = append(missing, fmt.Sprintf("no hierarchy has the controller %s: enable it at boot (remove cgroup_disable=%s)", c, c))
+			missing = append(missing, fmt.Sprintf("no hierarchy has the controller %s: enable it at boot (remove "+
+				"cgroup_disable=%s)", c, c))
 		case h.V2 && !slices.Contains(enabled(h.Mount), c):
-			missing = append(missing, fmt.Sprintf("the controller %s is not enabled for groups below the root: echo +%s > %s/cgroup.subtree_control", c, c, h.Mount))
+			missing = append(missing, fmt.Sprintf("the controller %s is not enabled for groups below the root: echo +%s > "+
+				"%s/cgroup.subtree_control", c, c, h.Mount))
 		}
 	}
 	return missing
@@ -292,7 +298,9 @@ func (t *Tree) delegate(group string) error {
 // as well. A limit that this machine cannot set is an error with code fault.Machine.
 func (t *Tree) Group(name string, limits Limits) (*Group, error) {
 	if !groupName().MatchString(name) {
-		return nil, fault.New(fault.Usage, name, "use lower-case letters, digits, hyphens and underscores, with / between levels", "not a valid name for a control group")
+		return nil, fault.New(fault.Usage, name,
+			"use lower-case letters, digits, hyphens and underscores, with / between levels",
+			"not a valid name for a control group")
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -300,11 +308,13 @@ func (t *Tree) Group(name string, limits Limits) (*Group, error) {
 		return nil, fmt.Errorf("making control group %s: the tree is closed", name)
 	}
 	if t.groups[name] != nil {
-		return nil, fault.New(fault.Usage, name, "use another name", "a control group of that name exists already in this tree")
+		return nil, fault.New(fault.Usage, name, "use another name",
+			"a control group of that name exists already in this tree")
 	}
 	for above := path.Dir(name); above != "."; above = path.Dir(above) {
 		if g := t.groups[above]; g != nil && g.used {
-			return nil, fault.New(fault.Usage, name, "put processes and groups into different groups", "the parent group has processes in it")
+			return nil, fault.New(fault.Usage, name, "put processes and groups into different groups",
+				"the parent group has processes in it")
 		}
 	}
 	if above := path.Dir(name); above != "." {
@@ -343,7 +353,8 @@ func (t *Tree) inner(name string) error {
 
 // schedules says of a hierarchy of v1 that it is for the scheduler alone.
 func schedules(h *cgroup.Hierarchy) bool {
-	return !h.V2 && h.Has("cpu") && !slices.ContainsFunc(controllers, func(c string) bool { return c != "cpu" && h.Has(c) })
+	return !h.V2 && h.Has("cpu") && !slices.ContainsFunc(controllers,
+		func(c string) bool { return c != "cpu" && h.Has(c) })
 }
 
 // entry is the directory of a hierarchy that processes of a group enter.
@@ -380,7 +391,8 @@ const quotaPeriod = 100_000
 
 func (g *Group) limit(l Limits) error {
 	if l.CPUs < 0 || l.CPUs > 0 && l.CPUs < 0.01 {
-		return fault.New(fault.Usage, g.name, "use at least 0.01", "%g CPUs is not a valid limit", l.CPUs) // the kernel's least quota is 1 ms
+		// the kernel's least quota is 1 ms
+		return fault.New(fault.Usage, g.name, "use at least 0.01", "%g CPUs is not a valid limit", l.CPUs)
 	}
 	if l.CPUs > 0 {
 		quota := strconv.Itoa(int(math.Round(l.CPUs * quotaPeriod)))
@@ -395,7 +407,8 @@ func (g *Group) limit(l Limits) error {
 		}
 	}
 	if l.Weight > 0 {
-		err := g.set("cpu", "cpu.weight", strconv.Itoa(max(1, int(100*l.Weight))), "cpu.shares", strconv.Itoa(max(2, int(1024*l.Weight))))
+		err := g.set("cpu", "cpu.weight", strconv.Itoa(max(1, int(100*l.Weight))), "cpu.shares",
+			strconv.Itoa(max(2, int(1024*l.Weight))))
 		if err != nil {
 			return err
 		}
@@ -440,7 +453,8 @@ func (g *Group) limitAbove() (group string, cpus float64, ok bool) {
 func (g *Group) set(controller, file2, value2 string, v1 ...string) error {
 	h, ok := g.tree.layout.Controller(controller)
 	if !ok {
-		return fault.New(fault.Machine, g.name, "leave the limit out, or enable the controller at boot", "the limit needs the controller %s, which no hierarchy has", controller)
+		return fault.New(fault.Machine, g.name, "leave the limit out, or enable the controller at boot",
+			"the limit needs the controller %s, which no hierarchy has", controller)
 	}
 	files := v1
 	if h.V2 {

@@ -270,7 +270,8 @@ func TestProgramsThatCannotRun(t *testing.T) {
 	if err := g.Start(cmd); err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != int(fault.Usage) || !strings.Contains(out.String(), "cannot run") {
+	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != int(fault.Usage) ||
+		!strings.Contains(out.String(), "cannot run") {
 		t.Errorf("%v, %q", err, out.String())
 	}
 	for _, args := range [][]string{nil, {"--"}, {"a", "b"}, {"--", "x"}} {
@@ -869,7 +870,8 @@ func TestCleanKillsInside(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-waited
-	if !slices.Contains(r.Killed, Process{PID: cmd.Process.Pid, Comm: "sleep", Tree: tree}) || !slices.Contains(r.Trees, tree) {
+	if !slices.Contains(r.Killed, Process{PID: cmd.Process.Pid, Comm: "sleep", Tree: tree}) ||
+		!slices.Contains(r.Trees, tree) {
 		t.Errorf("%+v", r)
 	}
 	if left := traces(l, tree); len(left) > 0 {
@@ -890,7 +892,8 @@ func TestNoWriteAccess(t *testing.T) {
 			}
 		})
 		l := &cgroup.Layout{Mode: cgroup.ModeV2, Hierarchies: []cgroup.Hierarchy{{Mount: dir, Root: "/", V2: true}}}
-		if _, err := NewTree(l, "test"); fault.CodeOf(err) != fault.Machine || !errors.Is(err, unix.EROFS) || fault.HintOf(err) == "" {
+		if _, err := NewTree(l, "test"); fault.CodeOf(err) != fault.Machine || !errors.Is(err, unix.EROFS) ||
+			fault.HintOf(err) == "" {
 			t.Errorf("got %v", err)
 		}
 	})

@@ -74,7 +74,8 @@ func empty(dirs []string, deadline time.Time, clear func(dirs []string) error) e
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fault.New(fault.Machine, dirs[0], "look at their state (ps -o pid,stat,wchan), then run 'tare clean'", "processes %v do not end when killed", left)
+			return fault.New(fault.Machine, dirs[0], "look at their state (ps -o pid,stat,wchan), then run 'tare clean'",
+				"processes %v do not end when killed", left)
 		}
 		if err := clear(dirs); err != nil {
 			return err
@@ -119,7 +120,8 @@ func removeAll(dirs []string, deadline time.Time) error {
 		slices.Reverse(all)
 		for _, d := range all {
 			err := os.Remove(d)
-			for wait := time.Millisecond; errors.Is(err, unix.EBUSY) && time.Now().Before(deadline); wait = min(2*wait, 100*time.Millisecond) {
+			for wait := time.Millisecond; errors.Is(err, unix.EBUSY) &&
+				time.Now().Before(deadline); wait = min(2*wait, 100*time.Millisecond) {
 				time.Sleep(wait)
 				err = os.Remove(d)
 			}

@@ -89,7 +89,8 @@ func (g *Group) StartIn(cmd *exec.Cmd, network string) error {
 		return fmt.Errorf("starting a process in %s: the tree is closed", g.name)
 	}
 	if g.inner {
-		return fault.New(fault.Usage, g.name, "start it in one of them", "a group that has groups in it cannot have processes")
+		return fault.New(fault.Usage, g.name, "start it in one of them",
+			"a group that has groups in it cannot have processes")
 	}
 	g.used = true
 	r := startRequest{cmd, make(chan error, 1)}
@@ -156,7 +157,8 @@ func pinTo(n int) error {
 func Enter(args []string) error {
 	i := slices.Index(args, "--")
 	if i < 0 || len(args) < i+3 {
-		return fault.New(fault.Usage, EnterCommand, "", "the arguments are not directories, --, and a program with its arguments")
+		return fault.New(fault.Usage, EnterCommand, "",
+			"the arguments are not directories, --, and a program with its arguments")
 	}
 	// The death signal belongs to a thread, and only that of the thread which becomes the program remains.
 	runtime.LockOSThread()

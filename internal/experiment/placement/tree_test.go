@@ -29,7 +29,8 @@ func TestTreeLimit(t *testing.T) {
 		want = map[string]string{"cpu.max": "20000 100000", "cpu.weight": "25"}
 	}
 	for file, value := range want {
-		if text, err := os.ReadFile(filepath.Join(tree.dir(h, ""), file)); err != nil || strings.TrimSpace(string(text)) != value {
+		if text, err := os.ReadFile(filepath.Join(tree.dir(h, ""), file)); err != nil ||
+			strings.TrimSpace(string(text)) != value {
 			t.Errorf("%s holds %q (%v), want %q", file, text, err, value)
 		}
 	}
@@ -48,7 +49,8 @@ func TestTreeLimit(t *testing.T) {
 		pids = append(pids, cmd.Process.Pid)
 	}
 	slices.Sort(pids)
-	eventually(t, "both processes are in the tree", func() bool { return slices.Equal(l.Members([]string{tree.Name()}), pids) })
+	eventually(t, "both processes are in the tree",
+		func() bool { return slices.Equal(l.Members([]string{tree.Name()}), pids) })
 	if own := Own(l); !slices.Contains(own, tree.Name()) {
 		t.Errorf("the trees of this process are %v", own)
 	}

@@ -170,7 +170,8 @@ func (e *Existing) findProcess() error {
 	}
 	e.start = p.Start
 	if e.PIDs = alive(f.Proc, withDescendants(f.Proc, []int{pid})); slices.Contains(e.PIDs, f.Self) {
-		return e.wrong("name one of its children, or start tare elsewhere", "tare itself is a child of %s", text.Plain(p.Comm))
+		return e.wrong("name one of its children, or start tare elsewhere", "tare itself is a child of %s",
+			text.Plain(p.Comm))
 	}
 	return e.shareGroup(pid)
 }

@@ -51,7 +51,8 @@ func TestParseTarget(t *testing.T) {
 // FuzzParseTarget: a target is read back as it is written.
 func FuzzParseTarget(f *testing.F) {
 	longest := "unit:" + strings.Repeat("x", 255) // bytes of a unit's name, with its suffix
-	for _, seed := range []string{"pid:1", "cgroup:/a//b", "cgroup:/ /", "unit:x", longest, longest[:len(longest)-len(".service")], "container:" + containerA, "pid:\x00", ":"} {
+	for _, seed := range []string{"pid:1", "cgroup:/a//b", "cgroup:/ /", "unit:x", longest,
+		longest[:len(longest)-len(".service")], "container:" + containerA, "pid:\x00", ":"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {

@@ -86,13 +86,15 @@ func TestAppendFitsWhatItWrites(t *testing.T) {
 	}{
 		{"small", func(t *Trial) { t.Ledger = stalls(10) }, nil, ""},
 		{"as many stalls as there can be", func(t *Trial) { t.Ledger = stalls(ledger.MaxStalls) }, nil, ""},
-		{"stalls of nodes", func(t *Trial) { t.Ledger, t.Nodes = stalls(5), nodes(100, 1000, 10) }, []string{"single stalls of nodes"}, ""},
+		{"stalls of nodes", func(t *Trial) { t.Ledger, t.Nodes = stalls(5), nodes(100, 1000, 10) },
+			[]string{"single stalls of nodes"}, ""},
 		{"ledgers of nodes", func(t *Trial) { t.Ledger, t.Nodes = stalls(5), nodes(100, 0, 2000) },
 			[]string{"single stalls of nodes", "single stalls, sandboxes", "the records of nodes"}, ""},
 		{"evidence", func(t *Trial) { t.Ledger, t.Evidence = stalls(5), map[string]json.RawMessage{"g": huge} },
 			[]string{"single stalls of nodes", "single stalls, sandboxes", "the records of nodes", "what only guests know"}, ""},
 		{"evidence without a ledger", func(t *Trial) { t.Subject = huge }, nil, ""},
-		{"an error of 16 MiB", func(t *Trial) { t.Validity.Failed = string(huge) }, nil, "its record was too large to be kept"},
+		{"an error of 16 MiB", func(t *Trial) { t.Validity.Failed = string(huge) }, nil,
+			"its record was too large to be kept"},
 	} {
 		dir := filepath.Join(t.TempDir(), "run")
 		w, err := Create(dir, testRun(2))
@@ -168,7 +170,8 @@ func TestAppendRefusesMoreThanCanBeRead(t *testing.T) {
 		}
 		fill(w)
 		err = w.Append(testTrial(1))
-		if fault.CodeOf(err) != fault.Invalid || fault.HintOf(err) == "" || !strings.Contains(err.Error(), "cannot hold more") {
+		if fault.CodeOf(err) != fault.Invalid || fault.HintOf(err) == "" ||
+			!strings.Contains(err.Error(), "cannot hold more") {
 			t.Errorf("%s: %v", name, err)
 		}
 		w.Close()
@@ -260,7 +263,8 @@ func TestCreateRefusesWhatCannotBeRead(t *testing.T) {
 		"the largest plan":                {plan(MaxTrials, MaxPlaces), ""},
 		"trials":                          {plan(MaxTrials+1, 1), "its plan has 20001 trials"},
 		"levels":                          {plan(MaxTrials, MaxPlaces+1), "more than 1000 levels"},
-		"a spec":                          {Run{Schema: RunSchema, Spec: json.RawMessage(`"` + strings.Repeat("x", maxRunBytes) + `"`)}, "too large"},
+		"a spec": {Run{Schema: RunSchema,
+			Spec: json.RawMessage(`"` + strings.Repeat("x", maxRunBytes) + `"`)}, "too large"},
 	} {
 		dir := filepath.Join(t.TempDir(), "run")
 		w, err := Create(dir, c.run)

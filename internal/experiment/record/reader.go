@@ -83,7 +83,8 @@ func read(dir string, decode func(line []byte) (Trial, error)) (*Contents, error
 func (c *Contents) readRun(path string) error {
 	data, err := readAll(path, maxRunBytes)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fault.New(fault.Usage, c.Dir, "a run directory is what 'tare run' writes", "there is no %s: this is not a run directory", RunFile)
+		return fault.New(fault.Usage, c.Dir, "a run directory is what 'tare run' writes",
+			"there is no %s: this is not a run directory", RunFile)
 	}
 	if err != nil {
 		return fault.Wrap(err, fault.Usage, path, "", "the run cannot be read")
@@ -92,7 +93,8 @@ func (c *Contents) readRun(path string) error {
 		return fault.Wrap(err, fault.Usage, path, largeHint, "this is not the record of a run")
 	}
 	if err := json.Unmarshal(data, &c.Run); err != nil {
-		return fault.Wrap(err, fault.Usage, fmt.Sprintf("%s:%d", path, lineOf(data, err)), "", "this is not the record of a run")
+		return fault.Wrap(err, fault.Usage, fmt.Sprintf("%s:%d", path, lineOf(data, err)), "",
+			"this is not the record of a run")
 	}
 	if err := checkSchema(c.Run.Schema, RunSchema, path); err != nil {
 		return err
@@ -184,7 +186,8 @@ func readLine(br *bufio.Reader, most int) ([]byte, error) {
 // only the last may be torn.
 func (c *Contents) readTrials(f *os.File, path string, decode func(line []byte) (Trial, error)) error {
 	if info, err := f.Stat(); err == nil && info.Size() > maxTrialsBytes {
-		return fault.New(fault.Usage, path, largeHint, "the trials cannot be read: it has more than %d MiB", int64(maxTrialsBytes)>>20)
+		return fault.New(fault.Usage, path, largeHint, "the trials cannot be read: it has more than %d MiB",
+			int64(maxTrialsBytes)>>20)
 	}
 	places := map[string]bool{}
 	br := bufio.NewReaderSize(io.LimitReader(f, maxTrialsBytes), 64<<10) // should it grow meanwhile
@@ -206,7 +209,8 @@ func (c *Contents) readTrials(f *os.File, path string, decode func(line []byte) 
 			}
 			if err != nil {
 				if !atEnd {
-					return fault.Wrap(err, fault.Usage, where, "the lines before it are whole: move the rest away to report on those", "this line is not the record of a trial")
+					return fault.Wrap(err, fault.Usage, where, "the lines before it are whole: move the rest away to report on those",
+						"this line is not the record of a trial")
 				}
 				c.Warnings = append(c.Warnings, fmt.Sprintf("%s: the last line was cut off and is left out", where))
 				return nil
@@ -221,7 +225,8 @@ func (c *Contents) readTrials(f *os.File, path string, decode func(line []byte) 
 				return fault.New(fault.Usage, where, largeHint, "the trials cannot be read: there are more than %d", MaxAttempts)
 			}
 			if places[placeOf(t.PlannedTrial)] = true; len(places) > MaxPlaces {
-				return fault.New(fault.Usage, where, largeHint, "the trials cannot be read: their arms stand at more than %d levels in all", MaxPlaces)
+				return fault.New(fault.Usage, where, largeHint,
+					"the trials cannot be read: their arms stand at more than %d levels in all", MaxPlaces)
 			}
 			c.Trials = append(c.Trials, t)
 		}
@@ -235,7 +240,8 @@ func checkSchema(got, want, where string) error {
 	if got == want {
 		return nil
 	}
-	return fault.New(fault.Usage, where, "read it with the version of tare that wrote it", "the schema is %q; this tare reads %q", got, want)
+	return fault.New(fault.Usage, where, "read it with the version of tare that wrote it",
+		"the schema is %q; this tare reads %q", got, want)
 }
 
 // lineOf is the line, from 1, where decoding data failed.

@@ -36,22 +36,23 @@ const (
 
 // Run is run.json.
 type Run struct {
-	Schema      string            `json:"schema"`
-	ID          string            `json:"id"`
-	Experiment  string            `json:"experiment"`
-	Question    string            `json:"question"`
-	Spec        json.RawMessage   `json:"spec"`               // as resolved, with every default filled in
-	Baseline    string            `json:"baseline,omitempty"` // what the arms Direct and AA run, where that is a subject
-	Seed        uint64            `json:"seed"`
-	Blocks      int               `json:"blocks"`
-	Plan        []PlannedTrial    `json:"plan"`
-	Started     time.Time         `json:"started"`
-	Version     string            `json:"version"`
-	Build       string            `json:"build"` // go version and vcs revision
-	Environment Environment       `json:"environment"`
-	Absent      map[string]string `json:"absent,omitempty"` // arms of the spec that did not run, for their program is not installed, and why
-	Command     []string          `json:"command"`          // how to run it again
-	Nodes       *Nodes            `json:"nodes,omitempty"`  // the machines, where it ran on more than the coordinator's
+	Schema      string          `json:"schema"`
+	ID          string          `json:"id"`
+	Experiment  string          `json:"experiment"`
+	Question    string          `json:"question"`
+	Spec        json.RawMessage `json:"spec"`               // as resolved, with every default filled in
+	Baseline    string          `json:"baseline,omitempty"` // what the arms Direct and AA run, where that is a subject
+	Seed        uint64          `json:"seed"`
+	Blocks      int             `json:"blocks"`
+	Plan        []PlannedTrial  `json:"plan"`
+	Started     time.Time       `json:"started"`
+	Version     string          `json:"version"`
+	Build       string          `json:"build"` // go version and vcs revision
+	Environment Environment     `json:"environment"`
+	// arms of the spec that did not run, for their program is not installed, and why
+	Absent  map[string]string `json:"absent,omitempty"`
+	Command []string          `json:"command"`         // how to run it again
+	Nodes   *Nodes            `json:"nodes,omitempty"` // the machines, where it ran on more than the coordinator's
 
 	// Headline are the metrics that the answer speaks of: the run is invalid when none of them can be told.
 	Headline []string `json:"headline,omitempty"`
@@ -146,20 +147,23 @@ type Environment struct {
 type Trial struct {
 	Schema string `json:"schema"`
 	PlannedTrial
-	Attempt int                       `json:"attempt,omitempty"` // 0 for the first; a spoiled trial is run again in its block, and every attempt is a line
-	Started time.Time                 `json:"started"`
-	Ended   time.Time                 `json:"ended"`
-	Loads   map[string]load.Result    `json:"loads"`             // by the name that the spec gives the load
-	Work    *load.Result              `json:"work,omitempty"`    // of a subject that works by itself
-	Events  *Events                   `json:"events,omitempty"`  // where the load makes events that are counted
-	Ledger  *ledger.Ledger            `json:"ledger"`            // of the measured window; null when the trial failed before it
+	// 0 for the first; a spoiled trial is run again in its block, and every attempt is a line
+	Attempt int                    `json:"attempt,omitempty"`
+	Started time.Time              `json:"started"`
+	Ended   time.Time              `json:"ended"`
+	Loads   map[string]load.Result `json:"loads"`            // by the name that the spec gives the load
+	Work    *load.Result           `json:"work,omitempty"`   // of a subject that works by itself
+	Events  *Events                `json:"events,omitempty"` // where the load makes events that are counted
+	// of the measured window; null when the trial failed before it
+	Ledger  *ledger.Ledger            `json:"ledger"`
 	Further map[string]*ledger.Ledger `json:"further,omitempty"` // readings beside the window: before, after
 	Subject json.RawMessage           `json:"subject,omitempty"` // what the subject said of itself when it was ready
 	// Evidence is what only a guest knows of the trial, by the guest's name.
 	Evidence map[string]json.RawMessage `json:"evidence,omitempty"`
-	Clocks   map[string]time.Duration   `json:"clocks_ns"`        // set-up, before, warm-up, measured, drain, tear-down
-	Metrics  map[string]float64         `json:"metrics"`          // single values of this trial, by metric name
-	Counts   map[string]Count           `json:"counts,omitempty"` // counts of this trial, by metric name: to be pooled over trials
+	Clocks   map[string]time.Duration   `json:"clocks_ns"` // set-up, before, warm-up, measured, drain, tear-down
+	Metrics  map[string]float64         `json:"metrics"`   // single values of this trial, by metric name
+	// counts of this trial, by metric name: to be pooled over trials
+	Counts map[string]Count `json:"counts,omitempty"`
 	// Components are values of each component of a subject that has several, by component and metric: a part of the
 	// same metric in Metrics, or what only components have. They are void where the metric is.
 	Components map[string]map[string]float64 `json:"components,omitempty"`
@@ -174,14 +178,18 @@ type Trial struct {
 // independently of each other; what the tracer says it lost is a fourth number, and never the truth. The pointers are
 // null where there is no tracer.
 type Events struct {
-	Generated int64  `json:"generated"`           // by the load: execs that succeeded, from its first to its last
-	Failed    int64  `json:"failed"`              // by the load: execs that did not
-	Counted   int64  `json:"counted"`             // by the kernel, in the load's control group, since the offset was read
-	Elsewhere int64  `json:"elsewhere"`           // by the kernel, outside of that group, from then until the tracer was told to end
-	Missed    int64  `json:"missed"`              // runs that the kernel's counter missed (recursion); a trial with any is invalid
-	Scope     string `json:"scope,omitempty"`     // whose events the tracer delivers: group or machine
-	Expected  *int64 `json:"expected,omitempty"`  // what it had to deliver: counted, and elsewhere too where its scope is the machine
-	AtMost    *int64 `json:"at_most,omitempty"`   // what it can have delivered at most; where its scope is the machine, others exec while the counts are read
+	Generated int64 `json:"generated"` // by the load: execs that succeeded, from its first to its last
+	Failed    int64 `json:"failed"`    // by the load: execs that did not
+	Counted   int64 `json:"counted"`   // by the kernel, in the load's control group, since the offset was read
+	// by the kernel, outside of that group, from then until the tracer was told to end
+	Elsewhere int64 `json:"elsewhere"`
+	// runs that the kernel's counter missed (recursion); a trial with any is invalid
+	Missed int64  `json:"missed"`
+	Scope  string `json:"scope,omitempty"` // whose events the tracer delivers: group or machine
+	// what it had to deliver: counted, and elsewhere too where its scope is the machine
+	Expected *int64 `json:"expected,omitempty"`
+	// what it can have delivered at most; where its scope is the machine, others exec while the counts are read
+	AtMost    *int64 `json:"at_most,omitempty"`
 	Delivered *int64 `json:"delivered,omitempty"` // what it did, until it had ended
 	Late      *int64 `json:"late,omitempty"`      // of delivered: longer after the load's end than is in time
 	AtExit    *int64 `json:"at_exit,omitempty"`   // of delivered: after it was told to end
@@ -250,13 +258,15 @@ type Validity struct {
 	Valid  bool   `json:"valid"`
 	Failed string `json:"failed,omitempty"` // the error that ended it; such a trial has no metrics
 
-	Cause   ledger.Cause `json:"cause,omitempty"`   // of a trial that failed: who disturbed the machine meanwhile; empty where nobody is known to have
+	// of a trial that failed: who disturbed the machine meanwhile; empty where nobody is known to have
+	Cause   ledger.Cause `json:"cause,omitempty"`
 	Reasons []Reason     `json:"reasons,omitempty"` // gates that it tripped
 }
 
 // Reason is one gate that was tripped: what was seen, what was allowed, and what to change.
 type Reason struct {
-	Gate    string  `json:"gate"` // rate, errors, lag, generator-cpu, throttled, connections, drift, drain, probe, outside, counts, window
+	// rate, errors, lag, generator-cpu, throttled, connections, drift, drain, probe, outside, counts, window
+	Gate    string  `json:"gate"`
 	Seen    float64 `json:"seen"`
 	Allowed float64 `json:"allowed"`
 	Message string  `json:"message"`

@@ -24,7 +24,8 @@ func testRun(trials int) Run {
 }
 
 func testTrial(i int) Trial {
-	return Trial{Schema: TrialSchema, PlannedTrial: PlannedTrial{Index: i, Position: i, Arm: Direct}, Metrics: map[string]float64{"latency_p50_seconds": 1e-4}}
+	return Trial{Schema: TrialSchema, PlannedTrial: PlannedTrial{Index: i, Position: i, Arm: Direct},
+		Metrics: map[string]float64{"latency_p50_seconds": 1e-4}}
 }
 
 func write(t *testing.T, dir string, planned, trials int) {
@@ -48,7 +49,8 @@ func TestRoundTrip(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(c.Trials) != 3 || c.Partial || len(c.Warnings) != 0 || c.Trials[2].Index != 2 || c.Run.Experiment != "quickstart" {
+	if len(c.Trials) != 3 || c.Partial || len(c.Warnings) != 0 || c.Trials[2].Index != 2 ||
+		c.Run.Experiment != "quickstart" {
 		t.Errorf("read back %+v", c)
 	}
 	if entries, _ := os.ReadDir(dir); len(entries) != 2 {
@@ -95,11 +97,17 @@ func TestReadFaults(t *testing.T) {
 	line := `{"schema":"tare.trial/v1","index":0}` + "\n"
 	for _, c := range []struct{ name, run, trials, want string }{
 		{"no run", "", "", "DIR: there is no run.json: this is not a run directory"},
-		{"not JSON", "{\n  \"schema\": oops\n}", "", "DIR/run.json:2: this is not the record of a run: invalid character 'o' looking for beginning of value"},
-		{"wrong type", "{\n\"seed\": \"x\"}", "", "DIR/run.json:2: this is not the record of a run: json: cannot unmarshal string into Go struct field Run.seed of type uint64"},
-		{"newer run", `{"schema":"tare.run/v9"}`, "", `DIR/run.json: the schema is "tare.run/v9"; this tare reads "tare.run/v1"`},
-		{"corrupt line", good, line + "\x00\x00\n" + line, `DIR/trials.jsonl:2: this line is not the record of a trial: invalid character '\x00' looking for beginning of value`},
-		{"newer trial", good, line + `{"schema":"tare.trial/v2"}`, `DIR/trials.jsonl:2: the schema is "tare.trial/v2"; this tare reads "tare.trial/v1"`},
+		{"not JSON", "{\n  \"schema\": oops\n}", "",
+			"DIR/run.json:2: this is not the record of a run: invalid character 'o' looking for beginning of value"},
+		{"wrong type", "{\n\"seed\": \"x\"}", "",
+			"DIR/run.json:2: this is not the record of a run: json: cannot unmarshal string into Go struct field Run.seed of " +
+				"type uint64"},
+		{"newer run", `{"schema":"tare.run/v9"}`, "",
+			`DIR/run.json: the schema is "tare.run/v9"; this tare reads "tare.run/v1"`},
+		{"corrupt line", good, line + "\x00\x00\n" + line,
+			`DIR/trials.jsonl:2: this line is not the record of a trial: invalid character '\x00' looking for beginning of value`},
+		{"newer trial", good, line + `{"schema":"tare.trial/v2"}`,
+			`DIR/trials.jsonl:2: the schema is "tare.trial/v2"; this tare reads "tare.trial/v1"`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -187,7 +195,8 @@ func TestReadNoFile(t *testing.T) {
 			if err := errors.Join(os.Remove(path), c.put(path)); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := Read(dir); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), c.want) {
+			if _, err := Read(dir); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), path) ||
+				!strings.Contains(err.Error(), c.want) {
 				t.Errorf("%s, %q: %v", name, c.want, err)
 			}
 		}
@@ -217,7 +226,8 @@ func TestDiskFull(t *testing.T) {
 	}
 	t.Cleanup(func() { w.Close() })
 	trial := testTrial(0)
-	trial.Validity.Failed = strings.Repeat("x", 1500) // several trials to a page, so the failure comes in the middle of a line
+	// several trials to a page, so the failure comes in the middle of a line
+	trial.Validity.Failed = strings.Repeat("x", 1500)
 	n := 0
 	for ; n < 100; n++ {
 		trial.Index = n
@@ -251,7 +261,8 @@ func FuzzRead(f *testing.F) {
 	f.Add([]byte(`{`), []byte("\n\n{\n"))
 	f.Fuzz(func(t *testing.T, run, trials []byte) {
 		dir := t.TempDir()
-		if os.WriteFile(filepath.Join(dir, RunFile), run, 0o644) != nil || os.WriteFile(filepath.Join(dir, TrialsFile), trials, 0o644) != nil {
+		if os.WriteFile(filepath.Join(dir, RunFile), run, 0o644) != nil ||
+			os.WriteFile(filepath.Join(dir, TrialsFile), trials, 0o644) != nil {
 			t.Skip("needs a disk")
 		}
 		if _, err := Read(dir); err != nil && fault.CodeOf(err) != fault.Usage {

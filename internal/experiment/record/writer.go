@@ -125,7 +125,8 @@ func (w *Writer) Append(t Trial) error {
 	}
 	size := int64(len(line))
 	if w.lines == MaxAttempts || w.size+size > maxTrialsBytes || w.kept+kept > maxKept {
-		return fault.New(fault.Invalid, filepath.Join(w.dir, TrialsFile), "split the experiment: fewer blocks, levels or arms to a run",
+		return fault.New(fault.Invalid, filepath.Join(w.dir, TrialsFile),
+			"split the experiment: fewer blocks, levels or arms to a run",
 			"a run directory cannot hold more; it keeps the %d trials until here", w.lines)
 	}
 	_, err = w.trials.WriteAt(line, w.size)

@@ -72,10 +72,18 @@ func TestWork(t *testing.T) {
 		want  string // the error
 		says  string // the last message
 	}{
-		"a whole run":                 {`{"event":"start","data":{"duration_ns":7}}` + "\n", func(_ context.Context, s Schedule) (int64, error) { return s.Duration, nil }, "", `{"event":"result","data":7}`},
-		"the parent goes before":      {"", func(context.Context, Schedule) (int64, error) { t.Error("it ran"); return 0, nil }, "", `{"event":"ready","data":"here"}`},
-		"the parent goes meanwhile":   {`{"event":"start","data":{}}` + "\n", func(ctx context.Context, _ Schedule) (int64, error) { <-ctx.Done(); return 0, ctx.Err() }, "", `{"event":"ready","data":"here"}`},
-		"the parent says another way": {`{"event":"ready"}` + "\n", func(context.Context, Schedule) (int64, error) { return 0, nil }, "waiting for start: got ready", `{"event":"ready","data":"here"}`},
+		"a whole run": {`{"event":"start","data":{"duration_ns":7}}` + "\n",
+			func(_ context.Context, s Schedule) (int64, error) { return s.Duration, nil }, "", `{"event":"result","data":7}`},
+		"the parent goes before": {"", func(context.Context, Schedule) (int64, error) {
+			t.Error("it ran")
+			return 0, nil
+		}, "", `{"event":"ready","data":"here"}`},
+		"the parent goes meanwhile": {`{"event":"start","data":{}}` + "\n",
+			func(ctx context.Context, _ Schedule) (int64, error) { <-ctx.Done(); return 0, ctx.Err() }, "",
+			`{"event":"ready","data":"here"}`},
+		"the parent says another way": {`{"event":"ready"}` + "\n",
+			func(context.Context, Schedule) (int64, error) { return 0, nil }, "waiting for start: got ready",
+			`{"event":"ready","data":"here"}`},
 	} {
 		var out strings.Builder
 		err := Work(t.Context(), NewConn(strings.NewReader(c.input), &out), "here", c.run)
@@ -89,7 +97,8 @@ func TestWork(t *testing.T) {
 	input, keep := io.Pipe() // the parent stays: what went wrong is told
 	defer keep.Close()
 	go func() { _ = NewConn(strings.NewReader(""), keep).Send(Start, Schedule{}) }()
-	if err := Work(t.Context(), NewConn(input, io.Discard), "here", func(context.Context, Schedule) (int64, error) { return 0, broken }); !errors.Is(err, broken) {
+	if err := Work(t.Context(), NewConn(input, io.Discard), "here",
+		func(context.Context, Schedule) (int64, error) { return 0, broken }); !errors.Is(err, broken) {
 		t.Errorf("what went wrong came as %v", err)
 	}
 }

@@ -19,7 +19,8 @@ func TestWorkThenStalls(t *testing.T) {
 		says   string
 		want   string // the error
 	}{
-		"told":             {Schedule{Stalls: true}, Stalls{Spans: [][2]int64{{1, 2}, {4, 8}}}, false, `{"event":"result","data":2}`, ""},
+		"told": {Schedule{Stalls: true}, Stalls{Spans: [][2]int64{{1, 2}, {4, 8}}}, false,
+			`{"event":"result","data":2}`, ""},
 		"not promised":     {Schedule{}, nil, false, `{"event":"result","data":-1}`, ""},
 		"the parent goes":  {Schedule{Stalls: true}, nil, true, "", ""},
 		"told of nonsense": {Schedule{Stalls: true}, "nonsense", false, "", "decoding stalls message"},
@@ -61,7 +62,8 @@ func TestWorkThenStalls(t *testing.T) {
 			t.Errorf("%s: it said %q", name, lines.Text())
 		}
 		toChild.Close()
-		if err := <-ended; c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+		if err := <-ended; c.want == "" && err != nil ||
+			c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -73,7 +75,8 @@ func TestFinishFails(t *testing.T) {
 	input, keep := io.Pipe()
 	defer keep.Close()
 	go func() { _ = NewConn(strings.NewReader(""), keep).Send(Start, Schedule{}) }()
-	err := WorkThenStalls(t.Context(), NewConn(input, io.Discard), Wants{}, func(context.Context, Schedule) (int, error) { return 1, nil },
+	err := WorkThenStalls(t.Context(), NewConn(input, io.Discard), Wants{},
+		func(context.Context, Schedule) (int, error) { return 1, nil },
 		func(int, *Stalls) error { return broken })
 	if !errors.Is(err, broken) {
 		t.Error(err)

@@ -43,7 +43,8 @@ func (s *Spec) checkAssertion(a assertion.Assertion) error {
 	for _, name := range slices.Sorted(maps.Keys(a.Level)) {
 		f := s.factor(name)
 		if f == nil {
-			return fmt.Errorf("names %q, which is not a factor of the experiment%s", text.Clip(name), text.DidYouMean(name, labels))
+			return fmt.Errorf("names %q, which is not a factor of the experiment%s", text.Clip(name),
+				text.DidYouMean(name, labels))
 		}
 		level := a.Level[name]
 		if ts, err := s.find(name); f.cases == nil && err == nil {

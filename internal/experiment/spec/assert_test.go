@@ -54,7 +54,8 @@ func TestAssertRefused(t *testing.T) {
 		}
 		s := mustParse(t, goodSpec)
 		err = s.Apply(Overrides{Assert: []string{text}})
-		if err == nil || fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "--assert") {
+		if err == nil || fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(err.Error(), "--assert") {
 			t.Errorf("--assert %s: %v, want %q", text, err, want)
 		}
 	}

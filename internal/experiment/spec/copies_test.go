@@ -24,7 +24,8 @@ quick: {arms: [heavy]}
 // application of its own as far as there are any.
 func TestCopies(t *testing.T) {
 	s := mustParse(t, copiesSpec).At(Level{"client.count": "4"}).WithCopies()
-	for name, want := range map[string]string{"client_1": "3 app_1", "client_2": "3 app_2", "client_3": "2 app_3", "client_4": "2 app_1", "other_1": "1 lone", "other_2": "1 lone"} {
+	for name, want := range map[string]string{"client_1": "3 app_1", "client_2": "3 app_2", "client_3": "2 app_3",
+		"client_4": "2 app_1", "other_1": "1 lone", "other_2": "1 lone"} {
 		p := s.Loads[name]
 		if p == nil || p.Options["connections"]+" "+p.To != want {
 			t.Errorf("%s: got %+v, want %s", name, p, want)
@@ -41,7 +42,8 @@ func TestCopies(t *testing.T) {
 		t.Errorf("limits of one of three: %v", limits)
 	}
 	again := mustParse(t, strings.Replace(copiesSpec, "quick:", "gates: {lag: 1s}\nquick:", 1))
-	if c := again.WithCopies(); c.Loads["client_1"].Options["connections"] != "3" || again.Loads["client"].Options["connections"] != "10" {
+	if c := again.WithCopies(); c.Loads["client_1"].Options["connections"] != "3" ||
+		again.Loads["client"].Options["connections"] != "10" {
 		t.Error("copies changed the spec they were made of")
 	}
 }

@@ -88,7 +88,8 @@ func (s *Spec) ScaleNodes(n int) string {
 		kept = []string{strconv.Itoa(n)}
 	}
 	s.Factors[at].Levels = kept
-	return fmt.Sprintf("scaled to %s: the levels of %s nodes are left out", quantity.Counted(n, "node"), strings.Join(left, ", "))
+	return fmt.Sprintf("scaled to %s: the levels of %s nodes are left out", quantity.Counted(n, "node"),
+		strings.Join(left, ", "))
 }
 
 // OneTrial is the spec of a single level, without factors and nodes: what one node can run.

@@ -11,7 +11,8 @@ import (
 
 // TestCheckShare: a limit above the CPUs of a node is refused where the spec has the part, at any level.
 func TestCheckShare(t *testing.T) {
-	const head = "name: x\nquestion: Q?\napplications:\n  server:\n    kind: http\n    count: 2\n    limits: {cpus: 0.5}\n" +
+	const head = "name: x\nquestion: Q?\napplications:\n  server:\n    kind: http\n    count: 2\n    limits: " +
+		"{cpus: 0.5}\n" +
 		"loads:\n  client: {kind: http, to: server, count: 2, rate: 10, connections: 2}\n"
 	for _, c := range []struct {
 		name, spec string
@@ -57,7 +58,8 @@ func TestScaleNodes(t *testing.T) {
 		{"all there", sweep, 50, []string{"2", "12", "25", "37", "50"}, 50, ""},
 		{"some", sweep, 25, []string{"2", "12", "25"}, 25, "scaled to 25 nodes: the levels of 37, 50 nodes are left out"},
 		{"between", sweep, 30, []string{"2", "12", "25"}, 25, "scaled to 30 nodes: the levels of 37, 50 nodes are left out"},
-		{"fewer than any", sweep, 1, []string{"1"}, 1, "scaled to 1 node: the levels of 2, 12, 25, 37, 50 nodes are left out"},
+		{"fewer than any", sweep, 1, []string{"1"}, 1,
+			"scaled to 1 node: the levels of 2, 12, 25, 37, 50 nodes are left out"},
 		{"a number that fits", onNodes, 5, nil, 3, ""},
 		{"a number that does not", onNodes, 2, nil, 2, "scaled to 2 nodes, from 3"},
 		{"none asked for", strings.Replace(onNodes, "nodes: 3\n", "", 1), 4, nil, 4, ""},

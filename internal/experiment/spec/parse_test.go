@@ -47,17 +47,20 @@ func TestParse(t *testing.T) {
 	if s.Blocks != 7 || s.Warmup != 100*time.Millisecond || s.Duration != 2*time.Second {
 		t.Errorf("times: %d blocks, %v, %v", s.Blocks, s.Warmup, s.Duration)
 	}
-	if got := s.Applications["server"]; got.Options["body"] != "128" || got.Options["delay"] != "1ms" || got.Limits["memory"] != "67108864" {
+	if got := s.Applications["server"]; got.Options["body"] != "128" || got.Options["delay"] != "1ms" ||
+		got.Limits["memory"] != "67108864" {
 		t.Errorf("server: %+v", got)
 	}
 	if got := s.Gates; got["lag"] != "5ms" || got["rate"] != "0.99" {
 		t.Errorf("gates: %v", got)
 	}
-	if got := s.Levels(); len(got) != 6 || got[0]["rate"] != "500" || got[5]["rate"] != "1000" || got[5]["arms.*.steps"] != "100" {
+	if got := s.Levels(); len(got) != 6 || got[0]["rate"] != "500" || got[5]["rate"] != "1000" ||
+		got[5]["arms.*.steps"] != "100" {
 		t.Errorf("levels: %v", got)
 	}
 	at := s.At(s.Levels()[5])
-	if at.Loads["client"].Options["rate"] != "1000" || at.Arms["light"].Options["steps"] != "100" || at.Arms["heavy"].Options["steps"] != "100" {
+	if at.Loads["client"].Options["rate"] != "1000" || at.Arms["light"].Options["steps"] != "100" ||
+		at.Arms["heavy"].Options["steps"] != "100" {
 		t.Errorf("at the last level: %+v %+v", at.Loads["client"], at.Arms["light"])
 	}
 	if s.Loads["client"].Options["rate"] != "500" || s.Arms["heavy"].Options["steps"] != "1000" {
@@ -132,7 +135,8 @@ func TestLongAndHostile(t *testing.T) {
 		"too long": `{"a":"` + strings.Repeat("x", maxResolvedBytes) + `"}`,
 	} {
 		_, err := Parse("s.yaml", []byte(text), testFeatures)
-		if fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" || !strings.Contains(err.Error(), "a spec has at most 16 KiB") {
+		if fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" ||
+			!strings.Contains(err.Error(), "a spec has at most 16 KiB") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -163,65 +167,99 @@ var wrongSpecs = []struct{ name, old, new, want string }{
 	{"unknown key", "blocks: 7", "colour: red", `s.yaml:4:1: there is no key "colour" in a spec`},
 	{"key twice", "blocks: 7", "name: again", `s.yaml:4:1: this is not YAML: mapping key "name" already defined at [1:1]`},
 	{"tab", "  server: {", "\tserver: {", `s.yaml:7:1: this is not YAML: found character '	' that cannot start any token`},
-	{"no unit", "warmup: 100ms", "warmup: 100", `s.yaml:5:9: "warmup" must be a duration with its unit, such as 300ms or 2s, not "100"`},
+	{"no unit", "warmup: 100ms", "warmup: 100",
+		`s.yaml:5:9: "warmup" must be a duration with its unit, such as 300ms or 2s, not "100"`},
 	{"negative time", "warmup: 100ms", "warmup: -1s", `s.yaml:5:9: "warmup" must be at least 0s, not -1s`},
 	{"no blocks", "blocks: 7", "blocks: 0", `s.yaml:4:9: "blocks" must be at least 1, not 0`},
 	{"half a block", "blocks: 7", "blocks: 7.5", `s.yaml:4:9: "blocks" must be a whole number, not "7.5"`},
 	{"no value", "blocks: 7", "blocks:", `s.yaml:4:8: "blocks" must be a single value, not nothing`},
 	{"list for a value", "blocks: 7", "blocks: [7]", `s.yaml:4:9: "blocks" must be a single value, not a list`},
 	{"value for a list", "[bpf-stats]", "bpf-stats", `s.yaml:3:8: "needs" must be a list of features, not a single value`},
-	{"unknown feature", "[bpf-stats]", "[bpf-stat]", `s.yaml:3:9: there is no feature "bpf-stat"; did you mean "bpf-stats"?`},
+	{"unknown feature", "[bpf-stats]", "[bpf-stat]",
+		`s.yaml:3:9: there is no feature "bpf-stat"; did you mean "bpf-stats"?`},
 	{"no question", "question: What does it cost?\n", "", `s.yaml:1:1: the spec has no "question"`},
 	{"empty question", "What does it cost?", `""`, `s.yaml:2:11: "question" must not be empty`},
-	{"capitals in the name", "name: sweep", "name: Sweep", `s.yaml:1:7: the name of the experiment must be small letters, digits and -, at most 40, not "Sweep"`},
-	{"path in a name", "  other: {", "  ../other: {", `s.yaml:8:3: the name of an application must be small letters, digits and -, at most 40, not "../other"`},
-	{"unknown kind", "other: {kind: http}", "other: {kind: htpp}", `s.yaml:8:17: there is no kind "htpp"; did you mean "http"?`},
+	{"capitals in the name", "name: sweep", "name: Sweep",
+		`s.yaml:1:7: the name of the experiment must be small letters, digits and -, at most 40, not "Sweep"`},
+	{"path in a name", "  other: {", "  ../other: {",
+		`s.yaml:8:3: the name of an application must be small letters, digits and -, at most 40, not "../other"`},
+	{"unknown kind", "other: {kind: http}", "other: {kind: htpp}",
+		`s.yaml:8:17: there is no kind "htpp"; did you mean "http"?`},
 	{"no kind", "other: {kind: http}", "other: {body: 1}", `s.yaml:8:10: an application "other" has no "kind"`},
-	{"unknown subject", "{subject: kernelmesh}", "{subject: kernel-mesh}", `s.yaml:13:20: there is no subject "kernel-mesh"; did you mean "kernelmesh"?`},
-	{"baseline named", "  light:", "  direct:", `s.yaml:13:3: the arm "direct" is there without being named: it is the baseline`},
-	{"load to nowhere", "to: server", "to: sevrer", `s.yaml:10:3: the load "client" goes to "sevrer", and there is no such application; did you mean "server"?`},
+	{"unknown subject", "{subject: kernelmesh}", "{subject: kernel-mesh}",
+		`s.yaml:13:20: there is no subject "kernel-mesh"; did you mean "kernelmesh"?`},
+	{"baseline named", "  light:", "  direct:",
+		`s.yaml:13:3: the arm "direct" is there without being named: it is the baseline`},
+	{"load to nowhere", "to: server", "to: sevrer",
+		`s.yaml:10:3: the load "client" goes to "sevrer", and there is no such application; did you mean "server"?`},
 	{"load without a target", "to: server, ", "", `s.yaml:10:11: a load "client" has no "to"`},
-	{"target of an application", "kind: http, delay: 1ms", "kind: http, to: other", `s.yaml:7:24: there is no key "to" in an application "server"`},
-	{"misspelt option", "connections: 4", "conections: 4", `s.yaml:11:49: there is no key "conections" in a load "second"; did you mean "connections"?`},
-	{"open without rate", "to: server, rate: 500", "to: server, mode: open", `s.yaml:16:3: the factor "rate" could mean loads.client.rate, loads.second.rate; write one of them in full, or with a * to set all`},
-	{"neither rate nor factor", "to: other, mode: closed", "to: other", `s.yaml:11:3: an open load needs a "rate", in requests per second`},
-	{"closed with rate", "mode: closed,", "mode: closed, rate: 5,", `s.yaml:16:3: the factor "rate" could mean loads.client.rate, loads.second.rate; write one of them in full, or with a * to set all`},
-	{"unknown word", "mode: closed", "mode: close", `s.yaml:11:41: "mode" must be one of open, closed, not "close"; did you mean "closed"?`},
+	{"target of an application", "kind: http, delay: 1ms", "kind: http, to: other",
+		`s.yaml:7:24: there is no key "to" in an application "server"`},
+	{"misspelt option", "connections: 4", "conections: 4",
+		`s.yaml:11:49: there is no key "conections" in a load "second"; did you mean "connections"?`},
+	{"open without rate", "to: server, rate: 500", "to: server, mode: open",
+		`s.yaml:16:3: the factor "rate" could mean loads.client.rate, loads.second.rate; write one of them in full, or with a * to set all`},
+	{"neither rate nor factor", "to: other, mode: closed", "to: other",
+		`s.yaml:11:3: an open load needs a "rate", in requests per second`},
+	{"closed with rate", "mode: closed,", "mode: closed, rate: 5,",
+		`s.yaml:16:3: the factor "rate" could mean loads.client.rate, loads.second.rate; write one of them in full, or with a * to set all`},
+	{"unknown word", "mode: closed", "mode: close",
+		`s.yaml:11:41: "mode" must be one of open, closed, not "close"; did you mean "closed"?`},
 	{"not a switch", "connections: 4", "keepalive: yes", `s.yaml:11:60: "keepalive" must be true or false, not "yes"`},
-	{"not bytes", "memory: 64MiB", "memory: 64 apples", `s.yaml:7:64: "memory" must be a number of bytes, such as 128, 64KiB or 10MB, not "64 apples"`},
+	{"not bytes", "memory: 64MiB", "memory: 64 apples",
+		`s.yaml:7:64: "memory" must be a number of bytes, such as 128, 64KiB or 10MB, not "64 apples"`},
 	{"too large a body", "delay: 1ms", "body: 1GiB", `s.yaml:7:30: "body" must be at most 16MiB, not 1GiB`},
-	{"too large a level", `"arms.*.steps": [0, 10, 100]`, `server.body: [128, 17MiB]`, `s.yaml:17:22: a level of "server.body" must be at most 16MiB, not 17MiB`},
+	{"too large a level", `"arms.*.steps": [0, 10, 100]`, `server.body: [128, 17MiB]`,
+		`s.yaml:17:22: a level of "server.body" must be at most 16MiB, not 17MiB`},
 	{"too little memory", "memory: 64MiB", "memory: 1", `s.yaml:7:64: "memory" must be at least 4MiB, not 1`},
 	{"no CPU", "cpus: 0.5", "cpus: 0", `s.yaml:7:51: "cpus" must be at least 0.01, not 0`},
 	{"not a number", "cpus: 0.5", "cpus: .nan", `s.yaml:7:51: "cpus" must be a number, not ".nan"`},
 	{"unknown limit", "cpus: 0.5", "cpu: 0.5", `s.yaml:7:45: there is no key "cpu" in limits; did you mean "cpus"?`},
 	{"unknown gate", "lag: 5ms", "lags: 5ms", `s.yaml:18:9: there is no key "lags" in gates; did you mean "lag"?`},
 	{"gate over 1", "lag: 5ms", "rate: 99", `s.yaml:18:15: "rate" must be at most 1, not 99`},
-	{"unknown factor", "  rate: [500, 1000.0]", "  rte: [500, 1000.0]", `s.yaml:16:3: the factor "rte" names no setting of this experiment; did you mean "rate"?`},
+	{"unknown factor", "  rate: [500, 1000.0]", "  rte: [500, 1000.0]",
+		`s.yaml:16:3: the factor "rte" names no setting of this experiment; did you mean "rate"?`},
 	{"factor without levels", "[500, 1000.0]", "[]", `s.yaml:16:9: the factor "rate" must have a list of levels`},
 	{"level twice", "[500, 1000.0]", "[500, 5e2]", `s.yaml:16:15: the factor "rate" has the level 500 twice`},
 	{"wrong level", "[500, 1000.0]", "[500, fast]", `s.yaml:16:15: a level of "rate" must be a number, not "fast"`},
-	{"factor twice", "  rate: [500, 1000.0]", "  light.steps: [1, 2]", `s.yaml:17:3: the factor "arms.*.steps" sets what another factor sets`},
-	{"factor of two types", `"arms.*.steps": [0, 10, 100]`, `"loads.client.*": [1]`, `s.yaml:17:3: the factor "loads.client.*" sets values of different types: `},
-	{"quick without its factor", "factors: {rate: [500]}", "factors: {steps: [500]}", `s.yaml:21:13: the short form has levels for "steps", which is no factor of the spec`},
+	{"factor twice", "  rate: [500, 1000.0]", "  light.steps: [1, 2]",
+		`s.yaml:17:3: the factor "arms.*.steps" sets what another factor sets`},
+	{"factor of two types", `"arms.*.steps": [0, 10, 100]`, `"loads.client.*": [1]`,
+		`s.yaml:17:3: the factor "loads.client.*" sets values of different types: `},
+	{"quick without its factor", "factors: {rate: [500]}", "factors: {steps: [500]}",
+		`s.yaml:21:13: the short form has levels for "steps", which is no factor of the spec`},
 	{"alias", "blocks: 7", "blocks: &n 7", `s.yaml:4:9: "blocks" must be a single value, not an anchor or an alias`},
-	{"baseline without a subject", "gates:", "baseline: {steps: 1}\ngates:", `s.yaml:18:11: the baseline has no "subject"`},
-	{"baseline with a setting that it has not", "gates:", "baseline: {subject: kernelmesh, stips: 1}\ngates:", `s.yaml:18:33: there is no key "stips" in the baseline; did you mean "steps"?`},
-	{"unknown store", "gates:", "baseline: {subject: store, store: snapshto}\ngates:", `s.yaml:18:1: store: there is no store "snapshto"; it can be one of naive, pooled, sized, snapshot, value`},
-	{"variant of nothing", "light: {subject: kernelmesh}", "light: {subject: variant}", `s.yaml:13:3: a variant needs "set": what differs from the baseline, such as server.delay=50us`},
-	{"variant without a value", "light: {subject: kernelmesh}", "light: {subject: variant, set: server.delay}", `s.yaml:13:3: there is no = in "server.delay"`},
-	{"variant of no setting", "light: {subject: kernelmesh}", "light: {subject: variant, set: server.dely=1ms}", `s.yaml:13:3: "server.dely" names no setting of this experiment; did you mean "server.delay"?`},
-	{"variant with a wrong value", "light: {subject: kernelmesh}", "light: {subject: variant, set: server.delay=1}", `s.yaml:13:3: the value of "server.delay" must be a duration with its unit, such as 300ms or 2s, not "1"`},
-	{"variant of an arm", "light: {subject: kernelmesh}", "light: {subject: variant, set: heavy.steps=1}", `s.yaml:13:3: "heavy.steps" is no setting of an application or a load`},
-	{"variant that sets twice", "light: {subject: kernelmesh}", `light: {subject: variant, set: "server.delay=1ms, applications.server.delay=2ms"}`, `s.yaml:13:3: "applications.server.delay" is set twice`},
-	{"variant that cannot be", "light: {subject: kernelmesh}", "light: {subject: variant, set: second.rate=5}", `s.yaml:13:3: with what it sets, loads.second: a closed load goes as fast as it can: "rate" has no meaning for it`},
-	{"no loads, and a subject that needs them", goodSpec, "name: a\nquestion: b\nbaseline: {subject: kernelmesh}\n", `s.yaml:1:1: the spec has no "applications"`},
-	{"no loads, and a baseline that needs them", goodSpec, "name: a\nquestion: b\narms: {c: {subject: store, store: value}}\n", `s.yaml:1:1: the spec has no "applications"`},
+	{"baseline without a subject", "gates:", "baseline: {steps: 1}\ngates:",
+		`s.yaml:18:11: the baseline has no "subject"`},
+	{"baseline with a setting that it has not", "gates:", "baseline: {subject: kernelmesh, stips: 1}\ngates:",
+		`s.yaml:18:33: there is no key "stips" in the baseline; did you mean "steps"?`},
+	{"unknown store", "gates:", "baseline: {subject: store, store: snapshto}\ngates:",
+		`s.yaml:18:1: store: there is no store "snapshto"; it can be one of naive, pooled, sized, snapshot, value`},
+	{"variant of nothing", "light: {subject: kernelmesh}", "light: {subject: variant}",
+		`s.yaml:13:3: a variant needs "set": what differs from the baseline, such as server.delay=50us`},
+	{"variant without a value", "light: {subject: kernelmesh}", "light: {subject: variant, set: server.delay}",
+		`s.yaml:13:3: there is no = in "server.delay"`},
+	{"variant of no setting", "light: {subject: kernelmesh}", "light: {subject: variant, set: server.dely=1ms}",
+		`s.yaml:13:3: "server.dely" names no setting of this experiment; did you mean "server.delay"?`},
+	{"variant with a wrong value", "light: {subject: kernelmesh}", "light: {subject: variant, set: server.delay=1}",
+		`s.yaml:13:3: the value of "server.delay" must be a duration with its unit, such as 300ms or 2s, not "1"`},
+	{"variant of an arm", "light: {subject: kernelmesh}", "light: {subject: variant, set: heavy.steps=1}",
+		`s.yaml:13:3: "heavy.steps" is no setting of an application or a load`},
+	{"variant that sets twice", "light: {subject: kernelmesh}",
+		`light: {subject: variant, set: "server.delay=1ms, applications.server.delay=2ms"}`,
+		`s.yaml:13:3: "applications.server.delay" is set twice`},
+	{"variant that cannot be", "light: {subject: kernelmesh}", "light: {subject: variant, set: second.rate=5}",
+		`s.yaml:13:3: with what it sets, loads.second: a closed load goes as fast as it can: "rate" has no meaning for it`},
+	{"no loads, and a subject that needs them", goodSpec, "name: a\nquestion: b\nbaseline: {subject: kernelmesh}\n",
+		`s.yaml:1:1: the spec has no "applications"`},
+	{"no loads, and a baseline that needs them", goodSpec,
+		"name: a\nquestion: b\narms: {c: {subject: store, store: value}}\n", `s.yaml:1:1: the spec has no "applications"`},
 	{"second document", "gates:", "---\ngates:", `s.yaml:19:1: a spec is one document; this is a second`},
 	{"not keys", goodSpec, "- a\n- b\n", `s.yaml:1:1: a spec must be keys with values, not a list`},
 	{"empty", goodSpec, "# nothing\n", `s.yaml: the spec is empty`},
 	{"too long", goodSpec, strings.Repeat("#", 70<<10), `s.yaml: a spec has at most 16 KiB; this has 70`},
-	{"too many levels", "[0, 10, 100]", "[" + manyLevels(2000) + "]", `s.yaml:16:3: the plan has arms at more than 1000 levels in all`},
+	{"too many levels", "[0, 10, 100]", "[" + manyLevels(2000) + "]",
+		`s.yaml:16:3: the plan has arms at more than 1000 levels in all`},
 	{"too many trials", "blocks: 7", "blocks: 9999", `s.yaml:16:3: the plan has more than 20000 trials`},
 }
 
@@ -267,16 +305,26 @@ func TestApply(t *testing.T) {
 		want  string
 	}{
 		{"blocks", Overrides{Blocks: 3}, func(s *Spec) bool { return s.Blocks == 3 }, ""},
-		{"quick", Overrides{Quick: true}, func(s *Spec) bool { return s.Blocks == 6 && len(s.Levels()) == 3 && s.Warmup == 100*time.Millisecond }, ""},
+		{"quick", Overrides{Quick: true}, func(s *Spec) bool {
+			return s.Blocks == 6 && len(s.Levels()) == 3 &&
+				s.Warmup == 100*time.Millisecond
+		}, ""},
 		{"blocks beat quick", Overrides{Quick: true, Blocks: 9}, func(s *Spec) bool { return s.Blocks == 9 }, ""},
-		{"one value", Overrides{Set: []string{"rate=50"}}, func(s *Spec) bool { return len(s.Factors) == 1 && s.Loads["client"].Options["rate"] == "50" }, ""},
-		{"other levels", Overrides{Set: []string{"rate=50,60"}}, func(s *Spec) bool { return reflect.DeepEqual(s.Factors[0].Levels, []string{"50", "60"}) }, ""},
-		{"new factor", Overrides{Set: []string{"body=1kB,2kB", "server.delay=0s"}}, nil, `--set body=1kB,2kB: "body" could mean applications.other.body, applications.server.body; write one of them in full, or with a * to set all`},
-		{"new factor in full", Overrides{Set: []string{"server.body=1kB,2kB"}}, func(s *Spec) bool { return reflect.DeepEqual(s.Factors[2].Levels, []string{"1000", "2000"}) }, ""},
-		{"limit", Overrides{Set: []string{"applications.*.limits.cpus=0.25"}}, func(s *Spec) bool { return s.Applications["other"].Limits["cpus"] == "0.25" }, ""},
-		{"part of a factor", Overrides{Set: []string{"light.steps=5"}}, nil, `--set light.steps=5: "light.steps" is swept by another factor of the spec`},
+		{"one value", Overrides{Set: []string{"rate=50"}},
+			func(s *Spec) bool { return len(s.Factors) == 1 && s.Loads["client"].Options["rate"] == "50" }, ""},
+		{"other levels", Overrides{Set: []string{"rate=50,60"}},
+			func(s *Spec) bool { return reflect.DeepEqual(s.Factors[0].Levels, []string{"50", "60"}) }, ""},
+		{"new factor", Overrides{Set: []string{"body=1kB,2kB", "server.delay=0s"}}, nil,
+			`--set body=1kB,2kB: "body" could mean applications.other.body, applications.server.body; write one of them in full, or with a * to set all`},
+		{"new factor in full", Overrides{Set: []string{"server.body=1kB,2kB"}},
+			func(s *Spec) bool { return reflect.DeepEqual(s.Factors[2].Levels, []string{"1000", "2000"}) }, ""},
+		{"limit", Overrides{Set: []string{"applications.*.limits.cpus=0.25"}},
+			func(s *Spec) bool { return s.Applications["other"].Limits["cpus"] == "0.25" }, ""},
+		{"part of a factor", Overrides{Set: []string{"light.steps=5"}}, nil,
+			`--set light.steps=5: "light.steps" is swept by another factor of the spec`},
 		{"no value", Overrides{Set: []string{"rate"}}, nil, `--set rate: there is no = in it`},
-		{"unknown", Overrides{Set: []string{"rat=1"}}, nil, `--set rat=1: "rat" names no setting of this experiment; did you mean "rate"?`},
+		{"unknown", Overrides{Set: []string{"rat=1"}}, nil,
+			`--set rat=1: "rat" names no setting of this experiment; did you mean "rate"?`},
 		{"wrong value", Overrides{Set: []string{"rate=1,x"}}, nil, `--set rate=1,x: "rate" must be a number, not "x"`},
 		{"sampling", Overrides{SampleHz: 101}, func(s *Spec) bool { return s.SampleHz == 101 }, ""},
 		{"negative blocks", Overrides{Blocks: -1}, nil, `--blocks: "blocks" must be at least 1, not -1`},

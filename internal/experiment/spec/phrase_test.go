@@ -87,7 +87,8 @@ arms:
 factors:
   arms.other.store: [value, sized]
 `
-	if got, want := mustParse(t, text).Traits(), map[string]string{"direct": "whole per record", "one": "whole per change"}; !maps.Equal(got, want) {
+	if got, want := mustParse(t, text).Traits(), map[string]string{"direct": "whole per record",
+		"one": "whole per change"}; !maps.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }

@@ -70,7 +70,8 @@ func (s *Spec) CheckReach(where string) error {
 	for i, r := range all {
 		words[i] = r.String()
 	}
-	return fault.New(fault.Usage, where, "start its agent with --allow-commands if it may do as the coordinator's specs say, "+
+	return fault.New(fault.Usage, where, "start its agent with --allow-commands if it may do as the coordinator's "+
+		"specs say, "+
 		"or leave these settings out", "the spec names what a node may not run, open or connect to for a coordinator: %s",
 		strings.Join(words, ", "))
 }

@@ -354,7 +354,8 @@ func (s *Spec) checkSize() error {
 	case s.Blocks > maxTrials/max(places, 1):
 		return fmt.Errorf("the plan has more than %d trials", maxTrials)
 	case places*len(s.Assert) > assertion.MostChecks:
-		return fmt.Errorf("%d assertions of arms at %d levels are more than %d checks", len(s.Assert), places, assertion.MostChecks)
+		return fmt.Errorf("%d assertions of arms at %d levels are more than %d checks", len(s.Assert), places,
+			assertion.MostChecks)
 	}
 	return nil
 }

@@ -39,7 +39,8 @@ func mustParse(t testing.TB, text string) *Spec {
 
 // TestKnobDefaultsAreCanonical: a default is taken as it stands, so it must be what Canonical would make of it.
 func TestKnobDefaultsAreCanonical(t *testing.T) {
-	all := slices.Concat(timeKnobs, []param.Setting{samplingKnob, repeatKnob, precisionKnob, untilKnob}, kind.LimitSettings, measured.GateSettings)
+	all := slices.Concat(timeKnobs, []param.Setting{samplingKnob, repeatKnob, precisionKnob, untilKnob},
+		kind.LimitSettings, measured.GateSettings)
 	for _, role := range []kind.Role{kind.Application, kind.Load, kind.Subject} {
 		for _, k := range kind.All(role) {
 			all = append(all, k.About().Settings...)
@@ -56,8 +57,10 @@ func TestKnobDefaultsAreCanonical(t *testing.T) {
 }
 
 func TestEndingKeys(t *testing.T) {
-	s := mustParse(t, shortSpec+"precision: {target: 2%, metrics: [latency_p99_seconds, map_bytes]}\nuntil: 20m\nrepeat: 0.25\n")
-	if s.Precision.Target != 0.02 || !slices.Equal(s.PreciseMetrics(), []string{"latency_p99_seconds", "map_bytes"}) || s.Until != 20*time.Minute || s.Repeat != 0.25 {
+	s := mustParse(t, shortSpec+"precision: {target: 2%, metrics: [latency_p99_seconds, map_bytes]}\nuntil: "+
+		"20m\nrepeat: 0.25\n")
+	if s.Precision.Target != 0.02 || !slices.Equal(s.PreciseMetrics(), []string{"latency_p99_seconds", "map_bytes"}) ||
+		s.Until != 20*time.Minute || s.Repeat != 0.25 {
 		t.Errorf("%+v until %v repeat %g", s.Precision, s.Until, s.Repeat)
 	}
 	text, err := json.Marshal(s)
@@ -81,7 +84,8 @@ func TestEndingKeys(t *testing.T) {
 		"until: 0s":                                    "must be at least 1s",
 		"repeat: -1%":                                  "must be at least 0%",
 	} {
-		if _, err := Parse("test.yaml", []byte(shortSpec+text+"\n"), testFeatures); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := Parse("test.yaml", []byte(shortSpec+text+"\n"), testFeatures); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", text, err, want)
 		}
 	}
@@ -97,10 +101,12 @@ func TestEndingOverrides(t *testing.T) {
 			t.Errorf("%s decides when a run ends, and was not asked for", m)
 		}
 	}
-	if !slices.Contains(s.PreciseMetrics(), "latency_p50_seconds") || !slices.Contains(s.Headlines(), "latency_p99_seconds") {
+	if !slices.Contains(s.PreciseMetrics(), "latency_p50_seconds") ||
+		!slices.Contains(s.Headlines(), "latency_p99_seconds") {
 		t.Errorf("precise %v, headlines %v", s.PreciseMetrics(), s.Headlines())
 	}
-	if rate := mustParse(t, goodSpec); slices.Contains(rate.Headlines(), "cpu_busy_share") != strings.Contains(goodSpec, "mode: closed") {
+	if rate := mustParse(t, goodSpec); slices.Contains(rate.Headlines(), "cpu_busy_share") != strings.Contains(goodSpec,
+		"mode: closed") {
 		t.Errorf("of a load at a fixed rate, the answer is said to speak of %v", rate.Headlines())
 	}
 	if err := s.Apply(Overrides{Until: 10 * time.Minute}); err != nil || s.Until != 10*time.Minute || s.Precision == nil {
@@ -109,7 +115,8 @@ func TestEndingOverrides(t *testing.T) {
 	if err := s.Apply(Overrides{Blocks: 8}); err != nil || s.Open() {
 		t.Errorf("%v: with a number of blocks it is still open", err)
 	}
-	for _, o := range []Overrides{{Blocks: 8, Precision: "5%"}, {Blocks: 8, Until: time.Minute}, {Precision: "500%"}, {Until: -time.Second}} {
+	for _, o := range []Overrides{{Blocks: 8, Precision: "5%"}, {Blocks: 8, Until: time.Minute}, {Precision: "500%"},
+		{Until: -time.Second}} {
 		if err := mustParse(t, shortSpec).Apply(o); err == nil {
 			t.Errorf("%+v was taken", o)
 		}

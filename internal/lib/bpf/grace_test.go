@@ -41,22 +41,24 @@ func TestWait(t *testing.T) {
 		return &btf.Func{Name: name, Type: f, Linkage: btf.StaticFunc}
 	}
 	// Says that it has begun, works for a while, and says that it has ended.
-	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_test_grace", Type: ebpf.SocketFilter, License: "GPL", Instructions: asm.Instructions{
-		btf.WithFuncMetadata(asm.LoadMapValue(asm.R6, state.FD(), 0).WithSymbol("run"), function("run", "ctx")),
-		asm.Mov.Imm(asm.R1, 1),
-		asm.StoreMem(asm.R6, 0, asm.R1, asm.DWord),
-		asm.Mov.Imm(asm.R1, 1<<23), // the most that bpf_loop takes
-		asm.Instruction{OpCode: asm.LoadImmOp(asm.DWord), Dst: asm.R2, Src: asm.PseudoFunc, Constant: -1}.WithReference("step"),
-		asm.Mov.Imm(asm.R3, 0),
-		asm.Mov.Imm(asm.R4, 0),
-		asm.FnLoop.Call(),
-		asm.Mov.Imm(asm.R1, 1),
-		asm.StoreMem(asm.R6, 8, asm.R1, asm.DWord),
-		asm.Mov.Imm(asm.R0, 0),
-		asm.Return(),
-		btf.WithFuncMetadata(asm.Mov.Imm(asm.R0, 0).WithSymbol("step"), function("step", "index", "ctx")),
-		asm.Return(),
-	}})
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_test_grace", Type: ebpf.SocketFilter, License: "GPL",
+		Instructions: asm.Instructions{
+			btf.WithFuncMetadata(asm.LoadMapValue(asm.R6, state.FD(), 0).WithSymbol("run"), function("run", "ctx")),
+			asm.Mov.Imm(asm.R1, 1),
+			asm.StoreMem(asm.R6, 0, asm.R1, asm.DWord),
+			asm.Mov.Imm(asm.R1, 1<<23), // the most that bpf_loop takes
+			asm.Instruction{OpCode: asm.LoadImmOp(asm.DWord), Dst: asm.R2, Src: asm.PseudoFunc,
+				Constant: -1}.WithReference("step"),
+			asm.Mov.Imm(asm.R3, 0),
+			asm.Mov.Imm(asm.R4, 0),
+			asm.FnLoop.Call(),
+			asm.Mov.Imm(asm.R1, 1),
+			asm.StoreMem(asm.R6, 8, asm.R1, asm.DWord),
+			asm.Mov.Imm(asm.R0, 0),
+			asm.Return(),
+			btf.WithFuncMetadata(asm.Mov.Imm(asm.R0, 0).WithSymbol("step"), function("step", "index", "ctx")),
+			asm.Return(),
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,7 +31,8 @@ func TestParse(t *testing.T) {
 		}
 	}
 	for _, text := range []string{
-		"", "constant", "constant:", "constant:5", "constant:-5ms", "constant:5ms:6ms", "uniform:5ms", "uniform:6ms:5ms", "normal:1ms:2ms",
+		"", "constant", "constant:", "constant:5", "constant:-5ms", "constant:5ms:6ms", "uniform:5ms", "uniform:6ms:5ms",
+		"normal:1ms:2ms",
 		"two-point:1ms:2ms", "two-point:1ms:2ms:2", "two-point:1ms:2ms:NaN", "two-point:2ms:1ms:0.5", "constant:2h",
 	} {
 		if _, err := Parse(text); fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" {
@@ -61,7 +62,8 @@ func FuzzParse(f *testing.F) {
 
 func TestStallEnd(t *testing.T) {
 	s := Stall{For: 100, Every: 1000}
-	for at, want := range map[int64]int64{0: 0, 499: 499, 500: 600, 599: 600, 600: 600, 1499: 1499, 1500: 1600, 10_550: 10_600} {
+	for at, want := range map[int64]int64{0: 0, 499: 499, 500: 600, 599: 600, 600: 600, 1499: 1499, 1500: 1600,
+		10_550: 10_600} {
 		if got := s.end(500, at); got != want {
 			t.Errorf("what is due at %d is answered at %d, want %d", at, got, want)
 		}

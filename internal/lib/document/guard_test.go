@@ -48,9 +48,10 @@ func TestGuard(t *testing.T) {
 		"many aliases":          {"x: &x {p: 1, q: [1, 2]}\nlist:\n" + many, "", 0},
 		"an alias of itself":    {"a: &a [*a, *a]\n", "", 0},
 		"aliases of aliases":    {bomb(9), "aliases stand for more than 65536 values", 2},
-		"of a long value":       {"x: &x " + long + "\nlist: [" + strings.Repeat("*x, ", 1000) + "]\n", "aliases stand for", 2},
-		"no YAML":               {"a: &a [*a", "", 0},
-		"in the second of two":  {"a: 1\n---\n" + bomb(9), "aliases stand for", 4},
+		"of a long value": {"x: &x " + long + "\nlist: [" + strings.Repeat("*x, ", 1000) + "]\n",
+			"aliases stand for", 2},
+		"no YAML":              {"a: &a [*a", "", 0},
+		"in the second of two": {"a: 1\n---\n" + bomb(9), "aliases stand for", 4},
 	} {
 		line, err := Guard([]byte(c.text))
 		if (err == nil) != (c.says == "") || err != nil && (!strings.Contains(err.Error(), c.says) || line != c.line) {
@@ -62,7 +63,8 @@ func TestGuard(t *testing.T) {
 // FuzzGuard: what passes costs a decoder in proportion to what Guard counts, so that none takes the test's memory or
 // time.
 func FuzzGuard(f *testing.F) {
-	for _, s := range []string{bomb(3), bomb(9), "a: &a [*a]", strings.Repeat("- ", 200), "a: {<<: *b}", "? [a]\n: b", "|\n a"} {
+	for _, s := range []string{bomb(3), bomb(9), "a: &a [*a]", strings.Repeat("- ", 200), "a: {<<: *b}", "? [a]\n: b",
+		"|\n a"} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -43,10 +43,12 @@ func TestMendOf(t *testing.T) {
 		{"a hint", inner, "inner hint"},
 		{"the outermost", Wrap(inner, Machine, "", "outer hint", "more"), "outer hint"},
 		{"an outer one without", fmt.Errorf("doing: %w", Wrap(inner, Machine, "", "", "more")), "inner hint"},
-		{"open files, whatever else is said", Wrap(&os.PathError{Op: "open", Path: "/x", Err: syscall.EMFILE}, Machine, "/x", "name another directory", "cannot write"), files},
+		{"open files, whatever else is said", Wrap(&os.PathError{Op: "open", Path: "/x", Err: syscall.EMFILE}, Machine, "/x",
+			"name another directory", "cannot write"), files},
 		{"open files, without a fault", fmt.Errorf("reading: %w", syscall.EMFILE), files},
 		{"open files, joined", errors.Join(inner, os.NewSyscallError("pipe2", syscall.EMFILE)), files},
-		{"the machine's open files", Wrap(syscall.ENFILE, Machine, "", "other", "x"), "raise the machine's limit of open files: sysctl fs.file-max"},
+		{"the machine's open files", Wrap(syscall.ENFILE, Machine, "", "other", "x"),
+			"raise the machine's limit of open files: sysctl fs.file-max"},
 	} {
 		if got := HintOf(c.err); got != c.want {
 			t.Errorf("%s: got %q, want %q", c.name, got, c.want)

@@ -23,11 +23,13 @@ func TestCheckPrivate(t *testing.T) {
 	}{
 		{0, 0o700, "", "", ""},
 		{0, 0o755, "", "others may read it (its mode is 0755)", ""},
-		{0, 0o775, "others may write to it (its mode is 0775)", "others may write to it (its mode is 0775)", "others may write to it"},
+		{0, 0o775, "others may write to it (its mode is 0775)", "others may write to it (its mode is 0775)",
+			"others may write to it"},
 		{0, 0o777, "others may write to it", "others may write to it", "others may write to it"},
 		{0, 0o777 | os.ModeSticky, "others may write to it", "others may write to it", ""},
 		{12345, 0o700, "it belongs to another user (12345)", "it belongs to another user", "it belongs to another user"},
-		{12345, 0o777 | os.ModeSticky, "it belongs to another user", "it belongs to another user", "it belongs to another user"},
+		{12345, 0o777 | os.ModeSticky, "it belongs to another user", "it belongs to another user",
+			"it belongs to another user"},
 	} {
 		if err := os.Chown(dir, c.owner, 0); err != nil {
 			t.Fatal(err)
@@ -42,7 +44,8 @@ func TestCheckPrivate(t *testing.T) {
 		for what, got := range map[string]struct {
 			err  error
 			want string
-		}{"write": {CheckPrivate(info, OthersWrite), c.write}, "all": {CheckPrivate(info, OthersAny), c.all}, "in place": {CheckShared(info), c.inPlace}} {
+		}{"write": {CheckPrivate(info, OthersWrite), c.write}, "all": {CheckPrivate(info, OthersAny), c.all},
+			"in place": {CheckShared(info), c.inPlace}} {
 			if (got.err == nil) != (got.want == "") || got.err != nil && !strings.Contains(got.err.Error(), got.want) {
 				t.Errorf("owner %d, mode %v, %s: %v, want %q", c.owner, c.mode, what, got.err, got.want)
 			}

@@ -44,7 +44,8 @@ func TestReplace(t *testing.T) {
 		}
 	}
 	unix.Umask(0o077)
-	if err := errors.Join(os.WriteFile(other, []byte("theirs"), 0o600), os.Remove(path), os.Symlink(other, path)); err != nil {
+	if err := errors.Join(os.WriteFile(other, []byte("theirs"), 0o600), os.Remove(path),
+		os.Symlink(other, path)); err != nil {
 		t.Fatal(err)
 	}
 	if err := Replace(path, []byte("ours"), 0o600); err != nil {

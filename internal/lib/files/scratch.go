@@ -73,7 +73,8 @@ func NewScratch(parent, purpose string) (*Scratch, error) {
 }
 
 func cannotMake(err error, path string) error {
-	return fault.Wrap(err, fault.Machine, path, "give a directory that can be written", "no directory for files can be made")
+	return fault.Wrap(err, fault.Machine, path, "give a directory that can be written",
+		"no directory for files can be made")
 }
 
 // Path is where the directory is; empty of nil.

@@ -123,7 +123,8 @@ func TestForeignParent(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("TMPDIR", below)
-	if d, err := NewScratch("", "test"); err == nil || !strings.Contains(err.Error(), parent+": it belongs to another user (65534)") {
+	if d, err := NewScratch("", "test"); err == nil ||
+		!strings.Contains(err.Error(), parent+": it belongs to another user (65534)") {
 		t.Errorf("below another user's directory: %v, %v", d, err)
 	}
 	t.Setenv("TMPDIR", filepath.Join(below, "absent"))

@@ -8,7 +8,8 @@ import (
 
 // accepting is a listener for two connections that accepts what comes: what it has accepted and what it has said, and
 // what connects to it.
-func accepting(t *testing.T, bound func(net.Listener, int, func(int)) net.Listener) (accepted chan net.Conn, said chan int, dial func() net.Conn) {
+func accepting(t *testing.T, bound func(net.Listener, int,
+	func(int)) net.Listener) (accepted chan net.Conn, said chan int, dial func() net.Conn) {
 	t.Helper()
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

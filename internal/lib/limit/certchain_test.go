@@ -95,7 +95,8 @@ func TestVerifyCertificates(t *testing.T) {
 			t.Errorf("%s: verified %d times, %v; want %q", name, verified, err, c.want)
 		}
 	}
-	if _, err := VerifyCertificates(nil, roots, x509.ExtKeyUsageClientAuth, time.Now()); !errors.Is(err, ErrNoCertificate) {
+	if _, err := VerifyCertificates(nil, roots, x509.ExtKeyUsageClientAuth, time.Now()); !errors.Is(err,
+		ErrNoCertificate) {
 		t.Error(err)
 	}
 	one := []*x509.Certificate{leaf}

@@ -32,5 +32,6 @@ func TCP(ctx context.Context, address string) (net.Listener, error) {
 		return nil, refused("use a port above 1023, or run as root or with CAP_NET_BIND_SERVICE",
 			"no permission to use this port")
 	}
-	return nil, fault.Wrap(err, fault.Usage, address, "give it as host:port, like 127.0.0.1:0", "cannot listen on this address")
+	return nil, fault.Wrap(err, fault.Usage, address, "give it as host:port, like 127.0.0.1:0",
+		"cannot listen on this address")
 }

@@ -33,7 +33,8 @@ func TestTCP(t *testing.T) {
 			t.Errorf("it listens at %s", address)
 			continue
 		}
-		if text := err.Error(); fault.CodeOf(err) != want.code || len(text) < len(want.text) || text[:len(want.text)] != want.text ||
+		if text := err.Error(); fault.CodeOf(err) != want.code || len(text) < len(want.text) ||
+			text[:len(want.text)] != want.text ||
 			fault.HintOf(err) == "" {
 			t.Errorf("code %d, %v; want %d, %s", fault.CodeOf(err), err, want.code, want.text)
 		}

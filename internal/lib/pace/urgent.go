@@ -53,7 +53,8 @@ func RunFirst(on bool) error {
 
 func setScheduler(tid, policy int, priority int32) error {
 	param := schedParam{priority}
-	_, _, errno := unix.Syscall(unix.SYS_SCHED_SETSCHEDULER, uintptr(tid), uintptr(policy), uintptr(unsafe.Pointer(&param)))
+	_, _, errno := unix.Syscall(unix.SYS_SCHED_SETSCHEDULER, uintptr(tid), uintptr(policy),
+		uintptr(unsafe.Pointer(&param)))
 	if errno != 0 {
 		return errno
 	}

@@ -70,7 +70,8 @@ func TestRunFirst(t *testing.T) {
 	}
 	for range 20 { // by whichever thread
 		if p := childPolicy(t); p != strconv.Itoa(unix.SCHED_NORMAL) {
-			t.Fatalf("a process that was started meanwhile has scheduling policy %s, want %d (SCHED_NORMAL)", p, unix.SCHED_NORMAL)
+			t.Fatalf("a process that was started meanwhile has scheduling policy %s, want %d (SCHED_NORMAL)", p,
+				unix.SCHED_NORMAL)
 		}
 	}
 	if err := RunFirst(false); err != nil {

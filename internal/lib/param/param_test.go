@@ -16,7 +16,8 @@ import (
 
 var settings = []param.Setting{
 	{Name: "mode", Type: param.TypeWord, Default: "open", Words: []string{"open", "closed"}, Doc: "how"},
-	{Name: "rate", Type: param.TypeNumber, Words: []string{"storm"}, Min: 0.1, Max: 1000, Doc: "how many, in `mode: open`"},
+	{Name: "rate", Type: param.TypeNumber, Words: []string{"storm"}, Min: 0.1, Max: 1000,
+		Doc: "how many, in `mode: open`"},
 	{Name: "body", Type: param.TypeBytes, Default: "128", Max: 16 << 20, Doc: "how large"},
 	{Name: "wait", Type: param.TypeDuration, Default: "1s", Max: 60, Doc: "how long"},
 	{Name: "keep", Type: param.TypeSwitch, Default: "true", Doc: "whether"},
@@ -92,7 +93,8 @@ func TestCheck(t *testing.T) {
 		t.Error(err)
 	}
 	err := param.Values{"wait": "61s"}.Check(settings)
-	if fault.CodeOf(err) != fault.Usage || err.Error() != "--wait: must be at most 60s, not 1m1s" || fault.HintOf(err) == "" {
+	if fault.CodeOf(err) != fault.Usage || err.Error() != "--wait: must be at most 60s, not 1m1s" ||
+		fault.HintOf(err) == "" {
 		t.Error(err)
 	}
 }
@@ -111,7 +113,8 @@ func TestValues(t *testing.T) {
 	if v.Int("many") != 0 || v.On("none") || v.Part("part") != 0 || v.Duration("none") != 0 {
 		t.Errorf("what is not given is not zero: %v", v)
 	}
-	if got := strings.Join(c.Args(settings), " "); got != "--mode=open --rate=2.5 --body=128 --wait=1s --keep=true --part=5%" {
+	if got := strings.Join(c.Args(settings), " "); got != "--mode=open --rate=2.5 --body=128 --wait=1s "+
+		"--keep=true --part=5%" {
 		t.Errorf("as flags: %s", got)
 	}
 }

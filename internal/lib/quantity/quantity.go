@@ -112,7 +112,8 @@ type scale struct {
 
 var (
 	timeScales = []scale{{1e-9, " ns", false}, {1e-6, " us", false}, {1e-3, " ms", false}, {1, " s", false}}
-	byteScales = []scale{{1, " B", true}, {1e3, " kB", false}, {1e6, " MB", false}, {1e9, " GB", false}, {1e12, " TB", false}}
+	byteScales = []scale{{1, " B", true}, {1e3, " kB", false}, {1e6, " MB", false}, {1e9, " GB", false},
+		{1e12, " TB", false}}
 )
 
 // scaleFor picks the largest scale in which the largest of the values is at least 1.

@@ -70,9 +70,12 @@ func TestValue(t *testing.T) {
 		unit string
 		want string
 	}{
-		{0, Seconds, "0 s"}, {0, Bytes, "0 B"}, {60e-6, Seconds, "60.0 us"}, {999.6e-9, Seconds, "1.000 us"}, {1.5, Seconds, "1.50 s"}, {412e-12, Seconds, "0.412 ns"},
-		{90, Seconds, "90.0 s"}, {1234567, Bytes, "1.23 MB"}, {4096, Bytes, "4.10 kB"}, {512, Bytes, "512 B"}, {12.5, "bytes per service", "12.5 B"},
-		{28431.2, PerSecond, "28431 /s"}, {0.714, Part, "71.4 %"}, {3, Count, "3"}, {0.25, Count, "0.250"}, {-2.5e-3, Seconds, "-2.50 ms"},
+		{0, Seconds, "0 s"}, {0, Bytes, "0 B"}, {60e-6, Seconds, "60.0 us"}, {999.6e-9, Seconds, "1.000 us"},
+		{1.5, Seconds, "1.50 s"}, {412e-12, Seconds, "0.412 ns"},
+		{90, Seconds, "90.0 s"}, {1234567, Bytes, "1.23 MB"}, {4096, Bytes, "4.10 kB"}, {512, Bytes, "512 B"},
+		{12.5, "bytes per service", "12.5 B"},
+		{28431.2, PerSecond, "28431 /s"}, {0.714, Part, "71.4 %"}, {3, Count, "3"}, {0.25, Count, "0.250"},
+		{-2.5e-3, Seconds, "-2.50 ms"},
 		{math.Inf(1), Seconds, "+Inf s"}, {math.NaN(), Bytes, "NaN B"},
 	} {
 		if got := Value(c.v, c.unit); got != c.want {
@@ -86,7 +89,8 @@ func TestRough(t *testing.T) {
 		v    float64
 		unit string
 		want string
-	}{{60e-6, Seconds, "60 us"}, {1234567, Bytes, "1.2 MB"}, {0, Seconds, "0 s"}, {3.14e-6, Seconds, "3.1 us"}, {512, Bytes, "512 B"}} {
+	}{{60e-6, Seconds, "60 us"}, {1234567, Bytes, "1.2 MB"}, {0, Seconds, "0 s"}, {3.14e-6, Seconds, "3.1 us"},
+		{512, Bytes, "512 B"}} {
 		if got := Rough(c.v, c.unit); got != c.want {
 			t.Errorf("Rough(%g, %s) = %q, want %q", c.v, c.unit, got, c.want)
 		}
@@ -95,7 +99,8 @@ func TestRough(t *testing.T) {
 
 func TestThousands(t *testing.T) {
 	for n, want := range map[int]string{
-		0: "0", 7: "7", 999: "999", 1000: "1,000", 123_456: "123,456", 10_000_000: "10,000,000", -1000: "-1,000", -999: "-999",
+		0: "0", 7: "7", 999: "999", 1000: "1,000", 123_456: "123,456", 10_000_000: "10,000,000", -1000: "-1,000",
+		-999: "-999",
 	} {
 		if got := Thousands(n); got != want {
 			t.Errorf("Thousands(%d) = %s, want %s", n, got, want)

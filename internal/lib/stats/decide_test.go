@@ -9,7 +9,8 @@ import (
 )
 
 func TestMinBlocksAt(t *testing.T) {
-	for confidence, want := range map[float64]int{0.5: 2, 0.9: 5, Confidence: MinBlocks, 0.99: 8, SequentialConfidence: 9} {
+	for confidence, want := range map[float64]int{0.5: 2, 0.9: 5, Confidence: MinBlocks, 0.99: 8,
+		SequentialConfidence: 9} {
 		n := MinBlocksAt(confidence)
 		if n != want {
 			t.Errorf("%g: %d blocks, want %d", confidence, n, want)
@@ -146,7 +147,8 @@ func TestVerdictsBySimulation(t *testing.T) {
 			name       string
 			sequential bool
 			blocks     int
-		}{{"6 blocks", false, 6}, {"10 blocks", false, 10}, {"20 blocks", false, 20}, {"until decided, 60", true, 60}, {"until decided, 300", true, LastLook}} {
+		}{{"6 blocks", false, 6}, {"10 blocks", false, 10}, {"20 blocks", false, 20}, {"until decided, 60", true, 60},
+			{"until decided, 300", true, LastLook}} {
 			for _, shift := range []float64{0, 1} {
 				runs := repetitions(long.Repeat(100, 300))
 				if way.sequential && *simulated == 0 {
@@ -159,7 +161,8 @@ func TestVerdictsBySimulation(t *testing.T) {
 					runs = max(runs/8, 1800/way.blocks)
 				}
 				d := decideMany(noise.draw, shift, 0, way.sequential, way.blocks, runs)
-				t.Logf("| %s | %s | %g | %.1f | %.1f | %.1f | %.0f |", noise.name, way.name, shift, d.holds, d.fails, d.covered, d.blocks)
+				t.Logf("| %s | %s | %g | %.1f | %.1f | %.1f | %.0f |", noise.name, way.name, shift, d.holds, d.fails, d.covered,
+					d.blocks)
 				what := fmt.Sprintf("%s, %s, %g above the bound: ", noise.name, way.name, shift)
 				within(t, what+"holds", d.holds, runs, 0, 2.5)
 				within(t, what+"the intervals of all looks cover", d.covered, runs, 95, 100)

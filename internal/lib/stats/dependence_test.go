@@ -33,7 +33,8 @@ func TestDependentBlocksBySimulation(t *testing.T) {
 				var series [][]float64
 				var pairs []Pair
 				for level := range shape.levels {
-					base, twin, arm := autoregressive(r, shape.blocks, rho), autoregressive(r, shape.blocks, rho), autoregressive(r, shape.blocks, rho)
+					base, twin, arm := autoregressive(r, shape.blocks, rho), autoregressive(r, shape.blocks, rho), autoregressive(r,
+						shape.blocks, rho)
 					for i := range base {
 						if level == 0 {
 							pairs = append(pairs, Pair{base[i], arm[i]})
@@ -55,7 +56,8 @@ func TestDependentBlocksBySimulation(t *testing.T) {
 				lag += d.Lag1
 			}
 			n := float64(runs)
-			t.Logf("| %d | %d | %.2f | %.1f | %.1f | x %.2f | %.2f |", shape.levels, shape.blocks, rho, 100*before/n, 100*after/n, width/n, lag/n)
+			t.Logf("| %d | %d | %.2f | %.1f | %.1f | x %.2f | %.2f |", shape.levels, shape.blocks, rho, 100*before/n,
+				100*after/n, width/n, lag/n)
 			what := fmt.Sprintf("%d levels, %d blocks, autocorrelation %g: ", shape.levels, shape.blocks, rho)
 			switch {
 			case 2*shape.levels*shape.blocks < minDependence:

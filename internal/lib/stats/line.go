@@ -275,7 +275,8 @@ func (l *Line) holdOut(observations []Observation, levels []level) {
 		size += math.Abs(o.Y) / float64(len(observations))
 	}
 	for _, left := range levels {
-		rest := slices.DeleteFunc(slices.Clone(observations), func(o Observation) bool { return slices.Compare(o.X, left.x) == 0 })
+		rest := slices.DeleteFunc(slices.Clone(observations),
+			func(o Observation) bool { return slices.Compare(o.X, left.x) == 0 })
 		f, err := leastSquares(rest, linear)
 		if err != nil {
 			return // without this level the factors move together: nothing to predict from

@@ -57,7 +57,8 @@ func TestLinesBySimulation(t *testing.T) {
 			shared float64
 			draw   func(*rand.Rand) float64
 		}{
-			{"normal, own", 0, noises[0].draw}, {"normal, half shared", 0.5, noises[0].draw}, {"normal, shared", 0.95, noises[0].draw},
+			{"normal, own", 0, noises[0].draw}, {"normal, half shared", 0.5, noises[0].draw},
+			{"normal, shared", 0.95, noises[0].draw},
 			{"t5, half shared", 0.5, student(5)},
 		} {
 			runs := repetitions(long.Repeat(80, 250))
@@ -90,7 +91,8 @@ func TestLinesBySimulation(t *testing.T) {
 			within(t, d.name+", "+noise.name+": slope", after[1], runs, 93, 97)
 			within(t, d.name+", "+noise.name+": fixed", after[0], runs, 93, 97)
 			within(t, d.name+", "+noise.name+": lines called bent", bent, runs, 0, 5)
-			t.Logf("| %s | %s | %.1f | %.1f | %.1f | %.1f | %.1f |", d.name, noise.name, before[1], before[0], after[1], after[0], bent)
+			t.Logf("| %s | %s | %.1f | %.1f | %.1f | %.1f | %.1f |", d.name, noise.name, before[1], before[0], after[1],
+				after[0], bent)
 		}
 	}
 }

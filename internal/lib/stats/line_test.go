@@ -53,7 +53,8 @@ func TestPublishedTables(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			t.Logf("fixed %+v, slope %+v, R2 %.4f, held out %.1f %%, %s: p = %.3f", l.Coefficients[0], l.Coefficients[1], l.R2, 100*l.HeldOut, l.Test, l.P)
+			t.Logf("fixed %+v, slope %+v, R2 %.4f, held out %.1f %%, %s: p = %.3f", l.Coefficients[0], l.Coefficients[1], l.R2,
+				100*l.HeldOut, l.Test, l.P)
 			near(t, "fixed", l.Coefficients[0].Value, c.fixed, c.fixedWithin)
 			near(t, "slope", l.Coefficients[1].Value, c.slope, c.slopeWithin)
 			if l.R2 < c.r2 {
@@ -144,8 +145,10 @@ func TestFitLineEdges(t *testing.T) {
 		{"exact line twice", obs(1, 2, 1, 2, 2, 4, 2, 4, 3, 6, 3, 6), nil, true, 2},
 		{"steps of exact replicates", obs(1, 1, 1, 1, 2, 1, 2, 1, 3, 4, 3, 4), nil, false, 1.5},
 		{"parabola", obs(1, 1, 2, 4, 3, 9, 4, 16, 5, 25), nil, false, 6},
-		{"factors that move together", []Observation{{X: []float64{1, 2}, Y: 1}, {X: []float64{2, 4}, Y: 2}, {X: []float64{3, 6}, Y: 3}, {X: []float64{4, 8}, Y: 4}}, ErrCollinear, false, 0},
-		{"a factor that is always 0", []Observation{{X: []float64{1, 0}, Y: 1}, {X: []float64{2, 0}, Y: 2}, {X: []float64{3, 0}, Y: 3}, {X: []float64{4, 0}, Y: 4}}, ErrCollinear, false, 0},
+		{"factors that move together", []Observation{{X: []float64{1, 2}, Y: 1}, {X: []float64{2, 4}, Y: 2},
+			{X: []float64{3, 6}, Y: 3}, {X: []float64{4, 8}, Y: 4}}, ErrCollinear, false, 0},
+		{"a factor that is always 0", []Observation{{X: []float64{1, 0}, Y: 1}, {X: []float64{2, 0}, Y: 2},
+			{X: []float64{3, 0}, Y: 3}, {X: []float64{4, 0}, Y: 4}}, ErrCollinear, false, 0},
 	} {
 		l, err := FitLine(c.obs)
 		if !errors.Is(err, c.err) {

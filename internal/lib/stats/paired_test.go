@@ -22,7 +22,8 @@ func TestPseudoMedian(t *testing.T) {
 		{"ten", []float64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, 5.5, 3, 8, 1 - 50.0/1024, SignedRank},
 		{"all equal", []float64{7, 7, 7, 7, 7, 7, 7, 7}, 7, 7, 7, 1 - 10.0/256, SignedRank},
 		{"all zero", make([]float64, 8), 0, 0, 0, 1 - 10.0/256, SignedRank},
-		{"close to the largest float", []float64{1e308, 1e308, 1.5e308, 1e308, 1e308, 1e308}, 1e308, 1e308, 1.5e308, 0.96875, SignedRank},
+		{"close to the largest float", []float64{1e308, 1e308, 1.5e308, 1e308, 1e308, 1e308}, 1e308, 1e308, 1.5e308, 0.96875,
+			SignedRank},
 	} {
 		e := PseudoMedian(c.xs, 1)
 		near(t, c.name+": value", e.Value, c.value, 1e-12*math.Abs(c.value))
@@ -55,7 +56,8 @@ func TestMedian(t *testing.T) {
 		lo, hi     float64
 		confidence float64
 	}{ // of 1..n; the confidence is of the binomial
-		{5, 3, 0, 0, 0}, {6, 3.5, 1, 6, 0.96875}, {8, 4.5, 1, 8, 0.9921875}, {9, 5, 2, 8, 0.9609375}, {10, 5.5, 2, 9, 0.978515625}, {20, 10.5, 6, 15, 0.958610535},
+		{5, 3, 0, 0, 0}, {6, 3.5, 1, 6, 0.96875}, {8, 4.5, 1, 8, 0.9921875}, {9, 5, 2, 8, 0.9609375},
+		{10, 5.5, 2, 9, 0.978515625}, {20, 10.5, 6, 15, 0.958610535},
 	} {
 		xs := make([]float64, c.n)
 		for i := range xs {

@@ -75,7 +75,8 @@ func TestStoppingBySimulation(t *testing.T) {
 				count(&values, !value.Excludes(medianOfValue))
 				blocks += float64(n) / float64(runs)
 			}
-			t.Logf("| %s | %g | %.1f | %.1f | %.0f | %.0f | %.1f | %.1f |", noise.name, scale, covered, alarms, blocks, precise, values, plain)
+			t.Logf("| %s | %g | %.1f | %.1f | %.0f | %.0f | %.1f | %.1f |", noise.name, scale, covered, alarms, blocks, precise,
+				values, plain)
 			what := fmt.Sprintf("%s, %g %%: ", noise.name, scale)
 			within(t, what+"coverage", covered, runs, 93, 99)
 			within(t, what+"coverage of the value", values, runs, 93, 99)

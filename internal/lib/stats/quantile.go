@@ -89,7 +89,8 @@ func MergeHistograms(hs ...*hdrhistogram.Histogram) (*hdrhistogram.Histogram, er
 			return nil, fmt.Errorf("merging histograms: more than %d samples", int64(maxCount))
 		}
 		if dropped := sum.Merge(h); dropped > 0 {
-			return nil, fmt.Errorf("merging histograms: %d samples above the largest trackable value %d", dropped, sum.HighestTrackableValue())
+			return nil, fmt.Errorf("merging histograms: %d samples above the largest trackable value %d", dropped,
+				sum.HighestTrackableValue())
 		}
 	}
 	return sum, nil

@@ -99,7 +99,8 @@ func TestDecodeHistogramBoundsGeometry(t *testing.T) {
 			t.Errorf("%s: decoding %d characters took %d bytes", name, len(text), took)
 		}
 	}
-	if _, err := DecodeHistogram(strings.Repeat("A", maxEncoded+1)); err == nil || !strings.Contains(err.Error(), "more than 512 KiB") {
+	if _, err := DecodeHistogram(strings.Repeat("A", maxEncoded+1)); err == nil ||
+		!strings.Contains(err.Error(), "more than 512 KiB") {
 		t.Errorf("a long text: %v", err)
 	}
 }

@@ -24,7 +24,8 @@ func TestRankSum(t *testing.T) {
 		{"mixed", []float64{1, 3, 5}, []float64{2, 4, 6}, 14.0 / 20},
 		{"ten and ten apart", upTo(20)[:10], upTo(20)[10:], 2.0 / 184756},
 		{"all alike", []float64{7, 7, 7}, []float64{7, 7, 7}, 1},
-		{"ties across", []float64{1, 2, 2}, []float64{2, 3, 4}, 6.0 / 20}, // ranks 1 3 3 and 3 5 6: 1 3 3 in three ways, and as far above, 3 5 6
+		// ranks 1 3 3 and 3 5 6: 1 3 3 in three ways, and as far above, 3 5 6
+		{"ties across", []float64{1, 2, 2}, []float64{2, 3, 4}, 6.0 / 20},
 		{"uneven", []float64{1}, []float64{2, 3, 4}, 2.0 / 4},
 		{"empty", nil, []float64{1}, 1},
 		{"no numbers", []float64{math.NaN()}, []float64{math.Inf(1)}, 1},

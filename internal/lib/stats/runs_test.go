@@ -234,7 +234,8 @@ func TestPlansBySimulation(t *testing.T) {
 					resolved += 100 / float64(tries)
 				}
 			}
-			t.Logf("| pilot of %d | %g | %.0f blocks | decided %.1f %% | as forecast, resolved %.1f %% |", pilot, away, blocks, decided, resolved)
+			t.Logf("| pilot of %d | %g | %.0f blocks | decided %.1f %% | as forecast, resolved %.1f %% |", pilot, away, blocks,
+				decided, resolved)
 			within(t, fmt.Sprintf("pilot of %d, %g away: decided", pilot, away), decided, tries, 95, 100)
 			within(t, fmt.Sprintf("pilot of %d, %g away: resolved", pilot, away), resolved, tries, 70, 95)
 		}

@@ -14,7 +14,8 @@ import (
 // are taken at infinity.
 func TestLossesBySimulation(t *testing.T) {
 	t.Parallel()
-	t.Log("| stalls of the baseline, subject | blocks | bias of what is left % | covers before % | worst case covers % | resolved before % | after % |")
+	t.Log("| stalls of the baseline, subject | blocks | bias of what is left % | covers before % | worst case covers % " +
+		"| resolved before % | after % |")
 	for _, c := range []struct {
 		base, subject float64 // chance of a stall
 		blocks        int
@@ -74,7 +75,8 @@ func TestLossesBySimulation(t *testing.T) {
 		if c.subject > 0 {
 			bias *= 100 / math.Abs(truth)
 		}
-		t.Logf("| %g, %g | %d | %+.0f | %.1f | %.1f | %.1f | %.1f |", c.base, c.subject, c.blocks, bias, before, after, resolvedBefore, resolvedAfter)
+		t.Logf("| %g, %g | %d | %+.0f | %.1f | %.1f | %.1f | %.1f |", c.base, c.subject, c.blocks, bias, before, after,
+			resolvedBefore, resolvedAfter)
 		within(t, fmt.Sprintf("stalls %g and %g: worst case", c.base, c.subject), after, runs, 95, 100)
 	}
 }
@@ -104,7 +106,8 @@ func ownStalls(r *rand.Rand, chance float64) (value float64, lost bool) {
 // misses is an error, one that has no bound is none: over all runs errors may come to 5 %, whatever the subject
 // does.
 func TestIgnorableLossesBySimulation(t *testing.T) {
-	t.Log("| losses | blocks | runs with any | balanced: stands, covers, bias % | errors | whole: stands, covers | errors | " +
+	t.Log("| losses | blocks | runs with any | balanced: stands, covers, bias % | errors | whole: stands, covers " +
+		"| errors | " +
 		"worst case: stands | errors |")
 	type draw func(r *rand.Rand, burst float64, subject bool) (value float64, lost bool)
 	of := func(subject bool, yes, no float64) float64 {
@@ -263,7 +266,8 @@ func TestMoreOften(t *testing.T) {
 		a, n, b, m int
 		want       float64
 	}{ // counted out: the second is C(18, 12) / C(54, 12), the last 8,081,052 / C(54, 6)
-		{3, 4, 1, 4, 0.2428571}, {12, 18, 0, 36, 18564 / 343006888770.0}, {0, 18, 0, 36, 1}, {0, 18, 9, 36, 1}, {18, 18, 36, 36, 1}, {3, 18, 3, 36, 8081052 / 25827165.0},
+		{3, 4, 1, 4, 0.2428571}, {12, 18, 0, 36, 18564 / 343006888770.0}, {0, 18, 0, 36, 1}, {0, 18, 9, 36, 1},
+		{18, 18, 36, 36, 1}, {3, 18, 3, 36, 8081052 / 25827165.0},
 	} {
 		got := MoreOften(c.a, c.n, c.b, c.m)
 		if math.Abs(got-c.want) > 1e-3*c.want {
@@ -307,7 +311,8 @@ func TestQuantileRank(t *testing.T) {
 		q    float64
 		want int64
 	}{
-		{1060, 0.99, 1050}, {1000, 0.99, 990}, {1001, 0.99, 991}, {1049, 0.99, 1039}, {20, 0.5, 10}, {21, 0.5, 11}, {101, 0.9, 91},
+		{1060, 0.99, 1050}, {1000, 0.99, 990}, {1001, 0.99, 991}, {1049, 0.99, 1039}, {20, 0.5, 10}, {21, 0.5, 11},
+		{101, 0.9, 91},
 		{100_000, 0.999, 99_900}, {100_060, 0.999, 99_960},
 	} {
 		h := hdrhistogram.New(1, 1_000_000, 5) // every value apart

@@ -74,7 +74,8 @@ func ClusteredShareAt(counts []Count, bursts, confidence float64) Share {
 			}
 		}
 		s.DesignEffect = max(1, trials/(trials-1)*squares/(n*s.Value*(1-s.Value)))
-		t := distuv.StudentsT{Mu: 0, Sigma: 1, Nu: float64(min(s.Trials-1, min(s.Some, others)+1))}.Quantile((1 + confidence) / 2)
+		t := distuv.StudentsT{Mu: 0, Sigma: 1,
+			Nu: float64(min(s.Trials-1, min(s.Some, others)+1))}.Quantile((1 + confidence) / 2)
 		s.Lo, s.Hi = wilson(s.Value, n/s.DesignEffect, t)
 	}
 	return s

@@ -48,12 +48,14 @@ func TestSharesBySimulation(t *testing.T) {
 				}
 				width += s.Hi - s.Lo
 			}
-			t.Logf("| %g | %d | %.1f | %.1f | %.2g |", effect, trials, 100*before/float64(runs), 100*after/float64(runs), width/float64(runs))
+			t.Logf("| %g | %d | %.1f | %.1f | %.2g |", effect, trials, 100*before/float64(runs), 100*after/float64(runs),
+				width/float64(runs))
 			most := 97.0
 			if effect < 2 {
 				most = 99 // the design effect is never taken below 1
 			}
-			within(t, fmt.Sprintf("design effect %g, %d trials: coverage", effect, trials), 100*after/float64(runs), runs, 94, most)
+			within(t, fmt.Sprintf("design effect %g, %d trials: coverage", effect, trials), 100*after/float64(runs), runs,
+				94, most)
 		}
 	}
 }
@@ -62,7 +64,8 @@ func TestSharesBySimulation(t *testing.T) {
 // number of bursts in a trial and their mean size. Old: Wilson on the sum, and 3/n where nothing was lost.
 func TestBurstsBySimulation(t *testing.T) {
 	t.Parallel()
-	t.Log("| bursts per trial | mean size | trials | before covers % | after covers % | none lost % | before covers of these % | after % | without others % |")
+	t.Log("| bursts per trial | mean size | trials | before covers % | after covers % | none lost % | before covers of " +
+		"these % | after % | without others % |")
 	const n = 100_000
 	for _, trials := range []int{6, 18} {
 		for _, size := range []float64{1, 4, 40} {
@@ -120,9 +123,11 @@ func TestBurstsBySimulation(t *testing.T) {
 				f := 100 / float64(runs)
 				within(t, fmt.Sprintf("%g bursts of %g, %d trials: coverage", rate, size, trials), after*f, runs, 94, 100)
 				if none > 0 && aloneNone < none {
-					t.Errorf("%g bursts of %g, %d trials: assuming nothing, %.1f %% covered where none was lost", rate, size, trials, 100*aloneNone/none)
+					t.Errorf("%g bursts of %g, %d trials: assuming nothing, %.1f %% covered where none was lost", rate, size, trials,
+						100*aloneNone/none)
 				}
-				t.Logf("| %g | %g | %d | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f |", rate, size, trials, before*f, after*f, none*f, 100*beforeNone/none, 100*afterNone/none, 100*aloneNone/none)
+				t.Logf("| %g | %g | %d | %.1f | %.1f | %.1f | %.1f | %.1f | %.1f |", rate, size, trials, before*f, after*f, none*f,
+					100*beforeNone/none, 100*afterNone/none, 100*aloneNone/none)
 			}
 		}
 	}

@@ -144,7 +144,8 @@ func TestPairedBySimulation(t *testing.T) {
 		}
 		for _, noise := range noises {
 			v := runMany(noise.draw, 1, blocks, runs)
-			t.Logf("| %s | %d | %.1f | %.1f | %.1f | %.1f | %.1f |", noise.name, blocks, v.covered, v.twins, v.alarms, v.found, v.foundFixed)
+			t.Logf("| %s | %d | %.1f | %.1f | %.1f | %.1f | %.1f |", noise.name, blocks, v.covered, v.twins, v.alarms, v.found,
+				v.foundFixed)
 			what := fmt.Sprintf("%s, %d blocks: ", noise.name, blocks)
 			within(t, what+"coverage", v.covered, runs, 94, 97)
 			within(t, what+"false alarms", v.alarms, runs, 0, 2)

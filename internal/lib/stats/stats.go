@@ -32,9 +32,10 @@ type Method string
 const (
 	None            Method = "none: fewer than 6 blocks" // a value without an interval
 	OrderStatistics Method = "order-statistics"          // exact interval of a median, from the binomial (sign test)
-	SignedRank      Method = "signed-rank"               // exact interval of a pseudo-median, from the Wilcoxon signed-rank test
-	Bootstrap       Method = "bootstrap"                 // percentile bootstrap over blocks
-	Clustered       Method = "clustered Wilson"          // score interval of a share, design effect and t over trials
+	// exact interval of a pseudo-median, from the Wilcoxon signed-rank test
+	SignedRank Method = "signed-rank"
+	Bootstrap  Method = "bootstrap"        // percentile bootstrap over blocks
+	Clustered  Method = "clustered Wilson" // score interval of a share, design effect and t over trials
 )
 
 // Estimate is a value with its interval. HasInterval is false where there are too few blocks; Lo and Hi are then 0 and

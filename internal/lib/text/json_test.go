@@ -8,7 +8,8 @@ import (
 )
 
 // hostile are characters that change what a terminal does or shows.
-var hostile = []string{"\x1b[2J", "\x1b]0;title\x07", "\x00", "\r", "\b", "\x7f", "\u009b2J", "\u202e", "\u2066", "\u200b", "\ufeff",
+var hostile = []string{"\x1b[2J", "\x1b]0;title\x07", "\x00", "\r", "\b", "\x7f", "\u009b2J", "\u202e", "\u2066",
+	"\u200b", "\ufeff",
 	"\xff\xfe", "\xc3", "\u2028"}
 
 // printed says whether nothing in s steers a terminal.
@@ -46,7 +47,8 @@ func FuzzJSON(f *testing.F) {
 		f.Add(text)
 		f.Add([]byte(`{"k":"` + h + `"}`))
 	}
-	for _, text := range []string{`"\u001b[2J"`, `"\\u001b"`, `"\\\u001b"`, `"\ud83d\ude42"`, `"\ud83d"`, `"\ud83d\u0041"`, `"\"\u202e"`,
+	for _, text := range []string{`"\u001b[2J"`, `"\\u001b"`, `"\\\u001b"`, `"\ud83d\ude42"`, `"\ud83d"`, `"\ud83d\u0041"`,
+		`"\"\u202e"`,
 		`{"a":1e9,"b":[true,null]}`, `"\b\f\n\r\t\/"`, `"half`, `"half\`, `"half\u00`, "\"\x7f\"", `{"\u009b":""}`} {
 		f.Add([]byte(text))
 	}
@@ -69,7 +71,8 @@ func FuzzJSON(f *testing.F) {
 				t.Fatalf("%q became %q", data, out)
 			}
 		})
-		if clean && !strings.Contains(string(data), "\ufffd") && string(out) != string(data) && strings.ToValidUTF8(string(data), "") == string(data) &&
+		if clean && !strings.Contains(string(data), "\ufffd") && string(out) != string(data) &&
+			strings.ToValidUTF8(string(data), "") == string(data) &&
 			!strings.Contains(string(data), `\u`) {
 			t.Fatalf("%q became %q", data, out)
 		}

@@ -190,7 +190,8 @@ func (l *Load) certify(ctx context.Context, i int) (failed string, err error) {
 	if err != nil {
 		return failedCertificate, err
 	}
-	a := authority.Agent{Address: l.to.Certificates, Identity: l.to.Identities + account(i), Roots: l.to.Roots, Token: token}
+	a := authority.Agent{Address: l.to.Certificates, Identity: l.to.Identities + account(i), Roots: l.to.Roots,
+		Token: token}
 	if _, err = a.Request(ctx, authority.Credentials{}); err != nil {
 		return failedCertificate, err
 	}
@@ -202,7 +203,8 @@ func (l *Load) token(i int) (authority.Token, error) {
 	now := time.Now()
 	object := func(name, uid string) map[string]string { return map[string]string{"name": name, "uid": uid} }
 	text, err := jwt.Signed(l.signer).Claims(jwt.Claims{
-		Issuer: l.to.Issuer, Audience: jwt.Audience{l.to.Audience}, Subject: "system:serviceaccount:" + Namespace + ":" + account(i),
+		Issuer: l.to.Issuer, Audience: jwt.Audience{l.to.Audience}, Subject: "system:serviceaccount:" + Namespace + ":" +
+			account(i),
 		IssuedAt: jwt.NewNumericDate(now), NotBefore: jwt.NewNumericDate(now), Expiry: jwt.NewNumericDate(now.Add(time.Hour)),
 	}).Claims(map[string]any{"kubernetes.io": map[string]any{"namespace": Namespace,
 		"serviceaccount": object(account(i), uid(i)), "pod": object(fmt.Sprint("shop-", i), uid(i))}}).Serialize()

@@ -26,7 +26,8 @@ var metrics = []measured.Metric{
 	},
 	{
 		Definition: metric.Definition{
-			Name: "admission_certificate_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged, Cost: true,
+			Name: "admission_certificate_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged,
+			Cost:   true,
 			Better: metric.Lower, Needs: measured.NeedWork, Headline: true,
 			How: "Time from when a pod's review is answered until the pod has its certificate, over a connection of its own: " +
 				"mean of all of the trial. The load makes the pod's token and key in it.",

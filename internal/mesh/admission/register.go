@@ -53,7 +53,8 @@ type Admitting interface{ AdmitsPods() }
 // CheckSetup sees that there is a webhook in every arm.
 func (g guest) CheckSetup(s *kind.Setup, path string, _ *kind.Part) error {
 	if s.Baseline == nil {
-		return fmt.Errorf("a load of kind %s goes to the subject, and the baseline has none: give the spec a %q", g.About().Name,
+		return fmt.Errorf("a load of kind %s goes to the subject, and the baseline has none: give the spec a %q",
+			g.About().Name,
 			kind.BaselineKey)
 	}
 	return s.CheckSubjects(func(part *kind.Part) error {

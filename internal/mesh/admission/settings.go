@@ -28,7 +28,8 @@ var Settings = []param.Setting{
 		Words: []string{string(pace.Poisson), string(pace.Constant)}, Doc: "how the starts of an open load are spread"},
 	{Name: atOnceKey, Type: param.TypeCount, Default: "16", Min: 1, Max: 250,
 		Phrase: map[string]string{"": "with {} reviews at once", "1": "one after the other"},
-		Doc:    "reviews under way at once, at most, as streams of one connection over HTTP/2, which is what an API server has"},
+		Doc: "reviews under way at once, at most, as streams of one connection over HTTP/2, which is what an API " +
+			"server has"},
 	{Name: timeoutKey, Type: param.TypeDuration, Default: "10s", Min: 0.001, Max: 30,
 		Doc: "time after which a review counts as failed; API servers wait for 10 s"},
 	{Name: drainKey, Type: param.TypeDuration, Default: "1s", Max: 600,

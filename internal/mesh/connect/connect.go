@@ -35,11 +35,12 @@ const MaxServices = 1 << 20
 
 // Options of a load. Either First and Services are given, or Replacer.
 type Options struct {
-	First     netip.AddrPort // the first service; IPv4. The others follow it, by address
-	Services  int            // how many there are; connections go to one after the other by chance
-	Endpoints bool           // every service must show an endpoint as the peer of a connection, before anything is measured
-	Replacer  int            // process that replaces configuration: connections go to its services in turn, and are judged
-	Seed      uint64         // of chance
+	First    netip.AddrPort // the first service; IPv4. The others follow it, by address
+	Services int            // how many there are; connections go to one after the other by chance
+	// every service must show an endpoint as the peer of a connection, before anything is measured
+	Endpoints bool
+	Replacer  int    // process that replaces configuration: connections go to its services in turn, and are judged
+	Seed      uint64 // of chance
 }
 
 // Ready is what a load says of itself before the start.
@@ -63,9 +64,11 @@ func New(o Options) (l *Load, err error) {
 	if o.Replacer == 0 {
 		switch {
 		case !o.First.IsValid() || !o.First.Addr().Unmap().Is4() || o.First.Port() == 0:
-			return nil, fault.New(fault.Usage, "--service", "give --service 10.96.0.1:80, or --replacer", "there is no service to connect to, as an IPv4 address and a port")
+			return nil, fault.New(fault.Usage, "--service", "give --service 10.96.0.1:80, or --replacer",
+				"there is no service to connect to, as an IPv4 address and a port")
 		case o.Services < 1 || o.Services > MaxServices:
-			return nil, fault.New(fault.Usage, "--services", fmt.Sprintf("give 1 to %d", MaxServices), "%d services cannot be connected to", o.Services)
+			return nil, fault.New(fault.Usage, "--services", fmt.Sprintf("give 1 to %d", MaxServices),
+				"%d services cannot be connected to", o.Services)
 		}
 	} else if o.First.IsValid() {
 		return nil, fault.New(fault.Usage, "--replacer", "leave out --service", "the services of a replacer are its own")
@@ -95,10 +98,14 @@ func (l *Load) check() error {
 		ip, port := l.service(i)
 		at := generation.AddrPort(ip, port)
 		if errno := l.connect(ip, port); errno != 0 {
-			return fault.Wrap(errno, fault.Machine, at.String(), "see that a data plane serves it as a UDP service, or that there is a route to it", "the service cannot be connected to")
+			return fault.Wrap(errno, fault.Machine, at.String(),
+				"see that a data plane serves it as a UDP service, or that there is a route to it",
+				"the service cannot be connected to")
 		}
 		if gotIP, gotPort := l.peerOf(); l.o.Endpoints && gotIP == ip && gotPort == port {
-			return fault.New(fault.Machine, at.String(), "see that a data plane serves it as a UDP service, with --peer endpoint", "a connection to the service shows no endpoint")
+			return fault.New(fault.Machine, at.String(),
+				"see that a data plane serves it as a UDP service, with --peer endpoint",
+				"a connection to the service shows no endpoint")
 		}
 	}
 	return nil
@@ -138,14 +145,16 @@ func (l *Load) service(i int) (ip uint32, port uint16) {
 func (l *Load) connect(ip uint32, port uint16) unix.Errno {
 	*(*[4]byte)(unsafe.Pointer(&l.to.Addr)) = [4]byte{byte(ip >> 24), byte(ip >> 16), byte(ip >> 8), byte(ip)}
 	*(*[2]byte)(unsafe.Pointer(&l.to.Port)) = [2]byte{byte(port >> 8), byte(port)}
-	_, _, errno := unix.RawSyscall(unix.SYS_CONNECT, uintptr(l.fd), uintptr(unsafe.Pointer(&l.to)), unix.SizeofSockaddrInet4)
+	_, _, errno := unix.RawSyscall(unix.SYS_CONNECT, uintptr(l.fd), uintptr(unsafe.Pointer(&l.to)),
+		unix.SizeofSockaddrInet4)
 	return errno
 }
 
 // peerOf is what the socket is connected to; nothing where that cannot be told.
 func (l *Load) peerOf() (ip uint32, port uint16) {
 	size := uint32(unix.SizeofSockaddrInet4)
-	if _, _, errno := unix.RawSyscall(unix.SYS_GETPEERNAME, uintptr(l.fd), uintptr(unsafe.Pointer(&l.peer)), uintptr(unsafe.Pointer(&size))); errno != 0 {
+	if _, _, errno := unix.RawSyscall(unix.SYS_GETPEERNAME, uintptr(l.fd), uintptr(unsafe.Pointer(&l.peer)),
+		uintptr(unsafe.Pointer(&size))); errno != 0 {
 		return 0, 0
 	}
 	a, p := l.peer.Addr, *(*[2]byte)(unsafe.Pointer(&l.peer.Port))
@@ -251,7 +260,8 @@ type tally struct {
 }
 
 func newTally(s role.Schedule) *tally {
-	t := &tally{begin: s.Begin + s.Warmup, end: s.Begin + s.Warmup + s.Duration, times: hdrhistogram.New(1, longest, 3), old: hdrhistogram.New(1, longest, 3)}
+	t := &tally{begin: s.Begin + s.Warmup, end: s.Begin + s.Warmup + s.Duration, times: hdrhistogram.New(1, longest, 3),
+		old: hdrhistogram.New(1, longest, 3)}
 	for i := range t.slices {
 		t.slices[i] = hdrhistogram.New(1, longest, 2)
 	}
@@ -297,8 +307,11 @@ func (t *tally) result(judged bool) (*load.Result, error) {
 	r.SetSlices(t.slices[:])
 	if judged {
 		r.Counts = map[string]float64{
-			generation.Judged: float64(t.n), generation.FailedCount: float64(failed), generation.BackwardCount: float64(t.backward),
-			generation.StaleCount: float64(t.verdicts[generation.Stale]), generation.TornCount: float64(t.verdicts[generation.Torn]), generation.MissedCount: float64(t.verdicts[generation.Missed]),
+			generation.Judged: float64(t.n), generation.FailedCount: float64(failed),
+			generation.BackwardCount: float64(t.backward),
+			generation.StaleCount:    float64(t.verdicts[generation.Stale]),
+			generation.TornCount:     float64(t.verdicts[generation.Torn]),
+			generation.MissedCount:   float64(t.verdicts[generation.Missed]),
 		}
 		if t.oldAge > 0 {
 			count(t.old, t.oldAge)

@@ -49,10 +49,13 @@ func TestConnections(t *testing.T) {
 	for _, s := range r.Slices {
 		sum += s.Done
 	}
-	if r.Done == 0 || r.Done != r.Intended || r.Opened != r.Done || h.TotalCount() != r.Done || sum != r.Done || len(r.Slices) != load.Slices || len(r.Errors) != 0 {
-		t.Errorf("%d of %d, %d opened, %d timed, %d in slices, errors %v", r.Done, r.Intended, r.Opened, h.TotalCount(), sum, r.Errors)
+	if r.Done == 0 || r.Done != r.Intended || r.Opened != r.Done || h.TotalCount() != r.Done || sum != r.Done ||
+		len(r.Slices) != load.Slices || len(r.Errors) != 0 {
+		t.Errorf("%d of %d, %d opened, %d timed, %d in slices, errors %v", r.Done, r.Intended, r.Opened, h.TotalCount(), sum,
+			r.Errors)
 	}
-	if r.Generator != Generator || r.Mode != load.Closed || r.Seconds != 0.3 || r.CPUSeconds <= 0 || r.Counts != nil || r.Rate*r.Seconds < 0.999*float64(r.Done) {
+	if r.Generator != Generator || r.Mode != load.Closed || r.Seconds != 0.3 || r.CPUSeconds <= 0 || r.Counts != nil ||
+		r.Rate*r.Seconds < 0.999*float64(r.Done) {
 		t.Errorf("%+v", r)
 	}
 	// There is one thread, so only the connection under way at an edge can lie outside of the window, by as long as it
@@ -97,7 +100,9 @@ func TestJudges(t *testing.T) {
 	}
 	defer page.Close()
 	r := run(t, Options{Replacer: os.Getpid()}, schedule(0, 300*time.Millisecond))
-	if c := r.Counts; r.Done == 0 || c[generation.Judged] != float64(r.Done) || c[generation.MissedCount] != float64(r.Done) || c[generation.StaleCount]+c[generation.TornCount]+c[generation.FailedCount] != 0 {
+	if c := r.Counts; r.Done == 0 || c[generation.Judged] != float64(r.Done) ||
+		c[generation.MissedCount] != float64(r.Done) ||
+		c[generation.StaleCount]+c[generation.TornCount]+c[generation.FailedCount] != 0 {
 		t.Errorf("%d done, counts %v", r.Done, c)
 	}
 }
@@ -139,7 +144,8 @@ func TestTally(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c := r.Counts; c[generation.StaleCount] != 1 || c[generation.BackwardCount] != 1 || c[generation.TornCount] != 0 || tally.verdicts[generation.Right] != 4 {
+	if c := r.Counts; c[generation.StaleCount] != 1 || c[generation.BackwardCount] != 1 || c[generation.TornCount] != 0 ||
+		tally.verdicts[generation.Right] != 4 {
 		t.Errorf("counts %v, verdicts %v", c, tally.verdicts)
 	}
 	h, err := r.Histogram(generation.OldEndpoint)
@@ -159,7 +165,8 @@ func TestFailures(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Intended != 4 || r.Done != 1 || r.Errors["connect-refused"] != 1 || r.Errors["connect-unreachable"] != 1 || r.Errors["connect-5"] != 1 || r.Counts[generation.FailedCount] != 3 {
+	if r.Intended != 4 || r.Done != 1 || r.Errors["connect-refused"] != 1 || r.Errors["connect-unreachable"] != 1 ||
+		r.Errors["connect-5"] != 1 || r.Counts[generation.FailedCount] != 3 {
 		t.Errorf("%+v", r)
 	}
 }

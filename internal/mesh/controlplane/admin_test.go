@@ -145,7 +145,8 @@ func TestHistoryOfStrangers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.GetTypeUrl(), ResponseNonce: r.GetNonce()}); err != nil {
+		if err := stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.GetTypeUrl(),
+			ResponseNonce: r.GetNonce()}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -82,7 +82,8 @@ func TestRun(t *testing.T) {
 	write("services: [{}]")
 	logged("the configuration stays as it was")
 	var d Done
-	if err := conn.Send(SetEvent, Config{Services: []proxyconfig.Service{{Name: "x", Endpoints: []Endpoint{{Address: "127.0.0.1:1"}}}}}); err != nil {
+	if err := conn.Send(SetEvent, Config{Services: []proxyconfig.Service{{Name: "x",
+		Endpoints: []Endpoint{{Address: "127.0.0.1:1"}}}}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := conn.Expect(SetEvent, &d, nil); err != nil || d.Time == 0 {
@@ -139,7 +140,8 @@ func TestRunDirectory(t *testing.T) {
 		want   string
 	}{
 		{func() { write("b.yaml", "services: [{name: b}, {name: c}]") }, dir + ": 3 clusters"},
-		{func() { write("c.yaml", "\nservices: [{}]") }, "c.yaml:2: the configuration is wrong: services[0]: name is missing"},
+		{func() { write("c.yaml", "\nservices: [{}]") },
+			"c.yaml:2: the configuration is wrong: services[0]: name is missing"},
 		{func() { write("c.yaml", "services: [{name: d}]") }, dir + ": 4 clusters"},
 		{func() {
 			if err := os.Remove(filepath.Join(dir, "a.yaml")); err != nil {
@@ -275,7 +277,8 @@ func TestTables(t *testing.T) {
 	}
 	s := New(Options{})
 	defer s.Close()
-	for i, text := range []string{"a=1 b=2 c=3", "a=1 b=9 c=3", "b=9 a=1 c=3", "a=1 c=4", "a=1 c=4 d=5", "a=2 c=5 d=6", "a=2 e=5 d=6", "", "", "a=1"} {
+	for i, text := range []string{"a=1 b=2 c=3", "a=1 b=9 c=3", "b=9 a=1 c=3", "a=1 c=4", "a=1 c=4 d=5", "a=2 c=5 d=6",
+		"a=2 e=5 d=6", "", "", "a=1"} {
 		list := services(text)
 		var before []*endpointv3.ClusterLoadAssignment
 		if last := s.last[everyone].common; last != nil {
@@ -373,7 +376,8 @@ func TestSetAll(t *testing.T) {
 	}
 	one, two := parse("services: [{name: a}, {name: b}]"), parse("services: [{name: a}, {name: b}]")
 	two.Clusters = two.Clusters[:1]
-	for _, all := range []map[string]View{{"x": {Common: &one}, "y": {Common: &two}}, {"y": {Common: &two}, "z": {Common: &one}}} {
+	for _, all := range []map[string]View{{"x": {Common: &one}, "y": {Common: &two}},
+		{"y": {Common: &two}, "z": {Common: &one}}} {
 		if _, err := s.SetAll(context.Background(), all); err != nil {
 			t.Fatal(err)
 		}

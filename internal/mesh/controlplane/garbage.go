@@ -143,7 +143,8 @@ func readUse() use {
 		{Name: "/memory/classes/heap/free:bytes"}, {Name: "/sched/goroutines:goroutines"},
 	}
 	metrics.Read(s)
-	u := use{allocated: s[0].Value.Uint64(), live: s[1].Value.Uint64(), free: s[3].Value.Uint64(), goroutines: s[4].Value.Uint64()}
+	u := use{allocated: s[0].Value.Uint64(), live: s[1].Value.Uint64(), free: s[3].Value.Uint64(),
+		goroutines: s[4].Value.Uint64()}
 	if objects := s[2].Value.Uint64(); objects > u.live {
 		u.free += objects - u.live
 	}

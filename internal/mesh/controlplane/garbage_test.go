@@ -27,12 +27,17 @@ func TestWorthCollecting(t *testing.T) {
 		now, kept use
 		want      bool
 	}{
-		{"nothing", use{}, use{}, false}, {"a little", use{free: 4 << 20}, use{}, false}, {"more", use{free: 5 << 20}, use{}, true},
-		{"little of much", use{free: 20 << 20, live: 300 << 20}, use{}, false}, {"much of much", use{free: 40 << 20, live: 300 << 20}, use{}, true},
-		{"all are there", use{goroutines: 100}, use{goroutines: 100}, false}, {"most are", use{goroutines: 90}, use{goroutines: 100}, false},
-		{"new", use{allocated: 17 << 20}, use{}, true}, {"new since", use{allocated: 17 << 20}, use{allocated: 2 << 20}, false},
+		{"nothing", use{}, use{}, false}, {"a little", use{free: 4 << 20}, use{}, false},
+		{"more", use{free: 5 << 20}, use{}, true},
+		{"little of much", use{free: 20 << 20, live: 300 << 20}, use{}, false},
+		{"much of much", use{free: 40 << 20, live: 300 << 20}, use{}, true},
+		{"all are there", use{goroutines: 100}, use{goroutines: 100}, false},
+		{"most are", use{goroutines: 90}, use{goroutines: 100}, false},
+		{"new", use{allocated: 17 << 20}, use{}, true},
+		{"new since", use{allocated: 17 << 20}, use{allocated: 2 << 20}, false},
 		{"little new", use{allocated: 17 << 20, live: 300 << 20}, use{}, false},
-		{"some have left", use{goroutines: 89}, use{goroutines: 100}, true}, {"more have come", use{goroutines: 200}, use{goroutines: 100}, false},
+		{"some have left", use{goroutines: 89}, use{goroutines: 100}, true},
+		{"more have come", use{goroutines: 200}, use{goroutines: 100}, false},
 	} {
 		if got := c.now.worthCollecting(c.kept); got != c.want {
 			t.Errorf("%s: %v", c.name, got)

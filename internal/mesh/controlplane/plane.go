@@ -126,7 +126,8 @@ func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane,
 	}
 	p.server = New(options)
 	if p.authority != nil {
-		authority.NewService(p.authority, o.Tokens, authority.ServiceOptions{Accounts: o.Accounts}).Register(p.server.Registrar())
+		authority.NewService(p.authority, o.Tokens,
+			authority.ServiceOptions{Accounts: o.Accounts}).Register(p.server.Registrar())
 	}
 	if _, err := p.Set(ctx, m); err != nil {
 		p.Close()
@@ -297,7 +298,8 @@ func (p *Plane) SetEndpoints(ctx context.Context, of map[string][]Endpoint) (int
 func (p *Plane) set(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 	switch {
 	case m.Secure() != (p.authority != nil):
-		return 0, errors.New("mtls: whether there are certificates cannot change while the control plane runs: start it again")
+		return 0, errors.New("mtls: whether there are certificates cannot change while the control plane runs: " +
+			"start it again")
 	case p.authority != nil && m.TrustDomain() != p.authority.TrustDomain():
 		return 0, fmt.Errorf("trust_domain: it is %s as long as the control plane runs: start it again",
 			p.authority.TrustDomain())

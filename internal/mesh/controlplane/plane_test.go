@@ -92,7 +92,8 @@ func servedAtMost(t *testing.T, connections int, text string, o PlaneOptions) (*
 }
 
 // ask asks as a node for resources of a type, and gives what came first by name.
-func ask(t *testing.T, address string, c credentials.TransportCredentials, node, typeURL string, names ...string) (map[string][]byte, error) {
+func ask(t *testing.T, address string, c credentials.TransportCredentials, node, typeURL string,
+	names ...string) (map[string][]byte, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -264,7 +265,8 @@ func TestPlaneEndsStreams(t *testing.T) {
 		return names, stream.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.GetTypeUrl(), ResponseNonce: r.GetNonce()})
 	}
 	asks := func(typeURL string, names ...string) *discoveryv3.DeltaDiscoveryRequest {
-		return &discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "web-1"}, TypeUrl: typeURL, ResourceNamesSubscribe: names}
+		return &discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "web-1"}, TypeUrl: typeURL,
+			ResourceNamesSubscribe: names}
 	}
 	for name, request := range map[string]*discoveryv3.DeltaDiscoveryRequest{
 		"that is told nothing": asks(ads.ClusterType), "that has secrets": asks(ads.SecretType, "identity", "roots"),
@@ -416,7 +418,8 @@ func TestPlaneInTheClear(t *testing.T) {
 	if err != nil || len(got) != 1 || got["api"] == nil {
 		t.Errorf("%v, %v", slices.Sorted(maps.Keys(got)), err)
 	}
-	if _, err := ask(t, address, insecure.NewCredentials(), "other", ads.ClusterType); status.Code(err) != codes.PermissionDenied {
+	if _, err := ask(t, address, insecure.NewCredentials(), "other",
+		ads.ClusterType); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("a stranger: %v", err)
 	}
 	if _, err := p.Set(t.Context(), compiled(t, secureMesh)); err == nil || !strings.Contains(err.Error(), "mtls") {
@@ -609,7 +612,8 @@ func TestPlaneRenewsOne(t *testing.T) {
 	} {
 		before := told()
 		c.change()
-		for deadline := time.Now().Add(30 * time.Second); !slices.Equal(others(before), c.want); time.Sleep(time.Millisecond) {
+		for deadline := time.Now().Add(30 * time.Second); !slices.Equal(others(before),
+			c.want); time.Sleep(time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatalf("%v were told, want %v", others(before), c.want)
 			}

@@ -144,7 +144,8 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 	refused := newRefusals()
 	p, err := NewPlane(ctx, m, PlaneOptions{
 		Roots: o.Roots, Credentials: o.Credentials, Life: o.Life, Log: note, Admin: admin, Accounts: o.Accounts,
-		Names: o.Webhook.Names, Strangers: min(authority.DefaultMaxStrangers, max(1, connections/4)), OnAnswer: func(a Answer) {
+		Names: o.Webhook.Names, Strangers: min(authority.DefaultMaxStrangers, max(1, connections/4)),
+		OnAnswer: func(a Answer) {
 			if a.Refused == "" {
 				return
 			}
@@ -266,7 +267,8 @@ func bounding(secure bool) bound {
 // of is the webhook of a control plane.
 func (w Webhook) of(p *Plane, admin *Admin) (*injection.Webhook, error) {
 	if p.Authority() == nil {
-		return nil, fault.New(fault.Usage, "--webhook", "give the mesh certificates: \"mtls: strict\" or \"mtls: permissive\"",
+		return nil, fault.New(fault.Usage, "--webhook",
+			"give the mesh certificates: \"mtls: strict\" or \"mtls: permissive\"",
 			"API servers ask a webhook by TLS alone, and the mesh has no authority that could sign a certificate for it")
 	}
 	if w.Config == nil {

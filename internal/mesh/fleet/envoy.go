@@ -48,7 +48,8 @@ func startEnvoys(ctx context.Context, e *Effect) (all []*envoy, err error) {
 	for _, of := range e.Envoys {
 		x := &envoy{Envoy: of, client: &http.Client{Timeout: time.Second,
 			Transport: &http.Transport{DisableCompression: true}}}
-		cmd := exec.Command(e.Program, "-c", of.Bootstrap, "--concurrency", "1", "--disable-hot-restart", "--log-level", "error")
+		cmd := exec.Command(e.Program, "-c", of.Bootstrap, "--concurrency", "1", "--disable-hot-restart",
+			"--log-level", "error")
 		err := child.Start(&x.Process, cmd, child.Options{Name: "Envoy", Linger: time.Second})
 		if err != nil {
 			return all, fault.Wrap(err, fault.Machine, e.Program, "", "the real proxies of the fleet cannot be started")
@@ -78,7 +79,8 @@ func (x *envoy) shows(ctx context.Context, length int, every time.Duration) (at 
 	case err == nil:
 		return at, nil
 	case errors.Is(err, context.Cause(ctx)):
-		return 0, x.WithLastWords(fmt.Errorf("%w; the last answer: %d bytes, %v", err, n, why)) //nolint:errorlint // it may be nil
+		//nolint:errorlint // it may be nil
+		return 0, x.WithLastWords(fmt.Errorf("%w; the last answer: %d bytes, %v", err, n, why))
 	}
 	return 0, x.Failure(fmt.Sprintf("before it gave an answer of %d bytes", length))
 }

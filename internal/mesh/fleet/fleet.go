@@ -138,7 +138,8 @@ func (f *Fleet) dial(i int) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+f.o.Address, grpc.WithTransportCredentials(c), grpc.WithReadBufferSize(4<<10),
 		grpc.WithWriteBufferSize(4<<10), grpc.WithDisableServiceConfig(),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.5, Jitter: 0.5, MaxDelay: 2 * time.Second},
+			Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.5, Jitter: 0.5,
+				MaxDelay: 2 * time.Second},
 			MinConnectTimeout: time.Minute}),
 		grpc.WithMaxHeaderListSize(maxHeaders),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.ForceCodecV2(f.codec),

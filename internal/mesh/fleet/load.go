@@ -77,7 +77,8 @@ func Prepare(ctx context.Context, o LoadOptions, r Ready) (l *Load, err error) {
 			"the subject is no control plane that proxies can be connected to")
 	}
 	if r.Proxies < o.Proxies {
-		return nil, fault.New(fault.Usage, proxiesKey, "", "the control plane has %d proxies, and %d are to connect", r.Proxies,
+		return nil, fault.New(fault.Usage, proxiesKey, "", "the control plane has %d proxies, and %d are to connect",
+			r.Proxies,
 			o.Proxies)
 	}
 	l = &Load{o: o, ready: r, random: rand.New(rand.NewPCG(o.Seed, 0)), change: 1}
@@ -144,7 +145,8 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	if s.Duration <= 0 || s.Warmup < 0 {
 		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
 	}
-	w := &window{begin: s.Begin + s.Warmup, end: s.Begin + s.Warmup + s.Duration, times: map[string]*hdrhistogram.Histogram{}}
+	w := &window{begin: s.Begin + s.Warmup, end: s.Begin + s.Warmup + s.Duration,
+		times: map[string]*hdrhistogram.Histogram{}}
 	before, err := pace.CPUTime()
 	if err != nil {
 		return nil, err
@@ -287,7 +289,8 @@ func (l *Load) one(ctx context.Context, to *window) error {
 		return nil
 	}
 	to.concerned += want
-	to.add(made.Set, map[string]int64{histogramFirst: s.Received[0] - made.Set, histogramLast: s.Received[want-1] - made.Set,
+	to.add(made.Set, map[string]int64{histogramFirst: s.Received[0] - made.Set,
+		histogramLast:   s.Received[want-1] - made.Set,
 		histogramMedian: s.Received[(want-1)/2] - made.Set, histogramAnswered: s.Answered[want-1] - made.Set})
 	return nil
 }
@@ -329,7 +332,8 @@ func (l *Load) result(w *window, cpu float64) (*load.Result, error) {
 		Generator: Generator, Mode: load.Closed, Seconds: float64(w.end-w.begin) / 1e9, Intended: w.n, Sent: w.n, Done: w.n,
 		CPUSeconds: cpu, CPUs: float64(runtime.NumCPU()), Errors: map[string]int64{},
 		Counts: map[string]float64{
-			countPieces: w.pieces, countProxies: float64(l.fleet.Connected()), countConcerned: float64(w.concerned), countBytes: float64(now.Bytes - w.before.Bytes),
+			countPieces: w.pieces, countProxies: float64(l.fleet.Connected()), countConcerned: float64(w.concerned),
+			countBytes:     float64(now.Bytes - w.before.Bytes),
 			countResponses: float64(now.Responses - w.before.Responses), countEnds: float64(now.Ends - w.before.Ends),
 		},
 	}

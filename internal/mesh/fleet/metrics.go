@@ -30,20 +30,24 @@ var metrics = slices.Concat(
 	timed(histogramMedian, "", "The same until half of them have it."),
 	timed(histogramLast, "has told all proxies of a change after {}", "The same until all of them have it."),
 	timed(histogramAnswered, "", "The same until all of them have acknowledged it."),
-	timed(histogramEffect, "has a change at work in a real Envoy after {}", "The same, of a service that Envoys are told of, until "+
-		"a request through one was answered by the new endpoint; each Envoy counts."),
-	timed(histogramHalf, "", "Time from when the first of all proxies is told to connect until half of them have all that "+
+	timed(histogramEffect, "has a change at work in a real Envoy after {}",
+		"The same, of a service that Envoys are told of, until "+
+			"a request through one was answered by the new endpoint; each Envoy counts."),
+	timed(histogramHalf, "", "Time from when the first of all proxies is told to connect until half of them "+
+		"have all that "+
 		"they ask for."),
 	timed(histogramRollout, "has told all proxies everything after {}", "The same until all of them do."),
-	timed(histogramChurn, "has told a tenth of the proxies everything after {}", "Time from when the first of the proxies "+
-		"that come back is told to connect until all of them have all that they ask for."),
+	timed(histogramChurn, "has told a tenth of the proxies everything after {}",
+		"Time from when the first of the proxies "+
+			"that come back is told to connect until all of them have all that they ask for."),
 	[]measured.Metric{
 		{
 			Definition: metric.Definition{
 				Name: "fleet_cpu_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
 				Better: metric.Lower, Needs: measured.NeedCost, Headline: true, Family: "fleet",
 				Clause: "uses {} of CPU time for it",
-				How: "CPU time of the subject, the control plane, for a change, a rollout, or a tenth that comes back: all that it used in the window, " +
+				How: "CPU time of the subject, the control plane, for a change, a rollout, or a tenth that comes back: all that " +
+					"it used in the window, " +
 					"over their number.",
 			},
 			Value: measured.Per(func(m *measured.Measured) (float64, bool) { return m.RoleRate(kind.Subject) }, pieceRate),
@@ -52,7 +56,8 @@ var metrics = slices.Concat(
 			Definition: metric.Definition{
 				Name: "fleet_bytes", Unit: quantity.Bytes, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
 				Better: metric.Lower, Needs: measured.NeedWorkCount, Family: "fleet", Clause: "sends {} of resources",
-				How: "Bytes of resources that all proxies together were told for a change, a rollout, or a tenth that comes back: names, types and " +
+				How: "Bytes of resources that all proxies together were told for a change, a rollout, or a tenth that comes " +
+					"back: names, types and " +
 					"contents, without the protocol around them and without encryption.",
 			},
 			Value: func(m *measured.Measured) (float64, bool) {
@@ -85,7 +90,8 @@ func timed(histogram, clause, how string) []measured.Metric {
 	of := func(suffix, how string, value func(*hdrhistogram.Histogram) float64) measured.Metric {
 		d := measured.Metric{
 			Definition: metric.Definition{
-				Name: histogram + suffix, Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged, Cost: suffix == "_seconds",
+				Name: histogram + suffix, Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged,
+				Cost:   suffix == "_seconds",
 				Better: metric.Lower, Needs: measured.NeedWork, How: how, Family: "fleet",
 			},
 			Value: func(m *measured.Measured) (float64, bool) {

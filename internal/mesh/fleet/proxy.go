@@ -312,7 +312,8 @@ func (d delta) receive() (r response, err error) {
 	if err != nil {
 		return r, err
 	}
-	r = response{url: m.GetTypeUrl(), nonce: m.GetNonce(), version: m.GetSystemVersionInfo(), removed: m.GetRemovedResources()}
+	r = response{url: m.GetTypeUrl(), nonce: m.GetNonce(), version: m.GetSystemVersionInfo(),
+		removed: m.GetRemovedResources()}
 	for _, x := range m.GetResources() {
 		r.add(x.GetName(), x.GetResource())
 	}

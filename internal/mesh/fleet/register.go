@@ -29,7 +29,8 @@ var (
 func (guest) About() kind.About {
 	return kind.About{
 		Name: "fleet",
-		Summary: "light proxies on a control plane, each with a connection of its own: they subscribe over xDS as Envoy does, " +
+		Summary: "light proxies on a control plane, each with a connection of its own: they subscribe over xDS as " +
+			"Envoy does, " +
 			"and acknowledge; the subject must be a control plane (`controlplane`)",
 		Settings: Settings,
 		Process:  slices.Concat(Settings, []param.Setting{kind.SubjectSetting, kind.SeedSetting}),
@@ -58,7 +59,8 @@ type ControlPlane interface{ ServesFleets() }
 // CheckSetup sees that there is a control plane in every arm.
 func (g guest) CheckSetup(s *kind.Setup, path string, _ *kind.Part) error {
 	if s.Baseline == nil {
-		return fmt.Errorf("a load of kind %s goes to the subject, and the baseline has none: give the spec a %q", g.About().Name,
+		return fmt.Errorf("a load of kind %s goes to the subject, and the baseline has none: give the spec a %q",
+			g.About().Name,
 			kind.BaselineKey)
 	}
 	return s.CheckSubjects(func(part *kind.Part) error {

@@ -101,7 +101,8 @@ func TestAddresses(t *testing.T) {
 			for i := range Size(g) {
 				ip, port := Endpoint(service, g, i)
 				a := AddrPort(ip, port)
-				if seen[a.Addr().String()] || port == 0 || !a.Addr().IsLoopback() || a.Addr().As4()[1] < 128 || ip == 127<<24|1<<24-1 {
+				if seen[a.Addr().String()] || port == 0 || !a.Addr().IsLoopback() || a.Addr().As4()[1] < 128 ||
+					ip == 127<<24|1<<24-1 {
 					t.Errorf("endpoint %v", a)
 				}
 				seen[a.Addr().String()] = true
@@ -112,7 +113,8 @@ func TestAddresses(t *testing.T) {
 
 // TestPage: what one says the other sees, which can write nothing and keeps the page when its maker has gone.
 func TestPage(t *testing.T) {
-	if _, err := Open(os.Getpid()); fault.CodeOf(err) != fault.Usage || !errors.Is(err, os.ErrNotExist) || fault.HintOf(err) == "" {
+	if _, err := Open(os.Getpid()); fault.CodeOf(err) != fault.Usage || !errors.Is(err, os.ErrNotExist) ||
+		fault.HintOf(err) == "" {
 		t.Errorf("a process without a page: %v", err)
 	}
 	maker, err := Create()

@@ -74,7 +74,9 @@ func cleanUp(err error, file *os.File) error {
 // Usage.
 func Open(pid int) (*Page, error) {
 	missing := func(err error) error {
-		return fault.Wrap(err, fault.Usage, "process "+strconv.Itoa(pid), "name a process that replaces configuration: tare subject kernelmesh --work replace", "it says nothing of generations")
+		return fault.Wrap(err, fault.Usage, "process "+strconv.Itoa(pid),
+			"name a process that replaces configuration: tare subject kernelmesh --work replace",
+			"it says nothing of generations")
 	}
 	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	if err != nil {

@@ -96,7 +96,8 @@ func serve(ctx context.Context, certificates bool, ready func(admission.Webhook)
 	if err != nil {
 		return errors.Join(err, hook.Close())
 	}
-	at := admission.Webhook{URL: (&url.URL{Scheme: "https", Host: net.JoinHostPort("localhost", port), Path: "/inject"}).String(),
+	at := admission.Webhook{URL: (&url.URL{Scheme: "https", Host: net.JoinHostPort("localhost", port),
+		Path: "/inject"}).String(),
 		Roots: a.RootsPEM()}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

@@ -87,7 +87,8 @@ func TestKubernetes(t *testing.T) {
 		{"GET", "/apis/apps/v1", "", "", 200, "groupVersion", "apps/v1"},
 		{"GET", "/api/v1/pods?limit=500", "", "", 200, "kind", ""},
 		{"GET", "/api/v1/namespaces/x/configmaps", "", "", 200, "kind", ""},
-		{"GET", "/apis/discovery.k8s.io/v1/endpointslices", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
+		{"GET", "/apis/discovery.k8s.io/v1/endpointslices",
+			"application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
 			"", 200, "kind", "PartialObjectMetadataList"},
 		{"GET", "/api/v1/pods?watch=true&sendInitialEvents=true", "", "", 422, "reason", "Invalid"},
 		{"GET", "/api/v1/namespaces/istio-system", "", "", 404, "reason", "NotFound"},
@@ -124,7 +125,8 @@ func TestKubernetes(t *testing.T) {
 
 // TestBehind: the setting of further services is what ControlPlane writes.
 func TestBehind(t *testing.T) {
-	argv, err := ControlPlane("/bin/tare", map[string]string{"10.96.0.2:80": "127.0.0.1:8081", "10.96.0.1:80": "127.0.0.1:8080"})
+	argv, err := ControlPlane("/bin/tare", map[string]string{"10.96.0.2:80": "127.0.0.1:8081",
+		"10.96.0.1:80": "127.0.0.1:8080"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,14 +136,16 @@ func TestBehind(t *testing.T) {
 		t.Fatalf("%q", argv)
 	}
 	all, err := behind(text)
-	if err != nil || len(all) != 2 || all[1].Address.String() != "10.96.0.2:80" || all[1].Endpoints[0].String() != "127.0.0.1:8081" {
+	if err != nil || len(all) != 2 || all[1].Address.String() != "10.96.0.2:80" ||
+		all[1].Endpoints[0].String() != "127.0.0.1:8081" {
 		t.Errorf("%q: %+v, %v", text, all, err)
 	}
 	if all[0].Host() == all[1].Host() {
 		t.Errorf("both are %s", all[0].Host())
 	}
 	for _, wrong := range []string{"10.96.0.1:80", "10.96.0.1=127.0.0.1:80", "a=b"} {
-		if err := (guest{}).Check(param.Values{behindKey: wrong}); err == nil || !strings.Contains(err.Error(), "ADDRESS=ENDPOINT") {
+		if err := (guest{}).Check(param.Values{behindKey: wrong}); err == nil ||
+			!strings.Contains(err.Error(), "ADDRESS=ENDPOINT") {
 			t.Errorf("%q: %v", wrong, err)
 		}
 	}
@@ -158,7 +162,8 @@ func TestStartFails(t *testing.T) {
 	if fault.CodeOf(err) != fault.Machine || !strings.Contains(err.Error(), "what is wrong") {
 		t.Errorf("got %v", err)
 	}
-	if _, err := Start(t.Context(), Options{Binary: filepath.Join(t.TempDir(), "nothing")}); fault.CodeOf(err) != fault.Machine {
+	if _, err := Start(t.Context(), Options{Binary: filepath.Join(t.TempDir(),
+		"nothing")}); fault.CodeOf(err) != fault.Machine {
 		t.Errorf("got %v", err)
 	}
 	if left, _ := os.ReadDir(os.TempDir()); len(left) > 0 {

@@ -100,7 +100,8 @@ func (m *made) entry(service int) Object {
 func (s Service) Object() Object {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, `{"hosts":["%s"],"addresses":["%s"],"ports":[{"number":%d,"name":"main","protocol":"%s"}],`+
-		`"location":"MESH_INTERNAL","resolution":"STATIC","endpoints":[`, s.Host(), s.Address.Addr(), s.Address.Port(), s.Protocol)
+		`"location":"MESH_INTERNAL","resolution":"STATIC","endpoints":[`, s.Host(), s.Address.Addr(), s.Address.Port(),
+		s.Protocol)
 	for i, e := range s.Endpoints {
 		if i > 0 {
 			b.WriteByte(',')

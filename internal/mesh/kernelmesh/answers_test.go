@@ -20,13 +20,17 @@ func TestMemoryAnswers(t *testing.T) {
 		}
 		used := 2e6 + 90*n
 		return map[string]float64{
-			"map_bytes": used, "map_before_bytes": used, "map_after_bytes": 2e6 + 90, "map_declared_bytes": 3e6, "map_by_program_bytes": 9e6, "map_charged_share": 1,
-			"memory_kernel_bytes": used + 200e3, "memory_kernel_before_bytes": used + 200e3, "memory_kernel_after_bytes": used + 201e3, "memory_hard_bytes": 8e6,
+			"map_bytes": used, "map_before_bytes": used, "map_after_bytes": 2e6 + 90, "map_declared_bytes": 3e6,
+			"map_by_program_bytes": 9e6, "map_charged_share": 1,
+			"memory_kernel_bytes": used + 200e3, "memory_kernel_before_bytes": used + 200e3,
+			"memory_kernel_after_bytes": used + 201e3, "memory_hard_bytes": 8e6,
 		}
 	})
 	analysistest.Holds(t, s, []string{
-		"fixed: the maps take 2.00 MB plus 90 B per service: 2.09 MB at services 1000, each counted once (a line from 1 to 1,000 services).",
-		"3.00 MB at every number of services", "9.00 MB at every number of services: 4.3 times what they take", "100 % of the bytes are charged", "At services 1000 that group holds 2.29 MB",
+		"fixed: the maps take 2.00 MB plus 90 B per service: 2.09 MB at services 1000, each counted once (a line from 1 to " +
+			"1,000 services).",
+		"3.00 MB at every number of services", "9.00 MB at every number of services: 4.3 times what they take",
+		"100 % of the bytes are charged", "At services 1000 that group holds 2.29 MB",
 		"Load does not change the maps' size", "the maps keep 2.00 MB; a fresh start at services 1 needs 2.00 MB.",
 	})
 }

@@ -198,7 +198,9 @@ func Load(o Options) (_ *DataPlane, err error) {
 	ids := so.ClusterNumbers()
 	kept, err := d.design.Open(so)
 	if fault.CodeOf(err) == fault.Usage {
-		return nil, fault.Wrap(err, fault.Usage, "--store", "lower --max-services and --max-endpoints, or choose another store", "the store %s cannot be made so large", d.design.Name)
+		return nil, fault.Wrap(err, fault.Usage, "--store",
+			"lower --max-services and --max-endpoints, or choose another store", "the store %s cannot be made so large",
+			d.design.Name)
 	} else if err != nil {
 		return nil, err
 	}
@@ -344,17 +346,21 @@ func explain(err error, doing string) error {
 	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) && !hasRights():
 		hint := "run as root, or with CAP_SYS_ADMIN"
 		if hasRights() {
-			hint = "the kernel refuses BPF to root as well: look at /sys/kernel/security/lockdown, at the container's seccomp profile and its devices"
+			hint = "the kernel refuses BPF to root as well: look at /sys/kernel/security/lockdown, at the container's seccomp " +
+				"profile and its devices"
 		}
 		return fault.Wrap(err, fault.Machine, "", hint, "%s: not permitted", doing)
 	case errors.As(err, &verifier):
-		return fault.New(fault.Machine, "", "it needs Linux 5.18 with CONFIG_CGROUP_BPF; on a newer one this is a defect of Tare: report this text with uname -r",
+		return fault.New(fault.Machine, "", "it needs Linux 5.18 with CONFIG_CGROUP_BPF; on a newer one this is a defect "+
+			"of Tare: report this text with uname -r",
 			"%s: the kernel's verifier refuses a program: %-12v", doing, verifier)
 	case errors.Is(err, unix.ENOMEM):
-		return fault.Wrap(err, fault.Machine, "", "lower --max-services and --max-endpoints, or raise the memory limit of the control group it runs in",
+		return fault.Wrap(err, fault.Machine, "",
+			"lower --max-services and --max-endpoints, or raise the memory limit of the control group it runs in",
 			"%s: no memory", doing)
 	}
-	return fault.Wrap(err, fault.Machine, "", "it needs Linux 5.18 with CONFIG_BPF_SYSCALL, CONFIG_BPF_JIT and CONFIG_CGROUP_BPF", "%s", doing)
+	return fault.Wrap(err, fault.Machine, "",
+		"it needs Linux 5.18 with CONFIG_BPF_SYSCALL, CONFIG_BPF_JIT and CONFIG_CGROUP_BPF", "%s", doing)
 }
 
 // hasRights reports whether this process has the capability that a data plane takes, in its own user namespace: to load

@@ -63,7 +63,9 @@ func subjectMain() {
 
 // request is what a client is asked to do.
 type request struct {
-	Do      string         // tcp, hold, release, udp, udp-connected, udp-many, udp-hold, udp-open, or by the socket held: udp-again, -send, -receive, -connect, -disconnect
+	// tcp, hold, release, udp, udp-connected, udp-many, udp-hold, udp-open, or by the socket held: udp-again, -send,
+	// -receive, -connect, -disconnect
+	Do      string
 	Family  int            // of the socket: unix.AF_INET, unix.AF_INET6
 	To      netip.AddrPort // an AF_INET6 socket takes IPv4 as IPv4-mapped
 	From    netip.AddrPort // what the socket is bound to, if anything

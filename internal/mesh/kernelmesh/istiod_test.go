@@ -62,7 +62,8 @@ const (
 )
 
 func istioMetadata(more ...string) string {
-	return strings.Join(append([]string{"ISTIO_VERSION=" + istiod.Version, "CLUSTER_ID=tare", "NAMESPACE=default"}, more...), ",")
+	return strings.Join(append([]string{"ISTIO_VERSION=" + istiod.Version, "CLUSTER_ID=tare", "NAMESPACE=default"},
+		more...), ",")
 }
 
 // put writes a file, which several objects make up.

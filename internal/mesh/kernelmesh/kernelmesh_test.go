@@ -59,13 +59,15 @@ func testWeights(t *testing.T, store string, n int) {
 	if bound := 5 * math.Sqrt(float64(n)*0.75*0.25); math.Abs(float64(got.Banners[a.String()])-0.75*float64(n)) > bound {
 		t.Errorf("weights 3:1 gave %v, want %d:%d within %.0f", got.Banners, n*3/4, n/4, bound)
 	}
-	got.want(t, map[string]int{a.String(): got.Banners[a.String()], b.String(): n - got.Banners[a.String()]}, counted(service4, n), none)
+	got.want(t, map[string]int{a.String(): got.Banners[a.String()], b.String(): n - got.Banners[a.String()]},
+		counted(service4, n), none)
 
 	inside.ask(t, request{Do: "tcp", To: c, N: 3}).want(t, counted(c, 3), counted(c, 3), none)
 	outside.ask(t, request{Do: "tcp", To: service4, N: 1}).want(t, none, none, counted("connect: connection refused", 1))
 	outside.ask(t, request{Do: "tcp", To: c, N: 1}).want(t, counted(c, 1), counted(c, 1), none)
 
-	if p, want := d.program(t, "km_connect4"), (ProgramStats{Name: "km_connect4", Matched: uint64(n), Passed: 3}); p != want {
+	if p, want := d.program(t, "km_connect4"), (ProgramStats{Name: "km_connect4", Matched: uint64(n),
+		Passed: 3}); p != want {
 		t.Errorf("got %+v, want %+v", p, want)
 	}
 	if s := d.cluster(t, service.String()); s.Matched != uint64(n) || s.Opened != uint64(n) || s.Established != uint64(n) {
@@ -77,11 +79,14 @@ func TestIPv6(t *testing.T) { overStores(t, testIPv6, stores...) }
 
 func testIPv6(t *testing.T, store string) {
 	a, b := tcpServer(t, "[::1]:0"), tcpServer(t, "127.0.0.1:0")
-	_, dir := newDataPlane(t, Options{Store: store}, Service{service6, TCP, []Endpoint{{a, 1}}}, Service{service4, TCP, []Endpoint{{b, 1}}})
+	_, dir := newDataPlane(t, Options{Store: store}, Service{service6, TCP, []Endpoint{{a, 1}}},
+		Service{service4, TCP, []Endpoint{{b, 1}}})
 	c := newClient(t, dir)
-	c.ask(t, request{Do: "tcp", Family: unix.AF_INET6, To: service6, N: 5}).want(t, counted(a, 5), counted(service6, 5), none)
+	c.ask(t, request{Do: "tcp", Family: unix.AF_INET6, To: service6, N: 5}).want(t, counted(a, 5),
+		counted(service6, 5), none)
 	// An IPv6 socket that talks IPv4.
-	c.ask(t, request{Do: "tcp", Family: unix.AF_INET6, To: mapped4, N: 5}).want(t, counted(b, 5), counted(mapped4, 5), none)
+	c.ask(t, request{Do: "tcp", Family: unix.AF_INET6, To: mapped4, N: 5}).want(t, counted(b, 5),
+		counted(mapped4, 5), none)
 	c.ask(t, request{Do: "tcp", Family: unix.AF_INET6, To: a, N: 5}).want(t, counted(a, 5), counted(a, 5), none)
 }
 
@@ -105,7 +110,8 @@ func testUDP(t *testing.T, store string) {
 		if x := got.Banners[a.String()]; x == 0 || x == n {
 			t.Errorf("%s: %d of %d went to the first of two equal endpoints", do, x, n)
 		}
-		got.want(t, map[string]int{a.String(): got.Banners[a.String()], b.String(): n - got.Banners[a.String()]}, peers(service4, n), none)
+		got.want(t, map[string]int{a.String(): got.Banners[a.String()], b.String(): n - got.Banners[a.String()]},
+			peers(service4, n), none)
 		in.ask(t, request{Do: do, Family: unix.AF_INET6, To: service6, N: 3}).want(t, counted(c, 3), peers(service6, 3), none)
 		in.ask(t, request{Do: do, Family: unix.AF_INET6, To: mapped4, N: 1}).noErrors(t)
 		in.ask(t, request{Do: do, To: a, N: 3}).want(t, counted(a, 3), peers(a, 3), none)
@@ -152,7 +158,8 @@ func testNoEndpoint(t *testing.T, store string) {
 	d, dir := newDataPlane(t, Options{Store: store}, services...)
 	c := newClient(t, dir)
 	c.ask(t, request{Do: "tcp", To: service4, N: 2}).want(t, none, none, counted("connect: connection refused", 2))
-	c.ask(t, request{Do: "tcp", Family: unix.AF_INET6, To: service6}).want(t, none, none, counted("connect: connection refused", 1))
+	c.ask(t, request{Do: "tcp", Family: unix.AF_INET6, To: service6}).want(t, none, none,
+		counted("connect: connection refused", 1))
 	c.ask(t, request{Do: "udp", To: service4}).want(t, none, none, counted("send: connection refused", 1))
 	for name, want := range map[string]uint64{"km_connect4": 2, "km_connect6": 1, "km_sendmsg4": 1} {
 		if p := d.program(t, name); p.NoEndpoint != want || p.Matched != 0 {
@@ -169,7 +176,8 @@ func testNoEndpoint(t *testing.T, store string) {
 // TestNaive is all that is run with the store that waits for each record.
 func TestNaive(t *testing.T) {
 	a, b := tcpServer(t, "127.0.0.1:0"), tcpServer(t, "127.0.0.1:0")
-	d, dir := newDataPlane(t, Options{Store: "naive", MaxServices: 8, MaxEndpoints: 8}, Service{service4, TCP, []Endpoint{{a, 1}}})
+	d, dir := newDataPlane(t, Options{Store: "naive", MaxServices: 8, MaxEndpoints: 8},
+		Service{service4, TCP, []Endpoint{{a, 1}}})
 	c := newClient(t, dir)
 	c.ask(t, request{Do: "tcp", To: service4, N: 5}).want(t, counted(a, 5), counted(service4, 5), none)
 	d.set(t, Service{service4, TCP, []Endpoint{{b, 1}}})
@@ -318,7 +326,8 @@ func testRBAC(t *testing.T, store string) {
 	d, dir := newDataPlane(t, Options{Store: store})
 	from := func(text string) netip.AddrPort { return netip.MustParseAddrPort(text) }
 	var change mesh.Change
-	for _, s := range []Service{{service4, TCP, []Endpoint{{a, 1}}}, {service4, UDP, []Endpoint{{u, 1}}}, {service6, TCP, []Endpoint{{a6, 1}}}} {
+	for _, s := range []Service{{service4, TCP, []Endpoint{{a, 1}}}, {service4, UDP, []Endpoint{{u, 1}}},
+		{service6, TCP, []Endpoint{{a6, 1}}}} {
 		l := s.listener()
 		sources := []netip.Prefix{netip.MustParsePrefix("127.0.7.0/24"), netip.MustParsePrefix("::1/128")}
 		l.Default.RBAC = []mesh.RBAC{{Policies: []mesh.Principal{{Sources: sources}}}}
@@ -327,15 +336,21 @@ func testRBAC(t *testing.T, store string) {
 	d.apply(t, change)
 	c := newClient(t, dir)
 	denied := counted("connect: operation not permitted", 1)
-	c.ask(t, request{Do: "tcp", To: service4, From: from("127.0.7.9:0")}).want(t, counted(a, 1), counted(service4, 1), none)
+	c.ask(t, request{Do: "tcp", To: service4, From: from("127.0.7.9:0")}).want(t, counted(a, 1),
+		counted(service4, 1), none)
 	c.ask(t, request{Do: "tcp", To: service4, From: from("127.0.8.9:0")}).want(t, none, none, denied)
 	c.ask(t, request{Do: "tcp", To: service4}).want(t, none, none, denied) // not known, so not allowed
-	c.ask(t, request{Do: "tcp", Family: unix.AF_INET6, To: mapped4, From: from("[::ffff:127.0.7.9]:0")}).want(t, counted(a, 1), counted(mapped4, 1), none)
-	c.ask(t, request{Do: "tcp", Family: unix.AF_INET6, To: mapped4, From: from("[::ffff:127.0.8.9]:0")}).want(t, none, none, denied)
-	c.ask(t, request{Do: "tcp", Family: unix.AF_INET6, To: service6, From: from("[::1]:0")}).want(t, counted(a6, 1), counted(service6, 1), none)
+	c.ask(t, request{Do: "tcp", Family: unix.AF_INET6, To: mapped4, From: from("[::ffff:127.0.7.9]:0")}).want(t,
+		counted(a, 1), counted(mapped4, 1), none)
+	c.ask(t, request{Do: "tcp", Family: unix.AF_INET6, To: mapped4, From: from("[::ffff:127.0.8.9]:0")}).want(t, none,
+		none, denied)
+	c.ask(t, request{Do: "tcp", Family: unix.AF_INET6, To: service6, From: from("[::1]:0")}).want(t, counted(a6, 1),
+		counted(service6, 1), none)
 	c.ask(t, request{Do: "tcp", Family: unix.AF_INET6, To: service6}).want(t, none, none, denied)
-	c.ask(t, request{Do: "udp", To: service4, From: from("127.0.7.9:0")}).want(t, counted(u, 1), counted(service4, 1), none)
-	c.ask(t, request{Do: "udp", To: service4, From: from("127.0.8.9:0")}).want(t, none, none, counted("send: operation not permitted", 1))
+	c.ask(t, request{Do: "udp", To: service4, From: from("127.0.7.9:0")}).want(t, counted(u, 1),
+		counted(service4, 1), none)
+	c.ask(t, request{Do: "udp", To: service4, From: from("127.0.8.9:0")}).want(t, none, none,
+		counted("send: operation not permitted", 1))
 	if p := d.program(t, "km_connect4"); p.Denied != 2 || p.Matched != 1 {
 		t.Errorf("two were denied: %+v", p)
 	}
@@ -363,12 +378,14 @@ func testSources(t *testing.T, store string) {
 		{"allowed, and not known", nil, false, false},
 	} {
 		if testing.Short() && !strings.HasSuffix(c.name, ", and from there") {
-			continue // each case starts a data plane, which takes an emulated machine seconds: one that passes, and one that does not
+			// each case starts a data plane, which takes an emulated machine seconds: one that passes, and one that does not
+			continue
 		}
 		t.Run(c.name, func(t *testing.T) {
 			d, dir := newDataPlane(t, Options{Store: store, Sources: c.sources})
 			var change mesh.Change
-			for _, s := range []Service{{service4, TCP, []Endpoint{{a, 1}}}, {service6, TCP, []Endpoint{{a6, 1}}}, {service4, UDP, []Endpoint{{u, 1}}}} {
+			for _, s := range []Service{{service4, TCP, []Endpoint{{a, 1}}}, {service6, TCP, []Endpoint{{a6, 1}}},
+				{service4, UDP, []Endpoint{{u, 1}}}} {
 				l := s.listener()
 				l.Default.RBAC = []mesh.RBAC{{Deny: c.deny, Policies: []mesh.Principal{{Sources: prefixes}}}}
 				change.Clusters, change.Listeners = append(change.Clusters, s.cluster()), append(change.Listeners, l)
@@ -405,10 +422,12 @@ func testSources(t *testing.T, store string) {
 // TestPeer: with --peer endpoint applications see where they are.
 func TestPeer(t *testing.T) {
 	a, u := tcpServer(t, "127.0.0.1:0"), udpServer(t, "127.0.0.1:0")
-	d, dir := newDataPlane(t, Options{Peer: PeerEndpoint}, Service{service4, TCP, []Endpoint{{a, 1}}}, Service{service4, UDP, []Endpoint{{u, 1}}})
+	d, dir := newDataPlane(t, Options{Peer: PeerEndpoint}, Service{service4, TCP, []Endpoint{{a, 1}}},
+		Service{service4, UDP, []Endpoint{{u, 1}}})
 	c := newClient(t, dir)
 	c.ask(t, request{Do: "tcp", To: service4, N: 2}).want(t, counted(a, 2), counted(a, 2), none)
-	c.ask(t, request{Do: "udp-connected", To: service4}).want(t, counted(u, 1), map[string]int{"peer " + u.String(): 1, service4.String(): 1}, none)
+	c.ask(t, request{Do: "udp-connected", To: service4}).want(t, counted(u, 1),
+		map[string]int{"peer " + u.String(): 1, service4.String(): 1}, none)
 	if stats, err := d.Stats(); err != nil || len(stats.Programs) != len(hooks)-2 {
 		t.Errorf("%+v, %v", stats.Programs, err)
 	}
@@ -483,7 +502,8 @@ func TestSteps(t *testing.T) {
 	perRun := func(t *testing.T, steps uint32, connections int) (connect, sockops float64) {
 		d, dir := newDataPlane(t, Options{Steps: steps, SockopsSteps: steps / 10}, Service{service4, TCP, []Endpoint{{a, 1}}})
 		client := newClient(t, dir)
-		client.ask(t, request{Do: "tcp", To: service4, N: connections}).want(t, counted(a, connections), counted(service4, connections), none)
+		client.ask(t, request{Do: "tcp", To: service4, N: connections}).want(t, counted(a, connections),
+			counted(service4, connections), none)
 		client.stop()
 		weigh := func(p *ebpf.Program) float64 {
 			s, err := p.Stats()
@@ -512,7 +532,8 @@ func TestSteps(t *testing.T) {
 	}
 	for i := 1; i < len(steps); i++ {
 		if connect[i] <= connect[i-1] || sockops[i] <= sockops[i-1] {
-			t.Errorf("from %d to %d steps a run did not get longer: connect %v, sockops %v", steps[i-1], steps[i], connect, sockops)
+			t.Errorf("from %d to %d steps a run did not get longer: connect %v, sockops %v", steps[i-1], steps[i], connect,
+				sockops)
 		}
 	}
 }
@@ -591,7 +612,8 @@ func TestProcess(t *testing.T) {
 			writeServices(t, file, Service{service4, TCP, []Endpoint{{a, 1}}})
 			s := newSubject(t, Options{ServicesFile: file, CgroupDir: dir}, 0)
 			ready := s.ready(t)
-			if ready.Services != 1 || ready.Endpoints != 1 || len(ready.Programs) != 9 || len(ready.Links) != 9 || len(ready.Maps) != 8 ||
+			if ready.Services != 1 || ready.Endpoints != 1 || len(ready.Programs) != 9 || len(ready.Links) != 9 ||
+				len(ready.Maps) != 8 ||
 				ready.ServicesFile != file {
 				t.Errorf("ready: %+v", ready)
 			}
@@ -650,7 +672,8 @@ func TestRunRefuses(t *testing.T) {
 	dir := testCgroup(t)
 	mount := cgroup2Mount()
 	good := filepath.Join(t.TempDir(), "services.yaml")
-	for _, readable := range []string{filepath.Dir(good), filepath.Dir(filepath.Dir(good))} { // to others, for the case without rights
+	// to others, for the case without rights
+	for _, readable := range []string{filepath.Dir(good), filepath.Dir(filepath.Dir(good))} {
 		if err := os.Chmod(readable, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -671,16 +694,26 @@ func TestRunRefuses(t *testing.T) {
 		{"no cgroup", Options{ServicesFile: good, CgroupDir: dir + "x"}, 0, fault.Usage, "no such control group", "mkdir"},
 		{"not a cgroup", Options{ServicesFile: good, CgroupDir: "/proc"}, 0, fault.Usage, "not a cgroup v2 directory", mount},
 		{"the root", Options{ServicesFile: good, CgroupDir: mount}, 0, fault.Usage, "root of the hierarchy", "--allow-root"},
-		{"too many steps", Options{ServicesFile: good, CgroupDir: dir, Steps: MaxSteps + 1}, 0, fault.Usage, "must be at most 8388608", "8388608"},
-		{"too many endpoints", Options{ServicesFile: good, CgroupDir: dir, MaxEndpoints: 1}, 0, fault.Usage, "cannot be applied", "--max-endpoints"},
-		{"too many services", Options{ServicesFile: good, CgroupDir: dir, MaxServices: 1}, 0, fault.Usage, "cannot be applied", "--max-services"},
-		{"a store too large", Options{ServicesFile: good, CgroupDir: dir, MaxServices: 1 << 20}, 0, fault.Usage, "cannot be made so large", "--max-services"},
-		{"no such store", Options{ServicesFile: good, CgroupDir: dir, Store: "shelf"}, 0, fault.Usage, "no store", "snapshot"},
-		{"no such variant", Options{ServicesFile: good, CgroupDir: dir, Store: "sized:xl"}, 0, fault.Usage, "no variant", "ordered"},
-		{"fail how", Options{ServicesFile: good, CgroupDir: dir, Fail: "close"}, 0, fault.Usage, "open, closed", "before its first configuration"},
-		{"no source", Options{ServicesFile: good, CgroupDir: dir, Sources: []netip.Addr{netip.MustParseAddr("0.0.0.0")}}, 0, fault.Usage, "0.0.0.0 is none", "come from"},
-		{"two sources", Options{ServicesFile: good, CgroupDir: dir, Sources: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("::ffff:10.0.0.2")}}, 0, fault.Usage, "of one family", "one of each"},
-		{"what peer", Options{ServicesFile: good, CgroupDir: dir, Peer: "endpoints"}, 0, fault.Usage, "service, endpoint", "applications see"},
+		{"too many steps", Options{ServicesFile: good, CgroupDir: dir, Steps: MaxSteps + 1}, 0, fault.Usage,
+			"must be at most 8388608", "8388608"},
+		{"too many endpoints", Options{ServicesFile: good, CgroupDir: dir, MaxEndpoints: 1}, 0, fault.Usage,
+			"cannot be applied", "--max-endpoints"},
+		{"too many services", Options{ServicesFile: good, CgroupDir: dir, MaxServices: 1}, 0, fault.Usage,
+			"cannot be applied", "--max-services"},
+		{"a store too large", Options{ServicesFile: good, CgroupDir: dir, MaxServices: 1 << 20}, 0, fault.Usage,
+			"cannot be made so large", "--max-services"},
+		{"no such store", Options{ServicesFile: good, CgroupDir: dir, Store: "shelf"}, 0, fault.Usage, "no store",
+			"snapshot"},
+		{"no such variant", Options{ServicesFile: good, CgroupDir: dir, Store: "sized:xl"}, 0, fault.Usage, "no variant",
+			"ordered"},
+		{"fail how", Options{ServicesFile: good, CgroupDir: dir, Fail: "close"}, 0, fault.Usage, "open, closed",
+			"before its first configuration"},
+		{"no source", Options{ServicesFile: good, CgroupDir: dir, Sources: []netip.Addr{netip.MustParseAddr("0.0.0.0")}}, 0,
+			fault.Usage, "0.0.0.0 is none", "come from"},
+		{"two sources", Options{ServicesFile: good, CgroupDir: dir, Sources: []netip.Addr{netip.MustParseAddr("10.0.0.1"),
+			netip.MustParseAddr("::ffff:10.0.0.2")}}, 0, fault.Usage, "of one family", "one of each"},
+		{"what peer", Options{ServicesFile: good, CgroupDir: dir, Peer: "endpoints"}, 0, fault.Usage, "service, endpoint",
+			"applications see"},
 		{"no such work", Options{ServicesFile: good, CgroupDir: dir, Work: "sleep"}, 0, fault.Usage, "no work", ""},
 		{"a pipe", Options{ServicesFile: pipe, CgroupDir: dir}, 0, fault.Usage, "not a file", "name a file"},
 		{"no rights", Options{ServicesFile: good, CgroupDir: dir}, 65534, fault.Machine, "not permitted", "run as root"},
@@ -690,7 +723,8 @@ func TestRunRefuses(t *testing.T) {
 			s := newSubject(t, test.o, test.uid)
 			err := s.conn.Expect(role.Ready, nil, nil)
 			var f *fault.Error
-			if !errors.As(err, &f) || f.Code != test.code || !strings.Contains(err.Error(), test.what) || !strings.Contains(f.Hint, test.hint) {
+			if !errors.As(err, &f) || f.Code != test.code || !strings.Contains(err.Error(), test.what) ||
+				!strings.Contains(f.Hint, test.hint) {
 				t.Errorf("got %#v", err)
 			}
 		})
@@ -700,10 +734,12 @@ func TestRunRefuses(t *testing.T) {
 // TestExplainVerifier has the kernel refuse a program: the message must carry the verifier's last lines.
 func TestExplainVerifier(t *testing.T) {
 	testCgroup(t) // needs what the others need
-	_, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Connect, License: "GPL",
+	_, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Connect,
+		License:      "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 7), asm.Return()}})
 	err = explain(err, "loading")
-	if fault.CodeOf(err) != fault.Machine || !strings.Contains(err.Error(), "verifier refuses") || !strings.Contains(err.Error(), "R0") {
+	if fault.CodeOf(err) != fault.Machine || !strings.Contains(err.Error(), "verifier refuses") ||
+		!strings.Contains(err.Error(), "R0") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -78,7 +78,8 @@ func TestMemoryMetrics(t *testing.T) {
 		t.Errorf("nobody asked, and map_declared_bytes is %g", v)
 	}
 	beside := memoryTrial(nil)
-	beside.Setup.Arms["other"] = &kind.Part{Kind: otherMesh{}, Options: param.Values{"services": "5", "then-services": "1"}}
+	beside.Setup.Arms["other"] = &kind.Part{Kind: otherMesh{},
+		Options: param.Values{"services": "5", "then-services": "1"}}
 	if v, ok := beside.Values()["map_declared_bytes"]; ok {
 		t.Errorf("another subject has services, and map_declared_bytes is %g", v)
 	}

@@ -56,7 +56,8 @@ func TestWarnings(t *testing.T) {
 		event xds.Event
 		want  string
 	}{
-		{xds.Event{Warned: least("e", "d", "c", "b", "a")}, `warning: cluster "e": lb_policy: at random (and 4 more: a, b, c, ...)`},
+		{xds.Event{Warned: least("e", "d", "c", "b", "a")},
+			`warning: cluster "e": lb_policy: at random (and 4 more: a, b, c, ...)`},
 		{xds.Event{Warned: least("a", "f")}, `warning: cluster "f": lb_policy: at random`},
 		{xds.Event{Warned: least("a"), Refused: []error{errors.New("x")}}, "refused: x"},
 		{xds.Event{Refused: []error{errors.New("x")}}, ""},
@@ -76,7 +77,8 @@ func TestWarningsAreEvidence(t *testing.T) {
 	if e := j.Evidence(); e != nil {
 		t.Errorf("nothing was said, and the evidence is %+v", e)
 	}
-	for _, line := range []string{"control plane x: connected", `warning: cluster "a": lb_policy: at random`, `refused: listener "b": x`} {
+	for _, line := range []string{"control plane x: connected", `warning: cluster "a": lb_policy: at random`,
+		`refused: listener "b": x`} {
 		p.log <- line
 	}
 	want := &Evidence{Warnings: []string{`cluster "a": lb_policy: at random`}, Refused: []string{`listener "b": x`}}

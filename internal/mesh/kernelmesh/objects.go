@@ -29,7 +29,8 @@ func (d *DataPlane) load(o Options, ids uint32) error {
 	if err != nil {
 		return fmt.Errorf("reading the embedded BPF object: %w", err)
 	}
-	variables := map[string]any{snapshotVarTareSteps: o.Steps, snapshotVarTareSockopsSteps: o.SockopsSteps, snapshotVarKmIds: ids}
+	variables := map[string]any{snapshotVarTareSteps: o.Steps, snapshotVarTareSockopsSteps: o.SockopsSteps,
+		snapshotVarKmIds: ids}
 	for _, a := range o.Sources {
 		if a.Is4() {
 			variables[snapshotVarKmSource4] = a.As4()
@@ -48,7 +49,8 @@ func (d *DataPlane) load(o Options, ids uint32) error {
 	}
 	counts := uint64(ids) * uint64(cpus)
 	if counts > math.MaxUint32 {
-		return fault.New(fault.Usage, "--max-services", "lower it", "counters of %d clusters on each of %d CPUs do not fit into one map", ids, cpus)
+		return fault.New(fault.Usage, "--max-services", "lower it",
+			"counters of %d clusters on each of %d CPUs do not fit into one map", ids, cpus)
 	}
 	spec.Maps[snapshotMapKmClusters].MaxEntries = ids
 	spec.Maps[snapshotMapKmCounts].MaxEntries = uint32(counts)

@@ -64,7 +64,8 @@ func Parse(name string, data []byte) ([]Service, error) {
 	case len(documents) == 0:
 		return nil, fault.New(fault.Usage, name, example, "the file is empty")
 	case len(documents) > 1:
-		return nil, p.Fail(documents[1], "remove the line '---' and what follows", "there is more than one document in the file")
+		return nil, p.Fail(documents[1], "remove the line '---' and what follows",
+			"there is more than one document in the file")
 	default:
 		return p.services(documents[0])
 	}
@@ -98,7 +99,8 @@ func (p reader) services(root document.Node) ([]Service, error) {
 		}
 		id := identity{canonical(s.Address), s.Protocol}
 		if first, twice := seen[id]; twice {
-			return nil, p.Fail(node, "put all of its endpoints in one place", "service %s is given twice, first at %s", s, p.Place(first))
+			return nil, p.Fail(node, "put all of its endpoints in one place", "service %s is given twice, first at %s", s,
+				p.Place(first))
 		}
 		seen[id] = node
 		services = append(services, s)
@@ -129,7 +131,8 @@ func (p reader) service(node document.Node) (Service, error) {
 		}
 	}
 	if keys["endpoints"] == nil {
-		return s, p.Fail(node, "write 'endpoints: []' for a service that refuses connections", "service %s has no endpoints", s)
+		return s, p.Fail(node, "write 'endpoints: []' for a service that refuses connections",
+			"service %s has no endpoints", s)
 	}
 	list, err := p.sequence(keys["endpoints"], "endpoints")
 	if err != nil {
@@ -184,7 +187,8 @@ func (p reader) endpoint(s Service, node document.Node) (Endpoint, error) {
 func (p reader) address(parent, at document.Node, of string) (netip.AddrPort, error) {
 	var none netip.AddrPort
 	if at == nil {
-		return none, p.Fail(parent, "an address is IP:port, as 10.96.0.1:80 or \"[fd00::1]:80\"", "the address of %s is missing", of)
+		return none, p.Fail(parent, "an address is IP:port, as 10.96.0.1:80 or \"[fd00::1]:80\"",
+			"the address of %s is missing", of)
 	}
 	raw, err := p.Scalar(at, "address")
 	if err != nil {

@@ -62,37 +62,60 @@ func TestParseRefuses(t *testing.T) {
 		{"tab", "services:\n\t- address: 1", "s.yaml:2", "this is not YAML", ""},
 		{"scalar", "hello", "s.yaml:1", "the file must be a mapping with services", "services: ["},
 		{"two documents", ok + "---\n" + ok, "s.yaml:", "more than one document", "---"},
-		{"top misspelt", "servces: []", "s.yaml:1", `there is no key "servces" in the file; did you mean "services"?`, "services"},
-		{"top unknown", "services: []\nversion: 2", "s.yaml:2", `there is no key "version" in the file`, "the keys of the file are services"},
+		{"top misspelt", "servces: []", "s.yaml:1", `there is no key "servces" in the file; did you mean "services"?`,
+			"services"},
+		{"top unknown", "services: []\nversion: 2", "s.yaml:2", `there is no key "version" in the file`,
+			"the keys of the file are services"},
 		{"services null", "services:\n", "s.yaml:1", "services must be a list", "services: ["},
 		{"services a mapping", "services: {a: b}", "s.yaml:1", "services must be a list", "services: ["},
-		{"service a scalar", "services:\n  - 10.96.0.1:80", "s.yaml:2", "a service must be a mapping with address, protocol, endpoints", ""},
-		{"service key misspelt", strings.Replace(ok, "endpoints", "endpoint", 1), "s.yaml:3", `there is no key "endpoint" in a service; did you mean "endpoints"?`, "address, protocol, endpoints"},
-		{"service without address", "services:\n  - endpoints: []", "s.yaml:2", "the address of the service is missing", "10.96.0.1:80"},
-		{"service without endpoints", "services:\n  - address: 10.96.0.1:80", "s.yaml:2", "service tcp 10.96.0.1:80 has no endpoints", "endpoints: []"},
+		{"service a scalar", "services:\n  - 10.96.0.1:80", "s.yaml:2",
+			"a service must be a mapping with address, protocol, endpoints", ""},
+		{"service key misspelt", strings.Replace(ok, "endpoints", "endpoint", 1), "s.yaml:3",
+			`there is no key "endpoint" in a service; did you mean "endpoints"?`, "address, protocol, endpoints"},
+		{"service without address", "services:\n  - endpoints: []", "s.yaml:2", "the address of the service is missing",
+			"10.96.0.1:80"},
+		{"service without endpoints", "services:\n  - address: 10.96.0.1:80", "s.yaml:2",
+			"service tcp 10.96.0.1:80 has no endpoints", "endpoints: []"},
 		{"key twice", "services: []\nservices: []", "s.yaml:2", "already defined", ""},
-		{"address a name", "services:\n  - {address: shop:80, endpoints: []}", "s.yaml:2", `"shop:80" is not an address`, "names are not looked up"},
-		{"address without port", "services:\n  - {address: 10.96.0.1, endpoints: []}", "s.yaml:2", `"10.96.0.1" is not an address`, "IP:port"},
-		{"address a list", "services:\n  - {address: [1], endpoints: []}", "s.yaml:2", `"address" must be a single value, not a list`, ""},
-		{"alias", "services:\n  - &a {address: 10.96.0.1:80, endpoints: []}\n  - *a", "s.yaml:2", "a service must be a mapping", ""},
-		{"port too high", "services:\n  - {address: 10.96.0.1:65536, endpoints: []}", "s.yaml:2", `port 65536 of "10.96.0.1:65536" is out of range`, "1 to 65535"},
-		{"port 0", "services:\n  - {address: 10.96.0.1:0, endpoints: []}", "s.yaml:2", "port 0 of 10.96.0.1:0 is out of range", ""},
+		{"address a name", "services:\n  - {address: shop:80, endpoints: []}", "s.yaml:2", `"shop:80" is not an address`,
+			"names are not looked up"},
+		{"address without port", "services:\n  - {address: 10.96.0.1, endpoints: []}", "s.yaml:2",
+			`"10.96.0.1" is not an address`, "IP:port"},
+		{"address a list", "services:\n  - {address: [1], endpoints: []}", "s.yaml:2",
+			`"address" must be a single value, not a list`, ""},
+		{"alias", "services:\n  - &a {address: 10.96.0.1:80, endpoints: []}\n  - *a", "s.yaml:2",
+			"a service must be a mapping", ""},
+		{"port too high", "services:\n  - {address: 10.96.0.1:65536, endpoints: []}", "s.yaml:2",
+			`port 65536 of "10.96.0.1:65536" is out of range`, "1 to 65535"},
+		{"port 0", "services:\n  - {address: 10.96.0.1:0, endpoints: []}", "s.yaml:2",
+			"port 0 of 10.96.0.1:0 is out of range", ""},
 		{"unspecified", "services:\n  - {address: 0.0.0.0:80, endpoints: []}", "s.yaml:2", "is the unspecified address", ""},
 		{"multicast", "services:\n  - {address: 224.0.0.1:80, endpoints: []}", "s.yaml:2", "is a multicast address", ""},
 		{"zone", "services:\n  - {address: \"[fe80::1%eth0]:80\", endpoints: []}", "s.yaml:2", "has a zone", ""},
-		{"protocol misspelt", "services:\n  - {address: 10.96.0.1:80, protocol: tpc, endpoints: []}", "s.yaml:2", `there is no protocol "tpc"`, "tcp"},
-		{"protocol upper case", "services:\n  - {address: 10.96.0.1:80, protocol: UDP, endpoints: []}", "s.yaml:2", `there is no protocol "UDP"`, "did you mean udp?"},
-		{"service twice", ok + "  - {address: \"[::ffff:10.96.0.1]:80\", endpoints: []}", "s.yaml:5", "is given twice, first at s.yaml:2:5", "in one place"},
-		{"endpoint a scalar", strings.Replace(ok, "{address: 127.0.0.1:8080, weight: 3}", "127.0.0.1:8080", 1), "s.yaml:4", "an endpoint must be a mapping", ""},
-		{"endpoint without address", strings.Replace(ok, "address: 127.0.0.1:8080, ", "", 1), "s.yaml:4", "the address of an endpoint is missing", ""},
-		{"endpoint key misspelt", strings.Replace(ok, "weight", "wieght", 1), "s.yaml:4", `there is no key "wieght" in an endpoint; did you mean "weight"?`, "address, weight"},
-		{"endpoint twice", ok + "      - address: 127.0.0.1:8080", "s.yaml:5", "endpoint 127.0.0.1:8080 of service tcp 10.96.0.1:80 is given twice, first at s.yaml:4:9", "sum of the weights"},
-		{"endpoint of another family", strings.Replace(ok, "127.0.0.1:8080", `"[::1]:8080"`, 1), "s.yaml:4", "of another address family", ""},
-		{"weight negative", strings.Replace(ok, "weight: 3", "weight: -1", 1), "s.yaml:4", `weight "-1" of endpoint 127.0.0.1:8080 is out of range`, "0 to 1000000"},
-		{"weight too high", strings.Replace(ok, "weight: 3", "weight: 1000001", 1), "s.yaml:4", "is out of range", "0 to 1000000"},
+		{"protocol misspelt", "services:\n  - {address: 10.96.0.1:80, protocol: tpc, endpoints: []}", "s.yaml:2",
+			`there is no protocol "tpc"`, "tcp"},
+		{"protocol upper case", "services:\n  - {address: 10.96.0.1:80, protocol: UDP, endpoints: []}", "s.yaml:2",
+			`there is no protocol "UDP"`, "did you mean udp?"},
+		{"service twice", ok + "  - {address: \"[::ffff:10.96.0.1]:80\", endpoints: []}", "s.yaml:5",
+			"is given twice, first at s.yaml:2:5", "in one place"},
+		{"endpoint a scalar", strings.Replace(ok, "{address: 127.0.0.1:8080, weight: 3}", "127.0.0.1:8080", 1), "s.yaml:4",
+			"an endpoint must be a mapping", ""},
+		{"endpoint without address", strings.Replace(ok, "address: 127.0.0.1:8080, ", "", 1), "s.yaml:4",
+			"the address of an endpoint is missing", ""},
+		{"endpoint key misspelt", strings.Replace(ok, "weight", "wieght", 1), "s.yaml:4",
+			`there is no key "wieght" in an endpoint; did you mean "weight"?`, "address, weight"},
+		{"endpoint twice", ok + "      - address: 127.0.0.1:8080", "s.yaml:5",
+			"endpoint 127.0.0.1:8080 of service tcp 10.96.0.1:80 is given twice, first at s.yaml:4:9", "sum of the weights"},
+		{"endpoint of another family", strings.Replace(ok, "127.0.0.1:8080", `"[::1]:8080"`, 1), "s.yaml:4",
+			"of another address family", ""},
+		{"weight negative", strings.Replace(ok, "weight: 3", "weight: -1", 1), "s.yaml:4",
+			`weight "-1" of endpoint 127.0.0.1:8080 is out of range`, "0 to 1000000"},
+		{"weight too high", strings.Replace(ok, "weight: 3", "weight: 1000001", 1), "s.yaml:4", "is out of range",
+			"0 to 1000000"},
 		{"weight a fraction", strings.Replace(ok, "weight: 3", "weight: 0.5", 1), "s.yaml:4", `weight "0.5"`, "whole number"},
 		{"weight a word", strings.Replace(ok, "weight: 3", "weight: many", 1), "s.yaml:4", `weight "many"`, "whole number"},
-		{"weights all 0", strings.Replace(ok, "weight: 3", "weight: 0", 1), "s.yaml:4", "the weights of service tcp 10.96.0.1:80 are all 0", ""},
+		{"weights all 0", strings.Replace(ok, "weight: 3", "weight: 0", 1), "s.yaml:4",
+			"the weights of service tcp 10.96.0.1:80 are all 0", ""},
 		{"deep", "services:\n" + strings.Repeat("[", 1<<20), "s.yaml:2", "nested more than 100 deep", ""},
 		{"deep list", "services:\n" + strings.Repeat("- ", 1<<19), "s.yaml:2", "nested more than 100 deep", ""},
 		{"key a list", "services:\n  - {[a]: b}", "s.yaml:2", "", ""},
@@ -104,8 +127,10 @@ func TestParseRefuses(t *testing.T) {
 			if !errors.As(err, &f) {
 				t.Fatalf("got %v, %v; want a fault", services, err)
 			}
-			if f.Code != fault.Usage || !strings.HasPrefix(f.Where, test.where) || !strings.Contains(f.What, test.what) || !strings.Contains(f.Hint, test.hint) {
-				t.Errorf("got  %d, %s: %s (%s)\nwant 2, %s: %s (%s)", f.Code, f.Where, f.What, f.Hint, test.where, test.what, test.hint)
+			if f.Code != fault.Usage || !strings.HasPrefix(f.Where, test.where) || !strings.Contains(f.What, test.what) ||
+				!strings.Contains(f.Hint, test.hint) {
+				t.Errorf("got  %d, %s: %s (%s)\nwant 2, %s: %s (%s)", f.Code, f.Where, f.What, f.Hint, test.where, test.what,
+					test.hint)
 			}
 		})
 	}
@@ -126,7 +151,8 @@ func TestReadFileWithoutEnd(t *testing.T) {
 	if err := os.Truncate(long, maxFileBytes+1); err != nil {
 		t.Fatal(err)
 	}
-	for file, want := range map[string]string{long: "has more than", "/dev/zero": files.ErrNotRegular.Error(), t.TempDir(): files.ErrNotRegular.Error()} {
+	for file, want := range map[string]string{long: "has more than", "/dev/zero": files.ErrNotRegular.Error(),
+		t.TempDir(): files.ErrNotRegular.Error()} {
 		if _, err := ReadFile(file); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v", file, err)
 		}
@@ -164,7 +190,8 @@ func BenchmarkParse(b *testing.B) {
 	for i := range 1000 {
 		s := Service{Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)}), 80), Protocol: TCP}
 		for j := range 20 {
-			s.Endpoints = append(s.Endpoints, Endpoint{netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(j), byte(i >> 8), byte(i)}), 8080), uint32(j + 1)})
+			s.Endpoints = append(s.Endpoints, Endpoint{netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(j), byte(i >> 8),
+				byte(i)}), 8080), uint32(j + 1)})
 		}
 		services = append(services, s)
 	}

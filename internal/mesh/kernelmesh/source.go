@@ -31,7 +31,8 @@ type Changes struct {
 }
 
 func (c Changes) String() string {
-	return fmt.Sprintf("%d services added, %d changed, %d removed, %d unchanged", c.Added, c.Changed, c.Removed, c.Unchanged)
+	return fmt.Sprintf("%d services added, %d changed, %d removed, %d unchanged", c.Added, c.Changed, c.Removed,
+		c.Unchanged)
 }
 
 // Set makes the configuration these services and no others, by one change with what differs from before. Services that
@@ -85,7 +86,8 @@ func (s *Source) Set(ctx context.Context, services []Service) (Changes, error) {
 // listener takes all connections to the service to its cluster.
 func (s Service) listener() *mesh.Listener {
 	all := mesh.Proxy{Clusters: []mesh.WeightedCluster{{Name: s.String(), Weight: 1}}}
-	return &mesh.Listener{Name: s.String(), Address: canonical(s.Address), Protocol: s.Protocol, Default: &mesh.Chain{Proxy: all}}
+	return &mesh.Listener{Name: s.String(), Address: canonical(s.Address), Protocol: s.Protocol,
+		Default: &mesh.Chain{Proxy: all}}
 }
 
 func (s Service) cluster() *mesh.Cluster {

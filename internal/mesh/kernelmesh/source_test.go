@@ -37,11 +37,17 @@ func TestSource(t *testing.T) {
 		parts    map[netip.AddrPort]float64
 		verdict  mesh.Verdict
 	}{
-		{"first", []Service{{web, TCP, []Endpoint{one, two}}, {web, UDP, nil}}, nil, "2 0 0 0", [4]int{2, 2, 0, 0}, map[netip.AddrPort]float64{one.Address: 0.75, two.Address: 0.25}, mesh.Accept},
-		{"same, otherwise written", []Service{{web, UDP, nil}, {mapped, TCP, []Endpoint{one, {at("[::ffff:127.0.0.1]:2"), 1}}}}, nil, "0 0 0 2", [4]int{}, map[netip.AddrPort]float64{one.Address: 0.75, two.Address: 0.25}, mesh.Accept},
-		{"a weight", []Service{{web, TCP, []Endpoint{one, {two.Address, 0}}}, {web, UDP, nil}}, nil, "0 1 0 1", [4]int{1, 0, 0, 0}, map[netip.AddrPort]float64{one.Address: 1}, mesh.Accept},
-		{"that cannot be applied", []Service{{web, TCP, []Endpoint{two}}}, errors.New("no"), "0 0 0 0", [4]int{1, 0, 1, 1}, map[netip.AddrPort]float64{one.Address: 1}, mesh.Accept},
-		{"again", []Service{{web, TCP, []Endpoint{two}}}, nil, "0 1 1 0", [4]int{1, 0, 1, 1}, map[netip.AddrPort]float64{two.Address: 1}, mesh.Accept},
+		{"first", []Service{{web, TCP, []Endpoint{one, two}}, {web, UDP, nil}}, nil, "2 0 0 0", [4]int{2, 2, 0, 0},
+			map[netip.AddrPort]float64{one.Address: 0.75, two.Address: 0.25}, mesh.Accept},
+		{"same, otherwise written", []Service{{web, UDP, nil},
+			{mapped, TCP, []Endpoint{one, {at("[::ffff:127.0.0.1]:2"), 1}}}}, nil, "0 0 0 2", [4]int{},
+			map[netip.AddrPort]float64{one.Address: 0.75, two.Address: 0.25}, mesh.Accept},
+		{"a weight", []Service{{web, TCP, []Endpoint{one, {two.Address, 0}}}, {web, UDP, nil}}, nil, "0 1 0 1",
+			[4]int{1, 0, 0, 0}, map[netip.AddrPort]float64{one.Address: 1}, mesh.Accept},
+		{"that cannot be applied", []Service{{web, TCP, []Endpoint{two}}}, errors.New("no"), "0 0 0 0", [4]int{1, 0, 1, 1},
+			map[netip.AddrPort]float64{one.Address: 1}, mesh.Accept},
+		{"again", []Service{{web, TCP, []Endpoint{two}}}, nil, "0 1 1 0", [4]int{1, 0, 1, 1},
+			map[netip.AddrPort]float64{two.Address: 1}, mesh.Accept},
 		{"no endpoint", []Service{{web, TCP, nil}}, nil, "0 1 0 0", [4]int{1, 0, 0, 0}, nil, mesh.Refuse},
 		{"none", nil, nil, "0 0 1 0", [4]int{0, 0, 1, 1}, nil, mesh.Pass},
 	} {
@@ -50,7 +56,8 @@ func TestSource(t *testing.T) {
 		if !errors.Is(err, step.fails) || fmt.Sprint(got.Added, got.Changed, got.Removed, got.Unchanged) != step.want {
 			t.Errorf("%s: %+v, %v", step.name, got, err)
 		}
-		if n := [4]int{len(last.Clusters), len(last.Listeners), len(last.RemovedClusters), len(last.RemovedListeners)}; n != step.change {
+		if n := [4]int{len(last.Clusters), len(last.Listeners), len(last.RemovedClusters),
+			len(last.RemovedListeners)}; n != step.change {
 			t.Errorf("%s: a change of %v, want %v", step.name, n, step.change)
 		}
 		a := meshmodel.Find(config, mesh.Question{To: web, Protocol: TCP})

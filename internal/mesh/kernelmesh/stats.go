@@ -86,8 +86,11 @@ func (d *DataPlane) Stats() (Stats, error) {
 		id := d.clusters[name]
 		now, gone := d.shared.totals(id), d.gone[id]
 		stats.Clusters = append(stats.Clusters, ClusterStats{
-			Name: name, Matched: now.matched - gone.matched, NoEndpoint: now.noEndpoint - gone.noEndpoint, Overflow: now.overflow - gone.overflow,
-			Opened: now.opened - gone.opened, Established: now.established - gone.established, Closed: now.closed - gone.closed, Failed: now.failed - gone.failed,
+			Name: name, Matched: now.matched - gone.matched, NoEndpoint: now.noEndpoint - gone.noEndpoint,
+			Overflow: now.overflow - gone.overflow,
+			Opened:   now.opened - gone.opened, Established: now.established - gone.established,
+			Closed: now.closed - gone.closed,
+			Failed: now.failed - gone.failed,
 		})
 	}
 	return stats, nil

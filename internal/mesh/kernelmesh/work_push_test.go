@@ -33,7 +33,8 @@ func pushMain() {
 // TestWorkPush: changes of a control plane come to connections, the data plane and the load agree about them, and one
 // is not visible later than it is usable.
 func TestWorkPush(t *testing.T) {
-	for _, x := range []struct{ store, what string }{{"snapshot", push.One}, {"snapshot", push.All}, {"value", push.All}, {"sized", push.One}} {
+	for _, x := range []struct{ store, what string }{{"snapshot", push.One}, {"snapshot", push.All}, {"value", push.All},
+		{"sized", push.One}} {
 		t.Run(x.store+" "+x.what, func(t *testing.T) { testWorkPush(t, x.store, x.what) })
 		if testing.Short() {
 			return
@@ -45,7 +46,8 @@ func testWorkPush(t *testing.T, store, what string) {
 	ctx, stop := context.WithCancel(t.Context())
 	is, ended := make(chan appmesh.Ready, 1), make(chan error, 1)
 	go func() {
-		ended <- appmesh.Serve(ctx, appmesh.Options{Listen: "127.0.0.1:0", Services: 30, Endpoints: 3}, func(r appmesh.Ready) error { is <- r; return nil })
+		ended <- appmesh.Serve(ctx, appmesh.Options{Listen: "127.0.0.1:0", Services: 30, Endpoints: 3},
+			func(r appmesh.Ready) error { is <- r; return nil })
 	}()
 	mesh := <-is
 	dir := testCgroup(t)
@@ -56,7 +58,8 @@ func testWorkPush(t *testing.T, store, what string) {
 	if err := conn.Expect(role.Ready, nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	at := role.Schedule{Begin: pace.Now() + int64(20*time.Millisecond), Warmup: int64(50 * time.Millisecond), Duration: int64(300 * time.Millisecond)}
+	at := role.Schedule{Begin: pace.Now() + int64(20*time.Millisecond), Warmup: int64(50 * time.Millisecond),
+		Duration: int64(300 * time.Millisecond)}
 	var made, timed load.Result
 	for _, c := range []*role.Conn{conn, s.conn} {
 		if err := c.Send(role.Start, at); err != nil {
@@ -71,7 +74,8 @@ func testWorkPush(t *testing.T, store, what string) {
 	}
 	// The edges differ: the load counts by when it asks, the data plane by when the response was sent.
 	if made.Done < 1 || timed.Done < made.Done-1 || timed.Done > made.Done+1 || len(made.Errors)+len(timed.Errors) > 0 {
-		t.Errorf("the load made %d changes (%v), the data plane timed %d (%v)", made.Done, made.Errors, timed.Done, timed.Errors)
+		t.Errorf("the load made %d changes (%v), the data plane timed %d (%v)", made.Done, made.Errors, timed.Done,
+			timed.Errors)
 	}
 	least := func(r *load.Result, name string) int64 {
 		h, err := r.Histogram(name)
@@ -80,9 +84,11 @@ func testWorkPush(t *testing.T, store, what string) {
 		}
 		return h.Min()
 	}
-	received, decoded, visible, acked := least(&timed, push.Received), least(&timed, push.Decoded), least(&timed, push.Visible), least(&timed, push.Acked)
+	received, decoded, visible, acked := least(&timed, push.Received), least(&timed, push.Decoded), least(&timed,
+		push.Visible), least(&timed, push.Acked)
 	if received > decoded || decoded > visible || visible > acked {
-		t.Errorf("received %d ns, decoded %d ns, visible %d ns, acked %d ns after it was sent", received, decoded, visible, acked)
+		t.Errorf("received %d ns, decoded %d ns, visible %d ns, acked %d ns after it was sent", received, decoded,
+			visible, acked)
 	}
 	// A connection shows a change once it was decoded; what comes after may still run then, of a store that makes
 	// changes one by one above all.
@@ -92,7 +98,8 @@ func testWorkPush(t *testing.T, store, what string) {
 	if whole, sent := least(&made, push.Whole), least(&made, push.Sent); whole < sent {
 		t.Errorf("sent %d ns and usable %d ns after it was told", sent, whole)
 	}
-	if c := made.Counts; c[push.Tries] < float64(made.Done) || c[push.Wrong] > 0 || store != "sized" && c[push.Refused] > 0 {
+	if c := made.Counts; c[push.Tries] < float64(made.Done) || c[push.Wrong] > 0 ||
+		store != "sized" && c[push.Refused] > 0 {
 		t.Errorf("connections: %v", c)
 	}
 	if err := child.stop(); err != nil {
@@ -111,7 +118,8 @@ func testWorkPush(t *testing.T, store, what string) {
 // say when it sent is refused.
 func TestPushWork(t *testing.T) {
 	event := func(sent string, at int64) xds.Event {
-		return xds.Event{Kind: xds.Endpoints, Version: "1 set=90 sent=" + sent, Received: at, Decoded: at + 1, Applied: at + 2, Acked: at + 3}
+		return xds.Event{Kind: xds.Endpoints, Version: "1 set=90 sent=" + sent, Received: at, Decoded: at + 1,
+			Applied: at + 2, Acked: at + 3}
 	}
 	s := role.Schedule{Begin: 100, Warmup: 100, Duration: 100}
 	for name, x := range map[string]struct {

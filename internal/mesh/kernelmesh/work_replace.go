@@ -34,7 +34,9 @@ type replacer struct {
 func newReplacer(d *DataPlane, _ Options) (Worker, error) {
 	r := &replacer{d: d, next: 1}
 	if _, err := d.Apply(context.Background(), r.first()); err != nil {
-		return nil, fault.Wrap(err, max(fault.CodeOf(err), fault.Internal), "--work "+WorkReplace, "make room for three more clusters of 4 endpoints: --max-services, --max-endpoints", "the services that are to be replaced cannot be put in")
+		return nil, fault.Wrap(err, max(fault.CodeOf(err), fault.Internal), "--work "+WorkReplace,
+			"make room for three more clusters of 4 endpoints: --max-services, --max-endpoints",
+			"the services that are to be replaced cannot be put in")
 	}
 	var err error
 	if r.page, err = generation.Create(); err != nil {
@@ -81,8 +83,10 @@ func (r *replacer) change(g uint64) (c mesh.Change) {
 // listener takes all connections to a service to its cluster.
 func (r *replacer) listener(service int, g uint64) *mesh.Listener {
 	return &mesh.Listener{
-		Name: [...]string{"replaced-in-place", "replaced-by-another"}[service], Address: generation.AddrPort(generation.Service(service)), Protocol: mesh.UDP,
-		Chains: []mesh.Chain{{Name: "all", Proxy: mesh.Proxy{Clusters: []mesh.WeightedCluster{{Name: clusterOf(service, g), Weight: 1}}}}},
+		Name:    [...]string{"replaced-in-place", "replaced-by-another"}[service],
+		Address: generation.AddrPort(generation.Service(service)), Protocol: mesh.UDP,
+		Chains: []mesh.Chain{{Name: "all", Proxy: mesh.Proxy{Clusters: []mesh.WeightedCluster{{Name: clusterOf(service, g),
+			Weight: 1}}}}},
 	}
 }
 
@@ -169,9 +173,11 @@ func (t *replaced) add(began, ended int64) {
 func (t *replaced) result() (*load.Result, error) {
 	n := t.times.TotalCount()
 	r := &load.Result{
-		Generator: WorkReplace, Mode: load.Closed, Seconds: float64(t.end-t.begin) / 1e9, Intended: n, Sent: n, Done: n, Errors: map[string]int64{},
+		Generator: WorkReplace, Mode: load.Closed, Seconds: float64(t.end-t.begin) / 1e9, Intended: n, Sent: n, Done: n,
+		Errors:     map[string]int64{},
 		CPUSeconds: t.cpu, CPUs: float64(runtime.NumCPU()),
-		Counts: map[string]float64{generation.Replacements: float64(n), generation.ReplacementSeconds: float64(t.spent) / 1e9},
+		Counts: map[string]float64{generation.Replacements: float64(n),
+			generation.ReplacementSeconds: float64(t.spent) / 1e9},
 	}
 	r.Rate = float64(n) / r.Seconds
 	r.SetSlices(t.slices[:])

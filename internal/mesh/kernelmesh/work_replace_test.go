@@ -75,7 +75,8 @@ func TestWorkReplace(t *testing.T) {
 }
 
 func testWorkReplace(t *testing.T, name string) {
-	d, dir := newDataPlane(t, Options{Store: name, Peer: PeerEndpoint, Work: WorkReplace, MaxServices: 16, MaxEndpoints: 64})
+	d, dir := newDataPlane(t, Options{Store: name, Peer: PeerEndpoint, Work: WorkReplace, MaxServices: 16,
+		MaxEndpoints: 64})
 	w, err := d.newWorker(d.options)
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +91,8 @@ func testWorkReplace(t *testing.T, name string) {
 	if testing.Short() { // the load may share its one, emulated, processor with the replacer
 		window, least = 3*time.Second, 1
 	}
-	s := role.Schedule{Begin: pace.Now() + int64(20*time.Millisecond), Warmup: int64(20 * time.Millisecond), Duration: int64(window)}
+	s := role.Schedule{Begin: pace.Now() + int64(20*time.Millisecond), Warmup: int64(20 * time.Millisecond),
+		Duration: int64(window)}
 	if err := conn.Send(role.Start, s); err != nil {
 		t.Fatal(err)
 	}

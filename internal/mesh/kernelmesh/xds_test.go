@@ -37,7 +37,8 @@ func controlPlane(t *testing.T, path string) *controlplane.Server {
 // tells has the control plane say that service4 is at an endpoint.
 func tells(t *testing.T, s *controlplane.Server, endpoint netip.AddrPort) {
 	t.Helper()
-	r := resourcesOf(t, fmt.Sprintf("services: [{name: web, address: %q, endpoints: [{address: %q}]}]", service4, endpoint))
+	r := resourcesOf(t, fmt.Sprintf("services: [{name: web, address: %q, endpoints: [{address: %q}]}]", service4,
+		endpoint))
 	if _, err := s.Set(context.Background(), r); err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +59,8 @@ func testXDS(t *testing.T, store string) {
 	c := newClient(t, dir)
 	refused := counted("connect: connection refused", 1)
 	c.ask(t, request{Do: "tcp", To: a}).want(t, none, none, refused) // a is there: it is the data plane that refuses
-	c.ask(t, request{Do: "tcp", Family: unix.AF_INET6, To: netip.AddrPortFrom(netip.AddrFrom16(a.Addr().As16()), a.Port())}).want(t, none, none, refused)
+	c.ask(t, request{Do: "tcp", Family: unix.AF_INET6,
+		To: netip.AddrPortFrom(netip.AddrFrom16(a.Addr().As16()), a.Port())}).want(t, none, none, refused)
 	c.ask(t, request{Do: "udp", To: a}).want(t, none, none, counted("send: connection refused", 1))
 	if line := s.log(t); !strings.Contains(line, "never connected") {
 		t.Error(line)
@@ -68,7 +70,8 @@ func testXDS(t *testing.T, store string) {
 	tells(t, p, a)
 	reaches := func(to netip.AddrPort) {
 		t.Helper()
-		eventually(t, "connections go to "+to.String(), func() bool { return c.ask(t, request{Do: "tcp", To: service4}).Banners[to.String()] == 1 })
+		eventually(t, "connections go to "+to.String(),
+			func() bool { return c.ask(t, request{Do: "tcp", To: service4}).Banners[to.String()] == 1 })
 	}
 	reaches(a)
 	c.ask(t, request{Do: "tcp", To: b}).want(t, counted(b, 1), counted(b, 1), none) // no longer closed

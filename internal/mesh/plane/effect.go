@@ -37,7 +37,8 @@ func endpointsOf(s *kind.Setup) (names [2]string, err error) {
 		}
 	}
 	if n < 2 || s.Applications[names[0]].Options["body"] == s.Applications[names[1]].Options["body"] {
-		return names, fmt.Errorf("%s need two applications of kind http whose body differs, to see which of them answers", envoysKey)
+		return names, fmt.Errorf("%s need two applications of kind http whose body differs, to see which of them answers",
+			envoysKey)
 	}
 	return names, nil
 }

@@ -66,7 +66,8 @@ var settings = []param.Setting{
 	{Name: mtlsKey, Type: param.TypeSwitch, Default: "false",
 		Phrase: map[string]string{"true": "with mutual TLS"},
 		Doc:    "proxies connect by certificates, and are told theirs"},
-	{Name: programKey, Type: param.TypeWord, Default: programTare, Words: []string{programTare, programSnapshot, programIstiod},
+	{Name: programKey, Type: param.TypeWord, Default: programTare,
+		Words:  []string{programTare, programSnapshot, programIstiod},
 		Phrase: map[string]string{programSnapshot: "by go-control-plane's snapshot cache", programIstiod: "by istiod"},
 		Doc: "whose control plane it is: Tare's; go-control-plane's snapshot cache and server with the same resources; or " +
 			"Istio's, with a ServiceEntry for each service and a Sidecar for those of one. Only Tare's has certificates here"},
@@ -81,7 +82,8 @@ var settings = []param.Setting{
 		Doc: "proxies of the mesh; 0: as many as the load has"},
 	{Name: envoysKey, Type: param.TypeCount, Default: "0", Max: 20,
 		Phrase: map[string]string{"": "with {} Envoys", "1": "with one Envoy", "0": ""},
-		Doc: "real Envoys beside the light proxies, which the load starts: every fourth change is of a service that they call, " +
+		Doc: "real Envoys beside the light proxies, which the load starts: every fourth change is of a service that " +
+			"they call, " +
 			"whose endpoint is one of the trial's first two applications of kind http, in turn; their `body` must differ"},
 	{Name: envoyKey, Type: param.TypeText, Reach: param.ReachCommand, Default: "envoy",
 		Doc: "their program, by its path or by a name on the PATH"},
@@ -391,7 +393,8 @@ func serve(ctx context.Context, o options, ready func(fleet.Ready) error) (err e
 			return err
 		}
 	}
-	of := map[string]func(context.Context) (served, error){programTare: o.tare, programSnapshot: o.cached, programIstiod: o.istiod}
+	of := map[string]func(context.Context) (served, error){programTare: o.tare, programSnapshot: o.cached,
+		programIstiod: o.istiod}
 	p, err := of[cmp.Or(o.program, programTare)](ctx)
 	if err != nil {
 		return err

@@ -36,8 +36,10 @@ type atPlane struct {
 // TestFleetAtPlane: a fleet has its work done by the control plane, whatever that is and however it is connected.
 func TestFleetAtPlane(t *testing.T) {
 	for _, tt := range []atPlane{
-		{false, 3, param.Values{"work": fleet.OneChange}, []string{"fleet_first", "fleet_median", "fleet_last", "fleet_answered"}, programTare},
-		{true, 3, param.Values{"work": fleet.OneChange, "protocol": "world"}, []string{"fleet_first", "fleet_last"}, programTare},
+		{false, 3, param.Values{"work": fleet.OneChange},
+			[]string{"fleet_first", "fleet_median", "fleet_last", "fleet_answered"}, programTare},
+		{true, 3, param.Values{"work": fleet.OneChange, "protocol": "world"}, []string{"fleet_first", "fleet_last"},
+			programTare},
 		{false, 0, param.Values{"work": fleet.OneChange, "slow": "10%", "refusing": "10%", "flooding": "5%"},
 			[]string{"fleet_first", "fleet_last"}, programTare},
 		{true, 0, param.Values{"work": fleet.Rollout}, []string{"fleet_rollout", "fleet_rollout_median"}, programTare},
@@ -116,7 +118,9 @@ func TestEffect(t *testing.T) {
 	program := envoytest.Path(t)
 	var apps []endpoint
 	for _, length := range []int{1, 2} {
-		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, length)) }))
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = w.Write(make([]byte, length))
+		}))
 		defer s.Close()
 		apps = append(apps, endpoint{s.Listener.Addr().String(), length})
 	}

@@ -7,10 +7,13 @@ const Generator = "push"
 
 // The names of the load's histograms, one value for each change.
 const (
-	Sent   = "push_sent"   // from when the control plane was told until its response was about to be handed to the transport
+	// from when the control plane was told until its response was about to be handed to the transport
+	Sent   = "push_sent"
 	Usable = "push_usable" // from then until a new connection to each service that was changed shows it
 	Whole  = "push"        // both: from when the control plane was told until connections show it
-	Gap    = "push_gap"    // of the last of these: from the try before, which did not show it yet, until it did. It is what Usable can be too long by
+	// of the last of these: from the try before, which did not show it yet, until it did. It is what Usable can be too
+	// long by
+	Gap = "push_gap"
 )
 
 // The names of the load's counts, all of connections that were tried while a change was under way.

@@ -52,9 +52,11 @@ const (
 
 // Options say where the mesh is, and what is changed how often.
 type Options struct {
-	Mesh     string        // host:port, where it takes changes
-	What     string        // One or All
-	Interval time.Duration // from one try to the next while a change is not seen yet; a fiftieth of the time since it was asked for, where that is more
+	Mesh string // host:port, where it takes changes
+	What string // One or All
+	// from one try to the next while a change is not seen yet; a fiftieth of the time since it was asked for, where that
+	// is more
+	Interval time.Duration
 	Pause    time.Duration // from one change to the next; each is half to one and a half times as long, by chance
 	Seed     uint64
 	Patience time.Duration // until a change that is not seen is a failure; default 20 s
@@ -81,7 +83,8 @@ func Prepare(ctx context.Context, o Options) (p *Push, err error) {
 	if o.Patience == 0 {
 		o.Patience = 20 * time.Second
 	}
-	if err := (param.Values{"what": o.What, "interval": o.Interval.String(), "pause": o.Pause.String()}).Check(Settings); err != nil {
+	if err := (param.Values{"what": o.What, "interval": o.Interval.String(),
+		"pause": o.Pause.String()}).Check(Settings); err != nil {
 		return nil, err
 	}
 	p = &Push{o: o, random: rand.New(rand.NewPCG(o.Seed, 0))}
@@ -89,7 +92,8 @@ func Prepare(ctx context.Context, o Options) (p *Push, err error) {
 		return nil, err
 	}
 	if p.mesh.Mesh.Services == 0 {
-		return nil, errors.Join(fault.New(fault.Usage, o.Mesh, "give the mesh some services", "the mesh has nothing to change"),
+		return nil, errors.Join(fault.New(fault.Usage, o.Mesh, "give the mesh some services",
+			"the mesh has nothing to change"),
 			p.mesh.Close())
 	}
 	p.seen = make([]int, p.mesh.Mesh.Services)
@@ -122,8 +126,10 @@ func (p *Push) wait(ctx context.Context) error {
 			continue
 		}
 		if pace.Now() > late {
-			const hint = "the load must be in the control group of a data plane that has its configuration from this mesh and shows endpoints as peers: --peer endpoint"
-			return fault.New(fault.Machine, p.mesh.Mesh.Service(i).String(), hint, "a connection to service %d has the peer %s, which is no endpoint of it", i, peer)
+			const hint = "the load must be in the control group of a data plane that has its configuration from this mesh and " +
+				"shows endpoints as peers: --peer endpoint"
+			return fault.New(fault.Machine, p.mesh.Mesh.Service(i).String(), hint,
+				"a connection to service %d has the peer %s, which is no endpoint of it", i, peer)
 		}
 		if err := p.sleep(ctx, pace.Now()+int64(time.Millisecond)); err != nil {
 			return err
@@ -224,7 +230,8 @@ func (p *Push) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &window{begin: s.Begin + s.Warmup, end: s.Begin + s.Warmup + s.Duration, times: NewTimes(Sent, Usable, Whole, Gap), errors: map[string]int64{}}
+	w := &window{begin: s.Begin + s.Warmup, end: s.Begin + s.Warmup + s.Duration,
+		times: NewTimes(Sent, Usable, Whole, Gap), errors: map[string]int64{}}
 	if err := p.sleep(ctx, s.Begin); err != nil {
 		return nil, err
 	}
@@ -363,7 +370,9 @@ func (p *Push) watch(ctx context.Context, services []int, w *window, counts bool
 		}
 		failed = began
 		if now > late {
-			return seen, fault.New(fault.Machine, p.mesh.Mesh.Service(i).String(), "see what the data plane says of its control plane", "connections to service %d have not shown a change in %v", i, p.o.Patience)
+			return seen, fault.New(fault.Machine, p.mesh.Mesh.Service(i).String(),
+				"see what the data plane says of its control plane", "connections to service %d have not shown a change in %v", i,
+				p.o.Patience)
 		}
 		// A change that takes long is looked for less often: tries are work, and 2 % are close enough.
 		if err := p.sleep(ctx, began+max(int64(p.o.Interval), (now-asked)/50)); err != nil {

@@ -30,7 +30,8 @@ func TestPrepareRefuses(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	is, ended := make(chan services.Ready, 1), make(chan error, 1)
 	go func() {
-		ended <- services.Serve(ctx, services.Options{Listen: "127.0.0.1:0", Services: 2, Endpoints: 1}, func(r services.Ready) error { is <- r; return nil })
+		ended <- services.Serve(ctx, services.Options{Listen: "127.0.0.1:0", Services: 2, Endpoints: 1},
+			func(r services.Ready) error { is <- r; return nil })
 	}()
 	control := (<-is).Control
 	good := Options{Mesh: control, What: One, Interval: DefaultInterval, Patience: time.Millisecond} // deadline under test
@@ -56,7 +57,8 @@ func TestPrepareRefuses(t *testing.T) {
 
 // TestWindow: times go where they belong, and are found again in the result.
 func TestWindow(t *testing.T) {
-	w := &window{begin: 1000, end: 2000, times: NewTimes(Sent, Usable, Whole, Gap), errors: map[string]int64{}, tries: 7, refused: 2}
+	w := &window{begin: 1000, end: 2000, times: NewTimes(Sent, Usable, Whole, Gap), errors: map[string]int64{}, tries: 7,
+		refused: 2}
 	w.add(services.Change{Set: 1000, Sent: 1100}, sight{at: 1400, gap: 50})
 	w.add(services.Change{Set: 1990, Sent: 2010}, sight{at: 2010, gap: 30})
 	r, err := w.result(1)

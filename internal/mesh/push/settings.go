@@ -7,8 +7,9 @@ import (
 
 // Settings are what specs and the command line set of the load.
 var Settings = []param.Setting{
-	{Name: "what", Type: param.TypeWord, Default: One, Words: Whats, Phrase: map[string]string{One: "of one service", All: "of all services at once"},
-		Doc: "what a change is of: one service, by chance, or all at once"},
+	{Name: "what", Type: param.TypeWord, Default: One, Words: Whats,
+		Phrase: map[string]string{One: "of one service", All: "of all services at once"},
+		Doc:    "what a change is of: one service, by chance, or all at once"},
 	{Name: "interval", Type: param.TypeDuration, Default: DefaultInterval.String(),
 		Min: MinInterval.Seconds(), Max: MaxInterval.Seconds(),
 		Doc: "time between two connections while a change is not seen yet"},

@@ -109,7 +109,8 @@ func Serve(ctx context.Context, o Options, ready func(Ready) error) (err error) 
 		return errors.Join(err, listener.Close(), control.Close())
 	}
 	p.collect(0)
-	p.ready = Ready{Address: listener.Addr().String(), Control: control.Addr().String(), Services: o.Services, Endpoints: o.Endpoints}
+	p.ready = Ready{Address: listener.Addr().String(), Control: control.Addr().String(), Services: o.Services,
+		Endpoints: o.Endpoints}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	served := make(chan error, 2)
@@ -224,7 +225,8 @@ func (p *plane) change(ctx context.Context, service int) (Change, error) {
 	case <-ctx.Done():
 		return c, ctx.Err()
 	case <-timer.C:
-		return c, fault.New(fault.Machine, "", "start one that asks for its configuration here", "change %d was sent to no data plane in %v", c.Number, tooLong)
+		return c, fault.New(fault.Machine, "", "start one that asks for its configuration here",
+			"change %d was sent to no data plane in %v", c.Number, tooLong)
 	}
 }
 
@@ -277,7 +279,8 @@ type Client struct {
 func Dial(ctx context.Context, address string) (*Client, error) {
 	c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Usage, address, "start one: 'tare app mesh' says where", "there is no mesh to ask for changes")
+		return nil, fault.Wrap(err, fault.Usage, address, "start one: 'tare app mesh' says where",
+			"there is no mesh to ask for changes")
 	}
 	m := &Client{conn: c, role: role.NewConn(c, c)}
 	if err := m.role.Expect(role.Ready, &m.Mesh, nil); err != nil {

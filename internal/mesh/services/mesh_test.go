@@ -40,7 +40,8 @@ func TestMain(m *testing.M) {
 		_, _ = bufio.NewReader(os.Stdin).ReadByte() // its end is that of the mesh
 		stop()
 	}()
-	err = Serve(ctx, Options{Listen: "127.0.0.1:0", Services: n, Endpoints: DefaultEndpoints}, func(r Ready) error { return json.NewEncoder(os.Stdout).Encode(r) })
+	err = Serve(ctx, Options{Listen: "127.0.0.1:0", Services: n, Endpoints: DefaultEndpoints},
+		func(r Ready) error { return json.NewEncoder(os.Stdout).Encode(r) })
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -118,7 +119,8 @@ func TestChange(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	is, ended := make(chan Ready, 1), make(chan error, 1)
 	go func() {
-		ended <- Serve(ctx, Options{Listen: "127.0.0.1:0", Services: services, Endpoints: 3}, func(r Ready) error { is <- r; return nil })
+		ended <- Serve(ctx, Options{Listen: "127.0.0.1:0", Services: services, Endpoints: 3},
+			func(r Ready) error { is <- r; return nil })
 	}()
 	var r Ready
 	select {
@@ -153,7 +155,8 @@ func TestChange(t *testing.T) {
 		if !ok || sent != made.Sent || set < made.Set || made.Number != number {
 			t.Errorf("the response says %q, the mesh %+v, of change %d", e.Version, made, number)
 		}
-		if times := [...]int64{made.Set, set, sent, e.Received, e.Decoded, e.Applied, e.Acked, pace.Now()}; !ascending(times[:]) {
+		if times := [...]int64{made.Set, set, sent, e.Received, e.Decoded, e.Applied, e.Acked,
+			pace.Now()}; !ascending(times[:]) {
 			t.Errorf("change %d: the times do not follow each other: %v", number, times)
 		}
 		for i := range want {
@@ -220,7 +223,8 @@ func TestAddresses(t *testing.T) {
 // TestPortAddresses: the same where all endpoints have one port.
 func TestPortAddresses(t *testing.T) {
 	for _, r := range []Ready{
-		{Services: 1, Endpoints: 1, Port: 4000}, {Services: 5000, Endpoints: 20, Port: 4000}, {Services: 10_000, Endpoints: 128, Port: 4000},
+		{Services: 1, Endpoints: 1, Port: 4000}, {Services: 5000, Endpoints: 20, Port: 4000},
+		{Services: 10_000, Endpoints: 128, Port: 4000},
 	} {
 		last := r.Changes()
 		if last < 2 {
@@ -234,7 +238,8 @@ func TestPortAddresses(t *testing.T) {
 				for _, i := range []int{0, r.Endpoints - 1} {
 					a := r.Endpoint(service, change, i)
 					if s, c, ok := r.ChangeOf(a); !ok || s != service || c != change {
-						t.Errorf("%+v: endpoint %d of service %d after change %d: %s tells %d, %d, %v", r, i, service, change, a, s, c, ok)
+						t.Errorf("%+v: endpoint %d of service %d after change %d: %s tells %d, %d, %v", r, i, service, change, a, s,
+							c, ok)
 					}
 					if ip := a.Addr().String(); ip == "127.0.0.0" || ip == "127.255.255.255" || !a.Addr().IsLoopback() {
 						t.Errorf("%+v: endpoint %d of service %d after change %d has the address %s", r, i, service, change, a)
@@ -242,7 +247,8 @@ func TestPortAddresses(t *testing.T) {
 				}
 			}
 		}
-		for _, other := range []netip.AddrPort{r.Service(0), netip.MustParseAddrPort("127.0.0.0:4000"), netip.MustParseAddrPort("127.0.0.1:4001")} {
+		for _, other := range []netip.AddrPort{r.Service(0), netip.MustParseAddrPort("127.0.0.0:4000"),
+			netip.MustParseAddrPort("127.0.0.1:4001")} {
 			if _, _, ok := r.ChangeOf(other); ok {
 				t.Errorf("%s is taken for an endpoint", other)
 			}
@@ -302,7 +308,8 @@ func BenchmarkChange(b *testing.B) {
 					b.Fatal(err)
 				}
 				e := d.next()
-				for name, at := range map[string]int64{"received": e.Received, "decoded": e.Decoded, "visible": e.Applied, "acked": e.Acked} {
+				for name, at := range map[string]int64{"received": e.Received, "decoded": e.Decoded, "visible": e.Applied,
+					"acked": e.Acked} {
 					if times[name] == nil {
 						times[name] = hdrhistogram.New(1, 1e10, 3)
 					}

@@ -108,7 +108,8 @@ func nameOf(i int) string {
 // resources are all services, as the first change has them. They are served over UDP, whose connect() sends no packet:
 // a connection is made, and its endpoint known, without anybody at the other end.
 func resources(services, endpoints int) (r controlplane.Resources, err error) {
-	ads := &corev3.ConfigSource{ResourceApiVersion: corev3.ApiVersion_V3, ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}}}
+	ads := &corev3.ConfigSource{ResourceApiVersion: corev3.ApiVersion_V3,
+		ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}}}
 	for i := range services {
 		name := nameOf(i)
 		r.Clusters = append(r.Clusters, &clusterv3.Cluster{
@@ -116,13 +117,15 @@ func resources(services, endpoints int) (r controlplane.Resources, err error) {
 			EdsClusterConfig: &clusterv3.Cluster_EdsClusterConfig{EdsConfig: ads},
 		})
 		//nolint:staticcheck // deprecated: still the short way that many use
-		proxy, err := anypb.New(&udpproxyv3.UdpProxyConfig{StatPrefix: name, RouteSpecifier: &udpproxyv3.UdpProxyConfig_Cluster{Cluster: name}})
+		proxy, err := anypb.New(&udpproxyv3.UdpProxyConfig{StatPrefix: name,
+			RouteSpecifier: &udpproxyv3.UdpProxyConfig_Cluster{Cluster: name}})
 		if err != nil {
 			return r, fmt.Errorf("encoding the listener of service %d: %w", i, err)
 		}
 		r.Listeners = append(r.Listeners, &listenerv3.Listener{
 			Name: name, Address: socket(Service(i), corev3.SocketAddress_UDP),
-			ListenerFilters: []*listenerv3.ListenerFilter{{Name: "udp_proxy", ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: proxy}}},
+			ListenerFilters: []*listenerv3.ListenerFilter{{Name: "udp_proxy",
+				ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: proxy}}},
 		})
 		r.Endpoints = append(r.Endpoints, assignment(i, 1, endpoints))
 	}
@@ -159,5 +162,6 @@ func within(b []byte, field protowire.Number, m []byte) []byte {
 
 func socket(a netip.AddrPort, p corev3.SocketAddress_Protocol) *corev3.Address {
 	return &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
-		Protocol: p, Address: a.Addr().String(), PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(a.Port())}}}}
+		Protocol: p, Address: a.Addr().String(),
+		PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(a.Port())}}}}
 }

@@ -89,7 +89,8 @@ func (g Guest) checkMesh(o param.Values) error {
 		return nil
 	}
 	if _, ok := g.Proxy.(Changer); !ok {
-		return fmt.Errorf("%q needs proxies that can be told of other services while they run, and %s cannot here", settingThen,
+		return fmt.Errorf("%q needs proxies that can be told of other services while they run, and %s cannot here",
+			settingThen,
 			g.Proxy.About().Name)
 	}
 	if o.Int(settingThen) > o.Int(settingServices) {
@@ -202,7 +203,8 @@ func (j *joined) down(ctx context.Context) error {
 		p.place.Others = p.place.Others[:min(left, len(p.place.Others))]
 		places[i] = p.place
 	}
-	control, err := c.Change(ctx, places[0].Control, Drive{Trial: j.trial, Part: j.part, Dir: j.files.Path(), Proxies: places})
+	control, err := c.Change(ctx, places[0].Control,
+		Drive{Trial: j.trial, Part: j.part, Dir: j.files.Path(), Proxies: places})
 	if err != nil {
 		return fmt.Errorf("taking services away from %s: %w", j.name, err)
 	}

@@ -331,7 +331,8 @@ var lacks = func() func(way string) *feature.Probe {
 		if way == redirect.Explicit {
 			name, needs = "pods", "network namespaces and pairs of virtual interfaces (CONFIG_NET_NS, CONFIG_VETH)"
 		}
-		hint := "run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN, on a kernel with these, built in or as modules, which it " +
+		hint := "run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN, on a kernel with these, built in or as " +
+			"modules, which it " +
 			"loads and keeps"
 		if way == redirect.EBPF {
 			needs = "a mounted v2 hierarchy of control groups; " + needs

@@ -189,23 +189,27 @@ var commonSettings = []param.Setting{
 			"ingress; 0, none"},
 	{Name: settingMTLS, Type: param.TypeSwitch, Default: "true",
 		Phrase: map[string]string{"true": "with mTLS", "false": "without mTLS"},
-		Doc: "whether the two proxies speak mutual TLS with each other, and the server's takes nothing else; with fewer than " +
+		Doc: "whether the two proxies speak mutual TLS with each other, and the server's takes nothing else; with " +
+			"fewer than " +
 			"two proxies there is no such link, and this has no meaning"},
 	{Name: settingWorkers, Type: param.TypeCount, Default: "1", Min: 1, Max: 256,
 		Phrase: map[string]string{"": "with {} workers", "1": "with one worker"},
 		Doc:    "threads or processes of each proxy that carry requests"},
-	{Name: settingProtocol, Type: param.TypeWord, Default: ProtocolHTTP, Words: []string{ProtocolHTTP, ProtocolHTTP2, ProtocolGRPC, ProtocolTCP},
+	{Name: settingProtocol, Type: param.TypeWord, Default: ProtocolHTTP,
+		Words:  []string{ProtocolHTTP, ProtocolHTTP2, ProtocolGRPC, ProtocolTCP},
 		Phrase: map[string]string{"http": "over HTTP/1.1", "http2": "over HTTP/2", "grpc": "over gRPC", "tcp": "over TCP"},
 		Doc: "what the proxies understand: requests of HTTP/1.1, of HTTP/2 or of gRPC, which share connections that are " +
 			"kept open, or bytes of TCP"},
 	{Name: settingConnections, Type: param.TypeCount, Default: "4096", Min: 1, Max: 100_000,
 		Doc: "connections that each proxy is configured to carry at once: some proxies set memory aside for them"},
 	{Name: settingNetwork, Type: param.TypeWord, Default: hostNetwork, Words: []string{hostNetwork, podNetwork},
-		Doc: "where all of it is: on the loopback interface of this machine (`host`), or in two network namespaces made for " +
+		Doc: "where all of it is: on the loopback interface of this machine (`host`), or in two network " +
+			"namespaces made for " +
 			"the trial, that of the loads and that of the applications, which a pair of virtual interfaces joins (`pods`)"},
 	{Name: settingRedirect, Type: param.TypeWord, Default: redirect.Explicit, Words: redirect.Ways,
 		Phrase: map[string]string{"": "redirected by {}", redirect.Explicit: "by explicit address"},
-		Doc: "how connections come to the proxies: loads and proxies connect to them (`explicit`), or to somebody else, and " +
+		Doc: "how connections come to the proxies: loads and proxies connect to them (`explicit`), or to somebody " +
+			"else, and " +
 			"are redirected, by rules of nf_tables as iptables makes them (`iptables`), the same in the loads' pod and " +
 			"transparent proxying in the applications' (`tproxy`), or eBPF programs (`ebpf`); other ways than the first " +
 			"need `network: pods`"},

@@ -213,7 +213,8 @@ func TestCheck(t *testing.T) {
 		for k, v := range c.set {
 			o[k] = v
 		}
-		if err := g.Check(o); c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
+		if err := g.Check(o); c.says == "" && err != nil ||
+			c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("%v: %v", c.set, err)
 		}
 	}
@@ -224,7 +225,8 @@ func TestCallers(t *testing.T) {
 	guest.KernelFree(t)
 	for _, n := range []int{0, 1, 2, 1000} {
 		all := callers(n, "spiffe://me")
-		if len(all) != n || n > 0 && all[n-1] != "spiffe://me" || len(slices.Compact(slices.Sorted(slices.Values(all)))) != n {
+		if len(all) != n || n > 0 && all[n-1] != "spiffe://me" ||
+			len(slices.Compact(slices.Sorted(slices.Values(all)))) != n {
 			t.Errorf("%d rules: %d, the last for %q", n, len(all), all[max(0, len(all)-1):])
 		}
 	}

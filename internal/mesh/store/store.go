@@ -141,7 +141,8 @@ func Lookup(text string) (Design, Options, error) {
 	name, variant, _ := strings.Cut(text, ":")
 	d, ok := designs[name]
 	if !ok {
-		return Design{}, Options{}, fault.New(fault.Usage, "store", "it can be one of "+strings.Join(slices.Sorted(maps.Keys(designs)), ", "), "there is no store %q", name)
+		return Design{}, Options{}, fault.New(fault.Usage, "store", "it can be one of "+
+			strings.Join(slices.Sorted(maps.Keys(designs)), ", "), "there is no store %q", name)
 	}
 	if variant != "" && !slices.Contains(d.Variants, variant) {
 		hint := "it has none: leave it out"

@@ -24,7 +24,8 @@ const Generator = "store"
 
 // The names of histograms.
 const (
-	FlushTime  = "flush"  // of one change: from when it is handed over until programs find it and the store is ready for the next
+	// of one change: from when it is handed over until programs find it and the store is ready for the next
+	FlushTime  = "flush"
 	LookupTime = "lookup" // of one question, as the mean of one call of the kernel's that asks repeat times
 )
 
@@ -39,10 +40,12 @@ const (
 	GracePeriods = "grace_periods"
 	WorkBytes    = "bytes"
 	Lookups      = "lookups"
-	LookupMiddle = "lookup_seconds"       // of one: the mean of the middle half of the calls, so that what interrupts a call does not count
-	LookupFirst  = "lookup_first_seconds" // the same of the first question for a service after others, with what the kernel's call itself takes
-	OpenSeconds  = "open_seconds"         // to open the store, empty
-	FillSeconds  = "fill_seconds"         // to put the services into it, as one change
+	// of one: the mean of the middle half of the calls, so that what interrupts a call does not count
+	LookupMiddle = "lookup_seconds"
+	// the same of the first question for a service after others, with what the kernel's call itself takes
+	LookupFirst = "lookup_first_seconds"
+	OpenSeconds = "open_seconds" // to open the store, empty
+	FillSeconds = "fill_seconds" // to put the services into it, as one change
 )
 
 const (
@@ -93,7 +96,9 @@ func New(ctx context.Context, o Options) (b *Bench, err error) {
 	change := storeload.Services(o.Services, o.Endpoints)
 	began = time.Now()
 	if _, err := b.store.Apply(ctx, change); err != nil {
-		return b, fault.Wrap(err, max(fault.CodeOf(err), fault.Internal), "--services", "take fewer, or make the store larger", "store %s does not take %d services of %d endpoints", o.Store, o.Services, o.Endpoints)
+		return b, fault.Wrap(err, max(fault.CodeOf(err), fault.Internal), "--services",
+			"take fewer, or make the store larger", "store %s does not take %d services of %d endpoints", o.Store, o.Services,
+			o.Endpoints)
 	}
 	b.fill = time.Since(began)
 	if o.Operation == Lookup {
@@ -143,7 +148,8 @@ func (b *Bench) Run(ctx context.Context, s role.Schedule) (*load.Result, error) 
 	if err != nil {
 		return nil, err
 	}
-	work := map[string]func(context.Context, *window) error{Insert: b.inserts, Replace: b.replaces, Delete: b.deletes, Lookup: b.lookups}[b.o.Operation]
+	work := map[string]func(context.Context, *window) error{Insert: b.inserts, Replace: b.replaces, Delete: b.deletes,
+		Lookup: b.lookups}[b.o.Operation]
 	if err := work(ctx, w); err != nil {
 		return nil, err
 	}
@@ -156,7 +162,8 @@ func (b *Bench) Run(ctx context.Context, s role.Schedule) (*load.Result, error) 
 }
 
 // flush makes one change, which counts if it does not begin in the warm-up. It says whether there is time for another.
-func (b *Bench) flush(ctx context.Context, w *window, kind func(int) (mesh.Change, error), i int, measured bool) (more bool, err error) {
+func (b *Bench) flush(ctx context.Context, w *window, kind func(int) (mesh.Change, error), i int,
+	measured bool) (more bool, err error) {
 	began := pace.Now()
 	if w.over(began) || ctx.Err() != nil {
 		return false, ctx.Err()
@@ -176,7 +183,8 @@ func (b *Bench) flush(ctx context.Context, w *window, kind func(int) (mesh.Chang
 }
 
 // each makes a change of one kind to each resource from 0 to n.
-func (b *Bench) each(ctx context.Context, w *window, kind func(int) (mesh.Change, error), n int, measured bool) (more bool, err error) {
+func (b *Bench) each(ctx context.Context, w *window, kind func(int) (mesh.Change, error), n int,
+	measured bool) (more bool, err error) {
 	for i := range n {
 		if more, err = b.flush(ctx, w, kind, i, measured); !more {
 			return false, err
@@ -255,7 +263,8 @@ type window struct {
 }
 
 func newWindow(s role.Schedule) *window {
-	w := &window{begin: s.Begin + s.Warmup, end: s.Begin + s.Warmup + s.Duration, times: hdrhistogram.New(1, longest, 3), first: hdrhistogram.New(1, longest, 3)}
+	w := &window{begin: s.Begin + s.Warmup, end: s.Begin + s.Warmup + s.Duration, times: hdrhistogram.New(1, longest, 3),
+		first: hdrhistogram.New(1, longest, 3)}
 	for range load.Slices {
 		w.slices = append(w.slices, hdrhistogram.New(1, longest, 2))
 	}
@@ -306,7 +315,8 @@ func (w *window) result(b *Bench, cpu float64) (*load.Result, error) {
 	}
 	for name, v := range map[string]float64{
 		Flushes: float64(w.n), FlushSeconds: float64(w.spent) / 1e9,
-		Records: float64(w.work.Records), Updates: float64(w.work.Updates), Deletes: float64(w.work.Deletes), Syscalls: float64(w.work.Syscalls),
+		Records: float64(w.work.Records), Updates: float64(w.work.Updates), Deletes: float64(w.work.Deletes),
+		Syscalls:     float64(w.work.Syscalls),
 		GracePeriods: float64(w.work.GracePeriods), WorkBytes: float64(w.work.Bytes),
 	} {
 		r.Counts[name] = v

@@ -112,7 +112,8 @@ func cluster(c *mesh.Cluster) *clusterv3.Cluster {
 		Name: c.Name, ConnectTimeout: durationpb.New(c.ConnectTimeout), LbPolicy: clusterv3.Cluster_ROUND_ROBIN,
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
 		CircuitBreakers: &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{{
-			MaxConnections: u32(c.Breakers.MaxConnections), MaxPendingRequests: u32(c.Breakers.MaxPending), MaxRequests: u32(c.Breakers.MaxRequests), MaxRetries: u32(c.Breakers.MaxRetries),
+			MaxConnections: u32(c.Breakers.MaxConnections), MaxPendingRequests: u32(c.Breakers.MaxPending),
+			MaxRequests: u32(c.Breakers.MaxRequests), MaxRetries: u32(c.Breakers.MaxRetries),
 		}}},
 		LoadAssignment: &endpointv3.ClusterLoadAssignment{ClusterName: c.Name},
 	}

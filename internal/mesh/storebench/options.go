@@ -61,7 +61,8 @@ const (
 
 // check gives the design, and its options with room for all services where none is given.
 func (o Options) check() (store.Design, store.Options, error) {
-	values := param.Values{"resource": o.Resource, "operation": o.Operation, "from": o.From, "endpoints": strconv.Itoa(o.Endpoints)}
+	values := param.Values{"resource": o.Resource, "operation": o.Operation, "from": o.From,
+		"endpoints": strconv.Itoa(o.Endpoints)}
 	if o.Services != 0 {
 		values["services"] = strconv.Itoa(o.Services)
 	}
@@ -69,7 +70,8 @@ func (o Options) check() (store.Design, store.Options, error) {
 		return store.Design{}, store.Options{}, err
 	}
 	if o.Operation == Lookup && o.Services == 0 {
-		return store.Design{}, store.Options{}, fault.New(fault.Usage, "--services", "give at least 1", "there is nothing to look up in a store without services")
+		return store.Design{}, store.Options{}, fault.New(fault.Usage, "--services", "give at least 1",
+			"there is nothing to look up in a store without services")
 	}
 	d, variant, err := store.Lookup(o.Store)
 	if err != nil {

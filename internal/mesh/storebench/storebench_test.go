@@ -129,7 +129,8 @@ func TestSlow(t *testing.T) {
 func TestFailures(t *testing.T) {
 	b, f := newFake(t, Options{Store: "fake", Resource: Cluster, Operation: Replace, From: Struct})
 	f.refuses = true
-	if _, err := b.Run(t.Context(), schedule(0, time.Second)); fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "store fake: replace 0 of cluster") {
+	if _, err := b.Run(t.Context(), schedule(0, time.Second)); fault.CodeOf(err) != fault.Usage ||
+		!strings.Contains(err.Error(), "store fake: replace 0 of cluster") {
 		t.Errorf("a store that refuses: %v", err)
 	}
 	b, _ = newFake(t, Options{Resource: Cluster, Operation: Replace, From: Struct})
@@ -288,9 +289,11 @@ func TestOptionsOf(t *testing.T) {
 		says  string // of the error
 		want  Options
 	}{
-		{param.Values{"store": "value"}, "", Options{Store: "value", Resource: Cluster, Operation: Replace, From: Struct, Endpoints: DefaultEndpoints}},
+		{param.Values{"store": "value"}, "", Options{Store: "value", Resource: Cluster, Operation: Replace, From: Struct,
+			Endpoints: DefaultEndpoints}},
 		{param.Values{"store": "value", "services": "7", "endpoints": "3", "max-clusters": "5", "operation": Lookup}, "",
-			Options{Store: "value", Resource: Cluster, Operation: Lookup, From: Struct, Services: 7, Endpoints: 3, Max: store.Options{MaxClusters: 5}}},
+			Options{Store: "value", Resource: Cluster, Operation: Lookup, From: Struct, Services: 7, Endpoints: 3,
+				Max: store.Options{MaxClusters: 5}}},
 		{nil, `needs a "store"`, Options{}},
 		{param.Values{"store": "no such"}, "no such", Options{}},
 		{param.Values{"store": "value", "operation": Lookup}, `give "services"`, Options{}},

@@ -282,7 +282,8 @@ func (a attack) run(kind, at string) (took taken, err error) {
 		return took, err
 	}
 	p := &plane{attack: a, over: make(chan struct{}), Listener: l, good: goodPlane(at)}
-	s := grpc.NewServer(grpc.ForceServerCodecV2(bytesCodec{}), grpc.UnknownServiceHandler(p.serve), grpc.MaxRecvMsgSize(4<<20))
+	s := grpc.NewServer(grpc.ForceServerCodecV2(bytesCodec{}), grpc.UnknownServiceHandler(p.serve),
+		grpc.MaxRecvMsgSize(4<<20))
 	ended := make(chan error, 1)
 	go func() { ended <- s.Serve(p) }()
 	defer func() {

@@ -232,7 +232,8 @@ var attacks = []attack{
 		}
 		empty := bytes.Repeat([]byte{2<<3 | 2, 0}, 4<<20-64) // 4 million virtual hosts
 		for range 3 {
-			if err := h.respond(xds.Routes, &resource{"r", "1", xds.Routes.TypeURL(), append(appendText(nil, 1, "r"), empty...)}); err != nil {
+			if err := h.respond(xds.Routes, &resource{"r", "1", xds.Routes.TypeURL(),
+				append(appendText(nil, 1, "r"), empty...)}); err != nil {
 				return err
 			}
 		}
@@ -251,7 +252,8 @@ var attacks = []attack{
 		}
 		return h.respond(xds.Listeners,
 			encoded(xds.Listeners, "principals", listener("principals", "10.0.0.1:80", chain(
-				&listenerv3.Filter{Name: "rbac", ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: packed(rules)}}, tcp("c")))),
+				&listenerv3.Filter{Name: "rbac", ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: packed(rules)}},
+				tcp("c")))),
 			encoded(xds.Listeners, "any", listener("any", "10.0.0.1:81", chain(
 				&listenerv3.Filter{Name: "a", ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: a}}))))
 	})},
@@ -284,7 +286,8 @@ var attacks = []attack{
 	{name: "nonces that repeat", stream: twice(func(h *hostile) error {
 		for i := range 1000 {
 			name := fmt.Sprint(i % 3)
-			if err := h.send(h.response(xds.Clusters, []string{"", "1"}[i%2], encoded(xds.Clusters, name, static(name)))); err != nil {
+			if err := h.send(h.response(xds.Clusters, []string{"", "1"}[i%2],
+				encoded(xds.Clusters, name, static(name)))); err != nil {
 				return err
 			}
 		}
@@ -338,7 +341,8 @@ var attacks = []attack{
 		if err := h.respond(xds.Clusters, wrong); err != nil {
 			return err
 		}
-		for _, url := range []string{"", "x", "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret", strings.Repeat("u", 1<<20)} {
+		for _, url := range []string{"", "x", "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret",
+			strings.Repeat("u", 1<<20)} {
 			b := head(url, "1", "1")
 			if err := h.send(append(b, bytes.Repeat([]byte{fieldResource<<3 | 2, 0}, 1<<17)...)); err != nil {
 				return err
@@ -358,7 +362,8 @@ var attacks = []attack{
 			if _, err := h.receive(); err != nil {
 				return err
 			}
-			if err := h.respond(xds.Clusters, &resource{fmt.Sprint("bad", i%2), "1", xds.Clusters.TypeURL(), []byte{0xff}}); err != nil {
+			if err := h.respond(xds.Clusters, &resource{fmt.Sprint("bad", i%2), "1", xds.Clusters.TypeURL(),
+				[]byte{0xff}}); err != nil {
 				return err
 			}
 		}
@@ -366,9 +371,11 @@ var attacks = []attack{
 	}},
 	{name: "connections that nobody serves", idle: true, raw: func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }},
 	{name: "connections that end at once", idle: true, raw: func(c net.Conn) { c.Close() }},
-	{name: "streams that end at once", idle: true, stream: func(*hostile) error { return status.Error(codes.Unavailable, "no") }},
+	{name: "streams that end at once", idle: true,
+		stream: func(*hostile) error { return status.Error(codes.Unavailable, "no") }},
 	{name: "streams that end after one response", idle: true, stream: func(h *hostile) error {
-		return errors.Join(h.respond(xds.Clusters, encoded(xds.Clusters, "c", static("c"))), status.Error(codes.Unavailable, "no"))
+		return errors.Join(h.respond(xds.Clusters, encoded(xds.Clusters, "c", static("c"))),
+			status.Error(codes.Unavailable, "no"))
 	}},
 	{name: "requests that are too large", idle: true, stream: func(h *hostile) error {
 		return errors.Join(h.respond(xds.Clusters, encoded(xds.Clusters, "c", static("c"))),
@@ -439,7 +446,8 @@ var attacks = []attack{
 		around := discovered("r")
 		around.EdsClusterConfig.ServiceName = "r"
 		aggregate := &clusterv3.Cluster{Name: "a", ClusterDiscoveryType: &clusterv3.Cluster_ClusterType{
-			ClusterType: &clusterv3.Cluster_CustomClusterType{Name: "envoy.clusters.aggregate", TypedConfig: packed(static("a"))}}}
+			ClusterType: &clusterv3.Cluster_CustomClusterType{Name: "envoy.clusters.aggregate",
+				TypedConfig: packed(static("a"))}}}
 		for i := range 50 {
 			err := errors.Join(
 				h.respond(xds.Clusters, encoded(xds.Clusters, "r", around), encoded(xds.Clusters, "a", aggregate)),
@@ -468,7 +476,8 @@ var attacks = []attack{
 		far := static("far")
 		far.ConnectTimeout = &durationpb.Duration{Seconds: math.MaxInt64, Nanos: math.MaxInt32}
 		past := discovered("past")
-		past.EdsClusterConfig.EdsConfig.InitialFetchTimeout = &durationpb.Duration{Seconds: math.MinInt64, Nanos: math.MinInt32}
+		past.EdsClusterConfig.EdsConfig.InitialFetchTimeout = &durationpb.Duration{Seconds: math.MinInt64,
+			Nanos: math.MinInt32}
 		heavy := static("heavy")
 		heavy.LoadAssignment = assignment("heavy", "127.0.0.1:1", "127.0.0.1:4294967295", "127.0.0.1:0")
 		for _, l := range heavy.LoadAssignment.Endpoints {
@@ -477,12 +486,15 @@ var attacks = []attack{
 		}
 		split := &tcpproxyv3.TcpProxy_WeightedCluster{}
 		for range 3 {
-			split.Clusters = append(split.Clusters, &tcpproxyv3.TcpProxy_WeightedCluster_ClusterWeight{Name: "c", Weight: math.MaxUint32})
+			split.Clusters = append(split.Clusters, &tcpproxyv3.TcpProxy_WeightedCluster_ClusterWeight{Name: "c",
+				Weight: math.MaxUint32})
 		}
-		l := listener("l", "127.0.0.1:4294967295", chain(&listenerv3.Filter{Name: "tcp", ConfigType: &listenerv3.Filter_TypedConfig{
-			TypedConfig: packed(&tcpproxyv3.TcpProxy{StatPrefix: "x",
-				ClusterSpecifier: &tcpproxyv3.TcpProxy_WeightedClusters{WeightedClusters: split}})}}))
-		overlong := append(appendText(nil, 1, "overlong"), 2<<3, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff)
+		l := listener("l", "127.0.0.1:4294967295",
+			chain(&listenerv3.Filter{Name: "tcp", ConfigType: &listenerv3.Filter_TypedConfig{
+				TypedConfig: packed(&tcpproxyv3.TcpProxy{StatPrefix: "x",
+					ClusterSpecifier: &tcpproxyv3.TcpProxy_WeightedClusters{WeightedClusters: split}})}}))
+		overlong := append(appendText(nil, 1, "overlong"), 2<<3, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+			0xff, 0xff)
 		return errors.Join(
 			h.respond(xds.Clusters, encoded(xds.Clusters, "far", far), encoded(xds.Clusters, "past", past),
 				encoded(xds.Clusters, "heavy", heavy), &resource{"overlong", "1", xds.Clusters.TypeURL(), overlong}),

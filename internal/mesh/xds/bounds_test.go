@@ -353,7 +353,8 @@ func TestBackoff(t *testing.T) {
 				mu.Lock()
 				at = append(at, time.Now())
 				mu.Unlock()
-				if err := stream.Send(&discoveryv3.DiscoveryResponse{TypeUrl: Clusters.TypeURL(), VersionInfo: "1", Nonce: "1"}); err != nil {
+				if err := stream.Send(&discoveryv3.DiscoveryResponse{TypeUrl: Clusters.TypeURL(), VersionInfo: "1",
+					Nonce: "1"}); err != nil {
 					return err
 				}
 				return c.err
@@ -421,7 +422,8 @@ func (p pipe) Read(b []byte) (int, error) { return p.Reader.Read(b) }
 func TestPieces(t *testing.T) {
 	message := func(b *bytes.Buffer, length, piece int) {
 		f := http2.NewFramer(b, nil)
-		m := append([]byte{0, byte(length >> 24), byte(length >> 16), byte(length >> 8), byte(length)}, make([]byte, length)...)
+		m := append([]byte{0, byte(length >> 24), byte(length >> 16), byte(length >> 8), byte(length)},
+			make([]byte, length)...)
 		for len(m) > 0 {
 			n := min(piece, len(m))
 			if err := f.WriteData(1, false, m[:n]); err != nil {

@@ -186,7 +186,8 @@ type Client struct {
 // New makes a client; Run has it work.
 func New(o Options) (*Client, error) {
 	if o.Address == "" {
-		return nil, fault.New(fault.Usage, "address", "name the control plane as host:port or unix:PATH", "there is no address of a control plane")
+		return nil, fault.New(fault.Usage, "address", "name the control plane as host:port or unix:PATH",
+			"there is no address of a control plane")
 	}
 	if o.Apply == nil {
 		return nil, fault.New(fault.Internal, "xds", "", "there is nothing to apply changes with")
@@ -475,7 +476,8 @@ func (c *Client) lost(err error) time.Duration {
 // restart, or that end a stream from time to time, end it so.
 func transient(err error) bool {
 	switch status.Code(err) {
-	case codes.ResourceExhausted, codes.InvalidArgument, codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented,
+	case codes.ResourceExhausted, codes.InvalidArgument, codes.PermissionDenied, codes.Unauthenticated,
+		codes.Unimplemented,
 		codes.Internal, codes.FailedPrecondition, codes.OutOfRange:
 		return false
 	}

@@ -117,7 +117,8 @@ func (m *model) until(what string, ok func() bool) {
 		case <-deadline:
 			m.mu.Lock()
 			defer m.mu.Unlock()
-			m.t.Fatalf("never: %s; there are %s, after %d events, the last %+v, states %v", what, describe(m.config), len(m.events), m.events[max(0, len(m.events)-3):], m.states)
+			m.t.Fatalf("never: %s; there are %s, after %d events, the last %+v, states %v", what, describe(m.config),
+				len(m.events), m.events[max(0, len(m.events)-3):], m.states)
 		}
 	}
 }
@@ -160,7 +161,8 @@ func (m *model) is(want string) {
 // run has a client work until the test ends.
 func (m *model) run(address string, change func(*Options)) *Client {
 	m.t.Helper()
-	o := Options{Address: address, Apply: m.apply, OnEvent: m.event, OnState: m.state, Timeouts: Timeouts{Reconnect: 10 * time.Millisecond, ReconnectMax: 50 * time.Millisecond}}
+	o := Options{Address: address, Apply: m.apply, OnEvent: m.event, OnState: m.state,
+		Timeouts: Timeouts{Reconnect: 10 * time.Millisecond, ReconnectMax: 50 * time.Millisecond}}
 	if change != nil {
 		change(&o)
 	}
@@ -261,7 +263,8 @@ func TestFollow(t *testing.T) {
 	both(t, func(t *testing.T, world func(*Options)) {
 		p, m := startPlane(t, "127.0.0.1:0"), newModel(t)
 		a, b := edsCluster("a"), edsCluster("b")
-		r := controlplane.Resources{Clusters: []*clusterv3.Cluster{a, b}, Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", 1, 2), endpoints("b", 3)},
+		r := controlplane.Resources{Clusters: []*clusterv3.Cluster{a, b},
+			Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", 1, 2), endpoints("b", 3)},
 			Listeners: []*listenerv3.Listener{tcpListener("l", 80, "a")}}
 		p.set(r)
 		c := m.run(p.address, world)
@@ -271,7 +274,8 @@ func TestFollow(t *testing.T) {
 		p.set(r)
 		m.is("a: 127.0.0.1:9; b: 127.0.0.1:3; l 10.0.0.1:80 -> [a]")
 		// What is in use goes, and its listener changes places with another one, all at once.
-		r = controlplane.Resources{Clusters: []*clusterv3.Cluster{b, edsCluster("c")}, Endpoints: []*endpointv3.ClusterLoadAssignment{r.Endpoints[1], endpoints("c", 4)},
+		r = controlplane.Resources{Clusters: []*clusterv3.Cluster{b, edsCluster("c")},
+			Endpoints: []*endpointv3.ClusterLoadAssignment{r.Endpoints[1], endpoints("c", 4)},
 			Listeners: []*listenerv3.Listener{tcpListener("l", 81, "b"), tcpListener("m", 80, "c")}}
 		p.set(r)
 		m.is("b: 127.0.0.1:3; c: 127.0.0.1:4; l 10.0.0.1:81 -> [b]; m 10.0.0.1:80 -> [c]")
@@ -298,16 +302,20 @@ func TestRemovedInUse(t *testing.T) {
 	both(t, func(t *testing.T, world func(*Options)) {
 		p, m := startPlane(t, "127.0.0.1:0"), newModel(t)
 		l := tcpListener("l", 80, "a")
-		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{edsCluster("a"), edsCluster("b")}, Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", 1), endpoints("b", 2)}, Listeners: []*listenerv3.Listener{l}})
+		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{edsCluster("a"), edsCluster("b")},
+			Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", 1), endpoints("b", 2)},
+			Listeners: []*listenerv3.Listener{l}})
 		m.run(p.address, world)
 		m.is("a: 127.0.0.1:1; b: 127.0.0.1:2; l 10.0.0.1:80 -> [a]")
 		p.set(controlplane.Resources{Listeners: []*listenerv3.Listener{l}})
 		m.is("a: 127.0.0.1:1; l 10.0.0.1:80 -> [a]")
 		// It comes back with other endpoints.
-		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{edsCluster("a")}, Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", 7)}, Listeners: []*listenerv3.Listener{l}})
+		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{edsCluster("a")},
+			Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", 7)}, Listeners: []*listenerv3.Listener{l}})
 		m.is("a: 127.0.0.1:7; l 10.0.0.1:80 -> [a]")
 		// Only the endpoints go: the cluster keeps what it had.
-		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{edsCluster("a"), edsCluster("c")}, Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("c", 3)}, Listeners: []*listenerv3.Listener{l}})
+		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{edsCluster("a"), edsCluster("c")},
+			Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("c", 3)}, Listeners: []*listenerv3.Listener{l}})
 		m.is("a: 127.0.0.1:7; c: 127.0.0.1:3; l 10.0.0.1:80 -> [a]")
 		p.set(controlplane.Resources{})
 		m.is("")
@@ -318,7 +326,9 @@ func TestRefused(t *testing.T) {
 	both(t, func(t *testing.T, world func(*Options)) {
 		p, m := startPlane(t, "127.0.0.1:0"), newModel(t)
 		a := edsCluster("a")
-		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{a}, Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", 1)}, Listeners: []*listenerv3.Listener{tcpListener("l", 80, "a")}})
+		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{a},
+			Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", 1)},
+			Listeners: []*listenerv3.Listener{tcpListener("l", 80, "a")}})
 		m.run(p.address, world)
 		m.is("a: 127.0.0.1:1; l 10.0.0.1:80 -> [a]")
 		badA := proto.Clone(a).(*clusterv3.Cluster)
@@ -329,7 +339,8 @@ func TestRefused(t *testing.T) {
 		other.FilterChains[0].Filters[0].ConfigType = nil
 		bad := controlplane.Resources{Clusters: []*clusterv3.Cluster{badA, badB, edsCluster("c")},
 			Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", 70000), endpoints("c", 3)},
-			Listeners: []*listenerv3.Listener{other, tcpListener("m", 80, "c"), tcpListener("n", 81, "c"), tcpListener("o", 81, "c")}}
+			Listeners: []*listenerv3.Listener{other, tcpListener("m", 80, "c"), tcpListener("n", 81, "c"),
+				tcpListener("o", 81, "c")}}
 		p.set(bad)
 		// What is good came, what is bad is as it was: l still has its address, so that m cannot have it.
 		m.is("a: 127.0.0.1:1; c: 127.0.0.1:3; l 10.0.0.1:80 -> [a]; n 10.0.0.1:81 -> [c]")
@@ -355,7 +366,9 @@ func TestRefused(t *testing.T) {
 			})
 		}
 		// Mended, all is as if nothing had been.
-		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{a}, Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", 5)}, Listeners: []*listenerv3.Listener{tcpListener("m", 80, "a")}})
+		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{a},
+			Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", 5)},
+			Listeners: []*listenerv3.Listener{tcpListener("m", 80, "a")}})
 		m.is("a: 127.0.0.1:5; m 10.0.0.1:80 -> [a]")
 	})
 }
@@ -398,18 +411,22 @@ func TestStoreRefuses(t *testing.T) {
 				r := controlplane.Resources{
 					Clusters:  []*clusterv3.Cluster{edsCluster("a"), edsCluster("big"), edsCluster("c")},
 					Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", 1), endpoints("big", 2), endpoints("c", 3)},
-					Listeners: []*listenerv3.Listener{tcpListener("l", 80, "a"), tcpListener("bad", 81, "a"), tcpListener("needs", 82, "big"), tcpListener("n", 83, "c")}}
+					Listeners: []*listenerv3.Listener{tcpListener("l", 80, "a"), tcpListener("bad", 81, "a"),
+						tcpListener("needs", 82, "big"), tcpListener("n", 83, "c")}}
 				p.set(r)
 				c := m.run(p.address, world)
 				m.is("a: 127.0.0.1:1; c: 127.0.0.1:3; l 10.0.0.1:80 -> [a]; n 10.0.0.1:83 -> [c]")
 				m.until("refusals", func() bool {
 					all := strings.Join(m.refusals(), "\n")
-					return strings.Contains(all, `cluster "big": the data plane cannot hold it: `) && strings.Contains(all, `listener "bad": the data plane cannot hold it: `)
+					return strings.Contains(all, `cluster "big": the data plane cannot hold it: `) &&
+						strings.Contains(all, `listener "bad": the data plane cannot hold it: `)
 				})
 				// Too many endpoints: the old ones stay.
-				p.set(controlplane.Resources{Clusters: r.Clusters[:1], Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", 1, 2, 3)}, Listeners: r.Listeners[:1]})
+				p.set(controlplane.Resources{Clusters: r.Clusters[:1],
+					Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", 1, 2, 3)}, Listeners: r.Listeners[:1]})
 				m.is("a: 127.0.0.1:1; l 10.0.0.1:80 -> [a]")
-				p.set(controlplane.Resources{Clusters: r.Clusters[:1], Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", 1, 2)}, Listeners: r.Listeners[:1]})
+				p.set(controlplane.Resources{Clusters: r.Clusters[:1],
+					Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", 1, 2)}, Listeners: r.Listeners[:1]})
 				m.is("a: 127.0.0.1:1 127.0.0.1:2; l 10.0.0.1:80 -> [a]")
 				if c.Metrics().ApplyErrors == 0 {
 					t.Error("no error of Apply was counted")
@@ -425,7 +442,8 @@ func TestRestart(t *testing.T) {
 		a, b := edsCluster("a"), edsCluster("b")
 		ea, eb := endpoints("a", 1), endpoints("b", 2)
 		l := tcpListener("l", 80, "a")
-		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{a, b}, Endpoints: []*endpointv3.ClusterLoadAssignment{ea, eb}, Listeners: []*listenerv3.Listener{l}})
+		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{a, b},
+			Endpoints: []*endpointv3.ClusterLoadAssignment{ea, eb}, Listeners: []*listenerv3.Listener{l}})
 		c := m.run(p.address, world)
 		m.is("a: 127.0.0.1:1; b: 127.0.0.1:2; l 10.0.0.1:80 -> [a]")
 		p.stop()
@@ -436,9 +454,11 @@ func TestRestart(t *testing.T) {
 		m.mu.Unlock()
 		// The same again changes nothing.
 		p2 := startPlane(t, p.address)
-		p2.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{a, b}, Endpoints: []*endpointv3.ClusterLoadAssignment{ea, eb}, Listeners: []*listenerv3.Listener{l}})
+		p2.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{a, b},
+			Endpoints: []*endpointv3.ClusterLoadAssignment{ea, eb}, Listeners: []*listenerv3.Listener{l}})
 		m.until("connected", func() bool { return c.State().Phase == Connected })
-		p2.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{a, b}, Endpoints: []*endpointv3.ClusterLoadAssignment{ea, endpoints("b", 3)}, Listeners: []*listenerv3.Listener{l}})
+		p2.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{a, b},
+			Endpoints: []*endpointv3.ClusterLoadAssignment{ea, endpoints("b", 3)}, Listeners: []*listenerv3.Listener{l}})
 		m.is("a: 127.0.0.1:1; b: 127.0.0.1:3; l 10.0.0.1:80 -> [a]")
 		m.mu.Lock()
 		if m.applys != applys+1 {
@@ -449,7 +469,8 @@ func TestRestart(t *testing.T) {
 		m.until("stale", func() bool { return c.State().Phase == Stale })
 		// It comes back with less.
 		p3 := startPlane(t, p.address)
-		p3.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{a}, Endpoints: []*endpointv3.ClusterLoadAssignment{ea}, Listeners: []*listenerv3.Listener{l}})
+		p3.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{a}, Endpoints: []*endpointv3.ClusterLoadAssignment{ea},
+			Listeners: []*listenerv3.Listener{l}})
 		m.is("a: 127.0.0.1:1; l 10.0.0.1:80 -> [a]")
 	})
 }
@@ -462,10 +483,12 @@ func TestManyEndpoints(t *testing.T) {
 			ports = append(ports, uint32(i+1))
 		}
 		l := tcpListener("l", 80, "a")
-		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{edsCluster("a")}, Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", ports...)}, Listeners: []*listenerv3.Listener{l}})
+		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{edsCluster("a")},
+			Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", ports...)}, Listeners: []*listenerv3.Listener{l}})
 		m.run(p.address, world)
 		m.until("10,000 endpoints", func() bool {
-			return m.config.Clusters["a"] != nil && m.config.Listeners["l"] != nil && len(m.config.Clusters["a"].Localities[0].Endpoints) == 10000
+			return m.config.Clusters["a"] != nil && m.config.Listeners["l"] != nil &&
+				len(m.config.Clusters["a"].Localities[0].Endpoints) == 10000
 		})
 	})
 }
@@ -492,13 +515,16 @@ func TestHostNames(t *testing.T) {
 		p, m := startPlane(t, "127.0.0.1:0"), newModel(t)
 		names := &fixedNames{all: map[string][]string{"a.local": {"10.1.0.2", "10.1.0.1"}}}
 		//nolint:staticcheck // deprecated: what replaces it is not what control planes send
-		c := &clusterv3.Cluster{Name: "a", ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}, DnsRefreshRate: durationpb.New(50 * time.Millisecond)}
+		c := &clusterv3.Cluster{Name: "a", ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS},
+			DnsRefreshRate: durationpb.New(50 * time.Millisecond)}
 		c.LoadAssignment = endpoints("a", 5)
 		c.LoadAssignment.Endpoints[0].LbEndpoints[0].GetEndpoint().GetAddress().GetSocketAddress().Address = "a.local"
 		missing := proto.Clone(c).(*clusterv3.Cluster)
 		missing.Name = "missing"
-		missing.LoadAssignment.Endpoints[0].LbEndpoints[0].GetEndpoint().GetAddress().GetSocketAddress().Address = "missing.local"
-		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{c, missing}, Listeners: []*listenerv3.Listener{tcpListener("l", 80, "a")}})
+		endpoint := missing.LoadAssignment.Endpoints[0].LbEndpoints[0].GetEndpoint()
+		endpoint.GetAddress().GetSocketAddress().Address = "missing.local"
+		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{c, missing},
+			Listeners: []*listenerv3.Listener{tcpListener("l", 80, "a")}})
 		client := m.run(p.address, func(o *Options) { world(o); o.Resolver = names })
 		m.is("a: 10.1.0.1:5 10.1.0.2:5; missing:; l 10.0.0.1:80 -> [a]")
 		names.mu.Lock()
@@ -523,7 +549,8 @@ func TestEndpointsThatNeverCome(t *testing.T) {
 		p, m := startPlane(t, "127.0.0.1:0"), newModel(t)
 		a := edsCluster("a")
 		a.EdsClusterConfig.EdsConfig.InitialFetchTimeout = durationpb.New(100 * time.Millisecond)
-		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{a, edsCluster("waits")}, Listeners: []*listenerv3.Listener{tcpListener("l", 80, "a"), tcpListener("m", 81, "unknown")}})
+		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{a, edsCluster("waits")},
+			Listeners: []*listenerv3.Listener{tcpListener("l", 80, "a"), tcpListener("m", 81, "unknown")}})
 		c := m.run(p.address, world)
 		m.is("a:; l 10.0.0.1:80 -> [a]")
 		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) { // it counts what the store has been told
@@ -541,15 +568,21 @@ func TestEndpointsThatNeverCome(t *testing.T) {
 // script is a control plane that does what a test says, on every stream.
 type script struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
-	world func(discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error
-	delta func(discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error
+	world func(wholeStream) error
+	delta func(deltaStream) error
 }
 
-func (s *script) StreamAggregatedResources(stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+// The two kinds of streams, by the names that are not generated.
+type (
+	wholeStream = discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer
+	deltaStream = discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer
+)
+
+func (s *script) StreamAggregatedResources(stream wholeStream) error {
 	return s.world(stream)
 }
 
-func (s *script) DeltaAggregatedResources(stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+func (s *script) DeltaAggregatedResources(stream deltaStream) error {
 	return s.delta(stream)
 }
 
@@ -584,21 +617,23 @@ func TestWorldProtocol(t *testing.T) {
 	done := make(chan struct{})
 	var first sync.Once
 	m := newModel(t)
-	expect := func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer, k Kind, version, nonce, wrong string, names ...string) error {
+	expect := func(s wholeStream, k Kind, version, nonce, wrong string, names ...string) error {
 		q, err := s.Recv()
 		if err != nil {
 			return err
 		}
-		if q.GetTypeUrl() != k.TypeURL() || q.GetVersionInfo() != version || q.GetResponseNonce() != nonce || !strings.Contains(q.GetErrorDetail().GetMessage(), wrong) ||
+		if q.GetTypeUrl() != k.TypeURL() || q.GetVersionInfo() != version || q.GetResponseNonce() != nonce ||
+			!strings.Contains(q.GetErrorDetail().GetMessage(), wrong) ||
 			(wrong == "") != (q.GetErrorDetail() == nil) || !slices.Equal(q.GetResourceNames(), names) {
 			t.Errorf("got %v, want %s %q %q %q %v", q, k, version, nonce, wrong, names)
 		}
 		return nil
 	}
 	s := &script{}
-	s.world = func(stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	s.world = func(stream wholeStream) error {
 		send := func(k Kind, version, nonce string, resources ...*anypb.Any) {
-			if err := stream.Send(&discoveryv3.DiscoveryResponse{TypeUrl: k.TypeURL(), VersionInfo: version, Nonce: nonce, Resources: resources}); err != nil {
+			if err := stream.Send(&discoveryv3.DiscoveryResponse{TypeUrl: k.TypeURL(), VersionInfo: version, Nonce: nonce,
+				Resources: resources}); err != nil {
 				t.Log(err)
 			}
 		}
@@ -622,7 +657,8 @@ func TestWorldProtocol(t *testing.T) {
 		send(Listeners, "l1", "3", &anypb.Any{TypeUrl: Listeners.TypeURL(), Value: []byte{0xff}})
 		expect(stream, Listeners, "", "3", "resources[0]: listener: this is no envoy.config.listener.v3.Listener")
 		// Twice in one response, and of another type: the old state stays, the version too.
-		send(Clusters, "c2", "4", wrap(t, Clusters, edsCluster("a")), wrap(t, Clusters, edsCluster("a")), &anypb.Any{TypeUrl: "x", Value: wrap(t, Clusters, edsCluster("z")).Value})
+		send(Clusters, "c2", "4", wrap(t, Clusters, edsCluster("a")), wrap(t, Clusters, edsCluster("a")),
+			&anypb.Any{TypeUrl: "x", Value: wrap(t, Clusters, edsCluster("z")).Value})
 		expect(stream, Clusters, "c1", "4", "cluster \"a\": it is given twice\ncluster \"z\": it is of type \"x\"")
 		// A second cluster of the same version as before.
 		send(Clusters, "c3", "5", wrap(t, Clusters, edsCluster("a")), wrap(t, Clusters, edsCluster("b")))
@@ -642,7 +678,7 @@ func TestDeltaProtocol(t *testing.T) {
 	var first sync.Once
 	m := newModel(t)
 	s := &script{}
-	s.delta = func(stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+	s.delta = func(stream deltaStream) error {
 		expect := func(want *discoveryv3.DeltaDiscoveryRequest, k Kind, wrong string) {
 			q, err := stream.Recv()
 			if err != nil {
@@ -661,15 +697,18 @@ func TestDeltaProtocol(t *testing.T) {
 			return &discoveryv3.Resource{Name: name, Version: version, Resource: wrap(t, k, m)}
 		}
 		send := func(k Kind, nonce string, removed []string, resources ...*discoveryv3.Resource) {
-			if err := stream.Send(&discoveryv3.DeltaDiscoveryResponse{TypeUrl: k.TypeURL(), Nonce: nonce, Resources: resources, RemovedResources: removed}); err != nil {
+			if err := stream.Send(&discoveryv3.DeltaDiscoveryResponse{TypeUrl: k.TypeURL(), Nonce: nonce, Resources: resources,
+				RemovedResources: removed}); err != nil {
 				t.Error(err)
 			}
 		}
 		again := true
 		first.Do(func() { again = false })
 		if again {
-			expect(&discoveryv3.DeltaDiscoveryRequest{InitialResourceVersions: map[string]string{"a": "1", "c": "1"}}, Clusters, "")
-			expect(&discoveryv3.DeltaDiscoveryRequest{ResourceNamesSubscribe: []string{"a", "c"}, InitialResourceVersions: map[string]string{"c": "1"}}, Endpoints, "")
+			expect(&discoveryv3.DeltaDiscoveryRequest{InitialResourceVersions: map[string]string{"a": "1", "c": "1"}},
+				Clusters, "")
+			expect(&discoveryv3.DeltaDiscoveryRequest{ResourceNamesSubscribe: []string{"a", "c"},
+				InitialResourceVersions: map[string]string{"c": "1"}}, Endpoints, "")
 			expect(&discoveryv3.DeltaDiscoveryRequest{InitialResourceVersions: map[string]string{"l": "1"}}, Listeners, "")
 			close(done)
 			<-stream.Context().Done()
@@ -679,8 +718,10 @@ func TestDeltaProtocol(t *testing.T) {
 		expect(&discoveryv3.DeltaDiscoveryRequest{}, Listeners, "")
 		ttl := of(Clusters, "t", "1", edsCluster("t"))
 		ttl.Ttl = durationpb.New(time.Second)
-		send(Clusters, "1", []string{"never there"}, of(Clusters, "a", "1", edsCluster("a")), of(Clusters, "b", "1", edsCluster("b")), of(Clusters, "x", "1", edsCluster("y")), ttl)
-		expect(&discoveryv3.DeltaDiscoveryRequest{ResponseNonce: "1"}, Clusters, "cluster \"t\": a time to live is not supported\ncluster \"x\": name: it is \"y\"")
+		send(Clusters, "1", []string{"never there"}, of(Clusters, "a", "1", edsCluster("a")),
+			of(Clusters, "b", "1", edsCluster("b")), of(Clusters, "x", "1", edsCluster("y")), ttl)
+		expect(&discoveryv3.DeltaDiscoveryRequest{ResponseNonce: "1"}, Clusters,
+			"cluster \"t\": a time to live is not supported\ncluster \"x\": name: it is \"y\"")
 		expect(&discoveryv3.DeltaDiscoveryRequest{ResourceNamesSubscribe: []string{"a", "b"}}, Endpoints, "")
 		send(Endpoints, "2", nil, of(Endpoints, "a", "1", endpoints("a", 1)), of(Endpoints, "b", "1", endpoints("b", 1)))
 		expect(&discoveryv3.DeltaDiscoveryRequest{ResponseNonce: "2"}, Endpoints, "")
@@ -688,7 +729,8 @@ func TestDeltaProtocol(t *testing.T) {
 		expect(&discoveryv3.DeltaDiscoveryRequest{ResponseNonce: "3"}, Listeners, "")
 		send(Clusters, "4", []string{"b"}, of(Clusters, "c", "1", edsCluster("c")))
 		expect(&discoveryv3.DeltaDiscoveryRequest{ResponseNonce: "4"}, Clusters, "")
-		expect(&discoveryv3.DeltaDiscoveryRequest{ResourceNamesSubscribe: []string{"c"}, ResourceNamesUnsubscribe: []string{"b"}}, Endpoints, "")
+		expect(&discoveryv3.DeltaDiscoveryRequest{ResourceNamesSubscribe: []string{"c"},
+			ResourceNamesUnsubscribe: []string{"b"}}, Endpoints, "")
 		send(Endpoints, "5", []string{"a"}, of(Endpoints, "c", "1", endpoints("c", 3)))
 		expect(&discoveryv3.DeltaDiscoveryRequest{ResponseNonce: "5"}, Endpoints, "")
 		return errors.New("the control plane goes")
@@ -703,7 +745,7 @@ func TestRefusalsAreHeldBack(t *testing.T) {
 	m := newModel(t)
 	s := &script{}
 	requests := make(chan time.Time, 1<<16)
-	s.world = func(stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	s.world = func(stream wholeStream) error {
 		for n := 0; ; n++ {
 			q, err := stream.Recv()
 			if err != nil {
@@ -713,7 +755,8 @@ func TestRefusalsAreHeldBack(t *testing.T) {
 				continue
 			}
 			requests <- time.Now()
-			if err := stream.Send(&discoveryv3.DiscoveryResponse{TypeUrl: Clusters.TypeURL(), VersionInfo: "1", Nonce: fmt.Sprint(n), Resources: []*anypb.Any{{TypeUrl: Clusters.TypeURL(), Value: []byte{0xff}}}}); err != nil {
+			if err := stream.Send(&discoveryv3.DiscoveryResponse{TypeUrl: Clusters.TypeURL(), VersionInfo: "1",
+				Nonce: fmt.Sprint(n), Resources: []*anypb.Any{{TypeUrl: Clusters.TypeURL(), Value: []byte{0xff}}}}); err != nil {
 				return err
 			}
 		}
@@ -731,44 +774,52 @@ func TestRefusalsAreHeldBack(t *testing.T) {
 
 // Whatever comes, the client lives, keeps what it has, and takes what is good afterwards.
 func TestHostileServers(t *testing.T) {
-	good := func(stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) {
+	good := func(stream wholeStream) {
 		for k, m := range map[Kind]proto.Message{Clusters: func() proto.Message {
 			c := edsCluster("a")
-			c.ClusterDiscoveryType, c.EdsClusterConfig, c.LoadAssignment = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC}, nil, endpoints("a", 1)
+			c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC}
+			c.EdsClusterConfig, c.LoadAssignment = nil, endpoints("a", 1)
 			return c
 		}(), Listeners: tcpListener("l", 80, "a")} {
-			_ = stream.Send(&discoveryv3.DiscoveryResponse{TypeUrl: k.TypeURL(), VersionInfo: "1", Nonce: "1", Resources: []*anypb.Any{wrap(t, k, m)}})
+			_ = stream.Send(&discoveryv3.DiscoveryResponse{TypeUrl: k.TypeURL(), VersionInfo: "1", Nonce: "1",
+				Resources: []*anypb.Any{wrap(t, k, m)}})
 		}
 	}
-	for name, bad := range map[string]func(stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error{
-		"ends at once": func(discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	for name, bad := range map[string]func(stream wholeStream) error{
+		"ends at once": func(wholeStream) error {
 			return errors.New("no")
 		},
-		"too long": func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
-			return s.Send(&discoveryv3.DiscoveryResponse{TypeUrl: Clusters.TypeURL(), Resources: []*anypb.Any{{Value: make([]byte, 2<<20)}}})
+		"too long": func(s wholeStream) error {
+			return s.Send(&discoveryv3.DiscoveryResponse{TypeUrl: Clusters.TypeURL(),
+				Resources: []*anypb.Any{{Value: make([]byte, 2<<20)}}})
 		},
-		"floods": func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+		"floods": func(s wholeStream) error {
 			for i := range 3000 { // without reading one request
-				if err := s.Send(&discoveryv3.DiscoveryResponse{TypeUrl: Clusters.TypeURL(), Nonce: fmt.Sprint(i), VersionInfo: fmt.Sprint(i), Resources: []*anypb.Any{wrap(t, Clusters, edsCluster(fmt.Sprint("f", i)))}}); err != nil {
+				if err := s.Send(&discoveryv3.DiscoveryResponse{TypeUrl: Clusters.TypeURL(), Nonce: fmt.Sprint(i),
+					VersionInfo: fmt.Sprint(i), Resources: []*anypb.Any{wrap(t, Clusters,
+						edsCluster(fmt.Sprint("f", i)))}}); err != nil {
 					return err
 				}
 			}
 			return errors.New("enough")
 		},
-		"never answers": func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+		"never answers": func(s wholeStream) error {
 			<-s.Context().Done()
 			return nil
 		},
-		"nobody asked": func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
-			for _, url := range []string{"", "x", Endpoints.TypeURL(), "type.googleapis.com/envoy.config.route.v3.RouteConfiguration"} {
-				if err := s.Send(&discoveryv3.DiscoveryResponse{TypeUrl: url, Nonce: "1", Resources: []*anypb.Any{nil, {}, {TypeUrl: url, Value: []byte("x")}}}); err != nil {
+		"nobody asked": func(s wholeStream) error {
+			for _, url := range []string{"", "x", Endpoints.TypeURL(),
+				"type.googleapis.com/envoy.config.route.v3.RouteConfiguration"} {
+				if err := s.Send(&discoveryv3.DiscoveryResponse{TypeUrl: url, Nonce: "1",
+					Resources: []*anypb.Any{nil, {}, {TypeUrl: url, Value: []byte("x")}}}); err != nil {
 					return err
 				}
 			}
 			return errors.New("enough")
 		},
-		"nothing in it": func(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
-			if err := s.Send(&discoveryv3.DiscoveryResponse{TypeUrl: Clusters.TypeURL(), Resources: []*anypb.Any{{}, {TypeUrl: Clusters.TypeURL()}}}); err != nil {
+		"nothing in it": func(s wholeStream) error {
+			if err := s.Send(&discoveryv3.DiscoveryResponse{TypeUrl: Clusters.TypeURL(),
+				Resources: []*anypb.Any{{}, {TypeUrl: Clusters.TypeURL()}}}); err != nil {
 				return err
 			}
 			_, _ = s.Recv()
@@ -781,7 +832,7 @@ func TestHostileServers(t *testing.T) {
 			m := newModel(t)
 			var mu sync.Mutex
 			streams := 0
-			s := &script{world: func(stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+			s := &script{world: func(stream wholeStream) error {
 				mu.Lock()
 				streams++
 				n := streams
@@ -798,7 +849,9 @@ func TestHostileServers(t *testing.T) {
 				o.Limits.Message = 1 << 20
 				o.Timeouts.Answer = 200 * time.Millisecond
 			})
-			m.until("the good one", func() bool { return strings.HasSuffix(describe(m.config), "a: 127.0.0.1:1; l 10.0.0.1:80 -> [a]") })
+			m.until("the good one", func() bool {
+				return strings.HasSuffix(describe(m.config), "a: 127.0.0.1:1; l 10.0.0.1:80 -> [a]")
+			})
 		})
 	}
 }
@@ -874,7 +927,8 @@ func TestStallsMidStream(t *testing.T) {
 		})
 		m := newModel(t)
 		a, lis := edsCluster("a"), tcpListener("l", 80, "a")
-		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{a}, Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", 1)}, Listeners: []*listenerv3.Listener{lis}})
+		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{a},
+			Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", 1)}, Listeners: []*listenerv3.Listener{lis}})
 		m.run(l.Addr().String(), world)
 		m.is("a: 127.0.0.1:1; l 10.0.0.1:80 -> [a]")
 		mu.Lock()
@@ -884,7 +938,8 @@ func TestStallsMidStream(t *testing.T) {
 		for i := range 5000 {
 			many = append(many, uint32(i+1))
 		}
-		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{a}, Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", many...)}, Listeners: []*listenerv3.Listener{lis}})
+		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{a},
+			Endpoints: []*endpointv3.ClusterLoadAssignment{endpoints("a", many...)}, Listeners: []*listenerv3.Listener{lis}})
 		time.Sleep(200 * time.Millisecond)
 		m.is("a: 127.0.0.1:1; l 10.0.0.1:80 -> [a]") // half a response changes nothing
 		mu.Lock()
@@ -903,7 +958,8 @@ func TestManyRefusals(t *testing.T) {
 	r := &response{typeURL: Clusters.TypeURL(), items: make([]item, 300000), count: 300000}
 	o := s.take(Clusters, r, true)
 	text := reason(o.refused, o.more)
-	if len(o.refused) != maxRefused || o.more != r.count-maxRefused || len(text) > maxReasons+100 || !strings.HasSuffix(text, " more") {
+	if len(o.refused) != maxRefused || o.more != r.count-maxRefused || len(text) > maxReasons+100 ||
+		!strings.HasSuffix(text, " more") {
 		t.Errorf("%d refusals, %d more, %d bytes of text", len(o.refused), o.more, len(text))
 	}
 }
@@ -913,10 +969,12 @@ func TestLimits(t *testing.T) {
 	limits.Resource, limits.Bytes = 1000, 2500
 	s := newState(limits)
 	take := func(c *clusterv3.Cluster) string {
-		o := s.take(Clusters, &response{items: []item{{typeURL: Clusters.TypeURL(), value: wrap(t, Clusters, c).Value}}, count: 1}, false)
+		o := s.take(Clusters, &response{items: []item{{typeURL: Clusters.TypeURL(), value: wrap(t, Clusters, c).Value}},
+			count: 1}, false)
 		return reason(o.refused, 0)
 	}
-	for name, want := range map[string]string{strings.Repeat("x", 2000): "it has 20", strings.Repeat("y", 950): "with it there would be"} {
+	for name, want := range map[string]string{strings.Repeat("x", 2000): "it has 20",
+		strings.Repeat("y", 950): "with it there would be"} {
 		if got := take(edsCluster(name)); !strings.Contains(got, want) {
 			t.Errorf("got %s, want %s", got, want)
 		}
@@ -939,6 +997,7 @@ func TestLimits(t *testing.T) {
 	p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{edsCluster("a"), edsCluster("b"), edsCluster("c")}})
 	m.run(p.address, func(o *Options) { o.Limits.Resources = 2 })
 	m.until("a refusal", func() bool {
-		return strings.Contains(strings.Join(m.refusals(), "\n"), "there are 2 clusters already, which is the most that the client keeps")
+		return strings.Contains(strings.Join(m.refusals(), "\n"),
+			"there are 2 clusters already, which is the most that the client keeps")
 	})
 }

@@ -49,7 +49,8 @@ func (r *response) decode(b []byte) error {
 		return r.check()
 	}
 	if r.most > 0 && n > maxSlow {
-		return fmt.Errorf("a response has fields that are not known, and %d resources and names; such a one may have %d", n, maxSlow)
+		return fmt.Errorf("a response has fields that are not known, and %d resources and names; such a one may have %d",
+			n, maxSlow)
 	}
 	slow, err := slowResponse(b, r.delta)
 	if err != nil {
@@ -102,7 +103,8 @@ func slowResponse(b []byte, delta bool) (*response, error) {
 		if err := proto.Unmarshal(b, &m); err != nil {
 			return nil, err
 		}
-		r.typeURL, r.version, r.nonce, r.removed = m.GetTypeUrl(), m.GetSystemVersionInfo(), m.GetNonce(), m.GetRemovedResources()
+		r.typeURL, r.version, r.nonce = m.GetTypeUrl(), m.GetSystemVersionInfo(), m.GetNonce()
+		r.removed = m.GetRemovedResources()
 		r.items = make([]item, len(m.GetResources()))
 		for i, from := range m.GetResources() {
 			it := &r.items[i]
@@ -114,7 +116,8 @@ func slowResponse(b []byte, delta bool) (*response, error) {
 		if err := proto.Unmarshal(b, &m); err != nil {
 			return nil, err
 		}
-		r.typeURL, r.version, r.nonce, r.items = m.GetTypeUrl(), m.GetVersionInfo(), m.GetNonce(), make([]item, len(m.GetResources()))
+		r.typeURL, r.version, r.nonce, r.items = m.GetTypeUrl(), m.GetVersionInfo(), m.GetNonce(), make([]item,
+			len(m.GetResources()))
 		for i, a := range m.GetResources() {
 			r.items[i].typeURL, r.items[i].value = a.GetTypeUrl(), a.GetValue()
 		}
@@ -286,7 +289,8 @@ type raw struct {
 }
 
 func (x *raw) item() item {
-	return item{typeURL: urlOf(x.typeURL), value: x.value, name: string(cut(x.name)), version: string(cut(x.version)), ttl: x.ttl}
+	return item{typeURL: urlOf(x.typeURL), value: x.value, name: string(cut(x.name)), version: string(cut(x.version)),
+		ttl: x.ttl}
 }
 
 // cut keeps of a name or version what is enough for it to be refused: one byte too many.

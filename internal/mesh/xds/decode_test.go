@@ -28,7 +28,8 @@ func responses(t testing.TB) map[string]struct {
 	b            []byte
 	delta, quick bool
 } {
-	one, two := &anypb.Any{TypeUrl: Clusters.TypeURL(), Value: []byte("one")}, &anypb.Any{TypeUrl: "other", Value: []byte{}}
+	one, two := &anypb.Any{TypeUrl: Clusters.TypeURL(), Value: []byte("one")}, &anypb.Any{TypeUrl: "other",
+		Value: []byte{}}
 	out := map[string]struct {
 		b            []byte
 		delta, quick bool
@@ -45,24 +46,32 @@ func responses(t testing.TB) map[string]struct {
 		}{append(b, more...), delta, quick}
 	}
 	delta := func(r ...*discoveryv3.Resource) *discoveryv3.DeltaDiscoveryResponse {
-		return &discoveryv3.DeltaDiscoveryResponse{SystemVersionInfo: "v", TypeUrl: Endpoints.TypeURL(), Nonce: "n", Resources: r}
+		return &discoveryv3.DeltaDiscoveryResponse{SystemVersionInfo: "v", TypeUrl: Endpoints.TypeURL(), Nonce: "n",
+			Resources: r}
 	}
-	add("world", &discoveryv3.DiscoveryResponse{VersionInfo: "v", TypeUrl: Clusters.TypeURL(), Nonce: "n", Resources: []*anypb.Any{one, two}}, true)
+	add("world", &discoveryv3.DiscoveryResponse{VersionInfo: "v", TypeUrl: Clusters.TypeURL(), Nonce: "n",
+		Resources: []*anypb.Any{one, two}}, true)
 	add("world, empty", &discoveryv3.DiscoveryResponse{}, true)
-	add("world, wrapped", &discoveryv3.DiscoveryResponse{Resources: []*anypb.Any{wrapped(t, &discoveryv3.Resource{Name: "w", Resource: one, Ttl: durationpb.New(1)})}}, true)
-	add("world, of a control plane", &discoveryv3.DiscoveryResponse{ControlPlane: &corev3.ControlPlane{Identifier: "x"}, Resources: []*anypb.Any{one}}, true)
+	add("world, wrapped", &discoveryv3.DiscoveryResponse{Resources: []*anypb.Any{wrapped(t,
+		&discoveryv3.Resource{Name: "w", Resource: one, Ttl: durationpb.New(1)})}}, true)
+	add("world, of a control plane", &discoveryv3.DiscoveryResponse{ControlPlane: &corev3.ControlPlane{Identifier: "x"},
+		Resources: []*anypb.Any{one}}, true)
 	add("world, canary", &discoveryv3.DiscoveryResponse{Canary: true, Resources: []*anypb.Any{one}}, true)
 	add("world, errors", &discoveryv3.DiscoveryResponse{ResourceErrors: []*discoveryv3.ResourceError{{}}}, false)
-	add("deltas", delta(&discoveryv3.Resource{Name: "a", Version: "1", Resource: one}, &discoveryv3.Resource{Name: "b", Resource: two}), true)
+	add("deltas", delta(&discoveryv3.Resource{Name: "a", Version: "1", Resource: one},
+		&discoveryv3.Resource{Name: "b", Resource: two}), true)
 	removed := delta()
 	removed.RemovedResources = []string{"x", "", "y"}
 	add("deltas, removed", removed, true)
 	add("deltas, without a resource", delta(&discoveryv3.Resource{Name: "a"}), true)
-	add("deltas, wrapped", delta(&discoveryv3.Resource{Name: "a", Resource: wrapped(t, &discoveryv3.Resource{Name: "w", Resource: one, Ttl: durationpb.New(1)})}), true)
+	add("deltas, wrapped", delta(&discoveryv3.Resource{Name: "a",
+		Resource: wrapped(t, &discoveryv3.Resource{Name: "w", Resource: one, Ttl: durationpb.New(1)})}), true)
 	add("deltas, time to live", delta(&discoveryv3.Resource{Name: "a", Resource: one, Ttl: durationpb.New(1)}), true)
 	add("deltas, aliases", delta(&discoveryv3.Resource{Name: "a", Resource: one, Aliases: []string{"b"}}), true)
-	add("deltas, not to be cached", delta(&discoveryv3.Resource{Resource: one, CacheControl: &discoveryv3.Resource_CacheControl{DoNotCache: true}}), true)
-	add("deltas, by parameters", delta(&discoveryv3.Resource{ResourceName: &discoveryv3.ResourceName{Name: "a"}, Resource: one}), false)
+	add("deltas, not to be cached", delta(&discoveryv3.Resource{Resource: one,
+		CacheControl: &discoveryv3.Resource_CacheControl{DoNotCache: true}}), true)
+	add("deltas, by parameters", delta(&discoveryv3.Resource{ResourceName: &discoveryv3.ResourceName{Name: "a"},
+		Resource: one}), false)
 	of := delta(&discoveryv3.Resource{Name: "a", Resource: one})
 	of.ControlPlane = &corev3.ControlPlane{Identifier: "x"}
 	add("deltas, of a control plane", of, true)
@@ -70,9 +79,12 @@ func responses(t testing.TB) map[string]struct {
 	add("not UTF-8", delta(), false, append(protowire.AppendTag(nil, fieldRemoved, protowire.BytesType), 1, 0xff)...)
 	add("cut off", delta(), false, protowire.AppendTag(nil, fieldNonce, protowire.BytesType)...)
 	// A resource in two parts is merged.
-	half := protowire.AppendBytes(protowire.AppendTag(nil, resourceAny, protowire.BytesType), protowire.AppendString(protowire.AppendTag(nil, anyType, protowire.BytesType), "t"))
-	half = protowire.AppendBytes(protowire.AppendTag(half, resourceAny, protowire.BytesType), protowire.AppendString(protowire.AppendTag(nil, anyValue, protowire.BytesType), "v"))
-	add("in two parts", delta(), false, protowire.AppendBytes(protowire.AppendTag(nil, fieldResource, protowire.BytesType), half)...)
+	half := protowire.AppendBytes(protowire.AppendTag(nil, resourceAny, protowire.BytesType),
+		protowire.AppendString(protowire.AppendTag(nil, anyType, protowire.BytesType), "t"))
+	half = protowire.AppendBytes(protowire.AppendTag(half, resourceAny, protowire.BytesType),
+		protowire.AppendString(protowire.AppendTag(nil, anyValue, protowire.BytesType), "v"))
+	add("in two parts", delta(), false, protowire.AppendBytes(protowire.AppendTag(nil, fieldResource, protowire.BytesType),
+		half)...)
 	return out
 }
 
@@ -125,7 +137,8 @@ func TestResponses(t *testing.T) {
 			}
 			r := &response{delta: x.delta}
 			want, wrong := slowResponse(x.b, x.delta)
-			if err := r.decode(x.b); (err == nil) != (wrong == nil) || err == nil && (r.nonce != want.nonce || r.count != want.count) {
+			if err := r.decode(x.b); (err == nil) != (wrong == nil) ||
+				err == nil && (r.nonce != want.nonce || r.count != want.count) {
 				t.Errorf("%+v, %v; the generated decoder: %+v, %v", r, err, want, wrong)
 			}
 		})

@@ -17,7 +17,8 @@ type guarded struct {
 }
 
 // ClientHandshake implements credentials.TransportCredentials.
-func (g guarded) ClientHandshake(ctx context.Context, authority string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (g guarded) ClientHandshake(ctx context.Context, authority string,
+	c net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	c, info, err := g.TransportCredentials.ClientHandshake(ctx, authority, c)
 	if err != nil {
 		return nil, nil, err

@@ -103,7 +103,8 @@ func FuzzFrames(f *testing.F) {
 		}
 		if err == nil && !errors.Is(also, errPieces) && (len(got) != len(b) || read != len(b) || whole.left != parts.left ||
 			whole.message != parts.message || whole.pieces != parts.pieces) {
-			t.Errorf("%d and %d of %d bytes are read; %d and %d are left of a frame", len(got), read, len(b), whole.left, parts.left)
+			t.Errorf("%d and %d of %d bytes are read; %d and %d are left of a frame", len(got), read, len(b), whole.left,
+				parts.left)
 		}
 		if whole.left < 0 || whole.message < 0 {
 			t.Errorf("%d bytes are left of a frame, %d of a message", whole.left, whole.message)

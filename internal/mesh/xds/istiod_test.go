@@ -60,30 +60,39 @@ func recordings() map[string][2]string {
 		"headers": {files(web.Entry(), object("networking.istio.io/v1", "VirtualService", `{hosts: [http.mesh.test], http: [
   {match: [{headers: {x: {exact: "1"}}}], route: [{destination: {host: other.mesh.test}}]}, {route: [{destination: {host: http.mesh.test}}]}]}`),
 			service("other", "10.96.0.5:80", "HTTP", "127.0.0.1:7007").Entry()), "10.96.0.5"},
-		"policy":   {files(own.Entry(), ownHTTP.Entry(), istiod.Policy(`{from: [{source: {ipBlocks: [127.0.1.0/24]}}], to: [{operation: {ports: ["7005", "7006"]}}]}`)), "ns[default]-policy[policy]"},
-		"identity": {files(own.Entry(), istiod.Policy(`{from: [{source: {principals: [cluster.local/ns/default/sa/web]}}]}`)), "ns[default]-policy[policy]"},
-		"strict":   {files(own.Entry(), object("security.istio.io/v1", "PeerAuthentication", "{mtls: {mode: STRICT}}")), "10.96.0.3"},
+		"policy": {files(own.Entry(), ownHTTP.Entry(),
+			istiod.Policy(`{from: [{source: {ipBlocks: [127.0.1.0/24]}}], to: [{operation: {ports: ["7005", "7006"]}}]}`)),
+			"ns[default]-policy[policy]"},
+		"identity": {files(own.Entry(), istiod.Policy(`{from: [{source: {principals: [cluster.local/ns/default/sa/web]}}]}`)),
+			"ns[default]-policy[policy]"},
+		"strict": {files(own.Entry(), object("security.istio.io/v1", "PeerAuthentication", "{mtls: {mode: STRICT}}")),
+			"10.96.0.3"},
 		"registry-only": {files(tcp.Entry(), web.Entry(), object("networking.istio.io/v1", "Sidecar",
 			`{outboundTrafficPolicy: {mode: REGISTRY_ONLY}, egress: [{hosts: ["*/*"]}]}`)), "block_all"},
 		"tls": {files(tcp.Entry(), object("networking.istio.io/v1", "DestinationRule",
-			`{host: tcp.mesh.test, trafficPolicy: {tls: {mode: SIMPLE}}}`), service("sni", "10.96.0.6:443", "TLS", "127.0.0.1:7008").Entry()), "10.96.0.6"},
+			`{host: tcp.mesh.test, trafficPolicy: {tls: {mode: SIMPLE}}}`),
+			service("sni", "10.96.0.6:443", "TLS", "127.0.0.1:7008").Entry()), "10.96.0.6"},
 		"outliers": {files(tcp.Entry(), object("networking.istio.io/v1", "DestinationRule",
 			`{host: tcp.mesh.test, trafficPolicy: {outlierDetection: {consecutive5xxErrors: 5}, connectionPool: {tcp: {maxConnections: 7, idleTimeout: 30s}},
   loadBalancer: {consistentHash: {useSourceIp: true}}}}`)), "10.96.0.1"},
-		"names": {files(object("networking.istio.io/v1", "ServiceEntry", `{hosts: [localhost], ports: [{number: 9000, name: main, protocol: TCP}],
+		"names": {files(object("networking.istio.io/v1", "ServiceEntry",
+			`{hosts: [localhost], ports: [{number: 9000, name: main, protocol: TCP}],
   resolution: DNS, location: MESH_EXTERNAL, addresses: [10.96.0.7]}`)), "10.96.0.7"},
 		"deny": {files(own.Entry(), object("security.istio.io/v1", "AuthorizationPolicy", `{action: DENY, rules: [
-  {from: [{source: {ipBlocks: [127.0.2.0/24]}}]}, {from: [{source: {notIpBlocks: [127.0.0.0/8]}}]}]}`)), "ns[default]-policy[x]"},
+  {from: [{source: {ipBlocks: [127.0.2.0/24]}}]}, {from: [{source: {notIpBlocks: [127.0.0.0/8]}}]}]}`)),
+			"ns[default]-policy[x]"},
 		"deny-by-address": {files(own.Entry(), object("security.istio.io/v1", "AuthorizationPolicy", `{action: DENY, rules: [
   {from: [{source: {ipBlocks: [127.0.2.0/24]}}]}]}`)), "ns[default]-policy[x]"},
 		"external": {files(object("networking.istio.io/v1", "ServiceEntry", `{hosts: [one.test, two.test],
   ports: [{number: 443, name: main, protocol: TLS}], resolution: DNS, location: MESH_EXTERNAL}`),
-			strings.Replace(object("networking.istio.io/v1", "ServiceEntry", `{hosts: [range.test], ports: [{number: 9000, name: main, protocol: TCP}],
+			strings.Replace(object("networking.istio.io/v1", "ServiceEntry",
+				`{hosts: [range.test], ports: [{number: 9000, name: main, protocol: TCP}],
   resolution: NONE, location: MESH_EXTERNAL, addresses: [10.97.0.0/24]}`), "name: x", "name: range", 1)), "two.test"},
 		"localities": {files(object("networking.istio.io/v1", "ServiceEntry", `{hosts: [zones.mesh.test],
   ports: [{number: 9000, name: main, protocol: TCP}], resolution: STATIC, location: MESH_INTERNAL, addresses: [10.96.0.8], endpoints: [
   {address: 127.0.0.1, ports: {main: 7010}, locality: r1/z1, weight: 3}, {address: 127.0.0.1, ports: {main: 7011}, locality: r1/z2},
-  {address: 127.0.0.1, ports: {main: 7012}, locality: r2/z1}]}`), object("networking.istio.io/v1", "DestinationRule", `{host: zones.mesh.test,
+  {address: 127.0.0.1, ports: {main: 7012}, locality: r2/z1}]}`),
+			object("networking.istio.io/v1", "DestinationRule", `{host: zones.mesh.test,
   trafficPolicy: {loadBalancer: {localityLbSetting: {enabled: true, distribute: [{from: "*", to: {"r1/*": 80, "r2/*": 20}}]}}, outlierDetection: {}}}`)), "10.96.0.8"},
 		"http": {files(web.Entry(), object("networking.istio.io/v1", "VirtualService", `{hosts: [http.mesh.test], http: [{
   route: [{destination: {host: http.mesh.test}}], timeout: 3s, retries: {attempts: 2}, mirror: {host: other.mesh.test}, rewrite: {uri: /x},
@@ -161,7 +170,8 @@ func replay(t *testing.T, text []byte) string {
 		rules, err := l.Rules()
 		fmt.Fprintf(&out, "listener %s: %s %s %v\n", name, l.Protocol, l.Address, err)
 		for _, r := range rules {
-			fmt.Fprintf(&out, "  from %s to %s ports %v: %v\n", whole(r.Source), whole(r.Destination), r.DestinationPorts, destinations(l, r.Chain))
+			fmt.Fprintf(&out, "  from %s to %s ports %v: %v\n", whole(r.Source), whole(r.Destination), r.DestinationPorts,
+				destinations(l, r.Chain))
 		}
 	}
 	for _, list := range [][]string{prefixed("warning: ", x.warned), prefixed("refused: ", x.refused)} {
@@ -229,7 +239,8 @@ func record(t *testing.T, dir string) {
 		if err := i.Remove("mesh.yaml"); err != nil {
 			t.Fatal(err)
 		}
-		for deadline := time.Now().Add(time.Minute); bytes.Contains(ask(t, i.XDS), []byte(r[1])); time.Sleep(100 * time.Millisecond) {
+		for deadline := time.Now().Add(time.Minute); bytes.Contains(ask(t, i.XDS),
+			[]byte(r[1])); time.Sleep(100 * time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatalf("%s: istiod still says %q", name, r[1])
 			}
@@ -251,7 +262,8 @@ func ask(t *testing.T, address string) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	metadata, err := structpb.NewStruct(map[string]any{"ISTIO_VERSION": istiod.Version, "CLUSTER_ID": "tare", "NAMESPACE": "default"})
+	metadata, err := structpb.NewStruct(map[string]any{"ISTIO_VERSION": istiod.Version, "CLUSTER_ID": "tare",
+		"NAMESPACE": "default"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -128,20 +128,21 @@ func BenchmarkPush(b *testing.B) {
 			applied, ready := make(chan int64, 16), make(chan struct{})
 			acked := make(chan Event, 16)
 			listeners := 0
-			c, err := New(Options{Address: out.Text(), StateOfTheWorld: world, Apply: func(_ context.Context, change mesh.Change) error {
-				now := pace.Now()
-				if listeners == 1000 {
-					applied <- now
-				} else if listeners += len(change.Listeners); listeners == 1000 {
-					close(ready)
-				}
-				return nil
-			}, OnEvent: func(e Event) {
-				select {
-				case acked <- e:
-				default:
-				}
-			}})
+			c, err := New(Options{Address: out.Text(), StateOfTheWorld: world,
+				Apply: func(_ context.Context, change mesh.Change) error {
+					now := pace.Now()
+					if listeners == 1000 {
+						applied <- now
+					} else if listeners += len(change.Listeners); listeners == 1000 {
+						close(ready)
+					}
+					return nil
+				}, OnEvent: func(e Event) {
+					select {
+					case acked <- e:
+					default:
+					}
+				}})
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -168,7 +169,8 @@ func BenchmarkPush(b *testing.B) {
 				if _, err := fmt.Sscan(out.Text(), &began, &left); err != nil {
 					b.Fatal(err)
 				}
-				set, sent, ack = append(set, time.Duration(at-began)), append(sent, time.Duration(at-left)), append(ack, time.Duration(e.Acked-left))
+				set, sent, ack = append(set, time.Duration(at-began)), append(sent, time.Duration(at-left)), append(ack,
+					time.Duration(e.Acked-left))
 				time.Sleep(2 * time.Millisecond)
 			}
 			for name, list := range map[string][]time.Duration{"set": set, "sent": sent, "sent-to-ack": ack} {

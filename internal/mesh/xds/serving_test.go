@@ -116,7 +116,8 @@ func (x *taking) String() string {
 
 func staticCluster(name, port string) piece {
 	return piece{Clusters, `{"name":"` + name + `","type":"STATIC","load_assignment":{"cluster_name":"x",
-		"endpoints":[{"lb_endpoints":[{"endpoint":{"address":{"socket_address":{"address":"127.0.0.1","port_value":` + port + `}}}}]}]}}`, ""}
+		"endpoints":[{"lb_endpoints":[{"endpoint":{"address":{"socket_address":{"address":"127.0.0.1","port_value":` + port +
+		`}}}}]}]}}`, ""}
 }
 
 var (
@@ -215,7 +216,8 @@ func TestGuardedEndpoint(t *testing.T) {
 	inbound := func(filters string) piece {
 		return piece{Listeners, `{"name":"virtualInbound","use_original_dst":true,"traffic_direction":"INBOUND",
 			"address":{"socket_address":{"address":"0.0.0.0","port_value":15006}},"filter_chains":[
-			{"filter_chain_match":{"destination_port":9000},"filters":[` + filters + fmt.Sprintf(tcpProxyJSON, "pass") + `]}]}`, ""}
+			{"filter_chain_match":{"destination_port":9000},"filters":[` + filters + fmt.Sprintf(tcpProxyJSON, "pass") +
+			`]}]}`, ""}
 	}
 	const rules = `{"name":"rbac","typed_config":{"stat_prefix":"x",
 		"@type":"type.googleapis.com/envoy.extensions.filters.network.rbac.v3.RBAC","rules":{"policies":{"p":{"permissions":[{"any":true}],"principals":[%s]}}}}},`

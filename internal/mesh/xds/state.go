@@ -40,7 +40,8 @@ type state struct {
 
 	dirtyClusters, dirtyListeners map[string]bool // those whose active form may not be the wanted one
 
-	serviceChanges, hostChanges map[string]bool // names of which the last cluster went, or the first came, since they were cleared
+	// names of which the last cluster went, or the first came, since they were cleared
+	serviceChanges, hostChanges map[string]bool
 }
 
 type place struct {
@@ -50,11 +51,13 @@ type place struct {
 
 func newState(l Limits) *state {
 	s := &state{
-		clusters: map[string]*translate.Cluster{}, assigned: map[string]translate.Assignment{}, services: map[string]map[string]bool{},
-		hosts: map[string]map[string]bool{}, addresses: map[string][]netip.Addr{}, late: map[string]bool{},
+		clusters: map[string]*translate.Cluster{}, assigned: map[string]translate.Assignment{},
+		services: map[string]map[string]bool{},
+		hosts:    map[string]map[string]bool{}, addresses: map[string][]netip.Addr{}, late: map[string]bool{},
 		serving: newServings(), listeners: map[string]*mesh.Listener{},
 		places: map[place]map[string]bool{}, active: *mesh.NewConfig(), users: map[string]int{}, used: map[place]string{},
-		dirtyClusters: map[string]bool{}, dirtyListeners: map[string]bool{}, serviceChanges: map[string]bool{}, hostChanges: map[string]bool{},
+		dirtyClusters: map[string]bool{}, dirtyListeners: map[string]bool{}, serviceChanges: map[string]bool{},
+		hostChanges: map[string]bool{},
 	}
 	s.intake = newIntake(l, s)
 	return s

@@ -64,7 +64,8 @@ const window = 8 << 20
 // open begins a stream; opened tells when there is one, ended its end.
 func open(ctx context.Context, o *Options, sent func(*request)) *conn {
 	ctx, cancel := context.WithCancel(ctx)
-	c := &conn{in: make(chan *response), out: make(chan *request), ended: make(chan error, 1), cancel: cancel, begun: time.Now(), opened: make(chan struct{})}
+	c := &conn{in: make(chan *response), out: make(chan *request), ended: make(chan error, 1), cancel: cancel,
+		begun: time.Now(), opened: make(chan struct{})}
 	for k := range c.subscribed {
 		c.subscribed[k] = map[string]bool{}
 	}
@@ -90,7 +91,8 @@ func (c *conn) run(ctx context.Context, o *Options, sent func(*request)) error {
 	if !strings.HasPrefix(o.Address, "unix:") {
 		// The machine of the control plane may vanish; pings of gRPC's own are refused by servers that did not expect
 		// them.
-		dialer := &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}}
+		dialer := &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second,
+			Interval: 5 * time.Second, Count: 3}}
 		options = append(options, grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 			return dialer.DialContext(ctx, "tcp", address)
 		}))
@@ -238,7 +240,8 @@ type world struct {
 }
 
 func (w *world) send(q *request) error {
-	m := &discoveryv3.DiscoveryRequest{Node: w.node, TypeUrl: q.kind.TypeURL(), VersionInfo: q.version, ResponseNonce: q.nonce, ResourceNames: q.names, ErrorDetail: problem(q.wrong)}
+	m := &discoveryv3.DiscoveryRequest{Node: w.node, TypeUrl: q.kind.TypeURL(), VersionInfo: q.version,
+		ResponseNonce: q.nonce, ResourceNames: q.names, ErrorDetail: problem(q.wrong)}
 	w.node = nil
 	return w.stream.Send(m)
 }
@@ -253,7 +256,8 @@ type delta struct {
 }
 
 func (w *delta) send(q *request) error {
-	m := &discoveryv3.DeltaDiscoveryRequest{Node: w.node, TypeUrl: q.kind.TypeURL(), ResponseNonce: q.nonce, ErrorDetail: problem(q.wrong),
+	m := &discoveryv3.DeltaDiscoveryRequest{Node: w.node, TypeUrl: q.kind.TypeURL(), ResponseNonce: q.nonce,
+		ErrorDetail:            problem(q.wrong),
 		ResourceNamesSubscribe: q.subscribe, ResourceNamesUnsubscribe: q.unsubscribe, InitialResourceVersions: q.versions}
 	w.node = nil
 	return w.stream.Send(m)

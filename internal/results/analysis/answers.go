@@ -547,7 +547,8 @@ func (p *Prose) others(t *Table) {
 		}
 	}
 	slices.SortStableFunc(all, func(a, b found) int {
-		return cmp.Or(cmp.Compare(b.by, a.by), cmp.Compare(partFirst(a.e), partFirst(b.e)), cmp.Compare(a.e.Metric, b.e.Metric))
+		return cmp.Or(cmp.Compare(b.by, a.by), cmp.Compare(partFirst(a.e), partFirst(b.e)),
+			cmp.Compare(a.e.Metric, b.e.Metric))
 	})
 	named := 0
 	for _, f := range all {

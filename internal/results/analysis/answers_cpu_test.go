@@ -10,7 +10,8 @@ import (
 // estimateOf is an estimate with an interval of 2 % to both sides.
 func estimateOf(metric, arm, unit string, value float64, d *Difference) Estimate {
 	lo, hi := value*0.98, value*1.02
-	return Estimate{Metric: metric, Arm: arm, Unit: unit, Factors: map[string]string{}, Value: value, Lo: &lo, Hi: &hi, Difference: d}
+	return Estimate{Metric: metric, Arm: arm, Unit: unit, Factors: map[string]string{}, Value: value, Lo: &lo, Hi: &hi,
+		Difference: d}
 }
 
 func difference(v float64, resolved bool) *Difference {
@@ -27,11 +28,15 @@ func limitedRun() (*Summary, *Table) {
 	s := &Summary{Experiment: "mine", Question: "Q", Valid: true}
 	for arm, bpf := range map[string]float64{"kernelmesh": 0.004, "heavy": 0.2} {
 		s.Estimates = append(s.Estimates,
-			estimateOf("limit_cpus", arm, "CPUs", 0.25, nil), estimateOf("limited_cpus", arm, "CPUs", 0.2495, nil), estimateOf("limited_share", arm, "part", 0.998, nil),
-			estimateOf("limited_most_share", arm, "part", 1.001, nil), estimateOf("limited_throttled_share", arm, "part", 0.97, nil),
+			estimateOf("limit_cpus", arm, "CPUs", 0.25, nil), estimateOf("limited_cpus", arm, "CPUs", 0.2495, nil),
+			estimateOf("limited_share", arm, "part", 0.998, nil),
+			estimateOf("limited_most_share", arm, "part", 1.001, nil),
+			estimateOf("limited_throttled_share", arm, "part", 0.97, nil),
 			estimateOf("limited_cpu_seconds_per_connection", arm, "seconds per connection", 500e-6, difference(400e-6, true)),
-			estimateOf("throughput_per_second", arm, "per second", 500, difference(-2000, true)), estimateOf("limited_bpf_cpus", arm, "CPUs", bpf, nil), estimateOf("bpf_seconds_per_connection", arm, "seconds per connection", bpf/500, nil),
-			estimateOf("bpf_limited_task_share", arm, "part", 0.95, nil), estimateOf("bpf_limited_softirq_share", arm, "part", 0.03, nil), estimateOf("bpf_limited_inside_share", arm, "part", 0.98, nil))
+			estimateOf("throughput_per_second", arm, "per second", 500, difference(-2000, true)), estimateOf("limited_bpf_cpus",
+				arm, "CPUs", bpf, nil), estimateOf("bpf_seconds_per_connection", arm, "seconds per connection", bpf/500, nil),
+			estimateOf("bpf_limited_task_share", arm, "part", 0.95, nil), estimateOf("bpf_limited_softirq_share", arm, "part",
+				0.03, nil), estimateOf("bpf_limited_inside_share", arm, "part", 0.98, nil))
 	}
 	return s, tableOf(s, []factors{{}}, "direct", "aa", "heavy", "kernelmesh")
 }
@@ -67,15 +72,22 @@ func TestLimitAnswers(t *testing.T) {
 		change func(*Summary)
 		want   []string
 	}{
-		{"shared", func(*Summary) {}, []string{"Application and programs share the limit: with heavy, at a limit of 0.25 CPU", "100 % [98, 102] of it", "throttled in 97 %", "0.20 CPU of the limit", "eBPF took 0.200 CPU", "2000 /s [1800, 2200] lower", "softirq above them, inside it too", "2.0 % in other groups", "with kernelmesh it is 400 us [360, 440] higher", "With kernelmesh: of the programs"}},
-		{"softirq apart", func(s *Summary) { s.set("bpf_limited_inside_share", scale(0.95/0.98)) }, []string{"share the limit: with", "outside it, for this kernel takes interrupts out"}},
-		{"no softirq", func(s *Summary) { s.set("bpf_limited_softirq_share", scale(0)) }, []string{"so softirq decides nothing here"}},
+		{"shared", func(*Summary) {}, []string{"Application and programs share the limit: with heavy, at a limit of 0.25 CPU",
+			"100 % [98, 102] of it", "throttled in 97 %", "0.20 CPU of the limit", "eBPF took 0.200 CPU",
+			"2000 /s [1800, 2200] lower", "softirq above them, inside it too", "2.0 % in other groups",
+			"with kernelmesh it is 400 us [360, 440] higher", "With kernelmesh: of the programs"}},
+		{"softirq apart", func(s *Summary) { s.set("bpf_limited_inside_share", scale(0.95/0.98)) },
+			[]string{"share the limit: with", "outside it, for this kernel takes interrupts out"}},
+		{"no softirq", func(s *Summary) { s.set("bpf_limited_softirq_share", scale(0)) },
+			[]string{"so softirq decides nothing here"}},
 		{"exceeded", func(s *Summary) { s.set("limited_share", scale(1.2)) }, []string{"The limit was exceeded: "}},
-		{"not held", func(s *Summary) { s.set("limited_throttled_share", scale(0.3)) }, []string{"The limit did not hold anybody back, so it does not show what it limits: "}},
+		{"not held", func(s *Summary) { s.set("limited_throttled_share", scale(0.3)) },
+			[]string{"The limit did not hold anybody back, so it does not show what it limits: "}},
 		{"nothing charged", func(s *Summary) {
 			s.set("limited_cpu_seconds_per_connection", func(e *Estimate) { e.Difference = difference(1e-9, false) })
 		}, []string{"Whether application and programs share the limit is not resolved: "}},
-		{"without intervals", func(s *Summary) { s.set("limited_share", func(e *Estimate) { e.Lo, e.Hi = nil, nil }) }, []string{"There is too little to say whether application"}},
+		{"without intervals", func(s *Summary) { s.set("limited_share", func(e *Estimate) { e.Lo, e.Hi = nil, nil }) },
+			[]string{"There is too little to say whether application"}},
 		{"the share is withheld", func(s *Summary) {
 			s.set("limited_share", func(e *Estimate) { e.Withheld = "3 of 8 trials were lost" })
 		}, []string{
@@ -91,7 +103,8 @@ func TestLimitAnswers(t *testing.T) {
 		{"a baseline without throughput", func(s *Summary) {
 			s.set("throughput_per_second", func(e *Estimate) { e.Difference = nil })
 		}, []string{"of the limit; throughput cannot be compared, because the baseline has none"}},
-		{"held up", func(s *Summary) { s.set("limited_bpf_cpus", scale(2)) }, []string{"more than they were charged: something else held the programs up"}},
+		{"held up", func(s *Summary) { s.set("limited_bpf_cpus", scale(2)) },
+			[]string{"more than they were charged: something else held the programs up"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s, table := limitedRun()
@@ -138,7 +151,9 @@ func TestSaturationAnswers(t *testing.T) {
 	if len(s.Answers) != 3 {
 		t.Fatalf("%d answers: %+v", len(s.Answers), s.Answers)
 	}
-	for i, want := range []string{"The part of the machine that the programs of kernelmesh take goes from 2.00 % [1.96, 2.04] at connections 100 to 4.00 % [3.92, 4.08] at connections 3000; of the machine 97 % [95, 99] and 97 % [95, 99] are busy.", "At connections 100: the programs", "450 /s"} {
+	for i, want := range []string{"The part of the machine that the programs of kernelmesh take goes from 2.00 % [1.96, " +
+		"2.04] at connections 100 to 4.00 % [3.92, 4.08] at connections 3000; of the machine 97 % [95, 99] and 97 % [95, " +
+		"99] are busy.", "At connections 100: the programs", "450 /s"} {
 		if a := s.Answers[min(i, 1)].Answer; !strings.Contains(a, want) {
 			t.Errorf("lacks %q: %s", want, a)
 		}

@@ -11,7 +11,8 @@ import (
 
 // againstSubject is the answer of a run in which an arm is held against a baseline that is a subject, too. Loads are
 // those named.
-func againstSubject(t *testing.T, loads []string, values func(arm string) map[string]float64, late map[string]int) string {
+func againstSubject(t *testing.T, loads []string, values func(arm string) map[string]float64,
+	late map[string]int) string {
 	t.Helper()
 	run := record.Run{Schema: record.RunSchema, Experiment: "mine", Question: "Which?", Baseline: "one", Blocks: 8}
 	var trials []record.Trial
@@ -24,8 +25,10 @@ func againstSubject(t *testing.T, loads []string, values func(arm string) map[st
 				m[name] *= 1 + 0.001*float64((block*7+i*3)%5-2)
 			}
 			trial := record.Trial{
-				Schema: record.TrialSchema, PlannedTrial: p, Metrics: m, Validity: record.Validity{Valid: true}, Loads: map[string]load.Result{},
-				Counts: map[string]record.Count{"events_late_share": {In: late[arm], Of: 10_000}, "bpf_client_share": {In: 70, Of: 100}},
+				Schema: record.TrialSchema, PlannedTrial: p, Metrics: m, Validity: record.Validity{Valid: true},
+				Loads: map[string]load.Result{},
+				Counts: map[string]record.Count{"events_late_share": {In: late[arm], Of: 10_000},
+					"bpf_client_share": {In: 70, Of: 100}},
 			}
 			for _, name := range loads {
 				trial.Loads[name] = load.Result{}
@@ -50,16 +53,19 @@ func TestAnswerAgainstASubject(t *testing.T) {
 	values := func(arm string) map[string]float64 {
 		if arm == "other" {
 			return map[string]float64{
-				"bpf_seconds_per_kiloevent": 2e-3, "memory_hard_bytes": 6.1e6, "map_bytes": 145e3, "start_seconds": 0.3, "rss_bytes": 9e6,
+				"bpf_seconds_per_kiloevent": 2e-3, "memory_hard_bytes": 6.1e6, "map_bytes": 145e3, "start_seconds": 0.3,
+				"rss_bytes": 9e6,
 			}
 		}
 		return map[string]float64{
-			"bpf_seconds_per_kiloevent": 1e-3, "memory_hard_bytes": 7.1e6, "map_bytes": 1132e3, "start_seconds": 0.2, "rss_bytes": 9e6,
+			"bpf_seconds_per_kiloevent": 1e-3, "memory_hard_bytes": 7.1e6, "map_bytes": 1132e3, "start_seconds": 0.2,
+			"rss_bytes": 9e6,
 		}
 	}
 	got := againstSubject(t, nil, values, map[string]int{"other": 310})
 	for _, want := range []string{
-		"adds 1.000 ms [", "of kernel time per kiloevent; ", "hard memory is 0.994 MB [", "] lower; ", "memory in maps is 987 kB [", "start time is 100.1 ms [", "] higher",
+		"adds 1.000 ms [", "of kernel time per kiloevent; ", "hard memory is 0.994 MB [", "] lower; ",
+		"memory in maps is 987 kB [", "start time is 100.1 ms [", "] higher",
 		"events late share is 3.1 % [", "] higher",
 	} {
 		if !strings.Contains(got, want) {
@@ -90,8 +96,10 @@ func TestAnswerNamesItsLoads(t *testing.T) {
 		want  string
 	}{
 		{nil, "of kernel time per kiloevent; 6.10 MB [6.09, 6.11] of hard memory."},
-		{[]string{"storm"}, "of kernel time per kiloevent, 70 % of it in the storm's cgroup; 6.10 MB [6.09, 6.11] of hard memory."},
-		{[]string{"a", "b"}, "of kernel time per kiloevent, 70 % of it in the loads' cgroups; 6.10 MB [6.09, 6.11] of hard memory."},
+		{[]string{"storm"}, "of kernel time per kiloevent, 70 % of it in the storm's cgroup; 6.10 MB [6.09, 6.11] of " +
+			"hard memory."},
+		{[]string{"a", "b"}, "of kernel time per kiloevent, 70 % of it in the loads' cgroups; 6.10 MB [6.09, 6.11] of " +
+			"hard memory."},
 	} {
 		if got := againstSubject(t, c.loads, values, nil); !strings.Contains(got, c.want) {
 			t.Errorf("loads %v: %q lacks %q", c.loads, got, c.want)

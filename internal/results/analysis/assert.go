@@ -49,11 +49,13 @@ type Check struct {
 	Lo         *float64          `json:"lo"`
 	Hi         *float64          `json:"hi"`
 	Confidence float64           `json:"confidence,omitempty"`
-	N          int               `json:"n"`                      // blocks, or trials of ==
-	Lost       int               `json:"lost,omitempty"`         // further blocks without a value, taken at their worst
-	Why        string            `json:"why,omitempty"`          // it is undecided, or what to know of it
-	Blocks     int               `json:"blocks,omitempty"`       // in all, that would decide it in 8 of 10 runs, if the value and the noise stay; without an interval, the least that can
-	Seconds    float64           `json:"more_seconds,omitempty"` // that the further ones would take
+	N          int               `json:"n"`              // blocks, or trials of ==
+	Lost       int               `json:"lost,omitempty"` // further blocks without a value, taken at their worst
+	Why        string            `json:"why,omitempty"`  // it is undecided, or what to know of it
+	// in all, that would decide it in 8 of 10 runs, if the value and the noise stay; without an interval, the least that
+	// can
+	Blocks  int     `json:"blocks,omitempty"`
+	Seconds float64 `json:"more_seconds,omitempty"` // that the further ones would take
 }
 
 // Result is that of all assertions together: Fails where one fails, else Undecided where one is. It is Holds where
@@ -304,7 +306,8 @@ func (a *asserter) check(t *Table, of assertion.Assertion, p place) Check {
 		return c
 	}
 	lost := t.losses(key)
-	if n := len(t.outcomes[levelArm{key.level, key.arm}]); len(lost) > 0 && float64(len(lost)) > invalidLimit(a.run.Spec)*float64(n) {
+	if n := len(t.outcomes[levelArm{key.level, key.arm}]); len(lost) > 0 &&
+		float64(len(lost)) > invalidLimit(a.run.Spec)*float64(n) {
 		m := t.missing(key, p.at, lost)
 		c.Why = fmt.Sprintf("%d of %d trials were lost: %s", m.Lost, m.Trials, m.because())
 		return c
@@ -391,7 +394,8 @@ func (a *asserter) pooled(t *Table, of assertion.Assertion, p place, c *Check) {
 		share := a.share(mine, bursts)
 		e := stats.Estimate{Value: share.Value, Lo: share.Lo, Hi: share.Hi, HasInterval: share.HasInterval, N: share.Trials}
 		if of.Against != assertion.Value {
-			e = stats.ShareDifference(a.share(byBlock(t.pools[pool{record.LevelKey(p.at), record.Direct, of.Metric}]), bursts), share)
+			e = stats.ShareDifference(a.share(byBlock(t.pools[pool{record.LevelKey(p.at), record.Direct, of.Metric}]),
+				bursts), share)
 		}
 		e.HasInterval = e.HasInterval && samples >= minPooled && share.Trials >= stats.MinBlocksAt(a.confidence)
 		e.Confidence = a.confidence

@@ -14,7 +14,8 @@ import (
 )
 
 // asserted is the summary of a made run that is held against assertions.
-func asserted(t *testing.T, truth analysistest.Truth, change func(*record.Run, []record.Trial), texts ...string) *analysis.Summary {
+func asserted(t *testing.T, truth analysistest.Truth, change func(*record.Run, []record.Trial),
+	texts ...string) *analysis.Summary {
 	t.Helper()
 	run, trials := analysistest.Quickstart(truth)
 	run.Assert = texts
@@ -74,7 +75,8 @@ func TestVerdicts(t *testing.T) {
 func TestVerdictIsTheWorst(t *testing.T) {
 	truth := plain
 	truth.Rates = []string{"1000", "2000"}
-	s := asserted(t, truth, nil, "cpu_seconds <= 0.13s", "cpu_seconds{rate=1000} <= 0.13s", "cpu_seconds{rate=2e3} <= 0.13s")
+	s := asserted(t, truth, nil, "cpu_seconds <= 0.13s", "cpu_seconds{rate=1000} <= 0.13s",
+		"cpu_seconds{rate=2e3} <= 0.13s")
 	var got []string
 	for _, v := range s.Verdicts {
 		text := string(v.Result)
@@ -133,7 +135,8 @@ func TestVerdictsOfLostTrials(t *testing.T) {
 	truth := plain
 	truth.Blocks = 20
 	const text = "latency_p50_seconds <= +50us"
-	if v := asserted(t, truth, lose(1, "candidate"), text).Verdicts[0]; v.Result != analysis.Holds || v.Checks[0].Lost != 1 {
+	if v := asserted(t, truth, lose(1, "candidate"), text).Verdicts[0]; v.Result != analysis.Holds ||
+		v.Checks[0].Lost != 1 {
 		t.Errorf("one lost: %+v", v)
 	}
 	if v := asserted(t, truth, lose(9, "candidate"), text).Verdicts[0]; v.Result != analysis.Undecided ||
@@ -252,7 +255,8 @@ func TestWhatWasNotMeasuredDoesNotHold(t *testing.T) {
 	few := plain
 	few.Rates = []string{"20", "2000"}
 	s = asserted(t, few, nil, "latency_p99_seconds <= 1s", "latency_p50_seconds <= 1s")
-	if s.Verdicts[0].Result != analysis.Undecided || len(s.Verdicts[0].Checks) != 2 || s.Verdicts[1].Result != analysis.Holds {
+	if s.Verdicts[0].Result != analysis.Undecided || len(s.Verdicts[0].Checks) != 2 ||
+		s.Verdicts[1].Result != analysis.Holds {
 		t.Errorf("a level with too few requests: %+v", s.Verdicts)
 	}
 }
@@ -277,7 +281,8 @@ func TestDecided(t *testing.T) {
 		t.Errorf("%v, %q, %v", ok, why, err)
 	}
 	run.Assert = append(run.Assert, "cpu_seconds_per_connection <= +0%")
-	if ok, why, err := analysis.Decided(run, trials); ok || err != nil || !strings.Contains(why, "cpu_seconds_per_connection") {
+	if ok, why, err := analysis.Decided(run, trials); ok || err != nil ||
+		!strings.Contains(why, "cpu_seconds_per_connection") {
 		t.Errorf("%v, %q, %v", ok, why, err)
 	}
 	open := summarize(t, run, trials)

@@ -64,7 +64,8 @@ func TestBounded(t *testing.T) {
 	}
 	run, trials := wide(400, 50, 1)
 	s, err := Summarize(run, trials)
-	if err != nil || len(s.Estimates) > maxEstimates || !strings.Contains(strings.Join(s.Warnings, "\n"), "metrics or components are left out") {
+	if err != nil || len(s.Estimates) > maxEstimates ||
+		!strings.Contains(strings.Join(s.Warnings, "\n"), "metrics or components are left out") {
 		t.Errorf("%d estimates, %q, %v", len(s.Estimates), s.Warnings, err)
 	}
 }

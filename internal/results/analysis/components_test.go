@@ -61,12 +61,14 @@ func TestComponents(t *testing.T) {
 		{"start_seconds", "proxy", "server", 0.1, 0}, // of which there is no whole
 	} {
 		e := ofComponent(s, c.metric, c.arm, c.component)
-		if e == nil || e.Value < 0.99*c.value || e.Value > 1.01*c.value || e.N != 8 || e.Blocks != 8 || e.Planned != 8 || e.Lo == nil {
+		if e == nil || e.Value < 0.99*c.value || e.Value > 1.01*c.value || e.N != 8 || e.Blocks != 8 || e.Planned != 8 ||
+			e.Lo == nil {
 			t.Errorf("%s of %s %s: %+v, want %g of 8 blocks", c.metric, c.arm, c.component, e, c.value)
 			continue
 		}
 		d := e.Difference
-		if (d != nil) != (c.difference != 0) || d != nil && (!d.Resolved || d.Value < 0.99*c.difference || d.Value > 1.01*c.difference) {
+		if (d != nil) != (c.difference != 0) ||
+			d != nil && (!d.Resolved || d.Value < 0.99*c.difference || d.Value > 1.01*c.difference) {
 			t.Errorf("%s of %s %s: the difference %+v, want %g", c.metric, c.arm, c.component, d, c.difference)
 		}
 	}
@@ -79,8 +81,12 @@ func TestComponents(t *testing.T) {
 	if e := s.Find("start_seconds", "proxy", factors{}); e != nil {
 		t.Errorf("found for the arm, which has none of it: %+v", e)
 	}
-	whole := slices.IndexFunc(s.Estimates, func(e Estimate) bool { return e.Metric == "memory_hard_bytes" && e.Arm == "proxy" })
-	if next := s.Estimates[whole+1:]; s.Estimates[whole].Component != "" || next[0].Component != "client" || next[1].Component != "server" {
+	whole := slices.IndexFunc(s.Estimates, func(e Estimate) bool {
+		return e.Metric == "memory_hard_bytes" &&
+			e.Arm == "proxy"
+	})
+	if next := s.Estimates[whole+1:]; s.Estimates[whole].Component != "" || next[0].Component != "client" ||
+		next[1].Component != "server" {
 		t.Errorf("the order of components is %+v", s.Estimates[whole:])
 	}
 	text, err := json.Marshal(ofComponent(s, "memory_hard_bytes", "proxy", "server"))

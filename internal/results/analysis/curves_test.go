@@ -23,13 +23,15 @@ func TestCurves(t *testing.T) {
 	trials[len(trials)-1].Attempt = 1
 	s := summarize(t, run, trials)
 	curves := analysis.Curves(run, trials)
-	if len(curves) != 6 || curves[0].Arm != record.Direct || curves[1].Arm != record.AA || curves[0].Factors["rate"] != "500" || curves[5].Factors["rate"] != "4000" {
+	if len(curves) != 6 || curves[0].Arm != record.Direct || curves[1].Arm != record.AA ||
+		curves[0].Factors["rate"] != "500" || curves[5].Factors["rate"] != "4000" {
 		t.Fatalf("%d curves: %+v", len(curves), curves)
 	}
 	compared := 0
 	for _, c := range curves {
 		for _, p := range c.Points {
-			metric := map[float64]string{0.5: "latency_p50_seconds", 0.9: "latency_p90_seconds", 0.99: "latency_p99_seconds"}[p.Q]
+			metric := map[float64]string{0.5: "latency_p50_seconds", 0.9: "latency_p90_seconds",
+				0.99: "latency_p99_seconds"}[p.Q]
 			if metric == "" {
 				continue
 			}
@@ -39,8 +41,10 @@ func TestCurves(t *testing.T) {
 				continue
 			}
 			if (e.Difference == nil) != (p.Difference == nil) {
-				t.Errorf("%s of %s at %v: the difference %+v, and of the estimate %+v", metric, c.Arm, c.Factors, p.Difference, e.Difference)
-			} else if d := p.Difference; d != nil && (math.Abs(d.Value-e.Difference.Value) > 1e-12 || d.Resolved != e.Difference.Resolved) {
+				t.Errorf("%s of %s at %v: the difference %+v, and of the estimate %+v", metric, c.Arm, c.Factors, p.Difference,
+					e.Difference)
+			} else if d := p.Difference; d != nil && (math.Abs(d.Value-e.Difference.Value) > 1e-12 ||
+				d.Resolved != e.Difference.Resolved) {
 				t.Errorf("%s of %s at %v: the difference %+v, and of the estimate %+v", metric, c.Arm, c.Factors, d, e.Difference)
 			}
 			if v, _ := s.Visible(metric, c.Factors); p.Visible == nil || math.Abs(*p.Visible-v) > 1e-12 {
@@ -110,8 +114,10 @@ func TestEventSums(t *testing.T) {
 	var trials []record.Trial
 	for block := range 3 {
 		for _, at := range []string{"storm", "100"} {
-			m := map[string]float64{"events_generated": 1000, "events_lost": float64(block), "sched_delay_max_seconds": 0.1 * float64(block)}
-			own := &record.Trial{Metrics: map[string]float64{"events_generated": 500, "cpu_seconds_per_kiloevent": float64(1 + block)}}
+			m := map[string]float64{"events_generated": 1000, "events_lost": float64(block),
+				"sched_delay_max_seconds": 0.1 * float64(block)}
+			own := &record.Trial{Metrics: map[string]float64{"events_generated": 500,
+				"cpu_seconds_per_kiloevent": float64(1 + block)}}
 			trials = append(trials, record.Trial{
 				PlannedTrial: record.PlannedTrial{Block: block, Arm: "tracer", Factors: map[string]string{"rate": at}},
 				Metrics:      m, Validity: record.Validity{Valid: block < 2},
@@ -120,18 +126,21 @@ func TestEventSums(t *testing.T) {
 		}
 	}
 	sums := analysis.EventSums(run, trials)
-	if len(sums) != 2 || sums[0].Factors["rate"] != "100" || sums[0].Trials != 2 || sums[0].Some["events_lost"] != 1 || sums[0].Total["events_generated"] != 2000 {
+	if len(sums) != 2 || sums[0].Factors["rate"] != "100" || sums[0].Trials != 2 || sums[0].Some["events_lost"] != 1 ||
+		sums[0].Total["events_generated"] != 2000 {
 		t.Errorf("%+v", sums)
 	}
 	if _, late := sums[0].Total["events_late"]; late {
 		t.Error("what no trial counted has a sum")
 	}
 	nodes := analysis.NodeSums(run, trials)
-	if len(nodes) != 4 || nodes[0].Node != "node-2" || nodes[1].Node != "node-10" || nodes[0].Trials != 3 || nodes[1].Failed != 3 ||
+	if len(nodes) != 4 || nodes[0].Node != "node-2" || nodes[1].Node != "node-10" || nodes[0].Trials != 3 ||
+		nodes[1].Failed != 3 ||
 		nodes[0].Total["events_generated"] != 1500 || *nodes[0].Cost != 2 || *nodes[0].Clock != 4e-5 || nodes[1].Cost != nil {
 		t.Errorf("%+v", nodes)
 	}
-	if v, ok := analysis.Largest(trials, "sched_delay_max_seconds", "tracer", map[string]string{"rate": "storm"}); !ok || v != 0.1 {
+	if v, ok := analysis.Largest(trials, "sched_delay_max_seconds", "tracer", map[string]string{"rate": "storm"}); !ok ||
+		v != 0.1 {
 		t.Errorf("the longest wait of valid trials is %g, %t", v, ok)
 	}
 	if _, ok := analysis.Largest(trials, "sched_delay_max_seconds", "tracer", nil); ok {

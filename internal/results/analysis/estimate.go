@@ -235,16 +235,20 @@ func (s *Summary) warnOfDependence(dependences map[string]stats.Dependence) {
 		d := dependences[e.Metric]
 		unknown = unknown || e.Difference != nil && e.Difference.Lo != nil && d.Values > 0 && !d.Known()
 		known = known || d.Known()
-		if e.Arm == record.AA && d.Known() && d.Lag1 > strongDependence && !slices.Contains(strong, quantity.Label(e.Metric)) {
+		if e.Arm == record.AA && d.Known() && d.Lag1 > strongDependence &&
+			!slices.Contains(strong, quantity.Label(e.Metric)) {
 			strong = append(strong, quantity.Label(e.Metric))
 		}
 	}
-	if unknown && !known { // one metric by itself can vary too seldom to tell; that is no matter of how many blocks there are
-		s.Warnings = append(s.Warnings, "too few blocks to tell whether neighbouring ones resemble each other, so intervals treat them as "+
+	// one metric by itself can vary too seldom to tell; that is no matter of how many blocks there are
+	if unknown && !known {
+		s.Warnings = append(s.Warnings, "too few blocks to tell whether neighbouring ones resemble each other, so "+
+			"intervals treat them as "+
 			"independent; at a lag-1 autocorrelation of 0.5, those of 6 blocks cover 85 % rather than 97 %")
 	}
 	if len(strong) > 0 {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("neighbouring blocks resemble each other strongly (lag-1 autocorrelation over %g) in %s: "+
+		s.Warnings = append(s.Warnings, fmt.Sprintf("neighbouring blocks resemble each other strongly (lag-1 "+
+			"autocorrelation over %g) in %s: "+
 			"intervals are wider for it and may still be too narrow", strongDependence, strings.Join(strong, ", ")))
 	}
 }

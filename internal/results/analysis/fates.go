@@ -94,7 +94,8 @@ func ofTheTrial(r record.Reason) bool {
 
 // behind gives what a subject did of what was asked for, in a trial in which it tripped the gate on the rate itself.
 func behind(t record.Trial) (kept, bool) {
-	if !slices.ContainsFunc(t.Validity.Reasons, func(r record.Reason) bool { return r.Gate == "rate" && r.Cause == ledger.Subject }) {
+	if !slices.ContainsFunc(t.Validity.Reasons,
+		func(r record.Reason) bool { return r.Gate == "rate" && r.Cause == ledger.Subject }) {
 		return kept{}, false
 	}
 	var k kept

@@ -72,7 +72,8 @@ func (d *Difference) half() float64 { return max(d.Value-*d.Lo, *d.Hi-d.Value) }
 
 // byNoise is true of differences that more blocks would resolve, if they are there.
 func byNoise(d *Difference) bool {
-	return d.SmallestVisible != nil && !strings.HasPrefix(d.Unresolved, LagReason) && !strings.HasPrefix(d.Unresolved, LossReason)
+	return d.SmallestVisible != nil && !strings.HasPrefix(d.Unresolved, LagReason) &&
+		!strings.HasPrefix(d.Unresolved, LossReason)
 }
 
 // undecided is a difference of which an answer only says that it is not resolved.

@@ -23,7 +23,8 @@ func (s *Summary) headlines(run record.Run, t *Table) []string {
 		}
 	}
 	add := func(name string) {
-		if other := t.defined.Counterpart(name); told[name] && !slices.Contains(names, name) && !slices.Contains(names, other) {
+		if other := t.defined.Counterpart(name); told[name] && !slices.Contains(names, name) &&
+			!slices.Contains(names, other) {
 			names = append(names, name)
 		}
 	}

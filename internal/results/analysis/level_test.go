@@ -18,8 +18,10 @@ func TestAt(t *testing.T) {
 	}{
 		{nil, ""},
 		{map[string]string{"rate": "1000", "connections": "64"}, "at connections 64, rate 1000"},
-		{map[string]string{"*.from": "struct", "*.operation": "insert", "*.resource": "cluster"}, "for a cluster inserted from decoded form"},
-		{map[string]string{"*.operation": "lookup", "*.resource": "listener", "rate": "5"}, "for a listener at operation lookup, rate 5"},
+		{map[string]string{"*.from": "struct", "*.operation": "insert", "*.resource": "cluster"},
+			"for a cluster inserted from decoded form"},
+		{map[string]string{"*.operation": "lookup", "*.resource": "listener", "rate": "5"},
+			"for a listener at operation lookup, rate 5"},
 	} {
 		if got := s.At(c.level); got != c.want {
 			t.Errorf("%v reads %q, want %q", c.level, got, c.want)

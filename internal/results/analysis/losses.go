@@ -124,7 +124,9 @@ func (s *Summary) lose(t *Table) {
 		}
 	}
 	for _, arm := range slices.Sorted(maps.Keys(beyond)) {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("%s lost more trials than its twins, beyond chance, in %s: what is left is a selection, and its "+
-			"differences are resolved only where no value of the lost trials could change that", arm, strings.Join(beyond[arm], ", ")))
+		s.Warnings = append(s.Warnings, fmt.Sprintf("%s lost more trials than its twins, beyond chance, in %s: what is "+
+			"left is a selection, and its "+
+			"differences are resolved only where no value of the lost trials could change that", arm,
+			strings.Join(beyond[arm], ", ")))
 	}
 }

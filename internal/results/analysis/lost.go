@@ -75,7 +75,8 @@ func (t *Table) missing(key pool, at map[string]string, lost []record.Reason) Mi
 	if at == nil {
 		at = map[string]string{}
 	}
-	m := Missing{Metric: key.metric, Arm: key.arm, Factors: at, Trials: len(t.outcomes[levelArm{key.level, key.arm}]), Lost: len(lost)}
+	m := Missing{Metric: key.metric, Arm: key.arm, Factors: at, Trials: len(t.outcomes[levelArm{key.level, key.arm}]),
+		Lost: len(lost)}
 	type why struct {
 		gate  string
 		cause ledger.Cause
@@ -145,7 +146,8 @@ type gap struct {
 // gaps are the metrics that the answer speaks of and that are missing in an arm at a level, put together by reason and
 // worded.
 func (s *Summary) gaps(run record.Run, t *Table, arm string, at factors) []gap {
-	if failed := t.losses(pool{record.LevelKey(at), arm, ""}); len(failed) > 0 && len(failed) == len(t.outcomes[levelArm{record.LevelKey(at), arm}]) {
+	if failed := t.losses(pool{record.LevelKey(at), arm, ""}); len(failed) > 0 &&
+		len(failed) == len(t.outcomes[levelArm{record.LevelKey(at), arm}]) {
 		return []gap{{"nothing was measured", fmt.Sprintf("all %d trials failed: %s", len(failed), failed[0].Message), true}}
 	}
 	type key struct {

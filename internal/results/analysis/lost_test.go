@@ -15,12 +15,14 @@ import (
 )
 
 // headlines are the metrics that answers of the made runs speak of.
-var headlines = []string{"latency_p50_seconds", "latency_p99_seconds", "throughput_per_second", "bpf_seconds_per_connection", "cpu_seconds_per_connection", "map_bytes"}
+var headlines = []string{"latency_p50_seconds", "latency_p99_seconds", "throughput_per_second",
+	"bpf_seconds_per_connection", "cpu_seconds_per_connection", "map_bytes"}
 
 // late is the reason of a trial whose generator the hypervisor made late: latency and throughput are void, and nothing
 // else.
 func late(share float64) record.Reason {
-	return record.Reason{Gate: "lag", Seen: 0.033, Allowed: 0.025, Message: "client: the generator started late", Cause: ledger.Hypervisor, CauseShare: &share,
+	return record.Reason{Gate: "lag", Seen: 0.033, Allowed: 0.025, Message: "client: the generator started late",
+		Cause: ledger.Hypervisor, CauseShare: &share,
 		Voids: []string{"latency_p50_seconds", "latency_p90_seconds", "latency_p99_seconds", "throughput_per_second"}}
 }
 
@@ -66,14 +68,19 @@ func TestEveryLatencyVoided(t *testing.T) {
 			t.Errorf("%s was voided in every trial, and is given: %+v", metric, e)
 		}
 	}
-	if want := "latency and throughput: not measured, the hypervisor took 24 % of the CPU time"; !strings.Contains(texts(s), want) {
+	if want := "latency and throughput: not measured, the hypervisor took 24 % of " +
+		"the CPU time"; !strings.Contains(texts(s), want) {
 		t.Errorf("no %q in\n%s", want, texts(s))
 	}
 	if want := "candidate adds 3.0"; !strings.Contains(texts(s), want) {
 		t.Errorf("no %q in\n%s", want, texts(s))
 	}
-	i := slices.IndexFunc(s.Missing, func(m analysis.Missing) bool { return m.Metric == "latency_p99_seconds" && m.Arm == "candidate" })
-	if i < 0 || s.Missing[i].Lost != 8 || s.Missing[i].Trials != 8 || s.Missing[i].Cause != ledger.Hypervisor || s.Missing[i].Gate != "lag" {
+	i := slices.IndexFunc(s.Missing, func(m analysis.Missing) bool {
+		return m.Metric == "latency_p99_seconds" &&
+			m.Arm == "candidate"
+	})
+	if i < 0 || s.Missing[i].Lost != 8 || s.Missing[i].Trials != 8 || s.Missing[i].Cause != ledger.Hypervisor ||
+		s.Missing[i].Gate != "lag" {
 		t.Errorf("missing: %+v", s.Missing)
 	}
 }
@@ -88,7 +95,8 @@ func TestOldReasonsVoidEverything(t *testing.T) {
 	}
 	result := late(0)
 	result.Voids, result.Cause, result.CauseShare = []string{}, ledger.Subject, nil
-	if s := summarize(t, run, spoil(trials, everyTrial, result)); !s.Valid || len(s.Missing) != 0 || s.Find("latency_p50_seconds", "candidate", nil) == nil {
+	if s := summarize(t, run, spoil(trials, everyTrial, result)); !s.Valid || len(s.Missing) != 0 ||
+		s.Find("latency_p50_seconds", "candidate", nil) == nil {
 		t.Errorf("a gate that voids nothing took something: %+v", s.Missing)
 	}
 }
@@ -118,7 +126,8 @@ func TestOneLevelSilencesNoOther(t *testing.T) {
 		if !s.Valid {
 			t.Errorf("%s: %q", name, s.InvalidReasons)
 		}
-		for _, want := range []string{"At rate 500: candidate adds 3.", "At rate 1000: candidate adds ", "At rate 4000, candidate: "} {
+		for _, want := range []string{"At rate 500: candidate adds 3.", "At rate 1000: candidate adds ",
+			"At rate 4000, candidate: "} {
 			if !strings.Contains(texts(s), want) {
 				t.Errorf("%s: no %q in\n%s", name, want, texts(s))
 			}
@@ -131,7 +140,8 @@ func TestOneLevelSilencesNoOther(t *testing.T) {
 
 // TestStormSilencesNoOther is a run of tracers whose storm cannot be told.
 func TestStormSilencesNoOther(t *testing.T) {
-	run := record.Run{Schema: record.RunSchema, Experiment: "trace-exec", Question: "Which?", Blocks: 8, Headline: []string{"events_lost", "cpu_seconds_per_kiloevent", "throughput_per_second"}}
+	run := record.Run{Schema: record.RunSchema, Experiment: "trace-exec", Question: "Which?", Blocks: 8,
+		Headline: []string{"events_lost", "cpu_seconds_per_kiloevent", "throughput_per_second"}}
 	var trials []record.Trial
 	share := 0.31
 	for block := range run.Blocks {
@@ -139,10 +149,13 @@ func TestStormSilencesNoOther(t *testing.T) {
 			for _, arm := range []string{record.Direct, record.AA, "tracer"} {
 				p := record.PlannedTrial{Index: len(trials), Block: block, Arm: arm, Factors: map[string]string{"rate": rate}}
 				tr := record.Trial{PlannedTrial: p, Validity: record.Validity{Valid: true}, Metrics: map[string]float64{
-					"events_generated": 1000, "throughput_per_second": 100 + float64(block%3), "events_lost": 0, "events_extra": 0, "cpu_seconds_per_kiloevent": 2e-3 + 1e-5*float64(block%3)}}
+					"events_generated": 1000, "throughput_per_second": 100 + float64(block%3), "events_lost": 0, "events_extra": 0,
+					"cpu_seconds_per_kiloevent": 2e-3 + 1e-5*float64(block%3)}}
 				if rate == "storm" {
-					tr.Validity = record.Validity{Reasons: []record.Reason{{Gate: "drift", Message: "drifted", Cause: ledger.Hypervisor, CauseShare: &share, Voids: []string{"throughput_per_second"}},
-						{Gate: "counts", Message: "the counts do not agree", Cause: ledger.Unknown, Voids: []string{"cpu_seconds_per_kiloevent", "events_extra", "events_generated", "events_lost"}}}}
+					tr.Validity = record.Validity{Reasons: []record.Reason{{Gate: "drift", Message: "drifted",
+						Cause: ledger.Hypervisor, CauseShare: &share, Voids: []string{"throughput_per_second"}},
+						{Gate: "counts", Message: "the counts do not agree", Cause: ledger.Unknown,
+							Voids: []string{"cpu_seconds_per_kiloevent", "events_extra", "events_generated", "events_lost"}}}}
 				}
 				trials, run.Plan = append(trials, tr), append(run.Plan, p)
 			}
@@ -152,7 +165,8 @@ func TestStormSilencesNoOther(t *testing.T) {
 	if !s.Valid {
 		t.Fatalf("invalid: %q", s.InvalidReasons)
 	}
-	for _, want := range []string{"tracer delivered every event.", "tracer: of 16,000 events in 16 trials none was lost", "At rate storm: direct and tracer: throughput: not measured, the hypervisor took 31 % of the CPU time.",
+	for _, want := range []string{"tracer delivered every event.", "tracer: of 16,000 events in 16 trials none was lost",
+		"At rate storm: direct and tracer: throughput: not measured, the hypervisor took 31 % of the CPU time.",
 		"At rate storm: direct and tracer: ", "not measured, the gate counts (the counts do not agree)."} {
 		if !strings.Contains(texts(s), want) {
 			t.Errorf("no %q in\n%s", want, texts(s))
@@ -171,21 +185,29 @@ func TestWithheld(t *testing.T) {
 		lost     int
 		withheld bool
 	}{{3, false}, {4, true}} { // of 12, and a quarter may be
-		s := summarize(t, run, spoil(trials, func(tr record.Trial) bool { return tr.Arm == "candidate" && tr.Block < c.lost }, late(0.2)))
-		i := slices.IndexFunc(s.Estimates, func(e analysis.Estimate) bool { return e.Metric == "latency_p50_seconds" && e.Arm == "candidate" })
+		s := summarize(t, run, spoil(trials, func(tr record.Trial) bool { return tr.Arm == "candidate" && tr.Block < c.lost },
+			late(0.2)))
+		i := slices.IndexFunc(s.Estimates, func(e analysis.Estimate) bool {
+			return e.Metric == "latency_p50_seconds" &&
+				e.Arm == "candidate"
+		})
 		e := s.Estimates[i]
-		if (e.Withheld != "") != c.withheld || e.Blocks != 12-c.lost || e.Planned != 12 || e.Difference.N != 12-c.lost || c.withheld && e.Difference.Resolved {
+		if (e.Withheld != "") != c.withheld || e.Blocks != 12-c.lost || e.Planned != 12 || e.Difference.N != 12-c.lost ||
+			c.withheld && e.Difference.Resolved {
 			t.Errorf("%d lost: %+v, difference %+v", c.lost, e, e.Difference)
 		}
-		if said := strings.Contains(texts(s), "latency and throughput: withheld, the hypervisor took 20 % of the CPU time"); said != c.withheld {
+		if said := strings.Contains(texts(s), "latency and throughput: withheld, the hypervisor took 20 % of "+
+			"the CPU time"); said != c.withheld {
 			t.Errorf("%d lost: %s", c.lost, texts(s))
 		}
 		if e := s.Find("latency_p50_seconds", record.AA, nil); e == nil || e.Difference.N != 12 {
 			t.Errorf("%d lost: the twin has %+v", c.lost, e)
 		}
 	}
-	s := summarize(t, run, spoil(trials, func(tr record.Trial) bool { return tr.Arm == record.Direct && tr.Block < 4 }, late(0.2)))
-	if e := s.Find("latency_p50_seconds", "candidate", nil); e == nil || e.Difference.Resolved || e.Difference.Unresolved != "the baseline's value is withheld" {
+	s := summarize(t, run, spoil(trials, func(tr record.Trial) bool { return tr.Arm == record.Direct && tr.Block < 4 },
+		late(0.2)))
+	if e := s.Find("latency_p50_seconds", "candidate", nil); e == nil || e.Difference.Resolved ||
+		e.Difference.Unresolved != "the baseline's value is withheld" {
 		t.Errorf("a difference to what is withheld: %+v", e)
 	}
 	if want := "in the baseline, latency and throughput: withheld"; !strings.Contains(texts(s), want) {
@@ -198,7 +220,8 @@ func TestWithheld(t *testing.T) {
 func TestDidNotKeepUp(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	run.Headline = headlines
-	slow := record.Reason{Gate: "rate", Seen: 0.6, Allowed: 0.99, Message: "60 % in time", Cause: ledger.Subject, Voids: []string{"latency_p50_seconds", "latency_p90_seconds", "latency_p99_seconds"}}
+	slow := record.Reason{Gate: "rate", Seen: 0.6, Allowed: 0.99, Message: "60 % in time", Cause: ledger.Subject,
+		Voids: []string{"latency_p50_seconds", "latency_p90_seconds", "latency_p99_seconds"}}
 	trials = spoil(trials, func(tr record.Trial) bool { return tr.Arm == "candidate" }, slow)
 	for i := range trials {
 		if trials[i].Arm == "candidate" {
@@ -210,7 +233,8 @@ func TestDidNotKeepUp(t *testing.T) {
 		}
 	}
 	s := summarize(t, run, trials)
-	for _, want := range []string{"it did not keep up: 1,200/s of 2,000/s", "latency: not measured, the rate was not reached, and a queue built up", "throughput is 796 /s [794, 798] lower"} {
+	for _, want := range []string{"it did not keep up: 1,200/s of 2,000/s",
+		"latency: not measured, the rate was not reached, and a queue built up", "throughput is 796 /s [794, 798] lower"} {
 		if !strings.Contains(texts(s), want) {
 			t.Errorf("no %q in\n%s", want, texts(s))
 		}
@@ -236,7 +260,8 @@ func TestAttempts(t *testing.T) {
 		}
 	}
 	s := summarize(t, run, again)
-	if s.Trials.Planned != 24 || s.Trials.Done != 24 || s.Trials.Valid != 24 || s.Trials.Attempts != 27 || s.Partial || s.Blocks != 8 || len(s.Trials.Excluded) != 0 || len(s.Missing) != 0 {
+	if s.Trials.Planned != 24 || s.Trials.Done != 24 || s.Trials.Valid != 24 || s.Trials.Attempts != 27 || s.Partial ||
+		s.Blocks != 8 || len(s.Trials.Excluded) != 0 || len(s.Missing) != 0 {
 		t.Errorf("%+v, partial %t, %d blocks, missing %+v", s.Trials, s.Partial, s.Blocks, s.Missing)
 	}
 	a, err := json.Marshal(s.Estimates)
@@ -257,7 +282,8 @@ func TestAttempts(t *testing.T) {
 		}
 	}
 	s = summarize(t, run, again)
-	if e := s.Find("latency_p50_seconds", "candidate", nil); e == nil || e.N != 7 || e.Planned != 8 || s.Trials.Invalid != 3 || !strings.Contains(s.Trials.Excluded[0].Why, "(run 2 times)") {
+	if e := s.Find("latency_p50_seconds", "candidate", nil); e == nil || e.N != 7 || e.Planned != 8 ||
+		s.Trials.Invalid != 3 || !strings.Contains(s.Trials.Excluded[0].Why, "(run 2 times)") {
 		t.Errorf("%+v, trials %+v", e, s.Trials)
 	}
 	if v := s.Trials.Excluded[0].Voids; len(v) == 0 || slices.Contains(v, "cpu_seconds_per_connection") {

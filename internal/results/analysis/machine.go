@@ -21,7 +21,8 @@ type Budget struct {
 	Trials         int
 	Capacity, Idle float64      // seconds
 	Parts          []BudgetPart // in the order of BudgetParts, those that are not 0; with Idle they sum to Capacity
-	Unplaced       float64      // seconds of eBPF programs that stay in other parts, for want of samples; 0: none worth a word
+	// seconds of eBPF programs that stay in other parts, for want of samples; 0: none worth a word
+	Unplaced float64
 }
 
 // Held is what the groups of one role (app, load, subject) hold at the end of the window: the mean of the valid trials
@@ -232,7 +233,8 @@ func subjectPrograms(t record.Trial) map[uint32]bool {
 const minPlaced = 25
 
 // rolePart is the part that the groups of a role belong to.
-var rolePart = map[string]string{"app": "application processes", "load": "load generator", "subject": "subject's processes"}
+var rolePart = map[string]string{"app": "application processes", "load": "load generator",
+	"subject": "subject's processes"}
 
 // memoryFields are what a group holds, in the order of the table; the first four are the parts of hard and soft memory.
 var memoryFields = []struct {

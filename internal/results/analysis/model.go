@@ -40,12 +40,14 @@ func fitModel(t *Table, metric, arm string, names []string) (Model, bool) {
 		}
 		level := record.LevelKey(at)
 		for _, b := range t.blocks(level, hasMetric(metric), arm) {
-			observations = append(observations, stats.Observation{X: x, Y: t.cells[cell{level, arm, b}].metrics[metric], Block: b})
+			observations = append(observations, stats.Observation{X: x, Y: t.cells[cell{level, arm, b}].metrics[metric],
+				Block: b})
 		}
 	}
 	line, err := stats.FitLine(observations)
 	if err != nil {
-		return Model{}, false // too few levels, or factors that move together: there is no model, which is no failure of the run
+		// too few levels, or factors that move together: there is no model, which is no failure of the run
+		return Model{}, false
 	}
 	unit := t.defined.Of(metric).Unit
 	m := Model{

@@ -40,7 +40,8 @@ func TestOwnUseIsNoDifference(t *testing.T) {
 	}
 	const hard = "memory_hard_bytes" // which every ledger with memory has
 	without := answer(hard)
-	if with := answer(hard, "subject_cpus", "subject_bpf_cpus", "memory_anon_bytes", "memory_kernel_bytes"); with != without {
+	if with := answer(hard, "subject_cpus", "subject_bpf_cpus", "memory_anon_bytes",
+		"memory_kernel_bytes"); with != without {
 		t.Errorf("got  %s\nwant %s", with, without)
 	}
 	if picked := answer(hard, "queue_count"); picked == without {

@@ -104,7 +104,8 @@ func TestCourses(t *testing.T) {
 func TestLadderAnswers(t *testing.T) {
 	rungs := []string{"nothing", "little", "much"}
 	values := map[string][]float64{
-		record.Direct: {1e-7, 1e-6, 1e-3}, record.AA: {1e-7, 1e-6, 1e-3}, "slow": {1e-5, 3e-6, 1e-3}, "same": {1e-7, 1e-6, 1e-3},
+		record.Direct: {1e-7, 1e-6, 1e-3}, record.AA: {1e-7, 1e-6, 1e-3}, "slow": {1e-5, 3e-6, 1e-3},
+		"same": {1e-7, 1e-6, 1e-3},
 		"fast": {1e-7, 1e-6, 1e-4},
 	}
 	run := record.Run{Schema: record.RunSchema, Experiment: "mine", Question: "How long?", Blocks: 8}

@@ -47,7 +47,8 @@ func (s *Summary) pool(t *Table, at factors, bursts map[string]float64) {
 	}) {
 		share := shares[key]
 		e := Estimate{
-			Metric: key.metric, Unit: t.defined.Of(key.metric).Unit, Rank: t.defined.Of(key.metric).Rank, Arm: key.arm, Factors: at, Value: share.Value,
+			Metric: key.metric, Unit: t.defined.Of(key.metric).Unit, Rank: t.defined.Of(key.metric).Rank, Arm: key.arm,
+			Factors: at, Value: share.Value,
 			N: share.Samples, Trials: share.Trials, Method: PooledMethod,
 		}
 		if share.HasInterval {

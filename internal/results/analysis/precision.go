@@ -83,7 +83,8 @@ func Enough(run record.Run, trials []record.Trial) (bool, string, error) {
 	if more := len(wide) - most; more > 0 {
 		named += fmt.Sprintf(" and %d more", more)
 	}
-	return false, fmt.Sprintf("%d of %d intervals are wider than %.3g %%: %s", len(wide), all, 100*run.Precision.Target, named), nil
+	return false, fmt.Sprintf("%d of %d intervals are wider than %.3g %%: %s", len(wide), all, 100*run.Precision.Target,
+		named), nil
 }
 
 func interval(value float64, lo, hi *float64) stats.Estimate {

@@ -27,12 +27,14 @@ func TestEnough(t *testing.T) {
 		t.Errorf("not precise: %s", why)
 	}
 	ok, why := enough(truth, 0.001, "latency_p50_seconds", "cpu_seconds_per_connection")
-	if ok || !strings.Contains(why, "intervals are wider than 0.1 %: ") || !strings.Contains(why, "CPU per connection of direct (") {
+	if ok || !strings.Contains(why, "intervals are wider than 0.1 %: ") ||
+		!strings.Contains(why, "CPU per connection of direct (") {
 		t.Errorf("precise to 0.1 %%: %q", why)
 	}
 	noisy := truth
 	noisy.Noise = 30e-6
-	if ok, why := enough(noisy, 0.05, "bpf_seconds_per_connection"); !ok { // which the noise of latency does not touch, and the baseline has none of
+	// which the noise of latency does not touch, and the baseline has none of
+	if ok, why := enough(noisy, 0.05, "bpf_seconds_per_connection"); !ok {
 		t.Errorf("not precise: %s", why)
 	}
 	if ok, _ := enough(noisy, 0.05, "latency_p50_seconds"); ok {
@@ -68,8 +70,10 @@ func TestEnoughAndGates(t *testing.T) {
 	truth := plain
 	truth.Blocks = 12
 	run, trials := analysistest.Quickstart(truth)
-	run.Headline, run.Precision = headlines, &record.Precision{Target: 0.1, Metrics: []string{"latency_p50_seconds", "bpf_seconds_per_connection"}}
-	if ok, why, err := analysis.Enough(run, spoil(trials, everyTrial, late(0.2))); ok || err != nil || !strings.Contains(why, "the hypervisor took 20 % of the CPU time") {
+	run.Headline, run.Precision = headlines, &record.Precision{Target: 0.1,
+		Metrics: []string{"latency_p50_seconds", "bpf_seconds_per_connection"}}
+	if ok, why, err := analysis.Enough(run, spoil(trials, everyTrial, late(0.2))); ok || err != nil ||
+		!strings.Contains(why, "the hypervisor took 20 % of the CPU time") {
 		t.Errorf("%v, %q, %v", ok, why, err)
 	}
 	slow := late(0)

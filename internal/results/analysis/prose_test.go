@@ -49,7 +49,8 @@ func TestStanding(t *testing.T) {
 }
 
 func TestTimes(t *testing.T) {
-	for x, want := range map[float64]string{1.44: "1.4", 9.94: "9.9", 27.4: "27", 999: "999", 1000: "1,000", 6320: "6,300", 12_345: "12,300"} {
+	for x, want := range map[float64]string{1.44: "1.4", 9.94: "9.9", 27.4: "27", 999: "999", 1000: "1,000", 6320: "6,300",
+		12_345: "12,300"} {
 		if got := Times(x); got != want {
 			t.Errorf("Times(%g) = %s, want %s", x, got, want)
 		}

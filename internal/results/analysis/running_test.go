@@ -33,7 +33,8 @@ func stalled(blocks int, disturbed int64) (record.Run, []record.Trial) {
 					"latency_p50_seconds": 5e-3 + noise, "latency_running_p50_seconds": quiet,
 					"latency_p99_seconds": 50e-3 + noise, "own_lag_running_p50_seconds": 1e-6,
 				},
-				Loads: map[string]load.Result{"client": {Running: &load.Running{Disturbed: disturbed, Undisturbed: 100_000 - disturbed}}},
+				Loads: map[string]load.Result{"client": {Running: &load.Running{Disturbed: disturbed,
+					Undisturbed: 100_000 - disturbed}}},
 			})
 		}
 	}

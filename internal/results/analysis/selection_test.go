@@ -84,11 +84,13 @@ func TestLosses(t *testing.T) {
 				t.Fatalf("losses: %+v", s.Losses)
 			}
 			if i >= 0 {
-				if l := s.Losses[i]; l.Planned != 18 || l.Lost != c.lose-c.again || l.Repeated != c.again || l.By["lag"] != l.Lost || l.Beyond != c.beyond {
+				if l := s.Losses[i]; l.Planned != 18 || l.Lost != c.lose-c.again || l.Repeated != c.again ||
+					l.By["lag"] != l.Lost || l.Beyond != c.beyond {
 					t.Errorf("%+v", l)
 				}
 			}
-			if warned := strings.Contains(strings.Join(s.Warnings, "\n"), "candidate lost more trials than its twins"); warned != c.beyond {
+			if warned := strings.Contains(strings.Join(s.Warnings, "\n"),
+				"candidate lost more trials than its twins"); warned != c.beyond {
 				t.Errorf("warnings: %q", s.Warnings)
 			}
 			if d := s.Find("latency_p50_seconds", record.AA, nil).Difference; d.Lost != 0 || len(d.Unresolved) == 0 {
@@ -112,7 +114,8 @@ func TestLossesAgree(t *testing.T) {
 		by, gate      string
 		cause         ledger.Cause
 	}{
-		{"to one gate, then to another", voids("drift", ledger.Hypervisor), voids("lag", ledger.Generator), "drift (hypervisor)", "drift", ledger.Hypervisor},
+		{"to one gate, then to another", voids("drift", ledger.Hypervisor), voids("lag", ledger.Generator),
+			"drift (hypervisor)", "drift", ledger.Hypervisor},
 		{"it failed, then a gate", failed, voids("lag", ledger.Neighbour), "lag (neighbour)", "lag", ledger.Neighbour},
 		{"a gate, then it failed", voids("lag", ledger.Neighbour), failed, "lag (neighbour)", "lag", ledger.Neighbour},
 		{"it failed twice", failed, failed, "failed", "", ledger.Hypervisor},
@@ -129,13 +132,16 @@ func TestLossesAgree(t *testing.T) {
 				}
 			}
 			s := summarize(t, run, append(trials, again...))
-			i := slices.IndexFunc(s.Losses, func(l analysis.Loss) bool { return slices.Contains(l.Metrics, "latency_p50_seconds") })
+			i := slices.IndexFunc(s.Losses, func(l analysis.Loss) bool {
+				return slices.Contains(l.Metrics, "latency_p50_seconds")
+			})
 			k := slices.IndexFunc(s.Missing, func(m analysis.Missing) bool { return m.Metric == "latency_p50_seconds" })
 			if i < 0 || k < 0 {
 				t.Fatalf("losses %+v, missing %+v", s.Losses, s.Missing)
 			}
 			l, m := s.Losses[i], s.Missing[k]
-			if l.Lost != 12 || l.By[c.by] != 12 || m.Lost != l.Lost || m.Trials != l.Planned || m.Gate != c.gate || m.Cause != c.cause {
+			if l.Lost != 12 || l.By[c.by] != 12 || m.Lost != l.Lost || m.Trials != l.Planned || m.Gate != c.gate ||
+				m.Cause != c.cause {
 				t.Errorf("losses %+v, missing %+v", l, m)
 			}
 		})
@@ -169,7 +175,8 @@ func TestWholeBlocks(t *testing.T) {
 		}, 2, 2, true},
 		{"the arm alone", []spoil{{3, everybody[2:], steal}}, 1, 0, false},
 		{"without the twin", []spoil{{3, []string{record.Direct, "candidate"}, steal}}, 1, 0, false},
-		{"one whole, and the baseline alone in another", []spoil{{3, everybody, steal}, {7, everybody[:1], steal}}, 2, 1, false},
+		{"one whole, and the baseline alone in another", []spoil{{3, everybody, steal}, {7, everybody[:1], steal}}, 2,
+			1, false},
 		{"by the generator", []spoil{{3, everybody, []record.Validity{late(ledger.Generator)}}}, 1, 0, false},
 		{"in the arm by nobody who is known", []spoil{
 			{3, everybody[:2], steal}, {3, everybody[2:], []record.Validity{late("")}},
@@ -184,7 +191,8 @@ func TestWholeBlocks(t *testing.T) {
 			{3, everybody[2:], []record.Validity{{Reasons: slices.Concat(steal[0].Reasons, late(ledger.Subject).Reasons)}}},
 		}, 1, 0, false},
 		{"by failing", []spoil{{3, everybody, []record.Validity{failed}}}, 1, 0, false},
-		{"by failing in the second attempt", []spoil{{3, everybody, []record.Validity{late(ledger.Hypervisor), failed}}}, 1, 0, false},
+		{"by failing in the second attempt", []spoil{{3, everybody, []record.Validity{late(ledger.Hypervisor), failed}}}, 1,
+			0, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			truth := eighteen
@@ -215,7 +223,8 @@ func TestWholeBlocks(t *testing.T) {
 			if c.resolved && (d.RestLo == nil || *d.RestLo != *d.Lo || *d.RestHi != *d.Hi) || c.whole == 0 && d.RestLo != nil {
 				t.Errorf("the worst case of the rest is %v to %v", d.RestLo, d.RestHi)
 			}
-			if said := strings.Contains(strings.Join(e.Notes, ""), "that this arm and both twins lost to"); said != (c.whole > 0) {
+			if said := strings.Contains(strings.Join(e.Notes, ""),
+				"that this arm and both twins lost to"); said != (c.whole > 0) {
 				t.Errorf("notes %q", e.Notes)
 			}
 		})
@@ -255,7 +264,8 @@ func TestVisibleIsOfTheArm(t *testing.T) {
 	s := summarize(t, run, trials)
 	twins, _ := s.Visible("own", nil)
 	e := s.Find("own", "candidate", nil)
-	if own, ok := s.VisibleIn(e); !ok || own <= twins || own != *e.Difference.SmallestVisible || own < (*e.Difference.Hi-*e.Difference.Lo)/2 {
+	if own, ok := s.VisibleIn(e); !ok || own <= twins || own != *e.Difference.SmallestVisible ||
+		own < (*e.Difference.Hi-*e.Difference.Lo)/2 {
 		t.Errorf("visible %g, of the twins %g: %+v", own, twins, e.Difference)
 	}
 }
@@ -282,7 +292,8 @@ func TestDependentBlocks(t *testing.T) {
 	alone, a := width(1)
 	together, b := width(5) // five blocks in a row share their noise
 	if *a.Effective < 25 || *b.Effective > 15 || together < 1.4*alone {
-		t.Errorf("independent: %.3g blocks, width %.3g; five alike: %.3g blocks, width %.3g", *a.Effective, alone, *b.Effective, together)
+		t.Errorf("independent: %.3g blocks, width %.3g; five alike: %.3g blocks, width %.3g", *a.Effective, alone,
+			*b.Effective, together)
 	}
 }
 
@@ -303,7 +314,8 @@ func TestWithheldQuantile(t *testing.T) {
 	trials[i].Loads = map[string]load.Result{"client": l}
 	s := summarize(t, run, trials)
 	e := s.Find("latency_p99_seconds", "candidate", nil)
-	if e.Difference.Lost != 1 || e.N != 17 || !strings.Contains(strings.Join(e.Notes, ""), "blocks without a value had too few samples") {
+	if e.Difference.Lost != 1 || e.N != 17 ||
+		!strings.Contains(strings.Join(e.Notes, ""), "blocks without a value had too few samples") {
 		t.Errorf("%d lost, notes %q", e.Difference.Lost, e.Notes)
 	}
 	if e := s.Find("latency_p50_seconds", "candidate", nil); e.Difference.Lost != 0 || len(e.Notes) != 0 {
@@ -319,14 +331,16 @@ func TestClusteredShares(t *testing.T) {
 		if trials[i].Arm == "candidate" {
 			in += 1000
 		}
-		trials[i].Counts = map[string]record.Count{"failed_connect_share": {In: in, Of: 10_000}, "wrong_connect_share": {In: 0, Of: 10_000}}
+		trials[i].Counts = map[string]record.Count{"failed_connect_share": {In: in, Of: 10_000},
+			"wrong_connect_share": {In: 0, Of: 10_000}}
 	}
 	s := summarize(t, run, trials)
 	e := s.Find("failed_connect_share", "candidate", nil)
 	if e.Trials != 18 || e.N != 180_000 || e.DesignEffect == nil || *e.DesignEffect < 2 {
 		t.Errorf("%+v", e)
 	}
-	if d := e.Difference; d == nil || !d.Resolved || d.Value < 0.099 || d.Value > 0.101 || d.SmallestVisible == nil || *d.SmallestVisible <= 0 {
+	if d := e.Difference; d == nil || !d.Resolved || d.Value < 0.099 || d.Value > 0.101 || d.SmallestVisible == nil ||
+		*d.SmallestVisible <= 0 {
 		t.Errorf("%+v", d)
 	}
 	if d := s.Find("failed_connect_share", record.AA, nil).Difference; d.Resolved {
@@ -345,7 +359,8 @@ func TestModelByBlock(t *testing.T) {
 	swept.Rates = []string{"500", "1000", "2000", "4000"}
 	run, trials := analysistest.Quickstart(swept)
 	for i := range trials {
-		trials[i].Metrics["curve"] = map[string]float64{"500": 23.6, "1000": 35.5, "2000": 69.6, "4000": 80}[trials[i].Factors["rate"]] * (1 + 0.05*float64(trials[i].Block%3))
+		trials[i].Metrics["curve"] = map[string]float64{"500": 23.6, "1000": 35.5, "2000": 69.6,
+			"4000": 80}[trials[i].Factors["rate"]] * (1 + 0.05*float64(trials[i].Block%3))
 		if trials[i].Block == 1 && trials[i].Factors["rate"] == "4000" {
 			delete(trials[i].Metrics, "cpu_seconds")
 		}
@@ -353,7 +368,8 @@ func TestModelByBlock(t *testing.T) {
 	run.Metrics = append(run.Metrics, metric.Definition{Name: "curve", Unit: quantity.Count, Cost: true})
 	models := summarize(t, run, trials).Models
 	find := func(metric string) analysis.Model {
-		return models[slices.IndexFunc(models, func(m analysis.Model) bool { return m.Metric == metric && m.Arm == "candidate" })]
+		return models[slices.IndexFunc(models,
+			func(m analysis.Model) bool { return m.Metric == metric && m.Arm == "candidate" })]
 	}
 	if m := find("cpu_seconds"); m.Method != "least squares by block, t over blocks" || m.Blocks != 7 || !m.Linear {
 		t.Errorf("%+v", m)

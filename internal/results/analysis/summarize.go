@@ -29,7 +29,8 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	s := &Summary{
 		Schema: Schema, Experiment: run.Experiment, Question: run.Question, Baseline: run.Baseline, Seed: run.Seed,
 		InvalidReasons: []string{}, Missing: []Missing{}, Stopped: run.Stopped, NotRepeated: run.NotRepeated,
-		Estimates: []Estimate{}, MDE: []MDE{}, Models: []Model{}, Answers: []Answer{}, Warnings: []string{}, Absent: run.Absent, Phrases: run.Phrases,
+		Estimates: []Estimate{}, MDE: []MDE{}, Models: []Model{}, Answers: []Answer{}, Warnings: []string{},
+		Absent: run.Absent, Phrases: run.Phrases,
 	}
 	trials, left := bounded(run, trials)
 	s.warnOfBounds(left)
@@ -95,8 +96,9 @@ type Table struct {
 	loads     map[string]bool               // by name
 	pools     map[pool]map[int]record.Count // by block
 
-	outcomes map[levelArm]map[int]*outcome // by block, of the trials that were run, however often; one that was interrupted was not
-	selected map[armMetric]bool            // whose losses are beyond chance
+	// by block, of the trials that were run, however often; one that was interrupted was not
+	outcomes map[levelArm]map[int]*outcome
+	selected map[armMetric]bool // whose losses are beyond chance
 }
 
 // pool is a metric of an arm at a level.
@@ -206,7 +208,8 @@ func newTable(run record.Run, trials []record.Trial, s *Summary) *Table {
 		slices.Sort(blocks)
 	}
 	if unreadable > 0 {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("%d histograms could not be read; quantiles from them are missing", unreadable))
+		s.Warnings = append(s.Warnings, fmt.Sprintf("%d histograms could not be read; quantiles from them are missing",
+			unreadable))
 	}
 	t.Levels = slices.SortedFunc(maps.Values(levels), compareFactors)
 	t.Arms = slices.SortedFunc(maps.Keys(arms), CompareArms)
@@ -378,7 +381,8 @@ func (s *Summary) warnOfTwins() {
 		}
 	}
 	if len(apart) > 1 && 10*len(apart) > all {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("the A/A twins differ in %d of %d metrics (%s): the machine was not steady, and small differences mean little",
+		s.Warnings = append(s.Warnings, fmt.Sprintf("the A/A twins differ in %d of %d metrics (%s): the machine was not "+
+			"steady, and small differences mean little",
 			len(apart), all, strings.Join(slices.Compact(apart), ", ")))
 	}
 }
@@ -387,12 +391,14 @@ func (s *Summary) warnOfTwins() {
 func (s *Summary) warnOfOthers(trials []record.Trial) {
 	n := 0
 	for _, t := range trials {
-		if t.Ledger != nil && slices.ContainsFunc(t.Ledger.Warnings, func(w ledger.Warning) bool { return w.Code == record.OtherRun }) {
+		if t.Ledger != nil && slices.ContainsFunc(t.Ledger.Warnings,
+			func(w ledger.Warning) bool { return w.Code == record.OtherRun }) {
 			n++
 		}
 	}
 	if n > 0 {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("another run of tare was under way on this machine in %d of %d trials, and the two disturb each other: run it again alone", n, len(trials)))
+		s.Warnings = append(s.Warnings, fmt.Sprintf("another run of tare was under way on this machine in %d of %d trials, "+
+			"and the two disturb each other: run it again alone", n, len(trials)))
 	}
 }
 

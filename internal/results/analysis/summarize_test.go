@@ -37,8 +37,10 @@ func summarize(t *testing.T, run record.Run, trials []record.Trial) *analysis.Su
 func TestSummarizeFindsWhatIsThere(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	s := summarize(t, run, trials)
-	if !s.Valid || s.Partial || s.Blocks != 8 || s.Trials.Valid != 24 || s.Trials.Planned != 24 || len(s.Trials.Excluded) != 0 || len(s.Warnings) != 1 {
-		t.Errorf("valid %t, partial %t, %d blocks, trials %+v, warnings %q", s.Valid, s.Partial, s.Blocks, s.Trials, s.Warnings)
+	if !s.Valid || s.Partial || s.Blocks != 8 || s.Trials.Valid != 24 || s.Trials.Planned != 24 ||
+		len(s.Trials.Excluded) != 0 || len(s.Warnings) != 1 {
+		t.Errorf("valid %t, partial %t, %d blocks, trials %+v, warnings %q", s.Valid, s.Partial, s.Blocks, s.Trials,
+			s.Warnings)
 	}
 	for _, c := range []struct {
 		metric, arm string
@@ -66,7 +68,8 @@ func TestSummarizeFindsWhatIsThere(t *testing.T) {
 	if e := s.Find("latency_p999_seconds", "direct", nil); e != nil {
 		t.Errorf("4000 requests gave a p99.9: %+v", e)
 	}
-	if e := s.Find("map_bytes", "candidate", nil); e == nil || e.Value != 1.2e6 || e.Difference != nil || e.Baseline != "" {
+	if e := s.Find("map_bytes", "candidate", nil); e == nil || e.Value != 1.2e6 || e.Difference != nil ||
+		e.Baseline != "" {
 		t.Errorf("what the baseline does not have needs no difference: %+v", e)
 	}
 	if r := s.Find("latency_p50_seconds", "candidate", nil).Ratio; r == nil || r.Value < 1.1 || r.Value > 1.2 {
@@ -98,7 +101,8 @@ func TestAnswers(t *testing.T) {
 			"; p50 is 12", "] higher; ", "; 1.20 MB of maps. Not resolved: CPU time per connection (smallest visible "}},
 		{name: "noise", truth: noisy, want: []string{", p50 (smallest visible ", ") and p99 (smallest visible "}},
 		{name: "another experiment", truth: plain, alter: own, want: []string{"candidate adds 3.0"}},
-		{name: "few blocks", truth: fewer, want: []string{"candidate adds 3.2", " us (no interval) of kernel time", "Not resolved (4 of the 6 blocks that an interval needs): CPU time per connection, p50 and p99."}},
+		{name: "few blocks", truth: fewer, want: []string{"candidate adds 3.2", " us (no interval) of kernel time",
+			"Not resolved (4 of the 6 blocks that an interval needs): CPU time per connection, p50 and p99."}},
 		{name: "levels", truth: swept, want: []string{"At rate 500: candidate adds", "At rate 1000: ", "At rate 2000: "}},
 		{name: "partial", truth: plain, drop: 3, want: []string{"From a partial run (21 of 24 trials): candidate adds"}},
 	} {
@@ -118,7 +122,8 @@ func TestAnswers(t *testing.T) {
 				}
 				for _, e := range a.Evidence {
 					metric, arm, _ := strings.Cut(e, " ")
-					if !slices.ContainsFunc(s.Estimates, func(e analysis.Estimate) bool { return e.Metric == metric && e.Arm == arm }) {
+					if !slices.ContainsFunc(s.Estimates,
+						func(e analysis.Estimate) bool { return e.Metric == metric && e.Arm == arm }) {
 						t.Errorf("the evidence %q is no estimate", e)
 					}
 				}
@@ -154,7 +159,8 @@ func TestLagGate(t *testing.T) {
 		truth.Lag, truth.ExtraLag = c.lag, c.extra
 		s := summarize2(t, truth)
 		e := s.Find("latency_p50_seconds", "candidate", nil)
-		if e.Difference.Resolved != c.resolved || !strings.Contains(e.Difference.Unresolved, c.because) || !strings.Contains(strings.Join(e.Notes, ""), c.note) || (c.note == "") != (len(e.Notes) == 0) {
+		if e.Difference.Resolved != c.resolved || !strings.Contains(e.Difference.Unresolved, c.because) ||
+			!strings.Contains(strings.Join(e.Notes, ""), c.note) || (c.note == "") != (len(e.Notes) == 0) {
 			t.Errorf("%s: %+v, notes %q", c.name, e.Difference, e.Notes)
 		}
 		if b := s.Find("bpf_seconds_per_connection", "candidate", nil); !b.Difference.Resolved {
@@ -212,7 +218,8 @@ func TestTrialsLeftOut(t *testing.T) {
 				trials[i].Validity = record.Validity{Failed: "the server died: exit status 1"}
 				trials[i].Ledger, trials[i].Metrics, trials[i].Loads = nil, nil, nil
 			} else {
-				trials[i].Validity = record.Validity{Reasons: []record.Reason{{Gate: "rate", Seen: 0.9, Allowed: 0.99, Message: "90 % of the rate was reached: lower the rate"}}}
+				trials[i].Validity = record.Validity{Reasons: []record.Reason{{Gate: "rate", Seen: 0.9, Allowed: 0.99,
+					Message: "90 % of the rate was reached: lower the rate"}}}
 			}
 		}
 		return trials
@@ -223,7 +230,8 @@ func TestTrialsLeftOut(t *testing.T) {
 	if !s.Valid || s.Trials.Failed != 1 || s.Trials.Invalid != 1 || s.Trials.Valid != 22 || s.Blocks != 6 {
 		t.Errorf("two left out: valid %t %q, %+v, %d blocks", s.Valid, s.InvalidReasons, s.Trials, s.Blocks)
 	}
-	if len(s.Trials.Excluded) != 2 || !strings.Contains(s.Trials.Excluded[0].Why, "lower the rate") || !strings.Contains(s.Trials.Excluded[1].Why, "exit status 1") {
+	if len(s.Trials.Excluded) != 2 || !strings.Contains(s.Trials.Excluded[0].Why, "lower the rate") ||
+		!strings.Contains(s.Trials.Excluded[1].Why, "exit status 1") {
 		t.Errorf("excluded: %+v", s.Trials.Excluded)
 	}
 	if e := s.Find("latency_p50_seconds", "candidate", nil); e.N != 6 || e.Difference.N != 6 {
@@ -234,7 +242,8 @@ func TestTrialsLeftOut(t *testing.T) {
 	}
 
 	s = summarize(t, run, spoil(trials, "candidate", 3))
-	if s.Valid || len(s.InvalidReasons) != 1 || !strings.Contains(s.InvalidReasons[0], "arm candidate lost 3 of 8 trials, and an interval needs 6; 2 of them failed: the server died") {
+	if s.Valid || len(s.InvalidReasons) != 1 || !strings.Contains(s.InvalidReasons[0],
+		"arm candidate lost 3 of 8 trials, and an interval needs 6; 2 of them failed: the server died") {
 		t.Errorf("three left out: %q", s.InvalidReasons)
 	}
 	if len(s.Answers) != 1 || !strings.HasPrefix(s.Answers[0].Answer, "No answer: the run is invalid. ") {
@@ -297,7 +306,8 @@ func TestOddRuns(t *testing.T) {
 				t.Errorf("resolved without a twin: %+v", e)
 			}
 		}
-		if c.name == "histograms that are none" && !strings.Contains(strings.Join(s.Warnings, ""), "48 histograms could not be read") {
+		if c.name == "histograms that are none" &&
+			!strings.Contains(strings.Join(s.Warnings, ""), "48 histograms could not be read") {
 			t.Errorf("%s: warnings %q", c.name, s.Warnings)
 		}
 	}
@@ -313,7 +323,8 @@ func TestModels(t *testing.T) {
 		t.Fatalf("no model of cpu_seconds among %d", len(s.Models))
 	}
 	m := s.Models[i]
-	if slope := m.Terms[1]; slope.Name != "rate" || *slope.Lo > 55e-6 || *slope.Hi < 55e-6 || !m.Linear || m.R2 < 0.99 || m.ValidRange["rate"] != [2]float64{500, 4000} {
+	if slope := m.Terms[1]; slope.Name != "rate" || *slope.Lo > 55e-6 || *slope.Hi < 55e-6 || !m.Linear || m.R2 < 0.99 ||
+		m.ValidRange["rate"] != [2]float64{500, 4000} {
 		t.Errorf("%+v", m)
 	}
 	var rates []string
@@ -373,7 +384,8 @@ func TestNoFactors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if text := string(data); strings.Contains(text, `"factors":null`) || !strings.Contains(text, `"factors":{}`) || len(s.Trials.Excluded) != 1 {
+	if text := string(data); strings.Contains(text, `"factors":null`) || !strings.Contains(text, `"factors":{}`) ||
+		len(s.Trials.Excluded) != 1 {
 		t.Errorf("%d trials left out; %s", len(s.Trials.Excluded), text)
 	}
 }

@@ -12,11 +12,12 @@ const Schema = "tare.summary/v1"
 
 // Summary is summary.json.
 type Summary struct {
-	Schema         string     `json:"schema"`
-	Experiment     string     `json:"experiment"`
-	Question       string     `json:"question"`
-	Baseline       string     `json:"baseline,omitempty"` // the subject that the arms direct and aa run; none where they run no subject
-	Partial        bool       `json:"partial"`            // the run was interrupted: fewer trials than planned
+	Schema     string `json:"schema"`
+	Experiment string `json:"experiment"`
+	Question   string `json:"question"`
+	// the subject that the arms direct and aa run; none where they run no subject
+	Baseline       string     `json:"baseline,omitempty"`
+	Partial        bool       `json:"partial"` // the run was interrupted: fewer trials than planned
 	Valid          bool       `json:"valid"`
 	InvalidReasons []string   `json:"invalid_reasons"`
 	Blocks         int        `json:"blocks"` // complete blocks
@@ -35,15 +36,17 @@ type Summary struct {
 	Placements []Placement `json:"placements,omitempty"` // who is charged for what ran, where guests tell
 	Answers    []Answer    `json:"answers"`
 	// Verdicts are what became of the assertions of the run, in their order.
-	Verdicts    []Verdict         `json:"verdicts,omitempty"`
-	Missing     []Missing         `json:"missing"` // metrics that were withheld, and why
-	Trials      Trials            `json:"trials"`
-	Self        Self              `json:"self"`
-	Absent      map[string]string `json:"absent,omitempty"` // arms that did not run, for their program is not installed, and why
-	Warnings    []string          `json:"warnings"`
-	Phrases     []record.Phrase   `json:"phrases,omitempty"`      // how levels read in sentences
-	Stopped     string            `json:"stopped,omitempty"`      // why a run ended that has no number of blocks of its own
-	NotRepeated string            `json:"not_repeated,omitempty"` // spoiled trials that were not run again
+	Verdicts []Verdict `json:"verdicts,omitempty"`
+	Missing  []Missing `json:"missing"` // metrics that were withheld, and why
+	Trials   Trials    `json:"trials"`
+	Self     Self      `json:"self"`
+	// arms that did not run, for their program is not installed, and why
+	Absent   map[string]string `json:"absent,omitempty"`
+	Warnings []string          `json:"warnings"`
+	Phrases  []record.Phrase   `json:"phrases,omitempty"` // how levels read in sentences
+	// why a run ended that has no number of blocks of its own
+	Stopped     string `json:"stopped,omitempty"`
+	NotRepeated string `json:"not_repeated,omitempty"` // spoiled trials that were not run again
 }
 
 // Missing is a metric of an arm at a level that the run cannot tell: too many of its trials were lost. There may be an
@@ -160,8 +163,9 @@ type Loss struct {
 	Planned  int               `json:"planned"`  // blocks in which it ran
 	Lost     int               `json:"lost"`     // of these: without a value after all attempts
 	Repeated int               `json:"repeated"` // of these: with the value of a later attempt, the first being spoiled
-	By       map[string]int    `json:"by"`       // lost blocks by the gate and, where it is known, who tripped it; "failed", "too few samples"
-	Beyond   bool              `json:"beyond_chance"`
+	// lost blocks by the gate and, where it is known, who tripped it; "failed", "too few samples"
+	By     map[string]int `json:"by"`
+	Beyond bool           `json:"beyond_chance"`
 }
 
 // Ratio is arm over baseline, paired by block.
@@ -180,12 +184,13 @@ type MDE struct {
 
 // Model is cost = fixed + slope x level of each factor, fitted within each block.
 type Model struct {
-	Metric       string                `json:"metric"`
-	Arm          string                `json:"arm"`
-	Component    string                `json:"component,omitempty"` // of the arm's subject; empty: all of it
-	Terms        []Term                `json:"terms"`
-	R2           float64               `json:"r2"`
-	Linear       bool                  `json:"linear"`        // no departure from a line was shown, and the held-out error is small
+	Metric    string  `json:"metric"`
+	Arm       string  `json:"arm"`
+	Component string  `json:"component,omitempty"` // of the arm's subject; empty: all of it
+	Terms     []Term  `json:"terms"`
+	R2        float64 `json:"r2"`
+	// no departure from a line was shown, and the held-out error is small
+	Linear       bool                  `json:"linear"`
 	Test         string                `json:"test"`          // by which test
 	HeldoutError *float64              `json:"heldout_error"` // of levels left out of the fit, as a part of the mean value
 	ValidRange   map[string][2]float64 `json:"valid_range"`

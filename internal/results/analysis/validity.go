@@ -108,7 +108,8 @@ func (s *Summary) judge(run record.Run, t *Table) {
 	}
 	s.Valid = len(s.InvalidReasons) == 0
 	if planned := plannedBlocks(run); s.Valid && planned < stats.MinBlocks {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("%s: too few for 95 %% intervals, so values have none and no difference is resolved; run at least %d (--blocks %d)",
+		s.Warnings = append(s.Warnings, fmt.Sprintf("%s: too few for 95 %% intervals, so values have none and no "+
+			"difference is resolved; run at least %d (--blocks %d)",
 			blocks(planned), stats.MinBlocks, stats.MinBlocks))
 	}
 }

@@ -62,8 +62,9 @@ func TestNamesMeanNothing(t *testing.T) {
 		"latency_running_p50_seconds": "calm_reply_middle_seconds", "latency_running_p99_seconds": "calm_reply_slow_seconds",
 		"connect_p50_seconds": "handshake_seconds", "connect_running_p50_seconds": "calm_handshake_seconds",
 		"own_lag_p50_seconds": "delay_middle_seconds", "own_lag_running_p50_seconds": "calm_delay_middle_seconds",
-		"bpf_seconds_per_connection": "programs_seconds_per_socket", "cpu_seconds_per_connection": "groups_seconds_per_socket",
-		"cpu_seconds_per_request": "groups_seconds_per_reply", "cpu_busy_share": "occupied_share",
+		"bpf_seconds_per_connection": "programs_seconds_per_socket",
+		"cpu_seconds_per_connection": "groups_seconds_per_socket",
+		"cpu_seconds_per_request":    "groups_seconds_per_reply", "cpu_busy_share": "occupied_share",
 		"memory_soft_bytes": "cached_bytes", "memory_peak_bytes": "topmost_bytes",
 	}
 	values := func(arm string, _ factors) map[string]float64 {
@@ -93,7 +94,8 @@ func TestNamesMeanNothing(t *testing.T) {
 		{"undisturbed", 0, nil},
 		{"disturbed", 60_000, nil},
 		{"without latency", 0, []string{"latency_p50_seconds", "latency_p99_seconds"}},
-		{"disturbed, and without latency while it ran", 60_000, []string{"latency_running_p50_seconds", "latency_running_p99_seconds"}},
+		{"disturbed, and without latency while it ran", 60_000,
+			[]string{"latency_running_p50_seconds", "latency_running_p99_seconds"}},
 		{"the tail is lost among all, and nobody speaks of them", 60_000, []string{"latency_p99_seconds"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -188,17 +190,18 @@ func TestClause(t *testing.T) {
 			"proxy holds 2.998 MB [2.994, 3.006] of page cache."},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			run, trials := made(append(c.defined, measured.Definitions()...), nil, func(arm string, _ factors) map[string]float64 {
-				m := map[string]float64{"throughput_per_second": 1000}
-				if arm == "proxy" {
-					m[cache.Name], m[uses.Name] = 3e6, 0.04
+			run, trials := made(append(c.defined, measured.Definitions()...), nil,
+				func(arm string, _ factors) map[string]float64 {
+					m := map[string]float64{"throughput_per_second": 1000}
+					if arm == "proxy" {
+						m[cache.Name], m[uses.Name] = 3e6, 0.04
+						return m
+					}
+					for name, v := range c.base {
+						m[name] = v
+					}
 					return m
-				}
-				for name, v := range c.base {
-					m[name] = v
-				}
-				return m
-			})
+				})
 			run.Headline = c.headline
 			got := answersOf(t, run, trials)
 			if !strings.HasPrefix(got, c.want) {
@@ -319,7 +322,8 @@ func TestClosedLoopIsNoSaturation(t *testing.T) {
 		headline  []string
 		saturated bool
 	}{
-		{"a full machine that is asked about", 0.97, []string{"bpf_cpu_share", "cpu_busy_share", "throughput_per_second"}, true},
+		{"a full machine that is asked about", 0.97,
+			[]string{"bpf_cpu_share", "cpu_busy_share", "throughput_per_second"}, true},
 		{"the machine has room", 0.4, []string{"bpf_cpu_share", "cpu_busy_share", "throughput_per_second"}, false},
 		{"nobody asks about the machine", 0.97, []string{"throughput_per_second", "latency_p50_seconds"}, false},
 	} {

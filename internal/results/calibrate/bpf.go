@@ -43,12 +43,15 @@ func (b *bench) bpf(ctx context.Context) error {
 		return err
 	}
 	var zero empty
-	if err := b.weigh(ctx, "bpf", "a program of nothing", func(ctx context.Context) ([]Weight, error) { return b.nothing(ctx, &zero) }); err != nil {
+	if err := b.weigh(ctx, "bpf", "a program of nothing",
+		func(ctx context.Context) ([]Weight, error) { return b.nothing(ctx, &zero) }); err != nil {
 		return err
 	}
-	for _, d := range []time.Duration{50 * time.Nanosecond, 500 * time.Nanosecond, 5 * time.Microsecond, 50 * time.Microsecond} {
+	for _, d := range []time.Duration{50 * time.Nanosecond, 500 * time.Nanosecond, 5 * time.Microsecond,
+		50 * time.Microsecond} {
 		steps := max(1, int(math.Round(d.Seconds()/step)))
-		err := b.weigh(ctx, "bpf", fmt.Sprintf("a program of about %v", d), func(ctx context.Context) ([]Weight, error) { return b.program(ctx, d, steps, zero) })
+		err := b.weigh(ctx, "bpf", fmt.Sprintf("a program of about %v", d),
+			func(ctx context.Context) ([]Weight, error) { return b.program(ctx, d, steps, zero) })
 		if err != nil {
 			return err
 		}
@@ -96,7 +99,8 @@ func body(steps int) asm.Instructions {
 // runTime measures what a run takes, by running the program as a type that the kernel runs on demand, by the CPU clock
 // of the thread that asks for it. Statistics are off. It is the middle one of some goes of 10 ms.
 func runTime(instructions asm.Instructions, about time.Duration) (seconds float64, err error) {
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_truth", Type: ebpf.SocketFilter, Instructions: instructions, License: "Dual BSD/GPL"})
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_truth", Type: ebpf.SocketFilter, Instructions: instructions,
+		License: "Dual BSD/GPL"})
 	if err != nil {
 		return 0, fmt.Errorf("loading a program to measure: %w", err)
 	}
@@ -155,7 +159,8 @@ func (b *bench) nothing(ctx context.Context, zero *empty) ([]Weight, error) {
 		return nil, err
 	}
 	const name = "program of nothing, time of a run"
-	how := fmt.Sprintf("%.0f runs of a program that returns at once; this is part of every run, and is subtracted from the times below", w.runs)
+	how := fmt.Sprintf("%.0f runs of a program that returns at once; this is part of every run, and is subtracted from "+
+		"the times below", w.runs)
 	if w.program == nil || w.program.NsPerRun == nil {
 		return []Weight{missing(name, quantity.Seconds, how, notInLedger)}, nil
 	}
@@ -164,7 +169,8 @@ func (b *bench) nothing(ctx context.Context, zero *empty) ([]Weight, error) {
 	ws := []Weight{told(name, quantity.Seconds, zero.counted, how)}
 	if s := w.program.SampledSeconds; s != nil {
 		zero.sampled = s.Value / w.runs
-		ws = append(ws, told("program of nothing, a run by samples", quantity.Seconds, zero.sampled, how).within(s.Lo/w.runs, s.Hi/w.runs))
+		ws = append(ws, told("program of nothing, a run by samples", quantity.Seconds, zero.sampled, how).within(s.Lo/w.runs,
+			s.Hi/w.runs))
 	}
 	return ws, nil
 }
@@ -182,7 +188,8 @@ func (b *bench) program(ctx context.Context, about time.Duration, steps int, zer
 	step := (before + after) / 2
 	truth, prog := step*float64(steps), w.program
 	name := fmt.Sprintf("program of %v", about)
-	how := fmt.Sprintf("%.0f runs of a program of %d steps on connect(), less as many runs of one that does nothing; truth: steps of %.3f ns, run on demand without statistics", w.runs, steps, step*1e9)
+	how := fmt.Sprintf("%.0f runs of a program of %d steps on connect(), less as many runs of one that does nothing; "+
+		"truth: steps of %.3f ns, run on demand without statistics", w.runs, steps, step*1e9)
 	if prog == nil || prog.NsPerRun == nil {
 		return []Weight{missing(name+", time of a run", quantity.Seconds, how, notInLedger)}, nil
 	}
@@ -194,17 +201,20 @@ func (b *bench) program(ctx context.Context, about time.Duration, steps int, zer
 	if math.Abs(*run.Measured-truth) > allowed.Allows(run) {
 		// What interrupts a run, and takes its CPU away unseen, is in the kernel's figure and not in the truth.
 		away := missed(200 * time.Millisecond)
-		run = run.noted(fmt.Sprintf("the truth before and after differs by %s; a loop that does nothing misses %.2g %% of its time", quantity.Value(moved, quantity.Seconds), 100*away)).
+		run = run.noted(fmt.Sprintf("the truth before and after differs by %s; a loop that does nothing misses %.2g %% "+
+			"of its time", quantity.Value(moved, quantity.Seconds), 100*away)).
 			unless(func(off float64, s stood) bool { return moved+away*truth+s.awaySeconds/w.runs >= off/2 })
 	}
 	ws := []Weight{
-		known(name+", runs", quantity.Count, w.runs, float64(*prog.RunCount), Tolerance{Absolute: 0.5}, "processes that count their calls"),
+		known(name+", runs", quantity.Count, w.runs, float64(*prog.RunCount), Tolerance{Absolute: 0.5},
+			"processes that count their calls"),
 		run,
 	}
 	if s := prog.SampledSeconds; s != nil {
 		allowed.Absolute, allowed.HalfWidths = w.runs*allowed.Absolute, 2
 		nothing := w.runs * zero.sampled
-		bySamples := known(name+", time by samples", quantity.Seconds, w.runs*truth, s.Value-nothing, allowed, "the sampler alone; "+how)
+		bySamples := known(name+", time by samples", quantity.Seconds, w.runs*truth, s.Value-nothing, allowed,
+			"the sampler alone; "+how)
 		ws = append(ws, bySamples.within(s.Lo-nothing, s.Hi-nothing).
 			unless(func(off float64, s stood) bool { return w.withheld || moved*w.runs+s.awaySeconds >= off/2 }))
 	} else {
@@ -284,13 +294,15 @@ func share(name string, w weighed, planted string) Weight {
 	for _, s := range prog.Shares {
 		if s.Cgroup != nil && *s.Cgroup == w.paths[0] && s.Context == ledger.Task {
 			total := *prog.RunSeconds
-			const planted = "two groups that run the program 3:1; truth: the CPU time of their calls by the processes' own clocks"
+			const planted = "two groups that run the program 3:1; truth: the CPU time of their calls by the processes' " +
+				"own clocks"
 			return known(name, quantity.Part, expected, s.Seconds/total, Tolerance{Absolute: 0.01, HalfWidths: 2}, planted).
 				within(s.Lo/total, s.Hi/total).estimated().
 				only(func(off float64, s stood) bool { return w.withheld || s.stolenSeconds/(a+b)+unlike >= off })
 		}
 	}
-	missed := known(name, quantity.Part, expected, 0, Tolerance{Absolute: 0.01}, planted).noted("the ledger has no share for the group")
+	missed := known(name, quantity.Part, expected, 0, Tolerance{Absolute: 0.01},
+		planted).noted("the ledger has no share for the group")
 	if len(prog.Shares) > 0 && prog.Shares[0].Note != "" {
 		missed.Note += ": " + prog.Shares[0].Note
 	}
@@ -323,7 +335,8 @@ func seen(name string, w weighed, zero empty) (ws []Weight) {
 			}
 		}
 		lo, hi := stats.PoissonInterval(n, attribution.Confidence)
-		planted := fmt.Sprintf("%d calls on a CPU of its own; truth: their number, times %s, the CPU time of one where they were fastest, "+
+		planted := fmt.Sprintf("%d calls on a CPU of its own; truth: their number, times %s, the CPU time of one where "+
+			"they were fastest, "+
 			"less a call without a program, times the rate of samples", r.Times, quantity.Value(r.Fastest, quantity.Seconds))
 		allowed := Tolerance{Part: 0.5, HalfWidths: 1}
 		if w.cycles {
@@ -340,7 +353,8 @@ func seen(name string, w weighed, zero empty) (ws []Weight) {
 
 // planted loads a program of so many steps for the connect hook, and gives its id.
 func planted(steps int) (*ebpf.Program, uint32, error) {
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_weight", Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Connect, Instructions: body(steps), License: "Dual BSD/GPL"})
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_weight", Type: ebpf.CGroupSockAddr,
+		AttachType: ebpf.AttachCGroupInet4Connect, Instructions: body(steps), License: "Dual BSD/GPL"})
 	if err != nil {
 		return nil, 0, fmt.Errorf("loading the planted program: %w", err)
 	}
@@ -354,12 +368,16 @@ func planted(steps int) (*ebpf.Program, uint32, error) {
 
 // connectors attaches the program above two groups and has their processes connect, three times as often in the first:
 // one after the other, each on a CPU of its own. Side by side they would slow each other down where CPUs share a core.
-func (b *bench) connectors(ctx context.Context, p *ebpf.Program, light int) (l *ledger.Ledger, results []plantedResult, paths []string, err error) {
+func (b *bench) connectors(ctx context.Context, p *ebpf.Program,
+	light int) (l *ledger.Ledger, results []plantedResult, paths []string, err error) {
 	h, ok := b.layout.V2()
 	if !ok {
-		return nil, nil, nil, fault.New(fault.Machine, "bpf", "mount one: mount -t cgroup2 none /sys/fs/cgroup/unified; or leave it out with --only", "programs attach to a cgroup v2 directory, and no v2 hierarchy is mounted")
+		return nil, nil, nil, fault.New(fault.Machine, "bpf",
+			"mount one: mount -t cgroup2 none /sys/fs/cgroup/unified; or leave it out with --only",
+			"programs attach to a cgroup v2 directory, and no v2 hierarchy is mounted")
 	}
-	at, err := link.AttachCgroup(link.CgroupOptions{Path: filepath.Join(h.Mount, b.tree.Name()), Attach: ebpf.AttachCGroupInet4Connect, Program: p})
+	at, err := link.AttachCgroup(link.CgroupOptions{Path: filepath.Join(h.Mount, b.tree.Name()),
+		Attach: ebpf.AttachCGroupInet4Connect, Program: p})
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("attaching the planted program to the control group: %w", err)
 	}
@@ -404,7 +422,8 @@ func programOf(l *ledger.Ledger, id uint32) *ledger.Program {
 
 // sharedMap has two programs use one map, whose size follows from its entries.
 func (b *bench) sharedMap(ctx context.Context) (ws []Weight, err error) {
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "tare_weight", Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: mapEntries})
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "tare_weight", Type: ebpf.Array, KeySize: 4, ValueSize: 8,
+		MaxEntries: mapEntries})
 	if err != nil {
 		return nil, fmt.Errorf("making the planted map: %w", err)
 	}
@@ -415,8 +434,9 @@ func (b *bench) sharedMap(ctx context.Context) (ws []Weight, err error) {
 	}
 	id, _ := info.ID()
 	for range 2 {
-		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_weight", Type: ebpf.SocketFilter, License: "Dual BSD/GPL", Instructions: append(asm.Instructions{
-			asm.LoadMapPtr(asm.R1, m.FD())}, body(0)...)})
+		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_weight", Type: ebpf.SocketFilter, License: "Dual BSD/GPL",
+			Instructions: append(asm.Instructions{
+				asm.LoadMapPtr(asm.R1, m.FD())}, body(0)...)})
 		if err != nil {
 			return nil, fmt.Errorf("loading a program with the planted map: %w", err)
 		}
@@ -445,7 +465,8 @@ func mapWeights(l *ledger.Ledger, id uint32) []Weight {
 	bytes, _ := one.MapBytes()
 	return []Weight{
 		// A page: its header, and rounding up.
-		known("bytes of a map that two programs use", quantity.Bytes, mapEntries*8, float64(bytes), Tolerance{Absolute: float64(os.Getpagesize())}, planted),
+		known("bytes of a map that two programs use", quantity.Bytes, mapEntries*8, float64(bytes),
+			Tolerance{Absolute: float64(os.Getpagesize())}, planted),
 		known("programs that use the map", quantity.Count, 2, float64(users), Tolerance{Absolute: 0.5}, planted),
 	}
 }

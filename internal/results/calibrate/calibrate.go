@@ -50,7 +50,8 @@ func ParseFault(s string) (Fault, error) {
 	case NoFault, FastClock, DropSamples, MapsTwice:
 		return f, nil
 	}
-	return NoFault, fault.New(fault.Usage, s, fmt.Sprintf("use %s, %s or %s", FastClock, DropSamples, MapsTwice), "no such fault can be built in")
+	return NoFault, fault.New(fault.Usage, s, fmt.Sprintf("use %s, %s or %s", FastClock, DropSamples, MapsTwice),
+		"no such fault can be built in")
 }
 
 // bench is a calibration under way: what all sections use. The scale itself is behind its methods, which is where a
@@ -80,15 +81,18 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 	}
 	m := proc.FS{}.Machine()
 	b.report = &Report{
-		Schema: Schema, Tare: self.Version, Started: b.began, Quick: o.Quick, Fault: string(o.Fault), Weights: []Weight{}, Warnings: []string{},
-		Machine: Machine{Hostname: m.Hostname, Kernel: m.Kernel, CPUModel: m.CPUModel, CPUs: m.CPUs, Virtual: m.Virtual, Clocksource: m.Clocksource, CgroupMode: b.layout.Mode},
+		Schema: Schema, Tare: self.Version, Started: b.began, Quick: o.Quick, Fault: string(o.Fault), Weights: []Weight{},
+		Warnings: []string{},
+		Machine: Machine{Hostname: m.Hostname, Kernel: m.Kernel, CPUModel: m.CPUModel, CPUs: m.CPUs, Virtual: m.Virtual,
+			Clocksource: m.Clocksource, CgroupMode: b.layout.Mode},
 	}
 	if b.tree, err = placement.NewTree(b.layout, "calibrate"); err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, b.tree.Close()) }()
 	sections := map[string]func(context.Context) error{
-		"clock": b.clock, "latency": b.latency, "bpf": b.bpf, "maps": b.maps, "cpu": b.cpu, "memory": b.memory, "noise": b.noise,
+		"clock": b.clock, "latency": b.latency, "bpf": b.bpf, "maps": b.maps, "cpu": b.cpu, "memory": b.memory,
+		"noise": b.noise,
 	}
 	var broken []error
 	for _, name := range Sections {
@@ -166,10 +170,12 @@ func (r *Report) Verdict() error {
 	all, unweighed := r.Passed+r.Failed+r.Unjudged, r.unweighed()
 	switch {
 	case r.Failed > 0:
-		return fault.New(fault.Exceeded, "calibration", "the table shows by how much; docs/calibration.md says what each weight rests on",
+		return fault.New(fault.Exceeded, "calibration",
+			"the table shows by how much; docs/calibration.md says what each weight rests on",
 			"%d of %d weights are out of tolerance: %s", r.Failed, all, strings.Join(failed, "; "))
 	case len(unweighed) > 0:
-		return fault.New(fault.Invalid, "calibration", "run it again when the machine is idle, or leave these sections out with --only",
+		return fault.New(fault.Invalid, "calibration",
+			"run it again when the machine is idle, or leave these sections out with --only",
 			"no weight of %s could be judged, and %d of %d in all were not: the table says who used the machine",
 			strings.Join(unweighed, " and "), r.Unjudged, all)
 	}
@@ -223,7 +229,8 @@ func (b *bench) weigh(ctx context.Context, section, what string, plant func(cont
 }
 
 // try weighs once, and says how much others used the machine meanwhile.
-func (b *bench) try(ctx context.Context, section, what string, plant func(context.Context) ([]Weight, error)) ([]Weight, error) {
+func (b *bench) try(ctx context.Context, section, what string,
+	plant func(context.Context) ([]Weight, error)) ([]Weight, error) {
 	before, err := usage()
 	if err != nil {
 		return nil, err

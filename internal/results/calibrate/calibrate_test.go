@@ -30,25 +30,43 @@ func TestJudge(t *testing.T) {
 		{"within a part", Weight{True: v(100), Measured: v(100.9), Tolerance: Tolerance{Part: 0.01}}, Pass, stood{}},
 		{"beyond a part", Weight{True: v(100), Measured: v(101.1), Tolerance: Tolerance{Part: 0.01}}, Fail, stood{}},
 		{"below as well as above", Weight{True: v(100), Measured: v(98.9), Tolerance: Tolerance{Part: 0.01}}, Fail, stood{}},
-		{"the larger of two", Weight{True: v(100), Measured: v(104), Tolerance: Tolerance{Absolute: 5, Part: 0.01}}, Pass, stood{}},
-		{"an estimate may be one", Weight{True: v(0.75), Measured: v(0.70), Lo: v(0.66), Hi: v(0.74), Tolerance: Tolerance{Absolute: 0.01, HalfWidths: 2}}, Pass, stood{}},
-		{"but not anything", Weight{True: v(0.75), Measured: v(0.60), Lo: v(0.56), Hi: v(0.64), Tolerance: Tolerance{Absolute: 0.01, HalfWidths: 2}}, Fail, stood{}},
-		{"an interval alone allows nothing", Weight{True: v(1), Measured: v(2), Lo: v(0), Hi: v(4), Tolerance: Tolerance{Absolute: 0.1}}, Fail, stood{}},
+		{"the larger of two", Weight{True: v(100), Measured: v(104), Tolerance: Tolerance{Absolute: 5, Part: 0.01}}, Pass,
+			stood{}},
+		{"an estimate may be one", Weight{True: v(0.75), Measured: v(0.70), Lo: v(0.66), Hi: v(0.74),
+			Tolerance: Tolerance{Absolute: 0.01, HalfWidths: 2}}, Pass, stood{}},
+		{"but not anything", Weight{True: v(0.75), Measured: v(0.60), Lo: v(0.56), Hi: v(0.64),
+			Tolerance: Tolerance{Absolute: 0.01, HalfWidths: 2}}, Fail, stood{}},
+		{"an interval alone allows nothing", Weight{True: v(1), Measured: v(2), Lo: v(0), Hi: v(4),
+			Tolerance: Tolerance{Absolute: 0.1}}, Fail, stood{}},
 		{"not a number", Weight{True: v(1), Measured: v(math.NaN()), Tolerance: Tolerance{Absolute: 10}}, Fail, stood{}},
-		{"disturbed", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, Others: 0.2}, Disturbed, stood{}},
-		{"in tolerance although disturbed", Weight{True: v(0), Measured: v(0.1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, Others: 0.2}, Pass, stood{}},
-		{"nothing to blame others for", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, Others: 0.9}, Fail, stood{}},
-		{"nobody to blame", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, Others: 0.01}, Fail, stood{}},
-		{"the machine stood still", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: tail(0.99)}, Disturbed, stood{part: 0.002}},
-		{"the machine stood still, too little", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: tail(0.9)}, Fail, stood{part: 0.002}},
-		{"stolen", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, Stolen: 0.2}, Disturbed, stood{}},
-		{"only what it names", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, spoiled: long, Others: 0.9}, Fail, stood{}},
-		{"what it names", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, spoiled: long}, Disturbed, stood{longest: 0.003}},
-		{"more than at least", Weight{True: v(1), Measured: v(9), Tolerance: Tolerance{Absolute: 0.5}, atLeast: true}, Pass, stood{}},
-		{"less than at least", Weight{True: v(9), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, atLeast: true}, Fail, stood{}},
-		{"as long as what was counted", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, spoiled: long}, Disturbed, stood{longest: 0.003}},
-		{"some in each stall", Weight{True: v(100), Measured: v(115), Tolerance: Tolerance{Absolute: 5}, sensitive: true, spoiled: each}, Disturbed, stood{longest: 0.009}},
-		{"too few in each stall", Weight{True: v(100), Measured: v(115), Tolerance: Tolerance{Absolute: 5}, sensitive: true, spoiled: each}, Fail, stood{longest: 0.003}},
+		{"disturbed", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, Others: 0.2},
+			Disturbed, stood{}},
+		{"in tolerance although disturbed", Weight{True: v(0), Measured: v(0.1), Tolerance: Tolerance{Absolute: 0.5},
+			sensitive: true, Others: 0.2}, Pass, stood{}},
+		{"nothing to blame others for", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, Others: 0.9},
+			Fail, stood{}},
+		{"nobody to blame", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true,
+			Others: 0.01}, Fail, stood{}},
+		{"the machine stood still", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true,
+			spoiled: tail(0.99)}, Disturbed, stood{part: 0.002}},
+		{"the machine stood still, too little", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5},
+			sensitive: true, spoiled: tail(0.9)}, Fail, stood{part: 0.002}},
+		{"stolen", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, sensitive: true, Stolen: 0.2},
+			Disturbed, stood{}},
+		{"only what it names", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, spoiled: long,
+			Others: 0.9}, Fail, stood{}},
+		{"what it names", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, spoiled: long}, Disturbed,
+			stood{longest: 0.003}},
+		{"more than at least", Weight{True: v(1), Measured: v(9), Tolerance: Tolerance{Absolute: 0.5}, atLeast: true}, Pass,
+			stood{}},
+		{"less than at least", Weight{True: v(9), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5}, atLeast: true}, Fail,
+			stood{}},
+		{"as long as what was counted", Weight{True: v(0), Measured: v(1), Tolerance: Tolerance{Absolute: 0.5},
+			sensitive: true, spoiled: long}, Disturbed, stood{longest: 0.003}},
+		{"some in each stall", Weight{True: v(100), Measured: v(115), Tolerance: Tolerance{Absolute: 5}, sensitive: true,
+			spoiled: each}, Disturbed, stood{longest: 0.009}},
+		{"too few in each stall", Weight{True: v(100), Measured: v(115), Tolerance: Tolerance{Absolute: 5}, sensitive: true,
+			spoiled: each}, Fail, stood{longest: 0.003}},
 		{"without a truth", Weight{Measured: v(1)}, Told, stood{}},
 		{"without a reading", Weight{True: v(1), Tolerance: Tolerance{Absolute: 1}}, Missing, stood{}},
 	} {
@@ -108,7 +126,8 @@ func TestBest(t *testing.T) {
 	} {
 		var all [][]Weight
 		for i, v := range tt.tries {
-			all = append(all, []Weight{{Name: "a", Verdict: v, sensitive: tt.sensitive, Others: float64(i)}, {Name: "b", Verdict: Pass}})
+			all = append(all, []Weight{{Name: "a", Verdict: v, sensitive: tt.sensitive, Others: float64(i)},
+				{Name: "b", Verdict: Pass}})
 		}
 		got := best(all)
 		if len(got) != 2 || got[0].Verdict != tt.want || got[0].Tries != len(tt.tries) || got[1].Verdict != Pass {
@@ -195,9 +214,11 @@ func TestSeen(t *testing.T) {
 		{"none, and the kernel held others back", 0, true, Fail},
 	} {
 		r := plantedResult{Times: 4901, Fastest: 50e-6}
-		w := weighed{paths: []string{group, other}, results: []plantedResult{r, r}, hz: 997, withheld: tt.withheld, program: &ledger.Program{
-			Seen: []ledger.Seen{{Cgroup: &group, Context: ledger.Task, Samples: 240}, {Cgroup: &other, Context: ledger.Task, Samples: tt.n}},
-		}}
+		w := weighed{paths: []string{group, other}, results: []plantedResult{r, r}, hz: 997, withheld: tt.withheld,
+			program: &ledger.Program{
+				Seen: []ledger.Seen{{Cgroup: &group, Context: ledger.Task, Samples: 240},
+					{Cgroup: &other, Context: ledger.Task, Samples: tt.n}},
+			}}
 		ws := seen("program", w, empty{call: 1e-6})
 		if len(ws) != 2 {
 			t.Fatalf("%d weights", len(ws))

@@ -17,7 +17,8 @@ const childTimeout = 2 * time.Minute
 type child struct{ *role.Child }
 
 // start starts the tare binary with args in a separate group, and waits until it is ready.
-func (b *bench) start(ctx context.Context, limits placement.Limits, ready any, args ...string) (*child, *placement.Group, error) {
+func (b *bench) start(ctx context.Context, limits placement.Limits, ready any,
+	args ...string) (*child, *placement.Group, error) {
 	g, err := b.group(limits)
 	if err != nil {
 		return nil, nil, err

@@ -27,7 +27,8 @@ func (b *bench) clock(ctx context.Context) error {
 		return err
 	}
 	for _, rate := range []float64{100, 1000, 5000, 10000, 20000} {
-		err := b.weigh(ctx, "clock", fmt.Sprintf("the pacer at %g per second", rate), func(ctx context.Context) ([]Weight, error) { return b.pacer(ctx, rate) })
+		err := b.weigh(ctx, "clock", fmt.Sprintf("the pacer at %g per second", rate),
+			func(ctx context.Context) ([]Weight, error) { return b.pacer(ctx, rate) })
 		if err != nil {
 			return err
 		}

@@ -14,7 +14,8 @@ import (
 
 func (b *bench) cpu(ctx context.Context) error {
 	for _, share := range []float64{0.1, 0.5, 1} {
-		err := b.weigh(ctx, "cpu", fmt.Sprintf("%.0f %% of a CPU", 100*share), func(ctx context.Context) ([]Weight, error) { return b.burnShare(ctx, share) })
+		err := b.weigh(ctx, "cpu", fmt.Sprintf("%.0f %% of a CPU", 100*share),
+			func(ctx context.Context) ([]Weight, error) { return b.burnShare(ctx, share) })
 		if err != nil {
 			return err
 		}
@@ -23,7 +24,8 @@ func (b *bench) cpu(ctx context.Context) error {
 }
 
 // burners runs a burner for each pin, and gives the ledger of the time in which they burned.
-func (b *bench) burners(ctx context.Context, o burnOrder, pins ...int) (l *ledger.Ledger, results []plantedResult, paths []string, err error) {
+func (b *bench) burners(ctx context.Context, o burnOrder,
+	pins ...int) (l *ledger.Ledger, results []plantedResult, paths []string, err error) {
 	var children []*child
 	stop := func() error {
 		var errs []error
@@ -77,7 +79,8 @@ func (b *bench) burnShare(ctx context.Context, share float64) ([]Weight, error) 
 		return []Weight{missing(name, quantity.Seconds, planted, "no counter of the group's CPU time")}, nil
 	}
 	// 1 ms: what the process does for the protocol at the edges of its own count.
-	w := known(name, quantity.Seconds, results[0].CPUSeconds, *g.CPUSeconds, Tolerance{Absolute: 1e-3, Part: 0.01}, planted)
+	w := known(name, quantity.Seconds, results[0].CPUSeconds, *g.CPUSeconds,
+		Tolerance{Absolute: 1e-3, Part: 0.01}, planted)
 	// What is stolen just before or after the process's own count is in one of the two.
 	return []Weight{w.estimated().only(func(off float64, s stood) bool { return s.stolenSeconds >= off })}, nil
 }
@@ -93,7 +96,8 @@ func (b *bench) budget(ctx context.Context) ([]Weight, error) {
 		return nil, err
 	}
 	planted := fmt.Sprintf("all CPUs busy for %v; a budget that closes leaves nothing", d)
-	w := known("unexplained part of the capacity", quantity.Part, 0, l.CPU.Unexplained/l.CPU.Capacity, Tolerance{Absolute: 0.02}, planted)
+	w := known("unexplained part of the capacity", quantity.Part, 0, l.CPU.Unexplained/l.CPU.Capacity,
+		Tolerance{Absolute: 0.02}, planted)
 	sum := 0.0
 	if !l.CPU.Closes() { // which knows what of idle time and steal is the same time
 		sum = l.CPU.Idle + l.CPU.Steal + l.CPU.Attributed + l.CPU.Unexplained - l.CPU.Capacity

@@ -40,7 +40,8 @@ func (u unanswered) Error() string {
 // weight stands in place of the weights that could not be made of it: a machine that stands still leaves requests
 // unanswered, too.
 func (u unanswered) weight(what string) Weight {
-	return known(what+": requests answered", quantity.Count, float64(u.intended), float64(u.done), Tolerance{Absolute: 0.5},
+	return known(what+": requests answered", quantity.Count, float64(u.intended), float64(u.done),
+		Tolerance{Absolute: 0.5},
 		fmt.Sprintf("a load of %d requests; truth: all of them", u.intended)).noted(u.Error()).
 		unless(func(_ float64, s stood) bool { return s.longest >= longWait.Seconds() })
 }
@@ -58,7 +59,8 @@ const (
 
 // serve runs a load on a server for the length of time. With stalls the load begins half-way between two of them, or
 // with one of them if it is no longer than that.
-func (b *bench) serve(ctx context.Context, d time.Duration, stall delay.Stall, connections int, server ...string) (s served, err error) {
+func (b *bench) serve(ctx context.Context, d time.Duration, stall delay.Stall, connections int,
+	server ...string) (s served, err error) {
 	var ready delay.Started
 	argv := append([]string{kind.PlayCommand, "app", "http"}, server...)
 	app, _, err := b.start(ctx, placement.Limits{Pin: 1}, &ready, argv...)
@@ -138,7 +140,8 @@ func (b *bench) latency(ctx context.Context) error {
 		{For: 100 * time.Millisecond, Every: 500 * time.Millisecond},
 		{For: 500 * time.Millisecond, Every: time.Second},
 	} {
-		err := b.weigh(ctx, "latency", fmt.Sprintf("stalls of %v", s.For), func(ctx context.Context) ([]Weight, error) { return b.stalls(ctx, s) })
+		err := b.weigh(ctx, "latency", fmt.Sprintf("stalls of %v", s.For),
+			func(ctx context.Context) ([]Weight, error) { return b.stalls(ctx, s) })
 		if err != nil {
 			return err
 		}
@@ -188,16 +191,19 @@ func (b *bench) delays(ctx context.Context, text string) ([]Weight, error) {
 		return nil, err
 	}
 	base := before.and(after)
-	truth, first, last := delayed.waits.plus(base, 1000, 100), delayed.waits.plus(before, 1000, 100), delayed.waits.plus(after, 1000, 100)
+	truth, first, last := delayed.waits.plus(base, 1000, 100), delayed.waits.plus(before, 1000,
+		100), delayed.waits.plus(after, 1000, 100)
 	var ws []Weight
 	for _, q := range []struct {
 		name string
 		q    float64
 	}{{"p50", 0.50}, {"p90", 0.90}, {"p99", 0.99}} {
 		moved := math.Abs(first.quantile(q.q) - last.quantile(q.q)) // the truth itself, meanwhile
-		planted := fmt.Sprintf("server with delays %s, %d requests; truth: what each waited there, plus the latency without delay (p50 %s)",
+		planted := fmt.Sprintf("server with delays %s, %d requests; truth: what each waited there, plus the latency "+
+			"without delay (p50 %s)",
 			text, got.total(), quantity.Value(base.quantile(0.5), quantity.Seconds))
-		w := known(text+", "+q.name, quantity.Seconds, truth.quantile(q.q), got.quantile(q.q), Tolerance{Absolute: 20e-6, Part: 0.01}, planted)
+		w := known(text+", "+q.name, quantity.Seconds, truth.quantile(q.q), got.quantile(q.q),
+			Tolerance{Absolute: 20e-6, Part: 0.01}, planted)
 		allowed := w.Tolerance.Allows(w)
 		w = w.unless(func(off float64, s stood) bool {
 			// Answers have to wake somebody, too.
@@ -205,7 +211,8 @@ func (b *bench) delays(ctx context.Context, text string) ([]Weight, error) {
 		})
 		closed := service.quantile(q.q)
 		w.ClosedLoop = &closed
-		w.Note = fmt.Sprintf("delay set at the server: %v; the truth before and after differs by %s", distribution.Quantile(q.q), quantity.Value(moved, quantity.Seconds))
+		w.Note = fmt.Sprintf("delay set at the server: %v; the truth before and after differs by %s",
+			distribution.Quantile(q.q), quantity.Value(moved, quantity.Seconds))
 		ws = append(ws, w)
 	}
 	return ws, nil

@@ -89,23 +89,29 @@ func (b *bench) takeMemory(ctx context.Context) (ws []Weight, err error) {
 	add("anon", anonBytes, before.Anon, after.Anon, tolerance, "private memory, mapped and touched")
 	add("shmem", shmemBytes, before.Shmem, after.Shmem, tolerance, "a memory file, mapped and touched")
 	if o.File > 0 {
-		add("file, which holds shmem", float64(fileBytes+shmemBytes), before.File, after.File, tolerance, "a file written on disk, and the memory file")
+		add("file, which holds shmem", float64(fileBytes+shmemBytes), before.File, after.File, tolerance,
+			"a file written on disk, and the memory file")
 		if before.Soft != nil && after.Soft != nil {
-			ws = append(ws, known("soft", quantity.Bytes, fileBytes, float64(*after.Soft-*before.Soft), tolerance, "the file on disk, which alone can be dropped"))
+			ws = append(ws, known("soft", quantity.Bytes, fileBytes, float64(*after.Soft-*before.Soft), tolerance,
+				"the file on disk, which alone can be dropped"))
 		}
 	}
 	if before.Hard != nil && after.Hard != nil {
 		// Kernel memory is in it: page tables, socket buffers on v2, and what the file system needs for the file.
-		ws = append(ws, known("hard", quantity.Bytes, anonBytes+shmemBytes, float64(*after.Hard-*before.Hard), Tolerance{Absolute: 4 * mib, Part: 0.02}, "private memory and the memory file"))
+		ws = append(ws, known("hard", quantity.Bytes, anonBytes+shmemBytes, float64(*after.Hard-*before.Hard),
+			Tolerance{Absolute: 4 * mib, Part: 0.02}, "private memory and the memory file"))
 	}
 	const sock = "2 MiB sent to a TCP socket that nobody reads; truth: the two sockets' own account"
 	switch {
 	case !counted && after.Sock != nil && *after.Sock == 0:
-		ws = append(ws, missing("sock", quantity.Bytes, sock, "cgroup v1 counts socket buffers only in groups with a limit of them, and this kernel takes none: 0 means nothing there"))
+		ws = append(ws, missing("sock", quantity.Bytes, sock,
+			"cgroup v1 counts socket buffers only in groups with a limit of them, and this kernel takes none: 0 means "+
+				"nothing there"))
 	default:
 		add("sock", float64(r.SockBytes), before.Sock, after.Sock, Tolerance{Absolute: 256 << 10, Part: 0.05}, sock)
 	}
-	for field, p := range map[string]*uint64{"slab_reclaimable": after.SlabReclaimable, "kernel": after.Kernel, "peak": after.Peak} {
+	for field, p := range map[string]*uint64{"slab_reclaimable": after.SlabReclaimable, "kernel": after.Kernel,
+		"peak": after.Peak} {
 		if p == nil {
 			b.report.Warnings = append(b.report.Warnings, "the memory of groups has no "+field+" on this kernel: it is null")
 		}
@@ -120,16 +126,19 @@ func countSockets(l *cgroup.Layout, tree, group string) bool {
 	if !ok || h.V2 {
 		return ok
 	}
-	return os.WriteFile(filepath.Join(h.Mount, tree, group, "memory.kmem.tcp.limit_in_bytes"), []byte(fmt.Sprint(1<<30)), 0) == nil
+	return os.WriteFile(filepath.Join(h.Mount, tree, group, "memory.kmem.tcp.limit_in_bytes"),
+		[]byte(fmt.Sprint(1<<30)), 0) == nil
 }
 
 // diskDir is a directory on a disk: files in memory count as shared memory.
 func diskDir() (string, error) {
 	for _, dir := range []string{os.TempDir(), "/var/tmp", "."} {
 		var s unix.Statfs_t
-		if unix.Statfs(dir, &s) == nil && s.Type != unix.TMPFS_MAGIC && s.Type != unix.RAMFS_MAGIC && unix.Access(dir, unix.W_OK) == nil {
+		if unix.Statfs(dir, &s) == nil && s.Type != unix.TMPFS_MAGIC && s.Type != unix.RAMFS_MAGIC &&
+			unix.Access(dir, unix.W_OK) == nil {
 			return dir, nil
 		}
 	}
-	return "", fault.New(fault.Machine, os.TempDir(), "set TMPDIR to a directory on a disk", "no directory on a disk can be written")
+	return "", fault.New(fault.Machine, os.TempDir(), "set TMPDIR to a directory on a disk",
+		"no directory on a disk can be written")
 }

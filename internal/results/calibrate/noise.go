@@ -43,25 +43,28 @@ func (b *bench) noise(ctx context.Context) error {
 	if b.late() {
 		repeat = 0
 	}
-	return b.weigh(ctx, "noise", fmt.Sprintf("the baseline against itself, %d blocks", blocks), func(ctx context.Context) (ws []Weight, err error) {
-		s, err := spec.Parse("noise.yaml", fmt.Appendf(nil, noiseSpec, blocks, d, repeat), nil)
-		if err != nil {
-			return nil, err
-		}
-		summary, err := b.experiment(ctx, s)
-		if err != nil {
-			return nil, err
-		}
-		if !summary.Valid {
-			b.report.Warnings = append(b.report.Warnings, fmt.Sprintf("the noise run is invalid: %v", summary.InvalidReasons))
-		}
-		planted := fmt.Sprintf("2000 connections/s on a server, against the same again: %d blocks of %v; the largest difference that is not ruled out", summary.Blocks, d)
-		defined := metric.NewSet(measured.Definitions())
-		for _, m := range summary.MDE {
-			ws = append(ws, told("smallest visible difference, "+quantity.Label(m.Metric), defined.Of(m.Metric).Unit, m.Value, planted))
-		}
-		return ws, nil
-	})
+	return b.weigh(ctx, "noise", fmt.Sprintf("the baseline against itself, %d blocks", blocks),
+		func(ctx context.Context) (ws []Weight, err error) {
+			s, err := spec.Parse("noise.yaml", fmt.Appendf(nil, noiseSpec, blocks, d, repeat), nil)
+			if err != nil {
+				return nil, err
+			}
+			summary, err := b.experiment(ctx, s)
+			if err != nil {
+				return nil, err
+			}
+			if !summary.Valid {
+				b.report.Warnings = append(b.report.Warnings, fmt.Sprintf("the noise run is invalid: %v", summary.InvalidReasons))
+			}
+			planted := fmt.Sprintf("2000 connections/s on a server, against the same again: %d blocks of %v; the largest "+
+				"difference that is not ruled out", summary.Blocks, d)
+			defined := metric.NewSet(measured.Definitions())
+			for _, m := range summary.MDE {
+				ws = append(ws, told("smallest visible difference, "+quantity.Label(m.Metric), defined.Of(m.Metric).Unit, m.Value,
+					planted))
+			}
+			return ws, nil
+		})
 }
 
 // experiment runs a spec in a run directory that is gone afterwards.
@@ -82,17 +85,19 @@ func (b *bench) experiment(ctx context.Context, s *spec.Spec) (_ *analysis.Summa
 	}
 	const seed = 1
 	run := record.Run{
-		Schema: record.RunSchema, ID: "calibrate", Experiment: s.Name, Question: s.Question, Spec: resolved, Seed: seed, Blocks: s.Blocks,
-		Plan: engine.Plan(s, seed), Started: time.Now(), Version: self.Version, Metrics: measured.Definitions(),
+		Schema: record.RunSchema, ID: "calibrate", Experiment: s.Name, Question: s.Question, Spec: resolved, Seed: seed,
+		Blocks: s.Blocks,
+		Plan:   engine.Plan(s, seed), Started: time.Now(), Version: self.Version, Metrics: measured.Definitions(),
 	}
 	w, err := record.Create(filepath.Join(dir.Path(), "run"), run)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, w.Close()) }()
-	machine := engine.Machine{Self: b.o.Self, Cgroups: b.layout, OpenWindow: func(ctx context.Context, at int64) (engine.Window, error) {
-		return m.OpenAt(ctx, at)
-	}}
+	machine := engine.Machine{Self: b.o.Self, Cgroups: b.layout,
+		OpenWindow: func(ctx context.Context, at int64) (engine.Window, error) {
+			return m.OpenAt(ctx, at)
+		}}
 	runner := &engine.Runner{Machine: machine, Spec: s, Record: &run, Writer: w, Progress: func(engine.Progress) {}}
 	trials, err := runner.Run(ctx)
 	if err != nil {

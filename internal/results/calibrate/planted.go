@@ -53,7 +53,8 @@ type plantedResult struct {
 // Plant plays a planted process on conn: burn, connect or memory. It does what the start message orders, says what that
 // came to, and keeps what it has taken until the parent closes its end.
 func Plant(_ context.Context, kind string, conn *role.Conn) error {
-	plants := map[string]func(role.Message) (plantedResult, func(), error){"burn": burn, "connect": connect, "memory": takeMemory}
+	plants := map[string]func(role.Message) (plantedResult, func(), error){"burn": burn, "connect": connect,
+		"memory": takeMemory}
 	plant, ok := plants[kind]
 	if !ok {
 		return fault.New(fault.Usage, WeightCommand, "", "%q is nothing to plant", kind)
@@ -143,7 +144,8 @@ func connect(m role.Message) (r plantedResult, _ func(), err error) {
 		}
 		// A raw call, of which Go's scheduler is not told: it looks after calls that it knows of every 20 us, from a
 		// timer that on this CPU would interrupt the program, and add a tenth to its run time.
-		if _, _, e := unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&to)), unsafe.Sizeof(to)); e != 0 {
+		if _, _, e := unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&to)),
+			unsafe.Sizeof(to)); e != 0 {
 			return r, none, fmt.Errorf("connecting the %dth time: %w", r.Times+1, e)
 		}
 	}

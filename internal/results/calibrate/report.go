@@ -63,10 +63,12 @@ type Weight struct {
 	Planted    string   `json:"planted"` // how, and where the truth comes from
 	Note       string   `json:"note,omitempty"`
 	Tries      int      `json:"tries"`
-	Others     float64  `json:"others"`            // part of the machine that others used meanwhile, the hypervisor among them
-	Stolen     float64  `json:"stolen"`            // part of the machine that the hypervisor took meanwhile
-	Stood      float64  `json:"stood,omitempty"`   // of latencies: part of the time in which tasks had to wait more than 1 ms for an idle CPU
-	Longest    float64  `json:"longest,omitempty"` // s: the longest of these waits
+	// part of the machine that others used meanwhile, the hypervisor among them
+	Others float64 `json:"others"`
+	Stolen float64 `json:"stolen"` // part of the machine that the hypervisor took meanwhile
+	// of latencies: part of the time in which tasks had to wait more than 1 ms for an idle CPU
+	Stood   float64 `json:"stood,omitempty"`
+	Longest float64 `json:"longest,omitempty"` // s: the longest of these waits
 	// Cause is who disturbed a weight that was not judged, and Culprits are the other tasks that took most CPU time
 	// meanwhile.
 	Cause    ledger.Cause `json:"cause,omitempty"`

@@ -272,7 +272,8 @@ func (c *Comparison) warn(old, new []Source) {
 	}
 	for _, s := range slices.Concat(old, new) {
 		if reasons := Apart(old[0].Run, s.Run); len(reasons) > 0 {
-			c.Warnings = append(c.Warnings, fmt.Sprintf("%s differs from %s in %s", s.Dir, old[0].Dir, strings.Join(reasons, "; ")))
+			c.Warnings = append(c.Warnings, fmt.Sprintf("%s differs from %s in %s", s.Dir, old[0].Dir,
+				strings.Join(reasons, "; ")))
 		}
 		for _, w := range s.Warnings {
 			c.Warnings = append(c.Warnings, s.Dir+": "+w)

@@ -57,11 +57,13 @@ func TestCompare(t *testing.T) {
 	} {
 		got := comparison.Compare(c.old, c.new, c.history)
 		p50 := changeOf(t, got, "latency_p50_seconds")
-		if p50.Scale != comparison.Ratio || p50.Between != c.between || !p50.Resolved || p50.Value < 0.15 || p50.Value > 0.5 ||
+		if p50.Scale != comparison.Ratio || p50.Between != c.between || !p50.Resolved || p50.Value < 0.15 ||
+			p50.Value > 0.5 ||
 			!(p50.New > p50.Old) {
 			t.Errorf("%s: %+v", name, p50)
 		}
-		if cpu := changeOf(t, got, "cpu_seconds_per_connection"); cpu.Resolved || cpu.Lo == nil || *cpu.Lo > 0 || *cpu.Hi < 0 {
+		if cpu := changeOf(t, got, "cpu_seconds_per_connection"); cpu.Resolved || cpu.Lo == nil || *cpu.Lo > 0 ||
+			*cpu.Hi < 0 {
 			t.Errorf("%s: CPU time is the same: %+v", name, cpu)
 		}
 		bpf := changeOf(t, got, "bpf_seconds_per_connection")
@@ -133,7 +135,8 @@ func TestCompareMany(t *testing.T) {
 	for i := range history[0].Summary.Estimates {
 		history[0].Summary.Estimates[i].Difference, history[0].Summary.Estimates[i].Ratio = nil, nil
 	}
-	if p50 := changeOf(t, comparison.Compare(old[:1], new, history), "latency_p50_seconds"); p50.Scale != comparison.Ratio {
+	if p50 := changeOf(t, comparison.Compare(old[:1], new, history),
+		"latency_p50_seconds"); p50.Scale != comparison.Ratio {
 		t.Errorf("with a lost baseline: %+v", p50)
 	}
 	hostile := made(t, 0, 9e-6)

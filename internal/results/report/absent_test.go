@@ -13,8 +13,10 @@ import (
 // TestAbsentArms: that an arm did not run stands in every form, and what its reason brings along does no harm.
 func TestAbsentArms(t *testing.T) {
 	absent := map[string]string{"ig": "ig: not installed\x1b[2J; get it"}
-	run := record.Run{Schema: record.RunSchema, Experiment: "traced", Absent: absent, Blocks: 1, Plan: []record.PlannedTrial{{Arm: record.Direct}}}
-	trials := []record.Trial{{PlannedTrial: run.Plan[0], Metrics: map[string]float64{"events_generated": 3}, Validity: record.Validity{Valid: true}}}
+	run := record.Run{Schema: record.RunSchema, Experiment: "traced", Absent: absent, Blocks: 1,
+		Plan: []record.PlannedTrial{{Arm: record.Direct}}}
+	trials := []record.Trial{{PlannedTrial: run.Plan[0], Metrics: map[string]float64{"events_generated": 3},
+		Validity: record.Validity{Valid: true}}}
 	run.Metrics = append(run.Metrics, measured.Definitions()...)
 	s, err := analysis.Summarize(run, trials)
 	if err != nil {
@@ -40,7 +42,8 @@ func TestAbsentArms(t *testing.T) {
 // TestNoneOfMany: what was never seen among many is said as that, with how often it can be all the same.
 func TestNoneOfMany(t *testing.T) {
 	lo, hi := 0.0, 1.3e-4
-	e := analysis.Estimate{Metric: "events_lost_share", Unit: "part", Arm: "mine", Lo: &lo, Hi: &hi, N: 30_000, Method: analysis.PooledMethod}
+	e := analysis.Estimate{Metric: "events_lost_share", Unit: "part", Arm: "mine", Lo: &lo, Hi: &hi, N: 30_000,
+		Method: analysis.PooledMethod}
 	s := &analysis.Summary{Estimates: []analysis.Estimate{e}}
 	if r := rowOf(s, e); r.value != "none in 30000 (below 0.013 %)" {
 		t.Errorf("it is shown as %q", r.value)

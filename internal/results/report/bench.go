@@ -27,7 +27,8 @@ func init() {
 
 // benchWarning is for who would put the lines of two runs next to each other: what differs between two runs of the same
 // is larger than what differs within one, and benchstat, to which every trial is independent, calls it significant.
-const benchWarning = "compare arms of one run (-col /arm); two runs differ by more than their trials show: see tare compare"
+const benchWarning = "compare arms of one run (-col /arm); two runs differ by more than their trials show: see " +
+	"tare compare"
 
 // Bench writes what stands of the trials in the Go benchmark format (golang.org/design/14313-benchmark-format), one
 // line for each attempt, so that benchstat can do statistics of its own: "benchstat -col /arm FILE" compares the arms.

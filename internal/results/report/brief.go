@@ -313,7 +313,8 @@ func (t *screen) basis(s *analysis.Summary, run record.Run) {
 func machine(run record.Run) string {
 	e := run.Environment
 	var all []string
-	for _, text := range []string{e.Hostname, e.CPUModel, quantity.Counted(e.CPUs, "CPU"), e.Virtual, "kernel " + e.Kernel} {
+	for _, text := range []string{e.Hostname, e.CPUModel, quantity.Counted(e.CPUs, "CPU"), e.Virtual,
+		"kernel " + e.Kernel} {
 		if text != "" && text != "0 CPUs" && text != "kernel " {
 			all = append(all, text)
 		}

@@ -45,7 +45,8 @@ func TestBriefFits(t *testing.T) {
 			if n := strings.Count(brief.String(), "\n"); n >= 40 {
 				t.Errorf("%d arms, %d words: %d lines\n%s", arms, words, n, brief.String())
 			}
-			for _, want := range []string{"candidate adds 3.1 us", "eBPF per connection", "run:       valid", "--all", "warning 1"} {
+			for _, want := range []string{"candidate adds 3.1 us", "eBPF per connection", "run:       valid", "--all",
+				"warning 1"} {
 				if !strings.Contains(brief.String(), want) {
 					t.Errorf("%d arms, %d words: it lacks %q:\n%s", arms, words, want, brief.String())
 				}

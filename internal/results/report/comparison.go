@@ -62,7 +62,8 @@ func (t *screen) comparison(c *comparison.Comparison) {
 }
 
 // changeNote says what the columns are.
-const changeNote = "Old and new are against the baseline of the same run: a change in per cent, a difference, or the value " +
+const changeNote = "Old and new are against the baseline of the same run: a change in per cent, a difference, or " +
+	"the value " +
 	"where the baseline has none of it. A change is resolved where its 95 % interval, which holds the variance between " +
 	"runs, excludes 0; \"sees\" is half of that interval."
 
@@ -190,7 +191,8 @@ func betweenTexts(c *comparison.Comparison) (texts []string) {
 		}
 	}
 	if n := count[comparison.Unknown]; n > 0 && c.Compared > 0 {
-		texts = append(texts, fmt.Sprintf("In %s it is not known, so there is no verdict.", quantity.Counted(n, "comparison")))
+		texts = append(texts, fmt.Sprintf("In %s it is not known, so there is no verdict.",
+			quantity.Counted(n, "comparison")))
 	}
 	return texts
 }
@@ -220,7 +222,8 @@ func (t *screen) history(c *comparison.Course) {
 		rows = append(rows, historyCells(c, l))
 	}
 	t.columns(rows, nil)
-	t.wrap("", historyNote(c)+fmt.Sprintf(" A course is drawn from its lowest to its highest run, of the last %d runs; a dot "+
+	t.wrap("", historyNote(c)+fmt.Sprintf(" A course is drawn from its lowest to its highest run, of the last %d "+
+		"runs; a dot "+
 		"is a run without it.", maxSpark))
 	if hidden > 0 {
 		t.wrap("", fmt.Sprintf("%s without a shift are left out: --all.", quantity.Counted(hidden, "further line")))

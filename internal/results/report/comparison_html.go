@@ -112,7 +112,8 @@ func (d *comparisonData) write(w io.Writer) error {
 // ComparisonHTML writes what changed between runs as a page.
 func ComparisonHTML(w io.Writer, c *comparison.Comparison) error {
 	d := comparisonData{
-		Title: clean(c.Experiment), Question: "What changed between the old runs and the new ones?", Answer: clean(verdictOf(c)),
+		Title: clean(c.Experiment), Question: "What changed between the old runs and the new ones?",
+		Answer:  clean(verdictOf(c)),
 		Heading: "Changes", Notes: append([]string{changeNote}, betweenTexts(c)...), Warnings: slices.Clone(c.Warnings),
 		Head: []string{"metric", "arm", "old", "new", "change", "sees"},
 	}

@@ -130,7 +130,8 @@ func TestOpenMetrics(t *testing.T) {
 		if got := len(families["tare_estimate"].GetMetric()); got != quotable {
 			t.Errorf("%s: %d values of %d estimates", name, got, quotable)
 		}
-		if v := families["tare_run_valid"].GetMetric(); len(v) != 1 || v[0].GetGauge().GetValue() != truth(c.summary.Valid && !c.summary.Partial) {
+		if v := families["tare_run_valid"].GetMetric(); len(v) != 1 ||
+			v[0].GetGauge().GetValue() != truth(c.summary.Valid && !c.summary.Partial) {
 			t.Errorf("%s: it is valid: %v", name, v)
 		}
 		for i, m := range families["tare_estimate"].GetMetric() {

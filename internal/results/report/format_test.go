@@ -47,7 +47,8 @@ func TestFormatsPage(t *testing.T) {
 		return
 	}
 	if !*update {
-		t.Fatal("docs/formats.md does not list the registered formats: go test ./internal/results/report -run TestFormatsPage -update")
+		t.Fatal("docs/formats.md does not list the registered formats: go test ./internal/results/report -run " +
+			"TestFormatsPage -update")
 	}
 	if err := os.WriteFile(page, []byte(now), 0o644); err != nil {
 		t.Fatal(err)

@@ -185,13 +185,18 @@ func htmlSections(s *analysis.Summary) []htmlSection {
 func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLOptions) *htmlPage {
 	d := newChartData(s, run, trials)
 	p := &htmlPage{
-		Experiment: s.Experiment, Question: s.Question, Baseline: baseline(s), InvalidReasons: slices.Clone(s.InvalidReasons), Verdicts: verdicts(s), Started: started(run),
+		Experiment: s.Experiment, Question: s.Question, Baseline: baseline(s), InvalidReasons: slices.Clone(s.InvalidReasons),
+		Verdicts: verdicts(s), Started: started(run),
 		Sections: htmlSections(s), Curves: d.curveTables(), Sweep: d.Factor != "",
-		Limits: d.limitTables(), Stairs: d.stairTables(), Waits: d.waited, Events: d.events, Nodes: d.nodes, Ran: len(d.Ran) > 0, Models: models(s), CPU: d.cpuTables(), Unplaced: d.unplaced, Memory: d.memoryTables(), Gross: d.gross,
+		Limits: d.limitTables(), Stairs: d.stairTables(), Waits: d.waited, Events: d.events, Nodes: d.nodes,
+		Ran: len(d.Ran) > 0, Models: models(s), CPU: d.cpuTables(), Unplaced: d.unplaced, Memory: d.memoryTables(),
+		Gross:   d.gross,
 		Ladders: ladderTables(s, run), Courses: d.courseTables(),
-		Notes: notes(s), Warnings: slices.Clone(s.Warnings), Excluded: excluded(s), Gates: gates(run.Spec), Intervals: intervals(s), SelfCost: selfCost(s),
-		Environment: environmentFacts(run), Spec: indented(run.Spec), Again: clean(again(run)), Dir: o.Dir, Version: run.Version,
-		Style: template.CSS(pageStyle), // our own file
+		Notes: notes(s), Warnings: slices.Clone(s.Warnings), Excluded: excluded(s), Gates: gates(run.Spec),
+		Intervals: intervals(s), SelfCost: selfCost(s),
+		Environment: environmentFacts(run), Spec: indented(run.Spec), Again: clean(again(run)), Dir: o.Dir,
+		Version: run.Version,
+		Style:   template.CSS(pageStyle), // our own file
 	}
 	p.Places, p.Placements = placementTables(s)
 	for _, a := range d.Arms {
@@ -277,8 +282,10 @@ func environmentFacts(run record.Run) []fact {
 		swap = quantity.Value(float64(e.SwapBytes), quantity.Bytes)
 	}
 	all := []fact{
-		{"machine", e.Hostname}, {"CPU", cpu}, {"memory", memory}, {"swap", swap}, {"virtualization", e.Virtual}, {"governor", e.Governor},
-		{"distribution", e.Distro}, {"kernel", e.Kernel}, {"control groups", e.CgroupMode}, {"lockdown", e.Lockdown}, {"clock source", e.Clocksource},
+		{"machine", e.Hostname}, {"CPU", cpu}, {"memory", memory}, {"swap", swap}, {"virtualization", e.Virtual},
+		{"governor", e.Governor},
+		{"distribution", e.Distro}, {"kernel", e.Kernel}, {"control groups", e.CgroupMode}, {"lockdown", e.Lockdown},
+		{"clock source", e.Clocksource},
 		{"tare", strings.TrimSuffix(run.Version+" ("+run.Build+")", " ()")},
 	}
 	for _, name := range slices.Sorted(maps.Keys(e.Subjects)) {

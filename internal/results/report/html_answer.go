@@ -129,7 +129,8 @@ func (m *dataMaker) limits() {
 func (m *dataMaker) ran() {
 	for level := range m.Levels {
 		for _, arm := range m.shownArms() {
-			names := []struct{ metric, part string }{{"bpf_limited_task_share", partRanTask}, {"bpf_limited_softirq_share", partRanSoftirq}}
+			names := []struct{ metric, part string }{{"bpf_limited_task_share", partRanTask},
+				{"bpf_limited_softirq_share", partRanSoftirq}}
 			rest := partRanOther
 			if m.found(names[0].metric, arm, level) == nil {
 				names[0].metric, names[0].part = "bpf_client_share", partRanClients
@@ -185,7 +186,8 @@ func (d *chartData) limitTables() []limitTable {
 		if throttled == "" {
 			throttled = "-"
 		}
-		all = append(all, limitTable{d.Levels[c.Level].Name, d.Arms[c.Arm].Name, []string{c.limit, c.Text, throttled, c.bpf, c.task, c.softirq, c.rest}})
+		all = append(all, limitTable{d.Levels[c.Level].Name, d.Arms[c.Arm].Name,
+			[]string{c.limit, c.Text, throttled, c.bpf, c.task, c.softirq, c.rest}})
 	}
 	return all
 }

@@ -173,10 +173,12 @@ type dataMaker struct {
 
 func newChartData(s *analysis.Summary, run record.Run, trials []record.Trial) *chartData {
 	m := &dataMaker{chartData: &chartData{
-		Arms: []chartArm{}, Levels: []chartLevel{}, Metrics: []chartMetric{}, Estimates: []chartEstimate{}, Curves: []chartCurve{}, Models: []chartModel{},
+		Arms: []chartArm{}, Levels: []chartLevel{}, Metrics: []chartMetric{}, Estimates: []chartEstimate{},
+		Curves: []chartCurve{}, Models: []chartModel{},
 		Limits: []chartLimit{}, LimitParts: []chartPart{}, Ran: []chartPart{}, Stairs: []chartStair{},
 		Placed: []chartPlaced{}, Courses: []chartCourse{},
-		CPU: []chartPart{}, CPUSum: []chartCPU{}, Memory: []chartPart{}, Trials: []chartTrial{}, // no null for JavaScript to stumble over
+		// no null for JavaScript to stumble over
+		CPU: []chartPart{}, CPUSum: []chartCPU{}, Memory: []chartPart{}, Trials: []chartTrial{},
 	}, s: s, run: run, trials: trials, levels: map[string]int{}, arms: map[string]int{}, metric: map[string]int{}}
 	m.names()
 	m.estimates()
@@ -291,7 +293,8 @@ func (m *dataMaker) estimates() {
 			continue
 		}
 		c := chartEstimate{
-			Metric: m.metric[e.Metric], Arm: m.arms[e.Arm], Level: m.levels[record.LevelKey(e.Factors)], Value: e.Value, Lo: e.Lo, Hi: e.Hi,
+			Metric: m.metric[e.Metric], Arm: m.arms[e.Arm], Level: m.levels[record.LevelKey(e.Factors)], Value: e.Value,
+			Lo: e.Lo, Hi: e.Hi,
 			Text: quantity.Value(e.Value, e.Unit),
 		}
 		if e.Lo != nil && e.Hi != nil {
@@ -358,7 +361,8 @@ func (m *dataMaker) models() {
 		if !known || !has || len(x.Terms) == 0 {
 			continue
 		}
-		c := chartModel{Metric: metric, Arm: arm, Fixed: x.Terms[0].Value, Slopes: map[string]float64{}, Range: x.ValidRange, Linear: x.Linear}
+		c := chartModel{Metric: metric, Arm: arm, Fixed: x.Terms[0].Value, Slopes: map[string]float64{}, Range: x.ValidRange,
+			Linear: x.Linear}
 		for _, t := range x.Terms[1:] {
 			c.Slopes[t.Name] = t.Value
 		}
@@ -473,7 +477,8 @@ func (m *dataMaker) inTime() {
 	defined := m.run.Defined()
 	for _, t := range m.trials {
 		p := m.place(t)
-		c := chartTrial{Index: t.Index + 1, Block: t.Block + 1, Arm: p.arm, Level: p.level, At: t.Started.Sub(first).Seconds(),
+		c := chartTrial{Index: t.Index + 1, Block: t.Block + 1, Arm: p.arm, Level: p.level,
+			At:    t.Started.Sub(first).Seconds(),
 			Valid: t.Validity.Valid && t.Validity.Failed == "", Values: map[string]float64{}, Texts: map[string]string{}}
 		if !c.Valid {
 			c.Why = clean(cmp.Or(t.Validity.Failed, "invalid"))

@@ -57,7 +57,8 @@ func TestHTMLSaysWhatTextSays(t *testing.T) {
 				want = append(want, strings.Join(strings.Fields(strings.ReplaceAll(x, "\x1b", " ")), " "))
 			}
 			at := 0
-			for _, w := range append(want, "Estimates", "Validity", "Environment", "Run it again", "tare run quickstart --seed 42") {
+			for _, w := range append(want, "Estimates", "Validity", "Environment", "Run it again",
+				"tare run quickstart --seed 42") {
 				i := strings.Index(text[at:], w)
 				if i < 0 {
 					t.Errorf("%s: no %q after what stands before it", name, w)
@@ -84,7 +85,8 @@ func TestHTMLSaysWhatTextSays(t *testing.T) {
 			if missing := strings.Contains(page, "tables and no charts"); without && !missing {
 				t.Errorf("%s: nothing says that charts are missing", name)
 			}
-			if without && (strings.Contains(page, "<script") || strings.Contains(page, "<figure") || strings.Contains(page, "<details>")) {
+			if without && (strings.Contains(page, "<script") || strings.Contains(page, "<figure") ||
+				strings.Contains(page, "<details>")) {
 				t.Errorf("%s: without charts there are scripts, empty figures or folded tables", name)
 			}
 		}
@@ -95,7 +97,8 @@ func TestHTMLSaysWhatTextSays(t *testing.T) {
 func TestHTMLFetchesNothing(t *testing.T) {
 	run, trials := cases()["sweep"]()
 	page, _ := htmlOf(t, run, trials, report.HTMLOptions{})
-	for _, m := range regexp.MustCompile(`(?:src|href|action|poster|data)\s*=\s*"([^"]*)"`).FindAllStringSubmatch(page, -1) {
+	for _, m := range regexp.MustCompile(`(?:src|href|action|poster|data)\s*=\s*"([^"]*)"`).FindAllStringSubmatch(page,
+		-1) {
 		if !strings.HasPrefix(m[1], "#") {
 			t.Errorf("the page refers to %s", m[0])
 		}
@@ -153,13 +156,16 @@ func TestHTMLBudgetCloses(t *testing.T) {
 	for i := range trials {
 		l := trials[i].Ledger
 		l.CPU = ledger.CPU{Capacity: 4, Idle: 2.5, Steal: 0.1, Unexplained: -0.02, Lines: []ledger.CPULine{
-			{Name: ledger.LineGroups, Seconds: 1.2}, {Name: ledger.LineRoot, Seconds: 0.1}, {Name: ledger.LineKernel, Seconds: 0.06},
+			{Name: ledger.LineGroups, Seconds: 1.2}, {Name: ledger.LineRoot, Seconds: 0.1},
+			{Name: ledger.LineKernel, Seconds: 0.06},
 			{Name: ledger.LineBPF}, {Name: ledger.LineInterrupts, Seconds: 0.02}, {Name: ledger.LineSelf, Seconds: 0.04},
 		}}
-		l.Cgroups = []ledger.Cgroup{{Path: client, Role: "load", CPUSeconds: f(0.5)}, {Path: "/trial/server", Role: "app", CPUSeconds: f(0.6)}}
+		l.Cgroups = []ledger.Cgroup{{Path: client, Role: "load", CPUSeconds: f(0.5)},
+			{Path: "/trial/server", Role: "app", CPUSeconds: f(0.6)}}
 		if trials[i].Arm == "candidate" {
 			trials[i].Subject = json.RawMessage(`{"programs":[{"id":7}]}`)
-			l.Programs = []ledger.Program{{ID: 8, RunSeconds: f(0.01)}, {ID: 7, RunSeconds: f(0.03), Seen: []ledger.Seen{{Cgroup: &client, Context: ledger.Task, Samples: 5}}}}
+			l.Programs = []ledger.Program{{ID: 8, RunSeconds: f(0.01)},
+				{ID: 7, RunSeconds: f(0.03), Seen: []ledger.Seen{{Cgroup: &client, Context: ledger.Task, Samples: 5}}}}
 		}
 	}
 	page, _ := htmlOf(t, run, trials, report.HTMLOptions{NoCharts: true})
@@ -169,8 +175,10 @@ func TestHTMLBudgetCloses(t *testing.T) {
 	for _, want := range []string{
 		"application processes 600 ms [15.0 %] 600 ms [15.0 %] 600 ms [15.0 %]",
 		"load generator 500 ms [12.5 %] 500 ms [12.5 %] 460 ms [11.5 %]", // what ran above it is taken out of it
-		"subject's eBPF programs 0 s [0.00 %] 0 s [0.00 %] 30.0 ms [0.750 %]", "other eBPF programs 0 s [0.00 %] 0 s [0.00 %] 10.0 ms [0.250 %]",
-		"other control groups 100 ms [2.50 %]", "unexplained -20.0 ms [-0.500 %]", "idle idle 2.50 s [62.5 %]", "capacity capacity 4.00 s [100 %]",
+		"subject's eBPF programs 0 s [0.00 %] 0 s [0.00 %] 30.0 ms [0.750 %]",
+		"other eBPF programs 0 s [0.00 %] 0 s [0.00 %] 10.0 ms [0.250 %]",
+		"other control groups 100 ms [2.50 %]", "unexplained -20.0 ms [-0.500 %]", "idle idle 2.50 s [62.5 %]",
+		"capacity capacity 4.00 s [100 %]",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in\n%s", want, got)
@@ -218,7 +226,8 @@ func TestHTMLGross(t *testing.T) {
 	_, table, _ := strings.Cut(page, `aria-label="Gross, tare and net"`)
 	table, _, _ = strings.Cut(table, "</table>")
 	got := prose("<p " + table)
-	for _, want := range []string{"server direct 500 ms 500 ms 0 s 100 MB 100 MB 0 B", "server candidate 750 ms 490 ms 260 ms 200 MB 100 MB 100 MB"} {
+	for _, want := range []string{"server direct 500 ms 500 ms 0 s 100 MB 100 MB 0 B",
+		"server candidate 750 ms 490 ms 260 ms 200 MB 100 MB 100 MB"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in\n%s", want, got)
 		}
@@ -235,7 +244,8 @@ func TestHTMLAnswerTables(t *testing.T) {
 		m["limited_cpus"], m["limit_cpus"] = 0.26, 0.25
 		if trials[i].Arm == "candidate" {
 			m["limited_bpf_cpus"] = 0.2
-			trials[i].Counts = map[string]record.Count{"bpf_limited_task_share": {In: 60, Of: 100}, "bpf_limited_softirq_share": {In: 20, Of: 100}, "bpf_limited_inside_share": {In: 80, Of: 100}}
+			trials[i].Counts = map[string]record.Count{"bpf_limited_task_share": {In: 60, Of: 100},
+				"bpf_limited_softirq_share": {In: 20, Of: 100}, "bpf_limited_inside_share": {In: 80, Of: 100}}
 		}
 		m["sched_delay_max_seconds"] = 0.01 * float64(i+1)
 	}
@@ -252,7 +262,8 @@ func TestHTMLAnswerTables(t *testing.T) {
 	limit := table("The CPU limit")
 	for _, want := range []string{
 		"direct, services 10 0.250 CPU 0.260 CPU [0.260, 0.260] - - - - -",
-		"candidate, services 10 0.250 CPU 0.260 CPU [0.260, 0.260] - 0.200 CPU [0.200, 0.200] 0.150 CPU 0.0500 CPU 0.0600 CPU",
+		"candidate, services 10 0.250 CPU 0.260 CPU [0.260, 0.260] - 0.200 CPU [0.200, 0.200] 0.150 CPU 0.0500 CPU " +
+			"0.0600 CPU",
 	} {
 		if !strings.Contains(limit, want) {
 			t.Errorf("no %q in\n%s", want, limit)
@@ -289,9 +300,13 @@ func FuzzHTML(f *testing.F) {
 		}
 		var trials []record.Trial
 		for i := range 18 {
-			trial := record.Trial{Metrics: map[string]float64{metric: base + float64(i)*value}, Validity: record.Validity{Valid: i != 17, Failed: ""}}
-			trial.PlannedTrial = record.PlannedTrial{Index: i, Block: i / 3, Arm: []string{record.Direct, record.AA, arm}[i%3], Factors: map[string]string{factor: level}}
-			trial.Ledger = &ledger.Ledger{CPU: ledger.CPU{Capacity: base, Idle: value, Lines: []ledger.CPULine{{Name: metric, Seconds: value}}}, Cgroups: []ledger.Cgroup{{Path: arm, Role: "app", CPUSeconds: &value, Memory: &ledger.Memory{}}}}
+			trial := record.Trial{Metrics: map[string]float64{metric: base + float64(i)*value},
+				Validity: record.Validity{Valid: i != 17, Failed: ""}}
+			trial.PlannedTrial = record.PlannedTrial{Index: i, Block: i / 3, Arm: []string{record.Direct, record.AA, arm}[i%3],
+				Factors: map[string]string{factor: level}}
+			trial.Ledger = &ledger.Ledger{CPU: ledger.CPU{Capacity: base, Idle: value,
+				Lines: []ledger.CPULine{{Name: metric, Seconds: value}}},
+				Cgroups: []ledger.Cgroup{{Path: arm, Role: "app", CPUSeconds: &value, Memory: &ledger.Memory{}}}}
 			trials = append(trials, trial)
 		}
 		page, _ := htmlOf(t, run, trials, report.HTMLOptions{Dir: level})
@@ -326,7 +341,9 @@ func TestHTMLEventTables(t *testing.T) {
 		m := map[string]float64{"events_generated": 1000, "events_counted": 1000}
 		if trials[i].Arm == "candidate" {
 			m["events_delivered"], m["events_lost"], m["events_late"] = 995, 5, 2
-			trials[i].Nodes = []record.NodeTrial{{Name: "node-1", ClockError: &ns, Trial: &record.Trial{Metrics: map[string]float64{"events_generated": 1000, "events_delivered": 995, "events_lost": 5, "cpu_seconds_per_kiloevent": 2e-3}}}, {Name: "node-2", Failed: "it died"}}
+			trials[i].Nodes = []record.NodeTrial{{Name: "node-1", ClockError: &ns,
+				Trial: &record.Trial{Metrics: map[string]float64{"events_generated": 1000, "events_delivered": 995,
+					"events_lost": 5, "cpu_seconds_per_kiloevent": 2e-3}}}, {Name: "node-2", Failed: "it died"}}
 		}
 		trials[i].Metrics = m
 	}
@@ -343,8 +360,10 @@ func TestHTMLEventTables(t *testing.T) {
 		}
 	}
 	for label, wants := range map[string][]string{
-		"Events by arm":  {fmt.Sprintf("direct %d ", n), fmt.Sprintf("candidate %d %d,000 %d,000 ", n, n, n), fmt.Sprintf(" %d (0.500 %%) %d of %d %d -", 5*n, n, n, 2*n)},
-		"Events by node": {fmt.Sprintf("node-1 candidate %d 0 %d,000 ", n, n), " 2.00 ms 40.0 us", fmt.Sprintf("node-2 candidate 0 %d - - - - - - - -", n)},
+		"Events by arm": {fmt.Sprintf("direct %d ", n), fmt.Sprintf("candidate %d %d,000 %d,000 ", n, n, n),
+			fmt.Sprintf(" %d (0.500 %%) %d of %d %d -", 5*n, n, n, 2*n)},
+		"Events by node": {fmt.Sprintf("node-1 candidate %d 0 %d,000 ", n, n), " 2.00 ms 40.0 us",
+			fmt.Sprintf("node-2 candidate 0 %d - - - - - - - -", n)},
 	} {
 		for _, want := range wants {
 			if !strings.Contains(row(label), want) {

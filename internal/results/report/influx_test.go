@@ -145,7 +145,8 @@ func endless(text string) string {
 
 // TestInflux: InfluxDB's decoder reads every number back, with the time at which the run began.
 func TestInflux(t *testing.T) {
-	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 8, BPF: 3e-6, Latency: 9e-6, Noise: 1e-6, MapBytes: 1e6})
+	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 8, BPF: 3e-6, Latency: 9e-6, Noise: 1e-6,
+		MapBytes: 1e6})
 	run.Assert = []string{"map_bytes <= 2MB"}
 	s, err := analysis.Summarize(run, trials)
 	if err != nil {
@@ -159,7 +160,8 @@ func TestInflux(t *testing.T) {
 			t.Errorf("%s is at %v, not %v", p.measurement, p.at, run.Started)
 		}
 	}
-	for _, never := range []time.Time{{}, time.Date(1969, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2300, 1, 1, 0, 0, 0, 0, time.UTC)} {
+	for _, never := range []time.Time{{}, time.Date(1969, 1, 1, 0, 0, 0, 0, time.UTC),
+		time.Date(2300, 1, 1, 0, 0, 0, 0, time.UTC)} {
 		run.Started = never
 		for _, p := range influxPoints(t, s, run) {
 			if !p.at.IsZero() {

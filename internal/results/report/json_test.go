@@ -48,9 +48,12 @@ func TestAsJSON(t *testing.T) {
 	}
 	one := 1.5
 	likeEncoder(t, &document{})
-	likeEncoder(t, &document{Text: "<a>\"\x01\xff\u2028", Not: "x", Number: &one, List: []inner{{}, {A: "y", B: []string{}}, {B: []string{"z", ""}}},
-		NoList: []inner{}, Words: []string{}, Map: map[string]string{"b": "1", "a": "2"}, Flag: true, Anyhow: inner{}, Last: []int{1}})
-	likeEncoder(t, &document{NoList: make([]inner, 2), Words: []string{"w"}, Map: map[string]string{}, Another: [][]int{{}, nil, {1, 2}}})
+	likeEncoder(t, &document{Text: "<a>\"\x01\xff\u2028", Not: "x", Number: &one,
+		List:   []inner{{}, {A: "y", B: []string{}}, {B: []string{"z", ""}}},
+		NoList: []inner{}, Words: []string{}, Map: map[string]string{"b": "1", "a": "2"}, Flag: true, Anyhow: inner{},
+		Last: []int{1}})
+	likeEncoder(t, &document{NoList: make([]inner, 2), Words: []string{"w"}, Map: map[string]string{},
+		Another: [][]int{{}, nil, {1, 2}}})
 	likeEncoder(t, inner{B: []string{"last", "of all"}})
 
 	unknown := errors.New("unknown")

@@ -18,8 +18,9 @@ const heaviest = 10
 // their eBPF part, memory, warnings, and what the scale itself cost.
 func Ledger(w io.Writer, l *ledger.Ledger, o Options) error {
 	t := newText(w, o)
-	t.line(t.bold("Weighed for "+quantity.Value(l.Window.Seconds, quantity.Seconds)) + fmt.Sprintf(": %s, Linux %s, %d CPUs, cgroup %s, samples by %s",
-		clean(l.Host.Hostname), clean(l.Host.Kernel), l.Host.CPUs, l.Host.CgroupMode, cmp.Or(l.Host.Sampler, "nothing")))
+	t.line(t.bold("Weighed for "+quantity.Value(l.Window.Seconds, quantity.Seconds)) +
+		fmt.Sprintf(": %s, Linux %s, %d CPUs, cgroup %s, samples by %s",
+			clean(l.Host.Hostname), clean(l.Host.Kernel), l.Host.CPUs, l.Host.CgroupMode, cmp.Or(l.Host.Sampler, "nothing")))
 	t.line("")
 	t.budget(l)
 	t.workloads(l)
@@ -58,11 +59,13 @@ type part struct {
 
 func budgetParts(c ledger.CPU) []part {
 	signs := map[string]rune{
-		ledger.LineGroups: '#', ledger.LineRoot: '=', ledger.LineKernel: 'k', ledger.LineBPF: 'B', ledger.LineInterrupts: 'i', ledger.LineSelf: 't',
+		ledger.LineGroups: '#', ledger.LineRoot: '=', ledger.LineKernel: 'k', ledger.LineBPF: 'B', ledger.LineInterrupts: 'i',
+		ledger.LineSelf: 't',
 	}
 	names := map[string]string{
-		ledger.LineGroups: "control groups, without eBPF", ledger.LineRoot: "processes in the root group", ledger.LineKernel: "kernel threads",
-		ledger.LineBPF: "eBPF programs", ledger.LineInterrupts: "interrupts on idle CPUs", ledger.LineSelf: "tare itself",
+		ledger.LineGroups: "control groups, without eBPF", ledger.LineRoot: "processes in the root group",
+		ledger.LineKernel: "kernel threads",
+		ledger.LineBPF:    "eBPF programs", ledger.LineInterrupts: "interrupts on idle CPUs", ledger.LineSelf: "tare itself",
 	}
 	parts := make([]part, 0, len(c.Lines)+3)
 	for _, line := range c.Lines {
@@ -74,7 +77,8 @@ func budgetParts(c ledger.CPU) []part {
 	}
 	idle := part{"idle", c.Waited(), '.', "counted", false}
 	if c.IdleStolen != nil && *c.IdleStolen > 0 {
-		idle.note = fmt.Sprintf("counted, without %s that were stolen from idle CPUs", quantity.Value(*c.IdleStolen, quantity.Seconds))
+		idle.note = fmt.Sprintf("counted, without %s that were stolen from idle CPUs",
+			quantity.Value(*c.IdleStolen, quantity.Seconds))
 	}
 	left := part{"unexplained", c.Unexplained, '?', "remainder", false}
 	if c.ChargedStolen != nil && *c.ChargedStolen > 0 {
@@ -110,7 +114,8 @@ func (t *screen) workloads(l *ledger.Ledger) {
 		t.line(grossLine(grossCells(w), clean(w.Name)))
 		if b := w.TareBPF; b != nil && b.Hi > 0 {
 			t.line(fmt.Sprintf("          tare: %s [%s, %s] in eBPF programs inside its groups, %s in groups that serve it",
-				quantity.Value(b.Value, quantity.Seconds), quantity.Value(b.Lo, quantity.Seconds), quantity.Value(b.Hi, quantity.Seconds),
+				quantity.Value(b.Value, quantity.Seconds), quantity.Value(b.Lo, quantity.Seconds),
+				quantity.Value(b.Hi, quantity.Seconds),
 				orDash(w.TareCgroupsCPU, quantity.Seconds)))
 		}
 		for _, note := range w.Notes {
@@ -118,9 +123,11 @@ func (t *screen) workloads(l *ledger.Ledger) {
 		}
 	}
 	x := l.Tare
-	t.line(fmt.Sprintf("  tare in total: %s of CPU time, %s of hard memory", orDash(x.CPU, quantity.Seconds), orDash(x.Memory, quantity.Bytes)))
+	t.line(fmt.Sprintf("  tare in total: %s of CPU time, %s of hard memory", orDash(x.CPU, quantity.Seconds),
+		orDash(x.Memory, quantity.Bytes)))
 	if left, held := x.UnassignedCPU, x.UnassignedMemory; left != nil && *left > 0 || held != nil && *held > 0 {
-		t.wrap("  ", fmt.Sprintf("of that, %s of CPU time and %s of hard memory are in no workload's gross: which workload they serve is not known",
+		t.wrap("  ", fmt.Sprintf("of that, %s of CPU time and %s of hard memory are in no workload's gross: which workload "+
+			"they serve is not known",
 			orDash(left, quantity.Seconds), orDash(held, quantity.Bytes)))
 	}
 	t.line("")
@@ -140,10 +147,12 @@ func (t *screen) noise(l *ledger.Ledger) {
 	if n == nil {
 		return
 	}
-	t.line(t.bold("Noise: ") + fmt.Sprintf("%s stolen by the hypervisor (%.2f %% of the CPU time), longest stall %s; by %s", quantity.Value(n.StolenSeconds, quantity.Seconds),
+	t.line(t.bold("Noise: ") + fmt.Sprintf("%s stolen by the hypervisor (%.2f %% of the CPU time), longest "+
+		"stall %s; by %s", quantity.Value(n.StolenSeconds, quantity.Seconds),
 		100*n.StolenSeconds/max(l.CPU.Capacity, 1e-9), quantity.Value(n.LongestSeconds, quantity.Seconds), n.Witness))
 	if n.Late > 0 {
-		t.line(fmt.Sprintf("  %d looks were late, by up to %s, though nothing was stolen: interrupts were off", n.Late, quantity.Value(n.LongestLate, quantity.Seconds)))
+		t.line(fmt.Sprintf("  %d looks were late, by up to %s, though nothing was stolen: interrupts were off", n.Late,
+			quantity.Value(n.LongestLate, quantity.Seconds)))
 	}
 	longest := 0.0
 	for _, s := range n.Occupied {
@@ -152,7 +161,8 @@ func (t *screen) noise(l *ledger.Ledger) {
 	if longest >= heldLong && len(n.Busiest) > 0 {
 		t.line("  a task held a CPU for up to " + quantity.Value(longest, quantity.Seconds) + "; seen running most:")
 		for _, o := range n.Busiest[:min(namedOccupants, len(n.Busiest))] {
-			t.line(fmt.Sprintf("  %10s  %s, process %d, in %s", quantity.Value(o.Seconds, quantity.Seconds), clean(o.Comm), o.PID, clean(cmp.Or(o.Cgroup, "an unknown group"))))
+			t.line(fmt.Sprintf("  %10s  %s, process %d, in %s", quantity.Value(o.Seconds, quantity.Seconds), clean(o.Comm),
+				o.PID, clean(cmp.Or(o.Cgroup, "an unknown group"))))
 		}
 	}
 	t.line("")
@@ -176,7 +186,8 @@ func (t *screen) budget(l *ledger.Ledger) {
 			t.line(fmt.Sprintf("  %c %-30s %10s %7s    %s", p.sign, p.name, "-", "-", t.faint(p.note)))
 			continue
 		}
-		t.line(fmt.Sprintf("  %c %-30s %10s %7.2f %%  %s", p.sign, p.name, quantity.Value(p.seconds, quantity.Seconds), 100*p.seconds/max(l.CPU.Capacity, 1e-9), t.faint(p.note)))
+		t.line(fmt.Sprintf("  %c %-30s %10s %7.2f %%  %s", p.sign, p.name, quantity.Value(p.seconds, quantity.Seconds),
+			100*p.seconds/max(l.CPU.Capacity, 1e-9), t.faint(p.note)))
 	}
 	t.line("")
 }
@@ -190,13 +201,16 @@ func (t *screen) programs(l *ledger.Ledger) {
 			total += *p.RunSeconds
 		}
 	}
-	t.line(t.bold(fmt.Sprintf("eBPF programs: %d, of which %d ran for %s in all", len(l.Programs), ran, quantity.Value(total, quantity.Seconds))))
+	t.line(t.bold(fmt.Sprintf("eBPF programs: %d, of which %d ran for %s in all", len(l.Programs), ran,
+		quantity.Value(total, quantity.Seconds))))
 	if ran > 0 {
 		t.line(fmt.Sprintf("  %6s  %-16s %-18s %10s %10s %10s", "id", "name", "type", "runs/s", "per run", "run time"))
 	}
 	for _, p := range l.Programs[:min(heaviest, ran)] {
-		t.line(fmt.Sprintf("  %6d  %-16s %-18s %10.0f %10s %10s", p.ID, clean(cmp.Or(p.Name, "(no name)")), p.Type, float64(*p.RunCount)/l.Window.Seconds,
-			quantity.Value(*p.NsPerRun/1e9, quantity.Seconds), quantity.Value(*p.RunSeconds, quantity.Seconds)) + side(p.Charged))
+		t.line(fmt.Sprintf("  %6d  %-16s %-18s %10.0f %10s %10s", p.ID, clean(cmp.Or(p.Name, "(no name)")), p.Type,
+			float64(*p.RunCount)/l.Window.Seconds,
+			quantity.Value(*p.NsPerRun/1e9, quantity.Seconds), quantity.Value(*p.RunSeconds, quantity.Seconds)) +
+			side(p.Charged))
 		for i, s := range p.Shares {
 			if i == 4 && len(p.Shares) > 5 {
 				t.line(fmt.Sprintf("          %d more shares", len(p.Shares)-i))
@@ -218,12 +232,14 @@ func (t *screen) share(s ledger.Share, total float64) string {
 	if s.Method == ledger.Sole {
 		return fmt.Sprintf("%5.1f %%  in %s, %s: the only place it can run", 100*s.Seconds/total, clean(*s.Cgroup), s.Context)
 	}
-	return fmt.Sprintf("%5.1f %% [%.1f, %.1f]  in %s, %s  (%d samples)", 100*s.Seconds/total, 100*s.Lo/total, 100*s.Hi/total, clean(*s.Cgroup), s.Context, s.Samples)
+	return fmt.Sprintf("%5.1f %% [%.1f, %.1f]  in %s, %s  (%d samples)", 100*s.Seconds/total, 100*s.Lo/total,
+		100*s.Hi/total, clean(*s.Cgroup), s.Context, s.Samples)
 }
 
 func (t *screen) groups(l *ledger.Ledger) {
 	t.line(t.bold(fmt.Sprintf("Control groups: %d", len(l.Cgroups))))
-	t.line(fmt.Sprintf("  %10s %10s %10s %10s %10s  %s", "CPU", "eBPF in it", "throttled", "hard mem.", "soft mem.", "path"))
+	t.line(fmt.Sprintf("  %10s %10s %10s %10s %10s  %s", "CPU", "eBPF in it", "throttled", "hard mem.",
+		"soft mem.", "path"))
 	for _, c := range l.Cgroups[:min(heaviest, len(l.Cgroups))] {
 		hard, soft := "-", "-"
 		if c.Memory != nil {
@@ -233,7 +249,8 @@ func (t *screen) groups(l *ledger.Ledger) {
 		if left := l.CPU.BPFUnsplit; inside != nil && *inside == 0 && left != nil && *left > 0 {
 			inside = nil // what could not be split may have run here
 		}
-		t.line(fmt.Sprintf("  %10s %10s %10s %10s %10s  %s", orDash(c.CPUSeconds, quantity.Seconds), orDash(inside, quantity.Seconds), orDash(c.ThrottledSeconds, quantity.Seconds), hard, soft,
+		t.line(fmt.Sprintf("  %10s %10s %10s %10s %10s  %s", orDash(c.CPUSeconds, quantity.Seconds),
+			orDash(inside, quantity.Seconds), orDash(c.ThrottledSeconds, quantity.Seconds), hard, soft,
 			clean(c.Path)+side(c.Charged)))
 	}
 	if len(l.Cgroups) > heaviest {
@@ -261,7 +278,8 @@ func side(c ledger.Charged) string {
 
 func (t *screen) maps(l *ledger.Ledger) {
 	bytes, unknown := l.MapBytes()
-	head := fmt.Sprintf("eBPF maps: %d with %s, each counted once", len(l.Maps), quantity.Value(float64(bytes), quantity.Bytes))
+	head := fmt.Sprintf("eBPF maps: %d with %s, each counted once", len(l.Maps),
+		quantity.Value(float64(bytes), quantity.Bytes))
 	if unknown > 0 {
 		head += fmt.Sprintf("; the size of %d is not known", unknown)
 	}
@@ -280,24 +298,31 @@ func (t *screen) maps(l *ledger.Ledger) {
 		if m.ChargedTo != nil {
 			charged = clean(*m.ChargedTo)
 		}
-		t.line(fmt.Sprintf("  %10s %-9s %-16s %-14s charged to %s, held by %s, used by programs %s", orDash(m.Bytes, quantity.Bytes), m.BytesMethod,
-			clean(cmp.Or(m.Name, "(no name)")), m.Type, charged, orNone(slices.Compact(holders)), orNone(users)) + side(m.Charged))
+		t.line(fmt.Sprintf("  %10s %-9s %-16s %-14s charged to %s, held by %s, used by programs %s",
+			orDash(m.Bytes, quantity.Bytes), m.BytesMethod,
+			clean(cmp.Or(m.Name, "(no name)")), m.Type, charged, orNone(slices.Compact(holders)),
+			orNone(users)) + side(m.Charged))
 	}
 	t.line("")
 }
 
 func selfLine(l *ledger.Ledger) string {
 	s := l.Self
-	out := fmt.Sprintf("%s of CPU time, setup included (%.2f %% of one CPU over the window), at most %s resident; %d samples, %d lost",
-		quantity.Value(s.CPUSeconds, quantity.Seconds), 100*s.CPUSeconds/max(l.Window.Seconds, 1e-9), quantity.Value(float64(s.RSSBytes), quantity.Bytes), s.Samples, s.SamplesLost)
+	out := fmt.Sprintf("%s of CPU time, setup included (%.2f %% of one CPU over the window), at most %s resident; %d "+
+		"samples, %d lost",
+		quantity.Value(s.CPUSeconds, quantity.Seconds), 100*s.CPUSeconds/max(l.Window.Seconds, 1e-9),
+		quantity.Value(float64(s.RSSBytes), quantity.Bytes), s.Samples, s.SamplesLost)
 	if s.BPFSeconds != nil && s.BPFBytes != nil {
-		out += fmt.Sprintf("; own eBPF %s, %s", quantity.Value(*s.BPFSeconds, quantity.Seconds), quantity.Value(float64(*s.BPFBytes), quantity.Bytes))
+		out += fmt.Sprintf("; own eBPF %s, %s", quantity.Value(*s.BPFSeconds, quantity.Seconds),
+			quantity.Value(float64(*s.BPFBytes), quantity.Bytes))
 	}
 	if s.StatsSeconds != nil {
-		out += fmt.Sprintf("; the kernel's run statistics cost the programs about %s", quantity.Value(*s.StatsSeconds, quantity.Seconds))
+		out += fmt.Sprintf("; the kernel's run statistics cost the programs about %s",
+			quantity.Value(*s.StatsSeconds, quantity.Seconds))
 	}
 	if s.WitnessSeconds != nil {
-		out += fmt.Sprintf("; the witness of stolen time cost about %s (%.2f %% of one CPU)", quantity.Value(*s.WitnessSeconds, quantity.Seconds),
+		out += fmt.Sprintf("; the witness of stolen time cost about %s (%.2f %% of one CPU)",
+			quantity.Value(*s.WitnessSeconds, quantity.Seconds),
 			100**s.WitnessSeconds/max(l.Window.Seconds, 1e-9))
 	}
 	if s.SandboxSeconds != nil && s.SmapsSeconds != nil {

@@ -58,7 +58,8 @@ func TestLedgerNamesWhatWasNotSplit(t *testing.T) {
 		line, group string
 	}{
 		{0, "B eBPF programs - - 127 ms by the kernel's count, not split: it is inside the other lines", "9.00 s - "},
-		{0.1, "B eBPF programs 100 ms 0.50 % counted, split by samples; 27.0 ms more, not split, inside the other lines", "9.00 s 100 ms "},
+		{0.1, "B eBPF programs 100 ms 0.50 % counted, split by samples; 27.0 ms more, not split, inside the other lines",
+			"9.00 s 100 ms "},
 		{0.127, "B eBPF programs 127 ms 0.64 % counted, split by samples", "9.00 s 127 ms "},
 	} {
 		text := weighed(t, c.split)

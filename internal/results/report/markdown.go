@@ -75,7 +75,8 @@ func markdownRow(r row) string {
 	return b.String() + "|\n"
 }
 
-var escaper = strings.NewReplacer(`\`, `\\`, "|", `\|`, "*", `\*`, "_", `\_`, "`", "\\`", "<", "&lt;", "[", `\[`, "]", `\]`, "#", `\#`)
+var escaper = strings.NewReplacer(`\`, `\\`, "|", `\|`, "*", `\*`, "_", `\_`, "`", "\\`", "<", "&lt;", "[", `\[`, "]",
+	`\]`, "#", `\#`)
 
 // escape keeps what stands in a record from being read as Markdown or HTML.
 func escape(s string) string { return escaper.Replace(clean(s)) }

@@ -26,7 +26,8 @@ func init() {
 func OpenMetrics(w io.Writer, s *analysis.Summary, run record.Run) error {
 	whole := map[string]string{"experiment": clean(s.Experiment), "run": clean(run.ID)}
 	e := expfmt.NewEncoder(w, expfmt.NewFormat(expfmt.TypeOpenMetrics))
-	var f *dto.MetricFamily // the one that metrics are added to: all of a family come in turn, and it is written with the next
+	// the one that metrics are added to: all of a family come in turn, and it is written with the next
+	var f *dto.MetricFamily
 	var failed error
 	write := func() {
 		if f == nil || failed != nil {

@@ -110,8 +110,10 @@ type placementRow struct {
 type placementCell struct{ Memory, CPU string }
 
 // placedNote stands above the tables.
-const placedNote = "means over the trials that did not fail; of a component, resident memory (PSS) of its processes where " +
-	"their next page is charged, and CPU time where it is; then what the kernel charges to the control groups, kernel memory among it"
+const placedNote = "means over the trials that did not fail; of a component, resident memory (PSS) of its " +
+	"processes where " +
+	"their next page is charged, and CPU time where it is; then what the kernel charges to the control groups, kernel " +
+	"memory among it"
 
 // placementTables are those of a summary, without the twin where there are other arms, and the places that they name.
 func placementTables(s *analysis.Summary) (places []string, all []placementTable) {
@@ -172,7 +174,9 @@ func placementTables(s *analysis.Summary) (places []string, all []placementTable
 				return nil, nil, false
 			})
 		}
-		row("charged, hard", true, func(at record.Place) (memory, cpu *float64, is bool) { return at.HardBytes, at.CPUs, true })
+		row("charged, hard", true, func(at record.Place) (memory, cpu *float64, is bool) {
+			return at.HardBytes, at.CPUs, true
+		})
 		row("charged, page cache", true, func(at record.Place) (memory, cpu *float64, is bool) {
 			return at.SoftBytes, nil, at.SoftBytes != nil
 		})
@@ -386,7 +390,8 @@ func (d *chartData) courseTables() (all []courseTable) {
 			}
 			all[i].Rows = append(all[i].Rows, courseRow{
 				Arm: d.Arms[c.Arm].Name, Of: p.Of, Kind: p.Kind, First: n == 0, Trial: c.Trial,
-				Cells: []string{orDash(p.Values[0], c.Unit), orDash(p.Values[len(p.Values)-1], c.Unit), quantity.Value(largest, c.Unit)},
+				Cells: []string{orDash(p.Values[0], c.Unit), orDash(p.Values[len(p.Values)-1], c.Unit),
+					quantity.Value(largest, c.Unit)},
 			})
 		}
 	}

@@ -12,7 +12,8 @@ import (
 // Power writes how many blocks runs like one need, for a terminal.
 func Power(w io.Writer, p *analysis.Power, o Options) error {
 	t := newText(w, o)
-	t.line(fmt.Sprintf("%s: how many blocks detect a difference of this size in %.3g of 100 runs", t.bold(clean(p.Experiment)), 100*p.Power))
+	t.line(fmt.Sprintf("%s: how many blocks detect a difference of this size in %.3g of 100 runs",
+		t.bold(clean(p.Experiment)), 100*p.Power))
 	t.line("")
 	head := []string{"", "at", "baseline", "so far"}
 	if len(p.Rows) > 0 {
@@ -37,7 +38,8 @@ func Power(w io.Writer, p *analysis.Power, o Options) error {
 		rows = append(rows, cells)
 	}
 	t.columns(rows, nil)
-	t.wrap("", "With so many blocks (--blocks) an assertion whose bound is this far from the truth holds or fails, and is not "+
+	t.wrap("", "With so many blocks (--blocks) an assertion whose bound is this far from the truth holds or fails, "+
+		"and is not "+
 		"undecided; one with --until takes up to half as many more. The noise is that of this run, and what its blocks do "+
 		"not know of it is allowed for.")
 	if hidden > 0 {

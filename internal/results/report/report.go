@@ -52,7 +52,8 @@ func (r row) cells() []string {
 func sections(s *analysis.Summary) []section {
 	estimates := slices.Clone(s.Estimates)
 	slices.SortStableFunc(estimates, func(a, b analysis.Estimate) int { return cmp.Compare(a.Rank, b.Rank) })
-	others := slices.ContainsFunc(s.Estimates, func(e analysis.Estimate) bool { return e.Arm != record.Direct && e.Arm != record.AA })
+	others := slices.ContainsFunc(s.Estimates,
+		func(e analysis.Estimate) bool { return e.Arm != record.Direct && e.Arm != record.AA })
 	var all []section
 	at := map[string]int{}
 	for _, e := range s.Estimates { // in order of level, which the order of metrics must not disturb
@@ -271,7 +272,8 @@ func models(s *analysis.Summary) []string {
 		if !matters {
 			continue
 		}
-		line := fmt.Sprintf("%s of %s: %s; R2 %.3f", quantity.Label(m.Metric), s.ArmName(m.Arm), strings.Join(terms, ", "), m.R2)
+		line := fmt.Sprintf("%s of %s: %s; R2 %.3f", quantity.Label(m.Metric), s.ArmName(m.Arm),
+			strings.Join(terms, ", "), m.R2)
 		if m.HeldoutError != nil {
 			line += fmt.Sprintf(", held-out error %.2g %%", 100**m.HeldoutError)
 		}
@@ -296,7 +298,8 @@ func validity(s *analysis.Summary) string {
 	if s.Partial {
 		state += ", PARTIAL"
 	}
-	text := fmt.Sprintf("%s: %d of %d planned trials done, %d valid", state, s.Trials.Done, s.Trials.Planned, s.Trials.Valid)
+	text := fmt.Sprintf("%s: %d of %d planned trials done, %d valid", state, s.Trials.Done, s.Trials.Planned,
+		s.Trials.Valid)
 	if s.Trials.Failed > 0 {
 		text += fmt.Sprintf(", %d failed", s.Trials.Failed)
 	}
@@ -328,7 +331,8 @@ func excluded(s *analysis.Summary) []string {
 			all = append(all, fmt.Sprintf("and %d more: see %s", len(s.Trials.Excluded)-i, record.TrialsFile))
 			break
 		}
-		line := fmt.Sprintf("trial %d (block %d, %s", x.Index+1, x.Block+1, x.Arm) // from 1, as the progress of the run counts
+		// from 1, as the progress of the run counts
+		line := fmt.Sprintf("trial %d (block %d, %s", x.Index+1, x.Block+1, x.Arm)
 		if len(x.Factors) > 0 {
 			line += ", " + analysis.Level(x.Factors)
 		}
@@ -375,7 +379,8 @@ func environment(run record.Run) []string {
 	}
 	return []string{
 		join(e.Hostname, e.CPUModel, size, named("virtual", e.Virtual), named("governor", e.Governor), swap),
-		join(e.Distro, named("kernel", e.Kernel), named("cgroups", e.CgroupMode), named("lockdown", e.Lockdown), named("clock", e.Clocksource),
+		join(e.Distro, named("kernel", e.Kernel), named("cgroups", e.CgroupMode), named("lockdown", e.Lockdown),
+			named("clock", e.Clocksource),
 			named("tare", run.Version), join(subjects...)),
 	}
 }

@@ -63,7 +63,8 @@ func cases() map[string]func() (record.Run, []record.Trial) {
 			for i := range trials {
 				switch {
 				case trials[i].Arm == "candidate" && i%2 == 0:
-					trials[i].Validity = record.Validity{Reasons: []record.Reason{{Gate: "generator-cpu", Seen: 0.8, Allowed: 0.7, Message: "the generator used 80 % of its CPU and may use 70 %: lower the rate or give it more threads"}}}
+					trials[i].Validity = record.Validity{Reasons: []record.Reason{{Gate: "generator-cpu", Seen: 0.8, Allowed: 0.7,
+						Message: "the generator used 80 % of its CPU and may use 70 %: lower the rate or give it more threads"}}}
 				case trials[i].Arm == "candidate":
 					trials[i].Validity = record.Validity{Failed: "client: exit status 1: connect: \x1b[31mrefused\nat once"}
 				}
@@ -121,7 +122,8 @@ func TestGrossIsBounded(t *testing.T) {
 		s.Workloads = append(s.Workloads, w)
 	}
 	var text, md bytes.Buffer
-	if err := errors.Join(report.Text(&text, s, run, report.Options{All: true}), report.Markdown(&md, s, run)); err != nil {
+	if err := errors.Join(report.Text(&text, s, run, report.Options{All: true}),
+		report.Markdown(&md, s, run)); err != nil {
 		t.Fatal(err)
 	}
 	for _, got := range []string{text.String(), strings.ReplaceAll(md.String(), `\_`, "_")} {
@@ -177,7 +179,8 @@ func TestProseIsFolded(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, line := range strings.Split(b.String(), "\n") {
-		if len(line) > 60 && !strings.HasPrefix(line, "quickstart") && !strings.HasPrefix(line, "again") && !strings.Contains(line, "smallest visible") {
+		if len(line) > 60 && !strings.HasPrefix(line, "quickstart") && !strings.HasPrefix(line, "again") &&
+			!strings.Contains(line, "smallest visible") {
 			t.Errorf("%d columns: %q", len(line), line)
 		}
 	}
@@ -223,8 +226,10 @@ func FuzzReport(f *testing.F) {
 		run := record.Run{Schema: record.RunSchema, Experiment: name, Question: arm, Command: []string{metric, level}}
 		var trials []record.Trial
 		for i := range 18 {
-			trial := record.Trial{Metrics: map[string]float64{metric: base + float64(i)*value}, Validity: record.Validity{Valid: i != 17, Failed: ""}}
-			trial.PlannedTrial = record.PlannedTrial{Index: i, Block: i / 3, Arm: []string{record.Direct, record.AA, arm}[i%3], Factors: map[string]string{factor: level}}
+			trial := record.Trial{Metrics: map[string]float64{metric: base + float64(i)*value},
+				Validity: record.Validity{Valid: i != 17, Failed: ""}}
+			trial.PlannedTrial = record.PlannedTrial{Index: i, Block: i / 3, Arm: []string{record.Direct, record.AA, arm}[i%3],
+				Factors: map[string]string{factor: level}}
 			trials = append(trials, trial)
 		}
 		s, err := analysis.Summarize(run, trials)

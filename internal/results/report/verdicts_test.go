@@ -15,7 +15,8 @@ import (
 // held is a made run that is held against an assertion of each result.
 func held(t *testing.T) (*analysis.Summary, record.Run, []record.Trial) {
 	t.Helper()
-	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6, MapBytes: 1.2e6})
+	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6,
+		MapBytes: 1.2e6})
 	run.Assert = []string{"map_bytes <= 2MB", "latency_p50_seconds <= +2%", "cpu_seconds_per_connection <= +0%"}
 	s, err := analysis.Summarize(run, trials)
 	if err != nil {

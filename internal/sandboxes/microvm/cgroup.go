@@ -176,7 +176,8 @@ func (s *sandbox) limitGroup(l *cgroup.Layout, r *specs.LinuxResources) error {
 		period = *r.CPU.Period
 	}
 	set := func(file, value string) error {
-		return fault.Wrap(cgroup.Write(filepath.Join(dir, file), value), fault.Machine, dir, "", "writing %s to %s", value, file)
+		return fault.Wrap(cgroup.Write(filepath.Join(dir, file), value), fault.Machine, dir, "", "writing %s to %s",
+			value, file)
 	}
 	if h.V2 {
 		if q := r.CPU.Quota; q != nil && *q > 0 {

@@ -456,7 +456,8 @@ func TestWaits(t *testing.T) {
 // TestKillWatch: whom the guest's kernel kills is read from its console, whatever the victim calls itself, and wherever
 // a read ends.
 func TestKillWatch(t *testing.T) {
-	const console = "[    6.1] Memory cgroup out of memory: Killed process 80 (dd) total-vm:201388kB, anon-rss:65024kB\r\n" +
+	const console = "[    6.1] Memory cgroup out of memory: Killed process 80 (dd) total-vm:201388kB, " +
+		"anon-rss:65024kB\r\n" +
 		"[    6.2] dd invoked oom-killer: gfp_mask=0xcc0\r\n" +
 		"[    7.0] Out of memory: Killed process 81 (a) (b\x1b[) total-vm:1kB, anon-rss:2kB\r\n" +
 		"[    7.1] Out of memory: Killed process 82 (" + "0123456789012345678" + ") total-vm:1kB\r\n" // a name has 15 bytes

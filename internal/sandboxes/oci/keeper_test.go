@@ -59,7 +59,8 @@ func testKept(t *testing.T, runs string) {
 	}
 	bundle := t.TempDir()
 	j := Job{Container: Container{
-		Runtime: Runtime{Name: "keeper", Argv: []string{program}}, Root: filepath.Join(bundle, "state"), Bundle: bundle, ID: "a",
+		Runtime: Runtime{Name: "keeper", Argv: []string{program}}, Root: filepath.Join(bundle, "state"),
+		Bundle: bundle, ID: "a",
 	}}
 	path, err := j.Write(bundle)
 	if err != nil {

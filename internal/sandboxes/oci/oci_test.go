@@ -218,7 +218,8 @@ func TestClean(t *testing.T) {
 	owners := placement.NewOwners(layout)
 	defer owners.Close()
 	removed, err := Clean(owners)
-	if err = errors.Join(err, CleanGroups(layout, owners)); err != nil || !slices.Contains(removed, filepath.Join(StateDir, tree)) {
+	if err = errors.Join(err, CleanGroups(layout, owners)); err != nil ||
+		!slices.Contains(removed, filepath.Join(StateDir, tree)) {
 		t.Errorf("removed %q, %v", removed, err)
 	}
 	if _, err := os.Stat(filepath.Join(StateDir, tree)); !errors.Is(err, fs.ErrNotExist) {
@@ -400,7 +401,9 @@ func TestForeignState(t *testing.T) {
 		{"the directory of all", func(base string) error { return os.Chown(base, nobody, nobody) }},
 		{"the directory of a run", func(base string) error { return os.Chown(filepath.Join(base, tree), nobody, nobody) }},
 		{"one where all may write", func(base string) error { return os.Chmod(filepath.Join(base, tree), 0o777) }},
-		{"the directory of a container", func(base string) error { return os.Chown(filepath.Join(base, tree, "one"), nobody, nobody) }},
+		{"the directory of a container", func(base string) error {
+			return os.Chown(filepath.Join(base, tree, "one"), nobody, nobody)
+		}},
 		{"a job", func(base string) error { return os.Chown(filepath.Join(base, tree, "one", jobFile), nobody, nobody) }},
 		{"a link", func(base string) error {
 			own, theirs := filepath.Join(base, tree), filepath.Join(base, "theirs")

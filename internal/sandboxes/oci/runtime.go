@@ -209,7 +209,8 @@ const probeTime = 60 * time.Second
 // Probe has a runtime run a container that does nothing, with annotations in its bundle, which may take up to within,
 // or a minute where that is longer. Its error, of code fault.Machine, says in the runtime's words why it does not
 // work on this machine.
-func Probe(ctx context.Context, r Runtime, self string, within time.Duration, annotations map[string]string) (err error) {
+func Probe(ctx context.Context, r Runtime, self string, within time.Duration,
+	annotations map[string]string) (err error) {
 	within = max(within, probeTime)
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()

@@ -20,7 +20,8 @@ func TestRuntimes(t *testing.T) {
 	}
 	v := param.Values{settingRuntime: "/opt/runsc", "platform": "kvm", settingNetwork: hostNetwork}
 	gvisor := sandbox.LaunchOf(v[settingRuntime])
-	if got := gvisor.Config(v, "").Args; string(gvisor.Main) != Sentry || (guest{}).About().Trait(v) != "gVisor, platform kvm" ||
+	if got := gvisor.Config(v, "").Args; string(gvisor.Main) != Sentry ||
+		(guest{}).About().Trait(v) != "gVisor, platform kvm" ||
 		!slices.Equal(got, []string{"--platform=kvm", "--overlay2=none", "--network=host"}) {
 		t.Errorf("of runsc: %+v, %q", gvisor, got)
 	}

@@ -48,7 +48,8 @@ const (
 // settings are those of the subject itself, to which init adds what runtimes are known, and the settings of each.
 var settings = []param.Setting{
 	{Name: settingRuntime, Type: param.TypeText, Reach: param.ReachCommand, Default: "runc", Known: []string{none},
-		Doc: "runtime that the application runs in, by its path or its name: `none` (it runs plainly, and is measured alike)"},
+		Doc: "runtime that the application runs in, by its path or its name: `none` (it runs plainly, and is " +
+			"measured alike)"},
 	{Name: settingMemory, Type: param.TypeBytes, Min: 16 << 20,
 		Doc: "memory limit of the sandbox, as its bundle has it; of a virtual machine, its size"},
 	{Name: settingOnly, Type: param.TypeSwitch, Default: "true",
@@ -58,7 +59,8 @@ var settings = []param.Setting{
 		Doc: "network of the sandbox: a namespace of its own, which an application that a load goes to is joined to by a " +
 			"pair of virtual interfaces, or this machine's"},
 	{Name: settingReady, Type: param.TypeDuration, Default: role.ReadyTimeout.String(), Min: 1, Max: 3600,
-		Doc: "how long a sandbox may take from its launch until what is in it is ready; a virtual machine may take as long to " +
+		Doc: "how long a sandbox may take from its launch until what is in it is ready; a virtual machine may take " +
+			"as long to " +
 			"boot, and a minute at least"},
 	{Name: settingOptional, Type: param.TypeSwitch, Default: "false",
 		Doc: "whether the run goes on without the arm where the runtime is not installed or does not work on this machine"},

@@ -59,7 +59,8 @@ func excesses(trials []record.Trial) map[string]*excess {
 		return v, has && !void
 	}
 	tell := func(t *record.Trial) (p pair, e Evidence, ok bool) {
-		if t.Validity.Failed != "" || len(t.Factors) > 0 || json.Unmarshal(t.Evidence[name], &e) != nil || e.ReadySeconds == 0 {
+		if t.Validity.Failed != "" || len(t.Factors) > 0 || json.Unmarshal(t.Evidence[name], &e) != nil ||
+			e.ReadySeconds == 0 {
 			return p, e, false
 		}
 		var has [3]bool
@@ -166,7 +167,9 @@ overhead:
   podFixed:
     memory: %q
     cpu: %q
-`, run.Version, run.ID, len(e.memory), arm, line("memory", e.memory, quantity.Bytes), line("CPU", e.cpus, quantity.CPUs),
-		percentile, 100*confidence, len(e.memory), className(arm), className(path.Base(e.runtime)), memoryQuantity(top(e.memory)),
+`, run.Version, run.ID, len(e.memory), arm, line("memory", e.memory, quantity.Bytes),
+		line("CPU", e.cpus, quantity.CPUs),
+		percentile, 100*confidence, len(e.memory), className(arm), className(path.Base(e.runtime)),
+		memoryQuantity(top(e.memory)),
 		cpuQuantity(top(e.cpus)))
 }

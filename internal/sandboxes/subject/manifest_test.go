@@ -38,7 +38,8 @@ func TestManifest(t *testing.T) {
 	broken := trialOf(t, 3, "gVisor", "runsc", 1e12, 99)
 	broken.Validity.Failed = "it failed"
 	made := guest{}.Produce(record.Run{ID: "x"}, append(trials, broken))
-	if len(made) != 1 || made[0].File != "runtimeclass-gvisor.yaml" || !strings.Contains(made[0].Says, "75 % of sandboxes") {
+	if len(made) != 1 || made[0].File != "runtimeclass-gvisor.yaml" ||
+		!strings.Contains(made[0].Says, "75 % of sandboxes") {
 		t.Fatalf("%+v", made)
 	}
 	var class struct {

@@ -56,8 +56,9 @@ var startAndStop = []measured.Metric{{
 	Value: between(func(t oci.Times) int64 { return t.Create }, func(t oci.Times) int64 { return t.Started }),
 }, {
 	Definition: metric.Definition{
-		Name: "sandbox_create_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Mean, Better: metric.Lower,
-		Needs: measured.NeedRest, Family: "sandbox_start",
+		Name: "sandbox_create_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Mean,
+		Better: metric.Lower,
+		Needs:  measured.NeedRest, Family: "sandbox_start",
 		How: "The part of `sandbox_start_seconds` until the runtime's create had ended.",
 	},
 	Value: between(func(t oci.Times) int64 { return t.Create }, func(t oci.Times) int64 { return t.Created }),
@@ -82,7 +83,8 @@ var startAndStop = []measured.Metric{{
 
 // charged adds up a part of the memory of all groups of the sandboxes in a reading: those where what runs the
 // applications belongs, and those of the subject beside them.
-func charged(l *ledger.Ledger, e *Evidence, inPod, outside bool, part func(*ledger.Memory) *int64) (total float64, ok bool) {
+func charged(l *ledger.Ledger, e *Evidence, inPod, outside bool,
+	part func(*ledger.Memory) *int64) (total float64, ok bool) {
 	if l == nil {
 		return 0, false
 	}
@@ -136,7 +138,8 @@ func (p Process) own() Process {
 const memoryFamily = "memory"
 
 // inMemory is a metric of memory of a trial. Where several count the same in different ways, they are of one family.
-func inMemory(name, family, clause, how string, value func(*Evidence, *measured.Measured) (float64, bool)) measured.Metric {
+func inMemory(name, family, clause, how string,
+	value func(*Evidence, *measured.Measured) (float64, bool)) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{
 			Name: name, Unit: quantity.UnitOf(name), Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
@@ -261,7 +264,8 @@ func memoryMetrics() []measured.Metric {
 				"groups now, less that of the processes which are still in them (PSS). Left out where no sandbox is such."+ofAll,
 			stayedBytes),
 		inMemory("sandbox_pod_working_set_bytes", memoryFamily, "shows up in Kubernetes with {}",
-			"Current - inactive_file of the pods' groups, as the kubelet reports it for a pod.", in(window, true, false, workingSet)),
+			"Current - inactive_file of the pods' groups, as the kubelet reports it for a pod.",
+			in(window, true, false, workingSet)),
 		inMemory("sandbox_pss_bytes", memoryFamily, "has {} resident in its processes (PSS)",
 			"Proportional set size (smaps_rollup) of all processes of the sandboxes, the applications among them where the "+
 				"machine's kernel runs them: page cache that they map is in it, and kernel memory is not. "+
@@ -293,7 +297,8 @@ func memoryMetrics() []measured.Metric {
 }
 
 var countMetrics = []measured.Metric{
-	counted("sandbox_process_count", "processes", "Processes of all sandboxes at the end of the window, the applications among them.",
+	counted("sandbox_process_count", "processes",
+		"Processes of all sandboxes at the end of the window, the applications among them.",
 		func(Process) int { return 1 }),
 	counted("sandbox_thread_count", "threads", "Threads of these.", func(p Process) int { return p.Threads }),
 	cpus("sandbox_pod_cpus", "uses {} charged to its pods", true,

@@ -43,7 +43,8 @@ func stayedBytes(e *Evidence, m *measured.Measured) (float64, bool) {
 // overhead adds up what the overhead groups hold, of a trial with sandboxes of which all are as they should be. Without
 // accounted it is their hard memory, with it their anonymous and shared memory less what that gives for each process
 // which is charged to them. False where there is no such group.
-func overhead(e *Evidence, m *measured.Measured, is func(Sandbox) bool, accounted func(Process) uint64) (float64, bool) {
+func overhead(e *Evidence, m *measured.Measured, is func(Sandbox) bool,
+	accounted func(Process) uint64) (float64, bool) {
 	if m.Ledger == nil || slices.ContainsFunc(e.Sandboxes, func(s Sandbox) bool { return !is(s) }) {
 		return 0, false
 	}

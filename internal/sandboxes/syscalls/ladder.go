@@ -41,7 +41,8 @@ var calls = []call{
 	{"open_root", "an open in the root file system",
 		"`open` of a file of the root file system (the tare binary), with its `close`",
 		func(l *ladder) error { return open(l.self) }},
-	{"connect", "a connect", "`connect` to a TCP port of the loopback, without the `socket` before and the `close` after it",
+	{"connect", "a connect", "`connect` to a TCP port of the loopback, without the `socket` before and the " +
+		"`close` after it",
 		(*ladder).connect},
 	{"fork", "a fork", "`fork` of a process of some 10 MB until the child, which exits at once, was waited for",
 		func(*ladder) error { return fork() }},

@@ -93,7 +93,8 @@ func Split(e Evidence) []ledger.Share {
 			Note: fmt.Sprintf("not split: %d places with fewer than %d samples each", restPlaces, MinShare)}, rest})
 	}
 	if unknown > 0 {
-		parts = append(parts, part{ledger.Share{Note: "these threads ended, or their group could not be read in time"}, unknown})
+		parts = append(parts, part{ledger.Share{Note: "these threads ended, or their group could not be read in time"},
+			unknown})
 	}
 
 	counts := make([]int, len(parts))

@@ -61,7 +61,8 @@ func TestSplitSaysWhatItCannot(t *testing.T) {
 		{"no samples", Evidence{RunNs: 5}, []string{"not split: 0 samples"}},
 		{"too few", Evidence{RunNs: 5, Samples: map[Place]int{place("/a"): 24}}, []string{"not split: 24 samples"}},
 		{"enough", Evidence{RunNs: 5, Samples: map[Place]int{place("/a"): 25}}, []string{""}},
-		{"small places together", Evidence{RunNs: 5e9, Samples: map[Place]int{place("/a"): 100, place("/b"): 4, place("/c"): 1}},
+		{"small places together", Evidence{RunNs: 5e9,
+			Samples: map[Place]int{place("/a"): 100, place("/b"): 4, place("/c"): 1}},
 			[]string{"", "not split: 2 places"}},
 		{"unknown threads", Evidence{RunNs: 5e9, Samples: map[Place]int{place("/a"): 100, place(""): 50}},
 			[]string{"", "threads ended"}},
@@ -92,7 +93,8 @@ func TestHintSplits(t *testing.T) {
 	}{
 		{"a higher rate or a longer window", Evidence{RunNs: 30e6, Samples: map[Place]int{a: 15}, Hz: 499, Seconds: 10},
 			[]string{"15 samples", "--hz 1277", "--for 26s"}, ""},
-		{"no samples at all", Evidence{RunNs: 8e6, Hz: 499, Seconds: 10}, []string{"0 samples", "--hz 4751", "--for 96s"}, ""},
+		{"no samples at all", Evidence{RunNs: 8e6, Hz: 499, Seconds: 10},
+			[]string{"0 samples", "--hz 4751", "--for 96s"}, ""},
 		{"too little for any rate", Evidence{RunNs: 1e6, Hz: 499, Seconds: 10}, []string{"--for 762s"}, "--hz"},
 		{"too little", Evidence{RunNs: 1e3, Hz: 499, Seconds: 10}, []string{"ran too little"}, "--"},
 		{"out of sight of the samples", Evidence{RunNs: 400e6, Samples: map[Place]int{a: 3}, Hz: 499, Seconds: 10},
@@ -116,7 +118,8 @@ func TestHintSplits(t *testing.T) {
 func TestSoleIsExactWithoutSamples(t *testing.T) {
 	p := Place{"/a", ledger.Task}
 	shares := Split(Evidence{RunNs: 1500, Sole: &p})
-	if len(shares) != 1 || *shares[0].Cgroup != "/a" || shares[0].Method != ledger.Sole || shares[0].Lo != 1.5e-6 || shares[0].Hi != 1.5e-6 {
+	if len(shares) != 1 || *shares[0].Cgroup != "/a" || shares[0].Method != ledger.Sole || shares[0].Lo != 1.5e-6 ||
+		shares[0].Hi != 1.5e-6 {
 		t.Errorf("got %+v", shares)
 	}
 }
@@ -165,11 +168,13 @@ func TestRuns(t *testing.T) {
 		{"softirq on the way out of a system call", []Frame{p(1), other, softirq, other}, []Run{{1, ledger.Softirq}}},
 		{"softirq on the way out of a hardirq", []Frame{p(1), softirq, other, hardirq, other}, []Run{{1, ledger.Softirq}}},
 		{"hardirq", []Frame{p(1), other, hardirq, other}, []Run{{1, ledger.Hardirq}}},
-		{"interrupted by another", []Frame{p(2), softirq, hardirq, p(1), other}, []Run{{2, ledger.Softirq}, {1, ledger.Task}}},
+		{"interrupted by another", []Frame{p(2), softirq, hardirq, p(1), other},
+			[]Run{{2, ledger.Softirq}, {1, ledger.Task}}},
 		{"interrupted by itself", []Frame{p(1), softirq, hardirq, p(1), other}, []Run{{1, ledger.Softirq}, {1, ledger.Task}}},
 		{"interrupted, the interrupt runs none", []Frame{other, hardirq, p(1), other}, []Run{{1, ledger.Task}}},
 		{"one program inside another", []Frame{p(2), other, p(1)}, []Run{{2, ledger.Task}, {1, ledger.Task}}},
-		{"interrupts in interrupts", []Frame{p(1), hardirq, p(2), softirq, hardirq, p(1)}, []Run{{1, ledger.Hardirq}, {2, ledger.Softirq}, {1, ledger.Task}}},
+		{"interrupts in interrupts", []Frame{p(1), hardirq, p(2), softirq, hardirq, p(1)},
+			[]Run{{1, ledger.Hardirq}, {2, ledger.Softirq}, {1, ledger.Task}}},
 		{"nested softirq twice", []Frame{p(1), softirq, p(1), softirq, other}, []Run{{1, ledger.Softirq}}},
 	}
 	for _, c := range cases {
@@ -187,7 +192,8 @@ func TestEntry(t *testing.T) {
 	for name, want := range map[string]ledger.Context{
 		"handle_softirqs": ledger.Softirq, "__do_softirq": ledger.Softirq, "do_softirq": "",
 		"asm_sysvec_apic_timer_interrupt": ledger.Hardirq, "sysvec_call_function_single": ledger.Hardirq,
-		"asm_exc_page_fault": "", "entry_SYSCALL_64_after_hwframe": "", "el1h_64_irq": ledger.Hardirq, "smp_apic_timer_interrupt": ledger.Hardirq,
+		"asm_exc_page_fault": "", "entry_SYSCALL_64_after_hwframe": "", "el1h_64_irq": ledger.Hardirq,
+		"smp_apic_timer_interrupt":    ledger.Hardirq,
 		"smp_call_function_many_cond": "", "": "",
 		"fred_sysvec_apic_timer_interrupt": ledger.Hardirq, "fred_extint": ledger.Hardirq, "fred_exc_nmi": ledger.Hardirq,
 		"asm_fred_entrypoint_kernel": "", "fred_entry_from_user": "", "fred_exc_page_fault": "",

@@ -51,7 +51,8 @@ func Stolen(s Stalled) (ledger.Interval, string) {
 	}
 	method := ledger.StolenWitnessed
 	ran := max(s.RunSeconds-v.Value, 0)
-	if seen := SampledSeconds(s.Samples, s.Period); ran >= float64(MinSamples)*s.Period && seen.Hi < 0.8*ran && s.BusyStolen > 0 && s.Busy > 0 {
+	if seen := SampledSeconds(s.Samples, s.Period); ran >= float64(MinSamples)*s.Period && seen.Hi < 0.8*ran &&
+		s.BusyStolen > 0 && s.Busy > 0 {
 		method = ledger.StolenProportion
 		hidden := ran - seen.Value
 		v.Value += hidden * min(s.BusyStolen/s.Busy, 1)

@@ -42,8 +42,9 @@ type Host struct {
 	Clocksource   string   `json:"clocksource"`
 	Sampler       string   `json:"sampler"`                // cycles, cpu-clock; empty when there were no samples
 	SamplerPeriod *float64 `json:"sampler_period_seconds"` // time between two samples of one CPU
-	IRQTime       *bool    `json:"irq_time_accounting"`    // whether interrupts are taken out of tasks' and cgroups' CPU time; null where that cannot be known
-	Tare          string   `json:"tare"`                   // version of the scale
+	// whether interrupts are taken out of tasks' and cgroups' CPU time; null where that cannot be known
+	IRQTime *bool  `json:"irq_time_accounting"`
+	Tare    string `json:"tare"` // version of the scale
 }
 
 // Window is the span of time; every counter was read at its two edges.
@@ -144,16 +145,19 @@ type Program struct {
 	NsPerRun        *float64   `json:"ns_per_run"`
 	RecursionMisses *uint64    `json:"recursion_misses"`
 	MemoryBytes     *uint64    `json:"memory_bytes"`
-	Shares          []Share    `json:"shares"`          // sum to run_seconds; one share without cgroup is what could not be split
-	Seen            []Seen     `json:"seen"`            // raw counts of samples by place, however few: to be pooled over windows
-	SampledSeconds  *Interval  `json:"sampled_seconds"` // its run time by the sampler alone: a check on run_seconds
+	// sum to run_seconds; one share without cgroup is what could not be split
+	Shares []Share `json:"shares"`
+	// raw counts of samples by place, however few: to be pooled over windows
+	Seen           []Seen    `json:"seen"`
+	SampledSeconds *Interval `json:"sampled_seconds"` // its run time by the sampler alone: a check on run_seconds
 	// StolenSeconds is the part of run_seconds in which the CPU was taken away, estimated with its 95 % interval. Null
 	// where run_seconds is, and without a witness or samples.
 	StolenSeconds *Interval `json:"stolen_seconds"`
 	StolenMethod  string    `json:"stolen_method"` // of it, empty where it is null: see the constants
 	MapIDs        []uint32  `json:"map_ids"`
-	Own           bool      `json:"own"`      // it is the scale's own; what it costs is in self
-	Unloaded      bool      `json:"unloaded"` // it went away during the window; run_count and run_seconds are null where they could not be read after the start
+	Own           bool      `json:"own"` // it is the scale's own; what it costs is in self
+	// it went away during the window; run_count and run_seconds are null where they could not be read after the start
+	Unloaded bool `json:"unloaded"`
 }
 
 // Interval is a value with its 95 % interval.
@@ -234,7 +238,8 @@ type Cgroup struct {
 	ThrottledPeriods *uint64  `json:"throttled_periods"`
 	Periods          *uint64  `json:"periods"`
 	Memory           *Memory  `json:"memory"`
-	Vanished         bool     `json:"vanished,omitempty"` // it went away during the window; counters are null where they could not be read after its start
+	// it went away during the window; counters are null where they could not be read after its start
+	Vanished bool `json:"vanished,omitempty"`
 }
 
 // Memory is what a cgroup holds at the end of the window. Memory is never one number:
@@ -257,14 +262,16 @@ type Memory struct {
 
 // Self is what the scale cost.
 type Self struct {
-	Cgroup         *string  `json:"cgroup"`      // the group that the scale runs in; nil where it is not known
-	CPUSeconds     float64  `json:"cpu_seconds"` // user and system time of this process in the window
-	RSSBytes       uint64   `json:"rss_bytes"`
-	BPFSeconds     *float64 `json:"bpf_seconds"` // programs of the scale's own (iterators)
-	BPFBytes       *uint64  `json:"bpf_bytes"`
-	StatsSeconds   *float64 `json:"stats_seconds"`   // estimate: what the kernel's run statistics cost the machine: runs x calibrated cost
+	Cgroup     *string  `json:"cgroup"`      // the group that the scale runs in; nil where it is not known
+	CPUSeconds float64  `json:"cpu_seconds"` // user and system time of this process in the window
+	RSSBytes   uint64   `json:"rss_bytes"`
+	BPFSeconds *float64 `json:"bpf_seconds"` // programs of the scale's own (iterators)
+	BPFBytes   *uint64  `json:"bpf_bytes"`
+	// estimate: what the kernel's run statistics cost the machine: runs x calibrated cost
+	StatsSeconds   *float64 `json:"stats_seconds"`
 	SamplerSeconds *float64 `json:"sampler_seconds"` // estimate: what taking the samples cost: samples x calibrated cost
-	WitnessSeconds *float64 `json:"witness_seconds"` // estimate: what the witness cost: looks x calibrated cost, its program's run time included
+	// estimate: what the witness cost: looks x calibrated cost, its program's run time included
+	WitnessSeconds *float64 `json:"witness_seconds"`
 	// SandboxSeconds is CPU time of finding and reading sandboxes, a part of CPUSeconds; SmapsSeconds the part of it in
 	// which the kernel walked their page tables. nil, and left out, where nobody looked.
 	SandboxSeconds *float64 `json:"sandbox_seconds,omitempty"`

@@ -41,7 +41,8 @@ func TestBudgetCloses(t *testing.T) {
 		base := u
 		base.BPF = nil
 		if !near(Budget(base).Attributed, c.Attributed) {
-			t.Fatalf("%+v: eBPF time was counted twice: %v attributed with, %v without", u, c.Attributed, Budget(base).Attributed)
+			t.Fatalf("%+v: eBPF time was counted twice: %v attributed with, %v without", u, c.Attributed,
+				Budget(base).Attributed)
 		}
 	}
 }
@@ -49,8 +50,10 @@ func TestBudgetCloses(t *testing.T) {
 func TestBudgetLines(t *testing.T) {
 	interrupts := 0.5
 	u := Usage{
-		Capacity: 20, Idle: 10, Steal: 1, Softirq: 0.7, IRQ: 0.1, Groups: 6, Root: 1.5, Kernel: 0.5, Self: 0.25, IdleInterrupts: &interrupts,
-		BPF: []BPFTime{{InGroups, Task, 1}, {InGroups, Softirq, 0.5}, {InRoot, Task, 1.5}, {InIdle, Softirq, 0.125}},
+		Capacity: 20, Idle: 10, Steal: 1, Softirq: 0.7, IRQ: 0.1, Groups: 6, Root: 1.5, Kernel: 0.5, Self: 0.25,
+		IdleInterrupts: &interrupts,
+		BPF: []BPFTime{{InGroups, Task, 1}, {InGroups, Softirq, 0.5}, {InRoot, Task, 1.5},
+			{InIdle, Softirq, 0.125}},
 	}
 	inTasks := Budget(u)
 	for name, want := range map[string]float64{
@@ -68,7 +71,8 @@ func TestBudgetLines(t *testing.T) {
 			t.Errorf("eBPF time that nobody counted: %s: got %v, want %v", name, got, want)
 		}
 	}
-	if len(uncounted.Lines) != len(inTasks.Lines)-1 || !near(uncounted.Attributed, inTasks.Attributed) || !uncounted.Closes() {
+	if len(uncounted.Lines) != len(inTasks.Lines)-1 || !near(uncounted.Attributed, inTasks.Attributed) ||
+		!uncounted.Closes() {
 		t.Errorf("eBPF time that nobody counted: %+v", uncounted)
 	}
 	u.IRQTime = true
@@ -176,7 +180,8 @@ func TestTouches(t *testing.T) {
 		cpus     []int
 		from, to int64
 		want     bool
-	}{{nil, 0, 100, false}, {nil, 0, 101, true}, {nil, 199, 300, true}, {nil, 200, 300, false}, {[]int{0}, 0, 300, false}, {[]int{0, 1}, 150, 151, true}} {
+	}{{nil, 0, 100, false}, {nil, 0, 101, true}, {nil, 199, 300, true}, {nil, 200, 300, false}, {[]int{0}, 0, 300, false},
+		{[]int{0, 1}, 150, 151, true}} {
 		if got := n.Touches(c.cpus, c.from, c.to); got != c.want {
 			t.Errorf("%v, %d to %d: %v", c.cpus, c.from, c.to, got)
 		}
@@ -191,7 +196,8 @@ func TestTouches(t *testing.T) {
 
 func TestDeriveMemory(t *testing.T) {
 	v := func(n uint64) *uint64 { return &n }
-	m := Memory{Current: v(1000), Anon: v(300), File: v(500), Shmem: v(100), Kernel: v(200), SlabReclaimable: v(50), InactiveFile: v(250)}
+	m := Memory{Current: v(1000), Anon: v(300), File: v(500), Shmem: v(100), Kernel: v(200), SlabReclaimable: v(50),
+		InactiveFile: v(250)}
 	m.Derive()
 	if *m.Hard != 550 || *m.Soft != 450 || *m.WorkingSet != 750 {
 		t.Errorf("hard %d, soft %d, working set %d", *m.Hard, *m.Soft, *m.WorkingSet)
@@ -204,7 +210,8 @@ func TestDeriveMemory(t *testing.T) {
 }
 
 func TestAncestors(t *testing.T) {
-	for path, want := range map[string][]string{"/": {"/"}, "/a": {"/a", "/"}, "/a/b/c": {"/a/b/c", "/a/b", "/a", "/"}, "": {"/"}} {
+	for path, want := range map[string][]string{"/": {"/"}, "/a": {"/a", "/"}, "/a/b/c": {"/a/b/c", "/a/b", "/a", "/"},
+		"": {"/"}} {
 		var got []string
 		Ancestors(path, func(p string) { got = append(got, p) })
 		if !slices.Equal(got, want) {
@@ -225,7 +232,8 @@ func TestJSONNames(t *testing.T) {
 		workloads tare self.cgroup
 		self.cpu_seconds self.rss_bytes self.bpf_seconds self.bpf_bytes self.stats_seconds self.sampler_seconds self.witness_seconds self.samples self.samples_lost
 		noise warnings`)
-	raw, err := json.Marshal(Ledger{Programs: []Program{}, Maps: []Map{}, Cgroups: []Cgroup{}, Workloads: []Workload{}, Warnings: []Warning{}})
+	raw, err := json.Marshal(Ledger{Programs: []Program{}, Maps: []Map{}, Cgroups: []Cgroup{}, Workloads: []Workload{},
+		Warnings: []Warning{}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,17 +261,23 @@ func TestJSONNames(t *testing.T) {
 		want string
 	}{
 		{Share{}, "cgroup seconds lo hi samples method"},
-		{Program{}, "charge workload id name type tag loaded_at owners attached run_count run_seconds ns_per_run recursion_misses memory_bytes shares seen " +
+		{Program{}, "charge workload id name type tag loaded_at owners attached run_count run_seconds ns_per_run " +
+			"recursion_misses memory_bytes shares seen " +
 			"sampled_seconds stolen_seconds stolen_method map_ids own unloaded"},
-		{Noise{}, "witness period_seconds stolen_seconds longest_stall_seconds stalls stalls_omitted occupied occupied_omitted busiest late_looks " +
+		{Noise{}, "witness period_seconds stolen_seconds longest_stall_seconds stalls stalls_omitted occupied " +
+			"occupied_omitted busiest late_looks " +
 			"longest_late_seconds"},
 		{Stall{PID: 1, Comm: "x", Cgroup: "/"}, "cpu from_ns to_ns seconds cause idle pid comm cgroup"},
 		{Occupant{}, "pid comm cgroup processes seconds"},
-		{Map{}, "charge workload id name type key_bytes value_bytes max_entries bytes bytes_method charged_to held_by inner used_by"},
-		{Cgroup{}, "charge workload path role cpu_seconds bpf_seconds bpf_inside_seconds throttled_seconds throttled_periods periods memory"},
+		{Map{}, "charge workload id name type key_bytes value_bytes max_entries bytes bytes_method charged_to held_by " +
+			"inner used_by"},
+		{Cgroup{}, "charge workload path role cpu_seconds bpf_seconds bpf_inside_seconds throttled_seconds " +
+			"throttled_periods periods memory"},
 		{Charged{Component: "x"}, "charge workload component"},
-		{Workload{}, "name cgroups gross_cpu_seconds net_cpu_seconds tare_cpu_seconds tare_bpf_seconds tare_cgroups_cpu_seconds " +
-			"gross_memory_hard_bytes net_memory_hard_bytes tare_memory_hard_bytes tare_map_bytes tare_cgroups_memory_hard_bytes notes"},
+		{Workload{}, "name cgroups gross_cpu_seconds net_cpu_seconds tare_cpu_seconds tare_bpf_seconds " +
+			"tare_cgroups_cpu_seconds " +
+			"gross_memory_hard_bytes net_memory_hard_bytes tare_memory_hard_bytes tare_map_bytes " +
+			"tare_cgroups_memory_hard_bytes notes"},
 		{Tare{}, "cpu_seconds cgroups_cpu_seconds bpf_seconds bpf_unsplit_seconds unassigned_cpu_seconds memory_hard_bytes " +
 			"unassigned_memory_hard_bytes"},
 		{Memory{}, "current peak anon file shmem kernel slab_reclaimable sock inactive_file hard soft working_set"},

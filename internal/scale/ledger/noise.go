@@ -11,17 +11,21 @@ import (
 // Times are CLOCK_MONOTONIC in nanoseconds, the clock of role.Schedule and of the sampler, so that a stall can be laid
 // over requests and samples.
 type Noise struct {
-	Witness        string     `json:"witness"`        // steal-clock (exact to the nanosecond), steal-ticks (the kernel's counter)
-	PeriodSeconds  float64    `json:"period_seconds"` // time between two looks of the witness at one CPU
-	StolenSeconds  float64    `json:"stolen_seconds"` // by the steal clock, over all CPUs; may exceed what /proc/stat has counted yet
+	// steal-clock (exact to the nanosecond), steal-ticks (the kernel's counter)
+	Witness       string  `json:"witness"`
+	PeriodSeconds float64 `json:"period_seconds"` // time between two looks of the witness at one CPU
+	// by the steal clock, over all CPUs; may exceed what /proc/stat has counted yet
+	StolenSeconds  float64    `json:"stolen_seconds"`
 	LongestSeconds float64    `json:"longest_stall_seconds"`
 	Stalls         []Stall    `json:"stalls"`         // the longest MaxStalls, by time
 	StallsOmitted  int        `json:"stalls_omitted"` // shorter ones that are not listed
 	Occupied       []Stall    `json:"occupied"`       // a task held a CPU without a break; bounded likewise
 	OccupiedMissed int        `json:"occupied_omitted"`
-	Busiest        []Occupant `json:"busiest"`              // by CPU time seen at the witness's looks, the largest first
-	Late           int        `json:"late_looks"`           // looks that came late although nothing was stolen: interrupts were off
-	LongestLate    float64    `json:"longest_late_seconds"` // of them, at most; never taken for noise, for the subject may be the cause
+	Busiest        []Occupant `json:"busiest"` // by CPU time seen at the witness's looks, the largest first
+	// looks that came late although nothing was stolen: interrupts were off
+	Late int `json:"late_looks"`
+	// of them, at most; never taken for noise, for the subject may be the cause
+	LongestLate float64 `json:"longest_late_seconds"`
 }
 
 // MaxStalls bounds Noise.Stalls and Noise.Occupied, each.
@@ -29,15 +33,17 @@ const MaxStalls = 4096
 
 // Stall is a stretch of time on one CPU in which those who wanted to run there could not.
 type Stall struct {
-	CPU     int     `json:"cpu"`
-	From    int64   `json:"from_ns"` // the stall lies between From and To; these are the looks of the witness on either side
+	CPU int `json:"cpu"`
+	// the stall lies between From and To; these are the looks of the witness on either side
+	From    int64   `json:"from_ns"`
 	To      int64   `json:"to_ns"`   // for an occupant: the looks before the first and after the last that saw it
 	Seconds float64 `json:"seconds"` // of it, how long the CPU was away; at most To - From
 	Cause   Cause   `json:"cause"`
-	Idle    bool    `json:"idle"`             // the CPU was idle when it was taken away, so the kernel counts the time as idle as well
-	PID     int     `json:"pid,omitempty"`    // of an occupant
-	Comm    string  `json:"comm,omitempty"`   // of an occupant
-	Cgroup  string  `json:"cgroup,omitempty"` // of an occupant; empty where it could not be read
+	// the CPU was idle when it was taken away, so the kernel counts the time as idle as well
+	Idle   bool   `json:"idle"`
+	PID    int    `json:"pid,omitempty"`    // of an occupant
+	Comm   string `json:"comm,omitempty"`   // of an occupant
+	Cgroup string `json:"cgroup,omitempty"` // of an occupant; empty where it could not be read
 }
 
 // Occupant is who was seen running: the processes of one name in one control group.

@@ -38,7 +38,8 @@ func (a *account) warn(code, format string, args ...any) {
 func (a *account) seconds() float64 { return float64(a.last.at-a.w.first.at) / 1e9 }
 
 func (a *account) window() ledger.Window {
-	return ledger.Window{Start: a.w.first.wall, End: a.last.wall, Seconds: a.seconds(), EdgeSeconds: max(a.w.first.took, a.last.took).Seconds()}
+	return ledger.Window{Start: a.w.first.wall, End: a.last.wall, Seconds: a.seconds(),
+		EdgeSeconds: max(a.w.first.took, a.last.took).Seconds()}
 }
 
 func (a *account) ledger() *ledger.Ledger {
@@ -53,7 +54,8 @@ func (a *account) ledger() *ledger.Ledger {
 	}
 	l.Host.CPUs = a.last.stat.CPUs
 	if a.last.stat.CPUs != a.w.first.stat.CPUs {
-		a.warn("cpus-changed", "%d CPUs were online at the start and %d at the end: the budget is not exact", a.w.first.stat.CPUs, a.last.stat.CPUs)
+		a.warn("cpus-changed", "%d CPUs were online at the start and %d at the end: the budget is not exact",
+			a.w.first.stat.CPUs, a.last.stat.CPUs)
 	}
 	l.Programs = a.bpfPrograms()
 	l.Maps = a.bpfMaps()
@@ -64,7 +66,8 @@ func (a *account) ledger() *ledger.Ledger {
 	if a.seen != nil {
 		l.Noise = &a.seen.Noise
 		if a.seen.Lost > 0 {
-			a.warn("stalls-lost", "the witness's ring had no room for %d stalls and occupants: their time is in the sums, but they are not listed", a.seen.Lost)
+			a.warn("stalls-lost", "the witness's ring had no room for %d stalls and occupants: their time is in the sums, but "+
+				"they are not listed", a.seen.Lost)
 		}
 	}
 	if a.found != nil {
@@ -73,19 +76,24 @@ func (a *account) ledger() *ledger.Ledger {
 			if !a.m.sampler.ExactLost() {
 				what = "at least %d records of the sampler"
 			}
-			a.warn("samples-lost", what+" were lost: shares may be off by as much as %.1f %%", n, 100*float64(n)/float64(max(a.found.samples, 1)+int(n)))
+			a.warn("samples-lost", what+" were lost: shares may be off by as much as %.1f %%", n,
+				100*float64(n)/float64(max(a.found.samples, 1)+int(n)))
 		}
 		if n := a.found.lost.records; n > 0 {
-			a.warn("records-lost", "%d records of threads and programs were lost, because they came faster than they could be read: samples of short-lived threads may be of no known group", n)
+			a.warn("records-lost", "%d records of threads and programs were lost, because they came faster than they could be "+
+				"read: samples of short-lived threads may be of no known group", n)
 		}
 		if n := a.found.slowed; n > 0 {
-			a.warn("sampler-throttled", "the kernel throttled the sampler %d times, so parts of the window have no samples; use a lower --hz", n)
+			a.warn("sampler-throttled", "the kernel throttled the sampler %d times, so parts of the window have no samples; "+
+				"use a lower --hz", n)
 		}
 		if cpus := a.found.blind; len(cpus) > 0 {
-			a.warn("cpus-not-sampled", "CPUs %v went offline or came online, and were not sampled for the whole window: shares leave out what ran there", cpus)
+			a.warn("cpus-not-sampled", "CPUs %v went offline or came online, and were not sampled for the whole window: "+
+				"shares leave out what ran there", cpus)
 		}
 		if n := a.found.dropped; n > 0 {
-			a.warn("stacks", "%d samples are left out of the shares: there were more different call chains than the %d that are kept", n, maxStacks)
+			a.warn("stacks", "%d samples are left out of the shares: there were more different call chains than the %d "+
+				"that are kept", n, maxStacks)
 		}
 	}
 	l.Warnings = a.warnings
@@ -138,7 +146,8 @@ func (a *account) unloaded(programs []ledger.Program) {
 		}
 	}
 	if n := len(who); n > 0 {
-		a.warn("program-unloaded", "programs unloaded inside the window: %d, among them %s: their run time in it could not be read", n, strings.Join(who[:min(n, 5)], ", "))
+		a.warn("program-unloaded", "programs unloaded inside the window: %d, among them %s: their run time in it could "+
+			"not be read", n, strings.Join(who[:min(n, 5)], ", "))
 	}
 }
 
@@ -160,7 +169,8 @@ func (a *account) missed(known map[uint32]bool) {
 	}
 	some := slices.Sorted(maps.Keys(ids))
 	some = some[:min(len(some), 5)]
-	a.warn("program-missed", "programs loaded and unloaded inside the window: %d, among them %v: their counters could not be read", len(ids), some)
+	a.warn("program-missed", "programs loaded and unloaded inside the window: %d, among them %v: their counters could "+
+		"not be read", len(ids), some)
 }
 
 // unsure warns of the programs whose samples may be of others.
@@ -189,8 +199,10 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 	seconds := float64(ns) / 1e9
 	memory := p.MemoryBytes()
 	out := ledger.Program{
-		ID: p.ID, Name: p.Name, Type: p.Type, Tag: p.Tag, LoadedAt: &p.LoadedAt, Owners: owners(p.Owners), Attached: p.Attached,
-		MemoryBytes: &memory, Shares: []ledger.Share{}, Seen: []ledger.Seen{}, MapIDs: p.MapIDs, Unloaded: p.Vanished, Own: p.Own,
+		ID: p.ID, Name: p.Name, Type: p.Type, Tag: p.Tag, LoadedAt: &p.LoadedAt, Owners: owners(p.Owners),
+		Attached:    p.Attached,
+		MemoryBytes: &memory, Shares: []ledger.Share{}, Seen: []ledger.Seen{}, MapIDs: p.MapIDs, Unloaded: p.Vanished,
+		Own: p.Own,
 	}
 	out.Charged = ownCharge(p.Own)
 	if out.Attached == nil {
@@ -232,7 +244,9 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 			}
 			out.Seen = append(out.Seen, seen)
 		}
-		slices.SortFunc(out.Seen, func(x, y ledger.Seen) int { return cmp.Or(y.Samples-x.Samples, cmp.Compare(x.Context, y.Context)) })
+		slices.SortFunc(out.Seen, func(x, y ledger.Seen) int {
+			return cmp.Or(y.Samples-x.Samples, cmp.Compare(x.Context, y.Context))
+		})
 		if a.m.sampler.Source() == perf.CPUClock { // a period of cycles is no time
 			sampled := attribution.SampledSeconds(n, a.m.sampler.Period().Seconds())
 			out.SampledSeconds = &sampled
@@ -268,17 +282,21 @@ func (a *account) compare(p *bpf.Program, seconds float64, n int, sampled ledger
 	expected := seconds / a.m.sampler.Period().Seconds()
 	switch {
 	case expected >= attribution.MinSamples && sampled.Hi < 0.8*seconds:
-		a.warn("samples-below-run-time", "%s: samples saw %.4g s [%.4g, %.4g] of the %.4g s that the kernel counted: it runs with interrupts off, is interrupted, preempted or asleep",
+		a.warn("samples-below-run-time", "%s: samples saw %.4g s [%.4g, %.4g] of the %.4g s that the kernel counted: it "+
+			"runs with interrupts off, is interrupted, preempted or asleep",
 			who, sampled.Value, sampled.Lo, sampled.Hi, seconds)
 	case n >= attribution.MinSamples && sampled.Lo > 1.25*seconds:
-		a.warn("samples-above-run-time", "%s: samples saw %.4g s [%.4g, %.4g], the kernel counted %.4g s: it is entered by tail call, and its time counts with the program that called it, or its timers and work queues run, which the kernel does not count",
+		a.warn("samples-above-run-time", "%s: samples saw %.4g s [%.4g, %.4g], the kernel counted %.4g s: it is entered by "+
+			"tail call, and its time counts with the program that called it, or its timers and work queues run, which the "+
+			"kernel does not count",
 			who, sampled.Value, sampled.Lo, sampled.Hi, seconds)
 	}
 }
 
 // taskOnly are the types of programs that a task runs in its own system calls (kernel/bpf/cgroup.c,
 // net/ipv4/af_inet.c).
-var taskOnly = map[string]bool{"cgroup_sock_addr": true, "cgroup_sock": true, "cgroup_sockopt": true, "cgroup_sysctl": true}
+var taskOnly = map[string]bool{"cgroup_sock_addr": true, "cgroup_sock": true, "cgroup_sockopt": true,
+	"cgroup_sysctl": true}
 
 // sole is the only place that a program can have run in, by how it is attached: to one v2 group without groups below
 // it, by hooks in system calls of tasks in that group. It is told on pure v2 alone: elsewhere the tasks of one v2 group
@@ -350,7 +368,8 @@ func (a *account) bpfMaps() []ledger.Map {
 		m := &a.snapshot.Maps[i]
 		lm := ledger.Map{
 			Charged: ownCharge(m.Own),
-			ID:      m.ID, Name: m.Name, Type: m.Type, KeyBytes: m.KeySize, ValueBytes: m.ValueSize, MaxEntries: m.MaxEntries, Bytes: m.Bytes, BytesMethod: string(m.BytesMethod),
+			ID:      m.ID, Name: m.Name, Type: m.Type, KeyBytes: m.KeySize, ValueBytes: m.ValueSize, MaxEntries: m.MaxEntries,
+			Bytes: m.Bytes, BytesMethod: string(m.BytesMethod),
 			ChargedTo: m.ChargedTo, HeldBy: owners(m.HeldBy), Inner: m.Inner, UsedBy: m.UsedBy,
 		}
 		if lm.Inner == nil {
@@ -414,7 +433,8 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 			c.Periods = counted(now.Periods, before.Periods, wasThere)
 		}
 		if wasThere && now.UsageNs.OK && now.UsageNs.N < before.UsageNs.N {
-			a.warn("counter-reset", "the CPU counter of control group %s was reset inside the window: what it used is not known", g.Path)
+			a.warn("counter-reset", "the CPU counter of control group %s was reset inside the window: what it used is not known",
+				g.Path)
 		}
 		// A group that no hierarchy counts CPU time of is nobody's identity: its tasks' programs stand with another
 		// group. Where programs ran and none could be split, nobody knows whether it was here: that is not 0.
@@ -493,7 +513,8 @@ func memory(m cgroup.Memory) *ledger.Memory {
 		return nil
 	}
 	out := &ledger.Memory{
-		Current: m.Current.Ptr(), Peak: m.Peak.Ptr(), Anon: m.Anon.Ptr(), File: m.File.Ptr(), Shmem: m.Shmem.Ptr(), Kernel: m.Kernel.Ptr(),
+		Current: m.Current.Ptr(), Peak: m.Peak.Ptr(), Anon: m.Anon.Ptr(), File: m.File.Ptr(), Shmem: m.Shmem.Ptr(),
+		Kernel:          m.Kernel.Ptr(),
 		SlabReclaimable: m.SlabReclaimable.Ptr(), Sock: m.Sock.Ptr(), InactiveFile: m.InactiveFile.Ptr(),
 	}
 	out.Derive()
@@ -544,11 +565,14 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 	case total != nil:
 		u.Root = *total - u.Groups - u.Kernel
 		if u.Root < -0.01*u.Capacity { // by more than the edges are apart
-			a.warn("hierarchies-overlap", "the control groups together show %.3g s more CPU time than the tasks in them used: some are in one group of the v1 hierarchy and in another of v2, and count in both; the budget counts them once", -u.Root)
+			a.warn("hierarchies-overlap", "the control groups together show %.3g s more CPU time than the tasks in them used: "+
+				"some are in one group of the v1 hierarchy and in another of v2, and count in both; the budget counts them once",
+				-u.Root)
 			u.Groups, u.Root = u.Groups+u.Root, 0
 		}
 	default:
-		a.warn("no-root-usage", "no counter has the CPU time of processes outside control groups: it is part of what is unexplained")
+		a.warn("no-root-usage", "no counter has the CPU time of processes outside control groups: it is part of what is "+
+			"unexplained")
 	}
 	if path := l.Self.Cgroup; path != nil {
 		u.InGroup = *path != "/"
@@ -611,7 +635,8 @@ func (a *account) rootUsage() float64 {
 	for pid, t := range a.last.root {
 		before, wasThere := a.w.first.root[pid]
 		if !wasThere && t > 0 {
-			if age, err := a.m.fs.Age(pid); err == nil && age > time.Duration(monotonic()-a.w.first.at)+20*time.Millisecond { // starts are in ticks
+			// starts are in ticks
+			if age, err := a.m.fs.Age(pid); err == nil && age > time.Duration(monotonic()-a.w.first.at)+20*time.Millisecond {
 				moved++
 				continue
 			}
@@ -619,7 +644,8 @@ func (a *account) rootUsage() float64 {
 		sum += max(t-before, 0)
 	}
 	if moved > 0 {
-		a.warn("moved-to-root", "%d processes were moved into the root group inside the window: what they used there is not known and is part of what is unexplained", moved)
+		a.warn("moved-to-root", "%d processes were moved into the root group inside the window: what they used there is "+
+			"not known and is part of what is unexplained", moved)
 	}
 	return sum.Seconds()
 }

@@ -190,7 +190,8 @@ func (c *collector) join(upTo int64) {
 		oldest = min(oldest, l.Now)
 	}
 	for cpu, all := range c.recent {
-		i, _ := slices.BinarySearchFunc(all, oldest-2*sameInterrupt, func(m moment, t int64) int { return cmp.Compare(m.at, t) })
+		i, _ := slices.BinarySearchFunc(all, oldest-2*sameInterrupt,
+			func(m moment, t int64) int { return cmp.Compare(m.at, t) })
 		c.recent[cpu] = slices.Delete(all, 0, i)
 	}
 }
@@ -240,7 +241,8 @@ type findings struct {
 // findings reads the chains. entries gives the kernel's entry into a context for each address that is one.
 func (c *collector) findings(entries func(addrs []uint64) (map[uint64]ledger.Context, error)) (findings, error) {
 	f := findings{
-		places: map[uint32]map[attribution.Place]int{}, loaded: c.loaded, blind: c.blind, unsure: c.text.unsure(), samples: c.samples, dropped: c.dropped, lost: c.in, slowed: c.sampler.Throttled() - c.slowed,
+		places: map[uint32]map[attribution.Place]int{}, loaded: c.loaded, blind: c.blind, unsure: c.text.unsure(),
+		samples: c.samples, dropped: c.dropped, lost: c.in, slowed: c.sampler.Throttled() - c.slowed,
 	}
 	seen := map[uint64]bool{}
 	var addrs []uint64
@@ -313,7 +315,8 @@ func (c *collector) findings(entries func(addrs []uint64) (map[uint64]ledger.Con
 			hit[ids[r.Program]] = true
 		}
 		for id := range hit {
-			f.hits[id] = append(f.hits[id], attribution.Hit{Stolen: float64(s.look.Stolen) / 1e9, Late: float64(s.look.Late) / 1e9})
+			f.hits[id] = append(f.hits[id], attribution.Hit{Stolen: float64(s.look.Stolen) / 1e9,
+				Late: float64(s.look.Late) / 1e9})
 		}
 	}
 	return f, nil

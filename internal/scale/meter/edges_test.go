@@ -66,7 +66,8 @@ func TestHierarchiesThatDisagree(t *testing.T) {
 	two := 2.0
 	a := account{m: &Meter{layout: &cgroup.Layout{Mode: cgroup.ModeHybrid}, kernel: &proc.KernelThreads{}}, w: &Window{}}
 	a.last.at, a.last.stat.CPUs, a.last.stat.Idle = int64(2*time.Second), 2, 2
-	l := &ledger.Ledger{Cgroups: []ledger.Cgroup{{Path: "/", CPUSeconds: &two}, {Path: "/x", CPUSeconds: &two}, {Path: "/y", CPUSeconds: &two}}}
+	l := &ledger.Ledger{Cgroups: []ledger.Cgroup{{Path: "/", CPUSeconds: &two}, {Path: "/x", CPUSeconds: &two},
+		{Path: "/y", CPUSeconds: &two}}}
 	cpu := a.budget(l)
 	for _, line := range cpu.Lines {
 		want := 0.0
@@ -138,7 +139,8 @@ func TestTasksOfOtherNamespacesAreNotIdle(t *testing.T) {
 func TestProgramsThatCameAndWent(t *testing.T) {
 	a := account{found: &findings{loaded: map[uint32]bool{1: true, 2: true, 3: true}}}
 	a.missed(map[uint32]bool{2: true})
-	if len(a.warnings) != 1 || a.warnings[0].Code != "program-missed" || !strings.Contains(a.warnings[0].Message, "[1 3]") {
+	if len(a.warnings) != 1 || a.warnings[0].Code != "program-missed" ||
+		!strings.Contains(a.warnings[0].Message, "[1 3]") {
 		t.Errorf("%v", a.warnings)
 	}
 }
@@ -285,7 +287,8 @@ func TestReadClosely(t *testing.T) {
 		{"at once", []time.Duration{edgeTime / 2}, 1, nil},
 		{"held up once", []time.Duration{time.Second, edgeTime / 2}, 2, nil},
 		{"slow each time", []time.Duration{30 * time.Millisecond, 31 * time.Millisecond}, 2, nil}, // as a large machine is
-		{"held up each time", []time.Duration{time.Second, 300 * time.Millisecond, 90 * time.Millisecond, 20 * time.Millisecond}, edgeTries, nil},
+		{"held up each time", []time.Duration{time.Second, 300 * time.Millisecond, 90 * time.Millisecond,
+			20 * time.Millisecond}, edgeTries, nil},
 		{"failed", []time.Duration{time.Second, -1}, 2, failed},
 	} {
 		m, reads := &Meter{}, 0

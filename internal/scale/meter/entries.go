@@ -19,7 +19,8 @@ import (
 
 // lookUpEntries says which addresses are entries into an interrupt context; names gives the kernel function at each
 // address. Known answers are kept in cache: the kernel's text does not move.
-func lookUpEntries(cache map[uint64]ledger.Context, addrs []uint64, names func([]uint64) ([]ksym.Symbol, error)) (map[uint64]ledger.Context, error) {
+func lookUpEntries(cache map[uint64]ledger.Context, addrs []uint64,
+	names func([]uint64) ([]ksym.Symbol, error)) (map[uint64]ledger.Context, error) {
 	var missing []uint64
 	for _, a := range addrs {
 		if _, ok := cache[a]; !ok {

@@ -44,9 +44,11 @@ func NewLight(o Options) (l *Light, err error) {
 		return nil, err
 	}
 	machine := l.m.fs.Machine()
-	l.m.host = ledger.Host{Hostname: machine.Hostname, Kernel: machine.Kernel, CPUs: machine.CPUs, CPUModel: machine.CPUModel, CgroupMode: l.m.layout.Mode,
+	l.m.host = ledger.Host{Hostname: machine.Hostname, Kernel: machine.Kernel, CPUs: machine.CPUs,
+		CPUModel: machine.CPUModel, CgroupMode: l.m.layout.Mode,
 		Clocksource: machine.Clocksource, IRQTime: machine.IRQTime, Tare: self.Version}
-	l.m.warn(LightWarning, "only the groups of one node and the programs that are held in them were weighed: the machine's CPU budget, and shares of programs, are not here")
+	l.m.warn(LightWarning, "only the groups of one node and the programs that are held in them were weighed: the "+
+		"machine's CPU budget, and shares of programs, are not here")
 	return l, nil
 }
 
@@ -170,7 +172,8 @@ func (lw *LightWindow) Close() (*ledger.Ledger, error) {
 			return nil, err
 		}
 	}
-	a := account{m: m, w: &Window{m: m, first: w.first, programs: w.programs}, last: last, programs: programs, snapshot: w.snapshot}
+	a := account{m: m, w: &Window{m: m, first: w.first, programs: w.programs}, last: last, programs: programs,
+		snapshot: w.snapshot}
 	a.warnings = slices.Clone(m.warnings)
 	l := &ledger.Ledger{Schema: ledger.Schema, Host: m.host, Window: a.window()}
 	l.Programs, l.Maps = a.bpfPrograms(), a.bpfMaps()

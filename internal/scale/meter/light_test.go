@@ -81,7 +81,8 @@ func ownTree(t testing.TB, programs int) (*placement.Tree, *ebpf.Program, func(p
 	cmd := exec.Command("sh", "-c", "while :; do :; done")
 	var last *ebpf.Program
 	for range programs {
-		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "light_filter", Type: ebpf.SocketFilter, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}})
+		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "light_filter", Type: ebpf.SocketFilter, License: "GPL",
+			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -139,7 +140,8 @@ func TestLight(t *testing.T) {
 		t.Skipf("needs the kernel's run statistics: %v", err)
 	}
 	defer stats.Close()
-	other, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "not_ours", Type: ebpf.SocketFilter, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
+	other, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "not_ours", Type: ebpf.SocketFilter, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +176,8 @@ func checkLight(t *testing.T, l *ledger.Ledger, tree string, program *ebpf.Progr
 	var paths []string
 	for _, g := range l.Cgroups {
 		paths = append(paths, g.Path)
-		most := 1.2*l.Window.Seconds + l.Window.EdgeSeconds // whoever is held up between the window's end and a counter reads more
+		// whoever is held up between the window's end and a counter reads more
+		most := 1.2*l.Window.Seconds + l.Window.EdgeSeconds
 		if g.CPUSeconds == nil || g.Memory == nil || g.BPFSeconds != nil {
 			t.Errorf("%s: CPU %v, memory %v, BPF time %v", g.Path, g.CPUSeconds, g.Memory, g.BPFSeconds)
 		} else if *g.CPUSeconds < 0.02 || *g.CPUSeconds > most {

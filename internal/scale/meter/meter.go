@@ -83,7 +83,8 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 		return m, err
 	}
 	if m.layout.Mode == cgroup.ModeNone {
-		return m, fault.New(fault.Machine, "", "mount -t cgroup2 none /sys/fs/cgroup", "no control groups are mounted, so CPU time and memory cannot be told apart")
+		return m, fault.New(fault.Machine, "", "mount -t cgroup2 none /sys/fs/cgroup",
+			"no control groups are mounted, so CPU time and memory cannot be told apart")
 	}
 	if m.groups, err = cgroup.NewReader(m.layout); err != nil {
 		return m, err
@@ -93,14 +94,17 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 	}
 	m.describe()
 	if m.hidden = !initialNamespace("pid", initialPID); m.hidden {
-		m.warn("pid-namespace", "this process is in a PID namespace of its own: samples of processes outside of it cannot be told from those of an idle CPU, and kernel threads cannot be seen; run in the machine's PID namespace")
+		m.warn("pid-namespace", "this process is in a PID namespace of its own: samples of processes outside of it cannot "+
+			"be told from those of an idle CPU, and kernel threads cannot be seen; run in the machine's PID namespace")
 	}
 	if !m.layout.Whole() {
-		m.warn("cgroup-namespace", "only a part of the machine's control groups can be seen: what ran outside of it is unexplained; run in the machine's control group namespace, with its control groups mounted")
+		m.warn("cgroup-namespace", "only a part of the machine's control groups can be seen: what ran outside of it is "+
+			"unexplained; run in the machine's control group namespace, with its control groups mounted")
 	}
 
 	if o.SampleHz >= 0 {
-		m.sampler, err = perf.Open(perf.Options{Hz: o.SampleHz, DropRing: o.DropRing, NoTasks: sampleNames(m.layout, perf.Cgroups.Err() == nil)})
+		m.sampler, err = perf.Open(perf.Options{Hz: o.SampleHz, DropRing: o.DropRing,
+			NoTasks: sampleNames(m.layout, perf.Cgroups.Err() == nil)})
 		switch {
 		case errors.Is(err, feature.ErrMissing):
 			m.warn("no-samples", "eBPF time cannot be split by control group: %v", err)
@@ -112,7 +116,8 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 			period := m.sampler.Period().Seconds()
 			m.host.SamplerPeriod = &period
 			if m.sampler.Source() == perf.CPUClock {
-				m.warn("cpu-clock", "no hardware counter: samples cannot be taken while interrupts are off, so programs there are seen late or not at all")
+				m.warn("cpu-clock", "no hardware counter: samples cannot be taken while interrupts are off, so programs there "+
+					"are seen late or not at all")
 			}
 		}
 	}
@@ -133,7 +138,8 @@ func (m *Meter) openWitness() (err error) {
 	}
 	m.witness, err = witness.Open(o)
 	if errors.Is(err, feature.ErrMissing) {
-		m.warn("no-witness", "only the sum of stolen time is known, and not how much of it is in idle time or in the run time of eBPF programs: %v", err)
+		m.warn("no-witness", "only the sum of stolen time is known, and not how much of it is in idle time or in the run "+
+			"time of eBPF programs: %v", err)
 		return nil
 	}
 	if err != nil {
@@ -166,14 +172,17 @@ func (m *Meter) enableStatistics() (err error) {
 func (m *Meter) describe() {
 	machine := m.fs.Machine()
 	m.host = ledger.Host{
-		Hostname: machine.Hostname, Kernel: machine.Kernel, CPUs: machine.CPUs, CPUModel: machine.CPUModel, CgroupMode: m.layout.Mode,
+		Hostname: machine.Hostname, Kernel: machine.Kernel, CPUs: machine.CPUs, CPUModel: machine.CPUModel,
+		CgroupMode:  m.layout.Mode,
 		Clocksource: machine.Clocksource, IRQTime: machine.IRQTime, Tare: self.Version,
 	}
 	if machine.IRQTime == nil {
-		m.warn("irq-time", "it is not known whether the kernel takes interrupts out of tasks' CPU time; Tare assumes that it does not")
+		m.warn("irq-time", "it is not known whether the kernel takes interrupts out of tasks' CPU time; Tare assumes that "+
+			"it does not")
 	}
 	if machine.Clocksource != "tsc" && machine.Clocksource != "arch_sys_counter" && machine.Clocksource != "kvm-clock" {
-		m.warn("clocksource", "the clocksource %s is slow to read: taking timestamps costs more than with tsc", machine.Clocksource)
+		m.warn("clocksource", "the clocksource %s is slow to read: taking timestamps costs more than with tsc",
+			machine.Clocksource)
 	}
 }
 
@@ -338,7 +347,8 @@ func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
 	if err := pace.SleepUntil(ctx, prepare); err != nil {
 		return nil, err
 	}
-	if err := m.prepare(); err != nil { // what has come since New would else be taken for new in the window, with all that it has used before
+	// what has come since New would else be taken for new in the window, with all that it has used before
+	if err := m.prepare(); err != nil {
 		return nil, err
 	}
 	m.groups.Forget() // groups come and go for as long as the meter lives

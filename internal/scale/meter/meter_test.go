@@ -67,11 +67,13 @@ func TestBudgetOfABusyMachine(t *testing.T) {
 	}
 	// On an emulated processor (-short) an interrupt above an idle CPU, which no counter holds, takes a hundred times
 	// as long.
-	if part := math.Abs(l.CPU.Unexplained) / l.CPU.Capacity; part > 0.05 && !testing.Short() { // a window as short as this is coarse: idle time counts in ticks of 10 ms
+	// a window as short as this is coarse: idle time counts in ticks of 10 ms
+	if part := math.Abs(l.CPU.Unexplained) / l.CPU.Capacity; part > 0.05 && !testing.Short() {
 		t.Errorf("%.1f %% is unexplained: %+v", 100*part, l.CPU)
 	}
 	for _, line := range l.CPU.Lines {
-		if line.Name == ledger.LineSelf && (line.Seconds < work.Seconds() || line.Seconds > 1.5*work.Seconds() && !testing.Short()) {
+		if line.Name == ledger.LineSelf && (line.Seconds < work.Seconds() ||
+			line.Seconds > 1.5*work.Seconds() && !testing.Short()) {
 			t.Errorf("the scale burnt %v and its line says %v s", work, line.Seconds)
 		}
 	}
@@ -96,7 +98,8 @@ func TestWindowsFollowEachOther(t *testing.T) {
 	// maps there are, of which others may have thousands for a while.
 	var took float64
 	for range 15 {
-		if took = ledgerOf(t, m, func() {}).Self.CPUSeconds; took <= 0.1 || testing.Short() { // an emulated processor takes ten times as long
+		// an emulated processor takes ten times as long
+		if took = ledgerOf(t, m, func() {}).Self.CPUSeconds; took <= 0.1 || testing.Short() {
 			return
 		}
 		time.Sleep(2 * time.Second)

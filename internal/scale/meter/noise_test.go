@@ -117,7 +117,8 @@ func TestBudgetClosesUnderNoise(t *testing.T) {
 				}
 				most = max(most, l.CPU.Steal/l.CPU.Capacity)
 				if math.Abs(part) > 0.02 {
-					t.Logf("%.2f %% is unexplained, beside %.3f s that were stolen and charged, edges within %.1f ms, idle and stolen "+
+					t.Logf("%.2f %% is unexplained, beside %.3f s that were stolen and charged, edges within %.1f ms, idle "+
+						"and stolen "+
 						"%.3f s, at most %.3f s off", 100*part, *l.CPU.ChargedStolen, 1e3*l.Window.EdgeSeconds, *l.CPU.IdleStolen,
 						*l.CPU.IdleStolenError)
 				}
@@ -128,7 +129,8 @@ func TestBudgetClosesUnderNoise(t *testing.T) {
 			if judged == 0 && !t.Failed() {
 				t.Skipf("needs a window in which at most %g %% of the CPU time is stolen", 100*mostStolen)
 			}
-			t.Logf("%d windows: at most %.2f %% unexplained, at most %.1f %% stolen, edges within %.1f ms", judged, 100*worst, 100*most, 1e3*edges)
+			t.Logf("%d windows: at most %.2f %% unexplained, at most %.1f %% stolen, edges within %.1f ms", judged, 100*worst,
+				100*most, 1e3*edges)
 		})
 	}
 }
@@ -188,7 +190,8 @@ func TestTheWitnessIsInTheLedger(t *testing.T) {
 // Without a witness nothing is known of stalls, and nothing is made up.
 func TestWithoutAWitness(t *testing.T) {
 	l := ledgerOf(t, meter(t, Options{NoWitness: true}), func() { burn(20 * time.Millisecond) })
-	if l.Noise != nil || l.CPU.IdleStolen != nil || l.CPU.IdleStolenError != nil || l.Self.WitnessSeconds != nil || !l.CPU.Closes() {
+	if l.Noise != nil || l.CPU.IdleStolen != nil || l.CPU.IdleStolenError != nil || l.Self.WitnessSeconds != nil ||
+		!l.CPU.Closes() {
 		t.Errorf("%+v, %+v, %+v", l.Noise, l.CPU, l.Self)
 	}
 	for _, p := range l.Programs {
@@ -202,7 +205,8 @@ func TestWithoutAWitness(t *testing.T) {
 // leaves alone.
 func TestStallsFindTheirSamples(t *testing.T) {
 	const us, ms = int64(1e3), int64(1e6)
-	c := &collector{from: 0, to: forever, recent: map[uint32][]moment{0: {{10 * ms, 1}, {20*ms + 5*us, 2}, {30 * ms, 3}}, 1: {{20 * ms, 4}}}}
+	c := &collector{from: 0, to: forever, recent: map[uint32][]moment{0: {{10 * ms, 1}, {20*ms + 5*us, 2}, {30 * ms, 3}},
+		1: {{20 * ms, 4}}}}
 	stall := func(cpu int, at, late int64) witness.Look {
 		return witness.Look{CPU: cpu, Last: at - 12*ms, Now: at, Stolen: 10 * ms, Late: late}
 	}
@@ -227,7 +231,8 @@ func TestStolenTimeIsNotOnTheLineOfPrograms(t *testing.T) {
 	l := &ledger.Ledger{
 		Cgroups: []ledger.Cgroup{{Path: group, CPUSeconds: &cpu}},
 		Programs: []ledger.Program{{RunSeconds: &run, StolenSeconds: &ledger.Interval{Value: 0.25, Lo: 0.2, Hi: 0.3},
-			Shares: []ledger.Share{{Cgroup: &group, Context: ledger.Task, Seconds: 0.8}, {Cgroup: ptr(attribution.Idle), Context: ledger.Softirq, Seconds: 0.2}}}},
+			Shares: []ledger.Share{{Cgroup: &group, Context: ledger.Task, Seconds: 0.8},
+				{Cgroup: ptr(attribution.Idle), Context: ledger.Softirq, Seconds: 0.2}}}},
 	}
 	a := account{m: &Meter{}}
 	times := a.bpfTimes(l)

@@ -47,7 +47,8 @@ func machine(t *testing.T) (root, id string) {
 		file(dir+"cmdline", strings.ReplaceAll(args, " ", "\x00")+"\x00")
 		file(dir+"cgroup", "0::"+group+"\n")
 		file(dir+"smaps_rollup", fmt.Sprintf("0-1 ---p 0 00:00 0 [rollup]\nRss: %d kB\nPss: %d kB\n"+
-			"Pss_Anon: %d kB\nPss_File: %d kB\nPss_Shmem: %d kB\n", 9999<<10, (p.anon+p.file+p.shmem)<<10, p.anon<<10, p.file<<10, p.shmem<<10))
+			"Pss_Anon: %d kB\nPss_File: %d kB\nPss_Shmem: %d kB\n", 9999<<10, (p.anon+p.file+p.shmem)<<10, p.anon<<10,
+			p.file<<10, p.shmem<<10))
 		file(dir+"status", fmt.Sprintf("VmPTE: %d kB\n", p.tables<<10))
 		if err := os.MkdirAll(filepath.Join(root, "/sys/fs/cgroup", group), 0o755); err != nil {
 			t.Fatal(err)

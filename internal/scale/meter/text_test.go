@@ -81,7 +81,8 @@ func TestUnsure(t *testing.T) {
 	}
 	x.symbol(perf.Symbol{Time: 300, Start: 0x2080, Len: 0x100, Name: name}) // the removal of 2 was not seen
 	x.name(5, []perf.Symbol{{Time: 300, Start: 0x2080}})
-	x.add(0x3000, 0x80, 6)                                                  // by the end 3 has gone and 6 is there, both unseen
+	// by the end 3 has gone and 6 is there, both unseen
+	x.add(0x3000, 0x80, 6)
 	x.symbol(perf.Symbol{Time: 400, Start: 0x4000, Len: 0x100, Name: name}) // its name was lost, and nothing else
 	for id, want := range map[uint32]bool{0: false, 1: false, 2: true, 3: true, 4: false, 5: true, 6: true} {
 		if got := x.unsure()[id]; got != want {

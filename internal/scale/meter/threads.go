@@ -22,7 +22,8 @@ const (
 )
 
 func newGroupNames() *groupNames {
-	return &groupNames{names: []string{"", attribution.Idle}, index: map[string]int32{"": groupUnknown, attribution.Idle: groupIdle}}
+	return &groupNames{names: []string{"", attribution.Idle},
+		index: map[string]int32{"": groupUnknown, attribution.Idle: groupIdle}}
 }
 
 func (g *groupNames) number(name string) int32 {

@@ -139,7 +139,8 @@ func TestRunTimeThatIsNotSplit(t *testing.T) {
 	}
 
 	l, p = runs(t, Options{SampleHz: fast, NoMemory: true}, 60*time.Millisecond)
-	if (len(p.Shares) == 0 || p.Shares[0].Cgroup == nil) && !testing.Short() { // an emulated processor is not sampled so often
+	// an emulated processor is not sampled so often
+	if (len(p.Shares) == 0 || p.Shares[0].Cgroup == nil) && !testing.Short() {
 		t.Errorf("%d samples per second do not split %g s: %+v", fast, *p.RunSeconds, p.Shares)
 	}
 	checkSplit(t, l)

@@ -62,8 +62,11 @@ const MaxTime = 24 * time.Hour
 
 // Options of a load.
 type Options struct {
-	Rate    float64       // execs per second in all, to a thousandth, at constant gaps; 0 for a storm: each worker goes on as soon as its child has ended
-	Workers int           // processes that execute, dealt out to the CPUs that this process may use in turn; 0 for one on each
+	// execs per second in all, to a thousandth, at constant gaps; 0 for a storm: each worker goes on as soon as its child
+	// has ended
+	Rate float64
+	// processes that execute, dealt out to the CPUs that this process may use in turn; 0 for one on each
+	Workers int
 	Spin    time.Duration // largest wait that may be spun through; default pace.DefaultSpin, negative for none
 
 	target []byte      // of tests: what is executed instead of the program of the package
@@ -119,9 +122,11 @@ func New(o Options) (l *Load, err error) {
 	}
 	switch most := MaxPerCPU * len(cpus); {
 	case o.Rate != 0 && !(o.Rate >= 0.001 && o.Rate <= MaxRate):
-		return nil, fault.New(fault.Usage, "--rate", fmt.Sprintf("give 0.001 to %g execs per second", MaxRate), "%g is no rate", o.Rate)
+		return nil, fault.New(fault.Usage, "--rate", fmt.Sprintf("give 0.001 to %g execs per second", MaxRate),
+			"%g is no rate", o.Rate)
 	case o.Workers < 1 || o.Workers > most:
-		return nil, fault.New(fault.Usage, "--workers", fmt.Sprintf("give 1 to %d: %d for each CPU that may be used", most, MaxPerCPU), "%d processes cannot execute", o.Workers)
+		return nil, fault.New(fault.Usage, "--workers", fmt.Sprintf("give 1 to %d: %d for each CPU that may be used", most,
+			MaxPerCPU), "%d processes cannot execute", o.Workers)
 	case o.Spin > time.Millisecond:
 		return nil, fault.New(fault.Usage, "--spin", "give at most 1ms", "a wait of %v is not to be spun through", o.Spin)
 	case workerProgram == nil:
@@ -141,7 +146,8 @@ func New(o Options) (l *Load, err error) {
 
 // noProgram is why nothing can be executed on this machine, which is of a type that the package has no programs for.
 func noProgram() error {
-	return fault.New(fault.Machine, "", "use amd64 or arm64", "the load has no program for machines of type %s", runtime.GOARCH)
+	return fault.New(fault.Machine, "", "use amd64 or arm64", "the load has no program for machines of type %s",
+		runtime.GOARCH)
 }
 
 // allowed are the CPUs that this process may use.
@@ -294,7 +300,8 @@ func (w *worker) verdict() error {
 	var exit *osexec.ExitError
 	if errors.As(w.err, &exit) {
 		if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-			return fault.New(fault.Invalid, where, "see who did it: the kernel's log tells of memory limits", "was killed by %s, so the execs that it made are not all counted", unix.SignalName(status.Signal()))
+			return fault.New(fault.Invalid, where, "see who did it: the kernel's log tells of memory limits",
+				"was killed by %s, so the execs that it made are not all counted", unix.SignalName(status.Signal()))
 		}
 	}
 	switch state {
@@ -339,9 +346,11 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	case s.Duration <= 0 || s.Warmup < 0:
 		return nil, fault.New(fault.Usage, "duration", "give a length of time", "there is no time to measure in")
 	case s.Begin < 0:
-		return nil, fault.New(fault.Usage, "begin", "give a time of CLOCK_MONOTONIC", "the load cannot begin before the machine did")
+		return nil, fault.New(fault.Usage, "begin", "give a time of CLOCK_MONOTONIC",
+			"the load cannot begin before the machine did")
 	case s.Warmup > int64(MaxTime) || s.Duration > int64(MaxTime)-s.Warmup:
-		return nil, fault.New(fault.Usage, "duration", fmt.Sprintf("give at most %v", MaxTime), "the load would run for too long")
+		return nil, fault.New(fault.Usage, "duration", fmt.Sprintf("give at most %v", MaxTime),
+			"the load would run for too long")
 	}
 	warm := s.Begin + s.Warmup
 	end := warm + s.Duration
@@ -409,7 +418,8 @@ func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 				}
 			}
 		}
-		for name, h := range map[string]*fine{load.Latency: &m.Latency, load.Service: &m.Service, load.Lag: &m.Lag, load.OwnLag: &m.OwnLag} {
+		for name, h := range map[string]*fine{load.Latency: &m.Latency, load.Service: &m.Service, load.Lag: &m.Lag,
+			load.OwnLag: &m.OwnLag} {
 			if err := merge(sum.Histogram(name), 3, h.Counts[:], h.N); err != nil {
 				return nil, fmt.Errorf("%s of worker %d: %w", name, w.part, err)
 			}
@@ -420,7 +430,8 @@ func (l *Load) result(s role.Schedule, cpu float64) (*load.Result, error) {
 			}
 		}
 	}
-	r.Counts = map[string]float64{CountMade: float64(made), CountFailed: float64(failed), CountWorkers: float64(len(l.workers))}
+	r.Counts = map[string]float64{CountMade: float64(made), CountFailed: float64(failed),
+		CountWorkers: float64(len(l.workers))}
 	return r, sum.Into(r)
 }
 

@@ -280,8 +280,10 @@ func countBoth(t *testing.T, o Options) (all, inWindow float64) {
 	if err != nil || missed != 0 {
 		t.Errorf("the kernel's counter missed %d, %v", missed, err)
 	}
-	if made := r.Counts[CountMade]; float64(n.Groups[group]) != made || r.Counts[CountFailed] != 0 || made < float64(r.Done) || r.Done != r.Sent {
-		t.Errorf("made %g, the kernel counted %d; %g failed, %d of %d done in the window", made, n.Groups[group], r.Counts[CountFailed], r.Done, r.Intended)
+	if made := r.Counts[CountMade]; float64(n.Groups[group]) != made || r.Counts[CountFailed] != 0 ||
+		made < float64(r.Done) || r.Done != r.Sent {
+		t.Errorf("made %g, the kernel counted %d; %g failed, %d of %d done in the window", made, n.Groups[group],
+			r.Counts[CountFailed], r.Done, r.Intended)
 	}
 	p.input.Close()
 	if err := p.cmd.Wait(); err != nil {
@@ -298,7 +300,8 @@ func TestRate(t *testing.T) {
 	for try := 1; ; try++ {
 		_, r := run(t, Options{Rate: rate}, schedule(100*time.Millisecond, length))
 		want := int64(rate * length.Seconds())
-		if r.Intended != want || r.Mode != load.Open || r.Arrivals != string(pace.Constant) || r.TargetRate != rate || r.Counts[CountMade] != float64(r.Done)+rate/10 && r.Done == want {
+		if r.Intended != want || r.Mode != load.Open || r.Arrivals != string(pace.Constant) || r.TargetRate != rate ||
+			r.Counts[CountMade] != float64(r.Done)+rate/10 && r.Done == want {
 			t.Fatalf("%+v", r)
 		}
 		if r.Done == want && r.Rate == rate {
@@ -336,10 +339,13 @@ func TestMeasures(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l, r := run(t, c.o, schedule(50*time.Millisecond, 300*time.Millisecond))
-			if r.Generator != Generator || r.Mode != c.mode || r.Seconds != (300*time.Millisecond).Seconds() || len(r.Errors) != 0 || r.Unfinished != 0 || r.Done != r.Sent || r.Done > r.Intended || r.Late > int64(len(l.workers)) {
+			if r.Generator != Generator || r.Mode != c.mode || r.Seconds != (300*time.Millisecond).Seconds() ||
+				len(r.Errors) != 0 || r.Unfinished != 0 || r.Done != r.Sent || r.Done > r.Intended ||
+				r.Late > int64(len(l.workers)) {
 				t.Errorf("%+v", r)
 			}
-			if r.CPUs != float64(min(len(l.workers), runtime.NumCPU())) || r.Counts[CountWorkers] != float64(len(l.workers)) || r.CPUSeconds <= 0 {
+			if r.CPUs != float64(min(len(l.workers), runtime.NumCPU())) || r.Counts[CountWorkers] != float64(len(l.workers)) ||
+				r.CPUSeconds <= 0 {
 				t.Errorf("%g CPU seconds of %g CPUs, %g workers", r.CPUSeconds, r.CPUs, r.Counts[CountWorkers])
 			}
 			if len(r.Histograms) != len(c.histograms) {
@@ -352,7 +358,8 @@ func TestMeasures(t *testing.T) {
 				}
 				var sum uint64
 				for _, w := range l.workers {
-					sum += map[string]*fine{load.Latency: &w.s.Latency, load.Service: &w.s.Service, load.Lag: &w.s.Lag, load.OwnLag: &w.s.OwnLag}[name].Sum
+					sum += map[string]*fine{load.Latency: &w.s.Latency, load.Service: &w.s.Service, load.Lag: &w.s.Lag,
+						load.OwnLag: &w.s.OwnLag}[name].Sum
 				}
 				// The worker adds the times up too: a value in a wrong place would show.
 				mean := float64(sum) / float64(r.Done)
@@ -363,7 +370,8 @@ func TestMeasures(t *testing.T) {
 			latency, _ := r.Histogram(load.Latency)
 			service, _ := r.Histogram(load.Service)
 			if service.Min() < 10_000 || latency.Mean() < service.Mean() {
-				t.Errorf("an exec took %d ns at least, %g on average, and %g from its intended start", service.Min(), service.Mean(), latency.Mean())
+				t.Errorf("an exec took %d ns at least, %g on average, and %g from its intended start", service.Min(),
+					service.Mean(), latency.Mean())
 			}
 			sum := int64(0)
 			for _, s := range r.Slices {
@@ -439,7 +447,8 @@ func TestTarget(t *testing.T) {
 			}
 			seen++
 			for _, want := range []string{
-				fmt.Sprintf("Args:\t%q\n", []string{Argv0, name}), "Env:\t[]\n", "SigBlk:\t0000000000000000\n", "SigIgn:\t0000000000000000\n",
+				fmt.Sprintf("Args:\t%q\n", []string{Argv0, name}), "Env:\t[]\n", "SigBlk:\t0000000000000000\n",
+				"SigIgn:\t0000000000000000\n",
 				fmt.Sprintf("Cpus_allowed_list:\t%d\n", ready.CPUs[worker]), fmt.Sprintf("PPid:\t%d\n", ready.Workers[worker]),
 			} {
 				if !strings.Contains(string(b), want) {
@@ -448,7 +457,8 @@ func TestTarget(t *testing.T) {
 			}
 		}
 	}
-	if files, err := os.ReadDir("."); err != nil || float64(len(files)) != r.Counts[CountMade] || seen != r.Counts[CountMade] || seen < 2 {
+	if files, err := os.ReadDir("."); err != nil || float64(len(files)) != r.Counts[CountMade] ||
+		seen != r.Counts[CountMade] || seen < 2 {
 		t.Errorf("%g execs, %g reported as they should, %d files, %v", r.Counts[CountMade], seen, len(files), err)
 	}
 }
@@ -472,7 +482,8 @@ func TestFailures(t *testing.T) {
 			}
 			c.o.Workers = 1
 			if testing.Short() {
-				c.o.Rate = 0 // a schedule, of which an emulated processor beside others may be too late for all, is not what this is about
+				// a schedule, of which an emulated processor beside others may be too late for all, is not what this is about
+				c.o.Rate = 0
 			}
 			var r *load.Result
 			for range 5 { // a machine that stands still for all of the window, as emulated ones do, has nothing sent
@@ -480,7 +491,8 @@ func TestFailures(t *testing.T) {
 					break
 				}
 			}
-			if r.Sent == 0 || r.Done != 0 || len(r.Errors) != 1 || r.Errors[c.kind] != r.Sent || r.Unfinished != 0 || r.Counts[CountMade] != 0 || r.Counts[CountFailed] != float64(r.Sent) {
+			if r.Sent == 0 || r.Done != 0 || len(r.Errors) != 1 || r.Errors[c.kind] != r.Sent || r.Unfinished != 0 ||
+				r.Counts[CountMade] != 0 || r.Counts[CountFailed] != float64(r.Sent) {
 				t.Errorf("%+v", r)
 			}
 		})
@@ -534,7 +546,8 @@ func TestWorkerKilled(t *testing.T) {
 				time.AfterFunc(50*time.Millisecond, kill)
 			}
 			r, err := l.Run(t.Context(), schedule(0, time.Hour))
-			if r != nil || fault.CodeOf(err) != fault.Invalid || !strings.Contains(err.Error(), "worker 1 ") || !strings.Contains(err.Error(), "SIGKILL") || fault.HintOf(err) == "" {
+			if r != nil || fault.CodeOf(err) != fault.Invalid || !strings.Contains(err.Error(), "worker 1 ") ||
+				!strings.Contains(err.Error(), "SIGKILL") || fault.HintOf(err) == "" {
 				t.Errorf("%v, %v", r, err)
 			}
 			for _, pid := range pids {
@@ -587,7 +600,8 @@ func TestRole(t *testing.T) {
 			}()
 			parent := role.NewConn(parentIn, parentOut)
 			var ready Ready
-			if err := parent.Expect(role.Ready, &ready, nil); err != nil || ready.PID != os.Getpid() || len(ready.Workers) != 2 || len(ready.CPUs) != 2 {
+			if err := parent.Expect(role.Ready, &ready, nil); err != nil || ready.PID != os.Getpid() ||
+				len(ready.Workers) != 2 || len(ready.CPUs) != 2 {
 				t.Fatalf("ready: %+v, %v", ready, err)
 			}
 			length := window(50 * time.Millisecond)
@@ -613,7 +627,8 @@ func TestRole(t *testing.T) {
 	}
 	t.Run("another message", func(t *testing.T) {
 		in := strings.NewReader(`{"event":"result"}` + "\n")
-		if err := Run(context.Background(), Options{Workers: 1}, role.NewConn(in, io.Discard)); err == nil || !strings.Contains(err.Error(), "waiting for start") {
+		if err := Run(context.Background(), Options{Workers: 1}, role.NewConn(in, io.Discard)); err == nil ||
+			!strings.Contains(err.Error(), "waiting for start") {
 			t.Error(err)
 		}
 	})
@@ -634,7 +649,9 @@ func TestWrongUse(t *testing.T) {
 		}
 	}
 	l := start(t, Options{Workers: 1})
-	for name, s := range map[string]role.Schedule{"no window": {}, "no time": {Begin: -1, Duration: 1}, "negative warm-up": {Warmup: -1, Duration: 1}, "long": {Duration: math.MaxInt64}, "long warm-up": {Warmup: math.MaxInt64, Duration: 1}} {
+	for name, s := range map[string]role.Schedule{"no window": {}, "no time": {Begin: -1, Duration: 1},
+		"negative warm-up": {Warmup: -1, Duration: 1}, "long": {Duration: math.MaxInt64},
+		"long warm-up": {Warmup: math.MaxInt64, Duration: 1}} {
 		if _, err := l.Run(t.Context(), s); fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -666,7 +683,8 @@ func TestNoexec(t *testing.T) {
 		_ = os.WriteFile(setting, before, 0)
 	}
 	var exit *osexec.ExitError
-	if !errors.As(err, &exit) || exit.ExitCode() != int(fault.Machine) || !strings.Contains(string(out), "sysctl -w vm.memfd_noexec=1") {
+	if !errors.As(err, &exit) || exit.ExitCode() != int(fault.Machine) ||
+		!strings.Contains(string(out), "sysctl -w vm.memfd_noexec=1") {
 		t.Errorf("%v: %s", err, out)
 	}
 }
@@ -678,7 +696,8 @@ var programs embed.FS
 // interpreter, no library.
 func TestPrograms(t *testing.T) {
 	for name, machine := range map[string]elf.Machine{
-		"worker_amd64.elf": elf.EM_X86_64, "target_amd64.elf": elf.EM_X86_64, "worker_arm64.elf": elf.EM_AARCH64, "target_arm64.elf": elf.EM_AARCH64,
+		"worker_amd64.elf": elf.EM_X86_64, "target_amd64.elf": elf.EM_X86_64, "worker_arm64.elf": elf.EM_AARCH64,
+		"target_arm64.elf": elf.EM_AARCH64,
 	} {
 		b, err := programs.ReadFile(name)
 		if err != nil {
@@ -692,7 +711,8 @@ func TestPrograms(t *testing.T) {
 			t.Fatalf("%s: %v for %v, %d sections, %d segments", name, f.Type, f.Machine, len(f.Sections), len(f.Progs))
 		}
 		code, stack := f.Progs[0], f.Progs[1]
-		if code.Type != elf.PT_LOAD || code.Flags != elf.PF_R|elf.PF_X || code.Filesz != uint64(len(b)) || f.Entry < code.Vaddr || f.Entry >= code.Vaddr+code.Filesz {
+		if code.Type != elf.PT_LOAD || code.Flags != elf.PF_R|elf.PF_X || code.Filesz != uint64(len(b)) ||
+			f.Entry < code.Vaddr || f.Entry >= code.Vaddr+code.Filesz {
 			t.Errorf("%s: entry %#x, segment %+v", name, f.Entry, code.ProgHeader)
 		}
 		if stack.Type != elf.PT_GNU_STACK || stack.Flags != elf.PF_R|elf.PF_W {
@@ -712,7 +732,8 @@ func TestLayout(t *testing.T) {
 
 func TestErrorName(t *testing.T) {
 	for want, c := range map[string][2]int{
-		"clone EAGAIN": {kindClone, int(unix.EAGAIN)}, "execveat EACCES": {kindExec, int(unix.EACCES)}, "execveat 254": {kindExec, 254},
+		"clone EAGAIN": {kindClone, int(unix.EAGAIN)}, "execveat EACCES": {kindExec, int(unix.EACCES)},
+		"execveat 254":   {kindExec, 254},
 		"killed SIGSEGV": {kindKilled, int(unix.SIGSEGV)}, "killed 99": {kindKilled, 99}, "exited 3": {kindExited, 3},
 	} {
 		if got := errorName(c[0], c[1]); got != want {

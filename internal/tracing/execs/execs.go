@@ -65,7 +65,8 @@ func Open() (c *Counter, err error) {
 		return c, fmt.Errorf("reading about the program that counts execs: %w", err)
 	}
 	c.id = info.id
-	if c.link, err = link.AttachRawTracepoint(link.RawTracepointOptions{Name: tracepoint, Program: c.objects.TareExecs}); err != nil {
+	if c.link, err = link.AttachRawTracepoint(link.RawTracepointOptions{Name: tracepoint,
+		Program: c.objects.TareExecs}); err != nil {
 		return c, fault.Wrap(err, fault.Machine, tracepoint, hint, "the program that counts execs cannot be attached")
 	}
 	return c, nil
@@ -89,7 +90,8 @@ func (c *Counter) Watch(cgroupID uint64) error {
 	case c.watched[cgroupID]:
 		return fault.New(fault.Usage, where, "", "its execs are counted already")
 	case len(c.watched) == MaxGroups:
-		return fault.New(fault.Usage, where, "unwatch another", "the execs of %d groups are counted already, and those of more cannot be", MaxGroups)
+		return fault.New(fault.Usage, where, "unwatch another",
+			"the execs of %d groups are counted already, and those of more cannot be", MaxGroups)
 	}
 	if err := c.objects.TareExecsBy.Update(cgroupID, c.zeros, ebpf.UpdateNoExist); err != nil {
 		return fmt.Errorf("watching the execs of %s: %w", where, err)
@@ -148,7 +150,8 @@ func (c *Counter) Missed() (uint64, error) {
 		return 0, fmt.Errorf("reading about the program that counts execs: %w", err)
 	}
 	if info.misses == nil {
-		return 0, fault.New(fault.Machine, "", "Linux 5.12 or newer", "this kernel does not tell how often it left a program out")
+		return 0, fault.New(fault.Machine, "", "Linux 5.12 or newer",
+			"this kernel does not tell how often it left a program out")
 	}
 	return *info.misses, nil
 }
@@ -168,7 +171,8 @@ func (c *Counter) program() (info, error) {
 		fd, len uint32
 		info    unsafe.Pointer
 	}{uint32(c.objects.TareExecs.FD()), uint32(unsafe.Sizeof(words)), unsafe.Pointer(&words)}
-	if _, _, errno := unix.Syscall(unix.SYS_BPF, getInfo, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr)); errno != 0 {
+	if _, _, errno := unix.Syscall(unix.SYS_BPF, getInfo, uintptr(unsafe.Pointer(&attr)),
+		unsafe.Sizeof(attr)); errno != 0 {
 		return info{}, errno
 	}
 	i := info{id: (*[2]uint32)(unsafe.Pointer(&words))[1]}

@@ -118,10 +118,12 @@ func TestCounts(t *testing.T) {
 		fails bool
 		want  map[string]uint64
 	}{
-		"a program":            {func() error { return g["one"].in("true") }, false, map[string]uint64{"one": 1}},
-		"a script":             {func() error { return g["one"].in(script) }, false, map[string]uint64{"one": 1}},
-		"a shell and more":     {func() error { return g["two"].in("sh", "-c", "/bin/true; exec /bin/true") }, false, map[string]uint64{"two": 3}},
-		"another group":        {func() error { return g["above/below"].in("true") }, false, map[string]uint64{"above/below": 1}},
+		"a program": {func() error { return g["one"].in("true") }, false, map[string]uint64{"one": 1}},
+		"a script":  {func() error { return g["one"].in(script) }, false, map[string]uint64{"one": 1}},
+		"a shell and more": {func() error { return g["two"].in("sh", "-c", "/bin/true; exec /bin/true") }, false,
+			map[string]uint64{"two": 3}},
+		"another group": {func() error { return g["above/below"].in("true") }, false,
+			map[string]uint64{"above/below": 1}},
 		"a program that fails": {func() error { return g["one"].in("false") }, true, map[string]uint64{"one": 1}},
 		"no program":           {func() error { return g["one"].in(text) }, true, nil},
 		"no such file":         {func() error { return g["one"].in(filepath.Join(t.TempDir(), "none")) }, true, nil},
@@ -327,7 +329,8 @@ func openPerf(t *testing.T, id uint64) (p perf) {
 		t.Fatal(err)
 	}
 	for cpu := range cpus {
-		fd, err := unix.PerfEventOpen(&unix.PerfEventAttr{Type: unix.PERF_TYPE_TRACEPOINT, Size: unix.PERF_ATTR_SIZE_VER5, Config: id}, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
+		fd, err := unix.PerfEventOpen(&unix.PerfEventAttr{Type: unix.PERF_TYPE_TRACEPOINT, Size: unix.PERF_ATTR_SIZE_VER5,
+			Config: id}, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
 		if errors.Is(err, unix.ENODEV) {
 			continue // not online
 		}

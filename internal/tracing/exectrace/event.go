@@ -184,7 +184,8 @@ func appendWord(b, s []byte) []byte {
 	quoted := len(s) == 0
 	for i := 0; i < len(s) && !quoted; {
 		r, n := utf8.DecodeRune(s[i:])
-		quoted = r == utf8.RuneError && n == 1 || r == '"' || r == '\'' || r == '\\' || unicode.IsSpace(r) || !strconv.IsPrint(r)
+		quoted = r == utf8.RuneError && n == 1 || r == '"' || r == '\'' || r == '\\' || unicode.IsSpace(r) ||
+			!strconv.IsPrint(r)
 		i += n
 	}
 	if quoted {

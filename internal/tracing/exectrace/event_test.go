@@ -13,7 +13,8 @@ import (
 
 // A string is written as encoding/json writes it.
 func FuzzJSONString(f *testing.F) {
-	for _, s := range []string{"", "plain", `quo"te\`, "\x00\x01\b\t\n\f\r\x1f\x7f", "<&>", "é世界🙂", "\xff", "a\xc3", "\xed\xa0\x80", "\u2028\u2029\u202a", "\ufffd", "\xf0\x9f\x99"} {
+	for _, s := range []string{"", "plain", `quo"te\`, "\x00\x01\b\t\n\f\r\x1f\x7f", "<&>", "é世界🙂", "\xff", "a\xc3",
+		"\xed\xa0\x80", "\u2028\u2029\u202a", "\ufffd", "\xf0\x9f\x99"} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, s []byte) {
@@ -72,7 +73,8 @@ func FuzzRecord(f *testing.F) {
 			t.Errorf("%q became %q", args, d.Args)
 		}
 		line = e.appendTable(nil, &clock{table: true}, someGroup)
-		if i := bytes.IndexFunc(line, func(r rune) bool { return r < ' ' || r == 0x7f }); i != len(line)-1 || line[i] != '\n' {
+		if i := bytes.IndexFunc(line, func(r rune) bool { return r < ' ' || r == 0x7f }); i != len(line)-1 ||
+			line[i] != '\n' {
 			t.Errorf("a line of the table has something at %d that is no text: %q", i, line)
 		}
 	})
@@ -81,7 +83,8 @@ func FuzzRecord(f *testing.F) {
 func TestDecode(t *testing.T) {
 	whole := makeRecord(exectraceEvent{}, "/bin/sh", "sh\x00")
 	for name, record := range map[string][]byte{
-		"empty": {}, "cut in its head": whole[:headBytes-1], "cut in its text": whole[:len(whole)-1], "longer than it says": aligned(append(bytes.Clone(whole), 'x')),
+		"empty": {}, "cut in its head": whole[:headBytes-1], "cut in its text": whole[:len(whole)-1],
+		"longer than it says": aligned(append(bytes.Clone(whole), 'x')),
 	} {
 		if _, ok := decode(record); ok {
 			t.Errorf("%s: it was taken", name)
@@ -96,12 +99,14 @@ func TestDecode(t *testing.T) {
 
 // What could not be read is marked, not left out, and counted.
 func TestUnreadable(t *testing.T) {
-	for flag, table := range map[exectraceFlags]string{exectraceFlagsARGS_UNREADABLE: " ?\n", exectraceFlagsNAME_UNREADABLE: "\n"} {
+	for flag, table := range map[exectraceFlags]string{exectraceFlagsARGS_UNREADABLE: " ?\n",
+		exectraceFlagsNAME_UNREADABLE: "\n"} {
 		tr := &tracer{options: Options{Output: JSON}, groups: &groups{seen: map[uint64]*group{0: someGroup}}}
 		record := makeRecord(exectraceEvent{Flags: uint32(flag), Comm: [16]uint8{'s', 'h'}}, "", "")
 		tr.deliver(record)
 		var d delivery
-		if err := json.Unmarshal(tr.batch, &d); err != nil || !d.Unreadable || d.Truncated || d.Comm != "sh" || tr.unreadable != 1 || tr.events != 1 {
+		if err := json.Unmarshal(tr.batch, &d); err != nil || !d.Unreadable || d.Truncated || d.Comm != "sh" ||
+			tr.unreadable != 1 || tr.events != 1 {
 			t.Errorf("%v: %v in %s, counted %d", flag, err, tr.batch, tr.unreadable)
 		}
 		e, _ := decode(record)
@@ -114,7 +119,8 @@ func TestUnreadable(t *testing.T) {
 func TestClock(t *testing.T) {
 	at := time.Date(2026, 11, 21, 23, 59, 59, 999_999_999, time.UTC)
 	c := clock{offset: at.UnixNano() - 5}
-	for nanos, want := range map[uint64]string{5: "2026-11-21T23:59:59.999999999Z", 6: "2026-11-22T00:00:00.000000000Z", 1_000_000_016: "2026-11-22T00:00:01.000000010Z"} {
+	for nanos, want := range map[uint64]string{5: "2026-11-21T23:59:59.999999999Z", 6: "2026-11-22T00:00:00.000000000Z",
+		1_000_000_016: "2026-11-22T00:00:01.000000010Z"} {
 		got := string(c.append(nil, nanos))
 		parsed, err := time.Parse(time.RFC3339Nano, got)
 		if got != want || err != nil || !parsed.Equal(at.Add(time.Duration(nanos-5))) {
@@ -129,12 +135,14 @@ func TestClock(t *testing.T) {
 
 // A record like those of a storm.
 func usual() []byte {
-	return makeRecord(exectraceEvent{Time: 1e15, Cgroup: 4711, Pid: 1234, Ppid: 1233, Comm: [16]uint8{'t', 'a', 'r', 'g', 'e', 't'}}, "/dev/fd/3", "tare-exec\x000.123456\x00")
+	return makeRecord(exectraceEvent{Time: 1e15, Cgroup: 4711, Pid: 1234, Ppid: 1233,
+		Comm: [16]uint8{'t', 'a', 'r', 'g', 'e', 't'}}, "/dev/fd/3", "tare-exec\x000.123456\x00")
 }
 
 // An event costs no memory.
 func TestNoAllocations(t *testing.T) {
-	tr := &tracer{options: Options{Output: JSON}, out: io.Discard, groups: &groups{seen: map[uint64]*group{4711: someGroup}}, batch: make([]byte, 0, batchBytes+4096)}
+	tr := &tracer{options: Options{Output: JSON}, out: io.Discard,
+		groups: &groups{seen: map[uint64]*group{4711: someGroup}}, batch: make([]byte, 0, batchBytes+4096)}
 	tr.clock.set()
 	record := usual()
 	if n := testing.AllocsPerRun(1000, func() {
@@ -148,7 +156,8 @@ func TestNoAllocations(t *testing.T) {
 }
 
 func BenchmarkDeliver(b *testing.B) {
-	tr := &tracer{options: Options{Output: JSON}, out: io.Discard, groups: &groups{seen: map[uint64]*group{4711: someGroup}}, batch: make([]byte, 0, batchBytes+4096)}
+	tr := &tracer{options: Options{Output: JSON}, out: io.Discard,
+		groups: &groups{seen: map[uint64]*group{4711: someGroup}}, batch: make([]byte, 0, batchBytes+4096)}
 	tr.clock.set()
 	record := usual()
 	b.ReportAllocs()

@@ -36,8 +36,9 @@ var Outputs = []string{JSON, Table, Count}
 
 // What is used where Options leave it open.
 const (
-	DefaultArgs    = 1024                  // bytes
-	DefaultRing    = 1 << 20               // bytes: 8,000 execs of short arguments, or a fifth of a second of the worst storm on two CPUs
+	DefaultArgs = 1024 // bytes
+	// bytes: 8,000 execs of short arguments, or a fifth of a second of the worst storm on two CPUs
+	DefaultRing    = 1 << 20
 	DefaultLatency = 50 * time.Millisecond // which is 20 wake-ups per second at most
 )
 
@@ -53,13 +54,14 @@ const (
 
 // Options are the settings of a tracer.
 type Options struct {
-	CgroupDir string        // cgroup v2 directory: execs in it and below it are traced; empty: those of the whole machine
-	Output    string        // JSON, Table or Count; empty: JSON
-	Args      int           // bytes of each exec's arguments that are kept; 0: DefaultArgs; or NoArgs
-	Ring      int           // bytes of the ring buffer, a power of two; 0: DefaultRing
-	Latency   time.Duration // how long an event may wait for others, so that they are delivered together; 0: DefaultLatency
-	For       time.Duration // when to end; 0: not before the context does
-	Lean      bool          // the process does nothing else: keep its memory small (see lean)
+	CgroupDir string // cgroup v2 directory: execs in it and below it are traced; empty: those of the whole machine
+	Output    string // JSON, Table or Count; empty: JSON
+	Args      int    // bytes of each exec's arguments that are kept; 0: DefaultArgs; or NoArgs
+	Ring      int    // bytes of the ring buffer, a power of two; 0: DefaultRing
+	// how long an event may wait for others, so that they are delivered together; 0: DefaultLatency
+	Latency time.Duration
+	For     time.Duration // when to end; 0: not before the context does
+	Lean    bool          // the process does nothing else: keep its memory small (see lean)
 
 	Tell <-chan os.Signal `json:"-"` // what comes here has the statistics told; may be nil
 }
@@ -71,11 +73,14 @@ func (o *Options) check() error {
 	o.Args = cmp.Or(o.Args, DefaultArgs)
 	switch {
 	case !slices.Contains(Outputs, o.Output):
-		return fault.New(fault.Usage, "--output", text.Suggest(o.Output, Outputs), "must be one of %s, not %q", strings.Join(Outputs, ", "), o.Output)
+		return fault.New(fault.Usage, "--output", text.Suggest(o.Output, Outputs), "must be one of %s, not %q",
+			strings.Join(Outputs, ", "), o.Output)
 	case o.Args < NoArgs || o.Args > maxArgs:
-		return fault.New(fault.Usage, "--args", fmt.Sprintf("give 0 to %d", maxArgs), "%d bytes of arguments cannot be kept", o.Args)
+		return fault.New(fault.Usage, "--args", fmt.Sprintf("give 0 to %d", maxArgs),
+			"%d bytes of arguments cannot be kept", o.Args)
 	case !validRing(o.Ring):
-		return fault.New(fault.Usage, "--ring", "give 64KiB, 1MiB or another power of two up to 1GiB", "%d bytes is not a valid size of a ring buffer", o.Ring)
+		return fault.New(fault.Usage, "--ring", "give 64KiB, 1MiB or another power of two up to 1GiB",
+			"%d bytes is not a valid size of a ring buffer", o.Ring)
 	case o.Latency < time.Millisecond || o.Latency > maxLatency:
 		return fault.New(fault.Usage, "--latency", "give 1ms to 1s", "%s is not a time that events can wait", o.Latency)
 	case o.For < 0:
@@ -290,7 +295,8 @@ func (t *tracer) write() {
 
 func (t *tracer) fail(err error) {
 	if t.failed == nil {
-		t.failed = fault.Wrap(err, fault.Machine, "standard output", "make room, or write somewhere else", "cannot write events any more")
+		t.failed = fault.Wrap(err, fault.Machine, "standard output", "make room, or write somewhere else",
+			"cannot write events any more")
 	}
 }
 

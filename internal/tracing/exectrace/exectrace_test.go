@@ -26,7 +26,8 @@ import (
 
 func TestOptions(t *testing.T) {
 	for _, o := range []Options{
-		{Output: "jsn"}, {Args: maxArgs + 1}, {Args: NoArgs - 1}, {Ring: 100000}, {Ring: 4096}, {Ring: maxRing << 1}, {Latency: time.Microsecond}, {Latency: time.Minute}, {For: -1},
+		{Output: "jsn"}, {Args: maxArgs + 1}, {Args: NoArgs - 1}, {Ring: 100000}, {Ring: 4096}, {Ring: maxRing << 1},
+		{Latency: time.Microsecond}, {Latency: time.Minute}, {For: -1},
 		{CgroupDir: "/proc"}, {CgroupDir: "/no/such/group"},
 	} {
 		if err := Run(t.Context(), o, io.Discard, io.Discard); fault.CodeOf(err) != fault.Usage {
@@ -61,15 +62,18 @@ func TestFields(t *testing.T) {
 	}{
 		{name: "plain", argv: []string{"name", "one", "two"}},
 		{name: "another user", argv: []string{"name"}, uid: 65534},
-		{name: "words that need care", argv: []string{"a b", `quo"te'd`, `back\slash`, "line\nbreak\ttab\x01\x7f", "", "é世界🙂"}},
+		{name: "words that need care", argv: []string{"a b", `quo"te'd`, `back\slash`, "line\nbreak\ttab\x01\x7f", "",
+			"é世界🙂"}},
 		{name: "no UTF-8", argv: []string{"\xff\xfe", "a\xc3", "\xed\xa0\x80", "line\u2028separator"}},
 		{name: "empty words", argv: []string{"", "", ""}},
 		// The kernel gives the program one empty argument then, since 5.18.
 		{name: "no arguments at all", argv: []string{}, args: []string{""}},
 		{name: "as long as they may be", argv: []string{long[1:]}},
 		{name: "longer by a byte", argv: []string{long}, truncated: true},
-		{name: "many that are too long", argv: []string{"name", long, "more"}, args: []string{"name", long[:len(long)-5]}, truncated: true},
-		{name: "script", program: script, argv: []string{"name", "one"}, args: []string{interpreter, "-x", script, "one"}, comm: "script"},
+		{name: "many that are too long", argv: []string{"name", long, "more"}, args: []string{"name", long[:len(long)-5]},
+			truncated: true},
+		{name: "script", program: script, argv: []string{"name", "one"}, args: []string{interpreter, "-x", script, "one"},
+			comm: "script"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.program == "" {
@@ -93,7 +97,8 @@ func TestFields(t *testing.T) {
 			if c.truncated {
 				truncated++
 			}
-			until(func() bool { return len(h.out.lines()) >= int(made) || strings.Contains(h.log.String(), "statistics") }) // or it was lost
+			// or it was lost
+			until(func() bool { return len(h.out.lines()) >= int(made) || strings.Contains(h.log.String(), "statistics") })
 			all := deliveries(t, h.out.lines())
 			if len(all) != int(made) {
 				t.Fatalf("%d events of %d: %s", len(all), made, h.out.String())
@@ -269,7 +274,8 @@ func TestRing(t *testing.T) {
 			for i, c := range record {
 				data[(at+recordHead+uint64(i))%size] = c
 			}
-			r := &ring{consumer: &consumer, producer: &producer, data: data, joined: make([]byte, maxRecord), mask: size - 1, at: at}
+			r := &ring{consumer: &consumer, producer: &producer, data: data, joined: make([]byte, maxRecord),
+				mask: size - 1, at: at}
 			producer = at + (recordHead+length+7)&^7
 			got, ok := r.next(r.produced())
 			if !ok || string(got) != string(record) || r.at != producer || r.waiting() != 0 {
@@ -328,7 +334,8 @@ func TestOutputFails(t *testing.T) {
 				n, err := read.Read(b[:])
 				got.Write(b[:n])
 				text := got.String()
-				return err != nil || strings.Count(text, "\n") >= 4 || output == JSON && strings.Count(text, "\n") == 3 || strings.Contains(text, `"delivered":3`)
+				return err != nil || strings.Count(text, "\n") >= 4 || output == JSON && strings.Count(text, "\n") == 3 ||
+					strings.Contains(text, `"delivered":3`)
 			})
 			read.Close()
 			g.storm(t, 3, 2)
@@ -341,7 +348,8 @@ func checkFailed(t *testing.T, p *apart, want error, delivered uint64) {
 	t.Helper()
 	code := p.wait()
 	s := lastStatistics(t, p.log.String())
-	if code != int(fault.Machine) || !strings.Contains(p.log.String(), want.Error()) || !strings.Contains(p.log.String(), "make room") {
+	if code != int(fault.Machine) || !strings.Contains(p.log.String(), want.Error()) ||
+		!strings.Contains(p.log.String(), "make room") {
 		t.Errorf("exit code %d\n%s", code, p.log.String())
 	}
 	if s.Delivered != delivered || s.LostOutput != s.Seen-delivered || s.LostReserve != 0 {
@@ -456,7 +464,8 @@ func TestTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.end(t)
-	want := regexp.MustCompile(`^` + regexp.QuoteMeta(tableHead) + `\d\d:\d\d:\d\d\.\d{6} 0 +\d+ +\d+ +tiny +` + regexp.QuoteMeta(pathOf(t, dir)) + ` +` +
+	want := regexp.MustCompile(`^` + regexp.QuoteMeta(tableHead) + `\d\d:\d\d:\d\d\.\d{6} 0 +\d+ +\d+ +tiny +` +
+		regexp.QuoteMeta(pathOf(t, dir)) + ` +` +
 		regexp.QuoteMeta(program+` -c "echo \x1b[31m\n" 世界 ""`) + "\n$")
 	if !want.MatchString(h.out.String()) {
 		t.Errorf("got\n%s", h.out.String())
@@ -538,7 +547,8 @@ func TestMissing(t *testing.T) {
 	for before, want := range map[string]string{dropRights: "run as root", hideBTF: "CONFIG_DEBUG_INFO_BTF"} {
 		t.Run(before, func(t *testing.T) {
 			p := traceApart(t, Options{}, nil, before)
-			if code := p.wait(); code != int(fault.Machine) || !strings.Contains(p.log.String(), want) || strings.Contains(p.log.String(), "ready") {
+			if code := p.wait(); code != int(fault.Machine) || !strings.Contains(p.log.String(), want) ||
+				strings.Contains(p.log.String(), "ready") {
 				t.Errorf("exit code %d\n%s", code, p.log.String())
 			}
 		})

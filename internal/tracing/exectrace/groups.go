@@ -69,7 +69,8 @@ func (g *groups) path(id uint64) string {
 	}
 	var handle [8]byte
 	binary.NativeEndian.PutUint64(handle[:], id)
-	fd, err := unix.OpenByHandleAt(int(g.mount.Fd()), unix.NewFileHandle(handleType, handle[:]), unix.O_PATH|unix.O_CLOEXEC)
+	fd, err := unix.OpenByHandleAt(int(g.mount.Fd()), unix.NewFileHandle(handleType, handle[:]),
+		unix.O_PATH|unix.O_CLOEXEC)
 	if err != nil {
 		return unknown // it has gone
 	}

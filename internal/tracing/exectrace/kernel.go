@@ -168,12 +168,14 @@ func openGroup(dir string, l *cgroup.Layout) (*os.File, error) {
 	if err := unix.Statfs(dir, &fstype); errors.Is(err, fs.ErrPermission) {
 		return nil, hidden(err)
 	} else if err != nil {
-		return nil, fault.Wrap(err, fault.Usage, dir, "make it with mkdir, and move processes into it", "no such control group")
+		return nil, fault.Wrap(err, fault.Usage, dir, "make it with mkdir, and move processes into it",
+			"no such control group")
 	}
 	if fstype.Type != unix.CGROUP2_SUPER_MAGIC {
 		h, ok := l.V2()
 		if !ok {
-			return nil, fault.New(fault.Machine, dir, "mount it: mount -t cgroup2 none /sys/fs/cgroup/unified, or trace the whole machine",
+			return nil, fault.New(fault.Machine, dir,
+				"mount it: mount -t cgroup2 none /sys/fs/cgroup/unified, or trace the whole machine",
 				"this machine has no cgroup v2 hierarchy mounted, by which the program tells groups apart")
 		}
 		return nil, fault.New(fault.Usage, dir, "name a directory below "+h.Mount, "this is not a cgroup v2 directory")
@@ -194,14 +196,20 @@ func explain(err error) error {
 	case errors.As(err, &known):
 		return err
 	case errors.Is(err, fs.ErrPermission):
-		return fault.Wrap(err, fault.Machine, "exectrace", "run as root (it needs CAP_BPF and CAP_PERFMON); if you are, look at the container's seccomp profile and at /sys/kernel/security/lockdown",
+		return fault.Wrap(err, fault.Machine, "exectrace",
+			"run as root (it needs CAP_BPF and CAP_PERFMON); if you are, look at the container's seccomp profile and at "+
+				"/sys/kernel/security/lockdown",
 			"not permitted")
 	case errors.As(err, &verifier):
-		return fault.New(fault.Machine, "exectrace", needs+"; on a newer one this is a defect of Tare: report this text with uname -r", "the kernel's verifier refuses the program: %-12v", verifier)
+		return fault.New(fault.Machine, "exectrace",
+			needs+"; on a newer one this is a defect of Tare: report this text with uname -r",
+			"the kernel's verifier refuses the program: %-12v", verifier)
 	case errors.Is(err, unix.ENOMEM):
-		return fault.Wrap(err, fault.Machine, "exectrace", "lower --ring, or raise the memory limit of the control group it runs in", "no memory")
+		return fault.Wrap(err, fault.Machine, "exectrace",
+			"lower --ring, or raise the memory limit of the control group it runs in", "no memory")
 	case errors.Is(err, ebpf.ErrNotSupported), errors.Is(err, fs.ErrNotExist):
-		return fault.Wrap(err, fault.Machine, "exectrace", "boot one that has it: "+needs, "this kernel lacks what the tracer needs")
+		return fault.Wrap(err, fault.Machine, "exectrace", "boot one that has it: "+needs,
+			"this kernel lacks what the tracer needs")
 	}
 	return fault.Wrap(err, fault.Machine, "exectrace", needs, "it cannot be loaded here")
 }

@@ -59,10 +59,12 @@ func droppable(smaps []byte, file string) (found []mapping) {
 	for text := range bytes.Lines(smaps) {
 		fields := bytes.Fields(text)
 		switch {
-		case len(fields) >= 5 && len(fields[1]) == 4 && bytes.IndexByte(fields[0], '-') > 0: // 00400000-0105c000 r-xp 00000000 fe:00 1234 /usr/bin/tare
+		// 00400000-0105c000 r-xp 00000000 fe:00 1234 /usr/bin/tare
+		case len(fields) >= 5 && len(fields[1]) == 4 && bytes.IndexByte(fields[0], '-') > 0:
 			m = mapping{}
 			_, path, _ := bytes.Cut(text, []byte{'/'}) // it may have spaces in it
-			if mode := fields[1]; mode[0] != 'r' || mode[1] != '-' || mode[3] != 'p' || "/"+string(bytes.TrimSuffix(path, []byte{'\n'})) != file {
+			if mode := fields[1]; mode[0] != 'r' || mode[1] != '-' || mode[3] != 'p' ||
+				"/"+string(bytes.TrimSuffix(path, []byte{'\n'})) != file {
 				continue
 			}
 			first, last, _ := bytes.Cut(fields[0], []byte{'-'})
@@ -71,7 +73,8 @@ func droppable(smaps []byte, file string) (found []mapping) {
 			if err1 == nil && err2 == nil && a < b {
 				m = mapping{uintptr(a), uintptr(b)}
 			}
-		case len(fields) == 3 && string(fields[0]) == "Anonymous:" && string(fields[1]) == "0" && m.from < m.to: // after the line of its mapping
+		// after the line of its mapping
+		case len(fields) == 3 && string(fields[0]) == "Anonymous:" && string(fields[1]) == "0" && m.from < m.to:
 			found = append(found, m)
 		}
 	}

@@ -8,17 +8,18 @@ import (
 // Statistics account for every exec that the program saw, by the stage that it came to: Seen = Delivered + Lost +
 // Pending. Numbers of events since the tracer was attached.
 type Statistics struct {
-	Event       string  `json:"event,omitempty"` // "statistics", where lines of another kind may be around it
-	Seen        uint64  `json:"seen"`            // by the program, after the filter
-	Delivered   uint64  `json:"delivered"`       // written; with Count: counted
-	Lost        uint64  `json:"lost"`            // at all stages together
-	LostReserve uint64  `json:"lost_reserve"`    // the ring had no room
-	LostReader  uint64  `json:"lost_reader"`     // the record made no sense
-	LostOutput  uint64  `json:"lost_output"`     // the write failed, or one before it
-	Pending     uint64  `json:"pending"`         // on the way; 0 at the end
-	Truncated   uint64  `json:"truncated"`       // arguments cut at Options.Args
-	Unreadable  uint64  `json:"unreadable"`      // arguments or file name were not in memory; delivered all the same, and marked
-	Missed      *uint64 `json:"missed,omitempty"`
+	Event       string `json:"event,omitempty"` // "statistics", where lines of another kind may be around it
+	Seen        uint64 `json:"seen"`            // by the program, after the filter
+	Delivered   uint64 `json:"delivered"`       // written; with Count: counted
+	Lost        uint64 `json:"lost"`            // at all stages together
+	LostReserve uint64 `json:"lost_reserve"`    // the ring had no room
+	LostReader  uint64 `json:"lost_reader"`     // the record made no sense
+	LostOutput  uint64 `json:"lost_output"`     // the write failed, or one before it
+	Pending     uint64 `json:"pending"`         // on the way; 0 at the end
+	Truncated   uint64 `json:"truncated"`       // arguments cut at Options.Args
+	// arguments or file name were not in memory; delivered all the same, and marked
+	Unreadable uint64  `json:"unreadable"`
+	Missed     *uint64 `json:"missed,omitempty"`
 	// Missed are the runs of the program that the kernel left out because it was running on that CPU already (since
 	// Linux 6.1, of a tracepoint): execs of the whole machine that nobody saw. nil where the kernel does not tell.
 }

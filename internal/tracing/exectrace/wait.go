@@ -81,14 +81,16 @@ func (w *waiter) close() {
 // wait sleeps for a time at most (0: for ever), in a state that the program knows, or until something comes by one of
 // the channels. It may wake without cause. It does not sleep where there is cause to wake already: for that the ring is
 // looked at again after the state was set (see wake of the program).
-func (w *waiter) wait(state exectraceReader, atMost time.Duration, ended <-chan struct{}, tell <-chan os.Signal) (end, told bool) {
+func (w *waiter) wait(state exectraceReader, atMost time.Duration,
+	ended <-chan struct{}, tell <-chan os.Signal) (end, told bool) {
 	k := w.kernel
 	atomic.StoreUint32(k.reader, uint32(state))
 	defer atomic.StoreUint32(k.reader, uint32(exectraceReaderAWAKE))
 	if waiting := k.ring.waiting(); waiting >= k.wakeBytes || waiting > 0 && state == exectraceReaderIDLE {
 		atMost = 1
 	}
-	if err := unix.TimerfdSettime(w.alarm, 0, &unix.ItimerSpec{Value: unix.NsecToTimespec(int64(atMost))}, nil); err != nil {
+	if err := unix.TimerfdSettime(w.alarm, 0, &unix.ItimerSpec{Value: unix.NsecToTimespec(int64(atMost))},
+		nil); err != nil {
 		panic(fmt.Sprintf("setting a timer: %v", err)) // the time is one, and the descriptor a timer
 	}
 	select {

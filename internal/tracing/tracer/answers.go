@@ -111,11 +111,13 @@ func (p *prose) tracer(t *analysis.Table, all loss) {
 		if all.trials > 3 {
 			bound = fmt.Sprintf("so fewer than 3 in %d such trials lose any, at 95 %%", all.trials)
 		}
-		p.Add("%s: of %s events in %s none was lost; %s.", p.Summary.ArmName(p.Arm), count(all.made), counted(all.trials, "trial"),
+		p.Add("%s: of %s events in %s none was lost; %s.", p.Summary.ArmName(p.Arm), count(all.made),
+			counted(all.trials, "trial"),
 			bound)
 	default:
 		p.Add("%s: of %s events in %s %s were lost (%s), in %d of the trials.",
-			p.Summary.ArmName(p.Arm), count(all.made), counted(all.trials, "trial"), count(all.lost), part(all.lost, all.made), all.lossy)
+			p.Summary.ArmName(p.Arm), count(all.made), counted(all.trials, "trial"), count(all.lost), part(all.lost, all.made),
+			all.lossy)
 		p.lossyAt(t)
 	}
 	switch {
@@ -191,9 +193,11 @@ func (p *prose) traceCost(t *analysis.Table) {
 		switch {
 		case base == nil:
 		case e.Difference.Resolved && e.Ratio.Lo != nil:
-			p.Add("%s %s events/s with it and %s without: %s.", analysis.Capital(made), analysis.Digits(e), analysis.Digits(base), changeOf(e.Ratio))
+			p.Add("%s %s events/s with it and %s without: %s.", analysis.Capital(made), analysis.Digits(e),
+				analysis.Digits(base), changeOf(e.Ratio))
 		default:
-			p.Add("%s %s events/s with it and %s without; the difference is not resolved.", analysis.Capital(made), analysis.Digits(e), analysis.Digits(base))
+			p.Add("%s %s events/s with it and %s without; the difference is not resolved.", analysis.Capital(made),
+				analysis.Digits(e), analysis.Digits(base))
 		}
 	}
 	if e := p.Find("rss_bytes"); e != nil {

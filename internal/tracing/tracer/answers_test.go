@@ -12,39 +12,47 @@ import (
 // traceRun is a run of tracers by rate: each arm loses and says what values gives.
 func TestTraceAnswers(t *testing.T) {
 	levels := []map[string]string{{"rate": "1000"}, {"rate": "64000"}}
-	s := analysistest.Sweep{Levels: levels, Arms: []string{"whole", "lossy", "silent", "liar"}}.Answered(t, func(arm string, level map[string]string) map[string]float64 {
-		m := map[string]float64{"events_generated": 1000, "events_counted": 1000, "throughput_per_second": 1000}
-		if level["rate"] == "64000" {
-			m["throughput_per_second"] = 36_000
-		}
-		if arm == record.Direct || arm == record.AA {
-			return m
-		}
-		m["events_lost"], m["events_extra"], m["events_late"] = 0, 0, 0
-		m["cpu_seconds_per_kiloevent"], m["agent_cpu_seconds_per_kiloevent"], m["bpf_seconds_per_kiloevent"] = 2e-3, 1.5e-3, 0.5e-3
-		m["rss_bytes"], m["rss_peak_bytes"], m["memory_hard_bytes"] = 14e6, 20e6, 9e6
-		if arm != "silent" {
-			m["events_unsaid"] = 0
-		}
-		if level["rate"] == "64000" {
-			switch arm {
-			case "whole":
-				m["throughput_per_second"] = 27_000
-			case "liar":
-				m["events_lost"], m["events_unsaid"], m["events_late"] = 5, 3, 7
-			default:
-				m["events_lost"] = 5
+	s := analysistest.Sweep{Levels: levels, Arms: []string{"whole", "lossy", "silent", "liar"}}.Answered(t,
+		func(arm string, level map[string]string) map[string]float64 {
+			m := map[string]float64{"events_generated": 1000, "events_counted": 1000, "throughput_per_second": 1000}
+			if level["rate"] == "64000" {
+				m["throughput_per_second"] = 36_000
 			}
-		}
-		return m
-	})
+			if arm == record.Direct || arm == record.AA {
+				return m
+			}
+			m["events_lost"], m["events_extra"], m["events_late"] = 0, 0, 0
+			m["cpu_seconds_per_kiloevent"], m["bpf_seconds_per_kiloevent"] = 2e-3, 0.5e-3
+			m["agent_cpu_seconds_per_kiloevent"] = 1.5e-3
+			m["rss_bytes"], m["rss_peak_bytes"], m["memory_hard_bytes"] = 14e6, 20e6, 9e6
+			if arm != "silent" {
+				m["events_unsaid"] = 0
+			}
+			if level["rate"] == "64000" {
+				switch arm {
+				case "whole":
+					m["throughput_per_second"] = 27_000
+				case "liar":
+					m["events_lost"], m["events_unsaid"], m["events_late"] = 5, 3, 7
+				default:
+					m["events_lost"] = 5
+				}
+			}
+			return m
+		})
 	analysistest.Holds(t, s,
-		[]string{"liar lost 40 of 16,000 events (0.250 %), lossy lost 40 of 16,000 events (0.250 %) and silent lost 40 of 16,000 events (0.250 %). whole delivered every event."},
-		[]string{"liar: of 16,000 events in 16 trials 40 were lost (0.250 %), in 8 of the trials.", "wrong by 24 events", "56 came late (0.350 %)"},
-		[]string{"lossy: of 16,000 events", "That is 0.500 % at rate 64000; none at rate 1000.", "It says so itself, to the event.", "At rate 64000, the load made 36,000 events/s with it and 36,000 without; the difference is not resolved."},
+		[]string{"liar lost 40 of 16,000 events (0.250 %), lossy lost 40 of 16,000 events (0.250 %) and silent lost 40 of " +
+			"16,000 events (0.250 %). whole delivered every event."},
+		[]string{"liar: of 16,000 events in 16 trials 40 were lost (0.250 %), in 8 of the trials.", "wrong by 24 events",
+			"56 came late (0.350 %)"},
+		[]string{"lossy: of 16,000 events", "That is 0.500 % at rate 64000; none at rate 1000.",
+			"It says so itself, to the event.", "At rate 64000, the load made 36,000 events/s with it and 36,000 without; the " +
+				"difference is not resolved."},
 		[]string{"silent: ", "It says nothing of what it loses."},
-		[]string{"whole: of 16,000 events in 16 trials none was lost; so fewer than 3 in 16 such trials lose any, at 95 %.", "The CPU time of 1,000 events is 2.0", " in its processes, ", " in its programs) at rate 1000 and 2.0",
-			"At rate 64000, the load made 27,000 events/s with it and 36,000 without: 25", "less.", "Its processes hold 14.0 MB of resident memory, 20.0 MB at their peak; its group holds 9.00 MB of hard memory."},
+		[]string{"whole: of 16,000 events in 16 trials none was lost; so fewer than 3 in 16 such trials lose any, at 95 %.",
+			"The CPU time of 1,000 events is 2.0", " in its processes, ", " in its programs) at rate 1000 and 2.0",
+			"At rate 64000, the load made 27,000 events/s with it and 36,000 without: 25", "less.",
+			"Its processes hold 14.0 MB of resident memory, 20.0 MB at their peak; its group holds 9.00 MB of hard memory."},
 	)
 }
 
@@ -53,8 +61,10 @@ func TestTraceAnswers(t *testing.T) {
 func TestOwnTracer(t *testing.T) {
 	levels := []map[string]string{{"execs.rate": "100"}, {"execs.rate": "storm"}}
 	storm := record.Phrase{Factor: "execs.rate", Words: map[string]string{"": "at {} execs/s", "storm": "in a storm"}}
-	s := analysistest.Sweep{Levels: levels, Arms: []string{"exectrace", "mine"}, Phrases: []record.Phrase{storm}}.Answered(t, func(arm string, level map[string]string) map[string]float64 {
-		m := map[string]float64{"events_generated": 1000, "events_counted": 1000, "throughput_per_second": 10_000, "bpf_cpu_share": 0}
+	s := analysistest.Sweep{Levels: levels, Arms: []string{"exectrace", "mine"},
+		Phrases: []record.Phrase{storm}}.Answered(t, func(arm string, level map[string]string) map[string]float64 {
+		m := map[string]float64{"events_generated": 1000, "events_counted": 1000, "throughput_per_second": 10_000,
+			"bpf_cpu_share": 0}
 		if arm == record.Direct || arm == record.AA {
 			return m
 		}
@@ -65,8 +75,10 @@ func TestOwnTracer(t *testing.T) {
 		return m
 	})
 	for i, want := range []string{
-		"mine lost 4,480 of 16,000 events (28.0 %). exectrace delivered every event.", "exectrace: of 16,000 events in 16 trials none was lost",
-		"mine: of 16,000 events in 16 trials 4,480 were lost (28.0 %), in 8 of the trials. That is 56.0 % in a storm; none at 100 execs/s.",
+		"mine lost 4,480 of 16,000 events (28.0 %). exectrace delivered every event.",
+		"exectrace: of 16,000 events in 16 trials none was lost",
+		"mine: of 16,000 events in 16 trials 4,480 were lost (28.0 %), in 8 of the trials. That is 56.0 % in a storm; none " +
+			"at 100 execs/s.",
 	} {
 		if i >= len(s.Answers) || !strings.HasPrefix(s.Answers[i].Answer, want) {
 			t.Errorf("answer %d does not begin with %q: %+v", i, want, s.Answers)
@@ -79,32 +91,37 @@ func TestTraceAnswersByNodes(t *testing.T) {
 	for _, n := range []string{"2", "12", "25"} {
 		levels = append(levels, map[string]string{"nodes": n})
 	}
-	off := 0.15e-3 // of the last level of steps, up and down from block to block: without noise any slope is more than chance
-	s := analysistest.Sweep{Levels: levels, Arms: []string{"same", "growing", "bent", "steps"}}.Answered(t, func(arm string, level map[string]string) map[string]float64 {
-		m := map[string]float64{"events_generated": 1000, "events_counted": 1000}
-		if arm == record.Direct || arm == record.AA {
+	// of the last level of steps, up and down from block to block: without noise any slope is more than chance
+	off := 0.15e-3
+	s := analysistest.Sweep{Levels: levels, Arms: []string{"same", "growing", "bent", "steps"}}.Answered(t,
+		func(arm string, level map[string]string) map[string]float64 {
+			m := map[string]float64{"events_generated": 1000, "events_counted": 1000}
+			if arm == record.Direct || arm == record.AA {
+				return m
+			}
+			m["events_lost"], m["cpu_seconds_per_kiloevent"], m["nodes_failed"] = 0, 2e-3, 0
+			n, _ := analysis.LevelNumber(level["nodes"])
+			switch arm {
+			case "growing":
+				m["cpu_seconds_per_kiloevent"] = 2e-3 + 1e-3*n
+				m["nodes_failed"] = 1
+			case "bent":
+				m["cpu_seconds_per_kiloevent"] = 2e-3 + 1e-4*n*n
+			case "steps": // 2, 12 and 25 nodes
+				m["cpu_seconds_per_kiloevent"] = map[float64]float64{2: 3e-3, 12: 2e-3, 25: 3e-3 + off}[n]
+				off = -off
+			}
 			return m
-		}
-		m["events_lost"], m["cpu_seconds_per_kiloevent"], m["nodes_failed"] = 0, 2e-3, 0
-		n, _ := analysis.LevelNumber(level["nodes"])
-		switch arm {
-		case "growing":
-			m["cpu_seconds_per_kiloevent"] = 2e-3 + 1e-3*n
-			m["nodes_failed"] = 1
-		case "bent":
-			m["cpu_seconds_per_kiloevent"] = 2e-3 + 1e-4*n*n
-		case "steps": // 2, 12 and 25 nodes
-			m["cpu_seconds_per_kiloevent"] = map[float64]float64{2: 3e-3, 12: 2e-3, 25: 3e-3 + off}[n]
-			off = -off
-		}
-		return m
-	})
+		})
 	analysistest.Holds(t, s,
 		[]string{"bent, growing, same and steps delivered every event."},
-		[]string{"The CPU time per 1,000 events grows with the number of nodes: by ", " for each, from 2 to 25, but not on a line: it is 2.4", "at nodes 2, 16.", " at nodes 12 and 64.", " at nodes 25."},
-		[]string{"The CPU time per 1,000 events grows with the number of nodes: by 1.00", "for each, from 2 to 25.", "24 nodes failed in 24 trials"},
+		[]string{"The CPU time per 1,000 events grows with the number of nodes: by ",
+			" for each, from 2 to 25, but not on a line: it is 2.4", "at nodes 2, 16.", " at nodes 12 and 64.", " at nodes 25."},
+		[]string{"The CPU time per 1,000 events grows with the number of nodes: by 1.00", "for each, from 2 to 25.",
+			"24 nodes failed in 24 trials"},
 		[]string{"The CPU time per 1,000 events does not depend on the number of nodes as far as this run can see: "},
-		[]string{"The CPU time per 1,000 events is not the same for all numbers of nodes, though it neither grows nor falls with them on the whole (", "): it is 3.0", "at nodes 2, 2.0", " at nodes 12 and 3."},
+		[]string{"The CPU time per 1,000 events is not the same for all numbers of nodes, though it neither grows nor " +
+			"falls with them on the whole (", "): it is 3.0", "at nodes 2, 2.0", " at nodes 12 and 3."},
 	)
 	if strings.Contains(s.Answers[3].Answer, "failed") {
 		t.Error(s.Answers[3].Answer)

@@ -20,7 +20,8 @@ func TestSplit(t *testing.T) {
 		{`a"b"'c'd`, []string{"abcd"}},
 		{`a '' ""`, []string{"a", "", ""}},
 		{`'a\b' "a\b" "a\"b" "a\\b"`, []string{`a\b`, `a\b`, `a"b`, `a\b`}},
-		{`bpftrace -e 'tracepoint:x { printf("%d\n", pid); }'`, []string{"bpftrace", "-e", `tracepoint:x { printf("%d\n", pid); }`}},
+		{`bpftrace -e 'tracepoint:x { printf("%d\n", pid); }'`,
+			[]string{"bpftrace", "-e", `tracepoint:x { printf("%d\n", pid); }`}},
 	} {
 		if got, err := cmdline.Words(c.line); err != nil || !slices.Equal(got, c.want) {
 			t.Errorf("%s: %q, %v, want %q", c.line, got, err, c.want)
@@ -64,7 +65,8 @@ func TestSettings(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		return strings.Join(append(tr.Env, Place{Self: "tare", CgroupDir: "/c", CgroupID: 9, Dir: "/d", Port: 80}.fill(tr.Argv...)...), " ")
+		return strings.Join(append(tr.Env, Place{Self: "tare", CgroupDir: "/c", CgroupID: 9, Dir: "/d",
+			Port: 80}.fill(tr.Argv...)...), " ")
 	}
 	for _, c := range []struct {
 		name string
@@ -72,8 +74,10 @@ func TestSettings(t *testing.T) {
 		want string
 	}{
 		{"exectrace", nil, "tare subject exectrace --cgroup=/c"},
-		{"exectrace", map[string]string{"output": "count", "ring": "65536", "args": "0", "latency": "1ms", "drain": "3s"}, "tare subject exectrace --cgroup=/c --output=count --ring=65536 --args=0 --latency=1ms"},
-		{"bpftrace", map[string]string{"pages": "4", "args": "32"}, "BPFTRACE_PERF_RB_PAGES=4 bpftrace -e tracepoint:sched:sched_process_exec /cgroup == 9/ {"},
+		{"exectrace", map[string]string{"output": "count", "ring": "65536", "args": "0", "latency": "1ms", "drain": "3s"},
+			"tare subject exectrace --cgroup=/c --output=count --ring=65536 --args=0 --latency=1ms"},
+		{"bpftrace", map[string]string{"pages": "4", "args": "32"},
+			"BPFTRACE_PERF_RB_PAGES=4 bpftrace -e tracepoint:sched:sched_process_exec /cgroup == 9/ {"},
 		{"bpftrace", map[string]string{"args": "128"}, "BPFTRACE_STRLEN=128 bpftrace"},
 		{"ig", nil, "ig run trace_exec:latest --host --output=json"},
 		{"ig", map[string]string{"image": "my/gadget"}, "ig run my/gadget --host"},
@@ -82,7 +86,8 @@ func TestSettings(t *testing.T) {
 		{"tetragon", map[string]string{"lib": "/l"}, "--bpf-lib=/l"},
 		{"tetragon", nil, "--metrics-server=127.0.0.1:80"},
 		{"falco", nil, "falco -c /d/falco.yaml"},
-		{"command", map[string]string{"command": `mine --pid "{cgroup_id}" {unknown_thing}`, "json": "a.b"}, "mine --pid 9 {unknown_thing}"},
+		{"command", map[string]string{"command": `mine --pid "{cgroup_id}" {unknown_thing}`, "json": "a.b"},
+			"mine --pid 9 {unknown_thing}"},
 	} {
 		if got := argv(c.name, c.o); !strings.Contains(got, c.want) {
 			t.Errorf("%s with %v: %s, want %s", c.name, c.o, got, c.want)
@@ -98,18 +103,25 @@ func TestSettingsThatAreWrong(t *testing.T) {
 		{map[string]string{"lines": ""}, `needs a "command"`},
 		{map[string]string{"command": "  ", "lines": ""}, `needs a "command"`},
 		{map[string]string{"command": "a 'b", "lines": ""}, `has a "command" that has a ' without its other half`},
-		{map[string]string{"command": "a {cgroup_dri}", "lines": ""}, "{cgroup_dri}, which stands for nothing; did you mean {cgroup_dir}?"},
+		{map[string]string{"command": "a {cgroup_dri}", "lines": ""},
+			"{cgroup_dri}, which stands for nothing; did you mean {cgroup_dir}?"},
 		{map[string]string{"command": "a"}, `give one of "lines", "json" and "prometheus"`},
-		{map[string]string{"command": "a", "lines": "x", "json": "a"}, `has "lines" and "json": one thing is counted in one way`},
+		{map[string]string{"command": "a", "lines": "x", "json": "a"},
+			`has "lines" and "json": one thing is counted in one way`},
 		{map[string]string{"command": "a", "lines": "(x"}, `has a "lines" that is no regular expression`},
 		{map[string]string{"command": "a", "json": "a..b"}, `has a "json" that is no path`},
-		{map[string]string{"command": "a", "prometheus": "a{b", "url": "http://x"}, `has a "prometheus" that does not end with its labels`},
-		{map[string]string{"command": "a", "prometheus": "a{b}", "url": "http://x"}, `has a "prometheus" that has labels that cannot be read`},
+		{map[string]string{"command": "a", "prometheus": "a{b", "url": "http://x"},
+			`has a "prometheus" that does not end with its labels`},
+		{map[string]string{"command": "a", "prometheus": "a{b}", "url": "http://x"},
+			`has a "prometheus" that has labels that cannot be read`},
 		{map[string]string{"command": "a", "prometheus": "a"}, `needs a "url"`},
-		{map[string]string{"command": "a", "lines": "", "url": "http://x"}, `has a "url", and nothing is counted by a metric`},
+		{map[string]string{"command": "a", "lines": "", "url": "http://x"},
+			`has a "url", and nothing is counted by a metric`},
 		{map[string]string{"command": "a", "lines": "", "lost-lines": "lost"}, `"lost-lines" that must have one group`},
-		{map[string]string{"command": "a", "lines": "", "lost-json": "a", "lost-lines": "(x)"}, `has "lost-lines" and "lost-json"`},
-		{map[string]string{"command": "a", "lines": "", "lost-stream": "stdout"}, `has a "lost-stream", and nothing is counted there`},
+		{map[string]string{"command": "a", "lines": "", "lost-json": "a", "lost-lines": "(x)"},
+			`has "lost-lines" and "lost-json"`},
+		{map[string]string{"command": "a", "lines": "", "lost-stream": "stdout"},
+			`has a "lost-stream", and nothing is counted there`},
 		{map[string]string{"command": "a", "lines": "", "ready": "["}, `has a "ready" that is no regular expression`},
 		{map[string]string{"command": "a", "lines": "", "version": `a "`}, `has a "version" that has a " without`},
 		{map[string]string{"ring": "65537"}, "must be a power of two"},
@@ -127,7 +139,8 @@ func TestSettingsThatAreWrong(t *testing.T) {
 
 func TestInstalledAndVersion(t *testing.T) {
 	tr := &Tracer{Argv: []string{"no-such-tracer-anywhere"}, Install: "build it"}
-	if err := tr.Installed(); fault.CodeOf(err) != fault.Machine || fault.HintOf(err) != "build it" || !strings.Contains(err.Error(), "not installed") {
+	if err := tr.Installed(); fault.CodeOf(err) != fault.Machine || fault.HintOf(err) != "build it" ||
+		!strings.Contains(err.Error(), "not installed") {
 		t.Errorf("one that is not there: %v", err)
 	}
 	tr = &Tracer{Argv: []string{"sh"}, Version: []string{"sh", "-c", `printf '\n \033[1m v1.2 \nmore\n'; exit 1`}}

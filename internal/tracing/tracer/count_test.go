@@ -145,7 +145,8 @@ func TestLookUp(t *testing.T) {
 
 // FuzzLookUp holds the search for a path against encoding/json.
 func FuzzLookUp(f *testing.F) {
-	for _, line := range []string{`{"a":{"b":1}}`, `{"a":[{"b":"2"}]}`, `{"a":{"b":1e2},"a":{"b":[]}}`, `[`, `{"a":"\"","b":{"a":3}}`, "{\"\\u0061\":{\"b\":7}}"} {
+	for _, line := range []string{`{"a":{"b":1}}`, `{"a":[{"b":"2"}]}`, `{"a":{"b":1e2},"a":{"b":[]}}`, `[`,
+		`{"a":"\"","b":{"a":3}}`, "{\"\\u0061\":{\"b\":7}}"} {
 		f.Add([]byte(line), "a.b")
 	}
 	f.Fuzz(func(t *testing.T, line []byte, text string) {
@@ -233,13 +234,15 @@ broken{ 1
 			t.Errorf("%s: %d (%v, %v), want %d (%v)", c.selector, got, seen, err, c.want, c.seen)
 		}
 	}
-	for _, text := range []string{"", "1a", "a{", `a{b}`, `a{b=c}`, `a{b="c}`, `a{b="c"} d`, "a b", `a{b="c"} 1`, `a{b="c"} 1 {d="e"}`,
+	for _, text := range []string{"", "1a", "a{", `a{b}`, `a{b=c}`, `a{b="c}`, `a{b="c"} d`, "a b", `a{b="c"} 1`,
+		`a{b="c"} 1 {d="e"}`,
 		"a{b=\"c\"} 1\na{b=\"c\"}", "a{b=\"\xff\"}", `a{b="c",b="d"}`} {
 		if _, err := parseSelector(text); err == nil {
 			t.Errorf("%q is taken for a metric", text)
 		}
 	}
-	for _, page := range []string{"a NaN\n", "a -1\n", "a\t\n", `a{b="c` + "\n", "a x\n", "a 1", "a 1e300\n", "a +Inf\n", "a{b=\"c\",b=\"d\"} 1\n"} {
+	for _, page := range []string{"a NaN\n", "a -1\n", "a\t\n", `a{b="c` + "\n", "a x\n", "a 1", "a 1e300\n", "a +Inf\n",
+		"a{b=\"c\",b=\"d\"} 1\n"} {
 		if _, _, err := (&selector{name: "a"}).sum(page); err == nil {
 			t.Errorf("%q is taken for a count", page)
 		}
@@ -261,7 +264,8 @@ func FuzzSelector(f *testing.F) {
 			t.Fatalf("%s: %v, %v", text, s, err)
 		}
 		sample := fmt.Sprintf("events{other=\"x\",kind=\"%s\"} %d\n", escaped, n)
-		if got, seen, err := s.sum("# a page\n" + sample + "events{kind=\"" + escaped + "x\"} 1\n"); got != int64(n) || !seen || err != nil {
+		if got, seen, err := s.sum("# a page\n" + sample + "events{kind=\"" + escaped + "x\"} 1\n"); got != int64(n) ||
+			!seen || err != nil {
 			t.Errorf("%s gives %d (%v, %v)", sample, got, seen, err)
 		}
 		if got, _, err := s.sum(junk); err == nil && (got < 0 || got > math.MaxInt64/2) { // it must come back

@@ -406,7 +406,8 @@ func TestGuestOfACommand(t *testing.T) {
 	if err == nil || !strings.HasPrefix(err.Error(), "a tracer of kind command does not say how") {
 		t.Errorf("one that nobody can count: %v", err)
 	}
-	if err := g.Installed(t.Context(), o); fault.CodeOf(err) != fault.Machine || !strings.Contains(err.Error(), "not installed") {
+	if err := g.Installed(t.Context(), o); fault.CodeOf(err) != fault.Machine ||
+		!strings.Contains(err.Error(), "not installed") {
 		t.Errorf("one that is not there: %v", err)
 	}
 	if g.Optional(o) || !g.Optional(param.Values{"optional": "true"}) {

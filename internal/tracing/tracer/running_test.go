@@ -99,9 +99,11 @@ func TestLifeOfATracer(t *testing.T) {
 
 func TestTracersThatFail(t *testing.T) {
 	ended := make(chan error, 1)
-	r := start(t, shell(`echo ready; echo event; echo "no room left" >&2; exit 3`), Place{}, func(err error) { ended <- err })
+	r := start(t, shell(`echo ready; echo event; echo "no room left" >&2; exit 3`), Place{},
+		func(err error) { ended <- err })
 	err := <-ended
-	if text := err.Error(); !strings.Contains(text, "sh ended during the trial: exit status 3") || !strings.Contains(text, "its last words: no room left") {
+	if text := err.Error(); !strings.Contains(text, "sh ended during the trial: exit status 3") ||
+		!strings.Contains(text, "its last words: no room left") {
 		t.Errorf("it says: %s", text)
 	}
 	if c, err := r.Counts(t.Context()); c.Delivered != 1 || err != nil {
@@ -109,12 +111,15 @@ func TestTracersThatFail(t *testing.T) {
 	}
 
 	r = start(t, shell(`echo "cannot load programs: \033[31mdenied\033[0m" >&2; exit 1`), Place{}, func(error) {})
-	if err := r.Ready(t.Context(), time.Minute, nil); err == nil || !strings.Contains(err.Error(), "before it was ready: exit status 1; its last words: cannot load programs: ") || strings.Contains(err.Error(), "\033") {
+	if err := r.Ready(t.Context(), time.Minute, nil); err == nil ||
+		!strings.Contains(err.Error(), "before it was ready: exit status 1; its last words: cannot load programs: ") ||
+		strings.Contains(err.Error(), "\033") {
 		t.Errorf("one that cannot start: %v", err)
 	}
 
 	r = start(t, shell(`echo starting; exec sleep 1000`), Place{}, unasked(t))
-	if err := r.Ready(t.Context(), 50*time.Millisecond, nil); err == nil || !strings.Contains(err.Error(), `no line matched "^ready"`) {
+	if err := r.Ready(t.Context(), 50*time.Millisecond, nil); err == nil ||
+		!strings.Contains(err.Error(), `no line matched "^ready"`) {
 		t.Errorf("one that never says that it is ready: %v", err)
 	}
 	cause := errors.New("enough")
@@ -131,11 +136,13 @@ func TestTracersThatFail(t *testing.T) {
 	if !r.Stop() {
 		t.Error("one that does not end is said to have ended")
 	}
-	for !errors.Is(syscall.Kill(-r.PID(), 0), syscall.ESRCH) { // its child ends too, and somebody has to take notice of that
+	// its child ends too, and somebody has to take notice of that
+	for !errors.Is(syscall.Kill(-r.PID(), 0), syscall.ESRCH) {
 		time.Sleep(time.Millisecond)
 	}
 
-	if _, err := Start(&Tracer{Argv: []string{"no-such-tracer-anywhere"}}, Place{Dir: t.TempDir()}, begin, unasked(t)); !errors.Is(err, exec.ErrNotFound) {
+	if _, err := Start(&Tracer{Argv: []string{"no-such-tracer-anywhere"}}, Place{Dir: t.TempDir()}, begin,
+		unasked(t)); !errors.Is(err, exec.ErrNotFound) {
 		t.Errorf("one that is not there: %v", err)
 	}
 }
@@ -169,7 +176,8 @@ func TestStopAfterEnd(t *testing.T) {
 
 // TestChildrenAreToldToo: a wrapper that only waits for the real tracer does not keep it from ending.
 func TestChildrenAreToldToo(t *testing.T) {
-	r := start(t, shell(`trap : INT; sh -c 'trap "echo event; exit" INT; echo ready; while :; do sleep 0.01; done'`), Place{}, unasked(t))
+	r := start(t, shell(`trap : INT; sh -c 'trap "echo event; exit" INT; echo ready; while :; do sleep 0.01; done'`),
+		Place{}, unasked(t))
 	ready(t, r)
 	if r.Stop() {
 		t.Error("it was killed")
@@ -205,10 +213,12 @@ func TestFlood(t *testing.T) {
 
 func TestAsking(t *testing.T) {
 	tr := shell(`n=0; trap 'n=$((n+7)); echo "{\"delivered\":$n,\"lost\":0}" >&2' USR1; trap 'exit 0' INT; echo ready; while :; do sleep 0.01; done`)
-	tr.Delivered, tr.Lost, tr.Ask = Source{Stream: Stderr, JSON: []string{"delivered"}}, &Source{Stream: Stderr, JSON: []string{"lost"}}, syscall.SIGUSR1
+	tr.Delivered, tr.Lost, tr.Ask = Source{Stream: Stderr, JSON: []string{"delivered"}}, &Source{Stream: Stderr,
+		JSON: []string{"lost"}}, syscall.SIGUSR1
 	r := start(t, tr, Place{}, unasked(t))
 	ready(t, r)
-	for last := int64(0); last < 21; { // a shell that does not get its CPU may answer too late, and signals that wait are one
+	// a shell that does not get its CPU may answer too late, and signals that wait are one
+	for last := int64(0); last < 21; {
 		c, err := r.Counts(t.Context())
 		if err != nil || c.Delivered < last || c.Delivered%7 != 0 || c.Knows != (c.Delivered > 0) || c.Says != c.Knows {
 			t.Fatalf("asked after it had said %d it says %+v, %v", last, c, err)
@@ -225,7 +235,8 @@ func TestAsking(t *testing.T) {
 	if c, err := r.Counts(t.Context()); err != nil || c.Knows || c.Says {
 		t.Errorf("one that says nothing is known to have %+v, %v", c, err)
 	}
-	if err := r.Unknown("mine"); !strings.Contains(err.Error(), "mine never said how many events it delivered: no line of its stdout has a number at stats.delivered") {
+	if err := r.Unknown("mine"); !strings.Contains(err.Error(),
+		"mine never said how many events it delivered: no line of its stdout has a number at stats.delivered") {
 		t.Error(err)
 	}
 }
@@ -254,7 +265,8 @@ func TestMetrics(t *testing.T) {
 		t.Errorf("%+v, %v", c, err)
 	}
 	page += "lost_total 2\n"
-	if c, err := r.Counts(t.Context()); err != nil || c != (execload.Said{Delivered: 40, Knows: true, Lost: 2, Says: true}) {
+	if c, err := r.Counts(t.Context()); err != nil ||
+		c != (execload.Said{Delivered: 40, Knows: true, Lost: 2, Says: true}) {
 		t.Errorf("%+v, %v", c, err)
 	}
 	status = http.StatusNotFound
@@ -269,7 +281,8 @@ func TestMetrics(t *testing.T) {
 
 func TestPlace(t *testing.T) {
 	tr := shell(`echo ready; cat "$F"; echo "$V"; exec sleep 1000`)
-	tr.Files, tr.Env = map[string]string{"rules.yaml": "event {cgroup_id} {port} {x}\n"}, []string{"F={dir}/rules.yaml", "V=event {cgroup_path} {cgroup_dir}"}
+	tr.Files, tr.Env = map[string]string{"rules.yaml": "event {cgroup_id} {port} {x}\n"}, []string{"F={dir}/rules.yaml",
+		"V=event {cgroup_path} {cgroup_dir}"}
 	tr.Delivered.Lines = mustCompile("^event (4711 80 {x}|/a/b /sys/a/b)$")
 	dir := t.TempDir()
 	r := start(t, tr, Place{CgroupID: 4711, Port: 80, CgroupDir: "/sys/a/b", CgroupPath: "/a/b", Dir: dir}, unasked(t))
@@ -321,7 +334,8 @@ while :; do sleep 0.01; done`)
 }
 
 func TestNoLineMatches(t *testing.T) {
-	r := start(t, shell(`trap 'exit 0' INT; echo ready; echo EVENT; echo EVENT; while :; do sleep 0.01; done`), Place{}, unasked(t))
+	r := start(t, shell(`trap 'exit 0' INT; echo ready; echo EVENT; echo EVENT; while :; do sleep 0.01; done`), Place{},
+		unasked(t))
 	ready(t, r)
 	for r.Unmatched() != 3 {
 		time.Sleep(time.Millisecond)

@@ -65,9 +65,11 @@ func campaign(tare, spec, dir string, runs int) error {
 			continue
 		}
 		apart := add(scores, s)
-		fmt.Printf("run %2d: %.0f s, %d of %d trials valid, different: %v\n", i+1, time.Since(began).Seconds(), s.Trials.Valid, s.Trials.Done, apart)
+		fmt.Printf("run %2d: %.0f s, %d of %d trials valid, different: %v\n", i+1, time.Since(began).Seconds(),
+			s.Trials.Valid, s.Trials.Done, apart)
 	}
-	fmt.Printf("\n%d runs were invalid\n\n| metric | called different | smallest visible, median, %% of the value |\n|---|---|---|\n", invalid)
+	fmt.Printf("\n%d runs were invalid\n\n| metric | called different | smallest visible, median, %% of the value "+
+		"|\n|---|---|---|\n", invalid)
 	all, alarms := 0, 0
 	for _, name := range slices.Sorted(maps.Keys(scores)) {
 		c := scores[name]

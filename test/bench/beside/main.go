@@ -174,7 +174,8 @@ func (w *watch) table(trials []record.Trial) error {
 			}
 		}
 	}
-	fmt.Printf("\n%-24s %14s %14s %8s  %s\n", "medians over trials", "Tare", "beside", "trials", "largest difference in one")
+	fmt.Printf("\n%-24s %14s %14s %8s  %s\n", "medians over trials", "Tare", "beside", "trials",
+		"largest difference in one")
 	for _, kind := range kinds {
 		var tare, outside []float64
 		largest := 0.0

@@ -308,7 +308,8 @@ func weigh(o options) (err error) {
 		return err
 	}
 	defer func() { _ = p.cmd.Process.Kill(); _ = p.cmd.Wait() }()
-	result := map[string]any{"plane": o.plane, "proxies": o.proxies, "services": o.services, "world": o.world, "tls": o.tls}
+	result := map[string]any{"plane": o.plane, "proxies": o.proxies, "services": o.services, "world": o.world,
+		"tls": o.tls}
 	secure, err := o.tlsOf()
 	if err != nil {
 		return err
@@ -439,7 +440,8 @@ func (o options) change(ctx context.Context, p *plane, f *fleet.Fleet, put func(
 	}
 	put("change_cpu_seconds", (after-before)/float64(o.changes))
 	put("change_bytes", float64(f.Counts().Bytes-bytes)/float64(o.changes))
-	for name, list := range map[string][]float64{"set": set, "first": first, "median": median, "last": last, "answered": answered} {
+	for name, list := range map[string][]float64{"set": set, "first": first, "median": median, "last": last,
+		"answered": answered} {
 		slices.Sort(list)
 		put("change_"+name+"_seconds", list[len(list)/2])
 		put("change_"+name+"_max_seconds", list[len(list)-1])

@@ -104,7 +104,8 @@ func one(tare, name string, blocks int, verbose bool) error {
 		beyond[key] = append(beyond[key], length-s.Warmup-s.Duration)
 	}
 	told := engine.Estimate(s) * time.Duration(len(planned)) / time.Duration(len(c.Run.Plan))
-	fmt.Printf("| %s | %d | %.1f s | %.1f s | %.2f |\n", name, len(planned), told.Seconds(), took.Seconds(), told.Seconds()/took.Seconds())
+	fmt.Printf("| %s | %d | %.1f s | %.1f s | %.2f |\n", name, len(planned), told.Seconds(), took.Seconds(),
+		told.Seconds()/took.Seconds())
 	if verbose {
 		printBeyond(beyond)
 	}

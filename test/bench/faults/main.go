@@ -282,7 +282,8 @@ func printTable(found []faults.Verdict) {
 			}
 		}
 	}
-	fmt.Println("| experiment | failed calls | kill -9 | showed a problem, mended since | show one | place not reached |\n|---|---|---|---|---|---|")
+	fmt.Println("| experiment | failed calls | kill -9 | showed a problem, mended since | show one | place not reached " +
+		"|\n|---|---|---|---|---|---|")
 	names := slices.SortedFunc(maps.Keys(all), func(a, b string) int {
 		return cmp.Or(cmp.Compare(btoi(a == "all"), btoi(b == "all")), cmp.Compare(a, b))
 	})

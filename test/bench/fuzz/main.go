@@ -218,7 +218,8 @@ func (b *bench) search(ctx context.Context, t found) error {
 	}
 	left := b.each - time.Duration(b.seconds[t.name()]*float64(time.Second))
 	cmd := exec.CommandContext(ctx, path, "-test.run", "^$", "-test.fuzz", "^"+t.Test+"$", "-test.parallel", "1",
-		"-test.fuzztime", max(min(b.slice, left), shortest).String(), "-test.fuzzcachedir", filepath.Join(b.cache, "tare", t.Package))
+		"-test.fuzztime", max(min(b.slice, left), shortest).String(), "-test.fuzzcachedir",
+		filepath.Join(b.cache, "tare", t.Package))
 	cmd.Dir, cmd.Env = filepath.Join(b.root, t.Package), append(os.Environ(), "GOMAXPROCS=1")
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 10 * time.Second
@@ -293,7 +294,8 @@ func printTable(all, done []found) error {
 				failed++
 			}
 		}
-		fmt.Printf("| %s | %s | %s | %d | %d |\n", t.Package, t.Test, time.Duration(t.Seconds*1e9).Round(time.Second), t.Execs, failed)
+		fmt.Printf("| %s | %s | %s | %d | %d |\n", t.Package, t.Test, time.Duration(t.Seconds*1e9).Round(time.Second),
+			t.Execs, failed)
 	}
 	return nil
 }

@@ -97,7 +97,8 @@ func judge(dirs []string, level string) (failed bool, err error) {
 			return false, fmt.Errorf("%s: %w", dir, err)
 		}
 	}
-	fmt.Println("| what | at most | blocks | lost | measured | with lost pairs at infinity | |\n|---|---|---|---|---|---|---|")
+	fmt.Println("| what | at most | blocks | lost | measured | with lost pairs at infinity | " +
+		"|\n|---|---|---|---|---|---|---|")
 	for _, p := range promises {
 		line, broken := all.keeps(p)
 		fmt.Println(line)
@@ -206,7 +207,8 @@ func (o outcomes) keeps(p promise) (row string, broken bool) {
 			verdict = "undecided"
 		}
 	}
-	return fmt.Sprintf("| %s | %g %s | %d | %d | %s | %s | %s |", p.what, p.most, p.unit, len(pairs), lost, measured, worst,
+	return fmt.Sprintf("| %s | %g %s | %d | %d | %s | %s | %s |", p.what, p.most, p.unit, len(pairs), lost,
+		measured, worst,
 		verdict), broken
 }
 

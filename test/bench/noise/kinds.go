@@ -24,7 +24,8 @@ import (
 type kind struct {
 	name    string
 	promise string
-	quiet   func(*repetition) (float64, error) // run before the neighbour begins: what the quiet machine gives; nil where nothing is compared
+	// run before the neighbour begins: what the quiet machine gives; nil where nothing is compared
+	quiet   func(*repetition) (float64, error)
 	run     func(*repetition) ([]outcome, error)
 	figures []figure // of the table, beside how often it held
 }
@@ -44,27 +45,34 @@ const (
 )
 
 var kinds = []kind{
-	{"quickstart", "`tare run quickstart` ends with 0, and eBPF time per connection is resolved", nil, quickstart, []figure{
-		{"value", "eBPF time per connection", 1e6, "us"}, {"blocks", "blocks", 1, ""}, {"retries", "trials run again", 1, ""},
-		{"different", "twins called different, a run", 1, ""}, {"compared", "of comparisons, a run", 1, ""}}},
-	{"paired", "the same, and within 10 % of what the machine gave just before, without a neighbour", quietQuickstart, paired, []figure{
-		{"ratio", "of the quiet value", 100, "%"}, {"value", "beside it", 1e6, "us"}, {"quiet", "quiet", 1e6, "us"}}},
+	{"quickstart", "`tare run quickstart` ends with 0, and eBPF time per connection is resolved", nil,
+		quickstart, []figure{
+			{"value", "eBPF time per connection", 1e6, "us"}, {"blocks", "blocks", 1, ""},
+			{"retries", "trials run again", 1, ""},
+			{"different", "twins called different, a run", 1, ""}, {"compared", "of comparisons, a run", 1, ""}}},
+	{"paired", "the same, and within 10 % of what the machine gave just before, without a neighbour", quietQuickstart,
+		paired, []figure{
+			{"ratio", "of the quiet value", 100, "%"}, {"value", "beside it", 1e6, "us"}, {"quiet", "quiet", 1e6, "us"}}},
 	{"planted50", "a planted delay of 50 us is in the interval of the p50 difference", nil, planted, plantedFigures},
 	{"planted200", "a planted delay of 200 us is in the interval of the p50 difference", nil, planted, plantedFigures},
 	{"aa", "no metric of the A/A twins is called different", nil, twins, []figure{
 		{"different", "called different, a run", 1, ""}, {"compared", "compared, a run", 1, ""}}},
-	{"calibrate", "`tare calibrate --quick` does not end with 5", nil, calibrate("", func(code int) bool { return code == 0 || code == 4 }), calibrateFigures},
+	{"calibrate", "`tare calibrate --quick` does not end with 5", nil,
+		calibrate("", func(code int) bool { return code == 0 || code == 4 }), calibrateFigures},
 	{"clock5", "with a clock 5 % fast it ends with 5", nil, calibrate("clock5", failed), calibrateFigures},
-	{"dropsamples", "with the samples of one CPU dropped it ends with 5", nil, calibrate("dropsamples", failed), calibrateFigures},
+	{"dropsamples", "with the samples of one CPU dropped it ends with 5", nil, calibrate("dropsamples", failed),
+		calibrateFigures},
 	{"mapstwice", "with maps counted twice it ends with 5", nil, calibrate("mapstwice", failed), calibrateFigures},
 	{"budget", "the CPU budget of an idle machine closes within 2 %", nil, budget(0), budgetFigures},
 	{"budget-loaded", "the CPU budget of a busy machine closes within 2 %", nil, budget(1), budgetFigures},
 }
 
 var (
-	plantedFigures   = []figure{{"value", "difference", 1e6, "us"}, {"width", "width of the interval", 1e6, "us"}, {"resolved", "resolved", 1, ""}, {"blocks", "blocks", 1, ""}}
-	calibrateFigures = []figure{{"exit0", "ended with 0", 1, ""}, {"failed", "out of tolerance", 1, ""}, {"unjudged", "not judged", 1, ""}}
-	budgetFigures    = []figure{{"remainder", "remainder", 100, "%"}}
+	plantedFigures = []figure{{"value", "difference", 1e6, "us"}, {"width", "width of the interval", 1e6, "us"},
+		{"resolved", "resolved", 1, ""}, {"blocks", "blocks", 1, ""}}
+	calibrateFigures = []figure{{"exit0", "ended with 0", 1, ""}, {"failed", "out of tolerance", 1, ""},
+		{"unjudged", "not judged", 1, ""}}
+	budgetFigures = []figure{{"remainder", "remainder", 100, "%"}}
 )
 
 func failed(code int) bool { return code == 5 }

@@ -38,7 +38,8 @@ func main() {
 	flag.IntVar(&c.repetitions, "n", 20, "repetitions of each kind")
 	flag.StringVar(&c.tare, "tare", "bin/tare", "the binary")
 	flag.StringVar(&c.state, "state", "test/bench/noise/noise.jsonl", "file of what was found, which grows")
-	flag.BoolVar(&c.any, "any", false, "count the repetitions of every binary, to go on with a campaign after a change that cannot matter to it")
+	flag.BoolVar(&c.any, "any", false, "count the repetitions of every binary, to go on with a campaign after a change "+
+		"that cannot matter to it")
 	only := flag.String("only", "", "kinds, separated by commas: "+strings.Join(kindNames(), ", ")+"; all when empty")
 	length := flag.Duration("for", time.Hour, "start no repetition after this time")
 	table := flag.Bool("table", false, "print the table of what was found, and run nothing")
@@ -66,9 +67,10 @@ func main() {
 
 // outcome is one line of the state file: what one repetition of a kind came to.
 type outcome struct {
-	Kind      string             `json:"kind"`
-	At        time.Time          `json:"at"`
-	Tare      string             `json:"tare"` // version and hash of the binary: those of different ones belong together only with -any
+	Kind string    `json:"kind"`
+	At   time.Time `json:"at"`
+	// version and hash of the binary: those of different ones belong together only with -any
+	Tare      string             `json:"tare"`
 	Neighbour bool               `json:"neighbour"`
 	Seconds   float64            `json:"seconds"`
 	Stolen    float64            `json:"stolen"`              // part of the machine's CPU time

@@ -29,7 +29,8 @@ func TestResume(t *testing.T) {
 		{Kind: "budget", Tare: "old", Held: false, Values: map[string]float64{"remainder": 0.5}},
 		{Kind: "budget", Tare: "new", Held: true, Values: map[string]float64{"remainder": 0.001}},
 		{Kind: "budget", Tare: "new", Held: false, Values: map[string]float64{"remainder": -0.03}},
-		{Kind: "budget", Tare: "new", Held: true, Neighbour: true, Stolen: 0.1, Values: map[string]float64{"remainder": 0.01}},
+		{Kind: "budget", Tare: "new", Held: true, Neighbour: true, Stolen: 0.1,
+			Values: map[string]float64{"remainder": 0.01}},
 	} {
 		o.At = at.Add(time.Duration(i) * time.Minute)
 		if err := c.append(o); err != nil {
@@ -56,7 +57,8 @@ func TestResume(t *testing.T) {
 	if err := printTable(&b, found, false); err != nil {
 		t.Fatal(err)
 	}
-	const want = "| the CPU budget of an idle machine closes within 2 % | **1 of 2**; remainder -1.45 (-3 to 0.1) %; stolen 0 % | " +
+	const want = "| the CPU budget of an idle machine closes within 2 % | **1 of 2**; remainder -1.45 (-3 to 0.1) %; " +
+		"stolen 0 % | " +
 		"**1 of 1**; remainder 1 %; stolen 10 % | - |\n"
 	if !strings.Contains(b.String(), want) {
 		t.Errorf("the table is\n%s\nand lacks\n%s", b.String(), want)

@@ -22,11 +22,13 @@ func printTable(w io.Writer, found []outcome, anyOf bool) error {
 	} else {
 		found = slices.DeleteFunc(slices.Clone(found), func(o outcome) bool { return o.Tare != latest })
 	}
-	fmt.Fprintf(w, "%s\n\n| promise | %s |\n|---|%s\n", latest, strings.Join(columns, " | "), strings.Repeat("---|", len(columns)))
+	fmt.Fprintf(w, "%s\n\n| promise | %s |\n|---|%s\n", latest, strings.Join(columns, " | "),
+		strings.Repeat("---|", len(columns)))
 	for _, k := range kinds {
 		row := []string{k.promise}
 		for _, column := range columns {
-			row = append(row, cell(k, slices.DeleteFunc(slices.Clone(found), func(o outcome) bool { return o.Kind != k.name || o.column() != column })))
+			row = append(row, cell(k, slices.DeleteFunc(slices.Clone(found),
+				func(o outcome) bool { return o.Kind != k.name || o.column() != column })))
 		}
 		if _, err := fmt.Fprintf(w, "| %s |\n", strings.Join(row, " | ")); err != nil {
 			return err

@@ -93,7 +93,8 @@ func main() {
 }
 
 func printTable(found []outcome) {
-	fmt.Println("| machine | planted | runs | failed the check | undecided or invalid | blocks, mean | seconds, mean |\n|---|---|---|---|---|---|---|")
+	fmt.Println("| machine | planted | runs | failed the check | undecided or invalid | blocks, mean | seconds, mean " +
+		"|\n|---|---|---|---|---|---|---|")
 	for _, machine := range []string{"quiet", "neighbour"} {
 		for _, kind := range kinds {
 			runs, caught, open, blocks, seconds := 0, 0, 0, 0, 0.0
@@ -135,7 +136,8 @@ func (c *bench) run(ctx context.Context, only string, found []outcome, until tim
 		if err != nil {
 			return err
 		}
-		p, err := neighbour.Launch(command, neighbour.Options{For: time.Until(until) + time.Hour, Seed: uint64(time.Now().UnixNano())})
+		p, err := neighbour.Launch(command, neighbour.Options{For: time.Until(until) + time.Hour,
+			Seed: uint64(time.Now().UnixNano())})
 		if err != nil {
 			return err
 		}
@@ -187,7 +189,8 @@ func (c *bench) plan(ctx context.Context) (blocks int, each time.Duration, err e
 	if _, _, err := c.weigh(ctx, out, "work="+oldWork.String(), pilotBlocks, shortest); err != nil {
 		return 0, 0, err
 	}
-	text, err := exec.CommandContext(ctx, c.tare, "power", out, "--see", fmt.Sprintf("%g%%", 100*budget), "--json").Output()
+	text, err := exec.CommandContext(ctx, c.tare, "power", out, "--see", fmt.Sprintf("%g%%", 100*budget),
+		"--json").Output()
 	if err != nil {
 		return 0, 0, fmt.Errorf("planning: %w", err)
 	}
@@ -210,19 +213,23 @@ func (c *bench) one(ctx context.Context, kind, work string, blocks int, length t
 	if err != nil {
 		return outcome{}, err
 	}
-	o := outcome{Kind: kind, Neighbour: c.neighbour, At: began, Blocks: blocks, Exit: exit, Seconds: time.Since(began).Seconds()}
+	o := outcome{Kind: kind, Neighbour: c.neighbour, At: began, Blocks: blocks, Exit: exit,
+		Seconds: time.Since(began).Seconds()}
 	for _, v := range s.Verdicts {
 		o.Results = append(o.Results, string(v.Result))
-		planted := kind == "cpu" && strings.HasPrefix(v.Assertion, metricOfCPU) || kind == "loss" && strings.HasPrefix(v.Assertion, metricOfLoss) || kind == "same"
+		planted := kind == "cpu" && strings.HasPrefix(v.Assertion, metricOfCPU) ||
+			kind == "loss" && strings.HasPrefix(v.Assertion, metricOfLoss) || kind == "same"
 		o.Caught = o.Caught || planted && exit == 5 && v.Result == analysis.Fails
 	}
 	return o, os.RemoveAll(out)
 }
 
 // weigh runs the check: the old version is the baseline.
-func (c *bench) weigh(ctx context.Context, out, work string, blocks int, length time.Duration) (exit int, s *analysis.Summary, err error) {
+func (c *bench) weigh(ctx context.Context, out, work string, blocks int,
+	length time.Duration) (exit int, s *analysis.Summary, err error) {
 	tracer := func(fault string) string {
-		return fmt.Sprintf("{subject: command, command: \"%s %s {self} subject exectrace --cgroup={cgroup_dir} --ring=64MiB\", "+
+		return fmt.Sprintf("{subject: command, command: \"%s %s {self} subject exectrace --cgroup={cgroup_dir} "+
+			"--ring=64MiB\", "+
 			"ready: '^exectrace: ready', lines: '^\\{'}", c.tracers, fault)
 	}
 	dear := fmt.Sprintf("%s{arm=new} <= +%g%%", metricOfCPU, 100*budget)

@@ -14,8 +14,9 @@ var Calls = map[uint32]string{
 	unix.SYS_OPENAT: "openat", unix.SYS_OPENAT2: "openat2", unix.SYS_MKDIR: "mkdir", unix.SYS_MKDIRAT: "mkdirat",
 	unix.SYS_RMDIR: "rmdir", unix.SYS_UNLINKAT: "unlinkat", unix.SYS_RENAMEAT: "renameat", unix.SYS_RENAMEAT2: "renameat2",
 	unix.SYS_SYMLINKAT: "symlinkat", unix.SYS_LINKAT: "linkat", unix.SYS_READ: "read", unix.SYS_PREAD64: "pread64",
-	unix.SYS_WRITE: "write", unix.SYS_PWRITE64: "pwrite64", unix.SYS_FTRUNCATE: "ftruncate", unix.SYS_FALLOCATE: "fallocate",
-	unix.SYS_FSYNC: "fsync", unix.SYS_FCHMOD: "fchmod", unix.SYS_FCHMODAT: "fchmodat", unix.SYS_FCHOWNAT: "fchownat",
+	unix.SYS_WRITE: "write", unix.SYS_PWRITE64: "pwrite64", unix.SYS_FTRUNCATE: "ftruncate",
+	unix.SYS_FALLOCATE: "fallocate",
+	unix.SYS_FSYNC:     "fsync", unix.SYS_FCHMOD: "fchmod", unix.SYS_FCHMODAT: "fchmodat", unix.SYS_FCHOWNAT: "fchownat",
 	unix.SYS_GETDENTS64: "getdents", unix.SYS_BPF: "bpf", unix.SYS_PERF_EVENT_OPEN: "perf_open", unix.SYS_MOUNT: "mount",
 	unix.SYS_UMOUNT2: "umount", unix.SYS_UNSHARE: "unshare", unix.SYS_SETNS: "setns", unix.SYS_MEMFD_CREATE: "memfd",
 	unix.SYS_INOTIFY_INIT1: "inotify", unix.SYS_FLOCK: "flock",
@@ -29,7 +30,8 @@ var Descriptor = map[string]bool{
 
 // At are those whose first two arguments are a descriptor of a directory and a path below it.
 var At = map[string]bool{
-	"openat": true, "openat2": true, "mkdirat": true, "unlinkat": true, "renameat": true, "renameat2": true, "linkat": true,
+	"openat": true, "openat2": true, "mkdirat": true, "unlinkat": true, "renameat": true, "renameat2": true,
+	"linkat":   true,
 	"fchmodat": true, "fchownat": true,
 }
 

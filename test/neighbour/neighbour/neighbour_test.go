@@ -28,7 +28,8 @@ func TestPlan(t *testing.T) {
 		spans := plan(o, 0)
 		var taken, last int64
 		for _, s := range spans {
-			if length := time.Duration(s.to - s.from); s.from < last || length > Longest || length < Shortest && s.to != int64(o.For) {
+			if length := time.Duration(s.to - s.from); s.from < last || length > Longest ||
+				length < Shortest && s.to != int64(o.For) {
 				t.Fatalf("part %g: a burst from %d to %d after %d", part, s.from, s.to, last)
 			}
 			last = s.to
@@ -47,7 +48,8 @@ func TestPlan(t *testing.T) {
 }
 
 func TestOptionsOutOfRange(t *testing.T) {
-	for _, o := range []Options{{For: -1}, {For: 48 * time.Hour}, {Part: 0.95}, {Part: -0.1}, {Shortest: time.Microsecond}, {Longest: time.Millisecond},
+	for _, o := range []Options{{For: -1}, {For: 48 * time.Hour}, {Part: 0.95}, {Part: -0.1}, {Shortest: time.Microsecond},
+		{Longest: time.Millisecond},
 		{Longest: 2 * time.Second}} {
 		if _, err := o.withDefaults(); err == nil {
 			t.Errorf("%+v is accepted", o)
@@ -87,7 +89,8 @@ func TestTakesItsPart(t *testing.T) {
 		all += w
 	}
 	if held < charged-slack || held > charged+stolen+all+slack {
-		t.Errorf("by its log it held CPUs for %.3f s, by the kernel for %.3f s, with %.3f s stolen meanwhile and %.3f s waited", held, charged, stolen, all)
+		t.Errorf("by its log it held CPUs for %.3f s, by the kernel for %.3f s, with %.3f s stolen meanwhile and "+
+			"%.3f s waited", held, charged, stolen, all)
 	}
 	o, _ := Options{For: whole, Part: part, Seed: 3}.withDefaults()
 	for cpu := range cpus {
@@ -104,7 +107,8 @@ func TestTakesItsPart(t *testing.T) {
 			planned += float64(max(0, min(s.to, int64(whole-300*time.Millisecond))-s.from)) / 1e9
 		}
 		if got < planned-stolen-waited[cpu]-2*Longest.Seconds() || got > planned+stolen+waited[cpu]+2*Longest.Seconds() {
-			t.Errorf("CPU %d was held for %.3f s, planned are %.3f s, with %.3f s stolen and %.3f s waited", cpu, got, planned, stolen, waited[cpu])
+			t.Errorf("CPU %d was held for %.3f s, planned are %.3f s, with %.3f s stolen and %.3f s waited", cpu, got, planned,
+				stolen, waited[cpu])
 		}
 	}
 }

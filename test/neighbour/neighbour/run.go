@@ -215,7 +215,8 @@ func setFIFO() error {
 	if !errors.Is(err, unix.EPERM) {
 		return err
 	}
-	for _, root := range []string{"/sys/fs/cgroup/cpu/tasks", "/sys/fs/cgroup/cpu,cpuacct/tasks", "/sys/fs/cgroup/cgroup.threads"} {
+	for _, root := range []string{"/sys/fs/cgroup/cpu/tasks", "/sys/fs/cgroup/cpu,cpuacct/tasks",
+		"/sys/fs/cgroup/cgroup.threads"} {
 		if os.WriteFile(root, []byte("0"), 0) == nil {
 			if err = unix.SchedSetAttr(0, &attr, 0); err == nil {
 				return nil

@@ -19,7 +19,8 @@ func main() {
 	var o vm.Options
 	cgroups := flag.String("cgroups", string(vm.V2), "layout of the control groups: v1, v2, hybrid or none")
 	console := flag.Bool("console", false, "print the kernel's log and the script's standard error too, on standard error")
-	flag.BoolVar(&o.Containers, "containers", false, "bring runc, QEMU and a kernel, for containers and virtual machines in it")
+	flag.BoolVar(&o.Containers, "containers", false,
+		"bring runc, QEMU and a kernel, for containers and virtual machines in it")
 	flag.BoolVar(&o.UserMode, "usermode", false, "a kernel in user mode, on one processor, instead of QEMU")
 	files := map[string]string{}
 	flag.Func("file", "bring a file: /where/it/is/in/the/machine=here (again for each)", func(v string) error {

@@ -10,10 +10,12 @@ import (
 // Features says whether one machine can be many nodes.
 func Features() []*feature.Probe {
 	return []*feature.Probe{feature.New(feature.Status{
-		Name:  "local-nodes",
-		Needs: "CAP_SYS_ADMIN and CAP_NET_ADMIN, network namespaces (CONFIG_NET_NS) and pairs of virtual interfaces (CONFIG_VETH)",
-		Lost:  "many nodes on one machine (tare run --local-nodes); nodes on machines of their own (--nodes-listen) do not need it",
-		Hint:  "run as root; load the module veth",
+		Name: "local-nodes",
+		Needs: "CAP_SYS_ADMIN and CAP_NET_ADMIN, network namespaces (CONFIG_NET_NS) and pairs of virtual interfaces " +
+			"(CONFIG_VETH)",
+		Lost: "many nodes on one machine (tare run --local-nodes); nodes on machines of their own (--nodes-listen) do " +
+			"not need it",
+		Hint: "run as root; load the module veth",
 	}, probeNodes)}
 }
 

@@ -87,7 +87,8 @@ type agent struct {
 // Start starts a coordinator and the nodes, and waits until they have joined.
 func Start(ctx context.Context, o Options) (n *Nodes, err error) {
 	if o.Count < 1 || o.Count > MostNodes {
-		return nil, fault.New(fault.Usage, "--local-nodes", fmt.Sprintf("give 1 to %d", MostNodes), "one machine cannot have %d nodes", o.Count)
+		return nil, fault.New(fault.Usage, "--local-nodes", fmt.Sprintf("give 1 to %d", MostNodes),
+			"one machine cannot have %d nodes", o.Count)
 	}
 	n = &Nodes{o: o, agents: map[string]*agent{}}
 	if n.network, err = link.FreeNet(); err != nil {
@@ -110,7 +111,8 @@ func Start(ctx context.Context, o Options) (n *Nodes, err error) {
 	if n.files, err = files.NewScratch(files.LargeTemp(), "nodes"); err != nil {
 		return nil, errors.Join(err, n.Close())
 	}
-	if err = n.tree.Limit(placement.Limits{Weight: agentsWeight}); err != nil && len(n.tree.Missing()) == 0 { // without the controller there are no weights to lose against
+	// without the controller there are no weights to lose against
+	if err = n.tree.Limit(placement.Limits{Weight: agentsWeight}); err != nil && len(n.tree.Missing()) == 0 {
 		return nil, errors.Join(err, n.Close())
 	}
 	if err := n.Ensure(ctx, n.Names()); err != nil {
@@ -182,7 +184,8 @@ func (n *Nodes) startOne(ctx context.Context, name string) (err error) {
 		return err
 	}
 	if err := os.MkdirAll(h.Dir, 0o755); err != nil {
-		return fault.Wrap(err, fault.Machine, h.Dir, "set TMPDIR to a directory that can be written", "the node's directory cannot be made")
+		return fault.Wrap(err, fault.Machine, h.Dir, "set TMPDIR to a directory that can be written",
+			"the node's directory cannot be made")
 	}
 	here, there := link.Addresses(n.network, i)
 	h.Address = there
@@ -338,12 +341,14 @@ func (n *Nodes) cleanUp() error {
 func ReadHanded(fd int) (h Handed, err error) {
 	f := os.NewFile(uintptr(fd), "handed")
 	if f == nil {
-		return h, fault.New(fault.Usage, "--"+HandedFlag, "it is for 'tare run --local-nodes'", "there is no descriptor %d", fd)
+		return h, fault.New(fault.Usage, "--"+HandedFlag, "it is for 'tare run --local-nodes'",
+			"there is no descriptor %d", fd)
 	}
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, 1<<20))
 	if err != nil {
-		return h, fault.Wrap(err, fault.Usage, "--"+HandedFlag, "it is for 'tare run --local-nodes'", "what is handed over cannot be read")
+		return h, fault.Wrap(err, fault.Usage, "--"+HandedFlag, "it is for 'tare run --local-nodes'",
+			"what is handed over cannot be read")
 	}
 	if len(text) == 0 {
 		return h, errors.New("the coordinator ended before it had handed anything over")

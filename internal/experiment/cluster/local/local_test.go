@@ -113,7 +113,8 @@ func network(t *testing.T, pid int) string {
 func try(t *testing.T, n *Nodes, want map[string]string) {
 	t.Helper()
 	names := n.Names()
-	for i, o := range n.Run(t.Context(), names, cluster.Share{}, json.RawMessage(`[]`), 0, 0, func(int64) { t.Error("it began") }) {
+	for i, o := range n.Run(t.Context(), names, cluster.Share{}, json.RawMessage(`[]`), 0, 0,
+		func(int64) { t.Error("it began") }) {
 		if o.Failed == nil || !strings.Contains(o.Failed.Error(), want[names[i]]) {
 			t.Errorf("%s: %v, want %q", o.Name, o.Failed, want[names[i]])
 		}
@@ -151,7 +152,8 @@ func TestNodes(t *testing.T) {
 	for n.Gone("n02") == nil || n.Gone("n03") == nil {
 		time.Sleep(20 * time.Millisecond)
 	}
-	try(t, n, map[string]string{"n01": there, "n02": "it is not there: its connection broke", "n03": "it is not there: it has said nothing for"})
+	try(t, n, map[string]string{"n01": there, "n02": "it is not there: its connection broke",
+		"n03": "it is not there: it has said nothing for"})
 	if why := n.Why("n02"); !strings.Contains(why, "the agent ended unexpectedly: signal: killed") {
 		t.Errorf("n02 went because %q", why)
 	}
@@ -232,7 +234,8 @@ func TestAgentThatCannot(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = Start(t.Context(), Options{Self: "/bin/false", Cgroups: layout, Count: 1, Version: "x"})
-	if err == nil || !strings.Contains(err.Error(), "node n01: the agent ended before it had joined: exit status 1") && !strings.Contains(err.Error(), "virtual interfaces") {
+	if err == nil || !strings.Contains(err.Error(), "node n01: the agent ended before it had joined: exit status 1") &&
+		!strings.Contains(err.Error(), "virtual interfaces") {
 		t.Errorf("got %v", err)
 	}
 	if left := links(t); len(left) > 0 {

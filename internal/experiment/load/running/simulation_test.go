@@ -248,7 +248,8 @@ func TestRecoversTheQuietMachine(t *testing.T) {
 		}
 	})
 	if biased.Load() < 3 {
-		t.Errorf("without weights only %d quantiles are too low: it would not be seen that weights are missing", biased.Load())
+		t.Errorf("without weights only %d quantiles are too low: it would not be seen that weights are missing",
+			biased.Load())
 	}
 }
 

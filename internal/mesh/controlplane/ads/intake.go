@@ -98,7 +98,8 @@ func (c counting) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo,
 	if err != nil {
 		return inner, info, err
 	}
-	own := &conn{Conn: inner, raw: raw, in: c.in, frames: frames{skip: len(http2.ClientPreface)}, quota: newQuota(pace.Now())}
+	own := &conn{Conn: inner, raw: raw, in: c.in, frames: frames{skip: len(http2.ClientPreface)},
+		quota: newQuota(pace.Now())}
 	c.in.mu.Lock()
 	defer c.in.mu.Unlock()
 	c.in.by[own.RemoteAddr()] = own

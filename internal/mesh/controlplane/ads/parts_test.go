@@ -58,7 +58,8 @@ func TestParts(t *testing.T) {
 		if parted.base != nil && nextParted.base != nil && parted != nextParted && parted.partsTo(nextParted) == nil {
 			moved++
 		}
-		if !slices.Equal(a.changed, b.changed) || !slices.Equal(a.removed, b.removed) || a.kept.Version() != b.kept.Version() ||
+		if !slices.Equal(a.changed, b.changed) || !slices.Equal(a.removed, b.removed) ||
+			a.kept.Version() != b.kept.Version() ||
 			!slices.Equal(a.kept.all(), b.kept.all()) {
 			t.Fatalf("changed %v, not %v; removed %v, not %v; kept %v, not %v", namesOf(a.changed), namesOf(b.changed),
 				namesOf(a.removed), namesOf(b.removed), namesOf(a.kept.all()), namesOf(b.kept.all()))

@@ -39,7 +39,8 @@ func TestLeanConnections(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if shown := conn.ConnectionState().PeerCertificates; len(shown) != 1 || shown[0].Raw != nil || shown[0].PublicKey != nil {
+		if shown := conn.ConnectionState().PeerCertificates; len(shown) != 1 || shown[0].Raw != nil ||
+			shown[0].PublicKey != nil {
 			t.Errorf("it has kept %d certificates, %v", len(shown), shown)
 		}
 		if now, err := a.serverTLS(); err != nil || now != first {

@@ -44,12 +44,14 @@ func (d *private) at(name string) string { return filepath.Join(d.path, name) }
 
 // write makes or replaces a file of mode 0600 by one rename. Links that are in its place are replaced, not followed.
 func (d *private) write(name string, text []byte) error {
-	return fault.Wrap(files.ReplaceIn(d.root, name, text, 0o600), fault.Machine, d.at(name), privateHint, "keys cannot be written")
+	return fault.Wrap(files.ReplaceIn(d.root, name, text, 0o600), fault.Machine, d.at(name), privateHint,
+		"keys cannot be written")
 }
 
 // sweep removes what a write that was killed has left.
 func (d *private) sweep(name string) error {
-	return fault.Wrap(files.SweepParts(d.root, name), fault.Machine, d.path, privateHint, "what was left behind cannot be removed")
+	return fault.Wrap(files.SweepParts(d.root, name), fault.Machine, d.path, privateHint,
+		"what was left behind cannot be removed")
 }
 
 // maxFile is the longest file that is read, in bytes.

@@ -88,8 +88,10 @@ func (b Envoy) JSON() ([]byte, error) {
 		},
 		StaticResources: &bootstrapv3.Bootstrap_StaticResources{Clusters: []*clusterv3.Cluster{{
 			Name: controlPlaneCluster, ConnectTimeout: durationpb.New(connectTimeout), TransportSocket: b.Transport,
-			ClusterDiscoveryType:          &clusterv3.Cluster_Type{Type: discoveryOf(host)},
-			TypedExtensionProtocolOptions: map[string]*anypb.Any{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options},
+			ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: discoveryOf(host)},
+			TypedExtensionProtocolOptions: map[string]*anypb.Any{
+				"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options,
+			},
 			UpstreamConnectionOptions: &clusterv3.UpstreamConnectionOptions{
 				TcpKeepalive: &corev3.TcpKeepalive{KeepaliveTime: wrapperspb.UInt32(60)}},
 			LoadAssignment: &endpointv3.ClusterLoadAssignment{

@@ -143,7 +143,8 @@ var errBusy = errors.New("there are too many reviews")
 
 // read reads a body. What has come holds memory, a piece at a time, and what has only been announced holds none: a peer
 // that sends nothing keeps nobody from being heard. held is to be released in any case.
-func (w *Webhook) read(ctx context.Context, to http.ResponseWriter, r *http.Request) (body []byte, held int64, err error) {
+func (w *Webhook) read(ctx context.Context, to http.ResponseWriter,
+	r *http.Request) (body []byte, held int64, err error) {
 	// A server that cannot have deadlines has its own times.
 	_ = http.NewResponseController(to).SetReadDeadline(time.Now().Add(bodyPatience))
 	from := http.MaxBytesReader(to, r.Body, MaxReview)

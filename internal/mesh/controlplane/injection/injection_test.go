@@ -180,14 +180,16 @@ func TestInject(t *testing.T) {
 	if want := []string{"--node", "web-7d9f-", "--identity", id}; !slices.Equal(proxy.Args, want) {
 		t.Errorf("arguments %q, want %q", proxy.Args, want)
 	}
-	if want := []string{"--exclude-in=22,15020", "--exclude-out=", "${HOME}"}; !slices.Equal(p.Spec.InitContainers[0].Args, want) {
+	if want := []string{"--exclude-in=22,15020", "--exclude-out=",
+		"${HOME}"}; !slices.Equal(p.Spec.InitContainers[0].Args, want) {
 		t.Errorf("arguments of init %q, want %q", p.Spec.InitContainers[0].Args, want)
 	}
 	if got := proxy.Resources.Requests.Cpu().MilliValue(); got != 10 {
 		t.Errorf("CPU %d m", got)
 	}
 	// Once is enough, also by another webhook's turn after this one.
-	if again := post(t, w, reviewOf(t, p, nil)); !again.Allowed || again.Patch != nil || again.AuditAnnotations["skipped"] != "injected" {
+	if again := post(t, w, reviewOf(t, p, nil)); !again.Allowed || again.Patch != nil ||
+		again.AuditAnnotations["skipped"] != "injected" {
 		t.Errorf("injected again: %+v", again)
 	}
 }
@@ -204,7 +206,8 @@ func TestKinds(t *testing.T) {
 		own := simple()
 		own.Spec.InitContainers = []corev1.Container{{Name: "own"}}
 		for _, p := range []*corev1.Pod{inject(t, w, own), inject(t, w, simple())} {
-			if got := names(p.Spec.InitContainers); !slices.Equal(got[:2], []string{"r", "p"}) || *p.Spec.InitContainers[1].RestartPolicy != "Always" {
+			if got := names(p.Spec.InitContainers); !slices.Equal(got[:2], []string{"r", "p"}) ||
+				*p.Spec.InitContainers[1].RestartPolicy != "Always" {
 				t.Errorf("init containers %q", got)
 			}
 			if got := names(p.Spec.Containers); !slices.Equal(got, []string{"app"}) {
@@ -217,7 +220,8 @@ func TestKinds(t *testing.T) {
 		own := simple()
 		own.Spec.InitContainers, own.Annotations = []corev1.Container{{Name: "own"}}, map[string]string{"a/b": "c"}
 		p := inject(t, w, own)
-		if got := names(p.Spec.InitContainers); !slices.Equal(got, []string{"own", "mesh-init"}) || p.Annotations["a/b"] != "c" {
+		if got := names(p.Spec.InitContainers); !slices.Equal(got, []string{"own", "mesh-init"}) ||
+			p.Annotations["a/b"] != "c" {
 			t.Errorf("init containers %q, annotations %q", got, p.Annotations)
 		}
 	})
@@ -225,7 +229,8 @@ func TestKinds(t *testing.T) {
 		w := webhook(t, usual)
 		own := simple()
 		own.Annotations = map[string]string{injection.ExcludeInboundKey: "9090, 22", injection.ExcludeOutboundKey: "5432"}
-		if got := inject(t, w, own).Spec.InitContainers[0].Args[:2]; !slices.Equal(got, []string{"--exclude-in=22,9090,15020", "--exclude-out=5432"}) {
+		if got := inject(t, w, own).Spec.InitContainers[0].Args[:2]; !slices.Equal(got,
+			[]string{"--exclude-in=22,9090,15020", "--exclude-out=5432"}) {
 			t.Errorf("arguments %q", got)
 		}
 	})
@@ -240,17 +245,23 @@ func TestLeftAlone(t *testing.T) {
 		review func(*admissionv1.AdmissionRequest)
 		why    string // empty: injected
 	}{
-		"label":            {w: out, pod: func(p *corev1.Pod) { p.Labels[injection.InjectKey] = "false" }, why: "opted-out"},
-		"annotation":       {w: out, pod: func(p *corev1.Pod) { p.Annotations = map[string]string{injection.InjectKey: "false"} }, why: "opted-out"},
-		"host network":     {w: out, pod: func(p *corev1.Pod) { p.Spec.HostNetwork = true }, why: "host-network"},
-		"namespace":        {w: out, pod: func(p *corev1.Pod) { p.Namespace = "kube-system" }, why: "namespace"},
-		"nobody asked":     {w: in, why: "not-opted-in"},
-		"somebody asked":   {w: in, pod: func(p *corev1.Pod) { p.Labels[injection.InjectKey] = "true" }},
-		"label says true":  {w: out, pod: func(p *corev1.Pod) { p.Labels[injection.InjectKey] = "true" }},
-		"update":           {w: out, review: func(r *admissionv1.AdmissionRequest) { r.Operation = admissionv1.Update }, why: "no-new-pod"},
-		"subresource":      {w: out, review: func(r *admissionv1.AdmissionRequest) { r.SubResource = "exec" }, why: "no-new-pod"},
-		"not a pod":        {w: out, review: func(r *admissionv1.AdmissionRequest) { r.Kind.Kind = "Service" }, why: "no-new-pod"},
-		"another group":    {w: out, review: func(r *admissionv1.AdmissionRequest) { r.Kind.Group = "example.invalid" }, why: "no-new-pod"},
+		"label": {w: out, pod: func(p *corev1.Pod) { p.Labels[injection.InjectKey] = "false" }, why: "opted-out"},
+		"annotation": {w: out, pod: func(p *corev1.Pod) {
+			p.Annotations = map[string]string{injection.InjectKey: "false"}
+		}, why: "opted-out"},
+		"host network":    {w: out, pod: func(p *corev1.Pod) { p.Spec.HostNetwork = true }, why: "host-network"},
+		"namespace":       {w: out, pod: func(p *corev1.Pod) { p.Namespace = "kube-system" }, why: "namespace"},
+		"nobody asked":    {w: in, why: "not-opted-in"},
+		"somebody asked":  {w: in, pod: func(p *corev1.Pod) { p.Labels[injection.InjectKey] = "true" }},
+		"label says true": {w: out, pod: func(p *corev1.Pod) { p.Labels[injection.InjectKey] = "true" }},
+		"update": {w: out, review: func(r *admissionv1.AdmissionRequest) { r.Operation = admissionv1.Update },
+			why: "no-new-pod"},
+		"subresource": {w: out, review: func(r *admissionv1.AdmissionRequest) { r.SubResource = "exec" },
+			why: "no-new-pod"},
+		"not a pod": {w: out, review: func(r *admissionv1.AdmissionRequest) { r.Kind.Kind = "Service" },
+			why: "no-new-pod"},
+		"another group": {w: out, review: func(r *admissionv1.AdmissionRequest) { r.Kind.Group = "example.invalid" },
+			why: "no-new-pod"},
 		"metadata is open": {w: out, pod: func(p *corev1.Pod) { p.Labels, p.Annotations = nil, nil }},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -270,21 +281,28 @@ func TestProbes(t *testing.T) {
 	w := webhook(t, usual)
 	own := simple()
 	app := &own.Spec.Containers[0]
-	app.LivenessProbe = &corev1.Probe{PeriodSeconds: 7, TimeoutSeconds: 3, ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{
-		Path: "/healthz?full=1", Port: intstr.FromString("http"), Scheme: corev1.URISchemeHTTPS,
-		HTTPHeaders: []corev1.HTTPHeader{{Name: "Host", Value: "web.shop"}}}}}
-	app.ReadinessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(9000)}}}
-	app.StartupProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{GRPC: &corev1.GRPCAction{Port: 9001, Service: new("db")}}}
+	app.LivenessProbe = &corev1.Probe{PeriodSeconds: 7, TimeoutSeconds: 3,
+		ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{
+			Path: "/healthz?full=1", Port: intstr.FromString("http"), Scheme: corev1.URISchemeHTTPS,
+			HTTPHeaders: []corev1.HTTPHeader{{Name: "Host", Value: "web.shop"}}}}}
+	app.ReadinessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{
+		TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(9000)}}}
+	app.StartupProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{GRPC: &corev1.GRPCAction{Port: 9001,
+		Service: new("db")}}}
 	own.Spec.Containers = append(own.Spec.Containers, corev1.Container{Name: "second",
-		LivenessProbe:  &corev1.Probe{ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"true"}}}},
-		ReadinessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Host: "example.invalid", Port: intstr.FromInt32(80)}}},
-		StartupProbe:   &corev1.Probe{ProbeHandler: corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromString("none")}}}})
+		LivenessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"true"}}}},
+		ReadinessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{
+			HTTPGet: &corev1.HTTPGetAction{Host: "example.invalid", Port: intstr.FromInt32(80)}}},
+		StartupProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{
+			TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromString("none")}}}})
 	a := post(t, w, reviewOf(t, own, nil))
 	p := patched(t, own, a.Patch)
-	for i, got := range []*corev1.Probe{p.Spec.Containers[0].LivenessProbe, p.Spec.Containers[0].ReadinessProbe, p.Spec.Containers[0].StartupProbe} {
+	for i, got := range []*corev1.Probe{p.Spec.Containers[0].LivenessProbe, p.Spec.Containers[0].ReadinessProbe,
+		p.Spec.Containers[0].StartupProbe} {
 		kind := []string{"liveness", "readiness", "startup"}[i]
 		want := corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/probe/app/" + kind, Port: intstr.FromInt32(15020)}}
-		if fmt.Sprintf("%+v", got.ProbeHandler.HTTPGet) != fmt.Sprintf("%+v", want.HTTPGet) || got.TCPSocket != nil || got.GRPC != nil {
+		if fmt.Sprintf("%+v", got.ProbeHandler.HTTPGet) != fmt.Sprintf("%+v", want.HTTPGet) || got.TCPSocket != nil ||
+			got.GRPC != nil {
 			t.Errorf("%s: %+v", kind, got.ProbeHandler)
 		}
 	}
@@ -295,7 +313,8 @@ func TestProbes(t *testing.T) {
 	if fmt.Sprintf("%+v", before) != fmt.Sprintf("%+v", after) {
 		t.Errorf("probes that no sidecar can answer: %+v, want %+v", after, before)
 	}
-	if len(a.Warnings) != 2 || !strings.Contains(a.Warnings[0], "another host") || !strings.Contains(a.Warnings[1], "not known") {
+	if len(a.Warnings) != 2 || !strings.Contains(a.Warnings[0], "another host") ||
+		!strings.Contains(a.Warnings[1], "not known") {
 		t.Errorf("warnings %q", a.Warnings)
 	}
 	table, err := probes.Parse([]byte(p.Spec.Containers[2].Env[0].Value))
@@ -320,14 +339,17 @@ func TestProbesOfSidecars(t *testing.T) {
 	own := simple()
 	always := corev1.ContainerRestartPolicyAlways
 	ask := func(path string) *corev1.Probe {
-		return &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: path, Port: intstr.FromInt32(80)}}}
+		return &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: path,
+			Port: intstr.FromInt32(80)}}}
 	}
-	own.Spec.InitContainers = []corev1.Container{{Name: "once"}, {Name: "stays", RestartPolicy: &always, StartupProbe: ask("/$(HOME)$$")}}
+	own.Spec.InitContainers = []corev1.Container{{Name: "once"},
+		{Name: "stays", RestartPolicy: &always, StartupProbe: ask("/$(HOME)$$")}}
 	p := inject(t, w, own)
 	if got := names(p.Spec.InitContainers); !slices.Equal(got, []string{"mesh-init", "mesh-proxy", "once", "stays"}) {
 		t.Fatalf("init containers %q", got)
 	}
-	if got := p.Spec.InitContainers[3].StartupProbe.HTTPGet; got.Path != "/probe/stays/startup" || got.Port.IntValue() != 15020 {
+	if got := p.Spec.InitContainers[3].StartupProbe.HTTPGet; got.Path != "/probe/stays/startup" ||
+		got.Port.IntValue() != 15020 {
 		t.Errorf("its probe is %+v", got)
 	}
 	text := p.Spec.InitContainers[1].Env[0].Value
@@ -348,16 +370,19 @@ func TestRefused(t *testing.T) {
 		code int32
 		says string
 	}{
-		"port":   {func(p *corev1.Pod) { p.Annotations = map[string]string{injection.ExcludeInboundKey: "80,http"} }, 422, `"http" is no port`},
-		"port 0": {func(p *corev1.Pod) { p.Annotations = map[string]string{injection.ExcludeOutboundKey: "0"} }, 422, "1 to 65535"},
+		"port": {func(p *corev1.Pod) { p.Annotations = map[string]string{injection.ExcludeInboundKey: "80,http"} }, 422,
+			`"http" is no port`},
+		"port 0": {func(p *corev1.Pod) { p.Annotations = map[string]string{injection.ExcludeOutboundKey: "0"} }, 422,
+			"1 to 65535"},
 		"ports": {func(p *corev1.Pod) {
 			p.Annotations = map[string]string{injection.ExcludeInboundKey: strings.Repeat("1,", 1001)}
 		}, 422, "more than 1000"},
 		"own sidecar": {func(p *corev1.Pod) { p.Spec.Containers[0].Name = "mesh-proxy" }, 422, "a name of the mesh"},
-		"own init":    {func(p *corev1.Pod) { p.Spec.InitContainers = []corev1.Container{{Name: "mesh-init"}} }, 422, "a name of the mesh"},
-		"own volume":  {func(p *corev1.Pod) { p.Spec.Volumes[0].Name = "mesh-run" }, 422, "a name of the mesh"},
-		"account":     {func(p *corev1.Pod) { p.Spec.ServiceAccountName = "a/b" }, 422, "cannot be an identity"},
-		"containers":  {func(p *corev1.Pod) { p.Spec.Containers = nil }, 400, "no containers"},
+		"own init": {func(p *corev1.Pod) { p.Spec.InitContainers = []corev1.Container{{Name: "mesh-init"}} }, 422,
+			"a name of the mesh"},
+		"own volume": {func(p *corev1.Pod) { p.Spec.Volumes[0].Name = "mesh-run" }, 422, "a name of the mesh"},
+		"account":    {func(p *corev1.Pod) { p.Spec.ServiceAccountName = "a/b" }, 422, "cannot be an identity"},
+		"containers": {func(p *corev1.Pod) { p.Spec.Containers = nil }, 400, "no containers"},
 		"own mount": {func(p *corev1.Pod) {
 			p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "mesh-run", MountPath: "/m"}}
 		}, 422, "which is the mesh's"},
@@ -368,7 +393,8 @@ func TestRefused(t *testing.T) {
 			p := simple()
 			c.pod(p)
 			a := post(t, w, reviewOf(t, p, nil))
-			if a.Allowed || a.Patch != nil || a.Result == nil || a.Result.Code != c.code || !strings.Contains(a.Result.Message, c.says) {
+			if a.Allowed || a.Patch != nil || a.Result == nil || a.Result.Code != c.code ||
+				!strings.Contains(a.Result.Message, c.says) {
 				t.Errorf("%+v, result %+v", a, a.Result)
 			}
 		})
@@ -393,13 +419,16 @@ func TestMalformed(t *testing.T) {
 		"list":           {http.MethodPost, jsonType, "[]", 400},
 		"null":           {http.MethodPost, jsonType, "null", 400},
 		"two":            {http.MethodPost, jsonType, good + good, 400},
-		"version":        {http.MethodPost, jsonType, strings.Replace(good, "admission.k8s.io/v1", "admission.k8s.io/v1beta1", 1), 400},
-		"kind":           {http.MethodPost, jsonType, strings.Replace(good, `"AdmissionReview"`, `"Pod"`, 1), 400},
-		"no request":     {http.MethodPost, jsonType, `{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview"}`, 400},
-		"no uid":         {http.MethodPost, jsonType, strings.Replace(good, "705ab4f5-6393-11e8-b7cc-42010a800002", "", 1), 400},
-		"many objects":   {http.MethodPost, jsonType, `{"a":[` + strings.Repeat("{},", 60_000) + `{}]}`, 413},
-		"deep":           {http.MethodPost, jsonType, strings.Repeat(`{"request":`, 20_000) + strings.Repeat("}", 20_000), 400},
-		"huge":           {http.MethodPost, jsonType, `{"kind":"` + strings.Repeat("x", injection.MaxReview) + `"}`, 413},
+		"version": {http.MethodPost, jsonType, strings.Replace(good, "admission.k8s.io/v1", "admission.k8s.io/v1beta1",
+			1), 400},
+		"kind":       {http.MethodPost, jsonType, strings.Replace(good, `"AdmissionReview"`, `"Pod"`, 1), 400},
+		"no request": {http.MethodPost, jsonType, `{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview"}`, 400},
+		"no uid": {http.MethodPost, jsonType, strings.Replace(good, "705ab4f5-6393-11e8-b7cc-42010a800002", "",
+			1), 400},
+		"many objects": {http.MethodPost, jsonType, `{"a":[` + strings.Repeat("{},", 60_000) + `{}]}`, 413},
+		"deep": {http.MethodPost, jsonType,
+			strings.Repeat(`{"request":`, 20_000) + strings.Repeat("}", 20_000), 400},
+		"huge": {http.MethodPost, jsonType, `{"kind":"` + strings.Repeat("x", injection.MaxReview) + `"}`, 413},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, length := range []bool{true, false} {
@@ -438,16 +467,17 @@ func TestConfig(t *testing.T) {
 		`{opt: maybe}`:                         "neither",
 		`{redirect: cni, sidecar: {image: i}}`: "needs a name",
 		`{redirect: cni, init: {name: a}}`:     "there is none",
-		`{redirect: cni, sidecar: {name: a, image: "${imag}"}}`:                             "no variable ${imag}",
-		`{redirect: cni, sidecar: {name: a, image: "${image"}}`:                             "no variable",
-		`{redirect: cni, sidecar: {name: "${pod}"}}`:                                        "without variables",
-		`{redirect: cni, sidecar: {name: a}, probePort: 70000}`:                             "no port",
-		`{redirect: cni, sidecar: {name: a}, excludeInbound: [0]}`:                          "no port",
-		`{redirect: cni, sidecar: {name: a}, volumes: [{emptyDir: {}}]}`:                    "volumes[0]",
-		`{redirect: cni, sidecar: {name: a}, probePort: 1}`:                                 "nothing holds",
-		`{sidecar: {name: a}, init: {name: a}}`:                                             "the sidecar has the name",
-		`{redirect: cni, sidecar: {name: a}, volumes: [{name: v}, {name: v}]}`:              "two of the name",
-		"redirect: cni\nsidecar:\n  name: a\n" + bomb("  "):                                 "line 5: its aliases stand for more",
+		`{redirect: cni, sidecar: {name: a, image: "${imag}"}}`:                "no variable ${imag}",
+		`{redirect: cni, sidecar: {name: a, image: "${image"}}`:                "no variable",
+		`{redirect: cni, sidecar: {name: "${pod}"}}`:                           "without variables",
+		`{redirect: cni, sidecar: {name: a}, probePort: 70000}`:                "no port",
+		`{redirect: cni, sidecar: {name: a}, excludeInbound: [0]}`:             "no port",
+		`{redirect: cni, sidecar: {name: a}, volumes: [{emptyDir: {}}]}`:       "volumes[0]",
+		`{redirect: cni, sidecar: {name: a}, probePort: 1}`:                    "nothing holds",
+		`{sidecar: {name: a}, init: {name: a}}`:                                "the sidecar has the name",
+		`{redirect: cni, sidecar: {name: a}, volumes: [{name: v}, {name: v}]}`: "two of the name",
+		"redirect: cni\nsidecar:\n  name: a\n" +
+			bomb("  "): "line 5: its aliases stand for more",
 		`{redirect: cni, sidecars: {name: a}}`:                                              "sidecars",
 		"a: &a [x, x]\nb: &b [*a, *a]\nredirect: cni\nsidecar: {name: a, args: *b}":         "",
 		`{redirect: cni, sidecar: {name: a, env: [{name: A, value: "a\"${namespace}\\"}]}}`: "-",

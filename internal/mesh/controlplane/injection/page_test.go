@@ -37,7 +37,8 @@ func TestPage(t *testing.T) {
 			t.Errorf("%s is not %s: %q", flag, want, proxy.Args)
 		}
 	}
-	if i := slices.Index(proxy.Args, "--"); !slices.Equal(proxy.Command, []string{"tare", "controlplane", "pod"}) || i < 0 ||
+	if i := slices.Index(proxy.Args, "--"); !slices.Equal(proxy.Command, []string{"tare", "controlplane", "pod"}) ||
+		i < 0 ||
 		proxy.Args[i+1] != "envoy" {
 		t.Errorf("the pod runs %q %q", proxy.Command, proxy.Args)
 	}
@@ -45,11 +46,13 @@ func TestPage(t *testing.T) {
 	for _, e := range proxy.Env {
 		env[e.Name] = e.Value
 	}
-	if _, err := probes.Parse([]byte(env["TARE_PROBES"])); err != nil || !strings.Contains(env["TARE_ROOTS"], "BEGIN CERTIFICATE") {
+	if _, err := probes.Parse([]byte(env["TARE_PROBES"])); err != nil ||
+		!strings.Contains(env["TARE_ROOTS"], "BEGIN CERTIFICATE") {
 		t.Errorf("%v: %q", err, env)
 	}
 	last := p.Spec.Volumes[len(p.Spec.Volumes)-1]
-	if last.Projected == nil || last.Projected.Sources[0].ServiceAccountToken.Audience != "tare" || proxy.VolumeMounts[0].Name != last.Name {
+	if last.Projected == nil || last.Projected.Sources[0].ServiceAccountToken.Audience != "tare" ||
+		proxy.VolumeMounts[0].Name != last.Name {
 		t.Errorf("the volume with the token is %+v", last)
 	}
 

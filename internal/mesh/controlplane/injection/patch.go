@@ -139,7 +139,8 @@ func (c *compiled) injected(p *pod) (bool, error) {
 		in = p.Spec.InitContainers
 	}
 	if !slices.ContainsFunc(in, func(x container) bool { return x.Name == c.names.sidecar }) {
-		return false, refuse("the annotation %s says that the pod is injected, and it has no container %q: leave the annotation out",
+		return false, refuse("the annotation %s says that the pod is injected, and it has no container %q: leave the "+
+			"annotation out",
 			StatusKey, c.names.sidecar)
 	}
 	return true, nil

@@ -138,7 +138,8 @@ proxies:
 	one, other := []Endpoint{{Address: "10.2.0.1:80", Weight: 3}}, []Endpoint{{Address: "10.2.0.2:80", Zone: "z"}}
 	for i, of := range []map[string][]Endpoint{
 		{"a": one}, {"b": other}, {"a": other, "b": one}, {"u": one}, {"v": other}, {"n": one}, {"a": nil}, {"b": {}},
-		{"a": one, "n": {{Address: "other.invalid:80"}}}, {"b": one}, {}, {"a": {{Address: "another.invalid:80"}}}, {"a": one},
+		{"a": one, "n": {{Address: "other.invalid:80"}}}, {"b": one}, {}, {"a": {{Address: "another.invalid:80"}}},
+		{"a": one},
 	} {
 		next, err := m.WithEndpoints(of)
 		if err != nil {

@@ -18,7 +18,8 @@ func TestReadDirectory(t *testing.T) {
 		files map[string]string
 		wrong string // after the directory; empty: nothing is
 	}{
-		{"a mesh", map[string]string{"1.yaml": services, "2.yaml": proxies, ".3.yaml": "[", "4.yml": "[", "empty.yaml": ""}, ""},
+		{"a mesh", map[string]string{"1.yaml": services, "2.yaml": proxies, ".3.yaml": "[", "4.yml": "[",
+			"empty.yaml": ""}, ""},
 		{"the same word twice", map[string]string{"1.yaml": "mtls: strict\n" + services, "2.yaml": proxies}, ""},
 		{"another word", map[string]string{"1.yaml": services + "mtls: off\n", "2.yaml": proxies},
 			`/2.yaml:1: mtls: it is "strict" here, and "off" in a file before`},

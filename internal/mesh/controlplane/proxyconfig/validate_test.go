@@ -95,7 +95,8 @@ func validate(t *testing.T, name string, r Resources) {
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command(envoytest.Path(t), "--mode", "validate", "-c", file, "--log-level", "warning").CombinedOutput()
+	out, err := exec.Command(envoytest.Path(t), "--mode", "validate", "-c", file, "--log-level",
+		"warning").CombinedOutput()
 	if err != nil {
 		t.Errorf("%s: %v\n%s", name, err, out)
 	}

@@ -169,7 +169,8 @@ func MeshOf(places []sidecar.Place) *proxyconfig.Config {
 		for _, o := range p.Others {
 			out[o.Name] = o.Listen
 		}
-		c.Proxies = append(c.Proxies, proxyconfig.Proxy{ID: Node(p), Identity: identity(p), Outbound: out, Redirected: redirected(p)})
+		c.Proxies = append(c.Proxies, proxyconfig.Proxy{ID: Node(p), Identity: identity(p), Outbound: out,
+			Redirected: redirected(p)})
 	}
 	for _, p := range places {
 		if p.Component == sidecar.Server {

@@ -99,7 +99,8 @@ func newMesh(t *testing.T) *mesh {
 	t.Helper()
 	app := newApp(t)
 	inKept, inFresh, outKept, outFresh := free(t), free(t), free(t), free(t)
-	m := &mesh{kept: newLink(t, inKept), fresh: newLink(t, inFresh), inFresh: inFresh, outKept: outKept, outFresh: outFresh}
+	m := &mesh{kept: newLink(t, inKept), fresh: newLink(t, inFresh), inFresh: inFresh, outKept: outKept,
+		outFresh: outFresh}
 	// The service that opens a connection for each of its callers' carries bytes.
 	m.plane = &plane{t: t, acks: map[string][]int64{}, life: time.Minute, every: time.Second / 2, mesh: fmt.Sprintf(`
 mtls: strict
@@ -348,7 +349,8 @@ func (e *envoy) streams() int {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	r, err := http.Get("http://" + strings.TrimSpace(string(at)) + "/stats?format=json&filter=cluster.controlplane.upstream_cx")
+	r, err := http.Get("http://" + strings.TrimSpace(string(at)) +
+		"/stats?format=json&filter=cluster.controlplane.upstream_cx")
 	if err != nil {
 		e.t.Fatal(err)
 	}

@@ -33,7 +33,8 @@ func need(o store.Options) int {
 }
 
 // open makes the maps, the map of maps with room for some records besides number 0, and a store.
-func open(design string, o store.Options, room int, make func(k *keep.Kernel, outer *ebpf.Map, found bool) (keep.Records, error)) (store.Store, error) {
+func open(design string, o store.Options, room int,
+	make func(k *keep.Kernel, outer *ebpf.Map, found bool) (keep.Records, error)) (store.Store, error) {
 	spec, err := loadAsk()
 	if err != nil {
 		return nil, fmt.Errorf("reading the embedded BPF object: %w", err)

@@ -206,7 +206,8 @@ func (p *pooled) unmake(keys []uint32) resized {
 		k := keep.NewKernel()
 		for i, key := range keys {
 			if err := k.Unset(p.outer, key); err != nil {
-				return resized{with: keys[i:], without: keys[:i], err: fmt.Errorf("removing a record from the map of maps: %w", err)}
+				return resized{with: keys[i:], without: keys[:i],
+					err: fmt.Errorf("removing a record from the map of maps: %w", err)}
 			}
 			unix.Close(int(p.fds[key]))
 			p.fds[key] = 0
@@ -292,7 +293,8 @@ func (p *pooled) Room(need records.Counts) bool {
 }
 
 func (p *pooled) Hint() string {
-	return fmt.Sprintf("raise ulimit -n, since each record is an open file, or give the store room for more clusters, listeners and endpoints: it holds %d records", p.limit)
+	return fmt.Sprintf("raise ulimit -n, since each record is an open file, or give the store room for more clusters, "+
+		"listeners and endpoints: it holds %d records", p.limit)
 }
 
 func (p *pooled) Alloc(records.Class) (uint32, error) {

@@ -49,7 +49,8 @@ func TestPool(t *testing.T) {
 					}
 				}
 				if p.size != size || p.size-len(p.free) != used || held != size || len(p.missing) != p.limit-size {
-					t.Errorf("%s: a pool of %d, %d free, %d in the map of maps, %d missing; want %d, %d used, of %d", what, p.size, len(p.free), held, len(p.missing), size, used, p.limit)
+					t.Errorf("%s: a pool of %d, %d free, %d in the map of maps, %d missing; want %d, %d used, of %d", what, p.size,
+						len(p.free), held, len(p.missing), size, used, p.limit)
 				}
 			}
 			apply := func(change mesh.Change) {

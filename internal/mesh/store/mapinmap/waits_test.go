@@ -36,7 +36,8 @@ func TestGracePeriodsAreTheKernels(t *testing.T) {
 			a, b := storetest.ClusterLoad(0), storetest.ClusterLoad(1)
 			b.Name = a.Name
 			asleep := false
-			for i, change := range []mesh.Change{{Clusters: []*mesh.Cluster{a}}, {Clusters: []*mesh.Cluster{b}}, {RemovedClusters: []string{a.Name}}} {
+			for i, change := range []mesh.Change{{Clusters: []*mesh.Cluster{a}}, {Clusters: []*mesh.Cluster{b}},
+				{RemovedClusters: []string{a.Name}}} {
 				var work store.Work
 				slept, inRCU := watch(t, func() { work, err = s.Apply(context.Background(), change) })
 				if err != nil {

@@ -262,7 +262,8 @@ func (t *Tree) Cluster(c *mesh.Cluster, id uint32) error {
 	if c.Breakers != (mesh.Breakers{}) {
 		r := t.child(top, clusterBreakers, Message)
 		b := t.Bytes(r)
-		for i, v := range [...]uint32{c.Breakers.MaxConnections, c.Breakers.MaxPending, c.Breakers.MaxRequests, c.Breakers.MaxRetries} {
+		for i, v := range [...]uint32{c.Breakers.MaxConnections, c.Breakers.MaxPending, c.Breakers.MaxRequests,
+			c.Breakers.MaxRetries} {
 			put(b[breakersMax+4*i:], v)
 		}
 		t.whole(r)
@@ -296,7 +297,8 @@ func (t *Tree) assignment(top int32, c *mesh.Cluster) error {
 		b := t.Bytes(e)
 		put(b[localityWeight:], l.Weight)
 		put(b[localityPriority:], l.Priority)
-		endpoints, err := t.repeated(e, localityEndpoints, localityEndpointsKey, len(l.Endpoints), "endpoints in one locality")
+		endpoints, err := t.repeated(e, localityEndpoints, localityEndpointsKey, len(l.Endpoints),
+			"endpoints in one locality")
 		if err != nil {
 			return err
 		}
@@ -469,7 +471,8 @@ func (t *Tree) rules(top int32, rules []mesh.Rule) error {
 			}
 		}
 		b[ruleFlags] = flags
-		for i, p := range [...]uint16{rule.SourcePorts.From, rule.SourcePorts.To, rule.DestinationPorts.From, rule.DestinationPorts.To} {
+		for i, p := range [...]uint16{rule.SourcePorts.From, rule.SourcePorts.To, rule.DestinationPorts.From,
+			rule.DestinationPorts.To} {
 			binary.NativeEndian.PutUint16(b[rulePorts+2*i:], p)
 		}
 		put(b[ruleChain:], uint32(rule.Chain+1))

@@ -44,12 +44,13 @@ func write(t *records.Tree) *written {
 }
 
 func (w *written) walker() *records.Walker {
-	return &records.Walker{Layout: records.Sized, Seen: map[uint32]bool{}, Read: func(key uint32, class records.Class) []byte {
-		if key>>24 != uint32(class) {
-			return nil
-		}
-		return w.records[key]
-	}}
+	return &records.Walker{Layout: records.Sized, Seen: map[uint32]bool{},
+		Read: func(key uint32, class records.Class) []byte {
+			if key>>24 != uint32(class) {
+				return nil
+			}
+			return w.records[key]
+		}}
 }
 
 // TestCounts has the numbers of records and of updates that Kmesh's two benchmarks come to.
@@ -61,8 +62,10 @@ func TestCounts(t *testing.T) {
 		counts  records.Counts
 		updates map[string]int
 	}{
-		{"cluster", func() error { return tree.Cluster(storetest.ClusterLoad(7), 1) }, records.Counts{32, 2, 0, 11}, map[string]int{"top": 4, "64": 54, "192": 2, "1600": 11}},
-		{"listener", func() error { return tree.Listener(storetest.ListenerLoad(7)) }, records.Counts{16, 21, 0, 6}, map[string]int{"top": 4, "64": 46, "192": 21, "1600": 6}},
+		{"cluster", func() error { return tree.Cluster(storetest.ClusterLoad(7), 1) }, records.Counts{32, 2, 0, 11},
+			map[string]int{"top": 4, "64": 54, "192": 2, "1600": 11}},
+		{"listener", func() error { return tree.Listener(storetest.ListenerLoad(7)) }, records.Counts{16, 21, 0, 6},
+			map[string]int{"top": 4, "64": 46, "192": 21, "1600": 6}},
 	} {
 		if err := c.make(); err != nil {
 			t.Fatal(err)
@@ -136,8 +139,10 @@ func TestLimits(t *testing.T) {
 		want    string // in the error; "" for none
 	}{
 		{"endpoints that fit", records.Sized, mesh.Cluster{Name: "c", Localities: []mesh.Locality{locality(200)}}, ""},
-		{"endpoints", records.Sized, mesh.Cluster{Name: "c", Localities: []mesh.Locality{locality(201)}}, "201 endpoints in one locality"},
-		{"endpoints of a single size", records.Single, mesh.Cluster{Name: "c", Localities: []mesh.Locality{locality(163)}}, "has room for 162"},
+		{"endpoints", records.Sized, mesh.Cluster{Name: "c", Localities: []mesh.Locality{locality(201)}},
+			"201 endpoints in one locality"},
+		{"endpoints of a single size", records.Single, mesh.Cluster{Name: "c", Localities: []mesh.Locality{locality(163)}},
+			"has room for 162"},
 		{"localities", records.Sized, mesh.Cluster{Name: "c", Localities: make([]mesh.Locality, 201)}, "201 localities"},
 		{"name that fits", records.Sized, mesh.Cluster{Name: strings.Repeat("n", 191)}, ""},
 		{"name", records.Sized, mesh.Cluster{Name: strings.Repeat("n", 192)}, "name of 192 bytes"},
@@ -191,15 +196,16 @@ func FuzzWalk(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, top, all []byte) {
 		reads := 0
-		walker := &records.Walker{Layout: records.Sized, Seen: map[uint32]bool{}, Read: func(key uint32, class records.Class) []byte {
-			reads++
-			size := records.Sized[class]
-			at := int(key&0xffffff) * 64
-			if key == 0 || at+size > len(all) {
-				return nil
-			}
-			return all[at : at+size]
-		}}
+		walker := &records.Walker{Layout: records.Sized, Seen: map[uint32]bool{},
+			Read: func(key uint32, class records.Class) []byte {
+				reads++
+				size := records.Sized[class]
+				at := int(key&0xffffff) * 64
+				if key == 0 || at+size > len(all) {
+					return nil
+				}
+				return all[at : at+size]
+			}}
 		most := 2 + 4*len(all)/64*200
 		if keys, _, _, ok := walker.Cluster(top); ok && len(keys) != len(walker.Seen) {
 			t.Errorf("%d keys, %d seen", len(keys), len(walker.Seen))

@@ -16,19 +16,21 @@ type pointer struct {
 }
 
 var (
-	leaf         = &kind{}
-	clusterKind  = &kind{strings: []int{clusterName}, messages: []pointer{{clusterBreakers, 0, leaf}, {clusterAssignment, 0, assignmentKind}}}
+	leaf        = &kind{}
+	clusterKind = &kind{strings: []int{clusterName},
+		messages: []pointer{{clusterBreakers, 0, leaf}, {clusterAssignment, 0, assignmentKind}}}
 	listenerKind = &kind{
 		strings:  []int{listenerName},
 		messages: []pointer{{listenerAddress, 0, leaf}},
 		repeated: []pointer{{listenerChainsKey, listenerChains, chainKind}, {listenerRulesKey, listenerRules, leaf}},
 	}
-	assignmentKind = &kind{strings: []int{assignmentName}, repeated: []pointer{{assignmentLocalitiesKey, assignmentLocalities, localityKind}}}
-	localityKind   = &kind{repeated: []pointer{{localityEndpointsKey, localityEndpoints, endpointKind}}}
-	endpointKind   = &kind{messages: []pointer{{endpointAddress, 0, leaf}}}
-	chainKind      = &kind{strings: []int{chainName}, repeated: []pointer{{chainFiltersKey, chainFilters, filterKind}}}
-	filterKind     = &kind{strings: []int{filterName}, messages: []pointer{{filterConfig, 0, proxyKind}}}
-	weightedKind   = &kind{repeated: []pointer{{weightedClustersKey, weightedClusters, clusterWeightKind}}}
+	assignmentKind = &kind{strings: []int{assignmentName},
+		repeated: []pointer{{assignmentLocalitiesKey, assignmentLocalities, localityKind}}}
+	localityKind = &kind{repeated: []pointer{{localityEndpointsKey, localityEndpoints, endpointKind}}}
+	endpointKind = &kind{messages: []pointer{{endpointAddress, 0, leaf}}}
+	chainKind    = &kind{strings: []int{chainName}, repeated: []pointer{{chainFiltersKey, chainFilters, filterKind}}}
+	filterKind   = &kind{strings: []int{filterName}, messages: []pointer{{filterConfig, 0, proxyKind}}}
+	weightedKind = &kind{repeated: []pointer{{weightedClustersKey, weightedClusters, clusterWeightKind}}}
 	// Which of two things a proxy's cluster is, its field proxyWhich says.
 	proxyKind         = &kind{strings: []int{proxyStatPrefix}}
 	clusterWeightKind = &kind{strings: []int{clusterWeightName}}
@@ -37,8 +39,9 @@ var (
 // Walker reads trees back. What it reads may be anything: a writer may have been killed while it wrote.
 type Walker struct {
 	Layout Layout
-	Read   func(key uint32, class Class) []byte // nil where there is no such record; valid until the next call of the same class
-	Seen   map[uint32]bool                      // keys of records that are in whole trees
+	// nil where there is no such record; valid until the next call of the same class
+	Read func(key uint32, class Class) []byte
+	Seen map[uint32]bool // keys of records that are in whole trees
 }
 
 // Cluster reads the tree that a cluster's value begins: its keys, its number and how many endpoints it has. ok is false

@@ -124,7 +124,8 @@ func (s *Store) make(change *mesh.Change) error {
 		}
 	}
 	if n, limit := len(s.listeners), s.g.options.MaxListeners; n > int(limit) {
-		return store.TooLarge(change.Listeners[len(change.Listeners)-1].Name, "with it there are %d listeners; the store holds %d", n, limit)
+		return store.TooLarge(change.Listeners[len(change.Listeners)-1].Name,
+			"with it there are %d listeners; the store holds %d", n, limit)
 	}
 	return nil
 }
@@ -221,7 +222,8 @@ func (s *Store) writeName(name string) (piece, error) {
 func (s *Store) newCluster(name string) (*cluster, error) {
 	n := len(s.freeSlots)
 	if n == 0 {
-		return nil, store.TooLarge(name, "it is the name of one cluster too many; the store holds %d, with those that listeners name and that do not exist", s.g.slots())
+		return nil, store.TooLarge(name, "it is the name of one cluster too many; the store holds %d, with those that "+
+			"listeners name and that do not exist", s.g.slots())
 	}
 	text, err := s.writeName(name)
 	if err != nil {
@@ -259,7 +261,8 @@ func (s *Store) setCluster(x *mesh.Cluster) (err error) {
 	}
 	if c.id == noID {
 		if s.defined == s.g.options.MaxClusters {
-			return store.TooLarge(x.Name, "with it there are %d clusters; the store holds %d", s.defined+1, s.g.options.MaxClusters)
+			return store.TooLarge(x.Name, "with it there are %d clusters; the store holds %d", s.defined+1,
+				s.g.options.MaxClusters)
 		}
 		c.id = s.freeIDs[s.firstID]
 		s.firstID = (s.firstID + 1) % len(s.freeIDs)
@@ -454,7 +457,8 @@ func (s *Store) setListener(x *mesh.Listener, rules []mesh.Rule) (err error) {
 	}
 	k := keyOf(x.Address, x.Protocol)
 	if other := s.keys[k]; other != nil && other != l {
-		return fault.New(fault.Usage, x.Name, "give one of them another", "listener %s has the address %s %s too", other.name, x.Protocol, x.Address)
+		return fault.New(fault.Usage, x.Name, "give one of them another", "listener %s has the address %s %s too", other.name,
+			x.Protocol, x.Address)
 	}
 	line, lines, err := s.writeListener(x, &k, l.text.line, rules)
 	if err != nil {
@@ -484,7 +488,8 @@ func (s *Store) setListener(x *mesh.Listener, rules []mesh.Rule) (err error) {
 }
 
 // writeListener writes its lines; what it names is in s.uses then.
-func (s *Store) writeListener(x *mesh.Listener, k *key, name uint32, rules []mesh.Rule) (line, lines uint32, err error) {
+func (s *Store) writeListener(x *mesh.Listener, k *key, name uint32,
+	rules []mesh.Rule) (line, lines uint32, err error) {
 	s.uses = s.uses[:0]
 	last := mesh.Rule{Chain: -2} // what no rule matches is refused
 	n := uint32(len(rules))

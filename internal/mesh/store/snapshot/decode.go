@@ -42,7 +42,8 @@ func decode(m words, g *geometry) (*contents, error) {
 	}
 	d := &decoder{m: m, g: g, seed: m.get64(superSeed), contents: &contents{
 		slotBranches: make([]uint32, g.slotLeaves/branchLeaves), slotLeaves: make([]uint32, g.slotLeaves),
-		bucketBranches: make([]uint32, g.bucketLeaves/branchLeaves), bucketLeaves: make([]uint32, g.bucketLeaves), taken: make([]bool, g.lines)}}
+		bucketBranches: make([]uint32, g.bucketLeaves/branchLeaves), bucketLeaves: make([]uint32, g.bucketLeaves),
+		taken: make([]bool, g.lines)}}
 	d.taken[0] = true
 	if err := d.root(); err != nil {
 		return nil, err
@@ -60,8 +61,10 @@ func readGeometry(line words) (geometry, error) {
 	case line[superCheck] != line[superSeed:].check(superCheck-superSeed):
 		return geometry{}, errors.New("its first line is damaged")
 	}
-	g := newGeometry(store.Options{MaxClusters: line[superClusters], MaxListeners: line[superListening], MaxEndpoints: line[superEndpoints]})
-	if g.lines != line[superLines] || g.lines > maxLines || g.mask() != line[superMask] || g.listeners() != line[superListeners] {
+	g := newGeometry(store.Options{MaxClusters: line[superClusters], MaxListeners: line[superListening],
+		MaxEndpoints: line[superEndpoints]})
+	if g.lines != line[superLines] || g.lines > maxLines || g.mask() != line[superMask] ||
+		g.listeners() != line[superListeners] {
 		return geometry{}, errors.New("its first line contradicts itself")
 	}
 	return g, nil
@@ -116,12 +119,14 @@ func (d *decoder) root() error {
 	}
 	head := w[:lineWords]
 	d.generation = head.get64(rootGeneration)
-	if head[rootMagic] != magic || head[rootCheck] != head.check(rootCheck) || head[rootLines] != d.g.rootLines() || d.generation<<genBits>>genBits != word>>genBits {
+	if head[rootMagic] != magic || head[rootCheck] != head.check(rootCheck) || head[rootLines] != d.g.rootLines() ||
+		d.generation<<genBits>>genBits != word>>genBits {
 		return fmt.Errorf("the root at line %d is damaged", line)
 	}
 	copy(d.slotBranches, w[lineWords:])
 	copy(d.bucketBranches, w[d.g.listeners()*lineWords:])
-	if err := errors.Join(d.branches(d.slotBranches, d.slotLeaves), d.branches(d.bucketBranches, d.bucketLeaves)); err != nil {
+	if err := errors.Join(d.branches(d.slotBranches, d.slotLeaves),
+		d.branches(d.bucketBranches, d.bucketLeaves)); err != nil {
 		return err
 	}
 	if err := d.allClusters(head); err != nil {
@@ -196,7 +201,8 @@ func (d *decoder) cluster(line, slot uint32) (c heldCluster, err error) {
 	if err != nil {
 		return c, err
 	}
-	c = heldCluster{slot: slot, id: w[clusterID], line: line, lines: w[clusterLines], endsAt: w[clusterName], endpoints: w[clusterCount]}
+	c = heldCluster{slot: slot, id: w[clusterID], line: line, lines: w[clusterLines], endsAt: w[clusterName],
+		endpoints: w[clusterCount]}
 	table := w[clusterTable:]
 	size := uint64(endpoint4Words)
 	if w[clusterForm] == endpointsOfIPv6 {
@@ -289,7 +295,8 @@ func (d *decoder) allListeners(head words, word uint64) error {
 			}
 		}
 	}
-	if sum != head.get64(rootBucketSum) || head[rootListeners] != uint32(len(d.listeners)) || head[rootAny] != unspecified[0] || head[rootAny+1] != unspecified[1] ||
+	if sum != head.get64(rootBucketSum) || head[rootListeners] != uint32(len(d.listeners)) ||
+		head[rootAny] != unspecified[0] || head[rootAny+1] != unspecified[1] ||
 		(word&any4 != 0) != (unspecified[0] > 0) || (word&any6 != 0) != (unspecified[1] > 0) {
 		return errors.New("listeners are missing, or are not those of the root")
 	}
@@ -301,7 +308,8 @@ func (d *decoder) listener(line uint32) (l heldListener, err error) {
 	if err != nil {
 		return l, err
 	}
-	l = heldListener{key: key{ip: [4]uint32(w[:4]), port: w[listenerPort]}, line: line, lines: w[listenerLines], nameAt: w[listenerName]}
+	l = heldListener{key: key{ip: [4]uint32(w[:4]), port: w[listenerPort]}, line: line, lines: w[listenerLines],
+		nameAt: w[listenerName]}
 	rules := w[listenerRules]
 	if uint64(rules) >= uint64(l.lines) {
 		return l, fmt.Errorf("the listener at line %d has %d rules in %d lines", line, rules, l.lines)

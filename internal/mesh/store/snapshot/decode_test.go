@@ -157,10 +157,13 @@ func everything() mesh.Change {
 	six := netip.MustParseAddrPort("[fd00::1]:80")
 	rules := testListener("rules", at(2000), "a", "absent")
 	rules.Chains[0].Match.Sources = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/16")}
-	rules.Chains[0].RBAC = []mesh.RBAC{{Deny: true, Policies: []mesh.Principal{{SourcePorts: []mesh.PortRange{{From: 1, To: 5}}}}}}
+	rules.Chains[0].RBAC = []mesh.RBAC{{Deny: true,
+		Policies: []mesh.Principal{{SourcePorts: []mesh.PortRange{{From: 1, To: 5}}}}}}
 	change := mesh.Change{
-		Clusters: []*mesh.Cluster{testCluster("a", at(1), at(2), at(3)), testCluster("b", six, at(4)), testCluster("none"), testCluster(strings.Repeat("long", 40), at(5))},
-		Listeners: []*mesh.Listener{rules, testListener("any4", netip.MustParseAddrPort("0.0.0.0:80"), "b"), testListener("any6", netip.MustParseAddrPort("[::]:80"), "none"),
+		Clusters: []*mesh.Cluster{testCluster("a", at(1), at(2), at(3)), testCluster("b", six, at(4)), testCluster("none"),
+			testCluster(strings.Repeat("long", 40), at(5))},
+		Listeners: []*mesh.Listener{rules, testListener("any4", netip.MustParseAddrPort("0.0.0.0:80"), "b"),
+			testListener("any6", netip.MustParseAddrPort("[::]:80"), "none"),
 			testListener("nothing", six)},
 	}
 	for i := range 500 { // more than 7 in many buckets
@@ -199,13 +202,15 @@ func TestSound(t *testing.T) {
 		t.Error("no bucket has a second line: the test wants some")
 	}
 	// Listeners trade their addresses, in one change.
-	mustApply(t, s, mesh.Change{Listeners: []*mesh.Listener{testListener("l1", at(2), "b"), testListener("l2", at(1), "a")}})
+	mustApply(t, s, mesh.Change{Listeners: []*mesh.Listener{testListener("l1", at(2), "b"),
+		testListener("l2", at(1), "a")}})
 	s.sound(t)
 	if s.keys[keyOf(at(1), mesh.TCP)].name != "l2" || s.keys[keyOf(at(2), mesh.TCP)].name != "l1" {
 		t.Error("the addresses were not traded")
 	}
 	// One takes the address of another that goes.
-	mustApply(t, s, mesh.Change{Listeners: []*mesh.Listener{testListener("l3", at(4), "new")}, RemovedListeners: []string{"l4", "not there"}, RemovedClusters: []string{"b", "not there"}})
+	mustApply(t, s, mesh.Change{Listeners: []*mesh.Listener{testListener("l3", at(4), "new")},
+		RemovedListeners: []string{"l4", "not there"}, RemovedClusters: []string{"b", "not there"}})
 	s.sound(t)
 	for name := range maps.Keys(s.listeners) {
 		mustApply(t, s, mesh.Change{RemovedListeners: []string{name}})
@@ -222,9 +227,11 @@ func TestSound(t *testing.T) {
 func TestFull(t *testing.T) {
 	guest.KernelFree(t)
 	changes := map[string]mesh.Change{
-		"clusters":  {Clusters: []*mesh.Cluster{testCluster("new", at(7)), testCluster("a", at(8), at(9)), testCluster("absent", at(1))}},
-		"listeners": {Listeners: []*mesh.Listener{testListener("new", at(5000), "x", "y"), testListener("l1", at(5001), "z", "a"), testListener("rules", at(2000), "a")}},
-		"removed":   {RemovedClusters: []string{"a", "b", "none"}, RemovedListeners: []string{"rules", "any4", "l5"}},
+		"clusters": {Clusters: []*mesh.Cluster{testCluster("new", at(7)), testCluster("a", at(8), at(9)),
+			testCluster("absent", at(1))}},
+		"listeners": {Listeners: []*mesh.Listener{testListener("new", at(5000), "x", "y"),
+			testListener("l1", at(5001), "z", "a"), testListener("rules", at(2000), "a")}},
+		"removed": {RemovedClusters: []string{"a", "b", "none"}, RemovedListeners: []string{"rules", "any4", "l5"}},
 	}
 	for name, change := range changes {
 		s := inMemory(t, crowded(), 4000)
@@ -271,7 +278,8 @@ func TestFull(t *testing.T) {
 
 func TestApplyRefuses(t *testing.T) {
 	s := inMemory(t, store.Options{MaxClusters: 4, MaxListeners: 4, MaxEndpoints: 10}, 4000)
-	mustApply(t, s, mesh.Change{Clusters: []*mesh.Cluster{testCluster("a", at(1), at(2))}, Listeners: []*mesh.Listener{testListener("l", at(1), "a")}})
+	mustApply(t, s, mesh.Change{Clusters: []*mesh.Cluster{testCluster("a", at(1), at(2))},
+		Listeners: []*mesh.Listener{testListener("l", at(1), "a")}})
 	before := s.text(t)
 	two := testListener("many", at(9), "a")
 	two.Chains[0].RBAC = []mesh.RBAC{{}, {}}
@@ -353,8 +361,10 @@ func FuzzDecode(f *testing.F) {
 	l := good.listeners[0].line * lineWords
 	c := good.clusters[0].line * lineWords
 	for _, value := range []uint32{0, 1, good.root, 1 << 31, 1<<32 - 1} {
-		for _, word := range []uint32{superRoot, superRoot + 1, superSeed, good.root * lineWords, good.root*lineWords + rootSlots, (good.root + 1) * lineWords, good.slotLeaves[0] * lineWords,
-			l, l + listenerRules, l + listenerTarget, l + listenerTarget + 1, l + listenerLines, l + listenerName, c, c + clusterCount, c + clusterForm, c + clusterLines, c + clusterName, c + clusterSlot} {
+		for _, word := range []uint32{superRoot, superRoot + 1, superSeed, good.root * lineWords,
+			good.root*lineWords + rootSlots, (good.root + 1) * lineWords, good.slotLeaves[0] * lineWords,
+			l, l + listenerRules, l + listenerTarget, l + listenerTarget + 1, l + listenerLines, l + listenerName, c,
+			c + clusterCount, c + clusterForm, c + clusterLines, c + clusterName, c + clusterSlot} {
 			f.Add(true, damage(word, value))
 			f.Add(false, damage(word, value))
 		}

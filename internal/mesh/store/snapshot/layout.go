@@ -163,7 +163,8 @@ func newGeometry(o store.Options) geometry {
 		g.bucketLeaves *= 2
 	}
 	trees := uint64(g.slotLeaves) + uint64(g.bucketLeaves)
-	config := uint64(o.MaxEndpoints)/2 + 4*uint64(o.MaxClusters) + 5*uint64(o.MaxListeners) + trees + trees/branchLeaves*branchLines + uint64(g.rootLines())
+	config := uint64(o.MaxEndpoints)/2 + 4*uint64(o.MaxClusters) + 5*uint64(o.MaxListeners) + trees +
+		trees/branchLeaves*branchLines + uint64(g.rootLines())
 	const reserve = 4 << 20 / lineBytes
 	g.lines = uint32(min(1+2*config+reserve, maxLines+1))
 	return g

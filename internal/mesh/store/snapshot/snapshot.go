@@ -149,7 +149,9 @@ func Open(o store.Options) (*Store, error) {
 	o = o.WithDefaults()
 	s := &Store{lock: -1, g: newGeometry(o)}
 	if s.g.lines > maxLines {
-		return nil, fault.New(fault.Usage, "", "ask for less", "a configuration of %d clusters, %d listeners and %d endpoints does not fit into one map", o.MaxClusters, o.MaxListeners, o.MaxEndpoints)
+		return nil, fault.New(fault.Usage, "", "ask for less",
+			"a configuration of %d clusters, %d listeners and %d endpoints does not fit into one map", o.MaxClusters,
+			o.MaxListeners, o.MaxEndpoints)
 	}
 	if err := s.open(o); err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -174,10 +176,12 @@ func (s *Store) open(o store.Options) (err error) {
 			return s.takeOver(o, pin)
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
-			return fault.Wrap(err, fault.Machine, pin, "remove it, and the configuration is built anew", "the pinned configuration cannot be opened")
+			return fault.Wrap(err, fault.Machine, pin, "remove it, and the configuration is built anew",
+				"the pinned configuration cannot be opened")
 		}
 	}
-	s.lines, err = ebpf.NewMap(&ebpf.MapSpec{Name: mapName, Type: ebpf.Array, KeySize: 4, ValueSize: lineBytes, MaxEntries: s.g.lines, Flags: unix.BPF_F_MMAPABLE})
+	s.lines, err = ebpf.NewMap(&ebpf.MapSpec{Name: mapName, Type: ebpf.Array, KeySize: 4, ValueSize: lineBytes,
+		MaxEntries: s.g.lines, Flags: unix.BPF_F_MMAPABLE})
 	if err != nil {
 		return fmt.Errorf("creating map %s of %d bytes: %w", mapName, s.g.lines*lineBytes, err)
 	}
@@ -212,7 +216,8 @@ func (s *Store) begin(o store.Options) {
 func lock(dir string) (int, error) {
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return -1, fault.Wrap(err, fault.Usage, dir, "it must be a directory on a BPF file system", "the directory of pins cannot be opened")
+		return -1, fault.Wrap(err, fault.Usage, dir, "it must be a directory on a BPF file system",
+			"the directory of pins cannot be opened")
 	}
 	for {
 		err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
@@ -221,14 +226,16 @@ func lock(dir string) (int, error) {
 		}
 		if err != unix.EINTR {
 			_ = unix.Close(fd)
-			return -1, fault.Wrap(err, fault.Usage, dir, "end it first, or use another directory", "another process writes the configuration that is pinned here")
+			return -1, fault.Wrap(err, fault.Usage, dir, "end it first, or use another directory",
+				"another process writes the configuration that is pinned here")
 		}
 	}
 }
 
 func (s *Store) takeOver(o store.Options, pin string) error {
 	const anew = "remove it, and the configuration is built anew"
-	if s.lines.Type() != ebpf.Array || s.lines.ValueSize() != lineBytes || s.lines.Flags() != unix.BPF_F_MMAPABLE || s.lines.MaxEntries() > maxLines {
+	if s.lines.Type() != ebpf.Array || s.lines.ValueSize() != lineBytes || s.lines.Flags() != unix.BPF_F_MMAPABLE ||
+		s.lines.MaxEntries() > maxLines {
 		return fault.New(fault.Usage, pin, anew, "the pinned map has another format: %v", s.lines)
 	}
 	s.g.lines = s.lines.MaxEntries()
@@ -239,8 +246,11 @@ func (s *Store) takeOver(o store.Options, pin string) error {
 	if err != nil {
 		return fault.Wrap(err, fault.Usage, pin, anew, "the pinned configuration cannot be taken over")
 	}
-	if h := g.options; h.MaxClusters < o.MaxClusters || h.MaxListeners < o.MaxListeners || h.MaxEndpoints < o.MaxEndpoints {
-		return fault.New(fault.Usage, pin, "ask for no more, or "+anew, "the pinned map was made for %d clusters, %d listeners and %d endpoints", h.MaxClusters, h.MaxListeners, h.MaxEndpoints)
+	if h := g.options; h.MaxClusters < o.MaxClusters || h.MaxListeners < o.MaxListeners ||
+		h.MaxEndpoints < o.MaxEndpoints {
+		return fault.New(fault.Usage, pin, "ask for no more, or "+anew,
+			"the pinned map was made for %d clusters, %d listeners and %d endpoints", h.MaxClusters, h.MaxListeners,
+			h.MaxEndpoints)
 	}
 	s.g = g
 	return fault.Wrap(s.load(), fault.Usage, pin, anew, "the pinned configuration cannot be taken over")
@@ -301,7 +311,8 @@ func (s *Store) hold(c *contents) {
 	bySlot := make([]*cluster, s.g.slots())
 	ids := make([]bool, s.g.ids())
 	for _, x := range c.clusters {
-		e := &cluster{name: x.name, slot: x.slot, id: x.id, at: piece{x.line, x.lines}, text: piece{x.endsAt, x.nameLines}, endpoints: x.endpoints}
+		e := &cluster{name: x.name, slot: x.slot, id: x.id, at: piece{x.line, x.lines}, text: piece{x.endsAt, x.nameLines},
+			endpoints: x.endpoints}
 		h.clusters[x.name], bySlot[x.slot] = e, e
 		h.slotTree.sum += mark(x.slot, x.line)
 		h.endpoints += uint64(x.endpoints)

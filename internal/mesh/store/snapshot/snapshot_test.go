@@ -203,7 +203,10 @@ func TestHasty(t *testing.T) {
 	}
 	s.grace = &instant{}
 	// On a busy machine a writer that gets little time overtakes few.
-	answers, wrong, _ := overtake(t, s, func(answers, wrong int) bool { return answers >= 300 && wrong > 0 || answers >= 30_000 })
+	answers, wrong, _ := overtake(t, s, func(answers, wrong int) bool {
+		return answers >= 300 && wrong > 0 ||
+			answers >= 30_000
+	})
 	if wrong == 0 {
 		t.Errorf("nobody was waited for, and all of %d answers were right", answers)
 	}

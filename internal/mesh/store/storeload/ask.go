@@ -132,7 +132,8 @@ func (a *Asker) Ask(q mesh.Question, random uint64) Answer {
 	a.set(q, random)
 	a.kernel(1)
 	got := &a.packet.answer
-	out := Answer{Verdict: mesh.Verdict(got.verdict), Cluster: got.cluster, MaxConnections: got.maxConnections, Generation: got.generation}
+	out := Answer{Verdict: mesh.Verdict(got.verdict), Cluster: got.cluster, MaxConnections: got.maxConnections,
+		Generation: got.generation}
 	if out.Verdict == mesh.Accept {
 		out.Endpoint = fromKernel(got.endpoint)
 	}
@@ -157,14 +158,17 @@ func (a *Asker) set(q mesh.Question, random uint64) {
 func (a *Asker) kernel(repeat uint32) {
 	data := uint64(uintptr(unsafe.Pointer(&a.packet.ethernet)))
 	for {
-		a.run = testRun{program: uint32(a.program.FD()), sizeIn: packetSize, sizeOut: packetSize, in: data, out: data, repeat: repeat}
-		_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_TEST_RUN, uintptr(unsafe.Pointer(&a.run)), unsafe.Sizeof(a.run))
+		a.run = testRun{program: uint32(a.program.FD()), sizeIn: packetSize, sizeOut: packetSize, in: data, out: data,
+			repeat: repeat}
+		_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_TEST_RUN, uintptr(unsafe.Pointer(&a.run)),
+			unsafe.Sizeof(a.run))
 		runtime.KeepAlive(a)
 		if errno == unix.EINTR || errno == unix.EAGAIN {
 			continue
 		}
 		if errno != 0 || a.run.sizeOut != packetSize || a.run.retval != a.packet.answer.verdict {
-			panic(fmt.Sprintf("storeload: running the program ask: %v, %d bytes, returned %d, verdict %d", errno, a.run.sizeOut, int32(a.run.retval), a.packet.answer.verdict))
+			panic(fmt.Sprintf("storeload: running the program ask: %v, %d bytes, returned %d, verdict %d", errno, a.run.sizeOut,
+				int32(a.run.retval), a.packet.answer.verdict))
 		}
 		return
 	}

@@ -33,7 +33,8 @@ func ClusterLoad(i int) *mesh.Cluster {
 	}
 	endpoints := make([]mesh.Endpoint, len(c.Localities))
 	for j := range c.Localities {
-		endpoints[j] = mesh.Endpoint{Address: netip.AddrPortFrom(nth(0x0a000000, i*len(endpoints)+j), 8080), Weight: 1, Health: mesh.Healthy}
+		endpoints[j] = mesh.Endpoint{Address: netip.AddrPortFrom(nth(0x0a000000, i*len(endpoints)+j), 8080), Weight: 1,
+			Health: mesh.Healthy}
 		c.Localities[j].Endpoints = endpoints[j : j+1 : j+1]
 	}
 	return c
@@ -80,14 +81,17 @@ func nth(first uint32, i int) netip.Addr {
 func Services(n, endpoints int) (change mesh.Change) {
 	for i := range n {
 		name := fmt.Sprintf("service-%d", i)
-		c := &mesh.Cluster{Name: name, ConnectTimeout: time.Second, Localities: []mesh.Locality{{Endpoints: make([]mesh.Endpoint, endpoints)}}}
+		c := &mesh.Cluster{Name: name, ConnectTimeout: time.Second,
+			Localities: []mesh.Locality{{Endpoints: make([]mesh.Endpoint, endpoints)}}}
 		for j := range c.Localities[0].Endpoints {
-			c.Localities[0].Endpoints[j] = mesh.Endpoint{Address: netip.AddrPortFrom(nth(0x64400000, i*endpoints+j), 8080), Weight: 1, Health: mesh.Healthy}
+			c.Localities[0].Endpoints[j] = mesh.Endpoint{Address: netip.AddrPortFrom(nth(0x64400000, i*endpoints+j), 8080),
+				Weight: 1, Health: mesh.Healthy}
 		}
 		change.Clusters = append(change.Clusters, c)
 		change.Listeners = append(change.Listeners, &mesh.Listener{
 			Name: name, Address: ServiceOf(i), Protocol: mesh.TCP,
-			Chains: []mesh.Chain{{Name: "all", Proxy: mesh.Proxy{StatPrefix: name, Clusters: []mesh.WeightedCluster{{Name: name, Weight: 1}}, MaxConnectAttempts: 1}}},
+			Chains: []mesh.Chain{{Name: "all", Proxy: mesh.Proxy{StatPrefix: name,
+				Clusters: []mesh.WeightedCluster{{Name: name, Weight: 1}}, MaxConnectAttempts: 1}}},
 		})
 	}
 	return change

@@ -38,7 +38,8 @@ func TestServices(t *testing.T) {
 		t.Errorf("%d addresses of %d listeners", len(addresses), n+50)
 	}
 	for _, i := range []int{0, 1, n - 1} {
-		if a := meshmodel.Find(config, mesh.Question{To: ServiceOf(i), Protocol: mesh.TCP}); a.Verdict != mesh.Accept || len(a.Parts) != endpoints {
+		if a := meshmodel.Find(config, mesh.Question{To: ServiceOf(i), Protocol: mesh.TCP}); a.Verdict != mesh.Accept ||
+			len(a.Parts) != endpoints {
 			t.Errorf("service %d: %v with %d parts", i, a.Verdict, len(a.Parts))
 		}
 	}

@@ -78,14 +78,18 @@ func (s *values) checkClusters(change *mesh.Change) error {
 		}
 	}
 	if n := int(s.options.MaxClusters); len(p.clusters) > 0 && existing > n {
-		return fault.New(fault.Usage, p.clusters[len(p.clusters)-1].Name, "raise the number of clusters that the store holds", "it would be cluster %d; the store holds %d", existing, n)
+		return fault.New(fault.Usage, p.clusters[len(p.clusters)-1].Name, "raise the number of clusters that the store holds",
+			"it would be cluster %d; the store holds %d", existing, n)
 	}
 	if n := int(s.options.MaxEndpoints); len(p.clusters) > 0 && endpoints > n {
-		return fault.New(fault.Usage, p.clusters[len(p.clusters)-1].Name, "raise the number of endpoints that the store holds", "with it there would be %d endpoints; the store holds %d", endpoints, n)
+		return fault.New(fault.Usage, p.clusters[len(p.clusters)-1].Name,
+			"raise the number of endpoints that the store holds", "with it there would be %d endpoints; the store holds %d",
+			endpoints, n)
 	}
 	for i := range p.clusters {
 		if class := p.clusters[i].class; class >= 0 && s.classes[class].used+p.room[class] > s.classes[class].capacity {
-			return store.TooLarge(p.clusters[i].Name, "%d endpoints: the store holds %d clusters of this size, and has as many", p.clusters[i].n, s.classes[class].capacity)
+			return store.TooLarge(p.clusters[i].Name, "%d endpoints: the store holds %d clusters of this size, and has as many",
+				p.clusters[i].n, s.classes[class].capacity)
 		}
 	}
 	return nil
@@ -110,7 +114,8 @@ func (s *values) checkListeners(change *mesh.Change) error {
 		p.keys[key] = l.Name
 		rules, err := l.Rules()
 		if err != nil {
-			return fault.Wrap(err, fault.Usage, l.Name, "give it fewer filter chains, or policies that do not multiply", "its rules")
+			return fault.Wrap(err, fault.Usage, l.Name, "give it fewer filter chains, or policies that do not multiply",
+				"its rules")
 		}
 		rules = reachable(rules)
 		next := listenerPlan{l, key, rules, short}
@@ -148,11 +153,14 @@ func (s *values) checkListeners(change *mesh.Change) error {
 	}
 	last := p.listeners[len(p.listeners)-1].Name
 	if n := int(s.options.MaxListeners); after > n {
-		return fault.New(fault.Usage, last, "raise the number of listeners that the store holds", "it would be listener %d; the store holds %d", after, n)
+		return fault.New(fault.Usage, last, "raise the number of listeners that the store holds",
+			"it would be listener %d; the store holds %d", after, n)
 	}
 	for i := range p.listeners {
 		if c := &s.classes[p.listeners[i].class]; c.used+p.room[p.listeners[i].class] > c.capacity {
-			return store.TooLarge(p.listeners[i].Name, "%d rules, %d weighted clusters: the store holds %d listeners of this size, and has as many", len(p.listeners[i].rules), choices(p.listeners[i].Listener, p.listeners[i].rules), c.capacity)
+			return store.TooLarge(p.listeners[i].Name,
+				"%d rules, %d weighted clusters: the store holds %d listeners of this size, and has as many",
+				len(p.listeners[i].rules), choices(p.listeners[i].Listener, p.listeners[i].rules), c.capacity)
 		}
 		for _, r := range p.listeners[i].rules {
 			if r.Chain < 0 {
@@ -166,13 +174,15 @@ func (s *values) checkListeners(change *mesh.Change) error {
 		}
 	}
 	if len(p.names) > s.ids.left() {
-		return fault.New(fault.Usage, last, "raise the number of clusters that the store holds", "there are more names of clusters than the store can number")
+		return fault.New(fault.Usage, last, "raise the number of clusters that the store holds",
+			"there are more names of clusters than the store can number")
 	}
 	return nil
 }
 
 func sameAddress(l *mesh.Listener, other string) error {
-	return fault.New(fault.Usage, l.Name, "give one of them another address", "listener %s has %s %s already", other, l.Protocol, l.Address)
+	return fault.New(fault.Usage, l.Name, "give one of them another address", "listener %s has %s %s already", other,
+		l.Protocol, l.Address)
 }
 
 // reachable is the rules up to the first that matches everything.

@@ -149,10 +149,12 @@ func open(o store.Options) (*values, error) {
 	if err := spec.LoadAndAssign(&s.maps, nil); err != nil {
 		return nil, fmt.Errorf("making the maps of store value: %w", err)
 	}
-	for i, m := range []*ebpf.Map{small: s.maps.ValueSmall, medium: s.maps.ValueMedium, large: s.maps.ValueLarge, short: s.maps.ValueShort, long: s.maps.ValueLong} {
+	for i, m := range []*ebpf.Map{small: s.maps.ValueSmall, medium: s.maps.ValueMedium, large: s.maps.ValueLarge,
+		short: s.maps.ValueShort, long: s.maps.ValueLong} {
 		s.classes[i].m = m
 	}
-	s.places, err = unix.Mmap(s.maps.ValuePlaces.FD(), 0, 8*int(2*o.MaxClusters+1), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	s.places, err = unix.Mmap(s.maps.ValuePlaces.FD(), 0, 8*int(2*o.MaxClusters+1), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED)
 	if err != nil {
 		s.maps.Close()
 		return nil, fmt.Errorf("mapping value_places: %w", err)
@@ -167,7 +169,8 @@ func (s *values) Close() error {
 func (s *values) Maps() map[string]*ebpf.Map {
 	m := &s.maps
 	return map[string]*ebpf.Map{
-		"value_small": m.ValueSmall, "value_medium": m.ValueMedium, "value_large": m.ValueLarge, "value_short": m.ValueShort, "value_long": m.ValueLong,
+		"value_small": m.ValueSmall, "value_medium": m.ValueMedium, "value_large": m.ValueLarge, "value_short": m.ValueShort,
+		"value_long": m.ValueLong,
 		"value_keys": m.ValueKeys, "value_places": m.ValuePlaces,
 	}
 }
@@ -228,10 +231,14 @@ func (s *values) write(change *mesh.Change) error {
 			break
 		}
 	}
-	if err := until(len(s.plan.clusters), func(i int) (bool, error) { return s.writeCluster(&s.plan.clusters[i]) }); err != nil {
+	if err := until(len(s.plan.clusters), func(i int) (bool, error) {
+		return s.writeCluster(&s.plan.clusters[i])
+	}); err != nil {
 		return err
 	}
-	if err := until(len(s.plan.listeners), func(i int) (bool, error) { return s.writeListener(&s.plan.listeners[i]) }); err != nil {
+	if err := until(len(s.plan.listeners), func(i int) (bool, error) {
+		return s.writeListener(&s.plan.listeners[i])
+	}); err != nil {
 		return err
 	}
 	return s.remove(change)

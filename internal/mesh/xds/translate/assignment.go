@@ -81,7 +81,8 @@ func localities(m *endpointv3.ClusterLoadAssignment, names bool) (out []mesh.Loc
 			return nil, nil, in("policy", err)
 		}
 		if f := p.GetOverprovisioningFactor(); f != nil && f.GetValue() != overprovisioning {
-			return nil, nil, in("policy", in("overprovisioning_factor", refuse("must be %d, not %d", overprovisioning, f.GetValue())))
+			return nil, nil, in("policy", in("overprovisioning_factor",
+				refuse("must be %d, not %d", overprovisioning, f.GetValue())))
 		}
 	}
 	total := uint64(0)
@@ -106,7 +107,8 @@ func localities(m *endpointv3.ClusterLoadAssignment, names bool) (out []mesh.Loc
 }
 
 func locality(m *endpointv3.LocalityLbEndpoints, l *mesh.Locality, names bool) (hosts []string, err error) {
-	if err := only(m, "locality", "metadata", "lb_endpoints", "load_balancing_weight", "priority", "proximity"); err != nil {
+	if err := only(m, "locality", "metadata", "lb_endpoints", "load_balancing_weight", "priority",
+		"proximity"); err != nil {
 		return nil, err
 	}
 	if p := m.GetLocality(); p != nil {

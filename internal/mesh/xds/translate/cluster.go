@@ -190,7 +190,8 @@ const (
 var clusterFields = slices.Concat(slices.Collect(maps.Keys(unheeded)), []protoreflect.Name{
 	"name", "type", "eds_cluster_config", "connect_timeout", "lb_policy", "load_assignment", "circuit_breakers",
 	"common_lb_config", "dns_refresh_rate", "respect_dns_ttl", "dns_lookup_family", "transport_socket",
-	"round_robin_lb_config", "typed_extension_protocol_options", "filters", "transport_socket_matches", "typed_dns_resolver_config",
+	"round_robin_lb_config", "typed_extension_protocol_options", "filters", "transport_socket_matches",
+	"typed_dns_resolver_config",
 	"original_dst_lb_config",
 	// These have no effect on connections:
 	"alt_stat_name", "metadata", "stats_matcher", "track_cluster_stats", "track_timeout_budgets",
@@ -329,7 +330,8 @@ func (c *Cluster) breakers(m *clusterv3.Cluster, n notes) error {
 		} {
 			*limit.to = limit.from.GetValue()
 			if limit.field == "max_connections" && limit.from != nil && *limit.to == 0 {
-				return at(in(limit.field, refuse("must be 1 or more: a cluster that takes no connections is one without endpoints")))
+				return at(in(limit.field, refuse("must be 1 or more: a cluster that takes no connections is one "+
+					"without endpoints")))
 			}
 		}
 	}
@@ -371,7 +373,8 @@ func rawSocket(s *corev3.TransportSocket) error {
 	switch {
 	case s == nil:
 		return nil
-	case typeOf(s.GetTypedConfig()) != raw && (s.GetTypedConfig() != nil || s.GetName() != "envoy.transport_sockets.raw_buffer"):
+	case typeOf(s.GetTypedConfig()) != raw && (s.GetTypedConfig() != nil ||
+		s.GetName() != "envoy.transport_sockets.raw_buffer"):
 		return refuse("%s (%s) is not supported", clip(s.GetName()), clip(typeOf(s.GetTypedConfig())))
 	}
 	return only(s, "name", "typed_config")
@@ -479,7 +482,8 @@ func (c *Cluster) dns(m *clusterv3.Cluster) (err error) {
 	if err := resolver(m.GetTypedDnsResolverConfig()); err != nil {
 		return in("typed_dns_resolver_config", err)
 	}
-	rate := m.GetDnsRefreshRate() //nolint:staticcheck // deprecated: what replaces it, cluster_type, is not what control planes send
+	//nolint:staticcheck // deprecated: what replaces it, cluster_type, is not what control planes send
+	rate := m.GetDnsRefreshRate()
 	if c.Refresh, err = duration(rate); err == nil && rate != nil && c.Refresh <= minRefresh {
 		err = refuse("must be more than %v", minRefresh)
 	}
@@ -510,7 +514,8 @@ func (c *Cluster) dns(m *clusterv3.Cluster) (err error) {
 		}
 	}
 	if sum > math.MaxUint32/maxAddresses {
-		return in("load_assignment", refuse("the weights of all endpoints are too much for 32 bits, should each name have %d addresses", maxAddresses))
+		return in("load_assignment", refuse("the weights of all endpoints are too much for 32 bits, should each name have "+
+			"%d addresses", maxAddresses))
 	}
 	return nil
 }

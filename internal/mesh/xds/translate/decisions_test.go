@@ -30,7 +30,8 @@ const (
 	inspectors  = `{"name":"h","typed_config":{` + ext + `filters.listener.http_inspector.v3.HttpInspector"}},` +
 		`{"name":"t","typed_config":{` + ext + `filters.listener.tls_inspector.v3.TlsInspector"}}`
 	router    = `{"name":"r","typed_config":{` + ext + `filters.http.router.v3.Router"}}`
-	managerOf = `{"name":"http","typed_config":{` + ext + `filters.network.http_connection_manager.v3.HttpConnectionManager",` +
+	managerOf = `{"name":"http","typed_config":{` + ext +
+		`filters.network.http_connection_manager.v3.HttpConnectionManager",` +
 		`"stat_prefix":"h","rds":{"route_config_name":"80","config_source":{"ads":{}}},"http_filters":[%s` + router + `]}}`
 	anyAddress = `"address":{"socket_address":{"address":"0.0.0.0","port_value":80}}`
 	inbound    = `"traffic_direction":"INBOUND","listener_filters":[` + originalDst + `],` +
@@ -84,69 +85,95 @@ var decisions = []decision{
 	{row: "`lb_policy` ROUND_ROBIN, RANDOM", want: exact, cluster: clusterWith(eds)},
 	{row: "`lb_policy` LEAST_REQUEST", want: warned, cluster: clusterWith(eds + `,"lb_policy":"LEAST_REQUEST"`)},
 	{row: "`lb_policy` RING_HASH, MAGLEV", want: warned, cluster: clusterWith(eds + `,"lb_policy":"MAGLEV"`)},
-	{row: "`type` STATIC without `load_assignment` (BlackHoleCluster)", want: exact, cluster: clusterWith(`"type":"STATIC"`)},
+	{row: "`type` STATIC without `load_assignment` (BlackHoleCluster)", want: exact,
+		cluster: clusterWith(`"type":"STATIC"`)},
 	{row: "`type` ORIGINAL_DST (PassthroughCluster)", want: exact,
 		cluster: clusterWith(`"type":"ORIGINAL_DST","lb_policy":"CLUSTER_PROVIDED"`)},
-	{row: "`type` LOGICAL_DNS", want: warned, cluster: clusterWith(`"type":"LOGICAL_DNS","load_assignment":{"endpoints":[{"lb_endpoints":[` + host + `]}]}`)},
-	{row: "`outlier_detection`, `health_checks`", want: warned, cluster: clusterWith(eds + `,"outlier_detection":{},"health_checks":[{}]`)},
-	{row: "`common_lb_config`: panic threshold, zone-aware", want: warned, cluster: clusterWith(eds + `,"common_lb_config":{"zone_aware_lb_config":{}}`)},
-	{row: "`upstream_bind_config`, `upstream_connection_options`", want: warned, cluster: clusterWith(eds + `,"upstream_connection_options":{}`)},
-	{row: "`retry_budget`, `per_host_thresholds`", want: warned, cluster: clusterWith(eds + `,"circuit_breakers":{"thresholds":[{"retry_budget":{}}]}`)},
+	{row: "`type` LOGICAL_DNS", want: warned,
+		cluster: clusterWith(`"type":"LOGICAL_DNS","load_assignment":{"endpoints":[{"lb_endpoints":[` + host + `]}]}`)},
+	{row: "`outlier_detection`, `health_checks`", want: warned,
+		cluster: clusterWith(eds + `,"outlier_detection":{},"health_checks":[{}]`)},
+	{row: "`common_lb_config`: panic threshold, zone-aware", want: warned,
+		cluster: clusterWith(eds + `,"common_lb_config":{"zone_aware_lb_config":{}}`)},
+	{row: "`upstream_bind_config`, `upstream_connection_options`", want: warned,
+		cluster: clusterWith(eds + `,"upstream_connection_options":{}`)},
+	{row: "`retry_budget`, `per_host_thresholds`", want: warned,
+		cluster: clusterWith(eds + `,"circuit_breakers":{"thresholds":[{"retry_budget":{}}]}`)},
 	{row: "`transport_socket_matches` with TLS (automatic mTLS)", want: warned,
-		cluster: clusterWith(eds + `,"transport_socket_matches":[{"name":"tls","match":{},"transport_socket":` + upTLS + `}]`)},
+		cluster: clusterWith(eds + `,"transport_socket_matches":[{"name":"tls","match":{},"transport_socket":` +
+			upTLS + `}]`)},
 	{row: "`transport_socket` TLS", want: refused, cluster: clusterWith(eds + `,"transport_socket":` + upTLS)},
-	{row: "`lb_subset_config`, `load_balancing_policy`, `cluster_type`", want: refused, cluster: clusterWith(eds + `,"lb_subset_config":{}`)},
+	{row: "`lb_subset_config`, `load_balancing_policy`, `cluster_type`", want: refused,
+		cluster: clusterWith(eds + `,"lb_subset_config":{}`)},
 
-	{row: "`http_inspector`, `tls_inspector`", want: exact, listener: listenerWith(address+`,"listener_filters":[`+inspectors+`]`, chainOf("", tcp))},
+	{row: "`http_inspector`, `tls_inspector`", want: exact,
+		listener: listenerWith(address+`,"listener_filters":[`+inspectors+`]`, chainOf("", tcp))},
 	{row: "`proxy_protocol` and other listener filters", want: refused,
-		listener: listenerWith(address+`,"listener_filters":[{"name":"p","typed_config":{`+ext+`filters.listener.proxy_protocol.v3.ProxyProtocol"}}]`, chainOf("", tcp))},
+		listener: listenerWith(address+`,"listener_filters":[{"name":"p","typed_config":{`+ext+
+			`filters.listener.proxy_protocol.v3.ProxyProtocol"}}]`, chainOf("", tcp))},
 	{row: "filters of statistics and of metadata exchange", want: exact,
-		listener: listenerWith(address, chainOf("", `{"name":"istio.stats","typed_config":{"@type":"type.googleapis.com/udpa.type.v1.TypedStruct","type_url":"type.googleapis.com/stats.PluginConfig"}}`, tcp))},
+		listener: listenerWith(address, chainOf("",
+			`{"name":"istio.stats","typed_config":{"@type":"type.googleapis.com/udpa.type.v1.TypedStruct","type_url":"type.googleapis.com/stats.PluginConfig"}}`, tcp))},
 	{row: "`local_ratelimit`, `connection_limit`", want: warned,
-		listener: listenerWith(address, chainOf("", `{"name":"limit","typed_config":{`+ext+`filters.network.local_ratelimit.v3.LocalRateLimit","stat_prefix":"x"}}`, tcp))},
+		listener: listenerWith(address, chainOf("", `{"name":"limit","typed_config":{`+ext+
+			`filters.network.local_ratelimit.v3.LocalRateLimit","stat_prefix":"x"}}`, tcp))},
 	{row: "`ext_authz` and every other network filter", want: refused,
-		listener: listenerWith(address, chainOf("", `{"name":"authz","typed_config":{`+ext+`filters.network.ext_authz.v3.ExtAuthz","stat_prefix":"x"}}`, tcp))},
-	{row: "`idle_timeout`, `max_downstream_connection_duration`", want: warned, listener: tcpWith(`"cluster":"web","idle_timeout":"1s"`)},
-	{row: "`tunneling_config`, `metadata_match`", want: refused, listener: tcpWith(`"cluster":"web","tunneling_config":{"hostname":"x"}`)},
+		listener: listenerWith(address, chainOf("", `{"name":"authz","typed_config":{`+ext+
+			`filters.network.ext_authz.v3.ExtAuthz","stat_prefix":"x"}}`, tcp))},
+	{row: "`idle_timeout`, `max_downstream_connection_duration`", want: warned,
+		listener: tcpWith(`"cluster":"web","idle_timeout":"1s"`)},
+	{row: "`tunneling_config`, `metadata_match`", want: refused,
+		listener: tcpWith(`"cluster":"web","tunneling_config":{"hostname":"x"}`)},
 	{row: "RBAC by address and port", want: exact, listener: listenerWith(address, chainOf("", byAddress, tcp))},
-	{row: "RBAC by identity, header or condition", want: refused, listener: listenerWith(address, chainOf("", byIdentity, tcp))},
+	{row: "RBAC by identity, header or condition", want: refused,
+		listener: listenerWith(address, chainOf("", byIdentity, tcp))},
 	{row: "`shadow_rules`", want: warned, listener: rbacWith(`"shadow_rules":{}`)},
 	{row: "all chains to PassthroughCluster", want: exact, listener: listenerWith(address, chainOf("", proxyTo("pass")))},
-	{row: "rules in a chain to PassthroughCluster", want: refused, listener: listenerWith(address, chainOf("", byAddress, proxyTo("pass")))},
+	{row: "rules in a chain to PassthroughCluster", want: refused,
+		listener: listenerWith(address, chainOf("", byAddress, proxyTo("pass")))},
 	{row: "chains to PassthroughCluster beside others, by what connections say", want: warned,
 		listener: listenerWith(address, chainOf(`"server_names":["web"]`, tcp), chainOf("", proxyTo("pass")))},
 	{row: "chains to PassthroughCluster beside others, by address", want: refused,
-		listener: listenerWith(anyAddress, chainOf(`"prefix_ranges":[{"address_prefix":"10.0.0.0","prefix_len":8}]`, tcp), chainOf("", proxyTo("pass")))},
+		listener: listenerWith(anyAddress, chainOf(`"prefix_ranges":[{"address_prefix":"10.0.0.0","prefix_len":8}]`, tcp),
+			chainOf("", proxyTo("pass")))},
 	{row: "chains to several clusters, by what connections say", want: refused,
 		listener: listenerWith(address, chainOf(`"server_names":["web"]`, tcp), chainOf("", proxyTo("other")))},
 	{row: "the same at all addresses, beside a default chain", want: warned,
 		listener: strings.TrimSuffix(listenerWith(anyAddress, chainOf(`"server_names":["web"]`, tcp),
-			chainOf(`"server_names":["other"]`, proxyTo("other"))), "}") + `,"default_filter_chain":` + chainOf("", proxyTo("pass")) + "}"},
+			chainOf(`"server_names":["other"]`, proxyTo("other"))), "}") + `,"default_filter_chain":` +
+			chainOf("", proxyTo("pass")) + "}"},
 	{row: "the same with rules", want: refused,
 		listener: strings.TrimSuffix(listenerWith(anyAddress, chainOf(`"server_names":["web"]`, byAddress, tcp)), "}") +
 			`,"default_filter_chain":` + chainOf("", proxyTo("pass")) + "}"},
 	{row: "HTTP, all requests of a virtual host to the same clusters", want: warned,
-		listener: listenerWith(anyAddress, chainOf(`"application_protocols":["http/1.1"]`, manager("")), chainOf("", proxyTo("pass"))),
-		routes:   routesOf(`{"match":{"prefix":"/"},"route":{"cluster":"web"}}`)},
+		listener: listenerWith(anyAddress, chainOf(`"application_protocols":["http/1.1"]`, manager("")),
+			chainOf("", proxyTo("pass"))),
+		routes: routesOf(`{"match":{"prefix":"/"},"route":{"cluster":"web"}}`)},
 	{row: "HTTP, requests of a virtual host to different clusters, or to none", want: closed,
-		listener: listenerWith(anyAddress, chainOf(`"application_protocols":["http/1.1"]`, manager("")), chainOf("", proxyTo("pass"))),
-		routes:   routesOf(`{"match":{"prefix":"/v2"},"route":{"cluster":"other"}},{"match":{"prefix":"/"},"route":{"cluster":"web"}}`)},
+		listener: listenerWith(anyAddress, chainOf(`"application_protocols":["http/1.1"]`, manager("")),
+			chainOf("", proxyTo("pass"))),
+		routes: routesOf(`{"match":{"prefix":"/v2"},"route":{"cluster":"other"}},{"match":{"prefix":"/"},"route":{"cluster":"web"}}`)},
 	{row: "HTTP, redirects and direct responses", want: closed,
-		listener: listenerWith(anyAddress, chainOf("", manager(""))), routes: routesOf(`{"match":{"prefix":"/"},"redirect":{"https_redirect":true}}`)},
+		listener: listenerWith(anyAddress, chainOf("", manager(""))),
+		routes:   routesOf(`{"match":{"prefix":"/"},"redirect":{"https_redirect":true}}`)},
 	{row: "HTTP, rules of single routes or virtual hosts (`typed_per_filter_config`)", want: closed,
 		listener: listenerWith(anyAddress, chainOf("", manager(""))),
 		routes: routesOf(`{"match":{"prefix":"/"},"route":{"cluster":"web"},"typed_per_filter_config":{"rbac":{` + ext +
 			`filters.http.rbac.v3.RBACPerRoute"}}}`)},
 	{row: "HTTP filters that decide who may call (`ext_authz`, `jwt_authn`) and unknown ones", want: refused,
-		listener: listenerWith(anyAddress, chainOf("", manager(`{"name":"a","typed_config":{`+ext+`filters.http.ext_authz.v3.ExtAuthz"}},`)))},
+		listener: listenerWith(anyAddress, chainOf("",
+			manager(`{"name":"a","typed_config":{`+ext+`filters.http.ext_authz.v3.ExtAuthz"}},`)))},
 	{row: "virtualOutbound, the rest to PassthroughCluster (ALLOW_ANY)", want: exact,
-		listener: listenerWith(anyAddress+`,"use_original_dst":true`, chainOf(`"destination_port":80`, proxyTo("black")), chainOf("", proxyTo("pass")))},
+		listener: listenerWith(anyAddress+`,"use_original_dst":true`, chainOf(`"destination_port":80`, proxyTo("black")),
+			chainOf("", proxyTo("pass")))},
 	{row: "virtualOutbound, the rest to BlackHoleCluster (REGISTRY_ONLY)", want: refused,
 		listener: listenerWith(anyAddress+`,"use_original_dst":true`, chainOf("", proxyTo("black")))},
-	{row: "virtualInbound, a port without rules", want: exact, listener: listenerWith(inbound, chainOf(`"destination_port":9000`, proxyTo("pass")))},
+	{row: "virtualInbound, a port without rules", want: exact,
+		listener: listenerWith(inbound, chainOf(`"destination_port":9000`, proxyTo("pass")))},
 	{row: "virtualInbound, rules by address for a port", want: exact,
 		listener: listenerWith(inbound, chainOf(`"destination_port":9000`, byAddress, proxyTo("pass")))},
-	{row: "virtualInbound, rules for ports of no service", want: warned, listener: listenerWith(inbound, chainOf("", byAddress, proxyTo("pass")))},
+	{row: "virtualInbound, rules for ports of no service", want: warned,
+		listener: listenerWith(inbound, chainOf("", byAddress, proxyTo("pass")))},
 	{row: "virtualInbound, rules by identity, header or condition", want: closed,
 		listener: listenerWith(inbound, chainOf(`"destination_port":9000`, byIdentity, proxyTo("pass")))},
 	{row: "virtualInbound, TLS or plain (PERMISSIVE)", want: warned,
@@ -247,8 +274,10 @@ func TestDecisions(t *testing.T) {
 // TestDefaultMatch: a default chain with an empty match, as istiod sends them, is one without; with conditions it is
 // refused.
 func TestDefaultMatch(t *testing.T) {
-	for match, want := range map[string]string{``: "", `"destination_port":80`: "default_filter_chain.filter_chain_match: "} {
-		_, err := ParseListener(of(t, &listenerv3.Listener{}, `{"name":"l",`+address+`,"default_filter_chain":`+chainOf(match, tcp)+`}`))
+	for match, want := range map[string]string{``: "",
+		`"destination_port":80`: "default_filter_chain.filter_chain_match: "} {
+		_, err := ParseListener(of(t, &listenerv3.Listener{}, `{"name":"l",`+address+`,"default_filter_chain":`+
+			chainOf(match, tcp)+`}`))
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", match, err)
 		}
@@ -276,7 +305,8 @@ func FuzzServed(f *testing.F) {
 		if err != nil {
 			return
 		}
-		env := Env{Own: []netip.Addr{netip.MustParseAddr("127.0.0.9")}, Cluster: clusterOf(t), Routes: func(string) *Routes { return r }}
+		env := Env{Own: []netip.Addr{netip.MustParseAddr("127.0.0.9")}, Cluster: clusterOf(t),
+			Routes: func(string) *Routes { return r }}
 		s, err := l.Expand(env)
 		if err != nil {
 			return

@@ -86,8 +86,10 @@ func (l *Listener) read(m *listenerv3.Listener, n notes) error {
 	err := only(m, "name", "address", "filter_chains", "default_filter_chain", "listener_filters", "udp_listener_config",
 		"use_original_dst",
 		// The data plane binds no socket and buffers nothing, so that these have no effect:
-		"stat_prefix", "stats_matcher", "metadata", "traffic_direction", "access_log", "bind_to_port", "per_connection_buffer_limit_bytes", "drain_type",
-		"enable_reuse_port", "tcp_backlog_size", "listener_filters_timeout", "continue_on_listener_filters_timeout", "ignore_global_conn_limit",
+		"stat_prefix", "stats_matcher", "metadata", "traffic_direction", "access_log", "bind_to_port",
+		"per_connection_buffer_limit_bytes", "drain_type",
+		"enable_reuse_port", "tcp_backlog_size", "listener_filters_timeout", "continue_on_listener_filters_timeout",
+		"ignore_global_conn_limit",
 		"bypass_overload_manager", "max_connections_to_accept_per_socket_event", "connection_balance_config", "freebind",
 		"socket_options", "transparent", "tcp_fast_open_queue_length")
 	if err != nil {
@@ -253,7 +255,8 @@ const downstreamTLS = "envoy.extensions.transport_sockets.tls.v3.DownstreamTlsCo
 // chain reads a filter chain. What a workload's own inbound chain cannot do closes it: its neighbours are there for
 // other ports, and must not go with it.
 func (l *Listener) chain(m *listenerv3.FilterChain, n notes) (p part, err error) {
-	err = only(m, "filter_chain_match", "filters", "transport_socket", "name", "metadata", "transport_socket_connect_timeout")
+	err = only(m, "filter_chain_match", "filters", "transport_socket", "name", "metadata",
+		"transport_socket_connect_timeout")
 	if err != nil {
 		return p, err
 	}

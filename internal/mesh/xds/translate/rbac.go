@@ -90,7 +90,8 @@ type condition = []mesh.Principal
 var always = condition{{}}
 
 func permission(m *rbacv3.Permission, depth int) (condition, error) {
-	if err := only(m, "and_rules", "or_rules", "any", "destination_ip", "destination_port", "destination_port_range"); err != nil {
+	if err := only(m, "and_rules", "or_rules", "any", "destination_ip", "destination_port",
+		"destination_port_range"); err != nil {
 		return nil, err
 	}
 	switch r := m.GetRule().(type) {

@@ -277,7 +277,8 @@ func duration(d *durationpb.Duration) (time.Duration, error) {
 	if d == nil {
 		return 0, nil
 	}
-	if d.CheckValid() != nil || d.GetSeconds() < 0 || d.GetNanos() < 0 || d.GetSeconds() > int64(time.Duration(1<<63-1)/time.Second)-1 {
+	if d.CheckValid() != nil || d.GetSeconds() < 0 || d.GetNanos() < 0 ||
+		d.GetSeconds() > int64(time.Duration(1<<63-1)/time.Second)-1 {
 		return 0, refuse("%ds %dns is no duration that can be waited", d.GetSeconds(), d.GetNanos())
 	}
 	return d.AsDuration(), nil

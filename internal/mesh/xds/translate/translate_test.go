@@ -71,16 +71,21 @@ func TestListener(t *testing.T) {
 	}{
 		"one cluster": {fmt.Sprintf(`{"name":"l",%s,"filter_chains":[{"name":"c","filters":[%s]}],"bind_to_port":false,"traffic_direction":"OUTBOUND"}`, address, tcp), one(mesh.Chain{Name: "c", Proxy: web})},
 		"weighted": {tcpWith(`"max_connect_attempts":3,"idle_timeout":"0s","weighted_clusters":{"clusters":[{"name":"a","weight":1},{"name":"b","weight":9}]}`),
-			one(mesh.Chain{Proxy: mesh.Proxy{MaxConnectAttempts: 3, Clusters: []mesh.WeightedCluster{{Name: "a", Weight: 1}, {Name: "b", Weight: 9}}}})},
+			one(mesh.Chain{Proxy: mesh.Proxy{MaxConnectAttempts: 3,
+				Clusters: []mesh.WeightedCluster{{Name: "a", Weight: 1}, {Name: "b", Weight: 9}}}})},
 		"match and default": {
 			fmt.Sprintf(`{"name":"l",%s,"filter_chains":[{"filter_chain_match":{"destination_port":80,"prefix_ranges":[{"address_prefix":"10.1.2.3","prefix_len":8}],"source_prefix_ranges":[{"address_prefix":"::ffff:192.168.0.0","prefix_len":112}],"source_ports":[7]},"filters":[%s]}],"default_filter_chain":{"name":"d","filters":[%s]}}`, address, tcp, tcp),
 			&mesh.Listener{Name: "l", Address: at, Protocol: mesh.TCP, Default: &mesh.Chain{Name: "d", Proxy: web},
-				Chains: []mesh.Chain{{Proxy: web, Match: mesh.Match{DestinationPort: 80, Destinations: prefix("10.0.0.0/8"), Sources: prefix("192.168.0.0/16"), SourcePorts: []uint16{7}}}}}},
-		"udp": {udpWith(`"cluster":"dns"`), &mesh.Listener{Name: "l", Address: netip.MustParseAddrPort("[::]:53"), Protocol: mesh.UDP,
-			Chains: []mesh.Chain{{Name: "udp", Proxy: mesh.Proxy{StatPrefix: "u", Clusters: []mesh.WeightedCluster{{Name: "dns", Weight: 1}}}}}}},
+				Chains: []mesh.Chain{{Proxy: web, Match: mesh.Match{DestinationPort: 80, Destinations: prefix("10.0.0.0/8"),
+					Sources: prefix("192.168.0.0/16"), SourcePorts: []uint16{7}}}}}},
+		"udp": {udpWith(`"cluster":"dns"`), &mesh.Listener{Name: "l", Address: netip.MustParseAddrPort("[::]:53"),
+			Protocol: mesh.UDP,
+			Chains: []mesh.Chain{{Name: "udp", Proxy: mesh.Proxy{StatPrefix: "u",
+				Clusters: []mesh.WeightedCluster{{Name: "dns", Weight: 1}}}}}}},
 		"udp by matcher": {udpWith(`"matcher":{"on_no_match":{"action":{"name":"r","typed_config":{"@type":"type.googleapis.com/envoy.extensions.filters.udp.udp_proxy.v3.Route","cluster":"dns"}}}}`),
 			&mesh.Listener{Name: "l", Address: netip.MustParseAddrPort("[::]:53"), Protocol: mesh.UDP,
-				Chains: []mesh.Chain{{Name: "udp", Proxy: mesh.Proxy{StatPrefix: "u", Clusters: []mesh.WeightedCluster{{Name: "dns", Weight: 1}}}}}}},
+				Chains: []mesh.Chain{{Name: "udp", Proxy: mesh.Proxy{StatPrefix: "u",
+					Clusters: []mesh.WeightedCluster{{Name: "dns", Weight: 1}}}}}}},
 		"rbac without rules":       {rbacWith(`"enforcement_type":"ONE_TIME_ON_FIRST_BYTE"`), one(mesh.Chain{Proxy: web})},
 		"rbac that allows nothing": {rbacWith(`"rules":{}`), one(mesh.Chain{Proxy: web, RBAC: []mesh.RBAC{{}}})},
 		"rbac": {rbacWith(`"rules":{"action":"DENY","policies":{
@@ -109,25 +114,29 @@ func TestListenerRefused(t *testing.T) {
 		`{"name":"l"}`: `listener "l": address.socket_address: is missing`,
 		`{` + address + `,"filter_chains":[{"filters":[` + tcp + `]}]}`: `listener: name: is missing`,
 		`{"name":"l",` + address + `}`:                                  `listener "l": filter_chains: is missing`,
-		`{"name":"l",` + address + `,"filter_chains":[{"filters":[` + tcp + `]},{"filters":[{"name":"http","typed_config":{"@type":"type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy.WeightedCluster"}}]}]}`: `listener "l": filter_chains[1].filters[0]: http (envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy.WeightedCluster) is not supported`,
-		`{"name":"l",` + address + `,"filter_chains":[{"filters":[{"name":"envoy.filters.network.http_connection_manager"}]}]}`:                                                                                                        `listener "l": filter_chains[0].filters[0]: envoy.filters.network.http_connection_manager is not supported`,
-		`{"name":"l",` + address + `,"filter_chains":[{"filters":[` + tcp + `,` + tcp + `]}]}`:                                                                                                                                         `listener "l": filter_chains[0].filters[0]: a tcp_proxy must be the last filter`,
-		`{"name":"l",` + address + `,"filter_chains":[{"filters":[{}]}]}`:                                                                                                                                                              `listener "l": filter_chains[0].filters[0]:  is not supported`,
-		`{"name":"l",` + address + `,"filter_chains":[{"transport_socket":{"name":"envoy.transport_sockets.tls"},"filters":[` + tcp + `]}]}`:                                                                                           `listener "l": filter_chains[0].transport_socket: envoy.transport_sockets.tls () is not supported`,
-		`{"name":"l",` + address + `,"listener_filters":[{"name":"envoy.filters.listener.original_dst"}],"filter_chains":[{"filters":[` + tcp + `]}]}`:                                                                                 `listener "l": listener_filters[0]: envoy.filters.listener.original_dst is not supported`,
-		`{"name":"l","address":{"socket_address":{"address":"web.local","port_value":80}},"filter_chains":[{"filters":[` + tcp + `]}]}`:                                                                                                `listener "l": address.socket_address.address: "web.local" is no IP address`,
-		`{"name":"l","address":{"pipe":{"path":"/x"}}}`:                                                                                                      `listener "l": address.pipe: is not supported`,
-		tcpWith(`"cluster":"web","tunneling_config":{"hostname":"x"}`):                                                                                       `listener "l": filter_chains[0].filters[0].typed_config.tunneling_config: is not supported`,
-		tcpWith(`"weighted_clusters":{"clusters":[{"name":"a","weight":4294967295},{"name":"b","weight":1}]}`):                                               `listener "l": filter_chains[0].filters[0].typed_config.weighted_clusters.clusters[1].weight: the weights of all clusters are too much for 32 bits`,
-		tcpWith(`"weighted_clusters":{"clusters":[{"name":"a","weight":0}]}`):                                                                                `listener "l": filter_chains[0].filters[0].typed_config.weighted_clusters.clusters[0].weight: must be 1 or more`,
-		udpWith(`"cluster":"dns","use_original_src_ip":true`):                                                                                                `listener "l": listener_filters[0].typed_config.use_original_src_ip: is not supported`,
-		rbacWith(`"rules":{"policies":{"p":{"permissions":[{"not_rule":{"any":true}}],"principals":[{"any":true}]}}}`):                                       `listener "l": filter_chains[0].filters[0].typed_config.rules.policies[p].permissions[0].not_rule: is not supported`,
-		rbacWith(`"rules":{"policies":{"p":{"permissions":[{"any":true}],"principals":[{"authenticated":{}}]}}}`):                                            `listener "l": filter_chains[0].filters[0].typed_config.rules.policies[p].principals[0].authenticated: is not supported`,
-		rbacWith(`"rules":{"policies":{"p":{"permissions":[{"destination_port":0}],"principals":[{"any":true}]}}}`):                                          `listener "l": filter_chains[0].filters[0].typed_config.rules.policies[p].permissions[0].destination_port: must be 1 to 65535, not 0`,
-		rbacWith(`"rules":{"policies":{"p":{"permissions":[{"destination_port_range":{"start":0,"end":1}}],"principals":[{"any":true}]}}}`):                  `listener "l": filter_chains[0].filters[0].typed_config.rules.policies[p].permissions[0].destination_port_range: [0, 1) is no range of ports`,
-		rbacWith(`"rules":{"action":"LOG"}`):                                                                                                                 `listener "l": filter_chains[0].filters[0].typed_config.rules.action: LOG is not supported`,
-		rbacWith(`"enforcement_type":"CONTINUOUS"`):                                                                                                          `listener "l": filter_chains[0].filters[0].typed_config.enforcement_type: is not supported`,
-		`{"name":"l",` + address + `,"filter_chains":[{"filter_chain_match":{"source_ports":[` + strings.Repeat("1,", 40) + `2]},"filters":[` + tcp + `]}]}`: `listener "l": filter_chains: its filter chains and RBAC policies come to more than the 32 rules that a listener can have`,
+		`{"name":"l",` + address + `,"filter_chains":[{"filters":[` + tcp +
+			`]},{"filters":[{"name":"http","typed_config":{"@type":"type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy.WeightedCluster"}}]}]}`: `listener "l": filter_chains[1].filters[0]: http (envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy.WeightedCluster) is not supported`,
+		`{"name":"l",` + address + `,"filter_chains":[{"filters":[{"name":"envoy.filters.network.http_connection_manager"}]}]}`: `listener "l": filter_chains[0].filters[0]: envoy.filters.network.http_connection_manager is not supported`,
+		`{"name":"l",` + address + `,"filter_chains":[{"filters":[` + tcp + `,` + tcp +
+			`]}]}`: `listener "l": filter_chains[0].filters[0]: a tcp_proxy must be the last filter`,
+		`{"name":"l",` + address + `,"filter_chains":[{"filters":[{}]}]}`:                                                                              `listener "l": filter_chains[0].filters[0]:  is not supported`,
+		`{"name":"l",` + address + `,"filter_chains":[{"transport_socket":{"name":"envoy.transport_sockets.tls"},"filters":[` + tcp + `]}]}`:           `listener "l": filter_chains[0].transport_socket: envoy.transport_sockets.tls () is not supported`,
+		`{"name":"l",` + address + `,"listener_filters":[{"name":"envoy.filters.listener.original_dst"}],"filter_chains":[{"filters":[` + tcp + `]}]}`: `listener "l": listener_filters[0]: envoy.filters.listener.original_dst is not supported`,
+		`{"name":"l","address":{"socket_address":{"address":"web.local","port_value":80}},"filter_chains":[{"filters":[` +
+			tcp + `]}]}`: `listener "l": address.socket_address.address: "web.local" is no IP address`,
+		`{"name":"l","address":{"pipe":{"path":"/x"}}}`:                                                                                     `listener "l": address.pipe: is not supported`,
+		tcpWith(`"cluster":"web","tunneling_config":{"hostname":"x"}`):                                                                      `listener "l": filter_chains[0].filters[0].typed_config.tunneling_config: is not supported`,
+		tcpWith(`"weighted_clusters":{"clusters":[{"name":"a","weight":4294967295},{"name":"b","weight":1}]}`):                              `listener "l": filter_chains[0].filters[0].typed_config.weighted_clusters.clusters[1].weight: the weights of all clusters are too much for 32 bits`,
+		tcpWith(`"weighted_clusters":{"clusters":[{"name":"a","weight":0}]}`):                                                               `listener "l": filter_chains[0].filters[0].typed_config.weighted_clusters.clusters[0].weight: must be 1 or more`,
+		udpWith(`"cluster":"dns","use_original_src_ip":true`):                                                                               `listener "l": listener_filters[0].typed_config.use_original_src_ip: is not supported`,
+		rbacWith(`"rules":{"policies":{"p":{"permissions":[{"not_rule":{"any":true}}],"principals":[{"any":true}]}}}`):                      `listener "l": filter_chains[0].filters[0].typed_config.rules.policies[p].permissions[0].not_rule: is not supported`,
+		rbacWith(`"rules":{"policies":{"p":{"permissions":[{"any":true}],"principals":[{"authenticated":{}}]}}}`):                           `listener "l": filter_chains[0].filters[0].typed_config.rules.policies[p].principals[0].authenticated: is not supported`,
+		rbacWith(`"rules":{"policies":{"p":{"permissions":[{"destination_port":0}],"principals":[{"any":true}]}}}`):                         `listener "l": filter_chains[0].filters[0].typed_config.rules.policies[p].permissions[0].destination_port: must be 1 to 65535, not 0`,
+		rbacWith(`"rules":{"policies":{"p":{"permissions":[{"destination_port_range":{"start":0,"end":1}}],"principals":[{"any":true}]}}}`): `listener "l": filter_chains[0].filters[0].typed_config.rules.policies[p].permissions[0].destination_port_range: [0, 1) is no range of ports`,
+		rbacWith(`"rules":{"action":"LOG"}`):                                                                                                `listener "l": filter_chains[0].filters[0].typed_config.rules.action: LOG is not supported`,
+		rbacWith(`"enforcement_type":"CONTINUOUS"`):                                                                                         `listener "l": filter_chains[0].filters[0].typed_config.enforcement_type: is not supported`,
+		`{"name":"l",` + address + `,"filter_chains":[{"filter_chain_match":{"source_ports":[` + strings.Repeat("1,", 40) +
+			`2]},"filters":[` + tcp + `]}]}`: `listener "l": filter_chains: its filter chains and RBAC policies come to more than the 32 rules that a listener can have`,
 	} {
 		_, err := ParseListener(of(t, &listenerv3.Listener{}, json))
 		if err == nil || err.Error() != want {
@@ -138,13 +147,17 @@ func TestListenerRefused(t *testing.T) {
 
 // What a hostile policy multiplies to must be refused before it takes the machine's memory.
 func TestListenerBlowUp(t *testing.T) {
-	ranges := strings.Repeat(`{"address_prefix":"10.0.0.0","prefix_len":8},`, 5000) + `{"address_prefix":"10.0.0.0","prefix_len":8}`
+	ranges := strings.Repeat(`{"address_prefix":"10.0.0.0","prefix_len":8},`, 5000) +
+		`{"address_prefix":"10.0.0.0","prefix_len":8}`
 	ports := strings.Repeat(`{"or_rules":{"rules":[{"destination_port":1},{"destination_port":2}]}},`, 30) + `{"any":true}`
 	deep := strings.Repeat(`{"and_rules":{"rules":[`, 60) + `{"any":true}` + strings.Repeat(`]}}`, 60)
 	for json, want := range map[string]string{
-		`{"name":"l",` + address + `,"filter_chains":[{"filter_chain_match":{"prefix_ranges":[` + ranges + `],"source_prefix_ranges":[` + ranges + `]},"filters":[` + tcp + `]}]}`:             "combinations",
-		rbacWith(`"rules":{"policies":{"p":{"permissions":[{"and_rules":{"rules":[` + strings.ReplaceAll(ports, `"destination_port":1`, `"any":true`) + `]}}],"principals":[{"any":true}]}}}`): "terms",
-		rbacWith(`"rules":{"policies":{"p":{"permissions":[` + deep + `],"principals":[{"any":true}]}}}`):                                                                                      "nested",
+		`{"name":"l",` + address + `,"filter_chains":[{"filter_chain_match":{"prefix_ranges":[` + ranges +
+			`],"source_prefix_ranges":[` + ranges + `]},"filters":[` + tcp + `]}]}`: "combinations",
+		rbacWith(`"rules":{"policies":{"p":{"permissions":[{"and_rules":{"rules":[` +
+			strings.ReplaceAll(ports, `"destination_port":1`, `"any":true`) + `]}}],"principals":[{"any":true}]}}}`): "terms",
+		rbacWith(`"rules":{"policies":{"p":{"permissions":[` + deep +
+			`],"principals":[{"any":true}]}}}`): "nested",
 	} {
 		if _, err := ParseListener(of(t, &listenerv3.Listener{}, json)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want something of %s", err, want)
@@ -153,19 +166,23 @@ func TestListenerBlowUp(t *testing.T) {
 }
 
 func TestCluster(t *testing.T) {
-	c, err := ParseCluster(of(t, &clusterv3.Cluster{}, `{"name":"web",`+eds+`,"lb_policy":"RANDOM","connect_timeout":"0.25s","alt_stat_name":"x",
+	c, err := ParseCluster(of(t, &clusterv3.Cluster{}, `{"name":"web",`+
+		eds+`,"lb_policy":"RANDOM","connect_timeout":"0.25s","alt_stat_name":"x",
 		"circuit_breakers":{"thresholds":[{"priority":"HIGH","max_connections":1},{"max_connections":7,"max_pending_requests":8,"max_requests":9,"max_retries":10}]},
 		"common_lb_config":{"healthy_panic_threshold":{"value":0},"locality_weighted_lb_config":{}}}`))
 	if err != nil {
 		t.Fatal(err)
 	}
-	list := []mesh.Locality{{Weight: 3, Endpoints: []mesh.Endpoint{{Address: netip.MustParseAddrPort("1.2.3.4:5"), Weight: 1}}}}
+	list := []mesh.Locality{{Weight: 3, Endpoints: []mesh.Endpoint{{Address: netip.MustParseAddrPort("1.2.3.4:5"),
+		Weight: 1}}}}
 	// What is parsed is not a deadline of this test.
-	want := &mesh.Cluster{Name: "web", Policy: mesh.Random, ConnectTimeout: 250 * time.Millisecond, Breakers: mesh.Breakers{MaxConnections: 7, MaxPending: 8, MaxRequests: 9, MaxRetries: 10}, Localities: list}
+	want := &mesh.Cluster{Name: "web", Policy: mesh.Random, ConnectTimeout: 250 * time.Millisecond,
+		Breakers: mesh.Breakers{MaxConnections: 7, MaxPending: 8, MaxRequests: 9, MaxRetries: 10}, Localities: list}
 	if got := c.With(list); !reflect.DeepEqual(got, want) || c.Service != "web" || c.Wait != 15*time.Second {
 		t.Errorf("got %+v of service %s, wait %v", got, c.Service, c.Wait)
 	}
-	if c, err = ParseCluster(of(t, &clusterv3.Cluster{}, `{"name":"web","type":"EDS","eds_cluster_config":{"service_name":"s","eds_config":{"self":{},"initial_fetch_timeout":"0s"}}}`)); err != nil {
+	if c, err = ParseCluster(of(t, &clusterv3.Cluster{},
+		`{"name":"web","type":"EDS","eds_cluster_config":{"service_name":"s","eds_config":{"self":{},"initial_fetch_timeout":"0s"}}}`)); err != nil {
 		t.Fatal(err)
 	}
 	if got := c.With(list); got.Localities[0].Weight != 0 || list[0].Weight != 3 {
@@ -174,10 +191,12 @@ func TestCluster(t *testing.T) {
 	if c.Service != "s" || c.Wait != 0 || c.cluster.ConnectTimeout != 5*time.Second {
 		t.Errorf("got %+v", c)
 	}
-	if c, err = ParseCluster(of(t, &clusterv3.Cluster{}, `{"name":"web","type":"STATIC","load_assignment":{"endpoints":[{"lb_endpoints":[`+host+`]}]}}`)); err != nil {
+	if c, err = ParseCluster(of(t, &clusterv3.Cluster{},
+		`{"name":"web","type":"STATIC","load_assignment":{"endpoints":[{"lb_endpoints":[`+host+`]}]}}`)); err != nil {
 		t.Fatal(err)
 	}
-	if got := c.Known().Localities[0].Endpoints; len(got) != 1 || got[0].Address.String() != "127.0.0.1:8080" || got[0].Weight != 1 {
+	if got := c.Known().Localities[0].Endpoints; len(got) != 1 || got[0].Address.String() != "127.0.0.1:8080" ||
+		got[0].Weight != 1 {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -195,7 +214,8 @@ func TestClusterDNS(t *testing.T) {
 		"V6_ONLY": "[fd00::2]:1 127.0.0.1:8080", "V4_PREFERRED": "10.0.0.1:1 10.0.0.2:1 10.0.0.9:2 127.0.0.1:8080",
 		"ALL": "10.0.0.1:1 10.0.0.2:1 [fd00::2]:1 10.0.0.9:2 127.0.0.1:8080",
 	} {
-		c, err := ParseCluster(of(t, &clusterv3.Cluster{}, `{"name":"web","type":"STRICT_DNS","dns_lookup_family":"`+family+`","respect_dns_ttl":true,"dns_refresh_rate":"7s","load_assignment":{"endpoints":[{"lb_endpoints":[
+		c, err := ParseCluster(of(t, &clusterv3.Cluster{}, `{"name":"web","type":"STRICT_DNS","dns_lookup_family":"`+
+			family+`","respect_dns_ttl":true,"dns_refresh_rate":"7s","load_assignment":{"endpoints":[{"lb_endpoints":[
 			{"endpoint":{"address":{"socket_address":{"address":"a","port_value":1}}}},{"endpoint":{"address":{"socket_address":{"address":"b","port_value":2}}}},`+host+`]}]}}`))
 		if err != nil {
 			t.Fatal(err)
@@ -234,7 +254,8 @@ func TestClusterRefused(t *testing.T) {
 	if _, err := ParseCluster(unknown); err == nil || err.Error() != `cluster "c": field number 2000 is not known` {
 		t.Errorf("got %v", err)
 	}
-	if _, err := ParseCluster([]byte{1<<3 | 2, 1, 'c', 0xff}); err == nil || err.Error() != `cluster "c": this is no envoy.config.cluster.v3.Cluster` {
+	if _, err := ParseCluster([]byte{1<<3 | 2, 1, 'c', 0xff}); err == nil ||
+		err.Error() != `cluster "c": this is no envoy.config.cluster.v3.Cluster` {
 		t.Errorf("got %v", err)
 	}
 }
@@ -249,7 +270,8 @@ func TestReferenceResources(t *testing.T) {
 	}
 	for _, mode := range []string{testresource.Xds, testresource.Rest, testresource.Delta} {
 		_, err := ParseCluster(bytesOf(t, testresource.MakeCluster(mode, "cluster0")))
-		if want := `cluster "cluster0": eds_cluster_config.eds_config.api_config_source: is not supported`; err == nil || err.Error() != want {
+		if want := `cluster "cluster0": eds_cluster_config.eds_config.api_config_source: is not supported`; err == nil ||
+			err.Error() != want {
 			t.Errorf("%s: got %v", mode, err)
 		}
 	}
@@ -297,10 +319,13 @@ func assignments(t testing.TB) (quick, rest [][]byte) {
 		`{"cluster_name":"c","endpoints":[{"load_balancing_weight":0}]}`,
 		`{"cluster_name":"c","endpoints":[{"load_balancing_weight":4294967295},{"load_balancing_weight":1}]}`,
 		`{"cluster_name":"c","endpoints":[{"load_balancer_endpoints":{}}]}`,
-		in(`{}`), in(`{"endpoint_name":"x"}`), in(`{"endpoint":{}}`), in(`{"endpoint":{"address":{}}}`), in(`{"endpoint":{"address":{"socket_address":{}}}}`), in(`{"endpoint":{"address":{"pipe":{"path":"/x"}}}}`),
-		in(e("10.0.0.1", `,"load_balancing_weight":0`)), in(e("10.0.0.1", `,"health_status":"DEGRADED"`)), in(e("10.0.0.1", `,"health_status":77`)),
+		in(`{}`), in(`{"endpoint_name":"x"}`), in(`{"endpoint":{}}`), in(`{"endpoint":{"address":{}}}`),
+		in(`{"endpoint":{"address":{"socket_address":{}}}}`), in(`{"endpoint":{"address":{"pipe":{"path":"/x"}}}}`),
+		in(e("10.0.0.1", `,"load_balancing_weight":0`)), in(e("10.0.0.1", `,"health_status":"DEGRADED"`)),
+		in(e("10.0.0.1", `,"health_status":77`)),
 		in(e("10.0.0.1", `,"load_balancing_weight":4294967295`) + "," + e("10.0.0.2", "")),
-		in(e("10.0.0", "")), in(e("010.0.0.1", "")), in(e("10.0.0.256", "")), in(e("0.0.0.0", "")), in(e("ff02::1", "")), in(e("fe80::1%1", "")), in(e("localhost", "")), in(e("", "")),
+		in(e("10.0.0", "")), in(e("010.0.0.1", "")), in(e("10.0.0.256", "")), in(e("0.0.0.0", "")), in(e("ff02::1", "")),
+		in(e("fe80::1%1", "")), in(e("localhost", "")), in(e("", "")),
 		in(`{"endpoint":{"address":{"socket_address":{"address":"1.2.3.4","port_value":0}}}}`),
 		in(`{"endpoint":{"address":{"socket_address":{"address":"1.2.3.4","port_value":65536}}}}`),
 		in(`{"endpoint":{"address":{"socket_address":{"address":"1.2.3.4","named_port":"http"}}}}`),
@@ -310,8 +335,10 @@ func assignments(t testing.TB) (quick, rest [][]byte) {
 	} {
 		rest = append(rest, of(t, &endpointv3.ClusterLoadAssignment{}, json))
 	}
-	rest = append(rest, nil, []byte{0xff}, []byte{10, 1, 0xff}, []byte{10, 5, 'c'}, append(slices.Clone(quick[2]), quick[3]...),
-		append(slices.Clone(quick[2]), 0x98, 6, 1), append(slices.Clone(quick[2]), 3<<3, 1), []byte{10, 1, 'c', 18, 4, 8, 1, 18, 0})
+	rest = append(rest, nil, []byte{0xff}, []byte{10, 1, 0xff}, []byte{10, 5, 'c'},
+		append(slices.Clone(quick[2]), quick[3]...),
+		append(slices.Clone(quick[2]), 0x98, 6, 1), append(slices.Clone(quick[2]), 3<<3, 1),
+		[]byte{10, 1, 'c', 18, 4, 8, 1, 18, 0})
 	return quick, rest
 }
 
@@ -343,8 +370,9 @@ func sameAssignment(t *testing.T, b []byte) {
 func TestAssignmentRefused(t *testing.T) {
 	for json, want := range map[string]string{
 		`{}`: `endpoints: cluster_name: is missing`,
-		`{"cluster_name":"c","policy":{"drop_overloads":[{"category":"x"}]}}`:                                                                                               `endpoints "c": policy.drop_overloads: is not supported`,
-		`{"cluster_name":"c","endpoints":[{},{"lb_endpoints":[` + host + `,{"endpoint":{"address":{"socket_address":{"address":"web","port_value":1}}}}]}]}`:                `endpoints "c": endpoints[1].lb_endpoints[1].endpoint.address.socket_address.address: "web" is no IP address`,
+		`{"cluster_name":"c","policy":{"drop_overloads":[{"category":"x"}]}}`: `endpoints "c": policy.drop_overloads: is not supported`,
+		`{"cluster_name":"c","endpoints":[{},{"lb_endpoints":[` + host +
+			`,{"endpoint":{"address":{"socket_address":{"address":"web","port_value":1}}}}]}]}`: `endpoints "c": endpoints[1].lb_endpoints[1].endpoint.address.socket_address.address: "web" is no IP address`,
 		`{"cluster_name":"c","endpoints":[{"lb_endpoints":[{"health_status":"DEGRADED","endpoint":{"address":{"socket_address":{"address":"1.2.3.4","port_value":1}}}}]}]}`: `endpoints "c": endpoints[0].lb_endpoints[0].health_status: DEGRADED is not supported`,
 	} {
 		_, err := ParseAssignment(of(t, &endpointv3.ClusterLoadAssignment{}, json))
@@ -364,7 +392,8 @@ func FuzzAssignment(f *testing.F) {
 
 func FuzzCluster(f *testing.F) {
 	f.Add(of(f, &clusterv3.Cluster{}, `{"name":"c",`+eds+`,"circuit_breakers":{"thresholds":[{"max_connections":1}]}}`))
-	f.Add(of(f, &clusterv3.Cluster{}, `{"name":"c","type":"STRICT_DNS","load_assignment":{"endpoints":[{"lb_endpoints":[`+host+`]}]}}`))
+	f.Add(of(f, &clusterv3.Cluster{}, `{"name":"c","type":"STRICT_DNS","load_assignment":{"endpoints":[{"lb_endpoints":[`+
+		host+`]}]}}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		c, err := ParseCluster(b)
 		if err == nil && (c.Name == "" || c.Name != Name(b)) {
@@ -394,7 +423,8 @@ func FuzzListener(f *testing.F) {
 // manyAssignments are 5000 services of 20 endpoints.
 func manyAssignments(b *testing.B) (all [][]byte) {
 	for s := range 5000 {
-		m := &endpointv3.ClusterLoadAssignment{ClusterName: fmt.Sprintf("outbound|80||service-%d.default.svc.cluster.local", s), Endpoints: []*endpointv3.LocalityLbEndpoints{{}}}
+		m := &endpointv3.ClusterLoadAssignment{ClusterName: fmt.Sprintf("outbound|80||service-%d.default.svc.cluster.local",
+			s), Endpoints: []*endpointv3.LocalityLbEndpoints{{}}}
 		for e := range 20 {
 			one := &endpointv3.LbEndpoint{}
 			if err := protojson.Unmarshal([]byte(fmt.Sprintf(`{"endpoint":{"address":{"socket_address":{"address":"10.%d.%d.%d","port_value":8080}}},"health_status":"HEALTHY","load_balancing_weight":1}`, s>>8, s&255, e+1)), one); err != nil {
@@ -410,7 +440,8 @@ func manyAssignments(b *testing.B) (all [][]byte) {
 // BenchmarkAssignments is 5000 x 20 endpoints from bytes, by each decoder.
 func BenchmarkAssignments(b *testing.B) {
 	all := manyAssignments(b)
-	for name, decode := range map[string]func([]byte) (Assignment, error){"quick": ParseAssignment, "generated": slowAssignment} {
+	for name, decode := range map[string]func([]byte) (Assignment, error){"quick": ParseAssignment,
+		"generated": slowAssignment} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

@@ -22,10 +22,11 @@ func urlOf(m proto.Message) string {
 // What Weigh says is at least what the generated decoder takes, and not many times that.
 func TestWeigh(t *testing.T) {
 	hosts := &routev3.RouteConfiguration{Name: "r"}
+	to := &routev3.RouteAction{ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: "c"}}
 	for range 10_000 {
 		hosts.VirtualHosts = append(hosts.VirtualHosts, &routev3.VirtualHost{Name: "v", Domains: []string{"a", "b"},
 			Routes: []*routev3.Route{{Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}},
-				Action: &routev3.Route_Route{Route: &routev3.RouteAction{ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: "c"}}}}}})
+				Action: &routev3.Route_Route{Route: to}}}})
 	}
 	empty := &listenerv3.Listener{Name: "l"}
 	for range 100_000 {
@@ -68,8 +69,9 @@ func TestWeighRefuses(t *testing.T) {
 		b    []byte
 		says string
 	}{
-		"nested":     {typesURL + "google.protobuf.Any", nested, "nested more than 100 deep"},
-		"far larger": {typesURL + "envoy.config.listener.v3.Listener", empty, "decoding its 2097152 bytes would take more than 48 MiB"},
+		"nested": {typesURL + "google.protobuf.Any", nested, "nested more than 100 deep"},
+		"far larger": {typesURL + "envoy.config.listener.v3.Listener", empty,
+			"decoding its 2097152 bytes would take more than 48 MiB"},
 		"far larger, in an Any": {typesURL + "google.protobuf.Any",
 			bytesOf(t, &anypb.Any{TypeUrl: typesURL + "envoy.config.listener.v3.Listener", Value: empty}), "would take more"},
 		"not known": {"x", empty, ""},

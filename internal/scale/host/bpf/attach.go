@@ -86,7 +86,8 @@ func (v *Inventory) perfAttachment(pid int, fd uint32) (program uint32, target s
 	if _, err := bpf(cmdTaskFDQuery, unsafe.Pointer(&attr), unsafe.Sizeof(attr)); err != nil && err != unix.ENOSPC {
 		return 0, "", false
 	}
-	families := []string{"raw_tracepoint", "tracepoint", "kprobe", "kretprobe", "uprobe", "uretprobe"} // enum bpf_task_fd_type
+	// enum bpf_task_fd_type
+	families := []string{"raw_tracepoint", "tracepoint", "kprobe", "kretprobe", "uprobe", "uretprobe"}
 	target = typeName(families, attr.typ)
 	if name := cString(v.name); name != "" {
 		target += ":" + name

@@ -18,7 +18,8 @@ func crowd(b *testing.B) {
 		z.newProgram(b, fmt.Sprintf("crowd_%d", i), ebpf.SocketFilter)
 	}
 	for i := range 100 - len(z.maps) {
-		z.newMap(b, &ebpf.MapSpec{Name: fmt.Sprintf("crowd_%d", i), Type: ebpf.Hash, KeySize: 4, ValueSize: 8, MaxEntries: 64})
+		z.newMap(b, &ebpf.MapSpec{Name: fmt.Sprintf("crowd_%d", i), Type: ebpf.Hash, KeySize: 4, ValueSize: 8,
+			MaxEntries: 64})
 	}
 }
 

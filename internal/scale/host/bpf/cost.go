@@ -52,7 +52,8 @@ func MeasureStatsCost() (time.Duration, error) {
 
 // loadEmpty loads a program that returns 0.
 func loadEmpty() (fd int, err error) {
-	insns := [2]uint64{0xb7, 0x95} // r0 = 0; exit (little endian: the code is the first byte; on big endian it is the last)
+	// r0 = 0; exit (little endian: the code is the first byte; on big endian it is the last)
+	insns := [2]uint64{0xb7, 0x95}
 	if one := uint16(1); *(*byte)(unsafe.Pointer(&one)) == 0 {
 		insns = [2]uint64{0xb7 << 56, 0x95 << 56}
 	}

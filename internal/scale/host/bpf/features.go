@@ -146,10 +146,11 @@ func mapBytesFeature() *feature.Probe {
 
 func addressesFeature() *feature.Probe {
 	return feature.New(feature.Status{
-		Name:  "bpf-addresses",
-		Needs: "CAP_BPF, CAP_SYSLOG, the JIT compiler (net.core.bpf_jit_enable), kernel.kptr_restrict below 2, no lockdown for confidentiality",
-		Lost:  "telling samples apart by program, so run time is not split by control group",
-		Hint:  "run as root, or with CAP_SYSLOG; sysctl -w kernel.kptr_restrict=1 net.core.bpf_jit_enable=1",
+		Name: "bpf-addresses",
+		Needs: "CAP_BPF, CAP_SYSLOG, the JIT compiler (net.core.bpf_jit_enable), kernel.kptr_restrict below 2, no lockdown " +
+			"for confidentiality",
+		Lost: "telling samples apart by program, so run time is not split by control group",
+		Hint: "run as root, or with CAP_SYSLOG; sysctl -w kernel.kptr_restrict=1 net.core.bpf_jit_enable=1",
 	}, func() (string, error) {
 		p, err := ebpf.NewProgram(nothing("tare_probe", nil))
 		if err != nil {
@@ -212,5 +213,6 @@ func nothing(name string, fn *btf.Func) *ebpf.ProgramSpec {
 	if fn != nil {
 		first = btf.WithFuncMetadata(first.WithSymbol(name), fn)
 	}
-	return &ebpf.ProgramSpec{Name: name, Type: ebpf.SocketFilter, License: "GPL", Instructions: asm.Instructions{first, asm.Return()}}
+	return &ebpf.ProgramSpec{Name: name, Type: ebpf.SocketFilter, License: "GPL",
+		Instructions: asm.Instructions{first, asm.Return()}}
 }

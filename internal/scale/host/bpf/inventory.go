@@ -176,7 +176,8 @@ func (v *Inventory) readPrograms() ([]Program, error) {
 	})
 	v.names = names
 	if anyHidden {
-		v.warn("bpf-addresses-hidden", "the kernel hides the addresses of machine code (it shows them to CAP_SYSLOG, with kernel.kptr_restrict below 2): samples cannot be told apart by program")
+		v.warn("bpf-addresses-hidden", "the kernel hides the addresses of machine code (it shows them to CAP_SYSLOG, with "+
+			"kernel.kptr_restrict below 2): samples cannot be told apart by program")
 	}
 	return out, err
 }
@@ -255,7 +256,8 @@ func (v *Inventory) readLinks() ([]Link, error) {
 		return err
 	})
 	if errors.Is(err, unix.EINVAL) {
-		v.warn("bpf-links", "this kernel cannot list links (Linux 5.8 can): what programs are attached to is known only in part")
+		v.warn("bpf-links", "this kernel cannot list links (Linux 5.8 can): what programs are attached to is known "+
+			"only in part")
 		return nil, nil
 	}
 	return out, err
@@ -456,7 +458,8 @@ func chargesBPF(proc string) bool {
 	for _, word := range strings.Fields(string(cmdline)) {
 		name, values, _ := strings.Cut(word, "=")
 		for value := range strings.SplitSeq(values, ",") {
-			if name == "cgroup.memory" && (value == "nokmem" || value == "nobpf") || name == "cgroup_disable" && value == "memory" {
+			if name == "cgroup.memory" && (value == "nokmem" || value == "nobpf") ||
+				name == "cgroup_disable" && value == "memory" {
 				return false
 			}
 		}
@@ -511,7 +514,8 @@ func (v *Inventory) markOwn(s *Snapshot) {
 func EnableStats() (io.Closer, error) {
 	stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	if err != nil {
-		return nil, fault.Wrap(statsMissing(err), fault.Machine, "", "run as root, or with CAP_SYS_ADMIN, on Linux 5.8 or newer", "the kernel's run statistics cannot be enabled")
+		return nil, fault.Wrap(statsMissing(err), fault.Machine, "",
+			"run as root, or with CAP_SYS_ADMIN, on Linux 5.8 or newer", "the kernel's run statistics cannot be enabled")
 	}
 	return stats, nil
 }

@@ -44,7 +44,8 @@ func newZoo(t testing.TB) *zoo {
 	inner := &ebpf.MapSpec{Name: "zoo_inner", Type: ebpf.Array, KeySize: 4, ValueSize: 64, MaxEntries: 8}
 	for _, spec := range []*ebpf.MapSpec{
 		{Name: "zoo_hash", Type: ebpf.Hash, KeySize: 16, ValueSize: 24, MaxEntries: 1000},
-		{Name: "zoo_lazy_hash", Type: ebpf.Hash, KeySize: 8, ValueSize: 8, MaxEntries: 5000, Flags: 1 /* BPF_F_NO_PREALLOC */},
+		{Name: "zoo_lazy_hash", Type: ebpf.Hash, KeySize: 8, ValueSize: 8, MaxEntries: 5000,
+			Flags: 1 /* BPF_F_NO_PREALLOC */},
 		{Name: "zoo_array", Type: ebpf.Array, KeySize: 4, ValueSize: 100, MaxEntries: 77},
 		{Name: "zoo_mmap", Type: ebpf.Array, KeySize: 4, ValueSize: 100, MaxEntries: 77, Flags: 1 << 10 /* BPF_F_MMAPABLE */},
 		{Name: "zoo_percpu", Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 32, MaxEntries: 10},
@@ -61,8 +62,10 @@ func newZoo(t testing.TB) *zoo {
 		z.maps[spec.Name] = z.newMap(t, spec)
 	}
 	z.inside = z.maps["zoo_inner"]
-	z.outer = z.newMap(t, &ebpf.MapSpec{Name: "zoo_outer", Type: ebpf.ArrayOfMaps, KeySize: 4, MaxEntries: 5, InnerMap: inner})
-	z.outerHash = z.newMap(t, &ebpf.MapSpec{Name: "zoo_outer_hash", Type: ebpf.HashOfMaps, KeySize: 8, MaxEntries: 5, InnerMap: inner})
+	z.outer = z.newMap(t, &ebpf.MapSpec{Name: "zoo_outer", Type: ebpf.ArrayOfMaps, KeySize: 4, MaxEntries: 5,
+		InnerMap: inner})
+	z.outerHash = z.newMap(t, &ebpf.MapSpec{Name: "zoo_outer_hash", Type: ebpf.HashOfMaps, KeySize: 8, MaxEntries: 5,
+		InnerMap: inner})
 	for i, m := range []*ebpf.Map{z.outer, z.outerHash} {
 		var key any = uint32(3)
 		if i == 1 {
@@ -73,7 +76,8 @@ func newZoo(t testing.TB) *zoo {
 		}
 	}
 	shared := z.maps["zoo_array"].FD()
-	z.counter = z.newProgram(t, "zoo_counter", ebpf.SocketFilter, asm.LoadMapPtr(asm.R1, shared), asm.LoadMapPtr(asm.R1, z.outer.FD()))
+	z.counter = z.newProgram(t, "zoo_counter", ebpf.SocketFilter, asm.LoadMapPtr(asm.R1, shared),
+		asm.LoadMapPtr(asm.R1, z.outer.FD()))
 	z.twin = z.newProgram(t, "zoo_twin", ebpf.SocketFilter, asm.LoadMapPtr(asm.R1, shared))
 	z.nameless = z.newProgram(t, "", ebpf.SchedCLS)
 	return z
@@ -595,10 +599,12 @@ func TestAttachments(t *testing.T) {
 	attach(linked, "cgroup:"+path+" egress", l, err)
 
 	legacy := z.newProgram(t, "zoo_ops", ebpf.SockOps)
-	if err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: int(group.Fd()), Program: legacy, Attach: ebpf.AttachCGroupSockOps}); err != nil {
+	if err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: int(group.Fd()), Program: legacy,
+		Attach: ebpf.AttachCGroupSockOps}); err != nil {
 		t.Fatal(err)
 	}
-	defer link.RawDetachProgram(link.RawDetachProgramOptions{Target: int(group.Fd()), Program: legacy, Attach: ebpf.AttachCGroupSockOps})
+	defer link.RawDetachProgram(link.RawDetachProgramOptions{Target: int(group.Fd()), Program: legacy,
+		Attach: ebpf.AttachCGroupSockOps})
 	expect(legacy, "cgroup:"+path+" sock_ops")
 
 	tcx := z.newProgram(t, "zoo_tcx", ebpf.SchedCLS)
@@ -708,7 +714,8 @@ func TestWithoutPrivilege(t *testing.T) {
 		v.Close()
 		t.Fatal("opened without any capability")
 	}
-	if fault.CodeOf(err) != fault.Machine || fault.HintOf(err) == "" || !errors.Is(err, feature.ErrMissing) || !errors.Is(err, unix.EPERM) {
+	if fault.CodeOf(err) != fault.Machine || fault.HintOf(err) == "" || !errors.Is(err, feature.ErrMissing) ||
+		!errors.Is(err, unix.EPERM) {
 		t.Errorf("without capabilities: %v (exit code %d, hint %q)", err, fault.CodeOf(err), fault.HintOf(err))
 	}
 	_, err = EnableStats()

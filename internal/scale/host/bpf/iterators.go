@@ -181,7 +181,8 @@ func (it *iterators) start(spec *ebpf.ProgramSpec, function uint32) (*iterator, 
 func (it *iterators) learn(state *iteratorsState) error {
 	state.Samples.Tgid = uint32(os.Getpid())
 	state.Samples.Fd = [4]uint32{uint32(it.shared.FD()), uint32(it.files.prog), uint32(it.files.link), none}
-	dummy := unix.PerfEventAttr{Type: unix.PERF_TYPE_SOFTWARE, Config: unix.PERF_COUNT_SW_DUMMY, Size: uint32(unsafe.Sizeof(unix.PerfEventAttr{}))}
+	dummy := unix.PerfEventAttr{Type: unix.PERF_TYPE_SOFTWARE, Config: unix.PERF_COUNT_SW_DUMMY,
+		Size: uint32(unsafe.Sizeof(unix.PerfEventAttr{}))}
 	if perf, err := unix.PerfEventOpen(&dummy, 0, -1, -1, unix.PERF_FLAG_FD_CLOEXEC); err == nil {
 		defer unix.Close(perf)
 		state.Samples.Fd[3] = uint32(perf)
@@ -237,7 +238,8 @@ func (i *iterator) read(buf []byte) ([]byte, error) {
 		}
 		n, err := unix.Read(fd, buf[len(buf):cap(buf)])
 		switch {
-		case err == unix.EINTR, err == unix.EAGAIN: // EAGAIN: a million objects without output; reading goes on where it stopped
+		// EAGAIN: a million objects without output; reading goes on where it stopped
+		case err == unix.EINTR, err == unix.EAGAIN:
 		case err != nil:
 			return buf, fmt.Errorf("reading a BPF iterator: %w", err)
 		case n == 0:
@@ -253,7 +255,8 @@ func records[T any](b []byte) ([]T, error) {
 	var v T
 	size := binary.Size(v)
 	if len(b)%size != 0 {
-		return nil, fmt.Errorf("an iterator wrote %d bytes, which are no multiple of %d: %w", len(b), size, io.ErrUnexpectedEOF)
+		return nil, fmt.Errorf("an iterator wrote %d bytes, which are no multiple of %d: %w", len(b), size,
+			io.ErrUnexpectedEOF)
 	}
 	out := make([]T, len(b)/size)
 	_, err := binary.Decode(b, binary.LittleEndian, out)

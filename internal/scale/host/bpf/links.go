@@ -43,7 +43,8 @@ func (v *Inventory) readLink(fd int) (Link, error) {
 		// v.name is on the heap, which does not move, and lives as long as v.
 		le.PutUint64(info.Union[at:], uint64(uintptr(unsafe.Pointer(&v.name[0]))))
 		le.PutUint32(info.Union[at+8:], nameSize)
-		if _, err := objInfo(fd, unsafe.Pointer(info), unsafe.Sizeof(*info)); err != nil && err != unix.ENOSPC { // ENOSPC: cut
+		// ENOSPC: cut
+		if _, err := objInfo(fd, unsafe.Pointer(info), unsafe.Sizeof(*info)); err != nil && err != unix.ENOSPC {
 			return Link{}, err
 		}
 	}

@@ -28,7 +28,8 @@ type Map struct {
 	Bytes       *uint64
 	BytesMethod BytesMethod
 
-	ChargedTo *string  // path of the control group that pays for it, in the memory controller's hierarchy; nil where the kernel does not tell
+	// path of the control group that pays for it, in the memory controller's hierarchy; nil where the kernel does not tell
+	ChargedTo *string
 	Inner     []uint32 // ids of the maps inside a map of maps
 	UsedBy    []uint32 // ids of the programs that use it, directly or through a map of maps
 	HeldBy    []Holder // processes with a descriptor of it; a pin in bpffs is no process
@@ -42,9 +43,11 @@ type BytesMethod string
 
 // The methods. Kernels are told apart by what they do, never by their version: distributions carry patches back.
 const (
-	BytesExact        BytesMethod = "exact"         // since 6.4 the map counts its own memory (bpf_map_ops.map_mem_usage)
-	BytesEstimate     BytesMethod = "estimate"      // 5.11 to 6.3: entries x (key + value), rounded up to pages; 0 for a ring buffer
-	BytesChargedPages BytesMethod = "charged-pages" // before 5.11: the pages charged to the locked-memory limit of the maker
+	BytesExact BytesMethod = "exact" // since 6.4 the map counts its own memory (bpf_map_ops.map_mem_usage)
+	// 5.11 to 6.3: entries x (key + value), rounded up to pages; 0 for a ring buffer
+	BytesEstimate BytesMethod = "estimate"
+	// before 5.11: the pages charged to the locked-memory limit of the maker
+	BytesChargedPages BytesMethod = "charged-pages"
 )
 
 // maxInner is how many entries of one map of maps are looked at. A service mesh has thousands of inner maps at most; a
@@ -83,7 +86,8 @@ func (v *Inventory) readMap(fd int) (Map, error) {
 		case err != nil:
 			v.warn("bpf-inner-maps", "reading the inner maps of map %d (%s): %v", m.ID, m.Name, err)
 		case m.MaxEntries > maxInner:
-			v.warn("bpf-inner-maps", "map %d (%s) has room for %d maps: only the first %d entries were looked at", m.ID, m.Name, m.MaxEntries, maxInner)
+			v.warn("bpf-inner-maps", "map %d (%s) has room for %d maps: only the first %d entries were looked at", m.ID, m.Name,
+				m.MaxEntries, maxInner)
 		}
 	}
 	return m, nil
@@ -112,7 +116,8 @@ func (v *Inventory) memlock(fd int) (uint64, bool) {
 // openatRaw opens a path that ends in NUL, without the copy that the string form makes.
 func openatRaw(path []byte) (int, error) {
 	dir := unix.AT_FDCWD
-	r, _, errno := unix.Syscall6(unix.SYS_OPENAT, uintptr(dir), uintptr(unsafe.Pointer(&path[0])), unix.O_RDONLY|unix.O_CLOEXEC, 0, 0, 0)
+	r, _, errno := unix.Syscall6(unix.SYS_OPENAT, uintptr(dir), uintptr(unsafe.Pointer(&path[0])),
+		unix.O_RDONLY|unix.O_CLOEXEC, 0, 0, 0)
 	if errno != 0 {
 		return -1, errno
 	}

@@ -193,13 +193,16 @@ func attribute(typ uint16, value ...byte) []byte {
 }
 
 func TestNetlinkAttributes(t *testing.T) {
-	link := slices.Concat([]byte{0, 0, 1, 0}, []byte{7, 0, 0, 0}, make([]byte, 8), attribute(unix.IFLA_IFNAME, 'e', '0', 0),
-		attribute(unix.IFLA_XDP, slices.Concat(attribute(2, 4), attribute(4, 0, 0, 0, 0), attribute(5, 9, 0, 0, 0), attribute(6, 8, 0, 0, 0))...))
+	link := slices.Concat([]byte{0, 0, 1, 0}, []byte{7, 0, 0, 0}, make([]byte, 8),
+		attribute(unix.IFLA_IFNAME, 'e', '0', 0),
+		attribute(unix.IFLA_XDP, slices.Concat(attribute(2, 4), attribute(4, 0, 0, 0, 0), attribute(5, 9, 0, 0, 0),
+			attribute(6, 8, 0, 0, 0))...))
 	if index, d, ok := parseDevice(link); index != 7 || d.name != "e0" || !slices.Equal(d.xdp, []uint32{9, 8}) || !ok {
 		t.Errorf("interface %d %+v %v", index, d, ok)
 	}
 	filter := func(kind string) []byte {
-		return slices.Concat(make([]byte, 20), attribute(1, append([]byte(kind), 0)...), attribute(2, attribute(11, 5, 0, 0, 0)...))
+		return slices.Concat(make([]byte, 20), attribute(1, append([]byte(kind), 0)...),
+			attribute(2, attribute(11, 5, 0, 0, 0)...))
 	}
 	if id, ok := classifier(filter("bpf")); id != 5 || !ok {
 		t.Errorf("program %d, %v", id, ok)
@@ -242,8 +245,10 @@ func TestTypeNames(t *testing.T) {
 		n     uint32
 		want  string
 	}{
-		{programTypes, 32, "netfilter"}, {mapTypes, 33, "arena"}, {mapTypes, mapTypeRingbuf, "ringbuf"}, {linkTypes, linkSockmap, "sockmap"},
-		{attachTypes, 10, "connect4"}, {attachTypes, 57, "uprobe_session"}, {attachTypes, 46, "ingress"}, {mapTypes, 4000000000, "type 4000000000"},
+		{programTypes, 32, "netfilter"}, {mapTypes, 33, "arena"}, {mapTypes, mapTypeRingbuf, "ringbuf"},
+		{linkTypes, linkSockmap, "sockmap"},
+		{attachTypes, 10, "connect4"}, {attachTypes, 57, "uprobe_session"}, {attachTypes, 46, "ingress"},
+		{mapTypes, 4000000000, "type 4000000000"},
 	} {
 		if got := typeName(c.names, c.n); got != c.want {
 			t.Errorf("%d: %q, want %q", c.n, got, c.want)

@@ -146,7 +146,8 @@ func (s *programScratch) readProgram(fd int, boot time.Time) (p Program, hidden 
 		}
 		p = Program{
 			ID: info.ID, Name: cString(info.Name[:]), Type: typeName(programTypes, info.Type), typ: info.Type,
-			Tag: hex.EncodeToString(info.Tag[:]), LoadTime: time.Duration(info.LoadTime), LoadedAt: boot.Add(time.Duration(info.LoadTime)),
+			Tag: hex.EncodeToString(info.Tag[:]), LoadTime: time.Duration(info.LoadTime),
+			LoadedAt:   boot.Add(time.Duration(info.LoadTime)),
 			Counters:   countersOf(&info, known),
 			JITedBytes: uint64(info.JitedLen), XlatedBytes: uint64(info.XlatedLen),
 			MapIDs: append([]uint32{}, s.mapIDs[:info.NrMapIDs]...),

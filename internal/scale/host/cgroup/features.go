@@ -35,7 +35,8 @@ func Features() []*feature.Probe {
 			Name:  "cgroup-memory",
 			Needs: "the memory controller, on v2 enabled in cgroup.subtree_control of the root",
 			Lost:  "memory by control group, and memory limits in experiments",
-			Hint:  "on v2: echo +memory > cgroup.subtree_control at the root; if the controller is missing, boot without cgroup_disable=memory",
+			Hint: "on v2: echo +memory > cgroup.subtree_control at the root; if the controller is missing, boot without " +
+				"cgroup_disable=memory",
 		}, func(l *Layout) (string, error) { return probeController(l, "memory") }),
 		probe(feature.Status{
 			Name:  "cgroup-cpu",

@@ -181,7 +181,8 @@ func (l *Layout) Whole() bool {
 func Discover(r Roots) (*Layout, error) {
 	read := func(name string) ([]byte, error) {
 		b, err := os.ReadFile(filepath.Join(r.proc(), "self", name))
-		return b, fault.Wrap(err, fault.Machine, r.proc(), "mount it: mount -t proc proc "+r.proc(), "looking for control groups")
+		return b, fault.Wrap(err, fault.Machine, r.proc(), "mount it: mount -t proc proc "+r.proc(),
+			"looking for control groups")
 	}
 	info, err := read("mountinfo")
 	if err != nil {

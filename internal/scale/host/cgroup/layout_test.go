@@ -160,11 +160,14 @@ func TestDiscoverNamespaces(t *testing.T) {
 
 func TestDiscoverNone(t *testing.T) {
 	for name, files := range map[string]map[string]string{
-		"no kernel support":    {"proc/self/mountinfo": "22 28 0:20 / /sys rw - sysfs sysfs rw\n"},
-		"nothing mounted":      {"proc/self/mountinfo": "", "proc/self/cgroup": "1:cpu:/\n0::/\n"},
-		"namespace not found":  {"proc/self/mountinfo": "30 1 0:26 /.. /c rw - cgroup2 none rw\n", "proc/self/cgroup": "0::/\n"},
-		"only a sibling":       {"proc/self/mountinfo": "30 1 0:26 /../x /c rw - cgroup2 none rw\n", "proc/self/cgroup": "0::/\n"},
-		"lines of other forms": {"proc/self/mountinfo": "x\n1 2 - cgroup2\n1 2 a:b / / rw - cgroup2 a b\n", "proc/self/cgroup": "::\n0\n1:cpu:relative\n"},
+		"no kernel support": {"proc/self/mountinfo": "22 28 0:20 / /sys rw - sysfs sysfs rw\n"},
+		"nothing mounted":   {"proc/self/mountinfo": "", "proc/self/cgroup": "1:cpu:/\n0::/\n"},
+		"namespace not found": {"proc/self/mountinfo": "30 1 0:26 /.. /c rw - cgroup2 none rw\n",
+			"proc/self/cgroup": "0::/\n"},
+		"only a sibling": {"proc/self/mountinfo": "30 1 0:26 /../x /c rw - cgroup2 none rw\n",
+			"proc/self/cgroup": "0::/\n"},
+		"lines of other forms": {"proc/self/mountinfo": "x\n1 2 - cgroup2\n1 2 a:b / / rw - cgroup2 a b\n",
+			"proc/self/cgroup": "::\n0\n1:cpu:relative\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := writeTree(t, files)
@@ -193,7 +196,8 @@ func TestResolverFixtures(t *testing.T) {
 		pid    int
 		want   string
 	}{
-		{"v2", 41, "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod5b2c1d3e_0f1a_4c7b_9d2e_8a6f4b3c2d1e.slice/cri-containerd-" +
+		{"v2", 41, "/kubepods.slice/kubepods-burstable.slice/" +
+			"kubepods-burstable-pod5b2c1d3e_0f1a_4c7b_9d2e_8a6f4b3c2d1e.slice/cri-containerd-" +
 			strings.Repeat("0123456789abcdef", 4) + ".scope"},
 		{"v2", 42, "/system.slice/gone.service"},
 		{"v1", 41, "/docker/aa:with:colons"},

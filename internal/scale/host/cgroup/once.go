@@ -10,14 +10,16 @@ import (
 // made (cpuacct.usage of v1, cpu.stat of v2). It is not OK where the kernel does not tell, or the group has gone. It is
 // for few groups, and few readings: a Reader is for many.
 func CPUTime(dir string) Value {
-	return once(dir, func(g *Group) Value { return g.CPU.UsageNs }, source{"cpuacct.usage", parseUsage}, source{"cpu.stat", parseCPUStat})
+	return once(dir, func(g *Group) Value { return g.CPU.UsageNs }, source{"cpuacct.usage", parseUsage},
+		source{"cpu.stat", parseCPUStat})
 }
 
 // MemoryPeak is the most memory in bytes that the kernel has charged to the group of that directory, and those below
 // it, at any time (memory.peak of v2, since Linux 5.19; memory.max_usage_in_bytes of v1). It is not OK where the kernel
 // does not tell, or the group has gone.
 func MemoryPeak(dir string) Value {
-	return once(dir, func(g *Group) Value { return g.Memory.Peak }, source{"memory.peak", parsePeak}, source{"memory.max_usage_in_bytes", parsePeak})
+	return once(dir, func(g *Group) Value { return g.Memory.Peak }, source{"memory.peak", parsePeak},
+		source{"memory.max_usage_in_bytes", parsePeak})
 }
 
 // MemoryLimit is the most memory in bytes that the group of that directory may have (memory.max of v2,

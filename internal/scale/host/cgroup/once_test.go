@@ -12,9 +12,12 @@ func TestOnce(t *testing.T) {
 		files     map[string]string
 		cpu, peak Value
 	}{
-		"v1":      {map[string]string{"cpuacct.usage": "1234567\n", "memory.max_usage_in_bytes": "4096\n"}, ok(1234567), ok(4096)},
-		"v2":      {map[string]string{"cpu.stat": "usage_usec 12\nuser_usec 5\n", "memory.peak": "8192\n"}, ok(12000), ok(8192)},
-		"cpu":     {map[string]string{"cpu.stat": "nr_periods 0\n"}, Value{}, Value{}}, // the controller cpu of v1, without cpuacct
+		"v1": {map[string]string{"cpuacct.usage": "1234567\n", "memory.max_usage_in_bytes": "4096\n"}, ok(1234567),
+			ok(4096)},
+		"v2": {map[string]string{"cpu.stat": "usage_usec 12\nuser_usec 5\n", "memory.peak": "8192\n"}, ok(12000),
+			ok(8192)},
+		// the controller cpu of v1, without cpuacct
+		"cpu":     {map[string]string{"cpu.stat": "nr_periods 0\n"}, Value{}, Value{}},
 		"garbage": {map[string]string{"cpuacct.usage": "many", "memory.peak": ""}, Value{}, Value{}},
 		"gone":    {nil, Value{}, Value{}},
 	} {

@@ -40,7 +40,8 @@ func (r *Reader) find(t testing.TB, path string) *Group {
 
 func TestReaderFixtures(t *testing.T) {
 	v1 := func(n uint64) Memory {
-		return Memory{Current: val(9000 + n), Peak: val(9900 + n), Anon: val(2000 + n), File: val(4000 + n), Shmem: val(1000 + n),
+		return Memory{Current: val(9000 + n), Peak: val(9900 + n), Anon: val(2000 + n), File: val(4000 + n),
+			Shmem:  val(1000 + n),
 			Kernel: val(800 + n), Sock: val(30 + n), InactiveFile: val(500 + n)}
 	}
 	v2 := func(n uint64) Memory {
@@ -434,7 +435,8 @@ func TestProbeNames(t *testing.T) {
 
 func TestParseUint(t *testing.T) {
 	for in, want := range map[string]Value{
-		"0\n": val(0), "18446744073709551615": val(1<<64 - 1), "18446744073709551616": {}, "": {}, "\n": {}, "max\n": {}, "-1": {}, "1 2": {}, " 7 ": val(7),
+		"0\n": val(0), "18446744073709551615": val(1<<64 - 1), "18446744073709551616": {}, "": {}, "\n": {}, "max\n": {},
+		"-1": {}, "1 2": {}, " 7 ": val(7),
 	} {
 		if got := parseUint([]byte(in)); got != want {
 			t.Errorf("%q: %+v, want %+v", in, got, want)
@@ -443,12 +445,14 @@ func TestParseUint(t *testing.T) {
 }
 
 func FuzzParsers(f *testing.F) {
-	for _, s := range []string{"usage_usec 5\nnr_periods 3\n", "throttled_usec 18446744073709551615", "anon 1\nfile", "total_rss 9\n\n \n", "12\n"} {
+	for _, s := range []string{"usage_usec 5\nnr_periods 3\n", "throttled_usec 18446744073709551615", "anon 1\nfile",
+		"total_rss 9\n\n \n", "12\n"} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var g Group
-		for _, parse := range []func(*Group, []byte){parseUsage, parseThrottling, parseCPUStat, parseCurrent, parsePeak, parseKernel,
+		for _, parse := range []func(*Group, []byte){parseUsage, parseThrottling, parseCPUStat, parseCurrent, parsePeak,
+			parseKernel,
 			parseSock, parseMemoryStat1, parseMemoryStat2} {
 			parse(&g, b)
 		}

@@ -220,7 +220,8 @@ func ID(dir string) (uint64, error) {
 		return 0, fmt.Errorf("asking for the cgroup id of %s: %w", dir, err)
 	}
 	if h.Size() != 8 {
-		return 0, fmt.Errorf("asking for the cgroup id of %s: a handle of %d bytes is not one of a control group", dir, h.Size())
+		return 0, fmt.Errorf("asking for the cgroup id of %s: a handle of %d bytes is not one of a control group", dir,
+			h.Size())
 	}
 	return binary.NativeEndian.Uint64(h.Bytes()), nil
 }

@@ -67,7 +67,8 @@ func (p *Probe) run() {
 		p.status.Detail = detail
 		if err != nil {
 			// Whoever lacks rights is refused what the kernel may well have.
-			if errors.Is(err, fs.ErrPermission) && !proc.Capable(unix.CAP_SYS_ADMIN) && !strings.Contains(p.status.Hint, "root") {
+			if errors.Is(err, fs.ErrPermission) && !proc.Capable(unix.CAP_SYS_ADMIN) &&
+				!strings.Contains(p.status.Hint, "root") {
 				p.status.Hint = "run as root, or with CAP_SYS_ADMIN; if that does not help, " + p.status.Hint
 			}
 			p.err = &MissingError{Status: p.status, Cause: err}

@@ -124,7 +124,8 @@ func TestParseSymbol(t *testing.T) {
 	}{
 		{"schedule+0x1a/0x120", 0x101a, Symbol{Name: "schedule", Start: 0x1000, Size: 0x120}},
 		{"nf_hook+0x0/0x10 [nf_tables]", 0x40, Symbol{Name: "nf_hook", Module: "nf_tables", Start: 0x40, Size: 0x10}},
-		{"bpf_prog_6deef7357e7b4530_x+0x3/0x40 [bpf]", 0x43, Symbol{Name: "bpf_prog_6deef7357e7b4530_x", Module: "bpf", Start: 0x40, Size: 0x40}},
+		{"bpf_prog_6deef7357e7b4530_x+0x3/0x40 [bpf]", 0x43,
+			Symbol{Name: "bpf_prog_6deef7357e7b4530_x", Module: "bpf", Start: 0x40, Size: 0x40}},
 		{"f+0x1/0x2 [mod 0123abcd]", 9, Symbol{Name: "f", Module: "mod", Start: 8, Size: 2}},
 		{"0xffffffff81000000", 0xffffffff81000000, Symbol{}},
 		{"", 1, Symbol{}},

@@ -51,7 +51,8 @@ func Open() (w *Watch, err error) {
 	}
 	w.link, err = link.AttachRawTracepoint(link.RawTracepointOptions{Name: "mark_victim", Program: w.objects.TareOom})
 	if err != nil {
-		err = fault.Wrap(err, fault.Machine, "mark_victim", hint, "the program that notes out-of-memory kills cannot be attached")
+		err = fault.Wrap(err, fault.Machine, "mark_victim", hint,
+			"the program that notes out-of-memory kills cannot be attached")
 		return nil, errors.Join(err, w.Close())
 	}
 	return w, nil

@@ -44,9 +44,10 @@ const MaxHz = 5000
 
 // Options of a sampler. The zero value has sensible defaults.
 type Options struct {
-	NoTasks   bool // no records of threads that begin and end, of which a storm of execs makes more than a ring holds
-	Hz        int  // samples per second and CPU; 0 is DefaultHz
-	RingBytes int  // memory of one CPU's ring, rounded up to a power of two of pages; 0 holds about a second of deep chains
+	NoTasks bool // no records of threads that begin and end, of which a storm of execs makes more than a ring holds
+	Hz      int  // samples per second and CPU; 0 is DefaultHz
+	// memory of one CPU's ring, rounded up to a power of two of pages; 0 holds about a second of deep chains
+	RingBytes int
 	NoCycles  bool // use cpu-clock even where there is a hardware counter
 	DropRing  bool // leave out one CPU and say nothing: a fault that calibration must find
 }
@@ -135,7 +136,8 @@ func Open(o Options) (*Sampler, error) {
 // cyclesPerSecond of a busy CPU, roughly: the rate of samples need not be exact, only the same everywhere.
 const cyclesPerSecond = 2_500_000_000
 
-const sampleType = unix.PERF_SAMPLE_IP | unix.PERF_SAMPLE_TID | unix.PERF_SAMPLE_TIME | unix.PERF_SAMPLE_CPU | unix.PERF_SAMPLE_CALLCHAIN
+const sampleType = unix.PERF_SAMPLE_IP | unix.PERF_SAMPLE_TID | unix.PERF_SAMPLE_TIME | unix.PERF_SAMPLE_CPU |
+	unix.PERF_SAMPLE_CALLCHAIN
 
 // Bits of perf_event_attr that x/sys/unix does not name (include/uapi/linux/perf_event.h).
 const bitKsymbol, bitBPFEvent = 1 << 29, 1 << 30
@@ -456,10 +458,11 @@ func tryOpen(a *unix.PerfEventAttr) error {
 // The features of this package.
 var (
 	Sampling = feature.New(feature.Status{
-		Name:  "sampling",
-		Needs: "perf_event_open for all CPUs: CAP_PERFMON or CAP_SYS_ADMIN, CONFIG_PERF_EVENTS, Linux 5.8 (BPF symbols in the ring)",
-		Lost:  "the split of eBPF time by control group and context; totals stay exact",
-		Hint:  "run as root; in a container add CAP_PERFMON and allow perf_event_open in its seccomp profile",
+		Name: "sampling",
+		Needs: "perf_event_open for all CPUs: CAP_PERFMON or CAP_SYS_ADMIN, CONFIG_PERF_EVENTS, Linux 5.8 (BPF symbols " +
+			"in the ring)",
+		Lost: "the split of eBPF time by control group and context; totals stay exact",
+		Hint: "run as root; in a container add CAP_PERFMON and allow perf_event_open in its seccomp profile",
 	}, func() (string, error) {
 		if err := tryOpen(newAttr(CPUClock, DefaultHz, false, false)); err != nil {
 			return "", fmt.Errorf("perf_event_open: %w", err)

@@ -88,7 +88,8 @@ func TestSamplerSeesABusyThread(t *testing.T) {
 		t.Errorf("%d records were lost (%v)", lost, err)
 	}
 	if testing.Short() {
-		t.Skip("needs a real processor: an emulated one counts time in which it stood still as CPU time, and takes no samples then")
+		t.Skip("needs a real processor: an emulated one counts time in which it stood still as CPU time, and takes no " +
+			"samples then")
 	}
 	ran := time.Duration(after.Stime.Nano() - before.Stime.Nano())
 	atLeast := 0.7 * float64(ran) / float64(s.Period())
@@ -164,7 +165,8 @@ func TestDrainWrapsWithoutRepeats(t *testing.T) {
 }
 
 func TestParseCPUList(t *testing.T) {
-	for in, want := range map[string][]int{"0": {0}, "0-2,5": {0, 1, 2, 5}, "": nil, "3-1": nil, "a": nil, "0-": nil, "-1": nil, "0-99999999": nil} {
+	for in, want := range map[string][]int{"0": {0}, "0-2,5": {0, 1, 2, 5}, "": nil, "3-1": nil, "a": nil, "0-": nil,
+		"-1": nil, "0-99999999": nil} {
 		got, err := parseCPUList(in)
 		if (err != nil) != (want == nil) || !slices.Equal(got, want) {
 			t.Errorf("%q: got %v, %v", in, got, err)
@@ -183,7 +185,8 @@ func FuzzRecords(f *testing.F) {
 	f.Add(rec(recordSample, make([]byte, 56)...))
 	f.Add(rec(recordSample, append(make([]byte, 32), 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff)...))
 	f.Add(rec(recordFork, make([]byte, 48)...))
-	f.Add(rec(recordKsymbol, append([]byte{0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 'b', 'p', 'f', 0}, make([]byte, 28)...)...))
+	f.Add(rec(recordKsymbol, append([]byte{0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 'b', 'p', 'f', 0},
+		make([]byte, 28)...)...))
 	f.Add(rec(recordBPFEvent, append([]byte{1, 0, 0, 0, 7, 0, 0, 0}, make([]byte, 32)...)...))
 	f.Add([]byte{9, 0, 0, 0, 0, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -360,20 +363,21 @@ func TestStormLosesNoSamples(t *testing.T) {
 	if others == 0 || tasks == 0 {
 		t.Errorf("without draining: %d records of threads, %d lost", tasks, others)
 	}
-	tasks, _, others = run(Options{Hz: small.Hz, RingBytes: 64 * small.RingBytes, NoCycles: true}, func(s *Sampler, h *Handler) {
-		over := make(chan struct{})
-		go func() { defer s.Wake(); defer close(over); storm() }()
-		for {
-			if err := errors.Join(s.Wait(time.Hour), s.Drain(h)); err != nil { // it would time out otherwise
-				t.Fatal(err)
+	tasks, _, others = run(Options{Hz: small.Hz, RingBytes: 64 * small.RingBytes, NoCycles: true},
+		func(s *Sampler, h *Handler) {
+			over := make(chan struct{})
+			go func() { defer s.Wake(); defer close(over); storm() }()
+			for {
+				if err := errors.Join(s.Wait(time.Hour), s.Drain(h)); err != nil { // it would time out otherwise
+					t.Fatal(err)
+				}
+				select {
+				case <-over:
+					return
+				default:
+				}
 			}
-			select {
-			case <-over:
-				return
-			default:
-			}
-		}
-	})
+		})
 	if tasks < 2*threads || others > 0 {
 		t.Errorf("drained as told: %d records of %d threads, %d lost", tasks, threads, others)
 	}

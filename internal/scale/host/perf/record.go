@@ -35,11 +35,12 @@ var errTruncated = errors.New("truncated perf record")
 
 // Sample is one sample. Chain aliases the sampler's buffer: it is valid until the callback returns.
 type Sample struct {
-	Time   int64    // CLOCK_MONOTONIC, nanoseconds
-	PID    uint32   // thread group; 0 is the idle task
-	TID    uint32   //
-	CPU    uint32   //
-	Cgroup uint64   // id of the group in the hierarchy that the perf_event controller is on; 0 where the kernel does not tell
+	Time int64  // CLOCK_MONOTONIC, nanoseconds
+	PID  uint32 // thread group; 0 is the idle task
+	TID  uint32 //
+	CPU  uint32 //
+	// id of the group in the hierarchy that the perf_event controller is on; 0 where the kernel does not tell
+	Cgroup uint64
 	Chain  []uint64 // kernel call chain, innermost first, without markers; Chain[0] is the sampled instruction
 }
 

@@ -57,9 +57,11 @@ func TestEntries(t *testing.T) {
 
 // Resident memory by kind of page, of a file and of this process.
 func TestRollup(t *testing.T) {
-	r, ok := parseRollup([]byte("5-7 ---p 0 00:00 0 [rollup]\nRss: 100 kB\nPss: 60 kB\nPss_Dirty: 1 kB\nPss_Anon: 30 kB\n" +
+	r, ok := parseRollup([]byte("5-7 ---p 0 00:00 0 [rollup]\nRss: 100 kB\nPss: 60 kB\nPss_Dirty: 1 " +
+		"kB\nPss_Anon: 30 kB\n" +
 		"Pss_File: 20 kB\nPss_Shmem: 10 kB\nSwapPss: 4 kB\nPss_What: many\n"))
-	if !ok || r.PSS != 60<<10 || *r.Anon != 30<<10 || *r.File != 20<<10 || *r.Shmem != 10<<10 || r.Swap != 4<<10 || r.RSS != 100<<10 {
+	if !ok || r.PSS != 60<<10 || *r.Anon != 30<<10 || *r.File != 20<<10 || *r.Shmem != 10<<10 || r.Swap != 4<<10 ||
+		r.RSS != 100<<10 {
 		t.Errorf("%+v, %v", r, ok)
 	}
 	if r, ok := parseRollup([]byte("Pss: 60 kB\n")); !ok || r.Anon != nil {
@@ -75,7 +77,8 @@ func TestRollup(t *testing.T) {
 	if r.PSS == 0 || r.RSS < r.PSS {
 		t.Errorf("this process: %+v", r)
 	}
-	if r.Anon != nil && (r.PSS < *r.Anon || *r.Anon+*r.File+*r.Shmem > r.PSS+3<<10 || *r.Anon+*r.File+*r.Shmem+3<<10 < r.PSS) {
+	if r.Anon != nil && (r.PSS < *r.Anon || *r.Anon+*r.File+*r.Shmem > r.PSS+3<<10 ||
+		*r.Anon+*r.File+*r.Shmem+3<<10 < r.PSS) {
 		t.Errorf("the kinds are not the sum: %d, %d, %d of %d", *r.Anon, *r.File, *r.Shmem, r.PSS)
 	}
 	if n, err := (FS{}).PageTables(os.Getpid()); err != nil || n == 0 {

@@ -30,7 +30,8 @@ func TestMain(m *testing.M) {
 		return
 	}
 	if part == "own proc" {
-		err := errors.Join(unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""), unix.Mount("proc", "/proc", "proc", 0, ""))
+		err := errors.Join(unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+			unix.Mount("proc", "/proc", "proc", 0, ""))
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -87,7 +88,8 @@ func claimEnvironment(part string) {
 		startCode, endCode, startData, endData, startBrk, brk, startStack, argStart, argEnd, envStart, envEnd, auxv uint64
 		auxvSize, exe                                                                                               uint32
 	}{
-		field(26), field(27), field(45), field(46), brk, brk, field(28), field(48), field(49), at, at + claimed, 0, 0, ^uint32(0),
+		field(26), field(27), field(45), field(46), brk, brk, field(28), field(48), field(49), at, at + claimed, 0, 0,
+		^uint32(0),
 	}
 	err = unix.Prctl(unix.PR_SET_MM, unix.PR_SET_MM_MAP, uintptr(unsafe.Pointer(&m)), unsafe.Sizeof(m), 0)
 	if err != nil {
@@ -232,13 +234,14 @@ func TestFind(t *testing.T) {
 	}
 	// One whose namespace is not there any more, and one whose namespace is and that is not in it.
 	for id, want := range map[Identity]Fate{
-		{PID: 1, Start: inside.self.Start, Namespace: 1}:                                                       ifWhole(Ended),
-		{PID: 2, Start: inside.self.Start, Namespace: inside.self.Namespace}:                                   Ended,
-		{PID: os.Getpid(), Start: inside.self.Start, Namespace: inside.self.Namespace}:                         Ended,
-		{PID: inside.self.PID, Start: inside.self.Start + 1, Namespace: inside.self.Namespace}:                 Ended,
-		{PID: inside.cmd.Process.Pid, Start: inside.self.Start, Namespace: inside.self.Namespace}:              Ended,
-		{PID: inside.self.PID, Start: inside.self.Start, Namespace: inside.self.Namespace}:                     Running,
-		{PID: inside.self.PID, Start: inside.self.Start, Namespace: foreign.self.Namespace + 1<<40 /* none */}: ifWhole(Ended),
+		{PID: 1, Start: inside.self.Start, Namespace: 1}:                                          ifWhole(Ended),
+		{PID: 2, Start: inside.self.Start, Namespace: inside.self.Namespace}:                      Ended,
+		{PID: os.Getpid(), Start: inside.self.Start, Namespace: inside.self.Namespace}:            Ended,
+		{PID: inside.self.PID, Start: inside.self.Start + 1, Namespace: inside.self.Namespace}:    Ended,
+		{PID: inside.cmd.Process.Pid, Start: inside.self.Start, Namespace: inside.self.Namespace}: Ended,
+		{PID: inside.self.PID, Start: inside.self.Start, Namespace: inside.self.Namespace}:        Running,
+		{PID: inside.self.PID, Start: inside.self.Start,
+			Namespace: foreign.self.Namespace + 1<<40 /* none */}: ifWhole(Ended),
 	} {
 		if fate := here(id); fate != want {
 			t.Errorf("%+v: %v, want %v", id, fate, want)

@@ -24,9 +24,10 @@ type Machine struct {
 	SwapBytes   uint64
 	Governor    string // of CPU frequency; several with commas where the CPUs differ; empty where none is in charge
 	Clocksource string
-	Lockdown    string // none, integrity or confidentiality; "integrity (configured)" where only the configuration could be read
-	Virtual     string // none, container, the machine's product name, or vm
-	IRQTime     *bool  // whether interrupts are taken out of tasks' CPU time; nil where that cannot be known
+	// none, integrity or confidentiality; "integrity (configured)" where only the configuration could be read
+	Lockdown string
+	Virtual  string // none, container, the machine's product name, or vm
+	IRQTime  *bool  // whether interrupts are taken out of tasks' CPU time; nil where that cannot be known
 }
 
 // Machine reads all of it.

@@ -21,11 +21,13 @@ import (
 var fixture = FS{Root: "testdata/machine"}
 
 func TestStatFixture(t *testing.T) {
-	want := Stat{User: 10, Nice: 0.2, System: 3, Idle: 50, IOWait: 0.6, IRQ: 0.07, Softirq: 0.8, Steal: 0.09, Guest: 0.1, GuestNice: 0.02, CPUs: 2}
+	want := Stat{User: 10, Nice: 0.2, System: 3, Idle: 50, IOWait: 0.6, IRQ: 0.07, Softirq: 0.8, Steal: 0.09, Guest: 0.1,
+		GuestNice: 0.02, CPUs: 2}
 	if got, err := fixture.Stat(); err != nil || got != want {
 		t.Errorf("%+v, %v; want %+v", got, err, want)
 	}
-	for _, bad := range []string{"", "cpu\n", "cpu  1 2 3\n", "cpu 1 2 3 4 5 6 7 8 9 x\ncpu0\n", "cpu0 1\n", "cpu 1 2 3 4 5 6 7 8 9 10\n"} {
+	for _, bad := range []string{"", "cpu\n", "cpu  1 2 3\n", "cpu 1 2 3 4 5 6 7 8 9 x\ncpu0\n", "cpu0 1\n",
+		"cpu 1 2 3 4 5 6 7 8 9 10\n"} {
 		if s, err := parseStat([]byte(bad), 100); err == nil {
 			t.Errorf("%q: %+v without error", bad, s)
 		}
@@ -38,8 +40,10 @@ func TestMachineFixture(t *testing.T) {
 		t.Error("interrupt time accounting was not found")
 	}
 	got.IRQTime = nil
-	want := Machine{Hostname: "example", Kernel: "6.1.0-1-cloud-amd64", BootID: "11111111-2222-3333-4444-555555555555", Distro: "Example Linux 1",
-		CPUModel: "Example CPU @ 2.0GHz", CPUs: 2, MemoryBytes: 24684092 << 10, SwapBytes: 1 << 20, Governor: "performance,powersave",
+	want := Machine{Hostname: "example", Kernel: "6.1.0-1-cloud-amd64", BootID: "11111111-2222-3333-4444-555555555555",
+		Distro:   "Example Linux 1",
+		CPUModel: "Example CPU @ 2.0GHz", CPUs: 2, MemoryBytes: 24684092 << 10, SwapBytes: 1 << 20,
+		Governor:    "performance,powersave",
 		Clocksource: "kvm-clock", Lockdown: "integrity", Virtual: "QEMU Standard PC"}
 	if got != want {
 		t.Errorf("%+v\nwant %+v", got, want)
@@ -213,7 +217,8 @@ func TestEnvironWhileItChanges(t *testing.T) {
 		patience := time.Minute
 		value, has, err := FS{}.Getenv(cmd.Process.Pid, "TARE_TEST", &patience)
 		if err != nil || !has || value != "yes" {
-			t.Fatalf("its variable is %q, %v, %v; given up after %v (0 s: it was seen to have none)", value, has, err, time.Minute-patience)
+			t.Fatalf("its variable is %q, %v, %v; given up after %v (0 s: it was seen to have none)", value, has, err,
+				time.Minute-patience)
 		}
 	}
 }
@@ -223,9 +228,11 @@ func TestEnvironWhileItChanges(t *testing.T) {
 // what is read comes in this order.
 func TestSlowExecve(t *testing.T) {
 	stat := func(begin, end int) string {
-		return "7 (sleep) R 1 7 7 0 -1 0" + strings.Repeat(" 0", 10) + " 1 0 5" + strings.Repeat(" 0", 27) + fmt.Sprintf(" %d %d 0\n", begin, end)
+		return "7 (sleep) R 1 7 7 0 -1 0" + strings.Repeat(" 0", 10) + " 1 0 5" +
+			strings.Repeat(" 0", 27) + fmt.Sprintf(" %d %d 0\n", begin, end)
 	}
-	if sure, unsure := becoming([]byte(stat(0, 0))), becoming([]byte(stat(9, 9))); sure != another || unsure != itselfOrAnother {
+	if sure, unsure := becoming([]byte(stat(0, 0))), becoming([]byte(stat(9, 9))); sure != another ||
+		unsure != itselfOrAnother {
 		t.Fatalf("the test's processes are becoming %d and %d", sure, unsure)
 	}
 	root := t.TempDir()
@@ -333,10 +340,12 @@ func TestNoEnviron(t *testing.T) {
 		t.Fatal(err)
 	}
 	var info unix.Siginfo
-	if err := errors.Join(cmd.Process.Kill(), unix.Waitid(unix.P_PID, cmd.Process.Pid, &info, unix.WEXITED|unix.WNOWAIT, nil)); err != nil {
+	if err := errors.Join(cmd.Process.Kill(), unix.Waitid(unix.P_PID, cmd.Process.Pid, &info, unix.WEXITED|unix.WNOWAIT,
+		nil)); err != nil {
 		t.Fatal(err)
 	}
-	if _, has, err := (FS{}).Getenv(cmd.Process.Pid, "PATH", new(time.Second)); err != nil && !errors.Is(err, ErrGone) || has {
+	if _, has, err := (FS{}).Getenv(cmd.Process.Pid, "PATH", new(time.Second)); err != nil && !errors.Is(err,
+		ErrGone) || has {
 		t.Errorf("of a zombie: %v", err)
 	}
 	_ = cmd.Wait()

@@ -43,7 +43,8 @@ func parseStat(b []byte, hz float64) (Stat, error) {
 			s.CPUs++
 			continue
 		}
-		modes := []*float64{&s.User, &s.Nice, &s.System, &s.Idle, &s.IOWait, &s.IRQ, &s.Softirq, &s.Steal, &s.Guest, &s.GuestNice}
+		modes := []*float64{&s.User, &s.Nice, &s.System, &s.Idle, &s.IOWait, &s.IRQ, &s.Softirq, &s.Steal, &s.Guest,
+			&s.GuestNice}
 		if len(fields)-1 < len(modes) {
 			return Stat{}, fmt.Errorf("%d modes in the line cpu, not %d", len(fields)-1, len(modes))
 		}

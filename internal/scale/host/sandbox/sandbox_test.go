@@ -59,7 +59,8 @@ func TestLocate(t *testing.T) {
 		{"/kata_../x", "", "", "other", ""},
 		{"/kata_overhead/" + strings.Repeat("x", 129), "", "", "other", ""},
 		{"/tare-trial-2-p185-t631/work/web", "", "", "other", ""},
-		{"/tare-trial-2-p185-t631/work/web/tare-trial-2-p185-t631-web", "", "tare-trial-2-p185-t631-web", "container", "cgroupfs"},
+		{"/tare-trial-2-p185-t631/work/web/tare-trial-2-p185-t631-web", "", "tare-trial-2-p185-t631-web", "container",
+			"cgroupfs"},
 		{"relative/" + hex, "", hex, "container", "cgroupfs"},
 	} {
 		w := mustTable(t).locate(c.path)

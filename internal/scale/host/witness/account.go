@@ -16,8 +16,9 @@ type Look struct {
 	CPU       int
 	Last, Now int64 // the look before, and this one
 	Stolen    int64 // of the interval
-	Idle      int64 // how long the CPU was idle in the interval, by the kernel's clock, which runs on while the CPU is stolen
-	Late      int64 // how long after it was due the look at Now came
+	// how long the CPU was idle in the interval, by the kernel's clock, which runs on while the CPU is stolen
+	Idle int64
+	Late int64 // how long after it was due the look at Now came
 }
 
 // AtEnd says whether the stall ended with the look: a look that was due while the CPU was away comes as soon as it is
@@ -84,8 +85,9 @@ type Account struct {
 	// IdleStolen is the part of Stolen that the kernel counts as idle time as well, in seconds: the middle of what is
 	// possible. It is off by at most IdleStolenError.
 	IdleStolen, IdleStolenError float64
-	Lost                        uint64 // records that found no room: their time is in the sums, and they are not in the lists
-	Looks                       uint64
+	// records that found no room: their time is in the sums, and they are not in the lists
+	Lost  uint64
+	Looks uint64
 }
 
 // stale is how many periods old the last look at a CPU is at most when a window begins.
@@ -115,7 +117,8 @@ func (w *Witness) Drain(seen func(Look)) error {
 	err := w.drain(func(r *record) {
 		switch r.Kind {
 		case kindStall:
-			l := Look{CPU: int(r.CPU), Last: int64(r.Last), Now: int64(r.Now), Stolen: int64(r.Stolen), Idle: int64(r.Idle), Late: int64(r.LateOrSeen)}
+			l := Look{CPU: int(r.CPU), Last: int64(r.Last), Now: int64(r.Now), Stolen: int64(r.Stolen), Idle: int64(r.Idle),
+				Late: int64(r.LateOrSeen)}
 			if w.past(l.CPU, l.Now) {
 				return
 			}
@@ -237,7 +240,8 @@ func (w *Witness) account(states []state, from, to int64) *Account {
 		lo += part * float64(least)
 		hi += part * float64(most)
 		a.Noise.Stalls = append(a.Noise.Stalls, ledger.Stall{
-			CPU: l.CPU, From: l.Last, To: l.Now, Seconds: float64(l.Stolen) / 1e9, Cause: ledger.Hypervisor, Idle: least+most > l.Stolen,
+			CPU: l.CPU, From: l.Last, To: l.Now, Seconds: float64(l.Stolen) / 1e9, Cause: ledger.Hypervisor,
+			Idle: least+most > l.Stolen,
 		})
 		a.Noise.LongestSeconds = max(a.Noise.LongestSeconds, float64(l.Stolen)/1e9)
 	}
@@ -289,7 +293,9 @@ func longest(all []ledger.Stall) (kept []ledger.Stall, omitted int) {
 		omitted = len(all) - ledger.MaxStalls
 		all = all[:ledger.MaxStalls]
 	}
-	slices.SortFunc(all, func(a, b ledger.Stall) int { return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.CPU, b.CPU)) })
+	slices.SortFunc(all, func(a, b ledger.Stall) int {
+		return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.CPU, b.CPU))
+	})
 	if all == nil {
 		all = []ledger.Stall{}
 	}

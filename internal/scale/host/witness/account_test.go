@@ -16,12 +16,15 @@ func TestIdleStolen(t *testing.T) {
 		look   Look
 		lo, hi int64
 	}{
-		"idle CPU":                    {Look{Last: 0, Now: 12 * ms, Stolen: 10 * ms, Idle: 12 * ms, Late: 10 * ms}, 10 * ms, 10 * ms},
-		"idle CPU, some interrupts":   {Look{Last: 0, Now: 12 * ms, Stolen: 10 * ms, Idle: 12*ms - 20_000, Late: 10 * ms}, 10*ms - 20_000, 10 * ms},
-		"busy CPU":                    {Look{Last: 0, Now: 42 * ms, Stolen: 40 * ms, Late: 40 * ms}, 0, 0},
-		"busy, then idle":             {Look{Last: 0, Now: 12 * ms, Stolen: 10 * ms, Idle: 1 * ms, Late: 10 * ms}, 0, 1 * ms},
-		"idle, then busy for a while": {Look{Last: 0, Now: 12 * ms, Stolen: 10 * ms, Idle: 11 * ms, Late: 10 * ms}, 9 * ms, 10 * ms},
-		"short stall":                 {Look{Last: 0, Now: 2 * ms, Stolen: ms / 2, Idle: ms, Late: 0}, 0, ms / 2},
+		"idle CPU": {Look{Last: 0, Now: 12 * ms, Stolen: 10 * ms, Idle: 12 * ms, Late: 10 * ms}, 10 * ms,
+			10 * ms},
+		"idle CPU, some interrupts": {Look{Last: 0, Now: 12 * ms, Stolen: 10 * ms, Idle: 12*ms - 20_000, Late: 10 * ms},
+			10*ms - 20_000, 10 * ms},
+		"busy CPU":        {Look{Last: 0, Now: 42 * ms, Stolen: 40 * ms, Late: 40 * ms}, 0, 0},
+		"busy, then idle": {Look{Last: 0, Now: 12 * ms, Stolen: 10 * ms, Idle: 1 * ms, Late: 10 * ms}, 0, 1 * ms},
+		"idle, then busy for a while": {Look{Last: 0, Now: 12 * ms, Stolen: 10 * ms, Idle: 11 * ms, Late: 10 * ms}, 9 * ms,
+			10 * ms},
+		"short stall": {Look{Last: 0, Now: 2 * ms, Stolen: ms / 2, Idle: ms, Late: 0}, 0, ms / 2},
 	} {
 		lo, hi := c.look.idleStolen()
 		if lo != c.lo || hi != c.hi {
@@ -40,7 +43,8 @@ func TestAStallAcrossTheEdge(t *testing.T) {
 		from, to int64
 		want     float64
 	}{
-		{late, 0, 200 * ms, 1}, {late, 0, 102 * ms, 0}, {late, 0, 122 * ms, 0.5}, {late, 132 * ms, 200 * ms, 0.25}, {late, 142 * ms, 200 * ms, 0},
+		{late, 0, 200 * ms, 1}, {late, 0, 102 * ms, 0}, {late, 0, 122 * ms, 0.5}, {late, 132 * ms, 200 * ms, 0.25},
+		{late, 142 * ms, 200 * ms, 0},
 		{short, 0, 101 * ms, 0.5}, {short, 101 * ms, 200 * ms, 0.5}, {short, 0, 200 * ms, 1},
 	} {
 		if got := c.look.part(c.from, c.to); math.Abs(got-c.want) > 1e-9 {
@@ -85,7 +89,8 @@ func TestAccount(t *testing.T) {
 	if a.Looks != 900 || a.Lost != 1 || a.Noise.Late != 2 {
 		t.Errorf("%+v", a)
 	}
-	if len(a.Noise.Stalls) != 2 || !a.Noise.Stalls[0].Idle || a.Noise.Stalls[1].Idle || a.Noise.Stalls[1].Cause != ledger.Hypervisor {
+	if len(a.Noise.Stalls) != 2 || !a.Noise.Stalls[0].Idle || a.Noise.Stalls[1].Idle ||
+		a.Noise.Stalls[1].Cause != ledger.Hypervisor {
 		t.Errorf("stalls %+v", a.Noise.Stalls)
 	}
 	if len(a.Noise.Occupied) != 2 || a.Noise.Occupied[0].Comm != "before" || a.Noise.Occupied[1].Comm != "hog" ||

@@ -89,7 +89,8 @@ func mayLookSoOften() error {
 		return fmt.Errorf("reading how often a CPU may be sampled: %w", err)
 	}
 	if need := int(time.Second / costPeriod); most < need {
-		return fmt.Errorf("the kernel allows %d samples a second and measuring takes %d: it lowers %s where interrupts take long", most, need, maxSampleRate)
+		return fmt.Errorf("the kernel allows %d samples a second and measuring takes %d: it lowers %s where "+
+			"interrupts take long", most, need, maxSampleRate)
 	}
 	return nil
 }
@@ -138,7 +139,8 @@ func (w *Witness) spinUnder(steps int, watched bool) (time.Duration, error) {
 // costEvent opens an event of this thread, disabled unless it has a leader.
 func costEvent(leader int) (int, error) {
 	attr := unix.PerfEventAttr{
-		Type: unix.PERF_TYPE_SOFTWARE, Config: unix.PERF_COUNT_SW_CPU_CLOCK, Size: uint32(unsafe.Sizeof(unix.PerfEventAttr{})),
+		Type: unix.PERF_TYPE_SOFTWARE, Config: unix.PERF_COUNT_SW_CPU_CLOCK,
+		Size:   uint32(unsafe.Sizeof(unix.PerfEventAttr{})),
 		Sample: uint64(costPeriod),
 	}
 	if leader < 0 {

@@ -96,7 +96,8 @@ func TestAHogIsSeen(t *testing.T) {
 		// Which stretches are not checked is the witness's own word, so the kernel's counter must bear it out. It
 		// counts in ticks of 10 ms at most, on every CPU.
 		if stolen := kernelSteal(t) - before; h.stolen > stolen+0.01*float64(runtime.NumCPU()) {
-			t.Errorf("the witness saw %.3f s stolen from CPU %d around the stretches, and the kernel counted %.3f s from all", h.stolen, cpu, stolen)
+			t.Errorf("the witness saw %.3f s stolen from CPU %d around the stretches, and the kernel counted %.3f s from all",
+				h.stolen, cpu, stolen)
 		}
 	}
 	t.Logf("%d of %d stretches of at least 5 ms were seen to within 3 ms", h.near, h.checked)
@@ -245,7 +246,8 @@ func (g *hog) judge(t *testing.T, n *ledger.Noise, cpu int, held [][2]int64, pau
 			g.near++
 			continue
 		}
-		t.Logf("seen %.2f ms after its begin and until %.2f ms after its end", float64(seen.From-h[0])/1e6, float64(seen.To-h[1])/1e6)
+		t.Logf("seen %.2f ms after its begin and until %.2f ms after its end", float64(seen.From-h[0])/1e6,
+			float64(seen.To-h[1])/1e6)
 		if off > int64(pause) && !testing.Short() {
 			t.Errorf("it is taken for another")
 		}
@@ -284,7 +286,8 @@ func plantSpinner(t *testing.T, cpu int, length, every time.Duration) *spinner {
 	}
 	t.Cleanup(func() { s.objects.Close() })
 	attr := unix.PerfEventAttr{
-		Type: unix.PERF_TYPE_SOFTWARE, Config: unix.PERF_COUNT_SW_CPU_CLOCK, Size: uint32(unsafe.Sizeof(unix.PerfEventAttr{})),
+		Type: unix.PERF_TYPE_SOFTWARE, Config: unix.PERF_COUNT_SW_CPU_CLOCK,
+		Size:   uint32(unsafe.Sizeof(unix.PerfEventAttr{})),
 		Sample: uint64(every), Bits: unix.PerfBitDisabled,
 	}
 	if s.event, err = unix.PerfEventOpen(&attr, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC); err != nil {
@@ -353,7 +356,8 @@ func TestInterruptsOffAreNotStolen(t *testing.T) {
 			}
 		}
 		off := float64(runs) * length.Seconds()
-		t.Logf("%d spins of %v: %d late looks, the latest by %.1f ms; %d stalls of that CPU, %.4f s stolen", runs, length, n.Late, 1e3*n.LongestLate, disturbed, stolen)
+		t.Logf("%d spins of %v: %d late looks, the latest by %.1f ms; %d stalls of that CPU, %.4f s stolen", runs, length,
+			n.Late, 1e3*n.LongestLate, disturbed, stolen)
 		if runs < 5 {
 			t.Fatalf("the program ran %d times", runs)
 		}
@@ -367,7 +371,8 @@ func TestInterruptsOffAreNotStolen(t *testing.T) {
 		}
 		clear = n.LongestLate >= length.Seconds()-n.PeriodSeconds
 		if !clear && disturbed < int(runs) {
-			t.Fatalf("the latest look was late by %.4f s, interrupts were off for %v at a time, and not every time disturbed", n.LongestLate, length)
+			t.Fatalf("the latest look was late by %.4f s, interrupts were off for %v at a time, and not every time disturbed",
+				n.LongestLate, length)
 		}
 	}
 	if !clear && !t.Failed() {
@@ -438,7 +443,8 @@ func TestBeginForgets(t *testing.T) {
 		t.Fatal(err)
 	}
 	from := monotonic()
-	if n := len(w.looks) + len(w.spans); n != 0 || !w.past(0, int64(w.begin[0].Last)) || w.past(0, int64(w.begin[0].Last)+1) {
+	if n := len(w.looks) + len(w.spans); n != 0 || !w.past(0, int64(w.begin[0].Last)) ||
+		w.past(0, int64(w.begin[0].Last)+1) {
 		t.Errorf("%d looks and spans are left", n)
 	}
 	seen := map[uint32]uint64{}

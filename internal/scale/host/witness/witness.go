@@ -512,10 +512,12 @@ func (w *Witness) Close() error {
 
 // Witnessing is the feature that this package needs.
 var Witnessing = feature.New(feature.Status{
-	Name:  "witness",
-	Needs: "perf_event_open for all CPUs and BPF programs on perf events with the kernel's types: CAP_BPF and CAP_PERFMON, CONFIG_DEBUG_INFO_BTF, Linux 5.11",
-	Lost:  "when a CPU stood still or another task held it; stolen time inside idle time and inside the run time of eBPF programs",
-	Hint:  "run as root, or with CAP_BPF and CAP_PERFMON, on Linux 5.11 or newer with BTF",
+	Name: "witness",
+	Needs: "perf_event_open for all CPUs and BPF programs on perf events with the kernel's types: CAP_BPF and " +
+		"CAP_PERFMON, CONFIG_DEBUG_INFO_BTF, Linux 5.11",
+	Lost: "when a CPU stood still or another task held it; stolen time inside idle time and inside the run time of " +
+		"eBPF programs",
+	Hint: "run as root, or with CAP_BPF and CAP_PERFMON, on Linux 5.11 or newer with BTF",
 }, func() (string, error) {
 	w, err := open(Options{})
 	if err != nil {

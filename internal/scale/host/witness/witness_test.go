@@ -40,7 +40,8 @@ func TestLayout(t *testing.T) {
 		}
 		typ := reflect.TypeOf(v)
 		if int(s.Size) != int(typ.Size()) || len(s.Members) != typ.NumField() {
-			t.Fatalf("%s: %d bytes and %d members in C, %d and %d in Go", name, s.Size, len(s.Members), typ.Size(), typ.NumField())
+			t.Fatalf("%s: %d bytes and %d members in C, %d and %d in Go", name, s.Size, len(s.Members), typ.Size(),
+				typ.NumField())
 		}
 		for i, m := range s.Members {
 			if f := typ.Field(i); int(m.Offset.Bytes()) != int(f.Offset) {
@@ -74,7 +75,8 @@ func TestStolenAgreesWithTheKernel(t *testing.T) {
 	counted := after.Steal - before.Steal
 	// The longest stall can be on the other side of each edge, and the kernel counts in hundredths of a second.
 	if slack := 0.02 + 2*n.LongestSeconds; n.StolenSeconds > counted+slack*float64(runtime.NumCPU()) {
-		t.Errorf("%.3f s stolen by the witness (longest %.3f s), %.2f s by the kernel", n.StolenSeconds, n.LongestSeconds, counted)
+		t.Errorf("%.3f s stolen by the witness (longest %.3f s), %.2f s by the kernel", n.StolenSeconds,
+			n.LongestSeconds, counted)
 	}
 	var listed float64
 	for _, s := range n.Stalls {
@@ -86,7 +88,8 @@ func TestStolenAgreesWithTheKernel(t *testing.T) {
 	if part, ok := n.StolenPart(seconds, runtime.NumCPU()); !ok || part < 0 || part > 1 {
 		t.Errorf("the stolen part is %v, %v", part, ok)
 	}
-	t.Logf("%s: %.4f s stolen, %.4f s of it in %d stalls; the kernel counted %.2f s", n.Witness, n.StolenSeconds, listed, len(n.Stalls), counted)
+	t.Logf("%s: %.4f s stolen, %.4f s of it in %d stalls; the kernel counted %.2f s", n.Witness, n.StolenSeconds, listed,
+		len(n.Stalls), counted)
 }
 
 // A witness leaves nothing: no descriptor, and so no program and no event.

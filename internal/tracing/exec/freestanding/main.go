@@ -57,8 +57,10 @@ func build(source, arch, out string) error {
 	}
 	defer os.RemoveAll(dir)
 	object := filepath.Join(dir, "object.o")
-	args := slices.Concat([]string{"--target=" + a.target, "-std=gnu11", "-O2", "-ffreestanding", "-nostdlib", "-nostdinc", "-mgeneral-regs-only",
-		"-fno-stack-protector", "-fno-jump-tables", "-fno-asynchronous-unwind-tables", "-Wall", "-Wextra", "-Werror"}, a.flags, []string{"-c", "-o", object, source})
+	args := slices.Concat([]string{"--target=" + a.target, "-std=gnu11", "-O2", "-ffreestanding", "-nostdlib", "-nostdinc",
+		"-mgeneral-regs-only",
+		"-fno-stack-protector", "-fno-jump-tables", "-fno-asynchronous-unwind-tables", "-Wall", "-Wextra", "-Werror"},
+		a.flags, []string{"-c", "-o", object, source})
 	if said, err := exec.Command("clang", args...).CombinedOutput(); err != nil {
 		return fmt.Errorf("compiling %s: %w\n%s", source, err, said)
 	}
@@ -91,9 +93,11 @@ func read(object string, machine elf.Machine) (code []byte, entry uint64, err er
 				return nil, 0, fmt.Errorf("reading the code: %w", err)
 			}
 		case s.Flags&elf.SHF_ALLOC != 0 && s.Size > 0:
-			return nil, 0, fmt.Errorf("section %s holds %d bytes: the program has a variable or a string outside of its functions", s.Name, s.Size)
+			return nil, 0, fmt.Errorf("section %s holds %d bytes: the program has a variable or a string outside of "+
+				"its functions", s.Name, s.Size)
 		case s.Type == elf.SHT_RELA || s.Type == elf.SHT_REL:
-			return nil, 0, fmt.Errorf("section %s wants %d bytes of relocations: the program refers to something outside of its code", s.Name, s.Size)
+			return nil, 0, fmt.Errorf("section %s wants %d bytes of relocations: the program refers to something outside "+
+				"of its code", s.Name, s.Size)
 		}
 	}
 	symbols, err := f.Symbols()
@@ -122,8 +126,10 @@ func wrap(machine elf.Machine, code []byte, entry uint64) []byte {
 		Phoff: headers, Ehsize: headers, Phentsize: segment, Phnum: 2, Shentsize: 64,
 	}
 	copy(h.Ident[:], elf.ELFMAG)
-	h.Ident[elf.EI_CLASS], h.Ident[elf.EI_DATA], h.Ident[elf.EI_VERSION] = byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), byte(elf.EV_CURRENT)
-	load := elf.Prog64{Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_R | elf.PF_X), Vaddr: base, Paddr: base, Filesz: size, Memsz: size, Align: 0x10000}
+	h.Ident[elf.EI_CLASS], h.Ident[elf.EI_DATA] = byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB)
+	h.Ident[elf.EI_VERSION] = byte(elf.EV_CURRENT)
+	load := elf.Prog64{Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_R | elf.PF_X), Vaddr: base, Paddr: base,
+		Filesz: size, Memsz: size, Align: 0x10000}
 	stack := elf.Prog64{Type: uint32(elf.PT_GNU_STACK), Flags: uint32(elf.PF_R | elf.PF_W), Align: 16}
 	var b bytes.Buffer
 	for _, part := range []any{&h, &load, &stack} {

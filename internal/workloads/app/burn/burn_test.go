@@ -56,7 +56,8 @@ func TestServe(t *testing.T) {
 		above := half > 0.6*float64(threads) || whole > 1.05*float64(threads)
 		ordered := none < half && half < whole
 		if above || !ordered && try == most {
-			t.Errorf("a share of 0, 0.5 and 1 of %d CPUs took %.3f, %.3f and %.3f CPU seconds in a second", threads, none, half, whole)
+			t.Errorf("a share of 0, 0.5 and 1 of %d CPUs took %.3f, %.3f and %.3f CPU seconds in a second", threads, none,
+				half, whole)
 		}
 		if above || ordered || try == most {
 			return

@@ -10,5 +10,6 @@ var Settings = []param.Setting{
 
 // neighbours is how what it uses reads in a sentence.
 var neighbours = map[string]string{
-	"0": "without a busy neighbour", "1": "beside a neighbour on every CPU", "": "beside a neighbour that takes {} of each CPU",
+	"0": "without a busy neighbour", "1": "beside a neighbour on every CPU",
+	"": "beside a neighbour that takes {} of each CPU",
 }

@@ -138,14 +138,16 @@ func TestCannotListen(t *testing.T) {
 	} {
 		err := Serve(t.Context(), tt.o, func(Ready) error { return nil })
 		if fault.CodeOf(err) != tt.code || fault.HintOf(err) == "" || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%+v: code %d, hint %q, %v; want code %d and %q", tt.o, fault.CodeOf(err), fault.HintOf(err), err, tt.code, tt.want)
+			t.Errorf("%+v: code %d, hint %q, %v; want code %d and %q", tt.o, fault.CodeOf(err), fault.HintOf(err), err, tt.code,
+				tt.want)
 		}
 	}
 }
 
 func TestServeEndsIfNobodyHears(t *testing.T) {
 	deaf := errors.New("deaf")
-	if err := Serve(t.Context(), Options{Listen: "127.0.0.1:0"}, func(Ready) error { return deaf }); !errors.Is(err, deaf) {
+	if err := Serve(t.Context(), Options{Listen: "127.0.0.1:0"},
+		func(Ready) error { return deaf }); !errors.Is(err, deaf) {
 		t.Errorf("error %v", err)
 	}
 }

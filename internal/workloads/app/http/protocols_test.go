@@ -59,7 +59,8 @@ func TestHTTP2(t *testing.T) {
 
 func TestGRPC(t *testing.T) {
 	const size = 1 << 20
-	for _, o := range []Options{{Body: 5}, {Body: 5, Deaf: true}, {Body: size, Options: delay.Options{Delay: 3 * time.Millisecond}}} {
+	for _, o := range []Options{{Body: 5}, {Body: 5, Deaf: true},
+		{Body: size, Options: delay.Options{Delay: 3 * time.Millisecond}}} {
 		o.Protocol = GRPC
 		address := strings.Trim(strings.TrimPrefix(serve(t, o), "http:"), "/")
 		c, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -107,7 +108,8 @@ func TestTCP(t *testing.T) {
 		}
 	}
 	for _, o := range []delay.Options{{Delay: 1}, {Stall: delay.Stall{For: 1, Every: 5}}} {
-		if err := Serve(t.Context(), Options{Protocol: TCP, Listen: "127.0.0.1:0", Options: o}, nil); fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" {
+		if err := Serve(t.Context(), Options{Protocol: TCP, Listen: "127.0.0.1:0", Options: o},
+			nil); fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" {
 			t.Errorf("%+v: %v", o, err)
 		}
 	}

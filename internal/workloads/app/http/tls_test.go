@@ -49,7 +49,8 @@ func TestTLS(t *testing.T) {
 		url := serve(t, Options{Protocol: protocol, TLS: true, Body: 7})
 		client := &http.Client{Transport: &http.Transport{TLSClientConfig: trusting.Clone(), ForceAttemptHTTP2: true}}
 		r, err := client.Get(strings.Replace(url, "http:", "https:", 1))
-		if status, b := answer(t, r, err); status != http.StatusOK || len(b) != 7 || (r.ProtoMajor == 2) != (protocol == HTTP2) {
+		if status, b := answer(t, r, err); status != http.StatusOK || len(b) != 7 ||
+			(r.ProtoMajor == 2) != (protocol == HTTP2) {
 			t.Errorf("%s: status %d with %d bytes over %s", protocol, status, len(b), r.Proto)
 		}
 		client.CloseIdleConnections()
@@ -68,7 +69,8 @@ func TestTLS(t *testing.T) {
 	}
 	defer calls.Close()
 	out := new(wrapperspb.BytesValue)
-	if err := calls.Invoke(t.Context(), "/tare.Echo/Echo", wrapperspb.Bytes([]byte("tare")), out); err != nil || string(out.Value) != "tare" {
+	if err := calls.Invoke(t.Context(), "/tare.Echo/Echo", wrapperspb.Bytes([]byte("tare")), out); err != nil ||
+		string(out.Value) != "tare" {
 		t.Errorf("gRPC: %q comes back: %v", out.Value, err)
 	}
 }

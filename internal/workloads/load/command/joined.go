@@ -151,7 +151,8 @@ func (j *joined) finish(ctx context.Context) (stopped bool, err error) {
 	default:
 	}
 	if j.running.Stop() {
-		j.Trial.Warn("load-killed", "%s did not end in its time when it was asked to, and was killed", j.options.command.Name())
+		j.Trial.Warn("load-killed", "%s did not end in its time when it was asked to, and was killed",
+			j.options.command.Name())
 	}
 	return true, nil
 }

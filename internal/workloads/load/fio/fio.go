@@ -48,7 +48,8 @@ var settings = []param.Setting{
 			"results say how large it was"},
 	{Name: settingJobs, Type: param.TypeCount, Default: "8", Min: 1, Max: 64, Doc: "that write side by side (numjobs)"},
 	{Name: settingBlock, Type: param.TypeBytes, Default: "524288", Min: 512, Max: 16 << 20, Doc: "bytes of each write"},
-	{Name: settingDirect, Type: param.TypeSwitch, Default: "true", Doc: "whether writes go past the page cache (O_DIRECT)"},
+	{Name: settingDirect, Type: param.TypeSwitch, Default: "true",
+		Doc: "whether writes go past the page cache (O_DIRECT)"},
 	{Name: settingKind, Type: param.TypeWord, Default: "randwrite",
 		Words: []string{"randwrite", "write", "randread", "read", "randrw"}, Doc: "what the jobs do (rw)"},
 	{Name: settingDrain, Type: param.TypeDuration, Default: "30s", Max: 3600,
@@ -91,7 +92,8 @@ func (guest) Join(t kind.Trial, as string, part *kind.Part) (any, error) {
 		return nil, err
 	}
 	program := *part
-	program.Options = param.Values{"command": commandLine(o, j.size, t.Setup().Warmup+t.Setup().Duration), "tool": "fio", "drain": o[settingDrain]}
+	program.Options = param.Values{"command": commandLine(o, j.size, t.Setup().Warmup+t.Setup().Duration), "tool": "fio",
+		"drain": o[settingDrain]}
 	j.Joined, err = command.JoinEarly(t, as, &program)
 	return j, err
 }
@@ -141,7 +143,8 @@ func (j *joined) Result(ctx context.Context) (load.Result, error) {
 		return r, err
 	}
 	if j.size < j.asked&^(1<<20-1) {
-		j.trial.Warn("scaled", "fio wrote to a file of %s and not of %s: the disk and the memory of this machine bear no more",
+		j.trial.Warn("scaled", "fio wrote to a file of %s and not of %s: the disk and the memory of this machine "+
+			"bear no more",
 			quantity.Value(float64(j.size), quantity.Bytes), quantity.Value(float64(j.asked), quantity.Bytes))
 	}
 	r.Counts = map[string]float64{sizeCount: float64(j.size)}

@@ -153,7 +153,8 @@ func TestCommandLine(t *testing.T) {
 	if err != nil {
 		t.Skip("needs fio (Debian package fio)")
 	}
-	for _, c := range []struct{ rw, direct, file string }{{"randwrite", "false", "4194304"}, {"randrw", "true", "2097152"}} {
+	for _, c := range []struct{ rw, direct, file string }{{"randwrite", "false", "4194304"},
+		{"randrw", "true", "2097152"}} {
 		o, dir := defaults(), t.TempDir()
 		o[settingKind], o[settingDirect], o[settingJobs], o[settingSize] = c.rw, c.direct, "2", c.file
 		size, err := bounded(int64(o.Float(settingSize)), dir)

@@ -81,9 +81,10 @@ type Source string
 
 // The kinds of source.
 const (
-	SourceAuto     Source = "auto"     // loopback if the target is a loopback IPv4 address, else none
-	SourceNone     Source = "none"     // the kernel's choice
-	SourceLoopback Source = "loopback" // spread over 127.0.0.0/8, for service addresses that a data plane turns into loopback ones
+	SourceAuto Source = "auto" // loopback if the target is a loopback IPv4 address, else none
+	SourceNone Source = "none" // the kernel's choice
+	// spread over 127.0.0.0/8, for service addresses that a data plane turns into loopback ones
+	SourceLoopback Source = "loopback"
 )
 
 // Protocol is what the load speaks.
@@ -122,8 +123,9 @@ type Options struct {
 	Body        int           // bytes of request body; of gRPC, of the value in the message; of TCP, at least 1
 	Headers     []string      // further ones, "Name: value"
 	Source      Source        // default auto
-	Recycle     bool          // without keep-alive: dissolve connections instead of closing sockets; see the package comment
-	Spin        time.Duration // largest wait that may be spun through; default pace.DefaultSpin, negative for none
+	// without keep-alive: dissolve connections instead of closing sockets; see the package comment
+	Recycle bool
+	Spin    time.Duration // largest wait that may be spun through; default pace.DefaultSpin, negative for none
 }
 
 // maxBody bounds Options.Body, in bytes.
@@ -191,7 +193,8 @@ func (o *Options) complete() error {
 	case o.Connections < 1 || o.Connections > 1_000_000:
 		return usage("connections", "give 1 to 1000000", "%d connections make no load", o.Connections)
 	case uint64(o.Connections)+spare > files.Cur:
-		return fault.New(fault.Machine, "connections", fmt.Sprintf("raise it (ulimit -n %d) or use fewer connections", o.Connections+spare),
+		return fault.New(fault.Machine, "connections", fmt.Sprintf("raise it (ulimit -n %d) or use fewer connections",
+			o.Connections+spare),
 			"%d connections need more than the %d open files that are allowed", o.Connections, files.Cur)
 	case o.Threads < 1 || o.Threads > 1024:
 		return usage("threads", "give 1 to 1024", "%d threads make no load", o.Threads)
@@ -304,7 +307,8 @@ func (o *Options) target(ctx context.Context, raw string) (*target, error) {
 	if err != nil {
 		ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", u.Hostname())
 		if err != nil {
-			return nil, fault.Wrap(err, fault.Usage, raw, "check its spelling, or give the address", "no address is known for %s", u.Hostname())
+			return nil, fault.Wrap(err, fault.Usage, raw, "check its spelling, or give the address",
+				"no address is known for %s", u.Hostname())
 		}
 		ip = ips[0].Unmap()
 		for _, other := range ips { // IPv4 first: source addresses can be spread only there

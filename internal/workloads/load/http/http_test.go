@@ -131,7 +131,8 @@ func runAt(t testing.TB, g *Generator, begin int64, warmup, duration time.Durati
 		failed += n
 	}
 	if r.Done+failed+r.Unfinished != r.Sent || r.Sent > r.Intended || r.Unfinished < 0 {
-		t.Errorf("%d done + %d failed + %d unfinished are not %d sent of %d intended", r.Done, failed, r.Unfinished, r.Sent, r.Intended)
+		t.Errorf("%d done + %d failed + %d unfinished are not %d sent of %d intended", r.Done, failed, r.Unfinished, r.Sent,
+			r.Intended)
 	}
 	h, err := r.Histogram(load.Latency)
 	if err != nil {
@@ -151,7 +152,8 @@ func TestOpenLoopCounts(t *testing.T) {
 		keepAlive bool
 	}{{1000, 1, true}, {1000, 2, true}, {777, 1, false}, {2000, 2, false}} {
 		t.Run(fmt.Sprintf("%g/s, %d threads, keep-alive %v", tt.rate, tt.threads, tt.keepAlive), func(t *testing.T) {
-			o := Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: tt.rate, Threads: tt.threads, Connections: 8, KeepAlive: tt.keepAlive, Drain: 20 * time.Second}
+			o := Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: tt.rate, Threads: tt.threads, Connections: 8,
+				KeepAlive: tt.keepAlive, Drain: 20 * time.Second}
 			r := run(t, o, 100*time.Millisecond, 500*time.Millisecond)
 			// The first of the window may round to either side of its edge.
 			if want := int64(tt.rate / 2); r.Intended < want-1 || r.Intended > want+1 || r.Done != r.Intended {
@@ -176,7 +178,8 @@ func TestOpenLoopCounts(t *testing.T) {
 
 func TestPoissonCounts(t *testing.T) {
 	url := server(t, answering(say(okAnswer)))
-	o := Options{Targets: []string{url}, Rate: 2000, Arrivals: pace.Poisson, Seed: 7, Connections: 8, KeepAlive: true, Drain: 20 * time.Second}
+	o := Options{Targets: []string{url}, Rate: 2000, Arrivals: pace.Poisson, Seed: 7, Connections: 8, KeepAlive: true,
+		Drain: 20 * time.Second}
 	a, b := run(t, o, 0, 500*time.Millisecond), run(t, o, 0, 500*time.Millisecond)
 	if a.Intended != b.Intended || a.Intended < 850 || a.Intended > 1150 || a.Done != a.Intended {
 		t.Errorf("%d and %d intended by one seed, %d done", a.Intended, b.Intended, a.Done)
@@ -195,7 +198,8 @@ func TestStallShowsAtFullLength(t *testing.T) {
 		}
 		return say(okAnswer)(c)
 	}))
-	g, err := Prepare(t.Context(), Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: rate, Connections: 4, KeepAlive: true, Drain: 20 * time.Second})
+	g, err := Prepare(t.Context(), Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: rate, Connections: 4,
+		KeepAlive: true, Drain: 20 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,7 +236,8 @@ func TestStallShowsAtFullLength(t *testing.T) {
 func TestClosedLoop(t *testing.T) {
 	url := server(t, answering(say(okAnswer)))
 	for _, keepAlive := range []bool{true, false} {
-		r := run(t, Options{Targets: []string{url}, Connections: 8, KeepAlive: keepAlive, Threads: 2, Drain: 20 * time.Second}, 50*time.Millisecond, 300*time.Millisecond)
+		r := run(t, Options{Targets: []string{url}, Connections: 8, KeepAlive: keepAlive, Threads: 2,
+			Drain: 20 * time.Second}, 50*time.Millisecond, 300*time.Millisecond)
 		if r.Done < 100 || r.Done != r.Intended || len(r.Errors) > 0 || r.Mode != load.Closed || r.MaxConnections > 8 {
 			t.Errorf("keep-alive %v: %+v", keepAlive, r)
 		}
@@ -248,7 +253,8 @@ func TestTargetsTakeTurns(t *testing.T) {
 	for _, keepAlive := range []bool{true, false} {
 		hits[0].Store(0)
 		hits[1].Store(0)
-		r := run(t, Options{Targets: urls, Connections: 4, Arrivals: pace.Constant, Rate: 800, KeepAlive: keepAlive, Drain: 20 * time.Second}, 0, 250*time.Millisecond)
+		r := run(t, Options{Targets: urls, Connections: 4, Arrivals: pace.Constant, Rate: 800, KeepAlive: keepAlive,
+			Drain: 20 * time.Second}, 0, 250*time.Millisecond)
 		least := int64(80)
 		if keepAlive { // each has half of the connections, and which of these is free when one is wanted is up to the machine
 			least = 30
@@ -289,7 +295,8 @@ func timeWaits(t *testing.T, url string) (n int) {
 func TestManyConnectionsLeaveNothing(t *testing.T) {
 	const connections, rate = 42_000, 14_000
 	url := server(t, answering(func(c net.Conn) bool { say(okAnswer)(c); return false }))
-	r := run(t, Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: rate, Connections: 64, Drain: time.Minute, Timeout: time.Minute}, 0, connections/rate*time.Second)
+	r := run(t, Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: rate, Connections: 64, Drain: time.Minute,
+		Timeout: time.Minute}, 0, connections/rate*time.Second)
 	if r.Done != connections || len(r.Errors) > 0 {
 		t.Errorf("%d of %d done, errors %v", r.Done, connections, r.Errors)
 	}
@@ -315,7 +322,8 @@ func TestSourceAddresses(t *testing.T) {
 		least  int
 		most   int
 	}{{SourceAuto, 50, 250}, {SourceLoopback, 50, 250}, {SourceNone, 1, 1}} {
-		run(t, Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: 500, Connections: 4, Source: tt.source, Drain: 20 * time.Second}, 0, 200*time.Millisecond)
+		run(t, Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: 500, Connections: 4, Source: tt.source,
+			Drain: 20 * time.Second}, 0, 200*time.Millisecond)
 		mu.Lock()
 		if len(seen) < tt.least || len(seen) > tt.most {
 			t.Errorf("%s: %d source addresses, want %d to %d", tt.source, len(seen), tt.least, tt.most)
@@ -386,7 +394,8 @@ func TestHostileServers(t *testing.T) {
 			t.Parallel()
 			url := server(t, answering(tt.answer))
 			for _, rate := range []float64{40, 0} {
-				o := Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: rate, Connections: 4, KeepAlive: true, Threads: 1, Drain: 20 * time.Second,
+				o := Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: rate, Connections: 4, KeepAlive: true,
+					Threads: 1, Drain: 20 * time.Second,
 					Timeout: 300 * time.Millisecond} // deadline under test
 				if tt.want == "" {
 					o.Timeout = 10 * time.Second // a busy machine must not turn slow into failed
@@ -425,7 +434,8 @@ func TestServerGoesAway(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		g, err := Prepare(t.Context(), Options{Targets: []string{"http://" + listener.Addr().String()}, Arrivals: pace.Constant, Rate: rate, Connections: 2, Threads: 1})
+		g, err := Prepare(t.Context(), Options{Targets: []string{"http://" + listener.Addr().String()},
+			Arrivals: pace.Constant, Rate: rate, Connections: 2, Threads: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -440,7 +450,8 @@ func TestServerGoesAway(t *testing.T) {
 
 func TestUnansweredAreCounted(t *testing.T) {
 	url := server(t, answering(func(c net.Conn) bool { _, _ = c.Read(make([]byte, 1)); return false }))
-	r := run(t, Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: 100, Connections: 3, KeepAlive: true, Drain: 50 * time.Millisecond}, 0, 300*time.Millisecond)
+	r := run(t, Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: 100, Connections: 3, KeepAlive: true,
+		Drain: 50 * time.Millisecond}, 0, 300*time.Millisecond)
 	if r.Intended != 30 || r.Sent != 3 || r.Unfinished != 3 || r.Done != 0 {
 		t.Errorf("%d intended, %d sent, %d unfinished, want 30, 3 and 3", r.Intended, r.Sent, r.Unfinished)
 	}
@@ -471,7 +482,8 @@ func TestBodies(t *testing.T) {
 		}
 	})
 	for _, keepAlive := range []bool{true, false} {
-		o := Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: 40, Connections: 2, KeepAlive: keepAlive, Method: "POST", Body: size, Headers: []string{"X-Test: 1"}, Drain: time.Minute, Timeout: time.Minute}
+		o := Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: 40, Connections: 2, KeepAlive: keepAlive,
+			Method: "POST", Body: size, Headers: []string{"X-Test: 1"}, Drain: time.Minute, Timeout: time.Minute}
 		if r := run(t, o, 0, 250*time.Millisecond); r.Done != 10 {
 			t.Errorf("keep-alive %v: %d of 10 done, errors %v", keepAlive, r.Done, r.Errors)
 		}
@@ -506,7 +518,8 @@ func TestWrongUse(t *testing.T) {
 		{"method", Options{Targets: []string{live}, Method: "get it"}, fault.Usage, "method"},
 		{"header", Options{Targets: []string{live}, Headers: []string{"X: 1\r\nY: 2"}}, fault.Usage, "header"},
 		{"source", Options{Targets: []string{live}, Source: "any"}, fault.Usage, "source"},
-		{"source of IPv6", Options{Targets: []string{"http://[::1]:1/"}, Source: SourceLoopback}, fault.Usage, "only one IPv6"},
+		{"source of IPv6", Options{Targets: []string{"http://[::1]:1/"}, Source: SourceLoopback}, fault.Usage,
+			"only one IPv6"},
 		{"body", Options{Targets: []string{live}, Body: -1}, fault.Usage, "body"},
 		{"recycle and keep", Options{Targets: []string{live}, Recycle: true, KeepAlive: true}, fault.Usage, "not made again"},
 		{"recycle of many", Options{Targets: []string{live, live}, Recycle: true}, fault.Usage, "stays with its target"},
@@ -544,7 +557,8 @@ func TestRecycle(t *testing.T) {
 				}
 				answering(func(c net.Conn) bool { return (!tt.fails || n%2 == 0) && say(okAnswer)(c) && false })(c)
 			})
-			r := run(t, Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: tt.rate, Connections: 4, Recycle: true, Drain: 20 * time.Second}, 0, 300*time.Millisecond)
+			r := run(t, Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: tt.rate, Connections: 4, Recycle: true,
+				Drain: 20 * time.Second}, 0, 300*time.Millisecond)
 			var failed int64
 			for _, n := range r.Errors {
 				failed += n
@@ -576,7 +590,8 @@ func TestSlicesShowASlowerServer(t *testing.T) {
 			}
 			return say(okAnswer)(c)
 		}))
-		g, err := Prepare(t.Context(), Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: rate, Connections: 64, KeepAlive: true, Drain: 20 * time.Second})
+		g, err := Prepare(t.Context(), Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: rate, Connections: 64,
+			KeepAlive: true, Drain: 20 * time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -619,7 +634,8 @@ func TestIPv6(t *testing.T) {
 			c.Close()
 		}
 	}()
-	r := run(t, Options{Targets: []string{"http://" + listener.Addr().String()}, Arrivals: pace.Constant, Rate: 100, Connections: 1, Drain: 20 * time.Second}, 0, 200*time.Millisecond)
+	r := run(t, Options{Targets: []string{"http://" + listener.Addr().String()}, Arrivals: pace.Constant, Rate: 100,
+		Connections: 1, Drain: 20 * time.Second}, 0, 200*time.Millisecond)
 	listener.Close()
 	<-done
 	if r.Done != 20 {
@@ -636,7 +652,8 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	defer g.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond) // deadline under test
 	defer cancel()
-	if _, err := g.Run(ctx, role.Schedule{Begin: pace.Now(), Duration: int64(time.Hour)}); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := g.Run(ctx, role.Schedule{Begin: pace.Now(), Duration: int64(time.Hour)}); !errors.Is(err,
+		context.DeadlineExceeded) {
 		t.Errorf("error %v, want the context's", err)
 	}
 }
@@ -667,7 +684,8 @@ func child(t *testing.T, o Options) (*exec.Cmd, *role.Conn, io.Closer) {
 
 func TestRole(t *testing.T) {
 	url := server(t, answering(say(okAnswer)))
-	cmd, conn, in := child(t, Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: 500, Connections: 4, KeepAlive: true, Drain: 20 * time.Second})
+	cmd, conn, in := child(t, Options{Targets: []string{url}, Arrivals: pace.Constant, Rate: 500, Connections: 4,
+		KeepAlive: true, Drain: 20 * time.Second})
 	var ready Ready
 	if err := conn.Expect(role.Ready, &ready, nil); err != nil {
 		t.Fatal(err)
@@ -762,7 +780,8 @@ func BenchmarkClosedLoop(b *testing.B) {
 		b.Run(fmt.Sprintf("keepalive=%v", keepAlive), func(b *testing.B) {
 			var done, cpu float64
 			for b.Loop() {
-				r := run(b, Options{Targets: []string{url}, Connections: 64, KeepAlive: keepAlive, Threads: 1}, 200*time.Millisecond, time.Second)
+				r := run(b, Options{Targets: []string{url}, Connections: 64, KeepAlive: keepAlive, Threads: 1},
+					200*time.Millisecond, time.Second)
 				done += float64(r.Done)
 				cpu += r.CPUSeconds
 			}
@@ -787,7 +806,8 @@ func TestStallsAreToldApart(t *testing.T) {
 		}
 		return say(okAnswer)(c)
 	}))
-	g, err := Prepare(t.Context(), Options{Targets: []string{url}, Rate: 400, Arrivals: pace.Poisson, Seed: 1, Connections: 16, KeepAlive: true})
+	g, err := Prepare(t.Context(), Options{Targets: []string{url}, Rate: 400, Arrivals: pace.Poisson, Seed: 1,
+		Connections: 16, KeepAlive: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -820,7 +840,8 @@ func TestStallsAreToldApart(t *testing.T) {
 	if err != nil || quiet == nil {
 		t.Fatalf("%v: %+v", err, run)
 	}
-	t.Logf("of all: p50 %d p90 %d p95 %d us; undisturbed: %d %d %d us; %+v", all.ValueAtQuantile(50)/1e3, all.ValueAtQuantile(90)/1e3, all.ValueAtQuantile(95)/1e3,
+	t.Logf("of all: p50 %d p90 %d p95 %d us; undisturbed: %d %d %d us; %+v", all.ValueAtQuantile(50)/1e3,
+		all.ValueAtQuantile(90)/1e3, all.ValueAtQuantile(95)/1e3,
 		quiet.ValueAtQuantile(50)/1e3, quiet.ValueAtQuantile(90)/1e3, quiet.ValueAtQuantile(95)/1e3, run)
 	// A tenth takes 3 ms by itself: it must not be mistaken for a stall's doing, nor may the stalls' 100 ms be left.
 	if q := quiet.ValueAtQuantile(97); q < 3e6 {
@@ -833,7 +854,8 @@ func TestStallsAreToldApart(t *testing.T) {
 
 // TestNobodySaysStalls: without the promise of a stalls message, nothing is logged, and the result is as it always was.
 func TestNobodySaysStalls(t *testing.T) {
-	g, err := Prepare(t.Context(), Options{Targets: []string{server(t, answering(say(okAnswer)))}, Arrivals: pace.Constant, Rate: 100, KeepAlive: true})
+	g, err := Prepare(t.Context(), Options{Targets: []string{server(t, answering(say(okAnswer)))}, Arrivals: pace.Constant,
+		Rate: 100, KeepAlive: true})
 	if err != nil {
 		t.Fatal(err)
 	}

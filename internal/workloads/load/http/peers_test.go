@@ -118,7 +118,8 @@ func TestPeerNghttpd(t *testing.T) {
 	host, port = freeAddress(t)
 	url = "https://" + net.JoinHostPort(host, port)
 	peer(t, net.JoinHostPort(host, port), path, "-a", host, "-d", dir, "--echo-upload", port, key, certificate)
-	works(t, Options{Targets: []string{url + "/file"}, TLS: TLSUnverified, Protocol: HTTP2, Connections: 2, Streams: 3}, false)
+	works(t, Options{Targets: []string{url + "/file"}, TLS: TLSUnverified, Protocol: HTTP2, Connections: 2,
+		Streams: 3}, false)
 	works(t, Options{Targets: []string{url + "/"}, TLS: TLSUnverified, Protocol: HTTP2, Connections: 2, Streams: 3,
 		Body: 1 << 20}, false)
 }
@@ -153,8 +154,10 @@ http {
 	peer(t, net.JoinHostPort(host, port), path, "-e", dir+"/errors", "-p", dir, "-c", config)
 	works(t, Options{Targets: []string{"http://" + net.JoinHostPort(host, port) + "/"}, Protocol: HTTP2, Connections: 2,
 		Streams: 10}, true)
-	works(t, Options{Targets: []string{"https://" + net.JoinHostPort(host, port1) + "/"}, TLS: TLSUnverified, Connections: 2}, true)
-	works(t, Options{Targets: []string{"https://" + net.JoinHostPort(host, port2) + "/"}, TLS: TLSUnverified, Protocol: HTTP2,
+	works(t, Options{Targets: []string{"https://" + net.JoinHostPort(host, port1) + "/"}, TLS: TLSUnverified,
+		Connections: 2}, true)
+	works(t, Options{Targets: []string{"https://" + net.JoinHostPort(host, port2) + "/"}, TLS: TLSUnverified,
+		Protocol:    HTTP2,
 		Connections: 2, Streams: 10}, true)
 }
 

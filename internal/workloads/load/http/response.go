@@ -176,7 +176,8 @@ func (r *response) take(line []byte) error {
 // takeStatus reads "HTTP/1.1 200 OK"; the reason may be missing.
 func (r *response) takeStatus(line []byte) error {
 	const form = "HTTP/1.x 200"
-	if len(line) < len(form) || string(line[:7]) != "HTTP/1." || line[8] != ' ' || len(line) > len(form) && line[12] != ' ' {
+	if len(line) < len(form) || string(line[:7]) != "HTTP/1." || line[8] != ' ' ||
+		len(line) > len(form) && line[12] != ' ' {
 		return errStatusLine
 	}
 	switch line[7] {

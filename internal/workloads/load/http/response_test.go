@@ -56,17 +56,25 @@ var responses = []struct {
 	{"bare line feeds", "HTTP/1.1 200 OK\nContent-Length: 3\n\nabc", false, outcome{200, true, -1, true, nil}},
 	{"no reason", "HTTP/1.1 200\r\nContent-Length: 0\r\n\r\n", false, outcome{200, true, -1, true, nil}},
 	{"more after the end", "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabcdef", false, outcome{200, true, 41, true, nil}},
-	{"the same length twice", "HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc", false, outcome{200, true, -1, true, nil}},
-	{"connection close", "HTTP/1.1 200 OK\r\nConnection: foo, Close\r\nContent-Length: 3\r\n\r\nabc", false, outcome{200, true, -1, false, nil}},
+	{"the same length twice", "HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc", false,
+		outcome{200, true, -1, true, nil}},
+	{"connection close", "HTTP/1.1 200 OK\r\nConnection: foo, Close\r\nContent-Length: 3\r\n\r\nabc", false,
+		outcome{200, true, -1, false, nil}},
 	{"1.0", "HTTP/1.0 200 OK\r\nContent-Length: 3\r\n\r\nabc", false, outcome{200, true, -1, false, nil}},
-	{"1.0 kept alive", "HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 3\r\n\r\nabc", false, outcome{200, true, -1, true, nil}},
+	{"1.0 kept alive", "HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 3\r\n\r\nabc", false,
+		outcome{200, true, -1, true, nil}},
 	{"until close", "HTTP/1.1 200 OK\r\n\r\nabc", false, outcome{200, true, -1, false, nil}},
 	{"another coding", "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nabc", false, outcome{200, true, -1, false, nil}},
-	{"chunked", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nA;x=\"y\"\r\n0123456789\r\n0\r\nT: 1\r\n\r\n", false, outcome{200, true, -1, true, nil}},
-	{"gzip, chunked", "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", false, outcome{200, true, -1, true, nil}},
-	{"chunked and length", "HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", false, outcome{200, true, -1, false, nil}},
-	{"chunked 1.0", "HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", false, outcome{200, true, -1, false, nil}},
-	{"interim", "HTTP/1.1 100 Continue\r\nX: 1\r\n\r\nHTTP/1.1 103 Early Hints\r\nConnection: close\r\n\r\nHTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n", false, outcome{201, true, -1, true, nil}},
+	{"chunked", "HTTP/1.1 200 OK\r\nTransfer-Encoding: " +
+		"chunked\r\n\r\n3\r\nabc\r\nA;x=\"y\"\r\n0123456789\r\n0\r\nT: 1\r\n\r\n", false, outcome{200, true, -1, true, nil}},
+	{"gzip, chunked", "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", false,
+		outcome{200, true, -1, true, nil}},
+	{"chunked and length", "HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", false,
+		outcome{200, true, -1, false, nil}},
+	{"chunked 1.0", "HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", false,
+		outcome{200, true, -1, false, nil}},
+	{"interim", "HTTP/1.1 100 Continue\r\nX: 1\r\n\r\nHTTP/1.1 103 Early Hints\r\nConnection: close\r\n\r\nHTTP/1.1 201 " +
+		"Created\r\nContent-Length: 0\r\n\r\n", false, outcome{201, true, -1, true, nil}},
 	{"head", "HTTP/1.1 200 OK\r\nContent-Length: 300\r\n\r\n", true, outcome{200, true, -1, true, nil}},
 	{"no content", "HTTP/1.1 204 No Content\r\n\r\n", false, outcome{204, true, -1, true, nil}},
 	{"not modified", "HTTP/1.1 304 Not Modified\r\nContent-Length: 300\r\n\r\n", false, outcome{304, true, -1, true, nil}},
@@ -76,8 +84,10 @@ var responses = []struct {
 	{"torn status line", "HTTP/1.", false, outcome{took: -1, err: errTruncated}},
 	{"torn header", "HTTP/1.1 200 OK\r\nContent-Le", false, outcome{200, false, -1, false, errTruncated}},
 	{"torn body", "HTTP/1.1 200 OK\r\nContent-Length: 30\r\n\r\nabc", false, outcome{200, false, -1, false, errTruncated}},
-	{"torn chunk", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n30\r\nabc", false, outcome{200, false, -1, false, errTruncated}},
-	{"no last chunk", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", false, outcome{200, false, -1, false, errTruncated}},
+	{"torn chunk", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n30\r\nabc", false,
+		outcome{200, false, -1, false, errTruncated}},
+	{"no last chunk", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", false,
+		outcome{200, false, -1, false, errTruncated}},
 	{"only interim", "HTTP/1.1 100 Continue\r\n\r\n", false, outcome{took: -1, err: errTruncated}},
 	{"garbage", "\x00\xff\x16\x03\x01garbage\n", false, outcome{took: -1, err: errStatusLine}},
 	{"HTTP/2", "HTTP/2.0 200 OK\r\n", false, outcome{took: -1, err: errStatusLine}},
@@ -94,17 +104,28 @@ var responses = []struct {
 	{"signed length", "HTTP/1.1 200 OK\r\nContent-Length: +1\r\n", false, outcome{200, false, -1, false, errLength}},
 	{"empty length", "HTTP/1.1 200 OK\r\nContent-Length:\r\n", false, outcome{200, false, -1, false, errLength}},
 	{"list of lengths", "HTTP/1.1 200 OK\r\nContent-Length: 3, 3\r\n", false, outcome{200, false, -1, false, errLength}},
-	{"two lengths", "HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 4\r\n", false, outcome{200, false, -1, false, errLength}},
-	{"length beyond 63 bits", "HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n", false, outcome{200, false, -1, false, errLength}},
-	{"huge length", "HTTP/1.1 200 OK\r\nContent-Length: 999999999999999999\r\n\r\nabc", false, outcome{200, false, -1, false, errTruncated}},
-	{"negative chunk", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-3\r\n", false, outcome{200, false, -1, false, errChunk}},
-	{"empty chunk size", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\r\n", false, outcome{200, false, -1, false, errChunk}},
-	{"chunk beyond 63 bits", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n", false, outcome{200, false, -1, false, errChunk}},
-	{"chunk longer than it said", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabcd\r\n", false, outcome{200, false, -1, false, errChunk}},
-	{"huge header", "HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", maxHead) + "\r\n\r\n", false, outcome{200, false, 0, false, errHeadSize}},
-	{"many headers", "HTTP/1.1 200 OK\r\n" + strings.Repeat("X: 1\r\n", maxHead/6+1), false, outcome{200, false, 0, false, errHeadSize}},
-	{"endless interim", strings.Repeat("HTTP/1.1 100 Continue\r\n\r\n", maxHead/25+1), false, outcome{0, false, 0, false, errHeadSize}},
-	{"huge trailer", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + strings.Repeat("X: 1\r\n", maxHead/6+1), false, outcome{200, false, 0, false, errHeadSize}},
+	{"two lengths", "HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 4\r\n", false,
+		outcome{200, false, -1, false, errLength}},
+	{"length beyond 63 bits", "HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n", false,
+		outcome{200, false, -1, false, errLength}},
+	{"huge length", "HTTP/1.1 200 OK\r\nContent-Length: 999999999999999999\r\n\r\nabc", false,
+		outcome{200, false, -1, false, errTruncated}},
+	{"negative chunk", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-3\r\n", false,
+		outcome{200, false, -1, false, errChunk}},
+	{"empty chunk size", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\r\n", false,
+		outcome{200, false, -1, false, errChunk}},
+	{"chunk beyond 63 bits", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n", false,
+		outcome{200, false, -1, false, errChunk}},
+	{"chunk longer than it said", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabcd\r\n", false,
+		outcome{200, false, -1, false, errChunk}},
+	{"huge header", "HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", maxHead) + "\r\n\r\n", false,
+		outcome{200, false, 0, false, errHeadSize}},
+	{"many headers", "HTTP/1.1 200 OK\r\n" + strings.Repeat("X: 1\r\n", maxHead/6+1), false,
+		outcome{200, false, 0, false, errHeadSize}},
+	{"endless interim", strings.Repeat("HTTP/1.1 100 Continue\r\n\r\n", maxHead/25+1), false,
+		outcome{0, false, 0, false, errHeadSize}},
+	{"huge trailer", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" +
+		strings.Repeat("X: 1\r\n", maxHead/6+1), false, outcome{200, false, 0, false, errHeadSize}},
 }
 
 func TestResponse(t *testing.T) {
@@ -140,7 +161,8 @@ func FuzzResponse(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, stream []byte, piece int, head bool) {
 		whole := readAll(stream, len(stream)+1, head)
-		if torn := readAll(stream, max(piece, 1), head); torn != whole && !errors.Is(whole.err, errHeadSize) && !errors.Is(torn.err, errHeadSize) {
+		if torn := readAll(stream, max(piece, 1), head); torn != whole && !errors.Is(whole.err, errHeadSize) &&
+			!errors.Is(torn.err, errHeadSize) {
 			if whole.err == nil || torn.err == nil || !errors.Is(torn.err, whole.err) {
 				t.Errorf("whole %+v, in pieces of %d %+v", whole, piece, torn)
 			}
@@ -177,7 +199,8 @@ func FuzzResponse(f *testing.F) {
 	})
 }
 
-var typical = []byte("HTTP/1.1 200 OK\r\nServer: nginx/1.22.1\r\nDate: Fri, 20 Nov 2026 16:40:51 GMT\r\nContent-Type: text/plain\r\n" +
+var typical = []byte("HTTP/1.1 200 OK\r\nServer: nginx/1.22.1\r\nDate: Fri, 20 Nov 2026 16:40:51 " +
+	"GMT\r\nContent-Type: text/plain\r\n" +
 	"Content-Length: 127\r\nConnection: keep-alive\r\n\r\n" + strings.Repeat("x", 127))
 
 func BenchmarkResponse(b *testing.B) {

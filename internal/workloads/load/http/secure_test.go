@@ -69,7 +69,8 @@ func TestTLS(t *testing.T) {
 			works(t, Options{Targets: []string{url}, TLS: TLSUnverified, Protocol: p, Connections: 2, Body: body}, false)
 		}
 	}
-	works(t, Options{Targets: []string{url}, TLS: TLSUnverified, Protocol: HTTP2, Connections: 2, Streams: 3, Body: 100 << 10}, false)
+	works(t, Options{Targets: []string{url}, TLS: TLSUnverified, Protocol: HTTP2, Connections: 2, Streams: 3,
+		Body: 100 << 10}, false)
 
 	listener, err := tls.Listen("tcp", "127.0.0.1:0", echoTLS(t).TLS)
 	if err != nil {
@@ -88,8 +89,9 @@ func TestTLS(t *testing.T) {
 			}()
 		}
 	}()
-	works(t, Options{Targets: []string{"tcp://" + listener.Addr().String()}, TLS: TLSUnverified, Protocol: TCP, Connections: 2,
-		Body: 50 << 10}, false)
+	works(t, Options{Targets: []string{"tcp://" + listener.Addr().String()}, TLS: TLSUnverified, Protocol: TCP,
+		Connections: 2,
+		Body:        50 << 10}, false)
 }
 
 // Without keepalive each request has a handshake of TLS, which is part of its latency.
@@ -118,11 +120,13 @@ func TestTLSVerifies(t *testing.T) {
 	for _, p := range []Protocol{HTTP1, HTTP2} {
 		_, err := Prepare(t.Context(), Options{Targets: []string{s.URL}, Protocol: p, Connections: 1})
 		var unknown x509.UnknownAuthorityError
-		if !errors.As(err, &unknown) || fault.CodeOf(err) != fault.Machine || !strings.Contains(fault.HintOf(err), "SSL_CERT_FILE") {
+		if !errors.As(err, &unknown) || fault.CodeOf(err) != fault.Machine ||
+			!strings.Contains(fault.HintOf(err), "SSL_CERT_FILE") {
 			t.Errorf("%s, roots of the machine: %v", p, err)
 		}
 		for host, good := range map[string]bool{"127.0.0.1": true, "localhost": false} {
-			options, err := json.Marshal(Options{Targets: []string{"https://" + net.JoinHostPort(host, port)}, Protocol: p, Connections: 1})
+			options, err := json.Marshal(Options{Targets: []string{"https://" + net.JoinHostPort(host, port)}, Protocol: p,
+				Connections: 1})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -152,8 +156,9 @@ func TestTLSFailures(t *testing.T) {
 			}
 		})
 		before := runtime.NumGoroutine()
-		o := Options{Targets: []string{strings.Replace(url, "http:", "https:", 1)}, TLS: TLSUnverified, Rate: 100, Connections: 4,
-			Timeout: 50 * time.Millisecond, Drain: 200 * time.Millisecond} // deadline under test
+		o := Options{Targets: []string{strings.Replace(url, "http:", "https:", 1)}, TLS: TLSUnverified, Rate: 100,
+			Connections: 4,
+			Timeout:     50 * time.Millisecond, Drain: 200 * time.Millisecond} // deadline under test
 		r := run(t, o, 0, 500*time.Millisecond)
 		if r.Errors[kind] == 0 || r.Done != 0 || len(r.Errors) > 2 {
 			t.Errorf("%v: errors %v of %d", how, r.Errors, r.Sent)
@@ -170,7 +175,8 @@ func TestTLSFailures(t *testing.T) {
 	if fault.CodeOf(err) != fault.Machine || !strings.Contains(fault.HintOf(err), "speaks TLS") {
 		t.Errorf("a server without TLS: %v", err)
 	}
-	_, err = Prepare(t.Context(), Options{Targets: []string{echoHTTP1(t)}, TLS: TLSUnverified, Protocol: HTTP2, Connections: 1})
+	_, err = Prepare(t.Context(), Options{Targets: []string{echoHTTP1(t)}, TLS: TLSUnverified, Protocol: HTTP2,
+		Connections: 1})
 	if fault.CodeOf(err) != fault.Machine || !strings.Contains(fault.HintOf(err), "HTTP/2") {
 		t.Errorf("HTTP/2 of a server without: %v", err)
 	}

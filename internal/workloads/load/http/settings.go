@@ -19,14 +19,17 @@ var Settings = []param.Setting{
 	{Name: "protocol", Type: param.TypeWord, Default: string(HTTP1), Words: []string{string(HTTP1), string(HTTP2),
 		string(GRPC), string(TCP)},
 		Phrase: map[string]string{"http1": "over HTTP/1.1", "http2": "over HTTP/2", "grpc": "over gRPC", "tcp": "over TCP"},
-		Doc: "what it speaks: HTTP/1.1; HTTP/2, with prior knowledge where there is no TLS; unary calls of gRPC over that; or TCP, " +
+		Doc: "what it speaks: HTTP/1.1; HTTP/2, with prior knowledge where there is no TLS; unary calls of gRPC over " +
+			"that; or TCP, " +
 			"bytes that come back as they were sent. An application of kind `http` needs the same `protocol`"},
-	{Name: "tls", Type: param.TypeWord, Default: string(TLSOff), Words: []string{string(TLSOff), string(TLSOn), string(TLSUnverified)},
+	{Name: "tls", Type: param.TypeWord, Default: string(TLSOff),
+		Words:  []string{string(TLSOff), string(TLSOn), string(TLSUnverified)},
 		Phrase: map[string]string{"off": "in the clear", "on": "over TLS", "unverified": "over TLS"},
 		Doc: "whether connections are encrypted: off, except for https URLs; on, if the server's certificate verifies " +
 			"against the machine's roots; or unverified, with any certificate"},
-	{Name: "connections", Type: param.TypeCount, Default: "64", Min: 1, Max: 100_000, Phrase: map[string]string{"": "with {} connections", "1": "with one connection"},
-		Doc: "connections open at once, at most; with keepalive, exactly"},
+	{Name: "connections", Type: param.TypeCount, Default: "64", Min: 1, Max: 100_000,
+		Phrase: map[string]string{"": "with {} connections", "1": "with one connection"},
+		Doc:    "connections open at once, at most; with keepalive, exactly"},
 	{Name: "streams", Type: param.TypeCount, Default: "1", Min: 1, Max: maxStreams,
 		Phrase: map[string]string{"": "with {} streams on each connection", "1": "with one stream on each connection"},
 		Doc: "requests that a connection carries at once, at most, over HTTP/2 and gRPC; an open load takes any that is " +

@@ -45,7 +45,8 @@ var noAddress = func() *address {
 func (a *address) setIPv4(ip [4]byte) { (*unix.RawSockaddrInet4)(unsafe.Pointer(&a.raw)).Addr = ip }
 
 func sysSocket(family int) (int, unix.Errno) {
-	fd, _, errno := unix.RawSyscall(unix.SYS_SOCKET, uintptr(family), unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	fd, _, errno := unix.RawSyscall(unix.SYS_SOCKET, uintptr(family),
+		unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	return int(fd), errno
 }
 
@@ -60,31 +61,36 @@ func sysConnect(fd int, a *address) unix.Errno {
 }
 
 func sysSetsockopt(fd, level, option int, value unsafe.Pointer, size uintptr) unix.Errno {
-	_, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option), uintptr(value), size, 0)
+	_, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),
+		uintptr(value), size, 0)
 	return errno
 }
 
 // sysWrite never raises SIGPIPE.
 func sysWrite(fd int, p []byte) (int, unix.Errno) {
-	n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)), unix.MSG_NOSIGNAL, 0, 0)
+	n, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))),
+		uintptr(len(p)), unix.MSG_NOSIGNAL, 0, 0)
 	return int(n), errno
 }
 
 func sysRead(fd int, p []byte) (int, unix.Errno) {
-	n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
+	n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))),
+		uintptr(len(p)))
 	return int(n), errno
 }
 
 func sysClose(fd int) { _, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0) }
 
 func sysEpollCtl(epoll, op, fd int, event *unix.EpollEvent) unix.Errno {
-	_, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_CTL, uintptr(epoll), uintptr(op), uintptr(fd), uintptr(unsafe.Pointer(event)), 0, 0)
+	_, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_CTL, uintptr(epoll), uintptr(op), uintptr(fd),
+		uintptr(unsafe.Pointer(event)), 0, 0)
 	return errno
 }
 
 // sysPoll takes the events that are there, without waiting.
 func sysPoll(epoll int, events []unix.EpollEvent) (int, unix.Errno) {
-	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epoll), uintptr(unsafe.Pointer(unsafe.SliceData(events))), uintptr(len(events)), 0, 0, 0)
+	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epoll),
+		uintptr(unsafe.Pointer(unsafe.SliceData(events))), uintptr(len(events)), 0, 0, 0)
 	return int(n), errno
 }
 
@@ -92,7 +98,8 @@ func sysPoll(epoll int, events []unix.EpollEvent) (int, unix.Errno) {
 // told.
 func sysWait(epoll int, events []unix.EpollEvent, ns int64) (int, unix.Errno) {
 	timeout := unix.NsecToTimespec(ns)
-	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(epoll), uintptr(unsafe.Pointer(unsafe.SliceData(events))), uintptr(len(events)),
+	n, _, errno := unix.Syscall6(unix.SYS_EPOLL_PWAIT2, uintptr(epoll), uintptr(unsafe.Pointer(unsafe.SliceData(events))),
+		uintptr(len(events)),
 		uintptr(unsafe.Pointer(&timeout)), 0, 0)
 	return int(n), errno
 }

@@ -246,7 +246,8 @@ func newWorker(o *Options, targets []*target, part, parts int) (*worker, error) 
 		buffer: make([]byte, 64<<10),
 		count:  newCounts(),
 	}
-	w.ip, w.source = [4]byte{127, byte(part%250) + 1, 0, 0}, newAddress(netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 0))
+	w.ip, w.source = [4]byte{127, byte(part%250) + 1, 0,
+		0}, newAddress(netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 0))
 	for i := range w.slots {
 		w.slots[i] = slot{fd: -1, target: targets[(part+i*parts)%len(targets)], prev: -1, next: -1}
 		w.free.push(int32(i))
@@ -501,7 +502,8 @@ func (w *worker) bind(fd int) unix.Errno {
 	const spread = 250 // addresses per worker; 28,000 ports each
 	w.ip[3] = w.ip[3]%spread + 1
 	w.source.setIPv4(w.ip)
-	errno := sysSetsockopt(fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, unsafe.Pointer(&optionOn), unsafe.Sizeof(optionOn))
+	errno := sysSetsockopt(fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, unsafe.Pointer(&optionOn),
+		unsafe.Sizeof(optionOn))
 	if errno != 0 {
 		return errno
 	}

@@ -50,7 +50,8 @@ func stressAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 	without := longestWait(t, record.Direct, record.AA)
 	switch {
 	case longest > usableDelay && without > usableDelay/2:
-		verdict = fmt.Sprintf("Whether the machine stays usable cannot be told, for without the programs a task waited up to %s too",
+		verdict = fmt.Sprintf("Whether the machine stays usable cannot be told, for without the programs a task waited "+
+			"up to %s too",
 			quantity.Value(without, quantity.Seconds))
 	case longest > usableDelay:
 		verdict = "The machine does not stay usable"

@@ -66,8 +66,10 @@ var metrics = []measured.Metric{
 		},
 	},
 	{
-		Definition: metric.Definition{Name: "bpf_run_seconds", Family: "bpf", Unit: quantity.Seconds, Rank: metric.RankBPF, Pool: metric.Largest, Cost: true, Better: metric.Lower, Needs: measured.NeedSamples, Headline: true,
-			How: "Mean length of one run of that program of the subject whose runs are longest. Only with a load of kind `probe`; left out where there is no subject."},
+		Definition: metric.Definition{Name: "bpf_run_seconds", Family: "bpf", Unit: quantity.Seconds, Rank: metric.RankBPF,
+			Pool: metric.Largest, Cost: true, Better: metric.Lower, Needs: measured.NeedSamples, Headline: true,
+			How: "Mean length of one run of that program of the subject whose runs are longest. Only with a load of kind " +
+				"`probe`; left out where there is no subject."},
 		Value: longestRun,
 	},
 }
@@ -89,9 +91,11 @@ func longestRun(m *measured.Measured) (longest float64, ok bool) {
 func delayed(q float64, quantile string) measured.Metric {
 	return measured.Metric{
 		Definition: metric.Definition{
-			Name: "sched_delay_" + quantile + "_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged, Better: metric.Lower,
-			Needs: measured.NeedDelay, Headline: true, Tail: q > 0.5, Family: "sched",
-			How: fmt.Sprintf("Time from when a task of the probe asked to be woken until it ran: %s quantile of all wake-ups on all CPUs. Only with a load of kind `probe`.", quantile),
+			Name: "sched_delay_" + quantile + "_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged,
+			Better: metric.Lower,
+			Needs:  measured.NeedDelay, Headline: true, Tail: q > 0.5, Family: "sched",
+			How: fmt.Sprintf("Time from when a task of the probe asked to be woken until it ran: %s quantile of all wake-ups "+
+				"on all CPUs. Only with a load of kind `probe`.", quantile),
 		},
 		Value: func(m *measured.Measured) (float64, bool) {
 			h, ok := m.Histogram(Delay)

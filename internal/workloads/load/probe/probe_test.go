@@ -43,7 +43,8 @@ func TestEveryWakeUpCounts(t *testing.T) {
 	if want := int64(100 * len(p.cpus)); h.TotalCount() != want {
 		t.Errorf("%d wake-ups in 100 ms on %d CPUs, want %d", h.TotalCount(), len(p.cpus), want)
 	}
-	if h.Min() < 1 || r.Seconds != 0.1 || r.Generator != Generator || r.Mode != Mode || r.CPUs != float64(len(p.cpus)) || r.CPUSeconds <= 0 {
+	if h.Min() < 1 || r.Seconds != 0.1 || r.Generator != Generator || r.Mode != Mode || r.CPUs != float64(len(p.cpus)) ||
+		r.CPUSeconds <= 0 {
 		t.Errorf("shortest delay %d ns, %+v", h.Min(), r)
 	}
 	if r.Intended != 0 || r.Done != 0 || r.Opened != 0 || r.Rate != 0 {
@@ -62,7 +63,8 @@ func TestHeldUp(t *testing.T) {
 	held := make(chan time.Duration, 1)
 	go func() {
 		time.Sleep(50 * time.Millisecond)
-		cmd := exec.Command("chrt", "-f", "1", "taskset", "-c", strconv.Itoa(p.cpus[0]), "dd", "if=/dev/zero", "of=/dev/null", "bs=64k", "count=60000")
+		cmd := exec.Command("chrt", "-f", "1", "taskset", "-c", strconv.Itoa(p.cpus[0]), "dd", "if=/dev/zero", "of=/dev/null",
+			"bs=64k", "count=60000")
 		if err := cmd.Run(); err != nil {
 			held <- 0
 			return

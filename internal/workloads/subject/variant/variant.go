@@ -17,7 +17,8 @@ type guest struct{}
 // Settings are what specs set of a variant.
 var Settings = []param.Setting{{
 	Name: "set", Type: param.TypeText, Reach: param.ReachNothing, // what it sets has its own
-	Doc: "settings of this arm as factors name them, with their values: `server.delay=50us`; several are separated by commas",
+	Doc: "settings of this arm as factors name them, with their values: `server.delay=50us`; several are " +
+		"separated by commas",
 }}
 
 func (guest) About() kind.About {

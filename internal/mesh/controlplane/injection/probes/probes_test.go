@@ -72,13 +72,15 @@ func TestHTTP(t *testing.T) {
 	plain, secure := httptest.NewServer(handler), httptest.NewTLSServer(handler)
 	defer plain.Close()
 	defer secure.Close()
-	headers := []probes.Header{{Name: "Host", Value: "web.shop"}, {Name: "x-probe", Value: "1"}, {Name: "User-Agent", Value: "own"}}
+	headers := []probes.Header{{Name: "Host", Value: "web.shop"}, {Name: "x-probe", Value: "1"},
+		{Name: "User-Agent", Value: "own"}}
 	for _, s := range []*httptest.Server{plain, secure} {
 		u, err := url.Parse(s.URL)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for path, want := range map[string]int{"/well?a=b": 200, "well?a=b": 200, "/sick": 418, "/moved": 302, "/further": 418, "/round": 503, "/%zz": 200, "/slow": 503} {
+		for path, want := range map[string]int{"/well?a=b": 200, "well?a=b": 200, "/sick": 418, "/moved": 302,
+			"/further": 418, "/round": 503, "/%zz": 200, "/slow": 503} {
 			h := &probes.HTTP{Path: path, Port: portOf(t, u.Host), TLS: s == secure, Headers: headers}
 			if got := ask(t, probes.Ask{HTTP: h}); got != want {
 				t.Errorf("%s%s: %d, want %d", s.URL, path, got, want)

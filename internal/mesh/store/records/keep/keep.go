@@ -105,11 +105,13 @@ type planned struct {
 
 // New makes a store of maps that are fresh, or, where they were pinned, takes over what is in them. It owns the maps
 // and records from then on, also where it fails.
-func New(k *Kernel, r Records, tops Tops, layout records.Layout, maps map[string]*ebpf.Map, o store.Options, ordered, takeOver bool) (*Store, error) {
+func New(k *Kernel, r Records, tops Tops, layout records.Layout, maps map[string]*ebpf.Map, o store.Options, ordered,
+	takeOver bool) (*Store, error) {
 	s := &Store{
 		kernel: k, records: r, tops: tops, options: o, layout: layout, ordered: ordered, maps: maps,
-		clusters: map[string]*resource{}, listeners: map[string]*resource{}, addresses: map[[records.AddressSize]byte]*resource{},
-		seen: map[named]bool{},
+		clusters: map[string]*resource{}, listeners: map[string]*resource{},
+		addresses: map[[records.AddressSize]byte]*resource{},
+		seen:      map[named]bool{},
 	}
 	s.tree.Layout = layout
 	if takeOver {
@@ -240,7 +242,9 @@ func (s *Store) prepare(change mesh.Change) error {
 // removeFirst puts what goes before what comes, to make room for it, and says whether that changes anything.
 func (s *Store) removeFirst() bool {
 	before := slices.ContainsFunc(s.plan, func(p planned) bool { return p.gone != nil })
-	slices.SortStableFunc(s.plan, func(a, b planned) int { return cmp.Compare(first(b.gone != nil), first(a.gone != nil)) })
+	slices.SortStableFunc(s.plan, func(a, b planned) int {
+		return cmp.Compare(first(b.gone != nil), first(a.gone != nil))
+	})
 	return before
 }
 
@@ -365,7 +369,8 @@ func (s *Store) addressesOf() error {
 			taken[key] = p.listener.Name
 		}
 		if clash {
-			return fault.New(fault.Usage, p.listener.Name, "give one of them another address", "it has the address of listener %s", name)
+			return fault.New(fault.Usage, p.listener.Name, "give one of them another address",
+				"it has the address of listener %s", name)
 		}
 	}
 	return nil
@@ -678,7 +683,8 @@ func OpenMaps(design string, specs []*ebpf.MapSpec, o store.Options) (all map[st
 			continue
 		case err == nil:
 			m.Close()
-			return nil, false, fault.New(fault.Usage, path, "open it with the settings it was made with, or remove the directory",
+			return nil, false, fault.New(fault.Usage, path,
+				"open it with the settings it was made with, or remove the directory",
 				"the map that is pinned there is not one of store %s as it is to be: %v", design, spec.Compatible(m))
 		case !errors.Is(err, os.ErrNotExist):
 			return nil, false, explain(err, spec.Name)
@@ -688,7 +694,8 @@ func OpenMaps(design string, specs []*ebpf.MapSpec, o store.Options) (all map[st
 		}
 		all[spec.Name] = m
 		if err := m.Pin(path); err != nil {
-			return nil, false, fault.Wrap(err, fault.Machine, o.PinDir, "give a directory on a BPF file system", "a map cannot be pinned")
+			return nil, false, fault.Wrap(err, fault.Machine, o.PinDir, "give a directory on a BPF file system",
+				"a map cannot be pinned")
 		}
 	}
 	return all, found, nil
@@ -699,7 +706,8 @@ func explain(err error, name string) error {
 	case errors.Is(err, unix.EPERM):
 		return fault.Wrap(err, fault.Machine, "", "run as root (it needs CAP_BPF)", "making map %s: not permitted", name)
 	case errors.Is(err, unix.ENOMEM):
-		return fault.Wrap(err, fault.Machine, "", "make the store smaller, or raise the memory limit", "making map %s: no memory", name)
+		return fault.Wrap(err, fault.Machine, "", "make the store smaller, or raise the memory limit",
+			"making map %s: no memory", name)
 	case errors.Is(err, unix.EMFILE):
 		return fault.Wrap(err, fault.Machine, "", "raise the limit: ulimit -n", "making map %s: too many open files", name)
 	}

@@ -156,7 +156,8 @@ func (k *Kernel) CloseFD(fd int) {
 func (k *Kernel) ByID(id uint32) (fd int, err error) {
 	k.Work.Syscalls++
 	attr := struct{ id, next, flags uint32 }{id: id}
-	r, _, errno := unix.RawSyscall(unix.SYS_BPF, unix.BPF_MAP_GET_FD_BY_ID, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	r, _, errno := unix.RawSyscall(unix.SYS_BPF, unix.BPF_MAP_GET_FD_BY_ID, uintptr(unsafe.Pointer(&attr)),
+		unsafe.Sizeof(attr))
 	if errno != 0 {
 		return -1, errno
 	}
@@ -200,8 +201,10 @@ func SetAll(outer int, indexes, fds []uint32) (n int, err error) {
 		return 0, nil
 	}
 	if !LookupsWait() {
-		attr := &batch{keys: uint64(uintptr(unsafe.Pointer(&indexes[0]))), values: uint64(uintptr(unsafe.Pointer(&fds[0]))), count: uint32(len(fds)), fd: uint32(outer)}
-		_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_MAP_UPDATE_BATCH, uintptr(unsafe.Pointer(attr)), unsafe.Sizeof(*attr))
+		attr := &batch{keys: uint64(uintptr(unsafe.Pointer(&indexes[0]))), values: uint64(uintptr(unsafe.Pointer(&fds[0]))),
+			count: uint32(len(fds)), fd: uint32(outer)}
+		_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_MAP_UPDATE_BATCH, uintptr(unsafe.Pointer(attr)),
+			unsafe.Sizeof(*attr))
 		runtime.KeepAlive(indexes)
 		runtime.KeepAlive(fds)
 		if errno == 0 {

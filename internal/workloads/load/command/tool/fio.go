@@ -56,7 +56,8 @@ func parseFio(output string, r *Reading) error {
 		return fmt.Errorf("%w; run it with --output-format=json", err)
 	}
 	if f.Version != "" && !fioVersion().MatchString(f.Version) {
-		return fmt.Errorf("it is of version %s: fio 2 counts in KiB and microseconds, and only version 3 is read", clip(f.Version))
+		return fmt.Errorf("it is of version %s: fio 2 counts in KiB and microseconds, and only version 3 is read",
+			clip(f.Version))
 	}
 	if len(f.Jobs) > maxParts {
 		return fmt.Errorf("it has more than %d jobs", maxParts)
