@@ -35,6 +35,18 @@ func (a *account) warn(code, format string, args ...any) {
 	a.warnings = append(a.warnings, ledger.Warning{Code: code, Message: fmt.Sprintf(format, args...)})
 }
 
+// unread names groups that could not be read: what they used is on no line, save that of the groups that they are in.
+func (a *account) unread() {
+	const named = 3
+	all := a.m.groups.Unread()
+	for _, u := range all[:min(named, len(all))] {
+		a.warn("group-unread", "control group %.200s could not be read, so what it used is not known: %v", u.Path, u.Err)
+	}
+	if n := len(all) - named; n > 0 {
+		a.warn("group-unread", "nor could %d more control groups", n)
+	}
+}
+
 func (a *account) seconds() float64 { return float64(a.last.at-a.w.first.at) / 1e9 }
 
 func (a *account) window() ledger.Window {
@@ -57,6 +69,7 @@ func (a *account) ledger() *ledger.Ledger {
 		a.warn("cpus-changed", "%d CPUs were online at the start and %d at the end: the budget is not exact",
 			a.w.first.stat.CPUs, a.last.stat.CPUs)
 	}
+	a.unread()
 	l.Programs = a.bpfPrograms()
 	l.Maps = a.bpfMaps()
 	l.Cgroups = a.cgroups(l.Programs)

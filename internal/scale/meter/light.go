@@ -175,6 +175,7 @@ func (lw *LightWindow) Close() (*ledger.Ledger, error) {
 	a := account{m: m, w: &Window{m: m, first: w.first, programs: w.programs}, last: last, programs: programs,
 		snapshot: w.snapshot}
 	a.warnings = slices.Clone(m.warnings)
+	a.unread()
 	l := &ledger.Ledger{Schema: ledger.Schema, Host: m.host, Window: a.window()}
 	l.Programs, l.Maps = a.bpfPrograms(), a.bpfMaps()
 	l.Cgroups, l.Self = a.cgroups(l.Programs), a.self()

@@ -1,10 +1,11 @@
 package cgroup
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"path"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -65,6 +66,27 @@ type Reader struct {
 	budget int // descriptors that may still be kept open
 	pass   uint64
 	tops   []string // below the mounts: only these and what is in them is read
+	unread []Unread // since Refresh
+}
+
+// Unread is a group that could not be read, and why.
+type Unread struct {
+	Path string
+	Err  error
+}
+
+// maxUnread bounds what is kept of groups that cannot be read.
+const maxUnread = 1000
+
+// Unread lists the groups that could not be read since the last Refresh. What was to be read of them is not known; of
+// one that Refresh could not look at, neither it nor those below it are among Groups.
+func (r *Reader) Unread() []Unread { return r.unread }
+
+func (r *Reader) fail(path string, err error) {
+	known := func(u Unread) bool { return u.Path == path }
+	if len(r.unread) < maxUnread && !slices.ContainsFunc(r.unread, known) {
+		r.unread = append(r.unread, Unread{path, err})
+	}
 }
 
 // NewReader finds all groups. Close it after use.
@@ -86,7 +108,7 @@ func (r *Reader) Add(identity string) *Group {
 			continue
 		}
 		var st unix.Stat_t
-		if unix.Fstatat(t.dir, path.Join(".", rel), &st, 0) != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		if stat(t.dir, rel, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
 			continue
 		}
 		r.see(t, rel, st.Ino)
@@ -214,9 +236,13 @@ func (r *Reader) Forget() {
 // Refresh finds groups that are new and marks those that have vanished.
 func (r *Reader) Refresh() error {
 	r.pass++
+	r.unread = nil
 	for _, t := range r.trees {
 		for _, top := range r.tops {
-			if err := walk(t.dir, top, r.buf, func(rel string, ino uint64) { r.see(t, rel, ino) }); err != nil {
+			w := walker{r.buf, func(rel string, ino uint64) { r.see(t, rel, ino) }, func(rel string, err error) {
+				r.fail(t.Identity(rel), err)
+			}}
+			if err := w.walk(t.dir, "", top); err != nil {
 				return err
 			}
 		}
@@ -325,23 +351,37 @@ func (r *Reader) lose(n *node) {
 }
 
 // ReadCPU reads the CPU time of all groups. A group that has vanished is no error. One that cannot be read does not
-// keep the others from being read; the first such error is returned.
+// keep the others from being read: its CPU is not known then (Unread), and that it may not be read is an error.
 func (r *Reader) ReadCPU() error {
-	var first error
-	for _, g := range r.groups {
-		if err := r.read(g, g.cpu, true); err != nil && first == nil {
-			first = forbidden(fmt.Errorf("reading the CPU time of control group %s: %w", g.Path, err))
+	return r.readAll("CPU time", func(g *Group) error {
+		err := r.read(g, g.cpu, true)
+		if err != nil {
+			g.CPU = CPU{}
 		}
-	}
-	return first
+		return err
+	})
 }
 
 // ReadMemory reads the memory of all groups, with the same forbearance as ReadCPU.
 func (r *Reader) ReadMemory() error {
-	var first error
+	return r.readAll("memory", func(g *Group) error {
+		err := r.read(g, g.memory, false)
+		if err != nil {
+			g.Memory = Memory{}
+		}
+		return err
+	})
+}
+
+func (r *Reader) readAll(what string, read func(*Group) error) (first error) {
 	for _, g := range r.groups {
-		if err := r.read(g, g.memory, false); err != nil && first == nil {
-			first = forbidden(fmt.Errorf("reading the memory of control group %s: %w", g.Path, err))
+		err := read(g)
+		switch {
+		case err == nil:
+		case !errors.Is(err, unix.EACCES):
+			r.fail(g.Path, err)
+		case first == nil:
+			first = forbidden(fmt.Errorf("reading the %s of control group %s: %w", what, g.Path, err))
 		}
 	}
 	return first
@@ -375,13 +415,22 @@ func (r *Reader) read(g *Group, files []file, keep bool) error {
 func (r *Reader) content(f *file, keep bool) ([]byte, error) {
 	fd := f.fd
 	if fd < 0 {
+		dir, rel := f.node.tree.dir, f.node.rel
+		if len(rel) > near {
+			own, err := openDir(dir, rel[1:])
+			if err != nil {
+				return nil, err
+			}
+			defer unix.Close(own)
+			dir, rel = own, ""
+		}
 		r.name = r.name[:0]
-		if f.node.rel != "" {
-			r.name = append(append(r.name, f.node.rel[1:]...), '/')
+		if rel != "" {
+			r.name = append(append(r.name, rel[1:]...), '/')
 		}
 		r.name = append(append(r.name, f.name...), 0)
 		var err error
-		if fd, err = openat(f.node.tree.dir, r.name); err != nil {
+		if fd, err = openat(dir, r.name); err != nil {
 			return nil, err
 		}
 		if keep && r.budget > 0 {
@@ -396,10 +445,20 @@ func (r *Reader) content(f *file, keep bool) ([]byte, error) {
 
 // exists says whether the directory still exists and is the same.
 func (r *Reader) exists(n *node) bool {
-	name := "."
-	if n.rel != "" {
-		name = n.rel[1:]
-	}
 	var st unix.Stat_t
-	return unix.Fstatat(n.tree.dir, name, &st, 0) == nil && st.Ino == n.ino
+	return stat(n.tree.dir, n.rel, &st) == nil && st.Ino == n.ino
+}
+
+// stat looks at the directory of a group below a mount.
+func stat(dir int, rel string, st *unix.Stat_t) error {
+	name := cmp.Or(strings.TrimPrefix(rel, "/"), ".")
+	if len(name) > near {
+		fd, err := openDir(dir, name)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		dir, name = fd, "."
+	}
+	return unix.Fstatat(dir, name, st, 0)
 }

@@ -146,6 +146,75 @@ func makeGroup(t testing.TB, hs []*Hierarchy, path string) (remove func()) {
 	return remove
 }
 
+// makeDeep makes groups in each other, down to one whose path is longer than any that the kernel takes at once, and
+// removes them at the end.
+func makeDeep(t *testing.T, hs []*Hierarchy, top, name string, depth int) {
+	t.Helper()
+	for _, h := range hs {
+		parent, err := unix.Open(h.Mount+top, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range depth {
+			if err := unix.Mkdirat(parent, name, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			in := parent
+			t.Cleanup(func() {
+				if err := unix.Unlinkat(in, name, unix.AT_REMOVEDIR); err != nil {
+					t.Error(err)
+				}
+				unix.Close(in)
+			})
+			if parent, err = unix.Openat(in, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		unix.Close(parent)
+	}
+}
+
+// TestDeepGroups: a group whose path is longer than PATH_MAX is read like any other; one whose path is longer than that
+// by far is named, with nothing of it known, and costs no other group its reading.
+func TestDeepGroups(t *testing.T) {
+	l, err := Discover(Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hs := groupsOf(t, l)
+	top := fmt.Sprintf("/tare-test-deep-%d", os.Getpid())
+	makeGroup(t, hs, top)
+	name := strings.Repeat("x", 250)
+	makeDeep(t, hs, top, name, maxRel/251+2)
+	r, err := NewReaderOf(l, []string{top[1:]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if err := errorsOf(r); err != nil {
+		t.Fatal(err)
+	}
+	deepest := ""
+	for _, g := range r.Groups() {
+		if len(g.Path) > len(deepest) {
+			deepest = g.Path
+		}
+		if !g.CPU.UsageNs.OK {
+			t.Errorf("the CPU time of a group with a path of %d bytes is not known", len(g.Path))
+		}
+	}
+	if len(deepest) < 3*unix.PathMax || len(deepest) > maxRel {
+		t.Errorf("the deepest of %d groups has a path of %d bytes", len(r.Groups()), len(deepest))
+	}
+	unread := r.Unread()
+	if len(unread) != 1 || unread[0].Path != deepest+"/"+name || !strings.Contains(unread[0].Err.Error(), "longer than") {
+		t.Errorf("%d groups are said to be unread: %v", len(unread), unread)
+	}
+	if err := errorsOf(r); err != nil || len(r.Unread()) != 1 || r.find(t, deepest).Vanished {
+		t.Errorf("a second time: %v, %d unread", err, len(r.Unread()))
+	}
+}
+
 // spin keeps a CPU busy.
 func spin(d time.Duration) {
 	for end := time.Now().Add(d); time.Now().Before(end); {

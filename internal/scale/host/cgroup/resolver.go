@@ -209,8 +209,7 @@ func (l *Layout) IDs() (map[uint64]string, error) {
 		return nil, fmt.Errorf("opening %s: %w", h.Mount, err)
 	}
 	defer unix.Close(fd)
-	err = walk(fd, "", make([]byte, 32<<10), func(rel string, ino uint64) { ids[ino] = h.Identity(rel) })
-	return ids, err
+	return ids, newWalker(func(rel string, ino uint64) { ids[ino] = h.Identity(rel) }).walk(fd, "", "")
 }
 
 // ID is the cgroup id of a directory in the v2 hierarchy, asked of the kernel itself.

@@ -1,9 +1,11 @@
 package cgroup
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -56,43 +58,100 @@ func Walk(mount string, visit func(rel string)) error {
 		return fmt.Errorf("opening %s: %w", mount, err)
 	}
 	defer unix.Close(fd)
-	return walk(fd, "", make([]byte, 32<<10), func(rel string, _ uint64) { visit(rel) })
+	return newWalker(func(rel string, _ uint64) { visit(rel) }).walk(fd, "", "")
 }
 
-// walk visits the group at rel below dir (in the form of Hierarchy.Identity) and all its descendants, parents first.
-// A group that vanishes meanwhile is passed over.
-func walk(dir int, rel string, buf []byte, visit func(rel string, ino uint64)) error {
-	name := "."
-	if rel != "" {
-		name = rel[1:]
+// maxRel bounds the path of a group: whoever may make groups can nest them without end, and each costs its reader the
+// whole path. What is in those below it is counted in the groups above.
+const maxRel = 16 << 10
+
+// walker walks the groups of a hierarchy.
+type walker struct {
+	buf    []byte
+	visit  func(rel string, ino uint64)
+	unread func(rel string, err error) // of a group that could not be looked at, with all below it; may be nil
+}
+
+func newWalker(visit func(rel string, ino uint64)) *walker {
+	return &walker{buf: make([]byte, 32<<10), visit: visit}
+}
+
+// walk visits the group at rel (in the form of Hierarchy.Identity) and all its descendants, parents first. dir is the
+// directory of the group at base, which is rel or above it. A group that vanishes meanwhile is passed over; one that
+// cannot be looked at goes to unread, save for want of rights, which is an error.
+func (w *walker) walk(dir int, base, rel string) error {
+	name := cmp.Or(strings.TrimPrefix(rel[len(base):], "/"), ".")
+	failed := func(err error) error {
+		switch {
+		case gone(err):
+		case errors.Is(err, unix.EACCES):
+			return forbidden(fmt.Errorf("looking at control group %s: %w", name, err))
+		case w.unread != nil:
+			w.unread(rel, err)
+		}
+		return nil
+	}
+	if len(rel) > maxRel {
+		return failed(fmt.Errorf("its path is longer than %d bytes", maxRel))
+	}
+	if len(name) > near {
+		fd, err := openDir(dir, name)
+		if err != nil {
+			return failed(err)
+		}
+		defer unix.Close(fd)
+		dir, base, name = fd, rel, "."
 	}
 	var st unix.Stat_t
 	if err := unix.Fstatat(dir, name, &st, 0); err != nil {
-		if gone(err) {
-			return nil
-		}
-		return forbidden(fmt.Errorf("looking at control group %s: %w", name, err))
+		return failed(err)
 	}
-	visit(rel, st.Ino)
+	w.visit(rel, st.Ino)
 	// A directory has one link from its parent, one from itself and one from each directory in it (kernfs keeps to
 	// that: kernfs_refresh_inode in fs/kernfs/inode.c; a file system that does not says 1). So most groups, the leaves,
 	// need no listing.
 	if st.Nlink == 2 {
 		return nil
 	}
-	below, err := subdirs(dir, name, buf)
+	below, err := subdirs(dir, name, w.buf)
 	if err != nil {
-		if gone(err) {
-			return nil
-		}
-		return forbidden(fmt.Errorf("listing control group %s: %w", name, err))
+		return failed(err)
 	}
 	for _, d := range below {
-		if err := walk(dir, rel+"/"+d, buf, visit); err != nil {
+		if err := w.walk(dir, base, rel+"/"+d); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// near is how long a path may get before a directory on it is opened, so that all paths that the kernel sees are
+// shorter than PATH_MAX: the longest name has 255 bytes, and a file's follows it.
+const near = unix.PathMax - 600
+
+// openDir opens a directory by a path of any length.
+func openDir(dir int, name string) (int, error) {
+	const how = unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC
+	own := -1 // the directory reached so far, if it was opened here
+	for len(name) > near {
+		cut := strings.LastIndexByte(name[:near], '/')
+		if cut <= 0 {
+			break // a name that no directory can have
+		}
+		fd, err := unix.Openat(dir, name[:cut], how, 0)
+		if own >= 0 {
+			unix.Close(own)
+		}
+		if err != nil {
+			return -1, err
+		}
+		dir, own, name = fd, fd, name[cut+1:]
+	}
+	fd, err := unix.Openat(dir, name, how, 0)
+	if own >= 0 {
+		unix.Close(own)
+	}
+	return fd, err
 }
 
 // forbidden gives the error of a group that may not be read its hint: whoever made the group did so with a strict
