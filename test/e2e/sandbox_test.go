@@ -18,6 +18,7 @@ import (
 	"tare/internal/experiment/record"
 	"tare/internal/sandboxes/oci"
 	"tare/internal/sandboxes/subject"
+	"tare/test/long"
 )
 
 // runtimeFor is the path of a runtime, built by make or installed; without it the test is skipped.
@@ -165,9 +166,9 @@ loads:
   client: {kind: http, to: server, mode: open, rate: 100, connections: 2, count: 2}
 `)
 			spec = strings.Replace(spec, "duration: 500ms", "duration: 2s", 1)
-			for _, reached := range []struct{ file, line string }{
+			for _, reached := range long.Some(2, []struct{ file, line string }{
 				{"job.json", "."}, {"times.json", `"create_ns":[1-9]`}, {"times.json", `"started_ns":[1-9]`},
-			} {
+			}) {
 				killedWhile(t, spec, reached.file, regexp.MustCompile(reached.line))
 			}
 		})

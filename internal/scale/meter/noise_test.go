@@ -18,6 +18,7 @@ import (
 	"tare/internal/scale/host/perf"
 	"tare/internal/scale/host/witness"
 	"tare/internal/scale/ledger"
+	"tare/test/long"
 )
 
 // burners keeps every CPU busy until the test ends.
@@ -72,7 +73,7 @@ const mostStolen = 0.3
 // idle machine, on a busy one, and next to a neighbour that takes half of every CPU. TARE_WINDOWS sets how many windows
 // of 3 s there are of each.
 func TestBudgetClosesUnderNoise(t *testing.T) {
-	windows := 2
+	windows := long.Repeat(1, 5)
 	if testing.Short() {
 		windows = 1
 	}
