@@ -17,6 +17,7 @@ import (
 
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
+	"tare/internal/scale/host/sandbox"
 	"tare/internal/scale/ledger"
 )
 
@@ -230,10 +231,13 @@ func (e *Existing) findGroup(identity string) error {
 	return nil
 }
 
-// isContainer says whether a control group is that of the container with the id, by the names that runtimes give:
-// docker-ID.scope, cri-containerd-ID.scope, crio-ID.scope and libpod-ID.scope with the driver of systemd, and ID with
-// cgroupfs. A monitor beside a container, such as crio-conmon-ID.scope, is not part of it.
+// isContainer says whether a control group is that of the container with the id, by the names that a census of sandboxes
+// knows, and by those of engines that shorten the id. A monitor beside a container, such as crio-conmon-ID.scope, is not
+// part of it.
 func isContainer(name, id string) bool {
+	if whole, err := sandbox.ContainerOf(name); err == nil && whole != "" {
+		return strings.HasPrefix(whole, id)
+	}
 	if strings.Contains(name, "conmon-") {
 		return false
 	}

@@ -107,6 +107,10 @@ func machine(t *testing.T, groups map[string][]int, parents map[int]int) Finder 
 	return Finder{Layout: l, Proc: proc.FS{Root: root}, Self: 99}
 }
 
+// literal is the group of a container whose runtime took systemd's notation for the name of a directory.
+var literal = "/system.slice/containerd.service/kubepods-pod36b6d6be_73b1_4506_9af3_69b3985edafa.slice:cri-containerd:" +
+	strings.Repeat("c", 64)
+
 func usualMachine(t *testing.T) Finder {
 	return machine(t, map[string][]int{
 		"/":                               {1, 2},
@@ -119,9 +123,12 @@ func usualMachine(t *testing.T) Finder {
 		"/system.slice/docker-" + strings.Replace(containerA, "01234567", "01234568", 1) + ".scope": {63},
 		"/system.slice/libpod-conmon-" + containerA + ".scope":                                      {64},
 		"/kubepods/pod5b2c/" + strings.Repeat("f", 64):                                              {65},
-		"/user.slice/user-0.slice/session-1.scope":                                                  {90, 91, 99},
-		"/user.slice/user-1.slice/app.service":                                                      {70},
-		"/user.slice/user-2.slice/app.service":                                                      {71},
+		literal:                               {66},
+		"/vc/kata_" + strings.Repeat("e", 64): {67},
+		"/user.slice/app.service/libpod-payload-" + strings.Repeat("d", 64): {68},
+		"/user.slice/user-0.slice/session-1.scope":                          {90, 91, 99},
+		"/user.slice/user-1.slice/app.service":                              {70},
+		"/user.slice/user-2.slice/app.service":                              {71},
 	}, map[int]int{51: 50, 52: 50, 61: 60, 99: 90, 91: 90, 2: -1})
 }
 
@@ -142,6 +149,9 @@ func TestFind(t *testing.T) {
 		"container:" + containerA:                {"/system.slice/docker-" + containerA + ".scope", []int{60, 61}},
 		"container:0123456789ab":                 {"/system.slice/docker-" + containerA + ".scope", []int{60, 61}},
 		"container:ffffffff":                     {"/kubepods/pod5b2c/" + strings.Repeat("f", 64), []int{65}},
+		"container:cccccccc":                     {literal, []int{66}},
+		"container:eeeeeeee":                     {"/vc/kata_" + strings.Repeat("e", 64), []int{67}},
+		"container:dddddddd":                     {"/user.slice/app.service/libpod-payload-" + strings.Repeat("d", 64), []int{68}},
 	} {
 		target, err := ParseTarget(text)
 		if err != nil {

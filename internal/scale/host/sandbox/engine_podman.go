@@ -8,6 +8,8 @@ func init() {
 			{Match: expr("libpod-conmon-(?P<id>{hex})"), Place: PlaceHelper, Driver: "cgroupfs"},
 			{Match: expr(`libpod-(?P<id>{hex})\.scope`), Place: PlaceContainer, Driver: "systemd"},
 			{Match: expr("libpod-(?P<id>{hex})"), Place: PlaceContainer, Driver: "cgroupfs"},
+			// Of --cgroups=split, as Quadlet has it.
+			{Match: expr("libpod-payload-(?P<id>{hex})"), Place: PlaceContainer, Driver: "cgroupfs"},
 		},
 		Rows: []row{
 			{

@@ -403,7 +403,7 @@ func (a *assembly) assemble() {
 // describe finds what is known of the sandbox as a whole.
 func (a *assembly) describe() {
 	s := a.s
-	ids, claimed, containers := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	ids, claimed, containers, literal := map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}
 	engineOf, driverOf := "", ""
 	take := func(to *string, v string) {
 		if *to == "" {
@@ -425,8 +425,11 @@ func (a *assembly) describe() {
 			}
 			if w.id != "" {
 				ids[w.id] = true
-				if w.place == PlaceContainer {
+				switch w.place {
+				case PlaceContainer:
 					containers[w.id] = true
+				case PlaceLiteral:
+					literal[w.id] = true
 				}
 			}
 		}
@@ -486,6 +489,9 @@ func (a *assembly) describe() {
 	s.ID = a.name(sandbox, ids, claimed)
 	if s.VM {
 		delete(containers, s.ID)
+	} else { // such a directory is of the sandbox for virtual machines alone
+		s.Flavour = ""
+		maps.Copy(containers, literal)
 	}
 	s.Containers = slices.Sorted(maps.Keys(containers))
 	if s.Declared == nil && memory != nil {
@@ -565,7 +571,8 @@ func (a *assembly) add(k *known) {
 	p := a.g.process(k)
 	p.Sandbox, p.Signs = a.s.ID, a.g.signs[k]
 	p.CPU, p.Memory = a.location(k.charged.CPU), a.location(k.charged.Memory)
-	if _, w := a.g.located(k); w.place == PlaceContainer && slices.Contains(a.s.Containers, w.id) {
+	if _, w := a.g.located(k); (w.place == PlaceContainer || w.place == PlaceLiteral) &&
+		slices.Contains(a.s.Containers, w.id) {
 		p.Container = w.id
 	}
 	if k.claim.container && !a.g.mute[k] {
@@ -630,7 +637,7 @@ func (a *assembly) location(group string) Location {
 		}
 	}
 	switch {
-	case w.place == PlaceLiteral || w.place == PlaceOverhead:
+	case w.place == PlaceLiteral && a.s.VM || w.place == PlaceOverhead:
 	case w.pod != "":
 		l.Inside = w.pod == a.s.Pod.UID
 	case w.id != "" && a.g.find(idKey(w.id)) != a.root:

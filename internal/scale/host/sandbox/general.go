@@ -7,6 +7,13 @@ var podPaths = []pathRule{
 		Place: PlacePod, Driver: "systemd",
 	},
 	{Match: expr("pod(?P<pod>{uid})"), Place: PlacePod, Driver: "cgroupfs"},
+	// A runtime that was given systemd's notation and made a directory of that name: runc where the kubelet has the systemd
+	// driver and containerd has not, and Kata's Go runtime (kata-containers#11325).
+	{
+		Match: expr(`(?:.*-)?kubepods(?:-burstable|-besteffort|-guaranteed)?-pod(?P<pod>{uid})\.slice:` +
+			"[^/:]*:(?P<id>{id})"),
+		Place: PlaceLiteral, Flavour: "go", Driver: "systemd",
+	},
 }
 
 // otherPaths are tried after those of engines and runtimes.
@@ -14,6 +21,9 @@ var otherPaths = []pathRule{
 	// systemd's notation of a group, which was taken for the name of a directory
 	{Match: expr(`[^/]*\.slice:[^/:]*:(?P<id>{id})`), Place: PlaceLiteral, Driver: "systemd"},
 	{Match: expr("(?P<id>{hex})"), Place: PlaceContainer, Driver: "cgroupfs"},
+	// Whatever an engine that is not known here puts before the id.
+	{Match: expr(`.*[-_.:](?P<id>{hex})\.scope`), Not: expr(".*conmon-.*"), Place: PlaceContainer, Driver: "systemd"},
+	{Match: expr(`.*[-_.:](?P<id>{hex})`), Not: expr(".*conmon-.*"), Place: PlaceContainer, Driver: "cgroupfs"},
 	// Tare's own runs: what a part of a trial runs in is called after the trial and the part (internal/sandboxes/subject).
 	{Match: expr("(?P<id>tare-[a-z0-9-]+-p[0-9]+-t[0-9]+-{id})"), Place: PlaceContainer, Driver: "cgroupfs"},
 	{Match: expr(`user@[0-9]+\.service`), Place: PlaceOther},
@@ -102,6 +112,10 @@ var otherRows = []row{
 		Name: "containerd-cgroupfs", Title: "containerd, cgroupfs driver: <pod>/<id>", Driver: "cgroupfs",
 		EngineNot: []string{"cri-o"}, Pod: new(true),
 		Components: map[Component]places{Workload: {Memory: []Place{PlaceContainer}}},
+	},
+	{
+		Name: "literal", Title: "the runtime took systemd's notation of a group for the name of a directory",
+		Driver: "systemd", Components: map[Component]places{Workload: {Memory: []Place{PlaceLiteral}}},
 	},
 	{
 		Name: "direct", Title: "a runtime without an engine: the group that its state names", Pod: new(false), Plain: true,

@@ -66,6 +66,20 @@ func (t *table) locate(group string) *where {
 	return w
 }
 
+// ContainerOf is the id of the container or sandbox whose group has a name, as a census finds it; empty where the name
+// is not that of one, or of a helper beside one.
+func ContainerOf(name string) (id string, err error) {
+	t, err := builtin()
+	if err != nil {
+		return "", err
+	}
+	switch w := t.locate("/" + name); w.place {
+	case PlaceContainer, PlaceSandbox, PlaceLiteral:
+		return w.id, nil
+	}
+	return "", nil
+}
+
 func (t *table) pathRule(element, above string) *pathRule {
 	for i := range t.Paths {
 		r := &t.Paths[i]

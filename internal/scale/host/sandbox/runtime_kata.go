@@ -6,12 +6,6 @@ func init() {
 		Name: "kata",
 		VM:   true, GuestMemory: []Component{VMM, Virtiofsd},
 		Paths: []pathRule{
-			// The Go runtime was given systemd's notation and made a directory of that name: kata-containers#11325.
-			{
-				Match: expr(`(?:.*-)?kubepods(?:-burstable|-besteffort)?-pod(?P<pod>{uid})\.slice:` +
-					"(?:cri-containerd|crio):(?P<id>{id})"),
-				Place: PlaceLiteral, Flavour: "go", Driver: "systemd",
-			},
 			{
 				Match: expr(`runtime-rs-(?P<id>{id})\.scope`), Under: expr(`kata-overhead\.slice`), Place: PlaceOverhead,
 				Flavour: "rs", Driver: "systemd",
