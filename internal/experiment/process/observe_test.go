@@ -151,7 +151,8 @@ func TestFind(t *testing.T) {
 		"container:ffffffff":                     {"/kubepods/pod5b2c/" + strings.Repeat("f", 64), []int{65}},
 		"container:cccccccc":                     {literal, []int{66}},
 		"container:eeeeeeee":                     {"/vc/kata_" + strings.Repeat("e", 64), []int{67}},
-		"container:dddddddd":                     {"/user.slice/app.service/libpod-payload-" + strings.Repeat("d", 64), []int{68}},
+		"container:dddddddd": {"/user.slice/app.service/libpod-payload-" + strings.Repeat("d", 64),
+			[]int{68}},
 	} {
 		target, err := ParseTarget(text)
 		if err != nil {
