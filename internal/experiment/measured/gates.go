@@ -60,7 +60,7 @@ func (m *Measured) Trips() []Trip {
 		j.Drift()
 		trips = append(trips, j.Trips...)
 	}
-	return slices.Concat(trips, m.window(), m.throttled(), m.held())
+	return slices.Concat(trips, m.window(), m.contained(), m.throttled(), m.held())
 }
 
 // minWindow is the part of the load's measured time that the window of the counters must have: on a machine where the
@@ -83,6 +83,19 @@ func (m *Measured) window() []Trip {
 		"counters were read %.3f s apart, and the load's window is %v: tare itself was held up; stop what else is "+
 			"running here",
 		m.Ledger.Window.Seconds, m.Setup.Duration)}
+}
+
+// WarnStrays is the code of the warning about a process of the trial in a control group that is not the trial's.
+const WarnStrays = "left-group"
+
+// contained: no process of the trial may be in other control groups.
+func (m *Measured) contained() (trips []Trip) {
+	for _, w := range m.Ledger.Warnings {
+		if w.Code == WarnStrays {
+			return []Trip{Tripped(GateContained, 1, 0, "%s", w.Message)}
+		}
+	}
+	return nil
 }
 
 // otherCopiesWorked reports whether a copy of the same load, other than the named one, had requests answered.

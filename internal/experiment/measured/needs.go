@@ -26,6 +26,7 @@ const (
 	Probed      Need = "probed"      // a probe was awake in the window
 	Alone       Need = "alone"       // others left the machine to the trial
 	Windowed    Need = "windowed"    // the counters were read at the edges of the load's window
+	Contained   Need = "contained"   // every process of the trial stayed in the trial's control groups
 	Counted     Need = "counted"     // load and kernel agree on how many events there were
 	Read        Need = "read"        // what a program printed of its own measurements could be read
 	Untouched   Need = "untouched"   // others took little from loads that cannot tell which requests they touched
@@ -52,17 +53,18 @@ var (
 
 	// NeedShare is of parts of the machine, which are proportional to the rate. A generator that is late makes bursts
 	// and not fewer requests, so pacing is not among them.
-	NeedShare = []Need{Whole, Worked, Rated, Complete, Connected, SteadyRate, Unthrottled, Held, Alone, Windowed}
+	NeedShare = []Need{Whole, Worked, Rated, Complete, Connected, SteadyRate, Unthrottled, Held, Alone, Windowed,
+		Contained}
 
 	// NeedCost is of costs per piece of work. Cost and work are of the same window, so neither a missed rate nor a late
 	// generator matters; requests that fail cost and do not count.
-	NeedCost = []Need{Whole, Worked, Complete, Windowed}
+	NeedCost = []Need{Whole, Worked, Complete, Windowed, Contained}
 
 	// NeedRequestCost: how many requests are answered in one go depends on how many connections are open.
-	NeedRequestCost = []Need{Whole, Worked, Complete, Connected, Windowed}
+	NeedRequestCost = []Need{Whole, Worked, Complete, Connected, Windowed, Contained}
 
 	// NeedEventCost is of costs per event, which is as good as the count of events.
-	NeedEventCost = []Need{Whole, Worked, Complete, Counted, Windowed}
+	NeedEventCost = []Need{Whole, Worked, Complete, Counted, Windowed, Contained}
 
 	// NeedAgentCost is the same of what is counted by itself, from before the load until after it, and not at the
 	// window's edges.
@@ -72,14 +74,14 @@ var (
 	NeedEvents = []Need{Whole, Worked, Counted}
 
 	// NeedSamples is of parts of a program's own run time: any work will do.
-	NeedSamples = []Need{Whole, Worked, Windowed}
+	NeedSamples = []Need{Whole, Worked, Windowed, Contained}
 
 	// NeedLimit is of what groups with a CPU limit used of it.
-	NeedLimit = []Need{Whole, Worked, Held, Windowed}
+	NeedLimit = []Need{Whole, Worked, Held, Windowed, Contained}
 
 	// NeedMemory is of memory under load, which may depend on the connections but not on how fast or how evenly
 	// requests came.
-	NeedMemory = []Need{Whole, Worked, Connected, Windowed}
+	NeedMemory = []Need{Whole, Worked, Connected, Windowed, Contained}
 
 	// NeedRest is of what does not depend on the load: start-up, and memory before the load and after it.
 	NeedRest = []Need{Whole}
@@ -140,6 +142,8 @@ var (
 		Why: "something other than the limit decided how much the groups used, and so how much work they did"}
 	GateWindow = &Gate{Name: "window", Breaks: []Need{Windowed}, Quiet: ledger.Unknown,
 		Why: "what was read from the kernel is of another time than the load; the load's own counts and times are right"}
+	GateContained = &Gate{Name: "contained", Breaks: []Need{Contained}, Quiet: ledger.Subject,
+		Why: "what a process uses in another control group is in no counter of the trial; requests are served all the same"}
 	GateNodes = &Gate{Name: "nodes", Breaks: []Need{Whole}, Quiet: ledger.Unknown,
 		Why: "with too few nodes it is another trial"}
 )
@@ -147,7 +151,7 @@ var (
 // commonGates are those of every trial; guests may have more.
 var commonGates = []*Gate{
 	GateIdle, GateIdleCopy, GateRate, GateErrors, GateDrain, GateLag, GateLagRunning, GateGenerator, GateConnections,
-	GateDriftLatency, GateDriftRate, GateThrottled, GateHeld, GateWindow, GateNodes,
+	GateDriftLatency, GateDriftRate, GateThrottled, GateHeld, GateWindow, GateContained, GateNodes,
 }
 
 // Gated is a guest with gates of its own.

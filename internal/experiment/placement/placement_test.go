@@ -450,6 +450,49 @@ func TestCloseEndsWhatHasNoMark(t *testing.T) {
 	_ = cmd.Wait()
 }
 
+// TestStrays: a process that has left the tree's groups is found, whatever it has done to its environment, and no
+// other.
+func TestStrays(t *testing.T) {
+	l := machine(t)
+	tree := newTree(t, l)
+	other, err := NewTree(l, "test-strays-other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	var pids []int
+	for i, of := range []*Tree{tree, tree, other} {
+		g, err := of.Group(fmt.Sprintf("app-%d", i), Limits{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command("env", "-i", "sleep", "600")
+		if err := g.Start(cmd); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+		pids = append(pids, cmd.Process.Pid)
+		eventually(t, "it has entered", func() bool {
+			group, err := l.PathOf(cmd.Process.Pid)
+			return err == nil && group == g.Path()
+		})
+	}
+	if strays, err := tree.Strays(); err != nil || len(strays) > 0 {
+		t.Errorf("nothing has left, and found are %+v, %v", strays, err)
+	}
+	for _, pid := range pids[1:] {
+		for _, h := range hierarchies(l) {
+			if err := cgroup.Write(filepath.Join(h.Mount, "cgroup.procs"), strconv.Itoa(pid)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	strays, err := tree.Strays()
+	if err != nil || len(strays) != 1 || strays[0].PID != pids[1] || strays[0].Group != "/" || strays[0].Comm == "" {
+		t.Errorf("found are %+v, %v, want process %d in the root group", strays, err, pids[1])
+	}
+}
+
 // A binary that does not serve EnterCommand, such as a test without a TestMain for it, must not start itself again
 // without end.
 func TestStartOnTheWay(t *testing.T) {

@@ -254,6 +254,41 @@ func EndMarked(tree string) error {
 	}
 }
 
+// Stray is a process of a tree that is not in it.
+type Stray struct {
+	PID   int
+	Comm  string
+	Group string // that its CPU time is charged to
+}
+
+// Strays are the processes that have the tree's mark in their limits (markByLimit) and are in none of its groups: of a
+// server that puts its workers into separate groups, or a command that leaves its own. What they use is not in the
+// tree's counters. One that ends meanwhile is passed over.
+func (t *Tree) Strays() ([]Stray, error) {
+	spared, mark := ancestors(), limitMark(t.name)
+	pids, err := proc.FS{}.PIDs()
+	if err != nil {
+		return nil, err
+	}
+	resolver := t.layout.NewResolver()
+	var strays []Stray
+	for _, pid := range pids {
+		if spared[pid] || limitOf(pid) != mark {
+			continue
+		}
+		p, err := proc.FS{}.Process(pid)
+		if err != nil || !p.Alive() {
+			continue
+		}
+		group, err := resolver.Path(pid)
+		if err != nil || group == t.Path() || strings.HasPrefix(group, t.Path()+"/") {
+			continue
+		}
+		strays = append(strays, Stray{PID: pid, Comm: p.Comm, Group: group})
+	}
+	return strays, nil
+}
+
 // EndAll kills processes that still are those meant, and waits at most so long until they have ended.
 func EndAll(pids []int, meant func(pid int) bool, atMost time.Duration) error {
 	for _, pid := range pids {

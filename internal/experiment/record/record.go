@@ -265,7 +265,7 @@ type Validity struct {
 
 // Reason is one gate that was tripped: what was seen, what was allowed, and what to change.
 type Reason struct {
-	// rate, errors, lag, generator-cpu, throttled, connections, drift, drain, probe, outside, counts, window
+	// rate, errors, lag, generator-cpu, throttled, connections, drift, drain, probe, outside, counts, window, contained
 	Gate    string  `json:"gate"`
 	Seen    float64 `json:"seen"`
 	Allowed float64 `json:"allowed"`
