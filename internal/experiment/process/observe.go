@@ -231,9 +231,9 @@ func (e *Existing) findGroup(identity string) error {
 	return nil
 }
 
-// isContainer says whether a control group is that of the container with the id, by the names that a census of sandboxes
-// knows, and by those of engines that shorten the id. A monitor beside a container, such as crio-conmon-ID.scope, is not
-// part of it.
+// isContainer says whether a control group is that of the container with the id, by the names that a census of
+// sandboxes knows, and by those of engines that shorten the id. A monitor beside a container, such as
+// crio-conmon-ID.scope, is not part of it.
 func isContainer(name, id string) bool {
 	if whole, err := sandbox.ContainerOf(name); err == nil && whole != "" {
 		return strings.HasPrefix(whole, id)

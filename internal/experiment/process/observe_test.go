@@ -108,8 +108,8 @@ func machine(t *testing.T, groups map[string][]int, parents map[int]int) Finder 
 }
 
 // literal is the group of a container whose runtime took systemd's notation for the name of a directory.
-var literal = "/system.slice/containerd.service/kubepods-pod36b6d6be_73b1_4506_9af3_69b3985edafa.slice:cri-containerd:" +
-	strings.Repeat("c", 64)
+var literal = "/system.slice/containerd.service/" +
+	"kubepods-pod36b6d6be_73b1_4506_9af3_69b3985edafa.slice:cri-containerd:" + strings.Repeat("c", 64)
 
 func usualMachine(t *testing.T) Finder {
 	return machine(t, map[string][]int{

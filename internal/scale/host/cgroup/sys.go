@@ -61,8 +61,8 @@ func Walk(mount string, visit func(rel string)) error {
 	return newWalker(func(rel string, _ uint64) { visit(rel) }).walk(fd, "", "")
 }
 
-// maxRel bounds the path of a group: anyone who may make groups can nest them without end, and each costs its reader the
-// whole path. What is in those below it is counted in the groups above.
+// maxRel bounds the path of a group: anyone who may make groups can nest them without end, and each costs its reader
+// the whole path. What is in those below it is counted in the groups above.
 const maxRel = 16 << 10
 
 // walker walks the groups of a hierarchy.

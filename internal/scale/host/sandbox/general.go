@@ -7,8 +7,8 @@ var podPaths = []pathRule{
 		Place: PlacePod, Driver: "systemd",
 	},
 	{Match: expr("pod(?P<pod>{uid})"), Place: PlacePod, Driver: "cgroupfs"},
-	// A runtime that was given systemd's notation and made a directory of that name: runc where the kubelet has the systemd
-	// driver and containerd has not, and Kata's Go runtime (kata-containers#11325).
+	// A runtime that was given systemd's notation and made a directory of that name: runc where the kubelet has the
+	// systemd driver and containerd has not, and Kata's Go runtime (kata-containers#11325).
 	{
 		Match: expr(`(?:.*-)?kubepods(?:-burstable|-besteffort|-guaranteed)?-pod(?P<pod>{uid})\.slice:` +
 			"[^/:]*:(?P<id>{id})"),
