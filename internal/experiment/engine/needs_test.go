@@ -168,5 +168,5 @@ func gateOf(t *testing.T, name string) *measured.Gate {
 var allNeeds = []measured.Need{
 	measured.Whole, measured.Worked, measured.Paced, measured.PacedAwake, measured.Rated, measured.Complete,
 	measured.Connected, measured.Steady, measured.SteadyRate, measured.Unthrottled, measured.Held, measured.Probed,
-	measured.Alone, measured.Windowed, measured.Counted, measured.Read, measured.Untouched,
+	measured.Alone, measured.Windowed, measured.Contained, measured.Counted, measured.Read, measured.Untouched,
 }

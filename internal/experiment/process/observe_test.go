@@ -125,10 +125,10 @@ func usualMachine(t *testing.T) Finder {
 		"/kubepods/pod5b2c/" + strings.Repeat("f", 64):                                              {65},
 		literal:                               {66},
 		"/vc/kata_" + strings.Repeat("e", 64): {67},
-		"/user.slice/app.service/libpod-payload-" + strings.Repeat("d", 64): {68},
-		"/user.slice/user-0.slice/session-1.scope":                          {90, 91, 99},
-		"/user.slice/user-1.slice/app.service":                              {70},
-		"/user.slice/user-2.slice/app.service":                              {71},
+		"/user.slice/quadlet.service/libpod-payload-" + strings.Repeat("d", 64): {68},
+		"/user.slice/user-0.slice/session-1.scope":                              {90, 91, 99},
+		"/user.slice/user-1.slice/app.service":                                  {70},
+		"/user.slice/user-2.slice/app.service":                                  {71},
 	}, map[int]int{51: 50, 52: 50, 61: 60, 99: 90, 91: 90, 2: -1})
 }
 
@@ -151,7 +151,7 @@ func TestFind(t *testing.T) {
 		"container:ffffffff":                     {"/kubepods/pod5b2c/" + strings.Repeat("f", 64), []int{65}},
 		"container:cccccccc":                     {literal, []int{66}},
 		"container:eeeeeeee":                     {"/vc/kata_" + strings.Repeat("e", 64), []int{67}},
-		"container:dddddddd": {"/user.slice/app.service/libpod-payload-" + strings.Repeat("d", 64),
+		"container:dddddddd": {"/user.slice/quadlet.service/libpod-payload-" + strings.Repeat("d", 64),
 			[]int{68}},
 	} {
 		target, err := ParseTarget(text)
