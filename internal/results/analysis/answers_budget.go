@@ -8,7 +8,6 @@ import (
 
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
-	"tare/internal/lib/quantity"
 )
 
 // sums adds up what the arm adds to metrics that have parts, after the sentences that speak of the arm: "A request
@@ -42,7 +41,7 @@ func (p *Prose) sum(t *Table, d metric.Definition) {
 		if components := p.components(name); len(components) > 0 {
 			parts = append(parts, components...)
 		} else if e.Value != 0 || !p.baseIsZero(e) {
-			parts = append(parts, of.Part+" "+signed(e.Difference, e.Unit))
+			parts = append(parts, of.Part+" "+e.signed())
 		}
 	}
 	p.Rest(d.Name, p.Arm)
@@ -52,7 +51,7 @@ func (p *Prose) sum(t *Table, d metric.Definition) {
 		verdict = " (not resolved)"
 	}
 	p.Add("%s, and %s in the baseline; paired by block, the difference is %s%s: %s.",
-		Capital(strings.Replace(d.Sum, "{}", Said(whole), 1)), Said(base), signed(whole.Difference, whole.Unit), verdict,
+		Capital(strings.Replace(d.Sum, "{}", Said(whole), 1)), Said(base), whole.signed(), verdict,
 		strings.Join(parts, ", "))
 }
 
@@ -126,18 +125,10 @@ func (p *Prose) components(metric string) (all []string) {
 		}
 		text := Said(e)
 		if e.Difference != nil {
-			text = signed(e.Difference, e.Unit)
+			text = e.signed()
 		}
 		all = append(all, e.Component+" "+text)
 	}
 	slices.Sort(all)
 	return all
-}
-
-// signed is a difference with its sign: "+2 us [1, 3]".
-func signed(d *Difference, unit string) string {
-	if d.Lo == nil || d.Hi == nil {
-		return quantity.DeltaValue(d.Value, unit)
-	}
-	return quantity.Delta(d.Value, *d.Lo, *d.Hi, unit)
 }

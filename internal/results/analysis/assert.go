@@ -564,14 +564,10 @@ func (c *Check) Seen() string {
 	switch {
 	case c.Value == nil:
 		return "-"
-	case c.Lo != nil && c.Hi != nil && c.Against == assertion.Value:
-		return quantity.Interval(*c.Value, *c.Lo, *c.Hi, c.Unit)
-	case c.Lo != nil && c.Hi != nil:
-		return quantity.Delta(*c.Value, *c.Lo, *c.Hi, c.Unit)
-	case c.Against != assertion.Value:
-		return quantity.DeltaValue(*c.Value, c.Unit)
+	case c.Against == assertion.Value:
+		return Written(*c.Value, c.Lo, c.Hi, c.Unit)
 	}
-	return quantity.Value(*c.Value, c.Unit)
+	return Signed(*c.Value, c.Lo, c.Hi, c.Unit)
 }
 
 // Place words which arm at which level a check is of: "proxy client, at rate 1000".

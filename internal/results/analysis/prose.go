@@ -203,6 +203,21 @@ func size(d *Difference, unit string) string {
 	return quantity.Interval(d.Value, *d.Lo, *d.Hi, unit)
 }
 
+// Signed is a difference with its sign, and its interval where it has one: "+2 us [1, 3]".
+func Signed(v float64, lo, hi *float64, unit string) string {
+	if lo == nil || hi == nil {
+		return quantity.DeltaValue(v, unit)
+	}
+	return quantity.Delta(v, *lo, *hi, unit)
+}
+
+// signed is the difference of an estimate, which must have one.
+func (e *Estimate) signed() string {
+	d := e.Difference
+	return Signed(d.Value, d.Lo, d.Hi, e.Unit)
+}
+
+// Written is a value with its interval, where it has one.
 func Written(v float64, lo, hi *float64, unit string) string {
 	if lo == nil || hi == nil {
 		return quantity.Value(v, unit)

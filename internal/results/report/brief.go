@@ -112,10 +112,9 @@ func (t *screen) lead(answer string, lines int) {
 // headlines writes a table of the first metrics that go into so many rows, and at least so many, and gives their names.
 func (t *screen) headlines(s *analysis.Summary, room, least int) (shown []string) {
 	rows := map[string][]row{}
-	for i := range s.Estimates {
-		e := &s.Estimates[i]
-		if e.Component == "" && slices.Contains(s.Headlines, e.Metric) && shownArm(s, e.Arm) {
-			rows[e.Metric] = append(rows[e.Metric], rowOf(s, *e))
+	for _, e := range withoutTwin(s.Estimates, armOfEstimate) {
+		if e.Component == "" && slices.Contains(s.Headlines, e.Metric) {
+			rows[e.Metric] = append(rows[e.Metric], rowOf(s, e))
 		}
 	}
 	n := 0
@@ -139,13 +138,6 @@ func (t *screen) headlines(s *analysis.Summary, room, least int) (shown []string
 	}
 	t.table(header(s), all)
 	return shown
-}
-
-// shownArm is false of the twin where there are other arms: it shows as the smallest visible difference.
-func shownArm(s *analysis.Summary, arm string) bool {
-	return arm != record.AA || !slices.ContainsFunc(s.Estimates, func(e analysis.Estimate) bool {
-		return e.Arm != record.Direct && e.Arm != record.AA
-	})
 }
 
 // inOrder puts metrics into the order of all tables: by rank, and then as the estimates stand.

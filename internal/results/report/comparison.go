@@ -18,10 +18,7 @@ import (
 func Comparison(w io.Writer, c *comparison.Comparison, o Options) error {
 	t := newText(w, o)
 	t.comparison(c)
-	if _, err := io.WriteString(w, t.b.String()); err != nil {
-		return fmt.Errorf("writing the comparison: %w", err)
-	}
-	return nil
+	return put(w, t.b.String(), "the comparison")
 }
 
 func (t *screen) comparison(c *comparison.Comparison) {
@@ -201,10 +198,7 @@ func betweenTexts(c *comparison.Comparison) (texts []string) {
 func History(w io.Writer, c *comparison.Course, o Options) error {
 	t := newText(w, o)
 	t.history(c)
-	if _, err := io.WriteString(w, t.b.String()); err != nil {
-		return fmt.Errorf("writing the history: %w", err)
-	}
-	return nil
+	return put(w, t.b.String(), "the history")
 }
 
 func (t *screen) history(c *comparison.Course) {

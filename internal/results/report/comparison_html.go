@@ -1,7 +1,6 @@
 package report
 
 import (
-	"bytes"
 	"fmt"
 	"html/template"
 	"io"
@@ -99,14 +98,7 @@ func (d *comparisonData) write(w io.Writer) error {
 			texts[i] = clean(texts[i])
 		}
 	}
-	var b bytes.Buffer
-	if err := comparisonPage.Execute(&b, d); err != nil {
-		return fmt.Errorf("making the comparison as HTML: %w", err)
-	}
-	if _, err := w.Write(b.Bytes()); err != nil {
-		return fmt.Errorf("writing the comparison as HTML: %w", err)
-	}
-	return nil
+	return execute(w, comparisonPage, d, "the comparison as HTML")
 }
 
 // ComparisonHTML writes what changed between runs as a page.

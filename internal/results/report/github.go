@@ -36,8 +36,5 @@ func Annotations(w io.Writer, s *analysis.Summary) error {
 		}
 		say(levels[v.Result], v.Assertion+" "+string(v.Result), message)
 	}
-	if _, err := io.WriteString(w, b.String()); err != nil {
-		return fmt.Errorf("writing the verdicts as annotations: %w", err)
-	}
-	return nil
+	return put(w, b.String(), "the verdicts as annotations")
 }

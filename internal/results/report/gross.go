@@ -47,13 +47,7 @@ const maxGross = 20
 // grossOf are the rows of the summary's table, without those of the twin where there are other arms, and what to know
 // of them.
 func grossOf(s *analysis.Summary) (rows []grossRow, note string) {
-	others := slices.ContainsFunc(s.Workloads, func(w analysis.Workload) bool {
-		return w.Arm != record.Direct && w.Arm != record.AA
-	})
-	for _, w := range s.Workloads {
-		if w.Arm == record.AA && others {
-			continue
-		}
+	for _, w := range withoutTwin(s.Workloads, func(w analysis.Workload) string { return w.Arm }) {
 		rows = append(rows, grossRow{
 			Workload: w.Name, Arm: s.ArmName(w.Arm), Level: s.At(w.Factors), Cells: grossCells(w.Workload),
 		})
@@ -90,17 +84,11 @@ func grossMarkdown(s *analysis.Summary) string {
 		return ""
 	}
 	var b strings.Builder
-	line := func(cells []string) {
-		for _, c := range cells {
-			b.WriteString("| " + escape(c) + " ")
-		}
-		b.WriteString("|\n")
-	}
 	fmt.Fprintf(&b, "\n## %s\n\n%s.\n\n", grossTitle, analysis.Capital(note))
-	line(slices.Concat([]string{"application", "arm"}, grossHead))
+	b.WriteString(markdownRow(slices.Concat([]string{"application", "arm"}, grossHead)...))
 	b.WriteString("|---|---|---:|---:|---:|---:|---:|---:|\n")
 	for _, r := range rows {
-		line(slices.Concat([]string{r.Workload, r.at()}, r.Cells))
+		b.WriteString(markdownRow(slices.Concat([]string{r.Workload, r.at()}, r.Cells)...))
 	}
 	return b.String()
 }

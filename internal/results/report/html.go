@@ -67,13 +67,17 @@ type HTMLOptions struct {
 // Names in a record can come from anywhere: the template escapes them, the data of the charts is JSON without <, > and
 // &, and the page's own policy lets no script run but the one whose hash it names, and nothing be fetched.
 func HTML(w io.Writer, s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLOptions) error {
-	p := newPage(s, run, trials, o)
+	return execute(w, page, newPage(s, run, trials, o), "the report as HTML")
+}
+
+// execute writes a page, and nothing of one that cannot be made; errors say what it is.
+func execute(w io.Writer, page *template.Template, data any, what string) error {
 	var b bytes.Buffer
-	if err := page.Execute(&b, p); err != nil {
-		return fmt.Errorf("making the report as HTML: %w", err)
+	if err := page.Execute(&b, data); err != nil {
+		return fmt.Errorf("making %s: %w", what, err)
 	}
 	if _, err := w.Write(b.Bytes()); err != nil {
-		return fmt.Errorf("writing the report as HTML: %w", err)
+		return fmt.Errorf("writing %s: %w", what, err)
 	}
 	return nil
 }

@@ -61,13 +61,10 @@ func (m *dataMaker) found(metric string, arm, level int) *analysis.Estimate {
 }
 
 func textOf(e *analysis.Estimate) string {
-	switch {
-	case e == nil:
+	if e == nil {
 		return "-"
-	case e.Lo != nil && e.Hi != nil:
-		return quantity.Interval(e.Value, *e.Lo, *e.Hi, e.Unit)
 	}
-	return quantity.Value(e.Value, e.Unit)
+	return analysis.Written(e.Value, e.Lo, e.Hi, e.Unit)
 }
 
 // shownArms are the arms but for the twin, which shows what noise does and has no answer of its own.

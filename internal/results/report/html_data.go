@@ -294,11 +294,7 @@ func (m *dataMaker) estimates() {
 		}
 		c := chartEstimate{
 			Metric: m.metric[e.Metric], Arm: m.arms[e.Arm], Level: m.levels[record.LevelKey(e.Factors)], Value: e.Value,
-			Lo: e.Lo, Hi: e.Hi,
-			Text: quantity.Value(e.Value, e.Unit),
-		}
-		if e.Lo != nil && e.Hi != nil {
-			c.Text = quantity.Interval(e.Value, *e.Lo, *e.Hi, e.Unit)
+			Lo: e.Lo, Hi: e.Hi, Text: textOf(&e),
 		}
 		if d := e.Difference; d != nil {
 			c.Resolved, c.Verdict = d.Resolved, verdict(d.Value, d.Lo, d.Hi, e.Unit, d.Unresolved)
@@ -323,10 +319,7 @@ func less1(v *float64) *float64 {
 
 // verdict is a difference with what there is to say against it.
 func verdict(v float64, lo, hi *float64, unit, unresolved string) string {
-	text := quantity.DeltaValue(v, unit)
-	if lo != nil && hi != nil {
-		text = quantity.Delta(v, *lo, *hi, unit)
-	}
+	text := analysis.Signed(v, lo, hi, unit)
 	if unresolved != "" {
 		text += ", not resolved: " + clean(unresolved)
 	}

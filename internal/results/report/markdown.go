@@ -28,9 +28,9 @@ func Markdown(w io.Writer, s *analysis.Summary, run record.Run) error {
 		if sec.title != "" {
 			fmt.Fprintf(&b, "\n## %s\n", escape(sec.title))
 		}
-		b.WriteString("\n" + markdownRow(header(s)) + "|---|---|---|---|---|---|\n")
+		b.WriteString("\n" + markdownRow(header(s).cells()...) + "|---|---|---|---|---|---|\n")
 		for _, r := range sec.rows {
-			b.WriteString(markdownRow(r))
+			b.WriteString(markdownRow(r.cells()...))
 		}
 	}
 	b.WriteString(picturedMarkdown(s, run))
@@ -61,15 +61,12 @@ func Markdown(w io.Writer, s *analysis.Summary, run record.Run) error {
 	if len(run.Command) > 0 {
 		fmt.Fprintf(&b, "\nRun it again:\n\n    %s\n", clean(again(run)))
 	}
-	if _, err := io.WriteString(w, b.String()); err != nil {
-		return fmt.Errorf("writing the report as Markdown: %w", err)
-	}
-	return nil
+	return put(w, b.String(), "the report as Markdown")
 }
 
-func markdownRow(r row) string {
+func markdownRow(cells ...string) string {
 	var b strings.Builder
-	for _, c := range r.cells() {
+	for _, c := range cells {
 		b.WriteString("| " + escape(c) + " ")
 	}
 	return b.String() + "|\n"

@@ -117,16 +117,7 @@ const placedNote = "means over the trials that did not fail; of a component, res
 
 // placementTables are those of a summary, without the twin where there are other arms, and the places that they name.
 func placementTables(s *analysis.Summary) (places []string, all []placementTable) {
-	others := slices.ContainsFunc(s.Placements, func(p analysis.Placement) bool {
-		return p.Arm != record.Direct && p.Arm != record.AA
-	})
-	var shown []analysis.Placement
-	for _, p := range s.Placements {
-		if p.Arm == record.AA && others {
-			continue
-		}
-		shown = append(shown, p)
-	}
+	shown := withoutTwin(s.Placements, func(p analysis.Placement) string { return p.Arm })
 	// In the order of an arm that has the most of them, which the others follow.
 	longest := slices.Clone(shown)
 	slices.SortStableFunc(longest, func(a, b analysis.Placement) int { return cmp.Compare(len(b.Places), len(a.Places)) })
@@ -252,12 +243,7 @@ func (t *screen) pictured(s *analysis.Summary, run record.Run) {
 // picturedMarkdown is the same in Markdown; empty where there is nothing.
 func picturedMarkdown(s *analysis.Summary, run record.Run) string {
 	var b strings.Builder
-	line := func(cells []string) {
-		for _, c := range cells {
-			b.WriteString("| " + escape(c) + " ")
-		}
-		b.WriteString("|\n")
-	}
+	line := func(cells []string) { b.WriteString(markdownRow(cells...)) }
 	for _, l := range ladderTables(s, run) {
 		fmt.Fprintf(&b, "\n## %s\n\n", escape(strings.TrimSpace(l.Title+" "+l.Level)))
 		line(slices.Concat([]string{""}, l.Arms))

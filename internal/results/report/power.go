@@ -45,10 +45,7 @@ func Power(w io.Writer, p *analysis.Power, o Options) error {
 	if hidden > 0 {
 		t.wrap("", fmt.Sprintf("%s are left out: --all.", quantity.Counted(hidden, "further row")))
 	}
-	if _, err := io.WriteString(w, t.b.String()); err != nil {
-		return fmt.Errorf("writing the power: %w", err)
-	}
-	return nil
+	return put(w, t.b.String(), "the power")
 }
 
 func needText(n analysis.Need) string {

@@ -52,8 +52,6 @@ func (r row) cells() []string {
 func sections(s *analysis.Summary) []section {
 	estimates := slices.Clone(s.Estimates)
 	slices.SortStableFunc(estimates, func(a, b analysis.Estimate) int { return cmp.Compare(a.Rank, b.Rank) })
-	others := slices.ContainsFunc(s.Estimates,
-		func(e analysis.Estimate) bool { return e.Arm != record.Direct && e.Arm != record.AA })
 	var all []section
 	at := map[string]int{}
 	for _, e := range s.Estimates { // in order of level, which the order of metrics must not disturb
@@ -63,11 +61,9 @@ func sections(s *analysis.Summary) []section {
 			all = append(all, section{title: title})
 		}
 	}
-	for _, e := range estimates {
-		if e.Arm != record.AA || !others {
-			sec := &all[at[titleOf(s, e)]]
-			sec.rows = append(sec.rows, rowOf(s, e))
-		}
+	for _, e := range withoutTwin(estimates, armOfEstimate) {
+		sec := &all[at[titleOf(s, e)]]
+		sec.rows = append(sec.rows, rowOf(s, e))
 	}
 	for _, sec := range all {
 		for i := len(sec.rows) - 1; i > 0; i-- { // from the end: each row still has the name of the one before it
@@ -79,20 +75,27 @@ func sections(s *analysis.Summary) []section {
 	return all
 }
 
+// withoutTwin leaves out what is of the baseline's twin, where there is something of other arms.
+func withoutTwin[T any](all []T, arm func(T) string) []T {
+	if !slices.ContainsFunc(all, func(x T) bool { a := arm(x); return a != record.Direct && a != record.AA }) {
+		return all
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(x T) bool { return arm(x) == record.AA })
+}
+
+func armOfEstimate(e analysis.Estimate) string { return e.Arm }
+
 func titleOf(s *analysis.Summary, e analysis.Estimate) string {
 	return analysis.Capital(s.At(e.Factors))
 }
 
 func rowOf(s *analysis.Summary, e analysis.Estimate) row {
 	r := row{
-		metric: quantity.Label(e.Metric), arm: armOf(s, e), value: quantity.Value(e.Value, e.Unit),
+		metric: quantity.Label(e.Metric), arm: armOf(s, e), value: analysis.Written(e.Value, e.Lo, e.Hi, e.Unit),
 		first: slices.Contains(s.Headlines, e.Metric),
 	}
-	switch {
-	case e.Value == 0 && e.Method == analysis.PooledMethod && e.Hi != nil:
+	if e.Value == 0 && e.Method == analysis.PooledMethod && e.Hi != nil {
 		r.value = fmt.Sprintf("none in %d (below %s)", e.N, quantity.Rough(*e.Hi, e.Unit))
-	case e.Lo != nil && e.Hi != nil:
-		r.value = quantity.Interval(e.Value, *e.Lo, *e.Hi, e.Unit)
 	}
 	if fewer := fewerBlocks(e); fewer != "" {
 		r.value += " (" + fewer + ")"
@@ -256,11 +259,8 @@ func models(s *analysis.Summary) []string {
 		var terms, where []string
 		for i, t := range m.Terms {
 			base, _, _ := strings.Cut(t.Unit, " per unit of ")
-			text := quantity.Value(t.Value, base)
-			if t.Lo != nil && t.Hi != nil {
-				text = quantity.Interval(t.Value, *t.Lo, *t.Hi, base)
-				matters = matters || i > 0 && (*t.Lo > 0 || *t.Hi < 0)
-			}
+			text := analysis.Written(t.Value, t.Lo, t.Hi, base)
+			matters = matters || i > 0 && t.Lo != nil && t.Hi != nil && (*t.Lo > 0 || *t.Hi < 0)
 			if i == 0 {
 				terms = append(terms, text+" fixed")
 				continue

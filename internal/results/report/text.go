@@ -39,8 +39,13 @@ func Text(w io.Writer, s *analysis.Summary, run record.Run, o Options) error {
 	} else {
 		t.brief(s, run)
 	}
-	if _, err := io.WriteString(w, t.b.String()); err != nil {
-		return fmt.Errorf("writing the report: %w", err)
+	return put(w, t.b.String(), "the report")
+}
+
+// put writes a text at once; the error says what it is.
+func put(w io.Writer, text, what string) error {
+	if _, err := io.WriteString(w, text); err != nil {
+		return fmt.Errorf("writing %s: %w", what, err)
 	}
 	return nil
 }
