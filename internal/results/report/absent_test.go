@@ -45,11 +45,11 @@ func TestNoneOfMany(t *testing.T) {
 	e := analysis.Estimate{Metric: "events_lost_share", Unit: "part", Arm: "mine", Lo: &lo, Hi: &hi, N: 30_000,
 		Method: analysis.PooledMethod}
 	s := &analysis.Summary{Estimates: []analysis.Estimate{e}}
-	if r := rowOf(s, e); r.value != "none in 30000 (below 0.013 %)" {
-		t.Errorf("it is shown as %q", r.value)
+	if r := rowOf(s, e); r.Value != "none in 30000 (below 0.013 %)" {
+		t.Errorf("it is shown as %q", r.Value)
 	}
 	e.Value, hi = 0.5, 0.6
-	if r := rowOf(s, e); strings.Contains(r.value, "none") {
-		t.Errorf("half of them are shown as %q", r.value)
+	if r := rowOf(s, e); strings.Contains(r.Value, "none") {
+		t.Errorf("half of them are shown as %q", r.Value)
 	}
 }

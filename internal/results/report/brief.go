@@ -131,7 +131,7 @@ func (t *screen) headlines(s *analysis.Summary, room, least int) (shown []string
 	for _, name := range inOrder(s, shown) {
 		for i, r := range rows[name] {
 			if i > 0 {
-				r.metric = ""
+				r.Metric = ""
 			}
 			all = append(all, r)
 		}
@@ -232,11 +232,11 @@ func changeCell(s *analysis.Summary, e analysis.Estimate) string {
 	case e.Withheld != "":
 		return "withheld"
 	case d == nil || d.Lo == nil:
-		return r.value
+		return r.Value
 	case d.Resolved:
 		return quantity.Delta(d.Value, *d.Lo, *d.Hi, e.Unit)
 	}
-	return r.difference
+	return r.Difference
 }
 
 // others says what the table leaves out: first the metrics with resolved differences, and then how much there is.

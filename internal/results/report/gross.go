@@ -46,10 +46,10 @@ const maxGross = 20
 
 // grossOf are the rows of the summary's table, without those of the twin where there are other arms, and what to know
 // of them.
-func grossOf(s *analysis.Summary) (rows []grossRow, note string) {
+func grossOf(s *analysis.Summary) (rows []tableRow, note string) {
 	for _, w := range withoutTwin(s.Workloads, func(w analysis.Workload) string { return w.Arm }) {
-		rows = append(rows, grossRow{
-			Workload: w.Name, Arm: s.ArmName(w.Arm), Level: s.At(w.Factors), Cells: grossCells(w.Workload),
+		rows = append(rows, tableRow{
+			Name: w.Name, Arm: s.ArmName(w.Arm), Level: s.At(w.Factors), Cells: grossCells(w.Workload),
 		})
 	}
 	note = "means of one window over the valid trials, without intervals; hard memory at the end of it"
@@ -60,9 +60,6 @@ func grossOf(s *analysis.Summary) (rows []grossRow, note string) {
 	return rows, note
 }
 
-// at is the arm of a row, with the level where there is one.
-func (r grossRow) at() string { return strings.TrimSpace(r.Arm + " " + r.Level) }
-
 // gross writes the table of gross, tare and net for a terminal.
 func (t *screen) gross(s *analysis.Summary) {
 	rows, note := grossOf(s)
@@ -72,7 +69,7 @@ func (t *screen) gross(s *analysis.Summary) {
 	t.line(t.bold(grossTitle) + ": " + note)
 	t.line(grossLine(grossHead, "application, arm"))
 	for _, r := range rows {
-		t.line(grossLine(r.Cells, clean(r.Workload)+", "+clean(r.at())))
+		t.line(grossLine(r.Cells, clean(r.Name)+", "+clean(r.at())))
 	}
 	t.line("")
 }
@@ -88,7 +85,7 @@ func grossMarkdown(s *analysis.Summary) string {
 	b.WriteString(markdownRow(slices.Concat([]string{"application", "arm"}, grossHead)...))
 	b.WriteString("|---|---|---:|---:|---:|---:|---:|---:|\n")
 	for _, r := range rows {
-		b.WriteString(markdownRow(slices.Concat([]string{r.Workload, r.at()}, r.Cells)...))
+		b.WriteString(markdownRow(slices.Concat([]string{r.Name, r.at()}, r.Cells)...))
 	}
 	return b.String()
 }

@@ -98,9 +98,9 @@ type htmlPage struct {
 	Places     []string
 	Placements []placementTable
 	Courses    []courseTable
-	Limits     []limitTable
-	Stairs     []stairTable
-	Waits      []waitTable
+	Limits     []tableRow
+	Stairs     []tableRow
+	Waits      []tableRow
 	Events     countTable
 	Nodes      countTable
 	Ran        bool // it is known where the programs ran
@@ -112,8 +112,8 @@ type htmlPage struct {
 	Models     []string
 	CPU        []cpuTable
 	Unplaced   []string
-	Memory     []memoryTable
-	Gross      []grossRow
+	Memory     []tableRow
+	Gross      []tableRow
 	Trials     []trialRow
 	TrialHead  []string
 
@@ -145,12 +145,12 @@ func split(answer string) htmlAnswer {
 
 type fact struct{ Name, Value string }
 
-// htmlSection and htmlRow are section and row with names that a template can see.
+// htmlSection is a section whose further rows are folded away.
 type htmlSection struct {
 	Title, Baseline string
 
-	Rows []htmlRow
-	More []htmlRow // those that a reader does not want first, where there are others
+	Rows []row
+	More []row // those that a reader does not want first, where there are others
 }
 
 // Rest is the section with the further rows alone.
@@ -159,23 +159,15 @@ func (s htmlSection) Rest() htmlSection {
 	return s
 }
 
-type htmlRow struct {
-	Metric, Arm, Value, Difference, Visible, Takes string
-
-	First bool // of its metric
-	Muted bool
-}
-
 func htmlSections(s *analysis.Summary) []htmlSection {
 	var all []htmlSection
 	for _, sec := range sections(s) {
 		h := htmlSection{Title: sec.title, Baseline: baseline(s)}
 		for _, r := range sec.rows {
-			shown := htmlRow{r.metric, r.arm, r.value, r.difference, r.visible, r.takes, r.metric != "", r.muted}
 			if r.first {
-				h.Rows = append(h.Rows, shown)
+				h.Rows = append(h.Rows, r)
 			} else {
-				h.More = append(h.More, shown)
+				h.More = append(h.More, r)
 			}
 		}
 		if len(h.Rows) == 0 {
@@ -193,7 +185,7 @@ func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLO
 		Verdicts: verdicts(s), Started: started(run),
 		Sections: htmlSections(s), Curves: d.curveTables(), Sweep: d.Factor != "",
 		Limits: d.limitTables(), Stairs: d.stairTables(), Waits: d.waited, Events: d.events, Nodes: d.nodes,
-		Ran: len(d.Ran) > 0, Models: models(s), CPU: d.cpuTables(), Unplaced: d.unplaced, Memory: d.memoryTables(),
+		Ran: len(d.Ran) > 0, Models: models(s), CPU: d.cpuTables(), Unplaced: d.unplaced, Memory: d.memory,
 		Gross:   d.gross,
 		Ladders: ladderTables(s, run), Courses: d.courseTables(),
 		Notes: notes(s), Warnings: slices.Clone(s.Warnings), Excluded: excluded(s), Gates: gates(run.Spec),

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -170,40 +171,23 @@ func (m *dataMaker) waits() {
 	}
 }
 
-// limitTable is one row: an arm at a level.
-type limitTable struct {
-	Level, Arm string
-	Cells      []string
-}
-
-func (d *chartData) limitTables() []limitTable {
-	var all []limitTable
+func (d *chartData) limitTables() (all []tableRow) {
 	for _, c := range d.Limits {
-		throttled := c.Throttled
-		if throttled == "" {
-			throttled = "-"
-		}
-		all = append(all, limitTable{d.Levels[c.Level].Name, d.Arms[c.Arm].Name,
-			[]string{c.limit, c.Text, throttled, c.bpf, c.task, c.softirq, c.rest}})
+		all = append(all, tableRow{Arm: d.Arms[c.Arm].Name, Level: d.Levels[c.Level].Name,
+			Cells: []string{c.limit, c.Text, cmp.Or(c.Throttled, "-"), c.bpf, c.task, c.softirq, c.rest}})
 	}
 	return all
 }
 
-// waitTable is one row: how long others waited at a level in one arm, and the longest wait of all its trials.
-type waitTable struct {
-	Level, Arm string
-	Cells      []string
-}
-
-func (m *dataMaker) waitTables() []waitTable {
+// waitTables has a row for how long others waited at a level in one arm, with the longest wait of all its trials.
+func (m *dataMaker) waitTables() (all []tableRow) {
 	longest, probed := m.limited()
 	if !probed {
 		return nil
 	}
-	var all []waitTable
 	for level := range m.Levels {
 		for _, arm := range m.shownArms() {
-			row := waitTable{Level: m.Levels[level].Name, Arm: m.Arms[arm].Name}
+			row := tableRow{Level: m.Levels[level].Name, Arm: m.Arms[arm].Name}
 			for _, d := range m.run.Metrics {
 				if d.Family == longest.Family {
 					row.Cells = append(row.Cells, textOf(m.found(d.Name, arm, level)))
@@ -213,7 +197,8 @@ func (m *dataMaker) waitTables() []waitTable {
 			if !waited {
 				continue
 			}
-			all = append(all, waitTable{row.Level, row.Arm, append(row.Cells, quantity.Value(wait, quantity.Seconds))})
+			row.Cells = append(row.Cells, quantity.Value(wait, quantity.Seconds))
+			all = append(all, row)
 		}
 	}
 	return all
@@ -275,14 +260,8 @@ func (m *dataMaker) upAndDown() {
 	}
 }
 
-// stairTable is one row: one kind of memory of an arm at a level, step by step.
-type stairTable struct {
-	Kind, Arm, Level string
-	Cells            []string
-}
-
-func (d *chartData) stairTables() []stairTable {
-	var all []stairTable
+// stairTables has a row for each kind of memory of an arm at a level, step by step.
+func (d *chartData) stairTables() (all []tableRow) {
 	steps := []string{stepUp, stepUnder, stepDown}
 	type row struct {
 		kind       string
@@ -295,7 +274,7 @@ func (d *chartData) stairTables() []stairTable {
 		if !seen {
 			i = len(all)
 			rows[r] = i
-			all = append(all, stairTable{c.Kind, d.Arms[c.Arm].Name, d.Levels[c.Level].Name, []string{"-", "-", "-"}})
+			all = append(all, tableRow{c.Kind, d.Arms[c.Arm].Name, d.Levels[c.Level].Name, []string{"-", "-", "-"}})
 		}
 		all[i].Cells[slices.Index(steps, c.Step)] = c.Text
 	}

@@ -41,12 +41,12 @@ type chartData struct {
 	Memory []chartPart  `json:"memory"`
 	Trials []chartTrial `json:"trials"`
 
-	memory   []memoryTable // for the tables alone
-	waited   []waitTable
+	memory   []tableRow // for the tables alone
+	waited   []tableRow
 	events   countTable
 	nodes    countTable
 	unplaced []string
-	gross    []grossRow
+	gross    []tableRow
 }
 
 type chartArm struct {
@@ -406,8 +406,8 @@ func inPlace[T any](all []T, at func(T) place) []T {
 // grossOf is what each application used in the trials of each arm, and what was used on its behalf.
 func (m *dataMaker) grossOf() {
 	for _, w := range m.s.Workloads {
-		m.gross = append(m.gross, grossRow{
-			Workload: w.Name, Arm: m.Arms[m.arms[w.Arm]].Name, Level: m.Levels[m.levels[record.LevelKey(w.Factors)]].Name,
+		m.gross = append(m.gross, tableRow{
+			Name: w.Name, Arm: m.Arms[m.arms[w.Arm]].Name, Level: m.Levels[m.levels[record.LevelKey(w.Factors)]].Name,
 			Cells: grossCells(w.Workload),
 		})
 	}
@@ -428,7 +428,7 @@ func (m *dataMaker) memoryParts() {
 				continue
 			}
 			p := at(h)
-			row := memoryTable{Arm: m.Arms[p.arm].Name, Level: m.Levels[p.level].Name, Role: role.name}
+			row := tableRow{Arm: m.Arms[p.arm].Name, Level: m.Levels[p.level].Name, Name: role.name}
 			for i, name := range analysis.MemoryFields() {
 				v, known := h.Bytes[name]
 				if !known {

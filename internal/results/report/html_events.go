@@ -10,16 +10,11 @@ import (
 	"tare/internal/results/analysis"
 )
 
-// countTable is a table of exact counts. Its columns are those of the metrics that are tallies.
+// countTable is a table of exact counts: what became of the events of all valid trials of an arm at a level, at one
+// node or at all. Its columns are those of the metrics that are tallies.
 type countTable struct {
 	Heads []string
-	Rows  []countRow
-}
-
-// countRow is what became of the events of all valid trials of an arm at a level, at one node or at all.
-type countRow struct {
-	Node, Arm, Level string
-	Cells            []string
+	Rows  []tableRow
 }
 
 // totalOf writes one sum; a dash where no trial has the metric.
@@ -58,7 +53,7 @@ func (m *dataMaker) eventTable() countTable {
 		if arm.Twin && len(m.Arms) > 2 {
 			continue
 		}
-		row := countRow{Arm: arm.Name, Level: level, Cells: []string{quantity.Thousands(s.Trials)}}
+		row := tableRow{Arm: arm.Name, Level: level, Cells: []string{quantity.Thousands(s.Trials)}}
 		for _, d := range tallies {
 			row.Cells = append(row.Cells, totalOf(s, d.Name)+partOf(s, d))
 			if d.TallyOf == "" {
@@ -77,12 +72,6 @@ func (m *dataMaker) eventTable() countTable {
 
 // nodeTable has the counts by node, of runs on many.
 func (m *dataMaker) nodeTable() countTable {
-	value := func(v *float64, unit string) string {
-		if v == nil {
-			return "-"
-		}
-		return quantity.Value(*v, unit)
-	}
 	tallies, each := analysis.Tallies(m.run), analysis.EachNode(m.run)
 	all := countTable{Heads: []string{"trials", "failed"}}
 	for _, d := range tallies {
@@ -91,11 +80,11 @@ func (m *dataMaker) nodeTable() countTable {
 	all.Heads = append(all.Heads, clean(quantity.Label(each.Name))+", median", "clock known to")
 	for _, s := range analysis.NodeSums(m.run, m.trials) {
 		arm, level := m.armAndLevel(s.EventSum)
-		row := countRow{s.Node, arm.Name, level, []string{quantity.Thousands(s.Trials), quantity.Thousands(s.Failed)}}
+		row := tableRow{s.Node, arm.Name, level, []string{quantity.Thousands(s.Trials), quantity.Thousands(s.Failed)}}
 		for _, d := range tallies {
 			row.Cells = append(row.Cells, totalOf(s.EventSum, d.Name))
 		}
-		row.Cells = append(row.Cells, value(s.Cost, each.Unit), value(s.Clock, quantity.Seconds))
+		row.Cells = append(row.Cells, orDash(s.Cost, each.Unit), orDash(s.Clock, quantity.Seconds))
 		all.Rows = append(all.Rows, row)
 	}
 	return all

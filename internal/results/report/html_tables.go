@@ -4,12 +4,23 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
 )
 
 // The tables beside the charts: the same numbers, for who cannot see a chart or would rather read.
+
+// tableRow is a row that is of an arm at a level and, where the table has several for these, of something with a name:
+// a node, an application, a kind of memory.
+type tableRow struct {
+	Name, Arm, Level string
+	Cells            []string
+}
+
+// at is the arm of a row, with the level where there is one.
+func (r tableRow) at() string { return strings.TrimSpace(r.Arm + " " + r.Level) }
 
 // curveTable is latency by percentile at one level: a column for each arm, and the smallest visible difference.
 type curveTable struct {
@@ -124,20 +135,6 @@ func (d *chartData) cpuTables() []cpuTable {
 	}
 	return all
 }
-
-// memoryTable is one row of the memory table: what the groups of one role hold in one arm.
-type memoryTable struct {
-	Role, Arm, Level string
-	Cells            []string
-}
-
-// grossRow is what one application used in one arm: gross, net and tare of CPU time and hard memory.
-type grossRow struct {
-	Workload, Arm, Level string
-	Cells                []string
-}
-
-func (d *chartData) memoryTables() []memoryTable { return d.memory }
 
 // trialRow is one trial with the metrics of the head.
 type trialRow struct {

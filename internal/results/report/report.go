@@ -23,20 +23,21 @@ type section struct {
 	rows  []row
 }
 
-// row is one arm's estimate of one metric. The metric and the smallest visible difference stand on its first row only.
+// row is one arm's estimate of one metric. The metric stands on its first row only. The HTML template sees the names
+// of its fields.
 type row struct {
-	metric, arm, value, difference, visible string
+	Metric, Arm, Value, Difference, Visible string
 
-	takes string // what would resolve a small difference; empty where one is, or would be, resolved
-	muted bool   // nothing was resolved
+	Takes string // what would resolve a small difference; empty where one is, or would be, resolved
+	Muted bool   // nothing was resolved
 	first bool   // of those that a reader wants first
 }
 
 // header is the row above all others.
 func header(s *analysis.Summary) row {
 	return row{
-		arm: "arm", value: "value", difference: "difference to " + baseline(s), visible: "smallest visible",
-		takes: "to see " + analysis.Forecast{Part: analysis.ForecastPart}.Size(),
+		Arm: "arm", Value: "value", Difference: "difference to " + baseline(s), Visible: "smallest visible",
+		Takes: "to see " + analysis.Forecast{Part: analysis.ForecastPart}.Size(),
 	}
 }
 
@@ -44,7 +45,7 @@ func header(s *analysis.Summary) row {
 func baseline(s *analysis.Summary) string { return cmp.Or(s.Baseline, record.Direct) }
 
 func (r row) cells() []string {
-	return []string{r.metric, r.arm, r.value, r.difference, r.visible, r.takes}
+	return []string{r.Metric, r.Arm, r.Value, r.Difference, r.Visible, r.Takes}
 }
 
 // sections are the tables in order of level. The twin has no row of its own where there are other arms: it shows as the
@@ -67,8 +68,8 @@ func sections(s *analysis.Summary) []section {
 	}
 	for _, sec := range all {
 		for i := len(sec.rows) - 1; i > 0; i-- { // from the end: each row still has the name of the one before it
-			if sec.rows[i].metric == sec.rows[i-1].metric {
-				sec.rows[i].metric = ""
+			if sec.rows[i].Metric == sec.rows[i-1].Metric {
+				sec.rows[i].Metric = ""
 			}
 		}
 	}
@@ -91,14 +92,14 @@ func titleOf(s *analysis.Summary, e analysis.Estimate) string {
 
 func rowOf(s *analysis.Summary, e analysis.Estimate) row {
 	r := row{
-		metric: quantity.Label(e.Metric), arm: armOf(s, e), value: analysis.Written(e.Value, e.Lo, e.Hi, e.Unit),
+		Metric: quantity.Label(e.Metric), Arm: armOf(s, e), Value: analysis.Written(e.Value, e.Lo, e.Hi, e.Unit),
 		first: slices.Contains(s.Headlines, e.Metric),
 	}
 	if e.Value == 0 && e.Method == analysis.PooledMethod && e.Hi != nil {
-		r.value = fmt.Sprintf("none in %d (below %s)", e.N, quantity.Rough(*e.Hi, e.Unit))
+		r.Value = fmt.Sprintf("none in %d (below %s)", e.N, quantity.Rough(*e.Hi, e.Unit))
 	}
 	if fewer := fewerBlocks(e); fewer != "" {
-		r.value += " (" + fewer + ")"
+		r.Value += " (" + fewer + ")"
 	}
 	d := e.Difference
 	if d == nil {
@@ -106,26 +107,26 @@ func rowOf(s *analysis.Summary, e analysis.Estimate) row {
 	}
 	switch {
 	case e.Withheld != "":
-		r.difference, r.muted = "withheld", true
+		r.Difference, r.Muted = "withheld", true
 	case d.Resolved:
-		r.difference = quantity.Delta(d.Value, *d.Lo, *d.Hi, e.Unit)
+		r.Difference = quantity.Delta(d.Value, *d.Lo, *d.Hi, e.Unit)
 		if e.Ratio != nil {
-			r.difference += fmt.Sprintf(" (%s)", percent(e.Ratio.Value))
+			r.Difference += fmt.Sprintf(" (%s)", percent(e.Ratio.Value))
 		}
 	case d.Lo != nil && *d.Lo == 0 && *d.Hi == 0:
-		r.difference, r.muted = "the same", true
+		r.Difference, r.Muted = "the same", true
 	case d.Lo == nil:
-		r.difference = quantity.DeltaValue(d.Value, e.Unit) + ", no interval"
+		r.Difference = quantity.DeltaValue(d.Value, e.Unit) + ", no interval"
 	default:
-		r.difference, r.muted = "not resolved", true
+		r.Difference, r.Muted = "not resolved", true
 	}
 	if d.ToResolve != nil {
-		r.takes = d.ToResolve.String()
+		r.Takes = d.ToResolve.String()
 	}
 	if v, ok := s.VisibleIn(&e); ok {
-		r.visible = quantity.Rough(v, e.Unit)
+		r.Visible = quantity.Rough(v, e.Unit)
 		if v == 0 && baselineIsZero(s, e) {
-			r.visible = "-" // the baseline has none of it: nothing was seen that could hide a difference, which is no figure
+			r.Visible = "-" // the baseline has none of it: nothing was seen that could hide a difference, which is no figure
 		}
 	}
 	return r

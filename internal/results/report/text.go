@@ -180,14 +180,14 @@ func (t *screen) table(head row, rows []row) {
 	for i, r := range rows {
 		cells[i] = r.cells()
 	}
-	if !slices.ContainsFunc(rows[1:], func(r row) bool { return r.takes != "" }) {
+	if !slices.ContainsFunc(rows[1:], func(r row) bool { return r.Takes != "" }) {
 		for i := range cells {
 			cells[i] = cells[i][:len(cells[i])-1]
 		}
 	}
 	muted := map[int]bool{}
 	for n, r := range rows {
-		muted[n] = r.muted
+		muted[n] = r.Muted
 	}
 	t.columns(cells, muted)
 }
