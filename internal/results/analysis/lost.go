@@ -41,10 +41,7 @@ func (s *Summary) withhold(run record.Run, t *Table) {
 		s.Missing = append(s.Missing, m)
 	}
 	levels := map[string]factors{}
-	for _, p := range run.Plan {
-		levels[record.LevelKey(p.Factors)] = p.Factors
-	}
-	for _, at := range t.Levels {
+	for _, at := range s.everyLevel(run, t) {
 		levels[record.LevelKey(at)] = at
 	}
 	for place, outcomes := range t.outcomes {
@@ -72,10 +69,7 @@ func (s *Summary) withhold(run record.Run, t *Table) {
 
 // missing sums up why a metric is lost: by the cause that most of its trials were lost to.
 func (t *Table) missing(key pool, at map[string]string, lost []record.Reason) Missing {
-	if at == nil {
-		at = map[string]string{}
-	}
-	m := Missing{Metric: key.metric, Arm: key.arm, Factors: at, Trials: len(t.outcomes[levelArm{key.level, key.arm}]),
+	m := Missing{Metric: key.metric, Arm: key.arm, Factors: levelOf(at), Trials: len(t.outcomes[levelArm{key.level, key.arm}]),
 		Lost: len(lost)}
 	type why struct {
 		gate  string
@@ -201,10 +195,7 @@ func labels(defined metric.Set, metrics []string) []string {
 			all = append(all, label)
 		}
 	}
-	if n := len(all) - maxLabels; n > 1 {
-		all = append(all[:maxLabels:maxLabels], fmt.Sprintf("%d more", n))
-	}
-	return all
+	return FirstOf(all, maxLabels)
 }
 
 // word is a gap as a clause: "latency: not measured, the hypervisor took 24 % of the CPU time".
@@ -240,10 +231,7 @@ func (t *Table) fellBehind(arm string, at factors) string {
 func (s *Summary) everyLevel(run record.Run, t *Table) []factors {
 	levels := map[string]factors{}
 	for _, p := range run.Plan {
-		at := factors(p.Factors)
-		if at == nil {
-			at = factors{}
-		}
+		at := levelOf(p.Factors)
 		for _, arm := range t.everyArm(run) {
 			if len(t.outcomes[levelArm{record.LevelKey(at), arm}]) > 0 {
 				levels[record.LevelKey(at)] = at

@@ -50,7 +50,7 @@ func byPlace(trials []record.Trial) []weighed {
 		}
 		key := levelArm{record.LevelKey(t.Factors), t.Arm}
 		if places[key] == nil {
-			places[key] = &weighed{arm: t.Arm, at: t.Factors}
+			places[key] = &weighed{arm: t.Arm, at: levelOf(t.Factors)}
 		}
 		places[key].trials = append(places[key].trials, t)
 	}

@@ -116,9 +116,6 @@ func placements(trials []record.Trial) []Placement {
 	var all []Placement
 	for _, w := range byPlace(whatShows(trials)) {
 		p := Placement{Arm: w.arm, Factors: w.at}
-		if p.Factors == nil {
-			p.Factors = map[string]string{}
-		}
 		var each [][]record.Place
 		for i := range w.trials {
 			t := &w.trials[i]

@@ -83,10 +83,11 @@ func PowerOf(run record.Run, trials []record.Trial, parts []float64, power float
 		r := &p.Rows[i]
 		for _, part := range parts {
 			need := Need{Part: part}
-			if n, ok := stats.PlannedBlocks(r.N, r.Half, part*r.Base, power); ok {
-				need.Blocks, need.Seconds = &n, new(math.Round(float64(n)*p.PerBlock))
-			} else if r.Half == 0 {
-				n := stats.MinBlocks
+			n, ok := stats.PlannedBlocks(r.N, r.Half, part*r.Base, power)
+			if !ok && r.Half == 0 {
+				n, ok = stats.MinBlocks, true
+			}
+			if ok {
 				need.Blocks, need.Seconds = &n, new(math.Round(float64(n)*p.PerBlock))
 			}
 			r.Needs = append(r.Needs, need)

@@ -311,6 +311,14 @@ func Join(names []string) string {
 	return strings.Join(names[:len(names)-1], ", ") + " and " + names[len(names)-1]
 }
 
+// FirstOf is the first names of a list, and how many more there are, unless that is one.
+func FirstOf(names []string, most int) []string {
+	if more := len(names) - most; more > 1 {
+		return append(slices.Clone(names[:most]), fmt.Sprintf("%d more", more))
+	}
+	return names
+}
+
 // Capital is a text as it begins a sentence.
 func Capital(text string) string {
 	first, n := utf8.DecodeRuneInString(text)

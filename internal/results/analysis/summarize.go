@@ -58,7 +58,7 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	s.lose(t)
 	s.warnOfDependence(dependences)
 	s.Disturbed = disturbed(t.Levels, trials)
-	s.Workloads = workloads(t, trials)
+	s.Workloads = workloads(trials)
 	s.Placements = placements(trials)
 	s.warnOfTwins()
 	s.warnOfOthers(trials)
@@ -119,6 +119,14 @@ type values struct{ metrics, lag map[string]float64 }
 // factors is one level of an experiment.
 type factors = map[string]string
 
+// levelOf is the level of a trial. A record without factors says that it has none, not that it does not know.
+func levelOf(recorded map[string]string) factors {
+	if recorded == nil {
+		return factors{}
+	}
+	return recorded
+}
+
 // LevelNumber is a level as a number, where it is one: a duration counts in seconds.
 func LevelNumber(level string) (float64, bool) {
 	if v, err := strconv.ParseFloat(level, 64); err == nil && Usable(v) {
@@ -161,10 +169,7 @@ func newTable(run record.Run, trials []record.Trial, s *Summary) *Table {
 	levels, arms, metrics := map[string]factors{}, map[string]bool{}, map[string]bool{}
 	unreadable := 0
 	for _, attempts := range attemptsOf(trials) {
-		at := factors(attempts[0].Factors)
-		if at == nil {
-			at = factors{} // a record without factors says that it has none, not that it does not know
-		}
+		at := levelOf(attempts[0].Factors)
 		c := cell{record.LevelKey(at), attempts[0].Arm, attempts[0].Block}
 		place := levelArm{c.level, c.arm}
 		v := &values{metrics: map[string]float64{}, lag: map[string]float64{}}

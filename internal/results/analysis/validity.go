@@ -22,7 +22,8 @@ func countTrials(run record.Run, trials []record.Trial) Trials {
 	for _, attempts := range all {
 		c.Attempts += len(attempts)
 		last := attempts[len(attempts)-1]
-		x := Excluded{Index: last.Index, Block: last.Block, Arm: last.Arm, Factors: last.Factors, Why: why(last.Validity)}
+		x := Excluded{Index: last.Index, Block: last.Block, Arm: last.Arm, Factors: levelOf(last.Factors),
+			Why: why(last.Validity)}
 		switch {
 		case slices.ContainsFunc(attempts, valid):
 			c.Valid++
@@ -35,9 +36,6 @@ func countTrials(run record.Run, trials []record.Trial) Trials {
 		}
 		if len(attempts) > 1 {
 			x.Why = fmt.Sprintf("%s (run %d times)", x.Why, len(attempts))
-		}
-		if x.Factors == nil {
-			x.Factors = map[string]string{}
 		}
 		c.Excluded = append(c.Excluded, x)
 	}
@@ -162,10 +160,7 @@ type place struct {
 func placesOf(planned []record.PlannedTrial) (all []place) {
 	seen := map[levelArm]bool{}
 	for _, p := range planned {
-		at := factors(p.Factors)
-		if at == nil {
-			at = factors{}
-		}
+		at := levelOf(p.Factors)
 		if k := (levelArm{record.LevelKey(at), p.Arm}); !seen[k] {
 			seen[k] = true
 			all = append(all, place{p.Arm, at})

@@ -16,20 +16,14 @@ type Workload struct {
 }
 
 // workloads are those of all arms, where the trials of a run were charged.
-func workloads(t *Table, trials []record.Trial) (all []Workload) {
-	windows := map[levelArm][]*ledger.Ledger{}
-	for _, one := range trials {
-		if one.Validity.Valid && one.Validity.Failed == "" && one.Ledger != nil {
-			at := levelArm{record.LevelKey(one.Factors), one.Arm}
-			windows[at] = append(windows[at], one.Ledger)
+func workloads(trials []record.Trial) (all []Workload) {
+	for _, place := range byPlace(trials) {
+		var windows []*ledger.Ledger
+		for i := range place.trials {
+			windows = append(windows, place.trials[i].Ledger)
 		}
-	}
-	for _, at := range t.Levels {
-		for _, arm := range t.Arms {
-			in := windows[levelArm{record.LevelKey(at), arm}]
-			for _, w := range ledger.Pool(in) {
-				all = append(all, Workload{Arm: arm, Factors: at, Trials: len(in), Workload: w})
-			}
+		for _, w := range ledger.Pool(windows) {
+			all = append(all, Workload{Arm: place.arm, Factors: place.at, Trials: len(windows), Workload: w})
 		}
 	}
 	return all

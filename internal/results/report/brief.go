@@ -254,11 +254,8 @@ func (t *screen) others(s *analysis.Summary, shown []string) {
 			named = append(named, quantity.Label(name))
 		}
 	}
-	if more := len(named) - maxMoreLabels; more > 1 {
-		named = append(named[:maxMoreLabels:maxMoreLabels], fmt.Sprintf("%d more", more))
-	}
 	if len(named) > 0 {
-		t.wrap("also:      ", "resolved differences in "+strings.Join(named, ", "))
+		t.wrap("also:      ", "resolved differences in "+strings.Join(analysis.FirstOf(named, maxMoreLabels), ", "))
 	}
 	if len(shown) == 0 || len(shown) == len(metrics) {
 		return

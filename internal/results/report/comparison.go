@@ -94,7 +94,7 @@ func verdictOf(c *comparison.Comparison) string {
 				placeOf(x.Arm, x.Component, x.Factors), changeText(x)))
 		}
 	}
-	switch more := len(named) - maxMoreLabels; {
+	switch {
 	case c.Compared == 0:
 		return "No verdict: by how much these figures differ from run to run is not known. Run both again and name the " +
 			"directories that hold the repeats, or name a --history with more runs."
@@ -102,8 +102,6 @@ func verdictOf(c *comparison.Comparison) string {
 		return fmt.Sprintf("No change is resolved in %s.", quantity.Counted(c.Compared, "comparison"))
 	case len(named) == 0:
 		return fmt.Sprintf("No change of a headline is resolved; %d of %d comparisons are.", c.Resolved, c.Compared)
-	case more > 1:
-		named = append(named[:maxMoreLabels:maxMoreLabels], fmt.Sprintf("%d more", more))
 	}
 	lead := "Changed: "
 	if !slices.ContainsFunc(c.Changes, func(x comparison.Change) bool {
@@ -111,7 +109,7 @@ func verdictOf(c *comparison.Comparison) string {
 	}) {
 		lead = "Changed, if these arms vary from run to run no more than the A/A twins do: "
 	}
-	return lead + strings.Join(named, "; ") + "."
+	return lead + strings.Join(analysis.FirstOf(named, maxMoreLabels), "; ") + "."
 }
 
 // placeOf is an arm, its component and its level.
@@ -272,11 +270,8 @@ func courseAnswer(c *comparison.Course, lines []comparison.Line) string {
 	if len(named) == 0 {
 		return fmt.Sprintf("None of %s shifted over %s.", quantity.Counted(len(lines), "figure"), over)
 	}
-	lead := fmt.Sprintf("%d of %s shifted over %s: ", len(named), quantity.Counted(len(lines), "figure"), over)
-	if more := len(named) - maxMoreLabels; more > 1 {
-		named = append(named[:maxMoreLabels:maxMoreLabels], fmt.Sprintf("%d more", more))
-	}
-	return lead + strings.Join(named, "; ") + "."
+	return fmt.Sprintf("%d of %s shifted over %s: %s.", len(named), quantity.Counted(len(lines), "figure"), over,
+		strings.Join(analysis.FirstOf(named, maxMoreLabels), "; "))
 }
 
 // bars are the heights of a sparkline.

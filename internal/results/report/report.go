@@ -196,11 +196,7 @@ func notes(s *analysis.Summary) []string {
 		}
 	}
 	for _, n := range texts {
-		names := of[n]
-		if more := len(names) - maxNoted; more > 1 {
-			names = append(names[:maxNoted:maxNoted], fmt.Sprintf("%d more", more))
-		}
-		all = append(all, strings.Join(names, ", ")+": "+n)
+		all = append(all, strings.Join(analysis.FirstOf(of[n], maxNoted), ", ")+": "+n)
 	}
 	if withheld(s, "latency_p99_seconds", "latency_p999_seconds") {
 		all = append(all, "latency p99.9 is withheld: a trial has fewer than 100 requests beyond it")
