@@ -69,8 +69,9 @@ func (s *Summary) withhold(run record.Run, t *Table) {
 
 // missing sums up why a metric is lost: by the cause that most of its trials were lost to.
 func (t *Table) missing(key pool, at map[string]string, lost []record.Reason) Missing {
-	m := Missing{Metric: key.metric, Arm: key.arm, Factors: levelOf(at), Trials: len(t.outcomes[levelArm{key.level, key.arm}]),
-		Lost: len(lost)}
+	m := Missing{Metric: key.metric, Arm: key.arm, Factors: levelOf(at),
+		Trials: len(t.outcomes[levelArm{key.level, key.arm}]),
+		Lost:   len(lost)}
 	type why struct {
 		gate  string
 		cause ledger.Cause
