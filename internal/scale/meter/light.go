@@ -124,7 +124,7 @@ func (l *Light) readEdge() (edge, error) { return l.m.readClosely(l.readEdgeOnce
 
 func (l *Light) readEdgeOnce() (e edge, err error) {
 	e.at, e.wall = monotonic(), time.Now()
-	if err = l.m.groups.ReadCPU(); err != nil {
+	if err = unlessNamed(l.m.groups.ReadCPU()); err != nil {
 		return e, err
 	}
 	e.self = selfTime()
@@ -168,7 +168,7 @@ func (lw *LightWindow) Close() (*ledger.Ledger, error) {
 		return nil, err
 	}
 	if !m.noMemory {
-		if err := m.groups.ReadMemory(); err != nil {
+		if err := unlessNamed(m.groups.ReadMemory()); err != nil {
 			return nil, err
 		}
 	}

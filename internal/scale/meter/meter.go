@@ -262,7 +262,7 @@ func (m *Meter) readEdgeOnce() (e edge, err error) {
 	if e.stat, err = m.fs.Stat(); err != nil {
 		return e, err
 	}
-	if err = m.groups.ReadCPU(); err != nil {
+	if err = unlessNamed(m.groups.ReadCPU()); err != nil {
 		return e, err
 	}
 	if err = m.kernel.Read(); err != nil {
@@ -282,6 +282,15 @@ func (m *Meter) readEdgeOnce() (e edge, err error) {
 		e.kernel = append(e.kernel, t.Runtime)
 	}
 	return e, nil
+}
+
+// unlessNamed lets the error of a group that could not be read pass: the ledger names the group (account.unread), and
+// what it used is unknown. Missing rights are an error of the whole ledger, because most groups then lack their numbers.
+func unlessNamed(err error) error {
+	if errors.Is(err, unix.EACCES) {
+		return err
+	}
+	return nil
 }
 
 func (m *Meter) prepare() error {
@@ -566,7 +575,7 @@ func (w *Window) close(err error) (*ledger.Ledger, error) {
 		return nil, err
 	}
 	if !m.noMemory {
-		if err := m.groups.ReadMemory(); err != nil {
+		if err := unlessNamed(m.groups.ReadMemory()); err != nil {
 			return nil, err
 		}
 	}

@@ -36,7 +36,7 @@ type Range struct {
 // Program is one eBPF program.
 type Program struct {
 	ID       uint32
-	Name     string // empty where the loader gave none; at most 15 bytes
+	Name     string // empty where the loader gave none; 15 bytes of it where the rest is not known
 	Type     string // as bpftool prints it
 	Tag      string // hash of the instructions, hexadecimal
 	LoadTime time.Duration

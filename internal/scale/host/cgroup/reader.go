@@ -351,7 +351,8 @@ func (r *Reader) lose(n *node) {
 }
 
 // ReadCPU reads the CPU time of all groups. A group that has vanished is no error. One that cannot be read does not
-// keep the others from being read: its CPU is not known then (Unread), and that it may not be read is an error.
+// keep the others from being read: its CPU is not known then (Unread), and the first such error is returned, before
+// others one that the group may not be read.
 func (r *Reader) ReadCPU() error {
 	return r.readAll("CPU time", func(g *Group) error {
 		err := r.read(g, g.cpu, true)
@@ -376,11 +377,11 @@ func (r *Reader) ReadMemory() error {
 func (r *Reader) readAll(what string, read func(*Group) error) (first error) {
 	for _, g := range r.groups {
 		err := read(g)
-		switch {
-		case err == nil:
-		case !errors.Is(err, unix.EACCES):
-			r.fail(g.Path, err)
-		case first == nil:
+		if err == nil {
+			continue
+		}
+		r.fail(g.Path, err)
+		if first == nil || errors.Is(err, unix.EACCES) && !errors.Is(first, unix.EACCES) {
 			first = forbidden(fmt.Errorf("reading the %s of control group %s: %w", what, g.Path, err))
 		}
 	}

@@ -146,6 +146,45 @@ func makeGroup(t testing.TB, hs []*Hierarchy, path string) (remove func()) {
 	return remove
 }
 
+// TestOneGroupFails: a group whose files cannot be read is an error, for readers of a few groups, and named, for those
+// of all: nothing of it is known, and all of the others is.
+func TestOneGroupFails(t *testing.T) {
+	root := t.TempDir()
+	if err := os.CopyFS(root, os.DirFS("testdata/v2")); err != nil {
+		t.Fatal(err)
+	}
+	const broken = "/user.slice"
+	for _, file := range []string{"cpu.stat", "memory.stat"} {
+		path := filepath.Join(root, "sys/fs/cgroup", broken, file)
+		if err := errors.Join(os.Remove(path), os.Mkdir(path, 0o755)); err != nil { // EISDIR
+			t.Fatal(err)
+		}
+	}
+	l, err := Discover(Roots{Proc: filepath.Join(root, "proc"), Prefix: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := NewReader(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	for _, read := range []func() error{r.ReadCPU, r.ReadMemory} {
+		if err := read(); !errors.Is(err, unix.EISDIR) || !strings.Contains(err.Error(), broken) {
+			t.Errorf("reading gives %v", err)
+		}
+	}
+	if u := r.Unread(); len(u) != 1 || u[0].Path != broken {
+		t.Errorf("unread are %v", u)
+	}
+	if g := r.find(t, broken); g.CPU != (CPU{}) || g.Memory != (Memory{}) {
+		t.Errorf("of a group that cannot be read %+v and %+v are known", g.CPU, g.Memory)
+	}
+	if g := r.find(t, "/system.slice"); !g.CPU.UsageNs.OK || !g.Memory.Current.OK {
+		t.Errorf("of another %+v and %+v are known", g.CPU, g.Memory)
+	}
+}
+
 // makeDeep makes groups in each other, down to one whose path is longer than any that the kernel takes at once, and
 // removes them at the end.
 func makeDeep(t *testing.T, hs []*Hierarchy, top, name string, depth int) {
