@@ -82,8 +82,8 @@ func TestSidecarsMissing(t *testing.T) {
 	dir := t.TempDir()
 	without := filepath.Join(dir, "tare")
 	script := "#!/bin/sh\nexec unshare --mount sh -c 'for f in /usr/sbin/haproxy /usr/local/sbin/haproxy " +
-		"/usr/local/bin/haproxy " +
-		"/usr/local/sbin/envoy /usr/local/bin/envoy; do [ ! -e $f ] || mount --bind /dev/null $f || exit 9; done; exec " +
+		"/usr/local/bin/haproxy /usr/local/sbin/envoy /usr/local/bin/envoy; do [ ! -e $f ] || mount --bind /dev/null $f || " +
+		"exit 9; done; exec " +
 		bin +
 		` "$@"' tare "$@"` + "\n"
 	if err := os.WriteFile(without, []byte(script), 0o755); err != nil {

@@ -163,8 +163,7 @@ const warnBefore = 30 * 24 * time.Hour
 
 // renewHint is what to do about certificates that end.
 const renewHint = "renew all certificates with 'tare node keys --dir DIR --renew' where the authority's key " +
-	"is, and copy " +
-	"authority.pem and each node's own to the nodes; keys stay as they are"
+	"is, and copy authority.pem and each node's own to the nodes; keys stay as they are"
 
 // Expires gives a warning where a certificate ends soon, by what the time is now. The error is of code fault.Usage, of
 // one that has ended or is not valid yet.

@@ -264,8 +264,7 @@ var terminal = text.LazyRegexp(`(?i)not a (tty|terminal|typewriter)|inappropriat
 
 // mountTracing is the hint for a tracer that does not find the kernel's tracepoints.
 const mountTracing = "see whether tracefs is mounted (mount -t tracefs none /sys/kernel/tracing), and whether " +
-	"this kernel " +
-	"has what it traces"
+	"this kernel has what it traces"
 
 // advice is the hint for a command that ended with an error, by its last words.
 func (r *Running) advice() string {

@@ -133,8 +133,8 @@ var placeholders = []struct {
 
 const placeholderDoc = "`{address}` (with `{host}` and `{port}`: where the application is, or is to listen), " +
 	"`{seconds}` (whole seconds that a load is to run, rounded up) and `{window}` (those of them that are measured), " +
-	"`{dir}` for a directory of its own, `{cgroup_dir}`, " +
-	"`{cgroup_id}` and `{cgroup_path}` of its control group, and `{self}` for tare itself"
+	"`{dir}` for a directory of its own, `{cgroup_dir}`, `{cgroup_id}` and `{cgroup_path}` of its control group, and " +
+	"`{self}` for tare itself"
 
 // bracket puts an IPv6 address into brackets, as in an address with a port.
 func bracket(host string) string {

@@ -107,8 +107,7 @@ func ownStalls(r *rand.Rand, chance float64) (value float64, lost bool) {
 // does.
 func TestIgnorableLossesBySimulation(t *testing.T) {
 	t.Log("| losses | blocks | runs with any | balanced: stands, covers, bias % | errors | whole: stands, covers " +
-		"| errors | " +
-		"worst case: stands | errors |")
+		"| errors | worst case: stands | errors |")
 	type draw func(r *rand.Rand, burst float64, subject bool) (value float64, lost bool)
 	of := func(subject bool, yes, no float64) float64 {
 		if subject {

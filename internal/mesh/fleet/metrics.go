@@ -47,8 +47,7 @@ var metrics = slices.Concat(
 				Better: metric.Lower, Needs: measured.NeedCost, Headline: true, Family: "fleet",
 				Clause: "uses {} of CPU time for it",
 				How: "CPU time of the subject, the control plane, for a change, a rollout, or a tenth that comes back: all that " +
-					"it used in the window, " +
-					"over their number.",
+					"it used in the window, over their number.",
 			},
 			Value: measured.Per(func(m *measured.Measured) (float64, bool) { return m.RoleRate(kind.Subject) }, pieceRate),
 		},
@@ -57,8 +56,7 @@ var metrics = slices.Concat(
 				Name: "fleet_bytes", Unit: quantity.Bytes, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
 				Better: metric.Lower, Needs: measured.NeedWorkCount, Family: "fleet", Clause: "sends {} of resources",
 				How: "Bytes of resources that all proxies together were told for a change, a rollout, or a tenth that comes " +
-					"back: names, types and " +
-					"contents, without the protocol around them and without encryption.",
+					"back: names, types and contents, without the protocol around them and without encryption.",
 			},
 			Value: func(m *measured.Measured) (float64, bool) {
 				n, ok := pieces(m)

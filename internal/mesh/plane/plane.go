@@ -83,8 +83,8 @@ var settings = []param.Setting{
 	{Name: envoysKey, Type: param.TypeCount, Default: "0", Max: 20,
 		Phrase: map[string]string{"": "with {} Envoys", "1": "with one Envoy", "0": ""},
 		Doc: "real Envoys beside the light proxies, which the load starts: every fourth change is of a service that " +
-			"they call, " +
-			"whose endpoint is one of the trial's first two applications of kind http, in turn; their `body` must differ"},
+			"they call, whose endpoint is one of the trial's first two applications of kind http, in turn; their `body` must " +
+			"differ"},
 	{Name: envoyKey, Type: param.TypeText, Reach: param.ReachCommand, Default: "envoy",
 		Doc: "their program, by its path or by a name on the PATH"},
 	{Name: effectKey, Type: param.TypeText, Reach: param.ReachAddress,

@@ -16,8 +16,7 @@ var metrics = []measured.Metric{{
 		Better: metric.Lower, Needs: measured.NeedRest, Family: "memory_fewer", Headline: true,
 		Clause: "still holds {} of hard memory after services have gone",
 		How: "`memory_hard_bytes` of sidecar proxies and their control plane after the load had ended and the " +
-			"mesh was left " +
-			"with `then-services` services. Left out without that setting.",
+			"mesh was left with `then-services` services. Left out without that setting.",
 	},
 	Value: func(m *measured.Measured) (float64, bool) {
 		hard, fewer := afterwards(m)

@@ -332,8 +332,7 @@ var lacks = func() func(way string) *feature.Probe {
 			name, needs = "pods", "network namespaces and pairs of virtual interfaces (CONFIG_NET_NS, CONFIG_VETH)"
 		}
 		hint := "run as root, or with CAP_SYS_ADMIN and CAP_NET_ADMIN, on a kernel with these, built in or as " +
-			"modules, which it " +
-			"loads and keeps"
+			"modules, which it loads and keeps"
 		if way == redirect.EBPF {
 			needs = "a mounted v2 hierarchy of control groups; " + needs
 			hint += "; " + fault.HintOf(redirect.NoHierarchy(""))

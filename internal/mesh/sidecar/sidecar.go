@@ -190,8 +190,7 @@ var commonSettings = []param.Setting{
 	{Name: settingMTLS, Type: param.TypeSwitch, Default: "true",
 		Phrase: map[string]string{"true": "with mTLS", "false": "without mTLS"},
 		Doc: "whether the two proxies speak mutual TLS with each other, and the server's takes nothing else; with " +
-			"fewer than " +
-			"two proxies there is no such link, and this has no meaning"},
+			"fewer than two proxies there is no such link, and this has no meaning"},
 	{Name: settingWorkers, Type: param.TypeCount, Default: "1", Min: 1, Max: 256,
 		Phrase: map[string]string{"": "with {} workers", "1": "with one worker"},
 		Doc:    "threads or processes of each proxy that carry requests"},
@@ -204,14 +203,13 @@ var commonSettings = []param.Setting{
 		Doc: "connections that each proxy is configured to carry at once: some proxies set memory aside for them"},
 	{Name: settingNetwork, Type: param.TypeWord, Default: hostNetwork, Words: []string{hostNetwork, podNetwork},
 		Doc: "where all of it is: on the loopback interface of this machine (`host`), or in two network " +
-			"namespaces made for " +
-			"the trial, that of the loads and that of the applications, which a pair of virtual interfaces joins (`pods`)"},
+			"namespaces made for the trial, that of the loads and that of the applications, which a pair of virtual " +
+			"interfaces joins (`pods`)"},
 	{Name: settingRedirect, Type: param.TypeWord, Default: redirect.Explicit, Words: redirect.Ways,
 		Phrase: map[string]string{"": "redirected by {}", redirect.Explicit: "by explicit address"},
 		Doc: "how connections come to the proxies: loads and proxies connect to them (`explicit`), or to somebody " +
-			"else, and " +
-			"are redirected, by rules of nf_tables as iptables makes them (`iptables`), the same in the loads' pod and " +
-			"transparent proxying in the applications' (`tproxy`), or eBPF programs (`ebpf`); other ways than the first " +
+			"else, and are redirected, by rules of nf_tables as iptables makes them (`iptables`), the same in the loads' pod " +
+			"and transparent proxying in the applications' (`tproxy`), or eBPF programs (`ebpf`); other ways than the first " +
 			"need `network: pods`"},
 	{Name: settingReady, Type: param.TypeDuration, Default: "30s", Min: 0.1, Max: 600,
 		Doc: "time from the start of the proxies in which a request must have gone through all of them"},

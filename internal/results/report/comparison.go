@@ -60,9 +60,8 @@ func (t *screen) comparison(c *comparison.Comparison) {
 
 // changeNote says what the columns are.
 const changeNote = "Old and new are against the baseline of the same run: a change in per cent, a difference, or " +
-	"the value " +
-	"where the baseline has none of it. A change is resolved where its 95 % interval, which holds the variance between " +
-	"runs, excludes 0; \"sees\" is half of that interval."
+	"the value where the baseline has none of it. A change is resolved where its 95 % interval, which holds the " +
+	"variance between runs, excludes 0; \"sees\" is half of that interval."
 
 func changeCells(x comparison.Change) []string {
 	return []string{

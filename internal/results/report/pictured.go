@@ -111,9 +111,8 @@ type placementCell struct{ Memory, CPU string }
 
 // placedNote stands above the tables.
 const placedNote = "means over the trials that did not fail; of a component, resident memory (PSS) of its " +
-	"processes where " +
-	"their next page is charged, and CPU time where it is; then what the kernel charges to the control groups, kernel " +
-	"memory among it"
+	"processes where their next page is charged, and CPU time where it is; then what the kernel charges to the control " +
+	"groups, kernel memory among it"
 
 // placementTables are those of a summary, without the twin where there are other arms, and the places that they name.
 func placementTables(s *analysis.Summary) (places []string, all []placementTable) {

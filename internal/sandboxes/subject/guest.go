@@ -60,8 +60,7 @@ var settings = []param.Setting{
 			"pair of virtual interfaces, or this machine's"},
 	{Name: settingReady, Type: param.TypeDuration, Default: role.ReadyTimeout.String(), Min: 1, Max: 3600,
 		Doc: "how long a sandbox may take from its launch until what is in it is ready; a virtual machine may take " +
-			"as long to " +
-			"boot, and a minute at least"},
+			"as long to boot, and a minute at least"},
 	{Name: settingOptional, Type: param.TypeSwitch, Default: "false",
 		Doc: "whether the run goes on without the arm where the runtime is not installed or does not work on this machine"},
 }

@@ -93,12 +93,10 @@ func Entry(name string) ledger.Context {
 	case "__do_softirq", "handle_softirqs", "__softirqentry_text_start":
 		return ledger.Softirq
 	case "common_interrupt", "asm_common_interrupt", "do_IRQ", "ret_from_intr", "apic_timer_interrupt",
-		"reschedule_interrupt",
-		"call_function_interrupt", "call_function_single_interrupt", "asm_exc_nmi", "exc_nmi", "asm_exc_nmi_noist",
-		"fred_extint", "fred_exc_nmi",
-		"asm_exc_xen_hypervisor_callback", "exc_xen_hypervisor_callback", "xen_pv_evtchn_do_upcall",
-		"el1_interrupt", "el0_interrupt", "el1h_64_irq", "el1h_64_fiq", "el1t_64_irq", "el0t_64_irq", "el0t_64_fiq",
-		"el0t_32_irq",
+		"reschedule_interrupt", "call_function_interrupt", "call_function_single_interrupt", "asm_exc_nmi", "exc_nmi",
+		"asm_exc_nmi_noist", "fred_extint", "fred_exc_nmi", "asm_exc_xen_hypervisor_callback", "exc_xen_hypervisor_callback",
+		"xen_pv_evtchn_do_upcall", "el1_interrupt", "el0_interrupt", "el1h_64_irq", "el1h_64_fiq", "el1t_64_irq",
+		"el0t_64_irq", "el0t_64_fiq", "el0t_32_irq",
 		"el1h_64_irq_handler", "el0t_64_irq_handler", "gic_handle_irq", "generic_handle_arch_irq":
 		return ledger.Hardirq
 	}

@@ -91,8 +91,7 @@ func TestApply(t *testing.T) {
 		{"the nearest group counts, and serves what it is in",
 			"workload shop=/kubepods/shop-*|tare cgroup=/**/proxy,component=proxy",
 			"/kubepods/shop-1:shop /kubepods/shop-1/app:shop /kubepods/shop-1/proxy:tare.shop.proxy " +
-				"/kubepods/shop-2:shop " +
-				"shop_filter:shop own:self both:shop common:shop", ""},
+				"/kubepods/shop-2:shop shop_filter:shop own:self both:shop common:shop", ""},
 		{"the first rule counts", "tare cgroup=/system/agent|load cgroup=/system/*|load cgroup=/system/agent",
 			"/system/containerd:load /system/agent:tare cil_from:tare own:self both:tare cil_ct:tare loose:tare " +
 				"common:tare", "rule-unused"},
@@ -108,8 +107,7 @@ func TestApply(t *testing.T) {
 		{"both sides", "workload shop=/kubepods|tare cgroup=/system",
 			"/kubepods:shop /kubepods/shop-1:shop /kubepods/shop-1/app:shop /kubepods/shop-1/proxy:shop " +
 				"/kubepods/shop-2:shop /system:tare /system/containerd:tare /system/agent:tare cil_from:tare " +
-				"shop_filter:shop " +
-				"own:self cil_ct:tare loose:tare", "charge-shared"},
+				"shop_filter:shop own:self cil_ct:tare loose:tare", "charge-shared"},
 		{"nothing", "tare cgroup=/nosuch|tare comm=nosuch|tare program=nosuch|tare map=nosuch", "own:self",
 			"rule-unused rule-unused rule-unused rule-unused"},
 		{"everything", "workload all=/",
@@ -143,8 +141,8 @@ func TestWarnings(t *testing.T) {
 	}
 	for i, want := range []string{
 		"--tare 'comm=agent': 1 of the 3 processes in /user have that name; CPU time and memory are counted by " +
-			"group, so only eBPF programs and maps " +
-			"that they hold are charged; give them a group of their own, or name the group with cgroup=/user",
+			"group, so only eBPF programs and maps that they hold are charged; give them a group of their own, or name the " +
+			"group with cgroup=/user",
 		"--tare 'cgroup=/nosuch*' matches no control group",
 		"--load 'cgroup=/system/agent' charges nothing: all that it matches belongs to rules before it, or to " +
 			"tare itself",

@@ -262,11 +262,9 @@ func TestJSONNames(t *testing.T) {
 	}{
 		{Share{}, "cgroup seconds lo hi samples method"},
 		{Program{}, "charge workload id name type tag loaded_at owners attached run_count run_seconds ns_per_run " +
-			"recursion_misses memory_bytes shares seen " +
-			"sampled_seconds stolen_seconds stolen_method map_ids own unloaded"},
+			"recursion_misses memory_bytes shares seen sampled_seconds stolen_seconds stolen_method map_ids own unloaded"},
 		{Noise{}, "witness period_seconds stolen_seconds longest_stall_seconds stalls stalls_omitted occupied " +
-			"occupied_omitted busiest late_looks " +
-			"longest_late_seconds"},
+			"occupied_omitted busiest late_looks longest_late_seconds"},
 		{Stall{PID: 1, Comm: "x", Cgroup: "/"}, "cpu from_ns to_ns seconds cause idle pid comm cgroup"},
 		{Occupant{}, "pid comm cgroup processes seconds"},
 		{Map{}, "charge workload id name type key_bytes value_bytes max_entries bytes bytes_method charged_to held_by " +
@@ -275,8 +273,7 @@ func TestJSONNames(t *testing.T) {
 			"throttled_periods periods memory"},
 		{Charged{Component: "x"}, "charge workload component"},
 		{Workload{}, "name cgroups gross_cpu_seconds net_cpu_seconds tare_cpu_seconds tare_bpf_seconds " +
-			"tare_cgroups_cpu_seconds " +
-			"gross_memory_hard_bytes net_memory_hard_bytes tare_memory_hard_bytes tare_map_bytes " +
+			"tare_cgroups_cpu_seconds gross_memory_hard_bytes net_memory_hard_bytes tare_memory_hard_bytes tare_map_bytes " +
 			"tare_cgroups_memory_hard_bytes notes"},
 		{Tare{}, "cpu_seconds cgroups_cpu_seconds bpf_seconds bpf_unsplit_seconds unassigned_cpu_seconds memory_hard_bytes " +
 			"unassigned_memory_hard_bytes"},

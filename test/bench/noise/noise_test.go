@@ -58,8 +58,7 @@ func TestResume(t *testing.T) {
 		t.Fatal(err)
 	}
 	const want = "| the CPU budget of an idle machine closes within 2 % | **1 of 2**; remainder -1.45 (-3 to 0.1) %; " +
-		"stolen 0 % | " +
-		"**1 of 1**; remainder 1 %; stolen 10 % | - |\n"
+		"stolen 0 % | **1 of 1**; remainder 1 %; stolen 10 % | - |\n"
 	if !strings.Contains(b.String(), want) {
 		t.Errorf("the table is\n%s\nand lacks\n%s", b.String(), want)
 	}

@@ -191,8 +191,7 @@ var clusterFields = slices.Concat(slices.Collect(maps.Keys(unheeded)), []protore
 	"name", "type", "eds_cluster_config", "connect_timeout", "lb_policy", "load_assignment", "circuit_breakers",
 	"common_lb_config", "dns_refresh_rate", "respect_dns_ttl", "dns_lookup_family", "transport_socket",
 	"round_robin_lb_config", "typed_extension_protocol_options", "filters", "transport_socket_matches",
-	"typed_dns_resolver_config",
-	"original_dst_lb_config",
+	"typed_dns_resolver_config", "original_dst_lb_config",
 	// These have no effect on connections:
 	"alt_stat_name", "metadata", "stats_matcher", "track_cluster_stats", "track_timeout_budgets",
 	"per_connection_buffer_limit_bytes", "wait_for_warm_on_init", "http2_protocol_options", "protocol_selection",

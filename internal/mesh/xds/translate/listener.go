@@ -87,9 +87,8 @@ func (l *Listener) read(m *listenerv3.Listener, n notes) error {
 		"use_original_dst",
 		// The data plane binds no socket and buffers nothing, so that these have no effect:
 		"stat_prefix", "stats_matcher", "metadata", "traffic_direction", "access_log", "bind_to_port",
-		"per_connection_buffer_limit_bytes", "drain_type",
-		"enable_reuse_port", "tcp_backlog_size", "listener_filters_timeout", "continue_on_listener_filters_timeout",
-		"ignore_global_conn_limit",
+		"per_connection_buffer_limit_bytes", "drain_type", "enable_reuse_port", "tcp_backlog_size",
+		"listener_filters_timeout", "continue_on_listener_filters_timeout", "ignore_global_conn_limit",
 		"bypass_overload_manager", "max_connections_to_accept_per_socket_event", "connection_balance_config", "freebind",
 		"socket_options", "transparent", "tcp_fast_open_queue_length")
 	if err != nil {
@@ -292,9 +291,7 @@ func (l *Listener) chain(m *listenerv3.FilterChain, n notes) (p part, err error)
 // observers are filters that watch connections and requests, or tell the other side who this is, and change neither
 // where they go nor whether they may.
 var observers = []string{
-	"stats.PluginConfig",
-	"envoy.tcp.metadataexchange.config.MetadataExchange",
-	"io.istio.http.peer_metadata.Config",
+	"stats.PluginConfig", "envoy.tcp.metadataexchange.config.MetadataExchange", "io.istio.http.peer_metadata.Config",
 	"io.istio.network.authn.Config",
 }
 

@@ -6,21 +6,18 @@ import "fmt"
 
 var programTypes = []string{
 	"unspec", "socket_filter", "kprobe", "sched_cls", "sched_act", "tracepoint", "xdp", "perf_event", "cgroup_skb",
-	"cgroup_sock",
-	"lwt_in", "lwt_out", "lwt_xmit", "sock_ops", "sk_skb", "cgroup_device", "sk_msg", "raw_tracepoint", "cgroup_sock_addr",
-	"lwt_seg6local", "lirc_mode2", "sk_reuseport", "flow_dissector", "cgroup_sysctl", "raw_tracepoint_writable",
-	"cgroup_sockopt",
-	"tracing", "struct_ops", "ext", "lsm", "sk_lookup", "syscall", "netfilter",
+	"cgroup_sock", "lwt_in", "lwt_out", "lwt_xmit", "sock_ops", "sk_skb", "cgroup_device", "sk_msg", "raw_tracepoint",
+	"cgroup_sock_addr", "lwt_seg6local", "lirc_mode2", "sk_reuseport", "flow_dissector", "cgroup_sysctl",
+	"raw_tracepoint_writable", "cgroup_sockopt", "tracing", "struct_ops", "ext", "lsm", "sk_lookup", "syscall",
+	"netfilter",
 }
 
 var mapTypes = []string{
 	"unspec", "hash", "array", "prog_array", "perf_event_array", "percpu_hash", "percpu_array", "stack_trace",
-	"cgroup_array",
-	"lru_hash", "lru_percpu_hash", "lpm_trie", "array_of_maps", "hash_of_maps", "devmap", "sockmap", "cpumap", "xskmap",
-	"sockhash",
-	"cgroup_storage", "reuseport_sockarray", "percpu_cgroup_storage", "queue", "stack", "sk_storage", "devmap_hash",
-	"struct_ops",
-	"ringbuf", "inode_storage", "task_storage", "bloom_filter", "user_ringbuf", "cgrp_storage", "arena",
+	"cgroup_array", "lru_hash", "lru_percpu_hash", "lpm_trie", "array_of_maps", "hash_of_maps", "devmap", "sockmap",
+	"cpumap", "xskmap", "sockhash", "cgroup_storage", "reuseport_sockarray", "percpu_cgroup_storage", "queue", "stack",
+	"sk_storage", "devmap_hash", "struct_ops", "ringbuf", "inode_storage", "task_storage", "bloom_filter", "user_ringbuf",
+	"cgrp_storage", "arena",
 }
 
 const (
@@ -30,8 +27,7 @@ const (
 
 var linkTypes = []string{
 	"unspec", "raw_tracepoint", "tracing", "cgroup", "iter", "netns", "xdp", "perf_event", "kprobe_multi", "struct_ops",
-	"netfilter",
-	"tcx", "uprobe_multi", "netkit", "sockmap",
+	"netfilter", "tcx", "uprobe_multi", "netkit", "sockmap",
 }
 
 const (
@@ -53,18 +49,13 @@ const (
 
 // attachTypes are the hooks, without the family that the target already tells: "cgroup:/web connect4".
 var attachTypes = []string{
-	"ingress", "egress", "sock_create", "sock_ops", "stream_parser", "stream_verdict", "device", "msg_verdict",
-	"bind4", "bind6",
-	"connect4", "connect6", "post_bind4", "post_bind6", "sendmsg4", "sendmsg6", "lirc_mode2", "flow_dissector", "sysctl",
-	"recvmsg4", "recvmsg6", "getsockopt", "setsockopt", "tp_btf", "fentry", "fexit", "fmod_ret", "lsm", "iter",
-	"getpeername4",
-	"getpeername6", "getsockname4", "getsockname6", "sock_release", "xdp_devmap", "xdp_cpumap", "sk_lookup", "xdp",
-	"skb_verdict",
-	"reuseport", "reuseport_migrate", "perf_event", "kprobe_multi", "lsm_cgroup", "struct_ops", "netfilter",
-	"ingress", "egress",
-	"uprobe_multi", "connect_unix", "sendmsg_unix", "recvmsg_unix", "getpeername_unix", "getsockname_unix",
-	"primary", "peer",
-	"kprobe_session", "uprobe_session",
+	"ingress", "egress", "sock_create", "sock_ops", "stream_parser", "stream_verdict", "device", "msg_verdict", "bind4",
+	"bind6", "connect4", "connect6", "post_bind4", "post_bind6", "sendmsg4", "sendmsg6", "lirc_mode2", "flow_dissector",
+	"sysctl", "recvmsg4", "recvmsg6", "getsockopt", "setsockopt", "tp_btf", "fentry", "fexit", "fmod_ret", "lsm", "iter",
+	"getpeername4", "getpeername6", "getsockname4", "getsockname6", "sock_release", "xdp_devmap", "xdp_cpumap",
+	"sk_lookup", "xdp", "skb_verdict", "reuseport", "reuseport_migrate", "perf_event", "kprobe_multi", "lsm_cgroup",
+	"struct_ops", "netfilter", "ingress", "egress", "uprobe_multi", "connect_unix", "sendmsg_unix", "recvmsg_unix",
+	"getpeername_unix", "getsockname_unix", "primary", "peer", "kprobe_session", "uprobe_session",
 }
 
 // cgroupAttachTypes are the hooks that programs of a type can have in a cgroup, by number of the program type and of

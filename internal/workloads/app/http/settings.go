@@ -12,8 +12,7 @@ var Settings = []param.Setting{
 	{Name: "protocol", Type: param.TypeWord, Default: string(HTTP1),
 		Words: []string{string(HTTP1), string(HTTP2), string(GRPC), string(TCP)},
 		Doc: "what it serves: HTTP/1.1; HTTP/2, with prior knowledge where there is no TLS, and HTTP/1.1 on the same " +
-			"port; gRPC, " +
-			"the method `/tare.Echo/Echo`; or TCP, where it sends back what comes"},
+			"port; gRPC, the method `/tare.Echo/Echo`; or TCP, where it sends back what comes"},
 	{Name: "tls", Type: param.TypeSwitch, Default: "false",
 		Doc: "whether connections are encrypted, with a self-signed certificate (a load needs `tls: unverified`)"},
 	{Name: "body", Type: param.TypeBytes, Default: "128", Max: maxEcho,
