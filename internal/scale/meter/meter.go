@@ -285,7 +285,7 @@ func (m *Meter) readEdgeOnce() (e edge, err error) {
 }
 
 // unlessNamed lets the error of a group that could not be read pass: the ledger names the group (account.unread), and
-// what it used is unknown. Missing rights are an error of the whole ledger, because most groups then lack their numbers.
+// what it used is unknown. Missing rights are an error of the whole ledger, since most groups then lack their numbers.
 func unlessNamed(err error) error {
 	if errors.Is(err, unix.EACCES) {
 		return err
