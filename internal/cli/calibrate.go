@@ -168,17 +168,7 @@ func verdictOf(x calibrate.Weight) string {
 func judgedIn(r *calibrate.Report) string {
 	var parts []string
 	for _, section := range calibrate.Sections {
-		judged, disturbed := 0, 0
-		for _, x := range r.Weights {
-			switch {
-			case x.Section != section:
-			case x.Verdict == calibrate.Disturbed:
-				disturbed++
-			case x.Verdict == calibrate.Pass || x.Verdict == calibrate.Fail:
-				judged++
-			}
-		}
-		if disturbed > 0 {
+		if judged, disturbed := r.Judged(section); disturbed > 0 {
 			parts = append(parts, fmt.Sprintf("%s %d of %d", section, judged, judged+disturbed))
 		}
 	}

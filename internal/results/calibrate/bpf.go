@@ -16,7 +16,6 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
-	"tare/internal/experiment/placement"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/quantity"
@@ -111,11 +110,11 @@ func runTime(instructions asm.Instructions, about time.Duration) (seconds float6
 	packet := make([]byte, 14) // the least that the kernel takes: an Ethernet header
 	var goes [truthRuns]float64
 	for i := range goes {
-		start := clockNs(unix.CLOCK_THREAD_CPUTIME_ID)
+		start := pace.Clock(unix.CLOCK_THREAD_CPUTIME_ID)
 		if _, err := p.Run(&ebpf.RunOptions{Data: packet, Repeat: uint32(repeat)}); err != nil {
 			return 0, fmt.Errorf("running a program to measure it: %w", err)
 		}
-		goes[i] = float64(clockNs(unix.CLOCK_THREAD_CPUTIME_ID)-start) / 1e9 / float64(repeat)
+		goes[i] = float64(pace.Clock(unix.CLOCK_THREAD_CPUTIME_ID)-start) / 1e9 / float64(repeat)
 	}
 	slices.Sort(goes[:])
 	return goes[len(goes)/2], nil
@@ -382,21 +381,11 @@ func (b *bench) connectors(ctx context.Context, p *ebpf.Program,
 		return nil, nil, nil, fmt.Errorf("attaching the planted program to the control group: %w", err)
 	}
 	defer func() { err = errors.Join(err, at.Close()) }()
-	var children []*child
-	defer func() {
-		for _, c := range children {
-			err = errors.Join(err, c.stop())
-		}
-	}()
 	times := []int{heavyPart * light, light}
-	pins := []int{1, max(2, runtime.NumCPU())} // the first and the last
-	for i := range times {
-		c, g, err := b.start(ctx, placement.Limits{Pin: pins[i]}, nil, WeightCommand, "connect")
-		if err != nil {
-			return nil, nil, nil, err
-		}
-		children = append(children, c)
-		paths = append(paths, g.Path())
+	children, paths, err := b.startOn(ctx, []int{1, max(2, runtime.NumCPU())}, "connect") // the first CPU and the last
+	defer func() { err = errors.Join(err, stopAll(children)) }()
+	if err != nil {
+		return nil, nil, nil, err
 	}
 	l, err = b.ledgerOf(ctx, sampleHz, func() error {
 		for i := range children {

@@ -140,21 +140,25 @@ const minJudged = 1
 // unweighed are the sections in which fewer than minJudged weights could be judged, of those that were disturbed.
 func (r *Report) unweighed() (names []string) {
 	for _, section := range Sections {
-		judged, disturbed := 0, 0
-		for _, w := range r.Weights {
-			switch {
-			case w.Section != section:
-			case w.Verdict == Disturbed:
-				disturbed++
-			case w.Verdict == Pass || w.Verdict == Fail:
-				judged++
-			}
-		}
-		if disturbed > 0 && judged < minJudged {
+		if judged, disturbed := r.Judged(section); disturbed > 0 && judged < minJudged {
 			names = append(names, section)
 		}
 	}
 	return names
+}
+
+// Judged counts the weights of a section that were judged, and those that were not because they were disturbed.
+func (r *Report) Judged(section string) (judged, disturbed int) {
+	for _, w := range r.Weights {
+		switch {
+		case w.Section != section:
+		case w.Verdict == Disturbed:
+			disturbed++
+		case w.Verdict == Pass || w.Verdict == Fail:
+			judged++
+		}
+	}
+	return judged, disturbed
 }
 
 // Verdict is what a caller is told: nil when every weight that could be judged is in tolerance, code Exceeded when

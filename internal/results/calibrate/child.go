@@ -39,6 +39,27 @@ func (b *bench) start(ctx context.Context, limits placement.Limits, ready any,
 	return c, g, nil
 }
 
+// startOn starts a planted process of a kind on each of some pins, each in a separate group, whose paths it gives. The
+// processes are to be stopped, also where the error says that one of them could not be started.
+func (b *bench) startOn(ctx context.Context, pins []int, kind string) (children []*child, paths []string, err error) {
+	for _, pin := range pins {
+		c, g, err := b.start(ctx, placement.Limits{Pin: pin}, nil, WeightCommand, kind)
+		if err != nil {
+			return children, nil, err
+		}
+		children, paths = append(children, c), append(paths, g.Path())
+	}
+	return children, paths, nil
+}
+
+func stopAll(children []*child) error {
+	var errs []error
+	for _, c := range children {
+		errs = append(errs, c.stop())
+	}
+	return errors.Join(errs...)
+}
+
 func (c *child) begin(data any) error { return c.Send(role.Start, data) }
 
 // result waits for its result, and decodes it.

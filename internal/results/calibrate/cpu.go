@@ -7,7 +7,6 @@ import (
 	"runtime"
 	"time"
 
-	"tare/internal/experiment/placement"
 	"tare/internal/lib/quantity"
 	"tare/internal/scale/ledger"
 )
@@ -26,22 +25,10 @@ func (b *bench) cpu(ctx context.Context) error {
 // burners runs a burner for each pin, and gives the ledger of the time in which they burned.
 func (b *bench) burners(ctx context.Context, o burnOrder,
 	pins ...int) (l *ledger.Ledger, results []plantedResult, paths []string, err error) {
-	var children []*child
-	stop := func() error {
-		var errs []error
-		for _, c := range children {
-			errs = append(errs, c.stop())
-		}
-		return errors.Join(errs...)
-	}
-	defer func() { err = errors.Join(err, stop()) }()
-	for _, pin := range pins {
-		c, g, err := b.start(ctx, placement.Limits{Pin: pin}, nil, WeightCommand, "burn")
-		if err != nil {
-			return nil, nil, nil, err
-		}
-		children = append(children, c)
-		paths = append(paths, g.Path())
+	children, paths, err := b.startOn(ctx, pins, "burn")
+	defer func() { err = errors.Join(err, stopAll(children)) }()
+	if err != nil {
+		return nil, nil, nil, err
 	}
 	l, err = b.ledgerOf(ctx, 0, func() error {
 		results, err = order(ctx, children, func(int) any { return o })

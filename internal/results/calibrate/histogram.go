@@ -14,6 +14,8 @@ type bar struct {
 	count   int64
 }
 
+func bySize(a, b bar) int { return cmp.Compare(a.seconds, b.seconds) }
+
 // histogram is bars in ascending order.
 type histogram []bar
 
@@ -46,7 +48,7 @@ func (h histogram) scaled(by float64) histogram {
 // and is the values of both.
 func (h histogram) and(other histogram) histogram {
 	out := slices.Concat(h, other)
-	slices.SortFunc(out, func(a, b bar) int { return cmp.Compare(a.seconds, b.seconds) })
+	slices.SortFunc(out, bySize)
 	return out
 }
 
@@ -96,14 +98,6 @@ func (h histogram) plus(o histogram, n, m int) histogram {
 			out = append(out, bar{x + y, 1})
 		}
 	}
-	slices.SortFunc(out, func(a, b bar) int {
-		switch {
-		case a.seconds < b.seconds:
-			return -1
-		case a.seconds > b.seconds:
-			return 1
-		}
-		return 0
-	})
+	slices.SortFunc(out, bySize)
 	return out
 }

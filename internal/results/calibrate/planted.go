@@ -85,15 +85,7 @@ func Plant(_ context.Context, kind string, conn *role.Conn) error {
 
 func none() {}
 
-func processTime() int64 { return clockNs(unix.CLOCK_PROCESS_CPUTIME_ID) }
-
-func clockNs(id int32) int64 {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(id, &ts); err != nil {
-		panic(fmt.Sprintf("clock_gettime(%d): %v", id, err)) // these clocks are always there
-	}
-	return ts.Nano()
-}
+func processTime() int64 { return pace.Clock(unix.CLOCK_PROCESS_CPUTIME_ID) }
 
 // burn uses its share of each 10 ms by its thread's own CPU clock.
 func burn(m role.Message) (r plantedResult, _ func(), err error) {
@@ -105,9 +97,10 @@ func burn(m role.Message) (r plantedResult, _ func(), err error) {
 	defer runtime.UnlockOSThread()
 	const period = 10e6 // ns
 	before := processTime()
-	begin, own := pace.Now(), clockNs(unix.CLOCK_THREAD_CPUTIME_ID)
+	threadTime := func() int64 { return pace.Clock(unix.CLOCK_THREAD_CPUTIME_ID) }
+	begin, own := pace.Now(), threadTime()
 	for k := 1.0; k*period <= o.Seconds*1e9; k++ {
-		for clockNs(unix.CLOCK_THREAD_CPUTIME_ID)-own < int64(k*period*o.Share) && pace.Now()-begin < int64(o.Seconds*1e9) {
+		for threadTime()-own < int64(k*period*o.Share) && pace.Now()-begin < int64(o.Seconds*1e9) {
 		}
 		time.Sleep(time.Duration(begin + int64(k*period) - pace.Now()))
 	}
@@ -132,11 +125,11 @@ func connect(m role.Message) (r plantedResult, _ func(), err error) {
 	defer runtime.UnlockOSThread()
 	const pieces = 500 // of a time slice or less each, so that some have a CPU to themselves
 	each := max(o.Times/pieces, 1)
-	begin := clockNs(unix.CLOCK_THREAD_CPUTIME_ID)
+	begin := pace.Clock(unix.CLOCK_THREAD_CPUTIME_ID)
 	last := begin
 	for ; r.Times < o.Times; r.Times++ {
 		if r.Times > 0 && r.Times%each == 0 {
-			now := clockNs(unix.CLOCK_THREAD_CPUTIME_ID)
+			now := pace.Clock(unix.CLOCK_THREAD_CPUTIME_ID)
 			if took := float64(now-last) / 1e9 / float64(each); r.Fastest == 0 || took < r.Fastest {
 				r.Fastest = took
 			}
@@ -149,7 +142,7 @@ func connect(m role.Message) (r plantedResult, _ func(), err error) {
 			return r, none, fmt.Errorf("connecting the %dth time: %w", r.Times+1, e)
 		}
 	}
-	r.CPUSeconds = float64(clockNs(unix.CLOCK_THREAD_CPUTIME_ID)-begin) / 1e9
+	r.CPUSeconds = float64(pace.Clock(unix.CLOCK_THREAD_CPUTIME_ID)-begin) / 1e9
 	return r, none, nil
 }
 

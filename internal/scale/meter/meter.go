@@ -592,15 +592,7 @@ func (m *Meter) lookUp(addrs []uint64) (map[uint64]ledger.Context, error) {
 	return lookUpEntries(m.entries, addrs, m.symbols.Resolve)
 }
 
-func monotonic() int64 { return clock(unix.CLOCK_MONOTONIC) }
+func monotonic() int64 { return pace.Clock(unix.CLOCK_MONOTONIC) }
 
 // selfTime is the CPU time of this process.
-func selfTime() time.Duration { return time.Duration(clock(unix.CLOCK_PROCESS_CPUTIME_ID)) }
-
-func clock(id int32) int64 {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(id, &ts); err != nil {
-		panic(fmt.Sprintf("clock_gettime(%d): %v", id, err)) // these clocks are always there
-	}
-	return ts.Nano()
-}
+func selfTime() time.Duration { return time.Duration(pace.Clock(unix.CLOCK_PROCESS_CPUTIME_ID)) }

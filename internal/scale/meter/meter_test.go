@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/lib/pace"
 	"tare/internal/scale/host/feature"
 	"tare/internal/scale/host/perf"
 	"tare/internal/scale/ledger"
@@ -52,8 +53,8 @@ func ledgerOf(t testing.TB, m *Meter, during func()) *ledger.Ledger {
 func burn(d time.Duration) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	start := clock(unix.CLOCK_THREAD_CPUTIME_ID)
-	for clock(unix.CLOCK_THREAD_CPUTIME_ID)-start < int64(d) { //nolint:revive // burning CPU is the point
+	start := pace.Clock(unix.CLOCK_THREAD_CPUTIME_ID)
+	for pace.Clock(unix.CLOCK_THREAD_CPUTIME_ID)-start < int64(d) { //nolint:revive // burning CPU is the point
 	}
 }
 

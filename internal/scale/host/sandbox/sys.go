@@ -5,16 +5,12 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/pace"
 )
 
 // ownTime is the CPU time of this process: nothing else of Tare is busy while a reading is made.
-func ownTime() time.Duration {
-	var ts unix.Timespec
-	if unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &ts) != nil {
-		return 0
-	}
-	return time.Duration(ts.Nano())
-}
+func ownTime() time.Duration { return time.Duration(pace.Clock(unix.CLOCK_PROCESS_CPUTIME_ID)) }
 
 // readFile reads the beginning of a file into the reader's buffer.
 func (r *Reader) readFile(name string) ([]byte, error) {

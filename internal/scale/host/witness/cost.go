@@ -12,6 +12,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/pace"
 )
 
 const (
@@ -168,10 +170,4 @@ func spin(steps int) time.Duration {
 	return took
 }
 
-func threadTime() time.Duration {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
-		panic("clock_gettime: " + err.Error()) // this clock is always there
-	}
-	return time.Duration(ts.Nano())
-}
+func threadTime() time.Duration { return time.Duration(pace.Clock(unix.CLOCK_THREAD_CPUTIME_ID)) }

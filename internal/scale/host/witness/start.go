@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/lib/pace"
 	"tare/internal/scale/ledger"
 )
 
@@ -70,10 +71,4 @@ func (r *Running) Stop() (*ledger.Noise, error) {
 	return &a.Noise, nil
 }
 
-func monotonic() int64 {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		panic("clock_gettime: " + err.Error()) // this clock is always there
-	}
-	return ts.Nano()
-}
+func monotonic() int64 { return pace.Clock(unix.CLOCK_MONOTONIC) }

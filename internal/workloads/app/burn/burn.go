@@ -86,13 +86,7 @@ func burn(ctx context.Context, cpu int, share float64, pinned chan<- error) {
 }
 
 // threadTime is the CPU time of the calling thread in nanoseconds.
-func threadTime() int64 {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
-		panic(fmt.Sprintf("clock_gettime: %v", err)) // this clock is always there
-	}
-	return ts.Nano()
-}
+func threadTime() int64 { return pace.Clock(unix.CLOCK_THREAD_CPUTIME_ID) }
 
 // Run plays the application's part in the role protocol on conn: says ready when it burns, and ends when the parent
 // closes its end or the context ends.
