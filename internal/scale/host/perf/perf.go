@@ -447,12 +447,18 @@ func parseCPUList(s string) ([]int, error) {
 	return cpus, nil
 }
 
-func tryOpen(a *unix.PerfEventAttr) error {
-	fd, err := unix.PerfEventOpen(a, -1, 0, -1, unix.PERF_FLAG_FD_CLOEXEC)
-	if err != nil {
-		return err
+// opens is a probe of whether such a sampling event can be opened, which then says what was found.
+func opens(source Source, cgroup, losses bool, found string) func() (string, error) {
+	return func() (string, error) {
+		fd, err := unix.PerfEventOpen(newAttr(source, DefaultHz, cgroup, losses), -1, 0, -1, unix.PERF_FLAG_FD_CLOEXEC)
+		if err == nil {
+			err = unix.Close(fd)
+		}
+		if err != nil {
+			return "", fmt.Errorf("perf_event_open: %w", err)
+		}
+		return found, nil
 	}
-	return unix.Close(fd)
 }
 
 // The features of this package.
@@ -463,45 +469,25 @@ var (
 			"in the ring)",
 		Lost: "the split of eBPF time by control group and context; totals stay exact",
 		Hint: "run as root; in a container add CAP_PERFMON and allow perf_event_open in its seccomp profile",
-	}, func() (string, error) {
-		if err := tryOpen(newAttr(CPUClock, DefaultHz, false, false)); err != nil {
-			return "", fmt.Errorf("perf_event_open: %w", err)
-		}
-		return fmt.Sprintf("a ring for each CPU, %d samples per second", DefaultHz), nil
-	})
+	}, opens(CPUClock, false, false, fmt.Sprintf("a ring for each CPU, %d samples per second", DefaultHz)))
 	HardwareCycles = feature.New(feature.Status{
 		Name:  "hardware-cycles",
 		Needs: "a performance counter of the CPU (bare metal, or a virtual machine with a virtual PMU)",
 		Lost:  "samples of code that runs with interrupts off; cpu-clock is used instead",
 		Hint:  "give the virtual machine a PMU",
-	}, func() (string, error) {
-		if err := tryOpen(newAttr(Cycles, DefaultHz, false, false)); err != nil {
-			return "", fmt.Errorf("perf_event_open: %w", err)
-		}
-		return "samples come by NMI", nil
-	})
+	}, opens(Cycles, false, false, "samples come by NMI"))
 	Cgroups = feature.New(feature.Status{
 		Name:  "sample-cgroup",
 		Needs: "PERF_SAMPLE_CGROUP: Linux 5.7 with CONFIG_CGROUP_PERF",
 		Lost:  "the exact control group of a sample on cgroup v2; the thread's group is read from /proc instead",
 		Hint:  "boot Linux 5.7 or newer with CONFIG_CGROUP_PERF",
-	}, func() (string, error) {
-		if err := tryOpen(newAttr(CPUClock, DefaultHz, true, false)); err != nil {
-			return "", fmt.Errorf("perf_event_open: %w", err)
-		}
-		return "samples carry the id of their control group", nil
-	})
+	}, opens(CPUClock, true, false, "samples carry the id of their control group"))
 	Losses = feature.New(feature.Status{
 		Name:  "sample-losses",
 		Needs: "PERF_FORMAT_LOST: Linux 6.0",
 		Lost:  "samples that a full ring lost at the end of a window: the ring tells of them when it has room again",
 		Hint:  "boot Linux 6.0 or newer",
-	}, func() (string, error) {
-		if err := tryOpen(newAttr(CPUClock, DefaultHz, false, true)); err != nil {
-			return "", fmt.Errorf("perf_event_open: %w", err)
-		}
-		return "lost samples are counted as they are lost", nil
-	})
+	}, opens(CPUClock, false, true, "lost samples are counted as they are lost"))
 )
 
 // Features are the probes of this package.
