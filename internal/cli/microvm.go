@@ -111,6 +111,19 @@ func (f *microvmFlags) runtime() (*microvm.Runtime, error) {
 	return microvm.New(f.root)
 }
 
+// with returns the body of a command that needs the runtime that the flags name.
+func (f *microvmFlags) with(
+	body func(r *microvm.Runtime, cmd *cobra.Command, args []string) error,
+) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		r, err := f.runtime()
+		if err != nil {
+			return err
+		}
+		return body(r, cmd, args)
+	}
+}
+
 func (f *microvmFlags) readOptions(cmd *cobra.Command) (microvm.Options, error) {
 	set := map[string]string{}
 	for name, v := range f.options {
@@ -248,13 +261,9 @@ func (f *microvmFlags) newStart() *cobra.Command {
 	return &cobra.Command{
 		Use: "start ID", Example: "  tare microvm start demo",
 		Short: "Start the program of a created container", Args: oneID,
-		RunE: func(_ *cobra.Command, args []string) error {
-			r, err := f.runtime()
-			if err != nil {
-				return err
-			}
+		RunE: f.with(func(r *microvm.Runtime, _ *cobra.Command, args []string) error {
 			return r.Start(args[0])
-		},
+		}),
 	}
 }
 
@@ -262,17 +271,13 @@ func (f *microvmFlags) newState() *cobra.Command {
 	return &cobra.Command{
 		Use: "state ID", Example: "  tare microvm state demo",
 		Short: "Print the state of a container, as the OCI runtime specification has it", Args: oneID,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			r, err := f.runtime()
-			if err != nil {
-				return err
-			}
+		RunE: f.with(func(r *microvm.Runtime, cmd *cobra.Command, args []string) error {
 			state, err := r.State(args[0])
 			if err != nil {
 				return err
 			}
 			return printJSON(cmd, state)
-		},
+		}),
 	}
 }
 
@@ -294,11 +299,7 @@ func (f *microvmFlags) newKill() *cobra.Command {
 			}
 			return nil
 		},
-		RunE: func(_ *cobra.Command, args []string) error {
-			r, err := f.runtime()
-			if err != nil {
-				return err
-			}
+		RunE: f.with(func(r *microvm.Runtime, _ *cobra.Command, args []string) error {
 			name := "SIGTERM"
 			if len(args) == 2 {
 				name = args[1]
@@ -308,7 +309,7 @@ func (f *microvmFlags) newKill() *cobra.Command {
 				return err
 			}
 			return r.Kill(args[0], s, all)
-		},
+		}),
 	}
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "send it to all processes in the container")
 	return cmd
@@ -319,13 +320,9 @@ func (f *microvmFlags) newDelete() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "delete ID", Example: "  tare microvm delete --force demo",
 		Short: "Delete a container that has stopped", Args: oneID,
-		RunE: func(_ *cobra.Command, args []string) error {
-			r, err := f.runtime()
-			if err != nil {
-				return err
-			}
+		RunE: f.with(func(r *microvm.Runtime, _ *cobra.Command, args []string) error {
 			return r.Delete(args[0], force)
-		},
+		}),
 	}
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "delete one that runs as well; one that is not there is no error")
 	return cmd
@@ -337,11 +334,7 @@ func (f *microvmFlags) newList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "list", Example: "  tare microvm list --format json",
 		Short: "List the containers", Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			r, err := f.runtime()
-			if err != nil {
-				return err
-			}
+		RunE: f.with(func(r *microvm.Runtime, cmd *cobra.Command, _ []string) error {
 			if !slices.Contains([]string{"table", "json"}, format) {
 				return fault.New(fault.Usage, "--format", "use table or json", "no format is called %q", format)
 			}
@@ -366,7 +359,7 @@ func (f *microvmFlags) newList() *cobra.Command {
 					c.Created.Format(time.RFC3339Nano))
 			}
 			return table.Flush()
-		},
+		}),
 	}
 	cmd.Flags().StringVarP(&format, "format", "f", "table", "table or json")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print ids only")
@@ -378,11 +371,7 @@ func (f *microvmFlags) newFeatures() *cobra.Command {
 		Use: "features", Example: "  tare microvm features",
 		Short: "Print what this runtime can do, and what sandboxes are made of on this machine",
 		Args:  noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			r, err := f.runtime()
-			if err != nil {
-				return err
-			}
+		RunE: f.with(func(r *microvm.Runtime, cmd *cobra.Command, _ []string) error {
 			o, err := f.readOptions(cmd)
 			if err != nil {
 				return err
@@ -392,6 +381,6 @@ func (f *microvmFlags) newFeatures() *cobra.Command {
 				return err
 			}
 			return printJSON(cmd, features)
-		},
+		}),
 	}
 }
