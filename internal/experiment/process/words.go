@@ -169,12 +169,17 @@ func unlessZero(n uint64) string {
 
 var braces = text.LazyRegexp(`\{[a-z_]+\}`)
 
-// checkPlaceholders finds those that are misspelt. Braces around anything else are the program's own.
 func checkPlaceholders(raw string) error {
 	names := make([]string, len(placeholders))
 	for i, h := range placeholders {
 		names[i] = h.name
 	}
+	return CheckPlaceholders(raw, names)
+}
+
+// CheckPlaceholders finds placeholders of some names that are misspelt in a command line. Braces around anything else
+// are the program's own.
+func CheckPlaceholders(raw string, names []string) error {
 	for _, in := range braces().FindAllString(raw, -1) {
 		name := in[1 : len(in)-1]
 		if meant := text.Nearest(name, names); meant != "" && meant != name {

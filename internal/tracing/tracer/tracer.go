@@ -6,7 +6,6 @@ package tracer
 
 import (
 	"context"
-	"fmt"
 	"os/exec"
 	"regexp"
 	"strconv"
@@ -16,7 +15,6 @@ import (
 
 	cmdline "tare/internal/experiment/process"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/text"
 	execload "tare/internal/tracing/exec"
 )
 
@@ -94,21 +92,12 @@ var placeholders = []struct {
 	{"port", func(p Place) string { return strconv.Itoa(p.Port) }},
 }
 
-var braces = regexp.MustCompile(`\{[a-z_]+\}`)
-
-// checkPlaceholders finds those that are misspelt. Braces around anything else are the tracer's own.
 func checkPlaceholders(raw string) error {
 	names := make([]string, len(placeholders))
 	for i, h := range placeholders {
 		names[i] = h.name
 	}
-	for _, in := range braces.FindAllString(raw, -1) {
-		name := in[1 : len(in)-1]
-		if meant := text.Nearest(name, names); meant != "" && meant != name {
-			return fmt.Errorf("has %s, which stands for nothing; did you mean {%s}?", in, meant)
-		}
-	}
-	return nil
+	return cmdline.CheckPlaceholders(raw, names)
 }
 
 // fill replaces the placeholders.
