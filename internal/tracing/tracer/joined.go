@@ -152,20 +152,14 @@ func (e *Evidence) GroupPeak() *uint64 { return e.MemoryPeak }
 // look finds the tracer's processes, their memory, and the programs and maps that are theirs. used is
 // Evidence.CPUSeconds.
 func (j *joined) look(used *float64) error {
-	pids, err := processesIn(j.group.V2Dir())
-	if err != nil {
-		return err
+	pids := cmdline.Members(j.group.V2Dir())
+	if len(pids) == 0 {
+		return errors.New("listing the processes of the tracer: no process is left in its control group")
 	}
 	j.found = &Evidence{Processes: pids, MemoryPeak: j.trial.Cgroups().MemoryPeak(j.group.Path()), CPUSeconds: used}
-	for _, pid := range pids {
-		now, peak, err := proc.FS{}.Resident(pid)
-		if errors.Is(err, proc.ErrGone) {
-			continue // it has none any more
-		}
-		if err != nil {
-			return err
-		}
-		j.found.RSS, j.found.RSSPeak = j.found.RSS+now, j.found.RSSPeak+peak
+	var err error
+	if j.found.RSS, j.found.RSSPeak, err = cmdline.ResidentOf(proc.FS{}, pids); err != nil {
+		return err
 	}
 	objects := objectsOf(j.trial.Record().Ledger, pids, j.began)
 	raw, err := json.Marshal(struct {
@@ -199,15 +193,6 @@ func objectsOf(l *ledger.Ledger, pids []int, began time.Time) kind.Objects {
 		}
 	}
 	return objects
-}
-
-// processesIn lists the processes in a group of v2, and in groups that they made below it.
-func processesIn(dir string) ([]int, error) {
-	pids := cmdline.Members(dir)
-	if len(pids) == 0 {
-		return nil, errors.New("listing the processes of the tracer: no process is left in its control group")
-	}
-	return pids, nil
 }
 
 // Close kills the tracer, if it has not ended, and removes its files.
