@@ -352,7 +352,7 @@ func (a *asserter) exact(t *Table, of assertion.Assertion, p place, c *Check) {
 		c.Result, c.Why = Fails, fmt.Sprintf("broken in %d of %s", broken, quantity.Counted(c.N, "trial"))
 	case c.N > 0 && c.Lost > 0:
 		c.Value, c.Why = &of.Bound, fmt.Sprintf("kept in all %d trials with a value; the %s without one could have broken it",
-			c.N, blocks(c.Lost))
+			c.N, quantity.Counted(c.Lost, "block"))
 	case c.N < stats.MinBlocks:
 		c.tooFew(stats.MinBlocks, a.perBlock)
 	default:
@@ -538,7 +538,7 @@ func (a *asserter) decide(of assertion.Assertion, e stats.Estimate, lo, hi float
 		c.Result = Fails
 	default:
 		if c.Why = "its interval contains the bound"; e.Lo > of.Bound || e.Hi < of.Bound {
-			c.Why = fmt.Sprintf("the %s without a value could change the verdict", blocks(lost))
+			c.Why = fmt.Sprintf("the %s without a value could change the verdict", quantity.Counted(lost, "block"))
 		}
 		if n, ok := stats.BlocksToDecide(e.N, half, math.Abs(e.Value-of.Bound)); ok && lost == 0 {
 			c.need(n, a.perBlock)
@@ -554,7 +554,7 @@ func (c *Check) need(blocks int, perBlock float64) {
 // tooFew says that there are too few blocks for a verdict, and how many it takes at least.
 func (c *Check) tooFew(least int, perBlock float64) {
 	if c.Why = "it was not measured"; c.N > 0 {
-		c.Why = "too few: " + blocks(c.N)
+		c.Why = "too few: " + quantity.Counted(c.N, "block")
 		c.need(max(least, c.N+1), perBlock)
 	}
 }

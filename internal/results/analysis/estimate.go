@@ -100,7 +100,8 @@ func (c *comparison) difference() (out *Difference, notes []string) {
 	if c.whole > 0 {
 		out.RestLo, out.RestHi = worst(c.lost - c.whole)
 		notes = append(notes,
-			"taken as not run: "+blocks(c.whole)+" that this arm and both twins lost to the hypervisor or to neighbours")
+			"taken as not run: "+quantity.Counted(c.whole, "block")+" that this arm and both twins lost to the hypervisor "+
+				"or to neighbours")
 	}
 	out.judge(c.arm, d, c.twins.far, c.twins.known)
 	if out.Unresolved == "" {
@@ -153,19 +154,13 @@ func (d *Difference) judge(arm string, e stats.Estimate, far float64, farKnown b
 		lo, hi = d.RestLo, d.RestHi
 	}
 	if lost := d.Lost - d.LostWhole; d.Unresolved == "" && lost > 0 && (lo == nil || *lo <= 0) && (hi == nil || *hi >= 0) {
-		d.Unresolved = fmt.Sprintf("%s: the %s without a value could make it vanish", LossReason, blocks(lost))
+		d.Unresolved = fmt.Sprintf("%s: the %s without a value could make it vanish", LossReason,
+			quantity.Counted(lost, "block"))
 	}
 }
 
 // LossReason is how Difference.Unresolved begins when lost blocks are the reason.
 const LossReason = "lost trials"
-
-func blocks(n int) string {
-	if n == 1 {
-		return "1 block"
-	}
-	return fmt.Sprintf("%d blocks", n)
-}
 
 // unresolved says why a difference is not resolved; empty when it is.
 func unresolved(arm string, d stats.Estimate, visible float64, farKnown bool) string {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
 )
 
@@ -108,7 +109,7 @@ func (s *Summary) judge(run record.Run, t *Table) {
 	if planned := plannedBlocks(run); s.Valid && planned < stats.MinBlocks {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("%s: too few for 95 %% intervals, so values have none and no "+
 			"difference is resolved; run at least %d (--blocks %d)",
-			blocks(planned), stats.MinBlocks, stats.MinBlocks))
+			quantity.Counted(planned, "block"), stats.MinBlocks, stats.MinBlocks))
 	}
 }
 
