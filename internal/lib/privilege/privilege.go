@@ -4,34 +4,22 @@
 package privilege
 
 import (
-	"errors"
 	"fmt"
 
 	"kernel.org/pub/linux/libs/security/libcap/cap"
 )
 
 // Drop gives up all capabilities of all threads of this process for good, its own and those that it could regain by
-// executing a program (capabilities(7)): the bounding set is emptied, and no_new_privs is set, so that neither root's
-// user ID nor a set-user-ID file brings any back. It keeps its user ID, and with it access to that user's files: a
-// process of root can still write what belongs to root, settings below /proc/sys among it.
-//
-// A process without CAP_SETPCAP cannot empty its bounding set. It keeps that, which gives it nothing with no_new_privs.
-func Drop() error {
-	now, err := cap.GetPID(0)
-	if err != nil {
-		return fmt.Errorf("reading the process's capabilities: %w", err)
-	}
-	if may, err := now.GetFlag(cap.Effective, cap.SETPCAP); err == nil && may {
-		if err := dropBounding(); err != nil {
-			return err
-		}
-	}
-	return Keep()
-}
+// executing a program: neither root's user ID nor a set-user-ID file brings any back. It keeps its user ID, and with it
+// access to that user's files: a process of root can still write what belongs to root, settings below /proc/sys among
+// it.
+func Drop() error { return Keep() }
 
 // Keep gives up all capabilities of all threads of this process but some, for good: of these it keeps those that it
-// has. It sets no_new_privs as well, with which the bounding set gives nothing back. That stays as it is: to take some
-// 40 capabilities out of it, one after the other in all threads, has a process touch 5 MB more of its binary.
+// has. It sets no_new_privs, with which a program that is executed has no capability that the process did not have
+// (cap_bprm_creds_from_file in the kernel's security/commoncap.c). The bounding set then limits nothing more, and stays
+// as it is. To take its 41 capabilities out of all threads, Go's runtime would stop the process 41 times, and one stop
+// in some million takes up to a minute.
 func Keep(some ...cap.Value) error {
 	now, err := cap.GetPID(0)
 	if err != nil {
@@ -65,17 +53,3 @@ func Keep(some ...cap.Value) error {
 }
 
 const prSetNoNewPrivs = 38 // PR_SET_NO_NEW_PRIVS, prctl(2)
-
-// dropBounding empties the bounding set.
-func dropBounding() error {
-	var all []error
-	for c := range cap.MaxBits() {
-		if in, err := cap.GetBound(c); err != nil || !in {
-			continue
-		}
-		if err := cap.DropBound(c); err != nil {
-			all = append(all, fmt.Errorf("dropping %s from the bounding set: %w", c, err))
-		}
-	}
-	return errors.Join(all...)
-}
