@@ -62,7 +62,7 @@ func TestRole(t *testing.T) {
 	}
 	const ahead = int64(1e15)
 	wants.Heard(wants.Clock + ahead) // the parent's clock shows more
-	parents := role.Schedule{Begin: pace.Now() + ahead, Duration: int64(100 * time.Millisecond)}
+	parents := role.Schedule{Begin: pace.Now() + ahead, Duration: int64(time.Second)}
 	if err := conn.Send(role.Start, wants.Translate(parents)); err != nil {
 		t.Fatal(err)
 	}
