@@ -29,15 +29,41 @@ func (s *Summary) estimate(t *Table, at factors, metric string, dependence stats
 			Value: value.Value, Confidence: value.Confidence, N: value.N, Method: string(value.Method),
 		}
 		e.Lo, e.Hi = ends(value)
+		if defined.Cost {
+			e.Mean = newMean(stats.MeanAt(t.Column(at, arm, metric), stats.Confidence))
+			e.Outlying = stats.Outlying(t.Column(at, arm, metric))
+		}
 		if t.count(pool{record.LevelKey(at), arm, metric}, func(f fate) bool { return f.why() == tooFew }) > 0 {
 			e.Notes = append(e.Notes, withheldNote(defined.Undisturbed))
 		}
 		if arm != record.Direct {
 			s.compare(t, &e, dependence, twins, seed)
+			e.noteOutlying(t)
 		}
 		s.Estimates = append(s.Estimates, e)
 	}
 }
+
+func newMean(e stats.Estimate) *Mean {
+	m := &Mean{Value: e.Value}
+	m.Lo, m.Hi = ends(e)
+	return m
+}
+
+// noteOutlying says where more blocks of an arm are far above the others than chance makes of its baseline's: they are
+// paid for too, and the median does not show them.
+func (e *Estimate) noteOutlying(t *Table) {
+	base := t.Column(e.Factors, record.Direct, e.Metric)
+	of := stats.Outlying(base)
+	if e.Outlying == 0 || stats.MoreOften(e.Outlying, e.N, of, len(base)) > outlyingChance {
+		return
+	}
+	e.Notes = append(e.Notes, fmt.Sprintf("%d of %s cost far more than the others, and %d of the baseline's: the mean "+
+		"is %s", e.Outlying, quantity.Counted(e.N, "trial"), of, Written(e.Mean.Value, e.Mean.Lo, e.Mean.Hi, e.Unit)))
+}
+
+// outlyingChance is the probability, by chance alone, above which outlying trials are not spoken of.
+const outlyingChance = 0.05
 
 // withheldNote says what to know of an estimate that some blocks had too few samples for.
 func withheldNote(undisturbed bool) string {
@@ -133,6 +159,10 @@ func (s *Summary) compare(t *Table, e *Estimate, dependence stats.Dependence, tw
 	c.lag, c.quantile = t.lagPairs(e.Factors, e.Arm, e.Metric), quantileName(t.defined.Of(e.Metric).Quantile)
 	var notes []string
 	e.Difference, notes = c.difference()
+	if t.defined.Of(e.Metric).Cost {
+		ds := stats.Differences(c.pairs)
+		e.Difference.Mean = newMean(dependence.Widen(stats.MeanAt(ds, stats.Confidence), ds))
+	}
 	e.Notes = append(e.Notes, notes...)
 }
 

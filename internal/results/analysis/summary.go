@@ -112,9 +112,21 @@ type Estimate struct {
 	DesignEffect *float64 `json:"design_effect,omitempty"`
 	Trials       int      `json:"trials,omitempty"`
 
+	// Mean is of a cost: what is paid for, where the median is what is typical. Outlying counts the blocks whose value is
+	// far above the others of the arm (stats.Outlying).
+	Mean     *Mean `json:"mean,omitempty"`
+	Outlying int   `json:"outlying,omitempty"`
+
 	Difference *Difference `json:"difference,omitempty"` // arm minus baseline, paired by block
 	Ratio      *Ratio      `json:"ratio,omitempty"`
 	Notes      []string    `json:"notes,omitempty"` // what to know before quoting it
+}
+
+// Mean is a mean over blocks, with its interval by Student's t, which there is from 6 blocks on.
+type Mean struct {
+	Value float64  `json:"value"`
+	Lo    *float64 `json:"lo"`
+	Hi    *float64 `json:"hi"`
 }
 
 // Difference is arm minus baseline. Resolved: its interval excludes 0, it is larger than the smallest that is visible,
@@ -129,6 +141,7 @@ type Difference struct {
 	Confidence float64  `json:"confidence"`
 	N          int      `json:"n"` // blocks in which both arms are valid
 	Method     string   `json:"method"`
+	Mean       *Mean    `json:"mean,omitempty"` // of a cost: the mean of the differences within blocks
 
 	// Lost counts the further blocks in which both arms ran and one of them has no value. WorstLo and WorstHi are the
 	// interval with these at minus and plus infinity; null: without a bound, or there is no interval.
