@@ -14,6 +14,7 @@ var harmless = []string{
 	"app command ready-line",
 	"subject command json", "subject command lines", "subject command lost-json", "subject command lost-lines",
 	"subject command lost-prometheus", "subject command prometheus", "subject command ready", "subject command ready-line",
+	"subject command serves",
 	"subject kernelmesh metadata", "subject kernelmesh node", "subject kernelmesh store", "subject kernelmesh xds",
 	"subject store store",
 	"subject variant set", // what it sets are settings of other guests, which are looked at themselves

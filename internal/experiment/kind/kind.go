@@ -70,9 +70,9 @@ type About struct {
 
 	// Subjects
 
-	// InPath: its processes stand in the path of requests, as proxies do. In experiments with one, all arms say who takes
-	// the CPU time of a request, so that what the subject adds can be added up.
-	InPath bool
+	// InPath says whether its processes stand in the path of requests, as proxies do. In experiments with one, all arms
+	// say who takes the CPU time of a request, so that what the subject adds can be added up.
+	InPath Holds
 
 	// Works says whether it does measured work itself, between the same edges as loads do, and reports it as they do
 	// (package role). WorksAlone: without any load, whatever its options; where every arm has such a subject, an

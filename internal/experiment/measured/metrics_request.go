@@ -87,7 +87,7 @@ var needBudget = append(slices.Clone(NeedRequestCost), Alone)
 
 func (m *Measured) hasInPath() bool {
 	return m.Setup != nil &&
-		slices.ContainsFunc(m.Setup.Subjects(), func(p *kind.Part) bool { return p.Kind.About().InPath })
+		slices.ContainsFunc(m.Setup.Subjects(), func(p *kind.Part) bool { return p.Kind.About().InPath.With(p.Options) })
 }
 
 // busySeconds is the CPU time of the trial and of the kernel on its behalf, and the remainder.

@@ -193,7 +193,7 @@ func TestPoolWork(t *testing.T) {
 // proxies is a subject that stands in the path of requests.
 type proxies struct{}
 
-func (proxies) About() kind.About { return kind.About{Name: "proxies", InPath: true} }
+func (proxies) About() kind.About { return kind.About{Name: "proxies", InPath: kind.Always} }
 
 // TestRequestParts: the parts of a request's CPU time add up to the whole, in arms with a subject and without one;
 // where no subject stands in the path, there are none.

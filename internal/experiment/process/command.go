@@ -30,6 +30,7 @@ type Command struct {
 	Argv         []string // the program and its arguments
 	Env          []string // variables beside those of this process, as NAME=value
 	Dir          string   // the working directory; empty: this process's
+	Files        []File   // beside it, which At writes
 	Ready        Ready
 	ReadyTimeout time.Duration  // from the start until it must be ready
 	Stop         syscall.Signal // asks it to end
@@ -79,6 +80,9 @@ var Settings = []param.Setting{
 			placeholderDoc},
 	{Name: "env", Type: param.TypeText, Reach: param.ReachCommand,
 		Doc: "variables for it beside those of tare, as `NAME=value` words; quote a value with blanks"},
+	{Name: "files", Type: param.TypeText, Reach: param.ReachFile,
+		Doc: "paths of files with placeholders, such as a configuration of your own, with blanks between: each is " +
+			"written into `{dir}` under its name, or as `NAME=PATH` says, with the values put in"},
 	{Name: "dir", Type: param.TypeText, Reach: param.ReachFile, Doc: "working directory; tare's own when left out"},
 	{Name: "ready-port", Type: param.TypeText, Reach: param.ReachAddress,
 		Doc: "it is ready when this TCP port accepts connections: a port of 127.0.0.1, or `host:port`"},
@@ -98,7 +102,7 @@ var Settings = []param.Setting{
 	{Name: "stop-time", Type: param.TypeDuration, Default: stopTime.String(), Max: 600,
 		Doc: "time that it gets to end; then it is killed"},
 	{Name: "address", Type: param.TypeText, Reach: param.ReachAddress,
-		Doc: "`host:port` where it is reached; where it listens when left out"},
+		Doc: "`host:port` where it is reached, which `{address}` then stands for; where it listens when left out"},
 }
 
 var (
@@ -132,6 +136,9 @@ func OptionsOf(v param.Values) (Command, error) {
 	}
 	if c.Env, err = envOf(v["env"]); err != nil {
 		return Command{}, usage("env", err)
+	}
+	if c.Files, err = filesOf(v["files"]); err != nil {
+		return Command{}, usage("files", err)
 	}
 	if text := v["ready-line"]; text != "" {
 		if c.Ready.Line, err = regexp.Compile(text); err != nil {
@@ -259,6 +266,11 @@ func (c Command) Line() string {
 // Installed says whether the program is there and can be run. The error is of code fault.Machine for a name that is not
 // on the PATH, and of code fault.Usage for a path that is wrong. A name is looked for on this process's PATH.
 func (c Command) Installed() error {
+	for _, f := range c.Files {
+		if _, _, err := f.read(); err != nil {
+			return err
+		}
+	}
 	path := c.Argv[0]
 	named := !strings.Contains(path, "/")
 	if !named && !filepath.IsAbs(path) {

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -152,26 +153,70 @@ func addSockets(sockets map[string]bool, root string, pid int) bool {
 	return true
 }
 
+// Connection is the two ends of a TCP connection.
+type Connection struct{ Local, Remote netip.AddrPort }
+
+// Connections are the TCP connections of this network namespace that have a port at one of their ends, also those that
+// are closing or were closed within the last minute (TIME_WAIT).
+func Connections(port uint16) ([]Connection, error) {
+	var all []Connection
+	for _, name := range []string{"tcp", "tcp6"} {
+		f, err := os.Open("/proc/thread-self/net/" + name)
+		if errors.Is(err, fs.ErrNotExist) && name == "tcp6" {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		scan := bufio.NewScanner(f)
+		for scan.Scan() {
+			fields := strings.Fields(scan.Text())
+			if len(fields) < 4 || fields[3] == stateListen {
+				continue
+			}
+			local, ok1 := parseEnd(fields[1])
+			remote, ok2 := parseEnd(fields[2])
+			if ok1 && ok2 && (local.Port() == port || remote.Port() == port) {
+				all = append(all, Connection{local, remote})
+			}
+		}
+		err = scan.Err()
+		_ = f.Close() // nothing was written
+		if err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// stateListen is TCP_LISTEN of include/net/tcp_states.h, as the files print it.
+const stateListen = "0A"
+
 // parseListener reads a line of /proc/<pid>/net/tcp or tcp6 (get_tcp4_sock in net/ipv4/tcp_ipv4.c): it is false for a
 // socket that does not listen.
 func parseListener(line string) (a netip.AddrPort, inode string, ok bool) {
-	const listen = "0A" // TCP_LISTEN of include/net/tcp_states.h
 	f := strings.Fields(line)
-	if len(f) < 10 || f[3] != listen {
+	if len(f) < 10 || f[3] != stateListen {
 		return a, "", false
 	}
-	host, port, _ := strings.Cut(f[1], ":")
+	a, ok = parseEnd(f[1])
+	return a, f[9], ok
+}
+
+// parseEnd reads an address with a port, as these files have it.
+func parseEnd(text string) (a netip.AddrPort, ok bool) {
+	host, port, _ := strings.Cut(text, ":")
 	raw, err := hex.DecodeString(host)
 	n, err2 := strconv.ParseUint(port, 16, 16)
 	if err != nil || err2 != nil || len(raw) != 4 && len(raw) != 16 || n == 0 {
-		return a, "", false
+		return a, false
 	}
 	// Every four bytes of the address are printed as a number of this machine's byte order.
 	for i := 0; i < len(raw); i += 4 {
 		binary.NativeEndian.PutUint32(raw[i:], binary.BigEndian.Uint32(raw[i:]))
 	}
 	ip, _ := netip.AddrFromSlice(raw)
-	return netip.AddrPortFrom(ip.Unmap(), uint16(n)), f[9], true
+	return netip.AddrPortFrom(ip.Unmap(), uint16(n)), true
 }
 
 // dialable is the loopback in place of all interfaces.

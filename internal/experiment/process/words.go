@@ -102,15 +102,17 @@ func quote(word string) string {
 
 // Place is what is known where and when a command is started. What is zero is not known, and its placeholder an error.
 type Place struct {
-	Self       string        // path of the tare binary
-	CgroupDir  string        // the directory of the control group that it is to know: its own, or one to watch
-	CgroupID   uint64        // its id, as bpf_get_current_cgroup_id gives it
-	CgroupPath string        // its path below the mount of v2, from /
-	Dir        string        // a directory of its own, which is removed when it has ended
-	Port       int           // a TCP port that is free, for it to listen on
-	Address    string        // host:port: of a load, where the application is; of an application, where it is to listen
-	Duration   time.Duration // for which a load is to run, warm-up included
-	Window     time.Duration // of it, the part that is measured: the last
+	Self       string // path of the tare binary
+	CgroupDir  string // the directory of the control group that it is to know: its own, or one to watch
+	CgroupID   uint64 // its id, as bpf_get_current_cgroup_id gives it
+	CgroupPath string // its path below the mount of v2, from /
+	Dir        string // a directory of its own, which is removed when it has ended
+	Port       int    // a TCP port that is free, for it to listen on
+	Address    string // host:port: where the application of a load is; where an application or subject is to listen
+	// App is where an application is, host:port, by its name, and false of a name that is none's; nil: none are known.
+	App      func(name string) (address string, known bool)
+	Duration time.Duration // for which a load is to run, warm-up included
+	Window   time.Duration // of it, the part that is measured: the last
 }
 
 // placeholders are what a command line may have in braces, in the order of the documentation. A value is empty where it
@@ -131,8 +133,8 @@ var placeholders = []struct {
 	{"self", func(p Place) string { return p.Self }},
 }
 
-const placeholderDoc = "`{address}` (with `{host}` and `{port}`: where the application is, or is to listen), " +
-	"`{seconds}` (whole seconds that a load is to run, rounded up) and `{window}` (those of them that are measured), " +
+const placeholderDoc = "`{address}` (with `{host}` and `{port}`: where the application is, or where it is to listen " +
+	"itself), `{web.address}` (with `{web.host}` and `{web.port}`) in a subject for the application web, `{seconds}` (whole seconds that a load is to run, rounded up) and `{window}` (those of them that are measured), " +
 	"`{dir}` for a directory of its own, `{cgroup_dir}`, `{cgroup_id}` and `{cgroup_path}` of its control group, and " +
 	"`{self}` for tare itself"
 
@@ -167,7 +169,12 @@ func unlessZero(n uint64) string {
 	return strconv.FormatUint(n, 10)
 }
 
-var braces = text.LazyRegexp(`\{[a-z_]+\}`)
+// braces are placeholders: of the place, or of an application, whose name is the first group. A shell's ${port} is not
+// one.
+var braces = text.LazyRegexp(`\$?\{(?:([a-z0-9-]+)\.)?([a-z_]+)\}`)
+
+// ofApps are the placeholders of an application.
+var ofApps = []string{"address", "host", "port"}
 
 func checkPlaceholders(raw string) error {
 	names := make([]string, len(placeholders))
@@ -180,30 +187,72 @@ func checkPlaceholders(raw string) error {
 // CheckPlaceholders finds placeholders of some names that are misspelt in a command line. Braces around anything else
 // are the program's own.
 func CheckPlaceholders(raw string, names []string) error {
-	for _, in := range braces().FindAllString(raw, -1) {
-		name := in[1 : len(in)-1]
-		if meant := text.Nearest(name, names); meant != "" && meant != name {
-			return fmt.Errorf("has %s, which stands for nothing; did you mean {%s}?", in, meant)
+	for _, m := range braces().FindAllStringSubmatch(raw, -1) {
+		app, name, of := m[1], m[2], names
+		if app != "" {
+			of, app = ofApps, app+"."
+		}
+		if meant := text.Nearest(name, of); meant != "" && meant != name && !strings.HasPrefix(m[0], "$") {
+			return fmt.Errorf("has %s, which stands for nothing; did you mean {%s%s}?", m[0], app, meant)
 		}
 	}
 	return nil
 }
 
-// fill replaces the placeholders in a text. One whose value is not known is an error.
-func (p Place) fill(text string) (string, error) {
-	var pairs []string
-	for _, h := range placeholders {
-		in, value := "{"+h.name+"}", h.value(p)
-		if value == "" && strings.Contains(text, in) {
-			return "", fmt.Errorf("has %s, and there is none here", in)
+// Apps are the applications that placeholders in a text name.
+func Apps(raw string) []string {
+	var apps []string
+	for _, m := range braces().FindAllStringSubmatch(raw, -1) {
+		if m[1] != "" && slices.Contains(ofApps, m[2]) && !strings.HasPrefix(m[0], "$") && !slices.Contains(apps, m[1]) {
+			apps = append(apps, m[1])
 		}
-		pairs = append(pairs, in, value)
 	}
-	return strings.NewReplacer(pairs...).Replace(text), nil
+	return apps
+}
+
+// fill replaces the placeholders in a text. One whose value is not known is an error.
+func (p Place) fill(raw string) (string, error) {
+	var lacking error
+	filled := braces().ReplaceAllStringFunc(raw, func(in string) string {
+		value, known := p.value(in)
+		if known && value == "" && lacking == nil {
+			lacking = fmt.Errorf("has %s, and there is none here", text.Clip(in))
+		}
+		if !known {
+			return in
+		}
+		return value
+	})
+	return filled, lacking
+}
+
+// value is what is put in the place of something in braces; false where it is the program's own.
+func (p Place) value(in string) (value string, known bool) {
+	if strings.HasPrefix(in, "$") {
+		return "", false
+	}
+	name := strings.Trim(in, "{}")
+	if app, of, dotted := strings.Cut(name, "."); dotted {
+		if !slices.Contains(ofApps, of) {
+			return "", false
+		}
+		if p.App == nil {
+			return "", true
+		}
+		address, _ := p.App(app)
+		p, name = Place{Address: address}, of
+	}
+	for _, h := range placeholders {
+		if h.name == name {
+			return h.value(p), true
+		}
+	}
+	return "", false
 }
 
 // At is the command with what is known of a place put into it, except for its own control group (Command.CgroupDir):
-// the one that a tracer watches is not its own. Its error is of code fault.Usage.
+// the one that a tracer watches is not its own. It writes the command's files. An error of a placeholder is of code
+// fault.Usage.
 func (c Command) At(p Place) (Command, error) {
 	var err error
 	put := func(setting, text string) string {
@@ -221,6 +270,11 @@ func (c Command) At(p Place) (Command, error) {
 		return filled
 	}
 	c.Argv, c.Env = all("command", c.Argv), all("env", c.Env)
+	for _, f := range c.Files {
+		if fillErr := f.write(p); fillErr != nil && err == nil {
+			err = fillErr
+		}
+	}
 	c.Dir, c.Address = put("dir", c.Dir), put("address", c.Address)
 	c.Ready.HTTP, c.Ready.File = put("ready-http", c.Ready.HTTP), put("ready-file", c.Ready.File)
 	if c.Ready.Port = put("ready-port", c.Ready.Port); c.Ready.Port != "" && !strings.Contains(c.Ready.Port, ":") {

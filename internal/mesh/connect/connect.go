@@ -150,7 +150,7 @@ func (l *Load) connect(ip uint32, port uint16) unix.Errno {
 	return errno
 }
 
-// peerOf is what the socket is connected to; nothing where that cannot be told.
+// peerOf is what the socket is connected to; nothing where that is not known.
 func (l *Load) peerOf() (ip uint32, port uint16) {
 	size := uint32(unix.SizeofSockaddrInet4)
 	if _, _, errno := unix.RawSyscall(unix.SYS_GETPEERNAME, uintptr(l.fd), uintptr(unsafe.Pointer(&l.peer)),

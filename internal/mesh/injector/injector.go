@@ -58,7 +58,7 @@ func (guest) About() kind.About {
 		Name:     "injector",
 		Summary:  "the webhook of Tare's control plane that adds sidecars to pods, for a load of kind `admission`",
 		Settings: settings,
-		InPath:   true, // each review is a request to it
+		InPath:   kind.Always, // each review is a request to it
 	}
 }
 

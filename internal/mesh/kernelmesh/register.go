@@ -149,7 +149,7 @@ func (guest) CheckServices(s *kind.Setup, part *kind.Part) error {
 // lacks is said beside proxies, which do more.
 func lacks(s *kind.Setup) string {
 	for _, p := range s.Subjects() {
-		if p.Kind.About().InPath {
+		if p.Kind.About().InPath.With(p.Options) {
 			return "it has no mutual TLS, and it knows connections and no requests (no L7: no HTTP routes, retries or rules)"
 		}
 	}

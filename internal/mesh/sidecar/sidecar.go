@@ -265,7 +265,7 @@ func (g Guest) About() kind.About {
 	settings := Settings()
 	return kind.About{
 		Name: a.Name, Summary: a.Summary, Settings: settings, Process: slices.Concat(settings, askingSettings),
-		InPath: true, TakesLonger: spreading, Probes: g.probes,
+		InPath: kind.Always, TakesLonger: spreading, Probes: g.probes,
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"tare/internal/experiment/kind"
-	"tare/internal/experiment/process"
 	"tare/internal/lib/param"
 	"tare/internal/workloads/subject/command"
 )
@@ -54,7 +53,8 @@ func (g anyCommand) Check(o param.Values) error {
 		}
 		return command.ObservedAnd(tracers)
 	case counts(o):
-		if name := o.FirstOf(process.Settings, "command", "ready-after"); name != "" {
+		if name := o.FirstOf(command.Settings, "command", "ready-after", command.Version.Name,
+			command.Optional.Name); name != "" {
 			return fmt.Errorf(`has %q, and its events are counted: such a command has "ready", "signal" and "stop" `+
 				"instead", name)
 		}

@@ -67,7 +67,7 @@ func pathOf(err error) (path []any) {
 	return path
 }
 
-// lineOf is the line of a place in YAML; 0: it cannot be told.
+// lineOf is the line of a place in YAML; 0: it is not known.
 func lineOf(data []byte, path []any) int {
 	file, err := parser.ParseBytes(data, 0)
 	if err != nil || len(path) == 0 || len(file.Docs) == 0 {

@@ -248,7 +248,7 @@ func (s *Sandbox) leftover(kind Place, sizes Sizes) (*Group, uint64) {
 			}
 			bytes, _, known := sizes(p)
 			if !known {
-				return nil, 0 // it cannot be told
+				return nil, 0 // it is not known
 			}
 			accounted += bytes
 		}

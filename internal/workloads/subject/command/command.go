@@ -7,6 +7,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,8 +41,13 @@ var (
 		Doc: "true: where its program is not installed, the run goes on without the arm and says so"}
 )
 
+// serves is the setting that puts a command into the path of requests.
+var serves = param.Setting{Name: "serves", Type: param.TypeText, Reach: param.ReachNothing,
+	Doc: "the application that it stands in front of: loads of the application then go to the command, at its `address` or " +
+		"at `{address}`. The one that loads go to, where there is one only and the command has an `address` or `{address}`"}
+
 // Settings are those of a command or of what is observed.
-var Settings = slices.Concat(process.Settings[:1], []param.Setting{observe}, process.Settings[1:],
+var Settings = slices.Concat(process.Settings[:1], []param.Setting{observe, serves}, process.Settings[1:],
 	[]param.Setting{Version, Optional})
 
 // Guest is the subject as the engine knows it, less the events.
@@ -51,6 +57,7 @@ type Guest struct{}
 func (Guest) About() kind.About {
 	return kind.About{
 		Name: Name, Summary: "any program, as a command line; or one that runs already", Settings: Settings,
+		InPath:      InPath,
 		Tail:        tail,
 		TakesLonger: func(o param.Values) time.Duration { return o.Duration("ready-after") },
 	}
@@ -84,12 +91,52 @@ func ObservedAnd(setting string) error {
 	return fmt.Errorf("has %q and %q: what runs already is not started, told or counted", settingObserve, setting)
 }
 
-// CheckSetup sees that no limits are asked for where none can be set.
-func (Guest) CheckSetup(_ *kind.Setup, _ string, part *kind.Part) error {
+// CheckSetup sees that no limits are asked for where none can be set, and that the applications that its settings name
+// are there.
+func (Guest) CheckSetup(s *kind.Setup, _ string, part *kind.Part) error {
 	if Observes(part.Options) && len(part.Limits) > 0 {
 		return errors.New(`has "limits", and what is observed runs in a control group that is not tare's to change`)
 	}
-	return nil
+	for _, text := range part.Options {
+		for _, app := range process.Apps(text) {
+			if s.Applications[app] == nil {
+				return fmt.Errorf("has a placeholder of the application %q, and there is none", app)
+			}
+		}
+	}
+	if !InPath(part.Options) {
+		return nil
+	}
+	_, err := served(s, part.Options)
+	return err
+}
+
+// InPath reports whether a command with these options stands in the path of requests.
+func InPath(o param.Values) bool {
+	return !Observes(o) && (o[serves.Name] != "" || o["address"] != "" || uses(o, "{address}") || uses(o, "{host}"))
+}
+
+// served is the application that a command in the path of requests stands in front of. The error reads on after the
+// part's place in the spec.
+func served(s *kind.Setup, o param.Values) (string, error) {
+	var to []string // that loads go to
+	for _, l := range s.Loads {
+		if l.To != "" && !slices.Contains(to, l.To) {
+			to = append(to, l.To)
+		}
+	}
+	slices.Sort(to)
+	name := o[serves.Name]
+	switch {
+	case len(to) == 0:
+		return "", errors.New("stands in the path of requests, by its address, and no load goes to an application")
+	case name != "" && !slices.Contains(to, name):
+		return "", fmt.Errorf("serves %q, and loads go to %s", name, strings.Join(to, ", "))
+	case name == "" && len(to) > 1:
+		return "", fmt.Errorf("stands in the path of requests, by its address: say to which application, with %q: loads go "+
+			"to %s", serves.Name, strings.Join(to, ", "))
+	}
+	return cmp.Or(name, to[0]), nil
 }
 
 // Installed says whether the program is there. What is to be observed is looked for when a trial begins.
@@ -149,7 +196,13 @@ func (Guest) Join(t kind.Trial, _ string, part *kind.Part) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &started{trial: t, part: part, command: c}, nil
+	s := &started{trial: t, part: part, command: c}
+	if InPath(part.Options) {
+		if s.serves, err = served(t.Setup(), part.Options); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
 }
 
 // target reads what a spec wants observed.

@@ -3,6 +3,8 @@ package command
 import (
 	"context"
 	"errors"
+	"net"
+	"strconv"
 	"time"
 
 	"tare/internal/experiment/placement"
@@ -58,7 +60,7 @@ func Rehearse(ctx context.Context, l *cgroup.Layout, self string, o param.Values
 		return found, err
 	}
 	var own *files.Scratch
-	place, err := newPlace(self, work.V2Dir(), l, func(p string) bool { return uses(o, p) }, func() (string, error) {
+	place, err := newPlace(self, work.V2Dir(), l, o, func() (string, error) {
 		own, err = ownDir()
 		return own.Path(), err
 	})
@@ -66,6 +68,13 @@ func Rehearse(ctx context.Context, l *cgroup.Layout, self string, o param.Values
 	if err != nil {
 		return found, err
 	}
+	if place.Port == 0 {
+		if place.Port, err = process.FreePort(); err != nil {
+			return found, err
+		}
+	}
+	nowhere := net.JoinHostPort("127.0.0.1", strconv.Itoa(place.Port)) // there are no applications yet
+	place.App = func(string) (string, bool) { return nowhere, true }
 	if c, err = c.At(place); err != nil {
 		return found, err
 	}

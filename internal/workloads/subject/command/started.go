@@ -1,17 +1,23 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/placement"
 	"tare/internal/experiment/process"
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
+	"tare/internal/lib/param"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 )
@@ -23,6 +29,8 @@ type Evidence struct {
 	// MemoryPeakBytes is the most memory that the kernel has charged to its group; null where it does not tell, and
 	// where the group was there before the trial.
 	MemoryPeakBytes *uint64 `json:"memory_peak_bytes"`
+	// Files are the SHA-256 of the user's files that it was configured with, by name, in hexadecimal.
+	Files map[string]string `json:"files,omitempty"`
 }
 
 // Resident is the interface Resident's.
@@ -53,12 +61,15 @@ type started struct {
 	trial   kind.Trial
 	part    *kind.Part
 	command process.Command
+	serves  string // the application that it stands in front of; empty: it is in no request's path
 
 	group   *placement.Group
 	running *process.Running // nil before Start
 	began   time.Time
 	own     *files.Scratch // directory of its own, which Close removes; nil where it has none
 	found   *Evidence
+	address string   // where it serves; empty where it does not
+	passage *passage // of the connections that come to it; nil where it serves none
 }
 
 // Start starts it in the subject's group and waits until it is ready.
@@ -79,11 +90,55 @@ func (s *started) Start(ctx context.Context) error {
 		return err
 	}
 	c.CgroupDir = s.group.V2Dir()
+	if s.serves != "" {
+		s.address = place.Address
+		if c.Ready == (process.Ready{}) {
+			c.Ready.Port = s.address
+		}
+	}
 	s.began = time.Now()
 	if s.running, err = process.Start(c, s.group.Start, s.ended); err != nil {
 		return fmt.Errorf("starting %s: %w", s.trial.Arm(), err)
 	}
-	return s.running.Ready(ctx)
+	if err := s.running.Ready(ctx); err != nil || s.serves == "" {
+		return err
+	}
+	return s.inPath()
+}
+
+// inPath sees that loads which go to its address do not go to an application, past it.
+func (s *started) inPath() error {
+	var err error
+	if s.passage, err = newPassage(s.address); err != nil {
+		return err
+	}
+	if slices.ContainsFunc(s.running.Listening(), s.passage.at) {
+		return nil
+	}
+	for name, app := range s.trial.Applications() {
+		if s.passage.at(app.Address) {
+			return fault.New(fault.Usage, s.address, "give it an address that is free, or leave the address out and let the "+
+				"command listen at {address}", "%s does not listen there, and the application %s does: loads would go past it",
+				s.trial.Arm(), name)
+		}
+	}
+	return nil // what runs in a container or a virtual machine has sockets that are not seen from here
+}
+
+// Address is kind.Addresser's.
+func (s *started) Address(app string) (string, error) {
+	if app == s.serves {
+		return s.address, nil
+	}
+	return s.trial.Applications()[app].Address, nil
+}
+
+// Begun begins to look for the connections of loads.
+func (s *started) Begun(ctx context.Context, _ role.Schedule) error {
+	if s.passage != nil {
+		s.passage.watch(ctx)
+	}
+	return nil
 }
 
 func (s *started) ended(err error) {
@@ -92,17 +147,20 @@ func (s *started) ended(err error) {
 	}
 }
 
-// place is what its command line may speak of: the group of the applications and loads, which it may watch.
+// place is what its command line may speak of: the group of the applications and loads, which it may watch, where they
+// are, and where it is to listen if it serves one.
 func (s *started) place() (process.Place, error) {
-	return newPlace(s.trial.Self(), s.trial.WorkDir(), s.trial.Cgroups(), s.uses, func() (string, error) {
+	p, err := newPlace(s.trial.Self(), s.trial.WorkDir(), s.trial.Cgroups(), s.part.Options, func() (string, error) {
 		var err error
 		s.own, err = ownDir()
 		return s.own.Path(), err
 	})
+	p.App = func(name string) (string, bool) {
+		app, known := s.trial.Applications()[name]
+		return app.Address, known
+	}
+	return p, err
 }
-
-// uses reports whether a placeholder stands anywhere in the settings of the command.
-func (s *started) uses(placeholder string) bool { return uses(s.part.Options, placeholder) }
 
 func uses(o map[string]string, placeholder string) bool {
 	for _, text := range o {
@@ -113,10 +171,10 @@ func uses(o map[string]string, placeholder string) bool {
 	return false
 }
 
-// newPlace is the place of a command that may watch the group whose v2 directory is work. What the command line does
-// not ask for is not made.
+// newPlace is the place of a command with these options that may watch the group whose v2 directory is work. What the
+// options do not ask for is not made.
 func newPlace(
-	self, work string, layout *cgroup.Layout, uses func(string) bool, dir func() (string, error),
+	self, work string, layout *cgroup.Layout, o param.Values, dir func() (string, error),
 ) (process.Place, error) {
 	p := process.Place{Self: self, CgroupDir: work}
 	var err error
@@ -126,15 +184,20 @@ func newPlace(
 		}
 		p.CgroupPath = layout.V2Path(work)
 	}
-	if uses("{dir}") {
+	if uses(o, "{dir}") || o["files"] != "" {
 		if p.Dir, err = dir(); err != nil {
 			return p, err
 		}
 	}
-	if uses("{port}") {
-		p.Port, err = process.FreePort()
+	if !InPath(o) && !uses(o, "{port}") && o["files"] == "" {
+		return p, nil
 	}
-	return p, err
+	if p.Port, err = process.FreePort(); err != nil || !InPath(o) {
+		return p, err
+	}
+	port := strconv.Itoa(p.Port)
+	p.Address = strings.ReplaceAll(cmp.Or(o["address"], "127.0.0.1:{port}"), "{port}", port)
+	return p, nil
 }
 
 // ownDir makes a directory for the command's files.
@@ -142,11 +205,19 @@ func ownDir() (*files.Scratch, error) { return files.NewScratch(files.LargeTemp(
 
 // After finds what belongs to it.
 func (s *started) After(context.Context) error {
+	if s.passage != nil && !s.passage.seen() {
+		return fault.New(fault.Usage, s.address, "see that the loads go to {address}, and that nothing else redirects them",
+			"no connection came to %s while the loads ran: they went past it", s.trial.Arm())
+	}
 	found, err := process.Discover(proc.FS{}, s.group.V2Dir(), true, s.trial.Record().Ledger, s.began)
 	if err != nil {
 		return fmt.Errorf("finding what belongs to %s: %w", s.trial.Arm(), err)
 	}
-	s.found = &Evidence{Found: found, MemoryPeakBytes: s.trial.Cgroups().MemoryPeak(s.group.Path())}
+	s.found = &Evidence{Found: found, MemoryPeakBytes: s.trial.Cgroups().MemoryPeak(s.group.Path()),
+		Files: map[string]string{}}
+	for _, f := range s.command.Files {
+		s.found.Files[f.Name] = f.Sum()
+	}
 	return s.found.tell(s.trial)
 }
 
@@ -160,6 +231,7 @@ func (s *started) Evidence() any {
 
 // Close ends it and removes its files.
 func (s *started) Close() error {
+	s.passage.close()
 	if s.running != nil && s.running.Stop() {
 		s.trial.Warn("command-killed", "%s did not end in its time when it was asked to, and was killed", s.trial.Arm())
 	}

@@ -1,0 +1,94 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"tare/internal/experiment/process"
+)
+
+// lookFirst and lookLater are the time between two looks for connections, at first and later.
+const (
+	lookFirst = 100 * time.Millisecond
+	lookLater = time.Second
+)
+
+// passage knows whether connections come to an address. It looks at this machine's sockets until one is seen, which is
+// soon where loads go there at all.
+type passage struct {
+	port   uint16
+	before map[process.Connection]bool // that were there before the loads, such as those by which it was found to be ready
+
+	mu     sync.Mutex
+	came   bool
+	cancel context.CancelFunc // of the looking; nil before
+	done   chan struct{}
+}
+
+// newPassage begins with the connections that are there.
+func newPassage(address string) (*passage, error) {
+	_, text, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("the address of what serves: %w", err)
+	}
+	port, err := strconv.ParseUint(text, 10, 16)
+	if err != nil {
+		return nil, fmt.Errorf("the port of what serves: %w", err)
+	}
+	p := &passage{port: uint16(port), before: map[process.Connection]bool{}}
+	all, err := process.Connections(p.port)
+	for _, c := range all {
+		p.before[c] = true
+	}
+	return p, err
+}
+
+// at reports whether an address has the port.
+func (p *passage) at(address string) bool {
+	_, port, err := net.SplitHostPort(address)
+	return err == nil && port == strconv.Itoa(int(p.port))
+}
+
+// watch looks until one has come or the context ends.
+func (p *passage) watch(ctx context.Context) {
+	ctx, p.cancel = context.WithCancel(ctx)
+	p.done = make(chan struct{})
+	go func() {
+		defer close(p.done)
+		for wait := lookFirst; !p.seen(); wait = min(2*wait, lookLater) {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(wait):
+			}
+		}
+	}()
+}
+
+// seen looks unless a connection was seen before, and says whether one was. Connections that were closed in the last
+// minute are seen too: the side that closes first keeps the pair (TIME_WAIT).
+func (p *passage) seen() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.came {
+		return true
+	}
+	all, err := process.Connections(p.port)
+	p.came = err != nil // what cannot be read says nothing against it
+	for _, c := range all {
+		p.came = p.came || !p.before[c]
+	}
+	return p.came
+}
+
+// close ends the looking.
+func (p *passage) close() {
+	if p != nil && p.cancel != nil {
+		p.cancel()
+		<-p.done
+	}
+}
