@@ -210,13 +210,13 @@ func containerPlan(s *specs.Spec, list []bind, env []string) (*plan, error) {
 	}
 	p.mkdirs(s.Process.Cwd)
 	for _, dir := range s.Linux.ReadonlyPaths {
-		absent := []unix.Errno{unix.ENOENT, unix.ENOTDIR, unix.EINVAL}
+		absent := errnos{unix.ENOENT, unix.ENOTDIR, unix.EINVAL}
 		p.mount(dir, dir, "", unix.MS_BIND|unix.MS_REC, "").ignore = absent
 		p.mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_REC, "").ignore = absent
 	}
 	for _, name := range s.Linux.MaskedPaths {
 		// A file takes the first, a directory the second; the other fails.
-		other := []unix.Errno{unix.ENOENT, unix.ENOTDIR}
+		other := errnos{unix.ENOENT, unix.ENOTDIR}
 		p.mount("/dev/null", name, "", unix.MS_BIND, "").ignore = other
 		p.mount("tmpfs", name, "tmpfs", unix.MS_RDONLY, "").ignore = other
 	}
@@ -302,13 +302,13 @@ func (p *plan) defaultDevices() {
 		{"/proc/self/fd", "/dev/fd"}, {"/proc/self/fd/0", "/dev/stdin"}, {"/proc/self/fd/1", "/dev/stdout"},
 		{"/proc/self/fd/2", "/dev/stderr"}, {"pts/ptmx", "/dev/ptmx"},
 	} {
-		p.add("linking "+l[1], sysSymlink, l[0], l[1]).ignore = []unix.Errno{unix.EEXIST}
+		p.add("linking "+l[1], sysSymlink, l[0], l[1]).ignore = errnos{unix.EEXIST}
 	}
 }
 
 func (p *plan) device(name string, kind int, major, minor uint32, mode, uid, gid int) {
 	p.add("making the device "+name, sysMknod, name, kind|mode, int(unix.Mkdev(major, minor))).ignore =
-		[]unix.Errno{unix.EEXIST}
+		errnos{unix.EEXIST}
 	p.add("changing the mode of "+name, sysChmod, name, mode)
 	p.add("changing the owner of "+name, sysChown, name, uid, gid)
 }
@@ -346,7 +346,7 @@ func (p *plan) credentials(proc *specs.Process) {
 	bits, _ := capabilitySets(proc.Capabilities) // check read them
 	for n := range capabilities {
 		if bits.bounding&(1<<n) == 0 {
-			p.add("dropping "+capabilities[n], sysPrctl, unix.PR_CAPBSET_DROP, n).ignore = []unix.Errno{unix.EINVAL}
+			p.add("dropping "+capabilities[n], sysPrctl, unix.PR_CAPBSET_DROP, n).ignore = errnos{unix.EINVAL}
 		}
 	}
 	var groups []byte
@@ -374,7 +374,7 @@ func (p *plan) credentials(proc *specs.Process) {
 			// One that is not inheritable cannot be ambient. 'runc spec' writes such configurations, and runc passes over it.
 			c := p.add("raising the ambient "+capabilities[n], sysPrctl,
 				unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, n, 0, 0)
-			c.ignore = []unix.Errno{unix.EPERM}
+			c.ignore = errnos{unix.EPERM}
 		}
 	}
 	if proc.NoNewPrivileges {
@@ -385,7 +385,7 @@ func (p *plan) credentials(proc *specs.Process) {
 // program looks for the program, says that all is ready, and becomes the program when it may.
 func (p *plan) program(proc *specs.Process, env []string) {
 	paths := candidates(proc.Args[0], env)
-	absent := []unix.Errno{unix.ENOENT, unix.EACCES, unix.ENOTDIR}
+	absent := errnos{unix.ENOENT, unix.EACCES, unix.ENOTDIR}
 	what := fmt.Sprintf("looking for the program %q", proc.Args[0])
 	for i, path := range paths {
 		c := p.add(what, sysFaccessat, unix.AT_FDCWD, path, unix.X_OK)

@@ -211,7 +211,7 @@ func TestSignals(t *testing.T) {
 func TestFailures(t *testing.T) {
 	g := startGuest(t)
 	p := &plan{}
-	p.add("ignored", sysChdir, "/nonexistent").ignore = []unix.Errno{unix.ENOENT}
+	p.add("ignored", sysChdir, "/nonexistent").ignore = errnos{unix.ENOENT}
 	p.add("skips one", sysGetpid).skip = 1
 	p.add("skipped", sysChdir, "/nonexistent")
 	p.mkdir("/nonexistent/x", 0o755)

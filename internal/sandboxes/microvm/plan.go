@@ -21,11 +21,14 @@ type call struct {
 	number uint32
 	args   []any // int, uintptr, register, string, []byte, []string (which ends with a null pointer)
 	into   register
-	any    bool         // whatever it returns is well
-	ignore []unix.Errno // these are no errors
-	skip   int          // so many calls after it are passed over if it succeeds
-	what   string       // what it does, for errors
+	any    bool   // whatever it returns is well
+	ignore errnos // these are no errors
+	skip   int    // so many calls after it are passed over if it succeeds
+	what   string // what it does, for errors
 }
+
+// errnos are as many error numbers as an instruction has room for (struct instruction in c/init.c).
+type errnos [3]unix.Errno
 
 // register holds the result of a call for later ones. Those of the ports are agreed upon with c/init.c.
 type register uint8
@@ -167,7 +170,7 @@ func (p *plan) vector(list []string) int {
 // Calls that plans make often.
 
 func (p *plan) mkdir(path string, mode int) {
-	p.add("making the directory "+path, sysMkdir, path, mode).ignore = []unix.Errno{unix.EEXIST}
+	p.add("making the directory "+path, sysMkdir, path, mode).ignore = errnos{unix.EEXIST}
 }
 
 func (p *plan) mount(source, target, kind string, flags uintptr, data string) *call {
@@ -185,6 +188,6 @@ func (p *plan) write(path, value string) {
 // load loads a kernel module.
 func (p *plan) load(path string) {
 	p.add("opening "+path, sysOpen, path, unix.O_RDONLY|unix.O_CLOEXEC, 0).into = scratch
-	p.add("loading "+path, sysFinitModule, scratch, "", 0).ignore = []unix.Errno{unix.EEXIST}
+	p.add("loading "+path, sysFinitModule, scratch, "", 0).ignore = errnos{unix.EEXIST}
 	p.add("closing "+path, sysClose, scratch)
 }
