@@ -317,6 +317,9 @@ func (w *worker) verdict() error {
 	case stateFailed:
 		return fmt.Errorf("%s: system call %d: %w", where, w.s.Step, unix.Errno(w.s.Error))
 	}
+	if w.err == nil {
+		return fmt.Errorf("%s exited unexpectedly (status 0) in state %d", where, state)
+	}
 	return fmt.Errorf("%s ended in state %d: %w", where, state, w.err)
 }
 
