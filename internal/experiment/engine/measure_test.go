@@ -206,6 +206,18 @@ func halves(done1 int64, p50First float64, done2 int64, p50Second float64) []loa
 	return s
 }
 
+// TestRateAdvice: a load without connections is not advised to have more of them.
+func TestRateAdvice(t *testing.T) {
+	m := goodMeasurement(t)
+	r := m.Loads["client"]
+	r.Done, r.Late, r.Errors, r.Connections, r.MaxConnections = 1970, 0, nil, 0, 0
+	m.Loads["client"] = r
+	reasons := m.Judge()
+	if len(reasons) != 1 || !strings.HasSuffix(reasons[0].Message, "; lower the rate") {
+		t.Errorf("tripped %+v", reasons)
+	}
+}
+
 // TestGates trips every gate, and none where there is no reason to.
 func TestGates(t *testing.T) {
 	change := func(f func(*load.Result)) func(*measured.Measured) {
@@ -282,7 +294,9 @@ func TestGates(t *testing.T) {
 				"the group that tare runs in"},
 		{"throttled as asked", func(m *measured.Measured) {
 			m.Ledger.Cgroups[5].ThrottledSeconds = ptr(0.5)
-			m.Setup.Loads["client"].Limits["cpus"] = "0.5"
+			limited := measured.NewRole(kind.Load, "client")
+			limited.Limited = true
+			m.SetRoles(map[string]measured.GroupRole{m.Ledger.Cgroups[5].Path: limited})
 		}, "", ""},
 		// v2 counts throttling in the group that has the limit only
 		{"throttled by the trial's own limit below", func(m *measured.Measured) {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"path"
 	"slices"
 	"strings"
 	"time"
@@ -297,20 +296,11 @@ func (j *LoadJudge) connections() {
 	}
 }
 
-// throttled: a group whose CPU nobody limited must not have been held back, by a limit above it for instance.
+// throttled: a group that was given no CPU limit must not have been held back, by a limit above it for instance.
 func (m *Measured) throttled() []Trip {
 	var trips []Trip
-	limited := map[string]bool{}
-	for _, sec := range m.Setup.Sections() {
-		for name, p := range sec.Parts {
-			_, limited[name] = p.Limits["cpus"]
-		}
-	}
-	if arm := m.Setup.Of(m.Arm); arm != nil {
-		_, limited[kind.SubjectGroup] = arm.Limits["cpus"]
-	}
 	for _, g := range m.Ledger.Cgroups {
-		asked := limited[path.Base(g.Path)] || m.roles[g.Path].Limited || m.Shared && g.Path == m.Tree
+		asked := m.roles[g.Path].Limited || m.Shared && g.Path == m.Tree
 		if asked || !Within(g.Path, m.Tree) || g.ThrottledSeconds == nil {
 			continue
 		}

@@ -36,8 +36,11 @@ func inComponents() *Measured {
 	}
 	m := &Measured{
 		Setup: &kind.Setup{
-			Arms: map[string]*kind.Part{"mine": {Limits: param.Values{"cpus": "1"}}}, Gates: param.Defaults(GateSettings),
-			Statistics: true,
+			Arms: map[string]*kind.Part{
+				"mine": {Limits: param.Values{"cpus": "1"}}, "control": {Limits: param.Values{"cpus": "1"}},
+			},
+			Applications: map[string]*kind.Part{"worker": {Limits: param.Values{"cpus": "1"}}},
+			Gates:        param.Defaults(GateSettings), Statistics: true,
 		},
 		Tree: subjectTree,
 		Trial: record.Trial{PlannedTrial: record.PlannedTrial{Arm: "mine"}, Ledger: &ledger.Ledger{
@@ -52,11 +55,11 @@ func inComponents() *Measured {
 		Subject:   &kind.Objects{Programs: []kind.Object{{ID: 7}}},
 		Processes: map[string][]int{"proxy": {11, 12}, "control": {21}},
 	}
-	limited := NewRole(kind.Subject, "proxy")
-	limited.Limited = true
+	whole, limited := NewRole(kind.Subject, ""), NewRole(kind.Subject, "proxy")
+	whole.Limited, limited.Limited = true, true
 	worker := NewRole(kind.Subject, "proxy") // a group below that was given a role of its own counts once all the same
 	m.SetRoles(map[string]GroupRole{
-		subjectTree + "/subject": NewRole(kind.Subject, ""), subjectTree + "/subject/proxy": limited,
+		subjectTree + "/subject": whole, subjectTree + "/subject/proxy": limited,
 		subjectTree + "/subject/proxy/worker": worker, subjectTree + "/subject/control": NewRole(kind.Subject, "control"),
 	})
 	return m
@@ -126,7 +129,8 @@ func TestComponents(t *testing.T) {
 	}
 }
 
-// TestThrottledComponents: a limit that was asked for trips no gate, and any other does, component by component.
+// TestThrottledComponents: a limit that was asked for trips no gate, and any other does, component by component. The
+// limit of a part that only has the same name as a component, such as another arm, is none of the component's.
 func TestThrottledComponents(t *testing.T) {
 	var tripped []string
 	for _, trip := range inComponents().throttled() {

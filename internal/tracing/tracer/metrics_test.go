@@ -180,7 +180,9 @@ func TestGatesOfTracers(t *testing.T) {
 	if reasons := m.Judge(); len(reasons) != 1 || !strings.Contains(reasons[0].Message, "/subject was throttled") {
 		t.Errorf("held back, and nobody limited it: %+v", reasons)
 	}
-	m.Setup.Arms["exectrace"].Limits["cpus"] = "0.05"
+	limited := measured.NewRole(kind.Subject, "")
+	limited.Limited = true
+	m.SetRoles(map[string]measured.GroupRole{m.Ledger.Cgroups[4].Path: limited})
 	if reasons := m.Judge(); len(reasons) > 0 {
 		t.Errorf("held back as asked: %+v", reasons)
 	}
