@@ -36,7 +36,7 @@ func newReport() *cobra.Command {
 		Short: "Read a run directory again and report on it",
 		Long: `Read a run directory again and report on it. The report is made from the trials, not from the summary that the run left.
 
-Formats, of which several, separated by commas, are written one after another:
+Formats, of which several, separated by commas, are written one after another to standard output:
 
 ` + formatLines(report.Runs.Formats()) + `
 
@@ -56,6 +56,10 @@ undecided, or the run is invalid or partial.`,
   tare report DIR --format bench > run.txt && benchstat -col /arm run.txt`,
 		Args: oneRun,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if f.out != "" && len(f.formats) > 1 {
+				return fault.New(fault.Usage, "--format "+strings.Join(f.formats, ","), "write one file for each",
+					"--output takes one format, got %d", len(f.formats))
+			}
 			var writers []report.Writer[*report.Run]
 			for _, name := range f.formats {
 				one, err := report.Runs.Writer(name)

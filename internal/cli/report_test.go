@@ -51,7 +51,7 @@ func runCommand(c *cobra.Command, args ...string) (string, error) {
 	var out bytes.Buffer
 	c.SetOut(&out)
 	c.SetErr(&out)
-	c.SetArgs(args)
+	c.SetArgs(append([]string{}, args...)) // of nil cobra takes the arguments of this process
 	err := c.Execute()
 	return out.String(), err
 }
@@ -103,6 +103,25 @@ func TestReportIntoAFile(t *testing.T) {
 	if _, err := runReport(dir, "-o", filepath.Join(dir, "nowhere", "x")); fault.CodeOf(err) != fault.Machine ||
 		fault.HintOf(err) == "" {
 		t.Errorf("a directory that is not there: %v", err)
+	}
+}
+
+// TestReportOfSeveralFormatsIntoAFile: one file holds one format.
+func TestReportOfSeveralFormatsIntoAFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report")
+	_, err := runReport(writeRun(t, 24), "--format", "html,json", "-o", path)
+	if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), "--output takes one format, got 2") {
+		t.Errorf("two formats into one file: %v", err)
+	}
+	if _, err := os.Stat(path); err == nil {
+		t.Error("the file was written all the same")
+	}
+}
+
+// TestReportWithoutArguments: a command that is run without arguments gets none, and not those of the test.
+func TestReportWithoutArguments(t *testing.T) {
+	if _, err := runReport(); err == nil || strings.Contains(err.Error(), "test.") {
+		t.Errorf("without a run: %v", err)
 	}
 }
 
