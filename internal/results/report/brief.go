@@ -41,7 +41,7 @@ func (t *screen) brief(s *analysis.Summary, run record.Run) {
 		answers.leads(s, room-around-leastMetrics(len(arms))*len(arms))
 		shown = table.headlines(s, room-around-answers.lines(), leastMetrics(len(arms)))
 	}
-	table.others(s, shown)
+	table.others(s, run, shown)
 	for _, p := range []*screen{top, answers, asserted, table, bottom} {
 		t.b.WriteString(p.b.String())
 	}
@@ -240,7 +240,7 @@ func changeCell(s *analysis.Summary, e analysis.Estimate) string {
 }
 
 // others says what the table leaves out: first the metrics with resolved differences, and then how much there is.
-func (t *screen) others(s *analysis.Summary, shown []string) {
+func (t *screen) others(s *analysis.Summary, run record.Run, shown []string) {
 	metrics, resolved := map[string]bool{}, map[string]bool{}
 	for _, e := range s.Estimates {
 		metrics[e.Metric] = true
@@ -261,7 +261,7 @@ func (t *screen) others(s *analysis.Summary, shown []string) {
 		return
 	}
 	rest := []string{fmt.Sprintf("%d of %d metrics", len(shown), len(metrics))}
-	if n := len(notes(s)); n > 0 {
+	if n := len(notes(s, run)); n > 0 {
 		rest = append(rest, quantity.Counted(n, "note"))
 	}
 	if n := len(models(s)); n > 0 {

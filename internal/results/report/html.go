@@ -188,7 +188,7 @@ func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLO
 		Ran: len(d.Ran) > 0, Models: models(s), CPU: d.cpuTables(), Unplaced: d.unplaced, Memory: d.memory,
 		Gross:   d.gross,
 		Ladders: ladderTables(s, run), Courses: d.courseTables(),
-		Notes: notes(s), Warnings: slices.Clone(s.Warnings), Excluded: excluded(s), Gates: gates(run.Spec),
+		Notes: notes(s, run), Warnings: slices.Clone(s.Warnings), Excluded: excluded(s), Gates: gates(run.Spec),
 		Intervals: intervals(s), SelfCost: selfCost(s),
 		Environment: environmentFacts(run), Spec: indented(run.Spec), Again: clean(again(run)), Dir: o.Dir,
 		Version: run.Version,

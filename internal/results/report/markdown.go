@@ -44,7 +44,7 @@ func Markdown(w io.Writer, s *analysis.Summary, run record.Run) error {
 			fmt.Fprintf(&b, "- %s\n", escape(item))
 		}
 	}
-	list("Notes", notes(s))
+	list("Notes", notes(s, run))
 	list("Models", models(s))
 	list("Warnings", s.Warnings)
 	list("Trials left out", excluded(s))

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"tare/internal/experiment/load"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
@@ -171,7 +172,7 @@ func percent(ratio float64) string {
 }
 
 // notes are what to know before quoting an estimate, each named once, with the estimates that it is of.
-func notes(s *analysis.Summary) []string {
+func notes(s *analysis.Summary, run record.Run) []string {
 	var all, texts []string
 	of := map[string][]string{} // by text
 	for _, arm := range slices.Sorted(maps.Keys(s.Absent)) {
@@ -198,8 +199,11 @@ func notes(s *analysis.Summary) []string {
 	for _, n := range texts {
 		all = append(all, strings.Join(analysis.FirstOf(of[n], maxNoted), ", ")+": "+n)
 	}
-	if withheld(s, "latency_p99_seconds", "latency_p999_seconds") {
-		all = append(all, "latency p99.9 is withheld: a trial has fewer than 100 requests beyond it")
+	quantiles := run.Defined().Quantiles(load.Latency)
+	for i := 1; i < len(quantiles); i++ {
+		if withheld(s, quantiles[i-1].Name, quantiles[i].Name) {
+			all = append(all, quantity.Label(quantiles[i].Name)+" is withheld: a trial has fewer than 100 requests beyond it")
+		}
 	}
 	return all
 }

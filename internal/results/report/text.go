@@ -85,7 +85,7 @@ func (t *screen) write(s *analysis.Summary, run record.Run) {
 	}
 	t.pictured(s, run)
 	t.gross(s)
-	for _, n := range notes(s) {
+	for _, n := range notes(s, run) {
 		t.wrap("note: ", n)
 	}
 	for _, m := range models(s) {
