@@ -577,8 +577,8 @@ func (p *progress) warn(text string) {
 }
 
 func (p *progress) say(at engine.Progress) {
-	if t := at.Last; t != nil && t.Ledger != nil {
-		for _, w := range t.Ledger.Warnings {
+	if t := at.Last; t != nil {
+		for _, w := range t.Warned() {
 			if w.Code == record.OtherRun || w.Code == record.LeftBehind {
 				p.warn(w.Message)
 			}
@@ -593,6 +593,11 @@ func (p *progress) say(at engine.Progress) {
 	if t := at.Last; t != nil && !t.Validity.Valid {
 		p.clear()
 		fmt.Fprintf(p.w, "%s %s\n", attemptOf(t, at), whatIsWrong(t.Validity))
+		if t.Validity.Failed != "" { // its warnings may say why
+			for _, w := range t.Warnings {
+				fmt.Fprintf(p.w, "  warning: %s\n", text.Line(w.Message))
+			}
+		}
 	}
 	if at.Note != "" {
 		p.clear()

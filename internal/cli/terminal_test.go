@@ -71,7 +71,8 @@ func TestProgressIsSafe(t *testing.T) {
 		p := &progress{w: &guarded{w: &b}, raw: &b, terminal: terminal, block: -1}
 		planned := record.PlannedTrial{Arm: evil, Factors: map[string]string{evil: evil}}
 		for _, trial := range []record.Trial{
-			{PlannedTrial: planned, Validity: record.Validity{Failed: evil}},
+			{PlannedTrial: planned, Validity: record.Validity{Failed: evil},
+				Warnings: []ledger.Warning{{Code: evil, Message: evil}}},
 			{PlannedTrial: planned, Validity: record.Validity{Reasons: []record.Reason{{Gate: evil, Message: evil,
 				Cause: evil}}}},
 			{PlannedTrial: planned, Validity: record.Validity{Valid: true},
@@ -86,6 +87,18 @@ func TestProgressIsSafe(t *testing.T) {
 		if strings.Contains(b.String(), "\r\x1b[K") != terminal {
 			t.Errorf("on a terminal: %t, and it wrote %q", terminal, b.String())
 		}
+	}
+}
+
+// TestProgressOfFailure: the warnings of a trial that failed before its window stand below the failure.
+func TestProgressOfFailure(t *testing.T) {
+	var b bytes.Buffer
+	p := &progress{w: &guarded{w: &b}, raw: &b, block: -1}
+	p.say(engine.Progress{Last: &record.Trial{Validity: record.Validity{Failed: "it is not ready"},
+		Warnings: []ledger.Warning{{Code: "no-line-matches", Message: "7 lines, and none matches"}}}})
+	_, after, _ := strings.Cut(b.String(), "it is not ready")
+	if !strings.Contains(after, "\n  warning: 7 lines, and none matches\n") {
+		t.Errorf("it printed %q", b.String())
 	}
 }
 

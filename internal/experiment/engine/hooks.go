@@ -191,7 +191,9 @@ func (x *trial) Read(ctx context.Context, name string) error {
 func (x *trial) Warn(code, format string, args ...any) {
 	if l := x.record.Ledger; l != nil {
 		l.Warn(code, format, args...)
+		return
 	}
+	x.record.Warnings = append(x.record.Warnings, ledger.Warning{Code: code, Message: fmt.Sprintf(format, args...)})
 }
 
 // group makes a group, if it is not there yet.

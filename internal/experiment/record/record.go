@@ -157,7 +157,9 @@ type Trial struct {
 	// of the measured window; null when the trial failed before it
 	Ledger  *ledger.Ledger            `json:"ledger"`
 	Further map[string]*ledger.Ledger `json:"further,omitempty"` // readings beside the window: before, after
-	Subject json.RawMessage           `json:"subject,omitempty"` // what the subject said of itself when it was ready
+	// Warnings are those of a time when there was no ledger, which has all others: see Warned.
+	Warnings []ledger.Warning `json:"warnings,omitempty"`
+	Subject  json.RawMessage  `json:"subject,omitempty"` // what the subject said of itself when it was ready
 	// Evidence is what only a guest knows of the trial, by the guest's name.
 	Evidence map[string]json.RawMessage `json:"evidence,omitempty"`
 	Clocks   map[string]time.Duration   `json:"clocks_ns"` // set-up, before, warm-up, measured, drain, tear-down
@@ -172,6 +174,14 @@ type Trial struct {
 	// Nodes are what came of it at each node, where it ran on nodes: metrics and loads are of all of them together
 	// then.
 	Nodes []NodeTrial `json:"nodes,omitempty"`
+}
+
+// Warned are all warnings of the trial: those before its window closed, and those of its ledger.
+func (t *Trial) Warned() []ledger.Warning {
+	if t.Ledger == nil {
+		return t.Warnings
+	}
+	return slices.Concat(t.Warnings, t.Ledger.Warnings)
 }
 
 // Events are the counts of the events (execs) of one trial. The load, the kernel and the tracer count them

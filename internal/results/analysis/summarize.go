@@ -396,8 +396,7 @@ func (s *Summary) warnOfTwins() {
 func (s *Summary) warnOfOthers(trials []record.Trial) {
 	n := 0
 	for _, t := range trials {
-		if t.Ledger != nil && slices.ContainsFunc(t.Ledger.Warnings,
-			func(w ledger.Warning) bool { return w.Code == record.OtherRun }) {
+		if slices.ContainsFunc(t.Warned(), func(w ledger.Warning) bool { return w.Code == record.OtherRun }) {
 			n++
 		}
 	}
@@ -411,10 +410,7 @@ func (s *Summary) warnOfOthers(trials []record.Trial) {
 func (s *Summary) warnOfLeftovers(trials []record.Trial) {
 	n, first := 0, ""
 	for _, t := range trials {
-		if t.Ledger == nil {
-			continue
-		}
-		for _, w := range t.Ledger.Warnings {
+		for _, w := range t.Warned() {
 			if w.Code == record.LeftBehind {
 				n, first = n+1, cmp.Or(first, w.Message)
 			}
