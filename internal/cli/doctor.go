@@ -38,21 +38,25 @@ type diagnosis struct {
 }
 
 func newDoctor() *cobra.Command {
-	var asJSON bool
+	var asJSON, loadModules bool
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Show what this machine can measure, what it cannot, why, and what would change that",
 		Long: `Doctor probes every kernel feature that Tare uses, by using it. What is missing is listed with what it needs, what is
 lost without it, and how to fix it; so are the programs of others that some subjects need. The exit code is 3 when the
-machine lacks something that weighing cannot do without.`,
+machine lacks something that weighing cannot do without.
+
+Redirecting connections to sidecars makes the kernel load modules, which stay loaded. That is tried only with
+--load-modules, and listed as not tried without.`,
 		Example: `  tare doctor
+  tare doctor --load-modules
   tare doctor --json | jq '.features[] | select(.available | not)'`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := keepOnly(cmd.Context(), cap.DAC_OVERRIDE, cap.NET_ADMIN); err != nil {
 				return err
 			}
-			d, err := diagnose(cmd.Context())
+			d, err := diagnose(cmd.Context(), loadModules)
 			if err != nil {
 				return err
 			}
@@ -81,6 +85,8 @@ machine lacks something that weighing cannot do without.`,
 			return nil
 		},
 	}
+	cmd.Flags().BoolVar(&loadModules, "load-modules", false,
+		"try what makes the kernel load modules as well; they stay loaded")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document and nothing else")
 	return cmd
 }
@@ -110,9 +116,9 @@ var guestFeatures = sync.OnceValue(func() (probes []*feature.Probe) {
 	return probes
 })
 
-// diagnose probes everything. A probe may make something on the machine that it takes away again, so that none is cut
-// off when the context ends: no other begins.
-func diagnose(ctx context.Context) (diagnosis, error) {
+// diagnose probes everything, and what makes the kernel load modules only if asked to. A probe may make something on
+// the machine that it takes away again, so that none is cut off when the context ends: no other begins.
+func diagnose(ctx context.Context, loadModules bool) (diagnosis, error) {
 	d := diagnosis{Schema: doctorSchema, Machine: proc.FS{}.Machine()}
 	for _, p := range features() {
 		if ctx.Err() != nil {
@@ -125,7 +131,11 @@ func diagnose(ctx context.Context) (diagnosis, error) {
 		if ctx.Err() != nil {
 			return d, ctx.Err()
 		}
-		d.Programs = append(d.Programs, p.Status())
+		s, leaves := p.Untried()
+		if !leaves || loadModules {
+			s = p.Status()
+		}
+		d.Programs = append(d.Programs, s)
 	}
 	return d, nil
 }
@@ -151,15 +161,18 @@ func printStatuses(b *strings.Builder, all []feature.Status) {
 		wide = max(wide, len(s.Name))
 	}
 	for _, s := range all {
-		mark := "yes"
-		if !s.Available {
+		mark, fix := "yes", "fix"
+		switch {
+		case s.Untried:
+			mark, fix, s.Hint = "?  ", "try", "tare doctor --load-modules"
+		case !s.Available:
 			mark = "NO "
 		}
 		fmt.Fprintf(b, "%s  %-*s  %s\n", mark, wide, s.Name, s.Detail)
 		if s.Available {
 			continue
 		}
-		for _, line := range [][2]string{{"needs", s.Needs}, {"lost", s.Lost}, {"fix", s.Hint}} {
+		for _, line := range [][2]string{{"needs", s.Needs}, {"lost", s.Lost}, {fix, s.Hint}} {
 			if line[1] != "" {
 				fmt.Fprintf(b, "     %-*s  %-5s  %s\n", wide, "", line[0], line[1])
 			}

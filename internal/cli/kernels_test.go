@@ -95,7 +95,7 @@ func TestKernelAtHand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := diagnose(t.Context())
+	d, err := diagnose(t.Context(), false)
 	if err != nil {
 		t.Fatal(err)
 	}

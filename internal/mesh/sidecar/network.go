@@ -339,7 +339,7 @@ var lacks = func() func(way string) *feature.Probe {
 		}
 		probes[way] = feature.New(feature.Status{
 			Name: name, Needs: needs, Lost: "arms with " + settingRedirect + ": " + way,
-			Hint: hint,
+			Hint: hint, Leaves: "modules of the kernel loaded",
 		}, func() (string, error) {
 			if err := redirect.Check(way); err != nil {
 				return "", err

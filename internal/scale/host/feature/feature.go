@@ -24,6 +24,9 @@ type Status struct {
 	Lost      string `json:"lost"`      // what is lost without it: "BPF run time"
 	Hint      string `json:"mend"`      // what would change it; empty when available
 	Required  bool   `json:"required"`  // without it `tare weigh` refuses (exit 3)
+	// Leaves is what the probe may leave on the machine, such as modules that the kernel loads; empty: nothing.
+	Leaves  string `json:"leaves,omitempty"`
+	Untried bool   `json:"untried,omitempty"` // it was not probed: whether it is available is not known
 }
 
 // ErrMissing is matched (errors.Is) by every error that a missing feature causes.
@@ -84,6 +87,13 @@ func (p *Probe) run() {
 
 // Name is the feature's name. It asks nothing of the machine.
 func (p *Probe) Name() string { return p.status.Name }
+
+// Untried is the status of a probe that leaves something on the machine and was not tried; false for others.
+func (p *Probe) Untried() (s Status, is bool) {
+	s = p.status
+	s.Untried, s.Detail = true, "not tried: it may leave "+s.Leaves
+	return s, s.Leaves != ""
+}
 
 // Status answers the probe in full.
 func (p *Probe) Status() Status { p.run(); return p.status }

@@ -12,6 +12,18 @@ import (
 	"tare/test/rights"
 )
 
+// TestUntried: the status of a probe that leaves something behind can be had without probing.
+func TestUntried(t *testing.T) {
+	fails := func() (string, error) { panic("it was probed") }
+	s, leaves := New(Status{Name: "a", Leaves: "modules"}, fails).Untried()
+	if !leaves || !s.Untried || s.Available || s.Detail != "not tried: it may leave modules" {
+		t.Errorf("%+v, %v", s, leaves)
+	}
+	if s, leaves = New(Status{Name: "b"}, fails).Untried(); leaves {
+		t.Errorf("%+v leaves nothing", s)
+	}
+}
+
 // What is missing for want of rights is not blamed on the kernel.
 func TestHintWithoutRights(t *testing.T) {
 	const hint = "boot Linux 5.7"
