@@ -9,7 +9,7 @@ import (
 
 func init() {
 	register(Tool{
-		Name: "ab", Reads: "its text", Tested: "2.3 (Apache 2.4.71)",
+		Name: "ab", Reads: "its text", Tested: "2.3 (Apache 2.4.62, 2.4.69 and 2.4.71)",
 		Clock: "closed loop: from when a connection is begun until its answer is read; its quantiles are whole " +
 			"milliseconds, its mean is concurrency x time / requests",
 		parse:  parseAb,

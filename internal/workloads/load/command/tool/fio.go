@@ -10,7 +10,8 @@ import (
 
 func init() {
 	register(Tool{
-		Name: "fio", Reads: "the JSON of --output-format=json", Tested: "3.33; of other versions 3 the format is the same",
+		Name: "fio", Reads: "the JSON of --output-format=json",
+		Tested: "3.25, 3.33, 3.39 and 3.41; of other versions 3 the format is the same",
 		Clock: "from when the kernel was given an I/O until that was complete (clat), without the time to submit " +
 			"it",
 		parse: parseFio,

@@ -7,7 +7,8 @@ import (
 
 func init() {
 	register(Tool{
-		Name: "fortio", Reads: "the JSON that fortio load prints with -json -", Tested: "1.66.5",
+		Name: "fortio", Reads: "the JSON that fortio load prints with -json -",
+		Tested: "1.63.0 to 1.67.1; 1.3.1, by its source",
 		Clock: "paced closed loop: from when a request is sent until its answer is there; time that a request " +
 			"waits for a busy thread is not in it; quantiles are interpolated within the buckets of its " +
 			"histogram",

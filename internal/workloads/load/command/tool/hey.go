@@ -11,7 +11,7 @@ import (
 
 func init() {
 	register(Tool{
-		Name: "hey", Reads: "its text", Tested: "0.1.4",
+		Name: "hey", Reads: "its text", Tested: "0.1.4 and 0.1.5",
 		Clock: "closed loop, with a limit of the rate where one is set (-q): from when a worker begins a request, " +
 			"dialling included, until its answer is read; printed in steps of 0.1 ms",
 		parse:  parseHey,
@@ -51,7 +51,7 @@ var heyDistributions = []string{"Latency distribution:", "Response time distribu
 func parseHeyLike(output string, r *Reading) error {
 	h := heyReader{r: r}
 	for line := range strings.Lines(output) {
-		line = strings.TrimRight(colours().ReplaceAllString(line, ""), "\r\n ")
+		line = strings.TrimRight(line, "\r\n ")
 		if line == "" {
 			continue
 		}
@@ -98,7 +98,7 @@ func (h *heyReader) line(line string) error {
 }
 
 func (h *heyReader) field(name, value string) (err error) {
-	if strings.Contains(value, "NaN") {
+	if strings.Contains(value, "NaN") || strings.Contains(value, "inf") { // of no answer
 		return nil
 	}
 	var f float64

@@ -10,7 +10,7 @@ import (
 func init() {
 	register(Tool{
 		Name: "k6", Reads: "its end-of-test summary, or the JSON of --summary-export",
-		Tested: "1.3.0; 0.47, by its documentation",
+		Tested: "1.3.0; 0.26 and 0.47, by their documentation",
 		Clock: "from when a request is sent until its answer is read (http_req_duration), without the time to " +
 			"connect; the executor of the script decides whether the loop is open or closed",
 		parse:  parseK6,
@@ -23,7 +23,6 @@ var (
 	k6Metric = text.LazyRegexp(`^ *(?:[✓✗] )?(http_req_duration|http_req_failed|http_reqs|data_received)\.*: +(.*)$`)
 	k6Trend  = text.LazyRegexp(`(avg|med|max|p\([0-9.]+\))=([0-9.]+(?:[a-zµμ][0-9.a-zµμ]*))`)
 	k6Failed = text.LazyRegexp(`^[0-9.]+% +(?:✓ ([0-9]+) +✗ [0-9]+|([0-9]+) out of [0-9]+)$`)
-	colours  = text.LazyRegexp("\x1b\\[[0-9;]*m")
 	k6Names  = map[string]string{"avg": "mean", "med": "p50", "max": "max", "p(50)": "p50", "p(90)": "p90", "p(99)": "p99",
 		"p(99.9)": "p99.9"}
 )
@@ -35,7 +34,7 @@ func parseK6(output string, r *Reading) error {
 	again := k6Result().MatchString(output)
 	seen := map[string]bool{}
 	for line := range strings.Lines(output) {
-		line = strings.TrimRight(colours().ReplaceAllString(line, ""), "\r\n ")
+		line = strings.TrimRight(line, "\r\n ")
 		m := k6Metric().FindStringSubmatch(line)
 		if m == nil {
 			continue
@@ -148,9 +147,15 @@ func k6JSON(output string, r *Reading) error {
 	if b, ok := k.Metrics["data_received"].number("count"); ok {
 		r.Bytes = bytes(b)
 	}
+	const trend = "http_req_duration"
+	if len(k.Metrics[trend]) > 0 {
+		r.heading(trend)
+	}
 	for from, to := range k6Names {
-		if ms, ok := k.Metrics["http_req_duration"].number(from); ok && n > 0 && from != "p(50)" {
-			*r.named(to) = positive(ms / 1e3)
+		if ms, ok := k.Metrics[trend].number(from); ok && from != "p(50)" {
+			if r.read(trend); n > 0 {
+				*r.named(to) = positive(ms / 1e3)
+			}
 		}
 	}
 	return nil

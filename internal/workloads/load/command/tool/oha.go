@@ -7,7 +7,8 @@ import (
 
 func init() {
 	register(Tool{
-		Name: "oha", Reads: "its text (--no-tui) or JSON (--output-format json)", Tested: "1.15.0, by its documentation",
+		Name: "oha", Reads: "its text (--no-tui) or JSON (--output-format json)",
+		Tested: "1.4.7 and 1.15.0; 0.5.9, by its source",
 		Clock: "closed loop, with a limit of the rate where one is set (-q): from when a request is sent until its " +
 			"answer is read; from when it was due instead with --latency-correction",
 		parse:  parseOha,
@@ -36,6 +37,8 @@ type ohaResult struct {
 	Statuses    map[string]int64    `json:"statusCodeDistribution"`
 	Errors      map[string]int64    `json:"errorDistribution"`
 }
+
+const ohaPercentiles = "latencyPercentiles"
 
 func ohaJSON(output string, r *Reading) error {
 	o, err := object(output, func(o *ohaResult) bool {
@@ -66,10 +69,17 @@ func ohaJSON(output string, r *Reading) error {
 	if h.answers == 0 {
 		return nil
 	}
+	if len(o.Percentiles) > 0 {
+		r.heading(ohaPercentiles)
+	}
 	for name, v := range map[string]*float64{"mean": s.Average, "max": s.Slowest, "p50": o.Percentiles["p50"],
 		"p90": o.Percentiles["p90"], "p99": o.Percentiles["p99"], "p99.9": o.Percentiles["p99.9"]} {
-		if v != nil {
-			*r.named(name) = positive(*v)
+		if v == nil {
+			continue
+		}
+		*r.named(name) = positive(*v)
+		if strings.HasPrefix(name, "p") {
+			r.read(ohaPercentiles)
 		}
 	}
 	return nil

@@ -12,7 +12,7 @@ import (
 
 func init() {
 	register(Tool{
-		Name: "redis-benchmark", Reads: "its text, that of -q, or --csv", Tested: "7.0.15",
+		Name: "redis-benchmark", Reads: "its text, that of -q, or --csv", Tested: "6.0.16, 7.0.15 and 8.0.2",
 		Clock: "closed loop: from when a request is written until its reply is read",
 		parse: parseRedis,
 	})
@@ -22,8 +22,9 @@ var (
 	redisHeader   = text.LazyRegexp(`(?m)^"test","rps"`)
 	redisTitle    = text.LazyRegexp(`^====== (.+) ======$`)
 	redisDone     = text.LazyRegexp(`^ +([0-9]+) requests completed in ([0-9.]+) seconds$`)
-	redisRate     = text.LazyRegexp(`^ +throughput summary: ([0-9.]+) requests per second$`)
+	redisRate     = text.LazyRegexp(`^(?: +throughput summary: )?([0-9.]+) requests per second$`) // bare before 6.2
 	redisQuantile = text.LazyRegexp(`^([0-9.]+)% <= ([0-9.]+) milliseconds`)
+	redisOldRow   = text.LazyRegexp(`^"(.+)","([0-9.]+)"$`) // of --csv before 6.2, which has no header
 	redisQuiet    = text.LazyRegexp(`^(.+): ([0-9.]+) requests per second(?:, p50=([0-9.]+) msec)?$`)
 )
 
@@ -33,9 +34,9 @@ func parseRedis(output string, r *Reading) error {
 	var err error
 	switch {
 	case redisHeader().MatchString(output):
-		parts, err = redisCSV(output[redisHeader().FindStringIndex(output)[0]:])
+		parts, err = redisCSV(output[redisHeader().FindStringIndex(output)[0]:], r)
 	case strings.Contains(output, "======"):
-		parts, err = redisText(output)
+		parts, err = redisText(output, r)
 	default:
 		parts, err = redisLines(output)
 	}
@@ -129,7 +130,7 @@ func latest(line string) string {
 	return line[strings.LastIndexByte(line, '\r')+1:]
 }
 
-func redisText(output string) ([]Part, error) {
+func redisText(output string, r *Reading) ([]Part, error) {
 	var parts []Part
 	var section string
 	for line := range strings.Lines(output) {
@@ -144,10 +145,16 @@ func redisText(output string) ([]Part, error) {
 		if len(parts) == 0 {
 			continue
 		}
+		p := &parts[len(parts)-1]
 		if line != "" && line[0] != ' ' && strings.HasSuffix(line, ":") {
-			section = line
+			if section = line; strings.HasPrefix(line, redisDistribution) {
+				r.heading(p.Name + ": " + redisDistribution)
+			}
 		}
-		if err := redisLine(&parts[len(parts)-1], section, line); err != nil {
+		if strings.HasPrefix(line, "  "+redisLatency) {
+			r.heading(p.Name + ": " + redisLatency)
+		}
+		if err := redisLine(p, section, line, r); err != nil {
 			return nil, err
 		}
 	}
@@ -159,8 +166,14 @@ func redisText(output string) ([]Part, error) {
 	return parts, nil
 }
 
+// The headings of quantiles in the text of an operation.
+const (
+	redisDistribution = "Latency by percentile distribution"
+	redisLatency      = "latency summary"
+)
+
 // redisLine takes one line of the text of an operation.
-func redisLine(p *Part, section, line string) error {
+func redisLine(p *Part, section, line string, r *Reading) error {
 	if m := redisDone().FindStringSubmatch(line); m != nil {
 		n, err := count(m[1])
 		s, err2 := number(m[2])
@@ -172,10 +185,12 @@ func redisLine(p *Part, section, line string) error {
 		p.Rate = &rate
 		return err
 	}
-	if m := redisQuantile().FindStringSubmatch(line); m != nil && strings.HasPrefix(section, "Latency by percentile") {
+	if m := redisQuantile().FindStringSubmatch(line); m != nil && strings.HasPrefix(section, redisDistribution) {
+		r.read(p.Name + ": " + redisDistribution)
 		return redisPercent(p, m[1], m[2])
 	}
 	if fields := strings.Fields(line); section == "Summary:" && len(fields) == 6 && fields[0] != "avg" {
+		r.read(p.Name + ": " + redisLatency)
 		return redisSummary(p, []string{fields[0], fields[2], fields[4], fields[5]})
 	}
 	return nil
@@ -213,7 +228,11 @@ func redisSummary(p *Part, fields []string) error {
 func redisLines(output string) ([]Part, error) {
 	var parts []Part
 	for line := range strings.Lines(output) {
-		m := redisQuiet().FindStringSubmatch(strings.TrimSpace(latest(line)))
+		line = strings.TrimSpace(latest(line))
+		m := redisQuiet().FindStringSubmatch(line)
+		if row := redisOldRow().FindStringSubmatch(line); row != nil {
+			m = append(row, "")
+		}
 		if m == nil || strings.HasPrefix(m[1], "WARNING") {
 			continue
 		}
@@ -237,7 +256,7 @@ func redisLines(output string) ([]Part, error) {
 	return parts, nil
 }
 
-func redisCSV(output string) ([]Part, error) {
+func redisCSV(output string, r *Reading) ([]Part, error) {
 	var table strings.Builder // without what else is printed
 	for line := range strings.Lines(output) {
 		if strings.HasPrefix(line, `"`) {
@@ -251,6 +270,10 @@ func redisCSV(output string) ([]Part, error) {
 	columns := map[string]int{}
 	for i, name := range rows[0] {
 		columns[name] = i
+	}
+	header := clip(strings.Join(rows[0], ","))
+	if len(columns) > 2 {
+		r.heading(header)
 	}
 	var parts []Part
 	for _, row := range rows[1:] {
@@ -278,6 +301,7 @@ func redisCSV(output string) ([]Part, error) {
 			if v *= c.scale; c.name == "rps" {
 				*c.to = &v
 			} else {
+				r.read(header)
 				*c.to = positive(v)
 			}
 		}

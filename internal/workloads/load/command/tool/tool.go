@@ -16,6 +16,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"tare/internal/lib/text"
 )
 
 // MaxBytes is the largest output that Parse reads. The summary of any of these tools is a few kilobytes.
@@ -149,14 +151,8 @@ func Parse(name string, output []byte) (Reading, error) {
 	t := tools[i]
 	r := Reading{Tool: t.Name, Clock: t.Clock}
 	err := fmt.Errorf("it is longer than %d bytes", MaxBytes)
-	switch {
-	case len(output) > MaxBytes:
-	case strings.TrimSpace(string(output)) == "":
-		err = errors.New("it printed nothing")
-	case t.result != nil && len(t.result().FindAllStringIndex(string(output), 2)) > 1:
-		err = errSeveral
-	default:
-		err = t.parse(string(output), &r)
+	if len(output) <= MaxBytes {
+		err = t.read(colours().ReplaceAllString(string(output), ""), &r)
 	}
 	if err == nil {
 		err = r.check()
@@ -166,6 +162,19 @@ func Parse(name string, output []byte) (Reading, error) {
 	}
 	r.warn(t.grain)
 	return r, nil
+}
+
+// colours are escapes for a terminal, which some tools, such as oha 1.4, print to files as well.
+var colours = text.LazyRegexp("\x1b\\[[0-9;]*m")
+
+func (t *Tool) read(output string, r *Reading) error {
+	switch {
+	case strings.TrimSpace(output) == "":
+		return errors.New("it printed nothing")
+	case t.result != nil && len(t.result().FindAllStringIndex(output, 2)) > 1:
+		return errSeveral
+	}
+	return t.parse(output, r)
 }
 
 // errSeveral is of an output with the results of several runs, of which none is taken for the whole.
@@ -182,7 +191,10 @@ func (r *Reading) heading(name string) {
 	}
 }
 
-func (r *Reading) read(heading string) { r.headings[heading] = true }
+func (r *Reading) read(heading string) {
+	r.heading(heading)
+	r.headings[heading] = true
+}
 
 // warn adds what follows from the numbers themselves: figures that contradict each other are both taken back, and what
 // is absent without a word of the tool is named.
@@ -229,8 +241,10 @@ func (p *Part) disagreeing(grain float64, left int64) (says []string) {
 	if p.Requests == nil || p.Seconds == nil || p.Rate == nil || *p.Seconds == 0 {
 		return says
 	}
-	// Ten requests, and a tenth: tools round, and their clocks do not stop when the last request ends.
-	if made, rated := float64(*p.Requests+left), *p.Rate**p.Seconds; math.Abs(made-rated) > 10+0.1*max(made, rated) {
+	// Ten requests, a tenth, and half of a hundredth of a second: tools round, redis-benchmark to hundredths, and their
+	// clocks do not stop when the last request ends.
+	made, rated := float64(*p.Requests+left), *p.Rate**p.Seconds
+	if math.Abs(made-rated) > 10+0.1*max(made, rated)+0.005**p.Rate {
 		says = append(says, fmt.Sprintf("its %d requests in %g s are not its %g per second: none of the three is read",
 			*p.Requests, *p.Seconds, *p.Rate))
 		p.Requests, p.Seconds, p.Rate = nil, nil, nil
@@ -345,16 +359,13 @@ func positive(seconds float64) *float64 {
 }
 
 // clip keeps what a tool wrote from filling a message.
-func clip(text string) string {
+func clip(said string) string {
 	const most = 60
-	text = strings.ToValidUTF8(strings.Map(func(r rune) rune {
+	said = strings.ToValidUTF8(strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {
 			return -1
 		}
 		return r
-	}, text), "")
-	if len(text) > most {
-		return strings.ToValidUTF8(text[:most], "") + "..."
-	}
-	return text
+	}, said), "")
+	return text.ClipTo(said, most)
 }

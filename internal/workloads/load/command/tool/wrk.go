@@ -10,7 +10,7 @@ import (
 
 func init() {
 	register(Tool{
-		Name: "wrk", Reads: "its text; --latency adds quantiles", Tested: "4.1.0",
+		Name: "wrk", Reads: "its text; --latency adds quantiles", Tested: "4.0.2, 4.1.0 and 4.2.0",
 		Clock: "closed loop: from when a request is sent until its answer is there; while a connection waits, the " +
 			"requests that it would have sent are missing from the distribution",
 		parse:  parseWrk,
