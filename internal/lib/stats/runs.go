@@ -93,12 +93,6 @@ func SpreadOfHistory(series []Effect, seed uint64) (Spread, bool) {
 	return newSpread(seen, 2*(n-1)*(n-1)/(3*n-4), series)
 }
 
-// AtLeast is a spread whose variance is no less than that of another.
-func (s Spread) AtLeast(other Spread) Spread {
-	s.Variance = max(s.Variance, other.Variance)
-	return s
-}
-
 func squaresAbout(level float64, effects []Effect) (sum float64) {
 	for _, e := range effects {
 		sum += (e.Value - level) * (e.Value - level)

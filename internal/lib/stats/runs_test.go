@@ -102,7 +102,7 @@ func TestBetweenRunsBySimulation(t *testing.T) {
 			t.Logf("| %s | %d | %d | %d | %g, %g | %g | %.1f | %.1f |",
 				c.name, c.old, c.new, c.history, c.noisyOld, c.noisyN, between, covers, same)
 			if c.name == stillTwins && between > 0 {
-				continue // which is why a verdict by twins alone says what it rests on
+				continue // which is why twins alone give no verdict
 			}
 			within(t, what+": covers", covers, 2*tries, 94, 100)
 			within(t, what+": resolved", same, tries, 0, 6)

@@ -81,7 +81,7 @@ const (
 	Unknown Between = ""
 	Repeats Between = "repeats" // of the same thing, among the runs that are compared
 	History Between = "history"
-	Twins   Between = "twins" // the A/A twins of the runs that are compared, and of the history
+	Twins   Between = "twins" // the A/A twins of all these runs, where they vary more than the arms do
 )
 
 // Of is what effects are compared of: one metric of one arm at one level.
@@ -196,30 +196,27 @@ func comparable(effects []effect) bool {
 	})
 }
 
-// minFreedom is from how many degrees of freedom on the variance between runs of the arms themselves is preferred to
-// that of the twins.
-const minFreedom = 3
-
-// between is the variance between runs, from the arms themselves where there are repeats or a history, and else from
-// the twins. What the runs show plays no part in the choice, but that the variance is never taken for less than that
-// of the twins.
+// between is the variance between runs that the arms themselves show: by repeats or by a history, whichever has more
+// degrees of freedom. Twins may vary less than the arms do, so they alone give no verdict; where they make the interval
+// wider, it is theirs.
 func between(old, new, before, twins []effect) (from Between, spread stats.Spread) {
 	const seed = 1 // of the random orders by which shifts of the history are found
-	byTwins, known := stats.SpreadOfTwins(plain(twins))
-	if known {
-		from, spread = Twins, byTwins
-	}
 	repeats, repeated := stats.SpreadOfRepeats(plain(old), plain(new))
 	history, followed := stats.SpreadOfHistory(plain(before), seed)
-	least := 1.0
-	if known {
-		least = minFreedom
-	}
 	switch {
-	case repeated && repeats.Freedom >= least && !(followed && history.Freedom > repeats.Freedom):
-		return Repeats, repeats.AtLeast(byTwins)
-	case followed && history.Freedom >= least:
-		return History, history.AtLeast(byTwins)
+	case repeated && !(followed && history.Freedom > repeats.Freedom):
+		from, spread = Repeats, repeats
+	case followed:
+		from, spread = History, history
+	default:
+		return Unknown, stats.Spread{}
+	}
+	width := func(s stats.Spread) float64 {
+		d := s.Change(plain(old), plain(new))
+		return d.Hi - d.Lo
+	}
+	if byTwins, known := stats.SpreadOfTwins(plain(twins)); known && width(byTwins) > width(spread) {
+		return Twins, byTwins
 	}
 	return from, spread
 }

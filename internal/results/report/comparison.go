@@ -102,13 +102,7 @@ func verdictOf(c *comparison.Comparison) string {
 	case len(named) == 0:
 		return fmt.Sprintf("No change of a headline is resolved; %d of %d comparisons are.", c.Resolved, c.Compared)
 	}
-	lead := "Changed: "
-	if !slices.ContainsFunc(c.Changes, func(x comparison.Change) bool {
-		return x.Resolved && x.Headline && x.Between != comparison.Twins
-	}) {
-		lead = "Changed, if these arms vary from run to run no more than the A/A twins do: "
-	}
-	return lead + strings.Join(analysis.FirstOf(named, maxMoreLabels), "; ") + "."
+	return "Changed: " + strings.Join(analysis.FirstOf(named, maxMoreLabels), "; ") + "."
 }
 
 // placeOf is an arm, its component and its level.
@@ -173,7 +167,7 @@ func betweenTexts(c *comparison.Comparison) (texts []string) {
 	}{
 		{comparison.Repeats, "repeats of the same among these runs"},
 		{comparison.History, fmt.Sprintf("the history of %s", quantity.Counted(len(c.History), "run"))},
-		{comparison.Twins, "the A/A twins, taking the arms to vary from run to run no more than they do"},
+		{comparison.Twins, "the A/A twins, which give the wider interval"},
 	} {
 		if n := count[from.name]; n > 0 {
 			degrees := fmt.Sprintf("%.3g", freedom[from.name][0])
