@@ -26,7 +26,7 @@ func init() { register(newReport) }
 type reportFlags struct {
 	formats, asserted []string
 	out               string
-	all               bool // of the text everything
+	all               bool // of the text and the Markdown everything
 }
 
 func newReport() *cobra.Command {
@@ -40,7 +40,7 @@ Formats, of which several, separated by commas, are written one after another to
 
 ` + formatLines(report.Runs.Formats()) + `
 
-The text has the answer and the metrics that it rests on; --all prints every metric, note and model.
+The text and the Markdown begin with a table of what leads; --all adds every metric, note and model.
 
 An invalid run is reported as invalid; the exit code is still 0, since the report was made. --assert adds
 assertions to those of the run, and the exit code is then that of 'tare run': 5 where one fails, 4 where one is
@@ -93,7 +93,7 @@ undecided, or the run is invalid or partial.`,
 	completeFormats(c, report.Runs.Formats())
 	c.Flags().StringArrayVar(&f.asserted, "assert", nil,
 		"budget to check the run against, beside its own, such as 'memory_hard_bytes <= 50MB'; may be repeated")
-	c.Flags().BoolVar(&f.all, "all", false, "of the text everything, not only the answer and what it rests on")
+	c.Flags().BoolVar(&f.all, "all", false, "of the text and the Markdown everything: every metric, note and model")
 	c.Flags().StringVarP(&f.out, "output", "o", "", "file to write instead of standard output")
 	return c
 }

@@ -168,13 +168,13 @@ var coreMetrics = []Metric{
 		Count: func(m *Measured) (in, of int) { return m.BPFSamples(kind.Application) }},
 	{Definition: metric.Definition{Name: "cpu_seconds_per_connection", Family: "cpu", What: "CPU time", Per: "connection",
 		Unit: quantity.Seconds + " per connection", Rank: metric.RankCPU, Pool: metric.PerConnection, Cost: true,
-		Better: metric.Lower, Needs: NeedCost, Headline: true,
+		Better: metric.Lower, Needs: NeedCost, Headline: true, Lead: true,
 		How: "CPU time of the trial's control group, which holds applications, loads and subject, and of applications that " +
 			"are only observed, per connection that the loads opened. eBPF programs that run in their tasks are inside."},
 		Value: Per((*Measured).CPURate, (*Measured).ConnectionRate)},
 	{Definition: metric.Definition{Name: "cpu_seconds_per_request", Family: "cpu", What: "CPU time", Per: "request",
 		Unit: quantity.Seconds + " per request", Rank: metric.RankCPU, Pool: metric.PerRequest, Cost: true,
-		Better: metric.Lower, Needs: NeedRequestCost, Headline: true, How: "The same per request answered."},
+		Better: metric.Lower, Needs: NeedRequestCost, Headline: true, Lead: true, How: "The same per request answered."},
 		Value: Per((*Measured).CPURate, (*Measured).RequestRate)},
 }
 
@@ -226,7 +226,8 @@ func latency(histogram string, needs []Need, q float64, quantile, what string) M
 		Definition: metric.Definition{
 			Name: histogram + "_" + quantile + "_seconds", Unit: quantity.Seconds, Rank: latencyRank(histogram),
 			Pool: metric.Merged, Better: metric.Lower,
-			Needs: needs, Headline: histogram == load.Latency && quantile != "p90", Tail: q > 0.5,
+			Needs: needs, Headline: histogram == load.Latency && quantile != "p90",
+			Lead: histogram == load.Latency && (q == 0.5 || q == 0.99), Tail: q > 0.5,
 			Family: histogram, Histogram: histogram, Quantile: q,
 			How: fmt.Sprintf("Time %s: %s quantile of the whole histogram of the trial, all loads merged. Left out when fewer "+
 				"than %g requests lie beyond it.",

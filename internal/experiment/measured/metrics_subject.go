@@ -87,7 +87,7 @@ func ofMemory(name string, headline bool, what string, part func(*ledger.Memory)
 	return Metric{
 		Definition: metric.Definition{
 			Name: name, Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
-			Better: metric.Lower, Needs: NeedMemory, Headline: headline, Family: "memory",
+			Better: metric.Lower, Needs: NeedMemory, Headline: headline, Lead: headline, Family: "memory",
 			How: "Of the subject's control group at the end of the window: " + what + "." + NoSubject,
 		},
 		Value: Memory(part),

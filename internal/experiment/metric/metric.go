@@ -77,6 +77,7 @@ type Definition struct {
 	Needs []Need `json:"needs"` // what of a trial it depends on; empty where nothing can void it, and never null
 
 	Headline bool `json:"headline,omitempty"` // answers speak of it, so a run that goes on until it is precise looks at it
+	Lead     bool `json:"lead,omitempty"`     // it has a column in the table that a report begins with
 	// answers speak of it only where a load is as fast as it can be: at a fixed rate it is the rate that it shows
 	Free bool `json:"free,omitempty"`
 	Tail bool `json:"tail,omitempty"` // it is of the slowest part of what was seen, for which intervals stay wide
@@ -240,7 +241,7 @@ func (s Set) QuantileOf(histogram string, q float64) string {
 func (s Set) FamilyOf(name string) string { return cmp.Or(s.Of(name).Family, name) }
 
 // Complete gives definitions that an earlier version wrote what they could not say of their metrics yet, from those
-// of today of the same names: Limit, Tally, TallyOf, Before and After; and Family, Histogram, Quantile, Undisturbed,
+// of today of the same names: Lead, Limit, Tally, TallyOf, Before and After; and Family, Histogram, Quantile, Undisturbed,
 // What and Per, of which one that says any is left as it is. Where there are no definitions, those of today stand for
 // all.
 func Complete(written, today []Definition) []Definition {
@@ -253,6 +254,7 @@ func Complete(written, today []Definition) []Definition {
 		d := &all[i]
 		now, is := known[d.Name]
 		d.Limit, d.Before, d.After = cmp.Or(d.Limit, now.Limit), cmp.Or(d.Before, now.Before), cmp.Or(d.After, now.After)
+		d.Lead = d.Lead || now.Lead
 		d.Tally, d.TallyOf = cmp.Or(d.Tally, now.Tally), cmp.Or(d.TallyOf, now.TallyOf)
 		if !is || d.Family != "" || d.Histogram != "" || d.Undisturbed || d.What != "" {
 			continue

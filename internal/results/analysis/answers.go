@@ -215,7 +215,9 @@ func (s *Summary) genericAnswers(run record.Run, t *Table) (all []Answer) {
 			}
 			p.endUnresolved()
 			if len(p.text) > 0 {
-				all = append(all, p.Answer())
+				a := p.Answer()
+				a.General = true
+				all = append(all, a)
 			}
 		}
 	}
@@ -282,6 +284,7 @@ func (p *Prose) cost(t *Table) {
 			continue
 		}
 		text := p.adds(e, d.What+" per "+d.Per)
+		p.Rest(e.Metric, e.Arm) // before what is said of its part
 		if d.Rank == metric.RankBPF && p.baseIsZero(e) {
 			text += p.loadsPart(slices.Sorted(maps.Keys(t.loads)))
 		}
@@ -446,13 +449,13 @@ func (p *Prose) stated(t *Table) {
 	p.pause(spoken > 0)
 }
 
-// perUnit is what each further unit of a swept factor adds, where that is a line and the level is the last: ", 4.3 MB
-// [4.2, 4.4] per unit of count".
+// perUnit is the line of a swept factor, where it is one and the level is the last: " (0.3 MB, and 4.3 MB [4.2, 4.4] more
+// for every 1,000 of count)".
 func (p *Prose) perUnit(e *Estimate) string {
 	for _, m := range p.Summary.Models {
 		if m.Metric == e.Metric && m.Arm == e.Arm {
 			if text := p.line(m, e.Unit); text != "" {
-				return ", " + text
+				return " (" + text + ")"
 			}
 		}
 	}
@@ -468,7 +471,7 @@ func (m Model) Flat() bool {
 	return math.Abs(m.Terms[1].Value)*(r[1]-r[0]) < material*math.Abs(m.Terms[0].Value)
 }
 
-// line is a model as a clause at the last level of its factor: "0.01 CPUs and 0.12 CPUs per 1,000 requests/s". It is
+// line is a model as a clause at the last level of its factor: "0.01 CPU, and 0.12 CPU more for every 1,000 requests/s". It is
 // empty at other levels, where the model is no line, and where its slope may be none or comes to next to nothing.
 func (p *Prose) line(m Model, unit string) string {
 	if !m.Linear || len(m.Terms) != 2 || len(p.At) != 1 {
@@ -482,23 +485,34 @@ func (p *Prose) line(m Model, unit string) string {
 	if m.Flat() {
 		return "" // resolved, and of no weight
 	}
-	if many, what := p.Summary.thousands(x.Name, m.ValidRange[x.Name][1]); many > 0 {
-		return fmt.Sprintf("%s and %s per %s %s", m.Terms[0].In(unit), x.times(many).In(unit),
-			quantity.Thousands(int(many)), what)
+	slope := p.Summary.Slope(x, unit, m.ValidRange[x.Name][1])
+	if x.Value > 0 {
+		slope = strings.Replace(slope, forEvery, " more"+forEvery, 1)
 	}
-	return x.In(unit) + " per unit of " + FactorName(x.Name)
+	return m.Terms[0].In(unit) + fixedAnd + slope
 }
 
-// thousands is in how many units at once people think of a factor with levels of thousands, and what they are, by how
-// its levels read in sentences: of "at {} requests/s", 1000 and "requests/s". It is 0 of other factors.
-func (s *Summary) thousands(factor string, largest float64) (many float64, what string) {
-	const thousand = 1000
+// The words between the fixed part of a line, its slope and what the slope is for.
+const (
+	fixedAnd = ", and "
+	forEvery = " for every "
+)
+
+// Slope words what the further units of a factor add, in as many at once as people think of where the largest level is
+// this: "2.9 MB for every 1,000 connections". What they are is in how the factor's levels read in sentences ("with {}
+// connections"); without such words the factor's name says it.
+func (s *Summary) Slope(x Term, unit string, largest float64) string {
+	many := 1.0
+	for many < 1000 && many*10 <= largest {
+		many *= 10
+	}
+	what := "of " + FactorName(x.Name)
 	for _, p := range s.Phrases {
-		if _, unit, ok := strings.Cut(p.Words[""], "{} "); p.Factor == factor && ok && largest >= thousand {
-			return thousand, unit
+		if _, unit, ok := strings.Cut(p.Words[""], "{} "); p.Factor == x.Name && ok {
+			what = unit
 		}
 	}
-	return 0, ""
+	return x.times(many).In(unit) + forEvery + quantity.Thousands(int(many)) + " " + what
 }
 
 // times is a slope by so many units at once.

@@ -14,7 +14,8 @@ import (
 // takes 181 us of the machine's CPU time, and 60 us in the baseline; paired by block, the difference is +121 us:
 // proxy.client 61 us, proxy.server 58 us, applications +2 us ..." The parts are paired differences, so the difference
 // of the whole is one as well: that of the two medians is another number, without an interval. A part that the
-// subject's components have is given by them.
+// subject's components have is given by them. Where the answer has quoted a figure of the same kind, the parts stand
+// without the whole.
 func (p *Prose) sums(t *Table) {
 	if len(p.text) == 0 {
 		return
@@ -44,6 +45,10 @@ func (p *Prose) sum(t *Table, d metric.Definition) {
 			parts = append(parts, of.Part+" "+e.signed())
 		}
 	}
+	if p.quotes(t, d) {
+		p.Add("By part, paired by block: %s.", strings.Join(parts, ", "))
+		return
+	}
 	p.Rest(d.Name, p.Arm)
 	p.Rest(d.Name, record.Direct)
 	verdict := ""
@@ -55,12 +60,22 @@ func (p *Prose) sum(t *Table, d metric.Definition) {
 		strings.Join(parts, ", "))
 }
 
+// quotes reports whether the answer has quoted a figure of the same kind for the same work, beside which another total
+// of it would contradict the first.
+func (p *Prose) quotes(t *Table, whole metric.Definition) bool {
+	return slices.ContainsFunc(p.evidence, func(named string) bool {
+		name, _, _ := strings.Cut(named, " ")
+		d := t.defined.Of(name)
+		return name != whole.Name && d.PartOf == "" && d.What != "" && d.Family == whole.Family && d.Unit == whole.Unit
+	})
+}
+
 // growing are the metrics of which lines speaks, beside memories.
 var growing = []struct{ metric, name string }{{"subject_cpu_seconds_per_request", "CPU time of a request"}}
 
 // lines say what each component of the subject adds to its memory and to a request's CPU time with the factor that is
-// swept, after the sentences that speak of the arm: "Hard memory by component: proxy.client 9.1 MB and 26 MB per 1,000
-// connections."
+// swept, after the sentences that speak of the arm: "Hard memory by component: proxy.client 9.1 MB, and 26 MB more for
+// every 1,000 connections."
 func (p *Prose) lines() {
 	if len(p.text) == 0 {
 		return
@@ -88,10 +103,7 @@ func (p *Prose) componentLines(metric, name string) {
 			continue
 		}
 		if !m.Linear {
-			_, slope, fixed := strings.Cut(text, " and ")
-			if !fixed {
-				slope = text
-			}
+			_, slope, _ := strings.Cut(text, fixedAnd)
 			text = slope + " on average, in no line"
 		}
 		all = append(all, m.Component+" "+text)
@@ -99,7 +111,7 @@ func (p *Prose) componentLines(metric, name string) {
 	if len(all) > 0 {
 		slices.Sort(all)
 		p.Rest(metric, p.Arm)
-		p.Add("%s by component: %s.", Capital(name), strings.Join(all, ", "))
+		p.Add("%s by component: %s.", Capital(name), strings.Join(all, "; "))
 	}
 }
 

@@ -82,15 +82,37 @@ func TestSum(t *testing.T) {
 	}
 }
 
-// TestPerThousand: a line through levels of thousands is told with its fixed part, by a thousand units in the words of
-// the factor; one through fewer by the unit.
+// TestOneTotal: beside a figure that the answer has quoted, the parts of another total of the same kind stand without
+// that total.
+func TestOneTotal(t *testing.T) {
+	run, trials := made(measured.Definitions(), nil, func(arm string, _ factors) map[string]float64 {
+		m := map[string]float64{
+			"cpu_seconds_per_request": 20e-6, "busy_cpu_seconds_per_request": 25e-6, "app_cpu_seconds_per_request": 15e-6,
+			"load_cpu_seconds_per_request": 5e-6, "kernel_cpu_seconds_per_request": 4e-6,
+			"unexplained_cpu_seconds_per_request": 1e-6, "subject_cpu_seconds_per_request": 0,
+		}
+		if arm == "proxy" {
+			m["cpu_seconds_per_request"], m["busy_cpu_seconds_per_request"] = 50e-6, 55e-6
+			m["subject_cpu_seconds_per_request"] = 30e-6
+		}
+		return m
+	})
+	said := answersOf(t, run, trials)
+	if !strings.Contains(said, "By part, paired by block: its own processes +29.99 us") ||
+		strings.Contains(said, "in the baseline") {
+		t.Error(said)
+	}
+}
+
+// TestPerThousand: an answer gives a line with its fixed part, by as many units of the factor as its largest level
+// suggests, in the factor's words.
 func TestPerThousand(t *testing.T) {
 	for _, c := range []struct {
 		largest string
 		want    string
 	}{
-		{"4000", " and 0.1000 CPU [0.0999, 0.1001] per 1,000 requests/s"},
-		{"400", "per unit of rate"},
+		{"4000", ", and 0.1000 CPU [0.0999, 0.1001] more for every 1,000 requests/s"},
+		{"400", ", and 0.01000 CPU [0.00999, 0.01001] more for every 100 requests/s"},
 	} {
 		levels := []factors{{"rate": "100"}, {"rate": "200"}, {"rate": c.largest}}
 		run, trials := made(measured.Definitions(), levels, func(arm string, at factors) map[string]float64 {

@@ -225,6 +225,9 @@ type Answer struct {
 	Question string   `json:"question"`
 	Answer   string   `json:"answer"`
 	Evidence []string `json:"evidence"`
+
+	// General says that it goes through the metrics of an arm at a level, as the tables do, and that no guest worded it.
+	General bool `json:"-"`
 }
 
 // Self is what the scale cost, over all trials.

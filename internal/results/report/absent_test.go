@@ -24,7 +24,7 @@ func TestAbsentArms(t *testing.T) {
 	}
 	for name, write := range map[string]func(*bytes.Buffer) error{
 		"text":     func(b *bytes.Buffer) error { return Text(b, s, run, Options{Width: 200}) },
-		"Markdown": func(b *bytes.Buffer) error { return Markdown(b, s, run) },
+		"Markdown": func(b *bytes.Buffer) error { return Markdown(b, s, run, Options{}) },
 		"JSON":     func(b *bytes.Buffer) error { return JSON(b, s) },
 		"HTML":     func(b *bytes.Buffer) error { return HTML(b, s, run, trials, HTMLOptions{}) },
 		"bench":    func(b *bytes.Buffer) error { return Bench(b, run, trials) },

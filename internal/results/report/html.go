@@ -86,6 +86,8 @@ func execute(w io.Writer, page *template.Template, data any, what string) error 
 type htmlPage struct {
 	Experiment, Question string
 	Baseline             string // what the other arms are compared with
+	Lead                 *leadTable
+	Short                string // what stands in a paragraph in the place of many answers; empty: nothing
 	Answers              []htmlAnswer
 	Banner               string // what stands above everything: that the run is invalid or partial
 	State                string // valid, invalid, partial
@@ -182,7 +184,7 @@ func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLO
 	d := newChartData(s, run, trials)
 	p := &htmlPage{
 		Experiment: s.Experiment, Question: s.Question, Baseline: baseline(s), InvalidReasons: slices.Clone(s.InvalidReasons),
-		Verdicts: verdicts(s), Started: started(run),
+		Verdicts: verdicts(s), Started: started(run), Lead: newLead(s, run),
 		Sections: htmlSections(s), Curves: d.curveTables(), Sweep: d.Factor != "",
 		Limits: d.limitTables(), Stairs: d.stairTables(), Waits: d.waited, Events: d.events, Nodes: d.nodes,
 		Ran: len(d.Ran) > 0, Models: models(s), CPU: d.cpuTables(), Unplaced: d.unplaced, Memory: d.memory,
@@ -206,6 +208,9 @@ func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLO
 	case s.Partial:
 		p.State = "partial"
 	}
+	short := []string{p.Lead.short(s, run)}
+	d.unstar(short)
+	p.Short = short[0]
 	for _, a := range s.Answers {
 		text := []string{a.Answer}
 		d.unstar(text)

@@ -12,29 +12,30 @@ import (
 func init() {
 	register(Format{
 		Name: "md", Help: "Markdown, for a pull request or a page",
-		Run: func(w io.Writer, r *Run, _ Options) error { return Markdown(w, r.Summary, r.Record) },
+		Run: func(w io.Writer, r *Run, o Options) error { return Markdown(w, r.Summary, r.Record, o) },
 	})
 }
 
-// Markdown writes a summary for a pull request, an issue or a page of documentation.
-func Markdown(w io.Writer, s *analysis.Summary, run record.Run) error {
+// Markdown writes a summary for a pull request, an issue or a page of documentation: the verdicts, the table of what
+// leads, what it says in words and what that rests on. All adds every metric, note and model.
+func Markdown(w io.Writer, s *analysis.Summary, run record.Run, o Options) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s\n\n%s\n", escape(s.Experiment), escape(s.Question))
-	for _, a := range s.Answers {
-		fmt.Fprintf(&b, "\n**%s**\n", escape(a.Answer))
-	}
 	b.WriteString(verdictsMarkdown(s))
-	for _, sec := range sections(s) {
-		if sec.title != "" {
-			fmt.Fprintf(&b, "\n## %s\n", escape(sec.title))
-		}
-		b.WriteString("\n" + markdownRow(header(s).cells()...) + "|---|---|---|---|---|---|\n")
-		for _, r := range sec.rows {
-			b.WriteString(markdownRow(r.cells()...))
+	lead := newLead(s, run)
+	b.WriteString(leadMarkdown(lead))
+	short := lead.short(s, run)
+	if short != "" {
+		fmt.Fprintf(&b, "\n%s\n", escape(short))
+	}
+	if short == "" || o.All {
+		for _, a := range s.Answers {
+			fmt.Fprintf(&b, "\n%s\n", escape(a.Answer))
 		}
 	}
-	b.WriteString(picturedMarkdown(s, run))
-	b.WriteString(grossMarkdown(s))
+	if o.All {
+		everyMetricMarkdown(&b, s, run)
+	}
 	list := func(title string, items []string) {
 		if len(items) == 0 {
 			return
@@ -44,10 +45,16 @@ func Markdown(w io.Writer, s *analysis.Summary, run record.Run) error {
 			fmt.Fprintf(&b, "- %s\n", escape(item))
 		}
 	}
-	list("Notes", notes(s, run))
-	list("Models", models(s))
+	if o.All {
+		list("Notes", notes(s, run))
+		list("Models", models(s))
+	} else {
+		list("Notes", absent(s))
+	}
 	list("Warnings", s.Warnings)
-	list("Trials left out", excluded(s))
+	if o.All {
+		list("Trials left out", excluded(s))
+	}
 	facts := []string{
 		"Run: " + validity(s), "Intervals: " + intervals(s), "The scale: " + selfCost(s),
 	}
@@ -62,6 +69,21 @@ func Markdown(w io.Writer, s *analysis.Summary, run record.Run) error {
 		fmt.Fprintf(&b, "\nRun it again:\n\n    %s\n", clean(again(run)))
 	}
 	return put(w, b.String(), "the report as Markdown")
+}
+
+// everyMetricMarkdown writes the tables of all metrics.
+func everyMetricMarkdown(b *strings.Builder, s *analysis.Summary, run record.Run) {
+	for _, sec := range sections(s) {
+		if sec.title != "" {
+			fmt.Fprintf(b, "\n## %s\n", escape(sec.title))
+		}
+		b.WriteString("\n" + markdownRow(header(s).cells()...) + "|---|---|---|---|---|---|\n")
+		for _, r := range sec.rows {
+			b.WriteString(markdownRow(r.cells()...))
+		}
+	}
+	b.WriteString(picturedMarkdown(s, run))
+	b.WriteString(grossMarkdown(s))
 }
 
 func markdownRow(cells ...string) string {

@@ -40,7 +40,7 @@ func TestPictured(t *testing.T) {
 	if err := report.Text(&terminal, s, run, report.Options{All: true}); err != nil {
 		t.Fatal(err)
 	}
-	if err := report.Markdown(&markdown, s, run); err != nil {
+	if err := report.Markdown(&markdown, s, run, report.Options{All: true}); err != nil {
 		t.Fatal(err)
 	}
 	words := func(b *bytes.Buffer) string { return strings.Join(strings.Fields(b.String()), " ") }

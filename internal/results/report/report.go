@@ -172,12 +172,10 @@ func percent(ratio float64) string {
 }
 
 // notes are what to know before quoting an estimate, each named once, with the estimates that it is of.
-func notes(s *analysis.Summary, run record.Run) []string {
-	var all, texts []string
+func notes(s *analysis.Summary, run record.Run) (all []string) {
+	var texts []string
 	of := map[string][]string{} // by text
-	for _, arm := range slices.Sorted(maps.Keys(s.Absent)) {
-		all = append(all, fmt.Sprintf("the arm %s did not run: %s", arm, s.Absent[arm]))
-	}
+	all = absent(s)
 	for _, e := range s.Estimates {
 		name := quantity.Label(e.Metric) + " of " + armOf(s, e)
 		if len(e.Factors) > 0 {
@@ -204,6 +202,14 @@ func notes(s *analysis.Summary, run record.Run) []string {
 		if withheld(s, quantiles[i-1].Name, quantiles[i].Name) {
 			all = append(all, quantity.Label(quantiles[i].Name)+" is withheld: a trial has fewer than 100 requests beyond it")
 		}
+	}
+	return all
+}
+
+// absent names the arms that did not run, and says why.
+func absent(s *analysis.Summary) (all []string) {
+	for _, arm := range slices.Sorted(maps.Keys(s.Absent)) {
+		all = append(all, fmt.Sprintf("the arm %s did not run: %s", arm, s.Absent[arm]))
 	}
 	return all
 }
@@ -259,15 +265,13 @@ func models(s *analysis.Summary) []string {
 		matters := !m.Linear
 		var terms, where []string
 		for i, t := range m.Terms {
-			base, _, _ := strings.Cut(t.Unit, " per unit of ")
-			text := analysis.Written(t.Value, t.Lo, t.Hi, base)
 			matters = matters || i > 0 && t.Lo != nil && t.Hi != nil && (*t.Lo > 0 || *t.Hi < 0)
 			if i == 0 {
-				terms = append(terms, text+" fixed")
+				terms = append(terms, analysis.Written(t.Value, t.Lo, t.Hi, t.Unit)+" fixed")
 				continue
 			}
 			r := m.ValidRange[t.Name]
-			terms = append(terms, text+" per unit of "+analysis.FactorName(t.Name))
+			terms = append(terms, s.Slope(t, m.Terms[0].Unit, r[1]))
 			where = append(where, fmt.Sprintf("%s %s to %s", analysis.FactorName(t.Name), asSet(r[0]), asSet(r[1])))
 		}
 		if !matters {
@@ -299,14 +303,7 @@ func validity(s *analysis.Summary) string {
 	if s.Partial {
 		state += ", PARTIAL"
 	}
-	text := fmt.Sprintf("%s: %d of %d planned trials done, %d valid", state, s.Trials.Done, s.Trials.Planned,
-		s.Trials.Valid)
-	if s.Trials.Failed > 0 {
-		text += fmt.Sprintf(", %d failed", s.Trials.Failed)
-	}
-	if s.Trials.Invalid > 0 {
-		text += fmt.Sprintf(", %d invalid", s.Trials.Invalid)
-	}
+	text := fmt.Sprintf("%s: %s", state, trialsDone(s.Trials))
 	if again := s.Trials.Attempts - s.Trials.Done; again > 0 {
 		text += fmt.Sprintf("; %s at trials that were spoiled", quantity.Counted(again, "further attempt"))
 	}
@@ -320,6 +317,27 @@ func validity(s *analysis.Summary) string {
 		return text + "; 1 complete block"
 	}
 	return text + fmt.Sprintf("; %d complete blocks", s.Blocks)
+}
+
+// trialsDone says how many trials were run, and how many of these count.
+func trialsDone(t analysis.Trials) string {
+	text := fmt.Sprintf("%d of %d planned trials done", t.Done, t.Planned)
+	switch {
+	case t.Done == 0:
+	case t.Valid == t.Done:
+		text += ", all valid"
+	case t.Failed == t.Done:
+		text += ", all failed"
+	default:
+		text += fmt.Sprintf(", %d valid", t.Valid)
+		if t.Invalid > 0 {
+			text += fmt.Sprintf(", %d without some of their metrics", t.Invalid)
+		}
+		if t.Failed > 0 {
+			text += fmt.Sprintf(", %d failed", t.Failed)
+		}
+	}
+	return strings.Replace(text, ", 0 valid", "", 1)
 }
 
 // maxExcluded is how many trials that were left out are named; all are in the summary.

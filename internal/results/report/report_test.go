@@ -78,16 +78,18 @@ func TestGolden(t *testing.T) {
 	for name, make := range cases() {
 		t.Run(name, func(t *testing.T) {
 			run, trials := make()
+			run.Metrics = measured.Definitions()
 			s, err := analysis.Summarize(run, trials)
 			if err != nil {
 				t.Fatal(err)
 			}
-			var text, all, colour, md, js bytes.Buffer
+			var text, all, colour, md, mdAll, js bytes.Buffer
 			err = errors.Join(
 				report.Text(&text, s, run, report.Options{Dir: "runs/quickstart"}),
 				report.Text(&all, s, run, report.Options{Dir: "runs/quickstart", All: true}),
 				report.Text(&colour, s, run, report.Options{Dir: "runs/quickstart", Color: true}),
-				report.Markdown(&md, s, run),
+				report.Markdown(&md, s, run, report.Options{}),
+				report.Markdown(&mdAll, s, run, report.Options{All: true}),
 				report.JSON(&js, s),
 			)
 			if err != nil {
@@ -96,6 +98,7 @@ func TestGolden(t *testing.T) {
 			golden(t, name+".txt", text.Bytes())
 			golden(t, name+".all.txt", all.Bytes())
 			golden(t, name+".md", md.Bytes())
+			golden(t, name+".all.md", mdAll.Bytes())
 			if strings.ContainsRune(text.String(), '\x1b') {
 				t.Error("plain text has escape sequences")
 			}
@@ -123,7 +126,7 @@ func TestGrossIsBounded(t *testing.T) {
 	}
 	var text, md bytes.Buffer
 	if err := errors.Join(report.Text(&text, s, run, report.Options{All: true}),
-		report.Markdown(&md, s, run)); err != nil {
+		report.Markdown(&md, s, run, report.Options{All: true})); err != nil {
 		t.Fatal(err)
 	}
 	for _, got := range []string{text.String(), strings.ReplaceAll(md.String(), `\_`, "_")} {
@@ -158,7 +161,7 @@ func TestNotRepeatedIsSaid(t *testing.T) {
 			t.Fatal(err)
 		}
 		var b bytes.Buffer
-		if err := report.Markdown(&b, s, run); err != nil {
+		if err := report.Markdown(&b, s, run, report.Options{All: true}); err != nil {
 			t.Fatal(err)
 		}
 		if strings.Contains(b.String(), "valid; "+said+"; 8 complete blocks") != (text != "") || s.NotRepeated != text {
@@ -290,7 +293,7 @@ func TestComponents(t *testing.T) {
 	if err := report.Text(&text, s, run, report.Options{All: true}); err != nil {
 		t.Fatal(err)
 	}
-	if err := report.Markdown(&markdown, s, run); err != nil {
+	if err := report.Markdown(&markdown, s, run, report.Options{All: true}); err != nil {
 		t.Fatal(err)
 	}
 	if err := report.HTML(&page, s, run, trials, report.HTMLOptions{}); err != nil {

@@ -51,10 +51,10 @@ func put(w io.Writer, text, what string) error {
 }
 
 func newText(w io.Writer, o Options) *screen {
+	t := &screen{Options: o, wide: o.Width, style: lipgloss.NewRenderer(w)}
 	if o.Width <= 0 {
-		o.Width = 100
+		t.Width, t.wide = 100, 120
 	}
-	t := &screen{Options: o, style: lipgloss.NewRenderer(w)}
 	t.style.SetColorProfile(termenv.Ascii)
 	if o.Color {
 		t.style.SetColorProfile(termenv.ANSI)
@@ -65,6 +65,7 @@ func newText(w io.Writer, o Options) *screen {
 // screen collects the report; it is written at once.
 type screen struct {
 	Options
+	wide  int // columns for the table that a report begins with
 	b     strings.Builder
 	style *lipgloss.Renderer
 }
@@ -72,11 +73,12 @@ type screen struct {
 func (t *screen) write(s *analysis.Summary, run record.Run) {
 	t.line(t.bold(clean(s.Experiment)) + "  " + clean(s.Question))
 	t.line("")
+	t.verdicts(s)
+	t.lead(newLead(s, run))
 	for _, a := range s.Answers {
 		t.wrap("", a.Answer)
 		t.line("")
 	}
-	t.verdicts(s)
 	for _, sec := range sections(s) {
 		if sec.title != "" {
 			t.line(t.bold(clean(sec.title)))

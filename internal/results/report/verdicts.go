@@ -2,8 +2,11 @@ package report
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
+	"tare/internal/experiment/assertion"
 	"tare/internal/results/analysis"
 )
 
@@ -26,6 +29,9 @@ func verdicts(s *analysis.Summary) []checked {
 		for i := range v.Checks {
 			c := &v.Checks[i]
 			shown := checked{c.Result, v.Assertion, s.Place(c), c.Seen(), c.Why}
+			if c.Lo != nil && !shownAs(s, c) {
+				shown.Seen += fmt.Sprintf(" at %.1f %%", 100*c.Confidence)
+			}
 			if advice := c.Advice(); advice != "" {
 				shown.Why = strings.TrimPrefix(shown.Why+"; "+advice, "; ")
 			}
@@ -33,6 +39,24 @@ func verdicts(s *analysis.Summary) []checked {
 		}
 	}
 	return all
+}
+
+// shownAs reports whether the interval of a check is that of an estimate, which stands in tables and answers. That of a
+// run that goes on until it is decided is wider.
+func shownAs(s *analysis.Summary, c *analysis.Check) bool {
+	same := func(lo, hi *float64) bool { return lo != nil && hi != nil && *lo == *c.Lo && *hi == *c.Hi }
+	return slices.ContainsFunc(s.Estimates, func(e analysis.Estimate) bool {
+		if e.Metric != c.Metric || e.Arm != c.Arm || e.Component != c.Component || !maps.Equal(e.Factors, c.Factors) {
+			return false
+		}
+		switch {
+		case c.Against == assertion.Value:
+			return same(e.Lo, e.Hi)
+		case c.Against == assertion.Change:
+			return true // its interval is of the change, which stands nowhere else
+		}
+		return e.Difference != nil && same(e.Difference.Lo, e.Difference.Hi)
+	})
 }
 
 // verdictsMarkdown is the table of the assertions; empty where there are none.

@@ -29,7 +29,7 @@ func TestVerdictsAreShown(t *testing.T) {
 	s, run, trials := held(t)
 	for name, write := range map[string]func(*bytes.Buffer) error{
 		"text":     func(b *bytes.Buffer) error { return report.Text(b, s, run, report.Options{}) },
-		"markdown": func(b *bytes.Buffer) error { return report.Markdown(b, s, run) },
+		"markdown": func(b *bytes.Buffer) error { return report.Markdown(b, s, run, report.Options{All: true}) },
 		"html":     func(b *bytes.Buffer) error { return report.HTML(b, s, run, trials, report.HTMLOptions{}) },
 		"junit":    func(b *bytes.Buffer) error { return report.JUnit(b, s, run, trials) },
 		"github":   func(b *bytes.Buffer) error { return report.Annotations(b, s) },

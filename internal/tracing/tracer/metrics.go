@@ -57,7 +57,7 @@ var ofEvents = []measured.Metric{
 		Definition: metric.Definition{
 			Name: cpuPerKiloevent, Unit: perKiloevent, Rank: metric.RankCPU, Pool: metric.PerEvent, Cost: true,
 			Family: "cpu", What: "CPU time", Per: "kiloevent",
-			Better: metric.Lower, Needs: measured.NeedEventCost, Headline: true,
+			Better: metric.Lower, Needs: measured.NeedEventCost, Headline: true, Lead: true,
 			How: "What the tracer takes of CPU time per 1,000 events: the sum of the next two." + measured.NoSubject,
 		},
 		Value: execload.WhereEvents(func(m *measured.Measured) (float64, bool) {
@@ -112,7 +112,7 @@ func event(name, tally string, better metric.Direction, of func(*record.Events) 
 		Value: execload.Count(of),
 	}
 	if name == "events_lost" {
-		m.Headline, m.TallyOf = true, "events_counted"
+		m.Headline, m.Lead, m.TallyOf = true, true, "events_counted"
 	}
 	return m
 }

@@ -1,0 +1,419 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
+	"tare/internal/results/analysis"
+)
+
+// leadTable is the table that a report begins with: a row for each arm at each level, rows of the arm's components
+// below it, and a column for each of the metrics that lead. Which these are is in the definitions of metrics.
+type leadTable struct {
+	Metrics []string // of the columns, in their order
+	Levels  []leadLevel
+	Note    string // what the marks in the cells mean; empty: there are none
+
+	byWeight []string // the metrics again, those first that matter most
+}
+
+type leadLevel struct {
+	Title string // empty where nothing was swept
+	Rows  []leadRow
+}
+
+type leadRow struct {
+	Name  string
+	Part  bool // of the arm in the row above
+	Cells []string
+}
+
+func (r leadRow) name() string {
+	if r.Part {
+		return "  " + r.Name
+	}
+	return r.Name
+}
+
+const (
+	maxColumns    = 6  // metrics in the table
+	enoughColumns = 4  // from which on none is added that is not defined to lead
+	maxLeadRows   = 60 // at a terminal; the other forms have all levels
+	manyAnswers   = 2  // up to which they stand as they are, rather than the differences in a paragraph
+	unresolved    = " ~"
+)
+
+// Head names the columns.
+func (l *leadTable) Head() []string {
+	head := []string{"arm"}
+	for _, name := range l.Metrics {
+		head = append(head, quantity.Label(name))
+	}
+	return head
+}
+
+// Columns is how many there are, with that of the arms.
+func (l *leadTable) Columns() int { return len(l.Metrics) + 1 }
+
+// Swept reports whether the rows are of several levels.
+func (l *leadTable) Swept() bool {
+	return len(l.Levels) > 1 || len(l.Levels) == 1 && l.Levels[0].Title != ""
+}
+
+// newLead makes the table of a summary. It is without columns where there are no estimates.
+func newLead(s *analysis.Summary, run record.Run) *leadTable {
+	m := leadMaker{s: s, defined: run.Defined(), at: map[leadPlace]*analysis.Estimate{}}
+	for i := range s.Estimates {
+		e := &s.Estimates[i]
+		m.at[leadPlace{e.Metric, e.Arm, e.Component, record.LevelKey(e.Factors)}] = e
+	}
+	levels, arms := placesOf(s)
+	l := &leadTable{byWeight: m.columns(run.Metrics)}
+	l.Metrics = inOrder(s, l.byWeight)
+	for _, level := range levels {
+		of := leadLevel{Title: clean(strings.TrimPrefix(s.At(level), "at "))}
+		for _, arm := range arms {
+			of.Rows = append(of.Rows, m.rows(l.Metrics, arm, level)...)
+		}
+		l.Levels = append(l.Levels, of)
+	}
+	if m.marked {
+		l.Note = strings.TrimSpace(unresolved) + ": no resolved difference from " + baseline(s)
+	}
+	return l
+}
+
+type leadPlace struct{ metric, arm, component, level string }
+
+type leadMaker struct {
+	s       *analysis.Summary
+	defined metric.Set
+	at      map[leadPlace]*analysis.Estimate
+	marked  bool
+}
+
+// columns are the metrics that lead: those that were asserted, the one that the answers speak of first, those that are
+// defined to, and then the other headlines. One that says what another column says of the same arms at the same levels
+// is left out, and so is one that is 0 everywhere.
+func (m *leadMaker) columns(defined []metric.Definition) (names []string) {
+	add := func(name string, always bool) {
+		if len(names) < maxColumns && !slices.Contains(names, name) && (always || m.some(name) && !m.known(name, names)) {
+			names = append(names, name)
+		}
+	}
+	for _, v := range m.s.Verdicts {
+		for i := range v.Checks {
+			if m.has(v.Checks[i].Metric) {
+				add(v.Checks[i].Metric, true)
+			}
+		}
+	}
+	for _, name := range m.s.Headlines[:min(1, len(m.s.Headlines))] {
+		add(name, true)
+	}
+	for _, d := range defined {
+		if d.Lead {
+			add(m.spoken(d.Name), false)
+		}
+	}
+	for _, name := range m.s.Headlines {
+		if len(names) < enoughColumns {
+			add(name, false)
+		}
+	}
+	return names
+}
+
+// spoken is a metric, or the one that answers in its place where they do.
+func (m *leadMaker) spoken(name string) string {
+	other := m.defined.Counterpart(name)
+	if other != "" && (slices.Contains(m.s.Headlines, other) || !m.has(name)) {
+		return other
+	}
+	return name
+}
+
+func (m *leadMaker) has(name string) bool {
+	return slices.ContainsFunc(m.s.Estimates, func(e analysis.Estimate) bool {
+		return e.Metric == name && e.Component == ""
+	})
+}
+
+// some reports whether there is any of a metric in any arm.
+func (m *leadMaker) some(name string) bool {
+	return slices.ContainsFunc(m.s.Estimates, func(e analysis.Estimate) bool {
+		return e.Metric == name && e.Component == "" && e.Arm != record.AA && (e.Value != 0 || e.Hi != nil && *e.Hi != 0)
+	})
+}
+
+// known reports whether every arm at every level that has a metric is in some column with one of the same family: the
+// same for another unit of work, or a part of it. Quantiles are each for itself.
+func (m *leadMaker) known(name string, columns []string) bool {
+	alike := slices.DeleteFunc(slices.Clone(columns), func(column string) bool {
+		return m.defined.FamilyOf(column) != m.defined.FamilyOf(name) ||
+			m.defined.Of(column).Quantile != m.defined.Of(name).Quantile
+	})
+	for p := range m.at {
+		in := func(column string) bool { return m.at[leadPlace{column, p.arm, "", p.level}] != nil }
+		if p.metric == name && p.component == "" && !slices.ContainsFunc(alike, in) {
+			return false
+		}
+	}
+	return true
+}
+
+// rows are the row of an arm at a level, and those of its components where it has several.
+func (m *leadMaker) rows(columns []string, arm string, level map[string]string) []leadRow {
+	key := record.LevelKey(level)
+	whole := leadRow{Name: clean(m.s.ArmName(arm))}
+	parts := map[string][]string{}
+	for i, name := range columns {
+		cell := ""
+		if e := m.at[leadPlace{name, arm, "", key}]; e != nil {
+			cell = m.cell(e)
+		}
+		whole.Cells = append(whole.Cells, cell)
+		for _, of := range m.splits(name) {
+			for place, e := range m.at {
+				if place.metric != of || place.arm != arm || place.component == "" || place.level != key {
+					continue
+				}
+				if parts[place.component] == nil {
+					parts[place.component] = make([]string, len(columns))
+				}
+				parts[place.component][i] = rowOf(m.s, *e).Value
+			}
+		}
+	}
+	rows := []leadRow{whole}
+	if len(parts) < 2 {
+		return rows
+	}
+	for _, component := range slices.Sorted(maps.Keys(parts)) {
+		rows = append(rows, leadRow{Name: clean(component), Part: true, Cells: parts[component]})
+	}
+	return rows
+}
+
+// splits are the metrics whose components are those of a column: itself, or else its kind's part that components have.
+func (m *leadMaker) splits(name string) []string {
+	has := func(name string) bool {
+		return slices.ContainsFunc(m.s.Estimates, func(e analysis.Estimate) bool {
+			return e.Metric == name && e.Component != ""
+		})
+	}
+	if has(name) {
+		return []string{name}
+	}
+	whole := m.defined.Of(name)
+	for _, of := range slices.Sorted(maps.Keys(m.defined)) {
+		if d := m.defined[of]; d.PartOf != "" && d.Family == whole.Family && d.Unit == whole.Unit && has(of) {
+			return []string{of}
+		}
+	}
+	return nil
+}
+
+// cell is an estimate with its interval, marked where its difference is not resolved.
+func (m *leadMaker) cell(e *analysis.Estimate) string {
+	if e.Withheld != "" {
+		return "withheld"
+	}
+	text := rowOf(m.s, *e).Value
+	if d := e.Difference; d != nil && d.Lo != nil && !d.Resolved && (*d.Lo != 0 || *d.Hi != 0) && e.Arm != record.AA {
+		m.marked = true
+		text += unresolved
+	}
+	return text
+}
+
+// inOrder puts metrics into the order of all tables: by rank, and then as the estimates stand. What was asserted is
+// first.
+func inOrder(s *analysis.Summary, names []string) []string {
+	type place struct{ rank, at int }
+	places := map[string]place{}
+	for i, e := range s.Estimates {
+		if _, seen := places[e.Metric]; !seen {
+			places[e.Metric] = place{e.Rank, i}
+		}
+	}
+	for _, v := range s.Verdicts {
+		for i := range v.Checks {
+			name := v.Checks[i].Metric
+			places[name] = place{0, places[name].at}
+		}
+	}
+	sorted := slices.Clone(names)
+	slices.SortStableFunc(sorted, func(a, b string) int {
+		return cmp.Or(cmp.Compare(places[a].rank, places[b].rank), cmp.Compare(places[a].at, places[b].at))
+	})
+	return sorted
+}
+
+// lead writes the table for a terminal, and gives the metrics that it shows: as many columns as fit, and where there are
+// more levels than a reader takes in, the outer ones.
+func (t *screen) lead(l *leadTable) (shown []string) {
+	if len(l.Metrics) == 0 {
+		return nil
+	}
+	most := 1
+	for _, level := range l.Levels {
+		most = max(most, len(level.Rows)+1)
+	}
+	levels, between := outer(l.Levels, max(maxLeadRows/most, 2))
+	lines := [][]string{l.Head()}
+	for _, level := range levels {
+		for _, r := range level.Rows {
+			lines = append(lines, slices.Concat([]string{r.name()}, r.Cells))
+		}
+	}
+	shown = slices.Clone(l.Metrics)
+	for _, least := range slices.Backward(l.byWeight) {
+		if total(widthsOf(lines)) <= t.wide || len(shown) == 1 {
+			break
+		}
+		at := slices.Index(shown, least)
+		shown = slices.Delete(shown, at, at+1)
+		for i := range lines {
+			lines[i] = slices.Delete(lines[i], at+1, at+2)
+		}
+	}
+	widths := widthsOf(lines)
+	t.line(t.bold(strings.TrimRight(aligned(lines[0], widths), " ")))
+	n := 1
+	for i, level := range levels {
+		if i == len(levels)/2 && between > 0 {
+			t.line(t.faint(fmt.Sprintf("(%s between)", quantity.Counted(between, "level"))))
+		}
+		if level.Title != "" {
+			t.line(t.bold(level.Title))
+		}
+		for _, r := range level.Rows {
+			line := strings.TrimRight(aligned(lines[n], widths), " ")
+			if r.Part {
+				line = t.faint(line)
+			}
+			t.line(line)
+			n++
+		}
+	}
+	if l.Note != "" {
+		t.wrap("", l.Note)
+	}
+	t.line("")
+	return shown
+}
+
+// total is the width of a line of columns.
+func total(widths []int) int {
+	sum := -2 // between the columns
+	for _, w := range widths {
+		sum += w + 2
+	}
+	return sum
+}
+
+// outer keeps so many levels from both ends, and counts those between.
+func outer[T any](levels []T, most int) (kept []T, between int) {
+	if between = len(levels) - most; between <= 0 {
+		return levels, 0
+	}
+	return slices.Concat(levels[:most/2], levels[len(levels)-(most-most/2):]), between
+}
+
+// leadMarkdown is the table in Markdown, with the level in each row; empty where there are no estimates.
+func leadMarkdown(l *leadTable) string {
+	if len(l.Metrics) == 0 {
+		return ""
+	}
+	head, rule := l.Head(), "|---|"
+	if l.Swept() {
+		head, rule = slices.Concat([]string{"level"}, head), "|---|---|"
+	}
+	var b strings.Builder
+	b.WriteString("\n" + markdownRow(head...) + rule + strings.Repeat("---:|", len(l.Metrics)) + "\n")
+	for _, level := range l.Levels {
+		for _, r := range level.Rows {
+			cells := slices.Concat([]string{r.name()}, r.Cells)
+			if r.Part {
+				cells[0] = "\u2013 " + r.Name
+			}
+			if l.Swept() {
+				cells = slices.Concat([]string{level.Title}, cells)
+			}
+			b.WriteString(markdownRow(cells...))
+		}
+	}
+	if l.Note != "" {
+		b.WriteString("\n" + escape(l.Note) + "\n")
+	}
+	return b.String()
+}
+
+// short is the paragraph below the table where there are many answers and all go through the metrics of an arm at a
+// level, which the table does. It is empty otherwise: then the answers say more than the table.
+func (l *leadTable) short(s *analysis.Summary, run record.Run) string {
+	if len(s.Answers) <= manyAnswers || !s.Valid || slices.ContainsFunc(s.Answers, func(a analysis.Answer) bool { return !a.General }) {
+		return ""
+	}
+	text := l.differences(s)
+	for _, arm := range slices.Sorted(maps.Keys(run.Lacks)) {
+		if text != "" && run.Lacks[arm] != "" {
+			text += fmt.Sprintf(" %s is not the same service: %s.", s.ArmName(arm), run.Lacks[arm])
+		}
+	}
+	return text
+}
+
+// differences says how the arms differ from the baseline at the last level, by metric. It is empty where there is no
+// other arm.
+func (l *leadTable) differences(s *analysis.Summary) string {
+	levels, arms := placesOf(s)
+	if len(levels) == 0 {
+		return ""
+	}
+	last := levels[len(levels)-1]
+	var clauses []string
+	intervals := false
+	for _, name := range l.Metrics {
+		var moved, open []string
+		for _, arm := range arms {
+			e := s.Find(name, arm, last)
+			if e == nil || e.Difference == nil || arm == record.AA {
+				continue
+			}
+			switch d := e.Difference; {
+			case d.Value == 0 && (d.Lo == nil || *d.Lo == 0 && *d.Hi == 0):
+			case d.Resolved || d.Lo == nil:
+				moved = append(moved, s.ArmName(arm)+" "+analysis.Signed(d.Value, d.Lo, d.Hi, e.Unit))
+			default:
+				text := s.ArmName(arm)
+				if v, known := s.VisibleIn(e); known {
+					text += " (smallest visible " + quantity.Rough(v, e.Unit) + ")"
+				}
+				open = append(open, text)
+			}
+			intervals = intervals || e.Difference.Lo != nil
+		}
+		if len(open) > 0 {
+			moved = append(moved, "not resolved for "+analysis.Join(open))
+		}
+		if len(moved) > 0 {
+			clauses = append(clauses, quantity.Label(name)+": "+strings.Join(moved, ", "))
+		}
+	}
+	if len(clauses) == 0 {
+		return ""
+	}
+	begin := strings.TrimPrefix(s.At(last)+", compared with ", ", ") + baseline(s)
+	if !intervals {
+		begin += ", without intervals"
+	}
+	return fmt.Sprintf("%s: %s.", analysis.Capital(begin), strings.Join(clauses, "; "))
+}
