@@ -24,6 +24,7 @@ func init() { register(newClean) }
 
 func newClean() *cobra.Command {
 	var ended []string
+	var dryRun bool
 	c := &cobra.Command{
 		Use:   "clean",
 		Short: "Remove what a killed run left behind",
@@ -34,8 +35,11 @@ and maps of a subject go with its process.
 'tare run' does the same before it begins.
 
 In a container, whether a run of another container or of the host goes on may be impossible to see. What such a run
-has is left alone and listed: run 'tare clean' on the host, where every process is seen, or name the run with --ended.`,
+has is left alone and listed: run 'tare clean' on the host, where every process is seen, or name the run with --ended.
+
+--dry-run lists what would be removed, ended and moved, and changes nothing.`,
 		Example: `  tare clean
+  tare clean --dry-run
   tare clean --ended tare-nodes-n4026532501-p7-t123456`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -49,13 +53,14 @@ has is left alone and listed: run 'tare clean' on the host, where every process 
 				}
 			}
 			defer insist(cmd.Context())()
-			r, err := cleanUp(cmd.Context(), layout, ended...)
+			r, err := cleanUp(cmd.Context(), layout, dryRun, ended...)
 			if e := promptly(cmd.Context(), func() error { return printCleaned(cmd.OutOrStdout(), r) }); err == nil {
 				err = e
 			}
 			return err
 		},
 	}
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "list what would be removed, and change nothing")
 	c.Flags().StringArrayVar(&ended, "ended", nil,
 		"`name` of a run that has ended, where that cannot be seen from here; may be repeated")
 	return c
@@ -63,6 +68,7 @@ has is left alone and listed: run 'tare clean' on the host, where every process 
 
 // cleaned is what was removed of runs that have ended.
 type cleaned struct {
+	DryRun bool // and has not been
 	placement.Report
 	Links       []string
 	Directories []string
@@ -72,10 +78,11 @@ type cleaned struct {
 }
 
 // cleanUp removes all that is left of runs that have ended, also of those in ended where that cannot be seen, one kind
-// of thing after the other. When the context ends it finishes that which it is at, and leaves the others for the next
+// of thing after the other, or in a dry run tells what that would be. When the context ends it finishes that which it is at, and leaves the others for the next
 // time. The order matters.
-func cleanUp(ctx context.Context, layout *cgroup.Layout, ended ...string) (r cleaned, err error) {
+func cleanUp(ctx context.Context, layout *cgroup.Layout, dryRun bool, ended ...string) (r cleaned, err error) {
 	owners := placement.NewOwners(layout, ended...)
+	owners.DryRun, r.DryRun = dryRun, dryRun
 	defer owners.Close()
 	defer func() { r.Left = owners.Left() }()
 	for _, remove := range []func() error{
@@ -96,7 +103,7 @@ func cleanUp(ctx context.Context, layout *cgroup.Layout, ended ...string) (r cle
 			return err
 		},
 		func() error {
-			directories, err := files.CleanScratch()
+			directories, err := files.CleanScratch(dryRun)
 			r.Directories = append(r.Directories, directories...)
 			return err
 		},
@@ -144,7 +151,7 @@ func ground(ctx context.Context, log io.Writer) (layout *cgroup.Layout, own *bin
 	if layout, own, err = findGround(); err != nil {
 		return nil, nil, err
 	}
-	if _, err := cleanUp(ctx, layout); err != nil {
+	if _, err := cleanUp(ctx, layout, false); err != nil {
 		fmt.Fprintf(log, "tare: not everything that an earlier run left behind could be removed: %v\n", err)
 	}
 	return layout, own, nil
@@ -166,23 +173,27 @@ func findGround() (layout *cgroup.Layout, own *binary, err error) {
 }
 
 func printCleaned(w io.Writer, r cleaned) error {
+	removed, ended, moved := "removed", "ended", "moved"
+	if r.DryRun {
+		removed, ended, moved = "would remove", "would end", "would move"
+	}
 	for _, t := range r.Trees {
-		fmt.Fprintf(w, "removed the control groups %s\n", t)
+		fmt.Fprintf(w, "%s the control groups %s\n", removed, t)
 	}
 	for _, p := range r.Killed {
-		fmt.Fprintf(w, "ended process %d (%s) of %s\n", p.PID, p.Comm, p.Tree)
+		fmt.Fprintf(w, "%s process %d (%s) of %s\n", ended, p.PID, p.Comm, p.Tree)
 	}
 	for _, p := range r.Moved {
-		fmt.Fprintf(w, "moved process %d (%s) out of %s: not a process of tare\n", p.PID, p.Comm, p.Tree)
+		fmt.Fprintf(w, "%s process %d (%s) out of %s: not a process of tare\n", moved, p.PID, p.Comm, p.Tree)
 	}
 	for _, l := range r.Links {
-		fmt.Fprintf(w, "removed the network interface %s\n", l)
+		fmt.Fprintf(w, "%s the network interface %s\n", removed, l)
 	}
 	for _, id := range r.Sandboxes {
-		fmt.Fprintf(w, "removed the sandbox %s\n", text.Line(id))
+		fmt.Fprintf(w, "%s the sandbox %s\n", removed, text.Line(id))
 	}
 	for _, d := range r.Directories {
-		fmt.Fprintf(w, "removed the directory %s\n", text.Line(d))
+		fmt.Fprintf(w, "%s the directory %s\n", removed, text.Line(d))
 	}
 	const mostPins = 10 // others may make many
 	for i, pin := range r.Pins {

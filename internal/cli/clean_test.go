@@ -15,6 +15,11 @@ func TestPrintCleaned(t *testing.T) {
 	}{
 		{cleaned{}, []string{"nothing to remove\n"}},
 		{cleaned{Links: []string{"tare7n1"}}, []string{"removed the network interface tare7n1\n"}},
+		{cleaned{DryRun: true, Links: []string{"tare7n1"}, Report: placement.Report{Trees: []string{"tare-x-p1-t2"},
+			Killed: []placement.Process{{PID: 7, Comm: "x", Tree: "tare-x-p1-t2"}}}}, []string{
+			"would remove the network interface tare7n1\n", "would remove the control groups tare-x-p1-t2\n",
+			"would end process 7 (x) of tare-x-p1-t2\n",
+		}},
 		{cleaned{Report: placement.Report{Trees: []string{"tare-x-p1-t2"}}, Pins: []string{"/sys/fs/bpf/x"}}, []string{
 			"removed the control groups tare-x-p1-t2\n", "left alone: the eBPF pin /sys/fs/bpf/x, made since",
 		}},

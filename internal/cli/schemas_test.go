@@ -32,6 +32,7 @@ var formats = map[string]reflect.Type{
 	loadSchema: reflect.TypeFor[loadDocument](), comparison.Schema: reflect.TypeFor[comparison.Comparison](),
 	comparison.HistorySchema: reflect.TypeFor[comparison.Course](),
 	analysis.PowerSchema:     reflect.TypeFor[analysis.Power](),
+	versionSchema:            reflect.TypeFor[versionDocument](),
 }
 
 // TestSchemas: docs/schemas has a schema of each format, as its type is. Only the name of the format is required, for
@@ -115,6 +116,7 @@ func TestSchemasOfCommands(t *testing.T) {
 		{[]string{"compare", writeRuns(t, 0, 9e-6, 9e-6), writeRuns(t, 2, 9e-6), "--json"}, 0},
 		{[]string{"compare", "--history", writeRuns(t, 0, 9e-6, 9e-6), "--json"}, 0},
 		{[]string{"doctor", "--json"}, 0},
+		{[]string{"version", "--json"}, 0},
 		{[]string{"load", "http", "--url", server.URL, "--rate", "200", "--duration", "200ms", "--json"}, 0},
 		{[]string{"load", "http", "--url", server.URL + "/broken", "--rate", "200", "--duration", "200ms", "--json"},
 			fault.Exceeded},

@@ -106,6 +106,10 @@ func Clean(o *placement.Owners) (removed []string, err error) {
 		if !o.Ended(a.Alias, "the network interface "+a.Name) {
 			continue // somebody else's, or of a run that goes on
 		}
+		if o.DryRun {
+			removed = append(removed, a.Name)
+			continue
+		}
 		if err := netlink.LinkDel(link); errors.Is(err, unix.ENODEV) {
 			continue
 		} else if err != nil {

@@ -25,6 +25,8 @@ import (
 // lock on the tree. An owner in a PID namespace that is not seen from here, with a tree in a control group namespace
 // that is not seen either, may be alive: what is its is left alone, and named by Left.
 type Owners struct {
+	DryRun bool // nothing is changed, and what would be removed is given as removed
+
 	hs    []*cgroup.Hierarchy
 	given []string
 	found map[string]found // by tree

@@ -654,6 +654,20 @@ func TestClean(t *testing.T) {
 	eventually(t, "its processes died with it", func() bool { return gone(pids[0]) && gone(pids[1]) })
 
 	first := len(traces(l, tree)) > 0 // nobody else has cleaned this machine meanwhile
+	dry := NewOwners(l)
+	dry.DryRun = true
+	would, err := dry.Clean()
+	dry.Close()
+	of := func(all []Process, pid int) bool {
+		return slices.ContainsFunc(all, func(p Process) bool { return p.PID == pid && p.Tree == tree })
+	}
+	if err != nil || first && (!slices.Contains(would.Trees, tree) || !of(would.Killed, stray.Process.Pid) ||
+		!of(would.Moved, alien.Process.Pid)) {
+		t.Errorf("a dry run gives %+v, %v", would, err)
+	}
+	if gone(stray.Process.Pid) || first && len(traces(l, tree)) == 0 {
+		t.Error("a dry run has changed something")
+	}
 	r := clean()
 	if first && !slices.Contains(r.Trees, tree) || slices.Contains(r.Trees, living.Name()) {
 		t.Errorf("removed %v", r.Trees)

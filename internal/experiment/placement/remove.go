@@ -188,6 +188,13 @@ func (o *Owners) Clean() (Report, error) {
 			return nil
 		}
 		p := Process{PID: pid, Comm: comm(pid), Tree: tree}
+		if o.DryRun {
+			if !killed[pid] {
+				killed[pid] = true
+				r.Killed = append(r.Killed, p)
+			}
+			return nil
+		}
 		still := false
 		err := kill(pid, func() bool { still = treeOf(pid) == tree; return still })
 		if err == nil && still && !killed[pid] {
@@ -201,6 +208,15 @@ func (o *Owners) Clean() (Report, error) {
 		var dirs []string
 		for _, h := range hs {
 			dirs = append(dirs, filepath.Join(h.Mount, tree))
+		}
+		if o.DryRun {
+			for _, pid := range cgroup.Members(dirs) {
+				if treeOf(pid) != tree || spared[pid] {
+					r.Moved = append(r.Moved, Process{PID: pid, Comm: comm(pid), Tree: tree})
+				}
+			}
+			r.Trees = append(r.Trees, tree)
+			continue
 		}
 		err := empty(dirs, deadline, func(dirs []string) error {
 			for _, pid := range cgroup.Members(dirs) {

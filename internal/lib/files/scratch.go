@@ -49,7 +49,7 @@ func NewScratch(parent, purpose string) (*Scratch, error) {
 				"temporary files are not safe here")
 		}
 	}
-	_, _ = cleanScratch(parent) // what cannot be removed is no obstacle; a directory that is not there shows below
+	_, _ = cleanScratch(parent, false) // what cannot be removed is no obstacle; a directory that is not there shows below
 	for {
 		path, err := os.MkdirTemp(parent, scratchPrefix+purpose+"-")
 		if err != nil {
@@ -100,11 +100,11 @@ func (d *Scratch) Close() error {
 
 // CleanScratch removes what processes that have ended left behind in the system's directories for temporary files, and
 // gives the paths that it removed. A directory that a living process holds is left alone, and so is everything that is
-// not of this user and not named as NewScratch names it.
-func CleanScratch() (removed []string, err error) {
-	removed, err = cleanScratch(os.TempDir())
+// not of this user and not named as NewScratch names it. A dry run removes nothing, and gives what it would remove.
+func CleanScratch(dryRun bool) (removed []string, err error) {
+	removed, err = cleanScratch(os.TempDir(), dryRun)
 	if large := LargeTemp(); large != os.TempDir() {
-		more, err2 := cleanScratch(large)
+		more, err2 := cleanScratch(large, dryRun)
 		removed, err = append(removed, more...), errors.Join(err, err2)
 	}
 	return removed, err
@@ -112,7 +112,7 @@ func CleanScratch() (removed []string, err error) {
 
 // cleanScratch is CleanScratch in one directory. Whoever may rename things there could give any directory of this
 // user's such a name: then it removes nothing.
-func cleanScratch(parent string) (removed []string, err error) {
+func cleanScratch(parent string, dryRun bool) (removed []string, err error) {
 	if CheckPath(parent) != nil {
 		return nil, nil
 	}
@@ -130,7 +130,9 @@ func cleanScratch(parent string) (removed []string, err error) {
 		if err != nil {
 			continue // somebody has it, or it is not ours, or it has gone
 		}
-		if err := remove(path, fd); err != nil {
+		if dryRun {
+			_ = unix.Close(fd) // it was only looked at
+		} else if err := remove(path, fd); err != nil {
 			errs = append(errs, err)
 			continue
 		}

@@ -43,11 +43,15 @@ func TestCleanScratch(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if found, err := cleanScratch(parent, true); err != nil || !slices.Equal(found, []string{dead}) ||
+		len(namesIn(t, dead)) != 4 {
+		t.Errorf("a dry run: %v, %v; left are %v", found, err, namesIn(t, dead))
+	}
 	living, err := NewScratch(parent, "test") // which cleans as well
 	if err != nil {
 		t.Fatal(err)
 	}
-	if removed, err := cleanScratch(parent); err != nil || len(removed) > 0 {
+	if removed, err := cleanScratch(parent, false); err != nil || len(removed) > 0 {
 		t.Errorf("cleaned again: %v, %v", removed, err)
 	}
 	want := []string{"other", scratchPrefix + "file", scratchPrefix + "link", filepath.Base(living.Path())}
@@ -115,7 +119,7 @@ func TestForeignParent(t *testing.T) {
 		t.Error(err)
 	}
 	t.Setenv("TMPDIR", parent)
-	if removed, err := CleanScratch(); err != nil || slices.Contains(removed, filepath.Dir(theirs)) {
+	if removed, err := CleanScratch(false); err != nil || slices.Contains(removed, filepath.Dir(theirs)) {
 		t.Errorf("removed %q, %v", removed, err)
 	}
 	below := filepath.Join(parent, "mine") // which they can rename
@@ -149,7 +153,7 @@ func TestKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	line, err := bufio.NewReader(out).ReadString('\n')
-	if removed, err := cleanScratch(parent); err != nil || len(removed) > 0 {
+	if removed, err := cleanScratch(parent, false); err != nil || len(removed) > 0 {
 		t.Errorf("of a process that lives %v was taken, %v", removed, err)
 	}
 	_ = cmd.Process.Kill()
@@ -158,7 +162,7 @@ func TestKilled(t *testing.T) {
 		t.Fatalf("it said %q, %v", line, err)
 	}
 	left := namesIn(t, parent)
-	if removed, err := cleanScratch(parent); err != nil || len(left) != 1 || len(removed) != 1 {
+	if removed, err := cleanScratch(parent, false); err != nil || len(left) != 1 || len(removed) != 1 {
 		t.Errorf("left was %v, removed %v, %v", left, removed, err)
 	}
 	if left := namesIn(t, parent); len(left) > 0 {
@@ -185,7 +189,7 @@ func TestMounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = unix.Unmount(at, unix.MNT_DETACH) }() // where the test ended early
-	if removed, err := cleanScratch(parent); err == nil || !strings.Contains(err.Error(), at) || len(removed) > 0 {
+	if removed, err := cleanScratch(parent, false); err == nil || !strings.Contains(err.Error(), at) || len(removed) > 0 {
 		t.Errorf("removed %v, %v", removed, err)
 	}
 	if _, err := os.Stat(kept); err != nil {
@@ -194,7 +198,7 @@ func TestMounted(t *testing.T) {
 	if err := unix.Unmount(at, 0); err != nil {
 		t.Fatal(err)
 	}
-	if removed, err := cleanScratch(parent); err != nil || len(removed) != 1 {
+	if removed, err := cleanScratch(parent, false); err != nil || len(removed) != 1 {
 		t.Errorf("removed %v, %v", removed, err)
 	}
 }

@@ -8,6 +8,23 @@ import (
 // Version of Tare; releases set it with -ldflags -X.
 var Version = "0.1.0-dev"
 
+// Commit is the revision that the build recorded, and whether the source differed from it; empty where it recorded none.
+func Commit() (revision string, modified bool) {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "", false
+	}
+	for _, s := range info.Settings {
+		switch s.Key {
+		case "vcs.revision":
+			revision = s.Value
+		case "vcs.modified":
+			modified = s.Value == "true"
+		}
+	}
+	return revision, modified
+}
+
 // Build is the Go version and, where the build recorded it, the revision.
 func Build() string {
 	info, ok := debug.ReadBuildInfo()

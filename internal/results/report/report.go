@@ -328,6 +328,8 @@ func trialsDone(t analysis.Trials) string {
 		text += ", all valid"
 	case t.Failed == t.Done:
 		text += ", all failed"
+	case t.Invalid == t.Done:
+		text += ", each without some of its metrics"
 	default:
 		text += fmt.Sprintf(", %d valid", t.Valid)
 		if t.Invalid > 0 {

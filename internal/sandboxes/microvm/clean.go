@@ -133,6 +133,10 @@ func Clean(o *placement.Owners) (removed []string, err error) {
 		if !box.left(o) {
 			continue
 		}
+		if o.DryRun {
+			removed = append(removed, box.ID)
+			continue
+		}
 		if err := box.destroy(); err != nil {
 			errs = append(errs, fmt.Errorf("removing the sandbox %s: %w", box.ID, err))
 			continue
@@ -146,12 +150,18 @@ func Clean(o *placement.Owners) (removed []string, err error) {
 			continue
 		}
 		box := &sandbox{ID: id, dir: filepath.Join(sandboxDir, e.Name())}
+		if o.DryRun {
+			removed = append(removed, id)
+			continue
+		}
 		if err := box.remove(); err != nil {
 			errs = append(errs, fmt.Errorf("removing the sandbox %s: %w", box.ID, err))
 			continue
 		}
 		removed = append(removed, box.ID)
 	}
-	_ = os.Remove(sandboxDir) // if nothing is in it
+	if !o.DryRun {
+		_ = os.Remove(sandboxDir) // if nothing is in it
+	}
 	return removed, errors.Join(errs...)
 }

@@ -99,6 +99,10 @@ func Clean(o *placement.Owners) (removed []string, err error) {
 		if own(dir, fs.ModeDir) != nil || !o.Ended(e.Name(), "the directory "+dir) {
 			continue
 		}
+		if o.DryRun {
+			removed = append(removed, dir)
+			continue
+		}
 		// A runtime that went on would make what is being removed.
 		err := placement.EndMarked(e.Name())
 		if err == nil {
@@ -110,7 +114,9 @@ func Clean(o *placement.Owners) (removed []string, err error) {
 		}
 		removed = append(removed, dir)
 	}
-	_ = os.Remove(StateDir) // others may have theirs in it
+	if !o.DryRun {
+		_ = os.Remove(StateDir) // others may have theirs in it
+	}
 	return removed, errors.Join(errs...)
 }
 
@@ -125,6 +131,9 @@ func CleanGroups(l *cgroup.Layout, o *placement.Owners) error {
 				trees[e.Name()] = true
 			}
 		}
+	}
+	if o.DryRun {
+		return nil
 	}
 	var errs []error
 	for tree := range trees {

@@ -333,7 +333,7 @@ func (n *Nodes) Close() error {
 // in them, and then directories that they used.
 func (n *Nodes) cleanUp() error {
 	_, err := placement.Clean(n.o.Cgroups)
-	_, err2 := files.CleanScratch()
+	_, err2 := files.CleanScratch(false)
 	return errors.Join(err, err2)
 }
 

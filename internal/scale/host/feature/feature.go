@@ -29,6 +29,9 @@ type Status struct {
 	Untried bool   `json:"untried,omitempty"` // it was not probed: whether it is available is not known
 }
 
+// LeastKernel is the oldest Linux on which Tare measures anything.
+const LeastKernel = "5.8"
+
 // ErrMissing is matched (errors.Is) by every error that a missing feature causes.
 var ErrMissing = errors.New("feature missing")
 
@@ -62,6 +65,12 @@ type Probe struct {
 // New makes a probe. The function runs once, at the first question; its error means that the feature is missing.
 func New(s Status, probe func() (detail string, err error)) *Probe {
 	return &Probe{status: s, probe: probe}
+}
+
+// Declared is what the probe says of the feature without looking: its name, what it needs, what is lost without it, and
+// whether it is required.
+func (p *Probe) Declared() Status {
+	return Status{Name: p.status.Name, Needs: p.status.Needs, Lost: p.status.Lost, Required: p.status.Required}
 }
 
 func (p *Probe) run() {

@@ -1,0 +1,110 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"runtime"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"tare/internal/lib/self"
+	"tare/internal/scale/host/feature"
+)
+
+func init() { register(newVersion) }
+
+// versionSchema names the JSON form.
+const versionSchema = "tare.version/v1"
+
+// versionDocument is what `tare version --json` prints.
+type versionDocument struct {
+	Schema   string      `json:"schema"`
+	Version  string      `json:"version"`
+	Commit   *string     `json:"commit"`   // null where the build did not record it
+	Modified bool        `json:"modified"` // the source differed from the commit
+	Go       string      `json:"go"`
+	Platform string      `json:"platform"` // as Go names it: "linux/amd64"
+	Kernel   kernelNeeds `json:"kernel"`
+}
+
+// kernelNeeds are what Tare needs of a kernel, as its source declares it. Nothing is probed.
+type kernelNeeds struct {
+	Least    string        `json:"least"` // version of Linux
+	Features []featureNeed `json:"features"`
+}
+
+type featureNeed struct {
+	Name     string `json:"name"` // as in tare doctor
+	Required bool   `json:"required"`
+	Needs    string `json:"needs"`
+	Lost     string `json:"lost"` // without it
+}
+
+func newVersion() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Show the version of tare, how it was built, and what it needs of a kernel",
+		Long: `Show the version of tare, the commit and the Go version that it was built from, and what it needs of a kernel. Nothing
+is probed: 'tare doctor' tries out what this machine has.`,
+		Example: `  tare version
+  tare version --json | jq -r .commit`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return promptly(cmd.Context(), func() error {
+				out := cmd.OutOrStdout()
+				if !asJSON {
+					return printVersion(out, thisVersion())
+				}
+				enc := json.NewEncoder(out)
+				enc.SetIndent("", " ")
+				return enc.Encode(thisVersion())
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document and nothing else")
+	return cmd
+}
+
+func thisVersion() versionDocument {
+	v := versionDocument{
+		Schema: versionSchema, Version: self.Version, Go: runtime.Version(),
+		Platform: runtime.GOOS + "/" + runtime.GOARCH, Kernel: kernelNeeds{Least: feature.LeastKernel},
+	}
+	if commit, modified := self.Commit(); commit != "" {
+		v.Commit, v.Modified = &commit, modified
+	}
+	for _, p := range features() {
+		s := p.Declared()
+		v.Kernel.Features = append(v.Kernel.Features, featureNeed{s.Name, s.Required, s.Needs, s.Lost})
+	}
+	return v
+}
+
+func printVersion(w io.Writer, v versionDocument) error {
+	commit := "not recorded"
+	if v.Commit != nil {
+		commit = *v.Commit
+	}
+	if v.Modified {
+		commit += ", with changes"
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "tare      %s\ncommit    %s\nbuilt by  %s for %s\nkernel    Linux %s or newer; 'tare doctor' tries out:\n\n",
+		v.Version, commit, v.Go, v.Platform, v.Kernel.Least)
+	wide := 0
+	for _, f := range v.Kernel.Features {
+		wide = max(wide, len(f.Name))
+	}
+	for _, f := range v.Kernel.Features {
+		must := "optional"
+		if f.Required {
+			must = "required"
+		}
+		fmt.Fprintf(&b, "%s  %-*s  %s\n", must, wide, f.Name, f.Needs)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
