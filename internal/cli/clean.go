@@ -78,8 +78,8 @@ type cleaned struct {
 }
 
 // cleanUp removes all that is left of runs that have ended, also of those in ended where that cannot be seen, one kind
-// of thing after the other, or in a dry run tells what that would be. When the context ends it finishes that which it is at, and leaves the others for the next
-// time. The order matters.
+// of thing after the other. A dry run gives what that would be, and changes nothing. When the context ends it finishes
+// that which it is at, and leaves the others for the next time. The order matters.
 func cleanUp(ctx context.Context, layout *cgroup.Layout, dryRun bool, ended ...string) (r cleaned, err error) {
 	owners := placement.NewOwners(layout, ended...)
 	owners.DryRun, r.DryRun = dryRun, dryRun

@@ -544,6 +544,9 @@ func newProgress(f *os.File, s *spec.Spec, r record.Run, dir string) *progress {
 	if r.Nodes != nil && r.Nodes.Scaled != "" {
 		fmt.Fprintf(p.w, "%s: %s\n", s.Name, r.Nodes.Scaled)
 	}
+	for _, text := range engine.TooShort(s) {
+		fmt.Fprintf(p.w, "%s: %s\n", s.Name, text)
+	}
 	return p
 }
 

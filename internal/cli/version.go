@@ -22,7 +22,7 @@ const versionSchema = "tare.version/v1"
 type versionDocument struct {
 	Schema   string      `json:"schema"`
 	Version  string      `json:"version"`
-	Commit   *string     `json:"commit"`   // null where the build did not record it
+	Commit   *string     `json:"commit"`   // nil where the build did not record it
 	Modified bool        `json:"modified"` // the source differed from the commit
 	Go       string      `json:"go"`
 	Platform string      `json:"platform"` // as Go names it: "linux/amd64"
@@ -92,8 +92,8 @@ func printVersion(w io.Writer, v versionDocument) error {
 		commit += ", with changes"
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "tare      %s\ncommit    %s\nbuilt by  %s for %s\nkernel    Linux %s or newer; 'tare doctor' tries out:\n\n",
-		v.Version, commit, v.Go, v.Platform, v.Kernel.Least)
+	fmt.Fprintf(&b, "tare      %s\ncommit    %s\nbuilt by  %s for %s\n", v.Version, commit, v.Go, v.Platform)
+	fmt.Fprintf(&b, "kernel    Linux %s or newer; 'tare doctor' tries out:\n\n", v.Kernel.Least)
 	wide := 0
 	for _, f := range v.Kernel.Features {
 		wide = max(wide, len(f.Name))

@@ -66,6 +66,10 @@ type About struct {
 	// arm has such a subject. Its process may have another clock than this machine's, which it sends in role.Wants.
 	RunsInside Holds
 
+	// Rate is how many requests or events a second it makes, each of which has a latency. 0: that is not known before it
+	// runs. Nil: it never is.
+	Rate func(param.Values) float64
+
 	Saturates Holds // it is as fast as it goes: then what it takes of the machine is a result
 
 	// Subjects

@@ -8,7 +8,8 @@ import (
 // Version of Tare; releases set it with -ldflags -X.
 var Version = "0.1.0-dev"
 
-// Commit is the revision that the build recorded, and whether the source differed from it; empty where it recorded none.
+// Commit is the revision that the build recorded, empty where it recorded none, and whether the source differed from
+// it.
 func Commit() (revision string, modified bool) {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

@@ -449,8 +449,8 @@ func (p *Prose) stated(t *Table) {
 	p.pause(spoken > 0)
 }
 
-// perUnit is the line of a swept factor, where it is one and the level is the last: " (0.3 MB, and 4.3 MB [4.2, 4.4] more
-// for every 1,000 of count)".
+// perUnit is the line of a swept factor, where it is one and the level is the last: " (0.3 MB, and 4.3 MB [4.2, 4.4]
+// more for every 1,000 of count)".
 func (p *Prose) perUnit(e *Estimate) string {
 	for _, m := range p.Summary.Models {
 		if m.Metric == e.Metric && m.Arm == e.Arm {
@@ -471,8 +471,8 @@ func (m Model) Flat() bool {
 	return math.Abs(m.Terms[1].Value)*(r[1]-r[0]) < material*math.Abs(m.Terms[0].Value)
 }
 
-// line is a model as a clause at the last level of its factor: "0.01 CPU, and 0.12 CPU more for every 1,000 requests/s". It is
-// empty at other levels, where the model is no line, and where its slope may be none or comes to next to nothing.
+// line is a model as a clause at the last level of its factor: "0.01 CPU, and 0.12 CPU more for every 1,000 requests/s".
+// It is empty at other levels, where the model is no line, and where its slope may be none or comes to next to nothing.
 func (p *Prose) line(m Model, unit string) string {
 	if !m.Linear || len(m.Terms) != 2 || len(p.At) != 1 {
 		return ""

@@ -202,7 +202,9 @@ func TestComponentLines(t *testing.T) {
 	for _, a := range s.Answers {
 		said += a.Answer + "\n"
 	}
-	for _, want := range []string{"] of hard memory (1", " more for every 1,000 connections). ", "Hard memory by component: client "} {
+	for _, want := range []string{
+		"] of hard memory (1", " more for every 1,000 connections). ", "Hard memory by component: client ",
+	} {
 		if !strings.Contains(said, want) {
 			t.Errorf("%q is not said: %s", want, said)
 		}
@@ -215,7 +217,8 @@ func TestComponentLines(t *testing.T) {
 			c["memory_hard_bytes"] *= 3
 		}
 	}
-	if said := answersOf(t, run, trials); !strings.Contains(said, " more for every 1,000 connections on average, in no line.") {
+	said = answersOf(t, run, trials)
+	if !strings.Contains(said, " more for every 1,000 connections on average, in no line.") {
 		t.Errorf("a component that grows in no line is not said to: %s", said)
 	}
 }

@@ -256,8 +256,8 @@ func inOrder(s *analysis.Summary, names []string) []string {
 	return sorted
 }
 
-// lead writes the table for a terminal, and gives the metrics that it shows: as many columns as fit, and where there are
-// more levels than a reader takes in, the outer ones.
+// lead writes the table for a terminal, and gives the metrics that it shows: as many columns as fit, and where there
+// are more levels than a reader takes in, the outer ones.
 func (t *screen) lead(l *leadTable) (shown []string) {
 	if len(l.Metrics) == 0 {
 		return nil
@@ -359,7 +359,8 @@ func leadMarkdown(l *leadTable) string {
 // short is the paragraph below the table where there are many answers and all go through the metrics of an arm at a
 // level, which the table does. It is empty otherwise: then the answers say more than the table.
 func (l *leadTable) short(s *analysis.Summary, run record.Run) string {
-	if len(s.Answers) <= manyAnswers || !s.Valid || slices.ContainsFunc(s.Answers, func(a analysis.Answer) bool { return !a.General }) {
+	worded := func(a analysis.Answer) bool { return !a.General }
+	if len(s.Answers) <= manyAnswers || !s.Valid || slices.ContainsFunc(s.Answers, worded) {
 		return ""
 	}
 	text := l.differences(s)

@@ -29,6 +29,10 @@ func (asLoad) About() kind.About {
 			"--rate 1000 --warmup 1s --duration 10s --json",
 		}},
 		MakesEvents: true,
+		Rate: func(v param.Values) float64 {
+			o, _ := OptionsOf(v) // a storm has none
+			return o.Rate
+		},
 	}
 }
 

@@ -30,7 +30,13 @@ func (guest) About() kind.About {
 		}},
 
 		HoldsConnections: func(v param.Values) bool { return v.On("keepalive") },
-		Saturates:        func(v param.Values) bool { return v["mode"] == load.Closed },
+		Rate: func(v param.Values) float64 {
+			if v["mode"] == load.Closed {
+				return 0
+			}
+			return v.Float("rate")
+		},
+		Saturates: func(v param.Values) bool { return v["mode"] == load.Closed },
 		// What opening and closing its connections takes.
 		TakesLonger: func(v param.Values) time.Duration {
 			return time.Duration(v.Int("connections")) * 100 * time.Microsecond

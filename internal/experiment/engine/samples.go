@@ -1,0 +1,100 @@
+package engine
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/metric"
+	"tare/internal/experiment/spec"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/stats"
+)
+
+// spare is by how much longer than the bare need a window is advised to be: arrivals at random are sometimes fewer.
+const spare = 1.05
+
+// mostNamed is how many levels a line names.
+const mostNamed = 4
+
+// TooShort says which quantiles of latency the windows of a run can never have, because at the rates of its loads they
+// have too few requests, and which duration would give them. It looks at the quantiles that a report begins with and at
+// those that are asserted or decide when the run ends. It is silent where a rate is not known before the run.
+func TooShort(s *spec.Spec) (all []string) {
+	for _, d := range quantiles(s) {
+		need := stats.MinBeyond(d.Quantile) / (1 - d.Quantile)
+		var levels []string
+		least := math.Inf(1) // rate
+		for _, l := range s.Levels() {
+			here := s.At(l)
+			rate := requestRate(here) * float64(max(1, here.Nodes()))
+			if rate == 0 || rate*s.Duration.Seconds() >= need*(1-1e-9) {
+				continue
+			}
+			levels, least = append(levels, levelText(l)), min(least, rate)
+		}
+		if len(levels) == 0 {
+			continue
+		}
+		at := ""
+		if len(s.Factors) > 0 {
+			if more := len(levels) - mostNamed; more > 1 {
+				levels = append(levels[:mostNamed], fmt.Sprintf("%d more levels", more))
+			}
+			at = " at " + strings.Join(levels, "; ")
+		}
+		duration := time.Duration(math.Ceil(need*spare/least*10)) * 100 * time.Millisecond
+		all = append(all, fmt.Sprintf("%s cannot be measured%s: it needs %s requests in each window, and %s at %g/s "+
+			"has about %s; 'duration: %s' would give it", quantity.Label(d.Name), at, quantity.Thousands(int(math.Round(need))),
+			s.Duration, least, quantity.Thousands(int(least*s.Duration.Seconds())), duration))
+	}
+	return all
+}
+
+// quantiles are the quantiles of latency that readers of the run will look for, the lowest first.
+func quantiles(s *spec.Spec) []metric.Definition {
+	asked := map[string]bool{}
+	for _, a := range s.Assert {
+		asked[a.Metric] = true
+	}
+	if s.Precision != nil {
+		for _, name := range s.Precision.Metrics {
+			asked[name] = true
+		}
+	}
+	var all []metric.Definition
+	for _, d := range measured.Definitions() {
+		of := d.Histogram == load.Latency || d.Histogram == load.LatencyRunning
+		if of && d.Quantile != 0 && (d.Lead || asked[d.Name]) {
+			all = append(all, d)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b metric.Definition) int { return cmp.Compare(a.Quantile, b.Quantile) })
+	return all
+}
+
+// requestRate is that of all loads at a level; 0 where one of them does not know its own.
+func requestRate(s *spec.Spec) (total float64) {
+	for _, p := range s.Loads {
+		rate := p.Kind.About().Rate
+		if rate == nil || rate(p.Options) == 0 {
+			return 0
+		}
+		total += rate(p.Options)
+	}
+	return total
+}
+
+func levelText(l spec.Level) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(l)) {
+		parts = append(parts, name+" "+l[name])
+	}
+	return strings.Join(parts, ", ")
+}
