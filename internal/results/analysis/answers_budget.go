@@ -14,8 +14,8 @@ import (
 // takes 181 us of the machine's CPU time, and 60 us in the baseline; paired by block, the difference is +121 us:
 // proxy.client 61 us, proxy.server 58 us, applications +2 us ..." The parts are paired differences, so the difference
 // of the whole is one as well: that of the two medians is another number, without an interval. A part that the
-// subject's components have is given by them. Where the answer has quoted a figure of the same kind, the parts stand
-// without the whole.
+// subject's components have is given by them. Where the answer has quoted another figure of the same kind, such as CPU
+// time without kernel threads, it says what this one is.
 func (p *Prose) sums(t *Table) {
 	if len(p.text) == 0 {
 		return
@@ -45,9 +45,9 @@ func (p *Prose) sum(t *Table, d metric.Definition) {
 			parts = append(parts, of.Part+" "+e.signed())
 		}
 	}
+	begin := Capital(d.Sum)
 	if p.quotes(t, d) {
-		p.Add("By part, paired by block: %s.", strings.Join(parts, ", "))
-		return
+		begin = "Counted with all the parts that follow, " + d.Sum
 	}
 	p.Rest(d.Name, p.Arm)
 	p.Rest(d.Name, record.Direct)
@@ -56,12 +56,12 @@ func (p *Prose) sum(t *Table, d metric.Definition) {
 		verdict = " (not resolved)"
 	}
 	p.Add("%s, and %s in the baseline; paired by block, the difference is %s%s: %s.",
-		Capital(strings.Replace(d.Sum, "{}", Said(whole), 1)), Said(base), whole.signed(), verdict,
+		strings.Replace(begin, "{}", Said(whole), 1), Said(base), whole.signed(), verdict,
 		strings.Join(parts, ", "))
 }
 
-// quotes reports whether the answer has quoted a figure of the same kind for the same work, beside which another total
-// of it would contradict the first.
+// quotes reports whether the answer has quoted a figure of the same kind for the same work, of which a reader would take
+// the whole for another reading.
 func (p *Prose) quotes(t *Table, whole metric.Definition) bool {
 	return slices.ContainsFunc(p.evidence, func(named string) bool {
 		name, _, _ := strings.Cut(named, " ")
