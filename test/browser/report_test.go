@@ -525,6 +525,55 @@ func TestGaps(t *testing.T) {
 	quiet(t, b, path)
 }
 
+// Two factors: each level of the other one is a plot beside the others, on one axis, and each arm has the dashes of its
+// legend. A chart is saved as a file that has its title, its legend and no reference to the page.
+func TestFacetsAndSaving(t *testing.T) {
+	sweep := truth
+	sweep.Rates = []string{"500", "1000", "2000", "4000", "8000", "16000"}
+	at := map[string]map[string]string{
+		"500": {"rate": "500", "size": "1"}, "1000": {"rate": "1000", "size": "1"}, "2000": {"rate": "2000", "size": "1"},
+		"4000": {"rate": "500", "size": "90"}, "8000": {"rate": "1000", "size": "90"}, "16000": {"rate": "2000", "size": "90"},
+	}
+	path := page(t, sweep, func(run *record.Run, trials []record.Trial) {
+		for i := range run.Plan {
+			run.Plan[i].Factors = at[run.Plan[i].Factors["rate"]]
+		}
+		for i := range trials {
+			trials[i].Factors = at[trials[i].Factors["rate"]]
+			trials[i].Metrics["throughput_per_second"] *= float64(len(trials[i].Factors["size"]))
+		}
+	})
+	b := chromium.Page(t, 1280, 900)
+	b.Open(path)
+	var names []string
+	b.Eval(`[...document.querySelectorAll("figure[data-chart='sweep'] svg[data-chart*='throughput']")].map(s => s.dataset.chart)`, &names)
+	want := []string{"size 1: throughput per second against rate", "size 90: throughput per second against rate"}
+	if !slices.Equal(names, want) {
+		t.Errorf("the plots are %q, want %q", names, want)
+	}
+	ticks := `[...document.querySelectorAll("svg[data-chart^='size %s: throughput'] [aria-label='y-axis tick label'] text")].map(t => t.textContent)`
+	var left, right []string
+	b.Eval(fmt.Sprintf(ticks, "1"), &left)
+	b.Eval(fmt.Sprintf(ticks, "90"), &right)
+	if len(left) == 0 || !slices.Equal(left, right) {
+		t.Errorf("the axes are %q and %q", left, right)
+	}
+	var saved string
+	b.Eval(`(async () => {
+		const made = URL.createObjectURL;
+		let blob;
+		URL.createObjectURL = (b) => { blob = b; return made.call(URL, b); };
+		document.querySelector("figure[data-chart='sweep'] .plot .save").click();
+		URL.createObjectURL = made;
+		return await blob.text();
+	})()`, &saved)
+	if !strings.HasPrefix(saved, "<svg") || !strings.Contains(saved, ">candidate</text>") ||
+		!strings.Contains(saved, "size 1") || strings.Contains(saved, "var(--") || strings.Contains(saved, "currentColor") {
+		t.Errorf("it is saved as %.2000s", saved)
+	}
+	quiet(t, b, path)
+}
+
 // Changes of a hundred times and of a few per cent stand on one axis; where changes are alike it stays in per cent.
 func TestChangesOfAllSizes(t *testing.T) {
 	for _, c := range []struct {

@@ -1,5 +1,6 @@
 import * as Plot from "@observablehq/plot";
 import type { Data, Metric, Part } from "./data";
+import { saver } from "./save";
 import { fillOf, looks, type Look } from "./style";
 import { scaleOf, short } from "./units";
 
@@ -31,6 +32,7 @@ export function place(f: Figure, plot: Element, name: string, title?: string, un
   }
   const svg = plot.matches("svg") ? plot : plot.querySelector("svg");
   (svg as SVGElement).dataset.chart = name;
+  box.append(saver(svg as SVGSVGElement, box));
   if (rows) (svg as SVGElement).dataset.order = "rows";
   box.append(plot);
   f.box.append(box);
@@ -385,9 +387,11 @@ const shownAbove = (d: Data, m: Metric): boolean => (d.usable != null && m.name.
   (d.limits.length > 0 && /^limit(ed)?_/.test(m.name)) ||
   (d.stairs.length > 0 && /^(map|memory_kernel|memory_hard)(_before|_after)?_bytes$/.test(m.name));
 
+const mostFacets = 6; // levels of the other factors that are drawn
+
 /**
- * Each metric against the factor, with the model where there is one. The other factors' levels are lines of their own.
- * Metrics in which no arm differs are folded.
+ * Each metric against the factor, with the line through it where it is one. Each level of the other factors is a plot
+ * beside the others, all on one axis. Metrics in which no arm differs are folded.
  */
 export const sweep: Draw = (d, f) => {
   const all = looks(d);
@@ -409,6 +413,7 @@ export const sweep: Draw = (d, f) => {
       .sort((a, b) => a.x - b.x);
     if (m.lag || list.length < 3 || list.every((e) => e.value === list[0].value)) continue;
     const models = d.models.filter((x) => x.metric === i && arms.includes(x.arm));
+    const rests = [...new Set(list.map((e) => e.rest))].slice(0, mostFacets);
     const tells = always.test(m.name) || (!shownAbove(d, m) && (list.some((e) => e.resolved) ||
       models.some((x) => x.caption)));
     const g = tells ? open : folded;
@@ -425,50 +430,57 @@ export const sweep: Draw = (d, f) => {
     const xs = range(list, (e) => [e.x]);
     const axis = levelAxis(d.factorName, xs, g.width);
     const [lo, hi] = [Math.min(...xs), Math.max(...xs)];
-    const lines = models.flatMap((x) =>
-      [...new Set(list.map((e) => e.rest))].map((r) => {
+    // A curve that is no line is shown as it was measured.
+    const lines = models.filter((x) => x.linear).flatMap((x) =>
+      rests.map((r) => {
         const at = list.find((e) => e.rest === r)!;
         const fixed = x.fixed + Object.entries(x.slopes).reduce((sum, [name, slope]) => (name === factor ? sum
           : sum + slope * (d.levels[at.level].numbers[name] ?? 0)), 0);
         const steps = Array.from({ length: 41 }, (_, k) => (axis.log ? lo * (hi / lo) ** (k / 40)
           : lo + ((hi - lo) * k) / 40));
-        return { model: x, line: steps.map((v) => ({ x: v, y: fixed + (x.slopes[factor] ?? 0) * v })) };
+        return { model: x, rest: r, line: steps.map((v) => ({ x: v, y: fixed + (x.slopes[factor] ?? 0) * v })) };
       }));
     const modelled = new Set(lines.map((x) => x.model.arm));
-    const text = lines.find((x) => x.model.caption && !d.arms[x.model.arm].baseline)?.model.caption;
+    const text = models.find((x) => x.caption && !d.arms[x.arm].baseline)?.caption;
     // A level without a value is a gap in the line.
     const distinct = [...new Set(xs)].sort((a, b) => a - b);
     const joined = arms.filter((a) => !modelled.has(a))
-      .flatMap((a) => [...new Set(list.map((e) => e.rest))].flatMap((r) =>
+      .flatMap((a) => rests.flatMap((r) =>
       distinct.map((x) => ({ arm: a, rest: r, x, y: by(list.find((e) => e.arm === a && e.rest === r &&
         e.x === x)?.value ?? null) }))));
-    const plot = Plot.plot({
-      width: g.width, height: 230, marginLeft: 60, marginRight: 18, marginTop: 10, marginBottom: 38,
-      x: axis.x,
-      y: {
-        label: null, grid: true, nice: true, tickFormat: short,
-        ...(wide ? { type: "log" as const, ticks: 4 } : { zero: list.every((e) => e.value >= 0) &&
-          Math.min(...range(list, (e) => [e.value])) < 0.6 * Math.max(...range(list, (e) => [e.value])) }),
-      }, color: paint,
-      marks: [
-        axis.mark,
-        ...lines.map((x) => Plot.line(x.line, { x: "x", y: (p) => by(p.y), stroke: all[x.model.arm].colour,
-          strokeWidth: 1.5, strokeOpacity: 0.8, strokeDasharray: x.model.linear ? "none" : "6 4" })),
-        Plot.line(joined, { x: "x", y: "y", z: (p) => `${p.arm} ${p.rest}`, stroke: (p) => all[p.arm].colour,
-          strokeWidth: 1, strokeOpacity: 0.4 }),
-        ...arms.map((a, k) => Plot.ruleX(list.filter((e) => e.arm === a), { x: "x", y1: (e) => low(e.lo),
-          y2: (e) => by(e.hi), stroke: all[a].colour, strokeWidth: 1.75, dx: beside(k) })),
-        ...arms.flatMap((a, k) => dots(all, list.filter((e) => e.arm === a), (e) => e.arm,
-          { x: "x", y: (e) => by(e.value), r: 4, dx: beside(k) }, (e) => d.arms[e.arm].baseline || e.resolved ||
-          !e.verdict)),
-        Plot.tip(list, Plot.pointer(tip({ x: "x", y: (e) => by(e.value),
-          title: (e) => `${m.label} of ${all[e.arm].name}\nat ${d.levels[e.level].name}: ${e.text}` +
-            (e.verdict ? "\nto direct " + e.verdict : "") } as Plot.TipOptions))),
-      ],
-    });
-    place(g, plot, `${m.label} against ${d.factorName}`, m.label,
-      wide ? `${s.name}${s.name ? ", " : ""}logarithmic${zeros.length > 0 ? `; 0 in ${zeros.join(", ")}` : ""}`
-      : s.name);
+    const zero = list.every((e) => e.value >= 0) && Math.min(...range(list, (e) => [e.value])) <
+      0.6 * Math.max(...range(list, (e) => [e.value]));
+    const ends = range(list.filter((e) => rests.includes(e.rest)), (e) => [low(e.lo), by(e.value), by(e.hi)])
+      .filter(Number.isFinite);
+    const domain = rests.length > 1 ? { domain: [zero && !wide ? 0 : Math.min(...ends), Math.max(...ends)] } : {};
+    for (const r of rests) {
+      const here = list.filter((e) => e.rest === r);
+      const plot = Plot.plot({
+        width: g.width, height: 230, marginLeft: 60, marginRight: 18, marginTop: 10, marginBottom: 38,
+        x: axis.x,
+        y: { label: null, grid: true, nice: true, tickFormat: short, ...domain,
+          ...(wide ? { type: "log" as const, ticks: 4 } : { zero }) }, color: paint,
+        marks: [
+          axis.mark,
+          ...lines.filter((x) => x.rest === r).map((x) => Plot.line(x.line, { x: "x", y: (p) => by(p.y),
+            stroke: all[x.model.arm].colour, strokeDasharray: all[x.model.arm].dash, strokeWidth: 1.5 })),
+          ...arms.map((a) => Plot.line(joined.filter((p) => p.arm === a && p.rest === r), { x: "x", y: "y",
+            stroke: all[a].colour, strokeDasharray: all[a].dash, strokeWidth: 1, strokeOpacity: 0.7 })),
+          ...arms.map((a, k) => Plot.ruleX(here.filter((e) => e.arm === a), { x: "x", y1: (e) => low(e.lo),
+            y2: (e) => by(e.hi), stroke: all[a].colour, strokeWidth: 1.75, dx: beside(k) })),
+          ...arms.flatMap((a, k) => dots(all, here.filter((e) => e.arm === a), (e) => e.arm,
+            { x: "x", y: (e) => by(e.value), r: 4, dx: beside(k) }, (e) => d.arms[e.arm].baseline || e.resolved ||
+            !e.verdict)),
+          Plot.tip(here, Plot.pointer(tip({ x: "x", y: (e) => by(e.value),
+            title: (e) => `${m.label} of ${all[e.arm].name}\nat ${d.levels[e.level].name}: ${e.text}` +
+              (e.verdict ? `\nto ${baselineName(d)} ` + e.verdict : "") } as Plot.TipOptions))),
+        ],
+      });
+      const facet = rests.length > 1 ? `${r}: ${m.label}` : m.label;
+      place(g, plot, `${facet} against ${d.factorName}`, facet,
+        wide ? `${s.name}${s.name ? ", " : ""}logarithmic${zeros.length > 0 ? `; 0 in ${zeros.join(", ")}` : ""}`
+        : s.name);
+    }
     if (text) hint({ box: g.box.lastElementChild as HTMLElement, width: g.width }, text);
   }
   if (names.length > 0) {

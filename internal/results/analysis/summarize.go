@@ -388,8 +388,21 @@ func (s *Summary) warnOfTwins() {
 	if len(apart) > 1 && 10*len(apart) > all {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("the A/A twins differ in %d of %d metrics (%s): the machine was not "+
 			"steady, and small differences mean little",
-			len(apart), all, strings.Join(slices.Compact(apart), ", ")))
+			len(apart), all, strings.Join(FirstOf(distinct(apart), maxApart), ", ")))
 	}
+}
+
+// maxApart is how many metrics warnOfTwins names.
+const maxApart = 8
+
+// distinct are the names of a list, each once, in the order in which they come first.
+func distinct(names []string) (once []string) {
+	for _, name := range names {
+		if !slices.Contains(once, name) {
+			once = append(once, name)
+		}
+	}
+	return once
 }
 
 // warnOfOthers says when trials shared the machine with another run of tare.

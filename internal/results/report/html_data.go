@@ -361,7 +361,7 @@ func (m *dataMaker) models() {
 		}
 		lead := fmt.Sprintf("%s of %s: ", quantity.Label(x.Metric), m.s.ArmName(x.Arm))
 		for _, text := range captions {
-			if strings.Contains(text, lead) {
+			if strings.HasPrefix(text, lead) || strings.Contains(text, ") "+lead) { // after "NOT A LINE (by a test) "
 				c.Caption = clean(text)
 			}
 		}

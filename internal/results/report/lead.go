@@ -99,7 +99,7 @@ type leadMaker struct {
 }
 
 // columns are the metrics that lead: those that were asserted, the one that the answers speak of first, those that are
-// defined to, and then the other headlines. One that says what another column says of the same arms at the same levels
+// defined to, and then others that the answers rest on. One that says what another column says of the same arms at the same levels
 // is left out, and so is one that is 0 everywhere.
 func (m *leadMaker) columns(defined []metric.Definition) (names []string) {
 	add := func(name string, always bool) {
@@ -123,7 +123,7 @@ func (m *leadMaker) columns(defined []metric.Definition) (names []string) {
 		}
 	}
 	for _, name := range m.s.Headlines {
-		if len(names) < enoughColumns {
+		if len(names) < enoughColumns && m.answered(name) {
 			add(name, false)
 		}
 	}
@@ -142,6 +142,13 @@ func (m *leadMaker) spoken(name string) string {
 func (m *leadMaker) has(name string) bool {
 	return slices.ContainsFunc(m.s.Estimates, func(e analysis.Estimate) bool {
 		return e.Metric == name && e.Component == ""
+	})
+}
+
+// answered reports whether an answer rests on a metric.
+func (m *leadMaker) answered(name string) bool {
+	return slices.ContainsFunc(m.s.Answers, func(a analysis.Answer) bool {
+		return slices.ContainsFunc(a.Evidence, func(e string) bool { return strings.HasPrefix(e, name+" ") })
 	})
 }
 
