@@ -532,7 +532,8 @@ func TestFacetsAndSaving(t *testing.T) {
 	sweep.Rates = []string{"500", "1000", "2000", "4000", "8000", "16000"}
 	at := map[string]map[string]string{
 		"500": {"rate": "500", "size": "1"}, "1000": {"rate": "1000", "size": "1"}, "2000": {"rate": "2000", "size": "1"},
-		"4000": {"rate": "500", "size": "90"}, "8000": {"rate": "1000", "size": "90"}, "16000": {"rate": "2000", "size": "90"},
+		"4000": {"rate": "500", "size": "90"}, "8000": {"rate": "1000", "size": "90"},
+		"16000": {"rate": "2000", "size": "90"},
 	}
 	path := page(t, sweep, func(run *record.Run, trials []record.Trial) {
 		for i := range run.Plan {

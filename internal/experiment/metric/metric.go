@@ -242,8 +242,8 @@ func (s Set) FamilyOf(name string) string { return cmp.Or(s.Of(name).Family, nam
 
 // Complete gives definitions that an earlier version wrote what they could not say of their metrics yet, from those
 // of today of the same names: Lead, Limit, Tally, TallyOf, Before and After; and Family, Histogram, Quantile,
-// Undisturbed, What and Per, of which one that says any is left as it is. Where there are no definitions, those of today stand for
-// all.
+// Undisturbed, What and Per, of which one that says any is left as it is. Where there are no definitions, those of
+// today stand for all.
 func Complete(written, today []Definition) []Definition {
 	if written == nil {
 		return slices.Clone(today)

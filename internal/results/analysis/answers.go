@@ -471,8 +471,9 @@ func (m Model) Flat() bool {
 	return math.Abs(m.Terms[1].Value)*(r[1]-r[0]) < material*math.Abs(m.Terms[0].Value)
 }
 
-// line is a model as a clause at the last level of its factor: "0.01 CPU, and 0.12 CPU more for every 1,000 requests/s".
-// It is empty at other levels, where the model is no line, and where its slope may be none or comes to next to nothing.
+// line is a model as a clause at the last level of its factor, such as "0.01 CPU, and 0.12 CPU more for every 1,000
+// requests/s". It is empty at other levels, where the model is no line, and where its slope may be none or comes to
+// next to nothing.
 func (p *Prose) line(m Model, unit string) string {
 	if !m.Linear || len(m.Terms) != 2 || len(p.At) != 1 {
 		return ""

@@ -60,8 +60,8 @@ func (p *Prose) sum(t *Table, d metric.Definition) {
 		strings.Join(parts, ", "))
 }
 
-// quotes reports whether the answer has quoted a figure of the same kind for the same work, of which a reader would take
-// the whole for another reading.
+// quotes reports whether the answer has quoted a figure of the same kind for the same work. A reader would take the
+// whole for another reading of it.
 func (p *Prose) quotes(t *Table, whole metric.Definition) bool {
 	return slices.ContainsFunc(p.evidence, func(named string) bool {
 		name, _, _ := strings.Cut(named, " ")

@@ -310,7 +310,7 @@ func (a *asserter) check(t *Table, of assertion.Assertion, p place) Check {
 	if n := len(t.outcomes[levelArm{key.level, key.arm}]); len(lost) > 0 &&
 		float64(len(lost)) > invalidLimit(a.run.Spec)*float64(n) {
 		m := t.missing(key, p.at, lost)
-		c.Why = fmt.Sprintf("%d of %d trials were lost: %s", m.Lost, m.Trials, m.because())
+		c.Why = fmt.Sprintf("%d of %d trials were lost: %s", m.Lost, m.Trials, m.Because())
 		return c
 	}
 	hold := a.measured

@@ -34,7 +34,7 @@ func (s *Summary) withhold(run record.Run, t *Table) {
 		}
 		missing[key] = true
 		m := t.missing(key, e.Factors, lost)
-		e.Withheld = fmt.Sprintf("%d of %d trials were lost: %s", m.Lost, m.Trials, m.because())
+		e.Withheld = fmt.Sprintf("%d of %d trials were lost: %s", m.Lost, m.Trials, m.Because())
 		if e.Difference != nil {
 			e.Difference.Resolved, e.Difference.Unresolved = false, e.Withheld
 		}
@@ -107,8 +107,8 @@ func (t *Table) missing(key pool, at map[string]string, lost []record.Reason) Mi
 	return m
 }
 
-// because words why a metric is missing: "the hypervisor took 24 % of the CPU time".
-func (m Missing) because() string {
+// Because words why a metric is missing: "the hypervisor took 24 % of the CPU time".
+func (m Missing) Because() string {
 	took := ""
 	if m.CauseShare != nil {
 		took = fmt.Sprintf(" took %.0f %% of the CPU time", 100**m.CauseShare)
@@ -158,7 +158,7 @@ func (s *Summary) gaps(run record.Run, t *Table, arm string, at factors) []gap {
 		if s.answeredBy(t.defined, m.Metric, m.Arm, m.Factors) {
 			continue
 		}
-		k := key{m.because(), m.Lost == m.Trials}
+		k := key{m.Because(), m.Lost == m.Trials}
 		if names[k] == nil {
 			order = append(order, k)
 		}

@@ -69,7 +69,7 @@ func Enough(run record.Run, trials []record.Trial) (bool, string, error) {
 	for _, m := range s.Missing {
 		if decides(m.Metric, m.Arm, m.Factors) && m.Arm != record.AA && m.Cause != ledger.Subject {
 			all++
-			wide = append(wide, fmt.Sprintf("%s of %s (%s)", quantity.Label(m.Metric), m.Arm, m.because()))
+			wide = append(wide, fmt.Sprintf("%s of %s (%s)", quantity.Label(m.Metric), m.Arm, m.Because()))
 		}
 	}
 	switch {

@@ -99,8 +99,8 @@ type leadMaker struct {
 }
 
 // columns are the metrics that lead: those that were asserted, the one that the answers speak of first, those that are
-// defined to, and then others that the answers rest on. One that says what another column says of the same arms at the same levels
-// is left out, and so is one that is 0 everywhere.
+// defined to, and then others that the answers rest on. One that says what another column says of the same arms at the
+// same levels is left out, and so is one that is 0 everywhere.
 func (m *leadMaker) columns(defined []metric.Definition) (names []string) {
 	add := func(name string, always bool) {
 		if len(names) < maxColumns && !slices.Contains(names, name) && (always || m.some(name) && !m.known(name, names)) {
@@ -114,8 +114,8 @@ func (m *leadMaker) columns(defined []metric.Definition) (names []string) {
 			}
 		}
 	}
-	for _, name := range m.s.Headlines[:min(1, len(m.s.Headlines))] {
-		add(name, true)
+	if i := slices.IndexFunc(m.s.Headlines, m.answered); i >= 0 {
+		add(m.s.Headlines[i], true)
 	}
 	for _, d := range defined {
 		if d.Lead {
@@ -371,12 +371,41 @@ func (l *leadTable) short(s *analysis.Summary, run record.Run) string {
 		return ""
 	}
 	text := l.differences(s)
+	if text == "" {
+		return ""
+	}
+	text += lacking(s, run)
 	for _, arm := range slices.Sorted(maps.Keys(run.Lacks)) {
-		if text != "" && run.Lacks[arm] != "" {
+		if run.Lacks[arm] != "" {
 			text += fmt.Sprintf(" %s is not the same service: %s.", s.ArmName(arm), run.Lacks[arm])
 		}
 	}
 	return text
+}
+
+// lacking names the metrics that the answers would speak of and of which too many trials were lost in some arm, with the
+// first reason. The answers, which the paragraph stands for, say it of each arm.
+func lacking(s *analysis.Summary, run record.Run) string {
+	var labels, reasons []string
+	for _, m := range s.Missing {
+		if !slices.Contains(run.Headline, m.Metric) {
+			continue
+		}
+		if label := quantity.Label(m.Metric); !slices.Contains(labels, label) {
+			labels = append(labels, label)
+		}
+		if why := m.Because(); !slices.Contains(reasons, why) {
+			reasons = append(reasons, why)
+		}
+	}
+	if len(labels) == 0 {
+		return ""
+	}
+	more := ""
+	if n := len(reasons) - 1; n > 0 {
+		more = "; " + quantity.Counted(n, "more reason") + ": --all"
+	}
+	return fmt.Sprintf(" Not measured in every arm: %s (%s%s).", strings.Join(labels, ", "), reasons[0], more)
 }
 
 // differences says how the arms differ from the baseline at the last level, by metric. It is empty where there is no

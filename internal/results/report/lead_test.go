@@ -1,0 +1,77 @@
+package report
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"tare/internal/experiment/measured"
+	"tare/internal/results/analysis"
+	"tare/test/analysistest"
+)
+
+// TestLead: the table has what was asserted first, then the metrics that are defined to lead, and a row for each
+// component of an arm, whose CPU time is that of the part of the column's metric that components have. A metric that is
+// nothing everywhere, or that another column tells for another unit of work, has no column.
+func TestLead(t *testing.T) {
+	run, trials := analysistest.Quickstart(analysistest.Truth{
+		Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6, MapBytes: 1.2e6, Rates: []string{"500", "1000"},
+	})
+	run.Metrics, run.Assert = measured.Definitions(), []string{"start_seconds <= 2s"}
+	for i := range trials {
+		m, of := trials[i].Metrics, 1+0.01*float64(trials[i].Block)
+		m["cpu_seconds_per_request"], m["memory_hard_bytes"], m["memory_soft_bytes"] = 20e-6*of, 0, 0
+		if trials[i].Arm != "candidate" {
+			continue
+		}
+		m["start_seconds"], m["memory_hard_bytes"], m["cpu_seconds_per_request"] = 0.5*of, 3e6*of, 50e-6*of
+		trials[i].Components = map[string]map[string]float64{
+			"front": {"subject_cpu_seconds_per_request": 10e-6 * of, "memory_hard_bytes": 1e6 * of},
+			"back":  {"subject_cpu_seconds_per_request": 20e-6 * of, "memory_hard_bytes": 2e6 * of},
+		}
+	}
+	s, err := analysis.Summarize(run, trials)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := newLead(s, run)
+	want := []string{"start_seconds", "bpf_seconds_per_connection", "cpu_seconds_per_connection", "latency_p50_seconds",
+		"latency_p99_seconds", "memory_hard_bytes"}
+	if !slices.Equal(l.Metrics, want) {
+		t.Errorf("the columns are %v, want %v", l.Metrics, want)
+	}
+	if len(l.Levels) != 2 || l.Levels[0].Title != "rate 500" || len(l.Levels[1].Rows) != 4 {
+		t.Fatalf("the levels are %+v", l.Levels)
+	}
+	rows := l.Levels[1].Rows
+	memory := len(want) - 1
+	for i, name := range []string{"direct", "candidate", "back", "front"} {
+		if rows[i].Name != name || rows[i].Part != (i > 1) {
+			t.Errorf("row %d is %+v, want %s", i, rows[i], name)
+		}
+	}
+	if !strings.HasPrefix(rows[2].Cells[memory], "2.0") || !strings.HasPrefix(rows[3].Cells[memory], "1.0") ||
+		rows[2].Cells[3] != "" || !strings.Contains(rows[1].Cells[0], "ms [") {
+		t.Errorf("%+v", rows)
+	}
+	if l.Note == "" || !strings.HasSuffix(rows[1].Cells[2], unresolved) {
+		t.Errorf("a difference that is not resolved is not marked: %+v, %q", rows[1], l.Note)
+	}
+}
+
+// TestLacking: the paragraph that stands for the answers says what could not be measured, and why.
+func TestLacking(t *testing.T) {
+	run, _ := analysistest.Quickstart(analysistest.Truth{Blocks: 2})
+	run.Headline = []string{"latency_p50_seconds", "map_bytes"}
+	s := &analysis.Summary{Missing: []analysis.Missing{
+		{Metric: "latency_p50_seconds", Arm: "a", Gate: "held", Message: "it was not held"},
+		{Metric: "latency_p50_seconds", Arm: "b", Message: "no space left"}, {Metric: "start_seconds", Arm: "b"},
+	}}
+	const want = " Not measured in every arm: latency p50 (the gate held (it was not held); 1 more reason: --all)."
+	if got := lacking(s, run); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got := lacking(&analysis.Summary{}, run); got != "" {
+		t.Errorf("got %q", got)
+	}
+}
