@@ -27,9 +27,6 @@ func Conformance(t *testing.T, d store.Design) {
 	if len(variants) == 0 {
 		variants = []string{""}
 	}
-	if variant, ok := os.LookupEnv(childVariant); ok {
-		(&suite{design: d, variant: variant}).child()
-	}
 	for i, variant := range variants {
 		s := &suite{design: d, variant: variant, share: 1}
 		if i > 0 { // they have most in common with the first
@@ -49,14 +46,11 @@ func Conformance(t *testing.T, d store.Design) {
 			t.Run("Numbers", s.numbers)
 			t.Run("Model", s.model)
 			t.Run("Refusals", long(s.refusals))
-			t.Run("NotOpened", s.notOpened)
 			t.Run("Large", long(s.large))
 			t.Run("Growth", long(s.growth))
 			t.Run("Returned", long(s.returned))
 			t.Run("Waits", s.waits)
 			t.Run("Storm", s.storm)
-			t.Run("Restart", s.restart)
-			t.Run("Kill", long(s.kills))
 		})
 	}
 }
@@ -73,7 +67,6 @@ func Outline(t *testing.T, d store.Design) {
 	t.Run("Verified", s.verified)
 	t.Run("Loads", long(s.loads))
 	t.Run("Waits", long(s.waits))
-	t.Run("Restart", long(s.restart))
 }
 
 // long is a part that is left out of short runs, on emulated processors with other kernels: it shows the writer at
@@ -125,26 +118,6 @@ func (s *suite) open(t testing.TB, o store.Options) store.Store {
 		}
 	})
 	return opened
-}
-
-// notOpened: a store that cannot be pinned is none, and says why.
-func (s *suite) notOpened(t *testing.T) {
-	o := s.small()
-	o.PinDir = t.TempDir() // of no BPF file system
-	opened, err := s.design.Open(o)
-	if err == nil {
-		if s.design.Survives {
-			t.Error("it opens where nothing can be pinned")
-		}
-		err = opened.Close()
-		if err != nil {
-			t.Error(err)
-		}
-		return
-	}
-	if opened != nil {
-		t.Errorf("there is an error, %v, and a store", err)
-	}
 }
 
 func apply(t testing.TB, s store.Store, change mesh.Change) store.Work {

@@ -29,7 +29,7 @@ type Store interface {
 	// there. Numbers are below Options.ClusterNumbers. One that a change gives back is no other cluster's before the
 	// next change.
 	Cluster(name string) (id uint32, ok bool)
-	// Close gives everything back but what is pinned.
+	// Close gives everything back.
 	Close() error
 }
 
@@ -58,9 +58,6 @@ type Options struct {
 	MaxClusters  uint32 // default DefaultMaxClusters
 	MaxListeners uint32 // default DefaultMaxListeners
 	MaxEndpoints uint32 // of all clusters together; default DefaultMaxEndpoints
-	// PinDir is a directory on a BPF file system in which what must outlive the process is pinned, and from which Open
-	// takes over what a process before it left. Empty: nothing outlives the process.
-	PinDir string
 	// Variant is one of the design's; empty for its first.
 	Variant string
 }
@@ -111,7 +108,6 @@ type Design struct {
 	Name     string
 	Variants []string // the first is the default; none: there is one way only
 	Atomic   Atomic
-	Survives bool // with PinDir, what was applied last outlives a writer that was killed at any point
 	Open     func(Options) (Store, error)
 	// Ask is its program "ask" (see bpf/ask.c), to be loaded with the store's maps.
 	Ask func() (*ebpf.CollectionSpec, error)

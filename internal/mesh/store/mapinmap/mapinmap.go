@@ -33,20 +33,19 @@ func need(o store.Options) int {
 }
 
 // open makes the maps, the map of maps with room for some records besides number 0, and a store.
-func open(design string, o store.Options, room int,
-	make func(k *keep.Kernel, outer *ebpf.Map, found bool) (keep.Records, error)) (store.Store, error) {
+func open(o store.Options, room int, make func(*keep.Kernel, *ebpf.Map) (keep.Records, error)) (store.Store, error) {
 	spec, err := loadAsk()
 	if err != nil {
 		return nil, fmt.Errorf("reading the embedded BPF object: %w", err)
 	}
 	specs := []*ebpf.MapSpec{spec.Maps["mim_listeners"], spec.Maps["mim_clusters"], spec.Maps["mim_records"]}
 	specs[0].MaxEntries, specs[1].MaxEntries, specs[2].MaxEntries = o.MaxListeners, o.MaxClusters, uint32(room)+1
-	maps, found, err := keep.OpenMaps(design, specs, o)
+	maps, err := keep.OpenMaps(specs)
 	if err != nil {
 		return nil, err
 	}
 	k := keep.NewKernel()
-	r, err := make(k, maps["mim_records"], found)
+	r, err := make(k, maps["mim_records"])
 	if err != nil {
 		for _, m := range maps {
 			m.Close()
@@ -54,9 +53,5 @@ func open(design string, o store.Options, room int,
 		return nil, err
 	}
 	tops := keep.Tops{Listeners: maps["mim_listeners"], Clusters: maps["mim_clusters"]}
-	s, err := keep.New(k, r, tops, records.Single, maps, o, false, found)
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
+	return keep.New(k, r, tops, records.Single, maps, o, false), nil
 }

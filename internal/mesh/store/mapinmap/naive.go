@@ -7,7 +7,6 @@ import (
 	"math/bits"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
 	"tare/internal/mesh/store"
@@ -19,12 +18,11 @@ import (
 // is in a bitmap in record 0, read from the kernel and written back for each record. A map is found by its number in
 // the map of maps, and opened and closed again around its use. What the writer waits for is the map of maps.
 var Naive = store.Design{
-	Name:     "naive",
-	Atomic:   store.PerRecord,
-	Survives: false, // a resource that is being replaced is gone
+	Name:   "naive",
+	Atomic: store.PerRecord,
 	Open: func(o store.Options) (store.Store, error) {
 		o = o.WithDefaults()
-		return open("naive", o, bitmapBits-1, newNaive)
+		return open(o, bitmapBits-1, newNaive)
 	},
 	Ask: loadAsk,
 }
@@ -49,19 +47,15 @@ type opened struct {
 	fd  int
 }
 
-func newNaive(k *keep.Kernel, outer *ebpf.Map, _ bool) (keep.Records, error) {
+func newNaive(k *keep.Kernel, outer *ebpf.Map) (keep.Records, error) {
 	n := &naive{kernel: k, outer: outer.FD(), control: make([]byte, valueSize), scratch: make([]byte, valueSize)}
-	fd, err := k.Get(n.outer, 0)
-	if err == nil {
-		k.CloseFD(fd)
-		return n, nil
-	}
 	for i := bitmapAt; i < valueSize; i++ {
 		n.control[i] = 0xff
 	}
 	n.control[bitmapAt] &^= 1
 	binary.NativeEndian.PutUint32(n.control, 1)
-	if fd, err = k.Create(inner); err != nil {
+	fd, err := k.Create(inner)
+	if err != nil {
 		return nil, fmt.Errorf("making the record of free keys: %w", err)
 	}
 	defer k.CloseFD(fd)
@@ -182,51 +176,6 @@ func (n *naive) Free(key uint32) error {
 }
 
 func (n *naive) Settle() {}
-
-func (n *naive) Read(key uint32, _ records.Class) []byte {
-	if key == 0 || key >= bitmapBits {
-		return nil
-	}
-	fd, err := n.kernel.Get(n.outer, key)
-	if err != nil {
-		return nil
-	}
-	defer n.kernel.CloseFD(fd)
-	if n.kernel.LookupAt(fd, 0, n.scratch) != nil {
-		return nil
-	}
-	return n.scratch
-}
-
-func (n *naive) Adopt(used map[uint32]bool) error {
-	for key := uint32(1); key < bitmapBits; key++ {
-		if used[key] {
-			continue
-		}
-		fd, err := n.kernel.Get(n.outer, key)
-		if errors.Is(err, unix.ENOENT) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("reading the map of maps: %w", err)
-		}
-		n.kernel.CloseFD(fd)
-		if err := n.kernel.Unset(n.outer, key); err != nil {
-			return fmt.Errorf("removing record %d: %w", key, err)
-		}
-	}
-	return n.change(func() error {
-		for key := uint32(1); key < bitmapBits; key++ {
-			n.control[bitmapAt+key/8] |= 1 << (key % 8)
-		}
-		for key := range used {
-			n.control[bitmapAt+key/8] &^= 1 << (key % 8)
-		}
-		n.used = 0
-		n.count(len(used))
-		return nil
-	})
-}
 
 func (n *naive) Close() error {
 	for len(n.open) > 0 {

@@ -30,13 +30,11 @@ const (
 //
 // Ours differs from Kmesh's in this. A free record is found at once, not by a search from the first. The records of a
 // resource are remembered, not read back to free them. The pool grows to twice what is used and shrinks to it, in the
-// background, where Kmesh has steps of 32768 and 8192. A process that takes over finds the maps in the map of maps, not
-// in a file that only a clean end leaves.
+// background, where Kmesh has steps of 32768 and 8192.
 var Pooled = store.Design{
 	Name:     "pooled",
 	Variants: []string{ahead, background, onDemand},
 	Atomic:   store.PerRecord,
-	Survives: false, // a resource that is being replaced is gone
 	Open:     openPooled,
 	Ask:      loadAsk,
 }
@@ -71,7 +69,7 @@ func openPooled(o store.Options) (store.Store, error) {
 	case onDemand:
 		p.floor, p.first = smallPool, smallPool
 	}
-	return open("pooled", o, room, p.start)
+	return open(o, room, p.start)
 }
 
 // pooled keeps records in a pool of maps. One goroutine uses it; what changes the pool's size in the background takes
@@ -98,7 +96,7 @@ type resized struct {
 	err           error
 }
 
-func (p *pooled) start(k *keep.Kernel, outer *ebpf.Map, found bool) (keep.Records, error) {
+func (p *pooled) start(k *keep.Kernel, outer *ebpf.Map) (keep.Records, error) {
 	p.kernel, p.outer, p.limit = k, outer.FD(), int(outer.MaxEntries())-1
 	open, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -112,17 +110,7 @@ func (p *pooled) start(k *keep.Kernel, outer *ebpf.Map, found bool) (keep.Record
 	p.limit = max(0, min(p.limit, files-other))
 	p.fds = make([]int32, p.limit+1)
 	for key := p.limit; key > 0; key-- {
-		if found {
-			if fd, err := k.Get(p.outer, uint32(key)); err == nil {
-				p.fds[key] = int32(fd)
-				p.size++
-				continue
-			}
-		}
 		p.missing = append(p.missing, uint32(key))
-	}
-	if found {
-		return p, nil // Adopt does the rest
 	}
 	return p, p.fill()
 }
@@ -331,27 +319,6 @@ func (p *pooled) Settle() {
 	case float64(used) <= shrinkAt*float64(p.size) && p.size > p.floor:
 		p.resize(max(2*used, p.floor))
 	}
-}
-
-func (p *pooled) Read(key uint32, _ records.Class) []byte {
-	if key == 0 || int(key) > p.limit || p.fds[key] == 0 {
-		return nil
-	}
-	b := make([]byte, valueSize)
-	if p.kernel.LookupAt(int(p.fds[key]), 0, b) != nil {
-		return nil
-	}
-	return b
-}
-
-func (p *pooled) Adopt(used map[uint32]bool) error {
-	p.free = p.free[:0]
-	for key := p.limit; key > 0; key-- {
-		if p.fds[key] != 0 && !used[uint32(key)] {
-			p.free = append(p.free, uint32(key))
-		}
-	}
-	return p.fill()
 }
 
 func (p *pooled) Close() error {

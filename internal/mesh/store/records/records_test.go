@@ -43,16 +43,6 @@ func write(t *records.Tree) *written {
 	return w
 }
 
-func (w *written) walker() *records.Walker {
-	return &records.Walker{Layout: records.Sized, Seen: map[uint32]bool{},
-		Read: func(key uint32, class records.Class) []byte {
-			if key>>24 != uint32(class) {
-				return nil
-			}
-			return w.records[key]
-		}}
-}
-
 // TestCounts has the numbers of records and of updates that Kmesh's two benchmarks come to.
 func TestCounts(t *testing.T) {
 	tree := &records.Tree{Layout: records.Sized}
@@ -79,49 +69,6 @@ func TestCounts(t *testing.T) {
 		}
 		if len(w.records) != c.counts.Sum() {
 			t.Errorf("%s: %d records are written, not %d", c.name, len(w.records), c.counts.Sum())
-		}
-	}
-}
-
-// TestReadBack reads back what was written, and what is missing a record.
-func TestReadBack(t *testing.T) {
-	tree := &records.Tree{Layout: records.Sized}
-	weighted := storetest.ListenerLoad(3)
-	weighted.Chains[1].Proxy.Clusters = []mesh.WeightedCluster{{Name: "a", Weight: 1}, {Name: "b", Weight: 2}}
-	weighted.Chains[0].Match.DestinationPort = 80
-	for name, load := range map[string]func() error{
-		"cluster":  func() error { return tree.Cluster(storetest.ClusterLoad(3), 9) },
-		"listener": func() error { return tree.Listener(weighted) },
-	} {
-		if err := load(); err != nil {
-			t.Fatal(err)
-		}
-		all := tree.Counts.Sum()
-		w := write(tree)
-		read := func() (int, bool, *records.Walker) {
-			walker := w.walker()
-			if name == "cluster" {
-				keys, id, endpoints, ok := walker.Cluster(w.top)
-				if ok && (id != 9 || endpoints != 10) {
-					t.Errorf("cluster %d with %d endpoints was read, not cluster 9 with 10", id, endpoints)
-				}
-				return len(keys), ok, walker
-			}
-			keys, text, ok := walker.Listener(w.top)
-			if ok && text != weighted.Name {
-				t.Errorf("listener %q was read, not %q", text, weighted.Name)
-			}
-			return len(keys), ok, walker
-		}
-		if n, ok, walker := read(); !ok || n != all || len(walker.Seen) != all {
-			t.Errorf("%s: %d of %d records are read back, whole: %v", name, n, all, ok)
-		}
-		for key, value := range w.records {
-			delete(w.records, key)
-			if _, ok, walker := read(); ok || len(walker.Seen) != 0 {
-				t.Errorf("%s: it is whole without record %x", name, key)
-			}
-			w.records[key] = value
 		}
 	}
 }
@@ -171,48 +118,4 @@ func TestNoAllocation(t *testing.T) {
 	}); n > 0 {
 		t.Errorf("%v allocations for a cluster and a listener", n)
 	}
-}
-
-// FuzzWalk reads trees out of anything.
-func FuzzWalk(f *testing.F) {
-	tree := &records.Tree{Layout: records.Sized}
-	c, l := storetest.ClusterLoad(0), storetest.ListenerLoad(0)
-	c.Localities, l.Chains = c.Localities[:1], l.Chains[:1] // small, for speed
-	for _, load := range []func() error{
-		func() error { return tree.Cluster(c, 0) },
-		func() error { return tree.Listener(l) },
-	} {
-		if err := load(); err != nil {
-			f.Fatal(err)
-		}
-		w := write(tree)
-		var all []byte
-		for i := uint32(1); i <= w.next; i++ {
-			for class := range uint32(records.Classes) {
-				all = append(all, w.records[class<<24|i]...)
-			}
-		}
-		f.Add(w.top, all)
-	}
-	f.Fuzz(func(t *testing.T, top, all []byte) {
-		reads := 0
-		walker := &records.Walker{Layout: records.Sized, Seen: map[uint32]bool{},
-			Read: func(key uint32, class records.Class) []byte {
-				reads++
-				size := records.Sized[class]
-				at := int(key&0xffffff) * 64
-				if key == 0 || at+size > len(all) {
-					return nil
-				}
-				return all[at : at+size]
-			}}
-		most := 2 + 4*len(all)/64*200
-		if keys, _, _, ok := walker.Cluster(top); ok && len(keys) != len(walker.Seen) {
-			t.Errorf("%d keys, %d seen", len(keys), len(walker.Seen))
-		}
-		walker.Listener(top)
-		if reads > 2*most {
-			t.Errorf("%d reads of %d bytes", reads, len(all))
-		}
-	})
 }

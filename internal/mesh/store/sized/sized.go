@@ -2,14 +2,12 @@
 // removes the records of what was there before, then writes the new ones, each parent before each of its children.
 //
 // Ours differs in this. What is free is kept in lists, not found by searching a bitmap. The records of a resource are
-// remembered, not read back to remove them. Maps are as large as the options ask for, not a million entries each. A
-// process that takes over removes trees that are not whole, and records that are in none. The variant ordered writes
-// each record once, under keys that are not in use, then the resource's own entry, and removes what was there before
-// last.
+// remembered, not read back to remove them. Maps are as large as the options ask for, not a million entries each. The
+// variant ordered writes each record once, under keys that are not in use, then the resource's own entry, and removes
+// what was there before last.
 package sized
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/cilium/ebpf"
@@ -31,7 +29,6 @@ var Design = store.Design{
 	Name:     "sized",
 	Variants: []string{"replace", ordered},
 	Atomic:   store.PerRecord,
-	Survives: false, // a resource that is being replaced is gone
 	Open:     open,
 	Ask:      loadAsk,
 }
@@ -55,21 +52,17 @@ func open(o store.Options) (store.Store, error) {
 		spec.Maps[name].MaxEntries = entries[class]
 		specs = append(specs, spec.Maps[name])
 	}
-	maps, found, err := keep.OpenMaps("sized", specs, o)
+	maps, err := keep.OpenMaps(specs)
 	if err != nil {
 		return nil, err
 	}
 	k := keep.NewKernel()
 	h := &hashes{kernel: k, fifo: o.Variant == ordered}
 	for class, name := range names {
-		h.class[class] = pool{m: maps[name], fd: maps[name].FD(), limit: entries[class]}
+		h.class[class] = pool{fd: maps[name].FD(), limit: entries[class]}
 	}
 	tops := keep.Tops{Listeners: maps["sized_listeners"], Clusters: maps["sized_clusters"]}
-	s, err := keep.New(k, h, tops, records.Sized, maps, o, o.Variant == ordered, found)
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
+	return keep.New(k, h, tops, records.Sized, maps, o, o.Variant == ordered), nil
 }
 
 // capacity is how many records of each class there is room for: what the options ask for, in resources as large as
@@ -93,12 +86,10 @@ type hashes struct {
 	// fifo: the key that was given back first is used first, so that a program which still looks for a record that is
 	// gone does not find another. Else the last one is, whose memory is warm.
 	fifo bool
-	buf  [records.Classes][]byte
 }
 
 // pool is the keys of one class. Indexes begin at 1: key 0 is no record.
 type pool struct {
-	m     *ebpf.Map
 	fd    int
 	limit uint32
 	next  uint32 // all above were never used
@@ -157,53 +148,5 @@ func (h *hashes) Free(key uint32) error {
 }
 
 func (h *hashes) Settle() {}
-
-func (h *hashes) Read(key uint32, class records.Class) []byte {
-	if key>>24 != uint32(class) {
-		return nil
-	}
-	if h.buf[class] == nil {
-		h.buf[class] = make([]byte, records.Sized[class])
-	}
-	if h.kernel.LookupAt(h.class[class].fd, key, h.buf[class]) != nil {
-		return nil
-	}
-	return h.buf[class]
-}
-
-func (h *hashes) Adopt(used map[uint32]bool) error {
-	for class := range h.class {
-		p := &h.class[class]
-		var key uint32
-		var orphans []uint32
-		value := make([]byte, records.Sized[class])
-		i := p.m.Iterate()
-		for i.Next(&key, &value) {
-			if !used[key] {
-				orphans = append(orphans, key)
-			}
-		}
-		if err := i.Err(); err != nil {
-			return fmt.Errorf("reading map %s: %w", names[class], err)
-		}
-		for _, key := range orphans {
-			if err := h.kernel.DeleteAt(p.fd, key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-				return fmt.Errorf("removing a record of map %s: %w", names[class], err)
-			}
-		}
-		for key := range used {
-			if key>>24 == uint32(class) {
-				p.next = max(p.next, key&maxIndex)
-				p.used++
-			}
-		}
-		for index := uint32(1); index <= p.next; index++ {
-			if !used[uint32(class)<<24|index] {
-				p.free = append(p.free, index)
-			}
-		}
-	}
-	return nil
-}
 
 func (h *hashes) Close() error { return nil }

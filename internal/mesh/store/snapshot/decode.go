@@ -4,11 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"math"
-
-	"tare/internal/mesh/store"
 )
 
-// contents is what a configuration in lines comes to, for one who takes over.
+// contents is what a configuration in lines comes to.
 type contents struct {
 	generation                   uint64
 	root                         uint32 // 0: there is none
@@ -49,25 +47,6 @@ func decode(m words, g *geometry) (*contents, error) {
 		return nil, err
 	}
 	return d.contents, nil
-}
-
-// readGeometry is what line 0 says.
-func readGeometry(line words) (geometry, error) {
-	switch {
-	case line[superMagic] != magic:
-		return geometry{}, errors.New("it is not of this store")
-	case line[superFormat] != format:
-		return geometry{}, fmt.Errorf("it has format %d; this program has format %d", line[superFormat], format)
-	case line[superCheck] != line[superSeed:].check(superCheck-superSeed):
-		return geometry{}, errors.New("its first line is damaged")
-	}
-	g := newGeometry(store.Options{MaxClusters: line[superClusters], MaxListeners: line[superListening],
-		MaxEndpoints: line[superEndpoints]})
-	if g.lines != line[superLines] || g.lines > maxLines || g.mask() != line[superMask] ||
-		g.listeners() != line[superListeners] {
-		return geometry{}, errors.New("its first line contradicts itself")
-	}
-	return g, nil
 }
 
 type decoder struct {

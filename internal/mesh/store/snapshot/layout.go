@@ -12,9 +12,9 @@ import (
 )
 
 // A configuration in lines of 64 bytes, as bpf/snapshot.h has it, with what only the writer reads: names, lengths and
-// checks, so that one who takes over can read it back.
+// checks, so that the writer can read it back after a change that failed.
 //
-//	line 0    the root word, the seed of the hash, and the sizes below
+//	line 0    the root word, the seed of the hash, and two sizes
 //	root      a line of counts and checks, then a directory of branches of slots, then one of branches of buckets
 //	branch    two lines: 32 leaves
 //	leaf      a line: of slots 16, which name the line of a cluster each; of buckets one, which names up to 7 listeners, and the line of more
@@ -31,8 +31,7 @@ const (
 	lineWords = 16
 	maxLines  = 1 << 24 // as many as a root word can name
 
-	magic  = 0x65726174
-	format = 2 // of all that is in lines: another is not taken over
+	magic = 0x65726174 // of the root
 
 	branchLeaves  = 32
 	branchLines   = branchLeaves / lineWords
@@ -55,13 +54,6 @@ const (
 	superSeed      = 2
 	superMask      = 4
 	superListeners = 5
-	superMagic     = 6
-	superFormat    = 7
-	superLines     = 8
-	superClusters  = 9 // what Options asked for
-	superListening = 10
-	superEndpoints = 11
-	superCheck     = 15
 )
 
 // Words of a root's first line.

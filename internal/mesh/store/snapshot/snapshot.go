@@ -10,9 +10,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io/fs"
 	"math"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -31,14 +29,13 @@ func init() {
 
 // Design is what the package adds to the stores.
 var Design = store.Design{
-	Name:     "snapshot",
-	Atomic:   store.PerChange,
-	Survives: true,
-	Open:     openStore,
-	Ask:      loadAsk,
+	Name:   "snapshot",
+	Atomic: store.PerChange,
+	Open:   openStore,
+	Ask:    loadAsk,
 }
 
-// mapName is the map's in bpf/snapshot.h, and that of its pin.
+// mapName is the map's in bpf/snapshot.h.
 const mapName = askMapSsLines
 
 // Store is the writer of one map. What it knows of the configuration is names and places; the configuration itself is
@@ -51,7 +48,6 @@ type Store struct {
 	root   *uint64 // the word that programs follow
 	seed   uint64
 	g      geometry
-	lock   int // of the directory of pins; below 0: none
 	grace  waiter
 	waited error // what went wrong with the last wait
 
@@ -144,42 +140,27 @@ func openStore(o store.Options) (store.Store, error) {
 	return s, nil
 }
 
-// Open makes a store, or takes over the one that is pinned.
+// Open makes a store.
 func Open(o store.Options) (*Store, error) {
 	o = o.WithDefaults()
-	s := &Store{lock: -1, g: newGeometry(o)}
+	s := &Store{g: newGeometry(o)}
 	if s.g.lines > maxLines {
 		return nil, fault.New(fault.Usage, "", "ask for less",
 			"a configuration of %d clusters, %d listeners and %d endpoints does not fit into one map", o.MaxClusters,
 			o.MaxListeners, o.MaxEndpoints)
 	}
-	if err := s.open(o); err != nil {
+	if err := s.open(); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
 }
 
-func (s *Store) open(o store.Options) (err error) {
+func (s *Store) open() (err error) {
 	g, err := newRCU()
 	if err != nil {
 		return err
 	}
 	s.grace = g
-	pin := ""
-	if o.PinDir != "" {
-		pin = filepath.Join(o.PinDir, mapName)
-		if s.lock, err = lock(o.PinDir); err != nil {
-			return err
-		}
-		s.lines, err = ebpf.LoadPinnedMap(pin, nil)
-		if err == nil {
-			return s.takeOver(o, pin)
-		}
-		if !errors.Is(err, fs.ErrNotExist) {
-			return fault.Wrap(err, fault.Machine, pin, "remove it, and the configuration is built anew",
-				"the pinned configuration cannot be opened")
-		}
-	}
 	s.lines, err = ebpf.NewMap(&ebpf.MapSpec{Name: mapName, Type: ebpf.Array, KeySize: 4, ValueSize: lineBytes,
 		MaxEntries: s.g.lines, Flags: unix.BPF_F_MMAPABLE})
 	if err != nil {
@@ -188,72 +169,17 @@ func (s *Store) open(o store.Options) (err error) {
 	if err := s.mmap(); err != nil {
 		return err
 	}
-	s.begin(o)
-	if err := s.load(); err != nil {
-		return err
-	}
-	if pin != "" {
-		if err := s.lines.Pin(pin); err != nil {
-			return fmt.Errorf("pinning the configuration: %w", err)
-		}
-	}
-	return nil
+	s.begin()
+	return s.load()
 }
 
 // begin writes the line 0 of an empty configuration.
-func (s *Store) begin(o store.Options) {
+func (s *Store) begin() {
 	var seed [8]byte
 	_, _ = rand.Read(seed[:]) // never fails
 	super := s.m.at(0, 1)
 	super.put64(superSeed, binary.LittleEndian.Uint64(seed[:]))
 	super[superMask], super[superListeners] = s.g.mask(), s.g.listeners()
-	super[superMagic], super[superFormat], super[superLines] = magic, format, s.g.lines
-	super[superClusters], super[superListening], super[superEndpoints] = o.MaxClusters, o.MaxListeners, o.MaxEndpoints
-	super[superCheck] = super[superSeed:].check(superCheck - superSeed)
-}
-
-// lock makes sure that one process at a time writes. The lock ends with the process.
-func lock(dir string) (int, error) {
-	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return -1, fault.Wrap(err, fault.Usage, dir, "it must be a directory on a BPF file system",
-			"the directory of pins cannot be opened")
-	}
-	for {
-		err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return fd, nil
-		}
-		if err != unix.EINTR {
-			_ = unix.Close(fd)
-			return -1, fault.Wrap(err, fault.Usage, dir, "end it first, or use another directory",
-				"another process writes the configuration that is pinned here")
-		}
-	}
-}
-
-func (s *Store) takeOver(o store.Options, pin string) error {
-	const anew = "remove it, and the configuration is built anew"
-	if s.lines.Type() != ebpf.Array || s.lines.ValueSize() != lineBytes || s.lines.Flags() != unix.BPF_F_MMAPABLE ||
-		s.lines.MaxEntries() > maxLines {
-		return fault.New(fault.Usage, pin, anew, "the pinned map has another format: %v", s.lines)
-	}
-	s.g.lines = s.lines.MaxEntries()
-	if err := s.mmap(); err != nil {
-		return err
-	}
-	g, err := readGeometry(s.m.at(0, 1))
-	if err != nil {
-		return fault.Wrap(err, fault.Usage, pin, anew, "the pinned configuration cannot be taken over")
-	}
-	if h := g.options; h.MaxClusters < o.MaxClusters || h.MaxListeners < o.MaxListeners ||
-		h.MaxEndpoints < o.MaxEndpoints {
-		return fault.New(fault.Usage, pin, "ask for no more, or "+anew,
-			"the pinned map was made for %d clusters, %d listeners and %d endpoints", h.MaxClusters, h.MaxListeners,
-			h.MaxEndpoints)
-	}
-	s.g = g
-	return fault.Wrap(s.load(), fault.Usage, pin, anew, "the pinned configuration cannot be taken over")
 }
 
 func (s *Store) mmap() (err error) {
@@ -267,8 +193,8 @@ func (s *Store) mmap() (err error) {
 	return nil
 }
 
-// load learns the configuration from the map, as programs see it: what a writer before left, or what was there before a
-// change that failed. Lines in no tree are free, once no program can be on its way to one.
+// load learns the configuration from the map, as programs see it: what was there before a change that failed. Lines in
+// no tree are free, once no program can be on its way to one.
 func (s *Store) load() error {
 	if s.grace.running() {
 		_ = s.grace.wait()
@@ -368,7 +294,7 @@ func (s *Store) Cluster(name string) (uint32, bool) {
 	return c.id, true
 }
 
-// Close implements store.Store. Programs go on with what is in the map.
+// Close implements store.Store.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -382,10 +308,7 @@ func (s *Store) Close() error {
 	if s.lines != nil {
 		errs = append(errs, s.lines.Close())
 	}
-	if s.lock >= 0 {
-		errs = append(errs, unix.Close(s.lock))
-	}
-	s.grace, s.mem, s.m, s.root, s.lock = nil, nil, nil, nil, -1
+	s.grace, s.mem, s.m, s.root = nil, nil, nil, nil
 	return errors.Join(errs...)
 }
 
@@ -413,7 +336,7 @@ func (s *Store) Apply(ctx context.Context, change mesh.Change) (store.Work, erro
 		err = s.commit()
 	}
 	if err != nil {
-		// Nothing that programs can see has changed: what is in the map is the configuration, as after a crash.
+		// Nothing that programs can see has changed: what is in the map is the configuration.
 		return store.Work{}, errors.Join(err, s.load())
 	}
 	return s.work, nil

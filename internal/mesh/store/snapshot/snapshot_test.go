@@ -3,11 +3,9 @@ package snapshot
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"sync"
@@ -18,7 +16,6 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"tare/internal/lib/fault"
 	"tare/internal/mesh"
 	"tare/internal/mesh/store"
 	"tare/internal/mesh/store/storeload"
@@ -44,21 +41,6 @@ func open(t testing.TB, o store.Options) *Store {
 		}
 	})
 	return s
-}
-
-// pins is a directory on a BPF file system, for as long as the test runs.
-func pins(t testing.TB) string {
-	t.Helper()
-	dir := t.TempDir()
-	if err := unix.Mount("bpf", dir, "bpf", 0, ""); err != nil {
-		t.Skipf("needs a BPF file system: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
 }
 
 // slowAsker asks s by a program that stands still in between, so many steps of some nanoseconds. It counts in the map
@@ -213,101 +195,6 @@ func TestHasty(t *testing.T) {
 	t.Logf("%d of %d answers were of no version", wrong, answers)
 }
 
-func TestTakeOver(t *testing.T) {
-	o := small
-	o.PinDir = pins(t)
-	s := open(t, o)
-	change := everything()
-	change.Listeners = change.Listeners[:40]
-	mustApply(t, s, change)
-	mustApply(t, s, mesh.Change{RemovedClusters: []string{"b"}})
-	before, id := s.text(t), s.clusters["a"].id
-
-	var f *fault.Error
-	if _, err := Open(o); !errors.As(err, &f) || f.Where != o.PinDir {
-		t.Errorf("a second writer: %v", err)
-	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Apply(context.Background(), change); err == nil {
-		t.Error("a closed store takes changes")
-	}
-
-	s = open(t, o)
-	if s.text(t) != before {
-		t.Errorf("taken over:\n%s\nbefore:\n%s", s.text(t), before)
-	}
-	if got, ok := s.Cluster("a"); !ok || got != id {
-		t.Errorf("cluster a had number %d, and has %d", id, got)
-	}
-	if _, ok := s.Cluster("b"); ok {
-		t.Error("cluster b is there again")
-	}
-	s.sound(t)
-	mustApply(t, s, change)
-	s.sound(t)
-
-	pin := filepath.Join(o.PinDir, mapName)
-	refused := func(name string, o store.Options) {
-		t.Helper()
-		if err := s.Close(); err != nil {
-			t.Fatal(err)
-		}
-		_, err := Open(o)
-		if !errors.As(err, &f) || f.Where != pin || f.Hint == "" {
-			t.Errorf("%s: %v", name, err)
-		}
-		// What is pinned stays as it is.
-		m, err := ebpf.LoadPinnedMap(pin, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s = &Store{lock: -1, lines: m, g: geometry{lines: m.MaxEntries()}}
-		if err := s.mmap(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	larger := o
-	larger.MaxEndpoints *= 2
-	refused("other options", larger)
-	line := s.m[superRoot] & (maxLines - 1)
-	s.m[line*lineWords+rootSlots]++
-	refused("a damaged root", o)
-	s.m[line*lineWords+rootSlots]--
-	s.m[superSeed]++
-	refused("a damaged first line", o)
-	s.m[superSeed]--
-	s.m[superFormat]++
-	refused("another format", o)
-	s.m[superFormat]--
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	s = open(t, o)
-	if err := os.Remove(pin); err != nil {
-		t.Fatal(err)
-	}
-	other, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 4})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer other.Close()
-	if err := other.Pin(pin); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Open(o); !errors.As(err, &f) || f.Where != pin {
-		t.Errorf("a map of another kind: %v", err)
-	}
-	o.PinDir = filepath.Join(o.PinDir, "not there")
-	if _, err := Open(o); !errors.As(err, &f) || f.Where != o.PinDir {
-		t.Errorf("no directory: %v", err)
-	}
-}
-
 // TestCloseWhileApplying closes a store that is in use.
 func TestCloseWhileApplying(t *testing.T) {
 	for range 20 {
@@ -361,7 +248,7 @@ func BenchmarkQuantiles(b *testing.B) {
 	}
 }
 
-// BenchmarkAll is 5000 services of 20 endpoints: all at once, replaced all at once, and taken over.
+// BenchmarkAll is 5000 services of 20 endpoints: all at once, and replaced all at once.
 func BenchmarkAll(b *testing.B) {
 	const services, endpoints = 5000, 20
 	changes := [2]mesh.Change{storeload.Services(services, endpoints), storeload.Services(services, endpoints)}
@@ -397,23 +284,6 @@ func BenchmarkAll(b *testing.B) {
 		for b.Loop() {
 			s, err := Open(store.Options{})
 			if err != nil {
-				b.Fatal(err)
-			}
-			b.StopTimer()
-			s.Close()
-			b.StartTimer()
-		}
-	})
-	b.Run("take-over", func(b *testing.B) {
-		o := store.Options{PinDir: pins(b)}
-		s, err := Open(o)
-		if err != nil {
-			b.Fatal(err)
-		}
-		mustApply(b, s, changes[0])
-		s.Close()
-		for b.Loop() {
-			if s, err = Open(o); err != nil {
 				b.Fatal(err)
 			}
 			b.StopTimer()

@@ -4,8 +4,6 @@
 // A replacement is one update in place. A resource that is new, or that grows or shrinks into another class of size, is
 // written into a free slot first, and then the one word is changed that says where it is. Clusters are changed before
 // listeners, and what is removed is removed last, so that a listener never names what is not there yet.
-//
-// It pins nothing: after a restart its owner applies the configuration again.
 package value
 
 import (

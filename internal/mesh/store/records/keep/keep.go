@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 
@@ -35,10 +34,6 @@ type Records interface {
 	Free(key uint32) error
 	// Settle is called after each change.
 	Settle()
-	// Read is a record that is there, or nil; for taking over.
-	Read(key uint32, class records.Class) []byte
-	// Adopt gives back every record but those in use.
-	Adopt(used map[uint32]bool) error
 	Close() error
 }
 
@@ -53,7 +48,6 @@ type Store struct {
 	records Records
 	tops    Tops
 	options store.Options
-	layout  records.Layout
 	// ordered: records of a resource first, then its value, then what was there before is removed. Else what was there
 	// before is removed first, as Kmesh does.
 	ordered bool
@@ -103,23 +97,17 @@ type planned struct {
 	moved    bool      // the listener has had another address
 }
 
-// New makes a store of maps that are fresh, or, where they were pinned, takes over what is in them. It owns the maps
-// and records from then on, also where it fails.
-func New(k *Kernel, r Records, tops Tops, layout records.Layout, maps map[string]*ebpf.Map, o store.Options, ordered,
-	takeOver bool) (*Store, error) {
+// New makes a store of maps that are empty. It owns the maps and records from then on.
+func New(k *Kernel, r Records, tops Tops, layout records.Layout, maps map[string]*ebpf.Map, o store.Options,
+	ordered bool) *Store {
 	s := &Store{
-		kernel: k, records: r, tops: tops, options: o, layout: layout, ordered: ordered, maps: maps,
+		kernel: k, records: r, tops: tops, options: o, ordered: ordered, maps: maps,
 		clusters: map[string]*resource{}, listeners: map[string]*resource{},
 		addresses: map[[records.AddressSize]byte]*resource{},
 		seen:      map[named]bool{},
 	}
 	s.tree.Layout = layout
-	if takeOver {
-		if err := s.takeOver(); err != nil {
-			return nil, errors.Join(fmt.Errorf("taking over what is pinned in %s: %w", o.PinDir, err), s.Close())
-		}
-	}
-	return s, nil
+	return s
 }
 
 // Maps implements store.Store.
@@ -596,109 +584,20 @@ func (s *Store) takeID() uint32 {
 	return s.nextID - 1
 }
 
-// takeOver reads what a process before this one left. Trees that are not whole, of a change that it did not finish, are
-// removed, and records that are in no tree given back.
-func (s *Store) takeOver() error {
-	w := &records.Walker{Layout: s.layout, Seen: map[uint32]bool{}, Read: s.records.Read}
-	var broken []func() error
-	count := func(keys []uint32, r *resource) {
-		r.keys, r.present = keys, true
-		for _, key := range keys {
-			if s.layout == records.Single {
-				r.counts[records.Message]++
-			} else {
-				r.counts[key>>24]++
-			}
-		}
-	}
-	var name [records.NameSize]byte
-	var top [records.TopSize]byte
-	taken := map[uint32]bool{}
-	for i := s.tops.Clusters.Iterate(); i.Next(&name, &top); {
-		keys, id, endpoints, ok := w.Cluster(top[:])
-		if !ok || taken[id] || id >= 2*s.options.MaxClusters {
-			key := slices.Clone(name[:])
-			broken = append(broken, func() error { return s.kernel.Delete(s.tops.Clusters.FD(), key) })
-			continue
-		}
-		taken[id] = true
-		r := &resource{name: records.Text(name[:]), cluster: true, id: id, endpoints: endpoints}
-		count(keys, r)
-		s.clusters[r.name] = r
-		s.endpoints += endpoints
-		s.nextID = max(s.nextID, id+1)
-	}
-	for id := range s.nextID {
-		if !taken[id] {
-			s.ids = append(s.ids, id)
-		}
-	}
-	var address [records.AddressSize]byte
-	for i := s.tops.Listeners.Iterate(); i.Next(&address, &top); {
-		keys, text, ok := w.Listener(top[:])
-		if !ok || s.listeners[text] != nil {
-			for _, key := range keys {
-				delete(w.Seen, key)
-			}
-			key := slices.Clone(address[:])
-			broken = append(broken, func() error { return s.kernel.Delete(s.tops.Listeners.FD(), key) })
-			continue
-		}
-		r := &resource{name: text, address: address}
-		count(keys, r)
-		s.listeners[text], s.addresses[address] = r, r
-	}
-	for _, remove := range broken {
-		if err := remove(); err != nil && !errors.Is(err, unix.ENOENT) {
-			return err
-		}
-	}
-	return s.records.Adopt(w.Seen)
-}
-
-// OpenMaps makes the maps of specs, pinned below PinDir where there is one. Those that are pinned there already are
-// opened; found says whether they were.
-func OpenMaps(design string, specs []*ebpf.MapSpec, o store.Options) (all map[string]*ebpf.Map, found bool, err error) {
+// OpenMaps makes the maps of specs.
+func OpenMaps(specs []*ebpf.MapSpec) (all map[string]*ebpf.Map, err error) {
 	all = map[string]*ebpf.Map{}
-	defer func() {
+	for _, spec := range specs {
+		m, err := ebpf.NewMap(spec)
 		if err != nil {
 			for _, m := range all {
 				m.Close()
 			}
-		}
-	}()
-	for _, spec := range specs {
-		if o.PinDir == "" {
-			if all[spec.Name], err = ebpf.NewMap(spec); err != nil {
-				return nil, false, explain(err, spec.Name)
-			}
-			continue
-		}
-		path := filepath.Join(o.PinDir, spec.Name)
-		m, err := ebpf.LoadPinnedMap(path, nil)
-		switch {
-		case err == nil && spec.Compatible(m) == nil:
-			all[spec.Name] = m
-			found = true
-			continue
-		case err == nil:
-			m.Close()
-			return nil, false, fault.New(fault.Usage, path,
-				"open it with the settings it was made with, or remove the directory",
-				"the map that is pinned there is not one of store %s as it is to be: %v", design, spec.Compatible(m))
-		case !errors.Is(err, os.ErrNotExist):
-			return nil, false, explain(err, spec.Name)
-		}
-		if m, err = ebpf.NewMap(spec); err != nil {
-			return nil, false, explain(err, spec.Name)
+			return nil, explain(err, spec.Name)
 		}
 		all[spec.Name] = m
-		if err := m.Pin(path); err != nil {
-			return nil, false, fault.Wrap(err, fault.Machine, o.PinDir, "give a directory on a BPF file system",
-				"a map cannot be pinned")
-		}
 	}
-	return all, found, nil
+	return all, nil
 }
 
 func explain(err error, name string) error {
