@@ -29,6 +29,7 @@ import (
 	"tare/internal/mesh/storebench"
 	"tare/internal/scale/ledger"
 	"tare/internal/workloads/load/probe"
+	"tare/test/metrictest"
 )
 
 // nodesSpec is an experiment on nodes.
@@ -545,7 +546,7 @@ func TestDefinitions(t *testing.T) {
 	}
 	quantile := regexp.MustCompile(`_(p[0-9]+|max)_seconds$`)
 	for _, m := range measured.Metrics() {
-		if err := m.Check(); err != nil {
+		if err := metrictest.Check(m.Definition); err != nil {
 			t.Error(err)
 		}
 		if (m.Value == nil) == (m.Count == nil) || (m.Count != nil) != (m.Pool == metric.Counts) {

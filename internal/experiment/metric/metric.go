@@ -5,7 +5,6 @@ package metric
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -43,8 +42,6 @@ const (
 	Counts        Pool = "counts"         // a part of counts, which are added up
 	Nodes         Pool = "nodes"          // it is of the nodes together, and none has it by itself
 )
-
-var pools = []Pool{Merged, Sum, Largest, Mean, PerConnection, PerRequest, PerEvent, Machine, Counts, Nodes}
 
 // The ranks: metrics are shown in their order, and those of one rank in the order in which they are defined.
 const (
@@ -138,44 +135,6 @@ type Definition struct {
 	// Instead is the metric that answers in the place of this one where others disturbed the machine. A trial that
 	// tells it need not be run again for this one.
 	Instead string `json:"instead,omitempty"`
-}
-
-// Check says what is wrong with a definition; nil where nothing is.
-func (d Definition) Check() error {
-	switch {
-	case d.Name == "":
-		return fmt.Errorf("a metric has no name")
-	case d.Unit != quantity.UnitOf(d.Name):
-		return fmt.Errorf("the metric %s is in %q, and its name ends in %q", d.Name, d.Unit, quantity.UnitOf(d.Name))
-	case d.Better != Neither && d.Better != Lower && d.Better != Higher:
-		return fmt.Errorf("the metric %s is better when it is %q, which is no direction", d.Name, d.Better)
-	case !slices.Contains(pools, d.Pool):
-		return fmt.Errorf("the metric %s has the pool %q, which there is not", d.Name, d.Pool)
-	case d.Rank < RankEvents || d.Rank > RankGenerator:
-		return fmt.Errorf("the metric %s has the rank %d, which there is not", d.Name, d.Rank)
-	case d.Needs == nil:
-		return fmt.Errorf("the metric %s does not say what it needs", d.Name)
-	case d.How == "":
-		return fmt.Errorf("the metric %s does not say how it is got", d.Name)
-	case d.Clause != "" && strings.Count(d.Clause, "{}") != 1:
-		return fmt.Errorf("the clause of the metric %s has no one place for its value: %q", d.Name, d.Clause)
-	case d.Sum != "" && strings.Count(d.Sum, "{}") != 1:
-		return fmt.Errorf("the sum of the metric %s has no one place for its value: %q", d.Name, d.Sum)
-	case (d.PartOf == "") != (d.Part == ""):
-		return fmt.Errorf("the metric %s is the part %q of %q, and has to be both or neither", d.Name, d.Part, d.PartOf)
-	case (d.Histogram == "") != (d.Quantile == 0) || d.Quantile < 0 || d.Quantile >= 1:
-		return fmt.Errorf("the metric %s is the quantile %g of the histogram %q", d.Name, d.Quantile, d.Histogram)
-	case (d.What == "") != (d.Per == ""):
-		return fmt.Errorf("the metric %s is %q per %q, and has to be both or neither", d.Name, d.What, d.Per)
-	case d.TallyOf != "" && d.Tally == "":
-		return fmt.Errorf("the metric %s is a part of the tally %q, and none itself", d.Name, d.TallyOf)
-	case (d.Ladder == "") != (d.Rung == ""):
-		return fmt.Errorf("the metric %s is the rung %q of the ladder %q, and has to be both or neither", d.Name, d.Rung,
-			d.Ladder)
-	case d.Cost && (d.Tail || d.Unit == quantity.Part || d.Pool == Merged && d.Rank == RankLatency):
-		return fmt.Errorf("the metric %s is no cost that could be a sum of parts", d.Name)
-	}
-	return nil
 }
 
 // Set is some definitions by name.

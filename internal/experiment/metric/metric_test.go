@@ -2,46 +2,10 @@ package metric
 
 import (
 	"reflect"
-	"strings"
 	"testing"
 
 	"tare/internal/lib/quantity"
 )
-
-func TestCheck(t *testing.T) {
-	good := Definition{
-		Name: "flush_seconds", Unit: quantity.Seconds, Better: Lower, How: "It is timed.", Rank: RankWork, Pool: Merged,
-		Cost: true, Needs: []Need{},
-	}
-	if err := good.Check(); err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range []struct {
-		says  string
-		spoil func(*Definition)
-	}{
-		{"has no name", func(d *Definition) { d.Name = "" }},
-		{`is in "bytes", and its name ends in "seconds"`, func(d *Definition) { d.Unit = quantity.Bytes }},
-		{`better when it is "more"`, func(d *Definition) { d.Better = "more" }},
-		{`has the pool ""`, func(d *Definition) { d.Pool = "" }},
-		{"has the rank 0", func(d *Definition) { d.Rank = 0 }},
-		{"does not say what it needs", func(d *Definition) { d.Needs = nil }},
-		{"does not say how", func(d *Definition) { d.How = "" }},
-		{`is the quantile 0 of the histogram "latency"`, func(d *Definition) { d.Histogram = "latency" }},
-		{`is the quantile 0.5 of the histogram ""`, func(d *Definition) { d.Quantile = 0.5 }},
-		{"is the quantile 99 of", func(d *Definition) { d.Histogram, d.Quantile = "latency", 99 }},
-		{`is "kernel time" per ""`, func(d *Definition) { d.What = "kernel time" }},
-		{"is no cost", func(d *Definition) { d.Tail = true }},
-		{"is no cost", func(d *Definition) { d.Name, d.Unit = "flush_share", quantity.Part }},
-		{"is no cost", func(d *Definition) { d.Rank = RankLatency }},
-	} {
-		d := good
-		c.spoil(&d)
-		if err := d.Check(); err == nil || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("got %v, want %q", err, c.says)
-		}
-	}
-}
 
 func TestSet(t *testing.T) {
 	s := NewSet([]Definition{{Name: "a_seconds", Rank: RankMemory}, {Name: "a_seconds", Rank: RankBPF, Better: Higher}})

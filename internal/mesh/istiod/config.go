@@ -2,9 +2,7 @@ package istiod
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/netip"
-	"strings"
 )
 
 // defaultNamespace is where services are that say nothing else.
@@ -22,26 +20,6 @@ type Service struct {
 // Host is the name by which callers and other objects know the service.
 func (s Service) Host() string { return s.Name + ".mesh.test" }
 
-// Entry is the ServiceEntry. Endpoints are versions v1, v2 and so on.
-func (s Service) Entry() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, `apiVersion: networking.istio.io/v1
-kind: ServiceEntry
-metadata: {name: %s, namespace: default}
-spec:
-  hosts: [%s]
-  addresses: ["%s"]
-  ports: [{number: %d, name: main, protocol: %s}]
-  location: MESH_INTERNAL
-  resolution: STATIC
-  endpoints:
-`, s.Name, s.Host(), s.Address.Addr(), s.Address.Port(), s.Protocol)
-	for i, e := range s.Endpoints {
-		fmt.Fprintf(&b, "  - {address: \"%s\", ports: {main: %d}, labels: {version: v%d}}\n", e.Addr(), e.Port(), i+1)
-	}
-	return b.String()
-}
-
 // Scope is the Sidecar of a namespace: its proxies are told of some services alone.
 func Scope(namespace string, services ...Service) Object {
 	hosts := []string{}
@@ -53,41 +31,4 @@ func Scope(namespace string, services ...Service) Object {
 		panic(err) // of strings there is none
 	}
 	return Object{Kind: "Sidecar", Namespace: namespace, Name: "scope", Spec: spec}
-}
-
-// Weighted is the ServiceEntry, a DestinationRule with its first two endpoints as subsets v1 and v2, and a
-// VirtualService that sends v1 of 100 to the first.
-func (s Service) Weighted(v1 int) string {
-	kind := "tcp"
-	if s.Protocol == "HTTP" {
-		kind = "http"
-	}
-	return s.Entry() + fmt.Sprintf(`---
-apiVersion: networking.istio.io/v1
-kind: DestinationRule
-metadata: {name: %[1]s, namespace: default}
-spec:
-  host: %[2]s
-  subsets: [{name: v1, labels: {version: v1}}, {name: v2, labels: {version: v2}}]
----
-apiVersion: networking.istio.io/v1
-kind: VirtualService
-metadata: {name: %[1]s, namespace: default}
-spec:
-  hosts: [%[2]s]
-  %[3]s:
-  - route:
-    - {destination: {host: %[2]s, subset: v1}, weight: %[4]d}
-    - {destination: {host: %[2]s, subset: v2}, weight: %[5]d}
-`, s.Name, s.Host(), kind, v1, 100-v1)
-}
-
-// Policy is an AuthorizationPolicy that lets only those in whom one of the rules allows, at every workload of the
-// namespace default. Rules are Istio's, in YAML's flow form.
-func Policy(rules ...string) string {
-	return `apiVersion: security.istio.io/v1
-kind: AuthorizationPolicy
-metadata: {name: policy, namespace: default}
-spec: {action: ALLOW, rules: [` + strings.Join(rules, ", ") + `]}
-`
 }

@@ -23,6 +23,7 @@ import (
 	"tare/internal/experiment/child"
 	"tare/internal/experiment/process"
 	envoytest "tare/test/envoy"
+	"tare/test/istiodtest"
 )
 
 // testVariable asks for the tests that need istiod and Envoy: make istiod-test sets it. Once asked for, they fail where
@@ -260,9 +261,11 @@ func testEnvoy(t *testing.T, i *Istiod, variant string) {
 	}
 	a, b := named(t, "a", false), named(t, "b", false)
 	x, y := named(t, "x", true), named(t, "y", true)
-	tcp := Service{Name: "tcp", Address: netip.AddrPortFrom(netip.MustParseAddr("127.96.0.1"), port()), Protocol: "TCP",
+	tcp := istiodtest.Service{Name: "tcp", Address: netip.AddrPortFrom(netip.MustParseAddr("127.96.0.1"), port()),
+		Protocol:  "TCP",
 		Endpoints: []netip.AddrPort{a, b}}
-	web := Service{Name: "http", Address: netip.AddrPortFrom(netip.MustParseAddr("127.96.0.2"), port()), Protocol: "HTTP",
+	web := istiodtest.Service{Name: "http", Address: netip.AddrPortFrom(netip.MustParseAddr("127.96.0.2"), port()),
+		Protocol:  "HTTP",
 		Endpoints: []netip.AddrPort{x, y}}
 	own := netip.AddrPortFrom(netip.MustParseAddr(workload), port())
 	listening := fmt.Sprintf(`apiVersion: networking.istio.io/v1
@@ -274,9 +277,7 @@ spec:
 `, own.Port(), workload, a.Port())
 	put := func(file string, objects ...string) {
 		t.Helper()
-		if err := i.Put(file+".yaml", strings.Join(objects, "---\n")); err != nil {
-			t.Fatal(err)
-		}
+		istiodtest.Put(t, i.Dir, file+".yaml", strings.Join(objects, "---\n"))
 	}
 	put("tcp", tcp.Entry())
 	put("http", web.Entry())
@@ -288,7 +289,7 @@ spec: {mtls: {mode: DISABLE}}
 `)
 	defer func() {
 		for _, file := range []string{"tcp", "http", "own", "plain"} {
-			_ = i.Remove(file + ".yaml")
+			_ = os.Remove(filepath.Join(i.Dir, file+".yaml"))
 		}
 	}()
 	e := startEnvoy(t, i.XDS, variant, sidecar{node: node, app: "web", secrets: "./nobody"})
@@ -297,7 +298,7 @@ spec: {mtls: {mode: DISABLE}}
 		got := map[string]int{}
 		eventually(t, what, func() bool { got[ask()]++; return got[one] > 0 && got[other] > 0 })
 	}
-	local := func(s Service) netip.AddrPort { // where Envoy has a service without redirection
+	local := func(s istiodtest.Service) netip.AddrPort { // where Envoy has a service without redirection
 		return netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), s.Address.Port())
 	}
 	overTCP := func() string { return dial(local(tcp), "") }
@@ -321,13 +322,14 @@ spec: {mtls: {mode: DISABLE}}
 	put("tcp", tcp.Weighted(50))
 	both("TCP goes to both again", overTCP, "a", "b")
 
-	put("own", listening, Policy(`{from: [{source: {ipBlocks: [127.0.1.0/24]}}]}`))
+	put("own", listening, istiodtest.Policy(`{from: [{source: {ipBlocks: [127.0.1.0/24]}}]}`))
 	eventually(t, "who is not allowed is denied", func() bool { return dial(own, "127.0.2.1") == "" })
 	eventually(t, "who is allowed is let in", func() bool { return dial(own, "127.0.1.1") == "a" })
 
 	// Services come, change and go while requests and connections go to others.
 	stop := underLoad(t, map[string]func() string{"TCP": overTCP, "HTTP": overHTTP})
-	more := Service{Name: "more", Address: netip.AddrPortFrom(netip.MustParseAddr("127.96.0.3"), port()), Protocol: "TCP",
+	more := istiodtest.Service{Name: "more", Address: netip.AddrPortFrom(netip.MustParseAddr("127.96.0.3"), port()),
+		Protocol:  "TCP",
 		Endpoints: []netip.AddrPort{a}}
 	overMore := func() string { return dial(local(more), "") }
 	put("more", more.Entry())
@@ -335,7 +337,7 @@ spec: {mtls: {mode: DISABLE}}
 	more.Endpoints = []netip.AddrPort{b}
 	put("more", more.Entry())
 	eventually(t, "it changes", all(overMore, "b"))
-	if err := i.Remove("more.yaml"); err != nil {
+	if err := os.Remove(filepath.Join(i.Dir, "more.yaml")); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "it goes", func() bool { return overMore() == "" })

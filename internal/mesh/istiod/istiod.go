@@ -37,7 +37,7 @@ type Options struct {
 	Environment []string
 }
 
-// Istiod is a running istiod. Its configuration is in Dir: Put and Remove change it.
+// Istiod is a running istiod. Its configuration is in Dir: a file that is renamed into it is read whole.
 type Istiod struct {
 	XDS  string // host:port of aggregated discovery, without TLS
 	Dir  string // of the configuration
@@ -203,28 +203,8 @@ func (i *Istiod) Failure(when string) error {
 // Tail is what istiod said last.
 func (i *Istiod) Tail() string { return i.process.Tail() }
 
-// Put writes a file of the configuration, in one step: istiod never sees a part of it.
-func (i *Istiod) Put(file, yaml string) error {
-	hidden := filepath.Join(i.scratch.Path(), "new-"+file)
-	if err := os.WriteFile(hidden, []byte(yaml), 0o600); err != nil {
-		return fmt.Errorf("writing istiod's configuration: %w", err)
-	}
-	if err := os.Rename(hidden, filepath.Join(i.Dir, file)); err != nil {
-		return fmt.Errorf("writing istiod's configuration: %w", err)
-	}
-	return nil
-}
-
 // PutObjects adds objects, or replaces those of the same names, at once.
 func (i *Istiod) PutObjects(objects ...Object) { i.api.put(objects...) }
-
-// Remove takes a file of the configuration away.
-func (i *Istiod) Remove(file string) error {
-	if err := os.Remove(filepath.Join(i.Dir, file)); err != nil {
-		return fmt.Errorf("removing istiod's configuration: %w", err)
-	}
-	return nil
-}
 
 // endTimeout is how long istiod may take to end by itself.
 const endTimeout = 5 * time.Second

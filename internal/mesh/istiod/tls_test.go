@@ -19,6 +19,7 @@ import (
 
 	"tare/internal/experiment/process"
 	"tare/internal/mesh/controlplane/authority"
+	"tare/test/istiodtest"
 )
 
 // secrets is what Istio's agent is to a sidecar: it gives it its certificate and the roots, by their names there.
@@ -161,9 +162,7 @@ spec:
 		for _, account := range accounts {
 			rules = append(rules, `{from: [{source: {principals: [cluster.local/ns/default/sa/`+account+`]}}]}`)
 		}
-		if err := i.Put("mesh.yaml", strings.Join(append(slices.Clone(objects), Policy(rules...)), "---\n")); err != nil {
-			t.Fatal(err)
-		}
+		istiodtest.Put(t, i.Dir, "mesh.yaml", strings.Join(append(slices.Clone(objects), istiodtest.Policy(rules...)), "---\n"))
 	}
 	allow("friend")
 	for _, variant := range []string{"GRPC", "DELTA_GRPC"} {

@@ -31,7 +31,7 @@ func memoryAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 		if s.Find("map_bytes", arm, p.At) == nil {
 			continue
 		}
-		p.mapModel(t)
+		p.mapModel()
 		p.otherCounts(t)
 		p.charged()
 		p.downAgain(t)
@@ -41,7 +41,7 @@ func memoryAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 }
 
 // mapModel: fixed and per service, each map once.
-func (p *prose) mapModel(t *analysis.Table) {
+func (p *prose) mapModel() {
 	for _, m := range p.Summary.Models {
 		if m.Metric != "map_bytes" || m.Arm != p.Arm || len(m.Terms) != 2 {
 			continue

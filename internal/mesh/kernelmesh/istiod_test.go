@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -19,6 +20,7 @@ import (
 	"tare/internal/mesh/istiod"
 	"tare/internal/mesh/push"
 	appmesh "tare/internal/mesh/services"
+	"tare/test/istiodtest"
 )
 
 // istiodVariable asks for the tests that need istiod: make istiod-test sets it. Once asked for, they fail where istiod
@@ -69,9 +71,7 @@ func istioMetadata(more ...string) string {
 // put writes a file, which several objects make up.
 func put(t *testing.T, i *istiod.Istiod, file string, objects ...string) {
 	t.Helper()
-	if err := i.Put(file+".yaml", strings.Join(objects, "---\n")); err != nil {
-		t.Fatal(err)
-	}
+	istiodtest.Put(t, i.Dir, file+".yaml", strings.Join(objects, "---\n"))
 }
 
 // underIstiod is a data plane as a process, under istiod.
@@ -148,16 +148,16 @@ func testIstiod(t *testing.T, i *istiod.Istiod, world bool) {
 	a, b := tcpServer(t, "127.0.0.1:0"), tcpServer(t, "127.0.0.1:0")
 	own := tcpServer(t, workload+":0")
 	tcp, http := vip("127.96.0.1:9000"), vip("127.96.0.2:80")
-	service := func(name string, at netip.AddrPort, protocol string, endpoints ...netip.AddrPort) istiod.Service {
-		return istiod.Service{Name: name, Address: at, Protocol: protocol, Endpoints: endpoints}
+	service := func(name string, at netip.AddrPort, protocol string, endpoints ...netip.AddrPort) istiodtest.Service {
+		return istiodtest.Service{Name: name, Address: at, Protocol: protocol, Endpoints: endpoints}
 	}
-	weighted := []istiod.Service{service("tcp", tcp, "TCP", a, b), service("http", http, "HTTP", a, b)}
+	weighted := []istiodtest.Service{service("tcp", tcp, "TCP", a, b), service("http", http, "HTTP", a, b)}
 	for _, s := range weighted {
 		put(t, i, s.Name, s.Entry())
 	}
 	t.Cleanup(func() {
 		for _, file := range []string{"tcp", "http", "own"} {
-			_ = i.Remove(file + ".yaml")
+			_ = os.Remove(filepath.Join(i.Dir, file+".yaml"))
 		}
 	})
 	u := runUnderIstiod(t, i, world)
@@ -187,7 +187,7 @@ func testIstiod(t *testing.T, i *istiod.Istiod, world bool) {
 
 	// Who may connect to the workload.
 	self := service("own", vip(fmt.Sprintf("127.96.0.3:%d", own.Port())), "TCP", own)
-	put(t, i, "own", self.Entry(), istiod.Policy(`{from: [{source: {ipBlocks: [127.0.1.0/24]}}]}`))
+	put(t, i, "own", self.Entry(), istiodtest.Policy(`{from: [{source: {ipBlocks: [127.0.1.0/24]}}]}`))
 	from := func(ip string, to netip.AddrPort) answer {
 		return c.ask(t, request{Do: "tcp", To: to, From: netip.MustParseAddrPort(ip + ":0")})
 	}
@@ -200,7 +200,7 @@ func testIstiod(t *testing.T, i *istiod.Istiod, world bool) {
 		t.Errorf("who is denied comes in by the service: %v", got)
 	}
 	// A policy that cannot be judged lets nobody in, and says so.
-	put(t, i, "own", self.Entry(), istiod.Policy(`{from: [{source: {principals: ["cluster.local/ns/default/sa/web"]}}]}`))
+	put(t, i, "own", self.Entry(), istiodtest.Policy(`{from: [{source: {principals: ["cluster.local/ns/default/sa/web"]}}]}`))
 	eventually(t, "nobody is let in", func() bool { return len(from("127.0.1.1", own).Banners) == 0 })
 	if len(u.lines("warning: listener \"virtualInbound\"")) == 0 {
 		t.Error("nothing is said of the policy that cannot be judged")
@@ -219,7 +219,7 @@ func testIstiod(t *testing.T, i *istiod.Istiod, world bool) {
 		put(t, i, "web", service("web", web, "HTTP", b).Entry())
 		eventually(t, "one of HTTP comes", func() bool { return served(web, 1).Banners[b.String()] == 1 })
 		for _, file := range []string{"more.yaml", "web.yaml"} {
-			if err := i.Remove(file); err != nil {
+			if err := os.Remove(filepath.Join(i.Dir, file)); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -174,7 +174,7 @@ func scaleAnswers(s *analysis.Summary, t *analysis.Table) []analysis.Answer {
 			continue
 		}
 		p.At = t.Levels[len(t.Levels)-1]
-		p.holds(t)
+		p.holds()
 		all = append(all, p.Answer())
 	}
 	return all
@@ -194,7 +194,7 @@ func (p *prose) lookups(t *analysis.Table) {
 }
 
 // holds: memory and start-up at the last level, and what a service adds.
-func (p *prose) holds(t *analysis.Table) {
+func (p *prose) holds() {
 	text := strings.TrimSpace(p.Here() + " its maps have " + p.Say("map_bytes"))
 	for _, m := range p.Summary.Models {
 		if m.Metric == "map_bytes" && m.Arm == p.Arm && len(m.Terms) == 2 && m.Terms[1].Value >= 1 {

@@ -26,6 +26,7 @@ import (
 
 	"tare/internal/mesh"
 	"tare/internal/mesh/istiod"
+	"tare/test/istiodtest"
 )
 
 // recordVariable has the test record what istiod says, and what becomes of it: make istiod-record sets it.
@@ -39,8 +40,8 @@ const (
 
 // recordings are istiod's files by the name of what they show, and a text that is in what istiod says of them.
 func recordings() map[string][2]string {
-	service := func(name, at, protocol string, endpoints ...string) istiod.Service {
-		s := istiod.Service{Name: name, Address: netip.MustParseAddrPort(at), Protocol: protocol}
+	service := func(name, at, protocol string, endpoints ...string) istiodtest.Service {
+		s := istiodtest.Service{Name: name, Address: netip.MustParseAddrPort(at), Protocol: protocol}
 		for _, e := range endpoints {
 			s.Endpoints = append(s.Endpoints, netip.MustParseAddrPort(e))
 		}
@@ -61,9 +62,9 @@ func recordings() map[string][2]string {
   {match: [{headers: {x: {exact: "1"}}}], route: [{destination: {host: other.mesh.test}}]}, {route: [{destination: {host: http.mesh.test}}]}]}`),
 			service("other", "10.96.0.5:80", "HTTP", "127.0.0.1:7007").Entry()), "10.96.0.5"},
 		"policy": {files(own.Entry(), ownHTTP.Entry(),
-			istiod.Policy(`{from: [{source: {ipBlocks: [127.0.1.0/24]}}], to: [{operation: {ports: ["7005", "7006"]}}]}`)),
+			istiodtest.Policy(`{from: [{source: {ipBlocks: [127.0.1.0/24]}}], to: [{operation: {ports: ["7005", "7006"]}}]}`)),
 			"ns[default]-policy[policy]"},
-		"identity": {files(own.Entry(), istiod.Policy(`{from: [{source: {principals: [cluster.local/ns/default/sa/web]}}]}`)),
+		"identity": {files(own.Entry(), istiodtest.Policy(`{from: [{source: {principals: [cluster.local/ns/default/sa/web]}}]}`)),
 			"ns[default]-policy[policy]"},
 		"strict": {files(own.Entry(), object("security.istio.io/v1", "PeerAuthentication", "{mtls: {mode: STRICT}}")),
 			"10.96.0.3"},
@@ -220,9 +221,7 @@ func record(t *testing.T, dir string) {
 		t.Fatal(err)
 	}
 	for name, r := range recordings() {
-		if err := i.Put("mesh.yaml", r[0]); err != nil {
-			t.Fatal(err)
-		}
+		istiodtest.Put(t, i.Dir, "mesh.yaml", r[0])
 		var before []byte
 		for deadline := time.Now().Add(time.Minute); ; time.Sleep(500 * time.Millisecond) {
 			said := ask(t, i.XDS)
@@ -236,7 +235,7 @@ func record(t *testing.T, dir string) {
 		if err := os.WriteFile(filepath.Join(dir, name+".pb"), before, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if err := i.Remove("mesh.yaml"); err != nil {
+		if err := os.Remove(filepath.Join(i.Dir, "mesh.yaml")); err != nil {
 			t.Fatal(err)
 		}
 		for deadline := time.Now().Add(time.Minute); bytes.Contains(ask(t, i.XDS),

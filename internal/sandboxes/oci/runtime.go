@@ -187,12 +187,6 @@ func (c Container) State(ctx context.Context) (s State, err error) {
 	return s, nil
 }
 
-// Kill sends a signal to the container's first process.
-func (c Container) Kill(ctx context.Context, signal string) error {
-	_, err := c.Runtime.run(ctx, c.Root, "kill", c.ID, signal)
-	return err
-}
-
 // Delete ends what still runs of the container and removes it.
 func (c Container) Delete(ctx context.Context) error {
 	_, err := c.Runtime.run(ctx, c.Root, "delete", "--force", c.ID)

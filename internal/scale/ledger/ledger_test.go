@@ -174,26 +174,6 @@ func TestRanSeconds(t *testing.T) {
 	}
 }
 
-func TestTouches(t *testing.T) {
-	n := &Noise{StolenSeconds: 1, Stalls: []Stall{{CPU: 1, From: 100, To: 200}}}
-	for _, c := range []struct {
-		cpus     []int
-		from, to int64
-		want     bool
-	}{{nil, 0, 100, false}, {nil, 0, 101, true}, {nil, 199, 300, true}, {nil, 200, 300, false}, {[]int{0}, 0, 300, false},
-		{[]int{0, 1}, 150, 151, true}} {
-		if got := n.Touches(c.cpus, c.from, c.to); got != c.want {
-			t.Errorf("%v, %d to %d: %v", c.cpus, c.from, c.to, got)
-		}
-	}
-	if part, ok := n.StolenPart(5, 2); !ok || !near(part, 0.1) {
-		t.Errorf("stolen part %v, %v", part, ok)
-	}
-	if _, ok := (*Noise)(nil).StolenPart(5, 2); ok || (*Noise)(nil).Touches(nil, 0, 1) {
-		t.Error("something is known without a witness")
-	}
-}
-
 func TestDeriveMemory(t *testing.T) {
 	v := func(n uint64) *uint64 { return &n }
 	m := Memory{Current: v(1000), Anon: v(300), File: v(500), Shmem: v(100), Kernel: v(200), SlabReclaimable: v(50),

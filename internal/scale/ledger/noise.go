@@ -67,20 +67,6 @@ const (
 	Unknown    Cause = "unknown"
 )
 
-// Touches says whether a CPU stood still between two times (CLOCK_MONOTONIC, ns): on one of cpus, or on any where cpus
-// is nil. A stall that lies somewhere in an interval touches all of it.
-func (n *Noise) Touches(cpus []int, from, to int64) bool {
-	if n == nil {
-		return false
-	}
-	for _, s := range n.Stalls {
-		if s.From < to && from < s.To && (cpus == nil || slices.Contains(cpus, s.CPU)) {
-			return true
-		}
-	}
-	return false
-}
-
 // Spans are the stretches, from and to, of the stalls that count and of those in which a task that counts held a CPU:
 // disjoint and in order. CPUs often stand still together, and thousands of stalls are then a few hundred spans. It is
 // for whoever has seen that none was omitted.
@@ -109,12 +95,4 @@ func KernelThread(comm string) bool {
 	name, _, _ := strings.Cut(comm, "/")
 	threads := []string{"ksoftirqd", "kworker", "rcu_preempt", "rcu_sched", "rcuc", "rcuog", "rcuos", "migration", "irq"}
 	return slices.Contains(threads, name)
-}
-
-// StolenPart is the part of the CPU time of a window that was stolen; false without a witness.
-func (n *Noise) StolenPart(seconds float64, cpus int) (float64, bool) {
-	if n == nil || seconds <= 0 || cpus <= 0 {
-		return 0, false
-	}
-	return n.StolenSeconds / (seconds * float64(cpus)), true
 }

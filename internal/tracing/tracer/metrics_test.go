@@ -14,6 +14,7 @@ import (
 	"tare/internal/lib/param"
 	"tare/internal/scale/ledger"
 	execload "tare/internal/tracing/exec"
+	"tare/test/metrictest"
 )
 
 // evidence is what was found of the tracer of a trial.
@@ -191,7 +192,7 @@ func TestGatesOfTracers(t *testing.T) {
 // TestDefinitions: all that the load and its tracers define can be kept in a record.
 func TestDefinitions(t *testing.T) {
 	for _, d := range measured.Definitions() {
-		if err := d.Check(); err != nil {
+		if err := metrictest.Check(d); err != nil {
 			t.Error(err)
 		}
 	}

@@ -106,7 +106,6 @@ func (t *Tree) SetKey(s *Step, key uint32) { put(t.Bytes(s.Record)[s.At:], key) 
 func (t *Tree) SetID(id uint32) { put(t.data[clusterID:], id) }
 
 func put(b []byte, v uint32) { binary.NativeEndian.PutUint32(b, v) }
-func get(b []byte) uint32    { return binary.NativeEndian.Uint32(b) }
 
 // Where things are in the structs of bpf/records.h.
 const (

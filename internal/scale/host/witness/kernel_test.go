@@ -210,10 +210,13 @@ func (g *hog) judge(t *testing.T, n *ledger.Noise, cpu int, held [][2]int64, pau
 			g.short++
 			continue
 		}
-		if from, to := h[0]-2*within, h[1]+2*within; n.Touches([]int{cpu}, from, to) {
+		touches := func(s ledger.Stall, from, to int64) bool { return s.CPU == cpu && s.From < to && from < s.To }
+		if from, to := h[0]-2*within, h[1]+2*within; slices.ContainsFunc(n.Stalls, func(s ledger.Stall) bool {
+			return touches(s, from, to)
+		}) {
 			g.disturbed++
 			for i, s := range n.Stalls {
-				if s.CPU == cpu && s.From < to && from < s.To && !counted[i] {
+				if touches(s, from, to) && !counted[i] {
 					counted[i] = true
 					g.stolen += s.Seconds
 				}
