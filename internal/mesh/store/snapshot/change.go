@@ -293,7 +293,7 @@ func (s *Store) setCluster(x *mesh.Cluster) (err error) {
 	s.endpoints += uint64(n) - uint64(c.endpoints)
 	c.endpoints = n
 	w[clusterMax], w[clusterCount], w[clusterForm] = x.Breakers.MaxConnections, n, form
-	s.alias.make(s.weights)
+	s.alias.Make(s.weights)
 	table := w[clusterTable:]
 	if form == endpointsOfIPv4 {
 		s.writeIPv4(table)
@@ -307,9 +307,9 @@ func (s *Store) setCluster(x *mesh.Cluster) (err error) {
 
 func (s *Store) writeIPv4(w words) {
 	for i := range s.targets {
-		own, other := s.targets[i].Address, s.targets[s.alias.other[i]].Address
+		own, other := s.targets[i].Address, s.targets[s.alias.Other[i]].Address
 		e := w[i*endpoint4Words : (i+1)*endpoint4Words]
-		e[0], e[1] = s.alias.threshold[i], four(own.Addr())
+		e[0], e[1] = s.alias.Threshold[i], four(own.Addr())
 		ports := uint32(bits.ReverseBytes16(own.Port()))
 		e[2] = e[1]
 		if own != other {
@@ -333,7 +333,7 @@ func (s *Store) writeIPv6(w words) {
 		for j := range 4 {
 			e[j] = binary.LittleEndian.Uint32(ip[4*j:])
 		}
-		e[4], e[5], e[6], e[7] = uint32(bits.ReverseBytes16(a.Port())), s.alias.threshold[i], s.alias.other[i], 0
+		e[4], e[5], e[6], e[7] = uint32(bits.ReverseBytes16(a.Port())), s.alias.Threshold[i], s.alias.Other[i], 0
 	}
 }
 
@@ -572,9 +572,9 @@ func (s *Store) writeTarget(w, target words, x *mesh.Listener, chain int, free u
 		target[1] = s.slots[0]
 		return free, nil
 	}
-	s.alias.make(s.weights)
+	s.alias.Make(s.weights)
 	for i, e := 0, w[free*lineWords:]; i < int(n); i, e = i+1, e[shareWords:] {
-		e[0], e[1], e[2] = s.alias.threshold[i], s.slots[i], s.slots[s.alias.other[i]]
+		e[0], e[1], e[2] = s.alias.Threshold[i], s.slots[i], s.slots[s.alias.Other[i]]
 	}
 	return free + tableLines(x, chain), nil
 }

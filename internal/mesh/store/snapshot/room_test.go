@@ -69,33 +69,3 @@ func TestRoom(t *testing.T) {
 		}
 	}
 }
-
-func TestAliases(t *testing.T) {
-	var a aliases
-	random := rand.New(rand.NewPCG(1, 2))
-	for range 2000 {
-		weights := make([]uint32, 1+random.IntN(40))
-		for i := range weights {
-			weights[i] = 1 + uint32(random.Uint64N(1<<random.IntN(32)))
-		}
-		a.make(weights)
-		total, sum := 0.0, 0.0
-		share := make([]float64, len(weights))
-		for i, w := range weights {
-			total += float64(w)
-			own := float64(a.threshold[i]) / (1 << 32)
-			share[i] += own
-			share[a.other[i]] += 1 - own
-		}
-		for i, w := range weights {
-			want := float64(w) / total * float64(len(weights))
-			sum += share[i]
-			if diff := share[i] - want; diff > 1e-7 || diff < -1e-7 {
-				t.Fatalf("weights %v: entry %d has a share of %g instead of %g", weights, i, share[i], want)
-			}
-		}
-		if len(a.other) != len(weights) || sum < float64(len(weights))-1e-6 {
-			t.Fatalf("weights %v: shares sum to %g", weights, sum)
-		}
-	}
-}

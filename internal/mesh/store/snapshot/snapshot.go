@@ -21,6 +21,7 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/mesh"
 	"tare/internal/mesh/store"
+	"tare/internal/mesh/store/alias"
 )
 
 func init() {
@@ -65,7 +66,7 @@ type Store struct {
 	targets []mesh.Target
 	weights []uint32
 	slots   []uint32
-	alias   aliases
+	alias   alias.Table
 	rules   []ruleSet
 	planned []mesh.Rule
 	uses    []*cluster

@@ -20,6 +20,7 @@ import (
 
 	"tare/internal/mesh"
 	"tare/internal/mesh/store"
+	"tare/internal/mesh/store/alias"
 )
 
 // The limits of one resource, as in bpf/value.h.
@@ -32,7 +33,7 @@ func init() {
 	store.Register(store.Design{
 		Name:   "value",
 		Atomic: store.PerResource,
-		Open:   openStore,
+		Open:   open,
 		Ask:    loadAsk,
 	})
 }
@@ -79,7 +80,7 @@ type values struct {
 	cluster_ askValueOfLarge
 	short_   askValueOfShort
 	long_    askValueOfLong
-	alias    aliaser
+	alias    alias.Table
 	weights  []uint32
 	work     store.Work
 }
@@ -106,16 +107,7 @@ type listener struct {
 	names []*cluster // one for each choice
 }
 
-// openStore is open for callers that know any store: nil where it fails.
-func openStore(o store.Options) (store.Store, error) {
-	s, err := open(o)
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
-}
-
-func open(o store.Options) (*values, error) {
+func open(o store.Options) (store.Store, error) {
 	o = o.WithDefaults()
 	s := &values{
 		options: o, clusters: map[string]*cluster{}, listeners: map[string]*listener{}, keys: map[askValueKey]*place{},
@@ -326,9 +318,10 @@ func (s *values) writeCluster(p *clusterPlan) (bool, error) {
 		e.Port = bits.ReverseBytes16(t.Address.Port())
 		s.weights = append(s.weights, t.Weight)
 	}
-	s.alias.build(s.weights, func(i int, threshold, alias uint32) {
-		v.Endpoints[i].Threshold, v.Endpoints[i].Alias = threshold, uint16(alias)
-	})
+	s.alias.Make(s.weights)
+	for i := range s.weights {
+		v.Endpoints[i].Threshold, v.Endpoints[i].Alias = s.alias.Threshold[i], uint16(s.alias.Other[i])
+	}
 	// A smaller class is the head of the largest.
 	if err := s.update(at, unsafe.Pointer(v)); err != nil {
 		if moves {
@@ -522,9 +515,10 @@ func (s *values) encode(p *listenerPlan, rules []askValueRule, choices []askValu
 		}
 		if n := len(names) - first; n > 0 {
 			to.Verdict, to.First, to.Count = uint8(mesh.Accept), uint8(first), uint8(n)
-			s.alias.build(s.weights, func(i int, threshold, alias uint32) {
-				choices[first+i].Threshold, choices[first+i].Alias = threshold, uint32(first)+alias
-			})
+			s.alias.Make(s.weights)
+			for i := range s.weights {
+				choices[first+i].Threshold, choices[first+i].Alias = s.alias.Threshold[i], uint32(first)+s.alias.Other[i]
+			}
 		}
 	}
 	return names
@@ -654,43 +648,3 @@ func (x *ids) take() uint32 {
 func (x *ids) give(id uint32) { x.free = append(x.free, id) }
 
 func (x *ids) left() int { return int(x.limit-x.next) + len(x.free) - x.head }
-
-// aliaser builds alias tables (Vose): n columns of one height each, of which each has at most two owners.
-type aliaser struct {
-	height     []float64
-	less, more []uint32
-}
-
-// build sets a threshold, of 2^32, and an alias for each of the weights.
-func (a *aliaser) build(weights []uint32, set func(i int, threshold, alias uint32)) {
-	sum := 0.0
-	for _, w := range weights {
-		sum += float64(w)
-	}
-	a.height, a.less, a.more = a.height[:0], a.less[:0], a.more[:0]
-	for i, w := range weights {
-		h := float64(w) * float64(len(weights)) / sum
-		a.height = append(a.height, h)
-		if h < 1 {
-			a.less = append(a.less, uint32(i))
-		} else {
-			a.more = append(a.more, uint32(i))
-		}
-	}
-	for len(a.less) > 0 && len(a.more) > 0 {
-		l, m := a.less[len(a.less)-1], a.more[len(a.more)-1]
-		a.less = a.less[:len(a.less)-1]
-		set(int(l), uint32(a.height[l]*(1<<32)), m)
-		a.height[m] -= 1 - a.height[l]
-		if a.height[m] < 1 {
-			a.more = a.more[:len(a.more)-1]
-			a.less = append(a.less, m)
-		}
-	}
-	for _, i := range a.less { // 1 but for rounding
-		set(int(i), 0, i)
-	}
-	for _, i := range a.more {
-		set(int(i), 0, i)
-	}
-}

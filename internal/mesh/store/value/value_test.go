@@ -1,7 +1,6 @@
 package value
 
 import (
-	"math/rand/v2"
 	"os"
 	"runtime"
 	"sync"
@@ -95,37 +94,6 @@ func TestTorn(t *testing.T) {
 		t.Logf("%s: %d of %d reads were torn by %d replacements", c.name, torn.Load(), reads.Load(), writes)
 		if c.flags == ebpf.UpdateLock && torn.Load() > 0 {
 			t.Errorf("%s: values are seen torn", c.name)
-		}
-	}
-}
-
-// TestAlias holds alias tables against the weights that they are made of.
-func TestAlias(t *testing.T) {
-	r := rand.New(rand.NewPCG(3, 4))
-	var a aliaser
-	for round := range 300 {
-		weights := make([]uint32, 1+r.IntN(64))
-		sum := 0.0
-		for i := range weights {
-			weights[i] = 1 + r.Uint32N([]uint32{1, 10, 1 << 31, 1<<32 - 1}[round%4])
-			sum += float64(weights[i])
-		}
-		got := make([]float64, len(weights))
-		set := 0
-		a.build(weights, func(i int, threshold, alias uint32) {
-			own := float64(threshold) / (1 << 32)
-			got[i] += own
-			got[alias] += 1 - own
-			set++
-		})
-		if set != len(weights) {
-			t.Fatalf("%d of %d entries are set", set, len(weights))
-		}
-		for i, w := range weights {
-			want := float64(w) / sum * float64(len(weights))
-			if d := got[i] - want; d > 1e-6 || d < -1e-6 {
-				t.Fatalf("weights %v: %d has %v columns, want %v", weights, i, got[i], want)
-			}
 		}
 	}
 }

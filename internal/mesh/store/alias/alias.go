@@ -1,21 +1,22 @@
-package snapshot
+// Package alias makes alias tables: an entry is chosen by weight with one random number and one comparison.
+package alias
 
-// aliases makes alias tables after Walker and Vose: of n entries that are equally likely each has a threshold of 2^32,
-// below which it is itself, and another that it is else. What it made last is in threshold and other.
-type aliases struct {
-	threshold, other []uint32
+// Table is an alias table after Walker and Vose: each of its n entries is equally likely, and is itself below its
+// threshold of 2^32, and another above it. It can be used again and again.
+type Table struct {
+	Threshold, Other []uint32
 	scaled           []uint64
 	small, large     []uint32
 }
 
-// make makes the table for weights that are all above 0. The caller's weights are shared out to within one part in 2^32
+// Make makes the table for weights that are all above 0. The caller's weights are shared out to within one part in 2^32
 // for each entry.
-func (a *aliases) make(weights []uint32) {
-	a.threshold, a.other = a.threshold[:0], a.other[:0]
+func (a *Table) Make(weights []uint32) {
+	a.Threshold, a.Other = a.Threshold[:0], a.Other[:0]
 	equal := true
 	for i, w := range weights {
-		a.threshold = append(a.threshold, 1<<32-1)
-		a.other = append(a.other, uint32(i))
+		a.Threshold = append(a.Threshold, 1<<32-1)
+		a.Other = append(a.Other, uint32(i))
 		equal = equal && w == weights[0]
 	}
 	if equal {
@@ -38,7 +39,7 @@ func (a *aliases) make(weights []uint32) {
 	for len(a.small) > 0 && len(a.large) > 0 {
 		s, l := a.small[len(a.small)-1], a.large[len(a.large)-1]
 		a.small = a.small[:len(a.small)-1]
-		a.threshold[s], a.other[s] = uint32(min(float64(a.scaled[s])*unit, 1<<32-1)), l
+		a.Threshold[s], a.Other[s] = uint32(min(float64(a.scaled[s])*unit, 1<<32-1)), l
 		if a.scaled[l] -= total - a.scaled[s]; a.scaled[l] < total {
 			a.large = a.large[:len(a.large)-1]
 			a.small = append(a.small, l)
