@@ -23,6 +23,7 @@ import (
 	"tare/internal/mesh/controlplane/proxyconfig"
 	"tare/internal/mesh/fleet"
 	"tare/test/envoy/secret"
+	"tare/test/fleettest"
 	"tare/test/ring"
 )
 
@@ -85,8 +86,9 @@ func TestControlPlaneKilled(t *testing.T) {
 				return p
 			}
 			plane := start()
+			var kept fleettest.Kept
 			f := fleet.New(proxies, fleet.Options{
-				Address: address, Delta: delta, Keep: true, Again: 50 * time.Millisecond,
+				Address: address, Delta: delta, OnHave: kept.Keep, Again: 50 * time.Millisecond,
 				Node:   func(i int) *corev3.Node { return &corev3.Node{Id: ring.Proxy(i)} },
 				MarkOf: func(*endpointv3.ClusterLoadAssignment) fleet.Mark { return fleet.Mark{} },
 				TLS: func(i int) *tls.Config {
@@ -100,7 +102,7 @@ func TestControlPlaneKilled(t *testing.T) {
 			if err := f.Connect(t.Context(), 0, proxies); err != nil {
 				t.Fatal(err)
 			}
-			converges(t, f, meshOf(proxies, 0))
+			converges(t, f, &kept, meshOf(proxies, 0))
 			for i := range kills {
 				next := meshOf(proxies, i+1)
 				before, moment := random.IntN(2) == 0, time.Duration(random.IntN(300))*time.Millisecond
@@ -120,7 +122,7 @@ func TestControlPlaneKilled(t *testing.T) {
 					<-plane.done
 					plane = start()
 				}
-				converges(t, f, next)
+				converges(t, f, &kept, next)
 				if t.Failed() {
 					t.Fatalf("kill %d, written before it: %v, after %s", i, before, moment)
 				}
@@ -135,7 +137,7 @@ func TestControlPlaneKilled(t *testing.T) {
 }
 
 // converges waits until each proxy has what a configuration says for it, and its secrets.
-func converges(t *testing.T, f *fleet.Fleet, c *proxyconfig.Config) {
+func converges(t *testing.T, f *fleet.Fleet, kept *fleettest.Kept, c *proxyconfig.Config) {
 	t.Helper()
 	m, err := c.Compile()
 	if err != nil {
@@ -145,10 +147,10 @@ func converges(t *testing.T, f *fleet.Fleet, c *proxyconfig.Config) {
 	defer cancel()
 	for i := range f.Len() {
 		want := toldBy(t, f, m, ring.Proxy(i))
-		for !hasAll(f.Has(i), want) {
+		for !hasAll(kept.Has(i), want) {
 			select {
 			case <-ctx.Done():
-				t.Errorf("proxy %d has %v, want %v and secrets", i, f.Has(i), want)
+				t.Errorf("proxy %d has %v, want %v and secrets", i, kept.Has(i), want)
 				return
 			case <-time.After(5 * time.Millisecond):
 			}
@@ -163,7 +165,7 @@ func toldBy(t *testing.T, f *fleet.Fleet, m *proxyconfig.Mesh, id string) map[st
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, err := f.Digests(slices.Concat(messages(r.Clusters), messages(r.Endpoints),
+	want, err := fleettest.Digests(f.Digest, slices.Concat(messages(r.Clusters), messages(r.Endpoints),
 		messages(r.Listeners), messages(r.Routes)))
 	if err != nil {
 		t.Fatal(err)

@@ -35,6 +35,7 @@ import (
 	"tare/internal/mesh/controlplane/proxyconfig"
 	"tare/internal/mesh/fleet"
 	"tare/test/envoy/secret"
+	"tare/test/fleettest"
 	"tare/test/long"
 	"tare/test/ring"
 )
@@ -103,6 +104,7 @@ type siege struct {
 	work    string // a directory that is the control plane's
 	over    context.Context
 	good    *fleet.Fleet
+	kept    fleettest.Kept // what good has
 	changed int
 }
 
@@ -111,7 +113,7 @@ func (a proxyAttack) run(t *testing.T, delta bool) {
 	s := &siege{T: t, proxyAttack: a, work: t.TempDir()}
 	s.start()
 	o := fleet.Options{
-		Address: s.address, Delta: delta, Keep: true, Again: 50 * time.Millisecond,
+		Address: s.address, Delta: delta, OnHave: s.kept.Keep, Again: 50 * time.Millisecond,
 		Node:   func(i int) *corev3.Node { return &corev3.Node{Id: ring.Proxy(i)} },
 		MarkOf: func(*endpointv3.ClusterLoadAssignment) fleet.Mark { return fleet.Mark{} },
 	}
@@ -245,14 +247,14 @@ func (s *siege) serves(proxy int) {
 		has = hasAll
 	}
 	want := toldBy(s.T, s.good, m, ring.Proxy(proxy))
-	for deadline := time.Now().Add(time.Minute); !has(s.good.Has(proxy), want); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !has(s.kept.Has(proxy), want); time.Sleep(2 * time.Millisecond) {
 		select {
 		case <-s.plane.done:
 			s.Fatalf("the control plane has ended: %s", s.plane.wait(s.T))
 		default:
 		}
 		if time.Now().After(deadline) {
-			s.Fatalf("the good proxy has %v, not %v", s.good.Has(proxy), want)
+			s.Fatalf("the good proxy has %v, not %v", s.kept.Has(proxy), want)
 		}
 	}
 }

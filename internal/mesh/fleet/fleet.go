@@ -20,7 +20,6 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/protobuf/proto"
 )
 
 // Options say what the proxies are. Address, Node and MarkOf are needed.
@@ -30,10 +29,12 @@ type Options struct {
 	TLS     func(i int) *tls.Config  // nil: in the clear
 	Delta   bool                     // deltas; else the state of the world
 	Manner  func(i int) Manner       // nil: the zero value for all
-	Keep    bool                     // what proxies have can be asked for (Has)
-	OnEnd   func(i int, err error)   // a connection ended that was not closed here; nil: nobody hears of it
-	MarkOf  func(*endpointv3.ClusterLoadAssignment) Mark
-	Again   time.Duration // after which a connection that ended is made again; 0: never
+	// OnHave is called with what proxy i has after each response, before it answers: digests by type and name. nil: it
+	// is not called.
+	OnHave func(i int, has map[string]map[string]uint64)
+	OnEnd  func(i int, err error) // a connection ended that was not closed here; nil: nobody hears of it
+	MarkOf func(*endpointv3.ClusterLoadAssignment) Mark
+	Again  time.Duration // after which a connection that ended is made again; 0: never
 }
 
 // Fleet is proxies. Make it with New. Its methods are for one goroutine.
@@ -244,36 +245,14 @@ func (f *Fleet) lastWords() string {
 	return ""
 }
 
-// Has is what a proxy has, as digests by type and name, where Options.Keep; nil: nothing yet. Digests are those of one
-// fleet.
-func (f *Fleet) Has(i int) map[string]map[string]uint64 {
-	if has := f.proxies[i].has.Load(); has != nil {
-		return *has
+// Digest is the name and the digest of a resource as OnHave has them. Digests are those of one fleet.
+func (f *Fleet) Digest(url string, value []byte) (name string, digest uint64, err error) {
+	k := kindOf(url)
+	if k < 0 {
+		return "", 0, fmt.Errorf("no proxy asks for %s", url)
 	}
-	return nil
-}
-
-// Digests are resources as Has shows them for a proxy that has these and no others. Their encoding must be
-// deterministic, as this project's control plane encodes.
-func (f *Fleet) Digests(messages []proto.Message) (map[string]map[string]uint64, error) {
-	all := map[string]map[string]uint64{}
-	for _, url := range urls {
-		all[url] = map[string]uint64{}
-	}
-	for _, m := range messages {
-		url := "type.googleapis.com/" + string(m.ProtoReflect().Descriptor().FullName())
-		k := kindOf(url)
-		if k < 0 {
-			return nil, fmt.Errorf("no proxy asks for %s", url)
-		}
-		b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
-		if err != nil {
-			return nil, fmt.Errorf("encoding a resource: %w", err)
-		}
-		c := f.contents.of(k, b)
-		all[url][c.name] = c.digest
-	}
-	return all, nil
+	c := f.contents.of(k, value)
+	return c.name, c.digest, nil
 }
 
 // watch is a change that is waited for.

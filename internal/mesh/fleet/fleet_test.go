@@ -24,6 +24,7 @@ import (
 
 	"tare/internal/mesh/controlplane"
 	"tare/internal/mesh/controlplane/proxyconfig"
+	"tare/test/fleettest"
 	"tare/test/ring"
 )
 
@@ -147,7 +148,8 @@ func TestFleet(t *testing.T) {
 			t.Run(name+"/"+variant, func(t *testing.T) {
 				c := ringOf(services, calls)
 				p := serve(t, c)
-				f := New(services, Options{Address: p.address, Node: nodeOf, Delta: delta, Keep: true, MarkOf: markOf,
+				var kept fleettest.Kept
+				f := New(services, Options{Address: p.address, Node: nodeOf, Delta: delta, OnHave: kept.Keep, MarkOf: markOf,
 					OnEnd: func(i int, err error) { t.Errorf("proxy %d: %v", i, err) }})
 				defer f.Close()
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -158,7 +160,7 @@ func TestFleet(t *testing.T) {
 				if at, err := f.Complete(ctx); err != nil || len(at) != services {
 					t.Fatalf("%d are complete: %v", len(at), err)
 				}
-				same(t, f, c)
+				same(t, f, &kept, c)
 				before := f.Counts()
 				wait := f.Expect(Mark{Service: 3, Change: 2}, calls)
 				p.change(t, 2, 2)
@@ -180,7 +182,7 @@ func TestFleet(t *testing.T) {
 }
 
 // same checks that each proxy has what its configuration says, resource by resource.
-func same(t *testing.T, f *Fleet, c *proxyconfig.Config) {
+func same(t *testing.T, f *Fleet, kept *fleettest.Kept, c *proxyconfig.Config) {
 	t.Helper()
 	m, err := c.Compile()
 	if err != nil {
@@ -191,12 +193,12 @@ func same(t *testing.T, f *Fleet, c *proxyconfig.Config) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want, err := f.Digests(slices.Concat(messages(r.Clusters), messages(r.Endpoints), messages(r.Listeners),
-			messages(r.Routes)))
+		want, err := fleettest.Digests(f.Digest, slices.Concat(messages(r.Clusters), messages(r.Endpoints),
+			messages(r.Listeners), messages(r.Routes)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := f.Has(i); !maps.EqualFunc(got, want, func(a, b map[string]uint64) bool { return maps.Equal(a, b) }) {
+		if got := kept.Has(i); !maps.EqualFunc(got, want, maps.Equal) {
 			t.Errorf("proxy %d has %v, want %v", i, got, want)
 		}
 	}
@@ -253,7 +255,8 @@ func TestComesBack(t *testing.T) {
 	l := listen(t)
 	p := start(l)
 	ends := make(chan error, 10*services)
-	f := New(services, Options{Address: l.Addr().String(), Node: nodeOf, Delta: true, Keep: true, MarkOf: markOf,
+	var kept fleettest.Kept
+	f := New(services, Options{Address: l.Addr().String(), Node: nodeOf, Delta: true, OnHave: kept.Keep, MarkOf: markOf,
 		Again: 20 * time.Millisecond, OnEnd: func(_ int, err error) {
 			select {
 			case ends <- err:
@@ -289,7 +292,7 @@ func TestComesBack(t *testing.T) {
 	if _, err := f.Complete(ctx); err != nil {
 		t.Fatal(err)
 	}
-	same(t, f, c)
+	same(t, f, &kept, c)
 }
 
 // TestTooLarge: a control plane that says more than any mesh needs is refused, and why is said.

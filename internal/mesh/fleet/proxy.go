@@ -44,7 +44,6 @@ type proxy struct {
 	out   stream
 
 	complete atomic.Int64 // when it first had all that it asked for, ns by pace.Now; 0: it has not
-	has      atomic.Pointer[map[string]map[string]uint64]
 }
 
 // subscription is what a proxy has of one type.
@@ -151,8 +150,8 @@ func (p *proxy) take(ctx context.Context, r *response) error {
 		return p.out.answer(p, k, r, "this proxy refuses everything")
 	}
 	marks := p.store(k, r)
-	if f.o.Keep {
-		p.publish() // before anybody is told that it is there
+	if f.o.OnHave != nil {
+		f.o.OnHave(p.index, p.has())
 	}
 	s.answered, s.nonce, s.version = true, r.nonce, r.version
 	if err := p.out.answer(p, k, r, ""); err != nil {
@@ -229,17 +228,18 @@ func (p *proxy) whole() bool {
 	return true
 }
 
-// publish shows others what the proxy has.
-func (p *proxy) publish() {
+// has is what the proxy has, as digests by type and name.
+func (p *proxy) has() map[string]map[string]uint64 {
 	all := map[string]map[string]uint64{}
 	for k := range p.kinds {
-		of := map[string]uint64{}
 		for name, c := range p.kinds[k].has {
-			of[name] = c.digest
+			if all[urls[k]] == nil {
+				all[urls[k]] = map[string]uint64{}
+			}
+			all[urls[k]][name] = c.digest
 		}
-		all[urls[k]] = of
 	}
-	p.has.Store(&all)
+	return all
 }
 
 // ask asks for names of a type and no others; nil: for all there are.

@@ -1,0 +1,56 @@
+// Package fleettest keeps what the proxies of a fleet have, for tests of control planes.
+package fleettest
+
+import (
+	"sync"
+
+	"google.golang.org/protobuf/proto"
+)
+
+// Has is what a proxy has: digests by type and name.
+type Has map[string]map[string]uint64
+
+// Kept is what each proxy of a fleet has. Its Keep is the fleet's Options.OnHave.
+type Kept struct {
+	mu  sync.Mutex
+	has map[int]Has
+}
+
+// Keep replaces what a proxy has.
+func (k *Kept) Keep(proxy int, has map[string]map[string]uint64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.has == nil {
+		k.has = map[int]Has{}
+	}
+	k.has[proxy] = has
+}
+
+// Has is what a proxy has; nil: nothing yet.
+func (k *Kept) Has(proxy int) Has {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.has[proxy]
+}
+
+// Digests are resources as Kept has them for a proxy that has these and no others; digest is the fleet's. Their
+// encoding must be deterministic, as that of Tare's control plane is.
+func Digests(digest func(url string, value []byte) (string, uint64, error), messages []proto.Message) (Has, error) {
+	all := Has{}
+	for _, m := range messages {
+		url := "type.googleapis.com/" + string(m.ProtoReflect().Descriptor().FullName())
+		b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+		if err != nil {
+			return nil, err
+		}
+		name, sum, err := digest(url, b)
+		if err != nil {
+			return nil, err
+		}
+		if all[url] == nil {
+			all[url] = map[string]uint64{}
+		}
+		all[url][name] = sum
+	}
+	return all, nil
+}
