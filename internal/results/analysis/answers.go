@@ -433,7 +433,7 @@ func (p *Prose) stated(t *Table) {
 		p.own++
 		switch d := e.Difference; {
 		case d == nil || p.baseIsZero(e):
-		case p.unresolved(e) && strings.HasPrefix(p.visible(e), smallestVisible):
+		case p.unresolved(e) && strings.HasPrefix(p.visible(e), foundFrom):
 			text += ", no resolved difference" + p.visible(e)
 		case p.unresolved(e):
 			p.leave(e, "the difference in "+quantity.Label(name))

@@ -176,7 +176,7 @@ func newDifference(d stats.Estimate) *Difference {
 func (d *Difference) judge(arm string, e stats.Estimate, far float64, farKnown bool) {
 	visible := stats.Visible(far, e)
 	if e.HasInterval && farKnown {
-		d.SmallestVisible = &visible
+		d.SmallestVisible, d.Found = &visible, new(stats.Found(visible, e))
 	}
 	d.Unresolved = unresolved(arm, e, visible, farKnown)
 	lo, hi := d.WorstLo, d.WorstHi
@@ -204,7 +204,7 @@ func unresolved(arm string, d stats.Estimate, visible float64, farKnown bool) st
 	case !farKnown:
 		return "there are no A/A twins to compare it with"
 	case !stats.Resolved(d, visible):
-		return "it is no larger than the smallest visible difference: what separates the A/A twins, or half its own interval"
+		return "it is no larger than what separates the A/A twins, or than half its own interval"
 	}
 	return ""
 }

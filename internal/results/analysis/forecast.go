@@ -115,7 +115,7 @@ func (p *Prose) endUnresolved() {
 	worst, forecasts := undecided{}, 0
 	for _, u := range p.open {
 		reason, label := p.visible(u.e), u.label
-		if strings.HasPrefix(reason, smallestVisible) { // another one for each
+		if strings.HasPrefix(reason, foundFrom) { // another one for each
 			reason, label = "", label+reason
 		}
 		if of[reason] == nil {

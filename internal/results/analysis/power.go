@@ -33,14 +33,19 @@ type PowerRow struct {
 	Half     float64           `json:"half"`  // half-width of the interval of the difference after N blocks
 	N        int               `json:"n"`     // blocks in which it was measured
 	Needs    []Need            `json:"needs"` // for each size that was asked for
+
+	independent float64 // Half as it would be of independent blocks
 }
 
 // Need is how many blocks tell a difference of some size, as a part of the baseline's value. Blocks is null where it
 // would be more than 10,000.
 type Need struct {
-	Part    float64  `json:"part"`
-	Blocks  *int     `json:"blocks"`
-	Seconds *float64 `json:"seconds"` // that so many take
+	Part   float64 `json:"part"`
+	Blocks *int    `json:"blocks"`
+	// Dependent is how many it takes if neighbouring blocks resemble each other as much as the run leaves open; left out
+	// where that is no more, or more than 10,000.
+	Dependent *int     `json:"blocks_if_dependent,omitempty"`
+	Seconds   *float64 `json:"seconds"` // that so many take
 }
 
 // PowerOf is the power of a run: what it says of the noise, for runs to come. Differences that no baseline has a value
@@ -70,12 +75,12 @@ func PowerOf(run record.Run, trials []record.Trial, parts []float64, power float
 		}
 		row := PowerRow{
 			Metric: e.Metric, Unit: e.Unit, Rank: e.Rank, Arm: e.Arm, Factors: e.Factors, Base: base[k], Half: d.half(),
-			N: d.N, Headline: slices.Contains(s.Headlines, e.Metric),
+			N: d.N, Headline: slices.Contains(s.Headlines, e.Metric), independent: d.independent(),
 		}
 		if i, seen := at[k]; !seen {
 			at[k] = len(p.Rows)
 			p.Rows = append(p.Rows, row)
-		} else if was := p.Rows[i]; row.Half*math.Sqrt(float64(row.N)) > was.Half*math.Sqrt(float64(was.N)) {
+		} else if was := p.Rows[i]; row.independent*math.Sqrt(float64(row.N)) > was.independent*math.Sqrt(float64(was.N)) {
 			p.Rows[i] = row
 		}
 	}
@@ -83,16 +88,39 @@ func PowerOf(run record.Run, trials []record.Trial, parts []float64, power float
 		r := &p.Rows[i]
 		for _, part := range parts {
 			need := Need{Part: part}
-			n, ok := stats.PlannedBlocks(r.N, r.Half, part*r.Base, power)
-			if !ok && r.Half == 0 {
-				n, ok = stats.MinBlocks, true
-			}
-			if ok {
-				need.Blocks, need.Seconds = &n, new(math.Round(float64(n)*p.PerBlock))
+			if need.Blocks, need.Dependent = r.blocks(part*r.Base, power); need.Blocks != nil {
+				need.Seconds = new(math.Round(float64(*need.Blocks) * p.PerBlock))
 			}
 			r.Needs = append(r.Needs, need)
 		}
 	}
 	slices.SortStableFunc(p.Rows, func(a, b PowerRow) int { return a.Rank - b.Rank })
 	return p, nil
+}
+
+// blocks are how many a difference of some size takes, of independent blocks, and of such as depend on each other by
+// what the interval was widened for. A pilot hardly knows the latter, and one below the limit from which intervals are
+// widened knows nothing of it, so it is the former that is planned by.
+func (r PowerRow) blocks(size, power float64) (independent, dependent *int) {
+	n, ok := stats.PlannedBlocks(r.N, r.independent, size, power)
+	switch {
+	case ok:
+		independent = &n
+	case r.Half == 0:
+		return new(stats.MinBlocks), nil
+	default:
+		return nil, nil
+	}
+	if most, ok := stats.PlannedBlocks(r.N, r.Half, size, power); ok && most > n {
+		dependent = &most
+	}
+	return independent, dependent
+}
+
+// independent is half the interval as it was before it was widened for dependent blocks.
+func (d *Difference) independent() float64 {
+	if d.Effective == nil || !(*d.Effective > 0) {
+		return d.half()
+	}
+	return d.half() * math.Sqrt(min(1, *d.Effective/float64(d.N)))
 }

@@ -178,13 +178,13 @@ func (p *Prose) moved(e *Estimate) string {
 	return "is " + size(d, e.Unit) + " higher"
 }
 
-// smallestVisible is how the reason begins where a difference is too small to be seen.
-const smallestVisible = " (smallest visible "
+// foundFrom is how the reason begins where a difference is too small to be seen.
+const foundFrom = " (found in 80 %: "
 
 // visible says why a difference is not resolved.
 func (p *Prose) visible(e *Estimate) string {
-	if v, ok := p.Summary.VisibleIn(e); ok && math.Abs(e.Difference.Value) <= v {
-		return smallestVisible + quantity.Rough(v, e.Unit) + ")"
+	if d := e.Difference; d.Found != nil && math.Abs(d.Value) <= *d.SmallestVisible {
+		return foundFrom + quantity.Rough(*d.Found, e.Unit) + ")"
 	}
 	if strings.HasPrefix(e.Difference.Unresolved, LagReason) {
 		return " (" + LagReason + ")"

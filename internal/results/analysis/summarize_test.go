@@ -98,8 +98,8 @@ func TestAnswers(t *testing.T) {
 	}{
 		{name: "all resolved", truth: plain, want: []string{
 			"candidate adds 3.0 us [3.0, 3.2]", "] of kernel time per connection, 71 % of it in the client's cgroup; ",
-			"; p50 is 12", "] higher; ", "; 1.20 MB of maps. Not resolved: CPU time per connection (smallest visible "}},
-		{name: "noise", truth: noisy, want: []string{", p50 (smallest visible ", ") and p99 (smallest visible "}},
+			"; p50 is 12", "] higher; ", "; 1.20 MB of maps. Not resolved: CPU time per connection (found in 80 %: "}},
+		{name: "noise", truth: noisy, want: []string{", p50 (found in 80 %: ", ") and p99 (found in 80 %: "}},
 		{name: "another experiment", truth: plain, alter: own, want: []string{"candidate adds 3.0"}},
 		{name: "few blocks", truth: fewer, want: []string{"candidate adds 3.2", " us (no interval) of kernel time",
 			"Not resolved (4 of the 6 blocks that an interval needs): CPU time per connection, p50 and p99."}},

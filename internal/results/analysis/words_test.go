@@ -179,7 +179,7 @@ func TestClause(t *testing.T) {
 		{"the baseline has less", []metric.Definition{cache}, nil, map[string]float64{cache.Name: 1e6},
 			"proxy holds 2.998 MB [2.994, 3.006] of page cache, which is 2.00"},
 		{"the baseline has as much", []metric.Definition{cache}, nil, map[string]float64{cache.Name: 3e6},
-			"proxy holds 2.998 MB [2.994, 3.006] of page cache, no resolved difference (smallest visible "},
+			"proxy holds 2.998 MB [2.994, 3.006] of page cache, no resolved difference (found in 80 %: "},
 		{"in order of rank", []metric.Definition{cache, uses}, nil, nil,
 			"proxy uses 0.03998 CPU [0.03992, 0.04008] by itself; holds 2.998 MB [2.994, 3.006] of page cache."},
 		{"one that goes on with the one before", []metric.Definition{cache, part}, nil, nil,

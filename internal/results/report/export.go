@@ -34,7 +34,7 @@ var statistics = []statistic{
 		ofDifference(func(d *analysis.Difference) *float64 { return d.Hi })},
 	{"difference_resolved", "1 where the difference is larger than noise explains, else 0.",
 		ofDifference(func(d *analysis.Difference) *float64 { return new(truth(d.Resolved)) })},
-	{"smallest_visible", "The smallest difference that the run can see.",
+	{"smallest_visible", "The larger of what the A/A twins show and of half the interval's width.",
 		ofDifference(func(d *analysis.Difference) *float64 { return d.SmallestVisible })},
 }
 

@@ -22,7 +22,7 @@ type tableRow struct {
 // at is the arm of a row, with the level where there is one.
 func (r tableRow) at() string { return strings.TrimSpace(r.Arm + " " + r.Level) }
 
-// curveTable is latency by percentile at one level: a column for each arm, and the smallest visible difference.
+// curveTable is latency by percentile at one level: a column for each arm, and the half-width of the A/A twins.
 type curveTable struct {
 	Level string
 	Arms  []string

@@ -41,7 +41,8 @@ func Power(w io.Writer, p *analysis.Power, o Options) error {
 	t.wrap("", "With so many blocks (--blocks) an assertion whose bound is this far from the truth holds or fails, "+
 		"and is not "+
 		"undecided; one with --until takes up to half as many more. The noise is that of this run, and what its blocks do "+
-		"not know of it is allowed for.")
+		"not know of it is allowed for. A second figure is for blocks that resemble their neighbours as much as this run "+
+		"leaves open; the time is that of the first.")
 	if hidden > 0 {
 		t.wrap("", fmt.Sprintf("%s are left out: --all.", quantity.Counted(hidden, "further row")))
 	}
@@ -52,6 +53,10 @@ func needText(n analysis.Need) string {
 	if n.Blocks == nil {
 		return "over 10,000"
 	}
-	return fmt.Sprintf("%s (%s)", quantity.Thousands(*n.Blocks),
+	blocks := quantity.Thousands(*n.Blocks)
+	if n.Dependent != nil {
+		blocks += " to " + quantity.Thousands(*n.Dependent)
+	}
+	return fmt.Sprintf("%s (%s)", blocks,
 		quantity.Wait(time.Duration(*n.Seconds*float64(time.Second))))
 }

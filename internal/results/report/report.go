@@ -37,7 +37,7 @@ type row struct {
 // header is the row above all others.
 func header(s *analysis.Summary) row {
 	return row{
-		Arm: "arm", Value: "value", Difference: "difference to " + baseline(s), Visible: "smallest visible",
+		Arm: "arm", Value: "value", Difference: "difference to " + baseline(s), Visible: "found in 80 %",
 		Takes: "to see " + analysis.Forecast{Part: analysis.ForecastPart}.Size(),
 	}
 }
@@ -50,7 +50,7 @@ func (r row) cells() []string {
 }
 
 // sections are the tables in order of level. The twin has no row of its own where there are other arms: it shows as the
-// smallest visible difference.
+// effect that 80 % of such runs find.
 func sections(s *analysis.Summary) []section {
 	estimates := slices.Clone(s.Estimates)
 	slices.SortStableFunc(estimates, func(a, b analysis.Estimate) int { return cmp.Compare(a.Rank, b.Rank) })
@@ -124,9 +124,9 @@ func rowOf(s *analysis.Summary, e analysis.Estimate) row {
 	if d.ToResolve != nil {
 		r.Takes = d.ToResolve.String()
 	}
-	if v, ok := s.VisibleIn(&e); ok {
-		r.Visible = quantity.Rough(v, e.Unit)
-		if v == 0 && baselineIsZero(s, e) {
+	if d.Found != nil {
+		r.Visible = quantity.Rough(*d.Found, e.Unit)
+		if *d.Found == 0 && baselineIsZero(s, e) {
 			r.Visible = "-" // the baseline has none of it: nothing was seen that could hide a difference, which is no figure
 		}
 	}
