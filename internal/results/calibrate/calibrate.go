@@ -186,20 +186,21 @@ func (r *Report) Verdict() error {
 	return nil
 }
 
-// tries is how often a weight that the machine's other work can spoil is weighed before its verdict stands.
+// tries is how often a weight that noise or chance can spoil is weighed at most before its verdict stands.
 const tries = 3
 
-// quickRetries is the time that a quick calibration spends on trying again what was disturbed. What is out of
-// tolerance for no reason that is known is always tried again.
+// quickRetries is the time that a quick calibration spends on trying again what was disturbed.
 const quickRetries = 8 * time.Second
 
-// quickRepeats is how long after its beginning a quick calibration still repeats anything because it was disturbed.
+// quickRepeats is how long after its beginning a quick calibration still repeats anything, but for a weight that passed as
+// often as it failed.
 const quickRepeats = 75 * time.Second
 
-// late says that there is no time to do again what was disturbed.
+// late says that there is no time to do anything again.
 func (b *bench) late() bool { return b.o.Quick && time.Since(b.began) > quickRepeats }
 
-// weigh plants and reads, and does so again while a sensitive weight is out of tolerance.
+// weigh plants and reads, and does so again while others disturb a weight, or until tries agree on one that noise or
+// chance can spoil. Whether a try passed or failed makes no difference to whether there is another one.
 func (b *bench) weigh(ctx context.Context, section, what string, plant func(context.Context) ([]Weight, error)) error {
 	b.o.Say(section, what)
 	var all [][]Weight
@@ -211,20 +212,16 @@ func (b *bench) weigh(ctx context.Context, section, what string, plant func(cont
 			return err
 		case err != nil: // what was weighed before it stands
 			b.report.Warnings = append(b.report.Warnings, fmt.Sprintf("%s was not weighed again: %v", section, err))
-			b.report.add(best(all)...)
+			b.report.add(majority(all)...)
 			return nil
 		}
 		all = append(all, ws)
-		stands := best(all)
-		if slices.ContainsFunc(stands, func(w Weight) bool { return w.certain() }) {
-			b.report.add(stands...)
-			return nil
-		}
-		failed := slices.ContainsFunc(stands, func(w Weight) bool { return (w.sensitive || w.chancy) && w.Verdict == Fail })
-		disturbed := slices.ContainsFunc(stands, func(w Weight) bool { return w.Verdict == Disturbed })
+		stands := majority(all)
 		took := time.Since(start)
 		late := b.late() || b.o.Quick && b.retried+took > quickRetries
-		if len(all) == tries || !failed && (!disturbed || late) {
+		disturbed := slices.ContainsFunc(stands, func(w Weight) bool { return w.Verdict == Disturbed })
+		again := disturbed && !late || open(all) && !b.late() || split(all)
+		if len(all) == tries || !again || slices.ContainsFunc(stands, Weight.certain) {
 			b.report.add(stands...)
 			return nil
 		}
@@ -273,32 +270,62 @@ func (b *bench) try(ctx context.Context, section, what string,
 	return ws, nil
 }
 
-// best is what stands of all tries. A weight that neither noise nor chance can spoil fails if it ever failed.
-// Another one passes if it ever passed, for noise makes no good reading of a bad scale; else it fails if it did so
-// in most tries, and is disturbed otherwise. Weights are known by their names; what the tries do not have in common
-// stands as the last one has it.
-func best(all [][]Weight) []Weight {
+// judged counts the tries in which a weight passed and in which it failed.
+func judged(all [][]Weight, name string) (passed, failed int) {
+	for _, try := range all {
+		for _, w := range try {
+			switch {
+			case w.Name != name:
+			case w.Verdict == Pass:
+				passed++
+			case w.Verdict == Fail:
+				failed++
+			}
+		}
+	}
+	return passed, failed
+}
+
+// open says whether the tries do not agree yet on a weight that noise or chance can spoil: it passed less than twice, and
+// failed less than twice.
+func open(all [][]Weight) bool {
+	return slices.ContainsFunc(all[len(all)-1], func(w Weight) bool {
+		passed, failed := judged(all, w.Name)
+		return (w.sensitive || w.chancy) && passed+failed > 0 && max(passed, failed) < 2
+	})
+}
+
+// split says whether a weight that noise or chance can spoil passed as often as it failed.
+func split(all [][]Weight) bool {
+	return slices.ContainsFunc(all[len(all)-1], func(w Weight) bool {
+		passed, failed := judged(all, w.Name)
+		return (w.sensitive || w.chancy) && passed > 0 && passed == failed
+	})
+}
+
+// majority is what stands of all tries. A weight that neither noise nor chance can spoil fails if it ever failed.
+// Another one passes if it passed in most of the tries in which it was judged, fails if it did so in most of all tries
+// or where nothing disturbed it, and is disturbed otherwise. Weights are known by their names; what the tries do not
+// have in common stands as the last one has it.
+func majority(all [][]Weight) []Weight {
 	stands := slices.Clone(all[len(all)-1])
 	for i, last := range stands {
 		by := map[Verdict]*Weight{}
-		failed := 0
 		for _, try := range all {
 			for j := range try {
 				if w := &try[j]; w.Name == last.Name {
 					by[w.Verdict] = w
-					if w.Verdict == Fail {
-						failed++
-					}
 				}
 			}
 		}
-		fails, passes, disturbed := by[Fail], by[Pass], by[Disturbed]
+		passed, failed := judged(all, last.Name)
+		fails, disturbed := by[Fail], by[Disturbed]
 		switch {
 		case fails != nil && !fails.sensitive && !fails.chancy:
 			stands[i] = *fails
-		case passes != nil:
-			stands[i] = *passes
-		case fails != nil && 2*failed > len(all):
+		case passed > failed:
+			stands[i] = *by[Pass]
+		case fails != nil && (2*failed > len(all) || disturbed == nil):
 			stands[i] = *fails
 		case disturbed != nil:
 			stands[i] = *disturbed

@@ -83,7 +83,7 @@ type Weight struct {
 	Parts       string `json:"parts,omitempty"` // starts, windows
 
 	sensitive bool // to what else the machine does
-	chancy    bool // an estimate, which chance alone puts out of tolerance now and then: it must be so in most tries
+	chancy    bool // an estimate, which chance alone puts out of tolerance now and then: most of the tries count
 	atLeast   bool // a reading above the truth is not held against the scale
 	// spoiled says whether that the machine stood still explains how far off the weight is; nil: nothing is known of
 	// that.
