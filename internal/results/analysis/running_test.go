@@ -62,7 +62,7 @@ func TestAnswersWhileRunning(t *testing.T) {
 		}
 		for part, want := range map[string]bool{
 			"p50 while the machine was running is 50.5 us":                                   c.running,
-			"no difference is resolved: p50 (found in 80 %: ":                              !c.running,
+			"no difference is resolved: p50 (found in 80 %: ":                                !c.running,
 			"p99 while the machine was running cannot be told: the machine's stalls touched": c.running,
 		} {
 			if strings.Contains(text, part) != want {
