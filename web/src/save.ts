@@ -74,7 +74,7 @@ export function standalone(svg: SVGSVGElement, title: string, legend: HTMLElemen
   return new XMLSerializer().serializeToString(out);
 }
 
-/** styled is a copy whose elements have as attributes what the page's style sheets give them; without the pointer's tip. */
+/** styled is a copy whose elements have as attributes what the page's style sheets give them, without the tooltip. */
 function styled(of: Element): Element {
   const copy = of.cloneNode(true) as Element;
   const [from, to] = [[of, ...of.querySelectorAll("*")], [copy, ...copy.querySelectorAll("*")]];

@@ -160,8 +160,8 @@ type Difference struct {
 	// is not known.
 	SmallestVisible *float64 `json:"smallest_visible"`
 
-	// Found is the effect that 80 % of runs like this one resolve; null where SmallestVisible is, which is a half-width,
-	// and as an effect is resolved by about every second run.
+	// Found is the effect that 80 % of runs like this one resolve. It is there where SmallestVisible is, which is a
+	// half-width: about every second run resolves an effect of that size.
 	Found *float64 `json:"found_in_80_percent"`
 
 	// ToResolve is how many blocks would resolve a small difference where noise left this one unresolved.

@@ -20,6 +20,7 @@ import (
 	"tare/internal/scale/ledger"
 	"tare/internal/workloads/load/command"
 	"tare/internal/workloads/load/command/tool"
+	"tare/test/metrictest"
 )
 
 // What the engine looks for.
@@ -109,7 +110,7 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	for _, m := range (guest{}).Metrics() {
-		if err := m.Check(); err != nil {
+		if err := metrictest.Check(m.Definition); err != nil {
 			t.Error(err)
 		}
 	}

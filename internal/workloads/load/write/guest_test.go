@@ -13,6 +13,7 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/lib/param"
 	"tare/internal/scale/ledger"
+	"tare/test/metrictest"
 )
 
 // What the engine looks for.
@@ -73,7 +74,7 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	for _, own := range metrics {
-		if err := own.Check(); err != nil {
+		if err := metrictest.Check(own.Definition); err != nil {
 			t.Error(err)
 		}
 	}
