@@ -397,7 +397,7 @@ func TestRemovedSubject(t *testing.T) {
 	}
 	rate, kernel := unpack(t, "mesh-rate"), unpack(t, "mesh-kernel")
 	report, err := runReport(rate)
-	if err != nil || !strings.Contains(report, "\nproxy adds ") {
+	if err != nil || !strings.Contains(report, ", proxy +265 us;") {
 		t.Errorf("the report, %v:\n%s", err, report)
 	}
 	// They are read, and have too few blocks for intervals.

@@ -374,6 +374,9 @@ func (l *leadTable) short(s *analysis.Summary, run record.Run) string {
 	if text == "" {
 		return ""
 	}
+	if s.Partial {
+		text = fmt.Sprintf("From a partial run (%d of %d trials): %s", s.Trials.Done, s.Trials.Planned, text)
+	}
 	text += lacking(s, run)
 	for _, arm := range slices.Sorted(maps.Keys(run.Lacks)) {
 		if run.Lacks[arm] != "" {
@@ -383,8 +386,8 @@ func (l *leadTable) short(s *analysis.Summary, run record.Run) string {
 	return text
 }
 
-// lacking names the metrics that the answers would speak of and of which too many trials were lost in some arm, with the
-// first reason. The answers, which the paragraph stands for, say it of each arm.
+// lacking names the metrics that the answers would speak of and of which too many trials were lost in some arm, with
+// the first reason. The answers, which the paragraph stands for, say it of each arm.
 func lacking(s *analysis.Summary, run record.Run) string {
 	var labels, reasons []string
 	for _, m := range s.Missing {
