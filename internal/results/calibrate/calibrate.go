@@ -192,8 +192,8 @@ const tries = 3
 // quickRetries is the time that a quick calibration spends on trying again what was disturbed.
 const quickRetries = 8 * time.Second
 
-// quickRepeats is how long after its beginning a quick calibration still repeats anything, but for a weight that passed as
-// often as it failed.
+// quickRepeats is how long after its beginning a quick calibration still repeats anything, but for a weight that passed
+// as often as it failed.
 const quickRepeats = 75 * time.Second
 
 // late says that there is no time to do anything again.
@@ -286,8 +286,8 @@ func judged(all [][]Weight, name string) (passed, failed int) {
 	return passed, failed
 }
 
-// open says whether the tries do not agree yet on a weight that noise or chance can spoil: it passed less than twice, and
-// failed less than twice.
+// open says whether the tries do not agree yet on a weight that noise or chance can spoil: it passed less than twice,
+// and failed less than twice.
 func open(all [][]Weight) bool {
 	return slices.ContainsFunc(all[len(all)-1], func(w Weight) bool {
 		passed, failed := judged(all, w.Name)
