@@ -13,9 +13,29 @@ import (
 // average whether they depend on each other or not (docs/statistics.md).
 const minDependence = 24
 
-// autocorrelations are the lag-1 autocorrelations considered, with 70 % of the prior weight on 0, since order within
-// blocks is random, and the rest spread evenly. What real runs showed lay between 0.2 and 0.76.
-var autocorrelations = []float64{0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95}
+// MinOwn is how many values of one arm must speak of the dependence of its own differences.
+const MinOwn = 18
+
+// correlation is that of blocks under a state that follows a first-order autoregression, with a share of the variance;
+// the rest of it is white noise, which would hide a slow state from the lag-1 autocorrelation.
+type correlation struct{ lag1, share float64 }
+
+// autocorrelations are what the differences of all arms are held against: half of the prior weight is on 0, since order
+// within blocks is random, and the rest is spread evenly. What real runs showed lay between 0.2 and 0.76.
+var autocorrelations = correlations([]float64{0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95}, []float64{1})
+
+// states are what one arm's own differences are held against.
+var states = correlations([]float64{0.2, 0.5, 0.7, 0.8, 0.9, 0.95}, []float64{0.25, 0.5, 0.75, 1})
+
+func correlations(lags, shares []float64) []correlation {
+	all := []correlation{{0, 1}}
+	for _, share := range shares {
+		for _, lag := range lags {
+			all = append(all, correlation{lag, share})
+		}
+	}
+	return all
+}
 
 const priorOfIndependence = 0.5
 
@@ -24,7 +44,10 @@ const priorOfIndependence = 0.5
 type Dependence struct {
 	Values  int     // that it was learned from
 	Lag1    float64 // lag-1 autocorrelation: mean of the posterior distribution
+	models  []correlation
 	weights []float64
+	slow    *Dependence // the same series held against states
+	own     *Dependence // the series of the arm itself
 }
 
 // Known reports whether there were enough values to learn from. If not, Widen leaves intervals as they are.
@@ -35,8 +58,28 @@ func (d Dependence) Known() bool { return d.Values >= minDependence }
 // variance, on the normal scores of the values, so that a few wild values do not hide it. A constant series says
 // nothing.
 func LearnDependence(series ...[]float64) Dependence {
-	d := Dependence{}
-	logs := make([]float64, len(autocorrelations))
+	d, slow := learn(autocorrelations, series), learn(states, series)
+	d.slow = &slow
+	return d
+}
+
+// WithOwn adds what the series of one arm show. What varies in one arm alone does not show in its twins, and their
+// white noise would outvote it. The intervals of the arm are widened by the larger of both.
+func (d Dependence) WithOwn(series ...[]float64) Dependence {
+	own := learn(states, series)
+	d.own = &own
+	return d
+}
+
+// LearnOwn learns from one series alone, such as a coefficient of a model by block.
+func LearnOwn(xs []float64) Dependence { return Dependence{}.WithOwn(xs) }
+
+// OwnKnown reports whether there were enough values of the arm itself.
+func (d Dependence) OwnKnown() bool { return d.own != nil && d.own.Values >= MinOwn }
+
+func learn(models []correlation, series [][]float64) Dependence {
+	d := Dependence{models: models}
+	logs := make([]float64, len(models))
 	for i := range logs {
 		logs[i] = math.Log((1 - priorOfIndependence) / float64(len(logs)-1))
 	}
@@ -46,7 +89,7 @@ func LearnDependence(series ...[]float64) Dependence {
 			continue
 		}
 		d.Values += len(xs)
-		for i, m := range autoregressions(normalScores(xs)) {
+		for i, m := range fitAll(models, normalScores(xs)) {
 			logs[i] += m.logLikelihood
 		}
 	}
@@ -58,7 +101,7 @@ func LearnDependence(series ...[]float64) Dependence {
 	}
 	for i := range d.weights {
 		d.weights[i] /= total
-		d.Lag1 += d.weights[i] * autocorrelations[i]
+		d.Lag1 += d.weights[i] * models[i].lag1 * models[i].share
 	}
 	return d
 }
@@ -75,19 +118,52 @@ func (d Dependence) Widen(e Estimate, xs []float64) Estimate {
 
 func widen(value, end, inflation float64) float64 { return value - math.Sqrt(inflation)*(value-end) }
 
-// inflation is by how much dependence multiplies the variance of the mean of xs: the mean over what the autocorrelation
+// inflation is by how much dependence multiplies the variance of the mean of xs: the mean over what the correlation
 // may be.
 func (d Dependence) inflation(xs []float64) float64 {
-	if len(xs) < 3 || !d.Known() || slices.Min(xs) == slices.Max(xs) {
+	if len(xs) < 3 || slices.Min(xs) == slices.Max(xs) {
 		return 1
 	}
-	models := autoregressions(normalScores(xs))
-	var inflation float64
-	for i, m := range models {
-		inflation += d.weights[i] * m.variance / models[0].variance
+	inflation := 1.0
+	if d.Known() {
+		inflation = d.over(xs)
+	}
+	for _, by := range []*Dependence{d.own, d.slow} {
+		// a weight of independence that only grew would widen what shows no dependence
+		if d.OwnKnown() && by != nil && by.Values >= MinOwn && by.weights[0] < widensBelow {
+			inflation = max(inflation, by.over(xs))
+		}
 	}
 	return max(1, inflation)
 }
+
+func (d Dependence) over(xs []float64) (inflation float64) {
+	fits := fitAll(d.models, normalScores(xs))
+	for i, m := range fits {
+		inflation += d.weights[i] * m.variance / fits[0].variance
+	}
+	return inflation
+}
+
+// Strong reports whether the arm, or all arms together, show dependence of such strength that the widened interval of
+// xs may still be too narrow. Of independent blocks, 0 to 2 % do in simulations.
+func (d Dependence) Strong(xs []float64) bool {
+	if len(xs) < 3 || slices.Min(xs) == slices.Max(xs) {
+		return false
+	}
+	shown := func(known bool, by *Dependence) bool {
+		return known && by.weights[0] < shownBelow && by.over(xs) > strongInflation
+	}
+	return shown(d.OwnKnown(), d.own) || shown(d.Known(), d.slow)
+}
+
+// The weights of independence below which states widen intervals, and are taken as shown; and the factor on a variance
+// from which widened intervals may still be too narrow.
+const (
+	widensBelow     = 0.65
+	shownBelow      = 0.2
+	strongInflation = 8
+)
 
 // Difference is Difference with its interval widened. Pairs are in the order of blocks.
 func (d Dependence) Difference(pairs []Pair, seed uint64) Estimate {
@@ -125,37 +201,34 @@ func (d Dependence) Ratio(pairs []Pair, seed uint64) (Estimate, bool) {
 	return exponentiated(d.Widen(PseudoMedian(logs, seed), logs)), true
 }
 
-// autoregression is a first-order autoregression of one autocorrelation, fitted to a series: the log of the likelihood,
-// with mean and variance integrated out, and the estimated variance of the mean.
-type autoregression struct{ logLikelihood, variance float64 }
+// fitted is a correlation fitted to a series: the log of the likelihood, with mean and variance integrated out, and the
+// estimated variance of the mean.
+type fitted struct{ logLikelihood, variance float64 }
 
-// autoregressions fits one for each of the autocorrelations. With R the correlation matrix of the series, all follows
-// from 1'R^-1 1, 1'R^-1 y, y'R^-1 y and |R|, and R^-1 has three diagonals.
-func autoregressions(ys []float64) []autoregression {
-	n := float64(len(ys))
-	var sum, inner, square, innerSquare, cross float64
-	for i, y := range ys {
-		sum += y
-		square += y * y
-		if i > 0 {
-			cross += y * ys[i-1]
+// fitAll fits each of the correlations by the Kalman filter of the state, run on the series and on ones: with R the
+// correlation matrix of the series, it gives |R|, 1'R^-1 1, 1'R^-1 y and y'R^-1 y.
+func fitAll(models []correlation, ys []float64) []fitted {
+	fits := make([]fitted, len(models))
+	for i, m := range models {
+		var logDeterminant, ones, cross, square float64
+		var state, unit float64 // as predicted from the values before
+		variance := m.share
+		for _, y := range ys {
+			total := variance + 1 - m.share
+			dy, d1 := y-state, 1-unit
+			logDeterminant += math.Log(total)
+			ones, cross, square = ones+d1*d1/total, cross+d1*dy/total, square+dy*dy/total
+			gain := variance / total
+			state, unit = m.lag1*(state+gain*dy), m.lag1*(unit+gain*d1)
+			variance = m.lag1*m.lag1*variance*(1-gain) + (1-m.lag1*m.lag1)*m.share
 		}
-		if i > 0 && i < len(ys)-1 {
-			inner += y
-			innerSquare += y * y
-		}
-	}
-	models := make([]autoregression, len(autocorrelations))
-	for i, r := range autocorrelations {
-		ones := (n - (n-2)*r) / (1 + r)
-		mean := (sum - r*inner) / (1 + r) / ones
-		rest := (square+r*r*innerSquare-2*r*cross)/(1-r*r) - mean*mean*ones
-		models[i] = autoregression{
-			logLikelihood: -((n-1)*math.Log(1-r*r) + math.Log(ones) + (n-1)*math.Log(rest)) / 2,
+		rest := square - cross*cross/ones
+		fits[i] = fitted{
+			logLikelihood: -(logDeterminant + math.Log(ones) + float64(len(ys)-1)*math.Log(rest)) / 2,
 			variance:      rest / ones,
 		}
 	}
-	return models
+	return fits
 }
 
 // normalScores replaces each value by the normal quantile of its rank. Equal values share the mean of their ranks.

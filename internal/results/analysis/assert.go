@@ -109,10 +109,10 @@ type asserter struct {
 	components map[string]*Table
 	places     []place // of the plan
 	confidence float64
-	perBlock   float64 // seconds that a block takes
-	learned    map[learned]stats.Dependence
-	bursts     map[string]float64   // of the counts of a metric, by its name
-	levels     map[levelMetric]bool // whether a level has a metric at all
+	perBlock   float64                                 // seconds that a block takes
+	learned    map[learned]map[string]stats.Dependence // by arm
+	bursts     map[string]float64                      // of the counts of a metric, by its name
+	levels     map[levelMetric]bool                    // whether a level has a metric at all
 }
 
 // levelMetric is a metric of a component, or of the whole, at a level.
@@ -134,7 +134,7 @@ func (s *Summary) assert(run record.Run, trials []record.Trial, t *Table) error 
 	}
 	a := asserter{
 		Summary: s, run: run, trials: trials, whole: t, components: map[string]*Table{}, places: allPlaces(run, trials),
-		confidence: stats.Confidence, perBlock: secondsPerBlock(trials), learned: map[learned]stats.Dependence{},
+		confidence: stats.Confidence, perBlock: secondsPerBlock(trials), learned: map[learned]map[string]stats.Dependence{},
 		bursts: map[string]float64{}, levels: map[levelMetric]bool{},
 	}
 	if run.Open() {
@@ -435,6 +435,26 @@ func (a *asserter) measured(t *Table, of assertion.Assertion, p place, c *Check)
 	if c.Result != Undecided {
 		a.lag(t, of, p, e.Value, c)
 	}
+	if c.Result != Undecided && a.dependence(t, of, p).Strong(changes(of)(t.pairs(p.at, p.arm, of.Metric))) {
+		c.Result, c.Why = Undecided, DependenceReason+": its interval may still be too narrow"
+	}
+}
+
+// changes makes of pairs what is held against a bound; fewer than the pairs where a value is not above 0.
+func changes(of assertion.Assertion) func([]stats.Pair) []float64 {
+	if of.Against == assertion.Change {
+		return func(pairs []stats.Pair) []float64 { logs, _ := stats.LogRatios(pairs); return logs }
+	}
+	return stats.Differences
+}
+
+// dependence is that of what is held against a bound, of an arm.
+func (a *asserter) dependence(t *Table, of assertion.Assertion, p place) stats.Dependence {
+	known := learned{of.Component, of.Metric, of.Against}
+	if _, has := a.learned[known]; !has {
+		a.learned[known] = t.dependence(of.Metric, changes(of))
+	}
+	return a.learned[known][p.arm]
 }
 
 // seesRare is from how many blocks on a verdict need not say what it could not see: what occurs in a tenth of all
@@ -474,7 +494,7 @@ func (a *asserter) mean(t *Table, of assertion.Assertion, p place) (e stats.Esti
 		return stats.MeanAt(values, a.confidence), values
 	}
 	pairs := t.pairs(p.at, p.arm, of.Metric)
-	dependence := a.learned[learned{of.Component, of.Metric, of.Against}]
+	dependence := a.dependence(t, of, p)
 	if of.Against == assertion.Difference {
 		ds := stats.Differences(pairs)
 		return dependence.Widen(stats.MeanAt(ds, a.confidence), ds), values
@@ -533,10 +553,9 @@ func (a *asserter) median(t *Table, metric string, p place) (e stats.Estimate, l
 func (a *asserter) compared(t *Table, of assertion.Assertion, p place) (e stats.Estimate, lo, hi float64, lost int,
 	ok bool,
 ) {
-	made := stats.Differences
+	made := changes(of)
 	back := func(v float64) float64 { return v }
 	if of.Against == assertion.Change {
-		made = func(pairs []stats.Pair) []float64 { logs, _ := stats.LogRatios(pairs); return logs }
 		back = math.Expm1
 	}
 	pairs := t.pairs(p.at, p.arm, of.Metric)
@@ -544,12 +563,7 @@ func (a *asserter) compared(t *Table, of assertion.Assertion, p place) (e stats.
 	if len(xs) < len(pairs) {
 		return stats.Estimate{N: len(pairs)}, 0, 0, 0, false
 	}
-	known := learned{of.Component, of.Metric, of.Against}
-	dependence, has := a.learned[known]
-	if !has {
-		dependence = t.dependence(of.Metric, made)
-		a.learned[known] = dependence
-	}
+	dependence := a.dependence(t, of, p)
 	stand, lost, whole := t.lostPairs(p.at, p.arm, of.Metric)
 	lost -= whole
 	e, lo, hi = dependence.At(xs, 0, a.confidence, a.run.Seed)

@@ -51,7 +51,7 @@ func (s *Summary) ofComponent(name string, run record.Run, trials []record.Trial
 	dependences := t.dependences()
 	for _, at := range t.Levels {
 		for _, metric := range t.metrics {
-			of.estimate(t, at, metric, dependences[metric], run.Seed)
+			of.estimate(t, at, metric, dependences, run.Seed)
 		}
 	}
 	of.withhold(run, t)

@@ -65,7 +65,7 @@ type curves struct {
 	latency map[cell]quantiles
 	lag     map[cell]quantiles // of the generator, where it is known
 	blocks  map[levelArm][]int
-	learned [len(percentiles)]stats.Dependence
+	learned [len(percentiles)]map[string]stats.Dependence // by arm
 }
 
 // Curves are made and judged as the summary's quantiles are: a quantile of every trial, then the median over blocks,
@@ -98,15 +98,15 @@ func Curves(run record.Run, trials []record.Trial) []Curve {
 	inOrder := slices.SortedFunc(maps.Values(levels), compareFactors)
 	armsInOrder := slices.SortedFunc(maps.Keys(arms), CompareArms)
 	for i := range percentiles {
-		var series [][]float64
+		series := map[string][][]float64{}
 		for _, at := range inOrder {
 			for _, arm := range armsInOrder {
 				if pairs := c.pairs(at, arm, i); arm != record.Direct && pairs != nil {
-					series = append(series, stats.Differences(pairs))
+					series[arm] = append(series[arm], stats.Differences(pairs))
 				}
 			}
 		}
-		c.learned[i] = stats.LearnDependence(series...)
+		c.learned[i] = dependencesOf(series)
 	}
 	var all []Curve
 	for _, at := range inOrder {
@@ -161,7 +161,7 @@ func (c *curves) points(at factors, arm string) (points []CurvePoint) {
 
 // compare gives a point its difference to the baseline, and the smallest that the twins let one see there.
 func (c *curves) compare(p *CurvePoint, at factors, arm string, percentile int) {
-	twins := twinsOf(c.learned[percentile], c.pairs(at, record.AA, percentile), c.seed)
+	twins := twinsOf(c.learned[percentile][record.AA], c.pairs(at, record.AA, percentile), c.seed)
 	if twins.shown {
 		p.Visible = &twins.far
 	}
@@ -170,7 +170,7 @@ func (c *curves) compare(p *CurvePoint, at factors, arm string, percentile int) 
 		return
 	}
 	of := comparison{
-		arm: arm, pairs: pairs, dependence: c.learned[percentile], twins: twins, seed: c.seed,
+		arm: arm, pairs: pairs, dependence: c.learned[percentile][arm], twins: twins, seed: c.seed,
 		lag: c.lagPairs(at, arm, percentile), quantile: quantileName(p.Q),
 	}
 	var stand []int

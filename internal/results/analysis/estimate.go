@@ -2,6 +2,7 @@ package analysis
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -13,8 +14,9 @@ import (
 
 // estimate adds the estimates of one metric at one level, for every arm that has it, and the smallest visible
 // difference.
-func (s *Summary) estimate(t *Table, at factors, metric string, dependence stats.Dependence, seed uint64) {
-	twins := twinsOf(dependence, t.pairs(at, record.AA, metric), seed)
+func (s *Summary) estimate(t *Table, at factors, metric string, dependences map[armMetric]stats.Dependence,
+	seed uint64) {
+	twins := twinsOf(dependences[armMetric{record.AA, metric}], t.pairs(at, record.AA, metric), seed)
 	if twins.shown {
 		s.MDE = append(s.MDE, MDE{Metric: metric, Factors: at, Value: twins.far})
 	}
@@ -37,7 +39,7 @@ func (s *Summary) estimate(t *Table, at factors, metric string, dependence stats
 			e.Notes = append(e.Notes, withheldNote(defined.Undisturbed))
 		}
 		if arm != record.Direct {
-			s.compare(t, &e, dependence, twins, seed)
+			s.compare(t, &e, dependences[armMetric{arm, metric}], twins, seed)
 			e.noteOutlying(t)
 		}
 		s.Estimates = append(s.Estimates, e)
@@ -130,6 +132,9 @@ func (c *comparison) difference() (out *Difference, notes []string) {
 				"or to neighbours")
 	}
 	out.judge(c.arm, d, c.twins.far, c.twins.known)
+	if out.Unresolved == "" && c.arm != record.AA && c.dependence.Strong(stats.Differences(c.pairs)) {
+		out.Unresolved = DependenceReason + ": its interval may still be too narrow"
+	}
 	if out.Unresolved == "" {
 		var note string
 		if out.Unresolved, note = lagGate(out.Value, c.lag, c.quantile, c.seed); note != "" {
@@ -192,6 +197,9 @@ func (d *Difference) judge(arm string, e stats.Estimate, far float64, farKnown b
 // LossReason is how Difference.Unresolved begins when lost blocks are the reason.
 const LossReason = "lost trials"
 
+// DependenceReason is how Difference.Unresolved begins when blocks that resemble each other are the reason.
+const DependenceReason = "neighbouring blocks resemble each other too much"
+
 // unresolved says why a difference is not resolved; empty when it is.
 func unresolved(arm string, d stats.Estimate, visible float64, farKnown bool) string {
 	switch {
@@ -224,27 +232,43 @@ func finite(v float64) *float64 {
 	return &v
 }
 
-// dependences are what the run shows, for each metric, of how much the differences of neighbouring blocks resemble each
-// other: over all arms and levels, for a handful of blocks alone cannot tell.
-func (t *Table) dependences() map[string]stats.Dependence {
-	all := map[string]stats.Dependence{}
+// dependences are what the run shows, for each metric of each arm, of how much the differences of neighbouring blocks
+// resemble each other: over all arms and levels, for a handful of blocks alone cannot tell, and of the arm itself.
+func (t *Table) dependences() map[armMetric]stats.Dependence {
+	all := map[armMetric]stats.Dependence{}
 	for _, metric := range t.metrics {
-		all[metric] = t.dependence(metric, stats.Differences)
+		for arm, d := range t.dependence(metric, stats.Differences) {
+			all[armMetric{arm, metric}] = d
+		}
 	}
 	return all
 }
 
-// dependence is that of one metric, of what is made of the pairs of each arm at each level.
-func (t *Table) dependence(metric string, of func([]stats.Pair) []float64) stats.Dependence {
-	var series [][]float64
+// dependence is that of one metric, of what is made of the pairs of each arm at each level, by arm.
+func (t *Table) dependence(metric string, of func([]stats.Pair) []float64) map[string]stats.Dependence {
+	series := map[string][][]float64{}
 	for _, at := range t.Levels {
 		for _, arm := range t.Arms {
 			if arm != record.Direct {
-				series = append(series, of(t.pairs(at, arm, metric)))
+				series[arm] = append(series[arm], of(t.pairs(at, arm, metric)))
 			}
 		}
 	}
-	return stats.LearnDependence(series...)
+	return dependencesOf(series)
+}
+
+// dependencesOf learns from the series of all arms together, and for each arm from its own.
+func dependencesOf(series map[string][][]float64) map[string]stats.Dependence {
+	var together [][]float64
+	for _, arm := range slices.Sorted(maps.Keys(series)) {
+		together = append(together, series[arm]...)
+	}
+	shared := stats.LearnDependence(together...)
+	all := map[string]stats.Dependence{}
+	for arm, own := range series {
+		all[arm] = shared.WithOwn(own...)
+	}
+	return all
 }
 
 // strongDependence is the lag-1 autocorrelation from which widened intervals fall short of 93 % in simulations, by up
@@ -253,11 +277,17 @@ const strongDependence = 0.6
 
 // warnOfDependence names the metrics whose blocks depend on each other so strongly that even widened intervals may be
 // too narrow.
-func (s *Summary) warnOfDependence(dependences map[string]stats.Dependence) {
-	var strong []string
+func (s *Summary) warnOfDependence(dependences map[armMetric]stats.Dependence) {
+	var strong, claims []string
 	unknown, known := false, false
 	for _, e := range s.Estimates {
-		d := dependences[e.Metric]
+		d := dependences[armMetric{e.Arm, e.Metric}]
+		if e.Difference != nil && strings.HasPrefix(e.Difference.Unresolved, DependenceReason) {
+			claim := quantity.Label(e.Metric) + " of " + e.Arm
+			if !slices.Contains(claims, claim) {
+				claims = append(claims, claim)
+			}
+		}
 		unknown = unknown || e.Difference != nil && e.Difference.Lo != nil && d.Values > 0 && !d.Known()
 		known = known || d.Known()
 		if e.Arm == record.AA && d.Known() && d.Lag1 > strongDependence &&
@@ -275,5 +305,9 @@ func (s *Summary) warnOfDependence(dependences map[string]stats.Dependence) {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("neighbouring blocks resemble each other strongly (lag-1 "+
 			"autocorrelation over %g) in %s: "+
 			"intervals are wider for it and may still be too narrow", strongDependence, strings.Join(strong, ", ")))
+	}
+	if len(claims) > 0 {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("neighbouring blocks resemble each other so much that intervals may "+
+			"still be too narrow, and nothing is resolved, in %s", strings.Join(claims, ", ")))
 	}
 }

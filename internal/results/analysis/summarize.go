@@ -48,7 +48,7 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	dependences := t.dependences()
 	for _, at := range t.Levels {
 		for _, metric := range t.metrics {
-			s.estimate(t, at, metric, dependences[metric], run.Seed)
+			s.estimate(t, at, metric, dependences, run.Seed)
 		}
 	}
 	bursts := burstsOf(t)
