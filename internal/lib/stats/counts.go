@@ -47,6 +47,16 @@ func normalQuantile(confidence float64) float64 {
 	return distuv.UnitNormal.Quantile((1 + max(confidence, 0)) / 2)
 }
 
+// SignTest is the two-sided p-value of as many values above as below, if either were equally likely.
+func SignTest(above, below int) float64 {
+	n := above + below
+	if n == 0 {
+		return 1
+	}
+	binomial := distuv.Binomial{N: float64(n), P: 0.5}
+	return min(1, 2*binomial.CDF(float64(min(above, below))))
+}
+
 // MoreOften is the probability that at least a of n would be the ones lost, against b of m, if all were equally likely
 // to be: Fisher's exact test, one-sided.
 func MoreOften(a, n, b, m int) float64 {

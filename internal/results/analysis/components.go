@@ -73,5 +73,6 @@ func componentTable(name string, run record.Run, trials []record.Trial, s *Summa
 	}
 	t := newTable(run, own, s)
 	t.findSelection()
+	t.findCarryOver()
 	return t
 }

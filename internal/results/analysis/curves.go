@@ -78,6 +78,7 @@ func Curves(run record.Run, trials []record.Trial) []Curve {
 		latency: map[cell]quantiles{}, lag: map[cell]quantiles{}, blocks: map[levelArm][]int{},
 	}
 	c.table.findSelection()
+	c.table.findCarryOver()
 	levels, arms := map[string]factors{}, map[string]bool{}
 	for _, t := range trials {
 		at := cell{record.LevelKey(t.Factors), t.Arm, t.Block}
@@ -171,7 +172,8 @@ func (c *curves) compare(p *CurvePoint, at factors, arm string, percentile int) 
 	}
 	of := comparison{
 		arm: arm, pairs: pairs, dependence: c.learned[percentile][arm], twins: twins, seed: c.seed,
-		lag: c.lagPairs(at, arm, percentile), quantile: quantileName(p.Q),
+		carried: c.table.carried[armMetric{arm, c.metric}],
+		lag:     c.lagPairs(at, arm, percentile), quantile: quantileName(p.Q),
 	}
 	var stand []int
 	stand, of.lost, of.whole = c.table.lostPairs(at, arm, c.metric)

@@ -103,6 +103,7 @@ type comparison struct {
 	whole int          // of these, the blocks that all arms lost to others
 
 	dependence stats.Dependence
+	carried    bool // the arm changes the trial after it
 	twins      twins
 	lag        []stats.Pair // of the load generator, at the same quantile; none where it plays no part
 	quantile   string       // of the lag, as it is said
@@ -141,6 +142,9 @@ func (c *comparison) difference() (out *Difference, notes []string) {
 			notes = append(notes, note)
 		}
 	}
+	if out.Unresolved == "" && c.carried {
+		out.Unresolved = CarryReason + ": the arm changes the trial that runs right after it"
+	}
 	out.Resolved = out.Unresolved == ""
 	return out, notes
 }
@@ -149,6 +153,7 @@ func (c *comparison) difference() (out *Difference, notes []string) {
 func (s *Summary) compare(t *Table, e *Estimate, dependence stats.Dependence, twins twins, seed uint64) {
 	c := comparison{
 		arm: e.Arm, pairs: t.pairs(e.Factors, e.Arm, e.Metric), dependence: dependence, twins: twins, seed: seed,
+		carried: t.carried[armMetric{e.Arm, e.Metric}],
 	}
 	if len(c.pairs) == 0 {
 		return

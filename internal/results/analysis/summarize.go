@@ -45,6 +45,7 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 		}
 	}
 	t.findSelection()
+	t.findCarryOver()
 	dependences := t.dependences()
 	for _, at := range t.Levels {
 		for _, metric := range t.metrics {
@@ -57,6 +58,7 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	}
 	s.lose(t)
 	s.warnOfDependence(dependences)
+	s.warnOfCarryOver(t)
 	s.Disturbed = disturbed(t.Levels, trials)
 	s.Workloads = workloads(trials)
 	s.Placements = placements(trials)
@@ -99,6 +101,9 @@ type Table struct {
 	// by block, of the trials that were run, however often; one that was interrupted was not
 	outcomes map[levelArm]map[int]*outcome
 	selected map[armMetric]bool // whose losses are beyond chance
+
+	before  map[cell]string    // the arm that ran right before, in the same block
+	carried map[armMetric]bool // arms that change the trial after them
 }
 
 // pool is a metric of an arm at a level.
@@ -222,6 +227,7 @@ func newTable(run record.Run, trials []record.Trial, s *Summary) *Table {
 	for key := range t.pools {
 		t.known[key.metric] = true
 	}
+	t.findOrder(trials)
 	return t
 }
 

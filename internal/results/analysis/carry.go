@@ -1,0 +1,81 @@
+package analysis
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/stats"
+)
+
+// CarryReason is how Difference.Unresolved begins when what an arm leaves to the next trial is the reason.
+const CarryReason = "carry-over"
+
+// findOrder finds which arm ran right before each trial, by the positions in its block. The first trial of a block has
+// none, and what was run again is left out on both sides.
+func (t *Table) findOrder(trials []record.Trial) {
+	planned := attemptsOf(trials)
+	slices.SortStableFunc(planned, func(a, b []record.Trial) int {
+		return cmp.Or(cmp.Compare(a[0].Block, b[0].Block), cmp.Compare(a[0].Position, b[0].Position))
+	})
+	t.before = map[cell]string{}
+	for i := 1; i < len(planned); i++ {
+		last, next := planned[i-1], planned[i]
+		if len(last) == 1 && len(next) == 1 && last[0].Block == next[0].Block && last[0].Position+1 == next[0].Position {
+			t.before[cell{record.LevelKey(levelOf(next[0].Factors)), next[0].Arm, next[0].Block}] = last[0].Arm
+		}
+	}
+}
+
+// findCarryOver finds the arms that change the trial after them. An arm never follows itself at a level, so what it
+// leaves behind burdens its baseline more often than itself. The twins are the same, so in blocks in which one of them
+// runs right after the arm, that one must read higher as often as lower (sign test, p < 1 %, over all levels).
+func (t *Table) findCarryOver() {
+	t.carried = map[armMetric]bool{}
+	for _, metric := range t.metrics {
+		for _, arm := range t.Subjects() {
+			up, down := 0, 0
+			for _, at := range t.Levels {
+				level := record.LevelKey(at)
+				for _, block := range t.blocks(level, hasMetric(metric), record.Direct, record.AA) {
+					direct, aa := cell{level, record.Direct, block}, cell{level, record.AA, block}
+					if (t.before[direct] == arm) == (t.before[aa] == arm) {
+						continue
+					}
+					after, other := t.cells[direct].metrics[metric], t.cells[aa].metrics[metric]
+					if t.before[aa] == arm {
+						after, other = other, after
+					}
+					switch {
+					case after > other:
+						up++
+					case after < other:
+						down++
+					}
+				}
+			}
+			t.carried[armMetric{arm, metric}] = stats.SignTest(up, down) < selection
+		}
+	}
+}
+
+// warnOfCarryOver names the arms that change the trial after them, and in what.
+func (s *Summary) warnOfCarryOver(t *Table) {
+	in := map[string][]string{}
+	for _, metric := range t.metrics {
+		for _, arm := range t.Subjects() {
+			if t.carried[armMetric{arm, metric}] {
+				in[arm] = append(in[arm], quantity.Label(metric))
+			}
+		}
+	}
+	for _, arm := range slices.Sorted(maps.Keys(in)) {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("%s changes the trial that runs right after it in %s, so its own "+
+			"difference to the baseline is not resolved there: let it clean up, or wait longer between trials", arm,
+			strings.Join(in[arm], ", ")))
+	}
+}
