@@ -55,7 +55,8 @@ func TestCarryOverBySimulation(t *testing.T) {
 			if d.Resolved {
 				resolved += each
 			}
-			if texts := summarize(t, run, trials).Warnings; strings.Contains(strings.Join(texts, " "), "changes the trial that runs right after it") {
+			warnings := strings.Join(summarize(t, run, trials).Warnings, " ")
+			if strings.Contains(warnings, "changes the trial that runs right after it") {
 				blamed += each
 			}
 		}
