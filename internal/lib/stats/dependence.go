@@ -13,7 +13,7 @@ import (
 // average whether they depend on each other or not (docs/statistics.md).
 const minDependence = 24
 
-// MinOwn is how many values of one arm must speak of the dependence of its own differences.
+// MinOwn is how many values of one arm it takes to learn the dependence of its differences.
 const MinOwn = 18
 
 // correlation is that of blocks under a state that follows a first-order autoregression, with a share of the variance;
