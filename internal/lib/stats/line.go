@@ -58,6 +58,11 @@ type Line struct {
 	Blocks       int          // that were fitted; others had too few levels
 	Range        [][2]float64 // of each factor: where the line holds
 
+	// Effective is how many independent blocks those of the line are worth, of the coefficient that depends most; 0
+	// where there are too few to tell. Strong: its intervals may still be too narrow.
+	Effective float64
+	Strong    bool
+
 	// HeldOut is the root of the mean square error of predicting the mean of each level from a line fitted without that
 	// level, as a part of the mean size of all values. The outermost levels are extrapolated. False: too few levels to
 	// hold one out.
@@ -181,6 +186,14 @@ func (l *Line) coefficientsByBlock(blocks []blockFit) {
 			xs[j] = b.coefficients[i]
 		}
 		mean, half := meanWithT(xs, Confidence)
+		if d := LearnOwn(xs); d.OwnKnown() {
+			inflation := d.inflation(xs)
+			half *= math.Sqrt(inflation)
+			if effective := float64(len(xs)) / inflation; i == 0 || effective < l.Effective {
+				l.Effective = effective
+			}
+			l.Strong = l.Strong || d.Strong(xs)
+		}
 		l.Coefficients = append(l.Coefficients, Coefficient{mean, mean - half, mean + half})
 	}
 }

@@ -142,3 +142,61 @@ func TestCurvesBySimulation(t *testing.T) {
 		}
 	}
 }
+
+// Coverage of slopes when blocks drift: the slope of each block strays by an autoregression.
+func TestDriftingLinesBySimulation(t *testing.T) {
+	t.Parallel()
+	t.Log("| blocks | rho | before % | slope % | said to be strong % | misses unsaid % |")
+	levels := []float64{1000, 2000, 4000, 8000}
+	for _, blocks := range []int{18, 30, 50} {
+		for _, rho := range []float64{0, 0.5, 0.8} {
+			runs := repetitions(long.Repeat(150, 1000))
+			r := rand.New(rand.NewPCG(uint64(blocks), uint64(1000*rho)))
+			var before, after, strong, unsaid float64
+			each := 100 / float64(runs)
+			for range runs {
+				state := autoregressive(r, blocks, rho)
+				var observations []Observation
+				for b := range blocks {
+					for _, x := range levels {
+						y := (1 + 0.002*x) * (1 + 0.05*state[b] + 0.005*r.NormFloat64())
+						observations = append(observations, Observation{X: []float64{x}, Y: y, Block: b})
+					}
+				}
+				fits, err := fitBlocks(observations, len(levels), 2)
+				if err != nil {
+					t.Fatal(err)
+				}
+				var slopes []float64
+				for _, f := range fits {
+					slopes = append(slopes, f.coefficients[1])
+				}
+				if mean, half := meanWithT(slopes, Confidence); math.Abs(mean-0.002) <= half {
+					before += each
+				}
+				line, err := FitLine(observations)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if line.Strong {
+					strong += each
+				}
+				if c := line.Coefficients[1]; c.Lo <= 0.002 && 0.002 <= c.Hi {
+					after += each
+				} else if !line.Strong {
+					unsaid += each
+				}
+			}
+			t.Logf("| %d | %.1f | %.1f | %.1f | %.1f | %.1f |", blocks, rho, before, after, strong, unsaid)
+			what := fmt.Sprintf("%d blocks, autocorrelation %g: ", blocks, rho)
+			most := 8.0
+			if blocks == 18 {
+				most = 12
+			}
+			within(t, what+"misses that are not said", unsaid, runs, 0, most)
+			if rho == 0 {
+				within(t, what+"called strong", strong, runs, 0, 5)
+			}
+		}
+	}
+}

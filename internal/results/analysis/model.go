@@ -1,9 +1,13 @@
 package analysis
 
 import (
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
+
 	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
 )
 
@@ -52,7 +56,10 @@ func fitModel(t *Table, metric, arm string, names []string) (Model, bool) {
 	unit := t.defined.Of(metric).Unit
 	m := Model{
 		Metric: metric, Arm: arm, R2: line.R2, Linear: line.Straight, Test: line.Test, ValidRange: map[string][2]float64{},
-		Method: string(line.Method), Blocks: line.Blocks,
+		Method: string(line.Method), Blocks: line.Blocks, strong: line.Strong,
+	}
+	if line.Effective > 0 {
+		m.Effective = &line.Effective
 	}
 	for i, c := range line.Coefficients {
 		if !Usable(c.Lo) || !Usable(c.Hi) {
@@ -69,4 +76,27 @@ func fitModel(t *Table, metric, arm string, names []string) (Model, bool) {
 		m.HeldoutError = &line.HeldOut
 	}
 	return m, true
+}
+
+// warnOfModels says where the coefficients of neighbouring blocks may resemble each other, or do so strongly.
+func (s *Summary) warnOfModels() {
+	var strong []string
+	few := 0
+	for _, m := range slices.Concat(s.Models, s.ComponentModels) {
+		if m.strong {
+			of := strings.TrimSpace(m.Arm + " " + m.Component)
+			strong = append(strong, quantity.Label(m.Metric)+" of "+of)
+		}
+		if m.Blocks > 1 && m.Blocks < stats.MinOwn {
+			few = max(few, m.Blocks)
+		}
+	}
+	if few > 0 {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("%s are too few to tell whether the lines of neighbouring ones "+
+			"resemble each other: the intervals of coefficients take blocks as independent", quantity.Counted(few, "block")))
+	}
+	if len(strong) > 0 {
+		s.Warnings = append(s.Warnings, "the lines of neighbouring blocks resemble each other so much that the intervals "+
+			"of their coefficients may still be too narrow, in "+strings.Join(strong, ", "))
+	}
 }

@@ -68,6 +68,7 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	s.withhold(run, t)
 	s.addComponents(run, trials)
 	s.Models = append(s.Models, fitModels(t)...)
+	s.warnOfModels()
 	s.judge(run, t)
 	s.forecast(trials)
 	s.answer(run, t)

@@ -213,6 +213,12 @@ type Model struct {
 	ValidRange   map[string][2]float64 `json:"valid_range"`
 	Method       string                `json:"method"`
 	Blocks       int                   `json:"blocks"` // whose trials were fitted; others miss too many levels
+
+	// Effective is how many independent blocks those are worth, of the coefficient that depends most on its neighbours;
+	// left out where there are too few to tell.
+	Effective *float64 `json:"effective_blocks,omitempty"`
+
+	strong bool // intervals may still be too narrow
 }
 
 // Term is one coefficient of a model.
