@@ -17,6 +17,8 @@ type Share struct {
 	Samples, In int
 	Trials      int
 	Some        int // trials that had any
+
+	Fewest, Most int // samples of a trial
 	// DesignEffect is how many times larger the variance is than that of independent samples, estimated between trials:
 	// 1 or more. NaN where nothing, or everything, was in the part: there is no variance to compare.
 	DesignEffect float64
@@ -26,6 +28,9 @@ type Share struct {
 // Wilson's score interval for as many samples as are left after division by the design effect, with Student's t on the
 // trials instead of the normal quantile, as surveys do with clusters (Korn and Graubard 1998; Dean and Pagano 2015).
 // Where few trials had any, they alone say how unequal trials are: t then has one degree of freedom more than they are.
+// The variance is that of the jackknife, which leaves out one trial at a time, because a large trial pulls the share towards
+// itself. Few trials that make most of the variance have as few degrees of freedom: 3 (sum d^2)^2 / sum d^4 - 2 of the
+// residuals, which is the number of trials less 2 where they are normal and alike, and 1 where one outweighs all others.
 //
 // Where no trial had any, the samples say nothing of how many would have come together: that is what bursts, the design
 // effect seen where there were some, is for. The bound is that of as many samples as are left after division by it, and
@@ -42,7 +47,10 @@ func ClusteredShareAt(counts []Count, bursts, confidence float64) Share {
 		if c.Of > 0 {
 			s.In += min(max(c.In, 0), c.Of)
 			s.Samples += c.Of
-			s.Trials++
+			if s.Trials++; s.Trials == 1 {
+				s.Fewest = c.Of
+			}
+			s.Fewest, s.Most = min(s.Fewest, c.Of), max(s.Most, c.Of)
 		}
 	}
 	if s.Trials == 0 {
@@ -59,7 +67,7 @@ func ClusteredShareAt(counts []Count, bursts, confidence float64) Share {
 	case s.In == s.Samples:
 		s.Lo, s.Hi = 1-none, 1
 	default:
-		var squares float64
+		var squares, fourths float64
 		others := 0 // trials with anything outside of the part
 		for _, c := range counts {
 			if c.Of > 0 {
@@ -69,13 +77,17 @@ func ClusteredShareAt(counts []Count, bursts, confidence float64) Share {
 				if c.In < c.Of {
 					others++
 				}
-				d := float64(c.In) - s.Value*float64(c.Of)
+				d := (float64(c.In) - s.Value*float64(c.Of)) / (1 - float64(c.Of)/n)
 				squares += d * d
+				fourths += d * d * d * d
 			}
 		}
-		s.DesignEffect = max(1, trials/(trials-1)*squares/(n*s.Value*(1-s.Value)))
-		t := distuv.StudentsT{Mu: 0, Sigma: 1,
-			Nu: float64(min(s.Trials-1, min(s.Some, others)+1))}.Quantile((1 + confidence) / 2)
+		s.DesignEffect = max(1, (trials-1)/trials*squares/(n*s.Value*(1-s.Value)))
+		free := math.Min(trials-1, float64(min(s.Some, others)+1))
+		if fourths > 0 {
+			free = min(free, max(1, 3*squares*squares/fourths-2))
+		}
+		t := distuv.StudentsT{Mu: 0, Sigma: 1, Nu: free}.Quantile((1 + confidence) / 2)
 		s.Lo, s.Hi = wilson(s.Value, n/s.DesignEffect, t)
 	}
 	return s

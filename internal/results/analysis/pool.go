@@ -2,11 +2,13 @@ package analysis
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"math"
 	"slices"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
 )
 
@@ -56,6 +58,10 @@ func (s *Summary) pool(t *Table, at factors, bursts map[string]float64) {
 		}
 		if !math.IsNaN(share.DesignEffect) {
 			e.DesignEffect = &share.DesignEffect
+		}
+		if share.HasInterval && share.Most > 2*share.Fewest {
+			e.Notes = append(e.Notes, fmt.Sprintf("its trials have %s to %s samples: where they differ more than twofold, "+
+				"intervals may be too narrow", quantity.Thousands(share.Fewest), quantity.Thousands(share.Most)))
 		}
 		if base, ok := shares[pool{key.level, record.Direct, key.metric}]; ok && key.arm != record.Direct {
 			e.Baseline = record.Direct
