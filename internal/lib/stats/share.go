@@ -28,9 +28,10 @@ type Share struct {
 // Wilson's score interval for as many samples as are left after division by the design effect, with Student's t on the
 // trials instead of the normal quantile, as surveys do with clusters (Korn and Graubard 1998; Dean and Pagano 2015).
 // Where few trials had any, they alone say how unequal trials are: t then has one degree of freedom more than they are.
-// The variance is that of the jackknife, which leaves out one trial at a time, because a large trial pulls the share towards
-// itself. Few trials that make most of the variance have as few degrees of freedom: 3 (sum d^2)^2 / sum d^4 - 2 of the
-// residuals, which is the number of trials less 2 where they are normal and alike, and 1 where one outweighs all others.
+// The variance is that of the jackknife, which leaves out one trial at a time, because a large trial pulls the share
+// towards itself. Few trials that make most of the variance have as few degrees of freedom: 3 (sum d^2)^2 / sum d^4 - 2
+// of the residuals, which is the number of trials less 2 where they are normal and alike, and 1 where one outweighs the
+// others.
 //
 // Where no trial had any, the samples say nothing of how many would have come together: that is what bursts, the design
 // effect seen where there were some, is for. The bound is that of as many samples as are left after division by it, and
