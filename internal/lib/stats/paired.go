@@ -128,9 +128,9 @@ func MedianAt(xs []float64, confidence float64) Estimate {
 }
 
 // WorstCaseAt is the interval of differences when each of lost further pairs is taken at minus infinity, for the low
-// end, and at plus infinity, for the high end. Whatever the lost pairs would have been, the interval of all of them
-// lies within: losses that depend on the value cannot make it miss. An end without a bound is infinite. There is no
-// interval where PseudoMedianAt has none.
+// end, and at plus infinity, for the high end. Whatever the values of these pairs, the interval of all of them lies
+// within. That holds for losses that are counted: a repeated trial whose first attempt does not count is a selection.
+// An end without a bound is infinite. There is no interval where PseudoMedianAt has none.
 func WorstCaseAt(ds []float64, lost int, confidence float64, seed uint64) (lo, hi float64, ok bool) {
 	least := PseudoMedianAt(ds, confidence, seed)
 	if !least.HasInterval || lost <= 0 {

@@ -117,7 +117,7 @@ func (c *comparison) difference() (out *Difference, notes []string) {
 	if c.dependence.Known() {
 		out.Effective = &d.Effective
 	}
-	out.Lost, out.LostWhole = c.lost, c.whole
+	out.Lost, out.LostWhole, out.LostRepeated = c.lost, c.whole, len(c.pairs)-len(c.kept)
 	worst := func(lost int) (lo, hi *float64) {
 		worstLo, worstHi, bounded := c.dependence.WorstCase(c.kept, lost, c.seed)
 		if !d.HasInterval || !bounded {
@@ -196,6 +196,10 @@ func (d *Difference) judge(arm string, e stats.Estimate, far float64, farKnown b
 	if lost := d.Lost - d.LostWhole; d.Unresolved == "" && lost > 0 && (lo == nil || *lo <= 0) && (hi == nil || *hi >= 0) {
 		d.Unresolved = fmt.Sprintf("%s: the %s without a value could make it vanish", LossReason,
 			quantity.Counted(lost, "block"))
+		if d.LostRepeated > 0 {
+			d.Unresolved = fmt.Sprintf("%s: %s could make it vanish, %d of them run again, more than of its twins",
+				LossReason, quantity.Counted(lost, "lost block"), d.LostRepeated)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package analysis
 import (
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 
@@ -23,8 +24,9 @@ type armMetric struct{ arm, metric string }
 
 // lostPairs are the blocks in which the pairs of the baseline and an arm stand in the worst case, in order; how many
 // are lost, those of blocks in which both ran and one has no value; and in how many of these the whole block is lost:
-// the arm and both twins, each to others than the trial. Where an arm's losses are beyond chance, values of later
-// attempts count as lost as well, for they were chosen, and no block as a whole.
+// the arm and both twins, each to others than the trial. A trial that was repeated was lost once, so later attempts
+// count as lost as well where they are more than those of the twins. Where an arm's losses are beyond chance, all its
+// later attempts do, and no block counts as a whole.
 func (t *Table) lostPairs(at factors, arm, metric string) (stand []int, lost, whole int) {
 	return t.lostBlocks(at, arm, metric, true)
 }
@@ -35,11 +37,16 @@ func (t *Table) lostBlocks(at factors, arm, metric string, paired bool) (stand [
 	of, base := t.fates(pool{level, arm, metric}), t.fates(pool{level, record.Direct, metric})
 	twin := t.fates(pool{level, record.AA, metric})
 	selected := t.selected[armMetric{arm, metric}]
+	excess := t.excess(at, arm, metric)
 	for _, block := range slices.Sorted(maps.Keys(of)) {
 		f, b := of[block], base[block]
+		has := f.told && (b.told || !paired)
 		switch _, ran := base[block]; {
 		case paired && !ran:
-		case f.told && (b.told || !paired) && !(selected && f.again):
+		case has && f.again && excess > 0:
+			excess--
+			lost++
+		case has:
 			stand = append(stand, block)
 		default:
 			lost++
@@ -50,6 +57,44 @@ func (t *Table) lostBlocks(at factors, arm, metric string, paired bool) (stand [
 	}
 	return stand, lost, whole
 }
+
+// excess is how many of an arm's later attempts at a metric count as lost. It is by how many blocks more than its twins
+// it spoiled the first attempt: where it did at all, the upper end of a one-sided interval of 95 %, because a few
+// blocks often show less than there is. Which attempts count is decided by their order and not by their values, so that
+// those that stand are not chosen. Where the losses are beyond chance, all count.
+func (t *Table) excess(at factors, arm, metric string) int {
+	if arm == record.Direct || arm == record.AA {
+		return 0
+	}
+	level := record.LevelKey(at)
+	again := t.count(pool{level, arm, metric}, func(f fate) bool { return f.again })
+	if t.selected[armMetric{arm, metric}] {
+		return again
+	}
+	var spoiled, planned [2]float64 // of the arm, of its twins
+	for i, arms := range [][]string{{arm}, {record.Direct, record.AA}} {
+		for _, a := range arms {
+			key := pool{level, a, metric}
+			spoiled[i] += float64(t.count(key, spoiledFirst))
+			planned[i] += float64(t.count(key, func(fate) bool { return true }))
+		}
+	}
+	n, m := planned[0], planned[1]
+	if m == 0 {
+		return 0
+	}
+	more := spoiled[0] - spoiled[1]*n/m
+	if more <= 0 {
+		return 0
+	}
+	part := (spoiled[0] + spoiled[1]) / (n + m)
+	const upper = 1.645 // standard errors
+	more += upper * math.Sqrt(part*(1-part)*n*(1+n/m))
+	return min(again, int(math.Ceil(more)))
+}
+
+// spoiledFirst reports whether the first attempt had no value.
+func spoiledFirst(f fate) bool { return !f.told || f.again }
 
 // findSelection finds the arms that lost more first attempts of a metric than the twins do beyond chance, over all
 // levels (Fisher's exact test, one-sided). A gate that the subject itself trips more often leaves the trials in which
@@ -63,7 +108,7 @@ func (t *Table) findSelection() {
 					continue // it does not have this metric
 				}
 				key := pool{record.LevelKey(at), arm, metric}
-				n += t.count(key, func(f fate) bool { return !f.told || f.again })
+				n += t.count(key, spoiledFirst)
 				of += t.count(key, func(fate) bool { return true })
 			}
 			return n, of
