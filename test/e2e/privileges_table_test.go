@@ -273,7 +273,7 @@ func TestWhichCommandNeedsWhat(t *testing.T) {
 	needsRoot(t) // to be somebody else
 	leavesNothing(t)
 	tests := map[string]rightsTest{
-		"`tare list`, `report`":                          {works: listWorks},
+		"`tare list`, `version`, `report`":               {works: listWorks},
 		"`tare compare`, `power`":                        {works: compareWorks},
 		"`tare node keys`":                               {works: keysWork},
 		"`tare app http`":                                {works: appWorks, more: lowPorts},
@@ -400,6 +400,9 @@ func readableRecord(t *testing.T, id string) string {
 func listWorks(t *testing.T, a actor) []string {
 	if o := a.done(t, "list"); !strings.Contains(o.stdout, "quickstart\n") {
 		t.Errorf("list: %s", o)
+	}
+	if o := a.done(t, "version"); !strings.Contains(o.stdout, "go1.") {
+		t.Errorf("version: %s", o)
 	}
 	run := readableRecord(t, "one")
 	if o := a.done(t, "report", run); !strings.Contains(o.stdout, "p50") {

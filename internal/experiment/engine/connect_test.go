@@ -16,7 +16,7 @@ const connectSpec = `name: connections
 question: Where do they go?
 blocks: 1
 warmup: 20ms
-duration: 600ms
+duration: 2s
 loads: {client: {kind: connect}}
 baseline: {subject: kernelmesh, store: value, peer: endpoint, work: replace, max-services: 8, max-endpoints: 32}
 arms:

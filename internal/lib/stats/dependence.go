@@ -145,6 +145,13 @@ func (d Dependence) over(xs []float64) (inflation float64) {
 	return inflation
 }
 
+// Beyond reports whether a value lies so far outside of an interval that it is not reached where strongly dependent
+// blocks leave that too narrow: outside of one that is five times as wide.
+func (e Estimate) Beyond(v float64) bool {
+	const times = 5
+	return e.HasInterval && (v < e.Value-times*(e.Value-e.Lo) || v > e.Value+times*(e.Hi-e.Value))
+}
+
 // Strong reports whether the arm, or all arms together, show dependence of such strength that the widened interval of
 // xs may still be too narrow. Of independent blocks, 0 to 2 % do in simulations.
 func (d Dependence) Strong(xs []float64) bool {

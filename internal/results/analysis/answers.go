@@ -131,18 +131,6 @@ func (s *Summary) Visible(metric string, level map[string]string) (float64, bool
 	return 0, false
 }
 
-// VisibleIn is the smallest difference that can be seen in the arm of an estimate, or what the twins show where the arm
-// has no interval of its own.
-func (s *Summary) VisibleIn(e *Estimate) (float64, bool) {
-	if d := e.Difference; d != nil && d.SmallestVisible != nil {
-		return *d.SmallestVisible, true
-	}
-	if e.Component != "" {
-		return 0, false // what the twins show is of the arm as a whole
-	}
-	return s.Visible(e.Metric, e.Factors)
-}
-
 // ArmName is what people call an arm: the baseline by its subject, where it has one.
 func (s *Summary) ArmName(arm string) string {
 	switch {

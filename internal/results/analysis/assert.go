@@ -438,7 +438,8 @@ func (a *asserter) measured(t *Table, of assertion.Assertion, p place, c *Check)
 	if c.Result != Undecided && t.carried[armMetric{p.arm, of.Metric}] {
 		c.Result, c.Why = Undecided, CarryReason+": the arm changes the trial that runs right after it"
 	}
-	if c.Result != Undecided && a.dependence(t, of, p).Strong(changes(of)(t.pairs(p.at, p.arm, of.Metric))) {
+	values := changes(of)(t.pairs(p.at, p.arm, of.Metric))
+	if c.Result != Undecided && !e.Beyond(of.Bound) && a.dependence(t, of, p).Strong(values) {
 		c.Result, c.Why = Undecided, DependenceReason+": its interval may still be too narrow"
 	}
 }

@@ -177,6 +177,7 @@ func (c *curves) compare(p *CurvePoint, at factors, arm string, percentile int) 
 	}
 	var stand []int
 	stand, of.lost, of.whole = c.table.lostPairs(at, arm, c.metric)
+	of.selected = c.table.selected[armMetric{arm, c.metric}]
 	base, mine := c.column(at, record.Direct, percentile), c.column(at, arm, percentile)
 	for _, b := range stand {
 		_, has := mine[b]

@@ -102,6 +102,7 @@ type comparison struct {
 	lost  int          // further blocks, in which one of them has no value
 	whole int          // of these, the blocks that all arms lost to others
 
+	selected   bool // the arm's losses are beyond chance
 	dependence stats.Dependence
 	carried    bool // the arm changes the trial after it
 	twins      twins
@@ -117,7 +118,11 @@ func (c *comparison) difference() (out *Difference, notes []string) {
 	if c.dependence.Known() {
 		out.Effective = &d.Effective
 	}
-	out.Lost, out.LostWhole, out.LostRepeated = c.lost, c.whole, len(c.pairs)-len(c.kept)
+	out.Lost, out.LostWhole = c.lost, c.whole
+	if !c.selected {
+		out.LostRepeated = len(c.pairs) - len(c.kept)
+		out.Lost -= out.LostRepeated
+	}
 	worst := func(lost int) (lo, hi *float64) {
 		worstLo, worstHi, bounded := c.dependence.WorstCase(c.kept, lost, c.seed)
 		if !d.HasInterval || !bounded {
@@ -134,7 +139,12 @@ func (c *comparison) difference() (out *Difference, notes []string) {
 	}
 	out.judge(c.arm, d, c.twins.far, c.twins.known)
 	if out.Unresolved == "" && c.arm != record.AA && c.dependence.Strong(stats.Differences(c.pairs)) {
-		out.Unresolved = DependenceReason + ": its interval may still be too narrow"
+		const says = DependenceReason + ": its interval may still be too narrow"
+		if d.Beyond(0) {
+			notes = append(notes, says)
+		} else {
+			out.Unresolved = says
+		}
 	}
 	if out.Unresolved == "" {
 		var note string
@@ -165,6 +175,7 @@ func (s *Summary) compare(t *Table, e *Estimate, dependence stats.Dependence, tw
 	}
 	var stand []int
 	stand, c.lost, c.whole = t.lostPairs(e.Factors, e.Arm, e.Metric)
+	c.selected = t.selected[armMetric{e.Arm, e.Metric}]
 	c.kept = t.pairsOf(e.Factors, e.Arm, e.Metric, stand)
 	c.lag, c.quantile = t.lagPairs(e.Factors, e.Arm, e.Metric), quantileName(t.defined.Of(e.Metric).Quantile)
 	var notes []string
@@ -193,7 +204,8 @@ func (d *Difference) judge(arm string, e stats.Estimate, far float64, farKnown b
 	if d.LostWhole > 0 {
 		lo, hi = d.RestLo, d.RestHi
 	}
-	if lost := d.Lost - d.LostWhole; d.Unresolved == "" && lost > 0 && (lo == nil || *lo <= 0) && (hi == nil || *hi >= 0) {
+	open := (lo == nil || *lo <= 0) && (hi == nil || *hi >= 0)
+	if lost := d.Lost + d.LostRepeated - d.LostWhole; d.Unresolved == "" && lost > 0 && open {
 		d.Unresolved = fmt.Sprintf("%s: the %s without a value could make it vanish", LossReason,
 			quantity.Counted(lost, "block"))
 		if d.LostRepeated > 0 {
@@ -291,7 +303,8 @@ func (s *Summary) warnOfDependence(dependences map[armMetric]stats.Dependence) {
 	unknown, known := false, false
 	for _, e := range s.Estimates {
 		d := dependences[armMetric{e.Arm, e.Metric}]
-		if e.Difference != nil && strings.HasPrefix(e.Difference.Unresolved, DependenceReason) {
+		noted := slices.ContainsFunc(e.Notes, func(n string) bool { return strings.HasPrefix(n, DependenceReason) })
+		if noted || e.Difference != nil && strings.HasPrefix(e.Difference.Unresolved, DependenceReason) {
 			claim := quantity.Label(e.Metric) + " of " + e.Arm
 			if !slices.Contains(claims, claim) {
 				claims = append(claims, claim)
@@ -317,6 +330,6 @@ func (s *Summary) warnOfDependence(dependences map[armMetric]stats.Dependence) {
 	}
 	if len(claims) > 0 {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("neighbouring blocks resemble each other so much that intervals may "+
-			"still be too narrow, and nothing is resolved, in %s", strings.Join(claims, ", ")))
+			"still be too narrow, and what is not far outside of them is not resolved, in %s", strings.Join(claims, ", ")))
 	}
 }

@@ -143,14 +143,15 @@ type Difference struct {
 	Method     string   `json:"method"`
 	Mean       *Mean    `json:"mean,omitempty"` // of a cost: the mean of the differences within blocks
 
-	// Lost counts the blocks in which both arms ran and one of them has no value, or counts as lost. WorstLo and
-	// WorstHi are the interval with these at minus and plus infinity; null: without a bound, or there is no interval.
+	// Lost counts the further blocks in which both arms ran and one of them has no value; where the arm's losses are
+	// beyond chance, also those with the value of a later attempt. WorstLo and WorstHi are the interval with these, and
+	// LostRepeated, at minus and plus infinity; null: without a bound, or there is no interval.
 	Lost    int      `json:"lost"`
 	WorstLo *float64 `json:"worst_lo"`
 	WorstHi *float64 `json:"worst_hi"`
 
-	// LostRepeated counts those of the Lost that have a value, of a later attempt: an arm that had to repeat more trials
-	// than its twins lost them once.
+	// LostRepeated counts the blocks beside the Lost that have the value of a later attempt and count as lost too: an arm
+	// that had to repeat more trials than its twins lost them once.
 	LostRepeated int `json:"lost_repeated,omitempty"`
 
 	// LostWhole counts those of the Lost in which the arm and both twins lost the metric, each to the hypervisor or

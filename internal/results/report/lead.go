@@ -434,8 +434,8 @@ func (l *leadTable) differences(s *analysis.Summary) string {
 				moved = append(moved, s.ArmName(arm)+" "+analysis.Signed(d.Value, d.Lo, d.Hi, e.Unit))
 			default:
 				text := s.ArmName(arm)
-				if v, known := s.VisibleIn(e); known {
-					text += " (smallest visible " + quantity.Rough(v, e.Unit) + ")"
+				if d.Found != nil {
+					text += " (found in 80 %: " + quantity.Rough(*d.Found, e.Unit) + ")"
 				}
 				open = append(open, text)
 			}
