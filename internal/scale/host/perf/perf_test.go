@@ -363,6 +363,10 @@ func TestStormLosesNoSamples(t *testing.T) {
 	if others == 0 || tasks == 0 {
 		t.Errorf("without draining: %d records of threads, %d lost", tasks, others)
 	}
+	before, err := os.ReadDir("/proc/self/task") // Go may use these, whose starts are no longer to be seen
+	if err != nil {
+		t.Fatal(err)
+	}
 	tasks, _, others = run(Options{Hz: small.Hz, RingBytes: 64 * small.RingBytes, NoCycles: true},
 		func(s *Sampler, h *Handler) {
 			over := make(chan struct{})
@@ -378,7 +382,7 @@ func TestStormLosesNoSamples(t *testing.T) {
 				}
 			}
 		})
-	if tasks < 2*threads || others > 0 {
+	if tasks < 2*threads-len(before) || others > 0 {
 		t.Errorf("drained as told: %d records of %d threads, %d lost", tasks, threads, others)
 	}
 	small.NoTasks = true
