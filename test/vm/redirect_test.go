@@ -61,7 +61,7 @@ missing 1 'load the module veth'
 insmod `+veth+` || exit 1
 missing 2 CONFIG_NET_SCH_INGRESS
 tare doctor >/said
-grep -q "^?   redirect-tproxy .*not tried" /said && ! grep -q nf_tables /proc/modules || { cat /said >&2; exit 1; }
+grep -q "^? *redirect-tproxy .*not tried" /said && ! grep -q nf_tables /proc/modules || { cat /said >&2; exit 1; }
 tare doctor --load-modules >/said
 for way in iptables tproxy ebpf; do
 	grep -q "^NO .*redirect-$way" /said || { cat /said >&2; exit 1; }

@@ -241,7 +241,10 @@ broken{ 1
 			t.Errorf("%q is taken for a metric", text)
 		}
 	}
-	for _, page := range []string{"a NaN\n", "a -1\n", "a\t\n", `a{b="c` + "\n", "a x\n", "a 1", "a 1e300\n", "a +Inf\n",
+	if got, seen, err := (&selector{name: "a"}).sum("a 1\na{b=\"c\"} 2"); got != 3 || !seen || err != nil {
+		t.Errorf("a last line without a newline: %d, %v, %v", got, seen, err)
+	}
+	for _, page := range []string{"a NaN\n", "a -1\n", "a\t\n", `a{b="c` + "\n", "a x\n", "a 1e300\n", "a +Inf\n",
 		"a{b=\"c\",b=\"d\"} 1\n"} {
 		if _, _, err := (&selector{name: "a"}).sum(page); err == nil {
 			t.Errorf("%q is taken for a count", page)

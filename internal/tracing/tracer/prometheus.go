@@ -58,7 +58,7 @@ func (s *selector) sum(page string) (total int64, seen bool, err error) {
 	for line := range strings.Lines(page) {
 		rest, ok := strings.CutPrefix(strings.TrimLeft(line, " \t"), s.name)
 		if ok && rest != "" && strings.ContainsAny(rest[:1], "{ \t") { // no longer name
-			own.WriteString(line)
+			own.WriteString(strings.TrimSuffix(line, "\n") + "\n") // the last may have none
 		}
 	}
 	samples, err := parseSamples(s.name, own.String())
