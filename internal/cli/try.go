@@ -53,7 +53,8 @@ load of another kind.
 The command is started once by itself first, to see that it runs and how long its start-up takes, and then for each
 trial anew, in a control group of its own. It must stay in the foreground, and needs no terminal. {cgroup_dir},
 {cgroup_id} and {cgroup_path} in its arguments are the control group of the workload, {dir} a directory of its own,
-{port} a free port.
+{port} a free port. A command with {address} in them stands in the path of requests: they go there, and the application
+is at {server.address}.
 
 With --against another command, such as the previous version, is the baseline. Both run as arms of one run, in random
 order within each block, so the differences are those of the versions, and not of the machine on two days. Settings of
@@ -274,9 +275,10 @@ func (f tryFlags) workloads() ([]workload, error) {
 		all = []workload{one}
 	}
 	var chosen []workload
+	inPath := subject.InPath(f.command) // only what goes to the application goes through it
 	for _, w := range all {
 		k := kind.Find(kind.Load, w.load)
-		if k != nil && (k.About().Protocol == "" || k.About().Protocol == app.About().Protocol) {
+		if k != nil && (k.About().Protocol == "" && !inPath || k.About().Protocol == app.About().Protocol) {
 			chosen = append(chosen, w)
 		}
 	}
