@@ -415,7 +415,7 @@ func (j *joined) own(ctx context.Context, p *one) (map[string]float64, error) {
 	if !ok {
 		return nil, nil
 	}
-	asking, cancel := context.WithTimeout(ctx, askFor)
+	asking, cancel := context.WithTimeout(ctx, tellFor)
 	defer cancel()
 	return t.Own(asking, p.place)
 }

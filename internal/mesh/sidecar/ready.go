@@ -17,7 +17,8 @@ import (
 // How readiness is asked.
 const (
 	askEvery  = 5 * time.Millisecond
-	askFor    = time.Second            // for a connection, and for what a proxy says of itself
+	askFor    = time.Second            // for a connection
+	tellFor   = 10 * time.Second       // for what a proxy says of itself, when its machine stands still for seconds
 	staysOpen = 100 * time.Millisecond // that a connection of TCP must
 )
 
