@@ -630,7 +630,7 @@ func (p *progress) say(at engine.Progress) {
 	switch {
 	case p.terminal:
 		arm := n.Arm
-		if level := analysis.Level(n.Factors); level != "" {
+		if level := record.LevelName(n.Factors); level != "" {
 			arm += ", " + level
 		}
 		p.clear()

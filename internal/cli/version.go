@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"runtime"
@@ -54,13 +53,10 @@ is probed: 'tare doctor' tries out what this machine has.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return promptly(cmd.Context(), func() error {
-				out := cmd.OutOrStdout()
-				if !asJSON {
-					return printVersion(out, thisVersion())
+				if asJSON {
+					return printJSON(cmd, thisVersion())
 				}
-				enc := json.NewEncoder(out)
-				enc.SetIndent("", " ")
-				return enc.Encode(thisVersion())
+				return printVersion(cmd.OutOrStdout(), thisVersion())
 			})
 		},
 	}

@@ -10,7 +10,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"math/big"
 	"os"
@@ -509,15 +508,7 @@ const maxCredential = 64 << 10
 
 // readCredential reads a file with a key or a certificate.
 func readCredential(path string) ([]byte, error) {
-	f, err := files.Open(path)
-	if err != nil {
-		return nil, cannotReadKeys(err, path)
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxCredential+1))
-	if err == nil && len(text) > maxCredential {
-		err = fmt.Errorf("it has more than %d KiB", maxCredential>>10)
-	}
+	text, err := files.Read(path, maxCredential)
 	return text, cannotReadKeys(err, path)
 }
 

@@ -3,7 +3,6 @@ package engine
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/metric"
+	"tare/internal/experiment/record"
 	"tare/internal/experiment/spec"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
@@ -37,7 +37,7 @@ func TooShort(s *spec.Spec) (all []string) {
 			if rate == 0 || rate*s.Duration.Seconds() >= need*(1-1e-9) {
 				continue
 			}
-			levels, least = append(levels, levelText(l)), min(least, rate)
+			levels, least = append(levels, record.LevelName(l)), min(least, rate)
 		}
 		if len(levels) == 0 {
 			continue
@@ -89,12 +89,4 @@ func requestRate(s *spec.Spec) (total float64) {
 		total += rate(p.Options)
 	}
 	return total
-}
-
-func levelText(l spec.Level) string {
-	var parts []string
-	for _, name := range slices.Sorted(maps.Keys(l)) {
-		parts = append(parts, name+" "+l[name])
-	}
-	return strings.Join(parts, ", ")
 }

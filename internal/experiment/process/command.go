@@ -267,7 +267,7 @@ func (c Command) Line() string {
 // on the PATH, and of code fault.Usage for a path that is wrong. A name is looked for on this process's PATH.
 func (c Command) Installed() error {
 	for _, f := range c.Files {
-		if _, _, err := f.read(); err != nil {
+		if _, err := f.read(); err != nil {
 			return err
 		}
 	}

@@ -4,8 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,6 +23,7 @@ const (
 type File struct {
 	Name string // in the command's directory: no path
 	Path string // of the user's, relative to this process's working directory
+	Sum  string // SHA-256 of the user's as At read it, in hexadecimal; empty before
 }
 
 // filesOf reads the setting. Its error reads on after the setting's name.
@@ -50,67 +49,44 @@ func filesOf(line string) ([]File, error) {
 			return nil, fmt.Errorf("has two files %s: write one of them as NAME=PATH", text.Clip(name))
 		}
 		seen[name] = true
-		all = append(all, File{name, path})
+		all = append(all, File{Name: name, Path: path})
 	}
 	return all, nil
 }
 
-// read reads the user's file, with its mode, and finds placeholders that are misspelt. Its error has the code
-// fault.Usage.
-func (f File) read() (content []byte, mode fs.FileMode, err error) {
-	file, err := files.Open(f.Path)
-	if err == nil {
-		defer file.Close()
-		content, mode, err = readAll(file)
-	}
+// read reads the user's file, and finds placeholders that are misspelt. Its error has the code fault.Usage.
+func (f File) read() ([]byte, error) {
+	content, err := files.Read(f.Path, maxFile)
 	if err == nil {
 		err = checkPlaceholders(string(content))
 	}
-	if err != nil {
-		return nil, 0, fault.Wrap(err, fault.Usage, f.Path, "'files' takes paths relative to where tare is started",
-			"the file cannot be used")
-	}
-	return content, mode, nil
+	return content, fault.Wrap(err, fault.Usage, f.Path, "'files' takes paths relative to where tare is started",
+		"the file cannot be used")
 }
 
-func readAll(file *os.File) ([]byte, fs.FileMode, error) {
-	info, err := file.Stat()
+// write writes the file into the directory of a place, with the mode of the user's, and gives the SHA-256 of the
+// user's, in hexadecimal.
+func (f File) write(p Place) (sum string, err error) {
+	content, err := f.read()
 	if err != nil {
-		return nil, 0, err
-	}
-	content, err := io.ReadAll(io.LimitReader(file, maxFile+1))
-	if err == nil && len(content) > maxFile {
-		err = fmt.Errorf("it is larger than %d bytes", maxFile)
-	}
-	return content, info.Mode().Perm(), err
-}
-
-// Sum is the SHA-256 of the user's file as it is now, in hexadecimal; empty where it cannot be read.
-func (f File) Sum() string {
-	content, _, err := f.read()
-	if err != nil {
-		return ""
-	}
-	sum := sha256.Sum256(content)
-	return hex.EncodeToString(sum[:])
-}
-
-// write writes the file into the directory of a place.
-func (f File) write(p Place) error {
-	content, mode, err := f.read()
-	if err != nil {
-		return err
+		return "", err
 	}
 	filled, err := p.fill(string(content))
 	if err != nil {
-		return fault.New(fault.Usage, f.Path, "only what is known where the command runs has a value", "the file %s", err)
+		return "", fault.New(fault.Usage, f.Path, "only what is known where the command runs has a value", "the file %s",
+			err)
 	}
 	if p.Dir == "" {
-		return fault.New(fault.Usage, f.Path, "leave \"files\" out", "there is no directory for files here")
+		return "", fault.New(fault.Usage, f.Path, "leave \"files\" out", "there is no directory for files here")
 	}
-	if err := os.WriteFile(filepath.Join(p.Dir, f.Name), []byte(filled), mode); err != nil {
-		return fault.Wrap(err, fault.Machine, p.Dir, "make room, or set TMPDIR to a directory on another disk",
+	info, err := os.Stat(f.Path)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(p.Dir, f.Name), []byte(filled), info.Mode().Perm())
+	}
+	if err != nil {
+		return "", fault.Wrap(err, fault.Machine, p.Dir, "make room, or set TMPDIR to a directory on another disk",
 			"%s cannot be written", f.Name)
 	}
-	return nil
+	digest := sha256.Sum256(content)
+	return hex.EncodeToString(digest[:]), nil
 }

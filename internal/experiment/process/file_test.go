@@ -36,9 +36,7 @@ func TestFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	place := Place{Dir: dir, Address: "127.0.0.1:7000", App: func(name string) (string, bool) {
-		return "[::1]:80", name == "web"
-	}}
+	place := Place{Dir: dir, Address: "127.0.0.1:7000", App: func(string) string { return "[::1]:80" }}
 	if c, err = c.At(place); err != nil || c.Line() != "proxy -f "+dir+"/proxy.cfg" {
 		t.Fatalf("%s, %v", c.Line(), err)
 	}
@@ -49,7 +47,7 @@ func TestFiles(t *testing.T) {
 			t.Errorf("%s: %v, %v: %s", name, err, info.Mode(), got)
 		}
 	}
-	if sum := c.Files[0].Sum(); len(sum) != 64 {
+	if sum := c.Files[0].Sum; len(sum) != 64 {
 		t.Errorf("its sum is %q", sum)
 	}
 }
@@ -69,7 +67,7 @@ func TestBadFiles(t *testing.T) {
 		{t.TempDir(), "cannot be used"},
 		{userFile(t, "b.cfg", "{prot}"), "did you mean {port}?"},
 		{userFile(t, "c.cfg", "{web.adress}"), "did you mean {web.address}?"},
-		{userFile(t, "d.cfg", strings.Repeat("x", maxFile+1)), "larger than"},
+		{userFile(t, "d.cfg", strings.Repeat("x", maxFile+1)), "it has more than 1 MiB"},
 	} {
 		command, err := OptionsOf(param.Values{"command": "true", "files": c.files})
 		if err == nil {

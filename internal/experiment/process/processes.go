@@ -104,18 +104,11 @@ func listening(root string, pids []int) []string {
 	}
 	found := map[netip.AddrPort]bool{}
 	for _, pid := range owners { // each may be in a network namespace of its own
-		for _, name := range []string{"tcp", "tcp6"} {
-			f, err := os.Open(filepath.Join(root, strconv.Itoa(pid), "net", name))
-			if err != nil {
-				continue // it has ended, or there is no IPv6
+		_ = eachSocket(filepath.Join(root, strconv.Itoa(pid), "net"), func(line string) { // it may have ended
+			if a, inode, ok := parseListener(line); ok && sockets[inode] {
+				found[dialable(a)] = true
 			}
-			for scan := bufio.NewScanner(f); scan.Scan(); {
-				if a, inode, ok := parseListener(scan.Text()); ok && sockets[inode] {
-					found[dialable(a)] = true
-				}
-			}
-			_ = f.Close() // nothing was written
-		}
+		})
 	}
 	var all []netip.AddrPort
 	for a := range found {
@@ -160,33 +153,40 @@ type Connection struct{ Local, Remote netip.AddrPort }
 // are closing or were closed within the last minute (TIME_WAIT).
 func Connections(port uint16) ([]Connection, error) {
 	var all []Connection
+	err := eachSocket("/proc/thread-self/net", func(line string) {
+		f := strings.Fields(line)
+		if len(f) < 4 || f[3] == stateListen {
+			return
+		}
+		local, ok1 := parseEnd(f[1])
+		remote, ok2 := parseEnd(f[2])
+		if ok1 && ok2 && (local.Port() == port || remote.Port() == port) {
+			all = append(all, Connection{local, remote})
+		}
+	})
+	return all, err
+}
+
+// eachSocket gives the lines of the TCP sockets of a network namespace, whose directory in /proc is dir.
+func eachSocket(dir string, line func(string)) error {
 	for _, name := range []string{"tcp", "tcp6"} {
-		f, err := os.Open("/proc/thread-self/net/" + name)
+		f, err := os.Open(filepath.Join(dir, name))
 		if errors.Is(err, fs.ErrNotExist) && name == "tcp6" {
-			continue
+			continue // there is no IPv6
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
 		scan := bufio.NewScanner(f)
 		for scan.Scan() {
-			fields := strings.Fields(scan.Text())
-			if len(fields) < 4 || fields[3] == stateListen {
-				continue
-			}
-			local, ok1 := parseEnd(fields[1])
-			remote, ok2 := parseEnd(fields[2])
-			if ok1 && ok2 && (local.Port() == port || remote.Port() == port) {
-				all = append(all, Connection{local, remote})
-			}
+			line(scan.Text())
 		}
-		err = scan.Err()
 		_ = f.Close() // nothing was written
-		if err != nil {
-			return nil, err
+		if err := scan.Err(); err != nil {
+			return err
 		}
 	}
-	return all, nil
+	return nil
 }
 
 // stateListen is TCP_LISTEN of include/net/tcp_states.h, as the files print it.

@@ -109,8 +109,8 @@ type Place struct {
 	Dir        string // a directory of its own, which is removed when it has ended
 	Port       int    // a TCP port that is free, for it to listen on
 	Address    string // host:port: where the application of a load is; where an application or subject is to listen
-	// App is where an application is, host:port, by its name, and false of a name that is none's; nil: none are known.
-	App      func(name string) (address string, known bool)
+	// App is where an application is, host:port, by its name, and empty for a name that is none's. Nil: none are known.
+	App      func(name string) string
 	Duration time.Duration // for which a load is to run, warm-up included
 	Window   time.Duration // of it, the part that is measured: the last
 }
@@ -134,7 +134,8 @@ var placeholders = []struct {
 }
 
 const placeholderDoc = "`{address}` (with `{host}` and `{port}`: where the application is, or where it is to listen " +
-	"itself), `{web.address}` (with `{web.host}` and `{web.port}`) in a subject for the application web, `{seconds}` (whole seconds that a load is to run, rounded up) and `{window}` (those of them that are measured), " +
+	"itself), `{web.address}` (with `{web.host}` and `{web.port}`) in a subject for the application web, `{seconds}` " +
+	"(whole seconds that a load is to run, rounded up) and `{window}` (those of them that are measured), " +
 	"`{dir}` for a directory of its own, `{cgroup_dir}`, `{cgroup_id}` and `{cgroup_path}` of its control group, and " +
 	"`{self}` for tare itself"
 
@@ -239,8 +240,7 @@ func (p Place) value(in string) (value string, known bool) {
 		if p.App == nil {
 			return "", true
 		}
-		address, _ := p.App(app)
-		p, name = Place{Address: address}, of
+		p, name = Place{Address: p.App(app)}, of
 	}
 	for _, h := range placeholders {
 		if h.name == name {
@@ -270,9 +270,12 @@ func (c Command) At(p Place) (Command, error) {
 		return filled
 	}
 	c.Argv, c.Env = all("command", c.Argv), all("env", c.Env)
-	for _, f := range c.Files {
-		if fillErr := f.write(p); fillErr != nil && err == nil {
-			err = fillErr
+	c.Files = slices.Clone(c.Files)
+	for i := range c.Files {
+		f := &c.Files[i]
+		var writeErr error
+		if f.Sum, writeErr = f.write(p); err == nil {
+			err = writeErr
 		}
 	}
 	c.Dir, c.Address = put("dir", c.Dir), put("address", c.Address)

@@ -81,7 +81,7 @@ func read(dir string, decode func(line []byte) (Trial, error)) (*Contents, error
 }
 
 func (c *Contents) readRun(path string) error {
-	data, err := readAll(path, maxRunBytes)
+	data, err := files.Read(path, maxRunBytes)
 	if errors.Is(err, fs.ErrNotExist) {
 		return fault.New(fault.Usage, c.Dir, "a run directory is what 'tare run' writes",
 			"there is no %s: this is not a run directory", RunFile)
@@ -153,18 +153,6 @@ func LevelKey(level map[string]string) string {
 		}
 	}
 	return string(b)
-}
-
-func readAll(path string, most int64) ([]byte, error) {
-	f, err := files.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	if info, err := f.Stat(); err == nil && info.Size() > most {
-		return nil, fmt.Errorf("it has more than %d MiB", most>>20)
-	}
-	return io.ReadAll(f)
 }
 
 // readLine reads a line with its end; what comes with io.EOF is the last.

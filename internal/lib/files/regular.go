@@ -3,6 +3,7 @@ package files
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -46,6 +47,23 @@ func Open(path string) (*os.File, error) {
 		return refused(err)
 	}
 	return os.NewFile(uintptr(fd), path), nil
+}
+
+// Read reads a regular file, which Open opens, of at most so many bytes, which are at least 1 KiB.
+func Read(path string, most int64) ([]byte, error) {
+	f, err := Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err != nil || int64(len(data)) <= most {
+		return data, err
+	}
+	if most < 1<<20 {
+		return nil, fmt.Errorf("it has more than %d KiB", most>>10)
+	}
+	return nil, fmt.Errorf("it has more than %d MiB", most>>20)
 }
 
 func retryOpen(path string, flags int) (int, error) {

@@ -1,9 +1,6 @@
 package self
 
-import (
-	"runtime/debug"
-	"strings"
-)
+import "runtime/debug"
 
 // Version of Tare; releases set it with -ldflags -X.
 var Version = "0.1.0-dev"
@@ -32,11 +29,13 @@ func Build() string {
 	if !ok {
 		return "unknown"
 	}
-	b := []string{info.GoVersion}
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" || s.Key == "vcs.modified" && s.Value == "true" {
-			b = append(b, strings.TrimPrefix(s.Key, "vcs.")+"="+s.Value)
-		}
+	b := info.GoVersion
+	revision, modified := Commit()
+	if revision != "" {
+		b += " revision=" + revision
 	}
-	return strings.Join(b, " ")
+	if modified {
+		b += " modified=true"
+	}
+	return b
 }

@@ -495,7 +495,7 @@ func (s *Summary) Slope(x Term, unit string, largest float64) string {
 	for many < 1000 && many*10 <= largest {
 		many *= 10
 	}
-	what := "of " + FactorName(x.Name)
+	what := "of " + record.FactorName(x.Name)
 	for _, p := range s.Phrases {
 		if _, unit, ok := strings.Cut(p.Words[""], "{} "); p.Factor == x.Name && ok {
 			what = unit

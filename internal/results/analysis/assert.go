@@ -435,12 +435,12 @@ func (a *asserter) measured(t *Table, of assertion.Assertion, p place, c *Check)
 	if c.Result != Undecided {
 		a.lag(t, of, p, e.Value, c)
 	}
-	if c.Result != Undecided && t.carried[armMetric{p.arm, of.Metric}] {
-		c.Result, c.Why = Undecided, CarryReason+": the arm changes the trial that runs right after it"
-	}
-	values := changes(of)(t.pairs(p.at, p.arm, of.Metric))
-	if c.Result != Undecided && !e.Beyond(of.Bound) && a.dependence(t, of, p).Strong(values) {
-		c.Result, c.Why = Undecided, DependenceReason+": its interval may still be too narrow"
+	switch {
+	case c.Result == Undecided:
+	case t.carried[armMetric{p.arm, of.Metric}]:
+		c.Result, c.Why = Undecided, carriesOver
+	case !e.Beyond(of.Bound) && a.dependence(t, of, p).Strong(changes(of)(t.pairs(p.at, p.arm, of.Metric))):
+		c.Result, c.Why = Undecided, tooNarrow
 	}
 }
 

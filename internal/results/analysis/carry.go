@@ -12,8 +12,8 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// CarryReason is how Difference.Unresolved begins when what an arm leaves to the next trial is the reason.
-const CarryReason = "carry-over"
+// carriesOver is why nothing is claimed of an arm that leaves something to the next trial.
+const carriesOver = "carry-over: the arm changes the trial that runs right after it"
 
 // findOrder finds which arm ran right before each trial, by the positions in its block. The first trial of a block has
 // none, and what was run again is left out on both sides.
@@ -37,28 +37,21 @@ func (t *Table) findOrder(trials []record.Trial) {
 func (t *Table) findCarryOver() {
 	t.carried = map[armMetric]bool{}
 	for _, metric := range t.metrics {
-		for _, arm := range t.Subjects() {
-			up, down := 0, 0
-			for _, at := range t.Levels {
-				level := record.LevelKey(at)
-				for _, block := range t.blocks(level, hasMetric(metric), record.Direct, record.AA) {
-					direct, aa := cell{level, record.Direct, block}, cell{level, record.AA, block}
-					if (t.before[direct] == arm) == (t.before[aa] == arm) {
-						continue
-					}
-					after, other := t.cells[direct].metrics[metric], t.cells[aa].metrics[metric]
-					if t.before[aa] == arm {
-						after, other = other, after
-					}
-					switch {
-					case after > other:
-						up++
-					case after < other:
-						down++
-					}
+		// How often the twin that ran right after an arm, as the other did not, read higher, by arm; and lower.
+		read := map[bool]map[string]int{true: {}, false: {}}
+		for _, at := range t.Levels {
+			level := record.LevelKey(at)
+			for _, block := range t.blocks(level, hasMetric(metric), record.Direct, record.AA) {
+				direct, aa := cell{level, record.Direct, block}, cell{level, record.AA, block}
+				x, y := t.cells[direct].metrics[metric], t.cells[aa].metrics[metric]
+				if before, other := t.before[direct], t.before[aa]; x != y && before != other {
+					read[x > y][before]++
+					read[y > x][other]++
 				}
 			}
-			t.carried[armMetric{arm, metric}] = stats.SignTest(up, down) < selection
+		}
+		for _, arm := range t.Subjects() {
+			t.carried[armMetric{arm, metric}] = stats.SignTest(read[true][arm], read[false][arm]) < selection
 		}
 	}
 }

@@ -72,7 +72,6 @@ func componentTable(name string, run record.Run, trials []record.Trial, s *Summa
 		own[i].Metrics, own[i].Counts, own[i].Loads = own[i].Components[name], nil, nil
 	}
 	t := newTable(run, own, s)
-	t.findSelection()
-	t.findCarryOver()
+	t.judgeArms()
 	return t
 }

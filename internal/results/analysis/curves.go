@@ -77,8 +77,7 @@ func Curves(run record.Run, trials []record.Trial) []Curve {
 		seed: run.Seed, table: newTable(run, trials, &Summary{}), metric: run.Defined().QuantileOf(load.Latency, 0.5),
 		latency: map[cell]quantiles{}, lag: map[cell]quantiles{}, blocks: map[levelArm][]int{},
 	}
-	c.table.findSelection()
-	c.table.findCarryOver()
+	c.table.judgeArms()
 	levels, arms := map[string]factors{}, map[string]bool{}
 	for _, t := range trials {
 		at := cell{record.LevelKey(t.Factors), t.Arm, t.Block}

@@ -22,7 +22,8 @@ func (s *Summary) estimate(t *Table, at factors, metric string, dependences map[
 	}
 	defined := t.defined.Of(metric)
 	for _, arm := range t.Arms {
-		value := stats.Median(t.Column(at, arm, metric))
+		column := t.Column(at, arm, metric)
+		value := stats.Median(column)
 		if value.N == 0 {
 			continue
 		}
@@ -32,8 +33,7 @@ func (s *Summary) estimate(t *Table, at factors, metric string, dependences map[
 		}
 		e.Lo, e.Hi = ends(value)
 		if defined.Cost {
-			e.Mean = newMean(stats.MeanAt(t.Column(at, arm, metric), stats.Confidence))
-			e.Outlying = stats.Outlying(t.Column(at, arm, metric))
+			e.Mean, e.Outlying = newMean(stats.MeanAt(column, stats.Confidence)), stats.Outlying(column)
 		}
 		if t.count(pool{record.LevelKey(at), arm, metric}, func(f fate) bool { return f.why() == tooFew }) > 0 {
 			e.Notes = append(e.Notes, withheldNote(defined.Undisturbed))
@@ -139,11 +139,11 @@ func (c *comparison) difference() (out *Difference, notes []string) {
 	}
 	out.judge(c.arm, d, c.twins.far, c.twins.known)
 	if out.Unresolved == "" && c.arm != record.AA && c.dependence.Strong(stats.Differences(c.pairs)) {
-		const says = DependenceReason + ": its interval may still be too narrow"
+		out.strong = true
 		if d.Beyond(0) {
-			notes = append(notes, says)
+			notes = append(notes, tooNarrow)
 		} else {
-			out.Unresolved = says
+			out.Unresolved = tooNarrow
 		}
 	}
 	if out.Unresolved == "" {
@@ -153,7 +153,7 @@ func (c *comparison) difference() (out *Difference, notes []string) {
 		}
 	}
 	if out.Unresolved == "" && c.carried {
-		out.Unresolved = CarryReason + ": the arm changes the trial that runs right after it"
+		out.Unresolved = carriesOver
 	}
 	out.Resolved = out.Unresolved == ""
 	return out, notes
@@ -218,8 +218,8 @@ func (d *Difference) judge(arm string, e stats.Estimate, far float64, farKnown b
 // LossReason is how Difference.Unresolved begins when lost blocks are the reason.
 const LossReason = "lost trials"
 
-// DependenceReason is how Difference.Unresolved begins when blocks that resemble each other are the reason.
-const DependenceReason = "neighbouring blocks resemble each other too much"
+// tooNarrow is why nothing is claimed where blocks depend on each other strongly.
+const tooNarrow = "neighbouring blocks resemble each other too much: its interval may still be too narrow"
 
 // unresolved says why a difference is not resolved; empty when it is.
 func unresolved(arm string, d stats.Estimate, visible float64, farKnown bool) string {
@@ -303,8 +303,7 @@ func (s *Summary) warnOfDependence(dependences map[armMetric]stats.Dependence) {
 	unknown, known := false, false
 	for _, e := range s.Estimates {
 		d := dependences[armMetric{e.Arm, e.Metric}]
-		noted := slices.ContainsFunc(e.Notes, func(n string) bool { return strings.HasPrefix(n, DependenceReason) })
-		if noted || e.Difference != nil && strings.HasPrefix(e.Difference.Unresolved, DependenceReason) {
+		if e.Difference != nil && e.Difference.strong {
 			claim := quantity.Label(e.Metric) + " of " + e.Arm
 			if !slices.Contains(claims, claim) {
 				claims = append(claims, claim)

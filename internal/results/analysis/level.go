@@ -2,23 +2,10 @@ package analysis
 
 import (
 	"maps"
-	"slices"
 	"strings"
+
+	"tare/internal/experiment/record"
 )
-
-// Level names one value of each factor, for tables: "connections 64, rate 1000".
-func Level(level map[string]string) string {
-	var parts []string
-	for _, name := range slices.Sorted(maps.Keys(level)) {
-		parts = append(parts, FactorName(name)+" "+level[name])
-	}
-	return strings.Join(parts, ", ")
-}
-
-// FactorName is a factor as people call it: what is set in all arms ("arms.*.services") needs no path.
-func FactorName(name string) string {
-	return strings.TrimPrefix(strings.TrimPrefix(name, "arms."), "*.")
-}
 
 // At words a level as it stands in a sentence: "for a cluster inserted from decoded form", by the run's phrases and in
 // their order. Factors without one follow by name: "at rate 1000, connections 64".
@@ -36,7 +23,7 @@ func (s *Summary) At(level map[string]string) string {
 		}
 	}
 	if len(rest) > 0 {
-		parts = append(parts, "at "+Level(rest))
+		parts = append(parts, "at "+record.LevelName(rest))
 	}
 	return strings.Join(parts, " ")
 }

@@ -96,6 +96,12 @@ func (t *Table) excess(at factors, arm, metric string) int {
 // spoiledFirst reports whether the first attempt had no value.
 func spoiledFirst(f fate) bool { return !f.told || f.again }
 
+// judgeArms finds the arms that choose their trials, or change those after them.
+func (t *Table) judgeArms() {
+	t.findSelection()
+	t.findCarryOver()
+}
+
 // findSelection finds the arms that lost more first attempts of a metric than the twins do beyond chance, over all
 // levels (Fisher's exact test, one-sided). A gate that the subject itself trips more often leaves the trials in which
 // it was fast.

@@ -181,10 +181,19 @@ func (p *Prose) moved(e *Estimate) string {
 // foundFrom is how the reason begins where a difference is too small to be seen.
 const foundFrom = " (found in 80 %: "
 
+// FoundIn words the effect that most such runs find, in brackets after what was not resolved; empty where it is not
+// known.
+func (d *Difference) FoundIn(unit string) string {
+	if d.Found == nil {
+		return ""
+	}
+	return foundFrom + quantity.Rough(*d.Found, unit) + ")"
+}
+
 // visible says why a difference is not resolved.
 func (p *Prose) visible(e *Estimate) string {
 	if d := e.Difference; d.Found != nil && math.Abs(d.Value) <= *d.SmallestVisible {
-		return foundFrom + quantity.Rough(*d.Found, e.Unit) + ")"
+		return d.FoundIn(e.Unit)
 	}
 	if strings.HasPrefix(e.Difference.Unresolved, LagReason) {
 		return " (" + LagReason + ")"

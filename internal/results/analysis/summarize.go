@@ -44,8 +44,7 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 			s.Self.RSSBytes = max(s.Self.RSSBytes, l.Self.RSSBytes)
 		}
 	}
-	t.findSelection()
-	t.findCarryOver()
+	t.judgeArms()
 	dependences := t.dependences()
 	for _, at := range t.Levels {
 		for _, metric := range t.metrics {

@@ -175,6 +175,8 @@ type Difference struct {
 	// Effective is how many independent blocks the N are worth, since neighbouring ones resemble each other; null where
 	// too few differences were measured to say.
 	Effective *float64 `json:"effective_blocks"`
+
+	strong bool // blocks depend on each other so strongly that the interval may still be too narrow
 }
 
 // Loss is what an arm has no value of in some blocks in which it ran.

@@ -289,17 +289,17 @@ func judged(all [][]Weight, name string) (passed, failed int) {
 // open says whether the tries do not agree yet on a weight that noise or chance can spoil: it passed less than twice,
 // and failed less than twice.
 func open(all [][]Weight) bool {
-	return slices.ContainsFunc(all[len(all)-1], func(w Weight) bool {
-		passed, failed := judged(all, w.Name)
-		return (w.sensitive || w.chancy) && passed+failed > 0 && max(passed, failed) < 2
-	})
+	return anySpoilable(all, func(passed, failed int) bool { return passed+failed > 0 && max(passed, failed) < 2 })
 }
 
 // split says whether a weight that noise or chance can spoil passed as often as it failed.
 func split(all [][]Weight) bool {
+	return anySpoilable(all, func(passed, failed int) bool { return passed > 0 && passed == failed })
+}
+
+func anySpoilable(all [][]Weight, is func(passed, failed int) bool) bool {
 	return slices.ContainsFunc(all[len(all)-1], func(w Weight) bool {
-		passed, failed := judged(all, w.Name)
-		return (w.sensitive || w.chancy) && passed > 0 && passed == failed
+		return (w.sensitive || w.chancy) && is(judged(all, w.Name))
 	})
 }
 

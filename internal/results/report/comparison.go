@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"tare/internal/experiment/record"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
 	"tare/internal/results/comparison"
@@ -109,7 +110,7 @@ func verdictOf(c *comparison.Comparison) string {
 func placeOf(arm, component string, factors map[string]string) string {
 	text := strings.TrimSpace(arm + " " + component)
 	if len(factors) > 0 {
-		text += ", " + analysis.Level(factors)
+		text += ", " + record.LevelName(factors)
 	}
 	return text
 }

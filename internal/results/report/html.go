@@ -45,7 +45,7 @@ var page = template.Must(template.New("report").Funcs(template.FuncMap{
 		_, n := utf8.DecodeRuneInString(title)
 		return strings.ToLower(title[:n]) + title[n:]
 	},
-	"clean": clean, "level": analysis.Level, "label": quantity.Label,
+	"clean": clean, "level": record.LevelName, "label": quantity.Label,
 	"value": func(s string) string { v, _, _ := strings.Cut(s, " ["); return v },
 	"interval": func(s string) string {
 		if _, interval, ok := strings.Cut(s, " ["); ok {

@@ -284,12 +284,12 @@ func (d *chartData) stairTables() (all []tableRow) {
 func levelName(factors map[string]string) string {
 	named := map[string]string{}
 	for name, v := range factors {
-		if short := analysis.FactorName(name); factors[short] == "" {
+		if short := record.FactorName(name); factors[short] == "" {
 			name = short
 		}
 		named[name] = v
 	}
-	return analysis.Level(named)
+	return record.LevelName(named)
 }
 
 // unstar names factors in texts as the rest of the page does.
@@ -297,7 +297,7 @@ func (d *chartData) unstar(texts []string) {
 	names := map[string]string{}
 	for _, l := range d.Levels {
 		for name := range l.factors {
-			if short := analysis.FactorName(name); short != name && short != "" {
+			if short := record.FactorName(name); short != name && short != "" {
 				names[name] = short
 			}
 		}
@@ -316,5 +316,5 @@ func (m *dataMaker) rest() {
 		delete(others, m.Factor)
 		m.Levels[i].Rest = clean(levelName(others))
 	}
-	m.FactorName = clean(analysis.FactorName(m.Factor))
+	m.FactorName = clean(record.FactorName(m.Factor))
 }

@@ -76,6 +76,9 @@ func newLead(s *analysis.Summary, run record.Run) *leadTable {
 	levels, arms := placesOf(s)
 	l := &leadTable{byWeight: m.columns(run.Metrics)}
 	l.Metrics = inOrder(s, l.byWeight)
+	for _, name := range l.Metrics {
+		m.split = append(m.split, m.splitOf(name))
+	}
 	for _, level := range levels {
 		of := leadLevel{Title: clean(strings.TrimPrefix(s.At(level), "at "))}
 		for _, arm := range arms {
@@ -95,6 +98,7 @@ type leadMaker struct {
 	s       *analysis.Summary
 	defined metric.Set
 	at      map[leadPlace]*analysis.Estimate
+	split   []string // of each column, the metric whose components stand in it; empty: none
 	marked  bool
 }
 
@@ -186,16 +190,14 @@ func (m *leadMaker) rows(columns []string, arm string, level map[string]string) 
 			cell = m.cell(e)
 		}
 		whole.Cells = append(whole.Cells, cell)
-		for _, of := range m.splits(name) {
-			for place, e := range m.at {
-				if place.metric != of || place.arm != arm || place.component == "" || place.level != key {
-					continue
-				}
-				if parts[place.component] == nil {
-					parts[place.component] = make([]string, len(columns))
-				}
-				parts[place.component][i] = rowOf(m.s, *e).Value
+		for place, e := range m.at {
+			if place.metric != m.split[i] || place.arm != arm || place.component == "" || place.level != key {
+				continue
 			}
+			if parts[place.component] == nil {
+				parts[place.component] = make([]string, len(columns))
+			}
+			parts[place.component][i] = rowOf(m.s, *e).Value
 		}
 	}
 	rows := []leadRow{whole}
@@ -208,23 +210,23 @@ func (m *leadMaker) rows(columns []string, arm string, level map[string]string) 
 	return rows
 }
 
-// splits are the metrics whose components are those of a column: itself, or else its kind's part that components have.
-func (m *leadMaker) splits(name string) []string {
+// splitOf is the metric whose components are those of a column: itself, or else its kind's part that components have.
+func (m *leadMaker) splitOf(name string) string {
 	has := func(name string) bool {
 		return slices.ContainsFunc(m.s.Estimates, func(e analysis.Estimate) bool {
 			return e.Metric == name && e.Component != ""
 		})
 	}
 	if has(name) {
-		return []string{name}
+		return name
 	}
 	whole := m.defined.Of(name)
 	for _, of := range slices.Sorted(maps.Keys(m.defined)) {
 		if d := m.defined[of]; d.PartOf != "" && d.Family == whole.Family && d.Unit == whole.Unit && has(of) {
-			return []string{of}
+			return of
 		}
 	}
-	return nil
+	return ""
 }
 
 // cell is an estimate with its interval, marked where its difference is not resolved.
@@ -433,11 +435,7 @@ func (l *leadTable) differences(s *analysis.Summary) string {
 			case d.Resolved || d.Lo == nil:
 				moved = append(moved, s.ArmName(arm)+" "+analysis.Signed(d.Value, d.Lo, d.Hi, e.Unit))
 			default:
-				text := s.ArmName(arm)
-				if d.Found != nil {
-					text += " (found in 80 %: " + quantity.Rough(*d.Found, e.Unit) + ")"
-				}
-				open = append(open, text)
+				open = append(open, s.ArmName(arm)+d.FoundIn(e.Unit))
 			}
 			intervals = intervals || e.Difference.Lo != nil
 		}

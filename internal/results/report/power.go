@@ -5,6 +5,7 @@ import (
 	"io"
 	"time"
 
+	"tare/internal/experiment/record"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
 )
@@ -29,7 +30,7 @@ func Power(w io.Writer, p *analysis.Power, o Options) error {
 			continue
 		}
 		cells := []string{
-			quantity.Label(r.Metric), analysis.Level(r.Factors), quantity.Value(r.Base, r.Unit),
+			quantity.Label(r.Metric), record.LevelName(r.Factors), quantity.Value(r.Base, r.Unit),
 			fmt.Sprintf("+-%s in %d", quantity.Rough(r.Half/r.Base, quantity.Part), r.N),
 		}
 		for _, n := range r.Needs {

@@ -272,7 +272,7 @@ func models(s *analysis.Summary) []string {
 			}
 			r := m.ValidRange[t.Name]
 			terms = append(terms, s.Slope(t, m.Terms[0].Unit, r[1]))
-			where = append(where, fmt.Sprintf("%s %s to %s", analysis.FactorName(t.Name), asSet(r[0]), asSet(r[1])))
+			where = append(where, fmt.Sprintf("%s %s to %s", record.FactorName(t.Name), asSet(r[0]), asSet(r[1])))
 		}
 		if !matters {
 			continue
@@ -331,7 +331,9 @@ func trialsDone(t analysis.Trials) string {
 	case t.Invalid == t.Done:
 		text += ", each without some of its metrics"
 	default:
-		text += fmt.Sprintf(", %d valid", t.Valid)
+		if t.Valid > 0 {
+			text += fmt.Sprintf(", %d valid", t.Valid)
+		}
 		if t.Invalid > 0 {
 			text += fmt.Sprintf(", %d without some of their metrics", t.Invalid)
 		}
@@ -339,7 +341,7 @@ func trialsDone(t analysis.Trials) string {
 			text += fmt.Sprintf(", %d failed", t.Failed)
 		}
 	}
-	return strings.Replace(text, ", 0 valid", "", 1)
+	return text
 }
 
 // maxExcluded is how many trials that were left out are named; all are in the summary.
@@ -355,7 +357,7 @@ func excluded(s *analysis.Summary) []string {
 		// from 1, as the progress of the run counts
 		line := fmt.Sprintf("trial %d (block %d, %s", x.Index+1, x.Block+1, x.Arm)
 		if len(x.Factors) > 0 {
-			line += ", " + analysis.Level(x.Factors)
+			line += ", " + record.LevelName(x.Factors)
 		}
 		if len(x.Voids) > 0 {
 			line += fmt.Sprintf(") left out of %s: ", quantity.Counted(len(x.Voids), "metric"))

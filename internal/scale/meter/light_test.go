@@ -168,8 +168,8 @@ func TestLight(t *testing.T) {
 	}
 }
 
-// works waits until what runs in a tree has used so much CPU time more: beside others it may get little for a while.
-func works(t *testing.T, tree *placement.Tree, more time.Duration) {
+// cpuHierarchy is this machine's hierarchy of control groups that counts CPU time.
+func cpuHierarchy(t *testing.T) *cgroup.Hierarchy {
 	t.Helper()
 	layout, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {
@@ -179,6 +179,13 @@ func works(t *testing.T, tree *placement.Tree, more time.Duration) {
 	if !ok {
 		t.Skip("needs the CPU time of control groups")
 	}
+	return h
+}
+
+// works waits until what runs in a tree has used so much CPU time more: beside others it may get little for a while.
+func works(t *testing.T, tree *placement.Tree, more time.Duration) {
+	t.Helper()
+	h := cpuHierarchy(t)
 	dir, ok := h.Dir(tree.Path())
 	if !ok {
 		t.Fatalf("%s is not in the hierarchy of CPU time", tree.Path())

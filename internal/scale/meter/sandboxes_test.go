@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/sandbox"
 	"tare/internal/scale/ledger"
 	"tare/test/rights"
@@ -160,14 +159,7 @@ func TestSandboxesWithoutTimeForMemory(t *testing.T) {
 // On this machine: gross is net and tare of a container of runc's that was never in an engine's hands, and its CPU time
 // is what its group has used.
 func TestSandboxesOnThisMachine(t *testing.T) {
-	layout, err := cgroup.Discover(cgroup.Roots{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	h, ok := layout.CPU()
-	if !ok {
-		t.Skip("needs control groups")
-	}
+	h := cpuHierarchy(t)
 	id := strings.Repeat("5a", 32)
 	top := fmt.Sprintf("/tare-test-%d", os.Getpid())
 	for _, path := range []string{top, top + "/" + id} {

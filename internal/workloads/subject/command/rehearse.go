@@ -74,7 +74,7 @@ func Rehearse(ctx context.Context, l *cgroup.Layout, self string, o param.Values
 		}
 	}
 	nowhere := net.JoinHostPort("127.0.0.1", strconv.Itoa(place.Port)) // there are no applications yet
-	place.App = func(string) (string, bool) { return nowhere, true }
+	place.App = func(string) string { return nowhere }
 	if c, err = c.At(place); err != nil {
 		return found, err
 	}

@@ -61,7 +61,8 @@ type started struct {
 	trial   kind.Trial
 	part    *kind.Part
 	command process.Command
-	serves  string // the application that it stands in front of; empty: it is in no request's path
+	files   []process.File // of the user's, that it was started with
+	serves  string         // the application that it stands in front of; empty: it is in no request's path
 
 	group   *placement.Group
 	running *process.Running // nil before Start
@@ -89,6 +90,7 @@ func (s *started) Start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.files = c.Files
 	c.CgroupDir = s.group.V2Dir()
 	if s.serves != "" {
 		s.address = place.Address
@@ -155,10 +157,7 @@ func (s *started) place() (process.Place, error) {
 		s.own, err = ownDir()
 		return s.own.Path(), err
 	})
-	p.App = func(name string) (string, bool) {
-		app, known := s.trial.Applications()[name]
-		return app.Address, known
-	}
+	p.App = func(name string) string { return s.trial.Applications()[name].Address }
 	return p, err
 }
 
@@ -215,8 +214,8 @@ func (s *started) After(context.Context) error {
 	}
 	s.found = &Evidence{Found: found, MemoryPeakBytes: s.trial.Cgroups().MemoryPeak(s.group.Path()),
 		Files: map[string]string{}}
-	for _, f := range s.command.Files {
-		s.found.Files[f.Name] = f.Sum()
+	for _, f := range s.files {
+		s.found.Files[f.Name] = f.Sum
 	}
 	return s.found.tell(s.trial)
 }

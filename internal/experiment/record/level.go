@@ -1,0 +1,21 @@
+package record
+
+import (
+	"maps"
+	"slices"
+	"strings"
+)
+
+// LevelName names one value of each factor, for tables: "connections 64, rate 1000".
+func LevelName(level map[string]string) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(level)) {
+		parts = append(parts, FactorName(name)+" "+level[name])
+	}
+	return strings.Join(parts, ", ")
+}
+
+// FactorName is a factor as people call it: what is set in all arms ("arms.*.services") needs no path.
+func FactorName(name string) string {
+	return strings.TrimPrefix(strings.TrimPrefix(name, "arms."), "*.")
+}
