@@ -160,6 +160,8 @@ func verdictOf(x calibrate.Weight) string {
 		return "FAIL"
 	case calibrate.Disturbed:
 		return "not judged"
+	case calibrate.Told:
+		return "-"
 	}
 	return string(x.Verdict)
 }

@@ -68,7 +68,7 @@ func (s *Summary) warnOfCarryOver(t *Table) {
 	}
 	for _, arm := range slices.Sorted(maps.Keys(in)) {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("%s changes the trial that runs right after it in %s, so its own "+
-			"difference to the baseline is not resolved there: let it clean up, or wait longer between trials", arm,
+			"difference to the baseline is not resolved there: let it clean up when it stops, or take a longer warm-up", arm,
 			strings.Join(in[arm], ", ")))
 	}
 }

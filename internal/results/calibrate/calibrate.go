@@ -161,9 +161,8 @@ func (r *Report) Judged(section string) (judged, disturbed int) {
 	return judged, disturbed
 }
 
-// Verdict is what a caller is told: nil when every weight that could be judged is in tolerance, code Exceeded when
-// one is not, which says that the scale itself is wrong, and Invalid when a whole section has no weight that could
-// be judged.
+// Verdict is nil when every weight that could be judged is in tolerance, code Exceeded when one is not, which says that
+// the scale itself is wrong, and Invalid when a whole section has no weight that could be judged.
 func (r *Report) Verdict() error {
 	var failed []string
 	for _, w := range r.Weights {

@@ -111,7 +111,7 @@ func (t Tolerance) Allows(w Weight) float64 {
 	return allowed
 }
 
-// Verdict is what came of a weight.
+// Verdict says whether a weight was read right.
 type Verdict string
 
 // The verdicts.
@@ -119,7 +119,7 @@ const (
 	Pass      Verdict = "pass"
 	Fail      Verdict = "fail"
 	Disturbed Verdict = "disturbed" // out of tolerance while others used the machine: not judged
-	Told      Verdict = "told"      // without a truth to hold it against
+	Told      Verdict = "told"      // information: there is no truth to compare it with
 	Missing   Verdict = "missing"   // this machine does not have what it takes
 )
 
