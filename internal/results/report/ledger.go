@@ -125,6 +125,15 @@ func (t *screen) workloads(l *ledger.Ledger) {
 	x := l.Tare
 	t.line(fmt.Sprintf("  tare in total: %s of CPU time, %s of hard memory", orDash(x.CPU, quantity.Seconds),
 		orDash(x.Memory, quantity.Bytes)))
+	if left := x.BPFUnsplit; x.CPU != nil && left != nil && *left > 0 {
+		text := fmt.Sprintf("of that, %s by the kernel's count in eBPF programs that samples could not place",
+			quantity.Value(*left, quantity.Seconds))
+		if twice := x.CPUTwice; twice != nil && *twice > 0 {
+			text += fmt.Sprintf("; up to %s of it may have run in tare's own groups, and is then counted twice",
+				quantity.Value(*twice, quantity.Seconds))
+		}
+		t.wrap("  ", text)
+	}
 	if left, held := x.UnassignedCPU, x.UnassignedMemory; left != nil && *left > 0 || held != nil && *held > 0 {
 		t.wrap("  ", fmt.Sprintf("of that, %s of CPU time and %s of hard memory are in no workload's gross: which workload "+
 			"they serve is not known",

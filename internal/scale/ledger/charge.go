@@ -61,13 +61,18 @@ type Workload struct {
 
 // Tare is all that infrastructure used, on whosever behalf.
 type Tare struct {
-	CPU        *float64 `json:"cpu_seconds"`         // its control groups, and its programs wherever else they ran
-	CgroupsCPU *float64 `json:"cgroups_cpu_seconds"` // of that: its control groups
-	// BPF is the rest of CPU: its programs outside of its control groups, as far as samples placed them.
+	CPU        *float64 `json:"cpu_seconds"`         // CgroupsCPU + BPF + BPFUnsplit: all that counters say
+	CgroupsCPU *float64 `json:"cgroups_cpu_seconds"` // its control groups
+	// BPF is run time of its programs outside of its control groups, as far as samples placed it; nil where they placed
+	// nothing of what ran.
 	BPF *float64 `json:"bpf_seconds"`
-	// BPFUnsplit is run time of its programs that samples could not place: it is in no other field.
-	BPFUnsplit    *float64 `json:"bpf_unsplit_seconds"`
-	UnassignedCPU *float64 `json:"unassigned_cpu_seconds"` // the part of CPU that stands in no workload's gross
+	// BPFUnsplit is run time of its programs that samples could not place.
+	BPFUnsplit *float64 `json:"bpf_unsplit_seconds"`
+	// CPUTwice is how much of CPU may be counted twice, at most: the part of BPFUnsplit that ran in its control groups
+	// is in CgroupsCPU as well.
+	CPUTwice *float64 `json:"cpu_twice_at_most_seconds"`
+	// UnassignedCPU is CPU without BPFUnsplit and what is in the workloads' gross.
+	UnassignedCPU *float64 `json:"unassigned_cpu_seconds"`
 
 	Memory           *int64 `json:"memory_hard_bytes"`
 	UnassignedMemory *int64 `json:"unassigned_memory_hard_bytes"`
@@ -346,14 +351,14 @@ func (s *settlement) addPrograms() {
 		if *p.RunSeconds > 0 {
 			part = ran / *p.RunSeconds
 		}
+		left := *nanoseconds(&ran)
 		for _, share := range p.Shares {
-			scaled := share.Seconds * part
-			ns := *nanoseconds(&scaled)
 			if share.Cgroup == nil {
-				s.unsplit += ns
 				continue
 			}
-			s.placed += ns
+			scaled := share.Seconds * part
+			ns := *nanoseconds(&scaled)
+			s.placed, left = s.placed+ns, left-ns
 			counted := share.Context == Task || !s.l.irqApart()
 			switch at := s.chargeOf(*share.Cgroup); at.Charge {
 			case ChargeWorkload:
@@ -373,7 +378,21 @@ func (s *settlement) addPrograms() {
 				s.elsewhere[s.servedBy(p.Charged)] += ns
 			}
 		}
+		s.unsplit += max(left, 0) // shares are rounded
 	}
+}
+
+// outside is the run time of tare's programs that samples placed and that is not in the CPU time of tare's own groups.
+func (s *settlement) outside() (ns int64) {
+	for _, by := range []map[string]int64{s.inside, s.apart, s.elsewhere} {
+		for _, n := range by {
+			ns += n
+		}
+	}
+	for _, n := range s.tareApart {
+		ns += n
+	}
+	return ns
 }
 
 // lost says whether samples placed nothing of what tare's programs ran, and it is more than a thousandth of what it
@@ -539,25 +558,17 @@ func (s *settlement) tare() *Tare {
 		assignedMemory = plus(assignedMemory, w.TareMemory)
 	}
 	if s.bpfUnknown == "" {
+		outside := s.outside()
+		all := plus(groups, &outside)
+		t.CPU, t.UnassignedCPU = seconds(plus(all, &s.unsplit)), seconds(plus(all, minus(assigned)))
 		t.BPFUnsplit = seconds(&s.unsplit)
-	}
-	if s.bpfUnknown == "" && !s.lost(groups) {
-		bpf := new(int64)
-		for _, w := range s.l.Workloads {
-			if w.TareBPF == nil {
-				bpf = nil
-				break
-			}
-			bpf = plus(bpf, nanoseconds(&w.TareBPF.Value))
+		if !s.lost(groups) {
+			t.BPF = seconds(&outside)
 		}
-		for _, ns := range s.elsewhere {
-			bpf = plus(bpf, &ns)
+		if groups != nil {
+			twice := min(s.unsplit, *groups)
+			t.CPUTwice = seconds(&twice)
 		}
-		for _, ns := range s.tareApart {
-			bpf = plus(bpf, &ns)
-		}
-		all := plus(groups, bpf)
-		t.BPF, t.CPU, t.UnassignedCPU = seconds(bpf), seconds(all), seconds(plus(all, minus(assigned)))
 	}
 	memory, _ := total(s.memory, isTare)
 	if s.mapsUnplaced {

@@ -164,8 +164,35 @@ func TestSettleBounds(t *testing.T) {
 	if b := w.TareBPF; b.Value != 0.5 || !near(b.Lo, 0.45) || !near(b.Hi, 0.8) || len(w.Notes) != 1 {
 		t.Errorf("bounds %+v, notes %q", b, w.Notes)
 	}
-	if *l.Tare.BPFUnsplit != 0.25 || *l.Tare.CPU != 0.5 || *l.Tare.UnassignedCPU != 0 {
+	if *l.Tare.BPFUnsplit != 0.25 || *l.Tare.CPU != 0.75 || *l.Tare.UnassignedCPU != 0 || *l.Tare.CPUTwice != 0 {
 		t.Errorf("tare %+v", *l.Tare)
+	}
+}
+
+// A total is of counters, so samples that placed nothing leave only the split unknown.
+func TestTotalNeedsNoSamples(t *testing.T) {
+	proxies := Charged{Charge: ChargeTare}
+	for name, c := range map[string]struct {
+		groups []Cgroup
+		total  float64
+		twice  float64
+	}{
+		"programs alone": {nil, 0.25, 0},
+		"one workload":   {[]Cgroup{group("/a", 2, 100, shop)}, 0.25, 0},
+		"groups of tare": {[]Cgroup{group("/a", 2, 100, shop), group("/p", 1, 100, proxies)}, 1.25, 0.25},
+		"few of tare's":  {[]Cgroup{group("/p", 0.125, 100, proxies)}, 0.375, 0.125},
+	} {
+		l := Ledger{Cgroups: c.groups, Programs: []Program{tareProgram(Share{Seconds: 0.25})}}
+		l.Settle()
+		x := l.Tare
+		if x.CPU == nil || *x.CPU != c.total || *x.CPUTwice != c.twice || *x.BPFUnsplit != 0.25 || x.BPF != nil {
+			t.Errorf("%s: %+v", name, *x)
+		}
+		for _, w := range l.Workloads {
+			if w.TareCPU != nil || w.NetCPU != nil || w.GrossCPU == nil {
+				t.Errorf("%s: what samples did not place is split: %+v", name, w)
+			}
+		}
 	}
 }
 
@@ -222,7 +249,8 @@ func TestGrossIsNetAndTare(t *testing.T) {
 			continue
 		}
 		whole++
-		if ns(l.Tare.CPU) != served+ns(l.Tare.UnassignedCPU) || ns(l.Tare.CPU) != ns(l.Tare.CgroupsCPU)+ns(l.Tare.BPF) {
+		if placed := ns(l.Tare.CPU) - ns(l.Tare.BPFUnsplit); placed != served+ns(l.Tare.UnassignedCPU) ||
+			l.Tare.BPF != nil && placed != ns(l.Tare.CgroupsCPU)+ns(l.Tare.BPF) {
 			t.Fatalf("ledger %d: %d ns of tare are on workloads: %+v", n, served, *l.Tare)
 		}
 		if *l.Tare.Memory != servedMemory+*l.Tare.UnassignedMemory || *l.Tare.UnassignedMemory < 0 ||

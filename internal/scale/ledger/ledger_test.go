@@ -255,8 +255,8 @@ func TestJSONNames(t *testing.T) {
 		{Workload{}, "name cgroups gross_cpu_seconds net_cpu_seconds tare_cpu_seconds tare_bpf_seconds " +
 			"tare_cgroups_cpu_seconds gross_memory_hard_bytes net_memory_hard_bytes tare_memory_hard_bytes tare_map_bytes " +
 			"tare_cgroups_memory_hard_bytes notes"},
-		{Tare{}, "cpu_seconds cgroups_cpu_seconds bpf_seconds bpf_unsplit_seconds unassigned_cpu_seconds memory_hard_bytes " +
-			"unassigned_memory_hard_bytes"},
+		{Tare{}, "cpu_seconds cgroups_cpu_seconds bpf_seconds bpf_unsplit_seconds cpu_twice_at_most_seconds " +
+			"unassigned_cpu_seconds memory_hard_bytes unassigned_memory_hard_bytes"},
 		{Memory{}, "current peak anon file shmem kernel slab_reclaimable sock inactive_file hard soft working_set"},
 	} {
 		raw, _ := json.Marshal(c.v)

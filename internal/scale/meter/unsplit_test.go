@@ -137,6 +137,7 @@ func TestRunTimeThatIsNotSplit(t *testing.T) {
 	if l.CPU.BPFUnsplit == nil || *l.CPU.BPFUnsplit < *p.RunSeconds {
 		t.Errorf("%v s were not split, want %g", l.CPU.BPFUnsplit, *p.RunSeconds)
 	}
+	checkTotal(t, l, p.ID)
 
 	l, p = runs(t, Options{SampleHz: fast, NoMemory: true}, 60*time.Millisecond)
 	// an emulated processor is not sampled so often
@@ -144,6 +145,23 @@ func TestRunTimeThatIsNotSplit(t *testing.T) {
 		t.Errorf("%d samples per second do not split %g s: %+v", fast, *p.RunSeconds, p.Shares)
 	}
 	checkSplit(t, l)
+	checkTotal(t, l, p.ID)
+}
+
+// checkTotal charges one program to tare: the total is what the kernel counted of it, however much was split.
+func checkTotal(t *testing.T, l *ledger.Ledger, id uint32) {
+	t.Helper()
+	want := 0.0
+	for i := range l.Programs {
+		if p := &l.Programs[i]; p.ID == id {
+			p.Charge = ledger.ChargeTare
+			want, _ = p.RanSeconds()
+		}
+	}
+	l.Settle()
+	if l.Tare == nil || l.Tare.CPU == nil || math.Abs(*l.Tare.CPU-want) > 1e-9 {
+		t.Errorf("tare in total: %+v, and the kernel counted %g s", l.Tare, want)
+	}
 }
 
 // checkSplit holds the ledger's parts against the shares of its programs. There may be others on the machine.
