@@ -19,7 +19,8 @@ import (
 type Sandboxes struct {
 	reader *sandbox.Reader
 	fs     proc.FS
-	first  map[task]uint64 // CPU time at the first edge, ns
+	first  map[task]uint64 // CPU time at the first edge, ns: of all processes, and of threads that sandboxes list
+	began  time.Time       // of the first edge
 	cost   time.Duration   // of the whole, CPU time of this process
 	smaps  time.Duration   // of reading resident memory, a part of it
 }
@@ -44,19 +45,20 @@ func OpenSandboxes(o sandbox.Options) (*Sandboxes, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Sandboxes{reader: r, fs: proc.FS{Root: o.Root}, first: map[task]uint64{}}
+	s := &Sandboxes{reader: r, fs: proc.FS{Root: o.Root}, first: map[task]uint64{}, began: time.Now()}
 	c, err := r.Read(true)
 	if err != nil {
 		r.Close()
 		return nil, err
 	}
+	r.Times(func(pid int, start, ns uint64) { s.first[task{pid, pid, start}] = ns })
 	for _, b := range c.Sandboxes {
 		for _, p := range b.Processes {
-			each(p, func(t task, ns *uint64) {
-				if ns != nil {
-					s.first[t] = *ns
+			for i := range p.Threads {
+				if t := &p.Threads[i]; t.CPUNs != nil {
+					s.first[task{p.PID, t.TID, p.Start}] = *t.CPUNs
 				}
-			})
+			}
 		}
 	}
 	s.cost = selfTime() - began
@@ -65,13 +67,6 @@ func OpenSandboxes(o sandbox.Options) (*Sandboxes, error) {
 
 // Close closes what is open.
 func (s *Sandboxes) Close() { s.reader.Close() }
-
-func each(p *sandbox.Process, f func(task, *uint64)) {
-	f(task{p.PID, p.PID, p.Start}, p.CPUNs)
-	for i := range p.Threads {
-		f(task{p.PID, p.Threads[i].TID, p.Start}, p.Threads[i].CPUNs)
-	}
-}
 
 // AddTo reads the second edge, and the resident memory of all processes one after the other, and adds the sandboxes to
 // the ledger.
@@ -120,7 +115,7 @@ func (s *Sandboxes) AddTo(l *ledger.Ledger) error {
 type memories map[*sandbox.Process]*ledger.SandboxMemory
 
 // resident reads the resident memory of all processes of sandboxes, the VMMs and sentries first, until that has taken
-// so much CPU time; and says how many were left out. A process that has ended is none of them.
+// so much CPU time; and says how many were left out.
 func (s *Sandboxes) resident(c *sandbox.Census, budget time.Duration) (memories, int) {
 	var all []*sandbox.Process
 	for _, b := range c.Sandboxes {
@@ -144,18 +139,26 @@ func (s *Sandboxes) resident(c *sandbox.Census, budget time.Duration) (memories,
 		if selfTime()-began > budget {
 			return memory, len(all) - i
 		}
-		r, err := s.fs.Rollup(p.PID)
-		if err != nil {
-			continue // it has ended: what is not there takes nothing
+		if m, err := s.memoryOf(p); err == nil {
+			memory[p] = m
 		}
-		m := &ledger.SandboxMemory{PSS: r.PSS, Anon: r.Anon, File: r.File, Shmem: r.Shmem, Swap: r.Swap}
-		m.PageTables, err = s.fs.PageTables(p.PID)
-		if err != nil && !errors.Is(err, proc.ErrGone) {
-			continue
-		}
-		memory[p] = m
 	}
 	return memory, 0
+}
+
+// memoryOf is the resident memory of one process. One that has ended since the census has none, also where another has
+// its number by now.
+func (s *Sandboxes) memoryOf(p *sandbox.Process) (*ledger.SandboxMemory, error) {
+	r, err := s.fs.Rollup(p.PID)
+	m := &ledger.SandboxMemory{PSS: r.PSS, Anon: r.Anon, File: r.File, Shmem: r.Shmem, Swap: r.Swap}
+	if err == nil {
+		m.PageTables, err = s.fs.PageTables(p.PID)
+	}
+	now, gone := s.fs.Process(p.PID)
+	if errors.Is(gone, proc.ErrGone) || gone == nil && now.Start != p.Start {
+		return &ledger.SandboxMemory{Anon: new(uint64), File: new(uint64), Shmem: new(uint64)}, nil
+	}
+	return m, err
 }
 
 // entry makes one sandbox of the ledger.
@@ -197,13 +200,25 @@ func (e *entry) sandbox() (ledger.Sandbox, error) {
 	return out, err
 }
 
-// used is the CPU time that a task has used between the edges; one that came in between began at 0.
+// used is the CPU time that a task has used between the edges; one that started in between began at 0. nil where it is
+// not known: a thread that a sandbox lists at the second edge alone, but that is older than the first.
 func (e *entry) used(t task, ns *uint64) *float64 {
-	if ns == nil {
+	_, listed := e.s.first[t]
+	if ns == nil || !listed && t.tid != t.pid && e.s.olderThanWindow(t.tid) {
 		return nil
 	}
 	seconds := float64(*ns-min(*ns, e.s.first[t])) / 1e9
 	return &seconds
+}
+
+// olderThanWindow says whether a thread was there at the first edge, or may have been.
+func (s *Sandboxes) olderThanWindow(tid int) bool {
+	p, err := s.fs.Process(tid) // the kernel shows each thread below its own number too, if it is asked for
+	if err != nil {
+		return true
+	}
+	age, err := s.fs.Since(p.Start)
+	return err != nil || age > time.Since(s.began)
 }
 
 func (e *entry) processes(out *ledger.Sandbox) {

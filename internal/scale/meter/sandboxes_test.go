@@ -1,14 +1,18 @@
 package meter
 
 import (
+	"bufio"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"tare/internal/scale/host/proc"
 	"tare/internal/scale/host/sandbox"
 	"tare/internal/scale/ledger"
 	"tare/test/rights"
@@ -156,63 +160,160 @@ func TestSandboxesWithoutTimeForMemory(t *testing.T) {
 	}
 }
 
-// On this machine: gross is net and tare of a container of runc's that was never in an engine's hands, and its CPU time
-// is what its group has used.
-func TestSandboxesOnThisMachine(t *testing.T) {
+// container makes the group of a container of runc's that was never in an engine's hands, and gives its id and the file
+// by which processes join it.
+func container(t *testing.T) (id, procs string) {
+	t.Helper()
 	h := cpuHierarchy(t)
-	id := strings.Repeat("5a", 32)
+	id = strings.Repeat("5a", 32)
 	top := fmt.Sprintf("/tare-test-%d", os.Getpid())
 	for _, path := range []string{top, top + "/" + id} {
 		dir, _ := h.Dir(path)
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		defer os.Remove(dir)
+		t.Cleanup(func() { os.Remove(dir) })
 	}
-	busy := exec.Command("sh", "-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo done; read x")
-	in, err := busy.StdinPipe()
+	dir, _ := h.Dir(top + "/" + id)
+	return id, filepath.Join(dir, "cgroup.procs")
+}
+
+// worker is a process that uses some CPU time when a line comes in, answers with one, and ends with its input.
+type worker struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+func startWorker(t *testing.T) *worker {
+	t.Helper()
+	w := &worker{cmd: exec.Command("sh", "-c",
+		"while read x; do i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; echo done; done")}
+	var err error
+	if w.in, err = w.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := w.cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := busy.StdoutPipe()
-	if err != nil {
+	w.out = bufio.NewReader(out)
+	if err := w.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { w.in.Close(); _ = w.cmd.Wait() }) // a test may have waited for it
+	return w
+}
+
+func (w *worker) work(t *testing.T) {
+	t.Helper()
+	if _, err := io.WriteString(w.in, "\n"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.out.ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (w *worker) join(t *testing.T, procs string) {
+	t.Helper()
+	if err := os.WriteFile(procs, fmt.Appendln(nil, w.cmd.Process.Pid), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// theSandbox weighs the sandbox with an id over what happens in the window.
+func theSandbox(t *testing.T, id string, window func()) ledger.Sandbox {
+	t.Helper()
 	s, err := OpenSandboxes(sandbox.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if err := busy.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer busy.Wait()
-	defer in.Close()
-	dir, _ := h.Dir(top + "/" + id)
-	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), fmt.Appendln(nil, busy.Process.Pid), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := out.Read(make([]byte, 8)); err != nil {
-		t.Fatal(err)
-	}
+	window()
 	l := &ledger.Ledger{}
 	if err := s.AddTo(l); err != nil {
 		t.Fatal(err)
 	}
 	for _, b := range l.Sandboxes {
-		if b.ID != id {
-			continue
+		if b.ID == id {
+			return b
 		}
-		if len(b.Components) != 1 || b.Components[0].Component != "workload" || b.Components[0].CPU == nil ||
-			b.NetCPU == nil || *b.NetCPU <= 0 || *b.GrossCPU != *b.NetCPU+*b.TareCPU || *b.TareCPU != 0 {
-			t.Errorf("%+v", b)
-		}
-		if b.GrossMemory == nil || *b.GrossMemory == 0 || *b.GrossMemory != *b.NetMemory+*b.TareMemory {
-			t.Errorf("memory %+v", b)
-		}
-		return
 	}
-	t.Error("the container was not found")
+	t.Fatal("the container was not found")
+	return ledger.Sandbox{}
+}
+
+// On this machine: gross is net and tare of a container that came in the window.
+func TestSandboxesOnThisMachine(t *testing.T) {
+	id, procs := container(t)
+	b := theSandbox(t, id, func() {
+		w := startWorker(t)
+		w.join(t, procs)
+		w.work(t)
+	})
+	if len(b.Components) != 1 || b.Components[0].Component != "workload" || b.Components[0].CPU == nil ||
+		b.NetCPU == nil || *b.NetCPU <= 0 || *b.GrossCPU != *b.NetCPU+*b.TareCPU || *b.TareCPU != 0 {
+		t.Errorf("%+v", b)
+	}
+	if b.GrossMemory == nil || *b.GrossMemory == 0 || *b.GrossMemory != *b.NetMemory+*b.TareMemory {
+		t.Errorf("memory %+v", b)
+	}
+}
+
+// A process that joins a sandbox in the window counts from the window's beginning, not from its birth.
+func TestSandboxesLateJoiner(t *testing.T) {
+	id, procs := container(t)
+	w := startWorker(t)
+	w.work(t)
+	before, err := proc.Runtime(w.cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := theSandbox(t, id, func() { w.join(t, procs) })
+	if b.GrossCPU == nil || *b.GrossCPU > before.Seconds()/2 {
+		t.Errorf("it has used %v s in the window, and %v before", b.GrossCPU, before)
+	}
+}
+
+// A process that has ended and that nobody has waited for has no memory, and that of the others is known.
+func TestSandboxesWithZombie(t *testing.T) {
+	id, procs := container(t)
+	lives, dies := startWorker(t), startWorker(t)
+	lives.join(t, procs)
+	dies.join(t, procs)
+	b := theSandbox(t, id, func() {
+		dies.in.Close()
+		for p, err := (proc.FS{}).Process(dies.cmd.Process.Pid); err != nil || p.Alive(); {
+			time.Sleep(time.Millisecond)
+			p, err = proc.FS{}.Process(dies.cmd.Process.Pid)
+		}
+	})
+	alone, err := proc.FS{}.Rollup(lives.cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b.GrossMemory == nil || *b.GrossMemory == 0 || *b.GrossMemory > 2*alone.PSS || b.MeasuredOverhead == nil {
+		t.Errorf("memory %v, and the process that is left has %d: %q", b.GrossMemory, alone.PSS, b.Notes)
+	}
+}
+
+// A process that ended after the census, whose number may be another's by now, has no memory either.
+func TestSandboxesEndedProcess(t *testing.T) {
+	s := &Sandboxes{}
+	pid := os.Getpid()
+	for _, p := range []*sandbox.Process{{PID: 1 << 22, Start: 1}, {PID: pid, Start: 1}} {
+		if m, err := s.memoryOf(p); err != nil || m.PSS != 0 || m.Anon == nil {
+			t.Errorf("process %d: %+v, %v", p.PID, m, err)
+		}
+	}
+	me, err := proc.FS{}.Process(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m, err := s.memoryOf(&sandbox.Process{PID: pid, Start: me.Start}); err != nil || m.PSS == 0 {
+		t.Errorf("this process: %+v, %v", m, err)
+	}
 }
 
 // Without the right to see which programs others run, the ledger says that sandboxes may be missing.

@@ -352,11 +352,20 @@ type Rollup struct {
 	RSS               uint64 // pages that are shared are counted in full: never to be added up
 }
 
-// Rollup reads /proc/<pid>/smaps_rollup, which costs what PSS costs.
+// Rollup reads /proc/<pid>/smaps_rollup, which costs what PSS costs. A kernel thread and a process that has ended and
+// that nobody has waited for yet (a zombie) have 0 of each kind. Of one whose first thread alone has ended, the kernel
+// shows no memory there (proc_mem_open in fs/proc/base.c looks at that thread), though the others have it: that is an
+// error.
 func (f FS) Rollup(pid int) (Rollup, error) {
 	b, err := f.read(pid, "smaps_rollup")
-	if errors.Is(err, ErrGone) && f.exists(pid) {
-		return Rollup{}, nil
+	if errors.Is(err, ErrGone) {
+		switch p, gone := f.Process(pid); {
+		case gone != nil:
+		case p.Kernel || !p.Alive() || p.exiting && p.Threads <= 1:
+			return Rollup{Anon: new(uint64), File: new(uint64), Shmem: new(uint64)}, nil
+		default:
+			err = about(pid, "smaps_rollup", errors.New("its first thread has ended, so the kernel shows no memory"))
+		}
 	}
 	if err != nil {
 		return Rollup{}, err
