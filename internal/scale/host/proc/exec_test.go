@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"runtime"
@@ -12,13 +13,51 @@ import (
 // restarts is set for a process that executes itself again and again, each time from another thread than its first.
 const restarts = "TARE_TEST_RESTARTS"
 
+// headless is set for a process whose first thread ends, while others live until its input ends.
+const headless = "TARE_TEST_HEADLESS"
+
 func init() {
-	if os.Getenv(restarts) == "" {
-		return
+	switch {
+	case os.Getenv(restarts) != "":
+		runtime.LockOSThread() // the first thread, as this is an init function
+		go func() { panic(syscall.Exec("/proc/self/exe", os.Args, os.Environ())) }()
+		select {}
+	case os.Getenv(headless) != "":
+		runtime.LockOSThread()
+		go func() {
+			_, _ = os.Stdin.Read(make([]byte, 1))
+			os.Exit(0)
+		}()
+		time.Sleep(10 * time.Millisecond)                    // the other has a thread by then
+		_, _, _ = syscall.Syscall(syscall.SYS_EXIT, 0, 0, 0) // of this thread alone
 	}
-	runtime.LockOSThread() // the first thread, for this is an init function
-	go func() { panic(syscall.Exec("/proc/self/exe", os.Args, os.Environ())) }()
-	select {}
+}
+
+// Of a process whose first thread has ended the kernel shows no memory, though the others have it: that is not 0.
+func TestRollupWithoutFirstThread(t *testing.T) {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), headless+"=1")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer in.Close()
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		p, err := FS{}.Process(cmd.Process.Pid)
+		if err != nil || time.Now().After(end) {
+			t.Fatalf("its first thread has not ended alone: %+v, %v", p, err)
+		}
+		if p.firstDead() {
+			break
+		}
+	}
+	if r, err := (FS{}).Rollup(cmd.Process.Pid); err == nil || errors.Is(err, ErrGone) {
+		t.Errorf("%+v, %v", r, err)
+	}
 }
 
 // A process that executes a program from a thread of its own is alive all the while, although its first thread is
