@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -88,8 +89,14 @@ func (s *Sandboxes) AddTo(l *ledger.Ledger) error {
 			"missing; run as root, or with CAP_SYS_PTRACE", c.Hidden)
 	}
 	l.Sandboxes = []ledger.Sandbox{}
+	cpu := map[string]*float64{}
+	for i := range l.Cgroups {
+		if g := &l.Cgroups[i]; !g.Vanished {
+			cpu[g.Path] = g.CPUSeconds
+		}
+	}
 	for _, b := range c.Sandboxes {
-		e := entry{s: s, c: c, b: b, l: l, memory: memory}
+		e := entry{s: s, c: c, b: b, memory: memory, cpu: cpu}
 		out, err := e.sandbox()
 		if err != nil {
 			return err
@@ -166,8 +173,8 @@ type entry struct {
 	s      *Sandboxes
 	c      *sandbox.Census
 	b      *sandbox.Sandbox
-	l      *ledger.Ledger
 	memory memories
+	cpu    map[string]*float64 // of the ledger's groups
 }
 
 func (e *entry) sandbox() (ledger.Sandbox, error) {
@@ -262,14 +269,41 @@ func add(sum, more *float64) *float64 {
 	return &n
 }
 
-// components splits what the processes used. CPU time of threads that have a component of their own is taken from
-// their process's, and the memory of the guest from that of the processes that hold it.
+// counters are the groups that are the sandbox's alone and hold its application, by path, with the CPU time that the
+// kernel counted in each: the same number that the ledger's own list of groups has, also of processes that have ended.
+// Of a virtual machine there are none, as its threads may be in other groups than their process.
+func (e *entry) counters() map[string]*float64 {
+	all := map[string]*float64{}
+	for _, g := range e.b.Groups {
+		if g.Reading == nil || g.Within != "" || e.b.VM {
+			continue
+		}
+		application := func(p *sandbox.Process) bool { return p.Component == sandbox.Workload && in(p.CPU.Path, g.Path) }
+		if seconds := e.cpu[g.Path]; seconds != nil && slices.ContainsFunc(e.b.Processes, application) {
+			rest := *seconds
+			all[g.Path] = &rest
+		}
+	}
+	return all
+}
+
+// in says whether a group is another one or below it.
+func in(group, top string) bool { return group == top || strings.HasPrefix(group, top+"/") }
+
+// components splits what the sandbox used. Of groups that count its application, other processes have their own CPU
+// time, and the application the rest. CPU time of threads that have a component of their own is taken from their
+// process's, and the memory of the guest from that of the processes that hold it.
 func (e *entry) components() []ledger.SandboxComponent {
-	ps := parts{}
+	ps, counters := parts{}, e.counters()
 	for _, p := range e.b.Processes {
 		part := ps.part(string(p.Component), chargeOf(p.Component))
 		part.Processes++
 		own := e.used(task{p.PID, p.PID, p.Start}, p.CPUNs)
+		if top, counted := counterOf(counters, p.CPU.Path); counted && p.Component == sandbox.Workload {
+			own = new(float64) // it is in the counter
+		} else if counted {
+			counters[top] = add(counters[top], negative(own))
+		}
 		for i := range p.Threads {
 			t := &p.Threads[i]
 			if t.Component == p.Component {
@@ -286,6 +320,13 @@ func (e *entry) components() []ledger.SandboxComponent {
 		part.CPU = add(part.CPU, own)
 		e.addMemory(ps, part, p)
 	}
+	for _, rest := range counters {
+		if rest != nil {
+			*rest = max(*rest, 0) // the clocks of processes are read around the window
+		}
+		part := ps.part(string(sandbox.Workload), ledger.ChargeWorkload)
+		part.CPU = add(part.CPU, rest)
+	}
 	order := []string{ledger.ComponentGuest}
 	for _, c := range sandbox.Components {
 		order = append(order, string(c))
@@ -297,6 +338,16 @@ func (e *entry) components() []ledger.SandboxComponent {
 		}
 	}
 	return out
+}
+
+// counterOf is the group among those that are counted which a group is in.
+func counterOf(counters map[string]*float64, group string) (top string, counted bool) {
+	for top := range counters {
+		if in(group, top) {
+			return top, true
+		}
+	}
+	return "", false
 }
 
 func negative(v *float64) *float64 {
@@ -406,17 +457,11 @@ func (e *entry) explain(out *ledger.Sandbox, pss map[ledger.Charge]uint64) {
 
 // groups lists where the sandbox is charged. CPU time is of the ledger's window; memory was read at its end.
 func (e *entry) groups(out *ledger.Sandbox) {
-	cpu := map[string]*float64{}
-	for i := range e.l.Cgroups {
-		if g := &e.l.Cgroups[i]; !g.Vanished {
-			cpu[g.Path] = g.CPUSeconds
-		}
-	}
 	for _, g := range e.b.Groups {
 		x := ledger.SandboxGroup{Path: g.Path, Place: string(g.Place), Inside: g.Inside, Within: g.Within,
 			Processes: g.Processes}
 		if g.Reading != nil {
-			x.CPU, x.Memory = cpu[g.Path], memory(g.Reading.Memory)
+			x.CPU, x.Memory = e.cpu[g.Path], memory(g.Reading.Memory)
 		}
 		if x.Memory != nil && x.Memory.Hard != nil {
 			into := &out.ChargedOutside

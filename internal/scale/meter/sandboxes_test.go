@@ -146,7 +146,7 @@ func TestSandboxesWithoutTimeForMemory(t *testing.T) {
 	if len(memory) != 0 || unread != 3 {
 		t.Errorf("%d were read, %d not", len(memory), unread)
 	}
-	e := entry{s: s, c: c, b: c.Sandboxes[0], l: &ledger.Ledger{}, memory: memory}
+	e := entry{s: s, c: c, b: c.Sandboxes[0], memory: memory}
 	b, err := e.sandbox()
 	if err != nil {
 		t.Fatal(err)
@@ -273,6 +273,31 @@ func TestSandboxesLateJoiner(t *testing.T) {
 	b := theSandbox(t, id, func() { w.join(t, procs) })
 	if b.GrossCPU == nil || *b.GrossCPU > before.Seconds()/2 {
 		t.Errorf("it has used %v s in the window, and %v before", b.GrossCPU, before)
+	}
+}
+
+// A container has used what its group counts, as the ledger's list of groups says: processes that ended are in it.
+func TestSandboxesCountByGroup(t *testing.T) {
+	id, procs := container(t)
+	w := startWorker(t)
+	w.join(t, procs)
+	s, err := OpenSandboxes(sandbox.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	path := fmt.Sprintf("/tare-test-%d/%s", os.Getpid(), id)
+	counted := 3.25
+	l := &ledger.Ledger{Cgroups: []ledger.Cgroup{{Path: path, CPUSeconds: &counted}}}
+	if err := s.AddTo(l); err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(l.Sandboxes, func(b ledger.Sandbox) bool { return b.ID == id })
+	if i < 0 {
+		t.Fatal("the container was not found")
+	}
+	if b := l.Sandboxes[i]; b.GrossCPU == nil || *b.GrossCPU != counted || *b.NetCPU != counted || *b.TareCPU != 0 {
+		t.Errorf("its group counted %g s: %+v", counted, b)
 	}
 }
 
