@@ -434,8 +434,8 @@ func (r *Reader) count(full bool) {
 	}
 }
 
-// Times gives the CPU time that every process of the last reading has used until now, in nanoseconds, whether it is in a
-// sandbox or not: one system call for each. In a tree of test files there are none.
+// Times gives the CPU time that every process of the last reading has used until now, in nanoseconds, whether it is in
+// a sandbox or not: one system call for each. In a tree of test files there are none.
 func (r *Reader) Times(f func(pid int, start, ns uint64)) {
 	for _, k := range r.known {
 		if ns := r.processTime(k.PID); ns != nil {
