@@ -102,7 +102,8 @@ func (c *Census) Findings(s *Sandbox, sizes Sizes) ([]Finding, error) {
 	for i := range t.Findings {
 		r := &t.Findings[i]
 		if r.Hierarchy != "" && r.Hierarchy != c.Memory || r.Row != "" && r.Row != s.Row ||
-			r.Pod != nil && *r.Pod != (s.Pod.UID != "") || r.EmptyGroups && len(s.Empty) == 0 {
+			r.Pod != nil && *r.Pod != (s.Pod.UID != "") || r.EmptyGroups && len(s.Empty) == 0 ||
+			r.Alone && s.runsApplication() {
 			continue
 		}
 		var left *Group
@@ -123,6 +124,13 @@ func (c *Census) Findings(s *Sandbox, sizes Sizes) ([]Finding, error) {
 		found = append(found, Finding{Code: r.Code, Sandbox: s.ID, Message: strings.NewReplacer(words...).Replace(r.Says)})
 	}
 	return found, nil
+}
+
+// runsApplication says whether the application was found, or what runs it.
+func (s *Sandbox) runsApplication() bool {
+	return slices.ContainsFunc(s.Processes, func(p *Process) bool {
+		return p.Component == Workload || p.Component == VMM || p.Component == Sentry
+	})
 }
 
 // concerns says whether a part is charged where the rule says.

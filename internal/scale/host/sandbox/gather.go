@@ -99,6 +99,7 @@ func (g *gathering) unite(all []*known) {
 	for _, id := range g.r.table.listed(g.r.root) {
 		ids[id] = true
 	}
+	ends := map[string][]string{} // of paths of which state has no more: names
 	for _, id := range slices.Sorted(maps.Keys(ids)) {
 		s := g.r.state(id)
 		if s == nil {
@@ -112,15 +113,19 @@ func (g *gathering) unite(all []*known) {
 			g.union(idKey(id), podKey(s.pod.UID))
 		}
 		for _, p := range s.groups {
-			if pod := g.r.where(g.identity(p)).pod; pod != "" {
-				g.pods[pod] = true
-				g.union(idKey(id), podKey(pod))
+			w := g.r.where(g.identity(p))
+			if w.pod != "" {
+				g.pods[w.pod] = true
+				g.union(idKey(id), podKey(w.pod))
 			}
-			if id2 := g.r.where(g.identity(p)).id; id2 != "" {
-				g.union(idKey(id), idKey(id2)) // a sandbox's group may be called after something else
+			if w.id != "" {
+				g.union(idKey(id), idKey(w.id)) // a sandbox's group may be called after something else
 			}
-			if p := g.identity(p); strings.HasPrefix(p, "/") && p != "/" && g.r.where(p).key() == "" {
-				g.names[p] = idKey(id)
+			if w.key() == "" && w.path != "/" {
+				g.names[w.path] = idKey(id)
+			}
+			if end := endOf(p); end != "" {
+				ends[end] = append(ends[end], idKey(id))
 			}
 		}
 		for pid, role := range s.pids {
@@ -133,6 +138,62 @@ func (g *gathering) unite(all []*known) {
 				g.byPID[pid] = idKey(s.sandbox)
 			}
 			g.role[pid] = role
+		}
+	}
+	g.nameByEnd(all, ends)
+}
+
+// endOf is how the path of a group ends that state gives without what is above it; empty where it gives a whole path.
+// A relative path is below the group of the runtime itself. Systemd's notation SLICE:PREFIX:NAME is PREFIX-NAME.scope
+// below the slice, or NAME where that is a slice itself (libcontainer/cgroups/systemd in runc).
+func endOf(p string) string {
+	if parts := strings.Split(p, ":"); len(parts) == 3 && !strings.Contains(p, "/") {
+		switch prefix, name := parts[1], parts[2]; {
+		case name == "":
+			return ""
+		case strings.HasSuffix(name, ".slice"):
+			return "/" + name
+		case prefix == "":
+			return "/" + name + ".scope"
+		default:
+			return "/" + prefix + "-" + name + ".scope"
+		}
+	}
+	if p == "" || strings.HasPrefix(p, "/") {
+		return ""
+	}
+	return path.Clean("/" + p)
+}
+
+// nameByEnd names groups of processes that nothing else names after the state that gives the end of their path, where
+// only one group ends so, and one state says so.
+func (g *gathering) nameByEnd(all []*known, ends map[string][]string) {
+	if len(ends) == 0 {
+		return
+	}
+	found := map[string]map[string]bool{} // by end: paths
+	for _, k := range all {
+		for _, charged := range []string{k.charged.Memory, k.charged.CPU} {
+			if g.r.where(charged).key() != "" || strings.Count(charged, "/") > maxElements {
+				continue
+			}
+			for p := charged; len(p) > 1; p = path.Dir(p) {
+				for at := strings.LastIndexByte(p, '/'); at >= 0; at = strings.LastIndexByte(p[:at], '/') {
+					if end := p[at:]; len(ends[end]) == 1 {
+						if found[end] == nil {
+							found[end] = map[string]bool{}
+						}
+						found[end][p] = true
+					}
+				}
+			}
+		}
+	}
+	for end, paths := range found {
+		for p := range paths {
+			if _, named := g.names[p]; !named && len(paths) == 1 && g.r.where(p).key() == "" {
+				g.names[p] = ends[end][0]
+			}
 		}
 	}
 }

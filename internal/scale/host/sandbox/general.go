@@ -118,13 +118,23 @@ var otherRows = []row{
 		Driver: "systemd", Components: map[Component]places{Workload: {Memory: []Place{PlaceLiteral}}},
 	},
 	{
-		Name: "direct", Title: "a runtime without an engine: the group that its state names", Pod: new(false), Plain: true,
+		Name: "direct", Title: "a group that its state alone names, as without an engine", Pod: new(false), Plain: true,
 		Has: []Component{Workload},
 	},
 }
 
 // commonFindings are those of components that several runtimes have.
 var commonFindings = []findingRule{
+	{
+		Code: "application-not-found", Component: Shim, Alone: true,
+		Says: "the {component} of sandbox {sandbox} runs, and no application was found: it has ended, or it is in a " +
+			"group that does not name its container, and what it uses is not listed here",
+	},
+	{
+		Code: "application-not-found", Component: Monitor, Alone: true,
+		Says: "the {component} of sandbox {sandbox} runs, and no application was found: it has ended, or it is in a " +
+			"group that does not name its container, and what it uses is not listed here",
+	},
 	{
 		Code: "cpu-apart-from-memory", Hierarchy: "v1", Component: VCPU,
 		CPU:          []Place{PlaceSandbox, PlaceContainer, PlacePod, PlaceOwn},

@@ -295,6 +295,7 @@ type findingRule struct {
 	Any          []Place // its CPU time or its memory
 	Left         Place   // a group of that kind holds more than its processes
 	EmptyGroups  bool
+	Alone        bool // nothing is known that runs the application
 	Says         string
 }
 
