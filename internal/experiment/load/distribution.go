@@ -38,6 +38,22 @@ func (r *Result) Distributions() (map[string]Distribution, error) {
 	return all, nil
 }
 
+// Quantiles are those of a histogram of requests that have a name, from the lowest.
+var Quantiles = []struct {
+	Name string
+	Q    float64
+}{{"p50", 0.5}, {"p90", 0.9}, {"p99", 0.99}, {"p999", 0.999}}
+
+// QuantileName is the name of one of the Quantiles; empty for any other.
+func QuantileName(q float64) string {
+	for _, one := range Quantiles {
+		if one.Q == q {
+			return one.Name
+		}
+	}
+	return ""
+}
+
 // weighted are the histograms whose counts are of weights (Running.Scale).
 var weighted = map[string]bool{LatencyRunning: true, ServiceRunning: true, ConnectRunning: true, OwnLagRunning: true}
 
@@ -47,19 +63,17 @@ func (r *Result) distribution(name string, h *hdrhistogram.Histogram) Distributi
 	if weighted[name] && r.Running != nil && r.Running.Scale > 0 {
 		d.Count = int64(math.Round(float64(d.Count) / float64(r.Running.Scale)))
 	}
-	for _, q := range []struct {
-		name string
-		q    float64
-		to   **float64
-	}{{"p50", 0.5, &d.P50}, {"p90", 0.9, &d.P90}, {"p99", 0.99, &d.P99}, {"p999", 0.999, &d.P999}} {
-		value, ok := stats.Quantile(h, q.q)
+	for i, to := range []**float64{&d.P50, &d.P90, &d.P99, &d.P999} {
+		q := Quantiles[i]
+		value, ok := stats.Quantile(h, q.Q)
 		if weighted[name] {
-			tells, _ := r.Running.Tells(name, q.name, q.q, stats.MinBeyond(q.q))
-			ok = ok && tells
+			if ok, _ = r.Running.Tells(name, q.Name, q.Q, stats.MinBeyond(q.Q)); ok {
+				value = float64(h.ValueAtQuantile(100 * r.Running.Rank(q.Q)))
+			}
 		}
 		if ok {
 			value /= second
-			*q.to = &value
+			*to = &value
 		}
 	}
 	return d

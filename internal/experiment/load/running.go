@@ -1,6 +1,9 @@
 package load
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // The names of the histograms of requests that no stall of the machine touched. They are weighted: see Running.Scale.
 const (
@@ -31,8 +34,10 @@ type Running struct {
 
 	// Scale is what a request of average weight counts in the *_running histograms, whose counts are whole numbers.
 	Scale int64 `json:"scale,omitempty"`
-	// Beyond is, by histogram and quantile, how many requests of equal weight lie beyond it in effect.
+	// Beyond is, by histogram and quantile, how many requests of equal weight lie beyond it in effect, and Bursts how
+	// many independent histories of equal weight they come from. Bursts are not in records before version 0.1.
 	Beyond map[string]map[string]float64 `json:"beyond,omitempty"`
+	Bursts map[string]map[string]float64 `json:"bursts,omitempty"`
 
 	Withheld string `json:"withheld,omitempty"` // why there is no undisturbed distribution
 }
@@ -45,10 +50,19 @@ func (r *Running) Share() (float64, bool) {
 	return float64(r.Disturbed) / float64(r.Undisturbed+r.Disturbed), true
 }
 
+// Rank is the quantile of the *_running histograms that is the quantile q of all requests. Some wait in queues that
+// outlast the quiet times: none as long stayed untouched, so they lie beyond all others. It is 1 or more where q lies
+// among them.
+func (r *Running) Rank(q float64) float64 {
+	if r.LostShare >= 1 {
+		return 1
+	}
+	return q / (1 - r.LostShare)
+}
+
 // Tells says whether the undisturbed requests carry a quantile of one of the *_running histograms, of which at least
-// some must lie beyond it, and why they do not. What touches a tenth of the tail beyond a quantile moves it; and where
-// hardly any request stayed undisturbed, those few came from moments too short for a long queue to build, which a
-// median stands better than a tail.
+// some must lie beyond it, and why they do not. Where hardly any request stayed undisturbed, those few came from
+// moments too short for a long queue to build, which a median stands better than a tail.
 func (r *Running) Tells(histogram, quantile string, q, least float64) (bool, string) {
 	if r == nil {
 		return false, "the load does not tell disturbed requests apart"
@@ -57,21 +71,83 @@ func (r *Running) Tells(histogram, quantile string, q, least float64) (bool, str
 		return false, r.Withheld
 	}
 	share, _ := r.Share()
-	allowed, lost := 0.9, (1-q)/10
+	allowed := 0.9
 	if q <= 0.5 {
-		allowed, lost = 0.97, (1-q)/5
+		allowed = 0.97
 	}
 	const rounding = 1e-9
 	switch beyond := r.Beyond[histogram][quantile]; {
 	case share > allowed:
 		return false, fmt.Sprintf("%.0f %% of the requests were disturbed, and the others are no fair sample", 100*share)
-	case r.LostShare > lost:
+	case r.Rank(q) >= 1:
 		return false, fmt.Sprintf("about %.2g %% of the requests wait in queues that outlast the machine's quiet times",
 			100*r.LostShare)
 	case beyond*(1+rounding) < least:
 		return false, fmt.Sprintf("%.0f undisturbed requests lie beyond it, and %g must", beyond, least)
 	}
 	return true, ""
+}
+
+// leastBursts is how many independent bursts of slow requests a trial must have beyond a quantile, on average. With
+// fewer, most trials miss the one that a stall hit, and the median of trials is too low: by simulation (package
+// load/running) up to 50 % at one or two, and no more than its own error at five.
+const leastBursts = 5
+
+// mostLost is the part of the requests that may be lost on average, of those beyond a quantile. What is lost waits in
+// the longest queues. It counts as slower than all others, as nearly all of it is beyond p99; of what lies beyond a
+// lower quantile that is less sure.
+func mostLost(q float64) float64 {
+	if q < 0.99 {
+		return (1 - q) / 10
+	}
+	return (1 - q) / 2
+}
+
+// TellsOf says whether the trials of an arm carry a quantile of a *_running histogram, of which at least some requests
+// must lie beyond it in each, and why they do not. Trials that cannot tell are not left out by chance: a slow one loses
+// more. So no more than the part limit of them may be missing; and what depends on how slow a trial was by chance is
+// judged by the mean over all trials of the level, whatever their arm. Trials recorded before bursts were are taken to
+// carry it.
+func TellsOf(level, arm []*Running, histogram, quantile string, q, least, limit float64) (bool, string) {
+	var bursts, lost, n float64
+	for _, r := range level {
+		if of, known := r.Bursts[histogram][quantile]; known {
+			bursts, n = bursts+of, n+1
+		}
+		lost += min(r.LostShare, 1) / float64(len(level))
+	}
+	if n == 0 {
+		return true, ""
+	}
+	silent, why := 0, ""
+	for _, r := range arm {
+		if ok, because := r.Tells(histogram, quantile, q, least); !ok {
+			silent, why = silent+1, because
+		}
+	}
+	switch {
+	case float64(silent) > limit*float64(len(arm)):
+		return false, fmt.Sprintf("%d of %d trials cannot tell it, such as one in which %s", silent, len(arm), why)
+	case lost > mostLost(q):
+		return false, fmt.Sprintf("about %.2g %% of the requests wait in queues that outlast the machine's quiet times",
+			100*lost)
+	case bursts < leastBursts*n:
+		return false, fmt.Sprintf("the slow requests of a trial come in %.1f bursts, which a stall hits or misses as a "+
+			"whole, and %d are needed", bursts/n, leastBursts)
+	}
+	return true, ""
+}
+
+// RunningOf is what all loads that have a *_running histogram, or would have it had there been undisturbed requests,
+// say of stalls, taken together; nil where one of them says nothing.
+func RunningOf(loads map[string]Result, histogram string) *Running {
+	var parts []*Running
+	for _, r := range loads {
+		if _, has := r.Histograms[strings.TrimSuffix(histogram, "_running")]; has {
+			parts = append(parts, r.Running)
+		}
+	}
+	return MergeRunning(parts)
 }
 
 // MergeRunning is what the same load did at several nodes, taken together; nil unless all of them say.
@@ -98,17 +174,8 @@ func MergeRunning(parts []*Running) *Running {
 		sum.Effective = plus(sum.Effective, r.Effective)
 		sum.LargestWeight = max(sum.LargestWeight, r.LargestWeight)
 		lost = plus(lost, r.LostShare*float64(r.Undisturbed+r.Disturbed))
-		for h, quantiles := range r.Beyond {
-			if sum.Beyond == nil {
-				sum.Beyond = map[string]map[string]float64{}
-			}
-			if sum.Beyond[h] == nil {
-				sum.Beyond[h] = map[string]float64{}
-			}
-			for q, n := range quantiles {
-				sum.Beyond[h][q] = plus(sum.Beyond[h][q], n)
-			}
-		}
+		addTails(&sum.Beyond, r.Beyond)
+		addTails(&sum.Bursts, r.Bursts)
 		if sum.Withheld == "" {
 			sum.Withheld = r.Withheld
 		}
@@ -120,4 +187,19 @@ func MergeRunning(parts []*Running) *Running {
 		return nil
 	}
 	return sum
+}
+
+// addTails adds numbers by histogram and quantile.
+func addTails(sum *map[string]map[string]float64, more map[string]map[string]float64) {
+	for h, quantiles := range more {
+		if *sum == nil {
+			*sum = map[string]map[string]float64{}
+		}
+		if (*sum)[h] == nil {
+			(*sum)[h] = map[string]float64{}
+		}
+		for q, n := range quantiles {
+			(*sum)[h][q] = plus((*sum)[h][q], n)
+		}
+	}
 }

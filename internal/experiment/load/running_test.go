@@ -30,10 +30,48 @@ func TestTells(t *testing.T) {
 		"one in a hundred lost": {with(func(r *Running) { r.LostShare = 0.01 }), "p50", 0.5, ""},
 		"and its tail": {with(func(r *Running) { r.LostShare = 0.01 }), "p99", 0.99,
 			"about 1 % of the requests wait in queues"},
-		"many lost": {with(func(r *Running) { r.LostShare = 0.11 }), "p50", 0.5,
-			"about 11 % of the requests wait in queues"},
+		"many lost": {with(func(r *Running) { r.LostShare = 0.51 }), "p50", 0.5,
+			"about 51 % of the requests wait in queues"},
 	} {
 		ok, why := c.r.Tells(LatencyRunning, c.quantile, c.q, 10)
+		if ok != (c.why == "") || !strings.Contains(why, c.why) {
+			t.Errorf("%s: %t, %q", name, ok, why)
+		}
+	}
+}
+
+// What is lost lies beyond all that is known.
+func TestRank(t *testing.T) {
+	for _, c := range []struct{ lost, q, want float64 }{{0, 0.9, 0.9}, {0.1, 0.9, 1}, {0.5, 0.25, 0.5}, {1, 0.5, 1}} {
+		if got := (&Running{LostShare: c.lost}).Rank(c.q); math.Abs(got-c.want) > 1e-12 {
+			t.Errorf("%g lost: rank of %g is %g, want %g", c.lost, c.q, got, c.want)
+		}
+	}
+}
+
+func TestTellsOf(t *testing.T) {
+	some := func(bursts, lost, beyond float64) *Running {
+		one := func(x float64) map[string]map[string]float64 {
+			return map[string]map[string]float64{LatencyRunning: {"p99": x}}
+		}
+		return &Running{Undisturbed: 900, Disturbed: 100, LostShare: lost, Beyond: one(beyond), Bursts: one(bursts)}
+	}
+	good, rare, lossy, silent := some(8, 0, 12), some(1, 0, 12), some(8, 0.008, 12), some(8, 0, 3)
+	old := some(1, 0, 3)
+	old.Bursts = nil
+	for name, c := range map[string]struct {
+		level, arm []*Running
+		why        string // empty: they tell
+	}{
+		"good":                  {[]*Running{good, good}, []*Running{good}, ""},
+		"few bursts in all":     {[]*Running{rare, rare}, []*Running{rare}, "come in 1.0 bursts"},
+		"few bursts in one arm": {[]*Running{rare, good, good}, []*Running{rare}, ""},
+		"much is lost":          {[]*Running{lossy, lossy, good}, []*Running{good}, "about 0.53 % of the requests"},
+		"half are silent":       {[]*Running{good, silent}, []*Running{good, silent}, "1 of 2 trials cannot tell it"},
+		"others are silent":     {[]*Running{good, silent}, []*Running{good}, ""},
+		"before bursts were":    {[]*Running{old}, []*Running{old}, ""},
+	} {
+		ok, why := TellsOf(c.level, c.arm, LatencyRunning, "p99", 0.99, 10, 0.25)
 		if ok != (c.why == "") || !strings.Contains(why, c.why) {
 			t.Errorf("%s: %t, %q", name, ok, why)
 		}

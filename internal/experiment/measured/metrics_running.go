@@ -2,7 +2,6 @@ package measured
 
 import (
 	"fmt"
-	"strings"
 	"time"
 
 	"tare/internal/experiment/load"
@@ -69,28 +68,16 @@ func whileRunning(histogram string, needs []Need, q float64, quantile, what stri
 	}
 }
 
-// runningPart is what all loads that have a histogram say of stalls, taken together; nil where one of them says
-// nothing.
-func (m *Measured) runningPart(histogram string) *load.Running {
-	var parts []*load.Running
-	for _, r := range m.Loads {
-		plain := strings.TrimSuffix(histogram, "_running")
-		if _, has := r.Histograms[plain]; has {
-			parts = append(parts, r.Running)
-		}
-	}
-	return load.MergeRunning(parts)
-}
-
 func (m *Measured) quantileWhileRunning(histogram, quantile string, q, least float64) (float64, bool) {
-	if ok, _ := m.runningPart(histogram).Tells(histogram, quantile, q, least); !ok {
+	run := load.RunningOf(m.Loads, histogram)
+	if ok, _ := run.Tells(histogram, quantile, q, least); !ok {
 		return 0, false
 	}
 	h, ok := m.Histogram(histogram)
 	if !ok {
 		return 0, false
 	}
-	return float64(h.ValueAtQuantile(100*q)) / 1e9, true
+	return float64(h.ValueAtQuantile(100*run.Rank(q))) / 1e9, true
 }
 
 func (m *Measured) disturbedShare() (float64, bool) {
@@ -131,7 +118,7 @@ func (j *LoadJudge) lagRunning() {
 	if err != nil || h == nil {
 		return
 	}
-	seen, allowed := time.Duration(h.ValueAtQuantile(100*q)), j.m.Setup.Gates.Duration("lag")
+	seen, allowed := time.Duration(h.ValueAtQuantile(100*j.Result.Running.Rank(q))), j.m.Setup.Gates.Duration("lag")
 	if seen > allowed {
 		j.Trip(GateLagRunning, seen.Seconds(), allowed.Seconds(),
 			"the generator started the 99th percentile of requests %v late while the machine was running, "+

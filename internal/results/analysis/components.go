@@ -54,7 +54,7 @@ func (s *Summary) ofComponent(name string, run record.Run, trials []record.Trial
 			of.estimate(t, at, metric, dependences, run.Seed)
 		}
 	}
-	of.withhold(run, t)
+	of.withhold(run, t, nil)
 	for i := range of.Estimates {
 		of.Estimates[i].Component = name
 	}

@@ -18,7 +18,7 @@ import (
 // withhold marks the estimates of which too many trials were lost, and lists them with those of which nothing is left.
 // What was lost for a gate was not lost by chance, so what is left of much is not quoted. The limit is of each metric
 // of each arm at each level by itself: one that is lost silences no other.
-func (s *Summary) withhold(run record.Run, t *Table) {
+func (s *Summary) withhold(run record.Run, t *Table, carriers carriers) {
 	limit, least := invalidLimit(run.Spec), 0
 	if !s.Partial && plannedBlocks(run) >= stats.MinBlocks {
 		least = stats.MinBlocks // a partial run says of itself that it is partial
@@ -29,15 +29,19 @@ func (s *Summary) withhold(run record.Run, t *Table) {
 		key := pool{record.LevelKey(e.Factors), e.Arm, e.Metric}
 		e.Blocks, e.Planned = t.count(key, told), len(t.outcomes[levelArm{key.level, key.arm}])
 		lost := t.losses(key)
+		if ok, why := carriers.carry(e, t.defined.Of(e.Metric), limit); !ok {
+			missing[key] = true
+			e.hold(why)
+			s.Missing = append(s.Missing, Missing{Metric: e.Metric, Arm: e.Arm, Factors: e.Factors, Trials: e.Planned,
+				Lost: e.Planned - e.Blocks, Gate: tooFew, Message: why})
+			continue
+		}
 		if len(lost) == 0 || float64(len(lost)) <= limit*float64(e.Planned) && e.Blocks >= least {
 			continue
 		}
 		missing[key] = true
 		m := t.missing(key, e.Factors, lost)
-		e.Withheld = fmt.Sprintf("%d of %d trials were lost: %s", m.Lost, m.Trials, m.Because())
-		if e.Difference != nil {
-			e.Difference.Resolved, e.Difference.Unresolved = false, e.Withheld
-		}
+		e.hold(fmt.Sprintf("%d of %d trials were lost: %s", m.Lost, m.Trials, m.Because()))
 		s.Missing = append(s.Missing, m)
 	}
 	levels := map[string]factors{}
@@ -65,6 +69,14 @@ func (s *Summary) withhold(run record.Run, t *Table) {
 	slices.SortFunc(s.Missing, func(a, b Missing) int {
 		return cmp.Or(compareFactors(a.Factors, b.Factors), CompareArms(a.Arm, b.Arm), strings.Compare(a.Metric, b.Metric))
 	})
+}
+
+// hold says why an estimate must not be quoted.
+func (e *Estimate) hold(why string) {
+	e.Withheld = why
+	if e.Difference != nil {
+		e.Difference.Resolved, e.Difference.Unresolved = false, why
+	}
 }
 
 // missing sums up why a metric is lost: by the cause that most of its trials were lost to.
@@ -123,6 +135,8 @@ func (m Missing) Because() string {
 		return "other tasks" + took
 	case m.Gate == "":
 		return "it failed: " + m.Message
+	case m.Gate == tooFew:
+		return m.Message
 	case m.Cause == ledger.Generator:
 		return "the load generator did not keep its schedule"
 	case m.Cause == ledger.Subject && m.Gate == "rate":

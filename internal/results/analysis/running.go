@@ -1,10 +1,13 @@
 package analysis
 
 import (
+	"fmt"
 	"maps"
 
 	"tare/internal/experiment/load"
+	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/stats"
 )
 
 // DisturbedLimit is the part of a level's requests that the machine's stalls may touch before answers turn to those
@@ -62,4 +65,84 @@ func (s *Summary) whileRunning(at factors) (share float64, running bool) {
 		}
 	}
 	return 0, false
+}
+
+// carriers are what the loads of trials say of the requests that no stall touched, by histogram, level and arm.
+type carriers map[string]map[string]map[string][]*load.Running
+
+// newCarriers takes each planned trial by its last attempt that measured.
+func newCarriers(defined metric.Set, trials []record.Trial) carriers {
+	all := carriers{}
+	for _, attempts := range attemptsOf(trials) {
+		trial := attempts[len(attempts)-1]
+		for _, d := range defined {
+			if !d.Undisturbed || d.Quantile == 0 {
+				continue
+			}
+			r := load.RunningOf(trial.Loads, d.Histogram)
+			if r == nil {
+				continue
+			}
+			key := record.LevelKey(trial.Factors)
+			if all[d.Name] == nil {
+				all[d.Name] = map[string]map[string][]*load.Running{}
+			}
+			if all[d.Name][key] == nil {
+				all[d.Name][key] = map[string][]*load.Running{}
+			}
+			all[d.Name][key][trial.Arm] = append(all[d.Name][key][trial.Arm], r)
+		}
+	}
+	return all
+}
+
+// carry says whether the trials of an estimate carry it, and why they do not.
+func (c carriers) carry(e *Estimate, d metric.Definition, limit float64) (bool, string) {
+	arms := c[e.Metric][record.LevelKey(e.Factors)]
+	if len(arms) == 0 {
+		return true, ""
+	}
+	var level []*load.Running
+	for _, of := range arms {
+		level = append(level, of...)
+	}
+	return load.TellsOf(level, arms[e.Arm], d.Histogram, load.QuantileName(d.Quantile), d.Quantile,
+		stats.MinBeyond(d.Quantile), limit)
+}
+
+// warnOfStalls names the arms in whose trials the machine stood still more often than in those of their baseline, or
+// less: in each block one of the two more than the other, by chance as often this as that (sign test, p < 1 %, over all
+// levels). What is left of such an arm's requests is of other moments than that of its baseline.
+func (s *Summary) warnOfStalls(t *Table, trials []record.Trial) {
+	still := map[cell]float64{}
+	for _, attempts := range attemptsOf(trials) {
+		for _, r := range attempts[0].Loads {
+			if of := r.Running; of != nil && of.WatchedSeconds > 0 {
+				trial := attempts[0]
+				still[cell{record.LevelKey(trial.Factors), trial.Arm, trial.Block}] = 1 - of.QuietSeconds/of.WatchedSeconds
+				break // all loads of a trial are watched at the same time
+			}
+		}
+	}
+	for _, arm := range t.Subjects() {
+		more, less, pairs, mine, base := 0, 0, 0.0, 0.0, 0.0
+		for at, share := range still {
+			of, has := still[cell{at.level, record.Direct, at.block}]
+			if at.arm != arm || !has {
+				continue
+			}
+			pairs, mine, base = pairs+1, mine+share, base+of
+			switch {
+			case share > of:
+				more++
+			case share < of:
+				less++
+			}
+		}
+		if stats.SignTest(more, less) < selection {
+			s.Warnings = append(s.Warnings, fmt.Sprintf("the machine stood still for %.2g %% of the time in trials of %s and "+
+				"for %.2g %% in those of its baseline, beyond chance: where stalls come with what the arm does, latency "+
+				"while the machine was running leaves that out", 100*mine/pairs, s.ArmName(arm), 100*base/pairs))
+		}
+	}
 }

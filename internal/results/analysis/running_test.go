@@ -122,3 +122,41 @@ func TestLagOfUndisturbedRequests(t *testing.T) {
 		}
 	}
 }
+
+// A quantile is withheld in all arms of a level whose slow requests come in few bursts, as trials that miss one are the
+// fast ones; and an arm with which stalls come is named.
+func TestRunningIsWithheld(t *testing.T) {
+	for _, c := range []struct {
+		bursts   float64
+		arms     float64 // of the time the machine stood still in trials of the arm; 0.1 in others
+		withheld bool
+		warned   bool
+	}{{8, 0.1, false, false}, {2, 0.1, true, false}, {8, 0.2, false, true}} {
+		run, trials := stalled(12, 5000)
+		for i := range trials {
+			still := 0.1 + float64(trials[i].Block%5)*1e-3*float64(1-2*(trials[i].Position%2))
+			if trials[i].Arm == "proxy" {
+				still += c.arms - 0.1
+			}
+			of := *trials[i].Loads["client"].Running
+			of.WatchedSeconds, of.QuietSeconds = 1, 1-still
+			of.Beyond = map[string]map[string]float64{load.LatencyRunning: {"p50": 1000}}
+			of.Bursts = map[string]map[string]float64{load.LatencyRunning: {"p50": c.bursts}}
+			trials[i].Loads = map[string]load.Result{"client": {Running: &of, Histograms: map[string]string{load.Latency: ""}}}
+		}
+		s, err := Summarize(run, trials)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range s.Estimates {
+			if e.Metric == "latency_running_p50_seconds" &&
+				((e.Withheld != "") != c.withheld || c.withheld && !strings.Contains(e.Withheld, "come in 2.0 bursts")) {
+				t.Errorf("%g bursts: %s is withheld: %q", c.bursts, e.Arm, e.Withheld)
+			}
+		}
+		const warning = "stood still for 20 % of the time in trials of proxy and for 10 % in those of its baseline"
+		if warned := strings.Contains(strings.Join(s.Warnings, " "), warning); warned != c.warned {
+			t.Errorf("%g of the time: %q", c.arms, s.Warnings)
+		}
+	}
+}

@@ -36,12 +36,6 @@ const (
 	longest = 100e9
 )
 
-// quantiles for which Running.Beyond is given.
-var quantiles = []struct {
-	name string
-	q    float64
-}{{"p50", 0.5}, {"p90", 0.9}, {"p99", 0.99}, {"p999", 0.999}}
-
 // Classify tells the requests of a load apart by the stalls of its window, which lasts from begin to end
 // (CLOCK_MONOTONIC, ns), and puts the undisturbed distributions and Running into r. Logs are those of all threads of
 // the load.
@@ -391,7 +385,8 @@ func (s *survival) at(age int64) float64 {
 // sample is an undisturbed request.
 type sample struct {
 	*Request
-	weight float64
+	weight  float64
+	history int32
 }
 
 // fill puts the undisturbed distributions and what they rest on into r.
@@ -416,7 +411,7 @@ func (c *classifier) fill(r *load.Result, s *split) error {
 		default:
 			run.Undisturbed++
 			w := s.weight(i, q)
-			samples = append(samples, sample{q, w})
+			samples = append(samples, sample{q, w, s.of[i]})
 			sum, squares = sum+w, squares+w*w
 			run.LargestWeight = max(run.LargestWeight, w)
 		}
@@ -428,7 +423,8 @@ func (c *classifier) fill(r *load.Result, s *split) error {
 		}
 		return nil
 	}
-	run.Effective, run.Scale, run.Beyond = sum*sum/squares, scale, map[string]map[string]float64{}
+	run.Effective, run.Scale = sum*sum/squares, scale
+	run.Beyond, run.Bursts = map[string]map[string]float64{}, map[string]map[string]float64{}
 	// All requests of the window stand in the histogram, so that loads merge by how much they did, not by how much was
 	// quiet.
 	count := scale * float64(run.Undisturbed+run.Disturbed+run.Unwatched) / sum
@@ -457,21 +453,29 @@ func histogram(r *load.Result, name string, samples []sample, value func(*Reques
 	if h.TotalCount() == 0 {
 		return nil
 	}
-	r.Running.Beyond[name] = map[string]float64{}
-	for _, q := range quantiles {
-		tail := h.ValueAtQuantile(100 * q.q)
+	beyond, bursts := map[string]float64{}, map[string]float64{}
+	for _, q := range load.Quantiles {
+		tail := h.ValueAtQuantile(100 * min(r.Running.Rank(q.Q), 1))
 		tail -= tail >> 10 // the histogram's buckets are that wide, and this was the upper end of one
 		var total, sum, squares float64
+		histories := map[int32]float64{}
 		for _, one := range samples {
 			if v := value(one.Request); v >= 0 {
 				total += one.weight
 				if int64(v) >= tail {
 					sum, squares = sum+one.weight, squares+one.weight*one.weight
+					histories[one.history] += one.weight
 				}
 			}
 		}
 		// The part beyond the quantile, in requests of the weight that those there have.
-		r.Running.Beyond[name][q.name] = (1 - q.q) * total * sum / squares
+		beyond[q.Name] = (1 - q.Q) * total * sum / squares
+		squares = 0
+		for _, w := range histories {
+			squares += w * w
+		}
+		bursts[q.Name] = sum * sum / squares
 	}
+	r.Running.Beyond[name], r.Running.Bursts[name] = beyond, bursts
 	return r.SetHistogram(name, h)
 }
