@@ -2,6 +2,7 @@ package bpf
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -14,30 +15,44 @@ import (
 	"tare/internal/scale/host/mount"
 )
 
-// Attachments that are no links: programs attached to control groups by BPF_PROG_ATTACH, to perf events by ioctl, to
-// interfaces by rtnetlink. Each is looked for only while the machine has a program that needs it: of that type, and on
-// no link.
+// Attachments that are no links: programs attached by BPF_PROG_ATTACH to control groups and to maps of sockets, and to
+// perf events by ioctl. Those to interfaces and network namespaces are in network.go. Each is looked for only while the
+// machine has a program that needs it: of that type, and on no link.
+//
+// The kernel lists no attachments of programs on sockets (SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_EBPF), routes (lwt_*),
+// hardware and software counters (by ioctl), in iptables' xt_bpf and in struct_ops maps without a link. Those of LIRC
+// devices and of cgroups' LSM hooks are not asked for.
 
-// programsOn lists what is attached to a target (a cgroup's descriptor, an interface's index) at one hook.
-func programsOn(target int, attachType uint32, ids []uint32) ([]uint32, error) {
+// programsOn lists what is attached to a target (a descriptor of a cgroup, network namespace or map, or the index of an
+// interface) at one hook. An error of EINVAL is that this kernel has no such hook, or does not list it.
+func programsOn(target int, attachType uint32) ([]uint32, error) {
+	var ids [64]uint32 // the kernel allows 64 programs at one hook
 	attr := struct {
 		target, attachType, queryFlags, attachFlags uint32
 		ids                                         unsafe.Pointer
 		count, _                                    uint32
 		attachFlagsOut                              uint64
-	}{target: uint32(target), attachType: attachType, ids: unsafe.Pointer(&ids[0]), count: uint32(len(ids))}
-	_, err := bpf(cmdProgQuery, unsafe.Pointer(&attr), unsafe.Sizeof(attr))
-	if err == unix.ENOSPC { // the first ones are there
-		return ids, nil
-	}
-	if err != nil {
+	}{target: uint32(target), attachType: attachType, ids: unsafe.Pointer(&ids), count: uint32(len(ids))}
+	if _, err := bpf(cmdProgQuery, unsafe.Pointer(&attr), unsafe.Sizeof(attr)); err != nil && err != unix.ENOSPC {
 		return nil, err
 	}
-	return ids[:min(int(attr.count), len(ids))], nil
+	// After ENOSPC the first ones are there.
+	return slices.Clone(ids[:min(int(attr.count), len(ids))]), nil
+}
+
+// noHook reports that a target has no programs at a hook because it is gone, or has no such hook here.
+func noHook(err error) bool {
+	for _, is := range []error{unix.EINVAL, unix.EOPNOTSUPP, unix.ENXIO, unix.ENOENT, unix.ENODEV} {
+		if err == is {
+			return true
+		}
+	}
+	return false
 }
 
 // cgroupAttachments finds programs that were attached to control groups without a link (systemd does so). It asks every
-// group of the v2 hierarchy, at the hooks that programs of these types can have: 1 us a question.
+// group of the v2 hierarchy, at the hooks that programs of these types can have: 1 us a question. The error is of
+// the first group that could not be asked.
 func (v *Inventory) cgroupAttachments(types map[uint32]bool, found func(program uint32, target string)) error {
 	var hooks []uint32
 	for typ := range types {
@@ -47,28 +62,71 @@ func (v *Inventory) cgroupAttachments(types map[uint32]bool, found func(program 
 	if len(hooks) == 0 || root == "" {
 		return nil
 	}
-	ids := make([]uint32, 64) // the kernel allows 64 programs at one hook
-	err := cgroup.Walk(root, func(rel string) {
-		fd, err := unix.Open(root+rel, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return // the group went away
-		}
-		defer unix.Close(fd)
+	var errs []error
+	unread := func(rel string, err error) { errs = append(errs, fmt.Errorf("control group %.200s: %w", rel, err)) }
+	err := cgroup.Walk(root, func(rel string, dir int) {
 		for _, hook := range hooks {
-			attached, err := programsOn(fd, hook, ids)
-			if err != nil {
-				continue // a hook that this kernel lacks, or a group that went away
+			attached, err := programsOn(dir, hook)
+			if err != nil && !noHook(err) {
+				unread(rel, err)
+				return
 			}
 			for _, id := range attached {
 				found(id, "cgroup:"+relative(root, root+rel)+" "+typeName(attachTypes, hook))
 			}
 		}
-	})
-	if err != nil {
+	}, unread)
+	if err := errors.Join(err, firstOf(errs)); err != nil {
 		return fmt.Errorf("looking for programs in control groups: %w", err)
 	}
 	return nil
 }
+
+// firstOf is the first error, with how many there are besides: errors about groups or interfaces of which a machine has
+// thousands.
+func firstOf(errs []error) error {
+	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
+	switch len(errs) {
+	case 0:
+		return nil
+	case 1:
+		return errs[0]
+	}
+	return fmt.Errorf("%w (and %d more errors like this)", errs[0], len(errs)-1)
+}
+
+// sockmapAttachments finds the parsers and verdicts that were attached to maps of sockets without a link.
+func sockmapAttachments(maps []Map, found func(program uint32, target string)) error {
+	var errs []error
+	for _, m := range maps {
+		if m.typ != mapSockmap && m.typ != mapSockhash {
+			continue
+		}
+		err := withObject(cmdMapGetFDByID, m.ID, openReadOnly, func(fd int) error {
+			for _, hook := range sockmapAttachTypes {
+				attached, err := programsOn(fd, hook)
+				if err == unix.EINVAL {
+					return errOldSockmap
+				}
+				// EBUSY: the map has the other of its two kinds of verdict on sk_skb, which exclude each other.
+				if err != nil && err != unix.EBUSY && !noHook(err) {
+					return fmt.Errorf("looking for programs on map %d: %w", m.ID, err)
+				}
+				for _, id := range attached {
+					found(id, fmt.Sprintf("sockmap:map %d %s", m.ID, typeName(attachTypes, hook)))
+				}
+			}
+			return nil
+		})
+		if errors.Is(err, errOldSockmap) {
+			return err
+		}
+		errs = append(errs, err)
+	}
+	return firstOf(errs)
+}
+
+var errOldSockmap = errors.New("this kernel does not list the programs on maps of sockets (Linux 5.18 does)")
 
 // perfAttachment asks what hangs on a perf event of some process. Of programs on hardware and software counters the
 // kernel does not tell.

@@ -134,7 +134,8 @@ func (v *Inventory) Snapshot() (*Snapshot, error) {
 	}
 	s := &Snapshot{Programs: programs, Maps: maps, Links: links}
 	if err := v.nameTargets(s); err != nil {
-		v.warn("bpf-targets", "what links are attached to is not fully known: %v", err)
+		v.warn("bpf-targets", "what programs are attached to is not fully known: %s",
+			strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	if err := v.addHolders(s); err != nil {
 		v.warn("bpf-holders", "which processes hold programs and maps is not known: %v", err)
@@ -315,16 +316,18 @@ func (v *Inventory) nameTargets(s *Snapshot) error {
 			p.Attached = append(p.Attached, target)
 		}
 	}
-	for _, d := range ifaces {
-		for _, id := range d.xdp {
-			attached(id, "xdp:"+d.name)
-		}
+	errs := []error{failed}
+	errs = append(errs, netAttachments(ifaces, unlinked, func(a netAttachment) { attached(a.program, a.target(a.device)) }))
+	if unlinked[progTypeFlowDissector] {
+		errs = append(errs, ownFlowDissectors(attached))
 	}
-	if unlinked[progTypeSchedCLS] {
-		err := tcAttachments(func(ifindex, id uint32, hook string) { attached(id, "tc:"+ifaces[ifindex].name+" "+hook) })
-		failed = errors.Join(failed, err)
+	if onNetwork(unlinked) {
+		errs = append(errs, v.attachmentsElsewhere(unlinked, program))
 	}
-	return errors.Join(failed, v.cgroupAttachments(unlinked, attached))
+	if unlinked[progTypeSkSKB] || unlinked[progTypeSkMsg] {
+		errs = append(errs, sockmapAttachments(s.Maps, attached))
+	}
+	return errors.Join(append(errs, v.cgroupAttachments(unlinked, attached))...)
 }
 
 // interfaceOf names the interface of a link. A link does not tell the network namespace of its index, so the name is
@@ -334,11 +337,11 @@ func interfaceOf(l *Link, ifaces map[uint32]device) string {
 	if ok && l.typ == linkXDP {
 		ok = slices.Contains(d.xdp, l.ProgramID)
 	} else if ok {
-		ids, err := programsOn(int(l.ifindex), l.attachType, make([]uint32, 64))
+		ids, err := programsOn(int(l.ifindex), l.attachType)
 		ok = err == nil && slices.Contains(ids, l.ProgramID)
 	}
 	if !ok {
-		return fmt.Sprintf("index %d of another network namespace", l.ifindex)
+		return unnamed(l.ifindex)
 	}
 	return d.name
 }
@@ -396,18 +399,18 @@ func (v *Inventory) addHolders(s *Snapshot) error {
 				continue
 			}
 			if p := own(program, d.Holder); p != nil {
-				attachPerf(p, target)
+				// Before Linux 6.6 the event's link does not say what the event is on.
+				complete(p, "perf_event", target)
 			}
 		}
 	}
 	return nil
 }
 
-// attachPerf writes down what a perf event says of a program. Before Linux 6.6 the event's link does not say it: then
-// it completes one.
-func attachPerf(p *Program, target string) {
+// complete writes down what a program is attached to. Where a link is known by a vaguer name, that link it is.
+func complete(p *Program, vague, target string) {
 	for i, have := range p.Attached {
-		if rest, ok := strings.CutPrefix(have, "perf_event (link "); ok {
+		if rest, ok := strings.CutPrefix(have, vague+" (link "); ok {
 			p.Attached[i] = target + " (link " + rest
 			return
 		}

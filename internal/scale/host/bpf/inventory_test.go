@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
@@ -639,13 +641,54 @@ func TestAttachments(t *testing.T) {
 		expect(byIoctl, "tracepoint:sched_process_exit")
 	}
 
-	classifier := z.newProgram(t, "zoo_clsact", ebpf.SchedCLS)
-	if err := attachClsact(t, classifier); err != nil {
-		t.Logf("not tried here: a classifier on clsact: %v", err)
-	} else {
-		expect(classifier, "tc:lo egress")
+	classes := []string{"qdisc add dev lo root handle 1: htb",
+		"class add dev lo parent 1: classid 1:2a htb rate 1mbit", "qdisc add dev lo parent 1:2a handle 3: htb"}
+	for _, c := range []struct {
+		place   string
+		prepare []string
+	}{{"egress", []string{"qdisc add dev lo clsact"}}, {"ingress", nil}, {"parent 1:", classes}, {"parent 1:2a", nil},
+		{"parent 3:", nil}} {
+		classifier := z.newProgram(t, "zoo_tc", ebpf.SchedCLS)
+		if err := classify(t, classifier, "lo", c.place, c.prepare...); err != nil {
+			t.Logf("not tried here: a classifier at %s: %v", c.place, err)
+		} else {
+			expect(classifier, "tc:lo "+c.place)
+		}
 	}
 
+	// By BPF_PROG_ATTACH, which makes no link.
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &st); err != nil {
+		t.Fatal(err)
+	}
+	sockets := z.newMap(t, &ebpf.MapSpec{Name: "zoo_sockets", Type: ebpf.SockMap, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	hash := z.newMap(t, &ebpf.MapSpec{Name: "zoo_sockhash", Type: ebpf.SockHash, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	for _, c := range []struct {
+		typ    ebpf.ProgramType
+		attach ebpf.AttachType
+		to     int
+		target string
+	}{
+		{ebpf.FlowDissector, ebpf.AttachFlowDissector, 0, fmt.Sprintf("netns:%d flow_dissector", st.Ino)},
+		{ebpf.SchedCLS, ebpf.AttachTCXEgress, lo, "tcx:lo egress"},
+		{ebpf.SkMsg, ebpf.AttachSkMsgVerdict, sockets.FD(), fmt.Sprintf("sockmap:map %d msg_verdict", mapID(t, sockets))},
+		{ebpf.SkSKB, ebpf.AttachSkSKBStreamVerdict, sockets.FD(),
+			fmt.Sprintf("sockmap:map %d stream_verdict", mapID(t, sockets))},
+		{ebpf.SkSKB, ebpf.AttachSkSKBVerdict, hash.FD(), fmt.Sprintf("sockmap:map %d skb_verdict", mapID(t, hash))},
+	} {
+		p := z.newProgram(t, "zoo_attached", c.typ)
+		o := link.RawAttachProgramOptions{Target: c.to, Program: p, Attach: c.attach}
+		if err := link.RawAttachProgram(o); err != nil {
+			t.Logf("not tried here: %s: %v", c.target, err)
+			continue
+		}
+		defer link.RawDetachProgram(link.RawDetachProgramOptions{Target: c.to, Program: p, Attach: c.attach})
+		expect(p, c.target)
+	}
+
+	if _, err := actions(); err != nil {
+		t.Error(err)
+	}
 	s := snapshot(t, v)
 	for _, w := range want {
 		p := s.program(w.program)
@@ -653,11 +696,70 @@ func TestAttachments(t *testing.T) {
 			t.Errorf("%s is attached to %q, want %q", p.Name, p.Attached, w.target)
 		}
 	}
-	if len(want) < 5 {
+	if len(want) < 5+5 {
 		t.Errorf("only %d attachments could be tried", len(want))
 	}
 	if len(s.Warnings) > 0 {
 		t.Errorf("warnings: %v", s.Warnings)
+	}
+}
+
+// TestAttachedDeep: a program on a group whose path is longer than the kernel takes at once is found, and a group that
+// is too deep to be looked at is named in a warning.
+func TestAttachedDeep(t *testing.T) {
+	z := newZoo(t)
+	v := open(t, Options{})
+	dir, path := cgroup2(t, v, "deep")
+	name := strings.Repeat("x", 250)
+	parent, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(parent) })
+	down := func() {
+		if err := unix.Mkdirat(parent, name, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		in := parent
+		t.Cleanup(func() {
+			if err := unix.Unlinkat(in, name, unix.AT_REMOVEDIR); err != nil {
+				t.Error(err)
+			}
+		})
+		child, err := unix.Openat(in, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Close(child) })
+		parent, path = child, path+"/"+name
+	}
+	for len(path) < unix.PathMax {
+		down()
+	}
+	p := z.newProgram(t, "zoo_deep", ebpf.SockOps)
+	if err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: parent, Program: p,
+		Attach: ebpf.AttachCGroupSockOps}); err != nil {
+		t.Fatal(err)
+	}
+	defer link.RawDetachProgram(link.RawDetachProgramOptions{Target: parent, Program: p,
+		Attach: ebpf.AttachCGroupSockOps})
+	s := snapshot(t, v)
+	if got, want := s.program(idOf(t, p)).Attached, []string{"cgroup:" + path + " sock_ops"}; !slices.Equal(got, want) {
+		t.Errorf("attached to %q, want %q", got, want)
+	}
+	if len(s.Warnings) > 0 {
+		t.Errorf("warnings: %v", s.Warnings)
+	}
+	for len(path) < 17<<10 {
+		down()
+	}
+	s = snapshot(t, v)
+	if len(s.Warnings) != 1 || s.Warnings[0].Code != "bpf-targets" || !strings.Contains(s.Warnings[0].Message, "longer than") ||
+		len(s.Warnings[0].Message) > 1000 {
+		t.Errorf("with a group that is too deep: %v", s.Warnings)
+	}
+	if got := s.program(idOf(t, p)).Attached; len(got) != 1 {
+		t.Errorf("attached to %q", got)
 	}
 }
 
@@ -674,9 +776,9 @@ func tracepointEvent(name string) (int, error) {
 	return unix.PerfEventOpen(&attr, -1, 0, -1, unix.PERF_FLAG_FD_CLOEXEC)
 }
 
-// attachClsact hangs a program on the egress of lo by tc(8), which takes it from a pin: in a bpffs of this test's own.
-// Both go away with the network namespace and the mount.
-func attachClsact(t *testing.T, p *ebpf.Program) error {
+// classify attaches a classifier to a place of an interface by tc(8), which takes it from a pin, after other commands of
+// tc. The pin is in a bpffs that goes away with the mount namespace.
+func classify(t *testing.T, p *ebpf.Program, device, place string, prepare ...string) error {
 	t.Helper()
 	tc, err := exec.LookPath("tc")
 	if err != nil {
@@ -692,12 +794,159 @@ func attachClsact(t *testing.T, p *ebpf.Program) error {
 		return err
 	}
 	defer p.Unpin()
-	for _, args := range []string{"qdisc add dev lo clsact", "filter add dev lo egress bpf da pinned " + pin} {
+	for _, args := range append(prepare, fmt.Sprintf("filter add dev %s %s bpf pinned %s", device, place, pin)) {
 		if text, err := exec.Command(tc, strings.Fields(args)...).CombinedOutput(); err != nil {
 			return fmt.Errorf("tc %s: %w: %s", args, err, text)
 		}
 	}
 	return nil
+}
+
+// TestOtherNamespaces: what is attached to without a link in the network namespace of some other process is listed, and
+// so is the interface of a link there.
+func TestOtherNamespaces(t *testing.T) {
+	z := newZoo(t)
+	sleeper := exec.Command("sleep", "60")
+	sleeper.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	runtime.LockOSThread() // Pdeathsig is sent when the thread ends
+	defer runtime.UnlockOSThread()
+	if err := sleeper.Start(); err != nil {
+		t.Skipf("needs namespaces: %v", err)
+	}
+	defer sleeper.Wait()
+	defer sleeper.Process.Kill()
+	path := fmt.Sprintf("/proc/%d/ns/net", sleeper.Process.Pid)
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		t.Fatal(err)
+	}
+	xdp := z.newProgram(t, "zoo_xdp", ebpf.XDP)
+	classifier, tcx, linked := z.newProgram(t, "zoo_tc", ebpf.SchedCLS), z.newProgram(t, "zoo_tcx", ebpf.SchedCLS),
+		z.newProgram(t, "zoo_linked", ebpf.SchedCLS)
+	dissector := z.newProgram(t, "zoo_dissector", ebpf.FlowDissector)
+	want := map[*ebpf.Program]string{
+		xdp: "xdp:lo (netns %d)", tcx: "tcx:lo ingress (netns %d)", linked: "tcx:lo egress (netns %d) (link ",
+		classifier: "tc:lo ingress (netns %d)", dissector: "netns:%d flow_dissector",
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good
+		done <- func() error {
+			fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+			if err := errors.Join(unix.Setns(fd, unix.CLONE_NEWNET), unix.Unshare(unix.CLONE_NEWNS),
+				unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")); err != nil {
+				return err
+			}
+			lo, err := netlink.LinkByName("lo")
+			if err != nil {
+				return err
+			}
+			const generic = 1 << 1 // XDP_FLAGS_SKB_MODE
+			if err := netlink.LinkSetXdpFdWithFlags(lo, xdp.FD(), generic); err != nil {
+				return err
+			}
+			if err := classify(t, classifier, "lo", "ingress", "qdisc add dev lo clsact"); err != nil {
+				t.Logf("not tried here: a classifier: %v", err)
+				delete(want, classifier)
+			}
+			attach := func(p *ebpf.Program, to int, typ ebpf.AttachType) {
+				if err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: to, Program: p, Attach: typ}); err != nil {
+					t.Logf("not tried here: %v: %v", p, err)
+					delete(want, p)
+				}
+			}
+			attach(tcx, 1, ebpf.AttachTCXIngress)
+			attach(dissector, 0, ebpf.AttachFlowDissector) // of the namespace of the thread
+			l, err := link.AttachTCX(link.TCXOptions{Interface: 1, Program: linked, Attach: ebpf.AttachTCXEgress})
+			if err != nil {
+				t.Logf("not tried here: a link of tcx: %v", err)
+				delete(want, linked)
+				return nil
+			}
+			t.Cleanup(func() { l.Close() })
+			return nil
+		}()
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	s := snapshot(t, open(t, Options{}))
+	for p, format := range want {
+		target := fmt.Sprintf(format, st.Ino)
+		got := s.program(idOf(t, p)).Attached
+		if len(got) != 1 || got[0] != target && !(p == linked && strings.HasPrefix(got[0], target)) {
+			t.Errorf("%v is attached to %q, want %q", p, got, target)
+		}
+	}
+	if len(s.Warnings) > 0 {
+		t.Errorf("warnings: %v", s.Warnings)
+	}
+	var here unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &here); err != nil || here.Ino == st.Ino {
+		t.Errorf("this thread is in the other namespace: %v", err)
+	}
+}
+
+// TestNamespaces: namespaces are found by processes and by mounts, each once, and what may not be looked at is an error.
+func TestNamespaces(t *testing.T) {
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/thread-self/ns/net", &st); err != nil {
+		t.Fatal(err)
+	}
+	proc := t.TempDir()
+	file := func(name, text string) string {
+		path := filepath.Join(proc, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	other, third := file("7/ns/net", ""), file("mounted", "")
+	if err := errors.Join(os.MkdirAll(filepath.Join(proc, "8/ns"), 0o755), os.Link(other, filepath.Join(proc, "8/ns/net")),
+		os.MkdirAll(filepath.Join(proc, "9/ns"), 0o755)); err != nil { // 9 has ended
+		t.Fatal(err)
+	}
+	file("self/mountinfo", fmt.Sprintf("30 23 0:4 net:[4026532000] %s rw - nsfs nsfs rw\n"+
+		"31 23 0:4 mnt:[4026532001] %s rw - nsfs nsfs rw\n", third, filepath.Join(proc, "not a network")))
+	v := &Inventory{proc: proc}
+	paths := func() []string {
+		list, err := v.namespaces()
+		if err != nil {
+			t.Error(err)
+		}
+		var out []string
+		for _, n := range list {
+			out = append(out, n.path)
+		}
+		slices.Sort(out)
+		return out
+	}
+	if got := paths(); !slices.Equal(got, []string{other, third}) {
+		t.Errorf("%q, want %q and %q", got, other, third)
+	}
+	if err := os.Symlink("loop", filepath.Join(proc, "loop")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(proc, "loop"), filepath.Join(proc, "9/ns/net")); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := v.namespaces(); err == nil || len(list) != 2 || !strings.Contains(err.Error(), "of 1 processes") {
+		t.Errorf("with a process that may not be looked at: %v, %v", list, err)
+	}
+	if err := os.Symlink("/proc/thread-self/net", filepath.Join(proc, "9/net")); err != nil {
+		t.Fatal(err)
+	}
+	if got := paths(); !slices.Equal(got, []string{other, third}) { // it is in this thread's
+		t.Errorf("%q, want %q and %q", got, other, third)
+	}
+	v.proc = filepath.Join(proc, "none")
+	if _, err := v.namespaces(); err == nil {
+		t.Error("without /proc there is no error")
+	}
 }
 
 func TestWithoutPrivilege(t *testing.T) {

@@ -23,6 +23,8 @@ var mapTypes = []string{
 const (
 	mapArrayOfMaps = 12
 	mapHashOfMaps  = 13
+	mapSockmap     = 15
+	mapSockhash    = 18
 )
 
 var linkTypes = []string{
@@ -70,7 +72,23 @@ var cgroupAttachTypes = map[uint32][]uint32{
 	25: {21, 22},                                                           // cgroup_sockopt
 }
 
-const progTypeSchedCLS = 3
+// sockmapAttachTypes are the hooks of maps of sockets.
+var sockmapAttachTypes = []uint32{4, 5, 7, 38}
+
+// deviceAttachTypes are the hooks of interfaces that BPF_PROG_ATTACH knows, by the type of link that has the same.
+var deviceAttachTypes = map[uint32][]uint32{linkTCX: {46, 47}, linkNetkit: {54, 55}}
+
+const attachFlowDissector = 17
+
+// Types of programs that can be attached without a link elsewhere than to a control group.
+const (
+	progTypeSchedCLS      = 3
+	progTypeSchedACT      = 4
+	progTypeXDP           = 6
+	progTypeSkSKB         = 14
+	progTypeSkMsg         = 16
+	progTypeFlowDissector = 22
+)
 
 func typeName(names []string, n uint32) string {
 	if int64(n) < int64(len(names)) {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -144,10 +145,10 @@ func FuzzParseLink(f *testing.F) {
 	})
 }
 
-func TestAttachPerf(t *testing.T) {
+func TestComplete(t *testing.T) {
 	p := Program{Attached: []string{"perf_event (link 7)", "perf_event (link 8)"}}
 	for _, target := range []string{"tracepoint:a", "kprobe:b", "kprobe:b", "tracepoint:a", "tracepoint:c"} {
-		attachPerf(&p, target)
+		complete(&p, "perf_event", target)
 	}
 	want := []string{"tracepoint:a (link 7)", "kprobe:b (link 8)", "tracepoint:c"}
 	if !reflect.DeepEqual(p.Attached, want) {
@@ -210,9 +211,39 @@ func TestNetlinkAttributes(t *testing.T) {
 	if id, ok := classifier(filter("u32")); ok {
 		t.Errorf("a classifier of another kind has the program %d", id)
 	}
+	const kind, parms, id = 1, 2, 9
+	one := func(bound, program byte) []byte {
+		return slices.Concat(attribute(kind, 'b', 'p', 'f', 0), attribute(2, slices.Concat(
+			attribute(parms, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, bound, 0, 0, 0), attribute(id, program, 0, 0, 0))...))
+	}
+	table := slices.Concat(make([]byte, 4), attribute(1, slices.Concat(attribute(1, one(1, 5)...), // 6: no filter has it
+		attribute(2, one(0, 6)...), attribute(3, one(2, 8)...))...))
+	if got := parseActions(table); !slices.Equal(got, []action{{7, 5}, {7, 8}}) {
+		t.Errorf("actions %v", got)
+	}
+	for handle, want := range map[uint32]string{0x10000: "parent 1:", 0x3000010: "parent 300:10", 0xabcd002a: "parent abcd:2a"} {
+		if got := parentName(handle); got != want {
+			t.Errorf("%#x: %s, want %s", handle, got, want)
+		}
+	}
 	for n := range link { // what is cut off is no error, and no more than what there is of it
 		if _, d, _ := parseDevice(link[:n]); len(d.xdp) > 0 {
 			t.Errorf("of %d bytes: %+v", n, d)
+		}
+	}
+}
+
+func TestFirstOf(t *testing.T) {
+	if err := firstOf([]error{nil, nil}); err != nil {
+		t.Error(err)
+	}
+	err := firstOf([]error{nil, unix.EPERM, unix.EIO, unix.EIO})
+	if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "2 more") {
+		t.Error(err)
+	}
+	for err, want := range map[error]bool{unix.EINVAL: true, unix.ENODEV: true, unix.EPERM: false, unix.ENAMETOOLONG: false} {
+		if noHook(err) != want {
+			t.Errorf("%v", err)
 		}
 	}
 }
@@ -223,9 +254,8 @@ func FuzzNetlink(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, b []byte) { // they must come back
 		parseDevice(b)
 		classifier(b)
-		if len(b) >= 20 {
-			isClsact(b)
-		}
+		kindOf(b)
+		parseActions(b)
 	})
 }
 

@@ -56,10 +56,12 @@ type Program struct {
 	BTFID         uint32 // 0 without type information
 	VerifiedInsns uint32 // instructions that the verifier walked; 0 before Linux 5.16
 
-	Owners   []Holder // processes that hold it, or a link or perf event that it is attached by
-	Attached []string // "cgroup:/web connect4 (link 7)", "xdp:lo", "tracepoint:sched_switch"
-	Own      bool     // it is the scale's own
-	Vanished bool     // it was unloaded; counters are what was last read
+	Owners []Holder // processes that hold it, or a link or perf event that it is attached by
+	// "cgroup:/web connect4 (link 7)", "xdp:lo", "tracepoint:sched_switch". Empty does not mean that it is attached to
+	// nothing: see attach.go for what the kernel does not list.
+	Attached []string
+	Own      bool // it is the scale's own
+	Vanished bool // it was unloaded; counters are what was last read
 
 	typ uint32
 }

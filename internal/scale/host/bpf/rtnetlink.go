@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Interfaces and what hangs on them, of the network namespace that Tare runs in. Other namespaces are not entered.
+// Interfaces and what rtnetlink says is attached to them, in the network namespace of the calling thread.
 
 // A device is one network interface.
 type device struct {
@@ -19,20 +19,20 @@ type device struct {
 	xdp  []uint32 // program ids
 }
 
-// devices lists the interfaces by index.
+// devices lists the interfaces by index; with an error, those that could be listed.
 //
 // The attributes are read here and not by the library's LinkList, which parses everything that hangs on every interface
 // and knows one XDP program of each: an interface may have one for each mode.
 func devices() (map[uint32]device, error) {
 	messages, err := dump(unix.RTM_GETLINK, unix.RTM_NEWLINK, nl.NewIfInfomsg(unix.AF_UNSPEC))
-	if err != nil {
-		return nil, fmt.Errorf("listing network interfaces: %w", err)
-	}
 	out := map[uint32]device{}
 	for _, body := range messages {
 		if index, d, ok := parseDevice(body); ok {
 			out[index] = d
 		}
+	}
+	if err != nil {
+		return out, fmt.Errorf("listing network interfaces: %w", err)
 	}
 	return out, nil
 }
@@ -61,41 +61,146 @@ func parseDevice(body []byte) (index uint32, d device, ok bool) {
 	return uint32(nl.DeserializeIfInfomsg(body).Index), d, true
 }
 
-// tcAttachments finds BPF classifiers on clsact qdiscs.
-func tcAttachments(found func(ifindex, program uint32, hook string)) error {
+// maxClasses bounds the classes of traffic of one network namespace whose filters are listed: a request for each.
+const maxClasses = 4096
+
+// tcAttachments finds BPF classifiers: in the ingress and egress of interfaces (clsact, ingress), and on the root and
+// the classes of their other queueing disciplines. The place is as tc(8) takes it: "ingress", "parent 1:10".
+func tcAttachments(found func(ifindex, program uint32, place string)) error {
 	qdiscs, err := dump(unix.RTM_GETQDISC, unix.RTM_NEWQDISC, &nl.TcMsg{})
+	var errs []error
 	if err != nil {
-		return fmt.Errorf("listing queueing disciplines: %w", err)
+		errs = append(errs, fmt.Errorf("listing queueing disciplines: %w", err))
 	}
+	filters := func(ifindex int32, parent uint32, place string) {
+		list, err := dump(unix.RTM_GETTFILTER, unix.RTM_NEWTFILTER, &nl.TcMsg{Ifindex: ifindex, Parent: parent})
+		if err != nil {
+			errs = append(errs, fmt.Errorf("listing the filters of interface %d, %s: %w", ifindex, place, err))
+		}
+		for _, filter := range list {
+			if program, ok := classifier(filter); ok {
+				found(uint32(ifindex), program, place)
+			}
+		}
+	}
+	classes := 0
 	for _, qdisc := range qdiscs {
-		if len(qdisc) < nl.SizeofTcMsg || !isClsact(qdisc) {
+		kind, ok := kindOf(qdisc)
+		if !ok {
 			continue
 		}
-		ifindex := nl.DeserializeTcMsg(qdisc).Ifindex
-		hooks := map[string]uint32{"ingress": netlink.HANDLE_MIN_INGRESS, "egress": netlink.HANDLE_MIN_EGRESS}
-		for hook, parent := range hooks {
-			filters, err := dump(unix.RTM_GETTFILTER, unix.RTM_NEWTFILTER, &nl.TcMsg{Ifindex: ifindex, Parent: parent})
-			if err != nil {
-				return fmt.Errorf("listing the filters of interface %d: %w", ifindex, err)
+		q := nl.DeserializeTcMsg(qdisc)
+		switch kind {
+		case "clsact":
+			filters(q.Ifindex, netlink.HANDLE_MIN_EGRESS, "egress")
+			fallthrough
+		case "ingress":
+			filters(q.Ifindex, netlink.HANDLE_MIN_INGRESS, "ingress")
+			continue
+		}
+		if q.Handle == 0 { // one that the kernel chose; its filters are listed without a handle
+			filters(q.Ifindex, 0, "root")
+			continue
+		}
+		filters(q.Ifindex, q.Handle, parentName(q.Handle))
+		list, err := dump(unix.RTM_GETTCLASS, unix.RTM_NEWTCLASS, &nl.TcMsg{Ifindex: q.Ifindex, Parent: q.Handle})
+		if err != nil {
+			errs = append(errs, fmt.Errorf("listing the classes of interface %d: %w", q.Ifindex, err))
+		}
+		for _, class := range list {
+			if _, ok := kindOf(class); !ok {
+				continue
 			}
-			for _, filter := range filters {
-				if program, ok := classifier(filter); ok {
-					found(uint32(ifindex), program, hook)
-				}
+			if classes++; classes > maxClasses {
+				errs = append(errs, fmt.Errorf("there are more than %d classes of traffic: the filters of the rest were not "+
+					"looked at", maxClasses))
+				return firstOf(errs)
 			}
+			handle := nl.DeserializeTcMsg(class).Handle
+			filters(q.Ifindex, handle, parentName(handle))
 		}
 	}
-	return nil
+	return firstOf(errs)
 }
 
-// isClsact reads a message of type RTM_NEWQDISC.
-func isClsact(body []byte) bool {
+// parentName writes a handle as tc(8) does.
+func parentName(handle uint32) string {
+	if minor := handle & 0xffff; minor != 0 {
+		return fmt.Sprintf("parent %x:%x", handle>>16, minor)
+	}
+	return fmt.Sprintf("parent %x:", handle>>16)
+}
+
+// kindOf reads the kind of a message of type RTM_NEWQDISC, RTM_NEWTCLASS or RTM_NEWTFILTER.
+func kindOf(body []byte) (kind string, ok bool) {
+	if len(body) < nl.SizeofTcMsg {
+		return "", false
+	}
 	for typ, value := range attributes(body[nl.SizeofTcMsg:]) {
-		if typ == nl.TCA_KIND && cString(value) == "clsact" {
-			return true
+		if typ == nl.TCA_KIND {
+			return cString(value), true
 		}
 	}
-	return false
+	return "", false
+}
+
+const (
+	actBPFParms = 2 // TCA_ACT_BPF_PARMS, include/uapi/linux/tc_act/tc_bpf.h
+	actBPFID    = 9 // TCA_ACT_BPF_ID
+)
+
+// An action is a BPF program that filters call.
+type action struct{ index, program uint32 }
+
+// actions lists the actions of kind bpf that a filter has.
+func actions() ([]action, error) {
+	one := nl.NewRtAttr(1, nil)
+	one.AddRtAttr(nl.TCA_ACT_KIND, nl.ZeroTerminated("bpf"))
+	table := nl.NewRtAttr(nl.TCA_ACT_TAB, nil)
+	table.AddChild(one)
+	messages, err := dump(unix.RTM_GETACTION, unix.RTM_GETACTION, &nl.TcActionMsg{}, table)
+	var out []action
+	for _, body := range messages {
+		out = append(out, parseActions(body)...)
+	}
+	if err != nil {
+		return out, fmt.Errorf("listing the actions of filters: %w", err)
+	}
+	return out, nil
+}
+
+// parseActions reads an answer to RTM_GETACTION.
+func parseActions(body []byte) (out []action) {
+	if len(body) < nl.SizeofTcActionMsg {
+		return nil
+	}
+	for typ, table := range attributes(body[nl.SizeofTcActionMsg:]) {
+		if typ != nl.TCA_ACT_TAB {
+			continue
+		}
+		for _, one := range attributes(table) {
+			var a action
+			bound := false
+			for typ, value := range attributes(one) {
+				if typ != nl.TCA_ACT_OPTIONS {
+					continue
+				}
+				for typ, value := range attributes(value) {
+					switch {
+					case typ == actBPFParms && len(value) >= 20: // struct tc_act_bpf: index, capab, action, refcnt, bindcnt
+						a.index = binary.NativeEndian.Uint32(value)
+						bound = binary.NativeEndian.Uint32(value[16:]) != 0
+					case typ == actBPFID && len(value) >= 4:
+						a.program = binary.NativeEndian.Uint32(value)
+					}
+				}
+			}
+			if bound && a.program != 0 {
+				out = append(out, a)
+			}
+		}
+	}
+	return out
 }
 
 // classifier reads a message of type RTM_NEWTFILTER: the id of the program, if it is of a BPF classifier.
@@ -138,19 +243,17 @@ func attributes(b []byte) iter.Seq2[int, []byte] {
 	}
 }
 
-// dump makes one rtnetlink request for a list, and gives the bodies of the answers.
-func dump(request int, answer uint16, body nl.NetlinkRequestData) ([][]byte, error) {
+// dump makes one rtnetlink request for a list, and gives the bodies of the answers: with an error, those that came.
+func dump(request int, answer uint16, body ...nl.NetlinkRequestData) ([][]byte, error) {
 	const attempts = 3
 	for i := 1; ; i++ {
 		r := nl.NewNetlinkRequest(request, unix.NLM_F_DUMP)
-		r.AddData(body)
-		messages, err := r.Execute(unix.NETLINK_ROUTE, answer)
-		if errors.Is(err, nl.ErrDumpInterrupted) { // the list changed while the kernel wrote it
-			if i < attempts {
-				continue
-			}
-			err = nil // it changes all the time: what there is of it is as good as the next would be
+		for _, part := range body {
+			r.AddData(part)
 		}
-		return messages, err
+		messages, err := r.Execute(unix.NETLINK_ROUTE, answer)
+		if !errors.Is(err, nl.ErrDumpInterrupted) || i == attempts { // the list changed while the kernel wrote it
+			return messages, err
+		}
 	}
 }

@@ -252,6 +252,19 @@ func TestDeepGroups(t *testing.T) {
 	if err := errorsOf(r); err != nil || len(r.Unread()) != 1 || r.find(t, deepest).Vanished {
 		t.Errorf("a second time: %v, %d unread", err, len(r.Unread()))
 	}
+	walked, unseen := "", ""
+	err = Walk(hs[0].Mount, func(rel string, dir int) {
+		if len(rel) > len(walked) {
+			walked = rel
+		}
+		var st unix.Stat_t
+		if err := unix.Fstat(dir, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			t.Errorf("the descriptor of %.40s: %v", rel, err)
+		}
+	}, func(rel string, _ error) { unseen += rel })
+	if err != nil || walked != deepest || unseen != deepest+"/"+name {
+		t.Errorf("Walk visits %d bytes at most and not %d, %v", len(walked), len(unseen), err)
+	}
 }
 
 // spin keeps a CPU busy.

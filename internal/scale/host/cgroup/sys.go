@@ -50,15 +50,28 @@ func pread(fd int, buf *[]byte) ([]byte, error) {
 // removed while a file in it was open (ENODEV, from kernfs).
 func gone(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) }
 
-// Walk visits every group below the directory mount, itself first, by its path below it: "" for itself, else "/a/b". It
-// reads the names of directories only, where it can tell that there are any: a tenth of what walking all files costs.
-func Walk(mount string, visit func(rel string)) error {
+// Walk visits every group below the directory mount, itself first, by its path below it ("" for itself, else "/a/b")
+// and a descriptor of its directory (O_PATH), which is closed after the visit. It reads the names of directories only,
+// where it can tell that there are any: a tenth of what walking all files costs. A group that cannot be looked at goes
+// to unread, and those below it are not visited.
+func Walk(mount string, visit func(rel string, dir int), unread func(rel string, err error)) error {
 	fd, err := unix.Open(mount, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("opening %s: %w", mount, err)
 	}
 	defer unix.Close(fd)
-	return newWalker(func(rel string, _ uint64) { visit(rel) }).walk(fd, "", "")
+	w := newWalker(func(rel string, _ uint64) {
+		dir, err := openDir(fd, cmp.Or(strings.TrimPrefix(rel, "/"), "."))
+		switch {
+		case err == nil:
+			visit(rel, dir)
+			unix.Close(dir)
+		case !gone(err):
+			unread(rel, err)
+		}
+	})
+	w.unread = unread
+	return w.walk(fd, "", "")
 }
 
 // maxRel bounds the path of a group: anyone who may make groups can nest them without end, and each costs its reader

@@ -1,0 +1,252 @@
+package bpf
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/scale/host/mount"
+)
+
+// Attachments that are no links of programs on packets: by rtnetlink (XDP, tc) or BPF_PROG_ATTACH (tcx, netkit, flow
+// dissector). Each belongs to a network namespace, and the kernel lists only those of the asking thread's.
+
+// A netAttachment is one of them.
+type netAttachment struct {
+	program uint32
+	kind    string // "xdp", "tc", "tcx", "netkit"
+	ifindex uint32
+	device  string // name of the interface
+	hook    string // may be empty
+}
+
+// target names the attachment at an interface of that name.
+func (a *netAttachment) target(device string) string {
+	return strings.TrimSuffix(a.kind+":"+device+" "+a.hook, " ")
+}
+
+// unnamed is an interface whose name is not known: a link does not tell the namespace of its index.
+func unnamed(ifindex uint32) string {
+	return fmt.Sprintf("index %d of another network namespace", ifindex)
+}
+
+// onNetwork reports whether programs of these types may be attached as this file knows.
+func onNetwork(types map[uint32]bool) bool {
+	return types[progTypeXDP] || types[progTypeSchedCLS] || types[progTypeSchedACT] || types[progTypeFlowDissector]
+}
+
+// netAttachments finds what programs of these types are attached to at the interfaces of the calling thread's network
+// namespace. With an error it has found what it could.
+func netAttachments(ifaces map[uint32]device, types map[uint32]bool, found func(netAttachment)) error {
+	var errs []error
+	for index, d := range ifaces {
+		for _, id := range d.xdp {
+			found(netAttachment{program: id, kind: "xdp", ifindex: index, device: d.name})
+		}
+		if !types[progTypeSchedCLS] {
+			continue
+		}
+		for link, hooks := range deviceAttachTypes {
+			for _, hook := range hooks {
+				ids, err := programsOn(int(index), hook)
+				if err != nil && !noHook(err) {
+					errs = append(errs, fmt.Errorf("looking for programs on interface %s: %w", d.name, err))
+				}
+				for _, id := range ids {
+					found(netAttachment{id, linkTypes[link], index, d.name, attachTypes[hook]})
+				}
+			}
+		}
+	}
+	if types[progTypeSchedCLS] {
+		errs = append(errs, tcAttachments(func(ifindex, id uint32, place string) {
+			found(netAttachment{id, "tc", ifindex, ifaces[ifindex].name, place})
+		}))
+	}
+	if types[progTypeSchedACT] {
+		list, err := actions()
+		errs = append(errs, err)
+		for _, a := range list {
+			found(netAttachment{program: a.program, kind: "tc", device: fmt.Sprintf("action %d", a.index)})
+		}
+	}
+	return firstOf(errs)
+}
+
+// flowDissectors finds the flow dissector of a network namespace.
+func flowDissectors(namespace int, inode uint64, found func(program uint32, target string)) error {
+	ids, err := programsOn(namespace, attachFlowDissector)
+	for _, id := range ids {
+		found(id, fmt.Sprintf("netns:%d %s", inode, attachTypes[attachFlowDissector]))
+	}
+	if err != nil && !noHook(err) {
+		return fmt.Errorf("looking for flow dissectors: %w", err)
+	}
+	return nil
+}
+
+// ownFlowDissectors finds that of the calling thread's network namespace.
+func ownFlowDissectors(found func(program uint32, target string)) error {
+	const path = "/proc/thread-self/ns/net"
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("opening %s: %w", path, err)
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fmt.Errorf("looking at %s: %w", path, err)
+	}
+	return flowDissectors(fd, st.Ino, found)
+}
+
+// Bounds of what is looked at in network namespaces other than Tare's. A node has one for each of its pods, 110 by
+// default, and each takes 0.1 ms.
+const (
+	maxNamespaces     = 512
+	maxNamespacesTime = 200 * time.Millisecond
+)
+
+// A namespace is a network namespace, and a file by which to open it.
+type namespace struct {
+	path  string
+	inode uint64
+}
+
+// attachmentsElsewhere finds what programs of these types are attached to in the network namespaces other than that of
+// the calling thread: those of the processes of this PID namespace, and those that this mount namespace has mounted.
+func (v *Inventory) attachmentsElsewhere(types map[uint32]bool, program map[uint32]*Program) error {
+	list, failed := v.namespaces()
+	if len(list) == 0 {
+		return failed
+	}
+	note := func(id uint32, vague, target string) {
+		if p := program[id]; p != nil {
+			complete(p, vague, target)
+		}
+	}
+	var errs []error
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		runtime.LockOSThread() // for good: the thread, which is in some other namespace, ends with this goroutine
+		until := time.Now().Add(maxNamespacesTime)
+		for i, n := range list {
+			if i == maxNamespaces || time.Now().After(until) {
+				errs = append(errs, fmt.Errorf("%d of %d other network namespaces were not looked at", len(list)-i, len(list)))
+				return
+			}
+			err := inNamespace(n, func(fd int) error {
+				ifaces, err := devices()
+				return errors.Join(err, netAttachments(ifaces, types, func(a netAttachment) {
+					note(a.program, a.target(unnamed(a.ifindex)), fmt.Sprintf("%s (netns %d)", a.target(a.device), n.inode))
+				}), flowDissectors(fd, n.inode, func(id uint32, target string) { note(id, "", target) }))
+			})
+			if err != nil {
+				errs = append(errs, fmt.Errorf("in network namespace %d: %w", n.inode, err))
+			}
+		}
+	}()
+	<-ended
+	return errors.Join(failed, firstOf(errs))
+}
+
+// inNamespace moves the calling thread into a network namespace. One that has gone, or is another by now, is passed
+// over.
+func inNamespace(n namespace, visit func(fd int) error) error {
+	fd, err := unix.Open(n.path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Ino != n.inode {
+		return err
+	}
+	if err := unix.Setns(fd, unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("entering it: %w", err)
+	}
+	return visit(fd)
+}
+
+// namespaces lists the network namespaces but that of the calling thread. The error says which may be missing.
+func (v *Inventory) namespaces() ([]namespace, error) {
+	const own = "/proc/thread-self"
+	inode := func(path string) (uint64, error) {
+		var st unix.Stat_t
+		err := unix.Stat(path, &st)
+		return st.Ino, err
+	}
+	here, err := inode(own + "/ns/net")
+	if err != nil {
+		return nil, fmt.Errorf("looking for network namespaces: %w", err)
+	}
+	entries, err := os.ReadDir(v.proc)
+	if err != nil {
+		return nil, fmt.Errorf("looking for network namespaces: %w", err)
+	}
+	mounts, err := mount.Read(v.proc)
+	if err != nil {
+		return nil, fmt.Errorf("looking for network namespaces: %w", err)
+	}
+	seen := map[uint64]bool{here: true}
+	var out []namespace
+	var first error
+	var hidden []string
+	add := func(dir, path string) {
+		n, err := inode(path)
+		switch {
+		case err == nil && !seen[n]:
+			seen[n] = true
+			out = append(out, namespace{path, n})
+		case err == nil, errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESRCH): // it has gone
+		default:
+			first = cmp.Or(first, err)
+			hidden = append(hidden, dir)
+		}
+	}
+	// The kernel shows the namespaces of a process to those who may trace it only, but its network devices to all: each
+	// namespace has a file of devices with an inode of its own (fs/proc/proc_net.c).
+	devices := map[uint64]bool{}
+	note := func(dir string) {
+		if n, err := inode(dir + "/net/dev"); err == nil {
+			devices[n] = true
+		}
+	}
+	note(own)
+	for _, e := range entries {
+		if _, err := strconv.Atoi(e.Name()); err != nil {
+			continue
+		}
+		dir, known := filepath.Join(v.proc, e.Name()), len(out)
+		if add(dir, dir+"/ns/net"); len(out) > known {
+			note(dir)
+		}
+	}
+	for _, m := range mounts {
+		if m.Type == "nsfs" && strings.HasPrefix(m.Root, "net:") {
+			add(m.Point, m.Point)
+		}
+	}
+	hidden = slices.DeleteFunc(hidden, func(dir string) bool {
+		n, err := inode(dir + "/net/dev")
+		return err == nil && devices[n]
+	})
+	if len(hidden) > 0 {
+		return out, fmt.Errorf("the network namespaces of %d processes or mounts are not known, %s among them: %w",
+			len(hidden), hidden[0], first)
+	}
+	return out, nil
+}
