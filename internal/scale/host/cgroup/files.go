@@ -2,6 +2,7 @@ package cgroup
 
 import (
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -55,20 +56,26 @@ func (l *Layout) Members(names []string) []int {
 	return Members(dirs)
 }
 
-// Members lists the processes in groups, whose directories are given, and in all groups below them, in order. A group
-// that cannot be read has gone.
+// Members lists the processes in groups, whose directories are given, and in all groups below them, in order, however
+// long the paths of those are. A group that cannot be read has gone.
 func Members(dirs []string) []int {
 	var pids []int
 	for _, dir := range dirs {
-		for _, d := range Below(dir) {
-			b, _ := os.ReadFile(filepath.Join(d, "cgroup.procs"))
+		_ = Walk(dir, func(_ string, group int) {
+			fd, err := openat(group, []byte("cgroup.procs\x00"))
+			if err != nil {
+				return
+			}
+			f := os.NewFile(uintptr(fd), "cgroup.procs")
+			defer f.Close()
+			b, _ := io.ReadAll(f)
 			for line := range strings.Lines(string(b)) {
 				// 0 is a process of another PID namespace, which cannot be named.
 				if pid, err := strconv.Atoi(strings.TrimSpace(line)); err == nil && pid > 0 {
 					pids = append(pids, pid)
 				}
 			}
-		}
+		}, func(string, error) {})
 	}
 	slices.Sort(pids)
 	return slices.Compact(pids)

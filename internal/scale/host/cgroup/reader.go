@@ -131,11 +131,24 @@ func (r *Reader) Remove(g *Group) {
 	r.groups = slices.DeleteFunc(r.groups, func(o *Group) bool { return o == g })
 }
 
-// ReadCPUOf reads the CPU time of one group, as ReadCPU does.
-func (r *Reader) ReadCPUOf(g *Group) error { return r.read(g, g.cpu, true) }
+// ReadCPUOf reads the CPU time of one group, which with an error is not known. A group that has vanished is no error,
+// and keeps what was last read.
+func (r *Reader) ReadCPUOf(g *Group) error {
+	err := r.read(g, g.cpu, true)
+	if err != nil {
+		g.CPU = CPU{}
+	}
+	return err
+}
 
-// ReadMemoryOf reads the memory of one group, as ReadMemory does.
-func (r *Reader) ReadMemoryOf(g *Group) error { return r.read(g, g.memory, false) }
+// ReadMemoryOf reads the memory of one group, as ReadCPUOf does its CPU time.
+func (r *Reader) ReadMemoryOf(g *Group) error {
+	err := r.read(g, g.memory, false)
+	if err != nil {
+		g.Memory = Memory{}
+	}
+	return err
+}
 
 // NewReaderOf finds the groups of those names at the top of the hierarchies, and those in them. All other groups are
 // none of its concern.
@@ -353,26 +366,10 @@ func (r *Reader) lose(n *node) {
 // ReadCPU reads the CPU time of all groups. A group that has vanished is no error. One that cannot be read does not
 // keep the others from being read: its CPU is not known then (Unread), and the first such error is returned, before
 // others one that the group may not be read.
-func (r *Reader) ReadCPU() error {
-	return r.readAll("CPU time", func(g *Group) error {
-		err := r.read(g, g.cpu, true)
-		if err != nil {
-			g.CPU = CPU{}
-		}
-		return err
-	})
-}
+func (r *Reader) ReadCPU() error { return r.readAll("CPU time", r.ReadCPUOf) }
 
 // ReadMemory reads the memory of all groups, with the same forbearance as ReadCPU.
-func (r *Reader) ReadMemory() error {
-	return r.readAll("memory", func(g *Group) error {
-		err := r.read(g, g.memory, false)
-		if err != nil {
-			g.Memory = Memory{}
-		}
-		return err
-	})
-}
+func (r *Reader) ReadMemory() error { return r.readAll("memory", r.ReadMemoryOf) }
 
 func (r *Reader) readAll(what string, read func(*Group) error) (first error) {
 	for _, g := range r.groups {

@@ -4,9 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -180,6 +183,12 @@ func TestOneGroupFails(t *testing.T) {
 	if g := r.find(t, broken); g.CPU != (CPU{}) || g.Memory != (Memory{}) {
 		t.Errorf("of a group that cannot be read %+v and %+v are known", g.CPU, g.Memory)
 	}
+	g := r.find(t, broken) // nor is what an earlier reading knew
+	g.CPU.UsageNs, g.Memory.Current = val(1), val(1)
+	if err := errors.Join(r.ReadCPUOf(g), r.ReadMemoryOf(g)); !errors.Is(err, unix.EISDIR) || g.CPU != (CPU{}) ||
+		g.Memory != (Memory{}) {
+		t.Errorf("read alone it gives %v, %+v and %+v", err, g.CPU, g.Memory)
+	}
 	if g := r.find(t, "/system.slice"); !g.CPU.UsageNs.OK || !g.Memory.Current.OK {
 		t.Errorf("of another %+v and %+v are known", g.CPU, g.Memory)
 	}
@@ -253,6 +262,12 @@ func TestDeepGroups(t *testing.T) {
 		t.Errorf("a second time: %v, %d unread", err, len(r.Unread()))
 	}
 	walked, unseen := "", ""
+	sleeper := exec.Command("sleep", "60")
+	if err := sleeper.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer sleeper.Wait()
+	defer sleeper.Process.Kill()
 	err = Walk(hs[0].Mount, func(rel string, dir int) {
 		if len(rel) > len(walked) {
 			walked = rel
@@ -261,9 +276,24 @@ func TestDeepGroups(t *testing.T) {
 		if err := unix.Fstat(dir, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
 			t.Errorf("the descriptor of %.40s: %v", rel, err)
 		}
+		if rel != deepest {
+			return
+		}
+		fd, err := unix.Openat(dir, "cgroup.procs", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer unix.Close(fd)
+		if _, err := unix.Write(fd, []byte(strconv.Itoa(sleeper.Process.Pid))); err != nil {
+			t.Error(err)
+		}
 	}, func(rel string, _ error) { unseen += rel })
 	if err != nil || walked != deepest || unseen != deepest+"/"+name {
 		t.Errorf("Walk visits %d bytes at most and not %d, %v", len(walked), len(unseen), err)
+	}
+	if got := Members([]string{hs[0].Mount + top}); !slices.Equal(got, []int{sleeper.Process.Pid}) {
+		t.Errorf("members %v, want %d alone", got, sleeper.Process.Pid)
 	}
 }
 
