@@ -245,7 +245,14 @@ func (a *application) unused() {
 		r := &a.rules[i]
 		switch {
 		case a.matched[i] == 0:
-			a.warn("rule-unused", "%s matches %s", r.Where, things[r.By])
+			why := ""
+			switch long := literals(r.Pattern) > kernelName; {
+			case long && r.By == Map:
+				why = fmt.Sprintf("; the kernel keeps %d bytes of a map's name", kernelName)
+			case long && r.By == Program:
+				why = fmt.Sprintf("; the kernel keeps %d bytes of the name of a program without type information", kernelName)
+			}
+			a.warn("rule-unused", "%s matches %s%s", r.Where, things[r.By], why)
 		case a.counted[i] == 0:
 			a.warn("rule-unused", "%s charges nothing: all that it matches belongs to rules before it, or to tare "+
 				"itself", r.Where)

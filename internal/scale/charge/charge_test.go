@@ -134,7 +134,8 @@ func TestApply(t *testing.T) {
 // What warnings say is what helps.
 func TestWarnings(t *testing.T) {
 	l, running := machine()
-	Apply(mustParse(t, "tare comm=agent", "tare cgroup=/nosuch*", "load cgroup=/system/agent"), l, running)
+	Apply(mustParse(t, "tare comm=agent", "tare cgroup=/nosuch*", "load cgroup=/system/agent",
+		"tare map=sixteen_bytes_map", "tare map=fifteen_bytes_*", "tare program=sixteen_bytes_prog"), l, running)
 	var got []string
 	for _, w := range l.Warnings {
 		got = append(got, w.Message)
@@ -146,6 +147,10 @@ func TestWarnings(t *testing.T) {
 		"--tare 'cgroup=/nosuch*' matches no control group",
 		"--load 'cgroup=/system/agent' charges nothing: all that it matches belongs to rules before it, or to " +
 			"tare itself",
+		"--tare 'map=sixteen_bytes_map' matches no eBPF map; the kernel keeps 15 bytes of a map's name",
+		"--tare 'map=fifteen_bytes_*' matches no eBPF map",
+		"--tare 'program=sixteen_bytes_prog' matches no eBPF program; the kernel keeps 15 bytes of the name of a program " +
+			"without type information",
 	} {
 		if i >= len(got) || got[i] != want {
 			t.Errorf("warning %d: %q, want %q", i, got, want)

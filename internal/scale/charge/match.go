@@ -39,7 +39,7 @@ func parts(path string) []string {
 
 // matchProgram reports whether a pattern matches the name of a program, or the 15 bytes of it that the kernel keeps.
 func matchProgram(pattern, name string) bool {
-	return matchName(pattern, name) || len(name) > 15 && matchName(pattern, name[:15])
+	return matchName(pattern, name) || len(name) > kernelName && matchName(pattern, name[:kernelName])
 }
 
 // matchName says whether a name matches a pattern, byte by byte.

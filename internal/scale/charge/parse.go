@@ -17,7 +17,8 @@ const (
 	maxFileBytes = 64 << 10
 	maxPattern   = 4096 // PATH_MAX
 	maxName      = 64   // of workloads and components
-	maxComm      = 15   // TASK_COMM_LEN of the kernel, without the 0 at its end
+	// The kernel's names of processes (TASK_COMM_LEN), eBPF programs and maps (BPF_OBJ_NAME_LEN), without the final 0.
+	kernelName = 15
 )
 
 // Charges are those that a rule can give: what the scale itself costs needs none.
@@ -149,9 +150,9 @@ func (r *Rule) check(fail func(hint, format string, args ...any) error) error {
 		return fail(fmt.Sprintf("try cgroup=/%s, or cgroup=/**/%s wherever it is; 'tare weigh' lists them",
 			clip(r.Pattern), clip(r.Pattern)),
 			"the path of a control group begins with /")
-	case r.By == Comm && literals(r.Pattern) > maxComm:
+	case r.By == Comm && literals(r.Pattern) > kernelName:
 		return fail("shorten it, with a * at its end",
-			"the kernel keeps %d bytes of the name of a process: %q matches none", maxComm, clip(r.Pattern))
+			"the kernel keeps %d bytes of the name of a process: %q matches none", kernelName, clip(r.Pattern))
 	}
 	if err := named("workload", r.Workload); err != nil {
 		return err
