@@ -678,6 +678,7 @@ func (a *account) self() ledger.Self {
 	}
 	var bpfSeconds float64
 	var bpfBytes uint64
+	s.BPFBytes = &bpfBytes
 	var runs uint64
 	own := map[bpf.Key]bool{}
 	for i := range a.snapshot.Programs {
@@ -689,6 +690,8 @@ func (a *account) self() ledger.Self {
 	for i := range a.snapshot.Maps {
 		if m := &a.snapshot.Maps[i]; m.Own && m.Bytes != nil {
 			bpfBytes += *m.Bytes
+		} else if m.Own {
+			s.BPFBytes = nil
 		}
 	}
 	for i := range a.programs {
@@ -702,7 +705,6 @@ func (a *account) self() ledger.Self {
 			bpfSeconds += float64(p.RunNs-before.RunNs) / 1e9
 		}
 	}
-	s.BPFBytes = &bpfBytes
 	if !a.m.uncounted {
 		s.BPFSeconds = &bpfSeconds
 	}

@@ -305,3 +305,17 @@ func TestReadClosely(t *testing.T) {
 		}
 	}
 }
+
+// TestOwnMapUnknown: where the size of one of the scale's maps is not known, what all of its eBPF takes is not known.
+func TestOwnMapUnknown(t *testing.T) {
+	size := uint64(4096)
+	s := &bpf.Snapshot{Maps: []bpf.Map{{ID: 1, Own: true, Bytes: &size}, {ID: 2}}}
+	a := account{m: &Meter{layout: &cgroup.Layout{}}, w: &Window{}, snapshot: s}
+	if got := a.self().BPFBytes; got == nil || *got != size {
+		t.Errorf("of a known map %v", got)
+	}
+	s.Maps[1].Own = true
+	if got := a.self().BPFBytes; got != nil {
+		t.Errorf("with an unknown map %d", *got)
+	}
+}

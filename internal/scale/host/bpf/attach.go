@@ -42,12 +42,8 @@ func programsOn(target int, attachType uint32) ([]uint32, error) {
 
 // noHook reports that a target has no programs at a hook because it is gone, or has no such hook here.
 func noHook(err error) bool {
-	for _, is := range []error{unix.EINVAL, unix.EOPNOTSUPP, unix.ENXIO, unix.ENOENT, unix.ENODEV} {
-		if err == is {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc([]error{unix.EINVAL, unix.EOPNOTSUPP, unix.ENXIO, unix.ENOENT, unix.ENODEV},
+		func(is error) bool { return errors.Is(err, is) })
 }
 
 // cgroupAttachments finds programs that were attached to control groups without a link (systemd does so). It asks every

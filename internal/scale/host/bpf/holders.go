@@ -75,13 +75,14 @@ var anonymousFiles = map[string]struct {
 }
 
 // descriptorsByProc reads what the iterator would tell from <proc>/<pid>/fd and fdinfo. Processes that end meanwhile
-// are left out.
+// are left out; with an error, those are whose files may not be listed.
 func descriptorsByProc(proc string) ([]descriptor, error) {
 	entries, err := os.ReadDir(proc)
 	if err != nil {
 		return nil, fmt.Errorf("listing processes: %w", err)
 	}
 	var out []descriptor
+	hidden := 0
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
@@ -89,7 +90,11 @@ func descriptorsByProc(proc string) ([]descriptor, error) {
 		}
 		dir := filepath.Join(proc, e.Name())
 		fds, err := os.ReadDir(filepath.Join(dir, "fd"))
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.ESRCH) {
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+			continue
+		}
+		if errors.Is(err, fs.ErrPermission) {
+			hidden++
 			continue
 		}
 		if err != nil {
@@ -98,6 +103,10 @@ func descriptorsByProc(proc string) ([]descriptor, error) {
 		var comm string
 		for _, fd := range fds {
 			target, err := os.Readlink(filepath.Join(dir, "fd", fd.Name()))
+			if errors.Is(err, fs.ErrPermission) { // the names may be seen, but not what they are: all are so
+				hidden++
+				break
+			}
 			if err != nil || !strings.HasPrefix(target, "anon_inode:") {
 				continue
 			}
@@ -120,6 +129,9 @@ func descriptorsByProc(proc string) ([]descriptor, error) {
 			}
 			out = append(out, descriptor{file.kind, uint32(id), Holder{pid, comm}})
 		}
+	}
+	if hidden > 0 {
+		return out, fmt.Errorf("the files of %d processes may not be listed", hidden)
 	}
 	return out, nil
 }

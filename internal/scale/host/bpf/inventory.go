@@ -138,7 +138,7 @@ func (v *Inventory) Snapshot() (*Snapshot, error) {
 			strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	if err := v.addHolders(s); err != nil {
-		v.warn("bpf-holders", "which processes hold programs and maps is not known: %v", err)
+		v.warn("bpf-holders", "which processes hold programs and maps is not fully known: %v", err)
 	}
 	if err := v.addCharges(s); err != nil {
 		v.warn("bpf-charges", "which control groups pay for maps is not known: %v", err)
@@ -161,7 +161,7 @@ func (v *Inventory) readPrograms() ([]Program, error) {
 	var out []Program
 	anyHidden := false
 	names := map[Key]string{}
-	err = eachProgram(func(_ uint32, fd int) error {
+	err = v.eachProgram(func(_ uint32, fd int) error {
 		p, hidden, err := v.scratch.readProgram(fd, boot)
 		if err != nil {
 			return err
@@ -192,7 +192,7 @@ func (v *Inventory) ReadCounters() ([]Program, error) {
 		return nil, err
 	}
 	alive := make(map[Key]bool, len(v.known))
-	err = eachProgram(func(_ uint32, fd int) error {
+	err = v.eachProgram(func(_ uint32, fd int) error {
 		var info progInfo
 		size, err := objInfo(fd, unsafe.Pointer(&info), unsafe.Sizeof(info))
 		if err != nil {
@@ -237,7 +237,7 @@ func (v *Inventory) ReadCounters() ([]Program, error) {
 // only way to a map's size.
 func (v *Inventory) readMaps() ([]Map, error) {
 	var out []Map
-	err := eachObject("map", cmdMapGetNextID, cmdMapGetFDByID, openReadOnly, func(_ uint32, fd int) error {
+	err := v.eachObject("map", cmdMapGetNextID, cmdMapGetFDByID, openReadOnly, func(_ uint32, fd int) error {
 		m, err := v.readMap(fd)
 		if err == nil {
 			out = append(out, m)
@@ -249,7 +249,7 @@ func (v *Inventory) readMaps() ([]Map, error) {
 
 func (v *Inventory) readLinks() ([]Link, error) {
 	var out []Link
-	err := eachObject("link", cmdLinkGetNextID, cmdLinkGetFDByID, 0, func(_ uint32, fd int) error {
+	err := v.eachObject("link", cmdLinkGetNextID, cmdLinkGetFDByID, 0, func(_ uint32, fd int) error {
 		l, err := v.readLink(fd)
 		if err == nil {
 			out = append(out, l)
@@ -316,8 +316,9 @@ func (v *Inventory) nameTargets(s *Snapshot) error {
 			p.Attached = append(p.Attached, target)
 		}
 	}
-	errs := []error{failed}
-	errs = append(errs, netAttachments(ifaces, unlinked, func(a netAttachment) { attached(a.program, a.target(a.device)) }))
+	errs := []error{failed, netAttachments(ifaces, unlinked, func(a netAttachment) {
+		attached(a.program, a.target(a.device))
+	})}
 	if unlinked[progTypeFlowDissector] {
 		errs = append(errs, ownFlowDissectors(attached))
 	}
@@ -360,7 +361,7 @@ func isAttached(p *Program, target string) bool {
 // hangs on, keeps the program alive and is an owner of it.
 func (v *Inventory) addHolders(s *Snapshot) error {
 	held, err := v.descriptors()
-	if err != nil {
+	if err != nil && len(held) == 0 {
 		return err
 	}
 	programs, maps, links := map[uint32]*Program{}, map[uint32]*Map{}, map[uint32]*Link{}
@@ -404,7 +405,7 @@ func (v *Inventory) addHolders(s *Snapshot) error {
 			}
 		}
 	}
-	return nil
+	return err
 }
 
 // complete writes down what a program is attached to. Where a link is known by a vaguer name, that link it is.

@@ -214,14 +214,16 @@ func TestNetlinkAttributes(t *testing.T) {
 	const kind, parms, id = 1, 2, 9
 	one := func(bound, program byte) []byte {
 		return slices.Concat(attribute(kind, 'b', 'p', 'f', 0), attribute(2, slices.Concat(
-			attribute(parms, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, bound, 0, 0, 0), attribute(id, program, 0, 0, 0))...))
+			attribute(parms, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, bound, 0, 0, 0),
+			attribute(id, program, 0, 0, 0))...))
 	}
 	table := slices.Concat(make([]byte, 4), attribute(1, slices.Concat(attribute(1, one(1, 5)...), // 6: no filter has it
 		attribute(2, one(0, 6)...), attribute(3, one(2, 8)...))...))
 	if got := parseActions(table); !slices.Equal(got, []action{{7, 5}, {7, 8}}) {
 		t.Errorf("actions %v", got)
 	}
-	for handle, want := range map[uint32]string{0x10000: "parent 1:", 0x3000010: "parent 300:10", 0xabcd002a: "parent abcd:2a"} {
+	for handle, want := range map[uint32]string{0x10000: "parent 1:", 0x3000010: "parent 300:10",
+		0xabcd002a: "parent abcd:2a"} {
 		if got := parentName(handle); got != want {
 			t.Errorf("%#x: %s, want %s", handle, got, want)
 		}
@@ -241,7 +243,8 @@ func TestFirstOf(t *testing.T) {
 	if !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), "2 more") {
 		t.Error(err)
 	}
-	for err, want := range map[error]bool{unix.EINVAL: true, unix.ENODEV: true, unix.EPERM: false, unix.ENAMETOOLONG: false} {
+	for err, want := range map[error]bool{unix.EINVAL: true, unix.ENODEV: true, unix.EPERM: false,
+		unix.ENAMETOOLONG: false} {
 		if noHook(err) != want {
 			t.Errorf("%v", err)
 		}

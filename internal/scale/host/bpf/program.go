@@ -168,11 +168,22 @@ func (s *programScratch) readProgram(fd int, boot time.Time) (p Program, hidden 
 }
 
 // eachProgram opens every program of the machine in turn. A program that goes away meanwhile is left out.
-func eachProgram(visit func(id uint32, fd int) error) error {
-	return eachObject("program", cmdProgGetNextID, cmdProgGetFDByID, 0, visit)
+func (v *Inventory) eachProgram(visit func(id uint32, fd int) error) error {
+	return v.eachObject("program", cmdProgGetNextID, cmdProgGetFDByID, 0, visit)
 }
 
-func eachObject(what string, nextCmd, openCmd int, flags uint32, visit func(id uint32, fd int) error) error {
+// eachObject opens every object of a kind in turn. One that the kernel refuses to a process that may list it is left
+// out, with a warning: a security module can refuse single objects (security_bpf_prog, security_bpf_map).
+func (v *Inventory) eachObject(what string, nextCmd, openCmd int, flags uint32,
+	visit func(id uint32, fd int) error,
+) error {
+	var refused []uint32
+	defer func() {
+		if n := len(refused); n > 0 {
+			v.warn("bpf-unread", "BPF %ss that the kernel refuses to show: %d, among them %v: they are in no list, and what "+
+				"they cost is in no sum", what, n, refused[:min(n, 5)])
+		}
+	}()
 	for id := uint32(0); ; {
 		next, ok, err := nextID(nextCmd, id)
 		if err != nil {
@@ -182,7 +193,11 @@ func eachObject(what string, nextCmd, openCmd int, flags uint32, visit func(id u
 			return nil
 		}
 		id = next
-		if err := withObject(openCmd, id, flags, func(fd int) error { return visit(id, fd) }); err != nil {
+		err = withObject(openCmd, id, flags, func(fd int) error { return visit(id, fd) })
+		switch {
+		case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+			refused = append(refused, id)
+		case err != nil:
 			return fmt.Errorf("reading BPF %s %d: %w", what, id, err)
 		}
 	}
