@@ -94,17 +94,18 @@ func flowDissectors(namespace int, inode uint64, found func(program uint32, targ
 	return nil
 }
 
+const threadNamespace = "/proc/thread-self/ns/net"
+
 // ownFlowDissectors finds that of the calling thread's network namespace.
 func ownFlowDissectors(found func(program uint32, target string)) error {
-	const path = "/proc/thread-self/ns/net"
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(threadNamespace, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return fmt.Errorf("opening %s: %w", path, err)
+		return fmt.Errorf("opening %s: %w", threadNamespace, err)
 	}
 	defer unix.Close(fd)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return fmt.Errorf("looking at %s: %w", path, err)
+		return fmt.Errorf("looking at %s: %w", threadNamespace, err)
 	}
 	return flowDissectors(fd, st.Ino, found)
 }
@@ -134,30 +135,50 @@ func (v *Inventory) attachmentsElsewhere(types map[uint32]bool, program map[uint
 			complete(p, vague, target)
 		}
 	}
+	return errors.Join(failed, eachNamespace(list, func(n namespace, fd int) error {
+		ifaces, err := devices()
+		return errors.Join(err, netAttachments(ifaces, types, func(a netAttachment) {
+			note(a.program, a.target(unnamed(a.ifindex)), fmt.Sprintf("%s (netns %d)", a.target(a.device), n.inode))
+		}), flowDissectors(fd, n.inode, func(id uint32, target string) { note(id, "", target) }))
+	}))
+}
+
+// eachNamespace visits network namespaces on a thread that is in them meanwhile, as many as the bounds allow. fd is of
+// the namespace. The errors are the first of a visit, and what was left out.
+func eachNamespace(list []namespace, visit func(n namespace, fd int) error) error {
 	var errs []error
+	var left error
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		runtime.LockOSThread() // for good: the thread, which is in some other namespace, ends with this goroutine
+		runtime.LockOSThread()
+		// A thread that stays in another namespace would keep that alive, and the main thread would show it as Tare's.
+		back, err := unix.Open(threadNamespace, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			left = fmt.Errorf("opening %s: %w", threadNamespace, err)
+			return
+		}
+		defer unix.Close(back)
+		defer func() {
+			if err := unix.Setns(back, unix.CLONE_NEWNET); err != nil {
+				left = errors.Join(left, fmt.Errorf("going back to the network namespace of before: %w", err))
+				return // the thread ends with this goroutine
+			}
+			runtime.UnlockOSThread()
+		}()
 		until := time.Now().Add(maxNamespacesTime)
 		for i, n := range list {
 			if i == maxNamespaces || time.Now().After(until) {
-				errs = append(errs, fmt.Errorf("%d of %d other network namespaces were not looked at", len(list)-i, len(list)))
+				left = fmt.Errorf("%d of %d other network namespaces were not looked at", len(list)-i, len(list))
 				return
 			}
-			err := inNamespace(n, func(fd int) error {
-				ifaces, err := devices()
-				return errors.Join(err, netAttachments(ifaces, types, func(a netAttachment) {
-					note(a.program, a.target(unnamed(a.ifindex)), fmt.Sprintf("%s (netns %d)", a.target(a.device), n.inode))
-				}), flowDissectors(fd, n.inode, func(id uint32, target string) { note(id, "", target) }))
-			})
-			if err != nil {
+			if err := inNamespace(n, func(fd int) error { return visit(n, fd) }); err != nil {
 				errs = append(errs, fmt.Errorf("in network namespace %d: %w", n.inode, err))
 			}
 		}
 	}()
 	<-ended
-	return errors.Join(failed, firstOf(errs))
+	return errors.Join(firstOf(errs), left)
 }
 
 // inNamespace moves the calling thread into a network namespace. One that has gone, or is another by now, is passed
@@ -183,13 +204,12 @@ func inNamespace(n namespace, visit func(fd int) error) error {
 
 // namespaces lists the network namespaces but that of the calling thread. The error says which may be missing.
 func (v *Inventory) namespaces() ([]namespace, error) {
-	const own = "/proc/thread-self"
 	inode := func(path string) (uint64, error) {
 		var st unix.Stat_t
 		err := unix.Stat(path, &st)
 		return st.Ino, err
 	}
-	here, err := inode(own + "/ns/net")
+	here, err := inode(threadNamespace)
 	if err != nil {
 		return nil, fmt.Errorf("looking for network namespaces: %w", err)
 	}
@@ -225,7 +245,7 @@ func (v *Inventory) namespaces() ([]namespace, error) {
 			devices[n] = true
 		}
 	}
-	note(own)
+	note("/proc/thread-self")
 	for _, e := range entries {
 		if _, err := strconv.Atoi(e.Name()); err != nil {
 			continue
