@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"tare/internal/scale/host/mount"
@@ -248,6 +249,14 @@ func TestFirstOf(t *testing.T) {
 		if noHook(err) != want {
 			t.Errorf("%v", err)
 		}
+	}
+}
+
+// TestDumpOfNothing: what a kernel does not have is an empty list.
+func TestDumpOfNothing(t *testing.T) {
+	const noSuch = 0xfe // above RTM_MAX; the two lowest bits of 2 ask for a list
+	if list, err := dump(noSuch, noSuch, &nl.TcMsg{}); err != nil || len(list) > 0 {
+		t.Errorf("%v, %v", list, err)
 	}
 }
 

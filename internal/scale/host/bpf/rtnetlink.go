@@ -98,8 +98,10 @@ func tcAttachments(found func(ifindex, program uint32, place string)) error {
 			filters(q.Ifindex, netlink.HANDLE_MIN_INGRESS, "ingress")
 			continue
 		}
-		if q.Handle == 0 { // one that the kernel chose; its filters are listed without a handle
-			filters(q.Ifindex, 0, "root")
+		if q.Handle == 0 { // The kernel chose it. At the root, its filters are listed without a handle.
+			if q.Parent == netlink.HANDLE_ROOT {
+				filters(q.Ifindex, 0, "root")
+			}
 			continue
 		}
 		filters(q.Ifindex, q.Handle, parentName(q.Handle))
@@ -252,6 +254,9 @@ func dump(request int, answer uint16, body ...nl.NetlinkRequestData) ([][]byte, 
 			r.AddData(part)
 		}
 		messages, err := r.Execute(unix.NETLINK_ROUTE, answer)
+		if errors.Is(err, unix.EOPNOTSUPP) { // a kernel without queueing disciplines, classifiers or actions
+			return nil, nil
+		}
 		if !errors.Is(err, nl.ErrDumpInterrupted) || i == attempts { // the list changed while the kernel wrote it
 			return messages, err
 		}
