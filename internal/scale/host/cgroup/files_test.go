@@ -5,11 +5,49 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"tare/test/rights"
 )
+
+// TestMembersForbidden: a group that may not be read costs no other its members.
+func TestMembersForbidden(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, whose group is hidden then")
+	}
+	top := t.TempDir()
+	for i, group := range []string{"a/below", "b", "c/below"} {
+		dir := filepath.Join(top, group)
+		if err := errors.Join(os.MkdirAll(dir, 0o755),
+			os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0\n"+strconv.Itoa(i+7)+"\n"), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.Chmod(filepath.Dir(top), 0o755), os.Chmod(filepath.Join(top, "a"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	rights.Without(t, func() {
+		if got := Members([]string{filepath.Join(top, "none"), top}); !slices.Equal(got, []int{8, 9}) {
+			t.Errorf("members %v, want 8 and 9", got)
+		}
+		var unread []string
+		err := Walk(top, func(string, int) {}, func(rel string, err error) {
+			if errors.Is(err, unix.EACCES) {
+				unread = append(unread, rel)
+			}
+		})
+		if err != nil || !slices.Equal(unread, []string{"/a"}) {
+			t.Errorf("unread %q, %v", unread, err)
+		}
+	})
+	if got := Members([]string{top}); !slices.Equal(got, []int{7, 8, 9}) {
+		t.Errorf("members %v with all rights", got)
+	}
+}
 
 // TestWriteReclaim: what the kernel cannot take back of a group is an error, and nothing to wait for.
 func TestWriteReclaim(t *testing.T) {

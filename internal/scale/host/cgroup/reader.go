@@ -252,9 +252,8 @@ func (r *Reader) Refresh() error {
 	r.unread = nil
 	for _, t := range r.trees {
 		for _, top := range r.tops {
-			w := walker{r.buf, func(rel string, ino uint64) { r.see(t, rel, ino) }, func(rel string, err error) {
-				r.fail(t.Identity(rel), err)
-			}}
+			w := walker{buf: r.buf, visit: func(rel string, ino uint64) { r.see(t, rel, ino) },
+				unread: func(rel string, err error) { r.fail(t.Identity(rel), err) }}
 			if err := w.walk(t.dir, "", top); err != nil {
 				return err
 			}

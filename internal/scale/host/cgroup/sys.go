@@ -70,7 +70,7 @@ func Walk(mount string, visit func(rel string, dir int), unread func(rel string,
 			unread(rel, err)
 		}
 	})
-	w.unread = unread
+	w.unread, w.forbidden = unread, true
 	return w.walk(fd, "", "")
 }
 
@@ -83,6 +83,8 @@ type walker struct {
 	buf    []byte
 	visit  func(rel string, ino uint64)
 	unread func(rel string, err error) // of a group that could not be looked at, with all below it; may be nil
+	// a group that may not be looked at goes to unread too
+	forbidden bool
 }
 
 func newWalker(visit func(rel string, ino uint64)) *walker {
@@ -91,13 +93,13 @@ func newWalker(visit func(rel string, ino uint64)) *walker {
 
 // walk visits the group at rel (in the form of Hierarchy.Identity) and all its descendants, parents first. dir is the
 // directory of the group at base, which is rel or above it. A group that vanishes meanwhile is passed over; one that
-// cannot be looked at goes to unread, save for want of rights, which is an error.
+// cannot be looked at goes to unread, save for want of rights, which is an error unless forbidden is set.
 func (w *walker) walk(dir int, base, rel string) error {
 	name := cmp.Or(strings.TrimPrefix(rel[len(base):], "/"), ".")
 	failed := func(err error) error {
 		switch {
 		case gone(err):
-		case errors.Is(err, unix.EACCES):
+		case errors.Is(err, unix.EACCES) && !w.forbidden:
 			return forbidden(fmt.Errorf("looking at control group %s: %w", name, err))
 		case w.unread != nil:
 			w.unread(rel, err)
