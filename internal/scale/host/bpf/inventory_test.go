@@ -735,6 +735,11 @@ func TestAttachments(t *testing.T) {
 			fmt.Sprintf("sockmap:map %d stream_verdict", mapID(t, sockets))},
 		{ebpf.SkSKB, ebpf.AttachSkSKBVerdict, hash.FD(), fmt.Sprintf("sockmap:map %d skb_verdict", mapID(t, hash))},
 	} {
+		if _, err := programsOn(c.to, uint32(c.attach)); strings.HasPrefix(c.target, "sockmap:") &&
+			errors.Is(err, unix.EINVAL) {
+			t.Logf("not tried here: %s: %v", c.target, errOldSockmap)
+			continue
+		}
 		p := z.newProgram(t, "zoo_attached", c.typ)
 		o := link.RawAttachProgramOptions{Target: c.to, Program: p, Attach: c.attach}
 		if err := link.RawAttachProgram(o); err != nil {
