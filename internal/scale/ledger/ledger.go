@@ -25,6 +25,8 @@ type Ledger struct {
 	// makes them.
 	Workloads []Workload `json:"workloads"`
 	Tare      *Tare      `json:"tare"` // nil where nothing is charged to a workload or to tare
+	// Components are what each component used; nil, and left out, where AddComponents was not called.
+	Components []Component `json:"components,omitzero"`
 	// Sandboxes are the containers, pods and virtual machines of the machine; nil, and left out, where nobody looked.
 	Sandboxes []Sandbox `json:"sandboxes,omitzero"`
 	Noise     *Noise    `json:"noise"` // null where there was no witness

@@ -1,0 +1,151 @@
+package ledger
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Component is what one named part of the machine used, by the charges: a component of a workload or of tare, the
+// load, the scale itself, or with an empty charge all that no rule names. Each second of CPU time is in one of them:
+// together they have CPU.Attributed, to the nanosecond.
+type Component struct {
+	Charged
+	// CPUSeconds is of its groups, each once, with the eBPF programs of others that ran there; the scale's own CPU time
+	// is in the component of the charge self alone. Of the empty charge it is what the others leave of CPU.Attributed.
+	CPUSeconds *float64 `json:"cpu_seconds"`
+	// BPFSeconds is run time of its eBPF programs wherever they ran, without what was stolen, as the kernel counts it.
+	BPFSeconds *float64 `json:"bpf_seconds"`
+	// BPFOthersSeconds is the part of BPFSeconds that ran in groups of others, or above idle CPUs. It is in the
+	// CPUSeconds of others, save on idle CPUs and where interrupts are counted apart.
+	BPFOthersSeconds *float64 `json:"bpf_others_seconds"`
+	// BPFUnsplitSeconds is the part of BPFSeconds that samples could not place: any of it may have run in groups of
+	// others.
+	BPFUnsplitSeconds *float64 `json:"bpf_unsplit_seconds"`
+	// MemoryHardBytes is hard memory of its groups at the end of the window, each once; nil for the scale itself, whose
+	// memory is in the group that it was started in.
+	MemoryHardBytes *int64 `json:"memory_hard_bytes"`
+	MapBytes        *int64 `json:"map_bytes"` // of its eBPF maps, whichever group is charged for them
+}
+
+// chargeOrder is the order of components.
+var chargeOrder = []Charge{ChargeWorkload, ChargeTare, ChargeLoad, ChargeSelf, ""}
+
+// AddComponents sets Components of a settled ledger, in the order of charges and names.
+func (l *Ledger) AddComponents() {
+	s := newSettlement(l)
+	found := map[Charged]*componentSum{}
+	at := func(c Charged) *componentSum {
+		if found[c] == nil {
+			found[c] = &componentSum{cpu: s.cpu[c].value(), hard: s.memory[c].value()}
+		}
+		return found[c]
+	}
+	for c := range s.cpu {
+		at(c)
+	}
+	none, self := at(Charged{}), at(Charged{Charge: ChargeSelf})
+	for i := range l.Programs {
+		s.addProgram(at(l.Programs[i].Charged), &l.Programs[i])
+	}
+	for i := range l.Maps {
+		c := at(l.Maps[i].Charged)
+		var bytes *int64
+		if n := l.Maps[i].Bytes; n != nil {
+			bytes = new(int64(*n))
+		}
+		c.maps.add(1, bytes, "")
+	}
+	if s.cpu[Charged{Charge: ChargeSelf}] == nil {
+		self.cpu, self.hard = nil, nil
+		for _, line := range l.CPU.Lines {
+			if line.Name == LineSelf {
+				self.cpu = nanoseconds(&line.Seconds)
+			}
+		}
+	}
+	none.cpu, none.hard = nanoseconds(&l.CPU.Attributed), s.allMemory()
+	for c, sum := range found {
+		if c.Charge == "" {
+			continue
+		}
+		none.cpu = plus(none.cpu, minus(sum.cpu))
+		if sum != self || sum.hard != nil {
+			none.hard = plus(none.hard, minus(sum.hard))
+		}
+	}
+	l.Components = []Component{}
+	for c, sum := range found {
+		l.Components = append(l.Components, Component{
+			Charged: c, CPUSeconds: seconds(sum.cpu), BPFSeconds: seconds(sum.ran.whole()),
+			BPFOthersSeconds: seconds(sum.others.whole()), BPFUnsplitSeconds: seconds(sum.unsplit.whole()),
+			MemoryHardBytes: sum.hard, MapBytes: sum.maps.whole(),
+		})
+	}
+	slices.SortFunc(l.Components, func(a, b Component) int {
+		return cmp.Or(cmp.Compare(slices.Index(chargeOrder, a.Charge), slices.Index(chargeOrder, b.Charge)),
+			cmp.Compare(a.Workload, b.Workload), cmp.Compare(a.Component, b.Component))
+	})
+}
+
+// componentSum is a component in whole nanoseconds and bytes.
+type componentSum struct {
+	cpu, hard                  *int64
+	ran, others, unsplit, maps sum
+}
+
+// whole is the sum, nil where a part of it is not known.
+func (s *sum) whole() *int64 {
+	if len(s.unknown) > 0 {
+		return nil
+	}
+	return &s.n
+}
+
+// addProgram adds the run time of a program to the component that owns it.
+func (s *settlement) addProgram(to *componentSum, p *Program) {
+	if p.RunSeconds == nil {
+		for _, part := range []*sum{&to.ran, &to.others, &to.unsplit} {
+			part.add(1, nil, "")
+		}
+		return
+	}
+	ran, _ := p.RanSeconds()
+	all := nanoseconds(&ran)
+	var others, unsplit int64
+	for _, share := range p.Shares {
+		part := 0.0
+		if *p.RunSeconds > 0 {
+			part = share.Seconds * (ran / *p.RunSeconds)
+		}
+		switch {
+		case share.Cgroup == nil:
+			unsplit += *nanoseconds(&part)
+		case s.chargeOf(*share.Cgroup) != p.Charged:
+			others += *nanoseconds(&part)
+		}
+	}
+	to.ran.add(1, all, "")
+	to.others.add(1, &others, "")
+	to.unsplit.add(1, &unsplit, "")
+}
+
+// allMemory is the hard memory of all groups; nil where that of a topmost one is not known.
+func (s *settlement) allMemory() *int64 {
+	all := new(int64)
+	for _, g := range s.l.Cgroups {
+		top := true
+		Ancestors(g.Path, func(path string) {
+			if _, above := s.index[path]; above && path != g.Path {
+				top = false
+			}
+		})
+		switch {
+		case !top || g.Vanished:
+		case g.Memory == nil:
+			return nil
+		default:
+			all = plus(all, g.Memory.Hard)
+		}
+	}
+	return all
+}
