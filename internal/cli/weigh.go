@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,6 +15,7 @@ import (
 
 	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
+	"tare/internal/lib/text"
 	"tare/internal/results/report"
 	"tare/internal/scale/charge"
 	"tare/internal/scale/host/cgroup"
@@ -33,6 +36,8 @@ func newWeigh() *cobra.Command {
 	var roots []string
 	var hz int
 	var given []ruleFlag
+	var top, depth int
+	var match []string
 	cmd := &cobra.Command{
 		Use:   "weigh",
 		Short: "Weigh this machine: one ledger of who used what, eBPF time split by control group",
@@ -64,10 +69,21 @@ that no rule names belongs to whoever holds it, wherever it runs. A rule for a g
 groups above it; of rules that match the same thing the first counts, with those of --rules FILE at its place
 among the flags. A warning names rules that match nothing.
 
+At a terminal each table has the biggest rows (--top), and one row "other" for the rest. Control groups that hold
+others come last, with what they use in themselves, so that rows add up; --depth and --match choose among the groups,
+and those that a rule names are shown in any case. All other formats have everything.
+
 With one workload, all infrastructure serves it. With several, infrastructure serves the workload that it
 names by ,workload=NAME, or in whose groups it is; the rest is shown as tare of no single workload.`,
 		Example: `  tare weigh                    # ten seconds, for people
   tare weigh --for 1m --json    # a minute, for programs: schema tare.ledger/v1
+
+  # a row for each pod, and no other groups; and services with what is below them
+  tare weigh --top 30 --depth 3 --match '/kubepods.slice/*'
+  tare weigh --depth 2
+
+  # for node_exporter's textfile collector
+  tare weigh --for 1m --format openmetrics > /var/lib/node_exporter/tare.prom
 
   # what a service costs with the infrastructure around it
   tare weigh --workload 'shop=/kubepods/shop*' --tare 'cgroup=/kube-system/*' --tare 'comm=containerd*'
@@ -86,6 +102,10 @@ names by ,workload=NAME, or in whose groups it is; the rest is shown as tare of 
 			if hz < 0 || hz > perf.MaxHz {
 				return fault.New(fault.Usage, fmt.Sprintf("--hz %d", hz), "try --hz 449",
 					"samples per second and CPU are from 0 (none) to %d", perf.MaxHz)
+			}
+			seen, err := ledgerOptions(top, depth, match)
+			if err != nil {
+				return err
 			}
 			write, err := report.Ledgers.Writer(show.format)
 			if err != nil {
@@ -119,12 +139,18 @@ names by ,workload=NAME, or in whose groups it is; the rest is shown as tare of 
 				return err
 			}
 			out := cmd.OutOrStdout()
-			return write(out, l, textOptions(out, "", true))
+			o := textOptions(out, "", true)
+			o.Ledger = seen
+			return write(out, l, o)
 		},
 	}
 	f := cmd.Flags()
 	f.DurationVar(&window, "for", 10*time.Second, "length of the window")
 	registerFormat(cmd, &show, report.Ledgers)
+	f.IntVar(&top, "top", 10, "of the text, rows in each table, the biggest first; 0 for all")
+	f.IntVar(&depth, "depth", 0, "of the text, levels of control groups: deeper ones are in the row above them; 0 for all")
+	f.StringArrayVar(&match, "match", nil,
+		"of the text, which control groups, with those below them, such as '/kubepods/*'; may be repeated")
 	f.Var(&ruleValue{ledger.ChargeWorkload, &given}, string(ledger.ChargeWorkload),
 		"what belongs to an application: 'NAME=/PATH' or 'NAME=SELECTOR'; may be repeated")
 	f.Var(&ruleValue{ledger.ChargeTare, &given}, string(ledger.ChargeTare),
@@ -137,6 +163,34 @@ names by ,workload=NAME, or in whose groups it is; the rest is shown as tare of 
 		"directory that runc or crun was given as --root, beside the usual ones; may be repeated")
 	f.IntVar(&hz, "hz", perf.DefaultHz, "samples per second and CPU; with 0 there are none, and eBPF time is not split")
 	return cmd
+}
+
+// ledgerOptions are what people see of a ledger by the flags.
+func ledgerOptions(top, depth int, match []string) (o report.LedgerOptions, err error) {
+	for _, f := range []struct {
+		name  string
+		value int
+	}{{"top", top}, {"depth", depth}} {
+		if f.value < 0 {
+			return o, fault.New(fault.Usage, fmt.Sprintf("--%s %d", f.name, f.value), "use 0 for all",
+				"--%s must be 0 or more", f.name)
+		}
+	}
+	for _, pattern := range match {
+		if !strings.HasPrefix(pattern, "/") {
+			return o, fault.New(fault.Usage, "--match "+text.Clip(pattern), "try --match '/"+text.Clip(pattern)+"', or '/**/"+
+				text.Clip(pattern)+"' wherever it is", "the path of a control group begins with /")
+		}
+	}
+	if o.Top, o.Depth = top, depth; top == 0 {
+		o.Top = -1
+	}
+	if len(match) > 0 {
+		o.Match = func(path string) bool {
+			return slices.ContainsFunc(match, func(pattern string) bool { return charge.Within(pattern, path) })
+		}
+	}
+	return o, nil
 }
 
 // runtimeRoots makes paths of directories absolute.
@@ -255,5 +309,6 @@ func applyRules(rules []charge.Rule, l *ledger.Ledger) error {
 		return err
 	}
 	charge.Apply(rules, l, running)
+	l.AddComponents()
 	return nil
 }

@@ -12,7 +12,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Rules that are wrong end the command before anything is weighed, with what is wrong, where, and what helps.
+// Rules and rows that are wrong end the command before anything is weighed, with what is wrong, where, and what helps.
 func TestWeighRefusesWrongRules(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "rules.yaml")
 	if err := os.WriteFile(file, []byte("rules:\n- charge: tare\n  cgruop: /a\n"), 0o600); err != nil {
@@ -29,6 +29,9 @@ func TestWeighRefusesWrongRules(t *testing.T) {
 		{[]string{"--load", "comm=a-name-that-is-too-long"}, "--load ", "15 bytes", "shorten"},
 		{[]string{"--rules", file}, file + ":3:3", `no key "cgruop"`, "did you mean cgroup?"},
 		{[]string{"--rules", file + ".not"}, file + ".not", "cannot be read", "its name"},
+		{[]string{"--top", "-1"}, "--top -1", "0 or more", "0 for all"},
+		{[]string{"--depth", "-2"}, "--depth -2", "0 or more", "0 for all"},
+		{[]string{"--match", "kubepods"}, "--match kubepods", "begins with /", "'/**/kubepods'"},
 	} {
 		root := newRoot()
 		root.SetArgs(append([]string{"weigh"}, c.args...))

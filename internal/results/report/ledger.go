@@ -11,11 +11,24 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// heaviest is how many programs, groups and maps the account for people names; the JSON form has all.
-const heaviest = 10
+// LedgerOptions are what of a ledger people see. What has no row is in a row "other", so that each table adds up; forms
+// for programs have everything.
+type LedgerOptions struct {
+	Top   int                    // rows of a table, the biggest first; 0: 10, below 0: all
+	Depth int                    // levels of control groups below the root; deeper ones are in the row above them. 0: all
+	Match func(path string) bool // which control groups; nil: all. Those that a rule names have a row in any case
+}
 
-// Ledger writes the account for people: the budget, the heaviest programs with where they ran, the heaviest groups with
-// their eBPF part, memory, warnings, and what the scale itself cost.
+// rows is how many of n have a row.
+func (o LedgerOptions) rows(n int) int {
+	if o.Top < 0 {
+		return n
+	}
+	return min(n, cmp.Or(o.Top, 10))
+}
+
+// Ledger writes the account for people: the budget, components and workloads, the heaviest programs with where they
+// ran, the heaviest groups with their eBPF part, memory, warnings, and what the scale itself cost.
 func Ledger(w io.Writer, l *ledger.Ledger, o Options) error {
 	t := newText(w, o)
 	t.line(t.bold("Weighed for "+quantity.Value(l.Window.Seconds, quantity.Seconds)) +
@@ -23,6 +36,7 @@ func Ledger(w io.Writer, l *ledger.Ledger, o Options) error {
 			clean(l.Host.Hostname), clean(l.Host.Kernel), l.Host.CPUs, l.Host.CgroupMode, cmp.Or(l.Host.Sampler, "nothing")))
 	t.line("")
 	t.budget(l)
+	t.components(l)
 	t.workloads(l)
 	t.sandboxes(l)
 	t.noise(l)
@@ -99,6 +113,27 @@ func notSplit(line ledger.CPULine, left float64, name string, sign rune) part {
 		p.note = line.Method + "; " + took + " more, not split, inside the other lines"
 	}
 	return p
+}
+
+// components writes what each component used, where rules say what belongs to whom.
+func (t *screen) components(l *ledger.Ledger) {
+	if len(l.Components) == 0 {
+		return
+	}
+	t.line(t.bold("Components") + ": their CPU times add up to the " +
+		quantity.Value(l.CPU.Attributed, quantity.Seconds) + " on the lines above")
+	t.line(fmt.Sprintf("  %10s %14s %10s %10s %10s  %s", "CPU", "eBPF in others", "not placed", "hard mem.", "maps",
+		"component"))
+	for _, c := range l.Components {
+		name := "all that no rule names"
+		if c.Charge != "" {
+			name = clean(sideWords(c.Charged))
+		}
+		t.line(fmt.Sprintf("  %10s %14s %10s %10s %10s  %s", orDash(c.CPUSeconds, quantity.Seconds),
+			orDash(c.BPFOthersSeconds, quantity.Seconds), orDash(c.BPFUnsplitSeconds, quantity.Seconds),
+			orDash(c.MemoryHardBytes, quantity.Bytes), orDash(c.MapBytes, quantity.Bytes), name))
+	}
+	t.line("")
 }
 
 // workloads tells gross, net and tare of each workload, where somebody has said what belongs to whom.
@@ -215,21 +250,32 @@ func (t *screen) programs(l *ledger.Ledger) {
 	if ran > 0 {
 		t.line(fmt.Sprintf("  %6s  %-16s %-18s %10s %10s %10s", "id", "name", "type", "runs/s", "per run", "run time"))
 	}
-	for _, p := range l.Programs[:min(heaviest, ran)] {
+	shown := t.Ledger.rows(ran)
+	for _, p := range l.Programs[:shown] {
 		t.line(fmt.Sprintf("  %6d  %-16s %-18s %10.0f %10s %10s", p.ID, clean(cmp.Or(p.Name, "(no name)")), p.Type,
 			float64(*p.RunCount)/l.Window.Seconds,
 			quantity.Value(*p.NsPerRun/1e9, quantity.Seconds), quantity.Value(*p.RunSeconds, quantity.Seconds)) +
 			side(p.Charged))
 		for i, s := range p.Shares {
 			if i == 4 && len(p.Shares) > 5 {
-				t.line(fmt.Sprintf("          %d more shares", len(p.Shares)-i))
+				rest := 0.0
+				for _, s := range p.Shares[i:] {
+					rest += s.Seconds
+				}
+				t.line(fmt.Sprintf("          %5.1f %%  other (%d places)", 100*rest / *p.RunSeconds, len(p.Shares)-i))
 				break
 			}
 			t.line("          " + t.share(s, *p.RunSeconds))
 		}
 	}
-	if ran > heaviest {
-		t.line(fmt.Sprintf("  and %d more; --json has all", ran-heaviest))
+	if shown < ran {
+		runs, seconds := uint64(0), 0.0
+		for _, p := range l.Programs[shown:ran] {
+			runs, seconds = runs+*p.RunCount, seconds+*p.RunSeconds
+		}
+		t.line(fmt.Sprintf("  %6s  %-35s %10.0f %10s %10s", "", others(ran-shown, "program", "programs"),
+			float64(runs)/l.Window.Seconds, quantity.Value(seconds/float64(runs), quantity.Seconds),
+			quantity.Value(seconds, quantity.Seconds)))
 	}
 	t.line("")
 }
@@ -245,35 +291,18 @@ func (t *screen) share(s ledger.Share, total float64) string {
 		100*s.Hi/total, clean(*s.Cgroup), s.Context, s.Samples)
 }
 
-func (t *screen) groups(l *ledger.Ledger) {
-	t.line(t.bold(fmt.Sprintf("Control groups: %d", len(l.Cgroups))))
-	t.line(fmt.Sprintf("  %10s %10s %10s %10s %10s  %s", "CPU", "eBPF in it", "throttled", "hard mem.",
-		"soft mem.", "path"))
-	for _, c := range l.Cgroups[:min(heaviest, len(l.Cgroups))] {
-		hard, soft := "-", "-"
-		if c.Memory != nil {
-			hard, soft = orDash(c.Memory.Hard, quantity.Bytes), orDash(c.Memory.Soft, quantity.Bytes)
-		}
-		inside := c.BPFInsideSeconds
-		if left := l.CPU.BPFUnsplit; inside != nil && *inside == 0 && left != nil && *left > 0 {
-			inside = nil // what could not be split may have run here
-		}
-		t.line(fmt.Sprintf("  %10s %10s %10s %10s %10s  %s", orDash(c.CPUSeconds, quantity.Seconds),
-			orDash(inside, quantity.Seconds), orDash(c.ThrottledSeconds, quantity.Seconds), hard, soft,
-			clean(c.Path)+side(c.Charged)))
-	}
-	if len(l.Cgroups) > heaviest {
-		t.line(fmt.Sprintf("  and %d more; --json has all", len(l.Cgroups)-heaviest))
-	}
-	t.line("")
-}
-
 // side is whose something is, behind its name.
 func side(c ledger.Charged) string {
+	if c.Charge == "" {
+		return ""
+	}
+	return "  [" + clean(sideWords(c)) + "]"
+}
+
+// sideWords is a charge in words.
+func sideWords(c ledger.Charged) string {
 	words := string(c.Charge)
 	switch {
-	case c.Charge == "":
-		return ""
 	case c.Charge == ledger.ChargeWorkload:
 		words = c.Workload
 	case c.Workload != "":
@@ -282,7 +311,15 @@ func side(c ledger.Charged) string {
 	if c.Component != "" {
 		words += ": " + c.Component
 	}
-	return "  [" + clean(words) + "]"
+	return words
+}
+
+// others names the row of those that have none.
+func others(n int, one, many string) string {
+	if n != 1 {
+		one = many
+	}
+	return fmt.Sprintf("other (%d %s)", n, one)
 }
 
 func (t *screen) maps(l *ledger.Ledger) {
@@ -293,7 +330,8 @@ func (t *screen) maps(l *ledger.Ledger) {
 		head += fmt.Sprintf("; the size of %d is not known", unknown)
 	}
 	t.line(t.bold(head))
-	for _, m := range l.Maps[:min(heaviest/2, len(l.Maps))] {
+	shown := t.Ledger.rows(len(l.Maps))
+	for _, m := range l.Maps[:shown] {
 		users := make([]string, 0, len(m.UsedBy))
 		for _, id := range m.UsedBy {
 			users = append(users, fmt.Sprint(id))
@@ -311,6 +349,15 @@ func (t *screen) maps(l *ledger.Ledger) {
 			orDash(m.Bytes, quantity.Bytes), m.BytesMethod,
 			clean(cmp.Or(m.Name, "(no name)")), m.Type, charged, orNone(slices.Compact(holders)),
 			orNone(users)) + side(m.Charged))
+	}
+	if shown < len(l.Maps) {
+		var rest *uint64 // nil where none of them has a known size
+		for _, m := range l.Maps[shown:] {
+			if m.Bytes != nil {
+				rest = new(*m.Bytes + *cmp.Or(rest, new(uint64)))
+			}
+		}
+		t.line(fmt.Sprintf("  %10s %s", orDash(rest, quantity.Bytes), others(len(l.Maps)-shown, "map", "maps")))
 	}
 	t.line("")
 }

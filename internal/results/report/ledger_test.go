@@ -112,6 +112,7 @@ func TestLedgerTellsGrossNetAndTare(t *testing.T) {
 	var b bytes.Buffer
 	for _, l := range []*ledger.Ledger{several, one, none} {
 		l.Settle()
+		l.AddComponents()
 		if err := report.Ledger(&b, l, report.Options{Width: 110}); err != nil {
 			t.Fatal(err)
 		}

@@ -24,22 +24,48 @@ func (t *screen) sandboxes(l *ledger.Ledger) {
 	t.line(t.bold(fmt.Sprintf("Sandboxes: %d", len(l.Sandboxes))) +
 		"  (PSS: resident memory, pages that processes share divided among them)")
 	t.line(grossLine(sandboxHead, "sandbox"))
-	for i := range l.Sandboxes[:min(heaviest, len(l.Sandboxes))] {
+	shown := t.Ledger.rows(len(l.Sandboxes))
+	for i := range l.Sandboxes[:shown] {
 		t.sandbox(&l.Sandboxes[i])
 	}
-	if n := len(l.Sandboxes) - heaviest; n > 0 {
-		t.line(fmt.Sprintf("  and %d more; --json has all", n))
+	if rest := l.Sandboxes[shown:]; len(rest) > 0 {
+		t.line(grossLine(sandboxCells(sumOf(rest)), others(len(rest), "sandbox", "sandboxes")))
 	}
 	t.findings(l)
 	t.line("")
 }
 
-func (t *screen) sandbox(s *ledger.Sandbox) {
-	cells := []string{
+// sandboxCells are those of sandboxHead.
+func sandboxCells(s *ledger.Sandbox) []string {
+	return []string{
 		orDash(s.GrossCPU, quantity.Seconds), orDash(s.NetCPU, quantity.Seconds), orDash(s.TareCPU, quantity.Seconds),
 		orDash(s.GrossMemory, quantity.Bytes), orDash(s.NetMemory, quantity.Bytes), orDash(s.TareMemory, quantity.Bytes),
 	}
-	t.line(grossLine(cells, clean(sandboxName(s))))
+}
+
+// sumOf adds up what sandboxes used; what is not known of one is not known of all.
+func sumOf(all []ledger.Sandbox) *ledger.Sandbox {
+	sum := all[0]
+	for i := range all[1:] {
+		s := &all[1+i]
+		sum.GrossCPU, sum.NetCPU, sum.TareCPU = both(sum.GrossCPU, s.GrossCPU), both(sum.NetCPU, s.NetCPU),
+			both(sum.TareCPU, s.TareCPU)
+		sum.GrossMemory, sum.NetMemory, sum.TareMemory = both(sum.GrossMemory, s.GrossMemory),
+			both(sum.NetMemory, s.NetMemory), both(sum.TareMemory, s.TareMemory)
+	}
+	return &sum
+}
+
+// both is a sum of two numbers, nil where one is not known.
+func both[N int64 | uint64 | float64](a, b *N) *N {
+	if a == nil || b == nil {
+		return nil
+	}
+	return new(*a + *b)
+}
+
+func (t *screen) sandbox(s *ledger.Sandbox) {
+	t.line(grossLine(sandboxCells(s), clean(sandboxName(s))))
 	if s.Title != "" {
 		t.wrap("        ", s.Title)
 	}

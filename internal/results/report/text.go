@@ -29,6 +29,8 @@ type Options struct {
 	Width int    // columns for prose; 0: 100. Tables are not folded
 	Dir   string // the run directory, to say where the files are; empty: not said
 	All   bool   // every metric, note and model, instead of the answer and the headlines
+
+	Ledger LedgerOptions
 }
 
 // Text writes a summary for a terminal: the question, the answer, then what it rests on.

@@ -1,10 +1,20 @@
 package charge
 
-import "strings"
+import (
+	"strings"
+
+	"tare/internal/scale/ledger"
+)
 
 // Patterns: * is any characters, ? one character; in the path of a group neither is a slash, and a part ** is any
 // number of parts. A backslash before *, ?, a comma or a backslash takes its meaning away; before anything else it
 // is itself, as in the names that systemd makes (dev-disk\x2dby).
+
+// Within says whether a pattern matches a group's path or that of a group above it.
+func Within(pattern, path string) (within bool) {
+	ledger.Ancestors(path, func(above string) { within = within || matchPath(pattern, above) })
+	return within
+}
 
 // matchPath says whether a group's path matches a pattern.
 func matchPath(pattern, path string) bool {

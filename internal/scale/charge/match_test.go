@@ -96,3 +96,15 @@ func FuzzMatchName(f *testing.F) {
 		}
 	})
 }
+
+// TestWithin: a pattern names a group and all that is below it.
+func TestWithin(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/pods/shop": true, "/pods/shop/app": true, "/pods/shop/app/x": true, "/pods": false, "/": false, "/pods/bank": false,
+		"/shop": false,
+	} {
+		if got := Within("/pods/sh*", path); got != want {
+			t.Errorf("%s: %v", path, got)
+		}
+	}
+}

@@ -1,0 +1,275 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"tare/internal/lib/quantity"
+	"tare/internal/scale/ledger"
+)
+
+// The kernel counts a group with all groups below it, so a list of its counters repeats itself: the root holds what a
+// service used, and so does each group in between. Here each group has what it used in itself, its counter without
+// those of the groups below it, and the parts add up. A group's counter that is not known stays in the group above it.
+
+// usage is what groups used in themselves, in nanoseconds and bytes; nil where it is not known.
+type usage [5]*int64
+
+// The columns of usage.
+const (
+	usedCPU = iota
+	usedBPF // run time of eBPF programs that is in the CPU time
+	usedThrottled
+	usedHard
+	usedSoft
+)
+
+// counters are those of a group, with what is below it, save for throttled time: the kernel counts that of the group's
+// own limit alone.
+func counters(c *ledger.Cgroup) (u usage) {
+	for i, s := range []*float64{c.CPUSeconds, c.BPFInsideSeconds, c.ThrottledSeconds} {
+		if s != nil {
+			u[i] = new(int64(math.Round(*s * 1e9)))
+		}
+	}
+	if c.Memory != nil {
+		u[usedHard], u[usedSoft] = c.Memory.Hard, c.Memory.Soft
+	}
+	return u
+}
+
+// add adds what is known of another.
+func (u *usage) add(other usage) {
+	for i, n := range other {
+		if n != nil && u[i] != nil {
+			n = new(*u[i] + *n)
+		}
+		if n != nil {
+			u[i] = n
+		}
+	}
+}
+
+// worth reports whether the use of anything is at least 1/least of all use of it.
+func (u *usage) worth(least int64, all usage) bool {
+	for i, n := range u {
+		if n != nil && *n > 0 && *n >= *all[i]/least {
+			return true
+		}
+	}
+	return false
+}
+
+// compare puts those first that used more CPU time, and then those that hold more hard memory.
+func (u *usage) compare(other *usage) int {
+	known := func(n *int64) int64 {
+		if n == nil {
+			return -1
+		}
+		return *n
+	}
+	return cmp.Or(cmp.Compare(known(other[usedCPU]), known(u[usedCPU])),
+		cmp.Compare(known(other[usedHard]), known(u[usedHard])))
+}
+
+// groupRow is a row of the table of groups: one group, and those that it stands for.
+type groupRow struct {
+	*ledger.Cgroup
+
+	used   usage
+	groups int  // how many it stands for, itself included
+	above  bool // groups below it are elsewhere in the table
+	lacks  int  // how many of those have no count of their CPU time, which is in that of this row
+}
+
+// groupTree is the groups with the nearest listed one above each, -1 at the top.
+type groupTree struct {
+	groups []ledger.Cgroup
+	above  []int
+	own    []usage
+}
+
+func newGroupTree(groups []ledger.Cgroup) *groupTree {
+	t := &groupTree{groups: groups, above: make([]int, len(groups)), own: make([]usage, len(groups))}
+	at := map[string]int{}
+	for i := range groups {
+		if old, twice := at[groups[i].Path]; !twice || groups[old].Vanished {
+			at[groups[i].Path] = i
+		}
+	}
+	for i := range groups {
+		t.above[i] = -1
+		ledger.Ancestors(groups[i].Path, func(path string) {
+			if j, listed := at[path]; listed && t.above[i] < 0 && path != groups[i].Path {
+				t.above[i] = j
+			}
+		})
+	}
+	all := make([]usage, len(groups))
+	for i := range groups {
+		all[i] = counters(&groups[i])
+		t.own[i] = all[i]
+	}
+	for i := range groups {
+		for column, n := range all[i] {
+			if n == nil || column == usedThrottled {
+				continue
+			}
+			if j := t.nearest(i, func(j int) bool { return all[j][column] != nil }); j >= 0 {
+				t.own[j][column] = new(*t.own[j][column] - *n)
+			}
+		}
+	}
+	return t
+}
+
+// nearest is the nearest group above i that matches; -1 where there is none.
+func (t *groupTree) nearest(i int, matches func(int) bool) int {
+	for i = t.above[i]; i >= 0 && !matches(i); i = t.above[i] {
+	}
+	return i
+}
+
+// named reports whether a rule names the group, and not one above it.
+func (t *groupTree) named(i int) bool {
+	c := t.groups[i].Charged
+	return c.Charge != "" && (t.above[i] < 0 || t.groups[t.above[i]].Charged != c)
+}
+
+// smallPart is how many times the use of a group may be in that of all before it has no row, unless all have one.
+const smallPart = 1000
+
+// rows are the groups that the options ask for: those that hold others come last, and the biggest of each kind first.
+// A group below the depth is in the row of the nearest one above it that is not, and one that has no row in that of the
+// group above it that a rule names. All others are in other. The rows and other add up to the sum of all groups.
+func (t *groupTree) rows(o LedgerOptions) (rows []groupRow, other groupRow, sum usage) {
+	to := make([]int, len(t.groups)) // the row that a group is in; -1: other
+	all := make([]groupRow, len(t.groups))
+	for i := range t.groups {
+		all[i].Cgroup = &t.groups[i]
+		sum.add(t.own[i])
+	}
+	flat := func(i int) bool { return o.Depth == 0 || depth(t.groups[i].Path) <= o.Depth || t.named(i) }
+	for i := range t.groups {
+		if to[i] = i; !flat(i) {
+			to[i] = t.nearest(i, flat)
+		}
+		if to[i] >= 0 {
+			all[to[i]].used.add(t.own[i])
+		}
+	}
+	least := int64(smallPart)
+	if o.Top < 0 {
+		least = math.MaxInt64
+	}
+	var big []int
+	shown := map[int]bool{}
+	for i := range t.groups {
+		shown[i] = t.named(i)
+		if to[i] == i && all[i].used.worth(least, sum) && (o.Match == nil || o.Match(t.groups[i].Path)) {
+			big = append(big, i)
+		}
+	}
+	slices.SortStableFunc(big, func(i, j int) int { return all[i].used.compare(&all[j].used) })
+	for _, i := range big[:o.rows(len(big))] {
+		shown[i] = true
+	}
+	for i := range t.groups {
+		if to[i] >= 0 && !shown[to[i]] {
+			to[i] = t.nearest(to[i], t.named)
+		}
+	}
+	for i := range all {
+		all[i].used = usage{}
+	}
+	for i, at := range to {
+		row := &other
+		if at >= 0 {
+			row = &all[at]
+		}
+		row.used.add(t.own[i])
+		row.groups++
+		for j := t.above[i]; j >= 0; j = t.above[j] {
+			all[j].above = all[j].above || to[j] == j && at != j
+		}
+		if t.own[i][usedCPU] != nil {
+			continue
+		}
+		counts := t.nearest(i, func(j int) bool { return t.own[j][usedCPU] != nil })
+		if counts >= 0 && to[counts] >= 0 && to[counts] != at {
+			all[to[counts]].lacks++
+		}
+	}
+	for i := range all {
+		if shown[i] {
+			rows = append(rows, all[i])
+		}
+	}
+	slices.SortStableFunc(rows, func(a, b groupRow) int {
+		if a.above != b.above {
+			return map[bool]int{false: -1, true: 1}[a.above]
+		}
+		return a.used.compare(&b.used)
+	})
+	return rows, other, sum
+}
+
+// depth is how many levels below the root a group is.
+func depth(path string) int {
+	if path == "/" {
+		return 0
+	}
+	return strings.Count(path, "/")
+}
+
+func (r *groupRow) name() string {
+	var what []string
+	switch {
+	case r.groups > 1:
+		what = append(what, fmt.Sprintf("with %d below it", r.groups-1))
+	case r.above:
+		what = append(what, "in itself")
+	}
+	if r.lacks > 0 {
+		what = append(what, fmt.Sprintf("with the CPU time of %d that are not counted", r.lacks))
+	}
+	name := clean(r.Path)
+	if len(what) > 0 {
+		name += " (" + strings.Join(what, ", ") + ")"
+	}
+	return name + side(r.Charged)
+}
+
+func (t *screen) groups(l *ledger.Ledger) {
+	t.line(t.bold(fmt.Sprintf("Control groups: %d", len(l.Cgroups))) + ", each without those below it")
+	t.line(fmt.Sprintf("  %10s %10s %10s %10s %10s  %s", "CPU", "eBPF in it", "throttled", "hard mem.",
+		"soft mem.", "path"))
+	left := l.CPU.BPFUnsplit
+	row := func(u usage, name string) {
+		if inside := u[usedBPF]; inside != nil && *inside == 0 && left != nil && *left > 0 {
+			u[usedBPF] = nil // what could not be split may have run here
+		}
+		t.line(fmt.Sprintf("  %10s %10s %10s %10s %10s  %s", secondsOf(u[usedCPU]), secondsOf(u[usedBPF]),
+			secondsOf(u[usedThrottled]), orDash(u[usedHard], quantity.Bytes), orDash(u[usedSoft], quantity.Bytes), name))
+	}
+	rows, other, sum := newGroupTree(l.Cgroups).rows(t.Ledger)
+	for i := range rows {
+		row(rows[i].used, rows[i].name())
+	}
+	if other.groups > 0 {
+		row(other.used, others(other.groups, "group", "groups"))
+	}
+	row(sum, "total")
+	t.line("")
+}
+
+// secondsOf writes a time in nanoseconds.
+func secondsOf(ns *int64) string {
+	if ns == nil {
+		return "-"
+	}
+	return quantity.Value(float64(*ns)/1e9, quantity.Seconds)
+}
