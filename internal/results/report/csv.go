@@ -11,12 +11,14 @@ import (
 
 	"tare/internal/experiment/record"
 	"tare/internal/results/analysis"
+	"tare/internal/scale/ledger"
 )
 
 func init() {
 	register(Format{
-		Name: "csv", Help: "a row for each estimate, for a spreadsheet",
-		Run: func(w io.Writer, r *Run, _ Options) error { return CSV(w, r.Summary, r.Record) },
+		Name: "csv", Help: "a row for each estimate, or for each number of a ledger, for a spreadsheet",
+		Run:    func(w io.Writer, r *Run, _ Options) error { return CSV(w, r.Summary, r.Record) },
+		Ledger: func(w io.Writer, l *ledger.Ledger, _ Options) error { return LedgerCSV(w, l) },
 	})
 }
 

@@ -59,14 +59,14 @@ func TestFormatsPage(t *testing.T) {
 func TestWriter(t *testing.T) {
 	for name, want := range map[string]string{
 		"jsom": `--format jsom: no such format; did you mean "json"?`,
-		"csv":  "--format csv: this format has no ledgers",
+		"md":   "--format md: this format has no ledgers",
 		"":     "--format : no such format",
 	} {
 		write, err := report.Ledgers.Writer(name)
 		if write != nil || err == nil || err.Error() != want || fault.CodeOf(err) != fault.Usage {
 			t.Errorf("%q: %v, want %s", name, err, want)
 		}
-		if hint := fault.HintOf(err); hint != "choose from json, text" {
+		if hint := fault.HintOf(err); hint != "choose from csv, json, openmetrics, text" {
 			t.Errorf("%q: the hint is %q", name, hint)
 		}
 	}
