@@ -238,7 +238,7 @@ func (v *Inventory) namespaces() ([]namespace, error) {
 		}
 	}
 	// The kernel shows the namespaces of a process to those who may trace it only, but its network devices to all: each
-	// namespace has a file of devices with an inode of its own (fs/proc/proc_net.c).
+	// namespace has a file of devices with a separate inode (fs/proc/proc_net.c).
 	devices := map[uint64]bool{}
 	note := func(dir string) {
 		if n, err := inode(dir + "/net/dev"); err == nil {
