@@ -241,11 +241,21 @@ broken{ 1
 			t.Errorf("%q is taken for a metric", text)
 		}
 	}
+	// As Prometheus reads them: OpenMetrics' exemplars and fractional timestamps, and pages of other systems.
+	for _, page := range []string{
+		"a 1 # {trace=\"x\"} 0.5 1.5\na{b=\"# {\"} 2 1700000000.25 # {} 1\n# EOF\n",
+		"a 1\r\na{b=\"c\"} 2\r\n", "a  1   1700000000000\n\ta{b=\"c\\\"}\"}  2\n",
+	} {
+		if got, seen, err := (&selector{name: "a"}).sum(page); got != 3 || !seen || err != nil {
+			t.Errorf("%q: %d, %v, %v", page, got, seen, err)
+		}
+	}
 	if got, seen, err := (&selector{name: "a"}).sum("a 1\na{b=\"c\"} 2"); got != 3 || !seen || err != nil {
 		t.Errorf("a last line without a newline: %d, %v, %v", got, seen, err)
 	}
 	for _, page := range []string{"a NaN\n", "a -1\n", "a\t\n", `a{b="c` + "\n", "a x\n", "a 1e300\n", "a +Inf\n",
-		"a{b=\"c\",b=\"d\"} 1\n"} {
+		"a{b=\"c\",b=\"d\"} 1\n", "a 1 x\n", "a 1 2 3\n", "a 1\na 1\n",
+		"a{b=\"c\",d=\"e\"} 1\na{d=\"e\",b=\"c\"} 1\n"} {
 		if _, _, err := (&selector{name: "a"}).sum(page); err == nil {
 			t.Errorf("%q is taken for a count", page)
 		}

@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/http"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
@@ -58,16 +59,22 @@ func (s *selector) sum(page string) (total int64, seen bool, err error) {
 	for line := range strings.Lines(page) {
 		rest, ok := strings.CutPrefix(strings.TrimLeft(line, " \t"), s.name)
 		if ok && rest != "" && strings.ContainsAny(rest[:1], "{ \t") { // no longer name
-			own.WriteString(strings.TrimSuffix(line, "\n") + "\n") // the last may have none
+			own.WriteString(plainSample(line) + "\n")
 		}
 	}
 	samples, err := parseSamples(s.name, own.String())
 	if err != nil {
 		return 0, false, fmt.Errorf("the metric %s cannot be read: %w", s.name, err)
 	}
-	sum := 0.0
+	sum, sets := 0.0, map[string]bool{}
 	for _, m := range samples {
-		if !s.matches(labelsOf(m)) {
+		labels := labelsOf(m)
+		set := fmt.Sprintf("%q", labels) // in the order of names
+		if sets[set] {                   // Prometheus drops the second
+			return 0, false, fmt.Errorf("the metric %s has two samples with the same labels, %s", s.name, set)
+		}
+		sets[set] = true
+		if !s.matches(labels) {
 			continue
 		}
 		v := m.GetUntyped().GetValue()
@@ -80,6 +87,34 @@ func (s *selector) sum(page string) (total int64, seen bool, err error) {
 		return 0, false, fmt.Errorf("the metric %s adds up to %v, which is no count", s.name, sum)
 	}
 	return int64(math.Round(sum)), seen, nil
+}
+
+// plainSample is a line without what OpenMetrics has and the text format of Prometheus does not: an exemplar, a timestamp
+// in seconds with a fraction, and a carriage return at the end of the line.
+func plainSample(line string) string {
+	quoted, end := false, 0 // where the labels end
+	for i := 0; i < len(line); i++ {
+		switch c := line[i]; {
+		case c == '\\' && quoted:
+			i++
+		case c == '"':
+			quoted = !quoted
+		case c == '}' && !quoted:
+			end = i + 1
+		case c == '#' && !quoted:
+			line = line[:i]
+		}
+	}
+	labels, values := line[:min(end, len(line))], strings.Fields(line[min(end, len(line)):])
+	if labels == "" && len(values) > 0 {
+		labels, values = values[0], values[1:]
+	}
+	if len(values) == 2 {
+		if _, err := strconv.ParseFloat(values[1], 64); err == nil {
+			values = values[:1] // when it was counted plays no part
+		}
+	}
+	return labels + " " + strings.Join(values, " ")
 }
 
 // parseSamples parses lines of the text format that hold samples of one metric.
