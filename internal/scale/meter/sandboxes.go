@@ -20,10 +20,11 @@ import (
 type Sandboxes struct {
 	reader *sandbox.Reader
 	fs     proc.FS
-	first  map[task]uint64 // CPU time at the first edge, ns: of all processes, and of threads that sandboxes list
-	began  time.Time       // of the first edge
-	cost   time.Duration   // of the whole, CPU time of this process
-	smaps  time.Duration   // of reading resident memory, a part of it
+	first  map[task]uint64            // CPU time at the first edge, ns: of all processes, and of threads that sandboxes list
+	began  time.Time                  // of the first edge
+	cost   time.Duration              // of the whole, CPU time of this process
+	smaps  time.Duration              // of reading resident memory, a part of it
+	failed map[*sandbox.Process]error // why resident memory could not be read
 }
 
 // task is a process or a thread for good.
@@ -89,14 +90,14 @@ func (s *Sandboxes) AddTo(l *ledger.Ledger) error {
 			"missing; run as root, or with CAP_SYS_PTRACE", c.Hidden)
 	}
 	l.Sandboxes = []ledger.Sandbox{}
-	cpu := map[string]*float64{}
+	cgroups := map[string]*ledger.Cgroup{}
 	for i := range l.Cgroups {
 		if g := &l.Cgroups[i]; !g.Vanished {
-			cpu[g.Path] = g.CPUSeconds
+			cgroups[g.Path] = g
 		}
 	}
 	for _, b := range c.Sandboxes {
-		e := entry{s: s, c: c, b: b, memory: memory, cpu: cpu}
+		e := entry{s: s, c: c, b: b, memory: memory, cgroups: cgroups}
 		out, err := e.sandbox()
 		if err != nil {
 			return err
@@ -140,15 +141,19 @@ func (s *Sandboxes) resident(c *sandbox.Census, budget time.Duration) (memories,
 	}
 	slices.SortStableFunc(all, func(a, b *sandbox.Process) int { return cmp.Compare(large(a), large(b)) })
 	memory := make(memories, len(all))
+	s.failed = map[*sandbox.Process]error{}
 	began := selfTime()
 	defer func() { s.smaps = selfTime() - began }()
 	for i, p := range all {
 		if selfTime()-began > budget {
 			return memory, len(all) - i
 		}
-		if m, err := s.memoryOf(p); err == nil {
-			memory[p] = m
+		m, err := s.memoryOf(p)
+		if err != nil {
+			s.failed[p] = err
+			continue
 		}
+		memory[p] = m
 	}
 	return memory, 0
 }
@@ -170,11 +175,12 @@ func (s *Sandboxes) memoryOf(p *sandbox.Process) (*ledger.SandboxMemory, error) 
 
 // entry makes one sandbox of the ledger.
 type entry struct {
-	s      *Sandboxes
-	c      *sandbox.Census
-	b      *sandbox.Sandbox
-	memory memories
-	cpu    map[string]*float64 // of the ledger's groups
+	s       *Sandboxes
+	c       *sandbox.Census
+	b       *sandbox.Sandbox
+	memory  memories
+	cgroups map[string]*ledger.Cgroup // the ledger's groups by path
+	untimed []string                  // processes and threads whose CPU time is missing from sums
 }
 
 func (e *entry) sandbox() (ledger.Sandbox, error) {
@@ -208,24 +214,33 @@ func (e *entry) sandbox() (ledger.Sandbox, error) {
 }
 
 // used is the CPU time that a task has used between the edges; one that started in between began at 0. nil where it is
-// not known: a thread that a sandbox lists at the second edge alone, but that is older than the first.
+// not known: a task that was read at the second edge alone, but that is older than the first.
 func (e *entry) used(t task, ns *uint64) *float64 {
 	_, listed := e.s.first[t]
-	if ns == nil || !listed && t.tid != t.pid && e.s.olderThanWindow(t.tid) {
+	if ns == nil || !listed && e.s.olderThanWindow(t) {
 		return nil
 	}
 	seconds := float64(*ns-min(*ns, e.s.first[t])) / 1e9
 	return &seconds
 }
 
-// olderThanWindow says whether a thread was there at the first edge, or may have been.
-func (s *Sandboxes) olderThanWindow(tid int) bool {
-	p, err := s.fs.Process(tid) // the kernel shows each thread below its own number too, if it is asked for
-	if err != nil {
-		return true
+// tick is the unit in which the kernel gives the time at which a task started (USER_HZ in include/asm-generic/param.h).
+const tick = time.Second / 100
+
+// olderThanWindow says whether a task was there at the first edge, or may have been. As all processes are listed there,
+// one that was not and that started in the tick of the edge is taken for newer: it has used less than a tick before.
+func (s *Sandboxes) olderThanWindow(t task) bool {
+	start, slack := t.start, tick
+	if t.tid != t.pid {
+		slack = 0
+		p, err := s.fs.Process(t.tid) // the kernel shows each thread below its own number too, if it is asked for
+		if err != nil {
+			return true
+		}
+		start = p.Start
 	}
-	age, err := s.fs.Since(p.Start)
-	return err != nil || age > time.Since(s.began)
+	age, err := s.fs.Since(start)
+	return err != nil || age > time.Since(s.began)+slack
 }
 
 func (e *entry) processes(out *ledger.Sandbox) {
@@ -279,8 +294,9 @@ func (e *entry) counters() map[string]*float64 {
 			continue
 		}
 		application := func(p *sandbox.Process) bool { return p.Component == sandbox.Workload && in(p.CPU.Path, g.Path) }
-		if seconds := e.cpu[g.Path]; seconds != nil && slices.ContainsFunc(e.b.Processes, application) {
-			rest := *seconds
+		counted := e.cgroups[g.Path]
+		if counted != nil && counted.CPUSeconds != nil && slices.ContainsFunc(e.b.Processes, application) {
+			rest := *counted.CPUSeconds
 			all[g.Path] = &rest
 		}
 	}
@@ -304,6 +320,9 @@ func (e *entry) components() []ledger.SandboxComponent {
 		} else if counted {
 			counters[top] = add(counters[top], negative(own))
 		}
+		if own == nil {
+			e.untimed = append(e.untimed, fmt.Sprintf("process %d (%s)", p.PID, p.Comm))
+		}
 		for i := range p.Threads {
 			t := &p.Threads[i]
 			if t.Component == p.Component {
@@ -312,6 +331,9 @@ func (e *entry) components() []ledger.SandboxComponent {
 			other := ps.part(string(t.Component), chargeOf(t.Component))
 			other.Threads++
 			used := e.used(task{p.PID, t.TID, p.Start}, t.CPUNs)
+			if used == nil {
+				e.untimed = append(e.untimed, fmt.Sprintf("thread %d (%s)", t.TID, t.Comm))
+			}
 			other.CPU = add(other.CPU, used)
 			if own = add(own, negative(used)); own != nil {
 				*own = max(*own, 0) // the two were read one after the other
@@ -412,8 +434,10 @@ func (e *entry) sums(out *ledger.Sandbox) {
 		}
 		overhead += *c.Memory.Anon + *c.Memory.Shmem + c.Memory.PageTables
 	}
+	var why error
 	for _, p := range e.b.Processes {
 		known = known && (p.Kernel || e.memory[p] != nil)
+		why = cmp.Or(why, e.s.failed[p])
 	}
 	out.NetCPU, out.TareCPU = cpu[ledger.ChargeWorkload], cpu[ledger.ChargeTare]
 	out.GrossCPU = add(out.NetCPU, out.TareCPU)
@@ -425,7 +449,18 @@ func (e *entry) sums(out *ledger.Sandbox) {
 			out.MeasuredOverhead = &overhead
 		}
 	} else {
-		out.Notes = append(out.Notes, "resident memory of some processes was not read, so its sums are not known")
+		note := "resident memory of some processes was not read, so its sums are not known"
+		if why != nil {
+			note += ": " + why.Error()
+		}
+		out.Notes = append(out.Notes, note)
+	}
+	if len(e.untimed) > 0 {
+		note := "CPU time of " + e.untimed[0]
+		if more := len(e.untimed) - 1; more > 0 {
+			note += fmt.Sprintf(" and %d more", more)
+		}
+		out.Notes = append(out.Notes, note+" was not read at both edges of the window, so sums with it are not known")
 	}
 	e.explain(out, pss)
 }
@@ -455,13 +490,17 @@ func (e *entry) explain(out *ledger.Sandbox, pss map[ledger.Charge]uint64) {
 	}
 }
 
-// groups lists where the sandbox is charged. CPU time is of the ledger's window; memory was read at its end.
+// groups lists where the sandbox is charged. CPU time and memory are those of the ledger's list of groups, so that one
+// group has one answer. Memory of a group that the list lacks was read with the sandboxes, after the window.
 func (e *entry) groups(out *ledger.Sandbox) {
 	for _, g := range e.b.Groups {
 		x := ledger.SandboxGroup{Path: g.Path, Place: string(g.Place), Inside: g.Inside, Within: g.Within,
 			Processes: g.Processes}
 		if g.Reading != nil {
-			x.CPU, x.Memory = e.cpu[g.Path], memory(g.Reading.Memory)
+			x.Memory = memory(g.Reading.Memory)
+			if listed := e.cgroups[g.Path]; listed != nil {
+				x.CPU, x.Memory = listed.CPUSeconds, cmp.Or(listed.Memory, x.Memory)
+			}
 		}
 		if x.Memory != nil && x.Memory.Hard != nil {
 			into := &out.ChargedOutside

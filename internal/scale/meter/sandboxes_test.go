@@ -160,6 +160,28 @@ func TestSandboxesWithoutTimeForMemory(t *testing.T) {
 	}
 }
 
+// Of memory that cannot be read, a note says why.
+func TestSandboxesUnreadableMemory(t *testing.T) {
+	guest.KernelFree(t)
+	root, _ := machine(t)
+	if err := os.WriteFile(filepath.Join(root, "proc/30/smaps_rollup"), []byte("Rss: 1 kB\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s, err := OpenSandboxes(sandbox.Options{Root: root})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	l := &ledger.Ledger{}
+	if err := s.AddTo(l); err != nil {
+		t.Fatal(err)
+	}
+	if b := l.Sandboxes[0]; b.GrossMemory != nil ||
+		!strings.Contains(strings.Join(b.Notes, "\n"), "reading smaps_rollup of process 30: no line Pss") {
+		t.Errorf("memory %v: %q", b.GrossMemory, b.Notes)
+	}
+}
+
 // container makes the group of a container of runc's that was never in an engine's hands, and gives its id and the file
 // by which processes join it.
 func container(t *testing.T) (id, procs string) {
@@ -276,6 +298,33 @@ func TestSandboxesLateJoiner(t *testing.T) {
 	}
 }
 
+// A process that was there before the window, and whose clock was not read then, does not count from its birth.
+func TestSandboxesFirstEdgeUnread(t *testing.T) {
+	id, procs := container(t)
+	w := startWorker(t)
+	w.work(t)
+	w.join(t, procs)
+	time.Sleep(5 * tick)
+	s, err := OpenSandboxes(sandbox.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	clear(s.first)
+	l := &ledger.Ledger{}
+	if err := s.AddTo(l); err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(l.Sandboxes, func(b ledger.Sandbox) bool { return b.ID == id })
+	if i < 0 {
+		t.Fatal("the container was not found")
+	}
+	if b := l.Sandboxes[i]; b.GrossCPU != nil ||
+		!strings.Contains(strings.Join(b.Notes, "\n"), fmt.Sprintf("CPU time of process %d (sh)", w.cmd.Process.Pid)) {
+		t.Errorf("CPU time %v: %q", b.GrossCPU, b.Notes)
+	}
+}
+
 // A container has used what its group counts, as the ledger's list of groups says: processes that ended are in it.
 func TestSandboxesCountByGroup(t *testing.T) {
 	id, procs := container(t)
@@ -287,8 +336,8 @@ func TestSandboxesCountByGroup(t *testing.T) {
 	}
 	defer s.Close()
 	path := fmt.Sprintf("/tare-test-%d/%s", os.Getpid(), id)
-	counted := 3.25
-	l := &ledger.Ledger{Cgroups: []ledger.Cgroup{{Path: path, CPUSeconds: &counted}}}
+	counted, held := 3.25, &ledger.Memory{Hard: new(int64(1234))}
+	l := &ledger.Ledger{Cgroups: []ledger.Cgroup{{Path: path, CPUSeconds: &counted, Memory: held}}}
 	if err := s.AddTo(l); err != nil {
 		t.Fatal(err)
 	}
@@ -298,6 +347,11 @@ func TestSandboxesCountByGroup(t *testing.T) {
 	}
 	if b := l.Sandboxes[i]; b.GrossCPU == nil || *b.GrossCPU != counted || *b.NetCPU != counted || *b.TareCPU != 0 {
 		t.Errorf("its group counted %g s: %+v", counted, b)
+	}
+	groups := l.Sandboxes[i].Groups
+	if g := slices.IndexFunc(groups, func(g ledger.SandboxGroup) bool { return g.Path == path }); g < 0 ||
+		groups[g].Memory != held {
+		t.Errorf("its group holds what the list of groups says: %+v", groups)
 	}
 }
 
