@@ -20,7 +20,7 @@ import (
 type Sandboxes struct {
 	reader *sandbox.Reader
 	fs     proc.FS
-	first  map[task]uint64            // CPU time at the first edge, ns: of all processes, and of threads that sandboxes list
+	first  map[task]uint64            // CPU time at the first edge, ns: of all processes, and of threads in sandboxes
 	began  time.Time                  // of the first edge
 	cost   time.Duration              // of the whole, CPU time of this process
 	smaps  time.Duration              // of reading resident memory, a part of it
