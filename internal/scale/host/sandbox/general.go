@@ -21,9 +21,9 @@ var otherPaths = []pathRule{
 	// systemd's notation of a group, which was taken for the name of a directory
 	{Match: expr(`[^/]*\.slice:[^/:]*:(?P<id>{id})`), Place: PlaceLiteral, Driver: "systemd"},
 	{Match: expr("(?P<id>{hex})"), Place: PlaceContainer, Driver: "cgroupfs"},
-	// Whatever an engine that is not known here puts before the id.
-	{Match: expr(`.*[-_.:](?P<id>{hex})\.scope`), Not: expr(".*conmon-.*"), Place: PlaceContainer, Driver: "systemd"},
-	{Match: expr(`.*[-_.:](?P<id>{hex})`), Not: expr(".*conmon-.*"), Place: PlaceContainer, Driver: "cgroupfs"},
+	// Whatever an engine that is not known here puts before the id, also without a mark between the two.
+	{Match: expr(`.*[^0-9a-f](?P<id>{hex})\.scope`), Not: expr(".*conmon-.*"), Place: PlaceContainer, Driver: "systemd"},
+	{Match: expr(`.*[^0-9a-f](?P<id>{hex})`), Not: expr(".*conmon-.*"), Place: PlaceContainer, Driver: "cgroupfs"},
 	// Tare's own runs: what a part of a trial runs in is called after the trial and the part (internal/sandboxes/subject).
 	{Match: expr("(?P<id>tare-[a-z0-9-]+-p[0-9]+-t[0-9]+-{id})"), Place: PlaceContainer, Driver: "cgroupfs"},
 	{Match: expr(`user@[0-9]+\.service`), Place: PlaceOther},
