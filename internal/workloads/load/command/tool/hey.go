@@ -93,6 +93,9 @@ func (h *heyReader) line(line string) error {
 		if m := heyCount().FindStringSubmatch(line); m != nil {
 			return h.count(m[1], m[2])
 		}
+		if h.section == "Status code distribution:" { // errors may have several lines, statuses have one
+			return fmt.Errorf("%q is no line of its status code distribution", clip(line))
+		}
 	}
 	return nil
 }
