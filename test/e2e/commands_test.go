@@ -79,9 +79,6 @@ func TestCommandsPage(t *testing.T) {
 			t.Errorf("under %s the server used %v of the machine, the load %v", tr.Factors["load"], m["app_cpu_share"],
 				m["load_cpu_share"])
 		}
-		if rate := ours + theirs; rate < 1000 {
-			t.Errorf("under %s nginx answers %v requests a second", tr.Factors["load"], rate)
-		}
 	}
 	var own struct {
 		Said struct{ Requests, Rate, Seconds float64 }

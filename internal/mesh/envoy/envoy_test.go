@@ -78,7 +78,7 @@ func TestRulesDecide(t *testing.T) {
 	t.Setenv("PATH", filepath.Dir(envoytest.Path(t))+":"+os.Getenv("PATH"))
 	app := sidecartest.NewApp(t, "server")
 	x := sidecartest.NewTrial(t, map[string]string{"server": app.Address})
-	limit := speed.Scale(2 * time.Second).String() // in which Envoy starts
+	limit := speed.Scale(10 * time.Second).String() // in which Envoy starts
 	_, err := x.Start(sidecar.Guest{Proxy: ungranted{}}, param.Values{"rules": "60", "ready-timeout": limit})
 	if err == nil || !strings.Contains(err.Error(), "the answer was status 403") || app.Requests.Load() != 0 {
 		t.Errorf("without the rule for the client: %v; %d requests reached the application", err, app.Requests.Load())
