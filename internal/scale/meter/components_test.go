@@ -12,8 +12,8 @@ import (
 )
 
 // Five daemons in groups that only they are in, beside what else runs, in window after window: the components add up to
-// the CPU time that was attributed, with a difference of 0, and each is within 1 % of what its group's counter says, read
-// before the window and after it. A daemon rests at the edges, so the two readings are of the same work.
+// the CPU time that was attributed, with a difference of 0, and each is within 1 % of what its group's counter says,
+// read before the window and after it. A daemon rests at the edges, so the two readings are of the same work.
 func TestComponentsAgreeWithCounters(t *testing.T) {
 	h := cpuHierarchy(t)
 	top := fmt.Sprintf("/tare-test-%d", os.Getpid())

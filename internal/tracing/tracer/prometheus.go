@@ -89,8 +89,8 @@ func (s *selector) sum(page string) (total int64, seen bool, err error) {
 	return int64(math.Round(sum)), seen, nil
 }
 
-// plainSample is a line without what OpenMetrics has and the text format of Prometheus does not: an exemplar, a timestamp
-// in seconds with a fraction, and a carriage return at the end of the line.
+// plainSample is a line without what OpenMetrics has and the text format of Prometheus does not: an exemplar, a
+// timestamp in seconds with a fraction, and a carriage return at the end of the line.
 func plainSample(line string) string {
 	quoted, end := false, 0 // where the labels end
 	for i := 0; i < len(line); i++ {
