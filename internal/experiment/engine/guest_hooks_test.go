@@ -496,19 +496,54 @@ var (
 	idle = []string{"/bin/sh", "-c", `echo '{"event":"ready","data":{}}'; cat >/dev/null`}
 )
 
-// TestComponents: each component of a subject has its group, limits, charge and values; together they are the subject,
-// in which nothing counts twice. The meter is the real one.
-func TestComponents(t *testing.T) {
+// TestLimitsOfTheSubject: the subject's group has the limits of the arm, also where it is asked for without any first.
+func TestLimitsOfTheSubject(t *testing.T) {
 	g := newGround(t)
+	m := newMeter(t)
+	g.machine.OpenWindow = func(ctx context.Context, at int64) (Window, error) { return m.OpenAt(ctx, at) }
+	useGuest(t, nil, func(tr kind.Trial) any {
+		return starter(func(context.Context) error {
+			group, err := tr.SubjectGroup("", nil)
+			if err != nil {
+				return err
+			}
+			return group.Start(exec.Command("/bin/sh", "-c", "while :; do :; done"))
+		})
+	})
+	x := newTrial(g.machine, mustParse(t, guestSpec(", limits: {cpus: 0.2}")), record.PlannedTrial{Arm: "mine"}, 0,
+		t.TempDir(), 0)
+	var tr record.Trial
+	if err := x.run(t.Context(), &tr); err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(tr.Ledger.Cgroups, func(g ledger.Cgroup) bool {
+		return strings.HasSuffix(g.Path, "/"+kind.SubjectGroup)
+	})
+	if held := tr.Ledger.Cgroups[i].ThrottledSeconds; held == nil || *held == 0 {
+		t.Errorf("the subject was not held by its limit: %v", held)
+	}
+}
+
+// newMeter is the real one.
+func newMeter(t *testing.T) *meter.Meter {
+	t.Helper()
 	m, err := meter.New(t.Context(), meter.Options{SampleHz: -1, NoWitness: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
+	t.Cleanup(func() {
 		if err := m.Close(); err != nil {
 			t.Error(err)
 		}
-	}()
+	})
+	return m
+}
+
+// TestComponents: each component of a subject has its group, limits, charge and values; together they are the subject,
+// in which nothing counts twice. The meter is the real one.
+func TestComponents(t *testing.T) {
+	g := newGround(t)
+	m := newMeter(t)
 	g.machine.OpenWindow = func(ctx context.Context, at int64) (Window, error) { return m.OpenAt(ctx, at) }
 	useGuest(t, nil, func(tr kind.Trial) any {
 		return starter(func(ctx context.Context) error {

@@ -120,6 +120,9 @@ func (x *trial) ServingGroup(component, app string, limits param.Values) (*place
 // Names of groups have no dots, which those of components may have.
 func (x *trial) subjectGroup(name string, as measured.GroupRole, limits param.Values) (*placement.Group, error) {
 	name = strings.ReplaceAll(name, ".", "-")
+	if name == "" && limits == nil && x.subject != nil {
+		limits = x.subject.Limits // who asks for the group first need not know them
+	}
 	if name == "" || x.subject == nil {
 		return x.group(path.Join(kind.SubjectGroup, name), as, limits)
 	}
