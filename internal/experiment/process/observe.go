@@ -13,8 +13,8 @@ import (
 	"unicode"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/quantity"
 	"tare/internal/lib/text"
-
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 	"tare/internal/scale/host/sandbox"
@@ -344,6 +344,56 @@ func (e *Existing) Refresh() error {
 		return e.ended("no process is left in it")
 	}
 	return nil
+}
+
+const maxAncestors = 1000 // of this process that are looked at
+
+// Strays says which processes that the target has started are in control groups that are not the target's, whose
+// counters therefore lack what they use; empty where there are none. The processes that this one comes from, such as a
+// session of a server that is observed, and all that they have started are none.
+func (e *Existing) Strays() (string, error) {
+	if e.Path == "" {
+		return "", nil
+	}
+	f := e.finder
+	var spared []int
+	for pid, n := f.Self, 0; pid > 1 && n < maxAncestors; n++ {
+		p, err := f.Proc.Process(pid)
+		if err != nil {
+			break
+		}
+		if slices.Contains(e.PIDs, p.PPID) {
+			spared = withDescendants(f.Proc, []int{pid})
+			break
+		}
+		pid = p.PPID
+	}
+	first, more := "", 0
+	for _, pid := range withDescendants(f.Proc, e.PIDs) {
+		p, err := f.Proc.Process(pid)
+		if err != nil || !p.Alive() || slices.Contains(spared, pid) {
+			continue
+		}
+		group, err := f.Layout.PathOf(pid)
+		switch {
+		case errors.Is(err, proc.ErrGone):
+		case err != nil:
+			return "", err
+		case group == e.Path || strings.HasPrefix(group, e.Path+"/"):
+		case first != "":
+			more++
+		default:
+			first = fmt.Sprintf("process %d (%s) is in the control group %.200s", pid, text.Plain(p.Comm), group)
+		}
+	}
+	if first == "" {
+		return "", nil
+	}
+	if more > 0 {
+		first += fmt.Sprintf(", and %s more elsewhere", quantity.Counted(more, "process"))
+	}
+	return fmt.Sprintf("of what %s has started, %s: what it uses is not known; observe a group that holds both", e.Target,
+		first), nil
 }
 
 func (e *Existing) ended(what string) error {

@@ -1,6 +1,7 @@
 package process
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path"
@@ -8,7 +9,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"tare/internal/lib/fault"
 	"tare/internal/scale/host/cgroup"
@@ -288,5 +291,56 @@ func TestObserve(t *testing.T) {
 	own := Target{ByPID, strconv.Itoa(os.Getpid())}
 	if _, err := (Finder{Layout: l}).Find(own); err == nil {
 		t.Error("tare observes itself")
+	}
+}
+
+// TestStrays: what a process of an observed group has started and is in another group is named, unless this process
+// comes from it.
+func TestStrays(t *testing.T) {
+	g, other := group(t), group(t)
+	cmd := exec.Command("sh", "-c", "sleep 60 & sleep 60 & wait")
+	if err := g.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	children := func() []int {
+		return slices.DeleteFunc(withDescendants(proc.FS{}, []int{cmd.Process.Pid}), func(pid int) bool {
+			return pid == cmd.Process.Pid
+		})
+	}
+	t.Cleanup(func() {
+		for _, pid := range children() {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	for len(children()) < 2 {
+		time.Sleep(time.Millisecond)
+	}
+	l, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := Finder{Layout: l}.Find(Target{ByCgroup, g.Path()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if stray, err := e.Strays(); stray != "" || err != nil {
+		t.Errorf("%q, %v, and all are in the group", stray, err)
+	}
+	left := children()[0]
+	if err := os.WriteFile(filepath.Join(dirOf(t, other), "cgroup.procs"), fmt.Appendln(nil, left), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Refresh(); err != nil {
+		t.Fatal(err)
+	}
+	want := fmt.Sprintf("process %d (sleep) is in the control group %s: what it uses is not known", left, other.Path())
+	if stray, err := e.Strays(); !strings.Contains(stray, want) || err != nil {
+		t.Errorf("%q, %v, want %q", stray, err, want)
+	}
+	e.finder.Self = left // as if this process were a session of the server that is observed
+	if stray, err := e.Strays(); stray != "" || err != nil {
+		t.Errorf("%q, %v, and only this process is elsewhere", stray, err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 
 	"tare/internal/experiment/kind"
+	"tare/internal/experiment/measured"
 	"tare/internal/experiment/process"
 	"tare/internal/lib/fault"
 	"tare/internal/scale/host/proc"
@@ -46,4 +47,13 @@ func (o *observed) Serve(context.Context) (app kind.App, err error) {
 }
 
 // After fails the trial where what was observed has gone meanwhile.
-func (o *observed) After(context.Context) error { return o.existing.Refresh() }
+func (o *observed) After(context.Context) error {
+	if err := o.existing.Refresh(); err != nil {
+		return err
+	}
+	stray, err := o.existing.Strays()
+	if stray != "" {
+		o.trial.Warn(measured.WarnStrays, "%s", stray)
+	}
+	return err
+}

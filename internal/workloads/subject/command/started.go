@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"tare/internal/experiment/kind"
+	"tare/internal/experiment/measured"
 	"tare/internal/experiment/placement"
 	"tare/internal/experiment/process"
 	"tare/internal/experiment/role"
@@ -279,6 +280,13 @@ func (o *observed) After(context.Context) error {
 	}
 	if len(found.Processes) == 0 {
 		return errors.New("nothing is left of what was observed")
+	}
+	stray, err := o.existing.Strays()
+	if err != nil {
+		return err
+	}
+	if stray != "" {
+		o.trial.Warn(measured.WarnStrays, "%s", stray)
 	}
 	o.found = &Evidence{Found: found, Observed: o.existing.Target.String()}
 	return o.found.tell(o.trial)
