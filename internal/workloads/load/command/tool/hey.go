@@ -85,6 +85,7 @@ func (h *heyReader) line(line string) error {
 			h.r.read(h.section)
 			return h.percent(m[1], m[2]+" "+m[3])
 		}
+		h.r.strange(h.section, line)
 	case "Summary:":
 		if m := heyField().FindStringSubmatch(line); m != nil {
 			return h.field(m[1], m[2])

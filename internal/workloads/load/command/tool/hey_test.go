@@ -21,3 +21,38 @@ func TestStatusLineUnknown(t *testing.T) {
 		t.Errorf("a status that cannot be read: %v", err)
 	}
 }
+
+// A quantile that is written in a way that is not known is named, and the others are read.
+func TestStrangeQuantiles(t *testing.T) {
+	for _, c := range []struct{ tool, file, old, strange string }{
+		{"hey", "testdata/hey-0.1.5-status.txt", "  99%% in ", "  p99: "},
+		{"wrk", "testdata/wrk-4.2.0.txt", "     99% ", "     99%:"},
+	} {
+		whole, err := os.ReadFile(c.file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		changed := strings.Replace(string(whole), c.old, c.strange, 1)
+		r, err := Parse(c.tool, []byte(changed))
+		if err != nil || changed == string(whole) || r.P99 != nil || r.P50 == nil ||
+			!strings.Contains(strings.Join(r.Warnings, " "), strings.TrimSpace(c.strange)) {
+			t.Errorf("%s: %+v, %v", c.tool, r, err)
+		}
+	}
+}
+
+// A sum of parts of which one does not say is not known.
+func TestTogether(t *testing.T) {
+	n, s, rate := int64(3), 2.0, 1.5
+	whole := Part{Requests: &n, Errors: &n, Seconds: &s, Rate: &rate}
+	if all := together([]Part{whole, whole}, false); *all.Requests != 6 || *all.Seconds != 2 || *all.Rate != 3 {
+		t.Errorf("side by side: %+v", all)
+	}
+	if all := together([]Part{whole, whole}, true); *all.Seconds != 4 || *all.Rate != 1.5 {
+		t.Errorf("one after the other: %+v", all)
+	}
+	if all := together([]Part{whole, {Requests: &n}}, false); *all.Requests != 6 || all.Errors != nil || all.Rate != nil ||
+		all.Seconds != nil {
+		t.Errorf("one says little: %+v", all)
+	}
+}

@@ -164,8 +164,9 @@ func Parse(name string, output []byte) (Reading, error) {
 	return r, nil
 }
 
-// colours are escapes for a terminal, which some tools, such as oha 1.4, print to files as well.
-var colours = text.LazyRegexp("\x1b\\[[0-9;]*m")
+// colours are escapes for a terminal, also such as erase a line, which some tools, such as oha 1.4, print to files as
+// well (CSI sequences of ECMA-48).
+var colours = text.LazyRegexp("\x1b\\[[0-?]*[ -/]*[@-~]")
 
 func (t *Tool) read(output string, r *Reading) error {
 	switch {
@@ -194,6 +195,12 @@ func (r *Reading) heading(name string) {
 func (r *Reading) read(heading string) {
 	r.heading(heading)
 	r.headings[heading] = true
+}
+
+// strange warns of a line below a heading that is not known, where others are.
+func (r *Reading) strange(heading, line string) {
+	r.Warnings = append(r.Warnings, fmt.Sprintf("below %q the line %q is not known, so what it says is not read", heading,
+		clip(strings.TrimSpace(line))))
 }
 
 // warn adds what follows from the numbers themselves: figures that contradict each other are both taken back, and what
@@ -307,47 +314,43 @@ func together(parts []Part, inTurn bool) Part {
 	if len(parts) == 1 {
 		return parts[0]
 	}
-	var all Part
-	for _, p := range parts {
-		all.Requests = add(all.Requests, p.Requests)
-		all.Errors = add(all.Errors, p.Errors)
-		all.Bytes = add(all.Bytes, p.Bytes)
-		if p.Seconds != nil {
-			s := *p.Seconds
-			if all.Seconds != nil && inTurn {
-				s += *all.Seconds
-			} else if all.Seconds != nil {
-				s = max(s, *all.Seconds)
-			}
-			all.Seconds = &s
-		}
-		if p.Rate != nil && !inTurn {
-			sum := *p.Rate
-			if all.Rate != nil {
-				sum += *all.Rate
-			}
-			all.Rate = &sum
-		}
+	all := Part{
+		Requests: sum(parts, func(p Part) *int64 { return p.Requests }),
+		Errors:   sum(parts, func(p Part) *int64 { return p.Errors }),
+		Bytes:    sum(parts, func(p Part) *int64 { return p.Bytes }),
+		Seconds:  sum(parts, func(p Part) *float64 { return p.Seconds }),
+		Rate:     sum(parts, func(p Part) *float64 { return p.Rate }),
 	}
-	if inTurn && all.Requests != nil && all.Seconds != nil && *all.Seconds > 0 {
+	if !inTurn {
+		if all.Seconds != nil {
+			*all.Seconds = *slices.MaxFunc(parts, func(a, b Part) int { return cmp.Compare(*a.Seconds, *b.Seconds) }).Seconds
+		}
+		return all
+	}
+	all.Rate = nil
+	if all.Requests != nil && all.Seconds != nil && *all.Seconds > 0 {
 		rate := float64(*all.Requests) / *all.Seconds
 		all.Rate = &rate
 	}
 	return all
 }
 
-func add(a, b *int64) *int64 {
-	if b == nil {
-		return a
+// sum adds up a figure of parts, no less than 0; nil where there are none, or one does not say.
+func sum[N int64 | float64](parts []Part, of func(Part) *N) *N {
+	if len(parts) == 0 {
+		return nil
 	}
-	sum := *b
-	if a != nil {
-		sum += *a
-		if *a >= 0 && *b >= 0 && sum < 0 {
-			sum = math.MaxInt64
+	var all N
+	for _, p := range parts {
+		n := of(p)
+		if n == nil {
+			return nil
+		}
+		if all += *n; all < 0 && *n >= 0 {
+			return nil // more than can be counted
 		}
 	}
-	return &sum
+	return &all
 }
 
 // positive is a latency as a tool gives it; nil for 0, which is one below the tool's unit or of no request.

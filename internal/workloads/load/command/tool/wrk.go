@@ -86,7 +86,10 @@ func (w *wrkReader) line(line string) error {
 			w.r.read(wrkDistribution)
 			return w.quantile(m[1], m[2])
 		}
-		w.quantiles = false
+		if w.quantiles = strings.Contains(line, "%"); w.quantiles && !strings.HasPrefix(strings.TrimSpace(line), "#") {
+			w.r.strange(wrkDistribution, line)
+			return nil
+		}
 	}
 	if m := wrkThread().FindStringSubmatch(line); m != nil && w.r.Max == nil {
 		return w.threads(m[1], m[2])
