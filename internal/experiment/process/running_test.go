@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -287,6 +288,7 @@ func TestInterrupted(t *testing.T) {
 
 // TestEndings: how a command ends, by itself and when it is told to.
 func TestEndings(t *testing.T) {
+	up := regexp.MustCompile("^up$")
 	c := shell(t, "sleep 0.1; echo result; exit 0")
 	c.Finishes, c.Capture = true, 1000
 	r, e := start(t, c)
@@ -311,7 +313,7 @@ func TestEndings(t *testing.T) {
 	}
 
 	c = shell(t, `trap '' TERM; echo up; while :; do sleep 1; done`)
-	c.StopTime = 100 * time.Millisecond
+	c.StopTime, c.Ready.Line = 100*time.Millisecond, up // before that, it has no trap
 	r, e = start(t, c)
 	mustBeReady(t, r)
 	if !r.Stop() {
@@ -324,14 +326,14 @@ func TestEndings(t *testing.T) {
 	}
 
 	// A wrapper that only waits for the real program does not keep it from ending in peace.
-	c = shell(t, `trap : TERM; sh -c 'trap "echo bye; exit" TERM; while :; do sleep 0.01; done'; wait`)
-	c.Capture = 100
+	c = shell(t, `trap : TERM; sh -c 'trap "echo bye; exit" TERM; echo up; while :; do sleep 0.01; done'; wait`)
+	c.Capture, c.Ready.Line = 100, up
 	r, _ = start(t, c)
 	mustBeReady(t, r)
 	if r.Stop() {
 		t.Error("it was killed")
 	}
-	if out, _ := r.Output(); string(out) != "bye\n" {
+	if out, _ := r.Output(); string(out) != "up\nbye\n" {
 		t.Errorf("the child's last words are %q", out)
 	}
 }
