@@ -160,7 +160,7 @@ func socket(family, kind int, timeout time.Duration) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	tv := unix.NsecToTimeval(max(timeout, 5*time.Second).Nanoseconds())
+	tv := unix.NsecToTimeval(max(timeout, time.Minute).Nanoseconds()) // a guard against hanging
 	return fd, errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv),
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &tv))
 }
