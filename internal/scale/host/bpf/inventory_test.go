@@ -23,6 +23,7 @@ import (
 
 	"tare/internal/lib/fault"
 	"tare/internal/scale/host/feature"
+	"tare/test/deep"
 	"tare/test/rights"
 )
 
@@ -775,31 +776,18 @@ func TestAttachedDeep(t *testing.T) {
 	v := open(t, Options{})
 	dir, path := cgroup2(t, v, "deep")
 	name := strings.Repeat("x", 250)
-	parent, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	top, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { unix.Close(parent) })
-	down := func() {
-		if err := unix.Mkdirat(parent, name, 0o755); err != nil {
-			t.Fatal(err)
+	t.Cleanup(func() { unix.Close(top) })
+	parent := top
+	down := func(length int) {
+		for len(path) < length {
+			parent, path = deep.Directory(t, parent, name), path+"/"+name
 		}
-		in := parent
-		t.Cleanup(func() {
-			if err := unix.Unlinkat(in, name, unix.AT_REMOVEDIR); err != nil {
-				t.Error(err)
-			}
-		})
-		child, err := unix.Openat(in, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { unix.Close(child) })
-		parent, path = child, path+"/"+name
 	}
-	for len(path) < unix.PathMax {
-		down()
-	}
+	down(unix.PathMax)
 	p := z.newProgram(t, "zoo_deep", ebpf.SockOps)
 	if err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: parent, Program: p,
 		Attach: ebpf.AttachCGroupSockOps}); err != nil {
@@ -814,9 +802,7 @@ func TestAttachedDeep(t *testing.T) {
 	if len(s.Warnings) > 0 {
 		t.Errorf("warnings: %v", s.Warnings)
 	}
-	for len(path) < 17<<10 {
-		down()
-	}
+	down(17 << 10)
 	s = snapshot(t, v)
 	if len(s.Warnings) != 1 || s.Warnings[0].Code != "bpf-targets" ||
 		!strings.Contains(s.Warnings[0].Message, "longer than") || len(s.Warnings[0].Message) > 1000 {

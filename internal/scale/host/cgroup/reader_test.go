@@ -18,6 +18,7 @@ import (
 
 	"tare/internal/lib/fault"
 	"tare/internal/scale/host/proc"
+	"tare/test/deep"
 	"tare/test/rights"
 )
 
@@ -203,22 +204,11 @@ func makeDeep(t *testing.T, hs []*Hierarchy, top, name string, depth int) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		t.Cleanup(func() { unix.Close(parent) })
+		in := parent
 		for range depth {
-			if err := unix.Mkdirat(parent, name, 0o755); err != nil {
-				t.Fatal(err)
-			}
-			in := parent
-			t.Cleanup(func() {
-				if err := unix.Unlinkat(in, name, unix.AT_REMOVEDIR); err != nil {
-					t.Error(err)
-				}
-				unix.Close(in)
-			})
-			if parent, err = unix.Openat(in, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
-				t.Fatal(err)
-			}
+			in = deep.Directory(t, in, name)
 		}
-		unix.Close(parent)
 	}
 }
 

@@ -1,0 +1,29 @@
+// Package deep makes directories whose paths are longer than any that the kernel takes at once (PATH_MAX), which anyone
+// who may make control groups can do.
+package deep
+
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Directory makes a directory in the one that has the descriptor parent, and gives its descriptor. It is removed at the
+// end of the test.
+func Directory(t *testing.T, parent int, name string) (child int) {
+	t.Helper()
+	if err := unix.Mkdirat(parent, name, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unlinkat(parent, name, unix.AT_REMOVEDIR); err != nil {
+			t.Error(err)
+		}
+	})
+	child, err := unix.Openat(parent, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(child) })
+	return child
+}
