@@ -211,12 +211,16 @@ func Thousands(n int) string {
 	return text
 }
 
-// Counted is a number of things in words: 1 block, 2 blocks.
+// Counted is a number of things in words: 1 block, 2 blocks, 3 processes.
 func Counted(n int, thing string) string {
-	if n == 1 {
-		return "1 " + thing
+	switch {
+	case n == 1:
+	case strings.HasSuffix(thing, "s"), strings.HasSuffix(thing, "x"):
+		thing += "es"
+	default:
+		thing += "s"
 	}
-	return strconv.Itoa(n) + " " + thing + "s"
+	return strconv.Itoa(n) + " " + thing
 }
 
 // Wait is d for a person who waits: "40 s", "3 min 05 s", "4 h 30 min".

@@ -107,3 +107,14 @@ func TestThousands(t *testing.T) {
 		}
 	}
 }
+
+func TestCounted(t *testing.T) {
+	for want, got := range map[string]string{
+		"1 block": Counted(1, "block"), "0 blocks": Counted(0, "block"), "1 process": Counted(1, "process"),
+		"2 processes": Counted(2, "process"), "3 sandboxes": Counted(3, "sandbox"),
+	} {
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

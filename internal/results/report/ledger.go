@@ -262,7 +262,7 @@ func (t *screen) programs(l *ledger.Ledger) {
 				for _, s := range p.Shares[i:] {
 					rest += s.Seconds
 				}
-				t.line(fmt.Sprintf("          %5.1f %%  other (%d places)", 100*rest / *p.RunSeconds, len(p.Shares)-i))
+				t.line(fmt.Sprintf("          %5.1f %%  %s", 100*rest / *p.RunSeconds, others(len(p.Shares)-i, "place")))
 				break
 			}
 			t.line("          " + t.share(s, *p.RunSeconds))
@@ -273,7 +273,7 @@ func (t *screen) programs(l *ledger.Ledger) {
 		for _, p := range l.Programs[shown:ran] {
 			runs, seconds = runs+*p.RunCount, seconds+*p.RunSeconds
 		}
-		t.line(fmt.Sprintf("  %6s  %-35s %10.0f %10s %10s", "", others(ran-shown, "program", "programs"),
+		t.line(fmt.Sprintf("  %6s  %-35s %10.0f %10s %10s", "", others(ran-shown, "program"),
 			float64(runs)/l.Window.Seconds, quantity.Value(seconds/float64(runs), quantity.Seconds),
 			quantity.Value(seconds, quantity.Seconds)))
 	}
@@ -315,12 +315,7 @@ func sideWords(c ledger.Charged) string {
 }
 
 // others names the row of those that have none.
-func others(n int, one, many string) string {
-	if n != 1 {
-		one = many
-	}
-	return fmt.Sprintf("other (%d %s)", n, one)
-}
+func others(n int, thing string) string { return "other (" + quantity.Counted(n, thing) + ")" }
 
 func (t *screen) maps(l *ledger.Ledger) {
 	bytes, unknown := l.MapBytes()
@@ -357,7 +352,7 @@ func (t *screen) maps(l *ledger.Ledger) {
 				rest = new(*m.Bytes + *cmp.Or(rest, new(uint64)))
 			}
 		}
-		t.line(fmt.Sprintf("  %10s %s", orDash(rest, quantity.Bytes), others(len(l.Maps)-shown, "map", "maps")))
+		t.line(fmt.Sprintf("  %10s %s", orDash(rest, quantity.Bytes), others(len(l.Maps)-shown, "map")))
 	}
 	t.line("")
 }

@@ -209,10 +209,13 @@ func (t *groupTree) rows(o LedgerOptions) (rows []groupRow, other groupRow, sum 
 		}
 	}
 	slices.SortStableFunc(rows, func(a, b groupRow) int {
-		if a.above != b.above {
-			return map[bool]int{false: -1, true: 1}[a.above]
+		switch {
+		case a.above == b.above:
+			return a.used.compare(&b.used)
+		case a.above:
+			return 1
 		}
-		return a.used.compare(&b.used)
+		return -1
 	})
 	return rows, other, sum
 }
@@ -260,7 +263,7 @@ func (t *screen) groups(l *ledger.Ledger) {
 		row(rows[i].used, rows[i].name())
 	}
 	if other.groups > 0 {
-		row(other.used, others(other.groups, "group", "groups"))
+		row(other.used, others(other.groups, "group"))
 	}
 	row(sum, "total")
 	t.line("")

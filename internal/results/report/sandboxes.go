@@ -29,7 +29,7 @@ func (t *screen) sandboxes(l *ledger.Ledger) {
 		t.sandbox(&l.Sandboxes[i])
 	}
 	if rest := l.Sandboxes[shown:]; len(rest) > 0 {
-		t.line(grossLine(sandboxCells(sumOf(rest)), others(len(rest), "sandbox", "sandboxes")))
+		t.line(grossLine(sandboxCells(sumOf(rest)), others(len(rest), "sandbox")))
 	}
 	t.findings(l)
 	t.line("")
