@@ -89,11 +89,14 @@ func cell(text string) string {
 	return "'" + text
 }
 
-func decimal(v *float64) string {
+func decimal(v *float64) string { return formatted(v, 'g') }
+
+// formatted is a number in a format of strconv.FormatFloat; empty where it is not known.
+func formatted(v *float64, format byte) string {
 	if v == nil || !finite(*v) {
 		return ""
 	}
-	return strconv.FormatFloat(*v, 'g', -1, 64)
+	return strconv.FormatFloat(*v, format, -1, 64)
 }
 
 func known(v float64) string {

@@ -6,7 +6,6 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"strconv"
 
 	"tare/internal/lib/quantity"
 	"tare/internal/scale/ledger"
@@ -270,11 +269,7 @@ func LedgerCSV(w io.Writer, l *ledger.Ledger) error {
 		for _, label := range ledgerLabels {
 			row = append(row, cell(n.labels[label]))
 		}
-		value := ""
-		if n.value != nil && finite(*n.value) {
-			value = strconv.FormatFloat(*n.value, 'f', -1, 64)
-		}
-		_ = c.Write(append(row, n.metric, n.unit, value))
+		_ = c.Write(append(row, n.metric, n.unit, formatted(n.value, 'f')))
 	})
 	c.Flush()
 	if err := c.Error(); err != nil {

@@ -133,8 +133,9 @@ func labelsOf(m *dto.Metric) string {
 	return strings.Join(all, " ")
 }
 
-// TestLedgerCSV: each number has a row with its unit, what is not known is empty, and no cell is a formula.
-func TestLedgerCSV(t *testing.T) {
+// exportedRows are those of exportedLedger as CSV, the heading first.
+func exportedRows(t *testing.T) [][]string {
+	t.Helper()
 	var b bytes.Buffer
 	if err := report.LedgerCSV(&b, exportedLedger()); err != nil {
 		t.Fatal(err)
@@ -143,6 +144,12 @@ func TestLedgerCSV(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return rows
+}
+
+// TestLedgerCSV: each number has a row with its unit, what is not known is empty, and no cell is a formula.
+func TestLedgerCSV(t *testing.T) {
+	rows := exportedRows(t)
 	if head := strings.Join(rows[0], ","); head !=
 		"kind,id,name,cgroup,context,charge,workload,component,metric,unit,value" {
 		t.Errorf("the columns are %s", head)
@@ -197,14 +204,7 @@ func TestLedgerPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var b bytes.Buffer
-	if err := report.LedgerCSV(&b, exportedLedger()); err != nil {
-		t.Fatal(err)
-	}
-	rows, err := csv.NewReader(&b).ReadAll()
-	if err != nil {
-		t.Fatal(err)
-	}
+	rows := exportedRows(t)
 	for _, row := range rows[1:] {
 		kind, metric := row[0], row[8]
 		_, line, _ := strings.Cut(string(page), "\n| `"+kind+"` | ")

@@ -105,8 +105,8 @@ func TestLedgerTellsGrossNetAndTare(t *testing.T) {
 	several.Maps = []ledger.Map{{Charged: tare, ID: 9, Name: "cil_ct", Type: "hash", Bytes: &size,
 		BytesMethod: "exact", ChargedTo: text("/pods/shop")}}
 	one := ledgerOf(group("/pods/shop", 4, 100<<20, shop), group("/system/agent", 0.5, 20<<20, tare))
-	one.Programs = []ledger.Program{{Charged: tare, ID: 7, Name: "cil_from", RunCount: &runs, NsPerRun: at(1),
-		RunSeconds: at(1e-6),
+	one.Programs = []ledger.Program{{Charged: tare, ID: 7, Name: "cil_from", RunCount: &runs, NsPerRun: at(1e5),
+		RunSeconds: at(0.1),
 		Shares:     []ledger.Share{{Seconds: 0.1, Hi: 0.1, Note: "not split: 0 samples, 25 are needed"}}}}
 	none := ledgerOf(group("/system/agent", 0.5, 20<<20, tare))
 	var b bytes.Buffer
