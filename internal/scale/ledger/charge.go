@@ -295,10 +295,8 @@ func (s *settlement) takeSelf() {
 	if c.Charge == ChargeSelf || s.cpu[c] == nil {
 		return
 	}
-	for _, line := range s.l.CPU.Lines {
-		if line.Name == LineSelf {
-			s.cpu[c].add(-1, nanoseconds(&line.Seconds), *s.l.Self.Cgroup)
-		}
+	if self := s.l.CPU.self(); self != nil {
+		s.cpu[c].add(-1, self, *s.l.Self.Cgroup)
 	}
 }
 
@@ -341,24 +339,12 @@ func (s *settlement) addPrograms() {
 		if p.Charge != ChargeTare {
 			continue
 		}
-		ran, known := p.RanSeconds()
-		if !known {
-			s.bpfUnknown = fmt.Sprintf("how long program %d (%s) of tare ran is not known", p.ID, cmp.Or(p.Name,
-				"no name"))
-			continue
-		}
-		part := 1.0
-		if *p.RunSeconds > 0 {
-			part = ran / *p.RunSeconds
-		}
-		left := *nanoseconds(&ran)
-		for _, share := range p.Shares {
+		placed := int64(0)
+		ran, known := p.split(func(share Share, ns int64) {
 			if share.Cgroup == nil {
-				continue
+				return
 			}
-			scaled := share.Seconds * part
-			ns := *nanoseconds(&scaled)
-			s.placed, left = s.placed+ns, left-ns
+			placed += ns
 			counted := share.Context == Task || !s.l.irqApart()
 			switch at := s.chargeOf(*share.Cgroup); at.Charge {
 			case ChargeWorkload:
@@ -368,7 +354,7 @@ func (s *settlement) addPrograms() {
 					s.apart[at.Workload] += ns
 				}
 				b := s.bounds[at.Workload]
-				b.Lo, b.Hi = b.Lo+share.Lo*part, b.Hi+share.Hi*part
+				b.Lo, b.Hi = b.Lo+share.Lo, b.Hi+share.Hi
 				s.bounds[at.Workload] = b
 			case ChargeTare:
 				if !counted {
@@ -377,8 +363,12 @@ func (s *settlement) addPrograms() {
 			default:
 				s.elsewhere[s.servedBy(p.Charged)] += ns
 			}
+		})
+		if !known {
+			s.bpfUnknown = fmt.Sprintf("how long program %d (%s) of tare ran is not known", p.ID, cmp.Or(p.Name,
+				"no name"))
 		}
-		s.unsplit += max(left, 0) // shares are rounded
+		s.placed, s.unsplit = s.placed+placed, s.unsplit+max(ran-placed, 0) // shares are rounded
 	}
 }
 
@@ -422,11 +412,7 @@ func (s *settlement) addMaps() {
 		if m.Charge != ChargeTare {
 			continue
 		}
-		var bytes *int64
-		if m.Bytes != nil {
-			n := int64(*m.Bytes)
-			bytes = &n
-		}
+		bytes := m.size()
 		if m.ChargedTo == nil {
 			s.mapsUnplaced = true
 			continue
@@ -439,6 +425,24 @@ func (s *settlement) addMaps() {
 			at(s.mapsElsewhere, s.servedBy(m.Charged)).add(1, bytes, *m.ChargedTo)
 		}
 	}
+}
+
+// size is the memory of a map; nil where it is not known.
+func (m *Map) size() *int64 {
+	if m.Bytes == nil {
+		return nil
+	}
+	return new(int64(*m.Bytes))
+}
+
+// self is the CPU time of the scale itself, in nanoseconds; nil where no line has it.
+func (c *CPU) self() *int64 {
+	for _, line := range c.Lines {
+		if line.Name == LineSelf {
+			return nanoseconds(&line.Seconds)
+		}
+	}
+	return nil
 }
 
 // total is the sum over all charges that match.

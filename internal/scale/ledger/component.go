@@ -48,20 +48,10 @@ func (l *Ledger) AddComponents() {
 		s.addProgram(at(l.Programs[i].Charged), &l.Programs[i])
 	}
 	for i := range l.Maps {
-		c := at(l.Maps[i].Charged)
-		var bytes *int64
-		if n := l.Maps[i].Bytes; n != nil {
-			bytes = new(int64(*n))
-		}
-		c.maps.add(1, bytes, "")
+		at(l.Maps[i].Charged).maps.add(1, l.Maps[i].size(), "")
 	}
 	if s.cpu[Charged{Charge: ChargeSelf}] == nil {
-		self.cpu, self.hard = nil, nil
-		for _, line := range l.CPU.Lines {
-			if line.Name == LineSelf {
-				self.cpu = nanoseconds(&line.Seconds)
-			}
-		}
+		self.cpu, self.hard = l.CPU.self(), nil
 	}
 	none.cpu, none.hard = nanoseconds(&l.CPU.Attributed), s.allMemory()
 	for c, sum := range found {
@@ -76,9 +66,9 @@ func (l *Ledger) AddComponents() {
 	l.Components = []Component{}
 	for c, sum := range found {
 		l.Components = append(l.Components, Component{
-			Charged: c, CPUSeconds: seconds(sum.cpu), BPFSeconds: seconds(sum.ran.whole()),
-			BPFOthersSeconds: seconds(sum.others.whole()), BPFUnsplitSeconds: seconds(sum.unsplit.whole()),
-			MemoryHardBytes: sum.hard, MapBytes: sum.maps.whole(),
+			Charged: c, CPUSeconds: seconds(sum.cpu), BPFSeconds: seconds(sum.ran.value()),
+			BPFOthersSeconds: seconds(sum.others.value()), BPFUnsplitSeconds: seconds(sum.unsplit.value()),
+			MemoryHardBytes: sum.hard, MapBytes: sum.maps.value(),
 		})
 	}
 	slices.SortFunc(l.Components, func(a, b Component) int {
@@ -93,40 +83,23 @@ type componentSum struct {
 	ran, others, unsplit, maps sum
 }
 
-// whole is the sum, nil where a part of it is not known.
-func (s *sum) whole() *int64 {
-	if len(s.unknown) > 0 {
-		return nil
-	}
-	return &s.n
-}
-
 // addProgram adds the run time of a program to the component that owns it.
 func (s *settlement) addProgram(to *componentSum, p *Program) {
-	if p.RunSeconds == nil {
-		for _, part := range []*sum{&to.ran, &to.others, &to.unsplit} {
-			part.add(1, nil, "")
-		}
-		return
-	}
-	ran, _ := p.RanSeconds()
-	all := nanoseconds(&ran)
 	var others, unsplit int64
-	for _, share := range p.Shares {
-		part := 0.0
-		if *p.RunSeconds > 0 {
-			part = share.Seconds * (ran / *p.RunSeconds)
-		}
+	ran, known := p.split(func(share Share, ns int64) {
 		switch {
 		case share.Cgroup == nil:
-			unsplit += *nanoseconds(&part)
+			unsplit += ns
 		case s.chargeOf(*share.Cgroup) != p.Charged:
-			others += *nanoseconds(&part)
+			others += ns
 		}
+	})
+	for part, n := range map[*sum]*int64{&to.ran: &ran, &to.others: &others, &to.unsplit: &unsplit} {
+		if !known {
+			n = nil
+		}
+		part.add(1, n, "")
 	}
-	to.ran.add(1, all, "")
-	to.others.add(1, &others, "")
-	to.unsplit.add(1, &unsplit, "")
 }
 
 // allMemory is the hard memory of all groups; nil where that of a topmost one is not known.

@@ -188,6 +188,24 @@ type Share struct {
 	Note    string  `json:"note,omitempty"` // why it could not be split
 }
 
+// split gives the run time of the program, and calls with each share of it, in nanoseconds and without what was stolen.
+// It is false where the run time is not known.
+func (p *Program) split(part func(s Share, ns int64)) (ran int64, known bool) {
+	seconds, known := p.RanSeconds()
+	if !known {
+		return 0, false
+	}
+	kept := 1.0
+	if *p.RunSeconds > 0 {
+		kept = seconds / *p.RunSeconds
+	}
+	for _, s := range p.Shares {
+		s.Seconds, s.Lo, s.Hi = s.Seconds*kept, s.Lo*kept, s.Hi*kept
+		part(s, *nanoseconds(&s.Seconds))
+	}
+	return *nanoseconds(&seconds), true
+}
+
 // RanSeconds is for how long the program ran on a CPU: its run time without what was stolen inside of it, if that is
 // known. It is false where the run time is not known.
 func (p *Program) RanSeconds() (float64, bool) {
