@@ -35,7 +35,7 @@ type Running struct {
 	// Scale is what a request of average weight counts in the *_running histograms, whose counts are whole numbers.
 	Scale int64 `json:"scale,omitempty"`
 	// Beyond is, by histogram and quantile, how many requests of equal weight lie beyond it in effect, and Bursts how
-	// many independent histories of equal weight they come from. Bursts are not in records before version 0.1.
+	// many independent histories of equal weight they come from; older records have no bursts.
 	Beyond map[string]map[string]float64 `json:"beyond,omitempty"`
 	Bursts map[string]map[string]float64 `json:"bursts,omitempty"`
 
@@ -93,9 +93,8 @@ func (r *Running) Tells(histogram, quantile string, q, least float64) (bool, str
 // load/running) up to 50 % at one or two, and no more than its own error at five.
 const leastBursts = 5
 
-// mostLost is the part of the requests that may be lost on average, of those beyond a quantile. What is lost waits in
-// the longest queues. It counts as slower than all others, as nearly all of it is beyond p99; of what lies beyond a
-// lower quantile that is less sure.
+// mostLost is the part of all requests that may be lost on average. Lost requests wait in the longest queues, so they
+// count as slower than all others: nearly right beyond p99, and less sure beyond lower quantiles.
 func mostLost(q float64) float64 {
 	if q < 0.99 {
 		return (1 - q) / 10
@@ -106,8 +105,8 @@ func mostLost(q float64) float64 {
 // TellsOf says whether the trials of an arm carry a quantile of a *_running histogram, of which at least some requests
 // must lie beyond it in each, and why they do not. Trials that cannot tell are not left out by chance: a slow one loses
 // more. So no more than the part limit of them may be missing; and what depends on how slow a trial was by chance is
-// judged by the mean over all trials of the level, whatever their arm. Trials recorded before bursts were are taken to
-// carry it.
+// judged by the mean over all trials of the level, whatever their arm. Trials whose records
+// have no bursts are taken to carry it.
 func TellsOf(level, arm []*Running, histogram, quantile string, q, least, limit float64) (bool, string) {
 	var bursts, lost, n float64
 	for _, r := range level {

@@ -67,30 +67,28 @@ func (s *Summary) whileRunning(at factors) (share float64, running bool) {
 	return 0, false
 }
 
-// carriers are what the loads of trials say of the requests that no stall touched, by histogram, level and arm.
-type carriers map[string]map[string]map[string][]*load.Running
+// carriers are what the loads of trials say of the requests that no stall touched: of an arm, and with an empty name of
+// all arms of a level.
+type carriers map[pool][]*load.Running
 
-// newCarriers takes each planned trial by its last attempt that measured.
+// newCarriers takes each planned trial by its last attempt.
 func newCarriers(defined metric.Set, trials []record.Trial) carriers {
 	all := carriers{}
 	for _, attempts := range attemptsOf(trials) {
-		trial := attempts[len(attempts)-1]
+		trial, of := attempts[len(attempts)-1], map[string]*load.Running{}
+		level := record.LevelKey(trial.Factors)
 		for _, d := range defined {
 			if !d.Undisturbed || d.Quantile == 0 {
 				continue
 			}
-			r := load.RunningOf(trial.Loads, d.Histogram)
-			if r == nil {
-				continue
+			if _, known := of[d.Histogram]; !known {
+				of[d.Histogram] = load.RunningOf(trial.Loads, d.Histogram)
 			}
-			key := record.LevelKey(trial.Factors)
-			if all[d.Name] == nil {
-				all[d.Name] = map[string]map[string][]*load.Running{}
+			if r := of[d.Histogram]; r != nil {
+				for _, arm := range []string{trial.Arm, ""} {
+					all[pool{level, arm, d.Name}] = append(all[pool{level, arm, d.Name}], r)
+				}
 			}
-			if all[d.Name][key] == nil {
-				all[d.Name][key] = map[string][]*load.Running{}
-			}
-			all[d.Name][key][trial.Arm] = append(all[d.Name][key][trial.Arm], r)
 		}
 	}
 	return all
@@ -98,16 +96,9 @@ func newCarriers(defined metric.Set, trials []record.Trial) carriers {
 
 // carry says whether the trials of an estimate carry it, and why they do not.
 func (c carriers) carry(e *Estimate, d metric.Definition, limit float64) (bool, string) {
-	arms := c[e.Metric][record.LevelKey(e.Factors)]
-	if len(arms) == 0 {
-		return true, ""
-	}
-	var level []*load.Running
-	for _, of := range arms {
-		level = append(level, of...)
-	}
-	return load.TellsOf(level, arms[e.Arm], d.Histogram, load.QuantileName(d.Quantile), d.Quantile,
-		stats.MinBeyond(d.Quantile), limit)
+	level := record.LevelKey(e.Factors)
+	return load.TellsOf(c[pool{level, "", e.Metric}], c[pool{level, e.Arm, e.Metric}], d.Histogram,
+		load.QuantileName(d.Quantile), d.Quantile, stats.MinBeyond(d.Quantile), limit)
 }
 
 // warnOfStalls names the arms in whose trials the machine stood still more often than in those of their baseline, or
@@ -115,18 +106,21 @@ func (c carriers) carry(e *Estimate, d metric.Definition, limit float64) (bool, 
 // levels). What is left of such an arm's requests is of other moments than that of its baseline.
 func (s *Summary) warnOfStalls(t *Table, trials []record.Trial) {
 	still := map[cell]float64{}
+	var cells []cell
 	for _, attempts := range attemptsOf(trials) {
-		for _, r := range attempts[0].Loads {
+		trial := attempts[0]
+		for _, r := range trial.Loads {
 			if of := r.Running; of != nil && of.WatchedSeconds > 0 {
-				trial := attempts[0]
-				still[cell{record.LevelKey(trial.Factors), trial.Arm, trial.Block}] = 1 - of.QuietSeconds/of.WatchedSeconds
+				at := cell{record.LevelKey(trial.Factors), trial.Arm, trial.Block}
+				still[at], cells = 1-of.QuietSeconds/of.WatchedSeconds, append(cells, at)
 				break // all loads of a trial are watched at the same time
 			}
 		}
 	}
 	for _, arm := range t.Subjects() {
 		more, less, pairs, mine, base := 0, 0, 0.0, 0.0, 0.0
-		for at, share := range still {
+		for _, at := range cells {
+			share := still[at]
 			of, has := still[cell{at.level, record.Direct, at.block}]
 			if at.arm != arm || !has {
 				continue
