@@ -319,18 +319,15 @@ func together(parts []Part, inTurn bool) Part {
 		Errors:   sum(parts, func(p Part) *int64 { return p.Errors }),
 		Bytes:    sum(parts, func(p Part) *int64 { return p.Bytes }),
 		Seconds:  sum(parts, func(p Part) *float64 { return p.Seconds }),
-		Rate:     sum(parts, func(p Part) *float64 { return p.Rate }),
 	}
-	if !inTurn {
+	switch {
+	case !inTurn:
+		all.Rate = sum(parts, func(p Part) *float64 { return p.Rate })
 		if all.Seconds != nil {
 			*all.Seconds = *slices.MaxFunc(parts, func(a, b Part) int { return cmp.Compare(*a.Seconds, *b.Seconds) }).Seconds
 		}
-		return all
-	}
-	all.Rate = nil
-	if all.Requests != nil && all.Seconds != nil && *all.Seconds > 0 {
-		rate := float64(*all.Requests) / *all.Seconds
-		all.Rate = &rate
+	case all.Requests != nil && all.Seconds != nil && *all.Seconds > 0:
+		all.Rate = new(float64(*all.Requests) / *all.Seconds)
 	}
 	return all
 }

@@ -86,7 +86,7 @@ func (w *wrkReader) line(line string) error {
 			w.r.read(wrkDistribution)
 			return w.quantile(m[1], m[2])
 		}
-		if w.quantiles = strings.Contains(line, "%"); w.quantiles && !strings.HasPrefix(strings.TrimSpace(line), "#") {
+		if w.quantiles = strings.Contains(line, "%"); w.quantiles {
 			w.r.strange(wrkDistribution, line)
 			return nil
 		}
