@@ -141,7 +141,7 @@ func (x *trial) subjectGroup(name string, as measured.GroupRole, limits param.Va
 }
 
 func (x *trial) Observe(as kind.Role, name, path string) error {
-	if measured.Within(path, x.treePath()) || measured.Within(x.treePath(), path) {
+	if cgroup.Within(path, x.treePath()) || cgroup.Within(x.treePath(), path) {
 		return fmt.Errorf("the group %s holds the trial, or is part of it, and cannot be observed", path)
 	}
 	x.mu.Lock()

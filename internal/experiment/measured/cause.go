@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"tare/internal/experiment/record"
+	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
 )
 
@@ -59,7 +60,7 @@ func DisturbanceOf(l *ledger.Ledger, tree string, self int) Disturbance {
 			if g.BPFInsideSeconds != nil {
 				own -= *g.BPFInsideSeconds // the lines below are without it
 			}
-		case g.Path != "/" && strings.LastIndexByte(g.Path, '/') == 0 && !Within(tree, g.Path) && !mine(g.Path):
+		case g.Path != "/" && strings.LastIndexByte(g.Path, '/') == 0 && !cgroup.Within(tree, g.Path) && !mine(g.Path):
 			groups[g.Path] = *g.CPUSeconds
 		}
 	}

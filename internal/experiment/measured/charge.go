@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"tare/internal/experiment/kind"
+	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
 )
 
@@ -78,7 +79,7 @@ func ownGroup(l *ledger.Ledger, tree string) func(group string) bool {
 		groups = append(groups, g.Path)
 	}
 	return func(path string) bool {
-		return slices.ContainsFunc(groups, func(group string) bool { return Within(path, group) })
+		return slices.ContainsFunc(groups, func(group string) bool { return cgroup.Within(path, group) })
 	}
 }
 
@@ -86,11 +87,11 @@ func ownGroup(l *ledger.Ledger, tree string) func(group string) bool {
 // another of them.
 func observed(l *ledger.Ledger, tree string) (groups []ledger.Cgroup) {
 	for _, g := range l.Cgroups {
-		if g.Role == "" || g.Role == string(kind.Self) || Within(g.Path, tree) {
+		if g.Role == "" || g.Role == string(kind.Self) || cgroup.Within(g.Path, tree) {
 			continue
 		}
 		inner := slices.ContainsFunc(l.Cgroups, func(o ledger.Cgroup) bool {
-			return o.Role != "" && o.Path != g.Path && !Within(o.Path, tree) && Within(g.Path, o.Path)
+			return o.Role != "" && o.Path != g.Path && !cgroup.Within(o.Path, tree) && cgroup.Within(g.Path, o.Path)
 		})
 		if !inner {
 			groups = append(groups, g)

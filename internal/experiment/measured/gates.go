@@ -12,6 +12,7 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/record"
 	"tare/internal/experiment/role"
+	"tare/internal/scale/host/cgroup"
 )
 
 // Trip is a gate that a trial tripped. Its cause, and what it voids, are settled once all are known.
@@ -301,7 +302,7 @@ func (m *Measured) throttled() []Trip {
 	var trips []Trip
 	for _, g := range m.Ledger.Cgroups {
 		asked := m.roles[g.Path].Limited || m.Shared && g.Path == m.Tree
-		if asked || !Within(g.Path, m.Tree) || g.ThrottledSeconds == nil {
+		if asked || !cgroup.Within(g.Path, m.Tree) || g.ThrottledSeconds == nil {
 			continue
 		}
 		if seen, allowed := *g.ThrottledSeconds, m.Setup.Gates.Duration("throttled"); seen > allowed.Seconds() {

@@ -6,6 +6,7 @@ import (
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/metric"
 	"tare/internal/lib/quantity"
+	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
 )
 
@@ -210,7 +211,7 @@ func (m *Measured) samplesIn(is func(*limitedGroup, ledger.Context) bool) (in, o
 			of += seen.Samples
 			var at *limitedGroup
 			for i := range groups {
-				if seen.Cgroup != nil && Within(*seen.Cgroup, groups[i].Path) {
+				if seen.Cgroup != nil && cgroup.Within(*seen.Cgroup, groups[i].Path) {
 					at = &groups[i]
 				}
 			}

@@ -15,6 +15,7 @@ import (
 	"tare/internal/experiment/record"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
+	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
 )
 
@@ -407,16 +408,11 @@ func (m *Measured) BPFSamples(role kind.Role) (in, of int) {
 func (m *Measured) RoleOf(path string) kind.Role {
 	nearest, longest := "", -1
 	for _, g := range m.Ledger.Cgroups {
-		if g.Role != "" && Within(path, g.Path) && len(g.Path) > longest {
+		if g.Role != "" && cgroup.Within(path, g.Path) && len(g.Path) > longest {
 			nearest, longest = g.Role, len(g.Path)
 		}
 	}
 	return kind.Role(nearest)
-}
-
-// Within says whether path is group or below it.
-func Within(path, group string) bool {
-	return path == group || strings.HasPrefix(path, strings.TrimSuffix(group, "/")+"/")
 }
 
 // CPURate is the CPU time per second of the trial's group, and of applications that are observed elsewhere.

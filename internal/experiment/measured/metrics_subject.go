@@ -6,6 +6,7 @@ import (
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/metric"
 	"tare/internal/lib/quantity"
+	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
 )
 
@@ -166,7 +167,7 @@ func (m *Measured) topmost(is func(*ledger.Cgroup) bool) []*ledger.Cgroup {
 		}
 	}
 	for _, g := range all {
-		above := func(o *ledger.Cgroup) bool { return o.Path != g.Path && Within(g.Path, o.Path) }
+		above := func(o *ledger.Cgroup) bool { return o.Path != g.Path && cgroup.Within(g.Path, o.Path) }
 		if !slices.ContainsFunc(all, above) {
 			top = append(top, g)
 		}
@@ -195,7 +196,7 @@ func (m *Measured) componentMapBytes(component string) (total float64, ok bool) 
 func (m *Measured) Components() map[string]map[string]float64 {
 	var all map[string]map[string]float64
 	for _, g := range m.Ledger.Cgroups {
-		if g.Role != string(kind.Subject) || g.Component == "" || all[g.Component] != nil || !Within(g.Path, m.Tree) {
+		if g.Role != string(kind.Subject) || g.Component == "" || all[g.Component] != nil || !cgroup.Within(g.Path, m.Tree) {
 			continue
 		}
 		values := map[string]float64{}

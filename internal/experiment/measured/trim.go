@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
 )
 
@@ -26,7 +27,7 @@ func (m *Measured) ledgers() []*ledger.Ledger {
 
 func (m *Measured) trimOne(l *ledger.Ledger) {
 	l.Cgroups = slices.DeleteFunc(l.Cgroups, func(g ledger.Cgroup) bool {
-		return !Within(g.Path, m.Tree) && g.Role == "" && (g.Vanished || strings.Count(g.Path, "/") > 1)
+		return !cgroup.Within(g.Path, m.Tree) && g.Role == "" && (g.Vanished || strings.Count(g.Path, "/") > 1)
 	})
 	trimNoise(l, m.Tree)
 	of := *m

@@ -297,7 +297,7 @@ func (t *Tree) Strays() ([]Stray, error) {
 			continue
 		}
 		group, err := resolver.Path(pid)
-		if err != nil || group == t.Path() || strings.HasPrefix(group, t.Path()+"/") {
+		if err != nil || cgroup.Within(group, t.Path()) {
 			continue
 		}
 		strays = append(strays, Stray{PID: pid, Comm: p.Comm, Group: group})

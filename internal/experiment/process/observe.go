@@ -224,7 +224,7 @@ func (e *Existing) findGroup(identity string) error {
 	if err != nil {
 		return err
 	}
-	if own == identity || identity == h.Root || strings.HasPrefix(own, identity+"/") {
+	if identity == h.Root || cgroup.Within(own, identity) {
 		return e.wrong("name a group that tare is not in, or start tare elsewhere", "tare itself runs in it")
 	}
 	e.Path, e.Dir, e.PIDs = identity, dir, cgroup.Members([]string{dir})
@@ -379,7 +379,7 @@ func (e *Existing) Strays() (string, error) {
 		case errors.Is(err, proc.ErrGone):
 		case err != nil:
 			return "", err
-		case group == e.Path || strings.HasPrefix(group, e.Path+"/"):
+		case cgroup.Within(group, e.Path):
 		case first != "":
 			more++
 		default:

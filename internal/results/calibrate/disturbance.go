@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/feature"
 	"tare/internal/scale/host/witness"
 	"tare/internal/scale/ledger"
@@ -53,11 +54,7 @@ func (b *bench) ours(pid int, group string) bool {
 	if pid == os.Getpid() || b.children[pid] {
 		return true
 	}
-	if b.tree == nil || group == "" {
-		return false
-	}
-	tree := b.tree.Path()
-	return group == tree || strings.HasPrefix(group, tree+"/")
+	return b.tree != nil && group != "" && cgroup.Within(group, b.tree.Path())
 }
 
 // disturbanceOf sums up what the witness saw; false where some window had no witness, or there was none.

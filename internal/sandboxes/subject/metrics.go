@@ -9,6 +9,7 @@ import (
 	"tare/internal/experiment/metric"
 	"tare/internal/lib/quantity"
 	"tare/internal/sandboxes/oci"
+	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
 )
 
@@ -106,7 +107,7 @@ func charged(l *ledger.Ledger, e *Evidence, inPod, outside bool,
 func topOfSubject(l *ledger.Ledger, g *ledger.Cgroup) bool {
 	is := func(g *ledger.Cgroup) bool { return g.Role == string(kind.Subject) }
 	return is(g) && !slices.ContainsFunc(l.Cgroups, func(o ledger.Cgroup) bool {
-		return is(&o) && o.Path != g.Path && measured.Within(g.Path, o.Path)
+		return is(&o) && o.Path != g.Path && cgroup.Within(g.Path, o.Path)
 	})
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/measured"
+	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
 )
 
@@ -15,7 +16,7 @@ import (
 // (mem_cgroup of mm->owner, mm/memcontrol.c; "Memory Ownership" in Documentation/admin-guide/cgroup-v2.rst.)
 
 // inPod reports whether a group is that of the pod, or in it.
-func (s Sandbox) inPod(group string) bool { return measured.Within(group, s.Cgroup) }
+func (s Sandbox) inPod(group string) bool { return cgroup.Within(group, s.Cgroup) }
 
 // apart reports whether threads of a process run in the pod while its memory is charged elsewhere.
 func (s Sandbox) apart(p Process) bool {
@@ -67,7 +68,7 @@ func overhead(e *Evidence, m *measured.Measured, is func(Sandbox) bool,
 		total, found = total+int64(*g.Memory.Anon+*g.Memory.Shmem), true
 		for _, s := range e.Sandboxes {
 			for _, p := range s.Processes {
-				if measured.Within(p.MemoryCgroup, g.Path) {
+				if cgroup.Within(p.MemoryCgroup, g.Path) {
 					total -= int64(accounted(p))
 				}
 			}
@@ -79,6 +80,6 @@ func overhead(e *Evidence, m *measured.Measured, is func(Sandbox) bool,
 // topOf reports whether no group of the same component has a group in it.
 func topOf(l *ledger.Ledger, g *ledger.Cgroup) bool {
 	return !slices.ContainsFunc(l.Cgroups, func(o ledger.Cgroup) bool {
-		return o.Path != g.Path && o.Component == g.Component && o.Role == g.Role && measured.Within(g.Path, o.Path)
+		return o.Path != g.Path && o.Component == g.Component && o.Role == g.Role && cgroup.Within(g.Path, o.Path)
 	})
 }

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"tare/internal/experiment/kind"
-	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
@@ -65,7 +64,7 @@ func (e *Evidence) places(l *ledger.Ledger) []record.Place {
 		switch {
 		case e.inPod(group):
 			return placePod
-		case subject != "" && measured.Within(group, path.Join(subject, overheadComponent)):
+		case subject != "" && cgroup.Within(group, path.Join(subject, overheadComponent)):
 			return placeOverhead
 		}
 		return placeOutside
@@ -96,7 +95,7 @@ func (e *Evidence) isPod(group string) bool {
 }
 
 func (e *Evidence) inPod(group string) bool {
-	return slices.ContainsFunc(e.Sandboxes, func(s Sandbox) bool { return measured.Within(group, s.Cgroup) })
+	return slices.ContainsFunc(e.Sandboxes, func(s Sandbox) bool { return cgroup.Within(group, s.Cgroup) })
 }
 
 // placed is what of a component belongs to a place; false where nothing does.

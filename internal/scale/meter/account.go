@@ -322,7 +322,7 @@ func (a *account) sole(p *bpf.Program) *attribution.Place {
 	there := false
 	for _, g := range a.m.groups.Groups() {
 		there = there || g.Path == path
-		if strings.HasPrefix(g.Path, strings.TrimSuffix(path, "/")+"/") && g.Path != path {
+		if g.Path != path && cgroup.Within(g.Path, path) {
 			return nil
 		}
 	}

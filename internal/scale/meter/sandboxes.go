@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 	"tare/internal/scale/host/sandbox"
 	"tare/internal/scale/ledger"
@@ -20,11 +20,10 @@ import (
 type Sandboxes struct {
 	reader *sandbox.Reader
 	fs     proc.FS
-	first  map[task]uint64            // CPU time at the first edge, ns: of all processes, and of threads in sandboxes
-	began  time.Time                  // of the first edge
-	cost   time.Duration              // of the whole, CPU time of this process
-	smaps  time.Duration              // of reading resident memory, a part of it
-	failed map[*sandbox.Process]error // why resident memory could not be read
+	first  map[task]uint64 // CPU time at the first edge, ns: of all processes, and of threads in sandboxes
+	began  uint64          // of the first edge, as proc.Process.Start
+	cost   time.Duration   // of the whole, CPU time of this process
+	smaps  time.Duration   // of reading resident memory, a part of it
 }
 
 // task is a process or a thread for good.
@@ -47,9 +46,10 @@ func OpenSandboxes(o sandbox.Options) (*Sandboxes, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Sandboxes{reader: r, fs: proc.FS{Root: o.Root}, first: map[task]uint64{}, began: time.Now()}
-	c, err := r.Read(true)
-	if err != nil {
+	s := &Sandboxes{reader: r, fs: proc.FS{Root: o.Root}, first: map[task]uint64{}}
+	s.began, err = s.fs.Now()
+	c, failed := r.Read(true)
+	if err = errors.Join(err, failed); err != nil {
 		r.Close()
 		return nil, err
 	}
@@ -119,8 +119,14 @@ func (s *Sandboxes) AddTo(l *ledger.Ledger) error {
 	return nil
 }
 
-// memories is the resident memory of processes; of those that are not in it, it was not read.
-type memories map[*sandbox.Process]*ledger.SandboxMemory
+// memories is the resident memory of processes, or why it could not be read. There was no time for those that are not
+// in it.
+type memories map[*sandbox.Process]memoryReading
+
+type memoryReading struct {
+	memory *ledger.SandboxMemory // nil with an error
+	err    error
+}
 
 // resident reads the resident memory of all processes of sandboxes, the VMMs and sentries first, until that has taken
 // so much CPU time; and says how many were left out.
@@ -141,7 +147,6 @@ func (s *Sandboxes) resident(c *sandbox.Census, budget time.Duration) (memories,
 	}
 	slices.SortStableFunc(all, func(a, b *sandbox.Process) int { return cmp.Compare(large(a), large(b)) })
 	memory := make(memories, len(all))
-	s.failed = map[*sandbox.Process]error{}
 	began := selfTime()
 	defer func() { s.smaps = selfTime() - began }()
 	for i, p := range all {
@@ -149,11 +154,7 @@ func (s *Sandboxes) resident(c *sandbox.Census, budget time.Duration) (memories,
 			return memory, len(all) - i
 		}
 		m, err := s.memoryOf(p)
-		if err != nil {
-			s.failed[p] = err
-			continue
-		}
-		memory[p] = m
+		memory[p] = memoryReading{m, err}
 	}
 	return memory, 0
 }
@@ -170,7 +171,10 @@ func (s *Sandboxes) memoryOf(p *sandbox.Process) (*ledger.SandboxMemory, error) 
 	if errors.Is(gone, proc.ErrGone) || gone == nil && now.Start != p.Start {
 		return &ledger.SandboxMemory{Anon: new(uint64), File: new(uint64), Shmem: new(uint64)}, nil
 	}
-	return m, err
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
 }
 
 // entry makes one sandbox of the ledger.
@@ -201,7 +205,7 @@ func (e *entry) sandbox() (ledger.Sandbox, error) {
 	e.sums(&out)
 	e.groups(&out)
 	findings, err := e.c.Findings(b, func(p *sandbox.Process) (uint64, string, bool) {
-		m := e.memory[p]
+		m := e.memory[p].memory
 		if m == nil {
 			return 0, "", false
 		}
@@ -224,30 +228,21 @@ func (e *entry) used(t task, ns *uint64) *float64 {
 	return &seconds
 }
 
-// tick is the unit in which the kernel gives the time at which a task started (USER_HZ in include/asm-generic/param.h).
-const tick = time.Second / 100
-
 // olderThanWindow says whether a task was there at the first edge, or may have been. As all processes are listed there,
 // one that was not and that started in the tick of the edge is taken for newer: it has used less than a tick before.
 func (s *Sandboxes) olderThanWindow(t task) bool {
-	start, slack := t.start, tick
-	if t.tid != t.pid {
-		slack = 0
-		p, err := s.fs.Process(t.tid) // the kernel shows each thread below its own number too, if it is asked for
-		if err != nil {
-			return true
-		}
-		start = p.Start
+	if t.tid == t.pid {
+		return t.start < s.began
 	}
-	age, err := s.fs.Since(start)
-	return err != nil || age > time.Since(s.began)+slack
+	p, err := s.fs.Process(t.tid) // the kernel shows each thread below its own number too, if it is asked for
+	return err != nil || p.Start <= s.began
 }
 
 func (e *entry) processes(out *ledger.Sandbox) {
 	for _, p := range e.b.Processes {
 		x := ledger.SandboxProcess{
 			PID: p.PID, Comm: p.Comm, Program: p.Program, Component: string(p.Component), Container: p.Container,
-			KnownBy: []string{}, CPUCgroup: p.CPU.Path, MemoryCgroup: p.Memory.Path, Memory: e.memory[p],
+			KnownBy: []string{}, CPUCgroup: p.CPU.Path, MemoryCgroup: p.Memory.Path, Memory: e.memory[p].memory,
 			CPU: e.used(task{p.PID, p.PID, p.Start}, p.CPUNs),
 		}
 		for _, s := range p.Signs {
@@ -293,7 +288,9 @@ func (e *entry) counters() map[string]*float64 {
 		if g.Reading == nil || g.Within != "" || e.b.VM {
 			continue
 		}
-		application := func(p *sandbox.Process) bool { return p.Component == sandbox.Workload && in(p.CPU.Path, g.Path) }
+		application := func(p *sandbox.Process) bool {
+			return p.Component == sandbox.Workload && cgroup.Within(p.CPU.Path, g.Path)
+		}
 		counted := e.cgroups[g.Path]
 		if counted != nil && counted.CPUSeconds != nil && slices.ContainsFunc(e.b.Processes, application) {
 			rest := *counted.CPUSeconds
@@ -302,9 +299,6 @@ func (e *entry) counters() map[string]*float64 {
 	}
 	return all
 }
-
-// in says whether a group is another one or below it.
-func in(group, top string) bool { return group == top || strings.HasPrefix(group, top+"/") }
 
 // components splits what the sandbox used. Of groups that count its application, other processes have their own CPU
 // time, and the application the rest. CPU time of threads that have a component of their own is taken from their
@@ -365,7 +359,7 @@ func (e *entry) components() []ledger.SandboxComponent {
 // counterOf is the group among those that are counted which a group is in.
 func counterOf(counters map[string]*float64, group string) (top string, counted bool) {
 	for top := range counters {
-		if in(group, top) {
+		if cgroup.Within(group, top) {
 			return top, true
 		}
 	}
@@ -389,7 +383,7 @@ func chargeOf(c sandbox.Component) ledger.Charge {
 
 // addMemory adds the memory of a process to its component, without what of it is the guest's.
 func (e *entry) addMemory(ps parts, part *ledger.SandboxComponent, p *sandbox.Process) {
-	m := e.memory[p]
+	m := e.memory[p].memory
 	if m == nil {
 		return
 	}
@@ -436,8 +430,8 @@ func (e *entry) sums(out *ledger.Sandbox) {
 	}
 	var why error
 	for _, p := range e.b.Processes {
-		known = known && (p.Kernel || e.memory[p] != nil)
-		why = cmp.Or(why, e.s.failed[p])
+		known = known && (p.Kernel || e.memory[p].memory != nil)
+		why = cmp.Or(why, e.memory[p].err)
 	}
 	out.NetCPU, out.TareCPU = cpu[ledger.ChargeWorkload], cpu[ledger.ChargeTare]
 	out.GrossCPU = add(out.NetCPU, out.TareCPU)

@@ -304,7 +304,7 @@ func TestSandboxesFirstEdgeUnread(t *testing.T) {
 	w := startWorker(t)
 	w.work(t)
 	w.join(t, procs)
-	time.Sleep(5 * tick)
+	time.Sleep(50 * time.Millisecond) // the kernel gives the start of a process in steps of 10 ms
 	s, err := OpenSandboxes(sandbox.Options{})
 	if err != nil {
 		t.Fatal(err)

@@ -66,6 +66,11 @@ type Hierarchy struct {
 // Has says whether the hierarchy has the controller.
 func (h *Hierarchy) Has(controller string) bool { return slices.Contains(h.Controllers, controller) }
 
+// Within says whether the group with the identity path is group or below it.
+func Within(path, group string) bool {
+	return path == group || strings.HasPrefix(path, strings.TrimSuffix(group, "/")+"/")
+}
+
 // Dir is the directory of the group with the given identity; false where the mount does not reach it.
 func (h *Hierarchy) Dir(identity string) (string, bool) {
 	rel, ok := h.rel(identity)

@@ -40,11 +40,22 @@ func (f FS) Age(pid int) (time.Duration, error) {
 
 // Since is how long ago a time is that is given as Process.Start is.
 func (f FS) Since(start uint64) (time.Duration, error) {
+	now, err := sinceBoot()
+	return now - time.Duration(float64(start)/f.ticksPerSecond()*1e9), err
+}
+
+// Now is the time as Process.Start gives it: the start of one that starts now.
+func (f FS) Now() (uint64, error) {
+	now, err := sinceBoot()
+	return uint64(now.Seconds() * f.ticksPerSecond()), err
+}
+
+func sinceBoot() (time.Duration, error) {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
 		return 0, fmt.Errorf("reading CLOCK_BOOTTIME: %w", err)
 	}
-	return time.Duration(now.Nano()) - time.Duration(float64(start)/f.ticksPerSecond()*1e9), nil
+	return time.Duration(now.Nano()), nil
 }
 
 // PF_KTHREAD and PF_EXITING of include/linux/sched.h.

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"tare/internal/lib/quantity"
+	"tare/internal/scale/host/cgroup"
 )
 
 // arrange finds the row of the table that says how a sandbox is arranged. hierarchy is the one that counts memory.
@@ -251,7 +252,7 @@ func (s *Sandbox) leftover(kind Place, sizes Sizes) (*Group, uint64) {
 		}
 		var accounted uint64
 		for _, p := range s.Processes {
-			if p.Memory.Path != g.Path && !strings.HasPrefix(p.Memory.Path, g.Path+"/") {
+			if !cgroup.Within(p.Memory.Path, g.Path) {
 				continue
 			}
 			bytes, _, known := sizes(p)

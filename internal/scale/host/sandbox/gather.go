@@ -592,7 +592,7 @@ func (a *assembly) name(sandbox string, ids, claimed map[string]bool) string {
 func (g *gathering) holds(members []*known, group string) bool {
 	for _, k := range members {
 		for _, p := range []string{k.charged.CPU, k.charged.Memory} {
-			if p == group || strings.HasPrefix(p, strings.TrimSuffix(group, "/")+"/") {
+			if cgroup.Within(p, group) {
 				return true
 			}
 		}

@@ -123,18 +123,13 @@ var otherRows = []row{
 	},
 }
 
+const saysAlone = "the {component} of sandbox {sandbox} runs, and no application was found: it has ended, or it is " +
+	"in a group that does not name its container, and what it uses is not listed here"
+
 // commonFindings are those of components that several runtimes have.
 var commonFindings = []findingRule{
-	{
-		Code: "application-not-found", Component: Shim, Alone: true,
-		Says: "the {component} of sandbox {sandbox} runs, and no application was found: it has ended, or it is in a " +
-			"group that does not name its container, and what it uses is not listed here",
-	},
-	{
-		Code: "application-not-found", Component: Monitor, Alone: true,
-		Says: "the {component} of sandbox {sandbox} runs, and no application was found: it has ended, or it is in a " +
-			"group that does not name its container, and what it uses is not listed here",
-	},
+	{Code: "application-not-found", Component: Shim, Alone: true, Says: saysAlone},
+	{Code: "application-not-found", Component: Monitor, Alone: true, Says: saysAlone},
 	{
 		Code: "cpu-apart-from-memory", Hierarchy: "v1", Component: VCPU,
 		CPU:          []Place{PlaceSandbox, PlaceContainer, PlacePod, PlaceOwn},
