@@ -22,14 +22,15 @@ func schedule(warmup, duration time.Duration) role.Schedule {
 	return role.Schedule{Begin: pace.Now() + int64(2*time.Millisecond), Warmup: int64(warmup), Duration: int64(duration)}
 }
 
-func run(t *testing.T, o Options, s role.Schedule) *load.Result {
+// run starts a load, and runs it from when it is ready: starting it may take longer than a window does.
+func run(t *testing.T, o Options, warmup, duration time.Duration) *load.Result {
 	t.Helper()
 	l, err := New(o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	r, err := l.Run(t.Context(), s)
+	r, err := l.Run(t.Context(), schedule(warmup, duration))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +41,7 @@ var loopback = netip.MustParseAddrPort("127.64.7.1:80")
 
 // TestConnections: they are made, timed and counted, in the window only.
 func TestConnections(t *testing.T) {
-	r := run(t, Options{First: loopback, Services: 1000}, schedule(20*time.Millisecond, 300*time.Millisecond))
+	r := run(t, Options{First: loopback, Services: 1000}, 20*time.Millisecond, 300*time.Millisecond)
 	h, err := r.Histogram(load.Connect)
 	if err != nil || h == nil {
 		t.Fatalf("histogram %v, %v", h, err)
@@ -99,7 +100,7 @@ func TestJudges(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer page.Close()
-	r := run(t, Options{Replacer: os.Getpid()}, schedule(0, 300*time.Millisecond))
+	r := run(t, Options{Replacer: os.Getpid()}, 0, 300*time.Millisecond)
 	if c := r.Counts; r.Done == 0 || c[generation.Judged] != float64(r.Done) ||
 		c[generation.MissedCount] != float64(r.Done) ||
 		c[generation.StaleCount]+c[generation.TornCount]+c[generation.FailedCount] != 0 {

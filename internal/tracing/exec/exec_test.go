@@ -126,10 +126,11 @@ func start(t testing.TB, o Options) *Load {
 	return l
 }
 
-func run(t testing.TB, o Options, s role.Schedule) (*Load, *load.Result) {
+// run starts a load, and runs it from when it is ready: starting it may take longer than a window does.
+func run(t testing.TB, o Options, warmup, duration time.Duration) (*Load, *load.Result) {
 	t.Helper()
 	l := start(t, o)
-	r, err := l.Run(t.Context(), s)
+	r, err := l.Run(t.Context(), schedule(warmup, duration))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -298,7 +299,7 @@ func TestRate(t *testing.T) {
 	guest.KernelFree(t)
 	const rate, length = 1000.0, time.Second
 	for try := 1; ; try++ {
-		_, r := run(t, Options{Rate: rate}, schedule(100*time.Millisecond, length))
+		_, r := run(t, Options{Rate: rate}, 100*time.Millisecond, length)
 		want := int64(rate * length.Seconds())
 		if r.Intended != want || r.Mode != load.Open || r.Arrivals != string(pace.Constant) || r.TargetRate != rate ||
 			r.Counts[CountMade] != float64(r.Done)+rate/10 && r.Done == want {
@@ -320,7 +321,7 @@ func TestRate(t *testing.T) {
 func TestThird(t *testing.T) {
 	guest.KernelFree(t)
 	for _, workers := range []int{1, 2, 3} {
-		if _, r := run(t, Options{Rate: 300, Workers: workers}, schedule(0, 10*time.Millisecond)); r.Intended != 3 {
+		if _, r := run(t, Options{Rate: 300, Workers: workers}, 0, 10*time.Millisecond); r.Intended != 3 {
 			t.Errorf("%d workers: the schedule holds %d", workers, r.Intended)
 		}
 	}
@@ -338,7 +339,7 @@ func TestMeasures(t *testing.T) {
 		"rate":  {Options{Rate: 200}, []string{load.Latency, load.Service, load.Lag, load.OwnLag}, load.Open},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l, r := run(t, c.o, schedule(50*time.Millisecond, 300*time.Millisecond))
+			l, r := run(t, c.o, 50*time.Millisecond, 300*time.Millisecond)
 			if r.Generator != Generator || r.Mode != c.mode || r.Seconds != (300*time.Millisecond).Seconds() ||
 				len(r.Errors) != 0 || r.Unfinished != 0 || r.Done != r.Sent || r.Done > r.Intended ||
 				r.Late > int64(len(l.workers)) {
@@ -390,7 +391,7 @@ func TestMeasures(t *testing.T) {
 // TestCPUTime: what the execs cost is in the CPU time of the load, and no more than there was.
 func TestCPUTime(t *testing.T) {
 	own, execs := usedCPU(t, unix.RUSAGE_SELF), usedCPU(t, unix.RUSAGE_CHILDREN)
-	l, r := run(t, Options{Workers: 1}, schedule(0, window(300*time.Millisecond)))
+	l, r := run(t, Options{Workers: 1}, 0, window(300*time.Millisecond))
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -488,7 +489,7 @@ func TestFailures(t *testing.T) {
 			}
 			var r *load.Result
 			for range 5 { // a machine that stands still for all of the window, as emulated ones do, has nothing sent
-				if _, r = run(t, c.o, schedule(0, window(100*time.Millisecond))); r.Sent > 0 {
+				if _, r = run(t, c.o, 0, window(100*time.Millisecond)); r.Sent > 0 {
 					break
 				}
 			}
@@ -750,7 +751,7 @@ func BenchmarkStorm(b *testing.B) {
 			var done int64
 			var seconds, cpu float64
 			for b.Loop() {
-				_, r := run(b, Options{Workers: workers}, schedule(100*time.Millisecond, 500*time.Millisecond))
+				_, r := run(b, Options{Workers: workers}, 100*time.Millisecond, 500*time.Millisecond)
 				done, seconds, cpu = done+r.Done, seconds+r.Seconds, cpu+r.CPUSeconds
 			}
 			b.ReportMetric(float64(done)/seconds, "execs/s")

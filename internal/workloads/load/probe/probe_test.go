@@ -20,13 +20,14 @@ func schedule(warmup, duration time.Duration) role.Schedule {
 	return role.Schedule{Begin: pace.Now() + int64(5*time.Millisecond), Warmup: int64(warmup), Duration: int64(duration)}
 }
 
-func run(t *testing.T, o Options, s role.Schedule) (*Probe, *load.Result) {
+// run starts a load, and runs it from when it is ready: starting it may take longer than a window does.
+func run(t *testing.T, o Options, warmup, duration time.Duration) (*Probe, *load.Result) {
 	t.Helper()
 	p, err := New(o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := p.Run(t.Context(), s)
+	r, err := p.Run(t.Context(), schedule(warmup, duration))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +36,7 @@ func run(t *testing.T, o Options, s role.Schedule) (*Probe, *load.Result) {
 
 // Every wake-up of the window is there, on every CPU, and none of the warm-up. Nothing counts as a request.
 func TestEveryWakeUpCounts(t *testing.T) {
-	p, r := run(t, Options{Interval: time.Millisecond}, schedule(20*time.Millisecond, 100*time.Millisecond))
+	p, r := run(t, Options{Interval: time.Millisecond}, 20*time.Millisecond, 100*time.Millisecond)
 	h, err := r.Histogram(Delay)
 	if err != nil || h == nil {
 		t.Fatalf("histogram %v, %v", h, err)
