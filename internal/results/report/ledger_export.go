@@ -111,6 +111,8 @@ func ledgerNumbers(l *ledger.Ledger, call func(ledgerNumber)) {
 			{"cpu_seconds", s, "CPU time of all infrastructure.", func(t *ledger.Tare) *float64 { return t.CPU }},
 			{"bpf_unsplit_seconds", s, "Run time of its eBPF programs that samples could not place.",
 				func(t *ledger.Tare) *float64 { return t.BPFUnsplit }},
+			{"cpu_twice_at_most_seconds", s, "The part of its CPU time that may be counted twice, at most.",
+				func(t *ledger.Tare) *float64 { return t.CPUTwice }},
 			{"unassigned_cpu_seconds", s, "The part of its CPU time in no workload's gross.",
 				func(t *ledger.Tare) *float64 { return t.UnassignedCPU }},
 			{"memory_hard_bytes", b, "Hard memory of all infrastructure.",
