@@ -61,8 +61,8 @@ type ladder struct {
 	connected  int64 // of a batch of connects, the ns that connect itself took
 }
 
-func newLadder(batch time.Duration) (l *ladder, err error) {
-	l = &ladder{batch: batch, zero: -1, null: -1, listener: -1}
+func newLadder(batch time.Duration) (_ *ladder, err error) {
+	l := &ladder{batch: batch, zero: -1, null: -1, listener: -1}
 	defer func() {
 		if err != nil {
 			l.close()

@@ -1,9 +1,12 @@
 package syscalls
 
 import (
+	"errors"
 	"io"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/role"
@@ -31,6 +34,32 @@ func TestLadder(t *testing.T) {
 	}
 	if at("getpid") >= at("open") || at("open") >= at("fork") || at("read") >= at("exec") {
 		t.Errorf("%v", r.Counts)
+	}
+}
+
+// TestNoDescriptor: what cannot be opened is an error, and closes what was opened before it.
+func TestNoDescriptor(t *testing.T) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+			t.Fatal(err)
+		}
+	})
+	free, err := unix.Open("/", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = unix.Close(free)
+	for more := range 3 {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free + more), Max: limit.Max}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := newLadder(time.Millisecond); !errors.Is(err, unix.EMFILE) {
+			t.Errorf("with %d more descriptors: %v", more, err)
+		}
 	}
 }
 
