@@ -336,49 +336,34 @@ func TestTooManyNames(t *testing.T) {
 }
 
 // Where a control plane answers and then refuses a request, the client waits twice as long each time, as if it had not
-// been answered: the next attempt would end by the same.
+// been answered: the next attempt would end by the same. Where a stream was answered and ended for another reason, the
+// waits stop growing, and after one that lasted longer than the wait before it they begin anew.
 func TestBackoff(t *testing.T) {
+	refused := status.Error(codes.ResourceExhausted, "grpc: received message larger than max")
+	goes := status.Error(codes.Unavailable, "goes")
 	for name, c := range map[string]struct {
-		err  error
-		most int // of the waits, in multiples of the first; 0: they grow
+		err    error
+		lasted time.Duration
+		waits  []time.Duration // at most; half of it is random
 	}{
-		"refused":     {status.Error(codes.ResourceExhausted, "grpc: received message larger than max"), 0},
-		"unavailable": {status.Error(codes.Unavailable, "goes"), 8},
+		"refused":      {refused, 0, []time.Duration{1, 2, 4, 8, 16, 32, 60, 60}},
+		"refused late": {refused, 59 * time.Minute, []time.Duration{1, 2, 4, 8, 16, 32, 60, 60}},
+		"unavailable":  {goes, 0, []time.Duration{1, 2, 4, 8, 8, 8}},
+		"lasted":       {goes, 59 * time.Minute, []time.Duration{1, 1, 1}},
+		"stood":        {refused, 61 * time.Minute, []time.Duration{1, 1, 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var mu sync.Mutex
-			var at []time.Time
-			s := &script{world: func(stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
-				mu.Lock()
-				at = append(at, time.Now())
-				mu.Unlock()
-				if err := stream.Send(&discoveryv3.DiscoveryResponse{TypeUrl: Clusters.TypeURL(), VersionInfo: "1",
-					Nonce: "1"}); err != nil {
-					return err
-				}
-				return c.err
-			}}
-			const first = 20 * time.Millisecond
-			m := newModel(t)
-			m.run(s.serve(t), func(o *Options) {
-				o.StateOfTheWorld = true
-				o.Timeouts.Reconnect, o.Timeouts.ReconnectMax = first, time.Minute
-			})
-			m.until("six streams", func() bool {
-				mu.Lock()
-				defer mu.Unlock()
-				return len(at) >= 6
-			})
-			mu.Lock()
-			defer mu.Unlock()
-			// Of 20, 40, 80, 160 and 320 ms at least half pass. Slow machines make it more, never less.
-			want := 310 * time.Millisecond
-			if c.most > 0 { // or of 20, 40, 80, 160, 160
-				want = 230 * time.Millisecond
+			client, err := New(Options{Address: "unix:none", Apply: newModel(t).apply,
+				Timeouts: Timeouts{Reconnect: time.Minute, ReconnectMax: time.Hour}})
+			if err != nil {
+				t.Fatal(err)
 			}
-			if took := at[5].Sub(at[0]); took < want {
-				t.Errorf("six streams took %v, want %v or more", took, want)
+			for i, most := range c.waits {
+				client.conn = &conn{begun: time.Now().Add(-c.lasted), open: true, answered: true}
+				most *= time.Minute
+				if wait := client.lost(c.err); wait < most/2 || wait > most {
+					t.Errorf("wait %d is %v, want %v to %v", i+1, wait, most/2, most)
+				}
 			}
 		})
 	}

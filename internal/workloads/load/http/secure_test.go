@@ -143,31 +143,32 @@ func TestTLSVerifies(t *testing.T) {
 // What goes wrong in a handshake has a name, and leaves nothing behind.
 func TestTLSFailures(t *testing.T) {
 	good := echoTLS(t).TLS
-	late, early := errors.New("never answered"), errors.New("closed")
-	for kind, how := range map[string]error{"connect-timeout": late, "tls": early} {
+	for kind, timeout := range map[string]time.Duration{
+		"connect-timeout": 50 * time.Millisecond, // never answered: the deadline under test
+		"tls":             ample,                 // closed
+	} {
 		var accepted atomic.Int64
 		url := server(t, func(c net.Conn) {
 			if accepted.Add(1) == 1 {
 				_ = tls.Server(c, good).Handshake()
 				return
 			}
-			if errors.Is(how, late) {
+			if kind == "connect-timeout" {
 				_, _ = io.Copy(io.Discard, c)
 			}
 		})
 		before := runtime.NumGoroutine()
 		o := Options{Targets: []string{strings.Replace(url, "http:", "https:", 1)}, TLS: TLSUnverified, Rate: 100,
-			Connections: 4,
-			Timeout:     50 * time.Millisecond, Drain: 200 * time.Millisecond} // deadline under test
+			Connections: 4, Timeout: timeout, Drain: 200 * time.Millisecond}
 		r := run(t, o, 0, 500*time.Millisecond)
 		if r.Errors[kind] == 0 || r.Done != 0 || len(r.Errors) > 2 {
-			t.Errorf("%v: errors %v of %d", how, r.Errors, r.Sent)
+			t.Errorf("%s: errors %v of %d", kind, r.Errors, r.Sent)
 		}
 		for deadline := time.Now().Add(ample); runtime.NumGoroutine() > before+4 && time.Now().Before(deadline); {
 			time.Sleep(10 * time.Millisecond)
 		}
 		if n := runtime.NumGoroutine(); n > before+4 { // connections of the server may be among them
-			t.Errorf("%v: %d goroutines, %d before", how, n, before)
+			t.Errorf("%s: %d goroutines, %d before", kind, n, before)
 		}
 	}
 	url := server(t, answering(say(okAnswer)))
