@@ -110,6 +110,7 @@ func (x *nodesTrial) run(ctx context.Context, t *record.Trial) error {
 		p.Outside = measured.DisturbanceOf(t.Ledger, group, os.Getpid())
 	}
 	p.Gather()
+	p.Outside.Mixed = p.Strays()
 	t.Validity.Reasons = p.Judge()
 	t.Validity.Valid = len(t.Validity.Reasons) == 0
 	p.Trim(x.machine.Nodes.Group())

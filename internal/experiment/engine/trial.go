@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"tare/internal/experiment/containment"
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/measured"
@@ -23,7 +24,6 @@ import (
 	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
-	"tare/internal/lib/quantity"
 	"tare/internal/scale/host/oom"
 )
 
@@ -175,6 +175,11 @@ func (x *trial) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	_, launches := x.own.(kind.Launcher) // its runtime moves what it starts between groups
+	watch, err := x.tree.Watch(!launches)
+	if err != nil {
+		return err
+	}
 	w, err := x.machine.open(ctx, s.Begin+s.Warmup)
 	if err != nil {
 		return err
@@ -185,8 +190,13 @@ func (x *trial) measure(ctx context.Context) error {
 	}
 	lap("measured")
 	x.pids = x.processesByComponent()
-	if err := x.strays(); err != nil {
+	strays, err := watch.Strays()
+	if err != nil {
 		return err
+	}
+	if where := containment.Describe(strays, "the trial"); where != "" {
+		x.Warn(measured.WarnStrays, "%s: what it uses is not known; start it so that it stays in its group (without "+
+			"systemd-run --scope, or options about control groups)", where)
 	}
 	measured.MarkRoles(t.Ledger, x.roles) // some of the trial's groups may be elsewhere than below its own
 
@@ -206,22 +216,6 @@ func (x *trial) measure(ctx context.Context) error {
 		}
 	}
 	return context.Cause(ctx) // an application or the subject may have died and taken nobody with it
-}
-
-// strays warns of processes of the trial that are in other control groups than its own.
-func (x *trial) strays() error {
-	all, err := x.tree.Strays()
-	if err != nil || len(all) == 0 {
-		return err
-	}
-	more := ""
-	if n := len(all) - 1; n > 0 {
-		more = fmt.Sprintf(", and %s more elsewhere", quantity.Counted(n, "process"))
-	}
-	x.Warn(measured.WarnStrays, "process %d (%s) of the trial is in the control group %.200s%s: what it uses is not "+
-		"known; start it so that it stays in its group (without systemd-run --scope, or options about control groups)",
-		all[0].PID, all[0].Comm, all[0].Group, more)
-	return nil
 }
 
 // parts are what takes part in the trial beyond its process: the subject, then loads by name, then applications.

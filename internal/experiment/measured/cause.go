@@ -35,6 +35,9 @@ type Disturbance struct {
 	Foreign  float64 // by tasks outside the trial's control groups that are not this process
 	Occupied float64 // the part of Foreign in stretches in which a task held a CPU without a break
 	Culprits []string
+	// Mixed says that processes of the trial were outside of its control groups: what they took is in Foreign, and cannot
+	// be told from what others took.
+	Mixed bool
 }
 
 // maxCulprits is how many of those who disturbed are named.
@@ -106,7 +109,7 @@ func DisturbanceOf(l *ledger.Ledger, tree string, self int) Disturbance {
 	if len(busy) == 0 {
 		busy = groups
 	}
-	d.Culprits = largest(busy, maxCulprits)
+	d.Culprits, d.Mixed = largest(busy, maxCulprits), len(strays(l)) > 0
 	return d
 }
 
@@ -128,6 +131,9 @@ func largest(seconds map[string]float64, most int) []string {
 // nobody did.
 func (d Disturbance) By() (ledger.Cause, float64) {
 	steal, others := d.Stolen/stolenPart, max(d.Foreign/foreignPart, d.Occupied/stolenPart)
+	if d.Mixed {
+		others = 0
+	}
 	switch {
 	case max(steal, others) < 1:
 		return ledger.Unknown, 0
@@ -153,7 +159,7 @@ func (t Trip) shortfall() (float64, bool) {
 // cause is who tripped a gate. It looks at gates and at who had the CPUs, and never at what was measured.
 func (d Disturbance) cause(t Trip) (ledger.Cause, float64) {
 	by, part := d.By()
-	if by == ledger.Unknown {
+	if by == ledger.Unknown || t.Gate == GateContained {
 		return t.Gate.Quiet, 0
 	}
 	if short, counts := t.shortfall(); counts && short > explains*(d.Stolen+d.Foreign) {
@@ -188,7 +194,7 @@ func ReasonsOf(trips []Trip, d Disturbance, values map[string]float64, counts ma
 	}
 	var reasons []record.Reason
 	for _, t := range trips {
-		if late && t.Cause == ledger.Subject {
+		if late && t.Cause == ledger.Subject && t.Gate != GateContained {
 			t.Cause = ledger.Generator // what was not sent in time could not be answered in time
 		}
 		t.Voids = t.Gate.Voids(t.Cause, has)

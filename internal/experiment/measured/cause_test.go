@@ -64,6 +64,11 @@ func TestCause(t *testing.T) {
 		{"many errors, a little stolen", stolen(0.05), GateErrors, 0.5, ledger.Subject},
 		{"drift, quiet", func(*ledger.Ledger) {}, GateDriftLatency, 0.9, ledger.Unknown},
 		{"drift, stolen", stolen(0.4), GateDriftLatency, 0.9, ledger.Hypervisor},
+		{"late, and a process of the trial is elsewhere", func(l *ledger.Ledger) {
+			neighbour(l)
+			l.Warnings = append(l.Warnings, ledger.Warning{Code: WarnStrays})
+		}, GateLag, 0.03, ledger.Generator},
+		{"elsewhere, and stolen", stolen(0.4), GateContained, 1, ledger.Subject},
 		{"no budget", func(l *ledger.Ledger) { l.CPU = ledger.CPU{} }, GateLag, 0.03, ledger.Generator},
 	} {
 		d := DisturbanceOf(noisy(c.change), "/trial", 99)

@@ -13,6 +13,7 @@ import (
 	"tare/internal/experiment/record"
 	"tare/internal/experiment/role"
 	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/ledger"
 )
 
 // Trip is a gate that a trial tripped. Its cause, and what it voids, are settled once all are known.
@@ -88,14 +89,33 @@ func (m *Measured) window() []Trip {
 // WarnStrays is the code of the warning about a process of the trial in a control group that is not the trial's.
 const WarnStrays = "left-group"
 
-// contained: no process of the trial may be in other control groups.
-func (m *Measured) contained() (trips []Trip) {
-	for _, w := range m.Ledger.Warnings {
+// strays are the warnings about processes of the trial in other control groups; nil without a ledger.
+func strays(l *ledger.Ledger) (all []ledger.Warning) {
+	if l == nil {
+		return nil
+	}
+	for _, w := range l.Warnings {
 		if w.Code == WarnStrays {
-			return []Trip{Tripped(GateContained, 1, 0, "%s", w.Message)}
+			all = append(all, w)
 		}
 	}
+	return all
+}
+
+// contained: no process of the trial may be in other control groups.
+func (m *Measured) contained() (trips []Trip) {
+	if all := strays(m.Ledger); len(all) > 0 {
+		return []Trip{Tripped(GateContained, 1, 0, "%s", all[0].Message)}
+	}
 	return nil
+}
+
+// Outsiders is who uses what is in none of the trial's control groups, for messages.
+func (m *Measured) Outsiders() string {
+	if len(strays(m.Ledger)) > 0 {
+		return "others, or processes of the trial that left its control groups,"
+	}
+	return "others"
 }
 
 // otherCopiesWorked reports whether a copy of the same load, other than the named one, had requests answered.

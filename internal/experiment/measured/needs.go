@@ -44,8 +44,9 @@ var (
 	NeedLatency = []Need{Whole, Worked, Paced, Rated, Complete, Connected, Steady, SteadyRate, Unthrottled, Held, Alone}
 
 	// NeedRunning is of the requests that no stall of the machine touched. What a stall did to the rate, to the
-	// generator and to latency in one half of the window is in the requests that are left out.
-	NeedRunning = []Need{Whole, Worked, PacedAwake, Complete, Connected, Unthrottled, Held}
+	// generator and to latency in one half of the window is in the requests that are left out. What a process of the
+	// trial does from elsewhere would be left out with it.
+	NeedRunning = []Need{Whole, Worked, PacedAwake, Complete, Connected, Unthrottled, Held, Contained}
 
 	// NeedThroughput: as latency, save that the drift of an open load's latency does not touch how many requests were
 	// answered.
@@ -68,7 +69,7 @@ var (
 
 	// NeedAgentCost is the same of what is counted by itself, from before the load until after it, and not at the
 	// window's edges.
-	NeedAgentCost = []Need{Whole, Worked, Complete, Counted}
+	NeedAgentCost = []Need{Whole, Worked, Complete, Counted, Contained}
 
 	// NeedEvents is of counts of events: they are exact at any rate, however late.
 	NeedEvents = []Need{Whole, Worked, Counted}
@@ -143,7 +144,8 @@ var (
 	GateWindow = &Gate{Name: "window", Breaks: []Need{Windowed}, Quiet: ledger.Unknown,
 		Why: "what was read from the kernel is of another time than the load; the load's own counts and times are right"}
 	GateContained = &Gate{Name: "contained", Breaks: []Need{Contained}, Quiet: ledger.Subject,
-		Why: "what a process uses in another control group is in no counter of the trial; requests are served all the same"}
+		Why: "what a process uses in another control group is in no counter of the trial, and seems to be others'; " +
+			"requests are served all the same"}
 	GateNodes = &Gate{Name: "nodes", Breaks: []Need{Whole}, Quiet: ledger.Unknown,
 		Why: "with too few nodes it is another trial"}
 )

@@ -49,6 +49,11 @@ func (p *Pool) Gather() {
 	p.Trial.Metrics, p.Trial.Counts, p.Trial.Components = p.values(), p.counts(), p.components()
 }
 
+// Strays reports whether processes of a node's trial were outside of its control groups.
+func (p *Pool) Strays() bool {
+	return slices.ContainsFunc(p.good, func(t *record.Trial) bool { return len(strays(t.Ledger)) > 0 })
+}
+
 // mergedWork is what the subjects did by themselves, where each good node has it.
 func (p *Pool) mergedWork() *load.Result {
 	var all []load.Result

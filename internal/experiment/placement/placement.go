@@ -100,8 +100,15 @@ type Tree struct {
 	mu      sync.Mutex
 	groups  map[string]*Group
 	missing []string
-	started map[int]uint64 // what Start started: when (proc.Process.Start), by pid
+	started map[int]starting // what Start started, by pid
+	known   map[int]uint64   // when other processes of the tree that were seen began (proc.Process.Start), by pid
 	closed  bool
+}
+
+// starting is of a process: when it was started (proc.Process.Start), and in which group.
+type starting struct {
+	at    uint64
+	group string
 }
 
 // Group is one control group of a Tree: a directory in each hierarchy.
@@ -146,8 +153,8 @@ func plant(l *cgroup.Layout, id string, flat bool) (*Tree, error) {
 		return nil, fault.New(fault.Usage, id, "use another", "the name cannot be told from that of a PID namespace")
 	}
 	t := &Tree{
-		layout: l, hs: hierarchies(l), flat: flat, groups: map[string]*Group{}, started: map[int]uint64{}, name: name,
-		start: make(chan startRequest), exited: make(chan struct{}),
+		layout: l, hs: hierarchies(l), flat: flat, groups: map[string]*Group{}, name: name,
+		started: map[int]starting{}, known: map[int]uint64{}, start: make(chan startRequest), exited: make(chan struct{}),
 	}
 	if len(t.hs) == 0 {
 		return nil, fault.New(fault.Machine, "", "mount them: mount -t cgroup2 none /sys/fs/cgroup",

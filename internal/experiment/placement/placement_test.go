@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/experiment/containment"
 	"tare/internal/lib/fault"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
@@ -450,46 +451,103 @@ func TestCloseEndsWhatHasNoMark(t *testing.T) {
 	_ = cmd.Wait()
 }
 
-// TestStrays: a process that has left the tree's groups is found, whatever it has done to its environment, and no
-// other.
-func TestStrays(t *testing.T) {
+// TestWatch: a process that has left its group is found, whatever it has done to its marks, by whatever hierarchy or
+// thread, and no other; it is ended with the tree.
+func TestWatch(t *testing.T) {
 	l := machine(t)
 	tree := newTree(t, l)
-	other, err := NewTree(l, "test-strays-other")
+	other, err := NewTree(l, "test-watch-other")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	var pids []int
-	for i, of := range []*Tree{tree, tree, other} {
-		g, err := of.Group(fmt.Sprintf("app-%d", i), Limits{})
+	start := func(of *Tree, name, script string) (*Group, int) {
+		t.Helper()
+		g, err := of.Group(name, Limits{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		cmd := exec.Command("env", "-i", "sleep", "600")
+		cmd := exec.Command("env", "-i", "/bin/bash", "-c", script)
 		if err := g.Start(cmd); err != nil {
 			t.Fatal(err)
 		}
-		defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
-		pids = append(pids, cmd.Process.Pid)
-		eventually(t, "it has entered", func() bool {
-			group, err := l.PathOf(cmd.Process.Pid)
-			return err == nil && group == g.Path()
+		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+		eventually(t, "it has entered, and runs", func() bool {
+			comm, err := proc.FS{}.Comm(cmd.Process.Pid)
+			return err == nil && comm == "sleep" && slices.Equal(g.Members(), []int{cmd.Process.Pid})
 		})
+		return g, cmd.Process.Pid
 	}
-	if strays, err := tree.Strays(); err != nil || len(strays) > 0 {
-		t.Errorf("nothing has left, and found are %+v, %v", strays, err)
+	memory, ok := l.Controller("memory")
+	if !ok {
+		t.Fatal("this machine counts no memory")
 	}
-	for _, pid := range pids[1:] {
+	_, stays := start(tree, "stays", "exec sleep 600")
+	beside, left := start(tree, "leaves", "exec sleep 600")
+	_, moved := start(tree, "moves", "exec sleep 600")
+	_, remembers := start(tree, "remembers", "exec sleep 600")
+	_, unmarked := start(tree, "unmarked", "ulimit -x 1000; exec {fd}>&-; exec sleep 600")
+	_, foreign := start(other, "foreign", "exec sleep 600")
+	move := func(pid int, to func(h *cgroup.Hierarchy) string) {
+		t.Helper()
 		for _, h := range hierarchies(l) {
-			if err := cgroup.Write(filepath.Join(h.Mount, "cgroup.procs"), strconv.Itoa(pid)); err != nil {
-				t.Fatal(err)
+			if dir := to(h); dir != "" {
+				if err := cgroup.Write(filepath.Join(dir, "cgroup.procs"), strconv.Itoa(pid)); err != nil {
+					t.Fatal(err)
+				}
 			}
 		}
 	}
-	strays, err := tree.Strays()
-	if err != nil || len(strays) != 1 || strays[0].PID != pids[1] || strays[0].Group != "/" || strays[0].Comm == "" {
-		t.Errorf("found are %+v, %v, want process %d in the root group", strays, err, pids[1])
+	root := func(h *cgroup.Hierarchy) string { return h.Mount }
+	watch := func(apart bool) map[int]containment.Stray {
+		t.Helper()
+		w, err := tree.Watch(apart)
+		if err != nil {
+			t.Fatal(err)
+		}
+		strays, err := w.Strays()
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := map[int]containment.Stray{}
+		for _, s := range strays {
+			found[s.PID] = s
+		}
+		return found
+	}
+	if found := watch(true); len(found) > 0 {
+		t.Errorf("nothing has left, and found are %+v", found)
+	}
+	for _, pid := range []int{left, unmarked, foreign} {
+		move(pid, root)
+	}
+	move(moved, func(h *cgroup.Hierarchy) string { return beside.tree.dir(h, beside.name) })
+	move(remembers, func(h *cgroup.Hierarchy) string {
+		if h == memory {
+			return h.Mount
+		}
+		return ""
+	})
+	found := watch(true)
+	for pid, group := range map[int]string{left: "/", unmarked: "/", moved: beside.Path(), remembers: "/"} {
+		if found[pid].Group != group || found[pid].Comm != "sleep" {
+			t.Errorf("process %d was found in %+v, want group %s", pid, found[pid], group)
+		}
+		delete(found, pid)
+	}
+	if len(found) > 0 {
+		t.Errorf("also found are %+v (%d stays, %d is of another tree)", found, stays, foreign)
+	}
+	if found := watch(false); len(found) != 3 || found[moved].PID > 0 {
+		t.Errorf("found are %+v, and what is in another group of the tree may be there", found)
+	}
+	if err := tree.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range []int{left, unmarked, remembers} {
+		if p, err := (proc.FS{}).Process(pid); err == nil && p.Alive() {
+			t.Errorf("process %d outlived its tree", pid)
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/experiment/containment"
 	"tare/internal/lib/fault"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
@@ -23,6 +25,10 @@ import (
 // patience is how long to wait for killed processes to end and for their groups to become free. A process in the middle
 // of a large write, or with much memory to give back, may take seconds.
 const patience = 20 * time.Second
+
+// markPatience is how long to wait, all together, for processes that are becoming other programs: their marks cannot be
+// read until then.
+const markPatience = 3 * time.Second
 
 // Close kills what still runs in the tree, waits until it has ended, and removes the groups. It may be called again,
 // and does again what failed before.
@@ -53,12 +59,15 @@ func (t *Tree) Close() error {
 	})
 	if err == nil {
 		// One that was on its way is in no group, and may not have ended yet. It has no mark either for the moment in which
-		// it becomes another program, so it is known by when it started.
-		started := func(pid int) bool {
-			p, err := proc.FS{}.Process(pid)
-			return err == nil && p.Start == t.started[pid]
+		// it becomes another program, so it is known by when it started, as are those that left the groups.
+		for pid, s := range t.started {
+			t.known[pid] = s.at
 		}
-		err = EndAll(slices.Sorted(maps.Keys(t.started)), started, time.Until(deadline))
+		still := func(pid int) bool {
+			p, err := proc.FS{}.Process(pid)
+			return err == nil && p.Start == t.known[pid]
+		}
+		err = EndAll(slices.Sorted(maps.Keys(t.known)), still, time.Until(deadline))
 	}
 	if err = errors.Join(err, removeAll(dirs, deadline)); err == nil {
 		t.release()
@@ -270,39 +279,132 @@ func EndMarked(tree string) error {
 	}
 }
 
-// Stray is a process of a tree that is not in it.
-type Stray struct {
-	PID   int
-	Comm  string
-	Group string // that its CPU time is charged to
+// Watch looks whether the processes of a tree stay in its groups.
+type Watch struct {
+	tree  *Tree
+	apart bool
+	*containment.Watch
 }
 
-// Strays are the processes that have the tree's mark in their limits (markByLimit) and are in none of its groups: of a
-// server that puts its workers into separate groups, or a command that leaves its own. What they use is not in the
-// tree's counters. One that ends meanwhile is passed over.
-func (t *Tree) Strays() ([]Stray, error) {
-	spared, mark := ancestors(), limitMark(t.name)
+// Watch begins to look. Processes of a tree are those that have its mark (Mark, or the limit of markByLimit), those
+// that Start started, and the descendants of those and of all that is in its groups. Where apart is true, each must be
+// in the group that it was started in, and that must have counted all its CPU time; else in any group of the tree, as
+// those must that a container runtime moves between groups.
+func (t *Tree) Watch(apart bool) (*Watch, error) {
+	members, err := t.members(apart)
+	if err != nil {
+		return nil, err
+	}
+	w, err := containment.Begin(t.layout, proc.FS{}, members)
+	if err != nil {
+		return nil, fmt.Errorf("looking at the processes of %s: %w", t.name, err)
+	}
+	return &Watch{t, apart, w}, nil
+}
+
+// Strays are those that were not in their groups when the watch began or are not now, or in between. What they use is
+// not in the counters of these groups.
+func (w *Watch) Strays() ([]containment.Stray, error) {
+	members, err := w.tree.members(w.apart)
+	if err != nil {
+		return nil, err
+	}
+	strays, err := w.End(members)
+	if err != nil {
+		return nil, fmt.Errorf("looking at the processes of %s: %w", w.tree.name, err)
+	}
+	return strays, nil
+}
+
+// members are the living processes of the tree, wherever they are, each with the group that it must be in.
+func (t *Tree) members(apart bool) ([]containment.Member, error) {
 	pids, err := proc.FS{}.PIDs()
 	if err != nil {
 		return nil, err
 	}
-	resolver := t.layout.NewResolver()
-	var strays []Stray
+	all := map[int]proc.Process{}
 	for _, pid := range pids {
-		if spared[pid] || limitOf(pid) != mark {
-			continue
+		if p, err := (proc.FS{}).Process(pid); err == nil && p.Alive() && !p.Kernel {
+			all[pid] = p
 		}
-		p, err := proc.FS{}.Process(pid)
-		if err != nil || !p.Alive() {
-			continue
-		}
-		group, err := resolver.Path(pid)
-		if err != nil || cgroup.Within(group, t.Path()) {
-			continue
-		}
-		strays = append(strays, Stray{PID: pid, Comm: p.Comm, Group: group})
 	}
-	return strays, nil
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	whole := t.home("", false)
+	homes := map[uint64]*containment.Home{} // by the mark of a group
+	of := map[int]*containment.Home{}       // by pid
+	first := uint64(math.MaxUint64)
+	for _, g := range t.groups {
+		home := whole
+		if apart && !g.inner {
+			home = t.home(g.name, true)
+			homes[groupMark(t.name, g.name)] = home
+		}
+		if g.inner {
+			continue
+		}
+		for _, pid := range g.Members() {
+			of[pid] = home
+		}
+	}
+	for pid, s := range t.started {
+		first = min(first, s.at)
+		if all[pid].Start == s.at {
+			of[pid] = whole
+			if home := homes[groupMark(t.name, s.group)]; home != nil {
+				of[pid] = home
+			}
+		}
+	}
+	spared, mark, left := ancestors(), limitMark(t.name), markPatience
+	var members []containment.Member
+	for _, pid := range slices.Sorted(maps.Keys(all)) {
+		p := all[pid]
+		if spared[pid] {
+			continue
+		}
+		limit := limitOf(pid)
+		home := homes[limit.Cur]
+		if limit.Max == mark && home == nil {
+			home = whole
+		}
+		for at, n := pid, 0; home == nil && at > 1 && n <= len(all) && !spared[at]; n++ {
+			home, at = of[at], all[at].PPID
+		}
+		if home == nil && p.Start >= first && markOf(pid, &left) == t.name {
+			home = whole
+		}
+		if home != nil && !onTheWay(pid) {
+			members = append(members, containment.Member{Process: p, Home: home, Entered: t.started[pid].at == p.Start})
+			t.known[pid] = p.Start
+		}
+	}
+	return members, nil
+}
+
+// onTheWay reports whether a process that Start started has yet to enter its group and become another program.
+func onTheWay(pid int) bool {
+	args, err := proc.FS{}.Cmdline(pid)
+	return err == nil && len(args) > 1 && args[0] == enterArgs[0] && args[1] == enterArgs[1]
+}
+
+// home is a group, or the whole tree where its name is empty, as one that processes must be in. With counts, its
+// counter must have all their CPU time.
+func (t *Tree) home(group string, counts bool) *containment.Home {
+	g := &Group{tree: t, name: group}
+	home := &containment.Home{Path: g.Path()}
+	if h, ok := t.layout.CPU(); ok && counts {
+		home.Dir = t.dir(h, group)
+	}
+	home.Within = func(m cgroup.Membership) bool {
+		h := m.Hierarchy
+		if !slices.Contains(t.hs, h) || !h.V2 && !h.Has("cpu") && !h.Has("cpuacct") && !h.Has("memory") {
+			return true // nothing is weighed by it
+		}
+		own := h.Identity(strings.TrimPrefix(t.entry(h, group), h.Mount))
+		return cgroup.Within(m.Identity, own)
+	}
+	return home
 }
 
 // EndAll kills processes that still are those meant, and waits at most so long until they have ended.
@@ -447,11 +549,11 @@ func marks(trees []string) func(pid int) string {
 	for _, tree := range trees {
 		byLimit[limitMark(tree)] = tree
 	}
-	left := 3 * time.Second // of waiting for what processes are becoming, all together
+	left := markPatience
 	return func(pid int) string {
 		tree := markOf(pid, &left)
 		if tree == "" && len(byLimit) > 0 {
-			tree = byLimit[limitOf(pid)]
+			tree = byLimit[limitOf(pid).Max]
 		}
 		return tree
 	}

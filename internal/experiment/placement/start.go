@@ -65,7 +65,7 @@ func (g *Group) StartIn(cmd *exec.Cmd, network string) error {
 			g.name, EnterCommand)
 	}
 	t := g.tree
-	args := []string{"tare", EnterCommand}
+	args := append(slices.Clone(enterArgs), groupFlag+g.name)
 	if g.pin > 0 {
 		args = append(args, pinFlag+strconv.Itoa(g.pin))
 	}
@@ -105,12 +105,18 @@ func (g *Group) StartIn(cmd *exec.Cmd, network string) error {
 		go cmd.Wait() // it may wait for others that have its output
 		return fmt.Errorf("starting a process in %s: %w", g.name, err)
 	}
-	t.started[p.PID] = p.Start
+	t.started[p.PID] = starting{p.Start, g.name}
 	return nil
 }
 
 // pinFlag before the directories of Enter's arguments has the process run on one CPU: see Limits.
 const pinFlag = "--pin="
+
+// enterArgs are the first arguments of a process that is on its way into a group.
+var enterArgs = []string{"tare", EnterCommand}
+
+// groupFlag before the directories of Enter's arguments names the group, for the mark of what is started in it.
+const groupFlag = "--group="
 
 // networkFlag before the directories of Enter's arguments has the program run in a network namespace.
 const networkFlag = "--network="
@@ -169,8 +175,11 @@ func Enter(args []string) error {
 		return fmt.Errorf("the run that started this process has ended")
 	}
 	markByFile(os.Getenv(Mark)) // here, where what that takes is charged to nobody who is weighed
-	markByLimit(os.Getenv(Mark))
 	for _, dir := range args[:i] {
+		if group, ok := strings.CutPrefix(dir, groupFlag); ok {
+			markByLimit(os.Getenv(Mark), group)
+			continue
+		}
 		if pin, ok := strings.CutPrefix(dir, pinFlag); ok {
 			n, err := strconv.Atoi(pin)
 			if err != nil || n < 1 {
@@ -252,26 +261,28 @@ func markOfFD(pid, fd int) string {
 // markByLimit marks this process as of a tree once more, by its limit of file locks (RLIMIT_LOCKS), which the kernel
 // has not enforced since Linux 2.4.25 (getrlimit(2)). What it becomes may start others with an empty environment and
 // close all files, as daemons do; they inherit the limit all the same. It is best effort.
-func markByLimit(tree string) {
+func markByLimit(tree, group string) {
 	if _, ok := parseTreeName(tree); ok {
-		n := limitMark(tree)
-		_ = unix.Setrlimit(unix.RLIMIT_LOCKS, &unix.Rlimit{Cur: n, Max: n}) // raising it, in a run below another, takes root
+		// Raising it, in a run below another, takes root.
+		_ = unix.Setrlimit(unix.RLIMIT_LOCKS, &unix.Rlimit{Cur: groupMark(tree, group), Max: limitMark(tree)})
 	}
 }
 
-// limitMark is the limit that marks a process as of a tree: a number so large that nobody else has set it, and less
-// than infinity.
+// limitMark is the hard limit that marks a process as of a tree: a number so large that nobody else has set it, and
+// less than infinity.
 func limitMark(tree string) uint64 {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(tree)) // never fails
 	return 1<<62 | h.Sum64()>>2
 }
 
+// groupMark is the soft limit that marks a process as started in a group of a tree. It is below every hard one.
+func groupMark(tree, group string) uint64 { return limitMark(tree+"/"+group) >> 1 }
+
 // limitOf is the limit of file locks of a process; 0 where it cannot be read.
-func limitOf(pid int) uint64 {
-	var limit unix.Rlimit
+func limitOf(pid int) (limit unix.Rlimit) {
 	if err := unix.Prlimit(pid, unix.RLIMIT_LOCKS, nil, &limit); err != nil {
-		return 0
+		return unix.Rlimit{}
 	}
-	return limit.Max
+	return limit
 }

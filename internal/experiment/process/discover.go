@@ -4,7 +4,6 @@ import (
 	"slices"
 	"time"
 
-	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 	"tare/internal/scale/ledger"
 )
@@ -44,16 +43,11 @@ type Object struct {
 	Held bool `json:"held"`
 }
 
-// Members are the processes of a control group and of the groups below it, whatever namespaces they are in. dir is the
-// group's directory.
-func Members(dir string) []int { return cgroup.Members([]string{dir}) }
-
-// Discover finds what belongs to a command: what runs in its control group, whose directory is dir, and what these
-// processes started in other groups, unless whole is false: a group that was found, not made for the command, such as
-// that of a container runtime, has started much that is not its own. The programs and maps are those of the ledger, by
-// the rule of ObjectsOf.
-func Discover(f proc.FS, dir string, whole bool, l *ledger.Ledger, began time.Time) (Found, error) {
-	inside := cgroup.Members([]string{dir})
+// Discover finds what belongs to a command: inside, which is what runs in its control group, and what these processes
+// started in other groups, unless whole is false: a group that was found, not made for the command, such as that of a
+// container runtime, has started much that is not its own. The programs and maps are those of the ledger, by the rule
+// of ObjectsOf.
+func Discover(f proc.FS, inside []int, whole bool, l *ledger.Ledger, began time.Time) (Found, error) {
 	all := inside
 	if whole {
 		all = withDescendants(f, inside)

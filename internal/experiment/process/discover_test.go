@@ -151,7 +151,7 @@ func TestDiscover(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found, err := Discover(proc.FS{}, c.CgroupDir, true, l, began)
+	found, err := Discover(proc.FS{}, g.Members(), true, l, began)
 	if err != nil {
 		t.Fatal(err)
 	}

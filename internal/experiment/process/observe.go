@@ -10,10 +10,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 	"unicode"
 
+	"tare/internal/experiment/containment"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/quantity"
 	"tare/internal/lib/text"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
@@ -114,6 +115,7 @@ type Existing struct {
 
 	start  uint64 // of the process, where the target is one
 	finder Finder
+	watch  *containment.Watch // nil before Watch
 }
 
 // Find finds what a target names. The error is of code fault.Usage where there is no such thing, where there are
@@ -348,13 +350,46 @@ func (e *Existing) Refresh() error {
 
 const maxAncestors = 1000 // of this process that are looked at
 
-// Strays says which processes that the target has started are in control groups that are not the target's, whose
-// counters therefore lack what they use; empty where there are none. The processes that this one comes from, such as a
-// session of a server that is observed, and all that they have started are none.
-func (e *Existing) Strays() (string, error) {
+// Watch begins to look whether what the target has started stays in its control group.
+func (e *Existing) Watch() (err error) {
 	if e.Path == "" {
+		return nil
+	}
+	members, err := e.members()
+	if err == nil {
+		e.watch, err = containment.Begin(e.finder.Layout, e.finder.Proc, members)
+	}
+	return err
+}
+
+// Strays says which processes that the target has started were in control groups that are not the target's, whose
+// counters therefore lack what they use: when Watch was called, now or in between. It is empty where there are none.
+func (e *Existing) Strays() (string, error) {
+	if e.Path == "" || e.watch == nil {
 		return "", nil
 	}
+	members, err := e.members()
+	if err != nil {
+		return "", err
+	}
+	strays, err := e.watch.End(members)
+	if err != nil || len(strays) == 0 {
+		return "", err
+	}
+	return containment.Describe(strays, "what "+e.Target.String()+" has started") +
+		": what it uses is not known; observe a group that holds both", nil
+}
+
+// invocationID is the variable by which systemd marks the processes of one start of a unit (systemd.exec(5)).
+const invocationID = "INVOCATION_ID"
+
+// invocationPatience is how long to wait, all together, for variables of processes that are becoming others.
+const invocationPatience = time.Second
+
+// members are the processes of the target's group and what these have started; and, whatever their parent is now, those
+// of a session that one of them leads, of the same start of a unit, and of Watch. The processes that this one comes
+// from, such as a session of a server that is observed, and all that they have started are none.
+func (e *Existing) members() ([]containment.Member, error) {
 	f := e.finder
 	var spared []int
 	for pid, n := f.Self, 0; pid > 1 && n < maxAncestors; n++ {
@@ -368,32 +403,76 @@ func (e *Existing) Strays() (string, error) {
 		}
 		pid = p.PPID
 	}
-	first, more := "", 0
-	for _, pid := range withDescendants(f.Proc, e.PIDs) {
+	all, err := f.Proc.PIDs()
+	if err != nil {
+		return nil, err
+	}
+	own := cgroup.Members([]string{e.Dir})
+	invocation, patience := "", invocationPatience
+	if len(own) > 0 {
+		invocation, _, _ = f.Proc.Getenv(own[0], invocationID, &patience)
+	}
+	for _, pid := range all {
 		p, err := f.Proc.Process(pid)
-		if err != nil || !p.Alive() || slices.Contains(spared, pid) {
+		if err != nil || p.Kernel {
 			continue
 		}
-		group, err := f.Layout.PathOf(pid)
-		switch {
-		case errors.Is(err, proc.ErrGone):
-		case err != nil:
-			return "", err
-		case cgroup.Within(group, e.Path):
-		case first != "":
-			more++
-		default:
-			first = fmt.Sprintf("process %d (%s) is in the control group %.200s", pid, text.Plain(p.Comm), group)
+		known := slices.Contains(own, p.Session) || e.knows(p)
+		if !known && invocation != "" {
+			of, _, _ := f.Proc.Getenv(pid, invocationID, &patience)
+			known = of == invocation
+		}
+		if known {
+			own = append(own, pid)
 		}
 	}
-	if first == "" {
-		return "", nil
+	// What the first process has started are services with groups of their own.
+	first := slices.Contains(own, 1)
+	own = withDescendants(f.Proc, slices.DeleteFunc(own, func(pid int) bool { return pid == 1 }))
+	if first {
+		own = append(own, 1)
 	}
-	if more > 0 {
-		first += fmt.Sprintf(", and %s more elsewhere", quantity.Counted(more, "process"))
+	home, within := &containment.Home{Path: e.Path, Dir: e.Dir}, e.counting()
+	home.Within = func(m cgroup.Membership) bool {
+		return !slices.Contains(within, m.Hierarchy) || cgroup.Within(m.Identity, e.Path)
 	}
-	return fmt.Sprintf("of what %s has started, %s: what it uses is not known; observe a group that holds both", e.Target,
-		first), nil
+	var members []containment.Member
+	for _, pid := range own {
+		p, err := f.Proc.Process(pid)
+		if err == nil && p.Alive() && !p.Kernel && !slices.Contains(spared, pid) {
+			members = append(members, containment.Member{Process: p, Home: home})
+		}
+	}
+	return members, nil
+}
+
+// knows reports whether a process was there when Watch was called.
+func (e *Existing) knows(p proc.Process) bool {
+	if e.watch == nil {
+		return false
+	}
+	before, known := e.watch.Known()[p.PID]
+	return known && before.Start == p.Start
+}
+
+// counting are the hierarchies in which the target's group is weighed: of CPU time, and of memory and v2 where it is in
+// those under the same name.
+func (e *Existing) counting() (all []*cgroup.Hierarchy) {
+	l := e.finder.Layout
+	cpu, _ := l.CPU()
+	memory, _ := l.Controller("memory")
+	v2, _ := l.V2()
+	for _, h := range []*cgroup.Hierarchy{cpu, memory, v2} {
+		if h == nil {
+			continue
+		}
+		if dir, ok := h.Dir(e.Path); ok {
+			if _, err := os.Stat(dir); err == nil {
+				all = append(all, h)
+			}
+		}
+	}
+	return all
 }
 
 func (e *Existing) ended(what string) error {

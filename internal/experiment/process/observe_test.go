@@ -294,8 +294,8 @@ func TestObserve(t *testing.T) {
 	}
 }
 
-// TestStrays: what a process of an observed group has started and is in another group is named, unless this process
-// comes from it.
+// TestStrays: what a process of an observed group has started and is in another group is named, even if its parent has
+// ended, unless this process comes from it.
 func TestStrays(t *testing.T) {
 	g, other := group(t), group(t)
 	cmd := exec.Command("sh", "-c", "sleep 60 & sleep 60 & wait")
@@ -325,6 +325,9 @@ func TestStrays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := e.Watch(); err != nil {
+		t.Fatal(err)
+	}
 	if stray, err := e.Strays(); stray != "" || err != nil {
 		t.Errorf("%q, %v, and all are in the group", stray, err)
 	}
@@ -335,12 +338,58 @@ func TestStrays(t *testing.T) {
 	if err := e.Refresh(); err != nil {
 		t.Fatal(err)
 	}
-	want := fmt.Sprintf("process %d (sleep) is in the control group %s: what it uses is not known", left, other.Path())
+	want := fmt.Sprintf("process %d (sleep) of what cgroup:%s has started is in the control group %s: what it uses is "+
+		"not known", left, g.Path(), other.Path())
 	if stray, err := e.Strays(); !strings.Contains(stray, want) || err != nil {
 		t.Errorf("%q, %v, want %q", stray, err, want)
 	}
 	e.finder.Self = left // as if this process were a session of the server that is observed
 	if stray, err := e.Strays(); stray != "" || err != nil {
 		t.Errorf("%q, %v, and only this process is elsewhere", stray, err)
+	}
+	e.finder.Self = os.Getpid()
+	_ = cmd.Process.Kill() // what has left is an orphan then
+	_ = cmd.Wait()
+	if stray, err := e.Strays(); !strings.Contains(stray, want) || err != nil {
+		t.Errorf("%q, %v of an orphan, want %q", stray, err, want)
+	}
+}
+
+// TestStraysOfUnit: what a service has left behind in another group, in a separate session and without a parent, is
+// known by the variable that systemd gives to all of it.
+func TestStraysOfUnit(t *testing.T) {
+	g, other := group(t), group(t)
+	cmd := exec.Command("sh", "-c", `(setsid sh -c 'echo $$; exec sleep 60 >/dev/null' &); exec sleep 60`)
+	cmd.Env = append(os.Environ(), invocationID+"=0123456789abcdef")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	var left int
+	if _, err := fmt.Fscan(out, &left); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Kill(left, syscall.SIGKILL) })
+	if err := os.WriteFile(filepath.Join(dirOf(t, other), "cgroup.procs"), fmt.Appendln(nil, left), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	l, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := Finder{Layout: l}.Find(Target{ByCgroup, g.Path()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Watch(); err != nil {
+		t.Fatal(err)
+	}
+	want := fmt.Sprintf("process %d (", left)
+	if stray, err := e.Strays(); !strings.Contains(stray, want) || !strings.Contains(stray, other.Path()) || err != nil {
+		t.Errorf("%q, %v, want %q in %s", stray, err, want, other.Path())
 	}
 }

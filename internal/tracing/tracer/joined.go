@@ -152,7 +152,7 @@ func (e *Evidence) GroupPeak() *uint64 { return e.MemoryPeak }
 // look finds the tracer's processes, their memory, and the programs and maps that are theirs. used is
 // Evidence.CPUSeconds.
 func (j *joined) look(used *float64) error {
-	pids := cmdline.Members(j.group.V2Dir())
+	pids := j.group.Members()
 	if len(pids) == 0 {
 		return errors.New("listing the processes of the tracer: no process is left in its control group")
 	}

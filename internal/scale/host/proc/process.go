@@ -20,11 +20,16 @@ type Process struct {
 	Comm  string
 	State byte // R, S, D, Z (dead, not yet waited for), ...
 	PPID  int
+	// Session is the process that leads its session; 0 where that is in another PID namespace.
+	Session int
 	// Start is when it started, in ticks of USER_HZ since the machine did. With the PID it names a process for good,
 	// unless the PID comes round again within one tick.
 	Start   uint64
 	Threads int  // of the process that are left, its first one too while nobody has waited for it
 	Kernel  bool // a kernel thread
+	// Ticks is the CPU time of its threads, those that have ended too, and ChildTicks that of the children that it has
+	// waited for, with theirs: in ticks of USER_HZ, rounded down twice each.
+	Ticks, ChildTicks uint64
 
 	exiting bool // it is about to end
 }
@@ -58,6 +63,9 @@ func sinceBoot() (time.Duration, error) {
 	return time.Duration(now.Nano()), nil
 }
 
+// Seconds is a time that is given in ticks of USER_HZ.
+func (f FS) Seconds(ticks uint64) float64 { return float64(ticks) / f.ticksPerSecond() }
+
 // PF_KTHREAD and PF_EXITING of include/linux/sched.h.
 const (
 	pfKthread = 0x00200000
@@ -68,6 +76,10 @@ const (
 // others: one that calls execve kills all of them and waits until the first is dead (de_thread in fs/exec.c), which to
 // a reader of /proc is a zombie until its place is taken.
 func (p Process) Alive() bool { return !p.firstDead() || p.Threads > 1 }
+
+// Exiting says whether the first thread has ended or is about to; given the number of a thread, whether that one has.
+// Then v1 control groups have it in the root group (proc_cgroup_show in kernel/cgroup/cgroup.c).
+func (p Process) Exiting() bool { return p.exiting || p.firstDead() }
 
 func (p Process) firstDead() bool { return p.State == 'Z' || p.State == 'X' || p.State == 'x' }
 
@@ -104,12 +116,18 @@ func parseProcess(b []byte) (Process, error) {
 	}
 	p.State = rest[0][0]
 	var flags uint64
-	var errs [5]error
+	var errs [10]error
 	p.PID, errs[0] = strconv.Atoi(string(bytes.TrimSpace(b[:open])))
 	p.PPID, errs[1] = strconv.Atoi(rest[1])
 	flags, errs[2] = strconv.ParseUint(rest[6], 10, 64)
 	p.Start, errs[3] = strconv.ParseUint(rest[19], 10, 64)
 	p.Threads, errs[4] = strconv.Atoi(rest[17])
+	p.Session, errs[9] = strconv.Atoi(rest[3])
+	for i, sum := range []*uint64{&p.Ticks, &p.Ticks, &p.ChildTicks, &p.ChildTicks} { // utime, stime, cutime, cstime
+		var n uint64
+		n, errs[5+i] = strconv.ParseUint(rest[11+i], 10, 64)
+		*sum += n
+	}
 	p.Kernel, p.exiting = flags&pfKthread != 0, flags&pfExiting != 0
 	return p, errors.Join(errs[:]...)
 }

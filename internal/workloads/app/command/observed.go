@@ -7,6 +7,7 @@ import (
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/process"
+	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
 	"tare/internal/scale/host/proc"
 )
@@ -45,6 +46,9 @@ func (o *observed) Serve(context.Context) (app kind.App, err error) {
 	}{o.address})
 	return app, err
 }
+
+// Begun begins to look whether it stays in its control group.
+func (o *observed) Begun(context.Context, role.Schedule) error { return o.existing.Watch() }
 
 // After fails the trial where what was observed has gone meanwhile.
 func (o *observed) After(context.Context) error {

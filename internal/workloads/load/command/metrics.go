@@ -97,8 +97,9 @@ func judgeTouched(j *measured.LoadJudge, m *measured.Measured) {
 	}
 	d := measured.DisturbanceOf(m.Ledger, m.Tree, os.Getpid())
 	if seen := d.Stolen + d.Foreign; seen > mostTaken {
-		j.Trip(gateTouched, seen, mostTaken, "others took %.0f %% of the CPU time, and %g %% is allowed where a tool "+
-			"cannot tell which requests that touched; stop what else is running here", 100*seen, 100*mostTaken)
+		j.Trip(gateTouched, seen, mostTaken, "%s took %.0f %% of the CPU time, and %g %% is allowed where a tool "+
+			"cannot tell which requests that touched; stop what else is running here", m.Outsiders(), 100*seen,
+			100*mostTaken)
 	}
 }
 

@@ -76,10 +76,18 @@ func findsProcesses(p *kind.Part) bool {
 
 func residentNow(r Resident) *uint64 {
 	now, _ := r.Resident()
-	return &now
+	return some(now)
 }
 
 func residentPeak(r Resident) *uint64 {
 	_, peak := r.Resident()
-	return &peak
+	return some(peak)
+}
+
+// some is a resident set; nil for 0, which is that of no process: those of the subject were not found.
+func some(bytes uint64) *uint64 {
+	if bytes == 0 {
+		return nil
+	}
+	return &bytes
 }

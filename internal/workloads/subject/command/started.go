@@ -209,7 +209,7 @@ func (s *started) After(context.Context) error {
 		return fault.New(fault.Usage, s.address, "see that the loads go to {address}, and that nothing else redirects them",
 			"no connection came to %s while the loads ran: they went past it", s.trial.Arm())
 	}
-	found, err := process.Discover(proc.FS{}, s.group.V2Dir(), true, s.trial.Record().Ledger, s.began)
+	found, err := process.Discover(proc.FS{}, s.group.Members(), true, s.trial.Record().Ledger, s.began)
 	if err != nil {
 		return fmt.Errorf("finding what belongs to %s: %w", s.trial.Arm(), err)
 	}
@@ -267,6 +267,9 @@ func (o *observed) Start(context.Context) error {
 	}
 	return o.trial.Observe(kind.Subject, "", o.existing.Path)
 }
+
+// Begun begins to look whether it stays in its control group.
+func (o *observed) Begun(context.Context, role.Schedule) error { return o.existing.Watch() }
 
 // After finds what belongs to it now.
 func (o *observed) After(context.Context) error {

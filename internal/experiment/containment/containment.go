@@ -1,0 +1,214 @@
+// Package containment looks whether processes stay in the control groups whose counters stand for them. What runs
+// elsewhere, for a time or with one of its threads, costs what those counters lack.
+//
+// It looks at both edges of a window, and compares what the processes used in between, by their own clocks, with what
+// their groups counted: so it finds what has left and come back, and children that have left and ended. What is not
+// seen is in docs/bias.md.
+package containment
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"tare/internal/lib/text"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/proc"
+)
+
+// Home is the control group in which processes must be.
+type Home struct {
+	Path string // its identity, as package cgroup gives it
+	// Dir is its directory in the hierarchy that counts CPU time. Empty: processes may move between it and others that
+	// are within, so that their clocks say nothing.
+	Dir string
+	// Within reports whether a group is the home, is below it, or does not matter.
+	Within func(cgroup.Membership) bool
+}
+
+// Member is a process that must be in a group.
+type Member struct {
+	proc.Process
+	Home *Home
+	// Entered is of a process that began elsewhere and was put into the group: its clock began before it was there.
+	Entered bool
+}
+
+// Stray is a process that was not in its group.
+type Stray struct {
+	PID   int
+	Comm  string
+	Group string // where a thread of it is, or was at the first edge
+	What  string // of a group that does not count CPU time: the controllers of its hierarchy
+	Ended bool   // it was there at the first edge, and is not at the second
+	// Lacking is the CPU time in seconds that Group, its own, did not count of it, its children and others of that
+	// group, which were elsewhere between the edges; 0 of one that is elsewhere at an edge.
+	Lacking float64
+}
+
+// Watch is a window over processes.
+type Watch struct {
+	layout  *cgroup.Layout
+	fs      proc.FS
+	at      uint64             // when the youngest process at the first edge began, as proc.Process.Start
+	clocks  map[int]Member     // at the first edge, by pid
+	counted map[string]float64 // seconds, by directory of home
+	strays  []Stray            // at the first edge
+}
+
+// Begin looks at processes at the first edge.
+func Begin(l *cgroup.Layout, f proc.FS, members []Member) (*Watch, error) {
+	w := &Watch{layout: l, fs: f, clocks: map[int]Member{}, counted: map[string]float64{}}
+	var err error
+	if w.strays, err = w.elsewhere(members); err != nil {
+		return nil, err
+	}
+	for _, m := range members { // before the clocks, so that what these count is counted
+		if _, known := w.counted[m.Home.Dir]; m.Home.Dir != "" && !known {
+			if v := cgroup.CPUTime(m.Home.Dir); v.OK {
+				w.counted[m.Home.Dir] = float64(v.N) / 1e9
+			}
+		}
+	}
+	for _, m := range members {
+		now, err := f.Process(m.PID)
+		if err == nil && now.Start == m.Start {
+			m.Process = now
+			w.clocks[m.PID] = m
+			w.at = max(w.at, m.Start)
+		}
+	}
+	return w, nil
+}
+
+// Known are the processes at the first edge, by pid.
+func (w *Watch) Known() map[int]proc.Process {
+	known := map[int]proc.Process{}
+	for pid, m := range w.clocks {
+		known[pid] = m.Process
+	}
+	return known
+}
+
+// End looks at the processes at the second edge, and gives all that were not in their groups at one of the edges or in
+// between, each once.
+func (w *Watch) End(members []Member) ([]Stray, error) {
+	lacking := w.lacking(members)
+	strays, err := w.elsewhere(members)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range append(w.strays, lacking...) {
+		if !slices.ContainsFunc(strays, func(o Stray) bool { return o.PID == s.PID }) {
+			s.Ended = s.Lacking == 0
+			strays = append(strays, s)
+		}
+	}
+	return strays, nil
+}
+
+// elsewhere are those that are not in their groups now.
+func (w *Watch) elsewhere(members []Member) (strays []Stray, err error) {
+	cpu, _ := w.layout.CPU()
+	for _, m := range members {
+		all, err := w.layout.Outside(m.PID, m.Home.Within)
+		if err != nil {
+			return nil, err
+		}
+		if len(all) == 0 {
+			continue
+		}
+		at := all[max(0, slices.IndexFunc(all, func(m cgroup.Membership) bool { return m.Hierarchy == cpu }))]
+		s := Stray{PID: m.PID, Comm: m.Comm, Group: at.Identity}
+		switch {
+		case at.Hierarchy == cpu:
+		case at.Hierarchy.V2:
+			s.What = "cgroup v2"
+		default:
+			s.What = strings.Join(at.Hierarchy.Controllers, " and ")
+		}
+		strays = append(strays, s)
+	}
+	return strays, nil
+}
+
+// grain is by how much the difference of two readings of a process's clocks can be too high: each rounds four times
+// down to ticks.
+const grain = 4
+
+// lacking are the processes that used most of the CPU time which their groups did not count, one for each home.
+func (w *Watch) lacking(members []Member) (strays []Stray) {
+	type use struct {
+		ticks, most int64
+		of          Member
+		n           uint64
+	}
+	uses := map[string]*use{}
+	ended := map[int]Member{}
+	for pid, m := range w.clocks {
+		if m.Home.Dir == "" {
+			continue
+		}
+		ended[pid] = m
+		if uses[m.Home.Dir] == nil {
+			uses[m.Home.Dir] = &use{}
+		}
+	}
+	for _, m := range members {
+		u, since := uses[m.Home.Dir], int64(m.Ticks+m.ChildTicks)
+		if u == nil {
+			continue
+		}
+		if before, known := ended[m.PID]; known && before.Start == m.Start {
+			since -= int64(before.Ticks + before.ChildTicks)
+			delete(ended, m.PID)
+		} else if m.Entered || m.Start <= w.at {
+			continue // what it used before it was seen may be of other places
+		}
+		u.n++
+		if u.ticks += since; since > u.most {
+			u.most, u.of = since, m
+		}
+	}
+	for _, m := range ended { // what it had used before is among what its parent has waited for since
+		uses[m.Home.Dir].ticks -= int64(m.Ticks + m.ChildTicks)
+	}
+	for dir, u := range uses {
+		before, known := w.counted[dir]
+		now := cgroup.CPUTime(dir) // after the clocks
+		if !known || !now.OK || u.ticks <= 0 {
+			continue
+		}
+		used, counted := w.fs.Seconds(uint64(u.ticks)), float64(now.N)/1e9-before
+		if used-counted > w.fs.Seconds(grain*u.n)+0.02*used {
+			strays = append(strays, Stray{PID: u.of.PID, Comm: u.of.Comm, Group: u.of.Home.Path, Lacking: used - counted})
+		}
+	}
+	slices.SortFunc(strays, func(a, b Stray) int { return strings.Compare(a.Group, b.Group) })
+	return strays
+}
+
+// Describe says of processes, which are of something, where they are; empty where there are none.
+func Describe(strays []Stray, of string) string {
+	if len(strays) == 0 {
+		return ""
+	}
+	s := strays[0]
+	who := fmt.Sprintf("process %d (%s) of %s", s.PID, text.Plain(s.Comm), of)
+	what := ""
+	if s.What != "" {
+		what = " of " + s.What
+	}
+	said := fmt.Sprintf("%s is in the control group %.200s%s", who, s.Group, what)
+	switch {
+	case s.Lacking > 0:
+		said = fmt.Sprintf("%s, or what it has started, was in other control groups for a time: %.200s did not count %.2f s "+
+			"of its CPU time", who, s.Group, s.Lacking)
+	case s.Ended:
+		said = fmt.Sprintf("%s was in the control group %.200s%s when the window began", who, s.Group, what)
+	}
+	if n := len(strays) - 1; n > 0 {
+		said += fmt.Sprintf(", and %d more elsewhere", n)
+	}
+	return said
+}

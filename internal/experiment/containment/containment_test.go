@@ -1,0 +1,132 @@
+package containment
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/proc"
+)
+
+// script has a shell use CPU time for a second once it reads a line: itself, in a child that it waits for, in its
+// group or in another for that time. Then it says so.
+const script = `go() { for d in $1; do echo $BASHPID >$d/cgroup.procs; done; }
+burn() { local until=$((${EPOCHREALTIME/.} + 1000000)); while ((${EPOCHREALTIME/.} < until)); do :; done; }
+echo ready; read line
+case $HOW in
+stay) burn ;;
+child) (burn) ;;
+away) go "$AWAY"; burn; go "$HOME_DIRS" ;;
+away-child) (go "$AWAY"; burn) ;;
+esac
+echo done; read line`
+
+// TestClocks: CPU time that a process, or a child that has ended, used elsewhere between the edges is found, though all
+// are at home at both edges.
+func TestClocks(t *testing.T) {
+	l, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cpu, ok := l.CPU()
+	if !ok {
+		t.Fatal("this machine has no control groups")
+	}
+	group := func(name string) (dirs string) {
+		for _, h := range l.Hierarchies {
+			dir := filepath.Join(h.Mount, fmt.Sprintf("containment-test-%s-%d", name, os.Getpid()))
+			if err := os.Mkdir(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := os.Remove(dir); err != nil {
+					t.Error(err)
+				}
+			})
+			dirs += dir + " "
+		}
+		return dirs
+	}
+	away := group("away")
+	for how, lacks := range map[string]bool{"stay": false, "child": false, "away": true, "away-child": true} {
+		t.Run(how, func(t *testing.T) {
+			name := "home-" + how
+			home := group(name)
+			cmd := exec.Command("/bin/bash", "-c", `for d in $HOME_DIRS; do echo $$ >$d/cgroup.procs; done; `+script)
+			cmd.Env = append(os.Environ(), "HOW="+how, "AWAY="+away, "HOME_DIRS="+home)
+			in, err := cmd.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			out, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+			says := func(want string) {
+				t.Helper()
+				var word string
+				if _, err := fmt.Fscan(out, &word); err != nil || word != want {
+					t.Fatalf("the shell said %q, %v, want %q", word, err, want)
+				}
+			}
+			says("ready")
+			path := cpu.Identity("/" + fmt.Sprintf("containment-test-%s-%d", name, os.Getpid()))
+			dir, _ := cpu.Dir(path)
+			member := func() []Member {
+				p, err := proc.FS{}.Process(cmd.Process.Pid)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return []Member{{Process: p, Home: &Home{Path: path, Dir: dir, Within: func(m cgroup.Membership) bool {
+					return m.Hierarchy != cpu || m.Identity == path
+				}}}}
+			}
+			w, err := Begin(l, proc.FS{}, member())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := fmt.Fprintln(in, "go"); err != nil {
+				t.Fatal(err)
+			}
+			says("done")
+			strays, err := w.End(member())
+			if err != nil || (len(strays) == 1) != lacks {
+				t.Fatalf("found are %+v, %v", strays, err)
+			}
+			if !lacks {
+				return
+			}
+			if s := strays[0]; s.PID != cmd.Process.Pid || s.Lacking < 0.05 || s.Lacking > 2 {
+				t.Errorf("found is %+v", s)
+			}
+			if said := Describe(strays, "it"); !strings.Contains(said, "(bash) of it, or what it has started, was in other") ||
+				!strings.Contains(said, path+" did not count ") {
+				t.Errorf("it says %q", said)
+			}
+		})
+	}
+}
+
+// TestDescribe: a sentence names the first process and its group.
+func TestDescribe(t *testing.T) {
+	for want, strays := range map[string][]Stray{
+		"": nil,
+		"process 7 (sh) of it is in the control group /a": {{PID: 7, Comm: "sh", Group: "/a"}},
+		"process 7 (sh) of it is in the control group /a of memory, and 1 more elsewhere": {
+			{PID: 7, Comm: "sh", Group: "/a", What: "memory"}, {PID: 8, Comm: "sh", Group: "/b"}},
+		"process 7 (sh) of it was in the control group /a when the window began": {
+			{PID: 7, Comm: "sh", Group: "/a", Ended: true}},
+	} {
+		if said := Describe(strays, "it"); said != want {
+			t.Errorf("it says %q, want %q", said, want)
+		}
+	}
+}

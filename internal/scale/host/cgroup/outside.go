@@ -1,0 +1,76 @@
+package cgroup
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"tare/internal/scale/host/proc"
+)
+
+// Membership is a group that a thread is in: its identity in one hierarchy.
+type Membership struct {
+	Hierarchy *Hierarchy
+	Identity  string
+}
+
+// Outside are the groups of the threads of a process that are not within, once for each hierarchy. A thread can be in
+// another group than its process, by the file tasks of v1 or in a threaded group of v2, and in different groups of
+// different hierarchies. Threads that have ended, or are about to, are passed over.
+func (l *Layout) Outside(pid int, within func(Membership) bool) ([]Membership, error) {
+	ended := func(err error) bool {
+		return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, proc.ErrGone)
+	}
+	dir := filepath.Join(l.roots.proc(), strconv.Itoa(pid), "task")
+	threads, err := os.ReadDir(dir)
+	if err != nil && !ended(err) {
+		return nil, fmt.Errorf("reading the threads of process %d: %w", pid, err)
+	}
+	var all []Membership
+	for _, t := range threads {
+		b, err := os.ReadFile(filepath.Join(dir, t.Name(), "cgroup"))
+		if err != nil && !ended(err) {
+			return nil, fmt.Errorf("reading the control groups of process %d: %w", pid, err)
+		}
+		var out []Membership
+		for _, line := range parseMembership(b) {
+			if h := l.of(line); h != nil && !within(Membership{h, h.fromProc(line.path)}) {
+				out = append(out, Membership{h, h.fromProc(line.path)})
+			}
+		}
+		if len(out) == 0 {
+			continue
+		}
+		tid, _ := strconv.Atoi(t.Name())
+		p, err := proc.FS{Root: filepath.Dir(l.roots.proc())}.Process(tid)
+		if err != nil && !ended(err) {
+			return nil, err
+		}
+		if err != nil || p.Exiting() {
+			continue
+		}
+		for _, m := range out {
+			if !slices.ContainsFunc(all, func(o Membership) bool { return o.Hierarchy == m.Hierarchy }) {
+				all = append(all, m)
+			}
+		}
+	}
+	return all, nil
+}
+
+// of is the hierarchy of a membership; nil where it is not mounted.
+func (l *Layout) of(m membership) *Hierarchy {
+	i := slices.IndexFunc(l.Hierarchies, func(h Hierarchy) bool {
+		return h.V2 == m.v2 && h.Name == m.name && (m.v2 || slices.Equal(h.Controllers, m.controllers))
+	})
+	if i < 0 {
+		return nil
+	}
+	return &l.Hierarchies[i]
+}
