@@ -85,7 +85,7 @@ func testPackages(t *testing.T, o Options, patterns []string) {
 			"code=$?; printf '%s%%d at %%s\\n' $code $(cut -d' ' -f1 /proc/uptime)\n",
 			packageBegins, dir, dir, strings.ReplaceAll(packageEnds, "\n", "\\n"))
 	}
-	o.Files, o.MemoryMiB, o.Timeout = files, 2560, 15*time.Minute
+	o.Files, o.MemoryMiB, o.Timeout = files, 2560, 25*time.Minute
 	r := Run(t, o, script.String())
 	for _, dir := range dirs {
 		t.Run(dir, func(t *testing.T) {
