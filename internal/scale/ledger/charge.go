@@ -496,9 +496,15 @@ func (s *settlement) workload(name string) Workload {
 	case s.bpfUnknown != "":
 		note("%s: net and tare are not known", s.bpfUnknown)
 	case s.lost(cpu):
+		gross := ""
+		if least := plus(cpu, groups); least != nil && s.l.irqApart() {
+			gross = fmt.Sprintf(", nor is gross, which is %s to %s",
+				quantity.Value(float64(*least)/1e9, quantity.Seconds),
+				quantity.Value(float64(*least+s.unsplit)/1e9, quantity.Seconds))
+		}
 		note("samples could not place any of the %s that eBPF programs of tare ran: net and tare are not "+
-			"known; use a longer --for or a higher --hz",
-			quantity.Value(float64(s.unsplit)/1e9, quantity.Seconds))
+			"known%s; use a longer --for or a higher --hz",
+			quantity.Value(float64(s.unsplit)/1e9, quantity.Seconds), gross)
 	default:
 		bpf := inside + apart
 		value, b := float64(bpf)/1e9, s.bounds[name]

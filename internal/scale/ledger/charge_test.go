@@ -167,6 +167,13 @@ func TestSettleBounds(t *testing.T) {
 	if *l.Tare.BPFUnsplit != 0.25 || *l.Tare.CPU != 0.75 || *l.Tare.UnassignedCPU != 0 || *l.Tare.CPUTwice != 0 {
 		t.Errorf("tare %+v", *l.Tare)
 	}
+	l = Ledger{Host: Host{IRQTime: ptr(true)}, Cgroups: []Cgroup{group("/a", 2, 100, shop), group("/t", 1, 40, tare)},
+		Programs: []Program{tareProgram(Share{Seconds: 0.25})}}
+	l.Settle()
+	if w := l.Workloads[0]; w.GrossCPU != nil || len(w.Notes) != 1 ||
+		!strings.Contains(w.Notes[0], "nor is gross, which is 3.00 s to 3.25 s;") {
+		t.Errorf("where interrupts are apart: gross %v, notes %q", w.GrossCPU, w.Notes)
+	}
 }
 
 // A total is of counters, so samples that placed nothing leave only the split unknown.
