@@ -2,6 +2,7 @@ package tool
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 
 	"tare/internal/lib/text"
@@ -9,7 +10,7 @@ import (
 
 func init() {
 	register(Tool{
-		Name: "ab", Reads: "its text", Tested: "2.3 (Apache 2.4.62, 2.4.69 and 2.4.71)",
+		Name: "ab", Reads: "its text", Tested: "2.3 (Apache 2.4.62 to 2.4.71)",
 		Clock: "closed loop: from when a connection is begun until its answer is read; its quantiles are whole " +
 			"milliseconds, its mean is concurrency x time / requests",
 		parse:  parseAb,
@@ -21,41 +22,49 @@ var (
 	abResult   = text.LazyRegexp(`(?m)^Complete requests:`)
 	abField    = text.LazyRegexp(`^([A-Z][A-Za-z0-9 -]+):\s+([0-9.]+)( .*)?$`)
 	abQuantile = text.LazyRegexp(`^ +([0-9]+)% +([0-9]+)( \(longest request\))?$`)
-	abLength   = text.LazyRegexp(`^ +\(.*Length: ([0-9]+)[,)]`)
+	abKinds    = text.LazyRegexp(`^ +\(Connect: ([0-9]+), Receive: ([0-9]+), Length: ([0-9]+), Exceptions: ([0-9]+)\)$`)
 )
 
 // parseAb reads the text of ab.
 func parseAb(output string, r *Reading) error {
-	var failed, status int64
+	kinds := make([]int64, 6) // failed requests; of these by connect, receive, length and exceptions; by status
 	whole := false
 	for line := range strings.Lines(output) {
 		line = strings.TrimRight(line, "\r\n ")
 		var err error
 		if m := abField().FindStringSubmatch(line); m != nil {
-			err = abTake(r, m[1], m[2], m[3], &failed, &status)
+			err = abTake(r, m[1], m[2], m[3], kinds)
 		} else if m := abQuantile().FindStringSubmatch(line); m != nil {
-			err = abPercent(r, m[1], m[2])
+			ms, wrong := number(m[2])
+			err = r.quantile(&r.Part, abDistribution, m[1], ms/1e3, wrong)
 			whole = whole || m[1] == "100"
-		} else if m := abLength().FindStringSubmatch(line); m != nil && m[1] != "0" {
-			r.Warnings = append(r.Warnings, m[1]+" of the errors are answers of another length than the first, "+
-				"which ab counts as failed unless it is given -l")
+		} else if m := abKinds().FindStringSubmatch(line); m != nil {
+			for i, of := range m[1:] {
+				err = errors.Join(err, addCounts(&kinds[1+i], of))
+			}
+			kinds[0] = 0
 		}
 		if err != nil {
 			return err
 		}
 	}
 	if r.Requests == nil || r.Rate == nil {
-		return errors.New("it has no \"Complete requests\" or no \"Requests per second\"")
+		return errors.New("it has no \"Complete requests\" or no \"Requests per second\" in text: leave out -w")
 	}
 	if *r.Requests > 1 && !whole { // of a single request it gives no distribution
-		return errors.New("its distribution at the end is missing")
+		return errors.New("its distribution at the end is missing: it was cut off, or leave out -d")
 	}
-	errs := failed + status
-	r.Errors = &errs
-	return within(errs, 1<<61)
+	if kinds[3] > 0 {
+		r.once(fmt.Sprintf("%d of the errors are answers of another length than the first, which ab counts as failed "+
+			"unless it is given -l", kinds[3]))
+	}
+	r.Errors = r.either(kinds...)
+	return nil
 }
 
-func abTake(r *Reading, name, value, rest string, failed, status *int64) (err error) {
+const abDistribution = "Percentage of the requests served within a certain time (ms)"
+
+func abTake(r *Reading, name, value, rest string, kinds []int64) (err error) {
 	var f float64
 	var n int64
 	switch name {
@@ -66,9 +75,9 @@ func abTake(r *Reading, name, value, rest string, failed, status *int64) (err er
 		n, err = count(value)
 		r.Requests = &n
 	case "Failed requests":
-		*failed, err = count(value)
+		kinds[0], err = count(value)
 	case "Non-2xx responses":
-		*status, err = count(value)
+		kinds[5], err = count(value)
 	case "Total transferred":
 		n, err = count(value)
 		r.Bytes = &n
@@ -78,27 +87,8 @@ func abTake(r *Reading, name, value, rest string, failed, status *int64) (err er
 	case "Time per request":
 		if strings.TrimSpace(rest) == "[ms] (mean)" {
 			f, err = number(value)
-			r.Mean = positive(f / 1e3)
+			r.latency(&r.Part, "", "mean", f/1e3)
 		}
 	}
 	return err
-}
-
-func abPercent(r *Reading, percent, value string) error {
-	p, err := number(percent)
-	if err != nil {
-		return err
-	}
-	ms, err := number(value)
-	if err != nil {
-		return err
-	}
-	field := r.quantile(p)
-	if field == nil {
-		return nil
-	}
-	if *field = positive(ms / 1e3); ms == 0 {
-		r.Warnings = append(r.Warnings, "p"+percent+" is below 0.5 ms, which ab rounds to 0")
-	}
-	return nil
 }

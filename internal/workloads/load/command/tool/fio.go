@@ -31,6 +31,9 @@ type fioSide struct {
 		N          int64              `json:"N"`
 		Percentile map[string]float64 `json:"percentile"`
 	} `json:"clat_ns"`
+	Lat struct {
+		Percentile map[string]float64 `json:"percentile"`
+	} `json:"lat_ns"`
 }
 
 // fioResult is what is read of fio's JSON.
@@ -44,6 +47,7 @@ type fioResult struct {
 		Read   fioSide `json:"read"`
 		Write  fioSide `json:"write"`
 		Trim   fioSide `json:"trim"`
+		Mixed  fioSide `json:"mixed"` // of all, with unified_rw_reporting
 	} `json:"jobs"`
 }
 
@@ -73,12 +77,13 @@ func parseFio(output string, r *Reading) error {
 		if j.Error != 0 {
 			r.Warnings = append(r.Warnings, fmt.Sprintf("job %s failed with error %d", clip(j.Name), j.Error))
 		}
+		before := len(parts)
 		for _, d := range []struct {
 			name string
 			side fioSide
-		}{{"read", j.Read}, {"write", j.Write}, {"trim", j.Trim}} {
-			if d.side.Total != 0 {
-				parts = append(parts, d.side.part(clip(j.Name)+" "+d.name))
+		}{{"read", j.Read}, {"write", j.Write}, {"trim", j.Trim}, {"mixed", j.Mixed}} {
+			if d.side.Total != 0 && (d.name != "mixed" || len(parts) == before) {
+				parts = append(parts, d.side.part(r, clip(j.Name)+" "+d.name))
 			}
 		}
 	}
@@ -106,21 +111,21 @@ func parseFio(output string, r *Reading) error {
 	return nil
 }
 
-func (d fioSide) part(name string) Part {
+func (d fioSide) part(r *Reading, name string) Part {
 	s := d.Runtime / 1e3
 	p := Part{Name: name, Requests: &d.Total, Bytes: &d.Bytes, Rate: &d.IOPS, Seconds: &s}
 	if d.Clat.N == 0 {
 		return p
 	}
-	p.Mean, p.Max = positive(d.Clat.Mean/1e9), positive(d.Clat.Max/1e9)
-	for name, ns := range d.Clat.Percentile {
-		percent, err := number(name)
-		if err != nil || percent == 100 {
-			continue
+	r.latency(&p, "", "mean", d.Clat.Mean/1e9)
+	r.latency(&p, "", "max", d.Clat.Max/1e9)
+	for percent, ns := range d.Clat.Percentile {
+		if q, err := number(percent); err == nil && q != 100 {
+			r.latency(&p, name+": clat_ns", fmt.Sprintf("p%g", q), ns/1e9)
 		}
-		if field := p.quantile(percent); field != nil {
-			*field = positive(ns / 1e9)
-		}
+	}
+	if len(d.Clat.Percentile) == 0 && len(d.Lat.Percentile) > 0 { // another clock
+		r.heading(name + ": lat_ns")
 	}
 	return p
 }

@@ -8,7 +8,7 @@ import (
 func init() {
 	register(Tool{
 		Name: "fortio", Reads: "the JSON that fortio load prints with -json -",
-		Tested: "1.63.0 to 1.67.1; 1.3.1, by its source",
+		Tested: "1.3.1 to 1.67.1",
 		Clock: "paced closed loop: from when a request is sent until its answer is there; time that a request " +
 			"waits for a busy thread is not in it; quantiles are interpolated within the buckets of its " +
 			"histogram",
@@ -73,10 +73,11 @@ func parseFortio(output string, r *Reading) error {
 	if h.Count == 0 {
 		return nil
 	}
-	r.Mean, r.Max = positive(h.Avg), positive(h.Max)
+	r.latency(&r.Part, "", "mean", h.Avg)
+	r.latency(&r.Part, "", "max", h.Max)
 	for _, p := range h.Percentiles {
-		if field := r.quantile(p.Percentile); field != nil && p.Percentile < 100 {
-			*field = positive(p.Value)
+		if p.Percentile < 100 {
+			r.latency(&r.Part, "Percentiles", fmt.Sprintf("p%g", p.Percentile), p.Value)
 		}
 	}
 	return nil

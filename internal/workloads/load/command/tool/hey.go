@@ -11,7 +11,7 @@ import (
 
 func init() {
 	register(Tool{
-		Name: "hey", Reads: "its text", Tested: "0.1.4 and 0.1.5",
+		Name: "hey", Reads: "its text", Tested: "0.1.3 to 0.1.5",
 		Clock: "closed loop, with a limit of the rate where one is set (-q): from when a worker begins a request, " +
 			"dialling included, until its answer is read; printed in steps of 0.1 ms",
 		parse:  parseHey,
@@ -73,7 +73,7 @@ func parseHeyLike(output string, r *Reading) error {
 	requests, failures := h.answers+h.broken, h.failed+h.broken
 	r.Requests, r.Errors = &requests, &failures
 	if h.answers == 0 {
-		r.Mean, r.Max, r.headings = nil, nil, nil // it prints 0, NaN or nothing where nothing was answered
+		r.Mean, r.Max, r.headings, r.zero = nil, nil, nil, nil // it prints 0, NaN or nothing
 	}
 	return nil
 }
@@ -82,7 +82,6 @@ func (h *heyReader) line(line string) error {
 	switch h.section {
 	case heyDistributions[0], heyDistributions[1]:
 		if m := heyQuantile().FindStringSubmatch(line); m != nil {
-			h.r.read(h.section)
 			return h.percent(m[1], m[2]+" "+m[3])
 		}
 		h.r.strange(h.section, line)
@@ -126,9 +125,9 @@ func (h *heyReader) field(name, value string) (err error) {
 		case "Total":
 			h.r.Seconds = &f
 		case "Slowest":
-			h.r.Max = positive(f)
+			h.r.latency(&h.r.Part, "", "max", f)
 		case "Average":
-			h.r.Mean = positive(f)
+			h.r.latency(&h.r.Part, "", "mean", f)
 		}
 	}
 	return err
@@ -151,18 +150,13 @@ func (h *heyReader) percent(percent, value string) error {
 	if strings.Contains(value, "NaN") {
 		return nil
 	}
-	p, err := number(percent)
-	if err != nil {
-		return err
+	if percent == "0" { // hey leaves a quantile 0 that more requests would have
+		h.r.headings[h.section] = true
+		h.r.once("it had too few requests for some of its quantiles, which it prints as 0%")
+		return nil
 	}
 	v, err := scaled(value)
-	if err != nil {
-		return err
-	}
-	if field := h.r.quantile(p); field != nil {
-		*field = positive(v)
-	}
-	return nil
+	return h.r.quantile(&h.r.Part, h.section, percent, v, err)
 }
 
 // count takes a line of the statuses, "[200] 5 responses", or of the errors, "[5] what happened".

@@ -10,7 +10,7 @@ import (
 func init() {
 	register(Tool{
 		Name: "k6", Reads: "its end-of-test summary, or the JSON of --summary-export",
-		Tested: "1.3.0; 0.26 and 0.47, by their documentation",
+		Tested: "0.33 to 1.8.1; 0.26, by its documentation",
 		Clock: "from when a request is sent until its answer is read (http_req_duration), without the time to " +
 			"connect; the executor of the script decides whether the loop is open or closed",
 		parse:  parseK6,
@@ -68,10 +68,7 @@ func k6Take(r *Reading, metric, value string) error {
 			if err != nil {
 				return err
 			}
-			if name, ok := k6Names[m[1]]; ok {
-				r.read(metric)
-				*r.named(name) = positive(v)
-			}
+			r.latency(&r.Part, metric, k6Names[m[1]], v)
 		}
 	case "http_req_failed":
 		m := k6Failed().FindStringSubmatch(value)
@@ -153,9 +150,7 @@ func k6JSON(output string, r *Reading) error {
 	}
 	for from, to := range k6Names {
 		if ms, ok := k.Metrics[trend].number(from); ok && from != "p(50)" {
-			if r.read(trend); n > 0 {
-				*r.named(to) = positive(ms / 1e3)
-			}
+			r.latency(&r.Part, trend, to, ms/1e3)
 		}
 	}
 	return nil

@@ -77,27 +77,11 @@ func ohaJSON(output string, r *Reading) error {
 		if v == nil {
 			continue
 		}
-		*r.named(name) = positive(*v)
+		heading := ""
 		if strings.HasPrefix(name, "p") {
-			r.read(ohaPercentiles)
+			heading = ohaPercentiles
 		}
+		r.latency(&r.Part, heading, name, *v)
 	}
 	return nil
-}
-
-// named gives the field of a latency by name.
-func (p *Part) named(name string) **float64 {
-	switch name {
-	case "mean":
-		return &p.Mean
-	case "p50":
-		return &p.P50
-	case "p90":
-		return &p.P90
-	case "p99":
-		return &p.P99
-	case "p99.9":
-		return &p.P999
-	}
-	return &p.Max
 }

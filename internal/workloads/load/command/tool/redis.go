@@ -12,7 +12,7 @@ import (
 
 func init() {
 	register(Tool{
-		Name: "redis-benchmark", Reads: "its text, that of -q, or --csv", Tested: "6.0.16, 7.0.15 and 8.0.2",
+		Name: "redis-benchmark", Reads: "its text, that of -q, or --csv", Tested: "6.0.16, 7.0.15 and 8.0.6",
 		Clock: "closed loop: from when a request is written until its reply is read",
 		parse: parseRedis,
 	})
@@ -38,7 +38,7 @@ func parseRedis(output string, r *Reading) error {
 	case strings.Contains(output, "======"):
 		parts, err = redisText(output, r)
 	default:
-		parts, err = redisLines(output)
+		parts, err = redisLines(output, r)
 	}
 	if err != nil {
 		return err
@@ -83,21 +83,8 @@ func inRounds(parts []Part) Part {
 	if len(parts) == 1 {
 		return all
 	}
-	each := float64(len(parts))
-	if all.Rate == nil {
-		all.Rate = sumOf(parts, func(p Part) *float64 {
-			if p.Rate == nil || *p.Rate <= 0 {
-				return nil
-			}
-			seconds := 1 / *p.Rate // of one request
-			return &seconds
-		})
-		if all.Rate != nil {
-			*all.Rate = each / *all.Rate
-		}
-	}
-	if all.Mean = sumOf(parts, func(p Part) *float64 { return p.Mean }); all.Mean != nil {
-		*all.Mean /= each
+	if all.Mean = sum(parts, func(p Part) *float64 { return p.Mean }); all.Mean != nil {
+		*all.Mean /= float64(len(parts))
 	}
 	for _, p := range parts {
 		if p.Max == nil {
@@ -109,19 +96,6 @@ func inRounds(parts []Part) Part {
 		}
 	}
 	return all
-}
-
-// sumOf adds up a number of parts; nil where one does not have it.
-func sumOf(parts []Part, of func(Part) *float64) *float64 {
-	sum := 0.0
-	for _, p := range parts {
-		v := of(p)
-		if v == nil {
-			return nil
-		}
-		sum += *v
-	}
-	return &sum
 }
 
 // latest is what stands on a line last: the progress of a run overwrites itself.
@@ -185,47 +159,25 @@ func redisLine(p *Part, section, line string, r *Reading) error {
 		p.Rate = &rate
 		return err
 	}
-	if m := redisQuantile().FindStringSubmatch(line); m != nil && strings.HasPrefix(section, redisDistribution) {
-		r.read(p.Name + ": " + redisDistribution)
-		return redisPercent(p, m[1], m[2])
+	if m := redisQuantile().FindStringSubmatch(line); m != nil && section == "" {
+		r.once("its latencies are shares of requests below whole steps, as redis-benchmark prints them before 6.2: not read")
+	} else if m != nil && strings.HasPrefix(section, redisDistribution) {
+		v, err := number(m[2])
+		return r.quantile(p, p.Name+": "+redisDistribution, m[1], v/1e3, err)
 	}
 	if fields := strings.Fields(line); section == "Summary:" && len(fields) == 6 && fields[0] != "avg" {
-		r.read(p.Name + ": " + redisLatency)
-		return redisSummary(p, []string{fields[0], fields[2], fields[4], fields[5]})
-	}
-	return nil
-}
-
-// redisPercent takes one line of the distribution, which doubles its resolution step by step: it has p50, and the
-// largest at 100 %, and of the other quantiles of a Part none.
-func redisPercent(p *Part, percent, ms string) error {
-	q, err := number(percent)
-	if err != nil {
-		return err
-	}
-	v, err := number(ms)
-	if err != nil {
-		return err
-	}
-	if field := p.quantile(q); field != nil {
-		*field = positive(v / 1e3)
-	}
-	return nil
-}
-
-// redisSummary takes the average, p50, p99 and largest latency in milliseconds.
-func redisSummary(p *Part, fields []string) error {
-	for i, to := range []**float64{&p.Mean, &p.P50, &p.P99, &p.Max} {
-		v, err := number(fields[i])
-		if err != nil {
-			return err
+		for i, name := range []string{"mean", "min", "p50", "p95", "p99", "max"} {
+			v, err := number(fields[i])
+			if err != nil {
+				return err
+			}
+			r.latency(p, p.Name+": "+redisLatency, name, v/1e3)
 		}
-		*to = positive(v / 1e3)
 	}
 	return nil
 }
 
-func redisLines(output string) ([]Part, error) {
+func redisLines(output string, r *Reading) ([]Part, error) {
 	var parts []Part
 	for line := range strings.Lines(output) {
 		line = strings.TrimSpace(latest(line))
@@ -249,7 +201,7 @@ func redisLines(output string) ([]Part, error) {
 			if err != nil {
 				return nil, err
 			}
-			p.P50 = positive(v / 1e3)
+			r.latency(&p, "", "p50", v/1e3)
 		}
 		parts = append(parts, p)
 	}
@@ -284,13 +236,9 @@ func redisCSV(output string, r *Reading) ([]Part, error) {
 			return nil, fmt.Errorf("it has more than %d operations", maxParts)
 		}
 		p := Part{Name: clip(row[0])}
-		for _, c := range []struct {
-			name  string
-			to    **float64
-			scale float64
-		}{{"rps", &p.Rate, 1}, {"avg_latency_ms", &p.Mean, 1e-3}, {"p50_latency_ms", &p.P50, 1e-3},
-			{"p99_latency_ms", &p.P99, 1e-3}, {"max_latency_ms", &p.Max, 1e-3}} {
-			i, ok := columns[c.name]
+		for column, name := range map[string]string{"rps": "", "avg_latency_ms": "mean", "p50_latency_ms": "p50",
+			"p99_latency_ms": "p99", "max_latency_ms": "max"} {
+			i, ok := columns[column]
 			if !ok {
 				continue
 			}
@@ -298,11 +246,10 @@ func redisCSV(output string, r *Reading) ([]Part, error) {
 			if err != nil {
 				return nil, err
 			}
-			if v *= c.scale; c.name == "rps" {
-				*c.to = &v
+			if name == "" {
+				p.Rate = &v
 			} else {
-				r.read(header)
-				*c.to = positive(v)
+				r.latency(&p, header, name, v/1e3)
 			}
 		}
 		parts = append(parts, p)

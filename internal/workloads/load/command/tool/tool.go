@@ -35,7 +35,8 @@ type Reading struct {
 	Parts    []Part   `json:"parts,omitempty"`    // of a tool that runs several operations or jobs, more than one
 	Warnings []string `json:"warnings,omitempty"` // what a reader of the numbers must know
 
-	headings map[string]bool // of the output, and whether a line below each was read
+	headings map[string]bool // of quantiles, and whether one below each was read
+	zero     map[string]bool // figures that are printed as 0
 	left     int64           // requests that the tool counts in its rate, and that are no Requests
 }
 
@@ -182,7 +183,7 @@ func (t *Tool) read(output string, r *Reading) error {
 var errSeveral = errors.New("it has the results of more than one run: print those of one, the measured one, " +
 	"and send those of others elsewhere, such as to /dev/null")
 
-// heading notes that the output has a heading, and read that a line below it was understood.
+// heading notes that the output has a heading of quantiles.
 func (r *Reading) heading(name string) {
 	if r.headings == nil {
 		r.headings = map[string]bool{}
@@ -192,33 +193,94 @@ func (r *Reading) heading(name string) {
 	}
 }
 
-func (r *Reading) read(heading string) {
+// latency takes a latency of a part in seconds, by its name, that stands below a heading; empty for none. One that is
+// printed as 0 is below the tool's unit, or of no request.
+func (r *Reading) latency(p *Part, heading, name string, seconds float64) {
 	r.heading(heading)
-	r.headings[heading] = true
+	field := p.latency(name)
+	if field == nil {
+		return
+	}
+	if r.headings[heading] = true; seconds > 0 {
+		*field = &seconds
+	} else {
+		r.rounded(p, name)
+	}
+}
+
+// rounded notes a figure that is printed as 0.
+func (r *Reading) rounded(p *Part, name string) {
+	if r.zero == nil {
+		r.zero = map[string]bool{}
+	}
+	r.zero[strings.TrimSpace(p.Name+" "+name)] = true
+}
+
+// quantile takes a quantile in percent, both as printed.
+func (r *Reading) quantile(p *Part, heading, percent string, value float64, err error) error {
+	q, wrong := number(percent)
+	if err = errors.Join(wrong, err); err == nil {
+		r.latency(p, heading, fmt.Sprintf("p%g", q), value)
+	}
+	return err
+}
+
+// once adds a warning that is not there yet.
+func (r *Reading) once(warning string) {
+	if !slices.Contains(r.Warnings, warning) {
+		r.Warnings = append(r.Warnings, warning)
+	}
 }
 
 // strange warns of a line below a heading that is not known, where others are.
 func (r *Reading) strange(heading, line string) {
-	r.Warnings = append(r.Warnings, fmt.Sprintf("below %q the line %q is not known, so what it says is not read", heading,
+	r.once(fmt.Sprintf("below %q the line %q is not known, so what it says is not read", heading,
 		clip(strings.TrimSpace(line))))
+}
+
+// either adds up failures of several kinds, of which one request can have more than one: their number is known where
+// there are those of one kind only. It is nil where it is not known.
+func (r *Reading) either(kinds ...int64) *int64 {
+	all := sum(kinds, func(n int64) *int64 { return &n })
+	if most := slices.Max(kinds); all != nil && *all > most {
+		r.once(fmt.Sprintf("of its requests %d failed at least: a request may be counted under several kinds of failures, "+
+			"%d together", most, *all))
+		return nil
+	}
+	return all
 }
 
 // warn adds what follows from the numbers themselves: figures that contradict each other are both taken back, and what
 // is absent without a word of the tool is named.
 func (r *Reading) warn(grain float64) {
 	for _, name := range slices.Sorted(maps.Keys(r.headings)) {
-		if !r.headings[name] {
-			r.Warnings = append(r.Warnings, fmt.Sprintf("below %q there is no line that is known, so what stands there is "+
-				"not read: another version of %s may write it otherwise", name, r.Tool))
+		if name != "" && !r.headings[name] {
+			r.once(fmt.Sprintf("below %q there is no quantile that is known, so what stands there is not read: another "+
+				"version of %s, or its options, may write it otherwise", name, r.Tool))
 		}
 	}
-	if len(r.Parts) == 0 {
-		r.Warnings = append(r.Warnings, r.Part.disagreeing(grain, r.left)...)
-	}
+	parts := []*Part{&r.Part}
 	for i := range r.Parts {
-		for _, w := range r.Parts[i].disagreeing(grain, 0) {
-			r.Warnings = append(r.Warnings, r.Parts[i].Name+": "+w)
+		parts = append(parts, &r.Parts[i])
+	}
+	for i, p := range parts {
+		if p.Seconds != nil && *p.Seconds == 0 && (p.Requests == nil || *p.Requests > 0) {
+			p.Seconds = nil
+			r.rounded(p, "duration")
 		}
+		if i == 0 && len(r.Parts) > 0 {
+			continue
+		}
+		for _, w := range p.disagreeing(grain, r.left) {
+			if len(r.Parts) > 0 {
+				w = p.Name + ": " + w
+			}
+			r.Warnings = append(r.Warnings, w)
+		}
+	}
+	if len(r.zero) > 0 && (r.Requests == nil || *r.Requests > 0) {
+		r.once("it prints 0 for " + clip(strings.Join(slices.Sorted(maps.Keys(r.zero)), ", ")) +
+			": below its unit, or of no request, and not read")
 	}
 	if r.Errors == nil {
 		r.Warnings = append(r.Warnings, "it does not say how many requests failed")
@@ -245,7 +307,7 @@ func (p *Part) disagreeing(grain float64, left int64) (says []string) {
 	for of := range wrong {
 		*of = nil
 	}
-	if p.Requests == nil || p.Seconds == nil || p.Rate == nil || *p.Seconds == 0 {
+	if p.Requests == nil || p.Seconds == nil || p.Rate == nil {
 		return says
 	}
 	// Ten requests, a tenth, and half of a hundredth of a second: tools round, redis-benchmark to hundredths, and their
@@ -291,25 +353,15 @@ func (p Part) check() error {
 	return nil
 }
 
-// quantile gives the field of a quantile in percent; nil for one that a Part does not have.
-func (p *Part) quantile(percent float64) **float64 {
-	switch percent {
-	case 50:
-		return &p.P50
-	case 90:
-		return &p.P90
-	case 99:
-		return &p.P99
-	case 99.9:
-		return &p.P999
-	case 100:
-		return &p.Max
-	}
-	return nil
+// latency gives the field of a latency by its name; nil for one that a Part does not have.
+func (p *Part) latency(name string) **float64 {
+	return map[string]**float64{"mean": &p.Mean, "p50": &p.P50, "p90": &p.P90, "p99": &p.P99, "p99.9": &p.P999,
+		"p100": &p.Max, "max": &p.Max}[name]
 }
 
 // together sums parts into one. Parts that ran one after the other (in turn) took the sum of their times, others the
-// longest. Quantiles of several distributions do not add up, so those of several parts together are absent.
+// longest; where one does not say how many requests it made, all made as many. Quantiles of several distributions do
+// not add up, so those of several parts together are absent.
 func together(parts []Part, inTurn bool) Part {
 	if len(parts) == 1 {
 		return parts[0]
@@ -320,20 +372,35 @@ func together(parts []Part, inTurn bool) Part {
 		Bytes:    sum(parts, func(p Part) *int64 { return p.Bytes }),
 		Seconds:  sum(parts, func(p Part) *float64 { return p.Seconds }),
 	}
-	switch {
-	case !inTurn:
+	if !inTurn {
 		all.Rate = sum(parts, func(p Part) *float64 { return p.Rate })
 		if all.Seconds != nil {
 			*all.Seconds = *slices.MaxFunc(parts, func(a, b Part) int { return cmp.Compare(*a.Seconds, *b.Seconds) }).Seconds
 		}
-	case all.Requests != nil && all.Seconds != nil && *all.Seconds > 0:
-		all.Rate = new(float64(*all.Requests) / *all.Seconds)
+		return all
+	}
+	// The times are rounded more than the rates are.
+	weight := func(p Part) float64 {
+		if all.Requests == nil {
+			return 1
+		}
+		return float64(*p.Requests)
+	}
+	made := sum(parts, func(p Part) *float64 { return new(weight(p)) })
+	took := sum(parts, func(p Part) *float64 {
+		if p.Rate == nil || *p.Rate <= 0 {
+			return nil
+		}
+		return new(weight(p) / *p.Rate)
+	})
+	if made != nil && took != nil && *took > 0 {
+		all.Rate = new(*made / *took)
 	}
 	return all
 }
 
 // sum adds up a figure of parts, no less than 0; nil where there are none, or one does not say.
-func sum[N int64 | float64](parts []Part, of func(Part) *N) *N {
+func sum[P any, N int64 | float64](parts []P, of func(P) *N) *N {
 	if len(parts) == 0 {
 		return nil
 	}
@@ -348,14 +415,6 @@ func sum[N int64 | float64](parts []Part, of func(Part) *N) *N {
 		}
 	}
 	return &all
-}
-
-// positive is a latency as a tool gives it; nil for 0, which is one below the tool's unit or of no request.
-func positive(seconds float64) *float64 {
-	if seconds == 0 {
-		return nil
-	}
-	return &seconds
 }
 
 // clip keeps what a tool wrote from filling a message.

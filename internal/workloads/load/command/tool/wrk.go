@@ -2,6 +2,7 @@ package tool
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -62,15 +63,21 @@ func parseWrk(output string, r *Reading) error {
 	if r.Requests == nil || r.Rate == nil {
 		return errors.New("its last lines are missing: there is no \"N requests in\" or no \"Requests/sec\"")
 	}
-	r.Errors = &w.errors
+	if r.Errors = r.either(w.late, w.status); r.Errors != nil {
+		*r.Errors += w.broken
+	}
+	if w.late > 0 && r.Tool == "wrk" { // stats_record in its stats.c
+		r.once(fmt.Sprintf("%d answers took longer than its timeout, and are missing from all of its latencies", w.late))
+	}
 	return nil
 }
 
 // wrkReader is the state of reading wrk's text line by line.
 type wrkReader struct {
-	r         *Reading
-	errors    int64
-	quantiles bool // inside the distribution that counts
+	r            *Reading
+	broken       int64 // by sockets: no requests of its count
+	late, status int64 // answered, but late or with a status of failure, or both
+	quantiles    bool  // inside the distribution that counts
 }
 
 func (w *wrkReader) line(line string) error {
@@ -83,8 +90,8 @@ func (w *wrkReader) line(line string) error {
 	}
 	if w.quantiles {
 		if m := wrkQuantile().FindStringSubmatch(line); m != nil {
-			w.r.read(wrkDistribution)
-			return w.quantile(m[1], m[2])
+			v, err := duration(m[2])
+			return w.r.quantile(&w.r.Part, wrkDistribution, m[1], v, err)
 		}
 		if w.quantiles = strings.Contains(line, "%"); w.quantiles {
 			w.r.strange(wrkDistribution, line)
@@ -98,10 +105,10 @@ func (w *wrkReader) line(line string) error {
 		return w.total(m)
 	}
 	if m := wrkErrors().FindStringSubmatch(line); m != nil {
-		return w.failures(m[1:])
+		return errors.Join(addCounts(&w.broken, m[1:4]...), addCounts(&w.late, m[4]))
 	}
 	if m := wrkStatus().FindStringSubmatch(line); m != nil {
-		return w.failures(m[1:])
+		return addCounts(&w.status, m[1])
 	}
 	if m := wrkRate().FindStringSubmatch(line); m != nil {
 		rate, err := number(m[1])
@@ -124,22 +131,8 @@ func (w *wrkReader) threads(mean, largest string) error {
 	if err != nil {
 		return err
 	}
-	w.r.Mean, w.r.Max = positive(m), positive(x)
-	return nil
-}
-
-func (w *wrkReader) quantile(percent, value string) error {
-	p, err := number(percent)
-	if err != nil {
-		return err
-	}
-	v, err := duration(value)
-	if err != nil {
-		return err
-	}
-	if field := w.r.quantile(p); field != nil {
-		*field = positive(v)
-	}
+	w.r.latency(&w.r.Part, "", "mean", m)
+	w.r.latency(&w.r.Part, "", "max", x)
 	return nil
 }
 
@@ -160,13 +153,14 @@ func (w *wrkReader) total(m []string) error {
 	return nil
 }
 
-func (w *wrkReader) failures(counts []string) error {
+// addCounts adds counts to a sum.
+func addCounts(sum *int64, counts ...string) error {
 	for _, c := range counts {
 		n, err := count(c)
 		if err != nil {
 			return err
 		}
-		if w.errors += n; w.errors < 0 {
+		if *sum += n; *sum < 0 {
 			return errors.New("it counts more errors than there can be")
 		}
 	}
