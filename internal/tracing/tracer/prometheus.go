@@ -23,14 +23,14 @@ type selector struct {
 	labels map[string]string
 }
 
-var metricName = regexp.MustCompile(`^[a-zA-Z_:][a-zA-Z0-9_:]*$`)
+var metricName = regexp.MustCompile(`^[a-zA-Z_:][a-zA-Z0-9_:]*`)
 
 // parseSelector reads a selector. The error reads on after what it is called.
 func parseSelector(text string) (*selector, error) {
 	text = strings.TrimSpace(text)
 	name, _, labelled := strings.Cut(text, "{")
 	name = strings.TrimSpace(name)
-	if !metricName.MatchString(name) {
+	if name == "" || metricName.FindString(name) != name {
 		return nil, fmt.Errorf("is no name of a metric: %q", name)
 	}
 	if !labelled {
@@ -54,11 +54,19 @@ func parseSelector(text string) (*selector, error) {
 //
 // Only the metric's own samples are parsed: a page of metrics may be long, and a mistake in another metric is none in
 // this one. Without its # TYPE line a metric is untyped, so the _count of a histogram is a metric as any other.
+// Prometheus itself refuses such a page as a whole, and one with carriage returns.
 func (s *selector) sum(page string) (total int64, seen bool, err error) {
 	var own strings.Builder
 	for line := range strings.Lines(page) {
-		rest, ok := strings.CutPrefix(strings.TrimLeft(line, " \t"), s.name)
-		if ok && rest != "" && strings.ContainsAny(rest[:1], "{ \t") { // no longer name
+		sample := strings.TrimLeft(line, " \t")
+		if strings.HasPrefix(sample, "#") {
+			continue
+		}
+		if strings.Count(escapes.Replace(line), `"`)%2 == 1 { // the next line may be part of a label
+			return 0, false, fmt.Errorf("the page of metrics has a label that does not end on its line: %q", line)
+		}
+		if metricName.FindString(sample) == s.name ||
+			strings.HasPrefix(sample, "{") && strings.Contains(sample, `"`+s.name+`"`) {
 			own.WriteString(plainSample(line) + "\n")
 		}
 	}
@@ -88,6 +96,9 @@ func (s *selector) sum(page string) (total int64, seen bool, err error) {
 	}
 	return int64(math.Round(sum)), seen, nil
 }
+
+// escapes takes escaped characters out of labels.
+var escapes = strings.NewReplacer(`\\`, "", `\"`, "")
 
 // plainSample is a line without what OpenMetrics has and the text format of Prometheus does not: an exemplar, a
 // timestamp in seconds with a fraction, and a carriage return at the end of the line.
@@ -119,7 +130,7 @@ func plainSample(line string) string {
 
 // parseSamples parses lines of the text format that hold samples of one metric.
 func parseSamples(name, lines string) ([]*dto.Metric, error) {
-	parser := expfmt.NewTextParser(model.LegacyValidation)
+	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(strings.NewReader(lines))
 	if err != nil {
 		return nil, err
@@ -130,7 +141,9 @@ func parseSamples(name, lines string) ([]*dto.Metric, error) {
 func labelsOf(m *dto.Metric) map[string]string {
 	labels := map[string]string{}
 	for _, l := range m.GetLabel() {
-		labels[l.GetName()] = l.GetValue()
+		if l.GetValue() != "" { // which is the same as none
+			labels[l.GetName()] = l.GetValue()
+		}
 	}
 	return labels
 }
