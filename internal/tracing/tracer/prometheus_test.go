@@ -106,7 +106,8 @@ func sameAsPrometheus(t *testing.T, page string, strict bool) (compared int) {
 // oddPages have what real pages seldom have, each of which Prometheus reads.
 var oddPages = []string{
 	"a 1", "a 1 1700000000000\nb 2\n", "a NaN\nb +Inf\nc -Inf\nd 1e300\ne -0\n", "a{b=\"c\",} 1\n", "a{} 1\na{b=\"\"} 2\n",
-	"a{b=\"c\"} 1\na{b=\"c\"} 1\n", "a 1 1000\na 2 2000\n", "a{b=\"c\",b=\"d\"} 1\n", "\ta 1\n", "a\t1\n", "a {b=\"c\"} 1\n",
+	"a{b=\"c\"} 1\na{b=\"c\"} 1\n", "a 1 1000\na 2 2000\n", "a{b=\"c\",b=\"d\"} 1\n", "\ta 1\n", "a\t1\n",
+	"a {b=\"c\"} 1\n",
 	"{\"a\",b=\"c\"} 1\na{b=\"d\"} 2\n", "{\"a\"} 1\n{\"a b\"} 5\n", "{b=\"a\",\"c\"} 1\n", "a{\"b.c\"=\"d\"} 1\n",
 	"a{b=\"\\\\\\\"\\n}\"} 1\n", "# HELP a \"open\na 1\n", "# a 5\n#a 6\na 1\n",
 	"a 1 # {t=\"x\"} 0.5 1.5\n# EOF\n", "a_total 1 1700000000.25 # {} 1\na_created 1.7e9\n# EOF\n",

@@ -45,7 +45,7 @@ type heyReader struct {
 	whole   bool  // the section of statuses was there: the last but one of the text
 }
 
-// heyDistributions are the headings of quantiles: hey's and that of oha before 0.6, and that of oha since.
+// heyDistributions are the headings of quantiles: hey's and that of oha before 0.5.9, and that of oha since.
 var heyDistributions = []string{"Latency distribution:", "Response time distribution:"}
 
 func parseHeyLike(output string, r *Reading) error {
@@ -74,6 +74,8 @@ func parseHeyLike(output string, r *Reading) error {
 	r.Requests, r.Errors = &requests, &failures
 	if h.answers == 0 {
 		r.Mean, r.Max, r.headings, r.zero = nil, nil, nil, nil // it prints 0, NaN or nothing
+	} else {
+		r.missing(h.broken, "requests without an answer")
 	}
 	return nil
 }

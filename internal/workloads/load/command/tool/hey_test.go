@@ -1,6 +1,7 @@
 package tool
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -41,6 +42,20 @@ func TestStrangeQuantiles(t *testing.T) {
 	}
 }
 
+// A long output of lines that are not known is named in a few warnings.
+func TestManyStrangeLines(t *testing.T) {
+	var output strings.Builder
+	output.WriteString("Summary:\n  Requests/sec:\t1\n\nStatus code distribution:\n  [200]\t1 responses\n\n" +
+		"Latency distribution:\n")
+	for i := range 200_000 {
+		fmt.Fprintf(&output, "  p%d: 1\n", i)
+	}
+	r, err := Parse("hey", []byte(output.String()))
+	if err != nil || len(r.Warnings) > 2*maxStrange {
+		t.Errorf("%d warnings, %v", len(r.Warnings), err)
+	}
+}
+
 // A sum of parts of which one does not say is not known.
 func TestTogether(t *testing.T) {
 	n, s, rate := int64(3), 2.0, 1.5
@@ -50,6 +65,11 @@ func TestTogether(t *testing.T) {
 	}
 	if all := together([]Part{whole, whole}, true); *all.Seconds != 4 || *all.Rate != 1.5 {
 		t.Errorf("one after the other: %+v", all)
+	}
+	none := 0.0
+	short := Part{Requests: &n, Seconds: &none, Rate: &rate}
+	if all := together([]Part{whole, short}, true); all.Seconds != nil || *all.Rate != 1.5 {
+		t.Errorf("one took less than can be printed: %+v", all)
 	}
 	if all := together([]Part{whole, {Requests: &n}}, false); *all.Requests != 6 || all.Errors != nil || all.Rate != nil ||
 		all.Seconds != nil {

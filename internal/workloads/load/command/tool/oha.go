@@ -8,7 +8,7 @@ import (
 func init() {
 	register(Tool{
 		Name: "oha", Reads: "its text (--no-tui) or JSON (--output-format json)",
-		Tested: "1.4.7 and 1.15.0; 0.5.9, by its source",
+		Tested: "0.5.9 to 1.15.0",
 		Clock: "closed loop, with a limit of the rate where one is set (-q): from when a request is sent until its " +
 			"answer is read; from when it was due instead with --latency-correction",
 		parse:  parseOha,
@@ -69,6 +69,7 @@ func ohaJSON(output string, r *Reading) error {
 	if h.answers == 0 {
 		return nil
 	}
+	r.missing(h.broken, "requests without an answer")
 	if len(o.Percentiles) > 0 {
 		r.heading(ohaPercentiles)
 	}

@@ -23,8 +23,11 @@ import (
 // MaxBytes is the largest output that Parse reads. The summary of any of these tools is a few kilobytes.
 const MaxBytes = 4 << 20
 
-// maxParts is the most operations or jobs that are read from one output.
-const maxParts = 1000
+// maxParts is the most operations or jobs that are read from one output, and maxStrange the most lines that are named.
+const (
+	maxParts   = 1000
+	maxStrange = 20
+)
 
 // Reading is what one run of a tool said.
 type Reading struct {
@@ -36,7 +39,7 @@ type Reading struct {
 	Warnings []string `json:"warnings,omitempty"` // what a reader of the numbers must know
 
 	headings map[string]bool // of quantiles, and whether one below each was read
-	zero     map[string]bool // figures that are printed as 0
+	zero     []string        // figures that are printed as 0
 	left     int64           // requests that the tool counts in its rate, and that are no Requests
 }
 
@@ -204,16 +207,8 @@ func (r *Reading) latency(p *Part, heading, name string, seconds float64) {
 	if r.headings[heading] = true; seconds > 0 {
 		*field = &seconds
 	} else {
-		r.rounded(p, name)
+		r.zero = append(r.zero, strings.TrimSpace(p.Name+" "+name))
 	}
-}
-
-// rounded notes a figure that is printed as 0.
-func (r *Reading) rounded(p *Part, name string) {
-	if r.zero == nil {
-		r.zero = map[string]bool{}
-	}
-	r.zero[strings.TrimSpace(p.Name+" "+name)] = true
 }
 
 // quantile takes a quantile in percent, both as printed.
@@ -234,8 +229,17 @@ func (r *Reading) once(warning string) {
 
 // strange warns of a line below a heading that is not known, where others are.
 func (r *Reading) strange(heading, line string) {
-	r.once(fmt.Sprintf("below %q the line %q is not known, so what it says is not read", heading,
-		clip(strings.TrimSpace(line))))
+	if len(r.Warnings) < maxStrange {
+		r.once(fmt.Sprintf("below %q the line %q is not known, so what it says is not read", heading,
+			clip(strings.TrimSpace(line))))
+	}
+}
+
+// missing warns of requests that the tool leaves out of its latencies.
+func (r *Reading) missing(n int64, which string) {
+	if n > 0 {
+		r.once(fmt.Sprintf("%d %s are missing from all of its latencies", n, which))
+	}
 }
 
 // either adds up failures of several kinds, of which one request can have more than one: their number is known where
@@ -264,9 +268,8 @@ func (r *Reading) warn(grain float64) {
 		parts = append(parts, &r.Parts[i])
 	}
 	for i, p := range parts {
-		if p.Seconds != nil && *p.Seconds == 0 && (p.Requests == nil || *p.Requests > 0) {
-			p.Seconds = nil
-			r.rounded(p, "duration")
+		if p.untimed() {
+			p.Seconds, r.zero = nil, append(r.zero, strings.TrimSpace(p.Name+" duration"))
 		}
 		if i == 0 && len(r.Parts) > 0 {
 			continue
@@ -278,8 +281,8 @@ func (r *Reading) warn(grain float64) {
 			r.Warnings = append(r.Warnings, w)
 		}
 	}
-	if len(r.zero) > 0 && (r.Requests == nil || *r.Requests > 0) {
-		r.once("it prints 0 for " + clip(strings.Join(slices.Sorted(maps.Keys(r.zero)), ", ")) +
+	if slices.Sort(r.zero); len(r.zero) > 0 && (r.Requests == nil || *r.Requests > 0) {
+		r.once("it prints 0 for " + clip(strings.Join(slices.Compact(r.zero), ", ")) +
 			": below its unit, or of no request, and not read")
 	}
 	if r.Errors == nil {
@@ -359,6 +362,11 @@ func (p *Part) latency(name string) **float64 {
 		"p100": &p.Max, "max": &p.Max}[name]
 }
 
+// untimed says whether the duration is rounded to 0.
+func (p *Part) untimed() bool {
+	return p.Seconds != nil && *p.Seconds == 0 && (p.Requests == nil || *p.Requests > 0)
+}
+
 // together sums parts into one. Parts that ran one after the other (in turn) took the sum of their times, others the
 // longest; where one does not say how many requests it made, all made as many. Quantiles of several distributions do
 // not add up, so those of several parts together are absent.
@@ -370,7 +378,12 @@ func together(parts []Part, inTurn bool) Part {
 		Requests: sum(parts, func(p Part) *int64 { return p.Requests }),
 		Errors:   sum(parts, func(p Part) *int64 { return p.Errors }),
 		Bytes:    sum(parts, func(p Part) *int64 { return p.Bytes }),
-		Seconds:  sum(parts, func(p Part) *float64 { return p.Seconds }),
+		Seconds: sum(parts, func(p Part) *float64 {
+			if p.untimed() {
+				return nil
+			}
+			return p.Seconds
+		}),
 	}
 	if !inTurn {
 		all.Rate = sum(parts, func(p Part) *float64 { return p.Rate })
@@ -380,21 +393,19 @@ func together(parts []Part, inTurn bool) Part {
 		return all
 	}
 	// The times are rounded more than the rates are.
-	weight := func(p Part) float64 {
-		if all.Requests == nil {
-			return 1
+	made, took := 0.0, 0.0
+	for _, p := range parts {
+		n := 1.0
+		if all.Requests != nil {
+			n = float64(*p.Requests)
 		}
-		return float64(*p.Requests)
-	}
-	made := sum(parts, func(p Part) *float64 { return new(weight(p)) })
-	took := sum(parts, func(p Part) *float64 {
 		if p.Rate == nil || *p.Rate <= 0 {
-			return nil
+			return all
 		}
-		return new(weight(p) / *p.Rate)
-	})
-	if made != nil && took != nil && *took > 0 {
-		all.Rate = new(*made / *took)
+		made, took = made+n, took + n / *p.Rate
+	}
+	if took > 0 {
+		all.Rate = new(made / took)
 	}
 	return all
 }

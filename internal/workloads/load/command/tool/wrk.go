@@ -2,7 +2,6 @@ package tool
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -66,8 +65,8 @@ func parseWrk(output string, r *Reading) error {
 	if r.Errors = r.either(w.late, w.status); r.Errors != nil {
 		*r.Errors += w.broken
 	}
-	if w.late > 0 && r.Tool == "wrk" { // stats_record in its stats.c
-		r.once(fmt.Sprintf("%d answers took longer than its timeout, and are missing from all of its latencies", w.late))
+	if r.Tool == "wrk" { // stats_record in its stats.c
+		r.missing(w.late, "answers that took longer than its timeout")
 	}
 	return nil
 }
