@@ -100,32 +100,21 @@ func (s *selector) sum(page string) (total int64, seen bool, err error) {
 // escapes takes escaped characters out of labels.
 var escapes = strings.NewReplacer(`\\`, "", `\"`, "")
 
+// sampleLine is a sample: its name and labels, its value, its timestamp, and an exemplar.
+var sampleLine = regexp.MustCompile(
+	`^\s*([\w:]*[ \t]*(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?)[ \t]*([^\s{}]+)(?:[ \t]+([^\s#]+))?\s*(?:#.*)?\s*$`)
+
 // plainSample is a line without what OpenMetrics has and the text format of Prometheus does not: an exemplar, a
 // timestamp in seconds with a fraction, and a carriage return at the end of the line.
 func plainSample(line string) string {
-	quoted, end := false, 0 // where the labels end
-	for i := 0; i < len(line); i++ {
-		switch c := line[i]; {
-		case c == '\\' && quoted:
-			i++
-		case c == '"':
-			quoted = !quoted
-		case c == '}' && !quoted:
-			end = i + 1
-		case c == '#' && !quoted:
-			line = line[:i]
-		}
+	m := sampleLine.FindStringSubmatch(line)
+	if m == nil {
+		return strings.TrimSpace(line)
 	}
-	labels, values := line[:min(end, len(line))], strings.Fields(line[min(end, len(line)):])
-	if labels == "" && len(values) > 0 {
-		labels, values = values[0], values[1:]
+	if _, err := strconv.ParseFloat(m[3], 64); err == nil {
+		m[3] = "" // when it was counted plays no part
 	}
-	if len(values) == 2 {
-		if _, err := strconv.ParseFloat(values[1], 64); err == nil {
-			values = values[:1] // when it was counted plays no part
-		}
-	}
-	return labels + " " + strings.Join(values, " ")
+	return strings.TrimSpace(strings.Join(m[1:], " "))
 }
 
 // parseSamples parses lines of the text format that hold samples of one metric.
