@@ -102,8 +102,9 @@ func parseFio(output string, r *Reading) error {
 	if known {
 		r.Errors = &failed
 	}
-	if len(groups) > 1 { // they may have run one after the other
+	if len(groups) > 1 {
 		r.Rate, r.Seconds = nil, nil
+		r.once("its groups of jobs may have run one after the other, so they have no rate together")
 	}
 	if len(parts) > 1 {
 		r.Name, r.Parts = "", parts
