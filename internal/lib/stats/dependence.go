@@ -24,8 +24,9 @@ type correlation struct{ lag1, share float64 }
 // within blocks is random, and the rest is spread evenly. What real runs showed lay between 0.2 and 0.76.
 var autocorrelations = correlations([]float64{0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95}, []float64{1})
 
-// states are what one arm's own differences are held against.
-var states = correlations([]float64{0.2, 0.5, 0.7, 0.8, 0.9, 0.95}, []float64{0.25, 0.5, 0.75, 1})
+// states are what one arm's own differences are held against, and where there are enough of them those of all arms: to
+// 0.98, as a state slower than the run looks like an effect.
+var states = correlations([]float64{0.2, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98}, []float64{0.25, 0.5, 0.75, 1})
 
 func correlations(lags, shares []float64) []correlation {
 	all := []correlation{{0, 1}}
@@ -53,12 +54,13 @@ type Dependence struct {
 // Known reports whether there were enough values to learn from. If not, Widen leaves intervals as they are.
 func (d Dependence) Known() bool { return d.Values >= minDependence }
 
-// LearnDependence learns the lag-1 autocorrelation from series of values in the order of blocks, all of one metric:
-// each arm's differences at each level. The likelihood is that of a first-order autoregression with unknown mean and
-// variance, on the normal scores of the values, so that a few wild values do not hide it. A constant series says
-// nothing.
-func LearnDependence(series ...[]float64) Dependence {
-	d, slow := learn(autocorrelations, series), learn(states, series)
+// LearnDependence learns the lag-1 autocorrelation from series of values in the order of blocks, all of one metric: the
+// differences of the twins and of the arms, at each level. The likelihood is that of a first-order autoregression with
+// unknown mean and variance, on the normal scores of the values, so that a few wild values do not hide it. A constant
+// series says nothing. The mean of the twins is known to be 0: a state slower than the run, which no series shows to
+// vary, moves them apart as a whole.
+func LearnDependence(twins, arms [][]float64) Dependence {
+	d, slow := learn(autocorrelations, nil, slices.Concat(twins, arms)), learn(states, twins, arms)
 	d.slow = &slow
 	return d
 }
@@ -66,7 +68,7 @@ func LearnDependence(series ...[]float64) Dependence {
 // WithOwn adds what the series of one arm show. What varies in one arm alone does not show in its twins, and their
 // white noise would outvote it. The intervals of the arm are widened by the larger of both.
 func (d Dependence) WithOwn(series ...[]float64) Dependence {
-	own := learn(states, series)
+	own := learn(states, nil, series)
 	d.own = &own
 	return d
 }
@@ -77,21 +79,28 @@ func LearnOwn(xs []float64) Dependence { return Dependence{}.WithOwn(xs) }
 // OwnKnown reports whether there were enough values of the arm itself.
 func (d Dependence) OwnKnown() bool { return d.own != nil && d.own.Values >= MinOwn }
 
-func learn(models []correlation, series [][]float64) Dependence {
+// learn holds series against models, about whatever mean they have, and series about a mean of 0.
+func learn(models []correlation, aboutZero, series [][]float64) Dependence {
 	d := Dependence{models: models}
 	logs := make([]float64, len(models))
 	for i := range logs {
 		logs[i] = math.Log((1 - priorOfIndependence) / float64(len(logs)-1))
 	}
 	logs[0] = math.Log(priorOfIndependence)
-	for _, xs := range series {
-		if len(xs) < 3 || slices.Min(xs) == slices.Max(xs) {
-			continue
+	add := func(xs []float64, scores func([]float64) []float64, likelihood func(fitted) float64) {
+		if !vary(xs) {
+			return
 		}
 		d.Values += len(xs)
-		for i, m := range fitAll(models, normalScores(xs)) {
-			logs[i] += m.logLikelihood
+		for i, m := range fitAll(models, scores(xs)) {
+			logs[i] += likelihood(m)
 		}
+	}
+	for _, xs := range aboutZero {
+		add(xs, signedScores, func(m fitted) float64 { return m.aboutZero })
+	}
+	for _, xs := range series {
+		add(xs, normalScores, func(m fitted) float64 { return m.logLikelihood })
 	}
 	largest := slices.Max(logs)
 	var total float64
@@ -118,10 +127,13 @@ func (d Dependence) Widen(e Estimate, xs []float64) Estimate {
 
 func widen(value, end, inflation float64) float64 { return value - math.Sqrt(inflation)*(value-end) }
 
+// vary reports whether a series says anything of its dependence.
+func vary(xs []float64) bool { return len(xs) >= 3 && slices.Min(xs) < slices.Max(xs) }
+
 // inflation is by how much dependence multiplies the variance of the mean of xs: the mean over what the correlation
 // may be.
 func (d Dependence) inflation(xs []float64) float64 {
-	if len(xs) < 3 || slices.Min(xs) == slices.Max(xs) {
+	if !vary(xs) {
 		return 1
 	}
 	inflation := 1.0
@@ -153,15 +165,12 @@ func (e Estimate) Beyond(v float64) bool {
 }
 
 // Strong reports whether the arm, or all arms together, show dependence of such strength that the widened interval of
-// xs may still be too narrow. Of independent blocks, 0 to 2 % do in simulations.
+// xs may still be too narrow. Of independent blocks, 1 to 4 % do in simulations.
 func (d Dependence) Strong(xs []float64) bool {
-	if len(xs) < 3 || slices.Min(xs) == slices.Max(xs) {
-		return false
-	}
 	shown := func(known bool, by *Dependence) bool {
 		return known && by.weights[0] < shownBelow && by.over(xs) > strongInflation
 	}
-	return shown(d.OwnKnown(), d.own) || shown(d.Known(), d.slow)
+	return vary(xs) && (shown(d.OwnKnown(), d.own) || shown(d.Known(), d.slow))
 }
 
 // The weights of independence below which states widen intervals, and are taken as shown; and the factor on a variance
@@ -208,14 +217,15 @@ func (d Dependence) Ratio(pairs []Pair, seed uint64) (Estimate, bool) {
 	return exponentiated(d.Widen(PseudoMedian(logs, seed), logs)), true
 }
 
-// fitted is a correlation fitted to a series: the log of the likelihood, with mean and variance integrated out, and the
-// estimated variance of the mean.
-type fitted struct{ logLikelihood, variance float64 }
+// fitted is a correlation fitted to a series: the logs of the likelihood, with mean and variance integrated out, and
+// with a mean of 0; and the estimated variance of the mean.
+type fitted struct{ logLikelihood, aboutZero, variance float64 }
 
 // fitAll fits each of the correlations by the Kalman filter of the state, run on the series and on ones: with R the
 // correlation matrix of the series, it gives |R|, 1'R^-1 1, 1'R^-1 y and y'R^-1 y.
 func fitAll(models []correlation, ys []float64) []fitted {
 	fits := make([]fitted, len(models))
+	n := float64(len(ys))
 	for i, m := range models {
 		var logDeterminant, ones, cross, square float64
 		var state, unit float64 // as predicted from the values before
@@ -231,11 +241,21 @@ func fitAll(models []correlation, ys []float64) []fitted {
 		}
 		rest := square - cross*cross/ones
 		fits[i] = fitted{
-			logLikelihood: -(logDeterminant + math.Log(ones) + float64(len(ys)-1)*math.Log(rest)) / 2,
+			logLikelihood: -(logDeterminant + math.Log(ones) + (n-1)*math.Log(rest)) / 2,
+			aboutZero:     -(logDeterminant + n*math.Log(square)) / 2,
 			variance:      rest / ones,
 		}
 	}
 	return fits
+}
+
+// signedScores are normal scores about 0: those of the values among themselves and their opposites.
+func signedScores(xs []float64) []float64 {
+	both := slices.Clone(xs)
+	for _, x := range xs {
+		both = append(both, -x)
+	}
+	return normalScores(both)[:len(xs)]
 }
 
 // normalScores replaces each value by the normal quantile of its rank. Equal values share the mean of their ranks.

@@ -30,7 +30,7 @@ func TestDependentBlocksBySimulation(t *testing.T) {
 			r := rand.New(rand.NewPCG(uint64(shape.levels*100+shape.blocks), uint64(1000*rho)))
 			var before, after, width, lag float64
 			for range runs {
-				var series [][]float64
+				var twins, arms [][]float64
 				var pairs []Pair
 				for level := range shape.levels {
 					base, twin, arm := autoregressive(r, shape.blocks, rho), autoregressive(r, shape.blocks, rho), autoregressive(r,
@@ -42,9 +42,9 @@ func TestDependentBlocksBySimulation(t *testing.T) {
 						twin[i] -= base[i]
 						arm[i] -= base[i]
 					}
-					series = append(series, twin, arm)
+					twins, arms = append(twins, twin), append(arms, arm)
 				}
-				d := LearnDependence(series...)
+				d := LearnDependence(twins, arms)
 				e, w := Difference(pairs, 1), d.Difference(pairs, 1)
 				if !e.Excludes(0) {
 					before++

@@ -60,7 +60,7 @@ func TestStoppingBySimulation(t *testing.T) {
 						value = Median(column)
 						valued = Precise(value, value.Value, target)
 					}
-					e = LearnDependence(Differences(pairs), Differences(twins)).Difference(pairs, uint64(i))
+					e = LearnDependence([][]float64{Differences(twins)}, [][]float64{Differences(pairs)}).Difference(pairs, uint64(i))
 				}
 				far, _ := FarEnd(twins, uint64(i))
 				count := func(into *float64, yes bool) {

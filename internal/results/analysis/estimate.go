@@ -219,7 +219,8 @@ func (d *Difference) judge(arm string, e stats.Estimate, far float64, farKnown b
 const LossReason = "lost trials"
 
 // tooNarrow is why nothing is claimed where blocks depend on each other strongly.
-const tooNarrow = "neighbouring blocks resemble each other too much: its interval may still be too narrow"
+const tooNarrow = "neighbouring blocks resemble each other too much, or the twins differ: its interval may still be " +
+	"too narrow"
 
 // unresolved says why a difference is not resolved; empty when it is.
 func unresolved(arm string, d stats.Estimate, visible float64, farKnown bool) string {
@@ -280,11 +281,13 @@ func (t *Table) dependence(metric string, of func([]stats.Pair) []float64) map[s
 
 // dependencesOf learns from the series of all arms together, and for each arm from its own.
 func dependencesOf(series map[string][][]float64) map[string]stats.Dependence {
-	var together [][]float64
+	var others [][]float64
 	for _, arm := range slices.Sorted(maps.Keys(series)) {
-		together = append(together, series[arm]...)
+		if arm != record.AA {
+			others = append(others, series[arm]...)
+		}
 	}
-	shared := stats.LearnDependence(together...)
+	shared := stats.LearnDependence(series[record.AA], others)
 	all := map[string]stats.Dependence{}
 	for arm, own := range series {
 		all[arm] = shared.WithOwn(own...)
@@ -328,7 +331,8 @@ func (s *Summary) warnOfDependence(dependences map[armMetric]stats.Dependence) {
 			"intervals are wider for it and may still be too narrow", strongDependence, strings.Join(strong, ", ")))
 	}
 	if len(claims) > 0 {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("neighbouring blocks resemble each other so much that intervals may "+
-			"still be too narrow, and what is not far outside of them is not resolved, in %s", strings.Join(claims, ", ")))
+		s.Warnings = append(s.Warnings, fmt.Sprintf("neighbouring blocks resemble each other, or the twins "+
+			"differ, so much that intervals may still be too narrow, and what is not far outside of them is not resolved, "+
+			"in %s", strings.Join(claims, ", ")))
 	}
 }

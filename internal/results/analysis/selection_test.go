@@ -283,7 +283,8 @@ func TestDependentBlocks(t *testing.T) {
 		for i := range trials {
 			trials[i].Metrics["own"] = 100
 			if trials[i].Arm != record.Direct {
-				trials[i].Metrics["own"] += float64(trials[i].Block/period*period*37%30) + 0.01*float64(i%7)
+				noise := float64(trials[i].Block/period*period*37%30) - 15 // the twins are apart in blocks, not as a whole
+				trials[i].Metrics["own"] += noise + 0.01*float64(i%7)
 			}
 		}
 		d := summarize(t, run, trials).Find("own", "candidate", nil).Difference
