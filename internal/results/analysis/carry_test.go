@@ -1,12 +1,12 @@
 package analysis_test
 
 import (
+	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
 
 	"tare/internal/experiment/record"
-	"tare/internal/results/analysis"
 	"tare/test/analysistest"
 	"tare/test/long"
 )
@@ -15,13 +15,21 @@ import (
 // the positions of trials known and without them. Without carry-over it must not be blamed.
 func TestCarryOverBySimulation(t *testing.T) {
 	t.Parallel()
-	run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 30})
-	for i := range trials {
-		trials[i].Loads, trials[i].Counts = nil, nil
+	t.Log("| carry-over, sd | blocks | resolved without positions % | with % | said % |")
+	runs := long.Repeat(60, 400)
+	if *simulated > 0 {
+		runs = *simulated
 	}
-	for _, carry := range []float64{0, 3} {
-		runs := long.Repeat(60, 1000)
-		r := rand.New(rand.NewPCG(31, uint64(carry)))
+	for _, c := range long.Some(2, []struct {
+		carry  float64
+		blocks int
+		least  float64 // said, in per cent
+	}{{0, 30, 0}, {0, 18, 0}, {1.5, 30, 40}, {3, 30, 88}, {3, 18, 50}, {3, 50, 95}}) {
+		run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: c.blocks})
+		for i := range trials {
+			trials[i].Loads, trials[i].Counts = nil, nil
+		}
+		r := rand.New(rand.NewPCG(31, uint64(c.carry)))
 		var before, resolved, blamed float64
 		each := 100 / float64(runs)
 		for range runs {
@@ -35,35 +43,36 @@ func TestCarryOverBySimulation(t *testing.T) {
 				trials[i].Arm = arms[order[i%3]]
 				x := 100 + r.NormFloat64()
 				if i > 0 && trials[i-1].Arm == "candidate" {
-					x += carry
+					x += c.carry
 				}
 				trials[i].Metrics = map[string]float64{"own": x}
 			}
-			is := func(positions bool) *analysis.Difference {
+			summary := func(positions bool) (resolved bool, warnings string) {
 				for i := range trials {
 					trials[i].Position = i % 3
 					if !positions {
 						trials[i].Position = 0
 					}
 				}
-				return summarize(t, run, trials).Find("own", "candidate", nil).Difference
+				s := summarize(t, run, trials)
+				return s.Find("own", "candidate", nil).Difference.Resolved, strings.Join(s.Warnings, " ")
 			}
-			if is(false).Resolved {
+			if is, _ := summary(false); is {
 				before += each
 			}
-			d := is(true)
-			if d.Resolved {
+			is, warnings := summary(true)
+			if is {
 				resolved += each
 			}
-			warnings := strings.Join(summarize(t, run, trials).Warnings, " ")
 			if strings.Contains(warnings, "changes the trial that runs right after it") {
 				blamed += each
 			}
 		}
-		t.Logf("carry-over of %g sd: resolved %.1f %% without positions, %.1f %% with; said %.1f %%", carry, before,
-			resolved, blamed)
-		if resolved > 5 || carry == 0 && blamed > 5 || carry > 0 && blamed < 85 {
-			t.Errorf("carry-over of %g sd: resolved %.1f %%, said %.1f %%", carry, resolved, blamed)
+		t.Logf("| %g | %d | %.1f | %.1f | %.1f |", c.carry, c.blocks, before, resolved, blamed)
+		// three standard errors of so many runs
+		slack := func(p float64) float64 { return 3 * math.Sqrt(p*(100-p)/float64(runs)) }
+		if resolved > 5+slack(5) || c.carry == 0 && blamed > 1+slack(1) || blamed < c.least-slack(c.least) {
+			t.Errorf("carry-over of %g sd, %d blocks: resolved %.1f %%, said %.1f %%", c.carry, c.blocks, resolved, blamed)
 		}
 	}
 }

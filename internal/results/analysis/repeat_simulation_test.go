@@ -12,75 +12,109 @@ import (
 	"tare/test/long"
 )
 
-// TestRepeatsBySimulation: a subject 0.3 ms faster than its baseline stalls more often, and every stall spoils its
+// stalling is a subject that is faster than its baseline, in ms, and stalls more often by a factor of times.
+type stalling struct {
+	name         string
+	blocks       int
+	base         float64 // how often the baseline stalls
+	faster       float64
+	noise, stall func(*rand.Rand) float64
+	times        []float64
+	seed         uint64
+}
+
+// How repeats count was chosen on the first of these, and is judged on the others.
+var stallings = []stalling{
+	{"as chosen", 30, 0.1, 0.3, func(r *rand.Rand) float64 { return 0.3 * r.NormFloat64() },
+		func(r *rand.Rand) float64 { return 5 + 5*r.ExpFloat64() }, []float64{1, 2, 3}, 28},
+	{"rare, of a log-normal length", 20, 0.05, 0.3, func(r *rand.Rand) float64 { return 0.2 * r.NormFloat64() },
+		func(r *rand.Rand) float64 { return 4 * math.Exp(r.NormFloat64()) }, []float64{1, 3, 5}, 29},
+	{"common and short, skewed noise", 40, 0.2, 0.15,
+		func(r *rand.Rand) float64 { return 0.2 * math.Exp(r.NormFloat64()/2) },
+		func(*rand.Rand) float64 { return 1 }, []float64{1, 1.3, 1.6, 2}, 30},
+	{"few blocks", 18, 0.15, 0.5, func(r *rand.Rand) float64 { return 0.3 * r.NormFloat64() },
+		func(r *rand.Rand) float64 { return 3 + 10*r.Float64() }, []float64{1, 2, 3}, 31},
+}
+
+// TestRepeatsBySimulation: a subject that is faster than its baseline stalls more often, and every stall spoils its
 // trial, which is run again up to twice. The values that stand are those without a stall, so the interval of what is
 // left misses the difference that the subject makes. In no more than 5 % of runs is such a difference resolved.
 func TestRepeatsBySimulation(t *testing.T) {
-	const blocks, base = 30, 0.1
+	t.Parallel()
 	runs := long.Repeat(60, 1000)
 	if *simulated > 0 {
 		runs = *simulated
 	}
-	t.Log("| stalls | truth, ms | resolved % | of all: resolved, and the interval misses % | wrong sign % |")
-	for _, times := range []float64{1, 2, 3} {
-		r := rand.New(rand.NewPCG(28, uint64(times)))
-		draw := func(arm string) (value float64, stalled bool) {
-			chance := base
-			value = 10 + 0.3*r.NormFloat64()
-			if arm == "candidate" {
-				value, chance = value-0.3, base*times
-			}
-			if r.Float64() < chance {
-				return value + 5 + 5*r.ExpFloat64(), true
-			}
-			return value, false
-		}
-		averages := make([]float64, 50_000)
-		for i := range averages {
-			for range 2 {
-				arm, _ := draw("candidate")
-				direct, _ := draw(record.Direct)
-				averages[i] += (arm - direct) / 2
+	t.Log("| setting | stalls | truth, ms | resolved % | of all: resolved, and the interval misses % | wrong sign % |")
+	for i, c := range stallings {
+		if i == 0 || long.Enabled() {
+			for _, times := range c.times {
+				c.judge(t, times, runs)
 			}
 		}
-		truth := stats.Median(averages).Value
-		var resolved, wrong, sign float64
-		each := 100 / float64(runs)
-		for range runs {
-			run, trials := simulatedRun(blocks, func(string, int) float64 { return 0 })
-			run.Metrics[0].Cost = false
-			var all []record.Trial
-			for _, trial := range trials {
-				for attempt := range 3 {
-					another := trial
-					value, stalled := draw(trial.Arm)
-					another.Attempt, another.Metrics = attempt, map[string]float64{costs: value / 1e3}
-					if stalled {
-						another.Validity = record.Validity{Reasons: []record.Reason{{
-							Gate: "lag", Cause: ledger.Neighbour, Message: "late", Voids: []string{costs},
-						}}}
-					}
-					if all = append(all, another); !stalled {
-						break
-					}
+	}
+}
+
+func (c *stalling) judge(t *testing.T, times float64, runs int) {
+	t.Helper()
+	r := rand.New(rand.NewPCG(c.seed, uint64(times)))
+	draw := func(arm string) (value float64, stalled bool) {
+		chance := c.base
+		value = 10 + c.noise(r)
+		if arm == "candidate" {
+			value, chance = value-c.faster, c.base*times
+		}
+		if r.Float64() < chance {
+			return value + c.stall(r), true
+		}
+		return value, false
+	}
+	averages := make([]float64, 50_000)
+	for i := range averages {
+		for range 2 {
+			arm, _ := draw("candidate")
+			direct, _ := draw(record.Direct)
+			averages[i] += (arm - direct) / 2
+		}
+	}
+	truth := stats.Median(averages).Value
+	var resolved, wrong, sign float64
+	each := 100 / float64(runs)
+	for range runs {
+		run, trials := simulatedRun(c.blocks, func(string, int) float64 { return 0 })
+		run.Metrics[0].Cost = false
+		var all []record.Trial
+		for _, trial := range trials {
+			for attempt := range 3 {
+				another := trial
+				value, stalled := draw(trial.Arm)
+				another.Attempt, another.Metrics = attempt, map[string]float64{costs: value / 1e3}
+				if stalled {
+					another.Validity = record.Validity{Reasons: []record.Reason{{
+						Gate: "lag", Cause: ledger.Neighbour, Message: "late", Voids: []string{costs},
+					}}}
+				}
+				if all = append(all, another); !stalled {
+					break
 				}
 			}
-			d := summarize(t, run, slices.Clip(all)).Find(costs, "candidate", nil).Difference
-			if !d.Resolved {
-				continue
-			}
-			resolved += each
-			if truth/1e3 < *d.Lo || truth/1e3 > *d.Hi {
-				wrong += each
-			}
-			if truth*d.Value < 0 {
-				sign += each
-			}
 		}
-		t.Logf("| x%g | %+.2f | %.1f | %.1f | %.1f |", times, truth, resolved, wrong, sign)
-		const most = 5
-		if slack := 3 * math.Sqrt(most*(100-most)/float64(runs)); wrong > most+slack {
-			t.Errorf("stalls x%g: %.1f %% of differences are resolved with an interval that misses", times, wrong)
+		e := summarize(t, run, slices.Clip(all)).Find(costs, "candidate", nil)
+		if e == nil || !e.Difference.Resolved {
+			continue
 		}
+		d := e.Difference
+		resolved += each
+		if truth/1e3 < *d.Lo || truth/1e3 > *d.Hi {
+			wrong += each
+		}
+		if truth*d.Value < 0 {
+			sign += each
+		}
+	}
+	t.Logf("| %s | x%g | %+.2f | %.1f | %.1f | %.1f |", c.name, times, truth, resolved, wrong, sign)
+	const most = 5
+	if slack := 3 * math.Sqrt(most*(100-most)/float64(runs)); wrong > most+slack {
+		t.Errorf("%s, stalls x%g: %.1f %% of differences are resolved with an interval that misses", c.name, times, wrong)
 	}
 }
