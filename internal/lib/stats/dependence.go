@@ -165,7 +165,7 @@ func (e Estimate) Beyond(v float64) bool {
 }
 
 // Strong reports whether the arm, or all arms together, show dependence of such strength that the widened interval of
-// xs may still be too narrow. Of independent blocks, 1 to 4 % do in simulations.
+// xs may still be too narrow. Of independent blocks, 2 to 3 % do in simulations.
 func (d Dependence) Strong(xs []float64) bool {
 	shown := func(known bool, by *Dependence) bool {
 		return known && by.weights[0] < shownBelow && by.over(xs) > strongInflation

@@ -69,7 +69,7 @@ func TestCarryOverBySimulation(t *testing.T) {
 			}
 		}
 		t.Logf("| %g | %d | %.1f | %.1f | %.1f |", c.carry, c.blocks, before, resolved, blamed)
-		// three standard errors of so many runs
+		// three standard errors
 		slack := func(p float64) float64 { return 3 * math.Sqrt(p*(100-p)/float64(runs)) }
 		if resolved > 5+slack(5) || c.carry == 0 && blamed > 1+slack(1) || blamed < c.least-slack(c.least) {
 			t.Errorf("carry-over of %g sd, %d blocks: resolved %.1f %%, said %.1f %%", c.carry, c.blocks, resolved, blamed)
