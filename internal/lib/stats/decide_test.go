@@ -117,7 +117,8 @@ func decideMany(noise func(*rand.Rand) float64, shift, lag1 float64, sequential 
 				n = min(NextLook(len(differences)), end)
 			}
 			grow(n)
-			e, _, _ = LearnDependence([][]float64{twins}, [][]float64{differences}).At(differences, 0, confidence, uint64(i))
+			dependence := LearnDependence([][]float64{twins}, [][]float64{differences}).WithOwn(differences)
+			e, _, _ = dependence.At(differences, 0, confidence, uint64(i))
 			covered = covered && !e.Excludes(shift)
 			if e.Excludes(0) {
 				break

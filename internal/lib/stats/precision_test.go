@@ -60,7 +60,9 @@ func TestStoppingBySimulation(t *testing.T) {
 						value = Median(column)
 						valued = Precise(value, value.Value, target)
 					}
-					e = LearnDependence([][]float64{Differences(twins)}, [][]float64{Differences(pairs)}).Difference(pairs, uint64(i))
+					ds := Differences(pairs)
+					d := LearnDependence([][]float64{Differences(twins)}, [][]float64{ds}).WithOwn(ds)
+					e = d.Difference(pairs, uint64(i))
 				}
 				far, _ := FarEnd(twins, uint64(i))
 				count := func(into *float64, yes bool) {

@@ -27,7 +27,8 @@ func TestPowerBySimulation(t *testing.T) {
 		decided, widened := 0.0, 0.0
 		for try := range tries {
 			arm, twin := pairs(pilot, 1)
-			dependence := stats.LearnDependence([][]float64{stats.Differences(twin)}, [][]float64{stats.Differences(arm)})
+			ds := stats.Differences(arm)
+			dependence := stats.LearnDependence([][]float64{stats.Differences(twin)}, [][]float64{ds}).WithOwn(ds)
 			c := comparison{arm: "subject", pairs: arm, dependence: dependence, kept: arm, seed: uint64(try)}
 			d, _ := c.difference()
 			row := PowerRow{Half: d.half(), N: d.N, independent: d.independent()}
