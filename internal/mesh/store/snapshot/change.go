@@ -188,18 +188,12 @@ func (s *Store) writable(n *node, lines uint32) (words, error) {
 }
 
 // setSlot makes a slot name another line, 0 for none.
-func (s *Store) setSlot(slot, before, after uint32) error {
+func (s *Store) setSlot(slot, line uint32) error {
 	w, err := s.leaf(&s.slotTree, slot/slotsPerLeaf)
 	if err != nil {
 		return err
 	}
-	if before != 0 {
-		s.slotTree.sum -= mark(slot, before)
-	}
-	if after != 0 {
-		s.slotTree.sum += mark(slot, after)
-	}
-	w[slot%slotsPerLeaf] = after
+	w[slot%slotsPerLeaf] = line
 	return nil
 }
 
@@ -214,7 +208,6 @@ func (s *Store) writeName(name string) (piece, error) {
 	w[nameLength] = uint32(len(name))
 	text := w[nameText:].bytes()
 	clear(text[copy(text, name):])
-	w[nameCheck] = w.check(nameCheck)
 	return piece{line, n}, nil
 }
 
@@ -241,14 +234,14 @@ func (s *Store) replace(c *cluster, lines uint32) (words, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.setSlot(c.slot, c.at.line, line); err != nil {
+	if err := s.setSlot(c.slot, line); err != nil {
 		return nil, err
 	}
 	s.drop(c.at)
 	c.at = piece{line, lines}
 	w := s.m.at(line, lines)
-	w[clusterID], w[clusterMax], w[clusterCount], w[clusterForm] = c.id, 0, 0, 0
-	w[clusterLines], w[clusterName], w[clusterSlot] = lines, c.text.line, c.slot
+	clear(w[:clusterTable])
+	w[clusterID], w[clusterLines], w[clusterName] = c.id, lines, c.text.line
 	return w, nil
 }
 
@@ -301,7 +294,6 @@ func (s *Store) setCluster(x *mesh.Cluster) (err error) {
 		s.writeIPv6(table)
 	}
 	clear(table[size:])
-	w[clusterCheck] = w.check(clusterCheck)
 	return nil
 }
 
@@ -361,13 +353,12 @@ func (s *Store) absent(c *cluster) error {
 		return err
 	}
 	clear(w[clusterTable:])
-	w[clusterCheck] = w.check(clusterCheck)
 	return nil
 }
 
 // forget gives back the slot of a cluster that nobody names.
 func (s *Store) forget(c *cluster) error {
-	if err := s.setSlot(c.slot, c.at.line, 0); err != nil {
+	if err := s.setSlot(c.slot, 0); err != nil {
 		return err
 	}
 	s.drop(c.at)
@@ -521,7 +512,6 @@ func (s *Store) writeListener(x *mesh.Listener, k *key, name uint32,
 			return 0, 0, err
 		}
 	}
-	w[listenerCheck] = w.check(listenerCheck)
 	return line, lines, nil
 }
 
@@ -650,12 +640,6 @@ func (s *Store) setBucket(k *key, before, after uint32) error {
 		entries = slices.Delete(entries, i, i+1)
 	default:
 		entries[i].line = after
-	}
-	if before != 0 {
-		s.bucketTree.sum -= mark(tag, before)
-	}
-	if after != 0 {
-		s.bucketTree.sum += mark(tag, after)
 	}
 	for {
 		clear(w)

@@ -2,7 +2,6 @@ package snapshot
 
 import (
 	"encoding/binary"
-	"hash/crc32"
 	"math/bits"
 	"net/netip"
 	"unsafe"
@@ -11,16 +10,16 @@ import (
 	"tare/internal/mesh/store"
 )
 
-// A configuration in lines of 64 bytes, as bpf/snapshot.h has it, with what only the writer reads: names, lengths and
-// checks, so that the writer can read it back after a change that failed.
+// A configuration in lines of 64 bytes, as bpf/snapshot.h has it, with what only the writer reads: names and lengths,
+// so that the writer can read it back after a change that failed.
 //
 //	line 0    the root word, the seed of the hash, and two sizes
-//	root      a line of counts and checks, then a directory of branches of slots, then one of branches of buckets
+//	root      a line with the generation, then a directory of branches of slots, then one of branches of buckets
 //	branch    two lines: 32 leaves
 //	leaf      a line: of slots 16, which name the line of a cluster each; of buckets one, which names up to 7 listeners, and the line of more
 //	cluster   half a line, then its endpoints as an alias table; the line of its name
 //	listener  a line, one for each rule, and alias tables of weighted clusters; the line of its name
-//	name      length, check, bytes
+//	name      length, bytes
 //
 // Directories, branches and leaves name line 0 where there is nothing. They are narrow because a change copies one of
 // each: what it copies is what programs must be waited for, and what it costs.
@@ -30,8 +29,6 @@ const (
 	lineBytes = 64
 	lineWords = 16
 	maxLines  = 1 << 24 // as many as a root word can name
-
-	magic = 0x65726174 // of the root
 
 	branchLeaves  = 32
 	branchLines   = branchLeaves / lineWords
@@ -56,19 +53,8 @@ const (
 	superListeners = 5
 )
 
-// Words of a root's first line.
-const (
-	rootGeneration = 0
-	rootDefined    = 2 // clusters that exist
-	rootSlots      = 3 // slots that are used
-	rootListeners  = 4
-	rootLines      = 5
-	rootSlotSum    = 6
-	rootBucketSum  = 8
-	rootMagic      = 10
-	rootAny        = 12 // listeners for any address, IPv4 and IPv6
-	rootCheck      = 15
-)
+// rootGeneration is the word of a root's first line that has anything.
+const rootGeneration = 0
 
 // Words of a cluster.
 const (
@@ -78,8 +64,6 @@ const (
 	clusterForm     = 3
 	clusterLines    = 4
 	clusterName     = 5
-	clusterSlot     = 6
-	clusterCheck    = 7
 	clusterTable    = 8 // where endpoints begin
 	endpoint4Words  = 4
 	endpoint6Words  = 8
@@ -94,7 +78,6 @@ const (
 	listenerTarget = 6
 	listenerLines  = 8
 	listenerName   = 9
-	listenerCheck  = 10
 	shareWords     = 4
 
 	ruleSource        = 0
@@ -107,8 +90,7 @@ const (
 	destinationOfIPv6 = 2
 
 	nameLength = 0
-	nameCheck  = 1
-	nameText   = 2
+	nameText   = 1
 )
 
 // words is memory of lines.
@@ -128,13 +110,6 @@ func (w words) at(line, lines uint32) words {
 }
 func (w words) get64(i int) uint64    { return uint64(w[i]) | uint64(w[i+1])<<32 }
 func (w words) put64(i int, v uint64) { w[i], w[i+1] = uint32(v), uint32(v>>32) }
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-// check is the CRC-32C of all words but the one where it is kept.
-func (w words) check(at int) uint32 {
-	return crc32.Update(crc32.Update(0, castagnoli, w[:at].bytes()), castagnoli, w[at+1:].bytes())
-}
 
 // geometry is how much room there is for what.
 type geometry struct {
@@ -212,8 +187,4 @@ func stir(h, with uint64) uint64 {
 	return h ^ h>>32
 }
 
-// mark is what an entry adds to a sum over all: a sum that costs nothing to keep, and that no entry can leave or come
-// into unseen.
-func mark(a, b uint32) uint64 {
-	return stir(stir(0x7461726574617265, uint64(a)<<32|uint64(b)), 0)
-}
+func nameLines(length int) uint32 { return uint32((4*nameText + length + lineBytes - 1) / lineBytes) }

@@ -97,24 +97,15 @@ type held struct {
 }
 
 // tree is one of the two that the root has.
-type tree struct {
-	branches, leaves []node
-	sum              uint64 // of the marks of all that leaves name
-}
+type tree struct{ branches, leaves []node }
 
 type node struct {
 	line  uint32
 	stamp uint64 // the change that made it: that change may write into it
 }
 
-func newTree(branches, leaves []uint32) (t tree) {
-	for _, line := range branches {
-		t.branches = append(t.branches, node{line: line})
-	}
-	for _, line := range leaves {
-		t.leaves = append(t.leaves, node{line: line})
-	}
-	return t
+func newTree(leaves uint32) tree {
+	return tree{branches: make([]node, leaves/branchLeaves), leaves: make([]node, leaves)}
 }
 
 type cluster struct {
@@ -202,75 +193,26 @@ func (s *Store) load() error {
 	}
 	s.seed = s.m.get64(superSeed)
 	s.grace.start()
-	c, err := decode(s.m, &s.g)
-	if err := errors.Join(err, s.grace.wait()); err != nil {
+	h, taken := s.read()
+	if err := s.grace.wait(); err != nil {
 		return err
 	}
+	s.held, s.stamp = h, h.generation
 	s.dropped, s.old, s.sealed, s.ready = chain{}, chain{}, chain{}, chain{}
 	s.room = newRoom(s.g.lines)
 	for from := uint32(1); from < s.g.lines; {
-		if c.taken[from] {
+		if taken[from] {
 			from++
 			continue
 		}
 		to := from
-		for to < s.g.lines && !c.taken[to] {
+		for to < s.g.lines && !taken[to] {
 			to++
 		}
 		s.room.give(from, to-from)
 		from = to
 	}
-	s.hold(c)
 	return nil
-}
-
-// hold makes what was decoded the configuration.
-func (s *Store) hold(c *contents) {
-	h := held{
-		generation: c.generation,
-		record:     c.root,
-		clusters:   make(map[string]*cluster, len(c.clusters)),
-		listeners:  make(map[string]*listener, len(c.listeners)),
-		keys:       make(map[key]*listener, len(c.listeners)),
-	}
-	s.stamp = c.generation
-	h.slotTree, h.bucketTree = newTree(c.slotBranches, c.slotLeaves), newTree(c.bucketBranches, c.bucketLeaves)
-	bySlot := make([]*cluster, s.g.slots())
-	ids := make([]bool, s.g.ids())
-	for _, x := range c.clusters {
-		e := &cluster{name: x.name, slot: x.slot, id: x.id, at: piece{x.line, x.lines}, text: piece{x.endsAt, x.nameLines},
-			endpoints: x.endpoints}
-		h.clusters[x.name], bySlot[x.slot] = e, e
-		h.slotTree.sum += mark(x.slot, x.line)
-		h.endpoints += uint64(x.endpoints)
-		if x.id != noID {
-			ids[x.id] = true
-			h.defined++
-		}
-	}
-	for slot := len(bySlot) - 1; slot >= 0; slot-- {
-		if bySlot[slot] == nil {
-			h.freeSlots = append(h.freeSlots, uint32(slot))
-		}
-	}
-	h.freeIDs = make([]uint32, len(ids))
-	for id, taken := range ids {
-		if !taken {
-			h.freeIDs[h.idsFree] = uint32(id)
-			h.idsFree++
-		}
-	}
-	for _, x := range c.listeners {
-		l := &listener{name: x.name, key: x.key, at: piece{x.line, x.lines}, text: piece{x.nameAt, x.nameRows}}
-		for _, slot := range x.uses {
-			l.uses = append(l.uses, bySlot[slot])
-			bySlot[slot].uses++
-		}
-		h.listeners[x.name], h.keys[x.key] = l, l
-		h.bucketTree.sum += mark(uint32(x.key.hash(s.seed)>>32), x.line)
-		h.count(&x.key, 1)
-	}
-	s.held = h
 }
 
 // count keeps how many listeners are for any address.
@@ -352,15 +294,8 @@ func (s *Store) commit() error {
 	}
 	w := s.m.at(line, n)
 	generation := s.generation + 1
-	head := w[:lineWords]
-	clear(head)
-	head.put64(rootGeneration, generation)
-	head[rootDefined], head[rootSlots], head[rootListeners] = s.defined, uint32(len(s.clusters)), uint32(len(s.listeners))
-	head[rootLines], head[rootMagic] = n, magic
-	head.put64(rootSlotSum, s.slotTree.sum)
-	head.put64(rootBucketSum, s.bucketTree.sum)
-	head[rootAny], head[rootAny+1] = s.unspecified[0], s.unspecified[1]
-	head[rootCheck] = head.check(rootCheck)
+	clear(w[:lineWords])
+	w.put64(rootGeneration, generation)
 	directory(w[lineWords:s.g.listeners()*lineWords], s.slotTree.branches)
 	directory(w[s.g.listeners()*lineWords:], s.bucketTree.branches)
 

@@ -291,13 +291,11 @@ func BenchmarkAll(b *testing.B) {
 			b.StartTimer()
 		}
 	})
-	b.Run("decode", func(b *testing.B) {
+	b.Run("read", func(b *testing.B) {
 		s := open(b, store.Options{})
 		mustApply(b, s, changes[0])
 		for b.Loop() {
-			if _, err := decode(s.m, &s.g); err != nil {
-				b.Fatal(err)
-			}
+			s.read()
 		}
 	})
 	b.Run("lookup", func(b *testing.B) {

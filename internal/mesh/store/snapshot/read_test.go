@@ -2,7 +2,6 @@ package snapshot
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
@@ -49,38 +48,29 @@ func (s *Store) over(memory []uint64) {
 }
 
 // text is what the map holds, without places.
-func (s *Store) text(t testing.TB) string {
-	t.Helper()
-	c, err := decode(s.m, &s.g)
-	if err != nil {
-		t.Fatal(err)
-	}
-	slot := map[uint32]string{}
+func (s *Store) text() string {
+	h, _ := s.read()
 	var lines []string
-	for _, x := range c.clusters {
-		slot[x.slot] = x.name
-		lines = append(lines, fmt.Sprintf("cluster %s %d: %v", x.name, x.id, s.m.at(x.line, x.lines)[clusterTable:]))
+	for name, x := range h.clusters {
+		lines = append(lines, fmt.Sprintf("cluster %s %d: %v", name, x.id, s.m.at(x.at.line, x.at.lines)[clusterTable:]))
 	}
-	for _, x := range c.listeners {
+	for name, x := range h.listeners {
 		var uses []string
-		for _, u := range x.uses {
-			uses = append(uses, slot[u])
+		for _, c := range x.uses {
+			uses = append(uses, c.name)
 		}
-		lines = append(lines, fmt.Sprintf("listener %s %v: %v", x.name, x.key, uses))
+		lines = append(lines, fmt.Sprintf("listener %s %v: %v", name, x.key, uses))
 	}
 	slices.Sort(lines)
-	return fmt.Sprintf("generation %d\n%s", c.generation, strings.Join(lines, "\n"))
+	return fmt.Sprintf("generation %d\n%s", h.generation, strings.Join(lines, "\n"))
 }
 
-// sound fails unless what the store knows is what the map holds, and no line is lost.
+// sound fails unless what the store knows is what the map holds, programs find it there, and no line is lost.
 func (s *Store) sound(t testing.TB) {
 	t.Helper()
-	c, err := decode(s.m, &s.g)
-	if err != nil {
-		t.Fatal(err)
-	}
+	now, lines := s.read()
 	taken := uint32(0)
-	for _, x := range c.taken {
+	for _, x := range lines {
 		if x {
 			taken++
 		}
@@ -91,7 +81,7 @@ func (s *Store) sound(t testing.TB) {
 	was := s.held
 	sorted := func(h *held) {
 		slices.Sort(h.freeSlots)
-		var ids []uint32
+		ids := []uint32{}
 		for i := range h.idsFree {
 			ids = append(ids, h.freeIDs[(h.firstID+i)%len(h.freeIDs)])
 		}
@@ -107,28 +97,63 @@ func (s *Store) sound(t testing.TB) {
 		for _, l := range h.listeners {
 			l.uses = slices.Clip(l.uses)
 			slices.SortFunc(l.uses, func(a, b *cluster) int { return int(a.slot) - int(b.slot) })
-		}
-	}
-	other := Store{m: s.m, g: s.g, seed: s.seed}
-	other.hold(c)
-	sorted(&other.held)
-	was.slotTree = tree{slices.Clone(was.slotTree.branches), slices.Clone(was.slotTree.leaves), was.slotTree.sum}
-	was.bucketTree = tree{slices.Clone(was.bucketTree.branches), slices.Clone(was.bucketTree.leaves), was.bucketTree.sum}
-	was.freeSlots = slices.Clone(was.freeSlots)
-	sorted(&was)
-	for _, x := range []any{&was, &other.held} {
-		h := x.(*held)
-		if h.freeIDs == nil {
-			h.freeIDs = []uint32{}
-		}
-		for _, l := range h.listeners {
 			if len(l.uses) == 0 {
 				l.uses = nil
 			}
 		}
 	}
-	if !reflect.DeepEqual(was, other.held) {
-		t.Fatalf("the store knows\n%+v\nbut the map holds\n%+v", was, other.held)
+	was.slotTree = tree{slices.Clone(was.slotTree.branches), slices.Clone(was.slotTree.leaves)}
+	was.bucketTree = tree{slices.Clone(was.bucketTree.branches), slices.Clone(was.bucketTree.leaves)}
+	was.freeSlots = slices.Clone(was.freeSlots)
+	sorted(&was)
+	sorted(&now)
+	if !reflect.DeepEqual(was, now) {
+		t.Fatalf("the store knows\n%+v\nbut the map holds\n%+v", was, now)
+	}
+	s.findable(t)
+}
+
+// findable fails unless listeners are where programs look for them, and alias tables lead nowhere but to what is there.
+func (s *Store) findable(t testing.TB) {
+	t.Helper()
+	for _, l := range s.listeners {
+		hash, found := l.key.hash(s.seed), false
+		for line := s.bucketTree.leaves[uint32(hash)&s.g.mask()].line; line != 0; {
+			b := s.m.at(line, 1)
+			for i := range bucketEntries {
+				found = found || b[2*i] == l.at.line && b[2*i+1] == uint32(hash>>32)
+			}
+			line = b[2*bucketEntries]
+		}
+		if !found {
+			t.Fatalf("listener %s is not where programs look for it", l.name)
+		}
+		w := s.m.at(l.at.line, l.at.lines)
+		for i := range 1 + w[listenerRules] {
+			target := w[listenerTarget:]
+			if i > 0 {
+				target = w.at(i, 1)[ruleTarget:]
+			}
+			for j := range target[0] {
+				if target[0] < 2 || target[0] == denied {
+					break
+				}
+				share := w[target[1]*lineWords+j*shareWords:]
+				for _, slot := range []uint32{share[1], share[2]} {
+					if !slices.ContainsFunc(l.uses, func(c *cluster) bool { return c.slot == slot }) {
+						t.Fatalf("listener %s names no cluster with slot %d", l.name, slot)
+					}
+				}
+			}
+		}
+	}
+	for _, c := range s.clusters {
+		w := s.m.at(c.at.line, c.at.lines)
+		for i := range w[clusterCount] {
+			if w[clusterForm] == endpointsOfIPv6 && w[clusterTable+i*endpoint6Words+6] >= w[clusterCount] {
+				t.Fatalf("endpoint %d of cluster %s is none", i, c.name)
+			}
+		}
 	}
 }
 
@@ -217,7 +242,7 @@ func TestSound(t *testing.T) {
 	}
 	mustApply(t, s, mesh.Change{RemovedClusters: slices.Collect(maps.Keys(s.clusters))})
 	s.sound(t)
-	if len(s.clusters)+len(s.listeners)+len(s.keys) != 0 || s.slotTree.sum != 0 || s.bucketTree.sum != 0 {
+	if len(s.clusters)+len(s.listeners)+len(s.keys) != 0 {
 		t.Errorf("something is left: %+v", s.held)
 	}
 }
@@ -236,7 +261,7 @@ func TestFull(t *testing.T) {
 	for name, change := range changes {
 		s := inMemory(t, crowded(), 4000)
 		mustApply(t, s, everything())
-		before := s.text(t)
+		before := s.text()
 		failed := 0
 		for free := uint32(0); ; free++ {
 			if err := s.load(); err != nil { // all that can be free is
@@ -262,7 +287,7 @@ func TestFull(t *testing.T) {
 			if failed++; !errors.As(err, &f) && !errors.Is(err, errFull) {
 				t.Fatalf("%s with %d lines free: %v", name, free, err)
 			}
-			if s.text(t) != before {
+			if s.text() != before {
 				t.Fatalf("%s with %d lines free: refused, but there is something of it", name, free)
 			}
 			s.sound(t)
@@ -270,7 +295,7 @@ func TestFull(t *testing.T) {
 		if failed < 5 {
 			t.Errorf("%s: failed only %d times", name, failed)
 		}
-		if s.text(t) == before {
+		if s.text() == before {
 			t.Errorf("%s: nothing was changed", name)
 		}
 	}
@@ -280,7 +305,7 @@ func TestApplyRefuses(t *testing.T) {
 	s := inMemory(t, store.Options{MaxClusters: 4, MaxListeners: 4, MaxEndpoints: 10}, 4000)
 	mustApply(t, s, mesh.Change{Clusters: []*mesh.Cluster{testCluster("a", at(1), at(2))},
 		Listeners: []*mesh.Listener{testListener("l", at(1), "a")}})
-	before := s.text(t)
+	before := s.text()
 	two := testListener("many", at(9), "a")
 	two.Chains[0].RBAC = []mesh.RBAC{{}, {}}
 	var clusters []*mesh.Cluster
@@ -314,81 +339,9 @@ func TestApplyRefuses(t *testing.T) {
 		if !errors.As(err, &f) || f.Code != fault.Usage || f.Where != c.where {
 			t.Errorf("%.64q: %v", c.where, err)
 		}
-		if s.text(t) != before {
+		if s.text() != before {
 			t.Errorf("%.64q: refused, but there is something of it", c.where)
 		}
 	}
 	s.sound(t)
-}
-
-// mended is a configuration whose checks are all right again after damage, as far as what is where has not changed.
-func mended(m words, c *contents) {
-	sum := func(w words, at int) { w[at] = w.check(at) }
-	sum(m.at(c.root, 1), rootCheck)
-	for _, x := range c.clusters {
-		sum(m.at(x.line, x.lines), clusterCheck)
-		sum(m.at(x.endsAt, x.nameLines), nameCheck)
-	}
-	for _, x := range c.listeners {
-		sum(m.at(x.line, x.lines), listenerCheck)
-		sum(m.at(x.nameAt, x.nameRows), nameCheck)
-	}
-}
-
-// FuzzDecode damages a configuration, in whole words, and reads it back. It may be refused, but what is read must be
-// sound.
-func FuzzDecode(f *testing.F) {
-	guest.KernelFree(f)
-	s := inMemory(f, crowded(), 2600)
-	mustApply(f, s, everything())
-	good, err := decode(s.m, &s.g)
-	if err != nil {
-		f.Fatal(err)
-	}
-	var used []uint32 // words
-	for line, taken := range good.taken {
-		for i := range uint32(lineWords) {
-			if taken {
-				used = append(used, uint32(line)*lineWords+i)
-			}
-		}
-	}
-	damage := func(word, value uint32) []byte {
-		b := binary.LittleEndian.AppendUint16(nil, uint16(slices.Index(used, word)))
-		return binary.LittleEndian.AppendUint32(b, value)
-	}
-	f.Add(false, []byte{})
-	l := good.listeners[0].line * lineWords
-	c := good.clusters[0].line * lineWords
-	for _, value := range []uint32{0, 1, good.root, 1 << 31, 1<<32 - 1} {
-		for _, word := range []uint32{superRoot, superRoot + 1, superSeed, good.root * lineWords,
-			good.root*lineWords + rootSlots, (good.root + 1) * lineWords, good.slotLeaves[0] * lineWords,
-			l, l + listenerRules, l + listenerTarget, l + listenerTarget + 1, l + listenerLines, l + listenerName, c,
-			c + clusterCount, c + clusterForm, c + clusterLines, c + clusterName, c + clusterSlot} {
-			f.Add(true, damage(word, value))
-			f.Add(false, damage(word, value))
-		}
-	}
-	f.Fuzz(func(t *testing.T, mend bool, data []byte) {
-		memory := make([]uint64, len(s.m)/2)
-		x := &Store{g: s.g, grace: &instant{}}
-		x.over(memory)
-		copy(x.m, s.m)
-		for ; len(data) >= 6; data = data[6:] {
-			x.m[used[int(binary.LittleEndian.Uint16(data))%len(used)]] = binary.LittleEndian.Uint32(data[2:])
-		}
-		if mend {
-			mended(x.m, good)
-		}
-		if err := x.load(); err != nil {
-			return
-		}
-		x.sound(t)
-		change := everything()
-		change.Listeners = change.Listeners[:20]
-		if _, err := x.Apply(context.Background(), change); err != nil && fault.CodeOf(err) != fault.Usage {
-			t.Fatal(err)
-		}
-		x.sound(t)
-	})
 }

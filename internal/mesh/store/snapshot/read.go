@@ -1,0 +1,147 @@
+package snapshot
+
+// read reads the configuration that programs see, and says by line what it takes. It trusts the map, into which nobody
+// but this process writes.
+func (s *Store) read() (h held, taken []bool) {
+	r := reader{m: s.m, taken: make([]bool, s.g.lines), held: &h, slots: make([]*cluster, s.g.slots())}
+	r.taken[0] = true
+	h = held{
+		record:     uint32(s.m.get64(superRoot) & (maxLines - 1)),
+		slotTree:   newTree(s.g.slotLeaves),
+		bucketTree: newTree(s.g.bucketLeaves),
+		clusters:   map[string]*cluster{},
+		listeners:  map[string]*listener{},
+		keys:       map[key]*listener{},
+	}
+	if h.record != 0 {
+		root := r.claim(piece{h.record, s.g.rootLines()})
+		h.generation = root.get64(rootGeneration)
+		r.tree(&h.slotTree, root[lineWords:])
+		r.tree(&h.bucketTree, root[s.g.listeners()*lineWords:])
+	}
+	r.clusters(s.g.ids())
+	r.listeners()
+	return h, r.taken
+}
+
+// reader fills in what is held.
+type reader struct {
+	*held
+	m     words
+	taken []bool     // by line
+	slots []*cluster // by slot
+}
+
+// claim takes the lines of one object.
+func (r *reader) claim(p piece) words {
+	for line := p.line; line < p.line+p.lines; line++ {
+		r.taken[line] = true
+	}
+	return r.m.at(p.line, p.lines)
+}
+
+// sized claims an object that says itself, in a word of its first line, how many lines it has.
+func (r *reader) sized(line, length uint32) (piece, words) {
+	p := piece{line, r.m[line*lineWords+length]}
+	return p, r.claim(p)
+}
+
+// tree reads the branches of a directory.
+func (r *reader) tree(t *tree, directory words) {
+	for i := range t.branches {
+		line := directory[i]
+		if t.branches[i].line = line; line == 0 {
+			continue
+		}
+		for j, leaf := range r.claim(piece{line, branchLines}) {
+			t.leaves[i*branchLeaves+j].line = leaf
+		}
+	}
+}
+
+// clusters reads those of all slots, and finds the slots and the numbers below ids that are free.
+func (r *reader) clusters(ids uint32) {
+	used := make([]bool, ids)
+	for i, leaf := range r.slotTree.leaves {
+		if leaf.line == 0 {
+			continue
+		}
+		for j, line := range r.claim(piece{leaf.line, 1}) {
+			if line == 0 {
+				continue
+			}
+			c := &cluster{slot: uint32(i*slotsPerLeaf + j)}
+			var w words
+			c.at, w = r.sized(line, clusterLines)
+			c.id, c.endpoints = w[clusterID], w[clusterCount]
+			c.name, c.text = r.name(w[clusterName])
+			if c.id != noID {
+				used[c.id] = true
+				r.defined++
+			}
+			r.endpoints += uint64(c.endpoints)
+			r.held.clusters[c.name], r.slots[c.slot] = c, c
+		}
+	}
+	for slot := len(r.slots) - 1; slot >= 0; slot-- {
+		if r.slots[slot] == nil {
+			r.freeSlots = append(r.freeSlots, uint32(slot))
+		}
+	}
+	r.freeIDs = make([]uint32, ids)
+	for id := range ids {
+		if !used[id] {
+			r.freeIDs[r.idsFree] = id
+			r.idsFree++
+		}
+	}
+}
+
+// listeners reads those of all buckets.
+func (r *reader) listeners() {
+	for _, leaf := range r.bucketTree.leaves {
+		for line := leaf.line; line != 0; {
+			bucket := r.claim(piece{line, 1})
+			for i := 0; i < bucketEntries && bucket[2*i] != 0; i++ {
+				l := r.listener(bucket[2*i])
+				r.held.listeners[l.name], r.keys[l.key] = l, l
+				r.count(&l.key, 1)
+			}
+			line = bucket[2*bucketEntries]
+		}
+	}
+}
+
+func (r *reader) listener(line uint32) *listener {
+	at, w := r.sized(line, listenerLines)
+	l := &listener{key: key{ip: [4]uint32(w[:4]), port: w[listenerPort]}, at: at}
+	l.name, l.text = r.name(w[listenerName])
+	r.target(l, w, w[listenerTarget:])
+	for i := range w[listenerRules] {
+		r.target(l, w, w.at(1+i, 1)[ruleTarget:])
+	}
+	return l
+}
+
+// target reads which clusters connections go to, by a target of the listener whose lines are w.
+func (r *reader) target(l *listener, w, target words) {
+	use := func(slot uint32) {
+		l.uses = append(l.uses, r.slots[slot])
+		r.slots[slot].uses++
+	}
+	switch count, where := target[0], target[1]; count {
+	case 0, denied:
+	case 1:
+		use(where)
+	default:
+		for i := range count {
+			use(w[where*lineWords+i*shareWords+1])
+		}
+	}
+}
+
+func (r *reader) name(line uint32) (string, piece) {
+	n := r.m[line*lineWords+nameLength]
+	at := piece{line, nameLines(int(n))}
+	return string(r.claim(at)[nameText:].bytes()[:n]), at
+}
