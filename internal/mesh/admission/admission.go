@@ -186,12 +186,8 @@ func (l *Load) ask(ctx context.Context, i int) (failed string, answered int64, e
 
 // certify gets the certificate of a pod by the token of its service account.
 func (l *Load) certify(ctx context.Context, i int) (failed string, err error) {
-	token, err := l.token(i)
-	if err != nil {
-		return failedCertificate, err
-	}
 	a := authority.Agent{Address: l.to.Certificates, Identity: l.to.Identities + account(i), Roots: l.to.Roots,
-		Token: token}
+		ReadToken: func() (authority.Token, error) { return l.token(i) }}
 	if _, err = a.Request(ctx, authority.Credentials{}); err != nil {
 		return failedCertificate, err
 	}

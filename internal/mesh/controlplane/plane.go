@@ -39,10 +39,8 @@ type PlaneOptions struct {
 	Credentials string
 	Life        time.Duration // of certificates; default authority.DefaultLife
 	RenewAfter  float64       // part of their life; default that of authority.Options
-	// Tokens are the bootstrap tokens by which agents get the first certificate of a key of their own
-	// (authority.Agent); nil: certificates are only renewed.
-	Tokens *authority.Tokens
-	// Accounts are service accounts of a Kubernetes cluster, whose tokens are taken as well; nil: none are.
+	// Accounts are service accounts of a Kubernetes cluster, by whose tokens agents get the first certificate of a key of
+	// their own (authority.Agent); nil: certificates are only renewed.
 	Accounts *authority.ServiceAccounts
 	// Names are the DNS names by which peers that have no identity in the mesh know the control plane
 	// (authority.Authority.WebTLS).
@@ -126,8 +124,7 @@ func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane,
 	}
 	p.server = New(options)
 	if p.authority != nil {
-		authority.NewService(p.authority, o.Tokens,
-			authority.ServiceOptions{Accounts: o.Accounts}).Register(p.server.Registrar())
+		authority.NewService(p.authority, authority.ServiceOptions{Accounts: o.Accounts}).Register(p.server.Registrar())
 	}
 	if _, err := p.Set(ctx, m); err != nil {
 		p.Close()

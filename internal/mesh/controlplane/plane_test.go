@@ -3,7 +3,11 @@ package controlplane
 import (
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"io"
 	"maps"
@@ -20,6 +24,8 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -374,8 +380,8 @@ func TestPlaneHandshakes(t *testing.T) {
 // token gets its certificate meanwhile.
 func TestPlaneStrangers(t *testing.T) {
 	const most, strangers = 8, 4
-	var tokens authority.Tokens
-	p, address := servedAtMost(t, most, secureMesh, PlaneOptions{Tokens: &tokens, Strangers: strangers})
+	accounts, token := accountOf(t, "web")
+	p, address := servedAtMost(t, most, secureMesh, PlaneOptions{Accounts: accounts, Strangers: strangers})
 	own := withoutCertificate(t, p)
 	own.NextProtos = []string{"h2"}
 	var open atomic.Int64
@@ -401,11 +407,7 @@ func TestPlaneStrangers(t *testing.T) {
 		t.Errorf("a proxy: %v", err)
 	}
 	const web = "spiffe://mesh.local/ns/default/sa/web"
-	token, err := tokens.New(web, time.Minute, false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a := authority.Agent{Address: address, Identity: web, Roots: p.Authority().RootsPEM(), Token: token}
+	a := authority.Agent{Address: address, Identity: web, Roots: p.Authority().RootsPEM(), ReadToken: token}
 	if _, err := a.Request(t.Context(), authority.Credentials{}); err != nil {
 		t.Errorf("an agent with a token: %v", err)
 	}
@@ -621,25 +623,49 @@ func TestPlaneRenewsOne(t *testing.T) {
 	}
 }
 
-// TestPlaneTokens: an agent with a token gets a certificate for a key of its own, and is told by that; the token is of
-// no use a second time, nor for another identity.
-func TestPlaneTokens(t *testing.T) {
-	var tokens authority.Tokens
-	p, address := served(t, secureMesh, PlaneOptions{Tokens: &tokens})
-	const web, api = "spiffe://mesh.local/ns/default/sa/web", "spiffe://mesh.local/ns/default/sa/api"
-	token, err := tokens.New(web, time.Minute, false)
+// accountOf is a service account in the namespace default of a cluster, and how its pods read their token.
+func accountOf(t *testing.T, name string) (*authority.ServiceAccounts, func() (authority.Token, error)) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
+	key := jose.JSONWebKey{Key: private, KeyID: "a", Algorithm: string(jose.ES256), Use: "sig"}
+	keys, err := json.Marshal(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{key.Public()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	accounts, err := authority.NewServiceAccounts(keys, "https://cluster", "tare")
+	if err != nil {
+		t.Fatal(err)
+	}
+	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: key}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return accounts, func() (authority.Token, error) {
+		text, err := jwt.Signed(signer).Claims(map[string]any{
+			"iss": "https://cluster", "aud": "tare", "sub": "system:serviceaccount:default:" + name,
+			"exp": time.Now().Add(time.Hour).Unix(),
+			"kubernetes.io": map[string]any{"namespace": "default", "serviceaccount": map[string]any{"name": name},
+				"pod": map[string]any{"uid": "p1"}},
+		}).Serialize()
+		return authority.Token(text), err
+	}
+}
+
+// TestPlaneTokens: an agent with a token gets a certificate for a key of its own, and is told by that; the token is of
+// no use for another identity.
+func TestPlaneTokens(t *testing.T) {
+	accounts, token := accountOf(t, "web")
+	p, address := served(t, secureMesh, PlaneOptions{Accounts: accounts})
+	const web, api = "spiffe://mesh.local/ns/default/sa/web", "spiffe://mesh.local/ns/default/sa/api"
 	request := func(id string) (authority.Credentials, error) {
-		a := authority.Agent{Address: address, Identity: id, Roots: p.Authority().RootsPEM(), Token: token}
+		a := authority.Agent{Address: address, Identity: id, Roots: p.Authority().RootsPEM(), ReadToken: token}
 		return a.Request(t.Context(), authority.Credentials{})
 	}
 	if _, err := request(api); status.Code(err) != codes.PermissionDenied && status.Code(err) != codes.Unauthenticated {
 		t.Errorf("a token of web asks for api: %v", err)
-	}
-	if token, err = tokens.New(web, time.Minute, false); err != nil {
-		t.Fatal(err)
 	}
 	c, err := request(web)
 	if err != nil {
@@ -649,8 +675,5 @@ func TestPlaneTokens(t *testing.T) {
 		authority.ControlPlane(p.Authority().TrustDomain())))
 	if got, err := ask(t, address, own, "web-1", ads.ClusterType); err != nil || got["api"] == nil {
 		t.Errorf("the agent's certificate: %v, %v", got, err)
-	}
-	if _, err := request(web); err == nil {
-		t.Error("a token was taken twice")
 	}
 }

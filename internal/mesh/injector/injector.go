@@ -113,7 +113,7 @@ func serve(ctx context.Context, certificates bool, ready func(admission.Webhook)
 			return errors.Join(fmt.Errorf("listening for pods: %w", err), hook.Close())
 		}
 		s := grpc.NewServer(grpc.Creds(a.ServerCredentials()))
-		authority.NewService(a, nil, authority.ServiceOptions{Accounts: accounts}).Register(s)
+		authority.NewService(a, authority.ServiceOptions{Accounts: accounts}).Register(s)
 		context.AfterFunc(ctx, s.Stop)
 		serving++
 		go func() { served <- s.Serve(l) }()

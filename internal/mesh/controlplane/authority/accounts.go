@@ -59,9 +59,9 @@ type accountClaims struct {
 }
 
 // identity is whose a token is, and which pod has it; empty: none alone. The error says nothing of why: whoever asks
-// may not be the one to know.
+// may not be the one to know. Where there are no accounts (nil), no token is anybody's.
 func (s *ServiceAccounts) identity(trustDomain string, token Token) (id, pod string, err error) {
-	if len(token) > maxAccountToken {
+	if s == nil || len(token) > maxAccountToken {
 		return "", "", errToken
 	}
 	t, err := jwt.ParseSigned(string(token), signatures)

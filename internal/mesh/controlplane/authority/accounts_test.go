@@ -61,6 +61,27 @@ func accountToken(t testing.TB, algorithm jose.SignatureAlgorithm, key any, c an
 	return Token(text)
 }
 
+// cluster is one whose API server gives tokens.
+type cluster struct {
+	key      jose.JSONWebKey
+	accounts *ServiceAccounts
+}
+
+func newCluster(t testing.TB) cluster {
+	t.Helper()
+	key := signingKey(t, "a")
+	return cluster{key, must(NewServiceAccounts(keysOf(t, key.Public()), "https://cluster", "tare"))}
+}
+
+// token is that of a pod of an account in the namespace default.
+func (c cluster) token(t testing.TB, account string) Token {
+	t.Helper()
+	is := usualClaims()
+	is.Subject, is.Expiry = "system:serviceaccount:default:"+account, jwt.NewNumericDate(time.Now().Add(time.Hour))
+	is.Kubernetes["namespace"], is.Kubernetes["serviceaccount"] = "default", map[string]any{"name": account, "uid": "u"}
+	return accountToken(t, jose.ES256, c.key, is)
+}
+
 func TestServiceAccounts(t *testing.T) {
 	key, other := signingKey(t, "a"), signingKey(t, "b")
 	s, err := NewServiceAccounts(keysOf(t, key.Public(), other.Public()), "https://cluster", "tare")
@@ -147,7 +168,7 @@ func TestAgentOfPod(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	address := serve(t, a, nil, ServiceOptions{Accounts: accounts, Rate: 1e-9, Burst: 2})
+	address := serve(t, a, ServiceOptions{Accounts: accounts, Rate: 1e-9, Burst: 2})
 	asks := 0
 	agent := func(pod string) *Agent {
 		return &Agent{Address: address, Identity: "spiffe://mesh.local/ns/shop/sa/web", Roots: a.RootsPEM(),

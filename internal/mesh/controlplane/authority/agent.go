@@ -22,15 +22,14 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// Agent gets the certificate of one identity from a control plane, and renews it: with a bootstrap token the first
-// time, then with the certificate that it has. Keys are made here, a new one each time, and never sent.
+// Agent gets the certificate of one identity from a control plane, and renews it: with a token the first time,
+// then with the certificate that it has. Keys are made here, a new one each time, and never sent.
 type Agent struct {
-	Address  string        // host:port of the control plane
-	Identity string        // the SPIFFE ID that is wanted
-	Roots    []byte        // PEM: whom to trust before the first answer
-	Token    Token         // for the first time, and again whenever the certificate has ended
-	Life     time.Duration // that is wanted; 0: the control plane's choice
-	// ReadToken takes the place of Token where that is replaced from time to time, as the kubelet does.
+	Address  string // host:port of the control plane
+	Identity string // the SPIFFE ID that is wanted
+	Roots    []byte // PEM: whom to trust before the first answer
+	// ReadToken gives the token for the first time, and again whenever the certificate has ended: the kubelet replaces it
+	// from time to time.
 	ReadToken func() (Token, error)
 
 	// RenewAfter is as in Options. A control plane that is away is asked again after a second, then after twice as long
@@ -79,17 +78,14 @@ func (a *Agent) Request(ctx context.Context, current Credentials) (Credentials, 
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	if len(current.Chain) == 0 {
-		token := a.Token
-		if a.ReadToken != nil {
-			if token, err = a.ReadToken(); err != nil {
-				return Credentials{}, err
-			}
+		token, err := a.ReadToken()
+		if err != nil {
+			return Credentials{}, err
 		}
 		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", bearerPrefix+string(token))
 	}
 	answer := newResponse()
-	question := requestMessage(request{csr: string(csr), seconds: int64(a.Life / time.Second)})
-	if err := conn.Invoke(ctx, methodName, question, answer); err != nil {
+	if err := conn.Invoke(ctx, methodName, requestMessage(string(csr)), answer); err != nil {
 		return Credentials{}, a.failed(err)
 	}
 	c, err := a.accept(answer, key)

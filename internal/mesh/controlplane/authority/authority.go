@@ -2,8 +2,8 @@
 //
 // Certificates are SPIFFE's (X509-SVID): ECDSA on P-256, short-lived, with one URI and no other name. The root signs
 // them directly. Proxies of Envoy's kind get key and certificate as secrets of SDS (Secrets, Roots). Agents that keep
-// their key to themselves ask for a signature with a bootstrap token, and later with the certificate that they have
-// (Service, Agent). Proxies configured by files get theirs from Credentials.WriteFiles.
+// their key to themselves ask for a signature with the token of a service account, and later with the certificate that
+// they have (Service, Agent). Proxies configured by files get theirs from Credentials.WriteFiles.
 package authority
 
 import (

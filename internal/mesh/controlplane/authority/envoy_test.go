@@ -75,7 +75,7 @@ func newMeshServer(t *testing.T, a *Authority) *meshServer {
 }
 
 // start serves at an address, and can be called again after stop.
-func (m *meshServer) start(address string, tokens *Tokens) {
+func (m *meshServer) start(address string, accounts *ServiceAccounts) {
 	m.t.Helper()
 	l, err := net.Listen("tcp", address)
 	if err != nil {
@@ -84,7 +84,7 @@ func (m *meshServer) start(address string, tokens *Tokens) {
 	m.address = l.Addr().String()
 	ctx, cancel := context.WithCancel(m.t.Context())
 	s := grpc.NewServer(grpc.Creds(m.a.ServerCredentials()), grpc.StreamInterceptor(m.a.RequireIdentity()))
-	NewService(m.a, tokens, ServiceOptions{Rate: 10}).Register(s)
+	NewService(m.a, ServiceOptions{Accounts: accounts, Rate: 10}).Register(s)
 	quiet := log.LoggerFuncs{}
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(s, &discovery{
 		m: m, world: sotwv3.NewServer(ctx, m.cache, (*callbacks)(m), sotwv3.WithLogger(quiet)),
@@ -491,8 +491,8 @@ func TestEnvoy(t *testing.T) {
 		OnChange: func(id string) { m.tell(id) }, OnRoots: func() { m.tellAll() },
 	})
 	m = newMeshServer(t, a)
-	var tokens Tokens
-	m.start("127.0.0.1:0", &tokens)
+	accounts := newCluster(t)
+	m.start("127.0.0.1:0", accounts.accounts)
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { _ = a.Run(ctx) })
@@ -503,7 +503,7 @@ func TestEnvoy(t *testing.T) {
 	agent := func(id string) *Agent {
 		return &Agent{
 			Address: m.address, Identity: id, Roots: a.RootsPEM(), RenewAfter: 1.0 / 120, Log: log.add,
-			Token: must(tokens.New(id, time.Hour, false)),
+			ReadToken: func() (Token, error) { return accounts.token(t, id[strings.LastIndex(id, "/")+1:]), nil },
 		}
 	}
 	m.static[apiID] = map[resource.Type][]types.Resource{
@@ -555,7 +555,7 @@ func TestEnvoy(t *testing.T) {
 	_, first, _ := m.counts()
 	m.stop()
 	time.Sleep(300 * time.Millisecond)
-	m.start(m.address, &tokens)
+	m.start(m.address, accounts.accounts)
 	until("the sidecars' return, with the certificates that their agents wrote meanwhile", func() bool {
 		streams, now, _ := m.counts()
 		return streams >= 4 && now[webID] != first[webID] && now[apiID] != first[apiID]

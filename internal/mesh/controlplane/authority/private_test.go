@@ -261,7 +261,7 @@ func TestWriteFiles(t *testing.T) {
 func TestSecretsDoNotPrint(t *testing.T) {
 	a := newAuthority(t, Options{})
 	c := credentialsOf(t, a, webID)
-	token := must((&Tokens{}).New(webID, 1, false))
+	token := newCluster(t).token(t, "web")
 	block, _ := pem.Decode(c.Key)
 	secrets := []string{string(token), string(c.Key), string(c.Key)[40:80], string(block.Bytes[40:60])}
 	var texts []string

@@ -16,14 +16,13 @@ import (
 )
 
 // Service signs certificates of agents that keep their keys to themselves, as
-// istio.v1.auth.IstioCertificateService/CreateCertificate. An agent shows a bootstrap token ("authorization: Bearer
-// TOKEN") the first time, and later the certificate that it has, by TLS. It gets a certificate of that very identity:
+// istio.v1.auth.IstioCertificateService/CreateCertificate. An agent shows the token of a service account
+// ("authorization: Bearer TOKEN") the first time, and later the certificate that it has, by TLS. It gets a certificate of that very identity:
 // asking for another is refused and logged.
 //
 // Who asks is known before the request is read. Requests are bounded in size, kind of key and rate.
 type Service struct {
 	a        *Authority
-	tokens   *Tokens
 	accounts *ServiceAccounts // nil: none
 	signing  *limits          // by identity and pod
 	refused  *limits          // by host: tokens that are not valid
@@ -31,17 +30,16 @@ type Service struct {
 
 // asker is who asks for a certificate.
 type asker struct {
-	id    string
-	pod   string // with a service account's token: of which pod it is; empty: unknown
-	token *Token // by which it is known, if that is to be used up
+	id  string
+	pod string // with a service account's token: of which pod it is; empty: unknown
 }
 
 // ServiceOptions are the bounds of a Service. The zero value will do.
 type ServiceOptions struct {
 	Rate  float64 // signatures per second and identity; default DefaultRate
 	Burst float64 // signatures at once and identity; default DefaultBurst
-	// Accounts have their tokens taken as well, as often as they are shown: they end soon, and the kubelet replaces them.
-	// The limits are of each pod then, for the pods of a deployment have one identity.
+	// Accounts have their tokens taken, as often as they are shown: they end soon, and the kubelet replaces them. The
+	// limits are of each pod then, for the pods of a deployment have one identity. nil: certificates are renewed only.
 	Accounts *ServiceAccounts
 }
 
@@ -58,18 +56,15 @@ const (
 	refusedRate  = 10
 )
 
-// NewService makes the service of an authority. Without tokens (nil) certificates are renewed only.
-func NewService(a *Authority, tokens *Tokens, o ServiceOptions) *Service {
-	if tokens == nil {
-		tokens = &Tokens{}
-	}
+// NewService makes the service of an authority.
+func NewService(a *Authority, o ServiceOptions) *Service {
 	if o.Rate == 0 {
 		o.Rate = DefaultRate
 	}
 	if o.Burst == 0 {
 		o.Burst = DefaultBurst
 	}
-	return &Service{a, tokens, o.Accounts, newLimits(o.Rate, o.Burst), newLimits(refusedRate, refusedBurst)}
+	return &Service{a, o.Accounts, newLimits(o.Rate, o.Burst), newLimits(refusedRate, refusedBurst)}
 }
 
 // Register makes the service known to a gRPC server, which must use Authority.ServerTLS: tokens are taken over TLS
@@ -103,7 +98,7 @@ func (s *Service) serve(stream grpc.ServerStream) error {
 	var t *trust
 	r, err := readMessage(m.ProtoReflect().GetUnknown())
 	if err == nil {
-		l, t, err = s.sign(who.id, who.token, r)
+		l, t, err = s.sign(who.id, r)
 	}
 	if err != nil {
 		s.a.refuse(ctx, "%s a certificate: %s", who.id, shown(err.Error()))
@@ -115,11 +110,8 @@ func (s *Service) serve(stream grpc.ServerStream) error {
 // refusal is the status of gRPC for a request that is not signed.
 func refusal(err error) error {
 	code := codes.InvalidArgument
-	switch {
-	case errors.Is(err, errOther):
+	if errors.Is(err, errOther) {
 		code = codes.PermissionDenied
-	case errors.Is(err, errToken):
-		code = codes.Unauthenticated
 	}
 	return status.Error(code, err.Error())
 }
@@ -139,11 +131,11 @@ func (s *Service) authenticate(ctx context.Context) (asker, error) {
 	}
 	host := hostOf(p.Addr)
 	if !s.refused.open(host) {
-		return asker{}, status.Error(codes.ResourceExhausted, "too many bootstrap tokens that are not valid: wait a while")
+		return asker{}, status.Error(codes.ResourceExhausted, "too many tokens that are not valid: wait a while")
 	}
 	if token, shown := bearer(ctx); shown {
 		var who asker
-		if who, err = s.known(token); err == nil {
+		if who.id, who.pod, err = s.accounts.identity(s.a.TrustDomain(), token); err == nil {
 			err = s.a.check(who.id)
 		}
 		if err == nil {
@@ -153,17 +145,6 @@ func (s *Service) authenticate(ctx context.Context) (asker, error) {
 	s.refused.take(host)
 	s.a.refuse(ctx, "a certificate: %s", err)
 	return asker{}, status.Error(codes.Unauthenticated, err.Error())
-}
-
-// known is who has a token.
-func (s *Service) known(token Token) (who asker, err error) {
-	if _, _, ours := token.parts(); ours || s.accounts == nil {
-		who.id, err = s.tokens.identity(token)
-		who.token = &token
-		return who, err
-	}
-	who.id, who.pod, err = s.accounts.identity(s.a.TrustDomain(), token)
-	return who, err
 }
 
 // bearer is the token of a call's metadata.
@@ -178,8 +159,8 @@ func bearer(ctx context.Context) (Token, bool) {
 
 const bearerPrefix = "Bearer "
 
-// sign checks a request, uses the token up and signs, with the trust of the moment.
-func (s *Service) sign(who string, token *Token, r request) (leaf, *trust, error) {
+// sign checks a request and signs, with the trust of the moment.
+func (s *Service) sign(who string, r request) (leaf, *trust, error) {
 	for _, wanted := range []string{r.subject, r.impersonated} {
 		if wanted != "" && wanted != who {
 			return leaf{}, nil, fmt.Errorf("%w, %s", errOther, shown(wanted))
@@ -188,11 +169,6 @@ func (s *Service) sign(who string, token *Token, r request) (leaf, *trust, error
 	key, err := parseRequest(r.csr, who)
 	if err != nil {
 		return leaf{}, nil, err
-	}
-	if token != nil {
-		if err := s.tokens.use(*token); err != nil {
-			return leaf{}, nil, err
-		}
 	}
 	life := s.a.o.Life
 	if r.seconds > 0 && r.seconds < int64(life/time.Second) {

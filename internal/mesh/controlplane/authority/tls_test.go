@@ -280,7 +280,7 @@ func TestOpenSSLPeers(t *testing.T) {
 		t.Fatal(err)
 	}
 	own := filepath.Join(dir, IdentityFile)
-	address := serve(t, a, nil, ServiceOptions{})
+	address := serve(t, a, ServiceOptions{})
 	for name, arguments := range map[string][]string{
 		"without a certificate": nil, "with one": {"-cert", own, "-key", own},
 	} {

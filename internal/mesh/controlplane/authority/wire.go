@@ -71,10 +71,6 @@ func get(m *dynamicpb.Message, name protoreflect.Name) protoreflect.Value {
 	return m.Get(m.Descriptor().Fields().ByName(name))
 }
 
-func set(m *dynamicpb.Message, name protoreflect.Name, v any) {
-	m.Set(m.Descriptor().Fields().ByName(name), protoreflect.ValueOf(v))
-}
-
 // maxMessage is the longest message that is decoded, in bytes. Decoded, its metadata could be a hundred times as large.
 const maxMessage = 64 << 10
 
@@ -99,10 +95,10 @@ func readMessage(b []byte) (request, error) {
 	return r, nil
 }
 
-func requestMessage(r request) proto.Message {
+// requestMessage asks for a certificate of the life that the control plane chooses.
+func requestMessage(csr string) proto.Message {
 	m := newRequest()
-	set(m, "csr", r.csr)
-	set(m, "validity_duration", r.seconds)
+	m.Set(m.Descriptor().Fields().ByName("csr"), protoreflect.ValueOfString(csr))
 	return m
 }
 
