@@ -37,3 +37,37 @@ func Play(ctx context.Context, conn *Conn, serve func(context.Context) error) er
 func Work[R any](ctx context.Context, conn *Conn, ready any, run func(context.Context, Schedule) (R, error)) error {
 	return WorkThenStalls(ctx, conn, ready, run, nil)
 }
+
+// Together runs all of them until ctx ends or one of them does. The others end by their context, or by end, which is
+// called once. The error is of all that had one.
+func Together(ctx context.Context, end func(), all ...func(context.Context) error) (err error) {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	ended := make(chan error, len(all))
+	for _, run := range all {
+		go func() { ended <- run(ctx) }()
+	}
+	left := len(all)
+	select {
+	case <-ctx.Done():
+	case err = <-ended:
+		left--
+	}
+	stop()
+	end()
+	for ; left > 0; left-- {
+		err = errors.Join(err, <-ended)
+	}
+	return err
+}
+
+// Says is what says ready, and then lasts as long as its context.
+func Says[T any](ready func(T) error, data T) func(context.Context) error {
+	return func(ctx context.Context) error {
+		if err := ready(data); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		return nil
+	}
+}

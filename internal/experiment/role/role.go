@@ -44,19 +44,6 @@ const (
 	Log    = "log"
 )
 
-// Schedule is the data of a start message: when the load begins, by CLOCK_MONOTONIC of this machine, in nanoseconds.
-// Requests intended in [Begin, Begin+Warmup) are warm-up and not counted; those intended in
-// [Begin+Warmup, Begin+Warmup+Duration) are measured. The parent opens its window at the same two edges.
-type Schedule struct {
-	Begin    int64 `json:"begin_ns"`
-	Warmup   int64 `json:"warmup_ns"`
-	Duration int64 `json:"duration_ns"`
-
-	// Stalls says that a stalls message follows when the window has closed. Only loads that asked for it in their ready
-	// message are told so; they give no result before it has come.
-	Stalls bool `json:"stalls,omitempty"`
-}
-
 // ErrorData is the data of an error message.
 type ErrorData struct {
 	Error string     `json:"error"`

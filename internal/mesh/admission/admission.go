@@ -270,11 +270,10 @@ type Ready struct {
 
 // Run sends reviews by the schedule. Those count that are intended in the window, whenever they end.
 func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
-	if s.Duration <= 0 || s.Warmup < 0 {
-		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
+	var err error
+	if l.begin, l.end, err = s.Window(); err != nil {
+		return nil, err
 	}
-	l.begin = s.Begin + s.Warmup
-	l.end = l.begin + s.Duration
 	l.tally = newTally()
 	if s.Stalls {
 		l.log = running.NewLog(l.logged(s))

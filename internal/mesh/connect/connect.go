@@ -163,8 +163,9 @@ func (l *Load) peerOf() (ip uint32, port uint16) {
 
 // Run connects by the schedule, in closed loop, and says what came of it. Connections count that begin in the window.
 func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
-	if s.Duration <= 0 || s.Warmup < 0 {
-		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
+	begin, end, err := s.Window()
+	if err != nil {
+		return nil, err
 	}
 	runtime.GC()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // nothing is allocated in the loop
@@ -172,17 +173,11 @@ func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := newTally(s)
+	t := newTally(begin, end)
 	if _, err = thread.Until(ctx, s.Begin); err == nil {
 		var stop atomic.Bool
 		defer context.AfterFunc(ctx, func() { stop.Store(true) })()
-		var before, after float64
-		if before, err = pace.CPUTime(); err == nil {
-			l.loop(t, &stop)
-			after, err = pace.CPUTime()
-		}
-		// Of the whole run, warm-up included, in proportion.
-		t.cpu = (after - before) * float64(s.Duration) / float64(s.Warmup+s.Duration)
+		t.cpu, err = s.CPUTime(func() error { l.loop(t, &stop); return nil })
 	}
 	if err = errors.Join(err, thread.Close()); err == nil {
 		err = context.Cause(ctx)
@@ -259,9 +254,8 @@ type tally struct {
 	oldAge   int64  // 0: none
 }
 
-func newTally(s role.Schedule) *tally {
-	t := &tally{begin: s.Begin + s.Warmup, end: s.Begin + s.Warmup + s.Duration, times: hdrhistogram.New(1, longest, 3),
-		old: hdrhistogram.New(1, longest, 3)}
+func newTally(begin, end int64) *tally {
+	t := &tally{begin: begin, end: end, times: hdrhistogram.New(1, longest, 3), old: hdrhistogram.New(1, longest, 3)}
 	for i := range t.slices {
 		t.slices[i] = hdrhistogram.New(1, longest, 2)
 	}

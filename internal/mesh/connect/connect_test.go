@@ -121,7 +121,7 @@ func TestTally(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	tally := newTally(role.Schedule{Begin: 0, Duration: 1 << 62})
+	tally := newTally(0, 1<<62)
 	for g := uint64(1); g <= 3; g++ {
 		page.Begin(g)
 		page.End(g)
@@ -157,7 +157,7 @@ func TestTally(t *testing.T) {
 
 // TestFailures: a connection that is refused is counted by its kind, and is not judged by where the one before it went.
 func TestFailures(t *testing.T) {
-	tally := newTally(role.Schedule{Duration: 100})
+	tally := newTally(0, 100)
 	tally.add(0, 1, 0)
 	tally.add(1, 2, unix.ECONNREFUSED)
 	tally.add(2, 3, unix.EPERM)

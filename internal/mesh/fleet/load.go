@@ -142,41 +142,42 @@ func (l *Load) Close() error {
 // Run does the fleet's work by the schedule. What begins in the window counts, whenever it ends, and one piece does in
 // any case.
 func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
-	if s.Duration <= 0 || s.Warmup < 0 {
-		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
-	}
-	w := &window{begin: s.Begin + s.Warmup, end: s.Begin + s.Warmup + s.Duration,
-		times: map[string]*hdrhistogram.Histogram{}}
-	before, err := pace.CPUTime()
+	begin, end, err := s.Window()
 	if err != nil {
 		return nil, err
 	}
-	if err := pace.SleepUntil(ctx, s.Begin); err != nil {
+	w := &window{begin: begin, end: end, times: map[string]*hdrhistogram.Histogram{}}
+	cpu, err := s.CPUTime(func() error {
+		if err := pace.SleepUntil(ctx, s.Begin); err != nil {
+			return err
+		}
+		return l.work(ctx, w)
+	})
+	if err != nil {
 		return nil, err
 	}
+	return l.result(w, cpu)
+}
+
+// work makes one piece after the other until the window ends.
+func (l *Load) work(ctx context.Context, w *window) error {
 	for counting := false; ; {
 		began := pace.Now()
 		if began >= w.begin && !counting {
 			counting, w.before = true, l.fleet.Counts()
 		}
 		if began >= w.end && (w.n > 0 || still(l.o.Work)) {
-			break
+			return nil
 		}
 		var to *window
 		if counting {
 			to = w
 		}
 		if err := l.piece(ctx, to, w); err != nil {
-			return nil, err
+			return err
 		}
 		w.holds(began, pace.Now())
 	}
-	after, err := pace.CPUTime()
-	if err != nil {
-		return nil, err
-	}
-	// Of the whole run, warm-up included, in proportion.
-	return l.result(w, (after-before)*float64(s.Duration)/float64(s.Warmup+s.Duration))
 }
 
 // piece is one change, one rollout, one tenth, or a while of nothing.

@@ -8,7 +8,6 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/pace"
 	"tare/internal/mesh/controlplane"
 	"tare/internal/mesh/push"
 	"tare/internal/mesh/xds"
@@ -71,25 +70,34 @@ func (w *pushWork) heard(ctx context.Context) ([]xds.Event, error) {
 // Run times the changes that are sent in the window, whenever they are made, and one in any case. It ends with the
 // first that is sent after the window: the load makes one more for that.
 func (w *pushWork) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
-	begin, end := s.Begin+s.Warmup, s.Begin+s.Warmup+s.Duration
+	begin, end, err := s.Window()
+	if err != nil {
+		return nil, err
+	}
 	times := push.NewTimes(push.Received, push.Decoded, push.Visible, push.Acked)
 	r := &load.Result{
 		Generator: push.Generator, Mode: load.Closed, Seconds: float64(s.Duration) / 1e9,
 		CPUs: float64(runtime.NumCPU()), Errors: map[string]int64{},
 	}
-	before, err := pace.CPUTime()
+	r.CPUSeconds, err = s.CPUTime(func() error { return w.count(ctx, begin, end, r, times) })
 	if err != nil {
 		return nil, err
 	}
+	r.Intended, r.Sent, r.Rate = r.Done, r.Done, float64(r.Done)/r.Seconds
+	return r, r.SetHistograms(times)
+}
+
+// count counts and times what was sent between begin and end.
+func (w *pushWork) count(ctx context.Context, begin, end int64, r *load.Result, times push.Times) error {
 	for more := true; more; {
 		events, err := w.heard(ctx)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		for _, e := range events {
 			_, sent, ok := controlplane.TimesOf(e.Version)
 			if !ok {
-				return nil, fault.New(fault.Usage, "--work "+WorkPush, "take the control plane of 'tare app mesh'",
+				return fault.New(fault.Usage, "--work "+WorkPush, "take the control plane of 'tare app mesh'",
 					"the control plane does not say in the version of its responses when it sent them")
 			}
 			if sent < begin {
@@ -113,11 +121,5 @@ func (w *pushWork) Run(ctx context.Context, s role.Schedule) (*load.Result, erro
 			}
 		}
 	}
-	after, err := pace.CPUTime()
-	if err != nil {
-		return nil, err
-	}
-	r.CPUSeconds = (after - before) * float64(s.Duration) / float64(s.Warmup+s.Duration)
-	r.Intended, r.Sent, r.Rate = r.Done, r.Done, float64(r.Done)/r.Seconds
-	return r, r.SetHistograms(times)
+	return nil
 }

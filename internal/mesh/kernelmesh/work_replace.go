@@ -97,25 +97,18 @@ const slowest = int64(10 * time.Minute)
 // whenever it ends; one counts in any case, though the window be too short for the store to come to it.
 func (r *replacer) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
 	defer r.page.Close()
-	if s.Duration <= 0 || s.Warmup < 0 {
-		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
+	begin, end, err := s.Window()
+	if err != nil {
+		return nil, err
 	}
 	runtime.GC()
 	thread, err := pace.LockThread(0)
 	if err != nil {
 		return nil, err
 	}
-	t := newReplaced(s)
+	t := newReplaced(begin, end)
 	if _, err = thread.Until(ctx, s.Begin); err == nil {
-		var before, after float64
-		if before, err = pace.CPUTime(); err == nil {
-			err = r.loop(ctx, t)
-			var e error
-			after, e = pace.CPUTime()
-			err = errors.Join(err, e)
-		}
-		// Of the whole run, warm-up included, in proportion.
-		t.cpu = (after - before) * float64(s.Duration) / float64(s.Warmup+s.Duration)
+		t.cpu, err = s.CPUTime(func() error { return r.loop(ctx, t) })
 	}
 	if err = errors.Join(err, thread.Close()); err != nil {
 		return nil, err
@@ -152,8 +145,8 @@ type replaced struct {
 	slices     [load.Slices]*hdrhistogram.Histogram
 }
 
-func newReplaced(s role.Schedule) *replaced {
-	t := &replaced{begin: s.Begin + s.Warmup, end: s.Begin + s.Warmup + s.Duration, times: hdrhistogram.New(1, slowest, 3)}
+func newReplaced(begin, end int64) *replaced {
+	t := &replaced{begin: begin, end: end, times: hdrhistogram.New(1, slowest, 3)}
 	for i := range t.slices {
 		t.slices[i] = hdrhistogram.New(1, slowest, 2)
 	}

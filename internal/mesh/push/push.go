@@ -220,39 +220,29 @@ func connected(fd int) error {
 // counts, whenever it is seen; one counts in any case, though it take longer than the window. When the window is over
 // there is one change more, which counts for nobody: by it a data plane knows that all before it have been.
 func (p *Push) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
-	if s.Duration <= 0 || s.Warmup < 0 {
-		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
+	begin, end, err := s.Window()
+	if err != nil {
+		return nil, err
 	}
 	// Garbage is collected between changes alone: while one is under way, that would look like a slow data plane.
 	runtime.GC()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
-	before, err := pace.CPUTime()
+	w := &window{begin: begin, end: end, times: NewTimes(Sent, Usable, Whole, Gap), errors: map[string]int64{}}
+	cpu, err := s.CPUTime(func() error {
+		if err := p.sleep(ctx, s.Begin); err != nil {
+			return err
+		}
+		for began := pace.Now(); began < w.end || w.n == 0; began = pace.Now() {
+			if err := p.turn(ctx, w, p.what(), began >= w.begin); err != nil {
+				return err
+			}
+		}
+		return p.turn(ctx, w, 0, false)
+	})
 	if err != nil {
 		return nil, err
 	}
-	w := &window{begin: s.Begin + s.Warmup, end: s.Begin + s.Warmup + s.Duration,
-		times: NewTimes(Sent, Usable, Whole, Gap), errors: map[string]int64{}}
-	if err := p.sleep(ctx, s.Begin); err != nil {
-		return nil, err
-	}
-	for {
-		began := pace.Now()
-		if began >= w.end && w.n > 0 {
-			break
-		}
-		if err := p.turn(ctx, w, p.what(), began >= w.begin); err != nil {
-			return nil, err
-		}
-	}
-	if err := p.turn(ctx, w, 0, false); err != nil {
-		return nil, err
-	}
-	after, err := pace.CPUTime()
-	if err != nil {
-		return nil, err
-	}
-	// Of the whole run, warm-up included, in proportion.
-	return w.result((after - before) * float64(s.Duration) / float64(s.Warmup+s.Duration))
+	return w.result(cpu)
 }
 
 // enoughTries is after how many tries garbage is collected. Each leaves some 200 bytes.

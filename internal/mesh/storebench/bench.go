@@ -136,29 +136,22 @@ func question(i int) mesh.Question {
 // Run works by the schedule, in closed loop, and says what it did. What begins in the window counts, whenever it ends;
 // one counts in any case, though the window be too short for the store to come to it.
 func (b *Bench) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
-	if s.Duration <= 0 || s.Warmup < 0 {
-		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
-	}
-	runtime.GC()
-	w := newWindow(s)
-	if err := pace.Sleep(ctx, time.Duration(s.Begin-pace.Now())); err != nil {
+	begin, end, err := s.Window()
+	if err != nil {
 		return nil, err
 	}
-	before, err := pace.CPUTime()
-	if err != nil {
+	runtime.GC()
+	w := newWindow(begin, end)
+	if err := pace.Sleep(ctx, time.Duration(s.Begin-pace.Now())); err != nil {
 		return nil, err
 	}
 	work := map[string]func(context.Context, *window) error{Insert: b.inserts, Replace: b.replaces, Delete: b.deletes,
 		Lookup: b.lookups}[b.o.Operation]
-	if err := work(ctx, w); err != nil {
-		return nil, err
-	}
-	after, err := pace.CPUTime()
+	cpu, err := s.CPUTime(func() error { return work(ctx, w) })
 	if err != nil {
 		return nil, err
 	}
-	// Of the whole run, warm-up included, in proportion.
-	return w.result(b, (after-before)*float64(s.Duration)/float64(s.Warmup+s.Duration))
+	return w.result(b, cpu)
 }
 
 // flush makes one change, which counts if it does not begin in the warm-up. It says whether there is time for another.
@@ -262,9 +255,8 @@ type window struct {
 	n          int64
 }
 
-func newWindow(s role.Schedule) *window {
-	w := &window{begin: s.Begin + s.Warmup, end: s.Begin + s.Warmup + s.Duration, times: hdrhistogram.New(1, longest, 3),
-		first: hdrhistogram.New(1, longest, 3)}
+func newWindow(begin, end int64) *window {
+	w := &window{begin: begin, end: end, times: hdrhistogram.New(1, longest, 3), first: hdrhistogram.New(1, longest, 3)}
 	for range load.Slices {
 		w.slices = append(w.slices, hdrhistogram.New(1, longest, 2))
 	}

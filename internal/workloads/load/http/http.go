@@ -614,8 +614,9 @@ func (g *Generator) Ready() Ready {
 // Run makes the load by the schedule and returns what it measured. It ends early with the context's error. A generator
 // runs once.
 func (g *Generator) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
-	if s.Duration <= 0 || s.Warmup < 0 {
-		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
+	begin, end, err := s.Window()
+	if err != nil {
+		return nil, err
 	}
 	// HTTP/1.1 in the clear allocates nothing during the run, so there is nothing to collect; a limit stands guard against
 	// hostile servers. HTTP/2 and TLS allocate little where connections are kept, and some kilobytes for each that is new.
@@ -631,8 +632,6 @@ func (g *Generator) Run(ctx context.Context, s role.Schedule) (*load.Result, err
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(slots))
 	}
 
-	begin := s.Begin + s.Warmup
-	end := begin + s.Duration
 	var stop atomic.Bool
 	defer context.AfterFunc(ctx, func() { stop.Store(true) })()
 

@@ -21,7 +21,6 @@ import (
 
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/role"
-	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/param"
 )
@@ -86,8 +85,9 @@ func (p *Probe) Ready() Ready { return Ready{CPUs: p.cpus, Interval: p.interval.
 // Run probes by the schedule and returns the histogram of delays. Requests and connections of the result are 0: a probe
 // makes none. It ends early with the context's error.
 func (p *Probe) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
-	if s.Duration <= 0 || s.Warmup < 0 {
-		return nil, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
+	warm, end, err := s.Window()
+	if err != nil {
+		return nil, err
 	}
 	// Neither a collection of garbage nor a thread that waits for a scheduler slot (P) may look like a delay of the
 	// machine.
@@ -98,33 +98,26 @@ func (p *Probe) Run(ctx context.Context, s role.Schedule) (*load.Result, error) 
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	before, err := pace.CPUTime()
-	if err != nil {
-		return nil, err
-	}
 	delays := make([]*hdrhistogram.Histogram, len(p.cpus))
-	var running sync.WaitGroup
-	for i := range p.cpus {
-		delays[i] = hdrhistogram.New(1, int64(longest), 3)
-		running.Go(func() {
-			if err := p.watch(ctx, i, s, delays[i]); err != nil {
-				cancel(err)
-			}
-		})
-	}
-	running.Wait()
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
-	}
-	after, err := pace.CPUTime()
+	cpu, err := s.CPUTime(func() error {
+		var running sync.WaitGroup
+		for i := range p.cpus {
+			delays[i] = hdrhistogram.New(1, int64(longest), 3)
+			running.Go(func() {
+				if err := p.watch(ctx, i, s.Begin, warm, end, delays[i]); err != nil {
+					cancel(err)
+				}
+			})
+		}
+		running.Wait()
+		return context.Cause(ctx)
+	})
 	if err != nil {
 		return nil, err
 	}
 	r := &load.Result{
 		Generator: Generator, Mode: Mode, Seconds: float64(s.Duration) / 1e9, Errors: map[string]int64{},
-		CPUs: float64(len(p.cpus)),
-		// Of the whole run, warm-up included, in proportion.
-		CPUSeconds: (after - before) * float64(s.Duration) / float64(s.Warmup+s.Duration),
+		CPUs: float64(len(p.cpus)), CPUSeconds: cpu,
 	}
 	for _, h := range delays[1:] {
 		delays[0].Merge(h)
@@ -135,8 +128,8 @@ func (p *Probe) Run(ctx context.Context, s role.Schedule) (*load.Result, error) 
 	return r, r.SetHistogram(Delay, delays[0])
 }
 
-// watch is the thread on the i-th CPU.
-func (p *Probe) watch(ctx context.Context, i int, s role.Schedule, delays *hdrhistogram.Histogram) error {
+// watch is the thread on the i-th CPU. What is due from warm on counts.
+func (p *Probe) watch(ctx context.Context, i int, begin, warm, end int64, delays *hdrhistogram.Histogram) error {
 	thread, err := pace.LockThread(0)
 	if err != nil {
 		return err
@@ -152,11 +145,9 @@ func (p *Probe) watch(ctx context.Context, i int, s role.Schedule, delays *hdrhi
 	}
 	defer func() { _ = unix.SchedSetaffinity(0, &all) }() // what was allowed a moment ago is again, or the process ends
 
-	warm := s.Begin + s.Warmup
-	end := warm + s.Duration
 	every := int64(p.interval)
 	// The CPUs take turns, so that their wake-ups do not meet.
-	for at := s.Begin + every*int64(i)/int64(len(p.cpus)); at < end; at += every {
+	for at := begin + every*int64(i)/int64(len(p.cpus)); at < end; at += every {
 		if err := ctx.Err(); err != nil {
 			return err // Until looks only before long waits, and these are short
 		}

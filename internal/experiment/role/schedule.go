@@ -1,0 +1,42 @@
+package role
+
+import (
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+)
+
+// Schedule is the data of a start message: when the load begins, by CLOCK_MONOTONIC of this machine, in nanoseconds.
+// Requests intended in [Begin, Begin+Warmup) are warm-up and not counted; those intended in
+// [Begin+Warmup, Begin+Warmup+Duration) are measured. The parent opens its window at the same two edges.
+type Schedule struct {
+	Begin    int64 `json:"begin_ns"`
+	Warmup   int64 `json:"warmup_ns"`
+	Duration int64 `json:"duration_ns"`
+
+	// Stalls says that a stalls message follows when the window has closed. Only loads that asked for it in their ready
+	// message are told so; they give no result before it has come.
+	Stalls bool `json:"stalls,omitempty"`
+}
+
+// Window is when the window begins and ends. A schedule without one is an error of fault.Usage.
+func (s Schedule) Window() (begin, end int64, err error) {
+	if s.Duration <= 0 || s.Warmup < 0 {
+		return 0, 0, fault.New(fault.Usage, "duration", "give a length of time", "the duration is zero")
+	}
+	begin = s.Begin + s.Warmup
+	return begin, begin + s.Duration, nil
+}
+
+// CPUTime is what this process uses of the CPUs in the window, in seconds: what it used while run ran, warm-up
+// included, in proportion.
+func (s Schedule) CPUTime(run func() error) (float64, error) {
+	before, err := pace.CPUTime()
+	if err != nil {
+		return 0, err
+	}
+	if err := run(); err != nil {
+		return 0, err
+	}
+	after, err := pace.CPUTime()
+	return (after - before) * float64(s.Duration) / float64(s.Warmup+s.Duration), err
+}
