@@ -74,7 +74,7 @@ func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
 }
 
 // serve listens, calls ready, and serves until ctx ends.
-func serve(ctx context.Context, certificates bool, ready func(admission.Webhook) error) (err error) {
+func serve(ctx context.Context, certificates bool, ready func(admission.Webhook) error) error {
 	c, err := injection.ParseConfig(pods)
 	if err != nil {
 		return fmt.Errorf("what is injected: %w", err)
@@ -99,10 +99,10 @@ func serve(ctx context.Context, certificates bool, ready func(admission.Webhook)
 	at := admission.Webhook{URL: (&url.URL{Scheme: "https", Host: net.JoinHostPort("localhost", port),
 		Path: "/inject"}).String(),
 		Roots: a.RootsPEM()}
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	served := make(chan error, 2)
-	serving := 1
+	end := func() {}
+	run := []func(context.Context) error{
+		func(ctx context.Context) error { return w.Serve(ctx, hook, a.WebTLS()) },
+	}
 	if certificates {
 		accounts, err := clusterOf(&at)
 		if err != nil {
@@ -114,25 +114,12 @@ func serve(ctx context.Context, certificates bool, ready func(admission.Webhook)
 		}
 		s := grpc.NewServer(grpc.Creds(a.ServerCredentials()))
 		authority.NewService(a, authority.ServiceOptions{Accounts: accounts}).Register(s)
-		context.AfterFunc(ctx, s.Stop)
-		serving++
-		go func() { served <- s.Serve(l) }()
+		end = s.Stop
+		run = append(run, func(context.Context) error { return s.Serve(l) })
 		at.Certificates = l.Addr().String()
 		at.Identities = strings.TrimSuffix(identityOf(a.TrustDomain(), "x"), "x")
 	}
-	go func() { served <- w.Serve(ctx, hook, a.WebTLS()) }()
-	if err = ready(at); err == nil {
-		select {
-		case <-ctx.Done():
-		case err = <-served:
-			serving--
-		}
-	}
-	stop()
-	for ; serving > 0; serving-- {
-		err = errors.Join(err, <-served)
-	}
-	return err
+	return role.Together(ctx, end, append(run, role.Says(ready, at))...)
 }
 
 // clusterOf makes up the keys of a cluster's service accounts, and tells the load the private one.

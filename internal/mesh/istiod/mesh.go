@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/experiment/role"
 	"tare/internal/lib/pace"
 	"tare/internal/mesh/services"
 )
@@ -134,26 +135,18 @@ func (m *made) change(_ context.Context, service int) (services.Change, error) {
 }
 
 // serve accepts connections and changes until ctx ends. An end of istiod before that is an error.
-func (m *made) serve(ctx context.Context) (err error) {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	served := make(chan error, 2)
-	go func() { served <- services.ServeChanges(ctx, m.control, m.ready, m.change) }()
-	go func() { served <- m.accept() }()
-	ended := 0
-	select {
-	case <-ctx.Done():
-	case <-m.istiod.Ended():
-		err = m.istiod.Failure("by itself")
-	case err = <-served:
-		ended++
-	}
-	stop()
-	_ = m.all.Close() // it has no other way to end
-	for ; ended < cap(served); ended++ {
-		err = errors.Join(err, <-served)
-	}
-	return err
+func (m *made) serve(ctx context.Context) error {
+	end := func() { _ = m.all.Close() } // accept has no other way to end
+	return role.Together(ctx, end, func(context.Context) error { return m.accept() },
+		func(ctx context.Context) error { return services.ServeChanges(ctx, m.control, m.ready, m.change) },
+		func(ctx context.Context) error {
+			select {
+			case <-m.istiod.Ended():
+				return m.istiod.Failure("by itself")
+			case <-ctx.Done():
+				return nil
+			}
+		})
 }
 
 // accept takes connections to endpoints, and ends them: who connects only wants to know where he came.

@@ -319,33 +319,12 @@ func (p *within) setEndpoints(ctx context.Context, of map[string][]proxyconfig.E
 }
 
 func (p *within) run(ctx context.Context) error {
-	return both(ctx, p.plane.Close, func(context.Context) error { return p.plane.Serve(p.l) }, p.work)
+	return role.Together(ctx, p.plane.Close, func(context.Context) error { return p.plane.Serve(p.l) }, p.work)
 }
 
 func (p *within) close() error {
 	p.plane.Close()
 	return nil
-}
-
-// both serves and works until ctx ends or one of them does, and ends the other.
-func both(ctx context.Context, end func(), serve, work func(context.Context) error) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	ended := make(chan error, 2)
-	go func() { ended <- serve(ctx) }()
-	go func() { ended <- work(ctx) }()
-	left, err := 2, error(nil)
-	select {
-	case <-ctx.Done():
-	case err = <-ended:
-		left--
-	}
-	stop()
-	end()
-	for ; left > 0; left-- {
-		err = errors.Join(err, <-ended)
-	}
-	return err
 }
 
 // meshOf is the configuration of a shape.
@@ -443,7 +422,7 @@ func serve(ctx context.Context, o options, ready func(fleet.Ready) error) (err e
 	if o.mtls {
 		r.Credentials = o.credentials
 	}
-	return both(ctx, func() {}, func(ctx context.Context) error {
+	return role.Together(ctx, func() {}, func(ctx context.Context) error {
 		if err := ready(r); err != nil {
 			return errors.Join(err, control.Close())
 		}

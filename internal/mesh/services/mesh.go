@@ -111,27 +111,13 @@ func Serve(ctx context.Context, o Options, ready func(Ready) error) (err error) 
 	p.collect(0)
 	p.ready = Ready{Address: listener.Addr().String(), Control: control.Addr().String(), Services: o.Services,
 		Endpoints: o.Endpoints}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	served := make(chan error, 2)
-	go func() { served <- p.server.Serve(listener) }()
-	go func() { served <- ServeChanges(ctx, control, p.ready, p.change) }()
-	err = ready(p.ready)
-	ended := 0
-	if err == nil {
-		select {
-		case <-ctx.Done():
-		case err = <-served:
-			ended++
-		}
+	end := func() {
+		p.server.Close()
+		_ = control.Close() // again: it has no other way to end
 	}
-	cancel()
-	p.server.Close()
-	_ = control.Close() // again: it has no other way to end
-	for ; ended < cap(served); ended++ {
-		err = errors.Join(err, <-served)
-	}
-	return err
+	return role.Together(ctx, end, func(context.Context) error { return p.server.Serve(listener) },
+		func(ctx context.Context) error { return ServeChanges(ctx, control, p.ready, p.change) },
+		role.Says(ready, p.ready))
 }
 
 // onSent hears of every response; those of endpoints are what changes wait for.
