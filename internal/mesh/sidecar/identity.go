@@ -64,14 +64,7 @@ func issue(a *authority.Authority, dir, id string) error {
 
 // WriteFile makes a file of a proxy that only its owner can read.
 func WriteFile(dir, name string, text []byte) error {
-	f, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err == nil {
-		_, err = f.Write(text)
-		if closed := f.Close(); err == nil {
-			err = closed
-		}
-	}
-	if err != nil {
+	if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
 		return fmt.Errorf("writing a file of a proxy: %w", err)
 	}
 	return nil

@@ -317,8 +317,7 @@ func (j *joined) reachFromLoad(ctx context.Context, app string) error {
 		return context.Cause(ctx)
 	}
 	if err != nil {
-		return j.withWords(fault.Wrap(err, fault.Machine, j.name, "see what the proxies say, and raise "+settingReady+
-			" if this machine needs longer", "no request got through the proxies to %s within %v", app, within), app)
+		return j.unreached(err, app, within)
 	}
 	return nil
 }

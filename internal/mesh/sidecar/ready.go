@@ -145,34 +145,30 @@ func (j *joined) reach(ctx context.Context, app string, began time.Time) error {
 			return touch(ctx, address)
 		}
 	}
-	var reason error // that is not only that the time was over
-	tick := time.NewTicker(askEvery)
-	defer tick.Stop()
 	asked, cancel := context.WithDeadline(ctx, began.Add(within))
 	defer cancel()
-	for {
-		if err := j.died("before it was ready"); err != nil {
-			return err
+	var died error
+	err := until(asked, func(ctx context.Context) error {
+		if died = j.died("before it was ready"); died != nil {
+			return nil // nor will there be an answer
 		}
-		err := asking(asked, address)
-		if err == nil {
-			return nil
-		}
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if reason == nil || asked.Err() == nil {
-			reason = err
-		}
-		if asked.Err() != nil {
-			return j.withWords(fault.Wrap(reason, fault.Machine, j.name, "see what the proxies say, and raise "+settingReady+
-				" if this machine needs longer", "no request got through the proxies to %s within %v", app, within), app)
-		}
-		select {
-		case <-asked.Done():
-		case <-tick.C:
-		}
+		return asking(ctx, address)
+	})
+	switch {
+	case died != nil:
+		return died
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
 	}
+	return j.unreached(err, app, within)
+}
+
+// unreached is the error when no request has got through to an application in time, and why.
+func (j *joined) unreached(why error, app string, within time.Duration) error {
+	return j.withWords(fault.Wrap(why, fault.Machine, j.name, "see what the proxies say, and raise "+settingReady+
+		" if this machine needs longer", "no request got through the proxies to %s within %v", app, within), app)
 }
 
 // knock sees that somebody listens at each of some addresses.

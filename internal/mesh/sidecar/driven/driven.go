@@ -122,11 +122,11 @@ func write(dir string, c *proxyconfig.Config) (map[string]Told, error) {
 		}
 		told[id] = Told{len(r.Clusters), len(r.Listeners)}
 	}
-	const next = meshFile + ".next"
-	if err := sidecar.WriteFile(dir, next, text); err != nil {
-		return nil, err
+	next := filepath.Join(dir, meshFile+".next")
+	if err = os.WriteFile(next, text, 0o600); err == nil {
+		err = os.Rename(next, filepath.Join(dir, meshFile))
 	}
-	if err := os.Rename(filepath.Join(dir, next), filepath.Join(dir, meshFile)); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("writing the mesh file: %w", err)
 	}
 	return told, nil
