@@ -22,7 +22,7 @@ const Denied = -1
 const MaxRules = 32
 
 // Rules are the chains of l with their RBAC, in the order in which they are looked through; within a chain, what is
-// denied comes first. What no rule matches is refused. Rules that none can reach may be left out.
+// denied comes first. What no rule matches is refused. A rule for every connection is the last.
 //
 // Chains are found as Envoy finds them: by destination port, then destination prefix, then source prefix, then source
 // port, each time by the most special value that matches. There is no way back: where a chain for the port, or for the
@@ -57,6 +57,9 @@ func (l *Listener) Rules() ([]Rule, error) {
 		if out = append(out, rules...); len(out) > MaxRules {
 			return nil, l.tooMany()
 		}
+	}
+	if i := slices.IndexFunc(out, Rule.MatchesAll); i >= 0 {
+		out = out[:i+1]
 	}
 	return out, nil
 }
@@ -287,6 +290,9 @@ func (r *PortRange) narrow(by PortRange) bool {
 	r.From, r.To = max(r.From, by.From), min(r.To, by.To)
 	return r.From <= r.To
 }
+
+// MatchesAll says whether the rule is for every connection.
+func (r Rule) MatchesAll() bool { return r == Rule{Chain: r.Chain} }
 
 // Matches says whether the rule is for a connection from one address to another. A source that is not known yet is the
 // zero address: it matches only rules that do not ask.

@@ -372,12 +372,9 @@ func (t *Tree) Listener(l *mesh.Listener) error {
 	if !l.Address.IsValid() {
 		return fmt.Errorf("it has no address")
 	}
-	rules := simple
-	if !plain(l) {
-		var err error
-		if rules, err = l.Rules(); err != nil {
-			return err
-		}
+	rules, err := l.Rules()
+	if err != nil {
+		return err
 	}
 	if err := t.text(top, listenerName, l.Name); err != nil {
 		return err
@@ -410,33 +407,9 @@ func (t *Tree) Listener(l *mesh.Listener) error {
 	return nil
 }
 
-// simple is the only rule of a plain listener that can be reached.
-var simple = []mesh.Rule{{}}
-
-// plain says whether the first chain of l takes every connection, because none asks for anything. To find that by
-// l.Rules takes longer than the rest.
-func plain(l *mesh.Listener) bool {
-	if len(l.Chains) == 0 || len(l.Chains) >= mesh.MaxRules || l.Default != nil {
-		return false
-	}
-	for i := range l.Chains {
-		m := &l.Chains[i].Match
-		if m.DestinationPort != 0 || len(m.Destinations)+len(m.Sources)+len(m.SourcePorts)+len(l.Chains[i].RBAC) > 0 {
-			return false
-		}
-	}
-	return true
-}
-
-// rules writes what decides between chains, as far as it can be reached.
+// rules writes what decides between chains.
 func (t *Tree) rules(top int32, rules []mesh.Rule) error {
-	for i := range rules {
-		if r := rules[i]; r == (mesh.Rule{Chain: r.Chain}) {
-			rules = rules[:i+1]
-			break
-		}
-	}
-	if len(rules) > 0 && rules[0] == (mesh.Rule{Chain: rules[0].Chain}) && rules[0].Chain >= 0 {
+	if len(rules) > 0 && rules[0].MatchesAll() && rules[0].Chain >= 0 {
 		put(t.Bytes(top)[listenerFirst:], uint32(rules[0].Chain)+1)
 		return nil
 	}

@@ -33,50 +33,14 @@ func (s *Store) plan(change *mesh.Change) error {
 			return fault.New(fault.Usage, l.Name, "give it one", "the listener has no address")
 		}
 		from := len(s.planned)
-		if err := s.appendRules(l); err != nil {
+		rules, err := l.Rules()
+		if err != nil {
 			return fault.New(fault.Usage, l.Name, "make it simpler", "%s", err)
 		}
+		s.planned = append(s.planned, rules...)
 		s.rules = append(s.rules, ruleSet{from, len(s.planned)})
 	}
 	return nil
-}
-
-// appendRules plans the rules of a listener. What comes after a rule for all is never asked.
-func (s *Store) appendRules(l *mesh.Listener) error {
-	if first(l) {
-		s.planned = append(s.planned, mesh.Rule{})
-		return nil
-	}
-	rules, err := l.Rules()
-	if err != nil {
-		return err
-	}
-	for i := range rules {
-		s.planned = append(s.planned, rules[i])
-		if all(&rules[i]) {
-			break
-		}
-	}
-	return nil
-}
-
-// first says whether the first chain takes all, and whether that can be seen without making rules.
-func first(l *mesh.Listener) bool {
-	if len(l.Chains) == 0 || len(l.Chains) >= mesh.MaxRules || l.Default != nil && len(l.Default.RBAC) > 0 {
-		return false
-	}
-	for i := range l.Chains {
-		m := &l.Chains[i].Match
-		if m.DestinationPort != 0 || len(m.Destinations)+len(m.Sources)+len(m.SourcePorts)+len(l.Chains[i].RBAC) > 0 {
-			return false
-		}
-	}
-	return true
-}
-
-func all(r *mesh.Rule) bool {
-	none := mesh.PortRange{}
-	return !r.Source.IsValid() && !r.Destination.IsValid() && r.SourcePorts == none && r.DestinationPorts == none
 }
 
 // make builds the change into lines that no program can see. After an error what the store holds is of no use.
@@ -484,7 +448,7 @@ func (s *Store) writeListener(x *mesh.Listener, k *key, name uint32,
 	s.uses = s.uses[:0]
 	last := mesh.Rule{Chain: -2} // what no rule matches is refused
 	n := uint32(len(rules))
-	if n > 0 && all(&rules[n-1]) {
+	if n > 0 && rules[n-1].MatchesAll() {
 		last = rules[n-1]
 		n--
 		rules = rules[:n]

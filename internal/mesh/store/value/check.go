@@ -117,7 +117,6 @@ func (s *values) checkListeners(change *mesh.Change) error {
 			return fault.Wrap(err, fault.Usage, l.Name, "give it fewer filter chains, or policies that do not multiply",
 				"its rules")
 		}
-		rules = reachable(rules)
 		next := listenerPlan{l, key, rules, short}
 		n := choices(l, rules)
 		if n > MaxChoices {
@@ -183,17 +182,6 @@ func (s *values) checkListeners(change *mesh.Change) error {
 func sameAddress(l *mesh.Listener, other string) error {
 	return fault.New(fault.Usage, l.Name, "give one of them another address", "listener %s has %s %s already", other,
 		l.Protocol, l.Address)
-}
-
-// reachable is the rules up to the first that matches everything.
-func reachable(rules []mesh.Rule) []mesh.Rule {
-	for i, r := range rules {
-		r.Chain = 0
-		if r == (mesh.Rule{}) {
-			return rules[:i+1]
-		}
-	}
-	return rules
 }
 
 // choices is how many weighted clusters the chains of rules have.
