@@ -98,7 +98,7 @@ func (o Options) withDefaults() Options {
 		o.Cluster = "tare"
 	}
 	if o.Resolver == nil {
-		o.Resolver = SystemResolver{}
+		o.Resolver = SystemResolver
 	}
 	number(&o.Limits.Message, 32<<20)
 	number(&o.Limits.Resource, 8<<20)

@@ -498,16 +498,16 @@ type fixedNames struct {
 	all map[string][]string
 }
 
-func (f *fixedNames) Lookup(_ context.Context, host string) (out []netip.Addr, ttl time.Duration, err error) {
+func (f *fixedNames) Lookup(_ context.Context, host string) (out []netip.Addr, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.all[host] == nil {
-		return nil, 0, errors.New("no such host")
+		return nil, errors.New("no such host")
 	}
 	for _, a := range f.all[host] {
 		out = append(out, netip.MustParseAddr(a))
 	}
-	return out, 0, nil
+	return out, nil
 }
 
 func TestHostNames(t *testing.T) {
@@ -525,7 +525,7 @@ func TestHostNames(t *testing.T) {
 		endpoint.GetAddress().GetSocketAddress().Address = "missing.local"
 		p.set(controlplane.Resources{Clusters: []*clusterv3.Cluster{c, missing},
 			Listeners: []*listenerv3.Listener{tcpListener("l", 80, "a")}})
-		client := m.run(p.address, func(o *Options) { world(o); o.Resolver = names })
+		client := m.run(p.address, func(o *Options) { world(o); o.Resolver = names.Lookup })
 		m.is("a: 10.1.0.1:5 10.1.0.2:5; missing:; l 10.0.0.1:80 -> [a]")
 		names.mu.Lock()
 		names.all = map[string][]string{"a.local": {"10.1.0.3"}, "missing.local": {"10.1.0.4"}}

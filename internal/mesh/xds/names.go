@@ -10,22 +10,16 @@ import (
 	"tare/internal/mesh/xds/translate"
 )
 
-// Resolver finds the addresses of host names.
-type Resolver interface {
-	// Lookup finds all addresses of a host, and for how long they hold; 0 where that is not known.
-	Lookup(ctx context.Context, host string) (addresses []netip.Addr, ttl time.Duration, err error)
-}
+// Resolver finds all addresses of a host.
+type Resolver func(ctx context.Context, host string) ([]netip.Addr, error)
 
 // SystemResolver asks as the machine is set up to. It does not learn for how long an answer holds.
-type SystemResolver struct{}
-
-// Lookup finds the addresses of a host.
-func (SystemResolver) Lookup(ctx context.Context, host string) ([]netip.Addr, time.Duration, error) {
+func SystemResolver(ctx context.Context, host string) ([]netip.Addr, error) {
 	addresses, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	if err != nil {
-		return nil, 0, fmt.Errorf("looking up %s: %w", host, err)
+		return nil, fmt.Errorf("looking up %s: %w", host, err)
 	}
-	return addresses, 0, nil
+	return addresses, nil
 }
 
 // MaxLookups is how many look-ups of host names a data plane makes at a time, and MaxAddresses how many addresses of
@@ -35,11 +29,8 @@ const (
 	MaxAddresses = 256
 )
 
-// What else bounds look-ups: for how long one, and how often one name whatever the answer says.
-const (
-	lookupTimeout = 5 * time.Second
-	minTTL        = time.Second
-)
+// lookupTimeout is for how long one look-up lasts at most.
+const lookupTimeout = 5 * time.Second
 
 // resolving keeps the addresses of host names up to date. It is for the client's goroutine; look-ups are goroutines of
 // their own.
@@ -53,14 +44,11 @@ type resolving struct {
 type lookup struct {
 	due     time.Time
 	running bool
-	refresh time.Duration
-	ttl     bool // the answer's own time counts
 }
 
 type answer struct {
 	host      string
 	addresses []netip.Addr
-	ttl       time.Duration
 	err       error
 }
 
@@ -98,7 +86,7 @@ func (n *resolving) look(ctx context.Context, now time.Time) {
 			ctx, stop := context.WithTimeout(ctx, lookupTimeout)
 			defer stop()
 			a := answer{host: host}
-			a.addresses, a.ttl, a.err = n.resolver.Lookup(ctx, host)
+			a.addresses, a.err = n.resolver(ctx, host)
 			n.answers <- a // there is room: no more run than it holds
 		}()
 		if n.running >= MaxLookups {
@@ -116,20 +104,15 @@ func (n *resolving) done(a answer, s *state) bool {
 		return false
 	}
 	l.running = false
-	l.refresh, l.ttl = 0, false
+	var refresh time.Duration
 	for name := range s.hosts[a.host] {
 		if c := s.clusters[name]; c != nil && c.Discovery == translate.DNS {
-			if l.refresh == 0 || c.Refresh < l.refresh {
-				l.refresh = c.Refresh
+			if refresh == 0 || c.Refresh < refresh {
+				refresh = c.Refresh
 			}
-			l.ttl = l.ttl || c.RespectTTL
 		}
 	}
-	wait := l.refresh
-	if l.ttl && a.ttl > 0 {
-		wait = max(a.ttl, minTTL)
-	}
-	l.due = time.Now().Add(wait)
+	l.due = time.Now().Add(refresh)
 	if a.err != nil {
 		if _, known := s.addresses[a.host]; known {
 			return false

@@ -48,10 +48,9 @@ type Cluster struct {
 	Service string        // EDS: the name of its endpoints
 	Wait    time.Duration // EDS: for so long the cluster waits for its first endpoints; 0: until they come
 
-	Hosts      []string // DNS: the names to look up, each once
-	Family     Family
-	Refresh    time.Duration // between look-ups, where the resolver does not say for how long an answer holds
-	RespectTTL bool          // ask again when the answer's time to live has passed
+	Hosts   []string // DNS: the names to look up, each once
+	Family  Family
+	Refresh time.Duration // between look-ups
 
 	Warnings []*Warning
 
@@ -492,7 +491,6 @@ func (c *Cluster) dns(m *clusterv3.Cluster) (err error) {
 	if c.Refresh == 0 {
 		c.Refresh = defaultRefresh
 	}
-	c.RespectTTL = m.GetRespectDnsTtl() //nolint:staticcheck // deprecated: the same
 	families := map[clusterv3.Cluster_DnsLookupFamily]Family{
 		clusterv3.Cluster_AUTO: PreferIPv6, clusterv3.Cluster_V4_PREFERRED: PreferIPv4, clusterv3.Cluster_V4_ONLY: OnlyIPv4,
 		clusterv3.Cluster_V6_ONLY: OnlyIPv6, clusterv3.Cluster_ALL: AllFamilies,

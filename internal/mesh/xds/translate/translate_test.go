@@ -220,7 +220,7 @@ func TestClusterDNS(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !slices.Equal(c.Hosts, []string{"a", "b"}) || c.Refresh != 7*time.Second || !c.RespectTTL {
+		if !slices.Equal(c.Hosts, []string{"a", "b"}) || c.Refresh != 7*time.Second {
 			t.Errorf("got %+v", c)
 		}
 		var got []string
