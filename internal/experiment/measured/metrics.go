@@ -234,16 +234,32 @@ func latency(histogram string, needs []Need, q float64, quantile, what string) M
 				"than %g requests lie beyond it.",
 				what, quantile, stats.MinBeyond(q)),
 		},
-		Value: func(m *Measured) (float64, bool) {
-			h, ok := m.Histogram(histogram)
-			if !ok {
-				return 0, false
-			}
-			ns, ok := stats.Quantile(h, q)
-			return ns / 1e9, ok
-		},
+		Value: Seconds(histogram, Quantile(q)),
 	}
 }
+
+// Seconds is a value of a histogram of all loads that have it, whose unit is the nanosecond, in seconds.
+func Seconds(histogram string, value func(*hdrhistogram.Histogram) (float64, bool)) func(*Measured) (float64, bool) {
+	return func(m *Measured) (float64, bool) {
+		h, ok := m.Histogram(histogram)
+		if !ok {
+			return 0, false
+		}
+		ns, ok := value(h)
+		return ns / 1e9, ok
+	}
+}
+
+// Quantile is that of a histogram; there is none when too few values lie beyond it.
+func Quantile(q float64) func(*hdrhistogram.Histogram) (float64, bool) {
+	return func(h *hdrhistogram.Histogram) (float64, bool) { return stats.Quantile(h, q) }
+}
+
+// Mean is that of a histogram.
+func Mean(h *hdrhistogram.Histogram) (float64, bool) { return h.Mean(), true }
+
+// Longest is the greatest value of a histogram.
+func Longest(h *hdrhistogram.Histogram) (float64, bool) { return float64(h.Max()), true }
 
 // latencyRank is that of a histogram of requests: what is about the generator comes last.
 func latencyRank(histogram string) int {

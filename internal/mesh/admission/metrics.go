@@ -32,12 +32,6 @@ var metrics = []measured.Metric{
 			How: "Time from when a pod's review is answered until the pod has its certificate, over a connection of its own: " +
 				"mean of all of the trial. The load makes the pod's token and key in it.",
 		},
-		Value: func(m *measured.Measured) (float64, bool) {
-			h, ok := m.Histogram(histogramCertificate)
-			if !ok {
-				return 0, false
-			}
-			return h.Mean() / 1e9, true
-		},
+		Value: measured.Seconds(histogramCertificate, measured.Mean),
 	},
 }

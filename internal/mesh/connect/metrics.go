@@ -6,7 +6,6 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/metric"
 	"tare/internal/lib/quantity"
-	"tare/internal/lib/stats"
 	"tare/internal/mesh/generation"
 )
 
@@ -46,11 +45,9 @@ var metrics = []measured.Metric{
 		"connection before, to this service or the other of the same change, had come to one of the new.",
 		generation.BackwardCount),
 	oldEndpoint("p50", "50th percentile of the changes after whose beginning an old endpoint was seen at all",
-		func(h *hdrhistogram.Histogram) (float64, bool) { return stats.Quantile(h, 0.5) }),
-	oldEndpoint("p99", "99th percentile of the same",
-		func(h *hdrhistogram.Histogram) (float64, bool) { return stats.Quantile(h, 0.99) }),
-	oldEndpoint("max", "the longest",
-		func(h *hdrhistogram.Histogram) (float64, bool) { return float64(h.Max()), true }),
+		measured.Quantile(0.5)),
+	oldEndpoint("p99", "99th percentile of the same", measured.Quantile(0.99)),
+	oldEndpoint("max", "the longest", measured.Longest),
 }
 
 func replacementRate(m *measured.Measured) (float64, bool) {
@@ -88,13 +85,6 @@ func oldEndpoint(name, which string, value func(*hdrhistogram.Histogram) (float6
 			How: "How long after a change was handed to the store a connection began that still came to an old endpoint, " +
 				"the last such of each change: " + which + ". Left out where it was never seen, or too seldom for the quantile.",
 		},
-		Value: func(m *measured.Measured) (float64, bool) {
-			h, ok := m.Histogram(generation.OldEndpoint)
-			if !ok {
-				return 0, false
-			}
-			ns, ok := value(h)
-			return ns / 1e9, ok
-		},
+		Value: measured.Seconds(generation.OldEndpoint, value),
 	}
 }

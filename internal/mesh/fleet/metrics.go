@@ -85,20 +85,14 @@ func pieceRate(m *measured.Measured) (float64, bool) {
 // timed are the mean and the longest of a histogram: in a trial there are too few changes for quantiles.
 // One with a clause is a headline.
 func timed(histogram, clause, how string) []measured.Metric {
-	of := func(suffix, how string, value func(*hdrhistogram.Histogram) float64) measured.Metric {
+	of := func(suffix, how string, value func(*hdrhistogram.Histogram) (float64, bool)) measured.Metric {
 		d := measured.Metric{
 			Definition: metric.Definition{
 				Name: histogram + suffix, Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Merged,
 				Cost:   suffix == "_seconds",
 				Better: metric.Lower, Needs: measured.NeedWork, How: how, Family: "fleet",
 			},
-			Value: func(m *measured.Measured) (float64, bool) {
-				h, ok := m.Histogram(histogram)
-				if !ok {
-					return 0, false
-				}
-				return value(h) / 1e9, true
-			},
+			Value: measured.Seconds(histogram, value),
 		}
 		if suffix == "_seconds" {
 			d.Headline, d.Clause = clause != "", clause
@@ -106,7 +100,7 @@ func timed(histogram, clause, how string) []measured.Metric {
 		return d
 	}
 	return []measured.Metric{
-		of("_seconds", how+" Mean of all of the trial.", func(h *hdrhistogram.Histogram) float64 { return h.Mean() }),
-		of("_max_seconds", "The same: the longest.", func(h *hdrhistogram.Histogram) float64 { return float64(h.Max()) }),
+		of("_seconds", how+" Mean of all of the trial.", measured.Mean),
+		of("_max_seconds", "The same: the longest.", measured.Longest),
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -223,7 +224,6 @@ func (r *running) client(ctx context.Context) (chan error, error) {
 	last := ""
 	var c *xds.Client
 	seen := newWarnings()
-	var begun [2]bool
 	placed := false
 	c, err := xds.New(xds.Options{
 		Address:         r.o.XDS,
@@ -236,8 +236,8 @@ func (r *running) client(ctx context.Context) (chan error, error) {
 			return err
 		},
 		OnEvent: func(e xds.Event) {
+			both := r.gate.hears(e)
 			if shut {
-				r.gate.hears(e)
 				r.gate.look(c, &r.shared)
 			}
 			if r.onEvent != nil {
@@ -246,7 +246,7 @@ func (r *running) client(ctx context.Context) (chan error, error) {
 			for _, line := range seen.lines(e) {
 				_ = r.conn.Send(role.Log, line)
 			}
-			if !placed && heard(&begun, e) && c.Metrics().Complete() {
+			if !placed && both && c.Metrics().Complete() {
 				placed = true
 				_ = r.conn.Send(role.Log, placedLine)
 			}
@@ -261,19 +261,16 @@ func (r *running) client(ctx context.Context) (chan error, error) {
 	if err != nil {
 		return nil, err
 	}
-	watching, unwatch := context.WithCancel(ctx)
-	looked := make(chan struct{})
-	go func() {
-		defer close(looked)
-		if shut {
-			r.gate.watch(watching, c, &r.shared)
-		}
-	}()
 	ended := make(chan error, 1)
 	go func() {
+		watching, unwatch := context.WithCancel(ctx)
+		var looking sync.WaitGroup
+		if shut {
+			looking.Go(func() { r.gate.watch(watching, c, &r.shared) })
+		}
 		err := c.Run(ctx)
 		unwatch()
-		<-looked
+		looking.Wait()
 		ended <- err
 	}()
 	return ended, nil
@@ -281,17 +278,6 @@ func (r *running) client(ctx context.Context) (chan error, error) {
 
 // placedLine is what the log says once, when the first configuration of a control plane is served.
 const placedLine = "the control plane's first configuration is served"
-
-// heard takes note of clusters and listeners, and says whether there were both.
-func heard(begun *[2]bool, e xds.Event) bool {
-	switch e.Kind {
-	case xds.Clusters:
-		begun[0] = true
-	case xds.Listeners:
-		begun[1] = true
-	}
-	return begun[0] && begun[1]
-}
 
 // gate is shut while everything is refused, for want of a configuration (FailClosed). It opens once, when the control
 // plane has told its clusters and its listeners, and no cluster waits for its endpoints any more, and no listener for
@@ -305,18 +291,22 @@ type gate struct {
 // routesTimeout is how long the gate waits for routes: what Envoy waits for each resource (initial_fetch_timeout).
 const routesTimeout = 15 * time.Second
 
-func (g *gate) hears(e xds.Event) {
+// hears takes note of clusters and listeners, and says whether there were both.
+func (g *gate) hears(e xds.Event) bool {
 	switch e.Kind {
 	case xds.Clusters:
 		g.heard[0].Store(true)
 	case xds.Listeners:
 		g.heard[1].Store(true)
 	}
+	return g.both()
 }
+
+func (g *gate) both() bool { return g.heard[0].Load() && g.heard[1].Load() }
 
 // look opens the gate when it is time.
 func (g *gate) look(c *xds.Client, s *shared) {
-	if g.open.Load() || !g.heard[0].Load() || !g.heard[1].Load() {
+	if g.open.Load() || !g.both() {
 		return
 	}
 	g.since.CompareAndSwap(0, pace.Now())

@@ -88,17 +88,14 @@ func pushed(histogram, how string) []measured.Metric {
 			},
 		}
 	}
-	mean := func(h *hdrhistogram.Histogram) (float64, bool) { return h.Mean(), true }
-	all := []measured.Metric{of("", how+" Mean of all changes of the trial.", mean)}
+	all := []measured.Metric{of("", how+" Mean of all changes of the trial.", measured.Mean)}
 	for _, q := range []struct {
 		name string
 		q    float64
 	}{{"p50", 0.5}, {"p90", 0.9}, {"p99", 0.99}, {"p999", 0.999}} {
 		how := fmt.Sprintf("The same: %s quantile; left out when fewer than %g changes lie beyond it.",
 			q.name, stats.MinBeyond(q.q))
-		quantile := func(h *hdrhistogram.Histogram) (float64, bool) { return stats.Quantile(h, q.q) }
-		all = append(all, of("_"+q.name, how, quantile))
+		all = append(all, of("_"+q.name, how, measured.Quantile(q.q)))
 	}
-	longest := func(h *hdrhistogram.Histogram) (float64, bool) { return float64(h.Max()), true }
-	return append(all, of("_max", "The same: the longest.", longest))
+	return append(all, of("_max", "The same: the longest.", measured.Longest))
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"runtime"
 	"time"
@@ -305,14 +306,12 @@ func (w *window) result(b *Bench, cpu float64) (*load.Result, error) {
 		r.Counts[LookupFirst] = middle(w.first) / 1e9
 		return r, r.SetHistogram(LookupTime, w.times)
 	}
-	for name, v := range map[string]float64{
+	maps.Copy(r.Counts, map[string]float64{
 		Flushes: float64(w.n), FlushSeconds: float64(w.spent) / 1e9,
 		Records: float64(w.work.Records), Updates: float64(w.work.Updates), Deletes: float64(w.work.Deletes),
 		Syscalls:     float64(w.work.Syscalls),
 		GracePeriods: float64(w.work.GracePeriods), WorkBytes: float64(w.work.Bytes),
-	} {
-		r.Counts[name] = v
-	}
+	})
 	return r, r.SetHistogram(FlushTime, w.times)
 }
 

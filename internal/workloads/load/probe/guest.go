@@ -10,7 +10,6 @@ import (
 	"tare/internal/experiment/role"
 	"tare/internal/lib/param"
 	"tare/internal/lib/quantity"
-	"tare/internal/lib/stats"
 	"tare/internal/scale/ledger"
 )
 
@@ -57,13 +56,7 @@ var metrics = []measured.Metric{
 			Better: metric.Lower, Needs: measured.NeedDelay, Headline: true, Tail: true, Family: "sched", Limit: usableDelay,
 			How: "The longest of these times in the trial.",
 		},
-		Value: func(m *measured.Measured) (float64, bool) {
-			h, ok := m.Histogram(Delay)
-			if !ok {
-				return 0, false
-			}
-			return float64(h.Max()) / 1e9, true
-		},
+		Value: measured.Seconds(Delay, measured.Longest),
 	},
 	{
 		Definition: metric.Definition{Name: "bpf_run_seconds", Family: "bpf", Unit: quantity.Seconds, Rank: metric.RankBPF,
@@ -97,14 +90,7 @@ func delayed(q float64, quantile string) measured.Metric {
 			How: fmt.Sprintf("Time from when a task of the probe asked to be woken until it ran: %s quantile of all wake-ups "+
 				"on all CPUs. Only with a load of kind `probe`.", quantile),
 		},
-		Value: func(m *measured.Measured) (float64, bool) {
-			h, ok := m.Histogram(Delay)
-			if !ok {
-				return 0, false
-			}
-			ns, ok := stats.Quantile(h, q)
-			return ns / 1e9, ok
-		},
+		Value: measured.Seconds(Delay, measured.Quantile(q)),
 	}
 }
 

@@ -3,7 +3,6 @@
 package keep
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -229,18 +228,16 @@ func (s *Store) prepare(change mesh.Change) error {
 
 // removeFirst puts what goes before what comes, to make room for it, and says whether that changes anything.
 func (s *Store) removeFirst() bool {
-	before := slices.ContainsFunc(s.plan, func(p planned) bool { return p.gone != nil })
-	slices.SortStableFunc(s.plan, func(a, b planned) int {
-		return cmp.Compare(first(b.gone != nil), first(a.gone != nil))
-	})
-	return before
-}
-
-func first(b bool) int {
-	if b {
-		return 1
+	var gone, rest []planned
+	for _, p := range s.plan {
+		if p.gone != nil {
+			gone = append(gone, p)
+		} else {
+			rest = append(rest, p)
+		}
 	}
-	return 0
+	s.plan = append(gone, rest...)
+	return len(gone) > 0
 }
 
 // numbers checks that the plan fits, at each of its steps.
