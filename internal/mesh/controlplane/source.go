@@ -3,9 +3,10 @@ package controlplane
 import (
 	"context"
 	"fmt"
-	"os"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"tare/internal/mesh/controlplane/proxyconfig"
 )
@@ -72,11 +73,11 @@ func (f *Files) Watch(ctx context.Context, changed func()) error {
 // stampOf is by what a change of a path is seen: for a file a word, for a directory a line for each of its files.
 func stampOf(path string) string {
 	stamp := func(name string) string {
-		info, err := os.Stat(name)
-		if err != nil {
+		var s unix.Stat_t
+		if unix.Stat(name, &s) != nil {
 			return name + " missing"
 		}
-		return fmt.Sprint(name, info.Size(), info.ModTime().UnixNano(), inode(info))
+		return fmt.Sprint(name, s.Size, s.Mtim.Nano(), s.Ino)
 	}
 	names, err := proxyconfig.Files(path)
 	if err != nil {

@@ -20,6 +20,8 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"tare/internal/lib/pace"
 )
 
 // Options say what the proxies are. Address, Node and MarkOf are needed.
@@ -168,9 +170,8 @@ func (f *Fleet) serve(ctx context.Context, p *proxy, cc *grpc.ClientConn) {
 		if p.complete.Swap(0) > 0 {
 			f.missing.Add(1)
 		}
-		select {
-		case <-time.After(f.o.Again/2 + time.Duration(maphash.Comparable(f.contents.seed, p.index)%uint64(f.o.Again))):
-		case <-ctx.Done():
+		by := time.Duration(maphash.Comparable(f.contents.seed, p.index) % uint64(f.o.Again))
+		if pace.Sleep(ctx, f.o.Again/2+by) != nil {
 			return
 		}
 	}

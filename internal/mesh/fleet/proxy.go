@@ -138,10 +138,8 @@ func (p *proxy) take(ctx context.Context, r *response) error {
 		return ctx.Err()
 	}
 	if p.manner.Slow > 0 {
-		select {
-		case <-time.After(p.manner.Slow):
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := pace.Sleep(ctx, p.manner.Slow); err != nil {
+			return err
 		}
 	}
 	s := &p.kinds[k]

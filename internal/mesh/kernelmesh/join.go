@@ -19,6 +19,7 @@ import (
 
 	"tare/internal/experiment/kind"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
 	"tare/internal/mesh/connect"
 	"tare/internal/mesh/istiod"
 	"tare/internal/mesh/services"
@@ -289,10 +290,8 @@ func (j *joined) After(ctx context.Context) error {
 	if err := j.reloaded(ctx); err != nil {
 		return err
 	}
-	select {
-	case <-time.After(settle):
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	if err := pace.Sleep(ctx, settle); err != nil {
+		return err
 	}
 	return j.trial.Read(ctx, readingAfter)
 }

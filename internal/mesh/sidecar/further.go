@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
 	"tare/internal/lib/param"
 )
 
@@ -161,8 +162,6 @@ func (j *joined) settled(ctx context.Context, what string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, within, fault.New(fault.Machine, j.name, "raise "+settingReady+
 		" if this machine needs longer", "the proxies had not put %s into effect within %v", what, within))
 	defer cancel()
-	tick := time.NewTicker(settleEvery)
-	defer tick.Stop()
 	for _, p := range j.proxies {
 		for {
 			done, err := s.Settled(ctx, p.place)
@@ -172,10 +171,8 @@ func (j *joined) settled(ctx context.Context, what string) error {
 			if died := j.died("before it had put " + what + " into effect"); died != nil {
 				return died
 			}
-			select {
-			case <-ctx.Done():
-				return errors.Join(context.Cause(ctx), err)
-			case <-tick.C:
+			if ended := pace.Sleep(ctx, settleEvery); ended != nil {
+				return errors.Join(ended, err)
 			}
 		}
 	}
@@ -214,10 +211,8 @@ func (j *joined) down(ctx context.Context) error {
 	if err := j.settled(ctx, "the removal of services"); err != nil {
 		return err
 	}
-	select {
-	case <-time.After(giveBack):
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	if err := pace.Sleep(ctx, giveBack); err != nil {
+		return err
 	}
 	if err := j.trial.Read(ctx, readingFewer); err != nil {
 		return err

@@ -202,10 +202,8 @@ func (s *stream) receiveAll() error {
 		}
 		s.begins.Stop()
 		if wait := by.wait(int64(r.size) + s.debt.Swap(0)); wait > 0 {
-			select {
-			case <-time.After(wait):
-			case <-ctx.Done():
-				return ctx.Err()
+			if err := pace.Sleep(ctx, wait); err != nil {
+				return err
 			}
 		}
 		select {

@@ -6,10 +6,10 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	mathrand "math/rand/v2"
 	"net/url"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -20,10 +20,11 @@ import (
 	"google.golang.org/protobuf/types/dynamicpb"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
 )
 
-// Agent gets the certificate of one identity from a control plane, and renews it: with a token the first time,
-// then with the certificate that it has. Keys are made here, a new one each time, and never sent.
+// Agent gets the certificate of one identity from a control plane, and renews it: with a token the first time, then
+// with the certificate that it has. Keys are made here, a new one each time, and never sent.
 type Agent struct {
 	Address  string // host:port of the control plane
 	Identity string // the SPIFFE ID that is wanted
@@ -152,7 +153,7 @@ func (a *Agent) Run(ctx context.Context) error {
 			if err := a.OnChange(c); err != nil {
 				return err
 			}
-			if err := sleep(ctx, a.renewIn(c, now)); err != nil {
+			if pace.Sleep(ctx, a.renewIn(c, now)) != nil {
 				return nil
 			}
 			continue
@@ -162,7 +163,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		if a.Log != nil {
 			a.Log(err.Error())
 		}
-		if err := sleep(ctx, wait); err != nil {
+		if pace.Sleep(ctx, wait) != nil {
 			return nil
 		}
 		wait = min(2*wait, maxRetry)
@@ -179,31 +180,9 @@ func (a *Agent) renewIn(c Credentials, now time.Time) time.Duration {
 
 // final says whether asking again cannot help.
 func final(err error) bool {
-	switch status.Code(unwrapped(err)) {
-	case codes.Unauthenticated, codes.PermissionDenied, codes.InvalidArgument, codes.Unimplemented:
-		return true
-	}
-	return false
-}
-
-// unwrapped is the error of gRPC in a chain.
-func unwrapped(err error) error {
-	var s interface{ GRPCStatus() *status.Status }
-	if errors.As(err, &s) {
-		return s.GRPCStatus().Err()
-	}
-	return err
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-t.C:
-		return nil
-	}
+	return slices.Contains([]codes.Code{
+		codes.Unauthenticated, codes.PermissionDenied, codes.InvalidArgument, codes.Unimplemented,
+	}, status.Code(err))
 }
 
 // newRequestFor is a certificate request as PEM: a key, an identity, and nothing else.

@@ -17,8 +17,8 @@ import (
 
 // Service signs certificates of agents that keep their keys to themselves, as
 // istio.v1.auth.IstioCertificateService/CreateCertificate. An agent shows the token of a service account
-// ("authorization: Bearer TOKEN") the first time, and later the certificate that it has, by TLS. It gets a certificate of that very identity:
-// asking for another is refused and logged.
+// ("authorization: Bearer TOKEN") the first time, and later the certificate that it has, by TLS. It gets a certificate
+// of that very identity: asking for another is refused and logged.
 //
 // Who asks is known before the request is read. Requests are bounded in size, kind of key and rate.
 type Service struct {
