@@ -183,12 +183,7 @@ func decode(r io.Reader, ends []string) (map[string]float64, error) {
 
 // admin is the address of Envoy's administration, as Envoy wrote it.
 func admin(dir string) (string, error) {
-	f, err := files.Open(filepath.Join(dir, adminFile))
-	if err != nil {
-		return "", fmt.Errorf("finding Envoy's administration: %w", err)
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxAddress))
+	text, err := files.Read(filepath.Join(dir, adminFile), maxAddress)
 	if err != nil {
 		return "", fmt.Errorf("finding Envoy's administration: %w", err)
 	}

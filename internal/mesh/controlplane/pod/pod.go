@@ -100,19 +100,9 @@ func Run(ctx context.Context, o Options) (err error) {
 }
 
 func (o Options) readToken() (authority.Token, error) {
-	fail := func(err error) (authority.Token, error) {
-		return "", fault.Wrap(err, fault.Machine, o.TokenFile, "", "the token cannot be read")
-	}
-	f, err := files.Open(o.TokenFile)
-	if err != nil {
-		return fail(err)
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxToken))
-	if err != nil {
-		return fail(err)
-	}
-	return authority.Token(strings.TrimSpace(string(text))), nil
+	text, err := files.Read(o.TokenFile, maxToken)
+	return authority.Token(strings.TrimSpace(string(text))),
+		fault.Wrap(err, fault.Machine, o.TokenFile, "", "the token cannot be read")
 }
 
 // serve runs Envoy until it ends, or ctx does. The thread that starts Envoy lives as long: Envoy ends with it, should
