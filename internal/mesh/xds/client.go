@@ -553,7 +553,7 @@ func (c *Client) settle(ctx context.Context, o *outcome) error {
 		}
 	}
 	c.count(func(m *Metrics) {
-		m.Waiting, m.WaitingClusters, m.WaitingRoutes = c.state.waiting(), len(hungry), c.state.missing()
+		m.Waiting, m.WaitingClusters, m.WaitingRoutes = c.state.waiting(), len(hungry), c.state.serving.missing()
 	})
 	return nil
 }

@@ -140,9 +140,6 @@ func (s *state) take(k Kind, r *response, full bool) *outcome {
 	return o
 }
 
-// missing is how many routes some listener needs that have not come.
-func (s *state) missing() int { return s.serving.missing() }
-
 // waiting is how many listeners wait for clusters or for their address.
 func (s *state) waiting() (n int) {
 	for name := range s.dirtyListeners {
@@ -772,28 +769,16 @@ func (s *state) halve(change mesh.Change, apply func(mesh.Change) error) (bad []
 		return bad, err
 	}
 	// Listeners that leave come before those that take their places.
-	if len(change.RemovedListeners) > 0 {
-		if err := try(mesh.Change{RemovedListeners: change.RemovedListeners}); err != nil {
-			return []failure{{resource{Listeners, change.RemovedListeners[0]}, err}}, onlyFatal(err)
-		}
+	if bad, err = halves(change.RemovedListeners, func(l []string) error { return try(mesh.Change{RemovedListeners: l}) },
+		func(name string) resource { return resource{Listeners, name} }); err != nil || len(bad) > 0 {
+		return bad, err
 	}
 	if bad, err = halves(change.Listeners, func(l []*mesh.Listener) error { return try(mesh.Change{Listeners: l}) },
 		func(l *mesh.Listener) resource { return resource{Listeners, l.Name} }); err != nil || len(bad) > 0 {
 		return bad, err
 	}
-	if len(change.RemovedClusters) > 0 {
-		if err := try(mesh.Change{RemovedClusters: change.RemovedClusters}); err != nil {
-			return []failure{{resource{Clusters, change.RemovedClusters[0]}, err}}, onlyFatal(err)
-		}
-	}
-	return nil, nil
-}
-
-func onlyFatal(err error) error {
-	if fatal(err) {
-		return err
-	}
-	return nil
+	return halves(change.RemovedClusters, func(c []string) error { return try(mesh.Change{RemovedClusters: c}) },
+		func(name string) resource { return resource{Clusters, name} })
 }
 
 func halves[T any](list []T, try func([]T) error, name func(T) resource) (bad []failure, err error) {

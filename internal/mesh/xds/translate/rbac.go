@@ -158,40 +158,34 @@ func anything(any bool) (condition, error) {
 }
 
 // either holds where one of the parts does.
-func either[T any](parts []T, read func(T, int) (condition, error), depth int) (out condition, err error) {
-	if depth > maxDepth {
-		return nil, refuse("conditions are nested more than %d deep", maxDepth)
-	}
-	if len(parts) == 0 {
-		return nil, refuse("is missing")
-	}
-	for i, p := range parts {
-		c, err := read(p, depth)
-		if err != nil {
-			return nil, item(i, err)
-		}
-		if out = append(out, c...); len(out) > maxTerms {
+func either[T any](parts []T, read func(T, int) (condition, error), depth int) (condition, error) {
+	return joined(parts, read, depth, nil, func(a, b condition) (condition, error) {
+		if len(a)+len(b) > maxTerms {
 			return nil, refuse("conditions come to more than %d terms", maxTerms)
 		}
-	}
-	return out, nil
+		return append(a, b...), nil
+	})
 }
 
 // all holds where all of the parts do.
-func all[T any](parts []T, read func(T, int) (condition, error), depth int) (out condition, err error) {
+func all[T any](parts []T, read func(T, int) (condition, error), depth int) (condition, error) {
+	return joined(parts, read, depth, always, and)
+}
+
+func joined[T any](parts []T, read func(T, int) (condition, error), depth int, out condition,
+	join func(a, b condition) (condition, error)) (condition, error) {
 	if depth > maxDepth {
 		return nil, refuse("conditions are nested more than %d deep", maxDepth)
 	}
 	if len(parts) == 0 {
 		return nil, refuse("is missing")
 	}
-	out = always
 	for i, p := range parts {
 		c, err := read(p, depth)
 		if err != nil {
 			return nil, item(i, err)
 		}
-		if out, err = and(out, c); err != nil {
+		if out, err = join(out, c); err != nil {
 			return nil, err
 		}
 	}
