@@ -58,15 +58,15 @@ type Fleet struct {
 }
 
 // counts are of what all proxies were told.
-type counts struct{ responses, resources, bytes, refusals, connections, ends atomic.Int64 }
+type counts struct{ responses, bytes, refusals, connections, ends atomic.Int64 }
 
 // Counts are of what all proxies were told since New.
 type Counts struct {
-	Responses, Resources int64
-	Bytes                int64 // of resources: names, types and contents, before any compression and encryption
-	Refusals             int64
-	Connections          int64 // streams that were begun
-	Ends                 int64 // of these, that ended though nobody closed them here
+	Responses   int64
+	Bytes       int64 // of resources: names, types and contents, before any compression and encryption
+	Refusals    int64
+	Connections int64 // streams that were begun
+	Ends        int64 // of these, that ended though they were not closed here
 }
 
 // New makes a fleet of n proxies, none of which is connected.
@@ -96,8 +96,7 @@ func (f *Fleet) Len() int { return len(f.proxies) }
 // Counts are as of now.
 func (f *Fleet) Counts() Counts {
 	c := &f.counts
-	return Counts{c.responses.Load(), c.resources.Load(), c.bytes.Load(), c.refusals.Load(), c.connections.Load(),
-		c.ends.Load()}
+	return Counts{c.responses.Load(), c.bytes.Load(), c.refusals.Load(), c.connections.Load(), c.ends.Load()}
 }
 
 // Connect has proxies from up to, but not, to connect, unless they are.

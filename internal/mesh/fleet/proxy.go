@@ -132,7 +132,6 @@ func (p *proxy) take(ctx context.Context, r *response) error {
 	f := p.fleet
 	f.counts.responses.Add(1)
 	f.counts.bytes.Add(int64(r.bytes))
-	f.counts.resources.Add(int64(len(r.resources)))
 	if p.manner.Silent {
 		<-ctx.Done()
 		return ctx.Err()

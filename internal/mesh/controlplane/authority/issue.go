@@ -38,9 +38,6 @@ func (a *Authority) Secrets(id string) ([]*tlsv3.Secret, error) {
 	return []*tlsv3.Secret{e.secret, t.secret}, nil
 }
 
-// Roots is the secret with all trusted roots, the same message for everybody until it changes.
-func (a *Authority) Roots() *tlsv3.Secret { return a.trust.Load().secret }
-
 // Credentials are what Secrets has, in another form: for proxies that are configured by files. Write them again after
 // OnChange of the identity, and after OnRoots.
 func (a *Authority) Credentials(id string) (Credentials, error) {

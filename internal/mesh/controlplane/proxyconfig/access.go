@@ -11,12 +11,6 @@ import (
 	"tare/internal/mesh/controlplane/authority"
 )
 
-// DefaultTrustDomain and DefaultNamespace are of identities that do not say theirs.
-const (
-	DefaultTrustDomain = authority.DefaultTrustDomain
-	DefaultNamespace   = authority.DefaultNamespace
-)
-
 // anyone stands for all identities of the trust domain.
 const anyone = "*"
 

@@ -145,7 +145,7 @@ func (m *Mesh) settings() error {
 		return in("discovery", fmt.Errorf("%q is neither permissive nor policy", m.config.Discovery))
 	}
 	if m.trustDomain == "" {
-		m.trustDomain = DefaultTrustDomain
+		m.trustDomain = authority.DefaultTrustDomain
 	}
 	if err := authority.CheckTrustDomain(m.trustDomain); err != nil {
 		return in("trust_domain", err)

@@ -5,7 +5,6 @@ package driven
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -16,7 +15,6 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"tare/internal/lib/param"
-	"tare/internal/mesh/controlplane"
 	"tare/internal/mesh/controlplane/proxyconfig"
 	"tare/internal/mesh/sidecar"
 )
@@ -32,7 +30,6 @@ const (
 
 // Plane is what proxies know of their control plane.
 type Plane struct {
-	Address     string // host:port
 	credentials string // the directory that has one for each proxy
 	told        map[string]Told
 }
@@ -82,15 +79,8 @@ func StartMesh(ctx context.Context, d sidecar.Drive, c *proxyconfig.Config) (Pla
 	if err != nil {
 		return Plane{}, err
 	}
-	data, err := process.Ready(ctx)
-	if err != nil {
-		return Plane{}, err
-	}
-	var ready controlplane.Ready
-	if err := json.Unmarshal(data, &ready); err != nil {
-		return Plane{}, fmt.Errorf("reading where the control plane listens: %w", err)
-	}
-	return Plane{ready.Address, credentials, told}, nil
+	_, err = process.Ready(ctx)
+	return Plane{credentials, told}, err
 }
 
 // Change gives the control plane another mesh file, which it looks for by itself; for sidecar.Changer.
