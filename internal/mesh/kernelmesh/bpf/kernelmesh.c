@@ -219,20 +219,14 @@ static __always_inline void write4(struct bpf_sock_addr *ctx, const struct addre
 
 static __always_inline void read6(struct bpf_sock_addr *ctx, struct address *a)
 {
-	a->ip[0] = ctx->user_ip6[0];
-	a->ip[1] = ctx->user_ip6[1];
-	a->ip[2] = ctx->user_ip6[2];
-	a->ip[3] = ctx->user_ip6[3];
+	copy_ip(a->ip, ctx->user_ip6);
 	a->port = ctx->user_port;
 	a->zero = 0;
 }
 
 static __always_inline void write6(struct bpf_sock_addr *ctx, const struct address *a)
 {
-	ctx->user_ip6[0] = a->ip[0];
-	ctx->user_ip6[1] = a->ip[1];
-	ctx->user_ip6[2] = a->ip[2];
-	ctx->user_ip6[3] = a->ip[3];
+	copy_ip(ctx->user_ip6, a->ip);
 	ctx->user_port = a->port;
 }
 
@@ -633,10 +627,7 @@ int km_connect6(struct bpf_sock_addr *ctx)
 	spend(tare_steps);
 	read6(ctx, &q.to);
 	if (sk) {
-		q.from.ip[0] = sk->src_ip6[0];
-		q.from.ip[1] = sk->src_ip6[1];
-		q.from.ip[2] = sk->src_ip6[2];
-		q.from.ip[3] = sk->src_ip6[3];
+		copy_ip(q.from.ip, sk->src_ip6);
 		q.from.port = bpf_htons(sk->src_port);
 	}
 	v = count(CONNECT6, do_connect(ctx, &q));
@@ -668,10 +659,7 @@ int km_sendmsg6(struct bpf_sock_addr *ctx)
 	enum outcome v;
 
 	read6(ctx, &q.to);
-	q.from.ip[0] = ctx->msg_src_ip6[0];
-	q.from.ip[1] = ctx->msg_src_ip6[1];
-	q.from.ip[2] = ctx->msg_src_ip6[2];
-	q.from.ip[3] = ctx->msg_src_ip6[3];
+	copy_ip(q.from.ip, ctx->msg_src_ip6);
 	if (sk)
 		q.from.port = bpf_htons(sk->src_port);
 	v = count(SENDMSG6, do_sendmsg(ctx, &q));

@@ -24,6 +24,19 @@ struct address {
 	__u16 zero;
 };
 
+static __always_inline void copy_ip(__u32 *to, const __u32 *from)
+{
+	to[0] = from[0];
+	to[1] = from[1];
+	to[2] = from[2];
+	to[3] = from[3];
+}
+
+static __always_inline bool is_ipv4(const __u32 *ip)
+{
+	return !ip[0] && !ip[1] && ip[2] == bpf_htonl(0xffff);
+}
+
 /* In the order of package mesh. */
 enum verdict { PASS, ACCEPT, REFUSE, DENY };
 

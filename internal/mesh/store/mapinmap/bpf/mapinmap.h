@@ -66,9 +66,4 @@ static __always_inline void *mim_record(__u32 key)
 
 #include "records.h"
 
-static __always_inline enum verdict store_find(const struct question *q, struct answer *a)
-{
-	return rec_find(q, a);
-}
-
 #endif

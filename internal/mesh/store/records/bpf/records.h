@@ -166,11 +166,6 @@ _Static_assert(sizeof(struct rec_chain) == 56 && sizeof(struct rec_filter) == 48
 	sizeof(struct rec_locality) == 56 && sizeof(struct rec_breakers) == 48 && sizeof(struct rec_assignment) == 48,
 	"as their structs in protobuf-c");
 
-static __always_inline bool rec_mapped(const __u32 *ip)
-{
-	return !ip[0] && !ip[1] && ip[2] == bpf_htonl(0xffff);
-}
-
 static __always_inline bool rec_within(const __u32 *ip, const __u32 *prefix, __u32 bits)
 {
 #pragma unroll
@@ -207,13 +202,13 @@ __attribute__((noinline)) int rec_matches(const struct rec_rule *r, const struct
 	if (flags & REC_SOURCE) {
 		if (!(q->from.ip[0] | q->from.ip[1] | q->from.ip[2] | q->from.ip[3]))
 			return false; /* not known yet */
-		if ((flags & REC_SOURCE_V6) && rec_mapped(q->from.ip))
+		if ((flags & REC_SOURCE_V6) && is_ipv4(q->from.ip))
 			return false;
 		if (!rec_within(q->from.ip, r->source, r->source_bits))
 			return false;
 	}
 	if (flags & REC_DESTINATION) {
-		if ((flags & REC_DESTINATION_V6) && rec_mapped(q->to.ip))
+		if ((flags & REC_DESTINATION_V6) && is_ipv4(q->to.ip))
 			return false;
 		if (!rec_within(q->to.ip, r->destination, r->destination_bits))
 			return false;
@@ -368,7 +363,7 @@ static __always_inline enum verdict rec_endpoint_of(const struct rec_cluster *c,
 }
 
 /* A record that is missing on the way is a configuration that is being replaced: refused. */
-static __always_inline enum verdict rec_find(const struct question *q, struct answer *a)
+static __always_inline enum verdict store_find(const struct question *q, struct answer *a)
 {
 	struct rec_address key = {};
 	struct rec_listener *listener;
@@ -386,7 +381,7 @@ static __always_inline enum verdict rec_find(const struct question *q, struct an
 	listener = bpf_map_lookup_elem(&REC_LISTENERS, &key);
 	if (!listener) {
 		/* the unspecified address of the family */
-		if (!rec_mapped(key.ip))
+		if (!is_ipv4(key.ip))
 			key.ip[2] = 0;
 		key.ip[0] = key.ip[1] = key.ip[3] = 0;
 		listener = bpf_map_lookup_elem(&REC_LISTENERS, &key);

@@ -57,9 +57,4 @@ struct {
 
 #include "records.h"
 
-static __always_inline enum verdict store_find(const struct question *q, struct answer *a)
-{
-	return rec_find(q, a);
-}
-
 #endif

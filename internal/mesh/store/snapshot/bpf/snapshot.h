@@ -309,10 +309,7 @@ static __always_inline enum verdict ss_endpoint(__u32 line, __u32 random, struct
 				return REFUSE;
 			e += (at + 1) & 1;
 		}
-		a->endpoint.ip[0] = e->ip[0];
-		a->endpoint.ip[1] = e->ip[1];
-		a->endpoint.ip[2] = e->ip[2];
-		a->endpoint.ip[3] = e->ip[3];
+		copy_ip(a->endpoint.ip, e->ip);
 		a->endpoint.port = e->port;
 	}
 	return ACCEPT;
@@ -340,13 +337,10 @@ static __always_inline enum verdict store_find(const struct question *q, struct 
 	mask = super->mask;
 	directory = root + super->listeners;
 
-	key.ip[0] = q->to.ip[0];
-	key.ip[1] = q->to.ip[1];
-	key.ip[2] = q->to.ip[2];
-	key.ip[3] = q->to.ip[3];
+	copy_ip(key.ip, q->to.ip);
 	line = ss_search(directory, seed, mask, &key);
 	if (!line && word & (SS_ANY4 | SS_ANY6)) {
-		bool four = !key.ip[0] && !key.ip[1] && key.ip[2] == bpf_htonl(0xffff);
+		bool four = is_ipv4(key.ip);
 
 		if (!(word & (four ? SS_ANY4 : SS_ANY6)))
 			return PASS;
