@@ -461,13 +461,13 @@ func TestWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	start := func(of *Tree, name, script string) (*Group, int) {
+	start := func(of *Tree, name string) (*Group, int) {
 		t.Helper()
 		g, err := of.Group(name, Limits{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		cmd := exec.Command("env", "-i", "/bin/bash", "-c", script)
+		cmd := exec.Command("env", "-i", "sleep", "600")
 		if err := g.Start(cmd); err != nil {
 			t.Fatal(err)
 		}
@@ -482,12 +482,15 @@ func TestWatch(t *testing.T) {
 	if !ok {
 		t.Fatal("this machine counts no memory")
 	}
-	_, stays := start(tree, "stays", "exec sleep 600")
-	beside, left := start(tree, "leaves", "exec sleep 600")
-	_, moved := start(tree, "moves", "exec sleep 600")
-	_, remembers := start(tree, "remembers", "exec sleep 600")
-	_, unmarked := start(tree, "unmarked", "ulimit -x 1000; exec {fd}>&-; exec sleep 600")
-	_, foreign := start(other, "foreign", "exec sleep 600")
+	_, stays := start(tree, "stays")
+	beside, left := start(tree, "leaves")
+	_, moved := start(tree, "moves")
+	_, remembers := start(tree, "remembers")
+	_, unmarked := start(tree, "unmarked")
+	_, foreign := start(other, "foreign")
+	if err := unix.Prlimit(unmarked, unix.RLIMIT_LOCKS, &unix.Rlimit{Cur: 1000, Max: 1000}, nil); err != nil {
+		t.Fatal(err)
+	}
 	move := func(pid int, to func(h *cgroup.Hierarchy) string) {
 		t.Helper()
 		for _, h := range hierarchies(l) {
