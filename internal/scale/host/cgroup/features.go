@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -85,10 +86,8 @@ func probeController(l *Layout, name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for _, c := range strings.Fields(string(b)) {
-		if c == name {
-			return "v2 at " + h.Mount, nil
-		}
+	if slices.Contains(strings.Fields(string(b)), name) {
+		return "v2 at " + h.Mount, nil
 	}
 	return "", fmt.Errorf("%s is not enabled in cgroup.subtree_control at %s", name, h.Mount)
 }

@@ -235,7 +235,7 @@ func FuzzDiscovery(f *testing.F) {
 			}
 		}
 		v1, v2 := Hierarchy{Root: "/"}, Hierarchy{Root: "/", V2: true}
-		r := Resolver{v1: &v1, v2: &v2, cpuacct: "cpuacct", seen: [3]map[string]string{{}, {}, {}}}
+		r := Resolver{v1: &v1, v2: &v2, seen: [3]map[string]string{{}, {}, {}}}
 		if id := r.identity(own); id != "" && id[0] != '/' {
 			t.Errorf("identity %q", id)
 		}

@@ -62,16 +62,25 @@ func (v Value) times(k uint64) Value {
 	return v
 }
 
-// next cuts the first "key value" line off b.
-func next(b []byte) (key, value, rest []byte) {
-	line := b
-	if i := bytes.IndexByte(b, '\n'); i >= 0 {
-		line, rest = b[:i], b[i+1:]
+// field is a line "key value" of a file, and where its value goes.
+type field struct {
+	key  string
+	to   *Value
+	unit uint64 // of the value, in that of the counter
+}
+
+// set reads the fields that the file has, and leaves the others alone.
+func set(b []byte, fields ...field) {
+	for len(b) > 0 {
+		var line []byte
+		line, b, _ = bytes.Cut(b, []byte("\n"))
+		key, value, _ := bytes.Cut(line, []byte(" "))
+		for i := range fields {
+			if f := &fields[i]; string(key) == f.key {
+				*f.to = parseUint(value).times(f.unit)
+			}
+		}
 	}
-	if i := bytes.IndexByte(line, ' '); i >= 0 {
-		return line[:i], line[i+1:], rest
-	}
-	return line, nil, rest
 }
 
 // The parsers below read one file each into a group. They leave alone what the file does not have.
@@ -80,32 +89,15 @@ func parseUsage(g *Group, b []byte) { g.CPU.UsageNs = parseUint(b) }
 
 // parseThrottling reads cpu.stat of v1 (times in nanoseconds) or v2 (in microseconds).
 func parseThrottling(g *Group, b []byte) {
-	for len(b) > 0 {
-		var key, value []byte
-		key, value, b = next(b)
-		switch string(key) {
-		case "nr_periods":
-			g.CPU.Periods = parseUint(value)
-		case "nr_throttled":
-			g.CPU.ThrottledPeriods = parseUint(value)
-		case "throttled_time":
-			g.CPU.ThrottledNs = parseUint(value)
-		case "throttled_usec":
-			g.CPU.ThrottledNs = parseUint(value).times(1000)
-		}
-	}
+	c := &g.CPU
+	set(b, field{"nr_periods", &c.Periods, 1}, field{"nr_throttled", &c.ThrottledPeriods, 1},
+		field{"throttled_time", &c.ThrottledNs, 1}, field{"throttled_usec", &c.ThrottledNs, 1000})
 }
 
 // parseCPUStat reads cpu.stat of v2 for usage and throttling.
 func parseCPUStat(g *Group, b []byte) {
 	parseThrottling(g, b)
-	for len(b) > 0 {
-		var key, value []byte
-		if key, value, b = next(b); string(key) == "usage_usec" {
-			g.CPU.UsageNs = parseUint(value).times(1000)
-			return
-		}
-	}
+	set(b, field{"usage_usec", &g.CPU.UsageNs, 1000})
 }
 
 func parseCurrent(g *Group, b []byte) { g.Memory.Current = parseUint(b) }
@@ -116,42 +108,15 @@ func parseSock(g *Group, b []byte)    { g.Memory.Sock = parseUint(b) }
 // parseMemoryStat1 reads memory.stat of v1, whose hierarchical numbers are called total_* (memcg1_stat_format in
 // mm/memcontrol-v1.c).
 func parseMemoryStat1(g *Group, b []byte) {
-	for len(b) > 0 {
-		var key, value []byte
-		key, value, b = next(b)
-		switch string(key) {
-		case "total_rss":
-			g.Memory.Anon = parseUint(value)
-		case "total_cache":
-			g.Memory.File = parseUint(value)
-		case "total_shmem":
-			g.Memory.Shmem = parseUint(value)
-		case "total_inactive_file":
-			g.Memory.InactiveFile = parseUint(value)
-		}
-	}
+	m := &g.Memory
+	set(b, field{"total_rss", &m.Anon, 1}, field{"total_cache", &m.File, 1}, field{"total_shmem", &m.Shmem, 1},
+		field{"total_inactive_file", &m.InactiveFile, 1})
 }
 
 // parseMemoryStat2 reads memory.stat of v2 (Documentation/admin-guide/cgroup-v2.rst).
 func parseMemoryStat2(g *Group, b []byte) {
-	for len(b) > 0 {
-		var key, value []byte
-		key, value, b = next(b)
-		switch string(key) {
-		case "anon":
-			g.Memory.Anon = parseUint(value)
-		case "file":
-			g.Memory.File = parseUint(value)
-		case "shmem":
-			g.Memory.Shmem = parseUint(value)
-		case "kernel":
-			g.Memory.Kernel = parseUint(value)
-		case "slab_reclaimable":
-			g.Memory.SlabReclaimable = parseUint(value)
-		case "sock":
-			g.Memory.Sock = parseUint(value)
-		case "inactive_file":
-			g.Memory.InactiveFile = parseUint(value)
-		}
-	}
+	m := &g.Memory
+	set(b, field{"anon", &m.Anon, 1}, field{"file", &m.File, 1}, field{"shmem", &m.Shmem, 1},
+		field{"kernel", &m.Kernel, 1}, field{"slab_reclaimable", &m.SlabReclaimable, 1}, field{"sock", &m.Sock, 1},
+		field{"inactive_file", &m.InactiveFile, 1})
 }

@@ -197,12 +197,7 @@ func newReader(l *Layout, tops []string) (*Reader, error) {
 }
 
 func (r *Reader) has(h *Hierarchy) bool {
-	for _, t := range r.trees {
-		if t.Hierarchy == h {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(r.trees, func(t *tree) bool { return t.Hierarchy == h })
 }
 
 // Close closes the descriptors. What was read stays.
@@ -294,12 +289,7 @@ func (r *Reader) see(t *tree, rel string, ino uint64) {
 
 // in says whether the group has, or had, a directory in the tree.
 func (g *Group) in(t *tree) bool {
-	for _, n := range g.nodes {
-		if n.tree == t {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(g.nodes, func(n *node) bool { return n.tree == t })
 }
 
 // equip gives the group the files that its directory n has for it.
@@ -326,12 +316,9 @@ func (r *Reader) equip(g *Group, n *node) {
 		return
 	}
 	g.V2ID = n.ino
-	counted := false // by cpuacct
-	for _, o := range g.nodes {
-		counted = counted || o.tree.usage && !o.tree.V2
-	}
+	byCPUAcct := func(o *node) bool { return o.tree.usage && !o.tree.V2 }
 	switch {
-	case !counted:
+	case !slices.ContainsFunc(g.nodes, byCPUAcct):
 		add(&g.cpu, "cpu.stat", parseCPUStat)
 	case t.quota:
 		add(&g.cpu, "cpu.stat", parseThrottling)
@@ -354,12 +341,8 @@ func (r *Reader) lose(n *node) {
 	if n.tree.nodes[n.rel] == n {
 		delete(n.tree.nodes, n.rel)
 	}
-	for _, o := range n.group.nodes {
-		if o.read && !o.gone {
-			return
-		}
-	}
-	n.group.Vanished = true
+	left := func(o *node) bool { return o.read && !o.gone }
+	n.group.Vanished = n.group.Vanished || !slices.ContainsFunc(n.group.nodes, left)
 }
 
 // ReadCPU reads the CPU time of all groups. A group that has vanished is no error. One that cannot be read does not

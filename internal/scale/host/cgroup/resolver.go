@@ -15,13 +15,12 @@ import (
 // Resolver answers which group a thread runs in. It is made for being asked often: it reuses its buffer and its
 // strings, and allocates only for a group that it has not seen. It is for one goroutine.
 type Resolver struct {
-	proc    string
-	cpuacct string     // the controller that gives the identity on v1; empty where it is not mounted
-	v1, v2  *Hierarchy // nil where not mounted
-	memory  *Hierarchy // that counts memory; nil where none does
-	name    []byte
-	buf     []byte
-	seen    [3]map[string]string // by v1, v2 and memory path as the kernel writes it: the identity
+	proc   string
+	v1, v2 *Hierarchy // v1: with cpuacct, which gives the identity there; nil where not mounted
+	memory *Hierarchy // that counts memory; nil where none does
+	name   []byte
+	buf    []byte
+	seen   [3]map[string]string // by v1, v2 and memory path as the kernel writes it: the identity
 }
 
 // maxSeen bounds the strings that a Resolver keeps while groups come and go.
@@ -31,7 +30,7 @@ const maxSeen = 1 << 14
 func (l *Layout) NewResolver() *Resolver {
 	r := &Resolver{proc: l.roots.proc(), buf: make([]byte, 4096)}
 	if h, ok := l.Controller("cpuacct"); ok && !h.V2 {
-		r.v1, r.cpuacct = h, "cpuacct"
+		r.v1 = h
 	}
 	r.v2, _ = l.V2()
 	r.memory, _ = l.Controller("memory")
@@ -48,35 +47,15 @@ type Charged struct{ CPU, Memory string }
 
 // Charged is what the content of /proc/<pid>/cgroup says, as Path is for CPU time.
 func (r *Resolver) Charged(content []byte) Charged {
+	_, v2, memory := r.paths(content)
 	c := Charged{CPU: r.identity(content)}
 	switch {
-	case r.memory == nil:
-	case r.memory.V2:
-		c.Memory = r.identityOf(content, r.v2, nil)
-	default:
-		c.Memory = r.identityOf(content, r.memory, []byte("memory"))
+	case memory != nil:
+		c.Memory = intern(r.seen[2], r.memory, memory)
+	case v2 != nil && r.memory != nil && r.memory.V2:
+		c.Memory = intern(r.seen[1], r.v2, v2)
 	}
 	return c
-}
-
-// identityOf is the identity in one hierarchy: in v2 without a controller.
-func (r *Resolver) identityOf(b []byte, h *Hierarchy, controller []byte) string {
-	for len(b) > 0 {
-		var line []byte
-		line, b, _ = bytes.Cut(b, []byte("\n"))
-		id, rest, _ := bytes.Cut(line, []byte(":"))
-		controllers, path, ok := bytes.Cut(rest, []byte(":"))
-		if !ok || len(path) == 0 || path[0] != '/' {
-			continue
-		}
-		if controller == nil && string(id) == "0" && len(controllers) == 0 {
-			return intern(r.seen[1], h, bytes.TrimSuffix(path, []byte(" (deleted)")))
-		}
-		if controller != nil && hasController(controllers, string(controller)) {
-			return intern(r.seen[2], h, path)
-		}
-	}
-	return ""
 }
 
 // Path is the identity of the group to which the kernel charges the CPU time of a thread (or of a process: its first
@@ -126,38 +105,34 @@ func (r *Resolver) read() ([]byte, error) {
 	}
 }
 
-// identity picks the identity out of the content of /proc/<pid>/cgroup.
-func (r *Resolver) identity(b []byte) string {
-	var v1, v2 []byte
+// paths picks the paths in the hierarchies of v1 that count CPU time and memory, and in v2, out of the content of
+// /proc/<pid>/cgroup, which has lines of "id:controllers:path" (cgroups(7)). Those that it does not have are nil.
+func (r *Resolver) paths(b []byte) (v1, v2, memory []byte) {
 	for len(b) > 0 {
-		line := b
-		if i := bytes.IndexByte(b, '\n'); i >= 0 {
-			line, b = b[:i], b[i+1:]
-		} else {
-			b = nil
-		}
-		i := bytes.IndexByte(line, ':')
-		if i < 0 {
+		var line []byte
+		line, b, _ = bytes.Cut(b, []byte("\n"))
+		id, rest, _ := bytes.Cut(line, []byte(":"))
+		controllers, path, ok := bytes.Cut(rest, []byte(":"))
+		if !ok || len(path) == 0 || path[0] != '/' {
 			continue
 		}
-		controllers := line[i+1:]
-		j := bytes.IndexByte(controllers, ':')
-		if j < 0 {
-			continue
-		}
-		path := controllers[j+1:]
-		if controllers = controllers[:j]; len(path) == 0 || path[0] != '/' {
-			continue
-		}
-		switch {
-		case r.v2 != nil && i == 1 && line[0] == '0' && j == 0:
+		if r.v2 != nil && string(id) == "0" && len(controllers) == 0 {
 			// The kernel marks a zombie whose group was removed (proc_cgroup_show in kernel/cgroup/cgroup.c).
 			v2 = bytes.TrimSuffix(path, []byte(" (deleted)"))
-		case r.v1 != nil && hasController(controllers, r.cpuacct):
+		}
+		if r.v1 != nil && hasController(controllers, "cpuacct") {
 			v1 = path
 		}
+		if r.memory != nil && !r.memory.V2 && hasController(controllers, "memory") {
+			memory = path
+		}
 	}
-	id := ""
+	return v1, v2, memory
+}
+
+// identity is the identity of the group that CPU time is charged to.
+func (r *Resolver) identity(content []byte) (id string) {
+	v1, v2, _ := r.paths(content)
 	if v1 != nil {
 		id = intern(r.seen[0], r.v1, v1)
 	}
@@ -170,14 +145,10 @@ func (r *Resolver) identity(b []byte) string {
 // hasController looks for name in a comma-separated list.
 func hasController(list []byte, name string) bool {
 	for len(list) > 0 {
-		i := bytes.IndexByte(list, ',')
-		if i < 0 {
-			return string(list) == name
-		}
-		if string(list[:i]) == name {
+		var one []byte
+		if one, list, _ = bytes.Cut(list, []byte(",")); string(one) == name {
 			return true
 		}
-		list = list[i+1:]
 	}
 	return false
 }
