@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"encoding/csv"
 	"fmt"
 	"io"
@@ -18,17 +19,17 @@ var ledgerLabels = []string{"id", "name", "cgroup", "context", "charge", "worklo
 // labels are those of one thing.
 type labels map[string]string
 
-// ledgerNumber is a number of a ledger, nil where it is not known.
-type ledgerNumber struct {
-	kind, metric, unit, help string
-	labels                   labels
-	value                    *float64
+// amount is a number of one thing, nil where it is not known.
+type amount struct {
+	metric, unit, help string
+	value              *float64
 }
 
-// amount is a number that each thing of one kind has.
-type amount[T any] struct {
-	metric, unit, help string
-	of                 func(T) *float64
+// ledgerNumber is a number of a ledger.
+type ledgerNumber struct {
+	kind   string
+	labels labels
+	amount
 }
 
 // number is a pointer to any number as one to a float64.
@@ -44,235 +45,199 @@ func (l labels) charged(c ledger.Charged) labels {
 	return l
 }
 
-// ledgerNumbers calls with each number of a ledger, those of one kind and metric in turn.
-func ledgerNumbers(l *ledger.Ledger, call func(ledgerNumber)) {
-	s, n, b := quantity.Seconds, quantity.Count, quantity.Bytes
-	emit(call, "window", []*ledger.Window{&l.Window}, func(*ledger.Window) labels { return labels{} },
-		[]amount[*ledger.Window]{
-			{"seconds", s, "The length of the window.", func(w *ledger.Window) *float64 { return &w.Seconds }},
-			{"start_seconds", s, "When the window began, in seconds since 1970.", func(w *ledger.Window) *float64 {
-				return new(float64(w.Start.UnixMilli()) / 1e3)
-			}},
-		})
-	emit(call, "cpu", []*ledger.CPU{&l.CPU}, func(*ledger.CPU) labels { return labels{} }, []amount[*ledger.CPU]{
-		{"capacity_seconds", s, "The CPU time that there was: the window times the CPUs.",
-			func(c *ledger.CPU) *float64 { return &c.Capacity }},
-		{"idle_seconds", s, "CPU time in which nothing ran, as the kernel counts it.",
-			func(c *ledger.CPU) *float64 { return &c.Idle }},
-		{"idle_stolen_seconds", s, "The part of idle time in which the hypervisor had taken the CPU.",
-			func(c *ledger.CPU) *float64 { return c.IdleStolen }},
-		{"steal_seconds", s, "CPU time that the hypervisor took.", func(c *ledger.CPU) *float64 { return &c.Steal }},
-		{"attributed_seconds", s, "CPU time on a line of the budget.",
-			func(c *ledger.CPU) *float64 { return &c.Attributed }},
-		{"unexplained_seconds", s, "The remainder of the capacity.",
-			func(c *ledger.CPU) *float64 { return &c.Unexplained }},
-		{"bpf_unsplit_seconds", s, "Run time of eBPF programs that samples could not place, inside the lines.",
-			func(c *ledger.CPU) *float64 { return c.BPFUnsplit }},
+// ledgerNumbers are the numbers of a ledger, those of one kind and metric in turn.
+func ledgerNumbers(l *ledger.Ledger) []ledgerNumber {
+	x := numbers{order: map[[2]string]int{}}
+	x.addBudget(l)
+	x.addCharged(l)
+	x.addGroups(l)
+	x.addPrograms(l)
+	x.addSandboxes(l)
+	x.addSelf(l)
+	slices.SortStableFunc(x.all, func(a, b ledgerNumber) int {
+		return cmp.Compare(x.order[[2]string{a.kind, a.metric}], x.order[[2]string{b.kind, b.metric}])
 	})
-	emit(call, "line", l.CPU.Lines, func(x ledger.CPULine) labels { return labels{"name": x.Name} },
-		[]amount[ledger.CPULine]{{"cpu_seconds", s, "CPU time by line of the budget.", func(x ledger.CPULine) *float64 {
-			if x.Method == ledger.MethodNone {
-				return nil
-			}
-			return &x.Seconds
-		}}})
-	emit(call, "component", l.Components, func(c ledger.Component) labels { return labels{}.charged(c.Charged) },
-		[]amount[ledger.Component]{
-			{"cpu_seconds", s, "CPU time of the component's groups, each second in one component.",
-				func(c ledger.Component) *float64 { return c.CPUSeconds }},
-			{"bpf_seconds", s, "Run time of its eBPF programs, without what was stolen.",
-				func(c ledger.Component) *float64 { return c.BPFSeconds }},
-			{"bpf_others_seconds", s, "The part of it in groups of others.",
-				func(c ledger.Component) *float64 { return c.BPFOthersSeconds }},
-			{"bpf_unsplit_seconds", s, "The part of it that samples could not place.",
-				func(c ledger.Component) *float64 { return c.BPFUnsplitSeconds }},
-			{"memory_hard_bytes", b, "Hard memory of its groups.",
-				func(c ledger.Component) *float64 { return number(c.MemoryHardBytes) }},
-			{"map_bytes", b, "Its eBPF maps, whichever group is charged for them.",
-				func(c ledger.Component) *float64 { return number(c.MapBytes) }},
-		})
-	emit(call, "workload", l.Workloads, func(w ledger.Workload) labels { return labels{"workload": w.Name} },
-		[]amount[ledger.Workload]{
-			{"gross_cpu_seconds", s, "CPU time of the workload and of what serves it.",
-				func(w ledger.Workload) *float64 { return w.GrossCPU }},
-			{"net_cpu_seconds", s, "CPU time of the application itself.",
-				func(w ledger.Workload) *float64 { return w.NetCPU }},
-			{"tare_cpu_seconds", s, "CPU time of infrastructure on its behalf.",
-				func(w ledger.Workload) *float64 { return w.TareCPU }},
-			{"gross_memory_hard_bytes", b, "Hard memory of the workload and of what serves it.",
-				func(w ledger.Workload) *float64 { return number(w.GrossMemory) }},
-			{"net_memory_hard_bytes", b, "Hard memory of the application itself.",
-				func(w ledger.Workload) *float64 { return number(w.NetMemory) }},
-			{"tare_memory_hard_bytes", b, "Hard memory of infrastructure on its behalf.",
-				func(w ledger.Workload) *float64 { return number(w.TareMemory) }},
-		})
-	if l.Tare != nil {
-		emit(call, "tare", []*ledger.Tare{l.Tare}, func(*ledger.Tare) labels { return labels{} }, []amount[*ledger.Tare]{
-			{"cpu_seconds", s, "CPU time of all infrastructure.", func(t *ledger.Tare) *float64 { return t.CPU }},
-			{"bpf_unsplit_seconds", s, "Run time of its eBPF programs that samples could not place.",
-				func(t *ledger.Tare) *float64 { return t.BPFUnsplit }},
-			{"cpu_twice_at_most_seconds", s, "The part of its CPU time that may be counted twice, at most.",
-				func(t *ledger.Tare) *float64 { return t.CPUTwice }},
-			{"unassigned_cpu_seconds", s, "The part of its CPU time in no workload's gross.",
-				func(t *ledger.Tare) *float64 { return t.UnassignedCPU }},
-			{"memory_hard_bytes", b, "Hard memory of all infrastructure.",
-				func(t *ledger.Tare) *float64 { return number(t.Memory) }},
-			{"unassigned_memory_hard_bytes", b, "The part of its hard memory in no workload's gross.",
-				func(t *ledger.Tare) *float64 { return number(t.UnassignedMemory) }},
-		})
+	return x.all
+}
+
+// numbers gathers those of a ledger.
+type numbers struct {
+	all   []ledgerNumber
+	order map[[2]string]int // of kinds and metrics, as they were first added
+}
+
+// add adds the numbers of one thing.
+func (x *numbers) add(kind string, of labels, amounts ...amount) {
+	for _, a := range amounts {
+		if key := [2]string{kind, a.metric}; x.order[key] == 0 {
+			x.order[key] = len(x.order) + 1
+		}
+		x.all = append(x.all, ledgerNumber{kind, of, a})
 	}
-	groupNumbers(l, call)
-	programNumbers(l, call)
-	sandboxNumbers(l, call)
-	emit(call, "self", []*ledger.Self{&l.Self}, func(*ledger.Self) labels { return labels{} }, []amount[*ledger.Self]{
-		{"cpu_seconds", s, "CPU time of the scale, its setup included.",
-			func(x *ledger.Self) *float64 { return &x.CPUSeconds }},
-		{"resident_bytes", b, "The most memory that the scale had resident.",
-			func(x *ledger.Self) *float64 { return number(&x.RSSBytes) }},
-		{"bpf_seconds", s, "Run time of the scale's own eBPF programs.",
-			func(x *ledger.Self) *float64 { return x.BPFSeconds }},
-		{"bpf_bytes", b, "Memory of the scale's own eBPF programs and maps.",
-			func(x *ledger.Self) *float64 { return number(x.BPFBytes) }},
-		{"samples", n, "Samples that were taken.", func(x *ledger.Self) *float64 { return number(&x.Samples) }},
-		{"samples_lost", n, "Samples that were lost.", func(x *ledger.Self) *float64 { return number(&x.SamplesLost) }},
-	})
+}
+
+func (x *numbers) addBudget(l *ledger.Ledger) {
+	s := quantity.Seconds
+	x.add("window", nil,
+		amount{"seconds", s, "The length of the window.", &l.Window.Seconds},
+		amount{"start_seconds", s, "When the window began, in seconds since 1970.",
+			new(float64(l.Window.Start.UnixMilli()) / 1e3)})
+	x.add("cpu", nil,
+		amount{"capacity_seconds", s, "The CPU time that there was: the window times the CPUs.", &l.CPU.Capacity},
+		amount{"idle_seconds", s, "CPU time in which nothing ran, as the kernel counts it.", &l.CPU.Idle},
+		amount{"idle_stolen_seconds", s, "The part of idle time in which the hypervisor had taken the CPU.",
+			l.CPU.IdleStolen},
+		amount{"steal_seconds", s, "CPU time that the hypervisor took.", &l.CPU.Steal},
+		amount{"attributed_seconds", s, "CPU time on a line of the budget.", &l.CPU.Attributed},
+		amount{"unexplained_seconds", s, "The remainder of the capacity.", &l.CPU.Unexplained},
+		amount{"bpf_unsplit_seconds", s, "Run time of eBPF programs that samples could not place, inside the lines.",
+			l.CPU.BPFUnsplit})
+	for _, line := range l.CPU.Lines {
+		took := &line.Seconds
+		if line.Method == ledger.MethodNone {
+			took = nil
+		}
+		x.add("line", labels{"name": line.Name}, amount{"cpu_seconds", s, "CPU time by line of the budget.", took})
+	}
+}
+
+// addCharged adds what components and workloads used.
+func (x *numbers) addCharged(l *ledger.Ledger) {
+	s, b := quantity.Seconds, quantity.Bytes
+	for _, c := range l.Components {
+		x.add("component", labels{}.charged(c.Charged),
+			amount{"cpu_seconds", s, "CPU time of the component's groups, each second in one component.", c.CPUSeconds},
+			amount{"bpf_seconds", s, "Run time of its eBPF programs, without what was stolen.", c.BPFSeconds},
+			amount{"bpf_others_seconds", s, "The part of it in groups of others.", c.BPFOthersSeconds},
+			amount{"bpf_unsplit_seconds", s, "The part of it that samples could not place.", c.BPFUnsplitSeconds},
+			amount{"memory_hard_bytes", b, "Hard memory of its groups.", number(c.MemoryHardBytes)},
+			amount{"map_bytes", b, "Its eBPF maps, whichever group is charged for them.", number(c.MapBytes)})
+	}
+	for _, w := range l.Workloads {
+		x.add("workload", labels{"workload": w.Name},
+			amount{"gross_cpu_seconds", s, "CPU time of the workload and of what serves it.", w.GrossCPU},
+			amount{"net_cpu_seconds", s, "CPU time of the application itself.", w.NetCPU},
+			amount{"tare_cpu_seconds", s, "CPU time of infrastructure on its behalf.", w.TareCPU},
+			amount{"gross_memory_hard_bytes", b, "Hard memory of the workload and of what serves it.", number(w.GrossMemory)},
+			amount{"net_memory_hard_bytes", b, "Hard memory of the application itself.", number(w.NetMemory)},
+			amount{"tare_memory_hard_bytes", b, "Hard memory of infrastructure on its behalf.", number(w.TareMemory)})
+	}
+	if t := l.Tare; t != nil {
+		x.add("tare", nil,
+			amount{"cpu_seconds", s, "CPU time of all infrastructure.", t.CPU},
+			amount{"bpf_unsplit_seconds", s, "Run time of its eBPF programs that samples could not place.", t.BPFUnsplit},
+			amount{"cpu_twice_at_most_seconds", s, "The part of its CPU time that may be counted twice, at most.", t.CPUTwice},
+			amount{"unassigned_cpu_seconds", s, "The part of its CPU time in no workload's gross.", t.UnassignedCPU},
+			amount{"memory_hard_bytes", b, "Hard memory of all infrastructure.", number(t.Memory)},
+			amount{"unassigned_memory_hard_bytes", b, "The part of its hard memory in no workload's gross.",
+				number(t.UnassignedMemory)})
+	}
+}
+
+func (x *numbers) addGroups(l *ledger.Ledger) {
+	s, n, b := quantity.Seconds, quantity.Count, quantity.Bytes
+	for _, g := range l.Cgroups {
+		m := cmp.Or(g.Memory, new(ledger.Memory))
+		x.add("cgroup", labels{"cgroup": g.Path}.charged(g.Charged),
+			amount{"cpu_seconds", s, "CPU time of a control group with all below it.", g.CPUSeconds},
+			amount{"bpf_seconds", s, "Run time of eBPF programs above its tasks, as far as samples placed it.", g.BPFSeconds},
+			amount{"bpf_inside_seconds", s, "The part of that in its CPU time.", g.BPFInsideSeconds},
+			amount{"throttled_seconds", s, "Time in which its CPU limit stopped it.", g.ThrottledSeconds},
+			amount{"throttled_periods", n, "Periods in which its CPU limit stopped it.", number(g.ThrottledPeriods)},
+			amount{"periods", n, "Periods of its CPU limit.", number(g.Periods)},
+			amount{"memory_hard_bytes", b, "Memory that cannot be reclaimed, with all groups below it.", number(m.Hard)},
+			amount{"memory_soft_bytes", b, "Memory that can be reclaimed, with all groups below it.", number(m.Soft)},
+			amount{"memory_working_set_bytes", b, "Its working set, as the kubelet reports it.", number(m.WorkingSet)})
+	}
+}
+
+func (x *numbers) addPrograms(l *ledger.Ledger) {
+	s, n, b := quantity.Seconds, quantity.Count, quantity.Bytes
+	for _, p := range l.Programs {
+		var stolen *float64
+		if p.StolenSeconds != nil {
+			stolen = &p.StolenSeconds.Value
+		}
+		x.add("program", programLabels(p),
+			amount{"runs", n, "Runs of an eBPF program.", number(p.RunCount)},
+			amount{"run_seconds", s, "Run time of an eBPF program, by the kernel's count.", p.RunSeconds},
+			amount{"stolen_seconds", s, "The part of it in which the hypervisor had taken the CPU.", stolen},
+			amount{"memory_bytes", b, "Memory of the program itself.", number(p.MemoryBytes)})
+	}
+	for _, p := range l.Programs {
+		for _, share := range p.Shares {
+			of := programLabels(p)
+			if of["context"] = string(share.Context); share.Cgroup != nil {
+				of["cgroup"] = *share.Cgroup
+			}
+			x.add("share", of,
+				amount{"seconds", s, "Run time of a program by control group and context; without a group: not placed.",
+					&share.Seconds},
+				amount{"lower_seconds", s, "The lower end of its 95 % interval.", &share.Lo},
+				amount{"upper_seconds", s, "The upper end of its 95 % interval.", &share.Hi})
+		}
+	}
+	for _, m := range l.Maps {
+		of := labels{"id": fmt.Sprint(m.ID), "name": m.Name}.charged(m.Charged)
+		if m.ChargedTo != nil {
+			of["cgroup"] = *m.ChargedTo
+		}
+		x.add("map", of,
+			amount{"bytes", b, "Memory of an eBPF map, and the group that is charged for it.", number(m.Bytes)})
+	}
+}
+
+func (x *numbers) addSandboxes(l *ledger.Ledger) {
+	s, b := quantity.Seconds, quantity.Bytes
+	for _, box := range l.Sandboxes {
+		of := labels{"id": box.ID}
+		if box.Pod != nil && box.Pod.Name != "" {
+			of["name"] = box.Pod.Namespace + "/" + box.Pod.Name
+		}
+		x.add("sandbox", of,
+			amount{"gross_cpu_seconds", s, "CPU time of a sandbox.", box.GrossCPU},
+			amount{"net_cpu_seconds", s, "CPU time of its application.", box.NetCPU},
+			amount{"tare_cpu_seconds", s, "CPU time of what serves it.", box.TareCPU},
+			amount{"gross_memory_pss_bytes", b, "Resident memory of a sandbox as PSS.", number(box.GrossMemory)},
+			amount{"net_memory_pss_bytes", b, "Resident memory of its application as PSS.", number(box.NetMemory)},
+			amount{"tare_memory_pss_bytes", b, "Resident memory of what serves it as PSS.", number(box.TareMemory)})
+	}
+}
+
+func (x *numbers) addSelf(l *ledger.Ledger) {
+	s, n, b := quantity.Seconds, quantity.Count, quantity.Bytes
+	x.add("self", nil,
+		amount{"cpu_seconds", s, "CPU time of the scale, its setup included.", &l.Self.CPUSeconds},
+		amount{"resident_bytes", b, "The most memory that the scale had resident.", number(&l.Self.RSSBytes)},
+		amount{"bpf_seconds", s, "Run time of the scale's own eBPF programs.", l.Self.BPFSeconds},
+		amount{"bpf_bytes", b, "Memory of the scale's own eBPF programs and maps.", number(l.Self.BPFBytes)},
+		amount{"samples", n, "Samples that were taken.", number(&l.Self.Samples)},
+		amount{"samples_lost", n, "Samples that were lost.", number(&l.Self.SamplesLost)})
 	codes := map[string]float64{}
 	for _, w := range l.Warnings {
 		codes[w.Code]++
 	}
-	emit(call, "warning", slices.Sorted(maps.Keys(codes)), func(code string) labels { return labels{"name": code} },
-		[]amount[string]{{"messages", n, "Warnings by code: read them before quoting.",
-			func(code string) *float64 { return new(codes[code]) }}})
-}
-
-// emit calls with all amounts of all things of one kind.
-func emit[T any](call func(ledgerNumber), kind string, things []T, of func(T) labels, amounts []amount[T]) {
-	for _, a := range amounts {
-		for _, x := range things {
-			call(ledgerNumber{kind, a.metric, a.unit, a.help, of(x), a.of(x)})
-		}
+	for _, code := range slices.Sorted(maps.Keys(codes)) {
+		x.add("warning", labels{"name": code},
+			amount{"messages", n, "Warnings by code: read them before quoting.", new(codes[code])})
 	}
 }
 
-func groupNumbers(l *ledger.Ledger, call func(ledgerNumber)) {
-	s, n, b := quantity.Seconds, quantity.Count, quantity.Bytes
-	held := func(of func(*ledger.Memory) *float64) func(ledger.Cgroup) *float64 {
-		return func(g ledger.Cgroup) *float64 {
-			if g.Memory == nil {
-				return nil
-			}
-			return of(g.Memory)
-		}
-	}
-	emit(call, "cgroup", l.Cgroups, func(g ledger.Cgroup) labels { return labels{"cgroup": g.Path}.charged(g.Charged) },
-		[]amount[ledger.Cgroup]{
-			{"cpu_seconds", s, "CPU time of a control group with all below it.",
-				func(g ledger.Cgroup) *float64 { return g.CPUSeconds }},
-			{"bpf_seconds", s, "Run time of eBPF programs above its tasks, as far as samples placed it.",
-				func(g ledger.Cgroup) *float64 { return g.BPFSeconds }},
-			{"bpf_inside_seconds", s, "The part of that in its CPU time.",
-				func(g ledger.Cgroup) *float64 { return g.BPFInsideSeconds }},
-			{"throttled_seconds", s, "Time in which its CPU limit stopped it.",
-				func(g ledger.Cgroup) *float64 { return g.ThrottledSeconds }},
-			{"throttled_periods", n, "Periods in which its CPU limit stopped it.",
-				func(g ledger.Cgroup) *float64 { return number(g.ThrottledPeriods) }},
-			{"periods", n, "Periods of its CPU limit.", func(g ledger.Cgroup) *float64 { return number(g.Periods) }},
-			{"memory_hard_bytes", b, "Memory that cannot be reclaimed, with all groups below it.",
-				held(func(m *ledger.Memory) *float64 { return number(m.Hard) })},
-			{"memory_soft_bytes", b, "Memory that can be reclaimed, with all groups below it.",
-				held(func(m *ledger.Memory) *float64 { return number(m.Soft) })},
-			{"memory_working_set_bytes", b, "Its working set, as the kubelet reports it.",
-				held(func(m *ledger.Memory) *float64 { return number(m.WorkingSet) })},
-		})
-}
-
-// placed is a share with the program that it is of.
-type placed struct {
-	*ledger.Program
-	ledger.Share
-}
-
-func programNumbers(l *ledger.Ledger, call func(ledgerNumber)) {
-	s, n, b := quantity.Seconds, quantity.Count, quantity.Bytes
-	of := func(p ledger.Program) labels {
-		return labels{"id": fmt.Sprint(p.ID), "name": p.Name}.charged(p.Charged)
-	}
-	emit(call, "program", l.Programs, of, []amount[ledger.Program]{
-		{"runs", n, "Runs of an eBPF program.", func(p ledger.Program) *float64 { return number(p.RunCount) }},
-		{"run_seconds", s, "Run time of an eBPF program, by the kernel's count.",
-			func(p ledger.Program) *float64 { return p.RunSeconds }},
-		{"stolen_seconds", s, "The part of it in which the hypervisor had taken the CPU.",
-			func(p ledger.Program) *float64 {
-				if p.StolenSeconds == nil {
-					return nil
-				}
-				return &p.StolenSeconds.Value
-			}},
-		{"memory_bytes", b, "Memory of the program itself.",
-			func(p ledger.Program) *float64 { return number(p.MemoryBytes) }},
-	})
-	var shares []placed
-	for i := range l.Programs {
-		for _, share := range l.Programs[i].Shares {
-			shares = append(shares, placed{&l.Programs[i], share})
-		}
-	}
-	emit(call, "share", shares, func(p placed) labels {
-		all := of(*p.Program)
-		if all["context"] = string(p.Context); p.Cgroup != nil {
-			all["cgroup"] = *p.Cgroup
-		}
-		return all
-	}, []amount[placed]{
-		{"seconds", s, "Run time of a program by control group and context; without a group: not placed.",
-			func(p placed) *float64 { return &p.Seconds }},
-		{"lower_seconds", s, "The lower end of its 95 % interval.", func(p placed) *float64 { return &p.Lo }},
-		{"upper_seconds", s, "The upper end of its 95 % interval.", func(p placed) *float64 { return &p.Hi }},
-	})
-	emit(call, "map", l.Maps, func(m ledger.Map) labels {
-		all := labels{"id": fmt.Sprint(m.ID), "name": m.Name}.charged(m.Charged)
-		if m.ChargedTo != nil {
-			all["cgroup"] = *m.ChargedTo
-		}
-		return all
-	}, []amount[ledger.Map]{
-		{"bytes", b, "Memory of an eBPF map, and the group that is charged for it.",
-			func(m ledger.Map) *float64 { return number(m.Bytes) }},
-	})
-}
-
-func sandboxNumbers(l *ledger.Ledger, call func(ledgerNumber)) {
-	s, b := quantity.Seconds, quantity.Bytes
-	emit(call, "sandbox", l.Sandboxes, func(x ledger.Sandbox) labels {
-		all := labels{"id": x.ID}
-		if x.Pod != nil && x.Pod.Name != "" {
-			all["name"] = x.Pod.Namespace + "/" + x.Pod.Name
-		}
-		return all
-	}, []amount[ledger.Sandbox]{
-		{"gross_cpu_seconds", s, "CPU time of a sandbox.", func(x ledger.Sandbox) *float64 { return x.GrossCPU }},
-		{"net_cpu_seconds", s, "CPU time of its application.", func(x ledger.Sandbox) *float64 { return x.NetCPU }},
-		{"tare_cpu_seconds", s, "CPU time of what serves it.", func(x ledger.Sandbox) *float64 { return x.TareCPU }},
-		{"gross_memory_pss_bytes", b, "Resident memory of a sandbox as PSS.",
-			func(x ledger.Sandbox) *float64 { return number(x.GrossMemory) }},
-		{"net_memory_pss_bytes", b, "Resident memory of its application as PSS.",
-			func(x ledger.Sandbox) *float64 { return number(x.NetMemory) }},
-		{"tare_memory_pss_bytes", b, "Resident memory of what serves it as PSS.",
-			func(x ledger.Sandbox) *float64 { return number(x.TareMemory) }},
-	})
+func programLabels(p ledger.Program) labels {
+	return labels{"id": fmt.Sprint(p.ID), "name": p.Name}.charged(p.Charged)
 }
 
 // LedgerCSV writes a row for each number of a ledger (RFC 4180). What is not known is empty, never 0.
 func LedgerCSV(w io.Writer, l *ledger.Ledger) error {
 	c := csv.NewWriter(w)
 	_ = c.Write(slices.Concat([]string{"kind"}, ledgerLabels, []string{"metric", "unit", "value"}))
-	ledgerNumbers(l, func(n ledgerNumber) {
+	for _, n := range ledgerNumbers(l) {
 		row := []string{n.kind}
 		for _, label := range ledgerLabels {
 			row = append(row, cell(n.labels[label]))
 		}
 		_ = c.Write(append(row, n.metric, n.unit, formatted(n.value, 'f')))
-	})
+	}
 	c.Flush()
 	if err := c.Error(); err != nil {
 		return fmt.Errorf("writing the ledger as CSV: %w", err)
@@ -286,13 +251,13 @@ func LedgerCSV(w io.Writer, l *ledger.Ledger) error {
 func LedgerOpenMetrics(w io.Writer, l *ledger.Ledger) error {
 	x := newExposition(w, nil)
 	x.sums = true // a series that stands there twice is refused
-	ledgerNumbers(l, func(n ledgerNumber) {
+	for _, n := range ledgerNumbers(l) {
 		if n.value == nil || !finite(*n.value) {
-			return
+			continue
 		}
 		said := maps.Clone(n.labels)
 		maps.DeleteFunc(said, func(_, value string) bool { return value == "" })
 		x.add(n.kind+"_"+n.metric, n.help, said, *n.value)
-	})
+	}
 	return x.close("the ledger")
 }
