@@ -256,10 +256,8 @@ func run(ctx context.Context, s *spec.Spec, f runFlags, out io.Writer) (err erro
 	r.Nodes = nodes
 	r.Absent = absent
 	maps.Copy(r.Environment.Subjects, s.SubjectVersions(ctx, self.Version))
-	if f.out == "" {
-		f.out = fmt.Sprintf("tare-run-%s-%s", s.Name, r.Started.Format("20060102-150405"))
-	}
-	w, err := record.Create(f.out, r)
+	named := fmt.Sprintf("tare-run-%s-%s", s.Name, r.Started.Format("20060102-150405"))
+	w, err := record.Create(cmp.Or(f.out, named), r)
 	if err != nil {
 		return err
 	}
@@ -379,14 +377,13 @@ func again(args []string) []string {
 
 func environment(layout *cgroup.Layout) record.Environment {
 	m := proc.FS{}.Machine()
-	e := record.Environment{
+	return record.Environment{
 		Hostname: m.Hostname, Kernel: m.Kernel, Distro: m.Distro, CPUModel: m.CPUModel, CPUs: m.CPUs,
 		MemoryBytes: m.MemoryBytes,
 		Governor:    m.Governor, CgroupMode: layout.Mode, Lockdown: m.Lockdown, Clocksource: m.Clocksource,
 		SwapBytes: m.SwapBytes,
 		Virtual:   m.Virtual, Subjects: map[string]string{},
 	}
-	return e
 }
 
 // conclude writes the summary, prints it or the report, and turns what went wrong into one error.

@@ -1,6 +1,7 @@
 package files
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -40,9 +41,7 @@ func LargeTemp() string {
 // The system's directories must be such that nobody else can put another one in the place of what NewScratch makes, for
 // files in it are named to other processes. Whoever names a parent of its own is to use FD.
 func NewScratch(parent, purpose string) (*Scratch, error) {
-	if parent == "" {
-		parent = os.TempDir()
-	}
+	parent = cmp.Or(parent, os.TempDir())
 	if parent == os.TempDir() || parent == LargeTemp() {
 		if err := CheckPath(parent); err != nil {
 			return nil, fault.Wrap(err, fault.Machine, parent, "set TMPDIR to a directory of your own, or unset it",

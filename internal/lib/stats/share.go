@@ -1,6 +1,7 @@
 package stats
 
 import (
+	"cmp"
 	"math"
 
 	"gonum.org/v1/gonum/stat/distuv"
@@ -109,10 +110,7 @@ func Bursts(shares ...Share) float64 {
 			largest = s.DesignEffect
 		}
 	}
-	if largest == 0 {
-		return math.Inf(1)
-	}
-	return largest
+	return cmp.Or(largest, math.Inf(1))
 }
 
 // ShareDifference is the difference of two shares, arm less base, with the interval that follows from theirs

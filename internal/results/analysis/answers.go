@@ -11,6 +11,7 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/known"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
 )
@@ -506,13 +507,8 @@ func (s *Summary) Slope(x Term, unit string, largest float64) string {
 
 // times is a slope by so many units at once.
 func (x Term) times(n float64) Term {
-	scaled := func(v *float64) *float64 {
-		if v == nil {
-			return nil
-		}
-		return new(*v * n)
-	}
-	x.Value, x.Lo, x.Hi = x.Value*n, scaled(x.Lo), scaled(x.Hi)
+	scaled := func(v float64) float64 { return v * n }
+	x.Value, x.Lo, x.Hi = x.Value*n, known.As(x.Lo, scaled), known.As(x.Hi, scaled)
 	return x
 }
 

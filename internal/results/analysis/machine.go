@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/known"
 	"tare/internal/scale/attribution"
 	"tare/internal/scale/ledger"
 )
@@ -270,11 +271,7 @@ func MemoryFields() []string {
 }
 
 func inBytes[N uint64 | int64](v *N) *float64 {
-	if v == nil {
-		return nil
-	}
-	f := float64(*v)
-	return &f
+	return known.As(v, func(n N) float64 { return float64(n) })
 }
 
 // Memory is what the groups of each role hold, by level, arm and role.

@@ -209,8 +209,7 @@ func (b *bench) delays(ctx context.Context, text string) ([]Weight, error) {
 			// Answers have to wake somebody, too.
 			return s.overTail(q.q) || moved >= off/2 || s.later(allowed) > (1-q.q)/2
 		})
-		closed := service.quantile(q.q)
-		w.ClosedLoop = &closed
+		w.ClosedLoop = new(service.quantile(q.q))
 		w.Note = fmt.Sprintf("delay set at the server: %v; the truth before and after differs by %s",
 			distribution.Quantile(q.q), quantity.Value(moved, quantity.Seconds))
 		ws = append(ws, w)
@@ -345,13 +344,11 @@ func (b *bench) weighStalls(s served, stall delay.Stall, d time.Duration) ([]Wei
 		allowed, planted).unless(func(off float64, s stood) bool {
 		return s.asLong(half.Seconds()) || s.inEach(float64(d)/float64(stall.Every), latencyRate, off)
 	})
-	closed := float64(service.atLeast(half.Seconds()))
-	count.ClosedLoop = &closed
+	count.ClosedLoop = new(float64(service.atLeast(half.Seconds())))
 	length := known(name+"longest latency", quantity.Seconds, longest, latency.longest(),
 		Tolerance{Absolute: 1e-3, Part: 0.01}, planted).
 		unless(func(off float64, s stood) bool { return s.asLong(off) })
-	closedLongest := service.longest()
-	length.ClosedLoop = &closedLongest
+	length.ClosedLoop = new(service.longest())
 	return []Weight{count, length}, nil
 }
 

@@ -136,8 +136,7 @@ func (w *Weight) judge(meanwhile stood) {
 		w.Verdict = Told
 	}
 	if w.True != nil {
-		off := *w.Measured - *w.True
-		w.Error = &off
+		w.Error = new(*w.Measured - *w.True)
 	}
 	if w.Verdict == Told {
 		return

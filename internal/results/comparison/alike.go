@@ -1,6 +1,7 @@
 package comparison
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"reflect"
@@ -16,7 +17,7 @@ import (
 func Apart(a, b record.Run) (reasons []string) {
 	differ := func(what, x, y string) {
 		if x != y {
-			reasons = append(reasons, fmt.Sprintf("%s: %s and %s", what, orNone(x), orNone(y)))
+			reasons = append(reasons, fmt.Sprintf("%s: %s and %s", what, cmp.Or(x, "unknown"), cmp.Or(y, "unknown")))
 		}
 	}
 	differ("the experiment", a.Experiment, b.Experiment)
@@ -79,13 +80,6 @@ func armsOf(spec json.RawMessage) any {
 		return nil
 	}
 	return s.Arms
-}
-
-func orNone(text string) string {
-	if text == "" {
-		return "unknown"
-	}
-	return text
 }
 
 // maxNames is how many metrics are named.

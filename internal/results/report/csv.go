@@ -53,13 +53,13 @@ func CSV(w io.Writer, s *analysis.Summary, run record.Run) error {
 		for _, name := range names {
 			r = append(r, cell(e.Factors[name]))
 		}
-		r = append(r, decimal(&e.Value), decimal(e.Lo), decimal(e.Hi), known(e.Confidence), strconv.Itoa(e.N),
+		r = append(r, decimal(&e.Value), decimal(e.Lo), decimal(e.Hi), unlessZero(e.Confidence), strconv.Itoa(e.N),
 			cell(e.Method), cell(e.Withheld), cell(e.Baseline))
 		d, ratio := e.Difference, e.Ratio
 		if d == nil {
 			r = append(r, "", "", "", "", "", "", "")
 		} else {
-			r = append(r, decimal(&d.Value), decimal(d.Lo), decimal(d.Hi), known(d.Confidence),
+			r = append(r, decimal(&d.Value), decimal(d.Lo), decimal(d.Hi), unlessZero(d.Confidence),
 				strconv.FormatBool(d.Resolved), cell(d.Unresolved), decimal(d.SmallestVisible))
 		}
 		if ratio == nil {
@@ -99,7 +99,7 @@ func formatted(v *float64, format byte) string {
 	return strconv.FormatFloat(*v, format, -1, 64)
 }
 
-func known(v float64) string {
+func unlessZero(v float64) string {
 	if v == 0 {
 		return ""
 	}

@@ -313,8 +313,7 @@ func less1(v *float64) *float64 {
 	if v == nil || !analysis.Usable(*v) {
 		return nil
 	}
-	x := *v - 1
-	return &x
+	return new(*v - 1)
 }
 
 // verdict is a difference with what there is to say against it.

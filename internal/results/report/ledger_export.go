@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 
+	"tare/internal/lib/known"
 	"tare/internal/lib/quantity"
 	"tare/internal/scale/ledger"
 )
@@ -34,10 +35,7 @@ type ledgerNumber struct {
 
 // number is a pointer to any number as one to a float64.
 func number[N int | int64 | uint64 | float64](n *N) *float64 {
-	if n == nil {
-		return nil
-	}
-	return new(float64(*n))
+	return known.As(n, func(n N) float64 { return float64(n) })
 }
 
 func (l labels) charged(c ledger.Charged) labels {
@@ -154,10 +152,7 @@ func (x *numbers) addGroups(l *ledger.Ledger) {
 func (x *numbers) addPrograms(l *ledger.Ledger) {
 	s, n, b := quantity.Seconds, quantity.Count, quantity.Bytes
 	for _, p := range l.Programs {
-		var stolen *float64
-		if p.StolenSeconds != nil {
-			stolen = &p.StolenSeconds.Value
-		}
+		stolen := known.As(p.StolenSeconds, func(of ledger.Interval) float64 { return of.Value })
 		x.add("program", programLabels(p),
 			amount{"runs", n, "Runs of an eBPF program.", number(p.RunCount)},
 			amount{"run_seconds", s, "Run time of an eBPF program, by the kernel's count.", p.RunSeconds},

@@ -65,12 +65,7 @@ func (u *usage) worth(least int64, all usage) bool {
 
 // compare puts those first that used more CPU time, and then those that hold more hard memory.
 func (u *usage) compare(other *usage) int {
-	known := func(n *int64) int64 {
-		if n == nil {
-			return -1
-		}
-		return *n
-	}
+	known := func(n *int64) int64 { return *cmp.Or(n, new(int64(-1))) }
 	return cmp.Or(cmp.Compare(known(other[usedCPU]), known(u[usedCPU])),
 		cmp.Compare(known(other[usedHard]), known(u[usedHard])))
 }

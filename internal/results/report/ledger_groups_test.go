@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"tare/internal/lib/known"
 	"tare/internal/lib/quantity"
 	"tare/internal/scale/ledger"
 )
@@ -101,7 +102,7 @@ func TestGroupRowsAddUp(t *testing.T) {
 		for i := range groups {
 			n := counters(&groups[i])[usedCPU]
 			if n != nil && tree.nearest(i, func(j int) bool { return groups[j].CPUSeconds != nil }) < 0 {
-				want = both(n, orZero(want))
+				want = known.Sum(n, orZero(want))
 			}
 		}
 		o := LedgerOptions{Top: r.IntN(6) - 1, Depth: r.IntN(4)}

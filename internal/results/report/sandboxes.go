@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"tare/internal/lib/known"
 	"tare/internal/lib/quantity"
 	"tare/internal/scale/ledger"
 )
@@ -48,20 +49,11 @@ func sumOf(all []ledger.Sandbox) *ledger.Sandbox {
 	sum := all[0]
 	for i := range all[1:] {
 		s := &all[1+i]
-		sum.GrossCPU, sum.NetCPU, sum.TareCPU = both(sum.GrossCPU, s.GrossCPU), both(sum.NetCPU, s.NetCPU),
-			both(sum.TareCPU, s.TareCPU)
-		sum.GrossMemory, sum.NetMemory, sum.TareMemory = both(sum.GrossMemory, s.GrossMemory),
-			both(sum.NetMemory, s.NetMemory), both(sum.TareMemory, s.TareMemory)
+		sum.GrossCPU, sum.GrossMemory = known.Sum(sum.GrossCPU, s.GrossCPU), known.Sum(sum.GrossMemory, s.GrossMemory)
+		sum.NetCPU, sum.NetMemory = known.Sum(sum.NetCPU, s.NetCPU), known.Sum(sum.NetMemory, s.NetMemory)
+		sum.TareCPU, sum.TareMemory = known.Sum(sum.TareCPU, s.TareCPU), known.Sum(sum.TareMemory, s.TareMemory)
 	}
 	return &sum
-}
-
-// both is a sum of two numbers, nil where one is not known.
-func both[N int64 | uint64 | float64](a, b *N) *N {
-	if a == nil || b == nil {
-		return nil
-	}
-	return new(*a + *b)
 }
 
 func (t *screen) sandbox(s *ledger.Sandbox) {

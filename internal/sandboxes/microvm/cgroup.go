@@ -1,6 +1,7 @@
 package microvm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -48,10 +49,7 @@ func groupHierarchies(l *cgroup.Layout) []*cgroup.Hierarchy {
 
 // sandboxGroup is the group of a sandbox, below the mounts.
 func sandboxGroup(o Options, cgroupsPath, id string) string {
-	if cgroupsPath == "" {
-		cgroupsPath = "/vc/" + id // Kata's default
-	}
-	p := path.Join(o.CgroupRoot, "/", cgroupsPath)
+	p := path.Join(o.CgroupRoot, "/", cmp.Or(cgroupsPath, "/vc/"+id)) // which is Kata's default
 	return path.Join(path.Dir(p), "kata_"+path.Base(p))
 }
 

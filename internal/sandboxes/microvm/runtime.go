@@ -1,6 +1,7 @@
 package microvm
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -32,10 +33,7 @@ type Runtime struct{ root string }
 
 // New makes a runtime of a directory; empty is DefaultRoot.
 func New(root string) (*Runtime, error) {
-	if root == "" {
-		root = DefaultRoot
-	}
-	root, err := filepath.Abs(root)
+	root, err := filepath.Abs(cmp.Or(root, DefaultRoot))
 	return &Runtime{root}, fault.Wrap(err, fault.Usage, "--root", "", "not a directory")
 }
 

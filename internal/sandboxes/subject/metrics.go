@@ -7,6 +7,7 @@ import (
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/metric"
+	"tare/internal/lib/known"
 	"tare/internal/lib/quantity"
 	"tare/internal/sandboxes/oci"
 	"tare/internal/scale/host/cgroup"
@@ -115,11 +116,7 @@ func hard(m *ledger.Memory) *int64 { return m.Hard }
 func soft(m *ledger.Memory) *int64 { return m.Soft }
 
 func workingSet(m *ledger.Memory) *int64 {
-	if m.WorkingSet == nil {
-		return nil
-	}
-	n := int64(*m.WorkingSet)
-	return &n
+	return known.As(m.WorkingSet, func(n uint64) int64 { return int64(n) })
 }
 
 // attributed is the hard memory of all groups of the sandboxes.

@@ -146,8 +146,7 @@ func (a *amount) value() *float64 {
 	if a.unknown {
 		return nil
 	}
-	v := a.sum
-	return &v
+	return new(a.sum)
 }
 
 func (a *amount) rate(seconds float64) *float64 {

@@ -1,6 +1,7 @@
 package attribution
 
 import (
+	"slices"
 	"strings"
 
 	"tare/internal/scale/ledger"
@@ -45,12 +46,7 @@ func Runs(chain []Frame, into []Run) []Run {
 }
 
 func has(runs []Run, program int) bool {
-	for _, r := range runs {
-		if r.Program == program {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(runs, func(r Run) bool { return r.Program == program })
 }
 
 // dedupe drops from runs[waiting:] what stands in runs[first:waiting] already.

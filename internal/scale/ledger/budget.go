@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"math"
 	"slices"
 )
@@ -133,18 +134,15 @@ func Budget(u Usage) CPU {
 	}
 	c.Unexplained = c.Capacity - c.Waited() - c.Steal - c.Attributed
 	if u.IdleStolen != nil {
-		charged := max(0, min(c.Attributed-(u.User+u.System+u.Softirq+u.IRQ), -c.Unexplained, u.Steal-*u.IdleStolen))
-		c.ChargedStolen = &charged
+		c.ChargedStolen = new(max(0, min(c.Attributed-(u.User+u.System+u.Softirq+u.IRQ), -c.Unexplained,
+			u.Steal-*u.IdleStolen)))
 	}
 	return c
 }
 
 // Waited is for how long the CPUs were there and idle: idle time without the part that was stolen.
 func (c CPU) Waited() float64 {
-	if c.IdleStolen == nil {
-		return c.Idle
-	}
-	return c.Idle - *c.IdleStolen
+	return c.Idle - *cmp.Or(c.IdleStolen, new(float64))
 }
 
 // Closes says whether the parts sum to the capacity, up to rounding of floats.
@@ -155,21 +153,15 @@ func (c CPU) Closes() bool {
 // Derive fills what follows from the other fields: Hard, Soft and WorkingSet. slab_reclaimable, which cgroup v1 lacks,
 // counts as part of hard then: the kernel does not tell it apart.
 func (m *Memory) Derive() {
-	slab := int64(0)
-	if m.SlabReclaimable != nil {
-		slab = int64(*m.SlabReclaimable)
-	}
+	slab := int64(*cmp.Or(m.SlabReclaimable, new(uint64)))
 	if m.Anon != nil && m.Shmem != nil && m.Kernel != nil {
-		hard := int64(*m.Anon) + int64(*m.Shmem) + int64(*m.Kernel) - slab
-		m.Hard = &hard
+		m.Hard = new(int64(*m.Anon) + int64(*m.Shmem) + int64(*m.Kernel) - slab)
 	}
 	if m.File != nil && m.Shmem != nil {
-		soft := int64(*m.File) - int64(*m.Shmem) + slab
-		m.Soft = &soft
+		m.Soft = new(int64(*m.File) - int64(*m.Shmem) + slab)
 	}
 	if m.Current != nil && m.InactiveFile != nil {
-		ws := *m.Current - min(*m.Current, *m.InactiveFile)
-		m.WorkingSet = &ws
+		m.WorkingSet = new(*m.Current - min(*m.Current, *m.InactiveFile))
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 
+	"tare/internal/lib/known"
 	"tare/internal/lib/quantity"
 )
 
@@ -192,8 +193,7 @@ func (s *sum) value() *int64 {
 	case len(s.unknown) > 0:
 		return nil
 	}
-	n := max(s.n, 0)
-	return &n
+	return new(max(s.n, 0))
 }
 
 // settlement is the work of Settle. Times are whole nanoseconds, so that parts sum exactly.
@@ -217,39 +217,11 @@ type settlement struct {
 }
 
 func nanoseconds(seconds *float64) *int64 {
-	if seconds == nil {
-		return nil
-	}
-	n := int64(math.Round(*seconds * 1e9))
-	return &n
+	return known.As(seconds, func(s float64) int64 { return int64(math.Round(s * 1e9)) })
 }
 
 func seconds(ns *int64) *float64 {
-	if ns == nil {
-		return nil
-	}
-	s := float64(*ns) / 1e9
-	return &s
-}
-
-// plus adds numbers, of which none may be unknown.
-func plus(numbers ...*int64) *int64 {
-	total := int64(0)
-	for _, n := range numbers {
-		if n == nil {
-			return nil
-		}
-		total += *n
-	}
-	return &total
-}
-
-func minus(n *int64) *int64 {
-	if n == nil {
-		return nil
-	}
-	m := -*n
-	return &m
+	return known.As(ns, func(ns int64) float64 { return float64(ns) / 1e9 })
 }
 
 // addGroups sums CPU time and memory by charge. A group's counters hold those of the groups below it: where a
@@ -429,10 +401,7 @@ func (s *settlement) addMaps() {
 
 // size is the memory of a map; nil where it is not known.
 func (m *Map) size() *int64 {
-	if m.Bytes == nil {
-		return nil
-	}
-	return new(int64(*m.Bytes))
+	return known.As(m.Bytes, func(n uint64) int64 { return int64(n) })
 }
 
 // self is the CPU time of the scale itself, in nanoseconds; nil where no line has it.
@@ -450,7 +419,7 @@ func total(sums map[Charged]*sum, match func(Charged) bool) (all *int64, unknown
 	all = new(int64)
 	for c, s := range sums {
 		if match(c) {
-			all = plus(all, s.value())
+			all = known.Sum(all, s.value())
 			unknown = append(unknown, s.unknown...)
 		}
 	}
@@ -481,11 +450,11 @@ func (s *settlement) workload(name string) Workload {
 	}
 	for c, ns := range s.tareApart {
 		if serving(c) {
-			groups = plus(groups, &ns)
+			groups = known.Sum(groups, &ns)
 		}
 	}
 	if ns := s.elsewhere[name]; ns > 0 {
-		groups = plus(groups, &ns)
+		groups = known.Sum(groups, &ns)
 	}
 	inside := s.inside[name]
 	if cpu != nil { // run time is wall time and can exceed the CPU time around it
@@ -497,7 +466,7 @@ func (s *settlement) workload(name string) Workload {
 		note("%s: net and tare are not known", s.bpfUnknown)
 	case s.lost(cpu):
 		gross := ""
-		if least := plus(cpu, groups); least != nil && s.l.irqApart() {
+		if least := known.Sum(cpu, groups); least != nil && s.l.irqApart() {
 			gross = fmt.Sprintf(", nor is gross, which is %s to %s",
 				quantity.Value(float64(*least)/1e9, quantity.Seconds),
 				quantity.Value(float64(*least+s.unsplit)/1e9, quantity.Seconds))
@@ -513,12 +482,12 @@ func (s *settlement) workload(name string) Workload {
 			note("samples could not place %s that eBPF programs of tare ran: any of it that ran here is in net",
 				quantity.Value(float64(s.unsplit)/1e9, quantity.Seconds))
 		}
-		w.NetCPU = seconds(plus(cpu, minus(&inside)))
-		w.TareCPU = seconds(plus(&bpf, groups))
-		w.GrossCPU = seconds(plus(cpu, &apart, groups))
+		w.NetCPU = seconds(known.Sum(cpu, known.Minus(&inside)))
+		w.TareCPU = seconds(known.Sum(&bpf, groups))
+		w.GrossCPU = seconds(known.Sum(cpu, &apart, groups))
 	}
 	if w.TareBPF == nil && !s.l.irqApart() {
-		w.GrossCPU = seconds(plus(cpu, groups)) // wherever programs ran, it is in the groups' CPU time
+		w.GrossCPU = seconds(known.Sum(cpu, groups)) // wherever programs ran, it is in the groups' CPU time
 	}
 	w.TareCgroupsCPU = seconds(groups)
 	s.weighMemory(&w, own, serving, note)
@@ -532,7 +501,7 @@ func (s *settlement) weighMemory(w *Workload, own, serving func(Charged) bool, n
 		note("the hard memory of %s is not known", some(unknown))
 	}
 	elsewhere, inside := s.mapsElsewhere[w.Name].value(), s.maps[w.Name].value()
-	groups = plus(groups, elsewhere)
+	groups = known.Sum(groups, elsewhere)
 	switch {
 	case s.mapsUnplaced:
 		inside = nil
@@ -540,13 +509,12 @@ func (s *settlement) weighMemory(w *Workload, own, serving func(Charged) bool, n
 	case inside == nil || elsewhere == nil:
 		note("the size of some maps of tare is not known")
 	case hard != nil:
-		n := min(*inside, *hard) // estimates can exceed what the group holds
-		inside = &n
+		inside = new(min(*inside, *hard)) // estimates can exceed what the group holds
 	}
 	w.TareMaps, w.TareCgroupsMemory = inside, groups
-	w.GrossMemory = plus(hard, groups)
-	w.NetMemory = plus(hard, minus(inside))
-	w.TareMemory = plus(inside, groups)
+	w.GrossMemory = known.Sum(hard, groups)
+	w.NetMemory = known.Sum(hard, known.Minus(inside))
+	w.TareMemory = known.Sum(inside, groups)
 }
 
 // some names the first few of a list.
@@ -564,13 +532,13 @@ func (s *settlement) tare() *Tare {
 	t.CgroupsCPU = seconds(groups)
 	assigned, assignedMemory := new(int64), new(int64)
 	for _, w := range s.l.Workloads {
-		assigned = plus(assigned, nanoseconds(w.TareCPU))
-		assignedMemory = plus(assignedMemory, w.TareMemory)
+		assigned = known.Sum(assigned, nanoseconds(w.TareCPU))
+		assignedMemory = known.Sum(assignedMemory, w.TareMemory)
 	}
 	if s.bpfUnknown == "" {
 		outside := s.outside()
-		all := plus(groups, &outside)
-		t.CPU, t.UnassignedCPU = seconds(plus(all, &s.unsplit)), seconds(plus(all, minus(assigned)))
+		all := known.Sum(groups, &outside)
+		t.CPU, t.UnassignedCPU = seconds(known.Sum(all, &s.unsplit)), seconds(known.Sum(all, known.Minus(assigned)))
 		t.BPFUnsplit = seconds(&s.unsplit)
 		if !s.lost(groups) {
 			t.BPF = seconds(&outside)
@@ -585,11 +553,11 @@ func (s *settlement) tare() *Tare {
 		memory = nil
 	}
 	for _, m := range s.mapsElsewhere {
-		memory = plus(memory, m.value())
+		memory = known.Sum(memory, m.value())
 	}
 	for _, w := range s.l.Workloads {
-		memory = plus(memory, w.TareMaps)
+		memory = known.Sum(memory, w.TareMaps)
 	}
-	t.Memory, t.UnassignedMemory = memory, plus(memory, minus(assignedMemory))
+	t.Memory, t.UnassignedMemory = memory, known.Sum(memory, known.Minus(assignedMemory))
 	return t
 }

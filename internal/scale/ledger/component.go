@@ -3,6 +3,8 @@ package ledger
 import (
 	"cmp"
 	"slices"
+
+	"tare/internal/lib/known"
 )
 
 // Component is what one named part of the machine used, by the charges: a component of a workload or of tare, the
@@ -58,9 +60,9 @@ func (l *Ledger) AddComponents() {
 		if c.Charge == "" {
 			continue
 		}
-		none.cpu = plus(none.cpu, minus(sum.cpu))
+		none.cpu = known.Sum(none.cpu, known.Minus(sum.cpu))
 		if sum != self || sum.hard != nil {
-			none.hard = plus(none.hard, minus(sum.hard))
+			none.hard = known.Sum(none.hard, known.Minus(sum.hard))
 		}
 	}
 	l.Components = []Component{}
@@ -117,7 +119,7 @@ func (s *settlement) allMemory() *int64 {
 		case g.Memory == nil:
 			return nil
 		default:
-			all = plus(all, g.Memory.Hard)
+			all = known.Sum(all, g.Memory.Hard)
 		}
 	}
 	return all

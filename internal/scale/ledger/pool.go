@@ -1,6 +1,10 @@
 package ledger
 
-import "math"
+import (
+	"math"
+
+	"tare/internal/lib/known"
+)
 
 // minPooled is how many samples of tare's programs say where these ran: attribution.MinSamples, of which it is the
 // mirror.
@@ -59,20 +63,19 @@ func (p *pool) add(l *Ledger) {
 		}
 		w.windows++
 		own, _ := total(s.cpu, func(c Charged) bool { return c.Charge == ChargeWorkload && c.Workload == w.name })
-		w.own, w.groups = plus(w.own, own), plus(w.groups, nanoseconds(account.TareCgroupsCPU))
-		w.gross, w.net = plus(w.gross, account.GrossMemory), plus(w.net, account.NetMemory)
-		w.tare, w.inMaps = plus(w.tare, account.TareMemory), plus(w.inMaps, account.TareMaps)
+		w.own, w.groups = known.Sum(w.own, own), known.Sum(w.groups, nanoseconds(account.TareCgroupsCPU))
+		w.gross, w.net = known.Sum(w.gross, account.GrossMemory), known.Sum(w.net, account.NetMemory)
+		w.tare, w.inMaps = known.Sum(w.tare, account.TareMemory), known.Sum(w.inMaps, account.TareMaps)
 	}
 	for i := range l.Programs {
 		prog := &l.Programs[i]
 		if prog.Charge != ChargeTare {
 			continue
 		}
-		ran, known := prog.RanSeconds()
-		if !known {
-			p.ran = nil
+		if ran, counted := prog.RanSeconds(); counted {
+			p.ran = known.Sum(p.ran, nanoseconds(&ran))
 		} else {
-			p.ran = plus(p.ran, nanoseconds(&ran))
+			p.ran = nil
 		}
 		for _, seen := range prog.Seen {
 			p.samples += int64(seen.Samples)
@@ -95,11 +98,7 @@ func (p *pool) add(l *Ledger) {
 // mean is the account of one window. Net and tare are rounded, and gross is their sum.
 func (p *pool) mean(w *pooled) Workload {
 	each := func(n *int64) *int64 {
-		if n == nil {
-			return nil
-		}
-		m := int64(math.Round(float64(*n) / float64(p.n)))
-		return &m
+		return known.As(n, func(n int64) int64 { return int64(math.Round(float64(n) / float64(p.n))) })
 	}
 	out := Workload{Name: w.name, Cgroups: []string{}, Notes: []string{}}
 	own, groups := each(w.own), each(w.groups)
@@ -107,13 +106,13 @@ func (p *pool) mean(w *pooled) Workload {
 	if inside, apart := p.placed(w.inside), p.placed(w.apart); inside != nil && apart != nil && own != nil {
 		in := min(*each(inside), *own)
 		bpf := in + *each(apart)
-		net, tare := plus(own, minus(&in)), plus(&bpf, groups)
-		out.NetCPU, out.TareCPU, out.GrossCPU = seconds(net), seconds(tare), seconds(plus(net, tare))
+		net, tare := known.Sum(own, known.Minus(&in)), known.Sum(&bpf, groups)
+		out.NetCPU, out.TareCPU, out.GrossCPU = seconds(net), seconds(tare), seconds(known.Sum(net, tare))
 	} else if !p.irqApart {
-		out.GrossCPU = seconds(plus(own, groups))
+		out.GrossCPU = seconds(known.Sum(own, groups))
 	}
 	out.NetMemory, out.TareMemory, out.TareMaps = each(w.net), each(w.tare), each(w.inMaps)
-	if out.GrossMemory = plus(out.NetMemory, out.TareMemory); out.GrossMemory == nil {
+	if out.GrossMemory = known.Sum(out.NetMemory, out.TareMemory); out.GrossMemory == nil {
 		out.GrossMemory = each(w.gross)
 	}
 	return out
@@ -127,6 +126,5 @@ func (p *pool) placed(samples int64) *int64 {
 	case *p.ran == 0:
 		return new(int64)
 	}
-	ns := int64(math.Round(float64(*p.ran) * (float64(samples) / float64(p.samples))))
-	return &ns
+	return new(int64(math.Round(float64(*p.ran) * (float64(samples) / float64(p.samples)))))
 }

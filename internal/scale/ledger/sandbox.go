@@ -1,5 +1,7 @@
 package ledger
 
+import "tare/internal/lib/known"
+
 // Sandbox is a container, a pod, or a virtual machine that stands for one: what its processes use, to which groups the
 // kernel charges it, and what was declared for it.
 //
@@ -89,15 +91,8 @@ type SandboxMemory struct {
 
 // Add adds the memory of another process.
 func (m *SandboxMemory) Add(o *SandboxMemory) {
-	kind := func(a, b *uint64) *uint64 {
-		if a == nil || b == nil {
-			return nil
-		}
-		n := *a + *b
-		return &n
-	}
 	m.PSS, m.Swap, m.PageTables = m.PSS+o.PSS, m.Swap+o.Swap, m.PageTables+o.PageTables
-	m.Anon, m.File, m.Shmem = kind(m.Anon, o.Anon), kind(m.File, o.File), kind(m.Shmem, o.Shmem)
+	m.Anon, m.File, m.Shmem = known.Sum(m.Anon, o.Anon), known.Sum(m.File, o.File), known.Sum(m.Shmem, o.Shmem)
 }
 
 // SandboxGroup is a control group that a part of a sandbox is charged to. CPU and Memory are nil where the group is not

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"tare/internal/lib/known"
 	"tare/internal/scale/attribution"
 	"tare/internal/scale/host/bpf"
 	"tare/internal/scale/host/cgroup"
@@ -143,12 +144,7 @@ func (a *account) bpfPrograms() []ledger.Program {
 }
 
 // ran is a program's run time; what is not known comes last.
-func ran(p ledger.Program) float64 {
-	if p.RunSeconds == nil {
-		return -1
-	}
-	return *p.RunSeconds
-}
+func ran(p ledger.Program) float64 { return *cmp.Or(p.RunSeconds, new(-1.0)) }
 
 // unloaded warns of the programs that went away inside the window.
 func (a *account) unloaded(programs []ledger.Program) {
@@ -231,15 +227,10 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 		out.RunCount, out.RunSeconds = &runs, &seconds
 	}
 	if runs > 0 {
-		each := float64(ns) / float64(runs)
-		out.NsPerRun = &each
+		out.NsPerRun = new(float64(ns) / float64(runs))
 	}
 	if p.RecursionMisses != nil {
-		misses := *p.RecursionMisses
-		if before.RecursionMisses != nil {
-			misses -= *before.RecursionMisses
-		}
-		out.RecursionMisses = &misses
+		out.RecursionMisses = new(*p.RecursionMisses - *cmp.Or(before.RecursionMisses, new(uint64)))
 	}
 
 	e := attribution.Evidence{RunNs: ns, Sole: a.sole(p)}
@@ -393,12 +384,7 @@ func (a *account) bpfMaps() []ledger.Map {
 		}
 		out = append(out, lm)
 	}
-	bytes := func(m ledger.Map) uint64 {
-		if m.Bytes == nil {
-			return 0
-		}
-		return *m.Bytes
-	}
+	bytes := func(m ledger.Map) uint64 { return *cmp.Or(m.Bytes, new(uint64)) }
 	slices.SortStableFunc(out, func(x, y ledger.Map) int { return cmp.Compare(bytes(y), bytes(x)) })
 	return out
 }
@@ -463,12 +449,7 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 		}
 		out = append(out, c)
 	}
-	cpu := func(c ledger.Cgroup) float64 {
-		if c.CPUSeconds == nil {
-			return 0
-		}
-		return *c.CPUSeconds
-	}
+	cpu := func(c ledger.Cgroup) float64 { return *cmp.Or(c.CPUSeconds, new(float64)) }
 	slices.SortStableFunc(out, func(x, y ledger.Cgroup) int {
 		return cmp.Or(cmp.Compare(cpu(y), cpu(x)), cmp.Compare(x.Path, y.Path))
 	})
@@ -507,18 +488,12 @@ func counted(now, before cgroup.Value, wasThere bool) *uint64 {
 	if !now.OK || wasThere && !before.OK || now.N < before.N {
 		return nil
 	}
-	n := now.N - before.N
-	return &n
+	return new(now.N - before.N)
 }
 
 // scaled is counted in seconds, for counters of nanoseconds.
 func scaled(now, before cgroup.Value, wasThere bool) *float64 {
-	n := counted(now, before, wasThere)
-	if n == nil {
-		return nil
-	}
-	s := float64(*n) / 1e9
-	return &s
+	return known.As(counted(now, before, wasThere), func(ns uint64) float64 { return float64(ns) / 1e9 })
 }
 
 func memory(m cgroup.Memory) *ledger.Memory {
@@ -591,8 +566,7 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 		u.InGroup = *path != "/"
 	}
 	if a.found != nil && !a.m.hidden {
-		seconds := float64(a.found.idleInterrupts) * a.m.sampler.Period().Seconds()
-		u.IdleInterrupts = &seconds
+		u.IdleInterrupts = new(float64(a.found.idleInterrupts) * a.m.sampler.Period().Seconds())
 		if a.m.sampler.Source() == perf.Cycles {
 			u.IdleInterrupts = nil // cycles stop while a CPU is idle, and the period is not one of wall time
 		}
@@ -709,12 +683,10 @@ func (a *account) self() ledger.Self {
 		s.BPFSeconds = &bpfSeconds
 	}
 	if a.m.statsCost != nil {
-		cost := float64(runs) * *a.m.statsCost
-		s.StatsSeconds = &cost
+		s.StatsSeconds = new(float64(runs) * *a.m.statsCost)
 	}
 	if a.seen != nil && a.m.lookCost != nil {
-		cost := float64(a.seen.Looks) * *a.m.lookCost
-		s.WitnessSeconds = &cost
+		s.WitnessSeconds = new(float64(a.seen.Looks) * *a.m.lookCost)
 	}
 	if a.found != nil {
 		s.Samples, s.SamplesLost = a.found.samples, a.found.lost.samples

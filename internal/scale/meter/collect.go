@@ -198,12 +198,7 @@ func (c *collector) join(upTo int64) {
 
 // mayRun is a quick test whether a chain may hold a program.
 func (c *collector) mayRun(chain []uint64) bool {
-	for _, a := range chain {
-		if c.text.mayHold(a) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(chain, c.text.mayHold)
 }
 
 func (c *collector) stackOf(chain []uint64, epoch int32) (int32, bool) {

@@ -39,9 +39,6 @@ func lookUpEntries(cache map[uint64]ledger.Context, addrs []uint64,
 	return cache, nil
 }
 
-// The inode number of the PID namespace that the machine starts with (include/linux/proc_ns.h).
-const initialPID = 0xEFFFFFFC
-
 // initialNamespace is false where this process is known to be in another namespace than the machine's own.
 func initialNamespace(kind string, inode uint64) bool {
 	var st unix.Stat_t

@@ -93,7 +93,7 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 		return m, err
 	}
 	m.describe()
-	if m.hidden = !initialNamespace("pid", initialPID); m.hidden {
+	if m.hidden = !initialNamespace("pid", proc.InitialPIDNamespace); m.hidden {
 		m.warn("pid-namespace", "this process is in a PID namespace of its own: samples of processes outside of it cannot "+
 			"be told from those of an idle CPU, and kernel threads cannot be seen; run in the machine's PID namespace")
 	}
@@ -113,8 +113,7 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 		default:
 			m.symbols = ksym.Open()
 			m.host.Sampler = string(m.sampler.Source())
-			period := m.sampler.Period().Seconds()
-			m.host.SamplerPeriod = &period
+			m.host.SamplerPeriod = new(m.sampler.Period().Seconds())
 			if m.sampler.Source() == perf.CPUClock {
 				m.warn("cpu-clock", "no hardware counter: samples cannot be taken while interrupts are off, so programs there "+
 					"are seen late or not at all")
@@ -146,8 +145,7 @@ func (m *Meter) openWitness() (err error) {
 		return err
 	}
 	if cost, err := m.witness.MeasureCost(); err == nil {
-		seconds := cost.Seconds()
-		m.lookCost = &seconds
+		m.lookCost = new(cost.Seconds())
 	} else {
 		m.warn("witness-cost", "the cost of the witness is not known: %v", err)
 	}
@@ -161,8 +159,7 @@ func (m *Meter) enableStatistics() (err error) {
 		return err
 	}
 	if costErr == nil {
-		seconds := cost.Seconds()
-		m.statsCost = &seconds
+		m.statsCost = new(cost.Seconds())
 	} else {
 		m.warn("stats-cost", "the cost of the kernel's run statistics is not known: %v", costErr)
 	}

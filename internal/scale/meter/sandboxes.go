@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/lib/known"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 	"tare/internal/scale/host/sandbox"
@@ -104,12 +105,7 @@ func (s *Sandboxes) AddTo(l *ledger.Ledger) error {
 		}
 		l.Sandboxes = append(l.Sandboxes, out)
 	}
-	pss := func(b ledger.Sandbox) uint64 {
-		if b.GrossMemory == nil {
-			return 0
-		}
-		return *b.GrossMemory
-	}
+	pss := func(b ledger.Sandbox) uint64 { return *cmp.Or(b.GrossMemory, new(uint64)) }
 	slices.SortStableFunc(l.Sandboxes, func(a, b ledger.Sandbox) int { return cmp.Compare(pss(b), pss(a)) })
 	second := selfTime() - began
 	s.cost += second
@@ -224,8 +220,7 @@ func (e *entry) used(t task, ns *uint64) *float64 {
 	if ns == nil || !listed && e.s.olderThanWindow(t) {
 		return nil
 	}
-	seconds := float64(*ns-min(*ns, e.s.first[t])) / 1e9
-	return &seconds
+	return new(float64(*ns-min(*ns, e.s.first[t])) / 1e9)
 }
 
 // olderThanWindow says whether a task was there at the first edge, or may have been. As all processes are listed there,
@@ -263,20 +258,10 @@ type parts map[string]*ledger.SandboxComponent
 func (ps parts) part(name string, charge ledger.Charge) *ledger.SandboxComponent {
 	p := ps[name]
 	if p == nil {
-		zero := 0.0
-		p = &ledger.SandboxComponent{Component: name, Charge: charge, CPU: &zero}
+		p = &ledger.SandboxComponent{Component: name, Charge: charge, CPU: new(float64)}
 		ps[name] = p
 	}
 	return p
-}
-
-// add adds CPU time, of which a part that is not known makes the sum unknown.
-func add(sum, more *float64) *float64 {
-	if sum == nil || more == nil {
-		return nil
-	}
-	n := *sum + *more
-	return &n
 }
 
 // counters are the groups that are the sandbox's alone and hold its application, by path, with the CPU time that the
@@ -293,8 +278,7 @@ func (e *entry) counters() map[string]*float64 {
 		}
 		counted := e.cgroups[g.Path]
 		if counted != nil && counted.CPUSeconds != nil && slices.ContainsFunc(e.b.Processes, application) {
-			rest := *counted.CPUSeconds
-			all[g.Path] = &rest
+			all[g.Path] = new(*counted.CPUSeconds)
 		}
 	}
 	return all
@@ -312,7 +296,7 @@ func (e *entry) components() []ledger.SandboxComponent {
 		if top, counted := counterOf(counters, p.CPU.Path); counted && p.Component == sandbox.Workload {
 			own = new(float64) // it is in the counter
 		} else if counted {
-			counters[top] = add(counters[top], negative(own))
+			counters[top] = known.Sum(counters[top], known.Minus(own))
 		}
 		if own == nil {
 			e.untimed = append(e.untimed, fmt.Sprintf("process %d (%s)", p.PID, p.Comm))
@@ -328,12 +312,12 @@ func (e *entry) components() []ledger.SandboxComponent {
 			if used == nil {
 				e.untimed = append(e.untimed, fmt.Sprintf("thread %d (%s)", t.TID, t.Comm))
 			}
-			other.CPU = add(other.CPU, used)
-			if own = add(own, negative(used)); own != nil {
+			other.CPU = known.Sum(other.CPU, used)
+			if own = known.Sum(own, known.Minus(used)); own != nil {
 				*own = max(*own, 0) // the two were read one after the other
 			}
 		}
-		part.CPU = add(part.CPU, own)
+		part.CPU = known.Sum(part.CPU, own)
 		e.addMemory(ps, part, p)
 	}
 	for _, rest := range counters {
@@ -341,7 +325,7 @@ func (e *entry) components() []ledger.SandboxComponent {
 			*rest = max(*rest, 0) // the clocks of processes are read around the window
 		}
 		part := ps.part(string(sandbox.Workload), ledger.ChargeWorkload)
-		part.CPU = add(part.CPU, rest)
+		part.CPU = known.Sum(part.CPU, rest)
 	}
 	order := []string{ledger.ComponentGuest}
 	for _, c := range sandbox.Components {
@@ -364,14 +348,6 @@ func counterOf(counters map[string]*float64, group string) (top string, counted 
 		}
 	}
 	return "", false
-}
-
-func negative(v *float64) *float64 {
-	if v == nil {
-		return nil
-	}
-	n := -*v
-	return &n
 }
 
 func chargeOf(c sandbox.Component) ledger.Charge {
@@ -399,8 +375,7 @@ func (e *entry) addMemory(ps parts, part *ledger.SandboxComponent, p *sandbox.Pr
 
 func addTo(sum **ledger.SandboxMemory, m *ledger.SandboxMemory) {
 	if *sum == nil {
-		n := *m
-		*sum = &n
+		*sum = new(*m)
 		return
 	}
 	(*sum).Add(m)
@@ -408,13 +383,12 @@ func addTo(sum **ledger.SandboxMemory, m *ledger.SandboxMemory) {
 
 // sums are gross, net and tare, and the overhead that was measured.
 func (e *entry) sums(out *ledger.Sandbox) {
-	zero := 0.0
-	cpu := map[ledger.Charge]*float64{ledger.ChargeWorkload: &zero, ledger.ChargeTare: &zero}
+	cpu := map[ledger.Charge]*float64{ledger.ChargeWorkload: new(float64), ledger.ChargeTare: new(float64)}
 	pss := map[ledger.Charge]uint64{}
-	known, kinds := true, true
+	read, kinds := true, true
 	var overhead uint64
 	for _, c := range out.Components {
-		cpu[c.Charge] = add(cpu[c.Charge], c.CPU)
+		cpu[c.Charge] = known.Sum(cpu[c.Charge], c.CPU)
 		if c.Memory == nil {
 			continue
 		}
@@ -430,15 +404,14 @@ func (e *entry) sums(out *ledger.Sandbox) {
 	}
 	var why error
 	for _, p := range e.b.Processes {
-		known = known && (p.Kernel || e.memory[p].memory != nil)
+		read = read && (p.Kernel || e.memory[p].memory != nil)
 		why = cmp.Or(why, e.memory[p].err)
 	}
 	out.NetCPU, out.TareCPU = cpu[ledger.ChargeWorkload], cpu[ledger.ChargeTare]
-	out.GrossCPU = add(out.NetCPU, out.TareCPU)
-	if known {
-		net, tare := pss[ledger.ChargeWorkload], pss[ledger.ChargeTare]
-		gross := net + tare
-		out.NetMemory, out.TareMemory, out.GrossMemory = &net, &tare, &gross
+	out.GrossCPU = known.Sum(out.NetCPU, out.TareCPU)
+	if read {
+		out.NetMemory, out.TareMemory = new(pss[ledger.ChargeWorkload]), new(pss[ledger.ChargeTare])
+		out.GrossMemory = known.Sum(out.NetMemory, out.TareMemory)
 		if kinds {
 			out.MeasuredOverhead = &overhead
 		}
@@ -501,11 +474,7 @@ func (e *entry) groups(out *ledger.Sandbox) {
 			if g.Inside {
 				into = &out.ChargedInside
 			}
-			sum := *x.Memory.Hard
-			if *into != nil {
-				sum += **into
-			}
-			*into = &sum
+			*into = known.Sum(x.Memory.Hard, cmp.Or(*into, new(int64)))
 		}
 		out.Groups = append(out.Groups, x)
 	}

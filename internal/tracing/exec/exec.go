@@ -17,6 +17,7 @@ package exec
 //go:generate go run ./freestanding -arch arm64 -o target_arm64.elf c/target.c
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -107,19 +108,12 @@ func New(o Options) (l *Load, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if o.Workers == 0 {
-		o.Workers = len(cpus)
-	}
-	if o.Spin == 0 {
-		o.Spin = pace.DefaultSpin
-	}
-	o.Spin = max(o.Spin, 0)
+	o.Workers = cmp.Or(o.Workers, len(cpus))
+	o.Spin = max(cmp.Or(o.Spin, pace.DefaultSpin), 0)
 	if o.target == nil {
 		o.target = targetProgram
 	}
-	if o.mode == 0 {
-		o.mode = 0o700
-	}
+	o.mode = cmp.Or(o.mode, 0o700)
 	switch most := MaxPerCPU * len(cpus); {
 	case o.Rate != 0 && !(o.Rate >= 0.001 && o.Rate <= MaxRate):
 		return nil, fault.New(fault.Usage, "--rate", fmt.Sprintf("give 0.001 to %g execs per second", MaxRate),

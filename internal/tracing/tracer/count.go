@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"regexp/syntax"
+	"slices"
 	"strconv"
 )
 
@@ -145,12 +146,7 @@ var newline = []byte{'\n'}
 
 // plain says whether all there is to do is to count lines.
 func (f *feed) plain() bool {
-	for _, t := range f.tallies {
-		if t.source.Lines == nil || !t.source.Lines.all {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(f.tallies, func(t *tally) bool { return t.source.Lines == nil || !t.source.Lines.all })
 }
 
 // keep puts what has come of a line by, as far as it is looked at.

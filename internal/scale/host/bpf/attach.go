@@ -1,6 +1,7 @@
 package bpf
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -173,9 +174,7 @@ func pickCgroupMounts(all []mount.Mount) (m cgroupMounts) {
 			m.memory = a.Point
 		}
 	}
-	if m.memory == "" {
-		m.memory = m.v2
-	}
+	m.memory = cmp.Or(m.memory, m.v2)
 	return m
 }
 

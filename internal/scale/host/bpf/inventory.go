@@ -10,6 +10,7 @@
 package bpf
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -74,10 +75,7 @@ func Open(o Options) (*Inventory, error) {
 	if err := syscallFeature().Err(); err != nil {
 		return nil, fault.Wrap(err, fault.Machine, "", "run as root, or with CAP_SYS_ADMIN", "eBPF programs cannot be listed")
 	}
-	v := &Inventory{proc: o.Proc, own: map[uint32]bool{}, known: map[Key]*Program{}}
-	if v.proc == "" {
-		v.proc = "/proc"
-	}
+	v := &Inventory{proc: cmp.Or(o.Proc, "/proc"), own: map[uint32]bool{}, known: map[Key]*Program{}}
 	var err error
 	if v.mounts, err = findCgroupMounts(v.proc); err != nil {
 		return nil, err
@@ -295,10 +293,7 @@ func (v *Inventory) nameTargets(s *Snapshot) error {
 		l := &s.Links[i]
 		switch {
 		case l.typ == linkCgroup:
-			path := cgroups.path(l.cgroup)
-			if path == "" {
-				path = fmt.Sprintf("id %d", l.cgroup)
-			}
+			path := cmp.Or(cgroups.path(l.cgroup), fmt.Sprintf("id %d", l.cgroup))
 			l.Target = "cgroup:" + path + " " + typeName(attachTypes, l.attachType)
 		case l.ifindex != 0:
 			l.Target = l.Type + ":" + interfaceOf(l, ifaces)
@@ -349,12 +344,9 @@ func interfaceOf(l *Link, ifaces map[uint32]device) string {
 
 // isAttached reports whether a target is written down already, by a link or without.
 func isAttached(p *Program, target string) bool {
-	for _, have := range p.Attached {
-		if have == target || strings.HasPrefix(have, target+" (link ") {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.Attached, func(have string) bool {
+		return have == target || strings.HasPrefix(have, target+" (link ")
+	})
 }
 
 // addHolders finds the processes behind programs, maps and links. Whoever holds a link, or a perf event that a program

@@ -80,8 +80,7 @@ const infoWithMisses = unsafe.Offsetof(progInfo{}.RecursionMisses) + 8
 func countersOf(info *progInfo, known uintptr) Counters {
 	c := Counters{RunCount: info.RunCnt, RunNs: info.RunTimeNs}
 	if known >= infoWithMisses {
-		misses := info.RecursionMisses
-		c.RecursionMisses = &misses
+		c.RecursionMisses = new(info.RecursionMisses)
 	}
 	return c
 }

@@ -8,6 +8,7 @@ package cgroup
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -37,10 +38,7 @@ type Roots struct {
 }
 
 func (r Roots) proc() string {
-	if r.Proc == "" {
-		return "/proc"
-	}
-	return r.Proc
+	return cmp.Or(r.Proc, "/proc")
 }
 
 // Layout is where a machine keeps its control groups.

@@ -13,8 +13,7 @@ func (v Value) Ptr() *uint64 {
 	if !v.OK {
 		return nil
 	}
-	n := v.N
-	return &n
+	return new(v.N)
 }
 
 // CPU is what a group, with all its descendants, has used since it was made.

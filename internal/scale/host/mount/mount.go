@@ -3,6 +3,7 @@ package mount
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -25,10 +26,7 @@ type Mount struct {
 
 // Read reads what the reading process has mounted, in the order in which it was. proc is where /proc is; empty: there.
 func Read(proc string) ([]Mount, error) {
-	if proc == "" {
-		proc = "/proc"
-	}
-	text, err := os.ReadFile(filepath.Join(proc, "self/mountinfo"))
+	text, err := os.ReadFile(filepath.Join(cmp.Or(proc, "/proc"), "self/mountinfo"))
 	if err != nil {
 		return nil, fmt.Errorf("reading what is mounted: %w", err)
 	}

@@ -9,6 +9,7 @@
 package perf
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -85,9 +86,7 @@ func Open(o Options) (*Sampler, error) {
 	if err != nil {
 		return nil, err
 	}
-	if o.Hz == 0 {
-		o.Hz = DefaultHz
-	}
+	o.Hz = cmp.Or(o.Hz, DefaultHz)
 	if o.RingBytes == 0 {
 		o.RingBytes = 256 << 10
 		if len(cpus) > 64 {

@@ -148,8 +148,7 @@ func irqTime(config map[string]string, cmdline []string) *bool {
 	if config == nil {
 		return nil
 	}
-	on := config["CONFIG_IRQ_TIME_ACCOUNTING"] == "y" && !slices.Contains(cmdline, "tsc=noirqtime")
-	return &on
+	return new(config["CONFIG_IRQ_TIME_ACCOUNTING"] == "y" && !slices.Contains(cmdline, "tsc=noirqtime"))
 }
 
 var bracketed = regexp.MustCompile(`\[([a-z]+)\]`)

@@ -196,20 +196,13 @@ func entryPID(name []byte) int {
 
 // PIDs lists the processes.
 func (f FS) PIDs() ([]int, error) {
-	dir, err := os.Open(f.path("proc"))
+	entries, err := f.Entries(nil, make([]byte, 32<<10))
 	if err != nil {
-		return nil, fmt.Errorf("listing processes: %w", err)
+		return nil, err
 	}
-	defer dir.Close()
-	names, err := dir.Readdirnames(-1)
-	if err != nil {
-		return nil, fmt.Errorf("listing processes: %w", err)
-	}
-	var pids []int
-	for _, n := range names {
-		if pid, err := strconv.Atoi(n); err == nil && pid > 0 {
-			pids = append(pids, pid)
-		}
+	pids := make([]int, len(entries))
+	for i, e := range entries {
+		pids[i] = e.PID
 	}
 	return pids, nil
 }
@@ -363,12 +356,9 @@ func list(b []byte) []string {
 // a zombie, has 0.
 func (f FS) Resident(pid int) (now, peak uint64, err error) {
 	b, err := f.read(pid, "status")
-	if err != nil {
-		return 0, 0, err
-	}
 	now, _ = parseKB(b, "VmRSS") // without memory there are no such lines
 	peak, _ = parseKB(b, "VmHWM")
-	return now, peak, nil
+	return now, peak, err
 }
 
 // Rollup is the resident memory of a process by kind of page, in bytes, each page divided by the
@@ -436,23 +426,20 @@ func parseRollup(b []byte) (r Rollup, ok bool) {
 // PageTables is what the page tables of a process take, in bytes (VmPTE of proc_pid_status(5)): kernel memory that is
 // charged to its group. A process without memory of its own has 0.
 func (f FS) PageTables(pid int) (uint64, error) {
-	b, err := f.read(pid, "status")
-	if err != nil {
-		return 0, err
-	}
-	n, _ := parseKB(b, "VmPTE")
-	return n, nil
+	return f.statusBytes(pid, "VmPTE")
 }
 
 // Anon is the anonymous memory of a process that is resident, in bytes (RssAnon of proc_pid_status(5), Linux 4.5). A
 // process without memory of its own has 0.
 func (f FS) Anon(pid int) (uint64, error) {
+	return f.statusBytes(pid, "RssAnon")
+}
+
+// statusBytes is a line of a process's status in bytes; 0 where it has none.
+func (f FS) statusBytes(pid int, name string) (uint64, error) {
 	b, err := f.read(pid, "status")
-	if err != nil {
-		return 0, err
-	}
-	n, _ := parseKB(b, "RssAnon")
-	return n, nil
+	n, _ := parseKB(b, name)
+	return n, err
 }
 
 // parseKB finds a line "name:   123 kB" and gives it in bytes.

@@ -38,15 +38,9 @@ func (r *row) holds(t *table, s *Sandbox, hierarchy string) bool {
 	}) {
 		return false
 	}
-	for _, c := range r.Has {
-		if s.parts(c) == nil {
-			return false
-		}
-	}
-	for _, c := range r.Absent {
-		if s.parts(c) != nil {
-			return false
-		}
+	has := func(c Component) bool { return s.parts(c) != nil }
+	if slices.ContainsFunc(r.Absent, has) || slices.ContainsFunc(r.Has, func(c Component) bool { return !has(c) }) {
+		return false
 	}
 	for c, want := range r.Components {
 		parts := s.parts(c)

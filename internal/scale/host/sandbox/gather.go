@@ -283,12 +283,9 @@ func (g *gathering) assign(k *known) {
 // encloses says whether the container with the id is inside the one whose group w is: a node of a cluster may be a
 // container, and has the shims of its pods in its own group.
 func (g *gathering) encloses(w *where, id string) bool {
-	for _, p := range g.nested[id] {
-		if w.idPath != "" && strings.HasPrefix(p, w.idPath+"/") {
-			return true
-		}
-	}
-	return false
+	return w.idPath != "" && slices.ContainsFunc(g.nested[id], func(p string) bool {
+		return strings.HasPrefix(p, w.idPath+"/")
+	})
 }
 
 // podOf is the pod that a name has been united with; empty where it is none.
@@ -466,11 +463,6 @@ func (a *assembly) describe() {
 	s := a.s
 	ids, claimed, containers, literal := map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}
 	engineOf, driverOf := "", ""
-	take := func(to *string, v string) {
-		if *to == "" {
-			*to = v
-		}
-	}
 	var runtimes [3]string // by command lines, by groups, by state
 	for _, k := range a.members {
 		for _, w := range a.g.locations(k) {
@@ -509,7 +501,7 @@ func (a *assembly) describe() {
 		}
 	}
 	for p, name := range a.g.names {
-		if a.g.find(name) == a.root && a.g.holds(a.members, p) {
+		if a.g.find(name) == a.root && holds(a.members, p) {
 			id := strings.TrimPrefix(name, idKey(""))
 			ids[id], containers[id] = true, true
 		}
@@ -589,15 +581,10 @@ func (a *assembly) name(sandbox string, ids, claimed map[string]bool) string {
 }
 
 // holds says whether one of the processes is in a group or below it.
-func (g *gathering) holds(members []*known, group string) bool {
-	for _, k := range members {
-		for _, p := range []string{k.charged.CPU, k.charged.Memory} {
-			if cgroup.Within(p, group) {
-				return true
-			}
-		}
-	}
-	return false
+func holds(members []*known, group string) bool {
+	return slices.ContainsFunc(members, func(k *known) bool {
+		return cgroup.Within(k.charged.CPU, group) || cgroup.Within(k.charged.Memory, group)
+	})
 }
 
 // fromLimit is the declared overhead as what the limit of the pod's group leaves over the sum of its containers: the

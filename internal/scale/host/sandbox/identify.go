@@ -1,7 +1,10 @@
 package sandbox
 
 import (
+	"cmp"
 	"path"
+	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -115,15 +118,8 @@ func (w *where) apply(r *pathRule, element, upTo string) {
 	if id != "" {
 		w.id, w.idPath = id, upTo
 	}
-	take := func(to *string, v string) {
-		if v != "" {
-			*to = v
-		}
-	}
-	take(&w.engine, r.Engine)
-	take(&w.runtime, r.Runtime)
-	take(&w.flavour, r.Flavour)
-	take(&w.driver, r.Driver)
+	w.engine, w.runtime = cmp.Or(r.Engine, w.engine), cmp.Or(r.Runtime, w.runtime)
+	w.flavour, w.driver = cmp.Or(r.Flavour, w.flavour), cmp.Or(r.Driver, w.driver)
 }
 
 // command is what a process was started as.
@@ -225,14 +221,11 @@ func (t *table) identifyKernel(comm string) claim {
 
 // number reads a pid; 0 for what is none.
 func number(s string) int {
-	n := 0
-	for i := 0; i < len(s); i++ {
-		if s[i] < '0' || s[i] > '9' || n > 1<<22 { // PID_MAX_LIMIT
-			return 0
-		}
-		n = n*10 + int(s[i]-'0')
+	n, err := strconv.ParseUint(s, 10, 23) // PID_MAX_LIMIT is 1<<22
+	if err != nil {
+		return 0
 	}
-	return n
+	return int(n)
 }
 
 // nameSandbox finds the sandbox that a command line names.
@@ -298,10 +291,8 @@ func validID(id string) bool {
 
 // thread is what a thread of a process that has them does: its process's component where nothing is known.
 func (t *table) thread(comm string) *threadRule {
-	for i := range t.Threads {
-		if t.Threads[i].Comm.matches(comm) {
-			return &t.Threads[i]
-		}
+	if i := slices.IndexFunc(t.Threads, func(r threadRule) bool { return r.Comm.matches(comm) }); i >= 0 {
+		return &t.Threads[i]
 	}
 	return nil
 }

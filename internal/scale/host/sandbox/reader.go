@@ -314,11 +314,7 @@ func (r *Reader) note(rule *processRule, args []string) {
 		if !filepath.IsAbs(dir) || len(dir) > maxPath || strings.ContainsAny(dir, `*?[\`) || len(r.dirs) >= maxStates {
 			continue
 		}
-		seen := false
-		for _, o := range r.dirs {
-			seen = seen || o == d
-		}
-		if !seen {
+		if !slices.Contains(r.dirs, d) {
 			r.dirs = append(r.dirs, d)
 			clear(r.states)
 		}
@@ -453,8 +449,7 @@ func (r *Reader) processTime(pid int) *uint64 {
 	if err != nil {
 		return nil
 	}
-	n := uint64(d)
-	return &n
+	return new(uint64(d))
 }
 
 // threadTime is the CPU time of a thread: the first field of its schedstat (Documentation/scheduler/sched-stats.rst).

@@ -23,11 +23,7 @@ func init() {
 		Processes: []processRule{
 			{Program: expr("containerd-shim-kata-v2"), Component: Shim, Threads: true, ID: []idSource{{Flag: "-id"}}},
 			{
-				Program: expr(qemu), Component: VMM, Required: true, Threads: true,
-				ID: []idSource{{Match: expr("(?:.*[=:,])?/run/vc/vm/(?P<id>{id})/.*")}},
-			},
-			{
-				Program: expr(cloudHypervisor), Component: VMM, Required: true, Threads: true,
+				Program: expr(qemu + "|" + cloudHypervisor), Component: VMM, Required: true, Threads: true,
 				ID: []idSource{{Match: expr("(?:.*[=:,])?/run/vc/vm/(?P<id>{id})/.*")}},
 			},
 			{

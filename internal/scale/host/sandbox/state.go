@@ -1,8 +1,10 @@
 package sandbox
 
 import (
+	"cmp"
 	"encoding/json"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -29,13 +31,11 @@ type role struct {
 	start     uint64
 }
 
+// take sets what nothing has been said of yet.
+func take(to *string, v string) { *to = cmp.Or(*to, v) }
+
 // merge adds what another file says of the same container.
 func (s *state) merge(o *state) {
-	take := func(to *string, v string) {
-		if *to == "" {
-			*to = v
-		}
-	}
 	take(&s.sandbox, o.sandbox)
 	take(&s.name, o.name)
 	take(&s.pod.UID, o.pod.UID)
@@ -45,9 +45,7 @@ func (s *state) merge(o *state) {
 	take(&s.flavour, o.flavour)
 	take(&s.engine, o.engine)
 	s.groups = append(s.groups, o.groups...)
-	for pid, c := range o.pids {
-		s.pids[pid] = c
-	}
+	maps.Copy(s.pids, o.pids)
 	if s.overhead == nil {
 		s.overhead, s.overheadKey = o.overhead, o.overheadKey
 	}

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -176,10 +177,7 @@ func (j *joined) wait(ctx context.Context) error {
 func (j *joined) endedAt() int64 {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.ended == 0 {
-		return pace.Now()
-	}
-	return j.ended
+	return cmp.Or(j.ended, pace.Now())
 }
 
 // edgesOf are when the window opens and closes.

@@ -36,8 +36,7 @@ func opened(edges [2]edge) (*uint64, float64) {
 	if edges[0].err != nil || edges[1].err != nil || edges[1].opened < edges[0].opened {
 		return nil, 0
 	}
-	n := edges[1].opened - edges[0].opened
-	return &n, float64(edges[1].at-edges[0].at) / 1e9
+	return new(edges[1].opened - edges[0].opened), float64(edges[1].at-edges[0].at) / 1e9
 }
 
 // activeOpens reads ActiveOpens of TCP: connections that went from CLOSED to SYN-SENT since the network namespace was

@@ -48,6 +48,7 @@
 package http
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -139,37 +140,20 @@ const oneThread = 50_000
 
 // complete checks o and fills in its defaults. Its errors are of wrong use.
 func (o *Options) complete() error {
-	def := func(v *time.Duration, d time.Duration) {
-		if *v == 0 {
-			*v = d
-		}
-	}
 	defaults := param.Defaults(Settings)
-	def(&o.Drain, defaults.Duration("drain"))
-	o.Drain = max(o.Drain, 0)
-	def(&o.Timeout, defaults.Duration("timeout"))
-	def(&o.Spin, pace.DefaultSpin)
-	o.Spin = max(o.Spin, 0)
-	if o.Protocol == "" {
-		o.Protocol = Protocol(defaults["protocol"])
-	}
-	if o.Streams == 0 {
-		o.Streams = defaults.Int("streams")
-	}
+	o.Drain = max(cmp.Or(o.Drain, defaults.Duration("drain")), 0)
+	o.Timeout = cmp.Or(o.Timeout, defaults.Duration("timeout"))
+	o.Spin = max(cmp.Or(o.Spin, pace.DefaultSpin), 0)
+	o.Protocol = cmp.Or(o.Protocol, Protocol(defaults["protocol"]))
+	o.Streams = cmp.Or(o.Streams, defaults.Int("streams"))
 	if o.Method == "" {
 		if o.Method = "GET"; o.Body > 0 || o.Protocol == GRPC {
 			o.Method = "POST"
 		}
 	}
-	if o.Arrivals == "" {
-		o.Arrivals = pace.Arrivals(defaults["arrivals"])
-	}
-	if o.Source == "" {
-		o.Source = SourceAuto
-	}
-	if o.Connections == 0 {
-		o.Connections = defaults.Int("connections")
-	}
+	o.Arrivals = cmp.Or(o.Arrivals, pace.Arrivals(defaults["arrivals"]))
+	o.Source = cmp.Or(o.Source, SourceAuto)
+	o.Connections = cmp.Or(o.Connections, defaults.Int("connections"))
 	cpus := pace.CPUs()
 	if o.Threads == 0 {
 		if o.Threads = 2; o.Rate > 0 && o.Rate <= oneThread {

@@ -22,6 +22,7 @@
 package write
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -70,13 +71,8 @@ type Options struct {
 
 // complete fills in defaults and checks what settings by themselves cannot. Its errors are of wrong use.
 func (o *Options) complete() error {
-	if o.Workers == 0 {
-		o.Workers = pace.CPUs()
-	}
-	if o.Spin == 0 {
-		o.Spin = pace.DefaultSpin
-	}
-	o.Spin = max(o.Spin, 0)
+	o.Workers = cmp.Or(o.Workers, pace.CPUs())
+	o.Spin = max(cmp.Or(o.Spin, pace.DefaultSpin), 0)
 	return o.check()
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"strconv"
 	"time"
 
@@ -107,12 +108,8 @@ func Rehearse(ctx context.Context, l *cgroup.Layout, self string, o param.Values
 
 // saysWhen reports whether the user said when it is ready.
 func saysWhen(o param.Values) bool {
-	for _, name := range []string{"ready-port", "ready-line", "ready-http", "ready-file", "ready-after"} {
-		if o[name] != "" {
-			return true
-		}
-	}
-	return false
+	says := []string{"ready-port", "ready-line", "ready-http", "ready-file", "ready-after"}
+	return slices.ContainsFunc(says, func(name string) bool { return o[name] != "" })
 }
 
 // reading is the CPU time of the command at a time after its start.
