@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -138,10 +139,8 @@ func descriptorsByProc(proc string) ([]descriptor, error) {
 
 // addHolder adds a process once.
 func addHolder(list []Holder, h Holder) []Holder {
-	for _, have := range list {
-		if have.PID == h.PID {
-			return list
-		}
+	if slices.ContainsFunc(list, func(have Holder) bool { return have.PID == h.PID }) {
+		return list
 	}
 	return append(list, h)
 }

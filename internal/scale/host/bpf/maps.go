@@ -9,6 +9,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -126,19 +127,11 @@ func openatRaw(path []byte) (int, error) {
 
 // fdinfoField finds "name:\t123" in a text of /proc/<pid>/fdinfo.
 func fdinfoField(text []byte, name string) (uint64, bool) {
-	for len(text) > 0 {
-		line := text
-		if i := bytes.IndexByte(text, '\n'); i >= 0 {
-			line, text = text[:i], text[i+1:]
-		} else {
-			text = nil
+	for line := range bytes.Lines(text) {
+		if key, value, ok := bytes.Cut(line, []byte(":")); ok && string(key) == name {
+			n, err := strconv.ParseUint(string(bytes.TrimSpace(value)), 10, 64)
+			return n, err == nil
 		}
-		if len(line) <= len(name) || line[len(name)] != ':' || string(line[:len(name)]) != name {
-			continue
-		}
-		value := bytes.TrimSpace(line[len(name)+1:])
-		n, err := strconv.ParseUint(string(value), 10, 64)
-		return n, err == nil
 	}
 	return 0, false
 }
@@ -209,14 +202,14 @@ func mapElement(cmd, fd int, key, out []byte) error {
 // gives an array a size that is no multiple of a page, since its header is in it; one that estimates gives a ring
 // buffer, which has neither keys nor values, nothing.
 func (v *Inventory) probeBytesMethod() (BytesMethod, error) {
-	array, err := v.probeMap(mapTypeArray, 4, 8, 1)
+	array, err := v.probeMap(ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
 	if err != nil {
 		return "", err
 	}
 	if array%uint64(unix.Getpagesize()) != 0 {
 		return BytesExact, nil
 	}
-	ring, err := v.probeMap(mapTypeRingbuf, 0, 0, uint32(unix.Getpagesize()))
+	ring, err := v.probeMap(ebpf.MapSpec{Type: ebpf.RingBuf, MaxEntries: uint32(unix.Getpagesize())})
 	if err != nil {
 		return "", err
 	}
@@ -226,23 +219,14 @@ func (v *Inventory) probeBytesMethod() (BytesMethod, error) {
 	return BytesChargedPages, nil
 }
 
-const (
-	mapTypeArray   = 2
-	mapTypeRingbuf = 27
-)
-
-func (v *Inventory) probeMap(typ, keySize, valueSize, entries uint32) (uint64, error) {
-	attr := struct {
-		typ, keySize, valueSize, entries, flags, inner, node uint32
-		name                                                 [16]byte
-	}{typ: typ, keySize: keySize, valueSize: valueSize, entries: entries}
-	copy(attr.name[:], "tare_probe")
-	fd, err := bpf(cmdMapCreate, unsafe.Pointer(&attr), unsafe.Sizeof(attr))
+func (v *Inventory) probeMap(spec ebpf.MapSpec) (uint64, error) {
+	spec.Name = "tare_probe"
+	m, err := ebpf.NewMap(&spec)
 	if err != nil {
 		return 0, fmt.Errorf("making a map to probe with: %w", err)
 	}
-	defer unix.Close(fd)
-	n, ok := v.memlock(fd)
+	defer m.Close()
+	n, ok := v.memlock(m.FD())
 	if !ok {
 		return 0, errors.New("fdinfo of a map has no memlock")
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -287,7 +288,7 @@ func TestTypeNames(t *testing.T) {
 		n     uint32
 		want  string
 	}{
-		{programTypes, 32, "netfilter"}, {mapTypes, 33, "arena"}, {mapTypes, mapTypeRingbuf, "ringbuf"},
+		{programTypes, 32, "netfilter"}, {mapTypes, 33, "arena"}, {mapTypes, uint32(ebpf.RingBuf), "ringbuf"},
 		{linkTypes, linkSockmap, "sockmap"},
 		{attachTypes, 10, "connect4"}, {attachTypes, 57, "uprobe_session"}, {attachTypes, 46, "ingress"},
 		{mapTypes, 4000000000, "type 4000000000"},

@@ -138,12 +138,8 @@ func kindOf(body []byte) (kind string, ok bool) {
 	if len(body) < nl.SizeofTcMsg {
 		return "", false
 	}
-	for typ, value := range attributes(body[nl.SizeofTcMsg:]) {
-		if typ == nl.TCA_KIND {
-			return cString(value), true
-		}
-	}
-	return "", false
+	name := firstAttribute(body[nl.SizeofTcMsg:], nl.TCA_KIND)
+	return cString(name), name != nil
 }
 
 const (
@@ -176,30 +172,15 @@ func parseActions(body []byte) (out []action) {
 	if len(body) < nl.SizeofTcActionMsg {
 		return nil
 	}
-	for typ, table := range attributes(body[nl.SizeofTcActionMsg:]) {
-		if typ != nl.TCA_ACT_TAB {
+	for _, one := range attributes(firstAttribute(body[nl.SizeofTcActionMsg:], nl.TCA_ACT_TAB)) {
+		options := firstAttribute(one, nl.TCA_ACT_OPTIONS)
+		parms, id := firstAttribute(options, actBPFParms), firstAttribute(options, actBPFID)
+		if len(parms) < 20 || len(id) < 4 { // struct tc_act_bpf: index, capab, action, refcnt, bindcnt
 			continue
 		}
-		for _, one := range attributes(table) {
-			var a action
-			bound := false
-			for typ, value := range attributes(one) {
-				if typ != nl.TCA_ACT_OPTIONS {
-					continue
-				}
-				for typ, value := range attributes(value) {
-					switch {
-					case typ == actBPFParms && len(value) >= 20: // struct tc_act_bpf: index, capab, action, refcnt, bindcnt
-						a.index = binary.NativeEndian.Uint32(value)
-						bound = binary.NativeEndian.Uint32(value[16:]) != 0
-					case typ == actBPFID && len(value) >= 4:
-						a.program = binary.NativeEndian.Uint32(value)
-					}
-				}
-			}
-			if bound && a.program != 0 {
-				out = append(out, a)
-			}
+		a := action{index: binary.NativeEndian.Uint32(parms), program: binary.NativeEndian.Uint32(id)}
+		if bound := binary.NativeEndian.Uint32(parms[16:]) != 0; bound && a.program != 0 {
+			out = append(out, a)
 		}
 	}
 	return out
@@ -210,23 +191,22 @@ func classifier(body []byte) (program uint32, ok bool) {
 	if len(body) < nl.SizeofTcMsg {
 		return 0, false
 	}
-	kind := ""
-	for typ, value := range attributes(body[nl.SizeofTcMsg:]) {
-		switch typ {
-		case nl.TCA_KIND: // comes before the options, whose meaning depends on it
-			kind = cString(value)
-		case nl.TCA_OPTIONS:
-			if kind != "bpf" {
-				continue
-			}
-			for typ, value := range attributes(value) {
-				if typ == nl.TCA_BPF_ID && len(value) >= 4 {
-					return binary.NativeEndian.Uint32(value), true
-				}
-			}
+	list := body[nl.SizeofTcMsg:]
+	id := firstAttribute(firstAttribute(list, nl.TCA_OPTIONS), nl.TCA_BPF_ID)
+	if cString(firstAttribute(list, nl.TCA_KIND)) != "bpf" || len(id) < 4 {
+		return 0, false
+	}
+	return binary.NativeEndian.Uint32(id), true
+}
+
+// firstAttribute is the first attribute of a type in a list; nil where there is none.
+func firstAttribute(list []byte, typ int) []byte {
+	for t, value := range attributes(list) {
+		if t == typ {
+			return value
 		}
 	}
-	return 0, false
+	return nil
 }
 
 // attributes walks a list of rtnetlink attributes. A list that is cut off is left out.

@@ -15,7 +15,6 @@ import (
 
 // Commands of bpf(2).
 const (
-	cmdMapCreate     = 0
 	cmdMapLookup     = 1
 	cmdMapGetNextKey = 4
 	cmdProgLoad      = 5
