@@ -1,6 +1,7 @@
 package report
 
 import (
+	_ "embed" // the page
 	"fmt"
 	"html/template"
 	"io"
@@ -15,57 +16,10 @@ import (
 
 // The page of a comparison or a history: tables, and for a history a picture of each line, drawn here. It has no script
 // and fetches nothing.
-var comparisonPage = template.Must(template.New("comparison").Parse(`<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{{.Title}} - Tare</title>
-<style>{{.Style}}
-.course{width:22rem;height:3.5rem;display:block}
-td:has(.course){vertical-align:middle}
-.course line{stroke:currentColor;stroke-opacity:.45}
-.course circle{fill:currentColor}
-.course .shift{stroke:#c2410c;stroke-opacity:1;stroke-dasharray:4 3}
-</style>
-</head>
-<body>
-<main>
-<header id="answer">
-<p class="eyebrow">Tare <span aria-hidden="true">/</span> {{.Title}}</p>
-<h1>{{.Question}}</h1>
-<div class="answer"><p>{{.Answer}}</p></div>
-</header>
-<section aria-labelledby="h-changes">
-<h2 id="h-changes">{{.Heading}}</h2>
-{{- range .Notes}}
-<p>{{.}}</p>
-{{- end}}
-{{- with .Warnings}}
-<ul class="notes">{{range .}}<li>{{.}}</li>{{end}}</ul>
-{{- end}}
-<div class="scroll" tabindex="0" role="region" aria-label="{{.Heading}}">
-<table class="estimates">
-<thead><tr>{{range .Head}}<th scope="col">{{.}}</th>{{end}}</tr></thead>
-<tbody>{{range .Rows}}<tr class="first">{{range $i, $c := .Cells}}{{if eq $i 0}}<th scope="row">{{$c}}</th>{{else}}<td>{{$c}}</td>{{end}}{{end}}
-{{- with .Picture}}<td><svg class="course" viewBox="0 0 320 50" role="img" aria-label="{{.Label}}">
-{{- range .Shifts}}<line class="shift" x1="{{.X}}" x2="{{.X}}" y1="0" y2="50"/>{{end}}
-{{- range .Points}}<line x1="{{.X}}" x2="{{.X}}" y1="{{.Hi}}" y2="{{.Lo}}"/><circle cx="{{.X}}" cy="{{.Y}}" r="2.5"><title>{{.Text}}</title></circle>{{end}}</svg></td>{{end}}</tr>
-{{- end}}</tbody>
-</table>
-</div>
-</section>
-<section aria-labelledby="h-runs">
-<h2 id="h-runs">Runs</h2>
-<ul class="notes">{{range .Runs}}<li>{{.}}</li>{{end}}</ul>
-</section>
-</main>
-<footer>Made by tare from its own records. This page fetches nothing.</footer>
-</body>
-</html>
-`))
+var comparisonPage = template.Must(template.New("comparison").Parse(comparisonSource))
+
+//go:embed comparison.tmpl
+var comparisonSource string
 
 type comparisonData struct {
 	Title, Question, Answer, Heading string

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -384,16 +385,11 @@ func sandboxes() ([]*sandbox, error) {
 // Features is what 'features' prints: that of the runtime specification (features.md), and what sandboxes are made of
 // here as annotations. It boots a kernel to find out about KVM.
 func (r *Runtime) Features(ctx context.Context, o Options) (map[string]any, error) {
-	var options []string
-	for name := range mountFlags {
-		options = append(options, name)
-	}
-	slices.Sort(options)
 	notes := map[string]string{}
 	features := map[string]any{
 		"ociVersionMin": "1.0.0", "ociVersionMax": specs.Version,
 		"hooks":        []string{"prestart", "createRuntime", "poststart", "poststop"},
-		"mountOptions": options,
+		"mountOptions": slices.Sorted(maps.Keys(mountFlags)),
 		"linux": map[string]any{
 			"namespaces":   []string{"cgroup", "ipc", "mount", "network", "pid", "uts"},
 			"capabilities": capabilities,

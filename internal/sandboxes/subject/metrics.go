@@ -85,23 +85,51 @@ var startAndStop = []measured.Metric{{
 
 // charged adds up a part of the memory of all groups of the sandboxes in a reading: those where what runs the
 // applications belongs, and those of the subject beside them.
-func charged(l *ledger.Ledger, e *Evidence, inPod, outside bool,
-	part func(*ledger.Memory) *int64) (total float64, ok bool) {
+func charged(l *ledger.Ledger, e *Evidence, inPod, outside bool, part func(*ledger.Memory) *int64) (float64, bool) {
+	return ofGroups(l, e, inPod, outside, func(g *ledger.Cgroup) *float64 {
+		if g.Memory == nil {
+			return nil
+		}
+		return known.As(part(g.Memory), func(n int64) float64 { return float64(n) })
+	})
+}
+
+// ofGroups adds up what these groups have of something; false where one does not say.
+func ofGroups(l *ledger.Ledger, e *Evidence, inPod, outside bool,
+	of func(*ledger.Cgroup) *float64) (total float64, ok bool) {
 	if l == nil {
 		return 0, false
 	}
 	for i := range l.Cgroups {
 		g := &l.Cgroups[i]
-		pod := slices.ContainsFunc(e.Sandboxes, func(s Sandbox) bool { return s.Cgroup == g.Path })
-		if pod && !inPod || !pod && (!outside || !topOfSubject(l, g)) {
+		if pod := e.isPod(g.Path); pod && !inPod || !pod && (!outside || !topOfSubject(l, g)) {
 			continue
 		}
-		if g.Memory == nil || part(g.Memory) == nil {
+		v := of(g)
+		if v == nil {
 			return 0, false
 		}
-		total, ok = total+float64(*part(g.Memory)), true
+		total, ok = total+*v, true
 	}
 	return total, ok || !inPod // a baseline has nothing outside
+}
+
+// ofProcesses adds up what the processes of a component have of something, of all where it is empty; false where there
+// are none, or one does not say.
+func (e *Evidence) ofProcesses(component string, of func(Process) *float64) (total float64, ok bool) {
+	for _, s := range e.Sandboxes {
+		for _, p := range s.Processes {
+			if component != "" && p.Component != component {
+				continue
+			}
+			v := of(p)
+			if v == nil {
+				return 0, false
+			}
+			total, ok = total+*v, true
+		}
+	}
+	return total, ok
 }
 
 // topOfSubject reports whether a group is the subject's, and in none of its other groups.
@@ -230,13 +258,15 @@ func memoryMetrics() []measured.Metric {
 	removed := func(m *measured.Measured) *ledger.Ledger { return m.Further[readingRemoved] }
 	reclaimed := func(m *measured.Measured) *ledger.Ledger { return m.Further[readingReclaimed] }
 	pss := func(of func(Process) uint64) func(*Evidence, *measured.Measured) (float64, bool) {
-		return func(e *Evidence, _ *measured.Measured) (total float64, ok bool) {
-			for _, s := range e.Sandboxes {
-				for _, p := range s.Processes {
-					total, ok = total+float64(of(p.own())), true
-				}
-			}
-			return total, ok
+		return func(e *Evidence, _ *measured.Measured) (float64, bool) {
+			return e.ofProcesses("", func(p Process) *float64 { return new(float64(of(p.own()))) })
+		}
+	}
+	left := func(reading func(*measured.Measured) *ledger.Ledger) func(*Evidence, *measured.Measured) (float64, bool) {
+		return func(e *Evidence, m *measured.Measured) (float64, bool) {
+			h, ok1 := charged(reading(m), e, true, true, hard)
+			s, ok2 := charged(reading(m), e, true, true, soft)
+			return h + s, ok1 && ok2
 		}
 	}
 	return []measured.Metric{
@@ -278,19 +308,10 @@ func memoryMetrics() []measured.Metric {
 				"their kernels among it.", pss(func(p Process) uint64 { return p.Shmem })),
 		inMemory("sandbox_left_bytes", memoryFamily, "leaves {} charged when it has gone",
 			"Hard and soft memory of the same groups when the sandboxes were deleted, before the files that they wrote were.",
-			func(e *Evidence, m *measured.Measured) (float64, bool) {
-				h, ok1 := charged(removed(m), e, true, true, hard)
-				s, ok2 := charged(removed(m), e, true, true, soft)
-				return h + s, ok1 && ok2
-			}),
+			left(removed)),
 		inMemory("sandbox_left_reclaimed_bytes", memoryFamily, "of which {} stay when the kernel takes back what it can",
 			"What of `sandbox_left_bytes` is left when the kernel was asked to take back what it can of the pods' groups "+
-				"(memory.force_empty, memory.reclaim).",
-			func(e *Evidence, m *measured.Measured) (float64, bool) {
-				h, ok1 := charged(reclaimed(m), e, true, true, hard)
-				s, ok2 := charged(reclaimed(m), e, true, true, soft)
-				return h + s, ok1 && ok2
-			}),
+				"(memory.force_empty, memory.reclaim).", left(reclaimed)),
 	}
 }
 
@@ -311,13 +332,8 @@ func counted(name, what, how string, of func(Process) int) measured.Metric {
 			Name: name, Unit: quantity.Count, Rank: metric.RankOther, Pool: metric.Mean, Cost: true, Better: metric.Lower,
 			Needs: measured.NeedRest, Clause: "has {} " + what, How: how,
 		},
-		Value: seen(func(e *Evidence, _ *measured.Measured) (total float64, ok bool) {
-			for _, s := range e.Sandboxes {
-				for _, p := range s.Processes {
-					total, ok = total+float64(of(p)), true
-				}
-			}
-			return total, ok
+		Value: seen(func(e *Evidence, _ *measured.Measured) (float64, bool) {
+			return e.ofProcesses("", func(p Process) *float64 { return new(float64(of(p))) })
 		}),
 	}
 }
@@ -329,19 +345,10 @@ func cpus(name, clause string, inPod bool, how string) measured.Metric {
 			Name: name, Unit: quantity.CPUs, Rank: metric.RankCPU, Pool: metric.Mean, Cost: true, Better: metric.Lower,
 			Needs: measured.NeedShare, Clause: clause, How: how,
 		},
-		Value: seen(func(e *Evidence, m *measured.Measured) (total float64, ok bool) {
-			for i := range m.Ledger.Cgroups {
-				g := &m.Ledger.Cgroups[i]
-				pod := slices.ContainsFunc(e.Sandboxes, func(s Sandbox) bool { return s.Cgroup == g.Path })
-				if pod != inPod || !pod && !topOfSubject(m.Ledger, g) {
-					continue
-				}
-				if g.CPUSeconds == nil {
-					return 0, false
-				}
-				total, ok = total+*g.CPUSeconds, true
-			}
-			return measured.Rate(total, m.Ledger.Window.Seconds), ok || !inPod
+		Value: seen(func(e *Evidence, m *measured.Measured) (float64, bool) {
+			used := func(g *ledger.Cgroup) *float64 { return g.CPUSeconds }
+			total, ok := ofGroups(m.Ledger, e, inPod, !inPod, used)
+			return measured.Rate(total, m.Ledger.Window.Seconds), ok
 		}),
 	}
 }
@@ -349,21 +356,7 @@ func cpus(name, clause string, inPod bool, how string) measured.Metric {
 // componentMetrics are those of one component, by the processes that are it.
 func componentMetrics(component string) []measured.Metric {
 	each := func(of func(Process) *float64) func(*measured.Measured) (float64, bool) {
-		return seen(func(e *Evidence, m *measured.Measured) (total float64, ok bool) {
-			for _, s := range e.Sandboxes {
-				for _, p := range s.Processes {
-					if p.Component != component {
-						continue
-					}
-					v := of(p)
-					if v == nil {
-						return 0, false
-					}
-					total, ok = total+*v, true
-				}
-			}
-			return total, ok
-		})
+		return seen(func(e *Evidence, _ *measured.Measured) (float64, bool) { return e.ofProcesses(component, of) })
 	}
 	perSecond := each(func(p Process) *float64 { return p.CPUSeconds })
 	return []measured.Metric{{
@@ -372,7 +365,7 @@ func componentMetrics(component string) []measured.Metric {
 			Better: metric.Lower, Needs: measured.NeedMemory, Family: memoryFamily,
 			How: fmt.Sprintf("The part of `sandbox_pss_bytes` of the component %s.", component),
 		},
-		Value: each(func(p Process) *float64 { v := float64(p.own().PSS); return &v }),
+		Value: each(func(p Process) *float64 { return new(float64(p.own().PSS)) }),
 	}, {
 		Definition: metric.Definition{
 			Name: component + "_cpus", Unit: quantity.CPUs, Rank: metric.RankCPU, Pool: metric.Mean, Cost: true,

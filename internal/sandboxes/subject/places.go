@@ -1,6 +1,7 @@
 package subject
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path"
@@ -12,6 +13,7 @@ import (
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/known"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
 )
@@ -47,14 +49,14 @@ func (e *Evidence) places(l *ledger.Ledger) []record.Place {
 		g := &l.Cgroups[i]
 		switch {
 		case e.isPod(g.Path):
-			at(placePod).add(g, 1)
+			at(placePod).add(g)
 		case g.Path == subject:
-			at(placeOutside).add(g, 1)
+			at(placeOutside).add(g)
 		case g.Role == string(kind.Load) && !e.inPod(g.Path) && !slices.Contains(loads, path.Dir(g.Path)):
 			loads = append(loads, g.Path)
-			at(placeLoad).add(g, 1)
+			at(placeLoad).add(g)
 		case subject != "" && path.Dir(g.Path) == path.Join(subject, overheadComponent):
-			at(placeOverhead).add(g, 1)
+			at(placeOverhead).add(g)
 		}
 	}
 	if overhead := totals[placeOverhead]; overhead != nil {
@@ -109,23 +111,19 @@ func (e *Evidence) placed(component, place string, seconds float64, placeOf func
 			}
 			if placeOf(p.MemoryCgroup) == place {
 				is = true
-				bytes.add(float64(p.own().PSS), true, 1)
+				bytes.add(new(float64(p.own().PSS)), 1)
 			}
 			here := placeOf(p.CPUCgroup) == place
 			elsewhere := 0.0
 			for group, v := range p.CPUElsewhere {
 				if elsewhere += v; placeOf(group) == place {
 					is = true
-					cpu.add(v, true, 1)
+					cpu.add(&v, 1)
 				}
 			}
 			if here {
 				is = true
-				if p.CPUSeconds == nil {
-					cpu.add(0, false, 1)
-				} else {
-					cpu.add(max(0, *p.CPUSeconds-elsewhere), true, 1)
-				}
+				cpu.add(known.As(p.CPUSeconds, func(all float64) float64 { return max(0, all-elsewhere) }), 1)
 			}
 		}
 	}
@@ -138,8 +136,8 @@ type amount struct {
 	unknown bool
 }
 
-func (a *amount) add(v float64, known bool, sign float64) {
-	a.sum, a.unknown = a.sum+sign*v, a.unknown || !known
+func (a *amount) add(v *float64, sign float64) {
+	a.sum, a.unknown = a.sum+sign**cmp.Or(v, new(float64)), a.unknown || v == nil
 }
 
 func (a *amount) value() *float64 {
@@ -150,37 +148,22 @@ func (a *amount) value() *float64 {
 }
 
 func (a *amount) rate(seconds float64) *float64 {
-	v := a.value()
-	if v == nil || seconds <= 0 {
+	if seconds <= 0 {
 		return nil
 	}
-	*v /= seconds
-	return v
+	return known.As(a.value(), func(v float64) float64 { return v / seconds })
 }
 
 // total is what some groups are charged.
 type total struct{ hard, soft, working, cpu amount }
 
-func (t *total) add(g *ledger.Cgroup, sign float64) {
-	m := g.Memory
-	if m == nil {
-		m = &ledger.Memory{}
-	}
-	signed := func(a *amount, v *int64) {
-		if v == nil {
-			a.unknown = true
-			return
-		}
-		a.add(float64(*v), true, sign)
-	}
-	signed(&t.hard, m.Hard)
-	signed(&t.soft, m.Soft)
-	signed(&t.working, workingSet(m))
-	if g.CPUSeconds == nil {
-		t.cpu.unknown = true
-		return
-	}
-	t.cpu.add(*g.CPUSeconds, true, sign)
+func (t *total) add(g *ledger.Cgroup) {
+	m := cmp.Or(g.Memory, &ledger.Memory{})
+	bytes := func(n *int64) *float64 { return known.As(n, func(n int64) float64 { return float64(n) }) }
+	t.hard.add(bytes(m.Hard), 1)
+	t.soft.add(bytes(m.Soft), 1)
+	t.working.add(bytes(workingSet(m)), 1)
+	t.cpu.add(g.CPUSeconds, 1)
 }
 
 // less takes off what a part of the groups is charged.
@@ -188,7 +171,7 @@ func (t *total) less(part *total) {
 	for _, a := range [][2]*amount{
 		{&t.hard, &part.hard}, {&t.soft, &part.soft}, {&t.working, &part.working}, {&t.cpu, &part.cpu},
 	} {
-		a[0].add(a[1].sum, !a[1].unknown, -1)
+		a[0].add(a[1].value(), -1)
 		a[0].sum = max(0, a[0].sum)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -163,12 +164,8 @@ func (s *started) place() (process.Place, error) {
 }
 
 func uses(o map[string]string, placeholder string) bool {
-	for _, text := range o {
-		if strings.Contains(text, placeholder) {
-			return true
-		}
-	}
-	return false
+	holds := func(text string) bool { return strings.Contains(text, placeholder) }
+	return slices.ContainsFunc(slices.Collect(maps.Values(o)), holds)
 }
 
 // newPlace is the place of a command with these options that may watch the group whose v2 directory is work. What the
