@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tare/internal/lib/lists"
 	"tare/internal/results/report"
 )
 
@@ -23,10 +24,7 @@ func registerFormat[D any](c *cobra.Command, s *shown, document report.Document[
 func completeFormats(c *cobra.Command, formats []report.Format) {
 	complete := func(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 		before := typed[:strings.LastIndex(typed, ",")+1]
-		var all []string
-		for _, f := range formats {
-			all = append(all, before+f.Name+"\t"+f.Help)
-		}
+		all := lists.Map(formats, func(f report.Format) string { return before + f.Name + "\t" + f.Help })
 		return all, cobra.ShellCompDirectiveNoFileComp
 	}
 	if err := c.RegisterFlagCompletionFunc(formatFlag, complete); err != nil {
@@ -36,9 +34,6 @@ func completeFormats(c *cobra.Command, formats []report.Format) {
 
 // formatLines are formats with their help, a line for each.
 func formatLines(formats []report.Format) string {
-	var lines []string
-	for _, f := range formats {
-		lines = append(lines, fmt.Sprintf("  %-12s %s", f.Name, f.Help))
-	}
+	lines := lists.Map(formats, func(f report.Format) string { return fmt.Sprintf("  %-12s %s", f.Name, f.Help) })
 	return strings.Join(lines, "\n")
 }

@@ -20,6 +20,7 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/param"
 	"tare/internal/lib/quantity"
@@ -50,10 +51,7 @@ func newGuests(r kind.Role, short string) *cobra.Command {
 			if len(args) == 0 {
 				return nil
 			}
-			var names []string
-			for _, sub := range cmd.Commands() {
-				names = append(names, sub.Name())
-			}
+			names := lists.Map(cmd.Commands(), (*cobra.Command).Name)
 			return fault.New(fault.Usage, cmd.CommandPath(), seeHelp(cmd)+"; "+text.Suggest(args[0], names),
 				"there is no %s %q", r, args[0])
 		},

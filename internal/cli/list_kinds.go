@@ -11,6 +11,7 @@ import (
 
 	"tare/internal/experiment/kind"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/param"
 	"tare/internal/lib/text"
 )
@@ -28,10 +29,7 @@ func newListKinds(name, what string, kinds []kind.Guest, all []param.Setting) *c
 			if len(args) > 0 {
 				i := slices.IndexFunc(kinds, func(k kind.Guest) bool { return k.About().Name == args[0] })
 				if i < 0 || len(args) > 1 {
-					var names []string
-					for _, k := range kinds {
-						names = append(names, k.About().Name)
-					}
+					names := lists.Map(kinds, func(k kind.Guest) string { return k.About().Name })
 					return fault.New(fault.Usage, cmd.CommandPath(), text.Suggest(args[0], names),
 						"there is no %s %q", what, strings.Join(args, " "))
 				}

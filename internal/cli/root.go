@@ -17,6 +17,7 @@ import (
 
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/param"
 	"tare/internal/lib/text"
 
@@ -96,10 +97,7 @@ func newRoot() *cobra.Command {
 				return nil
 			}
 			hint := "see 'tare --help' for the commands"
-			var names []string
-			for _, c := range cmd.Commands() {
-				names = append(names, c.Name())
-			}
+			names := lists.Map(cmd.Commands(), (*cobra.Command).Name)
 			if n := text.Nearest(args[0], names); n != "" {
 				hint = fmt.Sprintf("did you mean %q? %s", n, hint)
 			}

@@ -11,6 +11,7 @@ import (
 
 	"tare/internal/experiment/assertion"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
 )
@@ -154,9 +155,7 @@ func (s *Summary) assert(run record.Run, trials []record.Trial, t *Table) error 
 				assertion.MostChecks)
 		}
 	}
-	for _, asserted := range all {
-		s.Verdicts = append(s.Verdicts, a.verdict(asserted))
-	}
+	s.Verdicts = append(s.Verdicts, lists.Map(all, a.verdict)...)
 	if run.Open() {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("the run goes on until its assertions are decided, so verdicts rest on "+
 			"intervals of %.1f %% at each look; the other intervals of what was asserted cover less than they say",

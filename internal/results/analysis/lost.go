@@ -10,6 +10,7 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
 	"tare/internal/scale/ledger"
@@ -178,11 +179,7 @@ func (s *Summary) gaps(run record.Run, t *Table, arm string, at factors) []gap {
 		}
 		names[k] = append(names[k], m.Metric)
 	}
-	var all []gap
-	for _, k := range order {
-		all = append(all, gap{Join(labels(t.defined, names[k])), k.because, k.all})
-	}
-	return all
+	return lists.Map(order, func(k key) gap { return gap{Join(labels(t.defined, names[k])), k.because, k.all} })
 }
 
 // answeredBy reports whether answers speak of another metric in the place of one: where the machine stood still too
@@ -299,9 +296,7 @@ func (s *Summary) missingAnswers(run record.Run, t *Table) []Answer {
 				add(arm, " "+slow)
 			}
 		}
-		for _, text := range order {
-			all = append(all, group{Join(arms[text]) + text, at})
-		}
+		all = append(all, lists.Map(order, func(text string) group { return group{Join(arms[text]) + text, at} })...)
 	}
 	levels := map[string][]factors{}
 	for _, g := range all {
@@ -329,9 +324,7 @@ func (p *Prose) missing(run record.Run, t *Table) {
 		p.Find("throughput_per_second")
 	}
 	gaps := p.Summary.gaps(run, t, p.Arm, p.At)
-	for _, g := range gaps {
-		p.clauses = append(p.clauses, p.standing(g.word()))
-	}
+	p.clauses = append(p.clauses, lists.Map(gaps, func(g gap) string { return p.standing(g.word()) })...)
 	if p.Arm == record.Direct {
 		return
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
 )
@@ -81,9 +82,5 @@ func (s *Summary) pool(t *Table, at factors, bursts map[string]float64) {
 }
 
 func byBlock(counts map[int]record.Count) []stats.Count {
-	var all []stats.Count
-	for _, block := range slices.Sorted(maps.Keys(counts)) {
-		all = append(all, stats.Count(counts[block]))
-	}
-	return all
+	return lists.Map(slices.Sorted(maps.Keys(counts)), func(block int) stats.Count { return stats.Count(counts[block]) })
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
 )
@@ -68,10 +69,7 @@ func why(v record.Validity) string {
 	if v.Failed != "" {
 		return "failed: " + v.Failed
 	}
-	var gates []string
-	for _, r := range v.Reasons {
-		gates = append(gates, r.Gate+": "+r.Message)
-	}
+	gates := lists.Map(v.Reasons, func(r record.Reason) string { return r.Gate + ": " + r.Message })
 	if len(gates) == 0 {
 		return "invalid, and no gate is named"
 	}

@@ -13,6 +13,7 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/placement"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/self"
 	"tare/internal/scale/host/cgroup"
@@ -116,9 +117,7 @@ func (r *Report) excuse(broken []error) error {
 	if r.Failed == 0 {
 		return errors.Join(broken...)
 	}
-	for _, err := range broken {
-		r.Warnings = append(r.Warnings, err.Error())
-	}
+	r.Warnings = append(r.Warnings, lists.Map(broken, error.Error)...)
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"tare/internal/lib/lists"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/feature"
 	"tare/internal/scale/host/witness"
@@ -119,9 +120,7 @@ func spansOf(n *ledger.Noise, ours owner, cpu int, least float64) (spans []span,
 	merged := n.Spans(func(s ledger.Stall) bool {
 		return (cpu == anyCPU || s.CPU == cpu) && s.Seconds >= least && (s.Cause == ledger.Hypervisor || foreign(s, ours))
 	})
-	for _, s := range merged {
-		spans = append(spans, span{s[0], s[1]})
-	}
+	spans = append(spans, lists.Map(merged, func(s [2]int64) span { return span{s[0], s[1]} })...)
 	return spans, true
 }
 

@@ -5,6 +5,8 @@ import (
 	"math"
 	"slices"
 
+	"tare/internal/lib/lists"
+
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
@@ -94,9 +96,7 @@ func (h histogram) plus(o histogram, n, m int) histogram {
 	xs, ys := h.points(n), o.points(m)
 	out := make(histogram, 0, n*m)
 	for _, x := range xs {
-		for _, y := range ys {
-			out = append(out, bar{x + y, 1})
-		}
+		out = append(out, lists.Map(ys, func(y float64) bar { return bar{x + y, 1} })...)
 	}
 	slices.SortFunc(out, bySize)
 	return out

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/stats"
 	"tare/internal/results/analysis"
 )
@@ -272,9 +273,7 @@ func (c *Comparison) warn(old, new []Source) {
 			c.Warnings = append(c.Warnings, fmt.Sprintf("%s differs from %s in %s", s.Dir, old[0].Dir,
 				strings.Join(reasons, "; ")))
 		}
-		for _, w := range s.Warnings {
-			c.Warnings = append(c.Warnings, s.Dir+": "+w)
-		}
+		c.Warnings = append(c.Warnings, lists.Map(s.Warnings, func(w string) string { return s.Dir + ": " + w })...)
 		switch {
 		case !s.Summary.Valid:
 			c.Warnings = append(c.Warnings, s.Dir+" is invalid: "+strings.Join(s.Summary.InvalidReasons, "; "))
@@ -348,11 +347,8 @@ func keysOf(old, new []source) []key {
 	})
 }
 
-func plain(all []effect) (effects []stats.Effect) {
-	for _, e := range all {
-		effects = append(effects, e.Effect)
-	}
-	return effects
+func plain(all []effect) []stats.Effect {
+	return lists.Map(all, func(e effect) stats.Effect { return e.Effect })
 }
 
 func mean(all []effect) float64 {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/comparison"
 )
@@ -66,12 +67,8 @@ func ComparisonHTML(w io.Writer, c *comparison.Comparison) error {
 	for _, x := range c.Changes {
 		d.Rows = append(d.Rows, comparisonRow{Cells: changeCells(x)})
 	}
-	for _, r := range c.Old {
-		d.Runs = append(d.Runs, "old: "+refLine(r))
-	}
-	for _, r := range c.New {
-		d.Runs = append(d.Runs, "new: "+refLine(r))
-	}
+	d.Runs = append(d.Runs, lists.Map(c.Old, func(r comparison.Ref) string { return "old: " + refLine(r) })...)
+	d.Runs = append(d.Runs, lists.Map(c.New, func(r comparison.Ref) string { return "new: " + refLine(r) })...)
 	return d.write(w)
 }
 
@@ -88,9 +85,7 @@ func HistoryHTML(w io.Writer, c *comparison.Course) error {
 		d.Rows = append(d.Rows, comparisonRow{Cells: append(cells[:2:2], cells[3:]...), Picture: pictureOf(c, l)})
 	}
 	d.Answer = clean(courseAnswer(c, lines))
-	for _, r := range c.Runs {
-		d.Runs = append(d.Runs, refLine(r))
-	}
+	d.Runs = lists.Map(c.Runs, refLine)
 	return d.write(w)
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/results/analysis"
 	"tare/internal/scale/ledger"
 )
@@ -43,16 +44,12 @@ func CSV(w io.Writer, s *analysis.Summary, run record.Run) error {
 	}
 	names := slices.Sorted(maps.Keys(factors))
 	head := slices.Clone(csvColumns[0])
-	for _, name := range names {
-		head = append(head, cell("factor_"+name))
-	}
+	head = append(head, lists.Map(names, func(name string) string { return cell("factor_" + name) })...)
 	c := csv.NewWriter(w)
 	_ = c.Write(append(head, csvColumns[1]...)) // Error has the first error of all writing
 	for _, e := range s.Estimates {
 		r := []string{cell(s.Experiment), cell(run.ID), cell(e.Arm), cell(e.Component), cell(e.Metric), cell(e.Unit)}
-		for _, name := range names {
-			r = append(r, cell(e.Factors[name]))
-		}
+		r = append(r, lists.Map(names, func(name string) string { return cell(e.Factors[name]) })...)
 		r = append(r, decimal(&e.Value), decimal(e.Lo), decimal(e.Hi), unlessZero(e.Confidence), strconv.Itoa(e.N),
 			cell(e.Method), cell(e.Withheld), cell(e.Baseline))
 		d, ratio := e.Difference, e.Ratio

@@ -8,6 +8,7 @@ import (
 
 	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/text"
 	"tare/internal/results/analysis"
 	"tare/internal/results/comparison"
@@ -77,11 +78,7 @@ func (d Document[D]) Formats() []Format {
 
 // Names are the names of Formats.
 func (d Document[D]) Names() []string {
-	var names []string
-	for _, f := range d.Formats() {
-		names = append(names, f.Name)
-	}
-	return names
+	return lists.Map(d.Formats(), func(f Format) string { return f.Name })
 }
 
 // Writer is what writes the document in the format of that name.

@@ -16,6 +16,7 @@ import (
 	"unicode/utf8"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/text"
 	"tare/internal/results/analysis"
@@ -197,9 +198,7 @@ func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLO
 		Style:   template.CSS(pageStyle), // our own file
 	}
 	p.Places, p.Placements = placementTables(s)
-	for _, a := range d.Arms {
-		p.Arms = append(p.Arms, a.Name)
-	}
+	p.Arms = lists.Map(d.Arms, func(a chartArm) string { return a.Name })
 	_, p.Validity, _ = strings.Cut(validity(s), ": ") // its first words are the state, which has a place of its own
 	p.State = "valid"
 	switch {

@@ -6,6 +6,7 @@ import (
 
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
 )
@@ -74,9 +75,7 @@ func (m *dataMaker) eventTable() countTable {
 func (m *dataMaker) nodeTable() countTable {
 	tallies, each := analysis.Tallies(m.run), analysis.EachNode(m.run)
 	all := countTable{Heads: []string{"trials", "failed"}}
-	for _, d := range tallies {
-		all.Heads = append(all.Heads, clean(d.Tally))
-	}
+	all.Heads = append(all.Heads, lists.Map(tallies, func(d metric.Definition) string { return clean(d.Tally) })...)
 	all.Heads = append(all.Heads, clean(quantity.Label(each.Name))+", median", "clock known to")
 	for _, s := range analysis.NodeSums(m.run, m.trials) {
 		arm, level := m.armAndLevel(s.EventSum)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
 )
@@ -62,9 +63,7 @@ func (d *chartData) curveTables() []curveTable {
 		}
 		for _, q := range slices.Sorted(maps.Keys(cells)) {
 			r := curveRow{Percentile: percentile(q), Visible: visible[q]}
-			for _, arm := range t.Arms {
-				r.Cells = append(r.Cells, cells[q][arm])
-			}
+			r.Cells = lists.Map(t.Arms, func(arm string) string { return cells[q][arm] })
 			t.Rows = append(t.Rows, r)
 		}
 		if len(t.Rows) > 0 {

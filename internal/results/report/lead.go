@@ -9,6 +9,7 @@ import (
 
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
 )
@@ -51,11 +52,7 @@ const (
 
 // Head names the columns.
 func (l *leadTable) Head() []string {
-	head := []string{"arm"}
-	for _, name := range l.Metrics {
-		head = append(head, quantity.Label(name))
-	}
-	return head
+	return append([]string{"arm"}, lists.Map(l.Metrics, quantity.Label)...)
 }
 
 // Columns is how many there are, with that of the arms.
@@ -76,9 +73,7 @@ func newLead(s *analysis.Summary, run record.Run) *leadTable {
 	levels, arms := placesOf(s)
 	l := &leadTable{byWeight: m.columns(run.Metrics)}
 	l.Metrics = inOrder(s, l.byWeight)
-	for _, name := range l.Metrics {
-		m.split = append(m.split, m.splitOf(name))
-	}
+	m.split = lists.Map(l.Metrics, m.splitOf)
 	for _, level := range levels {
 		of := leadLevel{Title: clean(strings.TrimPrefix(s.At(level), "at "))}
 		for _, arm := range arms {

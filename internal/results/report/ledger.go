@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/scale/ledger"
 )
@@ -327,14 +328,8 @@ func (t *screen) maps(l *ledger.Ledger) {
 	t.line(t.bold(head))
 	shown := t.Ledger.rows(len(l.Maps))
 	for _, m := range l.Maps[:shown] {
-		users := make([]string, 0, len(m.UsedBy))
-		for _, id := range m.UsedBy {
-			users = append(users, fmt.Sprint(id))
-		}
-		holders := make([]string, 0, len(m.HeldBy))
-		for _, h := range m.HeldBy {
-			holders = append(holders, clean(h.Comm))
-		}
+		users := lists.Map(m.UsedBy, func(id uint32) string { return fmt.Sprint(id) })
+		holders := lists.Map(m.HeldBy, func(h ledger.Owner) string { return clean(h.Comm) })
 		slices.Sort(holders)
 		charged := "unknown"
 		if m.ChargedTo != nil {

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"tare/internal/lib/known"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/scale/ledger"
 )
@@ -228,9 +229,7 @@ func LedgerCSV(w io.Writer, l *ledger.Ledger) error {
 	_ = c.Write(slices.Concat([]string{"kind"}, ledgerLabels, []string{"metric", "unit", "value"}))
 	for _, n := range ledgerNumbers(l) {
 		row := []string{n.kind}
-		for _, label := range ledgerLabels {
-			row = append(row, cell(n.labels[label]))
-		}
+		row = append(row, lists.Map(ledgerLabels, func(label string) string { return cell(n.labels[label]) })...)
 		_ = c.Write(append(row, n.metric, n.unit, formatted(n.value, 'f')))
 	}
 	c.Flush()

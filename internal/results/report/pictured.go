@@ -9,6 +9,7 @@ import (
 
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
 )
@@ -229,9 +230,7 @@ func (t *screen) pictured(s *analysis.Summary, run record.Run) {
 		rows := [][]string{slices.Concat([]string{strings.TrimSpace(p.Arm + " " + p.Level)}, places)}
 		for _, r := range p.Rows {
 			row := []string{"  " + r.Name}
-			for _, c := range r.Cells {
-				row = append(row, c.String())
-			}
+			row = append(row, lists.Map(r.Cells, placementCell.String)...)
 			rows = append(rows, row)
 		}
 		t.grid(rows)
@@ -263,9 +262,7 @@ func picturedMarkdown(s *analysis.Summary, run record.Run) string {
 			if i == 0 {
 				cells[0] = strings.TrimSpace(p.Arm + " " + p.Level)
 			}
-			for _, c := range r.Cells {
-				cells = append(cells, c.String())
-			}
+			cells = append(cells, lists.Map(r.Cells, placementCell.String)...)
 			line(cells)
 		}
 	}

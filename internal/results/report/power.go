@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
 )
@@ -33,9 +34,7 @@ func Power(w io.Writer, p *analysis.Power, o Options) error {
 			quantity.Label(r.Metric), record.LevelName(r.Factors), quantity.Value(r.Base, r.Unit),
 			fmt.Sprintf("+-%s in %d", quantity.Rough(r.Half/r.Base, quantity.Part), r.N),
 		}
-		for _, n := range r.Needs {
-			cells = append(cells, needText(n))
-		}
+		cells = append(cells, lists.Map(r.Needs, needText)...)
 		rows = append(rows, cells)
 	}
 	t.columns(rows, nil)

@@ -12,6 +12,7 @@ import (
 	"github.com/muesli/termenv"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/results/analysis"
 )
 
@@ -127,10 +128,7 @@ func (t *screen) verdicts(s *analysis.Summary) {
 	if len(all) == 0 {
 		return
 	}
-	var cells [][]string
-	for _, v := range all {
-		cells = append(cells, v.cells())
-	}
+	cells := lists.Map(all, checked.cells)
 	widths := widthsOf(cells)
 	t.line(t.bold("Assertions"))
 	for i, v := range all {

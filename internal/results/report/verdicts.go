@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"tare/internal/experiment/assertion"
+	"tare/internal/lib/lists"
 	"tare/internal/results/analysis"
 )
 
@@ -76,9 +77,6 @@ func verdictsMarkdown(s *analysis.Summary) string {
 
 // result is what the run says, and what that rests on.
 func result(s *analysis.Summary) string {
-	var all []string
-	for _, a := range s.Answers {
-		all = append(all, a.Answer)
-	}
+	all := lists.Map(s.Answers, func(a analysis.Answer) string { return a.Answer })
 	return strings.Join(append(all, validity(s)), " ")
 }

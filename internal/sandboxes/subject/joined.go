@@ -20,6 +20,7 @@ import (
 	"tare/internal/experiment/link"
 	"tare/internal/experiment/placement"
 	"tare/internal/experiment/role"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/pace"
 	"tare/internal/sandboxes/microvm"
 	"tare/internal/sandboxes/oci"
@@ -324,11 +325,7 @@ func (j *joined) Evidence() any { return &j.evidence }
 func (j *joined) inOrder() []*sandboxed {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	var all []*sandboxed
-	for _, name := range slices.Sorted(maps.Keys(j.sandboxes)) {
-		all = append(all, j.sandboxes[name])
-	}
-	return all
+	return lists.Map(slices.Sorted(maps.Keys(j.sandboxes)), func(name string) *sandboxed { return j.sandboxes[name] })
 }
 
 // The further readings of a trial.
@@ -424,8 +421,6 @@ func (j *joined) Removed() ([]string, error) {
 	}
 	left, err := oci.RemoveState(context.Background(), j.tree)
 	mounts, unmounted := oci.Unmount(j.root.Dir)
-	for _, m := range mounts {
-		left = append(left, "the mount "+m)
-	}
+	left = append(left, lists.Map(mounts, func(m string) string { return "the mount " + m })...)
 	return left, errors.Join(err, unmounted)
 }

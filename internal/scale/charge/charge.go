@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"slices"
 
+	"tare/internal/lib/lists"
 	"tare/internal/scale/ledger"
 )
 
@@ -181,10 +182,7 @@ func (a *application) maps() {
 			return r.By == Map && matchName(r.Pattern, m.Name) || r.By == Comm && heldBy(r, m.HeldBy)
 		})
 		if m.Charge == "" {
-			var of []ledger.Charged
-			for _, id := range m.UsedBy {
-				of = append(of, byID[id])
-			}
+			of := lists.Map(m.UsedBy, func(id uint32) ledger.Charged { return byID[id] })
 			if !slices.ContainsFunc(of, belongs) {
 				of = a.ofGroups(m.HeldBy)
 			}

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"tare/internal/lib/known"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 )
 
@@ -91,9 +92,7 @@ func (l *Ledger) Settle() {
 	s := newSettlement(l)
 	s.addPrograms()
 	s.addMaps()
-	for _, name := range s.names {
-		l.Workloads = append(l.Workloads, s.workload(name))
-	}
+	l.Workloads = append(l.Workloads, lists.Map(s.names, s.workload)...)
 	l.Tare = s.tare()
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"tare/internal/lib/known"
+	"tare/internal/lib/lists"
 	"tare/internal/scale/attribution"
 	"tare/internal/scale/host/bpf"
 	"tare/internal/scale/host/cgroup"
@@ -352,9 +353,7 @@ func soleGroup(p *bpf.Program) string {
 
 func owners(hs []bpf.Holder) []ledger.Owner {
 	out := make([]ledger.Owner, 0, len(hs))
-	for _, h := range hs {
-		out = append(out, ledger.Owner{PID: h.PID, Comm: h.Comm})
-	}
+	out = append(out, lists.Map(hs, func(h bpf.Holder) ledger.Owner { return ledger.Owner{PID: h.PID, Comm: h.Comm} })...)
 	return out
 }
 

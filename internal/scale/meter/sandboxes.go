@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/known"
+	"tare/internal/lib/lists"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 	"tare/internal/scale/host/sandbox"
@@ -240,9 +241,7 @@ func (e *entry) processes(out *ledger.Sandbox) {
 			KnownBy: []string{}, CPUCgroup: p.CPU.Path, MemoryCgroup: p.Memory.Path, Memory: e.memory[p].memory,
 			CPU: e.used(task{p.PID, p.PID, p.Start}, p.CPUNs),
 		}
-		for _, s := range p.Signs {
-			x.KnownBy = append(x.KnownBy, string(s))
-		}
+		x.KnownBy = append(x.KnownBy, lists.Map(p.Signs, func(s sandbox.Sign) string { return string(s) })...)
 		for i := range p.Threads {
 			t := &p.Threads[i]
 			x.Threads = append(x.Threads, ledger.SandboxThread{TID: t.TID, Comm: t.Comm, Component: string(t.Component),
@@ -328,9 +327,7 @@ func (e *entry) components() []ledger.SandboxComponent {
 		part.CPU = known.Sum(part.CPU, rest)
 	}
 	order := []string{ledger.ComponentGuest}
-	for _, c := range sandbox.Components {
-		order = append(order, string(c))
-	}
+	order = append(order, lists.Map(sandbox.Components, func(c sandbox.Component) string { return string(c) })...)
 	out := []ledger.SandboxComponent{}
 	for _, name := range order {
 		if p := ps[name]; p != nil {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"tare/internal/lib/lists"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -153,10 +155,7 @@ func (r *Reader) ReadMemoryOf(g *Group) error {
 // NewReaderOf finds the groups of those names at the top of the hierarchies, and those in them. All other groups are
 // none of its concern.
 func NewReaderOf(l *Layout, names []string) (*Reader, error) {
-	var tops []string
-	for _, n := range names {
-		tops = append(tops, "/"+n)
-	}
+	tops := lists.Map(names, func(n string) string { return "/" + n })
 	return newReader(l, tops)
 }
 

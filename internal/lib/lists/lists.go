@@ -1,0 +1,14 @@
+// Package lists has what package slices of the standard library lacks.
+package lists
+
+// Map is what becomes of each of some values, in their order; nil of none.
+func Map[T, U any](all []T, of func(T) U) []U {
+	if len(all) == 0 {
+		return nil
+	}
+	mapped := make([]U, len(all))
+	for i, v := range all {
+		mapped[i] = of(v)
+	}
+	return mapped
+}

@@ -1,0 +1,18 @@
+package lists_test
+
+import (
+	"slices"
+	"strconv"
+	"testing"
+
+	"tare/internal/lib/lists"
+)
+
+func TestMap(t *testing.T) {
+	if got := lists.Map([]int{3, 1, 2}, strconv.Itoa); !slices.Equal(got, []string{"3", "1", "2"}) {
+		t.Errorf("%q", got)
+	}
+	if got := lists.Map([]int{}, strconv.Itoa); got != nil {
+		t.Errorf("of none: %#v, want nil, which JSON has as null like any list that nothing was added to", got)
+	}
+}
