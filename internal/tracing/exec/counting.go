@@ -172,27 +172,13 @@ func late(s Scope, offset, end, last reading, delivered int64) int64 {
 
 // Before reads the offset: what is counted, and delivered, of the harness's own execs before the load has made any. It
 // waits until those since it was ready are delivered, and what is delivered stands still.
-func (c *Counting) Before(ctx context.Context) error {
-	c.offset = c.read(ctx)
+func (c *Counting) Before(ctx context.Context) (err error) {
 	if c.deliverer == nil {
+		c.offset = c.read(ctx)
 		return c.offset.err
 	}
-	scope := c.deliverer.Scope()
-	still, deadline := time.Now(), time.Now().Add(settleTime)
-	for c.offset.err == nil && time.Now().Before(deadline) {
-		all := c.offset.said.Delivered-c.ready.said.Delivered >= expected(scope, c.ready, c.offset)
-		if all && time.Since(still) >= stable {
-			break
-		}
-		if err := pace.Sleep(ctx, pollEvery); err != nil {
-			return err
-		}
-		before := c.offset.said
-		if c.offset = c.read(ctx); c.offset.said != before {
-			still = time.Now()
-		}
-	}
-	return c.offset.err
+	c.offset, err = c.settle(ctx, c.ready, settleTime)
+	return err
 }
 
 // Begun has the counts read at the load's end and the time after which an event is late: when the load has said what it
@@ -262,7 +248,8 @@ func (c *Counting) drain(ctx context.Context, events *record.Events) (last readi
 	if atEnd.err != nil {
 		return last, atEnd.err
 	}
-	if last, err = c.settle(ctx); err != nil {
+	wait, _ := c.deliverer.Waits()
+	if last, err = c.settle(ctx, c.offset, wait); err != nil {
 		return last, err
 	}
 	var used *float64
@@ -290,13 +277,13 @@ func (c *Counting) drain(ctx context.Context, events *record.Events) (last readi
 	return last, c.writeDown(events, atEnd, last, said)
 }
 
-// settle reads the counts until all is delivered and the count stands still, or the time for that is over.
-func (c *Counting) settle(ctx context.Context) (last reading, err error) {
-	drain, _ := c.deliverer.Waits()
+// settle reads the counts until all since an earlier reading is delivered and the count stands still, or the time for
+// that is over.
+func (c *Counting) settle(ctx context.Context, from reading, atMost time.Duration) (last reading, err error) {
 	scope := c.deliverer.Scope()
-	still, deadline := time.Now(), time.Now().Add(drain)
+	still, deadline := time.Now(), time.Now().Add(atMost)
 	for last = c.read(ctx); last.err == nil; {
-		all := last.said.Delivered-c.offset.said.Delivered >= expected(scope, c.offset, last)
+		all := last.said.Delivered-from.said.Delivered >= expected(scope, from, last)
 		if all && time.Since(still) >= stable || time.Now().After(deadline) {
 			break
 		}

@@ -31,19 +31,14 @@ func decode(record []byte) (event, bool) {
 }
 
 func (e event) comm() []byte {
-	comm := e.head.Comm[:]
-	if n := bytes.IndexByte(comm, 0); n >= 0 {
-		comm = comm[:n]
-	}
+	comm, _ := nextArg(e.head.Comm[:])
 	return comm
 }
 
-// nextArg cuts the first argument off.
+// nextArg cuts off what stands before a zero byte, such as the first argument.
 func nextArg(args []byte) (first, rest []byte) {
-	if n := bytes.IndexByte(args, 0); n >= 0 {
-		return args[:n], args[n+1:]
-	}
-	return args, nil
+	first, rest, _ = bytes.Cut(args, []byte{0})
+	return first, rest
 }
 
 // appendJSON writes the event as a line of JSON. It allocates nothing, but for a larger batch.

@@ -1,7 +1,6 @@
 package bpf
 
 import (
-	"bytes"
 	"errors"
 	"unsafe"
 
@@ -120,9 +119,4 @@ type linkInfo struct {
 }
 
 // cString is the text before the first NUL.
-func cString(b []byte) string {
-	if i := bytes.IndexByte(b, 0); i >= 0 {
-		b = b[:i]
-	}
-	return string(b)
-}
+func cString(b []byte) string { return unix.ByteSliceToString(b) }

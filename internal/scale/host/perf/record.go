@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+
+	"golang.org/x/sys/unix"
 )
 
 // The record types that the sampler asks for (include/uapi/linux/perf_event.h, enum perf_event_type).
@@ -88,11 +90,9 @@ func decodeSample(b []byte, withCgroup bool, chain []uint64) (Sample, []uint64, 
 	}
 	chain = chain[:0]
 	for i := range nr {
-		ip := ne.Uint64(rest[i*8:])
-		if ip >= contextMax {
-			continue
+		if ip := ne.Uint64(rest[i*8:]); ip < contextMax {
+			chain = append(chain, ip)
 		}
-		chain = append(chain, ip)
 	}
 	if len(chain) == 0 {
 		chain = append(chain, ne.Uint64(b)) // no chain could be taken: the instruction alone
@@ -136,14 +136,7 @@ func decodeSymbol(b []byte, trailer int) (s Symbol, ok bool, err error) {
 		Len:     ne.Uint32(b[8:]),
 		Removed: ne.Uint16(b[14:])&ksymbolFlagUnregister != 0,
 	}
-	name := b[16 : len(b)-trailer]
-	for i, c := range name {
-		if c == 0 {
-			name = name[:i]
-			break
-		}
-	}
-	s.Name = string(name)
+	s.Name = unix.ByteSliceToString(b[16 : len(b)-trailer])
 	return s, true, nil
 }
 

@@ -1,11 +1,12 @@
 package witness
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"tare/internal/scale/ledger"
 )
@@ -144,10 +145,7 @@ func (w *Witness) Drain(seen func(Look)) error {
 	return w.lookAtProcesses(false)
 }
 
-func text(b []byte) string {
-	b, _, _ = bytes.Cut(b, []byte{0})
-	return string(b)
-}
+func text(b []byte) string { return unix.ByteSliceToString(b) }
 
 // compact forgets the shortest of too many intervals and spans, and none of the last second, in which a window may yet
 // end.
