@@ -29,12 +29,14 @@ import (
 	"tare/internal/experiment/record"
 	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/self"
 	"tare/internal/lib/text"
 	"tare/internal/results/analysis"
 	"tare/internal/results/report"
 	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/feature"
 	"tare/internal/scale/host/proc"
 	"tare/internal/scale/meter"
 )
@@ -158,11 +160,7 @@ func noBlocks(n int) error {
 
 // featureNames are what the needs of an experiment may name.
 func featureNames() []string {
-	var names []string
-	for _, p := range slices.Concat(features(), guestFeatures()) {
-		names = append(names, p.Name())
-	}
-	return names
+	return lists.Map(slices.Concat(features(), guestFeatures()), (*feature.Probe).Name)
 }
 
 // loadSpec finds an experiment: a path if it looks like one, else a built-in name.

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/lib/lists"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/quantity"
 )
@@ -208,11 +209,7 @@ const lagAllowed = 50 * time.Microsecond
 type start struct{ due, at int64 }
 
 func lagsOf(starts []start) []float64 {
-	out := make([]float64, len(starts))
-	for i, s := range starts {
-		out[i] = float64(s.at-s.due) / 1e9
-	}
-	return out
+	return lists.Map(starts, func(s start) float64 { return float64(s.at-s.due) / 1e9 })
 }
 
 // undisturbed are the starts that no span touched, from when the pacer wakes to the start itself. A start that had to

@@ -126,11 +126,16 @@ func effectText(v float64, scale comparison.Scale, unit string) string {
 	return quantity.Value(v, unit)
 }
 
-func changeText(x comparison.Change) string {
-	unit := x.Unit
+// changeUnit is what a change is told in: a ratio changes by a part.
+func changeUnit(x comparison.Change) string {
 	if x.Scale == comparison.Ratio {
-		unit = quantity.Part
+		return quantity.Part
 	}
+	return x.Unit
+}
+
+func changeText(x comparison.Change) string {
+	unit := changeUnit(x)
 	switch {
 	case x.Lo == nil || x.Hi == nil:
 		return quantity.DeltaValue(x.Value, unit) + ", no verdict"
@@ -144,11 +149,7 @@ func seesText(x comparison.Change) string {
 	if x.Lo == nil || x.Hi == nil {
 		return "-"
 	}
-	unit := x.Unit
-	if x.Scale == comparison.Ratio {
-		unit = quantity.Part
-	}
-	return quantity.Rough((*x.Hi-*x.Lo)/2, unit)
+	return quantity.Rough((*x.Hi-*x.Lo)/2, changeUnit(x))
 }
 
 // betweenTexts say where the variance between runs is known from, for how many of the changes.

@@ -426,11 +426,11 @@ func (e *entry) sums(out *ledger.Sandbox) {
 		}
 		out.Notes = append(out.Notes, note+" was not read at both edges of the window, so sums with it are not known")
 	}
-	e.explain(out, pss)
+	e.explain(out)
 }
 
 // explain says what net holds, and where it cannot be told.
-func (e *entry) explain(out *ledger.Sandbox, pss map[ledger.Charge]uint64) {
+func (e *entry) explain(out *ledger.Sandbox) {
 	has := func(name string) bool {
 		return slices.ContainsFunc(out.Components, func(c ledger.SandboxComponent) bool { return c.Component == name })
 	}

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"tare/internal/lib/lists"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -200,11 +202,7 @@ func (f FS) PIDs() ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	pids := make([]int, len(entries))
-	for i, e := range entries {
-		pids[i] = e.PID
-	}
-	return pids, nil
+	return lists.Map(entries, func(e Entry) int { return e.PID }), nil
 }
 
 // Comm is the name of a process, at most 15 bytes; a process may set it as it likes.
