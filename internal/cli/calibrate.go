@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"unicode"
@@ -15,6 +14,7 @@ import (
 
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/calibrate"
 	"tare/internal/scale/ledger"
@@ -229,9 +229,7 @@ func culprits(x calibrate.Weight) string {
 			}
 			return r
 		}, c.Comm)
-		if !slices.Contains(names, name) {
-			names = append(names, name)
-		}
+		names = lists.Include(names, name)
 	}
 	if len(names) == 0 {
 		return ""

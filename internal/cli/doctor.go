@@ -15,6 +15,7 @@ import (
 	"tare/internal/experiment/cluster/local"
 	"tare/internal/experiment/kind"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/scale/host/bpf"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/feature"
@@ -106,11 +107,7 @@ var guestFeatures = sync.OnceValue(func() (probes []*feature.Probe) {
 			if needs == nil {
 				continue
 			}
-			for _, p := range needs() {
-				if !slices.Contains(probes, p) {
-					probes = append(probes, p)
-				}
-			}
+			probes = lists.Include(probes, needs()...)
 		}
 	}
 	return probes

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 
 	"github.com/mattn/go-isatty"
@@ -15,6 +14,7 @@ import (
 	"tare/internal/experiment/record"
 	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/text"
 	"tare/internal/results/analysis"
 	"tare/internal/results/report"
@@ -105,9 +105,7 @@ func assert(run *record.Run, texts []string) error {
 		if err != nil {
 			return fault.New(fault.Usage, "--assert", assertion.Hint, "%q %s", text.ClipTo(raw, 80), err)
 		}
-		if !slices.Contains(run.Assert, a.String()) {
-			run.Assert = append(run.Assert, a.String())
-		}
+		run.Assert = lists.Include(run.Assert, a.String())
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/param"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
@@ -140,11 +141,7 @@ var printed = []float64{0.5, 0.9, 0.99, 0.999}
 // printTimes writes a row for each histogram of the result, and says which quantiles need more samples.
 func printTimes(b *strings.Builder, r *load.Result) error {
 	names := []string{load.Latency, load.Service, load.Connect, load.Lag, load.OwnLag}
-	for _, name := range slices.Sorted(maps.Keys(r.Histograms)) {
-		if !slices.Contains(names, name) {
-			names = append(names, name)
-		}
-	}
+	names = lists.Include(names, slices.Sorted(maps.Keys(r.Histograms))...)
 	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprint(t, "\t")
 	for _, q := range printed {

@@ -16,3 +16,12 @@ func TestMap(t *testing.T) {
 		t.Errorf("of none: %#v, want nil, which JSON has as null like any list that nothing was added to", got)
 	}
 }
+
+func TestInclude(t *testing.T) {
+	if got := lists.Include([]int{2, 1}, 3, 1, 3, 0); !slices.Equal(got, []int{2, 1, 3, 0}) {
+		t.Error(got)
+	}
+	if got := lists.Include[int](nil); got != nil {
+		t.Errorf("nothing and nothing: %#v", got)
+	}
+}

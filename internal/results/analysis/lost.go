@@ -203,9 +203,7 @@ func labels(defined metric.Set, metrics []string) []string {
 		if d := defined.Of(m); d.Histogram == load.Latency || d.Histogram == load.LatencyRunning {
 			label = "latency"
 		}
-		if !slices.Contains(all, label) {
-			all = append(all, label)
-		}
+		all = lists.Include(all, label)
 	}
 	return FirstOf(all, maxLabels)
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 )
 
 // Course is one series of one trial: of those of an arm at a level that did not fail, the one in the middle by how
@@ -139,9 +140,7 @@ func meanPlaces(trials [][]record.Place) (all []record.Place) {
 	var names []string
 	for _, t := range trials {
 		for _, p := range t {
-			if !slices.Contains(names, p.Name) {
-				names = append(names, p.Name)
-			}
+			names = lists.Include(names, p.Name)
 		}
 	}
 	for _, name := range names {
@@ -156,9 +155,7 @@ func meanPlaces(trials [][]record.Place) (all []record.Place) {
 				of = append(of, p)
 				counted = counted || p.Kubernetes != nil
 				for _, c := range p.Components {
-					if !slices.Contains(components, c.Component) {
-						components = append(components, c.Component)
-					}
+					components = lists.Include(components, c.Component)
 				}
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
 )
@@ -45,9 +46,7 @@ func (p *Prose) Of(metric, arm string) *Estimate {
 
 // Rest notes that the answer rests on an estimate.
 func (p *Prose) Rest(metric, arm string) {
-	if name := metric + " " + arm; !slices.Contains(p.evidence, name) {
-		p.evidence = append(p.evidence, name)
-	}
+	p.evidence = lists.Include(p.evidence, metric+" "+arm)
 }
 
 // Say is a value of the arm with its interval; "an unknown value" where the run does not have it.

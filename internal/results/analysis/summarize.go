@@ -13,6 +13,7 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
 	"tare/internal/scale/ledger"
@@ -395,22 +396,12 @@ func (s *Summary) warnOfTwins() {
 	if len(apart) > 1 && 10*len(apart) > all {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("the A/A twins differ in %d of %d metrics (%s): the machine was not "+
 			"steady, and small differences mean little",
-			len(apart), all, strings.Join(FirstOf(distinct(apart), maxApart), ", ")))
+			len(apart), all, strings.Join(FirstOf(lists.Include(nil, apart...), maxApart), ", ")))
 	}
 }
 
 // maxApart is how many metrics warnOfTwins names.
 const maxApart = 8
-
-// distinct are the names of a list, each once, in the order in which they come first.
-func distinct(names []string) (once []string) {
-	for _, name := range names {
-		if !slices.Contains(once, name) {
-			once = append(once, name)
-		}
-	}
-	return once
-}
 
 // warnOfOthers says when trials shared the machine with another run of tare.
 func (s *Summary) warnOfOthers(trials []record.Trial) {

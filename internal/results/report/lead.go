@@ -391,12 +391,8 @@ func lacking(s *analysis.Summary, run record.Run) string {
 		if !slices.Contains(run.Headline, m.Metric) {
 			continue
 		}
-		if label := quantity.Label(m.Metric); !slices.Contains(labels, label) {
-			labels = append(labels, label)
-		}
-		if why := m.Because(); !slices.Contains(reasons, why) {
-			reasons = append(reasons, why)
-		}
+		labels = lists.Include(labels, quantity.Label(m.Metric))
+		reasons = lists.Include(reasons, m.Because())
 	}
 	if len(labels) == 0 {
 		return ""

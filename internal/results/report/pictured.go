@@ -123,9 +123,7 @@ func placementTables(s *analysis.Summary) (places []string, all []placementTable
 	slices.SortStableFunc(longest, func(a, b analysis.Placement) int { return cmp.Compare(len(b.Places), len(a.Places)) })
 	for _, p := range longest {
 		for _, at := range p.Places {
-			if !slices.Contains(places, at.Name) {
-				places = append(places, at.Name)
-			}
+			places = lists.Include(places, at.Name)
 		}
 	}
 	for _, p := range shown {
@@ -133,9 +131,7 @@ func placementTables(s *analysis.Summary) (places []string, all []placementTable
 		var components []string
 		for _, at := range p.Places {
 			for _, c := range at.Components {
-				if !slices.Contains(components, c.Component) {
-					components = append(components, c.Component)
-				}
+				components = lists.Include(components, c.Component)
 			}
 		}
 		row := func(name string, whole bool, of func(record.Place) (memory, cpu *float64, is bool)) {

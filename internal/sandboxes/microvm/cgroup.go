@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/scale/host/cgroup"
 )
 
@@ -90,11 +91,7 @@ func (s *sandbox) planGroups(l *cgroup.Layout, others []*sandbox) error {
 				missing = append(missing, dir)
 			}
 			slices.Reverse(missing)
-			for _, dir := range missing {
-				if !slices.Contains(s.Groups, dir) {
-					s.Groups = append(s.Groups, dir)
-				}
-			}
+			s.Groups = lists.Include(s.Groups, missing...)
 		}
 	}
 	return nil

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 )
 
 // Where a root file system has what every one has. The tare binary may be anywhere on this machine, below /tmp too.
@@ -169,11 +170,7 @@ func closure(program string) ([]string, error) {
 		if err = errors.Join(err, f.Close()); err != nil {
 			return nil, fmt.Errorf("%s: %w", files[i], err)
 		}
-		for _, n := range needed {
-			if !slices.Contains(files, n) {
-				files = append(files, n)
-			}
-		}
+		files = lists.Include(files, needed...)
 		if len(files) > most {
 			return nil, fmt.Errorf("%s needs more than %d libraries", program, most)
 		}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"tare/internal/lib/lists"
 	"tare/internal/scale/host/cgroup"
 )
 
@@ -216,14 +217,9 @@ func (g *gathering) identity(p string) string {
 // locations are the groups of a process and its threads, without those that it has twice.
 func (g *gathering) locations(k *known) []*where {
 	all := []*where{g.r.where(k.charged.Memory)}
-	add := func(p string) {
-		if w := g.r.where(p); !slices.Contains(all, w) {
-			all = append(all, w)
-		}
-	}
-	add(k.charged.CPU)
+	all = lists.Include(all, g.r.where(k.charged.CPU))
 	for i := range k.threads {
-		add(k.threads[i].charged.CPU)
+		all = lists.Include(all, g.r.where(k.threads[i].charged.CPU))
 	}
 	return all
 }
