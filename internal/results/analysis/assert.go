@@ -1,7 +1,6 @@
 package analysis
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -183,9 +182,7 @@ func allPlaces(run record.Run, trials []record.Trial) []place {
 		planned = append(planned, t.PlannedTrial)
 	}
 	all := placesOf(planned)
-	slices.SortStableFunc(all, func(x, y place) int {
-		return cmp.Or(compareFactors(x.at, y.at), CompareArms(x.arm, y.arm))
-	})
+	slices.SortStableFunc(all, comparePlaces)
 	return all
 }
 

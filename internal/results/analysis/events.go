@@ -7,6 +7,7 @@ import (
 
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/stats"
 )
 
@@ -41,32 +42,19 @@ func (s *EventSum) add(tallies []metric.Definition, trial record.Trial) {
 	}
 }
 
-// compareEvents orders sums by level, and then by arm.
-func compareEvents(a, b EventSum) int {
-	return cmp.Or(compareFactors(a.Factors, b.Factors), CompareArms(a.Arm, b.Arm))
-}
-
 // EventSums are the counts of events by level and arm, of the trials in which any were counted.
 func EventSums(run record.Run, trials []record.Trial) []EventSum {
 	tallies := Tallies(run)
-	sums := map[levelArm]*EventSum{}
-	for _, t := range trials {
-		counted := slices.ContainsFunc(tallies, func(d metric.Definition) bool { _, has := t.Metrics[d.Name]; return has })
-		if !counted || !valid(t) {
-			continue
-		}
-		key := levelArm{record.LevelKey(t.Factors), t.Arm}
-		if sums[key] == nil {
-			sums[key] = new(newEventSum(t))
-		}
-		sums[key].add(tallies, t)
+	counted := func(t record.Trial) bool {
+		return slices.ContainsFunc(tallies, func(d metric.Definition) bool { _, has := t.Metrics[d.Name]; return has })
 	}
-	var all []EventSum
-	for _, s := range sums {
-		all = append(all, *s)
-	}
-	slices.SortFunc(all, compareEvents)
-	return all
+	return lists.Map(suchByPlace(trials, counted), func(w weighed) EventSum {
+		s := newEventSum(w.trials[0])
+		for _, t := range w.trials {
+			s.add(tallies, t)
+		}
+		return s
+	})
 }
 
 // NodeSum is what one node counted in all trials of an arm at a level.
@@ -128,7 +116,8 @@ func NodeSums(run record.Run, trials []record.Trial) []NodeSum {
 	}
 	slices.SortFunc(all, func(a, b NodeSum) int {
 		return cmp.Or(
-			compareEvents(a.EventSum, b.EventSum), cmp.Compare(len(a.Node), len(b.Node)), cmp.Compare(a.Node, b.Node))
+			comparePlaces(place{a.Arm, a.Factors}, place{b.Arm, b.Factors}),
+			cmp.Compare(len(a.Node), len(b.Node)), cmp.Compare(a.Node, b.Node))
 	})
 	return all
 }

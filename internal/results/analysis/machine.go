@@ -35,34 +35,27 @@ type Held struct {
 	Bytes   map[string]float64 // by field; one that no trial knows is not there
 }
 
-// weighed are the valid trials of an arm at a level that have a ledger.
+// weighed are valid trials of an arm at a level.
 type weighed struct {
-	arm    string
-	at     factors
+	place
 	trials []record.Trial
 }
 
-// byPlace gives them in the order of levels and arms.
+// byPlace gives those that have a ledger, in the order of levels and arms.
 func byPlace(trials []record.Trial) []weighed {
-	places := map[levelArm]*weighed{}
+	return suchByPlace(trials, func(t record.Trial) bool { return t.Ledger != nil })
+}
+
+func suchByPlace(trials []record.Trial, such func(record.Trial) bool) []weighed {
+	places := map[levelArm]weighed{}
 	for _, t := range trials {
-		if !valid(t) || t.Ledger == nil {
+		if !valid(t) || !such(t) {
 			continue
 		}
 		key := levelArm{record.LevelKey(t.Factors), t.Arm}
-		if places[key] == nil {
-			places[key] = &weighed{arm: t.Arm, at: levelOf(t.Factors)}
-		}
-		places[key].trials = append(places[key].trials, t)
+		places[key] = weighed{place{t.Arm, levelOf(t.Factors)}, append(places[key].trials, t)}
 	}
-	all := make([]weighed, 0, len(places))
-	for _, w := range places {
-		all = append(all, *w)
-	}
-	slices.SortFunc(all, func(a, b weighed) int {
-		return cmp.Or(compareFactors(a.at, b.at), CompareArms(a.arm, b.arm))
-	})
-	return all
+	return slices.SortedFunc(maps.Values(places), func(a, b weighed) int { return comparePlaces(a.place, b.place) })
 }
 
 // Budgets are those of each arm at each level.

@@ -155,6 +155,11 @@ type place struct {
 	at  factors
 }
 
+// comparePlaces orders places by level, and then by arm.
+func comparePlaces(a, b place) int {
+	return cmp.Or(compareFactors(a.at, b.at), CompareArms(a.arm, b.arm))
+}
+
 // placesOf are the arms at levels of planned trials, each once.
 func placesOf(planned []record.PlannedTrial) (all []place) {
 	seen := map[levelArm]bool{}
