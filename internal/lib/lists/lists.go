@@ -24,3 +24,13 @@ func Include[T comparable](list []T, values ...T) []T {
 	}
 	return list
 }
+
+// Find is the first in a list that is such; nil where none is.
+func Find[T any](list []T, such func(*T) bool) *T {
+	for i := range list {
+		if such(&list[i]) {
+			return &list[i]
+		}
+	}
+	return nil
+}

@@ -25,3 +25,13 @@ func TestInclude(t *testing.T) {
 		t.Errorf("nothing and nothing: %#v", got)
 	}
 }
+
+func TestFind(t *testing.T) {
+	list := []int{1, 2, 3}
+	if got := lists.Find(list, func(n *int) bool { return *n > 1 }); got != &list[1] {
+		t.Errorf("%v, want what is in the list itself", got)
+	}
+	if got := lists.Find(list, func(n *int) bool { return *n > 3 }); got != nil {
+		t.Errorf("%d, want none", *got)
+	}
+}

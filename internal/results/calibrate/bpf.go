@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
@@ -401,12 +402,7 @@ func (b *bench) connectors(ctx context.Context, p *ebpf.Program,
 }
 
 func programOf(l *ledger.Ledger, id uint32) *ledger.Program {
-	for i := range l.Programs {
-		if l.Programs[i].ID == id {
-			return &l.Programs[i]
-		}
-	}
-	return nil
+	return lists.Find(l.Programs, func(p *ledger.Program) bool { return p.ID == id })
 }
 
 // sharedMap has two programs use one map, whose size follows from its entries.

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"time"
 
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/scale/ledger"
 )
@@ -94,10 +95,5 @@ func (b *bench) budget(ctx context.Context) ([]Weight, error) {
 }
 
 func groupOf(l *ledger.Ledger, path string) *ledger.Cgroup {
-	for i := range l.Cgroups {
-		if l.Cgroups[i].Path == path {
-			return &l.Cgroups[i]
-		}
-	}
-	return nil
+	return lists.Find(l.Cgroups, func(g *ledger.Cgroup) bool { return g.Path == path })
 }

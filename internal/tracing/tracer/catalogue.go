@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -13,6 +12,7 @@ import (
 
 	"tare/internal/experiment/kind"
 	cmdline "tare/internal/experiment/process"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/param"
 	execload "tare/internal/tracing/exec"
 	"tare/internal/tracing/exectrace"
@@ -45,11 +45,7 @@ var Catalogue = []Entry{
 
 // Lookup finds an entry; nil where there is none.
 func Lookup(name string) *Entry {
-	i := slices.IndexFunc(Catalogue, func(e Entry) bool { return e.Name == name })
-	if i < 0 {
-		return nil
-	}
-	return &Catalogue[i]
+	return lists.Find(Catalogue, func(e *Entry) bool { return e.Name == name })
 }
 
 // stopTime is how long a tracer gets to end. bpftrace takes half a second of CPU time, of which it may have a

@@ -1,7 +1,6 @@
 package cgroup
 
 import (
-	"bytes"
 	"os"
 	"path/filepath"
 )
@@ -10,52 +9,32 @@ import (
 // made (cpuacct.usage of v1, cpu.stat of v2). It is not OK where the kernel does not tell, or the group has gone. It is
 // for few groups, and few readings: a Reader is for many.
 func CPUTime(dir string) Value {
-	return once(dir, func(g *Group) Value { return g.CPU.UsageNs }, source{"cpuacct.usage", parseUsage},
-		source{"cpu.stat", parseCPUStat})
+	return once(dir, source{"cpuacct.usage", parseUint}, source{"cpu.stat", func(b []byte) Value {
+		var g Group
+		parseCPUStat(&g, b)
+		return g.CPU.UsageNs
+	}})
 }
 
 // MemoryPeak is the most memory in bytes that the kernel has charged to the group of that directory, and those below
 // it, at any time (memory.peak of v2, since Linux 5.19; memory.max_usage_in_bytes of v1). It is not OK where the kernel
 // does not tell, or the group has gone.
 func MemoryPeak(dir string) Value {
-	return once(dir, func(g *Group) Value { return g.Memory.Peak }, source{"memory.peak", parsePeak},
-		source{"memory.max_usage_in_bytes", parsePeak})
+	return once(dir, source{"memory.peak", parseUint}, source{"memory.max_usage_in_bytes", parseUint})
 }
 
 // MemoryLimit is the most memory in bytes that the group of that directory may have (memory.max of v2,
 // memory.limit_in_bytes of v1). It is not OK where it may have any, where the kernel does not tell, or the group has
 // gone.
 func MemoryLimit(dir string) Value {
-	for _, name := range []string{"memory.max", "memory.limit_in_bytes"} {
-		b, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil {
-			continue
-		}
-		// v1 says the largest number of pages that fits in a long where there is no limit (PAGE_COUNTER_MAX).
-		if v := parseUint(b); v.OK && v.N < 1<<62 {
-			return v
-		}
-		return Value{}
-	}
-	return Value{}
+	return once(dir, source{"memory.max", parseLimit}, source{"memory.limit_in_bytes", parseLimit})
 }
 
-type source struct {
-	name  string
-	parse func(*Group, []byte)
-}
-
-// once takes a counter from the first of the files that has it.
-func once(dir string, of func(*Group) Value, from ...source) Value {
-	for _, s := range from {
-		b, err := os.ReadFile(filepath.Join(dir, s.name))
-		if err != nil {
-			continue
-		}
-		var g Group
-		if s.parse(&g, b); of(&g).OK {
-			return of(&g)
-		}
+// parseLimit reads a limit. V1 says the largest number of pages that fits in a long where there is none
+// (PAGE_COUNTER_MAX), and v2 a word.
+func parseLimit(b []byte) Value {
+	if v := parseUint(b); v.N < 1<<62 {
+		return v
 	}
 	return Value{}
 }
@@ -65,15 +44,29 @@ func once(dir string, of func(*Group) Value, from ...source) Value {
 // v2, since Linux 5.2; memory.oom_control of v1, since Linux 4.13). It is not OK where the kernel does not tell, or the
 // group has gone.
 func OOMKills(dir string) Value {
-	for _, name := range []string{"memory.events.local", "memory.oom_control"} {
-		b, err := os.ReadFile(filepath.Join(dir, name))
+	return once(dir, source{"memory.events.local", parseKills}, source{"memory.oom_control", parseKills})
+}
+
+func parseKills(b []byte) (v Value) {
+	set(b, field{"oom_kill", &v, 1})
+	return v
+}
+
+// source is a file that has a counter.
+type source struct {
+	name  string
+	parse func([]byte) Value
+}
+
+// once takes a counter from the first of the files that has it.
+func once(dir string, from ...source) Value {
+	for _, s := range from {
+		b, err := os.ReadFile(filepath.Join(dir, s.name))
 		if err != nil {
 			continue
 		}
-		for line := range bytes.Lines(b) {
-			if n, ok := bytes.CutPrefix(line, []byte("oom_kill ")); ok {
-				return parseUint(n)
-			}
+		if v := s.parse(b); v.OK {
+			return v
 		}
 	}
 	return Value{}

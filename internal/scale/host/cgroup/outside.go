@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/lib/lists"
 	"tare/internal/scale/host/proc"
 )
 
@@ -66,11 +67,7 @@ func (l *Layout) Outside(pid int, within func(Membership) bool) ([]Membership, e
 
 // of is the hierarchy of a membership; nil where it is not mounted.
 func (l *Layout) of(m membership) *Hierarchy {
-	i := slices.IndexFunc(l.Hierarchies, func(h Hierarchy) bool {
+	return lists.Find(l.Hierarchies, func(h *Hierarchy) bool {
 		return h.V2 == m.v2 && h.Name == m.name && (m.v2 || slices.Equal(h.Controllers, m.controllers))
 	})
-	if i < 0 {
-		return nil
-	}
-	return &l.Hierarchies[i]
 }

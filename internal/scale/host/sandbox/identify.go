@@ -3,9 +3,10 @@ package sandbox
 import (
 	"cmp"
 	"path"
-	"slices"
 	"strconv"
 	"strings"
+
+	"tare/internal/lib/lists"
 )
 
 // Bounds of what others write.
@@ -291,8 +292,5 @@ func validID(id string) bool {
 
 // thread is what a thread of a process that has them does: its process's component where nothing is known.
 func (t *table) thread(comm string) *threadRule {
-	if i := slices.IndexFunc(t.Threads, func(r threadRule) bool { return r.Comm.matches(comm) }); i >= 0 {
-		return &t.Threads[i]
-	}
-	return nil
+	return lists.Find(t.Threads, func(r *threadRule) bool { return r.Comm.matches(comm) })
 }
