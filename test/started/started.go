@@ -1,10 +1,13 @@
-// Package started tells tests when a child process runs its own program.
+// Package started starts child processes of tests, and says when one runs its own program.
 package started
 
 import (
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"strings"
+	"testing"
 	"time"
 )
 
@@ -26,4 +29,20 @@ func Await(pid int, comm string) error {
 			return fmt.Errorf("process %d is %q after a minute, not %q", pid, name, comm)
 		}
 	}
+}
+
+// Piped starts a command with a pipe to its input and one from its output.
+func Piped(t testing.TB, cmd *exec.Cmd) (in io.WriteCloser, out io.ReadCloser) {
+	t.Helper()
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err = cmd.StdoutPipe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return in, out
 }

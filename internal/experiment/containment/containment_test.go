@@ -10,6 +10,7 @@ import (
 
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
+	"tare/test/started"
 )
 
 // script has a shell use CPU time for a second once it reads a line: itself, in a child that it waits for, in its
@@ -58,17 +59,7 @@ func TestClocks(t *testing.T) {
 			home := group(name)
 			cmd := exec.Command("/bin/bash", "-c", `for d in $HOME_DIRS; do echo $$ >$d/cgroup.procs; done; `+script)
 			cmd.Env = append(os.Environ(), "HOW="+how, "AWAY="+away, "HOME_DIRS="+home)
-			in, err := cmd.StdinPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			out, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			in, out := started.Piped(t, cmd)
 			t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 			says := func(want string) {
 				t.Helper()

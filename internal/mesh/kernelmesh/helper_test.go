@@ -23,6 +23,7 @@ import (
 
 	"tare/internal/experiment/role"
 	"tare/internal/mesh"
+	"tare/test/started"
 )
 
 // The test binary starts itself again in these roles.
@@ -275,17 +276,7 @@ func start(t testing.TB, role string, args ...string) *process {
 	// The signals by which Go preempts would interrupt the client's plain system calls.
 	cmd.Env = append(os.Environ(), roleVariable+"="+role, "GODEBUG=asyncpreemptoff=1")
 	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	in, out := started.Piped(t, cmd)
 	p := &process{cmd, in, out}
 	t.Cleanup(func() { p.stop() })
 	return p

@@ -26,6 +26,7 @@ import (
 	"tare/internal/mesh/store/snapshot"
 	"tare/internal/mesh/store/storeload"
 	"tare/internal/mesh/xds"
+	"tare/test/started"
 )
 
 // TestMain lets the test binary be the mesh of BenchmarkChange, so that what one process collects does not stop the
@@ -330,17 +331,7 @@ func startMesh(b *testing.B, services int) (r Ready) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), fmt.Sprintf("TARE_APP_MESH=%d", services))
 	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		b.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		b.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		b.Fatal(err)
-	}
+	in, out := started.Piped(b, cmd)
 	b.Cleanup(func() {
 		in.Close()
 		if err := cmd.Wait(); err != nil {

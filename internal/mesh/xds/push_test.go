@@ -20,6 +20,7 @@ import (
 	"tare/internal/lib/pace"
 	"tare/internal/mesh"
 	"tare/internal/mesh/controlplane"
+	"tare/test/started"
 )
 
 // services are n services of 20 endpoints each.
@@ -104,17 +105,7 @@ func BenchmarkPush(b *testing.B) {
 			plane := exec.Command(os.Args[0])
 			plane.Env = append(os.Environ(), "TARE_XDS_PLANE=1")
 			plane.Stderr = os.Stderr
-			in, err := plane.StdinPipe()
-			if err != nil {
-				b.Fatal(err)
-			}
-			stdout, err := plane.StdoutPipe()
-			if err != nil {
-				b.Fatal(err)
-			}
-			if err := plane.Start(); err != nil {
-				b.Fatal(err)
-			}
+			in, stdout := started.Piped(b, plane)
 			defer func() {
 				in.Close()
 				if err := plane.Wait(); err != nil {

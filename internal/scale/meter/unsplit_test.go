@@ -16,6 +16,7 @@ import (
 
 	"tare/internal/scale/ledger"
 	"tare/test/busy"
+	"tare/test/started"
 )
 
 // runVariable makes this test binary a process that runs a program for the length of time in it.
@@ -73,17 +74,7 @@ func runs(t *testing.T, o Options, d time.Duration) (*ledger.Ledger, ledger.Prog
 	m := meter(t, o)
 	cmd := exec.Command(os.Args[0])
 	cmd.Env, cmd.Stderr = append(os.Environ(), runVariable+"="+d.String()), os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	in, out := started.Piped(t, cmd)
 	defer func() {
 		in.Close()
 		if err := cmd.Wait(); err != nil {

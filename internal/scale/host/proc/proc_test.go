@@ -272,17 +272,7 @@ func TestClaimedEnvironment(t *testing.T) {
 		t.Helper()
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), partEnv+"="+part)
-		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		in, out := started.Piped(t, cmd)
 		t.Cleanup(func() { in.Close(); _ = cmd.Wait() })
 		var said string
 		if _, err := fmt.Fscan(out, &said); err != nil {

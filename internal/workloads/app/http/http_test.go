@@ -16,6 +16,7 @@ import (
 	"tare/internal/experiment/role"
 	"tare/internal/lib/delay"
 	"tare/internal/lib/fault"
+	"tare/test/started"
 )
 
 // TestMain lets the test binary start itself again in the role of an application.
@@ -157,17 +158,7 @@ func TestRole(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
 	cmd.Env = append(os.Environ(), `TARE_TEST_APP={"Listen":"127.0.0.1:0","Body":7}`)
 	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	in, out := started.Piped(t, cmd)
 	var ready Ready
 	if err := role.NewConn(out, in).Expect(role.Ready, &ready, nil); err != nil {
 		t.Fatal(err)

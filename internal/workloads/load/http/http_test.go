@@ -22,6 +22,7 @@ import (
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
+	"tare/test/started"
 )
 
 // TestMain lets the test binary start itself again in the role of a load.
@@ -668,17 +669,7 @@ func child(t *testing.T, o Options) (*exec.Cmd, *role.Conn, io.Closer) {
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
 	cmd.Env = append(os.Environ(), "TARE_TEST_LOAD="+string(options))
 	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	in, out := started.Piped(t, cmd)
 	return cmd, role.NewConn(out, in), in
 }
 
