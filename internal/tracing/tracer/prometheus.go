@@ -63,7 +63,7 @@ func (s *selector) sum(page string) (total int64, seen bool, err error) {
 			continue
 		}
 		if strings.Count(escapes.Replace(line), `"`)%2 == 1 { // the next line may be part of a label
-			return 0, false, fmt.Errorf("the page of metrics has a label that does not end on its line: %q", line)
+			return 0, false, fmt.Errorf("the page of metrics has a label that does not end on its line: %.100q", line)
 		}
 		if metricName.FindString(sample) == s.name ||
 			strings.HasPrefix(sample, "{") && strings.Contains(sample, `"`+s.name+`"`) {

@@ -173,3 +173,12 @@ func FuzzAsPrometheus(f *testing.F) {
 		}
 	})
 }
+
+// TestLongLine: what an endpoint sends does not fill the message about it.
+func TestLongLine(t *testing.T) {
+	s := selector{name: "events_total"}
+	_, _, err := s.sum(`a{b="` + strings.Repeat("x", 1<<20) + "\n")
+	if err == nil || len(err.Error()) > 500 {
+		t.Errorf("an error of %d bytes", len(fmt.Sprint(err)))
+	}
+}
