@@ -17,10 +17,18 @@ func Sum[N Number](parts ...*N) *N {
 	return total
 }
 
-// Minus is a number with the other sign.
+// Minus negates a number; nil where it is not known.
 func Minus[N Number](n *N) *N { return As(n, func(n N) N { return -n }) }
 
-// As is what follows from a value; nil where that is not known.
+// Or returns a value, or another where it is not known.
+func Or[N any](v *N, other N) N {
+	if v == nil {
+		return other
+	}
+	return *v
+}
+
+// As applies a function to a value; nil where the value is not known.
 func As[A, B any](v *A, of func(A) B) *B {
 	if v == nil {
 		return nil

@@ -19,6 +19,15 @@ func TestSum(t *testing.T) {
 	}
 }
 
+func TestOr(t *testing.T) {
+	if got := known.Or(new(0.0), -1); got != 0 {
+		t.Errorf("0 is known, and got is %g", got)
+	}
+	if got := known.Or(nil, -1.0); got != -1 {
+		t.Errorf("%g for what is not known, want -1", got)
+	}
+}
+
 func TestAs(t *testing.T) {
 	half := func(n int64) float64 { return float64(n) / 2 }
 	if got := known.As(new(int64(3)), half); got == nil || *got != 1.5 {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"tare/internal/lib/known"
 	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/scale/ledger"
@@ -344,7 +345,7 @@ func (t *screen) maps(l *ledger.Ledger) {
 		var rest *uint64 // nil where none of them has a known size
 		for _, m := range l.Maps[shown:] {
 			if m.Bytes != nil {
-				rest = new(*m.Bytes + *cmp.Or(rest, new(uint64)))
+				rest = new(*m.Bytes + known.Or(rest, 0))
 			}
 		}
 		t.line(fmt.Sprintf("  %10s %s", orDash(rest, quantity.Bytes), others(len(l.Maps)-shown, "map")))

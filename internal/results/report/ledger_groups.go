@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"tare/internal/lib/known"
 	"tare/internal/lib/quantity"
 	"tare/internal/scale/ledger"
 )
@@ -65,9 +66,9 @@ func (u *usage) worth(least int64, all usage) bool {
 
 // compare puts those first that used more CPU time, and then those that hold more hard memory.
 func (u *usage) compare(other *usage) int {
-	known := func(n *int64) int64 { return *cmp.Or(n, new(int64(-1))) }
-	return cmp.Or(cmp.Compare(known(other[usedCPU]), known(u[usedCPU])),
-		cmp.Compare(known(other[usedHard]), known(u[usedHard])))
+	last := func(unknown *int64) int64 { return known.Or(unknown, -1) }
+	return cmp.Or(cmp.Compare(last(other[usedCPU]), last(u[usedCPU])),
+		cmp.Compare(last(other[usedHard]), last(u[usedHard])))
 }
 
 // groupRow is a row of the table of groups: one group, and those that it stands for.

@@ -137,7 +137,7 @@ type amount struct {
 }
 
 func (a *amount) add(v *float64, sign float64) {
-	a.sum, a.unknown = a.sum+sign**cmp.Or(v, new(float64)), a.unknown || v == nil
+	a.sum, a.unknown = a.sum+sign*known.Or(v, 0), a.unknown || v == nil
 }
 
 func (a *amount) value() *float64 {

@@ -1,9 +1,10 @@
 package ledger
 
 import (
-	"cmp"
 	"math"
 	"slices"
+
+	"tare/internal/lib/known"
 )
 
 // Usage is what the CPU budget is made of, in seconds over one window.
@@ -142,7 +143,7 @@ func Budget(u Usage) CPU {
 
 // Waited is for how long the CPUs were there and idle: idle time without the part that was stolen.
 func (c CPU) Waited() float64 {
-	return c.Idle - *cmp.Or(c.IdleStolen, new(float64))
+	return c.Idle - known.Or(c.IdleStolen, 0)
 }
 
 // Closes says whether the parts sum to the capacity, up to rounding of floats.
@@ -153,7 +154,7 @@ func (c CPU) Closes() bool {
 // Derive fills what follows from the other fields: Hard, Soft and WorkingSet. slab_reclaimable, which cgroup v1 lacks,
 // counts as part of hard then: the kernel does not tell it apart.
 func (m *Memory) Derive() {
-	slab := int64(*cmp.Or(m.SlabReclaimable, new(uint64)))
+	slab := int64(known.Or(m.SlabReclaimable, 0))
 	if m.Anon != nil && m.Shmem != nil && m.Kernel != nil {
 		m.Hard = new(int64(*m.Anon) + int64(*m.Shmem) + int64(*m.Kernel) - slab)
 	}

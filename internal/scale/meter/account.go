@@ -145,7 +145,7 @@ func (a *account) bpfPrograms() []ledger.Program {
 }
 
 // ran is a program's run time; what is not known comes last.
-func ran(p ledger.Program) float64 { return *cmp.Or(p.RunSeconds, new(-1.0)) }
+func ran(p ledger.Program) float64 { return known.Or(p.RunSeconds, -1) }
 
 // unloaded warns of the programs that went away inside the window.
 func (a *account) unloaded(programs []ledger.Program) {
@@ -223,15 +223,15 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 	}
 	// The counters of a program that went away inside the window were last read at its start: what it ran since is not
 	// known.
-	known := !a.m.uncounted && (!p.Vanished || runs > 0)
-	if known {
+	counted := !a.m.uncounted && (!p.Vanished || runs > 0)
+	if counted {
 		out.RunCount, out.RunSeconds = &runs, &seconds
 	}
 	if runs > 0 {
 		out.NsPerRun = new(float64(ns) / float64(runs))
 	}
 	if p.RecursionMisses != nil {
-		out.RecursionMisses = new(*p.RecursionMisses - *cmp.Or(before.RecursionMisses, new(uint64)))
+		out.RecursionMisses = new(*p.RecursionMisses - known.Or(before.RecursionMisses, 0))
 	}
 
 	e := attribution.Evidence{RunNs: ns, Sole: a.sole(p)}
@@ -255,7 +255,7 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 		if a.m.sampler.Source() == perf.CPUClock { // a period of cycles is no time
 			sampled := attribution.SampledSeconds(n, a.m.sampler.Period().Seconds())
 			out.SampledSeconds = &sampled
-			if known {
+			if counted {
 				a.stolen(&out, n)
 				ran, _ := out.RanSeconds()
 				a.compare(p, ran, n, sampled)
@@ -383,7 +383,7 @@ func (a *account) bpfMaps() []ledger.Map {
 		}
 		out = append(out, lm)
 	}
-	bytes := func(m ledger.Map) uint64 { return *cmp.Or(m.Bytes, new(uint64)) }
+	bytes := func(m ledger.Map) uint64 { return known.Or(m.Bytes, 0) }
 	slices.SortStableFunc(out, func(x, y ledger.Map) int { return cmp.Compare(bytes(y), bytes(x)) })
 	return out
 }
@@ -448,7 +448,7 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 		}
 		out = append(out, c)
 	}
-	cpu := func(c ledger.Cgroup) float64 { return *cmp.Or(c.CPUSeconds, new(float64)) }
+	cpu := func(c ledger.Cgroup) float64 { return known.Or(c.CPUSeconds, 0) }
 	slices.SortStableFunc(out, func(x, y ledger.Cgroup) int {
 		return cmp.Or(cmp.Compare(cpu(y), cpu(x)), cmp.Compare(x.Path, y.Path))
 	})

@@ -106,7 +106,7 @@ func (s *Sandboxes) AddTo(l *ledger.Ledger) error {
 		}
 		l.Sandboxes = append(l.Sandboxes, out)
 	}
-	pss := func(b ledger.Sandbox) uint64 { return *cmp.Or(b.GrossMemory, new(uint64)) }
+	pss := func(b ledger.Sandbox) uint64 { return known.Or(b.GrossMemory, 0) }
 	slices.SortStableFunc(l.Sandboxes, func(a, b ledger.Sandbox) int { return cmp.Compare(pss(b), pss(a)) })
 	second := selfTime() - began
 	s.cost += second
