@@ -1,5 +1,5 @@
-// Package containment looks whether processes stay in the control groups whose counters stand for them. What runs
-// elsewhere, for a time or with one of its threads, costs what those counters lack.
+// Package containment checks whether processes stay in the control groups by whose counters they are weighed. Those
+// counters lack what a process uses elsewhere, even for a time or with one of its threads.
 //
 // It looks at both edges of a window, and compares what the processes used in between, by their own clocks, with what
 // their groups counted: so it finds what has left and come back, and children that have left and ended. What is not
@@ -40,7 +40,7 @@ type Stray struct {
 	Comm  string
 	Group string // where a thread of it is, or was at the first edge
 	What  string // of a group that does not count CPU time: the controllers of its hierarchy
-	Ended bool   // it was there at the first edge, and is not at the second
+	Back  bool   // it was there at the first edge alone, and is back, or has ended
 	// Lacking is the CPU time in seconds that Group, its own, did not count of it, its children and others of that
 	// group, which were elsewhere between the edges; 0 of one that is elsewhere at an edge.
 	Lacking float64
@@ -56,7 +56,7 @@ type Watch struct {
 	strays  []Stray            // at the first edge
 }
 
-// Begin looks at processes at the first edge.
+// Begin looks at the processes at the first edge.
 func Begin(l *cgroup.Layout, f proc.FS, members []Member) (*Watch, error) {
 	w := &Watch{layout: l, fs: f, clocks: map[int]Member{}, counted: map[string]float64{}}
 	var err error
@@ -81,13 +81,13 @@ func Begin(l *cgroup.Layout, f proc.FS, members []Member) (*Watch, error) {
 	return w, nil
 }
 
-// Known are the processes at the first edge, by pid.
-func (w *Watch) Known() map[int]proc.Process {
-	known := map[int]proc.Process{}
-	for pid, m := range w.clocks {
-		known[pid] = m.Process
+// Knows reports whether a process was a member at the first edge. A nil Watch knows none.
+func (w *Watch) Knows(p proc.Process) bool {
+	if w == nil {
+		return false
 	}
-	return known
+	before, known := w.clocks[p.PID]
+	return known && before.Start == p.Start
 }
 
 // End looks at the processes at the second edge, and gives all that were not in their groups at one of the edges or in
@@ -100,7 +100,7 @@ func (w *Watch) End(members []Member) ([]Stray, error) {
 	}
 	for _, s := range append(w.strays, lacking...) {
 		if !slices.ContainsFunc(strays, func(o Stray) bool { return o.PID == s.PID }) {
-			s.Ended = s.Lacking == 0
+			s.Back = s.Lacking == 0
 			strays = append(strays, s)
 		}
 	}
@@ -188,7 +188,7 @@ func (w *Watch) lacking(members []Member) (strays []Stray) {
 	return strays
 }
 
-// Describe says of processes, which are of something, where they are; empty where there are none.
+// Describe says in a sentence where the first of some processes is, and what it is a part of; empty without any.
 func Describe(strays []Stray, of string) string {
 	if len(strays) == 0 {
 		return ""
@@ -204,7 +204,7 @@ func Describe(strays []Stray, of string) string {
 	case s.Lacking > 0:
 		said = fmt.Sprintf("%s, or what it has started, was in other control groups for a time: %.200s did not count %.2f s "+
 			"of its CPU time", who, s.Group, s.Lacking)
-	case s.Ended:
+	case s.Back:
 		said = fmt.Sprintf("%s was in the control group %.200s%s when the window began", who, s.Group, what)
 	}
 	if n := len(strays) - 1; n > 0 {

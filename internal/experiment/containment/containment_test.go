@@ -114,7 +114,7 @@ func TestDescribe(t *testing.T) {
 		"process 7 (sh) of it is in the control group /a of memory, and 1 more elsewhere": {
 			{PID: 7, Comm: "sh", Group: "/a", What: "memory"}, {PID: 8, Comm: "sh", Group: "/b"}},
 		"process 7 (sh) of it was in the control group /a when the window began": {
-			{PID: 7, Comm: "sh", Group: "/a", Ended: true}},
+			{PID: 7, Comm: "sh", Group: "/a", Back: true}},
 	} {
 		if said := Describe(strays, "it"); said != want {
 			t.Errorf("it says %q, want %q", said, want)

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -279,7 +280,7 @@ func EndMarked(tree string) error {
 	}
 }
 
-// Watch looks whether the processes of a tree stay in its groups.
+// Watch checks whether the processes of a tree stay in its groups.
 type Watch struct {
 	tree  *Tree
 	apart bool
@@ -318,16 +319,11 @@ func (w *Watch) Strays() ([]containment.Stray, error) {
 
 // members are the living processes of the tree, wherever they are, each with the group that it must be in.
 func (t *Tree) members(apart bool) ([]containment.Member, error) {
-	pids, err := proc.FS{}.PIDs()
+	all, err := proc.FS{}.Processes()
 	if err != nil {
 		return nil, err
 	}
-	all := map[int]proc.Process{}
-	for _, pid := range pids {
-		if p, err := (proc.FS{}).Process(pid); err == nil && p.Alive() && !p.Kernel {
-			all[pid] = p
-		}
-	}
+	maps.DeleteFunc(all, func(_ int, p proc.Process) bool { return !p.Alive() || p.Kernel })
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	whole := t.home("", false)
@@ -335,13 +331,13 @@ func (t *Tree) members(apart bool) ([]containment.Member, error) {
 	of := map[int]*containment.Home{}       // by pid
 	first := uint64(math.MaxUint64)
 	for _, g := range t.groups {
-		home := whole
-		if apart && !g.inner {
-			home = t.home(g.name, true)
-			homes[groupMark(t.name, g.name)] = home
-		}
 		if g.inner {
 			continue
+		}
+		home := whole
+		if apart {
+			home = t.home(g.name, true)
+			homes[groupMark(t.name, g.name)] = home
 		}
 		for _, pid := range g.Members() {
 			of[pid] = home
@@ -350,10 +346,7 @@ func (t *Tree) members(apart bool) ([]containment.Member, error) {
 	for pid, s := range t.started {
 		first = min(first, s.at)
 		if all[pid].Start == s.at {
-			of[pid] = whole
-			if home := homes[groupMark(t.name, s.group)]; home != nil {
-				of[pid] = home
-			}
+			of[pid] = cmp.Or(homes[groupMark(t.name, s.group)], whole)
 		}
 	}
 	spared, mark, left := ancestors(), limitMark(t.name), markPatience
@@ -396,13 +389,15 @@ func (t *Tree) home(group string, counts bool) *containment.Home {
 	if h, ok := t.layout.CPU(); ok && counts {
 		home.Dir = t.dir(h, group)
 	}
-	home.Within = func(m cgroup.Membership) bool {
-		h := m.Hierarchy
-		if !slices.Contains(t.hs, h) || !h.V2 && !h.Has("cpu") && !h.Has("cpuacct") && !h.Has("memory") {
-			return true // nothing is weighed by it
+	own := map[*cgroup.Hierarchy]string{} // its identity in those by which something is weighed
+	for _, h := range t.hs {
+		if h.V2 || h.Has("cpu") || h.Has("cpuacct") || h.Has("memory") {
+			own[h] = h.Identity(strings.TrimPrefix(t.entry(h, group), h.Mount))
 		}
-		own := h.Identity(strings.TrimPrefix(t.entry(h, group), h.Mount))
-		return cgroup.Within(m.Identity, own)
+	}
+	home.Within = func(m cgroup.Membership) bool {
+		path, weighs := own[m.Hierarchy]
+		return !weighs || cgroup.Within(m.Identity, path)
 	}
 	return home
 }

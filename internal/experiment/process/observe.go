@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -350,7 +351,7 @@ func (e *Existing) Refresh() error {
 
 const maxAncestors = 1000 // of this process that are looked at
 
-// Watch begins to look whether what the target has started stays in its control group.
+// Watch begins to check whether what the target has started stays in its control group.
 func (e *Existing) Watch() (err error) {
 	if e.Path == "" {
 		return nil
@@ -391,33 +392,33 @@ const invocationPatience = time.Second
 // from, such as a session of a server that is observed, and all that they have started are none.
 func (e *Existing) members() ([]containment.Member, error) {
 	f := e.finder
+	all, err := f.Proc.Processes()
+	if err != nil {
+		return nil, err
+	}
 	var spared []int
 	for pid, n := f.Self, 0; pid > 1 && n < maxAncestors; n++ {
-		p, err := f.Proc.Process(pid)
-		if err != nil {
+		p, there := all[pid]
+		if !there {
 			break
 		}
 		if slices.Contains(e.PIDs, p.PPID) {
-			spared = withDescendants(f.Proc, []int{pid})
+			spared = descendants(all, []int{pid})
 			break
 		}
 		pid = p.PPID
-	}
-	all, err := f.Proc.PIDs()
-	if err != nil {
-		return nil, err
 	}
 	own := cgroup.Members([]string{e.Dir})
 	invocation, patience := "", invocationPatience
 	if len(own) > 0 {
 		invocation, _, _ = f.Proc.Getenv(own[0], invocationID, &patience)
 	}
-	for _, pid := range all {
-		p, err := f.Proc.Process(pid)
-		if err != nil || p.Kernel {
+	for _, pid := range slices.Sorted(maps.Keys(all)) {
+		p := all[pid]
+		if p.Kernel {
 			continue
 		}
-		known := slices.Contains(own, p.Session) || e.knows(p)
+		known := slices.Contains(own, p.Session) || e.watch.Knows(p)
 		if !known && invocation != "" {
 			of, _, _ := f.Proc.Getenv(pid, invocationID, &patience)
 			known = of == invocation
@@ -428,7 +429,7 @@ func (e *Existing) members() ([]containment.Member, error) {
 	}
 	// What the first process has started are services with groups of their own.
 	first := slices.Contains(own, 1)
-	own = withDescendants(f.Proc, slices.DeleteFunc(own, func(pid int) bool { return pid == 1 }))
+	own = descendants(all, slices.DeleteFunc(own, func(pid int) bool { return pid == 1 }))
 	if first {
 		own = append(own, 1)
 	}
@@ -438,21 +439,12 @@ func (e *Existing) members() ([]containment.Member, error) {
 	}
 	var members []containment.Member
 	for _, pid := range own {
-		p, err := f.Proc.Process(pid)
-		if err == nil && p.Alive() && !p.Kernel && !slices.Contains(spared, pid) {
+		p, there := all[pid]
+		if there && p.Alive() && !p.Kernel && !slices.Contains(spared, pid) {
 			members = append(members, containment.Member{Process: p, Home: home})
 		}
 	}
 	return members, nil
-}
-
-// knows reports whether a process was there when Watch was called.
-func (e *Existing) knows(p proc.Process) bool {
-	if e.watch == nil {
-		return false
-	}
-	before, known := e.watch.Known()[p.PID]
-	return known && before.Start == p.Start
 }
 
 // counting are the hierarchies in which the target's group is weighed: of CPU time, and of memory and v2 where it is in

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"tare/internal/experiment/placement"
 	"tare/internal/lib/fault"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
@@ -294,6 +295,30 @@ func TestObserve(t *testing.T) {
 	}
 }
 
+// watched is what is observed of a group, with the watch begun.
+func watched(t *testing.T, g *placement.Group) *Existing {
+	t.Helper()
+	l, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := Finder{Layout: l}.Find(Target{ByCgroup, g.Path()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Watch(); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func moveTo(t *testing.T, g *placement.Group, pid int) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dirOf(t, g), "cgroup.procs"), fmt.Appendln(nil, pid), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestStrays: what a process of an observed group has started and is in another group is named, even if its parent has
 // ended, unless this process comes from it.
 func TestStrays(t *testing.T) {
@@ -317,24 +342,12 @@ func TestStrays(t *testing.T) {
 	for len(children()) < 2 {
 		time.Sleep(time.Millisecond)
 	}
-	l, err := cgroup.Discover(cgroup.Roots{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	e, err := Finder{Layout: l}.Find(Target{ByCgroup, g.Path()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := e.Watch(); err != nil {
-		t.Fatal(err)
-	}
+	e := watched(t, g)
 	if stray, err := e.Strays(); stray != "" || err != nil {
 		t.Errorf("%q, %v, and all are in the group", stray, err)
 	}
 	left := children()[0]
-	if err := os.WriteFile(filepath.Join(dirOf(t, other), "cgroup.procs"), fmt.Appendln(nil, left), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	moveTo(t, other, left)
 	if err := e.Refresh(); err != nil {
 		t.Fatal(err)
 	}
@@ -374,20 +387,8 @@ func TestStraysOfUnit(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = syscall.Kill(left, syscall.SIGKILL) })
-	if err := os.WriteFile(filepath.Join(dirOf(t, other), "cgroup.procs"), fmt.Appendln(nil, left), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	l, err := cgroup.Discover(cgroup.Roots{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	e, err := Finder{Layout: l}.Find(Target{ByCgroup, g.Path()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := e.Watch(); err != nil {
-		t.Fatal(err)
-	}
+	moveTo(t, other, left)
+	e := watched(t, g)
 	want := fmt.Sprintf("process %d (", left)
 	if stray, err := e.Strays(); !strings.Contains(stray, want) || !strings.Contains(stray, other.Path()) || err != nil {
 		t.Errorf("%q, %v, want %q in %s", stray, err, want, other.Path())

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -62,15 +63,18 @@ func inSession(session int) []int {
 
 // withDescendants adds to processes those that they started, and so on.
 func withDescendants(f proc.FS, pids []int) []int {
-	all, err := f.PIDs()
+	all, err := f.Processes()
 	if err != nil {
 		return pids
 	}
+	return descendants(all, pids)
+}
+
+// descendants is withDescendants where all processes of the machine have been read.
+func descendants(all map[int]proc.Process, pids []int) []int {
 	children := map[int][]int{}
-	for _, pid := range all {
-		if p, err := f.Process(pid); err == nil {
-			children[p.PPID] = append(children[p.PPID], pid)
-		}
+	for pid, p := range all {
+		children[p.PPID] = append(children[p.PPID], pid)
 	}
 	seen := map[int]bool{}
 	for queue := slices.Clone(pids); len(queue) > 0; queue = queue[1:] {
@@ -79,12 +83,7 @@ func withDescendants(f proc.FS, pids []int) []int {
 			queue = append(queue, children[pid]...)
 		}
 	}
-	var found []int
-	for pid := range seen {
-		found = append(found, pid)
-	}
-	slices.Sort(found)
-	return found
+	return slices.Sorted(maps.Keys(seen))
 }
 
 // Listening are the TCP addresses that the command listens on, as host:port that can be dialled from here: an address

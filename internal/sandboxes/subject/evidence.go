@@ -103,9 +103,9 @@ func componentOf(comm string, cmdline []string, inPod bool) (string, error) {
 func (j *joined) find() map[*sandboxed][]int {
 	children := map[int][]int{}
 	if !j.plain() {
-		pids, _ := proc.FS{}.PIDs() // with an error it is those that could be listed
-		for _, pid := range pids {
-			if p, err := (proc.FS{}).Process(pid); err == nil && p.Alive() {
+		all, _ := proc.FS{}.Processes() // with an error none are known
+		for pid, p := range all {
+			if p.Alive() {
 				children[p.PPID] = append(children[p.PPID], pid)
 			}
 		}

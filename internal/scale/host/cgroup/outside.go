@@ -41,8 +41,12 @@ func (l *Layout) Outside(pid int, within func(Membership) bool) ([]Membership, e
 		}
 		var out []Membership
 		for _, line := range parseMembership(b) {
-			if h := l.of(line); h != nil && !within(Membership{h, h.fromProc(line.path)}) {
-				out = append(out, Membership{h, h.fromProc(line.path)})
+			h := l.of(line)
+			if h == nil {
+				continue
+			}
+			if m := (Membership{h, h.fromProc(line.path)}); !within(m) {
+				out = append(out, m)
 			}
 		}
 		if len(out) == 0 {

@@ -205,6 +205,21 @@ func (f FS) PIDs() ([]int, error) {
 	return lists.Map(entries, func(e Entry) int { return e.PID }), nil
 }
 
+// Processes reads all processes, by pid. One that cannot be read, such as one that ends meanwhile, is left out.
+func (f FS) Processes() (map[int]Process, error) {
+	pids, err := f.PIDs()
+	if err != nil {
+		return nil, err
+	}
+	all := make(map[int]Process, len(pids))
+	for _, pid := range pids {
+		if p, err := f.Process(pid); err == nil {
+			all[pid] = p
+		}
+	}
+	return all, nil
+}
+
 // Comm is the name of a process, at most 15 bytes; a process may set it as it likes.
 func (f FS) Comm(pid int) (string, error) {
 	b, err := f.read(pid, "comm")
