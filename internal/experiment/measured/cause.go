@@ -109,7 +109,7 @@ func DisturbanceOf(l *ledger.Ledger, tree string, self int) Disturbance {
 	if len(busy) == 0 {
 		busy = groups
 	}
-	d.Culprits, d.Mixed = largest(busy, maxCulprits), len(strays(l)) > 0
+	d.Culprits, d.Mixed = largest(busy, maxCulprits), stray(l) != nil
 	return d
 }
 

@@ -12,6 +12,7 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/record"
 	"tare/internal/experiment/role"
+	"tare/internal/lib/lists"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
 )
@@ -89,30 +90,25 @@ func (m *Measured) window() []Trip {
 // WarnStrays is the code of the warning about a process of the trial in a control group that is not the trial's.
 const WarnStrays = "left-group"
 
-// strays are the warnings about processes of the trial in other control groups; nil without a ledger.
-func strays(l *ledger.Ledger) (all []ledger.Warning) {
+// stray is the first warning about processes of the trial in other control groups; nil without one, or a ledger.
+func stray(l *ledger.Ledger) *ledger.Warning {
 	if l == nil {
 		return nil
 	}
-	for _, w := range l.Warnings {
-		if w.Code == WarnStrays {
-			all = append(all, w)
-		}
-	}
-	return all
+	return lists.Find(l.Warnings, func(w *ledger.Warning) bool { return w.Code == WarnStrays })
 }
 
 // contained: no process of the trial may be in other control groups.
 func (m *Measured) contained() (trips []Trip) {
-	if all := strays(m.Ledger); len(all) > 0 {
-		return []Trip{Tripped(GateContained, 1, 0, "%s", all[0].Message)}
+	if w := stray(m.Ledger); w != nil {
+		return []Trip{Tripped(GateContained, 1, 0, "%s", w.Message)}
 	}
 	return nil
 }
 
 // Outsiders is who uses what is in none of the trial's control groups, for messages.
 func (m *Measured) Outsiders() string {
-	if len(strays(m.Ledger)) > 0 {
+	if stray(m.Ledger) != nil {
 		return "others, or processes of the trial that left its control groups,"
 	}
 	return "others"

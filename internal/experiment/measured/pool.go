@@ -51,7 +51,7 @@ func (p *Pool) Gather() {
 
 // Strays reports whether processes of a node's trial were outside of its control groups.
 func (p *Pool) Strays() bool {
-	return slices.ContainsFunc(p.good, func(t *record.Trial) bool { return len(strays(t.Ledger)) > 0 })
+	return slices.ContainsFunc(p.good, func(t *record.Trial) bool { return stray(t.Ledger) != nil })
 }
 
 // mergedWork is what the subjects did by themselves, where each good node has it.

@@ -38,8 +38,8 @@ func Work[R any](ctx context.Context, conn *Conn, ready any, run func(context.Co
 	return WorkThenStalls(ctx, conn, ready, run, nil)
 }
 
-// Together runs all of them until ctx ends or one of them does. The others end by their context, or by end, which is
-// called once. The error is of all that had one.
+// Together runs functions side by side until ctx ends or one of them returns. It stops the others by their context and
+// by end, which it calls once, and returns the errors of all.
 func Together(ctx context.Context, end func(), all ...func(context.Context) error) (err error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -61,7 +61,7 @@ func Together(ctx context.Context, end func(), all ...func(context.Context) erro
 	return err
 }
 
-// Says is what says ready, and then lasts as long as its context.
+// Says returns a function for Together that sends the ready message, and then waits for the end of its context.
 func Says[T any](ready func(T) error, data T) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if err := ready(data); err != nil {

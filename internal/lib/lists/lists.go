@@ -3,7 +3,7 @@ package lists
 
 import "slices"
 
-// Map is what becomes of each of some values, in their order; nil of none.
+// Map returns what a function makes of each value, in the same order; nil where there are none.
 func Map[T, U any](all []T, of func(T) U) []U {
 	if len(all) == 0 {
 		return nil
@@ -15,7 +15,7 @@ func Map[T, U any](all []T, of func(T) U) []U {
 	return mapped
 }
 
-// Include is a list with those of some values at its end that it did not have.
+// Include appends the values that a list does not have yet.
 func Include[T comparable](list []T, values ...T) []T {
 	for _, v := range values {
 		if !slices.Contains(list, v) {
@@ -25,10 +25,10 @@ func Include[T comparable](list []T, values ...T) []T {
 	return list
 }
 
-// Find is the first in a list that is such; nil where none is.
-func Find[T any](list []T, such func(*T) bool) *T {
+// Find returns the first element that satisfies a condition; nil where none does.
+func Find[T any](list []T, satisfies func(*T) bool) *T {
 	for i := range list {
-		if such(&list[i]) {
+		if satisfies(&list[i]) {
 			return &list[i]
 		}
 	}

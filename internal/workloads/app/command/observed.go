@@ -47,7 +47,7 @@ func (o *observed) Serve(context.Context) (app kind.App, err error) {
 	return app, err
 }
 
-// Begun begins to look whether it stays in its control group.
+// Begun begins to check whether it stays in its control group.
 func (o *observed) Begun(context.Context, role.Schedule) error { return o.existing.Watch() }
 
 // After fails the trial where what was observed has gone meanwhile.

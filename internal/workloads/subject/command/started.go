@@ -265,7 +265,7 @@ func (o *observed) Start(context.Context) error {
 	return o.trial.Observe(kind.Subject, "", o.existing.Path)
 }
 
-// Begun begins to look whether it stays in its control group.
+// Begun begins to check whether it stays in its control group.
 func (o *observed) Begun(context.Context, role.Schedule) error { return o.existing.Watch() }
 
 // After finds what belongs to it now.
