@@ -555,9 +555,7 @@ func (s smallest) spec(t *testing.T, name string) string {
 // failures.
 func TestBuiltIns(t *testing.T) {
 	needsRoot(t)
-	everyday := []string{"quickstart", "config-push", "config-scale", "controlplane-scale", "ebpf-memory",
-		"mesh-connections",
-		"mesh-redirect", "sandbox-overhead", "trace-exec", "trace-starved"}
+	everyday := []string{"quickstart", "config-push", "mesh-connections", "sandbox-overhead", "trace-exec"}
 	for _, name := range experiments.Names() {
 		t.Run(name, func(t *testing.T) {
 			s, ok := smallests[name]

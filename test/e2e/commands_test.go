@@ -16,6 +16,7 @@ import (
 	"tare/internal/experiment/record"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
+	"tare/test/long"
 )
 
 // needsPrograms skips a test for which a program is missing that test/setup installs.
@@ -53,6 +54,7 @@ func runSpec(t *testing.T, spec string) []record.Trial {
 // TestCommandsPage runs the example of docs/commands.md: nginx under wrk and under Tare's own load. Each tells what it
 // measured, in metrics that are not the other's, and both find the same server.
 func TestCommandsPage(t *testing.T) {
+	long.Test(t, "8 s: the experiment of docs/commands.md")
 	needsRoot(t)
 	needsPrograms(t, "nginx", "wrk")
 	page, err := os.ReadFile("../../docs/commands.md")

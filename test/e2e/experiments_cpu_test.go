@@ -19,6 +19,7 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/lib/stats"
 	"tare/internal/results/analysis"
+	"tare/test/long"
 	"tare/test/quiet"
 )
 
@@ -120,6 +121,7 @@ func runCounts(t *testing.T, c *record.Contents) {
 // TestLimitedUsage: what a trial says that the groups with a limit used is what their own files say, in the smallest
 // form of the experiment.
 func TestLimitedUsage(t *testing.T) {
+	long.Test(t, "10 s: two blocks of an experiment whose application has a limit")
 	needsRoot(t)
 	leavesNothing(t)
 	const name = "ebpf-cpu-limit"

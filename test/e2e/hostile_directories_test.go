@@ -472,7 +472,7 @@ var directoryAttacks = []struct {
 func TestHostileDirectories(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
-	for _, a := range long.Some(10, directoryAttacks) {
+	for _, a := range long.Some(5, directoryAttacks) {
 		t.Run(a.name, func(t *testing.T) {
 			s := newShared(t)
 			a.do(s)

@@ -81,7 +81,7 @@ func TestHostileProxies(t *testing.T) {
 	leavesNothing(t)
 	busy, idle := make(chan struct{}, 3), make(chan struct{}, 8) // so many at a time
 	var all sync.WaitGroup
-	for i, a := range long.Some(len(proxyAttacks)/2, proxyAttacks) {
+	for i, a := range long.Some(len(proxyAttacks)/3, proxyAttacks) {
 		slots := busy
 		if a.idle {
 			slots = idle

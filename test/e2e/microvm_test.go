@@ -21,6 +21,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"tare/test/binary"
+	"tare/test/long"
 )
 
 // ociRuntime is a runtime with runc's command line.
@@ -782,6 +783,7 @@ func charged(t *testing.T, name string) int {
 // often each is killed.
 func TestMicrovmKilled(t *testing.T) {
 	r := microvm(t)
+	victims := long.Some(2, []string{"runtime", "shim", "qemu-system-x86", "virtiofsd"})
 	times := 1
 	if n, err := strconv.Atoi(os.Getenv("TARE_KILLS")); err == nil {
 		times = n
@@ -801,8 +803,8 @@ func TestMicrovmKilled(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	t.Logf("seed %d", seed)
 	whole := time.Second // from the beginning until it runs, as the last one took
-	for i := range 4 * times {
-		victim := []string{"runtime", "shim", "qemu-system-x86", "virtiofsd"}[i%4]
+	for i := range len(victims) * times {
+		victim := victims[i%len(victims)]
 		out, err := os.Create(filepath.Join(bundle, "output"))
 		if err != nil {
 			t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 
 	"tare/internal/experiment/record"
 	"tare/internal/sandboxes/oci"
+	"tare/test/long"
 )
 
 // TestOutOfMemory: what the kernel kills because a limit leaves it no memory is named, plainly and in a container.
@@ -70,6 +71,9 @@ func TestOutOfMemoryInside(t *testing.T) {
 		"guest":   {"runtime: %q, memory: 64MiB", fmt.Sprintf(byGuest, "its container may have 67.1 MB")},
 	} {
 		t.Run(arm, func(t *testing.T) {
+			if arm == "microvm" {
+				long.Test(t, "6 s: the same where the machine is what has too little memory")
+			}
 			leavesNothing(t)
 			runtime, env := "microvm", []string(nil)
 			if strings.Contains(c.says, "runsc") {

@@ -102,6 +102,7 @@ func TestRedisInside(t *testing.T) {
 		t.Run(runtime, func(t *testing.T) {
 			at := runtime
 			if runtime == "microvm" {
+				long.Test(t, "10 s: virtual machines are booted, and redis in one")
 				for _, v := range microvm(t).env {
 					name, value, _ := strings.Cut(v, "=")
 					t.Setenv(name, value)

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"tare/test/binary"
+	"tare/test/long"
 	"tare/test/speed"
 	"tare/test/vm/guest"
 )
@@ -55,6 +56,9 @@ var kernelPackages = []struct {
 func TestPackages(t *testing.T) {
 	for _, part := range kernelPackages {
 		t.Run(part.name, func(t *testing.T) {
+			if part.name != "host" {
+				long.Test(t, "6 min in all: the data plane, tracers and stores on an emulated machine")
+			}
 			t.Parallel()
 			testPackages(t, Options{CPUs: part.cpus, Cmdline: part.cmdline}, part.patterns)
 		})
