@@ -238,7 +238,7 @@ func (e *Existing) findGroup(identity string) error {
 // sandboxes knows, and by those of engines that shorten the id. A monitor beside a container, such as
 // crio-conmon-ID.scope, is not part of it.
 func isContainer(name, id string) bool {
-	if whole, err := sandbox.ContainerOf(name); err == nil && whole != "" {
+	if whole := sandbox.ContainerOf(name); whole != "" {
 		return strings.HasPrefix(whole, id)
 	}
 	if strings.Contains(name, "conmon-") {

@@ -88,15 +88,15 @@ var Components = []string{Workload, Shim, Sentry, Gofer, VMM, Virtiofsd, Monitor
 
 // componentOf tells what a process of a sandbox is: by its command line, else by whether it is where the application
 // belongs. What begins a container is its application here, which it becomes.
-func componentOf(comm string, cmdline []string, inPod bool) (string, error) {
-	c, err := sandbox.ComponentOf(comm, cmdline)
+func componentOf(comm string, cmdline []string, inPod bool) string {
+	c := sandbox.ComponentOf(comm, cmdline)
 	switch {
 	case slices.Contains(Components, string(c)):
-		return string(c), err
+		return string(c)
 	case inPod:
-		return Workload, err
+		return Workload
 	}
-	return Monitor, err
+	return Monitor
 }
 
 // find finds the processes of a sandbox: those in its groups, and what the shim has started elsewhere.
@@ -210,9 +210,7 @@ func processOf(r *cgroup.Resolver, pid int, inPod bool) (p Process, err error) {
 	if err != nil {
 		return p, err
 	}
-	if p.Component, err = componentOf(p.Comm, cmdline, inPod); err != nil {
-		return p, err
-	}
+	p.Component = componentOf(p.Comm, cmdline, inPod)
 	if p.Resident, err = residentOf(fs, pid); err != nil {
 		return p, err
 	}

@@ -100,11 +100,7 @@ func (s *Sandboxes) AddTo(l *ledger.Ledger) error {
 	}
 	for _, b := range c.Sandboxes {
 		e := entry{s: s, c: c, b: b, memory: memory, cgroups: cgroups}
-		out, err := e.sandbox()
-		if err != nil {
-			return err
-		}
-		l.Sandboxes = append(l.Sandboxes, out)
+		l.Sandboxes = append(l.Sandboxes, e.sandbox())
 	}
 	pss := func(b ledger.Sandbox) uint64 { return known.Or(b.GrossMemory, 0) }
 	slices.SortStableFunc(l.Sandboxes, func(a, b ledger.Sandbox) int { return cmp.Compare(pss(b), pss(a)) })
@@ -184,7 +180,7 @@ type entry struct {
 	untimed []string                  // processes and threads whose CPU time is missing from sums
 }
 
-func (e *entry) sandbox() (ledger.Sandbox, error) {
+func (e *entry) sandbox() ledger.Sandbox {
 	b := e.b
 	out := ledger.Sandbox{
 		ID: b.ID, Runtime: b.Runtime, Engine: b.Engine, Driver: b.Driver, VM: b.VM, Arrangement: b.Row, Title: b.Title,
@@ -201,7 +197,7 @@ func (e *entry) sandbox() (ledger.Sandbox, error) {
 	out.Components = e.components()
 	e.sums(&out)
 	e.groups(&out)
-	findings, err := e.c.Findings(b, func(p *sandbox.Process) (uint64, string, bool) {
+	findings := e.c.Findings(b, func(p *sandbox.Process) (uint64, string, bool) {
 		m := e.memory[p].memory
 		if m == nil {
 			return 0, "", false
@@ -211,7 +207,7 @@ func (e *entry) sandbox() (ledger.Sandbox, error) {
 	for _, f := range findings {
 		out.Findings = append(out.Findings, ledger.SandboxFinding{Code: f.Code, Message: f.Message})
 	}
-	return out, err
+	return out
 }
 
 // used is the CPU time that a task has used between the edges; one that started in between began at 0. nil where it is

@@ -104,8 +104,8 @@ func (v Victim) name(component func(int) string) string {
 		name += ", program " + v.Program
 	}
 	name += ")"
-	c, err := sandbox.ComponentOf(v.Comm, []string{v.Program})
-	if component != nil && (err != nil || c == "") {
+	c := sandbox.ComponentOf(v.Comm, []string{v.Program})
+	if component != nil && c == "" {
 		c = sandbox.Component(component(v.PID))
 	}
 	if c != "" && c != sandbox.Workload {

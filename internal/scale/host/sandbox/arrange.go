@@ -88,11 +88,8 @@ func among(some []Place, p Place) bool { return some == nil || slices.Contains(s
 type Sizes func(*Process) (bytes uint64, definition string, known bool)
 
 // Findings are what is worth saying about a sandbox, in the order of the table; each code and component once.
-func (c *Census) Findings(s *Sandbox, sizes Sizes) ([]Finding, error) {
-	t, err := builtin()
-	if err != nil {
-		return nil, err
-	}
+func (c *Census) Findings(s *Sandbox, sizes Sizes) []Finding {
+	t := builtin()
 	var found []Finding
 	for i := range t.Findings {
 		r := &t.Findings[i]
@@ -108,17 +105,20 @@ func (c *Census) Findings(s *Sandbox, sizes Sizes) ([]Finding, error) {
 				continue
 			}
 		}
-		parts := slices.DeleteFunc(s.parts(r.Component), func(p part) bool { return !r.concerns(p) })
-		if len(parts) == 0 {
-			continue
+		for _, component := range r.Components {
+			parts := slices.DeleteFunc(s.parts(component), func(p part) bool { return !r.concerns(p) })
+			if len(parts) == 0 {
+				continue
+			}
+			words := s.words(component, parts, sizes)
+			if left != nil {
+				words = append(words, "{left_group}", left.inWords(s), "{left_size}", bytesOf(leftBytes))
+			}
+			found = append(found, Finding{Code: r.Code, Sandbox: s.ID,
+				Message: strings.NewReplacer(words...).Replace(r.Says)})
 		}
-		words := s.words(r, parts, sizes)
-		if left != nil {
-			words = append(words, "{left_group}", left.inWords(s), "{left_size}", bytesOf(leftBytes))
-		}
-		found = append(found, Finding{Code: r.Code, Sandbox: s.ID, Message: strings.NewReplacer(words...).Replace(r.Says)})
 	}
-	return found, nil
+	return found
 }
 
 // runsApplication says whether the application was found, or what runs it.
@@ -140,7 +140,7 @@ func (r *findingRule) concerns(p part) bool {
 }
 
 // words are what the names in a finding's words stand for.
-func (s *Sandbox) words(r *findingRule, parts []part, sizes Sizes) []string {
+func (s *Sandbox) words(c Component, parts []part, sizes Sizes) []string {
 	var sum uint64
 	size, definition := "size not read", ""
 	counted := map[*Process]bool{}
@@ -162,7 +162,7 @@ func (s *Sandbox) words(r *findingRule, parts []part, sizes Sizes) []string {
 	}
 	first := parts[0]
 	return []string{
-		"{sandbox}", s.label(), "{component}", ComponentName(r.Component), "{size}", size, "{owner}", owner,
+		"{sandbox}", s.label(), "{component}", ComponentName(c), "{size}", size, "{owner}", owner,
 		"{cpu}", first.cpu.inWords(s), "{memory}", first.memory.inWords(s), "{empty}", strconv.Itoa(len(s.Empty)),
 	}
 }

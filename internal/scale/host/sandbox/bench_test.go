@@ -186,12 +186,3 @@ func BenchmarkReadGather(b *testing.B) {
 	}
 	b.ReportMetric(float64(cost.Microseconds())/1e3/float64(b.N), "ms-CPU/reading")
 }
-
-func BenchmarkTable(b *testing.B) {
-	b.ReportAllocs()
-	for range b.N {
-		if err := newTable().compile(); err != nil {
-			b.Fatal(err)
-		}
-	}
-}

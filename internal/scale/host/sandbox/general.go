@@ -123,63 +123,58 @@ var otherRows = []row{
 	},
 }
 
-const saysAlone = "the {component} of sandbox {sandbox} runs, and no application was found: it has ended, or it is " +
-	"in a group that does not name its container, and what it uses is not listed here"
-
 // commonFindings are those of components that several runtimes have.
 var commonFindings = []findingRule{
-	{Code: "application-not-found", Component: Shim, Alone: true, Says: saysAlone},
-	{Code: "application-not-found", Component: Monitor, Alone: true, Says: saysAlone},
 	{
-		Code: "cpu-apart-from-memory", Hierarchy: "v1", Component: VCPU,
+		Code: "application-not-found", Components: []Component{Shim, Monitor}, Alone: true,
+		Says: "the {component} of sandbox {sandbox} runs, and no application was found: it has ended, or it is " +
+			"in a group that does not name its container, and what it uses is not listed here",
+	},
+	{
+		Code: "cpu-apart-from-memory", Hierarchy: "v1", Components: []Component{VCPU},
 		CPU:          []Place{PlaceSandbox, PlaceContainer, PlacePod, PlaceOwn},
 		LeaderMemory: []Place{PlaceOverhead, PlaceService, PlaceRoot, PlaceOther},
 		Says: "sandbox {sandbox}: CPU is charged to {cpu} but memory to {memory}: on cgroup v1 only the vCPU " +
 			"threads were moved, and memory follows the thread-group leader",
 	},
 	{
-		Code: "literal-directory", Component: VMM, Any: []Place{PlaceLiteral},
+		Code: "literal-directory", Components: []Component{VMM}, Any: []Place{PlaceLiteral},
 		Says: "the {component} of sandbox {sandbox} ({size}) is in {memory}: the runtime used systemd's " +
 			"notation as the name of a directory, so its pod's limits do not apply to it and its pod's " +
 			"statistics leave it out",
 	},
 	{
-		Code: "literal-directory", Component: VCPU, Any: []Place{PlaceLiteral},
+		Code: "literal-directory", Components: []Component{VCPU}, Any: []Place{PlaceLiteral},
 		Says: "vCPU threads of sandbox {sandbox} are in {cpu}: the runtime used systemd's notation as the name " +
 			"of a directory, so its pod's limits do not apply to them and its pod's statistics leave them " +
 			"out",
 	},
 	{
-		Code: "mischarged", Component: VMM, Memory: []Place{PlaceService, PlaceRoot, PlaceOther},
+		Code: "mischarged", Components: []Component{VMM}, Memory: []Place{PlaceService, PlaceRoot, PlaceOther},
 		Says: "the {component} of sandbox {sandbox} ({size}) is charged to {memory}, outside {owner}",
 	},
 	{
-		Code: "mischarged", Component: Virtiofsd, Memory: []Place{PlaceService, PlaceRoot, PlaceOther},
+		Code: "mischarged", Components: []Component{Virtiofsd}, Memory: []Place{PlaceService, PlaceRoot, PlaceOther},
 		Says: "the {component} of sandbox {sandbox} ({size}) is charged to {memory}, outside {owner}: pages of " +
 			"the guest that it touches first are charged there too",
 	},
 	{
-		Code: "mischarged", Component: Workload, Memory: []Place{PlaceService, PlaceRoot},
+		Code: "mischarged", Components: []Component{Workload}, Memory: []Place{PlaceService, PlaceRoot},
 		Says: "a process of the application in sandbox {sandbox} ({size}) is charged to {memory}, outside " +
 			"{owner}",
 	},
 	{
-		Code: "overhead-outside-pod", Component: VMM, Memory: []Place{PlaceOverhead},
+		Code: "overhead-outside-pod", Components: []Component{VMM}, Memory: []Place{PlaceOverhead},
 		Says: "the {component} of sandbox {sandbox} ({size}) is charged to {memory}, outside {owner}, so no " +
 			"limit set there applies to it and no statistics kept there count it",
 	},
 	{
-		Code: "overhead-outside-pod", Component: Virtiofsd, Memory: []Place{PlaceOverhead},
+		Code: "overhead-outside-pod", Components: []Component{Virtiofsd, Shim}, Memory: []Place{PlaceOverhead},
 		Says: "the {component} of sandbox {sandbox} ({size}) is charged to {memory}, outside {owner}, so no " +
 			"limit set there applies to it",
 	},
 	{
-		Code: "overhead-outside-pod", Component: Shim, Memory: []Place{PlaceOverhead},
-		Says: "the {component} of sandbox {sandbox} ({size}) is charged to {memory}, outside {owner}, so no " +
-			"limit set there applies to it",
-	},
-	{
-		Code: "pages-stayed-behind", Hierarchy: "v2", Component: VMM,
+		Code: "pages-stayed-behind", Hierarchy: "v2", Components: []Component{VMM},
 		Memory: []Place{PlaceSandbox, PlaceContainer, PlacePod, PlaceOwn}, Left: PlaceOverhead,
 		Says: "the whole VMM of sandbox {sandbox} was moved into {memory}, but {left_size} of pages that it " +
 			"had touched before stay charged to {left_group}, beyond what the processes there account for: " +

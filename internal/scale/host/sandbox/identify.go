@@ -72,23 +72,18 @@ func (t *table) locate(group string) *where {
 
 // ContainerOf is the id of the container or sandbox whose group has a name, as a census finds it; empty where the name
 // is not that of one, or of a helper beside one.
-func ContainerOf(name string) (id string, err error) {
-	t, err := builtin()
-	if err != nil {
-		return "", err
-	}
-	switch w := t.locate("/" + name); w.place {
+func ContainerOf(name string) string {
+	switch w := builtin().locate("/" + name); w.place {
 	case PlaceContainer, PlaceSandbox, PlaceLiteral:
-		return w.id, nil
+		return w.id
 	}
-	return "", nil
+	return ""
 }
 
 func (t *table) pathRule(element, above string) *pathRule {
 	for i := range t.Paths {
 		r := &t.Paths[i]
-		if r.Match.matches(element) && (r.Under.text == "" || r.Under.matches(above)) &&
-			(r.Not.text == "" || !r.Not.matches(element)) {
+		if r.Match.matches(element) && r.Under.matches(above) && (r.Not == nil || !r.Not.matches(element)) {
 			return r
 		}
 	}
@@ -150,13 +145,9 @@ func (c *claim) component() Component {
 
 // ComponentOf says what a process is of which it is known that it is of a sandbox, by its command line: other than for
 // a census, it need not name that sandbox. It is empty where the table does not know it, as it does no application.
-func ComponentOf(comm string, args []string) (Component, error) {
-	t, err := builtin()
-	if err != nil {
-		return "", err
-	}
-	c := t.match(command{comm: comm, args: args}, true)
-	return c.component(), nil
+func ComponentOf(comm string, args []string) Component {
+	c := builtin().match(command{comm: comm, args: args}, true)
+	return c.component()
 }
 
 // identify reads a command line.
@@ -181,10 +172,10 @@ func (t *table) match(c command, known bool) claim {
 	for _, name := range names {
 		for i := range t.Processes {
 			r := &t.Processes[i]
-			if r.Kernel || r.Program.text == "" || !r.Program.matches(name) || !r.Comm.matches(c.comm) {
+			if r.Kernel || r.Program == nil || !r.Program.matches(name) || !r.Comm.matches(c.comm) {
 				continue
 			}
-			if r.Args.text != "" {
+			if r.Args != nil {
 				if line == "" {
 					line = strings.Join(c.args, " ")
 				}
@@ -244,7 +235,7 @@ func nameSandbox(c *claim, args []string) {
 		}
 		for _, v := range values {
 			id := v
-			if src.Match.text != "" {
+			if src.Match != nil {
 				id = src.Match.capture(v, "id")
 			}
 			if !validID(id) {

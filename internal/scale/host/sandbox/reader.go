@@ -84,11 +84,8 @@ type knownThread struct {
 }
 
 // New makes a Reader. Close it. The error is a fault with code Machine where /proc is not mounted.
-func New(o Options) (*Reader, error) {
-	t, err := builtin()
-	if err != nil {
-		return nil, err
-	}
+func New(o Options) (_ *Reader, err error) {
+	t := builtin()
 	r := &Reader{fs: proc.FS{Root: o.Root}, root: filepath.Join("/", o.Root), table: t, known: map[int]*known{},
 		buf: make([]byte, maxCommand), paths: map[string]*where{}, states: map[string]*state{}}
 	if len(o.RuntimeRoots) > 0 {

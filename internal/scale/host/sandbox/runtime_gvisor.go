@@ -75,20 +75,17 @@ func init() {
 		},
 		Findings: []findingRule{
 			{
-				Code: "mischarged", Component: Sentry, Memory: []Place{PlaceService, PlaceRoot, PlaceOther},
-				Says: "the {component} of sandbox {sandbox} ({size}) is charged to {memory}, outside {owner}",
+				Code: "mischarged", Components: []Component{Sentry, Gofer},
+				Memory: []Place{PlaceService, PlaceRoot, PlaceOther},
+				Says:   "the {component} of sandbox {sandbox} ({size}) is charged to {memory}, outside {owner}",
 			},
 			{
-				Code: "mischarged", Component: Gofer, Memory: []Place{PlaceService, PlaceRoot, PlaceOther},
-				Says: "the {component} of sandbox {sandbox} ({size}) is charged to {memory}, outside {owner}",
-			},
-			{
-				Code: "empty-container-groups", Component: Sentry, Memory: []Place{PlacePod}, EmptyGroups: true,
+				Code: "empty-container-groups", Components: []Component{Sentry}, Memory: []Place{PlacePod}, EmptyGroups: true,
 				Says: "the {empty} container groups below the pod of sandbox {sandbox} hold no process: gVisor makes " +
 					"them for cAdvisor, and everything is charged to {memory}",
 			},
 			{
-				Code: "one-group-for-all", Component: Sentry, Pod: new(true), Memory: []Place{PlaceContainer},
+				Code: "one-group-for-all", Components: []Component{Sentry}, Pod: new(true), Memory: []Place{PlaceContainer},
 				Says: "all containers of sandbox {sandbox} are charged to {memory}, that of its pause container: " +
 					"statistics by container show nothing for the others",
 			},

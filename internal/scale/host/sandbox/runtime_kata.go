@@ -152,7 +152,7 @@ func init() {
 		},
 		Findings: []findingRule{
 			{
-				Code: "vmm-inside-shim", Row: "kata-dragonball", Component: VMM,
+				Code: "vmm-inside-shim", Row: "kata-dragonball", Components: []Component{VMM},
 				Says: "the VMM of sandbox {sandbox} runs inside its shim ({size}): the two cannot be told apart",
 			},
 		},

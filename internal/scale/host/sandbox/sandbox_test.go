@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,15 +26,6 @@ func TestMain(m *testing.M) {
 		}
 	}
 	os.Exit(m.Run())
-}
-
-func mustTable(t testing.TB) *table {
-	t.Helper()
-	table, err := builtin()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return table
 }
 
 // What a path says, for names beside those of the fixtures.
@@ -63,25 +55,57 @@ func TestLocate(t *testing.T) {
 			"cgroupfs"},
 		{"relative/" + hex, "", hex, "container", "cgroupfs"},
 	} {
-		w := mustTable(t).locate(c.path)
+		w := builtin().locate(c.path)
 		if got := [4]string{w.pod, w.id, string(w.place), w.driver}; got != [4]string{c.pod, c.id, c.place, c.driver} {
 			t.Errorf("%s: %q, want %q", c.path, got, c)
 		}
 	}
 }
 
-// A rule that is wrong says so, and no table is made of it.
-func TestTableRefusesWhatIsWrong(t *testing.T) {
+// Every expression compiles and has only groups that are read of it, and every component is one.
+func TestTable(t *testing.T) {
 	guest.KernelFree(t)
-	for says, wrong := range map[string]*table{
-		"missing":          {Paths: []pathRule{{Match: expr("("), Place: PlacePod}}},
-		`no group "who"`:   {Paths: []pathRule{{Match: expr("(?P<who>x)"), Place: PlacePod}}},
-		`component "vm"`:   {Processes: []processRule{{Program: expr("x"), Component: "vm"}}},
-		`component "vmmm"`: {Rows: []row{{Name: "x", Components: map[Component]places{"vmmm": {}}}}},
-	} {
-		if err := wrong.compile(); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%v, want %q", err, says)
+	check := func(e expression, groups ...string) {
+		if e == nil {
+			return
 		}
+		for _, name := range e().SubexpNames() {
+			if name != "" && !slices.Contains(groups, name) {
+				t.Errorf("%s: no group %q is read here", e(), name)
+			}
+		}
+	}
+	known := func(components ...Component) {
+		for _, c := range components {
+			if !slices.Contains(Components, c) {
+				t.Errorf("there is no component %q", c)
+			}
+		}
+	}
+	all := builtin()
+	for _, r := range all.Paths {
+		check(r.Match, "pod", "id")
+		check(r.Under)
+		check(r.Not)
+	}
+	for _, r := range all.Processes {
+		check(r.Program)
+		check(r.Comm, "pid")
+		check(r.Args)
+		known(r.Component)
+		for _, source := range r.ID {
+			check(source.Match, "id")
+		}
+	}
+	for _, r := range all.Threads {
+		check(r.Comm)
+		known(r.Component)
+	}
+	for _, r := range all.Rows {
+		known(slices.Collect(maps.Keys(r.Components))...)
+	}
+	for _, r := range all.Findings {
+		known(r.Components...)
 	}
 }
 
@@ -358,7 +382,7 @@ func FuzzLocate(f *testing.F) {
 	} {
 		f.Add(s)
 	}
-	table := mustTable(f)
+	table := builtin()
 	f.Fuzz(func(t *testing.T, path string) {
 		w := table.locate(path)
 		if w.id != "" && !validID(w.id) {
@@ -374,7 +398,7 @@ func FuzzIdentify(f *testing.F) {
 	f.Add("qemu-system-x86", "qemu-system-x86_64\x00-name\x00sandbox-a,debug-threads=on\x00", "/usr/bin/qemu", false)
 	f.Add("vhost-12", "", "", true)
 	f.Add("exe", "runsc-sandbox\x00boot\x00x\x00", "/usr/bin/runsc (deleted)", false)
-	table := mustTable(f)
+	table := builtin()
 	f.Fuzz(func(t *testing.T, comm, text, exe string, kernel bool) {
 		args := arguments([]byte(text))
 		c := table.identify(command{comm: comm, exe: exe, args: args, kernel: kernel})
@@ -392,7 +416,7 @@ func FuzzState(f *testing.F) {
 	f.Add([]byte(`{"annotations": {"io.kubernetes.cri.sandbox-id": "x", "io.kubernetes.cri.sandbox-memory": "1"}}`))
 	f.Add([]byte(`{"pid": 1, "cgroup_paths": {"": "/x"}, "cgroup-path": "/y"}`))
 	f.Add([]byte(`{"goferPid": {"val": 3}, "sandbox": {"pid": 1e300}}`))
-	table := mustTable(f)
+	table := builtin()
 	f.Fuzz(func(t *testing.T, text []byte) {
 		for _, rule := range table.States {
 			s := &state{pids: map[int]role{}}

@@ -2,8 +2,6 @@ package sandbox
 
 import (
 	"cmp"
-	"errors"
-	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -71,11 +69,8 @@ type table struct {
 	Findings  []findingRule
 }
 
-// builtin is the table of all that is registered. A test makes it, so that it cannot be wrong.
-var builtin = sync.OnceValues(func() (*table, error) {
-	t := newTable()
-	return t, t.compile()
-})
+// builtin is the table of all that is registered.
+var builtin = sync.OnceValue(newTable)
 
 // newTable puts together what is registered, and what belongs to no runtime and no engine.
 func newTable() *table {
@@ -150,38 +145,34 @@ func (t *table) below(dir string) {
 	}
 }
 
-// expression is a regular expression that must match the whole of a string. {uid}, {hex} and {id} are kinds of ids. The
-// zero value matches everything.
-type expression struct {
-	text string
-	*regexp.Regexp
-}
+// expression is a regular expression that must match the whole of a string. nil matches everything.
+type expression func() *regexp.Regexp
 
-// expr is an expression; compile compiles it.
-func expr(text string) expression { return expression{text: text} }
+// expr is an expression, which is compiled when it is first needed. {uid}, {hex} and {id} are kinds of ids. Tests
+// compile them all, so that none can be wrong.
+func expr(text string) expression {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile("^(?:" + idKinds.Replace(text) + ")$") })
+}
 
 // idKinds are what {name} stands for in expressions.
-var idKinds = map[string]string{
-	"uid": "[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32}",
-	"hex": "[0-9a-f]{64}",
-	"id":  "[A-Za-z0-9][A-Za-z0-9_.+-]*", // of at most 128 bytes: validID
-}
+var idKinds = strings.NewReplacer(
+	"{uid}", "[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32}",
+	"{hex}", "[0-9a-f]{64}",
+	"{id}", "[A-Za-z0-9][A-Za-z0-9_.+-]*", // of at most 128 bytes: validID
+)
 
-func (e *expression) matches(s string) bool { return e.Regexp == nil || e.MatchString(s) }
+func (e expression) matches(s string) bool { return e == nil || e().MatchString(s) }
 
 // capture is what a group of the given name matched; empty where the expression does not match or has none.
-func (e *expression) capture(s, name string) string {
-	if e.Regexp == nil {
+func (e expression) capture(s, name string) string {
+	if e == nil {
 		return ""
 	}
-	return captured(e.Regexp, e.FindStringSubmatch(s), name)
-}
-
-func captured(re *regexp.Regexp, match []string, name string) string {
-	if i := re.SubexpIndex(name); match != nil && i >= 0 {
-		return match[i]
+	match, i := e().FindStringSubmatch(s), e().SubexpIndex(name)
+	if match == nil || i < 0 {
+		return ""
 	}
-	return ""
+	return match[i]
 }
 
 // pathRule is for one element of the path of a control group, from the root down. The deepest that matches says what
@@ -281,12 +272,12 @@ type row struct {
 	Components     map[Component]places
 }
 
-// findingRule is something that is worth saying of a sandbox, by where the processes and threads of one component are
-// charged. docs/weigh-sandboxes.md lists the {names} in the words.
+// findingRule is something that is worth saying of a sandbox, of each of some components, by where its processes and
+// threads are charged. docs/weigh-sandboxes.md lists the {names} in the words.
 type findingRule struct {
 	Code         string
 	Row          string
-	Component    Component
+	Components   []Component
 	Hierarchy    string
 	Pod          *bool
 	CPU          []Place
@@ -297,61 +288,6 @@ type findingRule struct {
 	EmptyGroups  bool
 	Alone        bool // nothing is known that runs the application
 	Says         string
-}
-
-// compile compiles the expressions of a table.
-func (t *table) compile() error {
-	compile := func(e *expression, groups ...string) error {
-		if e.text == "" {
-			return nil
-		}
-		text := e.text
-		for name, pattern := range idKinds {
-			text = strings.ReplaceAll(text, "{"+name+"}", pattern)
-		}
-		re, err := regexp.Compile("^(?:" + text + ")$")
-		if err != nil {
-			return fmt.Errorf("%q in the table of sandboxes: %w", e.text, err)
-		}
-		for _, name := range re.SubexpNames() {
-			if name != "" && !slices.Contains(groups, name) {
-				return fmt.Errorf("%q in the table of sandboxes: no group %q is read here", e.text, name)
-			}
-		}
-		e.Regexp = re
-		return nil
-	}
-	var errs []error
-	for i := range t.Paths {
-		r := &t.Paths[i]
-		errs = append(errs, compile(&r.Match, "pod", "id"), compile(&r.Under), compile(&r.Not))
-	}
-	for i := range t.Processes {
-		r := &t.Processes[i]
-		errs = append(errs, compile(&r.Program), compile(&r.Comm, "pid"), compile(&r.Args), t.known(r.Component))
-		for j := range r.ID {
-			errs = append(errs, compile(&r.ID[j].Match, "id"))
-		}
-	}
-	for i := range t.Threads {
-		errs = append(errs, compile(&t.Threads[i].Comm), t.known(t.Threads[i].Component))
-	}
-	for i := range t.Rows {
-		for c := range t.Rows[i].Components {
-			errs = append(errs, t.known(c))
-		}
-	}
-	for i := range t.Findings {
-		errs = append(errs, t.known(t.Findings[i].Component))
-	}
-	return errors.Join(errs...)
-}
-
-func (t *table) known(c Component) error {
-	if slices.Contains(Components, c) {
-		return nil
-	}
-	return fmt.Errorf("the table of sandboxes has a component %q, which is none", c)
 }
 
 // runtime is what is known of a runtime; the zero value where nothing is.
