@@ -9,6 +9,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
@@ -71,7 +72,8 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 			m = nil
 		}
 	}()
-	if m.bpf, err = bpf.Open(bpf.Options{}); err != nil {
+	types := btf.NewCache()
+	if m.bpf, err = bpf.Open(bpf.Options{Types: types}); err != nil {
 		return m, err
 	}
 	if !m.uncounted {
@@ -121,7 +123,7 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 		}
 	}
 	if !o.NoWitness {
-		if err := m.openWitness(); err != nil {
+		if err := m.openWitness(types); err != nil {
 			return m, err
 		}
 	}
@@ -130,8 +132,8 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 
 // openWitness opens the witness. It joins a sampler that is driven by the same clock, so that both wake an idle CPU
 // once.
-func (m *Meter) openWitness() (err error) {
-	var o witness.Options
+func (m *Meter) openWitness(types *btf.Cache) (err error) {
+	o := witness.Options{Types: types}
 	if m.sampler != nil && m.sampler.Source() == perf.CPUClock {
 		o.Leaders, o.LeaderPeriod = m.sampler.Leaders(), m.sampler.Period()
 	}

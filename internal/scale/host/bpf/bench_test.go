@@ -48,14 +48,6 @@ func measure(b *testing.B, operation func()) {
 	}
 }
 
-func BenchmarkKernelTypes(b *testing.B) {
-	measure(b, func() {
-		if _, err := iteratorTypes(); err != nil {
-			b.Fatal(err)
-		}
-	})
-}
-
 func benchmarkOpen(b *testing.B, o Options) {
 	crowd(b)
 	measure(b, func() {

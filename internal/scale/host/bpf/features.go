@@ -81,13 +81,13 @@ func btfFeature() *feature.Probe {
 		Lost:  "BPF iterators, and with them which control group pays for a map",
 		Hint:  "boot a kernel with CONFIG_DEBUG_INFO_BTF=y",
 	}, func() (string, error) {
-		types, err := iteratorTypes()
+		types, err := btf.LoadKernelSpec()
 		if err != nil {
-			return "", err
+			return "", fmt.Errorf("reading the kernel's types: %w", err)
 		}
 		var iterators []string
 		for _, name := range []string{"bpf_map", "bpf_prog", "bpf_link", "task_file"} {
-			if _, ok := types.functions["bpf_iter_"+name]; ok {
+			if _, err := types.AnyTypeByName("bpf_iter_" + name); err == nil {
 				iterators = append(iterators, name)
 			}
 		}
@@ -97,7 +97,7 @@ func btfFeature() *feature.Probe {
 
 // loadOwn tries the package's iterators out and unloads them again.
 func loadOwn() *iterators {
-	it := loadIteratorPrograms()
+	it := loadIteratorPrograms(nil)
 	tried := &iterators{mapsErr: it.mapsErr, filesErr: it.filesErr}
 	it.Close()
 	return tried

@@ -30,25 +30,6 @@ type iteratorsMapCharge struct {
 
 type iteratorsState struct {
 	_       structs.HostLayout
-	Offsets struct {
-		_           structs.HostLayout
-		MapId       uint32
-		MapObjcg    uint32
-		MapMemcg    uint32
-		ObjcgMemcg  uint32
-		MemcgCss    uint32
-		CssCgroup   uint32
-		CgroupKn    uint32
-		KnId        uint32
-		FileOp      uint32
-		FilePrivate uint32
-		TaskTgid    uint32
-		TaskLeader  uint32
-		TaskComm    uint32
-		ProgAux     uint32
-		AuxId       uint32
-		LinkId      uint32
-	}
 	Samples struct {
 		_    structs.HostLayout
 		Tgid uint32

@@ -3,7 +3,6 @@ package bpf
 import (
 	"encoding/binary"
 	"errors"
-	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -15,73 +14,6 @@ import (
 
 	"tare/internal/scale/host/mount"
 )
-
-// tinyBTF is a hand-made BTF: int, struct outer{int a; struct{int b;};}, a function proto and func f.
-func tinyBTF() []byte {
-	strings := []byte("\x00int\x00outer\x00a\x00b\x00f\x00xf\x00")
-	var types []byte
-	word := func(v ...uint32) {
-		for _, w := range v {
-			types = binary.LittleEndian.AppendUint32(types, w)
-		}
-	}
-	word(1, btfInt<<24, 4, 32)                       // 1: int
-	word(0, btfStruct<<24|1, 4, 13, 1, 32)           // 2: struct {int b at 32 bits;}
-	word(5, btfStruct<<24|2, 16, 11, 1, 0, 0, 2, 64) // 3: struct outer {int a; struct at 64 bits;}
-	word(0, btfFuncProto<<24, 1)                     // 4
-	word(15, btfFunc<<24|1, 4)                       // 5: func f
-	out := binary.LittleEndian.AppendUint16(nil, btfMagic)
-	out = append(out, 1, 0)
-	for _, w := range []uint32{24, 0, uint32(len(types)), uint32(len(types)), uint32(len(strings))} {
-		out = binary.LittleEndian.AppendUint32(out, w)
-	}
-	return append(append(out, types...), strings...)
-}
-
-func TestScanBTF(t *testing.T) {
-	fields := []field{{"outer", "a"}, {"outer", "b"}, {"outer", "c"}, {"other", "a"}}
-	got, err := scanBTF(tinyBTF(), []string{"f", "g"}, fields)
-	want := &kernelTypes{
-		functions: map[string]uint32{"f": 5},
-		offsets:   map[field]uint32{{"outer", "a"}: 0, {"outer", "b"}: 12},
-	}
-	if err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("%+v (%v), want %+v", got, err, want)
-	}
-	for n := range tinyBTF() {
-		if _, err := scanBTF(tinyBTF()[:n], []string{"f"}, fields); !errors.Is(err, errBTF) {
-			t.Errorf("cut to %d bytes: %v", n, err)
-		}
-	}
-}
-
-// The kernel's own types: everything that the iterators need of the kernel that these tests run on.
-func TestKernelTypes(t *testing.T) {
-	if _, err := os.Stat(vmlinuxBTF); err != nil {
-		t.Skipf("needs BTF: %v", err)
-	}
-	types, err := iteratorTypes()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := types.needs(iterFiles, holderFields); err != nil {
-		t.Error(err)
-	}
-	if err := types.needs(iterMaps, chargeFields); err != nil {
-		t.Error(err)
-	}
-	if types.offset("no_such_struct", "x") != none {
-		t.Error("a struct that is not there has an offset")
-	}
-}
-
-func FuzzScanBTF(f *testing.F) {
-	f.Add(tinyBTF())
-	f.Add([]byte{0x9f, 0xeb})
-	f.Fuzz(func(t *testing.T, raw []byte) {
-		_, _ = scanBTF(raw, []string{"f"}, []field{{"outer", "a"}, {"outer", "b"}})
-	})
-}
 
 func TestFdinfoField(t *testing.T) {
 	const text = "pos:\t0\nmap_id:\t7\nmemlock:\t4096\nmemlocked:\t1\nfrozen:\t0"

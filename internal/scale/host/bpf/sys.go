@@ -16,7 +16,6 @@ import (
 const (
 	cmdMapLookup     = 1
 	cmdMapGetNextKey = 4
-	cmdProgLoad      = 5
 	cmdProgGetNextID = 11
 	cmdMapGetNextID  = 12
 	cmdProgGetFDByID = 13
@@ -24,10 +23,8 @@ const (
 	cmdObjGetInfo    = 15
 	cmdProgQuery     = 16
 	cmdTaskFDQuery   = 20
-	cmdLinkCreate    = 28
 	cmdLinkGetFDByID = 30
 	cmdLinkGetNextID = 31
-	cmdIterCreate    = 33
 )
 
 // bpf makes the call again after a signal, which EAGAIN can mean too. Addresses inside attr are unsafe.Pointer and

@@ -54,7 +54,8 @@ type Options struct {
 	// LeaderPeriod is the time between two samples of the leaders. The witness looks at each, or at every second,
 	// third, ... of fast ones.
 	LeaderPeriod time.Duration
-	Ticks        bool // do not use the steal clock even where there is one
+	Ticks        bool       // do not use the steal clock even where there is one
+	Types        *btf.Cache // the kernel's types, which others need as well; nil: they are read
 }
 
 // Witness looks while it is enabled. It is for one goroutine at a time.
@@ -152,7 +153,7 @@ func open(o Options) (w *Witness, err error) {
 			w = nil
 		}
 	}()
-	if err := w.load(!o.Ticks); err != nil {
+	if err := w.load(cmp.Or(o.Types, btf.NewCache()), !o.Ticks); err != nil {
 		return w, err
 	}
 	if w.reader, err = ringbuf.NewReader(w.objects.TareStalls); err != nil {
@@ -183,8 +184,7 @@ func open(o Options) (w *Witness, err error) {
 
 // load loads the program with what this kernel has: the steal clock where the hypervisor keeps one, else the kernel's
 // counter.
-func (w *Witness) load(clock bool) error {
-	types := btf.NewCache() // reading the kernel's takes 27 ms of CPU each time
+func (w *Witness) load(types *btf.Cache, clock bool) error {
 	kernel, err := kernelVariables(types)
 	if err != nil {
 		return err

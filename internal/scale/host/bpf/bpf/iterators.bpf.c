@@ -8,9 +8,8 @@
  *
  * Everything else is read by id, which needs no program of ours and costs less.
  *
- * Structs of the kernel are followed by offsets that the loader writes into `shared.offsets`, found in the kernel's own
- * BTF. That is what a CO-RE relocation would do too, but for the price of looking up a few names instead of indexing
- * all types (see btf.go). An offset of NONE means that this kernel has no such field.
+ * Structs of the kernel are followed by CO-RE relocations: the loader finds where their fields are on the kernel at
+ * hand.
  */
 
 /* The types that bpf_helpers.h wants, declared here: the headers that have them differ from machine to machine. */
@@ -26,27 +25,49 @@ typedef __u32 __be32;
 typedef __u32 __wsum;
 
 #include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
 
-#define NONE 0xffffffff
-
-struct offsets {
-	__u32 map_id;
-	__u32 map_objcg; /* since 5.18 */
-	__u32 map_memcg; /* 5.11 to 5.17 */
-	__u32 objcg_memcg;
-	__u32 memcg_css;
-	__u32 css_cgroup;
-	__u32 cgroup_kn;
-	__u32 kn_id;
-	__u32 file_op;
-	__u32 file_private;
-	__u32 task_tgid;
-	__u32 task_leader;
-	__u32 task_comm;
-	__u32 prog_aux;
-	__u32 aux_id;
-	__u32 link_id;
+/* What is read of the kernel's types. */
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+struct kernfs_node {
+	__u64 id;
 };
+struct cgroup {
+	struct kernfs_node *kn;
+};
+struct cgroup_subsys_state {
+	struct cgroup *cgroup;
+};
+struct mem_cgroup {
+	struct cgroup_subsys_state css;
+};
+struct obj_cgroup {
+	struct mem_cgroup *memcg;
+};
+struct bpf_map {
+	__u32 id;
+	struct obj_cgroup *objcg; /* since 5.18 */
+	struct mem_cgroup *memcg; /* 5.11 to 5.17 */
+};
+struct bpf_prog_aux {
+	__u32 id;
+};
+struct bpf_prog {
+	struct bpf_prog_aux *aux;
+};
+struct bpf_link {
+	__u32 id;
+};
+struct file {
+	void *f_op;
+	void *private_data;
+};
+struct task_struct {
+	int tgid;
+	struct task_struct *group_leader;
+	char comm[16];
+};
+#pragma clang attribute pop
 
 /* The kinds of files that the owners iterator reports. */
 enum kind {
@@ -68,7 +89,6 @@ struct samples {
 
 /* All that is shared with the loader: the value of one map. */
 struct state {
-	struct offsets offsets;
 	struct samples samples;
 	__u64 operations[KINDS]; /* struct file_operations, by address */
 };
@@ -116,47 +136,35 @@ struct file_context {
 	__u64 file;
 };
 
-static __always_inline __u64 read_at(__u64 base, __u32 offset)
-{
-	__u64 v = 0;
-
-	if (!base || offset == NONE)
-		return 0;
-	bpf_probe_read_kernel(&v, sizeof(v), (void *)(base + offset));
-	return v;
-}
-
-/* A context's pointers are read as plain numbers: the verifier lets no one add a variable offset to a typed pointer. */
-static __always_inline __u64 context_u64(const __u64 *field)
+/* A context's pointers are read as plain numbers: the verifier asks nothing of what is computed from those. */
+static __always_inline void *pointer_at(const __u64 *field)
 {
 	__u64 v = 0;
 
 	bpf_probe_read_kernel(&v, sizeof(v), field);
-	return v;
+	return (void *)v;
 }
 
 SEC("iter/bpf_map")
 int tare_maps(struct map_context *ctx)
 {
-	__u64 map = context_u64(&ctx->map);
+	struct bpf_map *map = pointer_at(&ctx->map);
 	struct map_charge out = {};
-	__u64 owner, memcg;
+	struct obj_cgroup *objcg;
+	struct mem_cgroup *memcg;
+	void *owner;
 
 	if (!map)
 		return 0;
-	out.map_id = read_at(map, shared.offsets.map_id);
-	if (shared.offsets.map_objcg != NONE) {
-		owner = read_at(map, shared.offsets.map_objcg);
-		memcg = read_at(owner, shared.offsets.objcg_memcg);
+	out.map_id = BPF_CORE_READ(map, id);
+	if (bpf_core_field_exists(map->objcg)) {
+		owner = objcg = BPF_CORE_READ(map, objcg);
+		memcg = objcg ? BPF_CORE_READ(objcg, memcg) : 0;
 	} else {
-		owner = memcg = read_at(map, shared.offsets.map_memcg);
+		owner = memcg = BPF_CORE_READ(map, memcg);
 	}
-	if (memcg) {
-		__u64 css = memcg + shared.offsets.memcg_css; /* embedded */
-		__u64 cgroup = read_at(css, shared.offsets.css_cgroup);
-
-		out.cgroup_id = read_at(read_at(cgroup, shared.offsets.cgroup_kn), shared.offsets.kn_id);
-	}
+	if (memcg)
+		out.cgroup_id = BPF_CORE_READ(memcg, css.cgroup, kn, id);
 	out.known = !owner || out.cgroup_id;
 	bpf_seq_write(ctx->meta->seq, &out, sizeof(out));
 	return 0;
@@ -165,15 +173,19 @@ int tare_maps(struct map_context *ctx)
 SEC("iter/task_file")
 int tare_holders(struct file_context *ctx)
 {
-	__u64 task = context_u64(&ctx->task), file = context_u64(&ctx->file), op, object, leader;
+	struct task_struct *task = pointer_at(&ctx->task);
+	struct file *file = pointer_at(&ctx->file);
 	struct held out = {};
+	void *object;
+	__u64 op;
 	__u32 i;
 
 	if (!task || !file)
 		return 0;
-	op = read_at(file, shared.offsets.file_op);
+	op = (__u64)BPF_CORE_READ(file, f_op);
+	out.tgid = BPF_CORE_READ(task, tgid);
 	if (shared.samples.tgid) {
-		if ((__u32)read_at(task, shared.offsets.task_tgid) != shared.samples.tgid)
+		if (out.tgid != shared.samples.tgid)
 			return 0;
 #pragma unroll
 		for (i = 0; i < KINDS; i++) {
@@ -183,25 +195,23 @@ int tare_holders(struct file_context *ctx)
 		return 0;
 	}
 
-	object = read_at(file, shared.offsets.file_private);
+	object = BPF_CORE_READ(file, private_data);
 	if (op == shared.operations[KIND_MAP]) {
 		out.kind = KIND_MAP;
-		out.id = read_at(object, shared.offsets.map_id);
+		out.id = BPF_CORE_READ((struct bpf_map *)object, id);
 	} else if (op == shared.operations[KIND_PROG]) {
 		out.kind = KIND_PROG;
-		out.id = read_at(read_at(object, shared.offsets.prog_aux), shared.offsets.aux_id);
+		out.id = BPF_CORE_READ((struct bpf_prog *)object, aux, id);
 	} else if (op == shared.operations[KIND_LINK]) {
 		out.kind = KIND_LINK;
-		out.id = read_at(object, shared.offsets.link_id);
+		out.id = BPF_CORE_READ((struct bpf_link *)object, id);
 	} else if (op == shared.operations[KIND_PERF]) {
 		out.kind = KIND_PERF;
 		out.id = ctx->fd;
 	} else {
 		return 0;
 	}
-	out.tgid = read_at(task, shared.offsets.task_tgid);
-	leader = read_at(task, shared.offsets.task_leader);
-	bpf_probe_read_kernel_str(out.comm, sizeof(out.comm), (void *)(leader + shared.offsets.task_comm));
+	BPF_CORE_READ_STR_INTO(&out.comm, task, group_leader, comm);
 	bpf_seq_write(ctx->meta->seq, &out, sizeof(out));
 	return 0;
 }
