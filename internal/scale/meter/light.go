@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"time"
 
 	"tare/internal/lib/pace"
-	"tare/internal/lib/self"
 	"tare/internal/scale/host/bpf"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
@@ -21,13 +19,13 @@ const LightWarning = "light"
 // it: there are no samples, so no shares, and no budget of the machine's CPU time; what a Meter has of those is absent.
 // The caller switches the kernel's run statistics on. It is for one goroutine.
 type Light struct {
-	m      *Meter // as an account wants it
-	window *lightWindow
+	m      *Meter // as an account wants it, without kernel threads
+	window *LightWindow
 }
 
-// lightWindow is what Prepare finds, and both edges of a window read.
-type lightWindow struct {
-	m        *Light
+// LightWindow is a window of a light meter: what Prepare finds, and what both edges read.
+type LightWindow struct {
+	m        *Meter
 	first    edge
 	snapshot *bpf.Snapshot // of the programs and maps that are weighed
 	programs map[bpf.Key]bpf.Counters
@@ -43,10 +41,7 @@ func NewLight(o Options) (l *Light, err error) {
 	if l.m.bpf, err = bpf.Open(bpf.Options{}); err != nil {
 		return nil, err
 	}
-	machine := l.m.fs.Machine()
-	l.m.host = ledger.Host{Hostname: machine.Hostname, Kernel: machine.Kernel, CPUs: machine.CPUs,
-		CPUModel: machine.CPUModel, CgroupMode: l.m.layout.Mode,
-		Clocksource: machine.Clocksource, IRQTime: machine.IRQTime, Tare: self.Version}
+	l.m.describe()
 	l.m.warn(LightWarning, "only the groups of one node and the programs that are held in them were weighed: the "+
 		"machine's CPU budget, and shares of programs, are not here")
 	return l, nil
@@ -73,7 +68,7 @@ func (l *Light) Prepare(trees ...string) (err error) {
 	if err != nil {
 		return err
 	}
-	w := &lightWindow{m: l, snapshot: s, programs: map[bpf.Key]bpf.Counters{}, known: map[bpf.Key]bool{}}
+	w := &LightWindow{m: l.m, snapshot: s, programs: map[bpf.Key]bpf.Counters{}, known: map[bpf.Key]bool{}}
 	held := func(holders []bpf.Holder) bool {
 		return slices.ContainsFunc(holders, func(h bpf.Holder) bool { return pids[h.PID] })
 	}
@@ -99,7 +94,7 @@ func (l *Light) Open() (*LightWindow, error) {
 	}
 	l.window = nil
 	var err error
-	if w.first, err = l.readEdge(); err != nil {
+	if w.first, err = l.m.readEdge(); err != nil {
 		return nil, err
 	}
 	programs, err := w.readPrograms()
@@ -109,7 +104,7 @@ func (l *Light) Open() (*LightWindow, error) {
 	for i := range programs {
 		w.programs[programs[i].Key()] = programs[i].Counters
 	}
-	return &LightWindow{w}, nil
+	return w, nil
 }
 
 // OpenAt is Open at a time by CLOCK_MONOTONIC, in nanoseconds. When the context ends before, the error is its cause.
@@ -120,36 +115,17 @@ func (l *Light) OpenAt(ctx context.Context, at int64) (*LightWindow, error) {
 	return l.Open()
 }
 
-func (l *Light) readEdge() (edge, error) { return l.m.readClosely(l.readEdgeOnce) }
-
-func (l *Light) readEdgeOnce() (e edge, err error) {
-	e.at, e.wall = monotonic(), time.Now()
-	if err = unlessNamed(l.m.groups.ReadCPU()); err != nil {
-		return e, err
-	}
-	e.self = selfTime()
-	e.took = time.Duration(monotonic() - e.at)
-	e.groups = map[*cgroup.Group]cgroup.CPU{}
-	for _, g := range l.m.groups.Groups() {
-		e.groups[g] = g.CPU
-	}
-	return e, nil
-}
-
 // readPrograms reads the counters of the programs that are weighed.
-func (w *lightWindow) readPrograms() ([]bpf.Program, error) {
-	all, err := w.m.m.bpf.ReadCounters()
+func (w *LightWindow) readPrograms() ([]bpf.Program, error) {
+	all, err := w.m.bpf.ReadCounters()
 	return slices.DeleteFunc(all, func(p bpf.Program) bool { return !w.known[p.Key()] }), err
 }
 
-// LightWindow is an open window of a light meter.
-type LightWindow struct{ w *lightWindow }
-
 // CloseAt is Close at a time by CLOCK_MONOTONIC, in nanoseconds. When the context ends it closes at once, and the error
 // is its cause.
-func (lw *LightWindow) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
+func (w *LightWindow) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
 	ended := pace.SleepUntil(ctx, at)
-	l, err := lw.Close()
+	l, err := w.Close()
 	if err = errors.Join(ended, err); err != nil {
 		return nil, err
 	}
@@ -157,9 +133,9 @@ func (lw *LightWindow) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, e
 }
 
 // Close reads the counters again and makes the account. Maps are as Prepare found them.
-func (lw *LightWindow) Close() (*ledger.Ledger, error) {
-	w, m := lw.w, lw.w.m.m
-	last, err := w.m.readEdge()
+func (w *LightWindow) Close() (*ledger.Ledger, error) {
+	m := w.m
+	last, err := m.readEdge()
 	if err != nil {
 		return nil, err
 	}

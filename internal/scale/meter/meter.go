@@ -95,6 +95,7 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 		return m, err
 	}
 	m.describe()
+	m.warnOfClocks()
 	if m.hidden = !initialNamespace("pid", proc.InitialPIDNamespace); m.hidden {
 		m.warn("pid-namespace", "this process is in a PID namespace of its own: samples of processes outside of it cannot "+
 			"be told from those of an idle CPU, and kernel threads cannot be seen; run in the machine's PID namespace")
@@ -175,13 +176,15 @@ func (m *Meter) describe() {
 		CgroupMode:  m.layout.Mode,
 		Clocksource: machine.Clocksource, IRQTime: machine.IRQTime, Tare: self.Version,
 	}
-	if machine.IRQTime == nil {
+}
+
+func (m *Meter) warnOfClocks() {
+	if m.host.IRQTime == nil {
 		m.warn("irq-time", "it is not known whether the kernel takes interrupts out of tasks' CPU time; Tare assumes that "+
 			"it does not")
 	}
-	if machine.Clocksource != "tsc" && machine.Clocksource != "arch_sys_counter" && machine.Clocksource != "kvm-clock" {
-		m.warn("clocksource", "the clocksource %s is slow to read: taking timestamps costs more than with tsc",
-			machine.Clocksource)
+	if clock := m.host.Clocksource; clock != "tsc" && clock != "arch_sys_counter" && clock != "kvm-clock" {
+		m.warn("clocksource", "the clocksource %s is slow to read: taking timestamps costs more than with tsc", clock)
 	}
 }
 
@@ -257,18 +260,23 @@ const (
 )
 
 func (m *Meter) readEdgeOnce() (e edge, err error) {
+	whole := m.kernel != nil // and not the part of a machine that a light meter weighs
 	e.at, e.wall = monotonic(), time.Now()
-	if e.stat, err = m.fs.Stat(); err != nil {
-		return e, err
+	if whole {
+		if e.stat, err = m.fs.Stat(); err != nil {
+			return e, err
+		}
 	}
 	if err = unlessNamed(m.groups.ReadCPU()); err != nil {
 		return e, err
 	}
-	if err = m.kernel.Read(); err != nil {
-		return e, err
-	}
-	if e.root, err = m.readRoot(); err != nil {
-		return e, err
+	if whole {
+		if err = m.kernel.Read(); err != nil {
+			return e, err
+		}
+		if e.root, err = m.readRoot(); err != nil {
+			return e, err
+		}
 	}
 	e.self = selfTime()
 	e.took = time.Duration(monotonic() - e.at)
@@ -277,8 +285,10 @@ func (m *Meter) readEdgeOnce() (e edge, err error) {
 	for _, g := range groups {
 		e.groups[g] = g.CPU
 	}
-	for _, t := range m.kernel.Threads() {
-		e.kernel = append(e.kernel, t.Runtime)
+	if whole {
+		for _, t := range m.kernel.Threads() {
+			e.kernel = append(e.kernel, t.Runtime)
+		}
 	}
 	return e, nil
 }
