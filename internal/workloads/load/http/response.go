@@ -3,6 +3,8 @@ package http
 import (
 	"bytes"
 	"errors"
+	"strconv"
+	"strings"
 )
 
 // The response reader is Tare's own because the socket is: bytes come when epoll says so, in whatever pieces, and a
@@ -150,12 +152,13 @@ func (r *response) take(line []byte) error {
 		}
 		return r.takeHeader(line)
 	case chunkSize:
-		size, ok := parseHex(line)
-		if !ok {
+		digits, _, _ := bytes.Cut(line, []byte(";")) // before any extension
+		size, err := strconv.ParseUint(string(bytes.Trim(digits, blanks)), 16, 63)
+		if err != nil {
 			return errChunk
 		}
 		r.head = 0 // the limit holds for each line of framing and for the trailer, not for a long body
-		if r.left = size; size == 0 {
+		if r.left = int64(size); size == 0 {
 			r.phase = trailer
 		} else {
 			r.phase = chunkBody
@@ -188,17 +191,11 @@ func (r *response) takeStatus(line []byte) error {
 	default:
 		return errStatusLine
 	}
-	status := 0
-	for _, c := range line[9:12] {
-		if c < '0' || c > '9' {
-			return errStatusLine
-		}
-		status = status*10 + int(c-'0')
-	}
-	if status < 100 || status > 599 {
+	status, err := strconv.ParseUint(string(line[9:12]), 10, 16)
+	if err != nil || status < 100 || status > 599 {
 		return errStatusLine
 	}
-	r.status, r.phase = status, headerLine
+	r.status, r.phase = int(status), headerLine
 	return nil
 }
 
@@ -207,30 +204,24 @@ func (r *response) takeHeader(line []byte) error {
 	colon := bytes.IndexByte(line, ':')
 	// Space before the colon, and lines that continue the one before, are how messages get two readings: RFC 9112, 5.1
 	// and 5.2.
-	if colon <= 0 || line[0] == ' ' || line[0] == '\t' || line[colon-1] == ' ' || line[colon-1] == '\t' {
+	if colon <= 0 || strings.IndexByte(blanks, line[0]) >= 0 || strings.IndexByte(blanks, line[colon-1]) >= 0 {
 		return errHeader
 	}
-	switch colon {
-	case len("Connection"):
-		if foldEqual(line[:colon], "connection") {
-			eachToken(line[colon+1:], func(token []byte) {
-				r.closing = r.closing || foldEqual(token, "close")
-				r.keep = r.keep || foldEqual(token, "keep-alive")
-			})
+	switch name, value := line[:colon], line[colon+1:]; {
+	case foldEqual(name, "connection"):
+		eachToken(value, func(token []byte) {
+			r.closing = r.closing || foldEqual(token, "close")
+			r.keep = r.keep || foldEqual(token, "keep-alive")
+		})
+	case foldEqual(name, "content-length"):
+		length, err := strconv.ParseUint(string(bytes.Trim(value, blanks)), 10, 63)
+		if err != nil || r.sized && int64(length) != r.length {
+			return errLength
 		}
-	case len("Content-Length"):
-		if foldEqual(line[:colon], "content-length") {
-			length, ok := parseDecimal(trim(line[colon+1:]))
-			if !ok || r.sized && length != r.length {
-				return errLength
-			}
-			r.sized, r.length = true, length
-		}
-	case len("Transfer-Encoding"):
-		if foldEqual(line[:colon], "transfer-encoding") {
-			r.coded = true
-			eachToken(line[colon+1:], func(token []byte) { r.chunked = foldEqual(token, "chunked") }) // the last one counts
-		}
+		r.sized, r.length = true, int64(length)
+	case foldEqual(name, "transfer-encoding"):
+		r.coded = true
+		eachToken(value, func(token []byte) { r.chunked = foldEqual(token, "chunked") }) // the last one counts
 	}
 	return nil
 }
@@ -267,84 +258,18 @@ func (r *response) eof() error {
 	return errTruncated
 }
 
+const blanks = " \t"
+
 // eachToken calls f with each element of a comma-separated field value.
 func eachToken(value []byte, f func([]byte)) {
-	for len(value) > 0 {
-		var token []byte
-		if comma := bytes.IndexByte(value, ','); comma >= 0 {
-			token, value = value[:comma], value[comma+1:]
-		} else {
-			token, value = value, nil
-		}
-		if token = trim(token); len(token) > 0 {
+	for token := range bytes.SplitSeq(value, []byte(",")) {
+		if token = bytes.Trim(token, blanks); len(token) > 0 {
 			f(token)
 		}
 	}
 }
 
-func trim(b []byte) []byte {
-	for len(b) > 0 && (b[0] == ' ' || b[0] == '\t') {
-		b = b[1:]
-	}
-	for len(b) > 0 && (b[len(b)-1] == ' ' || b[len(b)-1] == '\t') {
-		b = b[:len(b)-1]
-	}
-	return b
-}
-
-// foldEqual compares with a lower-case ASCII word, without regard to case.
-func foldEqual(b []byte, lower string) bool {
-	if len(b) != len(lower) {
-		return false
-	}
-	for i, c := range b {
-		if 'A' <= c && c <= 'Z' {
-			c += 'a' - 'A'
-		}
-		if c != lower[i] {
-			return false
-		}
-	}
-	return true
-}
-
-// parseDecimal reads digits only (no sign, no list), at most 18 of them: what an int64 holds.
-func parseDecimal(b []byte) (int64, bool) {
-	if len(b) == 0 || len(b) > 18 {
-		return 0, false
-	}
-	var v int64
-	for _, c := range b {
-		if c < '0' || c > '9' {
-			return 0, false
-		}
-		v = v*10 + int64(c-'0')
-	}
-	return v, true
-}
-
-// parseHex reads the size of a chunk, at most 15 digits, before any extension.
-func parseHex(line []byte) (int64, bool) {
-	if i := bytes.IndexByte(line, ';'); i >= 0 {
-		line = line[:i]
-	}
-	line = trim(line)
-	if len(line) == 0 || len(line) > 15 {
-		return 0, false
-	}
-	var v int64
-	for _, c := range line {
-		switch {
-		case '0' <= c && c <= '9':
-			c -= '0'
-		case 'a' <= c && c <= 'f':
-			c -= 'a' - 10
-		case 'A' <= c && c <= 'F':
-			c -= 'A' - 10
-		default:
-			return 0, false
-		}
-		v = v<<4 | int64(c)
-	}
-	return v, true
+// foldEqual compares with an ASCII word, without regard to case. Of the same length, only ASCII can be equal to it.
+func foldEqual(b []byte, word string) bool {
+	return len(b) == len(word) && strings.EqualFold(string(b), word)
 }
