@@ -15,8 +15,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"tare/internal/lib/fault"
 )
 
 // Arrivals says how intended starts are spaced.
@@ -27,15 +25,6 @@ const (
 	Constant Arrivals = "constant" // equal gaps
 	Poisson  Arrivals = "poisson"  // independent exponential gaps, from a seed
 )
-
-// ParseArrivals reads the name of a kind.
-func ParseArrivals(s string) (Arrivals, error) {
-	switch a := Arrivals(s); a {
-	case Constant, Poisson:
-		return a, nil
-	}
-	return "", fault.New(fault.Usage, "arrivals", "use constant or poisson", "%q is not a kind of arrivals", s)
-}
 
 // epoch ties Go's monotonic reading to CLOCK_MONOTONIC. Both are the same clock of the kernel, but the runtime shows
 // only differences, and reading those costs no system call while Clock makes one.

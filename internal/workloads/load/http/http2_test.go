@@ -479,13 +479,11 @@ func TestWrongUse2(t *testing.T) {
 		{"more streams than allowed", Options{Targets: []string{few}, Streams: 4}, fault.Usage, "takes 3 requests at once"},
 		{"streams without keep-alive", Options{Targets: []string{good}, Streams: 4, Method: "HEAD"}, fault.Usage,
 			"without keepalive"},
-		{"streams", Options{Targets: []string{good}, Streams: -1}, fault.Usage, "streams"},
 		{"recycle", Options{Targets: []string{good}, Recycle: true, Method: "HEAD"}, fault.Usage, "not recycled"},
 		{"header", Options{Targets: []string{good}, Headers: []string{"Connection: close"}}, fault.Usage, "connection"},
 		{"long header", Options{Targets: []string{good}, Headers: []string{"X: " + strings.Repeat("{", 20_000)}},
 			fault.Usage, "room for 16384"},
 		{"method of a call", Options{Targets: []string{good}, Protocol: GRPC, Method: "GET"}, fault.Usage, "POST"},
-		{"protocol", Options{Targets: []string{good}, Protocol: "http3"}, fault.Usage, "no protocol"},
 		{"streams of HTTP/1.1", Options{Targets: []string{good}, Protocol: HTTP1, Streams: 2}, fault.Usage, "HTTP/1.1"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

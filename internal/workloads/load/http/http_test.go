@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,6 +23,7 @@ import (
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
+	"tare/internal/lib/param"
 	"tare/test/started"
 )
 
@@ -508,23 +510,16 @@ func TestWrongUse(t *testing.T) {
 		{"no target", Options{}, fault.Usage, "nothing to put under load"},
 		{"refused", Options{Targets: []string{dead}}, fault.Machine, "connection refused"},
 		{"scheme", Options{Targets: []string{"ftp://127.0.0.1/"}}, fault.Usage, "only http and https"},
-		{"tls", Options{Targets: []string{live}, TLS: "most"}, fault.Usage, "not a TLS mode"},
 		{"no URL", Options{Targets: []string{"127.0.0.1:80"}}, fault.Usage, "URL"},
 		{"bad port", Options{Targets: []string{"http://127.0.0.1:70000/"}}, fault.Usage, "port 70000"},
 		{"unknown name", Options{Targets: []string{"http://no-such-host.invalid/"}}, fault.Usage, "no address is known"},
-		{"rate", Options{Targets: []string{live}, Arrivals: pace.Constant, Rate: -1}, fault.Usage, "not a valid rate"},
-		{"arrivals", Options{Targets: []string{live}, Arrivals: "even"}, fault.Usage, "not a kind of arrivals"},
-		{"connections", Options{Targets: []string{live}, Connections: -1}, fault.Usage, "connections"},
 		{"files", Options{Targets: []string{live}, Connections: 1_000_000}, fault.Machine, "open files"},
 		{"method", Options{Targets: []string{live}, Method: "get it"}, fault.Usage, "method"},
 		{"header", Options{Targets: []string{live}, Headers: []string{"X: 1\r\nY: 2"}}, fault.Usage, "header"},
-		{"source", Options{Targets: []string{live}, Source: "any"}, fault.Usage, "source"},
 		{"source of IPv6", Options{Targets: []string{"http://[::1]:1/"}, Source: SourceLoopback}, fault.Usage,
 			"only one IPv6"},
-		{"body", Options{Targets: []string{live}, Body: -1}, fault.Usage, "body"},
 		{"recycle and keep", Options{Targets: []string{live}, Recycle: true, KeepAlive: true}, fault.Usage, "not made again"},
 		{"recycle of many", Options{Targets: []string{live, live}, Recycle: true}, fault.Usage, "stays with its target"},
-		{"timeout", Options{Targets: []string{live}, Timeout: -1}, fault.Usage, "past"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			g, err := Prepare(t.Context(), tt.o)
@@ -536,6 +531,17 @@ func TestWrongUse(t *testing.T) {
 				t.Errorf("code %d, hint %q: %v; want code %d and %q", fault.CodeOf(err), fault.HintOf(err), err, tt.code, tt.want)
 			}
 		})
+	}
+}
+
+// What Options do not check is bounded by the settings, which every way to them checks.
+func TestSettingsBoundOptions(t *testing.T) {
+	for name, value := range map[string]string{"tls": "most", "rate": "-1", "connections": "-1", "source": "any",
+		"request-body": "-1", "timeout": "-1s", "streams": "-1", "threads": "-1", "protocol": "http3", "arrivals": "even"} {
+		settings := slices.Concat(Settings, processSettings)
+		if err := (param.Values{name: value}).Check(settings); fault.CodeOf(err) != fault.Usage {
+			t.Errorf("--%s %s: %v", name, value, err)
+		}
 	}
 }
 
