@@ -1,6 +1,7 @@
 package http
 
 import (
+	"context"
 	"crypto/tls"
 	"net"
 	"net/http"
@@ -12,16 +13,14 @@ const echoBuffer = 16 << 10
 
 // echoServer sends back what comes (RFC 862), with a goroutine and a buffer for each connection as servers in Go have.
 type echoServer struct {
-	mu       sync.Mutex
-	closed   bool
-	listener net.Listener
-	open     map[net.Conn]bool
-	serving  sync.WaitGroup
-	secured  *tls.Config // nil: in the clear
+	ctx     context.Context // until Close
+	close   context.CancelFunc
+	secured *tls.Config // nil: in the clear
 }
 
 func newEcho(secured *tls.Config) *echoServer {
-	return &echoServer{open: map[net.Conn]bool{}, secured: secured}
+	ctx, cancel := context.WithCancel(context.Background())
+	return &echoServer{ctx, cancel, secured}
 }
 
 // Serve returns http.ErrServerClosed after Close, when all connections have ended.
@@ -29,72 +28,31 @@ func (s *echoServer) Serve(l net.Listener) error {
 	if s.secured != nil {
 		l = tls.NewListener(l, s.secured)
 	}
-	if !s.listens(l) {
-		return http.ErrServerClosed
-	}
-	defer s.serving.Wait()
+	defer context.AfterFunc(s.ctx, func() { _ = l.Close() })()
+	var serving sync.WaitGroup
+	defer serving.Wait()
 	for {
 		c, err := l.Accept()
 		if err != nil {
-			if s.ended() {
+			if s.ctx.Err() != nil {
 				return http.ErrServerClosed
 			}
 			return err
 		}
-		if !s.add(c) {
-			_ = c.Close()
-			continue
-		}
-		s.serving.Go(func() {
+		serving.Go(func() {
+			closed := context.AfterFunc(s.ctx, func() { _ = c.Close() })
 			echoAll(c)
-			s.drop(c)
+			if closed() {
+				_ = c.Close() // its client has gone
+			}
 		})
 	}
 }
 
-// listens notes the listener; false after Close.
-func (s *echoServer) listens(l net.Listener) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.listener = l
-	return !s.closed
-}
-
-// add notes a connection; false after Close.
-func (s *echoServer) add(c net.Conn) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.closed {
-		s.open[c] = true
-	}
-	return !s.closed
-}
-
-func (s *echoServer) ended() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.closed
-}
-
-func (s *echoServer) drop(c net.Conn) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	_ = c.Close() // its client has gone, or Close has been here
-	delete(s.open, c)
-}
-
-// Close ends the connections and Serve.
+// Close ends the listener and all connections.
 func (s *echoServer) Close() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.closed = true
-	for c := range s.open {
-		_ = c.Close()
-	}
-	if s.listener == nil {
-		return nil
-	}
-	return s.listener.Close()
+	s.close()
+	return nil
 }
 
 // echoAll sends back what comes until the client ends.
