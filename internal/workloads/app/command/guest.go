@@ -39,7 +39,7 @@ func (guest) Installed(_ context.Context, v param.Values) error {
 	if _, observes := v[observe]; observes {
 		return nil
 	}
-	c, err := process.OptionsOf(ofCommand(v))
+	c, err := process.OptionsOf(v)
 	if err != nil || strings.Contains(c.Argv[0]+c.Dir, "{") {
 		return err
 	}

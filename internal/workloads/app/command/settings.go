@@ -36,7 +36,7 @@ func check(v param.Values) error {
 	case !starts:
 		return fmt.Errorf(`needs a "command", the command line that starts it, or %q, what runs already`, observe)
 	}
-	_, err := process.OptionsOf(ofCommand(v))
+	_, err := process.OptionsOf(v)
 	return err
 }
 
@@ -54,15 +54,4 @@ func checkObserved(v param.Values) error {
 	}
 	_, err := process.ParseTarget(v[observe])
 	return err
-}
-
-// ofCommand are the values of settings of package command.
-func ofCommand(v param.Values) param.Values {
-	own := param.Values{}
-	for _, s := range process.Settings {
-		if value, ok := v[s.Name]; ok {
-			own[s.Name] = value
-		}
-	}
-	return own
 }

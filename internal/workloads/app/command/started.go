@@ -23,7 +23,7 @@ type started struct {
 }
 
 func newStarted(t kind.Trial, name string, p *kind.Part) (*started, error) {
-	c, err := process.OptionsOf(ofCommand(p.Options))
+	c, err := process.OptionsOf(p.Options)
 	if err != nil {
 		return nil, err
 	}

@@ -57,13 +57,7 @@ func optionsOf(v param.Values) (o options, err error) {
 	if _, ok := v["command"]; !ok {
 		return o, errors.New(`needs a "command", the command line that makes the load`)
 	}
-	own := param.Values{}
-	for _, name := range shared {
-		if value, ok := v[name]; ok {
-			own[name] = value
-		}
-	}
-	if o.command, err = process.OptionsOf(own); err != nil {
+	if o.command, err = process.OptionsOf(v); err != nil {
 		return o, err
 	}
 	switch name, set := v[settingTool]; {
