@@ -8,6 +8,7 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // The units of times and sizes, the longer suffixes before those that they end in.
@@ -50,26 +51,13 @@ func measure(text string, units []unit) (float64, error) {
 	return 0, fmt.Errorf("%q has the unknown unit %q", clip(text), clip(name))
 }
 
-// duration reads a time as Go writes it too, in several units: 1m30.5s.
+// duration reads a time such as "1.23ms" or "1m2.5s", in seconds.
 func duration(text string) (float64, error) {
-	text = strings.TrimSpace(text)
-	total, some := 0.0, false
-	for text != "" {
-		end := strings.IndexFunc(text, func(r rune) bool { return !strings.ContainsRune("0123456789.", r) })
-		if end <= 0 {
-			break
-		}
-		next := end + strings.IndexAny(text[end:]+"0", "0123456789")
-		s, err := measure(text[:next], timeUnits)
-		if err != nil {
-			return 0, err
-		}
-		total, text, some = total+s, text[next:], true
-	}
-	if text != "" || !some {
+	d, err := time.ParseDuration(strings.TrimSpace(text))
+	if err != nil || d < 0 {
 		return 0, fmt.Errorf("%q is no time", clip(text))
 	}
-	return total, nil
+	return d.Seconds(), nil
 }
 
 // number reads a decimal number that is finite and not negative.
