@@ -8,18 +8,7 @@
  * The program is of type syscall: it runs when it is called, in the context of the caller, and hangs on nothing.
  */
 
-typedef unsigned char __u8;
-typedef unsigned short __u16;
-typedef unsigned int __u32;
-typedef unsigned long long __u64;
-typedef short __s16;
-typedef int __s32;
-typedef long long __s64;
-typedef __u16 __be16;
-typedef __u32 __be32;
-typedef __u32 __wsum;
-
-#include <bpf/bpf_helpers.h>
+#include "../../bpf/bpf/types.h"
 
 #define BATCH 64 /* the verifier walks every turn of the loop: 256 would take 3 ms to load, 64 takes 1 */
 #define TEXT 128

@@ -2,18 +2,7 @@
 
 /* For a test: keeps the interrupts of a CPU off for a time, in a timer interrupt. */
 
-typedef unsigned char __u8;
-typedef unsigned short __u16;
-typedef unsigned int __u32;
-typedef unsigned long long __u64;
-typedef short __s16;
-typedef int __s32;
-typedef long long __s64;
-typedef __u16 __be16;
-typedef __u32 __be32;
-typedef __u32 __wsum;
-
-#include <bpf/bpf_helpers.h>
+#include "../../bpf/bpf/types.h"
 
 #define BPF_MAP_TYPE_ARRAY 2
 
