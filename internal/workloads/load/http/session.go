@@ -1,10 +1,10 @@
 package http
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"strconv"
 
 	"golang.org/x/net/http2"
@@ -84,7 +84,7 @@ type session struct {
 	replies int       // bytes of answers to the server's own frames in out, at most
 
 	reader  *http2.Framer
-	in      bytesIn
+	in      bytes.Reader
 	torn    []byte            // beginning of a frame, kept by the owner until the rest is there
 	header  http2.FrameHeader // of the frame that is coming in
 	started bool              // header is there
@@ -95,7 +95,7 @@ type session struct {
 	block   headerBlock
 
 	encoder  *hpack.Encoder // nil: the blocks of request are good
-	encoded  []byte
+	encoded  bytes.Buffer
 	requests int // sent so far
 
 	streams    []stream // free where id is 0
@@ -152,18 +152,6 @@ type headerBlock struct {
 	grpcStatus string
 }
 
-// bytesIn is a reader of what is there.
-type bytesIn struct{ left []byte }
-
-func (b *bytesIn) Read(p []byte) (int, error) {
-	if len(b.left) == 0 {
-		return 0, io.EOF
-	}
-	n := copy(p, b.left)
-	b.left = b.left[n:]
-	return n, nil
-}
-
 // greeting is how a client begins: RFC 9113, section 3.4.
 var greeting = func() []byte {
 	s := &session{codec: newCodec()}
@@ -193,7 +181,7 @@ func newSession(o owner, c *codec, r *request2, streams int) *session {
 		data: dataFrame{index: -1}, block: headerBlock{index: -1},
 	}
 	if !r.repeats {
-		s.encoder = hpack.NewEncoder(appender{&s.encoded})
+		s.encoder = hpack.NewEncoder(&s.encoded)
 	}
 	s.reader = http2.NewFramer(nil, &s.in)
 	s.reader.SetMaxReadFrameSize(largestFrame)
@@ -246,13 +234,13 @@ func (s *session) fields() ([]byte, error) {
 		}
 		return s.request.again, nil
 	}
-	s.encoded = s.encoded[:0]
+	s.encoded.Reset()
 	for _, f := range s.request.fields {
 		if err := s.encoder.WriteField(f); err != nil {
 			return nil, err
 		}
 	}
-	return s.encoded, nil
+	return s.encoded.Bytes(), nil
 }
 
 // encodeAnew takes the blocks that were made beforehand out of use: the server's table has another size than they are
@@ -262,18 +250,11 @@ func (s *session) encodeAnew(size uint32) {
 		if size >= tableSize && s.request.repeats {
 			return
 		}
-		s.encoder = hpack.NewEncoder(appender{&s.encoded})
+		s.encoder = hpack.NewEncoder(&s.encoded)
 		s.encoder.SetMaxDynamicTableSize(0) // whatever the server's table holds, this one knows nothing of it
 	}
 	s.encoder.SetMaxDynamicTableSizeLimit(min(size, tableSize))
 	s.encoder.SetMaxDynamicTableSize(min(size, tableSize))
-}
-
-type appender struct{ to *[]byte }
-
-func (a appender) Write(p []byte) (int, error) {
-	*a.to = append(*a.to, p...)
-	return len(p), nil
 }
 
 // cancel gives up a request.
@@ -370,7 +351,7 @@ func (s *session) feed(p []byte) (used int, err error) {
 			if len(p)-used < 9 {
 				return used, nil
 			}
-			s.in.left = p[used : used+9]
+			s.in.Reset(p[used : used+9])
 			if s.header, err = s.reader.ReadFrameHeader(); err != nil {
 				return used, s.broken(err)
 			}
@@ -663,7 +644,7 @@ func (s *session) trailer(b headerBlock) {
 
 // control takes a frame of any other type.
 func (s *session) control(payload []byte) error {
-	s.in.left = payload
+	s.in.Reset(payload)
 	frame, err := s.reader.ReadFrameForHeader(s.header)
 	if err != nil {
 		var one http2.StreamError
@@ -839,16 +820,16 @@ type request2 struct {
 
 // encode makes the header blocks.
 func (r *request2) encode() error {
-	var block []byte
-	e := hpack.NewEncoder(appender{&block})
+	var block bytes.Buffer
+	e := hpack.NewEncoder(&block)
 	for _, into := range []*[]byte{&r.first, &r.again} {
-		block = nil
+		block.Reset()
 		for _, f := range r.fields {
 			if err := e.WriteField(f); err != nil {
 				return err
 			}
 		}
-		*into = block
+		*into = bytes.Clone(block.Bytes())
 	}
 	// A reference has its highest bit set: RFC 7541, section 6.1. One of 127 and more takes several bytes.
 	r.repeats = true
