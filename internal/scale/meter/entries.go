@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -12,31 +13,25 @@ import (
 
 	"tare/internal/scale/attribution"
 	"tare/internal/scale/host/cgroup"
-	"tare/internal/scale/host/ksym"
 	"tare/internal/scale/host/proc"
 	"tare/internal/scale/ledger"
 )
 
-// lookUpEntries says which addresses are entries into an interrupt context; names gives the kernel function at each
-// address. Known answers are kept in cache: the kernel's text does not move.
-func lookUpEntries(cache map[uint64]ledger.Context, addrs []uint64,
-	names func([]uint64) ([]ksym.Symbol, error)) (map[uint64]ledger.Context, error) {
-	var missing []uint64
-	for _, a := range addrs {
-		if _, ok := cache[a]; !ok {
-			missing = append(missing, a)
-		}
+// lookUp says which addresses are entries into an interrupt context. Known answers are kept: the kernel's text does not
+// move.
+func (m *Meter) lookUp(addrs []uint64) (map[uint64]ledger.Context, error) {
+	missing := slices.DeleteFunc(slices.Clone(addrs), func(a uint64) bool { _, known := m.entries[a]; return known })
+	if len(missing) == 0 {
+		return m.entries, nil
 	}
-	if len(missing) > 0 {
-		found, err := names(missing)
-		if err != nil {
-			return nil, fmt.Errorf("looking up kernel functions: %w", err)
-		}
-		for i, a := range missing {
-			cache[a] = attribution.Entry(found[i].Name)
-		}
+	found, err := m.symbols.Resolve(missing)
+	if err != nil {
+		return nil, fmt.Errorf("looking up kernel functions: %w", err)
 	}
-	return cache, nil
+	for i, a := range missing {
+		m.entries[a] = attribution.Entry(found[i])
+	}
+	return m.entries, nil
 }
 
 // initialNamespace is false where this process is known to be in another namespace than the machine's own.

@@ -596,11 +596,6 @@ func (w *Window) close(err error) (*ledger.Ledger, error) {
 	return a.ledger(), nil
 }
 
-// lookUp says which of the addresses are the kernel's entries into an interrupt context.
-func (m *Meter) lookUp(addrs []uint64) (map[uint64]ledger.Context, error) {
-	return lookUpEntries(m.entries, addrs, m.symbols.Resolve)
-}
-
 func monotonic() int64 { return pace.Clock(unix.CLOCK_MONOTONIC) }
 
 // selfTime is the CPU time of this process.

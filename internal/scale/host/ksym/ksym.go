@@ -9,6 +9,7 @@ package ksym
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cc clang -cflags "-O2 -g -Wall -Werror" ksym bpf/ksym.bpf.c
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
@@ -23,14 +24,6 @@ import (
 
 	"tare/internal/scale/host/feature"
 )
-
-// Symbol is the function around an address. Name is empty where the kernel knows none.
-type Symbol struct {
-	Name   string
-	Module string // "bpf" for BPF programs; empty for the kernel itself
-	Start  uint64 // address; 0 where unknown
-	Size   uint64 // bytes; 0 where unknown. From /proc/kallsyms it is the distance to the next function
-}
 
 // ErrHidden means that the kernel shows no addresses: kernel.kptr_restrict, or too few privileges.
 var ErrHidden = errors.New("the kernel hides the addresses of its symbols")
@@ -70,9 +63,9 @@ func (t *Table) Close() error {
 	return t.objects.Close()
 }
 
-// Resolve names addresses, in their order. An address that the kernel does not know gives an empty Symbol. Addresses
-// are taken as they are: for a return address, pass the one before it.
-func (t *Table) Resolve(addrs []uint64) ([]Symbol, error) {
+// Resolve gives the names of the functions around addresses, in their order; empty where the kernel knows none.
+// Addresses are taken as they are: for a return address, pass the one before it.
+func (t *Table) Resolve(addrs []uint64) ([]string, error) {
 	if !t.byKernel {
 		f, err := os.Open(t.kallsyms)
 		if err != nil {
@@ -81,7 +74,7 @@ func (t *Table) Resolve(addrs []uint64) ([]Symbol, error) {
 		defer f.Close()
 		return search(f, addrs)
 	}
-	out := make([]Symbol, len(addrs))
+	out := make([]string, len(addrs))
 	for from := 0; from < len(addrs); from += batch {
 		some := addrs[from:min(from+batch, len(addrs))]
 		if err := t.ask(some, out[from:]); err != nil {
@@ -91,7 +84,7 @@ func (t *Table) Resolve(addrs []uint64) ([]Symbol, error) {
 	return out, nil
 }
 
-func (t *Table) ask(addrs []uint64, out []Symbol) error {
+func (t *Table) ask(addrs []uint64, out []string) error {
 	q := ksymQuestions{Count: uint32(len(addrs))}
 	copy(q.Addresses[:], addrs)
 	if err := t.objects.Asked.Set(&q); err != nil {
@@ -104,147 +97,77 @@ func (t *Table) ask(addrs []uint64, out []Symbol) error {
 		return err
 	}
 	for i := range addrs {
-		text := t.text[i][:]
-		if n := bytes.IndexByte(text, 0); n >= 0 {
-			text = text[:n]
-		}
-		out[i] = parseSymbol(string(text), addrs[i])
+		out[i] = nameIn(unix.ByteSliceToString(t.text[i][:]))
 	}
 	return nil
 }
 
-// parseSymbol reads "name+0x12/0x345 [module]"; the kernel writes an address that it does not know as "0xffff...". A
-// name that did not fit is kept as far as it goes.
-func parseSymbol(text string, addr uint64) Symbol {
-	if text == "" || strings.HasPrefix(text, "0x") {
-		return Symbol{}
+// nameIn is the name in "name+0x12/0x345 [module]"; the kernel writes an address that it does not know as "0xffff...".
+// A name that did not fit is kept as far as it goes.
+func nameIn(text string) string {
+	if strings.HasPrefix(text, "0x") {
+		return ""
 	}
-	var s Symbol
-	rest, module, ok := strings.Cut(text, " [")
-	if ok {
-		s.Module, _, _ = strings.Cut(strings.TrimSuffix(module, "]"), " ") // without a build id
+	text, _, _ = strings.Cut(text, " [")
+	if plus := strings.LastIndexByte(text, '+'); plus >= 0 {
+		text = text[:plus]
 	}
-	plus := strings.LastIndexByte(rest, '+')
-	if plus < 0 {
-		s.Name = rest
-		return s
-	}
-	s.Name = rest[:plus]
-	offset, size, ok := strings.Cut(rest[plus+1:], "/")
-	o, err1 := strconv.ParseUint(strings.TrimPrefix(offset, "0x"), 16, 64)
-	n, err2 := strconv.ParseUint(strings.TrimPrefix(size, "0x"), 16, 64)
-	if ok && err1 == nil && err2 == nil && o <= addr {
-		s.Start, s.Size = addr-o, n
-	}
-	return s
+	return text
 }
 
-// search names addresses from the text of /proc/kallsyms, in one pass and any order: each symbol is noted with its
-// neighbours among the addresses, and afterwards the nearest symbol below is carried up and the nearest above down.
-func search(r io.Reader, addrs []uint64) ([]Symbol, error) {
+// search names addresses from the text of /proc/kallsyms, in one pass and any order: each symbol is noted with the
+// address above it, and afterwards the nearest symbol below is carried up.
+func search(r io.Reader, addrs []uint64) ([]string, error) {
+	type symbol struct {
+		start uint64
+		name  string
+	}
 	sorted := slices.Clone(addrs)
 	slices.Sort(sorted)
 	sorted = slices.Compact(sorted)
-	below := make([]Symbol, len(sorted)) // the nearest symbol at or below, so far
-	above := make([]uint64, len(sorted)) // the start of the nearest symbol above, so far
+	below := make([]symbol, len(sorted)) // the nearest symbol at or below, so far
 	seen, shown := false, false
-	err := eachLine(r, func(line []byte) {
-		start, name, module, ok := parseLine(line)
+	lines := bufio.NewScanner(r)
+	for lines.Scan() {
+		start, name, ok := parseLine(lines.Bytes())
 		if !ok {
-			return
+			continue
 		}
 		seen, shown = true, shown || start != 0
 		i, _ := slices.BinarySearch(sorted, start)
-		if i < len(sorted) && (below[i].Name == "" || start > below[i].Start) {
-			below[i] = Symbol{Name: string(name), Module: string(module), Start: start}
+		if i < len(sorted) && (below[i].name == "" || start > below[i].start) {
+			below[i] = symbol{start, string(name)}
 		}
-		if i > 0 && (above[i-1] == 0 || start < above[i-1]) { // it is above the address before
-			above[i-1] = start
-		}
-	})
-	if err != nil {
+	}
+	if err := lines.Err(); err != nil {
 		return nil, fmt.Errorf("reading kernel symbols: %w", err)
 	}
 	if seen && !shown {
 		return nil, ErrHidden
 	}
 	for i := 1; i < len(sorted); i++ {
-		if below[i].Name == "" {
+		if below[i].name == "" {
 			below[i] = below[i-1]
 		}
 	}
-	for i := len(sorted) - 2; i >= 0; i-- {
-		if above[i] == 0 {
-			above[i] = above[i+1]
-		}
-	}
-	out := make([]Symbol, len(addrs))
+	out := make([]string, len(addrs))
 	for j, a := range addrs {
 		i, _ := slices.BinarySearch(sorted, a)
-		out[j] = below[i]
-		if out[j].Name != "" && above[i] > out[j].Start {
-			out[j].Size = above[i] - out[j].Start
-		}
+		out[j] = below[i].name
 	}
 	return out, nil
 }
 
 // parseLine reads "ffffffff81000000 T name\t[module]" and is false for what is no function.
-func parseLine(line []byte) (start uint64, name, module []byte, ok bool) {
-	i := 0
-	for ; i < len(line) && i < 16; i++ {
-		c := line[i]
-		switch {
-		case c >= '0' && c <= '9':
-			start = start<<4 | uint64(c-'0')
-		case c >= 'a' && c <= 'f':
-			start = start<<4 | uint64(c-'a'+10)
-		default:
-			return 0, nil, nil, false
-		}
+func parseLine(line []byte) (start uint64, name []byte, ok bool) {
+	digits, rest, _ := bytes.Cut(line, []byte(" "))
+	kind, rest, _ := bytes.Cut(rest, []byte(" "))
+	start, err := strconv.ParseUint(string(digits), 16, 64)
+	if err != nil || len(kind) != 1 || !bytes.Contains([]byte("tTwW"), kind) {
+		return 0, nil, false
 	}
-	if len(line) < i+4 || line[i] != ' ' || line[i+2] != ' ' {
-		return 0, nil, nil, false
-	}
-	switch line[i+1] {
-	case 't', 'T', 'w', 'W':
-	default:
-		return 0, nil, nil, false
-	}
-	name, module, _ = bytes.Cut(line[i+3:], []byte("\t"))
-	return start, name, bytes.Trim(module, "[]"), len(name) > 0
-}
-
-// eachLine visits the lines of a text; a line longer than the buffer, which no symbol is, is passed over.
-func eachLine(r io.Reader, visit func(line []byte)) error {
-	buf := make([]byte, 65536)
-	n := 0
-	for {
-		m, err := r.Read(buf[n:])
-		n += m
-		rest := buf[:n]
-		for {
-			i := bytes.IndexByte(rest, '\n')
-			if i < 0 {
-				break
-			}
-			visit(rest[:i])
-			rest = rest[i+1:]
-		}
-		if len(rest) == len(buf) {
-			rest = nil
-		}
-		n = copy(buf, rest)
-		if err == io.EOF {
-			if n > 0 {
-				visit(buf[:n])
-			}
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-	}
+	name, _, _ = bytes.Cut(rest, []byte("\t"))
+	return start, name, len(name) > 0
 }
 
 // Features are the probes of this package.
