@@ -115,11 +115,7 @@ func (n *Namespace) Close() error {
 // Connect joins two namespaces by a pair of virtual interfaces, both called Inside, each with an address.
 func Connect(a, b *Namespace, atA, atB netip.Prefix) error {
 	err := a.Do(func() error {
-		attributes := netlink.NewLinkAttrs()
-		attributes.Name = Inside
-		pair := netlink.NewVeth(attributes)
-		pair.PeerName, pair.PeerNamespace = Inside, netlink.NsFd(b.FD())
-		if err := cannotPair(netlink.LinkAdd(pair), Inside); err != nil {
+		if err := MakePair(Inside, Inside, b); err != nil {
 			return err
 		}
 		return Configure(Inside, "", atA)

@@ -52,28 +52,8 @@ func Discover(f proc.FS, inside []int, whole bool, l *ledger.Ledger, began time.
 	if whole {
 		all = withDescendants(f, inside)
 	}
-	found, err := describeAll(f, all, inside)
-	if err != nil {
-		return Found{}, err
-	}
-	found.Objects = ObjectsOf(l, all, began)
-	return found, nil
-}
-
-// DiscoverProcesses is Discover for processes that share their group with others. Nothing that nobody holds is taken
-// for theirs.
-func DiscoverProcesses(f proc.FS, pids []int, l *ledger.Ledger) (Found, error) {
-	found, err := describeAll(f, pids, pids)
-	if err != nil {
-		return Found{}, err
-	}
-	found.Objects = ObjectsOf(l, pids, time.Time{})
-	return found, nil
-}
-
-func describeAll(f proc.FS, pids, inside []int) (Found, error) {
 	found := Found{Processes: []Process{}}
-	for _, p := range stat(f, slices.Clone(pids)) {
+	for _, p := range stat(f, slices.Clone(all)) {
 		if !p.Alive() {
 			continue
 		}
@@ -85,6 +65,7 @@ func describeAll(f proc.FS, pids, inside []int) (Found, error) {
 			Outside: !slices.Contains(inside, p.PID)})
 		found.RSS, found.RSSPeak = found.RSS+now, found.RSSPeak+peak
 	}
+	found.Objects = ObjectsOf(l, all, began)
 	return found, nil
 }
 

@@ -478,7 +478,7 @@ func (e *Existing) Found(l *ledger.Ledger) (Found, error) {
 	if err := e.Refresh(); err != nil {
 		return Found{}, err
 	}
-	found, err := DiscoverProcesses(e.finder.Proc, e.PIDs, l)
+	found, err := Discover(e.finder.Proc, e.PIDs, false, l, time.Time{})
 	if err != nil {
 		return Found{}, fmt.Errorf("observing %s: %w", e.Target, err)
 	}
