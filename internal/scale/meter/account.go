@@ -443,9 +443,7 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 			}
 			c.BPFSeconds, c.BPFInsideSeconds = &t.all, &t.inside
 		}
-		if !a.m.noMemory {
-			c.Memory = memory(g.Memory)
-		}
+		c.Memory = memory(g.Memory)
 		out = append(out, c)
 	}
 	cpu := func(c ledger.Cgroup) float64 { return known.Or(c.CPUSeconds, 0) }

@@ -36,7 +36,7 @@ func TestComponentsAgreeWithCounters(t *testing.T) {
 		workers[i] = startWorker(t)
 		workers[i].join(t, dirs[i]+"/cgroup.procs")
 	}
-	m := meter(t, Options{NoMemory: true})
+	m := meter(t, Options{})
 	worst := 0.0
 	for range long.Repeat(3, 20) {
 		var before [daemons]cgroup.Value

@@ -188,7 +188,7 @@ func TestSoleGroup(t *testing.T) {
 // Where it takes long to find and to read all control groups, a window still ends when it is to end, and not that much
 // later: what it is to measure has ended by then.
 func TestWindowEndsInTime(t *testing.T) {
-	m := meter(t, Options{SampleHz: -1, NoWitness: true, NoMemory: true})
+	m := meter(t, Options{SampleHz: -1, NoWitness: true})
 	h, ok := m.layout.Controller("cpuacct")
 	if !ok {
 		h, ok = m.layout.Controller("cpu")

@@ -27,8 +27,7 @@ import (
 
 // Options of a meter. The zero value has sensible defaults.
 type Options struct {
-	SampleHz int  // samples per second and CPU; 0 is perf.DefaultHz, negative is none
-	NoMemory bool // leave out the memory of control groups
+	SampleHz int // samples per second and CPU; 0 is perf.DefaultHz, negative is none
 	// NoStatistics leaves the kernel's run statistics off: nothing is known then of how often and how long programs
 	// run, and no run is slower for being counted.
 	NoStatistics bool
@@ -49,8 +48,7 @@ type Meter struct {
 	sampler   *perf.Sampler    // nil without sampling
 	witness   *witness.Witness // nil without one
 	lookCost  *float64         // seconds that one look of the witness costs; nil where unknown
-	noMemory  bool
-	uncounted bool // the kernel's run statistics are off: runs and run time of programs are not known
+	uncounted bool             // the kernel's run statistics are off: runs and run time of programs are not known
 
 	entries   map[uint64]ledger.Context // kernel addresses that were looked up
 	statsCost *float64                  // seconds that run statistics cost one run of a program; nil where unknown
@@ -65,7 +63,7 @@ type Meter struct {
 
 // New opens everything. Close it. The error is a *fault.Error with code Machine where the machine cannot be weighed.
 func New(_ context.Context, o Options) (m *Meter, err error) {
-	m = &Meter{noMemory: o.NoMemory, uncounted: o.NoStatistics, entries: map[uint64]ledger.Context{}}
+	m = &Meter{uncounted: o.NoStatistics, entries: map[uint64]ledger.Context{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, m.Close())
@@ -583,10 +581,8 @@ func (w *Window) close(err error) (*ledger.Ledger, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !m.noMemory {
-		if err := unlessNamed(m.groups.ReadMemory()); err != nil {
-			return nil, err
-		}
+	if err := unlessNamed(m.groups.ReadMemory()); err != nil {
+		return nil, err
 	}
 	snapshot, err := m.bpf.Snapshot()
 	if err != nil {

@@ -108,7 +108,7 @@ func runs(t *testing.T, o Options, d time.Duration) (*ledger.Ledger, ledger.Prog
 // have their parts.
 func TestRunTimeThatIsNotSplit(t *testing.T) {
 	const slow, fast = 19, 4999
-	l, p := runs(t, Options{SampleHz: slow, NoMemory: true}, 60*time.Millisecond) // about 1 sample
+	l, p := runs(t, Options{SampleHz: slow}, 60*time.Millisecond) // about 1 sample
 	least := 0.01
 	if testing.Short() {
 		least = 1e-6 // an emulated processor may stand still for most of the time
@@ -130,7 +130,7 @@ func TestRunTimeThatIsNotSplit(t *testing.T) {
 	}
 	checkTotal(t, l, p.ID)
 
-	l, p = runs(t, Options{SampleHz: fast, NoMemory: true}, 60*time.Millisecond)
+	l, p = runs(t, Options{SampleHz: fast}, 60*time.Millisecond)
 	// an emulated processor is not sampled so often
 	if (len(p.Shares) == 0 || p.Shares[0].Cgroup == nil) && !testing.Short() {
 		t.Errorf("%d samples per second do not split %g s: %+v", fast, *p.RunSeconds, p.Shares)

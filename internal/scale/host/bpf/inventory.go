@@ -171,7 +171,6 @@ func (v *Inventory) readPrograms() ([]Program, error) {
 		if len(p.Name) >= cutName {
 			names[p.Key()] = p.Name
 		}
-		p.MemlockBytes, _ = v.memlock(fd)
 		anyHidden = anyHidden || hidden
 		out = append(out, p)
 		return nil
@@ -210,7 +209,6 @@ func (v *Inventory) ReadCounters() ([]Program, error) {
 			return err
 		}
 		v.fullName(&p)
-		p.MemlockBytes, _ = v.memlock(fd)
 		p.Own = v.own[p.ID]
 		v.known[key] = &p
 		return nil

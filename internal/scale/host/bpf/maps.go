@@ -21,8 +21,6 @@ type Map struct {
 	KeySize    uint32 // bytes
 	ValueSize  uint32 // bytes
 	MaxEntries uint32
-	Flags      uint32
-	BTFID      uint32
 
 	// Bytes is memlock of the map's fdinfo, which is what bpftool prints; nil where it could not be read. BytesMethod
 	// says what the kernel means by it. Values of inner maps are not in it: those are maps of their own.
@@ -72,7 +70,7 @@ func (v *Inventory) readMap(fd int) (Map, error) {
 	}
 	m := Map{
 		ID: info.ID, Name: cString(info.Name[:]), Type: typeName(mapTypes, info.Type), typ: info.Type,
-		KeySize: info.KeySize, ValueSize: info.ValueSize, MaxEntries: info.MaxEntries, Flags: info.Flags, BTFID: info.BTFID,
+		KeySize: info.KeySize, ValueSize: info.ValueSize, MaxEntries: info.MaxEntries,
 		BytesMethod: v.bytesMethod,
 	}
 	if n, ok := v.memlock(fd); ok {

@@ -47,14 +47,11 @@ type Program struct {
 
 	// JITed are the ranges of machine code, one for each subprogram. Empty where the program is interpreted or
 	// addresses are hidden.
-	JITed         []Range
-	JITedBytes    uint64 // machine code
-	XlatedBytes   uint64 // verified instructions, which the kernel keeps beside the machine code
-	MemlockBytes  uint64 // what bpftool prints as memlock: whole pages of instructions, without machine code
-	MapIDs        []uint32
-	UID           uint32 // who loaded it
-	BTFID         uint32 // 0 without type information
-	VerifiedInsns uint32 // instructions that the verifier walked; 0 before Linux 5.16
+	JITed       []Range
+	JITedBytes  uint64 // machine code
+	XlatedBytes uint64 // verified instructions, which the kernel keeps beside the machine code
+	MapIDs      []uint32
+	BTFID       uint32 // 0 without type information
 
 	Owners []Holder // processes that hold it, or a link or perf event that it is attached by
 	// "cgroup:/web connect4 (link 7)", "xdp:lo", "tracepoint:sched_switch". Empty does not mean that it is attached to
@@ -152,7 +149,7 @@ func (s *programScratch) readProgram(fd int, boot time.Time) (p Program, hidden 
 			Counters:   countersOf(&info, known),
 			JITedBytes: uint64(info.JitedLen), XlatedBytes: uint64(info.XlatedLen),
 			MapIDs: append([]uint32{}, s.mapIDs[:info.NrMapIDs]...),
-			UID:    info.UID, BTFID: info.BTFID, VerifiedInsns: info.VerifiedInsns,
+			BTFID:  info.BTFID,
 		}
 		hidden = info.JitedLen > 0 && (info.JitedKsyms == nil || info.JitedFuncLens == nil)
 		if info.JitedLen > 0 && !hidden {

@@ -17,8 +17,6 @@ type Group struct {
 	Path     string // identity
 	CPU      CPU    // as of the last ReadCPU
 	Memory   Memory // as of the last ReadMemory
-	V2ID     uint64 // cgroup id in the v2 hierarchy; 0 where the group is not in it
-	New      bool   // found by Refresh: at NewReader it did not exist, so all that it has used it has used since
 	Vanished bool   // it does not exist any more; CPU and Memory are what was last read
 
 	nodes       []*node
@@ -189,9 +187,6 @@ func newReader(l *Layout, tops []string) (*Reader, error) {
 		r.Close()
 		return nil, err
 	}
-	for _, g := range r.groups {
-		g.New = false
-	}
 	return r, nil
 }
 
@@ -276,7 +271,7 @@ func (r *Reader) see(t *tree, rel string, ino uint64) {
 		if g != nil {
 			g.Vanished = true // made again under the same name
 		}
-		g = &Group{Path: id, New: true}
+		g = &Group{Path: id}
 		r.live[id] = g
 		r.groups = append(r.groups, g)
 	}
@@ -314,7 +309,6 @@ func (r *Reader) equip(g *Group, n *node) {
 		}
 		return
 	}
-	g.V2ID = n.ino
 	byCPUAcct := func(o *node) bool { return o.tree.usage && !o.tree.V2 }
 	switch {
 	case !slices.ContainsFunc(g.nodes, byCPUAcct):

@@ -114,8 +114,7 @@ func (c *Census) Findings(s *Sandbox, sizes Sizes) []Finding {
 			if left != nil {
 				words = append(words, "{left_group}", left.inWords(s), "{left_size}", bytesOf(leftBytes))
 			}
-			found = append(found, Finding{Code: r.Code, Sandbox: s.ID,
-				Message: strings.NewReplacer(words...).Replace(r.Says)})
+			found = append(found, Finding{r.Code, strings.NewReplacer(words...).Replace(r.Says)})
 		}
 	}
 	return found

@@ -367,7 +367,7 @@ func (g *gathering) descends(k *known) Component {
 
 // census makes sandboxes of processes that belong together.
 func (g *gathering) census(all []*known) *Census {
-	c := &Census{Mode: g.r.layout.Mode}
+	c := &Census{}
 	if h, ok := g.r.layout.Controller("memory"); ok {
 		c.Memory = cgroup.ModeV1
 		if h.V2 {

@@ -90,7 +90,7 @@ var vmThreads = []threadRule{
 // annotations are the keys of an OCI configuration that say whose container it is and what was declared for it, in the
 // order in which they are looked for.
 var annotations = struct {
-	Sandbox, PodUID, PodName, PodNamespace, ContainerName []string
+	Sandbox, PodUID, PodName, PodNamespace []string
 
 	Overhead      []string // JSON, memory_limit_in_bytes
 	SandboxMemory []string // bytes: the sum of its containers, without overhead
@@ -101,7 +101,6 @@ var annotations = struct {
 	PodNamespace: []string{
 		"io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri-o.Namespace", "io.kubernetes.pod.namespace",
 	},
-	ContainerName: []string{"io.kubernetes.cri.container-name", "io.kubernetes.container.name"},
 	Overhead:      []string{"pod-linux-overhead.crio.io", "io.kubernetes.cri-o.PodLinuxOverhead"},
 	SandboxMemory: []string{"io.kubernetes.cri.sandbox-memory"},
 }

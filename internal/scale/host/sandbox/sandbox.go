@@ -122,10 +122,7 @@ type Group struct {
 }
 
 // Finding is something about a sandbox that is worth saying.
-type Finding struct {
-	Code, Message string
-	Sandbox       string
-}
+type Finding struct{ Code, Message string }
 
 // Sandbox is a container, a pod, or a virtual machine that stands for one.
 type Sandbox struct {
@@ -149,7 +146,6 @@ type Sandbox struct {
 
 // Census is all sandboxes of a machine.
 type Census struct {
-	Mode      string // of its control groups, as cgroup.Layout.Mode
 	Memory    string // v1 or v2: the hierarchy that counts memory
 	Sandboxes []*Sandbox
 	Shared    []*Process // what serves all sandboxes

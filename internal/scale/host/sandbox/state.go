@@ -3,7 +3,6 @@ package sandbox
 import (
 	"cmp"
 	"encoding/json"
-	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -16,7 +15,7 @@ import (
 
 // state is what runtimes keep about one container or sandbox.
 type state struct {
-	id, sandbox, name        string
+	sandbox                  string
 	pod                      Pod
 	runtime, flavour, engine string
 	groups                   []string // paths of its control groups, as the runtime names them
@@ -37,7 +36,6 @@ func take(to *string, v string) { *to = cmp.Or(*to, v) }
 // merge adds what another file says of the same container.
 func (s *state) merge(o *state) {
 	take(&s.sandbox, o.sandbox)
-	take(&s.name, o.name)
 	take(&s.pod.UID, o.pod.UID)
 	take(&s.pod.Name, o.pod.Name)
 	take(&s.pod.Namespace, o.pod.Namespace)
@@ -128,14 +126,14 @@ func escapeGlob(s string) string {
 
 // read reads one file; nil where it cannot be read or is not what it should be: a container may go at any time.
 func (r *stateRule) read(id, file string) *state {
-	s := &state{id: id, runtime: r.Runtime, flavour: r.Flavour, engine: r.Engine, pids: map[int]role{}}
+	s := &state{runtime: r.Runtime, flavour: r.Flavour, engine: r.Engine, pids: map[int]role{}}
 	if r.parse == nil {
 		if _, err := os.Stat(file); err != nil {
 			return nil
 		}
 		return s
 	}
-	text, err := readBounded(file, maxState)
+	text, err := files.Read(file, maxState)
 	if err != nil {
 		return nil
 	}
@@ -145,19 +143,9 @@ func (r *stateRule) read(id, file string) *state {
 	if r.named {
 		// A container may name a directory of its own making. So what is in it cannot unite sandboxes, nor give one to
 		// a process that its command line does not say the same of (gathering.assign).
-		return &state{id: id, runtime: r.Runtime, pids: s.pids}
+		return &state{runtime: r.Runtime, pids: s.pids}
 	}
 	return s
-}
-
-// readBounded reads at most n bytes of a file that others may have made.
-func readBounded(file string, n int64) ([]byte, error) {
-	f, err := files.Open(file)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, n))
 }
 
 // parseOCI reads the config.json of an OCI bundle.
@@ -197,7 +185,6 @@ func (s *state) annotate(found map[string]string) {
 	}
 	s.pod.Name, _ = value(a.PodName)
 	s.pod.Namespace, _ = value(a.PodNamespace)
-	s.name, _ = value(a.ContainerName)
 	if v, key := value(a.Overhead); v != "" {
 		var resources struct {
 			Memory json.Number `json:"memory_limit_in_bytes"`

@@ -47,14 +47,12 @@ const DefaultHz = perf.DefaultHz
 
 // Options of a witness. The zero value has sensible defaults.
 type Options struct {
-	Hz int // looks per second and CPU; 0 is DefaultHz
 	// Leaders are the events of a sampler, by CPU. The witness joins them: it is switched on and off with them, and its
 	// looks fall into the same interrupts, so that an idle CPU is woken once. Empty: the witness stands alone.
 	Leaders map[int]int
 	// LeaderPeriod is the time between two samples of the leaders. The witness looks at each, or at every second,
 	// third, ... of fast ones.
 	LeaderPeriod time.Duration
-	Ticks        bool       // do not use the steal clock even where there is one
 	Types        *btf.Cache // the kernel's types, which others need as well; nil: they are read
 }
 
@@ -142,7 +140,7 @@ func Open(o Options) (*Witness, error) {
 }
 
 func open(o Options) (w *Witness, err error) {
-	w = &Witness{period: time.Second / time.Duration(cmp.Or(o.Hz, DefaultHz))}
+	w = &Witness{period: time.Second / DefaultHz}
 	if len(o.Leaders) > 0 {
 		// The longest whole number of the leaders' periods that is not longer than the witness's own.
 		w.period = o.LeaderPeriod * max(w.period/o.LeaderPeriod, 1)
@@ -153,7 +151,7 @@ func open(o Options) (w *Witness, err error) {
 			w = nil
 		}
 	}()
-	if err := w.load(cmp.Or(o.Types, btf.NewCache()), !o.Ticks); err != nil {
+	if err := w.load(cmp.Or(o.Types, btf.NewCache())); err != nil {
 		return w, err
 	}
 	if w.reader, err = ringbuf.NewReader(w.objects.TareStalls); err != nil {
@@ -184,7 +182,7 @@ func open(o Options) (w *Witness, err error) {
 
 // load loads the program with what this kernel has: the steal clock where the hypervisor keeps one, else the kernel's
 // counter.
-func (w *Witness) load(types *btf.Cache, clock bool) error {
+func (w *Witness) load(types *btf.Cache) error {
 	kernel, err := kernelVariables(types)
 	if err != nil {
 		return err
@@ -192,7 +190,7 @@ func (w *Witness) load(types *btf.Cache, clock bool) error {
 	if _, ok := kernel[runQueues]; !ok {
 		return errors.New("this kernel does not tell where its per-CPU variable runqueues is")
 	}
-	if _, ok := kernel[stealTime]; ok && clock {
+	if _, ok := kernel[stealTime]; ok {
 		if err := w.loadWith(kernel, types, sourceClock); err != nil {
 			return err
 		}
