@@ -226,23 +226,12 @@ func seconds(ns *int64) *float64 {
 // addGroups sums CPU time and memory by charge. A group's counters hold those of the groups below it: where a
 // charge begins inside another, its top group is added to the one and taken from the other.
 func (s *settlement) addGroups() {
-	at := func(sums map[Charged]*sum, c Charged) *sum {
-		if sums[c] == nil {
-			sums[c] = &sum{}
-		}
-		return sums[c]
-	}
 	for _, g := range s.l.Cgroups {
 		over := above(s.index, g.Path)
 		if g.Charge == "" || g.Charged == over {
 			continue
 		}
 		s.tops[g.Charged] = append(s.tops[g.Charged], g.Path)
-		cpu := nanoseconds(g.CPUSeconds)
-		at(s.cpu, g.Charged).add(1, cpu, g.Path)
-		if over.Charge != "" {
-			at(s.cpu, over).add(-1, cpu, g.Path)
-		}
 		hard := new(int64) // what has gone holds nothing
 		if !g.Vanished {
 			hard = nil
@@ -250,11 +239,23 @@ func (s *settlement) addGroups() {
 				hard = g.Memory.Hard
 			}
 		}
-		at(s.memory, g.Charged).add(1, hard, g.Path)
-		if over.Charge != "" {
-			at(s.memory, over).add(-1, hard, g.Path)
+		move := func(sums map[Charged]*sum, n *int64) {
+			sumOf(sums, g.Charged).add(1, n, g.Path)
+			if over.Charge != "" {
+				sumOf(sums, over).add(-1, n, g.Path)
+			}
 		}
+		move(s.cpu, nanoseconds(g.CPUSeconds))
+		move(s.memory, hard)
 	}
+}
+
+// sumOf is the sum of a key, which is made where there is none.
+func sumOf[K comparable](sums map[K]*sum, key K) *sum {
+	if sums[key] == nil {
+		sums[key] = &sum{}
+	}
+	return sums[key]
 }
 
 // takeSelf takes the scale's own CPU time out of the group that it was started in, if that is charged to somebody.
@@ -373,12 +374,6 @@ func (s *settlement) servedBy(c Charged) string {
 // addMaps places the memory of tare's maps by the group that the kernel charges for it.
 func (s *settlement) addMaps() {
 	s.maps, s.mapsElsewhere = map[string]*sum{}, map[string]*sum{}
-	at := func(sums map[string]*sum, name string) *sum {
-		if sums[name] == nil {
-			sums[name] = &sum{}
-		}
-		return sums[name]
-	}
 	for _, m := range s.l.Maps {
 		if m.Charge != ChargeTare {
 			continue
@@ -390,10 +385,10 @@ func (s *settlement) addMaps() {
 		}
 		switch c := s.chargeOf(*m.ChargedTo); c.Charge {
 		case ChargeWorkload:
-			at(s.maps, c.Workload).add(1, bytes, *m.ChargedTo)
+			sumOf(s.maps, c.Workload).add(1, bytes, *m.ChargedTo)
 		case ChargeTare: // it is in the memory of that group
 		default:
-			at(s.mapsElsewhere, s.servedBy(m.Charged)).add(1, bytes, *m.ChargedTo)
+			sumOf(s.mapsElsewhere, s.servedBy(m.Charged)).add(1, bytes, *m.ChargedTo)
 		}
 	}
 }
