@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/internal/lib/lists"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 )
@@ -94,7 +95,8 @@ func listening(root string, pids []int) []string {
 	sockets := map[string]bool{}
 	var owners []int
 	for _, pid := range pids {
-		if n := len(sockets); addSockets(sockets, root, pid) && len(sockets) > n {
+		n := len(sockets)
+		if addSockets(sockets, root, pid); len(sockets) > n {
 			owners = append(owners, pid)
 		}
 	}
@@ -109,32 +111,15 @@ func listening(root string, pids []int) []string {
 			}
 		})
 	}
-	var all []netip.AddrPort
-	for a := range found {
-		all = append(all, a)
-	}
-	slices.SortFunc(all, func(a, b netip.AddrPort) int {
-		if a.Addr().Is4() != b.Addr().Is4() {
-			if a.Addr().Is4() {
-				return -1
-			}
-			return 1
-		}
-		return a.Compare(b)
-	})
-	texts := make([]string, len(all))
-	for i, a := range all {
-		texts[i] = net.JoinHostPort(a.Addr().String(), strconv.Itoa(int(a.Port())))
-	}
-	return texts
+	return lists.Map(slices.SortedFunc(maps.Keys(found), netip.AddrPort.Compare), netip.AddrPort.String)
 }
 
-// addSockets adds the inodes of a process's sockets. It is false where they cannot be read.
-func addSockets(sockets map[string]bool, root string, pid int) bool {
+// addSockets adds the inodes of a process's sockets.
+func addSockets(sockets map[string]bool, root string, pid int) {
 	dir := filepath.Join(root, strconv.Itoa(pid), "fd")
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return false // it has ended
+		return // it has ended
 	}
 	for _, e := range entries {
 		to, err := os.Readlink(filepath.Join(dir, e.Name()))
@@ -142,7 +127,6 @@ func addSockets(sockets map[string]bool, root string, pid int) bool {
 			sockets[strings.TrimSuffix(inode, "]")] = true
 		}
 	}
-	return true
 }
 
 // Connection is the two ends of a TCP connection.
