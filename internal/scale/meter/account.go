@@ -210,17 +210,12 @@ func (a *account) program(p *bpf.Program, before bpf.Counters) ledger.Program {
 	memory := p.MemoryBytes()
 	out := ledger.Program{
 		ID: p.ID, Name: p.Name, Type: p.Type, Tag: p.Tag, LoadedAt: &p.LoadedAt, Owners: owners(p.Owners),
-		Attached:    p.Attached,
-		MemoryBytes: &memory, Shares: []ledger.Share{}, Seen: []ledger.Seen{}, MapIDs: p.MapIDs, Unloaded: p.Vanished,
+		Attached:    append([]string{}, p.Attached...),
+		MemoryBytes: &memory, Shares: []ledger.Share{}, Seen: []ledger.Seen{},
+		MapIDs: append([]uint32{}, p.MapIDs...), Unloaded: p.Vanished,
 		Own: p.Own,
 	}
 	out.Charged = ownCharge(p.Own)
-	if out.Attached == nil {
-		out.Attached = []string{}
-	}
-	if out.MapIDs == nil {
-		out.MapIDs = []uint32{}
-	}
 	// The counters of a program that went away inside the window were last read at its start: what it ran since is not
 	// known.
 	counted := !a.m.uncounted && (!p.Vanished || runs > 0)
@@ -373,13 +368,8 @@ func (a *account) bpfMaps() []ledger.Map {
 			Charged: ownCharge(m.Own),
 			ID:      m.ID, Name: m.Name, Type: m.Type, KeyBytes: m.KeySize, ValueBytes: m.ValueSize, MaxEntries: m.MaxEntries,
 			Bytes: m.Bytes, BytesMethod: string(m.BytesMethod),
-			ChargedTo: m.ChargedTo, HeldBy: owners(m.HeldBy), Inner: m.Inner, UsedBy: m.UsedBy,
-		}
-		if lm.Inner == nil {
-			lm.Inner = []uint32{}
-		}
-		if lm.UsedBy == nil {
-			lm.UsedBy = []uint32{}
+			ChargedTo: m.ChargedTo, HeldBy: owners(m.HeldBy), Inner: append([]uint32{}, m.Inner...),
+			UsedBy: append([]uint32{}, m.UsedBy...),
 		}
 		out = append(out, lm)
 	}
