@@ -3,10 +3,11 @@ package haproxy
 
 import (
 	"context"
+	_ "embed"
 	"encoding/hex"
-	"fmt"
 	"net/netip"
 	"strings"
+	"text/template"
 
 	"tare/internal/experiment/process"
 	"tare/internal/lib/text"
@@ -41,8 +42,16 @@ const (
 	statsFile  = "stats.sock"
 )
 
+// configuration is a template, whose data are a config.
+//
+//go:embed haproxy.cfg.tmpl
+var configuration string
+
 func (proxy) Command(p sidecar.Place) (process.Command, error) {
-	if err := sidecar.WriteFile(p.Dir, configFile, []byte(config(p))); err != nil {
+	c := config{Place: p, TCP: p.Protocol == sidecar.ProtocolTCP, HTTP2: sidecar.OverHTTP2(p.Protocol)}
+	c.Original, _ = netip.ParseAddrPort(p.From) // the zero value where clients connect to the proxy
+	functions := template.FuncMap{"uri": uriInDER}
+	if err := sidecar.WriteTemplate(p.Dir, configFile, configuration, c, functions); err != nil {
 		return process.Command{}, err
 	}
 	return process.Command{
@@ -52,125 +61,12 @@ func (proxy) Command(p sidecar.Place) (process.Command, error) {
 	}, nil
 }
 
-// How all proxies speak TLS: see docs/mesh-proxies.md, which says for each what stands for this.
-const (
-	cipherSuite = "TLS_AES_128_GCM_SHA256"
-	curve       = "X25519"
-)
-
-// config is the configuration of a proxy. Nothing is logged: there is no "log".
-func config(p sidecar.Place) string {
-	var b strings.Builder
-	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	line("global")
-	line("  maxconn %d", p.Connections)
-	line("  nbthread %d", p.Workers)
-	if p.User != "" {
-		line("  uid %d", p.UID)
-		line("  gid %d", p.GID)
-	}
-	line("  stats socket unix@%s mode 600 level operator", statsFile)
-	line("  tune.ssl.cachesize 0")
-	// By default it closes idle connections to servers while more than a quarter of its file descriptors are in use, and
-	// many clients then cost a handshake for each request.
-	line("  tune.pool-low-fd-ratio 100")
-	line("  tune.pool-high-fd-ratio 100")
-	line("defaults")
-	line("  mode %s", modeOf(p))
-	line("  timeout connect 5s")
-	line("  timeout client %s", idle)
-	line("  timeout server %s", idle)
-	line("  retries 0")
-	if modeOf(p) == modeHTTP {
-		line("  timeout http-keep-alive %s", idle)
-		line("  http-reuse always")
-	}
-	line("frontend in")
-	line("  bind %s%s%s", p.Listen, transparent(p), acceptTLS(p))
-	if from, err := netip.ParseAddrPort(p.From); err == nil {
-		// HAProxy asks the kernel where the connection was going (SO_ORIGINAL_DST) for these.
-		line("  tcp-request connection reject unless { dst %s } { dst_port %d }", from.Addr(), from.Port())
-	}
-	switch {
-	case len(p.Rules) > 0:
-		// Who calls is found out once for each connection, behind the handshake, and judged for each request.
-		line("  tcp-request session set-var(sess.caller) ssl_c_der,hex")
-		for _, id := range p.Rules {
-			line("  http-request allow if { var(sess.caller) -m sub %s }", uriInDER(id))
-		}
-		line("  http-request deny")
-	case p.AcceptTLS: // once for each connection, behind the handshake
-		line("  tcp-request session reject unless { ssl_c_der,hex -m sub %s }", uriInDER(p.Peer))
-	}
-	line("  default_backend out")
-	line("backend out")
-	line("  server to %s pool-purge-delay %s%s", p.To, idle, dialTLS(p)) // idle connections stay open
-	for _, o := range p.Others {
-		if o.Listen != "" {
-			line("frontend in-%s", o.Name)
-			line("  bind %s%s", o.Listen, acceptTLS(p))
-			line("  default_backend %s", o.Name)
-		}
-		line("backend %s", o.Name)
-		line("  server to %s pool-purge-delay %s%s", o.To, idle, dialTLS(p))
-	}
-	return b.String()
-}
-
-// idle is how long connections stay open on which nothing happens, in HAProxy's form.
-const idle = "1h"
-
-// transparent has the socket take packets to addresses that are not this host's.
-func transparent(p sidecar.Place) string {
-	if !p.Transparent {
-		return ""
-	}
-	return " transparent"
-}
-
-// The modes of HAProxy: it understands requests, whatever version of HTTP they come by, or carries bytes.
-const (
-	modeHTTP = "http"
-	modeTCP  = "tcp"
-)
-
-func modeOf(p sidecar.Place) string {
-	if p.Protocol == sidecar.ProtocolTCP {
-		return modeTCP
-	}
-	return modeHTTP
-}
-
-// spoken is what a side speaks: agreed on in the handshake where there is one, and else known before.
-func spoken(p sidecar.Place, tls bool) string {
-	switch {
-	case modeOf(p) == modeTCP:
-		return ""
-	case tls && sidecar.OverHTTP2(p.Protocol):
-		return " alpn h2"
-	case tls:
-		return " alpn http/1.1"
-	case sidecar.OverHTTP2(p.Protocol):
-		return " proto h2"
-	}
-	return ""
-}
-
-func acceptTLS(p sidecar.Place) string {
-	if !p.AcceptTLS {
-		return spoken(p, false)
-	}
-	return fmt.Sprintf(" ssl crt %s ca-file %s verify required ssl-min-ver TLSv1.3 ciphersuites %s curves %s "+
-		"no-tls-tickets%s", sidecar.IdentityFile, sidecar.RootsFile, cipherSuite, curve, spoken(p, true))
-}
-
-func dialTLS(p sidecar.Place) string {
-	if !p.DialTLS {
-		return spoken(p, false)
-	}
-	return fmt.Sprintf(" ssl crt %s ca-file %s verify required verifyhost %s sni str(%s) ssl-min-ver TLSv1.3 "+
-		"ciphersuites %s no-tls-tickets no-ssl-reuse%s",
-		sidecar.IdentityFile, sidecar.RootsFile, p.PeerName, p.PeerName, cipherSuite, spoken(p, true))
+// config is what a proxy is configured by.
+type config struct {
+	sidecar.Place
+	TCP      bool           // it carries bytes
+	HTTP2    bool           // by which requests are carried
+	Original netip.AddrPort // where clients connect to; the zero value: to the proxy
 }
 
 // uriInDER is a URI as it stands among the alternative names of a certificate, in hexadecimal digits as HAProxy writes

@@ -1,10 +1,12 @@
 package sidecar
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"text/template"
 	"time"
 
 	"tare/internal/mesh/controlplane/authority"
@@ -62,9 +64,17 @@ func issue(a *authority.Authority, dir, id string) error {
 	return c.WriteFiles(dir)
 }
 
-// WriteFile makes a file of a proxy that only its owner can read.
-func WriteFile(dir, name string, text []byte) error {
-	if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+// WriteTemplate makes a file of a proxy that only its owner can read, by a template (text/template).
+func WriteTemplate(dir, name, text string, data any, functions template.FuncMap) error {
+	t, err := template.New(name).Funcs(functions).Parse(text)
+	if err != nil {
+		return fmt.Errorf("reading the template of %s: %w", name, err)
+	}
+	var b bytes.Buffer
+	if err = t.Execute(&b, data); err == nil {
+		err = os.WriteFile(filepath.Join(dir, name), b.Bytes(), 0o600)
+	}
+	if err != nil {
 		return fmt.Errorf("writing a file of a proxy: %w", err)
 	}
 	return nil
