@@ -6,8 +6,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"strconv"
-	"strings"
 
 	"tare/internal/mesh/sidecar"
 )
@@ -39,31 +37,19 @@ func (proxy) Own(ctx context.Context, p sidecar.Place) (map[string]float64, erro
 	return parseStatus(string(text)), nil
 }
 
-// parseStatus reads the four lines of stub_status (ngx_http_stub_status_module).
+// parseStatus reads the four lines of stub_status (ngx_http_stub_status_module); nothing where they are not that.
 func parseStatus(text string) map[string]float64 {
-	own := map[string]float64{}
-	words := strings.Fields(text)
-	set := func(name, value string) {
-		if v, err := strconv.ParseFloat(value, 64); err == nil {
-			own[name] = v
-		}
+	names := []string{"active connections", "accepts", "handled", "requests", "reading", "writing", "waiting"}
+	values := make([]float64, len(names))
+	var to []any
+	for i := range values {
+		to = append(to, &values[i])
 	}
-	for i, word := range words {
-		name := strings.ToLower(strings.TrimSuffix(word, ":"))
-		switch word {
-		case "connections:", "Reading:", "Writing:", "Waiting:":
-			if name == "connections" {
-				name = "active connections"
-			}
-			if i+1 < len(words) {
-				set(name, words[i+1])
-			}
-		case "requests":
-			for n, name := range []string{"accepts", "handled", "requests"} {
-				if i+1+n < len(words) {
-					set(name, words[i+1+n])
-				}
-			}
+	own := map[string]float64{}
+	const page = "Active connections: %g \nserver accepts handled requests\n %g %g %g \nReading: %g Writing: %g Waiting: %g"
+	if _, err := fmt.Sscanf(text, page, to...); err == nil {
+		for i, name := range names {
+			own[name] = values[i]
 		}
 	}
 	return own
