@@ -287,8 +287,8 @@ func TestPlaneEndsStreams(t *testing.T) {
 				t.Fatal(err)
 			}
 			a := p.Authority()
-			for _, step := range []func() error{a.TrustNewRoot, func() error { return a.UseNewRoot(false) }} {
-				if err := step(); err != nil {
+			for range 2 {
+				if err := a.Advance(false); err != nil {
 					t.Fatal(err)
 				}
 				if request.TypeUrl != ads.SecretType {
@@ -298,7 +298,7 @@ func TestPlaneEndsStreams(t *testing.T) {
 					t.Fatal(names, err)
 				}
 			}
-			if err := a.DropOldRoot(true); err != nil {
+			if err := a.Advance(true); err != nil {
 				t.Fatal(err)
 			}
 			if names, err := told(stream); status.Code(err) != codes.Unauthenticated {

@@ -7,6 +7,7 @@
 package authority
 
 import (
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/ecdsa"
@@ -77,27 +78,13 @@ const (
 const jitter = 0.1
 
 func (o Options) withDefaults() (Options, error) {
-	for _, d := range []struct {
-		value    *time.Duration
-		fallback time.Duration
-	}{{&o.Life, DefaultLife}, {&o.RootLife, DefaultRootLife}, {&o.Backdate, DefaultBackdate}} {
-		if *d.value == 0 {
-			*d.value = d.fallback
-		}
-	}
-	o.Backdate = max(o.Backdate, 0)
-	if o.TrustDomain == "" {
-		o.TrustDomain = DefaultTrustDomain
-	}
-	if o.RenewAfter == 0 {
-		o.RenewAfter = DefaultRenewAfter
-	}
-	if o.MaxIdentities == 0 {
-		o.MaxIdentities = DefaultMaxIdentities
-	}
-	if o.MaxStrangers == 0 {
-		o.MaxStrangers = DefaultMaxStrangers
-	}
+	o.TrustDomain = cmp.Or(o.TrustDomain, DefaultTrustDomain)
+	o.Life = cmp.Or(o.Life, DefaultLife)
+	o.RootLife = cmp.Or(o.RootLife, DefaultRootLife)
+	o.Backdate = max(cmp.Or(o.Backdate, DefaultBackdate), 0)
+	o.RenewAfter = cmp.Or(o.RenewAfter, DefaultRenewAfter)
+	o.MaxIdentities = cmp.Or(o.MaxIdentities, DefaultMaxIdentities)
+	o.MaxStrangers = cmp.Or(o.MaxStrangers, DefaultMaxStrangers)
 	switch {
 	case o.Life < time.Second || o.RootLife < o.Life:
 		return o, fault.New(fault.Usage, "", "from 1s on, and no longer than the root's",
@@ -121,9 +108,9 @@ type Authority struct {
 
 	mu      sync.Mutex
 	issued  map[string]*entry
-	due     queue
 	changed map[string]bool // identities of which OnChange has yet to be told
-	wake    chan struct{}   // Run looks at due again
+	wake    chan struct{}   // Run looks at what is due again
+	wakes   time.Time       // when it will, whatever comes
 	signed  signed          // what agents have
 	own     entry           // the control plane's certificate
 	served  atomic.Pointer[serving]
@@ -136,7 +123,6 @@ type Authority struct {
 
 // trust is what an authority trusts and signs with. It is never changed, only replaced.
 type trust struct {
-	stage   Stage
 	issuing *root   // has a key
 	roots   []*root // all that are trusted, the issuing one first
 	pem     []byte
@@ -180,7 +166,7 @@ func open(o Options, s *store) (*Authority, error) {
 		o: o, store: s, issued: map[string]*entry{}, changed: map[string]bool{}, wake: make(chan struct{}, 1),
 		told: newLimits(toldRate, toldBurst), strangers: limit.NewLatest(o.MaxStrangers),
 	}
-	a.own.id, a.own.place = ControlPlane(o.TrustDomain), noPlace
+	a.own.id = ControlPlane(o.TrustDomain)
 	t, err := a.load()
 	if err != nil {
 		return nil, err
@@ -203,7 +189,7 @@ func (a *Authority) load() (*trust, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := newTrust(Steady, r)
+	t := newTrust(r)
 	return t, a.save(t)
 }
 
@@ -246,8 +232,9 @@ func (a *Authority) refuse(ctx context.Context, format string, args ...any) {
 	}
 }
 
-func newTrust(stage Stage, roots ...*root) *trust {
-	t := &trust{stage: stage, issuing: roots[0], roots: roots, pool: x509.NewCertPool()}
+// newTrust is by one root, or by two: the one that signs, and one that will sign and has its key, or did and has none.
+func newTrust(roots ...*root) *trust {
+	t := &trust{issuing: roots[0], roots: roots, pool: x509.NewCertPool()}
 	byName := slices.SortedFunc(slices.Values(roots), func(a, b *root) int { return strings.Compare(a.name(), b.name()) })
 	for _, r := range byName { // so that which of them signs changes nothing for proxies
 		t.pem = append(t.pem, r.pem...)
@@ -437,15 +424,10 @@ func parseTrust(text []byte, trustDomain string) (*trust, error) {
 			return nil, errors.New("there is something else than certificates and keys")
 		}
 	}
-	switch {
-	case len(roots) == 1 && roots[0].key != nil:
-		return newTrust(Steady, roots...), nil
-	case len(roots) == 2 && roots[0].key != nil && roots[1].key != nil:
-		return newTrust(NewTrusted, roots...), nil
-	case len(roots) == 2 && roots[0].key != nil:
-		return newTrust(NewIssues, roots...), nil
+	if len(roots) == 0 || len(roots) > 2 || roots[0].key == nil {
+		return nil, errors.New("it must have a root with its key, and at most one more")
 	}
-	return nil, errors.New("it must have a root with its key, and at most one more")
+	return newTrust(roots...), nil
 }
 
 func checkRoot(c *x509.Certificate, trustDomain string) error {

@@ -569,19 +569,19 @@ func TestEnvoy(t *testing.T) {
 		})
 	}
 	old := forged(t, a, func(*x509.Certificate) {})
-	if err := a.TrustNewRoot(); err != nil {
+	if err := a.Advance(false); err != nil {
 		t.Fatal(err)
 	}
 	versions := func(n int) func() bool { return func() bool { return client.roots() == n && server.roots() == n } }
 	until("both sidecars trust both roots", versions(2))
 	agents("both roots")
-	if err := a.UseNewRoot(true); err != nil {
+	if err := a.Advance(true); err != nil {
 		t.Fatal(err)
 	}
 	until("certificates of the new root", func() bool { _, issuers := fresh.seen(); return issuers == 2 })
 	until("no secret of the old root", func() bool { return a.Rollover().Pending == 0 })
 	agents("certificates of the new root")
-	if err := a.DropOldRoot(true); err != nil {
+	if err := a.Advance(true); err != nil {
 		t.Fatal(err)
 	}
 	until("the old root is gone", versions(1))

@@ -1,7 +1,6 @@
 package authority
 
 import (
-	"container/heap"
 	"context"
 	"errors"
 	"maps"
@@ -19,14 +18,10 @@ type entry struct {
 	id string
 	leaf
 	key    Key
-	secret *tlsv3.Secret
-
-	place int // in the queue; noPlace: not in it
+	secret *tlsv3.Secret // nil: it has nothing yet
 
 	making sync.Mutex // held while it is made, so that nobody else makes another
 }
-
-const noPlace = -1
 
 // Secrets are the two secrets that a proxy of an identity gets by SDS: its own, and that of Roots. They are the same
 // messages until they change (OnChange, OnRoots), and must not be changed. The key is made here.
@@ -59,11 +54,8 @@ func (e *entry) credentials(t *trust) Credentials {
 func (a *Authority) Forget(id string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if e := a.issued[id]; e != nil {
-		a.due.remove(e)
-		delete(a.issued, id)
-		delete(a.changed, id)
-	}
+	delete(a.issued, id)
+	delete(a.changed, id)
 }
 
 // check is an error unless proxies can have an identity.
@@ -90,7 +82,7 @@ func (a *Authority) entry(id string) (*entry, *trust, error) {
 			return nil, nil, fault.New(fault.Machine, shown(id), "forget identities without proxies, or allow more",
 				"the authority keeps secrets of %d identities already", a.o.MaxIdentities)
 		}
-		e = &entry{id: id, place: noPlace}
+		e = &entry{id: id}
 		a.issued[id] = e
 	}
 	a.mu.Unlock()
@@ -138,8 +130,9 @@ func (a *Authority) fill(e *entry, willDo func(*entry) bool) error {
 				if replaced {
 					a.changed[e.id] = true
 				}
-				a.due.put(e)
-				a.poke()
+				if replaced || e.due.Before(a.wakes) {
+					a.poke()
+				}
 			}
 			a.mu.Unlock()
 			return nil
@@ -207,17 +200,22 @@ func (a *Authority) Run(ctx context.Context) error {
 	}
 }
 
-// next is the entry that is due, or how long to wait for one.
+// next is an entry that is due, or how long to wait for one.
 func (a *Authority) next() (*entry, time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if len(a.due) == 0 {
-		return nil, time.Hour
+	now := time.Now()
+	a.wakes = now.Add(time.Hour)
+	for _, e := range a.issued {
+		switch {
+		case e.secret == nil: // it is being made
+		case !e.due.After(now):
+			return e, 0
+		case e.due.Before(a.wakes):
+			a.wakes = e.due
+		}
 	}
-	if left := time.Until(a.due[0].due); left > 0 {
-		return nil, left
-	}
-	return a.due[0], 0
+	return nil, a.wakes.Sub(now)
 }
 
 func (a *Authority) renew(e *entry) {
@@ -225,7 +223,6 @@ func (a *Authority) renew(e *entry) {
 	a.mu.Lock()
 	if err != nil && a.issued[e.id] == e {
 		e.due = time.Now().Add(retry)
-		a.due.put(e)
 	}
 	a.mu.Unlock()
 	if err != nil && a.told.take("") { // the same bound for all: they fail together
@@ -251,54 +248,5 @@ func (a *Authority) poke() {
 	select {
 	case a.wake <- struct{}{}:
 	default:
-	}
-}
-
-// queue has entries by when they are due. It belongs to Authority.mu.
-type queue []*entry
-
-func (q queue) Len() int           { return len(q) }
-func (q queue) Less(i, j int) bool { return q[i].due.Before(q[j].due) }
-func (q queue) Swap(i, j int) {
-	q[i], q[j] = q[j], q[i]
-	q[i].place, q[j].place = i, j
-}
-
-// Push is for container/heap alone.
-func (q *queue) Push(x any) {
-	e := x.(*entry)
-	e.place = len(*q)
-	*q = append(*q, e)
-}
-
-// Pop is for container/heap alone.
-func (q *queue) Pop() any {
-	last := len(*q) - 1
-	e := (*q)[last]
-	e.place, (*q)[last] = noPlace, nil
-	*q = (*q)[:last]
-	return e
-}
-
-// put adds an entry, or moves it to its place.
-func (q *queue) put(e *entry) {
-	if e.place == noPlace {
-		heap.Push(q, e)
-		return
-	}
-	heap.Fix(q, e.place)
-}
-
-func (q *queue) remove(e *entry) {
-	if e.place != noPlace {
-		heap.Remove(q, e.place)
-	}
-}
-
-// hurry makes an entry due now.
-func (q *queue) hurry(e *entry) {
-	e.due = time.Time{}
-	if e.place != noPlace {
-		heap.Fix(q, e.place)
 	}
 }

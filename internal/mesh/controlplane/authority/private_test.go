@@ -40,16 +40,11 @@ func TestStore(t *testing.T) {
 	if _, err := Open(Options{}, dir); err == nil || !strings.Contains(err.Error(), "another process") {
 		t.Errorf("a second authority of the directory: %v", err)
 	}
-	stages := []struct {
-		step func() error
-		keys int
-	}{
-		{func() error { return nil }, 1}, {func() error { return a.TrustNewRoot() }, 2},
-		{func() error { return a.UseNewRoot(true) }, 1}, {func() error { return a.DropOldRoot(true) }, 1},
-	}
-	for _, s := range stages {
-		if err := s.step(); err != nil {
-			t.Fatal(err)
+	for i, want := range []int{1, 2, 1, 1} { // keys by stage
+		if i > 0 {
+			if err := a.Advance(true); err != nil {
+				t.Fatal(err)
+			}
 		}
 		before, roots := a.Rollover(), a.RootsPEM()
 		file := filepath.Join(dir, storeFile)
@@ -60,8 +55,8 @@ func TestStore(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if keys := bytes.Count(text, []byte("BEGIN "+keyBlock)); keys != s.keys {
-			t.Errorf("stage %q: %d keys in the file; want %d", before.Stage, keys, s.keys)
+		if keys := bytes.Count(text, []byte("BEGIN "+keyBlock)); keys != want {
+			t.Errorf("stage %q: %d keys in the file; want %d", before.Stage, keys, want)
 		}
 		a.Close()
 		if a, err = Open(Options{}, dir); err != nil {
@@ -98,14 +93,7 @@ func TestMain(m *testing.M) {
 func rollOver(dir string) {
 	a, err := Open(Options{}, dir)
 	for err == nil {
-		switch a.Rollover().Stage {
-		case Steady:
-			err = a.TrustNewRoot()
-		case NewTrusted:
-			err = a.UseNewRoot(true)
-		case NewIssues:
-			err = a.DropOldRoot(true)
-		}
+		err = a.Advance(true)
 	}
 	fmt.Fprintln(os.Stderr, err)
 	os.Exit(1)

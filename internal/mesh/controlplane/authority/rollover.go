@@ -17,6 +17,17 @@ const (
 	NewIssues  Stage = "new root signs"   // both are trusted, the new one signs; the key of the old one is gone
 )
 
+// stage is that of a trust.
+func (t *trust) stage() Stage {
+	switch {
+	case len(t.roots) == 1:
+		return Steady
+	case t.roots[1].key != nil:
+		return NewTrusted
+	}
+	return NewIssues
+}
+
 // Rollover is where an authority stands.
 type Rollover struct {
 	Stage   Stage    `json:"stage"`
@@ -40,7 +51,7 @@ func (a *Authority) Rollover() Rollover {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	t := a.trust.Load()
-	r := Rollover{Stage: t.stage, Issuing: t.issuing.name(), SafeAt: a.signed.before}
+	r := Rollover{Stage: t.stage(), Issuing: t.issuing.name(), SafeAt: a.signed.before}
 	for _, root := range t.roots {
 		r.Trusted = append(r.Trusted, root.name())
 	}
@@ -52,50 +63,39 @@ func (a *Authority) Rollover() Rollover {
 	return r
 }
 
-// TrustNewRoot is the first step of a rollover: it makes a new root, which is trusted from now on beside the old one.
-// The old one signs. Tell all proxies (OnRoots) before the next step.
-func (a *Authority) TrustNewRoot() error {
-	return a.advance(Steady, func(t *trust) (*trust, error) {
-		r, err := newRoot(a.o)
-		if err != nil {
-			return nil, err
-		}
-		return newTrust(NewTrusted, t.issuing, r), nil
-	}, true)
-}
-
-// UseNewRoot is the second step: the new root signs, and the old one's key is gone. Run replaces all secrets. It is an
-// error before Rollover.SafeAt, unless forced: then agents that have not yet renewed their certificates do not trust
-// those of the new root.
-func (a *Authority) UseNewRoot(force bool) error {
-	return a.advance(NewTrusted, func(t *trust) (*trust, error) {
-		old, next := *t.roots[0], t.roots[1]
-		old.key = nil
-		return newTrust(NewIssues, next, &old), nil
-	}, force)
-}
-
-// DropOldRoot is the last step: only the new root is trusted. It is an error as long as certificates of the old one are
-// in use, that is while Rollover.Pending is not 0 and before Rollover.SafeAt, unless forced: their holders are refused
-// then, for new connections.
-func (a *Authority) DropOldRoot(force bool) error {
-	return a.advance(NewIssues, func(t *trust) (*trust, error) { return newTrust(Steady, t.issuing), nil }, force)
-}
-
-func (a *Authority) advance(from Stage, next func(*trust) (*trust, error), force bool) error {
+// Advance takes the next step of a rollover:
+//
+//   - From Steady it makes a new root, which is trusted from now on beside the old one. The old one signs. Tell all
+//     proxies (OnRoots) before the next step.
+//   - From NewTrusted the new root signs, and the old one's key is gone. Run replaces all secrets. It is an error before
+//     Rollover.SafeAt, unless forced: then agents that have not yet renewed their certificates do not trust those of the
+//     new root.
+//   - From NewIssues only the new root is trusted. It is an error as long as certificates of the old one are in use, that
+//     is while Rollover.Pending is not 0 and before Rollover.SafeAt, unless forced: their holders are refused then, for
+//     new connections.
+func (a *Authority) Advance(force bool) error {
 	a.step.Lock()
 	defer a.step.Unlock()
+	if !force {
+		if err := a.settled(); err != nil {
+			return err
+		}
+	}
 	t := a.trust.Load()
-	if t.stage != from {
-		return fault.New(fault.Usage, "", "the steps are: trust the new root, use it, drop the old one",
-			"this step cannot follow the stage %q", t.stage)
-	}
-	if err := a.settled(force); err != nil {
-		return err
-	}
-	n, err := next(t)
-	if err != nil {
-		return err
+	var n *trust
+	switch t.stage() {
+	case Steady:
+		r, err := newRoot(a.o)
+		if err != nil {
+			return err
+		}
+		n = newTrust(t.issuing, r)
+	case NewTrusted:
+		old := *t.issuing
+		old.key = nil
+		n = newTrust(t.roots[1], &old)
+	case NewIssues:
+		n = newTrust(t.issuing)
 	}
 	if err := a.save(n); err != nil {
 		return err
@@ -106,14 +106,14 @@ func (a *Authority) advance(from Stage, next func(*trust) (*trust, error), force
 	}
 	a.trust.Store(n)
 	a.signed = signed{before: latest(a.signed.before, a.signed.now)}
-	if n.stage == NewIssues {
+	if n.stage() == NewIssues {
 		for _, e := range a.issued {
-			a.due.hurry(e)
+			e.due = time.Time{}
 		}
 		a.poke()
 	}
 	a.mu.Unlock()
-	a.logf("the stage of the trust root is: %s; %s signs", n.stage, n.issuing.name())
+	a.logf("the stage of the trust root is: %s; %s signs", n.stage(), n.issuing.name())
 	if n.secret != t.secret && a.o.OnRoots != nil {
 		a.o.OnRoots()
 	}
@@ -121,16 +121,13 @@ func (a *Authority) advance(from Stage, next func(*trust) (*trust, error), force
 }
 
 // settled is an error where the next step would leave somebody behind.
-func (a *Authority) settled(force bool) error {
+func (a *Authority) settled() error {
 	r := a.Rollover()
-	if force {
-		return nil
-	}
 	if r.Stage == NewIssues && r.Pending > 0 {
 		return fault.New(fault.Usage, "", "wait until Run has replaced them, or force the step",
 			"%d identities have secrets of the old root", r.Pending)
 	}
-	if left := time.Until(r.SafeAt); left > 0 {
+	if left := time.Until(r.SafeAt); r.Stage != Steady && left > 0 {
 		return fault.New(fault.Usage, "", "wait, or force the step",
 			"agents have certificates from before the last step for another %s", left.Round(time.Second))
 	}

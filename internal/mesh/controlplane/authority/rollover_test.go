@@ -46,11 +46,7 @@ func TestRollover(t *testing.T) {
 			}
 		}
 		expect(Steady, 1, 0, 0)
-		if a.UseNewRoot(true) == nil || a.DropOldRoot(true) == nil {
-			t.Error("a step was taken out of order")
-		}
-
-		if err := a.TrustNewRoot(); err != nil {
+		if err := a.Advance(false); err != nil {
 			t.Fatal(err)
 		}
 		expect(NewTrusted, 2, 1, 0)
@@ -59,11 +55,7 @@ func TestRollover(t *testing.T) {
 			t.Errorf("%s signs in the first stage", r.Issuing)
 		}
 		takes(old, true)
-		if a.TrustNewRoot() == nil || a.DropOldRoot(true) == nil {
-			t.Error("a step was taken out of order")
-		}
-
-		if err := a.UseNewRoot(false); err != nil {
+		if err := a.Advance(false); err != nil {
 			t.Fatal(err)
 		}
 		expect(NewIssues, 2, 1, 1)
@@ -79,7 +71,7 @@ func TestRollover(t *testing.T) {
 			}
 		}
 
-		if err := a.DropOldRoot(false); err != nil {
+		if err := a.Advance(false); err != nil {
 			t.Fatal(err)
 		}
 		expect(Steady, 1, 2, 1)
@@ -97,7 +89,7 @@ func TestChangeIsTold(t *testing.T) {
 		var changed []string
 		a := newAuthority(t, Options{OnChange: func(id string) { changed = append(changed, id) }})
 		old := credentialsOf(t, a, webID)
-		if err := errors.Join(a.TrustNewRoot(), a.UseNewRoot(true)); err != nil {
+		if err := errors.Join(a.Advance(false), a.Advance(true)); err != nil {
 			t.Fatal(err)
 		}
 		if now := credentialsOf(t, a, webID); string(now.Chain) == string(old.Chain) {
@@ -129,39 +121,37 @@ func TestRolloverWaits(t *testing.T) {
 			}
 		}
 		agent()
-		if err := a.TrustNewRoot(); err != nil {
+		if err := a.Advance(false); err != nil {
 			t.Fatal(err)
 		}
-		if err := a.UseNewRoot(false); err == nil {
+		if err := a.Advance(false); err == nil {
 			t.Fatal("an agent that does not know the new root was left behind")
 		}
 		time.Sleep(time.Until(a.Rollover().SafeAt))
 		credentialsOf(t, a, webID)
 		agent() // knows both
-		if err := a.UseNewRoot(false); err != nil {
+		if err := a.Advance(false); err != nil {
 			t.Fatal(err)
 		}
 		if r := a.Rollover(); r.Pending != 1 || time.Until(r.SafeAt) < DefaultLife-2*time.Second {
 			t.Fatalf("%+v: one identity and one agent have certificates of the old root", r)
 		}
-		if a.DropOldRoot(false) == nil {
+		if a.Advance(false) == nil {
 			t.Fatal("a proxy was left behind")
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() { _ = a.Run(ctx) }()
 		synctest.Wait()
-		if r := a.Rollover(); r.Pending != 0 || a.DropOldRoot(false) == nil {
+		if r := a.Rollover(); r.Pending != 0 || a.Advance(false) == nil {
 			t.Fatalf("%+v: an agent was left behind", r)
 		}
 		agent()
 		time.Sleep(time.Until(a.Rollover().SafeAt))
-		if err := a.DropOldRoot(false); err != nil {
+		if err := a.Advance(false); err != nil {
 			t.Fatal(err)
 		}
-		for _, step := range []func() error{
-			a.TrustNewRoot, func() error { return a.UseNewRoot(true) }, func() error { return a.DropOldRoot(true) },
-		} {
-			if err := step(); err != nil {
+		for range 3 {
+			if err := a.Advance(true); err != nil {
 				t.Error(err)
 			}
 		}

@@ -355,10 +355,8 @@ func TestAgent(t *testing.T) {
 		}
 	}
 	more()
-	for _, step := range []func() error{
-		a.TrustNewRoot, func() error { return a.UseNewRoot(true) }, func() error { return a.DropOldRoot(true) },
-	} {
-		if err := step(); err != nil {
+	for range 3 {
+		if err := a.Advance(true); err != nil {
 			t.Fatal(err)
 		}
 		more()

@@ -210,15 +210,15 @@ func TestIdentityEnds(t *testing.T) {
 	if id, err := a.Identity(ctx); err == nil {
 		t.Errorf("it is %s after its end", id)
 	}
-	for _, step := range []func() error{a.TrustNewRoot, func() error { return a.UseNewRoot(true) }} {
-		if err := step(); err != nil {
+	for range 2 {
+		if err := a.Advance(true); err != nil {
 			t.Fatal(err)
 		}
 		if id, err := a.Identity(long); id != webID {
 			t.Errorf("the old root in the stage %q: %v", a.Rollover().Stage, err)
 		}
 	}
-	if err := a.DropOldRoot(true); err != nil {
+	if err := a.Advance(true); err != nil {
 		t.Fatal(err)
 	}
 	if id, err := a.Identity(long); err == nil {

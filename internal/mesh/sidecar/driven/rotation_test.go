@@ -294,12 +294,8 @@ func (p *plane) rollover() {
 	p.t.Helper()
 	a := p.at.Authority()
 	before := a.Rollover()
-	for _, step := range []func() error{
-		a.TrustNewRoot,
-		func() error { return a.UseNewRoot(false) },
-		func() error { return a.DropOldRoot(false) },
-	} {
-		if err := step(); err != nil {
+	for range 3 {
+		if err := a.Advance(false); err != nil {
 			p.t.Fatal(err)
 		}
 		until(p.t, "secrets of the root that signs", func() bool { return a.Rollover().Pending == 0 })
