@@ -1,16 +1,19 @@
 package authority
 
 import (
+	_ "embed"
 	"errors"
 	"fmt"
+	"sync"
 
+	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protodesc"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
 	"google.golang.org/protobuf/types/dynamicpb"
-	"google.golang.org/protobuf/types/known/structpb"
+	_ "google.golang.org/protobuf/types/known/structpb" // of which the description is
 )
 
 // Istio's certificate service as it is on the wire (istio.io/api, security/v1alpha1/ca.proto). Two messages of five
@@ -32,40 +35,24 @@ type request struct {
 // impersonate is the key of metadata by which Istio's node proxies ask for identities of their workloads.
 const impersonate = "ImpersonatedIdentity"
 
-var messages = describe()
+//go:embed ca.txtpb
+var description []byte
 
-func describe() protoreflect.MessageDescriptors {
-	type kind = descriptorpb.FieldDescriptorProto_Type
-	field := func(name string, number int32, k kind) *descriptorpb.FieldDescriptorProto {
-		return &descriptorpb.FieldDescriptorProto{
-			Name: &name, Number: &number, Type: &k, Label: descriptorpb.FieldDescriptorProto_LABEL_OPTIONAL.Enum(),
-		}
+var messages = sync.OnceValue(func() protoreflect.MessageDescriptors {
+	var d descriptorpb.FileDescriptorProto
+	err := prototext.Unmarshal(description, &d)
+	var file protoreflect.FileDescriptor
+	if err == nil {
+		file, err = protodesc.NewFile(&d, protoregistry.GlobalFiles)
 	}
-	text, number := descriptorpb.FieldDescriptorProto_TYPE_STRING, descriptorpb.FieldDescriptorProto_TYPE_INT64
-	metadata := field("metadata", 4, descriptorpb.FieldDescriptorProto_TYPE_MESSAGE)
-	metadata.TypeName = proto.String(".google.protobuf.Struct")
-	chain := field("cert_chain", 1, text)
-	chain.Label = descriptorpb.FieldDescriptorProto_LABEL_REPEATED.Enum()
-	structs := structpb.File_google_protobuf_struct_proto
-	file, err := protodesc.NewFile(&descriptorpb.FileDescriptorProto{
-		Name: proto.String("tare/istio_certificate_service.proto"), Package: proto.String("istio.v1.auth"),
-		Syntax: proto.String("proto3"), Dependency: []string{structs.Path()},
-		MessageType: []*descriptorpb.DescriptorProto{{
-			Name: proto.String("IstioCertificateRequest"), Field: []*descriptorpb.FieldDescriptorProto{
-				field("csr", 1, text), field("subject_id", 2, text), field("validity_duration", 3, number), metadata,
-			},
-		}, {
-			Name: proto.String("IstioCertificateResponse"), Field: []*descriptorpb.FieldDescriptorProto{chain},
-		}},
-	}, protoregistry.GlobalFiles)
 	if err != nil {
-		panic(err) // the description above is wrong, and each test would show it
+		panic(err) // the description is wrong, and each test would show it
 	}
 	return file.Messages()
-}
+})
 
-func newRequest() *dynamicpb.Message  { return dynamicpb.NewMessage(messages.Get(0)) }
-func newResponse() *dynamicpb.Message { return dynamicpb.NewMessage(messages.Get(1)) }
+func newRequest() *dynamicpb.Message  { return dynamicpb.NewMessage(messages().Get(0)) }
+func newResponse() *dynamicpb.Message { return dynamicpb.NewMessage(messages().Get(1)) }
 
 func get(m *dynamicpb.Message, name protoreflect.Name) protoreflect.Value {
 	return m.Get(m.Descriptor().Fields().ByName(name))
