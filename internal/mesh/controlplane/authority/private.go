@@ -3,7 +3,6 @@ package authority
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 
@@ -68,31 +67,19 @@ func (d *private) read(name string) ([]byte, error) {
 }
 
 func (d *private) readOurs(name string) ([]byte, error) {
-	seen, err := d.root.Lstat(name)
-	if err != nil {
-		return nil, err
-	}
-	if !seen.Mode().IsRegular() {
-		return nil, errors.New("it is not a regular file")
-	}
-	f, err := d.root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0) // not blocking: a pipe may have come in its place
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }() // it was only read
-	info, err := f.Stat()
+	info, err := d.root.Lstat(name) // nobody else can put another in its place
 	switch {
 	case err != nil:
 		return nil, err
-	case !os.SameFile(seen, info):
-		return nil, errors.New("another file came in its place")
+	case !info.Mode().IsRegular():
+		return nil, errors.New("it is not a regular file")
 	case info.Size() > maxFile:
 		return nil, fmt.Errorf("it has %d bytes, more than %d", info.Size(), maxFile)
 	}
 	if err := files.CheckPrivate(info, files.OthersAny); err != nil {
 		return nil, err
 	}
-	return io.ReadAll(io.LimitReader(f, maxFile))
+	return d.root.ReadFile(name)
 }
 
 // lock takes the directory for this process alone, until the file that it gives is closed.
