@@ -162,7 +162,7 @@ func printControlplane(w io.Writer, m role.Message) (err error) {
 			}
 			if err == nil && r.Credentials != "" && r.Proxies > 0 {
 				_, err = fmt.Fprintf(w, "start a proxy with: envoy -c %s\n",
-					filepath.Join(r.Credentials, "PROXY", controlplane.EnvoyBootstrapFile))
+					filepath.Join(r.Credentials, "PROXY", authority.EnvoyBootstrapFile))
 			}
 		}
 	case role.Log:

@@ -25,16 +25,13 @@ import (
 	"tare/internal/mesh/controlplane/proxyconfig"
 )
 
-// EnvoyBootstrapFile is the bootstrap of an Envoy among the files of a proxy.
-const EnvoyBootstrapFile = "envoy.json"
-
 // PlaneOptions are how a Plane tells a mesh. The zero value will do.
 type PlaneOptions struct {
 	// Roots is the directory that keeps the roots of certificates, so that a control plane that starts again is the one
 	// that proxies trust. Empty: they are nowhere but in this process.
 	Roots string
 	// Credentials is the directory in which each proxy of a mesh finds what it connects by, in a directory named after
-	// it: its bootstrap (EnvoyBootstrapFile), its certificate and the roots, which are replaced before they end. Empty:
+	// it: its bootstrap (authority.EnvoyBootstrapFile), its certificate and the roots, which are replaced before they end. Empty:
 	// none is written.
 	Credentials string
 	Life        time.Duration // of certificates; default authority.DefaultLife
@@ -514,20 +511,7 @@ func (p *Plane) writeOne(id, dir string) error {
 		return err
 	}
 	b := bootstrap.Envoy{Node: id, Cluster: cmp.Or(account(p.mesh.Identity(id)), id), ControlPlane: p.bound}
-	if p.authority != nil {
-		if err := c.WriteEnvoy(dir); err != nil {
-			return err
-		}
-		var err error
-		if b.Transport, err = authority.EnvoyTransport(dir, p.authority.TrustDomain()); err != nil {
-			return err
-		}
-	}
-	text, err := b.JSON()
-	if err != nil {
-		return err
-	}
-	if err := authority.WritePrivate(dir, EnvoyBootstrapFile, text); err != nil {
+	if err := c.WriteEnvoy(dir, b); err != nil {
 		return err
 	}
 	p.written[id] = now

@@ -9,7 +9,7 @@ import (
 
 	"tare/internal/experiment/process"
 	"tare/internal/lib/text"
-	"tare/internal/mesh/controlplane"
+	"tare/internal/mesh/controlplane/authority"
 	"tare/internal/mesh/sidecar"
 	"tare/internal/mesh/sidecar/driven"
 )
@@ -61,7 +61,7 @@ func (proxy) Command(p sidecar.Place) (process.Command, error) {
 	}
 	return process.Command{
 		Argv: []string{
-			p.Program, "-c", filepath.Join(plane.Credentials(p), controlplane.EnvoyBootstrapFile),
+			p.Program, "-c", filepath.Join(plane.Credentials(p), authority.EnvoyBootstrapFile),
 			"--concurrency", strconv.Itoa(p.Workers), "--disable-hot-restart", "--log-level", "warning",
 			"--drain-time-s", drainTime,
 			"--admin-address-path", filepath.Join(p.Dir, adminFile),

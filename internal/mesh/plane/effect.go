@@ -110,31 +110,21 @@ func (o options) bootstraps(address string, by *authority.Authority) (*fleet.Eff
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			return nil, fmt.Errorf("making an Envoy's directory: %w", err)
 		}
-		b := bootstrap.Envoy{Node: envoyID(i), Cluster: envoyName, ControlPlane: address}
+		var c authority.Credentials
 		if o.mtls {
 			id, err := authority.Identity(by.TrustDomain(), envoyName)
 			if err != nil {
 				return nil, err
 			}
-			c, err := by.Credentials(id)
-			if err == nil {
-				err = c.WriteEnvoy(dir)
-			}
-			if err == nil {
-				b.Transport, err = authority.EnvoyTransport(dir, by.TrustDomain())
-			}
-			if err != nil {
+			if c, err = by.Credentials(id); err != nil {
 				return nil, err
 			}
 		}
-		text, err := b.JSON()
-		if err != nil {
+		b := bootstrap.Envoy{Node: envoyID(i), Cluster: envoyName, ControlPlane: address}
+		if err := c.WriteEnvoy(dir, b); err != nil {
 			return nil, err
 		}
-		file := filepath.Join(dir, "envoy.json")
-		if err := os.WriteFile(file, text, 0o600); err != nil {
-			return nil, fmt.Errorf("writing an Envoy's bootstrap: %w", err)
-		}
+		file := filepath.Join(dir, authority.EnvoyBootstrapFile)
 		e.Envoys = append(e.Envoys, fleet.Envoy{Bootstrap: file, Listen: at})
 	}
 	return e, nil

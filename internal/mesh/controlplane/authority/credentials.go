@@ -157,16 +157,6 @@ const (
 	requestBlock     = "CERTIFICATE REQUEST"
 )
 
-// WritePrivate makes or replaces another file of mode 0600 in a directory, under the conditions of WriteFiles.
-func WritePrivate(dir, name string, text []byte) error {
-	d, err := openPrivate(dir)
-	if err != nil {
-		return err
-	}
-	defer d.close()
-	return d.write(name, text)
-}
-
 // CheckDirectory is an error of code fault.Usage unless a directory is as WriteFiles wants it.
 func CheckDirectory(path string) error {
 	d, err := openPrivate(path)

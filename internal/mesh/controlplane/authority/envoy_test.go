@@ -238,7 +238,9 @@ func (m *meshServer) sidecar(id, variant string, agent *Agent) *sidecar {
 	ready := make(chan struct{})
 	first := sync.OnceFunc(func() { close(ready) })
 	agent.OnChange = func(c Credentials) error {
-		err := c.WriteEnvoy(s.dir)
+		err := c.WriteEnvoy(s.dir, bootstrap.Envoy{
+			Node: id, Cluster: "test", ControlPlane: m.address, StateOfTheWorld: variant == "GRPC",
+		})
 		s.renewals.Add(1)
 		first()
 		return err
@@ -253,22 +255,13 @@ func (m *meshServer) sidecar(id, variant string, agent *Agent) *sidecar {
 	})
 	t.Cleanup(func() { cancel(); ran.Wait() })
 	<-ready
-	transport, err := EnvoyTransport(s.dir, DefaultTrustDomain)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := bootstrap.Envoy{
-		Node: id, Cluster: "test", ControlPlane: m.address, Transport: transport, StateOfTheWorld: variant == "GRPC",
-	}.JSON()
+	config, admin := filepath.Join(s.dir, EnvoyBootstrapFile), filepath.Join(s.dir, "admin")
+	text, err := os.ReadFile(config)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if bytes.Contains(text, []byte("PRIVATE")) || bytes.Contains(text, []byte("inline")) {
 		t.Error("the bootstrap has a key")
-	}
-	config, admin := filepath.Join(s.dir, "bootstrap.json"), filepath.Join(s.dir, "admin")
-	if err := os.WriteFile(config, text, 0o600); err != nil {
-		t.Fatal(err)
 	}
 	var output bytes.Buffer
 	c := exec.Command(envoytest.Path(t), "-c", config, "--disable-hot-restart", "--concurrency", "1",

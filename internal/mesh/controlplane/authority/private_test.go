@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/goccy/go-yaml"
+
+	"tare/internal/mesh/controlplane/bootstrap"
 )
 
 func mode(t *testing.T, path string) fs.FileMode {
@@ -215,13 +217,14 @@ func TestWriteFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	envoy := bootstrap.Envoy{Node: "web", ControlPlane: "127.0.0.1:15010"}
 	for range 2 {
 		a.Forget(webID)
 		c := credentialsOf(t, a, webID)
-		if err := errors.Join(c.WriteFiles(dir), c.WriteEnvoy(dir)); err != nil {
+		if err := errors.Join(c.WriteFiles(dir), c.WriteEnvoy(dir, envoy)); err != nil {
 			t.Fatal(err)
 		}
-		for _, name := range []string{IdentityFile, RootsFile, EnvoyIdentityFile, EnvoyRootsFile} {
+		for _, name := range []string{IdentityFile, RootsFile, EnvoyBootstrapFile, EnvoyIdentityFile, EnvoyRootsFile} {
 			if m := mode(t, filepath.Join(dir, name)); m != 0o600 {
 				t.Errorf("%s has mode %s", name, m)
 			}
@@ -234,13 +237,13 @@ func TestWriteFiles(t *testing.T) {
 	if text, err := os.ReadFile(victim); err != nil || string(text) != "mine" {
 		t.Errorf("the link was followed: %q, %v", text, err)
 	}
-	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 4 {
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 5 {
 		t.Errorf("%v, %v", entries, err)
 	}
 	if err := os.Chmod(dir, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if credentialsOf(t, a, webID).WriteFiles(dir) == nil || credentialsOf(t, a, webID).WriteEnvoy(dir) == nil {
+	if credentialsOf(t, a, webID).WriteFiles(dir) == nil || credentialsOf(t, a, webID).WriteEnvoy(dir, envoy) == nil {
 		t.Error("keys were written where others can write")
 	}
 }

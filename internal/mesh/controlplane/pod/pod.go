@@ -10,7 +10,6 @@ import (
 	"io"
 	"log"
 	"net/http"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -47,9 +46,8 @@ type Options struct {
 }
 
 const (
-	bootstrapFile = "envoy.json"
-	maxToken      = 64 << 10         // bytes
-	grace         = 10 * time.Second // that Envoy has to end in
+	maxToken = 64 << 10         // bytes
+	grace    = 10 * time.Second // that Envoy has to end in
 )
 
 // Run runs Envoy, once there is a certificate, until ctx ends, Envoy ends, or the control plane refuses the pod.
@@ -73,7 +71,8 @@ func Run(ctx context.Context, o Options) (err error) {
 	agent := authority.Agent{
 		Address: o.ControlPlane, Identity: o.Identity, Roots: o.Roots, ReadToken: o.readToken, Log: o.Log,
 		OnChange: func(c authority.Credentials) error { // which a running Envoy takes by itself
-			if err := c.WriteEnvoy(dir.Path()); err != nil {
+			b := bootstrap.Envoy{Node: o.Node, Cluster: o.Node, ControlPlane: o.ControlPlane}
+			if err := c.WriteEnvoy(dir.Path(), b); err != nil {
 				return err
 			}
 			once()
@@ -108,18 +107,15 @@ func (o Options) readToken() (authority.Token, error) {
 // serve runs Envoy until it ends, or ctx does. The thread that starts Envoy lives as long: Envoy ends with it, should
 // this process be killed (PR_SET_PDEATHSIG(2const)).
 func (o Options) serve(ctx context.Context, dir string) error {
-	file, err := o.bootstrap(dir)
-	if err != nil {
-		return err
-	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	c := exec.CommandContext(ctx, o.Envoy[0], append(o.Envoy[1:len(o.Envoy):len(o.Envoy)], "-c", file)...)
+	c := exec.CommandContext(ctx, o.Envoy[0], append(o.Envoy[1:len(o.Envoy):len(o.Envoy)], "-c",
+		filepath.Join(dir, authority.EnvoyBootstrapFile))...)
 	c.Stdout, c.Stderr = o.Output, o.Output
 	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) }
 	c.WaitDelay = grace
-	err = c.Run()
+	err := c.Run()
 	switch {
 	case ctx.Err() != nil:
 		return nil
@@ -127,23 +123,6 @@ func (o Options) serve(ctx context.Context, dir string) error {
 		err = errors.New("it ended by itself")
 	}
 	return fault.Wrap(err, fault.Machine, o.Envoy[0], "", "Envoy has ended")
-}
-
-// bootstrap writes the file that Envoy starts with.
-func (o Options) bootstrap(dir string) (file string, err error) {
-	id, err := url.Parse(o.Identity)
-	if err != nil {
-		return "", fmt.Errorf("reading the identity: %w", err)
-	}
-	b := bootstrap.Envoy{Node: o.Node, Cluster: o.Node, ControlPlane: o.ControlPlane}
-	if b.Transport, err = authority.EnvoyTransport(dir, id.Host); err != nil {
-		return "", err
-	}
-	text, err := b.JSON()
-	if err != nil {
-		return "", err
-	}
-	return filepath.Join(dir, bootstrapFile), authority.WritePrivate(dir, bootstrapFile, text)
 }
 
 // answerProbes answers probes at an address until end is called.

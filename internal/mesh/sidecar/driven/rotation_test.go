@@ -333,7 +333,7 @@ type envoy struct {
 // startEnvoy starts Envoy as a node of a plane until the test ends.
 func startEnvoy(t *testing.T, p *plane, node string) *envoy {
 	e := &envoy{t, filepath.Join(t.TempDir(), "admin")}
-	execute(t, node, envoytest.Path(t), "-c", filepath.Join(p.credentials, node, controlplane.EnvoyBootstrapFile),
+	execute(t, node, envoytest.Path(t), "-c", filepath.Join(p.credentials, node, authority.EnvoyBootstrapFile),
 		"--concurrency", "1", "--disable-hot-restart", "--log-level", "warning", "--admin-address-path", e.admin)
 	return e
 }
