@@ -28,12 +28,7 @@ import (
 // started is a control plane as its parent sees it.
 func started(t *testing.T, file string) (conn *role.Conn, end func() error) {
 	t.Helper()
-	return startedBy(t, Settings{File: file})
-}
-
-func startedBy(t *testing.T, o Settings) (conn *role.Conn, end func() error) {
-	t.Helper()
-	o.Listen = "127.0.0.1:0"
+	o := Settings{File: file, Listen: "127.0.0.1:0"}
 	input, toChild := io.Pipe()
 	fromChild, output := io.Pipe()
 	ended := make(chan error, 1)
@@ -160,56 +155,6 @@ func TestRunDirectory(t *testing.T) {
 	}
 	if err := end(); err != nil {
 		t.Error(err)
-	}
-}
-
-// script is a source that says what it is given.
-type script struct {
-	meshes chan string
-	fails  chan error
-	now    string
-}
-
-func (*script) String() string { return "script" }
-
-func (s *script) Read(context.Context) (*proxyconfig.Mesh, error) {
-	return proxyconfig.Parse("script", []byte(s.now))
-}
-
-func (s *script) Watch(ctx context.Context, changed func()) error {
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case err := <-s.fails:
-			return err
-		case s.now = <-s.meshes:
-			changed()
-		}
-	}
-}
-
-// TestSource: a control plane follows any source, and ends where that cannot be followed.
-func TestSource(t *testing.T) {
-	s := &script{make(chan string), make(chan error), "services: [{name: a}]"}
-	conn, end := startedBy(t, Settings{Source: s})
-	var r Ready
-	if err := conn.Expect(role.Ready, &r, nil); err != nil {
-		t.Fatal(err)
-	}
-	if r.Clusters != 1 || r.Config != "script" {
-		t.Errorf("ready %+v", r)
-	}
-	s.meshes <- "services: [{name: a}, {name: b}]"
-	if m, err := conn.Receive(); err != nil || !strings.Contains(string(m.Data), "script: 2 clusters") {
-		t.Errorf("got %s %s, %v", m.Event, m.Data, err)
-	}
-	s.fails <- errors.New("the API is gone")
-	if m, err := conn.Receive(); !errors.Is(err, io.EOF) { // before its parent goes, which would end it as well
-		t.Errorf("got %s %s, %v", m.Event, m.Data, err)
-	}
-	if err := end(); err == nil || err.Error() != "watching script: the API is gone" {
-		t.Errorf("it ended with %v", err)
 	}
 }
 

@@ -456,7 +456,7 @@ func TestPlaneCredentials(t *testing.T) {
 				t.Error("the roots are others after a restart")
 			}
 			fresh = p.Authority().RootsPEM()
-			for _, name := range []string{EnvoyBootstrapFile, authority.EnvoyIdentityFile, authority.EnvoyRootsFile} {
+			for _, name := range []string{authority.EnvoyBootstrapFile, authority.EnvoyIdentityFile, authority.EnvoyRootsFile} {
 				file := filepath.Join(dir, "web-1", name)
 				info, err := os.Stat(file)
 				if err != nil || info.Mode().Perm() != 0o600 {
@@ -527,10 +527,11 @@ func TestPlaneWritesOthers(t *testing.T) {
 			if strings.Contains(said, "as it was") || strings.Contains(said, "proxy z-1") {
 				t.Errorf("the log says %q", said)
 			}
-			if r, err := p.counts(); err != nil || r.Proxies != 5 {
+			var r Ready
+			if err := p.count(&r); err != nil || r.Proxies != 5 {
 				t.Errorf("%+v, %v", r, err)
 			}
-			bootstrap := func(id string) string { return filepath.Join(dir, id, EnvoyBootstrapFile) }
+			bootstrap := func(id string) string { return filepath.Join(dir, id, authority.EnvoyBootstrapFile) }
 			if _, err := os.Stat(bootstrap("z-1")); err != nil {
 				t.Error(err)
 			}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"sync"
 	"time"
 
 	"tare/internal/experiment/role"
@@ -39,7 +38,6 @@ type Ready struct {
 // Settings are how a control plane runs as a process.
 type Settings struct {
 	File        string        // the mesh file, or a directory of them; empty: only "set" says anything
-	Source      Source        // takes the place of File; nil: none does
 	Listen      string        // host:port; port 0 takes a free one
 	Connections int           // how many proxies may have open there; 0: the default
 	Credentials string        // see PlaneOptions
@@ -78,29 +76,26 @@ type Done struct {
 	Time int64 `json:"time_ns"` // see Server.Set
 }
 
-// Run is a control plane as a process: it listens, says ready, follows its source, and ends with ctx or with conn's
-// input. A source that is wrong is logged and changes nothing, but for the first time, when it is an error. What data
+// Run is a control plane as a process: it listens, says ready, follows its files, and ends with ctx or with conn's
+// input. Files that are wrong are logged and change nothing, but for the first time, when it is an error. What data
 // planes refuse is logged, and so is whom it refuses.
-func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
+func Run(ctx context.Context, o Settings, conn *role.Conn) error {
 	defer BoundGarbage()()
 	m, err := (&Config{}).Compile()
 	if err != nil {
 		return err
 	}
-	from, name := o.Source, ""
-	if from == nil && o.File != "" {
+	var from *Files
+	if o.File != "" {
 		from = NewFiles(o.File)
-	}
-	if from != nil {
-		name = from.String()
-		if m, err = from.Read(ctx); err != nil {
+		if m, err = from.Read(); err != nil {
 			return err
 		}
 	}
-	var listening []net.Listener // that nobody serves yet
+	var listening []net.Listener
 	defer func() {
 		for _, l := range listening {
-			l.Close()
+			l.Close() // again, where it was served
 		}
 	}()
 	logs := make(chan string, 64) // a reader that does not read must not hold the streams
@@ -155,99 +150,52 @@ func Run(ctx context.Context, o Settings, conn *role.Conn) (err error) {
 		},
 	})
 	if err != nil {
-		return fault.Wrap(err, fault.Usage, name, "", "the configuration is wrong")
+		return fault.Wrap(err, fault.Usage, o.File, "", "the configuration is wrong")
 	}
-	var hook *injection.Webhook
+	defer p.Close()
+	ready := Ready{Address: l.Addr().String(), Config: o.File, Credentials: o.Credentials}
+	run := []func(context.Context) error{
+		p.Run, func(context.Context) error { return p.Serve(l) },
+		func(ctx context.Context) error { return sendAll(ctx, conn, logs) },
+		func(ctx context.Context) error { return p.obey(ctx, conn) },
+	}
 	if hookAt != nil {
-		if hook, err = o.Webhook.of(p, admin); err != nil {
-			p.Close()
+		hook, err := o.Webhook.of(p, admin)
+		if err != nil {
 			return err
 		}
+		ready.Webhook, ready.WebhookRoots = hookAt.Addr().String(), p.Authority().RootsPEM()
+		run = append(run, func(ctx context.Context) error { return hook.Serve(ctx, hookAt, p.Authority().WebTLS()) })
 	}
-	listening = nil
-	served, renewing := make(chan error, 1), make(chan error, 1)
-	go func() { served <- p.Serve(l) }()
-	ctx, stop := context.WithCancel(ctx)
-	renewal, watch := make(chan error, 1), make(chan error, 3)
-	go func() {
-		err := p.Run(ctx)
-		renewal <- err
-		renewing <- err
-	}()
-	changes := make(chan struct{}, 1)
-	var watching sync.WaitGroup
-	if hook != nil {
-		watching.Go(func() {
-			if err := hook.Serve(ctx, hookAt, p.Authority().WebTLS()); err != nil {
-				watch <- err
-			}
-		})
-	}
-	if admin != nil {
-		watching.Go(func() {
-			if err := admin.Serve(ctx, adminAt); err != nil {
-				watch <- err
-			}
-		})
-	}
-	if from != nil {
-		watching.Go(func() {
-			if err := from.Watch(ctx, func() {
-				select {
-				case changes <- struct{}{}:
-				default: // it is about to be read
-				}
-			}); err != nil {
-				watch <- fmt.Errorf("watching %s: %w", name, err)
-			}
-		})
-	}
-	defer func() {
-		stop()
-		<-renewing
-		watching.Wait()
-		p.Close()
-		err = errors.Join(err, <-served)
-	}()
-	if err := p.Listens(l.Addr().String()); err != nil {
-		return err
-	}
-	ready, err := p.counts()
-	if err != nil {
-		return err
-	}
-	ready.Address, ready.Config, ready.Credentials = l.Addr().String(), name, o.Credentials
 	if admin != nil {
 		ready.Admin = adminAt.Addr().String()
+		run = append(run, func(ctx context.Context) error { return admin.Serve(ctx, adminAt) })
 	}
-	if hook != nil {
-		ready.Webhook, ready.WebhookRoots = hookAt.Addr().String(), p.Authority().RootsPEM()
+	if from != nil {
+		run = append(run, func(ctx context.Context) error {
+			return from.Watch(ctx, func() error { return conn.Send(role.Log, p.reload(ctx, from)) })
+		})
+	}
+	if err := p.Listens(ready.Address); err != nil {
+		return err
+	}
+	if err := p.count(&ready); err != nil {
+		return err
 	}
 	if err := conn.Send(role.Ready, ready); err != nil {
 		return err
 	}
-	messages, ended := make(chan role.Message), make(chan error, 1)
-	go func() { ended <- messagesOf(ctx, conn, messages) }()
+	return role.Together(ctx, p.Close, run...)
+}
+
+// sendAll sends lines of the log until ctx ends.
+func sendAll(ctx context.Context, conn *role.Conn, lines <-chan string) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case err := <-ended:
-			return err
-		case err := <-renewal:
-			return err
-		case err := <-watch:
-			return err
-		case line := <-logs:
+		case line := <-lines:
 			if err := conn.Send(role.Log, line); err != nil {
-				return err
-			}
-		case m := <-messages:
-			if err := p.said(ctx, m, conn); err != nil {
-				return err
-			}
-		case <-changes:
-			if err := conn.Send(role.Log, p.reload(ctx, from)); err != nil {
 				return err
 			}
 		}
@@ -284,20 +232,29 @@ func (w Webhook) of(p *Plane, admin *Admin) (*injection.Webhook, error) {
 	return injection.New(w.Config, o)
 }
 
-// messagesOf hands on what the parent says until it has nothing more to say.
-func messagesOf(ctx context.Context, conn *role.Conn, to chan<- role.Message) error {
-	for {
-		m, err := conn.Receive()
+// obey does what the parent says until it has nothing more to say, or ctx ends.
+func (p *Plane) obey(ctx context.Context, conn *role.Conn) error {
+	ended := make(chan error, 1)
+	go func() { // ends with the parent's end of the pipe
+		for ctx.Err() == nil {
+			m, err := conn.Receive()
+			if err == nil {
+				err = p.said(ctx, m, conn)
+			}
+			if err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	select {
+	case <-ctx.Done():
+		return nil
+	case err := <-ended:
 		if errors.Is(err, io.EOF) {
 			return nil
-		} else if err != nil {
-			return err
 		}
-		select {
-		case to <- m:
-		case <-ctx.Done():
-			return nil
-		}
+		return err
 	}
 }
 
@@ -330,34 +287,35 @@ func (p *Plane) said(ctx context.Context, m role.Message, conn *role.Conn) (err 
 // filesHint is what to do about a FilesError.
 const filesHint = "see what is in the way in the directory of --credentials: the files are tried again in a while"
 
-// reload applies what a source gives now, and says how that went.
-func (p *Plane) reload(ctx context.Context, from Source) string {
-	m, err := from.Read(ctx)
+// reload applies what the files say now, and says how that went.
+func (p *Plane) reload(ctx context.Context, from *Files) string {
+	m, err := from.Read()
 	if err == nil {
 		_, err = p.Set(ctx, m)
 	}
 	if _, told := errors.AsType[*FilesError](err); told {
-		return fmt.Sprintf("%s: %s; %s", from, err, filesHint)
+		return fmt.Sprintf("%s: %s; %s", from.path, err, filesHint)
 	}
 	var r Ready
 	if err == nil {
-		r, err = p.counts()
+		err = p.count(&r)
 	}
 	if err != nil {
 		return fmt.Sprintf("the configuration stays as it was: %s", err)
 	}
-	return from.String() + ": " + r.String()
+	return from.path + ": " + r.String()
 }
 
-// counts says how much there is to tell.
-func (p *Plane) counts() (Ready, error) {
+// count says how much there is to tell.
+func (p *Plane) count(r *Ready) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if n := len(p.mesh.Proxies()); n > 0 {
-		return Ready{Proxies: n}, nil
+	if r.Proxies = len(p.mesh.Proxies()); r.Proxies > 0 {
+		return nil
 	}
-	r, err := p.mesh.Shared()
-	return Ready{Clusters: len(r.Clusters), Endpoints: len(r.Endpoints), Listeners: len(r.Listeners)}, err
+	all, err := p.mesh.Shared()
+	r.Clusters, r.Endpoints, r.Listeners = len(all.Clusters), len(all.Endpoints), len(all.Listeners)
+	return err
 }
 
 // String says how much there is to tell.
