@@ -10,11 +10,12 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
-	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
-	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 	xds "github.com/envoyproxy/go-control-plane/pkg/resource/v3"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoregistry"
+
+	"tare/internal/mesh/controlplane/ads"
 )
 
 // resourceType is a type of resources.
@@ -98,57 +99,27 @@ func (c *contents) of(k resourceType, value []byte) *content {
 // asked for.
 func (c *contents) parse(k resourceType, value []byte) *content {
 	x := &content{}
-	read := func(m proto.Message) bool {
-		return (proto.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(value, m) == nil
+	t, err := protoregistry.GlobalTypes.FindMessageByURL(urls[k])
+	if err != nil {
+		return x
 	}
-	switch k {
-	case clusters:
-		var m clusterv3.Cluster
-		if !read(&m) {
-			break
-		}
-		x.name = m.GetName()
-		if m.GetType() == clusterv3.Cluster_EDS {
-			name := m.GetEdsClusterConfig().GetServiceName()
-			if name == "" {
-				name = m.GetName()
-			}
-			x.needs[endpoints] = []string{name}
-		}
+	m := t.New().Interface()
+	if (proto.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(value, m) != nil {
+		return x
+	}
+	x.name = ads.NameOf(m)
+	for _, need := range ads.NeedsOf(m) {
+		other := kindOf(need.URL)
+		x.needs[other] = append(x.needs[other], need.Name)
+	}
+	switch m := m.(type) {
+	case *clusterv3.Cluster:
 		x.needs[secrets] = secretsOf(m.GetTransportSocket())
-	case endpoints:
-		var m endpointv3.ClusterLoadAssignment
-		if read(&m) {
-			x.name, x.mark = m.GetClusterName(), c.markOf(&m)
-		}
-	case listeners:
-		var m listenerv3.Listener
-		if !read(&m) {
-			break
-		}
-		x.name = m.GetName()
+	case *endpointv3.ClusterLoadAssignment:
+		x.mark = c.markOf(m)
+	case *listenerv3.Listener:
 		for _, chain := range append(m.GetFilterChains(), m.GetDefaultFilterChain()) {
 			x.needs[secrets] = append(x.needs[secrets], secretsOf(chain.GetTransportSocket())...)
-			for _, f := range chain.GetFilters() {
-				var h hcmv3.HttpConnectionManager
-				if !strings.HasSuffix(f.GetTypedConfig().GetTypeUrl(), ".HttpConnectionManager") ||
-					f.GetTypedConfig().UnmarshalTo(&h) != nil {
-					continue
-				}
-				if name := h.GetRds().GetRouteConfigName(); name != "" {
-					x.needs[routes] = append(x.needs[routes], name)
-				}
-			}
-		}
-	case routes:
-		var m routev3.RouteConfiguration
-		if read(&m) {
-			x.name = m.GetName()
-		}
-	case secrets:
-		var m tlsv3.Secret
-		if read(&m) {
-			x.name = m.GetName()
 		}
 	}
 	return x

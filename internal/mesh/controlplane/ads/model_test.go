@@ -189,8 +189,8 @@ func (m *model) read() {
 		h.got, h.err = m.hearAll(func(name string, x proto.Message) {
 			b, _ := proto.MarshalOptions{Deterministic: true}.Marshal(x)
 			h.contents[name] = fmt.Sprintf("%x:", b)
-			if needs := needsOf(x); len(needs) > 0 {
-				h.contents[name] += needs[0].name
+			if needs := NeedsOf(x); len(needs) > 0 {
+				h.contents[name] += needs[0].Name
 			}
 		})
 		if m.heard <- h; h.err != nil {

@@ -1,6 +1,7 @@
 package ads
 
 import (
+	"cmp"
 	"strings"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
@@ -57,22 +58,19 @@ func kindOf(url string) kind {
 	return kind{stage: makes, rank: 3, whole: true, roots: true}
 }
 
-// need is a resource of another type that a data plane waits for whenever it gets this one, though it may have it:
+// Need is a resource of another type that a data plane waits for whenever it gets this one, though it may have it:
 // Envoy keeps a cluster that has changed out of use until its endpoints have come once more (the note under "Resource
 // warming" of xds_protocol.rst), and with deltas does not ask for them, since it has subscribed to them already.
-type need struct{ url, name string }
+type Need struct{ URL, Name string }
 
-func needsOf(m any) (needs []need) {
+// NeedsOf are the endpoints of a cluster, and the routes of a listener.
+func NeedsOf(m any) (needs []Need) {
 	switch m := m.(type) {
 	case *clusterv3.Cluster:
 		if m.GetType() != clusterv3.Cluster_EDS {
 			return nil
 		}
-		name := m.GetEdsClusterConfig().GetServiceName()
-		if name == "" {
-			name = m.GetName()
-		}
-		return []need{{EndpointType, name}}
+		return []Need{{EndpointType, cmp.Or(m.GetEdsClusterConfig().GetServiceName(), m.GetName())}}
 	case *listenerv3.Listener:
 		for _, c := range append(m.GetFilterChains(), m.GetDefaultFilterChain()) {
 			for _, f := range c.GetFilters() {
@@ -82,7 +80,7 @@ func needsOf(m any) (needs []need) {
 				}
 				var h hcmv3.HttpConnectionManager
 				if a.UnmarshalTo(&h) == nil && h.GetRds().GetRouteConfigName() != "" {
-					needs = append(needs, need{RouteType, h.GetRds().GetRouteConfigName()})
+					needs = append(needs, Need{RouteType, h.GetRds().GetRouteConfigName()})
 				}
 			}
 		}

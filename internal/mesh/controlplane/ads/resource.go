@@ -23,7 +23,7 @@ type Resource struct {
 	name, version string
 	digest        digest
 	delta, world  mem.Buffer // as a field of a response of either variant; world is a part of delta
-	needs         []need
+	needs         []Need
 }
 
 // Name is the name by which data planes subscribe to the resource.
@@ -72,7 +72,7 @@ func (e *Encoder) Resource(m proto.Message) (*Resource, error) {
 	hash.Write(value)
 	d := digest(hash.Sum(nil)[:len(digest{})])
 	return e.made.of(d, func(*Resource) bool { return true }, func() *Resource {
-		r := &Resource{name: name, version: hex.EncodeToString(d[:versionBytes]), digest: d, needs: needsOf(m)}
+		r := &Resource{name: name, version: hex.EncodeToString(d[:versionBytes]), digest: d, needs: NeedsOf(m)}
 		r.encode(url, value)
 		return r
 	}), nil

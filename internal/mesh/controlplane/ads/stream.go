@@ -389,8 +389,8 @@ func (s *stream) lookAt(at int64) {
 func (s *stream) response(sub *subscription, n *news, view *view) *response {
 	for _, r := range n.changed {
 		for _, need := range r.needs {
-			if other := s.of(need.url); other != nil && other.wants(need.name) && other.sent.Get(need.name) != nil {
-				other.owe(need.name, false, view.table(other.url))
+			if other := s.of(need.URL); other != nil && other.wants(need.Name) && other.sent.Get(need.Name) != nil {
+				other.owe(need.Name, false, view.table(other.url))
 			}
 		}
 	}
