@@ -247,7 +247,7 @@ func TestMade(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &made{all: all, number: 2}
+	m := &made{all: all}
 	m.ready.Services, m.ready.Endpoints, m.ready.Port = 3, 2, uint16(all.Addr().(*net.TCPAddr).Port)
 	defer m.Close()
 	accepted := make(chan error, 1)
@@ -258,7 +258,7 @@ func TestMade(t *testing.T) {
 			Ports   map[string]uint16
 		}
 	}
-	if err := json.Unmarshal(m.entry(1).Spec, &e); err != nil || len(e.Endpoints) != 2 {
+	if err := json.Unmarshal(m.entry(1, 2).Spec, &e); err != nil || len(e.Endpoints) != 2 {
 		t.Fatalf("%+v: %v", e, err)
 	}
 	for _, x := range e.Endpoints {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"sync"
 	"syscall"
 	"time"
 
@@ -25,16 +24,13 @@ type made struct {
 	istiod  *Istiod
 	control net.Listener // those who ask for changes
 	all     net.Listener // connections to endpoints
-
-	mu     sync.Mutex // one change at a time; guards what is below
-	number int
 }
 
 // startMesh starts a mesh. It ends with Close.
 func startMesh(
 	ctx context.Context, count, endpoints int, debounce time.Duration, others []Service,
 ) (_ *made, err error) {
-	m := &made{number: 1}
+	m := &made{}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, m.Close())
@@ -52,7 +48,7 @@ func startMesh(
 	}
 	all := []Object{}
 	for i := range count {
-		all = append(all, m.entry(i))
+		all = append(all, m.entry(i, 1))
 	}
 	for _, s := range others {
 		all = append(all, s.Object())
@@ -88,11 +84,11 @@ func Debounced(after time.Duration) []string {
 		"PILOT_ENABLE_GATEWAY_API=false"}
 }
 
-// entry is a service's ServiceEntry as it is after the latest change.
-func (m *made) entry(service int) Object {
+// entry is a service's ServiceEntry as it is after a change.
+func (m *made) entry(service, change int) Object {
 	s := Service{Name: entryName(service), Address: m.ready.Service(service), Protocol: "TCP"}
 	for i := range m.ready.Endpoints {
-		s.Endpoints = append(s.Endpoints, m.ready.Endpoint(service, m.number, i))
+		s.Endpoints = append(s.Endpoints, m.ready.Endpoint(service, change, i))
 	}
 	return s.Object()
 }
@@ -114,22 +110,12 @@ func (s Service) Object() Object {
 }
 
 // change makes one change. When istiod has told it to data planes, it does not say.
-func (m *made) change(_ context.Context, service int) (services.Change, error) {
-	if err := m.ready.Check(service); err != nil {
-		return services.Change{}, err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.number = m.number%m.ready.Changes() + 1
+func (m *made) change(_ context.Context, number int, of []int) (services.Change, error) {
 	var changed []Object
-	if service == services.All {
-		for i := range m.ready.Services {
-			changed = append(changed, m.entry(i))
-		}
-	} else {
-		changed = append(changed, m.entry(service))
+	for _, i := range of {
+		changed = append(changed, m.entry(i, number))
 	}
-	c := services.Change{Number: m.number, Set: pace.Now()}
+	c := services.Change{Set: pace.Now()}
 	m.istiod.PutObjects(changed...)
 	return c, nil
 }
@@ -138,7 +124,9 @@ func (m *made) change(_ context.Context, service int) (services.Change, error) {
 func (m *made) serve(ctx context.Context) error {
 	end := func() { _ = m.all.Close() } // accept has no other way to end
 	return role.Together(ctx, end, func(context.Context) error { return m.accept() },
-		func(ctx context.Context) error { return services.ServeChanges(ctx, m.control, m.ready, m.change) },
+		func(ctx context.Context) error {
+			return services.ServeChanges(ctx, m.control, m.ready, m.ready.Changes(), m.change)
+		},
 		func(ctx context.Context) error {
 			select {
 			case <-m.istiod.Ended():

@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"tare/internal/experiment/kind"
@@ -383,25 +382,18 @@ func serve(ctx context.Context, o options, ready func(fleet.Ready) error) (err e
 	if err != nil {
 		return fmt.Errorf("listening for changes: %w", err)
 	}
-	number, effects := 1, 0
-	var mu sync.Mutex
-	change := func(ctx context.Context, service int) (services.Change, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		number = number%fleet.Changes + 1
+	effects := 0
+	change := func(ctx context.Context, number int, changed []int) (services.Change, error) {
 		of := map[string][]proxyconfig.Endpoint{}
-		switch service {
-		case o.Services:
-			effects++
-			of[effectService] = o.shown(effects)
-		case services.All:
-			for i := range o.Services {
-				of[fleet.ServiceName(i)] = endpoints(i, number)
+		for _, service := range changed {
+			if service == o.Services {
+				effects++
+				of[effectService] = o.shown(effects)
+			} else {
+				of[fleet.ServiceName(service)] = endpoints(service, number)
 			}
-		default:
-			of[fleet.ServiceName(service)] = endpoints(service, number)
 		}
-		c := services.Change{Number: number, Set: pace.Now()}
+		c := services.Change{Set: pace.Now()}
 		return c, p.setEndpoints(ctx, of)
 	}
 	shown := o.Services
@@ -428,7 +420,7 @@ func serve(ctx context.Context, o options, ready func(fleet.Ready) error) (err e
 		}
 		return p.run(ctx)
 	}, func(ctx context.Context) error {
-		return services.ServeChanges(ctx, control, services.Ready{Services: shown, Endpoints: 1}, change)
+		return services.ServeChanges(ctx, control, services.Ready{Services: shown, Endpoints: 1}, fleet.Changes, change)
 	})
 }
 

@@ -15,7 +15,6 @@ import (
 	"sync"
 	"time"
 
-	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
 
 	"tare/internal/experiment/role"
@@ -76,10 +75,9 @@ type plane struct {
 	server *controlplane.Server
 	sent   chan int64
 
-	mu     sync.Mutex // one change at a time; guards what is below
-	now    controlplane.Resources
-	number int
-	live   uint64 // bytes on the heap after it was last collected
+	// What follows belongs to change.
+	now  controlplane.Resources
+	live uint64 // bytes on the heap after it was last collected
 }
 
 // Serve listens, calls ready, and serves until the context ends.
@@ -92,7 +90,7 @@ func Serve(ctx context.Context, o Options, ready func(Ready) error) (err error) 
 	// CPU.
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(muchGarbage)) // of data planes that come and go without any change
-	p := &plane{o: o, number: 1, sent: make(chan int64, 64)}
+	p := &plane{o: o, sent: make(chan int64, 64)}
 	if p.now, err = resources(o.Services, o.Endpoints); err != nil {
 		return err
 	}
@@ -116,7 +114,7 @@ func Serve(ctx context.Context, o Options, ready func(Ready) error) (err error) 
 		_ = control.Close() // again: it has no other way to end
 	}
 	return role.Together(ctx, end, func(context.Context) error { return p.server.Serve(listener) },
-		func(ctx context.Context) error { return ServeChanges(ctx, control, p.ready, p.change) },
+		func(ctx context.Context) error { return ServeChanges(ctx, control, p.ready, Changes, p.change) },
 		role.Says(ready, p.ready))
 }
 
@@ -131,10 +129,10 @@ func (p *plane) onSent(s controlplane.Sent) {
 	}
 }
 
-// ServeChanges tells those who connect to l (Dial) what the mesh is, and makes the changes that they ask for, until ctx
-// ends. It closes l.
-func ServeChanges(ctx context.Context, l net.Listener, r Ready,
-	change func(ctx context.Context, service int) (Change, error)) error {
+// ServeChanges tells those who connect to l (Dial) what the mesh is, and makes the changes that they ask for, one at a
+// time, until ctx ends. It closes l. Changes have numbers from 1 to most; do makes one, of some services.
+func ServeChanges(ctx context.Context, l net.Listener, r Ready, most int, do makeChange) error {
+	made := &changes{mesh: r, most: most, do: do, number: 1}
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() }) // what was accepted ends by itself, see below
 	defer stop()
 	var all sync.WaitGroup
@@ -150,14 +148,26 @@ func ServeChanges(ctx context.Context, l net.Listener, r Ready,
 			stop := context.AfterFunc(ctx, func() { _ = c.Close() })
 			defer stop()
 			defer c.Close()
-			talk(ctx, role.NewConn(c, c), r, change)
+			made.talk(ctx, role.NewConn(c, c))
 		})
 	}
 }
 
+// changes are those of a mesh.
+type changes struct {
+	mesh Ready
+	most int
+	do   makeChange
+
+	mu     sync.Mutex // one change at a time
+	number int        // of the last one; what is there at first counts as one
+}
+
+type makeChange func(ctx context.Context, number int, services []int) (Change, error)
+
 // talk makes the changes that one asks for, until he leaves.
-func talk(ctx context.Context, conn *role.Conn, r Ready, change func(context.Context, int) (Change, error)) {
-	if conn.Send(role.Ready, r) != nil {
+func (c *changes) talk(ctx context.Context, conn *role.Conn) {
+	if conn.Send(role.Ready, c.mesh) != nil {
 		return
 	}
 	for {
@@ -165,7 +175,7 @@ func talk(ctx context.Context, conn *role.Conn, r Ready, change func(context.Con
 		if conn.Expect(changeEvent, &a, nil) != nil {
 			return
 		}
-		made, err := change(ctx, a.Service)
+		made, err := c.one(ctx, a.Service)
 		if err == nil {
 			err = conn.Send(changedEvent, made)
 		} else {
@@ -177,28 +187,39 @@ func talk(ctx context.Context, conn *role.Conn, r Ready, change func(context.Con
 	}
 }
 
-// change makes one change and waits until it was sent.
-func (p *plane) change(ctx context.Context, service int) (Change, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err := p.ready.Check(service); err != nil {
-		return Change{}, err
+// one makes a change of one service, or of All.
+func (c *changes) one(ctx context.Context, service int) (Change, error) {
+	of := []int{service}
+	switch {
+	case service == All:
+		of = nil
+		for i := range c.mesh.Services {
+			of = append(of, i)
+		}
+	case service < 0 || service >= c.mesh.Services:
+		return Change{}, fault.New(fault.Usage, "service", "", "there is no service %d; the mesh has %d", service,
+			c.mesh.Services)
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.number = c.number%c.most + 1
+	made, err := c.do(ctx, c.number, of)
+	made.Number = c.number
+	return made, err
+}
+
+// change makes one change and waits until it was sent.
+func (p *plane) change(ctx context.Context, number int, services []int) (c Change, err error) {
 	p.collect(enoughGarbage)
-	p.number = p.number%Changes + 1
 	next := p.now
 	next.Endpoints = slices.Clone(p.now.Endpoints)
-	if service == All {
-		for i := range next.Endpoints {
-			next.Endpoints[i] = p.assignment(i)
-		}
-	} else {
-		next.Endpoints[service] = p.assignment(service)
+	for _, i := range services {
+		next.Endpoints[i] = assignment(i, number, p.o.Endpoints)
 	}
 	for len(p.sent) > 0 {
 		<-p.sent
 	}
-	c := Change{Number: p.number, Set: pace.Now()}
+	c.Set = pace.Now()
 	if _, err := p.server.Set(ctx, next); err != nil {
 		return c, err
 	}
@@ -212,20 +233,8 @@ func (p *plane) change(ctx context.Context, service int) (Change, error) {
 		return c, ctx.Err()
 	case <-timer.C:
 		return c, fault.New(fault.Machine, "", "start one that asks for its configuration here",
-			"change %d was sent to no data plane in %v", c.Number, tooLong)
+			"change %d was sent to no data plane in %v", number, tooLong)
 	}
-}
-
-func (p *plane) assignment(service int) *endpointv3.ClusterLoadAssignment {
-	return assignment(service, p.number, p.o.Endpoints)
-}
-
-// Check refuses a service that the mesh does not have, and that is not All.
-func (r Ready) Check(service int) error {
-	if service == All || service >= 0 && service < r.Services {
-		return nil
-	}
-	return fault.New(fault.Usage, "service", "", "there is no service %d; the mesh has %d", service, r.Services)
 }
 
 // enoughGarbage is how much may gather before it is collected, in bytes.
