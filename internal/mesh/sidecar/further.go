@@ -143,7 +143,6 @@ func (j *joined) know(p *Place, applications int) error {
 		if err != nil {
 			return err
 		}
-		j.held = append(j.held, r)
 		if _, port, err = net.SplitHostPort(r.address); err != nil {
 			return err
 		}

@@ -168,7 +168,6 @@ func (j *joined) plan(app, address, program string) error {
 		if err != nil {
 			return err
 		}
-		j.held = append(j.held, r)
 		from, err := j.from(component, address)
 		if err != nil {
 			return err

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"tare/internal/experiment/kind"
+	"tare/internal/experiment/link"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/param"
@@ -62,15 +63,23 @@ func (n *networked) Start(ctx context.Context) error {
 	return n.joined.Start(ctx)
 }
 
-// networkOf is the path of the network in which a component is; empty: this machine's.
-func (j *joined) networkOf(component string) string {
+// pod is the one in which a component is; nil: it is on this machine's network.
+func (j *joined) pod(component string) *link.Namespace {
 	switch {
 	case j.pods == nil:
-		return ""
+		return nil
 	case component == Client:
-		return j.pods.Client.Path()
+		return j.pods.Client
 	}
-	return j.pods.Server.Path()
+	return j.pods.Server
+}
+
+// networkOf is the path of the network in which a component is; empty: this machine's.
+func (j *joined) networkOf(component string) string {
+	if pod := j.pod(component); pod != nil {
+		return pod.Path()
+	}
+	return ""
 }
 
 // host is the address at which a component listens.
@@ -78,8 +87,10 @@ func (j *joined) host(component string) netip.Addr {
 	if inPods(j.part.Options) && component != Client {
 		return redirect.Server
 	}
-	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	return loopback
 }
+
+var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 
 // reserve holds a port for a component, where that is.
 func (j *joined) reserve(component string) (r *reservation, err error) {
@@ -87,26 +98,23 @@ func (j *joined) reserve(component string) (r *reservation, err error) {
 		r, err = reserve(j.host(component))
 		return err
 	}
-	switch {
-	case j.pods == nil:
+	if pod := j.pod(component); pod != nil {
+		err = pod.Do(hold)
+	} else {
 		err = hold()
-	case component == Client:
-		err = j.pods.Client.Do(hold)
-	default:
-		err = j.pods.Server.Do(hold)
+	}
+	if err == nil {
+		j.held = append(j.held, r)
 	}
 	return r, err
 }
 
-// dialer connects where a component is.
+// dialer connects where a component is; nil: on this machine's network.
 func (j *joined) dialer(component string) func(ctx context.Context, network, address string) (net.Conn, error) {
-	switch {
-	case j.pods == nil:
-		return nil
-	case component == Client:
-		return j.pods.Client.DialContext
+	if pod := j.pod(component); pod != nil {
+		return pod.DialContext
 	}
-	return j.pods.Server.DialContext
+	return nil
 }
 
 // from is the address that is connected to by those whose connections a component takes: a service's, or that of the
@@ -259,15 +267,10 @@ func until(ctx context.Context, asking func(context.Context) error) error {
 // reachFromLoad waits until traffic gets through to an application from where a load will be: a process in the load's
 // control group and network asks, for neither this process's connections nor those of others would be redirected alike.
 func (j *joined) reachFromLoad(ctx context.Context, app string) error {
-	load := ""
 	loads := j.trial.Setup().Loads
-	for _, name := range slices.Sorted(maps.Keys(loads)) {
-		if loads[name].To == app {
-			load = name
-			break
-		}
-	}
-	if load == "" {
+	names := slices.Sorted(maps.Keys(loads))
+	at := slices.IndexFunc(names, func(name string) bool { return loads[name].To == app })
+	if at < 0 {
 		return nil // nobody goes there
 	}
 	asked := Asked{Over: j.over(app), Listens: j.listens(app)}
@@ -279,7 +282,7 @@ func (j *joined) reachFromLoad(ctx context.Context, app string) error {
 	if err != nil {
 		return err
 	}
-	begin, err := j.trial.Begin(ctx, load)
+	begin, err := j.trial.Begin(ctx, names[at])
 	if err != nil {
 		return err
 	}

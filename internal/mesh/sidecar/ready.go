@@ -22,26 +22,32 @@ const (
 	staysOpen = 100 * time.Millisecond // that a connection of TCP must
 )
 
-// asker asks once per connection, so that what is weighed keeps none of them, and follows nobody. It waits as long as
+// newAsker asks once per connection, so that what is weighed keeps none of them, and follows nobody. It waits as long as
 // it may, for an application can take its time.
-var asker = &http.Client{
-	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	Transport:     &http.Transport{DisableKeepAlives: true, DisableCompression: true},
-}
-
-// asker2 does so over HTTP/2, by prior knowledge.
-var asker2 = func() *http.Client {
-	over := new(http.Protocols)
-	over.SetUnencryptedHTTP2(true)
+func newAsker(over *http.Protocols) *http.Client {
 	return &http.Client{
-		CheckRedirect: asker.CheckRedirect,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		Transport:     &http.Transport{DisableKeepAlives: true, DisableCompression: true, Protocols: over},
 	}
-}()
+}
+
+// asker speaks HTTP/1.1, and asker2 HTTP/2 by prior knowledge.
+var (
+	asker  = newAsker(nil)
+	asker2 = newAsker(priorKnowledge())
+)
+
+func priorKnowledge() *http.Protocols {
+	over := new(http.Protocols)
+	over.SetUnencryptedHTTP2(true)
+	return over
+}
 
 // asks are how traffic shows that it gets through, by what the proxies carry.
 var asks = map[string]func(ctx context.Context, address string) error{
-	ProtocolHTTP: ask, ProtocolHTTP2: ask2, ProtocolGRPC: askCall, ProtocolTCP: touch,
+	ProtocolHTTP:  func(ctx context.Context, address string) error { return ask(ctx, asker, address) },
+	ProtocolHTTP2: func(ctx context.Context, address string) error { return ask(ctx, asker2, address) },
+	ProtocolGRPC:  askCall, ProtocolTCP: touch,
 }
 
 // over is that of an application: bytes are requests where it understands these.
@@ -52,13 +58,6 @@ func (j *joined) over(app string) string {
 	}
 	return over
 }
-
-// ask makes a real request at an address, which must be answered by who is behind all proxies. What they say of
-// themselves when they cannot, and to strangers, are statuses that count as no answer.
-func ask(ctx context.Context, address string) error { return askBy(ctx, asker, address) }
-
-// ask2 is ask over HTTP/2.
-func ask2(ctx context.Context, address string) error { return askBy(ctx, asker2, address) }
 
 // askCall calls a method of gRPC that nobody has, which whoever is behind all proxies must say.
 func askCall(ctx context.Context, address string) error {
@@ -84,7 +83,9 @@ func askCall(ctx context.Context, address string) error {
 // unimplemented is the status of gRPC for methods that a server does not have.
 const unimplemented = "12"
 
-func askBy(ctx context.Context, client *http.Client, address string) error {
+// ask makes a real request at an address, which must be answered by who is behind all proxies. What they say of
+// themselves when they cannot, and to strangers, are statuses that count as no answer.
+func ask(ctx context.Context, client *http.Client, address string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/", nil)
 	if err != nil {
 		return err
