@@ -1,6 +1,7 @@
 package authority
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,13 +59,8 @@ const (
 
 // NewService makes the service of an authority.
 func NewService(a *Authority, o ServiceOptions) *Service {
-	if o.Rate == 0 {
-		o.Rate = DefaultRate
-	}
-	if o.Burst == 0 {
-		o.Burst = DefaultBurst
-	}
-	return &Service{a, o.Accounts, newLimits(o.Rate, o.Burst), newLimits(refusedRate, refusedBurst)}
+	signing := newLimits(cmp.Or(o.Rate, DefaultRate), cmp.Or(o.Burst, DefaultBurst))
+	return &Service{a, o.Accounts, signing, newLimits(refusedRate, refusedBurst)}
 }
 
 // Register makes the service known to a gRPC server, which must use Authority.ServerTLS: tokens are taken over TLS

@@ -2,6 +2,7 @@ package injection
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -110,12 +111,7 @@ type compiled struct {
 }
 
 func (c Config) compile() (*compiled, error) {
-	if c.Opt == "" {
-		c.Opt = OptOut
-	}
-	if c.Redirect == "" {
-		c.Redirect = RedirectInit
-	}
+	c.Opt, c.Redirect = cmp.Or(c.Opt, OptOut), cmp.Or(c.Redirect, RedirectInit)
 	if c.ExcludeNamespaces == nil {
 		c.ExcludeNamespaces = []string{"kube-system", "kube-public", "kube-node-lease", authority.SystemNamespace}
 	}

@@ -1,6 +1,7 @@
 package injection
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -26,10 +27,7 @@ func refuse(format string, args ...any) error { return &refusal{fmt.Sprintf(form
 
 // skips says why a pod is to be left alone; empty: it is not.
 func (c *compiled) skips(namespace string, p *pod) string {
-	wants := p.Metadata.Labels[InjectKey]
-	if wants == "" {
-		wants = p.Metadata.Annotations[InjectKey]
-	}
+	wants := cmp.Or(p.Metadata.Labels[InjectKey], p.Metadata.Annotations[InjectKey])
 	switch {
 	case slices.Contains(c.ExcludeNamespaces, namespace):
 		return "namespace"
@@ -56,10 +54,7 @@ func (c *compiled) inject(namespace string, by *authority.Authority, p *pod) (*v
 	if err != nil {
 		return nil, err
 	}
-	account := p.Spec.ServiceAccount
-	if account == "" {
-		account = "default"
-	}
+	account := cmp.Or(p.Spec.ServiceAccount, "default")
 	id, err := authority.Identity(by.TrustDomain(), namespace+"/"+account)
 	if err != nil {
 		return nil, refuse("the service account %q of the namespace %q cannot be an identity: %s", account, namespace, err)
@@ -71,10 +66,7 @@ func (c *compiled) inject(namespace string, by *authority.Authority, p *pod) (*v
 	if err != nil {
 		return nil, fmt.Errorf("encoding probes: %w", err)
 	}
-	name := p.Metadata.Name
-	if name == "" {
-		name = p.Metadata.GenerateName
-	}
+	name := cmp.Or(p.Metadata.Name, p.Metadata.GenerateName)
 	value := func(variable string) string {
 		switch variable {
 		case "namespace":
