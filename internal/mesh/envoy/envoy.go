@@ -5,7 +5,6 @@ import (
 	"context"
 	"path/filepath"
 	"strconv"
-	"strings"
 
 	"tare/internal/experiment/process"
 	"tare/internal/lib/text"
@@ -22,20 +21,12 @@ type proxy struct{}
 func (proxy) About() sidecar.About {
 	return sidecar.About{
 		Name: "envoy", Summary: "Envoy as sidecars, configured by Tare's control plane over xDS", Program: "envoy",
-		Hint: "install it: 'make envoy' in Tare's sources, or any other envoy on the PATH",
+		Hint:        "install it: 'make envoy' in Tare's sources, or any other envoy on the PATH",
+		VersionFlag: "--version", Version: version,
 	}
 }
 
-var version = text.LazyRegexp(`version: [0-9a-f]+/([^/]+)/`)
-
-func (proxy) Version(ctx context.Context, program string) string {
-	for line := range strings.Lines(process.Printed(ctx, program, "--version")) {
-		if m := version().FindStringSubmatch(line); m != nil {
-			return m[1]
-		}
-	}
-	return ""
-}
+var version = text.LazyRegexp(`version: [0-9a-f]+/([^/\n]+)/`)
 
 // adminFile is where Envoy writes the address of its administration, in its directory.
 const adminFile = "admin"

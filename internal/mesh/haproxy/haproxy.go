@@ -2,7 +2,6 @@
 package haproxy
 
 import (
-	"context"
 	_ "embed"
 	"encoding/hex"
 	"net/netip"
@@ -22,18 +21,11 @@ type proxy struct{}
 func (proxy) About() sidecar.About {
 	return sidecar.About{
 		Name: "haproxy", Summary: "HAProxy as sidecars, configured by a file", Program: "haproxy",
-		Hint: "install it (apt-get install haproxy)",
+		Hint: "install it (apt-get install haproxy)", VersionFlag: "-v", Version: version,
 	}
 }
 
-var version = text.LazyRegexp(`^HA-?Proxy version (\S+)`)
-
-func (proxy) Version(ctx context.Context, program string) string {
-	if m := version().FindStringSubmatch(process.FirstLine(ctx, program, "-v")); m != nil {
-		return m[1]
-	}
-	return ""
-}
+var version = text.LazyRegexp(`(?m)^HA-?Proxy version (\S+)`)
 
 // The files in a proxy's directory, beside those of its certificate. HAProxy works there, so that its configuration
 // names no path, and has nothing in it that is not Tare's own: addresses, numbers and hexadecimal digits.

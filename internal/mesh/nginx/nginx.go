@@ -25,18 +25,11 @@ type proxy struct{}
 func (proxy) About() sidecar.About {
 	return sidecar.About{
 		Name: "nginx", Summary: "nginx as sidecars, configured by a file", Program: "nginx",
-		Hint: "install it (apt-get install nginx-light)",
+		Hint: "install it (apt-get install nginx-light)", VersionFlag: "-v", Version: version,
 	}
 }
 
-var version = text.LazyRegexp(`^nginx version: nginx/(\S+)`)
-
-func (proxy) Version(ctx context.Context, program string) string {
-	if m := version().FindStringSubmatch(process.FirstLine(ctx, program, "-v")); m != nil {
-		return m[1]
-	}
-	return ""
-}
+var version = text.LazyRegexp(`(?m)^nginx version: nginx/(\S+)`)
 
 // Check refuses what nginx cannot do: to servers it speaks HTTP/1.1, and HTTP/2 only where all requests are of gRPC, by
 // another module.

@@ -150,7 +150,7 @@ func (j *joined) Start(ctx context.Context) error {
 	for _, p := range j.proxies {
 		p.began = p.processes()
 	}
-	j.version = j.proxy.Version(ctx, program)
+	j.version = j.proxy.About().version(ctx, program)
 	return nil
 }
 

@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -26,6 +27,7 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/process"
 	"tare/internal/lib/param"
+	"tare/internal/lib/text"
 	"tare/internal/mesh/redirect"
 	"tare/internal/scale/host/feature"
 )
@@ -42,8 +44,6 @@ type Proxy interface {
 	// Command writes the files of a proxy into its directory, with mode 0600, and gives the command that runs it there
 	// until it is told to end. The command listens at p.Listen once it can serve, and keeps no other process waiting.
 	Command(p Place) (process.Command, error)
-	// Version is that of the program at a path; empty where it does not say.
-	Version(ctx context.Context, program string) string
 }
 
 // About is what a kind of proxy says of itself.
@@ -52,6 +52,17 @@ type About struct {
 	Summary string // one line, for lists
 	Program string // its name, which is looked for on the PATH and where system programs are
 	Hint    string // how to install it: "apt-get install haproxy"
+	// Version finds the version of the program in what it prints when it is run with VersionFlag: its first group.
+	VersionFlag string
+	Version     func() *regexp.Regexp
+}
+
+// version is that of the program at a path; empty where it does not say.
+func (a About) version(ctx context.Context, program string) string {
+	if m := a.Version().FindStringSubmatch(process.Printed(ctx, program, a.VersionFlag)); m != nil {
+		return text.Plain(m[1])
+	}
+	return ""
 }
 
 // What else a proxy can have, found by type assertion.
@@ -365,7 +376,7 @@ func (g Guest) Version(ctx context.Context, o param.Values, _ string) (name, ver
 	if o[settingProgram] != "" {
 		name = filepath.Base(program)
 	}
-	return name, g.Proxy.Version(ctx, program)
+	return name, g.Proxy.About().version(ctx, program)
 }
 
 // probes are of the kind's program, and of what all kinds share.
@@ -380,7 +391,7 @@ func (g Guest) probes() []*feature.Probe {
 		if err != nil {
 			return "not installed", err
 		}
-		return strings.TrimSpace(program + " " + g.Proxy.Version(context.Background(), program)), nil
+		return strings.TrimSpace(program + " " + a.version(context.Background(), program)), nil
 	}), sidecars}
 	for _, way := range redirect.Ways[1:] {
 		probes = append(probes, lacks(way))

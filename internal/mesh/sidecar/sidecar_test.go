@@ -18,6 +18,7 @@ import (
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/process"
 	"tare/internal/lib/param"
+	"tare/internal/lib/text"
 	"tare/internal/mesh/redirect"
 	"tare/internal/scale/host/feature"
 	"tare/test/vm/guest"
@@ -26,9 +27,12 @@ import (
 // fake is a kind of proxy that nobody starts.
 type fake struct{}
 
-func (fake) About() About                           { return About{Name: "fake", Program: "sh", Hint: "get it"} }
+func (fake) About() About {
+	return About{Name: "fake", Program: "echo", Hint: "get it", VersionFlag: "fake 1.0",
+		Version: text.LazyRegexp(`^fake (\S+)`)}
+}
+
 func (fake) Command(Place) (process.Command, error) { return process.Command{}, nil }
-func (fake) Version(context.Context, string) string { return "1.0" }
 
 // TestReserve: a port that is held is nobody's who asks for any, cannot be connected to, and is there for who names it.
 func TestReserve(t *testing.T) {
@@ -269,7 +273,7 @@ func TestMTLS(t *testing.T) {
 func TestProbes(t *testing.T) {
 	guest.KernelFree(t)
 	s := Guest{fake{}}.probes()[0].Status()
-	if !s.Available || !strings.HasSuffix(s.Detail, "/sh 1.0") {
+	if !s.Available || !strings.HasSuffix(s.Detail, "/echo 1.0") {
 		t.Errorf("%+v", s)
 	}
 	t.Setenv("PATH", t.TempDir())
