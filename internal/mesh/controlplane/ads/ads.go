@@ -79,14 +79,9 @@ type View struct {
 	Since  int64 // the time (ns by pace.Now) that Stamped tells as that of the change; 0: that of Set
 }
 
-type view struct {
-	tables map[string]*Table
-	since  int64
-}
-
-func (v *view) table(url string) *Table {
+func (v *View) table(url string) *Table {
 	if v != nil {
-		if t := v.tables[url]; t != nil {
+		if t := v.Tables[url]; t != nil {
 			return t
 		}
 	}
@@ -95,7 +90,7 @@ func (v *view) table(url string) *Table {
 
 // entry is a key: what it is told, and whom that is.
 type entry struct {
-	view    atomic.Pointer[view]
+	view    atomic.Pointer[View]
 	gone    atomic.Bool          // Delete has been called
 	streams map[*stream]struct{} // guarded by Server.mu
 }
@@ -151,7 +146,7 @@ func (s *Server) Set(key string, v View) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.at(key)
-	e.view.Store(&view{v.Tables, v.Since})
+	e.view.Store(&v)
 	e.wakeUp()
 	return now
 }

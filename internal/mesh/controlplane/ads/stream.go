@@ -386,7 +386,7 @@ func (s *stream) lookAt(at int64) {
 }
 
 // response makes a response of news, and has what the data plane then waits for follow.
-func (s *stream) response(sub *subscription, n *news, view *view) *response {
+func (s *stream) response(sub *subscription, n *news, view *View) *response {
 	for _, r := range n.changed {
 		for _, need := range r.needs {
 			if other := s.of(need.URL); other != nil && other.wants(need.Name) && other.sent.Get(need.Name) != nil {
@@ -402,11 +402,11 @@ func (s *stream) response(sub *subscription, n *news, view *view) *response {
 	version := n.version
 	sub.at = pace.Now()
 	if s.delta && s.server.o.Stamped {
-		version = fmt.Sprintf(stampFormat, n.version, view.since, sub.at)
+		version = fmt.Sprintf(stampFormat, n.version, view.Since, sub.at)
 	}
 	r.encode(s.delta, version, n.resources, n.removed)
 	sub.nonce, sub.waiting, sub.flight = r.nonce, true, n.changed
-	sub.since, sub.asked = view.since, n.asked
+	sub.since, sub.asked = view.Since, n.asked
 	if sub.told = int64(r.parts[0].Len()); n.asked {
 		s.debt.Add(int64(r.parts.Len()))
 	}
