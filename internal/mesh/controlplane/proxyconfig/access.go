@@ -124,9 +124,9 @@ func (r *route) permissions() (out []*rbacv3.Permission) {
 	}
 	switch {
 	case r.Match.Path != "":
-		path(&matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: r.Match.Path}})
+		path(exactly(r.Match.Path))
 	case r.Match.Prefix != "":
-		path(&matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: r.Match.Prefix}})
+		path(beginning(r.Match.Prefix))
 	case r.Match.Regex != "":
 		path(&matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_SafeRegex{
 			SafeRegex: &matcherv3.RegexMatcher{Regex: r.Match.Regex}}})
@@ -179,10 +179,18 @@ func (s *service) guard(m *Mesh) manager {
 // named matches an identity, or all of the trust domain.
 func (m *Mesh) named(id string) *matcherv3.StringMatcher {
 	if id == anyone {
-		prefix := "spiffe://" + m.trustDomain + "/"
-		return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: prefix}}
+		return beginning("spiffe://" + m.trustDomain + "/")
 	}
-	return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: id}}
+	return exactly(id)
+}
+
+// exactly matches a text, and beginning all that begin with it.
+func exactly(text string) *matcherv3.StringMatcher {
+	return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: text}}
+}
+
+func beginning(text string) *matcherv3.StringMatcher {
+	return &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Prefix{Prefix: text}}
 }
 
 // granted are the identities that may call the service, each once; anyone alone where all may.

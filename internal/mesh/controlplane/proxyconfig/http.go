@@ -252,16 +252,16 @@ func (r *route) matcher() *routev3.RouteMatch {
 
 // headerMatchers are the conditions on the method and on headers.
 func (r *route) headerMatchers() (out []*routev3.HeaderMatcher) {
-	exactly := func(name, value string) *routev3.HeaderMatcher {
-		return &routev3.HeaderMatcher{Name: name, HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{
-			StringMatch: &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: value}}}}
+	is := func(name, value string) *routev3.HeaderMatcher {
+		return &routev3.HeaderMatcher{Name: name,
+			HeaderMatchSpecifier: &routev3.HeaderMatcher_StringMatch{StringMatch: exactly(value)}}
 	}
 	if r.Match.Method != "" {
-		out = append(out, exactly(":method", r.Match.Method))
+		out = append(out, is(":method", r.Match.Method))
 	}
 	for _, name := range r.headers {
 		if value := r.Match.Headers[name]; value != "*" {
-			out = append(out, exactly(name, value))
+			out = append(out, is(name, value))
 			continue
 		}
 		out = append(out, &routev3.HeaderMatcher{Name: name,

@@ -143,13 +143,14 @@ func udpFilters(name, cluster string, cells []cell) ([]*listenerv3.ListenerFilte
 			return nil, err
 		}
 	}
-	config, err := packed(&udpproxyv3.UdpProxyConfig{StatPrefix: name,
+	return listenerFilters("envoy.filters.udp_listener.udp_proxy", &udpproxyv3.UdpProxyConfig{StatPrefix: name,
 		RouteSpecifier: &udpproxyv3.UdpProxyConfig_Matcher{Matcher: match}})
-	if err != nil {
-		return nil, err
-	}
-	return []*listenerv3.ListenerFilter{{Name: "envoy.filters.udp_listener.udp_proxy",
-		ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: config}}}, nil
+}
+
+// listenerFilters are one filter of a listener.
+func listenerFilters(name string, config proto.Message) ([]*listenerv3.ListenerFilter, error) {
+	a, err := packed(config)
+	return []*listenerv3.ListenerFilter{{Name: name, ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: a}}}, err
 }
 
 // bySource does to what comes from allowed cells what onMatch says, and nothing to the rest. Ranges are exclusive, so
@@ -284,7 +285,7 @@ func (p *proxy) redirected(name string, l *listenerv3.Listener) (*listenerv3.Lis
 	if err != nil {
 		return nil, err
 	}
-	lookUp, err := packed(&originaldstv3.OriginalDst{})
+	lookUp, err := listenerFilters("envoy.filters.listener.original_dst", &originaldstv3.OriginalDst{})
 	if err != nil {
 		return nil, err
 	}
@@ -292,8 +293,7 @@ func (p *proxy) redirected(name string, l *listenerv3.Listener) (*listenerv3.Lis
 	if r.Transparent {
 		l.Transparent = wrapperspb.Bool(true)
 	}
-	l.ListenerFilters = slices.Concat([]*listenerv3.ListenerFilter{{Name: "envoy.filters.listener.original_dst",
-		ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: lookUp}}}, l.ListenerFilters)
+	l.ListenerFilters = slices.Concat(lookUp, l.ListenerFilters)
 	for _, c := range l.FilterChains {
 		if c.FilterChainMatch == nil {
 			c.FilterChainMatch = &listenerv3.FilterChainMatch{}
@@ -324,12 +324,10 @@ func (s *service) chainsOf(m *Mesh, l *listenerv3.Listener) error {
 		l.FilterChains = []*listenerv3.FilterChain{secure}
 		return nil
 	}
-	inspector, err := packed(&tlsinspectorv3.TlsInspector{})
+	l.ListenerFilters, err = listenerFilters("envoy.filters.listener.tls_inspector", &tlsinspectorv3.TlsInspector{})
 	if err != nil {
 		return err
 	}
-	l.ListenerFilters = []*listenerv3.ListenerFilter{{Name: "envoy.filters.listener.tls_inspector",
-		ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: inspector}}}
 	if s.protocol == protocolTCP {
 		l.ListenerFiltersTimeout = durationpb.New(waitForHello)
 		l.ContinueOnListenerFiltersTimeout = true

@@ -74,7 +74,7 @@ func transport(context proto.Message) (*corev3.TransportSocket, error) {
 func calls(ids []string, p protocol) (*corev3.TransportSocket, error) {
 	var names []*matcherv3.StringMatcher
 	for _, id := range ids {
-		names = append(names, &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: id}})
+		names = append(names, exactly(id))
 	}
 	return transport(&tlsv3.UpstreamTlsContext{CommonTlsContext: common(p.alpn(false), names)})
 }
