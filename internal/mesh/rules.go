@@ -215,7 +215,7 @@ func (p *Principal) within(m Rule) (out []Rule) {
 		return both
 	}
 	ports := func(of PortRange, by []PortRange) (both []PortRange) {
-		for _, b := range orAnyPort(by) {
+		for _, b := range orAny(by) {
 			if one := of; one.narrow(b) {
 				both = append(both, one)
 			}
@@ -241,18 +241,12 @@ func (p *Principal) within(m Rule) (out []Rule) {
 	return out
 }
 
-func orAny(p []netip.Prefix) []netip.Prefix {
-	if len(p) == 0 {
-		return []netip.Prefix{{}}
+// orAny is a list, or where that is empty the zero value, which is for any.
+func orAny[T any](list []T) []T {
+	if len(list) == 0 {
+		return make([]T, 1)
 	}
-	return p
-}
-
-func orAnyPort(p []PortRange) []PortRange {
-	if len(p) == 0 {
-		return []PortRange{{}}
-	}
-	return p
+	return list
 }
 
 // overlaps says whether there is a connection that both match.
