@@ -3,8 +3,6 @@ package controlplane
 import (
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"net"
 	"net/http"
 	"strings"
@@ -14,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"tare/internal/lib/limit"
 	"tare/internal/mesh/controlplane/ads"
 )
 
@@ -119,12 +118,6 @@ func (a *Admin) Handler() http.Handler {
 
 // Serve answers at l until ctx ends. It closes l.
 func (a *Admin) Serve(ctx context.Context, l net.Listener) error {
-	s := &http.Server{Handler: a.Handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
-		WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
-	stop := context.AfterFunc(ctx, func() { _ = s.Close() })
-	defer stop()
-	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serving metrics at %s: %w", l.Addr(), err)
-	}
-	return nil
+	return limit.Serve(ctx, l, &http.Server{Handler: a.Handler(), ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10})
 }

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
 	"tare/internal/mesh/controlplane/authority"
 	"tare/internal/mesh/controlplane/bootstrap"
@@ -61,7 +62,7 @@ type Plane struct {
 	server    *Server
 	authority *authority.Authority // nil: the mesh has no certificates
 	renewals  renewals             // what the authority gives and proxies have not been told
-	failed    chan struct{}        // holds one: Set could not write all files
+	retry     *time.Timer          // when what failed is tried again
 
 	mu      sync.Mutex
 	mesh    *proxyconfig.Mesh
@@ -88,9 +89,10 @@ func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane,
 		o.RetryAfter = 5 * time.Second
 	}
 	p := &Plane{
-		o: o, failed: make(chan struct{}, 1), written: map[string]string{}, overdue: map[string]bool{},
+		o: o, retry: time.NewTimer(0), written: map[string]string{}, overdue: map[string]bool{},
 		told: map[string]part{},
 	}
+	p.retry.Stop()
 	p.renewals.init()
 	options := Options{Key: p.key, OnSent: o.OnSent, OnAnswer: o.OnAnswer}
 	if m.Secure() {
@@ -202,34 +204,25 @@ func (p *Plane) Listens(address string) error {
 
 // Run replaces certificates before they end, and writes files that could not be written, until ctx ends.
 func (p *Plane) Run(ctx context.Context) error {
-	ended := make(chan error, 1)
-	go func() {
-		if p.authority == nil {
-			<-ctx.Done()
-			ended <- nil
-			return
-		}
-		ended <- p.authority.Run(ctx)
-	}()
-	retry := time.NewTimer(0)
-	retry.Stop()
-	defer retry.Stop()
+	run := []func(context.Context) error{p.follow}
+	if p.authority != nil {
+		run = append(run, p.authority.Run)
+	}
+	return role.Together(ctx, func() {}, run...)
+}
+
+// follow tells proxies what the authority gives, and tries again what failed, until ctx ends.
+func (p *Plane) follow(ctx context.Context) error {
 	for {
 		select {
-		case err := <-ended:
-			if ctx.Err() != nil {
-				return nil
-			}
-			return err
-		case <-p.failed:
-			retry.Reset(p.o.RetryAfter)
-			continue
+		case <-ctx.Done():
+			return nil
 		case <-p.renewals.wake:
-		case <-retry.C:
+		case <-p.retry.C:
 		}
 		if err := p.renew(ctx); err != nil {
 			p.o.Log(err.Error())
-			retry.Reset(p.o.RetryAfter)
+			p.retry.Reset(p.o.RetryAfter)
 		}
 	}
 }
@@ -313,10 +306,7 @@ func (p *Plane) set(ctx context.Context, m *proxyconfig.Mesh) (int64, error) {
 	}
 	clear(p.overdue) // it may have proxies that are gone
 	if err := p.write(files); err != nil {
-		select {
-		case p.failed <- struct{}{}:
-		default:
-		}
+		p.retry.Reset(p.o.RetryAfter)
 		return at, &FilesError{err}
 	}
 	return at, nil

@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/sync/semaphore"
 
+	"tare/internal/lib/limit"
 	"tare/internal/mesh/controlplane/authority"
 )
 
@@ -212,15 +213,9 @@ func (w *Webhook) answer(r *request) (a *response, result, why string) {
 // Serve answers at l until ctx ends, by TLS with a certificate that a configuration of Kubernetes can trust by its
 // roots. It closes l.
 func (w *Webhook) Serve(ctx context.Context, l net.Listener, secure *tls.Config) error {
-	s := &http.Server{
+	return limit.Serve(ctx, l, &http.Server{
 		Handler: w, TLSConfig: secure, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 2 * patience,
 		WriteTimeout: 3 * patience, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
 		ErrorLog: log.New(io.Discard, "", 0), // a peer that speaks no TLS is none of this process's business
-	}
-	stop := context.AfterFunc(ctx, func() { _ = s.Close() })
-	defer stop()
-	if err := s.ServeTLS(l, "", ""); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serving the webhook at %s: %w", l.Addr(), err)
-	}
-	return nil
+	})
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -19,6 +20,7 @@ import (
 	"syscall"
 	"time"
 
+	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
 	"tare/internal/lib/limit"
@@ -52,15 +54,6 @@ const (
 
 // Run runs Envoy, once there is a certificate, until ctx ends, Envoy ends, or the control plane refuses the pod.
 func Run(ctx context.Context, o Options) (err error) {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	if o.Probes != "" {
-		end, err := answerProbes(o.Probes, probes.New(o.Table, o.ProbeHost))
-		if err != nil {
-			return err
-		}
-		defer end()
-	}
 	dir, err := files.NewScratch("", "pod")
 	if err != nil {
 		return err
@@ -79,23 +72,22 @@ func Run(ctx context.Context, o Options) (err error) {
 			return nil
 		},
 	}
-	renewing := make(chan error, 1)
-	go func() { renewing <- agent.Run(ctx) }()
-	select {
-	case err := <-renewing:
-		return err
-	case <-certified:
+	run := []func(context.Context) error{agent.Run, func(ctx context.Context) error {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-certified:
+			return o.serve(ctx, dir.Path())
+		}
+	}}
+	if o.Probes != "" {
+		l, err := limit.TCP(ctx, o.Probes)
+		if err != nil {
+			return fmt.Errorf("listening for probes: %w", err)
+		}
+		run = append(run, func(ctx context.Context) error { return o.answerProbes(ctx, l) })
 	}
-	serving := make(chan error, 1)
-	go func() { serving <- o.serve(ctx, dir.Path()) }()
-	select {
-	case err = <-renewing:
-		stop()
-		return errors.Join(err, <-serving)
-	case err = <-serving:
-		stop()
-		return errors.Join(err, <-renewing)
-	}
+	return role.Together(ctx, func() {}, run...)
 }
 
 func (o Options) readToken() (authority.Token, error) {
@@ -125,23 +117,10 @@ func (o Options) serve(ctx context.Context, dir string) error {
 	return fault.Wrap(err, fault.Machine, o.Envoy[0], "", "Envoy has ended")
 }
 
-// answerProbes answers probes at an address until end is called.
-func answerProbes(address string, by http.Handler) (end func(), err error) {
-	l, err := limit.TCP(context.Background(), address)
-	if err != nil {
-		return nil, fmt.Errorf("listening for probes: %w", err)
-	}
-	s := &http.Server{
-		Handler: by, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
-		ErrorLog: log.New(io.Discard, "", 0), // of what clients do wrong
-	}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_ = s.Serve(l) // closed
-	}()
-	return func() {
-		_ = s.Close()
-		<-ended
-	}, nil
+// answerProbes answers probes at l until ctx ends. It closes l.
+func (o Options) answerProbes(ctx context.Context, l net.Listener) error {
+	return limit.Serve(ctx, l, &http.Server{
+		Handler: probes.New(o.Table, o.ProbeHost), ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute,
+		MaxHeaderBytes: 16 << 10, ErrorLog: log.New(io.Discard, "", 0), // of what clients do wrong
+	})
 }
