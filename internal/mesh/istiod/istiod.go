@@ -192,12 +192,14 @@ func (i *Istiod) ready(ctx context.Context) error {
 	return fault.Wrap(err, fault.Machine, name, "", "starting istiod")
 }
 
-// Ended is closed when the process has ended, for whatever reason.
-func (i *Istiod) Ended() <-chan struct{} { return i.process.Ended() }
-
-// Failure is why the process has ended. when reads on after "ended".
-func (i *Istiod) Failure(when string) error {
-	return fault.Wrap(i.process.Failure(when), fault.Machine, name, "", "istiod is gone")
+// Watch waits until ctx ends. It is an error where istiod ends before that.
+func (i *Istiod) Watch(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-i.process.Ended():
+		return fault.Wrap(i.process.Failure("by itself"), fault.Machine, name, "", "istiod is gone")
+	}
 }
 
 // Tail is what istiod said last.

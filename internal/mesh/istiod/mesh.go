@@ -126,15 +126,7 @@ func (m *made) serve(ctx context.Context) error {
 	return role.Together(ctx, end, func(context.Context) error { return m.accept() },
 		func(ctx context.Context) error {
 			return services.ServeChanges(ctx, m.control, m.ready, m.ready.Changes(), m.change)
-		},
-		func(ctx context.Context) error {
-			select {
-			case <-m.istiod.Ended():
-				return m.istiod.Failure("by itself")
-			case <-ctx.Done():
-				return nil
-			}
-		})
+		}, m.istiod.Watch)
 }
 
 // accept takes connections to endpoints, and ends them: who connects only wants to know where he came.

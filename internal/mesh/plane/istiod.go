@@ -66,13 +66,6 @@ func (p *istio) setEndpoints(_ context.Context, of map[string][]proxyconfig.Endp
 	return nil
 }
 
-func (p *istio) run(ctx context.Context) error {
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-p.Ended():
-		return p.Failure("by itself")
-	}
-}
+func (p *istio) run(ctx context.Context) error { return p.Watch(ctx) }
 
 func (p *istio) close() error { return p.Close() }

@@ -11,7 +11,6 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -21,7 +20,6 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/lib/limit"
 	"tare/internal/lib/pace"
-	"tare/internal/lib/param"
 	"tare/internal/mesh/controlplane"
 )
 
@@ -82,10 +80,6 @@ type plane struct {
 
 // Serve listens, calls ready, and serves until the context ends.
 func Serve(ctx context.Context, o Options, ready func(Ready) error) (err error) {
-	values := param.Values{"services": strconv.Itoa(o.Services), "endpoints": strconv.Itoa(o.Endpoints)}
-	if err := values.Check(Settings); err != nil {
-		return err
-	}
 	// Garbage is collected before changes alone (collect): while one is under way, that would take the data plane's
 	// CPU.
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
@@ -252,14 +246,6 @@ func (p *plane) collect(enough uint64) {
 	runtime.GC()
 	runtime.ReadMemStats(&m)
 	p.live = m.HeapAlloc
-}
-
-// Run plays the application's part in the role protocol on conn: says ready with its addresses, and serves until the
-// parent closes its end or the context ends.
-func Run(ctx context.Context, o Options, conn *role.Conn) error {
-	return role.Play(ctx, conn, func(ctx context.Context) error {
-		return Serve(ctx, o, func(r Ready) error { return conn.Send(role.Ready, r) })
-	})
 }
 
 // Client asks a mesh for changes. It is for one goroutine.

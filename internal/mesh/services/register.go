@@ -43,5 +43,7 @@ func listening(_ param.Values, r Ready) string {
 
 // Play is the application's process.
 func (guest) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
-	return Run(ctx, optionsOf(v), conn)
+	return role.Play(ctx, conn, func(ctx context.Context) error {
+		return Serve(ctx, optionsOf(v), func(r Ready) error { return conn.Send(role.Ready, r) })
+	})
 }

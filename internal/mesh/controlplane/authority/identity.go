@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"net/url"
 	"strings"
 
 	"tare/internal/lib/fault"
@@ -124,23 +123,16 @@ func idOf(leaf *x509.Certificate) (string, error) {
 		return "", fmt.Errorf("the certificate has %d URIs, and must have one", len(leaf.URIs))
 	}
 	id := leaf.URIs[0].String()
-	domain, err := trustDomainOf(leaf.URIs[0])
-	if err == nil {
-		err = CheckIdentity(domain, id)
-	}
+	_, err := domainOf(id)
 	return id, err
-}
-
-func trustDomainOf(u *url.URL) (string, error) {
-	if u.Scheme != scheme {
-		return "", errors.New("the certificate's URI is not a SPIFFE ID")
-	}
-	return u.Host, CheckTrustDomain(u.Host)
 }
 
 // domainOf is the trust domain of a SPIFFE ID.
 func domainOf(id string) (string, error) {
-	rest, _ := strings.CutPrefix(id, scheme+"://")
+	rest, is := strings.CutPrefix(id, scheme+"://")
+	if !is {
+		return "", fmt.Errorf("%s is not a SPIFFE ID", shown(id))
+	}
 	domain, _, _ := strings.Cut(rest, "/")
 	if err := CheckTrustDomain(domain); err != nil {
 		return "", err
