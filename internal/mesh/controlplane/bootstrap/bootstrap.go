@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"sync"
 	"text/template"
 )
 
@@ -29,10 +30,13 @@ type TLS struct {
 	Identity, Roots string
 }
 
-// configuration is a template, whose data are an Envoy and where its control plane is.
-//
 //go:embed envoy.json.tmpl
-var configuration string
+var source string
+
+// configuration is made for an Envoy and where its control plane is.
+var configuration = sync.OnceValue(func() *template.Template {
+	return template.Must(template.New("envoy.json").Funcs(template.FuncMap{"json": quoted}).Parse(source))
+})
 
 // JSON is the bootstrap as Envoy reads it (envoy -c FILE). It has no key in it. Its administration listens at a free
 // port of 127.0.0.1, which --admin-address-path tells.
@@ -50,15 +54,11 @@ func (b Envoy) JSON() ([]byte, error) {
 		discovery = "STATIC"
 	}
 	var out bytes.Buffer
-	t, err := template.New("envoy.json").Funcs(template.FuncMap{"json": quoted}).Parse(configuration)
-	if err == nil {
-		err = t.Execute(&out, struct {
-			Envoy
-			Host, Discovery string
-			Port            uint64
-		}{b, host, discovery, port})
-	}
-	if err != nil {
+	if err := configuration().Execute(&out, struct {
+		Envoy
+		Host, Discovery string
+		Port            uint64
+	}{b, host, discovery, port}); err != nil {
 		return nil, fmt.Errorf("encoding the bootstrap of %s: %w", b.Node, err)
 	}
 	return out.Bytes(), nil
