@@ -32,8 +32,8 @@ type PlaneOptions struct {
 	// that proxies trust. Empty: they are nowhere but in this process.
 	Roots string
 	// Credentials is the directory in which each proxy of a mesh finds what it connects by, in a directory named after
-	// it: its bootstrap (authority.EnvoyBootstrapFile), its certificate and the roots, which are replaced before they end. Empty:
-	// none is written.
+	// it: its bootstrap (authority.EnvoyBootstrapFile), its certificate and the roots, which are replaced before they
+	// end. Empty: none is written.
 	Credentials string
 	Life        time.Duration // of certificates; default authority.DefaultLife
 	RenewAfter  float64       // part of their life; default that of authority.Options

@@ -46,7 +46,8 @@ func parseStatus(text string) map[string]float64 {
 		to = append(to, &values[i])
 	}
 	own := map[string]float64{}
-	const page = "Active connections: %g \nserver accepts handled requests\n %g %g %g \nReading: %g Writing: %g Waiting: %g"
+	const page = "Active connections: %g \nserver accepts handled requests\n %g %g %g \n" +
+		"Reading: %g Writing: %g Waiting: %g"
 	if _, err := fmt.Sscanf(text, page, to...); err == nil {
 		for i, name := range names {
 			own[name] = values[i]

@@ -22,8 +22,8 @@ const (
 	staysOpen = 100 * time.Millisecond // that a connection of TCP must
 )
 
-// newAsker asks once per connection, so that what is weighed keeps none of them, and follows nobody. It waits as long as
-// it may, for an application can take its time.
+// newAsker asks once per connection, so that what is weighed keeps none of them, and follows nobody. It waits as long
+// as it may, for an application can take its time.
 func newAsker(over *http.Protocols) *http.Client {
 	return &http.Client{
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },

@@ -11,8 +11,8 @@ import (
 	"tare/internal/mesh/controlplane/bootstrap"
 )
 
-// The files of WriteEnvoy: its bootstrap, and what an Envoy proves itself by to its control plane, each as a response of
-// SDS. One rename changes certificate and key together.
+// The files of WriteEnvoy: its bootstrap, and what an Envoy proves itself by to its control plane, each as a response
+// of SDS. One rename changes certificate and key together.
 const (
 	EnvoyBootstrapFile = "envoy.json"
 	EnvoyIdentityFile  = "identity.json"

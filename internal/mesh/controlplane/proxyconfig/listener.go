@@ -150,7 +150,8 @@ func udpFilters(name, cluster string, cells []cell) ([]*listenerv3.ListenerFilte
 // listenerFilters are one filter of a listener.
 func listenerFilters(name string, config proto.Message) ([]*listenerv3.ListenerFilter, error) {
 	a, err := packed(config)
-	return []*listenerv3.ListenerFilter{{Name: name, ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: a}}}, err
+	f := &listenerv3.ListenerFilter{Name: name, ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: a}}
+	return []*listenerv3.ListenerFilter{f}, err
 }
 
 // bySource does to what comes from allowed cells what onMatch says, and nothing to the rest. Ranges are exclusive, so
