@@ -106,33 +106,12 @@ func tooMuch(what string, most int) error {
 // before they could be counted.
 func (r *request) parse(b []byte) error {
 	meanings := fields[r.delta]
-	for len(b) > 0 {
-		number, kind, n := protowire.ConsumeTag(b)
-		if n < 0 {
-			return errMalformed
+	return each(b, func(number protowire.Number, value []byte) error {
+		if int(number) >= len(meanings) {
+			return nil
 		}
-		meaning := other
-		if int(number) < len(meanings) && kind == protowire.BytesType {
-			meaning = meanings[number]
-		}
-		if meaning == other {
-			m := protowire.ConsumeFieldValue(number, kind, b[n:])
-			if m < 0 {
-				return errMalformed
-			}
-			b = b[n+m:]
-			continue
-		}
-		value, m := protowire.ConsumeBytes(b[n:])
-		if m < 0 {
-			return errMalformed
-		}
-		if err := r.take(meaning, value); err != nil {
-			return err
-		}
-		b = b[n+m:]
-	}
-	return nil
+		return r.take(meanings[number], value)
+	})
 }
 
 func (r *request) take(f field, value []byte) error {

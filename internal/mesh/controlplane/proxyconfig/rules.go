@@ -32,15 +32,16 @@ const maxCells = 1 << 16
 
 // judge makes cells of the rules of a listener: every connection is in one. Where nothing is denied it is one cell.
 func (s *service) judge(at netip.AddrPort) ([]cell, error) {
-	deny, _, err := conditions("deny", s.Deny, at)
+	deny, err := conditions("deny", s.Deny, at)
 	if err != nil {
 		return nil, err
 	}
-	allow, allows, err := conditions("allow", s.Allow, at)
+	allow, err := conditions("allow", s.Allow, at)
 	if err != nil {
 		return nil, err
 	}
-	destinations, sources := anywhere(at.Addr().Is4()), anywhere(at.Addr().Is4())
+	anywhere := netip.PrefixFrom(at.Addr(), 0).Masked() // that a listener of the family sees
+	destinations, sources := []netip.Prefix{anywhere}, []netip.Prefix{anywhere}
 	for _, c := range slices.Concat(deny, allow) {
 		destinations, sources = append(destinations, c.to...), append(sources, c.from...)
 	}
@@ -52,7 +53,7 @@ func (s *service) judge(at netip.AddrPort) ([]cell, error) {
 	for _, to := range destinations {
 		var row []cell
 		for _, from := range sources {
-			c := cell{to, from, !matches(deny, to, from) && (!allows || matches(allow, to, from))}
+			c := cell{to, from, !matches(deny, to, from) && (len(s.Allow) == 0 || matches(allow, to, from))}
 			if before := holder(row, from); before == nil || before.allowed != c.allowed {
 				row = append(row, c)
 			}
@@ -92,14 +93,6 @@ func widest(rows [][]cell, at netip.AddrPort) (out []cell) {
 	return out
 }
 
-// anywhere holds all addresses that a listener of a family sees.
-func anywhere(four bool) []netip.Prefix {
-	if four {
-		return []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0)}
-	}
-	return []netip.Prefix{netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
-}
-
 // ordered is the prefixes of a family, each once, wider ones first.
 func ordered(list []netip.Prefix) []netip.Prefix {
 	four := list[0].Addr().Is4()
@@ -134,18 +127,18 @@ func matches(list []condition, to, from netip.Prefix) bool {
 }
 
 // conditions reads rules for a listener at an address, whose connections all go to its port, and to its address unless
-// that is any. Rules that none of them can match are left out; given says whether there were any.
-func conditions(key string, rules []Rule, at netip.AddrPort) (list []condition, given bool, err error) {
+// that is any. Rules that none of them can match are left out.
+func conditions(key string, rules []Rule, at netip.AddrPort) (list []condition, err error) {
 	for i := range rules {
 		c, reachable, err := rules[i].read(at)
 		if err != nil {
-			return nil, false, item(key, i, err)
+			return nil, item(key, i, err)
 		}
 		if reachable {
 			list = append(list, c)
 		}
 	}
-	return list, len(rules) > 0, nil
+	return list, nil
 }
 
 func (r *Rule) read(at netip.AddrPort) (c condition, reachable bool, err error) {
