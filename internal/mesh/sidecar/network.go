@@ -293,26 +293,20 @@ func (j *joined) reachFromLoad(ctx context.Context, app string) error {
 	}
 	defer asker.Stop()
 	within := j.part.Options.Duration(settingReady)
-	dying, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
+	dying, stop := context.WithCancel(ctx)
 	var watching sync.WaitGroup
-	defer watching.Wait()
-	watching.Go(func() {
-		tick := time.NewTicker(askEvery)
-		defer tick.Stop()
-		for {
+	for _, p := range j.proxies {
+		watching.Go(func() {
 			select {
+			case <-p.running.Ended():
+				stop()
 			case <-dying.Done():
-				return
-			case <-tick.C:
-				if err := j.died("before it was ready"); err != nil {
-					stop(err)
-				}
 			}
-		}
-	})
+		})
+	}
 	_, err = asker.ReadyWithin(dying, within+role.ReadyTimeout)
-	stop(nil)
+	stop()
+	watching.Wait()
 	if died := j.died("before it was ready"); died != nil {
 		return died
 	}
