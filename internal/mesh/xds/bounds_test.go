@@ -21,13 +21,35 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
 
 	"tare/internal/mesh"
 	"tare/internal/mesh/xds/translate"
 )
 
 // responseOf is a response with resources.
-func responseOf(items ...item) *response { return &response{items: items, count: len(items)} }
+func responseOf(items ...item) *response {
+	var m discoveryv3.DeltaDiscoveryResponse
+	for _, it := range items {
+		m.Resources = append(m.Resources, &discoveryv3.Resource{Name: it.name, Version: it.version,
+			Resource: &anypb.Any{TypeUrl: it.typeURL, Value: it.value}})
+	}
+	return decoded(&m)
+}
+
+// removal is a response that takes a resource away.
+func removal(name string) *response {
+	return decoded(&discoveryv3.DeltaDiscoveryResponse{RemovedResources: []string{name}})
+}
+
+func decoded(m *discoveryv3.DeltaDiscoveryResponse) *response {
+	b, err := proto.Marshal(m)
+	r := &response{delta: true}
+	if err = errors.Join(err, r.decode(b)); err != nil {
+		panic(err)
+	}
+	return r
+}
 
 // What is kept of resources counts as memory, with names and versions, and what it counts is about what it takes.
 func TestKeptBytes(t *testing.T) {
@@ -45,7 +67,7 @@ func TestKeptBytes(t *testing.T) {
 			it.typeURL, it.value = Clusters.TypeURL(), wrap(t, Clusters, edsCluster(it.name)).Value
 			s.take(Clusters, responseOf(it), false)
 		}
-		kept, text := s.count(Clusters), 0
+		kept, text := len(s.taken[Clusters]), 0
 		for name, x := range s.taken[Clusters] {
 			text += len(name) + len(x.version)
 		}
@@ -53,7 +75,7 @@ func TestKeptBytes(t *testing.T) {
 			t.Errorf("%s: of %d resources %d bytes are counted; their names and versions have %d", name, kept, s.bytes, text)
 		}
 		for name := range maps.Clone(s.taken[Clusters]) {
-			s.take(Clusters, &response{removed: []string{name}}, false)
+			s.take(Clusters, removal(name), false)
 		}
 		if s.bytes != 0 {
 			t.Errorf("%s: %d bytes are counted of nothing", name, s.bytes)

@@ -48,14 +48,6 @@ const perResource = 512
 // cost is how much memory a resource takes that has been read, in bytes.
 func (it *item) cost() int { return perResource + len(it.read.name) + len(it.version) + it.read.cost }
 
-// costOf is how much memory a decoded resource takes, if that is known.
-func costOf(made any) (bytes int, ok bool) {
-	if a, is := made.(translate.Assignment); is {
-		return a.Bytes(), true
-	}
-	return 0, false
-}
-
 // digest stands for the bytes of a resource. Nobody outside the process knows by what seeds it is made, so that two
 // resources of one digest come by chance alone: once in 10^38.
 type digest [2]uint64
@@ -225,8 +217,8 @@ func (s *intake) parse(k Kind, it *item) {
 	if p.made, p.err = s.sorts.parse(k, it.value); p.err != nil {
 		return
 	}
-	if cost, known := costOf(p.made); known {
-		p.cost = cost
+	if a, is := p.made.(translate.Assignment); is {
+		p.cost = a.Bytes()
 	}
 }
 
@@ -323,8 +315,6 @@ func (s *intake) remove(k Kind, name string, o *outcome) {
 	s.forget(k, name)
 	s.sorts.drop(k, name, o)
 }
-
-func (s *intake) count(k Kind) int { return len(s.taken[k]) }
 
 // versions are what the client has of a kind, for the first request of a stream of deltas.
 func (s *intake) versions(k Kind) map[string]string {

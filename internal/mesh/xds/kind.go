@@ -59,13 +59,11 @@ type response struct {
 	typeURL  string
 	version  string
 	nonce    string
-	wire     int      // bytes of the message
-	count    int      // resources
-	message  []byte   // the whole, where the quick decoder took it
-	left     []byte   // of it, from the first resource that next has not given
-	items    []item   // the same, where it did not
-	removed  []string // delta only; see gone
-	received int64    // ns by pace.Now
+	wire     int    // bytes of the message
+	count    int    // resources
+	message  []byte // the whole
+	left     []byte // of it, from the first resource that next has not given
+	received int64  // ns by pace.Now
 	decoding time.Duration
 	handled  chan struct{} // of a large one: closed when the client is done with it
 }

@@ -180,16 +180,15 @@ func BenchmarkTake(b *testing.B) {
 	r := manyServices(5000)
 	s := newState(Options{}.withDefaults().Limits)
 	load := func(k Kind, list []proto.Message) *response {
-		resp := &response{typeURL: k.TypeURL()}
+		var items []item
 		for _, m := range list {
 			v, err := proto.Marshal(m)
 			if err != nil {
 				b.Fatal(err)
 			}
-			resp.items = append(resp.items, item{typeURL: k.TypeURL(), value: v})
-			resp.count++
+			items = append(items, item{typeURL: k.TypeURL(), value: v})
 		}
-		return resp
+		return responseOf(items...)
 	}
 	turn := func(k Kind, resp *response) {
 		again := *resp // what is given is gone

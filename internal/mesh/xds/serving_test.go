@@ -45,10 +45,8 @@ func newTaking(t *testing.T) *taking {
 
 func (x *taking) take(p piece) {
 	x.t.Helper()
-	r := &response{delta: true, typeURL: p.kind.TypeURL()}
-	if p.gone != "" {
-		r.removed = []string{p.gone}
-	} else {
+	r := removal(p.gone)
+	if p.gone == "" {
 		m := map[Kind]proto.Message{Clusters: &clusterv3.Cluster{}, Listeners: &listenerv3.Listener{},
 			Routes: &routev3.RouteConfiguration{}}[p.kind]
 		if err := protojson.Unmarshal([]byte(p.json), m); err != nil {
@@ -58,7 +56,7 @@ func (x *taking) take(p piece) {
 		if err != nil {
 			x.t.Fatal(err)
 		}
-		r.items, r.count = []item{{typeURL: p.kind.TypeURL(), value: b}}, 1
+		r = responseOf(item{typeURL: p.kind.TypeURL(), value: b})
 	}
 	x.settle(x.state.take(p.kind, r, false))
 }

@@ -1,6 +1,7 @@
 package translate
 
 import (
+	"errors"
 	"math"
 	"net/netip"
 	"unicode/utf8"
@@ -9,7 +10,6 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"tare/internal/mesh"
@@ -27,32 +27,22 @@ const maxPriority = 128
 // overprovisioning is the one factor that the mesh has (per cent); it is also the protocol's default.
 const overprovisioning = 140
 
-// ParseAssignment reads a ClusterLoadAssignment. Endpoints come most often and most at a time, so that what is common
-// goes through a decoder of its own; whatever that does not know is left to the generated one, which alone refuses.
+// ParseAssignment reads a ClusterLoadAssignment. Endpoints come most often and most at a time, so that what is common is
+// read as it stands on the wire; whatever else there is is left to the generated decoder, which alone refuses.
 func ParseAssignment(b []byte) (Assignment, error) {
-	if a, ok := quickAssignment(b); ok {
+	if a, err := commonAssignment(b); err == nil {
 		return a, nil
 	}
 	if _, err := Weigh(assignmentURL, b); err != nil {
 		return Assignment{}, Refused("endpoints", Name(b), err)
 	}
-	return slowAssignment(b)
+	return wholeAssignment(b)
 }
 
 const assignmentURL = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
-// Bytes is how much memory an assignment takes.
-func (a *Assignment) Bytes() int {
-	n := len(a.Name) + cap(a.Localities)*int(unsafe.Sizeof(mesh.Locality{}))
-	for i := range a.Localities {
-		l := &a.Localities[i]
-		n += len(l.Region) + len(l.Zone) + len(l.SubZone) + cap(l.Endpoints)*int(unsafe.Sizeof(mesh.Endpoint{}))
-	}
-	return n
-}
-
-// slowAssignment is the reference, by the generated decoder.
-func slowAssignment(b []byte) (Assignment, error) {
+// wholeAssignment reads any assignment, by the generated decoder.
+func wholeAssignment(b []byte) (Assignment, error) {
 	var m endpointv3.ClusterLoadAssignment
 	if err := decode(b, &m); err != nil {
 		return Assignment{}, Refused("endpoints", Name(b), err)
@@ -68,6 +58,16 @@ func slowAssignment(b []byte) (Assignment, error) {
 		return Assignment{}, Refused("endpoints", a.Name, err)
 	}
 	return a, nil
+}
+
+// Bytes is how much memory an assignment takes.
+func (a *Assignment) Bytes() int {
+	n := len(a.Name) + cap(a.Localities)*int(unsafe.Sizeof(mesh.Locality{}))
+	for i := range a.Localities {
+		l := &a.Localities[i]
+		n += len(l.Region) + len(l.Zone) + len(l.SubZone) + cap(l.Endpoints)*int(unsafe.Sizeof(mesh.Endpoint{}))
+	}
+	return n
 }
 
 // localities are those of an assignment. Where names are allowed, hosts has for each endpoint its name; an endpoint
@@ -225,355 +225,149 @@ func health(s corev3.HealthStatus) (mesh.Health, bool) {
 	return 0, false
 }
 
-// quickAssignment decodes what is common: it says no to whatever it does not know, to what comes twice though it may be
-// there only once, and to all that may have to be refused. What it takes, it takes as slowAssignment does.
-func quickAssignment(b []byte) (a Assignment, ok bool) {
-	n := count(b, 2)
-	if n < 0 {
-		return a, false
-	}
+// errUncommon is that something is for the generated decoder.
+var errUncommon = errors.New("not common")
+
+// commonAssignment reads what is common: it says no to whatever it does not know, to what comes twice though it may be
+// there only once, and to all that may have to be refused. What it takes, it takes as wholeAssignment does.
+func commonAssignment(b []byte) (a Assignment, err error) {
 	total := uint64(0)
-	for len(b) > 0 {
-		tag, value, rest, ok := next(b)
-		if !ok {
-			return a, false
+	err = Fields(b, func(f Field) error {
+		switch {
+		case f.Is(1, protowire.BytesType):
+			return commonText(&a.Name, f)
+		case f.Is(2, protowire.BytesType):
+			l, err := commonLocality(f.Bytes)
+			if total += uint64(l.Weight); err != nil || total > math.MaxUint32 {
+				return errUncommon
+			}
+			if len(l.Endpoints) > 0 {
+				a.Localities = append(a.Localities, l)
+			}
+			return nil
 		}
-		b = rest
-		switch tag {
-		case 1<<3 | bytesType:
-			if !utf8.Valid(value) {
-				return a, false
-			}
-			a.Name = string(value)
-		case 2<<3 | bytesType:
-			var l mesh.Locality
-			if !quickLocality(value, &l) {
-				return a, false
-			}
-			if total += uint64(l.Weight); total > math.MaxUint32 {
-				return a, false
-			}
-			if len(l.Endpoints) == 0 {
-				continue
-			}
-			if a.Localities == nil {
-				a.Localities = make([]mesh.Locality, 0, min(n, 16)) // what is usual; a count that lies costs nothing
-			}
-			a.Localities = append(a.Localities, l)
-		default:
-			return a, false
-		}
+		return errUncommon
+	})
+	if a.Name == "" {
+		err = errUncommon
 	}
-	return a, a.Name != ""
+	return a, err
 }
 
-func quickLocality(b []byte, l *mesh.Locality) bool {
-	n := count(b, 2)
-	if n < 0 {
-		return false
-	}
-	if n > 0 {
-		l.Endpoints = make([]mesh.Endpoint, 0, n)
+func commonLocality(b []byte) (l mesh.Locality, err error) {
+	endpoints := 0
+	_ = Fields(b, func(f Field) error { // so that the list is no longer than it has to be
+		if f.Is(2, protowire.BytesType) {
+			endpoints++
+		}
+		return nil
+	})
+	if endpoints > 0 {
+		l.Endpoints = make([]mesh.Endpoint, 0, endpoints)
 	}
 	placed, total := false, uint64(0)
-	for len(b) > 0 {
-		if b[0] == 5<<3|varintType {
-			v, n := varint(b[1:])
-			if n <= 0 || uint32(v) > maxPriority {
-				return false
-			}
-			l.Priority, b = uint32(v), b[1+n:]
-			continue
-		}
-		tag, value, rest, ok := next(b)
-		if !ok {
-			return false
-		}
-		b = rest
-		switch tag {
-		case 1<<3 | bytesType:
-			if placed || !quickPlace(value, l) {
-				return false
-			}
+	return l, Fields(b, func(f Field) (err error) {
+		switch {
+		case f.Is(1, protowire.BytesType) && !placed:
 			placed = true
-		case 2<<3 | bytesType:
-			l.Endpoints = append(l.Endpoints, mesh.Endpoint{})
-			e := &l.Endpoints[len(l.Endpoints)-1]
-			if !quickEndpoint(value, e) {
-				return false
+			return commonPlace(f.Bytes, &l)
+		case f.Is(2, protowire.BytesType):
+			e := mesh.Endpoint{}
+			if err := commonEndpoint(f.Bytes, &e); err != nil {
+				return err
 			}
+			l.Endpoints = append(l.Endpoints, e)
 			if total += uint64(e.Weight); total > math.MaxUint32 {
-				return false
+				return errUncommon
 			}
-		case 3<<3 | bytesType:
-			if l.Weight != 0 || !quickWeight(value, &l.Weight) {
-				return false
-			}
-		case 9<<3 | bytesType:
-			if !isMetadata(value) {
-				return false
-			}
-		default:
-			return false
+			return nil
+		case f.Is(3, protowire.BytesType) && l.Weight == 0:
+			return commonWeight(f.Bytes, &l.Weight)
+		case f.Is(5, protowire.VarintType) && uint32(f.Varint) <= maxPriority:
+			l.Priority = uint32(f.Varint)
+			return nil
 		}
-	}
-	return true
+		return errUncommon
+	})
 }
 
-func quickPlace(b []byte, l *mesh.Locality) bool {
-	for len(b) > 0 {
-		tag, value, rest, ok := next(b)
-		if !ok || !utf8.Valid(value) {
-			return false
+func commonPlace(b []byte, l *mesh.Locality) error {
+	parts := map[protowire.Number]*string{1: &l.Region, 2: &l.Zone, 3: &l.SubZone}
+	return Fields(b, func(f Field) error {
+		if to := parts[f.Number]; to != nil && f.Type == protowire.BytesType {
+			return commonText(to, f)
 		}
-		b = rest
-		switch tag {
-		case 1<<3 | bytesType:
-			l.Region = string(value)
-		case 2<<3 | bytesType:
-			l.Zone = string(value)
-		case 3<<3 | bytesType:
-			l.SubZone = string(value)
-		default:
-			return false
-		}
-	}
-	return true
+		return errUncommon
+	})
 }
 
-func quickEndpoint(b []byte, e *mesh.Endpoint) bool {
-	if plainEndpoint(b, e) {
-		return true
+func commonText(to *string, f Field) error {
+	if !utf8.Valid(f.Bytes) {
+		return errUncommon
 	}
-	for len(b) > 0 {
-		if b[0] == 2<<3|varintType {
-			v, n := varint(b[1:])
-			if n <= 0 {
-				return false
-			}
-			h, ok := health(corev3.HealthStatus(int32(v)))
-			if !ok {
-				return false
-			}
-			e.Health, b = h, b[1+n:]
-			continue
-		}
-		tag, value, rest, ok := next(b)
-		if !ok {
-			return false
-		}
-		b = rest
-		switch tag {
-		case 1<<3 | bytesType:
-			if e.Address.IsValid() || !quickHost(value, e) {
-				return false
-			}
-		case 3<<3 | bytesType:
-			if !isMetadata(value) {
-				return false
-			}
-		case 4<<3 | bytesType:
-			if e.Weight != 0 || !quickWeight(value, &e.Weight) {
-				return false
-			}
-		default:
-			return false
-		}
-	}
-	if e.Weight == 0 {
-		e.Weight = 1
-	}
-	return e.Address.IsValid()
+	*to = string(f.Bytes)
+	return nil
 }
 
-// plainEndpoint reads an endpoint that is an IPv4 address and a port and nothing else, written as everybody writes it:
-// most of them are.
-func plainEndpoint(b []byte, e *mesh.Endpoint) bool {
-	const deep = 8 // four tags with lengths: LbEndpoint, Endpoint, Address, and the address of SocketAddress
-	if len(b) < deep+4 || len(b) > 127 {
-		return false
+// commonWeight reads a UInt32Value that is not 0.
+func commonWeight(b []byte, w *uint32) error {
+	f, rest, err := NextField(b)
+	if err != nil || len(rest) > 0 || !f.Is(1, protowire.VarintType) || uint32(f.Varint) == 0 {
+		return errUncommon
 	}
-	for at := 0; at < deep-2; at += 2 {
-		if b[at] != 1<<3|bytesType || int(b[at+1]) != len(b)-at-2 {
-			return false
-		}
-	}
-	end := deep + int(b[deep-1])
-	if b[deep-2] != 2<<3|bytesType || end+2 > len(b) || b[end] != 3<<3|varintType {
-		return false
-	}
-	port, n := varint(b[end+1:])
-	if n <= 0 || end+1+n != len(b) || port == 0 || port > 65535 {
-		return false
-	}
-	ip, ok := quickIP(b[deep:end])
-	if !ok {
-		return false
-	}
-	*e = mesh.Endpoint{Address: netip.AddrPortFrom(ip, uint16(port)), Weight: 1}
-	return true
+	*w = uint32(f.Varint)
+	return nil
 }
 
-// quickHost reads an Endpoint.
-func quickHost(b []byte, e *mesh.Endpoint) bool {
-	for len(b) > 0 {
-		tag, value, rest, ok := next(b)
-		if !ok {
-			return false
-		}
-		b = rest
-		switch tag {
-		case 1<<3 | bytesType:
-			tag, socket, rest, ok := next(value) // an Address with nothing but its socket address
-			if !ok || tag != 1<<3|bytesType || len(rest) > 0 || e.Address.IsValid() || !quickSocket(socket, e) {
-				return false
+func commonEndpoint(b []byte, e *mesh.Endpoint) error {
+	err := Fields(b, func(f Field) (err error) {
+		switch {
+		case f.Is(1, protowire.BytesType) && !e.Address.IsValid():
+			socket := sole(sole(f.Bytes)) // an Endpoint with nothing but an Address, of nothing but a SocketAddress
+			e.Address, err = commonSocket(socket)
+			return err
+		case f.Is(2, protowire.VarintType):
+			var ok bool
+			if e.Health, ok = health(corev3.HealthStatus(int32(f.Varint))); ok {
+				return nil
 			}
-		case 3<<3 | bytesType: // host name: has no effect
-			if !utf8.Valid(value) {
-				return false
-			}
-		default:
-			return false
+		case f.Is(4, protowire.BytesType) && e.Weight == 0:
+			return commonWeight(f.Bytes, &e.Weight)
 		}
+		return errUncommon
+	})
+	if !e.Address.IsValid() {
+		err = errUncommon
 	}
-	return true
+	e.Weight = max(e.Weight, 1)
+	return err
 }
 
-func quickSocket(b []byte, e *mesh.Endpoint) bool {
+// sole is the only field of a message, if that is number 1 and has a length; else nothing.
+func sole(b []byte) []byte {
+	if f, rest, err := NextField(b); err == nil && len(rest) == 0 && f.Is(1, protowire.BytesType) {
+		return f.Bytes
+	}
+	return nil
+}
+
+func commonSocket(b []byte) (netip.AddrPort, error) {
 	var ip netip.Addr
 	var port uint32
-	for len(b) > 0 {
-		switch b[0] {
-		case 1<<3 | varintType:
-			v, n := varint(b[1:])
-			if n <= 0 || uint32(v) > 1 {
-				return false
-			}
-			b = b[1+n:]
-			continue
-		case 3<<3 | varintType:
-			v, n := varint(b[1:])
-			if n <= 0 {
-				return false
-			}
-			port, b = uint32(v), b[1+n:]
-			continue
+	err := Fields(b, func(f Field) (err error) {
+		switch {
+		case f.Is(1, protowire.VarintType) && uint32(f.Varint) <= uint32(corev3.SocketAddress_UDP):
+		case f.Is(2, protowire.BytesType):
+			ip, err = parseIP(string(f.Bytes))
+		case f.Is(3, protowire.VarintType):
+			port = uint32(f.Varint)
+		default:
+			err = errUncommon
 		}
-		tag, value, rest, ok := next(b)
-		if !ok || tag != 2<<3|bytesType {
-			return false
-		}
-		b = rest
-		if ip, ok = quickIP(value); !ok {
-			return false
-		}
+		return err
+	})
+	if !ip.IsValid() || !reachable(ip) || port == 0 || port > math.MaxUint16 {
+		err = errUncommon
 	}
-	if !ip.IsValid() || port == 0 || port > 65535 {
-		return false
-	}
-	e.Address = netip.AddrPortFrom(ip, uint16(port))
-	return true
-}
-
-// quickIP reads dotted IPv4 addresses without making a string.
-func quickIP(b []byte) (netip.Addr, bool) {
-	var out [4]byte
-	field, digits, v := 0, 0, 0
-	for i := 0; ; i++ {
-		if i == len(b) || b[i] == '.' {
-			if digits == 0 || field > 3 {
-				break
-			}
-			out[field] = byte(v)
-			field, digits, v = field+1, 0, 0
-			if i == len(b) && field == 4 {
-				ip := netip.AddrFrom4(out)
-				return ip, reachable(ip)
-			}
-			if i == len(b) {
-				break
-			}
-			continue
-		}
-		c := b[i] - '0'
-		if c > 9 || digits > 0 && v == 0 {
-			break
-		}
-		if v, digits = v*10+int(c), digits+1; v > 255 {
-			break
-		}
-	}
-	ip, err := netip.ParseAddr(string(b))
-	if err != nil || ip.Zone() != "" {
-		return ip, false
-	}
-	ip = ip.Unmap()
-	return ip, reachable(ip)
-}
-
-// quickWeight reads a UInt32Value that is not 0.
-func quickWeight(b []byte, w *uint32) bool {
-	if len(b) < 2 || b[0] != 1<<3|varintType {
-		return false
-	}
-	v, n := varint(b[1:])
-	*w = uint32(v)
-	return n > 0 && 1+n == len(b) && *w != 0
-}
-
-// isMetadata says whether b is metadata, which has no effect, but must be what it says.
-func isMetadata(b []byte) bool {
-	var m corev3.Metadata
-	return proto.Unmarshal(b, &m) == nil
-}
-
-// The wire types that these messages use; without a Go type, since tags are bytes here and numbers there.
-const (
-	varintType = 0
-	bytesType  = 2
-)
-
-// next takes one field with a length off b. Tags of more than one byte, and other types, are for the generated decoder.
-func next(b []byte) (tag uint64, value, rest []byte, ok bool) {
-	if len(b) == 0 || b[0] >= 0x80 || b[0]&7 != bytesType || b[0]>>3 == 0 {
-		return 0, nil, nil, false
-	}
-	size, n := varint(b[1:])
-	if n <= 0 || size > uint64(len(b)-1-n) {
-		return 0, nil, nil, false
-	}
-	end := 1 + n + int(size)
-	return uint64(b[0]), b[1+n : end], b[end:], true
-}
-
-// varint reads a varint; n is below 1 where there is none.
-func varint(b []byte) (v uint64, n int) {
-	if len(b) > 0 && b[0] < 0x80 {
-		return uint64(b[0]), 1
-	}
-	return protowire.ConsumeVarint(b)
-}
-
-// count is how many fields of a number b has, which are of the type with a length; below 0 where b is not of fields
-// that next and varint take.
-func count(b []byte, number byte) (n int) {
-	for len(b) > 0 {
-		if b[0] < 0x80 && b[0]&7 == varintType && b[0]>>3 > 0 {
-			_, size := varint(b[1:])
-			if size <= 0 {
-				return -1
-			}
-			b = b[1+size:]
-			continue
-		}
-		tag, _, rest, ok := next(b)
-		if !ok {
-			return -1
-		}
-		if byte(tag>>3) == number {
-			n++
-		}
-		b = rest
-	}
-	return n
+	return netip.AddrPortFrom(ip, uint16(port)), err
 }

@@ -95,25 +95,12 @@ func join(a, b string) string {
 // Name reads the name of a resource, which is field 1 of all kinds, also of one that can otherwise not be
 // decoded.
 func Name(b []byte) (name string) {
-	for len(b) > 0 {
-		number, kind, n := protowire.ConsumeTag(b)
-		if n < 0 {
-			return name
+	_ = Fields(b, func(f Field) error {
+		if f.Is(1, protowire.BytesType) {
+			name = strings.ToValidUTF8(string(f.Bytes), "?")
 		}
-		b = b[n:]
-		if number == 1 && kind == protowire.BytesType {
-			text, n := protowire.ConsumeBytes(b)
-			if n < 0 {
-				return name
-			}
-			name, b = strings.ToValidUTF8(string(text), "?"), b[n:]
-			continue
-		}
-		if n = protowire.ConsumeFieldValue(number, kind, b); n < 0 {
-			return name
-		}
-		b = b[n:]
-	}
+		return nil
+	}) // what comes before an error counts
 	return name
 }
 

@@ -1,0 +1,52 @@
+package translate
+
+import "google.golang.org/protobuf/encoding/protowire"
+
+// Field is a field of a message on the wire. Of types beside these two there is the number alone.
+type Field struct {
+	Number protowire.Number
+	Type   protowire.Type
+	Bytes  []byte // of type protowire.BytesType
+	Varint uint64 // of type protowire.VarintType
+}
+
+// Is reports whether a field has a number and a type.
+func (f Field) Is(number protowire.Number, kind protowire.Type) bool {
+	return f.Number == number && f.Type == kind
+}
+
+// Fields hands on the fields of a message, until the first error.
+func Fields(b []byte, take func(Field) error) error {
+	for len(b) > 0 {
+		f, rest, err := NextField(b)
+		if err == nil {
+			err = take(f)
+		}
+		if err != nil {
+			return err
+		}
+		b = rest
+	}
+	return nil
+}
+
+// NextField takes one field off b.
+func NextField(b []byte) (f Field, rest []byte, err error) {
+	var n int
+	if f.Number, f.Type, n = protowire.ConsumeTag(b); n < 0 {
+		return f, nil, protowire.ParseError(n)
+	}
+	b = b[n:]
+	switch f.Type {
+	case protowire.BytesType:
+		f.Bytes, n = protowire.ConsumeBytes(b)
+	case protowire.VarintType:
+		f.Varint, n = protowire.ConsumeVarint(b)
+	default:
+		n = protowire.ConsumeFieldValue(f.Number, f.Type, b)
+	}
+	if n < 0 {
+		return f, nil, protowire.ParseError(n)
+	}
+	return f, b[n:], nil
+}
