@@ -24,7 +24,6 @@ import (
 type Options struct {
 	Address string // host:port, or unix:PATH
 	Node    string // the id by which the control plane knows the data plane; default "tare"
-	Cluster string // of the node; default "tare"
 	// Metadata is what else the control plane is told of the node, by name: istiod wants ISTIO_VERSION, for one.
 	Metadata map[string]string
 	// Own are the addresses of the workload that the control plane takes the data plane for: rules about who may connect
@@ -94,9 +93,6 @@ func (o Options) withDefaults() Options {
 	if o.Node == "" {
 		o.Node = "tare"
 	}
-	if o.Cluster == "" {
-		o.Cluster = "tare"
-	}
 	if o.Resolver == nil {
 		o.Resolver = SystemResolver
 	}
@@ -145,18 +141,11 @@ type Event struct {
 	Acked    int64                // its acknowledgement, or refusal, was handed to the transport
 }
 
-// Metrics are counters since the client began, and what there is now.
+// Metrics are what there is now.
 type Metrics struct {
-	Streams         uint64 // that were opened
-	StreamErrors    uint64 // that ended, or could not be opened
-	Acks            [kinds]uint64
-	Applied         uint64 // changes that Apply made
-	ApplyErrors     uint64
-	LookupErrors    uint64
-	Resources       [kinds]int // now
-	WaitingClusters int        // now, for their first endpoints
-	WaitingRoutes   int        // now, that a listener needs and that have not come
-	Waiting         int        // now, of listeners for clusters or for their address
+	WaitingClusters int // for their first endpoints
+	WaitingRoutes   int // that a listener needs and that have not come
+	Waiting         int // of listeners for clusters or for their address
 }
 
 // Complete says whether nothing that has come waits for something that has not.
@@ -206,7 +195,7 @@ func (c *Client) State() State {
 	return c.status
 }
 
-// Metrics are the counters now.
+// Metrics are those of now.
 func (c *Client) Metrics() Metrics {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -271,7 +260,7 @@ func (c *Client) Run(ctx context.Context) error {
 			}
 			c.pacer.worked(time.Now(), r.decoding+time.Since(began)-(c.applying-applying))
 		case <-opened:
-			c.hasOpened()
+			c.conn.open = true
 			if c.State().Phase == Stale { // a control plane that has nothing new need not answer
 				c.setState(Connected, nil)
 			}
@@ -322,12 +311,6 @@ func (c *Client) setState(p Phase, err error) {
 	if c.o.OnState != nil {
 		c.o.OnState(s)
 	}
-}
-
-func (c *Client) count(f func(*Metrics)) {
-	c.mu.Lock()
-	f(&c.metrics)
-	c.mu.Unlock()
 }
 
 // connect begins a stream with what has to be asked.
@@ -432,21 +415,8 @@ func fits(k Kind, names []string, room int) error {
 	return nil
 }
 
-// hasOpened takes note that there is a stream.
-func (c *Client) hasOpened() {
-	c.conn.open = true
-	c.count(func(m *Metrics) { m.Streams++ })
-}
-
 // lost takes note that the stream has ended, and says when to try again.
 func (c *Client) lost(err error) time.Duration {
-	if !c.conn.open {
-		select {
-		case <-c.conn.opened: // and ended before that was seen
-			c.hasOpened()
-		default:
-		}
-	}
 	switch lasted := time.Since(c.conn.begun); {
 	case c.conn.answered && lasted > c.o.Timeouts.ReconnectMax:
 		c.failures = 0
@@ -457,7 +427,6 @@ func (c *Client) lost(err error) time.Duration {
 		c.failures = min(c.failures, 3)
 	}
 	c.conn = nil
-	c.count(func(m *Metrics) { m.StreamErrors++ })
 	if c.State().Phase == Never {
 		c.setState(Never, err)
 	} else {
@@ -530,12 +499,6 @@ func (c *Client) settle(ctx context.Context, o *outcome) error {
 		if ctx.Err() != nil {
 			return errEnds
 		}
-		c.count(func(m *Metrics) {
-			if m.Applied++; err != nil {
-				m.Applied--
-				m.ApplyErrors++
-			}
-		})
 		return err
 	}, o)
 	if err != nil {
@@ -552,9 +515,9 @@ func (c *Client) settle(ctx context.Context, o *outcome) error {
 			delete(c.begun, name)
 		}
 	}
-	c.count(func(m *Metrics) {
-		m.Waiting, m.WaitingClusters, m.WaitingRoutes = c.state.waiting(), len(hungry), c.state.serving.missing()
-	})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.metrics = Metrics{len(hungry), c.state.serving.missing(), c.state.waiting()}
 	return nil
 }
 
@@ -589,11 +552,6 @@ func (c *Client) answer(k Kind, r *response, event *Event, more int) {
 // what only those that went did, and the same for host names.
 func (c *Client) follow() {
 	named, hosts := c.state.sweep()
-	c.count(func(m *Metrics) {
-		for k := range m.Resources {
-			m.Resources[k] = c.state.count(Kind(k))
-		}
-	})
 	if len(hosts) > 0 {
 		c.names.follow(hosts, c.state)
 	}
@@ -651,9 +609,6 @@ func (c *Client) sent(q *request) {
 		return
 	}
 	q.event.Acked = pace.Now()
-	if q.wrong == "" {
-		c.count(func(m *Metrics) { m.Acks[q.kind]++ })
-	}
 	if c.o.OnEvent != nil {
 		c.events.Lock()
 		defer c.events.Unlock()
@@ -716,9 +671,6 @@ func (c *Client) patience(now time.Time) {
 }
 
 func (c *Client) resolved(ctx context.Context, a answer) error {
-	if a.err != nil {
-		c.count(func(m *Metrics) { m.LookupErrors++ })
-	}
 	if !c.names.done(a, c.state) {
 		return nil
 	}

@@ -207,7 +207,7 @@ func (c *conn) patience(now time.Time, o *Options, never bool) {
 }
 
 func newWire(ctx context.Context, cc *grpc.ClientConn, o *Options) (wire, error) {
-	node := &corev3.Node{Id: o.Node, Cluster: o.Cluster, UserAgentName: "tare",
+	node := &corev3.Node{Id: o.Node, Cluster: "tare", UserAgentName: "tare",
 		UserAgentVersionType: &corev3.Node_UserAgentVersion{UserAgentVersion: self.Version}}
 	if len(o.Metadata) > 0 {
 		node.Metadata = &structpb.Struct{Fields: map[string]*structpb.Value{}}
