@@ -67,11 +67,8 @@ func newCounting(t kind.Trial, load string) (*Counting, error) {
 	if c.id, err = execs.CgroupID(c.dir); err != nil {
 		return nil, err
 	}
-	if c.kernel, err = execs.Open(); err != nil {
+	if c.kernel, err = execs.Open(c.id); err != nil {
 		return nil, fmt.Errorf("counting execs in the kernel: %w", err)
-	}
-	if err := c.kernel.Watch(c.id); err != nil {
-		return nil, errors.Join(err, c.kernel.Close())
 	}
 	return c, nil
 }
@@ -139,7 +136,7 @@ func (c *Counting) counted() (inside, outside int64, err error) {
 	if err != nil {
 		return 0, 0, fmt.Errorf("reading the kernel's count of execs: %w", err)
 	}
-	inside = int64(counts.Groups[c.id])
+	inside = int64(counts.Group)
 	return inside, int64(counts.All) - inside, nil
 }
 

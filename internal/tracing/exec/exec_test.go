@@ -249,21 +249,18 @@ func TestCounts(t *testing.T) {
 // none are.
 func countBoth(t *testing.T, o Options) (all, inWindow float64) {
 	p := startProcess(t, o)
-	counter, err := execs.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer counter.Close()
 	group, err := execs.CgroupID(p.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := counter.Watch(group); err != nil {
+	counter, err := execs.Open(group)
+	if err != nil {
 		t.Fatal(err)
 	}
+	defer counter.Close()
 	time.Sleep(20 * time.Millisecond) // in which nothing may be executed
-	if n, err := counter.Read(); err != nil || n.Groups[group] != 0 {
-		t.Errorf("%d execs before the start, %v", n.Groups[group], err)
+	if n, err := counter.Read(); err != nil || n.Group != 0 {
+		t.Errorf("%d execs before the start, %v", n.Group, err)
 	}
 	if err := p.Send(role.Start, schedule(window(50*time.Millisecond), window(200*time.Millisecond))); err != nil {
 		t.Fatal(err)
@@ -281,9 +278,9 @@ func countBoth(t *testing.T, o Options) (all, inWindow float64) {
 	if err != nil || missed != 0 {
 		t.Errorf("the kernel's counter missed %d, %v", missed, err)
 	}
-	if made := r.Counts[CountMade]; float64(n.Groups[group]) != made || r.Counts[CountFailed] != 0 ||
+	if made := r.Counts[CountMade]; float64(n.Group) != made || r.Counts[CountFailed] != 0 ||
 		made < float64(r.Done) || r.Done != r.Sent {
-		t.Errorf("made %g, the kernel counted %d; %g failed, %d of %d done in the window", made, n.Groups[group],
+		t.Errorf("made %g, the kernel counted %d; %g failed, %d of %d done in the window", made, n.Group,
 			r.Counts[CountFailed], r.Done, r.Intended)
 	}
 	p.input.Close()

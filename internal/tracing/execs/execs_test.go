@@ -27,9 +27,9 @@ import (
 	"tare/internal/tracing/execs"
 )
 
-func open(t testing.TB) *execs.Counter {
+func open(t testing.TB, group uint64) *execs.Counter {
 	t.Helper()
-	c, err := execs.Open()
+	c, err := execs.Open(group)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,25 +130,18 @@ func TestCounts(t *testing.T) {
 		"elsewhere":            {func() error { return exec.Command("true").Run() }, false, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			counter := open(t)
-			for _, g := range g {
-				if err := counter.Watch(g.id); err != nil {
-					t.Fatal(err)
-				}
+			counters := map[string]*execs.Counter{}
+			for name, g := range g {
+				counters[name] = open(t, g.id)
 			}
 			if err := c.run(); (err != nil) != c.fails {
 				t.Fatal(err)
 			}
-			n := read(t, counter)
-			sum := uint64(0)
-			for name, g := range g {
-				if n.Groups[g.id] != c.want[name] {
-					t.Errorf("%d execs in %s, want %d", n.Groups[g.id], name, c.want[name])
+			for group, counter := range counters {
+				n := read(t, counter)
+				if n.Group != c.want[group] || n.All < n.Group || name == "elsewhere" && n.All == 0 {
+					t.Errorf("%d execs in %s and %d in all, want %d", n.Group, group, n.All, c.want[group])
 				}
-				sum += n.Groups[g.id]
-			}
-			if len(n.Groups) != len(g) || n.All < sum || name == "elsewhere" && n.All == 0 {
-				t.Errorf("%d groups, %d execs in all and %d in groups", len(n.Groups), n.All, sum)
 			}
 		})
 	}
@@ -161,95 +154,34 @@ func TestBelow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := open(t)
-	for _, id := range []uint64{above, g.id} {
-		if err := c.Watch(id); err != nil {
-			t.Fatal(err)
-		}
-	}
+	c, ofAbove := open(t, g.id), open(t, above)
 	if err := g.in("true"); err != nil {
 		t.Fatal(err)
 	}
-	if n := read(t, c); n.Groups[above] != 0 || n.Groups[g.id] != 1 {
-		t.Errorf("%d execs above, %d below", n.Groups[above], n.Groups[g.id])
+	if n, above := read(t, c).Group, read(t, ofAbove).Group; above != 0 || n != 1 {
+		t.Errorf("%d execs above, %d below", above, n)
 	}
 }
 
-// TestWatch: counting begins with Watch and ends with Unwatch, also of a group that takes another's place.
-func TestWatch(t *testing.T) {
-	g := groups(t, "one", "two")
-	c := open(t)
-	run := func(name string) {
-		t.Helper()
-		if err := g[name].in("true"); err != nil {
-			t.Fatal(err)
-		}
-	}
-	check := func(when string, want map[string]uint64) {
-		t.Helper()
-		n := read(t, c)
-		if len(n.Groups) != len(want) {
-			t.Errorf("%s: %d groups, want %d", when, len(n.Groups), len(want))
-		}
-		for name, k := range want {
-			if n.Groups[g[name].id] != k {
-				t.Errorf("%s: %d execs in %s, want %d", when, n.Groups[g[name].id], name, k)
+// TestOpen: what was executed before is not counted.
+func TestOpen(t *testing.T) {
+	g := groups(t, "one")["one"]
+	for want := range uint64(2) {
+		c := open(t, g.id)
+		for range want {
+			if err := g.in("true"); err != nil {
+				t.Fatal(err)
 			}
 		}
-	}
-	run("one")
-	if err := c.Watch(g["one"].id); err != nil {
-		t.Fatal(err)
-	}
-	check("before any", map[string]uint64{"one": 0})
-	run("one")
-	run("two")
-	check("watched", map[string]uint64{"one": 1})
-	if err := c.Watch(g["one"].id); fault.CodeOf(err) != fault.Usage {
-		t.Errorf("watched twice: %v", err)
-	}
-	if err := c.Unwatch(g["one"].id); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Unwatch(g["one"].id); fault.CodeOf(err) != fault.Usage {
-		t.Errorf("unwatched twice: %v", err)
-	}
-	run("one")
-	check("unwatched", nil)
-	for _, name := range []string{"two", "one"} {
-		if err := c.Watch(g[name].id); err != nil {
-			t.Fatal(err)
+		if n := read(t, c); n.Group != want {
+			t.Errorf("%d execs are counted, want %d", n.Group, want)
 		}
-	}
-	run("two")
-	check("watched again", map[string]uint64{"one": 0, "two": 1})
-}
-
-// TestMaxGroups: there is room for so many, and the one after that is refused.
-func TestMaxGroups(t *testing.T) {
-	c := open(t)
-	for id := range uint64(execs.MaxGroups) {
-		if err := c.Watch(1<<40 + id); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := c.Watch(1 << 41); fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" {
-		t.Errorf("one too many: %v", err)
-	}
-	if n := read(t, c); len(n.Groups) != execs.MaxGroups {
-		t.Errorf("%d groups", len(n.Groups))
-	}
-	if err := c.Unwatch(1 << 40); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Watch(1 << 41); err != nil {
-		t.Errorf("where one has left: %v", err)
 	}
 }
 
 // TestProgram: the id is that of the program.
 func TestProgram(t *testing.T) {
-	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(open(t).Program()))
+	p, err := ebpf.NewProgramFromID(ebpf.ProgramID(open(t, 1).Program()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,8 +196,8 @@ func TestProgram(t *testing.T) {
 // each reading lies between two of perf.
 func TestAgainstPerf(t *testing.T) {
 	witness := openPerf(t, tracepointID(t))
-	c := open(t)
 	g := groups(t, "one")["one"]
+	c := open(t, g.id)
 	type reading struct{ before, ours, after uint64 }
 	look := func() reading { return reading{witness.count(t), read(t, c).All, witness.count(t)} }
 	first := look()
@@ -357,7 +289,7 @@ func (p perf) count(t *testing.T) (sum uint64) {
 
 // TestClose: nothing is left.
 func TestClose(t *testing.T) {
-	c, err := execs.Open()
+	c, err := execs.Open(1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -394,7 +326,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(helperEnv) == "nobody" {
 		err := unix.Setuid(65534)
 		if err == nil {
-			_, err = execs.Open()
+			_, err = execs.Open(1)
 		}
 		fmt.Println(err, fault.HintOf(err))
 		os.Exit(int(fault.CodeOf(err)))
@@ -405,14 +337,11 @@ func TestMain(m *testing.M) {
 // BenchmarkCost is what the program costs an exec, in its own run time as the kernel counts it: half a second of storm
 // each turn, in a watched group.
 func BenchmarkCost(b *testing.B) {
-	c := open(b)
 	id, err := ownGroup()
 	if err != nil {
 		b.Fatal(err)
 	}
-	if err := c.Watch(id); err != nil {
-		b.Fatal(err)
-	}
+	c := open(b, id)
 	stats, err := bpf.EnableStats()
 	if err != nil {
 		b.Fatal(err)

@@ -67,14 +67,11 @@ func play(args []string) error {
 		}
 		time.Sleep(blind)
 	}
-	counter, err := execs.Open()
+	counter, err := execs.Open(id)
 	if err != nil {
 		return err
 	}
 	defer counter.Close()
-	if err := counter.Watch(id); err != nil {
-		return err
-	}
 	interrupted := make(chan os.Signal, 1)
 	signal.Notify(interrupted, os.Interrupt)
 	fmt.Println("ready")
@@ -94,7 +91,7 @@ func play(args []string) error {
 		if err != nil {
 			return err
 		}
-		n := counts.Groups[id]
+		n := counts.Group
 		if args[0] == string(execload.ScopeMachine) {
 			n = counts.All
 		}

@@ -29,7 +29,7 @@ typedef __u32 __wsum;
 #define BPF_MAP_TYPE_PERCPU_HASH 5
 #define BPF_MAP_TYPE_PERCPU_ARRAY 6
 
-#define GROUPS 1024 /* MaxGroups in execs.go */
+#define GROUPS 1024 /* room to spare: Go watches one */
 
 /* Every exec of the machine. */
 struct {
