@@ -2,6 +2,7 @@ package exectrace
 
 import (
 	"bytes"
+	"encoding/json"
 	"strconv"
 	"unicode"
 	"unicode/utf8"
@@ -78,63 +79,27 @@ func (e event) appendJSON(b []byte, c *clock, g *group) []byte {
 	return append(b, '}', '\n')
 }
 
-// plain are the bytes that stand for themselves in a JSON string.
-var plain = func() (p [256]bool) {
-	for c := ' '; c < utf8.RuneSelf; c++ {
-		p[c] = c != '"' && c != '\\'
-	}
-	return p
-}()
-
-const hexDigits = "0123456789abcdef"
-
 // appendJSONString writes bytes as a JSON string, as encoding/json does (without its care for HTML): what is no UTF-8
 // becomes U+FFFD.
 func appendJSONString(b, s []byte) []byte {
-	b = append(b, '"')
-	from := 0
-	for i := 0; i < len(s); {
-		c := s[i]
-		if plain[c] {
-			i++
-			continue
-		}
-		n := 1
-		var r rune
-		if c >= utf8.RuneSelf {
-			// The line separators are escaped since JavaScript, before 2019, ended a line at them.
-			if r, n = utf8.DecodeRune(s[i:]); (r != utf8.RuneError || n > 1) && r != '\u2028' && r != '\u2029' {
-				i += n
-				continue
-			}
-		}
-		b = append(b, s[from:i]...)
-		switch {
-		case c >= utf8.RuneSelf && r == utf8.RuneError:
-			b = append(b, `\ufffd`...)
-		case c >= utf8.RuneSelf:
-			b = append(b, `\u202`...)
-			b = append(b, hexDigits[r&0xf])
-		case c == '"' || c == '\\':
-			b = append(b, '\\', c)
-		case c == '\b':
-			b = append(b, '\\', 'b')
-		case c == '\f':
-			b = append(b, '\\', 'f')
-		case c == '\n':
-			b = append(b, '\\', 'n')
-		case c == '\r':
-			b = append(b, '\\', 'r')
-		case c == '\t':
-			b = append(b, '\\', 't')
-		default:
-			b = append(b, '\\', 'u', '0', '0', hexDigits[c>>4], hexDigits[c&0xf])
-		}
-		i += n
-		from = i
+	if plain(s) {
+		return append(append(append(b, '"'), s...), '"')
 	}
-	b = append(b, s[from:]...)
-	return append(b, '"')
+	var out bytes.Buffer
+	e := json.NewEncoder(&out)
+	e.SetEscapeHTML(false)
+	_ = e.Encode(string(s)) // a string, into memory
+	return append(b, bytes.TrimSuffix(out.Bytes(), []byte{'\n'})...)
+}
+
+// plain reports whether bytes stand for themselves in a JSON string, as those of most execs do.
+func plain(s []byte) bool {
+	for _, c := range s {
+		if c < ' ' || c == '"' || c == '\\' || c >= utf8.RuneSelf {
+			return false
+		}
+	}
+	return true
 }
 
 // The columns of the table; appendTable fills them.

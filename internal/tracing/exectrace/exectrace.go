@@ -12,12 +12,9 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
-	"strings"
 	"time"
 
 	"tare/internal/lib/fault"
-	"tare/internal/lib/text"
 	"tare/internal/scale/host/cgroup"
 )
 
@@ -66,27 +63,13 @@ type Options struct {
 	Tell <-chan os.Signal `json:"-"` // what comes here has the statistics told; may be nil
 }
 
-func (o *Options) check() error {
+// withDefaults fills in what is left open.
+func (o Options) withDefaults() Options {
 	o.Output = cmp.Or(o.Output, JSON)
 	o.Ring = cmp.Or(o.Ring, DefaultRing)
 	o.Latency = cmp.Or(o.Latency, DefaultLatency)
 	o.Args = cmp.Or(o.Args, DefaultArgs)
-	switch {
-	case !slices.Contains(Outputs, o.Output):
-		return fault.New(fault.Usage, "--output", text.Suggest(o.Output, Outputs), "must be one of %s, not %q",
-			strings.Join(Outputs, ", "), o.Output)
-	case o.Args < NoArgs || o.Args > maxArgs:
-		return fault.New(fault.Usage, "--args", fmt.Sprintf("give 0 to %d", maxArgs),
-			"%d bytes of arguments cannot be kept", o.Args)
-	case !validRing(o.Ring):
-		return fault.New(fault.Usage, "--ring", "give 64KiB, 1MiB or another power of two up to 1GiB",
-			"%d bytes is not a valid size of a ring buffer", o.Ring)
-	case o.Latency < time.Millisecond || o.Latency > maxLatency:
-		return fault.New(fault.Usage, "--latency", "give 1ms to 1s", "%s is not a time that events can wait", o.Latency)
-	case o.For < 0:
-		return fault.New(fault.Usage, "--for", "give a time such as 10s", "%s is not a valid time to run", o.For)
-	}
-	return nil
+	return o
 }
 
 // Run traces until ctx ends, or o.For is over, and then delivers what is still in the ring. Events go to out; what is
@@ -96,9 +79,7 @@ func (o *Options) check() error {
 // An error of code fault.Usage is of the options, one of fault.Machine of a machine that cannot do it, or of output
 // that cannot be written: then the events that were lost by it have been counted, and the statistics told.
 func Run(ctx context.Context, o Options, out, log io.Writer) error {
-	if err := o.check(); err != nil {
-		return err
-	}
+	o = o.withDefaults()
 	layout, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {
 		return err

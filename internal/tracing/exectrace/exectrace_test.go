@@ -20,18 +20,27 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/param"
 	"tare/internal/scale/host/cgroup"
 	"tare/test/vm/guest"
 )
 
 func TestOptions(t *testing.T) {
-	for _, o := range []Options{
-		{Output: "jsn"}, {Args: maxArgs + 1}, {Args: NoArgs - 1}, {Ring: 100000}, {Ring: 4096}, {Ring: maxRing << 1},
-		{Latency: time.Microsecond}, {Latency: time.Minute}, {For: -1},
-		{CgroupDir: "/proc"}, {CgroupDir: "/no/such/group"},
+	for _, dir := range []string{"/proc", "/no/such/group"} {
+		if err := Run(t.Context(), Options{CgroupDir: dir}, io.Discard, io.Discard); fault.CodeOf(err) != fault.Usage {
+			t.Errorf("%s: got %v", dir, err)
+		}
+	}
+	for _, wrong := range []param.Values{
+		{"output": "jsn"}, {"args": strconv.Itoa(maxArgs + 1)}, {"args": "-1"}, {"latency": "1us"}, {"latency": "1m"},
+		{"for": "-1s"}, {"ring": "100000"}, {"ring": "4096"}, {"ring": strconv.Itoa(maxRing << 1)},
 	} {
-		if err := Run(t.Context(), o, io.Discard, io.Discard); fault.CodeOf(err) != fault.Usage {
-			t.Errorf("%+v: got %v", o, err)
+		err := wrong.Check(Process)
+		if _, ring := wrong["ring"]; ring {
+			_, err = OptionsOf(wrong)
+		}
+		if err == nil {
+			t.Errorf("%v is taken", wrong)
 		}
 	}
 }
