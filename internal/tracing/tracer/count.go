@@ -4,18 +4,14 @@ import (
 	"bytes"
 	"fmt"
 	"regexp"
-	"regexp/syntax"
 	"slices"
 	"strconv"
 )
 
-// matcher is a pattern for lines, by the cheapest means that decides it: a storm has tens of thousands of lines in a
-// second.
+// matcher is a pattern for lines.
 type matcher struct {
-	all      bool   // every line
-	prefix   []byte // lines that begin so, where it is not null
-	contains []byte // lines that hold it, where it is not null
-	re       *regexp.Regexp
+	all bool // every line: a storm has tens of thousands of them in a second
+	re  *regexp.Regexp
 }
 
 // compile reads a pattern in the syntax of package regexp. Its error reads on after what the pattern is called.
@@ -24,43 +20,10 @@ func compile(pattern string) (*matcher, error) {
 	if err != nil {
 		return nil, fmt.Errorf("is no regular expression: %w", err)
 	}
-	m := &matcher{re: re}
-	switch pattern {
-	case "", ".*", "^", "$", "^.*", ".*$", "^.*$":
-		m.all = true
-		return m, nil
-	}
-	tree, err := syntax.Parse(pattern, syntax.Perl)
-	if err != nil {
-		return nil, fmt.Errorf("is no regular expression: %w", err)
-	}
-	literal := func(r *syntax.Regexp) []byte {
-		if r.Op != syntax.OpLiteral || r.Flags&syntax.FoldCase != 0 {
-			return nil
-		}
-		return []byte(string(r.Rune))
-	}
-	switch tree = tree.Simplify(); {
-	case literal(tree) != nil:
-		m.contains = literal(tree)
-	case tree.Op == syntax.OpConcat && len(tree.Sub) == 2 && tree.Sub[0].Op == syntax.OpBeginText &&
-		literal(tree.Sub[1]) != nil:
-		m.prefix = literal(tree.Sub[1])
-	}
-	return m, nil
+	return &matcher{slices.Contains([]string{"", ".*", "^", "$", "^.*", ".*$", "^.*$"}, pattern), re}, nil
 }
 
-func (m *matcher) match(line []byte) bool {
-	switch {
-	case m.all:
-		return true
-	case m.prefix != nil:
-		return bytes.HasPrefix(line, m.prefix)
-	case m.contains != nil:
-		return bytes.Contains(line, m.contains)
-	}
-	return m.re.Match(line)
-}
+func (m *matcher) match(line []byte) bool { return m.all || m.re.Match(line) }
 
 // captured is the number in the first group of the pattern; false where the line does not match or has no number there.
 func (m *matcher) captured(line []byte) (int64, bool) {
