@@ -21,7 +21,6 @@ type call struct {
 	number uint32
 	args   []any // int, uintptr, register, string, []byte, []string (which ends with a null pointer)
 	into   register
-	any    bool   // whatever it returns is well
 	ignore errnos // these are no errors
 	skip   int    // so many calls after it are passed over if it succeeds
 	what   string // what it does, for errors
@@ -77,8 +76,6 @@ func (p *plan) put(b []byte) int {
 // instructionSize is that of struct instruction in c/init.c.
 const instructionSize = 72
 
-const anyError = 1
-
 // encode gives the plan's form on the wire.
 func (p *plan) encode() []byte {
 	p.data, p.pointers = nil, nil
@@ -123,9 +120,6 @@ func (p *plan) encode() []byte {
 		}
 		le.PutUint16(b[4:], registers)
 		b[6] = byte(c.into)
-		if c.any {
-			b[7] = anyError
-		}
 		le.PutUint32(b[8:], uint32(c.skip))
 		for k, errno := range c.ignore {
 			le.PutUint32(b[12+4*k:], uint32(errno))

@@ -102,11 +102,10 @@ var validID = text.LazyRegexp(`^[A-Za-z0-9_+.-]{1,128}$`)
 const socketPathMax = 107
 
 const (
-	stateName     = "state.json"
-	shimSocket    = "shim.sock"
-	fsSocket      = "vhost-fs.sock"
-	initramfsName = "initramfs"
-	sharedName    = "shared"
+	stateName  = "state.json"
+	shimSocket = "shim.sock"
+	fsSocket   = "vhost-fs.sock"
+	sharedName = "shared"
 )
 
 func dirOf(id string) (string, error) {
@@ -221,7 +220,7 @@ func (s *sandbox) state() specs.State {
 func (s *sandbox) remove() error {
 	var errs []error
 	for _, name := range []string{
-		shimSocket, fsSocket, initramfsName, stateName + ".new", configName, stateName,
+		shimSocket, fsSocket, stateName + ".new", configName, stateName,
 	} {
 		errs = append(errs, os.Remove(filepath.Join(s.dir, name)))
 	}
@@ -258,7 +257,7 @@ func (s *sandbox) removeShared() error {
 // socket (fv_socket_lock in tools/virtiofsd/fuse_virtio.c of QEMU 7).
 func (s *sandbox) removeSockets() {
 	for _, path := range []string{
-		filepath.Join(s.dir, shimSocket), filepath.Join(s.dir, fsSocket), filepath.Join(s.dir, initramfsName),
+		filepath.Join(s.dir, shimSocket), filepath.Join(s.dir, fsSocket),
 		virtiofsdLock(filepath.Join(s.dir, fsSocket)),
 	} {
 		_ = os.Remove(path) // it may not be there
