@@ -15,7 +15,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -23,7 +22,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
-	"tare/internal/lib/param"
 	"tare/internal/mesh"
 	"tare/internal/mesh/store"
 	"tare/internal/mesh/xds"
@@ -97,14 +95,6 @@ func (o *Options) check() error {
 	o.Store = cmp.Or(o.Store, DefaultStore)
 	o.Fail = cmp.Or(o.Fail, FailOpen)
 	o.Peer = cmp.Or(o.Peer, PeerService)
-	number := func(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
-	values := param.Values{
-		"fail": o.Fail, "peer": o.Peer, "steps": number(o.Steps), "sockops-steps": number(o.SockopsSteps),
-		"max-services": number(o.MaxServices), "max-endpoints": number(o.MaxEndpoints),
-	}
-	if err := values.Check(Settings); err != nil {
-		return err
-	}
 	for i, a := range o.Sources {
 		a = a.Unmap()
 		o.Sources[i] = a
@@ -146,7 +136,6 @@ type DataPlane struct {
 	mu       sync.Mutex // guards all below
 	store    store.Store
 	clusters map[string]uint32 // the numbers of those that are there, by name
-	gone     map[uint32]totals // by number: what is counted there of clusters that have gone
 }
 
 type attached struct {
@@ -184,7 +173,7 @@ func Load(o Options) (_ *DataPlane, err error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	d := &DataPlane{options: o, clusters: map[string]uint32{}, gone: map[uint32]totals{}}
+	d := &DataPlane{options: o, clusters: map[string]uint32{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(explain(err, "loading the data plane"), d.Close())
@@ -237,7 +226,6 @@ func (d *DataPlane) recount(name string) {
 	if was {
 		delete(d.clusters, name)
 		d.shared.retire(before)
-		d.gone[before] = d.shared.totals(before)
 	}
 	if is {
 		d.clusters[name] = id

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -449,20 +450,37 @@ func (p *plane) apply(t testing.TB, c mesh.Change) {
 	}
 }
 
-// cluster is the statistics of one cluster.
-func (p *plane) cluster(t testing.TB, name string) ClusterStats {
+// clusterCounts are what programs counted of one cluster.
+type clusterCounts struct {
+	Matched, NoEndpoint, Overflow       uint64 // connections and datagrams
+	Opened, Established, Closed, Failed uint64 // TCP connections
+}
+
+// since is what was counted after an earlier reading.
+func (c clusterCounts) since(before clusterCounts) clusterCounts {
+	return clusterCounts{c.Matched - before.Matched, c.NoEndpoint - before.NoEndpoint, c.Overflow - before.Overflow,
+		c.Opened - before.Opened, c.Established - before.Established, c.Closed - before.Closed, c.Failed - before.Failed}
+}
+
+// cluster is all that was ever counted at the number of a cluster.
+func (p *plane) cluster(t testing.TB, name string) clusterCounts {
 	t.Helper()
-	stats, err := p.Stats()
-	if err != nil {
-		t.Fatal(err)
+	id, there := p.DataPlane.clusters[name]
+	if !there {
+		t.Fatalf("there is no cluster %q", name)
 	}
-	for _, c := range stats.Clusters {
-		if c.Name == name {
-			return c
+	at := &p.shared.clusters[id]
+	c := clusterCounts{Opened: atomic.LoadUint64(&at.Opened), Established: atomic.LoadUint64(&at.Established),
+		Closed: atomic.LoadUint64(&at.Closed), Failed: atomic.LoadUint64(&at.Failed)}
+	counts := p.maps[snapshotMapKmCounts]
+	for i := id; i < counts.MaxEntries(); i += p.shared.ids {
+		var n snapshotClusterCounters
+		if err := counts.Lookup(i, &n); err != nil {
+			t.Fatal(err)
 		}
+		c.Matched, c.NoEndpoint, c.Overflow = c.Matched+n.Matched, c.NoEndpoint+n.NoEndpoint, c.Overflow+n.Overflow
 	}
-	t.Fatalf("there is no cluster %q: %+v", name, stats.Clusters)
-	return ClusterStats{}
+	return c
 }
 
 // program is the statistics of one program.
@@ -472,12 +490,12 @@ func (p *plane) program(t testing.TB, name string) ProgramStats {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range stats.Programs {
+	for _, c := range stats {
 		if c.Name == name {
 			return c
 		}
 	}
-	t.Fatalf("there is no program %q: %+v", name, stats.Programs)
+	t.Fatalf("there is no program %q: %+v", name, stats)
 	return ProgramStats{}
 }
 

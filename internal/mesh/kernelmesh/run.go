@@ -374,12 +374,12 @@ func inFile(err error, file string) error {
 
 // logTotals says at the end what each program did. The reader may have gone: that is no failure of the data plane.
 func (r *running) logTotals() error {
-	stats, err := r.Stats()
+	programs, err := r.Stats()
 	if err != nil {
 		return err
 	}
 	var parts []string
-	for _, p := range stats.Programs {
+	for _, p := range programs {
 		if p.runs() > 0 {
 			parts = append(parts, fmt.Sprintf("%s %d runs (%d matched, %d refused)", p.Name, p.runs(), p.Matched, p.refused()))
 		}

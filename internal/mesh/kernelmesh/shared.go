@@ -14,8 +14,7 @@ import (
 type shared struct {
 	mapped   [][]byte
 	state    *snapshotState
-	clusters []snapshotCluster         // by number
-	counts   []snapshotClusterCounters // by CPU, then by number
+	clusters []snapshotCluster // by number
 	ids      uint32
 }
 
@@ -25,9 +24,6 @@ func (s *shared) open(maps map[string]*ebpf.Map, ids uint32) error {
 		return err
 	}
 	if s.clusters, err = view[snapshotCluster](s, maps[snapshotMapKmClusters]); err != nil {
-		return err
-	}
-	if s.counts, err = view[snapshotClusterCounters](s, maps[snapshotMapKmCounts]); err != nil {
 		return err
 	}
 	s.state, s.ids = &state[0], ids
@@ -76,21 +72,4 @@ func (s *shared) retire(id uint32) {
 		open := &s.clusters[id].Open
 		atomic.StoreUint64(open, (atomic.LoadUint64(open)>>32+1)<<32)
 	}
-}
-
-// totals are all that was ever counted at a number. They go on while they are read.
-func (s *shared) totals(id uint32) (t totals) {
-	if id >= s.ids {
-		return t
-	}
-	c := &s.clusters[id]
-	t.opened, t.established = atomic.LoadUint64(&c.Opened), atomic.LoadUint64(&c.Established)
-	t.closed, t.failed = atomic.LoadUint64(&c.Closed), atomic.LoadUint64(&c.Failed)
-	for at := int(id); at < len(s.counts); at += int(s.ids) {
-		n := &s.counts[at]
-		t.matched += atomic.LoadUint64(&n.Matched)
-		t.noEndpoint += atomic.LoadUint64(&n.NoEndpoint)
-		t.overflow += atomic.LoadUint64(&n.Overflow)
-	}
-	return t
 }
