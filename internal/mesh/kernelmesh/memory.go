@@ -24,26 +24,12 @@ var memoryMetrics = []measured.Metric{
 		},
 		Value: asked(mapCharged),
 	},
-	{
-		Definition: metric.Definition{
-			Name: "map_declared_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
-			Family: "map",
-			Better: metric.Lower, Needs: measured.NeedMemory,
-			How: "The same maps, each once, by the number of entries that they were made for and not by what is in them: " +
-				"entries x (key + value), in pages. Linux 5.11 to 6.3 gives this for every map." + measured.NoSubject,
-		},
-		Value: asked(func(m *measured.Measured) (float64, bool) { return mapDeclared(m, false) }),
-	},
-	{
-		Definition: metric.Definition{
-			Name: "map_by_program_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
-			Family: "map",
-			Better: metric.Lower, Needs: measured.NeedMemory,
-			How: "The same, each map once for every program that uses it: what the sum over a list of programs with the " +
-				"memory of their maps comes to." + measured.NoSubject,
-		},
-		Value: asked(func(m *measured.Measured) (float64, bool) { return mapDeclared(m, true) }),
-	},
+	declaredBytes("map_declared_bytes", false,
+		"The same maps, each once, by the number of entries that they were made for and not by what is in them: "+
+			"entries x (key + value), in pages. Linux 5.11 to 6.3 gives this for every map."),
+	declaredBytes("map_by_program_bytes", true,
+		"The same, each map once for every program that uses it: what the sum over a list of programs with the "+
+			"memory of their maps comes to."),
 	before("map", "map_before_bytes", "map_bytes", (*measured.Measured).MapBytes),
 	after("map", "map_after_bytes", "map_bytes", "`map_bytes`"+left, (*measured.Measured).MapBytes),
 	before("memory", "memory_kernel_before_bytes", "memory_kernel_bytes", measured.Memory(measured.KernelMemory)),
@@ -51,6 +37,16 @@ var memoryMetrics = []measured.Metric{
 		measured.Memory(measured.KernelMemory)),
 	after("memory", "memory_hard_after_bytes", "memory_hard_bytes", "`memory_hard_bytes` then",
 		measured.Memory(func(m *ledger.Memory) *int64 { return m.Hard })),
+}
+
+func declaredBytes(name string, byProgram bool, how string) measured.Metric {
+	return measured.Metric{
+		Definition: metric.Definition{
+			Name: name, Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true, Better: metric.Lower,
+			Needs: measured.NeedMemory, Family: "map", How: how + measured.NoSubject,
+		},
+		Value: asked(func(m *measured.Measured) (float64, bool) { return mapDeclared(m, byProgram) }),
+	}
 }
 
 // anySubject reports whether one of the experiment's data planes was given a setting. Other subjects have settings of

@@ -5,9 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"time"
-
-	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/role"
@@ -90,9 +87,6 @@ func (r *replacer) listener(service int, g uint64) *mesh.Listener {
 	}
 }
 
-// slowest is the longest change that is told from longer ones, in ns.
-const slowest = int64(10 * time.Minute)
-
 // Run replaces by the schedule, in closed loop, and says what it did. A change that begins in the window counts,
 // whenever it ends; one counts in any case, though the window be too short for the store to come to it.
 func (r *replacer) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
@@ -106,14 +100,20 @@ func (r *replacer) Run(ctx context.Context, s role.Schedule) (*load.Result, erro
 	if err != nil {
 		return nil, err
 	}
-	t := newReplaced(begin, end)
+	t := &replaced{Tally: load.NewTally(), begin: begin, end: end}
+	result := &load.Result{
+		Generator: WorkReplace, Mode: load.Closed, Seconds: float64(end-begin) / 1e9, Errors: map[string]int64{},
+		CPUs: float64(runtime.NumCPU()),
+	}
 	if _, err = thread.Until(ctx, s.Begin); err == nil {
-		t.cpu, err = s.CPUTime(func() error { return r.loop(ctx, t) })
+		result.CPUSeconds, err = s.CPUTime(func() error { return r.loop(ctx, t) })
 	}
 	if err = errors.Join(err, thread.Close()); err != nil {
 		return nil, err
 	}
-	return t.result()
+	result.Counts = map[string]float64{generation.Replacements: float64(t.Done),
+		generation.ReplacementSeconds: float64(t.spent) / 1e9}
+	return result, t.Into(result)
 }
 
 func (r *replacer) loop(ctx context.Context, t *replaced) error {
@@ -121,7 +121,7 @@ func (r *replacer) loop(ctx context.Context, t *replaced) error {
 		g := r.next
 		change := r.change(g)
 		began := pace.Now()
-		if began >= t.end && t.times.TotalCount() > 0 {
+		if began >= t.end && t.Done > 0 {
 			return nil
 		}
 		r.page.Begin(g)
@@ -138,41 +138,19 @@ func (r *replacer) loop(ctx context.Context, t *replaced) error {
 
 // replaced is what a run counts.
 type replaced struct {
+	load.Tally
 	begin, end int64
-	cpu        float64
 	spent      int64 // ns in changes
-	times      *hdrhistogram.Histogram
-	slices     [load.Slices]*hdrhistogram.Histogram
-}
-
-func newReplaced(begin, end int64) *replaced {
-	t := &replaced{begin: begin, end: end, times: hdrhistogram.New(1, slowest, 3)}
-	for i := range t.slices {
-		t.slices[i] = hdrhistogram.New(1, slowest, 2)
-	}
-	return t
 }
 
 func (t *replaced) add(began, ended int64) {
 	if began < t.begin {
 		return
 	}
-	ns := min(max(ended-began, 1), slowest)
+	t.Intended++
+	t.Sent++
+	t.Done++
 	t.spent += ended - began
-	_ = t.times.RecordValue(ns) // within its bounds, and so is the next
-	_ = t.slices[min((began-t.begin)*load.Slices/(t.end-t.begin), load.Slices-1)].RecordValue(ns)
-}
-
-func (t *replaced) result() (*load.Result, error) {
-	n := t.times.TotalCount()
-	r := &load.Result{
-		Generator: WorkReplace, Mode: load.Closed, Seconds: float64(t.end-t.begin) / 1e9, Intended: n, Sent: n, Done: n,
-		Errors:     map[string]int64{},
-		CPUSeconds: t.cpu, CPUs: float64(runtime.NumCPU()),
-		Counts: map[string]float64{generation.Replacements: float64(n),
-			generation.ReplacementSeconds: float64(t.spent) / 1e9},
-	}
-	r.Rate = float64(n) / r.Seconds
-	r.SetSlices(t.slices[:])
-	return r, r.SetHistogram(generation.ReplacementTime, t.times)
+	load.Record(t.Histogram(generation.ReplacementTime), ended-began)
+	load.Record(t.Slices[min((began-t.begin)*load.Slices/(t.end-t.begin), load.Slices-1)], ended-began)
 }

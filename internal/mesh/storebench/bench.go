@@ -50,8 +50,6 @@ const (
 )
 
 const (
-	longest = int64(10 * time.Minute) // time that is told from longer ones
-
 	// resident is how many resources are in the store at most of those that are flushed. A design that takes a quarter
 	// of a second for each would be at it for long before anything is measured: it has enough after this time, with one
 	// resource at least.
@@ -73,10 +71,11 @@ type Bench struct {
 
 // New opens the store and fills it with its services.
 func New(ctx context.Context, o Options) (b *Bench, err error) {
-	d, options, err := o.check()
+	d, options, err := store.Lookup(o.Store)
 	if err != nil {
 		return nil, err
 	}
+	options.MaxClusters, options.MaxListeners, options.MaxEndpoints = o.Max.MaxClusters, o.Max.MaxListeners, o.Max.MaxEndpoints
 	b = &Bench{o: o, design: d}
 	if b.in, err = newInputs(o); err != nil {
 		return nil, err
@@ -142,7 +141,11 @@ func (b *Bench) Run(ctx context.Context, s role.Schedule) (*load.Result, error) 
 		return nil, err
 	}
 	runtime.GC()
-	w := newWindow(begin, end)
+	times := FlushTime
+	if b.o.Operation == Lookup {
+		times = LookupTime
+	}
+	w := newWindow(begin, end, times)
 	if err := pace.Sleep(ctx, time.Duration(s.Begin-pace.Now())); err != nil {
 		return nil, err
 	}
@@ -247,25 +250,22 @@ func (b *Bench) lookups(ctx context.Context, w *window) error {
 
 // window gathers what is measured.
 type window struct {
+	load.Tally
 	begin, end int64
 	times      *hdrhistogram.Histogram
-	first      *hdrhistogram.Histogram // of lookups
-	slices     []*hdrhistogram.Histogram
-	spent      int64 // ns in flushes
+	first      *hdrhistogram.Histogram // of lookups; not in the result
+	spent      int64                   // ns in flushes
 	work       store.Work
-	n          int64
 }
 
-func newWindow(begin, end int64) *window {
-	w := &window{begin: begin, end: end, times: hdrhistogram.New(1, longest, 3), first: hdrhistogram.New(1, longest, 3)}
-	for range load.Slices {
-		w.slices = append(w.slices, hdrhistogram.New(1, longest, 2))
-	}
+func newWindow(begin, end int64, times string) *window {
+	w := &window{Tally: load.NewTally(), begin: begin, end: end, first: hdrhistogram.New(1, load.Longest, 3)}
+	w.times = w.Histogram(times)
 	return w
 }
 
 // over says whether nothing more is to be begun.
-func (w *window) over(now int64) bool { return now >= w.end && w.n > 0 }
+func (w *window) over(now int64) bool { return now >= w.end && w.Done > 0 }
 
 func (w *window) add(began, ended int64, work store.Work) {
 	if began < w.begin {
@@ -278,41 +278,38 @@ func (w *window) add(began, ended int64, work store.Work) {
 
 func (w *window) looked(began int64, first, took time.Duration) {
 	w.record(began, int64(took))
-	_ = w.first.RecordValue(min(max(int64(first), 1), longest)) // within its bounds
+	load.Record(w.first, int64(first))
 }
 
 func (w *window) record(began, ns int64) {
-	w.n++
-	ns = min(max(ns, 1), longest)
-	_ = w.times.RecordValue(ns) // within its bounds
-	_ = w.slices[min((began-w.begin)*load.Slices/(w.end-w.begin), load.Slices-1)].RecordValue(ns)
+	w.Intended++
+	w.Sent++
+	w.Done++
+	load.Record(w.times, ns)
+	load.Record(w.Slices[min((began-w.begin)*load.Slices/(w.end-w.begin), load.Slices-1)], ns)
 }
 
 func (w *window) result(b *Bench, cpu float64) (*load.Result, error) {
 	r := &load.Result{
-		Generator: Generator, Mode: load.Closed, Seconds: float64(w.end-w.begin) / 1e9,
-		Intended: w.n, Sent: w.n, Done: w.n, Errors: map[string]int64{},
+		Generator: Generator, Mode: load.Closed, Seconds: float64(w.end-w.begin) / 1e9, Errors: map[string]int64{},
 		CPUSeconds: cpu, CPUs: float64(runtime.NumCPU()),
 		Counts: map[string]float64{OpenSeconds: b.open.Seconds(), FillSeconds: b.fill.Seconds()},
 	}
-	r.Rate = float64(w.n) / r.Seconds
-	r.SetSlices(w.slices[:])
-	if w.n == 0 {
-		return r, nil
-	}
-	if b.o.Operation == Lookup {
-		r.Counts[Lookups] = float64(w.n) * repeat
+	switch {
+	case w.Done == 0:
+	case b.o.Operation == Lookup:
+		r.Counts[Lookups] = float64(w.Done) * repeat
 		r.Counts[LookupMiddle] = (middle(w.times) + 0.5) / 1e9 // half of what the kernel cuts off, in the mean
 		r.Counts[LookupFirst] = middle(w.first) / 1e9
-		return r, r.SetHistogram(LookupTime, w.times)
+	default:
+		maps.Copy(r.Counts, map[string]float64{
+			Flushes: float64(w.Done), FlushSeconds: float64(w.spent) / 1e9,
+			Records: float64(w.work.Records), Updates: float64(w.work.Updates), Deletes: float64(w.work.Deletes),
+			Syscalls:     float64(w.work.Syscalls),
+			GracePeriods: float64(w.work.GracePeriods), WorkBytes: float64(w.work.Bytes),
+		})
 	}
-	maps.Copy(r.Counts, map[string]float64{
-		Flushes: float64(w.n), FlushSeconds: float64(w.spent) / 1e9,
-		Records: float64(w.work.Records), Updates: float64(w.work.Updates), Deletes: float64(w.work.Deletes),
-		Syscalls:     float64(w.work.Syscalls),
-		GracePeriods: float64(w.work.GracePeriods), WorkBytes: float64(w.work.Bytes),
-	})
-	return r, r.SetHistogram(FlushTime, w.times)
+	return r, w.Into(r)
 }
 
 // middle is the mean of the middle half of the values.

@@ -35,47 +35,33 @@ var metrics = []measured.Metric{
 		"Waits for readers (RCU grace periods) in which a flush stands still."),
 	counted("bytes_per_flush", quantity.Bytes+" per flush", metric.Lower, WorkBytes,
 		"Bytes, keys and values, that a flush hands to the kernel or stores into mapped memory."),
-	{
-		Definition: metric.Definition{
-			Name: "lookup_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Mean, Cost: true,
-			Family: "lookup",
-			Better: metric.Lower, Needs: measured.NeedSeen, Headline: true,
-			How: "Time of one question for a service, asked by a program in the kernel (BPF_PROG_TEST_RUN) of a store that " +
-				"is not changed: mean over 1,000 runs with one service, and of such calls with services by chance the mean of " +
-				"the middle half. What it takes to run the program and to read the question is in it, alike for all designs.",
-		},
-		Value: measured.WorkCount(LookupMiddle),
-	},
-	{
-		Definition: metric.Definition{
-			Name: "lookup_first_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Mean, Cost: true,
-			Family: "lookup",
-			Better: metric.Lower, Needs: measured.NeedSeen,
-			How: "Time of the first such question for a service, by chance, after many for others: what the processor has " +
-				"forgotten of the store is in it, and what one call of the kernel's takes by itself, alike for all designs. " +
-				"Mean of the middle half.",
-		},
-		Value: measured.WorkCount(LookupFirst),
-	},
-	{
-		Definition: metric.Definition{
-			Name: "store_open_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
-			Family: "store",
-			Better: metric.Lower, Needs: measured.NeedSeen,
-			How: "Time to open a `store`, empty. `start_seconds` has this too, with the start of the process and what comes " +
-				"next.",
-		},
-		Value: measured.WorkCount(OpenSeconds),
-	},
-	{
-		Definition: metric.Definition{
-			Name: "store_fill_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
-			Family: "store",
-			Better: metric.Lower, Needs: measured.NeedSeen,
-			How: "Time to put all `services` into the empty store, as one change. Left out where there are none.",
-		},
-		Value: fillSeconds,
-	},
+	timed(metric.Definition{
+		Name: "lookup_seconds", Rank: metric.RankWork, Family: "lookup", Headline: true,
+		How: "Time of one question for a service, asked by a program in the kernel (BPF_PROG_TEST_RUN) of a store that " +
+			"is not changed: mean over 1,000 runs with one service, and of such calls with services by chance the mean of " +
+			"the middle half. What it takes to run the program and to read the question is in it, alike for all designs.",
+	}, measured.WorkCount(LookupMiddle)),
+	timed(metric.Definition{
+		Name: "lookup_first_seconds", Rank: metric.RankWork, Family: "lookup",
+		How: "Time of the first such question for a service, by chance, after many for others: what the processor has " +
+			"forgotten of the store is in it, and what one call of the kernel's takes by itself, alike for all designs. " +
+			"Mean of the middle half.",
+	}, measured.WorkCount(LookupFirst)),
+	timed(metric.Definition{
+		Name: "store_open_seconds", Rank: metric.RankOther, Family: "store",
+		How: "Time to open a `store`, empty. `start_seconds` has this too, with the start of the process and what comes " +
+			"next.",
+	}, measured.WorkCount(OpenSeconds)),
+	timed(metric.Definition{
+		Name: "store_fill_seconds", Rank: metric.RankOther, Family: "store",
+		How: "Time to put all `services` into the empty store, as one change. Left out where there are none.",
+	}, fillSeconds),
+}
+
+// timed is a time that a trial has once.
+func timed(d metric.Definition, value func(*measured.Measured) (float64, bool)) measured.Metric {
+	d.Unit, d.Pool, d.Cost, d.Better, d.Needs = quantity.Seconds, metric.Mean, true, metric.Lower, measured.NeedSeen
+	return measured.Metric{Definition: d, Value: value}
 }
 
 func fillSeconds(m *measured.Measured) (float64, bool) {

@@ -4,13 +4,7 @@
 // change.
 package storebench
 
-import (
-	"strconv"
-
-	"tare/internal/lib/fault"
-	"tare/internal/lib/param"
-	"tare/internal/mesh/store"
-)
+import "tare/internal/mesh/store"
 
 // The operations.
 const (
@@ -58,26 +52,3 @@ const (
 	MaxServices  = 100_000
 	MaxEndpoints = 1000 // of one service
 )
-
-// check gives the design, and its options with room for all services where none is given.
-func (o Options) check() (store.Design, store.Options, error) {
-	values := param.Values{"resource": o.Resource, "operation": o.Operation, "from": o.From,
-		"endpoints": strconv.Itoa(o.Endpoints)}
-	if o.Services != 0 {
-		values["services"] = strconv.Itoa(o.Services)
-	}
-	if err := values.Check(Settings); err != nil {
-		return store.Design{}, store.Options{}, err
-	}
-	if o.Operation == Lookup && o.Services == 0 {
-		return store.Design{}, store.Options{}, fault.New(fault.Usage, "--services", "give at least 1",
-			"there is nothing to look up in a store without services")
-	}
-	d, variant, err := store.Lookup(o.Store)
-	if err != nil {
-		return d, variant, err
-	}
-	max := o.Max
-	max.Variant = variant.Variant
-	return d, max, nil
-}

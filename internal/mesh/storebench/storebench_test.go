@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -142,22 +143,17 @@ func TestFailures(t *testing.T) {
 	if _, err := b.Run(t.Context(), schedule(0, 0)); fault.CodeOf(err) != fault.Usage {
 		t.Errorf("no duration: %v", err)
 	}
-	good := Options{Store: "value", Resource: Cluster, Operation: Replace, From: Struct, Endpoints: 1}
-	for name, change := range map[string]func(*Options){
-		"store":     func(o *Options) { o.Store = "valve" },
-		"variant":   func(o *Options) { o.Store = "value:other" },
-		"resource":  func(o *Options) { o.Resource = "route" },
-		"operation": func(o *Options) { o.Operation = "loop" },
-		"from":      func(o *Options) { o.From = "text" },
-		"negative":  func(o *Options) { o.Services = -1 },
-		"many":      func(o *Options) { o.Services = MaxServices + 1 },
-		"endpoints": func(o *Options) { o.Endpoints = 0 },
-		"lookup":    func(o *Options) { o.Operation = Lookup },
+	for name, wrong := range map[string]param.Values{
+		"resource": {"resource": "route"}, "operation": {"operation": "loop"}, "from": {"from": "text"},
+		"negative": {"services": "-1"}, "many": {"services": strconv.Itoa(MaxServices + 1)}, "endpoints": {"endpoints": "0"},
 	} {
-		o := good
-		change(&o)
-		if _, err := New(t.Context(), o); fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" {
+		if err := wrong.Check(Settings); fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" {
 			t.Errorf("%s: %v (hint %q)", name, err, fault.HintOf(err))
+		}
+	}
+	for _, store := range []string{"valve", "value:other"} {
+		if _, err := New(t.Context(), Options{Store: store}); fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" {
+			t.Errorf("%s: %v (hint %q)", store, err, fault.HintOf(err))
 		}
 	}
 }
@@ -192,7 +188,7 @@ func TestWire(t *testing.T) {
 }
 
 func TestMiddle(t *testing.T) {
-	h := hdrhistogram.New(1, longest, 3)
+	h := hdrhistogram.New(1, load.Longest, 3)
 	for _, ns := range []int64{1, 1, 100, 100, 110, 110, 1e6, 1e6} {
 		if err := h.RecordValue(ns); err != nil {
 			t.Fatal(err)
