@@ -216,14 +216,6 @@ func TestMostResources(t *testing.T) {
 	}
 }
 
-// Maps are made for what may be kept, however much a response has.
-func TestRoom(t *testing.T) {
-	s := newState(Limits{Resources: 10})
-	if got := s.room(&response{count: 1000}); got != 10 {
-		t.Errorf("room for %d resources, want 10", got)
-	}
-}
-
 // FuzzResponse: whatever the generated decoder takes, the client takes alike.
 func FuzzResponse(f *testing.F) {
 	for _, x := range responses(f) {

@@ -56,34 +56,12 @@ func (s *intake) digest(b []byte) digest {
 	return digest{maphash.Bytes(s.seeds[0], b), maphash.Bytes(s.seeds[1], b)}
 }
 
-// expect makes room for what will be staged of resources that were read, if more of the rest is of their kind.
-func (o *outcome) expect(read []item, rest int) {
-	if o.staged != nil {
-		return
-	}
-	n := 0
-	for i := range read {
-		if !read[i].read.same {
-			n++
-		}
-	}
-	if n = n * max(rest, len(read)) / len(read); n > 0 {
-		o.staged, o.undo = make(map[resource]int, n), make([]func(), 0, n)
-	}
-}
-
-// room is how many resources of a response maps are made for: no more than may be kept.
-func (s *intake) room(r *response) int { return min(r.count, s.limits.Resources) }
-
 // take stages a response: what is good of it is wanted from now on. With full, what is not in it is gone (kinds of the
 // state of the world that come whole).
 func (s *intake) take(k Kind, r *response, full bool) *outcome {
-	if len(s.taken[k]) == 0 { // growing maps one by one would take a tenth of the time
-		s.taken[k] = make(map[string]taken, s.room(r))
-	}
 	s.litter(2 * r.wire)
-	o := &outcome{}
-	seen := make(map[string]bool, s.room(r))
+	o := &outcome{staged: map[resource]int{}}
+	seen := map[string]bool{}
 	nameless := false // what has no name could be any: then nothing counts as gone
 	batch := make([]item, 0, min(readAhead, r.count))
 	for from := 0; ; from += len(batch) {
@@ -95,7 +73,6 @@ func (s *intake) take(k Kind, r *response, full bool) *outcome {
 		for i := range some {
 			s.litter(perResource + some[i].read.cost)
 		}
-		o.expect(some, r.count-from)
 		for i := range some {
 			it := &some[i]
 			if err := s.stage(k, it, seen, o); err != nil {

@@ -129,11 +129,6 @@ func (s *state) drop(k Kind, name string, o *outcome) {
 
 // take stages a response, but for listeners that want an address that another one wants.
 func (s *state) take(k Kind, r *response, full bool) *outcome {
-	if fresh := max(0, s.room(r)-len(s.taken[k])); len(s.dirtyClusters) < fresh && k == Clusters {
-		dirty := make(map[string]bool, len(s.dirtyClusters)+fresh) // growing it one by one would take a tenth of the time
-		maps.Copy(dirty, s.dirtyClusters)
-		s.dirtyClusters = dirty
-	}
 	o := s.intake.take(k, r, full)
 	s.again(o)
 	s.conflicts(o)
@@ -301,14 +296,14 @@ func (s *state) stageAssignment(name string, a translate.Assignment) (undo func(
 	}
 	old, had := s.assigned[name]
 	s.assigned[name] = a
-	s.touchService(name)
+	s.touch(s.services[name])
 	return func() {
 		if had {
 			s.assigned[name] = old
 		} else {
 			delete(s.assigned, name)
 		}
-		s.touchService(name)
+		s.touch(s.services[name])
 	}, nil
 }
 
@@ -316,16 +311,6 @@ func (s *state) touch(clusters map[string]bool) {
 	for name := range clusters {
 		s.dirtyClusters[name] = true
 	}
-}
-
-// touchService is touch for the clusters that name a service: most often the one of its name, which is found sooner
-// than one looks what there is.
-func (s *state) touchService(service string) {
-	if of := s.services[service]; len(of) != 1 || !of[service] {
-		s.touch(of)
-		return
-	}
-	s.dirtyClusters[service] = true
 }
 
 func (s *state) wantListener(name string, l *mesh.Listener) {
@@ -546,21 +531,12 @@ func (s *state) served(l *mesh.Listener, fresh map[string]bool) bool {
 
 // named are the clusters that a listener names, each once.
 func named(l *mesh.Listener) (names []string) {
-	var seen map[string]bool // where there are so many that looking through them takes longer
+	seen := map[string]bool{}
 	add := func(c *mesh.Chain) {
 		for _, w := range c.Proxy.Clusters {
-			if len(names) == 8 && seen == nil {
-				seen = make(map[string]bool, 64)
-				for _, name := range names {
-					seen[name] = true
-				}
-			}
-			if seen[w.Name] || seen == nil && slices.Contains(names, w.Name) {
-				continue
-			}
-			names = append(names, w.Name)
-			if seen != nil {
+			if !seen[w.Name] {
 				seen[w.Name] = true
+				names = append(names, w.Name)
 			}
 		}
 	}

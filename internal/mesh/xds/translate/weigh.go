@@ -138,26 +138,18 @@ func (l *layout) weigh(b []byte, depth int) int {
 	total := l.size
 	var url, value []byte // of an Any
 	for len(b) > 0 && total <= MaxDecoded {
-		number, kind, n := protowire.ConsumeTag(b)
-		if n < 0 {
+		field, rest, err := NextField(b)
+		if err != nil {
 			return total + len(b)
 		}
-		b = b[n:]
-		f := l.fields[number]
+		size, text := len(b)-len(rest), field.Bytes
+		b = rest
+		f := l.fields[field.Number]
 		total += f.each
-		if kind != protowire.BytesType {
-			if n = protowire.ConsumeFieldValue(number, kind, b); n < 0 {
-				return total + len(b)
-			}
-			total += n
-			b = b[n:]
+		if field.Type != protowire.BytesType {
+			total += size
 			continue
 		}
-		text, n := protowire.ConsumeBytes(b)
-		if n < 0 {
-			return total + len(b)
-		}
-		b = b[n:]
 		switch {
 		case f.message != nil:
 			one := f.message.weigh(text, depth+1)
@@ -170,12 +162,12 @@ func (l *layout) weigh(b []byte, depth int) int {
 		default:
 			total += len(text)
 		}
-		if l.regex && number == patternField {
+		if l.regex && field.Number == patternField {
 			total += perInstruction * PatternSize(len(text))
 		}
-		if l.any && number == 1 {
+		if l.any && field.Number == 1 {
 			url = text
-		} else if l.any && number == 2 {
+		} else if l.any && field.Number == 2 {
 			value = text
 		}
 	}
