@@ -203,7 +203,7 @@ func (s *shim) create(ctx context.Context) (_ net.Listener, err error) {
 	}
 	listener.(*net.UnixListener).SetUnlinkOnClose(false) // end removes it, before others see the end
 	return listener, s.set(func(b *sandbox) {
-		b.Status, b.VCPUs = specs.StateCreated, vcpus
+		b.Status = specs.StateCreated
 		b.BootTook, b.CreateTook = booted.Seconds(), time.Since(began).Seconds()
 	})
 }
@@ -356,7 +356,7 @@ func (s *shim) machine(ctx context.Context) (m *machine, archive []byte, list []
 		kernel: kernel.Image, params: box.Options.KernelParams}
 	return m, archive, list, s.set(func(b *sandbox) {
 		b.Accel, b.AccelReason, b.RootfsBy = accel, reason, by
-		b.KernelVersion, b.KernelImage = kernel.Version, kernel.Image
+		b.KernelVersion = kernel.Version
 	})
 }
 

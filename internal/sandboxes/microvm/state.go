@@ -75,12 +75,10 @@ type sandbox struct {
 	Shim      process `json:"shim"`
 	VMM       process `json:"vmm"`
 	Virtiofsd process `json:"virtiofsd"`
-	VCPUs     []int   `json:"vcpus,omitempty"` // thread ids
 
 	Accel         string   `json:"accel,omitempty"`
 	AccelReason   string   `json:"accel_reason,omitempty"`
 	KernelVersion string   `json:"kernel_version,omitempty"`
-	KernelImage   string   `json:"kernel_image,omitempty"`
 	RootfsBy      string   `json:"rootfs_by,omitempty"`
 	Groups        []string `json:"groups,omitempty"`  // directories of control groups of ours, those above first
 	SandboxGroup  string   `json:"sandbox_group"`     // below the hierarchies' mounts

@@ -18,9 +18,6 @@ import (
 	"tare/internal/scale/host/cgroup"
 )
 
-// Version of the tracer; it changes when its program or what it writes does.
-const Version = "1"
-
 // Forms of the output.
 const (
 	JSON  = "json"  // one object for each event, on a line of its own
