@@ -71,11 +71,12 @@ type Bench struct {
 
 // New opens the store and fills it with its services.
 func New(ctx context.Context, o Options) (b *Bench, err error) {
-	d, options, err := store.Lookup(o.Store)
+	d, variant, err := store.Lookup(o.Store)
 	if err != nil {
 		return nil, err
 	}
-	options.MaxClusters, options.MaxListeners, options.MaxEndpoints = o.Max.MaxClusters, o.Max.MaxListeners, o.Max.MaxEndpoints
+	options := o.Max
+	options.Variant = variant.Variant
 	b = &Bench{o: o, design: d}
 	if b.in, err = newInputs(o); err != nil {
 		return nil, err
