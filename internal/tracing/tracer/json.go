@@ -34,36 +34,33 @@ func lookUp(line []byte, path []string) (int64, bool) {
 	if slices.ContainsFunc(path, lacks) && bytes.IndexByte(line, '\\') < 0 {
 		return 0, false
 	}
+	decoder := json.NewDecoder(bytes.NewReader(line))
+	decoder.UseNumber()
+	var value any
+	if decoder.Decode(&value) != nil {
+		return 0, false
+	}
 	for _, key := range path {
-		var found bool
-		if line, found = member(line, key); !found {
+		switch of := value.(type) {
+		case map[string]any:
+			value = of[key]
+		case []any:
+			at, err := strconv.Atoi(key)
+			if err != nil || at < 0 || at >= len(of) {
+				return 0, false
+			}
+			value = of[at]
+		default:
 			return 0, false
 		}
 	}
-	var text string
-	if json.Unmarshal(line, &text) == nil {
-		return whole(text)
+	switch number := value.(type) {
+	case json.Number:
+		return whole(number.String())
+	case string:
+		return whole(number)
 	}
-	return whole(string(line))
-}
-
-// member is the value of a key in an object, or that at a place in a list.
-func member(value []byte, key string) (json.RawMessage, bool) {
-	decoder := json.NewDecoder(bytes.NewReader(value))
-	if bytes.HasPrefix(bytes.TrimLeft(value, " \t\r\n"), []byte("[")) {
-		var list []json.RawMessage
-		at, err := strconv.Atoi(key)
-		if err != nil || decoder.Decode(&list) != nil || at < 0 || at >= len(list) {
-			return nil, false
-		}
-		return list[at], true
-	}
-	var object map[string]json.RawMessage
-	if decoder.Decode(&object) != nil {
-		return nil, false
-	}
-	found, has := object[key]
-	return found, has
+	return 0, false
 }
 
 // whole reads a whole number that is not negative, in any way of writing it.
