@@ -131,7 +131,7 @@ type DataPlane struct {
 	maps     map[string]*ebpf.Map // of the programs; those of the store are copies, by descriptors of their own
 	links    []attached
 	shared   shared
-	onEvent  func(xds.Event)
+	onEvent  func(xds.Event) // hears of every response of the control plane; set by works as they are made
 
 	mu       sync.Mutex // guards all below
 	store    store.Store

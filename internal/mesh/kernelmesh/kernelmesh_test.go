@@ -706,7 +706,6 @@ func TestRunRefuses(t *testing.T) {
 			fault.Usage, "0.0.0.0 is none", "come from"},
 		{"two sources", Options{ServicesFile: good, CgroupDir: dir, Sources: []netip.Addr{netip.MustParseAddr("10.0.0.1"),
 			netip.MustParseAddr("::ffff:10.0.0.2")}}, 0, fault.Usage, "of one family", "one of each"},
-		{"no such work", Options{ServicesFile: good, CgroupDir: dir, Work: "sleep"}, 0, fault.Usage, "no work", ""},
 		{"a pipe", Options{ServicesFile: pipe, CgroupDir: dir}, 0, fault.Usage, "not a file", "name a file"},
 		{"no rights", Options{ServicesFile: good, CgroupDir: dir}, 65534, fault.Machine, "not permitted", "run as root"},
 	}

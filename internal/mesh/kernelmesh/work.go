@@ -4,13 +4,9 @@ import (
 	"context"
 	"maps"
 	"slices"
-	"strings"
 
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/role"
-	"tare/internal/lib/fault"
-	"tare/internal/lib/text"
-	"tare/internal/mesh/xds"
 )
 
 // Worker does measured work in the data plane's process, between the edges of a schedule.
@@ -30,14 +26,5 @@ func (d *DataPlane) newWorker(o Options) (Worker, error) {
 	if o.Work == "" {
 		return nil, nil
 	}
-	make, ok := works[o.Work]
-	if !ok {
-		return nil, fault.New(fault.Usage, "--work", text.Suggest(o.Work, Works()),
-			"there is no work %q; it can be one of %s", o.Work, strings.Join(Works(), ", "))
-	}
-	return make(d, o)
+	return works[o.Work](d, o)
 }
-
-// OnEvent has f hear of every response of the control plane, as xds.Options.OnEvent does. It is for the makers of
-// works: later it is too late.
-func (d *DataPlane) OnEvent(f func(xds.Event)) { d.onEvent = f }

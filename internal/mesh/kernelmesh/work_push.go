@@ -31,7 +31,7 @@ func newPushWork(d *DataPlane, o Options) (Worker, error) {
 			"there is no control plane whose changes could be timed")
 	}
 	w := &pushWork{some: make(chan struct{}, 1)}
-	d.OnEvent(w.hear)
+	d.onEvent = w.hear
 	return w, nil
 }
 
