@@ -81,13 +81,11 @@ struct result {
 #define OP_NETLINK 0x10001   /* descriptor, message, length: send it and take the kernel's answer */
 #define OP_READY 0x10002     /* say that everything was set up, and wait for MSG_GO */
 
-#define ANY_ERROR 1 /* a flag: go on whatever the call returns */
-
 struct instruction {
 	u32 number;
 	u16 registers; /* bit i: argument i is the number of a register, whose value is meant */
 	u8 into;       /* the register for the result; 0 for none */
-	u8 flags;
+	u8 unused;
 	u32 skip;      /* so many instructions, if it succeeds */
 	u32 ignore[3]; /* errors that are none */
 	u64 arguments[6];
@@ -289,8 +287,7 @@ static s32 run(struct state *s, u8 *at, u64 size, s32 *error)
 		if (r < 0 && r > -4096) {
 			s32 e = (s32)-r;
 
-			if (!(in->flags & ANY_ERROR) && e != (s32)in->ignore[0] && e != (s32)in->ignore[1] &&
-			    e != (s32)in->ignore[2]) {
+			if (e != (s32)in->ignore[0] && e != (s32)in->ignore[1] && e != (s32)in->ignore[2]) {
 				*error = e;
 				return (s32)i;
 			}
