@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/known"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
 )
@@ -59,21 +60,13 @@ func DisturbanceOf(l *ledger.Ledger, tree string, self int) Disturbance {
 		switch {
 		case g.CPUSeconds == nil:
 		case g.Path == tree:
-			own = *g.CPUSeconds
-			if g.BPFInsideSeconds != nil {
-				own -= *g.BPFInsideSeconds // the lines below are without it
-			}
+			own = withoutBPF(&g)
 		case g.Path != "/" && strings.LastIndexByte(g.Path, '/') == 0 && !cgroup.Within(tree, g.Path) && !mine(g.Path):
 			groups[g.Path] = *g.CPUSeconds
 		}
 	}
 	for _, g := range observed(l, tree) {
-		if g.CPUSeconds != nil {
-			own += *g.CPUSeconds
-			if g.BPFInsideSeconds != nil {
-				own -= *g.BPFInsideSeconds
-			}
-		}
+		own += withoutBPF(g)
 	}
 	for _, line := range l.CPU.Lines {
 		if line.Name == ledger.LineGroups || line.Name == ledger.LineRoot {
@@ -111,6 +104,15 @@ func DisturbanceOf(l *ledger.Ledger, tree string, self int) Disturbance {
 	}
 	d.Culprits, d.Mixed = largest(busy, maxCulprits), stray(l) != nil
 	return d
+}
+
+// withoutBPF is the CPU time of a group, in seconds, without the eBPF programs in it, which have a line of the budget; 0
+// where it is not known.
+func withoutBPF(g *ledger.Cgroup) float64 {
+	if g.CPUSeconds == nil {
+		return 0
+	}
+	return *g.CPUSeconds - known.Or(g.BPFInsideSeconds, 0)
 }
 
 // largest are the names with the most seconds, the most first.

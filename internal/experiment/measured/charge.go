@@ -85,19 +85,9 @@ func ownGroup(l *ledger.Ledger, tree string) func(group string) bool {
 
 // observed are the groups of a ledger that have a part in a trial and were not made for it, without those within
 // another of them.
-func observed(l *ledger.Ledger, tree string) (groups []ledger.Cgroup) {
-	for _, g := range l.Cgroups {
-		if g.Role == "" || g.Role == string(kind.Self) || cgroup.Within(g.Path, tree) {
-			continue
-		}
-		inner := slices.ContainsFunc(l.Cgroups, func(o ledger.Cgroup) bool {
-			return o.Role != "" && o.Path != g.Path && !cgroup.Within(o.Path, tree) && cgroup.Within(g.Path, o.Path)
-		})
-		if !inner {
-			groups = append(groups, g)
-		}
-	}
-	return groups
+func observed(l *ledger.Ledger, tree string) []*ledger.Cgroup {
+	all := topmost(l, func(g *ledger.Cgroup) bool { return g.Role != "" && !cgroup.Within(g.Path, tree) })
+	return slices.DeleteFunc(all, func(g *ledger.Cgroup) bool { return g.Role == string(kind.Self) })
 }
 
 // chargeSubject charges the subject's programs and maps to it, wherever they ran and whoever pays for them.

@@ -277,17 +277,20 @@ func Ratio(n, of int64) float64 {
 }
 
 // Lag: the generator of an open load must begin requests when they are due.
-func (j *LoadJudge) Lag() {
-	h, err := j.Result.Histogram(load.OwnLag)
+func (j *LoadJudge) Lag() { j.late(GateLag, load.OwnLag, 0.99, "") }
+
+// late is a gate on the quantile of a histogram of the generator's lag that is its 99th percentile.
+func (j *LoadJudge) late(g *Gate, histogram string, q float64, while string) {
+	h, err := j.Result.Histogram(histogram)
 	if j.Result.Mode != load.Open || err != nil || h == nil {
 		return
 	}
-	seen, allowed := time.Duration(h.ValueAtQuantile(99)), j.m.Setup.Gates.Duration("lag")
+	seen, allowed := time.Duration(h.ValueAtQuantile(100*q)), j.m.Setup.Gates.Duration("lag")
 	if seen > allowed {
-		j.Trip(GateLag, seen.Seconds(), allowed.Seconds(),
-			"the generator started the 99th percentile of requests %v late, and %v is allowed; lower the rate or give the "+
+		j.Trip(g, seen.Seconds(), allowed.Seconds(),
+			"the generator started the 99th percentile of requests %v late%s, and %v is allowed; lower the rate or give the "+
 				"load a CPU of its own",
-			seen.Round(time.Microsecond), allowed)
+			seen.Round(time.Microsecond), while, allowed)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/metric"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
@@ -141,14 +142,7 @@ func (m *Measured) limited() []limitedGroup {
 }
 
 func (m *Measured) limitedCPUs() (float64, bool) {
-	total, groups := 0.0, m.limited()
-	for _, g := range groups {
-		if g.CPUSeconds == nil {
-			return 0, false
-		}
-		total += *g.CPUSeconds
-	}
-	return Rate(total, m.Ledger.Window.Seconds), len(groups) > 0 && m.Ledger.Window.Seconds > 0
+	return m.perSecond(cpuSeconds(lists.Map(m.limited(), func(g limitedGroup) *ledger.Cgroup { return g.Cgroup })))
 }
 
 func (m *Measured) limitedThrottled() (float64, bool) {
@@ -173,8 +167,8 @@ func (m *Measured) limitedBPF() (float64, bool) {
 	if _, ok := m.Programs(); !ok || period == nil {
 		return 0, false
 	}
-	in, _ := m.samplesIn(m.inside)
-	return Rate(float64(in)**period, m.Ledger.Window.Seconds), m.Ledger.Window.Seconds > 0
+	in, _ := m.limitedSamples(m.inside)
+	return m.perSecond(float64(in)**period, true)
 }
 
 // held: where the experiment is about a limit, the limit must be what held the group back, and not something else on
@@ -201,34 +195,22 @@ func (m *Measured) inside(g *limitedGroup, c ledger.Context) bool {
 	return g != nil && !(interrupt(c) && apart)
 }
 
-// samplesIn counts the samples of the subject's programs, and those of them that are in: is is told of the group with a
-// limit that a sample fell in, null where in none, and of the context.
-func (m *Measured) samplesIn(is func(*limitedGroup, ledger.Context) bool) (in, of int) {
+// limitedSamples counts the samples of the subject's programs, and those of them that match, by the group with a limit
+// that a sample fell in, nil where in none, and the context. Where no group has a limit, there is nothing to count.
+func (m *Measured) limitedSamples(matches func(*limitedGroup, ledger.Context) bool) (in, of int) {
 	groups := m.limited()
-	programs, _ := m.Programs()
-	for _, p := range programs {
-		for _, seen := range p.Seen {
-			of += seen.Samples
-			var at *limitedGroup
-			for i := range groups {
-				if seen.Cgroup != nil && cgroup.Within(*seen.Cgroup, groups[i].Path) {
-					at = &groups[i]
-				}
-			}
-			if is(at, seen.Context) {
-				in += seen.Samples
-			}
-		}
-	}
-	return in, of
-}
-
-// limitedSamples is samplesIn where some group has a limit; else there is nothing to count.
-func (m *Measured) limitedSamples(is func(*limitedGroup, ledger.Context) bool) (in, of int) {
-	if len(m.limited()) == 0 {
+	if len(groups) == 0 {
 		return 0, 0
 	}
-	return m.samplesIn(is)
+	return m.samplesIn(func(s *ledger.Seen) bool {
+		var at *limitedGroup
+		for i := range groups {
+			if s.Cgroup != nil && cgroup.Within(*s.Cgroup, groups[i].Path) {
+				at = &groups[i]
+			}
+		}
+		return matches(at, s.Context)
+	})
 }
 
 func (m *Measured) ofCapacity(seconds float64, ok bool) (float64, bool) {
@@ -248,7 +230,4 @@ func (m *Measured) RoleSeconds(role kind.Role) (float64, bool) {
 }
 
 // RoleRate is the CPU time per second of the groups of a role.
-func (m *Measured) RoleRate(role kind.Role) (float64, bool) {
-	total, found := m.RoleSeconds(role)
-	return Rate(total, m.Ledger.Window.Seconds), found && m.Ledger.Window.Seconds > 0
-}
+func (m *Measured) RoleRate(role kind.Role) (float64, bool) { return m.perSecond(m.RoleSeconds(role)) }

@@ -13,6 +13,7 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
 	"tare/internal/scale/host/cgroup"
@@ -117,25 +118,24 @@ type Measured struct {
 // NoSubject ends the description of a metric that is 0 without a subject.
 const NoSubject = " 0 in a baseline without a subject, where none of its programs or maps exist."
 
-var coreMetrics = []Metric{
-	orRunning(latency(load.Latency, NeedLatency, 0.5, "p50",
-		"from the intended start of a request until its answer was read")),
-	orRunning(latency(load.Latency, NeedLatency, 0.9, "p90",
-		"from the intended start of a request until its answer was read")),
-	orRunning(latency(load.Latency, NeedLatency, 0.99, "p99",
-		"from the intended start of a request until its answer was read")),
-	orRunning(latency(load.Latency, NeedLatency, 0.999, "p999",
-		"from the intended start of a request until its answer was read")),
-	orRunning(latency(load.Connect, NeedLatency, 0.5, "p50", "for a connection to be made")),
-	orRunning(latency(load.Connect, NeedLatency, 0.99, "p99", "for a connection to be made")),
-	latency(load.Lag, NeedNothing, 0.5, "p50",
-		"from the intended start of a request until it was sent, for want of a free connection or of a generator in time"),
-	latency(load.Lag, NeedNothing, 0.99, "p99",
-		"from the intended start of a request until it was sent, for want of a free connection or of a generator in time"),
-	orRunning(latency(load.OwnLag, NeedNothing, 0.5, "p50",
-		"that the generator itself was late, from when a request was due and a connection was free")),
-	orRunning(latency(load.OwnLag, NeedNothing, 0.99, "p99",
-		"that the generator itself was late, from when a request was due and a connection was free")),
+var coreMetrics = slices.Concat(
+	orRunning(requestTimes(load.Latency, NeedLatency, untilAnswered, 0.5, 0.9, 0.99, 0.999)),
+	orRunning(requestTimes(load.Connect, NeedLatency, untilConnected, 0.5, 0.99)),
+	requestTimes(load.Lag, NeedNothing, "from the intended start of a request until it was sent, for want of a free "+
+		"connection or of a generator in time", 0.5, 0.99),
+	orRunning(requestTimes(load.OwnLag, NeedNothing, "that the generator itself was late, from when a request was due "+
+		"and a connection was free", 0.5, 0.99)),
+	workMetrics,
+)
+
+// What the histograms of requests time.
+const (
+	untilAnswered  = "from the intended start of a request until its answer was read"
+	untilConnected = "for a connection to be made"
+)
+
+// workMetrics are what was done, and what each piece of it cost.
+var workMetrics = []Metric{
 	{Definition: metric.Definition{Name: "throughput_per_second", Family: "throughput", Unit: quantity.PerSecond,
 		Rank: metric.RankThroughput, Pool: metric.Sum, Better: metric.Higher, Needs: NeedThroughput, Headline: true,
 		Outcome: true, How: "Requests of all loads that were answered without error, per second of the window. Left out " +
@@ -216,26 +216,35 @@ func (m *Measured) Counts() map[string]record.Count {
 	return counts
 }
 
-// orRunning is a metric of all requests that has a twin of those that no stall of the machine touched (runningMetrics).
-func orRunning(m Metric) Metric {
-	m.Instead = strings.Replace(m.Name, "_p", "_running_p", 1)
-	return m
+// orRunning are metrics of all requests that have twins of those that no stall of the machine touched (runningMetrics).
+func orRunning(all []Metric) []Metric {
+	for i := range all {
+		all[i].Instead = strings.Replace(all[i].Name, "_p", runningSuffix+"_p", 1)
+	}
+	return all
 }
 
-func latency(histogram string, needs []Need, q float64, quantile, what string) Metric {
-	return Metric{
-		Definition: metric.Definition{
-			Name: histogram + "_" + quantile + "_seconds", Unit: quantity.Seconds, Rank: latencyRank(histogram),
-			Pool: metric.Merged, Better: metric.Lower,
-			Needs: needs, Headline: histogram == load.Latency && quantile != "p90",
-			Lead: histogram == load.Latency && (q == 0.5 || q == 0.99), Tail: q > 0.5,
-			Family: histogram, Histogram: histogram, Quantile: q,
-			How: fmt.Sprintf("Time %s: %s quantile of the whole histogram of the trial, all loads merged. Left out when fewer "+
-				"than %g requests lie beyond it.",
-				what, quantile, stats.MinBeyond(q)),
-		},
-		Value: Seconds(histogram, Quantile(q)),
-	}
+// runningSuffix ends the name of a histogram of undisturbed requests; what stands before it names that of all requests.
+const runningSuffix = "_running"
+
+// requestTimes are metrics of how long something took, of each request: some quantiles of a histogram.
+func requestTimes(histogram string, needs []Need, what string, quantiles ...float64) []Metric {
+	return lists.Map(quantiles, func(q float64) Metric {
+		quantile, family := load.QuantileName(q), strings.TrimSuffix(histogram, runningSuffix)
+		return Metric{
+			Definition: metric.Definition{
+				Name: histogram + "_" + quantile + "_seconds", Unit: quantity.Seconds, Rank: latencyRank(family),
+				Pool: metric.Merged, Better: metric.Lower,
+				Needs: needs, Headline: family == load.Latency && q != 0.9,
+				Lead: histogram == load.Latency && (q == 0.5 || q == 0.99), Tail: q > 0.5,
+				Family: family, Histogram: histogram, Quantile: q, Undisturbed: histogram != family,
+				How: fmt.Sprintf("Time %s: %s quantile of the whole histogram of the trial, all loads merged. Left out when fewer "+
+					"than %g requests lie beyond it.",
+					what, quantile, stats.MinBeyond(q)),
+			},
+			Value: Seconds(histogram, Quantile(q)),
+		}
+	})
 }
 
 // Seconds is a value of a histogram of all loads that have it, whose unit is the nanosecond, in seconds.
@@ -263,7 +272,7 @@ func Longest(h *hdrhistogram.Histogram) (float64, bool) { return float64(h.Max()
 
 // latencyRank is that of a histogram of requests: what is about the generator comes last.
 func latencyRank(histogram string) int {
-	if slices.Contains([]string{load.Lag, load.OwnLag, load.OwnLagRunning}, histogram) {
+	if histogram == load.Lag || histogram == load.OwnLag {
 		return metric.RankGenerator
 	}
 	return metric.RankLatency
@@ -403,17 +412,22 @@ func (m *Measured) BPFRate() (float64, bool) {
 		}
 		total += ran
 	}
-	return Rate(total, m.Ledger.Window.Seconds), ok && m.Ledger.Window.Seconds > 0
+	return m.perSecond(total, ok)
 }
 
 // BPFSamples counts the samples of the subject's programs, and those of them in groups of a role.
 func (m *Measured) BPFSamples(role kind.Role) (in, of int) {
+	return m.samplesIn(func(s *ledger.Seen) bool { return s.Cgroup != nil && m.RoleOf(*s.Cgroup) == role })
+}
+
+// samplesIn counts the samples of the subject's programs, and those of them that were seen in places that match.
+func (m *Measured) samplesIn(matches func(*ledger.Seen) bool) (in, of int) {
 	programs, _ := m.Programs()
 	for _, p := range programs {
-		for _, seen := range p.Seen {
-			of += seen.Samples
-			if seen.Cgroup != nil && m.RoleOf(*seen.Cgroup) == role {
-				in += seen.Samples
+		for i := range p.Seen {
+			of += p.Seen[i].Samples
+			if matches(&p.Seen[i]) {
+				in += p.Seen[i].Samples
 			}
 		}
 	}
@@ -433,18 +447,16 @@ func (m *Measured) RoleOf(path string) kind.Role {
 
 // CPURate is the CPU time per second of the trial's group, and of applications that are observed elsewhere.
 func (m *Measured) CPURate() (float64, bool) {
-	i := slices.IndexFunc(m.Ledger.Cgroups, func(g ledger.Cgroup) bool { return g.Path == m.Tree })
-	if i < 0 || m.Ledger.Window.Seconds <= 0 {
+	tree := lists.Find(m.Ledger.Cgroups, func(g *ledger.Cgroup) bool { return g.Path == m.Tree })
+	if tree == nil {
 		return 0, false
 	}
-	total := 0.0
-	for _, g := range append(observed(m.Ledger, m.Tree), m.Ledger.Cgroups[i]) {
-		if g.CPUSeconds == nil {
-			return 0, false
-		}
-		total += *g.CPUSeconds
-	}
-	return total / m.Ledger.Window.Seconds, true
+	return m.perSecond(cpuSeconds(append(observed(m.Ledger, m.Tree), tree)))
+}
+
+// perSecond is an amount of the window by the second; false where the amount is not known or the window has no length.
+func (m *Measured) perSecond(amount float64, known bool) (float64, bool) {
+	return Rate(amount, m.Ledger.Window.Seconds), known && m.Ledger.Window.Seconds > 0
 }
 
 // SubjectMaps are the ids of the subject's maps: those it names, those its programs use, and those inside them. Each

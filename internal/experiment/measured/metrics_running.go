@@ -2,7 +2,7 @@ package measured
 
 import (
 	"fmt"
-	"time"
+	"slices"
 
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/metric"
@@ -12,21 +12,17 @@ import (
 
 // runningMetrics are of the requests that no stall of the machine touched: what latency is while the machine runs. See
 // docs/noise.md.
-var runningMetrics = []Metric{
-	whileRunning(load.LatencyRunning, NeedRunning, 0.5, "p50",
-		"from the intended start of a request until its answer was read"),
-	whileRunning(load.LatencyRunning, NeedRunning, 0.9, "p90",
-		"from the intended start of a request until its answer was read"),
-	whileRunning(load.LatencyRunning, NeedRunning, 0.99, "p99",
-		"from the intended start of a request until its answer was read"),
-	whileRunning(load.LatencyRunning, NeedRunning, 0.999, "p999",
-		"from the intended start of a request until its answer was read"),
-	whileRunning(load.ConnectRunning, NeedRunning, 0.5, "p50", "for a connection to be made"),
-	whileRunning(load.ConnectRunning, NeedRunning, 0.99, "p99", "for a connection to be made"),
-	whileRunning(load.OwnLagRunning, NeedNothing, 0.5, "p50", "that the generator itself was late"),
-	whileRunning(load.OwnLagRunning, NeedNothing, 0.9, "p90", "that the generator itself was late"),
-	whileRunning(load.OwnLagRunning, NeedNothing, 0.99, "p99", "that the generator itself was late"),
-	whileRunning(load.OwnLagRunning, NeedNothing, 0.999, "p999", "that the generator itself was late"),
+var runningMetrics = slices.Concat(
+	whileRunning(load.LatencyRunning, NeedRunning, untilAnswered, 0.5, 0.9, 0.99, 0.999),
+	whileRunning(load.ConnectRunning, NeedRunning, untilConnected, 0.5, 0.99),
+	whileRunning(load.OwnLagRunning, NeedNothing, generatorLate, 0.5, 0.9, 0.99, 0.999),
+	quietMetrics,
+)
+
+const generatorLate = "that the generator itself was late"
+
+// quietMetrics are how much a stall touched, and what was done while none did.
+var quietMetrics = []Metric{
 	{
 		Definition: metric.Definition{Name: "disturbed_share", Unit: quantity.Part, Rank: metric.RankOther,
 			Pool: metric.Merged, Better: metric.Lower, Needs: NeedNothing,
@@ -44,28 +40,17 @@ var runningMetrics = []Metric{
 	},
 }
 
-// undisturbedOf is the histogram of all requests, by that of the undisturbed ones.
-var undisturbedOf = map[string]string{
-	load.LatencyRunning: load.Latency, load.ConnectRunning: load.Connect, load.OwnLagRunning: load.OwnLag,
-}
-
-func whileRunning(histogram string, needs []Need, q float64, quantile, what string) Metric {
-	least := stats.MinBeyond(q)
-	family := undisturbedOf[histogram]
-	return Metric{
-		Definition: metric.Definition{
-			Name: histogram + "_" + quantile + "_seconds", Unit: quantity.Seconds, Rank: latencyRank(histogram),
-			Pool: metric.Merged, Better: metric.Lower,
-			Needs: needs, Headline: histogram == load.LatencyRunning && quantile != "p90", Tail: q > 0.5,
-			Family: family, Histogram: histogram, Quantile: q, Undisturbed: true,
-			How: fmt.Sprintf("Time %s, of the requests that no stall of the machine touched, weighted for the greater chance "+
-				"of long ones to be touched: "+
-				"%s quantile, all loads merged. Left out when those requests cannot carry it, as when fewer than %g of them lie "+
-				"beyond it.",
-				what, quantile, least),
-		},
-		Value: func(m *Measured) (float64, bool) { return m.quantileWhileRunning(histogram, quantile, q, least) },
+// whileRunning is requestTimes of the requests that no stall touched, told by their weights.
+func whileRunning(histogram string, needs []Need, what string, quantiles ...float64) []Metric {
+	all := requestTimes(histogram, needs, what, quantiles...)
+	for i, q := range quantiles {
+		quantile, least := load.QuantileName(q), stats.MinBeyond(q)
+		all[i].How = fmt.Sprintf("Time %s, of the requests that no stall of the machine touched, weighted for the greater "+
+			"chance of long ones to be touched: %s quantile, all loads merged. Left out when those requests cannot carry it, "+
+			"as when fewer than %g of them lie beyond it.", what, quantile, least)
+		all[i].Value = func(m *Measured) (float64, bool) { return m.quantileWhileRunning(histogram, quantile, q, least) }
 	}
+	return all
 }
 
 func (m *Measured) quantileWhileRunning(histogram, quantile string, q, least float64) (float64, bool) {
@@ -110,18 +95,7 @@ func (m *Measured) throughputWhileRunning() (total float64, ok bool) {
 // nothing is told of them either, and there is nothing to void.
 func (j *LoadJudge) lagRunning() {
 	const q = 0.99
-	if ok, _ := j.Result.Running.Tells(load.OwnLagRunning, "p99", q, stats.MinBeyond(q)); !ok ||
-		j.Result.Mode != load.Open {
-		return
-	}
-	h, err := j.Result.Histogram(load.OwnLagRunning)
-	if err != nil || h == nil {
-		return
-	}
-	seen, allowed := time.Duration(h.ValueAtQuantile(100*j.Result.Running.Rank(q))), j.m.Setup.Gates.Duration("lag")
-	if seen > allowed {
-		j.Trip(GateLagRunning, seen.Seconds(), allowed.Seconds(),
-			"the generator started the 99th percentile of requests %v late while the machine was running, "+
-				"and %v is allowed; lower the rate or give the load a CPU of its own", seen.Round(time.Microsecond), allowed)
+	if ok, _ := j.Result.Running.Tells(load.OwnLagRunning, "p99", q, stats.MinBeyond(q)); ok {
+		j.late(GateLagRunning, load.OwnLagRunning, j.Result.Running.Rank(q), " while the machine was running")
 	}
 }

@@ -118,22 +118,27 @@ func Memory(part func(*ledger.Memory) *int64) func(*Measured) (float64, bool) {
 	}
 }
 
-func memoryOf(groups []*ledger.Cgroup, part func(*ledger.Memory) *int64) (total float64, ok bool) {
-	for _, g := range groups {
-		if g.Memory == nil || part(g.Memory) == nil {
-			return 0, false
+func memoryOf(groups []*ledger.Cgroup, part func(*ledger.Memory) *int64) (float64, bool) {
+	return sum(groups, func(g *ledger.Cgroup) *int64 {
+		if g.Memory == nil {
+			return nil
 		}
-		total += float64(*part(g.Memory))
-	}
-	return total, len(groups) > 0
+		return part(g.Memory)
+	})
 }
 
-func cpuSeconds(groups []*ledger.Cgroup) (total float64, ok bool) {
+func cpuSeconds(groups []*ledger.Cgroup) (float64, bool) {
+	return sum(groups, func(g *ledger.Cgroup) *float64 { return g.CPUSeconds })
+}
+
+// sum adds up something of groups; false where there is none, or one of which it is not known.
+func sum[N int64 | float64](groups []*ledger.Cgroup, of func(*ledger.Cgroup) *N) (total float64, known bool) {
 	for _, g := range groups {
-		if g.CPUSeconds == nil {
+		n := of(g)
+		if n == nil {
 			return 0, false
 		}
-		total += *g.CPUSeconds
+		total += float64(*n)
 	}
 	return total, len(groups) > 0
 }
@@ -143,36 +148,33 @@ func (m *Measured) subjectRate(groups []*ledger.Cgroup) (float64, bool) {
 	if m.Subject == nil {
 		return 0, true
 	}
-	total, ok := cpuSeconds(groups)
-	return Rate(total, m.Ledger.Window.Seconds), ok && m.Ledger.Window.Seconds > 0
+	return m.perSecond(cpuSeconds(groups))
 }
 
 // ofRole are the trial's groups of a role.
 func (m *Measured) ofRole(role kind.Role) []*ledger.Cgroup {
-	return m.topmost(func(g *ledger.Cgroup) bool { return g.Role == string(role) })
+	return topmost(m.Ledger, func(g *ledger.Cgroup) bool { return g.Role == string(role) })
 }
 
 // component are the groups of a component of the subject.
 func (m *Measured) component(name string) []*ledger.Cgroup {
-	return m.topmost(func(g *ledger.Cgroup) bool { return g.Role == string(kind.Subject) && g.Component == name })
+	return topmost(m.Ledger, func(g *ledger.Cgroup) bool { return g.Role == string(kind.Subject) && g.Component == name })
 }
 
-// topmost are the trial's groups of a kind, also such as are only observed, save those inside another of them: what a
-// group holds and uses is in what the kernel says of the groups above it.
-func (m *Measured) topmost(is func(*ledger.Cgroup) bool) []*ledger.Cgroup {
-	var all, top []*ledger.Cgroup
-	for i := range m.Ledger.Cgroups {
-		if g := &m.Ledger.Cgroups[i]; is(g) {
+// topmost are the groups of a kind, also such as are only observed, save those inside another of them: what a group
+// holds and uses is in what the kernel says of the groups above it.
+func topmost(l *ledger.Ledger, is func(*ledger.Cgroup) bool) []*ledger.Cgroup {
+	var all []*ledger.Cgroup
+	for i := range l.Cgroups {
+		if g := &l.Cgroups[i]; is(g) {
 			all = append(all, g)
 		}
 	}
-	for _, g := range all {
-		above := func(o *ledger.Cgroup) bool { return o.Path != g.Path && cgroup.Within(g.Path, o.Path) }
-		if !slices.ContainsFunc(all, above) {
-			top = append(top, g)
-		}
-	}
-	return top
+	return slices.DeleteFunc(slices.Clone(all), func(g *ledger.Cgroup) bool {
+		return slices.ContainsFunc(all, func(o *ledger.Cgroup) bool {
+			return o.Path != g.Path && cgroup.Within(g.Path, o.Path)
+		})
+	})
 }
 
 // componentMapBytes are the bytes of the maps that processes of a component hold, each once; false where no process of
