@@ -220,8 +220,8 @@ func printValues(b *strings.Builder, g kind.Guest, v param.Values, r *load.Resul
 		}
 	}
 	if !any {
-		for _, name := range slices.Sorted(maps.Keys(r.Counts)) {
-			line(quantity.Label(name), quantity.Value(r.Counts[name], quantity.UnitOf(name)))
+		for name, n := range lists.ByKey(r.Counts) {
+			line(quantity.Label(name), quantity.Value(n, quantity.UnitOf(name)))
 		}
 	}
 	_ = t.Flush() // into memory

@@ -532,8 +532,8 @@ type progress struct {
 
 func newProgress(f *os.File, s *spec.Spec, r record.Run, dir string) *progress {
 	p := &progress{w: stderr, raw: f, terminal: isatty.IsTerminal(f.Fd()), block: -1}
-	for _, arm := range slices.Sorted(maps.Keys(r.Absent)) {
-		fmt.Fprintf(p.w, "%s: the arm %s is left out: %s\n", s.Name, arm, r.Absent[arm])
+	for arm, why := range lists.ByKey(r.Absent) {
+		fmt.Fprintf(p.w, "%s: the arm %s is left out: %s\n", s.Name, arm, why)
 	}
 	fmt.Fprintf(p.w, "%s: %s, into %s\n", s.Name, extent(s, r), filepath.Clean(dir))
 	if r.Nodes != nil && r.Nodes.Scaled != "" {

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"unicode"
 
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/text"
 )
@@ -214,8 +215,8 @@ func (a Assertion) of() string {
 	if a.Component != "" {
 		labels = append(labels, componentLabel+"="+a.Component)
 	}
-	for _, name := range slices.Sorted(maps.Keys(a.Level)) {
-		labels = append(labels, name+"="+a.Level[name])
+	for name, level := range lists.ByKey(a.Level) {
+		labels = append(labels, name+"="+level)
 	}
 	if len(labels) == 0 {
 		return a.Metric

@@ -252,11 +252,11 @@ func (j *LoadJudge) Errors() {
 // ErrorKinds lists failures by kind, for messages.
 func ErrorKinds(errors map[string]int64) string {
 	text := ""
-	for _, kind := range slices.Sorted(maps.Keys(errors)) {
+	for kind, n := range lists.ByKey(errors) {
 		if text != "" {
 			text += ", "
 		}
-		text += fmt.Sprintf("%s %d", kind, errors[kind])
+		text += fmt.Sprintf("%s %d", kind, n)
 	}
 	return text
 }

@@ -1,16 +1,16 @@
 package record
 
 import (
-	"maps"
-	"slices"
 	"strings"
+
+	"tare/internal/lib/lists"
 )
 
 // LevelName names one value of each factor, for tables: "connections 64, rate 1000".
 func LevelName(level map[string]string) string {
 	var parts []string
-	for _, name := range slices.Sorted(maps.Keys(level)) {
-		parts = append(parts, FactorName(name)+" "+level[name])
+	for name, value := range lists.ByKey(level) {
+		parts = append(parts, FactorName(name)+" "+value)
 	}
 	return strings.Join(parts, ", ")
 }

@@ -8,6 +8,7 @@ import (
 
 	"tare/internal/experiment/kind"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 )
 
 // LeaveOutAbsent takes those arms out of the spec whose program is not installed here and which may be missing, and
@@ -16,8 +17,7 @@ func (s *Spec) LeaveOutAbsent(ctx context.Context) (map[string]string, error) {
 	absent := map[string]string{}
 	for _, l := range s.Levels() {
 		for _, sec := range s.At(l).Sections() {
-			for _, name := range slices.Sorted(maps.Keys(sec.Parts)) {
-				p := sec.Parts[name]
+			for name, p := range lists.ByKey(sec.Parts) {
 				program, ok := p.Kind.(kind.Installed)
 				if !ok || absent[name] != "" {
 					continue

@@ -2,13 +2,13 @@ package spec
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 
 	"tare/internal/experiment/assertion"
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/text"
 )
 
@@ -40,20 +40,19 @@ func (s *Spec) checkAssertion(a assertion.Assertion) error {
 	for _, f := range s.Factors {
 		labels = append(labels, f.Name)
 	}
-	for _, name := range slices.Sorted(maps.Keys(a.Level)) {
+	for name, level := range lists.ByKey(a.Level) {
 		f := s.factor(name)
 		if f == nil {
 			return fmt.Errorf("names %q, which is not a factor of the experiment%s", text.Clip(name),
 				text.DidYouMean(name, labels))
 		}
-		level := a.Level[name]
 		if ts, err := s.find(name); f.cases == nil && err == nil {
 			if canonical, err := ts[0].knob.Canonical(level); err == nil {
 				level = canonical
 			}
 		}
 		if !slices.Contains(f.Levels, level) {
-			return fmt.Errorf("names %s %q, and its levels are %v", name, text.Clip(a.Level[name]), f.Levels)
+			return fmt.Errorf("names %s %q, and its levels are %v", name, text.Clip(level), f.Levels)
 		}
 		a.Level[name] = level
 	}

@@ -3,12 +3,12 @@ package spec
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/param"
 	"tare/internal/lib/quantity"
 )
@@ -41,8 +41,7 @@ func (s *Spec) CheckShare(cpus float64) error {
 	for _, l := range s.Levels() {
 		whole := s.At(l)
 		for _, sec := range whole.Sections() {
-			for _, name := range slices.Sorted(maps.Keys(sec.Parts)) {
-				p := sec.Parts[name]
+			for name, p := range lists.ByKey(sec.Parts) {
 				each := p.Limits.Float("cpus") / float64(p.Count())
 				if each <= cpus {
 					continue

@@ -14,6 +14,7 @@ import (
 	"tare/internal/experiment/record"
 	"tare/internal/lib/document"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/param"
 	"tare/internal/lib/text"
 )
@@ -228,9 +229,9 @@ func (d *decoder) whole(root document.Node, found map[string]document.Node, s *S
 			return d.Fail(n, "", "%q is empty", sec.Name)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(s.Loads)) {
-		to := s.Loads[name].To
-		if _, ok := s.Applications[to]; !ok && s.Loads[name].GoesTo() {
+	for name, load := range lists.ByKey(s.Loads) {
+		to := load.To
+		if _, ok := s.Applications[to]; !ok && load.GoesTo() {
 			return d.Fail(found["loads"], "", "the load %q goes to %q, and there is no such application%s",
 				name, to, text.DidYouMean(to, slices.Collect(maps.Keys(s.Applications))))
 		}

@@ -1,11 +1,10 @@
 package spec
 
 import (
-	"maps"
-	"slices"
 	"strings"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/param"
 )
 
@@ -53,8 +52,8 @@ func (s *Spec) Reaches() []Reaching {
 		}
 	}
 	var all []Reaching
-	for _, path := range slices.Sorted(maps.Keys(reach)) {
-		all = append(all, Reaching{path, reach[path]})
+	for path, of := range lists.ByKey(reach) {
+		all = append(all, Reaching{path, of})
 	}
 	return all
 }

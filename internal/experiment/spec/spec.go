@@ -18,6 +18,7 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/param"
 	"tare/internal/lib/text"
 	"tare/internal/scale/host/perf"
@@ -226,8 +227,7 @@ type target struct {
 func (s *Spec) targets() []target {
 	all := []target{{nodesKnob.Name, nodesKnob, s.Whole}}
 	for _, sec := range s.Sections() {
-		for _, name := range slices.Sorted(maps.Keys(sec.Parts)) {
-			p := sec.Parts[name]
+		for name, p := range lists.ByKey(sec.Parts) {
 			at := sec.Path(name) + "."
 			settings := p.Settings()
 			if !sec.Weighs() {
@@ -368,9 +368,9 @@ func (s *Spec) checkParts() (path string, err error) {
 			return path, err
 		}
 		for _, sec := range c.Sections() {
-			for _, name := range slices.Sorted(maps.Keys(sec.Parts)) {
+			for name, p := range lists.ByKey(sec.Parts) {
 				path := sec.Path(name)
-				err := c.checkPart(path, sec.Parts[name])
+				err := c.checkPart(path, p)
 				if other := (*kind.ElsewhereError)(nil); errors.As(err, &other) {
 					return other.Path, other.Err
 				}

@@ -1,6 +1,7 @@
 package lists_test
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 	"testing"
@@ -33,5 +34,40 @@ func TestFind(t *testing.T) {
 	}
 	if got := lists.Find(list, func(n *int) bool { return *n > 3 }); got != nil {
 		t.Errorf("%d, want none", *got)
+	}
+}
+
+func TestGroups(t *testing.T) {
+	var g lists.Groups[string, int]
+	for range g.All() {
+		t.Error("there is a group of none")
+	}
+	g.Add("b", 3)
+	g.Add("a", 1)
+	g.Add("b", 2)
+	var got []string
+	for key, values := range g.All() {
+		got = append(got, fmt.Sprint(key, values))
+	}
+	if want := []string{"b[3 2]", "a[1]"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	for key := range g.All() {
+		if key != "b" {
+			t.Error("a loop that ended goes on")
+		}
+		break
+	}
+}
+
+func TestByKey(t *testing.T) {
+	var got []string
+	for key, value := range lists.ByKey(map[int]string{2: "b", 3: "c", 1: "a"}) {
+		if got = append(got, fmt.Sprint(key, value)); key == 2 {
+			break
+		}
+	}
+	if want := []string{"1a", "2b"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 )
 
 // ladderAnswers speak of runs with metrics that are rungs of a ladder, and say of each arm how many steps of the ladder
@@ -15,20 +16,16 @@ func ladderAnswers(s *Summary, t *Table) (all []Answer) {
 	for _, arm := range t.Subjects() {
 		for _, at := range t.Levels {
 			p := &Prose{Summary: s, Arm: arm, At: at}
-			var ladders []string
-			rungs := map[string][]metric.Definition{}
+			var ladders lists.Groups[string, metric.Definition]
 			for _, name := range t.stated {
 				d := t.defined.Of(name)
 				if e := p.Peek(name); d.Ladder == "" || e == nil || e.Difference == nil || e.Ratio == nil || p.base(e) == nil {
 					continue
 				}
-				if rungs[d.Ladder] == nil {
-					ladders = append(ladders, d.Ladder)
-				}
-				rungs[d.Ladder] = append(rungs[d.Ladder], d)
+				ladders.Add(d.Ladder, d)
 			}
-			for _, ladder := range ladders {
-				p.ladder(ladder, rungs[ladder])
+			for ladder, rungs := range ladders.All() {
+				p.ladder(ladder, rungs)
 			}
 			if len(p.text) > 0 {
 				all = append(all, p.Answer())

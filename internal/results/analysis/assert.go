@@ -232,10 +232,10 @@ func (a *asserter) verdict(of assertion.Assertion) Verdict {
 		c := a.check(t, of, p)
 		v.Checks, results = append(v.Checks, c), append(results, c.Result)
 	}
-	for _, arm := range slices.Sorted(maps.Keys(a.run.Absent)) {
+	for arm, why := range lists.ByKey(a.run.Absent) {
 		if of.Arm == "" || of.Arm == arm {
 			c := a.newCheck(t, of, place{arm, factors{}})
-			c.Why = "the arm did not run: " + a.run.Absent[arm]
+			c.Why = "the arm did not run: " + why
 			v.Checks, results = append(v.Checks, c), append(results, c.Result)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	"tare/internal/experiment/assertion"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/stats"
 )
 
@@ -144,13 +145,13 @@ func namesIn(run record.Run, trials []record.Trial) (names, components []string,
 		for _, name := range slices.Sorted(maps.Keys(t.Counts)) {
 			see(name)
 		}
-		for _, component := range slices.Sorted(maps.Keys(t.Components)) {
+		for component, values := range lists.ByKey(t.Components) {
 			if !parts[component] && len(parts) == maxComponents {
 				unnamed = 1
 				continue
 			}
 			parts[component] = true
-			for _, name := range slices.Sorted(maps.Keys(t.Components[component])) {
+			for _, name := range slices.Sorted(maps.Keys(values)) {
 				see(name)
 			}
 		}

@@ -3,11 +3,11 @@ package analysis
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
 )
@@ -66,9 +66,9 @@ func (s *Summary) warnOfCarryOver(t *Table) {
 			}
 		}
 	}
-	for _, arm := range slices.Sorted(maps.Keys(in)) {
+	for arm, labels := range lists.ByKey(in) {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("%s changes the trial that runs right after it in %s, so its own "+
 			"difference to the baseline is not resolved there: let it clean up when it stops, or take a longer warm-up", arm,
-			strings.Join(in[arm], ", ")))
+			strings.Join(labels, ", ")))
 	}
 }

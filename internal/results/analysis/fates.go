@@ -8,6 +8,7 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/scale/ledger"
 )
 
@@ -149,8 +150,8 @@ func (f fate) why() string {
 func (t *Table) losses(key pool) []record.Reason {
 	var all []record.Reason
 	fates := t.fates(key)
-	for _, block := range slices.Sorted(maps.Keys(fates)) {
-		if f := fates[block]; !f.told && len(f.voids) > 0 {
+	for block, f := range lists.ByKey(fates) {
+		if !f.told && len(f.voids) > 0 {
 			all = append(all, f.voids[0])
 		}
 	}

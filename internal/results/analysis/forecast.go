@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
 )
@@ -110,18 +111,14 @@ func (p *Prose) endUnresolved() {
 	if len(p.open) == 0 {
 		return
 	}
-	var reasons []string
-	of := map[string][]string{} // labels by reason
+	var reasons lists.Groups[string, string] // labels, by reason
 	worst, forecasts := undecided{}, 0
 	for _, u := range p.open {
 		reason, label := p.visible(u.e), u.label
 		if strings.HasPrefix(reason, foundFrom) { // another one for each
 			reason, label = "", label+reason
 		}
-		if of[reason] == nil {
-			reasons = append(reasons, reason)
-		}
-		of[reason] = append(of[reason], label)
+		reasons.Add(reason, label)
 		if f := u.e.Difference.ToResolve; f != nil && f.Blocks <= mostForecast {
 			if forecasts++; worst.e == nil || f.Blocks > worst.e.Difference.ToResolve.Blocks {
 				worst = u
@@ -136,11 +133,9 @@ func (p *Prose) endUnresolved() {
 		}
 		begin += p.Arm + ": no difference is resolved"
 	}
-	for i, reason := range reasons {
-		if i > 0 {
-			begin = "Not resolved"
-		}
-		p.Add("%s%s: %s.", begin, reason, Join(of[reason]))
+	for reason, labels := range reasons.All() {
+		p.Add("%s%s: %s.", begin, reason, Join(labels))
+		begin = "Not resolved"
 	}
 	if worst.e != nil {
 		what := ""

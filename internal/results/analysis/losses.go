@@ -2,12 +2,12 @@ package analysis
 
 import (
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"strings"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
 )
@@ -38,8 +38,8 @@ func (t *Table) lostBlocks(at factors, arm, metric string, paired bool) (stand [
 	twin := t.fates(pool{level, record.AA, metric})
 	selected := t.selected[armMetric{arm, metric}]
 	excess := t.excess(at, arm, metric)
-	for _, block := range slices.Sorted(maps.Keys(of)) {
-		f, b := of[block], base[block]
+	for block, f := range lists.ByKey(of) {
+		b := base[block]
 		has := f.told && (b.told || !paired)
 		switch _, ran := base[block]; {
 		case paired && !ran:
@@ -174,10 +174,10 @@ func (s *Summary) lose(t *Table) {
 			}
 		}
 	}
-	for _, arm := range slices.Sorted(maps.Keys(beyond)) {
+	for arm, labels := range lists.ByKey(beyond) {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("%s lost more trials than its twins, beyond chance, in %s: what is "+
 			"left is a selection, and its "+
 			"differences are resolved only where no value of the lost trials could change that", arm,
-			strings.Join(beyond[arm], ", ")))
+			strings.Join(labels, ", ")))
 	}
 }

@@ -164,8 +164,7 @@ func (s *Summary) gaps(run record.Run, t *Table, arm string, at factors) []gap {
 		because string
 		all     bool
 	}
-	names := map[key][]string{}
-	var order []key
+	var names lists.Groups[key, string]
 	for _, m := range s.Missing {
 		if m.Arm != arm || !maps.Equal(m.Factors, at) || !headline(run, m.Metric) {
 			continue
@@ -173,13 +172,13 @@ func (s *Summary) gaps(run record.Run, t *Table, arm string, at factors) []gap {
 		if s.answeredBy(t.defined, m.Metric, m.Arm, m.Factors) {
 			continue
 		}
-		k := key{m.Because(), m.Lost == m.Trials}
-		if names[k] == nil {
-			order = append(order, k)
-		}
-		names[k] = append(names[k], m.Metric)
+		names.Add(key{m.Because(), m.Lost == m.Trials}, m.Metric)
 	}
-	return lists.Map(order, func(k key) gap { return gap{Join(labels(t.defined, names[k])), k.because, k.all} })
+	var all []gap
+	for k, of := range names.All() {
+		all = append(all, gap{Join(labels(t.defined, of)), k.because, k.all})
+	}
+	return all
 }
 
 // answeredBy reports whether answers speak of another metric in the place of one: where the machine stood still too
@@ -269,44 +268,27 @@ func (t *Table) everyArm(run record.Run) []string {
 // missingAnswers say, beside answers in an experiment's own words, what could not be told, why, and which arms did not
 // keep up. Arms and levels at which the same is missing for the same reason are put together.
 func (s *Summary) missingAnswers(run record.Run, t *Table) []Answer {
-	type group struct {
-		text string // what is said of the arms that were put together at a level
-		at   factors
-	}
-	var all, merged []group
+	var all lists.Groups[string, factors] // levels, by what is said of the arms that were put together there
 	for _, at := range s.everyLevel(run, t) {
-		arms := map[string][]string{}
-		var order []string
-		add := func(arm, text string) {
-			if arms[text] == nil {
-				order = append(order, text)
-			}
-			arms[text] = append(arms[text], s.ArmName(arm))
-		}
+		var arms lists.Groups[string, string]
 		for _, arm := range t.everyArm(run) {
 			if arm == record.AA {
 				continue // it is there for its difference to the baseline
 			}
 			for _, g := range s.gaps(run, t, arm, at) {
-				add(arm, ": "+g.word())
+				arms.Add(": "+g.word(), s.ArmName(arm))
 			}
 			if slow := t.fellBehind(arm, at); slow != "" {
-				add(arm, " "+slow)
+				arms.Add(" "+slow, s.ArmName(arm))
 			}
 		}
-		all = append(all, lists.Map(order, func(text string) group { return group{Join(arms[text]) + text, at} })...)
-	}
-	levels := map[string][]factors{}
-	for _, g := range all {
-		if levels[g.text] == nil {
-			merged = append(merged, g)
+		for text, named := range arms.All() {
+			all.Add(Join(named)+text+".", at)
 		}
-		levels[g.text] = append(levels[g.text], g.at)
 	}
 	var answers []Answer
-	for _, g := range merged {
-		text := g.text + "."
-		if at := s.AtAll(levels[g.text]); at != "" {
+	for text, levels := range all.All() {
+		if at := s.AtAll(levels); at != "" {
 			text = Capital(at) + ": " + text
 		}
 		answers = append(answers, Answer{Answer: text, Evidence: []string{}})

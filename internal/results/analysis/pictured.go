@@ -45,8 +45,7 @@ func whatShows(trials []record.Trial) []record.Trial {
 func Courses(trials []record.Trial) []Course {
 	var all []Course
 	for _, w := range byPlace(whatShows(trials)) {
-		var names []string
-		of := map[string][]Course{}
+		var series lists.Groups[string, Course] // by name
 		for i := range w.trials {
 			t := &w.trials[i]
 			for _, guest := range slices.Sorted(maps.Keys(t.Evidence)) {
@@ -54,15 +53,11 @@ func Courses(trials []record.Trial) []Course {
 					if s = whole(s); len(s.Seconds) < 2 {
 						continue
 					}
-					if of[s.Name] == nil {
-						names = append(names, s.Name)
-					}
-					of[s.Name] = append(of[s.Name], Course{Arm: w.arm, Factors: w.at, Index: t.Index, Series: s})
+					series.Add(s.Name, Course{Arm: w.arm, Factors: w.at, Index: t.Index, Series: s})
 				}
 			}
 		}
-		for _, name := range names {
-			same := of[name]
+		for _, same := range series.All() {
 			slices.SortStableFunc(same, func(a, b Course) int { return cmp.Compare(a.last(), b.last()) })
 			middle := same[(len(same)-1)/2]
 			middle.Of = len(same)

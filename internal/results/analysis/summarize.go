@@ -266,24 +266,18 @@ func attemptsOf(trials []record.Trial) [][]record.Trial {
 		index int
 		cell
 	}
-	var all [][]record.Trial
-	at := map[planned]int{}
+	var all lists.Groups[planned, record.Trial]
 	for _, t := range trials {
-		if t.Validity.Failed == record.Interrupted {
-			continue
+		if t.Validity.Failed != record.Interrupted {
+			all.Add(planned{t.Index, cell{record.LevelKey(t.Factors), t.Arm, t.Block}}, t)
 		}
-		key := planned{t.Index, cell{record.LevelKey(t.Factors), t.Arm, t.Block}}
-		i, again := at[key]
-		if !again {
-			i = len(all)
-			at[key], all = i, append(all, nil)
-		}
-		all[i] = append(all[i], t)
 	}
-	for _, attempts := range all {
+	var sorted [][]record.Trial
+	for _, attempts := range all.All() {
 		slices.SortStableFunc(attempts, func(a, b record.Trial) int { return cmp.Compare(a.Attempt, b.Attempt) })
+		sorted = append(sorted, attempts)
 	}
-	return all
+	return sorted
 }
 
 // Metrics are the values of one trial by metric: those that it recorded, and the quantiles of latency that its
@@ -325,8 +319,8 @@ func quantilesOf(trial record.Trial, histogram string, of []metric.Definition) (
 
 func encodedOf(trial record.Trial, histogram string) []string {
 	var encoded []string
-	for _, name := range slices.Sorted(maps.Keys(trial.Loads)) {
-		if h, ok := trial.Loads[name].Histograms[histogram]; ok {
+	for name, r := range lists.ByKey(trial.Loads) {
+		if h, ok := r.Histograms[histogram]; ok {
 			encoded = append(encoded, h)
 		}
 	}

@@ -302,8 +302,8 @@ func scaleOf(sources []source, k key) Scale {
 
 func levelOf(level map[string]string) string {
 	var b strings.Builder
-	for _, name := range slices.Sorted(maps.Keys(level)) {
-		fmt.Fprintf(&b, "%q=%q ", name, level[name])
+	for name, value := range lists.ByKey(level) {
+		fmt.Fprintf(&b, "%q=%q ", name, value)
 	}
 	return b.String()
 }

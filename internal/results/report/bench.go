@@ -15,6 +15,7 @@ import (
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/results/analysis"
 )
 
@@ -51,8 +52,8 @@ func Bench(w io.Writer, run record.Run, trials []record.Trial) error {
 	}
 	// benchstat prints what stands here above its tables.
 	fmt.Fprintf(b, "warning: %s\n", benchWarning)
-	for _, arm := range slices.Sorted(maps.Keys(run.Absent)) {
-		fmt.Fprintf(b, "absent-%s: %s\n", word(arm), clean(run.Absent[arm]))
+	for arm, why := range lists.ByKey(run.Absent) {
+		fmt.Fprintf(b, "absent-%s: %s\n", word(arm), clean(why))
 	}
 	defined := run.Defined()
 	said := map[string]bool{}
@@ -106,8 +107,8 @@ func benchName(run record.Run, t record.Trial) string {
 		b.WriteString(string(unicode.ToUpper(first)) + part[n:])
 	}
 	b.WriteString("/arm=" + word(t.Arm))
-	for _, f := range slices.Sorted(maps.Keys(t.Factors)) {
-		b.WriteString("/" + word(f) + "=" + word(t.Factors[f]))
+	for f, level := range lists.ByKey(t.Factors) {
+		b.WriteString("/" + word(f) + "=" + word(level))
 	}
 	return b.String() + "-" + strconv.Itoa(max(run.Environment.CPUs, 1))
 }

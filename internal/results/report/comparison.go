@@ -3,13 +3,12 @@ package report
 import (
 	"fmt"
 	"io"
-	"maps"
 	"math"
-	"slices"
 	"strings"
 	"time"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
 	"tare/internal/results/comparison"
@@ -74,8 +73,8 @@ func changeCells(x comparison.Change) []string {
 // refLine names a run, when it was, and what it weighed.
 func refLine(r comparison.Ref) string {
 	text := r.Dir + ", " + r.Started.UTC().Format(time.DateTime) + " UTC, tare " + r.Version
-	for _, name := range slices.Sorted(maps.Keys(r.Subjects)) {
-		if v := r.Subjects[name]; v != "" && v != r.Version {
+	for name, v := range lists.ByKey(r.Subjects) {
+		if v != "" && v != r.Version {
 			text += ", " + name + " " + v
 		}
 	}

@@ -1,11 +1,10 @@
 package report
 
 import (
-	"maps"
 	"math"
-	"slices"
 	"strings"
 
+	"tare/internal/lib/lists"
 	"tare/internal/results/analysis"
 )
 
@@ -83,12 +82,12 @@ func attributes(e *analysis.Estimate) map[string]string {
 	if e.Component != "" {
 		all["component"] = clean(e.Component)
 	}
-	for _, name := range slices.Sorted(maps.Keys(e.Factors)) {
+	for name, level := range lists.ByKey(e.Factors) {
 		label := labelOf(name)
 		if was, is := all[label]; is {
-			all[label] = was + "," + clean(e.Factors[name])
+			all[label] = was + "," + clean(level)
 		} else {
-			all[label] = clean(e.Factors[name])
+			all[label] = clean(level)
 		}
 	}
 	return all

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"html/template"
 	"io"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -253,8 +252,8 @@ func gates(spec json.RawMessage) []fact {
 		return nil
 	}
 	var all []fact
-	for _, name := range slices.Sorted(maps.Keys(s.Gates)) {
-		all = append(all, fact{name, fmt.Sprint(s.Gates[name])})
+	for name, limit := range lists.ByKey(s.Gates) {
+		all = append(all, fact{name, fmt.Sprint(limit)})
 	}
 	return all
 }
@@ -288,8 +287,8 @@ func environmentFacts(run record.Run) []fact {
 		{"clock source", e.Clocksource},
 		{"tare", strings.TrimSuffix(run.Version+" ("+run.Build+")", " ()")},
 	}
-	for _, name := range slices.Sorted(maps.Keys(e.Subjects)) {
-		all = append(all, fact{"subject " + name, e.Subjects[name]})
+	for name, version := range lists.ByKey(e.Subjects) {
+		all = append(all, fact{"subject " + name, version})
 	}
 	all = append(all, fact{"started", started(run)}, fact{"seed", strconv.FormatUint(run.Seed, 10)}, fact{"run", run.ID})
 	return slices.DeleteFunc(all, func(f fact) bool { return f.Value == "" })

@@ -2,8 +2,6 @@ package report
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 
 	"tare/internal/lib/lists"
@@ -61,9 +59,9 @@ func (d *chartData) curveTables() []curveTable {
 				}
 			}
 		}
-		for _, q := range slices.Sorted(maps.Keys(cells)) {
+		for q, of := range lists.ByKey(cells) {
 			r := curveRow{Percentile: percentile(q), Visible: visible[q]}
-			r.Cells = lists.Map(t.Arms, func(arm string) string { return cells[q][arm] })
+			r.Cells = lists.Map(t.Arms, func(arm string) string { return of[arm] })
 			t.Rows = append(t.Rows, r)
 		}
 		if len(t.Rows) > 0 {

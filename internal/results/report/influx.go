@@ -4,12 +4,11 @@ import (
 	"bufio"
 	"fmt"
 	"io"
-	"maps"
-	"slices"
 	"strconv"
 	"strings"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/results/analysis"
 )
 
@@ -33,8 +32,8 @@ func Influx(w io.Writer, s *analysis.Summary, run record.Run) error {
 	line := func(measurement string, tags map[string]string, fields *influxFields) {
 		tags["experiment"], tags["host"] = s.Experiment, run.Environment.Hostname
 		b.WriteString(measurement)
-		for _, key := range slices.Sorted(maps.Keys(tags)) {
-			if value := influxTag(tags[key]); value != "" {
+		for key, tag := range lists.ByKey(tags) {
+			if value := influxTag(tag); value != "" {
 				b.WriteString("," + influxTag(key) + "=" + value)
 			}
 		}

@@ -3,7 +3,6 @@ package report
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -199,8 +198,8 @@ func (m *leadMaker) rows(columns []string, arm string, level map[string]string) 
 	if len(parts) < 2 {
 		return rows
 	}
-	for _, component := range slices.Sorted(maps.Keys(parts)) {
-		rows = append(rows, leadRow{Name: clean(component), Part: true, Cells: parts[component]})
+	for component, cells := range lists.ByKey(parts) {
+		rows = append(rows, leadRow{Name: clean(component), Part: true, Cells: cells})
 	}
 	return rows
 }
@@ -216,8 +215,8 @@ func (m *leadMaker) splitOf(name string) string {
 		return name
 	}
 	whole := m.defined.Of(name)
-	for _, of := range slices.Sorted(maps.Keys(m.defined)) {
-		if d := m.defined[of]; d.PartOf != "" && d.Family == whole.Family && d.Unit == whole.Unit && has(of) {
+	for of, d := range lists.ByKey(m.defined) {
+		if d.PartOf != "" && d.Family == whole.Family && d.Unit == whole.Unit && has(of) {
 			return of
 		}
 	}
@@ -375,9 +374,9 @@ func (l *leadTable) short(s *analysis.Summary, run record.Run) string {
 		text = fmt.Sprintf("From a partial run (%d of %d trials): %s", s.Trials.Done, s.Trials.Planned, text)
 	}
 	text += lacking(s, run)
-	for _, arm := range slices.Sorted(maps.Keys(run.Lacks)) {
-		if run.Lacks[arm] != "" {
-			text += fmt.Sprintf(" %s is not the same service: %s.", s.ArmName(arm), run.Lacks[arm])
+	for arm, lacks := range lists.ByKey(run.Lacks) {
+		if lacks != "" {
+			text += fmt.Sprintf(" %s is not the same service: %s.", s.ArmName(arm), lacks)
 		}
 	}
 	return text

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -12,6 +11,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/results/analysis"
 	"tare/internal/scale/ledger"
 )
@@ -82,8 +82,8 @@ func (x *exposition) add(name, help string, labels map[string]string, v float64)
 	}
 	maps.Copy(all, x.whole)
 	m, key := &dto.Metric{Gauge: &dto.Gauge{Value: &v}}, ""
-	for _, label := range slices.Sorted(maps.Keys(all)) {
-		value := strings.ToValidUTF8(clean(all[label]), "?")
+	for label, value := range lists.ByKey(all) {
+		value = strings.ToValidUTF8(clean(value), "?")
 		m.Label = append(m.Label, &dto.LabelPair{Name: new(label), Value: &value})
 		key += strconv.Quote(label) + strconv.Quote(value)
 	}

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
 )
@@ -84,8 +85,8 @@ func OTLP(w io.Writer, s *analysis.Summary, run record.Run) error {
 				all = append(all, text("statistic", p.statistic))
 				labels := attributes(p.of)
 				delete(labels, "unit")
-				for _, label := range slices.Sorted(maps.Keys(labels)) {
-					all = append(all, text(label, labels[label]))
+				for label, value := range lists.ByKey(labels) {
+					all = append(all, text(label, value))
 				}
 			}
 			g.DataPoints = append(g.DataPoints, &otlpmetrics.NumberDataPoint{

@@ -30,33 +30,28 @@ type ladderRow struct {
 }
 
 // ladders are the metrics that are rungs, by ladder, in the order in which they are defined.
-func ladders(run record.Run) (titles []string, rungs map[string][]metric.Definition) {
-	rungs = map[string][]metric.Definition{}
+func ladders(run record.Run) (rungs lists.Groups[string, metric.Definition]) {
 	for _, d := range run.Metrics {
-		if d.Ladder == "" {
-			continue
+		if d.Ladder != "" {
+			rungs.Add(d.Ladder, d)
 		}
-		if rungs[d.Ladder] == nil {
-			titles = append(titles, d.Ladder)
-		}
-		rungs[d.Ladder] = append(rungs[d.Ladder], d)
 	}
-	return titles, rungs
+	return rungs
 }
 
 // ladderTables are those of a run, without the twin where there are other arms.
 func ladderTables(s *analysis.Summary, run record.Run) (all []ladderTable) {
-	titles, rungs := ladders(run)
 	levels, arms := placesOf(s)
-	for _, title := range titles {
+	ladders := ladders(run)
+	for title, rungs := range ladders.All() {
 		for _, level := range levels {
 			t := ladderTable{Title: analysis.Capital(title), Level: s.At(level)}
 			for _, arm := range arms {
-				if slices.ContainsFunc(rungs[title], func(d metric.Definition) bool { return s.Find(d.Name, arm, level) != nil }) {
+				if slices.ContainsFunc(rungs, func(d metric.Definition) bool { return s.Find(d.Name, arm, level) != nil }) {
 					t.Arms = append(t.Arms, arm)
 				}
 			}
-			for _, d := range rungs[title] {
+			for _, d := range rungs {
 				r := ladderRow{Rung: d.Rung}
 				some := false
 				for _, arm := range t.Arms {
@@ -350,15 +345,12 @@ func (m *dataMaker) courses() {
 
 // courseTables are the courses as tables, by series and level.
 func (d *chartData) courseTables() (all []courseTable) {
-	at := map[string]int{}
+	type head struct {
+		name  string
+		level int
+	}
+	var tables lists.Groups[head, courseRow]
 	for _, c := range d.Courses {
-		key := fmt.Sprintf("%s\x00%d", c.Name, c.Level)
-		i, seen := at[key]
-		if !seen {
-			i = len(all)
-			at[key] = i
-			all = append(all, courseTable{Title: analysis.Capital(c.Name), Level: d.Levels[c.Level].Name})
-		}
 		for n, p := range c.Parts {
 			largest := 0.0
 			for _, v := range p.Values {
@@ -366,12 +358,15 @@ func (d *chartData) courseTables() (all []courseTable) {
 					largest = max(largest, *v)
 				}
 			}
-			all[i].Rows = append(all[i].Rows, courseRow{
+			tables.Add(head{c.Name, c.Level}, courseRow{
 				Arm: d.Arms[c.Arm].Name, Of: p.Of, Kind: p.Kind, First: n == 0, Trial: c.Trial,
 				Cells: []string{orDash(p.Values[0], c.Unit), orDash(p.Values[len(p.Values)-1], c.Unit),
 					quantity.Value(largest, c.Unit)},
 			})
 		}
+	}
+	for of, rows := range tables.All() {
+		all = append(all, courseTable{analysis.Capital(of.name), d.Levels[of.level].Name, rows})
 	}
 	return all
 }

@@ -14,6 +14,7 @@ import (
 
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
 )
@@ -173,8 +174,7 @@ func percent(ratio float64) string {
 
 // notes are what to know before quoting an estimate, each named once, with the estimates that it is of.
 func notes(s *analysis.Summary, run record.Run) (all []string) {
-	var texts []string
-	of := map[string][]string{} // by text
+	var names lists.Groups[string, string] // by text
 	all = absent(s)
 	for _, e := range s.Estimates {
 		name := quantity.Label(e.Metric) + " of " + armOf(s, e)
@@ -185,17 +185,14 @@ func notes(s *analysis.Summary, run record.Run) (all []string) {
 			all = append(all, name+" is withheld: "+e.Withheld)
 		}
 		for _, n := range e.Notes {
-			if of[n] == nil {
-				texts = append(texts, n)
-			}
-			of[n] = append(of[n], name)
+			names.Add(n, name)
 		}
 		if d := e.Difference; d != nil && strings.HasPrefix(d.Unresolved, analysis.LagReason) {
 			all = append(all, name+" is not resolved: "+d.Unresolved)
 		}
 	}
-	for _, n := range texts {
-		all = append(all, strings.Join(analysis.FirstOf(of[n], maxNoted), ", ")+": "+n)
+	for n, of := range names.All() {
+		all = append(all, strings.Join(analysis.FirstOf(of, maxNoted), ", ")+": "+n)
 	}
 	quantiles := run.Defined().Quantiles(load.Latency)
 	for i := 1; i < len(quantiles); i++ {
@@ -208,8 +205,8 @@ func notes(s *analysis.Summary, run record.Run) (all []string) {
 
 // absent names the arms that did not run, and says why.
 func absent(s *analysis.Summary) (all []string) {
-	for _, arm := range slices.Sorted(maps.Keys(s.Absent)) {
-		all = append(all, fmt.Sprintf("the arm %s did not run: %s", arm, s.Absent[arm]))
+	for arm, why := range lists.ByKey(s.Absent) {
+		all = append(all, fmt.Sprintf("the arm %s did not run: %s", arm, why))
 	}
 	return all
 }
@@ -247,8 +244,7 @@ func intervals(s *analysis.Summary) string {
 		return "none"
 	}
 	var said []string
-	for _, name := range slices.Sorted(maps.Keys(reached)) {
-		r := reached[name]
+	for name, r := range lists.ByKey(reached) {
 		text := fmt.Sprintf("%s, %.1f", name, 100*r[0])
 		if r[1] > r[0] {
 			text += fmt.Sprintf(" to %.1f", 100*r[1])
@@ -397,8 +393,8 @@ func environment(run record.Run) []string {
 		swap = "swap " + quantity.Rough(float64(e.SwapBytes), quantity.Bytes)
 	}
 	var subjects []string
-	for _, name := range slices.Sorted(maps.Keys(e.Subjects)) {
-		subjects = append(subjects, strings.TrimSpace(name+" "+e.Subjects[name]))
+	for name, version := range lists.ByKey(e.Subjects) {
+		subjects = append(subjects, strings.TrimSpace(name+" "+version))
 	}
 	return []string{
 		join(e.Hostname, e.CPUModel, size, named("virtual", e.Virtual), named("governor", e.Governor), swap),
