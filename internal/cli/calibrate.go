@@ -12,7 +12,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
@@ -20,10 +19,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-func init() {
-	register(newCalibrate)
-	register(newWeight)
-}
+func init() { register(newCalibrate) }
 
 // faultVariable builds a fault into the scale, for tests of the calibration itself.
 const faultVariable = "TARE_CALIBRATE_FAULT"
@@ -235,17 +231,4 @@ func culprits(x calibrate.Weight) string {
 		return ""
 	}
 	return " (" + strings.Join(names, ", ") + ")"
-}
-
-// newWeight is the way in which calibrate plants processes. It is not for people.
-func newWeight() *cobra.Command {
-	return &cobra.Command{
-		Use:    calibrate.WeightCommand,
-		Hidden: true,
-		Args:   cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			conn := role.NewConn(os.Stdin, os.Stdout)
-			return reported(conn, calibrate.Plant(cmd.Context(), args[0], conn))
-		},
-	}
 }

@@ -207,25 +207,13 @@ func (w *window) measure(cmd *cobra.Command, g kind.Guest, v param.Values, play 
 	return errors.Join(err, allFailed(cmd, r))
 }
 
-// player is what a guest's process does.
-type player func(context.Context, *role.Conn) error
-
 // threadsReady is how long threads get to be there when the schedule begins.
 const threadsReady = 20 * time.Millisecond
 
 // work plays the parent of a load: it starts the load when that is ready, and returns its result.
 func (w *window) work(ctx context.Context, play player) (*load.Result, error) {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	input, tell := io.Pipe()
-	output, says := io.Pipe()
-	ended := make(chan error, 1)
-	go func() {
-		err := play(ctx, role.NewConn(input, says))
-		says.Close()
-		ended <- err
-	}()
-	conn, log := role.NewConn(output, tell), func(line string) { fmt.Fprintln(stderr, text.Line(line)) }
+	conn, end := played(ctx, play)
+	log := func(line string) { fmt.Fprintln(stderr, text.Line(line)) }
 	var r load.Result
 	err := conn.Expect(role.Ready, nil, log)
 	if err == nil {
@@ -238,9 +226,7 @@ func (w *window) work(ctx context.Context, play player) (*load.Result, error) {
 			done()
 		}
 	}
-	tell.Close()
-	output.Close()
-	if failed := <-ended; failed != nil {
+	if failed := end(); failed != nil {
 		return nil, failed // why there was no result
 	}
 	return &r, err

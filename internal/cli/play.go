@@ -2,32 +2,56 @@ package cli
 
 import (
 	"context"
+	"errors"
+	"io"
 	"os"
 
 	"github.com/spf13/cobra"
 
 	"tare/internal/experiment/kind"
+	"tare/internal/experiment/placement"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/privilege"
+	"tare/internal/results/calibrate"
+	"tare/internal/sandboxes/oci"
 )
 
-func init() { register(newPlay) }
-
-// newPlay is the process of any guest that plays (kind.Player), in an experiment. It is not for people.
-func newPlay() *cobra.Command {
-	return &cobra.Command{
-		Use:                kind.PlayCommand,
-		Hidden:             true,
-		DisableFlagParsing: true,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			conn := unprivileged(cmd.Context())
-			if len(args) > 0 && kind.Role(args[0]) == kind.Subject { // eBPF programs, interfaces: subjects need theirs
-				conn = role.NewConn(os.Stdin, os.Stdout)
+// The commands as which the binary starts itself. They are not for people.
+func init() {
+	hidden := func(name string, run func(ctx context.Context, args []string) error) {
+		register(func() *cobra.Command {
+			return &cobra.Command{
+				Use: name, Hidden: true, DisableFlagParsing: true,
+				RunE: func(cmd *cobra.Command, args []string) error { return run(cmd.Context(), args) },
 			}
-			ctx := withoutHangup(cmd.Context()) // by which a guest may read its files again; its parent ends it
-			return reported(conn, kind.Play(ctx, conn, args))
-		},
+		})
 	}
+	hidden(kind.PlayCommand, playGuest)
+	// The way of a process into its control groups.
+	hidden(placement.EnterCommand, func(_ context.Context, args []string) error { return placement.Enter(args) })
+	// What stands beside a container.
+	hidden(oci.ShimCommand, func(_ context.Context, args []string) error {
+		status, err := oci.Shim(args)
+		if err == nil && status != 0 {
+			err = exitStatus(status) // the container's own
+		}
+		return err
+	})
+	// What calibrate plants.
+	hidden(calibrate.WeightCommand, func(ctx context.Context, args []string) error {
+		conn := role.NewConn(os.Stdin, os.Stdout)
+		return reported(conn, calibrate.Plant(ctx, args, conn))
+	})
+}
+
+// playGuest is the process of any guest that plays (kind.Player), in an experiment.
+func playGuest(ctx context.Context, args []string) error {
+	conn := unprivileged(ctx)
+	if len(args) > 0 && kind.Role(args[0]) == kind.Subject { // eBPF programs, interfaces: subjects need theirs
+		conn = role.NewConn(os.Stdin, os.Stdout)
+	}
+	ctx = withoutHangup(ctx) // by which a guest may read its files again; its parent ends it
+	return reported(conn, kind.Play(ctx, conn, args))
 }
 
 // ownProcess is the key in the context of a command that a process is there for alone.
@@ -41,4 +65,44 @@ func unprivileged(ctx context.Context) *role.Conn {
 		conn.BeforeReady(privilege.Drop)
 	}
 	return conn
+}
+
+// player is what a guest's process does.
+type player func(context.Context, *role.Conn) error
+
+// played has a role played in this process, and gives the connection of its parent. end closes that, waits for the role
+// to end, and returns its error.
+func played(ctx context.Context, play player) (parent *role.Conn, end func() error) {
+	input, tell := io.Pipe()
+	said, says := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		err := play(ctx, role.NewConn(input, says))
+		says.Close()
+		ended <- err
+	}()
+	return role.NewConn(said, tell), func() error {
+		tell.Close()
+		said.Close() // what it still has to say is not read
+		return <-ended
+	}
+}
+
+// forPeople plays a role until ctx ends or there is no reader any more, and prints what it says.
+func forPeople(ctx context.Context, w io.Writer, print func(io.Writer, role.Message) error, play player) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	conn, end := played(ctx, play)
+	var failed error
+	for failed == nil && !unheard(w) {
+		var m role.Message
+		if m, failed = conn.Receive(); failed == nil {
+			failed = print(w, m)
+		}
+	}
+	if errors.Is(failed, io.EOF) {
+		failed = nil
+	}
+	stop()
+	return errors.Join(end(), failed)
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"time"
 	"unsafe"
 
@@ -52,7 +53,8 @@ type plantedResult struct {
 
 // Plant plays a planted process on conn: burn, connect or memory. It does what the start message orders, says what that
 // came to, and keeps what it has taken until the parent closes its end.
-func Plant(_ context.Context, kind string, conn *role.Conn) error {
+func Plant(_ context.Context, args []string, conn *role.Conn) error {
+	kind := strings.Join(args, " ")
 	plants := map[string]func(role.Message) (plantedResult, func(), error){"burn": burn, "connect": connect,
 		"memory": takeMemory}
 	plant, ok := plants[kind]
