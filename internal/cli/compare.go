@@ -13,6 +13,7 @@ import (
 
 	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/text"
 	"tare/internal/results/analysis"
 	"tare/internal/results/comparison"
@@ -176,10 +177,7 @@ func (f compareFlags) side(dir string) ([]comparison.Source, error) {
 	if err := alike(sources, f.anyway); err != nil {
 		return nil, err
 	}
-	runs := make([]record.Run, len(sources))
-	for i, s := range sources {
-		runs[i] = s.Run
-	}
+	runs := lists.Map(sources, func(s comparison.Source) record.Run { return s.Run })
 	if what := comparison.Mixed(runs); what != "" && !f.anyway {
 		return nil, fault.New(fault.Usage, dir, "put the runs of each version into a directory of its own, or give --anyway",
 			"its runs are no repeats of one thing: they differ in %s", what)
@@ -222,8 +220,8 @@ func (f compareFlags) like(history []comparison.Source, s comparison.Source) []c
 func armsOf(sources []comparison.Source) string {
 	var arms []string
 	for _, e := range sources[0].Summary.Estimates {
-		if e.Arm != record.Direct && e.Arm != record.AA && !slices.Contains(arms, e.Arm) {
-			arms = append(arms, e.Arm)
+		if e.Arm != record.Direct && e.Arm != record.AA {
+			arms = lists.Include(arms, e.Arm)
 		}
 	}
 	if len(arms) == 0 {

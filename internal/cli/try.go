@@ -19,6 +19,7 @@ import (
 	"tare/internal/experiment/process"
 	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/param"
 	"tare/internal/lib/text"
 	"tare/internal/scale/host/cgroup"
@@ -122,11 +123,7 @@ var workloads = []workload{
 }
 
 func workloadNames() []string {
-	names := make([]string, len(workloads))
-	for i, w := range workloads {
-		names[i] = w.name
-	}
-	return names
+	return lists.Map(workloads, func(w workload) string { return w.name })
 }
 
 // try tries a command.

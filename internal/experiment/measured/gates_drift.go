@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"tare/internal/experiment/load"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/stats"
 )
 
@@ -57,10 +58,7 @@ func (j *LoadJudge) halves(value func(load.Slice) float64, middle func([]float64
 	if len(j.Result.Slices) < 2 || j.Result.Done < minInSlice*int64(len(j.Result.Slices)) {
 		return 0, 0, 0, false
 	}
-	values := make([]float64, len(j.Result.Slices))
-	for i, s := range j.Result.Slices {
-		values[i] = value(s)
-	}
+	values := lists.Map(j.Result.Slices, value)
 	first, second := values[:len(values)/2], values[len(values)/2:]
 	before, after = middle(first), middle(second)
 	seen = math.Abs(after-before) / max(min(before, after), least)

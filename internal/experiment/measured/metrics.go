@@ -13,6 +13,7 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/known"
 	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
@@ -82,20 +83,13 @@ func (e *everything) add(g kind.Guest) {
 
 // Definitions are those of all metrics, in the order of docs/metrics.md.
 func Definitions() []metric.Definition {
-	defined := make([]metric.Definition, len(Metrics()))
-	for i, m := range Metrics() {
-		defined[i] = m.Definition
-	}
-	return defined
+	return lists.Map(Metrics(), func(m Metric) metric.Definition { return m.Definition })
 }
 
 // Find is the metric of a name; false where there is none.
 func Find(name string) (Metric, bool) {
-	i := slices.IndexFunc(Metrics(), func(m Metric) bool { return m.Name == name })
-	if i < 0 {
-		return Metric{}, false
-	}
-	return Metrics()[i], true
+	m := lists.Find(Metrics(), func(m *Metric) bool { return m.Name == name })
+	return known.Or(m, Metric{}), m != nil
 }
 
 // Measured is what metrics and gates look at: a trial's record with its ledgers whole and their roles set, and what the

@@ -11,6 +11,7 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/scale/ledger"
 )
@@ -75,11 +76,7 @@ func (p *Pool) events() *record.Events {
 	if !p.whole() {
 		return nil
 	}
-	all := make([]*record.Events, len(p.good))
-	for i, t := range p.good {
-		all[i] = t.Events
-	}
-	return record.MergeEvents(all)
+	return record.MergeEvents(lists.Map(p.good, func(t *record.Trial) *record.Events { return t.Events }))
 }
 
 // measurement is of all nodes together: what their loads and the subjects' own work did, merged.

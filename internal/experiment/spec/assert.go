@@ -63,10 +63,7 @@ func (s *Spec) checkAssertion(a assertion.Assertion) error {
 // assertion.Hint goes with it.
 func ParseAssertion(raw string, defined []metric.Definition) (assertion.Assertion, error) {
 	a, err := assertion.Parse(raw)
-	var names []string
-	for _, d := range defined {
-		names = append(names, d.Name)
-	}
+	names := lists.Map(defined, func(d metric.Definition) string { return d.Name })
 	at := slices.Index(names, a.Metric)
 	if a.Metric != "" && at < 0 { // before its bound, whose unit depends on it
 		return a, fmt.Errorf("names the metric %q, which does not exist%s; docs/metrics.md has those there are",
@@ -91,9 +88,5 @@ func ParseAssertion(raw string, defined []metric.Definition) (assertion.Assertio
 
 // Assertions are those of the spec in their canonical form.
 func (s *Spec) Assertions() []string {
-	var all []string
-	for _, a := range s.Assert {
-		all = append(all, a.String())
-	}
-	return all
+	return lists.Map(s.Assert, assertion.Assertion.String)
 }

@@ -189,9 +189,7 @@ func (d *decoder) precision(n document.Node) (*Precision, error) {
 			if err == nil && len(list) == 0 {
 				err = d.Fail(value, "write metrics: [latency_p50_seconds]", "%q must be a list of metrics", key)
 			}
-			for _, item := range list {
-				p.Metrics = append(p.Metrics, item.Text)
-			}
+			p.Metrics = append(p.Metrics, document.Texts(list)...)
 			return err
 		}
 		return d.Unknown(at, key, `"precision"`, []string{"target", "metrics"})
@@ -482,15 +480,11 @@ func (d *decoder) quickLevels(n document.Node, f *Factor, s *Spec) ([]string, er
 	if !ok {
 		return nil, d.Fail(n, "", "the factor %q must have a list of its cases", f.Name)
 	}
-	var levels []string
-	for _, item := range list {
-		levels = append(levels, item.Text)
-	}
 	chosen := *f
-	if err := chosen.choose(levels); err != nil {
+	if err := chosen.choose(document.Texts(list)); err != nil {
 		return nil, d.Fail(n, "", "%s", err)
 	}
-	return levels, nil
+	return chosen.Levels, nil
 }
 
 // quickArms reads which arms the short form keeps.

@@ -8,23 +8,10 @@ import (
 	"tare/internal/lib/param"
 )
 
-// Reaching is a setting by which whoever wrote a spec has the machine run, open or look into what the spec names.
-type Reaching struct {
-	Path  string // arms.agent.command
-	Reach param.Reach
-}
-
-func (r Reaching) String() string {
-	article := "a "
-	if r.Reach == param.ReachAddress {
-		article = "an "
-	}
-	return r.Path + " (" + article + string(r.Reach) + ")"
-}
-
 // Reaches are the settings of all parts, in order of their paths, that reach further than the guests do by themselves:
-// as the spec sets them, at any level of a factor, or by an arm that is a variant.
-func (s *Spec) Reaches() []Reaching {
+// as the spec sets them, at any level of a factor, or by an arm that is a variant. Each says how: "arms.agent.command (a
+// command)".
+func (s *Spec) Reaches() []string {
 	reach := map[string]param.Reach{}
 	look := func(t target, value string) {
 		if r := t.knob.Reaches(value); r != param.ReachNothing {
@@ -51,9 +38,13 @@ func (s *Spec) Reaches() []Reaching {
 			lookAll(values)
 		}
 	}
-	var all []Reaching
-	for path, of := range lists.ByKey(reach) {
-		all = append(all, Reaching{path, of})
+	var all []string
+	for path, r := range lists.ByKey(reach) {
+		article := "a "
+		if r == param.ReachAddress {
+			article = "an "
+		}
+		all = append(all, path+" ("+article+string(r)+")")
 	}
 	return all
 }
@@ -65,12 +56,8 @@ func (s *Spec) CheckReach(where string) error {
 	if len(all) == 0 {
 		return nil
 	}
-	words := make([]string, len(all))
-	for i, r := range all {
-		words[i] = r.String()
-	}
 	return fault.New(fault.Usage, where, "start its agent with --allow-commands if it may do as the coordinator's "+
 		"specs say, "+
 		"or leave these settings out", "the spec names what a node may not run, open or connect to for a coordinator: %s",
-		strings.Join(words, ", "))
+		strings.Join(all, ", "))
 }

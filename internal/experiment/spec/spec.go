@@ -191,16 +191,21 @@ func (s *Spec) Lacks() map[string]string {
 func (s *Spec) At(l Level) *Spec {
 	c := s.clone()
 	for _, f := range s.Factors {
-		for p, value := range f.sets(l[f.Name]) {
-			if t, ok := c.target(p); ok {
-				t.options[t.knob.Name] = value
-			}
-		}
+		c.assign(f.sets(l[f.Name]))
 	}
 	idle := func(_ string, p *kind.Part) bool { return p.Options[kind.CountSetting] == "0" }
 	maps.DeleteFunc(c.Applications, idle)
 	maps.DeleteFunc(c.Loads, idle)
 	return c
+}
+
+// assign sets settings, by path; those of parts that there are not are left out.
+func (s *Spec) assign(values map[string]string) {
+	for path, value := range values {
+		if t, ok := s.target(path); ok {
+			t.options[t.knob.Name] = value
+		}
+	}
 }
 
 // clone is a copy whose parts can be set.
@@ -290,12 +295,10 @@ func (s *Spec) find(name string) ([]target, error) {
 	return found, nil
 }
 
+func pathsOf(ts []target) []string { return lists.Map(ts, func(t target) string { return t.path }) }
+
 func joinPaths(ts []target) string {
-	paths := make([]string, len(ts))
-	for i, t := range ts {
-		paths[i] = t.path
-	}
-	return strings.Join(paths, ", ")
+	return strings.Join(pathsOf(ts), ", ")
 }
 
 // level gives the canonical form of one level for all targets.
@@ -332,11 +335,7 @@ func (f *Factor) choose(levels []string) error {
 }
 
 func newFactor(name string, ts []target, levels []string) Factor {
-	f := Factor{Name: name, Levels: levels}
-	for _, t := range ts {
-		f.paths = append(f.paths, t.path)
-	}
-	return f
+	return Factor{Name: name, Levels: levels, paths: pathsOf(ts)}
 }
 
 // checkSize refuses a plan that could never end.
@@ -434,11 +433,7 @@ func (s *Spec) checkOpen() error {
 }
 
 func names(metrics []measured.Metric) []string {
-	all := make([]string, len(metrics))
-	for i, m := range metrics {
-		all[i] = m.Name
-	}
-	return all
+	return lists.Map(metrics, func(m measured.Metric) string { return m.Name })
 }
 
 // Headlines are the metrics that the answer of the experiment speaks of, where trials have them.

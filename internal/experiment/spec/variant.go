@@ -18,9 +18,8 @@ func (s *Spec) variants(arm string) (map[string]string, error) {
 	if !ok {
 		return nil, nil
 	}
-	assignments := variant.Sets(p.Options)
 	values := map[string]string{}
-	for _, assignment := range assignments {
+	for _, assignment := range variant.Sets(p.Options) {
 		name, raw, ok := strings.Cut(assignment, "=")
 		if !ok {
 			return nil, fmt.Errorf("there is no = in %q", text.Clip(assignment))
@@ -53,11 +52,7 @@ func (s *Spec) As(arm string) *Spec {
 		return s
 	}
 	c := s.clone()
-	for path, value := range values {
-		if t, ok := c.target(path); ok {
-			t.options[t.knob.Name] = value
-		}
-	}
+	c.assign(values)
 	return c
 }
 

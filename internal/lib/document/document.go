@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 
 	"github.com/goccy/go-yaml"
@@ -16,6 +15,7 @@ import (
 	"github.com/goccy/go-yaml/parser"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/param"
 	"tare/internal/lib/text"
 )
@@ -158,6 +158,11 @@ type Item struct {
 	At   Node
 }
 
+// Texts are those of items.
+func Texts(items []Item) []string {
+	return lists.Map(items, func(item Item) string { return item.Text })
+}
+
 // Unknown is the error of a key that there is not in what.
 func (f File) Unknown(at Node, key, what string, known []string) error {
 	return f.Fail(at, "the keys of "+what+" are "+strings.Join(known, ", "), "there is no key %q in %s%s",
@@ -201,11 +206,11 @@ func (f File) Setting(n Node, s param.Setting, o param.Values) error {
 // Settings reads a mapping that holds only settings.
 func (f File) Settings(n Node, what string, settings []param.Setting, o param.Values) error {
 	return f.Each(n, what, func(key string, at, value Node) error {
-		i := slices.IndexFunc(settings, func(s param.Setting) bool { return s.Name == key })
-		if i < 0 {
+		s, known := param.Find(settings, key)
+		if !known {
 			return f.Unknown(at, key, what, param.Names(settings))
 		}
-		return f.Setting(value, settings[i], o)
+		return f.Setting(value, s, o)
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 )
 
 // Values are the values of settings by name, in canonical form: durations as Go prints them, bytes as a plain number. A
@@ -60,11 +61,7 @@ func (v Values) Check(settings []Setting) error {
 
 // Names are the names of settings, in their order.
 func Names(settings []Setting) []string {
-	names := make([]string, len(settings))
-	for i, s := range settings {
-		names[i] = s.Name
-	}
-	return names
+	return lists.Map(settings, func(s Setting) string { return s.Name })
 }
 
 // Clone is a copy, never nil.

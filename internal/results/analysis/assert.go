@@ -62,11 +62,7 @@ type Check struct {
 // Result is that of all assertions together: Fails where one fails, else Undecided where one is. It is Holds where
 // there are none.
 func (s *Summary) Result() Result {
-	results := make([]Result, len(s.Verdicts))
-	for i, v := range s.Verdicts {
-		results[i] = v.Result
-	}
-	return worst(results)
+	return worst(lists.Map(s.Verdicts, func(v Verdict) Result { return v.Result }))
 }
 
 func worst(results []Result) Result {

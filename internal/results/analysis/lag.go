@@ -7,6 +7,7 @@ import (
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
 )
@@ -66,11 +67,7 @@ func lagGate(difference float64, pairs []stats.Pair, quantile string, seed uint6
 	for _, side := range []func(stats.Pair) float64{
 		func(p stats.Pair) float64 { return p.Base }, func(p stats.Pair) float64 { return p.Arm },
 	} {
-		xs := make([]float64, len(pairs))
-		for i, p := range pairs {
-			xs[i] = side(p)
-		}
-		largest = max(largest, stats.Median(xs).Value)
+		largest = max(largest, stats.Median(lists.Map(pairs, side)).Value)
 	}
 	switch {
 	case apart > limit:

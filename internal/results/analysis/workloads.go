@@ -2,6 +2,7 @@ package analysis
 
 import (
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/scale/ledger"
 )
 
@@ -18,10 +19,7 @@ type Workload struct {
 // workloads are those of all arms, where the trials of a run were charged.
 func workloads(trials []record.Trial) (all []Workload) {
 	for _, place := range byPlace(trials) {
-		var windows []*ledger.Ledger
-		for i := range place.trials {
-			windows = append(windows, place.trials[i].Ledger)
-		}
+		windows := lists.Map(place.trials, func(t record.Trial) *ledger.Ledger { return t.Ledger })
 		for _, w := range ledger.Pool(windows) {
 			all = append(all, Workload{Arm: place.arm, Factors: place.at, Trials: len(windows), Workload: w})
 		}

@@ -178,10 +178,7 @@ func words(prose string) (all []string) {
 
 func (t *screen) table(head row, rows []row) {
 	rows = append([]row{head}, rows...)
-	cells := make([][]string, len(rows))
-	for i, r := range rows {
-		cells[i] = r.cells()
-	}
+	cells := lists.Map(rows, row.cells)
 	if !slices.ContainsFunc(rows[1:], func(r row) bool { return r.Takes != "" }) {
 		for i := range cells {
 			cells[i] = cells[i][:len(cells[i])-1]
