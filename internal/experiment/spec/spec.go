@@ -18,6 +18,7 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/known"
 	"tare/internal/lib/lists"
 	"tare/internal/lib/param"
 	"tare/internal/lib/text"
@@ -250,12 +251,8 @@ func (s *Spec) targets() []target {
 }
 
 func (s *Spec) target(path string) (target, bool) {
-	for _, t := range s.targets() {
-		if t.path == path {
-			return t, true
-		}
-	}
-	return target{}, false
+	t := lists.Find(s.targets(), func(t *target) bool { return t.path == path })
+	return known.Or(t, target{}), t != nil
 }
 
 // find gives the targets that a factor's name means: the end of one path ("rate", "client.rate", "loads.client.rate"),
@@ -313,11 +310,7 @@ func level(ts []target, text string) (string, error) {
 
 // factor is that of a name; nil where there is none.
 func (s *Spec) factor(name string) *Factor {
-	i := slices.IndexFunc(s.Factors, func(f Factor) bool { return f.Name == name })
-	if i < 0 {
-		return nil
-	}
-	return &s.Factors[i]
+	return lists.Find(s.Factors, func(f *Factor) bool { return f.Name == name })
 }
 
 // choose keeps some of the factor's cases.

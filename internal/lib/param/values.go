@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/known"
 	"tare/internal/lib/lists"
 )
 
@@ -28,11 +29,8 @@ func Defaults(settings []Setting) Values {
 
 // Find is the setting of a name.
 func Find(settings []Setting, name string) (Setting, bool) {
-	i := slices.IndexFunc(settings, func(s Setting) bool { return s.Name == name })
-	if i < 0 {
-		return Setting{}, false
-	}
-	return settings[i], true
+	s := lists.Find(settings, func(s *Setting) bool { return s.Name == name })
+	return known.Or(s, Setting{}), s != nil
 }
 
 // FirstOf is the name of the first of some settings that has another value than its default, save those that are

@@ -12,6 +12,7 @@ import (
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
 	"tare/internal/lib/known"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
 )
@@ -113,13 +114,9 @@ func full(t *Table) bool {
 
 // Find is the estimate of one metric of one arm as a whole at one level; nil where there is none that may be quoted.
 func (s *Summary) Find(metric, arm string, level map[string]string) *Estimate {
-	for i := range s.Estimates {
-		e := &s.Estimates[i]
-		if e.Metric == metric && e.Arm == arm && e.Component == "" && e.Withheld == "" && maps.Equal(e.Factors, level) {
-			return e
-		}
-	}
-	return nil
+	return lists.Find(s.Estimates, func(e *Estimate) bool {
+		return e.Metric == metric && e.Arm == arm && e.Component == "" && e.Withheld == "" && maps.Equal(e.Factors, level)
+	})
 }
 
 // Visible is the smallest difference in a metric that the A/A twins let the run see at one level.

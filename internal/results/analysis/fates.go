@@ -150,7 +150,7 @@ func (f fate) why() string {
 func (t *Table) losses(key pool) []record.Reason {
 	var all []record.Reason
 	fates := t.fates(key)
-	for block, f := range lists.ByKey(fates) {
+	for _, f := range lists.ByKey(fates) {
 		if !f.told && len(f.voids) > 0 {
 			all = append(all, f.voids[0])
 		}

@@ -319,7 +319,7 @@ func quantilesOf(trial record.Trial, histogram string, of []metric.Definition) (
 
 func encodedOf(trial record.Trial, histogram string) []string {
 	var encoded []string
-	for name, r := range lists.ByKey(trial.Loads) {
+	for _, r := range lists.ByKey(trial.Loads) {
 		if h, ok := r.Histograms[histogram]; ok {
 			encoded = append(encoded, h)
 		}

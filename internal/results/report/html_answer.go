@@ -8,6 +8,7 @@ import (
 
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
 )
@@ -51,14 +52,10 @@ const (
 
 // found is the estimate of a metric in an arm at a level; nil where there is none.
 func (m *dataMaker) found(metric string, arm, level int) *analysis.Estimate {
-	for i := range m.s.Estimates {
-		e := &m.s.Estimates[i]
-		here := e.Component == "" && m.arms[e.Arm] == arm && m.levels[record.LevelKey(e.Factors)] == level
-		if e.Metric == metric && here && analysis.Usable(e.Value) {
-			return e
-		}
-	}
-	return nil
+	return lists.Find(m.s.Estimates, func(e *analysis.Estimate) bool {
+		return e.Metric == metric && e.Component == "" && m.arms[e.Arm] == arm &&
+			m.levels[record.LevelKey(e.Factors)] == level && analysis.Usable(e.Value)
+	})
 }
 
 func textOf(e *analysis.Estimate) string {

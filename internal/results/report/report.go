@@ -153,11 +153,11 @@ func fewerBlocks(e analysis.Estimate) string {
 
 // baselineIsZero says whether the metric is 0 without a subject, as the run time of its programs is.
 func baselineIsZero(s *analysis.Summary, e analysis.Estimate) bool {
-	i := slices.IndexFunc(s.Estimates, func(b analysis.Estimate) bool {
+	base := lists.Find(s.Estimates, func(b *analysis.Estimate) bool {
 		return b.Arm == record.Direct && b.Metric == e.Metric && b.Component == e.Component &&
 			maps.Equal(b.Factors, e.Factors)
 	})
-	return i >= 0 && s.Estimates[i].Value == 0
+	return base != nil && base.Value == 0
 }
 
 // percent is a ratio as the change that it means: 1.14 is +14 %.
