@@ -16,11 +16,7 @@ import (
 // clock weighs the clock that everything is timed by, and the pacer that keeps the schedule of loads.
 func (b *bench) clock(ctx context.Context) error {
 	err := b.weigh(ctx, "clock", "its rate", func(ctx context.Context) ([]Weight, error) {
-		var w Weight
-		seen, err := watched(func() (err error) {
-			w, err = b.rate(ctx, b.length(5*time.Second, time.Second))
-			return err
-		})
+		w, seen, err := watched(func() (Weight, error) { return b.rate(ctx, b.length(5*time.Second, time.Second)) })
 		b.observe(seen)
 		return []Weight{w}, err
 	})
@@ -41,28 +37,14 @@ func (b *bench) clock(ctx context.Context) error {
 // which are at most 500 parts in a million.
 func (b *bench) rate(ctx context.Context, d time.Duration) (Weight, error) {
 	const planted = "a second by the kernel's uncorrected clock (CLOCK_MONOTONIC_RAW)"
-	var failed error
-	both := func() (scale, raw, apart int64, err error) {
-		scale, raw, apart = closest(b.now, func() int64 {
-			var ts unix.Timespec
-			if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_RAW, &ts); err != nil {
-				failed = fmt.Errorf("reading CLOCK_MONOTONIC_RAW: %w", err)
-			}
-			return ts.Nano()
-		}, int64(d/wholeWithin))
-		return scale, raw, apart, failed
+	both := func() (scale, raw, apart int64) {
+		return closest(b.now, func() int64 { return pace.Clock(unix.CLOCK_MONOTONIC_RAW) }, int64(d/wholeWithin))
 	}
-	s1, r1, w1, err := both()
-	if err != nil {
-		return Weight{}, err
-	}
+	s1, r1, w1 := both()
 	if err := pace.Sleep(ctx, d); err != nil {
 		return Weight{}, err
 	}
-	s2, r2, w2, err := both()
-	if err != nil {
-		return Weight{}, err
-	}
+	s2, r2, w2 := both()
 	// Somebody who came between the two clocks leaves the reading uncertain by as much as they lie apart.
 	apart := float64(w1+w2) / float64(r2-r1)
 	second := float64(s2-s1) / float64(r2-r1)
@@ -129,22 +111,17 @@ func (b *bench) pacer(ctx context.Context, rate float64) ([]Weight, error) {
 	}
 	var all, clear []float64
 	for range lagPasses {
-		var starts []start
-		var cpu int
-		seen, err := watched(func() (err error) {
-			starts, cpu, err = b.lags(ctx, rate, each*windows)
-			return err
-		})
+		k, seen, err := watched(func() (kept, error) { return lags(ctx, rate, each*windows) })
 		if err != nil {
 			return nil, err
 		}
 		b.observe(seen)
-		all = append(all, lagsOf(starts)...)
-		spans, known := spansOf(seen.noise, b.ours, cpu, 0)
+		all = append(all, lagsOf(k.starts)...)
+		spans, known := spansOf(seen.noise, b.ours, k.cpu, 0)
 		if !known {
 			break
 		}
-		if clear = append(clear, lagsOf(undisturbed(starts, spans))...); len(clear) >= want || b.late() {
+		if clear = append(clear, lagsOf(undisturbed(k.starts, spans))...); len(clear) >= want || b.late() {
 			break
 		}
 	}
@@ -231,21 +208,16 @@ func undisturbed(starts []start, spans []span) (clear []start) {
 // what the machine does to anybody who sleeps, without a pacer. It is the part of those that nothing touched, where
 // they are enough.
 func (b *bench) slept(ctx context.Context, rate float64, n int, tooLate time.Duration) (part float64, err error) {
-	var all []start
-	var cpu int
-	seen, err := watched(func() (err error) {
-		all, cpu, err = sleeps(ctx, rate, n)
-		return err
-	})
+	k, seen, err := watched(func() (kept, error) { return sleeps(ctx, rate, n) })
 	if err != nil {
 		return 0, err
 	}
-	if spans, known := spansOf(seen.noise, b.ours, cpu, 0); known {
-		if clear := undisturbed(all, spans); len(clear) >= leastForP50 {
-			all = clear
+	if spans, known := spansOf(seen.noise, b.ours, k.cpu, 0); known {
+		if clear := undisturbed(k.starts, spans); len(clear) >= leastForP50 {
+			return lateBy(clear, tooLate), nil
 		}
 	}
-	return lateBy(all, tooLate), nil
+	return lateBy(k.starts, tooLate), nil
 }
 
 // lateBy is the part of starts that came more than a time too late.
@@ -259,35 +231,68 @@ func lateBy(starts []start, tooLate time.Duration) float64 {
 	return float64(late) / float64(len(starts))
 }
 
-// sleeps sleeps n times on one CPU, each time to the next of that many moments a second.
-func sleeps(ctx context.Context, rate float64, n int) (out []start, cpu int, err error) {
-	thread, err := pace.LockThread(0) // for its timer slack
+// kept are the starts of a schedule that was kept on one CPU.
+type kept struct {
+	starts []start
+	cpu    int
+}
+
+// keep waits for n moments on one CPU, and says when each was due, and came. Elsewhere others can do what they like.
+func keep(
+	spin time.Duration, n int, due func(i int) int64, wait func(thread *pace.Thread, at int64) (int64, error),
+) (k kept, err error) {
+	thread, err := pace.LockThread(spin) // also for its timer slack
 	if err != nil {
-		return nil, 0, err
+		return k, err
 	}
 	defer thread.Close()
 	cpu, release, err := pinAnywhere()
 	if err != nil {
-		return nil, 0, err
+		return k, err
 	}
 	defer release()
-	out = make([]start, n)
-	begin := pace.Now()
-	for i := range out {
-		at := begin + int64(float64(i+1)*1e9/rate)
-		ts := unix.NsecToTimespec(at)
-		for err = unix.EINTR; err == unix.EINTR && ctx.Err() == nil; { // the Go runtime's own signals
+	k = kept{make([]start, n), cpu}
+	for i := range k.starts {
+		at := due(i)
+		came, err := wait(thread, at)
+		if err != nil {
+			return kept{}, err
+		}
+		k.starts[i] = start{at, came}
+	}
+	return k, nil
+}
+
+// startLead is how long before its first start a schedule is made.
+const startLead = 10 * time.Millisecond
+
+// lags keeps a schedule of n starts with the pacer.
+func lags(ctx context.Context, rate float64, n int) (kept, error) {
+	s := pace.NewSchedule(pace.Now()+int64(startLead), rate, pace.Constant, 0, 0, 1)
+	due := func(int) int64 {
+		defer s.Advance()
+		return s.Peek()
+	}
+	return keep(pace.DefaultSpin, n, due, func(t *pace.Thread, at int64) (int64, error) { return t.Until(ctx, at) })
+}
+
+// sleeps sleeps n times without the pacer, each time to the next of that many moments a second.
+func sleeps(ctx context.Context, rate float64, n int) (kept, error) {
+	begin := pace.Now() + int64(startLead)
+	due := func(i int) int64 { return begin + int64(float64(i)*1e9/rate) }
+	return keep(0, n, due, func(_ *pace.Thread, at int64) (int64, error) {
+		ts, err := unix.NsecToTimespec(at), error(unix.EINTR)
+		for err == unix.EINTR && ctx.Err() == nil { // the Go runtime's own signals
 			err = unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &ts, nil)
 		}
 		if ctx.Err() != nil {
-			return nil, 0, context.Cause(ctx)
+			return 0, context.Cause(ctx)
 		}
 		if err != nil {
-			return nil, 0, fmt.Errorf("sleeping: %w", err)
+			return 0, fmt.Errorf("sleeping: %w", err)
 		}
-		out[i] = start{at, pace.Now()}
-	}
-	return out, cpu, nil
+		return pace.Now(), nil
+	})
 }
 
 // missed is the part of the time in which a loop that reads the clock again and again does not get to it for more than
@@ -304,30 +309,4 @@ func missed(d time.Duration) (part float64) {
 		last = now
 	}
 	return float64(away) / float64(last-begin)
-}
-
-// lags keeps a schedule of n starts on one CPU, and says when each was due, and came. Elsewhere others can do what they
-// like.
-func (b *bench) lags(ctx context.Context, rate float64, n int) (out []start, cpu int, err error) {
-	thread, err := pace.LockThread(pace.DefaultSpin)
-	if err != nil {
-		return nil, 0, err
-	}
-	defer thread.Close()
-	cpu, release, err := pinAnywhere()
-	if err != nil {
-		return nil, 0, err
-	}
-	defer release()
-	out = make([]start, n)
-	s := pace.NewSchedule(pace.Now()+int64(10*time.Millisecond), rate, pace.Constant, 0, 0, 1)
-	for i := range out {
-		at, err := thread.Until(ctx, s.Peek())
-		if err != nil {
-			return nil, 0, err
-		}
-		out[i] = start{s.Peek(), at}
-		s.Advance()
-	}
-	return out, cpu, nil
 }

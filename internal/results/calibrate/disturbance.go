@@ -136,19 +136,20 @@ func touched(spans []span, from, to int64) bool {
 }
 
 // watched does something while a witness looks. Where this machine has none, nothing was observed.
-func watched(do func() error) (o observed, err error) {
+func watched[T any](do func() (T, error)) (did T, o observed, err error) {
 	w, err := witness.Start(witness.Options{})
 	switch {
 	case errors.Is(err, feature.ErrMissing):
-		return observed{}, do()
+		did, err = do()
+		return did, o, err
 	case err != nil:
-		return o, err
+		return did, o, err
 	}
 	begin := time.Now()
-	done := do()
+	did, done := do()
 	o.noise, err = w.Stop()
 	o.seconds = time.Since(begin).Seconds()
-	return o, errors.Join(done, err)
+	return did, o, errors.Join(done, err)
 }
 
 // observe keeps what the witness saw, for the weight that is planted.

@@ -76,7 +76,7 @@ func (b *bench) serve(ctx context.Context, d time.Duration, stall delay.Stall, c
 	}
 	defer func() { err = errors.Join(err, generator.stop()) }()
 
-	s.seen, err = watched(func() error {
+	s.load, s.seen, err = watched(func() (r load.Result, err error) {
 		schedule := role.Schedule{Begin: pace.Now() + int64(lead), Warmup: int64(warmup), Duration: int64(d)}
 		if stall.Every > 0 {
 			s.from = ready.StallsFrom
@@ -84,9 +84,9 @@ func (b *bench) serve(ctx context.Context, d time.Duration, stall delay.Stall, c
 		}
 		s.begin = schedule.Begin + schedule.Warmup
 		if err := generator.begin(schedule); err != nil {
-			return err
+			return r, err
 		}
-		return generator.result(ctx, &s.load)
+		return r, generator.result(ctx, &r)
 	})
 	if err != nil {
 		return s, err

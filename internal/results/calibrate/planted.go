@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"time"
 	"unsafe"
 
@@ -215,71 +217,64 @@ func takeMemory(m role.Message) (r plantedResult, release func(), err error) {
 // fillSockets sends over a TCP connection on the loopback that nobody reads, and says what memory the kernel holds for
 // its two ends.
 func fillSockets(bytes int) (held uint64, release func(), err error) {
-	var fds []int
+	var open []io.Closer
 	release = func() {
-		for _, fd := range fds {
-			unix.Close(fd)
+		for _, c := range open {
+			c.Close()
 		}
 	}
-	wrap := func(err error) error { return fmt.Errorf("filling socket buffers: %w", err) }
-	socket := func() (int, error) {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-		if err == nil {
-			fds = append(fds, fd)
-		}
-		return fd, err
-	}
-	listener, err := socket()
-	if err != nil {
-		return 0, release, wrap(err)
-	}
-	if err = unix.Bind(listener, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err == nil {
-		err = unix.Listen(listener, 1)
-	}
-	if err != nil {
-		return 0, release, wrap(err)
-	}
-	to, err := unix.Getsockname(listener)
-	if err != nil {
-		return 0, release, wrap(err)
-	}
-	out, err := socket()
-	if err == nil {
-		if err = unix.SetsockoptInt(out, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 2*bytes); err == nil {
-			err = unix.Connect(out, to)
-		}
-	}
-	if err != nil {
-		return 0, release, wrap(err)
-	}
-	in, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
-	if err != nil {
-		return 0, release, wrap(err)
-	}
-	fds = append(fds, in)
-	if err := unix.SetNonblock(out, true); err != nil {
-		return 0, release, wrap(err)
-	}
-	block := make([]byte, 64<<10)
-	for sent := 0; sent < bytes; {
-		n, err := unix.Write(out, block[:min(len(block), bytes-sent)])
-		if errors.Is(err, unix.EAGAIN) {
-			break // as full as it gets
-		}
+	defer func() {
 		if err != nil {
-			return 0, release, wrap(err)
+			err = fmt.Errorf("filling socket buffers: %w", err)
 		}
-		sent += n
+	}()
+	listener, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		return 0, release, err
+	}
+	open = append(open, listener)
+	dialer := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
+		return control(c, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 2*bytes) })
+	}}
+	out, err := dialer.Dial("tcp4", listener.Addr().String())
+	if err != nil {
+		return 0, release, err
+	}
+	open = append(open, out)
+	in, err := listener.Accept()
+	if err != nil {
+		return 0, release, err
+	}
+	open = append(open, in)
+	block := make([]byte, 64<<10)
+	_ = out.SetWriteDeadline(time.Now().Add(time.Second)) // by then it is as full as it gets
+	for sent := 0; sent < bytes && err == nil; {
+		n, failed := out.Write(block[:min(len(block), bytes-sent)])
+		if sent += n; errors.Is(failed, os.ErrDeadlineExceeded) {
+			break
+		}
+		err = failed
 	}
 	time.Sleep(50 * time.Millisecond) // for what is in between to arrive
-	for _, fd := range []int{out, in} {
-		n, err := socketMemory(fd)
-		if err != nil {
-			return 0, release, wrap(err)
+	for _, end := range []net.Conn{out, in} {
+		raw, failed := end.(syscall.Conn).SyscallConn()
+		if failed == nil {
+			failed = control(raw, func(fd int) error {
+				n, err := socketMemory(fd)
+				held += n
+				return err
+			})
 		}
-		held += n
+		err = errors.Join(err, failed)
 	}
-	return held, release, nil
+	return held, release, err
+}
+
+// control has a function do something with the descriptor of a connection.
+func control(c syscall.RawConn, do func(fd int) error) error {
+	var failed error
+	err := c.Control(func(fd uintptr) { failed = do(int(fd)) })
+	return errors.Join(err, failed)
 }
 
 func decode(m role.Message, v any) error {
