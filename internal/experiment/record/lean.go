@@ -63,14 +63,14 @@ func lean(line []byte, names *names) (Trial, error) {
 	}
 	for _, n := range l.Nodes {
 		if n.Trial != nil {
-			n.NodeTrial.Trial = &Trial{PlannedTrial: n.Trial.PlannedTrial, Metrics: known(names, n.Trial.Metrics)}
+			n.NodeTrial.Trial = &Trial{PlannedTrial: n.Trial.PlannedTrial, Metrics: shared(names, n.Trial.Metrics)}
 		}
 		t.Nodes = append(t.Nodes, n.NodeTrial)
 	}
 	t.Arm = names.one(t.Arm)
-	t.Metrics, t.Counts, t.Factors = known(names, t.Metrics), known(names, t.Counts), known(names, t.Factors)
+	t.Metrics, t.Counts, t.Factors = shared(names, t.Metrics), shared(names, t.Counts), shared(names, t.Factors)
 	for name, of := range t.Components {
-		t.Components[name] = known(names, of)
+		t.Components[name] = shared(names, of)
 	}
 	for name, r := range t.Loads {
 		r.Slices, r.Own = nil, nil
@@ -101,8 +101,8 @@ func (n *names) one(name string) string {
 	return name
 }
 
-// known is a map whose keys are in names.
-func known[V any](names *names, of map[string]V) map[string]V {
+// shared is a map whose keys are in names.
+func shared[V any](names *names, of map[string]V) map[string]V {
 	if of == nil {
 		return nil
 	}

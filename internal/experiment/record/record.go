@@ -11,6 +11,8 @@ import (
 
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/metric"
+	"tare/internal/lib/known"
+	"tare/internal/lib/lists"
 	"tare/internal/scale/ledger"
 )
 
@@ -220,13 +222,6 @@ func MergeEvents(all []*Events) *Events {
 	if len(all) == 0 || slices.Contains(all, nil) {
 		return nil
 	}
-	add := func(to **int64, n *int64) {
-		if *to == nil || n == nil {
-			*to = nil
-			return
-		}
-		*to = new(**to + *n)
-	}
 	sum := *all[0]
 	for _, e := range all[1:] {
 		sum.Generated += e.Generated
@@ -235,14 +230,15 @@ func MergeEvents(all []*Events) *Events {
 		sum.Elsewhere += e.Elsewhere
 		sum.Missed += e.Missed
 		sum.Offset.Counted += e.Offset.Counted
-		add(&sum.Expected, e.Expected)
-		add(&sum.AtMost, e.AtMost)
-		add(&sum.Delivered, e.Delivered)
-		add(&sum.Late, e.Late)
-		add(&sum.AtExit, e.AtExit)
-		add(&sum.SaidLost, e.SaidLost)
-		add(&sum.Offset.Delivered, e.Offset.Delivered)
 	}
+	added := func(of func(*Events) *int64) *int64 { return known.Sum(lists.Map(all, of)...) }
+	sum.Expected = added(func(e *Events) *int64 { return e.Expected })
+	sum.AtMost = added(func(e *Events) *int64 { return e.AtMost })
+	sum.Delivered = added(func(e *Events) *int64 { return e.Delivered })
+	sum.Late = added(func(e *Events) *int64 { return e.Late })
+	sum.AtExit = added(func(e *Events) *int64 { return e.AtExit })
+	sum.SaidLost = added(func(e *Events) *int64 { return e.SaidLost })
+	sum.Offset.Delivered = added(func(e *Events) *int64 { return e.Offset.Delivered })
 	return &sum
 }
 

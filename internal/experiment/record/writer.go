@@ -173,15 +173,10 @@ const Trimmed = "trimmed"
 var trims = []func(Trial) Trial{
 	func(t Trial) Trial {
 		t.Ledger = trimmed(t.Ledger, "single stalls of nodes")
-		t.Nodes = slices.Clone(t.Nodes)
-		for i, n := range t.Nodes {
-			if n.Trial != nil {
-				of := *n.Trial
-				of.Ledger = withoutStalls(of.Ledger)
-				t.Nodes[i].Trial = &of
-			}
-		}
-		return t
+		return atNodes(t, func(of Trial) Trial {
+			of.Ledger = withoutStalls(of.Ledger)
+			return of
+		})
 	},
 	func(t Trial) Trial {
 		t.Ledger = withoutStalls(trimmed(t.Ledger, "single stalls, sandboxes and further readings"))
@@ -193,13 +188,9 @@ var trims = []func(Trial) Trial{
 	},
 	func(t Trial) Trial {
 		t.Ledger = trimmed(t.Ledger, "the records of nodes but for their metrics")
-		t.Nodes = slices.Clone(t.Nodes)
-		for i, n := range t.Nodes {
-			if n.Trial != nil {
-				t.Nodes[i].Trial = &Trial{Schema: n.Trial.Schema, PlannedTrial: n.Trial.PlannedTrial, Metrics: n.Trial.Metrics}
-			}
-		}
-		return t
+		return atNodes(t, func(of Trial) Trial {
+			return Trial{Schema: of.Schema, PlannedTrial: of.PlannedTrial, Metrics: of.Metrics}
+		})
 	},
 	func(t Trial) Trial {
 		t.Ledger = trimmed(t.Ledger, "what only guests know")
@@ -218,6 +209,17 @@ var trims = []func(Trial) Trial{
 			Validity: t.Validity,
 		}
 	},
+}
+
+// atNodes is a trial with the records of its nodes changed.
+func atNodes(t Trial, change func(Trial) Trial) Trial {
+	t.Nodes = slices.Clone(t.Nodes)
+	for i, n := range t.Nodes {
+		if n.Trial != nil {
+			t.Nodes[i].Trial = new(change(*n.Trial))
+		}
+	}
+	return t
 }
 
 // trimmed is a copy of a ledger that says what was left out of its trial; nil of nil.
