@@ -2,11 +2,11 @@ package analysis
 
 import (
 	"maps"
-	"math"
 	"slices"
 
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats"
 )
@@ -31,171 +31,128 @@ type CurvePoint struct {
 // Text is the value with its interval.
 func (p CurvePoint) Text() string { return Written(p.Value, p.Lo, p.Hi, quantity.Seconds) }
 
-// percentiles are those of the curves; each is given where the samples carry it.
-var percentiles = [...]float64{
+// percentiles are those of the curves, with their names; each is given where the samples carry it.
+var percentiles = lists.Map([]float64{
 	0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999,
+}, func(q float64) percentile { return percentile{quantileName(q), q} })
+
+type percentile struct {
+	name string
+	q    float64
 }
 
-// quantiles are those of one trial at the percentiles, in seconds; NaN what its samples do not carry. They are what is
-// kept of a histogram, which takes a thousand times as much.
-type quantiles [len(percentiles)]float64
-
-// quantilesAt are the quantiles of one histogram of all loads of a trial together; false where there is none, or it
-// cannot be read.
-func quantilesAt(trial record.Trial, histogram string) (quantiles, bool) {
-	var all quantiles
+// percentilesOf are those that the samples of one histogram of all loads of a trial carry, by name and in seconds; nil
+// where there is no such histogram, or it cannot be read. They are what is kept of a histogram, which takes a hundred
+// times as much.
+func percentilesOf(trial record.Trial, histogram string) map[string]float64 {
 	h, err := stats.MergeEncoded(encodedOf(trial, histogram)...)
 	if err != nil || h == nil {
-		return all, false // the summary's warnings say that histograms could not be read
+		return nil // the summary's warnings say that histograms could not be read
 	}
-	for i, q := range percentiles {
-		all[i] = math.NaN()
-		if ns, ok := stats.Quantile(h, q); ok {
-			all[i] = ns / 1e9
+	all := map[string]float64{}
+	for _, p := range percentiles {
+		if ns, ok := stats.Quantile(h, p.q); ok {
+			all[p.name] = ns / 1e9
 		}
 	}
-	return all, true
+	return all
 }
 
-// curves holds the latency of every trial in which it stands.
+// curves are made of the latency of every trial in which it stands.
 type curves struct {
-	seed    uint64
-	table   *Table
-	metric  string // the median of latency, whose losses are those of all points
-	latency map[cell]quantiles
-	lag     map[cell]quantiles // of the generator, where it is known
-	blocks  map[levelArm][]int
-	learned [len(percentiles)]map[string]stats.Dependence // by arm
+	*Table // of percentiles by their names: those that every trial of an arm at a level has
+
+	seed   uint64
+	losses *Table
+	metric string // the median of latency, whose losses are those of all points
 }
 
 // Curves are made and judged as the summary's quantiles are: a quantile of every trial, then the median over blocks,
 // and differences paired within blocks. What some trial of an arm cannot carry is left out. They are in order of
 // level and arm.
-func Curves(run record.Run, trials []record.Trial) []Curve {
+func Curves(run record.Run, trials []record.Trial) (all []Curve) {
 	trials, _ = bounded(run, trials)
-	c := &curves{
-		seed: run.Seed, table: newTable(run, trials, &Summary{}), metric: run.Defined().QuantileOf(load.Latency, 0.5),
-		latency: map[cell]quantiles{}, lag: map[cell]quantiles{}, blocks: map[levelArm][]int{},
+	c := curves{
+		Table: &Table{cells: map[cell]*values{}, in: map[levelArm][]int{}}, seed: run.Seed,
+		losses: newTable(run, trials, &Summary{}), metric: run.Defined().QuantileOf(load.Latency, 0.5),
 	}
-	c.table.judgeArms()
-	levels, arms := map[string]factors{}, map[string]bool{}
-	for _, t := range trials {
-		at := cell{record.LevelKey(t.Factors), t.Arm, t.Block}
-		if _, has := c.latency[at]; has || !t.Validity.Stands(c.metric) {
-			continue // the first attempt counts in which latency stands
-		}
-		latency, has := quantilesAt(t, load.Latency)
-		if !has {
-			continue
-		}
-		place := levelArm{at.level, at.arm}
-		c.latency[at], c.blocks[place] = latency, append(c.blocks[place], t.Block)
-		if lag, has := quantilesAt(t, lagHistogram(t)); has {
-			c.lag[at] = lag
-		}
-		levels[at.level], arms[t.Arm] = t.Factors, true
+	c.losses.judgeArms()
+	c.take(trials)
+	learned := map[string]map[string]stats.Dependence{} // by percentile and arm
+	for _, p := range percentiles {
+		learned[p.name] = c.dependence(p.name, stats.Differences)
 	}
-	inOrder := slices.SortedFunc(maps.Values(levels), compareFactors)
-	armsInOrder := slices.SortedFunc(maps.Keys(arms), CompareArms)
-	for i := range percentiles {
-		series := map[string][][]float64{}
-		for _, at := range inOrder {
-			for _, arm := range armsInOrder {
-				if pairs := c.pairs(at, arm, i); arm != record.Direct && pairs != nil {
-					series[arm] = append(series[arm], stats.Differences(pairs))
+	for _, at := range c.Levels {
+		for _, arm := range c.Arms {
+			curve := Curve{Arm: arm, Factors: at}
+			for _, p := range percentiles {
+				if column := c.Column(at, arm, p.name); len(column) > 0 {
+					curve.Points = append(curve.Points, c.point(p, stats.Median(column), at, arm, learned[p.name]))
 				}
 			}
-		}
-		c.learned[i] = dependencesOf(series)
-	}
-	var all []Curve
-	for _, at := range inOrder {
-		for _, arm := range armsInOrder {
-			if points := c.points(at, arm); len(points) > 0 {
-				all = append(all, Curve{arm, at, points})
+			if len(curve.Points) > 0 {
+				all = append(all, curve)
 			}
 		}
 	}
 	return all
 }
 
-// column is the quantile at a percentile by block, in seconds; nil where a trial cannot carry it.
-func (c *curves) column(at factors, arm string, percentile int) map[int]float64 {
-	values := map[int]float64{}
-	level := record.LevelKey(at)
-	for _, b := range c.blocks[levelArm{level, arm}] {
-		v := c.latency[cell{level, arm, b}][percentile]
-		if math.IsNaN(v) {
-			return nil
-		}
-		values[b] = v
-	}
-	return values
-}
-
-// pairs are the quantiles at a percentile in the baseline and in an arm, by block; nil where there are none.
-func (c *curves) pairs(at factors, arm string, percentile int) (pairs []stats.Pair) {
-	base, of := c.column(at, record.Direct, percentile), c.column(at, arm, percentile)
-	for _, b := range slices.Sorted(maps.Keys(base)) {
-		if v, both := of[b]; both {
-			pairs = append(pairs, stats.Pair{Base: base[b], Arm: v})
-		}
-	}
-	return pairs
-}
-
-func (c *curves) points(at factors, arm string) (points []CurvePoint) {
-	for i, q := range percentiles {
-		values := c.column(at, arm, i)
-		if len(values) == 0 {
+// take fills the table. Of the attempts at a trial the first counts in which latency stands.
+func (c *curves) take(trials []record.Trial) {
+	levels, arms := map[string]factors{}, map[string]bool{}
+	for _, t := range trials {
+		at := cell{record.LevelKey(t.Factors), t.Arm, t.Block}
+		if c.cells[at] != nil || !t.Validity.Stands(c.metric) {
 			continue
 		}
-		v := stats.Median(slices.Collect(maps.Values(values)))
-		p := CurvePoint{Q: q, Value: v.Value}
-		p.Lo, p.Hi = ends(v)
-		c.compare(&p, at, arm, i)
-		points = append(points, p)
+		v := &values{percentilesOf(t, load.Latency), percentilesOf(t, lagHistogram(t))}
+		if v.metrics == nil {
+			continue
+		}
+		place := levelArm{at.level, at.arm}
+		c.cells[at], c.in[place] = v, append(c.in[place], t.Block)
+		levels[at.level], arms[t.Arm] = t.Factors, true
 	}
-	return points
+	for place, blocks := range c.in {
+		slices.Sort(blocks)
+		for _, p := range percentiles {
+			if len(c.blocks(place.level, hasMetric(p.name), place.arm)) == len(blocks) {
+				continue
+			}
+			for _, block := range blocks {
+				delete(c.cells[cell{place.level, place.arm, block}].metrics, p.name)
+			}
+		}
+	}
+	c.Levels = slices.SortedFunc(maps.Values(levels), compareFactors)
+	c.Arms = slices.SortedFunc(maps.Keys(arms), CompareArms)
 }
 
-// compare gives a point its difference to the baseline, and the smallest that the twins let one see there.
-func (c *curves) compare(p *CurvePoint, at factors, arm string, percentile int) {
-	twins := twinsOf(c.learned[percentile][record.AA], c.pairs(at, record.AA, percentile), c.seed)
+// point is a percentile of an arm at a level, with its difference to the baseline, and the smallest that the twins let
+// one see there.
+func (c *curves) point(
+	of percentile, v stats.Estimate, at factors, arm string, learned map[string]stats.Dependence,
+) CurvePoint {
+	p := CurvePoint{Q: of.q, Value: v.Value}
+	p.Lo, p.Hi = ends(v)
+	twins := twinsOf(learned[record.AA], c.pairs(at, record.AA, of.name), c.seed)
 	if twins.shown {
 		p.Visible = &twins.far
 	}
-	pairs := c.pairs(at, arm, percentile)
+	pairs := c.pairs(at, arm, of.name)
 	if arm == record.Direct || pairs == nil {
-		return
+		return p
 	}
-	of := comparison{
-		arm: arm, pairs: pairs, dependence: c.learned[percentile][arm], twins: twins, seed: c.seed,
-		carried: c.table.carried[armMetric{arm, c.metric}],
-		lag:     c.lagPairs(at, arm, percentile), quantile: quantileName(p.Q),
+	stand, lost, whole := c.losses.lostPairs(at, arm, c.metric)
+	both := c.blocks(record.LevelKey(at), hasMetric(of.name), record.Direct, arm)
+	stand = slices.DeleteFunc(stand, func(block int) bool { return !slices.Contains(both, block) })
+	compared := comparison{
+		arm: arm, pairs: pairs, kept: c.pairsOf(at, arm, of.name, stand), lost: lost, whole: whole,
+		selected: c.losses.selected[armMetric{arm, c.metric}], dependence: learned[arm],
+		carried: c.losses.carried[armMetric{arm, c.metric}], twins: twins,
+		lag: c.lagPairs(at, arm, of.name), quantile: of.name, seed: c.seed,
 	}
-	var stand []int
-	stand, of.lost, of.whole = c.table.lostPairs(at, arm, c.metric)
-	of.selected = c.table.selected[armMetric{arm, c.metric}]
-	base, mine := c.column(at, record.Direct, percentile), c.column(at, arm, percentile)
-	for _, b := range stand {
-		_, has := mine[b]
-		if v, both := base[b]; both && has {
-			of.kept = append(of.kept, stats.Pair{Base: v, Arm: mine[b]})
-		}
-	}
-	p.Difference, _ = of.difference()
-}
-
-// lagPairs are the generator's lags at a percentile in the baseline and in an arm, in the order of blocks.
-func (c *curves) lagPairs(at factors, arm string, percentile int) (pairs []stats.Pair) {
-	level := record.LevelKey(at)
-	for _, b := range c.blocks[levelArm{level, arm}] {
-		base, known := c.lag[cell{level, record.Direct, b}]
-		of, has := c.lag[cell{level, arm, b}]
-		if x, y := base[percentile], of[percentile]; known && has && !math.IsNaN(x) && !math.IsNaN(y) {
-			pairs = append(pairs, stats.Pair{Base: x, Arm: y})
-		}
-	}
-	return pairs
+	p.Difference, _ = compared.difference()
+	return p
 }
