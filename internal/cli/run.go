@@ -654,7 +654,6 @@ func whatIsWrong(v record.Validity) string {
 		return "failed: " + v.Failed
 	}
 	var messages []string
-	voids, all := map[string]bool{}, false
 	for _, r := range v.Reasons {
 		text := r.Message
 		if r.CauseShare != nil {
@@ -663,18 +662,14 @@ func whatIsWrong(v record.Validity) string {
 			text += fmt.Sprintf(" (cause: %s)", r.Cause)
 		}
 		messages = append(messages, text)
-		all = all || r.Voids == nil
-		for _, m := range r.Voids {
-			voids[m] = true
-		}
 	}
 	what := "is invalid: "
-	switch {
+	switch voids, all := v.Voided(); {
 	case all:
-	case len(voids) == 0:
+	case voids == 0:
 		what = "tripped a gate, but all its metrics are good: "
 	default:
-		what = fmt.Sprintf("has lost %s: ", quantity.Counted(len(voids), "metric"))
+		what = fmt.Sprintf("has lost %s: ", quantity.Counted(voids, "metric"))
 	}
 	return what + strings.Join(messages, "; ")
 }

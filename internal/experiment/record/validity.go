@@ -24,6 +24,18 @@ func (v Validity) VoidedBy(metric string) (Reason, bool) {
 	return v.Reasons[i], true
 }
 
+// Voided is how many metrics the reasons void, and whether one of them voids all.
+func (v Validity) Voided() (metrics int, all bool) {
+	names := map[string]bool{}
+	for _, r := range v.Reasons {
+		all = all || r.Voids == nil
+		for _, name := range r.Voids {
+			names[name] = true
+		}
+	}
+	return len(names), all
+}
+
 // VoidsMetric reports whether a trial cannot tell a metric for this reason. One without a list, of an old record, voids
 // all.
 func (r Reason) VoidsMetric(metric string) bool {

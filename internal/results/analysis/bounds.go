@@ -2,6 +2,7 @@ package analysis
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 
@@ -34,8 +35,14 @@ func bounded(run record.Run, trials []record.Trial) (kept []record.Trial, left i
 		id[name] = i
 	}
 	places := map[levelArm]int{}
-	counts := map[[2]int]int{}               // trials by metric and place
-	of := make([]map[string]int, len(names)) // trials by component
+	counts := map[[2]int]int{} // trials, by metric and place, or by metric and component, whose numbers are below 0
+	count := func(names iter.Seq[string], at int) {
+		for name := range names {
+			if i, has := id[name]; has {
+				counts[[2]int{i, at}]++
+			}
+		}
+	}
 	for _, t := range trials {
 		at := levelArm{record.LevelKey(t.Factors), t.Arm}
 		place, seen := places[at]
@@ -43,41 +50,22 @@ func bounded(run record.Run, trials []record.Trial) (kept []record.Trial, left i
 			place = len(places)
 			places[at] = place
 		}
-		for name := range t.Metrics {
-			if i, has := id[name]; has {
-				counts[[2]int{i, place}]++
-			}
-		}
-		for name := range t.Counts {
-			if i, has := id[name]; has {
-				counts[[2]int{i, place}]++
-			}
-		}
+		count(maps.Keys(t.Metrics), place)
+		count(maps.Keys(t.Counts), place)
 		for component, values := range t.Components {
-			if !slices.Contains(components, component) {
-				continue
-			}
-			for name := range values {
-				if i, has := id[name]; has {
-					if of[i] == nil {
-						of[i] = map[string]int{}
-					}
-					of[i][component]++
-				}
+			if i := slices.Index(components, component); i >= 0 {
+				count(maps.Keys(values), -1-i)
 			}
 		}
 	}
 	estimates, work := make([]int, len(names)), make([]int, len(names))
 	for key, n := range counts {
-		estimates[key[0]]++
-		work[key[0]] += stats.Resampled(n)
-	}
-	for i, byComponent := range of {
-		for _, n := range byComponent {
-			cells := min(n, len(places))
-			estimates[i] += cells
-			work[i] += cells * stats.Resampled(n/cells)
+		cells := 1
+		if key[1] < 0 {
+			cells = min(n, len(places))
 		}
+		estimates[key[0]] += cells
+		work[key[0]] += cells * stats.Resampled(n/cells)
 	}
 	keep := map[string]bool{}
 	allEstimates, allWork := 0, 0

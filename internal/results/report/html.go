@@ -183,14 +183,15 @@ func htmlSections(s *analysis.Summary) []htmlSection {
 func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLOptions) *htmlPage {
 	d := newChartData(s, run, trials)
 	p := &htmlPage{
-		Experiment: s.Experiment, Question: s.Question, Baseline: baseline(s), InvalidReasons: slices.Clone(s.InvalidReasons),
+		Experiment: s.Experiment, Question: s.Question, Baseline: baseline(s), InvalidReasons: lists.Map(s.InvalidReasons, d.plain),
 		Verdicts: verdicts(s), Started: started(run), Lead: newLead(s, run),
 		Sections: htmlSections(s), Curves: d.curveTables(), Sweep: d.Factor != "",
 		Limits: d.limitTables(), Stairs: d.stairTables(), Waits: d.waited, Events: d.events, Nodes: d.nodes,
-		Ran: len(d.Ran) > 0, Models: models(s), CPU: d.cpuTables(), Unplaced: d.unplaced, Memory: d.memory,
+		Ran: len(d.Ran) > 0, Models: lists.Map(models(s), d.plain), CPU: d.cpuTables(), Unplaced: lists.Map(d.unplaced, d.plain), Memory: d.memory,
 		Gross:   d.gross,
 		Ladders: ladderTables(s, run), Courses: d.courseTables(),
-		Notes: notes(s, run), Warnings: slices.Clone(s.Warnings), Excluded: excluded(s), Gates: gates(run.Spec),
+		Notes: lists.Map(notes(s, run), d.plain), Warnings: lists.Map(s.Warnings, d.plain),
+		Excluded: lists.Map(excluded(s), d.plain), Gates: gates(run.Spec),
 		Intervals: intervals(s), SelfCost: selfCost(s),
 		Environment: environmentFacts(run), Spec: indented(run.Spec), Again: clean(again(run)), Dir: o.Dir,
 		Version: run.Version,
@@ -206,14 +207,8 @@ func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLO
 	case s.Partial:
 		p.State = "partial"
 	}
-	short := []string{p.Lead.short(s, run)}
-	d.unstar(short)
-	p.Short = short[0]
-	for _, a := range s.Answers {
-		text := []string{a.Answer}
-		d.unstar(text)
-		p.Answers = append(p.Answers, split(text[0]))
-	}
+	p.Short = d.plain(p.Lead.short(s, run))
+	p.Answers = lists.Map(s.Answers, func(a analysis.Answer) htmlAnswer { return split(d.plain(a.Answer)) })
 	switch {
 	case !s.Valid:
 		p.Answers = []htmlAnswer{{Lead: "No answer: the run is invalid."}} // the reasons stand below it, one by one
@@ -222,9 +217,6 @@ func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLO
 		p.Banner = fmt.Sprintf("This run is partial: %d of %d planned trials were done.", s.Trials.Done, s.Trials.Planned)
 	}
 	p.Folded = len(p.Sections) > 1
-	for _, texts := range [][]string{p.InvalidReasons, p.Warnings, p.Notes, p.Excluded, p.Models, p.Unplaced} {
-		d.unstar(texts)
-	}
 	p.TrialHead, p.Trials = d.trialRows()
 	script, style, ok := web.Bundle()
 	script = strings.TrimSpace(script) // its hash is of exactly what stands between the tags

@@ -289,21 +289,19 @@ func levelName(factors map[string]string) string {
 	return record.LevelName(named)
 }
 
-// unstar names factors in texts as the rest of the page does.
-func (d *chartData) unstar(texts []string) {
-	names := map[string]string{}
-	for _, l := range d.Levels {
+// newPlain gives what names factors in a text as the rest of the page does.
+func newPlain(levels []chartLevel) func(text string) string {
+	short := map[string]string{}
+	for _, l := range levels {
 		for name := range l.factors {
-			if short := record.FactorName(name); short != name && short != "" {
-				names[name] = short
-			}
+			short[name] = cmp.Or(record.FactorName(name), name)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(names)) {
-		for i := range texts {
-			texts[i] = strings.ReplaceAll(texts[i], name, names[name])
-		}
+	var pairs []string
+	for name, to := range lists.ByKey(short) {
+		pairs = append(pairs, name, to)
 	}
+	return strings.NewReplacer(pairs...).Replace
 }
 
 // rest names a level without the swept factor, for the other factors' levels are lines of their own.

@@ -11,6 +11,7 @@ import (
 
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
 )
@@ -47,6 +48,7 @@ type chartData struct {
 	nodes    countTable
 	unplaced []string
 	gross    []tableRow
+	plain    func(text string) string // with factors named as in tables
 }
 
 type chartArm struct {
@@ -256,6 +258,7 @@ func (m *dataMaker) names() {
 		m.Arms = append(m.Arms, chartArm{clean(m.s.ArmName(name)), name == record.Direct, name == record.AA, name})
 	}
 	m.Factor = m.sweptFactor()
+	m.plain = newPlain(m.Levels)
 }
 
 // sweptFactor is the factor with the most levels, if it is a number everywhere and has at least two.
@@ -345,8 +348,7 @@ func (m *dataMaker) curves() {
 }
 
 func (m *dataMaker) models() {
-	captions := models(m.s)
-	m.unstar(captions)
+	captions := lists.Map(models(m.s), m.plain)
 	for _, x := range m.s.Models {
 		arm, known := m.arms[x.Arm]
 		metric, has := m.metric[x.Metric]
@@ -445,20 +447,6 @@ func (m *dataMaker) memoryParts() {
 	}
 }
 
-// voided counts the metrics that the gates of a trial void; 0 where they void all, or none.
-func voided(t record.Trial) int {
-	names := map[string]bool{}
-	for _, r := range t.Validity.Reasons {
-		if r.Voids == nil {
-			return 0
-		}
-		for _, name := range r.Voids {
-			names[name] = true
-		}
-	}
-	return len(names)
-}
-
 func (m *dataMaker) inTime() {
 	var first time.Time
 	for _, t := range m.trials {
@@ -479,7 +467,7 @@ func (m *dataMaker) inTime() {
 					c.Why = clean(r.Message)
 				}
 			}
-			if n := voided(t); n > 0 {
+			if n, all := t.Validity.Voided(); n > 0 && !all {
 				c.Why = "it has lost " + quantity.Counted(n, "metric") + ": " + c.Why
 			}
 			if t.Attempt > 0 {
