@@ -28,12 +28,11 @@ func init() { register(newMicrovm) }
 type microvmFlags struct {
 	root, log, logFormat string
 	systemdCgroup        bool
-	unused               struct {
-		debug          bool
-		criu, rootless string
-	}
-	options map[string]*string
+	options              map[string]*string
 }
+
+// unused is the help of flags that are accepted and ignored.
+const unused = "has no meaning here: taken because runc has it"
 
 func newMicrovm() *cobra.Command {
 	f := &microvmFlags{options: map[string]*string{}}
@@ -63,9 +62,9 @@ virtio-fs, and a shim that looks after it. See docs/microvm.md.`,
 		"`name` of a set of containers, a directory with runc: ids are unique among all of them here")
 	flags.StringVar(&f.log, "log", "", "`file` to which errors are added")
 	flags.StringVar(&f.logFormat, "log-format", "text", "text or json")
-	flags.BoolVar(&f.unused.debug, "debug", false, "has no meaning here: taken because runc has it")
-	flags.StringVar(&f.unused.criu, "criu", "", "has no meaning here: taken because runc has it")
-	flags.StringVar(&f.unused.rootless, "rootless", "auto", "has no meaning here: taken because runc has it")
+	flags.Bool("debug", false, unused)
+	flags.String("criu", "", unused)
+	flags.String("rootless", "auto", unused)
 	flags.BoolVar(&f.systemdCgroup, "systemd-cgroup", false, "refused: control groups are made without systemd")
 	for _, o := range microvm.OptionList() {
 		f.options[o.Name] = flags.String(strings.ReplaceAll(o.Name, "_", "-"), "", o.Doc)
@@ -146,7 +145,6 @@ func oneID(cmd *cobra.Command, args []string) error {
 type creationFlags struct {
 	bundle, pidFile, consoleSocket string
 	preserveFDs                    int
-	noPivot, noKeyring             bool
 }
 
 func (c *creationFlags) add(cmd *cobra.Command) {
@@ -155,8 +153,8 @@ func (c *creationFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&c.pidFile, "pid-file", "", "`file` that gets the pid of the virtual machine")
 	flags.StringVar(&c.consoleSocket, "console-socket", "", "refused: a container has no terminal here")
 	flags.IntVar(&c.preserveFDs, "preserve-fds", 0, "refused unless 0: descriptors cannot be handed to a virtual machine")
-	flags.BoolVar(&c.noPivot, "no-pivot", false, "has no meaning here: taken because runc has it")
-	flags.BoolVar(&c.noKeyring, "no-new-keyring", false, "has no meaning here: taken because runc has it")
+	flags.Bool("no-pivot", false, unused)
+	flags.Bool("no-new-keyring", false, unused)
 }
 
 // create makes the container with this process's streams.
@@ -199,7 +197,7 @@ func (f *microvmFlags) newCreate() *cobra.Command {
 
 func (f *microvmFlags) newRun() *cobra.Command {
 	c := &creationFlags{}
-	var detach, keep, noSubreaper bool
+	var detach, keep bool
 	cmd := &cobra.Command{
 		Use: "run ID", Example: "  tare microvm run --bundle ./bundle demo",
 		Short: "Create a container, start it, wait for its end and delete it; exits as its program did",
@@ -209,7 +207,7 @@ func (f *microvmFlags) newRun() *cobra.Command {
 	c.add(cmd)
 	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "do not wait for its end")
 	cmd.Flags().BoolVar(&keep, "keep", false, "do not delete it at its end")
-	cmd.Flags().BoolVar(&noSubreaper, "no-subreaper", false, "has no meaning here: taken because runc has it")
+	cmd.Flags().Bool("no-subreaper", false, unused)
 	return cmd
 }
 

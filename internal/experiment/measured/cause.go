@@ -106,7 +106,7 @@ func DisturbanceOf(l *ledger.Ledger, tree string, self int) Disturbance {
 	return d
 }
 
-// withoutBPF is the CPU time of a group, in seconds, without the eBPF programs in it, which have a line of the budget; 0
+// withoutBPF is the CPU time of a group, in seconds, without that of eBPF programs, which have a line of the budget; 0
 // where it is not known.
 func withoutBPF(g *ledger.Cgroup) float64 {
 	if g.CPUSeconds == nil {

@@ -9,8 +9,8 @@ import (
 )
 
 // Reaches are the settings of all parts, in order of their paths, that reach further than the guests do by themselves:
-// as the spec sets them, at any level of a factor, or by an arm that is a variant. Each says how: "arms.agent.command (a
-// command)".
+// as the spec sets them, at any level of a factor, or by an arm that is a variant. Each says how:
+// "arms.agent.command (a command)".
 func (s *Spec) Reaches() []string {
 	reach := map[string]param.Reach{}
 	look := func(t target, value string) {

@@ -183,11 +183,13 @@ func htmlSections(s *analysis.Summary) []htmlSection {
 func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLOptions) *htmlPage {
 	d := newChartData(s, run, trials)
 	p := &htmlPage{
-		Experiment: s.Experiment, Question: s.Question, Baseline: baseline(s), InvalidReasons: lists.Map(s.InvalidReasons, d.plain),
+		Experiment: s.Experiment, Question: s.Question, Baseline: baseline(s),
+		InvalidReasons: lists.Map(s.InvalidReasons, d.plain),
 		Verdicts: verdicts(s), Started: started(run), Lead: newLead(s, run),
 		Sections: htmlSections(s), Curves: d.curveTables(), Sweep: d.Factor != "",
 		Limits: d.limitTables(), Stairs: d.stairTables(), Waits: d.waited, Events: d.events, Nodes: d.nodes,
-		Ran: len(d.Ran) > 0, Models: lists.Map(models(s), d.plain), CPU: d.cpuTables(), Unplaced: lists.Map(d.unplaced, d.plain), Memory: d.memory,
+		Ran: len(d.Ran) > 0, Models: lists.Map(models(s), d.plain), CPU: d.cpuTables(),
+		Unplaced: lists.Map(d.unplaced, d.plain), Memory: d.memory,
 		Gross:   d.gross,
 		Ladders: ladderTables(s, run), Courses: d.courseTables(),
 		Notes: lists.Map(notes(s, run), d.plain), Warnings: lists.Map(s.Warnings, d.plain),
