@@ -185,7 +185,7 @@ func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLO
 	p := &htmlPage{
 		Experiment: s.Experiment, Question: s.Question, Baseline: baseline(s),
 		InvalidReasons: lists.Map(s.InvalidReasons, d.plain),
-		Verdicts: verdicts(s), Started: started(run), Lead: newLead(s, run),
+		Verdicts:       verdicts(s), Started: started(run), Lead: newLead(s, run),
 		Sections: htmlSections(s), Curves: d.curveTables(), Sweep: d.Factor != "",
 		Limits: d.limitTables(), Stairs: d.stairTables(), Waits: d.waited, Events: d.events, Nodes: d.nodes,
 		Ran: len(d.Ran) > 0, Models: lists.Map(models(s), d.plain), CPU: d.cpuTables(),
