@@ -45,7 +45,7 @@ func (t *screen) comparison(c *comparison.Comparison) {
 		muted[len(rows)] = !x.Resolved
 		rows = append(rows, changeCells(x))
 	}
-	t.columns(rows, muted)
+	t.columns(rows, muted, false)
 	t.wrap("", changeNote)
 	for _, text := range betweenTexts(c) {
 		t.wrap("", text)
@@ -207,7 +207,7 @@ func (t *screen) history(c *comparison.Course) {
 		}
 		rows = append(rows, historyCells(c, l))
 	}
-	t.columns(rows, nil)
+	t.columns(rows, nil, false)
 	t.wrap("", historyNote(c)+fmt.Sprintf(" A course is drawn from its lowest to its highest run, of the last %d "+
 		"runs; a dot "+
 		"is a run without it.", maxSpark))

@@ -80,12 +80,9 @@ func grossMarkdown(s *analysis.Summary) string {
 	if len(rows) == 0 {
 		return ""
 	}
-	var b strings.Builder
-	fmt.Fprintf(&b, "\n## %s\n\n%s.\n\n", grossTitle, analysis.Capital(note))
-	b.WriteString(markdownRow(slices.Concat([]string{"application", "arm"}, grossHead)...))
-	b.WriteString("|---|---|---:|---:|---:|---:|---:|---:|\n")
+	table := [][]string{slices.Concat([]string{"application", "arm"}, grossHead)}
 	for _, r := range rows {
-		b.WriteString(markdownRow(slices.Concat([]string{r.Name, r.at()}, r.Cells)...))
+		table = append(table, slices.Concat([]string{r.Name, r.at()}, r.Cells))
 	}
-	return b.String()
+	return fmt.Sprintf("\n## %s\n\n%s.\n\n", grossTitle, analysis.Capital(note)) + markdownTable(table, 2)
 }

@@ -288,7 +288,7 @@ func (t *screen) lead(l *leadTable) (shown []string) {
 		}
 	}
 	widths := widthsOf(lines)
-	t.line(t.bold(strings.TrimRight(aligned(lines[0], widths), " ")))
+	t.line(t.bold(aligned(lines[0], widths, false)))
 	n := 1
 	for i, level := range levels {
 		if i == len(levels)/2 && between > 0 {
@@ -298,7 +298,7 @@ func (t *screen) lead(l *leadTable) (shown []string) {
 			t.line(t.bold(level.Title))
 		}
 		for _, r := range level.Rows {
-			line := strings.TrimRight(aligned(lines[n], widths), " ")
+			line := aligned(lines[n], widths, false)
 			if r.Part {
 				line = t.faint(line)
 			}
@@ -335,28 +335,25 @@ func leadMarkdown(l *leadTable) string {
 	if len(l.Metrics) == 0 {
 		return ""
 	}
-	head, rule := l.Head(), "|---|"
-	if l.Swept() {
-		head, rule = slices.Concat([]string{"level"}, head), "|---|---|"
-	}
-	var b strings.Builder
-	b.WriteString("\n" + markdownRow(head...) + rule + strings.Repeat("---:|", len(l.Metrics)) + "\n")
+	rows := [][]string{slices.Concat([]string{"level"}, l.Head())}
 	for _, level := range l.Levels {
 		for _, r := range level.Rows {
-			cells := slices.Concat([]string{r.name()}, r.Cells)
+			name := r.Name
 			if r.Part {
-				cells[0] = "\u2013 " + r.Name
+				name = "\u2013 " + name
 			}
-			if l.Swept() {
-				cells = slices.Concat([]string{level.Title}, cells)
-			}
-			b.WriteString(markdownRow(cells...))
+			rows = append(rows, slices.Concat([]string{level.Title, name}, r.Cells))
 		}
 	}
-	if l.Note != "" {
-		b.WriteString("\n" + escape(l.Note) + "\n")
+	left := 2
+	if !l.Swept() {
+		left, rows = 1, lists.Map(rows, func(r []string) []string { return r[1:] })
 	}
-	return b.String()
+	text := "\n" + markdownTable(rows, left)
+	if l.Note != "" {
+		text += "\n" + escape(l.Note) + "\n"
+	}
+	return text
 }
 
 // short is the paragraph below the table where there are many answers and all go through the metrics of an arm at a

@@ -3,9 +3,11 @@ package report
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"tare/internal/experiment/record"
+	"tare/internal/lib/lists"
 	"tare/internal/results/analysis"
 )
 
@@ -77,21 +79,27 @@ func everyMetricMarkdown(b *strings.Builder, s *analysis.Summary, run record.Run
 		if sec.title != "" {
 			fmt.Fprintf(b, "\n## %s\n", escape(sec.title))
 		}
-		b.WriteString("\n" + markdownRow(header(s).cells()...) + "|---|---|---|---|---|---|\n")
-		for _, r := range sec.rows {
-			b.WriteString(markdownRow(r.cells()...))
-		}
+		rows := lists.Map(slices.Concat([]row{header(s)}, sec.rows), row.cells)
+		b.WriteString("\n" + markdownTable(rows, len(rows[0])))
 	}
 	b.WriteString(picturedMarkdown(s, run))
 	b.WriteString(grossMarkdown(s))
 }
 
-func markdownRow(cells ...string) string {
+// markdownTable is rows of text below the first, which is their head. So many columns are to the left, the others to the
+// right.
+func markdownTable(rows [][]string, left int) string {
 	var b strings.Builder
-	for _, c := range cells {
-		b.WriteString("| " + escape(c) + " ")
+	for i, row := range rows {
+		for _, c := range row {
+			b.WriteString("| " + escape(c) + " ")
+		}
+		b.WriteString("|\n")
+		if i == 0 {
+			b.WriteString("|" + strings.Repeat("---|", left) + strings.Repeat("---:|", len(row)-left) + "\n")
+		}
 	}
-	return b.String() + "|\n"
+	return b.String()
 }
 
 var escaper = strings.NewReplacer(`\`, `\\`, "|", `\|`, "*", `\*`, "_", `\_`, "`", "\\`", "<", "&lt;", "[", `\[`, "]",

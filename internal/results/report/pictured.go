@@ -181,37 +181,19 @@ func (c placementCell) String() string {
 	return c.Memory + ", " + c.CPU + " CPU"
 }
 
-// grid writes rows of text in columns, the first of which is to the left and the others to the right.
-func (t *screen) grid(rows [][]string) {
-	widths := widthsOf(rows)
-	for n, r := range rows {
-		var b strings.Builder
-		for i, c := range r {
-			c = clean(c)
-			pad := strings.Repeat(" ", widths[i]-width(c))
-			if i == 0 {
-				b.WriteString(c + pad)
-			} else {
-				b.WriteString("  " + pad + c)
-			}
-		}
-		line := b.String()
-		if n == 0 {
-			line = t.bold(line)
-		}
-		t.line(line)
+// rows are those of the ladder as text, below the names of the arms.
+func (l ladderTable) rows(head string) [][]string {
+	rows := [][]string{slices.Concat([]string{head}, l.Arms)}
+	for _, r := range l.Rows {
+		rows = append(rows, slices.Concat([]string{r.Rung}, r.Cells))
 	}
+	return rows
 }
 
 // pictured writes ladders and placements for a terminal.
 func (t *screen) pictured(s *analysis.Summary, run record.Run) {
 	for _, l := range ladderTables(s, run) {
-		rows := [][]string{slices.Concat([]string{strings.TrimSpace(l.Title + " " + l.Level)}, l.Arms)}
-		for _, r := range l.Rows {
-			rows = append(rows, slices.Concat([]string{r.Rung}, r.Cells))
-		}
-		t.grid(rows)
-		t.line("")
+		t.columns(l.rows(strings.TrimSpace(l.Title+" "+l.Level)), nil, true)
 	}
 	places, tables := placementTables(s)
 	for i, p := range tables {
@@ -220,43 +202,31 @@ func (t *screen) pictured(s *analysis.Summary, run record.Run) {
 		}
 		rows := [][]string{slices.Concat([]string{strings.TrimSpace(p.Arm + " " + p.Level)}, places)}
 		for _, r := range p.Rows {
-			row := []string{"  " + r.Name}
-			row = append(row, lists.Map(r.Cells, placementCell.String)...)
-			rows = append(rows, row)
+			rows = append(rows, slices.Concat([]string{"  " + r.Name}, lists.Map(r.Cells, placementCell.String)))
 		}
-		t.grid(rows)
-		t.line("")
+		t.columns(rows, nil, true)
 	}
 }
 
 // picturedMarkdown is the same in Markdown; empty where there is nothing.
 func picturedMarkdown(s *analysis.Summary, run record.Run) string {
 	var b strings.Builder
-	line := func(cells []string) { b.WriteString(markdownRow(cells...)) }
 	for _, l := range ladderTables(s, run) {
-		fmt.Fprintf(&b, "\n## %s\n\n", escape(strings.TrimSpace(l.Title+" "+l.Level)))
-		line(slices.Concat([]string{""}, l.Arms))
-		b.WriteString("|---|" + strings.Repeat("---:|", len(l.Arms)) + "\n")
-		for _, r := range l.Rows {
-			line(slices.Concat([]string{r.Rung}, r.Cells))
-		}
+		fmt.Fprintf(&b, "\n## %s\n\n%s", escape(strings.TrimSpace(l.Title+" "+l.Level)), markdownTable(l.rows(""), 1))
 	}
 	places, tables := placementTables(s)
-	if len(tables) > 0 {
-		fmt.Fprintf(&b, "\n## Who is charged\n\n%s.\n\n", analysis.Capital(placedNote))
-		line(slices.Concat([]string{"arm", ""}, places))
-		b.WriteString("|---|---|" + strings.Repeat("---:|", len(places)) + "\n")
+	if len(tables) == 0 {
+		return b.String()
 	}
+	rows := [][]string{slices.Concat([]string{"arm", ""}, places)}
 	for _, p := range tables {
-		for i, r := range p.Rows {
-			cells := []string{"", r.Name}
-			if i == 0 {
-				cells[0] = strings.TrimSpace(p.Arm + " " + p.Level)
-			}
-			cells = append(cells, lists.Map(r.Cells, placementCell.String)...)
-			line(cells)
+		arm := strings.TrimSpace(p.Arm + " " + p.Level)
+		for _, r := range p.Rows {
+			rows = append(rows, slices.Concat([]string{arm, r.Name}, lists.Map(r.Cells, placementCell.String)))
+			arm = "" // which stands on its first row only
 		}
 	}
+	fmt.Fprintf(&b, "\n## Who is charged\n\n%s.\n\n%s", analysis.Capital(placedNote), markdownTable(rows, 2))
 	return b.String()
 }
 

@@ -37,7 +37,7 @@ func Power(w io.Writer, p *analysis.Power, o Options) error {
 		cells = append(cells, lists.Map(r.Needs, needText)...)
 		rows = append(rows, cells)
 	}
-	t.columns(rows, nil)
+	t.columns(rows, nil, false)
 	t.wrap("", "With so many blocks (--blocks) an assertion whose bound is this far from the truth holds or fails, "+
 		"and is not "+
 		"undecided; one with --until takes up to half as many more. The noise is that of this run, and what its blocks do "+

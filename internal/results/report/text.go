@@ -132,7 +132,7 @@ func (t *screen) verdicts(s *analysis.Summary) {
 	widths := widthsOf(cells)
 	t.line(t.bold("Assertions"))
 	for i, v := range all {
-		t.line(aligned(cells[i], widths))
+		t.line(aligned(cells[i], widths, false))
 		if v.Why != "" {
 			t.wrap(strings.Repeat(" ", widths[0]+2), v.Why)
 		}
@@ -188,15 +188,15 @@ func (t *screen) table(head row, rows []row) {
 	for n, r := range rows {
 		muted[n] = r.Muted
 	}
-	t.columns(cells, muted)
+	t.columns(cells, muted, false)
 }
 
-// columns writes rows of text in columns to the left, the first of which is their head, and a blank line. Muted rows
-// are fainter.
-func (t *screen) columns(rows [][]string, muted map[int]bool) {
+// columns writes rows of text in columns, the first of which is their head, and a blank line. The columns are to the
+// left, or all but the first to the right. Muted rows are fainter.
+func (t *screen) columns(rows [][]string, muted map[int]bool, right bool) {
 	widths := widthsOf(rows)
 	for i, r := range rows {
-		line := strings.TrimRight(aligned(r, widths), " ")
+		line := aligned(r, widths, right)
 		switch {
 		case i == 0:
 			line = t.bold(line)
@@ -221,14 +221,17 @@ func widthsOf(rows [][]string) (widths []int) {
 	return widths
 }
 
-// aligned is a row of text in columns that are all to the left.
-func aligned(cells []string, widths []int) string {
-	var b strings.Builder
+// aligned is a row of text in columns that are to the left, or all but the first to the right.
+func aligned(cells []string, widths []int, right bool) string {
+	padded := make([]string, len(cells))
 	for i, c := range cells {
 		c = clean(c)
-		b.WriteString(c + strings.Repeat(" ", widths[i]-width(c)+2))
+		pad := strings.Repeat(" ", widths[i]-width(c))
+		if padded[i] = c + pad; right && i > 0 {
+			padded[i] = pad + c
+		}
 	}
-	return b.String()
+	return strings.TrimRight(strings.Join(padded, "  "), " ")
 }
 
 func width(s string) int { return utf8.RuneCountInString(s) }
