@@ -181,16 +181,17 @@ func htmlSections(s *analysis.Summary) []htmlSection {
 }
 
 func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLOptions) *htmlPage {
-	d := newChartData(s, run, trials)
+	d := newDataMaker(s, run, trials)
 	p := &htmlPage{
 		Experiment: s.Experiment, Question: s.Question, Baseline: baseline(s),
 		InvalidReasons: lists.Map(s.InvalidReasons, d.plain),
 		Verdicts:       verdicts(s), Started: started(run), Lead: newLead(s, run),
 		Sections: htmlSections(s), Curves: d.curveTables(), Sweep: d.Factor != "",
-		Limits: d.limitTables(), Stairs: d.stairTables(), Waits: d.waited, Events: d.events, Nodes: d.nodes,
+		Limits: d.limitTables(), Stairs: d.stairTables(), Waits: d.waitTables(),
+		Events: d.eventTable(), Nodes: d.nodeTable(),
 		Ran: len(d.Ran) > 0, Models: lists.Map(models(s), d.plain), CPU: d.cpuTables(),
 		Unplaced: lists.Map(d.unplaced, d.plain), Memory: d.memory,
-		Gross:   d.gross,
+		Gross:   d.grossTable(),
 		Ladders: ladderTables(s, run), Courses: d.courseTables(),
 		Notes: lists.Map(notes(s, run), d.plain), Warnings: lists.Map(s.Warnings, d.plain),
 		Excluded: lists.Map(excluded(s), d.plain), Gates: gates(run.Spec),
@@ -224,8 +225,8 @@ func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLO
 	script = strings.TrimSpace(script) // its hash is of exactly what stands between the tags
 	p.Policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 	if p.Charts = ok && !o.NoCharts; p.Charts {
-		data, err := json.Marshal(d) // which escapes <, >, &, U+2028 and U+2029
-		if err != nil {              // a number that JSON cannot hold: the tables stand all the same
+		data, err := json.Marshal(d.chartData) // which escapes <, >, &, U+2028 and U+2029
+		if err != nil {                        // a number that JSON cannot hold: the tables stand all the same
 			p.Charts = false
 			return p
 		}

@@ -43,11 +43,7 @@ type chartData struct {
 	Trials []chartTrial `json:"trials"`
 
 	memory   []tableRow // for the tables alone
-	waited   []tableRow
-	events   countTable
-	nodes    countTable
 	unplaced []string
-	gross    []tableRow
 	plain    func(text string) string // with factors named as in tables
 }
 
@@ -173,7 +169,7 @@ type dataMaker struct {
 	metric map[string]int
 }
 
-func newChartData(s *analysis.Summary, run record.Run, trials []record.Trial) *chartData {
+func newDataMaker(s *analysis.Summary, run record.Run, trials []record.Trial) *dataMaker {
 	m := &dataMaker{chartData: &chartData{
 		Arms: []chartArm{}, Levels: []chartLevel{}, Metrics: []chartMetric{}, Estimates: []chartEstimate{},
 		Curves: []chartCurve{}, Models: []chartModel{},
@@ -186,7 +182,6 @@ func newChartData(s *analysis.Summary, run record.Run, trials []record.Trial) *c
 	m.estimates()
 	m.curves()
 	m.models()
-	m.grossOf()
 	m.budgets()
 	m.memoryParts()
 	m.inTime()
@@ -197,9 +192,7 @@ func newChartData(s *analysis.Summary, run record.Run, trials []record.Trial) *c
 	m.waits()
 	m.placed()
 	m.courses()
-	m.waited = m.waitTables()
-	m.events, m.nodes = m.eventTable(), m.nodeTable()
-	return m.chartData
+	return m
 }
 
 // names collects arms, levels and metrics: first those of the estimates, in their order, then those of trials that have
@@ -404,14 +397,12 @@ func inPlace[T any](all []T, at func(T) place) []T {
 	return slices.SortedStableFunc(slices.Values(all), func(a, b T) int { return comparePlaces(at(a), at(b)) })
 }
 
-// grossOf is what each application used in the trials of each arm, and what was used on its behalf.
-func (m *dataMaker) grossOf() {
-	for _, w := range m.s.Workloads {
-		m.gross = append(m.gross, tableRow{
-			Name: w.Name, Arm: m.Arms[m.arms[w.Arm]].Name, Level: m.Levels[m.levels[record.LevelKey(w.Factors)]].Name,
-			Cells: grossCells(w.Workload),
-		})
-	}
+// grossTable is what each application used in the trials of each arm, and what was used on its behalf.
+func (m *dataMaker) grossTable() []tableRow {
+	return lists.Map(m.s.Workloads, func(w analysis.Workload) tableRow {
+		at := m.placeOf(w.Arm, w.Factors)
+		return tableRow{w.Name, m.Arms[at.arm].Name, m.Levels[at.level].Name, grossCells(w.Workload)}
+	})
 }
 
 // roleNames are the roles of groups as the memory table has them, in its order.
