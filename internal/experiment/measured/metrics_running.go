@@ -40,7 +40,7 @@ var quietMetrics = []Metric{
 	},
 }
 
-// whileRunning is requestTimes of the requests that no stall touched, told by their weights.
+// whileRunning is requestTimes of the requests that no stall touched, by their weights.
 func whileRunning(histogram string, needs []Need, what string, quantiles ...float64) []Metric {
 	all := requestTimes(histogram, needs, what, quantiles...)
 	for i, q := range quantiles {

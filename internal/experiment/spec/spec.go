@@ -200,7 +200,7 @@ func (s *Spec) At(l Level) *Spec {
 	return c
 }
 
-// assign sets settings, by path; those of parts that there are not are left out.
+// assign sets settings by their paths; unknown paths are ignored.
 func (s *Spec) assign(values map[string]string) {
 	for path, value := range values {
 		if t, ok := s.target(path); ok {

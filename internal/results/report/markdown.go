@@ -86,8 +86,8 @@ func everyMetricMarkdown(b *strings.Builder, s *analysis.Summary, run record.Run
 	b.WriteString(grossMarkdown(s))
 }
 
-// markdownTable is rows of text below the first, which is their head. So many columns are to the left, the others to the
-// right.
+// markdownTable writes rows of text, of which the first is the head. The first left columns are aligned to the left,
+// the others to the right.
 func markdownTable(rows [][]string, left int) string {
 	var b strings.Builder
 	for i, row := range rows {
