@@ -168,12 +168,10 @@ func (m *dataMaker) waits() {
 	}
 }
 
-func (d *chartData) limitTables() (all []tableRow) {
-	for _, c := range d.Limits {
-		all = append(all, tableRow{Arm: d.Arms[c.Arm].Name, Level: d.Levels[c.Level].Name,
-			Cells: []string{c.limit, c.Text, cmp.Or(c.Throttled, "-"), c.bpf, c.task, c.softirq, c.rest}})
-	}
-	return all
+func (d *chartData) limitTables() []tableRow {
+	return lists.Map(d.Limits, func(c chartLimit) tableRow {
+		return d.row("", place{c.Arm, c.Level}, c.limit, c.Text, cmp.Or(c.Throttled, "-"), c.bpf, c.task, c.softirq, c.rest)
+	})
 }
 
 // waitTables has a row for how long others waited at a level in one arm, with the longest wait of all its trials.
@@ -184,7 +182,7 @@ func (m *dataMaker) waitTables() (all []tableRow) {
 	}
 	for level := range m.Levels {
 		for _, arm := range m.shownArms() {
-			row := tableRow{Level: m.Levels[level].Name, Arm: m.Arms[arm].Name}
+			row := m.row("", place{arm, level})
 			for _, d := range m.run.Metrics {
 				if d.Family == longest.Family {
 					row.Cells = append(row.Cells, textOf(m.found(d.Name, arm, level)))
@@ -259,21 +257,20 @@ func (m *dataMaker) upAndDown() {
 
 // stairTables has a row for each kind of memory of an arm at a level, step by step.
 func (d *chartData) stairTables() (all []tableRow) {
-	steps := []string{stepUp, stepUnder, stepDown}
-	type row struct {
-		kind       string
-		arm, level int
+	type kind struct {
+		name string
+		at   place
 	}
-	rows := map[row]int{}
+	var rows lists.Groups[kind, chartStair]
 	for _, c := range d.Stairs {
-		r := row{c.Kind, c.Arm, c.Level}
-		i, seen := rows[r]
-		if !seen {
-			i = len(all)
-			rows[r] = i
-			all = append(all, tableRow{c.Kind, d.Arms[c.Arm].Name, d.Levels[c.Level].Name, []string{"-", "-", "-"}})
+		rows.Add(kind{c.Kind, place{c.Arm, c.Level}}, c)
+	}
+	for of, steps := range rows.All() {
+		row := d.row(of.name, of.at, "-", "-", "-")
+		for _, c := range steps {
+			row.Cells[slices.Index([]string{stepUp, stepUnder, stepDown}, c.Step)] = c.Text
 		}
-		all[i].Cells[slices.Index(steps, c.Step)] = c.Text
+		all = append(all, row)
 	}
 	return all
 }

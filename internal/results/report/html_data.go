@@ -400,8 +400,7 @@ func inPlace[T any](all []T, at func(T) place) []T {
 // grossTable is what each application used in the trials of each arm, and what was used on its behalf.
 func (m *dataMaker) grossTable() []tableRow {
 	return lists.Map(m.s.Workloads, func(w analysis.Workload) tableRow {
-		at := m.placeOf(w.Arm, w.Factors)
-		return tableRow{w.Name, m.Arms[at.arm].Name, m.Levels[at.level].Name, grossCells(w.Workload)}
+		return m.row(w.Name, m.placeOf(w.Arm, w.Factors), grossCells(w.Workload)...)
 	})
 }
 
@@ -420,7 +419,7 @@ func (m *dataMaker) memoryParts() {
 				continue
 			}
 			p := at(h)
-			row := tableRow{Arm: m.Arms[p.arm].Name, Level: m.Levels[p.level].Name, Name: role.name}
+			row := m.row(role.name, p)
 			for i, name := range analysis.MemoryFields() {
 				v, known := h.Bytes[name]
 				if !known {

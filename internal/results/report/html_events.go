@@ -3,9 +3,9 @@ package report
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"tare/internal/experiment/metric"
-	"tare/internal/experiment/record"
 	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
@@ -35,10 +35,6 @@ func partOf(s analysis.EventSum, d metric.Definition) string {
 	return ""
 }
 
-func (m *dataMaker) armAndLevel(s analysis.EventSum) (arm chartArm, level string) {
-	return m.Arms[m.arms[s.Arm]], m.Levels[m.levels[record.LevelKey(s.Factors)]].Name
-}
-
 // eventTable has the counts of events by arm and level, the baseline's without what only a subject has.
 func (m *dataMaker) eventTable() countTable {
 	tallies := analysis.Tallies(m.run)
@@ -50,11 +46,11 @@ func (m *dataMaker) eventTable() countTable {
 		}
 	}
 	for _, s := range analysis.EventSums(m.run, m.trials) {
-		arm, level := m.armAndLevel(s)
-		if arm.Twin && len(m.Arms) > 2 {
+		at := m.placeOf(s.Arm, s.Factors)
+		if !slices.Contains(m.shownArms(), at.arm) {
 			continue
 		}
-		row := tableRow{Arm: arm.Name, Level: level, Cells: []string{quantity.Thousands(s.Trials)}}
+		row := m.row("", at, quantity.Thousands(s.Trials))
 		for _, d := range tallies {
 			row.Cells = append(row.Cells, totalOf(s, d.Name)+partOf(s, d))
 			if d.TallyOf == "" {
@@ -78,8 +74,7 @@ func (m *dataMaker) nodeTable() countTable {
 	all.Heads = append(all.Heads, lists.Map(tallies, func(d metric.Definition) string { return clean(d.Tally) })...)
 	all.Heads = append(all.Heads, clean(quantity.Label(each.Name))+", median", "clock known to")
 	for _, s := range analysis.NodeSums(m.run, m.trials) {
-		arm, level := m.armAndLevel(s.EventSum)
-		row := tableRow{s.Node, arm.Name, level, []string{quantity.Thousands(s.Trials), quantity.Thousands(s.Failed)}}
+		row := m.row(s.Node, m.placeOf(s.Arm, s.Factors), quantity.Thousands(s.Trials), quantity.Thousands(s.Failed))
 		for _, d := range tallies {
 			row.Cells = append(row.Cells, totalOf(s.EventSum, d.Name))
 		}

@@ -18,6 +18,11 @@ type tableRow struct {
 	Cells            []string
 }
 
+// row is one of something with a name, which may be empty, of an arm at a level.
+func (d *chartData) row(name string, at place, cells ...string) tableRow {
+	return tableRow{name, d.Arms[at.arm].Name, d.Levels[at.level].Name, cells}
+}
+
 // at is the arm of a row, with the level where there is one.
 func (r tableRow) at() string { return strings.TrimSpace(r.Arm + " " + r.Level) }
 
