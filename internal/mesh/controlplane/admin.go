@@ -10,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"tare/internal/lib/limit"
@@ -35,19 +36,18 @@ var answerBuckets = prometheus.ExponentialBuckets(0.001, 2, 15)
 // NewAdmin makes what no control plane has yet.
 func NewAdmin() *Admin {
 	a := &Admin{registry: prometheus.NewRegistry(), history: newHistory()}
+	shown := promauto.With(a.registry)
 	counter := func(name, help string) *prometheus.CounterVec {
-		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tare_controlplane_" + name, Help: help}, []string{"type"})
-		a.registry.MustRegister(c)
-		return c
+		return shown.NewCounterVec(prometheus.CounterOpts{Name: "tare_controlplane_" + name, Help: help}, []string{"type"})
 	}
 	a.responses = counter("responses_total", "Responses that were handed to the transport.")
 	a.resources = counter("resources_total", "Resources in them.")
 	a.removed = counter("removed_total", "Names in them of resources that are gone (deltas).")
 	a.acks = counter("acks_total", "Responses that data planes took.")
 	a.refusals = counter("nacks_total", "Responses that data planes refused.")
-	a.changes = prometheus.NewCounter(prometheus.CounterOpts{Name: "tare_controlplane_changes_total",
+	a.changes = shown.NewCounter(prometheus.CounterOpts{Name: "tare_controlplane_changes_total",
 		Help: "Changes of the mesh that were taken."})
-	a.waited = prometheus.NewHistogram(prometheus.HistogramOpts{Name: "tare_controlplane_answer_seconds",
+	a.waited = shown.NewHistogram(prometheus.HistogramOpts{Name: "tare_controlplane_answer_seconds",
 		Help:    "Time from when the control plane was told of a change until a data plane had answered a response of it.",
 		Buckets: answerBuckets})
 	of := func(get *func() int) func() float64 {
@@ -58,12 +58,12 @@ func NewAdmin() *Admin {
 			return float64((*get)())
 		}
 	}
-	a.registry.MustRegister(a.changes, a.waited,
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tare_controlplane_streams",
-			Help: "Data planes that are connected, by their streams."}, of(&a.streams)),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tare_controlplane_proxies",
-			Help: "Proxies of the mesh; 0 where all data planes are told the same."}, of(&a.proxies)),
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	shown.NewGaugeFunc(prometheus.GaugeOpts{Name: "tare_controlplane_streams",
+		Help: "Data planes that are connected, by their streams."}, of(&a.streams))
+	shown.NewGaugeFunc(prometheus.GaugeOpts{Name: "tare_controlplane_proxies",
+		Help: "Proxies of the mesh; 0 where all data planes are told the same."}, of(&a.proxies))
+	a.registry.MustRegister(collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return a
 }
 

@@ -224,10 +224,7 @@ func (w Webhook) of(p *Plane, admin *Admin) (*injection.Webhook, error) {
 	}
 	o := injection.Options{Authority: p.Authority()}
 	if admin != nil {
-		var err error
-		if o.Metrics, err = injection.NewMetrics(admin.registry); err != nil {
-			return nil, fmt.Errorf("counting reviews: %w", err)
-		}
+		o.Metrics = injection.NewMetrics(admin.registry)
 	}
 	return injection.New(w.Config, o)
 }
