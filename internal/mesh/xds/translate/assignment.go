@@ -27,7 +27,7 @@ const maxPriority = 128
 // overprovisioning is the one factor that the mesh has (per cent); it is also the protocol's default.
 const overprovisioning = 140
 
-// ParseAssignment reads a ClusterLoadAssignment. Endpoints come most often and most at a time, so what is common is read
+// ParseAssignment reads a ClusterLoadAssignment. Endpoints come most often and most at a time: what is common is read
 // as it stands on the wire; the rest is left to the generated decoder, which alone refuses.
 func ParseAssignment(b []byte) (Assignment, error) {
 	if a, err := commonAssignment(b); err == nil {
