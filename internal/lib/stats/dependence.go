@@ -24,9 +24,9 @@ type correlation struct{ lag1, share float64 }
 // within blocks is random, and the rest is spread evenly. What real runs showed lay between 0.2 and 0.76.
 var autocorrelations = correlations([]float64{0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95}, []float64{1})
 
-// states are what one arm's own differences are held against, and where there are enough of them those of all arms: to
-// 0.98, as a state slower than the run looks like an effect.
-var states = correlations([]float64{0.2, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98}, []float64{0.25, 0.5, 0.75, 1})
+// states are what one arm's own differences are held against, and where there are enough of them those of all arms:
+// slow ones, beside the autocorrelations above, and to 0.98, as a state slower than the run looks like an effect.
+var states = correlations([]float64{0.7, 0.8, 0.9, 0.95, 0.98}, []float64{0.25, 0.5, 0.75, 1})
 
 func correlations(lags, shares []float64) []correlation {
 	all := []correlation{{0, 1}}
@@ -38,7 +38,11 @@ func correlations(lags, shares []float64) []correlation {
 	return all
 }
 
-const priorOfIndependence = 0.5
+// The prior weights: of independence, and against that of a state of the arm alone, and of one of all arms.
+const (
+	priorOfIndependence = 0.5
+	priorOfState        = 0.32
+)
 
 // Dependence is what a run shows of how much neighbouring blocks resemble each other. A busy neighbour outlasts a
 // block, so the differences of one block tell of the next, and n blocks are worth fewer than n independent ones.
@@ -66,7 +70,7 @@ func LearnDependence(twins, arms [][]float64) Dependence {
 }
 
 // WithOwn adds what the series of one arm show. What varies in one arm alone does not show in its twins, and their
-// white noise would outvote it. The intervals of the arm are widened by the larger of both.
+// white noise would outvote it.
 func (d Dependence) WithOwn(series ...[]float64) Dependence {
 	own := learn(states, nil, series)
 	d.own = &own
@@ -140,13 +144,28 @@ func (d Dependence) inflation(xs []float64) float64 {
 	if d.Known() {
 		inflation = d.over(xs)
 	}
-	for _, by := range []*Dependence{d.own, d.slow} {
-		// a weight of independence that only grew would widen what shows no dependence
-		if d.OwnKnown() && by != nil && by.Values >= MinOwn && by.weights[0] < widensBelow {
-			inflation = max(inflation, by.over(xs))
-		}
+	// a weight of independence that only grew would widen what shows no dependence
+	if independent, by := d.state(xs); d.OwnKnown() && independent < widensBelow {
+		inflation = max(inflation, by)
 	}
 	return max(1, inflation)
+}
+
+// state is the weight of independence, against a state of the arm alone and one of all arms, and by how much the three
+// together multiply the variance of the mean of xs.
+func (d Dependence) state(xs []float64) (independent, inflation float64) {
+	fits := fitAll(states, normalScores(xs))
+	total, inflation := 1.0, 1.0
+	add := func(known bool, by *Dependence) {
+		for i := 1; known && i < len(states); i++ {
+			odds := priorOfState / priorOfIndependence * by.weights[i] / max(by.weights[0], math.SmallestNonzeroFloat32)
+			total += odds
+			inflation += odds * fits[i].variance / fits[0].variance
+		}
+	}
+	add(d.OwnKnown(), d.own)
+	add(d.Known() && d.slow != nil, d.slow)
+	return 1 / total, inflation / total
 }
 
 func (d Dependence) over(xs []float64) (inflation float64) {
@@ -165,19 +184,20 @@ func (e Estimate) Beyond(v float64) bool {
 }
 
 // Strong reports whether the arm, or all arms together, show dependence of such strength that the widened interval of
-// xs may still be too narrow. Of independent blocks, 2 to 3 % do in simulations.
+// xs may still be too narrow. Of independent blocks, 2 to 5 % do in simulations.
 func (d Dependence) Strong(xs []float64) bool {
-	shown := func(known bool, by *Dependence) bool {
-		return known && by.weights[0] < shownBelow && by.over(xs) > strongInflation
+	if !vary(xs) {
+		return false
 	}
-	return vary(xs) && (shown(d.OwnKnown(), d.own) || shown(d.Known(), d.slow))
+	independent, inflation := d.state(xs)
+	return independent < shownBelow && inflation > strongInflation
 }
 
 // The weights of independence below which states widen intervals, and are taken as shown; and the factor on a variance
 // from which widened intervals may still be too narrow.
 const (
-	widensBelow     = 0.65
-	shownBelow      = 0.2
+	widensBelow     = 0.72
+	shownBelow      = 0.25
 	strongInflation = 8
 )
 
