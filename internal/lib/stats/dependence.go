@@ -176,10 +176,14 @@ func (d Dependence) over(xs []float64) (inflation float64) {
 	return inflation
 }
 
-// Beyond reports whether a value lies so far outside of an interval that it is not reached where strongly dependent
-// blocks leave that too narrow: outside of one that is five times as wide.
-func (e Estimate) Beyond(v float64) bool {
-	const times = 5
+// How many times as wide an interval is taken, where it may be too narrow, for what lies outside of it to be claimed.
+const (
+	StrongTimes = 5 // neighbouring blocks resemble each other strongly
+	UnevenTimes = 3 // trials are uneven: so wide, 95 % are covered in the worst of simulated settings
+)
+
+// Beyond reports whether a value lies outside of an interval so many times as wide.
+func (e Estimate) Beyond(v, times float64) bool {
 	return e.HasInterval && (v < e.Value-times*(e.Value-e.Lo) || v > e.Value+times*(e.Hi-e.Value))
 }
 

@@ -23,7 +23,18 @@ type Share struct {
 	// DesignEffect is how many times larger the variance is than that of independent samples, estimated between trials:
 	// 1 or more. NaN where nothing, or everything, was in the part: there is no variance to compare.
 	DesignEffect float64
+	// Uneven says that trials differ so much, in size or in their shares, that the interval may be too narrow: few trials
+	// rarely hold those that weigh most. It is not said of bounds, where nothing, or everything, was in the part.
+	Uneven bool
 }
+
+// Trials are uneven whose sizes differ more than twofold, and more than chance makes of counts; or whose shares differ by
+// more than a part of the share (their standard deviation, less that of independent samples) and come in bursts.
+const (
+	unevenSizes  = 2
+	unevenShares = 0.45
+	unevenBursts = 4 // design effect
+)
 
 // ClusteredShare is a share out of samples that are independent between trials, but not within one. Its interval is
 // Wilson's score interval for as many samples as are left after division by the design effect, with Student's t on the
@@ -91,6 +102,11 @@ func ClusteredShareAt(counts []Count, bursts, confidence float64) Share {
 		}
 		t := distuv.StudentsT{Mu: 0, Sigma: 1, Nu: free}.Quantile((1 + confidence) / 2)
 		s.Lo, s.Hi = wilson(s.Value, n/s.DesignEffect, t)
+		part := min(s.Value, 1-s.Value)
+		between := math.Sqrt((s.DesignEffect - 1) * trials / n * (1 - part) / part)
+		fewest, most := float64(s.Fewest), float64(s.Most)
+		s.Uneven = s.DesignEffect > unevenBursts && between > unevenShares ||
+			most > unevenSizes*fewest && math.Sqrt(most)-math.Sqrt(fewest) > 2 // square roots vary by 0.5 by chance
 	}
 	return s
 }

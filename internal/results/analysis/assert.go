@@ -374,7 +374,7 @@ func (a *asserter) pooled(t *Table, of assertion.Assertion, p place, c *Check) {
 	}
 	// Lost trials are taken to have none, or all, of as many samples as the others have.
 	_, lost := t.lost(of.Metric, p)
-	estimate := func(part float64, lost int) stats.Estimate {
+	estimate := func(part float64, lost int) (e stats.Estimate, isUneven bool) {
 		mine := byBlock(t.pools[pool{record.LevelKey(p.at), p.arm, of.Metric}])
 		samples := 0
 		for _, n := range mine {
@@ -385,17 +385,23 @@ func (a *asserter) pooled(t *Table, of assertion.Assertion, p place, c *Check) {
 			mine = append(mine, stats.Count{In: int(part * float64(each)), Of: each})
 		}
 		share := a.share(mine, bursts)
-		e := stats.Estimate{Value: share.Value, Lo: share.Lo, Hi: share.Hi, HasInterval: share.HasInterval, N: share.Trials}
+		e = stats.Estimate{Value: share.Value, Lo: share.Lo, Hi: share.Hi, HasInterval: share.HasInterval, N: share.Trials}
+		isUneven = share.Uneven
 		if of.Against != assertion.Value {
-			e = stats.ShareDifference(a.share(byBlock(t.pools[pool{record.LevelKey(p.at), record.Direct, of.Metric}]),
-				bursts), share)
+			base := a.share(byBlock(t.pools[pool{record.LevelKey(p.at), record.Direct, of.Metric}]), bursts)
+			e, isUneven = stats.ShareDifference(base, share), isUneven || base.Uneven
 		}
 		e.HasInterval = e.HasInterval && samples >= minPooled && share.Trials >= stats.MinBlocksAt(a.confidence)
 		e.Confidence = a.confidence
-		return e
+		return e, isUneven
 	}
-	e := estimate(0, 0)
-	a.decide(of, e, min(e.Lo, estimate(0, lost).Lo), max(e.Hi, estimate(1, lost).Hi), lost, c)
+	e, isUneven := estimate(0, 0)
+	low, _ := estimate(0, lost)
+	high, _ := estimate(1, lost)
+	a.decide(of, e, min(e.Lo, low.Lo), max(e.Hi, high.Hi), lost, c)
+	if c.Result != Undecided && isUneven && !e.Beyond(of.Bound, stats.UnevenTimes) {
+		c.Result, c.Why = Undecided, uneven
+	}
 }
 
 // share is a share with its interval. Where there is none of it, or all is of it, the interval has one end, which then
@@ -431,7 +437,8 @@ func (a *asserter) measured(t *Table, of assertion.Assertion, p place, c *Check)
 	case c.Result == Undecided:
 	case t.carried[armMetric{p.arm, of.Metric}]:
 		c.Result, c.Why = Undecided, carriesOver
-	case !e.Beyond(of.Bound) && a.dependence(t, of, p).Strong(changes(of)(t.pairs(p.at, p.arm, of.Metric))):
+	case !e.Beyond(of.Bound, stats.StrongTimes) &&
+		a.dependence(t, of, p).Strong(changes(of)(t.pairs(p.at, p.arm, of.Metric))):
 		c.Result, c.Why = Undecided, tooNarrow
 	}
 }

@@ -140,7 +140,7 @@ func (c *comparison) difference() (out *Difference, notes []string) {
 	out.judge(c.arm, d, c.twins.far, c.twins.known)
 	if out.Unresolved == "" && c.arm != record.AA && c.dependence.Strong(stats.Differences(c.pairs)) {
 		out.strong = true
-		if d.Beyond(0) {
+		if d.Beyond(0, stats.StrongTimes) {
 			notes = append(notes, tooNarrow)
 		} else {
 			out.Unresolved = tooNarrow

@@ -2,10 +2,10 @@ package analysis
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"math"
 	"slices"
+	"strings"
 
 	"tare/internal/experiment/record"
 	"tare/internal/lib/lists"
@@ -18,6 +18,9 @@ const minPooled = 25
 
 // PooledMethod is the method of estimates that are parts of samples of all trials together.
 const PooledMethod = "pooled samples, clustered Wilson"
+
+// uneven is why nothing is claimed of a pooled part near the ends of its interval.
+const uneven = "its trials differ too much in size or share: its interval may be too narrow"
 
 // burstsOf is, by metric, how unequal trials are in the counts that are pooled, at all levels and in all arms together.
 func burstsOf(t *Table) map[string]float64 {
@@ -33,8 +36,8 @@ func burstsOf(t *Table) map[string]float64 {
 }
 
 // pool gives the parts that are counted over all trials of an arm. Samples of one trial are not independent of each
-// other, so their interval rests on how far trials differ.
-func (s *Summary) pool(t *Table, at factors, bursts map[string]float64) {
+// other, so their interval rests on how far trials differ. UnevenIn are those of trials that differ too much for it.
+func (s *Summary) pool(t *Table, at factors, bursts map[string]float64) (unevenIn []string) {
 	shares := map[pool]stats.Share{}
 	level := record.LevelKey(at)
 	for key, counts := range t.pools {
@@ -60,9 +63,9 @@ func (s *Summary) pool(t *Table, at factors, bursts map[string]float64) {
 		if !math.IsNaN(share.DesignEffect) {
 			e.DesignEffect = &share.DesignEffect
 		}
-		if share.HasInterval && share.Most > 2*share.Fewest {
-			e.Notes = append(e.Notes, fmt.Sprintf("its trials have %s to %s samples: where they differ more than twofold, "+
-				"intervals may be too narrow", quantity.Thousands(share.Fewest), quantity.Thousands(share.Most)))
+		if share.Uneven {
+			e.Notes = append(e.Notes, uneven)
+			unevenIn = append(unevenIn, quantity.Label(key.metric))
 		}
 		if base, ok := shares[pool{key.level, record.Direct, key.metric}]; ok && key.arm != record.Direct {
 			e.Baseline = record.Direct
@@ -75,9 +78,22 @@ func (s *Summary) pool(t *Table, at factors, bursts map[string]float64) {
 				far, known = stats.SmallestVisible(stats.ShareDifference(base, twin))
 			}
 			e.Difference.judge(key.arm, d, far, known)
+			if e.Difference.Unresolved == "" && key.arm != record.AA && (base.Uneven || share.Uneven) && !d.Beyond(0, stats.UnevenTimes) {
+				e.Difference.Unresolved = uneven
+			}
 			e.Difference.Resolved = e.Difference.Unresolved == ""
 		}
 		s.Estimates = append(s.Estimates, e)
+	}
+	return unevenIn
+}
+
+// warnOfUneven names the pooled parts whose trials differ too much.
+func (s *Summary) warnOfUneven(in []string) {
+	if len(in) > 0 {
+		slices.Sort(in)
+		s.Warnings = append(s.Warnings, "trials differ so much in size or share that intervals may be too narrow, and what "+
+			"is not far outside of them is not resolved, in "+strings.Join(slices.Compact(in), ", "))
 	}
 }
 

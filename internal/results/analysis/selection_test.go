@@ -356,6 +356,51 @@ func TestClusteredShares(t *testing.T) {
 	}
 }
 
+// Trials that differ more than twofold in size, or in bursts, leave what lies near the end of the interval of a pooled
+// part unresolved and undecided.
+func TestUnevenTrials(t *testing.T) {
+	even := func(b int) record.Count { return record.Count{In: 2900 + 100*(b%3), Of: 10_000} }
+	sizes := func(b int) record.Count {
+		of := 10_000 + 6000*(b%3)
+		return record.Count{In: of / 100 * (29 + b*7%3), Of: of}
+	}
+	bursts := func(b int) record.Count { return record.Count{In: 10 + 60*(b%3), Of: 10_000} }
+	for _, c := range []struct {
+		name   string
+		count  func(block int) record.Count
+		times  float64 // the share of the candidate, of that of the others
+		bound  string
+		uneven bool
+		says   bool // of a difference, or of a bound
+	}{
+		{"even", even, 1.1, "32%", false, true},
+		{"in size", sizes, 1.04, "31%", true, false},
+		{"in size, far away", sizes, 2, "32%", true, true},
+		{"in bursts", bursts, 2.5, "1%", true, false},
+		{"in bursts, far away", bursts, 30, "1%", true, true},
+	} {
+		run, trials := analysistest.Quickstart(eighteen)
+		run.Assert = []string{"failed_connect_share{arm=candidate} <= " + c.bound}
+		for i, trial := range trials {
+			n := c.count(trial.Block)
+			if trial.Arm == "candidate" {
+				n.In = int(c.times * float64(n.In))
+			}
+			trials[i].Counts = map[string]record.Count{"failed_connect_share": n}
+		}
+		s := summarize(t, run, trials)
+		e, check := s.Find("failed_connect_share", "candidate", nil), s.Verdicts[0].Checks[0]
+		said := slices.ContainsFunc(s.Warnings, func(w string) bool { return strings.Contains(w, "so much in size or share") })
+		if said != c.uneven || len(e.Notes) > 0 != c.uneven {
+			t.Errorf("%s: warned %t, notes %q", c.name, said, e.Notes)
+		}
+		if d := e.Difference; d.Resolved != c.says || check.Result == analysis.Fails != c.says {
+			t.Errorf("%s: resolved %t: %q; %s: %q; %g [%g, %g]", c.name, d.Resolved, d.Unresolved, check.Result, check.Why,
+				e.Value, *e.Lo, *e.Hi)
+		}
+	}
+}
+
 // A model is fitted block by block.
 func TestModelByBlock(t *testing.T) {
 	t.Parallel()

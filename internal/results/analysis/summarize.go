@@ -53,10 +53,12 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 		}
 	}
 	bursts := burstsOf(t)
+	var unevenIn []string
 	for _, at := range t.Levels {
-		s.pool(t, at, bursts)
+		unevenIn = append(unevenIn, s.pool(t, at, bursts)...)
 	}
 	s.lose(t)
+	s.warnOfUneven(unevenIn)
 	s.warnOfDependence(dependences)
 	s.warnOfCarryOver(t)
 	s.Disturbed = disturbed(t.Levels, trials)
