@@ -176,13 +176,13 @@ func (d Dependence) over(xs []float64) (inflation float64) {
 	return inflation
 }
 
-// How many times as wide an interval is taken, where it may be too narrow, for what lies outside of it to be claimed.
+// The factors by which an interval that may be too narrow is made wider for what lies outside of it to be claimed.
 const (
 	StrongTimes = 5 // neighbouring blocks resemble each other strongly
-	UnevenTimes = 3 // trials are uneven: so wide, 95 % are covered in the worst of simulated settings
+	UnevenTimes = 3 // trials are uneven: covers 95 % in the worst of the simulated settings
 )
 
-// Beyond reports whether a value lies outside of an interval so many times as wide.
+// Beyond reports whether a value lies outside of the interval made wider by a factor.
 func (e Estimate) Beyond(v, times float64) bool {
 	return e.HasInterval && (v < e.Value-times*(e.Value-e.Lo) || v > e.Value+times*(e.Hi-e.Value))
 }
