@@ -28,8 +28,8 @@ type Share struct {
 	Uneven bool
 }
 
-// Trials are uneven whose sizes differ more than twofold, and more than chance makes of counts; or whose shares differ by
-// more than a part of the share (their standard deviation, less that of independent samples) and come in bursts.
+// Trials are uneven whose sizes differ more than twofold, and more than chance makes of counts; or whose shares differ
+// by more than a part of the share (their standard deviation, less that of independent samples) and come in bursts.
 const (
 	unevenSizes  = 2
 	unevenShares = 0.45

@@ -78,8 +78,8 @@ func (s *Summary) pool(t *Table, at factors, bursts map[string]float64) (unevenI
 				far, known = stats.SmallestVisible(stats.ShareDifference(base, twin))
 			}
 			e.Difference.judge(key.arm, d, far, known)
-			if e.Difference.Unresolved == "" && key.arm != record.AA && (base.Uneven || share.Uneven) && !d.Beyond(0, stats.UnevenTimes) {
-				e.Difference.Unresolved = uneven
+			if open := (base.Uneven || share.Uneven) && !d.Beyond(0, stats.UnevenTimes); open && key.arm != record.AA {
+				e.Difference.Unresolved = cmp.Or(e.Difference.Unresolved, uneven)
 			}
 			e.Difference.Resolved = e.Difference.Unresolved == ""
 		}
