@@ -451,6 +451,44 @@ func TestCloseEndsWhatHasNoMark(t *testing.T) {
 	_ = cmd.Wait()
 }
 
+// TestOnTheWay: from the moment that Start returns, a process is on its way or in its group, also where a busy machine
+// holds it up.
+func TestOnTheWay(t *testing.T) {
+	tree := newTree(t, machine(t))
+	g, err := tree.Group("work", Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	starts := 300 // of which some three have no arguments yet when Start returns
+	if testing.Short() {
+		starts = 10
+	}
+	for range 8 * runtime.NumCPU() {
+		busy := exec.Command("sh", "-c", "while :; do :; done")
+		busy.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
+		if err := busy.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = busy.Process.Kill(); _ = busy.Wait() }()
+	}
+	for range starts {
+		cmd := exec.Command("sleep", "600")
+		if err := g.Start(cmd); err != nil {
+			t.Fatal(err)
+		}
+		p, err := proc.FS{}.Process(cmd.Process.Pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !tree.onTheWay(p) && !slices.Contains(g.Members(), p.PID) {
+			args, err := proc.FS{}.Cmdline(p.PID)
+			t.Errorf("process %d (%s) is neither: arguments %q, %v, in the group %v", p.PID, p.Comm, args, err, g.Members())
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+}
+
 // TestWatch: a process that has left its group is found, whatever it has done to its marks, by whatever hierarchy or
 // thread, and no other; it is ended with the tree.
 func TestWatch(t *testing.T) {

@@ -367,7 +367,7 @@ func (t *Tree) members(apart bool) ([]containment.Member, error) {
 		if home == nil && p.Start >= first && markOf(pid, &left) == t.name {
 			home = whole
 		}
-		if home != nil && !onTheWay(pid) {
+		if home != nil && !t.onTheWay(p) {
 			members = append(members, containment.Member{Process: p, Home: home, Entered: t.started[pid].at == p.Start})
 			t.known[pid] = p.Start
 		}
@@ -376,9 +376,17 @@ func (t *Tree) members(apart bool) ([]containment.Member, error) {
 }
 
 // onTheWay reports whether a process that Start started has yet to enter its group and become another program.
-func onTheWay(pid int) bool {
-	args, err := proc.FS{}.Cmdline(pid)
-	return err == nil && len(args) > 1 && args[0] == enterArgs[0] && args[1] == enterArgs[1]
+func (t *Tree) onTheWay(p proc.Process) bool {
+	args, err := proc.FS{}.Cmdline(p.PID)
+	if err != nil {
+		return false
+	}
+	// Start returns when execve(2) has closed this process's files there. On Linux 6.1 it still has this process's
+	// memory then, and its own has no arguments at first.
+	if t.started[p.PID].at == p.Start && (p.Forked || len(args) == 0) {
+		return true
+	}
+	return len(args) > 1 && args[0] == enterArgs[0] && args[1] == enterArgs[1]
 }
 
 // home is a group, or the whole tree where its name is empty, as one that processes must be in. With counts, its

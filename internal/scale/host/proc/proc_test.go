@@ -57,7 +57,7 @@ func TestProcessFixture(t *testing.T) {
 	for pid, want := range map[int]Process{
 		7: {PID: 7, Comm: "evil) R 1 (x", State: 'S', PPID: 1, Session: 5, Start: 12345, Threads: 1, Ticks: 11,
 			ChildTicks: 15},
-		8: {PID: 8, Comm: "kworker/0:0H", State: 'I', PPID: 2, Start: 24, Threads: 1, Kernel: true},
+		8: {PID: 8, Comm: "kworker/0:0H", State: 'I', PPID: 2, Start: 24, Threads: 1, Kernel: true, Forked: true},
 	} {
 		if got, err := fixture.Process(pid); err != nil || got != want {
 			t.Errorf("%+v, %v; want %+v", got, err, want)

@@ -29,6 +29,7 @@ type Process struct {
 	Start   uint64
 	Threads int  // of the process that are left, its first one too while nobody has waited for it
 	Kernel  bool // a kernel thread
+	Forked  bool // it has not executed a program since fork(2)
 	// Ticks is the CPU time of its threads, those that have ended too, and ChildTicks that of the children that it has
 	// waited for, with theirs: in ticks of USER_HZ, rounded down twice each.
 	Ticks, ChildTicks uint64
@@ -68,10 +69,11 @@ func sinceBoot() (time.Duration, error) {
 // Seconds is a time that is given in ticks of USER_HZ.
 func (f FS) Seconds(ticks uint64) float64 { return float64(ticks) / f.ticksPerSecond() }
 
-// PF_KTHREAD and PF_EXITING of include/linux/sched.h.
+// PF_KTHREAD, PF_EXITING and PF_FORKNOEXEC of include/linux/sched.h.
 const (
-	pfKthread = 0x00200000
-	pfExiting = 0x00000004
+	pfKthread    = 0x00200000
+	pfExiting    = 0x00000004
+	pfForkNoExec = 0x00000040
 )
 
 // Alive says whether the process can still run. The state is that of its first thread, which may have ended before
@@ -130,7 +132,7 @@ func parseProcess(b []byte) (Process, error) {
 		n, errs[5+i] = strconv.ParseUint(rest[11+i], 10, 64)
 		*sum += n
 	}
-	p.Kernel, p.exiting = flags&pfKthread != 0, flags&pfExiting != 0
+	p.Kernel, p.Forked, p.exiting = flags&pfKthread != 0, flags&pfForkNoExec != 0, flags&pfExiting != 0
 	return p, errors.Join(errs[:]...)
 }
 
