@@ -26,6 +26,7 @@ import (
 type hostCoordinator struct {
 	net.Listener
 	config *tls.Config
+	judged chan struct{} // closed when the agent, after the last attack, may end
 
 	mu    sync.Mutex
 	queue []coordinatorAttack // what to do on the next connections, one on each
@@ -346,6 +347,10 @@ func (h *hostCoordinator) serve(t *testing.T) grpc.StreamHandler {
 		}
 		a, left := h.current()
 		if !left {
+			select {
+			case <-h.judged:
+			case <-stream.Context().Done():
+			}
 			if err := errors.Join(s.answered(), s.say(`{"bye":{}}`)); err != nil {
 				t.Errorf("a good coordinator: %v", err)
 			}
@@ -375,7 +380,7 @@ func hostileCoordinator(t *testing.T, config *tls.Config, keys string,
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &hostCoordinator{Listener: l, config: config, queue: attacks}
+	h := &hostCoordinator{Listener: l, config: config, queue: attacks, judged: make(chan struct{})}
 	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(config)), grpc.ForceServerCodec(raw{}),
 		grpc.UnknownServiceHandler(h.serve(t)))
 	ended := make(chan error, 1)
@@ -405,6 +410,7 @@ func TestHostileCoordinators(t *testing.T) {
 		return !left
 	})
 	bears(t, p.pid, start)
+	close(h.judged)
 	o := p.wait(t) // it is told bye
 	if o.code != 0 {
 		t.Error(o)
