@@ -30,11 +30,11 @@ check: ## what needs no root and measures nothing: lint, generated files, tests 
 	./test/setup tools
 	./test/run check
 
-quick: ## the same of what differs from main (1 minute)
+quick: ## the same of what differs from main, without tests that take seconds (half a minute)
 	./test/setup tools
 	./test/run quick
 
-test: ## fetch what the tests need, then run all that must hold for a change to be merged (14 minutes)
+test: ## fetch what the tests need, then run all that must hold for a change to be merged (12 minutes)
 	./test/setup
 	./web/build
 	./test/run all
