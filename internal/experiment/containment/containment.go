@@ -8,8 +8,10 @@ package containment
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
+	"time"
 
 	"tare/internal/lib/text"
 	"tare/internal/scale/host/cgroup"
@@ -50,16 +52,22 @@ type Stray struct {
 type Watch struct {
 	layout  *cgroup.Layout
 	fs      proc.FS
+	list    func() ([]Member, error)
+	took    time.Duration      // from before the list at the first edge until the last clock there was read
 	at      uint64             // when the youngest process at the first edge began, as proc.Process.Start
 	clocks  map[int]Member     // at the first edge, by pid
 	counted map[string]float64 // seconds, by directory of home
 	strays  []Stray            // at the first edge
 }
 
-// Begin looks at the processes at the first edge.
-func Begin(l *cgroup.Layout, f proc.FS, members []Member) (*Watch, error) {
-	w := &Watch{layout: l, fs: f, clocks: map[int]Member{}, counted: map[string]float64{}}
-	var err error
+// Begin looks at the processes at the first edge. List gives those that there are at an edge.
+func Begin(l *cgroup.Layout, f proc.FS, list func() ([]Member, error)) (*Watch, error) {
+	began := time.Now()
+	w := &Watch{layout: l, fs: f, list: list, clocks: map[int]Member{}, counted: map[string]float64{}}
+	members, err := list()
+	if err != nil {
+		return nil, err
+	}
 	if w.strays, err = w.elsewhere(members); err != nil {
 		return nil, err
 	}
@@ -78,6 +86,7 @@ func Begin(l *cgroup.Layout, f proc.FS, members []Member) (*Watch, error) {
 			w.at = max(w.at, m.Start)
 		}
 	}
+	w.took = time.Since(began)
 	return w, nil
 }
 
@@ -92,7 +101,11 @@ func (w *Watch) Knows(p proc.Process) bool {
 
 // End looks at the processes at the second edge, and gives all that were not in their groups at one of the edges or in
 // between, each once.
-func (w *Watch) End(members []Member) ([]Stray, error) {
+func (w *Watch) End() ([]Stray, error) {
+	members, err := w.list()
+	if err != nil {
+		return nil, err
+	}
 	lacking := w.lacking(members)
 	strays, err := w.elsewhere(members)
 	if err != nil {
@@ -142,6 +155,7 @@ func (w *Watch) lacking(members []Member) (strays []Stray) {
 		ticks, most int64
 		of          Member
 		n           uint64
+		before      int // processes at the first edge
 	}
 	uses := map[string]*use{}
 	ended := map[int]Member{}
@@ -153,6 +167,7 @@ func (w *Watch) lacking(members []Member) (strays []Stray) {
 		if uses[m.Home.Dir] == nil {
 			uses[m.Home.Dir] = &use{}
 		}
+		uses[m.Home.Dir].before++
 	}
 	for _, m := range members {
 		u, since := uses[m.Home.Dir], int64(m.Ticks+m.ChildTicks)
@@ -180,7 +195,10 @@ func (w *Watch) lacking(members []Member) (strays []Stray) {
 			continue
 		}
 		used, counted := w.fs.Seconds(uint64(u.ticks)), float64(now.N)/1e9-before
-		if used-counted > w.fs.Seconds(grain*u.n)+0.02*used {
+		// A child that began after the list at the first edge has used what nothing was subtracted for: where the machine
+		// stood still meanwhile, all of that time.
+		unlisted := w.took.Seconds() * float64(min(u.before, runtime.NumCPU()))
+		if used-counted > w.fs.Seconds(grain*u.n)+0.02*used+unlisted {
 			strays = append(strays, Stray{PID: u.of.PID, Comm: u.of.Comm, Group: u.of.Home.Path, Lacking: used - counted})
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
@@ -20,14 +21,14 @@ burn() { local until=$((${EPOCHREALTIME/.} + 1000000)); while ((${EPOCHREALTIME/
 echo ready; read line
 case $HOW in
 stay) burn ;;
-child) (burn) ;;
+child|late) (burn) ;;
 away) go "$AWAY"; burn; go "$HOME_DIRS" ;;
 away-child) (go "$AWAY"; burn) ;;
 esac
 echo done; read line`
 
 // TestClocks: CPU time that a process, or a child that has ended, used elsewhere between the edges is found, though all
-// are at home at both edges.
+// are at home at both edges; what a child used at home is not taken for it, listed or not.
 func TestClocks(t *testing.T) {
 	l, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {
@@ -53,7 +54,9 @@ func TestClocks(t *testing.T) {
 		return dirs
 	}
 	away := group("away")
-	for how, lacks := range map[string]bool{"stay": false, "child": false, "away": true, "away-child": true} {
+	for how, lacks := range map[string]bool{
+		"stay": false, "child": false, "late": false, "away": true, "away-child": true,
+	} {
 		t.Run(how, func(t *testing.T) {
 			name := "home-" + how
 			home := group(name)
@@ -80,15 +83,29 @@ func TestClocks(t *testing.T) {
 					return m.Hierarchy != cpu || m.Identity == path
 				}}}}
 			}
-			w, err := Begin(l, proc.FS{}, member())
+			told := false
+			tell := func() {
+				told = true
+				if _, err := fmt.Fprintln(in, "go"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			w, err := Begin(l, proc.FS{}, func() ([]Member, error) {
+				listed := member()
+				if how == "late" && !told { // a child begins, and works, between the list and what is read by it
+					tell()
+					time.Sleep(600 * time.Millisecond)
+				}
+				return listed, nil
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := fmt.Fprintln(in, "go"); err != nil {
-				t.Fatal(err)
+			if !told {
+				tell()
 			}
 			says("done")
-			strays, err := w.End(member())
+			strays, err := w.End()
 			if err != nil || (len(strays) == 1) != lacks {
 				t.Fatalf("found are %+v, %v", strays, err)
 			}

@@ -282,8 +282,7 @@ func EndMarked(tree string) error {
 
 // Watch checks whether the processes of a tree stay in its groups.
 type Watch struct {
-	tree  *Tree
-	apart bool
+	tree *Tree
 	*containment.Watch
 }
 
@@ -292,25 +291,17 @@ type Watch struct {
 // in the group that it was started in, and that must have counted all its CPU time; else in any group of the tree, as
 // those must that a container runtime moves between groups.
 func (t *Tree) Watch(apart bool) (*Watch, error) {
-	members, err := t.members(apart)
-	if err != nil {
-		return nil, err
-	}
-	w, err := containment.Begin(t.layout, proc.FS{}, members)
+	w, err := containment.Begin(t.layout, proc.FS{}, func() ([]containment.Member, error) { return t.members(apart) })
 	if err != nil {
 		return nil, fmt.Errorf("looking at the processes of %s: %w", t.name, err)
 	}
-	return &Watch{t, apart, w}, nil
+	return &Watch{t, w}, nil
 }
 
 // Strays are those that were not in their groups when the watch began or are not now, or in between. What they use is
 // not in the counters of these groups.
 func (w *Watch) Strays() ([]containment.Stray, error) {
-	members, err := w.tree.members(w.apart)
-	if err != nil {
-		return nil, err
-	}
-	strays, err := w.End(members)
+	strays, err := w.End()
 	if err != nil {
 		return nil, fmt.Errorf("looking at the processes of %s: %w", w.tree.name, err)
 	}

@@ -356,10 +356,7 @@ func (e *Existing) Watch() (err error) {
 	if e.Path == "" {
 		return nil
 	}
-	members, err := e.members()
-	if err == nil {
-		e.watch, err = containment.Begin(e.finder.Layout, e.finder.Proc, members)
-	}
+	e.watch, err = containment.Begin(e.finder.Layout, e.finder.Proc, e.members)
 	return err
 }
 
@@ -369,11 +366,7 @@ func (e *Existing) Strays() (string, error) {
 	if e.Path == "" || e.watch == nil {
 		return "", nil
 	}
-	members, err := e.members()
-	if err != nil {
-		return "", err
-	}
-	strays, err := e.watch.End(members)
+	strays, err := e.watch.End()
 	if err != nil || len(strays) == 0 {
 		return "", err
 	}
