@@ -20,7 +20,7 @@ import (
 // floors are the rooms of internal, from the top down. A room imports only rooms below it; rooms on one floor import
 // each other only as beside says.
 var floors = [][]string{
-	{"cli"},
+	{"cli", "agent"},
 	{"all"},
 	{"mesh", "sandboxes", "tracing"},
 	{"workloads"},
