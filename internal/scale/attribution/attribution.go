@@ -102,7 +102,7 @@ func Split(e Evidence) []ledger.Share {
 		counts[i] = p.k
 	}
 	shares := make([]ledger.Share, len(parts))
-	for i, ns := range apportion(e.RunNs, counts, n) {
+	for i, ns := range Apportion(e.RunNs, counts, n) {
 		s := parts[i].share
 		lo, hi := stats.BinomialInterval(parts[i].k, n, Confidence)
 		s.Seconds, s.Lo, s.Hi = float64(ns)/1e9, lo*total, hi*total
@@ -161,8 +161,8 @@ func primeFrom(n int) int {
 	}
 }
 
-// apportion deals total out in proportion to counts, which sum to n, by largest remainder.
-func apportion(total uint64, counts []int, n int) []uint64 {
+// Apportion deals total out in proportion to counts, which sum to n, by largest remainder.
+func Apportion(total uint64, counts []int, n int) []uint64 {
 	out := make([]uint64, len(counts))
 	remainder := make([]float64, len(counts))
 	left := total

@@ -41,7 +41,7 @@ func TestSharesSumToTheTotal(t *testing.T) {
 func TestApportionOfHugeTotals(t *testing.T) {
 	for _, total := range []uint64{1<<63 + 12345, math.MaxUint64} {
 		var got uint64
-		for _, ns := range apportion(total, []int{1, 2, 4}, 7) {
+		for _, ns := range Apportion(total, []int{1, 2, 4}, 7) {
 			got += ns
 		}
 		if got != total {

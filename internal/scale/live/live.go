@@ -1,9 +1,11 @@
-// Package live weighs a machine for as long as one wants: windows that follow each other without a gap, each a ledger.
-// Start reading at Open.
+// Package live weighs a machine for as long as one wants: windows that follow each other without a gap, each a ledger
+// (Scale), and what they add up to (Totals). Start reading at Scale.Tick.
 package live
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"time"
 
 	"tare/internal/scale/ledger"
@@ -12,42 +14,83 @@ import (
 
 // Scale gives one ledger after another. It is for one goroutine.
 type Scale struct {
-	m *meter.Meter
-	w *meter.Window
+	o    meter.Options
+	m    *meter.Meter
+	w    *meter.Window // nil where sampling failed: the next Tick opens one
+	read time.Time     // when all was read last
 }
+
+// allEvery is how often new groups are looked for, and memory, programs and maps are listed. It costs several times
+// what the counters of CPU time cost.
+const allEvery = 10 * time.Second
 
 // Open begins the first window. Close the Scale.
 func Open(ctx context.Context, o meter.Options) (*Scale, error) {
-	m, err := meter.New(ctx, o)
-	if err != nil {
+	s := &Scale{o: o}
+	if err := s.open(ctx); err != nil {
 		return nil, err
 	}
-	w, err := m.Open()
-	if err != nil {
-		_ = m.Close()
-		return nil, err
-	}
-	return &Scale{m: m, w: w}, nil
+	return s, nil
 }
 
-// Tick ends the window now, and begins the next one at the same edge: no second is in neither of them, or in both.
-func (s *Scale) Tick() (*ledger.Ledger, error) {
-	l, err := s.w.Close()
+func (s *Scale) open(ctx context.Context) (err error) {
+	if s.m == nil {
+		if s.m, err = meter.New(ctx, s.o); err != nil {
+			return err
+		}
+	}
+	if s.w, err = s.m.Open(); err != nil {
+		return errors.Join(err, s.Close())
+	}
+	s.read = time.Time{}
+	return nil
+}
+
+// Tick ends the window now, and begins the next one at the same edge: no second is in neither of them, or in both. After
+// an error the next ledger has what was used meanwhile, unless sampling failed: then its window begins later, as its
+// start says.
+func (s *Scale) Tick(ctx context.Context) (*ledger.Ledger, error) {
+	if s.w == nil {
+		if err := s.open(ctx); err != nil {
+			return nil, err
+		}
+	}
+	now := time.Now()
+	all := now.Sub(s.read) >= allEvery
+	l, w, err := s.w.Next(all)
+	s.w = w
 	if err != nil {
 		return nil, err
 	}
-	s.w, err = s.m.Open()
-	return l, err
+	if all {
+		s.read = now
+	}
+	if slices.ContainsFunc(l.Warnings, func(w ledger.Warning) bool { return w.Code == meter.NotSampled }) {
+		// A CPU came online, which has no sampler. A new meter has.
+		if err := s.Close(); err != nil {
+			l.Warn("sampler", "sampling could not be ended: %v", err)
+		}
+	}
+	return l, nil
 }
 
 // Next is Tick after d, or as soon as the context ends.
 func (s *Scale) Next(ctx context.Context, d time.Duration) (*ledger.Ledger, error) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
 	select {
-	case <-time.After(d):
+	case <-timer.C:
 	case <-ctx.Done():
 	}
-	return s.Tick()
+	return s.Tick(ctx)
 }
 
 // Close gives everything back.
-func (s *Scale) Close() error { return s.m.Close() }
+func (s *Scale) Close() error {
+	if s.m == nil {
+		return nil
+	}
+	err := s.m.Close()
+	s.m, s.w = nil, nil
+	return err
+}

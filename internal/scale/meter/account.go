@@ -103,7 +103,7 @@ func (a *account) ledger() *ledger.Ledger {
 				"use a lower --hz", n)
 		}
 		if cpus := a.found.blind; len(cpus) > 0 {
-			a.warn("cpus-not-sampled", "CPUs %v went offline or came online, and were not sampled for the whole window: "+
+			a.warn(NotSampled, "CPUs %v went offline or came online, and were not sampled for the whole window: "+
 				"shares leave out what ran there", cpus)
 		}
 		if n := a.found.dropped; n > 0 {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"tare/internal/scale/attribution"
+	"tare/internal/scale/host/bpf"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/perf"
 	"tare/internal/scale/host/witness"
@@ -35,6 +36,7 @@ type collector struct {
 	locator *locator
 
 	from, to int64 // CLOCK_MONOTONIC ns: samples outside are not of this window
+	listed   int64 // when the programs that were there at its beginning were listed
 	stacks   []stack
 	index    map[uint64]int32
 	cells    map[cell]int
@@ -48,6 +50,8 @@ type collector struct {
 
 	slowed uint64
 	blind  []int
+
+	next *collector // what begins at to; nil where nothing does
 
 	recent  map[uint32][]moment // by CPU: the last samples that may hold a program
 	stalls  []witness.Look      // that no sample was looked for yet
@@ -82,14 +86,28 @@ type stack struct {
 type cell struct{ stack, group int32 }
 
 func newCollector(s *perf.Sampler, layout *cgroup.Layout, hidden bool) *collector {
-	names := newGroupNames()
-	locator := newLocator(layout, names, s.HasCgroup())
+	locator := newLocator(layout, newGroupNames(), s.HasCgroup())
 	locator.hidden = hidden
+	return collectorWith(s, locator)
+}
+
+func collectorWith(s *perf.Sampler, locator *locator) *collector {
 	return &collector{
-		sampler: s, text: newText(), names: names, locator: locator, hidden: hidden, loaded: map[uint32]bool{},
-		index: map[uint64]int32{}, cells: map[cell]int{}, idle: map[int32]int{},
+		sampler: s, text: newText(), names: locator.names, locator: locator, hidden: locator.hidden,
+		loaded: map[uint32]bool{}, index: map[uint64]int32{}, cells: map[cell]int{}, idle: map[int32]int{},
 		to:     forever,
 		recent: map[uint32][]moment{},
+	}
+}
+
+// addText takes note of where the machine code of programs is.
+func (c *collector) addText(programs []bpf.Program) {
+	for i := range programs {
+		for _, r := range programs[i].JITed {
+			if !programs[i].Vanished {
+				c.text.add(r.Start, r.Len, programs[i].ID)
+			}
+		}
 	}
 }
 
@@ -108,35 +126,75 @@ func (c *collector) begin() (err error) {
 
 // finish ends sampling and drains what is left of the time before to. Nobody else drains any more.
 func (c *collector) finish(to int64) error {
-	err := c.sampler.Disable()
-	var berr, lerr error
-	c.blind, berr = c.sampler.Blind()
 	c.to = to
-	err = errors.Join(c.drain(), err, berr)
-	c.in, lerr = c.losses()
-	c.in.samples -= min(c.in.samples, c.before.samples)
-	c.in.records -= min(c.in.records, c.before.records)
-	return errors.Join(err, lerr)
+	return errors.Join(c.sampler.Disable(), c.drain(), c.sum())
+}
+
+// cut ends the collector's time at to, and begins that of another, which it returns. Sampling goes on. Records of
+// programs since the time listed are for both: of programs that were there then, addText knows. What is in the rings is
+// yet to be drained, by the collector that ends, which hands on what belongs to the next; sum follows.
+func (c *collector) cut(to, listed int64) *collector {
+	locator := c.locator
+	if len(c.names.names) > maxGroupNames || len(locator.threads) > maxThreads { // of what has gone, mostly
+		hidden := locator.hidden
+		locator = newLocator(locator.layout, newGroupNames(), c.sampler.HasCgroup())
+		locator.hidden = hidden
+	}
+	c.to, c.next = to, collectorWith(c.sampler, locator)
+	c.next.from, c.next.listed = to, listed
+	return c.next
+}
+
+const (
+	maxGroupNames = 1 << 13
+	maxThreads    = 1 << 14
+)
+
+// sum adds up what the sampler had no room for in the collector's time, when all of that is drained.
+func (c *collector) sum() (err error) {
+	var berr error
+	c.blind, berr = c.sampler.Blind()
+	all, err := c.losses()
+	c.in.samples = all.samples - min(all.samples, c.before.samples)
+	c.in.records = all.records - min(all.records, c.before.records)
+	if c.next != nil {
+		c.next.before, c.next.slowed = all, c.sampler.Throttled()
+	}
+	return errors.Join(err, berr)
 }
 
 func (c *collector) drain() error {
 	c.locator.begin()
 	err := c.sampler.Drain(&perf.Handler{
-		Symbol: c.text.symbol,
-		Program: func(p perf.ProgramEvent, s []perf.Symbol) {
-			c.text.name(p.ID, s)
-			if !p.Unloaded && p.Time >= c.from && p.Time < c.to {
-				c.loaded[p.ID] = true
+		Symbol: func(s perf.Symbol) {
+			c.text.symbol(s)
+			if c.next != nil && s.Time >= c.next.listed {
+				c.next.text.symbol(s)
 			}
 		},
-		Task:   c.locator.task,
-		Sample: c.sample,
+		Program: c.program,
+		Task:    c.locator.task,
+		Sample:  c.sample,
 	})
 	c.locator.end()
 	return err
 }
 
+func (c *collector) program(p perf.ProgramEvent, s []perf.Symbol) {
+	c.text.name(p.ID, s)
+	if !p.Unloaded && p.Time >= c.from && p.Time < c.to {
+		c.loaded[p.ID] = true
+	}
+	if c.next != nil && p.Time >= c.next.listed {
+		c.next.program(p, s)
+	}
+}
+
 func (c *collector) sample(s *perf.Sample) {
+	if c.next != nil && s.Time >= c.to {
+		c.next.sample(s)
+		return
+	}
 	if s.Time < c.from || s.Time >= c.to {
 		return
 	}
@@ -159,6 +217,14 @@ func (c *collector) sample(s *perf.Sample) {
 			c.recent[s.CPU] = append(c.recent[s.CPU], moment{s.Time, at})
 		}
 	}
+}
+
+// stall takes note of a stall, for join.
+func (c *collector) stall(l witness.Look) {
+	if c.next != nil && l.Now >= c.to {
+		c = c.next
+	}
+	c.stalls = append(c.stalls, l)
 }
 
 // sameInterrupt is how far the witness's look and the sample of one interrupt are apart at most, in nanoseconds: a few

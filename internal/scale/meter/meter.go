@@ -59,6 +59,7 @@ type Meter struct {
 	switching time.Duration // what the last switchOn took
 	fastest   time.Duration // of all readings of an edge
 	hidden    bool          // this process does not see all of the machine's processes
+	snapshot  *bpf.Snapshot // the last
 }
 
 // New opens everything. Close it. The error is a *fault.Error with code Machine where the machine cannot be weighed.
@@ -321,6 +322,10 @@ type Window struct {
 	done      chan error // of the goroutine that drains; it has ended when it has sent
 }
 
+func newWindow(m *Meter) *Window {
+	return &Window{m: m, stop: make(chan struct{}), done: make(chan error, 1)}
+}
+
 // Open reads every counter: the first edge. Only one window of a meter is open at a time.
 func (m *Meter) Open() (*Window, error) { return m.OpenAt(context.Background(), 0) }
 
@@ -348,7 +353,7 @@ func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
 	if err := pace.SleepUntil(ctx, prepare-ahead(m.switching, switchAhead)); err != nil {
 		return nil, err
 	}
-	w = &Window{m: m, programs: map[bpf.Key]bpf.Counters{}, stop: make(chan struct{}), done: make(chan error, 1)}
+	w = newWindow(m)
 	opened := w // a return of nil clears w
 	defer func() {
 		if err != nil {
@@ -387,11 +392,7 @@ func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
 	if w.first, err = m.readEdge(); err != nil {
 		return nil, err
 	}
-	for g := range w.first.groups {
-		if g.Vanished { // before this window
-			delete(w.first.groups, g)
-		}
-	}
+	w.first.forget()
 	programs, err := m.bpf.ReadCounters()
 	if err != nil {
 		return nil, err
@@ -399,13 +400,9 @@ func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
 	w.opening = time.Duration(monotonic() - w.first.at)
 	if w.collector != nil {
 		w.collector.from = monotonic()
-		w.addText(programs)
+		w.collector.addText(programs)
 	}
-	for i := range programs {
-		if p := &programs[i]; !p.Vanished {
-			w.programs[p.Key()] = p.Counters
-		}
-	}
+	w.programs = countersOf(programs)
 	go w.run()
 	m.open = true
 	return w, nil
@@ -493,19 +490,24 @@ func (w *Window) drain() error {
 	if w.collector == nil {
 		return w.m.witness.Drain(nil)
 	}
-	err := w.m.witness.Drain(func(l witness.Look) { w.collector.stalls = append(w.collector.stalls, l) })
+	err := w.m.witness.Drain(w.collector.stall)
 	w.collector.join(now)
 	return err
+}
+
+// halt ends the draining that run does.
+func (w *Window) halt() error {
+	close(w.stop)
+	if w.collector != nil {
+		w.m.sampler.Wake()
+	}
+	return <-w.done
 }
 
 // finish ends sampling and looking. The account of the witness is of the time between the edges; it is nil without one.
 func (w *Window) finish(last edge) (*witness.Account, error) {
 	m := w.m
-	close(w.stop)
-	if w.collector != nil {
-		m.sampler.Wake()
-	}
-	err := <-w.done
+	err := w.halt()
 	if w.watching && last.at > 0 {
 		err = errors.Join(err, m.witness.Settle(last.at))
 	}
@@ -525,16 +527,6 @@ func (w *Window) finish(last edge) (*witness.Account, error) {
 		w.collector.join(forever)
 	}
 	return m.witness.End(w.first.at, last.at)
-}
-
-func (w *Window) addText(programs []bpf.Program) {
-	for i := range programs {
-		for _, r := range programs[i].JITed {
-			if !programs[i].Vanished {
-				w.collector.text.add(r.Start, r.Len, programs[i].ID)
-			}
-		}
-	}
 }
 
 // Close reads every counter again and makes the account.
@@ -571,24 +563,34 @@ func (w *Window) close(err error) (*ledger.Ledger, error) {
 		programs, err = m.bpf.ReadCounters()
 	}
 	seen, ferr := w.finish(last)
-	err = errors.Join(err, ferr)
-	var found *findings
-	if w.collector != nil && err == nil {
-		w.addText(programs) // names code whose load was seen only in part
-		f, ferr := w.collector.findings(m.lookUp)
-		found, err = &f, ferr
-	}
-	if err != nil {
+	if err = errors.Join(err, ferr); err != nil {
 		return nil, err
 	}
+	if err := m.readSlow(); err != nil {
+		return nil, err
+	}
+	return w.account(last, programs, seen)
+}
+
+// readSlow reads what an edge does not wait for: memory, and what programs and maps there are.
+func (m *Meter) readSlow() (err error) {
 	if err := unlessNamed(m.groups.ReadMemory()); err != nil {
-		return nil, err
+		return err
 	}
-	snapshot, err := m.bpf.Snapshot()
-	if err != nil {
-		return nil, err
+	m.snapshot, err = m.bpf.Snapshot()
+	return err
+}
+
+func (w *Window) account(last edge, programs []bpf.Program, seen *witness.Account) (*ledger.Ledger, error) {
+	a := account{m: w.m, w: w, last: last, programs: programs, seen: seen, snapshot: w.m.snapshot}
+	if w.collector != nil {
+		w.collector.addText(programs) // names code whose load was seen only in part
+		f, err := w.collector.findings(w.m.lookUp)
+		if err != nil {
+			return nil, err
+		}
+		a.found = &f
 	}
-	a := account{m: m, w: w, last: last, programs: programs, found: found, seen: seen, snapshot: snapshot}
 	return a.ledger(), nil
 }
 

@@ -271,9 +271,9 @@ func (s *Sampler) Disable() error {
 	return nil
 }
 
-// Blind is the CPUs that were not sampled for all the time between the last Enable and Disable, which lay between these
-// two calls. The kernel takes the event of a CPU that goes offline away for good, without an error, and a CPU that
-// comes online later has none.
+// Blind is the CPUs that were not sampled for all the time since the last Enable or Blind, sampling that has been
+// disabled since left out. The kernel takes the event of a CPU that goes offline away for good, without an error, and a
+// CPU that comes online later has none.
 func (s *Sampler) Blind() ([]int, error) {
 	online, err := OnlineCPUs()
 	if err != nil {
@@ -285,7 +285,7 @@ func (s *Sampler) Blind() ([]int, error) {
 		if err != nil {
 			return nil, err
 		}
-		r.on = now - min(now, r.before)
+		r.on, r.before = now-min(now, r.before), now
 		longest = max(longest, r.on)
 	}
 	var blind []int

@@ -2,6 +2,7 @@ package proc
 
 import (
 	"errors"
+	"slices"
 	"time"
 )
 
@@ -34,8 +35,16 @@ func (f FS) KernelThreads() (*KernelThreads, error) {
 	return k, nil
 }
 
-// Threads lists every kernel thread that was ever seen; a thread keeps its index.
+// Threads lists every kernel thread that was ever seen and is not forgotten; until Forget a thread keeps its index.
 func (k *KernelThreads) Threads() []KernelThread { return k.threads }
+
+// Forget drops the threads that have ended. Those that are left are not New.
+func (k *KernelThreads) Forget() {
+	k.threads = slices.DeleteFunc(k.threads, func(t KernelThread) bool { return t.Gone })
+	for i := range k.threads {
+		k.threads[i].New = false
+	}
+}
 
 // Refresh finds new threads. It looks only at processes that it has not seen.
 func (k *KernelThreads) Refresh() error {

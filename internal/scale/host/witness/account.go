@@ -195,31 +195,57 @@ func (s span) held() int64 { return max((s.last+s.after-s.first-s.before)/2-s.st
 
 // End makes the account of a window, whose edges lie between Begin and now. Nothing is looked at any more.
 func (w *Witness) End(from, to int64) (*Account, error) {
-	states, err := w.states()
+	a, _, err := w.end(from, to)
+	return a, err
+}
+
+// Roll is End of a window that another one follows: what was seen of the time after to is kept for that. Looking goes
+// on.
+func (w *Witness) Roll(from, to int64) (*Account, error) {
+	a, states, err := w.end(from, to)
 	if err != nil {
 		return nil, err
 	}
+	w.looks = slices.DeleteFunc(w.looks, func(l Look) bool { return l.Now <= to })
+	w.spans = slices.DeleteFunc(w.spans, func(s span) bool { return s.after <= to })
+	w.begin, w.folded = states, folded{}
+	return a, w.clearProcesses()
+}
+
+// end makes the account, with the states of the CPUs that it goes up to.
+func (w *Witness) end(from, to int64) (*Account, []state, error) {
+	states, err := w.states()
+	if err != nil {
+		return nil, nil, err
+	}
 	if err := w.Drain(nil); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := w.lookAtProcesses(true); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if len(w.begin) != len(states) {
-		return nil, errors.New("closing a window of the witness that was not begun")
+		return nil, nil, errors.New("closing a window of the witness that was not begun")
 	}
-	for cpu, s := range states { // who holds a CPU now has not been told of
-		if s.PID != 0 && s.Held > 0 {
-			w.spans = append(w.spans, span{
-				cpu: cpu, before: int64(s.Before), first: int64(s.First), last: int64(s.Last), after: int64(s.Last),
-				stolen: int64(s.HeldStolen), pid: int(s.TGID), comm: text(s.Comm[:]),
-			})
-			w.names.resolve(int(s.TGID))
-		}
+	for _, s := range holding(states) {
+		w.names.resolve(s.pid)
 	}
 	a := w.account(states, from, to)
 	a.Noise.Busiest, err = w.busiest()
-	return a, err
+	return a, states, err
+}
+
+// holding are the tasks that hold a CPU now: of those there is no record before they leave it.
+func holding(states []state) (now []span) {
+	for cpu, s := range states {
+		if s.PID != 0 && s.Held > 0 {
+			now = append(now, span{
+				cpu: cpu, before: int64(s.Before), first: int64(s.First), last: int64(s.Last), after: int64(s.Last),
+				stolen: int64(s.HeldStolen), pid: int(s.TGID), comm: text(s.Comm[:]),
+			})
+		}
+	}
+	return now
 }
 
 // account sums up.
@@ -269,7 +295,7 @@ func (w *Witness) account(states []state, from, to int64) *Account {
 	a.Noise.StolenSeconds = a.Stolen
 	a.Noise.Stalls, a.Noise.StallsOmitted = longest(a.Noise.Stalls)
 	a.Noise.StallsOmitted += w.folded.n
-	for _, s := range w.spans {
+	for _, s := range slices.Concat(w.spans, holding(states)) {
 		if s.after <= from || s.before >= to {
 			continue
 		}

@@ -1,0 +1,195 @@
+package live
+
+import (
+	"time"
+
+	"tare/internal/scale/attribution"
+	"tare/internal/scale/ledger"
+)
+
+// ProgramKey tells eBPF programs apart. The kernel gives ids out in turn and uses one again only after 2^31 others.
+type ProgramKey struct {
+	ID  uint32
+	Tag string
+}
+
+// Payer is a place that runs an eBPF program, and so pays for it.
+type Payer struct {
+	Program ProgramKey
+	Place   Place
+}
+
+// Idle is the place of programs that ran in interrupts above an idle CPU.
+var Idle = Place{Top: attribution.Idle}
+
+// unplaced stands for the threads that ended before their group could be read.
+var unplaced = Place{}
+
+// program is what is known of one eBPF program over time. Its run time is split as soon as there are enough samples for
+// that, however many windows that takes.
+type program struct {
+	last    ledger.Program
+	runs    uint64
+	samples int // that saw it in the time that was split
+
+	pending int64         // run time in ns that is not split yet
+	seen    map[Place]int // by place, the samples that saw the program in that time
+	since   time.Time     // when that time began
+
+	payers map[Place]*payer // of what was split
+}
+
+// payer is what one place has paid. It is given when samples have seen the program there MinShare times.
+type payer struct {
+	ns      int64 // that is not given yet
+	samples int   // of all time
+}
+
+// patience is how long run time waits for enough samples to be split.
+const patience = 10 * time.Minute
+
+func (t *Totals) addPrograms(l *ledger.Ledger) {
+	used, paid, unsplit := map[ProgramKey]int64{}, map[Payer]int64{}, map[ProgramKey]int64{}
+	alive := make(map[ProgramKey]bool, len(l.Programs))
+	for i := range l.Programs {
+		lp := &l.Programs[i]
+		key := ProgramKey{lp.ID, lp.Tag}
+		alive[key] = !lp.Unloaded
+		p := t.programs[key]
+		if p == nil {
+			p = &program{seen: map[Place]int{}, payers: map[Place]*payer{}, since: l.Window.Start}
+			t.programs[key] = p
+		}
+		p.last = *lp
+		used[key] += 0
+		if lp.RunSeconds == nil {
+			continue
+		}
+		ran := ns(*lp.RunSeconds)
+		used[key] = ran
+		p.runs += *lp.RunCount
+		t.split(p, lp, ran, l.Window.End, func(place Place, ns int64) {
+			if place == unplaced {
+				unsplit[key] += ns
+			} else {
+				paid[Payer{key, place}] += ns
+			}
+		})
+	}
+	there := make(map[Place]bool, len(t.places))
+	for _, place := range t.places {
+		there[place] = true
+	}
+	there[Idle] = true
+	for key, p := range t.programs {
+		if !alive[key] {
+			unsplit[key] += p.waiting()
+			delete(t.programs, key)
+			continue
+		}
+		for place, held := range p.payers {
+			if !there[place] {
+				unsplit[key] += held.ns
+				delete(p.payers, place)
+			}
+		}
+	}
+	isAlive := func(key ProgramKey) bool { return alive[key] }
+	t.Programs.Tick(used, isAlive)
+	t.Unsplit.Tick(unsplit, isAlive)
+	t.Payers.Tick(paid, func(p Payer) bool { return alive[p.Program] && there[p.Place] })
+}
+
+// split adds run time, and deals out what can be split: it calls to with each place and its part, and with unplaced for
+// the part that no place will have.
+func (t *Totals) split(p *program, lp *ledger.Program, ran int64, now time.Time, to func(Place, int64)) {
+	if len(lp.Shares) == 1 && lp.Shares[0].Method == ledger.Sole {
+		to(t.placeOf(lp.Shares[0].Cgroup), ran)
+		return
+	}
+	p.pending += ran
+	n := 0
+	for _, s := range lp.Seen {
+		p.seen[t.placeOf(s.Cgroup)] += s.Samples
+	}
+	for _, k := range p.seen {
+		n += k
+	}
+	switch {
+	case n >= attribution.MinSamples:
+		p.deal(n, to)
+	case p.pending == 0, now.Sub(p.since) < patience:
+		if p.pending == 0 {
+			p.since = now
+		}
+		return
+	default:
+		to(unplaced, p.pending)
+	}
+	p.pending, p.since = 0, now
+	clear(p.seen)
+}
+
+// deal splits what is pending in proportion to n samples. All of it goes to places, and what the samples could not
+// place to none; what a place has is held back until the place has been seen often enough to be named.
+func (p *program) deal(n int, to func(Place, int64)) {
+	p.samples += n
+	places := make([]Place, 0, len(p.seen))
+	counts := make([]int, 0, len(p.seen))
+	for place, k := range p.seen {
+		places, counts = append(places, place), append(counts, k)
+	}
+	for i, part := range attribution.Apportion(uint64(max(p.pending, 0)), counts, n) {
+		place := places[i]
+		if place == unplaced {
+			to(unplaced, int64(part))
+			continue
+		}
+		held := p.payers[place]
+		if held == nil {
+			held = &payer{}
+			p.payers[place] = held
+		}
+		held.ns += int64(part)
+		held.samples += counts[i]
+		if held.samples >= attribution.MinShare {
+			to(place, held.ns)
+			held.ns = 0
+		}
+	}
+}
+
+// waiting is run time in ns of which it is not known yet where it ran.
+func (p *program) waiting() int64 {
+	sum := p.pending
+	for _, held := range p.payers {
+		sum += held.ns
+	}
+	return sum
+}
+
+func (t *Totals) placeOf(group *string) Place {
+	switch {
+	case group == nil || *group == "":
+		return unplaced
+	case *group == attribution.Idle:
+		return Idle
+	default:
+		return t.PlaceOf(*group)
+	}
+}
+
+// Program is one eBPF program as of the last ledger.
+type Program struct {
+	*ledger.Program
+	Runs    uint64
+	Pending float64 // run time in seconds that is not split yet: the rest is in Payers or Unsplit
+	Samples int     // that saw it, of the time that was split
+}
+
+// Each calls f with each program that is there.
+func (t *Totals) Each(f func(ProgramKey, Program)) {
+	for key, p := range t.programs {
+		f(key, Program{&p.last, p.runs, seconds(p.waiting()), p.samples})
+	}
+}

@@ -1,0 +1,129 @@
+package live
+
+import (
+	"cmp"
+	"iter"
+	"maps"
+	"slices"
+)
+
+// count is a running total that only goes up, in nanoseconds. What is added may be negative now and then, for counters
+// are not read at quite the same time: the total then waits until it is made up for.
+type count struct{ sum, shown int64 }
+
+func (c *count) add(ns int64) {
+	c.sum += ns
+	c.shown = max(c.shown, c.sum)
+}
+
+// take moves another total into this one.
+func (c *count) take(o count) {
+	c.sum += o.sum
+	c.shown = max(c.shown+o.shown, c.sum)
+}
+
+// Ranked holds a running total for each of the biggest keys, and one for all others. The sum of all never falls,
+// whatever comes, goes, grows or shrinks: a key that is gone, or gives way to a bigger one, leaves its total with the
+// others.
+type Ranked[K comparable] struct {
+	most    int // keys with a total of their own; 0 is no limit
+	rows    map[K]*ranked
+	rest    count
+	omitted int
+	gone    bool // some key has left its total with the others
+}
+
+type ranked struct {
+	count
+	recent float64 // ns, the older the less: which key is bigger
+}
+
+// NewRanked has a total for each of at most so many keys; 0 is no limit.
+func NewRanked[K comparable](most int) *Ranked[K] {
+	return &Ranked[K]{most: most, rows: map[K]*ranked{}}
+}
+
+const (
+	fading  = 0.9 // of recent, in each tick
+	usurper = 2   // a key takes the place of one that is this much smaller: two of a size do not take turns
+)
+
+// Tick adds what each key has used, in nanoseconds. Keys that are neither in used nor alive are gone.
+func (r *Ranked[K]) Tick(used map[K]int64, alive func(K) bool) {
+	for key, row := range r.rows {
+		row.recent *= fading
+		if _, has := used[key]; !has && !alive(key) {
+			r.drop(key)
+		}
+	}
+	var waiting []K
+	for key, ns := range used {
+		row := r.rows[key]
+		if row == nil {
+			waiting = append(waiting, key)
+			continue
+		}
+		row.add(ns)
+		row.recent += float64(ns)
+	}
+	slices.SortFunc(waiting, func(a, b K) int { return cmp.Compare(used[b], used[a]) })
+	r.omitted = 0
+	var smallest []K // of those that have a total, the smallest first; made when it is needed
+	for _, key := range waiting {
+		ns := used[key]
+		if r.most > 0 && len(r.rows) >= r.most {
+			if smallest == nil {
+				smallest = slices.SortedFunc(maps.Keys(r.rows), func(a, b K) int {
+					return cmp.Compare(r.rows[a].recent, r.rows[b].recent)
+				})
+			}
+			if len(smallest) == 0 || float64(ns) <= usurper*r.rows[smallest[0]].recent {
+				r.rest.add(ns)
+				r.omitted++
+				continue
+			}
+			r.drop(smallest[0])
+			smallest = smallest[1:]
+			r.omitted++
+		}
+		row := &ranked{recent: float64(ns)}
+		row.add(ns)
+		r.rows[key] = row
+	}
+}
+
+func (r *Ranked[K]) drop(key K) {
+	r.rest.take(r.rows[key].count)
+	r.gone = true
+	delete(r.rows, key)
+}
+
+// All gives each key that has a total, with it in seconds.
+func (r *Ranked[K]) All() iter.Seq2[K, float64] {
+	return func(yield func(K, float64) bool) {
+		for key, row := range r.rows {
+			if !yield(key, seconds(row.shown)) {
+				return
+			}
+		}
+	}
+}
+
+// Has says whether a key has a total.
+func (r *Ranked[K]) Has(key K) bool { return r.rows[key] != nil }
+
+// Rest is the total of all other keys in seconds, and how many of them are alive; false where there never was one.
+func (r *Ranked[K]) Rest() (total float64, omitted int, any bool) {
+	return seconds(r.rest.shown), r.omitted, r.gone || r.omitted > 0 || r.rest != count{}
+}
+
+// Sum is the total of all keys, in seconds.
+func (r *Ranked[K]) Sum() float64 {
+	sum := r.rest.shown
+	for _, row := range r.rows {
+		sum += row.shown
+	}
+	return seconds(sum)
+}
+
+func seconds(ns int64) float64 { return float64(ns) / 1e9 }

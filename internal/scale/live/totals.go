@@ -1,0 +1,292 @@
+package live
+
+import (
+	"math"
+	"strings"
+	"time"
+
+	"tare/internal/scale/ledger"
+)
+
+// Place is a control group that people know by a name, and what is in it: a container, else a pod, else a unit of
+// systemd. A group that has none of these names is a place by itself. Top is the path of the group; an empty field is
+// not known, or does not apply.
+type Place struct {
+	Namespace, Pod, Container string
+	Unit                      string
+	Top                       string
+}
+
+// Options of Totals. The zero value names no group and has no limit.
+type Options struct {
+	// Name finds the place that a control group is in; nil: each group is one.
+	Name func(path string) Place
+	// Most is how many series each kind of total may have: the biggest have their own, the rest have one together. 0 is
+	// no limit.
+	Most int
+}
+
+// Totals are what a machine has used since they began: sums over ledgers that follow each other without a gap. They
+// only go up. They are pure; the zero value is not usable.
+type Totals struct {
+	o Options
+
+	Capacity time.Duration // of CPU time
+	lines    map[string]*count
+	// surplus is what unexplained time has of either sign, as long as it is within the grain of the kernel's counters.
+	surplus int64
+	twice   int64 // ns that are on several lines
+
+	Components    *Ranked[ledger.Charged] // CPU time
+	ComponentsBPF *Ranked[ledger.Charged] // run time of eBPF programs
+	Places        *Ranked[Place]          // CPU time
+	Namespaces    *Ranked[string]         // CPU time; those that are gone are kept
+	Programs      *Ranked[ProgramKey]     // run time
+	Payers        *Ranked[Payer]          // run time, of what could be split
+	Unsplit       *Ranked[ProgramKey]     // run time that could not be
+
+	programs map[ProgramKey]*program
+	places   map[string]Place // by path, of the last ledger
+	Last     *ledger.Ledger   // nil before the first
+	Ticks    int
+	Self     Self
+	stalls   []stall
+}
+
+// Self is what the scale has cost since the totals began. Nil: never known.
+type Self struct {
+	CPU                 time.Duration
+	BPF, Stats, Witness *time.Duration
+	Samples, Lost       uint64
+}
+
+type stall struct {
+	at      time.Time
+	seconds float64
+}
+
+// The lines of the budget, beside those of ledger.CPU.
+const (
+	LineIdle        = "idle"
+	LineSteal       = "steal"
+	LineUnexplained = "unexplained"
+)
+
+// NewTotals begins at 0.
+func NewTotals(o Options) *Totals {
+	if o.Name == nil {
+		o.Name = func(path string) Place { return Place{Top: path} }
+	}
+	return &Totals{
+		o: o, lines: map[string]*count{}, programs: map[ProgramKey]*program{}, places: map[string]Place{},
+		Components: NewRanked[ledger.Charged](o.Most), ComponentsBPF: NewRanked[ledger.Charged](o.Most),
+		Places: NewRanked[Place](o.Most), Namespaces: NewRanked[string](o.Most),
+		Programs: NewRanked[ProgramKey](o.Most), Payers: NewRanked[Payer](o.Most), Unsplit: NewRanked[ProgramKey](o.Most),
+	}
+}
+
+// Add adds the ledger of the time since the last one. AddComponents must have been called on it.
+func (t *Totals) Add(l *ledger.Ledger) {
+	t.Last = l
+	t.Ticks++
+	t.budget(&l.CPU)
+	t.components(l)
+	t.groups(l)
+	t.addPrograms(l)
+	t.self(&l.Self)
+	if l.Noise != nil {
+		t.stalls = append(t.stalls, stall{l.Window.End, l.Noise.LongestSeconds})
+	}
+	for len(t.stalls) > 0 && l.Window.End.Sub(t.stalls[0].at) > stallWindow {
+		t.stalls = t.stalls[1:]
+	}
+}
+
+// stallWindow is how far back LongestStall looks.
+const stallWindow = time.Minute
+
+// LongestStall is the longest time in seconds for which a CPU was taken away, in the windows that ended in the last
+// minute; false where there was no witness.
+func (t *Totals) LongestStall() (longest float64, known bool) {
+	for _, s := range t.stalls {
+		longest = max(longest, s.seconds)
+	}
+	return longest, len(t.stalls) > 0
+}
+
+// grain is how much of unexplained time, per CPU, may be of either sign by chance: two ticks of the slowest clock in use
+// (/proc/stat counts in hundredths of a second).
+const grain = 20 * time.Millisecond
+
+// budget adds the lines. Their sum, without what is counted twice, is the capacity up to the grain.
+func (t *Totals) budget(c *ledger.CPU) {
+	t.Capacity += duration(c.Capacity)
+	line := func(name string, s float64) {
+		if t.lines[name] == nil {
+			t.lines[name] = &count{}
+		}
+		t.lines[name].add(ns(s))
+	}
+	line(LineIdle, c.Waited())
+	line(LineSteal, c.Steal)
+	line(LineUnexplained, 0)
+	for _, l := range c.Lines {
+		line(l.Name, l.Seconds)
+	}
+	t.surplus += ns(c.Unexplained)
+	cpus := int64(1)
+	if t.Last != nil {
+		cpus = int64(max(t.Last.Host.CPUs, 1))
+	}
+	switch {
+	case t.surplus > 0:
+		t.lines[LineUnexplained].add(t.surplus)
+		t.surplus = 0
+	case t.surplus < -cpus*int64(grain):
+		t.twice -= t.surplus
+		t.surplus = 0
+	}
+}
+
+// Lines are the lines of the CPU budget in seconds, by name.
+func (t *Totals) Lines() map[string]float64 {
+	lines := make(map[string]float64, len(t.lines))
+	for name, c := range t.lines {
+		lines[name] = seconds(c.shown)
+	}
+	return lines
+}
+
+// CountedTwice is CPU time in seconds that several lines have, by the grain and the limits of the kernel's counters: the
+// sum of the lines exceeds the capacity by it.
+func (t *Totals) CountedTwice() float64 { return seconds(t.twice) }
+
+func (t *Totals) components(l *ledger.Ledger) {
+	cpu, run := map[ledger.Charged]int64{}, map[ledger.Charged]int64{}
+	for _, c := range l.Components {
+		if c.CPUSeconds != nil {
+			cpu[c.Charged] = ns(*c.CPUSeconds)
+		}
+		if c.BPFSeconds != nil {
+			run[c.Charged] = ns(*c.BPFSeconds)
+		}
+	}
+	always := func(ledger.Charged) bool { return true }
+	t.Components.Tick(cpu, always)
+	t.ComponentsBPF.Tick(run, always)
+}
+
+// PlaceOf is the place of a control group of the last ledger.
+func (t *Totals) PlaceOf(path string) Place {
+	if p, known := t.places[path]; known {
+		return p
+	}
+	return t.o.Name(path)
+}
+
+// groups adds what the groups have used, each second to one place: the counter of a group has what the groups in it
+// used, so where a place begins inside another its topmost group is added to the one and taken from the other.
+func (t *Totals) groups(l *ledger.Ledger) {
+	t.places = make(map[string]Place, len(l.Cgroups))
+	for _, g := range l.Cgroups {
+		t.places[g.Path] = t.o.Name(g.Path)
+	}
+	used := map[Place]int64{}
+	for _, g := range l.Cgroups {
+		if g.Path == "/" {
+			continue // the root group has a line of its own in the budget
+		}
+		place, around, isTop := t.begins(g.Path)
+		used[place] += 0
+		if !isTop || g.CPUSeconds == nil {
+			continue
+		}
+		used[place] += ns(*g.CPUSeconds)
+		if around.Top != "" {
+			used[around] -= ns(*g.CPUSeconds)
+		}
+	}
+	t.Places.Tick(used, func(Place) bool { return false })
+	spaces := map[string]int64{}
+	for p, ns := range used {
+		spaces[p.Namespace] += ns
+	}
+	t.Namespaces.Tick(spaces, func(string) bool { return true })
+}
+
+// begins is the place of a group and, where the group is the topmost of it, the place around that.
+func (t *Totals) begins(path string) (place, around Place, isTop bool) {
+	place = t.PlaceOf(path)
+	above := path[:max(strings.LastIndexByte(path, '/'), 0)]
+	if above == "" {
+		return place, Place{}, true
+	}
+	around = t.PlaceOf(above)
+	return place, around, around != place
+}
+
+// Memory is memory at the end of the last ledger, in bytes, of each place that has a total, by what of gives for a
+// group; nil: not known. What a place holds is without the places in it. rest is of all others.
+func (t *Totals) Memory(of func(*ledger.Memory) *int64) (byPlace map[Place]int64, rest int64) {
+	byPlace = map[Place]int64{}
+	unknown := map[Place]bool{}
+	if t.Last == nil {
+		return byPlace, 0
+	}
+	for _, g := range t.Last.Cgroups {
+		if g.Path == "/" || g.Vanished {
+			continue
+		}
+		place, around, isTop := t.begins(g.Path)
+		if !isTop {
+			continue
+		}
+		var bytes *int64
+		if g.Memory != nil {
+			bytes = of(g.Memory)
+		}
+		if bytes == nil {
+			unknown[place], unknown[around] = true, true
+			continue
+		}
+		byPlace[place] += *bytes
+		if around.Top != "" {
+			byPlace[around] -= *bytes
+		}
+	}
+	for place, bytes := range byPlace {
+		switch {
+		case unknown[place]:
+			delete(byPlace, place)
+		case !t.Places.Has(place):
+			rest += bytes
+			delete(byPlace, place)
+		case bytes < 0: // two groups are not read at quite the same time
+			byPlace[place] = 0
+		}
+	}
+	return byPlace, rest
+}
+
+func (t *Totals) self(s *ledger.Self) {
+	t.Self.CPU += duration(s.CPUSeconds)
+	t.Self.Samples += uint64(s.Samples)
+	t.Self.Lost += s.SamplesLost
+	for _, part := range []struct {
+		total **time.Duration
+		used  *float64
+	}{{&t.Self.BPF, s.BPFSeconds}, {&t.Self.Stats, s.StatsSeconds}, {&t.Self.Witness, s.WitnessSeconds}} {
+		if part.used == nil {
+			continue
+		}
+		if *part.total == nil {
+			*part.total = new(time.Duration)
+		}
+		**part.total += duration(*part.used)
+	}
+}
+
+// ns is a time in whole nanoseconds, so that sums are exact.
+func ns(seconds float64) int64 { return int64(math.Round(seconds * 1e9)) }
+
+func duration(seconds float64) time.Duration { return time.Duration(ns(seconds)) }
