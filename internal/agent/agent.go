@@ -1,18 +1,24 @@
 // Package agent is tare-agent: it weighs a machine for as long as it runs, and serves what it finds as Prometheus
-// metrics. It imports the scale and nothing of experiments or guests. Start reading at Command.
+// metrics. It imports the scale and nothing of experiments or guests. Start reading at run.
 package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/signal"
+	"runtime/debug"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+	"kernel.org/pub/linux/libs/security/libcap/cap"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/privilege"
 	"tare/internal/lib/self"
+	"tare/internal/lib/text"
 )
 
 // Main runs tare-agent with its arguments and returns the exit code.
@@ -23,9 +29,9 @@ func Main(args []string) int {
 	cmd.SetArgs(args)
 	err := cmd.ExecuteContext(ctx)
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "tare-agent: %v\n", err)
+		fmt.Fprintf(os.Stderr, "tare-agent: %s\n", text.Line(err.Error()))
 		if hint := fault.HintOf(err); hint != "" {
-			fmt.Fprintf(os.Stderr, "hint: %s\n", hint)
+			fmt.Fprintf(os.Stderr, "hint: %s\n", text.Line(hint))
 		}
 	}
 	return int(fault.CodeOf(err))
@@ -33,14 +39,75 @@ func Main(args []string) int {
 
 // Command is the command line of tare-agent.
 func Command() *cobra.Command {
+	var c configuration
 	cmd := &cobra.Command{
-		Use:           "tare-agent",
-		Short:         "Weigh this machine for Prometheus",
+		Use:   "tare-agent",
+		Short: "Weigh this machine for Prometheus, for as long as the agent runs",
+		Long: `Tare-agent weighs the machine that it runs on, and serves Prometheus metrics: the CPU budget of the machine, whose
+lines sum to its capacity; CPU time and memory of each pod, container, systemd unit and control group; run time of each
+eBPF program, and who pays for it; and what the agent itself costs.
+
+  /metrics    the metrics, in the text formats of Prometheus and OpenMetrics
+  /v1/ledger  a window as a JSON document of the schema tare.ledger/v1: ?for=10s says how long, &at=TIME when it begins
+              (RFC 3339); to clients on this machine, and to others where --web.config.file asks for a password or a
+              certificate
+  /healthz    200 as long as the machine can be weighed
+
+A scrape reads the counters. Every counter begins at 0 when the agent starts. What cannot be read is absent, and
+tare_agent_collector_success says so.
+
+Without root it needs the capabilities CAP_SYS_ADMIN (eBPF programs and maps), CAP_PERFMON and CAP_BPF (samples, stolen
+time), CAP_SYSLOG, CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH; without one of them it leaves out what needs it.`,
+		Example: `  tare-agent
+  tare-agent --listen 127.0.0.1:9633 --max-series 500
+  tare-agent --config /etc/tare/agent.yaml
+  curl -s http://127.0.0.1:9633/metrics | grep tare_node_cpu_seconds
+  curl -s 'http://127.0.0.1:9633/v1/ledger?for=10s'`,
 		Version:       self.Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          cobra.NoArgs,
-		RunE:          func(*cobra.Command, []string) error { return nil },
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fault.New(fault.Usage, text.Clip(args[0]), "see tare-agent --help", "there are no arguments, only flags")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := c.read(cmd.Flags()); err != nil {
+				return err
+			}
+			return run(cmd.Context(), &c)
+		},
 	}
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		return fault.Wrap(err, fault.Usage, "", "see tare-agent --help", "the command line cannot be read")
+	})
+	c.addFlags(cmd.Flags())
 	return cmd
+}
+
+// memoryLimit is the heap that the garbage collector tries to stay within, in bytes: with the code and the rings of the
+// sampler, about 25 MB are resident. It is no hard limit.
+const memoryLimit = 12 << 20
+
+// run weighs and serves until the context ends.
+func run(ctx context.Context, c *configuration) (err error) {
+	debug.SetGCPercent(50)
+	debug.SetMemoryLimit(memoryLimit)
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	listener, err := listen(c.listen())
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+	if err := privilege.Keep(cap.DAC_READ_SEARCH, cap.SYS_PTRACE, cap.IPC_LOCK, cap.SYS_ADMIN, cap.BPF, cap.PERFMON,
+		cap.SYSLOG); err != nil {
+		return err
+	}
+	w, err := newWeigher(ctx, c, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.close()) }()
+	return serve(ctx, c, w, listener, log)
 }

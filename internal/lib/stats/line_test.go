@@ -168,3 +168,10 @@ func TestFitLineEdges(t *testing.T) {
 		}
 	}
 }
+
+func near(t *testing.T, what string, got, want, within float64) {
+	t.Helper()
+	if math.IsNaN(got) || math.Abs(got-want) > within {
+		t.Errorf("%s = %g, want %g within %g", what, got, want, within)
+	}
+}

@@ -5,6 +5,8 @@ import (
 	"math"
 
 	"gonum.org/v1/gonum/stat/distuv"
+
+	"tare/internal/lib/stats/interval"
 )
 
 // Count is how many of the samples of one trial were in a part.
@@ -101,7 +103,7 @@ func ClusteredShareAt(counts []Count, bursts, confidence float64) Share {
 			free = min(free, max(1, 3*squares*squares/fourths-2))
 		}
 		t := distuv.StudentsT{Mu: 0, Sigma: 1, Nu: free}.Quantile((1 + confidence) / 2)
-		s.Lo, s.Hi = wilson(s.Value, n/s.DesignEffect, t)
+		s.Lo, s.Hi = interval.Wilson(s.Value, n/s.DesignEffect, t)
 		part := min(s.Value, 1-s.Value)
 		between := math.Sqrt((s.DesignEffect - 1) * trials / n * (1 - part) / part)
 		fewest, most := float64(s.Fewest), float64(s.Most)
@@ -140,11 +142,4 @@ func ShareDifference(base, arm Share) Estimate {
 		d.HasInterval, d.Confidence, d.Method = true, Confidence, Clustered
 	}
 	return d
-}
-
-// wilson is the score interval around p of n tries, with the quantile z.
-func wilson(p, n, z float64) (lo, hi float64) {
-	centre := (p + z*z/(2*n)) / (1 + z*z/n)
-	half := z / (1 + z*z/n) * math.Sqrt(p*(1-p)/n+z*z/(4*n*n))
-	return max(centre-half, 0), min(centre+half, 1)
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"gonum.org/v1/gonum/stat/distuv"
+
+	"tare/internal/lib/stats/interval"
 )
 
 // binomial draws the number of successes in n tries by the normal approximation where that is good, and by Poisson
@@ -39,7 +41,7 @@ func TestSharesBySimulation(t *testing.T) {
 					counts = append(counts, Count{k, n})
 					in += k
 				}
-				if lo, hi := BinomialInterval(in, n*trials, Confidence); lo <= p && p <= hi {
+				if lo, hi := interval.Binomial(in, n*trials, Confidence); lo <= p && p <= hi {
 					before++
 				}
 				s := ClusteredShare(counts, math.Inf(1))
@@ -94,7 +96,7 @@ func TestBurstsBySimulation(t *testing.T) {
 					for _, c := range counts {
 						in += c.In
 					}
-					lo, hi := BinomialInterval(in, n*trials, Confidence)
+					lo, hi := interval.Binomial(in, n*trials, Confidence)
 					if in == 0 {
 						hi = 3.0 / (n * float64(trials))
 					}

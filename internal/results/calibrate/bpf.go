@@ -20,7 +20,7 @@ import (
 	"tare/internal/lib/lists"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/quantity"
-	"tare/internal/lib/stats"
+	"tare/internal/lib/stats/interval"
 	"tare/internal/scale/attribution"
 	"tare/internal/scale/host/perf"
 	"tare/internal/scale/ledger"
@@ -334,7 +334,7 @@ func seen(name string, w weighed, zero empty) (ws []Weight) {
 				n += s.Samples
 			}
 		}
-		lo, hi := stats.PoissonInterval(n, attribution.Confidence)
+		lo, hi := interval.Poisson(n, attribution.Confidence)
 		planted := fmt.Sprintf("%d calls on a CPU of its own; truth: their number, times %s, the CPU time of one where "+
 			"they were fastest, "+
 			"less a call without a program, times the rate of samples", r.Times, quantity.Value(r.Fastest, quantity.Seconds))

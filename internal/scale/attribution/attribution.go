@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"tare/internal/lib/stats"
+	"tare/internal/lib/stats/interval"
 	"tare/internal/scale/ledger"
 )
 
@@ -104,7 +104,7 @@ func Split(e Evidence) []ledger.Share {
 	shares := make([]ledger.Share, len(parts))
 	for i, ns := range Apportion(e.RunNs, counts, n) {
 		s := parts[i].share
-		lo, hi := stats.BinomialInterval(parts[i].k, n, Confidence)
+		lo, hi := interval.Binomial(parts[i].k, n, Confidence)
 		s.Seconds, s.Lo, s.Hi = float64(ns)/1e9, lo*total, hi*total
 		s.Samples, s.Method = parts[i].k, ledger.Sampled
 		shares[i] = s
@@ -129,7 +129,7 @@ func (e Evidence) tooFew(n int) string {
 	}
 	seconds := float64(e.RunNs) / 1e9
 	expected := seconds * e.Hz
-	if _, hi := stats.PoissonInterval(n, Confidence); hi < expected/2 {
+	if _, hi := interval.Poisson(n, Confidence); hi < expected/2 {
 		return fmt.Sprintf("not split: %d samples where its run time makes about %.0f: it runs where samples cannot see it, "+
 			"with interrupts off or asleep", n, expected)
 	}
@@ -193,6 +193,6 @@ func Apportion(total uint64, counts []int, n int) []uint64 {
 // count. It checks the kernel's statistics, which count wall time (preemption, sleep and steal included) where samples
 // count CPU time.
 func SampledSeconds(samples int, periodSeconds float64) ledger.Interval {
-	lo, hi := stats.PoissonInterval(samples, Confidence)
+	lo, hi := interval.Poisson(samples, Confidence)
 	return ledger.Interval{Value: float64(samples) * periodSeconds, Lo: lo * periodSeconds, Hi: hi * periodSeconds}
 }

@@ -1,7 +1,7 @@
 package attribution
 
 import (
-	"tare/internal/lib/stats"
+	"tare/internal/lib/stats/interval"
 	"tare/internal/scale/ledger"
 )
 
@@ -43,7 +43,7 @@ func Stolen(s Stalled) (ledger.Interval, string) {
 		v.Hi += h.Stolen
 	}
 	if s.BusyStolen > 0 {
-		lo, hi := stats.PoissonInterval(short, Confidence)
+		lo, hi := interval.Poisson(short, Confidence)
 		v.Value += float64(short) * s.Period
 		v.Lo += lo * s.Period
 		// There were only so many short stalls in all.

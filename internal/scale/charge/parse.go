@@ -201,16 +201,24 @@ func ParseFile(file string, data []byte) ([]Rule, error) {
 		if v.Key.String() != "rules" || !isList {
 			return nil, f.Fail(v.Key, example, "the file must have the one key \"rules\" with a list")
 		}
-		for _, n := range list.Values {
-			r, err := f.rule(n)
-			if err != nil {
-				return nil, err
-			}
-			rules = append(rules, r)
+		if rules, err = ParseList(f.File, list); err != nil {
+			return nil, err
 		}
 	}
 	if len(rules) == 0 {
 		return nil, fault.New(fault.Usage, file, example, "the file has no rules")
+	}
+	return rules, nil
+}
+
+// ParseList reads the rules of a list in a file, with the errors of ParseFile.
+func ParseList(file document.File, list *ast.SequenceNode) (rules []Rule, err error) {
+	for _, n := range list.Values {
+		r, err := rulesFile{file}.rule(n)
+		if err != nil {
+			return nil, err
+		}
+		rules = append(rules, r)
 	}
 	return rules, nil
 }

@@ -102,6 +102,9 @@ func (t *Totals) Add(l *ledger.Ledger) {
 	}
 }
 
+// Most is the limit of series that the totals were made with.
+func (t *Totals) Most() int { return t.o.Most }
+
 // stallWindow is how far back LongestStall looks.
 const stallWindow = time.Minute
 

@@ -1,4 +1,4 @@
-package stats
+package interval
 
 import (
 	"math"
@@ -14,7 +14,7 @@ func near(t *testing.T, what string, got, want, within float64) {
 	}
 }
 
-func TestBinomialIntervalEnds(t *testing.T) {
+func TestBinomialEnds(t *testing.T) {
 	for _, c := range []struct {
 		name       string
 		k, n       int
@@ -32,13 +32,13 @@ func TestBinomialIntervalEnds(t *testing.T) {
 		{"full confidence", 5, 10, 1, 0, 1},
 		{"many", 500_000, 1_000_000, 0.95, 0.49902, 0.50098},
 	} {
-		lo, hi := BinomialInterval(c.k, c.n, c.confidence)
+		lo, hi := Binomial(c.k, c.n, c.confidence)
 		near(t, c.name+" lo", lo, c.lo, 1e-5)
 		near(t, c.name+" hi", hi, c.hi, 1e-5)
 	}
 	for n := 1; n < 200; n++ {
 		for k := 0; k <= n; k++ {
-			lo, hi := BinomialInterval(k, n, 0.95)
+			lo, hi := Binomial(k, n, 0.95)
 			if p := float64(k) / float64(n); lo < 0 || hi > 1 || lo > p || hi < p {
 				t.Fatalf("k=%d n=%d: [%g, %g] does not hold %g within [0, 1]", k, n, lo, hi, p)
 			}
@@ -48,7 +48,7 @@ func TestBinomialIntervalEnds(t *testing.T) {
 
 // Coverage is summed exactly over all outcomes: no simulation noise. At one probability the discreteness makes it
 // wander, so what is asked of it is the mean over probabilities, and a floor.
-func TestBinomialIntervalCoverage(t *testing.T) {
+func TestBinomialCoverage(t *testing.T) {
 	for _, n := range []int{10, 20, 50, 100, 400} {
 		var mean, worst float64
 		worst = 1
@@ -58,7 +58,7 @@ func TestBinomialIntervalCoverage(t *testing.T) {
 			var covered float64
 			dist := distuv.Binomial{N: float64(n), P: p}
 			for k := 0; k <= n; k++ {
-				if lo, hi := BinomialInterval(k, n, 0.95); lo <= p && p <= hi {
+				if lo, hi := Binomial(k, n, 0.95); lo <= p && p <= hi {
 					covered += dist.Prob(float64(k))
 				}
 			}
@@ -75,7 +75,7 @@ func TestBinomialIntervalCoverage(t *testing.T) {
 	}
 }
 
-func TestPoissonInterval(t *testing.T) {
+func TestPoisson(t *testing.T) {
 	for _, c := range []struct {
 		k      int
 		lo, hi float64
@@ -83,18 +83,18 @@ func TestPoissonInterval(t *testing.T) {
 		{0, 0, 3.6889}, {1, 0.0253, 5.5716}, {2, 0.2422, 7.2247}, {5, 1.6235, 11.6683}, {10, 4.7954, 18.3904},
 		{100, 81.3636, 121.6272}, {-1, 0, 3.6889},
 	} {
-		lo, hi := PoissonInterval(c.k, 0.95)
+		lo, hi := Poisson(c.k, 0.95)
 		near(t, "lo", lo, c.lo, 1e-3)
 		near(t, "hi", hi, c.hi, 1e-3)
 	}
-	lo, hi := PoissonInterval(1_000_000, 0.95) // the normal limit
+	lo, hi := Poisson(1_000_000, 0.95) // the normal limit
 	near(t, "lo of a million", lo, 1e6-1960, 3)
 	near(t, "hi of a million", hi, 1e6+1960, 5)
 
 	for _, mean := range []float64{0.1, 0.5, 1, 3, 10, 50, 300} {
 		var covered float64
 		for k := 0; k < int(mean+20*math.Sqrt(mean)+20); k++ {
-			if lo, hi := PoissonInterval(k, 0.95); lo <= mean && mean <= hi {
+			if lo, hi := Poisson(k, 0.95); lo <= mean && mean <= hi {
 				covered += distuv.Poisson{Lambda: mean}.Prob(float64(k))
 			}
 		}

@@ -1,0 +1,146 @@
+package agent
+
+import (
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml/ast"
+	"github.com/spf13/pflag"
+
+	"tare/internal/lib/document"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/files"
+	"tare/internal/lib/param"
+	"tare/internal/lib/text"
+	"tare/internal/scale/charge"
+	"tare/internal/scale/host/perf"
+)
+
+// The settings: each is a flag, and a key of the configuration file.
+const (
+	settingListen    = "listen"
+	settingWebConfig = "web.config.file"
+	settingMaxSeries = "max-series"
+	settingTick      = "tick"
+	settingHz        = "hz"
+	settingBPFStats  = "bpf-stats"
+	settingHostRoot  = "host-root"
+)
+
+var settings = []param.Setting{
+	{Name: settingListen, Type: param.TypeText, Default: ":9633", Reach: param.ReachAddress,
+		Doc: "address to serve on"},
+	{Name: settingWebConfig, Type: param.TypeText, Reach: param.ReachFile,
+		Doc: "file with certificates, passwords and TLS settings, in the format of Prometheus' exporter-toolkit"},
+	{Name: settingMaxSeries, Type: param.TypeCount, Default: "1000", Min: 1, Max: 100000,
+		Doc: "series of each metric at most: the biggest have their own, the rest have one together"},
+	{Name: settingTick, Type: param.TypeDuration, Default: "15s", Min: 1, Max: 60,
+		Doc: "how long counters go unread at most when there are no scrapes"},
+	{Name: settingHz, Type: param.TypeCount, Default: strconv.Itoa(perf.DefaultHz), Max: perf.MaxHz,
+		Doc: "samples per second and CPU; with 0 there are none, and eBPF time is not split by who pays for it"},
+	{Name: settingBPFStats, Type: param.TypeWord, Default: "always", Words: []string{"always", "off"},
+		Doc: "the kernel's run statistics of eBPF programs, which cost each run 20 to 50 ns; off: no run time is known"},
+	{Name: settingHostRoot, Type: param.TypeText, Default: "/", Reach: param.ReachFile,
+		Doc: "where the machine's files are, for the names of containers: where the machine's / is mounted"},
+}
+
+// configuration is what the command line and the configuration file say.
+type configuration struct {
+	file  string
+	flags param.Values // defaults, and what the command line gives
+	param.Values
+	rules []charge.Rule
+}
+
+func (c *configuration) addFlags(f *pflag.FlagSet) {
+	c.flags = param.Flags(f, settings...)
+	f.StringVar(&c.file, "config", "", "YAML file with the same settings, and rules as those of tare weigh --rules; what the "+
+		"command line gives counts before it")
+}
+
+const (
+	maxConfigBytes = 1 << 20
+	keyRules       = "rules"
+)
+
+// read reads the configuration file, if there is one. What the command line gives comes before what the file says.
+func (c *configuration) read(f *pflag.FlagSet) error {
+	c.Values = param.Defaults(settings)
+	if c.file != "" {
+		data, err := files.Read(c.file, maxConfigBytes)
+		if err != nil {
+			return fault.Wrap(err, fault.Usage, c.file, "name a file that can be read", "the configuration cannot be read")
+		}
+		if err := c.parse(c.file, data); err != nil {
+			return err
+		}
+	}
+	for _, s := range settings {
+		if f.Changed(s.Name) {
+			c.Values[s.Name] = c.flags[s.Name]
+		}
+	}
+	if _, _, err := net.SplitHostPort(c.listen()); err != nil {
+		return fault.Wrap(err, fault.Usage, "--"+settingListen+" "+text.Clip(c.listen()), "try :9633 or 127.0.0.1:9633",
+			"this is no address to serve on")
+	}
+	return nil
+}
+
+func (c *configuration) parse(name string, data []byte) error {
+	f := document.File(name)
+	documents, err := f.Parse(data, document.Limit{What: "a configuration", Bytes: maxConfigBytes,
+		Hint: "patterns with * say in one line what many names say"})
+	if err != nil || len(documents) == 0 {
+		return err
+	}
+	if len(documents) > 1 {
+		return f.Fail(documents[1], "leave the line --- out", "the configuration must be one document")
+	}
+	const what = "the configuration"
+	return f.Each(documents[0], what, func(key string, at, value document.Node) error {
+		if key == keyRules {
+			list, isList := value.(*ast.SequenceNode)
+			if !isList {
+				return f.Fail(value, "see docs/charges.md", "%q must be a list", keyRules)
+			}
+			if c.rules, err = charge.ParseList(f, list); err != nil {
+				return err
+			}
+			return charge.Check(c.rules)
+		}
+		s, known := param.Find(settings, key)
+		if !known {
+			return f.Unknown(at, key, what, append(param.Names(settings), keyRules))
+		}
+		return f.Setting(value, s, c.Values)
+	})
+}
+
+func (c *configuration) listen() string          { return c.Values[settingListen] }
+func (c *configuration) webConfig() string       { return c.Values[settingWebConfig] }
+func (c *configuration) maxSeries() int          { return c.Int(settingMaxSeries) }
+func (c *configuration) tick() time.Duration     { return c.Duration(settingTick) }
+func (c *configuration) hostRoot() string        { return c.Values[settingHostRoot] }
+func (c *configuration) withoutStatistics() bool { return c.Values[settingBPFStats] == "off" }
+
+// hz is the rate of samples as the meter has it: negative is none.
+func (c *configuration) hz() int {
+	if hz := c.Int(settingHz); hz > 0 {
+		return hz
+	}
+	return -1
+}
+
+// isLocal says whether a client's address is of this machine's loopback.
+func isLocal(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	host, _, _ = strings.Cut(host, "%")
+	ip := net.ParseIP(host)
+	return ip != nil && ip.IsLoopback()
+}

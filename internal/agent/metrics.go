@@ -1,0 +1,400 @@
+package agent
+
+import (
+	"cmp"
+	"fmt"
+	"hash/fnv"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	dto "github.com/prometheus/client_model/go"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"tare/internal/lib/self"
+	"tare/internal/scale/host/proc"
+	"tare/internal/scale/ledger"
+	"tare/internal/scale/live"
+)
+
+// metric declares one metric: all that is known of it is here, its documentation too.
+type metric struct {
+	name   string
+	help   string
+	kind   dto.MetricType
+	labels []string
+	each   func(v *view, add add) // calls add for each series
+}
+
+// add adds a series, with the values of the metric's labels in their order. An empty value is a label that does not
+// apply.
+type add func(value float64, labels ...string)
+
+// view is what metrics are made of.
+type view struct {
+	*live.Totals
+	started time.Time
+	took    map[string]time.Duration // by collector
+	failed  map[string]bool          // by collector
+}
+
+const (
+	counter = dto.MetricType_COUNTER
+	gauge   = dto.MetricType_GAUGE
+)
+
+// other is the label of the series that stands for all that have none: those over the limit, and those that are gone.
+const other = "(other)"
+
+var (
+	componentLabels = []string{"charge", "component", "workload"}
+	placeLabels     = []string{"cgroup", "container", "namespace", "pod", "unit"}
+	programLabels   = []string{"charge", "component", "id", "program", "type"}
+	payerLabels     = []string{"cgroup", "container", "id", "namespace", "pod", "program", "unit"}
+	mapLabels       = []string{"charge", "component", "id", "map", "type"}
+)
+
+// metrics are all that the agent exports.
+var metrics = []metric{
+	{"tare_node_cpus", "CPUs of the machine that are online.", gauge, nil, func(v *view, add add) {
+		add(float64(v.Last.Host.CPUs))
+	}},
+	{"tare_node_cpu_capacity_seconds_total", "CPU time that the machine had: its CPUs times the time.", counter, nil,
+		func(v *view, add add) { add(v.Capacity.Seconds()) }},
+	{"tare_node_cpu_seconds_total", "CPU time by line of the budget. The sum of the lines, less " +
+		"tare_node_cpu_counted_twice_seconds_total, is the capacity. The line ebpf is run time of eBPF programs that could be " +
+		"split; it is on no other line.", counter, []string{"line"}, func(v *view, add add) {
+		for name, s := range v.Lines() {
+			add(s, strings.ReplaceAll(name, " ", "_"))
+		}
+	}},
+	{"tare_node_cpu_counted_twice_seconds_total", "CPU time that several lines of the budget have, by the grain and the " +
+		"limits of the kernel's counters.", counter, nil, func(v *view, add add) { add(v.CountedTwice()) }},
+	{"tare_node_cpu_longest_stall_seconds", "Longest time for which the hypervisor took a CPU away, in the last minute.",
+		gauge, nil, func(v *view, add add) {
+			if longest, known := v.LongestStall(); known {
+				add(longest)
+			}
+		}},
+
+	{"tare_component_cpu_seconds_total", "CPU time by component, as the rules charge it; charge \"unknown\" is what no " +
+		"rule names. The sum is the CPU time that the budget's lines attribute.", counter, componentLabels,
+		func(v *view, add add) { eachComponent(v.Components, add) }},
+	{"tare_component_bpf_seconds_total", "Run time of a component's eBPF programs, wherever they ran.", counter,
+		componentLabels, func(v *view, add add) { eachComponent(v.ComponentsBPF, add) }},
+	{"tare_component_memory_hard_bytes", "Memory of a component's control groups that the kernel cannot take back: " +
+		"anonymous, shared, and the kernel's own without slab that can be reclaimed.", gauge, componentLabels,
+		func(v *view, add add) {
+			for _, c := range v.Last.Components {
+				if c.MemoryHardBytes != nil {
+					add(float64(*c.MemoryHardBytes), componentValues(c.Charged)...)
+				}
+			}
+		}},
+	{"tare_component_bpf_map_bytes", "Memory of a component's eBPF maps, each counted once.", gauge, componentLabels,
+		func(v *view, add add) {
+			for _, c := range v.Last.Components {
+				if c.MapBytes != nil {
+					add(float64(*c.MapBytes), componentValues(c.Charged)...)
+				}
+			}
+		}},
+
+	{"tare_group_cpu_seconds_total", "CPU time by container, else pod, else systemd unit, else control group. Each second " +
+		"is on one series: a pod is without its containers.", counter, placeLabels, func(v *view, add add) {
+		for p, s := range v.Places.All() {
+			add(s, placeValues(p)...)
+		}
+		if s, _, any := v.Places.Rest(); any {
+			add(s, other)
+		}
+	}},
+	{"tare_group_memory_bytes", "Memory of the same, by kind: hard (the kernel cannot take it back), soft (it can) and " +
+		"working_set (as the kubelet counts).", gauge, append([]string{"kind"}, placeLabels...),
+		func(v *view, add add) {
+			for kind, of := range memoryKinds {
+				places, rest := v.Memory(of)
+				for p, bytes := range places {
+					add(float64(bytes), append([]string{kind}, placeValues(p)...)...)
+				}
+				if _, omitted, _ := v.Places.Rest(); omitted > 0 {
+					add(float64(rest), kind, other)
+				}
+			}
+		}},
+	{"tare_namespace_cpu_seconds_total", "CPU time by namespace, of pods that are gone as well; without a namespace: what " +
+		"is in no pod.", counter, []string{"namespace"}, func(v *view, add add) {
+		for name, s := range v.Namespaces.All() {
+			add(s, name)
+		}
+		if s, _, any := v.Namespaces.Rest(); any {
+			add(s, other)
+		}
+	}},
+
+	{"tare_bpf_program_run_seconds_total", "Run time of an eBPF program, as the kernel counts it: wall time, interrupts " +
+		"and stolen time included. It is the sum of tare_bpf_payer_seconds_total, tare_bpf_unsplit_seconds_total and " +
+		"tare_bpf_pending_seconds.", counter, programLabels, func(v *view, add add) {
+		infos := programInfos(v)
+		for key, s := range v.Programs.All() {
+			if p, known := infos[key]; known {
+				add(s, programValues(&p)...)
+			}
+		}
+		if s, _, any := v.Programs.Rest(); any {
+			add(s, "", "", "", other)
+		}
+	}},
+	{"tare_bpf_program_runs_total", "Runs of an eBPF program.", counter, programLabels, func(v *view, add add) {
+		eachProgram(v, func(p *live.Program) {
+			if p.RunCount != nil {
+				add(float64(p.Runs), programValues(p)...)
+			}
+		})
+	}},
+	{"tare_bpf_program_samples_total", "Samples that saw an eBPF program in the run time that was split. A share k/n of " +
+		"them is that of a payer to within about 2*sqrt(k)/n.", counter, programLabels, func(v *view, add add) {
+		eachProgram(v, func(p *live.Program) { add(float64(p.Samples), programValues(p)...) })
+	}},
+	{"tare_bpf_program_memory_bytes", "Memory of an eBPF program's code, without its maps.", gauge, programLabels,
+		func(v *view, add add) {
+			eachProgram(v, func(p *live.Program) {
+				if p.MemoryBytes != nil {
+					add(float64(*p.MemoryBytes), programValues(p)...)
+				}
+			})
+		}},
+	{"tare_bpf_payer_seconds_total", "Run time of an eBPF program by who pays for it: the container, pod, unit or control " +
+		"group in which it ran, by samples. cgroup \"(idle)\": in interrupts above an idle CPU.", counter, payerLabels,
+		func(v *view, add add) {
+			infos := programInfos(v)
+			for payer, s := range v.Payers.All() {
+				if p, known := infos[payer.Program]; known {
+					at := payer.Place
+					add(s, at.Top, at.Container, id(p.ID), at.Namespace, at.Pod, p.Name, at.Unit)
+				}
+			}
+			if s, _, any := v.Payers.Rest(); any {
+				add(s, other, "", "", "", "", other)
+			}
+		}},
+	{"tare_bpf_unsplit_seconds_total", "Run time of an eBPF program that samples could not place.", counter,
+		[]string{"id", "program"}, func(v *view, add add) {
+			infos := programInfos(v)
+			for key, s := range v.Unsplit.All() {
+				if p, known := infos[key]; known {
+					add(s, id(p.ID), p.Name)
+				}
+			}
+			if s, _, any := v.Unsplit.Rest(); any {
+				add(s, "", other)
+			}
+		}},
+	{"tare_bpf_pending_seconds", "Run time of an eBPF program that awaits more samples: it is yet to be split.", gauge,
+		[]string{"id", "program"}, func(v *view, add add) {
+			eachProgram(v, func(p *live.Program) { add(p.Pending, id(p.ID), p.Name) })
+		}},
+	{"tare_bpf_map_bytes", "Memory of an eBPF map, however many programs use it.", gauge, mapLabels,
+		func(v *view, add add) {
+			all := slices.Clone(v.Last.Maps)
+			slices.SortFunc(all, func(a, b ledger.Map) int { return cmp.Compare(mapBytes(b), mapBytes(a)) })
+			most := v.Most()
+			rest := 0.0
+			for i, m := range all {
+				switch {
+				case m.Bytes == nil:
+				case most > 0 && i >= most:
+					rest += mapBytes(m)
+				default:
+					add(mapBytes(m), chargeOf(m.Charged), m.Component, id(m.ID), m.Name, m.Type)
+				}
+			}
+			if rest > 0 {
+				add(rest, "", "", "", other)
+			}
+		}},
+
+	{"tare_agent_build_info", "Version of the agent, and of Go; always 1.", gauge, []string{"goversion", "version"},
+		func(_ *view, add add) { add(1, runtime.Version(), self.Version) }},
+	{"tare_agent_cpu_seconds_total", "CPU time of the agent. It is the budget's line self.", counter, nil,
+		func(v *view, add add) { add(v.Self.CPU.Seconds()) }},
+	{"tare_agent_resident_memory_bytes", "Resident memory of the agent.", gauge, nil, func(_ *view, add add) {
+		if now, _, err := (proc.FS{}).Resident(os.Getpid()); err == nil {
+			add(float64(now))
+		}
+	}},
+	{"tare_agent_bpf_memory_bytes", "Memory of the agent's own eBPF programs and maps.", gauge, nil,
+		func(v *view, add add) {
+			if b := v.Last.Self.BPFBytes; b != nil {
+				add(float64(*b))
+			}
+		}},
+	{"tare_agent_bpf_seconds_total", "Run time of the agent's own eBPF programs.", counter, nil,
+		func(v *view, add add) { addDuration(add, v.Self.BPF) }},
+	{"tare_agent_bpf_stats_seconds_total", "What the kernel's run statistics cost the machine: runs of eBPF programs times " +
+		"the cost that the agent measured when it started.", counter, nil,
+		func(v *view, add add) { addDuration(add, v.Self.Stats) }},
+	{"tare_agent_witness_seconds_total", "What looking for stolen time cost the machine: looks times the cost that the agent " +
+		"measured when it started.", counter, nil, func(v *view, add add) { addDuration(add, v.Self.Witness) }},
+	{"tare_agent_samples_total", "Samples that the agent took, of kernel mode.", counter, nil,
+		func(v *view, add add) { add(float64(v.Self.Samples)) }},
+	{"tare_agent_samples_lost_total", "Samples that were lost, because there was no room for them.", counter, nil,
+		func(v *view, add add) { add(float64(v.Self.Lost)) }},
+	{"tare_agent_ticks_total", "Times that the counters were read.", counter, nil,
+		func(v *view, add add) { add(float64(v.Ticks)) }},
+	{"tare_agent_collector_duration_seconds", "How long a part of the last reading took.", gauge, []string{"collector"},
+		func(v *view, add add) {
+			for name, d := range v.took {
+				add(d.Seconds(), name)
+			}
+		}},
+	{"tare_agent_collector_success", "1 where a part of the last reading worked, else 0.", gauge, []string{"collector"},
+		func(v *view, add add) {
+			for name := range v.took {
+				add(map[bool]float64{false: 1, true: 0}[v.failed[name]], name)
+			}
+		}},
+	{"tare_agent_series_omitted", "Series of a metric that have none of their own, because of --max-series.", gauge,
+		[]string{"metric"}, func(v *view, add add) {
+			for name, rest := range map[string]func() (float64, int, bool){
+				"tare_group_cpu_seconds_total": v.Places.Rest, "tare_namespace_cpu_seconds_total": v.Namespaces.Rest,
+				"tare_component_cpu_seconds_total": v.Components.Rest, "tare_bpf_payer_seconds_total": v.Payers.Rest,
+				"tare_bpf_program_run_seconds_total": v.Programs.Rest, "tare_bpf_unsplit_seconds_total": v.Unsplit.Rest,
+			} {
+				_, omitted, _ := rest()
+				add(float64(omitted), name)
+			}
+		}},
+	{"tare_agent_warning", "1 for each kind of warning of the last reading; the text is in /v1/ledger.", gauge,
+		[]string{"code"}, func(v *view, add add) {
+			seen := map[string]bool{}
+			for _, w := range v.Last.Warnings {
+				if !seen[w.Code] {
+					seen[w.Code] = true
+					add(1, w.Code)
+				}
+			}
+		}},
+}
+
+var memoryKinds = map[string]func(*ledger.Memory) *int64{
+	"hard": func(m *ledger.Memory) *int64 { return m.Hard },
+	"soft": func(m *ledger.Memory) *int64 { return m.Soft },
+	"working_set": func(m *ledger.Memory) *int64 {
+		if m.WorkingSet == nil {
+			return nil
+		}
+		return new(int64(*m.WorkingSet))
+	},
+}
+
+func addDuration(add add, d *time.Duration) {
+	if d != nil {
+		add(d.Seconds())
+	}
+}
+
+func eachComponent(r *live.Ranked[ledger.Charged], add add) {
+	for c, s := range r.All() {
+		add(s, componentValues(c)...)
+	}
+	if s, _, any := r.Rest(); any {
+		add(s, "", other)
+	}
+}
+
+func componentValues(c ledger.Charged) []string {
+	return []string{chargeOf(c), c.Component, c.Workload}
+}
+
+func chargeOf(c ledger.Charged) string { return cmp.Or(string(c.Charge), "unknown") }
+
+func placeValues(p live.Place) []string {
+	return []string{p.Top, p.Container, p.Namespace, p.Pod, p.Unit}
+}
+
+func programValues(p *live.Program) []string {
+	return []string{chargeOf(p.Charged), p.Component, id(p.ID), p.Name, p.Type}
+}
+
+// eachProgram calls f with each program that is there and has a total of its own.
+func eachProgram(v *view, f func(*live.Program)) {
+	v.Each(func(key live.ProgramKey, p live.Program) {
+		if v.Programs.Has(key) {
+			f(&p)
+		}
+	})
+}
+
+func programInfos(v *view) map[live.ProgramKey]live.Program {
+	infos := map[live.ProgramKey]live.Program{}
+	v.Each(func(key live.ProgramKey, p live.Program) { infos[key] = p })
+	return infos
+}
+
+func mapBytes(m ledger.Map) float64 {
+	if m.Bytes == nil {
+		return 0
+	}
+	return float64(*m.Bytes)
+}
+
+func id(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
+
+// families are all metrics of a view, in the order of their names, as Prometheus' formats want it.
+func families(v *view) []*dto.MetricFamily {
+	all := make([]*dto.MetricFamily, 0, len(metrics))
+	created := timestamppb.New(v.started)
+	for i := range metrics {
+		m := &metrics[i]
+		f := &dto.MetricFamily{Name: &m.name, Help: &m.help, Type: &m.kind}
+		m.each(v, func(value float64, values ...string) {
+			one := &dto.Metric{Label: make([]*dto.LabelPair, 0, len(values))}
+			for i, s := range values {
+				if s != "" {
+					one.Label = append(one.Label, &dto.LabelPair{Name: &m.labels[i], Value: proto.String(label(s))})
+				}
+			}
+			if m.kind == counter {
+				one.Counter = &dto.Counter{Value: &value, CreatedTimestamp: created}
+			} else {
+				one.Gauge = &dto.Gauge{Value: &value}
+			}
+			f.Metric = append(f.Metric, one)
+		})
+		if len(f.Metric) > 0 {
+			all = append(all, f)
+		}
+	}
+	slices.SortFunc(all, func(a, b *dto.MetricFamily) int { return cmp.Compare(a.GetName(), b.GetName()) })
+	return all
+}
+
+// maxLabel bounds the value of a label, in bytes: names of control groups and programs are what their makers like.
+const maxLabel = 512
+
+// label is a text as the value of a label. Prometheus refuses a whole scrape for one byte that is no UTF-8. Texts that
+// differ stay different: what has odd bytes is quoted, as is what begins like something quoted, and what is cut ends in
+// a hash of the whole.
+func label(s string) string {
+	odd := s[0] == '"' || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
+	if odd {
+		s = strconv.QuoteToASCII(s)
+	}
+	if len(s) <= maxLabel {
+		return s
+	}
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(s))
+	cut := s[:maxLabel-20]
+	for !utf8.ValidString(cut) {
+		cut = cut[:len(cut)-1]
+	}
+	return fmt.Sprintf("%s...%016x", cut, h.Sum64())
+}

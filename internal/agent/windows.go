@@ -1,0 +1,180 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/goccy/go-yaml"
+	"golang.org/x/sys/unix"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/files"
+	"tare/internal/lib/pace"
+	"tare/internal/lib/text"
+	"tare/internal/scale/ledger"
+	"tare/internal/scale/meter"
+)
+
+// access says who may ask for windows. They name processes and control groups, as metrics do, and cost CPU time.
+type access struct{ remote bool }
+
+// readAccess looks at who the web configuration lets in. With a password or a certificate of the client's, all whom
+// exporter-toolkit lets in may ask for windows; without, those on this machine.
+func readAccess(file string) (a access, err error) {
+	if file == "" {
+		return a, nil
+	}
+	data, err := files.Read(file, maxConfigBytes)
+	if err != nil {
+		return a, fault.Wrap(err, fault.Usage, file, "name a file that can be read", "the web configuration cannot be read")
+	}
+	var c struct {
+		Users map[string]string `yaml:"basic_auth_users"`
+		TLS   struct {
+			ClientAuth string `yaml:"client_auth_type"`
+		} `yaml:"tls_server_config"`
+	}
+	if err := yaml.Unmarshal(data, &c); err != nil {
+		return a, fault.New(fault.Usage, file, "see Prometheus' exporter-toolkit, docs/web-configuration.md",
+			"this is no web configuration: %s", text.Line(err.Error()))
+	}
+	a.remote = len(c.Users) > 0 || c.TLS.ClientAuth == "RequireAndVerifyClientCert"
+	return a, nil
+}
+
+func (a access) allows(r *http.Request) bool { return a.remote || isLocal(r.RemoteAddr) }
+
+// windows answers requests for ledgers, one after another. A window has a meter of its own, so that it begins and ends
+// when it is asked to, whoever scrapes meanwhile; the meter is kept for a while, for those who ask again.
+type windows struct {
+	c      *configuration
+	access access
+
+	turn    chan struct{} // has one element while no window is open
+	waiting chan struct{}
+	mu      sync.Mutex
+	m       *meter.Meter
+	unused  *time.Timer
+}
+
+const (
+	shortestWindow = 100 * time.Millisecond
+	longestWindow  = 5 * time.Minute
+	farthestWindow = time.Minute // how far in the future it may begin
+	maxWaiting     = 8
+	meterKept      = 15 * time.Second
+	minuteOfWait   = time.Minute // for those before
+)
+
+func newWindows(c *configuration, a access) *windows {
+	w := &windows{c: c, access: a, turn: make(chan struct{}, 1), waiting: make(chan struct{}, maxWaiting)}
+	w.turn <- struct{}{}
+	return w
+}
+
+func (w *windows) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	if !w.access.allows(r) {
+		http.Error(rw, "windows are for clients on this machine; with a password or client certificates in "+
+			"--web.config.file they are for all whom it lets in", http.StatusForbidden)
+		return
+	}
+	d, at, err := parseWindow(r)
+	if err != nil {
+		http.Error(rw, text.Line(err.Error()), http.StatusBadRequest)
+		return
+	}
+	select {
+	case w.waiting <- struct{}{}:
+		defer func() { <-w.waiting }()
+	default:
+		rw.Header().Set("Retry-After", "10")
+		http.Error(rw, "too many windows are being waited for", http.StatusTooManyRequests)
+		return
+	}
+	_ = http.NewResponseController(rw).SetWriteDeadline(time.Now().Add(minuteOfWait + farthestWindow + d + answerTimeout))
+	ctx, cancel := context.WithTimeout(r.Context(), minuteOfWait)
+	defer cancel()
+	select {
+	case <-w.turn:
+		defer func() { w.turn <- struct{}{} }()
+	case <-ctx.Done():
+		rw.Header().Set("Retry-After", "10")
+		http.Error(rw, "other windows were open for a minute", http.StatusTooManyRequests)
+		return
+	}
+	l, err := w.weigh(r.Context(), d, at)
+	if err != nil {
+		http.Error(rw, text.Line(err.Error()), http.StatusInternalServerError)
+		return
+	}
+	rw.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(rw).Encode(l)
+}
+
+// parseWindow reads how long a window is to be, and when it begins; a time of zero is at once.
+func parseWindow(r *http.Request) (d time.Duration, at time.Time, err error) {
+	d = 10 * time.Second
+	if s := r.URL.Query().Get("for"); s != "" {
+		if d, err = time.ParseDuration(s); err != nil {
+			return 0, at, fmt.Errorf("for=%s is no time such as 10s", text.Clip(s))
+		}
+	}
+	if d < shortestWindow || d > longestWindow {
+		return 0, at, fmt.Errorf("for must be %v to %v, got %v", shortestWindow, longestWindow, d)
+	}
+	if s := r.URL.Query().Get("at"); s != "" {
+		if at, err = time.Parse(time.RFC3339Nano, s); err != nil {
+			return 0, at, fmt.Errorf("at=%s is no time such as 2026-11-27T12:00:00Z", text.Clip(s))
+		}
+		if ahead := time.Until(at); ahead < 0 || ahead > farthestWindow {
+			return 0, at, fmt.Errorf("at must be at most %v from now, and not be past; it is %v away", farthestWindow,
+				ahead.Round(time.Millisecond))
+		}
+	}
+	return d, at, nil
+}
+
+// weigh takes one window. The caller has the turn.
+func (w *windows) weigh(ctx context.Context, d time.Duration, at time.Time) (l *ledger.Ledger, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.unused != nil {
+		w.unused.Stop()
+	}
+	begin := pace.Clock(unix.CLOCK_MONOTONIC)
+	if !at.IsZero() {
+		begin += int64(time.Until(at))
+	}
+	if w.m == nil {
+		w.m, err = meter.New(ctx, meter.Options{SampleHz: w.c.hz(), NoStatistics: w.c.withoutStatistics()})
+		if err != nil {
+			return nil, err
+		}
+	}
+	defer func() { w.unused = time.AfterFunc(meterKept, w.close) }()
+	open, err := w.m.OpenAt(ctx, begin)
+	if err != nil {
+		return nil, err
+	}
+	if at.IsZero() {
+		begin = pace.Clock(unix.CLOCK_MONOTONIC)
+	}
+	if l, err = open.CloseAt(ctx, begin+int64(d)); err != nil {
+		return nil, err
+	}
+	l.AddComponents()
+	return l, nil
+}
+
+func (w *windows) close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.m != nil {
+		_ = w.m.Close()
+		w.m = nil
+	}
+}
