@@ -90,7 +90,11 @@ func (s *Scale) Close() error {
 	if s.m == nil {
 		return nil
 	}
-	err := s.m.Close()
+	var err error
+	if s.w != nil {
+		err = s.w.Discard()
+	}
+	err = errors.Join(err, s.m.Close())
 	s.m, s.w = nil, nil
 	return err
 }

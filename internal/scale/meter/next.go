@@ -72,6 +72,9 @@ func (w *Window) begin() {
 	w.first.kernel = lists.Map(m.kernel.Threads(), func(t proc.KernelThread) time.Duration { return t.Runtime })
 }
 
+// Discard ends the window without an account of it.
+func (w *Window) Discard() error { return w.giveUp(w.halt()) }
+
 // giveUp ends a window that cannot go on.
 func (w *Window) giveUp(err error) error {
 	w.m.open = false
