@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"runtime/debug"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -86,14 +85,8 @@ time), CAP_SYSLOG, CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH; without one of them i
 	return cmd
 }
 
-// memoryLimit is the heap that the garbage collector tries to stay within, in bytes: with the code and the rings of the
-// sampler, about 25 MB are resident. It is no hard limit.
-const memoryLimit = 12 << 20
-
 // run weighs and serves until the context ends.
 func run(ctx context.Context, c *configuration) (err error) {
-	debug.SetGCPercent(50)
-	debug.SetMemoryLimit(memoryLimit)
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	listener, err := listen(c.listen())
 	if err != nil {

@@ -14,7 +14,6 @@ import (
 	"unicode/utf8"
 
 	dto "github.com/prometheus/client_model/go"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"tare/internal/lib/self"
@@ -350,31 +349,75 @@ func id(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
 // families are all metrics of a view, in the order of their names, as Prometheus' formats want it.
 func families(v *view) []*dto.MetricFamily {
 	all := make([]*dto.MetricFamily, 0, len(metrics))
-	created := timestamppb.New(v.started)
+	b := builder{created: timestamppb.New(v.started)}
 	for i := range metrics {
-		m := &metrics[i]
-		f := &dto.MetricFamily{Name: &m.name, Help: &m.help, Type: &m.kind}
-		m.each(v, func(value float64, values ...string) {
-			one := &dto.Metric{Label: make([]*dto.LabelPair, 0, len(values))}
-			for i, s := range values {
-				if s != "" {
-					one.Label = append(one.Label, &dto.LabelPair{Name: &m.labels[i], Value: proto.String(label(s))})
-				}
-			}
-			if m.kind == counter {
-				one.Counter = &dto.Counter{Value: &value, CreatedTimestamp: created}
-			} else {
-				one.Gauge = &dto.Gauge{Value: &value}
-			}
-			f.Metric = append(f.Metric, one)
-		})
-		if len(f.Metric) > 0 {
-			all = append(all, f)
+		b.m = &metrics[i]
+		b.family = &dto.MetricFamily{Name: &b.m.name, Help: &b.m.help, Type: &b.m.kind}
+		b.m.each(v, b.add)
+		if len(b.family.Metric) > 0 {
+			all = append(all, b.family)
 		}
 	}
 	slices.SortFunc(all, func(a, b *dto.MetricFamily) int { return cmp.Compare(a.GetName(), b.GetName()) })
 	return all
 }
+
+// builder makes the messages of series, of which there are thousands in each scrape: one by one, each would be nine
+// objects for the garbage collector.
+type builder struct {
+	created *timestamppb.Timestamp
+	m       *metric
+	family  *dto.MetricFamily
+
+	series   slab[dto.Metric]
+	counters slab[dto.Counter]
+	gauges   slab[dto.Gauge]
+	values   slab[float64]
+	pairs    slab[dto.LabelPair]
+	labels   slab[*dto.LabelPair]
+	texts    slab[string]
+}
+
+func (b *builder) add(value float64, texts ...string) {
+	one := b.series.one()
+	pairs := b.labels.some(len(texts))[:0]
+	for i, s := range texts {
+		if s == "" {
+			continue
+		}
+		text, pair := b.texts.one(), b.pairs.one()
+		*text = label(s)
+		pair.Name, pair.Value = &b.m.labels[i], text
+		pairs = append(pairs, pair)
+	}
+	one.Label = pairs
+	v := b.values.one()
+	*v = value
+	if b.m.kind == counter {
+		one.Counter = b.counters.one()
+		one.Counter.Value, one.Counter.CreatedTimestamp = v, b.created
+	} else {
+		one.Gauge = b.gauges.one()
+		one.Gauge.Value = v
+	}
+	b.family.Metric = append(b.family.Metric, one)
+}
+
+// slab allocates many of a kind at once.
+type slab[T any] struct{ free []T }
+
+const slabSize = 256
+
+func (s *slab[T]) some(n int) []T {
+	if len(s.free) < n {
+		s.free = make([]T, max(n, slabSize))
+	}
+	given := s.free[:n:n]
+	s.free = s.free[n:]
+	return given
+}
+
+func (s *slab[T]) one() *T { return &s.some(1)[0] }
 
 // maxLabel bounds the value of a label, in bytes: names of control groups and programs are what their makers like.
 const maxLabel = 512
