@@ -36,7 +36,7 @@ var settings = []param.Setting{
 		Doc: "file with certificates, passwords and TLS settings, in the format of Prometheus' exporter-toolkit"},
 	{Name: settingMaxSeries, Type: param.TypeCount, Default: "1000", Min: 1, Max: 100000,
 		Doc: "series of each metric at most: the biggest have their own, the rest have one together"},
-	{Name: settingTick, Type: param.TypeDuration, Default: "15s", Min: 1, Max: 60,
+	{Name: settingTick, Type: param.TypeDuration, Default: "1m", Min: 1, Max: 600,
 		Doc: "how long counters go unread at most when there are no scrapes"},
 	{Name: settingHz, Type: param.TypeCount, Default: strconv.Itoa(perf.DefaultHz), Max: perf.MaxHz,
 		Doc: "samples per second and CPU; with 0 there are none, and eBPF time is not split by who pays for it"},

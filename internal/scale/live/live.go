@@ -3,6 +3,7 @@
 package live
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -24,9 +25,13 @@ type Scale struct {
 // what the counters of CPU time cost.
 const allEvery = 10 * time.Second
 
+// drainEvery is how often samples are taken out of their rings: seldom, for what runs always must cost little.
+const drainEvery = 500 * time.Millisecond
+
 // Open begins the first window. Close the Scale.
 func Open(ctx context.Context, o meter.Options) (*Scale, error) {
 	s := &Scale{o: o}
+	s.o.DrainEvery = cmp.Or(o.DrainEvery, drainEvery)
 	if err := s.open(ctx); err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@
 package meter
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,7 +33,11 @@ type Options struct {
 	// run, and no run is slower for being counted.
 	NoStatistics bool
 	NoWitness    bool // do not look for stolen time and for who holds the CPUs
-	DropRing     bool // a fault for calibration to find: see perf.Options
+	// DrainEvery is how often samples are taken out of their rings, which hold about a second of them; 0 is 200 ms. Each
+	// time costs some 50 us of CPU time, whatever there is. Where a sample does not say which group it is from, threads
+	// that have ended by then are taken to be in the group of the thread that made them.
+	DrainEvery time.Duration
+	DropRing   bool // a fault for calibration to find: see perf.Options
 }
 
 // Meter holds what is opened once: readers, the kernel's run statistics, the sampler. It is for one goroutine.
@@ -50,21 +55,22 @@ type Meter struct {
 	lookCost  *float64         // seconds that one look of the witness costs; nil where unknown
 	uncounted bool             // the kernel's run statistics are off: runs and run time of programs are not known
 
-	entries   map[uint64]ledger.Context // kernel addresses that were looked up
-	statsCost *float64                  // seconds that run statistics cost one run of a program; nil where unknown
-	warnings  []ledger.Warning          // of set-up: they hold for every window
-	reported  time.Duration             // CPU time of this process that an earlier ledger has named
-	open      bool
-	preparing time.Duration // what the last prepare took
-	switching time.Duration // what the last switchOn took
-	fastest   time.Duration // of all readings of an edge
-	hidden    bool          // this process does not see all of the machine's processes
-	snapshot  *bpf.Snapshot // the last
+	drainEvery time.Duration
+	entries    map[uint64]ledger.Context // kernel addresses that were looked up
+	statsCost  *float64                  // seconds that run statistics cost one run of a program; nil where unknown
+	warnings   []ledger.Warning          // of set-up: they hold for every window
+	reported   time.Duration             // CPU time of this process that an earlier ledger has named
+	open       bool
+	preparing  time.Duration // what the last prepare took
+	switching  time.Duration // what the last switchOn took
+	fastest    time.Duration // of all readings of an edge
+	hidden     bool          // this process does not see all of the machine's processes
+	snapshot   *bpf.Snapshot // the last
 }
 
 // New opens everything. Close it. The error is a *fault.Error with code Machine where the machine cannot be weighed.
 func New(_ context.Context, o Options) (m *Meter, err error) {
-	m = &Meter{uncounted: o.NoStatistics, entries: map[uint64]ledger.Context{}}
+	m = &Meter{uncounted: o.NoStatistics, drainEvery: o.DrainEvery, entries: map[uint64]ledger.Context{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, m.Close())
@@ -444,7 +450,7 @@ func (w *Window) switchOff() error {
 // run drains until the window is closed.
 func (w *Window) run() {
 	for !w.stopped(drainPause) {
-		err := w.wait(drainEvery - drainPause)
+		err := w.wait(cmp.Or(w.m.drainEvery, drainEvery) - drainPause)
 		if err == nil {
 			err = w.drain()
 		}
