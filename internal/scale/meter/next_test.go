@@ -140,7 +140,17 @@ func TestNextAfterGroupsAndErrors(t *testing.T) {
 	if err := next.Discard(); err != nil {
 		t.Error(err)
 	}
-	if l := ledgerOf(t, m, func() {}); !l.CPU.Closes() {
+	l = ledgerOf(t, m, func() {})
+	own := map[uint32]bool{}
+	for _, p := range l.Programs {
+		own[p.ID] = p.Own
+	}
+	for _, m := range l.Maps { // constants of the witness, which its programs alone hold
+		if m.Charge == "" && len(m.HeldBy) == 0 && len(m.UsedBy) > 0 && own[m.UsedBy[0]] {
+			t.Errorf("a map of the scale's own programs is not its own: %+v", m)
+		}
+	}
+	if !l.CPU.Closes() {
 		t.Errorf("a window after one that was discarded does not close: %+v", l.CPU)
 	}
 }

@@ -488,7 +488,7 @@ func addUsers(s *Snapshot) {
 	}
 }
 
-// markOwn marks what belongs to the scale: what this process alone holds. Programs that Tare loads elsewhere, such as
+// markOwn marks what belongs to the scale: what this process, or what it alone holds, alone holds. Programs that Tare loads elsewhere, such as
 // its reference subjects, are held by processes of their own and are weighed like any other.
 func (v *Inventory) markOwn(s *Snapshot) {
 	self := os.Getpid()
@@ -501,7 +501,11 @@ func (v *Inventory) markOwn(s *Snapshot) {
 		}
 	}
 	for i := range s.Maps {
-		s.Maps[i].Own = mine(s.Maps[i].HeldBy)
+		m := &s.Maps[i]
+		// A program's constants and variables are held by the program alone.
+		users := len(m.HeldBy) == 0 && len(m.UsedBy) > 0
+		m.Own = mine(m.HeldBy) ||
+			users && !slices.ContainsFunc(m.UsedBy, func(id uint32) bool { return !v.own[id] })
 	}
 }
 
