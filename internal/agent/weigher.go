@@ -32,7 +32,12 @@ type weigher struct {
 	err      error     // of that
 	families []*dto.MetricFamily
 	logged   time.Time
+	running  []charge.Process // for the rules
+	looked   time.Time        // when they were read
 }
+
+// runningEvery is how often the processes are looked at, whose names rules may have: some 20 us each.
+const runningEvery = 10 * time.Second
 
 // fresh is how old counters may be when metrics are asked for: several who scrape at once share one reading.
 const fresh = 500 * time.Millisecond
@@ -101,11 +106,14 @@ func (w *weigher) readOlder(age time.Duration) {
 // charge says what belongs to whom, by the rules.
 func (w *weigher) charge(l *ledger.Ledger) error {
 	if len(w.c.rules) > 0 {
-		running, err := charge.Running(w.layout)
-		if err != nil {
-			return err
+		if now := time.Now(); now.Sub(w.looked) >= runningEvery {
+			running, err := charge.Running(w.layout)
+			if err != nil {
+				return err
+			}
+			w.running, w.looked = running, now
 		}
-		charge.Apply(w.c.rules, l, running)
+		charge.Apply(w.c.rules, l, w.running)
 	}
 	l.AddComponents()
 	return nil
