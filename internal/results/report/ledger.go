@@ -239,6 +239,11 @@ func (t *screen) budget(l *ledger.Ledger) {
 }
 
 func (t *screen) programs(l *ledger.Ledger) {
+	if l.Programs == nil {
+		t.line(t.bold("eBPF programs: not known") + ", for the reason in the warnings")
+		t.line("")
+		return
+	}
 	ran := 0
 	var total float64
 	for _, p := range l.Programs {
@@ -320,6 +325,11 @@ func sideWords(c ledger.Charged) string {
 func others(n int, thing string) string { return "other (" + quantity.Counted(n, thing) + ")" }
 
 func (t *screen) maps(l *ledger.Ledger) {
+	if l.Maps == nil {
+		t.line(t.bold("eBPF maps: not known") + ", for the reason in the warnings")
+		t.line("")
+		return
+	}
 	bytes, unknown := l.MapBytes()
 	head := fmt.Sprintf("eBPF maps: %d with %s, each counted once", len(l.Maps),
 		quantity.Value(float64(bytes), quantity.Bytes))

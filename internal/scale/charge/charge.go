@@ -242,6 +242,9 @@ func (a *application) unused() {
 	for i := range a.rules {
 		r := &a.rules[i]
 		switch {
+		case a.matched[i] == 0 && r.By != Cgroup && a.l.Programs == nil || r.By == Map && a.l.Maps == nil:
+			a.warn("rule-unused", "%s charges nothing: it matches no control group, and eBPF programs or maps could not be "+
+				"read", r.Where)
 		case a.matched[i] == 0:
 			why := ""
 			switch long := literals(r.Pattern) > kernelName; {

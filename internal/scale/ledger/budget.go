@@ -32,7 +32,9 @@ type Usage struct {
 	BPF []BPFTime
 	// NotSplit is run time that samples could not place: it ran inside some of the other parts, and nobody knows which.
 	NotSplit float64
-	NoBPF    bool // nobody counted it: it stays on the line that it ran in, and has none of its own
+	// NoBPF, NoRoot and NoKernel say that a part is not known. It has no line then: eBPF time stays on the lines that
+	// it ran in, and the CPU time of the root group or of kernel threads is unexplained, or on the other's line.
+	NoBPF, NoRoot, NoKernel bool
 }
 
 // BPFTime is run time of eBPF programs that could be split.
@@ -119,9 +121,8 @@ func Budget(u Usage) CPU {
 			{LineSelf, u.Self, MethodCounted},
 		},
 	}
-	if u.NoBPF {
-		c.Lines = slices.DeleteFunc(c.Lines, func(l CPULine) bool { return l.Name == LineBPF })
-	}
+	unknown := map[string]bool{LineBPF: u.NoBPF, LineRoot: u.NoRoot, LineKernel: u.NoKernel}
+	c.Lines = slices.DeleteFunc(c.Lines, func(l CPULine) bool { return unknown[l.Name] })
 	if !u.NoBPF {
 		c.BPFUnsplit = &u.NotSplit
 	}
@@ -179,7 +180,8 @@ func Ancestors(path string, f func(string)) {
 	f("/")
 }
 
-// MapBytes is the memory of all maps whose size is known, each counted once, and how many are of unknown size.
+// MapBytes is the memory of all maps whose size is known, each counted once, and how many are of unknown size. It is
+// nothing where maps could not be read, which Maps says.
 func (l *Ledger) MapBytes() (bytes uint64, unknown int) {
 	for _, m := range l.Maps {
 		if m.Bytes == nil {

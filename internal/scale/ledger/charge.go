@@ -110,7 +110,7 @@ func (l *Ledger) irqApart() bool { return l.Host.IRQTime != nil && *l.Host.IRQTi
 // newSettlement sums what groups used by charge.
 func newSettlement(l *Ledger) *settlement {
 	s := &settlement{l: l, index: groupIndex(l.Cgroups), cpu: map[Charged]*sum{}, memory: map[Charged]*sum{},
-		tops: map[Charged][]string{}}
+		tops: map[Charged][]string{}, noPrograms: l.Programs == nil, noMaps: l.Programs == nil || l.Maps == nil}
 	s.addGroups()
 	s.takeSelf()
 	s.findWorkloads()
@@ -213,6 +213,8 @@ type settlement struct {
 	maps          map[string]*sum // bytes of tare's maps charged to a workload's groups
 	mapsElsewhere map[string]*sum // in neither a workload's groups nor tare's
 	mapsUnplaced  bool            // the kernel does not tell where some are charged
+	// Programs, or programs or maps, could not be read: which maps are tare's rests on the programs that use them.
+	noPrograms, noMaps bool
 }
 
 func nanoseconds(seconds *float64) *int64 {
@@ -306,6 +308,9 @@ func (s *settlement) addPrograms() {
 	s.inside, s.apart, s.elsewhere, s.tareApart = map[string]int64{}, map[string]int64{}, map[string]int64{},
 		map[Charged]int64{}
 	s.bounds = map[string]Interval{}
+	if s.noPrograms {
+		s.bpfUnknown = "the machine's eBPF programs could not be read"
+	}
 	for i := range s.l.Programs {
 		p := &s.l.Programs[i]
 		if p.Charge != ChargeTare {
@@ -450,12 +455,17 @@ func (s *settlement) workload(name string) Workload {
 	if ns := s.elsewhere[name]; ns > 0 {
 		groups = known.Sum(groups, &ns)
 	}
+	if s.noPrograms { // they may have run elsewhere
+		groups = nil
+	}
 	inside := s.inside[name]
 	if cpu != nil { // run time is wall time and can exceed the CPU time around it
 		inside = min(inside, *cpu)
 	}
 	apart := s.apart[name]
 	switch {
+	case s.noPrograms:
+		note("%s: gross, net and tare are not known", s.bpfUnknown)
 	case s.bpfUnknown != "":
 		note("%s: net and tare are not known", s.bpfUnknown)
 	case s.lost(cpu):
@@ -495,8 +505,13 @@ func (s *settlement) weighMemory(w *Workload, own, serving func(Charged) bool, n
 		note("the hard memory of %s is not known", some(unknown))
 	}
 	elsewhere, inside := s.mapsElsewhere[w.Name].value(), s.maps[w.Name].value()
+	if s.noMaps {
+		elsewhere, inside = nil, nil
+	}
 	groups = known.Sum(groups, elsewhere)
 	switch {
+	case s.noMaps:
+		note("which eBPF maps are tare's could not be read: gross, net and tare memory are not known")
 	case s.mapsUnplaced:
 		inside = nil
 		note("the kernel does not tell which group pays for some maps of tare: net and tare memory are not known")
@@ -543,7 +558,7 @@ func (s *settlement) tare() *Tare {
 		}
 	}
 	memory, _ := total(s.memory, isTare)
-	if s.mapsUnplaced {
+	if s.mapsUnplaced || s.noMaps {
 		memory = nil
 	}
 	for _, m := range s.mapsElsewhere {

@@ -55,6 +55,55 @@ func show(w Workload) string {
 	return b.String()
 }
 
+// settle settles a ledger whose programs and maps were read, although a test names none.
+func settle(l *Ledger) {
+	l.Programs, l.Maps = append([]Program{}, l.Programs...), append([]Map{}, l.Maps...)
+	l.Settle()
+}
+
+// What rests on programs and maps that could not be read is nil, with a note, and what groups counted stands.
+func TestSettleWithoutPrograms(t *testing.T) {
+	groups := []Cgroup{group("/a", 2, 100, shop), group("/t", 1, 40, tare)}
+	for _, c := range []struct {
+		name     string
+		programs []Program
+		maps     []Map
+		want     string
+		notes    int
+		bpf      bool // of components is known
+	}{
+		{"all was read", []Program{}, []Map{}, "3 2 1 1 | 140 100 40 0", 0, true},
+		{"no maps", []Program{}, nil, "3 2 1 1 | - - - -", 1, true},
+		{"no programs", nil, []Map{tareMap(10, "/a")}, "- - - - | - - - -", 2, false},
+		{"neither", nil, nil, "- - - - | - - - -", 2, false},
+	} {
+		l := Ledger{Cgroups: groups, Programs: c.programs, Maps: c.maps,
+			CPU: CPU{Attributed: 5, Lines: []CPULine{{Name: LineSelf, Seconds: 1}}}}
+		l.Settle()
+		l.AddComponents()
+		if got := show(l.Workloads[0]); got != c.want || len(l.Workloads[0].Notes) != c.notes {
+			t.Errorf("%s: %s, want %s, notes %q", c.name, got, c.want, l.Workloads[0].Notes)
+		}
+		memory := c.programs != nil && c.maps != nil
+		if x := l.Tare; (x.CPU != nil) != c.bpf || (x.BPF != nil) != c.bpf || (x.BPFUnsplit != nil) != c.bpf ||
+			(x.Memory != nil) != memory || x.CgroupsCPU == nil || *x.CgroupsCPU != 1 {
+			t.Errorf("%s: tare %+v", c.name, *x)
+		}
+		if len(l.Components) != 4 {
+			t.Errorf("%s: components %+v", c.name, l.Components)
+		}
+		for _, x := range l.Components {
+			if (x.BPFSeconds != nil) != c.bpf || (x.BPFOthersSeconds != nil) != c.bpf || (x.BPFUnsplitSeconds != nil) != c.bpf ||
+				(x.MapBytes != nil) != memory || x.CPUSeconds == nil {
+				t.Errorf("%s: component %+v", c.name, x)
+			}
+		}
+		if pooled := Pool([]*Ledger{&l, &l}); len(pooled) != 1 || (pooled[0].TareCPU != nil) != c.bpf {
+			t.Errorf("%s: pooled %+v", c.name, pooled)
+		}
+	}
+}
+
 func TestSettle(t *testing.T) {
 	in := func(path string, c Context, s float64) Share { return Share{Cgroup: &path, Context: c, Seconds: s} }
 	unplaced := Share{Seconds: 0.25}
@@ -136,7 +185,7 @@ func TestSettle(t *testing.T) {
 			map[string]string{"shop": "1 1 0 0 | 60 60 0 0"}},
 		{"nothing is charged", Ledger{Cgroups: []Cgroup{group("/a", 2, 100, Charged{})}}, map[string]string{}},
 	} {
-		c.l.Settle()
+		settle(&c.l)
 		got := map[string]string{}
 		for _, w := range c.l.Workloads {
 			got[w.Name] = show(w)
@@ -148,7 +197,7 @@ func TestSettle(t *testing.T) {
 			t.Errorf("%s: tare %+v", c.name, c.l.Tare)
 		}
 		again := c.l
-		again.Settle()
+		settle(&again)
 		if !reflect.DeepEqual(again.Workloads, c.l.Workloads) {
 			t.Errorf("%s: settled again: %+v, before %+v", c.name, again.Workloads, c.l.Workloads)
 		}
@@ -159,7 +208,7 @@ func TestSettle(t *testing.T) {
 func TestSettleBounds(t *testing.T) {
 	l := Ledger{Cgroups: []Cgroup{group("/a", 2, 100, shop)},
 		Programs: []Program{tareProgram(Share{Cgroup: ptr("/a"), Context: Task, Seconds: 0.5}, Share{Seconds: 0.25})}}
-	l.Settle()
+	settle(&l)
 	w := l.Workloads[0]
 	if b := w.TareBPF; b.Value != 0.5 || !near(b.Lo, 0.45) || !near(b.Hi, 0.8) || len(w.Notes) != 1 {
 		t.Errorf("bounds %+v, notes %q", b, w.Notes)
@@ -169,7 +218,7 @@ func TestSettleBounds(t *testing.T) {
 	}
 	l = Ledger{Host: Host{IRQTime: ptr(true)}, Cgroups: []Cgroup{group("/a", 2, 100, shop), group("/t", 1, 40, tare)},
 		Programs: []Program{tareProgram(Share{Seconds: 0.25})}}
-	l.Settle()
+	settle(&l)
 	if w := l.Workloads[0]; w.GrossCPU != nil || len(w.Notes) != 1 ||
 		!strings.Contains(w.Notes[0], "nor is gross, which is 3.00 s to 3.25 s;") {
 		t.Errorf("where interrupts are apart: gross %v, notes %q", w.GrossCPU, w.Notes)
@@ -190,7 +239,7 @@ func TestTotalNeedsNoSamples(t *testing.T) {
 		"few of tare's":  {[]Cgroup{group("/p", 0.125, 100, proxies)}, 0.375, 0.125},
 	} {
 		l := Ledger{Cgroups: c.groups, Programs: []Program{tareProgram(Share{Seconds: 0.25})}}
-		l.Settle()
+		settle(&l)
 		x := l.Tare
 		if x.CPU == nil || *x.CPU != c.total || *x.CPUTwice != c.twice || *x.BPFUnsplit != 0.25 || x.BPF != nil {
 			t.Errorf("%s: %+v", name, *x)
@@ -208,7 +257,7 @@ func TestSettleTakesStolenTimeOut(t *testing.T) {
 	p := tareProgram(Share{Cgroup: ptr("/a"), Context: Task, Seconds: 0.5})
 	p.StolenSeconds = &Interval{Value: 0.125}
 	l := Ledger{Cgroups: []Cgroup{group("/a", 2, 100, shop)}, Programs: []Program{p}}
-	l.Settle()
+	settle(&l)
 	if got := show(l.Workloads[0]); got != "2 1.625 0.375 0 | 100 100 0 0" {
 		t.Error(got)
 	}
@@ -221,7 +270,7 @@ func TestGrossIsNetAndTare(t *testing.T) {
 	whole := 0
 	for n := range 4000 {
 		l := randomLedger(rng)
-		l.Settle()
+		settle(l)
 		ns := func(v *float64) int64 { return int64(math.Round(*v * 1e9)) }
 		known := true
 		served, servedMemory := int64(0), int64(0)
@@ -278,7 +327,7 @@ func TestPool(t *testing.T) {
 			Samples: elsewhere}}
 		l := &Ledger{Cgroups: []Cgroup{group("/a", cpu, 100, shop), group("/t", 0.5, 40, tare)},
 			Programs: []Program{p}, Maps: []Map{tareMap(10, "/a")}}
-		l.Settle()
+		settle(l)
 		return l
 	}
 	if w := window(2, 8, 2).Workloads[0]; w.NetCPU != nil {
@@ -295,7 +344,7 @@ func TestPool(t *testing.T) {
 		{"nothing ran", []*Ledger{{Cgroups: []Cgroup{group("/a", 2, 100, shop)}}}, "2 2 0 0 | 100 100 0 0"},
 	} {
 		for _, l := range c.windows {
-			l.Settle()
+			settle(l)
 		}
 		pooled := Pool(c.windows)
 		if len(pooled) != 1 || show(pooled[0]) != c.want {
@@ -303,7 +352,7 @@ func TestPool(t *testing.T) {
 		}
 	}
 	other := &Ledger{Cgroups: []Cgroup{group("/b", 2, 100, bank)}}
-	other.Settle()
+	settle(other)
 	if got := Pool([]*Ledger{window(2, 20, 20), other}); len(got) != 0 || Pool(nil) != nil {
 		t.Errorf("workloads that are not in every window: %+v", got)
 	}
@@ -319,7 +368,7 @@ func TestPool(t *testing.T) {
 						Samples: rng.IntN(30)})
 				}
 			}
-			l.Settle()
+			settle(l)
 			windows = append(windows, l)
 		}
 		for _, w := range Pool(windows) {

@@ -15,7 +15,8 @@ type Component struct {
 	// CPUSeconds is of its groups, each once, with the eBPF programs of others that ran there; the scale's own CPU time
 	// is in the component of the charge self alone. Of the empty charge it is what the others leave of CPU.Attributed.
 	CPUSeconds *float64 `json:"cpu_seconds"`
-	// BPFSeconds is run time of its eBPF programs wherever they ran, without what was stolen, as the kernel counts it.
+	// BPFSeconds is run time of its eBPF programs wherever they ran, without what was stolen, as the kernel counts it. It
+	// is nil, as all of eBPF below, where the machine's programs could not be read.
 	BPFSeconds *float64 `json:"bpf_seconds"`
 	// BPFOthersSeconds is the part of BPFSeconds that ran in groups of others, or above idle CPUs. It is in the
 	// CPUSeconds of others, save on idle CPUs and where interrupts are counted apart.
@@ -57,6 +58,7 @@ func (l *Ledger) AddComponents() {
 	}
 	none.cpu, none.hard = nanoseconds(&l.CPU.Attributed), s.allMemory()
 	for c, sum := range found {
+		sum.forget(s)
 		if c.Charge == "" {
 			continue
 		}
@@ -83,6 +85,18 @@ func (l *Ledger) AddComponents() {
 type componentSum struct {
 	cpu, hard                  *int64
 	ran, others, unsplit, maps sum
+}
+
+// forget makes unknown what rests on programs and maps, where these could not be read.
+func (c *componentSum) forget(s *settlement) {
+	if s.noPrograms {
+		for _, part := range []*sum{&c.ran, &c.others, &c.unsplit} {
+			part.add(1, nil, "")
+		}
+	}
+	if s.noMaps {
+		c.maps.add(1, nil, "")
+	}
 }
 
 // addProgram adds the run time of a program to the component that owns it.

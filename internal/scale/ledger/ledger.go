@@ -14,10 +14,11 @@ const Schema = "tare.ledger/v1"
 
 // Ledger is the account.
 type Ledger struct {
-	Schema   string    `json:"schema"`
-	Host     Host      `json:"host"`
-	Window   Window    `json:"window"`
-	CPU      CPU       `json:"cpu"`
+	Schema string `json:"schema"`
+	Host   Host   `json:"host"`
+	Window Window `json:"window"`
+	CPU    CPU    `json:"cpu"`
+	// Programs and Maps are nil where they could not be read, and empty where there are none.
 	Programs []Program `json:"programs"`
 	Maps     []Map     `json:"maps"`
 	Cgroups  []Cgroup  `json:"cgroups"`
@@ -95,7 +96,8 @@ type CPU struct {
 	ChargedStolen *float64 `json:"charged_stolen_seconds"`
 }
 
-// CPULine is one part of the attributed CPU time. No second stands on two lines.
+// CPULine is one part of the attributed CPU time. No second stands on two lines. What could not be read has no line,
+// and is in what is unexplained.
 type CPULine struct {
 	Name    string  `json:"name"` // application, bpf, kernel threads, interrupts, self, ...
 	Seconds float64 `json:"seconds"`

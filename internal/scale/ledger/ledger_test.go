@@ -75,6 +75,16 @@ func TestBudgetLines(t *testing.T) {
 		!uncounted.Closes() {
 		t.Errorf("eBPF time that nobody counted: %+v", uncounted)
 	}
+	without.NoRoot, without.NoKernel = true, true
+	hidden := Budget(without)
+	for _, l := range hidden.Lines {
+		if l.Name == LineRoot || l.Name == LineKernel {
+			t.Errorf("a line of what is not known: %+v", l)
+		}
+	}
+	if !hidden.Closes() || !near(hidden.Unexplained, uncounted.Unexplained+1.25+0.5) {
+		t.Errorf("what is not known is not in what is unexplained: %+v, with it %+v", hidden, uncounted)
+	}
 	u.IRQTime = true
 	apart := Budget(u)
 	for name, want := range map[string]float64{LineGroups: 5, LineInterrupts: 0.175, LineBPF: 3.125} {

@@ -67,6 +67,9 @@ func (p *pool) add(l *Ledger) {
 		w.gross, w.net = known.Sum(w.gross, account.GrossMemory), known.Sum(w.net, account.NetMemory)
 		w.tare, w.inMaps = known.Sum(w.tare, account.TareMemory), known.Sum(w.inMaps, account.TareMaps)
 	}
+	if s.noPrograms {
+		p.ran = nil
+	}
 	for i := range l.Programs {
 		prog := &l.Programs[i]
 		if prog.Charge != ChargeTare {
