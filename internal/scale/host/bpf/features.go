@@ -33,10 +33,11 @@ func Features() []*feature.Probe {
 
 func syscallFeature() *feature.Probe {
 	return feature.New(feature.Status{
-		Name: "bpf-syscall", Required: true,
+		Name:  "bpf-syscall",
 		Needs: "CAP_SYS_ADMIN in the initial user namespace, CONFIG_BPF_SYSCALL",
-		Lost:  "everything about eBPF: programs, maps, their run time and memory",
-		Hint:  "run on the host or in a privileged container, as root or with CAP_SYS_ADMIN",
+		Lost:  "everything about eBPF: programs, maps, their run time and memory; and with it experiments and calibration",
+		Hint: "run on the host or in a privileged container, as root or with CAP_SYS_ADMIN; no setting, such as " +
+			"kernel.unprivileged_bpf_disabled, replaces it",
 	}, func() (string, error) {
 		if _, _, err := nextID(cmdProgGetNextID, 0); err != nil {
 			return "", fmt.Errorf("listing BPF programs: %w", err)

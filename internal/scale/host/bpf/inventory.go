@@ -70,6 +70,9 @@ type Snapshot struct {
 	Maps     []Map
 	Links    []Link
 	Warnings []Warning
+
+	MapsErr  error         // why Maps could not be read; they are empty then
+	MapsTook time.Duration // of the reading, the part that maps took
 }
 
 // Open makes an Inventory and loads what it needs into the kernel. Close it. Without the privilege to list BPF objects
@@ -118,22 +121,22 @@ func (v *Inventory) warn(code, format string, args ...any) {
 }
 
 // Snapshot reads everything, and is what later calls of ReadCounters start from. An object that goes away meanwhile is
-// not in it, and is no error.
+// not in it, and is no error. Maps that cannot be read are an error of MapsErr alone.
 func (v *Inventory) Snapshot() (*Snapshot, error) {
 	v.warnings = nil
 	programs, err := v.readPrograms()
 	if err != nil {
 		return nil, err
 	}
-	maps, err := v.readMaps()
-	if err != nil {
+	s := &Snapshot{Programs: programs}
+	began := time.Now()
+	if s.Maps, s.MapsErr = v.readMaps(); s.MapsErr != nil {
+		s.Maps = nil // some would pass for all
+	}
+	s.MapsTook = time.Since(began)
+	if s.Links, err = v.readLinks(); err != nil {
 		return nil, err
 	}
-	links, err := v.readLinks()
-	if err != nil {
-		return nil, err
-	}
-	s := &Snapshot{Programs: programs, Maps: maps, Links: links}
 	if err := v.nameTargets(s); err != nil {
 		v.warn("bpf-targets", "what programs are attached to is not fully known: %s",
 			strings.ReplaceAll(err.Error(), "\n", "; "))

@@ -67,6 +67,8 @@ type Reader struct {
 	pass   uint64
 	tops   []string // below the mounts: only these and what is in them is read
 	unread []Unread // since Refresh
+	// readable: groups that may not be looked at are among unread; otherwise they are an error of Refresh
+	readable bool
 }
 
 // Unread is a group that could not be read, and why.
@@ -89,11 +91,14 @@ func (r *Reader) fail(path string, err error) {
 	}
 }
 
-// NewReader finds all groups. Close it after use.
-func NewReader(l *Layout) (*Reader, error) { return newReader(l, []string{""}) }
+// NewReader finds all groups. Close it after use. It is an error that one may not be looked at.
+func NewReader(l *Layout) (*Reader, error) { return newReader(l, []string{""}, false) }
+
+// NewReaderOfReadable finds all groups that may be looked at. The others are Unread.
+func NewReaderOfReadable(l *Layout) (*Reader, error) { return newReader(l, []string{""}, true) }
 
 // NewReaderOfSome reads no group but those that Add names.
-func NewReaderOfSome(l *Layout) (*Reader, error) { return newReader(l, nil) }
+func NewReaderOfSome(l *Layout) (*Reader, error) { return newReader(l, nil, false) }
 
 // Add has a group read that exists now, without those below it; nil where no hierarchy that is read has it. It is for
 // a reader that NewReaderOfSome made.
@@ -154,11 +159,11 @@ func (r *Reader) ReadMemoryOf(g *Group) error {
 // none of its concern.
 func NewReaderOf(l *Layout, names []string) (*Reader, error) {
 	tops := lists.Map(names, func(n string) string { return "/" + n })
-	return newReader(l, tops)
+	return newReader(l, tops, false)
 }
 
-func newReader(l *Layout, tops []string) (*Reader, error) {
-	r := &Reader{live: map[string]*Group{}, buf: make([]byte, 16<<10), tops: tops}
+func newReader(l *Layout, tops []string, readable bool) (*Reader, error) {
+	r := &Reader{live: map[string]*Group{}, buf: make([]byte, 16<<10), tops: tops, readable: readable}
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		return nil, fmt.Errorf("reading the limit on open files: %w", err)
@@ -242,7 +247,7 @@ func (r *Reader) Refresh() error {
 	for _, t := range r.trees {
 		for _, top := range r.tops {
 			w := walker{buf: r.buf, visit: func(rel string, ino uint64) { r.see(t, rel, ino) },
-				unread: func(rel string, err error) { r.fail(t.Identity(rel), err) }}
+				unread: func(rel string, err error) { r.fail(t.Identity(rel), err) }, forbidden: r.readable}
 			if err := w.walk(t.dir, "", top); err != nil {
 				return err
 			}

@@ -454,10 +454,20 @@ func opens(source Source, cgroup, losses bool, found string) func() (string, err
 			err = unix.Close(fd)
 		}
 		if err != nil {
-			return "", fmt.Errorf("perf_event_open: %w", err)
+			return "", fmt.Errorf("perf_event_open%s: %w", paranoid(err), err)
 		}
 		return found, nil
 	}
+}
+
+// paranoid names the setting by which the kernel refuses an event to those without CAP_PERFMON (EACCES of
+// perf_allow_kernel and perf_allow_cpu in include/linux/perf_event.h); it is empty where err has another reason.
+func paranoid(err error) string {
+	level, unread := os.ReadFile("/proc/sys/kernel/perf_event_paranoid")
+	if !errors.Is(err, unix.EACCES) || unread != nil {
+		return ""
+	}
+	return " with kernel.perf_event_paranoid = " + strings.TrimSpace(string(level))
 }
 
 // The features of this package.
@@ -467,7 +477,8 @@ var (
 		Needs: "perf_event_open for all CPUs: CAP_PERFMON or CAP_SYS_ADMIN, CONFIG_PERF_EVENTS, Linux 5.8 (BPF symbols " +
 			"in the ring)",
 		Lost: "the split of eBPF time by control group and context; totals stay exact",
-		Hint: "run as root; in a container add CAP_PERFMON and allow perf_event_open in its seccomp profile",
+		Hint: "run as root, or with CAP_PERFMON; or sysctl -w kernel.perf_event_paranoid=0, for all users; in a container " +
+			"allow perf_event_open in its seccomp profile as well",
 	}, opens(CPUClock, false, false, fmt.Sprintf("a ring for each CPU, %d samples per second", DefaultHz)))
 	HardwareCycles = feature.New(feature.Status{
 		Name:  "hardware-cycles",

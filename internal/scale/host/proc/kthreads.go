@@ -2,11 +2,13 @@ package proc
 
 import (
 	"errors"
+	"io/fs"
 	"slices"
 	"time"
 )
 
-// KernelThread is a thread of the kernel itself. In a PID namespace of a container there are none to be seen.
+// KernelThread is a thread of the kernel itself. In a PID namespace of a container there are none to be seen, nor where
+// procfs is mounted with hidepid.
 type KernelThread struct {
 	PID     int
 	Comm    string
@@ -59,7 +61,7 @@ func (k *KernelThreads) Refresh() error {
 			continue
 		}
 		p, err := k.fs.Process(pid)
-		if errors.Is(err, ErrGone) {
+		if errors.Is(err, ErrGone) || errors.Is(err, fs.ErrPermission) { // with hidepid=1 it is listed and hidden
 			continue
 		}
 		if err != nil {
