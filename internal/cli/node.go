@@ -312,5 +312,5 @@ func (c *scale[M]) close() error {
 
 // meterOptions are those of the scale that an experiment asks for.
 func meterOptions(s *spec.Spec) meter.Options {
-	return meter.Options{SampleHz: s.SampleHz, NoStatistics: !s.Statistics}
+	return meter.Options{SampleHz: s.SampleHz, NoStatistics: !s.Statistics, Whole: true}
 }

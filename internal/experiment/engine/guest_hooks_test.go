@@ -533,7 +533,7 @@ func TestLimitsOfTheSubject(t *testing.T) {
 // newMeter is the real one.
 func newMeter(t *testing.T) *meter.Meter {
 	t.Helper()
-	m, err := meter.New(t.Context(), meter.Options{SampleHz: -1, NoWitness: true})
+	m, err := meter.New(t.Context(), meter.Options{SampleHz: -1, NoWitness: true, Whole: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -135,7 +135,7 @@ func TestDiscover(t *testing.T) {
 	child := pidIn(t, filepath.Join(c.Dir, "pid"))
 	pin(t)
 
-	m, err := meter.New(t.Context(), meter.Options{SampleHz: -1, NoStatistics: true, NoWitness: true})
+	m, err := meter.New(t.Context(), meter.Options{SampleHz: -1, NoStatistics: true, NoWitness: true, Whole: true})
 	if errors.Is(err, feature.ErrMissing) || fault.CodeOf(err) == fault.Machine {
 		t.Skipf("needs a machine that can be weighed: %v", err)
 	}

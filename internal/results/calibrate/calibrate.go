@@ -391,7 +391,7 @@ func (b *bench) histogram(r *load.Result, name string) (histogram, error) {
 
 // ledgerOf takes the ledger of the time in which do runs.
 func (b *bench) ledgerOf(ctx context.Context, hz int, do func() error) (l *ledger.Ledger, err error) {
-	o := meter.Options{SampleHz: hz}
+	o := meter.Options{SampleHz: hz, Whole: true}
 	if b.o.Fault == DropSamples {
 		o.DropRing = true
 	}

@@ -74,7 +74,7 @@ func (b *bench) experiment(ctx context.Context, s *spec.Spec) (_ *analysis.Summa
 		return nil, fmt.Errorf("making a run directory: %w", err)
 	}
 	defer func() { err = errors.Join(err, dir.Close()) }()
-	m, err := meter.New(ctx, meter.Options{SampleHz: s.SampleHz})
+	m, err := meter.New(ctx, meter.Options{SampleHz: s.SampleHz, Whole: true})
 	if err != nil {
 		return nil, err
 	}

@@ -2,12 +2,15 @@ package meter
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/known"
 	"tare/internal/lib/lists"
@@ -28,7 +31,7 @@ type account struct {
 	programs []bpf.Program
 	found    *findings        // nil without sampling
 	seen     *witness.Account // nil without a witness
-	snapshot *bpf.Snapshot
+	snapshot *bpf.Snapshot    // nil where programs could not be read
 
 	warnings []ledger.Warning
 }
@@ -42,7 +45,12 @@ func (a *account) unread() {
 	const named = 3
 	all := a.m.groups.Unread()
 	for _, u := range all[:min(named, len(all))] {
-		a.warn("group-unread", "control group %.200s could not be read, so what it used is not known: %v", u.Path, u.Err)
+		hint := ""
+		if errors.Is(u.Err, unix.EACCES) {
+			hint = "; run as root, or with CAP_DAC_READ_SEARCH"
+		}
+		a.warn("group-unread", "control group %.200s could not be read, so what it used is not known: %v%s", u.Path, u.Err,
+			hint)
 	}
 	if n := len(all) - named; n > 0 {
 		a.warn("group-unread", "nor could %d more control groups", n)
@@ -58,13 +66,19 @@ func (a *account) window() ledger.Window {
 
 func (a *account) ledger() *ledger.Ledger {
 	a.warnings = slices.Clone(a.m.warnings)
-	for _, w := range a.snapshot.Warnings {
-		a.warnings = append(a.warnings, ledger.Warning{Code: w.Code, Message: w.Message})
+	a.failed()
+	if a.snapshot != nil {
+		for _, w := range a.snapshot.Warnings {
+			a.warnings = append(a.warnings, ledger.Warning{Code: w.Code, Message: w.Message})
+		}
 	}
 	l := &ledger.Ledger{
 		Schema: ledger.Schema,
 		Host:   a.m.host,
 		Window: a.window(),
+	}
+	if a.found == nil {
+		l.Host.Sampler, l.Host.SamplerPeriod = "", nil
 	}
 	l.Host.CPUs = a.last.stat.CPUs
 	if a.last.stat.CPUs != a.w.first.stat.CPUs {
@@ -115,8 +129,14 @@ func (a *account) ledger() *ledger.Ledger {
 	return l
 }
 
-// bpfPrograms are the programs that were there in the window, the busiest first.
+// knowsPrograms says whether programs and their counters at both edges were read.
+func (a *account) knowsPrograms() bool { return a.snapshot != nil && a.w.parts.programs.Err == nil }
+
+// bpfPrograms are the programs that were there in the window, the busiest first; nil where that is not known.
 func (a *account) bpfPrograms() []ledger.Program {
+	if !a.knowsPrograms() {
+		return nil
+	}
 	details := map[bpf.Key]*bpf.Program{}
 	for i := range a.snapshot.Programs {
 		p := &a.snapshot.Programs[i]
@@ -360,7 +380,11 @@ func ownCharge(yes bool) ledger.Charged {
 	return ledger.Charged{}
 }
 
+// bpfMaps are the maps at the end of the window, the largest first; nil where they could not be read.
 func (a *account) bpfMaps() []ledger.Map {
+	if a.snapshot == nil || a.snapshot.MapsErr != nil {
+		return nil
+	}
 	out := make([]ledger.Map, 0, len(a.snapshot.Maps))
 	for i := range a.snapshot.Maps {
 		m := &a.snapshot.Maps[i]
@@ -426,7 +450,7 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 		}
 		// A group that no hierarchy counts CPU time of is nobody's identity: its tasks' programs stand with another
 		// group. Where programs ran and none could be split, nobody knows whether it was here: that is not 0.
-		if a.found != nil && !a.m.uncounted && now.UsageNs.OK && (split > 0 || unsplit == 0) {
+		if a.found != nil && !a.m.uncounted && a.knowsPrograms() && now.UsageNs.OK && (split > 0 || unsplit == 0) {
 			t := run[g.Path]
 			if c.CPUSeconds != nil { // run time is wall time and can exceed the CPU time around it
 				t.inside = min(t.inside, *c.CPUSeconds)
@@ -526,7 +550,13 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 		}
 	}
 	var total *float64 // of all tasks: the root of the cpuacct hierarchy
+	unread := map[string]bool{}
+	for _, g := range a.m.groups.Unread() {
+		unread[g.Path] = true
+	}
+	someUnread := false // of the groups at the top: what they used is in total
 	for _, c := range l.Cgroups {
+		someUnread = someUnread || strings.LastIndexByte(c.Path, '/') == 0 && c.CPUSeconds == nil && unread[c.Path]
 		switch {
 		case c.Path == "/":
 			total = c.CPUSeconds
@@ -534,9 +564,16 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 			u.Groups += *c.CPUSeconds
 		}
 	}
+	u.NoKernel = a.m.noKernel
 	switch {
+	case a.m.rootError != nil:
+		u.NoRoot = true
 	case a.m.layout.Mode == cgroup.ModeV2:
 		u.Root = a.rootUsage()
+	case someUnread:
+		u.NoRoot = true
+		a.warn("no-root-usage", "the CPU time of processes outside control groups cannot be told from that of groups that "+
+			"could not be read: it is part of what is unexplained")
 	case total != nil:
 		u.Root = *total - u.Groups - u.Kernel
 		if u.Root < -0.01*u.Capacity { // by more than the edges are apart
@@ -546,6 +583,7 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 			u.Groups, u.Root = u.Groups+u.Root, 0
 		}
 	default:
+		u.NoRoot = true
 		a.warn("no-root-usage", "no counter has the CPU time of processes outside control groups: it is part of what is "+
 			"unexplained")
 	}
@@ -558,7 +596,7 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 			u.IdleInterrupts = nil // cycles stop while a CPU is idle, and the period is not one of wall time
 		}
 	}
-	u.BPF, u.NoBPF = a.bpfTimes(l), a.m.uncounted
+	u.BPF, u.NoBPF = a.bpfTimes(l), a.m.uncounted || !a.knowsPrograms()
 	_, u.NotSplit = a.splitTime(l.Programs)
 	return ledger.Budget(u)
 }
@@ -606,11 +644,13 @@ func (a *account) bpfTimes(l *ledger.Ledger) []ledger.BPFTime {
 func (a *account) rootUsage() float64 {
 	var sum time.Duration
 	moved := 0
+	hidden := a.m.noKernel && !a.m.hidden
 	for pid, t := range a.last.root {
 		before, wasThere := a.w.first.root[pid]
 		if !wasThere && t > 0 {
-			// starts are in ticks
-			if age, err := a.m.fs.Age(pid); err == nil && age > time.Duration(monotonic()-a.w.first.at)+20*time.Millisecond {
+			// starts are in ticks; of a process that is hidden nothing says that it is new
+			age, err := a.m.fs.Age(pid)
+			if err == nil && age > time.Duration(monotonic()-a.w.first.at)+20*time.Millisecond || err != nil && hidden {
 				moved++
 				continue
 			}
@@ -618,8 +658,12 @@ func (a *account) rootUsage() float64 {
 		sum += max(t-before, 0)
 	}
 	if moved > 0 {
-		a.warn("moved-to-root", "%d processes were moved into the root group inside the window: what they used there is "+
-			"not known and is part of what is unexplained", moved)
+		were := "were"
+		if hidden {
+			were = "were, or may have been,"
+		}
+		a.warn("moved-to-root", "%d processes %s moved into the root group inside the window: what they used there is "+
+			"not known and is part of what is unexplained", moved, were)
 	}
 	return sum.Seconds()
 }
@@ -637,9 +681,25 @@ func (a *account) self() ledger.Self {
 	} else {
 		a.warn("self-rss", "the memory of the scale itself could not be read: %v", err)
 	}
+	if a.seen != nil && a.m.lookCost != nil {
+		s.WitnessSeconds = new(float64(a.seen.Looks) * *a.m.lookCost)
+	}
+	if a.found != nil {
+		s.Samples, s.SamplesLost = a.found.samples, a.found.lost.samples
+	}
+	if a.snapshot != nil {
+		a.selfBPF(&s)
+	}
+	return s
+}
+
+// selfBPF adds what the scale's own programs and maps cost, and the kernel's run statistics.
+func (a *account) selfBPF(s *ledger.Self) {
 	var bpfSeconds float64
 	var bpfBytes uint64
-	s.BPFBytes = &bpfBytes
+	if a.snapshot.MapsErr == nil {
+		s.BPFBytes = &bpfBytes
+	}
 	var runs uint64
 	own := map[bpf.Key]bool{}
 	for i := range a.snapshot.Programs {
@@ -666,17 +726,10 @@ func (a *account) self() ledger.Self {
 			bpfSeconds += float64(p.RunNs-before.RunNs) / 1e9
 		}
 	}
-	if !a.m.uncounted {
+	if !a.m.uncounted && a.knowsPrograms() {
 		s.BPFSeconds = &bpfSeconds
 	}
-	if a.m.statsCost != nil {
+	if a.m.statsCost != nil && a.knowsPrograms() {
 		s.StatsSeconds = new(float64(runs) * *a.m.statsCost)
 	}
-	if a.seen != nil && a.m.lookCost != nil {
-		s.WitnessSeconds = new(float64(a.seen.Looks) * *a.m.lookCost)
-	}
-	if a.found != nil {
-		s.Samples, s.SamplesLost = a.found.samples, a.found.lost.samples
-	}
-	return s
 }

@@ -64,7 +64,8 @@ func TestACounterThatWentBackIsNotKnown(t *testing.T) {
 // A task that is in one group of cpuacct and in another of v2 stands in both; in the budget it counts once.
 func TestHierarchiesThatDisagree(t *testing.T) {
 	two := 2.0
-	a := account{m: &Meter{layout: &cgroup.Layout{Mode: cgroup.ModeHybrid}, kernel: &proc.KernelThreads{}}, w: &Window{}}
+	a := account{m: &Meter{layout: &cgroup.Layout{Mode: cgroup.ModeHybrid}, groups: &cgroup.Reader{},
+		kernel: &proc.KernelThreads{}}, w: &Window{}}
 	a.last.at, a.last.stat.CPUs, a.last.stat.Idle = int64(2*time.Second), 2, 2
 	l := &ledger.Ledger{Cgroups: []ledger.Cgroup{{Path: "/", CPUSeconds: &two}, {Path: "/x", CPUSeconds: &two},
 		{Path: "/y", CPUSeconds: &two}}}

@@ -44,7 +44,7 @@ func initialNamespace(kind string, inode uint64) bool {
 // counter for them.
 func (m *Meter) readRoot() (map[int]time.Duration, error) {
 	h, ok := m.layout.V2()
-	if !ok || m.layout.Mode != cgroup.ModeV2 {
+	if !ok || m.layout.Mode != cgroup.ModeV2 || m.rootError != nil {
 		return nil, nil
 	}
 	raw, err := os.ReadFile(filepath.Join(h.Mount, "cgroup.procs"))

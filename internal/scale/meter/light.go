@@ -34,7 +34,7 @@ type LightWindow struct {
 
 // NewLight opens a light meter. Of the options those about samples have no meaning. Close it.
 func NewLight(o Options) (l *Light, err error) {
-	l = &Light{m: &Meter{uncounted: o.NoStatistics}}
+	l = &Light{m: &Meter{uncounted: o.NoStatistics, whole: true}}
 	if l.m.layout, err = cgroup.Discover(cgroup.Roots{}); err != nil {
 		return nil, err
 	}
@@ -143,7 +143,7 @@ func (w *LightWindow) Close() (*ledger.Ledger, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := unlessNamed(m.groups.ReadMemory()); err != nil {
+	if err := m.unlessNamed(m.groups.ReadMemory()); err != nil {
 		return nil, err
 	}
 	a := account{m: m, w: &Window{m: m, first: w.first, programs: w.programs}, last: last, programs: programs,

@@ -18,7 +18,6 @@ import (
 	"tare/internal/lib/self"
 	"tare/internal/scale/host/bpf"
 	"tare/internal/scale/host/cgroup"
-	"tare/internal/scale/host/feature"
 	"tare/internal/scale/host/ksym"
 	"tare/internal/scale/host/perf"
 	"tare/internal/scale/host/proc"
@@ -37,7 +36,11 @@ type Options struct {
 	// time costs some 50 us of CPU time, whatever there is. Where a sample does not say which group it is from, threads
 	// that have ended by then are taken to be in the group of the thread that made them.
 	DrainEvery time.Duration
-	DropRing   bool // a fault for calibration to find: see perf.Options
+	// Whole makes it an error, of New or of a window, that programs, maps, run statistics or control groups cannot be
+	// read. Without, a ledger lacks them, with a warning. Only samples and the witness, where the machine has no such
+	// feature, may be missing in any case.
+	Whole    bool
+	DropRing bool // a fault for calibration to find: see perf.Options
 }
 
 // Meter holds what is opened once: readers, the kernel's run statistics, the sampler. It is for one goroutine.
@@ -54,6 +57,10 @@ type Meter struct {
 	witness   *witness.Witness // nil without one
 	lookCost  *float64         // seconds that one look of the witness costs; nil where unknown
 	uncounted bool             // the kernel's run statistics are off: runs and run time of programs are not known
+	whole     bool             // see Options
+	parts     windowParts      // that are asked for, with the errors of those that this machine lacks
+	noKernel  bool             // kernel threads are hidden from this process
+	rootError error            // why the processes in the root group cannot be listed
 
 	drainEvery time.Duration
 	entries    map[uint64]ledger.Context // kernel addresses that were looked up
@@ -68,9 +75,11 @@ type Meter struct {
 	snapshot   *bpf.Snapshot // the last
 }
 
-// New opens everything. Close it. The error is a *fault.Error with code Machine where the machine cannot be weighed.
+// New opens everything, or with Options.Whole unset what this machine and the rights of this process allow: each ledger
+// warns of what is missing. Close it. The error is a *fault.Error with code Machine where the machine cannot be weighed.
 func New(_ context.Context, o Options) (m *Meter, err error) {
-	m = &Meter{uncounted: o.NoStatistics, drainEvery: o.DrainEvery, entries: map[uint64]ledger.Context{}}
+	m = &Meter{uncounted: o.NoStatistics, whole: o.Whole, parts: newParts(o), drainEvery: o.DrainEvery,
+		entries: map[uint64]ledger.Context{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, m.Close())
@@ -78,13 +87,8 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 		}
 	}()
 	types := btf.NewCache()
-	if m.bpf, err = bpf.Open(bpf.Options{Types: types}); err != nil {
+	if err := m.openPrograms(types); err != nil {
 		return m, err
-	}
-	if !m.uncounted {
-		if err := m.enableStatistics(); err != nil {
-			return m, err
-		}
 	}
 	if m.layout, err = cgroup.Discover(cgroup.Roots{}); err != nil {
 		return m, err
@@ -93,10 +97,7 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 		return m, fault.New(fault.Machine, "", "mount -t cgroup2 none /sys/fs/cgroup",
 			"no control groups are mounted, so CPU time and memory cannot be told apart")
 	}
-	if m.groups, err = cgroup.NewReader(m.layout); err != nil {
-		return m, err
-	}
-	if m.kernel, err = m.fs.KernelThreads(); err != nil {
+	if err := m.openGroups(); err != nil {
 		return m, err
 	}
 	m.describe()
@@ -105,20 +106,19 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 		m.warn("pid-namespace", "this process is in a PID namespace of its own: samples of processes outside of it cannot "+
 			"be told from those of an idle CPU, and kernel threads cannot be seen; run in the machine's PID namespace")
 	}
+	if err := m.openKernel(); err != nil {
+		return m, err
+	}
 	if !m.layout.Whole() {
 		m.warn("cgroup-namespace", "only a part of the machine's control groups can be seen: what ran outside of it is "+
 			"unexplained; run in the machine's control group namespace, with its control groups mounted")
 	}
 
 	if o.SampleHz >= 0 {
-		m.sampler, err = perf.Open(perf.Options{Hz: o.SampleHz, DropRing: o.DropRing,
-			NoTasks: sampleNames(m.layout, perf.Cgroups.Err() == nil)})
-		switch {
-		case errors.Is(err, feature.ErrMissing):
-			m.warn("no-samples", "eBPF time cannot be split by control group: %v", err)
-		case err != nil:
+		if err := m.openSampler(o); err != nil {
 			return m, err
-		default:
+		}
+		if m.sampler != nil {
 			m.symbols = ksym.Open()
 			m.host.Sampler = string(m.sampler.Source())
 			m.host.SamplerPeriod = new(m.sampler.Period().Seconds())
@@ -143,14 +143,9 @@ func (m *Meter) openWitness(types *btf.Cache) (err error) {
 	if m.sampler != nil && m.sampler.Source() == perf.CPUClock {
 		o.Leaders, o.LeaderPeriod = m.sampler.Leaders(), m.sampler.Period()
 	}
-	m.witness, err = witness.Open(o)
-	if errors.Is(err, feature.ErrMissing) {
-		m.warn("no-witness", "only the sum of stolen time is known, and not how much of it is in idle time or in the run "+
-			"time of eBPF programs: %v", err)
-		return nil
-	}
-	if err != nil {
-		return err
+	if m.witness, err = witness.Open(o); err != nil {
+		m.witness = nil
+		return m.mayLack("no-witness", lostWitness, err, &m.parts.witness)
 	}
 	if cost, err := m.witness.MeasureCost(); err == nil {
 		m.lookCost = new(cost.Seconds())
@@ -272,7 +267,7 @@ func (m *Meter) readEdgeOnce() (e edge, err error) {
 			return e, err
 		}
 	}
-	if err = unlessNamed(m.groups.ReadCPU()); err != nil {
+	if err = m.unlessNamed(m.groups.ReadCPU()); err != nil {
 		return e, err
 	}
 	if whole {
@@ -299,9 +294,9 @@ func (m *Meter) readEdgeOnce() (e edge, err error) {
 }
 
 // unlessNamed lets the error of a group that could not be read pass: the ledger names the group (account.unread), and
-// what it used is unknown. Missing rights are an error of the whole ledger, since most groups then lack their numbers.
-func unlessNamed(err error) error {
-	if errors.Is(err, unix.EACCES) {
+// what it used is unknown. Missing rights are an error where the ledger must be whole.
+func (m *Meter) unlessNamed(err error) error {
+	if m.whole && errors.Is(err, unix.EACCES) {
 		return err
 	}
 	return nil
@@ -322,14 +317,16 @@ type Window struct {
 	first     edge
 	opening   time.Duration // to read the first edge and the programs' counters
 	programs  map[bpf.Key]bpf.Counters
-	collector *collector // nil without sampling
-	watching  bool       // the witness looks
+	collector *collector    // nil without sampling
+	watching  bool          // the witness looks
+	parts     windowParts   // what each took so far, and how it failed
+	unwatched time.Duration // after the first edge: neither samples nor the witness saw it
 	stop      chan struct{}
 	done      chan error // of the goroutine that drains; it has ended when it has sent
 }
 
 func newWindow(m *Meter) *Window {
-	return &Window{m: m, stop: make(chan struct{}), done: make(chan error, 1)}
+	return &Window{m: m, parts: m.parts, stop: make(chan struct{}), done: make(chan error, 1)}
 }
 
 // Open reads every counter: the first edge. Only one window of a meter is open at a time.
@@ -375,7 +372,7 @@ func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
 		return nil, err
 	}
 	// what has come since New would else be taken for new in the window, with all that it has used before
-	if err := m.prepare(); err != nil {
+	if err := w.parts.cpu.read(m.prepare); err != nil {
 		return nil, err
 	}
 	m.groups.Forget() // groups come and go for as long as the meter lives
@@ -386,20 +383,20 @@ func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
 		return nil, err
 	}
 	if w.watching {
-		if err := m.witness.Begin(); err != nil {
+		if err := w.try(&w.parts.witness, m.witness.Begin); err != nil {
 			return nil, err
 		}
 	}
 	if w.collector != nil {
-		if err := w.collector.begin(); err != nil {
+		if err := w.try(&w.parts.samples, w.collector.begin); err != nil {
 			return nil, err
 		}
 	}
-	if w.first, err = m.readEdge(); err != nil {
+	if w.first, err = w.readEdge(); err != nil {
 		return nil, err
 	}
 	w.first.forget()
-	programs, err := m.bpf.ReadCounters()
+	programs, err := w.readCounters()
 	if err != nil {
 		return nil, err
 	}
@@ -418,21 +415,21 @@ func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
 func (w *Window) switchOn() error {
 	m := w.m
 	if m.witness != nil {
-		if err := m.witness.Reset(); err != nil {
+		if err := w.try(&w.parts.witness, m.witness.Reset); err != nil {
 			return err
 		}
 		w.watching = true
 	}
 	if m.sampler != nil {
 		w.collector = newCollector(m.sampler, m.layout, m.hidden)
-		if err := w.collector.start(); err != nil {
+		if err := w.try(&w.parts.samples, w.collector.start); err != nil {
 			return err
 		}
 	}
 	if m.witness == nil {
 		return nil
 	}
-	return m.witness.Enable()
+	return w.try(&w.parts.witness, m.witness.Enable)
 }
 
 // switchOff ends both where the window comes to nothing.
@@ -464,11 +461,14 @@ func (w *Window) run() {
 
 // wait waits until the rings want to be drained, or for d, or for the end of the window.
 func (w *Window) wait(d time.Duration) error {
-	if w.collector == nil {
+	if w.collector == nil || w.parts.samples.Err != nil {
 		w.stopped(d)
 		return nil
 	}
-	return w.m.sampler.Wait(d)
+	if err := w.m.sampler.Wait(d); err != nil { // which takes none of the part's time
+		return w.try(&w.parts.samples, func() error { return err })
+	}
+	return nil
 }
 
 // stopped waits for the end of the window, but no longer than d, and says whether that has come.
@@ -486,19 +486,21 @@ func (w *Window) stopped(d time.Duration) bool {
 func (w *Window) drain() error {
 	now := monotonic()
 	if w.collector != nil {
-		if err := w.collector.drain(); err != nil {
+		if err := w.try(&w.parts.samples, w.collector.drain); err != nil {
 			return err
 		}
 	}
 	if !w.watching {
 		return nil
 	}
-	if w.collector == nil {
-		return w.m.witness.Drain(nil)
-	}
-	err := w.m.witness.Drain(w.collector.stall)
-	w.collector.join(now)
-	return err
+	return w.try(&w.parts.witness, func() error {
+		if w.collector == nil {
+			return w.m.witness.Drain(nil)
+		}
+		err := w.m.witness.Drain(w.collector.stall)
+		w.collector.join(now)
+		return err
+	})
 }
 
 // halt ends the draining that run does.
@@ -511,17 +513,17 @@ func (w *Window) halt() error {
 }
 
 // finish ends sampling and looking. The account of the witness is of the time between the edges; it is nil without one.
-func (w *Window) finish(last edge) (*witness.Account, error) {
+func (w *Window) finish(last edge) (seen *witness.Account, err error) {
 	m := w.m
-	err := w.halt()
+	err = w.halt()
 	if w.watching && last.at > 0 {
-		err = errors.Join(err, m.witness.Settle(last.at))
+		err = errors.Join(err, w.try(&w.parts.witness, func() error { return m.witness.Settle(last.at) }))
 	}
 	if w.watching {
-		err = errors.Join(err, m.witness.Disable())
+		err = errors.Join(err, w.must(&w.parts.witness, m.witness.Disable))
 	}
 	if w.collector != nil { // whatever failed, sampling ends
-		err = errors.Join(err, w.collector.finish(monotonic()))
+		err = errors.Join(err, w.must(&w.parts.samples, func() error { return w.collector.finish(monotonic()) }))
 	}
 	if err != nil || !w.watching {
 		return nil, err
@@ -532,11 +534,18 @@ func (w *Window) finish(last edge) (*witness.Account, error) {
 	if w.collector != nil {
 		w.collector.join(forever)
 	}
-	return m.witness.End(w.first.at, last.at)
+	err = w.try(&w.parts.witness, func() (err error) {
+		seen, err = m.witness.End(w.first.at, last.at)
+		return err
+	})
+	if w.parts.witness.Err != nil {
+		seen = nil
+	}
+	return seen, err
 }
 
 // Close reads every counter again and makes the account.
-func (w *Window) Close() (*ledger.Ledger, error) { return w.close(w.m.prepare()) }
+func (w *Window) Close() (*ledger.Ledger, error) { return w.close(w.parts.cpu.read(w.m.prepare)) }
 
 // CloseAt is Close with the second edge at a time by CLOCK_MONOTONIC, in nanoseconds. On a machine with thousands of
 // control groups it takes tenths of a second to find new ones and to read all; begun at that time, the window would
@@ -545,7 +554,7 @@ func (w *Window) Close() (*ledger.Ledger, error) { return w.close(w.m.prepare())
 func (w *Window) CloseAt(ctx context.Context, at int64) (*ledger.Ledger, error) {
 	at -= int64(w.opening)
 	ended := pace.SleepUntil(ctx, at-2*int64(w.m.preparing)) // it may take longer than the last time
-	err := w.m.prepare()
+	err := w.parts.cpu.read(w.m.prepare)
 	if ended == nil {
 		ended = pace.SleepUntil(ctx, at)
 	}
@@ -562,40 +571,40 @@ func (w *Window) close(err error) (*ledger.Ledger, error) {
 	m.open = false
 	var last edge
 	if err == nil {
-		last, err = m.readEdge()
+		last, err = w.readEdge()
 	}
 	var programs []bpf.Program
 	if err == nil {
-		programs, err = m.bpf.ReadCounters()
+		programs, err = w.readCounters()
 	}
 	seen, ferr := w.finish(last)
 	if err = errors.Join(err, ferr); err != nil {
 		return nil, err
 	}
-	if err := m.readSlow(); err != nil {
+	if err := w.readSlow(); err != nil {
 		return nil, err
 	}
 	return w.account(last, programs, seen)
 }
 
 // readSlow reads what an edge does not wait for: memory, and what programs and maps there are.
-func (m *Meter) readSlow() (err error) {
-	if err := unlessNamed(m.groups.ReadMemory()); err != nil {
+func (w *Window) readSlow() (err error) {
+	if err := w.readMemory(); err != nil {
 		return err
 	}
-	m.snapshot, err = m.bpf.Snapshot()
+	w.m.snapshot, err = w.readInventory()
 	return err
 }
 
 func (w *Window) account(last edge, programs []bpf.Program, seen *witness.Account) (*ledger.Ledger, error) {
+	w.parts.cpu.Err = w.unreadGroups()
 	a := account{m: w.m, w: w, last: last, programs: programs, seen: seen, snapshot: w.m.snapshot}
 	if w.collector != nil {
 		w.collector.addText(programs) // names code whose load was seen only in part
-		f, err := w.collector.findings(w.m.lookUp)
-		if err != nil {
+		var err error
+		if a.found, err = w.findings(); err != nil {
 			return nil, err
 		}
-		a.found = &f
 	}
 	return a.ledger(), nil
 }

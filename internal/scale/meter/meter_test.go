@@ -20,6 +20,7 @@ import (
 
 func meter(t testing.TB, o Options) *Meter {
 	t.Helper()
+	o.Whole = true
 	m, err := New(context.Background(), o)
 	if errors.Is(err, feature.ErrMissing) {
 		t.Skipf("needs a machine that can be weighed: %v", err)
@@ -242,7 +243,7 @@ func TestCloseGivesBack(t *testing.T) {
 		return len(fds)
 	}
 	cycle := func() {
-		m, err := New(context.Background(), Options{})
+		m, err := New(context.Background(), Options{Whole: true})
 		if err != nil {
 			t.Skipf("needs a machine that can be weighed: %v", err)
 		}

@@ -19,11 +19,12 @@ import (
 // around it until the next window with all, which then has what the group used since it was made.
 //
 // After an error the window is still open if it is the one that is returned, and the next ledger has what was used
-// meanwhile. If none is returned, sampling has failed: the window is gone, and another can be opened.
+// meanwhile. If none is returned, the meter must be whole and sampling has failed: the window is gone, and another can
+// be opened. Otherwise sampling begins again in the window that follows.
 func (w *Window) Next(all bool) (*ledger.Ledger, *Window, error) {
 	m := w.m
 	if all {
-		if err := m.prepare(); err != nil {
+		if err := w.parts.cpu.read(m.prepare); err != nil {
 			return nil, w, err
 		}
 	}
@@ -38,26 +39,31 @@ func (w *Window) Next(all bool) (*ledger.Ledger, *Window, error) {
 
 	next := newWindow(m)
 	next.first, next.programs, next.watching, next.opening = last, countersOf(programs), w.watching, w.opening
+	if programs == nil { // they are the first of the next window as well
+		next.parts.programs.Err = w.parts.programs.Err
+	}
 	if w.collector != nil {
 		next.collector = w.collector.cut(monotonic(), listed)
 		next.collector.addText(programs)
 	}
 	seen, err := w.roll(next)
+	if err == nil && (m.sampler != nil && w.parts.samples.Err != nil || w.watching && w.parts.witness.Err != nil) {
+		err = next.restart(w, programs)
+	}
 	if err != nil {
 		return nil, nil, w.giveUp(err)
 	}
 	go next.run()
 
-	var unread error
-	if all || m.snapshot == nil {
-		unread = m.readSlow()
+	if all || m.snapshot == nil && m.bpf != nil {
+		err = w.readSlow()
 	}
-	l, err := w.account(last, programs, seen)
+	var l *ledger.Ledger
+	if err == nil {
+		l, err = w.account(last, programs, seen)
+	}
 	if err != nil {
 		return nil, next, err
-	}
-	if unread != nil {
-		l.Warn("unread", "memory, programs and maps are as they were read last: %v", unread)
 	}
 	next.begin()
 	return l, next, nil
@@ -83,11 +89,11 @@ func (w *Window) giveUp(err error) error {
 
 // readNow reads an edge, and the programs' counters, which it began to list at the time listed.
 func (w *Window) readNow() (last edge, programs []bpf.Program, listed int64, err error) {
-	if last, err = w.m.readEdge(); err != nil {
+	if last, err = w.readEdge(); err != nil {
 		return last, nil, 0, err
 	}
 	listed = monotonic()
-	programs, err = w.m.bpf.ReadCounters()
+	programs, err = w.readCounters()
 	return last, programs, listed, err
 }
 
@@ -99,9 +105,10 @@ func (w *Window) resume() {
 
 // roll hands sampling and looking over to the next window, whose first edge is there. The account of the witness is of
 // the time between the edges; it is nil without one.
-func (w *Window) roll(next *Window) (*witness.Account, error) {
+func (w *Window) roll(next *Window) (seen *witness.Account, err error) {
 	if w.watching {
-		if err := w.m.witness.Settle(next.first.at); err != nil {
+		settle := func() error { return w.m.witness.Settle(next.first.at) }
+		if err := w.try(&w.parts.witness, settle); err != nil {
 			return nil, err
 		}
 	}
@@ -110,14 +117,44 @@ func (w *Window) roll(next *Window) (*witness.Account, error) {
 	}
 	if w.collector != nil {
 		w.collector.join(forever)
-		if err := w.collector.sum(); err != nil {
+		if err := w.try(&w.parts.samples, w.collector.sum); err != nil {
 			return nil, err
 		}
 	}
 	if !w.watching {
 		return nil, nil
 	}
-	return w.m.witness.Roll(w.first.at, next.first.at)
+	err = w.try(&w.parts.witness, func() (err error) {
+		seen, err = w.m.witness.Roll(w.first.at, next.first.at)
+		return err
+	})
+	if w.parts.witness.Err != nil {
+		seen = nil
+	}
+	return seen, err
+}
+
+// restart begins to sample and to look anew, in a window whose edge was read, because one of the two failed in the
+// window before.
+func (w *Window) restart(before *Window, programs []bpf.Program) error {
+	_ = before.switchOff() // what has failed may fail again
+	if err := w.switchOn(); err != nil {
+		return err
+	}
+	if w.watching {
+		if err := w.try(&w.parts.witness, w.m.witness.Begin); err != nil {
+			return err
+		}
+	}
+	if w.collector != nil {
+		if err := w.try(&w.parts.samples, w.collector.begin); err != nil {
+			return err
+		}
+		w.collector.from = monotonic()
+		w.collector.addText(programs)
+	}
+	w.unwatched = time.Duration(monotonic() - w.first.at)
+	return nil
 }
 
 // countersOf are the counters of the programs that are there.

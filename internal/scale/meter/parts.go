@@ -1,0 +1,304 @@
+package meter
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"time"
+
+	"github.com/cilium/ebpf/btf"
+
+	"tare/internal/lib/fault"
+	"tare/internal/scale/host/bpf"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/feature"
+	"tare/internal/scale/host/perf"
+)
+
+// Part is one of the things that a window reads, with what reading it cost. A part that fails loses its own lines of
+// the ledger and no others, save CPU time: without its counters at both edges there is no ledger.
+type Part struct {
+	Name string
+	Took time.Duration // wall time of all its readings in the window
+	Err  error         // why it, or a piece of it, could not be read; nil where all was
+}
+
+// The names of parts.
+const (
+	PartCPU      = "cpu"      // CPU time of the machine, of control groups and of kernel threads
+	PartMemory   = "memory"   // of control groups
+	PartPrograms = "programs" // eBPF programs, their counters and holders
+	PartMaps     = "maps"     // eBPF maps
+	PartSamples  = "samples"  // what splits the run time of programs
+	PartWitness  = "witness"  // stolen time and who held the CPUs
+)
+
+// windowParts are those of a window. One without a name was not asked for. A meter has them as its windows begin: with the
+// errors of what this machine lacks.
+type windowParts struct{ cpu, memory, programs, maps, samples, witness Part }
+
+func (p *windowParts) all() []*Part {
+	return []*Part{&p.cpu, &p.memory, &p.programs, &p.maps, &p.samples, &p.witness}
+}
+
+// newParts are those that options ask for.
+func newParts(o Options) windowParts {
+	p := windowParts{cpu: Part{Name: PartCPU}, memory: Part{Name: PartMemory}, programs: Part{Name: PartPrograms},
+		maps: Part{Name: PartMaps}}
+	if o.SampleHz >= 0 {
+		p.samples.Name = PartSamples
+	}
+	if !o.NoWitness {
+		p.witness.Name = PartWitness
+	}
+	return p
+}
+
+// Parts are what a window that was closed has read, in a fixed order, what that took and what failed. Parts that the
+// meter's options leave out are not among them.
+func (w *Window) Parts() []Part {
+	var asked []Part
+	for _, p := range w.parts.all() {
+		if p.Name != "" {
+			asked = append(asked, *p)
+		}
+	}
+	return asked
+}
+
+// read does a step of reading a part, and keeps how long it took and the first error.
+func (p *Part) read(step func() error) error {
+	began := monotonic()
+	err := step()
+	p.Took += time.Duration(monotonic() - began)
+	p.Err = cmp.Or(p.Err, err)
+	return err
+}
+
+// try does a step of reading a part that the window can go on without, unless the part has failed before. Its error is
+// nil then, unless the meter must be whole.
+func (w *Window) try(p *Part, step func() error) error {
+	if p.Err != nil {
+		return nil
+	}
+	return w.must(p, step)
+}
+
+// must is try of a step that has to be made in any case, such as switching something off.
+func (w *Window) must(p *Part, step func() error) error {
+	if err := p.read(step); err != nil && w.m.whole {
+		return err
+	}
+	return nil
+}
+
+// lack leaves out what this machine does not let the meter open, with a warning in each ledger.
+func (m *Meter) lack(code, what string, err error, of ...*Part) {
+	for _, p := range of {
+		p.Err = err
+	}
+	m.warn(code, "%s: %v", what, withHint(err))
+}
+
+// withHint is an error with its hint behind it, for a warning.
+func withHint(err error) string {
+	hint := fault.HintOf(err)
+	if missing := (*feature.MissingError)(nil); hint == "" && errors.As(err, &missing) {
+		hint = missing.Hint
+	}
+	if hint == "" {
+		return err.Error()
+	}
+	return err.Error() + "; " + hint
+}
+
+// What a ledger lacks without a part.
+const (
+	lostPrograms = "what eBPF programs ran, and what they and maps hold, is not known"
+	lostMaps     = "the memory of eBPF maps is not known"
+	lostSamples  = "eBPF time cannot be split by control group"
+	lostWitness  = "only the sum of stolen time is known, and not how much of it is in idle time or in the run time of " +
+		"eBPF programs"
+)
+
+// openPrograms opens the reader of programs and maps, and switches the kernel's run statistics on.
+func (m *Meter) openPrograms(types *btf.Cache) (err error) {
+	if m.bpf, err = bpf.Open(bpf.Options{Types: types}); err != nil {
+		if m.bpf = nil; m.whole {
+			return err
+		}
+		m.uncounted = true
+		m.lack("no-programs", lostPrograms, err, &m.parts.programs, &m.parts.maps)
+		return nil
+	}
+	if m.uncounted {
+		return nil
+	}
+	if err := m.enableStatistics(); err != nil {
+		if m.whole {
+			return err
+		}
+		m.uncounted = true
+		m.lack("no-statistics", "how often and how long eBPF programs run is not known", err)
+	}
+	return nil
+}
+
+// openGroups opens the reader of control groups. Of those that may not be looked at, a meter that need not be whole
+// lacks the numbers, and each ledger names them.
+func (m *Meter) openGroups() (err error) {
+	open := cgroup.NewReaderOfReadable
+	if m.whole {
+		open = cgroup.NewReader
+	}
+	m.groups, err = open(m.layout)
+	return err
+}
+
+// openKernel finds the kernel's threads. Every machine has some: where there are none, they are hidden from this
+// process.
+func (m *Meter) openKernel() (err error) {
+	if m.kernel, err = m.fs.KernelThreads(); err != nil {
+		return err
+	}
+	m.noKernel = len(m.kernel.Threads()) == 0
+	if m.noKernel && !m.hidden { // else a warning says so
+		m.warn("kernel-hidden", "the processes of others are hidden (/proc is mounted with hidepid): the CPU time of kernel "+
+			"threads cannot be told from that of the root group, and rules that name processes match those that can be seen; "+
+			"run as root, or with CAP_SYS_PTRACE")
+	}
+	return m.findRoot()
+}
+
+// findRoot finds out whether this process may list those in the root group, whose CPU time no counter of v2 has.
+func (m *Meter) findRoot() error {
+	_, err := m.readRoot()
+	if m.whole || !errors.Is(err, fs.ErrPermission) {
+		return err
+	}
+	m.rootError = err
+	m.warn("no-root-usage", "the CPU time of processes outside control groups is part of what is unexplained: %v; run as "+
+		"root, or with CAP_DAC_READ_SEARCH", err)
+	return nil
+}
+
+// openSampler opens the sampler.
+func (m *Meter) openSampler(o Options) (err error) {
+	m.sampler, err = perf.Open(perf.Options{Hz: o.SampleHz, DropRing: o.DropRing,
+		NoTasks: sampleNames(m.layout, perf.Cgroups.Err() == nil)})
+	if err != nil {
+		m.sampler = nil
+		return m.mayLack("no-samples", lostSamples, err, &m.parts.samples)
+	}
+	return nil
+}
+
+// mayLack is lack of what even a meter that must be whole may lack: a feature that this machine does not have.
+func (m *Meter) mayLack(code, what string, err error, of *Part) error {
+	if m.whole && !errors.Is(err, feature.ErrMissing) {
+		return err
+	}
+	m.lack(code, what, err, of)
+	return nil
+}
+
+// readEdge reads the counters of CPU time. An error is one of the window.
+func (w *Window) readEdge() (e edge, err error) {
+	err = w.parts.cpu.read(func() (err error) {
+		e, err = w.m.readEdge()
+		return err
+	})
+	return e, err
+}
+
+// findings are what the samples say; nil where they could not be read.
+func (w *Window) findings() (found *findings, err error) {
+	err = w.try(&w.parts.samples, func() error {
+		f, err := w.collector.findings(w.m.lookUp)
+		if err == nil {
+			found = &f
+		}
+		return err
+	})
+	return found, err
+}
+
+// readCounters reads the counters of programs at an edge, which may be that of two windows; nil where they could not be
+// read.
+func (w *Window) readCounters() (programs []bpf.Program, err error) {
+	if w.m.bpf == nil {
+		return nil, nil
+	}
+	err = w.must(&w.parts.programs, func() (err error) {
+		programs, err = w.m.bpf.ReadCounters()
+		return err
+	})
+	return programs, err
+}
+
+// readMemory reads the memory of all groups. The ledger names those that could not be read.
+func (w *Window) readMemory() error {
+	return w.m.unlessNamed(w.parts.memory.read(w.m.groups.ReadMemory))
+}
+
+// readInventory reads programs and maps; the result is nil where programs could not be read. Maps are read too where
+// the counters of programs could not be: they stand by themselves.
+func (w *Window) readInventory() (s *bpf.Snapshot, err error) {
+	if w.m.bpf == nil {
+		return nil, nil
+	}
+	err = w.must(&w.parts.programs, func() (err error) {
+		s, err = w.m.bpf.Snapshot()
+		return err
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case s == nil:
+		w.parts.maps.Err = w.parts.programs.Err
+		return nil, nil
+	}
+	w.parts.programs.Took -= s.MapsTook
+	w.parts.maps.Took = s.MapsTook
+	if w.m.whole {
+		return s, s.MapsErr
+	}
+	return s, nil
+}
+
+// failed warns of the parts that failed in this window. What the machine lacks, the meter warns of, and of groups
+// unread does.
+func (a *account) failed() {
+	had, has := &a.m.parts, &a.w.parts
+	if a.snapshot != nil {
+		has.maps.Err = a.snapshot.MapsErr
+	}
+	for _, f := range []struct {
+		before, now *Part
+		code, lost  string
+	}{
+		{&had.programs, &has.programs, "no-programs", lostPrograms},
+		{&had.maps, &has.maps, "no-maps", lostMaps},
+		{&had.samples, &has.samples, "no-samples", lostSamples},
+		{&had.witness, &has.witness, "no-witness", lostWitness},
+	} {
+		again := f.now == &has.maps && f.now.Err == has.programs.Err // they failed together
+		if f.now.Err != nil && f.before.Err == nil && !again {
+			a.warn(f.code, "%s in this window: %s", f.lost, withHint(f.now.Err))
+		}
+	}
+	if late := a.w.unwatched; late > 0 {
+		a.warn("late-samples", "samples and looks at the CPUs began %v after the window: they had failed before it", late)
+	}
+}
+
+// unreadGroups is an error where groups could not be read.
+func (w *Window) unreadGroups() error {
+	all := w.m.groups.Unread()
+	if len(all) == 0 {
+		return nil
+	}
+	return fmt.Errorf("control groups that could not be read: %d, among them %.200s: %w", len(all), all[0].Path,
+		all[0].Err)
+}

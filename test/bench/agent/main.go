@@ -1,0 +1,203 @@
+// Agent weighs tare-agent itself: its CPU time and memory on a machine with many control groups, eBPF programs and
+// maps, scraped at several intervals, beside another exporter under the same scrapes.
+//
+//	go run ./test/bench/agent -agent bin/tare-agent -other prometheus-node-exporter
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/proc"
+)
+
+var (
+	agent    = flag.String("agent", "bin/tare-agent", "the agent's binary")
+	others   = flag.String("other", "prometheus-node-exporter", "another exporter; empty for none")
+	groups   = flag.Int("groups", 300, "control groups")
+	programs = flag.Int("programs", 50, "eBPF programs")
+	maps     = flag.Int("maps", 100, "eBPF maps")
+	every    = flag.Duration("every", 15*time.Second, "between two scrapes")
+	scrapes  = flag.Int("scrapes", 8, "that are measured, after two that are not")
+)
+
+func main() {
+	flag.Parse()
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	remove, err := makeGroups(*groups)
+	defer remove()
+	if err != nil {
+		return err
+	}
+	objects, err := load(*programs, *maps)
+	defer func() {
+		for _, o := range objects {
+			_ = o.Close()
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	commands := [][]string{{*agent, "--listen"}}
+	if *others != "" {
+		commands = append(commands, []string{*others, "--web.listen-address"})
+	}
+	var all []*exporter
+	defer func() {
+		for _, e := range all {
+			e.stop()
+		}
+	}()
+	for _, c := range commands {
+		e, err := start(c[0], c[1])
+		if err != nil {
+			return err
+		}
+		all = append(all, e)
+	}
+	for i := range *scrapes + 2 {
+		for _, e := range all {
+			if err := e.scrape(); err != nil {
+				return err
+			}
+			if i == 1 {
+				e.mark()
+			}
+		}
+		time.Sleep(*every)
+	}
+	for _, e := range all {
+		cpu, wall, rss := e.since()
+		fmt.Printf("%-28s %7.3f %% of a CPU  %6.2f ms a scrape  %5.1f MB resident  %6.1f kB a scrape\n", filepath.Base(e.name),
+			100*cpu.Seconds()/wall.Seconds(), 1e3*cpu.Seconds()/float64(*scrapes), float64(rss)/1e6, float64(e.bytes)/1e3)
+	}
+	return nil
+}
+
+type exporter struct {
+	name, url string
+	cmd       *exec.Cmd
+	bytes     int64
+	at        time.Time
+	cpu       time.Duration
+}
+
+func start(command, flag string) (*exporter, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	address := l.Addr().String()
+	l.Close()
+	e := &exporter{name: command, url: "http://" + address + "/metrics", cmd: exec.Command(command, flag+"="+address)}
+	if err := e.cmd.Start(); err != nil {
+		return nil, err
+	}
+	for range 100 {
+		if e.scrape() == nil {
+			return e, nil
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	e.stop()
+	return nil, fmt.Errorf("%s serves nothing", command)
+}
+
+func (e *exporter) scrape() error {
+	r, err := http.Get(e.url)
+	if err != nil {
+		return err
+	}
+	defer r.Body.Close()
+	if e.bytes, err = io.Copy(io.Discard, r.Body); err == nil && r.StatusCode != http.StatusOK {
+		err = errors.New(r.Status)
+	}
+	return err
+}
+
+func (e *exporter) mark() { e.at, e.cpu = time.Now(), e.used() }
+
+func (e *exporter) since() (cpu, wall time.Duration, rss uint64) {
+	rss, _, _ = (proc.FS{}).Resident(e.cmd.Process.Pid)
+	return e.used() - e.cpu, time.Since(e.at), rss
+}
+
+func (e *exporter) used() time.Duration {
+	d, _ := proc.Runtime(e.cmd.Process.Pid)
+	return d
+}
+
+func (e *exporter) stop() {
+	_ = e.cmd.Process.Kill()
+	_ = e.cmd.Wait()
+}
+
+// makeGroups makes groups in all hierarchies, as a container runtime does.
+func makeGroups(n int) (remove func(), err error) {
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		return func() {}, err
+	}
+	var dirs []string
+	remove = func() {
+		for i := range dirs {
+			_ = os.Remove(dirs[len(dirs)-1-i])
+		}
+	}
+	for _, h := range layout.Hierarchies {
+		top := filepath.Join(h.Mount, fmt.Sprintf("tare-bench-%d", os.Getpid()))
+		for i := range n {
+			dir := top
+			if i > 0 {
+				dir = filepath.Join(top, fmt.Sprintf("group-%d", i))
+			}
+			if err := os.Mkdir(dir, 0o755); err != nil {
+				if strings.Contains(err.Error(), "read-only") {
+					break
+				}
+				return remove, err
+			}
+			dirs = append(dirs, dir)
+		}
+	}
+	return remove, nil
+}
+
+func load(programs, maps int) (all []io.Closer, err error) {
+	for i := range maps {
+		m, err := ebpf.NewMap(&ebpf.MapSpec{Name: fmt.Sprintf("bench_%d", i), Type: ebpf.Hash, KeySize: 4, ValueSize: 64,
+			MaxEntries: 1024})
+		if err != nil {
+			return all, err
+		}
+		all = append(all, m)
+	}
+	for i := range programs {
+		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: fmt.Sprintf("bench_%d", i), Type: ebpf.SocketFilter, License: "GPL",
+			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
+		if err != nil {
+			return all, err
+		}
+		all = append(all, p)
+	}
+	return all, nil
+}
