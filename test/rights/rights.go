@@ -2,6 +2,7 @@
 package rights
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -15,12 +16,35 @@ import (
 // other goroutines has all rights.
 func Without(t testing.TB, do func()) {
 	t.Helper()
+	without(t, func() error { return nil }, do)
+}
+
+// WithoutProc is Without where /proc hides the processes of other users (hidepid of proc(5)).
+func WithoutProc(t testing.TB, do func()) {
+	t.Helper()
+	without(t, func() error {
+		// Group 0 sees everything. Package unix would change the groups of all threads.
+		if _, _, failed := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); failed != 0 {
+			return failed
+		}
+		return errors.Join(unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS),
+			unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+			unix.Mount("proc", "/proc", "proc", 0, "hidepid=2"),
+			unix.Setfsgid(65534))
+	}, do)
+}
+
+func without(t testing.TB, first func() error, do func()) {
+	t.Helper()
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var none [2]unix.CapUserData
-		err := unix.Setfsuid(65534)
+		err := first()
+		if err == nil {
+			err = unix.Setfsuid(65534)
+		}
 		if err == nil {
 			err = unix.Capset(&header, &none[0])
 		}

@@ -49,6 +49,9 @@ type payer struct {
 const patience = 10 * time.Minute
 
 func (t *Totals) addPrograms(l *ledger.Ledger) {
+	if l.Programs == nil {
+		return // they could not be read: none is known to have gone
+	}
 	used, paid, unsplit := map[ProgramKey]int64{}, map[Payer]int64{}, map[ProgramKey]int64{}
 	alive := make(map[ProgramKey]bool, len(l.Programs))
 	for i := range l.Programs {

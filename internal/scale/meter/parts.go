@@ -122,7 +122,7 @@ const (
 		"eBPF programs"
 )
 
-// openPrograms opens the reader of programs and maps, and switches the kernel's run statistics on.
+// openPrograms opens the reader of programs and maps, and what counts the runs of programs.
 func (m *Meter) openPrograms(types *btf.Cache) (err error) {
 	if m.bpf, err = bpf.Open(bpf.Options{Types: types}); err != nil {
 		if m.bpf = nil; m.whole {
@@ -132,16 +132,20 @@ func (m *Meter) openPrograms(types *btf.Cache) (err error) {
 		m.lack("no-programs", lostPrograms, err, &m.parts.programs, &m.parts.maps)
 		return nil
 	}
+	return m.openStatistics()
+}
+
+// openStatistics switches the kernel's run statistics on, if they are asked for.
+func (m *Meter) openStatistics() error {
 	if m.uncounted {
 		return nil
 	}
-	if err := m.enableStatistics(); err != nil {
-		if m.whole {
-			return err
-		}
-		m.uncounted = true
-		m.lack("no-statistics", "how often and how long eBPF programs run is not known", err)
+	err := m.enableStatistics()
+	if err == nil || m.whole {
+		return err
 	}
+	m.uncounted = true
+	m.lack("no-statistics", "how often and how long eBPF programs run is not known", err)
 	return nil
 }
 

@@ -695,5 +695,17 @@ func TestReaderWithoutRights(t *testing.T) {
 			r.Close()
 		}
 		check("listing", err)
+		r, err = newReader(l, []string{top}, true)
+		if err != nil {
+			t.Errorf("leaving out what may not be listed: %v", err)
+			return
+		}
+		defer r.Close()
+		if all := r.Unread(); len(all) != 1 || all[0].Path != top || !errors.Is(all[0].Err, unix.EACCES) {
+			t.Errorf("what may not be listed: %v", all)
+		}
+		if err := r.Refresh(); err != nil {
+			t.Errorf("looking again: %v", err)
+		}
 	})
 }

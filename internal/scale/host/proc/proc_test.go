@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tare/test/rights"
 	"tare/test/started"
 )
 
@@ -340,6 +341,23 @@ func TestNoEnviron(t *testing.T) {
 		t.Errorf("of a zombie: %v", err)
 	}
 	_ = cmd.Wait()
+}
+
+// Kernel threads that are hidden are no error, and none is made up.
+func TestKernelThreadsThatAreHidden(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	rights.WithoutProc(t, func() {
+		k, err := FS{}.KernelThreads()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if err := errors.Join(k.Refresh(), k.Read()); err != nil || len(k.Threads()) > 0 {
+			t.Errorf("%d threads, %v", len(k.Threads()), err)
+		}
+	})
 }
 
 func TestKernelThreads(t *testing.T) {
