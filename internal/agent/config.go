@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"net"
 	"strconv"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"tare/internal/lib/text"
 	"tare/internal/scale/charge"
 	"tare/internal/scale/host/perf"
+	"tare/internal/scale/live"
 )
 
 // The settings: each is a flag, and a key of the configuration file.
@@ -40,8 +42,9 @@ var settings = []param.Setting{
 		Doc: "how long counters go unread at most when there are no scrapes"},
 	{Name: settingHz, Type: param.TypeCount, Default: strconv.Itoa(perf.DefaultHz), Max: perf.MaxHz,
 		Doc: "samples per second and CPU; with 0 there are none, and eBPF time is not split by who pays for it"},
-	{Name: settingBPFStats, Type: param.TypeWord, Default: "always", Words: []string{"always", "off"},
-		Doc: "the kernel's run statistics of eBPF programs, which cost each run 20 to 50 ns; off: no run time is known"},
+	{Name: settingBPFStats, Type: param.TypeText, Default: "always", Reach: param.ReachNothing,
+		Doc: "when the kernel's run statistics of eBPF programs are on, which cost each run 20 to 50 ns: always, off (no run " +
+			"time is known), or a part of the time such as 10s/60s (run time is scaled, with an error that is exported)"},
 	{Name: settingHostRoot, Type: param.TypeText, Default: "/", Reach: param.ReachFile,
 		Doc: "where the machine's files are, for the names of containers: where the machine's / is mounted"},
 }
@@ -51,6 +54,7 @@ type configuration struct {
 	file  string
 	flags param.Values // defaults, and what the command line gives
 	param.Values
+	duty  live.Duty
 	rules []charge.Rule
 }
 
@@ -85,6 +89,24 @@ func (c *configuration) read(f *pflag.FlagSet) error {
 	if _, _, err := net.SplitHostPort(c.listen()); err != nil {
 		return fault.Wrap(err, fault.Usage, "--"+settingListen+" "+text.Clip(c.listen()), "try :9633 or 127.0.0.1:9633",
 			"this is no address to serve on")
+	}
+	return c.readDuty()
+}
+
+// readDuty reads when run statistics are on.
+func (c *configuration) readDuty() error {
+	given := c.Values[settingBPFStats]
+	if given == "always" || given == "off" {
+		return nil
+	}
+	on, every, _ := strings.Cut(given, "/")
+	var errs [2]error
+	c.duty.On, errs[0] = time.ParseDuration(on)
+	c.duty.Every, errs[1] = time.ParseDuration(every)
+	const least = 100 * time.Millisecond
+	if errors.Join(errs[:]...) != nil || c.duty.On < least || c.duty.Every <= c.duty.On || c.duty.Every > time.Hour {
+		return fault.New(fault.Usage, "--"+settingBPFStats+" "+text.Clip(given), "use always, off, or a part of the time such as "+
+			"10s/60s", "statistics are on for %v at least, and less than the whole, which is an hour at most", least)
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"tare/internal/scale/host/proc"
 	"tare/internal/scale/ledger"
 	"tare/internal/scale/live"
+	"tare/internal/scale/meter"
 )
 
 // metric declares one metric: all that is known of it is here, its documentation too.
@@ -39,8 +40,7 @@ type add func(value float64, labels ...string)
 type view struct {
 	*live.Totals
 	started time.Time
-	took    map[string]time.Duration // by collector
-	failed  map[string]bool          // by collector
+	parts   map[string]meter.Part // by name: the last reading of each
 }
 
 const (
@@ -152,8 +152,8 @@ var metrics = []metric{
 	}},
 	{"tare_bpf_program_runs_total", "Runs of an eBPF program.", counter, programLabels, func(v *view, add add) {
 		eachProgram(v, func(p *live.Program) {
-			if p.RunCount != nil {
-				add(float64(p.Runs), programValues(p)...)
+			if p.Runs != nil {
+				add(float64(*p.Runs), programValues(p)...)
 			}
 		})
 	}},
@@ -198,6 +198,15 @@ var metrics = []metric{
 	{"tare_bpf_pending_seconds", "Run time of an eBPF program that awaits more samples: it is yet to be split.", gauge,
 		[]string{"id", "program"}, func(v *view, add add) {
 			eachProgram(v, func(p *live.Program) { add(p.Pending, id(p.ID), p.Name) })
+		}},
+	{"tare_bpf_scaling_error_seconds", "Half the 95 % interval of tare_bpf_program_run_seconds_total that comes of run " +
+		"statistics being on for a part of the time (--bpf-stats 10s/60s).", gauge, []string{"id", "program"},
+		func(v *view, add add) {
+			eachProgram(v, func(p *live.Program) {
+				if p.ScalingError != nil {
+					add(*p.ScalingError, id(p.ID), p.Name)
+				}
+			})
 		}},
 	{"tare_bpf_map_bytes", "Memory of an eBPF map, however many programs use it.", gauge, mapLabels,
 		func(v *view, add add) {
@@ -249,14 +258,14 @@ var metrics = []metric{
 		func(v *view, add add) { add(float64(v.Ticks)) }},
 	{"tare_agent_collector_duration_seconds", "How long a part of the last reading took.", gauge, []string{"collector"},
 		func(v *view, add add) {
-			for name, d := range v.took {
-				add(d.Seconds(), name)
+			for name, p := range v.parts {
+				add(p.Took.Seconds(), name)
 			}
 		}},
-	{"tare_agent_collector_success", "1 where a part of the last reading worked, else 0.", gauge, []string{"collector"},
-		func(v *view, add add) {
-			for name := range v.took {
-				add(map[bool]float64{false: 1, true: 0}[v.failed[name]], name)
+	{"tare_agent_collector_success", "1 where a part of the last reading worked, else 0: what it would have read is absent.",
+		gauge, []string{"collector"}, func(v *view, add add) {
+			for name, p := range v.parts {
+				add(map[bool]float64{true: 1, false: 0}[p.Err == nil], name)
 			}
 		}},
 	{"tare_agent_series_omitted", "Series of a metric that have none of their own, because of --max-series.", gauge,

@@ -32,8 +32,9 @@ type weigher struct {
 	err      error     // of that
 	families []*dto.MetricFamily
 	logged   time.Time
-	running  []charge.Process // for the rules
-	looked   time.Time        // when they were read
+	running  []charge.Process      // for the rules
+	looked   time.Time             // when they were read
+	parts    map[string]meter.Part // by name: the last reading of each
 }
 
 // runningEvery is how often the processes are looked at, whose names rules may have: some 20 us each.
@@ -43,32 +44,48 @@ const runningEvery = 10 * time.Second
 const fresh = 500 * time.Millisecond
 
 func newWeigher(ctx context.Context, c *configuration, log *slog.Logger) (w *weigher, err error) {
-	w = &weigher{c: c, log: log, ctx: ctx, started: time.Now()}
+	w = &weigher{c: c, log: log, ctx: ctx, started: time.Now(), parts: map[string]meter.Part{}}
 	if w.layout, err = cgroup.Discover(cgroup.Roots{}); err != nil {
 		return nil, err
 	}
-	if w.scale, err = live.Open(ctx, meter.Options{SampleHz: c.hz(), NoStatistics: c.withoutStatistics()}); err != nil {
+	o := meter.Options{SampleHz: c.hz(), NoStatistics: c.withoutStatistics()}
+	if w.scale, err = live.Open(ctx, o, c.duty); err != nil {
 		return nil, err
 	}
-	w.totals = live.NewTotals(live.Options{Most: c.maxSeries()})
+	w.totals = live.NewTotals(live.Options{Most: c.maxSeries(), Duty: c.duty})
 	return w, nil
 }
 
-// keepReading reads the counters whenever no scrape has for a while, until the context ends: samples would be lost, and
-// what groups that go away have used.
+// keepReading reads the counters whenever no scrape has for a while, until the context ends: else what groups and
+// programs that go away have used is not known. It also reads them when run statistics are to be switched.
 func (w *weigher) keepReading(ctx context.Context) {
-	tick := time.NewTicker(w.c.tick() / 4)
-	defer tick.Stop()
 	for {
+		timer := time.NewTimer(w.untilDue())
 		select {
 		case <-ctx.Done():
+			timer.Stop()
 			return
-		case <-tick.C:
-			w.mu.Lock()
-			w.readOlder(w.c.tick())
-			w.mu.Unlock()
+		case <-timer.C:
 		}
+		w.mu.Lock()
+		if due := w.scale.Due(); !due.IsZero() && !time.Now().Before(due) {
+			w.readOlder(0)
+		} else {
+			w.readOlder(w.c.tick())
+		}
+		w.mu.Unlock()
 	}
+}
+
+// untilDue is how long it is until counters must be read, if nobody scrapes.
+func (w *weigher) untilDue() time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	wait := time.Until(w.read.Add(w.c.tick()))
+	if due := w.scale.Due(); !due.IsZero() {
+		wait = min(wait, time.Until(due))
+	}
+	return max(wait, fresh/10)
 }
 
 // Gather gives all metrics.
@@ -77,7 +94,7 @@ func (w *weigher) Gather() ([]*dto.MetricFamily, error) {
 	defer w.mu.Unlock()
 	w.readOlder(fresh)
 	if w.families == nil && w.totals.Last != nil {
-		w.families = families(&view{Totals: w.totals, started: w.started})
+		w.families = families(&view{Totals: w.totals, started: w.started, parts: w.parts})
 	}
 	return w.families, nil
 }
@@ -90,7 +107,11 @@ func (w *weigher) readOlder(age time.Duration) {
 	}
 	w.read, w.families = now, nil
 	var l *ledger.Ledger
-	if l, w.err = w.scale.Tick(w.ctx); w.err == nil {
+	l, w.err = w.scale.Tick(w.ctx)
+	for _, p := range w.scale.Parts() {
+		w.parts[p.Name] = p
+	}
+	if w.err == nil {
 		w.err = w.charge(l)
 	}
 	if w.err != nil {

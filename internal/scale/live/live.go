@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -15,10 +16,28 @@ import (
 
 // Scale gives one ledger after another. It is for one goroutine.
 type Scale struct {
-	o    meter.Options
-	m    *meter.Meter
-	w    *meter.Window // nil where sampling failed: the next Tick opens one
-	read time.Time     // when all was read last
+	o     meter.Options
+	duty  Duty
+	m     *meter.Meter
+	w     *meter.Window // nil where sampling failed: the next Tick opens one
+	read  time.Time     // when all was read last
+	parts []meter.Part  // of the last ledger
+
+	cycle  time.Time // when the cycle of the duty began
+	toggle time.Time // when statistics are switched on, or off, next
+	counts bool      // they are on
+}
+
+// Duty says when the kernel's run statistics are on: for On of each Every, at a random time in it, so that what happens
+// at regular times is neither missed nor always met. The zero value is always.
+type Duty struct{ On, Every time.Duration }
+
+// Factor is how many times the time with statistics goes into all time.
+func (d Duty) Factor() float64 {
+	if d.On == 0 {
+		return 1
+	}
+	return float64(d.Every) / float64(d.On)
 }
 
 // allEvery is how often new groups are looked for, and memory, programs and maps are listed. It costs several times
@@ -29,8 +48,8 @@ const allEvery = 10 * time.Second
 const drainEvery = 500 * time.Millisecond
 
 // Open begins the first window. Close the Scale.
-func Open(ctx context.Context, o meter.Options) (*Scale, error) {
-	s := &Scale{o: o}
+func Open(ctx context.Context, o meter.Options, d Duty) (*Scale, error) {
+	s := &Scale{o: o, duty: d}
 	s.o.DrainEvery = cmp.Or(o.DrainEvery, drainEvery)
 	if err := s.open(ctx); err != nil {
 		return nil, err
@@ -48,8 +67,40 @@ func (s *Scale) open(ctx context.Context) (err error) {
 		return errors.Join(err, s.Close())
 	}
 	s.read = time.Time{}
+	s.counts = true
+	if s.duty.On > 0 { // the first cycle begins with statistics on: whoever looks early sees something
+		s.cycle = time.Now()
+		s.toggle = s.cycle.Add(s.duty.On)
+	}
 	return nil
 }
+
+// Due is when Tick must be called at the latest, to switch the kernel's run statistics on or off; the zero time where
+// they always are what they are.
+func (s *Scale) Due() time.Time { return s.toggle }
+
+// switchStatistics does that if it is due. A window has just begun.
+func (s *Scale) switchStatistics() error {
+	now := time.Now()
+	if s.duty.On == 0 || now.Before(s.toggle) {
+		return nil
+	}
+	if err := s.m.Count(!s.counts); err != nil {
+		return err
+	}
+	if s.counts = !s.counts; s.counts {
+		s.toggle = now.Add(s.duty.On)
+		return nil
+	}
+	for !s.cycle.After(now) { // more than one where the machine stood still
+		s.cycle = s.cycle.Add(s.duty.Every)
+	}
+	s.toggle = s.cycle.Add(rand.N(s.duty.Every - s.duty.On + 1))
+	return nil
+}
+
+// Parts are what the last ledger was made of, with what that cost. A part that was not read again is not among them.
+func (s *Scale) Parts() []meter.Part { return s.parts }
 
 // Tick ends the window now, and begins the next one at the same edge: no second is in neither of them, or in both. After
 // an error the next ledger has what was used meanwhile, unless sampling failed: then its window begins later, as its
@@ -62,10 +113,15 @@ func (s *Scale) Tick(ctx context.Context) (*ledger.Ledger, error) {
 	}
 	now := time.Now()
 	all := now.Sub(s.read) >= allEvery
-	l, w, err := s.w.Next(all)
+	before := s.w
+	l, w, err := before.Next(all)
 	s.w = w
+	s.parts = slices.DeleteFunc(before.Parts(), func(p meter.Part) bool { return p.Took == 0 && p.Err == nil })
 	if err != nil {
 		return nil, err
+	}
+	if err := s.switchStatistics(); err != nil {
+		l.Warn("no-statistics", "the kernel's run statistics could not be switched: %v", err)
 	}
 	if all {
 		s.read = now

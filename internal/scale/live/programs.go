@@ -1,8 +1,12 @@
 package live
 
 import (
+	"cmp"
+	"math"
 	"time"
 
+	"tare/internal/lib/known"
+	"tare/internal/lib/stats/interval"
 	"tare/internal/scale/attribution"
 	"tare/internal/scale/ledger"
 )
@@ -29,14 +33,47 @@ var unplaced = Place{}
 // that, however many windows that takes.
 type program struct {
 	last    ledger.Program
-	runs    uint64
-	samples int // that saw it in the time that was split
+	runs    *uint64 // nil: never counted
+	samples int     // that saw it in the time that was split
 
 	pending int64         // run time in ns that is not split yet
 	seen    map[Place]int // by place, the samples that saw the program in that time
 	since   time.Time     // when that time began
 
 	payers map[Place]*payer // of what was split
+
+	phases phases
+}
+
+// phases are what a program ran in the times with statistics, of which each stands for a cycle of the duty.
+type phases struct {
+	n         int
+	now, last float64 // seconds, in this phase and in the one before
+	squares   float64 // sum over phases of (this - last)^2
+}
+
+// end ends a phase, if there is one.
+func (p *phases) end() {
+	if p.n > 0 {
+		p.squares += (p.now - p.last) * (p.now - p.last)
+	}
+	p.last, p.now = p.now, 0
+	p.n++
+}
+
+// scalingError is half the 95 % interval of the sum of phases as an estimate of all time, in seconds; false for fewer
+// than four phases. Each phase is a random part of its cycle, so that the variance is that of stratified sampling with
+// one draw in each stratum, by differences of neighbours (Cochran, Sampling Techniques, 1977, 5A.12): they also have
+// what changes between cycles, so that the interval is no narrower than it should be.
+func (p *phases) scalingError(d Duty) (float64, bool) {
+	const least = 4
+	if d.On == 0 || p.n < least {
+		return 0, false
+	}
+	f := d.Factor()
+	variance := float64(p.n) * f * f * (1 - 1/f) * p.squares / float64(2*(p.n-1))
+	// Differences of neighbours overlap, so that they have two thirds of the degrees of freedom of as many draws.
+	return interval.Student(2*float64(p.n-1)/3, attribution.Confidence) * math.Sqrt(variance), true
 }
 
 // payer is what one place has paid. It is given when samples have seen the program there MinShare times.
@@ -54,6 +91,9 @@ func (t *Totals) addPrograms(l *ledger.Ledger) {
 	}
 	used, paid, unsplit := map[ProgramKey]int64{}, map[Payer]int64{}, map[ProgramKey]int64{}
 	alive := make(map[ProgramKey]bool, len(l.Programs))
+	factor := t.o.Duty.Factor()
+	ended := t.counted && l.CPU.BPFUnsplit == nil // a time with statistics has ended
+	t.counted = l.CPU.BPFUnsplit != nil
 	for i := range l.Programs {
 		lp := &l.Programs[i]
 		key := ProgramKey{lp.ID, lp.Tag}
@@ -64,13 +104,17 @@ func (t *Totals) addPrograms(l *ledger.Ledger) {
 			t.programs[key] = p
 		}
 		p.last = *lp
+		if ended {
+			p.phases.end()
+		}
 		used[key] += 0
 		if lp.RunSeconds == nil {
 			continue
 		}
-		ran := ns(*lp.RunSeconds)
+		ran := ns(*lp.RunSeconds * factor)
 		used[key] = ran
-		p.runs += *lp.RunCount
+		p.runs = known.Sum(cmp.Or(p.runs, new(uint64)), new(uint64(math.Round(float64(*lp.RunCount)*factor))))
+		p.phases.now += *lp.RunSeconds
 		t.split(p, lp, ran, l.Window.End, func(place Place, ns int64) {
 			if place == unplaced {
 				unsplit[key] += ns
@@ -185,14 +229,21 @@ func (t *Totals) placeOf(group *string) Place {
 // Program is one eBPF program as of the last ledger.
 type Program struct {
 	*ledger.Program
-	Runs    uint64
+	Runs    *uint64 // nil: never counted
 	Pending float64 // run time in seconds that is not split yet: the rest is in Payers or Unsplit
 	Samples int     // that saw it, of the time that was split
+	// ScalingError is half the 95 % interval of the run time, in seconds, that comes of statistics being on for a part of
+	// the time; nil where they are on always, and for the first cycles.
+	ScalingError *float64
 }
 
 // Each calls f with each program that is there.
 func (t *Totals) Each(f func(ProgramKey, Program)) {
 	for key, p := range t.programs {
-		f(key, Program{&p.last, p.runs, seconds(p.waiting()), p.samples})
+		one := Program{Program: &p.last, Runs: p.runs, Pending: seconds(p.waiting()), Samples: p.samples}
+		if e, known := p.phases.scalingError(t.o.Duty); known {
+			one.ScalingError = &e
+		}
+		f(key, one)
 	}
 }

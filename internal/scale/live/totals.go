@@ -24,6 +24,8 @@ type Options struct {
 	// Most is how many series each kind of total may have: the biggest have their own, the rest have one together. 0 is
 	// no limit.
 	Most int
+	// Duty is that of the scale: run time of eBPF programs that was counted stands for all time.
+	Duty Duty
 }
 
 // Totals are what a machine has used since they began: sums over ledgers that follow each other without a gap. They
@@ -46,6 +48,7 @@ type Totals struct {
 	Unsplit       *Ranked[ProgramKey]     // run time that could not be
 
 	programs map[ProgramKey]*program
+	counted  bool             // the last ledger has the run time of programs
 	places   map[string]Place // by path, of the last ledger
 	Last     *ledger.Ledger   // nil before the first
 	Ticks    int

@@ -57,6 +57,7 @@ type Meter struct {
 	witness   *witness.Witness // nil without one
 	lookCost  *float64         // seconds that one look of the witness costs; nil where unknown
 	uncounted bool             // the kernel's run statistics are off: runs and run time of programs are not known
+	countable bool             // they can be switched on
 	whole     bool             // see Options
 	parts     windowParts      // that are asked for, with the errors of those that this machine lacks
 	noKernel  bool             // kernel threads are hidden from this process

@@ -69,6 +69,23 @@ func (w *Window) Next(all bool) (*ledger.Ledger, *Window, error) {
 	return l, next, nil
 }
 
+// Count switches the kernel's run statistics on or off for the window that Next has just opened. Without them, the
+// ledger of that window does not say how often and how long programs ran. It does nothing where the meter has none.
+func (m *Meter) Count(on bool) (err error) {
+	switch {
+	case !m.countable || on != m.uncounted:
+		return nil
+	case !on:
+		err = m.stats.Close()
+		m.stats, m.uncounted = nil, true
+		return err
+	}
+	if m.stats, err = bpf.EnableStats(); err == nil {
+		m.uncounted = false
+	}
+	return err
+}
+
 // begin makes the last edge of the window before the first edge of this one: what has gone is not in it.
 func (w *Window) begin() {
 	m := w.m

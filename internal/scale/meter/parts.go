@@ -141,6 +141,7 @@ func (m *Meter) openStatistics() error {
 		return nil
 	}
 	err := m.enableStatistics()
+	m.countable = err == nil
 	if err == nil || m.whole {
 		return err
 	}

@@ -51,3 +51,9 @@ func Wilson(p, n, z float64) (lo, hi float64) {
 	half := z / (1 + z*z/n) * math.Sqrt(p*(1-p)/n+z*z/(4*n*n))
 	return max(centre-half, 0), min(centre+half, 1)
 }
+
+// Student is the t with P(|T| <= t) = confidence, of Student's distribution with df degrees of freedom.
+func Student(df, confidence float64) float64 {
+	x := mathext.InvRegIncBeta(df/2, 0.5, 1-confidence)
+	return math.Sqrt(df * (1/x - 1))
+}

@@ -103,3 +103,10 @@ func TestPoisson(t *testing.T) {
 		}
 	}
 }
+
+// Student's t against tables.
+func TestStudent(t *testing.T) {
+	for df, want := range map[float64]float64{1: 12.706, 2: 4.303, 10: 2.228, 1e6: 1.960} {
+		near(t, "Student", Student(df, 0.95), want, 6e-4)
+	}
+}
