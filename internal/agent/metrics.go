@@ -48,7 +48,7 @@ const (
 	gauge   = dto.MetricType_GAUGE
 )
 
-// other is the label of the series that stands for all that have none: those over the limit, and those that are gone.
+// other is the label of the series that stands for all that have none, because of --max-series.
 const other = "(other)"
 
 var (
@@ -197,7 +197,17 @@ var metrics = []metric{
 		}},
 	{"tare_bpf_pending_seconds", "Run time of an eBPF program that awaits more samples: it is yet to be split.", gauge,
 		[]string{"id", "program"}, func(v *view, add add) {
-			eachProgram(v, func(p *live.Program) { add(p.Pending, id(p.ID), p.Name) })
+			rest, any := 0.0, false
+			v.Each(func(key live.ProgramKey, p live.Program) {
+				if v.Programs.Has(key) {
+					add(p.Pending, id(p.ID), p.Name)
+					return
+				}
+				rest, any = rest+p.Pending, true
+			})
+			if any {
+				add(rest, "", other)
+			}
 		}},
 	{"tare_bpf_scaling_error_seconds", "Half the 95 % interval of tare_bpf_program_run_seconds_total that comes of run " +
 		"statistics being on for a part of the time (--bpf-stats 10s/60s).", gauge, []string{"id", "program"},
@@ -268,14 +278,17 @@ var metrics = []metric{
 				add(map[bool]float64{true: 1, false: 0}[p.Err == nil], name)
 			}
 		}},
+	{"tare_agent_series_gone_seconds_total", "What series of a metric had when they ended, because what they stand for is " +
+		"gone, or a bigger one took their place. A metric's sum and this never fall together. Rates do not need it.",
+		counter, []string{"metric"}, func(v *view, add add) {
+			for name, r := range v.ranked() {
+				add(r.Gone(), name)
+			}
+		}},
 	{"tare_agent_series_omitted", "Series of a metric that have none of their own, because of --max-series.", gauge,
 		[]string{"metric"}, func(v *view, add add) {
-			for name, rest := range map[string]func() (float64, int, bool){
-				"tare_group_cpu_seconds_total": v.Places.Rest, "tare_namespace_cpu_seconds_total": v.Namespaces.Rest,
-				"tare_component_cpu_seconds_total": v.Components.Rest, "tare_bpf_payer_seconds_total": v.Payers.Rest,
-				"tare_bpf_program_run_seconds_total": v.Programs.Rest, "tare_bpf_unsplit_seconds_total": v.Unsplit.Rest,
-			} {
-				_, omitted, _ := rest()
+			for name, r := range v.ranked() {
+				_, omitted, _ := r.Rest()
 				add(float64(omitted), name)
 			}
 		}},
@@ -289,6 +302,21 @@ var metrics = []metric{
 				}
 			}
 		}},
+}
+
+// limited is a metric whose series are bounded in number.
+type limited interface {
+	Rest() (total float64, omitted int, any bool)
+	Gone() float64
+}
+
+func (v *view) ranked() map[string]limited {
+	return map[string]limited{
+		"tare_group_cpu_seconds_total": v.Places, "tare_namespace_cpu_seconds_total": v.Namespaces,
+		"tare_component_cpu_seconds_total": v.Components, "tare_component_bpf_seconds_total": v.ComponentsBPF,
+		"tare_bpf_payer_seconds_total": v.Payers, "tare_bpf_program_run_seconds_total": v.Programs,
+		"tare_bpf_unsplit_seconds_total": v.Unsplit,
+	}
 }
 
 var memoryKinds = map[string]func(*ledger.Memory) *int64{

@@ -22,15 +22,15 @@ func (c *count) take(o count) {
 	c.shown = max(c.shown+o.shown, c.sum)
 }
 
-// Ranked holds a running total for each of the biggest keys, and one for all others. The sum of all never falls,
-// whatever comes, goes, grows or shrinks: a key that is gone, or gives way to a bigger one, leaves its total with the
-// others.
+// Ranked holds a running total for each of the biggest keys, and one for all others. A key that is gone, or gives way to
+// a bigger one, leaves its total with those that are gone: were it added to the others, these would seem to have used at
+// once what it used in all its life. The sum of all three never falls, whatever comes, goes, grows or shrinks.
 type Ranked[K comparable] struct {
-	most    int // keys with a total of their own; 0 is no limit
+	most    int // keys with a separate total; 0 is no limit
 	rows    map[K]*ranked
 	rest    count
+	gone    count
 	omitted int
-	gone    bool // some key has left its total with the others
 }
 
 type ranked struct {
@@ -38,7 +38,7 @@ type ranked struct {
 	recent float64 // ns, the older the less: which key is bigger
 }
 
-// NewRanked has a total for each of at most so many keys; 0 is no limit.
+// NewRanked has a total for each of at most that many keys; 0 is no limit.
 func NewRanked[K comparable](most int) *Ranked[K] {
 	return &Ranked[K]{most: most, rows: map[K]*ranked{}}
 }
@@ -93,8 +93,7 @@ func (r *Ranked[K]) Tick(used map[K]int64, alive func(K) bool) {
 }
 
 func (r *Ranked[K]) drop(key K) {
-	r.rest.take(r.rows[key].count)
-	r.gone = true
+	r.gone.take(r.rows[key].count)
 	delete(r.rows, key)
 }
 
@@ -112,14 +111,18 @@ func (r *Ranked[K]) All() iter.Seq2[K, float64] {
 // Has says whether a key has a total.
 func (r *Ranked[K]) Has(key K) bool { return r.rows[key] != nil }
 
-// Rest is the total of all other keys in seconds, and how many of them are alive; false where there never was one.
+// Rest is what all other keys used while they had no total, in seconds, and how many of them the last Tick had; false
+// where there never was one.
 func (r *Ranked[K]) Rest() (total float64, omitted int, any bool) {
-	return seconds(r.rest.shown), r.omitted, r.gone || r.omitted > 0 || r.rest != count{}
+	return seconds(r.rest.shown), r.omitted, r.omitted > 0 || r.rest != count{}
 }
+
+// Gone is what keys had, in seconds, when they went away or gave way to bigger ones.
+func (r *Ranked[K]) Gone() float64 { return seconds(r.gone.shown) }
 
 // Sum is the total of all keys, in seconds.
 func (r *Ranked[K]) Sum() float64 {
-	sum := r.rest.shown
+	sum := r.rest.shown + r.gone.shown
 	for _, row := range r.rows {
 		sum += row.shown
 	}
