@@ -1,7 +1,9 @@
 package live
 
 import (
+	"cmp"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -182,35 +184,54 @@ func (t *Totals) components(l *ledger.Ledger) {
 	t.ComponentsBPF.Tick(run, always)
 }
 
-// PlaceOf is the place of a control group of the last ledger.
+// PlaceOf is the place of a control group. One that the last ledger does not have has come since groups were looked for,
+// or is gone: it is in the place of the group around it, as is its CPU time.
 func (t *Totals) PlaceOf(path string) Place {
-	if p, known := t.places[path]; known {
-		return p
+	for above := path; ; above = above[:strings.LastIndexByte(above, '/')] {
+		if p, known := t.places[above]; known {
+			return p
+		}
+		if strings.LastIndexByte(above, '/') <= 0 {
+			return t.o.Name(path)
+		}
 	}
-	return t.o.Name(path)
 }
 
 // groups adds what the groups have used, each second to one place: the counter of a group has what the groups in it
 // used, so where a place begins inside another its topmost group is added to the one and taken from the other.
+//
+// A group may be found windows after it came, and its counter then has what it used in all of them. What the windows
+// before have counted in the place around it stays there: the group has no more than that place has in this window.
 func (t *Totals) groups(l *ledger.Ledger) {
+	before := t.places
 	t.places = make(map[string]Place, len(l.Cgroups))
 	for _, g := range l.Cgroups {
 		t.places[g.Path] = t.o.Name(g.Path)
 	}
+	groups := slices.SortedFunc(slices.Values(l.Cgroups), func(a, b ledger.Cgroup) int { return cmp.Compare(a.Path, b.Path) })
+	replaced := map[string]bool{} // a group was made where one had been removed
+	for _, g := range groups {
+		replaced[g.Path] = replaced[g.Path] || g.Vanished
+	}
 	used := map[Place]int64{}
-	for _, g := range l.Cgroups {
+	for _, g := range groups { // those around others come first
 		if g.Path == "/" {
-			continue // the root group has a line of its own in the budget
+			continue // the root group has its line in the budget
 		}
 		place, around, isTop := t.begins(g.Path)
 		used[place] += 0
 		if !isTop || g.CPUSeconds == nil {
 			continue
 		}
-		used[place] += ns(*g.CPUSeconds)
+		n := ns(*g.CPUSeconds)
 		if around.Top != "" {
-			used[around] -= ns(*g.CPUSeconds)
+			_, old := before[g.Path]
+			if isNew := !old || replaced[g.Path] && !g.Vanished; isNew && t.Ticks > 1 {
+				n = min(n, max(used[around], 0))
+			}
+			used[around] -= n
 		}
+		used[place] += n
 	}
 	t.Places.Tick(used, func(Place) bool { return false })
 	spaces := map[string]int64{}

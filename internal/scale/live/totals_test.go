@@ -1,0 +1,166 @@
+package live
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"tare/internal/scale/ledger"
+)
+
+// window is a ledger of the second that ends at s.
+func window(s int) *ledger.Ledger {
+	start := time.Unix(int64(s), 0)
+	return &ledger.Ledger{Host: ledger.Host{CPUs: 2}, Window: ledger.Window{Start: start, End: start.Add(time.Second), Seconds: 1}}
+}
+
+func group(path string, s float64) ledger.Cgroup { return ledger.Cgroup{Path: path, CPUSeconds: &s} }
+
+// The lines sum to the capacity, but for what is counted twice, to within the grain, and none of them falls.
+func TestBudgetSums(t *testing.T) {
+	for seed := range uint64(50) {
+		random := rand.New(rand.NewPCG(seed, 2))
+		totals := NewTotals(Options{})
+		var before map[string]float64
+		for tick := range 200 {
+			l := window(tick)
+			u := ledger.Usage{Capacity: 2, Idle: 2 * random.Float64(), IRQTime: random.IntN(2) == 0}
+			busy := 2 - u.Idle
+			u.Groups, u.Root = busy*random.Float64(), busy*random.Float64()/8
+			u.Self, u.Steal = u.Root/2, random.Float64()/10
+			l.CPU = ledger.Budget(u)
+			totals.Add(l)
+			sum := 0.0
+			for name, s := range totals.Lines() {
+				if s < before[name] {
+					t.Fatalf("seed %d: %s fell from %g to %g", seed, name, before[name], s)
+				}
+				sum += s
+			}
+			before = totals.Lines()
+			over := sum - totals.CountedTwice() - totals.Capacity.Seconds()
+			if over < -1e-6 || over > 2*grain.Seconds()+1e-6 {
+				t.Fatalf("seed %d, tick %d: the lines exceed the capacity by %g s", seed, tick, over)
+			}
+		}
+	}
+}
+
+// Groups in groups: each second is in one place, and the places have what the topmost groups used.
+func TestGroupsSum(t *testing.T) {
+	for seed := range uint64(50) {
+		random := rand.New(rand.NewPCG(seed, 3))
+		totals := NewTotals(Options{Most: random.IntN(2) * 5})
+		want, sum, spaces := 0.0, 0.0, 0.0
+		for tick := range 100 {
+			l := window(tick)
+			for i := range 1 + random.IntN(6) {
+				inner, own := random.Float64(), random.Float64()
+				if random.IntN(4) == 0 {
+					inner = 0
+				}
+				top := fmt.Sprintf("/%d", i)
+				l.Cgroups = append(l.Cgroups, group(top, inner+own))
+				want += inner + own
+				if random.IntN(3) > 0 {
+					l.Cgroups = append(l.Cgroups, group(top+"/in", inner), group(top+"/in/er", inner/2))
+				}
+			}
+			random.Shuffle(len(l.Cgroups), func(i, j int) { l.Cgroups[i], l.Cgroups[j] = l.Cgroups[j], l.Cgroups[i] })
+			totals.Add(l)
+			if totals.Places.Sum() < sum || totals.Namespaces.Sum() < spaces {
+				t.Fatalf("seed %d: a sum fell", seed)
+			}
+			sum, spaces = totals.Places.Sum(), totals.Namespaces.Sum()
+			if math.Abs(sum-want) > 1e-6 || math.Abs(spaces-want) > 1e-6 {
+				t.Fatalf("seed %d, tick %d: the places have %g s, the namespaces %g s, and %g s were used", seed, tick, sum,
+					spaces, want)
+			}
+		}
+	}
+}
+
+// A group that is found windows after it came brings along all that it has used. What has been counted around it by then
+// is not counted again.
+func TestGroupFoundLate(t *testing.T) {
+	totals := NewTotals(Options{})
+	add := func(tick int, groups ...ledger.Cgroup) {
+		l := window(tick)
+		l.Cgroups = groups
+		totals.Add(l)
+	}
+	add(0, group("/kubepods", 0.1))
+	for tick := 1; tick <= 9; tick++ {
+		add(tick, group("/kubepods", 1)) // of a container that is not known yet
+	}
+	add(10, group("/kubepods/c", 10), group("/kubepods", 1))
+	add(11, group("/kubepods/c", 1), group("/kubepods", 1))
+	got := maps.Collect(totals.Places.All())
+	if around, in := got[Place{Top: "/kubepods"}], got[Place{Top: "/kubepods/c"}]; math.Abs(around-9.1) > 1e-9 || in != 2 {
+		t.Errorf("around it are %g s, and in it %g; want 9.1 and 2", around, in)
+	}
+	// One that is removed and made again between two looks is another.
+	add(12, ledger.Cgroup{Path: "/kubepods/c", Vanished: true}, group("/kubepods", 1))
+	add(13, group("/kubepods", 1))
+	add(14, group("/kubepods/c", 2), group("/kubepods", 1))
+	removed := group("/kubepods/c", 0.5)
+	removed.Vanished = true
+	add(15, removed, group("/kubepods/c", 3), group("/kubepods", 1))
+	if got := totals.Places.Sum(); math.Abs(got-15.1) > 1e-9 {
+		t.Errorf("%g s in all, and 15.1 were used", got)
+	}
+}
+
+// Where a place is more than one group, its topmost group has all of it; a place in a place is not counted in both.
+func TestNamedPlaces(t *testing.T) {
+	pod := Place{Namespace: "shop", Pod: "cart", Top: "/pods/cart"}
+	side := Place{Namespace: "shop", Pod: "cart", Container: "proxy", Top: "/pods/cart/proxy"}
+	totals := NewTotals(Options{Name: func(path string) Place {
+		switch path {
+		case "/pods/cart", "/pods/cart/app":
+			return pod
+		case "/pods/cart/proxy":
+			return side
+		}
+		return Place{Top: path}
+	}})
+	l := window(0)
+	hard := func(g ledger.Cgroup, bytes int64) ledger.Cgroup {
+		g.Memory = &ledger.Memory{Hard: &bytes}
+		return g
+	}
+	l.Cgroups = []ledger.Cgroup{hard(group("/pods", 6), 60), hard(group("/pods/cart", 5), 50),
+		hard(group("/pods/cart/app", 2), 20), hard(group("/pods/cart/proxy", 1), 10)}
+	totals.Add(l)
+	memory, rest := totals.Memory(func(m *ledger.Memory) *int64 { return m.Hard })
+	cpu := maps.Collect(totals.Places.All())
+	for place, want := range map[Place]float64{{Top: "/pods"}: 1, pod: 4, side: 1} {
+		if cpu[place] != want || memory[place] != int64(10*want) {
+			t.Errorf("%+v has %g s and %d bytes, want %g and %g", place, cpu[place], memory[place], want, 10*want)
+		}
+	}
+	if rest != 0 || totals.Namespaces.Sum() != 6 || maps.Collect(totals.Namespaces.All())["shop"] != 5 {
+		t.Errorf("rest %d bytes, namespaces %v", rest, maps.Collect(totals.Namespaces.All()))
+	}
+	if got := totals.PlaceOf("/pods/cart/proxy/new"); got != side {
+		t.Errorf("a group that is not known yet is in %+v, want the place around it", got)
+	}
+}
+
+func TestLongestStall(t *testing.T) {
+	totals := NewTotals(Options{})
+	if _, known := totals.LongestStall(); known {
+		t.Error("a stall is known before the first ledger")
+	}
+	for tick, s := range []float64{0.5, 0.1, 0.2} {
+		l := window(40 * tick)
+		l.Noise = &ledger.Noise{LongestSeconds: s}
+		totals.Add(l)
+	}
+	if got, known := totals.LongestStall(); !known || got != 0.2 {
+		t.Errorf("the longest stall of the last minute is %g s, want 0.2", got)
+	}
+}
