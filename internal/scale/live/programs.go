@@ -41,7 +41,7 @@ type program struct {
 	since   time.Time     // when that time began
 
 	payers map[Place]*payer // of what was split
-
+	gone   bool             // it was unloaded in the last ledger, which still has it
 	phases phases
 }
 
@@ -99,7 +99,7 @@ func (t *Totals) addPrograms(l *ledger.Ledger) {
 		key := ProgramKey{lp.ID, lp.Tag}
 		alive[key] = !lp.Unloaded
 		p := t.programs[key]
-		if p == nil {
+		if p == nil || p.gone {
 			p = &program{seen: map[Place]int{}, payers: map[Place]*payer{}, since: l.Window.Start}
 			t.programs[key] = p
 		}
@@ -129,9 +129,13 @@ func (t *Totals) addPrograms(l *ledger.Ledger) {
 	}
 	there[Idle] = true
 	for key, p := range t.programs {
-		if !alive[key] {
-			unsplit[key] += p.waiting()
+		if p.gone {
 			delete(t.programs, key)
+			continue
+		}
+		if !alive[key] { // its name is needed for as long as its totals have not gone to the others
+			unsplit[key] += p.waiting()
+			p.gone, p.pending, p.payers = true, 0, nil
 			continue
 		}
 		for place, held := range p.payers {
@@ -163,12 +167,12 @@ func (t *Totals) split(p *program, lp *ledger.Program, ran int64, now time.Time,
 		n += k
 	}
 	switch {
+	case p.pending == 0:
+		p.since = now
+		return
 	case n >= attribution.MinSamples:
 		p.deal(n, to)
-	case p.pending == 0, now.Sub(p.since) < patience:
-		if p.pending == 0 {
-			p.since = now
-		}
+	case now.Sub(p.since) < patience:
 		return
 	default:
 		to(unplaced, p.pending)

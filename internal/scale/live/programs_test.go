@@ -1,0 +1,196 @@
+package live
+
+import (
+	"maps"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"tare/internal/scale/attribution"
+	"tare/internal/scale/ledger"
+)
+
+// program is a program's row in a ledger: what it ran, and how many samples saw it in which group; "" is of no group.
+func row(id uint32, s float64, seen map[string]int) ledger.Program {
+	runs := uint64(s * 1e6)
+	p := ledger.Program{ID: id, Tag: "t", RunSeconds: &s, RunCount: &runs}
+	for path, n := range seen {
+		one := ledger.Seen{Context: ledger.Task, Samples: n}
+		if path != "" {
+			one.Cgroup = &path
+		}
+		p.Seen = append(p.Seen, one)
+	}
+	return p
+}
+
+// parts are what a program's run time consists of, in seconds.
+func parts(t *Totals, key ProgramKey) (run, paid, unsplit, pending float64) {
+	run, unsplit = maps.Collect(t.Programs.All())[key], maps.Collect(t.Unsplit.All())[key]
+	for payer, s := range t.Payers.All() {
+		if payer.Program == key {
+			paid += s
+		}
+	}
+	t.Each(func(k ProgramKey, p Program) {
+		if k == key {
+			pending = p.Pending
+		}
+	})
+	return run, paid, unsplit, pending
+}
+
+func added(t *Totals, tick int, groups []string, programs ...ledger.Program) {
+	l := window(tick)
+	l.Programs = programs
+	for _, path := range groups {
+		l.Cgroups = append(l.Cgroups, group(path, 0))
+	}
+	t.Add(l)
+}
+
+// Run time waits for enough samples, over many windows, and is then split by all of them.
+func TestRareProgramsAreSplit(t *testing.T) {
+	totals := NewTotals(Options{})
+	key, groups := ProgramKey{1, "t"}, []string{"/a", "/b"}
+	for tick := range 10 { // 2 + 1 samples in each
+		added(totals, tick, groups, row(1, 1, map[string]int{"/a": 2, "/b": 1}))
+		run, paid, unsplit, pending := parts(totals, key)
+		if run != float64(tick+1) || unsplit != 0 || math.Abs(paid+pending-run) > 1e-9 {
+			t.Fatalf("tick %d: run %g, paid %g, not split %g, pending %g", tick, run, paid, unsplit, pending)
+		}
+		if want := tick >= 8; (paid > 0) != want { // 27 samples
+			t.Errorf("tick %d: paid %g", tick, paid)
+		}
+	}
+	paid := maps.Collect(totals.Payers.All())
+	a, b := paid[Payer{key, Place{Top: "/a"}}], paid[Payer{key, Place{Top: "/b"}}]
+	if math.Abs(a-6) > 1e-6 || math.Abs(b-3) > 1e-6 {
+		t.Errorf("a pays %g s and b %g; want 6 and 3 of the 9 that are split", a, b)
+	}
+}
+
+// A place that samples have seen a few times has a payer's series only when it has been seen MinShare times. Until then
+// its part is pending.
+func TestPayersAreHeldBack(t *testing.T) {
+	totals := NewTotals(Options{})
+	key, groups := ProgramKey{1, "t"}, []string{"/a", "/b"}
+	rare := Payer{key, Place{Top: "/b"}}
+	for tick := range 3 {
+		added(totals, tick, groups, row(1, 1, map[string]int{"/a": 48, "/b": 2}))
+		got, named := maps.Collect(totals.Payers.All())[rare]
+		if want := 2*(tick+1) >= attribution.MinShare; named != want {
+			t.Errorf("tick %d: a place with %d samples is named: %v", tick, 2*(tick+1), named)
+		}
+		_, _, _, pending := parts(totals, key)
+		if math.Abs(got+pending-0.04*float64(tick+1)) > 1e-6 {
+			t.Errorf("tick %d: it pays %g s and %g are pending", tick, got, pending)
+		}
+	}
+}
+
+// What no sample sees is not pending for ever.
+func TestPatience(t *testing.T) {
+	totals := NewTotals(Options{})
+	key := ProgramKey{1, "t"}
+	for tick := 0; time.Duration(tick)*time.Second <= patience; tick += 30 {
+		added(totals, tick, nil, row(1, 1, nil))
+	}
+	run, paid, unsplit, pending := parts(totals, key)
+	if paid != 0 || pending > 1 || math.Abs(unsplit+pending-run) > 1e-9 || unsplit == 0 {
+		t.Errorf("after ten minutes: run %g, paid %g, not split %g, pending %g", run, paid, unsplit, pending)
+	}
+}
+
+// A program with a sole place needs no samples.
+func TestSolePayer(t *testing.T) {
+	totals := NewTotals(Options{})
+	p := row(1, 2, nil)
+	path := "/a"
+	p.Shares = []ledger.Share{{Cgroup: &path, Seconds: 2, Method: ledger.Sole}}
+	added(totals, 0, []string{"/a"}, p)
+	if got := maps.Collect(totals.Payers.All())[Payer{ProgramKey{1, "t"}, Place{Top: "/a"}}]; got != 2 {
+		t.Errorf("the only payer has %g s, want 2", got)
+	}
+}
+
+// A group that has come since groups were looked for pays in the place around it, as its CPU time is counted there.
+func TestPayerThatIsNotKnownYet(t *testing.T) {
+	totals := NewTotals(Options{})
+	added(totals, 0, []string{"/a"}, row(1, 1, map[string]int{"/a/new": 30}))
+	if got := maps.Collect(totals.Payers.All())[Payer{ProgramKey{1, "t"}, Place{Top: "/a"}}]; got != 1 {
+		t.Errorf("the place around it pays %g s, want 1: %v", got, maps.Collect(totals.Payers.All()))
+	}
+}
+
+// Programs come and go, as do groups; whatever the order, run time is paid, not split or pending, for each program that
+// is there and in all, and no sum falls. Every total has a name for as long as it is not with those that are gone.
+func TestProgramsSum(t *testing.T) {
+	for seed := range uint64(100) {
+		random := rand.New(rand.NewPCG(seed, 4))
+		totals := NewTotals(Options{Most: []int{0, 3}[random.IntN(2)]})
+		var all, payers, unsplit float64
+		gone := map[uint32]bool{}
+		next := uint32(5)
+		for tick := range 120 {
+			var programs []ledger.Program
+			var groups []string
+			for _, path := range []string{"/a", "/b", "/c", "/d"} {
+				if random.IntN(4) > 0 {
+					groups = append(groups, path)
+				}
+			}
+			for id := range next {
+				if gone[id] {
+					continue
+				}
+				seen := map[string]int{}
+				for _, path := range []string{"/a", "/b", "/c", "/d", "", attribution.Idle} {
+					seen[path] = random.IntN(4) * random.IntN(4)
+				}
+				p := row(id, random.Float64(), seen)
+				if random.IntN(20) == 0 {
+					gone[id], p.Unloaded = true, true
+					if random.IntN(2) == 0 {
+						p.RunSeconds, p.RunCount = nil, nil
+					}
+					next++
+				}
+				if p.RunSeconds != nil {
+					all += seconds(ns(*p.RunSeconds))
+				}
+				programs = append(programs, p)
+			}
+			added(totals, tick, groups, programs...)
+			if totals.Payers.Sum() < payers || totals.Unsplit.Sum() < unsplit {
+				t.Fatalf("seed %d, tick %d: a sum fell", seed, tick)
+			}
+			payers, unsplit = totals.Payers.Sum(), totals.Unsplit.Sum()
+			pending, named := 0.0, map[ProgramKey]bool{}
+			totals.Each(func(key ProgramKey, p Program) { pending, named[key] = pending+p.Pending, true })
+			if math.Abs(totals.Programs.Sum()-all) > 1e-6 || math.Abs(payers+unsplit+pending-all) > 1e-6 {
+				t.Fatalf("seed %d, tick %d: programs ran %g s; their sum is %g, %g are paid, %g not split, %g pending", seed, tick,
+					all, totals.Programs.Sum(), payers, unsplit, pending)
+			}
+			for key := range totals.Programs.All() {
+				if !named[key] {
+					t.Fatalf("seed %d, tick %d: program %d has a total and no name", seed, tick, key.ID)
+				}
+			}
+			for key := range totals.Unsplit.All() {
+				if !named[key] {
+					t.Fatalf("seed %d, tick %d: program %d has time that is not split and no name", seed, tick, key.ID)
+				}
+			}
+			for payer := range totals.Payers.All() {
+				if !named[payer.Program] {
+					t.Fatalf("seed %d, tick %d: program %d has a payer and no name", seed, tick, payer.Program.ID)
+				}
+			}
+		}
+		if n := len(totals.programs); n > int(next) {
+			t.Errorf("seed %d: %d programs are kept", seed, n)
+		}
+	}
+}
