@@ -1,6 +1,7 @@
-// Package files opens, checks and writes files safely in directories where other users may write too. It has four
-// parts: who may change a path (owner.go), opening only regular files (regular.go), replacing a file completely or not
-// at all (replace.go), and temporary directories that "tare clean" can find and remove (scratch.go).
+// Package files opens, checks and writes files safely in directories where other users may write too. It has five
+// parts: who may change a path (owner.go), opening only regular files (regular.go), and only those of a directory that
+// stands for the root (tree.go), replacing a file completely or not at all (replace.go), and temporary directories that
+// "tare clean" can find and remove (scratch.go).
 package files
 
 import (
@@ -25,6 +26,10 @@ func CheckPrivate(info fs.FileInfo, mask fs.FileMode) error {
 	if err := checkOwner(info); err != nil {
 		return err
 	}
+	return checkMode(info, mask)
+}
+
+func checkMode(info fs.FileInfo, mask fs.FileMode) error {
 	mode := info.Mode().Perm()
 	switch {
 	case mode&mask&OthersWrite != 0:
@@ -36,13 +41,23 @@ func CheckPrivate(info fs.FileInfo, mask fs.FileMode) error {
 }
 
 func checkOwner(info fs.FileInfo) error {
-	switch s, known := info.Sys().(*syscall.Stat_t); {
+	switch owner, known := ownerOf(info); {
 	case !known:
-		return errors.New("its owner is unknown")
-	case s.Uid != 0 && int64(s.Uid) != int64(os.Geteuid()):
-		return fmt.Errorf("it belongs to another user (%d)", s.Uid)
+		return errOwner
+	case owner != 0 && int64(owner) != int64(os.Geteuid()):
+		return fmt.Errorf("it belongs to another user (%d)", owner)
 	}
 	return nil
+}
+
+var errOwner = errors.New("its owner is unknown")
+
+func ownerOf(info fs.FileInfo) (uid uint32, known bool) {
+	s, known := info.Sys().(*syscall.Stat_t)
+	if !known {
+		return 0, false
+	}
+	return s.Uid, true
 }
 
 // CheckShared says why somebody else could take things in a directory away, or put others in their place: as

@@ -31,20 +31,29 @@ func Open(path string) (*os.File, error) {
 		return refused(err)
 	}
 	defer unix.Close(place)
+	f, err := openPlace(place, path)
+	if err != nil {
+		return refused(err)
+	}
+	return f, nil
+}
+
+// openPlace opens the file that a descriptor of O_PATH stands for, if it is a regular one.
+func openPlace(place int, path string) (*os.File, error) {
 	var st unix.Stat_t
 	var of unix.Statfs_t
 	if err := errors.Join(unix.Fstat(place, &st), unix.Fstatfs(place, &of)); err != nil {
-		return refused(err)
+		return nil, err
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || slices.Contains(kernels, int64(of.Type)) {
-		return refused(ErrNotRegular)
+		return nil, ErrNotRegular
 	}
 	fd, err := retryOpen(fmt.Sprintf("/proc/self/fd/%d", place), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
 	if err == unix.ENOENT {
-		return refused(errors.New("/proc is not mounted"))
+		return nil, errors.New("/proc is not mounted")
 	}
 	if err != nil {
-		return refused(err)
+		return nil, err
 	}
 	return os.NewFile(uintptr(fd), path), nil
 }
@@ -56,6 +65,11 @@ func Read(path string, most int64) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
+	return readBounded(f, most)
+}
+
+// readBounded reads all of a file of at most most bytes.
+func readBounded(f *os.File, most int64) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err != nil || int64(len(data)) <= most {
 		return data, err
