@@ -8,7 +8,10 @@ func init() {
 		},
 		States: []stateFiles{{
 			Dirs: []string{
-				"/run/containerd/io.containerd.runtime.v2.task/*", "/run/k3s/containerd/io.containerd.runtime.v2.task/*",
+				"/run/containerd/io.containerd.runtime.v2.task/*",
+				"/run/k3s/containerd/io.containerd.runtime.v2.task/*", // and of RKE2
+				"/run/k0s/containerd/io.containerd.runtime.v2.task/*",
+				"/var/snap/microk8s/common/run/containerd/io.containerd.runtime.v2.task/*",
 			},
 			File: "{id}/config.json", Parse: parseOCI,
 		}},

@@ -1,5 +1,10 @@
 package sandbox
 
+import (
+	"encoding/json"
+	"strings"
+)
+
 func init() {
 	registerEngine(&engine{
 		Name: "docker",
@@ -7,6 +12,10 @@ func init() {
 			{Match: expr(`docker-(?P<id>{hex})\.scope`), Place: PlaceContainer, Driver: "systemd"},
 			{Match: expr("(?P<id>{hex})"), Under: expr("docker"), Place: PlaceContainer, Driver: "cgroupfs"},
 		},
+		States: []stateFiles{{
+			Dirs: []string{"/var/lib/docker/containers"}, Home: []string{".local/share/docker/containers"},
+			File: "{id}/config.v2.json", Parse: parseDocker,
+		}},
 		Rows: []row{
 			{
 				Name: "docker-systemd", Title: "Docker, systemd driver: docker-<id>.scope", Driver: "systemd",
@@ -18,4 +27,24 @@ func init() {
 			},
 		},
 	})
+}
+
+// parseDocker reads config.v2.json of a container (container.Container in moby). Its labels are those of Kubernetes where
+// cri-dockerd made it, which writes annotations among them.
+func parseDocker(s *state, _ string, text []byte) error {
+	var f struct {
+		Name   string
+		Config struct {
+			Image  string
+			Labels map[string]string
+		}
+	}
+	if err := json.Unmarshal(text, &f); err != nil {
+		return err
+	}
+	s.annotate(f.Config.Labels)
+	take(&s.container, strings.TrimPrefix(f.Name, "/"))
+	s.image = f.Config.Image
+	s.labels = f.Config.Labels
+	return nil
 }

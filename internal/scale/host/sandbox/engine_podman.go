@@ -1,6 +1,19 @@
 package sandbox
 
+import (
+	"encoding/json"
+	"errors"
+)
+
+// podmanStorage are the directories of containers in a storage, by its driver.
+var podmanStorage = []string{"overlay-containers", "vfs-containers", "btrfs-containers", "zfs-containers"}
+
 func init() {
+	var dirs, home []string
+	for _, d := range podmanStorage {
+		dirs = append(dirs, "/var/lib/containers/storage/"+d, "/run/containers/storage/"+d)
+		home = append(home, ".local/share/containers/storage/"+d)
+	}
 	registerEngine(&engine{
 		Name: "podman",
 		Paths: []pathRule{
@@ -10,6 +23,10 @@ func init() {
 			{Match: expr("libpod-(?P<id>{hex})"), Place: PlaceContainer, Driver: "cgroupfs"},
 			// Of --cgroups=split, as Quadlet has it.
 			{Match: expr("libpod-payload-(?P<id>{hex})"), Place: PlaceContainer, Driver: "cgroupfs"},
+		},
+		States: []stateFiles{
+			{Dirs: dirs, Home: home, File: "containers.json", Parse: parseStorage},
+			{Dirs: dirs, Home: home, File: "volatile-containers.json", Parse: parseStorage}, // of podman run --rm
 		},
 		Rows: []row{
 			{
@@ -22,4 +39,35 @@ func init() {
 			},
 		},
 	})
+}
+
+var errNotListed = errors.New("the container is not in the list")
+
+// parseStorage reads the list of containers of a storage (Container in containers/storage), in whose metadata podman
+// has the name of the image. The configuration of a container names neither, and labels are in podman's database alone.
+func parseStorage(s *state, _ string, text []byte) error {
+	var all []struct {
+		ID       string   `json:"id"`
+		Names    []string `json:"names"`
+		Metadata string   `json:"metadata"`
+	}
+	if err := json.Unmarshal(text, &all); err != nil {
+		return err
+	}
+	for _, c := range all {
+		if c.ID != s.id {
+			continue
+		}
+		if len(c.Names) > 0 {
+			s.container = c.Names[0]
+		}
+		var metadata struct {
+			Image string `json:"image-name"`
+		}
+		if json.Unmarshal([]byte(c.Metadata), &metadata) == nil {
+			s.image = metadata.Image
+		}
+		return nil
+	}
+	return errNotListed
 }

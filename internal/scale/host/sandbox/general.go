@@ -87,20 +87,37 @@ var vmThreads = []threadRule{
 	{Comm: expr("_?(?:disk|net|fs|vsock|pmem|console|balloon|watchdog|rng)[0-9_].*"), Component: IO},
 }
 
-// annotations are the keys of an OCI configuration that say whose container it is and what was declared for it, in the
-// order in which they are looked for.
+// annotations are the keys of an OCI configuration, or of Docker's labels, that say whose container it is, how it is
+// called and what was declared for it, in the order in which they are looked for: of containerd
+// (internal/cri/annotations), CRI-O (pkg/annotations of podman, and the kubelet's labels), cri-dockerd and nerdctl.
 var annotations = struct {
 	Sandbox, PodUID, PodName, PodNamespace []string
+
+	Container    []string // its name
+	Image        []string
+	Type         []string // what kind of container it is
+	SandboxTypes []string // values of Type: it holds a pod open, or is the virtual machine that stands for one
+	Labels       []string // JSON, an object of strings
 
 	Overhead      []string // JSON, memory_limit_in_bytes
 	SandboxMemory []string // bytes: the sum of its containers, without overhead
 }{
-	Sandbox: []string{"io.kubernetes.cri.sandbox-id", "io.kubernetes.cri-o.SandboxID"},
+	Sandbox: []string{"io.kubernetes.cri.sandbox-id", "io.kubernetes.cri-o.SandboxID", "io.kubernetes.sandbox.id"},
 	PodUID:  []string{"io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid"},
 	PodName: []string{"io.kubernetes.cri.sandbox-name", "io.kubernetes.cri-o.KubeName", "io.kubernetes.pod.name"},
 	PodNamespace: []string{
 		"io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri-o.Namespace", "io.kubernetes.pod.namespace",
 	},
+	Container: []string{"io.kubernetes.cri.container-name", "io.kubernetes.container.name", "nerdctl/name"},
+	Image: []string{
+		"io.kubernetes.cri.image-name", "io.kubernetes.cri.podsandbox.image-name", "io.kubernetes.cri-o.ImageName",
+		"io.kubernetes.cri-o.Image",
+	},
+	Type: []string{
+		"io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType", "io.kubernetes.docker.type",
+	},
+	SandboxTypes:  []string{"sandbox", "podsandbox"},
+	Labels:        []string{"io.kubernetes.cri-o.Labels"},
 	Overhead:      []string{"pod-linux-overhead.crio.io", "io.kubernetes.cri-o.PodLinuxOverhead"},
 	SandboxMemory: []string{"io.kubernetes.cri.sandbox-memory"},
 }

@@ -15,8 +15,12 @@ import (
 
 // state is what runtimes keep about one container or sandbox.
 type state struct {
+	id                       string // of the container that it is about
 	sandbox                  string
 	pod                      Pod
+	container, image         string            // names; empty where they are not in the file
+	isSandbox                bool              // it holds a pod open, or is the virtual machine that stands for one
+	labels                   map[string]string // of the container, or of the pod where it is a sandbox
 	runtime, flavour, engine string
 	groups                   []string // paths of its control groups, as the runtime names them
 	pids                     map[int]role
@@ -42,6 +46,12 @@ func (s *state) merge(o *state) {
 	take(&s.runtime, o.runtime)
 	take(&s.flavour, o.flavour)
 	take(&s.engine, o.engine)
+	take(&s.container, o.container)
+	take(&s.image, o.image)
+	s.isSandbox = s.isSandbox || o.isSandbox
+	if s.labels == nil {
+		s.labels = o.labels
+	}
 	s.groups = append(s.groups, o.groups...)
 	maps.Copy(s.pids, o.pids)
 	if s.overhead == nil {
@@ -126,7 +136,7 @@ func escapeGlob(s string) string {
 
 // read reads one file; nil where it cannot be read or is not what it should be: a container may go at any time.
 func (r *stateRule) read(id, file string) *state {
-	s := &state{runtime: r.Runtime, flavour: r.Flavour, engine: r.Engine, pids: map[int]role{}}
+	s := r.about(id)
 	if r.parse == nil {
 		if _, err := os.Stat(file); err != nil {
 			return nil
@@ -146,6 +156,11 @@ func (r *stateRule) read(id, file string) *state {
 		return &state{runtime: r.Runtime, pids: s.pids}
 	}
 	return s
+}
+
+// about is what a rule says by itself of a container for which there is a file.
+func (r *stateRule) about(id string) *state {
+	return &state{id: id, runtime: r.Runtime, flavour: r.Flavour, engine: r.Engine, pids: map[int]role{}}
 }
 
 // parseOCI reads the config.json of an OCI bundle.
@@ -185,6 +200,15 @@ func (s *state) annotate(found map[string]string) {
 	}
 	s.pod.Name, _ = value(a.PodName)
 	s.pod.Namespace, _ = value(a.PodNamespace)
+	s.container, _ = value(a.Container)
+	s.image, _ = value(a.Image)
+	kind, _ := value(a.Type)
+	s.isSandbox = slices.Contains(a.SandboxTypes, kind)
+	for _, key := range a.Labels {
+		if json.Unmarshal([]byte(found[key]), &s.labels) == nil {
+			break
+		}
+	}
 	if v, key := value(a.Overhead); v != "" {
 		var resources struct {
 			Memory json.Number `json:"memory_limit_in_bytes"`

@@ -65,6 +65,7 @@ type table struct {
 	Threads   []threadRule
 	Runtimes  []*runtime
 	States    []stateRule
+	Homes     []stateRule // below the home of a user who runs an engine
 	Rows      []row
 	Findings  []findingRule
 }
@@ -128,8 +129,12 @@ func newTable() *table {
 func (t *table) addStates(f stateFiles, rule stateRule) {
 	rule.Flavour, rule.parse = f.Flavour, f.Parse
 	for _, dir := range f.Dirs {
-		rule.Path = dir + "/" + f.File
+		rule.Path, rule.fixed = dir+"/"+f.File, fixedPart(dir)
 		t.States = append(t.States, rule)
+	}
+	for _, dir := range f.Home {
+		rule.Path, rule.fixed = dir+"/"+f.File, fixedPart(dir)
+		t.Homes = append(t.Homes, rule)
 	}
 }
 
@@ -225,7 +230,8 @@ type threadRule struct {
 // stateFiles are files that a runtime or an engine keeps for each container or sandbox; see state.go.
 type stateFiles struct {
 	Dirs     []string // may have wildcards
-	File     string   // below each, with {id}, and {sandbox} for the name of a sandbox
+	Home     []string // below the home of a user who runs the engine without root; an engine's only
+	File     string   // below each, with {id}, and {sandbox} for the name of a sandbox; without {id} it is of them all
 	Anywhere bool     // a runtime may have been given another directory
 	Flavour  string
 	Parse    parseState // nil: that the file is there says something
@@ -241,6 +247,7 @@ type stateRule struct {
 	Flavour string
 	Engine  string
 
+	fixed  string // the directory that exists where its files can
 	parse  parseState
 	bundle bool // the configuration of a container, which names no process
 	named  bool // by a command line, so that it may be anybody's

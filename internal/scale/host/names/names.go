@@ -1,0 +1,320 @@
+// Package names finds what people call a control group: the pod and the container, or the unit of systemd, that it
+// belongs to.
+//
+// It asks no one: neither Kubernetes' API nor a runtime's socket. The path of a group says which container or unit it is
+// of (internal/scale/host/sandbox has the table), and the files that runtimes keep for themselves say how that is
+// called. Start reading at Resolver.Of.
+//
+// Whoever may make groups or files could give theirs the names of others. So the files must belong to root; of groups
+// below user@UID.service, which that user makes, only that user's files are read; and inside a container that has a name
+// no other is looked for, because its groups are made within it.
+package names
+
+import (
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"tare/internal/lib/files"
+	"tare/internal/lib/text"
+	"tare/internal/scale/host/sandbox"
+)
+
+// Sandbox is the name of the container that holds a pod open, the pause container, or of the virtual machine that stands
+// for the pod.
+const Sandbox = "(sandbox)"
+
+// Name is what people call a control group. Empty fields are not known or do not apply.
+type Name struct {
+	Namespace string // of Kubernetes
+	Pod       string
+	Container string // of Kubernetes, Docker and Podman; Sandbox for what holds a pod open
+	Unit      string // of systemd: ssh.service, session-3.scope; not of containers and pods
+
+	Image  string            // if the runtime's files have it
+	Labels map[string]string // of the container and its pod, if the runtime's files have them; not to be changed
+
+	// Top is the path of the group that the name belongs to: path itself or one above it. It is known from the path
+	// alone, so that it is there when the name is not yet.
+	Top string
+}
+
+// Bounds of what a name can have; a longer text ends with "...".
+const (
+	maxText   = 256 // bytes of each text
+	maxLabels = 32  // the first by their keys
+)
+
+// Options of a Resolver. The zero value is the machine that we run on.
+type Options struct {
+	Root string // where the machine's files are: empty for /, the mount of a container (/host), a tree of test files
+}
+
+// Resolver finds names and remembers them. It is for one goroutine.
+type Resolver struct {
+	tree   files.Tree
+	known  map[string]*entry          // by path
+	pods   map[string]pod             // by uid
+	places map[uint32]*sandbox.Places // by the user who runs an engine; nil where the home is not known
+	fresh  time.Time                  // when places were last refreshed
+	now    func() time.Time
+}
+
+// entry is what is known of one path.
+type entry struct {
+	name    Name
+	whose   sandbox.Whose
+	user    uint32 // who makes the groups
+	outer   string // path of the container that it is inside; empty where there is none
+	settled bool   // the name is all that there will be
+	retry   time.Time
+	wait    time.Duration     // from one try to the next
+	why     *sandbox.NotFound // of the last try; nil before the first
+}
+
+// pod is what the containers of a pod say of it.
+type pod struct {
+	namespace, name string
+	labels          map[string]string // of its sandbox
+}
+
+// A file may be written after the group was made, and a directory be mounted later. So what is not found is looked for
+// again, after some seconds, then more and more seldom.
+const (
+	firstWait = 2 * time.Second
+	lastWait  = time.Minute
+)
+
+// maxKnown bounds the paths that are remembered: what callers do not forget.
+const maxKnown = 1 << 16
+
+// Open makes a Resolver. It opens nothing that stays open.
+func Open(o Options) *Resolver {
+	return &Resolver{tree: files.Tree{Root: o.Root}, known: map[string]*entry{}, pods: map[string]pod{},
+		places: map[uint32]*sandbox.Places{}, now: time.Now}
+}
+
+// Of is the name of a group, by its path as the ledger has it. It reads files when a container is first seen, and
+// seldom again until there is a name.
+func (r *Resolver) Of(group string) Name {
+	e := r.known[group]
+	if e == nil {
+		e = r.enter(group)
+	}
+	if !e.settled {
+		r.look(e)
+	}
+	return e.name
+}
+
+// Forget drops what is known of groups that live says are gone, and of pods that have no more groups.
+func (r *Resolver) Forget(live func(path string) bool) {
+	pods, users := map[string]bool{}, map[uint32]bool{}
+	for path, e := range r.known {
+		if !live(path) {
+			delete(r.known, path)
+			continue
+		}
+		pods[e.whose.Pod], users[e.user] = true, true
+	}
+	maps.DeleteFunc(r.pods, func(uid string, _ pod) bool { return !pods[uid] })
+	maps.DeleteFunc(r.places, func(uid uint32, _ *sandbox.Places) bool { return !users[uid] })
+}
+
+// enter reads a path that was not seen before.
+func (r *Resolver) enter(group string) *entry {
+	if len(r.known) >= maxKnown {
+		clear(r.known)
+		clear(r.pods)
+	}
+	e := &entry{whose: sandbox.WhoseIs(group), user: userOf(group), wait: firstWait}
+	r.known[group] = e
+	w := &e.whose
+	if !path.IsAbs(group) || path.Clean(group) != group { // no path of the kernel's
+		e.whose, e.settled = sandbox.Whose{}, true
+		return e
+	}
+	switch {
+	case w.ID != "" && !beside(w.Place):
+		e.name.Top = w.IDGroup
+		if !generated(w.ID) {
+			e.name.Container = clip(w.ID) // a person chose it
+		}
+	case w.Place == sandbox.PlacePod:
+		e.name.Top = w.PodPath
+	default: // also of what a runtime has beside a container
+		e.name.Unit, e.name.Top = unitOf(group)
+	}
+	e.outer = outside(w)
+	e.settled = !generated(w.ID) && w.Pod == "" && e.outer == ""
+	return e
+}
+
+// generated says whether an id is one that engines make. Others become no part of a file's name.
+func generated(id string) bool {
+	const length = 64
+	return len(id) == length && strings.Trim(id, "0123456789abcdef") == ""
+}
+
+// beside says whether a group has what a runtime keeps for a container outside of it: it is of the pod, not of the
+// container.
+func beside(p sandbox.Place) bool { return p == sandbox.PlaceHelper || p == sandbox.PlaceOverhead }
+
+// outside is the group of the container that a container or a pod is inside: a node of a cluster may be one.
+func outside(w *sandbox.Whose) string {
+	top := w.IDGroup
+	if w.PodPath != "" {
+		top = w.PodPath
+	}
+	if top == "" {
+		return ""
+	}
+	return sandbox.WhoseIs(path.Dir(top)).IDGroup
+}
+
+// look tries to complete a name.
+func (r *Resolver) look(e *entry) {
+	w := &e.whose
+	if e.outer != "" {
+		if outer := r.Of(e.outer); outer.Container != "" {
+			e.name, e.settled = outer, true
+			return
+		}
+	}
+	if p, ok := r.pods[w.Pod]; ok && w.Pod != "" {
+		e.name.Namespace, e.name.Pod = p.namespace, p.name
+		if w.ID == "" || beside(w.Place) {
+			e.name.Labels, e.settled = p.labels, true
+			return
+		}
+	}
+	now := r.now()
+	if !generated(w.ID) || now.Before(e.retry) {
+		return
+	}
+	if now.Sub(r.fresh) >= firstWait {
+		r.fresh = now
+		for _, p := range r.places {
+			if p != nil {
+				p.Refresh()
+			}
+		}
+	}
+	about, why := r.about(e, w.ID, w.Engine)
+	if why != nil {
+		e.retry, e.wait = now.Add(e.wait), min(2*e.wait, lastWait)
+		e.why = why
+		return
+	}
+	r.settle(e, about)
+}
+
+// settle makes the name of what was found.
+func (r *Resolver) settle(e *entry, about sandbox.About) {
+	w, n := &e.whose, &e.name
+	e.settled = true
+	n.Namespace, n.Pod = clip(about.Pod.Namespace), clip(about.Pod.Name)
+	of := r.podOf(e, about)
+	n.Labels = of.labels
+	if beside(w.Place) {
+		return
+	}
+	n.Image = clip(about.Image)
+	if about.IsSandbox {
+		n.Container = Sandbox
+		return
+	}
+	n.Container = clip(about.Container)
+	if own := labels(about.Labels); len(own) > 0 {
+		n.Labels = bounded(own, of.labels)
+	}
+}
+
+// podOf is what is known of the pod of a container, with what the container's files say of it.
+func (r *Resolver) podOf(e *entry, about sandbox.About) pod {
+	if about.Pod.Name == "" {
+		return pod{}
+	}
+	p, known := r.pods[e.whose.Pod]
+	if known && e.whose.Pod != "" {
+		return p
+	}
+	p = pod{namespace: e.name.Namespace, name: e.name.Pod}
+	switch {
+	case about.IsSandbox:
+		p.labels = bounded(labels(about.Labels), nil)
+	case about.Labels != nil && generated(about.Sandbox): // an engine that keeps labels has the pod's with its sandbox
+		if s, why := r.about(e, about.Sandbox, e.whose.Engine); why == nil {
+			p.labels = bounded(labels(s.Labels), nil)
+		}
+	}
+	if e.whose.Pod != "" {
+		r.pods[e.whose.Pod] = p
+	}
+	return p
+}
+
+// about reads the files of the engine that a group is of.
+func (r *Resolver) about(e *entry, id, engine string) (sandbox.About, *sandbox.NotFound) {
+	places, known := r.places[e.user]
+	if !known {
+		places = r.placesOf(e.user)
+		r.places[e.user] = places
+	}
+	if places == nil {
+		return sandbox.About{}, &sandbox.NotFound{}
+	}
+	return places.About(id, engine)
+}
+
+// placesOf is where the engines of a user have their files.
+func (r *Resolver) placesOf(user uint32) *sandbox.Places {
+	places := &sandbox.Places{Tree: r.tree, User: user}
+	if user != 0 {
+		if places.Tree.Below = r.home(user); places.Tree.Below == "" {
+			return nil
+		}
+	}
+	return places
+}
+
+// internal are the beginnings of the keys of labels that repeat what a name has, or are annotations of Kubernetes.
+var internal = []string{"io.kubernetes.", "annotation."}
+
+// labels are those that people gave.
+func labels(all map[string]string) map[string]string {
+	own := map[string]string{}
+	for k, v := range all {
+		if !slices.ContainsFunc(internal, func(p string) bool { return strings.HasPrefix(k, p) }) {
+			own[k] = v
+		}
+	}
+	return own
+}
+
+// bounded joins labels; those of the first count where both have a key.
+func bounded(first, second map[string]string) map[string]string {
+	joined := maps.Clone(second)
+	if joined == nil {
+		joined = map[string]string{}
+	}
+	maps.Copy(joined, first)
+	if len(joined) == 0 {
+		return nil
+	}
+	out := make(map[string]string, min(len(joined), maxLabels))
+	for _, k := range slices.Sorted(maps.Keys(joined)) {
+		if len(out) == maxLabels {
+			break
+		}
+		if _, is := out[clip(k)]; !is {
+			out[clip(k)] = clip(joined[k])
+		}
+	}
+	return out
+}
+
+// clip makes a text safe to show, with at most maxText bytes.
+func clip(s string) string { return text.ClipLine(s, maxText-len("...")) }

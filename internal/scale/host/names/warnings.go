@@ -1,0 +1,61 @@
+package names
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/text"
+	"tare/internal/scale/ledger"
+)
+
+// Codes of warnings.
+const (
+	codeAbsent = "names-not-mounted"
+	codeDenied = "names-denied"
+)
+
+// Warnings are the reasons for which containers have no names, of now, each once for all of them. A container whose
+// files are not there though its engine's are is none: it may have ended.
+func (r *Resolver) Warnings() []ledger.Warning {
+	absent, denied, example := map[string]int{}, 0, error(nil)
+	for _, e := range r.known {
+		switch {
+		case e.settled || e.why == nil:
+		case e.why.Denied != nil:
+			denied++
+			if example == nil || e.why.Denied.Error() < example.Error() {
+				example = e.why.Denied
+			}
+		case len(e.why.Absent) > 0:
+			absent[e.why.Absent[0]]++
+		}
+	}
+	var all []ledger.Warning
+	for _, dir := range slices.Sorted(maps.Keys(absent)) {
+		volume := volumeOf(dir)
+		all = append(all, ledger.Warning{Code: codeAbsent, Message: fmt.Sprintf("%s without a name: there is no %s. "+
+			"Where Tare runs in a container, mount the machine's %s at %s, read-only (in Kubernetes a hostPath volume)",
+			quantity.Counted(absent[dir], "container"), r.path(dir), volume, r.path(volume))})
+	}
+	if denied > 0 {
+		all = append(all, ledger.Warning{Code: codeDenied, Message: fmt.Sprintf("%s without a name: %s; run as root, or "+
+			"with CAP_DAC_READ_SEARCH", quantity.Counted(denied, "container"), text.ClipLine(example.Error(), maxText))})
+	}
+	return all
+}
+
+// path is where a path of the machine is for Tare.
+func (r *Resolver) path(p string) string { return path.Join("/", r.tree.Root, p) }
+
+// volumeOf is what to mount where a directory is missing: /run as a whole, because a directory below it that is mounted
+// alone is another one after a restart of its engine.
+func volumeOf(dir string) string {
+	if strings.HasPrefix(dir, "/run/") {
+		return "/run"
+	}
+	return dir
+}
