@@ -1,13 +1,13 @@
 // Package names finds what people call a control group: the pod and the container, or the unit of systemd, that it
 // belongs to.
 //
-// It asks no one: neither Kubernetes' API nor a runtime's socket. The path of a group says which container or unit it is
-// of (internal/scale/host/sandbox has the table), and the files that runtimes keep for themselves say how that is
-// called. Start reading at Resolver.Of.
+// It asks neither Kubernetes' API nor a runtime's socket. The path of a group says which container or unit it belongs
+// to (internal/scale/host/sandbox has the table), and the files that runtimes keep for themselves have the names. Start
+// reading at Resolver.Of.
 //
-// Whoever may make groups or files could give theirs the names of others. So the files must belong to root; of groups
-// below user@UID.service, which that user makes, only that user's files are read; and inside a container that has a name
-// no other is looked for, because its groups are made within it.
+// Anyone who may make groups or files could give theirs the names of others. So the files must belong to root. For
+// groups below user@UID.service, which that user makes, only that user's files are read. Inside a container that has a
+// name no other is looked for, because the groups there are made within it.
 package names
 
 import (
@@ -22,8 +22,8 @@ import (
 	"tare/internal/scale/host/sandbox"
 )
 
-// Sandbox is the name of the container that holds a pod open, the pause container, or of the virtual machine that stands
-// for the pod.
+// Sandbox is the name of the container that holds a pod open, the pause container, or of the virtual machine that
+// stands for the pod.
 const Sandbox = "(sandbox)"
 
 // Name is what people call a control group. Empty fields are not known or do not apply.
@@ -71,7 +71,7 @@ type entry struct {
 	settled bool   // the name is all that there will be
 	retry   time.Time
 	wait    time.Duration     // from one try to the next
-	why     *sandbox.NotFound // of the last try; nil before the first
+	why     *sandbox.NotFound // why the last try failed; nil before the first
 }
 
 // pod is what the containers of a pod say of it.
@@ -80,8 +80,8 @@ type pod struct {
 	labels          map[string]string // of its sandbox
 }
 
-// A file may be written after the group was made, and a directory be mounted later. So what is not found is looked for
-// again, after some seconds, then more and more seldom.
+// How long until a container without a name is looked for again: at first, and at most. Its files may be written after
+// the group was made, and the directory may be mounted later.
 const (
 	firstWait = 2 * time.Second
 	lastWait  = time.Minute
@@ -96,8 +96,8 @@ func Open(o Options) *Resolver {
 		places: map[uint32]*sandbox.Places{}, now: time.Now}
 }
 
-// Of is the name of a group, by its path as the ledger has it. It reads files when a container is first seen, and
-// seldom again until there is a name.
+// Of returns the name of a group, by its path as in the ledger. It reads files when it first sees a container, and
+// from time to time until it has found the name.
 func (r *Resolver) Of(group string) Name {
 	e := r.known[group]
 	if e == nil {
@@ -132,7 +132,7 @@ func (r *Resolver) enter(group string) *entry {
 	e := &entry{whose: sandbox.WhoseIs(group), user: userOf(group), wait: firstWait}
 	r.known[group] = e
 	w := &e.whose
-	if !path.IsAbs(group) || path.Clean(group) != group { // no path of the kernel's
+	if !path.IsAbs(group) || path.Clean(group) != group { // not a path as the kernel writes it
 		e.whose, e.settled = sandbox.Whose{}, true
 		return e
 	}
@@ -140,7 +140,7 @@ func (r *Resolver) enter(group string) *entry {
 	case w.ID != "" && !beside(w.Place):
 		e.name.Top = w.IDGroup
 		if !generated(w.ID) {
-			e.name.Container = clip(w.ID) // a person chose it
+			e.name.Container = clip(w.ID) // chosen by a person
 		}
 	case w.Place == sandbox.PlacePod:
 		e.name.Top = w.PodPath
@@ -158,11 +158,11 @@ func generated(id string) bool {
 	return len(id) == length && strings.Trim(id, "0123456789abcdef") == ""
 }
 
-// beside says whether a group has what a runtime keeps for a container outside of it: it is of the pod, not of the
+// beside says whether a group holds what a runtime keeps beside a container: it belongs to the pod, not to the
 // container.
 func beside(p sandbox.Place) bool { return p == sandbox.PlaceHelper || p == sandbox.PlaceOverhead }
 
-// outside is the group of the container that a container or a pod is inside: a node of a cluster may be one.
+// outside is the group of the container that encloses a container or a pod: a node of a cluster may be a container.
 func outside(w *sandbox.Whose) string {
 	top := w.IDGroup
 	if w.PodPath != "" {
@@ -211,7 +211,7 @@ func (r *Resolver) look(e *entry) {
 	r.settle(e, about)
 }
 
-// settle makes the name of what was found.
+// settle makes the name from what was found.
 func (r *Resolver) settle(e *entry, about sandbox.About) {
 	w, n := &e.whose, &e.name
 	e.settled = true
@@ -232,7 +232,7 @@ func (r *Resolver) settle(e *entry, about sandbox.About) {
 	}
 }
 
-// podOf is what is known of the pod of a container, with what the container's files say of it.
+// podOf is the pod of a container. The first container that is found says how it is called.
 func (r *Resolver) podOf(e *entry, about sandbox.About) pod {
 	if about.Pod.Name == "" {
 		return pod{}
@@ -294,7 +294,7 @@ func labels(all map[string]string) map[string]string {
 	return own
 }
 
-// bounded joins labels; those of the first count where both have a key.
+// bounded joins labels; where both have a key, the value of the first counts.
 func bounded(first, second map[string]string) map[string]string {
 	joined := maps.Clone(second)
 	if joined == nil {

@@ -12,8 +12,8 @@ var unitTypes = []string{".service", ".scope", ".slice", ".socket", ".mount", ".
 // maxUnit is how long the name of a unit can be (UNIT_NAME_MAX in systemd).
 const maxUnit = 256
 
-// unitOf is the unit that a group belongs to, and the path of its group: the deepest one that is no slice. A slice itself
-// is one too, but what is below it and in no unit is not systemd's.
+// unitOf is the unit that a group belongs to, and the path of the unit's group: the deepest that is not a slice. A
+// slice itself is a unit too, but what is below it and in no other unit is not systemd's.
 func unitOf(group string) (unit, top string) {
 	for at := 0; at < len(group); {
 		element, _, _ := strings.Cut(group[at+1:], "/")
@@ -26,9 +26,9 @@ func unitOf(group string) (unit, top string) {
 	return clip(unit), top
 }
 
-// unitName is the name of the unit whose group has a name, as people write it, and whether it is one. Systemd puts an
-// underscore before names that a file of the kernel could have (cg_escape in src/basic/cgroup-util.c), and writes what
-// is no letter as \xHH (unit_name_escape in src/basic/unit-name.c).
+// unitName returns the name of the unit that a group is called after, as people write it, and whether it is one.
+// Systemd puts an underscore before names that a file of the kernel could have (cg_escape in src/basic/cgroup-util.c),
+// and writes special characters as \xHH (unit_name_escape in src/basic/unit-name.c).
 func unitName(element string) (string, bool) {
 	element = strings.TrimPrefix(element, "_")
 	dot := strings.LastIndexByte(element, '.')
@@ -45,7 +45,7 @@ func unitName(element string) (string, bool) {
 	return unescape(element), true
 }
 
-// unescape puts characters in for \xHH.
+// unescape replaces each \xHH by the byte that it stands for.
 func unescape(s string) string {
 	if !strings.Contains(s, `\x`) {
 		return s
@@ -64,7 +64,7 @@ func unescape(s string) string {
 	return b.String()
 }
 
-// userOf is the user below whose manager a group is, who may make groups there; 0 for root.
+// userOf is the user whose manager a group is below, and who may therefore make groups there; 0 for root.
 func userOf(group string) uint32 {
 	rest, ok := strings.CutPrefix(group, "/user.slice/user-")
 	if !ok {

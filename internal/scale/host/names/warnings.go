@@ -18,8 +18,8 @@ const (
 	codeDenied = "names-denied"
 )
 
-// Warnings are the reasons for which containers have no names, of now, each once for all of them. A container whose
-// files are not there though its engine's are is none: it may have ended.
+// Warnings says why containers have no names at present: one warning for each reason. There is none for a container
+// that alone has no files, because it may have ended.
 func (r *Resolver) Warnings() []ledger.Warning {
 	absent, denied, example := map[string]int{}, 0, error(nil)
 	for _, e := range r.known {
@@ -31,15 +31,14 @@ func (r *Resolver) Warnings() []ledger.Warning {
 				example = e.why.Denied
 			}
 		case len(e.why.Absent) > 0:
-			absent[e.why.Absent[0]]++
+			absent[volumeOf(e.why.Absent[0])]++
 		}
 	}
 	var all []ledger.Warning
-	for _, dir := range slices.Sorted(maps.Keys(absent)) {
-		volume := volumeOf(dir)
-		all = append(all, ledger.Warning{Code: codeAbsent, Message: fmt.Sprintf("%s without a name: there is no %s. "+
-			"Where Tare runs in a container, mount the machine's %s at %s, read-only (in Kubernetes a hostPath volume)",
-			quantity.Counted(absent[dir], "container"), r.path(dir), volume, r.path(volume))})
+	for _, volume := range slices.Sorted(maps.Keys(absent)) {
+		all = append(all, ledger.Warning{Code: codeAbsent, Message: fmt.Sprintf("%s without a name: their engine has no "+
+			"files in %s. Where Tare runs in a container, mount the machine's %s there, read-only (in Kubernetes a hostPath "+
+			"volume)", quantity.Counted(absent[volume], "container"), r.path(volume), volume)})
 	}
 	if denied > 0 {
 		all = append(all, ledger.Warning{Code: codeDenied, Message: fmt.Sprintf("%s without a name: %s; run as root, or "+

@@ -29,8 +29,8 @@ func init() {
 	})
 }
 
-// parseDocker reads config.v2.json of a container (container.Container in moby). Its labels are those of Kubernetes where
-// cri-dockerd made it, which writes annotations among them.
+// parseDocker reads config.v2.json of a container (container.Container in moby). Where cri-dockerd made it, its labels
+// are those of Kubernetes, with annotations among them.
 func parseDocker(s *state, _ string, text []byte) error {
 	var f struct {
 		Name   string
