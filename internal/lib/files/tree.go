@@ -113,13 +113,13 @@ func (t Tree) pathError(op, path string, err error) error {
 	return &fs.PathError{Op: op, Path: t.path(path), Err: err}
 }
 
-// OwnedBy accepts files that belong to one of some users and that no other user may write to.
-func OwnedBy(users ...uint32) func(fs.FileInfo) error {
+// OwnedBy accepts files that belong to a user and that no other user may write to.
+func OwnedBy(user uint32) func(fs.FileInfo) error {
 	return func(info fs.FileInfo) error {
 		switch owner, known := ownerOf(info); {
 		case !known:
 			return errOwner
-		case !slices.Contains(users, owner):
+		case owner != user:
 			return fmt.Errorf("it belongs to another user (%d)", owner)
 		}
 		return checkMode(info, OthersWrite)

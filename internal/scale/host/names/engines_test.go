@@ -194,11 +194,11 @@ func kubelet(t *testing.T, root, parent string) map[string]string {
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	// call returns the first field of the answer: an id.
+	// call returns the first field of the answer: an id, or an image.
 	call := func(method string, request []byte) string {
 		t.Helper()
 		var answer []byte
-		err := conn.Invoke(ctx, "/runtime.v1.RuntimeService/"+method, &request, &answer, grpc.ForceCodec(raw{}))
+		err := conn.Invoke(ctx, "/runtime.v1."+method, &request, &answer, grpc.ForceCodec(raw{}))
 		if err != nil {
 			t.Fatalf("%s: %v", method, err)
 		}
@@ -209,20 +209,23 @@ func kubelet(t *testing.T, root, parent string) map[string]string {
 		}
 		return ""
 	}
-	// The messages of cri-api's runtime/v1, by the numbers of their fields.
+	// The messages are those of cri-api's runtime/v1, by the numbers of their fields.
 	const onNode = 2
+	for call("ImageService/ImageStatus", field(1, field(1, []byte(testImage)))) == "" { // it learns of it by an event
+		time.Sleep(50 * time.Millisecond)
+	}
 	pod := parent + "/kubepods/burstable/pod" + testPod
 	host := number(1, onNode) // NamespaceOption: the network of the node, so that there is no plugin
-	config := slicesOf(
-		field(1, slicesOf(field(1, []byte("web-0")), field(2, []byte(testPod)), field(3, []byte("shop")))),
-		field(6, slicesOf(field(1, []byte("app")), field(2, []byte("shop")))), // a label, which no file has
-		field(8, slicesOf(field(1, []byte(pod)), field(2, field(1, host)))))
-	sandbox := call("RunPodSandbox", field(1, config))
-	container := call("CreateContainer", slicesOf(field(1, []byte(sandbox)),
-		field(2, slicesOf(field(1, field(1, []byte("nginx"))), field(2, field(1, []byte(testImage))),
+	config := message(
+		field(1, message(field(1, []byte("web-0")), field(2, []byte(testPod)), field(3, []byte("shop")))),
+		field(6, message(field(1, []byte("app")), field(2, []byte("shop")))), // a label, which no file has
+		field(8, message(field(1, []byte(pod)), field(2, field(1, host)))))
+	sandbox := call("RuntimeService/RunPodSandbox", field(1, config))
+	container := call("RuntimeService/CreateContainer", message(field(1, []byte(sandbox)),
+		field(2, message(field(1, field(1, []byte("nginx"))), field(2, field(1, []byte(testImage))),
 			field(15, field(4, field(3, host))))),
 		field(3, config)))
-	call("StartContainer", field(1, []byte(container)))
+	call("RuntimeService/StartContainer", field(1, []byte(container)))
 	return map[string]string{"pod": pod, "sandbox": pod + "/" + sandbox, "nginx": pod + "/" + container}
 }
 
@@ -234,7 +237,7 @@ func number(field protowire.Number, value uint64) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(nil, field, protowire.VarintType), value)
 }
 
-func slicesOf(fields ...[]byte) []byte { return bytes.Join(fields, nil) }
+func message(fields ...[]byte) []byte { return bytes.Join(fields, nil) }
 
 // raw passes messages on as they are.
 type raw struct{}

@@ -119,7 +119,7 @@ start_containerd() {
 	containerd --config "$here/config.toml" &
 	daemon=$!
 	await ctr_ version
-	ctr_ -n k8s.io images import --snapshotter native "$here/image.tar"
+	ctr_ -n k8s.io images import --no-unpack "$here/image.tar"
 	echo "parent /$parent" >&3
 }
 
