@@ -214,8 +214,10 @@ func TestWarnings(t *testing.T) {
 			c.count, c.volume))
 	}
 	want := strings.Join(lines, "\n")
-	if say() != want || say() != want {
-		t.Errorf("nothing is mounted:\n%s\nwant\n%s", say(), want)
+	for range 2 { // at each tick
+		if got := say(); got != want {
+			t.Errorf("nothing is mounted:\n%s\nwant\n%s", got, want)
+		}
 	}
 	for _, dir := range []string{"/run/containerd", "/run/containers", "/var/lib/docker/containers",
 		"/var/lib/containers/storage/overlay-containers"} {
@@ -319,7 +321,7 @@ func TestHostileFiles(t *testing.T) {
 	if n := r.Of("/docker/" + hex("3")); n.Container != "linked" {
 		t.Errorf("%+v", n)
 	}
-	// A user cannot lead the reader to files of others, nor of their own elsewhere.
+	// A user cannot lead the reader to files elsewhere.
 	writeFile(t, root, "/etc/passwd", "ann:x:1000:1000::/home/ann:/bin/sh\n")
 	list := "/home/ann/.local/share/containers/storage/overlay-containers/"
 	writeFile(t, root, "/root/containers.json", `[{"id": "`+hex("4")+`", "names": ["of root"]}]`)

@@ -11,7 +11,7 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// Whose is what the path of a control group says by itself of its owner.
+// Whose is what the path of a control group says about its owner.
 type Whose struct {
 	ID      string // of a container or sandbox, by validID; empty where the path names none
 	IDGroup string // path of the group that has the id

@@ -1,6 +1,6 @@
 #!/bin/sh
 # engines.sh ENGINE ROOT BUSYBOX starts real containers with an engine whose files are below ROOT, prints "NAME GROUP" of
-# each, and removes everything when its input ends. It is started in a mount namespace of its own.
+# each, and removes everything when its input ends. It is started in a new mount namespace.
 set -eu
 engine=$1 root=$2 busybox=$3
 here=$root/engine
