@@ -189,6 +189,8 @@ func (x *numbers) addSandboxes(l *ledger.Ledger) {
 		of := labels{"id": box.ID}
 		if box.Pod != nil && box.Pod.Name != "" {
 			of["name"] = box.Pod.Namespace + "/" + box.Pod.Name
+		} else {
+			of["name"] = box.Name
 		}
 		x.add("sandbox", of,
 			amount{"gross_cpu_seconds", s, "CPU time of a sandbox.", box.GrossCPU},

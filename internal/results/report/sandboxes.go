@@ -99,8 +99,11 @@ func sandboxName(s *ledger.Sandbox) string {
 	if len(id) == 64 {
 		id = id[:12]
 	}
-	if s.Pod != nil && s.Pod.Name != "" {
+	switch {
+	case s.Pod != nil && s.Pod.Name != "":
 		id += " (" + s.Pod.Namespace + "/" + s.Pod.Name + ")"
+	case s.Name != "":
+		id += " (" + s.Name + ")"
 	}
 	how := []string{}
 	for _, word := range []string{s.Runtime, s.Engine} {

@@ -10,7 +10,8 @@ import "tare/internal/lib/known"
 // and kernel memory included, and whoever touched a page first pays for it. gross = net + tare holds in the first.
 type Sandbox struct {
 	ID          string      `json:"id"`
-	Pod         *SandboxPod `json:"pod"` // nil outside Kubernetes
+	Pod         *SandboxPod `json:"pod"`            // nil outside Kubernetes
+	Name        string      `json:"name,omitempty"` // of the container, outside Kubernetes; empty where it is not known
 	Runtime     string      `json:"runtime"`
 	Engine      string      `json:"engine"`
 	Driver      string      `json:"driver"`

@@ -36,8 +36,8 @@ type Name struct {
 	Image  string            // if the runtime's files have it
 	Labels map[string]string // of the container and its pod, if the runtime's files have them; not to be changed
 
-	// Top is the path of the group that the name belongs to: path itself or one above it. It is known from the path
-	// alone, so that it is there when the name is not yet.
+	// Top is the path of the group that the name belongs to: of the container, the pod or the unit, and of the group
+	// itself where it is of none. It is known from the path alone, also while the name is not.
 	Top string
 }
 
@@ -97,7 +97,8 @@ func Open(o Options) *Resolver {
 }
 
 // Of returns the name of a group, by its path as in the ledger. It reads files when it first sees a container, and
-// from time to time until it has found the name.
+// from time to time until it has found the name. A pod's own group has the name that its containers say, so ask for all
+// groups of a tick before the names are used.
 func (r *Resolver) Of(group string) Name {
 	e := r.known[group]
 	if e == nil {
@@ -132,6 +133,7 @@ func (r *Resolver) enter(group string) *entry {
 	e := &entry{whose: sandbox.WhoseIs(group), user: userOf(group), wait: firstWait}
 	r.known[group] = e
 	w := &e.whose
+	e.name.Top = group
 	if !path.IsAbs(group) || path.Clean(group) != group { // not a path as the kernel writes it
 		e.whose, e.settled = sandbox.Whose{}, true
 		return e
@@ -145,7 +147,9 @@ func (r *Resolver) enter(group string) *entry {
 	case w.Place == sandbox.PlacePod:
 		e.name.Top = w.PodPath
 	default: // also of what a runtime has beside a container
-		e.name.Unit, e.name.Top = unitOf(group)
+		if unit, top := unitOf(group); unit != "" {
+			e.name.Unit, e.name.Top = unit, top
+		}
 	}
 	e.outer = outside(w)
 	e.settled = !generated(w.ID) && w.Pod == "" && e.outer == ""

@@ -27,7 +27,7 @@ type fixture struct {
 	Names  map[string]struct {
 		Namespace, Pod, Container, Unit, Image string
 		Labels                                 map[string]string
-		Top                                    string // from the group on: "." is the group itself; empty: none
+		Top                                    string // from the group on; empty: the group itself
 	} `yaml:"names"`
 }
 
@@ -86,7 +86,7 @@ func TestFixtures(t *testing.T) {
 					want := f.Names[g]
 					n := Name{Namespace: want.Namespace, Pod: want.Pod, Container: want.Container, Unit: want.Unit,
 						Image: want.Image, Labels: want.Labels}
-					if want.Top != "" {
+					if n.Top = g; want.Top != "" {
 						n.Top = path.Join(g, want.Top)
 					}
 					if got := r.Of(g); fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", n) {
@@ -351,7 +351,7 @@ func FuzzOf(f *testing.F) {
 	f.Fuzz(func(t *testing.T, group string) {
 		n := r.Of(group)
 		check(t, n)
-		if !strings.HasPrefix(group, n.Top) || len(n.Top) < len(group) && n.Top != "" && group[len(n.Top)] != '/' {
+		if !strings.HasPrefix(group, n.Top) || len(n.Top) < len(group) && (n.Top == "" || group[len(n.Top)] != '/') {
 			t.Errorf("%q belongs to %q", group, n.Top)
 		}
 		if n.Unit != "" && n.Container != "" {

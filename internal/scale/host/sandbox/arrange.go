@@ -190,10 +190,13 @@ func (l Location) inWords(s *Sandbox) string {
 	return shorten(l.Path)
 }
 
-// label is an id as people can read it: short, with the name of the pod where it is known.
+// label is an id as people can read it: short, with the name of the pod or the container where it is known.
 func (s *Sandbox) label() string {
-	if s.Pod.Name != "" {
+	switch {
+	case s.Pod.Name != "":
 		return shorten(s.ID) + " (" + s.Pod.Namespace + "/" + s.Pod.Name + ")"
+	case s.Name != "":
+		return shorten(s.ID) + " (" + s.Name + ")"
 	}
 	return shorten(s.ID)
 }

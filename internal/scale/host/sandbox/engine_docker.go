@@ -43,7 +43,9 @@ func parseDocker(s *state, _ string, text []byte) error {
 		return err
 	}
 	s.annotate(f.Config.Labels)
-	take(&s.container, strings.TrimPrefix(f.Name, "/"))
+	if len(f.Name) <= maxPath {
+		take(&s.container, strings.TrimPrefix(f.Name, "/"))
+	}
 	s.image = f.Config.Image
 	s.labels = f.Config.Labels
 	return nil

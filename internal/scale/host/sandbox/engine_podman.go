@@ -58,7 +58,7 @@ func parseStorage(s *state, _ string, text []byte) error {
 		if c.ID != s.id {
 			continue
 		}
-		if len(c.Names) > 0 {
+		if len(c.Names) > 0 && len(c.Names[0]) <= maxPath {
 			s.container = c.Names[0]
 		}
 		var metadata struct {

@@ -35,7 +35,7 @@ type expected struct {
 	Engine     string   `yaml:"engine"`
 	Driver     string   `yaml:"driver"`
 	Pod        string   `yaml:"pod"`
-	Name       string   `yaml:"name"` // namespace/name
+	Name       string   `yaml:"name"` // namespace/name of its pod, else its container's
 	Containers []string `yaml:"containers"`
 	VM         bool     `yaml:"vm"`
 	Declared   string   `yaml:"declared"` // MB, a space, a part of the source
@@ -329,7 +329,7 @@ func (f *fixture) check(t *testing.T, c *Census, root string) {
 		if i == 0 && s.Row != f.Row {
 			t.Errorf("the row is %q, want %q", s.Row, f.Row)
 		}
-		got := expected{ID: s.ID, Runtime: s.Runtime, Engine: s.Engine, Driver: s.Driver, Pod: s.Pod.UID,
+		got := expected{ID: s.ID, Name: s.Name, Runtime: s.Runtime, Engine: s.Engine, Driver: s.Driver, Pod: s.Pod.UID,
 			Containers: s.Containers, VM: s.VM}
 		if s.Pod.Name != "" {
 			got.Name = s.Pod.Namespace + "/" + s.Pod.Name

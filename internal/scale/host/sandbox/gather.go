@@ -513,6 +513,7 @@ func (a *assembly) describe() {
 		take(&s.Pod.UID, st.pod.UID)
 		take(&s.Pod.Name, st.pod.Name)
 		take(&s.Pod.Namespace, st.pod.Namespace)
+		take(&s.Name, st.container)
 		take(&runtimes[2], st.runtime)
 		take(&s.Flavour, st.flavour)
 		take(&engineOf, st.engine)
@@ -525,6 +526,9 @@ func (a *assembly) describe() {
 		if memory == nil {
 			memory = st.memory
 		}
+	}
+	if s.Pod != (Pod{}) {
+		s.Name = "" // of one container of it
 	}
 	s.Runtime = cmp.Or(runtimes[0], runtimes[1], runtimes[2])
 	s.Engine, s.Driver = engineOf, driverOf

@@ -128,6 +128,7 @@ type Finding struct{ Code, Message string }
 type Sandbox struct {
 	ID      string
 	Pod     Pod
+	Name    string // of the container, as its engine's files have it; empty in a pod, and where it is not known
 	Runtime string // empty where it is not known
 	Flavour string // go or rs, of Kata
 	Engine  string
