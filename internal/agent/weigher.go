@@ -11,6 +11,7 @@ import (
 	"tare/internal/lib/text"
 	"tare/internal/scale/charge"
 	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/names"
 	"tare/internal/scale/ledger"
 	"tare/internal/scale/live"
 	"tare/internal/scale/meter"
@@ -26,6 +27,7 @@ type weigher struct {
 	ctx      context.Context //nolint:containedctx // of the agent: a Gatherer is given none
 	scale    *live.Scale
 	totals   *live.Totals
+	names    *names.Resolver
 	layout   *cgroup.Layout
 	started  time.Time
 	read     time.Time // when counters were read last
@@ -52,7 +54,8 @@ func newWeigher(ctx context.Context, c *configuration, log *slog.Logger) (w *wei
 	if w.scale, err = live.Open(ctx, o, c.duty); err != nil {
 		return nil, err
 	}
-	w.totals = live.NewTotals(live.Options{Most: c.maxSeries(), Duty: c.duty})
+	w.names = names.Open(names.Options{Root: c.hostRoot()})
+	w.totals = live.NewTotals(live.Options{Name: w.place, Most: c.maxSeries(), Duty: c.duty})
 	return w, nil
 }
 
@@ -121,7 +124,30 @@ func (w *weigher) readOlder(age time.Duration) {
 		}
 		return
 	}
+	began := time.Now()
+	w.name(l)
+	w.parts[partNames] = meter.Part{Name: partNames, Took: time.Since(began)}
 	w.totals.Add(l)
+}
+
+// partNames is the part of a reading that finds the names of control groups.
+const partNames = "names"
+
+// place is what people call a control group.
+func (w *weigher) place(path string) live.Place {
+	n := w.names.Of(path)
+	return live.Place{Namespace: n.Namespace, Pod: n.Pod, Container: n.Container, Unit: n.Unit, Top: n.Top}
+}
+
+// name finds the names of all groups of a ledger: a pod's own group has the name that its containers say.
+func (w *weigher) name(l *ledger.Ledger) {
+	there := make(map[string]bool, len(l.Cgroups))
+	for _, g := range l.Cgroups {
+		there[g.Path] = true
+		w.names.Of(g.Path)
+	}
+	w.names.Forget(func(path string) bool { return there[path] })
+	l.Warnings = append(l.Warnings, w.names.Warnings()...)
 }
 
 // charge says what belongs to whom, by the rules.
