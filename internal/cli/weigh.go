@@ -55,6 +55,9 @@ The kernel's eBPF run statistics are on during the window (they cost each run of
 the ledger says how much that was), by a descriptor that ends with this process. Nothing else of the machine is
 changed. Ctrl-C ends the window early.
 
+Without root the ledger has CPU time and memory by control group, and a warning for each thing that needs more,
+with what would bring it: 'tare doctor' lists them.
+
 Rules say what belongs to whom. For each workload the ledger then shows gross, what it uses in all, net,
 the application itself, and tare, what infrastructure uses on its behalf: gross = net + tare. Each rule
 selects by one of

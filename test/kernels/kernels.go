@@ -210,8 +210,8 @@ var Methods = []Method{
 	{"nodes on one machine (`--local-nodes`)", map[string][]string{
 		old2: {"TestNodes" + refused}, newHybrid: {"TestLocalNodes"},
 	}},
-	{"without root, an error that says what is needed", map[string][]string{
-		old2: {"TestUnprivileged"}, newHybrid: {"TestRunNotRoot"},
+	{"without root, a ledger, and of an experiment an error that says what is needed", map[string][]string{
+		old2: {"TestUnprivileged"}, newHybrid: {"TestWhichCommandNeedsWhat", "TestRunNotRoot"},
 	}},
 }
 

@@ -213,15 +213,20 @@ exit $code`)
 // Without the rights, Tare says which it needs, with the exit code for a machine that cannot do it.
 func TestUnprivileged(t *testing.T) {
 	t.Parallel()
-	r := Run(t, Options{}, `for command in "weigh --for 1s --json" "run quickstart --quick --out /tmp/run"; do
-	su nobody -c "tare $command" 2>/tmp/err
-	echo $?
-	cat /tmp/err >&2
-	grep -c "^tare: " /tmp/err
-done`)
-	if r.Output != "3\n1\n3\n1\n" {
-		t.Errorf("want exit code 3, one error and no other output of both; got\n%s\nend of the console:\n%s", r.Output,
-			tail(r.Console))
+	r := Run(t, Options{}, `su nobody -c "tare weigh --for 1s --json" || exit 1
+su nobody -c "tare run quickstart --quick --out /tmp/run" 2>/tmp/err
+echo $?
+cat /tmp/err >&2
+grep -c "^tare: " /tmp/err`)
+	document, refused := strings.CutSuffix(r.Output, "\n3\n1\n")
+	if !refused {
+		t.Fatalf("want a ledger, and of the experiment exit code 3, one error and no other output; got\n%s\nend of the "+
+			"console:\n%s", r.Output, tail(r.Console))
+	}
+	var l ledger.Ledger
+	decode(t, document, &l)
+	if !l.CPU.Closes() || l.CPU.Capacity <= 0 || len(l.Cgroups) == 0 || l.Programs != nil || l.Maps != nil {
+		t.Errorf("without root the ledger is %s", document)
 	}
 	if strings.Contains(r.Console, "goroutine ") {
 		t.Errorf("no clear error:\n%s", tail(r.Console))

@@ -200,7 +200,7 @@ func charged() (record.Run, []record.Trial) {
 				Charged: ledger.Charged{Charge: ledger.ChargeWorkload, Workload: "server"}},
 			{Path: client, Role: "load", CPUSeconds: f(0.5), Charged: ledger.Charged{Charge: ledger.ChargeLoad}},
 		}
-		l.Programs, l.Maps = nil, nil
+		l.Programs, l.Maps = []ledger.Program{}, []ledger.Map{}
 		if trials[i].Arm == "candidate" {
 			tare := ledger.Charged{Charge: ledger.ChargeTare}
 			subject := ledger.Cgroup{Path: "/trial/subject", CPUSeconds: f(0.25), Charged: tare}

@@ -72,6 +72,23 @@ func TestLedgerNamesWhatWasNotSplit(t *testing.T) {
 	}
 }
 
+// Programs and maps that could not be read are not a list of none.
+func TestLedgerWithoutPrograms(t *testing.T) {
+	l := ledger.Ledger{CPU: ledger.Budget(ledger.Usage{Capacity: 20, Idle: 10, Groups: 10, NoBPF: true, NoKernel: true})}
+	for _, c := range []struct{ want, never string }{
+		{"eBPF programs: not known", "eBPF programs: 0"}, {"eBPF maps: not known", "eBPF maps: 0"},
+		{"control groups, without eBPF", "kernel threads"},
+	} {
+		var b bytes.Buffer
+		if err := report.Ledger(&b, &l, report.Options{Width: 110}); err != nil {
+			t.Fatal(err)
+		}
+		if text := b.String(); !strings.Contains(text, c.want) || strings.Contains(text, c.never) {
+			t.Errorf("want %q and never %q in\n%s", c.want, c.never, text)
+		}
+	}
+}
+
 // What a ledger with charges says of workloads, to the letter.
 func TestLedgerTellsGrossNetAndTare(t *testing.T) {
 	at := func(v float64) *float64 { return &v }
@@ -84,7 +101,8 @@ func TestLedgerTellsGrossNetAndTare(t *testing.T) {
 		ledger.Charged{Charge: ledger.ChargeWorkload, Workload: "bank"}
 	runs, size := uint64(1000), uint64(3<<20)
 	ledgerOf := func(charges ...ledger.Cgroup) *ledger.Ledger {
-		l := &ledger.Ledger{CPU: ledger.Budget(ledger.Usage{Capacity: 20, Idle: 10, Groups: 10}), Cgroups: charges}
+		l := &ledger.Ledger{CPU: ledger.Budget(ledger.Usage{Capacity: 20, Idle: 10, Groups: 10}), Cgroups: charges,
+			Programs: []ledger.Program{}, Maps: []ledger.Map{}}
 		l.Window.Seconds, l.Host.CPUs = 10, 2
 		return l
 	}

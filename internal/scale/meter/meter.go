@@ -146,7 +146,7 @@ func (m *Meter) openWitness(types *btf.Cache) (err error) {
 	}
 	if m.witness, err = witness.Open(o); err != nil {
 		m.witness = nil
-		return m.mayLack("no-witness", lostWitness, err, &m.parts.witness)
+		return m.mayLack(noWitness, err, &m.parts.witness)
 	}
 	if cost, err := m.witness.MeasureCost(); err == nil {
 		m.lookCost = new(cost.Seconds())

@@ -14,6 +14,7 @@ import (
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/feature"
 	"tare/internal/scale/host/perf"
+	"tare/internal/scale/ledger"
 )
 
 // Part is one of the things that a window reads, with what reading it cost. A part that fails loses its own lines of
@@ -34,8 +35,8 @@ const (
 	PartWitness  = "witness"  // stolen time and who held the CPUs
 )
 
-// windowParts are those of a window. One without a name was not asked for. A meter has them as its windows begin: with the
-// errors of what this machine lacks.
+// windowParts are those of a window. One without a name was not asked for. A meter has them as its windows begin: with
+// the errors of what this machine lacks.
 type windowParts struct{ cpu, memory, programs, maps, samples, witness Part }
 
 func (p *windowParts) all() []*Part {
@@ -94,11 +95,17 @@ func (w *Window) must(p *Part, step func() error) error {
 }
 
 // lack leaves out what this machine does not let the meter open, with a warning in each ledger.
-func (m *Meter) lack(code, what string, err error, of ...*Part) {
+func (m *Meter) lack(what ledger.Warning, err error, of ...*Part) {
 	for _, p := range of {
 		p.Err = err
 	}
-	m.warn(code, "%s: %v", what, withHint(err))
+	m.warnings = append(m.warnings, because(what, err))
+}
+
+// because adds to a warning the error that is its reason, and the hint.
+func because(w ledger.Warning, err error) ledger.Warning {
+	w.Message += ": " + withHint(err)
+	return w
 }
 
 // withHint is an error with its hint behind it, for a warning.
@@ -114,12 +121,15 @@ func withHint(err error) string {
 }
 
 // What a ledger lacks without a part.
-const (
-	lostPrograms = "what eBPF programs ran, and what they and maps hold, is not known"
-	lostMaps     = "the memory of eBPF maps is not known"
-	lostSamples  = "eBPF time cannot be split by control group"
-	lostWitness  = "only the sum of stolen time is known, and not how much of it is in idle time or in the run time of " +
-		"eBPF programs"
+var (
+	noPrograms = ledger.Warning{Code: "no-programs",
+		Message: "what eBPF programs ran, and what they and maps hold, is not known"}
+	noStatistics = ledger.Warning{Code: "no-statistics",
+		Message: "how often and how long eBPF programs run is not known"}
+	noMaps    = ledger.Warning{Code: "no-maps", Message: "the memory of eBPF maps is not known"}
+	noSamples = ledger.Warning{Code: "no-samples", Message: "eBPF time cannot be split by control group"}
+	noWitness = ledger.Warning{Code: "no-witness", Message: "only the sum of stolen time is known, and not how much of it " +
+		"is in idle time or in the run time of eBPF programs"}
 )
 
 // openPrograms opens the reader of programs and maps, and what counts the runs of programs.
@@ -129,7 +139,7 @@ func (m *Meter) openPrograms(types *btf.Cache) (err error) {
 			return err
 		}
 		m.uncounted = true
-		m.lack("no-programs", lostPrograms, err, &m.parts.programs, &m.parts.maps)
+		m.lack(noPrograms, err, &m.parts.programs, &m.parts.maps)
 		return nil
 	}
 	return m.openStatistics()
@@ -146,7 +156,7 @@ func (m *Meter) openStatistics() error {
 		return err
 	}
 	m.uncounted = true
-	m.lack("no-statistics", "how often and how long eBPF programs run is not known", err)
+	m.lack(noStatistics, err)
 	return nil
 }
 
@@ -194,17 +204,17 @@ func (m *Meter) openSampler(o Options) (err error) {
 		NoTasks: sampleNames(m.layout, perf.Cgroups.Err() == nil)})
 	if err != nil {
 		m.sampler = nil
-		return m.mayLack("no-samples", lostSamples, err, &m.parts.samples)
+		return m.mayLack(noSamples, err, &m.parts.samples)
 	}
 	return nil
 }
 
 // mayLack is lack of what even a meter that must be whole may lack: a feature that this machine does not have.
-func (m *Meter) mayLack(code, what string, err error, of *Part) error {
+func (m *Meter) mayLack(what ledger.Warning, err error, of *Part) error {
 	if m.whole && !errors.Is(err, feature.ErrMissing) {
 		return err
 	}
-	m.lack(code, what, err, of)
+	m.lack(what, err, of)
 	return nil
 }
 
@@ -281,16 +291,15 @@ func (a *account) failed() {
 	}
 	for _, f := range []struct {
 		before, now *Part
-		code, lost  string
+		lost        ledger.Warning
 	}{
-		{&had.programs, &has.programs, "no-programs", lostPrograms},
-		{&had.maps, &has.maps, "no-maps", lostMaps},
-		{&had.samples, &has.samples, "no-samples", lostSamples},
-		{&had.witness, &has.witness, "no-witness", lostWitness},
+		{&had.programs, &has.programs, noPrograms}, {&had.maps, &has.maps, noMaps},
+		{&had.samples, &has.samples, noSamples}, {&had.witness, &has.witness, noWitness},
 	} {
 		again := f.now == &has.maps && f.now.Err == has.programs.Err // they failed together
 		if f.now.Err != nil && f.before.Err == nil && !again {
-			a.warn(f.code, "%s in this window: %s", f.lost, withHint(f.now.Err))
+			f.lost.Message += " in this window"
+			a.warnings = append(a.warnings, because(f.lost, f.now.Err))
 		}
 	}
 	if late := a.w.unwatched; late > 0 {
