@@ -102,5 +102,6 @@ func run(ctx context.Context, c *configuration) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, w.close()) }()
+	afterStart()
 	return serve(ctx, c, w, listener, log)
 }

@@ -50,7 +50,7 @@ func newWeigher(ctx context.Context, c *configuration, log *slog.Logger) (w *wei
 	if w.layout, err = cgroup.Discover(cgroup.Roots{}); err != nil {
 		return nil, err
 	}
-	o := meter.Options{SampleHz: c.hz(), NoStatistics: c.withoutStatistics()}
+	o := meter.Options{SampleHz: c.hz(), NoStatistics: c.withoutStatistics(), Lean: true}
 	if w.scale, err = live.Open(ctx, o, c.duty); err != nil {
 		return nil, err
 	}
