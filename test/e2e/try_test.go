@@ -122,7 +122,8 @@ func TestTryFailures(t *testing.T) {
 			[]string{"exit status 3", "no such option"}},
 		{"never ready", []string{"--ready-port", "1", "--ready-timeout", "500ms"}, []string{"sleep", "infinity"}, 2,
 			[]string{"was not ready within 500ms", "127.0.0.1:1"}},
-		{"daemonizes", nil, []string{"sh", "-c", "sleep 60 & exit 0"}, 2,
+		{"daemonizes", nil, []string{"sh", "-c", // once its child has the name that it is known by
+			"sleep 60 & until read comm < /proc/$!/comm && [ $comm = sleep ]; do sleep 0.01; done; exit 0"}, 2,
 			[]string{"went into the background", "sleep (process", "run it in the foreground"}},
 		{"needs a terminal", nil, []string{"sh", "-c", "exec < /dev/tty"}, 2,
 			[]string{"needs a terminal", "script -qec"}},

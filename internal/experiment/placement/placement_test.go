@@ -356,7 +356,7 @@ func TestClose(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A child of a child, which has left its parent's session and ignores what can be ignored.
-	cmd := exec.Command("sh", "-c", `trap "" TERM HUP INT; setsid sleep 1000 & echo $!; sleep 1000`)
+	cmd := exec.Command("sh", "-c", `trap "" TERM HUP INT; setsid sh -c 'echo $$; exec sleep 1000' & sleep 1000`)
 	out, err := cmd.StdoutPipe()
 	if err := errors.Join(err, g.Start(cmd)); err != nil {
 		t.Fatal(err)

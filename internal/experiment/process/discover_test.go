@@ -119,8 +119,8 @@ func loaded(t *testing.T, name string) (*ebpf.Program, *ebpf.Map, []*os.File) {
 func TestDiscover(t *testing.T) {
 	g := group(t)
 	_, _, theirs := loaded(t, "command_held")
-	c := options(t, param.Values{"dir": "{dir}",
-		"command": "sh -c " + quote(`setsid unshare --fork --mount sleep 60 & echo $! > pid; exec sleep 61`)})
+	const script = `setsid unshare --fork --mount sh -c 'touch ready; exec sleep 60' & echo $! > pid; exec sleep 61`
+	c := options(t, param.Values{"dir": "{dir}", "command": "sh -c " + quote(script), "ready-file": "ready"})
 	c.CgroupDir = dirOf(t, g)
 	began := time.Now()
 	r, err := Start(c, func(cmd *exec.Cmd) error {

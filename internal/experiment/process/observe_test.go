@@ -18,6 +18,7 @@ import (
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 	"tare/internal/scale/ledger"
+	"tare/test/started"
 	"tare/test/vm/guest"
 )
 
@@ -341,6 +342,11 @@ func TestStrays(t *testing.T) {
 	})
 	for len(children()) < 2 {
 		time.Sleep(time.Millisecond)
+	}
+	for _, pid := range children() {
+		if err := started.Await(pid, "sleep"); err != nil {
+			t.Fatal(err)
+		}
 	}
 	e := watched(t, g)
 	if stray, err := e.Strays(); stray != "" || err != nil {

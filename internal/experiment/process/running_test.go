@@ -148,6 +148,9 @@ func TestOffered(t *testing.T) {
 	}
 }
 
+// untilSleep waits, in a shell, until its last child has become sleep, by which name it is known then.
+const untilSleep = `until read comm < /proc/$!/comm && [ $comm = sleep ]; do sleep 0.01; done`
+
 // TestFailures: what goes wrong is told with its status, its last words and what to do, and nothing is left behind.
 func TestFailures(t *testing.T) {
 	limit := speed.Scale(time.Second).String() // in which it looks whether they are ready
@@ -180,7 +183,7 @@ func TestFailures(t *testing.T) {
 		{"no file", `exec sleep 60`,
 			param.Values{"ready-timeout": limit, "ready-file": "socket"},
 			[]string{"there was no file socket"}, ""},
-		{"daemonizes", `setsid sleep 60 & echo $! > pid; exit 0`, nil,
+		{"daemonizes", `setsid sleep 60 & echo $! > pid; ` + untilSleep + `; exit 0`, nil,
 			[]string{"went into the background: it ended with status 0 and left sleep (process ", "running, killed now"},
 			"--foreground"},
 		{"leaves a child", `sleep 60 & echo $! > pid; exit 0`, nil, []string{"went into the background"}, "daemon off"},
