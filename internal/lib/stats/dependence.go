@@ -119,9 +119,24 @@ func learn(models []correlation, aboutZero, series [][]float64) Dependence {
 	return d
 }
 
+// Series is one series of values under a dependence. Its values are fitted when something is first asked that needs
+// it, and once. It is for one goroutine at a time.
+type Series struct {
+	dependence Dependence
+	values     []float64
+	variance   float64  // as inflation gives it; 0 before
+	states     []fitted // nil before
+}
+
+// Of is a series of values, in the order of blocks, under this dependence.
+func (d Dependence) Of(xs []float64) *Series { return &Series{dependence: d, values: xs} }
+
 // Widen widens the interval of an estimate from xs, in the order of blocks, by what their dependence takes from it.
-func (d Dependence) Widen(e Estimate, xs []float64) Estimate {
-	inflation := d.inflation(xs)
+func (d Dependence) Widen(e Estimate, xs []float64) Estimate { return d.Of(xs).Widen(e) }
+
+// Widen widens the interval of an estimate from the series by what the dependence of its values takes from it.
+func (s *Series) Widen(e Estimate) Estimate {
+	inflation := s.inflation()
 	e.Effective = float64(e.N) / inflation
 	if e.HasInterval {
 		e.Lo, e.Hi = widen(e.Value, e.Lo, inflation), widen(e.Value, e.Hi, inflation)
@@ -134,27 +149,39 @@ func widen(value, end, inflation float64) float64 { return value - math.Sqrt(inf
 // vary reports whether a series says anything of its dependence.
 func vary(xs []float64) bool { return len(xs) >= 3 && slices.Min(xs) < slices.Max(xs) }
 
-// inflation is by how much dependence multiplies the variance of the mean of xs: the mean over what the correlation
-// may be.
-func (d Dependence) inflation(xs []float64) float64 {
-	if !vary(xs) {
+// inflation is by how much dependence multiplies the variance of the mean of the series: the mean over what the
+// correlation may be.
+func (s *Series) inflation() float64 {
+	if s.variance == 0 {
+		s.variance = s.inflate()
+	}
+	return s.variance
+}
+
+func (s *Series) inflate() float64 {
+	if !vary(s.values) {
 		return 1
 	}
 	inflation := 1.0
-	if d.Known() {
-		inflation = d.over(xs)
+	if s.dependence.Known() {
+		inflation = s.dependence.over(s.values)
 	}
-	// a weight of independence that only grew would widen what shows no dependence
-	if independent, by := d.state(xs); d.OwnKnown() && independent < widensBelow {
-		inflation = max(inflation, by)
+	if s.dependence.OwnKnown() {
+		// a weight of independence that only grew would widen what shows no dependence
+		if independent, by := s.state(); independent < widensBelow {
+			inflation = max(inflation, by)
+		}
 	}
 	return max(1, inflation)
 }
 
 // state is the weight of independence, against a state of the arm alone and one of all arms, and by how much the three
-// together multiply the variance of the mean of xs.
-func (d Dependence) state(xs []float64) (independent, inflation float64) {
-	fits := fitAll(states, normalScores(xs))
+// together multiply the variance of the mean of the series.
+func (s *Series) state() (independent, inflation float64) {
+	if s.states == nil {
+		s.states = fitAll(states, normalScores(s.values))
+	}
+	d, fits := s.dependence, s.states
 	total, inflation := 1.0, 1.0
 	add := func(known bool, by *Dependence) {
 		for i := 1; known && i < len(states); i++ {
@@ -188,12 +215,12 @@ func (e Estimate) Beyond(v, times float64) bool {
 }
 
 // Strong reports whether the arm, or all arms together, show dependence of such strength that the widened interval of
-// xs may still be too narrow. Of independent blocks, 2 to 5 % do in simulations.
-func (d Dependence) Strong(xs []float64) bool {
-	if !vary(xs) {
+// the series may still be too narrow. Of independent blocks, 2 to 5 % do in simulations.
+func (s *Series) Strong() bool {
+	if !vary(s.values) {
 		return false
 	}
-	independent, inflation := d.state(xs)
+	independent, inflation := s.state()
 	return independent < shownBelow && inflation > strongInflation
 }
 
@@ -213,14 +240,15 @@ func (d Dependence) Difference(pairs []Pair, seed uint64) Estimate {
 // At is the estimate of values in the order of blocks with an interval of a confidence, widened; lost further values at
 // minus and plus infinity widen it to WorstLo and WorstHi, which are infinite where there is no bound.
 func (d Dependence) At(xs []float64, lost int, confidence float64, seed uint64) (e Estimate, worstLo, worstHi float64) {
-	e = d.Widen(PseudoMedianAt(xs, confidence, seed), xs)
+	s := d.Of(xs)
+	e = s.Widen(PseudoMedianAt(xs, confidence, seed))
 	switch {
 	case !e.HasInterval:
 		return e, math.Inf(-1), math.Inf(1)
 	case lost <= 0:
 		return e, e.Lo, e.Hi
 	}
-	inflation := d.inflation(xs)
+	inflation := s.inflation()
 	lo, hi, _ := WorstCaseAt(xs, lost, confidence, seed)
 	return e, widen(e.Value, lo, inflation), widen(e.Value, hi, inflation)
 }

@@ -187,12 +187,13 @@ func (l *Line) coefficientsByBlock(blocks []blockFit) {
 		}
 		mean, half := meanWithT(xs, Confidence)
 		if d := LearnOwn(xs); d.OwnKnown() {
-			inflation := d.inflation(xs)
+			series := d.Of(xs)
+			inflation := series.inflation()
 			half *= math.Sqrt(inflation)
 			if effective := float64(len(xs)) / inflation; i == 0 || effective < l.Effective {
 				l.Effective = effective
 			}
-			l.Strong = l.Strong || d.Strong(xs)
+			l.Strong = l.Strong || series.Strong()
 		}
 		l.Coefficients = append(l.Coefficients, Coefficient{mean, mean - half, mean + half})
 	}

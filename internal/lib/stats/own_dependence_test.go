@@ -123,7 +123,7 @@ func TestOwnDependenceBySimulation(t *testing.T) {
 				ps := pairs(base, arm)
 				ds := Differences(ps)
 				d := LearnDependence([][]float64{Differences(pairs(base, twin))}, [][]float64{ds}).WithOwn(ds)
-				old, now, said := Difference(ps, 1), d.Difference(ps, 1), d.Strong(ds)
+				old, now, said := Difference(ps, 1), d.Difference(ps, 1), d.Of(ds).Strong()
 				if !old.Excludes(shift) {
 					before += each
 				}
@@ -160,10 +160,10 @@ func TestTwinsApart(t *testing.T) {
 	learnt := func(twins []float64) Dependence {
 		return LearnDependence([][]float64{twins}, [][]float64{arm}).WithOwn(arm)
 	}
-	if d := learnt(twins); d.Strong(arm) || d.inflation(arm) > 2 {
-		t.Errorf("of twins that are alike: strong %v, variance x %.1f", d.Strong(arm), d.inflation(arm))
+	if s := learnt(twins).Of(arm); s.Strong() || s.inflation() > 2 {
+		t.Errorf("of twins that are alike: strong %v, variance x %.1f", s.Strong(), s.inflation())
 	}
-	if d := learnt(apart); !d.Strong(arm) || d.inflation(arm) < 8 {
-		t.Errorf("of twins that lie apart: strong %v, variance x %.1f", d.Strong(arm), d.inflation(arm))
+	if s := learnt(apart).Of(arm); !s.Strong() || s.inflation() < 8 {
+		t.Errorf("of twins that lie apart: strong %v, variance x %.1f", s.Strong(), s.inflation())
 	}
 }

@@ -438,7 +438,7 @@ func (a *asserter) measured(t *Table, of assertion.Assertion, p place, c *Check)
 	case t.carried[armMetric{p.arm, of.Metric}]:
 		c.Result, c.Why = Undecided, carriesOver
 	case !e.Beyond(of.Bound, stats.StrongTimes) &&
-		a.dependence(t, of, p).Strong(changes(of)(t.pairs(p.at, p.arm, of.Metric))):
+		a.dependence(t, of, p).Of(changes(of)(t.pairs(p.at, p.arm, of.Metric))).Strong():
 		c.Result, c.Why = Undecided, tooNarrow
 	}
 }

@@ -113,7 +113,8 @@ type comparison struct {
 
 // difference gives the difference with its verdict, and what to know of it.
 func (c *comparison) difference() (out *Difference, notes []string) {
-	d := c.dependence.Difference(c.pairs, c.seed)
+	series := c.dependence.Of(stats.Differences(c.pairs))
+	d := series.Widen(stats.Difference(c.pairs, c.seed))
 	out = newDifference(d)
 	if c.dependence.Known() {
 		out.Effective = &d.Effective
@@ -138,7 +139,7 @@ func (c *comparison) difference() (out *Difference, notes []string) {
 				"or to neighbours")
 	}
 	out.judge(c.arm, d, c.twins.far, c.twins.known)
-	if out.Unresolved == "" && c.arm != record.AA && c.dependence.Strong(stats.Differences(c.pairs)) {
+	if out.Unresolved == "" && c.arm != record.AA && series.Strong() {
 		out.strong = true
 		if d.Beyond(0, stats.StrongTimes) {
 			notes = append(notes, tooNarrow)
