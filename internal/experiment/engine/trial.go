@@ -190,9 +190,9 @@ func (x *trial) measure(ctx context.Context) error {
 	}
 	lap("measured")
 	x.pids = x.processesByComponent()
-	strays, err := watch.Strays()
+	strays, err := watch.End()
 	if err != nil {
-		return err
+		return fmt.Errorf("looking at the processes of %s: %w", x.tree.Name(), err)
 	}
 	if where := containment.Describe(strays, "the trial"); where != "" {
 		x.Warn(measured.WarnStrays, "%s: what it uses is not known; start it so that it stays in its group (without "+

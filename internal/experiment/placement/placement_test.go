@@ -546,7 +546,7 @@ func TestWatch(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		strays, err := w.Strays()
+		strays, err := w.End()
 		if err != nil {
 			t.Fatal(err)
 		}

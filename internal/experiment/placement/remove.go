@@ -280,32 +280,17 @@ func EndMarked(tree string) error {
 	}
 }
 
-// Watch checks whether the processes of a tree stay in its groups.
-type Watch struct {
-	tree *Tree
-	*containment.Watch
-}
-
-// Watch begins to look. Processes of a tree are those that have its mark (Mark, or the limit of markByLimit), those
-// that Start started, and the descendants of those and of all that is in its groups. Where apart is true, each must be
-// in the group that it was started in, and that must have counted all its CPU time; else in any group of the tree, as
-// those must that a container runtime moves between groups.
-func (t *Tree) Watch(apart bool) (*Watch, error) {
+// Watch begins to check whether the processes of a tree stay in its groups; what strays use is not in the counters of
+// these groups. Processes of a tree are those that have its mark (Mark, or the limit of markByLimit), those that Start
+// started, and the descendants of those and of all that is in its groups. Where apart is true, each must be in the
+// group that it was started in, and that must have counted all its CPU time; else in any group of the tree, as those
+// must that a container runtime moves between groups.
+func (t *Tree) Watch(apart bool) (*containment.Watch, error) {
 	w, err := containment.Begin(t.layout, proc.FS{}, func() ([]containment.Member, error) { return t.members(apart) })
 	if err != nil {
 		return nil, fmt.Errorf("looking at the processes of %s: %w", t.name, err)
 	}
-	return &Watch{t, w}, nil
-}
-
-// Strays are those that were not in their groups when the watch began or are not now, or in between. What they use is
-// not in the counters of these groups.
-func (w *Watch) Strays() ([]containment.Stray, error) {
-	strays, err := w.End()
-	if err != nil {
-		return nil, fmt.Errorf("looking at the processes of %s: %w", w.tree.name, err)
-	}
-	return strays, nil
+	return w, nil
 }
 
 // members are the living processes of the tree, wherever they are, each with the group that it must be in.
