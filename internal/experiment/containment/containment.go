@@ -8,7 +8,6 @@ package containment
 
 import (
 	"fmt"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -53,6 +52,7 @@ type Watch struct {
 	layout  *cgroup.Layout
 	fs      proc.FS
 	list    func() ([]Member, error)
+	cpus    int                // online, at the first edge
 	took    time.Duration      // from before the list at the first edge until the last clock there was read
 	at      uint64             // when the youngest process at the first edge began, as proc.Process.Start
 	clocks  map[int]Member     // at the first edge, by pid
@@ -62,8 +62,14 @@ type Watch struct {
 
 // Begin looks at the processes at the first edge. List gives those that there are at an edge.
 func Begin(l *cgroup.Layout, f proc.FS, list func() ([]Member, error)) (*Watch, error) {
+	machine, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
 	began := time.Now()
-	w := &Watch{layout: l, fs: f, list: list, clocks: map[int]Member{}, counted: map[string]float64{}}
+	w := &Watch{
+		layout: l, fs: f, list: list, cpus: machine.CPUs, clocks: map[int]Member{}, counted: map[string]float64{},
+	}
 	members, err := list()
 	if err != nil {
 		return nil, err
@@ -197,7 +203,7 @@ func (w *Watch) lacking(members []Member) (strays []Stray) {
 		used, counted := w.fs.Seconds(uint64(u.ticks)), float64(now.N)/1e9-before
 		// A child that began after the list at the first edge has used what nothing was subtracted for: where the machine
 		// stood still meanwhile, all of that time.
-		unlisted := w.took.Seconds() * float64(min(u.before, runtime.NumCPU()))
+		unlisted := w.took.Seconds() * float64(min(u.before, w.cpus))
 		if used-counted > w.fs.Seconds(grain*u.n)+0.02*used+unlisted {
 			strays = append(strays, Stray{PID: u.of.PID, Comm: u.of.Comm, Group: u.of.Home.Path, Lacking: used - counted})
 		}
