@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
 
 /*
- * Counts execs, all of them and those of watched control groups.
+ * Counts execs, all of them and those of one control group.
  *
  * The hook is the tracepoint sched_process_exec as a raw tracepoint: it is where the kernel itself says that an exec
  * has succeeded, once for each (a script with its interpreter is one), after everything that could still fail; execve's
@@ -12,24 +12,10 @@
  * left out where this program is running on that CPU already, which the kernel counts (recursion misses).
  */
 
-/* The types that bpf_helpers.h wants, declared here: the headers that have them differ from machine to machine. */
-typedef unsigned char __u8;
-typedef unsigned short __u16;
-typedef unsigned int __u32;
-typedef unsigned long long __u64;
-typedef short __s16;
-typedef int __s32;
-typedef long long __s64;
-typedef __u16 __be16;
-typedef __u32 __be32;
-typedef __u32 __wsum;
-
-#include <bpf/bpf_helpers.h>
+#include "../../../scale/host/bpf/bpf/types.h"
 
 #define BPF_MAP_TYPE_PERCPU_HASH 5
 #define BPF_MAP_TYPE_PERCPU_ARRAY 6
-
-#define GROUPS 1024 /* room to spare: Go watches one */
 
 /* Every exec of the machine. */
 struct {
@@ -40,12 +26,11 @@ struct {
 } tare_execs_all SEC(".maps");
 
 /*
- * Those of watched groups, by the id of the group. All entries are there from the start: none can be wanting when
- * memory is short.
+ * Those of the watched group, by its id. The entry is there from the start: it cannot be wanting when memory is short.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
-	__uint(max_entries, GROUPS);
+	__uint(max_entries, 1);
 	__type(key, __u64);
 	__type(value, __u64);
 } tare_execs_by SEC(".maps");
