@@ -491,8 +491,23 @@ func TestReaderForgets(t *testing.T) {
 	}
 }
 
+// ownGroups makes five groups, of which one holds the others, and names that one. Other groups of the machine come and
+// go, and a reader allocates for each that has gone.
+func ownGroups(t *testing.T, l *Layout, name string) []string {
+	t.Helper()
+	hs := groupsOf(t, l)
+	top := fmt.Sprintf("tare-test-%d-%s", os.Getpid(), name)
+	makeGroup(t, hs, "/"+top)
+	for i := range 4 {
+		makeGroup(t, hs, fmt.Sprintf("/%s/%d", top, i))
+	}
+	return []string{top}
+}
+
+// TestReaderDescriptors: a reader keeps as many files open as its budget allows, and reads the others all the same.
 func TestReaderDescriptors(t *testing.T) {
 	l := machine(t)
+	own := ownGroups(t, l, "descriptors")
 	count := func() int {
 		fds, err := os.ReadDir("/proc/self/fd")
 		if err != nil {
@@ -501,7 +516,7 @@ func TestReaderDescriptors(t *testing.T) {
 		return len(fds)
 	}
 	before := count()
-	r, err := NewReader(l)
+	r, err := NewReaderOf(l, own)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -511,8 +526,13 @@ func TestReaderDescriptors(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := count() - before; n > 3+len(r.trees) {
-		t.Errorf("%d descriptors are open", n)
+	if n, want := count()-before, 3+len(r.trees); n != want {
+		t.Errorf("%d descriptors are open, want %d", n, want)
+	}
+	for _, g := range r.Groups() {
+		if !g.CPU.UsageNs.OK {
+			t.Errorf("of %s no CPU time is known", g.Path)
+		}
 	}
 	if allocs := testing.AllocsPerRun(10, func() { _ = r.ReadCPU() }); allocs > 0 {
 		t.Errorf("%.1f allocations beyond the budget", allocs)
@@ -525,7 +545,7 @@ func TestReaderDescriptors(t *testing.T) {
 
 func TestSteadyStateDoesNotAllocate(t *testing.T) {
 	l := machine(t)
-	r, err := NewReader(l)
+	r, err := NewReaderOf(l, ownGroups(t, l, "steady"))
 	if err != nil {
 		t.Fatal(err)
 	}
