@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -81,7 +82,7 @@ var smallests = map[string]smallest{
 		set:   []string{"*.max-services=64", "*.max-endpoints=1280"},
 		tells: []string{"bpf_seconds_per_connection", "connect_p50_seconds", "throughput_per_second"},
 		check: func(t *testing.T, tr record.Trial) {
-			if programRuns(tr, "km_connect4") == 0 && !windowCut(tr) {
+			if programRuns(t, tr, "km_connect4") == 0 && !windowCut(tr) {
 				t.Errorf("%s: the connect program never ran", tr.Arm)
 			}
 		},
@@ -315,7 +316,7 @@ var smallests = map[string]smallest{
 func requestsAnswered(t *testing.T, tr record.Trial) {
 	t.Helper()
 	allAnswered(t, tr)
-	if runs := programRuns(tr, "km_connect4"); (runs > 0) != hasSubject(tr) && !windowCut(tr) {
+	if runs := programRuns(t, tr, "km_connect4"); (runs > 0) != hasSubject(tr) && !windowCut(tr) {
 		t.Errorf("%s: the connect program ran %d times", tr.Arm, runs)
 	}
 }
@@ -387,7 +388,7 @@ func redirectedSeen(t *testing.T, tr record.Trial) {
 		seen.Network != "pods" || seen.Redirect != want {
 		t.Errorf("%s: %+v, %v", tr.Arm, seen, err)
 	}
-	if ran := programRuns(tr, "rd_connect4"); (ran > 0) != (want == "ebpf") && !windowCut(tr) {
+	if ran := programRuns(t, tr, "rd_connect4"); (ran > 0) != (want == "ebpf") && !windowCut(tr) {
 		t.Errorf("%s: the program at connect() ran %d times", tr.Arm, ran)
 	}
 }
@@ -401,9 +402,25 @@ func windowCut(tr record.Trial) bool {
 
 func hasSubject(tr record.Trial) bool { return tr.Arm != record.Direct && tr.Arm != record.AA }
 
-func programRuns(tr record.Trial, name string) (runs uint64) {
+// runGroup matches what is in a control group of a run, and in it the process whose run it is.
+var runGroup = regexp.MustCompile(`/tare-[^/]*(-p\d+-t\d+)/`)
+
+// programRuns is how often the programs of a name ran that are attached to control groups of the trial's run. Another
+// run on the machine has programs of the same name.
+func programRuns(t *testing.T, tr record.Trial, name string) (runs uint64) {
+	t.Helper()
+	ofRun := "" // all of its trials, so that what an earlier one has left counts
+	for _, g := range tr.Ledger.Cgroups {
+		if m := runGroup.FindStringSubmatch(g.Path); m != nil && g.Role != "" {
+			ofRun = m[1] + "/"
+		}
+	}
+	if ofRun == "" {
+		t.Fatalf("%s: no control group has a role in the trial", tr.Arm)
+	}
 	for _, p := range tr.Ledger.Programs {
-		if p.Name == name && p.RunCount != nil {
+		attached := slices.ContainsFunc(p.Attached, func(target string) bool { return strings.Contains(target, ofRun) })
+		if p.Name == name && p.RunCount != nil && attached {
 			runs += *p.RunCount
 		}
 	}

@@ -89,12 +89,7 @@ func runCounts(t *testing.T, c *record.Contents) {
 		if !tr.Validity.Stands("bpf_seconds_per_connection") { // which is of the same two counts
 			continue
 		}
-		runs, opened := 0.0, 0.0
-		for _, p := range tr.Ledger.Programs {
-			if p.Name == "km_connect4" && p.RunCount != nil {
-				runs += float64(*p.RunCount) / tr.Ledger.Window.Seconds
-			}
-		}
+		runs, opened := float64(programRuns(t, tr, "km_connect4"))/tr.Ledger.Window.Seconds, 0.0
 		for _, l := range tr.Loads {
 			opened += float64(l.Opened) / l.Seconds
 		}
