@@ -125,7 +125,7 @@ func (c *curves) take(trials []record.Trial) {
 			}
 		}
 	}
-	c.Levels = slices.SortedFunc(maps.Values(levels), compareFactors)
+	c.Levels = slices.SortedFunc(maps.Values(levels), CompareLevels)
 	c.Arms = slices.SortedFunc(maps.Keys(arms), CompareArms)
 }
 

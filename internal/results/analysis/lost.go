@@ -68,7 +68,7 @@ func (s *Summary) withhold(run record.Run, t *Table, carriers carriers) {
 		}
 	}
 	slices.SortFunc(s.Missing, func(a, b Missing) int {
-		return cmp.Or(compareFactors(a.Factors, b.Factors), CompareArms(a.Arm, b.Arm), strings.Compare(a.Metric, b.Metric))
+		return cmp.Or(CompareLevels(a.Factors, b.Factors), CompareArms(a.Arm, b.Arm), strings.Compare(a.Metric, b.Metric))
 	})
 }
 
@@ -250,7 +250,7 @@ func (s *Summary) everyLevel(run record.Run, t *Table) []factors {
 	for _, at := range t.Levels {
 		levels[record.LevelKey(at)] = at
 	}
-	return slices.SortedFunc(maps.Values(levels), compareFactors)
+	return slices.SortedFunc(maps.Values(levels), CompareLevels)
 }
 
 // everyArm are the arms that the run has, also those of which nothing could be told.

@@ -147,7 +147,8 @@ func LevelNumber(level string) (float64, bool) {
 	return 0, false
 }
 
-func compareFactors(a, b factors) int {
+// CompareLevels orders levels by their factors: as numbers where both are numbers, as text otherwise.
+func CompareLevels(a, b map[string]string) int {
 	for _, name := range slices.Sorted(maps.Keys(a)) {
 		x, okX := LevelNumber(a[name])
 		y, okY := LevelNumber(b[name])
@@ -225,7 +226,7 @@ func newTable(run record.Run, trials []record.Trial, s *Summary) *Table {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("%d histograms could not be read; quantiles from them are missing",
 			unreadable))
 	}
-	t.Levels = slices.SortedFunc(maps.Values(levels), compareFactors)
+	t.Levels = slices.SortedFunc(maps.Values(levels), CompareLevels)
 	t.Arms = slices.SortedFunc(maps.Keys(arms), CompareArms)
 	t.metrics, t.known = slices.Sorted(maps.Keys(metrics)), metrics
 	for key := range t.pools {

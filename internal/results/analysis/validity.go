@@ -157,7 +157,7 @@ type place struct {
 
 // comparePlaces orders places by level, and then by arm.
 func comparePlaces(a, b place) int {
-	return cmp.Or(compareFactors(a.at, b.at), CompareArms(a.arm, b.arm))
+	return cmp.Or(CompareLevels(a.at, b.at), CompareArms(a.arm, b.arm))
 }
 
 // placesOf are the arms at levels of planned trials, each once.
@@ -184,7 +184,7 @@ func (s *Summary) whyNothing(run record.Run, t *Table) []string {
 	places := slices.DeleteFunc(placesOf(planned), func(p place) bool {
 		return len(t.outcomes[levelArm{record.LevelKey(p.at), p.arm}]) == 0 || !slices.Contains(asked, p.arm)
 	})
-	slices.SortFunc(places, func(a, b place) int { return cmp.Or(CompareArms(a.arm, b.arm), compareFactors(a.at, b.at)) })
+	slices.SortFunc(places, func(a, b place) int { return cmp.Or(CompareArms(a.arm, b.arm), CompareLevels(a.at, b.at)) })
 	var reasons []string
 	for _, p := range places {
 		lost := 0

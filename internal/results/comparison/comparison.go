@@ -142,7 +142,7 @@ func sourcesOf(all []Source) (sources []source) {
 		one := source{estimates: map[key]*analysis.Estimate{}, headlines: s.Summary.Headlines}
 		for i := range s.Summary.Estimates {
 			if e := &s.Summary.Estimates[i]; e.Withheld == "" && e.Arm != record.Direct {
-				one.estimates[key{e.Metric, e.Arm, e.Component, levelOf(e.Factors)}] = e
+				one.estimates[key{e.Metric, e.Arm, e.Component, record.LevelKey(e.Factors)}] = e
 			}
 		}
 		sources = append(sources, one)
@@ -300,14 +300,6 @@ func scaleOf(sources []source, k key) Scale {
 	return scale
 }
 
-func levelOf(level map[string]string) string {
-	var b strings.Builder
-	for name, value := range lists.ByKey(level) {
-		fmt.Fprintf(&b, "%q=%q ", name, value)
-	}
-	return b.String()
-}
-
 // effectOf is an estimate on a scale. It is false where it has no interval there.
 func effectOf(e *analysis.Estimate, scale Scale) (stats.Effect, bool) {
 	blocks := e.N
@@ -330,19 +322,19 @@ func effectOf(e *analysis.Estimate, scale Scale) (stats.Effect, bool) {
 
 // keysOf are what both have, by metric, level, arm and component.
 func keysOf(old, new []source) []key {
-	has := func(all []source) map[key]bool {
-		keys := map[key]bool{}
+	levels := func(all []source) map[key]map[string]string {
+		keys := map[key]map[string]string{}
 		for _, s := range all {
-			for k := range s.estimates {
-				keys[k] = true
+			for k, e := range s.estimates {
+				keys[k] = e.Factors
 			}
 		}
 		return keys
 	}
-	both, other := has(old), has(new)
-	maps.DeleteFunc(both, func(k key, _ bool) bool { return !other[k] })
+	both, other := levels(old), levels(new)
+	maps.DeleteFunc(both, func(k key, _ map[string]string) bool { _, has := other[k]; return !has })
 	return slices.SortedFunc(maps.Keys(both), func(a, b key) int {
-		return cmp.Or(cmp.Compare(a.metric, b.metric), cmp.Compare(a.level, b.level), cmp.Compare(a.arm, b.arm),
+		return cmp.Or(cmp.Compare(a.metric, b.metric), analysis.CompareLevels(both[a], both[b]), cmp.Compare(a.arm, b.arm),
 			cmp.Compare(a.component, b.component))
 	})
 }

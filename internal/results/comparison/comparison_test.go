@@ -78,6 +78,29 @@ func TestCompare(t *testing.T) {
 	}
 }
 
+// TestLevels: changes are in the order of their levels, as numbers.
+func TestLevels(t *testing.T) {
+	run := func(day uint64) []comparison.Source {
+		run, trials := analysistest.Quickstart(analysistest.Truth{
+			Blocks: 6, Rates: []string{"1000", "900", "90"}, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6, Day: day,
+		})
+		s, err := analysis.Summarize(run, trials)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return []comparison.Source{{Dir: run.ID, Run: run, Summary: s}}
+	}
+	var rates []string
+	for _, x := range comparison.Compare(run(0), run(1), nil).Changes {
+		if x.Metric == "cpu_seconds_per_connection" {
+			rates = append(rates, x.Factors["rate"])
+		}
+	}
+	if want := []string{"90", "900", "1000"}; !slices.Equal(rates, want) {
+		t.Errorf("the rates are %q, want %q", rates, want)
+	}
+}
+
 // TestNothingKnown: one run against one, without a history, has no verdict, however much it changed.
 func TestNothingKnown(t *testing.T) {
 	got := comparison.Compare(made(t, 0, 9e-6), made(t, 1, 40e-6), nil)
