@@ -9,6 +9,7 @@ package speed
 import (
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -34,10 +35,17 @@ func Scale(d time.Duration) time.Duration { return time.Duration(factor()) * d }
 // factor is measured once in a process, at the first use.
 var factor = sync.OnceValue(func() int {
 	least, _ := strconv.Atoi(os.Getenv(Variable)) // none is 0
-	return scale(slowest(), least)
+	return scale(typical(slowest), least)
 })
 
-// scale is the factor of a machine by its slowest round.
+// typical is the median of three measurements: a machine that stands still once is in one of them, and is not slow.
+func typical(measure func() time.Duration) time.Duration {
+	all := []time.Duration{measure(), measure(), measure()}
+	slices.Sort(all)
+	return all[1]
+}
+
+// scale is the factor of a machine by a slow round.
 func scale(slowest time.Duration, least int) int {
 	return max(1, least, min(int((slowest+round-1)/round), maxFactor))
 }

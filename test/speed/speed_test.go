@@ -20,5 +20,10 @@ func TestScale(t *testing.T) {
 	if Scale(time.Second) < time.Second {
 		t.Errorf("a second becomes %v", Scale(time.Second))
 	}
+	for _, rounds := range [][]time.Duration{{time.Hour, 2, 3}, {2, time.Hour, 3}, {3, 1, time.Hour}, {3, 3, 3}} {
+		if got := typical(func() time.Duration { d := rounds[0]; rounds = rounds[1:]; return d }); got != 3 {
+			t.Errorf("one stall and two rounds of 3 or less are typically %v", got)
+		}
+	}
 	t.Logf("factor %d here; slowest round %v", factor(), slowest())
 }
