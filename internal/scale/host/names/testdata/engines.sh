@@ -16,6 +16,7 @@ printf '127.0.0.1 localhost\n' >"$here/etc/hosts"
 : >"$here/etc/resolv.conf"
 printf '{"default": [{"type": "insecureAcceptAnything"}]}\n' >"$here/etc/containers/policy.json"
 mount --bind "$here/etc" /etc
+mount --bind "$root/var/lib" /var/lib
 mount -t tmpfs tmpfs /run
 mkdir /run/lock
 mount -t tmpfs tmpfs /dev/shm
