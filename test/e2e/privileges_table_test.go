@@ -747,6 +747,12 @@ func weighRights() rightsTest {
 					!strings.Contains(warning(l, "no-programs"), "CAP_SYS_ADMIN") {
 					t.Errorf("programs %v, maps %v, %+v, %+v", l.Programs, l.Maps, l.CPU, l.Warnings)
 				}
+				needsFeature(t, "sampling")
+				needsFeature(t, "witness")
+				l = weighed(t, newActor(t, cap.BPF, cap.PERFMON))
+				if l.Programs != nil || l.Host.Sampler == "" || l.Noise == nil {
+					t.Errorf("with the smaller capabilities: programs %v, %+v, %+v", l.Programs, l.Host, l.Warnings)
+				}
 			},
 			cap.DAC_READ_SEARCH: func(t *testing.T, with, lacks actor) {
 				layout, err := cgroup.Discover(cgroup.Roots{})
