@@ -67,7 +67,8 @@ const (
 	farthestWindow = time.Minute // how far in the future it may begin
 	maxWaiting     = 8
 	meterKept      = 15 * time.Second
-	minuteOfWait   = time.Minute // for those before
+	longestWait    = time.Minute // for those before
+	maxDocument    = 64_000_000  // bytes: some 60,000 control groups
 )
 
 func newWindows(c *configuration, a access) *windows {
@@ -95,8 +96,8 @@ func (w *windows) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		http.Error(rw, "too many windows are being waited for", http.StatusTooManyRequests)
 		return
 	}
-	_ = http.NewResponseController(rw).SetWriteDeadline(time.Now().Add(minuteOfWait + farthestWindow + d + answerTimeout))
-	ctx, cancel := context.WithTimeout(r.Context(), minuteOfWait)
+	_ = http.NewResponseController(rw).SetWriteDeadline(time.Now().Add(longestWait + farthestWindow + d + answerTimeout))
+	ctx, cancel := context.WithTimeout(r.Context(), longestWait)
 	defer cancel()
 	select {
 	case <-w.turn:
@@ -111,8 +112,16 @@ func (w *windows) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		http.Error(rw, text.Line(err.Error()), http.StatusInternalServerError)
 		return
 	}
+	document, err := json.Marshal(l)
+	if err == nil && len(document) > maxDocument {
+		err = fmt.Errorf("the ledger has %d MB, and may have %d", len(document)/1_000_000, maxDocument/1_000_000)
+	}
+	if err != nil {
+		http.Error(rw, text.Line(err.Error()), http.StatusInternalServerError)
+		return
+	}
 	rw.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(rw).Encode(l)
+	_, _ = rw.Write(append(document, '\n'))
 }
 
 // parseWindow reads how long a window is to be, and when it begins; a time of zero is at once.
