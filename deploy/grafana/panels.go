@@ -1,0 +1,116 @@
+package main
+
+import (
+	"github.com/grafana/grafana-foundation-sdk/go/cog"
+	"github.com/grafana/grafana-foundation-sdk/go/cog/variants"
+	"github.com/grafana/grafana-foundation-sdk/go/common"
+	"github.com/grafana/grafana-foundation-sdk/go/dashboard"
+	"github.com/grafana/grafana-foundation-sdk/go/prometheus"
+	"github.com/grafana/grafana-foundation-sdk/go/table"
+	"github.com/grafana/grafana-foundation-sdk/go/timeseries"
+)
+
+// Units as Grafana names them.
+const (
+	cpus    = "suffix: CPU" // CPU seconds per second
+	part    = "percentunit" // 1 is 100 %
+	seconds = "s"
+	perSec  = "ops"
+	bytesIn = "bytes" // multiples of 1024
+	plain   = "short"
+)
+
+// The grid of a dashboard is 24 wide.
+const (
+	whole = 24
+	half  = 12
+	third = 8
+
+	low  = 8 // heights
+	high = 12
+)
+
+// source is the variable by which the reader chooses a Prometheus.
+func source() common.DataSourceRef {
+	return common.DataSourceRef{Type: cog.ToPtr("prometheus"), Uid: cog.ToPtr("${datasource}")}
+}
+
+// over is a query of values over time; the legend is a template of labels.
+func over(expr, legend string) cog.Builder[variants.Dataquery] {
+	return prometheus.NewDataqueryBuilder().Expr(expr).LegendFormat(legend).Range()
+}
+
+// now is a query of one value for each series, as rows of a table. A table takes columns together by ref.
+func now(ref, expr string) cog.Builder[variants.Dataquery] {
+	return prometheus.NewDataqueryBuilder().Expr(expr).Instant().Format(prometheus.PromQueryFormatTable).RefId(ref)
+}
+
+// graph is a panel of lines.
+func graph(title, unit, description string, queries ...cog.Builder[variants.Dataquery]) *timeseries.PanelBuilder {
+	return timeseries.NewPanelBuilder().Title(title).Description(description).Unit(unit).
+		Datasource(source()).Targets(queries).Span(half).Height(low).
+		Legend(common.NewVizLegendOptionsBuilder().ShowLegend(true).DisplayMode(common.LegendDisplayModeTable).
+			Placement(common.LegendPlacementBottom).Calcs([]string{"mean", "lastNotNull"})).
+		Tooltip(common.NewVizTooltipOptionsBuilder().Mode(common.TooltipDisplayModeMulti).
+			Sort(common.SortOrderDescending)).
+		ShowPoints(common.VisibilityModeNever).AxisSoftMin(0)
+}
+
+// stacked is a panel of areas, one above the other.
+func stacked(title, unit, description string, queries ...cog.Builder[variants.Dataquery]) *timeseries.PanelBuilder {
+	return graph(title, unit, description, queries...).FillOpacity(60).LineWidth(0).
+		Stacking(common.NewStackingConfigBuilder().Mode(common.StackingModeNormal))
+}
+
+// column is one column of a table: a label by its name, or the value of the query with that ref.
+type column struct {
+	field, title, unit string // the unit of a value
+}
+
+func label(name string) column { return column{field: name, title: name} }
+
+func value(ref, title, unit string) column { return column{"Value #" + ref, title, unit} }
+
+// rows is a table with the given columns, the largest of the first value on top. Labels that are no columns are hidden.
+func rows(title, description string, columns []column, queries ...cog.Builder[variants.Dataquery]) *table.PanelBuilder {
+	b := table.NewPanelBuilder().Title(title).Description(description).Datasource(source()).Targets(queries).
+		Span(half).Height(high)
+	names, order, include := map[string]string{}, map[string]int{}, map[string]bool{}
+	sorted := false
+	for i, c := range columns {
+		names[c.field], order[c.field], include[c.field] = c.title, i, true
+		if c.unit == "" {
+			continue
+		}
+		b.OverrideByName(c.title, []dashboard.DynamicConfigValue{{Id: "unit", Value: c.unit}})
+		if !sorted {
+			b.SortBy([]cog.Builder[common.TableSortByFieldState]{
+				common.NewTableSortByFieldStateBuilder().DisplayName(c.title).Desc(true)})
+			sorted = true
+		}
+	}
+	return b.WithTransformation(dashboard.DataTransformerConfig{Id: "merge", Options: map[string]any{}}).
+		WithTransformation(dashboard.DataTransformerConfig{Id: "organize", Options: map[string]any{
+			"includeByName": include, "indexByName": order, "renameByName": names}})
+}
+
+// line changes how one series of a graph is drawn.
+func line(p *timeseries.PanelBuilder, name string, properties map[string]any) {
+	var list []dashboard.DynamicConfigValue
+	for _, id := range []string{"color", "custom.stacking", "custom.fillOpacity", "custom.lineWidth", "custom.lineStyle",
+		"custom.axisPlacement", "unit"} {
+		if v, ok := properties[id]; ok {
+			list = append(list, dashboard.DynamicConfigValue{Id: id, Value: v})
+		}
+	}
+	p.OverrideByName(name, list)
+}
+
+// dashed is how a total is drawn above what it is the sum of.
+var dashed = map[string]any{
+	"color": fixed("text"), "custom.stacking": map[string]any{"mode": "none"}, "custom.fillOpacity": 0,
+	"custom.lineWidth": 1, "custom.lineStyle": map[string]any{"fill": "dash", "dash": []int{8, 8}},
+}
+
+// fixed is a color that does not change with the number of series.
+func fixed(color string) map[string]any { return map[string]any{"mode": "fixed", "fixedColor": color} }
