@@ -1,0 +1,359 @@
+package deploy
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+
+	"tare/test/binary"
+	"tare/test/long"
+	"tare/test/port"
+)
+
+// plantedName is the name of the program that is the load, and of its component by the agent's rules.
+const plantedName = "tare_test_plant"
+
+// empty are the queries that may have no result, each by a part of it, with the reason.
+var empty = map[string]string{
+	`tare_bpf_payer_seconds_total{namespace!=""}`: "no pod on this machine runs an eBPF program",
+	`namespace:tare_bpf_payer_seconds:rate5m`:     "no pod on this machine runs an eBPF program",
+}
+
+// TestAgainstPrometheus runs every query of the dashboard and every rule on a real Prometheus, which scrapes a real
+// agent while an eBPF program is under load. Each must have a result, or is in empty; what an alert looks at must be
+// there, though the alert itself must not fire.
+func TestAgainstPrometheus(t *testing.T) {
+	long.Test(t, "1 min: a Prometheus that scrapes an agent until all rules have results")
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	plant(t)
+	address, agent := startAgent(t)
+	p := startPrometheus(t, address)
+	rules := readRules(t)
+	p.wait(t, rules, agent)
+
+	t.Run("rules", func(t *testing.T) {
+		for _, r := range rules {
+			if r.Record != "" {
+				p.has(t, r.Record, r.Record, r.Expr)
+				continue
+			}
+			p.query(t, r.Expr)
+			for _, s := range selectors.FindAllString(r.Expr, -1) {
+				p.has(t, r.Alert, s, s)
+			}
+		}
+	})
+	t.Run("dashboard", func(t *testing.T) { p.dashboard(t) })
+	t.Run("budget", func(t *testing.T) {
+		const lines = `sum(instance_line:tare_node_cpu_seconds_per_capacity:ratio_rate5m)` +
+			` - sum(instance:tare_node_cpu_counted_twice_seconds_per_capacity:ratio_rate5m)`
+		if got := p.query(t, lines); len(got) != 1 || math.Abs(got[0].value-1) > 0.005 {
+			t.Errorf("the lines of the budget are %v of the capacity, want 1", got)
+		}
+	})
+	t.Run("payer", func(t *testing.T) {
+		ran := p.query(t, `sum(increase(tare_bpf_program_run_seconds_total{program="`+plantedName+`"}[1m]))`)
+		paid := p.query(t, `topk(1, sum by (cgroup, unit, program) (increase(tare_bpf_payer_seconds_total[1m])))`)
+		if len(ran) != 1 || len(paid) != 1 || paid[0].labels["program"] != plantedName {
+			t.Fatalf("%s ran for %v, and who pays most is %v", plantedName, ran, paid)
+		}
+		// Run time that awaits more samples is split later: a part of a minute's is not, and some of the minute before is.
+		if part := paid[0].value / ran[0].value; part < 0.5 || part > 1.5 {
+			t.Errorf("%s ran for %v, and its payer has %v", plantedName, ran, paid)
+		}
+	})
+}
+
+// plant loads an eBPF program and keeps it running, on a fifth of a CPU, in this process.
+func plant(t *testing.T) {
+	t.Helper()
+	const steps = 20_000 // below the verifier's million of instructions
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: plantedName, Type: ebpf.SocketFilter, License: "GPL",
+		Instructions: asm.Instructions{
+			asm.Mov.Imm(asm.R0, 0),
+			asm.Mov.Imm(asm.R1, steps),
+			asm.Sub.Imm(asm.R1, 1).WithSymbol("step"),
+			asm.JNE.Imm(asm.R1, 0, "step"),
+			asm.Return(),
+		},
+	})
+	if err != nil {
+		t.Fatalf("loading the program: %v", err)
+	}
+	stop, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for {
+			began := time.Now()
+			if _, err := p.Run(&ebpf.RunOptions{Data: make([]byte, 64), Repeat: 500}); err != nil {
+				done <- err
+				return
+			}
+			select {
+			case <-stop:
+				done <- nil
+				return
+			case <-time.After(4 * time.Since(began)):
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		close(stop)
+		if err := <-done; err != nil {
+			t.Errorf("running the program: %v", err)
+		}
+		p.Close()
+	})
+}
+
+// start starts a program, which ends with the test by SIGTERM and exit code 0. The channel is closed when it has ended.
+func start(t *testing.T, path string, args ...string) (ended <-chan struct{}) {
+	t.Helper()
+	cmd := exec.Command(path, args...)
+	var output bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &output, &output
+	cmd.Dir = t.TempDir()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		<-done
+		if code := cmd.ProcessState.ExitCode(); code != 0 {
+			t.Errorf("%s: %s", filepath.Base(path), cmd.ProcessState)
+		}
+		if t.Failed() {
+			t.Logf("%s:\n%s", filepath.Base(path), output.Bytes())
+		}
+	})
+	return done
+}
+
+// rulesOfAgent charge the planted program to the workload that it serves: this process, which runs it.
+const rulesOfAgent = `rules:
+- {charge: workload, workload: shop, comm: deploy.test}
+- {charge: tare, component: planted, workload: shop, program: ` + plantedName + `}
+`
+
+// startAgent builds and starts an agent, and returns its address and when it has ended.
+func startAgent(t *testing.T) (string, <-chan struct{}) {
+	t.Helper()
+	dir := t.TempDir()
+	path := filepath.Join(dir, "tare-agent")
+	if err := binary.Program(path, "./cmd/tare-agent"); err != nil {
+		t.Fatal(err)
+	}
+	config := filepath.Join(dir, "agent.yaml")
+	write(t, config, rulesOfAgent)
+	address := port.Free(t)
+	return address, start(t, path, "--config", config, "--listen", address)
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// server is a Prometheus.
+type server struct{ url string }
+
+func startPrometheus(t *testing.T, agent string) *server {
+	t.Helper()
+	dir := t.TempDir()
+	rules, err := filepath.Abs(rulesFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := filepath.Join(dir, "prometheus.yml")
+	write(t, config, fmt.Sprintf(`
+global: {scrape_interval: 1s, evaluation_interval: 1s}
+rule_files: [%q]
+scrape_configs:
+- job_name: tare-agent
+  static_configs: [{targets: [%q]}]
+`, rules, agent))
+	address := port.Free(t)
+	start(t, program(t, "prometheus"), "--config.file="+config, "--storage.tsdb.path="+filepath.Join(dir, "data"),
+		"--web.listen-address="+address, "--log.level=warn")
+	return &server{url: "http://" + address}
+}
+
+// sample is one series of a result.
+type sample struct {
+	labels map[string]string
+	value  float64
+}
+
+// get reads from Prometheus' API. It is false until the server serves.
+func (p *server) get(t *testing.T, path string, form url.Values, into any) bool {
+	t.Helper()
+	client := http.Client{Timeout: time.Minute}
+	r, err := client.Get(p.url + path + "?" + form.Encode())
+	if err != nil {
+		return false
+	}
+	defer r.Body.Close()
+	body, err := io.ReadAll(r.Body)
+	if err != nil || r.StatusCode == http.StatusServiceUnavailable {
+		return false
+	}
+	answer := struct {
+		Error string
+		Data  any
+	}{Data: into}
+	if err := json.Unmarshal(body, &answer); err != nil || answer.Error != "" {
+		t.Fatalf("%s %v: %v %s", path, form, err, answer.Error)
+	}
+	return true
+}
+
+func (p *server) query(t *testing.T, expr string) []sample {
+	t.Helper()
+	var data struct {
+		Result []struct {
+			Metric map[string]string
+			Value  [2]any
+		}
+	}
+	if !p.get(t, "/api/v1/query", url.Values{"query": {expr}}, &data) {
+		return nil
+	}
+	samples := make([]sample, len(data.Result))
+	for i, r := range data.Result {
+		text, _ := r.Value[1].(string)
+		value, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			t.Fatalf("%s: %v", expr, err)
+		}
+		samples[i] = sample{r.Metric, value}
+	}
+	return samples
+}
+
+// wait waits until each recording rule that must have a result has one, and then for as long as a rate of the dashboard
+// needs. What has no result after two minutes is for the tests to name.
+func (p *server) wait(t *testing.T, rules []rule, agentEnded <-chan struct{}) {
+	t.Helper()
+	const patience = 2 * time.Minute
+	for began := time.Now(); time.Since(began) < patience; {
+		select {
+		case <-agentEnded:
+			t.Fatal("the agent has ended")
+		case <-time.After(time.Second):
+		}
+		missing := 0
+		for _, r := range rules {
+			if r.Record != "" && reason(r.Record+r.Expr) == "" && len(p.query(t, r.Record)) == 0 {
+				missing++
+			}
+		}
+		if missing == 0 {
+			time.Sleep(10 * time.Second)
+			return
+		}
+	}
+}
+
+// reason says why a query may have no result; it is empty where it must.
+func reason(expr string) string {
+	for part, why := range empty {
+		if strings.Contains(expr, part) {
+			return why
+		}
+	}
+	return ""
+}
+
+// has runs a query and fails without a result that is a number, unless the text has a reason for that.
+func (p *server) has(t *testing.T, name, expr, text string) {
+	t.Helper()
+	for _, s := range p.query(t, expr) {
+		if !math.IsNaN(s.value) {
+			return
+		}
+	}
+	if why := reason(text); why != "" {
+		t.Logf("%s has no result: %s", name, why)
+		return
+	}
+	t.Errorf("%s has no result: %s", name, expr)
+}
+
+// selectors matches what a rule looks at, without ranges and offsets.
+var selectors = regexp.MustCompile(`(?:\b[a-z_]+:)?\b(?:tare_[a-z0-9_]+|up)\b(?::[a-z0-9_]+)?(?:\{[^}]*\})?`)
+
+// labelValues matches how a variable of Grafana asks for the values of a label.
+var labelValues = regexp.MustCompile(`^label_values\((.+), (\w+)\)$`)
+
+// dashboard runs the queries of the panels and of the variables.
+func (p *server) dashboard(t *testing.T) {
+	t.Helper()
+	var d struct {
+		Templating struct {
+			List []struct{ Name, Type, Query string }
+		}
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr string }
+		}
+	}
+	text, err := os.ReadFile(dashboardFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(text, &d); err != nil {
+		t.Fatal(err)
+	}
+	node := p.query(t, "tare_node_cpus")
+	if len(node) != 1 {
+		t.Fatalf("tare_node_cpus: %v", node)
+	}
+	fill := strings.NewReplacer("$job", node[0].labels["job"], "$instance", node[0].labels["instance"],
+		"$namespace", ".*", "$__rate_interval", "10s", "$__range", "1m")
+	for _, v := range d.Templating.List {
+		if v.Type != "query" {
+			continue
+		}
+		m := labelValues.FindStringSubmatch(v.Query)
+		if m == nil {
+			t.Fatalf("variable %s: this test does not know %s", v.Name, v.Query)
+		}
+		p.has(t, "variable "+v.Name, fill.Replace(m[1]), v.Query)
+	}
+	queries := 0
+	for _, panel := range d.Panels {
+		for _, q := range panel.Targets {
+			queries++
+			p.has(t, panel.Title, fill.Replace(q.Expr), q.Expr)
+		}
+	}
+	if queries < 30 {
+		t.Errorf("the dashboard has %d queries", queries)
+	}
+}
