@@ -120,7 +120,7 @@ func ebpf() []cog.Builder[dashboard.Panel] {
 			"it, because it has too few samples. (idle) is time in interrupts above an idle CPU.",
 		over(on(`topk(10, sum by (`+payer+`) (rate(tare_bpf_payer_seconds_total{@, namespace=~"$namespace"}[])))`),
 			"{{namespace}} {{pod}} {{container}} {{unit}} {{cgroup}}"),
-		over(on(`sum(rate(tare_bpf_unsplit_seconds_total{@}[]))`), "not split")).Height(high)
+		over(on(`sum(rate(tare_bpf_unsplit_seconds_total{@}[])) or vector(0)`), "not split")).Height(high)
 	table := rows("Who pays for which program", "The same by program, over the time range that is shown: the 50 largest. "+
 		"The part is that of all run time of eBPF programs on the machine.",
 		[]column{label("program"), label("namespace"), label("pod"), label("container"), label("unit"), label("cgroup"),
