@@ -29,7 +29,16 @@ import (
 // bin is the path of the tare binary under test. TARE_BIN names another one.
 var bin = os.Getenv("TARE_BIN")
 
-func TestMain(m *testing.M) { os.Exit(withBinary(m.Run)) }
+func TestMain(m *testing.M) {
+	if os.Getenv(workerVariable) != "" {
+		if err := work(os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(withBinary(m.Run))
+}
 
 func withBinary(run func() int) int {
 	if bin != "" {

@@ -1,0 +1,195 @@
+package e2e
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"gonum.org/v1/gonum/stat/distuv"
+
+	"tare/internal/lib/stats/interval"
+	"tare/internal/scale/attribution"
+	"tare/test/busy"
+	"tare/test/long"
+)
+
+// agentFor is how long a long test of the agent goes on: 3 minutes, or what TARE_AGENT_FOR says, such as 1h.
+func agentFor(t *testing.T) time.Duration {
+	t.Helper()
+	s := os.Getenv("TARE_AGENT_FOR")
+	if s == "" {
+		return 150 * time.Second
+	}
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		t.Fatalf("TARE_AGENT_FOR: %v", err)
+	}
+	return d
+}
+
+// plantedProgram is a program that two groups run, with what each of them ran by the kernel's own count.
+type plantedProgram struct {
+	*ebpf.Program
+	id   uint32
+	ns   [2]int64
+	name string
+}
+
+func (p *plantedProgram) stats(t *testing.T) (ns, runs int64) {
+	t.Helper()
+	s, err := p.Stats()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Runtime.Nanoseconds(), int64(s.RunCount)
+}
+
+func plantPrograms(t *testing.T, n int) []*plantedProgram {
+	t.Helper()
+	all := make([]*plantedProgram, n)
+	for i := range all {
+		name := fmt.Sprintf("planted_%d", i)
+		p, err := busy.Load(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { p.Close() })
+		info, err := p.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		id, _ := info.ID()
+		all[i] = &plantedProgram{Program: p, id: uint32(id), name: name}
+	}
+	return all
+}
+
+// TestAgentTruth: under changing load the budget closes at every scrape; what a group used and what a program ran is what
+// the kernel's own counters say, with no difference where they rest; and the groups that run a program 3:1 pay 3:1,
+// within the interval that the samples give, about as often as the interval promises.
+func TestAgentTruth(t *testing.T) {
+	leavesNothing(t)
+	groups := makeTestGroups(t)
+	var dirs, paths [2]string
+	var workers [2]*worker
+	for i := range workers {
+		dirs[i], paths[i] = groups.make(t, fmt.Sprintf("payer-%d", i))
+		workers[i] = startWorker(t, dirs[i])
+	}
+	burnerDir, burnerPath := groups.make(t, "burner")
+	burner := startWorker(t, burnerDir)
+	planted := plantPrograms(t, 20)
+	a := startAgent(t).serving(t)
+
+	type counters struct {
+		scrape *scrape
+		groups [3]int64
+		ns     []int64
+		runs   []int64
+	}
+	allDirs, allPaths := [3]string{dirs[0], dirs[1], burnerDir}, [3]string{paths[0], paths[1], burnerPath}
+	read := func() (c counters) {
+		c.scrape = a.scraped(t)
+		for i, dir := range allDirs {
+			c.groups[i] = groupUsage(t, dir)
+		}
+		for _, p := range planted {
+			ns, runs := p.stats(t)
+			c.ns, c.runs = append(c.ns, ns), append(c.runs, runs)
+		}
+		return c
+	}
+	first := read()
+	last := first
+	// A run takes a microsecond or more: eight rounds make about 100 samples of each program.
+	const rounds = 8
+	until := time.Now()
+	if long.Enabled() {
+		until = until.Add(agentFor(t))
+	}
+	for round := 0; round < rounds || time.Now().Before(until); round++ {
+		if round%3 != 2 {
+			burner.burn(t, time.Duration(round%5)*20*time.Millisecond)
+		}
+		for range 3 {
+			for _, p := range planted {
+				for i, runs := range [2]int{5400, 1800} {
+					before, _ := p.stats(t)
+					workers[i].do(t, "run %d %d", p.id, runs)
+					after, _ := p.stats(t)
+					p.ns[i] += after - before
+				}
+			}
+		}
+		now := read()
+		now.scrape.check(t, last.scrape)
+		for i, path := range allPaths {
+			was, _ := last.scrape.sum("tare_group_cpu_seconds_total", "cgroup", path)
+			is, n := now.scrape.sum("tare_group_cpu_seconds_total", "cgroup", path)
+			if got, want := nanoseconds(is)-nanoseconds(was), now.groups[i]-last.groups[i]; got != want || n != 1 {
+				t.Errorf("round %d: %s used %d ns by its counter, and the metric grew by %d (%d series)", round, path, want, got, n)
+			}
+		}
+		for i, p := range planted {
+			id := strconv.Itoa(int(p.id))
+			was, _ := last.scrape.sum("tare_bpf_program_run_seconds_total", "id", id, "program", p.name)
+			is, _ := now.scrape.sum("tare_bpf_program_run_seconds_total", "id", id, "program", p.name)
+			if got, want := nanoseconds(is)-nanoseconds(was), now.ns[i]-last.ns[i]; got != want {
+				t.Errorf("round %d: %s ran for %d ns by the kernel's count, and the metric grew by %d", round, p.name, want, got)
+			}
+			was, _ = last.scrape.sum("tare_bpf_program_runs_total", "id", id)
+			is, _ = now.scrape.sum("tare_bpf_program_runs_total", "id", id)
+			// The kernel begins anew where a signal interrupts it: it ran the program somewhat more often.
+			if got, want := int64(is-was), now.runs[i]-last.runs[i]; got != want || want < 3*7200 {
+				t.Errorf("round %d: %s ran %d times by the kernel's count, at least 21600 in truth, and the metric grew by %d", round,
+					p.name, want, got)
+			}
+		}
+		last = now
+	}
+	checkSplit31(t, last.scrape, planted, paths)
+}
+
+func nanoseconds(s float64) int64 { return int64(math.Round(s * 1e9)) }
+
+// checkSplit31 holds what the two groups pay of each program against what they ran.
+func checkSplit31(t *testing.T, s *scrape, planted []*plantedProgram, paths [2]string) {
+	t.Helper()
+	inside, split := 0, 0
+	off, variance := 0.0, 0.0
+	for _, p := range planted {
+		id := strconv.Itoa(int(p.id))
+		big, _ := s.sum("tare_bpf_payer_seconds_total", "id", id, "cgroup", paths[0])
+		all, _ := s.sum("tare_bpf_payer_seconds_total", "id", id)
+		samples, _ := s.sum("tare_bpf_program_samples_total", "id", id)
+		if samples < attribution.MinSamples {
+			continue
+		}
+		split++
+		truth := float64(p.ns[0]) / float64(p.ns[0]+p.ns[1])
+		k := big / all * samples
+		lo, hi := interval.Binomial(int(math.Round(k)), int(samples), 0.95)
+		if lo <= truth && truth <= hi {
+			inside++
+		}
+		off += k - truth*samples
+		variance += samples * truth * (1 - truth)
+		t.Logf("%s: the first group ran %.1f %% of it, and pays %.1f %% [%.1f, %.1f] by %g samples", p.name, 100*truth,
+			100*big/all, 100*lo, 100*hi, samples)
+	}
+	if split < len(planted)*9/10 {
+		t.Skipf("needs a machine whose processor is sampled: %d of %d programs have %d samples", split, len(planted),
+			attribution.MinSamples)
+	}
+	// Fewer than that many of the intervals hold the truth once in 1000 times, if each does 19 times of 20.
+	if chance := (distuv.Binomial{N: float64(split), P: 0.95}).CDF(float64(inside)); chance < 0.001 {
+		t.Errorf("%d of %d intervals of 95 %% hold the truth", inside, split)
+	}
+	if z := off / math.Sqrt(variance); math.Abs(z) > 4 {
+		t.Errorf("over all programs the first group pays %.1f standard errors too much", z)
+	}
+}
