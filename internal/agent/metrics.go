@@ -2,8 +2,8 @@ package agent
 
 import (
 	"cmp"
-	"fmt"
-	"hash/fnv"
+	"crypto/sha256"
+	"encoding/hex"
 	"os"
 	"runtime"
 	"slices"
@@ -130,6 +130,9 @@ var metrics = []metric{
 	{"tare_namespace_cpu_seconds_total", "CPU time by namespace, of pods that are gone as well; without a namespace: what " +
 		"is in no pod.", counter, []string{"namespace"}, func(v *view, add add) {
 		for name, s := range v.Namespaces.All() {
+			if name == other { // a runtime's annotation may say anything
+				name = strconv.Quote(name)
+			}
 			add(s, name)
 		}
 		if s, _, any := v.Namespaces.Rest(); any {
@@ -461,20 +464,21 @@ const maxLabel = 512
 
 // label is a text as the value of a label. Prometheus refuses a whole scrape for one byte that is no UTF-8. Texts that
 // differ stay different: what has odd bytes is quoted, as is what begins like something quoted, and what is cut ends in
-// a hash of the whole.
+// a hash of the whole. A text that is cut is longer than one that is not, so that no name can look like another's hash.
 func label(s string) string {
 	odd := s[0] == '"' || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
 	if odd {
 		s = strconv.QuoteToASCII(s)
 	}
-	if len(s) <= maxLabel {
+	const ellipsis = "..."
+	const room = maxLabel - len(ellipsis) - 2*sha256.Size
+	if len(s) <= room {
 		return s
 	}
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(s))
-	cut := s[:maxLabel-20]
+	hash := sha256.Sum256([]byte(s))
+	cut := s[:room]
 	for !utf8.ValidString(cut) {
 		cut = cut[:len(cut)-1]
 	}
-	return fmt.Sprintf("%s...%016x", cut, h.Sum64())
+	return cut + ellipsis + hex.EncodeToString(hash[:])
 }

@@ -1,0 +1,87 @@
+package agent
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/param"
+)
+
+// configured is what the agent takes from a configuration file and from flags.
+func configured(t *testing.T, file string, args ...string) (*configuration, error) {
+	t.Helper()
+	var c configuration
+	f := pflag.NewFlagSet("tare-agent", pflag.ContinueOnError)
+	c.addFlags(f)
+	if file != "" {
+		path := filepath.Join(t.TempDir(), "agent.yaml")
+		if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, "--config", path)
+	}
+	if err := f.Parse(args); err != nil {
+		return nil, err
+	}
+	return &c, c.read(f)
+}
+
+func TestConfiguration(t *testing.T) {
+	c, err := configured(t, "")
+	if err != nil || c.listen() != ":9633" || c.maxSeries() != 1000 || c.tick().Minutes() != 1 || c.withoutStatistics() {
+		t.Errorf("without any: %+v, %v", c, err)
+	}
+	c, err = configured(t, "listen: 127.0.0.1:1\nmax-series: 7\nbpf-stats: off\nhz: 0\ntick: 20s\n"+
+		"rules:\n- {cgroup: /x*, charge: tare, component: cni}\n", "--max-series", "9", "--tick", "30s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.listen() != "127.0.0.1:1" || c.maxSeries() != 9 || c.tick().Seconds() != 30 || !c.withoutStatistics() || c.hz() != -1 ||
+		len(c.rules) != 1 {
+		t.Errorf("of the file, and of flags before it: %+v, rules %v", c.Values, c.rules)
+	}
+}
+
+func TestConfigurationErrors(t *testing.T) {
+	for _, c := range []struct{ name, file, flag, says string }{
+		{"an unknown key", "lisen: :1", "", "listen"},
+		{"a number out of range", "max-series: 0", "", "max-series"},
+		{"a word that is none", "bpf-stats: sometimes", "", "always"},
+		{"a list where a value belongs", "listen: [1]", "", "listen"},
+		{"rules that are no list", "rules: 3", "", "list"},
+		{"a rule that matches nothing", "rules: [{charge: tare}]", "", ""},
+		{"no YAML", "listen: [", "", ""},
+		{"two documents", "listen: :1\n---\nlisten: :2", "", "one document"},
+		{"no address", "listen: here", "", "address"},
+		{"no address in a flag", "", "--listen=here", "address"},
+		{"no such file", "", "--config=/nowhere/agent.yaml", "read"},
+		{"too large a file", "listen: :1 #" + strings.Repeat("x", maxConfigBytes), "", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var args []string
+			if c.flag != "" {
+				args = append(args, c.flag)
+			}
+			_, err := configured(t, c.file, args...)
+			if err == nil || fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("code %d: %v; want %d and %q", fault.CodeOf(err), err, fault.Usage, c.says)
+			}
+		})
+	}
+}
+
+func FuzzConfiguration(f *testing.F) {
+	f.Add([]byte("listen: :1\nrules:\n- {group: /x, charge: tare}\n"))
+	f.Add([]byte("max-series: &a 1\nhz: *a\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c := configuration{Values: param.Defaults(settings)}
+		if err := c.parse("agent.yaml", data); err != nil && fault.CodeOf(err) != fault.Usage {
+			t.Errorf("code %d: %v", fault.CodeOf(err), err)
+		}
+	})
+}

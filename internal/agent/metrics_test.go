@@ -1,0 +1,186 @@
+package agent
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+
+	"tare/internal/scale/ledger"
+	"tare/internal/scale/live"
+)
+
+var update = flag.Bool("update", false, "write docs/agent-metrics.md anew")
+
+// everything is a view from which each metric has a series.
+func everything() *view {
+	totals := live.NewTotals(live.Options{Most: 3})
+	start := time.Unix(1e9, 0)
+	for tick := range 2 {
+		l := &ledger.Ledger{Host: ledger.Host{CPUs: 2}, Window: ledger.Window{Start: start, End: start.Add(time.Second)}}
+		l.CPU = ledger.Budget(ledger.Usage{Capacity: 2, Idle: 1, Groups: 0.7, Root: 0.1, Self: 0.01, Steal: 0.05})
+		l.Noise = &ledger.Noise{LongestSeconds: 0.1}
+		l.Warnings = []ledger.Warning{{Code: "a"}, {Code: "a"}, {Code: "b"}}
+		l.Self = ledger.Self{CPUSeconds: 0.01, BPFSeconds: new(0.1), StatsSeconds: new(0.1), WitnessSeconds: new(0.1),
+			BPFBytes: new(uint64(1)), Samples: 3}
+		for i := range 8 {
+			path := fmt.Sprintf("/%d\n\xff", i)
+			l.Cgroups = append(l.Cgroups, ledger.Cgroup{Path: path, CPUSeconds: new(0.1 * float64(i)),
+				Memory: &ledger.Memory{Hard: new(int64(1)), Soft: new(int64(2)), WorkingSet: new(uint64(3))}})
+			l.Programs = append(l.Programs, ledger.Program{ID: uint32(i), Tag: "t", Name: "p", Type: "xdp", MemoryBytes: new(uint64(4)),
+				RunSeconds: new(float64(i)), RunCount: new(uint64(5)),
+				Seen: []ledger.Seen{{Cgroup: &path, Samples: 20}, {Samples: 20}}})
+			l.Maps = append(l.Maps, ledger.Map{ID: uint32(i), Name: "m", Type: "hash", Bytes: new(uint64(i))})
+			l.Components = append(l.Components, ledger.Component{Charged: ledger.Charged{Component: fmt.Sprint(i)},
+				CPUSeconds: new(0.1), BPFSeconds: new(0.1), MemoryHardBytes: new(int64(1)), MapBytes: new(int64(1))})
+		}
+		if tick == 1 {
+			l.Programs = l.Programs[1:]
+		}
+		totals.Add(l)
+	}
+	return &view{Totals: totals, started: start, took: map[string]time.Duration{"x": 1}, failed: map[string]bool{"x": true}}
+}
+
+// Each metric is well declared, its families come in the order of their names, and Prometheus' own parser and linter
+// find nothing wrong.
+func TestFamilies(t *testing.T) {
+	all := families(everything())
+	if !slices.IsSortedFunc(all, func(a, b *dto.MetricFamily) int { return strings.Compare(a.GetName(), b.GetName()) }) {
+		t.Error("the families are not sorted")
+	}
+	for _, m := range metrics {
+		if !slices.ContainsFunc(all, func(f *dto.MetricFamily) bool { return f.GetName() == m.name }) {
+			t.Errorf("%s has no series", m.name)
+		}
+		if strings.HasSuffix(m.name, "_total") != (m.kind == counter) || m.help == "" || !strings.HasSuffix(m.help, ".") &&
+			!strings.Contains(m.help, ";") && !strings.Contains(m.help, "/v1/ledger") {
+			t.Errorf("%s is not well declared", m.name)
+		}
+	}
+	var text bytes.Buffer
+	for _, f := range all {
+		seen := map[string]bool{}
+		for _, m := range f.Metric {
+			if s := m.String(); seen[fmt.Sprint(m.Label)] {
+				t.Errorf("%s has a series twice: %s", f.GetName(), s)
+			}
+			seen[fmt.Sprint(m.Label)] = true
+		}
+		if _, err := expfmt.MetricFamilyToText(&text, f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	if _, err := parser.TextToMetricFamilies(bytes.NewReader(text.Bytes())); err != nil {
+		t.Error(err)
+	}
+	problems, err := promlint.New(&text).Lint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+}
+
+var oddTexts = []string{"a", "/kubepods/x", "\"", "\"a\"", "a\nb", "\xff", "a\xffb", "é", "\u202e", "\\", `\xff`, `"\xff"`, "(other)",
+	strings.Repeat("a", 600), strings.Repeat("a", 599) + "b", strings.Repeat("\xff", 300), strings.Repeat("\xff", 255),
+	strings.Repeat("é", 400), strings.Repeat("é", 222) + "x", strings.Repeat("a", 444), strings.Repeat("a", 445), "\x00", "\u00a0"}
+
+// A label is bounded, valid, and different for texts that differ, also for one that is what another became.
+func checkLabel(t *testing.T, a, b string) {
+	t.Helper()
+	for _, s := range []string{a, b} {
+		if got := label(s); len(got) > maxLabel || !utf8.ValidString(got) || strings.ContainsAny(got, "\n\x00") || got == "" {
+			t.Errorf("label(%q) is %q, of %d bytes", s, got, len(got))
+		}
+		if of := label(label(s)); of == label(s) && label(s) != s {
+			t.Errorf("%q and its own label have the same label", s)
+		}
+	}
+	if a != b && label(a) == label(b) {
+		t.Errorf("%q and %q have the same label", a, b)
+	}
+}
+
+func TestLabel(t *testing.T) {
+	for _, a := range oddTexts {
+		for _, b := range oddTexts {
+			checkLabel(t, a, b)
+		}
+	}
+	if got := label("/system.slice/ssh.service"); got != "/system.slice/ssh.service" {
+		t.Errorf("a plain name became %q", got)
+	}
+}
+
+func FuzzLabel(f *testing.F) {
+	for i, s := range oddTexts {
+		f.Add(s, oddTexts[len(oddTexts)-1-i])
+	}
+	f.Fuzz(func(t *testing.T, a, b string) {
+		if a != "" && b != "" { // an empty label is left out
+			checkLabel(t, a, b)
+		}
+	})
+}
+
+// TestMetricsPage keeps docs/agent-metrics.md what the declarations say.
+func TestMetricsPage(t *testing.T) {
+	name := filepath.Join("..", "..", "docs", "agent-metrics.md")
+	want := metricsPage()
+	if *update {
+		if err := os.WriteFile(name, want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	page, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(page, want) {
+		t.Error("docs/agent-metrics.md is not current: go test ./internal/agent -run TestMetricsPage -update")
+	}
+}
+
+func metricsPage() []byte {
+	var b bytes.Buffer
+	b.WriteString(`# Metrics of tare-agent
+
+What ` + "`/metrics`" + ` has. This page is made from the declarations in the source (internal/agent).
+
+Counters begin at 0 when the agent starts, and only go up. Units are seconds and bytes. What cannot be read on a machine
+is absent, never 0. A label that does not apply is absent too. Series with "(other)" stand for those without a series,
+because of ` + "`--max-series`" + `. What a series had when it ended, because its group or program is gone, is added to
+` + "`tare_agent_series_gone_seconds_total`" + `, not to "(other)": rates need no correction, and sums that must never fall
+have it as a summand.
+
+Names of control groups and programs may have any bytes. As labels, names with bytes that cannot be printed are quoted
+as in Go, and long ones end in a hash (SHA-256) of the whole.
+
+| metric | type | labels | meaning |
+|---|---|---|---|
+`)
+	all := slices.SortedFunc(slices.Values(metrics), func(a, b metric) int { return strings.Compare(a.name, b.name) })
+	for _, m := range all {
+		labels := make([]string, len(m.labels))
+		for i, l := range m.labels {
+			labels[i] = "`" + l + "`"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", m.name, strings.ToLower(m.kind.String()), strings.Join(labels, ", "),
+			strings.ReplaceAll(m.help, "|", "\\|"))
+	}
+	return b.Bytes()
+}

@@ -1,0 +1,88 @@
+package agent
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+func TestParseWindow(t *testing.T) {
+	ahead := func(d time.Duration) string { return time.Now().Add(d).Format(time.RFC3339Nano) }
+	for _, c := range []struct {
+		length, at string
+		want       time.Duration // 0: it is refused
+	}{
+		{"", "", 10 * time.Second}, {"2s", "", 2 * time.Second}, {"5m", "", 5 * time.Minute}, {"100ms", "", 100 * time.Millisecond},
+		{"10s", ahead(30 * time.Second), 10 * time.Second},
+		{"-1s", "", 0}, {"1h", "", 0}, {"5m1ns", "", 0}, {"99ms", "", 0}, {"NaN", "", 0}, {"10", "", 0}, {"1e9s", "", 0},
+		{"0", "", 0}, {"9223372036854775807ns", "", 0}, {"99999999999h", "", 0}, {"\x00", "", 0},
+		{"1s", ahead(-time.Second), 0}, {"1s", ahead(2 * time.Minute), 0}, {"1s", "now", 0}, {"1s", "0001-01-01T00:00:00Z", 0},
+		{"1s", "9999-12-31T23:59:59Z", 0}, {"1s", "2026-11-27", 0},
+	} {
+		q := url.Values{}
+		if c.length != "" {
+			q.Set("for", c.length)
+		}
+		if c.at != "" {
+			q.Set("at", c.at)
+		}
+		d, at, err := parseWindow(httptest.NewRequest(http.MethodGet, "/v1/ledger?"+q.Encode(), http.NoBody))
+		if (err == nil) != (c.want > 0) || err == nil && d != c.want || err == nil && at.IsZero() != (c.at == "") {
+			t.Errorf("for=%q at=%q: %v, %v, %v; want %v", c.length, c.at, d, at, err, c.want)
+		}
+	}
+}
+
+func FuzzParseWindow(f *testing.F) {
+	f.Add("for=10s&at=2026-11-27T12:00:00Z")
+	f.Add("for=%zz;&for=1s")
+	f.Fuzz(func(t *testing.T, query string) {
+		d, at, err := parseWindow(&http.Request{URL: &url.URL{RawQuery: query}})
+		if err == nil && (d < shortestWindow || d > longestWindow || !at.IsZero() && time.Until(at) > farthestWindow) {
+			t.Errorf("%q: %v at %v", query, d, at)
+		}
+	})
+}
+
+// Windows are for clients on this machine, and for others where the web configuration lets in some and not all.
+func TestAccess(t *testing.T) {
+	for _, c := range []struct {
+		name, config string
+		remote, bad  bool
+	}{
+		{"no configuration", "", false, false},
+		{"passwords", "basic_auth_users: {a: b}", true, false},
+		{"certificates", "tls_server_config: {client_auth_type: RequireAndVerifyClientCert}", true, false},
+		{"certificates of any authority", "tls_server_config: {client_auth_type: RequireAnyClientCert}", false, false},
+		{"certificates that are wished for", "tls_server_config: {client_auth_type: VerifyClientCertIfGiven}", false, false},
+		{"TLS alone", "tls_server_config: {cert_file: a, key_file: b}", false, false},
+		{"no users", "basic_auth_users: {}", false, false},
+		{"no YAML", "basic_auth_users: [", false, true},
+	} {
+		file := ""
+		if c.config != "" {
+			file = filepath.Join(t.TempDir(), "web.yaml")
+			if err := os.WriteFile(file, []byte(c.config), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		a, err := readAccess(file)
+		if (err != nil) != c.bad {
+			t.Errorf("%s: %v", c.name, err)
+			continue
+		}
+		for address, local := range map[string]bool{"127.0.0.1:1": true, "[::1]:1": true, "127.9.9.9:1": true,
+			"[::ffff:127.0.0.1]:1": true, "10.0.0.1:1": false, "[fe80::1%lo]:1": false, "": false, "localhost:1": false} {
+			if got := a.allows(&http.Request{RemoteAddr: address}); !c.bad && got != (local || c.remote) {
+				t.Errorf("%s: %q may ask for windows: %v", c.name, address, got)
+			}
+		}
+	}
+	if _, err := readAccess("/nowhere/web.yaml"); err == nil {
+		t.Error("a file that is not there lets in all")
+	}
+}
