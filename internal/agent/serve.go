@@ -11,7 +11,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/prometheus/exporter-toolkit/web"
-	"golang.org/x/net/netutil"
 
 	"tare/internal/lib/fault"
 	"tare/internal/lib/text"
@@ -66,6 +65,7 @@ func serve(ctx context.Context, c *configuration, w *weigher, l net.Listener, lo
 		IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		BaseContext: func(net.Listener) context.Context { return ctx },
 	}
+	limit(server, maxConnections)
 	ctx, stop := context.WithCancel(ctx)
 	reading := make(chan struct{})
 	go func() {
@@ -84,7 +84,7 @@ func serve(ctx context.Context, c *configuration, w *weigher, l net.Listener, lo
 	}()
 	log.Info("weighing this machine", "address", l.Addr().String(), "metrics", "/metrics")
 	file, socket := c.webConfig(), false
-	err = web.Serve(netutil.LimitListener(l, maxConnections), server,
+	err = web.Serve(l, server,
 		&web.FlagConfig{WebConfigFile: &file, WebSystemdSocket: &socket}, log)
 	stop()
 	<-stopped

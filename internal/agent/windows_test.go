@@ -30,7 +30,7 @@ func TestParseWindow(t *testing.T) {
 		if c.at != "" {
 			q.Set("at", c.at)
 		}
-		d, at, err := parseWindow(httptest.NewRequest(http.MethodGet, "/v1/ledger?"+q.Encode(), http.NoBody))
+		d, at, err := parseWindow(httptest.NewRequest(http.MethodGet, "/v1/ledger?"+q.Encode(), nil))
 		if (err == nil) != (c.want > 0) || err == nil && d != c.want || err == nil && at.IsZero() != (c.at == "") {
 			t.Errorf("for=%q at=%q: %v, %v, %v; want %v", c.length, c.at, d, at, err, c.want)
 		}
