@@ -127,7 +127,7 @@ func clientAttacks() []clientAttack {
 		{"windows that are left", func(ctx context.Context, t *testing.T, a *tareAgent) {
 			for range 5 {
 				soon, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
-				r, _ := http.NewRequestWithContext(soon, http.MethodGet, a.url+window("for=1m"), http.NoBody)
+				r, _ := http.NewRequestWithContext(soon, http.MethodGet, a.url+window("for=1m"), nil)
 				if answer, err := http.DefaultClient.Do(r); err == nil {
 					answer.Body.Close()
 				}
@@ -245,7 +245,7 @@ func TestAgentExposition(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, _ := http.NewRequest(http.MethodGet, a.url+"/metrics", http.NoBody)
+	r, _ := http.NewRequest(http.MethodGet, a.url+"/metrics", nil)
 	r.Header.Set("Accept", "application/openmetrics-text; version=1.0.0")
 	answer, err := http.DefaultClient.Do(r)
 	if err != nil {

@@ -93,12 +93,14 @@ func (a *tareAgent) serving(t *testing.T) *tareAgent {
 }
 
 // get is the answer to a request of at most a minute.
-func (a *tareAgent) get(path string) (status int, body []byte, err error) { return a.getBy(http.DefaultClient, path) }
+func (a *tareAgent) get(path string) (status int, body []byte, err error) {
+	return a.getBy(http.DefaultClient, path)
+}
 
 func (a *tareAgent) getBy(client *http.Client, path string) (status int, body []byte, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, a.url+path, http.NoBody)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, a.url+path, nil)
 	if err != nil {
 		return 0, nil, err
 	}
