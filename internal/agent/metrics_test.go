@@ -19,17 +19,21 @@ import (
 
 	"tare/internal/scale/ledger"
 	"tare/internal/scale/live"
+	"tare/internal/scale/meter"
 )
 
 var update = flag.Bool("update", false, "write docs/agent-metrics.md anew")
 
 // everything is a view from which each metric has a series.
 func everything() *view {
-	totals := live.NewTotals(live.Options{Most: 3})
+	totals := live.NewTotals(live.Options{Most: 3, Duty: live.Duty{On: time.Second, Every: 2 * time.Second}})
 	start := time.Unix(1e9, 0)
-	for tick := range 2 {
+	const ticks = 12
+	for tick := range ticks {
+		counted := tick%2 == 0
 		l := &ledger.Ledger{Host: ledger.Host{CPUs: 2}, Window: ledger.Window{Start: start, End: start.Add(time.Second)}}
-		l.CPU = ledger.Budget(ledger.Usage{Capacity: 2, Idle: 1, Groups: 0.7, Root: 0.1, Self: 0.01, Steal: 0.05})
+		l.CPU = ledger.Budget(ledger.Usage{Capacity: 2, Idle: 1, Groups: 0.7, Root: 0.1, Self: 0.01, Steal: 0.05,
+			NoBPF: !counted})
 		l.Noise = &ledger.Noise{LongestSeconds: 0.1}
 		l.Warnings = []ledger.Warning{{Code: "a"}, {Code: "a"}, {Code: "b"}}
 		l.Self = ledger.Self{CPUSeconds: 0.01, BPFSeconds: new(0.1), StatsSeconds: new(0.1), WitnessSeconds: new(0.1),
@@ -39,18 +43,21 @@ func everything() *view {
 			l.Cgroups = append(l.Cgroups, ledger.Cgroup{Path: path, CPUSeconds: new(0.1 * float64(i)),
 				Memory: &ledger.Memory{Hard: new(int64(1)), Soft: new(int64(2)), WorkingSet: new(uint64(3))}})
 			l.Programs = append(l.Programs, ledger.Program{ID: uint32(i), Tag: "t", Name: "p", Type: "xdp", MemoryBytes: new(uint64(4)),
-				RunSeconds: new(float64(i)), RunCount: new(uint64(5)),
 				Seen: []ledger.Seen{{Cgroup: &path, Samples: 20}, {Samples: 20}}})
+			if counted {
+				last := &l.Programs[i]
+				last.RunSeconds, last.RunCount = new(float64(i)), new(uint64(5))
+			}
 			l.Maps = append(l.Maps, ledger.Map{ID: uint32(i), Name: "m", Type: "hash", Bytes: new(uint64(i))})
 			l.Components = append(l.Components, ledger.Component{Charged: ledger.Charged{Component: fmt.Sprint(i)},
 				CPUSeconds: new(0.1), BPFSeconds: new(0.1), MemoryHardBytes: new(int64(1)), MapBytes: new(int64(1))})
 		}
-		if tick == 1 {
+		if tick == ticks-1 {
 			l.Programs = l.Programs[1:]
 		}
 		totals.Add(l)
 	}
-	return &view{Totals: totals, started: start, took: map[string]time.Duration{"x": 1}, failed: map[string]bool{"x": true}}
+	return &view{Totals: totals, started: start, parts: map[string]meter.Part{"x": {Name: "x", Took: 1}}}
 }
 
 // Each metric is well declared, its families come in the order of their names, and Prometheus' own parser and linter

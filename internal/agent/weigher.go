@@ -114,9 +114,6 @@ func (w *weigher) readOlder(age time.Duration) {
 	for _, p := range w.scale.Parts() {
 		w.parts[p.Name] = p
 	}
-	if w.err == nil {
-		w.err = w.charge(l)
-	}
 	if w.err != nil {
 		if now.Sub(w.logged) > time.Minute {
 			w.logged = now
@@ -124,6 +121,7 @@ func (w *weigher) readOlder(age time.Duration) {
 		}
 		return
 	}
+	w.charge(l)
 	began := time.Now()
 	w.name(l)
 	w.parts[partNames] = meter.Part{Name: partNames, Took: time.Since(began)}
@@ -150,20 +148,21 @@ func (w *weigher) name(l *ledger.Ledger) {
 	l.Warnings = append(l.Warnings, w.names.Warnings()...)
 }
 
-// charge says what belongs to whom, by the rules.
-func (w *weigher) charge(l *ledger.Ledger) error {
+// charge says what belongs to whom, by the rules. Where processes cannot be read it goes by those that were read last:
+// the window has ended, and what was used in it must be counted.
+func (w *weigher) charge(l *ledger.Ledger) {
 	if len(w.c.rules) > 0 {
 		if now := time.Now(); now.Sub(w.looked) >= runningEvery {
 			running, err := charge.Running(w.layout)
-			if err != nil {
-				return err
+			if err == nil {
+				w.running, w.looked = running, now
+			} else {
+				l.Warn("processes-unread", "rules go by the processes that were read last: %v", err)
 			}
-			w.running, w.looked = running, now
 		}
 		charge.Apply(w.c.rules, l, w.running)
 	}
 	l.AddComponents()
-	return nil
 }
 
 // health is why the machine cannot be weighed; nil while it can.
