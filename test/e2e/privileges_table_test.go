@@ -288,6 +288,7 @@ func TestWhichCommandNeedsWhat(t *testing.T) {
 		"`tare controlplane pod`":                        {works: podWorks},
 		"`tare doctor`":                                  {works: doctorWorks, more: doctorFeatures()},
 		"`tare weigh`":                                   weighRights(),
+		"`tare-agent`":                                   agentRights(t),
 		"`tare calibrate`":                               calibrateRights(),
 		"`tare microvm features`":                        {works: microvmShows},
 		"`tare microvm run`, `create`, `start`, `state`, `list`, `kill`, `delete`": microvmRights(),
@@ -701,14 +702,45 @@ func warning(l *ledger.Ledger, code string) string {
 }
 
 func weighRights() rightsTest {
-	group := fmt.Sprintf("/tare-test-rights-weigh-%d", os.Getpid())
-	weigh := []string{"weigh", "--for", "400ms", "--json"}
-	weighed := func(t *testing.T, a actor) *ledger.Ledger {
+	x := ledgerRights("weigh", func(t *testing.T, a actor, limited ...string) *ledger.Ledger {
 		t.Helper()
-		l := readLedger(t, a.done(t, weigh...).stdout)
+		args := append(slices.Clone(limited), bin, "weigh", "--for", "400ms", "--json")
+		o := command{binary: args[0], args: args[1:], dir: a.dir, user: a.user, has: a.has}.start(t).wait(t)
+		if o.code != 0 {
+			t.Fatalf("with %v: %s", a.has, o)
+		}
+		l := readLedger(t, o.stdout)
 		return &l
+	})
+	x.more[cap.SYS_PTRACE] = func(t *testing.T, with, lacks actor) {
+		id := disguisedShim(t)
+		found := func(l *ledger.Ledger) bool {
+			return slices.ContainsFunc(l.Sandboxes, func(s ledger.Sandbox) bool { return s.ID == id })
+		}
+		const hidden = "programs-hidden"
+		if l := x.weighed(t, with); !found(l) || warning(l, hidden) != "" {
+			t.Errorf("the sandbox %s is not found: %+v, %+v", id, l.Sandboxes, l.Warnings)
+		}
+		if l := x.weighed(t, lacks); found(l) || !strings.Contains(warning(l, hidden), "CAP_SYS_PTRACE") {
+			t.Errorf("that sandboxes may be missing is not said: %+v, %+v", l.Sandboxes, l.Warnings)
+		}
 	}
-	return rightsTest{
+	return x.rightsTest
+}
+
+// weighingTest tests a row of what gives a ledger.
+type weighingTest struct {
+	rightsTest
+	weighed func(t *testing.T, a actor, limited ...string) *ledger.Ledger
+}
+
+// ledgerRights tests what gives a ledger to an actor, started by the command line limited if there is one. The name is
+// for what the test makes.
+func ledgerRights(
+	name string, weighed func(t *testing.T, a actor, limited ...string) *ledger.Ledger,
+) weighingTest {
+	group := fmt.Sprintf("/tare-test-rights-%s-%d", name, os.Getpid())
+	return weighingTest{weighed: weighed, rightsTest: rightsTest{
 		alone: true, // the rings of several samplers of one user may be more than that user may have
 		works: func(t *testing.T, a actor) []string {
 			l := weighed(t, a)
@@ -802,22 +834,14 @@ func weighRights() rightsTest {
 			},
 			cap.IPC_LOCK: func(t *testing.T, with, lacks actor) {
 				needsFullRings(t)
-				other := with.start(t, "weigh", "--for", "1m")
+				other := newActor(t, with.has...).start(t, "weigh", "--for", "1m")
 				whileItRuns(t, other, func() bool { return ringsOf(t, other.pid) >= runtime.NumCPU() })
-				within := func(a actor) output {
-					limited := []string{"-c", `ulimit -l 0 && exec "$0" "$@"`, bin}
-					return command{binary: "/bin/sh", args: append(limited, weigh...), dir: a.dir, user: nobody, has: a.has}.
-						start(t).wait(t)
-				}
-				if o := within(with); o.code != 0 {
-					t.Errorf("with CAP_IPC_LOCK: %s", o)
-				} else if l := readLedger(t, o.stdout); warning(&l, "no-samples") != "" {
+				limited := []string{"/bin/sh", "-c", `ulimit -l 0 && exec "$0" "$@"`}
+				if l := weighed(t, with, limited...); warning(l, "no-samples") != "" {
 					t.Errorf("with CAP_IPC_LOCK: %+v", l.Warnings)
 				}
-				if o := within(lacks); o.code != 0 {
-					t.Errorf("without CAP_IPC_LOCK: %s", o)
-				} else if l := readLedger(t, o.stdout); !strings.Contains(warning(&l, "no-samples"), "CAP_IPC_LOCK") ||
-					l.Host.Sampler != "" || l.Programs == nil {
+				l := weighed(t, lacks, limited...)
+				if !strings.Contains(warning(l, "no-samples"), "CAP_IPC_LOCK") || l.Host.Sampler != "" || l.Programs == nil {
 					t.Errorf("without CAP_IPC_LOCK: %+v, %+v", l.Host, l.Warnings)
 				}
 				other.signal(t, syscall.SIGINT)
@@ -825,21 +849,8 @@ func weighRights() rightsTest {
 					t.Errorf("the other sampler: %s", o)
 				}
 			},
-			cap.SYS_PTRACE: func(t *testing.T, with, lacks actor) {
-				id := disguisedShim(t)
-				found := func(l *ledger.Ledger) bool {
-					return slices.ContainsFunc(l.Sandboxes, func(s ledger.Sandbox) bool { return s.ID == id })
-				}
-				const hidden = "programs-hidden"
-				if l := weighed(t, with); !found(l) || warning(l, hidden) != "" {
-					t.Errorf("the sandbox %s is not found: %+v, %+v", id, l.Sandboxes, l.Warnings)
-				}
-				if l := weighed(t, lacks); found(l) || !strings.Contains(warning(l, hidden), "CAP_SYS_PTRACE") {
-					t.Errorf("that sandboxes may be missing is not said: %+v, %+v", l.Sandboxes, l.Warnings)
-				}
-			},
 		},
-	}
+	}}
 }
 
 // busyProgram runs an eBPF program over and over until the test ends, and gives its id.
@@ -1167,11 +1178,15 @@ func TestReadersKeepFewCapabilities(t *testing.T) {
 	needsRoot(t)
 	for _, row := range readRightsTable(t) {
 		name := strings.Trim(row.command, "`")
-		args := map[string][]string{"tare weigh": {"weigh", "--for", "1m"}, "tare doctor": {"doctor"}}[name]
+		args := map[string][]string{"tare weigh": {bin, "weigh", "--for", "1m"}, "tare doctor": {bin, "doctor"},
+			"tare-agent": {"", "--listen", "127.0.0.1:0"}}[name]
 		if args == nil {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
+			if args[0] == "" {
+				args[0] = agentProgram(t)
+			}
 			r, w, err := os.Pipe()
 			if err != nil {
 				t.Fatal(err)
@@ -1179,7 +1194,7 @@ func TestReadersKeepFewCapabilities(t *testing.T) {
 			defer r.Close()
 			defer w.Close()
 			fillPipe(t, w) // so that doctor, which is done soon, is there until it is looked at
-			c := exec.Command(bin, args...)
+			c := exec.Command(args[0], args[1:]...)
 			c.Stdout = w
 			defer startTied(t, c)()
 			kept := slices.Concat(row.needs, row.more, []cap.Value{cap.BPF, cap.PERFMON})
