@@ -304,7 +304,7 @@ func spoil(t *testing.T, name string) (back func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	kept := map[int]int{} // copies by descriptor
+	var those []int // before there are copies
 	for _, f := range files {
 		if to, err := os.Readlink("/proc/self/fd/" + f.Name()); err != nil || to != name {
 			continue
@@ -313,6 +313,10 @@ func spoil(t *testing.T, name string) (back func()) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		those = append(those, fd)
+	}
+	kept := map[int]int{} // copies by descriptor
+	for _, fd := range those {
 		if kept[fd], err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0); err != nil {
 			t.Fatal(err)
 		}
