@@ -33,7 +33,8 @@ const plantedName = "tare_test_plant"
 
 // empty are the queries that may have no result, each by a part of it, with the reason.
 var empty = map[string]string{
-	`tare_agent_bpf_stats_seconds_total{job`: "the agent does not export it where the machine is too busy to measure what statistics cost",
+	// Where the machine is too busy to measure what the kernel's run statistics cost: the agent warns (stats-cost).
+	`tare_agent_bpf_stats_seconds_total{job`: "its cost per run is not known",
 }
 
 // TestAgainstPrometheus runs every query of the dashboard and every rule on a real Prometheus, which scrapes a real
