@@ -272,4 +272,3 @@ func makeBundle(t *testing.T, pod *corev1.PodSpec, address string) string {
 	write(t, filepath.Join(dir, "config.json"), string(text))
 	return dir
 }
-

@@ -218,7 +218,7 @@ func agent() []cog.Builder[dashboard.Panel] {
 	line(lost, "lost", map[string]any{"color": fixed("red")})
 	return []cog.Builder[dashboard.Panel]{
 		stacked("What the agent costs", cpus,
-			"CPU time of the agent's process and of its own eBPF programs, and two estimates of what it costs others: the "+
+			"CPU time of the agent's process and of its eBPF programs, and two estimates of what it costs others: the "+
 				"kernel's run statistics, which lengthen each run of every eBPF program, and looking for stolen time.",
 			over(on(`rate(tare_agent_cpu_seconds_total{@}[])`), "process"),
 			over(on(`rate(tare_agent_bpf_seconds_total{@}[])`), "its eBPF programs"),
