@@ -4,6 +4,7 @@ import (
 	"encoding/csv"
 	"fmt"
 	"io"
+	"iter"
 	"maps"
 	"slices"
 	"strconv"
@@ -20,6 +21,7 @@ func init() {
 		Name: "csv", Help: "a row for each estimate, or for each number of a ledger, for a spreadsheet",
 		Run:    func(w io.Writer, r *Run, _ Options) error { return CSV(w, r.Summary, r.Record) },
 		Ledger: func(w io.Writer, l *ledger.Ledger, _ Options) error { return LedgerCSV(w, l) },
+		Series: func(w io.Writer, all iter.Seq[*ledger.Ledger], _ Options) error { return SeriesCSV(w, all) },
 	})
 }
 

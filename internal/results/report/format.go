@@ -3,6 +3,7 @@ package report
 import (
 	"cmp"
 	"io"
+	"iter"
 	"slices"
 	"strings"
 
@@ -26,6 +27,8 @@ type Format struct {
 	History    Writer[*comparison.Course]
 	Power      Writer[*analysis.Power]
 	Ledger     Writer[*ledger.Ledger]
+	// Series writes ledgers of one machine as they come; what follows a ledger never waits for the next.
+	Series Writer[iter.Seq[*ledger.Ledger]]
 }
 
 // Writer writes a document.
@@ -48,7 +51,8 @@ func register(f Format) {
 		return cmp.Compare(f.Name, name)
 	})
 	if taken || f.Name == "" || f.Help == "" ||
-		f.Run == nil && f.Comparison == nil && f.History == nil && f.Power == nil && f.Ledger == nil {
+		f.Run == nil && f.Comparison == nil && f.History == nil && f.Power == nil && f.Ledger == nil &&
+			f.Series == nil {
 		panic("report: cannot register the format " + f.Name)
 	}
 	formats = slices.Insert(formats, at, f)
@@ -69,6 +73,8 @@ var (
 		func(f Format) Writer[*comparison.Course] { return f.History }}
 	Powers  = Document[*analysis.Power]{"plans", func(f Format) Writer[*analysis.Power] { return f.Power }}
 	Ledgers = Document[*ledger.Ledger]{"ledgers", func(f Format) Writer[*ledger.Ledger] { return f.Ledger }}
+	Series  = Document[iter.Seq[*ledger.Ledger]]{"series of ledgers",
+		func(f Format) Writer[iter.Seq[*ledger.Ledger]] { return f.Series }}
 )
 
 // Formats are those that can write the document.

@@ -26,7 +26,7 @@ func TestFormatsPage(t *testing.T) {
 	}{
 		{"runs", report.Runs.Formats()}, {"comparisons", report.Comparisons.Formats()},
 		{"histories", report.Histories.Formats()}, {"plans", report.Powers.Formats()},
-		{"ledgers", report.Ledgers.Formats()},
+		{"ledgers", report.Ledgers.Formats()}, {"series of ledgers", report.Series.Formats()},
 	} {
 		for _, f := range d.formats {
 			help[f.Name] = f.Help

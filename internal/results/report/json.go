@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"iter"
 	"reflect"
 	"strconv"
 	"strings"
@@ -26,6 +27,10 @@ func init() {
 			e := json.NewEncoder(w)
 			e.SetIndent("", " ")
 			return e.Encode(l)
+		},
+		Series: func(w io.Writer, all iter.Seq[*ledger.Ledger], _ Options) error {
+			e := json.NewEncoder(w) // without an indent a document is one line
+			return each(all, func(l *ledger.Ledger) error { return e.Encode(l) })
 		},
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"iter"
 	"slices"
 	"strings"
 
@@ -57,6 +58,30 @@ func Ledger(w io.Writer, l *ledger.Ledger, o Options) error {
 	return err
 }
 
+// SeriesText writes ledgers for people as Ledger does, each below the time of its window.
+func SeriesText(w io.Writer, all iter.Seq[*ledger.Ledger], o Options) error {
+	before := ""
+	return each(all, func(l *ledger.Ledger) error {
+		head := fmt.Sprintf("%s%s to %s", before, l.Window.Start.Format("2006-01-02 15:04:05.0"),
+			l.Window.End.Format("15:04:05.0 MST"))
+		before = "\n"
+		if err := put(w, newText(w, o).bold(head)+"\n", "the time of a ledger"); err != nil {
+			return err
+		}
+		return Ledger(w, l, o)
+	})
+}
+
+// each writes ledgers one after another until there are no more, or one cannot be written.
+func each(all iter.Seq[*ledger.Ledger], write func(*ledger.Ledger) error) error {
+	for l := range all {
+		if err := write(l); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // withoutOwn leaves the scale's own programs out: what they cost is said of the scale itself.
 func withoutOwn(l *ledger.Ledger) *ledger.Ledger {
 	others := *l
@@ -64,16 +89,18 @@ func withoutOwn(l *ledger.Ledger) *ledger.Ledger {
 	return &others
 }
 
-// part of the budget, with the sign that draws it: no meaning by colour alone.
-type part struct {
-	name    string
-	seconds float64
-	sign    rune
-	note    string
-	unknown bool // seconds is not known, and not 0
+// Part is one part of the CPU budget, with the sign that draws it: no meaning by colour alone.
+type Part struct {
+	Line    string // the name of the line in a ledger: "ebpf"
+	Name    string // the same for people
+	Seconds float64
+	Sign    rune
+	Note    string // how it was measured
+	Unknown bool   // Seconds is not known, and not 0
 }
 
-func budgetParts(c ledger.CPU) []part {
+// BudgetParts are the parts of the CPU budget, which sum to its capacity.
+func BudgetParts(c ledger.CPU) []Part {
 	signs := map[string]rune{
 		ledger.LineGroups: '#', ledger.LineRoot: '=', ledger.LineKernel: 'k', ledger.LineBPF: 'B', ledger.LineInterrupts: 'i',
 		ledger.LineSelf: 't',
@@ -83,36 +110,37 @@ func budgetParts(c ledger.CPU) []part {
 		ledger.LineKernel: "kernel threads",
 		ledger.LineBPF:    "eBPF programs", ledger.LineInterrupts: "interrupts on idle CPUs", ledger.LineSelf: "tare itself",
 	}
-	parts := make([]part, 0, len(c.Lines)+3)
+	parts := make([]Part, 0, len(c.Lines)+3)
 	for _, line := range c.Lines {
 		if left := c.BPFUnsplit; line.Name == ledger.LineBPF && left != nil && *left > 0 {
 			parts = append(parts, notSplit(line, *left, names[line.Name], signs[line.Name]))
 			continue
 		}
-		parts = append(parts, part{cmp.Or(names[line.Name], line.Name), line.Seconds, signs[line.Name], line.Method, false})
+		parts = append(parts, Part{Line: line.Name, Name: cmp.Or(names[line.Name], line.Name), Seconds: line.Seconds,
+			Sign: cmp.Or(signs[line.Name], '+'), Note: line.Method})
 	}
-	idle := part{"idle", c.Waited(), '.', "counted", false}
+	idle := Part{Line: "idle", Name: "idle", Seconds: c.Waited(), Sign: '.', Note: "counted"}
 	if c.IdleStolen != nil && *c.IdleStolen > 0 {
-		idle.note = fmt.Sprintf("counted, without %s that were stolen from idle CPUs",
+		idle.Note = fmt.Sprintf("counted, without %s that were stolen from idle CPUs",
 			quantity.Value(*c.IdleStolen, quantity.Seconds))
 	}
-	left := part{"unexplained", c.Unexplained, '?', "remainder", false}
+	left := Part{Line: "unexplained", Name: "unexplained", Seconds: c.Unexplained, Sign: '?', Note: "remainder"}
 	if c.ChargedStolen != nil && *c.ChargedStolen > 0 {
-		left.note = fmt.Sprintf("remainder; up to %s of it may be stolen time that the kernel charged to tasks as well",
+		left.Note = fmt.Sprintf("remainder; up to %s of it may be stolen time that the kernel charged to tasks as well",
 			quantity.Value(*c.ChargedStolen, quantity.Seconds))
 	}
-	return append(parts, idle, part{"steal", c.Steal, 's', "counted", false}, left)
+	return append(parts, idle, Part{Line: "steal", Name: "steal", Seconds: c.Steal, Sign: 's', Note: "counted"}, left)
 }
 
 // notSplit is the line of eBPF where some or all of it could not be split: that part is inside the other lines, and
 // not 0.
-func notSplit(line ledger.CPULine, left float64, name string, sign rune) part {
-	p := part{name: name, seconds: line.Seconds, sign: sign, unknown: line.Method == ledger.MethodNone}
+func notSplit(line ledger.CPULine, left float64, name string, sign rune) Part {
+	p := Part{Line: line.Name, Name: name, Seconds: line.Seconds, Sign: sign, Unknown: line.Method == ledger.MethodNone}
 	took := quantity.Value(left, quantity.Seconds)
-	if p.unknown {
-		p.note = took + " by the kernel's count, not split: it is inside the other lines"
+	if p.Unknown {
+		p.Note = took + " by the kernel's count, not split: it is inside the other lines"
 	} else {
-		p.note = line.Method + "; " + took + " more, not split, inside the other lines"
+		p.Note = line.Method + "; " + took + " more, not split, inside the other lines"
 	}
 	return p
 }
@@ -129,7 +157,7 @@ func (t *screen) components(l *ledger.Ledger) {
 	for _, c := range l.Components {
 		name := "all that no rule names"
 		if c.Charge != "" {
-			name = clean(sideWords(c.Charged))
+			name = clean(ChargeWords(c.Charged))
 		}
 		t.line(fmt.Sprintf("  %10s %14s %10s %10s %10s  %s", orDash(c.CPUSeconds, quantity.Seconds),
 			orDash(c.BPFOthersSeconds, quantity.Seconds), orDash(c.BPFUnsplitSeconds, quantity.Seconds),
@@ -215,27 +243,31 @@ func (t *screen) noise(l *ledger.Ledger) {
 }
 
 func (t *screen) budget(l *ledger.Ledger) {
-	parts := budgetParts(l.CPU)
+	parts := BudgetParts(l.CPU)
 	t.line(t.bold(fmt.Sprintf("CPU time: %s on %d CPUs", quantity.Value(l.CPU.Capacity, quantity.Seconds), l.Host.CPUs)))
-	const cells = 64
+	t.line("  [" + Bar(parts, l.CPU.Capacity, 64) + "]")
+	for _, p := range parts {
+		if p.Unknown {
+			t.line(fmt.Sprintf("  %c %-30s %10s %7s    %s", p.Sign, p.Name, "-", "-", t.faint(p.Note)))
+			continue
+		}
+		t.line(fmt.Sprintf("  %c %-30s %10s %7.2f %%  %s", p.Sign, p.Name, quantity.Value(p.Seconds, quantity.Seconds),
+			100*p.Seconds/max(l.CPU.Capacity, 1e-9), t.faint(p.Note)))
+	}
+	t.line("")
+}
+
+// Bar draws parts of a capacity in seconds, each by its sign, as exactly that many cells.
+func Bar(parts []Part, capacity float64, cells int) string {
 	var bar strings.Builder
 	drawn, upTo := 0, 0.0
 	for _, p := range parts {
-		upTo += max(p.seconds, 0)
-		for ; drawn < int(upTo/max(l.CPU.Capacity, 1e-9)*cells+0.5) && drawn < cells; drawn++ {
-			bar.WriteRune(p.sign)
+		upTo += max(p.Seconds, 0)
+		for ; drawn < int(min(upTo/max(capacity, 1e-9), 1)*float64(cells)+0.5) && drawn < cells; drawn++ {
+			bar.WriteRune(p.Sign)
 		}
 	}
-	t.line("  [" + bar.String() + strings.Repeat(" ", cells-drawn) + "]")
-	for _, p := range parts {
-		if p.unknown {
-			t.line(fmt.Sprintf("  %c %-30s %10s %7s    %s", p.sign, p.name, "-", "-", t.faint(p.note)))
-			continue
-		}
-		t.line(fmt.Sprintf("  %c %-30s %10s %7.2f %%  %s", p.sign, p.name, quantity.Value(p.seconds, quantity.Seconds),
-			100*p.seconds/max(l.CPU.Capacity, 1e-9), t.faint(p.note)))
-	}
-	t.line("")
+	return bar.String() + strings.Repeat(" ", cells-drawn)
 }
 
 func (t *screen) programs(l *ledger.Ledger) {
@@ -303,11 +335,11 @@ func side(c ledger.Charged) string {
 	if c.Charge == "" {
 		return ""
 	}
-	return "  [" + clean(sideWords(c)) + "]"
+	return "  [" + clean(ChargeWords(c)) + "]"
 }
 
-// sideWords is a charge in words.
-func sideWords(c ledger.Charged) string {
+// ChargeWords is a charge in words: "shop", or "tare of shop: proxy". It may hold any bytes.
+func ChargeWords(c ledger.Charged) string {
 	words := string(c.Charge)
 	switch {
 	case c.Charge == ledger.ChargeWorkload:

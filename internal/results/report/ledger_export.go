@@ -5,8 +5,10 @@ import (
 	"encoding/csv"
 	"fmt"
 	"io"
+	"iter"
 	"maps"
 	"slices"
+	"strconv"
 
 	"tare/internal/lib/known"
 	"tare/internal/lib/lists"
@@ -227,12 +229,37 @@ func programLabels(p ledger.Program) labels {
 
 // LedgerCSV writes a row for each number of a ledger (RFC 4180). What is not known is empty, never 0.
 func LedgerCSV(w io.Writer, l *ledger.Ledger) error {
+	c := newLedgerCSV(w)
+	return c.add(l)
+}
+
+// SeriesCSV writes ledgers as LedgerCSV does, with one header and a column more: when the window began, in seconds
+// since 1970.
+func SeriesCSV(w io.Writer, all iter.Seq[*ledger.Ledger]) error {
+	c := newLedgerCSV(w, "window_start_seconds")
+	return each(all, func(l *ledger.Ledger) error {
+		return c.add(l, strconv.FormatFloat(float64(l.Window.Start.UnixMilli())/1e3, 'f', 3, 64))
+	})
+}
+
+// ledgerCSV writes rows of ledgers.
+type ledgerCSV struct{ *csv.Writer }
+
+// newLedgerCSV writes the header, with further columns.
+func newLedgerCSV(w io.Writer, further ...string) ledgerCSV {
 	c := csv.NewWriter(w)
-	_ = c.Write(slices.Concat([]string{"kind"}, ledgerLabels, []string{"metric", "unit", "value"}))
+	// add has the first error of all writing.
+	_ = c.Write(slices.Concat([]string{"kind"}, ledgerLabels, []string{"metric", "unit", "value"}, further))
+	return ledgerCSV{c}
+}
+
+// add writes the rows of a ledger, with the further columns in each.
+func (c ledgerCSV) add(l *ledger.Ledger, further ...string) error {
 	for _, n := range ledgerNumbers(l) {
 		row := []string{n.kind}
 		row = append(row, lists.Map(ledgerLabels, func(label string) string { return cell(n.labels[label]) })...)
-		_ = c.Write(append(row, n.metric, n.unit, formatted(n.value, 'f')))
+		row = append(row, n.metric, n.unit, formatted(n.value, 'f'))
+		_ = c.Write(append(row, further...))
 	}
 	c.Flush()
 	if err := c.Error(); err != nil {

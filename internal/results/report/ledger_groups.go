@@ -81,15 +81,16 @@ type groupRow struct {
 	lacks  int  // how many of those have no count of their CPU time, which is in that of this row
 }
 
-// groupTree is the groups with the nearest listed one above each, -1 at the top.
-type groupTree struct {
+// GroupTree is the groups with the nearest listed one above each, -1 at the top.
+type GroupTree struct {
 	groups []ledger.Cgroup
 	above  []int
 	own    []usage
 }
 
-func newGroupTree(groups []ledger.Cgroup) *groupTree {
-	t := &groupTree{groups: groups, above: make([]int, len(groups)), own: make([]usage, len(groups))}
+// NewGroupTree finds the group above each, and what each used in itself.
+func NewGroupTree(groups []ledger.Cgroup) *GroupTree {
+	t := &GroupTree{groups: groups, above: make([]int, len(groups)), own: make([]usage, len(groups))}
 	at := map[string]int{}
 	for i := range groups {
 		if old, twice := at[groups[i].Path]; !twice || groups[old].Vanished {
@@ -122,15 +123,24 @@ func newGroupTree(groups []ledger.Cgroup) *groupTree {
 	return t
 }
 
+// Above is the index of the nearest listed group above the one at index i; -1 where there is none.
+func (t *GroupTree) Above(i int) int { return t.above[i] }
+
+// OwnCPU is the CPU time in seconds that the group at index i used without those listed below it; nil where it is not
+// known. The groups below whose CPU time is not known are in it.
+func (t *GroupTree) OwnCPU(i int) *float64 {
+	return known.As(t.own[i][usedCPU], func(ns int64) float64 { return float64(ns) / 1e9 })
+}
+
 // nearest is the nearest group above i that matches; -1 where there is none.
-func (t *groupTree) nearest(i int, matches func(int) bool) int {
+func (t *GroupTree) nearest(i int, matches func(int) bool) int {
 	for i = t.above[i]; i >= 0 && !matches(i); i = t.above[i] {
 	}
 	return i
 }
 
 // named reports whether a rule names the group, and not one above it.
-func (t *groupTree) named(i int) bool {
+func (t *GroupTree) named(i int) bool {
 	c := t.groups[i].Charged
 	return c.Charge != "" && (t.above[i] < 0 || t.groups[t.above[i]].Charged != c)
 }
@@ -141,7 +151,7 @@ const smallPart = 1000
 // rows are the groups that the options ask for: those that hold others come last, and the biggest of each kind first.
 // A group below the depth is in the row of the nearest one above it that is not, and one that has no row in that of the
 // group above it that a rule names. All others are in other. The rows and other add up to the sum of all groups.
-func (t *groupTree) rows(o LedgerOptions) (rows []groupRow, other groupRow, sum usage) {
+func (t *GroupTree) rows(o LedgerOptions) (rows []groupRow, other groupRow, sum usage) {
 	to := make([]int, len(t.groups)) // the row that a group is in; -1: other
 	all := make([]groupRow, len(t.groups))
 	for i := range t.groups {
@@ -254,7 +264,7 @@ func (t *screen) groups(l *ledger.Ledger) {
 		t.line(fmt.Sprintf("  %10s %10s %10s %10s %10s  %s", secondsOf(u[usedCPU]), secondsOf(u[usedBPF]),
 			secondsOf(u[usedThrottled]), orDash(u[usedHard], quantity.Bytes), orDash(u[usedSoft], quantity.Bytes), name))
 	}
-	rows, other, sum := newGroupTree(l.Cgroups).rows(t.Ledger)
+	rows, other, sum := NewGroupTree(l.Cgroups).rows(t.Ledger)
 	for i := range rows {
 		row(rows[i].used, rows[i].name())
 	}

@@ -43,7 +43,7 @@ func TestGroupRows(t *testing.T) {
 		{LedgerOptions{Match: pods}, "2.80 s /pods/bank; 150 ms /pods/shop/app  [shop]; 10.0 ms /pods/shop/pause  [shop]; " +
 			"40.0 ms /pods/shop (in itself)  [shop]; 7.00 s other (7)"},
 	} {
-		rows, other, sum := newGroupTree(groups).rows(c.o)
+		rows, other, sum := NewGroupTree(groups).rows(c.o)
 		var got []string
 		for i := range rows {
 			got = append(got, secondsOf(rows[i].used[usedCPU])+" "+rows[i].name())
@@ -65,7 +65,7 @@ func TestGroupRowsSayWhatIsNotCounted(t *testing.T) {
 		{Path: "/b", Memory: &ledger.Memory{Hard: new(int64(20))}},
 		{Path: "/b/c", Memory: &ledger.Memory{Hard: new(int64(5))}},
 	}
-	rows, _, _ := newGroupTree(groups).rows(LedgerOptions{})
+	rows, _, _ := NewGroupTree(groups).rows(LedgerOptions{})
 	var got []string
 	for i := range rows {
 		got = append(got, secondsOf(rows[i].used[usedCPU])+" "+rows[i].name())
@@ -97,7 +97,7 @@ func TestGroupRowsAddUp(t *testing.T) {
 			groups[i].Vanished = r.IntN(10) == 0
 		}
 		r.Shuffle(len(groups), func(i, j int) { groups[i], groups[j] = groups[j], groups[i] })
-		tree := newGroupTree(groups)
+		tree := NewGroupTree(groups)
 		var want *int64 // of the counters that have no known one above them
 		for i := range groups {
 			n := counters(&groups[i])[usedCPU]

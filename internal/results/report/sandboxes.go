@@ -57,7 +57,7 @@ func sumOf(all []ledger.Sandbox) *ledger.Sandbox {
 }
 
 func (t *screen) sandbox(s *ledger.Sandbox) {
-	t.line(grossLine(sandboxCells(s), clean(sandboxName(s))))
+	t.line(grossLine(sandboxCells(s), clean(SandboxName(s))))
 	if s.Title != "" {
 		t.wrap("        ", s.Title)
 	}
@@ -93,8 +93,9 @@ func (t *screen) sandbox(s *ledger.Sandbox) {
 	}
 }
 
-// sandboxName is how a sandbox is told from others: its pod or its id, and its runtime.
-func sandboxName(s *ledger.Sandbox) string {
+// SandboxName is how a sandbox is told from others: its pod or its id, and its runtime. It may
+// hold any bytes.
+func SandboxName(s *ledger.Sandbox) string {
 	id := s.ID
 	if len(id) == 64 {
 		id = id[:12]
