@@ -48,37 +48,76 @@ func OpenSandboxes(o sandbox.Options) (*Sandboxes, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Sandboxes{reader: r, fs: proc.FS{Root: o.Root}, first: map[task]uint64{}}
+	s := &Sandboxes{reader: r, fs: proc.FS{Root: o.Root}}
 	s.began, err = s.fs.Now()
 	c, failed := r.Read(true)
 	if err = errors.Join(err, failed); err != nil {
 		r.Close()
 		return nil, err
 	}
-	r.Times(func(pid int, start, ns uint64) { s.first[task{pid, pid, start}] = ns })
+	s.first = s.times(c)
+	s.cost = selfTime() - began
+	return s, nil
+}
+
+// times is the CPU time of all processes, and of threads in sandboxes, as the census that was just taken has it.
+func (s *Sandboxes) times(c *sandbox.Census) map[task]uint64 {
+	all := map[task]uint64{}
+	s.reader.Times(func(pid int, start, ns uint64) { all[task{pid, pid, start}] = ns })
 	for _, b := range c.Sandboxes {
 		for _, p := range b.Processes {
 			for i := range p.Threads {
 				if t := &p.Threads[i]; t.CPUNs != nil {
-					s.first[task{p.PID, t.TID, p.Start}] = *t.CPUNs
+					all[task{p.PID, t.TID, p.Start}] = *t.CPUNs
 				}
 			}
 		}
 	}
-	s.cost = selfTime() - began
-	return s, nil
+	return all
 }
 
 // Close closes what is open.
 func (s *Sandboxes) Close() { s.reader.Close() }
 
 // AddTo reads the second edge, and the resident memory of all processes one after the other, and adds the sandboxes to
-// the ledger.
+// the ledger of a window that is the last one.
 func (s *Sandboxes) AddTo(l *ledger.Ledger) error {
 	began := selfTime()
-	c, err := s.reader.Read(true)
+	if _, err := s.add(l); err != nil {
+		return err
+	}
+	second := selfTime() - began
+	s.cost += second
+	total, smaps := s.cost.Seconds(), s.smaps.Seconds()
+	l.Self.SandboxSeconds, l.Self.SmapsSeconds = &total, &smaps
+	l.Self.CPUSeconds += second.Seconds() // the first edge is a part of set-up, which is in it
+	return nil
+}
+
+// Tick is AddTo for a window that another one follows without a gap: the edge that it reads is the first one of that
+// window, in which what reading it cost is therefore counted. After an error, open the sandboxes anew.
+func (s *Sandboxes) Tick(l *ledger.Ledger) error {
+	began := selfTime()
+	total, smaps := s.cost.Seconds(), s.smaps.Seconds() // of the edge before
+	now, err := s.fs.Now()
 	if err != nil {
 		return err
+	}
+	c, err := s.add(l)
+	if err != nil {
+		return err
+	}
+	l.Self.SandboxSeconds, l.Self.SmapsSeconds = &total, &smaps
+	s.began, s.first = now, s.times(c)
+	s.cost = selfTime() - began
+	return nil
+}
+
+// add reads an edge and adds the sandboxes to the ledger.
+func (s *Sandboxes) add(l *ledger.Ledger) (*sandbox.Census, error) {
+	c, err := s.reader.Read(true)
+	if err != nil {
+		return nil, err
 	}
 	budget := time.Duration(smapsPart * l.Window.Seconds * float64(time.Second))
 	memory, unread := s.resident(c, min(max(budget, smapsLeast), smapsMost))
@@ -104,12 +143,7 @@ func (s *Sandboxes) AddTo(l *ledger.Ledger) error {
 	}
 	pss := func(b ledger.Sandbox) uint64 { return known.Or(b.GrossMemory, 0) }
 	slices.SortStableFunc(l.Sandboxes, func(a, b ledger.Sandbox) int { return cmp.Compare(pss(b), pss(a)) })
-	second := selfTime() - began
-	s.cost += second
-	total, smaps := s.cost.Seconds(), s.smaps.Seconds()
-	l.Self.SandboxSeconds, l.Self.SmapsSeconds = &total, &smaps
-	l.Self.CPUSeconds += second.Seconds() // the first edge is a part of set-up, which is in it
-	return nil
+	return c, nil
 }
 
 // memories is the resident memory of processes, or why it could not be read. There was no time for those that are not

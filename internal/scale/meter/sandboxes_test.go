@@ -322,6 +322,53 @@ func TestSandboxesFirstEdgeUnread(t *testing.T) {
 	}
 }
 
+// Windows that follow each other: what a process used is in one of them, from the edge before, and reading an edge is
+// in the one that it begins.
+func TestSandboxesTick(t *testing.T) {
+	id, procs := container(t)
+	w := startWorker(t)
+	w.join(t, procs)
+	s, err := OpenSandboxes(sandbox.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	sum, began := 0.0, clockOf(t, w)
+	for i, works := range []bool{true, false, true} {
+		if works {
+			w.work(t)
+		}
+		cost, self := s.cost.Seconds(), 1.0
+		l := &ledger.Ledger{Self: ledger.Self{CPUSeconds: self}}
+		if err := s.Tick(l); err != nil {
+			t.Fatal(err)
+		}
+		at := slices.IndexFunc(l.Sandboxes, func(b ledger.Sandbox) bool { return b.ID == id })
+		if at < 0 || l.Sandboxes[at].GrossCPU == nil {
+			t.Fatalf("window %d: the container was not found, or not read", i)
+		}
+		used := *l.Sandboxes[at].GrossCPU
+		if sum += used; works != (used > 0.01) {
+			t.Errorf("window %d: the container used %v s", i, used)
+		}
+		if l.Self.SandboxSeconds == nil || *l.Self.SandboxSeconds != cost || l.Self.CPUSeconds != self {
+			t.Errorf("window %d: the edge before took %v s, and the scale used %+v", i, cost, l.Self)
+		}
+	}
+	if all := (clockOf(t, w) - began).Seconds(); sum > all+0.001 || sum < all-0.02 {
+		t.Errorf("all windows have %v s of the %v s that it used", sum, all)
+	}
+}
+
+func clockOf(t *testing.T, w *worker) time.Duration {
+	t.Helper()
+	used, err := proc.Runtime(w.cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return used
+}
+
 // A container has used what its group counts, as the ledger's list of groups says: processes that ended are in it.
 func TestSandboxesCountByGroup(t *testing.T) {
 	id, procs := container(t)
