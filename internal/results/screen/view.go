@@ -1,0 +1,341 @@
+package screen
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	tea "charm.land/bubbletea/v2"
+	"github.com/charmbracelet/x/ansi"
+
+	"tare/internal/lib/lists"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/text"
+	"tare/internal/results/report"
+)
+
+// The smallest terminal that has room for the budget, a few rows and the keys.
+const (
+	leastWidth  = 80
+	leastHeight = 16
+)
+
+// View implements tea.Model.
+func (m *Model) View() tea.View {
+	v := tea.NewView(strings.Join(m.screen(), "\n"))
+	v.AltScreen = true
+	return v
+}
+
+// screen is the lines of the screen, none of them wider than the terminal, and as many as there is room for.
+func (m *Model) screen() []string {
+	if m.width < leastWidth || m.height < leastHeight {
+		says := fmt.Sprintf("tare top needs %dx%d, not %dx%d: enlarge the window, or q", leastWidth, leastHeight, m.width,
+			m.height)
+		return []string{shown(says, m.width)}
+	}
+	head := m.head()
+	foot := m.foot()
+	body := m.height - len(head) - len(foot)
+	middle := m.rows
+	switch {
+	case m.overlay != nil:
+		middle = func(n int) []string { return m.overlay(m, n) }
+	case m.ledger == nil:
+		middle = func(int) []string {
+			return []string{"", shown("the first window ends in "+m.Every().String()+" ...", m.width)}
+		}
+	}
+	lines := middle(body)
+	lines = slices.Concat(head, lines[:min(len(lines), body)], make([]string, max(body-len(lines), 0)), foot)
+	return lines
+}
+
+// room is how many rows of a table there is room for.
+func (m *Model) room() int {
+	if m.width < leastWidth || m.height < leastHeight {
+		return 1
+	}
+	return m.height - len(m.head()) - len(m.foot()) - 1
+}
+
+// head is the title, the budget and the names of the tabs.
+func (m *Model) head() []string {
+	lines := []string{bold(shown(m.title(), m.width))}
+	lines = append(lines, m.budget()...)
+	return append(lines, m.tabLine())
+}
+
+func (m *Model) title() string {
+	words := []string{"tare top"}
+	if m.frozen {
+		words = append(words, "FROZEN: p goes on")
+	}
+	if m.options.From != "" {
+		words = append(words, shown(m.options.From, 30))
+	}
+	if l := m.ledger; l != nil {
+		words = append(words, shown(l.Host.Hostname, 20), quantity.Counted(l.Host.CPUs, "CPU"),
+			l.Window.End.Format("15:04:05"), quantity.Value(l.Window.Seconds, quantity.Seconds))
+		if n := len(l.Warnings); n > 0 {
+			words = append(words, quantity.Counted(n, "warning")+": w")
+		}
+		words = append(words, "Linux "+l.Host.Kernel)
+	}
+	return strings.Join(words, "  ")
+}
+
+// partWidth is the room for a part of the budget below the bar.
+const partWidth = 26
+
+// budget is the bar, what its signs mean, and how busy the machine was.
+func (m *Model) budget() []string {
+	l := m.ledger
+	if l == nil {
+		return nil
+	}
+	parts := report.BudgetParts(l.CPU)
+	lines := []string{"[" + m.bar(parts, l.CPU.Capacity) + "]"}
+	across := m.width / partWidth
+	var b strings.Builder
+	for i, p := range parts {
+		value := "-"
+		if !p.Unknown {
+			value = cpus(p.Seconds / l.Window.Seconds)
+		}
+		b.WriteString(signed(p.Sign, string(p.Sign)) + " " + left(shown(p.Line, 14), 14) + whole(value, 9) + " ")
+		if (i+1)%across == 0 || i == len(parts)-1 {
+			lines = append(lines, b.String())
+			b.Reset()
+		}
+	}
+	now := fmt.Sprintf("busy %8s of %d CPUs  ", percent(busy(l)), l.Host.CPUs)
+	now = shown(now, m.width)
+	return append(lines, now+sparkline(m.history.of(busyKey), 1, m.width-width(now)))
+}
+
+// bar draws each part of the budget by its sign, which a colour repeats.
+func (m *Model) bar(parts []report.Part, capacity float64) string {
+	var b strings.Builder
+	for rest := report.Bar(parts, capacity, m.width-2); rest != ""; {
+		run := len(rest) - len(strings.TrimLeft(rest, rest[:1]))
+		b.WriteString(signed(rune(rest[0]), rest[:run]))
+		rest = rest[run:]
+	}
+	return b.String()
+}
+
+// tabLine names the tabs with how many rows they have, and marks the one that is shown.
+func (m *Model) tabLine() string {
+	names := make([]string, len(m.tabs))
+	for i := range m.tabs {
+		t := &m.tabs[i]
+		count := strconv.Itoa(t.count(t.all))
+		if m.ledger == nil || t.isUnread(m.ledger) {
+			count = "-"
+		}
+		names[i] = fmt.Sprintf(" %d %s %s ", i+1, t.name, count)
+		if i == m.tab {
+			names[i] = "[" + strings.TrimSpace(names[i]) + "]"
+		}
+	}
+	return inverse(left(shown(strings.Join(names, ""), m.width), m.width))
+}
+
+// rows is the head of the table, and the rows that there is room for.
+func (m *Model) rows(room int) []string {
+	t := &m.tabs[m.tab]
+	head := make([]string, len(t.columns))
+	for i, c := range t.columns {
+		head[i] = c.title + t.mark(i)
+	}
+	lines := []string{bold(m.inColumns(head, t.last+t.mark(len(t.columns)), " "))}
+	if len(t.lines) == 0 {
+		why := t.none(m.ledger)
+		if t.isUnread(m.ledger) {
+			why = "not read: w shows the warnings"
+		}
+		if m.filter != "" && len(t.all) > 0 {
+			why = "no row matches " + m.filter
+		}
+		return append(lines, shown("  "+why, m.width))
+	}
+	end := min(t.first+room-1, len(t.lines))
+	for i, l := range t.lines[t.first:end] {
+		lines = append(lines, m.row(l, t.first+i == t.at))
+	}
+	return lines
+}
+
+// mark shows by which column a table is sorted, and how.
+func (t *tab) mark(column int) string {
+	switch {
+	case column != t.sorted:
+		return ""
+	case t.reversed != (column == len(t.columns)):
+		return " ^"
+	}
+	return " v"
+}
+
+// row draws a row; the selected one has a sign, for terminals without styles.
+func (m *Model) row(l line, selected bool) string {
+	sign := " "
+	if selected {
+		sign = ">"
+	}
+	fold := "  "
+	if len(l.below) > 0 {
+		if fold = "+ "; l.open {
+			fold = "- "
+		}
+	}
+	name := strings.Repeat("  ", min(l.depth, 20)) + fold + l.name
+	cells := lists.Map(l.cells, func(c cell) string { return c.text })
+	drawn := m.inColumns(cells, name, sign)
+	if selected {
+		return inverse(left(drawn, m.width))
+	}
+	return drawn
+}
+
+// inColumns puts cells into the columns of the table, as far as the terminal has room for these, and the name into the
+// rest of the line.
+func (m *Model) inColumns(cells []string, name, sign string) string {
+	var b strings.Builder
+	b.WriteString(sign)
+	for i, c := range m.tabs[m.tab].columns {
+		if m.width < c.least {
+			continue
+		}
+		value := ""
+		if i < len(cells) {
+			value = cells[i]
+		}
+		b.WriteString(whole(value, c.cells) + " ")
+	}
+	b.WriteString(" ")
+	return b.String() + shown(name, m.width-width(b.String()))
+}
+
+// whole is a value to the right of its cells. One that does not fit is none: a number without its end is another one.
+func whole(value string, cells int) string {
+	if width(value) > cells {
+		return strings.Repeat("#", cells)
+	}
+	return right(value, cells)
+}
+
+// foot is the selected row with its history, and the keys or what is typed.
+func (m *Model) foot() []string {
+	lines := []string{"", "", m.lastLine()}
+	t := &m.tabs[m.tab]
+	r := t.current()
+	if r == nil || m.ledger == nil || m.overlay != nil {
+		return lines
+	}
+	lines[0] = faint(shownMiddle(r.fullName(), m.width))
+	values := m.history.of(t.name + " " + r.key)
+	if most := peak(values); slices.ContainsFunc(values, func(v float64) bool { return !math.IsNaN(v) }) {
+		label := left(fmt.Sprintf("0 to %s in %s ", t.amount(most), quantity.Wait(m.history.span())), 30)
+		label = shown(label, m.width)
+		lines[1] = label + sparkline(values, most, m.width-width(label))
+	}
+	return lines
+}
+
+// shownMiddle is shown, but what does not fit is left out in the middle: paths differ at their end.
+func shownMiddle(name string, cells int) string {
+	if len(name) <= cells && width(shown(name, cells+1)) <= cells {
+		return shown(name, cells)
+	}
+	from := max(len(name)-cells/8, 0) // escaped, a byte takes up to four cells
+	for from < len(name) && !utf8.RuneStart(name[from]) {
+		from++
+	}
+	end := shown(name[from:], cells)
+	return shown(name, cells-width(end)) + end
+}
+
+func (m *Model) lastLine() string {
+	switch {
+	case m.typing:
+		return shown("filter: "+m.filter+"_   (enter keeps it, esc clears it)", m.width)
+	case m.failed != nil:
+		return shown("no ledger, trying again: "+m.failed.Error(), m.width)
+	case m.filter != "":
+		return shown("filter: "+m.filter+"   (esc clears it)", m.width)
+	}
+	return faint(shown("tab view  j/k move  enter expand  s sort  / filter  p freeze  ? all keys  q quit", m.width))
+}
+
+// keys are the keys.
+func (m *Model) keys(int) []string {
+	all := [][2]string{
+		{"tab, shift-tab, 1 to 5", "the tables"},
+		{"j, k, arrows, page up, page down, home, end", "select a row"},
+		{"enter, space", "show what is below a row, or hide it"},
+		{"s", "sort by the next column; r reverses"},
+		{"/", "show rows whose name has a text; esc ends that"},
+		{"p", "freeze the screen; measuring goes on"},
+		{"+, -", "longer and shorter ticks, now " + m.Every().String()},
+		{"w", "the warnings of the ledger: read them before quoting"},
+		{"?", "these keys"},
+		{"q, ctrl-c", "quit"},
+	}
+	return lists.Map(all, func(k [2]string) string { return shown(fmt.Sprintf("  %-44s %s", k[0], k[1]), m.width) })
+}
+
+// warnings are those of the ledger, folded into as many lines as there is room for.
+func (m *Model) warnings(room int) []string {
+	if m.ledger == nil || len(m.ledger.Warnings) == 0 {
+		return []string{"  no warnings"}
+	}
+	var lines []string
+	for _, w := range m.ledger.Warnings {
+		lines = append(lines, folded(w.Message, m.width)...)
+	}
+	if len(lines) > room {
+		lines = append(lines[:room-1], "  and more: tare weigh prints all of them")
+	}
+	return lines
+}
+
+// mostOfWarning is how many bytes of a warning are shown.
+const mostOfWarning = 2000
+
+// folded is text as lines of at most the given number of cells, broken between words.
+func folded(prose string, cells int) (lines []string) {
+	line := " "
+	for _, w := range strings.Fields(text.ClipLine(prose, mostOfWarning)) {
+		w = shown(w, cells-4)
+		if len(line) > 4 && width(line)+1+width(w) > cells {
+			lines = append(lines, line)
+			line = "   "
+		}
+		line += " " + w
+	}
+	return append(lines, line)
+}
+
+// The styles repeat what signs say: terminals and people may lack them.
+func bold(s string) string    { return ansi.NewStyle().Bold().Styled(s) }
+func faint(s string) string   { return ansi.NewStyle().Faint().Styled(s) }
+func inverse(s string) string { return ansi.NewStyle().Reverse(true).Styled(s) }
+
+// partColours are those of the parts of the budget by their signs.
+var partColours = map[rune]ansi.BasicColor{
+	'#': ansi.Green, '=': ansi.Cyan, 'k': ansi.Blue, 'B': ansi.Magenta, 'i': ansi.Yellow, 't': ansi.BrightBlack,
+	's': ansi.Red, '?': ansi.BrightRed,
+}
+
+// signed is text in the colour of a part of the budget.
+func signed(sign rune, s string) string {
+	if colour, has := partColours[sign]; has {
+		return ansi.NewStyle().ForegroundColor(colour).Styled(s)
+	}
+	return s
+}

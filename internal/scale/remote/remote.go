@@ -1,0 +1,205 @@
+// Package remote reads ledgers of another machine from the tare-agent that runs there. Start reading at Agent.Next.
+package remote
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/files"
+	"tare/internal/lib/text"
+	"tare/internal/scale/ledger"
+)
+
+// Options say which agent, and with which rights.
+type Options struct {
+	Address      string // HOST:PORT
+	TLS          bool   // HTTPS, by certificates that this machine trusts
+	CAFile       string // HTTPS, by certificates of this authority instead
+	User         string // with PasswordFile
+	PasswordFile string
+	TokenFile    string // of a bearer token
+}
+
+// Agent is a tare-agent. It is for one goroutine.
+type Agent struct {
+	address string
+	scheme  string
+	client  *http.Client
+	user    string
+	secret  string // a password with a user, else a bearer token; empty: none
+}
+
+// What an agent is asked for at least, and what it may cost the reader.
+const (
+	maxBytes   = 64 << 20
+	maxValues  = 500_000  // objects and nulls: a small text can be a large ledger
+	maxPath    = 4096     // bytes of a control group's path, as in the kernel
+	maxSecret  = 64 << 10 // bytes of a file
+	shortest   = 100 * time.Millisecond
+	patience   = 75 * time.Second // beyond the window: other windows may come first, for a minute
+	maxComment = 200              // bytes of what an agent says is wrong
+)
+
+// New reads the files that the options name. Nothing is sent yet.
+func New(o Options) (*Agent, error) {
+	host, _, err := net.SplitHostPort(o.Address)
+	if err != nil || host == "" || strings.ContainsAny(o.Address, "/@?# ") {
+		return nil, fault.New(fault.Usage, "--agent "+text.Clip(o.Address), "try --agent node-7:9633",
+			"the address of an agent is HOST:PORT")
+	}
+	a := &Agent{address: o.Address, scheme: "http", user: o.User}
+	t := &http.Transport{MaxIdleConns: 1, ResponseHeaderTimeout: 0, MaxResponseHeaderBytes: 64 << 10}
+	if o.CAFile != "" {
+		pem, err := secretFile("--ca", o.CAFile)
+		if err != nil {
+			return nil, err
+		}
+		t.TLSClientConfig = &tls.Config{RootCAs: x509.NewCertPool()}
+		if !t.TLSClientConfig.RootCAs.AppendCertsFromPEM([]byte(pem)) {
+			return nil, fault.New(fault.Usage, "--ca "+o.CAFile, "name a file of certificates as PEM",
+				"there is no certificate in it")
+		}
+	}
+	if o.TLS || o.CAFile != "" {
+		a.scheme = "https"
+	}
+	switch {
+	case (o.User == "") != (o.PasswordFile == ""):
+		return nil, fault.New(fault.Usage, "--user, --password-file", "give both, or neither",
+			"a user needs a password, and a password its user")
+	case o.PasswordFile != "" && o.TokenFile != "":
+		return nil, fault.New(fault.Usage, "--password-file, --token-file", "give one of them",
+			"a request has one kind of authorisation")
+	case o.PasswordFile != "":
+		a.secret, err = secretFile("--password-file", o.PasswordFile)
+	case o.TokenFile != "":
+		a.secret, err = secretFile("--token-file", o.TokenFile)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if a.secret != "" && a.scheme == "http" && !loopback(host) {
+		return nil, fault.New(fault.Usage, "--agent "+text.Clip(o.Address), "add --tls, or --ca FILE",
+			"a password or token would be sent to another machine as plain text")
+	}
+	a.client = &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error {
+		return http.ErrUseLastResponse // the secret is for this address
+	}}
+	return a, nil
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+func secretFile(flag, path string) (string, error) {
+	data, err := files.Read(path, maxSecret)
+	secret := strings.TrimSpace(string(data))
+	if err == nil && secret == "" {
+		err = errors.New("it is empty")
+	}
+	return secret, fault.Wrap(err, fault.Usage, flag+" "+path, "name a file that you may read", "the file cannot be read")
+}
+
+// Next asks for a window that begins now and lasts d, and returns its ledger. Windows of an agent do not share their
+// edges: the time that one takes to arrive is in none. A window lasts whole milliseconds, and at least 100.
+func (a *Agent) Next(ctx context.Context, d time.Duration) (*ledger.Ledger, error) {
+	d = max(d.Round(time.Millisecond), shortest)
+	ctx, cancel := context.WithTimeout(ctx, d+patience)
+	defer cancel()
+	u := url.URL{Scheme: a.scheme, Host: a.address, Path: "/v1/ledger", RawQuery: "for=" + d.String()}
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return nil, fmt.Errorf("asking an agent: %w", err)
+	}
+	switch {
+	case a.secret == "":
+	case a.user != "":
+		r.SetBasicAuth(a.user, a.secret)
+	default:
+		r.Header.Set("Authorization", "Bearer "+a.secret)
+	}
+	answer, err := a.client.Do(r)
+	if err != nil {
+		return nil, a.failed("see that tare-agent runs there, and that its port can be reached", err)
+	}
+	defer answer.Body.Close()
+	data, err := io.ReadAll(io.LimitReader(answer.Body, maxBytes+1))
+	switch {
+	case err != nil:
+		return nil, a.failed("", err)
+	case answer.StatusCode != http.StatusOK:
+		return nil, a.refused(answer.StatusCode, data)
+	case len(data) > maxBytes:
+		return nil, a.failed("", fmt.Errorf("the answer has more than %d MiB", maxBytes>>20))
+	}
+	l, err := parse(data)
+	if err != nil {
+		return nil, a.failed("see that it is the address of a tare-agent", err)
+	}
+	return l, nil
+}
+
+// Close closes the connection.
+func (a *Agent) Close() error {
+	a.client.CloseIdleConnections()
+	return nil
+}
+
+func (a *Agent) failed(hint string, err error) error {
+	return fault.Wrap(err, fault.Machine, a.address, hint, "the agent gave no ledger")
+}
+
+// refused is the error of an answer that is no ledger.
+func (a *Agent) refused(status int, says []byte) error {
+	hint := "see the agent's log"
+	switch status {
+	case http.StatusUnauthorized, http.StatusForbidden:
+		hint = "give --user and --password-file as the agent's --web.config.file has them"
+	case http.StatusTooManyRequests:
+		hint = "others ask this agent for windows too: try again later"
+	case http.StatusNotFound:
+		hint = "see that it is the address of a tare-agent"
+	case http.StatusBadRequest:
+		hint = "if the agent speaks HTTPS, add --tls or --ca FILE"
+	}
+	why := text.ClipLine(strings.TrimSpace(string(says[:min(len(says), 2*maxComment)])), maxComment)
+	return a.failed(hint, fmt.Errorf("%d %s: %s", status, http.StatusText(status), why))
+}
+
+// parse reads a ledger, and refuses one that would cost more than its size promises.
+func parse(data []byte) (*ledger.Ledger, error) {
+	if bytes.Count(data, []byte("{"))+bytes.Count(data, []byte("null")) > maxValues {
+		return nil, fmt.Errorf("the ledger has more than %d parts", maxValues)
+	}
+	var l ledger.Ledger
+	if err := json.Unmarshal(data, &l); err != nil {
+		return nil, fmt.Errorf("the answer is no ledger: %s", text.ClipLine(err.Error(), maxComment))
+	}
+	switch s := l.Window.Seconds; {
+	case l.Schema != ledger.Schema:
+		return nil, fmt.Errorf("the answer is no ledger: its schema is %q", text.Clip(l.Schema))
+	case !(s > 0) || math.IsInf(s, 0):
+		return nil, fmt.Errorf("the window of the ledger lasts %v s", s)
+	}
+	for _, g := range l.Cgroups {
+		if len(g.Path) > maxPath {
+			return nil, fmt.Errorf("the path of a control group has more than %d bytes", maxPath)
+		}
+	}
+	return &l, nil
+}
