@@ -2,7 +2,9 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -11,7 +13,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"kernel.org/pub/linux/libs/security/libcap/cap"
 
 	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
@@ -19,7 +20,6 @@ import (
 	"tare/internal/results/report"
 	"tare/internal/scale/charge"
 	"tare/internal/scale/host/cgroup"
-	"tare/internal/scale/host/perf"
 	"tare/internal/scale/host/sandbox"
 	"tare/internal/scale/ledger"
 	"tare/internal/scale/meter"
@@ -30,12 +30,9 @@ func init() { register(newWeigh) }
 const longestWindow = 24 * time.Hour
 
 func newWeigh() *cobra.Command {
-	var window time.Duration
-	var sandboxes bool
+	var window, every time.Duration
+	var scale scaleFlags
 	var show shown
-	var roots []string
-	var hz int
-	var given []ruleFlag
 	var top, depth int
 	var match []string
 	cmd := &cobra.Command{
@@ -57,6 +54,10 @@ changed. Ctrl-C ends the window early.
 
 Without root the ledger has CPU time and memory by control group, and a warning for each thing that needs more,
 with what would bring it: 'tare doctor' lists them.
+
+With --every there is one ledger after another, each of a window that begins where the one before ended, until
+Ctrl-C, or for as long as --for says. JSON then has one document a line, CSV one header and a column more, the
+beginning of the window. OpenMetrics is of one time only: tare-agent serves it for a scraper.
 
 Rules say what belongs to whom. For each workload the ledger then shows gross, what it uses in all, net,
 the application itself, and tare, what infrastructure uses on its behalf: gross = net + tare. Each rule
@@ -81,6 +82,9 @@ names by ,workload=NAME, or in whose groups it is; the rest is shown as tare of 
 		Example: `  tare weigh                    # ten seconds, for people
   tare weigh --for 1m --json    # a minute, for programs: schema tare.ledger/v1
 
+  # a ledger every ten seconds for an hour, and what is unexplained in each
+  tare weigh --every 10s --for 1h --json | jq -r '[.window.start, .cpu.unexplained_seconds] | @tsv'
+
   # a row for each pod, and no other groups; and services with what is below them
   tare weigh --top 30 --depth 3 --match '/kubepods.slice/*'
   tare weigh --depth 2
@@ -98,74 +102,84 @@ names by ,workload=NAME, or in whose groups it is; the rest is shown as tare of 
   tare weigh --rules rules.yaml`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if window < 100*time.Millisecond || window > longestWindow {
+			if window < leastWindow || window > longestWindow && every == 0 {
 				return fault.New(fault.Usage, "--for "+window.String(), "try --for 10s",
-					"a window lasts from 100ms to %v", longestWindow)
+					"a window lasts from %v to %v", leastWindow, longestWindow)
 			}
-			if hz < 0 || hz > perf.MaxHz {
-				return fault.New(fault.Usage, fmt.Sprintf("--hz %d", hz), "try --hz 449",
-					"samples per second and CPU are from 0 (none) to %d", perf.MaxHz)
+			t := ticks{every: every}
+			if cmd.Flags().Changed("for") {
+				t.total = window
+			}
+			if cmd.Flags().Changed("every") {
+				if err := t.check(); err != nil {
+					return err
+				}
 			}
 			seen, err := ledgerOptions(top, depth, match)
 			if err != nil {
 				return err
 			}
-			write, err := report.Ledgers.Writer(show.format)
-			if err != nil {
-				return err
-			}
-			if hz == 0 {
-				hz = -1
-			}
-			if err := keepOnly(cmd.Context(), cap.DAC_READ_SEARCH, cap.SYS_PTRACE, cap.IPC_LOCK); err != nil {
-				return err
-			}
-			// A window makes little garbage, and the scale's own memory is told of it: collecting at half the usual
-			// growth keeps 3 of 41 MB for no CPU time that can be seen.
-			defer debug.SetGCPercent(debug.SetGCPercent(50))
-			rules, err := readRules(given)
-			if err != nil {
-				return err
-			}
-			found := &sandbox.Options{}
-			if found.RuntimeRoots, err = runtimeRoots(roots); err != nil {
-				return err
-			}
-			if !sandboxes {
-				found = nil
-			}
-			l, err := weigh(cmd.Context(), window, meter.Options{SampleHz: hz}, found)
-			if err != nil {
-				return err
-			}
-			if err := applyRules(rules, l); err != nil {
-				return err
-			}
 			out := cmd.OutOrStdout()
 			o := textOptions(out, "", true)
 			o.Ledger = seen
-			return write(out, l, o)
+			// A window makes little garbage, and the scale's own memory is told of it: collecting at half the usual
+			// growth keeps 3 of 41 MB for no CPU time that can be seen.
+			defer debug.SetGCPercent(debug.SetGCPercent(50))
+			if every > 0 {
+				return t.weigh(cmd.Context(), out, scale, show.format, o)
+			}
+			return weighOnce(cmd.Context(), out, window, scale, show.format, o)
 		},
 	}
 	f := cmd.Flags()
-	f.DurationVar(&window, "for", 10*time.Second, "length of the window")
+	f.DurationVar(&window, "for", 10*time.Second, "length of the window; with --every, of all windows")
+	f.DurationVar(&every, "every", 0, "one ledger after another, each of this length")
 	registerFormat(cmd, &show, report.Ledgers)
 	f.IntVar(&top, "top", 10, "of the text, rows in each table, the biggest first; 0 for all")
 	f.IntVar(&depth, "depth", 0, "of the text, levels of control groups: deeper ones are in the row above them; 0 for all")
 	f.StringArrayVar(&match, "match", nil,
 		"of the text, which control groups, with those below them, such as '/kubepods/*'; may be repeated")
-	f.Var(&ruleValue{ledger.ChargeWorkload, &given}, string(ledger.ChargeWorkload),
-		"what belongs to an application: 'NAME=/PATH' or 'NAME=SELECTOR'; may be repeated")
-	f.Var(&ruleValue{ledger.ChargeTare, &given}, string(ledger.ChargeTare),
-		"what is infrastructure: 'SELECTOR[,workload=NAME][,component=NAME]'; may be repeated")
-	f.Var(&ruleValue{ledger.ChargeLoad, &given}, string(ledger.ChargeLoad),
-		"what puts workloads to work: 'SELECTOR'; may be repeated")
-	f.Var(&ruleValue{"", &given}, "rules", "a YAML file of rules; may be repeated")
-	f.BoolVar(&sandboxes, "sandboxes", true, "list containers, pods and virtual machines")
-	f.StringArrayVar(&roots, "runtime-root", nil,
-		"directory that runc or crun was given as --root, beside the usual ones; may be repeated")
-	f.IntVar(&hz, "hz", perf.DefaultHz, "samples per second and CPU; with 0 there are none, and eBPF time is not split")
+	scale.register(f)
 	return cmd
+}
+
+// weigh writes the ledgers of this machine.
+func (t ticks) weigh(ctx context.Context, out io.Writer, f scaleFlags, format string, o report.Options) error {
+	write, err := report.Series.Writer(format)
+	if err != nil {
+		return err
+	}
+	s, err := f.options(ctx)
+	if err != nil {
+		return err
+	}
+	w, err := openWatch(ctx, s)
+	if err != nil {
+		return err
+	}
+	return errors.Join(t.write(ctx, out, w, write, o), w.Close())
+}
+
+// weighOnce writes the ledger of one window of this machine.
+func weighOnce(
+	ctx context.Context, out io.Writer, window time.Duration, f scaleFlags, format string, o report.Options,
+) error {
+	write, err := report.Ledgers.Writer(format)
+	if err != nil {
+		return err
+	}
+	s, err := f.options(ctx)
+	if err != nil {
+		return err
+	}
+	l, err := weigh(ctx, window, s.meter, s.sandboxes)
+	if err != nil {
+		return err
+	}
+	if err := applyRules(s.rules, nil, l); err != nil {
+		return err
+	}
+	return write(out, l, o)
 }
 
 // ledgerOptions are what people see of a ledger by the flags.
@@ -298,14 +312,16 @@ func readRules(given []ruleFlag) (rules []charge.Rule, err error) {
 	return rules, charge.Check(rules)
 }
 
-// applyRules charges what the ledger holds. Processes are looked at now, at the end of the window.
-func applyRules(rules []charge.Rule, l *ledger.Ledger) error {
+// applyRules charges what the ledger holds. Processes are looked at now, at the end of the window. A layout that is nil
+// is found.
+func applyRules(rules []charge.Rule, layout *cgroup.Layout, l *ledger.Ledger) (err error) {
 	if len(rules) == 0 {
 		return nil
 	}
-	layout, err := cgroup.Discover(cgroup.Roots{})
-	if err != nil {
-		return err
+	if layout == nil {
+		if layout, err = cgroup.Discover(cgroup.Roots{}); err != nil {
+			return err
+		}
 	}
 	running, err := charge.Running(layout)
 	if err != nil {

@@ -287,7 +287,8 @@ func TestWhichCommandNeedsWhat(t *testing.T) {
 		"`tare controlplane`":                            {works: controlplaneWorks},
 		"`tare controlplane pod`":                        {works: podWorks},
 		"`tare doctor`":                                  {works: doctorWorks, more: doctorFeatures()},
-		"`tare weigh`":                                   weighRights(),
+		"`tare weigh`, `top`":                            weighRights(),
+		"`tare top --agent`":                             {works: topOfAgentWorks},
 		"`tare-agent`":                                   agentRights(t),
 		"`tare calibrate`":                               calibrateRights(),
 		"`tare microvm features`":                        {works: microvmShows},
@@ -701,6 +702,20 @@ func warning(l *ledger.Ledger, code string) string {
 	return ""
 }
 
+// topOfAgentWorks shows the ledger of an agent, which another user serves.
+func topOfAgentWorks(t *testing.T, a actor) []string {
+	text := tare(t, "weigh", "--for", "100ms", "--hz", "0", "--json").stdout
+	agent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, text) // what is read is compared
+	}))
+	defer agent.Close()
+	o := a.done(t, "top", "--agent", agent.Listener.Addr().String(), "--once", "--json")
+	if got, want := readLedger(t, o.stdout), readLedger(t, text); got.Window.Start != want.Window.Start {
+		t.Errorf("the window began at %v, want %v", got.Window.Start, want.Window.Start)
+	}
+	return nil
+}
+
 func weighRights() rightsTest {
 	x := ledgerRights("weigh", func(t *testing.T, a actor, limited ...string) *ledger.Ledger {
 		t.Helper()
@@ -712,6 +727,14 @@ func weighRights() rightsTest {
 		l := readLedger(t, o.stdout)
 		return &l
 	})
+	weighs := x.works
+	x.works = func(t *testing.T, a actor) []string {
+		top := readLedger(t, a.done(t, "top", "--every", "400ms", "--once", "--json").stdout)
+		if !top.CPU.Closes() || top.Programs != nil {
+			t.Errorf("top: the budget is %+v, with %d programs", top.CPU, len(top.Programs))
+		}
+		return weighs(t, a)
+	}
 	x.more[cap.SYS_PTRACE] = func(t *testing.T, with, lacks actor) {
 		id := disguisedShim(t)
 		found := func(l *ledger.Ledger) bool {
@@ -1178,7 +1201,7 @@ func TestReadersKeepFewCapabilities(t *testing.T) {
 	needsRoot(t)
 	for _, row := range readRightsTable(t) {
 		name := strings.Trim(row.command, "`")
-		args := map[string][]string{"tare weigh": {bin, "weigh", "--for", "1m"}, "tare doctor": {bin, "doctor"},
+		args := map[string][]string{"tare weigh`, `top": {bin, "weigh", "--for", "1m"}, "tare doctor": {bin, "doctor"},
 			"tare-agent": {"", "--listen", "127.0.0.1:0"}}[name]
 		if args == nil {
 			continue

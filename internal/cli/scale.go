@@ -1,0 +1,213 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"time"
+
+	"github.com/spf13/pflag"
+	"kernel.org/pub/linux/libs/security/libcap/cap"
+
+	"tare/internal/lib/fault"
+	"tare/internal/results/report"
+	"tare/internal/scale/charge"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/perf"
+	"tare/internal/scale/host/sandbox"
+	"tare/internal/scale/ledger"
+	"tare/internal/scale/live"
+	"tare/internal/scale/meter"
+)
+
+// scaleFlags are the flags of the commands that weigh this machine.
+type scaleFlags struct {
+	hz        int
+	given     []ruleFlag
+	sandboxes bool
+	roots     []string
+}
+
+func (f *scaleFlags) register(fs *pflag.FlagSet) {
+	fs.Var(&ruleValue{ledger.ChargeWorkload, &f.given}, string(ledger.ChargeWorkload),
+		"what belongs to an application: 'NAME=/PATH' or 'NAME=SELECTOR'; may be repeated")
+	fs.Var(&ruleValue{ledger.ChargeTare, &f.given}, string(ledger.ChargeTare),
+		"what is infrastructure: 'SELECTOR[,workload=NAME][,component=NAME]'; may be repeated")
+	fs.Var(&ruleValue{ledger.ChargeLoad, &f.given}, string(ledger.ChargeLoad),
+		"what puts workloads to work: 'SELECTOR'; may be repeated")
+	fs.Var(&ruleValue{"", &f.given}, "rules", "a YAML file of rules; may be repeated")
+	fs.BoolVar(&f.sandboxes, "sandboxes", true, "list containers, pods and virtual machines")
+	fs.StringArrayVar(&f.roots, "runtime-root", nil,
+		"directory that runc or crun was given as --root, beside the usual ones; may be repeated")
+	fs.IntVar(&f.hz, "hz", perf.DefaultHz,
+		"samples per second and CPU; with 0 there are none, and eBPF time is not split")
+}
+
+// scaleOptions are what scaleFlags ask for.
+type scaleOptions struct {
+	meter     meter.Options
+	rules     []charge.Rule
+	sandboxes *sandbox.Options // nil: they are not looked for
+}
+
+// options checks the flags. The process has given up what weighing does not need before it reads a file.
+func (f *scaleFlags) options(ctx context.Context) (o scaleOptions, err error) {
+	if f.hz < 0 || f.hz > perf.MaxHz {
+		return o, fault.New(fault.Usage, fmt.Sprintf("--hz %d", f.hz), "try --hz 449",
+			"samples per second and CPU are from 0 (none) to %d", perf.MaxHz)
+	}
+	if o.meter.SampleHz = f.hz; f.hz == 0 {
+		o.meter.SampleHz = -1
+	}
+	if err := keepOnly(ctx, cap.DAC_READ_SEARCH, cap.SYS_PTRACE, cap.IPC_LOCK); err != nil {
+		return o, err
+	}
+	if o.rules, err = readRules(f.given); err != nil {
+		return o, err
+	}
+	found := sandbox.Options{}
+	if found.RuntimeRoots, err = runtimeRoots(f.roots); err != nil {
+		return o, err
+	}
+	if f.sandboxes {
+		o.sandboxes = &found
+	}
+	return o, nil
+}
+
+// watch is a machine that is weighed again and again, with its sandboxes and by rules. It is for one goroutine.
+type watch struct {
+	scaleOptions
+
+	scale  *live.Scale
+	layout *cgroup.Layout   // for rules
+	census *meter.Sandboxes // nil without sandboxes, and after a failure
+	failed error            // of opening the census
+}
+
+// openWatch begins the first window. Close the watch.
+func openWatch(ctx context.Context, o scaleOptions) (w *watch, err error) {
+	w = &watch{scaleOptions: o}
+	if len(o.rules) > 0 {
+		if w.layout, err = cgroup.Discover(cgroup.Roots{}); err != nil {
+			return nil, err
+		}
+	}
+	w.openCensus()
+	if w.scale, err = live.Open(ctx, o.meter, live.Duty{}); err != nil {
+		w.closeCensus()
+		return nil, err
+	}
+	return w, nil
+}
+
+func (w *watch) openCensus() {
+	if w.sandboxes != nil {
+		w.census, w.failed = meter.OpenSandboxes(*w.sandboxes)
+	}
+	if w.failed != nil {
+		w.census = nil
+	}
+}
+
+func (w *watch) closeCensus() {
+	if w.census != nil {
+		w.census.Close()
+		w.census = nil
+	}
+}
+
+// Next is the ledger of the window that ends in d, or as soon as the context ends.
+func (w *watch) Next(ctx context.Context, d time.Duration) (*ledger.Ledger, error) {
+	l, err := w.scale.Next(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	if w.census != nil {
+		w.failed = w.census.Tick(l)
+	}
+	if w.failed != nil {
+		l.Warn("no-sandboxes", "sandboxes could not be read: %v", w.failed)
+		w.closeCensus()
+		w.openCensus()
+	}
+	return l, applyRules(w.rules, w.layout, l)
+}
+
+// Close gives everything back.
+func (w *watch) Close() error {
+	w.closeCensus()
+	return w.scale.Close()
+}
+
+// source gives one ledger after another: a watch, or an agent of another machine.
+type source interface {
+	Next(ctx context.Context, d time.Duration) (*ledger.Ledger, error)
+	Close() error
+}
+
+// leastWindow is the shortest window: within less, the edges of a window are no longer short beside it.
+const leastWindow = 100 * time.Millisecond
+
+// ticks are windows of one length that follow each other.
+type ticks struct {
+	every time.Duration
+	total time.Duration // of all windows; 0: until the context ends
+}
+
+// check refuses lengths that no window has.
+func (t ticks) check() error {
+	if t.every < leastWindow || t.every > longestWindow {
+		return fault.New(fault.Usage, "--every "+t.every.String(), "try --every 10s", "a window lasts from %v to %v",
+			leastWindow, longestWindow)
+	}
+	if t.total > 0 && t.total < t.every {
+		return fault.New(fault.Usage, fmt.Sprintf("--for %v --every %v", t.total, t.every),
+			"--for is the length of all windows together: leave it out to go on until Ctrl-C",
+			"--for must be at least --every")
+	}
+	return nil
+}
+
+// write writes a ledger for each tick. When the context ends, the last one is of the time until then.
+func (t ticks) write(
+	ctx context.Context, out io.Writer, s source, write report.Writer[iter.Seq[*ledger.Ledger]], o report.Options,
+) error {
+	var failed error
+	err := write(out, func(yield func(*ledger.Ledger) bool) {
+		for tick := range t.lengths(ctx) {
+			l, err := s.Next(ctx, tick)
+			if err != nil && ctx.Err() == nil || err != nil && !errors.Is(err, context.Canceled) {
+				failed = err
+			}
+			if err != nil || !yield(l) || unheard(out) {
+				return
+			}
+		}
+	}, o)
+	return cmp.Or(failed, err)
+}
+
+// lengths yields how long each tick still has to last. They follow a clock, so that a late one makes the next one
+// shorter; one that took longer than its successor would last delays all that follow. The last tick of a total is up to
+// leastWindow longer.
+func (t ticks) lengths(ctx context.Context) iter.Seq[time.Duration] {
+	return func(yield func(time.Duration) bool) {
+		begin := time.Now()
+		at := begin
+		for last := false; !last && ctx.Err() == nil; {
+			if at = at.Add(t.every); time.Until(at) < min(leastWindow, t.every/2) {
+				at = time.Now().Add(t.every)
+			}
+			if end := begin.Add(t.total); t.total > 0 && end.Sub(at) < leastWindow {
+				at, last = end, true
+			}
+			if !yield(time.Until(at)) {
+				return
+			}
+		}
+	}
+}
