@@ -11,7 +11,7 @@ const kept = 10 * time.Minute
 // mostPoints bounds the history of all rows, 4 bytes each: with more rows it is shorter.
 const mostPoints = 2 << 20
 
-// history is what rows used in past ticks. Shorter ticks than grain are put together.
+// history is what rows used in past ticks.
 type history struct {
 	ends []time.Time          // of past ticks, the oldest first
 	rows map[string][]float32 // the last values of each row, in the order of ends; NaN: not known
@@ -57,7 +57,7 @@ func point(v float64) float32 {
 }
 
 // most is how many ticks are kept of a number of rows.
-func (h *history) most(rows int) int { return max(mostPoints/max(rows+len(h.rows), 1), 1) }
+func (h *history) most(rows int) int { return max(mostPoints/max(rows, len(h.rows), 1), 1) }
 
 // forgotten says whether nothing is known any more.
 func forgotten(values []float32) bool {
