@@ -274,7 +274,7 @@ func TestChoices(t *testing.T) {
 	}
 
 	m.Update(Tick{Err: errors.New("gone" + evil)})
-	if got := lineWith(t, m, "gone"); !strings.HasPrefix(got, `no ledger, trying again: gonee\x1b[2J`) {
+	if got := lineWith(t, m, "gone"); !strings.HasPrefix(got, `trying again: gonee\x1b[2J`) {
 		t.Errorf("after an error: %q", got)
 	}
 	keys(m, "++-")

@@ -265,7 +265,7 @@ func (m *Model) lastLine() string {
 	case m.typing:
 		return shown("filter: "+m.filter+"_   (enter keeps it, esc clears it)", m.width)
 	case m.failed != nil:
-		return shown("no ledger, trying again: "+m.failed.Error(), m.width)
+		return shown("trying again: "+m.failed.Error(), m.width)
 	case m.filter != "":
 		return shown("filter: "+m.filter+"   (esc clears it)", m.width)
 	}

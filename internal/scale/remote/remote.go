@@ -160,8 +160,15 @@ func (a *Agent) Close() error {
 	return nil
 }
 
+// failed is an error with the agent's address, which is left out of the rest: a line of a screen has to have the cause.
 func (a *Agent) failed(hint string, err error) error {
-	return fault.Wrap(err, fault.Machine, a.address, hint, "the agent gave no ledger")
+	if of, is := errors.AsType[*url.Error](err); is {
+		err = of.Err
+	}
+	if of, is := errors.AsType[*net.OpError](err); is {
+		err = of.Err
+	}
+	return fault.Wrap(err, fault.Machine, a.address, hint, "no ledger")
 }
 
 // refused is the error of an answer that is no ledger.
