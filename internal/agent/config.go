@@ -43,8 +43,8 @@ var settings = []param.Setting{
 	{Name: settingHz, Type: param.TypeCount, Default: strconv.Itoa(perf.DefaultHz), Max: perf.MaxHz,
 		Doc: "samples per second and CPU; with 0 there are none, and eBPF time is not split by who pays for it"},
 	{Name: settingBPFStats, Type: param.TypeText, Default: "always", Reach: param.ReachNothing,
-		Doc: "when the kernel's run statistics of eBPF programs are on, which cost each run 20 to 50 ns: always, off (no run " +
-			"time is known), or a part of the time such as 10s/60s (run time is scaled, with an error that is exported)"},
+		Doc: "when the kernel's run statistics of eBPF programs are on, which cost each run 20 to 50 ns: always, off (no " +
+			"run time is known), or a part of the time such as 10s/60s (run time is scaled, with an error that is exported)"},
 	{Name: settingHostRoot, Type: param.TypeText, Default: "/", Reach: param.ReachFile,
 		Doc: "where the machine's files are, for the names of containers: where the machine's / is mounted"},
 }
@@ -60,8 +60,8 @@ type configuration struct {
 
 func (c *configuration) addFlags(f *pflag.FlagSet) {
 	c.flags = param.Flags(f, settings...)
-	f.StringVar(&c.file, "config", "", "YAML file with the same settings, and rules as those of tare weigh --rules; what the "+
-		"command line gives counts before it")
+	f.StringVar(&c.file, "config", "", "YAML file with the same settings, and rules as those of tare weigh --rules; what "+
+		"the command line gives counts before it")
 }
 
 const (
@@ -105,8 +105,8 @@ func (c *configuration) readDuty() error {
 	c.duty.Every, errs[1] = time.ParseDuration(every)
 	const least = 100 * time.Millisecond
 	if errors.Join(errs[:]...) != nil || c.duty.On < least || c.duty.Every <= c.duty.On || c.duty.Every > time.Hour {
-		return fault.New(fault.Usage, "--"+settingBPFStats+" "+text.Clip(given), "use always, off, or a part of the time such as "+
-			"10s/60s", "statistics are on for %v at least, and less than the whole, which is an hour at most", least)
+		return fault.New(fault.Usage, "--"+settingBPFStats+" "+text.Clip(given), "use always, off, or a part of the time "+
+			"such as 10s/60s", "it must be always, off, or a part of the time: %v at least of an hour at most", least)
 	}
 	return nil
 }

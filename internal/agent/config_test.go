@@ -41,7 +41,8 @@ func TestConfiguration(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.listen() != "127.0.0.1:1" || c.maxSeries() != 9 || c.tick().Seconds() != 30 || !c.withoutStatistics() || c.hz() != -1 ||
+	if c.listen() != "127.0.0.1:1" || c.maxSeries() != 9 || c.tick().Seconds() != 30 || !c.withoutStatistics() ||
+		c.hz() != -1 ||
 		len(c.rules) != 1 {
 		t.Errorf("of the file, and of flags before it: %+v, rules %v", c.Values, c.rules)
 	}

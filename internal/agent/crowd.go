@@ -10,8 +10,8 @@ import (
 )
 
 // crowd bounds how many connections a server has. Where one too many comes, the one that has been without a request in
-// progress for longest gives way: were the newcomer to wait instead, connections that send nothing would keep Prometheus
-// out for as long as their deadlines last.
+// progress for longest gives way: were the newcomer to wait instead, connections that send nothing would keep
+// Prometheus out for as long as their deadlines last.
 type crowd struct {
 	most int
 	mu   sync.Mutex

@@ -12,13 +12,14 @@ import (
 // Whatever is connected and sends nothing, who comes anew and asks is answered; so is whoever asked before.
 func TestCrowd(t *testing.T) {
 	asked, answer := make(chan struct{}), make(chan struct{})
-	s := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/slow" {
 			close(asked)
 			<-answer
 		}
 		fmt.Fprint(w, "ok")
-	})}
+	})
+	s := &http.Server{ReadHeaderTimeout: time.Minute, Handler: handler}
 	limit(s, 4)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// gcPercent lets the heap, some 3 MB, grow to more than twice the usual size before garbage is collected: collecting is a
-// tenth of what the agent costs.
+// gcPercent lets the heap, some 3 MB, grow to more than twice the usual size before garbage is collected: collecting is
+// a tenth of what the agent costs.
 const gcPercent = 150
 
-// afterStart gives back memory that only starting needed: of the heap, and of the pages of this program that are mapped.
-// Types of the kernel were parsed and programs loaded by code that does not run again; the kernel maps the pages that
-// are needed again from its page cache. What cannot be given back stays: it is no fault.
+// afterStart gives back memory that only starting needed: of the heap, and of the pages of this program that are
+// mapped. Types of the kernel were parsed and programs loaded by code that does not run again; the kernel maps the
+// pages that are needed again from its page cache. What cannot be given back stays: it is no fault.
 func afterStart() {
 	debug.SetGCPercent(gcPercent)
 	debug.FreeOSMemory()

@@ -67,8 +67,8 @@ var metrics = []metric{
 	{"tare_node_cpu_capacity_seconds_total", "CPU time that the machine had: its CPUs times the time.", counter, nil,
 		func(v *view, add add) { add(v.Capacity.Seconds()) }},
 	{"tare_node_cpu_seconds_total", "CPU time by line of the budget. The sum of the lines, less " +
-		"tare_node_cpu_counted_twice_seconds_total, is the capacity. The line ebpf is run time of eBPF programs that could be " +
-		"split; it is on no other line.", counter, []string{"line"}, func(v *view, add add) {
+		"tare_node_cpu_counted_twice_seconds_total, is the capacity. The line ebpf is run time of eBPF programs that could " +
+		"be split; it is on no other line.", counter, []string{"line"}, func(v *view, add add) {
 		for name, s := range v.Lines() {
 			add(s, strings.ReplaceAll(name, " ", "_"))
 		}
@@ -105,8 +105,8 @@ var metrics = []metric{
 			}
 		}},
 
-	{"tare_group_cpu_seconds_total", "CPU time by container, else pod, else systemd unit, else control group. Each second " +
-		"is on one series: a pod is without its containers.", counter, placeLabels, func(v *view, add add) {
+	{"tare_group_cpu_seconds_total", "CPU time by container, else pod, else systemd unit, else control group. Each " +
+		"second is on one series: a pod is without its containers.", counter, placeLabels, func(v *view, add add) {
 		for p, s := range v.Places.All() {
 			add(s, placeValues(p)...)
 		}
@@ -127,8 +127,8 @@ var metrics = []metric{
 				}
 			}
 		}},
-	{"tare_namespace_cpu_seconds_total", "CPU time by namespace, of pods that are gone as well; without a namespace: what " +
-		"is in no pod.", counter, []string{"namespace"}, func(v *view, add add) {
+	{"tare_namespace_cpu_seconds_total", "CPU time by namespace, of pods that are gone as well; without a namespace: " +
+		"what is in no pod.", counter, []string{"namespace"}, func(v *view, add add) {
 		for name, s := range v.Namespaces.All() {
 			if name == other { // a runtime's annotation may say anything
 				name = strconv.Quote(name)
@@ -172,8 +172,8 @@ var metrics = []metric{
 				}
 			})
 		}},
-	{"tare_bpf_payer_seconds_total", "Run time of an eBPF program by who pays for it: the container, pod, unit or control " +
-		"group in which it ran, by samples. cgroup \"(idle)\": in interrupts above an idle CPU.", counter, payerLabels,
+	{"tare_bpf_payer_seconds_total", "Run time of an eBPF program by who pays for it: the container, pod, unit or " +
+		"control group in which it ran, by samples. cgroup \"(idle)\": in interrupts above an idle CPU.", counter, payerLabels,
 		func(v *view, add add) {
 			infos := programInfos(v)
 			for payer, s := range v.Payers.All() {
@@ -212,7 +212,7 @@ var metrics = []metric{
 				add(rest, "", other)
 			}
 		}},
-	{"tare_bpf_scaling_error_seconds", "Half the 95 % interval of tare_bpf_program_run_seconds_total that comes of run " +
+	{"tare_bpf_scaling_error_seconds", "Half the 95 % interval of tare_bpf_program_run_seconds_total that is due to run " +
 		"statistics being on for a part of the time (--bpf-stats 10s/60s).", gauge, []string{"id", "program"},
 		func(v *view, add add) {
 			eachProgram(v, func(p *live.Program) {
@@ -258,11 +258,11 @@ var metrics = []metric{
 		}},
 	{"tare_agent_bpf_seconds_total", "Run time of the agent's own eBPF programs.", counter, nil,
 		func(v *view, add add) { addDuration(add, v.Self.BPF) }},
-	{"tare_agent_bpf_stats_seconds_total", "What the kernel's run statistics cost the machine: runs of eBPF programs times " +
-		"the cost that the agent measured when it started.", counter, nil,
+	{"tare_agent_bpf_stats_seconds_total", "What the kernel's run statistics cost the machine: runs of eBPF programs " +
+		"times the cost that the agent measured when it started.", counter, nil,
 		func(v *view, add add) { addDuration(add, v.Self.Stats) }},
-	{"tare_agent_witness_seconds_total", "What looking for stolen time cost the machine: looks times the cost that the agent " +
-		"measured when it started.", counter, nil, func(v *view, add add) { addDuration(add, v.Self.Witness) }},
+	{"tare_agent_witness_seconds_total", "What looking for stolen time cost the machine: looks times the cost that the " +
+		"agent measured when it started.", counter, nil, func(v *view, add add) { addDuration(add, v.Self.Witness) }},
 	{"tare_agent_samples_total", "Samples that the agent took, of kernel mode.", counter, nil,
 		func(v *view, add add) { add(float64(v.Self.Samples)) }},
 	{"tare_agent_samples_lost_total", "Samples that were lost, because there was no room for them.", counter, nil,
@@ -275,14 +275,14 @@ var metrics = []metric{
 				add(p.Took.Seconds(), name)
 			}
 		}},
-	{"tare_agent_collector_success", "1 where a part of the last reading worked, else 0: what it would have read is absent.",
-		gauge, []string{"collector"}, func(v *view, add add) {
-			for name, p := range v.parts {
-				add(map[bool]float64{true: 1, false: 0}[p.Err == nil], name)
-			}
-		}},
-	{"tare_agent_series_gone_seconds_total", "What series of a metric had when they ended, because what they stand for is " +
-		"gone, or a bigger one took their place. A metric's sum and this never fall together. Rates do not need it.",
+	{"tare_agent_collector_success", "1 where a part of the last reading worked, else 0: what it would have read is " +
+		"absent.", gauge, []string{"collector"}, func(v *view, add add) {
+		for name, p := range v.parts {
+			add(map[bool]float64{true: 1, false: 0}[p.Err == nil], name)
+		}
+	}},
+	{"tare_agent_series_gone_seconds_total", "What series of a metric had when they ended, because what they stand for " +
+		"is gone, or a bigger one took their place. A metric's sum and this never fall together. Rates do not need it.",
 		counter, []string{"metric"}, func(v *view, add add) {
 			for name, r := range v.ranked() {
 				add(r.Gone(), name)

@@ -42,8 +42,9 @@ func everything() *view {
 			path := fmt.Sprintf("/%d\n\xff", i)
 			l.Cgroups = append(l.Cgroups, ledger.Cgroup{Path: path, CPUSeconds: new(0.1 * float64(i)),
 				Memory: &ledger.Memory{Hard: new(int64(1)), Soft: new(int64(2)), WorkingSet: new(uint64(3))}})
-			l.Programs = append(l.Programs, ledger.Program{ID: uint32(i), Tag: "t", Name: "p", Type: "xdp", MemoryBytes: new(uint64(4)),
-				Seen: []ledger.Seen{{Cgroup: &path, Samples: 20}, {Samples: 20}}})
+			l.Programs = append(l.Programs, ledger.Program{ID: uint32(i), Tag: "t", Name: "p", Type: "xdp",
+				MemoryBytes: new(uint64(4)),
+				Seen:        []ledger.Seen{{Cgroup: &path, Samples: 20}, {Samples: 20}}})
 			if counted {
 				last := &l.Programs[i]
 				last.RunSeconds, last.RunCount = new(float64(i)), new(uint64(5))
@@ -102,9 +103,11 @@ func TestFamilies(t *testing.T) {
 	}
 }
 
-var oddTexts = []string{"a", "/kubepods/x", "\"", "\"a\"", "a\nb", "\xff", "a\xffb", "é", "\u202e", "\\", `\xff`, `"\xff"`, "(other)",
+var oddTexts = []string{"a", "/kubepods/x", "\"", "\"a\"", "a\nb", "\xff", "a\xffb", "é", "\u202e", "\\", `\xff`, `"\xff"`,
+	"(other)",
 	strings.Repeat("a", 600), strings.Repeat("a", 599) + "b", strings.Repeat("\xff", 300), strings.Repeat("\xff", 255),
-	strings.Repeat("é", 400), strings.Repeat("é", 222) + "x", strings.Repeat("a", 444), strings.Repeat("a", 445), "\x00", "\u00a0"}
+	strings.Repeat("é", 400), strings.Repeat("é", 222) + "x", strings.Repeat("a", 444), strings.Repeat("a", 445),
+	"\x00", "\u00a0"}
 
 // A label is bounded, valid, and different for texts that differ, also for one that is what another became.
 func checkLabel(t *testing.T, a, b string) {

@@ -16,11 +16,13 @@ func TestParseWindow(t *testing.T) {
 		length, at string
 		want       time.Duration // 0: it is refused
 	}{
-		{"", "", 10 * time.Second}, {"2s", "", 2 * time.Second}, {"5m", "", 5 * time.Minute}, {"100ms", "", 100 * time.Millisecond},
+		{"", "", 10 * time.Second}, {"2s", "", 2 * time.Second}, {"5m", "", 5 * time.Minute},
+		{"100ms", "", 100 * time.Millisecond},
 		{"10s", ahead(30 * time.Second), 10 * time.Second},
 		{"-1s", "", 0}, {"1h", "", 0}, {"5m1ns", "", 0}, {"99ms", "", 0}, {"NaN", "", 0}, {"10", "", 0}, {"1e9s", "", 0},
 		{"0", "", 0}, {"9223372036854775807ns", "", 0}, {"99999999999h", "", 0}, {"\x00", "", 0},
-		{"1s", ahead(-time.Second), 0}, {"1s", ahead(2 * time.Minute), 0}, {"1s", "now", 0}, {"1s", "0001-01-01T00:00:00Z", 0},
+		{"1s", ahead(-time.Second), 0}, {"1s", ahead(2 * time.Minute), 0}, {"1s", "now", 0},
+		{"1s", "0001-01-01T00:00:00Z", 0},
 		{"1s", "9999-12-31T23:59:59Z", 0}, {"1s", "2026-11-27", 0},
 	} {
 		q := url.Values{}

@@ -20,12 +20,12 @@ import (
 // floors are the rooms of internal, from the top down. A room imports only rooms below it; rooms on one floor import
 // each other only as beside says.
 var floors = [][]string{
-	{"cli", "agent"},
+	{"cli"},
 	{"all"},
 	{"mesh", "sandboxes", "tracing"},
 	{"workloads"},
 	{"results"},
-	{"experiment"},
+	{"experiment", "agent"},
 	{"scale"},
 	{"lib"},
 }

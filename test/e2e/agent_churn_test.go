@@ -13,8 +13,8 @@ import (
 	"tare/test/long"
 )
 
-// TestAgentChurn: while groups and eBPF programs come and go, sums never fall, nothing is counted twice, and the agent's
-// memory and descriptors stay what they were.
+// TestAgentChurn: while groups and eBPF programs come and go, sums never fall, nothing is counted twice, and the
+// agent's memory and descriptors stay what they were.
 func TestAgentChurn(t *testing.T) {
 	leavesNothing(t)
 	groups := makeTestGroups(t)

@@ -148,8 +148,8 @@ func oddNames() []string {
 	}
 }
 
-// TestAgentHostileClients: what clients do costs the agent bounded memory, and those who behave get an answer within ten
-// seconds, if only that too many are there.
+// TestAgentHostileClients: what clients do costs the agent bounded memory, and those who behave get an answer within
+// ten seconds, if only that too many are there.
 func TestAgentHostileClients(t *testing.T) {
 	leavesNothing(t)
 	groups := makeTestGroups(t)
@@ -230,7 +230,8 @@ func checkLabels(t *testing.T, s *scrape, want int) {
 				if len(l.GetValue()) > 540 {
 					t.Errorf("%s: the label %s has %d bytes", name, l.GetName(), len(l.GetValue()))
 				}
-				if name == "tare_group_cpu_seconds_total" && strings.Contains(l.GetValue(), fmt.Sprintf("tare-test-agent-%d", os.Getpid())) {
+				if name == "tare_group_cpu_seconds_total" &&
+					strings.Contains(l.GetValue(), fmt.Sprintf("tare-test-agent-%d", os.Getpid())) {
 					n++
 				}
 			}

@@ -188,7 +188,8 @@ func (s *scrape) total(name string) float64 {
 }
 
 // summed are the metrics whose totals never fall.
-var summed = []string{"tare_group_cpu_seconds_total", "tare_namespace_cpu_seconds_total", "tare_component_cpu_seconds_total",
+var summed = []string{"tare_group_cpu_seconds_total", "tare_namespace_cpu_seconds_total",
+	"tare_component_cpu_seconds_total",
 	"tare_component_bpf_seconds_total", "tare_bpf_program_run_seconds_total", "tare_bpf_payer_seconds_total",
 	"tare_bpf_unsplit_seconds_total"}
 

@@ -68,9 +68,9 @@ func plantPrograms(t *testing.T, n int) []*plantedProgram {
 	return all
 }
 
-// TestAgentTruth: under changing load the budget closes at every scrape; what a group used and what a program ran is what
-// the kernel's own counters say, with no difference where they rest; and the groups that run a program 3:1 pay 3:1,
-// within the interval that the samples give, about as often as the interval promises.
+// TestAgentTruth: under changing load the budget closes at every scrape; what a group used and what a program ran is
+// what the kernel's own counters say, with no difference where they rest; and the groups that run a program 3:1 pay
+// 3:1, within the interval that the samples give, about as often as the interval promises.
 func TestAgentTruth(t *testing.T) {
 	leavesNothing(t)
 	groups := makeTestGroups(t)
@@ -145,8 +145,8 @@ func TestAgentTruth(t *testing.T) {
 			is, _ = now.scrape.sum("tare_bpf_program_runs_total", "id", id)
 			// The kernel begins anew where a signal interrupts it: it ran the program somewhat more often.
 			if got, want := int64(is-was), now.runs[i]-last.runs[i]; got != want || want < 3*7200 {
-				t.Errorf("round %d: %s ran %d times by the kernel's count, at least 21600 in truth, and the metric grew by %d", round,
-					p.name, want, got)
+				t.Errorf("round %d: %s ran %d times by the kernel's count, at least 21600 in truth, and the metric grew by %d",
+					round, p.name, want, got)
 			}
 		}
 		last = now

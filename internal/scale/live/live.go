@@ -102,9 +102,9 @@ func (s *Scale) switchStatistics() error {
 // Parts are what the last ledger was made of, with what that cost. A part that was not read again is not among them.
 func (s *Scale) Parts() []meter.Part { return s.parts }
 
-// Tick ends the window now, and begins the next one at the same edge: no second is in neither of them, or in both. After
-// an error the next ledger has what was used meanwhile, unless sampling failed: then its window begins later, as its
-// start says.
+// Tick ends the window now, and begins the next one at the same edge: no second is in neither of them, or in both.
+// After an error the next ledger has what was used meanwhile, unless sampling failed: then its window begins later, as
+// its start says.
 func (s *Scale) Tick(ctx context.Context) (*ledger.Ledger, error) {
 	if s.w == nil {
 		if err := s.open(ctx); err != nil {

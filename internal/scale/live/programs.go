@@ -236,7 +236,7 @@ type Program struct {
 	Runs    *uint64 // nil: never counted
 	Pending float64 // run time in seconds that is not split yet: the rest is in Payers or Unsplit
 	Samples int     // that saw it, of the time that was split
-	// ScalingError is half the 95 % interval of the run time, in seconds, that comes of statistics being on for a part of
+	// ScalingError is half the 95 % interval of the run time, in seconds, that is due to statistics being on for a part of
 	// the time; nil where they are on always, and for the first cycles.
 	ScalingError *float64
 }

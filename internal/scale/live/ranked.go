@@ -22,9 +22,9 @@ func (c *count) take(o count) {
 	c.shown = max(c.shown+o.shown, c.sum)
 }
 
-// Ranked holds a running total for each of the biggest keys, and one for all others. A key that is gone, or gives way to
-// a bigger one, leaves its total with those that are gone: were it added to the others, these would seem to have used at
-// once what it used in all its life. The sum of all three never falls, whatever comes, goes, grows or shrinks.
+// Ranked holds a running total for each of the biggest keys, and one for all others. A key that is gone, or gives way
+// to a bigger one, leaves its total with those that are gone: were it added to the others, these would seem to have
+// used at once what it used in all its life. The sum of all three never falls, whatever comes, goes, grows or shrinks.
 type Ranked[K comparable] struct {
 	most    int // keys with a separate total; 0 is no limit
 	rows    map[K]*ranked

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Whatever comes, goes, grows and shrinks: no total of a key that stays falls, nor does the sum; there are no more totals
-// than allowed, and the sum is what was used, once what was taken back is made up for.
+// Whatever comes, goes, grows and shrinks: no total of a key that stays falls, nor does the sum; there are no more
+// totals than allowed, and the sum is what was used, once what was taken back is made up for.
 func TestRankedNeverFalls(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 1))

@@ -122,8 +122,8 @@ func (t *Totals) LongestStall() (longest float64, known bool) {
 	return longest, len(t.stalls) > 0
 }
 
-// grain is how much of unexplained time, per CPU, may be of either sign by chance: two ticks of the slowest clock in use
-// (/proc/stat counts in hundredths of a second).
+// grain is how much of unexplained time, per CPU, may be of either sign by chance: two ticks of the slowest clock in
+// use (/proc/stat counts in hundredths of a second).
 const grain = 20 * time.Millisecond
 
 // budget adds the lines. Their sum, without what is counted twice, is the capacity up to the grain.
@@ -165,8 +165,8 @@ func (t *Totals) Lines() map[string]float64 {
 	return lines
 }
 
-// CountedTwice is CPU time in seconds that several lines have, by the grain and the limits of the kernel's counters: the
-// sum of the lines exceeds the capacity by it.
+// CountedTwice is CPU time in seconds that several lines have, by the grain and the limits of the kernel's counters:
+// the sum of the lines exceeds the capacity by it.
 func (t *Totals) CountedTwice() float64 { return seconds(t.twice) }
 
 func (t *Totals) components(l *ledger.Ledger) {
@@ -184,8 +184,8 @@ func (t *Totals) components(l *ledger.Ledger) {
 	t.ComponentsBPF.Tick(run, always)
 }
 
-// PlaceOf is the place of a control group. One that the last ledger does not have has come since groups were looked for,
-// or is gone: it is in the place of the group around it, as is its CPU time.
+// PlaceOf is the place of a control group. One that the last ledger does not have has come since groups were looked
+// for, or is gone: it is in the place of the group around it, as is its CPU time.
 func (t *Totals) PlaceOf(path string) Place {
 	for above := path; ; above = above[:strings.LastIndexByte(above, '/')] {
 		if p, known := t.places[above]; known {
@@ -208,7 +208,8 @@ func (t *Totals) groups(l *ledger.Ledger) {
 	for _, g := range l.Cgroups {
 		t.places[g.Path] = t.o.Name(g.Path)
 	}
-	groups := slices.SortedFunc(slices.Values(l.Cgroups), func(a, b ledger.Cgroup) int { return cmp.Compare(a.Path, b.Path) })
+	groups := slices.SortedFunc(slices.Values(l.Cgroups),
+		func(a, b ledger.Cgroup) int { return cmp.Compare(a.Path, b.Path) })
 	replaced := map[string]bool{} // a group was made where one had been removed
 	for _, g := range groups {
 		replaced[g.Path] = replaced[g.Path] || g.Vanished

@@ -14,7 +14,8 @@ import (
 // window is a ledger of the second that ends at s.
 func window(s int) *ledger.Ledger {
 	start := time.Unix(int64(s), 0)
-	return &ledger.Ledger{Host: ledger.Host{CPUs: 2}, Window: ledger.Window{Start: start, End: start.Add(time.Second), Seconds: 1}}
+	return &ledger.Ledger{Host: ledger.Host{CPUs: 2},
+		Window: ledger.Window{Start: start, End: start.Add(time.Second), Seconds: 1}}
 }
 
 func group(path string, s float64) ledger.Cgroup { return ledger.Cgroup{Path: path, CPUSeconds: &s} }
@@ -83,8 +84,8 @@ func TestGroupsSum(t *testing.T) {
 	}
 }
 
-// A group that is found windows after it came brings along all that it has used. What has been counted around it by then
-// is not counted again.
+// A group that is found windows after it came brings along all that it has used. What has been counted around it by
+// then is not counted again.
 func TestGroupFoundLate(t *testing.T) {
 	totals := NewTotals(Options{})
 	add := func(tick int, groups ...ledger.Cgroup) {

@@ -36,8 +36,8 @@ type Options struct {
 	// time costs some 50 us of CPU time, whatever there is. Where a sample does not say which group it is from, threads
 	// that have ended by then are taken to be in the group of the thread that made them.
 	DrainEvery time.Duration
-	// Lean leaves out of ledgers how groups were throttled, where that is in a file of its own (v1), their peaks of memory,
-	// and their memory of TCP: reading then costs half on v1.
+	// Lean leaves out of ledgers the throttling of groups where that takes another file (v1), their peaks of memory and
+	// their TCP memory: on v1 reading then costs half.
 	Lean bool
 	// Whole makes it an error, of New or of a window, that programs, maps, run statistics or control groups cannot be
 	// read. Without, a ledger lacks them, with a warning. Only samples and the witness, where the machine has no such
@@ -80,7 +80,8 @@ type Meter struct {
 }
 
 // New opens everything, or with Options.Whole unset what this machine and the rights of this process allow: each ledger
-// warns of what is missing. Close it. The error is a *fault.Error with code Machine where the machine cannot be weighed.
+// warns of what is missing. Close it. The error is a *fault.Error with code Machine where the machine cannot be
+// weighed.
 func New(_ context.Context, o Options) (m *Meter, err error) {
 	m = &Meter{uncounted: o.NoStatistics, whole: o.Whole, parts: newParts(o), drainEvery: o.DrainEvery,
 		entries: map[uint64]ledger.Context{}}

@@ -128,8 +128,8 @@ var (
 		Message: "how often and how long eBPF programs run is not known"}
 	noMaps    = ledger.Warning{Code: "no-maps", Message: "the memory of eBPF maps is not known"}
 	noSamples = ledger.Warning{Code: "no-samples", Message: "eBPF time cannot be split by control group"}
-	noWitness = ledger.Warning{Code: "no-witness", Message: "only the sum of stolen time is known, and not how much of it " +
-		"is in idle time or in the run time of eBPF programs"}
+	noWitness = ledger.Warning{Code: "no-witness", Message: "only the sum of stolen time is known, and not how much of " +
+		"it is in idle time or in the run time of eBPF programs"}
 )
 
 // openPrograms opens the reader of programs and maps, and what counts the runs of programs.

@@ -217,7 +217,8 @@ type entry struct {
 func (e *entry) sandbox() ledger.Sandbox {
 	b := e.b
 	out := ledger.Sandbox{
-		ID: b.ID, Name: b.Name, Runtime: b.Runtime, Engine: b.Engine, Driver: b.Driver, VM: b.VM, Arrangement: b.Row, Title: b.Title,
+		ID: b.ID, Name: b.Name, Runtime: b.Runtime, Engine: b.Engine, Driver: b.Driver, VM: b.VM, Arrangement: b.Row,
+		Title:      b.Title,
 		Containers: append([]string{}, b.Containers...), Findings: []ledger.SandboxFinding{},
 		Processes: []ledger.SandboxProcess{}, Groups: []ledger.SandboxGroup{}, Notes: []string{},
 	}

@@ -87,7 +87,8 @@ func run() error {
 	}
 	for _, e := range all {
 		cpu, wall, rss := e.since()
-		fmt.Printf("%-28s %7.3f %% of a CPU  %6.2f ms a scrape  %5.1f MB resident  %6.1f kB a scrape\n", filepath.Base(e.name),
+		fmt.Printf("%-28s %7.3f %% of a CPU  %6.2f ms a scrape  %5.1f MB resident  %6.1f kB a scrape\n",
+			filepath.Base(e.name),
 			100*cpu.Seconds()/wall.Seconds(), 1e3*cpu.Seconds()/float64(*scrapes), float64(rss)/1e6, float64(e.bytes)/1e3)
 	}
 	return nil

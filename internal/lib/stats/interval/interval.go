@@ -1,5 +1,5 @@
-// Package interval has intervals around counts: of samples, of events. It is apart from package stats, because the scale
-// needs these alone, without the linear algebra.
+// Package interval has intervals around counts: of samples, of events. It is apart from package stats, because the
+// scale needs these alone, without the linear algebra.
 package interval
 
 import (

@@ -491,8 +491,8 @@ func addUsers(s *Snapshot) {
 	}
 }
 
-// markOwn marks what belongs to the scale: what this process, or what it alone holds, alone holds. Programs that Tare loads elsewhere, such as
-// its reference subjects, are held by processes of their own and are weighed like any other.
+// markOwn marks what belongs to the scale: what this process, or what it alone holds, alone holds. Programs that Tare
+// loads elsewhere, such as its reference subjects, are held by other processes and are weighed like any other.
 func (v *Inventory) markOwn(s *Snapshot) {
 	self := os.Getpid()
 	mine := func(holders []Holder) bool { return len(holders) == 1 && holders[0].PID == self }

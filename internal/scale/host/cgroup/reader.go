@@ -222,8 +222,8 @@ func (r *Reader) release(files []file, of *node) {
 	}
 }
 
-// Lean has less read from now on: no throttling, where it is in a file of its own (v1), and no peaks and TCP memory, for
-// which each group has a file of its own. Reading then costs half on v1. It is for who reads all the time.
+// Lean has less read from now on: no throttling where that takes another file (v1), and no peaks and TCP memory, which
+// take a file each. On v1 reading then costs half. It is for readers that never stop.
 func (r *Reader) Lean() {
 	r.lean = true
 	for _, g := range r.groups {
