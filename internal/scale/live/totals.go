@@ -214,18 +214,22 @@ func (t *Totals) groups(l *ledger.Ledger) {
 	for _, g := range groups {
 		replaced[g.Path] = replaced[g.Path] || g.Vanished
 	}
-	used := map[Place]int64{}
+	used, counted := map[Place]int64{}, map[Place]bool{}
 	for _, g := range groups { // those around others come first
 		if g.Path == "/" {
 			continue // the root group has its line in the budget
 		}
 		place, around, isTop := t.begins(g.Path)
+		if g.CPUSeconds == nil && !t.Places.Has(place) {
+			continue // it was never known, which is not 0
+		}
 		used[place] += 0
 		if !isTop || g.CPUSeconds == nil {
 			continue
 		}
+		counted[place] = true
 		n := ns(*g.CPUSeconds)
-		if around.Top != "" {
+		if counted[around] {
 			_, old := before[g.Path]
 			if isNew := !old || replaced[g.Path] && !g.Vanished; isNew && t.Ticks > 1 {
 				n = min(n, max(used[around], 0))

@@ -115,6 +115,27 @@ func TestGroupFoundLate(t *testing.T) {
 	}
 }
 
+// A group whose counter was never known has no total, and one that is in it keeps all of its time; one that is not known
+// in one window has what it had, and gives none of it away.
+func TestGroupThatCannotBeRead(t *testing.T) {
+	totals := NewTotals(Options{})
+	unread := ledger.Cgroup{Path: "/a"}
+	for tick, groups := range [][]ledger.Cgroup{
+		{unread, group("/a/b", 1), group("/c", 2), group("/c/d", 1)},
+		{unread, group("/a/b", 1), {Path: "/c"}, group("/c/d", 1)},
+		{unread, group("/a/b", 1), group("/c", 2), group("/c/d", 1)},
+	} {
+		l := window(tick)
+		l.Cgroups = groups
+		totals.Add(l)
+	}
+	got := maps.Collect(totals.Places.All())
+	want := map[Place]float64{{Top: "/a/b"}: 3, {Top: "/c"}: 2, {Top: "/c/d"}: 3}
+	if !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
 // Where a place is more than one group, its topmost group has all of it; a place in a place is not counted in both.
 func TestNamedPlaces(t *testing.T) {
 	pod := Place{Namespace: "shop", Pod: "cart", Top: "/pods/cart"}
