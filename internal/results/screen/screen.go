@@ -39,7 +39,7 @@ type Options struct {
 func Run(ctx context.Context, terminal *os.File, s Source, o Options) error {
 	ctx, stop := context.WithCancel(ctx)
 	m := New(o)
-	p := tea.NewProgram(m, tea.WithOutput(terminal), tea.WithoutSignalHandler(),
+	p := tea.NewProgram(m, tea.WithOutput(terminal), tea.WithoutSignalHandler(), tea.WithFPS(framesPerSecond),
 		tea.WithColorProfile(colours(os.Environ())))
 	quit := context.AfterFunc(ctx, p.Quit)
 	fed := make(chan error, 1)
@@ -55,6 +55,10 @@ func Run(ctx context.Context, terminal *os.File, s Source, o Options) error {
 	stop()
 	return errors.Join(<-fed, err)
 }
+
+// framesPerSecond is how often the library looks for something to draw. Its default of 60 takes more CPU time than all
+// else that the screen does.
+const framesPerSecond = 15
 
 // colours is what the terminal shows by its environment. The library's default also asks tmux, by starting the program
 // of that name.
