@@ -40,7 +40,7 @@ func manifests(t *testing.T, path string) (objects []metav1.Object) {
 	}
 	for documents := yaml.NewDecoder(bytes.NewReader(text)); ; {
 		var document map[string]any
-		if err := documents.Decode(&document); err == io.EOF {
+		if err := documents.Decode(&document); errors.Is(err, io.EOF) {
 			return objects
 		} else if err != nil {
 			t.Fatalf("%s: %v", path, err)

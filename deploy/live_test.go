@@ -94,8 +94,8 @@ const (
 	containerID               = "c0ffee00c0ffee00c0ffee00c0ffee00c0ffee00c0ffee00c0ffee00c0ffee00"
 )
 
-// makeContainer makes a control group as containerd does for a container of Kubernetes, with what containerd keeps of it
-// in another root. It returns the group's path, and the root.
+// makeContainer makes a control group as containerd does for a container of Kubernetes, and what containerd keeps of
+// it in another root. It returns the group's path, and the root.
 func makeContainer(t *testing.T) (group, root string) {
 	t.Helper()
 	layout, err := cgroup.Discover(cgroup.Roots{})

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestReadme has promtool check the configurations of Prometheus that the page shows, and looks for the alerts and files
-// that it names.
+// TestReadme has promtool check the configurations of Prometheus that the page shows, and looks for the alerts and the
+// files that it names.
 func TestReadme(t *testing.T) {
 	text, err := os.ReadFile("README.md")
 	if err != nil {

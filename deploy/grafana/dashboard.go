@@ -10,6 +10,8 @@ import (
 )
 
 // build makes the dashboard: rows of panels from what the machine does to what the agent itself costs, and the cluster.
+//
+//nolint:staticcheck // The successor of this schema is for Grafana 12 and later; this one is for all.
 func build() (dashboard.Dashboard, error) {
 	b := dashboard.NewDashboardBuilder("Tare: what infrastructure costs").
 		Uid("tare-agent").
@@ -43,6 +45,8 @@ func build() (dashboard.Dashboard, error) {
 }
 
 // variables are what the reader chooses: where the data is, the job, the machine, and namespaces.
+//
+//nolint:staticcheck // as for build
 func variables(b *dashboard.DashboardBuilder) {
 	query := func(name, title, of string) *dashboard.QueryVariableBuilder {
 		return dashboard.NewQueryVariableBuilder(name).Label(title).Datasource(source()).
@@ -233,7 +237,8 @@ func agent() []cog.Builder[dashboard.Panel] {
 				"are right.",
 			over(on(`tare_agent_collector_success{@}`), "{{collector}}")).Span(third).Decimals(0),
 		rows("Warnings and limits", "Warnings of the last reading by their code (their texts are in the agent's "+
-			"/v1/ledger), and metrics of which the series beyond --max-series are together in one, \"(other)\", with how many these are.",
+			"/v1/ledger), and metrics of which the series beyond --max-series are together in one, \"(other)\", with how "+
+			"many these are.",
 			[]column{label("code"), label("metric"), value("A", "warning", plain), value("B", "series omitted", plain)},
 			now("A", on(`sum by (code) (tare_agent_warning{@})`)),
 			now("B", on(`sum by (metric) (tare_agent_series_omitted{@})`))).Span(third).Height(low),
