@@ -40,6 +40,21 @@ func (d Duty) Factor() float64 {
 	return float64(d.Every) / float64(d.On)
 }
 
+// next is when the cycle after one begins, and when statistics are on again in it; they have just been switched off. Any
+// time of the cycle is as likely as any other, also the last ones, from which they stay on into the cycle after it: else
+// what happens once in each cycle, such as a job every minute, would be seen more or less often than it is counted for.
+func (d Duty) next(cycle, now time.Time, draw func(time.Duration) time.Duration) (begins, on time.Time) {
+	cycle = cycle.Add(d.Every)
+	for now.After(cycle.Add(d.Every)) { // the machine stood still
+		cycle = cycle.Add(d.Every)
+	}
+	on = cycle.Add(draw(d.Every))
+	if on.Before(now) { // they still were on then
+		on = now
+	}
+	return cycle, on
+}
+
 // allEvery is how often new groups are looked for, and memory, programs and maps are listed. It costs several times
 // what the counters of CPU time cost.
 const allEvery = 10 * time.Second
@@ -92,10 +107,7 @@ func (s *Scale) switchStatistics() error {
 		s.toggle = now.Add(s.duty.On)
 		return nil
 	}
-	for !s.cycle.After(now) { // more than one where the machine stood still
-		s.cycle = s.cycle.Add(s.duty.Every)
-	}
-	s.toggle = s.cycle.Add(rand.N(s.duty.Every - s.duty.On + 1))
+	s.cycle, s.toggle = s.duty.next(s.cycle, now, rand.N[time.Duration])
 	return nil
 }
 
