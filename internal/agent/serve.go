@@ -37,11 +37,10 @@ func listen(address string) (net.Listener, error) {
 
 // serve answers until the context ends.
 func serve(ctx context.Context, c *configuration, w *weigher, l net.Listener, log *slog.Logger) error {
-	access, err := readAccess(c.webConfig())
-	if err != nil {
+	if _, err := readAccess(c.webConfig()); err != nil {
 		return err
 	}
-	windows := newWindows(c, access)
+	windows := newWindows(c, w.layout)
 	defer windows.close()
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(w, promhttp.HandlerOpts{
@@ -84,7 +83,7 @@ func serve(ctx context.Context, c *configuration, w *weigher, l net.Listener, lo
 	}()
 	log.Info("weighing this machine", "address", l.Addr().String(), "metrics", "/metrics")
 	file, socket := c.webConfig(), false
-	err = web.Serve(l, server,
+	err := web.Serve(l, server,
 		&web.FlagConfig{WebConfigFile: &file, WebSystemdSocket: &socket}, log)
 	stop()
 	<-stopped

@@ -15,6 +15,8 @@ import (
 	"tare/internal/lib/files"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/text"
+	"tare/internal/scale/charge"
+	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
 	"tare/internal/scale/meter"
 )
@@ -52,7 +54,7 @@ func (a access) allows(r *http.Request) bool { return a.remote || isLocal(r.Remo
 // when it is asked to, whoever scrapes meanwhile; the meter is kept for a while, for those who ask again.
 type windows struct {
 	c      *configuration
-	access access
+	layout *cgroup.Layout
 
 	turn    chan struct{} // has one element while no window is open
 	waiting chan struct{}
@@ -71,14 +73,20 @@ const (
 	maxDocument    = 64_000_000  // bytes: some 60,000 control groups
 )
 
-func newWindows(c *configuration, a access) *windows {
-	w := &windows{c: c, access: a, turn: make(chan struct{}, 1), waiting: make(chan struct{}, maxWaiting)}
+func newWindows(c *configuration, layout *cgroup.Layout) *windows {
+	w := &windows{c: c, layout: layout, turn: make(chan struct{}, 1), waiting: make(chan struct{}, maxWaiting)}
 	w.turn <- struct{}{}
 	return w
 }
 
 func (w *windows) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
-	if !w.access.allows(r) {
+	// exporter-toolkit reads the file for each request too: whom it lets in may have changed.
+	access, err := readAccess(w.c.webConfig())
+	if err != nil {
+		http.Error(rw, text.Line(err.Error()), http.StatusInternalServerError)
+		return
+	}
+	if !access.allows(r) {
 		http.Error(rw, "windows are for clients on this machine; with a password or client certificates in "+
 			"--web.config.file they are for all whom it lets in", http.StatusForbidden)
 		return
@@ -175,8 +183,23 @@ func (w *windows) weigh(ctx context.Context, d time.Duration, at time.Time) (l *
 	if l, err = open.CloseAt(ctx, begin+int64(d)); err != nil {
 		return nil, err
 	}
-	l.AddComponents()
+	if err := w.charge(l); err != nil {
+		return nil, err
+	}
 	return l, nil
+}
+
+// charge says what belongs to whom, by the rules.
+func (w *windows) charge(l *ledger.Ledger) error {
+	if len(w.c.rules) > 0 {
+		running, err := charge.Running(w.layout)
+		if err != nil {
+			return err
+		}
+		charge.Apply(w.c.rules, l, running)
+	}
+	l.AddComponents()
+	return nil
 }
 
 func (w *windows) close() {

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"tare/internal/lib/param"
 )
 
 func TestParseWindow(t *testing.T) {
@@ -86,5 +88,33 @@ func TestAccess(t *testing.T) {
 	}
 	if _, err := readAccess("/nowhere/web.yaml"); err == nil {
 		t.Error("a file that is not there lets in all")
+	}
+}
+
+// exporter-toolkit lets in by what the file says at the time, and so do windows: a password that is taken out of it at
+// night opens them to no one else.
+func TestAccessOfAChangedFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "web.yaml")
+	c := &configuration{Values: param.Defaults(settings)}
+	c.Values[settingWebConfig] = file
+	w := newWindows(c, nil)
+	for _, step := range []struct {
+		config string
+		want   int
+	}{
+		{"basic_auth_users: {a: b}", http.StatusBadRequest}, // who is let in, and asks for a window of no length
+		{"basic_auth_users: {}", http.StatusForbidden},
+		{"basic_auth_users: [", http.StatusInternalServerError},
+	} {
+		if err := os.WriteFile(file, []byte(step.config), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		answer := httptest.NewRecorder()
+		r := httptest.NewRequest(http.MethodGet, "/v1/ledger?for=NaN", nil)
+		r.RemoteAddr = "192.0.2.1:1"
+		w.ServeHTTP(answer, r)
+		if answer.Code != step.want {
+			t.Errorf("with %s: status %d, want %d", step.config, answer.Code, step.want)
+		}
 	}
 }

@@ -1,9 +1,12 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
 	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -13,6 +16,7 @@ import (
 
 	"tare/internal/lib/stats/interval"
 	"tare/internal/scale/attribution"
+	"tare/internal/scale/ledger"
 	"tare/test/busy"
 	"tare/test/long"
 )
@@ -152,6 +156,50 @@ func TestAgentTruth(t *testing.T) {
 		last = now
 	}
 	checkSplit31(t, last.scrape, planted, paths)
+}
+
+// TestAgentRules: the rules of the configuration charge what metrics show, and what windows show.
+func TestAgentRules(t *testing.T) {
+	leavesNothing(t)
+	groups := makeTestGroups(t)
+	dir, path := groups.make(t, "charged")
+	w := startWorker(t, dir)
+	config := filepath.Join(t.TempDir(), "agent.yaml")
+	rules := fmt.Sprintf("rules:\n- {charge: tare, component: planted, cgroup: %q}\n", path)
+	if err := os.WriteFile(config, []byte(rules), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a := startAgent(t, "--config", config).serving(t)
+	before := groupUsage(t, dir)
+	answer := make(chan []byte, 1)
+	go func() {
+		_, body, _ := a.get("/v1/ledger?for=2s")
+		answer <- body
+	}()
+	var body []byte
+	for body == nil {
+		w.burn(t, 10*time.Millisecond)
+		select {
+		case body = <-answer:
+		default:
+		}
+	}
+	used := groupUsage(t, dir) - before
+	var l ledger.Ledger
+	if err := json.Unmarshal(body, &l); err != nil {
+		t.Fatalf("%v: %.200s", err, body)
+	}
+	found := slices.ContainsFunc(l.Components, func(c ledger.Component) bool {
+		return c.Component == "planted" && c.CPUSeconds != nil && *c.CPUSeconds > 0
+	})
+	if !found {
+		t.Errorf("the window does not have the component: %+v", l.Components)
+	}
+	now := a.scraped(t)
+	got, n := now.sum("tare_component_cpu_seconds_total", "charge", "tare", "component", "planted")
+	if n != 1 || nanoseconds(got) < used {
+		t.Errorf("the component has %g s in %d series, and its group used %d ns", got, n, used)
+	}
 }
 
 func nanoseconds(s float64) int64 { return int64(math.Round(s * 1e9)) }
