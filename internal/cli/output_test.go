@@ -91,7 +91,7 @@ func TestFiles(t *testing.T) {
 
 // execute runs a command line.
 func execute(args ...string) (string, error) {
-	root := newRoot()
+	root := Command()
 	var out strings.Builder
 	root.SetOut(&out)
 	root.SetErr(io.Discard)

@@ -20,7 +20,7 @@ func TestEveryCommandHasARow(t *testing.T) {
 	if section == nil {
 		t.Fatal("docs/security.md has no section on what commands need")
 	}
-	root := newRoot()
+	root := Command()
 	described := map[*cobra.Command]bool{}
 	for _, row := range regexp.MustCompile("(?m)^\\| (`tare .*?) \\|").FindAllSubmatch(section[1], -1) {
 		var before []string // the words of the command before, in whose place another may stand by its last word alone

@@ -30,7 +30,7 @@ import (
 func Main(args []string) int {
 	ctx, stop := withSignals()
 	defer stop()
-	root := newRoot()
+	root := Command()
 	root.SetArgs(args)
 	out := newStdout(os.Stdout)
 	root.SetOut(out)
@@ -85,7 +85,8 @@ var commands []func() *cobra.Command
 
 func register(c func() *cobra.Command) { commands = append(commands, c) }
 
-func newRoot() *cobra.Command {
+// Command is the command line of tare, with every command.
+func Command() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "tare",
 		Short:         "Tare weighs infrastructure: what meshes, eBPF programs, sandboxes and tracers cost",

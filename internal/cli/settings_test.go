@@ -21,7 +21,7 @@ func eachAlone(t *testing.T, f func(t *testing.T, r kind.Role, g kind.Guest, c *
 				continue
 			}
 			t.Run(string(r)+" "+about.Name, func(t *testing.T) {
-				c, _, err := newRoot().Find([]string{string(r), about.Name})
+				c, _, err := Command().Find([]string{string(r), about.Name})
 				if err != nil || c.CommandPath() != "tare "+string(r)+" "+about.Name {
 					t.Fatalf("there is no command: %v", err)
 				}
@@ -51,7 +51,7 @@ func TestEveryGuestPlays(t *testing.T) {
 		}
 	})
 	for _, r := range []string{"app", "load", "subject"} {
-		c, _, err := newRoot().Find([]string{r})
+		c, _, err := Command().Find([]string{r})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -126,7 +126,7 @@ func TestExamples(t *testing.T) {
 
 // TestLoadHTTPDefaults: by hand the load does what it does in a spec, from which these four once differed.
 func TestLoadHTTPDefaults(t *testing.T) {
-	c, _, err := newRoot().Find([]string{"load", "http"})
+	c, _, err := Command().Find([]string{"load", "http"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +143,7 @@ func TestLoadHTTPDefaults(t *testing.T) {
 func ran(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var b strings.Builder
-	c := newRoot()
+	c := Command()
 	c.SetArgs(args)
 	c.SetOut(&b)
 	err := c.ExecuteContext(t.Context())

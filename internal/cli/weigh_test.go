@@ -33,7 +33,7 @@ func TestWeighRefusesWrongRules(t *testing.T) {
 		{[]string{"--depth", "-2"}, "--depth -2", "0 or more", "0 for all"},
 		{[]string{"--match", "kubepods"}, "--match kubepods", "begins with /", "'/**/kubepods'"},
 	} {
-		root := newRoot()
+		root := Command()
 		root.SetArgs(append([]string{"weigh"}, c.args...))
 		root.SetOut(io.Discard)
 		err := root.Execute()
