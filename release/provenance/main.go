@@ -1,13 +1,15 @@
 // Command provenance says where a tare binary comes from, as an in-toto statement with a SLSA provenance predicate
 // (https://in-toto.io/Statement/v1, https://slsa.dev/provenance/v1), on standard output:
 //
-//	go run ./release/provenance BINARY
+//	go run ./release/provenance BINARY VERSION
 //
 // Everything in it is read from the binary itself: Go stamps the commit, the build settings and the checksum of every
-// module into it. The statement is not signed; whoever publishes a binary signs it.
+// module into it. The version, which is that of the tag, must be in the binary too. The statement is not signed; the
+// publisher of a binary signs it.
 package main
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"debug/buildinfo"
 	"encoding/base64"
@@ -15,7 +17,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -23,11 +24,11 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: provenance BINARY")
+	if len(os.Args) != 3 {
+		fmt.Fprintln(os.Stderr, "usage: provenance BINARY VERSION")
 		os.Exit(2)
 	}
-	s, err := stateOf(os.Args[1])
+	s, err := stateOf(os.Args[1], os.Args[2])
 	if err == nil {
 		out := json.NewEncoder(os.Stdout)
 		out.SetIndent("", "  ")
@@ -69,9 +70,14 @@ type predicate struct {
 	} `json:"runDetails"`
 }
 
-// stateOf makes the statement of a binary. It is an error if the binary was not built from a commit as it is.
-func stateOf(path string) (*statement, error) {
+// stateOf makes the statement of a binary. It is an error if the binary was not built from a commit as it is, or is of
+// another version.
+func stateOf(path, version string) (*statement, error) {
 	info, err := buildinfo.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	data, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
@@ -85,18 +91,17 @@ func stateOf(path string) (*statement, error) {
 		return nil, errors.New("it does not say which commit it was built from: run 'make release' in a git checkout")
 	case settings["vcs.modified"] != "false":
 		return nil, fmt.Errorf("it was built from commit %s with changes: commit them first", commit)
+	case version == "" || !bytes.Contains(data, []byte(version)):
+		return nil, fmt.Errorf("version %q is not in it: run 'make release'", version)
 	}
-	sum, err := sha256Of(path)
-	if err != nil {
-		return nil, err
-	}
+	sum := sha256.Sum256(data)
 	s := &statement{
 		Type: "https://in-toto.io/Statement/v1", PredicateType: "https://slsa.dev/provenance/v1",
-		Subject: []resource{{Name: filepath.Base(path), Digest: map[string]string{"sha256": sum}}},
+		Subject: []resource{{Name: filepath.Base(path), Digest: map[string]string{"sha256": hex.EncodeToString(sum[:])}}},
 	}
 	d := &s.Predicate.BuildDefinition
-	d.BuildType = "make build"
-	d.ExternalParameters = map[string]string{"target": "build", "commit": commit}
+	d.BuildType = "make release"
+	d.ExternalParameters = map[string]string{"target": "release", "commit": commit, "VERSION": version}
 	d.InternalParameters = map[string]string{"go": info.GoVersion}
 	for key, value := range settings {
 		if !strings.HasPrefix(key, "vcs") {
@@ -111,7 +116,7 @@ func stateOf(path string) (*statement, error) {
 		}
 		d.ResolvedDependencies = append(d.ResolvedDependencies, r)
 	}
-	s.Predicate.RunDetails.Builder.ID = "make build, by hand"
+	s.Predicate.RunDetails.Builder.ID = "make release, by hand"
 	return s, nil
 }
 
@@ -129,17 +134,4 @@ func dependency(m *debug.Module) (resource, error) {
 	return resource{
 		URI: "pkg:golang/" + m.Path + "@" + m.Version, Digest: map[string]string{"dirHash1": hex.EncodeToString(digest)},
 	}, nil
-}
-
-func sha256Of(path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return "", err
-	}
-	return hex.EncodeToString(h.Sum(nil)), nil
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"tare/internal/lib/self"
 	"tare/test/binary"
 )
 
@@ -43,23 +44,29 @@ func TestReproducible(t *testing.T) {
 			command(dir, "cp", "-r", filepath.Join(root, "web", "dist"), "web/")
 		}
 		command(dir, "make", "build")
-		built[i] = filepath.Join(dir, "bin", "tare")
+		built[i] = filepath.Join(dir, "bin")
 	}
-	first, second := read(t, built[0]), read(t, built[1])
-	if !bytes.Equal(first, second) {
-		t.Errorf("two builds of one commit differ (%d and %d bytes)", len(first), len(second))
+	for _, program := range []string{"tare", "tare-agent"} {
+		first, second := read(t, filepath.Join(built[0], program)), read(t, filepath.Join(built[1], program))
+		if !bytes.Equal(first, second) {
+			t.Errorf("two builds of %s from one commit differ (%d and %d bytes)", program, len(first), len(second))
+		}
 	}
 
-	s, err := stateOf(built[1])
+	tare := filepath.Join(built[1], "tare")
+	s, err := stateOf(tare, self.Version)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if _, err := stateOf(tare, "99.99.99"); err == nil || !strings.Contains(err.Error(), "99.99.99") {
+		t.Errorf("of another version: error %v", err)
 	}
 	d := s.Predicate.BuildDefinition
 	if d.ResolvedDependencies[0].Digest["gitCommit"] != commit || len(d.ResolvedDependencies) < 20 ||
 		d.InternalParameters["-trimpath"] != "true" || d.InternalParameters["CGO_ENABLED"] != "0" {
 		t.Errorf("commit %s, with %d dependencies, parameters %v", commit, len(d.ResolvedDependencies), d.InternalParameters)
 	}
-	sum, _, _ := strings.Cut(command("", "sha256sum", built[0]), " ")
+	sum, _, _ := strings.Cut(command("", "sha256sum", filepath.Join(built[0], "tare")), " ")
 	if s.Subject[0].Digest["sha256"] != sum {
 		t.Errorf("the statement is of %v, the binary is %s", s.Subject[0], sum)
 	}
@@ -74,10 +81,10 @@ func TestNoProvenance(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := stateOf(test); err == nil || !strings.Contains(err.Error(), "commit") {
+	if _, err := stateOf(test, self.Version); err == nil || !strings.Contains(err.Error(), "commit") {
 		t.Errorf("error %v", err)
 	}
-	if _, err := stateOf("provenance_test.go"); err == nil {
+	if _, err := stateOf("provenance_test.go", self.Version); err == nil {
 		t.Error("a text has a provenance")
 	}
 }
