@@ -18,7 +18,7 @@ GOBUILD := go build -ldflags=-w
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tare
 
 .DEFAULT_GOAL := help
-.PHONY: help house run check quick test test-long build release runsc envoy istiod istiod-test istiod-record rotation mesh-kills web install generate lint bench bench-load bench-aa noise experiments sides fuzz clean clean-cache
+.PHONY: help house run check quick test test-long build release packages image runsc envoy istiod istiod-test istiod-record rotation mesh-kills web install generate lint bench bench-load bench-aa noise experiments sides fuzz clean clean-cache
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,8 +46,8 @@ test-long: ## run the long suite: simulations, campaigns of attacks and faults, 
 house: ## print the rooms, their imports and their lines of code
 	@./test/house
 
-build: web ## build bin/tare (needs only Go; with Node, reports have charts)
-	$(GOBUILD) -o bin/tare ./cmd/tare
+build: web ## build bin/tare and bin/tare-agent (needs only Go; with Node, reports have charts)
+	$(GOBUILD) -o bin/ ./cmd/tare ./cmd/tare-agent
 
 # gVisor from its Go module: the newest commit of its branch "go" when this was written.
 GVISOR := gvisor.dev/gvisor/runsc@v0.0.0-20260905035102-160fafc42237
@@ -83,16 +83,42 @@ mesh-kills: ## kill -9 each component of a mesh KILLS times (default 20), with e
 web: ## build the charts of the report into web/dist, if Node is there and a source is newer
 	@./web/build
 
+# What is released says which commit it is from, and is made of nothing else: the version is that of the tag, and every time
+# in it is the commit's.
+release packages image: export VERSION ?= $(shell ./release/version)
+release packages image: export MAINTAINER ?= Tare <maintainers@tare.invalid>
+release packages image: export ARCH = $(shell go env GOARCH)
+release packages image: export COMMIT = $(shell git rev-parse HEAD)
+release packages image: export SOURCE_DATE_EPOCH = $(shell git log -1 --format=%ct)
+
 # CycloneDX's own tool for Go; npm has one built in.
 SBOM := github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.10.0
-release: web ## build bin/tare from a commit, with its bill of materials (CycloneDX) and its provenance (SLSA)
-	$(GOBUILD) -buildvcs=true -o bin/tare ./cmd/tare
-	go run ./release/provenance bin/tare > bin/tare.provenance.json || { rm bin/tare.provenance.json; exit 1; }
-	GOFLAGS= go run $(SBOM) bin -json -output bin/tare.cdx.json bin/tare
-	@if [ -s web/dist/report.js ]; then cd web && npm sbom --package-lock-only --omit dev --sbom-format cyclonedx > ../bin/charts.cdx.json; fi
+release: web ## build both programs from a commit, each with its bill of materials (CycloneDX) and provenance (SLSA)
+	go build -buildvcs=true -ldflags='-w -X tare/internal/lib/self.Version=$(VERSION)' -o bin/ ./cmd/tare ./cmd/tare-agent
+	@set -e; for p in bin/tare bin/tare-agent; do \
+	  go run ./release/provenance $$p "$(VERSION)" > $$p.provenance.json || { rm $$p.provenance.json; exit 1; }; \
+	  GOFLAGS= go run $(SBOM) bin -json -output $$p.cdx.json $$p; \
+	done
+	@if [ -s web/dist/report.js ]; then cd web && npm sbom --package-lock-only --omit dev --sbom-format cyclonedx > ../bin/charts.cdx.json || { rm ../bin/charts.cdx.json; exit 1; }; fi
 
-install: build ## install tare under PREFIX (default /usr/local)
-	install -D -m 755 bin/tare $(DESTDIR)$(PREFIX)/bin/tare
+NFPM := github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.0
+packages: release ## put into dist/ what make release builds as deb and rpm, for tare and for tare-agent
+	rm -rf bin/files dist/*.deb dist/*.rpm
+	go run ./release/manuals bin/files
+	@mkdir -p dist
+	@set -e; for p in tare tare-agent; do \
+	  go run ./release/notices ./cmd/$$p bin/files/$$p/notices.gz; \
+	  for kind in deb rpm; do go run $(NFPM) package -f deploy/packages/$$p.yaml -p $$kind -t dist/; done; \
+	done
+	cp bin/*.json dist/
+
+image: release ## put into dist/ what make release builds as a container image (OCI, for docker load and ctr image import)
+	@mkdir -p dist
+	go run ./release/image dist/tare-agent.oci.tar bin/tare-agent bin/tare
+	cp bin/*.json dist/
+
+install: build ## install tare and tare-agent under PREFIX (default /usr/local)
+	install -D -m 755 -t $(DESTDIR)$(PREFIX)/bin bin/tare bin/tare-agent
 
 generate: ## make the generated files again (needs clang, llvm, libbpf-dev)
 	go generate ./...
@@ -131,7 +157,7 @@ fuzz: ## run every fuzz test for FUZZTIME (default 10s) each
 	done
 
 clean: ## remove what building and testing left in this directory
-	rm -rf bin web/dist web/node_modules
+	rm -rf bin dist web/dist web/node_modules
 
 clean-cache: ## remove what the tests have fetched for all clones
 	rm -rf $(CACHE)
