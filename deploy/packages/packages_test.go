@@ -160,7 +160,8 @@ metrics() { # port
 		sleep 1
 	done
 	printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3
-	sed -nE "s/^tare_agent_(collector_success|warning)/$2 &/p; s/^tare_node_cpu_seconds_total.*/$2 tare_node_cpu/p" <&3 | sort -u
+	sed -nE "s/^tare_agent_(collector_success|warning)/$2 &/p; s/^tare_node_cpu_seconds_total.*/$2 tare_node_cpu/p" <&3 |
+		sort -u
 }
 metrics 9633 service; metrics 9633 service >/dev/null
 metrics 9634 root
