@@ -150,7 +150,7 @@ func TestSeriesRefused(t *testing.T) {
 		{"top --agent node --once", "--agent node", "HOST:PORT", "node-7:9633"},
 		{"top --hz -1 --once", "--hz -1", "samples per second", "--hz 449"},
 	} {
-		root := newRoot()
+		root := Command()
 		root.SetArgs(strings.Fields(c.args))
 		root.SetOut(io.Discard)
 		err := root.Execute()
