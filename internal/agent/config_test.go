@@ -52,7 +52,7 @@ func TestConfigurationErrors(t *testing.T) {
 	for _, c := range []struct{ name, file, flag, says string }{
 		{"an unknown key", "lisen: :1", "", "listen"},
 		{"a number out of range", "max-series: 0", "", "max-series"},
-		{"a word that is none", "bpf-stats: sometimes", "", "statistics"},
+		{"a word that is none", "bpf-stats: sometimes", "", "bpf-stats"},
 		{"a list where a value belongs", "listen: [1]", "", "listen"},
 		{"rules that are no list", "rules: 3", "", "list"},
 		{"a rule that matches nothing", "rules: [{charge: tare}]", "", ""},

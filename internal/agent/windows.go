@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"sync"
@@ -105,31 +106,39 @@ func (w *windows) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	_ = http.NewResponseController(rw).SetWriteDeadline(time.Now().Add(longestWait + farthestWindow + d + answerTimeout))
-	ctx, cancel := context.WithTimeout(r.Context(), longestWait)
+	document, status, err := w.document(r.Context(), d, at)
+	// The turn is over: who reads slowly keeps no one waiting.
+	_ = http.NewResponseController(rw).SetWriteDeadline(time.Now().Add(answerTimeout))
+	if err != nil {
+		if status == http.StatusTooManyRequests {
+			rw.Header().Set("Retry-After", "10")
+		}
+		http.Error(rw, text.Line(err.Error()), status)
+		return
+	}
+	rw.Header().Set("Content-Type", "application/json")
+	_, _ = rw.Write(document)
+}
+
+// document is a ledger as JSON, of a window that opens when no other one is open; with an error, the status to answer
+// with.
+func (w *windows) document(ctx context.Context, d time.Duration, at time.Time) (document []byte, status int, err error) {
+	waiting, cancel := context.WithTimeout(ctx, longestWait)
 	defer cancel()
 	select {
 	case <-w.turn:
 		defer func() { w.turn <- struct{}{} }()
-	case <-ctx.Done():
-		rw.Header().Set("Retry-After", "10")
-		http.Error(rw, "other windows were open for a minute", http.StatusTooManyRequests)
-		return
+	case <-waiting.Done():
+		return nil, http.StatusTooManyRequests, errors.New("other windows were open for a minute")
 	}
-	l, err := w.weigh(r.Context(), d, at)
-	if err != nil {
-		http.Error(rw, text.Line(err.Error()), http.StatusInternalServerError)
-		return
+	l, err := w.weigh(ctx, d, at)
+	if err == nil {
+		document, err = json.Marshal(l)
 	}
-	document, err := json.Marshal(l)
 	if err == nil && len(document) > maxDocument {
 		err = fmt.Errorf("the ledger has %d MB, and may have %d", len(document)/1_000_000, maxDocument/1_000_000)
 	}
-	if err != nil {
-		http.Error(rw, text.Line(err.Error()), http.StatusInternalServerError)
-		return
-	}
-	rw.Header().Set("Content-Type", "application/json")
-	_, _ = rw.Write(append(document, '\n'))
+	return append(document, '\n'), http.StatusInternalServerError, err
 }
 
 // parseWindow reads how long a window is to be, and when it begins; a time of zero is at once.

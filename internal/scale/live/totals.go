@@ -291,7 +291,7 @@ func (t *Totals) Memory(of func(*ledger.Memory) *int64) (byPlace map[Place]int64
 		case unknown[place]:
 			delete(byPlace, place)
 		case !t.Places.Has(place):
-			rest += bytes
+			rest += max(bytes, 0)
 			delete(byPlace, place)
 		case bytes < 0: // two groups are not read at quite the same time
 			byPlace[place] = 0
