@@ -70,7 +70,7 @@ func refused(method, path string, n int, statuses ...int) func(context.Context, 
 	}
 }
 
-// slowly reads an answer a byte a second.
+// slowly reads answers a byte a second. One fits into the buffers of its connection; that many do not.
 func slowly(n int) func(context.Context, *testing.T, *tareAgent) {
 	return func(ctx context.Context, t *testing.T, a *tareAgent) {
 		for range n {
@@ -80,7 +80,7 @@ func slowly(n int) func(context.Context, *testing.T, *tareAgent) {
 			}
 			defer c.Close()
 			_ = c.(*net.TCPConn).SetReadBuffer(1)
-			fmt.Fprint(c, "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+			_, _ = io.WriteString(c, strings.Repeat("GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n", 500))
 			go func() {
 				for one := make([]byte, 1); ; {
 					if _, err := c.Read(one); err != nil {
@@ -124,6 +124,25 @@ func clientAttacks() []clientAttack {
 		{"windows by the hundred", refused("GET", window("for=100ms"), 100, 200, 429, 503)},
 		{"other methods", refused("DELETE", "/metrics", 20, 405, 503)},
 		{"unknown paths", refused("GET", "/../../etc/passwd", 20, 301, 307, 404, 503)},
+		{"a window that is read slowly", func(ctx context.Context, t *testing.T, a *tareAgent) {
+			c, err := net.Dial("tcp", strings.TrimPrefix(a.url, "http://"))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Close()
+			_ = c.(*net.TCPConn).SetReadBuffer(1)
+			request := "GET " + window("for=100ms") + " HTTP/1.1\r\nHost: a\r\n\r\n"
+			_, _ = io.WriteString(c, strings.Repeat(request, 100))
+			if _, err := c.Read(make([]byte, 1)); err != nil {
+				t.Error(err)
+			}
+			began := time.Now()
+			status, body, err := a.get(window("for=100ms"))
+			if took := time.Since(began); err != nil || status != 200 || took > 25*time.Second {
+				t.Errorf("beside a window that is read slowly: status %d, %v after %v: %.200s", status, err, took, body)
+			}
+		}},
 		{"windows that are left", func(ctx context.Context, t *testing.T, a *tareAgent) {
 			for range 5 {
 				soon, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
