@@ -122,7 +122,7 @@ func (w *windows) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 
 // document is a ledger as JSON, of a window that opens when no other one is open; with an error, the status to answer
 // with.
-func (w *windows) document(ctx context.Context, d time.Duration, at time.Time) (document []byte, status int, err error) {
+func (w *windows) document(ctx context.Context, d time.Duration, at time.Time) (data []byte, status int, err error) {
 	waiting, cancel := context.WithTimeout(ctx, longestWait)
 	defer cancel()
 	select {
@@ -133,12 +133,12 @@ func (w *windows) document(ctx context.Context, d time.Duration, at time.Time) (
 	}
 	l, err := w.weigh(ctx, d, at)
 	if err == nil {
-		document, err = json.Marshal(l)
+		data, err = json.Marshal(l)
 	}
-	if err == nil && len(document) > maxDocument {
-		err = fmt.Errorf("the ledger has %d MB, and may have %d", len(document)/1_000_000, maxDocument/1_000_000)
+	if err == nil && len(data) > maxDocument {
+		err = fmt.Errorf("the ledger has %d MB, and may have %d", len(data)/1_000_000, maxDocument/1_000_000)
 	}
-	return append(document, '\n'), http.StatusInternalServerError, err
+	return append(data, '\n'), http.StatusInternalServerError, err
 }
 
 // parseWindow reads how long a window is to be, and when it begins; a time of zero is at once.

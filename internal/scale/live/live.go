@@ -40,9 +40,10 @@ func (d Duty) Factor() float64 {
 	return float64(d.Every) / float64(d.On)
 }
 
-// next is when the cycle after one begins, and when statistics are on again in it; they have just been switched off. Any
-// time of the cycle is as likely as any other, also the last ones, from which they stay on into the cycle after it: else
-// what happens once in each cycle, such as a job every minute, would be seen more or less often than it is counted for.
+// next is when the cycle after one begins, and when statistics are on again in it; they have just been switched off.
+// Any time of the cycle is as likely as any other, also the last ones, from which they stay on into the cycle after it:
+// else what happens once in each cycle, such as a job every minute, would be seen more or less often than it is counted
+// for.
 func (d Duty) next(cycle, now time.Time, draw func(time.Duration) time.Duration) (begins, on time.Time) {
 	cycle = cycle.Add(d.Every)
 	for now.After(cycle.Add(d.Every)) { // the machine stood still
