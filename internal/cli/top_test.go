@@ -34,7 +34,7 @@ func TestTopOfAgent(t *testing.T) {
 			w.WriteHeader(http.StatusTooManyRequests)
 			return
 		}
-		_, _ = io.WriteString(w, string(trial.Ledger)) // what is read is compared
+		_, _ = w.Write(trial.Ledger) // what is read is compared
 	}))
 	defer agent.Close()
 	args := []string{"top", "--every", "100ms", "--agent", agent.Listener.Addr().String()}

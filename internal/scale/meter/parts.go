@@ -296,7 +296,7 @@ func (a *account) failed() {
 		{&had.programs, &has.programs, noPrograms}, {&had.maps, &has.maps, noMaps},
 		{&had.samples, &has.samples, noSamples}, {&had.witness, &has.witness, noWitness},
 	} {
-		again := f.now == &has.maps && f.now.Err == has.programs.Err // they failed together
+		again := f.now == &has.maps && errors.Is(f.now.Err, has.programs.Err) // they failed together
 		if f.now.Err != nil && f.before.Err == nil && !again {
 			f.lost.Message += " in this window"
 			a.warnings = append(a.warnings, because(f.lost, f.now.Err))
