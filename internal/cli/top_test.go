@@ -3,7 +3,6 @@ package cli
 import (
 	"compress/gzip"
 	"encoding/json"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
