@@ -106,7 +106,7 @@ func (c *configuration) readDuty() error {
 	const least = 100 * time.Millisecond
 	if errors.Join(errs[:]...) != nil || c.duty.On < least || c.duty.Every <= c.duty.On || c.duty.Every > time.Hour {
 		return fault.New(fault.Usage, "--"+settingBPFStats+" "+text.Clip(given), "use always, off, or a part of the time "+
-			"such as 10s/60s", "statistics must be on always, off, or on for a part of the time: %v at least, of an hour at most",
+			"such as 10s/60s", "statistics must be always on, off, or on for a part of the time: at least %v, at most an hour",
 			least)
 	}
 	return nil

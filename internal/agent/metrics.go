@@ -173,8 +173,8 @@ var metrics = []metric{
 			})
 		}},
 	{"tare_bpf_payer_seconds_total", "Run time of an eBPF program by who pays for it: the container, pod, unit or " +
-		"control group in which it ran, by samples. cgroup \"(idle)\": in interrupts above an idle CPU.", counter, payerLabels,
-		func(v *view, add add) {
+		"control group in which it ran, by samples. cgroup \"(idle)\": in interrupts above an idle CPU.", counter,
+		payerLabels, func(v *view, add add) {
 			infos := programInfos(v)
 			for payer, s := range v.Payers.All() {
 				if p, known := infos[payer.Program]; known {

@@ -115,8 +115,8 @@ func TestGroupFoundLate(t *testing.T) {
 	}
 }
 
-// A group whose counter was never known has no total, and one that is in it keeps all of its time; one that is not known
-// in one window has what it had, and gives none of it away.
+// A group whose counter was never known has no total, and one that is in it keeps all of its time; one that is not
+// known in one window has what it had, and gives none of it away.
 func TestGroupThatCannotBeRead(t *testing.T) {
 	totals := NewTotals(Options{})
 	unread := ledger.Cgroup{Path: "/a"}
