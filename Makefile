@@ -18,7 +18,7 @@ GOBUILD := go build -ldflags=-w
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tare
 
 .DEFAULT_GOAL := help
-.PHONY: help house run check quick test test-long build release packages image runsc envoy istiod istiod-test istiod-record rotation mesh-kills web install generate lint bench bench-load bench-aa noise experiments sides fuzz clean clean-cache
+.PHONY: help house run check quick test test-long build release packages image runsc envoy istiod istiod-test istiod-record rotation mesh-kills web install generate lint bench bench-load bench-agent bench-aa noise experiments sides fuzz clean clean-cache
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -137,6 +137,10 @@ experiments: ## the short form of every experiment, and the calibration, with ch
 bench-load: ## the load generator against fortio, wrk, h2load and ghz, as ratios in one run (needs nginx-light, wrk, ...)
 	./test/bench/load.sh
 	./test/bench/http2.sh
+
+bench-agent: build ## what tare-agent costs beside 300 groups, 50 eBPF programs and 100 maps, and node_exporter's (prometheus-node-exporter)
+	go run ./test/bench/agent -every 1s -scrapes 60
+	go run ./test/bench/agent -every 15s -scrapes 12
 
 bench-aa: ## 20 real runs of the baseline against itself: how often the scale cries wolf
 	go run ./test/bench/aa
