@@ -342,10 +342,10 @@ type root struct{ path string }
 func debian(t *testing.T, packages ...string) root {
 	t.Helper()
 	r := root{path: filepath.Join(t.TempDir(), "root")}
-	cmd := exec.Command("mmdebstrap", "--mode=root", "--variant=minbase",
-		"--include="+strings.Join(append(packages, "dpkg"), ","), suite, r.path)
-	// What it mounts ends with it.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	// What it mounts and starts ends with it, and it with this test.
+	cmd := exec.Command("unshare", "--mount-proc", "--pid", "--fork", "--kill-child", "mmdebstrap", "--mode=root",
+		"--variant=minbase", "--include="+strings.Join(append(packages, "dpkg"), ","), suite, r.path)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("making a root of Debian: %v\n%s", err, out)
 	}
