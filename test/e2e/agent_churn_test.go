@@ -82,7 +82,7 @@ func TestAgentChurn(t *testing.T) {
 	memory, files := settled()
 	if long.Enabled() {
 		for until := time.Now().Add(agentFor(t)); time.Now().Before(until); {
-			churn(50, 60*time.Millisecond) // 1,000 a minute, and 200 programs
+			churn(50, 30*time.Millisecond) // with the scrapes, 1,000 a minute and 200 programs
 		}
 	} else {
 		churn(125, 0)
