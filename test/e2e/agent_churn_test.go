@@ -78,7 +78,7 @@ func TestAgentChurn(t *testing.T) {
 		memory, _ = resident(t, a.pid)
 		return memory, descriptors(t, a.pid)
 	}
-	churn(75, 0) // warming up
+	churn(long.Repeat(75, 500), 0) // warming up: memory grows for as many groups
 	memory, files := settled()
 	if long.Enabled() {
 		for until := time.Now().Add(agentFor(t)); time.Now().Before(until); {
