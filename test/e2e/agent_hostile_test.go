@@ -145,11 +145,13 @@ func clientAttacks() []clientAttack {
 		}},
 		{"windows that are left", func(ctx context.Context, t *testing.T, a *tareAgent) {
 			for range 5 {
-				soon, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+				soon, cancel := context.WithCancel(ctx)
+				leave := time.AfterFunc(200*time.Millisecond, cancel)
 				r, _ := http.NewRequestWithContext(soon, http.MethodGet, a.url+window("for=1m"), nil)
 				if answer, err := http.DefaultClient.Do(r); err == nil {
 					answer.Body.Close()
 				}
+				leave.Stop()
 				cancel()
 			}
 			if status, body, err := a.get(window("for=100ms")); err != nil || status != 200 && status != 429 && status != 503 {
