@@ -113,6 +113,7 @@ func (t *Totals) addPrograms(l *ledger.Ledger) {
 		}
 		ran := ns(*lp.RunSeconds * factor)
 		used[key] = ran
+		unsplit[key] += 0 // a counter begins at 0
 		p.runs = known.Sum(cmp.Or(p.runs, new(uint64)), new(uint64(math.Round(float64(*lp.RunCount)*factor))))
 		p.phases.now += *lp.RunSeconds
 		t.split(p, lp, ran, l.Window.End, func(place Place, ns int64) {
