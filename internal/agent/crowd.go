@@ -67,7 +67,7 @@ func (c *crowd) dropOne(newcomer net.Conn) {
 	}
 	delete(c.all, drop)
 	if t, is := drop.(*tls.Conn); is {
-		drop = t.NetConn() // which sends no word of farewell, that nothing may read
+		drop = t.NetConn() // without TLS's close_notify: sending it could block
 	}
 	_ = drop.Close()
 }

@@ -99,6 +99,9 @@ func (w *weigher) Gather() ([]*dto.MetricFamily, error) {
 	if w.families == nil && w.totals.Last != nil {
 		w.families = families(&view{Totals: w.totals, started: w.started, parts: w.parts})
 	}
+	if w.families == nil { // nothing could be read yet
+		return nil, w.err
+	}
 	return w.families, nil
 }
 

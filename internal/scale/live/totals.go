@@ -142,15 +142,11 @@ func (t *Totals) budget(c *ledger.CPU) {
 		line(l.Name, l.Seconds)
 	}
 	t.surplus += ns(c.Unexplained)
-	cpus := int64(1)
-	if t.Last != nil {
-		cpus = int64(max(t.Last.Host.CPUs, 1))
-	}
 	switch {
 	case t.surplus > 0:
 		t.lines[LineUnexplained].add(t.surplus)
 		t.surplus = 0
-	case t.surplus < -cpus*int64(grain):
+	case t.surplus < -int64(max(t.Last.Host.CPUs, 1))*int64(grain):
 		t.twice -= t.surplus
 		t.surplus = 0
 	}
