@@ -156,14 +156,3 @@ func (c *configuration) hz() int {
 	}
 	return -1
 }
-
-// isLocal says whether a client's address is of this machine's loopback.
-func isLocal(address string) bool {
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return false
-	}
-	host, _, _ = strings.Cut(host, "%")
-	ip := net.ParseIP(host)
-	return ip != nil && ip.IsLoopback()
-}

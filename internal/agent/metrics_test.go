@@ -31,7 +31,8 @@ func everything() *view {
 	const ticks = 12
 	for tick := range ticks {
 		counted := tick%2 == 0
-		l := &ledger.Ledger{Host: ledger.Host{CPUs: 2}, Window: ledger.Window{Start: start, End: start.Add(time.Second)}}
+		l := &ledger.Ledger{Host: ledger.Host{CPUs: 2, Sampler: "cpu-clock"},
+			Window: ledger.Window{Start: start, End: start.Add(time.Second)}}
 		l.CPU = ledger.Budget(ledger.Usage{Capacity: 2, Idle: 1, Groups: 0.7, Root: 0.1, Self: 0.01, Steal: 0.05,
 			NoBPF: !counted})
 		l.Noise = &ledger.Noise{LongestSeconds: 0.1}

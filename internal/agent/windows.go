@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,7 +25,7 @@ import (
 )
 
 // access says who may ask for windows. They name processes and control groups, as metrics do, and cost CPU time.
-type access struct{ remote bool }
+type access struct{ passwords, certificates bool }
 
 // readAccess looks at who the web configuration lets in. With a password or a certificate of the client's, all whom
 // exporter-toolkit lets in may ask for windows; without, those on this machine.
@@ -45,11 +47,42 @@ func readAccess(file string) (a access, err error) {
 		return a, fault.New(fault.Usage, file, "see Prometheus' exporter-toolkit, docs/web-configuration.md",
 			"this is no web configuration: %s", text.Line(err.Error()))
 	}
-	a.remote = len(c.Users) > 0 || c.TLS.ClientAuth == "RequireAndVerifyClientCert"
-	return a, nil
+	return access{len(c.Users) > 0, c.TLS.ClientAuth == "RequireAndVerifyClientCert"}, nil
 }
 
-func (a access) allows(r *http.Request) bool { return a.remote || isLocal(r.RemoteAddr) }
+// allows says whether a request that exporter-toolkit let through may have a window. Of certificates the connection
+// says whether there is one: the file may have changed since the server read it.
+func (a access) allows(r *http.Request) bool {
+	verified := r.TLS != nil && len(r.TLS.VerifiedChains) > 0
+	return a.passwords || a.certificates && verified || isLocal(r)
+}
+
+// isLocal says whether a program on this machine asks, and not a proxy for others, or a browser for a page of others.
+func isLocal(r *http.Request) bool {
+	for _, header := range []string{"Forwarded", "X-Forwarded-For", "X-Real-Ip", "Via"} {
+		if r.Header.Get(header) != "" {
+			return false
+		}
+	}
+	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "none" && site != "same-origin" {
+		return false
+	}
+	name := r.Host // a page whose name resolves to this machine's loopback has that name here
+	if host, _, err := net.SplitHostPort(name); err == nil {
+		name = host
+	}
+	return (name == "localhost" || isLoopback(name)) && isLoopback(r.RemoteAddr)
+}
+
+// isLoopback says whether an address, with a port or without, is of this machine's loopback.
+func isLoopback(address string) bool {
+	if host, _, err := net.SplitHostPort(address); err == nil {
+		address = host
+	}
+	address, _, _ = strings.Cut(strings.Trim(address, "[]"), "%")
+	ip := net.ParseIP(address)
+	return ip != nil && ip.IsLoopback()
+}
 
 // windows answers requests for ledgers, one after another. A window has a meter of its own, so that it begins and ends
 // when it is asked to, whoever scrapes meanwhile; the meter is kept for a while, for those who ask again.

@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -56,16 +58,17 @@ func FuzzParseWindow(f *testing.F) {
 func TestAccess(t *testing.T) {
 	for _, c := range []struct {
 		name, config string
-		remote, bad  bool
+		// who may ask from elsewhere: all whom the server let in; with a certificate that it verified
+		remote, verified, bad bool
 	}{
-		{"no configuration", "", false, false},
-		{"passwords", "basic_auth_users: {a: b}", true, false},
-		{"certificates", "tls_server_config: {client_auth_type: RequireAndVerifyClientCert}", true, false},
-		{"certificates of any authority", "tls_server_config: {client_auth_type: RequireAnyClientCert}", false, false},
-		{"certificates that are wished for", "tls_server_config: {client_auth_type: VerifyClientCertIfGiven}", false, false},
-		{"TLS alone", "tls_server_config: {cert_file: a, key_file: b}", false, false},
-		{"no users", "basic_auth_users: {}", false, false},
-		{"no YAML", "basic_auth_users: [", false, true},
+		{"no configuration", "", false, false, false},
+		{"passwords", "basic_auth_users: {a: b}", true, true, false},
+		{"certificates", "tls_server_config: {client_auth_type: RequireAndVerifyClientCert}", false, true, false},
+		{"certificates of any authority", "tls_server_config: {client_auth_type: RequireAnyClientCert}", false, false, false},
+		{"certificates if given", "tls_server_config: {client_auth_type: VerifyClientCertIfGiven}", false, false, false},
+		{"TLS alone", "tls_server_config: {cert_file: a, key_file: b}", false, false, false},
+		{"no users", "basic_auth_users: {}", false, false, false},
+		{"no YAML", "basic_auth_users: [", false, false, true},
 	} {
 		file := ""
 		if c.config != "" {
@@ -81,13 +84,40 @@ func TestAccess(t *testing.T) {
 		}
 		for address, local := range map[string]bool{"127.0.0.1:1": true, "[::1]:1": true, "127.9.9.9:1": true,
 			"[::ffff:127.0.0.1]:1": true, "10.0.0.1:1": false, "[fe80::1%lo]:1": false, "": false, "localhost:1": false} {
-			if got := a.allows(&http.Request{RemoteAddr: address}); !c.bad && got != (local || c.remote) {
+			r := &http.Request{RemoteAddr: address, Host: "localhost:9633"}
+			if got := a.allows(r); !c.bad && got != (local || c.remote) {
 				t.Errorf("%s: %q may ask for windows: %v", c.name, address, got)
+			}
+			r.TLS = &tls.ConnectionState{VerifiedChains: [][]*x509.Certificate{{{}}}}
+			if got := a.allows(r); !c.bad && got != (local || c.verified) {
+				t.Errorf("%s: with a certificate %q may ask for windows: %v", c.name, address, got)
 			}
 		}
 	}
 	if _, err := readAccess("/nowhere/web.yaml"); err == nil {
 		t.Error("a file that is not there lets in all")
+	}
+}
+
+// From loopback come also the clients of proxies here, and the pages that a browser here shows.
+func TestLocal(t *testing.T) {
+	for _, c := range []struct {
+		host, header, value string
+		local               bool
+	}{
+		{"127.0.0.1:9633", "", "", true}, {"[::1]:9633", "", "", true}, {"localhost", "", "", true},
+		{"127.0.0.1", "Sec-Fetch-Site", "none", true}, {"127.0.0.1", "Sec-Fetch-Site", "same-origin", true},
+		{"evil.example:9633", "", "", false}, {"10.0.0.1:9633", "", "", false}, {"", "", "", false},
+		{"127.0.0.1", "Sec-Fetch-Site", "cross-site", false}, {"localhost", "Via", "1.1 proxy", false},
+		{"localhost", "X-Forwarded-For", "10.0.0.1", false}, {"localhost", "Forwarded", "for=10.0.0.1", false},
+	} {
+		r := &http.Request{RemoteAddr: "127.0.0.1:1", Host: c.host, Header: http.Header{}}
+		if c.header != "" {
+			r.Header.Set(c.header, c.value)
+		}
+		if got := isLocal(r); got != c.local {
+			t.Errorf("host %q, %s: %s: %v", c.host, c.header, c.value, got)
+		}
 	}
 }
 

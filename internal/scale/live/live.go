@@ -60,6 +60,9 @@ func (d Duty) next(cycle, now time.Time, draw func(time.Duration) time.Duration)
 // what the counters of CPU time cost.
 const allEvery = 10 * time.Second
 
+// retryAfter is when statistics that could not be switched are tried again.
+const retryAfter = 5 * time.Second
+
 // drainEvery is how often samples are taken out of their rings: seldom, for what runs always must cost little.
 const drainEvery = 500 * time.Millisecond
 
@@ -83,10 +86,13 @@ func (s *Scale) open(ctx context.Context) (err error) {
 		return errors.Join(err, s.Close())
 	}
 	s.read = time.Time{}
-	s.counts = true
-	if s.duty.On > 0 { // the first cycle begins with statistics on: whoever looks early sees something
-		s.cycle = time.Now()
+	switch {
+	case s.duty.On == 0:
+	case s.cycle.IsZero(): // the first cycle begins with statistics on: there is something to see early
+		s.counts, s.cycle = true, time.Now()
 		s.toggle = s.cycle.Add(s.duty.On)
+	default: // the duty goes on where it was
+		return s.m.Count(s.counts)
 	}
 	return nil
 }
@@ -102,6 +108,7 @@ func (s *Scale) switchStatistics() error {
 		return nil
 	}
 	if err := s.m.Count(!s.counts); err != nil {
+		s.toggle = now.Add(retryAfter)
 		return err
 	}
 	if s.counts = !s.counts; s.counts {
@@ -140,9 +147,9 @@ func (s *Scale) Tick(ctx context.Context) (*ledger.Ledger, error) {
 		s.read = now
 	}
 	if slices.ContainsFunc(l.Warnings, func(w ledger.Warning) bool { return w.Code == meter.NotSampled }) {
-		// A CPU came online, which has no sampler. A new meter has.
-		if err := s.Close(); err != nil {
-			l.Warn("sampler", "sampling could not be ended: %v", err)
+		// A CPU came online, which has no sampler. A new meter has. Until it is open nothing is counted.
+		if err := errors.Join(s.Close(), s.open(ctx)); err != nil {
+			l.Warn("sampler", "sampling could not begin again: %v", err)
 		}
 	}
 	return l, nil

@@ -73,7 +73,8 @@ func (p *phases) scalingError(d Duty) (float64, bool) {
 	f := d.Factor()
 	variance := float64(p.n) * f * f * (1 - 1/f) * p.squares / float64(2*(p.n-1))
 	// Differences of neighbours overlap, so that they have two thirds of the degrees of freedom of as many draws.
-	return interval.Student(2*float64(p.n-1)/3, attribution.Confidence) * math.Sqrt(variance), true
+	sampled := interval.Student(2*float64(p.n-1)/3, attribution.Confidence) * math.Sqrt(variance)
+	return sampled + f*max(p.now, p.last), true // of the cycle that is not over the sum has all or nothing
 }
 
 // payer is what one place has paid. It is given when samples have seen the program there MinShare times.
@@ -91,7 +92,7 @@ func (t *Totals) addPrograms(l *ledger.Ledger) {
 	}
 	used, paid, unsplit := map[ProgramKey]int64{}, map[Payer]int64{}, map[ProgramKey]int64{}
 	alive := make(map[ProgramKey]bool, len(l.Programs))
-	factor := t.o.Duty.Factor()
+	factor := t.factor(l)
 	ended := t.counted && l.CPU.BPFUnsplit == nil // a time with statistics has ended
 	t.counted = l.CPU.BPFUnsplit != nil
 	for i := range l.Programs {
@@ -115,7 +116,7 @@ func (t *Totals) addPrograms(l *ledger.Ledger) {
 		used[key] = ran
 		unsplit[key] += 0 // a counter begins at 0
 		p.runs = known.Sum(cmp.Or(p.runs, new(uint64)), new(uint64(math.Round(float64(*lp.RunCount)*factor))))
-		p.phases.now += *lp.RunSeconds
+		p.phases.now += *lp.RunSeconds * factor / t.o.Duty.Factor()
 		t.split(p, lp, ran, l.Window.End, func(place Place, ns int64) {
 			if place == unplaced {
 				unsplit[key] += ns
@@ -152,11 +153,31 @@ func (t *Totals) addPrograms(l *ledger.Ledger) {
 	t.Payers.Tick(paid, func(p Payer) bool { return alive[p.Program] && there[p.Place] })
 }
 
+// factor is how much time the windows with statistics stand for. A time with statistics stands for one cycle, also
+// where it was longer than it should be, because nothing could switch them off.
+func (t *Totals) factor(l *ledger.Ledger) float64 {
+	d := t.o.Duty
+	if d.On == 0 || l.CPU.BPFUnsplit == nil {
+		t.on = 0
+		return d.Factor()
+	}
+	left := max(d.On.Seconds()-t.on, 0)
+	t.on += l.Window.Seconds
+	if l.Window.Seconds <= left {
+		return d.Factor()
+	}
+	return max(d.Factor()*left/l.Window.Seconds, 1)
+}
+
 // split adds run time, and deals out what can be split: it calls to with each place and its part, and with unplaced for
 // the part that no place will have.
 func (t *Totals) split(p *program, lp *ledger.Program, ran int64, now time.Time, to func(Place, int64)) {
 	if len(lp.Shares) == 1 && lp.Shares[0].Method == ledger.Sole {
 		to(t.placeOf(lp.Shares[0].Cgroup), ran)
+		return
+	}
+	if t.Last.Host.Sampler == "" { // nothing saw where it ran: the samples of later windows do not say
+		to(unplaced, ran)
 		return
 	}
 	p.pending += ran

@@ -194,3 +194,59 @@ func TestProgramsSum(t *testing.T) {
 		}
 	}
 }
+
+// Run time of windows without a sampler is nobody's, however well the windows after them are sampled.
+func TestWithoutSamplerUnsplit(t *testing.T) {
+	totals := NewTotals(Options{})
+	add := func(at int, sampler string, seconds float64, samples int) {
+		l := window(at)
+		l.Host.Sampler = sampler
+		l.Cgroups = []ledger.Cgroup{group("/y", 1)}
+		p := ledger.Program{ID: 1, RunSeconds: &seconds, RunCount: new(uint64(1)),
+			Shares: []ledger.Share{{Seconds: seconds}}}
+		if samples > 0 {
+			p.Seen = []ledger.Seen{{Cgroup: new("/y"), Context: ledger.Task, Samples: samples}}
+		}
+		l.Programs, l.CPU.BPFUnsplit = []ledger.Program{p}, new(float64)
+		totals.Add(l)
+	}
+	add(0, "", 60, 0)
+	add(1, "cpu-clock", 0.5, 30)
+	if paid, unsplit := totals.Payers.Sum(), totals.Unsplit.Sum(); paid != 0.5 || unsplit != 60 {
+		t.Errorf("paid %v s, want 0.5; unsplit %v s, want 60", paid, unsplit)
+	}
+}
+
+// A time with statistics stands for its cycle: in a cycle that is not over the sum is within its error of the truth,
+// and a time that nothing ended does not stand for more.
+func TestDutyInsideCycles(t *testing.T) {
+	totals := NewTotals(Options{Duty: Duty{On: 10 * time.Second, Every: 60 * time.Second}})
+	at, truth := 0, 0.0
+	add := func(seconds int, counted bool) {
+		l := window(at)
+		l.Window.Seconds = float64(seconds)
+		l.Window.End = l.Window.Start.Add(time.Duration(seconds) * time.Second)
+		p := ledger.Program{ID: 1}
+		if counted {
+			p.RunSeconds, p.RunCount, l.CPU.BPFUnsplit = new(0.1*float64(seconds)), new(uint64(seconds)), new(float64)
+		}
+		l.Programs = []ledger.Program{p}
+		totals.Add(l)
+		at, truth = at+seconds, truth+0.1*float64(seconds)
+	}
+	for range 5 {
+		add(10, true)
+		add(20, false)
+		totals.Each(func(_ ProgramKey, p Program) {
+			if got := totals.Programs.Sum(); p.ScalingError != nil && math.Abs(got-truth) > *p.ScalingError {
+				t.Errorf("after %d s: %v s, in truth %v, with an error of %v", at, got, truth, *p.ScalingError)
+			}
+		})
+		add(30, false)
+	}
+	before := totals.Programs.Sum()
+	add(40, true) // the agent was held up in it
+	if grew := totals.Programs.Sum() - before; math.Abs(grew-6) > 1e-6 {
+		t.Errorf("40 s with statistics, of 10 that were meant, stand for %v s of run time, want 6", grew)
+	}
+}

@@ -51,6 +51,7 @@ type Totals struct {
 
 	programs map[ProgramKey]*program
 	counted  bool             // the last ledger has the run time of programs
+	on       float64          // seconds for which statistics have been on without a break
 	places   map[string]Place // by path, of the last ledger
 	Last     *ledger.Ledger   // nil before the first
 	Ticks    int

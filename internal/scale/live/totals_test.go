@@ -14,7 +14,7 @@ import (
 // window is a ledger of the second that ends at s.
 func window(s int) *ledger.Ledger {
 	start := time.Unix(int64(s), 0)
-	return &ledger.Ledger{Host: ledger.Host{CPUs: 2},
+	return &ledger.Ledger{Host: ledger.Host{CPUs: 2, Sampler: "cpu-clock"},
 		Window: ledger.Window{Start: start, End: start.Add(time.Second), Seconds: 1}}
 }
 

@@ -17,9 +17,15 @@ import (
 	"tare/internal/scale/ledger"
 )
 
+// maxEntries bounds the addresses that are remembered: trampolines come and go for as long as a meter lives.
+const maxEntries = 1 << 15
+
 // lookUp says which addresses are entries into an interrupt context. Known answers are kept: the kernel's text does not
 // move.
 func (m *Meter) lookUp(addrs []uint64) (map[uint64]ledger.Context, error) {
+	if len(m.entries) > maxEntries {
+		clear(m.entries)
+	}
 	missing := slices.DeleteFunc(slices.Clone(addrs), func(a uint64) bool { _, known := m.entries[a]; return known })
 	if len(missing) == 0 {
 		return m.entries, nil

@@ -84,7 +84,7 @@ type Meter struct {
 // weighed.
 func New(_ context.Context, o Options) (m *Meter, err error) {
 	m = &Meter{uncounted: o.NoStatistics, whole: o.Whole, parts: newParts(o), drainEvery: o.DrainEvery,
-		entries: map[uint64]ledger.Context{}}
+		entries: map[uint64]ledger.Context{}, reported: selfTime()}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, m.Close())
