@@ -61,7 +61,8 @@ func startAgent(t *testing.T, args ...string) *tareAgent {
 	}
 	address := l.Addr().String()
 	l.Close()
-	p := command{binary: path, args: append([]string{"--listen", address}, args...), timeout: 10*time.Minute + agentFor(t)}.start(t)
+	p := command{binary: path, args: append([]string{"--listen", address}, args...),
+		timeout: 10*time.Minute + agentFor(t)}.start(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the agent's standard error:\n%s", p.stderr.String())
