@@ -30,6 +30,9 @@ type Charged struct {
 	// serves all.
 	Workload  string `json:"workload"`
 	Component string `json:"component,omitempty"` // a named part of what is weighed, such as proxy.client
+	// Rule is the rule that charged it, as its author wrote it; empty, and left out, where none did, as in experiments.
+	// What belongs to the side of its group has the rule of that group.
+	Rule string `json:"rule,omitempty"`
 }
 
 // Workload is what one workload used, and what infrastructure used on its behalf: gross = net + tare, to the

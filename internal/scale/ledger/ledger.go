@@ -248,6 +248,7 @@ type Map struct {
 // Cgroup is one control group. CPU and memory are of the group with all its descendants, as the kernel counts them.
 type Cgroup struct {
 	Path       string   `json:"path"`
+	Name       *Name    `json:"name,omitempty"` // what people call it; nil, and left out, where nothing is known
 	Charged             // of the group and what is below it, down to groups that have another
 	Role       string   `json:"role"` // app, load, subject, self, or empty
 	CPUSeconds *float64 `json:"cpu_seconds"`
@@ -262,6 +263,22 @@ type Cgroup struct {
 	Memory           *Memory  `json:"memory"`
 	// it went away during the window; counters are null where they could not be read after its start
 	Vanished bool `json:"vanished,omitempty"`
+}
+
+// Name is what people call a control group: the pod and the container, or the unit of systemd, that it belongs to. The
+// files of container runtimes and the path of the group have it; Kubernetes' API was not asked. What is not known is
+// empty, and left out.
+type Name struct {
+	Namespace   string            `json:"namespace,omitempty"` // of Kubernetes
+	Pod         string            `json:"pod,omitempty"`
+	PodUID      string            `json:"pod_uid,omitempty"`
+	Container   string            `json:"container,omitempty"` // "(sandbox)" for what holds a pod open
+	ContainerID string            `json:"container_id,omitempty"`
+	Unit        string            `json:"unit,omitempty"` // of systemd
+	Image       string            `json:"image,omitempty"`
+	Labels      map[string]string `json:"labels,omitempty"` // of the container and its pod, where the runtime keeps them
+	// Top is the path of the group of the whole container, pod or unit: of this group or of one above it.
+	Top string `json:"top"`
 }
 
 // Memory is what a cgroup holds at the end of the window. Memory is never one number:
