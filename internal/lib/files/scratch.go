@@ -166,25 +166,27 @@ func openScratch(path string, lock int) (fd int, err error) {
 	return fd, nil
 }
 
-// remove empties the directory open at fd, closes it, and removes it from its path.
+// remove empties the directory open at fd, removes it from its path, and closes it. It is locked until it has gone:
+// otherwise a process that waits for the lock of what it has just made would find its directory still there.
 func remove(path string, fd int) error {
-	err := empty(path, fd) // which closes fd
+	dir := os.NewFile(uintptr(fd), path)
+	err := empty(dir)
 	if err == nil {
 		err = gone(unix.Rmdir(path))
 	}
+	err = errors.Join(err, dir.Close())
 	return fault.Wrap(err, fault.Machine, path, "run 'tare clean'", "a temporary directory cannot be removed")
 }
 
-// empty removes everything in the directory open at fd and closes it. It follows no link, and goes into nothing that is
-// mounted there: what is behind a mount is somebody else's. What has gone already is no error.
-func empty(path string, fd int) error {
-	dir := os.NewFile(uintptr(fd), path)
+// empty removes everything in an open directory. It follows no link, and goes into nothing that is mounted there: what
+// is behind a mount is somebody else's. What has gone already is no error.
+func empty(dir *os.File) error {
 	names, err := dir.Readdirnames(-1)
 	errs := []error{gone(err)}
 	for _, name := range names {
-		errs = append(errs, removeEntry(filepath.Join(path, name), fd, name))
+		errs = append(errs, removeEntry(filepath.Join(dir.Name(), name), int(dir.Fd()), name))
 	}
-	return errors.Join(append(errs, dir.Close())...)
+	return errors.Join(errs...)
 }
 
 // removeEntry removes what goes by a name in the directory open at fd.
@@ -203,7 +205,8 @@ func removeEntry(path string, fd int, name string) error {
 	if err != nil {
 		return pathError(path, gone(err))
 	}
-	if err := empty(path, below); err != nil {
+	inner := os.NewFile(uintptr(below), path)
+	if err := errors.Join(empty(inner), inner.Close()); err != nil {
 		return err
 	}
 	return pathError(path, gone(unix.Unlinkat(fd, name, unix.AT_REMOVEDIR)))

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -67,6 +68,34 @@ func TestCleanScratch(t *testing.T) {
 	}
 	if _, err := os.Lstat(living.Path()); !os.IsNotExist(err) {
 		t.Errorf("the directory is still there: %v", err)
+	}
+}
+
+// TestScratchWhileOthersClean: processes that start at the same time clean up, and take nothing from each other. The lock
+// is one of an open file, so that goroutines contend for it as processes do.
+func TestScratchWhileOthersClean(t *testing.T) {
+	parent := t.TempDir()
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for range 500 {
+				d, err := NewScratch(parent, "test")
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if err := os.WriteFile(filepath.Join(d.Path(), "file"), nil, 0o600); err != nil {
+					t.Error(err)
+				}
+				if err := d.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if left := namesIn(t, parent); len(left) > 0 {
+		t.Errorf("left are %v", left)
 	}
 }
 
