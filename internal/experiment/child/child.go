@@ -259,6 +259,21 @@ func (p *Process) Stop() (killed bool) {
 	return true
 }
 
+// Quit ends a process that hangs by SIGQUIT, by which a Go program says where its goroutines are: Tail has it then. After
+// Options.Grace the group is killed. Other programs leave no core file.
+func (p *Process) Quit() {
+	p.ask.Do(func() { close(p.asked) })
+	_ = unix.Prlimit(p.PID(), unix.RLIMIT_CORE, &unix.Rlimit{}, nil)
+	_ = p.Signal(unix.SIGQUIT) // it may have ended by now
+	timer := time.NewTimer(p.o.Grace)
+	defer timer.Stop()
+	select {
+	case <-p.ended:
+	case <-timer.C:
+		p.Kill()
+	}
+}
+
 // Kill ends the process group at once and waits for the process.
 func (p *Process) Kill() {
 	if p.end(unix.SIGKILL, true) {

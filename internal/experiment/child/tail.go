@@ -14,7 +14,7 @@ type Tail struct {
 	buf []byte
 }
 
-const tailBytes = 4 << 10
+const tailBytes = 16 << 10 // the stacks of a small Go program have room
 
 // Write takes p, and never fails.
 func (t *Tail) Write(p []byte) (int, error) {

@@ -8,6 +8,8 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"regexp"
+	"strings"
 	"time"
 
 	"tare/internal/experiment/child"
@@ -175,11 +177,36 @@ func (p *Child) wait(ctx context.Context, c chan json.RawMessage, what string, t
 		if doing := (proc.FS{}).Doing(p.PID()); doing != "" {
 			err = fmt.Errorf("%w: %s", err, doing)
 		}
-		return p.WithLastWords(err)
+		words := p.LastWords()
+		p.Quit() // it is of no use any more, and may say where it hangs
+		if at := stacks(p.Tail()); at != "" {
+			err = fmt.Errorf("%w; its goroutines: %s", err, at)
+		}
+		if words != "" {
+			err = fmt.Errorf("%w; its last words: %s", err, words)
+		}
+		return err
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 }
+
+// stacks puts what a Go program wrote at SIGQUIT on one line: of each goroutine what it waits for, and the innermost of
+// our functions that it is in.
+func stacks(text string) string {
+	const most = 12 // goroutines
+	var all []string
+	for _, m := range goroutine.FindAllStringSubmatch(text, most) {
+		where := ours.FindString(m[2])
+		all = append(all, strings.TrimSpace(m[1]+" "+where))
+	}
+	return strings.Join(all, ", ")
+}
+
+var (
+	goroutine = regexp.MustCompile(`(?m)^goroutine \d+(?: gp=\S+ m=\S+)?(?: mp=\S+)? (\[[^\]\n]*\]):\n((?:.+\n?)*)`)
+	ours      = regexp.MustCompile(`(?m)^tare/[\w./*()\[\]]*`)
+)
 
 // Decode decodes the data of a message that it sent; what names the message.
 func (p *Child) Decode(data json.RawMessage, what string, v any) error {

@@ -2,6 +2,7 @@ package role
 
 import (
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -50,4 +51,39 @@ func TestSilence(t *testing.T) {
 	if err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)
 	}
+}
+
+// TestHang: a role of this binary that hangs says where.
+func TestHang(t *testing.T) {
+	t.Setenv(hangs, "1")
+	p, err := Launch("stuck", []string{os.Args[0]}, (*exec.Cmd).Start, func(err error) { t.Error(err) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Stop)
+	if _, err := p.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	err = p.Result(t.Context(), time.Second, nil) // deadline under test
+	const want = "[chan receive] tare/internal/experiment/role.hang"
+	if err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
+	}
+}
+
+// hangs is the variable that has this test's binary be a role that hangs when it is ready.
+const hangs = "TARE_TEST_HANGS"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(hangs) != "" {
+		_ = NewConn(os.Stdin, os.Stdout).Send(Ready, nil)
+		hang(make(chan struct{}))
+	}
+	os.Exit(m.Run())
+}
+
+//go:noinline
+func hang(c chan struct{}) {
+	go func() { time.Sleep(time.Hour); close(c) }()
+	<-c
 }
