@@ -147,14 +147,19 @@ func LevelNumber(level string) (float64, bool) {
 	return 0, false
 }
 
-// CompareLevels orders levels by their factors: as numbers where both are numbers, as text otherwise.
+// CompareLevels orders levels by their factors: numbers by their size, before texts, which are in alphabetical order.
 func CompareLevels(a, b map[string]string) int {
 	for _, name := range slices.Sorted(maps.Keys(a)) {
 		x, okX := LevelNumber(a[name])
 		y, okY := LevelNumber(b[name])
 		c := strings.Compare(a[name], b[name])
-		if okX && okY && x != y {
+		switch {
+		case okX && okY && x != y:
 			c = cmp.Compare(x, y)
+		case okX && !okY:
+			c = -1
+		case okY && !okX:
+			c = 1
 		}
 		if c != 0 {
 			return c

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"maps"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -421,5 +422,20 @@ func BenchmarkLevels(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// TestCompareLevels: levels have one order, whichever two of them are compared first.
+func TestCompareLevels(t *testing.T) {
+	ordered := []string{"20ms", "1s", "2", "10", "10x", "none"}
+	for range 20 {
+		got := slices.Clone(ordered)
+		rand.Shuffle(len(got), func(i, j int) { got[i], got[j] = got[j], got[i] })
+		slices.SortFunc(got, func(a, b string) int {
+			return analysis.CompareLevels(map[string]string{"x": a}, map[string]string{"x": b})
+		})
+		if !slices.Equal(got, ordered) {
+			t.Fatalf("%v, want %v", got, ordered)
+		}
 	}
 }
