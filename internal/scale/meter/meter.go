@@ -319,6 +319,15 @@ func (m *Meter) prepare() error {
 	return m.kernel.Refresh()
 }
 
+// prepareTop finds what is new at the top alone: groups that no other group contains, and kernel threads. What they use
+// is in no other counter that the budget adds up. (Groups below are counted in those around them until prepare.)
+func (m *Meter) prepareTop() error {
+	if err := m.groups.RefreshTop(); err != nil {
+		return err
+	}
+	return m.kernel.RefreshNew()
+}
+
 // Window is an open window.
 type Window struct {
 	m         *Meter

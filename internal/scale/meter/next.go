@@ -14,19 +14,22 @@ import (
 // Next closes the window and opens the one that follows it at the same edge: the last counters of the one are the first
 // of the other, so that no CPU time and no run of a program is in neither of them, or in both. Sampling goes on.
 //
-// With all it finds new groups and kernel threads, and reads memory and what programs and maps there are. Without, the
-// ledger has those as they were read last, and a window costs a fraction; a group that has come since is in the groups
-// around it until the next window with all, which then has what the group used since it was made.
+// With all it finds new groups, and reads memory and what programs and maps there are. Without, the ledger has those as
+// they were read last, and a window costs a fraction. New groups at the top of the hierarchies and new kernel threads
+// are found in any case, for nothing else counts their time. A new group below the top is in the groups around it until
+// the next window with all, which then has what the group used since it was made.
 //
 // After an error the window is still open if it is the one that is returned, and the next ledger has what was used
 // meanwhile. If none is returned, the meter must be whole and sampling has failed: the window is gone, and another can
 // be opened. Otherwise sampling begins again in the window that follows.
 func (w *Window) Next(all bool) (*ledger.Ledger, *Window, error) {
 	m := w.m
+	prepare := m.prepareTop
 	if all {
-		if err := w.parts.cpu.read(m.prepare); err != nil {
-			return nil, w, err
-		}
+		prepare = m.prepare
+	}
+	if err := w.parts.cpu.read(prepare); err != nil {
+		return nil, w, err
 	}
 	if err := w.halt(); err != nil {
 		return nil, nil, w.giveUp(err)

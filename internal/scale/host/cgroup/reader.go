@@ -269,9 +269,7 @@ func (r *Reader) Refresh() error {
 	r.unread = nil
 	for _, t := range r.trees {
 		for _, top := range r.tops {
-			w := walker{buf: r.buf, visit: func(rel string, ino uint64) { r.see(t, rel, ino) },
-				unread: func(rel string, err error) { r.fail(t.Identity(rel), err) }, forbidden: r.readable}
-			if err := w.walk(t.dir, "", top); err != nil {
+			if err := r.walk(t, top, false); err != nil {
 				return err
 			}
 		}
@@ -282,6 +280,25 @@ func (r *Reader) Refresh() error {
 		}
 	}
 	return nil
+}
+
+// RefreshTop finds new groups at the top of the hierarchies, for the price of one listing of each. What such a group
+// uses is in no other group, so that it must be found before its first reading is due.
+func (r *Reader) RefreshTop() error {
+	for _, t := range r.trees {
+		if err := r.walk(t, "", true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// walk sees the groups of a tree from top on.
+func (r *Reader) walk(t *tree, top string, shallow bool) error {
+	w := walker{buf: r.buf, visit: func(rel string, ino uint64) { r.see(t, rel, ino) },
+		unread:    func(rel string, err error) { r.fail(t.Identity(rel), err) },
+		forbidden: r.readable, shallow: shallow}
+	return w.walk(t.dir, "", top)
 }
 
 // see takes note of a group's directory.

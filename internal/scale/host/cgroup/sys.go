@@ -85,6 +85,7 @@ type walker struct {
 	unread func(rel string, err error) // of a group that could not be looked at, with all below it; may be nil
 	// a group that may not be looked at goes to unread too
 	forbidden bool
+	shallow   bool // only the first group and those directly below it
 }
 
 func newWalker(visit func(rel string, ino uint64)) *walker {
@@ -125,7 +126,7 @@ func (w *walker) walk(dir int, base, rel string) error {
 	// A directory has one link from its parent, one from itself and one from each directory in it (kernfs keeps to
 	// that: kernfs_refresh_inode in fs/kernfs/inode.c; a file system that does not says 1). So most groups, the leaves,
 	// need no listing.
-	if st.Nlink == 2 {
+	if st.Nlink == 2 || w.shallow && name != "." {
 		return nil
 	}
 	below, err := subdirs(dir, name, w.buf)

@@ -57,18 +57,8 @@ func (k *KernelThreads) Refresh() error {
 	seen := make(map[int]bool, len(pids))
 	for _, pid := range pids {
 		seen[pid] = true
-		if k.known[pid] {
-			continue
-		}
-		p, err := k.fs.Process(pid)
-		if errors.Is(err, ErrGone) || errors.Is(err, fs.ErrPermission) { // with hidepid=1 it is listed and hidden
-			continue
-		}
-		if err != nil {
+		if err := k.look(pid); err != nil {
 			return err
-		}
-		if p.Kernel {
-			k.threads = append(k.threads, KernelThread{PID: pid, Comm: p.Comm, New: true})
 		}
 	}
 	k.known = seen
@@ -78,6 +68,43 @@ func (k *KernelThreads) Refresh() error {
 	}
 	return nil
 }
+
+// look adds a process that it has not looked at before, if it is a thread of the kernel.
+func (k *KernelThreads) look(pid int) error {
+	if k.known[pid] {
+		return nil
+	}
+	p, err := k.fs.Process(pid)
+	if errors.Is(err, ErrGone) || errors.Is(err, fs.ErrPermission) { // with hidepid=1 it is listed and hidden
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if k.known == nil {
+		k.known = map[int]bool{}
+	}
+	k.known[pid] = true
+	if p.Kernel {
+		k.threads = append(k.threads, KernelThread{PID: pid, Comm: p.Comm, New: true})
+	}
+	return nil
+}
+
+// RefreshNew finds new threads by the list of children of the thread that starts them all (kthreadd): one
+// file, where Refresh lists every process. It finds none where the kernel has no such list (CONFIG_PROC_CHILDREN).
+func (k *KernelThreads) RefreshNew() error {
+	for _, pid := range k.fs.children(kthreadd) {
+		if err := k.look(pid); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// kthreadd is the PID of the thread that starts all others (rest_init in init/main.c). In another PID namespace it is
+// that of any process, whose children are looked at in vain.
+const kthreadd = 2
 
 // Read reads the threads' CPU time.
 func (k *KernelThreads) Read() error {
