@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"tare/internal/scale/attribution"
 	"tare/internal/scale/ledger"
 )
 
@@ -197,8 +198,9 @@ func (t *Totals) PlaceOf(path string) Place {
 // groups adds what the groups have used, each second to one place: the counter of a group has what the groups in it
 // used, so where a place begins inside another its topmost group is added to the one and taken from the other.
 //
-// A group may be found windows after it came, and its counter then has what it used in all of them. What the windows
-// before have counted in the place around it stays there: the group has no more than that place has in this window.
+// A group may be found windows after it came, and its counter then has what it used in all of them. What earlier windows
+// have counted in the place around it stays there: the groups that are found late in a place share what that place has
+// left in this window, in proportion to their counters, and none gets more than its counter says.
 func (t *Totals) groups(l *ledger.Ledger) {
 	before := t.places
 	t.places = make(map[string]Place, len(l.Cgroups))
@@ -212,6 +214,7 @@ func (t *Totals) groups(l *ledger.Ledger) {
 		replaced[g.Path] = replaced[g.Path] || g.Vanished
 	}
 	used, counted := map[Place]int64{}, map[Place]bool{}
+	var late []lateGroup
 	for _, g := range groups { // those around others come first
 		if g.Path == "/" {
 			continue // the root group has its line in the budget
@@ -229,18 +232,54 @@ func (t *Totals) groups(l *ledger.Ledger) {
 		if counted[around] {
 			_, old := before[g.Path]
 			if isNew := !old || replaced[g.Path] && !g.Vanished; isNew && t.Ticks > 1 {
-				n = min(n, max(used[around], 0))
+				late = append(late, lateGroup{place, around, n})
+				continue
 			}
 			used[around] -= n
 		}
 		used[place] += n
 	}
+	share(late, used)
 	t.Places.Tick(used, func(Place) bool { return false })
 	spaces := map[string]int64{}
 	for p, ns := range used {
 		spaces[p.Namespace] += ns
 	}
 	t.Namespaces.Tick(spaces, func(string) bool { return true })
+}
+
+// lateGroup is a group that may have been there for windows before it was found.
+type lateGroup struct {
+	place, around Place
+	ns            int64 // that its counter has, of all of them
+}
+
+// share gives groups that were found late what they have used in this window. Those around others come first.
+func share(late []lateGroup, used map[Place]int64) {
+	in := map[Place][]lateGroup{}
+	var places []Place
+	for _, g := range late {
+		if in[g.around] == nil {
+			places = append(places, g.around)
+		}
+		in[g.around] = append(in[g.around], g)
+	}
+	for _, around := range places {
+		sum := 0
+		counters := make([]int, len(in[around]))
+		for i, g := range in[around] {
+			counters[i] = int(g.ns)
+			sum += counters[i]
+		}
+		left := min(int64(sum), used[around])
+		if left <= 0 {
+			continue
+		}
+		for i, part := range attribution.Apportion(uint64(left), counters, sum) {
+			used[around] -= int64(part)
+			used[in[around][i].place] += int64(part)
+		}
+	}
 }
 
 // begins is the place of a group and, where the group is the topmost of it, the place around that.

@@ -186,3 +186,24 @@ func TestLongestStall(t *testing.T) {
 		t.Errorf("the longest stall of the last minute is %g s, want 0.2", got)
 	}
 }
+
+// Groups that are found late in one window share what the place around them has left in it, after those that were known.
+func TestGroupsFoundLateShare(t *testing.T) {
+	totals := NewTotals(Options{})
+	for tick, groups := range [][]ledger.Cgroup{
+		{group("/k", 1), group("/k/z", 0.5)},
+		{group("/k", 4), group("/k/z", 1)}, // 3 of two groups that are not known yet
+		{group("/k", 4), group("/k/z", 1), group("/k/a", 4), group("/k/a/in", 4), group("/k/b", 2)},
+		{group("/k", 1), group("/k/c", 50), group("/k/z", 1), group("/k/a", 0), group("/k/a/in", 0), group("/k/b", 0)},
+	} {
+		l := window(tick)
+		l.Cgroups = groups
+		totals.Add(l)
+	}
+	got := maps.Collect(totals.Places.All())
+	want := map[Place]float64{{Top: "/k"}: 3.5, {Top: "/k/z"}: 3.5, {Top: "/k/a"}: 0, {Top: "/k/a/in"}: 2, {Top: "/k/b"}: 1,
+		{Top: "/k/c"}: 0}
+	if !maps.Equal(got, want) || totals.Places.Sum() != 10 {
+		t.Errorf("%v, want %v; the sum is %g, want 10", got, want, totals.Places.Sum())
+	}
+}
