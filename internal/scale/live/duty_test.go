@@ -58,7 +58,7 @@ func TestDutyError(t *testing.T) {
 				counted := until(second + on)
 				add(ledger.Program{ID: 1, Tag: "t", RunSeconds: &counted, RunCount: new(uint64(1))}, new(0.0))
 				now := start.Add(time.Duration(second) * time.Second)
-				cycle, from = totals.o.Duty.next(cycle, now, func(d time.Duration) time.Duration {
+				cycle, from, _ = totals.o.Duty.next(cycle, from, now, func(d time.Duration) time.Duration {
 					return time.Duration(r.Int64N(int64(d))).Truncate(time.Second)
 				})
 			}
@@ -80,6 +80,31 @@ func TestDutyError(t *testing.T) {
 		t.Logf("%s: %d of %d are within the stated error", name, inside, runs)
 		if chance := (distuv.Binomial{N: runs, P: 0.95}).CDF(float64(inside)); chance < 0.001 {
 			t.Errorf("%s: %d of %d are within the stated error of 95 %%", name, inside, runs)
+		}
+	}
+}
+
+// A process that is stopped skips the cycles in which statistics were off all the time, and says how many.
+func TestSkippedCycles(t *testing.T) {
+	d := Duty{On: 10 * time.Second, Every: time.Minute}
+	start := time.Unix(0, 0)
+	at := func(s int) time.Time { return start.Add(time.Duration(s) * time.Second) }
+	first := func(time.Duration) time.Duration { return 0 }
+	for _, c := range []struct {
+		what             string
+		since, now       int // seconds after the cycle began
+		begins, on, want int
+	}{
+		{"in time", 20, 30, 60, 60, 0},
+		{"on at the end of the cycle", 59, 69, 60, 69, 0},
+		{"stopped with statistics off", 310, 320, 300, 320, 4},
+		{"stopped with statistics on", 5, 305, 300, 305, 0},
+		{"stopped before, and then with statistics on", 310, 440, 420, 440, 4},
+	} {
+		begins, on, skipped := d.next(start, at(c.since), at(c.now), first)
+		if !begins.Equal(at(c.begins)) || !on.Equal(at(c.on)) || skipped != c.want {
+			t.Errorf("%s: the cycle begins at %d s, statistics are on at %d s, and %d cycles were skipped; want %d, %d, %d",
+				c.what, begins.Unix(), on.Unix(), skipped, c.begins, c.on, c.want)
 		}
 	}
 }

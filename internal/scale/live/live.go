@@ -1,5 +1,5 @@
-// Package live weighs a machine for as long as one wants: windows that follow each other without a gap, each a ledger
-// (Scale), and what they add up to (Totals). Start reading at Scale.Tick.
+// Package live weighs a machine continuously: windows that follow each other without a gap, each with a ledger (Scale),
+// and their sums (Totals). Start reading at Scale.Tick.
 package live
 
 import (
@@ -14,25 +14,27 @@ import (
 	"tare/internal/scale/meter"
 )
 
-// Scale gives one ledger after another. It is for one goroutine.
+// Scale makes one ledger after another. It is for one goroutine.
 type Scale struct {
 	o     meter.Options
 	duty  Duty
 	m     *meter.Meter
 	w     *meter.Window // nil where sampling failed: the next Tick opens one
-	read  time.Time     // when all was read last
+	read  time.Time     // when everything was last read
 	parts []meter.Part  // of the last ledger
 
-	cycle  time.Time // when the cycle of the duty began
-	toggle time.Time // when statistics are switched on, or off, next
-	counts bool      // they are on
+	cycle   time.Time // when the cycle of the duty began
+	toggle  time.Time // when statistics are switched on, or off, next
+	counts  bool      // they are on
+	since   time.Time // when they were switched on last
+	skipped int       // cycles of the duty
 }
 
-// Duty says when the kernel's run statistics are on: for On of each Every, at a random time in it, so that what happens
-// at regular times is neither missed nor always met. The zero value is always.
+// Duty says when the kernel's run statistics are on: for On in each Every, at a random time in it, so that what happens
+// at regular times is neither always missed nor always seen. The zero value means always.
 type Duty struct{ On, Every time.Duration }
 
-// Factor is how many times the time with statistics goes into all time.
+// Factor is the whole time divided by the time with statistics.
 func (d Duty) Factor() float64 {
 	if d.On == 0 {
 		return 1
@@ -40,20 +42,25 @@ func (d Duty) Factor() float64 {
 	return float64(d.Every) / float64(d.On)
 }
 
-// next is when the cycle after one begins, and when statistics are on again in it; they have just been switched off.
-// Any time of the cycle is as likely as any other, also the last ones, from which they stay on into the cycle after it:
-// else what happens once in each cycle, such as a job every minute, would be seen more or less often than it is counted
-// for.
-func (d Duty) next(cycle, now time.Time, draw func(time.Duration) time.Duration) (begins, on time.Time) {
+// next returns when the next cycle begins, and when statistics are switched on in it; they were on from since until
+// now. Every time of the cycle is as likely as any other, also the last ones, from which they stay on into the cycle
+// after it: otherwise what happens once in each cycle, such as a job every minute, would be seen more or less often than
+// it is counted for.
+//
+// A process that was stopped for longer than a cycle skips cycles. Those in which statistics stayed on were counted.
+func (d Duty) next(cycle, since, now time.Time, draw func(time.Duration) time.Duration) (
+	begins, on time.Time, skipped int) {
 	cycle = cycle.Add(d.Every)
-	for now.After(cycle.Add(d.Every)) { // the machine stood still
+	for now.After(cycle.Add(d.Every)) {
 		cycle = cycle.Add(d.Every)
+		skipped++
 	}
+	skipped = max(skipped-int(now.Sub(since)/d.Every), 0)
 	on = cycle.Add(draw(d.Every))
 	if on.Before(now) { // they still were on then
 		on = now
 	}
-	return cycle, on
+	return cycle, on, skipped
 }
 
 // allEvery is how often new groups are looked for, and memory, programs and maps are listed. It costs several times
@@ -63,7 +70,7 @@ const allEvery = 10 * time.Second
 // retryAfter is when statistics that could not be switched are tried again.
 const retryAfter = 5 * time.Second
 
-// drainEvery is how often samples are taken out of their rings: seldom, for what runs always must cost little.
+// drainEvery is how often samples are taken out of their rings: seldom, to keep what runs all day cheap.
 const drainEvery = 500 * time.Millisecond
 
 // Open begins the first window. Close the Scale.
@@ -90,16 +97,20 @@ func (s *Scale) open(ctx context.Context) (err error) {
 	case s.duty.On == 0:
 	case s.cycle.IsZero(): // the first cycle begins with statistics on: there is something to see early
 		s.counts, s.cycle = true, time.Now()
-		s.toggle = s.cycle.Add(s.duty.On)
+		s.since, s.toggle = s.cycle, s.cycle.Add(s.duty.On)
 	default: // the duty goes on where it was
 		return s.m.Count(s.counts)
 	}
 	return nil
 }
 
-// Due is when Tick must be called at the latest, to switch the kernel's run statistics on or off; the zero time where
-// they always are what they are.
+// Due is when Tick must be called at the latest, to switch the kernel's run statistics on or off. It is the zero time
+// where they are never switched.
 func (s *Scale) Due() time.Time { return s.toggle }
+
+// Skipped is how many cycles of the duty passed without statistics, because the process was stopped. What eBPF programs
+// ran in them is in no total.
+func (s *Scale) Skipped() int { return s.skipped }
 
 // switchStatistics does that if it is due. A window has just begun.
 func (s *Scale) switchStatistics() error {
@@ -112,19 +123,21 @@ func (s *Scale) switchStatistics() error {
 		return err
 	}
 	if s.counts = !s.counts; s.counts {
-		s.toggle = now.Add(s.duty.On)
+		s.since, s.toggle = now, now.Add(s.duty.On)
 		return nil
 	}
-	s.cycle, s.toggle = s.duty.next(s.cycle, now, rand.N[time.Duration])
+	var skipped int
+	s.cycle, s.toggle, skipped = s.duty.next(s.cycle, s.since, now, rand.N[time.Duration])
+	s.skipped += skipped
 	return nil
 }
 
-// Parts are what the last ledger was made of, with what that cost. A part that was not read again is not among them.
+// Parts are what the last ledger was made from, and what reading it cost. A part that was not read again is left out.
 func (s *Scale) Parts() []meter.Part { return s.parts }
 
-// Tick ends the window now, and begins the next one at the same edge: no second is in neither of them, or in both.
-// After an error the next ledger has what was used meanwhile, unless sampling failed: then its window begins later, as
-// its start says.
+// Tick ends the window now and begins the next one at the same edge, so that each second is in exactly one of them. After
+// an error the next ledger has what was used meanwhile, unless sampling failed: then its window begins later, as its
+// start says.
 func (s *Scale) Tick(ctx context.Context) (*ledger.Ledger, error) {
 	if s.w == nil {
 		if err := s.open(ctx); err != nil {
@@ -166,7 +179,7 @@ func (s *Scale) Next(ctx context.Context, d time.Duration) (*ledger.Ledger, erro
 	return s.Tick(ctx)
 }
 
-// Close gives everything back.
+// Close releases everything.
 func (s *Scale) Close() error {
 	if s.m == nil {
 		return nil
