@@ -41,6 +41,7 @@ type view struct {
 	*live.Totals
 	started time.Time
 	parts   map[string]meter.Part // by name: the last reading of each
+	skipped int                   // cycles of the duty
 }
 
 const (
@@ -154,23 +155,35 @@ var metrics = []metric{
 		}
 	}},
 	{"tare_bpf_program_runs_total", "Runs of an eBPF program.", counter, programLabels, func(v *view, add add) {
-		eachProgram(v, func(p *live.Program) {
-			if p.Runs != nil {
-				add(float64(*p.Runs), programValues(p)...)
-			}
-		})
+		eachCount(v, v.Runs, add)
 	}},
 	{"tare_bpf_program_samples_total", "Samples that saw an eBPF program in the run time that was split. A share k/n of " +
 		"them is that of a payer to within about 2*sqrt(k)/n.", counter, programLabels, func(v *view, add add) {
-		eachProgram(v, func(p *live.Program) { add(float64(p.Samples), programValues(p)...) })
+		eachCount(v, v.Samples, add)
 	}},
 	{"tare_bpf_program_memory_bytes", "Memory of an eBPF program's code, without its maps.", gauge, programLabels,
 		func(v *view, add add) {
-			eachProgram(v, func(p *live.Program) {
-				if p.MemoryBytes != nil {
-					add(float64(*p.MemoryBytes), programValues(p)...)
+			rest := 0.0
+			v.Each(func(key live.ProgramKey, p live.Program) {
+				switch {
+				case p.MemoryBytes == nil || p.Unloaded:
+				case v.Programs.Has(key):
+					add(float64(*p.MemoryBytes), programValues(&p)...)
+				default:
+					rest += float64(*p.MemoryBytes)
 				}
 			})
+			if rest > 0 {
+				add(rest, "", "", "", other)
+			}
+		}},
+	{"tare_bpf_programs_missed_total", "eBPF programs of which run time is in no total, because the kernel's count of it " +
+		"went with them. when \"unseen\": loaded and unloaded between two readings; one newer than all that were seen is " +
+		"counted as soon as a program that stays is loaded. when \"unloaded\": what it ran after the last reading is not " +
+		"known; it is at most the time between two readings on each CPU.", counter, []string{"when"},
+		func(v *view, add add) {
+			add(float64(v.Missed.Unloaded), "unloaded")
+			add(float64(v.Missed.Unseen), "unseen")
 		}},
 	{"tare_bpf_payer_seconds_total", "Run time of an eBPF program by who pays for it: the container, pod, unit or " +
 		"control group in which it ran, by samples. cgroup \"(idle)\": in interrupts above an idle CPU.", counter,
@@ -269,6 +282,12 @@ var metrics = []metric{
 		func(v *view, add add) { add(float64(v.Self.Lost)) }},
 	{"tare_agent_ticks_total", "Times that the counters were read.", counter, nil,
 		func(v *view, add add) { add(float64(v.Ticks)) }},
+	{"tare_agent_gap_seconds_total", "Time that no reading covers, such as when sampling began anew because a CPU came " +
+		"online. What was used in it is in no other metric.", counter, nil,
+		func(v *view, add add) { add(v.Gap.Seconds()) }},
+	{"tare_agent_bpf_stats_cycles_skipped_total", "Cycles of --bpf-stats 10s/60s that passed without run statistics, " +
+		"because the agent was stopped: what eBPF programs ran in them is in no other metric.", counter, nil,
+		func(v *view, add add) { add(float64(v.skipped)) }},
 	{"tare_agent_collector_duration_seconds", "How long a part of the last reading took.", gauge, []string{"collector"},
 		func(v *view, add add) {
 			for name, p := range v.parts {
@@ -287,6 +306,11 @@ var metrics = []metric{
 			for name, r := range v.ranked() {
 				add(r.Gone(), name)
 			}
+		}},
+	{"tare_agent_series_gone_count_total", "The same for metrics that count: runs and samples.", counter,
+		[]string{"metric"}, func(v *view, add add) {
+			add(float64(v.Runs.Gone()), "tare_bpf_program_runs_total")
+			add(float64(v.Samples.Gone()), "tare_bpf_program_samples_total")
 		}},
 	{"tare_agent_series_omitted", "Series of a metric that have none of their own, because of --max-series.", gauge,
 		[]string{"metric"}, func(v *view, add add) {
@@ -369,6 +393,19 @@ func eachProgram(v *view, f func(*live.Program)) {
 			f(&p)
 		}
 	})
+}
+
+// eachCount adds the number of each program that has a total, and that of all others.
+func eachCount(v *view, c *live.Counts[live.ProgramKey], add add) {
+	infos := programInfos(v)
+	for key, n := range c.All() {
+		if p, known := infos[key]; known {
+			add(float64(n), programValues(&p)...)
+		}
+	}
+	if n, any := c.Rest(); any {
+		add(float64(n), "", "", "", other)
+	}
 }
 
 func programInfos(v *view) map[live.ProgramKey]live.Program {

@@ -97,7 +97,8 @@ func (w *weigher) Gather() ([]*dto.MetricFamily, error) {
 	defer w.mu.Unlock()
 	w.readOlder(fresh)
 	if w.families == nil && w.totals.Last != nil {
-		w.families = families(&view{Totals: w.totals, started: w.started, parts: w.parts})
+		w.families = families(&view{Totals: w.totals, started: w.started, parts: w.parts,
+			skipped: w.scale.Skipped()})
 	}
 	if w.families == nil { // nothing could be read yet
 		return nil, w.err

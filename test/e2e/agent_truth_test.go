@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +17,7 @@ import (
 
 	"tare/internal/lib/stats/interval"
 	"tare/internal/scale/attribution"
+	"tare/internal/scale/host/bpf"
 	"tare/internal/scale/ledger"
 	"tare/test/busy"
 	"tare/test/long"
@@ -156,6 +158,65 @@ func TestAgentTruth(t *testing.T) {
 		last = now
 	}
 	checkSplit31(t, last.scrape, planted, paths)
+}
+
+// TestAgentDuty: with run statistics on for 10 s of 60, what each of 20 programs ran in truth is within the stated error
+// about as often as the error promises. Here, but not in the agent, they are counted all the time.
+func TestAgentDuty(t *testing.T) {
+	long.Test(t, "waits for five cycles of a minute: 6 minutes")
+	leavesNothing(t)
+	statistics, err := bpf.EnableStats()
+	if err != nil {
+		t.Skip("needs run statistics: ", err)
+	}
+	t.Cleanup(func() { _ = statistics.Close() })
+	groups := makeTestGroups(t)
+	dir, _ := groups.make(t, "payer")
+	w := startWorker(t, dir)
+	planted := plantPrograms(t, 20)
+	a := startAgent(t, "--bpf-stats", "10s/60s").serving(t)
+
+	// Each program has a load that changes every second, and for every other one it comes in bursts of ten seconds.
+	const second, burst = 1500, 10 // runs
+	random := rand.New(rand.NewPCG(1, 6))
+	bursts := make([]bool, len(planted))
+	until := time.Now().Add(5*time.Minute + 20*time.Second)
+	for at := 0; time.Now().Before(until); at++ {
+		began := time.Now()
+		for i, p := range planted {
+			if (at+i)%burst == 0 {
+				bursts[i] = random.IntN(2) == 0
+			}
+			if i%2 == 0 || bursts[i] {
+				w.do(t, "run %d %d", p.id, 1+random.IntN(second))
+			}
+		}
+		time.Sleep(time.Second - time.Since(began))
+	}
+	now := a.scraped(t)
+	now.check(t, nil)
+	inside, stated := 0, 0
+	for _, p := range planted {
+		id := strconv.Itoa(int(p.id))
+		ran, _ := p.stats(t)
+		truth := float64(ran) / 1e9
+		got, _ := now.sum("tare_bpf_program_run_seconds_total", "id", id)
+		margin, n := now.sum("tare_bpf_scaling_error_seconds", "id", id)
+		if n == 0 {
+			continue
+		}
+		stated++
+		if math.Abs(got-truth) <= margin {
+			inside++
+		}
+		t.Logf("%s ran for %.4f s, and the metric has %.4f +- %.4f s", p.name, truth, got, margin)
+	}
+	if stated != len(planted) {
+		t.Errorf("%d of %d programs have a stated error", stated, len(planted))
+	}
+	if chance := (distuv.Binomial{N: float64(stated), P: 0.95}).CDF(float64(inside)); chance < 0.001 {
+		t.Errorf("%d of %d programs are within the stated error of 95 %%", inside, stated)
+	}
 }
 
 // TestAgentRules: the rules of the configuration charge what metrics show, and what windows show.

@@ -1,11 +1,9 @@
 package live
 
 import (
-	"cmp"
 	"math"
 	"time"
 
-	"tare/internal/lib/known"
 	"tare/internal/lib/stats/interval"
 	"tare/internal/scale/attribution"
 	"tare/internal/scale/ledger"
@@ -32,9 +30,7 @@ var unplaced = Place{}
 // program is what is known of one eBPF program over time. Its run time is split as soon as there are enough samples for
 // that, however many windows that takes.
 type program struct {
-	last    ledger.Program
-	runs    *uint64 // nil: never counted
-	samples int     // that saw it in the time that was split
+	last ledger.Program
 
 	pending int64         // run time in ns that is not split yet
 	seen    map[Place]int // by place, the samples that saw the program in that time
@@ -91,6 +87,8 @@ func (t *Totals) addPrograms(l *ledger.Ledger) {
 		return // they could not be read: none is known to have gone
 	}
 	used, paid, unsplit := map[ProgramKey]int64{}, map[Payer]int64{}, map[ProgramKey]int64{}
+	runs, samples := map[ProgramKey]uint64{}, map[ProgramKey]uint64{}
+	t.missed(l)
 	alive := make(map[ProgramKey]bool, len(l.Programs))
 	factor := t.factor(l)
 	ended := t.counted && l.CPU.BPFUnsplit == nil // a time with statistics has ended
@@ -115,9 +113,9 @@ func (t *Totals) addPrograms(l *ledger.Ledger) {
 		ran := ns(*lp.RunSeconds * factor)
 		used[key] = ran
 		unsplit[key] += 0 // a counter begins at 0
-		p.runs = known.Sum(cmp.Or(p.runs, new(uint64)), new(uint64(math.Round(float64(*lp.RunCount)*factor))))
+		runs[key] = uint64(math.Round(float64(*lp.RunCount) * factor))
 		p.phases.now += *lp.RunSeconds * factor / t.o.Duty.Factor()
-		t.split(p, lp, ran, l.Window.End, func(place Place, ns int64) {
+		samples[key] += t.split(p, lp, ran, l.Window.End, func(place Place, ns int64) {
 			if place == unplaced {
 				unsplit[key] += ns
 			} else {
@@ -149,8 +147,40 @@ func (t *Totals) addPrograms(l *ledger.Ledger) {
 	}
 	isAlive := func(key ProgramKey) bool { return alive[key] }
 	t.Programs.Tick(used, isAlive)
+	t.Runs.Tick(runs)
+	t.Samples.Tick(samples)
 	t.Unsplit.Tick(unsplit, isAlive)
 	t.Payers.Tick(paid, func(p Payer) bool { return alive[p.Program] && there[p.Place] })
+}
+
+// Missed are eBPF programs of which run time is in no total, because it went with them: the kernel's statistics of a
+// program end when it is unloaded.
+type Missed struct {
+	// Unloaded were known, and ran for an unknown time after the reading before they were unloaded, which is at most the
+	// time between two readings on each CPU.
+	Unloaded uint64
+	// Unseen came and went between two readings. The kernel gives ids out in turn (bpf_prog_alloc_id in
+	// kernel/bpf/syscall.c), so that each id that no reading saw is one of them. Those after the newest program that was
+	// seen are counted when a newer one is seen.
+	Unseen uint64
+}
+
+// missed counts the programs whose run time cannot be known.
+func (t *Totals) missed(l *ledger.Ledger) {
+	newest, fresh := t.newest, uint64(0)
+	for i := range l.Programs {
+		p := &l.Programs[i]
+		if p.Unloaded && p.RunSeconds == nil && l.CPU.BPFUnsplit != nil {
+			t.Missed.Unloaded++
+		}
+		if p.ID > t.newest {
+			newest, fresh = max(newest, p.ID), fresh+1
+		}
+	}
+	if t.newest > 0 {
+		t.Missed.Unseen += uint64(newest-t.newest) - fresh
+	}
+	t.newest = newest
 }
 
 // factor is how much time the windows with statistics stand for. A time with statistics stands for one cycle, also
@@ -170,15 +200,15 @@ func (t *Totals) factor(l *ledger.Ledger) float64 {
 }
 
 // split adds run time, and deals out what can be split: it calls to with each place and its part, and with unplaced for
-// the part that no place will have.
-func (t *Totals) split(p *program, lp *ledger.Program, ran int64, now time.Time, to func(Place, int64)) {
+// the part that no place will have. It returns the number of samples that it went by.
+func (t *Totals) split(p *program, lp *ledger.Program, ran int64, now time.Time, to func(Place, int64)) uint64 {
 	if len(lp.Shares) == 1 && lp.Shares[0].Method == ledger.Sole {
 		to(t.placeOf(lp.Shares[0].Cgroup), ran)
-		return
+		return 0
 	}
 	if t.Last.Host.Sampler == "" { // nothing saw where it ran: the samples of later windows do not say
 		to(unplaced, ran)
-		return
+		return 0
 	}
 	p.pending += ran
 	n := 0
@@ -188,25 +218,27 @@ func (t *Totals) split(p *program, lp *ledger.Program, ran int64, now time.Time,
 	for _, k := range p.seen {
 		n += k
 	}
+	dealt := 0
 	switch {
 	case p.pending == 0:
 		p.since = now
-		return
+		return 0
 	case n >= attribution.MinSamples:
 		p.deal(n, to)
+		dealt = n
 	case now.Sub(p.since) < patience:
-		return
+		return 0
 	default:
 		to(unplaced, p.pending)
 	}
 	p.pending, p.since = 0, now
 	clear(p.seen)
+	return uint64(dealt)
 }
 
 // deal splits what is pending in proportion to n samples. All of it goes to places, and what the samples could not
 // place to none; what a place has is held back until the place has been seen often enough to be named.
 func (p *program) deal(n int, to func(Place, int64)) {
-	p.samples += n
 	places := make([]Place, 0, len(p.seen))
 	counts := make([]int, 0, len(p.seen))
 	for place, k := range p.seen {
@@ -255,9 +287,7 @@ func (t *Totals) placeOf(group *string) Place {
 // Program is one eBPF program as of the last ledger.
 type Program struct {
 	*ledger.Program
-	Runs    *uint64 // nil: never counted
 	Pending float64 // run time in seconds that is not split yet: the rest is in Payers or Unsplit
-	Samples int     // that saw it, of the time that was split
 	// ScalingError is half the 95 % interval of the run time, in seconds, that is due to statistics being on for a part of
 	// the time; nil where they are on always, and for the first cycles.
 	ScalingError *float64
@@ -266,7 +296,7 @@ type Program struct {
 // Each calls f with each program that is there.
 func (t *Totals) Each(f func(ProgramKey, Program)) {
 	for key, p := range t.programs {
-		one := Program{Program: &p.last, Runs: p.runs, Pending: seconds(p.waiting()), Samples: p.samples}
+		one := Program{Program: &p.last, Pending: seconds(p.waiting())}
 		if e, known := p.phases.scalingError(t.o.Duty); known {
 			one.ScalingError = &e
 		}

@@ -250,3 +250,71 @@ func TestDutyInsideCycles(t *testing.T) {
 		t.Errorf("40 s with statistics, of 10 that were meant, stand for %v s of run time, want 6", grew)
 	}
 }
+
+// Runs and samples are kept for the programs that have a total, and for all others together, so that their sums hold.
+func TestCountsSum(t *testing.T) {
+	for seed := range uint64(50) {
+		random := rand.New(rand.NewPCG(seed, 7))
+		totals := NewTotals(Options{Most: 1 + random.IntN(4)})
+		var runs, samples, before uint64
+		for tick := range 60 {
+			var programs []ledger.Program
+			for id := range uint32(8) {
+				if random.IntN(5) == 0 {
+					continue
+				}
+				p := row(1+id, random.Float64(), map[string]int{"/a": attribution.MinSamples})
+				runs, samples = runs+*p.RunCount, samples+attribution.MinSamples
+				programs = append(programs, p)
+			}
+			added(totals, tick, []string{"/a"}, programs...)
+			for what, c := range map[string]struct {
+				*Counts[ProgramKey]
+				want uint64
+			}{"runs": {totals.Runs, runs}, "samples": {totals.Samples, samples}} {
+				rest, any := c.Rest()
+				sum := rest + c.Gone()
+				for key, n := range c.All() {
+					sum += n
+					if !totals.Programs.Has(key) {
+						t.Fatalf("seed %d, tick %d: program %d has %s and no total", seed, tick, key.ID, what)
+					}
+				}
+				if sum != c.want || any != (rest > 0) {
+					t.Fatalf("seed %d, tick %d: %d %s, %d of others (%v), want %d", seed, tick, sum, what, rest, any, c.want)
+				}
+			}
+			if rest, _ := totals.Runs.Rest(); rest < before {
+				t.Fatalf("seed %d, tick %d: the runs of others fell", seed, tick)
+			} else {
+				before = rest
+			}
+		}
+	}
+}
+
+// A program that came and went between two readings is counted when a newer one is seen, and one that was unloaded is
+// counted when what it ran at the end is not known.
+func TestMissedPrograms(t *testing.T) {
+	totals := NewTotals(Options{})
+	lost := ledger.Program{ID: 9, Tag: "t", Unloaded: true}
+	for tick, c := range []struct {
+		programs []ledger.Program
+		want     Missed
+	}{
+		{[]ledger.Program{row(5, 1, nil), row(3, 1, nil)}, Missed{}},
+		{[]ledger.Program{row(5, 1, nil), row(6, 1, nil)}, Missed{}},
+		{[]ledger.Program{row(6, 1, nil)}, Missed{}}, // 7 and 8 came and went
+		{[]ledger.Program{row(6, 1, nil), row(9, 1, nil), row(11, 1, nil)}, Missed{Unseen: 3}},
+		{nil, Missed{Unseen: 3}}, // they could not be read
+		{[]ledger.Program{row(6, 1, nil), lost, row(12, 1, nil)}, Missed{Unloaded: 1, Unseen: 3}},
+		{[]ledger.Program{row(6, 1, nil)}, Missed{Unloaded: 1, Unseen: 3}},
+	} {
+		l := window(tick)
+		l.Programs, l.CPU.BPFUnsplit = c.programs, new(float64)
+		totals.Add(l)
+		if totals.Missed != c.want {
+			t.Errorf("tick %d: %+v, want %+v", tick, totals.Missed, c.want)
+		}
+	}
+}

@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// count is a running total that only goes up, in nanoseconds. What is added may be negative now and then, for counters
-// are not read at quite the same time: the total then waits until it is made up for.
+// count is a running total in nanoseconds that never falls. What is added is now and then negative, because the kernel's
+// counters are read one after another: the total then stays as it is until later time has made up for it.
 type count struct{ sum, shown int64 }
 
 func (c *count) add(ns int64) {
@@ -16,15 +16,15 @@ func (c *count) add(ns int64) {
 	c.shown = max(c.shown, c.sum)
 }
 
-// take moves another total into this one.
+// take adds another total to this one.
 func (c *count) take(o count) {
 	c.sum += o.sum
 	c.shown = max(c.shown+o.shown, c.sum)
 }
 
-// Ranked holds a running total for each of the biggest keys, and one for all others. A key that is gone, or gives way
-// to a bigger one, leaves its total with those that are gone: were it added to the others, these would seem to have
-// used at once what it used in all its life. The sum of all three never falls, whatever comes, goes, grows or shrinks.
+// Ranked holds a running total for each of the biggest keys, and one for all others. When a key is gone, or a bigger one
+// takes its place, its total moves to the total of those that are gone. Added to the others, it would look as if they
+// had used all of it at once. The sum of the three never falls.
 type Ranked[K comparable] struct {
 	most    int // keys with a separate total; 0 is no limit
 	rows    map[K]*ranked
@@ -35,17 +35,17 @@ type Ranked[K comparable] struct {
 
 type ranked struct {
 	count
-	recent float64 // ns, the older the less: which key is bigger
+	recent float64 // ns, older ones fading: it decides which keys are the biggest
 }
 
-// NewRanked has a total for each of at most that many keys; 0 is no limit.
+// NewRanked keeps totals for at most that many keys; 0 is no limit.
 func NewRanked[K comparable](most int) *Ranked[K] {
 	return &Ranked[K]{most: most, rows: map[K]*ranked{}}
 }
 
 const (
 	fading  = 0.9 // of recent, in each tick
-	usurper = 2   // a key takes the place of one that is this much smaller: two of a size do not take turns
+	usurper = 2   // a key replaces one that is smaller by this factor: two of the same size do not take turns
 )
 
 // Tick adds what each key has used, in nanoseconds. Keys that are neither in used nor alive are gone.
@@ -111,13 +111,13 @@ func (r *Ranked[K]) All() iter.Seq2[K, float64] {
 // Has says whether a key has a total.
 func (r *Ranked[K]) Has(key K) bool { return r.rows[key] != nil }
 
-// Rest is what all other keys used while they had no total, in seconds, and how many of them the last Tick had; false
-// where there never was one.
+// Rest is what all other keys used while they had no total, in seconds, and how many of them were in the last Tick. any
+// is false if there never was one.
 func (r *Ranked[K]) Rest() (total float64, omitted int, any bool) {
 	return seconds(r.rest.shown), r.omitted, r.omitted > 0 || r.rest != count{}
 }
 
-// Gone is what keys had, in seconds, when they went away or gave way to bigger ones.
+// Gone is the sum, in seconds, of the totals that ended: their keys are gone, or bigger ones took their place.
 func (r *Ranked[K]) Gone() float64 { return seconds(r.gone.shown) }
 
 // Sum is the total of all keys, in seconds.

@@ -49,12 +49,17 @@ type Totals struct {
 	Programs      *Ranked[ProgramKey]     // run time
 	Payers        *Ranked[Payer]          // run time, of what could be split
 	Unsplit       *Ranked[ProgramKey]     // run time that could not be
+	Runs          *Counts[ProgramKey]
+	Samples       *Counts[ProgramKey] // that saw a program, of the run time that was split
+	Missed        Missed
 
 	programs map[ProgramKey]*program
 	counted  bool             // the last ledger has the run time of programs
 	on       float64          // seconds for which statistics have been on without a break
 	places   map[string]Place // by path, of the last ledger
+	newest   uint32           // id of an eBPF program; 0 before the first ledger
 	Last     *ledger.Ledger   // nil before the first
+	Gap      time.Duration    // between ledgers: windows that do not begin where the one before ended
 	Ticks    int
 	Self     Self
 	stalls   []stall
@@ -84,16 +89,21 @@ func NewTotals(o Options) *Totals {
 	if o.Name == nil {
 		o.Name = func(path string) Place { return Place{Top: path} }
 	}
-	return &Totals{
+	t := &Totals{
 		o: o, lines: map[string]*count{}, programs: map[ProgramKey]*program{}, places: map[string]Place{},
 		Components: NewRanked[ledger.Charged](o.Most), ComponentsBPF: NewRanked[ledger.Charged](o.Most),
 		Places: NewRanked[Place](o.Most), Namespaces: NewRanked[string](o.Most),
 		Programs: NewRanked[ProgramKey](o.Most), Payers: NewRanked[Payer](o.Most), Unsplit: NewRanked[ProgramKey](o.Most),
 	}
+	t.Runs, t.Samples = NewCounts(t.Programs), NewCounts(t.Programs)
+	return t
 }
 
 // Add adds the ledger of the time since the last one. AddComponents must have been called on it.
 func (t *Totals) Add(l *ledger.Ledger) {
+	if t.Last != nil {
+		t.Gap += max(l.Window.Start.Sub(t.Last.Window.End), 0)
+	}
 	t.Last = l
 	t.Ticks++
 	t.budget(&l.CPU)

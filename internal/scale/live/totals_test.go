@@ -207,3 +207,14 @@ func TestGroupsFoundLateShare(t *testing.T) {
 		t.Errorf("%v, want %v; the sum is %g, want 10", got, want, totals.Places.Sum())
 	}
 }
+
+// Time between two windows is named: what was used in it is in no total.
+func TestGap(t *testing.T) {
+	totals := NewTotals(Options{})
+	for _, at := range []int{0, 1, 4, 5} {
+		totals.Add(window(at))
+	}
+	if totals.Gap != 2*time.Second {
+		t.Errorf("the gap is %v, want 2s", totals.Gap)
+	}
+}
