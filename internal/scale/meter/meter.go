@@ -77,6 +77,7 @@ type Meter struct {
 	fastest    time.Duration // of all readings of an edge
 	hidden     bool          // this process does not see all of the machine's processes
 	snapshot   *bpf.Snapshot // the last
+	list       func() (*bpf.Snapshot, error)
 }
 
 // New opens everything, or with Options.Whole unset what this machine and the rights of this process allow: each ledger
@@ -338,6 +339,7 @@ type Window struct {
 	watching  bool          // the witness looks
 	parts     windowParts   // what each took so far, and how it failed
 	unwatched time.Duration // after the first edge: neither samples nor the witness saw it
+	unlisted  error         // why programs and maps could not be listed again
 	stop      chan struct{}
 	done      chan error // of the goroutine that drains; it has ended when it has sent
 }

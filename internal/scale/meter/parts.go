@@ -61,8 +61,12 @@ func newParts(o Options) windowParts {
 func (w *Window) Parts() []Part {
 	var asked []Part
 	for _, p := range w.parts.all() {
-		if p.Name != "" {
-			asked = append(asked, *p)
+		if p.Name == "" {
+			continue
+		}
+		asked = append(asked, *p)
+		if of := &asked[len(asked)-1]; p == &w.parts.programs || p == &w.parts.maps {
+			of.Err = cmp.Or(of.Err, w.unlisted)
 		}
 	}
 	return asked
@@ -126,6 +130,8 @@ var (
 		Message: "what eBPF programs ran, and what they and maps hold, is not known"}
 	noStatistics = ledger.Warning{Code: "no-statistics",
 		Message: "how often and how long eBPF programs run is not known"}
+	staleList = ledger.Warning{Code: "stale-programs",
+		Message: "who holds eBPF programs, what they are attached to and the memory of maps are as they were read last"}
 	noMaps    = ledger.Warning{Code: "no-maps", Message: "the memory of eBPF maps is not known"}
 	noSamples = ledger.Warning{Code: "no-samples", Message: "eBPF time cannot be split by control group"}
 	noWitness = ledger.Warning{Code: "no-witness", Message: "only the sum of stolen time is known, and not how much of " +
@@ -142,6 +148,7 @@ func (m *Meter) openPrograms(types *btf.Cache) (err error) {
 		m.lack(noPrograms, err, &m.parts.programs, &m.parts.maps)
 		return nil
 	}
+	m.list = m.bpf.Snapshot
 	return m.openStatistics()
 }
 
@@ -258,20 +265,26 @@ func (w *Window) readMemory() error {
 }
 
 // readInventory reads programs and maps; the result is nil where programs could not be read. Maps are read too where
-// the counters of programs could not be: they stand by themselves.
+// the counters of programs could not be: they stand by themselves. Where only this reading fails and an earlier one did
+// not, the result is the earlier one: the counters of programs were read, and what they ran must not be lost.
 func (w *Window) readInventory() (s *bpf.Snapshot, err error) {
 	if w.m.bpf == nil {
 		return nil, nil
 	}
-	err = w.must(&w.parts.programs, func() (err error) {
-		s, err = w.m.bpf.Snapshot()
+	programs := &w.parts.programs
+	before := programs.Err
+	err = w.must(programs, func() (err error) {
+		s, err = w.m.list()
 		return err
 	})
 	switch {
 	case err != nil:
 		return nil, err
+	case s == nil && before == nil && w.m.snapshot != nil:
+		w.unlisted, programs.Err = programs.Err, nil
+		return w.m.snapshot, nil
 	case s == nil:
-		w.parts.maps.Err = w.parts.programs.Err
+		w.parts.maps.Err = programs.Err
 		return nil, nil
 	}
 	w.parts.programs.Took -= s.MapsTook
@@ -301,6 +314,9 @@ func (a *account) failed() {
 			f.lost.Message += " in this window"
 			a.warnings = append(a.warnings, because(f.lost, f.now.Err))
 		}
+	}
+	if err := a.w.unlisted; err != nil {
+		a.warnings = append(a.warnings, because(staleList, err))
 	}
 	if late := a.w.unwatched; late > 0 {
 		a.warn("late-samples", "samples and looks at the CPUs began %v after the window: they had failed before it", late)

@@ -601,3 +601,46 @@ func TestMapsThatCannotBeRead(t *testing.T) {
 		t.Errorf("warnings %+v", a.warnings)
 	}
 }
+
+// Where programs cannot be listed, but their counters can be read, what they ran is in the ledger, with who holds them as
+// it was read last.
+func TestListingFails(t *testing.T) {
+	m := partly(t, Options{SampleHz: -1, NoWitness: true})
+	p, id := planted(t)
+	w, err := m.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := m.list
+	for i, failing := range []bool{false, true, false} {
+		m.list = list
+		if failing {
+			m.list = func() (*bpf.Snapshot, error) { return nil, unix.ENOMEM }
+		}
+		if err := busy.Run(p, 1000); err != nil {
+			t.Fatal(err)
+		}
+		l, next, err := w.Next(true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := ""
+		if failing {
+			want = "programs maps"
+		}
+		if got := failedParts(w); got != want {
+			t.Errorf("window %d: %q failed, want %q", i, got, want)
+		}
+		if got := codes(l, "no-programs", "stale-programs"); (got == "stale-programs") != failing || !failing && got != "" {
+			t.Errorf("window %d warns: %q", i, got)
+		}
+		found := program(l, id)
+		if found == nil || found.RunCount == nil || *found.RunCount != 1000 || len(found.Owners) == 0 || l.Maps == nil {
+			t.Errorf("window %d has %+v, want 1000 runs and an owner", i, found)
+		}
+		w = next
+	}
+	if err := w.Discard(); err != nil {
+		t.Error(err)
+	}
+}
