@@ -2,12 +2,15 @@ package e2e
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"tare/test/busy"
 	"tare/test/long"
@@ -105,5 +108,118 @@ func TestAgentChurn(t *testing.T) {
 	// Others on the machine make groups as well.
 	if nowFiles > files+20 {
 		t.Errorf("%d descriptors are open, and %d were before", nowFiles, files)
+	}
+}
+
+// TestAgentStopped: an agent that is stopped for a while has what was used meanwhile in its totals when it goes on, and
+// counts the programs that came and went.
+func TestAgentStopped(t *testing.T) {
+	leavesNothing(t)
+	groups := makeTestGroups(t)
+	dir, path := groups.make(t, "busy")
+	w := startWorker(t, dir)
+	planted := plantPrograms(t, 1)[0]
+	a := startAgent(t).serving(t)
+	first := a.scraped(t)
+	used, _ := planted.stats(t)
+	before := groupUsage(t, dir)
+
+	if err := unix.Kill(a.pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	const unseen = 5
+	for range unseen {
+		p, err := busy.Load("unseen")
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Close()
+	}
+	for range long.Repeat(2, 60) {
+		w.burn(t, 100*time.Millisecond)
+		w.do(t, "run %d 1000", planted.id)
+		time.Sleep(900 * time.Millisecond)
+	}
+	late, err := busy.Load("late")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer late.Close()
+	if err := unix.Kill(a.pid, unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	ran, _ := planted.stats(t)
+	wantGroup := groupUsage(t, dir) - before
+	now := a.scraped(t)
+	now.check(t, first)
+	for _, c := range []struct {
+		metric, label, value string
+		want                 int64
+	}{
+		{"tare_group_cpu_seconds_total", "cgroup", path, wantGroup},
+		{"tare_bpf_program_run_seconds_total", "id", strconv.Itoa(int(planted.id)), ran - used},
+	} {
+		was, _ := first.sum(c.metric, c.label, c.value)
+		is, _ := now.sum(c.metric, c.label, c.value)
+		if got := nanoseconds(is) - nanoseconds(was); got != c.want {
+			t.Errorf("%s grew by %d ns, want %d", c.metric, got, c.want)
+		}
+	}
+	was, _ := first.sum("tare_bpf_programs_missed_total", "when", "unseen")
+	is, _ := now.sum("tare_bpf_programs_missed_total", "when", "unseen")
+	if is-was < unseen { // others on the machine load programs as well
+		t.Errorf("%g programs came and went unseen, want %d or more", is-was, unseen)
+	}
+	if gap := now.total("tare_agent_gap_seconds_total"); gap != 0 {
+		t.Errorf("%g s are in no window", gap)
+	}
+}
+
+// TestAgentHotplug: when a CPU goes offline and comes online again, the budget's sums hold, and time that no window has
+// is named.
+func TestAgentHotplug(t *testing.T) {
+	long.Test(t, "takes a CPU offline for a second; 20 seconds")
+	const online = "/sys/devices/system/cpu/cpu1/online"
+	if err := os.WriteFile(online, []byte("1"), 0); err != nil {
+		t.Skip("needs a second CPU that can be taken offline: ", err)
+	}
+	leavesNothing(t)
+	groups := makeTestGroups(t)
+	dir, path := groups.make(t, "busy")
+	w := startWorker(t, dir)
+	a := startAgent(t).serving(t)
+	last := a.scraped(t)
+	start, startUsed := last, groupUsage(t, dir)
+	step := func(what string) {
+		t.Helper()
+		w.burn(t, 200*time.Millisecond)
+		now := a.scraped(t)
+		now.check(t, last)
+		lines, _ := now.sum("tare_node_cpu_seconds_total", "line", "unexplained")
+		t.Logf("%s: %g CPUs, capacity %.3f s, unexplained %.3f s, counted twice %.3f s, gap %.3f s", what,
+			now.total("tare_node_cpus"), now.total("tare_node_cpu_capacity_seconds_total"), lines,
+			now.total("tare_node_cpu_counted_twice_seconds_total"), now.total("tare_agent_gap_seconds_total"))
+		last = now
+	}
+	step("before")
+	t.Cleanup(func() { _ = os.WriteFile(online, []byte("1"), 0) })
+	for range 2 {
+		for _, state := range []string{"0", "1"} {
+			if err := os.WriteFile(online, []byte(state), 0); err != nil {
+				t.Skip("the CPU cannot be taken offline: ", err)
+			}
+			step("cpu1 online " + state)
+			step("then")
+		}
+	}
+	was, _ := start.sum("tare_group_cpu_seconds_total", "cgroup", path)
+	is, _ := last.sum("tare_group_cpu_seconds_total", "cgroup", path)
+	used := float64(groupUsage(t, dir)-startUsed) / 1e9
+	gap := last.total("tare_agent_gap_seconds_total")
+	if missing := used - (is - was); missing < -1e-9 || missing > gap+1e-9 {
+		t.Errorf("the group used %.6f s and the metric grew by %.6f s, with gaps of %.6f s", used, is-was, gap)
+	}
+	if cpus := last.total("tare_node_cpus"); math.Abs(cpus-start.total("tare_node_cpus")) > 0 {
+		t.Errorf("%g CPUs are online", cpus)
 	}
 }
