@@ -9,7 +9,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// ProgramKey tells eBPF programs apart. The kernel gives ids out in turn and uses one again only after 2^31 others.
+// ProgramKey identifies an eBPF program. The kernel gives ids out in turn, and reuses one only after 2^31 others.
 type ProgramKey struct {
 	ID  uint32
 	Tag string
@@ -24,24 +24,24 @@ type Payer struct {
 // Idle is the place of programs that ran in interrupts above an idle CPU.
 var Idle = Place{Top: attribution.Idle}
 
-// unplaced stands for the threads that ended before their group could be read.
+// unplaced is the place of threads that ended before their group could be read.
 var unplaced = Place{}
 
-// program is what is known of one eBPF program over time. Its run time is split as soon as there are enough samples for
-// that, however many windows that takes.
+// program is what is known of one eBPF program over time. Its run time is split when there are enough samples, however
+// many windows that takes.
 type program struct {
 	last ledger.Program
 
 	pending int64         // run time in ns that is not split yet
-	seen    map[Place]int // by place, the samples that saw the program in that time
-	since   time.Time     // when that time began
+	seen    map[Place]int // samples of the program since then, by place
+	since   time.Time     // when pending was 0
 
 	payers map[Place]*payer // of what was split
 	gone   bool             // it was unloaded in the last ledger, which still has it
 	phases phases
 }
 
-// phases are what a program ran in the times with statistics, of which each stands for a cycle of the duty.
+// phases are what a program ran while statistics were on. Each phase stands for a cycle of the duty.
 type phases struct {
 	n         int
 	now, last float64 // seconds, in this phase and in the one before
@@ -70,13 +70,13 @@ func (p *phases) scalingError(d Duty) (float64, bool) {
 	variance := float64(p.n) * f * f * (1 - 1/f) * p.squares / float64(2*(p.n-1))
 	// Differences of neighbours overlap, so that they have two thirds of the degrees of freedom of as many draws.
 	sampled := interval.Student(2*float64(p.n-1)/3, attribution.Confidence) * math.Sqrt(variance)
-	return sampled + f*max(p.now, p.last), true // of the cycle that is not over the sum has all or nothing
+	return sampled + f*max(p.now, p.last), true // of the cycle under way the sum has all or nothing
 }
 
-// payer is what one place has paid. It is given when samples have seen the program there MinShare times.
+// payer is what one place has to pay for a program. It is added to Payers once MinShare samples saw the program there.
 type payer struct {
-	ns      int64 // that is not given yet
-	samples int   // of all time
+	ns      int64 // not added yet
+	samples int   // since the program was first seen
 }
 
 // patience is how long run time waits for enough samples to be split.
@@ -84,7 +84,7 @@ const patience = 10 * time.Minute
 
 func (t *Totals) addPrograms(l *ledger.Ledger) {
 	if l.Programs == nil {
-		return // they could not be read: none is known to have gone
+		return // they could not be read, which does not mean that they are gone
 	}
 	used, paid, unsplit := map[ProgramKey]int64{}, map[Payer]int64{}, map[ProgramKey]int64{}
 	runs, samples := map[ProgramKey]uint64{}, map[ProgramKey]uint64{}
@@ -133,7 +133,7 @@ func (t *Totals) addPrograms(l *ledger.Ledger) {
 			delete(t.programs, key)
 			continue
 		}
-		if !alive[key] { // its name is needed for as long as its totals have not gone to the others
+		if !alive[key] { // its name is needed until its totals have ended
 			unsplit[key] += p.waiting()
 			p.gone, p.pending, p.payers = true, 0, nil
 			continue
@@ -183,8 +183,8 @@ func (t *Totals) missed(l *ledger.Ledger) {
 	t.newest = newest
 }
 
-// factor is how much time the windows with statistics stand for. A time with statistics stands for one cycle, also
-// where it was longer than it should be, because nothing could switch them off.
+// factor is what the run time of a ledger is multiplied by. A phase with statistics stands for one cycle, also if it was
+// longer than intended because the process was stopped. If it was longer than a cycle, it stands for itself.
 func (t *Totals) factor(l *ledger.Ledger) float64 {
 	d := t.o.Duty
 	if d.On == 0 || l.CPU.BPFUnsplit == nil {
@@ -264,7 +264,7 @@ func (p *program) deal(n int, to func(Place, int64)) {
 	}
 }
 
-// waiting is run time in ns of which it is not known yet where it ran.
+// waiting is run time in ns that is not in Payers or Unsplit yet.
 func (p *program) waiting() int64 {
 	sum := p.pending
 	for _, held := range p.payers {
@@ -293,7 +293,7 @@ type Program struct {
 	ScalingError *float64
 }
 
-// Each calls f with each program that is there.
+// Each calls f with each program of the last ledger.
 func (t *Totals) Each(f func(ProgramKey, Program)) {
 	for key, p := range t.programs {
 		one := Program{Program: &p.last, Pending: seconds(p.waiting())}

@@ -11,9 +11,9 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Place is a control group that people know by a name, and what is in it: a container, else a pod, else a unit of
-// systemd. A group that has none of these names is a place by itself. Top is the path of the group; an empty field is
-// not known, or does not apply.
+// Place is a control group with a name that people use, and the groups in it: a container, else a pod, else a unit of
+// systemd. A group without such a name is a place by itself. Top is the path of the group. A field is empty where it is
+// unknown or does not apply.
 type Place struct {
 	Namespace, Pod, Container string
 	Unit                      string
@@ -24,23 +24,22 @@ type Place struct {
 type Options struct {
 	// Name finds the place that a control group is in; nil: each group is one.
 	Name func(path string) Place
-	// Most is how many series each kind of total may have: the biggest have their own, the rest have one together. 0 is
-	// no limit.
+	// Most limits the series of each kind of total: the biggest have one each, and all others share one. 0 is no limit.
 	Most int
-	// Duty is that of the scale: run time of eBPF programs that was counted stands for all time.
+	// Duty is that of the scale. Run time of eBPF programs is scaled up by it.
 	Duty Duty
 }
 
-// Totals are what a machine has used since they began: sums over ledgers that follow each other without a gap. They
-// only go up. They are pure; the zero value is not usable.
+// Totals are sums over the ledgers of a Scale. They never fall. They do no input or output; make them with NewTotals.
 type Totals struct {
 	o Options
 
 	Capacity time.Duration // of CPU time
 	lines    map[string]*count
-	// surplus is what unexplained time has of either sign, as long as it is within the grain of the kernel's counters.
+	// surplus is negative unexplained time in ns, as long as it is within the grain of the kernel's counters: later
+	// unexplained time makes up for it.
 	surplus int64
-	twice   int64 // ns that are on several lines
+	twice   int64 // ns that are on more than one line
 
 	Components    *Ranked[ledger.Charged] // CPU time
 	ComponentsBPF *Ranked[ledger.Charged] // run time of eBPF programs
@@ -65,7 +64,7 @@ type Totals struct {
 	stalls   []stall
 }
 
-// Self is what the scale has cost since the totals began. Nil: never known.
+// Self is what the scale has cost since the totals began. A nil field was never known.
 type Self struct {
 	CPU                 time.Duration
 	BPF, Stats, Witness *time.Duration
@@ -84,7 +83,7 @@ const (
 	LineUnexplained = "unexplained"
 )
 
-// NewTotals begins at 0.
+// NewTotals makes totals that are all 0.
 func NewTotals(o Options) *Totals {
 	if o.Name == nil {
 		o.Name = func(path string) Place { return Place{Top: path} }
@@ -134,8 +133,8 @@ func (t *Totals) LongestStall() (longest float64, known bool) {
 	return longest, len(t.stalls) > 0
 }
 
-// grain is how much of unexplained time, per CPU, may be of either sign by chance: two ticks of the slowest clock in
-// use (/proc/stat counts in hundredths of a second).
+// grain is how far below 0 unexplained time may be, per CPU, by chance: two ticks of the slowest clock in use (/proc/stat
+// counts in hundredths of a second).
 const grain = 20 * time.Millisecond
 
 // budget adds the lines. Their sum, without what is counted twice, is the capacity up to the grain.
@@ -173,8 +172,8 @@ func (t *Totals) Lines() map[string]float64 {
 	return lines
 }
 
-// CountedTwice is CPU time in seconds that several lines have, by the grain and the limits of the kernel's counters:
-// the sum of the lines exceeds the capacity by it.
+// CountedTwice is CPU time in seconds that is on more than one line, because the kernel's counters are coarse or overlap.
+// The sum of the lines exceeds the capacity by it.
 func (t *Totals) CountedTwice() float64 { return seconds(t.twice) }
 
 func (t *Totals) components(l *ledger.Ledger) {
@@ -192,8 +191,8 @@ func (t *Totals) components(l *ledger.Ledger) {
 	t.ComponentsBPF.Tick(run, always)
 }
 
-// PlaceOf is the place of a control group. One that the last ledger does not have has come since groups were looked
-// for, or is gone: it is in the place of the group around it, as is its CPU time.
+// PlaceOf is the place of a control group. A group that is not in the last ledger is newer than the last search for
+// groups, or is gone: its place is that of the group around it, where its CPU time is counted too.
 func (t *Totals) PlaceOf(path string) Place {
 	for above := path; ; above = above[:strings.LastIndexByte(above, '/')] {
 		if p, known := t.places[above]; known {
@@ -303,8 +302,9 @@ func (t *Totals) begins(path string) (place, around Place, isTop bool) {
 	return place, around, around != place
 }
 
-// Memory is memory at the end of the last ledger, in bytes, of each place that has a total, by what of gives for a
-// group; nil: not known. What a place holds is without the places in it. rest is of all others.
+// Memory is the memory in bytes, at the end of the last ledger, of each place that has a total, and of all others
+// together (rest). of selects the kind of memory of a group, or returns nil if it is unknown. The memory of a place is
+// without that of the places in it.
 func (t *Totals) Memory(of func(*ledger.Memory) *int64) (byPlace map[Place]int64, rest int64) {
 	byPlace = map[Place]int64{}
 	unknown := map[Place]bool{}
@@ -339,7 +339,7 @@ func (t *Totals) Memory(of func(*ledger.Memory) *int64) (byPlace map[Place]int64
 		case !t.Places.Has(place):
 			rest += max(bytes, 0)
 			delete(byPlace, place)
-		case bytes < 0: // two groups are not read at quite the same time
+		case bytes < 0: // groups are read one after another
 			byPlace[place] = 0
 		}
 	}
@@ -364,7 +364,7 @@ func (t *Totals) self(s *ledger.Self) {
 	}
 }
 
-// ns is a time in whole nanoseconds, so that sums are exact.
+// ns converts seconds to whole nanoseconds, so that sums are exact.
 func ns(seconds float64) int64 { return int64(math.Round(seconds * 1e9)) }
 
 func duration(seconds float64) time.Duration { return time.Duration(ns(seconds)) }

@@ -11,17 +11,17 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Next closes the window and opens the one that follows it at the same edge: the last counters of the one are the first
-// of the other, so that no CPU time and no run of a program is in neither of them, or in both. Sampling goes on.
+// Next closes the window and opens the next one at the same edge: the last counters of the one are the first of the
+// other, so that all CPU time and each run of a program is in exactly one of them. Sampling goes on.
 //
 // With all it finds new groups, and reads memory and what programs and maps there are. Without, the ledger has those as
 // they were read last, and a window costs a fraction. New groups at the top of the hierarchies and new kernel threads
 // are found in any case, for nothing else counts their time. A new group below the top is in the groups around it until
 // the next window with all, which then has what the group used since it was made.
 //
-// After an error the window is still open if it is the one that is returned, and the next ledger has what was used
-// meanwhile. If none is returned, the meter must be whole and sampling has failed: the window is gone, and another can
-// be opened. Otherwise sampling begins again in the window that follows.
+// After an error, a window that is returned is open, and its ledger will have what was used meanwhile. Without one, the
+// meter must be whole and its sampling has failed: Open another window. A meter that need not be whole begins to sample
+// again in the next window.
 func (w *Window) Next(all bool) (*ledger.Ledger, *Window, error) {
 	m := w.m
 	prepare := m.prepareTop
@@ -89,7 +89,7 @@ func (m *Meter) Count(on bool) (err error) {
 	return err
 }
 
-// begin makes the last edge of the window before the first edge of this one: what has gone is not in it.
+// begin turns the last edge of the window before into the first of this one: it drops what has gone.
 func (w *Window) begin() {
 	m := w.m
 	m.groups.Forget()
@@ -197,6 +197,6 @@ func (e *edge) forget() {
 	}
 }
 
-// NotSampled is the code of the warning that CPUs went offline or came online: those that came have no sampler until
+// NotSampled is the code of the warning that CPUs went offline or came online. A CPU that came online has no sampler until
 // there is a new meter.
 const NotSampled = "cpus-not-sampled"
