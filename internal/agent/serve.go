@@ -40,7 +40,7 @@ func serve(ctx context.Context, c *configuration, w *weigher, l net.Listener, lo
 	if _, err := readAccess(c.webConfig()); err != nil {
 		return err
 	}
-	windows := newWindows(c, w.layout)
+	windows := newWindows(c, w.layout, w.names)
 	defer windows.close()
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(w, promhttp.HandlerOpts{

@@ -125,10 +125,10 @@ func (w *weigher) readOlder(age time.Duration) {
 		}
 		return
 	}
-	w.charge(l)
 	began := time.Now()
-	w.name(l)
+	w.names.Fill(l)
 	w.parts[partNames] = meter.Part{Name: partNames, Took: time.Since(began)}
+	w.charge(l)
 	w.totals.Add(l)
 }
 
@@ -139,17 +139,6 @@ const partNames = "names"
 func (w *weigher) place(path string) live.Place {
 	n := w.names.Of(path)
 	return live.Place{Namespace: n.Namespace, Pod: n.Pod, Container: n.Container, Unit: n.Unit, Top: n.Top}
-}
-
-// name finds the names of all groups of a ledger: a pod's own group has the name that its containers say.
-func (w *weigher) name(l *ledger.Ledger) {
-	there := make(map[string]bool, len(l.Cgroups))
-	for _, g := range l.Cgroups {
-		there[g.Path] = true
-		w.names.Of(g.Path)
-	}
-	w.names.Forget(func(path string) bool { return there[path] })
-	l.Warnings = append(l.Warnings, w.names.Warnings()...)
 }
 
 // charge says what belongs to whom, by the rules. Where processes cannot be read it goes by those that were read last:

@@ -20,6 +20,7 @@ import (
 	"tare/internal/lib/text"
 	"tare/internal/scale/charge"
 	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/names"
 	"tare/internal/scale/ledger"
 	"tare/internal/scale/meter"
 )
@@ -89,6 +90,7 @@ func isLoopback(address string) bool {
 type windows struct {
 	c      *configuration
 	layout *cgroup.Layout
+	names  *names.Resolver
 
 	turn    chan struct{} // has one element while no window is open
 	waiting chan struct{}
@@ -107,8 +109,8 @@ const (
 	maxDocument    = 64_000_000  // bytes: some 60,000 control groups
 )
 
-func newWindows(c *configuration, layout *cgroup.Layout) *windows {
-	w := &windows{c: c, layout: layout, turn: make(chan struct{}, 1), waiting: make(chan struct{}, maxWaiting)}
+func newWindows(c *configuration, layout *cgroup.Layout, names *names.Resolver) *windows {
+	w := &windows{c: c, layout: layout, names: names, turn: make(chan struct{}, 1), waiting: make(chan struct{}, maxWaiting)}
 	w.turn <- struct{}{}
 	return w
 }
@@ -225,6 +227,7 @@ func (w *windows) weigh(ctx context.Context, d time.Duration, at time.Time) (l *
 	if l, err = open.CloseAt(ctx, begin+int64(d)); err != nil {
 		return nil, err
 	}
+	w.names.Fill(l)
 	if err := w.charge(l); err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"tare/internal/lib/param"
+	"tare/internal/scale/host/names"
 )
 
 func TestParseWindow(t *testing.T) {
@@ -127,7 +128,7 @@ func TestAccessOfAChangedFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "web.yaml")
 	c := &configuration{Values: param.Defaults(settings)}
 	c.Values[settingWebConfig] = file
-	w := newWindows(c, nil)
+	w := newWindows(c, nil, names.Open(names.Options{}))
 	for _, step := range []struct {
 		config string
 		want   int

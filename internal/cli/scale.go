@@ -16,6 +16,7 @@ import (
 	"tare/internal/results/report"
 	"tare/internal/scale/charge"
 	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/names"
 	"tare/internal/scale/host/perf"
 	"tare/internal/scale/host/sandbox"
 	"tare/internal/scale/ledger"
@@ -50,6 +51,7 @@ func (f *scaleFlags) register(fs *pflag.FlagSet) {
 type scaleOptions struct {
 	meter     meter.Options
 	rules     []charge.Rule
+	names     *names.Resolver
 	sandboxes *sandbox.Options // nil: they are not looked for
 }
 
@@ -68,6 +70,7 @@ func (f *scaleFlags) options(ctx context.Context) (o scaleOptions, err error) {
 	if o.rules, err = readRules(f.given); err != nil {
 		return o, err
 	}
+	o.names = names.Open(names.Options{})
 	found := sandbox.Options{}
 	if found.RuntimeRoots, err = runtimeRoots(f.roots); err != nil {
 		return o, err
@@ -134,6 +137,7 @@ func (w *watch) Next(ctx context.Context, d time.Duration) (*ledger.Ledger, erro
 		w.closeCensus()
 		w.openCensus()
 	}
+	w.names.Fill(l)
 	return l, applyRules(w.rules, w.layout, l)
 }
 

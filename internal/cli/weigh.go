@@ -176,6 +176,7 @@ func weighOnce(
 	if err != nil {
 		return err
 	}
+	s.names.Fill(l)
 	if err := applyRules(s.rules, nil, l); err != nil {
 		return err
 	}

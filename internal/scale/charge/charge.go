@@ -10,6 +10,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"tare/internal/lib/lists"
 	"tare/internal/scale/ledger"
@@ -37,6 +38,15 @@ type Rule struct {
 	Where   string // the flag or the place in a file that it is from, for messages
 }
 
+// name is where a rule stands, and what it selects, as the ledger names it.
+func (r *Rule) name() string {
+	what := fmt.Sprintf("%s=%s", r.By, r.Pattern)
+	if strings.HasPrefix(r.Where, "--") { // a flag, which says it
+		return r.Where
+	}
+	return r.Where + " " + what
+}
+
 // Process is a process that runs at the end of the window.
 type Process struct {
 	PID    int
@@ -54,6 +64,7 @@ func Apply(rules []Rule, l *ledger.Ledger, running []Process) {
 	}
 	a.groups(running)
 	l.Settle() // spreads the charges of groups to those below them
+	a.index()
 	a.programs()
 	a.maps()
 	l.Settle()
@@ -63,18 +74,19 @@ func Apply(rules []Rule, l *ledger.Ledger, running []Process) {
 type application struct {
 	l       *ledger.Ledger
 	rules   []Rule
-	groupOf map[int]string // of processes
-	matched []int          // by rule: things that match
-	counted []int          // by rule: things that it charges
-	shared  []string       // what belongs to several
+	groupOf map[int]string  // of processes
+	sides   map[string]side // of the listed groups
+	matched []int           // by rule: things that match
+	counted []int           // by rule: things that it charges
+	shared  []string        // what belongs to several
 }
 
 func (a *application) warn(code, format string, args ...any) {
 	a.l.Warnings = append(a.l.Warnings, ledger.Warning{Code: code, Message: fmt.Sprintf(format, args...)})
 }
 
-// charge gives c the charge of the first rule that matches, unless it has one.
-func (a *application) charge(c *ledger.Charged, matches func(i int, r *Rule) bool) {
+// charge gives c the charge of the first rule that matches, unless it has one, and says which rule that is.
+func (a *application) charge(c *ledger.Charged, rule *string, matches func(i int, r *Rule) bool) {
 	taken := c.Charge != ""
 	for i := range a.rules {
 		if !matches(i, &a.rules[i]) {
@@ -82,7 +94,7 @@ func (a *application) charge(c *ledger.Charged, matches func(i int, r *Rule) boo
 		}
 		a.matched[i]++
 		if !taken {
-			*c, taken = a.rules[i].Charged, true
+			*c, *rule, taken = a.rules[i].Charged, a.rules[i].name(), true
 			a.counted[i]++
 		}
 	}
@@ -100,7 +112,7 @@ func (a *application) groups(running []Process) {
 	}
 	for i := range a.l.Cgroups {
 		g := &a.l.Cgroups[i]
-		a.charge(&g.Charged, func(i int, r *Rule) bool {
+		a.charge(&g.Charged, &g.Rule, func(i int, r *Rule) bool {
 			switch r.By {
 			case Cgroup:
 				return matchPath(r.Pattern, g.Path)
@@ -111,6 +123,7 @@ func (a *application) groups(running []Process) {
 			return false
 		})
 	}
+	a.index()
 	for i := range a.rules {
 		if direct[i] != nil {
 			a.partly(i, direct[i])
@@ -140,7 +153,7 @@ func tallies(r *Rule, running []Process) (whole, direct map[string]tally) {
 func (a *application) partly(i int, direct map[string]tally) {
 	var groups []string
 	for path, t := range direct {
-		if t.named > 0 && t.named < t.all && a.l.ChargeOf(path).Charge == "" {
+		if t.named > 0 && t.named < t.all && a.sideOf(path).Charge == "" {
 			groups = append(groups, path)
 		}
 	}
@@ -162,31 +175,32 @@ func (a *application) partly(i int, direct map[string]tally) {
 func (a *application) programs() {
 	for i := range a.l.Programs {
 		p := &a.l.Programs[i]
-		a.charge(&p.Charged, func(_ int, r *Rule) bool {
+		a.charge(&p.Charged, &p.Rule, func(_ int, r *Rule) bool {
 			return r.By == Program && matchProgram(r.Pattern, p.Name) || r.By == Comm && heldBy(r, p.Owners)
 		})
 		if p.Charge == "" {
-			p.Charged = a.agreed(fmt.Sprintf("program %d (%s)", p.ID, cmp.Or(p.Name, "no name")), a.ofGroups(p.Owners))
+			p.Charged, p.Rule = a.agreed(fmt.Sprintf("program %d (%s)", p.ID, cmp.Or(p.Name, "no name")), a.ofGroups(p.Owners))
 		}
 	}
 }
 
 func (a *application) maps() {
-	byID := make(map[uint32]ledger.Charged, len(a.l.Programs))
+	byID := make(map[uint32]side, len(a.l.Programs))
 	for i := range a.l.Programs {
-		byID[a.l.Programs[i].ID] = a.l.Programs[i].Charged
+		p := &a.l.Programs[i]
+		byID[p.ID] = side{p.Charged, p.Rule}
 	}
 	for i := range a.l.Maps {
 		m := &a.l.Maps[i]
-		a.charge(&m.Charged, func(_ int, r *Rule) bool {
+		a.charge(&m.Charged, &m.Rule, func(_ int, r *Rule) bool {
 			return r.By == Map && matchName(r.Pattern, m.Name) || r.By == Comm && heldBy(r, m.HeldBy)
 		})
 		if m.Charge == "" {
-			of := lists.Map(m.UsedBy, func(id uint32) ledger.Charged { return byID[id] })
+			of := lists.Map(m.UsedBy, func(id uint32) side { return byID[id] })
 			if !slices.ContainsFunc(of, belongs) {
 				of = a.ofGroups(m.HeldBy)
 			}
-			m.Charged = a.agreed(fmt.Sprintf("map %d (%s)", m.ID, cmp.Or(m.Name, "no name")), of)
+			m.Charged, m.Rule = a.agreed(fmt.Sprintf("map %d (%s)", m.ID, cmp.Or(m.Name, "no name")), of)
 		}
 	}
 	if n := len(a.shared); n > 0 {
@@ -204,35 +218,63 @@ func heldBy(r *Rule, holders []ledger.Owner) bool {
 	return slices.ContainsFunc(holders, func(o ledger.Owner) bool { return matchName(r.Pattern, o.Comm) })
 }
 
+// side is a charge, and the rule that it is from.
+type side struct {
+	ledger.Charged
+	rule string
+}
+
+// index notes the sides of the listed groups, of which one that was removed and made again stands twice.
+func (a *application) index() {
+	a.sides = make(map[string]side, len(a.l.Cgroups))
+	for i := range a.l.Cgroups {
+		g := &a.l.Cgroups[i]
+		if a.sides[g.Path].Charge == "" {
+			a.sides[g.Path] = side{g.Charged, g.Rule}
+		}
+	}
+}
+
+// sideOf is the side of the group at path, or of the nearest group above it that is listed.
+func (a *application) sideOf(path string) (s side) {
+	found := false
+	ledger.Ancestors(path, func(p string) {
+		if at, listed := a.sides[p]; listed && !found {
+			s, found = at, true
+		}
+	})
+	return s
+}
+
 // ofGroups are the charges of the groups that processes are in.
-func (a *application) ofGroups(holders []ledger.Owner) (of []ledger.Charged) {
+func (a *application) ofGroups(holders []ledger.Owner) (of []side) {
 	for _, o := range holders {
 		if path, known := a.groupOf[o.PID]; known {
-			of = append(of, a.l.ChargeOf(path))
+			of = append(of, a.sideOf(path))
 		}
 	}
 	return of
 }
 
 // belongs says whether a charge makes its owner the owner of what it holds. The scale holds what it looks at.
-func belongs(c ledger.Charged) bool { return c.Charge != "" && c.Charge != ledger.ChargeSelf }
+func belongs(c side) bool { return c.Charge != "" && c.Charge != ledger.ChargeSelf }
 
 // agreed is the charge of something by those of its owners, if they agree. Components may differ: then it belongs
-// to none.
-func (a *application) agreed(what string, of []ledger.Charged) (c ledger.Charged) {
+// to none. The rule is that of the first.
+func (a *application) agreed(what string, of []side) (c ledger.Charged, rule string) {
 	for _, o := range of {
 		switch {
 		case !belongs(o):
 		case c.Charge == "":
-			c = o
+			c, rule = o.Charged, o.rule
 		case c.Charge != o.Charge || c.Workload != o.Workload:
 			a.shared = append(a.shared, what)
-			return ledger.Charged{}
+			return ledger.Charged{}, ""
 		case c.Component != o.Component:
 			c.Component = ""
 		}
 	}
-	return c
+	return c, rule
 }
 
 // unused warns of rules that charge nothing.

@@ -79,6 +79,36 @@ func chargesOf(l *ledger.Ledger) string {
 	return strings.TrimSpace(b.String())
 }
 
+// TestRuleOf: what a rule charges has its name, and so has what follows from that. Two rules for one side are one
+// component.
+func TestRuleOf(t *testing.T) {
+	l, running := machine()
+	rules := mustParse(t, "workload shop=/kubepods/shop-1", "workload shop=/kubepods/shop-2", "tare program=cil_*")
+	rules[1].Where = "rules.yaml:2:3"
+	Apply(rules, l, running)
+	const first, second = "--workload 'shop=/kubepods/shop-1'", "rules.yaml:2:3 cgroup=/kubepods/shop-2"
+	got := map[string]string{}
+	for _, g := range l.Cgroups {
+		got[g.Path] = g.Rule
+	}
+	for _, p := range l.Programs {
+		got[p.Name] = p.Rule
+	}
+	for _, m := range l.Maps {
+		got[m.Name] = m.Rule
+	}
+	for what, want := range map[string]string{"/": "", "/kubepods": "", "/system": "", "/kubepods/shop-1": first,
+		"/kubepods/shop-1/app": first, "/kubepods/shop-2": second, "shop_filter": first, "cil_from": "--tare 'program=cil_*'",
+		"cil_ct": "--tare 'program=cil_*'", "own": ""} {
+		if got[what] != want {
+			t.Errorf("%s is charged by %q, want %q", what, got[what], want)
+		}
+	}
+	if len(l.Workloads) != 1 || *l.Workloads[0].GrossCPU != 2 {
+		t.Errorf("%+v: want one workload with the CPU time of both pods", l.Workloads)
+	}
+}
+
 func TestApply(t *testing.T) {
 	for _, c := range []struct {
 		name, rules, want string

@@ -30,9 +30,6 @@ type Charged struct {
 	// serves all.
 	Workload  string `json:"workload"`
 	Component string `json:"component,omitempty"` // a named part of what is weighed, such as proxy.client
-	// Rule is the rule that charged it, as its author wrote it; empty, and left out, where none did, as in experiments.
-	// What belongs to the side of its group has the rule of that group.
-	Rule string `json:"rule,omitempty"`
 }
 
 // Workload is what one workload used, and what infrastructure used on its behalf: gross = net + tare, to the
@@ -123,7 +120,8 @@ func newSettlement(l *Ledger) *settlement {
 // groupIndex is the charge of each listed group by path.
 func groupIndex(groups []Cgroup) map[string]Charged {
 	index := make(map[string]Charged, len(groups))
-	for _, g := range groups {
+	for i := range groups {
+		g := &groups[i]
 		if old, twice := index[g.Path]; !twice ||
 			old.Charge == "" { // a group that was removed and made again stands twice
 			index[g.Path] = g.Charged
@@ -132,14 +130,8 @@ func groupIndex(groups []Cgroup) map[string]Charged {
 	return index
 }
 
-// ChargeOf is the charge of the group at path, or of the nearest group above it that is listed.
-func (l *Ledger) ChargeOf(path string) Charged {
-	s := settlement{index: groupIndex(l.Cgroups)}
-	return s.chargeOf(path)
-}
-
-// above is the charge of the nearest group strictly above path that is listed.
-func above(index map[string]Charged, path string) (c Charged) {
+// above is what an index has of the nearest group strictly above path that is listed.
+func above[T any](index map[string]T, path string) (c T) {
 	found := path == "/"
 	Ancestors(path, func(p string) {
 		if at, listed := index[p]; listed && !found && p != path {
@@ -152,6 +144,11 @@ func above(index map[string]Charged, path string) (c Charged) {
 // spread gives the groups without a charge that of the nearest group above them.
 func (l *Ledger) spread() {
 	index := groupIndex(l.Cgroups)
+	rules := make(map[string]string, len(l.Cgroups))
+	for i := range l.Cgroups {
+		g := &l.Cgroups[i]
+		rules[g.Path] = cmp.Or(rules[g.Path], g.Rule)
+	}
 	order := make([]int, len(l.Cgroups))
 	for i := range order {
 		order[i] = i
@@ -166,10 +163,11 @@ func (l *Ledger) spread() {
 		switch {
 		case g.Charge == "":
 			g.Charged = cmp.Or(index[g.Path], over)
+			g.Rule = cmp.Or(rules[g.Path], above(rules, g.Path))
 		case g.Charge == ChargeTare && g.Workload == "" && over.Workload != "":
 			g.Workload = over.Workload
 		}
-		index[g.Path] = g.Charged
+		index[g.Path], rules[g.Path] = g.Charged, g.Rule
 	}
 }
 

@@ -137,6 +137,7 @@ const (
 // interrupts and stolen time included, as the kernel's statistics count it; RanSeconds is without what was stolen.
 type Program struct {
 	Charged                    // its owner's, wherever it runs
+	Rule            string     `json:"rule,omitempty"` // as of Cgroup
 	ID              uint32     `json:"id"`
 	Name            string     `json:"name"` // empty where the loader gave none
 	Type            string     `json:"type"`
@@ -231,6 +232,7 @@ type Seen struct {
 // Map is one eBPF map.
 type Map struct {
 	Charged              // its owner's, whoever pays for it
+	Rule        string   `json:"rule,omitempty"` // as of Cgroup
 	ID          uint32   `json:"id"`
 	Name        string   `json:"name"`
 	Type        string   `json:"type"`
@@ -247,9 +249,13 @@ type Map struct {
 
 // Cgroup is one control group. CPU and memory are of the group with all its descendants, as the kernel counts them.
 type Cgroup struct {
-	Path       string   `json:"path"`
-	Name       *Name    `json:"name,omitempty"` // what people call it; nil, and left out, where nothing is known
-	Charged             // of the group and what is below it, down to groups that have another
+	Path    string `json:"path"`
+	Name    *Name  `json:"name,omitempty"` // what people call it; nil, and left out, where nothing is known
+	Charged        // of the group and what is below it, down to groups that have another
+	// Rule is the rule that charged the group or the one above it whose charge it has: where the rule stands, and what it
+	// selects. It is empty, and left out, where no rule did, as in experiments.
+	Rule string `json:"rule,omitempty"`
+
 	Role       string   `json:"role"` // app, load, subject, self, or empty
 	CPUSeconds *float64 `json:"cpu_seconds"`
 	// BPFSeconds is eBPF run time of its tasks in every context, descendants included, as far as it could be split:

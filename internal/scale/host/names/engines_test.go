@@ -20,6 +20,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"tare/internal/scale/host/sandbox"
+	"tare/internal/scale/ledger"
 	"tare/test/long"
 )
 
@@ -34,16 +36,16 @@ func TestEngines(t *testing.T) {
 	for _, c := range []struct {
 		engine string
 		needs  []string
-		names  map[string]Name // by what the script calls a container
+		names  map[string]ledger.Name // by what the script calls a container
 		pods   func(t *testing.T, root, parent string) map[string]string
 	}{
-		{"podman", []string{"podman", "conmon", "runc"}, map[string]Name{
+		{"podman", []string{"podman", "conmon", "runc"}, map[string]ledger.Name{
 			"web": {Container: "web", Image: testImage}, "short": {Container: "short", Image: testImage},
 		}, nil},
-		{"docker", []string{"dockerd", "docker", "containerd", "containerd-shim-runc-v2", "runc"}, map[string]Name{
+		{"docker", []string{"dockerd", "docker", "containerd", "containerd-shim-runc-v2", "runc"}, map[string]ledger.Name{
 			"web": {Container: "web", Image: testImage, Labels: map[string]string{"app": "shop"}},
 		}, nil},
-		{"containerd", []string{"containerd", "ctr", "containerd-shim-runc-v2", "runc"}, map[string]Name{
+		{"containerd", []string{"containerd", "ctr", "containerd-shim-runc-v2", "runc"}, map[string]ledger.Name{
 			"pod":     {Namespace: "shop", Pod: "web-0"},
 			"sandbox": {Namespace: "shop", Pod: "web-0", Container: Sandbox},
 			"nginx":   {Namespace: "shop", Pod: "web-0", Container: "nginx", Image: testImage},
@@ -70,6 +72,8 @@ func TestEngines(t *testing.T) {
 			}
 			for name, want := range c.names {
 				want.Top = groups[name]
+				of := sandbox.WhoseIs(want.Top)
+				want.PodUID, want.ContainerID = of.Pod, of.ID
 				got := r.Of(groups[name])
 				if name == "sandbox" {
 					got.Image = "" // newer versions than Debian 12's have it

@@ -15,31 +15,18 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"tare/internal/lib/files"
 	"tare/internal/lib/text"
 	"tare/internal/scale/host/sandbox"
+	"tare/internal/scale/ledger"
 )
 
 // Sandbox is the name of the container that holds a pod open, the pause container, or of the virtual machine that
 // stands for the pod.
 const Sandbox = "(sandbox)"
-
-// Name is what people call a control group. Empty fields are not known or do not apply.
-type Name struct {
-	Namespace string // of Kubernetes
-	Pod       string
-	Container string // of Kubernetes, Docker and Podman; Sandbox for what holds a pod open
-	Unit      string // of systemd: ssh.service, session-3.scope; not of containers and pods
-
-	Image  string            // if the runtime's files have it
-	Labels map[string]string // of the container and its pod, if the runtime's files have them; not to be changed
-
-	// Top is the path of the group that the name belongs to: of the container, the pod or the unit, and of the group
-	// itself where it is of none. It is known from the path alone, also while the name is not.
-	Top string
-}
 
 // Bounds of what a name can have; a longer text ends with "...".
 const (
@@ -52,8 +39,9 @@ type Options struct {
 	Root string // where the machine's files are: empty for /, the mount of a container (/host), a tree of test files
 }
 
-// Resolver finds names and remembers them. It is for one goroutine.
+// Resolver finds names and remembers them. It is for many goroutines.
 type Resolver struct {
+	mu     sync.Mutex
 	tree   files.Tree
 	known  map[string]*entry          // by path
 	pods   map[string]pod             // by uid
@@ -64,7 +52,8 @@ type Resolver struct {
 
 // entry is what is known of one path.
 type entry struct {
-	name    Name
+	name    ledger.Name
+	shared  *ledger.Name // a copy of name for ledgers, once it is settled
 	whose   sandbox.Whose
 	user    uint32 // who makes the groups
 	outer   string // path of the container that it is inside; empty where there is none
@@ -98,8 +87,14 @@ func Open(o Options) *Resolver {
 
 // Of returns the name of a group, by its path as in the ledger. It reads files when it first sees a container, and
 // from time to time until it has found the name. A pod's own group has the name that its containers say, so ask for all
-// groups of a tick before the names are used.
-func (r *Resolver) Of(group string) Name {
+// groups of a tick before the names are used. The labels are not to be changed.
+func (r *Resolver) Of(group string) ledger.Name {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.of(group).name
+}
+
+func (r *Resolver) of(group string) *entry {
 	e := r.known[group]
 	if e == nil {
 		e = r.enter(group)
@@ -107,11 +102,51 @@ func (r *Resolver) Of(group string) Name {
 	if !e.settled {
 		r.look(e)
 	}
-	return e.name
+	return e
+}
+
+// Fill gives all groups of a ledger their names, forgets what the ledger does not list, and adds Warnings. Call it
+// before the rules are applied, which may go by names. The names are not to be changed: ledgers share them.
+func (r *Resolver) Fill(l *ledger.Ledger) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	there := make(map[string]bool, len(l.Cgroups))
+	for i := range l.Cgroups {
+		there[l.Cgroups[i].Path] = true
+		r.of(l.Cgroups[i].Path)
+	}
+	for i := range l.Cgroups {
+		g := &l.Cgroups[i]
+		g.Name = r.of(g.Path).share()
+	}
+	r.forget(func(path string) bool { return there[path] })
+	l.Warnings = append(l.Warnings, r.warnings()...)
+}
+
+// share is the name for a ledger; nil where nothing is known.
+func (e *entry) share() *ledger.Name {
+	n := &e.name
+	switch {
+	case e.shared != nil:
+		return e.shared
+	case n.Pod == "" && n.PodUID == "" && n.Container == "" && n.ContainerID == "" && n.Unit == "":
+		return nil
+	}
+	shared := *n
+	if e.settled {
+		e.shared = &shared
+	}
+	return &shared
 }
 
 // Forget drops what is known of groups that live says are gone, and of pods that have no more groups.
 func (r *Resolver) Forget(live func(path string) bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.forget(live)
+}
+
+func (r *Resolver) forget(live func(path string) bool) {
 	pods, users := map[string]bool{}, map[uint32]bool{}
 	for path, e := range r.known {
 		if !live(path) {
@@ -138,9 +173,10 @@ func (r *Resolver) enter(group string) *entry {
 		e.whose, e.settled = sandbox.Whose{}, true
 		return e
 	}
+	e.name.PodUID = w.Pod
 	switch {
 	case w.ID != "" && !beside(w.Place):
-		e.name.Top = w.IDGroup
+		e.name.ContainerID, e.name.Top = clip(w.ID), w.IDGroup
 		if !generated(w.ID) {
 			e.name.Container = clip(w.ID) // chosen by a person
 		}
@@ -182,8 +218,8 @@ func outside(w *sandbox.Whose) string {
 func (r *Resolver) look(e *entry) {
 	w := &e.whose
 	if e.outer != "" {
-		if outer := r.Of(e.outer); outer.Container != "" {
-			e.name, e.settled = outer, true
+		if outer := r.of(e.outer); outer.name.Container != "" {
+			e.name, e.settled = outer.name, true
 			return
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -16,6 +17,8 @@ import (
 	"github.com/goccy/go-yaml"
 	"golang.org/x/sys/unix"
 
+	"tare/internal/scale/host/sandbox"
+	"tare/internal/scale/ledger"
 	"tare/test/vm/guest"
 )
 
@@ -84,10 +87,14 @@ func TestFixtures(t *testing.T) {
 				}
 				for _, g := range groups {
 					want := f.Names[g]
-					n := Name{Namespace: want.Namespace, Pod: want.Pod, Container: want.Container, Unit: want.Unit,
+					n := ledger.Name{Namespace: want.Namespace, Pod: want.Pod, Container: want.Container, Unit: want.Unit,
 						Image: want.Image, Labels: want.Labels}
 					if n.Top = g; want.Top != "" {
 						n.Top = path.Join(g, want.Top)
+					}
+					of := sandbox.WhoseIs(n.Top) // the path has the ids
+					if n.PodUID = of.Pod; !beside(of.Place) {
+						n.ContainerID = of.ID
 					}
 					if got := r.Of(g); fmt.Sprintf("%+v", got) != fmt.Sprintf("%+v", n) {
 						t.Errorf("%s:\n%+v, want\n%+v", g, got, n)
@@ -181,6 +188,49 @@ func TestForget(t *testing.T) {
 	r.Forget(func(string) bool { return false })
 	if len(r.known) != 0 || len(r.pods) != 0 {
 		t.Errorf("%d paths, %d pods", len(r.known), len(r.pods))
+	}
+}
+
+// TestFill: groups of a ledger have names, the same one at each tick; a group that belongs to nothing has none, and one
+// whose name is not known yet has its ids.
+func TestFill(t *testing.T) {
+	guest.KernelFree(t)
+	root, r, c := machine(t)
+	writeFile(t, root, bundles+hex("a")+"/config.json", bundle("web"))
+	pod := "/kubepods/pod" + testPod
+	fill := func(paths ...string) *ledger.Ledger {
+		l := &ledger.Ledger{}
+		for _, path := range paths {
+			l.Cgroups = append(l.Cgroups, ledger.Cgroup{Path: path})
+		}
+		r.Fill(l)
+		return l
+	}
+	paths := []string{"/", "/kubepods", pod, pod + "/" + hex("a"), pod + "/" + hex("b"), "/system.slice/ssh.service"}
+	first := fill(paths...)
+	want := []*ledger.Name{nil, nil, {Namespace: "shop", Pod: "web-0", PodUID: testPod, Top: pod},
+		{Namespace: "shop", Pod: "web-0", PodUID: testPod, Container: "web", ContainerID: hex("a"), Top: paths[3]},
+		{Namespace: "shop", Pod: "web-0", PodUID: testPod, ContainerID: hex("b"), Top: paths[4]},
+		{Unit: "ssh.service", Top: paths[5]}}
+	for i, g := range first.Cgroups {
+		if !reflect.DeepEqual(g.Name, want[i]) {
+			t.Errorf("%s: %+v, want %+v", g.Path, g.Name, want[i])
+		}
+	}
+	writeFile(t, root, bundles+hex("b")+"/config.json", bundle("late"))
+	c.Time = c.Add(firstWait)
+	second := fill(paths...)
+	if second.Cgroups[3].Name != first.Cgroups[3].Name {
+		t.Error("a name was made again")
+	}
+	if n := second.Cgroups[4].Name; n.Container != "late" || first.Cgroups[4].Name.Container != "" {
+		t.Errorf("%+v; in the ledger before %+v", n, first.Cgroups[4].Name)
+	}
+	if fill(paths[:2]...); len(r.known) != 2 {
+		t.Errorf("%d paths are remembered", len(r.known))
+	}
+	if l := fill("/kubepods/" + hex("c")); len(l.Warnings) != 0 || l.Cgroups[0].Name.ContainerID != hex("c") {
+		t.Errorf("a container that has ended: %+v, %+v", l.Warnings, l.Cgroups[0].Name)
 	}
 }
 
@@ -397,9 +447,9 @@ func FuzzHome(f *testing.F) {
 	})
 }
 
-func check(t *testing.T, n Name) {
+func check(t *testing.T, n ledger.Name) {
 	t.Helper()
-	texts := []string{n.Namespace, n.Pod, n.Container, n.Unit, n.Image}
+	texts := []string{n.Namespace, n.Pod, n.PodUID, n.Container, n.ContainerID, n.Unit, n.Image}
 	for k, v := range n.Labels {
 		texts = append(texts, k, v)
 	}
