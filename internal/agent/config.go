@@ -29,6 +29,7 @@ const (
 	settingHz        = "hz"
 	settingBPFStats  = "bpf-stats"
 	settingHostRoot  = "host-root"
+	settingProfile   = "profile"
 )
 
 var settings = []param.Setting{
@@ -47,6 +48,9 @@ var settings = []param.Setting{
 			"run time is known), or a part of the time such as 10s/60s (run time is scaled, with an error that is exported)"},
 	{Name: settingHostRoot, Type: param.TypeText, Default: "/", Reach: param.ReachFile,
 		Doc: "where the machine's files are, for the names of containers: where the machine's / is mounted"},
+	{Name: settingProfile, Type: param.TypeText, Reach: param.ReachNothing,
+		Doc: "rules that come after those of the configuration: " + strings.Join(charge.Profiles(), ", ") +
+			" knows the infrastructure of a node"},
 }
 
 // configuration is what the command line and the configuration file say.
@@ -89,6 +93,13 @@ func (c *configuration) read(f *pflag.FlagSet) error {
 	if _, _, err := net.SplitHostPort(c.listen()); err != nil {
 		return fault.Wrap(err, fault.Usage, "--"+settingListen+" "+text.Clip(c.listen()), "try :9633 or 127.0.0.1:9633",
 			"this is no address to serve on")
+	}
+	if profile := c.Values[settingProfile]; profile != "" {
+		rules, err := charge.Profile(profile, "--"+settingProfile+" "+text.Clip(profile))
+		if err != nil {
+			return err
+		}
+		c.rules = append(c.rules, rules...)
 	}
 	return c.readDuty()
 }

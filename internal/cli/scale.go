@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -28,6 +29,7 @@ import (
 type scaleFlags struct {
 	hz        int
 	given     []ruleFlag
+	profile   string
 	sandboxes bool
 	roots     []string
 }
@@ -40,6 +42,8 @@ func (f *scaleFlags) register(fs *pflag.FlagSet) {
 	fs.Var(&ruleValue{ledger.ChargeLoad, &f.given}, string(ledger.ChargeLoad),
 		"what puts workloads to work: 'SELECTOR'; may be repeated")
 	fs.Var(&ruleValue{"", &f.given}, "rules", "a YAML file of rules; may be repeated")
+	fs.StringVar(&f.profile, "profile", "", "rules that come after yours: "+strings.Join(charge.Profiles(), ", ")+
+		" knows the infrastructure of a node")
 	fs.BoolVar(&f.sandboxes, "sandboxes", true, "list containers, pods and virtual machines")
 	fs.StringArrayVar(&f.roots, "runtime-root", nil,
 		"directory that runc or crun was given as --root, beside the usual ones; may be repeated")
@@ -67,7 +71,7 @@ func (f *scaleFlags) options(ctx context.Context) (o scaleOptions, err error) {
 	if err := keepOnly(ctx, cap.DAC_READ_SEARCH, cap.SYS_PTRACE, cap.IPC_LOCK); err != nil {
 		return o, err
 	}
-	if o.rules, err = readRules(f.given); err != nil {
+	if o.rules, err = readRules(f.given, f.profile); err != nil {
 		return o, err
 	}
 	o.names = names.Open(names.Options{})

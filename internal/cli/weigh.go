@@ -290,7 +290,8 @@ func (v *ruleValue) Type() string {
 	return "RULE"
 }
 
-func readRules(given []ruleFlag) (rules []charge.Rule, err error) {
+// readRules reads the rules that were given, and then those of a profile unless its name is empty.
+func readRules(given []ruleFlag, profile string) (rules []charge.Rule, err error) {
 	for _, g := range given {
 		if g.charge != "" {
 			r, err := charge.ParseFlag(g.charge, g.text)
@@ -305,6 +306,13 @@ func readRules(given []ruleFlag) (rules []charge.Rule, err error) {
 			return nil, err
 		}
 		more, err := charge.ParseFile(g.text, data)
+		if err != nil {
+			return nil, err
+		}
+		rules = append(rules, more...)
+	}
+	if profile != "" {
+		more, err := charge.Profile(profile, "--profile "+text.Clip(profile))
 		if err != nil {
 			return nil, err
 		}

@@ -62,10 +62,10 @@ func TestRulesAreInOrder(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	rules, err := readRules(given)
+	rules, err := readRules(given, "")
 	var got []string
 	for _, r := range rules {
-		got = append(got, string(r.Charge)+r.Pattern)
+		got = append(got, string(r.Charge)+r.Cgroup)
 	}
 	if want := "tare/a load/b load/c workload/d tare/e"; err != nil || strings.Join(got, " ") != want {
 		t.Errorf("%q, %v, want %s", got, err, want)

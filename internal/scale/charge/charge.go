@@ -10,42 +10,11 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	"tare/internal/lib/lists"
+	"tare/internal/lib/quantity"
 	"tare/internal/scale/ledger"
 )
-
-// By is what a rule looks at.
-type By string
-
-// The selectors.
-const (
-	Cgroup  By = "cgroup"  // the path of a control group
-	Comm    By = "comm"    // the names of processes
-	Program By = "program" // the name of an eBPF program
-	Map     By = "map"     // the name of an eBPF map
-)
-
-// selectors are all of them.
-var selectors = []string{string(Cgroup), string(Comm), string(Program), string(Map)}
-
-// Rule charges what matches its pattern.
-type Rule struct {
-	ledger.Charged
-	By      By
-	Pattern string
-	Where   string // the flag or the place in a file that it is from, for messages
-}
-
-// name is where a rule stands, and what it selects, as the ledger names it.
-func (r *Rule) name() string {
-	what := fmt.Sprintf("%s=%s", r.By, r.Pattern)
-	if strings.HasPrefix(r.Where, "--") { // a flag, which says it
-		return r.Where
-	}
-	return r.Where + " " + what
-}
 
 // Process is a process that runs at the end of the window.
 type Process struct {
@@ -58,7 +27,7 @@ type Process struct {
 // that do not do what they seem to say. What is charged already, as the scale's own programs are, stays as it is.
 func Apply(rules []Rule, l *ledger.Ledger, running []Process) {
 	a := &application{l: l, rules: rules, matched: make([]int, len(rules)), counted: make([]int, len(rules)),
-		groupOf: map[int]string{}}
+		names: lists.Map(rules, func(r Rule) string { return r.name() }), groupOf: map[int]string{}}
 	for _, p := range running {
 		a.groupOf[p.PID] = p.Cgroup
 	}
@@ -74,6 +43,7 @@ func Apply(rules []Rule, l *ledger.Ledger, running []Process) {
 type application struct {
 	l       *ledger.Ledger
 	rules   []Rule
+	names   []string        // of the rules
 	groupOf map[int]string  // of processes
 	sides   map[string]side // of the listed groups
 	matched []int           // by rule: things that match
@@ -85,8 +55,9 @@ func (a *application) warn(code, format string, args ...any) {
 	a.l.Warnings = append(a.l.Warnings, ledger.Warning{Code: code, Message: fmt.Sprintf(format, args...)})
 }
 
-// charge gives c the charge of the first rule that matches, unless it has one, and says which rule that is.
-func (a *application) charge(c *ledger.Charged, rule *string, matches func(i int, r *Rule) bool) {
+// charge gives c the charge of the first rule that matches, unless it has one, and says which rule that is. The name is
+// that of a group.
+func (a *application) charge(c *ledger.Charged, rule *string, name *ledger.Name, matches func(i int, r *Rule) bool) {
 	taken := c.Charge != ""
 	for i := range a.rules {
 		if !matches(i, &a.rules[i]) {
@@ -94,7 +65,7 @@ func (a *application) charge(c *ledger.Charged, rule *string, matches func(i int
 		}
 		a.matched[i]++
 		if !taken {
-			*c, *rule, taken = a.rules[i].Charged, a.rules[i].name(), true
+			*c, *rule, taken = a.rules[i].charged(name), a.names[i], true
 			a.counted[i]++
 		}
 	}
@@ -103,57 +74,66 @@ func (a *application) charge(c *ledger.Charged, rule *string, matches func(i int
 // tally is how many processes of a group there are, and how many of them have a name that a rule wants.
 type tally struct{ all, named int }
 
-func (a *application) groups(running []Process) {
-	whole, direct := make([]map[string]tally, len(a.rules)), make([]map[string]tally, len(a.rules))
-	for i := range a.rules {
-		if r := &a.rules[i]; r.By == Comm {
-			whole[i], direct[i] = tallies(r, running)
+// numbers are how many processes there are by group.
+type numbers struct{ whole, direct map[string]int } // with those of the groups below it, and without
+
+// number counts the processes that match.
+func number(running []Process, matches func(comm string) bool) (n numbers) {
+	n = numbers{map[string]int{}, map[string]int{}}
+	for _, p := range running {
+		if matches(p.Comm) {
+			n.direct[p.Cgroup]++
+			ledger.Ancestors(p.Cgroup, func(path string) { n.whole[path]++ })
 		}
+	}
+	return n
+}
+
+func (a *application) groups(running []Process) {
+	named, all := make([]numbers, len(a.rules)), numbers{}
+	for i := range a.rules {
+		if r := &a.rules[i]; r.Comm != "" {
+			named[i] = number(running, func(comm string) bool { return matchName(r.Comm, comm) })
+			if all.whole == nil {
+				all = number(running, func(string) bool { return true })
+			}
+		}
+	}
+	names := make(map[string]*ledger.Name, len(a.l.Cgroups))
+	for i := range a.l.Cgroups {
+		names[a.l.Cgroups[i].Path] = a.l.Cgroups[i].Name
 	}
 	for i := range a.l.Cgroups {
 		g := &a.l.Cgroups[i]
-		a.charge(&g.Charged, &g.Rule, func(i int, r *Rule) bool {
-			switch r.By {
-			case Cgroup:
-				return matchPath(r.Pattern, g.Path)
-			case Comm:
-				t := whole[i][g.Path]
-				return !g.Vanished && t.named > 0 && t.named == t.all
-			}
-			return false
+		over := above(names, g.Path)
+		a.charge(&g.Charged, &g.Rule, g.Name, func(i int, r *Rule) bool {
+			return r.matchesGroup(g, over, tally{all.whole[g.Path], named[i].whole[g.Path]})
 		})
 	}
 	a.index()
 	for i := range a.rules {
-		if direct[i] != nil {
-			a.partly(i, direct[i])
+		if r := &a.rules[i]; r.Comm != "" && r.Patterns == (Patterns{Comm: r.Comm}) && !r.Profile {
+			a.partly(i, all.direct, named[i].direct)
 		}
 	}
 }
 
-// tallies counts the processes of each group, with those of the groups below it and without.
-func tallies(r *Rule, running []Process) (whole, direct map[string]tally) {
-	whole, direct = map[string]tally{}, map[string]tally{}
-	for _, p := range running {
-		named := 0
-		if matchName(r.Pattern, p.Comm) {
-			named = 1
+// above is the name of the nearest listed group above a path.
+func above(names map[string]*ledger.Name, path string) (over *ledger.Name) {
+	found := false
+	ledger.Ancestors(path, func(p string) {
+		if n, listed := names[p]; listed && !found && p != path {
+			over, found = n, true
 		}
-		add := func(to map[string]tally, path string) {
-			t := to[path]
-			to[path] = tally{t.all + 1, t.named + named}
-		}
-		add(direct, p.Cgroup)
-		ledger.Ancestors(p.Cgroup, func(path string) { add(whole, path) })
-	}
-	return whole, direct
+	})
+	return over
 }
 
 // partly warns of groups in which only some processes have the name that a rule wants.
-func (a *application) partly(i int, direct map[string]tally) {
+func (a *application) partly(i int, all, named map[string]int) {
 	var groups []string
-	for path, t := range direct {
-		if t.named > 0 && t.named < t.all && a.sideOf(path).Charge == "" {
+	for path, n := range named {
+		if n < all[path] && a.sideOf(path).Charge == "" {
 			groups = append(groups, path)
 		}
 	}
@@ -161,7 +141,6 @@ func (a *application) partly(i int, direct map[string]tally) {
 		return
 	}
 	slices.Sort(groups)
-	t := direct[groups[0]]
 	more := ""
 	if n := len(groups) - 1; n > 0 {
 		more = fmt.Sprintf(", and so in %d more groups", n)
@@ -169,14 +148,14 @@ func (a *application) partly(i int, direct map[string]tally) {
 	a.warn("rule-partly", "%s: %d of the %d processes in %s have that name%s; CPU time and memory are counted by "+
 		"group, so only eBPF programs and maps "+
 		"that they hold are charged; give them a group of their own, or name the group with cgroup=%s",
-		a.rules[i].Where, t.named, t.all, groups[0], more, groups[0])
+		a.rules[i].Where, named[groups[0]], all[groups[0]], groups[0], more, groups[0])
 }
 
 func (a *application) programs() {
 	for i := range a.l.Programs {
 		p := &a.l.Programs[i]
-		a.charge(&p.Charged, &p.Rule, func(_ int, r *Rule) bool {
-			return r.By == Program && matchProgram(r.Pattern, p.Name) || r.By == Comm && heldBy(r, p.Owners)
+		a.charge(&p.Charged, &p.Rule, nil, func(_ int, r *Rule) bool {
+			return r.Program != "" && matchProgram(r.Program, p.Name) || heldBy(r, p.Owners)
 		})
 		if p.Charge == "" {
 			p.Charged, p.Rule = a.agreed(fmt.Sprintf("program %d (%s)", p.ID, cmp.Or(p.Name, "no name")), a.ofGroups(p.Owners))
@@ -192,8 +171,8 @@ func (a *application) maps() {
 	}
 	for i := range a.l.Maps {
 		m := &a.l.Maps[i]
-		a.charge(&m.Charged, &m.Rule, func(_ int, r *Rule) bool {
-			return r.By == Map && matchName(r.Pattern, m.Name) || r.By == Comm && heldBy(r, m.HeldBy)
+		a.charge(&m.Charged, &m.Rule, nil, func(_ int, r *Rule) bool {
+			return r.Map != "" && matchName(r.Map, m.Name) || heldBy(r, m.HeldBy)
 		})
 		if m.Charge == "" {
 			of := lists.Map(m.UsedBy, func(id uint32) side { return byID[id] })
@@ -215,7 +194,7 @@ func (a *application) maps() {
 }
 
 func heldBy(r *Rule, holders []ledger.Owner) bool {
-	return slices.ContainsFunc(holders, func(o ledger.Owner) bool { return matchName(r.Pattern, o.Comm) })
+	return slices.ContainsFunc(holders, func(o ledger.Owner) bool { return r.holds(o.Comm) })
 }
 
 // side is a charge, and the rule that it is from.
@@ -279,26 +258,68 @@ func (a *application) agreed(what string, of []side) (c ledger.Charged, rule str
 
 // unused warns of rules that charge nothing.
 func (a *application) unused() {
-	things := map[By]string{Cgroup: "no control group", Program: "no eBPF program", Map: "no eBPF map",
-		Comm: "no process that has a control group to itself, or holds an eBPF program or map"}
+	nameless, unlabelled := a.unknown()
 	for i := range a.rules {
 		r := &a.rules[i]
+		if r.Profile {
+			continue
+		}
+		object := r.Comm != "" || r.Program != "" || r.Map != ""
 		switch {
-		case a.matched[i] == 0 && r.By != Cgroup && a.l.Programs == nil || r.By == Map && a.l.Maps == nil:
+		case a.matched[i] == 0 && object && a.l.Programs == nil || r.Map != "" && a.l.Maps == nil:
 			a.warn("rule-unused", "%s charges nothing: it matches no control group, and eBPF programs or maps could not be "+
 				"read", r.Where)
+		case a.matched[i] == 0 && r.byName() && r.Unit == "" && nameless > 0:
+			a.warn("rule-unused", "%s matches no container whose name is known, and %s without one may be meant: other "+
+				"warnings say what to mount or permit", r.Where, quantity.Counted(nameless, "container"))
+		case a.matched[i] == 0 && r.Label != "" && unlabelled:
+			a.warn("rule-unused", "%s matches nothing, and no container here has labels: containerd and Podman keep none "+
+				"where they can be read; select by namespace=, pod= or container=", r.Where)
 		case a.matched[i] == 0:
-			why := ""
-			switch long := literals(r.Pattern) > kernelName; {
-			case long && r.By == Map:
-				why = fmt.Sprintf("; the kernel keeps %d bytes of a map's name", kernelName)
-			case long && r.By == Program:
-				why = fmt.Sprintf("; the kernel keeps %d bytes of the name of a program without type information", kernelName)
-			}
-			a.warn("rule-unused", "%s matches %s%s", r.Where, things[r.By], why)
+			a.warn("rule-unused", "%s matches no %s", r.Where, r.things())
 		case a.counted[i] == 0:
 			a.warn("rule-unused", "%s charges nothing: all that it matches belongs to rules before it, or to tare "+
 				"itself", r.Where)
 		}
 	}
+}
+
+// unknown counts the containers without a name, and says whether none of those with one has labels.
+func (a *application) unknown() (nameless int, unlabelled bool) {
+	unlabelled = true
+	for i := range a.l.Cgroups {
+		g := &a.l.Cgroups[i]
+		if g.Name == nil || g.Name.ContainerID == "" || g.Name.Top != g.Path {
+			continue
+		}
+		if g.Name.Container == "" {
+			nameless++
+		}
+		unlabelled = unlabelled && len(g.Name.Labels) == 0
+	}
+	return nameless, unlabelled
+}
+
+// things are what a rule selects, in words.
+func (r *Rule) things() string {
+	switch long := literals(r.Program+r.Map) > kernelName; {
+	case r.Comm != "":
+		return "process that has a control group to itself, or holds an eBPF program or map"
+	case r.Map != "" && long:
+		return fmt.Sprintf("eBPF map; the kernel keeps %d bytes of a map's name", kernelName)
+	case r.Map != "":
+		return "eBPF map"
+	case r.Program != "" && long:
+		return fmt.Sprintf("eBPF program; the kernel keeps %d bytes of the name of a program without type information",
+			kernelName)
+	case r.Program != "":
+		return "eBPF program"
+	case r.Unit != "":
+		return "control group of such a unit"
+	case r.Container != "":
+		return "container"
+	case r.byName():
+		return "pod or container"
+	}
+	return "control group"
 }

@@ -102,3 +102,17 @@ func literals(pattern string) (n int) {
 	}
 	return n
 }
+
+// escaped has a backslash before each comma that has none.
+func escaped(pattern string) string {
+	var b strings.Builder
+	for i := 0; i < len(pattern); {
+		_, _, next := at(pattern, i)
+		if pattern[i] == ',' {
+			b.WriteByte('\\')
+		}
+		b.WriteString(pattern[i:next])
+		i = next
+	}
+	return b.String()
+}

@@ -32,14 +32,14 @@ const (
 )
 
 // ParseFlag reads the value of --workload (NAME=/PATH or NAME=SELECTOR=PATTERN), --tare or --load
-// (SELECTOR=PATTERN), with ,component=NAME and, for tare, ,workload=NAME behind it. Its errors are faults with code
-// Usage.
+// (SELECTOR=PATTERN), with further selectors, ,component=NAME and, for tare, ,workload=NAME behind it. Its errors are
+// faults with code Usage.
 func ParseFlag(charge ledger.Charge, text string) (Rule, error) {
 	r := Rule{Charged: ledger.Charged{Charge: charge}, Where: fmt.Sprintf("--%s '%s'", charge, clip(text))}
 	example := map[ledger.Charge]string{
-		ledger.ChargeWorkload: "such as --workload 'shop=/kubepods/shop*'",
-		ledger.ChargeTare:     "such as --tare 'cgroup=/kube-system/*' or --tare 'comm=containerd*'",
-		ledger.ChargeLoad:     "such as --load 'cgroup=/k6'",
+		ledger.ChargeWorkload: "such as --workload 'shop=namespace=shop' or --workload 'db=unit=postgresql*'",
+		ledger.ChargeTare:     "such as --tare 'namespace=kube-system' or --tare 'unit=containerd.service'",
+		ledger.ChargeLoad:     "such as --load 'pod=k6-*'",
 	}[charge]
 	fail := func(hint, format string, args ...any) (Rule, error) {
 		return Rule{}, fault.New(fault.Usage, r.Where, hint, format, args...)
@@ -54,35 +54,35 @@ func ParseFlag(charge ledger.Charge, text string) (Rule, error) {
 		}
 		r.Workload, text = name, rest
 		if strings.HasPrefix(text, "/") {
-			text = string(Cgroup) + "=" + text
+			text = selectCgroup + "=" + text
 		}
 	}
-	pieces := split(text)
-	key, pattern, found := strings.Cut(pieces[0], "=")
-	if strings.HasPrefix(key, "/") {
-		return fail(fmt.Sprintf("put what it is first: cgroup=%s", clip(pieces[0])),
-			"the rule does not say what it matches")
-	}
-	if !found || !slices.Contains(selectors, key) {
-		return fail(withGuess(key, selectors, "a rule selects by "+strings.Join(selectors, ", ")+", "+example),
-			"there is no selector %q", clip(key))
-	}
-	r.By, r.Pattern = By(key), pattern
 	further := []string{keyComponent}
 	if charge == ledger.ChargeTare {
 		further = append(further, keyWorkload)
 	}
-	for _, piece := range pieces[1:] {
-		key, value, _ := strings.Cut(piece, "=")
-		into := &r.Component
+	for i, piece := range split(text) {
+		key, value, found := strings.Cut(piece, "=")
+		into := r.at(key)
 		switch {
-		case key == keyWorkload && charge == ledger.ChargeWorkload:
-			return fail("name it once", "the workload has two names")
+		case i == 0 && strings.HasPrefix(key, "/"):
+			return fail(fmt.Sprintf("put what it is first: cgroup=%s", clip(piece)), "the rule does not say what it matches")
+		case i == 0 && (!found || into == nil && !slices.Contains(further, key)):
+			return fail(hintFor(key, selectors, "a rule selects by "+strings.Join(selectors, ", ")+", "+example),
+				"there is no selector %q", clip(key))
+		case into != nil && value == "":
+			return fail(fmt.Sprintf("name what it matches: %s=NAME, with * for any characters", key), "the pattern is empty")
+		case into != nil:
+		case key == keyComponent:
+			into = &r.Component
 		case key == keyWorkload && charge == ledger.ChargeTare:
 			into = &r.Workload
-		case key != keyComponent:
-			may := "it may have " + strings.Join(further, " and ") + `; a comma that belongs to the pattern is written \,`
-			return fail(withGuess(key, further, may), "there is no %q in such a rule", clip(key))
+		case key == keyWorkload && charge == ledger.ChargeWorkload:
+			return fail("name it once", "the workload has two names")
+		default:
+			may := "it may have " + strings.Join(further, " and ") + `, and selectors; a comma that belongs to the pattern ` +
+				`is written \,`
+			return fail(hintFor(key, slices.Concat(further, selectors), may), "there is no %q in such a rule", clip(key))
 		}
 		if *into != "" {
 			return fail("give it once", "%q is there twice", key)
@@ -91,9 +91,24 @@ func ParseFlag(charge ledger.Charge, text string) (Rule, error) {
 			return fail("leave it out, or give it a name", "%q is empty", key)
 		}
 	}
+	if r.Patterns == (Patterns{}) {
+		return fail("add one of "+strings.Join(selectors, ", "), "the rule does not say what it matches")
+	}
 	return r, r.check(func(hint, format string, args ...any) error {
 		return fault.New(fault.Usage, r.Where, hint, format, args...)
 	})
+}
+
+// owners are the objects of Kubernetes that pods belong to. Only its API knows of which one a pod is.
+var owners = []string{"owner", "deployment", "daemonset", "statefulset", "replicaset", "job", "cronjob", "node"}
+
+// hintFor says what may be meant by a key.
+func hintFor(key string, known []string, hint string) string {
+	if slices.Contains(owners, strings.ToLower(key)) {
+		return fmt.Sprintf("which pods a %s has is known to Kubernetes' API alone, which 'kubectl tare weigh' asks; here name "+
+			"its pods: namespace=NAMESPACE,pod=NAME-*", key)
+	}
+	return withGuess(key, known, hint)
 }
 
 // split cuts at commas but those behind a backslash.
@@ -122,42 +137,69 @@ func clip(s string) string { return text.ClipTo(s, 80) }
 
 // check finds what is wrong with the values of a rule.
 func (r *Rule) check(fail func(hint, format string, args ...any) error) error {
-	named := func(what, name string) error {
-		ok := func(c rune) bool {
-			return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' ||
-				strings.ContainsRune("._-/:@", c)
-		}
-		if len(name) > maxName || strings.ContainsFunc(name, func(c rune) bool { return !ok(c) }) ||
-			strings.HasPrefix(name, "/") {
-			return fail(fmt.Sprintf("letters, digits and . _ - / : @, at most %d, and no / at the start", maxName),
-				"%q is no name of a %s", clip(name), what)
-		}
-		return nil
-	}
+	given := r.given()
+	object := r.Program != "" || r.Map != ""
 	switch {
 	case r.Charge == ledger.ChargeWorkload && r.Workload == "":
 		return fail("give it one, such as shop", "the workload has no name")
 	case r.Charge == ledger.ChargeLoad && r.Workload != "":
 		return fail("leave the workload out", "a load belongs to no workload")
-	case r.Pattern == "":
-		return fail(fmt.Sprintf("name what it matches: %s=NAME, with * for any characters", r.By),
-			"the pattern is empty")
-	case len(r.Pattern) > maxPattern:
-		return fail("", "the pattern has %d bytes; the longest path has %d", len(r.Pattern), maxPattern)
-	case strings.ContainsFunc(r.Pattern, func(c rune) bool { return c < ' ' || c == 0x7f }):
-		return fail("", "the pattern has control characters")
-	case r.By == Cgroup && !strings.HasPrefix(r.Pattern, "/"):
-		return fail(fmt.Sprintf("try cgroup=/%s, or cgroup=/**/%s wherever it is; 'tare weigh' lists them",
-			clip(r.Pattern), clip(r.Pattern)),
-			"the path of a control group begins with /")
-	case r.By == Comm && literals(r.Pattern) > kernelName:
-		return fail("shorten it, with a * at its end",
-			"the kernel keeps %d bytes of the name of a process: %q matches none", kernelName, clip(r.Pattern))
+	case len(given) > 1 && object:
+		return fail("make it two rules", "program and map stand alone in a rule; this has %s", strings.Join(given, " and "))
+	case r.template() && !r.byName() && r.Cgroup == "":
+		return fail("select by namespace, pod, container, label or unit", "%s names no group that the workload could be "+
+			"called after", given[0])
 	}
-	if err := named("workload", r.Workload); err != nil {
+	for _, s := range given {
+		if err := checkPattern(s, *r.at(s), fail); err != nil {
+			return err
+		}
+	}
+	workload := r.Workload
+	for _, p := range places {
+		workload = strings.ReplaceAll(workload, p.place, "x")
+	}
+	if strings.ContainsAny(workload, "{}") {
+		return fail("a workload can be called after {namespace}, {pod}, {container} and {unit} of what the rule matches",
+			"%q is no name of a workload", clip(r.Workload))
+	}
+	if err := checkName("workload", workload, fail); err != nil {
 		return err
 	}
-	return named("component", r.Component)
+	return checkName("component", r.Component, fail)
+}
+
+func checkName(what, name string, fail func(hint, format string, args ...any) error) error {
+	ok := func(c rune) bool {
+		return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' ||
+			strings.ContainsRune("._-/:@", c)
+	}
+	if len(name) > maxName || strings.ContainsFunc(name, func(c rune) bool { return !ok(c) }) ||
+		strings.HasPrefix(name, "/") {
+		return fail(fmt.Sprintf("letters, digits and . _ - / : @, at most %d, and no / at the start", maxName),
+			"%q is no name of a %s", clip(name), what)
+	}
+	return nil
+}
+
+func checkPattern(selector, pattern string, fail func(hint, format string, args ...any) error) error {
+	switch {
+	case len(pattern) > maxPattern:
+		return fail("", "the pattern has %d bytes; the longest path has %d", len(pattern), maxPattern)
+	case strings.ContainsFunc(pattern, func(c rune) bool { return c < ' ' || c == 0x7f }):
+		return fail("", "the pattern has control characters")
+	case selector == selectCgroup && !strings.HasPrefix(pattern, "/"):
+		return fail(fmt.Sprintf("try cgroup=/%s, or cgroup=/**/%s wherever it is; 'tare weigh' lists them",
+			clip(pattern), clip(pattern)),
+			"the path of a control group begins with /")
+	case selector == selectLabel && strings.IndexByte(pattern, '=') <= 0:
+		return fail(fmt.Sprintf("say label=%s=VALUE, or label=%[1]s=* for any value", clip(strings.Trim(pattern, "="))),
+			"a label is KEY=VALUE")
+	case selector == selectComm && literals(pattern) > kernelName:
+		return fail("shorten it, with a * at its end",
+			"the kernel keeps %d bytes of the name of a process: %q matches none", kernelName, clip(pattern))
+	}
+	return nil
 }
 
 // Check finds what is wrong with rules as a whole.
@@ -166,6 +208,9 @@ func Check(rules []Rule) error {
 	for _, r := range rules {
 		if r.Charge == ledger.ChargeWorkload {
 			names = append(names, r.Workload)
+		}
+		if r.template() {
+			return nil // which workloads there are is known with the ledger
 		}
 	}
 	for _, r := range rules {
@@ -214,74 +259,119 @@ func ParseFile(file string, data []byte) ([]Rule, error) {
 // ParseList reads the rules of a list in a file, with the errors of ParseFile.
 func ParseList(file document.File, list *ast.SequenceNode) (rules []Rule, err error) {
 	for _, n := range list.Values {
-		r, err := rulesFile{file}.rule(n)
+		some, err := rulesFile{file}.rules(n)
 		if err != nil {
 			return nil, err
 		}
-		rules = append(rules, r)
+		rules = append(rules, some...)
 	}
 	return rules, nil
 }
 
 type rulesFile struct{ document.File }
 
-func (f rulesFile) rule(n ast.Node) (Rule, error) {
+// rules reads an element of the list: one rule, or where a selector has a list of patterns one for each.
+func (f rulesFile) rules(n ast.Node) ([]Rule, error) {
 	keys := append([]string{keyCharge, keyWorkload, keyComponent}, selectors...)
-	known := "a rule has charge, one of " + strings.Join(selectors, ", ") + ", and may have workload and component"
+	known := "a rule has charge, some of " + strings.Join(selectors, ", ") + ", and may have workload and component"
 	m, ok := n.(*ast.MappingNode)
 	if !ok {
-		return Rule{}, f.Fail(n, known, "a rule must be keys with values")
+		return nil, f.Fail(n, known, "a rule must be keys with values")
 	}
-	r := Rule{Where: f.Place(n)}
+	rules := []Rule{{Where: f.Place(n)}}
 	seen := map[string]bool{}
 	for _, v := range m.Values {
 		key, isText := v.Key.(*ast.StringNode)
 		if !isText {
-			return Rule{}, f.Fail(v.Key, known, "a key must be a plain word")
+			return nil, f.Fail(v.Key, known, "a key must be a plain word")
 		}
 		if seen[key.Value] {
-			return Rule{}, f.Fail(v.Key, "give it once", "%q is there twice", clip(key.Value))
+			return nil, f.Fail(v.Key, "give it once", "%q is there twice", clip(key.Value))
 		}
 		seen[key.Value] = true
-		var value string
-		switch n := v.Value.(type) {
-		case *ast.StringNode:
-			value = n.Value
-		case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode:
-			value = n.GetToken().Value
-		default:
-			return Rule{}, f.Fail(v.Value, `a pattern with a * at its start stands in quotes: comm: "*proxy"`,
-				"%q must be a single value", clip(key.Value))
-		}
-		if value == "" {
-			return Rule{}, f.Fail(v.Value, "leave it out, or give it a value", "%q is empty", clip(key.Value))
-		}
-		switch key.Value {
-		case keyCharge:
-			if !slices.Contains(charges, value) {
-				return Rule{}, f.Fail(v.Value, text.Suggest(value, charges), "there is no charge %q", clip(value))
+		isSelector := slices.Contains(selectors, key.Value)
+		values, err := f.values(key.Value, v.Value, isSelector)
+		switch {
+		case err != nil:
+			return nil, err
+		case isSelector:
+			if rules = each(rules, key.Value, values); len(rules) > maxRules {
+				return nil, f.Fail(n, "patterns with * say in one line what many names say",
+					"the lists of the rule make %d rules, and may make %d", len(rules), maxRules)
 			}
-			r.Charge = ledger.Charge(value)
-		case keyWorkload:
-			r.Workload = value
-		case keyComponent:
-			r.Component = value
-		case string(Cgroup), string(Comm), string(Program), string(Map):
-			if r.By != "" {
-				return Rule{}, f.Fail(v.Key, "make it two rules", "a rule has one selector; this has %s and %s", r.By,
-					key.Value)
+			continue
+		case key.Value == keyCharge && !slices.Contains(charges, values[0]):
+			return nil, f.Fail(v.Value, text.Suggest(values[0], charges), "there is no charge %q", clip(values[0]))
+		case key.Value != keyCharge && key.Value != keyWorkload && key.Value != keyComponent:
+			return nil, f.Fail(v.Key, hintFor(key.Value, keys, known), "there is no key %q in a rule", clip(key.Value))
+		}
+		for i := range rules {
+			switch r := &rules[i]; key.Value {
+			case keyCharge:
+				r.Charge = ledger.Charge(values[0])
+			case keyWorkload:
+				r.Workload = values[0]
+			case keyComponent:
+				r.Component = values[0]
 			}
-			r.By, r.Pattern = By(key.Value), value
-		default:
-			return Rule{}, f.Fail(v.Key, withGuess(key.Value, keys, known), "there is no key %q in a rule",
-				clip(key.Value))
 		}
 	}
-	switch {
+	switch r := &rules[0]; {
 	case r.Charge == "":
-		return Rule{}, f.Fail(n, "add charge: workload, tare or load", "the rule does not say whose what it matches is")
-	case r.By == "":
-		return Rule{}, f.Fail(n, "add one of "+strings.Join(selectors, ", "), "the rule does not say what it matches")
+		return nil, f.Fail(n, "add charge: workload, tare or load", "the rule does not say whose what it matches is")
+	case r.Patterns == Patterns{}:
+		return nil, f.Fail(n, "add one of "+strings.Join(selectors, ", "), "the rule does not say what it matches")
 	}
-	return r, r.check(func(hint, format string, args ...any) error { return f.Fail(n, hint, format, args...) })
+	for i := range rules {
+		err := rules[i].check(func(hint, format string, args ...any) error { return f.Fail(n, hint, format, args...) })
+		if err != nil {
+			return nil, err
+		}
+	}
+	return rules, nil
+}
+
+// maxRules bounds what the lists of one rule make.
+const maxRules = 256
+
+// each makes a rule with each value out of each rule.
+func each(rules []Rule, selector string, values []string) (all []Rule) {
+	for _, r := range rules {
+		for _, v := range values {
+			*r.at(selector) = v
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// values are those of a key: one, or those of a list.
+func (f rulesFile) values(key string, n ast.Node, list bool) (values []string, err error) {
+	if s, is := n.(*ast.SequenceNode); is && list && len(s.Values) > 0 {
+		for _, v := range s.Values {
+			one, err := f.values(key, v, false)
+			if err != nil {
+				return nil, err
+			}
+			if values = append(values, one...); len(values) > maxRules {
+				return nil, f.Fail(n, "patterns with * say in one line what many names say", "%q has more than %d values",
+					clip(key), maxRules)
+			}
+		}
+		return values, nil
+	}
+	var value string
+	switch n := n.(type) {
+	case *ast.StringNode:
+		value = n.Value
+	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode:
+		value = n.GetToken().Value
+	default:
+		return nil, f.Fail(n, `a pattern with a * at its start stands in quotes, as in comm: "*proxy"; a label is written `+
+			`KEY=VALUE`, "%q must be a single value", clip(key))
+	}
+	if value == "" {
+		return nil, f.Fail(n, "leave it out, or give it a value", "%q is empty", clip(key))
+	}
+	return []string{value}, nil
 }

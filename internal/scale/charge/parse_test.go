@@ -24,6 +24,15 @@ func TestParseFlag(t *testing.T) {
 		{ledger.ChargeTare, `map=a\,b=c`, `--tare 'map=a\,b=c'`},
 		{ledger.ChargeTare, "comm=exactly-15-char", "--tare 'comm=exactly-15-char'"},
 		{ledger.ChargeLoad, "cgroup=/k6", "--load 'cgroup=/k6'"},
+		{ledger.ChargeWorkload, "shop=namespace=shop", "--workload 'shop=namespace=shop'"},
+		{ledger.ChargeWorkload, "{namespace}/{pod}=namespace=shop*", "--workload '{namespace}/{pod}=namespace=shop*'"},
+		{ledger.ChargeTare, "component=sidecar,container=envoy,namespace=shop",
+			"--tare 'namespace=shop,container=envoy,component=sidecar'"},
+		{ledger.ChargeTare, "container=envoy,component=sidecar,namespace=shop",
+			"--tare 'namespace=shop,container=envoy,component=sidecar'"},
+		{ledger.ChargeTare, "label=app=web=x*", "--tare 'label=app=web=x*'"},
+		{ledger.ChargeTare, "comm=pause,container=(sandbox)", "--tare 'container=(sandbox),comm=pause'"},
+		{ledger.ChargeTare, "unit=kubelet.service", "--tare 'unit=kubelet.service'"},
 		{ledger.ChargeLoad, "comm=wrk", "--load 'comm=wrk'"},
 	} {
 		r, err := ParseFlag(c.charge, c.text)
@@ -38,11 +47,11 @@ func TestParseFlagErrors(t *testing.T) {
 		charge           ledger.Charge
 		text, want, hint string
 	}{
-		{ledger.ChargeWorkload, "/kubepods", "needs a name", "--workload 'shop=/kubepods/shop*'"},
+		{ledger.ChargeWorkload, "/kubepods", "needs a name", "--workload 'shop=namespace=shop'"},
 		{ledger.ChargeWorkload, "", "needs a name", "shop="},
 		{ledger.ChargeWorkload, "cgroup=/a", "has no name", "--workload 'NAME=cgroup=/a'"},
 		{ledger.ChargeWorkload, "=/a", "has no name", "shop"},
-		{ledger.ChargeWorkload, "shop=a", `no selector "a"`, "cgroup, comm"},
+		{ledger.ChargeWorkload, "shop=a", `no selector "a"`, "cgroup, namespace"},
 		{ledger.ChargeWorkload, "sh op=/a", "no name of a workload", "letters"},
 		{ledger.ChargeWorkload, "shop=/a,workload=b", "two names", "once"},
 		{ledger.ChargeTare, "/kube-system", "does not say what it matches", "cgroup=/kube-system"},
@@ -57,6 +66,15 @@ func TestParseFlagErrors(t *testing.T) {
 		{ledger.ChargeTare, "cgroup=/a,component=x,component=y", "twice", "once"},
 		{ledger.ChargeTare, "cgroup=/a,component=", "empty", "leave it out"},
 		{ledger.ChargeTare, "cgroup=/a\x1b", "control characters", ""},
+		{ledger.ChargeTare, "component=web", "does not say what it matches", "namespace"},
+		{ledger.ChargeTare, "owner=web", `no selector "owner"`, "namespace=NAMESPACE,pod=NAME-*"},
+		{ledger.ChargeTare, "namespace=shop,deployment=web", `no "deployment"`, "kubectl tare weigh"},
+		{ledger.ChargeTare, "namespaces=shop", `no selector "namespaces"`, "did you mean namespace?"},
+		{ledger.ChargeTare, "namespace=shop,namespace=bank", "twice", "once"},
+		{ledger.ChargeTare, "namespace=shop,pod=", "empty", "pod=NAME"},
+		{ledger.ChargeTare, "namespace=shop,map=x", "stand alone", "two rules"},
+		{ledger.ChargeTare, "label=app", "KEY=VALUE", "label=app=*"},
+		{ledger.ChargeWorkload, "{pods}=namespace=shop", "no name of a workload", "{pod}"},
 		{ledger.ChargeLoad, "cgroup=/a,workload=b", `no "workload"`, "component"},
 	} {
 		_, err := ParseFlag(c.charge, c.text)
@@ -99,12 +117,21 @@ rules:
 		"rules:\n- charge: self\n  cgroup: /a": `r.yaml:2:11: there is no charge "self"`,
 		"rules:\n- charge: workload\n  cgroup: /a":            "r.yaml:2:3: the workload has no name",
 		"rules:\n- charge: load\n  workload: a\n  cgroup: /a": "r.yaml:2:3: a load belongs to no workload",
-		"rules:\n- charge: tare\n  cgroup: /a\n  comm: b":     "r.yaml:4:3: a rule has one selector",
+		"rules:\n- charge: tare\n  cgroup: /a\n  program: b":  "r.yaml:2:3: program and map stand alone",
 		"rules:\n- charge: tare\n  cgruop: /a":                `r.yaml:3:3: there is no key "cgruop"`,
 		"rules:\n- charge: tare\n  cgroup: a": "r.yaml:2:3: the path of a control " +
 			"group begins with /",
 		"rules:\n- charge: tare\n  cgroup: " +
-			"[/a]": `r.yaml:3:11: "cgroup" must be a single value`,
+			"[[/a]]": `r.yaml:3:12: "cgroup" must be a single value`,
+		"rules:\n- charge: tare\n  cgroup: []":                     `r.yaml:3:11: "cgroup" must be a single value`,
+		"rules:\n- charge: tare\n  label: {app: web}":              `"label" must be a single value`,
+		"rules:\n- charge: tare\n  label: web":                     "r.yaml:2:3: a label is KEY=VALUE",
+		"rules:\n- charge: tare\n  owner: web":                     `there is no key "owner"`,
+		"rules:\n- {charge: tare, workload: [a], pod: b}":          `"workload" must be a single value`,
+		"rules:\n- {charge: workload, workload: '{node}', pod: b}": `"{node}" is no name of a workload`,
+		"rules:\n- {charge: workload, workload: '{pod}', comm: b}": "comm names no group",
+		"rules:\n- {charge: tare, namespace: [" + strings.Repeat("a,", 20) + "a], pod: [" + strings.Repeat("b,", 20) +
+			"b]}": "make 441 rules, and may make 256",
 		"rules:\n- charge: tare\n  charge: load\n  cgroup: /a":           "r.yaml:3:3: ",
 		"rules:\n- {charge: tare, cgroup: /a":                            "this is not YAML",
 		"rules:\n- {charge: tare, cgroup: /a, workload: b, component: '": "this is not YAML",
@@ -135,7 +162,7 @@ func (r Rule) String() string {
 	if r.Charge == ledger.ChargeWorkload {
 		b.WriteString(r.Workload + "=")
 	}
-	b.WriteString(string(r.By) + "=" + escaped(r.Pattern))
+	b.WriteString(r.Patterns.String())
 	if r.Charge == ledger.ChargeTare && r.Workload != "" {
 		b.WriteString(",workload=" + r.Workload)
 	}
@@ -143,20 +170,6 @@ func (r Rule) String() string {
 		b.WriteString(",component=" + r.Component)
 	}
 	return b.String() + "'"
-}
-
-// escaped has a backslash before each comma that has none.
-func escaped(pattern string) string {
-	var b strings.Builder
-	for i := 0; i < len(pattern); {
-		_, _, next := at(pattern, i)
-		if pattern[i] == ',' {
-			b.WriteByte('\\')
-		}
-		b.WriteString(pattern[i:next])
-		i = next
-	}
-	return b.String()
 }
 
 // Whatever is given: a rule or a fault, and a rule reads the same when it is written out and read again.
@@ -172,7 +185,7 @@ func FuzzParse(f *testing.F) {
 				refused(t, err)
 				continue
 			}
-			matchPath(r.Pattern, "/a/b/c")
+			matchPath(r.Cgroup, "/a/b/c")
 			written := strings.TrimSuffix(strings.SplitN(r.String(), "'", 2)[1], "'")
 			again, err := ParseFlag(c, written)
 			if again.Where = r.Where; err != nil || again != r {

@@ -202,7 +202,10 @@ type settlement struct {
 	index       map[string]Charged
 	cpu, memory map[Charged]*sum // of groups, each group's time and memory once
 	tops        map[Charged][]string
-	names       []string // of the workloads
+	names       []string             // of the workloads, sorted
+	own         map[string][]Charged // by workload: of its groups
+	serving     map[string][]Charged // by workload: of tare that serves it
+	tares       []Charged            // all of tare
 
 	unsplit, placed int64            // run time of tare's programs
 	bpfUnknown      string           // why the run time of tare's programs is not known; empty where it is
@@ -291,12 +294,29 @@ func (s *settlement) findWorkloads() {
 		}
 	}
 	s.names = slices.Sorted(maps.Keys(names))
+	s.own, s.serving = map[string][]Charged{}, map[string][]Charged{}
+	for c := range s.tops {
+		switch of, known := s.serves(c); {
+		case c.Charge == ChargeWorkload:
+			s.own[c.Workload] = append(s.own[c.Workload], c)
+		case c.Charge == ChargeTare:
+			if s.tares = append(s.tares, c); known {
+				s.serving[of] = append(s.serving[of], c)
+			}
+		}
+	}
+}
+
+// has says whether there is a workload of that name.
+func (s *settlement) has(name string) bool {
+	_, found := slices.BinarySearch(s.names, name)
+	return found
 }
 
 // serves is the workload on whose behalf tare with the charge c works, where that can be told.
 func (s *settlement) serves(c Charged) (string, bool) {
 	if c.Workload != "" {
-		return c.Workload, slices.Contains(s.names, c.Workload)
+		return c.Workload, s.has(c.Workload)
 	}
 	if len(s.names) == 1 {
 		return s.names[0], true
@@ -371,7 +391,7 @@ func (s *settlement) lost(of *int64) bool {
 
 // servedBy is the workload that a program or map names as the one it serves, if the ledger has it.
 func (s *settlement) servedBy(c Charged) string {
-	if slices.Contains(s.names, c.Workload) {
+	if s.has(c.Workload) {
 		return c.Workload
 	}
 	return ""
@@ -414,11 +434,11 @@ func (c *CPU) self() *int64 {
 	return nil
 }
 
-// total is the sum over all charges that match.
-func total(sums map[Charged]*sum, match func(Charged) bool) (all *int64, unknown []string) {
+// total is the sum over some charges.
+func total(sums map[Charged]*sum, of []Charged) (all *int64, unknown []string) {
 	all = new(int64)
-	for c, s := range sums {
-		if match(c) {
+	for _, c := range of {
+		if s := sums[c]; s != nil {
 			all = known.Sum(all, s.value())
 			unknown = append(unknown, s.unknown...)
 		}
@@ -430,15 +450,9 @@ func total(sums map[Charged]*sum, match func(Charged) bool) (all *int64, unknown
 func (s *settlement) workload(name string) Workload {
 	w := Workload{Name: name, Cgroups: []string{}, Notes: []string{}}
 	note := func(format string, args ...any) { w.Notes = append(w.Notes, fmt.Sprintf(format, args...)) }
-	own := func(c Charged) bool { return c.Charge == ChargeWorkload && c.Workload == name }
-	serving := func(c Charged) bool {
-		of, told := s.serves(c)
-		return c.Charge == ChargeTare && told && of == name
-	}
-	for c, paths := range s.tops {
-		if own(c) {
-			w.Cgroups = append(w.Cgroups, paths...)
-		}
+	own, serving := s.own[name], s.serving[name]
+	for _, c := range own {
+		w.Cgroups = append(w.Cgroups, s.tops[c]...)
 	}
 	slices.Sort(w.Cgroups)
 	w.Cgroups = slices.Compact(w.Cgroups)
@@ -448,10 +462,8 @@ func (s *settlement) workload(name string) Workload {
 	if unknown = append(unknown, unknownTare...); len(unknown) > 0 {
 		note("the CPU time of %s is not known", some(unknown))
 	}
-	for c, ns := range s.tareApart {
-		if serving(c) {
-			groups = known.Sum(groups, &ns)
-		}
+	for _, c := range serving {
+		groups = known.Sum(groups, new(s.tareApart[c]))
 	}
 	if ns := s.elsewhere[name]; ns > 0 {
 		groups = known.Sum(groups, &ns)
@@ -499,7 +511,7 @@ func (s *settlement) workload(name string) Workload {
 	return w
 }
 
-func (s *settlement) weighMemory(w *Workload, own, serving func(Charged) bool, note func(string, ...any)) {
+func (s *settlement) weighMemory(w *Workload, own, serving []Charged, note func(string, ...any)) {
 	hard, unknown := total(s.memory, own)
 	groups, unknownTare := total(s.memory, serving)
 	if unknown = append(unknown, unknownTare...); len(unknown) > 0 {
@@ -537,8 +549,7 @@ func some(list []string) string {
 
 func (s *settlement) tare() *Tare {
 	t := &Tare{}
-	isTare := func(c Charged) bool { return c.Charge == ChargeTare }
-	groups, _ := total(s.cpu, isTare)
+	groups, _ := total(s.cpu, s.tares)
 	t.CgroupsCPU = seconds(groups)
 	assigned, assignedMemory := new(int64), new(int64)
 	for _, w := range s.l.Workloads {
@@ -558,7 +569,7 @@ func (s *settlement) tare() *Tare {
 			t.CPUTwice = seconds(&twice)
 		}
 	}
-	memory, _ := total(s.memory, isTare)
+	memory, _ := total(s.memory, s.tares)
 	if s.mapsUnplaced || s.noMaps {
 		memory = nil
 	}

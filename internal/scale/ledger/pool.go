@@ -62,7 +62,7 @@ func (p *pool) add(l *Ledger) {
 			p.names = append(p.names, w.name)
 		}
 		w.windows++
-		own, _ := total(s.cpu, func(c Charged) bool { return c.Charge == ChargeWorkload && c.Workload == w.name })
+		own, _ := total(s.cpu, s.own[w.name])
 		w.own, w.groups = known.Sum(w.own, own), known.Sum(w.groups, nanoseconds(account.TareCgroupsCPU))
 		w.gross, w.net = known.Sum(w.gross, account.GrossMemory), known.Sum(w.net, account.NetMemory)
 		w.tare, w.inMaps = known.Sum(w.tare, account.TareMemory), known.Sum(w.inMaps, account.TareMaps)

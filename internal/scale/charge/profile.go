@@ -1,0 +1,45 @@
+package charge
+
+import (
+	"embed"
+	"io/fs"
+	"path"
+	"strings"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
+	"tare/internal/lib/text"
+)
+
+//go:embed profiles
+var profiles embed.FS
+
+const profileDir, profileSuffix = "profiles", ".yaml"
+
+// Profiles are the names of the profiles, which are files of rules within this program.
+func Profiles() []string {
+	entries, err := profiles.ReadDir(profileDir)
+	if err != nil {
+		panic(err) // it is embedded
+	}
+	return lists.Map(entries, func(e fs.DirEntry) string { return strings.TrimSuffix(e.Name(), profileSuffix) })
+}
+
+// Profile reads the rules of a profile. They come after those that people give, so that those count before them. where is
+// what named the profile, such as a flag, for the error.
+func Profile(name, where string) ([]Rule, error) {
+	file := path.Join(profileDir, name+profileSuffix)
+	data, err := profiles.ReadFile(file)
+	if err != nil {
+		hint := text.Suggest(name, Profiles())
+		if strings.ContainsAny(name, "/.") {
+			hint = "give a file of rules by --rules " + clip(name)
+		}
+		return nil, fault.New(fault.Usage, where, hint, "there is no profile %q", clip(name))
+	}
+	rules, err := ParseFile("profile "+name, data)
+	for i := range rules {
+		rules[i].Profile = true
+	}
+	return rules, err
+}

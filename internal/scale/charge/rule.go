@@ -1,0 +1,175 @@
+package charge
+
+import (
+	"strings"
+
+	"tare/internal/scale/ledger"
+)
+
+// The selectors, which are also keys of a rule in a file.
+const (
+	selectCgroup    = "cgroup"    // the path of a control group
+	selectNamespace = "namespace" // of Kubernetes
+	selectPod       = "pod"
+	selectContainer = "container"
+	selectLabel     = "label" // of a container or its pod: KEY=VALUE
+	selectUnit      = "unit"  // of systemd
+	selectComm      = "comm"  // the names of processes
+	selectProgram   = "program"
+	selectMap       = "map"
+)
+
+// selectors are all of them.
+var selectors = []string{selectCgroup, selectNamespace, selectPod, selectContainer, selectLabel, selectUnit, selectComm,
+	selectProgram, selectMap}
+
+// Rule charges what matches all of its patterns.
+type Rule struct {
+	// Charged is what matches gets. Its workload may have {namespace}, {pod}, {container} and {unit}, which stand for what
+	// the group is called: one rule then makes a workload of each. A group that lacks one of them does not match.
+	ledger.Charged
+	Patterns
+	Where   string // the flag or the place in a file that it is from, for messages
+	Profile bool   // it is from a profile, whose rules need not match anything
+}
+
+// Patterns are what a rule selects. Empty ones select nothing.
+type Patterns struct{ Cgroup, Namespace, Pod, Container, Label, Unit, Comm, Program, Map string }
+
+// at is the pattern of a selector; nil where there is no such selector.
+func (p *Patterns) at(selector string) *string {
+	switch selector {
+	case selectCgroup:
+		return &p.Cgroup
+	case selectNamespace:
+		return &p.Namespace
+	case selectPod:
+		return &p.Pod
+	case selectContainer:
+		return &p.Container
+	case selectLabel:
+		return &p.Label
+	case selectUnit:
+		return &p.Unit
+	case selectComm:
+		return &p.Comm
+	case selectProgram:
+		return &p.Program
+	case selectMap:
+		return &p.Map
+	}
+	return nil
+}
+
+// given are the selectors that have a pattern.
+func (p *Patterns) given() (given []string) {
+	for _, s := range selectors {
+		if *p.at(s) != "" {
+			given = append(given, s)
+		}
+	}
+	return given
+}
+
+// byName says whether names of groups are selected.
+func (p *Patterns) byName() bool {
+	return p.Namespace != "" || p.Pod != "" || p.Container != "" || p.Label != "" || p.Unit != ""
+}
+
+// String is the patterns as a flag has them.
+func (p *Patterns) String() string {
+	var pieces []string
+	for _, s := range p.given() {
+		pieces = append(pieces, s+"="+escaped(*p.at(s)))
+	}
+	return strings.Join(pieces, ",")
+}
+
+// name is where a rule stands, and what it selects, as the ledger names it.
+func (r *Rule) name() string {
+	if strings.HasPrefix(r.Where, "--") { // a flag, which says it
+		return r.Where
+	}
+	return r.Where + " " + r.Patterns.String()
+}
+
+// matchesGroup says whether the rule names a group, and not only one above it: with cgroup= the one at that path,
+// otherwise the topmost ones that have the names. over is the name of the group above, and processes are those in the
+// group by their names.
+func (r *Rule) matchesGroup(g *ledger.Cgroup, over *ledger.Name, processes tally) bool {
+	switch {
+	case r.Comm != "" && (g.Vanished || processes.named == 0 || processes.named < processes.all):
+		return false
+	case r.Cgroup != "":
+		return matchPath(r.Cgroup, g.Path) && (!r.byName() || r.matchesName(g.Name)) && r.has(g.Name)
+	case r.byName():
+		return r.matchesName(g.Name) && r.has(g.Name) && !r.matchesName(over)
+	case r.Comm != "":
+		// Processes in a container call themselves what they like: a profile does not go by that.
+		return !r.Profile || g.Name == nil || g.Name.ContainerID == "" && g.Name.PodUID == ""
+	}
+	return false
+}
+
+// holds says whether the rule names a process that holds programs and maps. One that selects groups as well names what
+// belongs to these.
+func (r *Rule) holds(comm string) bool {
+	return r.Comm != "" && r.Cgroup == "" && !r.byName() && matchName(r.Comm, comm)
+}
+
+// matchesName says whether a name matches all patterns that select by names.
+func (r *Rule) matchesName(n *ledger.Name) bool {
+	return n != nil && matchKnown(r.Namespace, n.Namespace) && matchKnown(r.Pod, n.Pod) &&
+		matchKnown(r.Container, n.Container) && matchKnown(r.Unit, n.Unit) && (r.Label == "" || r.matchesLabel(n.Labels))
+}
+
+// matchKnown matches a name that is not known only where nothing is asked of it.
+func matchKnown(pattern, name string) bool {
+	return pattern == "" || name != "" && matchName(pattern, name)
+}
+
+func (r *Rule) matchesLabel(labels map[string]string) bool {
+	key, pattern, _ := strings.Cut(r.Label, "=")
+	value, has := labels[key]
+	return has && matchName(pattern, value)
+}
+
+// places are what the workload of a rule can have in braces.
+var places = []struct {
+	place string
+	of    func(n *ledger.Name) string
+}{
+	{"{namespace}", func(n *ledger.Name) string { return n.Namespace }},
+	{"{pod}", func(n *ledger.Name) string { return n.Pod }},
+	{"{container}", func(n *ledger.Name) string { return n.Container }},
+	{"{unit}", func(n *ledger.Name) string { return n.Unit }},
+}
+
+// has says whether a name has all that the workload of the rule is called after.
+func (r *Rule) has(n *ledger.Name) bool {
+	if !r.template() {
+		return true
+	}
+	for _, p := range places {
+		if strings.Contains(r.Workload, p.place) && (n == nil || p.of(n) == "") {
+			return false
+		}
+	}
+	return true
+}
+
+// template says whether the workload is called after what the rule matches.
+func (r *Rule) template() bool { return strings.Contains(r.Workload, "{") }
+
+// charged is what a group with a name gets.
+func (r *Rule) charged(n *ledger.Name) ledger.Charged {
+	c := r.Charged
+	if r.template() && n != nil {
+		var words []string
+		for _, p := range places {
+			words = append(words, p.place, p.of(n))
+		}
+		c.Workload = strings.NewReplacer(words...).Replace(c.Workload)
+	}
+	return c
+}
