@@ -34,6 +34,7 @@ func (o LedgerOptions) rows(n int) int {
 // ran, the heaviest groups with their eBPF part, memory, warnings, and what the scale itself cost.
 func Ledger(w io.Writer, l *ledger.Ledger, o Options) error {
 	t := newText(w, o)
+	t.titles = l.Titles()
 	t.line(t.bold("Weighed for "+quantity.Value(l.Window.Seconds, quantity.Seconds)) +
 		fmt.Sprintf(": %s, Linux %s, %d CPUs, cgroup %s, samples by %s",
 			clean(l.Host.Hostname), clean(l.Host.Kernel), l.Host.CPUs, l.Host.CgroupMode, cmp.Or(l.Host.Sampler, "nothing")))
@@ -236,7 +237,7 @@ func (t *screen) noise(l *ledger.Ledger) {
 		t.line("  a task held a CPU for up to " + quantity.Value(longest, quantity.Seconds) + "; seen running most:")
 		for _, o := range n.Busiest[:min(namedOccupants, len(n.Busiest))] {
 			t.line(fmt.Sprintf("  %10s  %s, process %d, in %s", quantity.Value(o.Seconds, quantity.Seconds), clean(o.Comm),
-				o.PID, clean(cmp.Or(o.Cgroup, "an unknown group"))))
+				o.PID, cmp.Or(t.group(o.Cgroup), "an unknown group")))
 		}
 	}
 	t.line("")
@@ -319,15 +320,18 @@ func (t *screen) programs(l *ledger.Ledger) {
 	t.line("")
 }
 
+// group is what people call a control group.
+func (t *screen) group(path string) string { return clean(cmp.Or(t.titles[path], path)) }
+
 func (t *screen) share(s ledger.Share, total float64) string {
 	if s.Cgroup == nil {
 		return fmt.Sprintf("%5.1f %%  %s", 100*s.Seconds/total, s.Note)
 	}
 	if s.Method == ledger.Sole {
-		return fmt.Sprintf("%5.1f %%  in %s, %s: the only place it can run", 100*s.Seconds/total, clean(*s.Cgroup), s.Context)
+		return fmt.Sprintf("%5.1f %%  in %s, %s: the only place it can run", 100*s.Seconds/total, t.group(*s.Cgroup), s.Context)
 	}
 	return fmt.Sprintf("%5.1f %% [%.1f, %.1f]  in %s, %s  (%d samples)", 100*s.Seconds/total, 100*s.Lo/total,
-		100*s.Hi/total, clean(*s.Cgroup), s.Context, s.Samples)
+		100*s.Hi/total, t.group(*s.Cgroup), s.Context, s.Samples)
 }
 
 // side is whose something is, behind its name.
@@ -376,7 +380,7 @@ func (t *screen) maps(l *ledger.Ledger) {
 		slices.Sort(holders)
 		charged := "unknown"
 		if m.ChargedTo != nil {
-			charged = clean(*m.ChargedTo)
+			charged = t.group(*m.ChargedTo)
 		}
 		t.line(fmt.Sprintf("  %10s %-9s %-16s %-14s charged to %s, held by %s, used by programs %s",
 			orDash(m.Bytes, quantity.Bytes), m.BytesMethod,

@@ -234,7 +234,8 @@ func depth(path string) int {
 	return strings.Count(path, "/")
 }
 
-func (r *groupRow) name() string {
+// name is what a row says of its groups; with rule also which rule charged them.
+func (r *groupRow) name(rule bool) string {
 	var what []string
 	switch {
 	case r.groups > 1:
@@ -245,17 +246,20 @@ func (r *groupRow) name() string {
 	if r.lacks > 0 {
 		what = append(what, fmt.Sprintf("with the CPU time of %d that are not counted", r.lacks))
 	}
-	name := clean(r.Path)
+	name := clean(r.Title())
 	if len(what) > 0 {
 		name += " (" + strings.Join(what, ", ") + ")"
 	}
-	return name + side(r.Charged)
+	if name += side(r.Charged); rule && r.Rule != "" {
+		name += " by " + clean(r.Rule)
+	}
+	return name
 }
 
 func (t *screen) groups(l *ledger.Ledger) {
 	t.line(t.bold(fmt.Sprintf("Control groups: %d", len(l.Cgroups))) + ", each without those below it")
 	t.line(fmt.Sprintf("  %10s %10s %10s %10s %10s  %s", "CPU", "eBPF in it", "throttled", "hard mem.",
-		"soft mem.", "path"))
+		"soft mem.", "control group"))
 	left := l.CPU.BPFUnsplit
 	row := func(u usage, name string) {
 		if inside := u[usedBPF]; inside != nil && *inside == 0 && left != nil && *left > 0 {
@@ -266,7 +270,7 @@ func (t *screen) groups(l *ledger.Ledger) {
 	}
 	rows, other, sum := NewGroupTree(l.Cgroups).rows(t.Ledger)
 	for i := range rows {
-		row(rows[i].used, rows[i].name())
+		row(rows[i].used, rows[i].name(t.Ledger.Top < 0))
 	}
 	if other.groups > 0 {
 		row(other.used, others(other.groups, "group"))

@@ -46,7 +46,7 @@ func TestGroupRows(t *testing.T) {
 		rows, other, sum := NewGroupTree(groups).rows(c.o)
 		var got []string
 		for i := range rows {
-			got = append(got, secondsOf(rows[i].used[usedCPU])+" "+rows[i].name())
+			got = append(got, secondsOf(rows[i].used[usedCPU])+" "+rows[i].name(false))
 		}
 		got = append(got, fmt.Sprintf("%s other (%d)", secondsOf(other.used[usedCPU]), other.groups))
 		if text := strings.Join(got, "; "); text != c.want {
@@ -68,7 +68,7 @@ func TestGroupRowsSayWhatIsNotCounted(t *testing.T) {
 	rows, _, _ := NewGroupTree(groups).rows(LedgerOptions{})
 	var got []string
 	for i := range rows {
-		got = append(got, secondsOf(rows[i].used[usedCPU])+" "+rows[i].name())
+		got = append(got, secondsOf(rows[i].used[usedCPU])+" "+rows[i].name(false))
 	}
 	want := "4.00 ms /a; - /b/c; 6.00 ms / (in itself, with the CPU time of 2 that are not counted); - /b (in itself)"
 	if text := strings.Join(got, "; "); text != want {

@@ -72,6 +72,8 @@ type screen struct {
 	wide  int // columns for the table that a report begins with
 	b     strings.Builder
 	style *lipgloss.Renderer
+
+	titles map[string]string // of control groups that are not called by their paths
 }
 
 func (t *screen) write(s *analysis.Summary, run record.Run) {

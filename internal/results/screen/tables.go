@@ -126,9 +126,10 @@ var programs = table{
 	name: "eBPF", last: "program, and who pays",
 	columns: []column{{"CPUs", 8, 0}, {"runs/s", 9, 0}, {"per run", 9, 0}, {"id", 9, 0}, {"type", 18, 100}},
 	rows: func(l *ledger.Ledger) (rows []*row) {
+		titles := l.Titles()
 		for i := range l.Programs {
 			if p := &l.Programs[i]; !p.Own {
-				rows = append(rows, programRow(l, p))
+				rows = append(rows, programRow(l, p, titles))
 			}
 		}
 		return rows
@@ -138,7 +139,7 @@ var programs = table{
 	amount: inCPUs, used: firstCell,
 }
 
-func programRow(l *ledger.Ledger, p *ledger.Program) *row {
+func programRow(l *ledger.Ledger, p *ledger.Program, titles map[string]string) *row {
 	runs := known.As(p.RunCount, func(n uint64) float64 { return float64(n) })
 	perRun := known.As(p.NsPerRun, func(ns float64) float64 { return ns / 1e9 })
 	name := cmp.Or(p.Name, "(no name)")
@@ -156,7 +157,7 @@ func programRow(l *ledger.Ledger, p *ledger.Program) *row {
 		{strconv.FormatUint(uint64(p.ID), 10), float64(p.ID), true}, word(p.Type),
 	}}
 	for i, s := range p.Shares {
-		r.below = append(r.below, &row{key: fmt.Sprint(key, " share ", i), name: shareWords(s, p.RunSeconds),
+		r.below = append(r.below, &row{key: fmt.Sprint(key, " share ", i), name: shareWords(s, p.RunSeconds, titles),
 			cells: []cell{used(l, &s.Seconds)}})
 	}
 	note := func(what string, all []string) {
@@ -169,8 +170,9 @@ func programRow(l *ledger.Ledger, p *ledger.Program) *row {
 	return r
 }
 
-// shareWords say where a part of a program's run time ran, with the interval of that part.
-func shareWords(s ledger.Share, total *float64) string {
+// shareWords say where a part of a program's run time ran, with the interval of that part. Titles are what people call
+// control groups, by path.
+func shareWords(s ledger.Share, total *float64, titles map[string]string) string {
 	whole := known.Or(total, 0)
 	part := func(v float64) string {
 		if whole <= 0 {
@@ -178,13 +180,15 @@ func shareWords(s ledger.Share, total *float64) string {
 		}
 		return strconv.FormatFloat(100*v/whole, 'f', 1, 64)
 	}
+	group := known.Or(s.Cgroup, "")
+	group = cmp.Or(titles[group], group)
 	switch {
 	case s.Cgroup == nil:
 		return part(s.Seconds) + " %  " + cmp.Or(s.Note, "not split")
 	case s.Method == ledger.Sole:
-		return fmt.Sprintf("%s %%  %s, %s: the only place", part(s.Seconds), *s.Cgroup, s.Context)
+		return fmt.Sprintf("%s %%  %s, %s: the only place", part(s.Seconds), group, s.Context)
 	}
-	return fmt.Sprintf("%s %% [%s, %s]  %s, %s, %d samples", part(s.Seconds), part(s.Lo), part(s.Hi), *s.Cgroup,
+	return fmt.Sprintf("%s %% [%s, %s]  %s, %s, %d samples", part(s.Seconds), part(s.Lo), part(s.Hi), group,
 		s.Context, s.Samples)
 }
 
@@ -209,7 +213,7 @@ func groupRows(l *ledger.Ledger) (top []*row) {
 	all := make([]*row, len(l.Cgroups))
 	for i := range l.Cgroups {
 		g := &l.Cgroups[i]
-		r := &row{key: g.Path, name: g.Path}
+		r := &row{key: g.Path, name: g.Title()}
 		if g.Vanished {
 			r.key += fmt.Sprint(" removed ", i)
 			r.name += " (removed)"
@@ -234,7 +238,7 @@ func groupRows(l *ledger.Ledger) (top []*row) {
 			continue
 		}
 		r.full = r.name
-		r.name = strings.TrimPrefix(strings.TrimPrefix(r.name, l.Cgroups[above].Path), "/")
+		r.name = strings.TrimPrefix(strings.TrimPrefix(r.name, l.Cgroups[above].Title()), "/")
 		all[above].below = append(all[above].below, r)
 	}
 	return top
@@ -293,8 +297,9 @@ var maps = table{
 		for i := range l.Programs {
 			names[l.Programs[i].ID] = l.Programs[i].Name
 		}
+		titles := l.Titles()
 		for i := range l.Maps {
-			rows = append(rows, mapRow(&l.Maps[i], names))
+			rows = append(rows, mapRow(&l.Maps[i], names, titles))
 		}
 		return rows
 	},
@@ -303,7 +308,7 @@ var maps = table{
 	amount: bytesOf, used: firstCell,
 }
 
-func mapRow(m *ledger.Map, programs map[uint32]string) *row {
+func mapRow(m *ledger.Map, programs map[uint32]string, titles map[string]string) *row {
 	name := cmp.Or(m.Name, "(no name)")
 	if m.Charge != "" {
 		name += "  [" + report.ChargeWords(m.Charged) + "]"
@@ -317,7 +322,8 @@ func mapRow(m *ledger.Map, programs map[uint32]string) *row {
 	note := func(what, says string) {
 		r.below = append(r.below, &row{key: key + what, name: what + " " + says})
 	}
-	note("charged to", known.Or(m.ChargedTo, "an unknown group"))
+	group := known.Or(m.ChargedTo, "an unknown group")
+	note("charged to", cmp.Or(titles[group], group))
 	if len(m.HeldBy) > 0 {
 		note("held by", strings.Join(owners(m.HeldBy), ", "))
 	}

@@ -6,6 +6,8 @@ package ledger
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -285,6 +287,37 @@ type Name struct {
 	Labels      map[string]string `json:"labels,omitempty"` // of the container and its pod, where the runtime keeps them
 	// Top is the path of the group of the whole container, pod or unit: of this group or of one above it.
 	Top string `json:"top"`
+}
+
+// Title is what people call the group: namespace/pod/container and the path below the container, or what of that is
+// known. It is the path of a group outside of pods and containers, of which the path says best what it is, and of one
+// whose name is not known.
+func (g *Cgroup) Title() string {
+	n := g.Name
+	if n == nil || n.Pod == "" && n.Container == "" || n.Unit != "" || !strings.HasPrefix(g.Path, n.Top) {
+		return g.Path
+	}
+	container := n.Container
+	if container == "" && n.ContainerID != "" {
+		container = n.ContainerID[:min(len(n.ContainerID), shortID)]
+	}
+	parts := slices.DeleteFunc([]string{n.Namespace, n.Pod, container}, func(s string) bool { return s == "" })
+	return strings.Join(parts, "/") + g.Path[len(n.Top):]
+}
+
+// shortID is how many digits of an id engines print.
+const shortID = 12
+
+// Titles are those of the groups that are not called by their paths, by path.
+func (l *Ledger) Titles() map[string]string {
+	titles := map[string]string{}
+	for i := range l.Cgroups {
+		g := &l.Cgroups[i]
+		if title := g.Title(); title != g.Path {
+			titles[g.Path] = title
+		}
+	}
+	return titles
 }
 
 // Memory is what a cgroup holds at the end of the window. Memory is never one number:
