@@ -68,6 +68,13 @@ func (t *screen) sandbox(s *ledger.Sandbox) {
 		}
 		t.line(fmt.Sprintf("        %-10s %10s  %s", c.Component, cpu, componentMemory(c)))
 	}
+	if len(s.ByContainer) > 1 {
+		for _, c := range s.ByContainer {
+			t.line(fmt.Sprintf("        %-10s %10s  %10s  hard memory %s, %s", "container", orDash(c.CPU, quantity.Seconds),
+				orDash(known.As(c.Memory, func(m ledger.SandboxMemory) uint64 { return m.PSS }), quantity.Bytes),
+				orDash(c.MemoryHard, quantity.Bytes), clean(cmp.Or(c.Name, c.ID[:min(len(c.ID), 12)]))))
+		}
+	}
 	if inside, outside := s.ChargedInside, s.ChargedOutside; inside != nil || outside != nil {
 		t.wrap("        ", fmt.Sprintf("hard memory charged to its own groups: %s; to groups outside of them: %s",
 			orDash(inside, quantity.Bytes), orDash(outside, quantity.Bytes)))

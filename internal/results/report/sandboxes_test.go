@@ -29,6 +29,10 @@ func TestLedgerTellsSandboxes(t *testing.T) {
 			{Component: "vcpu", Threads: 2, CPU: seconds(2)},
 			{Component: "virtiofsd", Processes: 2, CPU: seconds(0.5), Memory: memory(40, 30, 10, 0)},
 		},
+		ByContainer: []ledger.SandboxContainer{
+			{ID: strings.Repeat("b2", 32), Name: "app", CPU: seconds(2), MemoryHard: hard(90), Memory: memory(80, 70, 10, 0)},
+			{ID: strings.Repeat("c3", 32)},
+		},
 		ChargedInside: hard(0), ChargedOutside: hard(290),
 		Declared: &ledger.SandboxOverhead{MemoryBytes: 320e6, Source: "annotation x"}, MeasuredOverhead: bytesOf(72),
 		Findings: []ledger.SandboxFinding{{Code: "mischarged",
@@ -53,6 +57,8 @@ func TestLedgerTellsSandboxes(t *testing.T) {
         vmm            500 ms     60.0 MB  1 process  anon 40.0 MB, file 20.0 MB, page tables 1.00 MB
         vcpu           2.00 s           -  2 threads
         virtiofsd      500 ms     40.0 MB  2 processes  anon 30.0 MB, file 10.0 MB, page tables 1.00 MB
+        container      2.00 s     80.0 MB  hard memory 90.0 MB, app
+        container           -           -  hard memory -, c3c3c3c3c3c3
         hard memory charged to its own groups: 0 B; to groups outside of them: 290 MB
         overhead: 320 MB declared (annotation x), 72.0 MB measured on the host, without the guest's
         kernel

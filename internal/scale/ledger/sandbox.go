@@ -21,6 +21,9 @@ type Sandbox struct {
 	Containers  []string    `json:"containers"`  // ids
 
 	Components []SandboxComponent `json:"components"`
+	// ByContainer is the same split by container, in the order of Containers. What serves the sandbox outside of its
+	// containers, such as a shim, is in none of them.
+	ByContainer []SandboxContainer `json:"by_container"`
 
 	// Net is the application, Tare what serves it. Of a virtual machine Net is the whole guest, its kernel and its
 	// page cache included, for the host cannot tell them apart: Notes say so.
@@ -77,6 +80,17 @@ type SandboxComponent struct {
 	Threads   int            `json:"threads"`     // of processes of another component
 	CPU       *float64       `json:"cpu_seconds"` // nil where it is not known
 	Memory    *SandboxMemory `json:"memory"`      // nil where it was not read, and for threads, which have none
+}
+
+// SandboxContainer is what one container of a sandbox uses.
+type SandboxContainer struct {
+	ID        string `json:"id"`
+	Name      string `json:"name,omitempty"` // as of Name.Container; empty where it is not known
+	Processes int    `json:"processes"`      // at the end of the window, in its group
+	// CPU and MemoryHard are of its group, as Cgroup has them; nil where it has none that is listed.
+	CPU        *float64       `json:"cpu_seconds"`
+	MemoryHard *int64         `json:"memory_hard_bytes"`
+	Memory     *SandboxMemory `json:"memory"` // resident memory of its processes; nil where that of one was not read
 }
 
 // SandboxMemory is resident memory by kind of page, as PSS. Anon, File and Shmem are nil where the kernel tells only

@@ -230,6 +230,7 @@ func (e *entry) sandbox() ledger.Sandbox {
 	}
 	e.processes(&out)
 	out.Components = e.components()
+	out.ByContainer = e.byContainer()
 	e.sums(&out)
 	e.groups(&out)
 	findings := e.c.Findings(b, func(p *sandbox.Process) (uint64, string, bool) {
@@ -364,6 +365,38 @@ func (e *entry) components() []ledger.SandboxComponent {
 		if p := ps[name]; p != nil {
 			out = append(out, *p)
 		}
+	}
+	return out
+}
+
+// byContainer is what each container uses: its group, and the resident memory of the processes in it.
+func (e *entry) byContainer() []ledger.SandboxContainer {
+	out := make([]ledger.SandboxContainer, 0, len(e.b.Containers))
+	for _, id := range e.b.Containers {
+		c := ledger.SandboxContainer{ID: id, Memory: &ledger.SandboxMemory{Anon: new(uint64), File: new(uint64),
+			Shmem: new(uint64)}}
+		for _, p := range e.b.Processes {
+			if p.Container != id {
+				continue
+			}
+			c.Processes++
+			if m := e.memory[p].memory; m == nil && !p.Kernel {
+				c.Memory = nil
+			} else if m != nil && c.Memory != nil {
+				c.Memory.Add(m)
+			}
+			if of := sandbox.WhoseIs(p.CPU.Path); of.ID == id {
+				if g := e.cgroups[of.IDGroup]; g != nil {
+					c.CPU = g.CPUSeconds
+				}
+			}
+			if of := sandbox.WhoseIs(p.Memory.Path); of.ID == id {
+				if g := e.cgroups[of.IDGroup]; g != nil && g.Memory != nil {
+					c.MemoryHard = g.Memory.Hard
+				}
+			}
+		}
+		out = append(out, c)
 	}
 	return out
 }

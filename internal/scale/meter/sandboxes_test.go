@@ -392,6 +392,12 @@ func TestSandboxesCountByGroup(t *testing.T) {
 	if b := l.Sandboxes[i]; b.GrossCPU == nil || *b.GrossCPU != counted || *b.NetCPU != counted || *b.TareCPU != 0 {
 		t.Errorf("its group counted %g s: %+v", counted, b)
 	}
+	by := l.Sandboxes[i].ByContainer
+	if len(by) != 1 || by[0].ID != id || by[0].Processes != 1 || by[0].CPU == nil || *by[0].CPU != counted ||
+		by[0].Memory == nil ||
+		by[0].Memory.PSS != *l.Sandboxes[i].GrossMemory {
+		t.Errorf("by container: %+v", by)
+	}
 	groups := l.Sandboxes[i].Groups
 	if g := slices.IndexFunc(groups, func(g ledger.SandboxGroup) bool { return g.Path == path }); g < 0 ||
 		groups[g].Memory != held {

@@ -105,7 +105,7 @@ func (r *Resolver) of(group string) *entry {
 	return e
 }
 
-// Fill gives all groups of a ledger their names, forgets what the ledger does not list, and adds Warnings. Call it
+// Fill gives all groups and sandboxes of a ledger their names, forgets what the ledger does not list, and adds Warnings. Call it
 // before the rules are applied, which may go by names. The names are not to be changed: ledgers share them.
 func (r *Resolver) Fill(l *ledger.Ledger) {
 	r.mu.Lock()
@@ -119,8 +119,33 @@ func (r *Resolver) Fill(l *ledger.Ledger) {
 		g := &l.Cgroups[i]
 		g.Name = r.of(g.Path).share()
 	}
+	r.fillSandboxes(l)
 	r.forget(func(path string) bool { return there[path] })
 	l.Warnings = append(l.Warnings, r.warnings()...)
+}
+
+// fillSandboxes names the containers of the sandboxes, and their pods where their own files do not.
+func (r *Resolver) fillSandboxes(l *ledger.Ledger) {
+	if len(l.Sandboxes) == 0 {
+		return
+	}
+	containers, pods := map[string]*ledger.Name{}, map[string]*ledger.Name{}
+	for i := range l.Cgroups {
+		if n := l.Cgroups[i].Name; n != nil {
+			containers[n.ContainerID], pods[n.PodUID] = n, n
+		}
+	}
+	for i := range l.Sandboxes {
+		s := &l.Sandboxes[i]
+		for j := range s.ByContainer {
+			if n := containers[s.ByContainer[j].ID]; n != nil {
+				s.ByContainer[j].Name = n.Container
+			}
+		}
+		if s.Pod != nil && s.Pod.Name == "" && pods[s.Pod.UID] != nil {
+			s.Pod.Namespace, s.Pod.Name = pods[s.Pod.UID].Namespace, pods[s.Pod.UID].Pod
+		}
+	}
 }
 
 // share is the name for a ledger; nil where nothing is known.

@@ -226,6 +226,13 @@ func TestFill(t *testing.T) {
 	if n := second.Cgroups[4].Name; n.Container != "late" || first.Cgroups[4].Name.Container != "" {
 		t.Errorf("%+v; in the ledger before %+v", n, first.Cgroups[4].Name)
 	}
+	l := &ledger.Ledger{Cgroups: second.Cgroups, Sandboxes: []ledger.Sandbox{{Pod: &ledger.SandboxPod{UID: testPod},
+		ByContainer: []ledger.SandboxContainer{{ID: hex("b")}, {ID: hex("c")}}}, {ID: hex("d")}}}
+	r.Fill(l)
+	if s := l.Sandboxes[0]; s.Pod.Name != "web-0" || s.Pod.Namespace != "shop" || s.ByContainer[0].Name != "late" ||
+		s.ByContainer[1].Name != "" || l.Sandboxes[1].Pod != nil {
+		t.Errorf("sandboxes: %+v of %+v", s, s.Pod)
+	}
 	if fill(paths[:2]...); len(r.known) != 2 {
 		t.Errorf("%d paths are remembered", len(r.known))
 	}
