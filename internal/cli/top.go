@@ -54,7 +54,7 @@ line "self" of the budget.
 --agent HOST:PORT shows another machine, of which a tare-agent gives one window after another, by the rules of its
 configuration. This needs no rights here. --once prints one ledger as text, --json one JSON document a line.`,
 		Example: `  tare top
-  tare top --tare 'cgroup=/system.slice/falco.service,component=falco' --workload 'shop=/kubepods/shop*'
+  tare top --tare 'cgroup=/system.slice/falco.service,component=falco' --workload 'shop=namespace=shop'
   tare top --agent node-7:9633 --ca /etc/tare/ca.pem --user ops --password-file /etc/tare/password
   tare top --once | less
   tare top --every 10s --json >> ledgers.jsonl`,

@@ -60,9 +60,11 @@ Ctrl-C, or for as long as --for says. JSON then has one document a line, CSV one
 beginning of the window. OpenMetrics is of one time only: tare-agent serves it for a scraper.
 
 Rules say what belongs to whom. For each workload the ledger then shows gross, what it uses in all, net,
-the application itself, and tare, what infrastructure uses on its behalf: gross = net + tare. Each rule
-selects by one of
+the application itself, and tare, what infrastructure uses on its behalf: gross = net + tare. Rules select by
 
+  namespace=NAME pod=NAME container=NAME    what Kubernetes, Docker or Podman call it; may stand together
+  label=KEY=VALUE   a label of a container or its pod, where the engine keeps labels (CRI-O, Docker)
+  unit=NAME         a unit of systemd
   cgroup=PATH    control groups, and what is below them down to groups that have a rule of their own
   comm=NAME      groups whose processes all have that name, and the eBPF programs and maps that such processes hold
   program=NAME   eBPF programs
@@ -78,7 +80,8 @@ others come last, with what they use in themselves, so that rows add up; --depth
 and those that a rule names are shown in any case. All other formats have everything.
 
 With one workload, all infrastructure serves it. With several, infrastructure serves the workload that it
-names by ,workload=NAME, or in whose groups it is; the rest is shown as tare of no single workload.`,
+names by ,workload=NAME, or in whose groups it is; the rest is shown as tare of no single workload.
+--profile kubernetes has rules for a node, which come after yours (docs/charges.md).`,
 		Example: `  tare weigh                    # ten seconds, for people
   tare weigh --for 1m --json    # a minute, for programs: schema tare.ledger/v1
 
@@ -93,12 +96,15 @@ names by ,workload=NAME, or in whose groups it is; the rest is shown as tare of 
   tare weigh --for 1m --format openmetrics > /var/lib/node_exporter/tare.prom
 
   # what a service costs with the infrastructure around it
-  tare weigh --workload 'shop=/kubepods/shop*' --tare 'cgroup=/kube-system/*' --tare 'comm=containerd*'
+  tare weigh --workload 'shop=namespace=shop' --tare 'namespace=kube-system' --tare 'unit=containerd.service'
 
   # a sidecar inside the workload's groups, and an eBPF program that nobody holds any more
-  tare weigh --workload 'shop=/kubepods/shop*' --tare 'cgroup=/kubepods/shop*/**/envoy' --tare 'program=cil_*'
+  tare weigh --workload 'shop=namespace=shop' --tare 'container=istio-proxy,component=sidecar' --tare 'program=cil_*'
 
-  # the same from a file: rules: [{charge: tare, cgroup: "/kube-system/*"}, ...]
+  # a node of Kubernetes: each pod is a workload, and sidecars, the CNI, the kubelet and the like are tare
+  tare weigh --profile kubernetes
+
+  # the same from a file: rules: [{charge: tare, namespace: kube-system}, ...]
   tare weigh --rules rules.yaml`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
