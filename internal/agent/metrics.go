@@ -16,6 +16,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"tare/internal/lib/known"
 	"tare/internal/lib/self"
 	"tare/internal/scale/host/proc"
 	"tare/internal/scale/ledger"
@@ -42,6 +43,8 @@ type view struct {
 	started time.Time
 	parts   map[string]meter.Part // by name: the last reading of each
 	skipped int                   // cycles of the duty
+
+	loaded map[live.ProgramKey]live.Program // families sets it
 }
 
 const (
@@ -144,9 +147,8 @@ var metrics = []metric{
 	{"tare_bpf_program_run_seconds_total", "Run time of an eBPF program, as the kernel counts it: wall time, interrupts " +
 		"and stolen time included. It is the sum of tare_bpf_payer_seconds_total, tare_bpf_unsplit_seconds_total and " +
 		"tare_bpf_pending_seconds.", counter, programLabels, func(v *view, add add) {
-		infos := programInfos(v)
 		for key, s := range v.Programs.All() {
-			if p, known := infos[key]; known {
+			if p, known := v.loaded[key]; known {
 				add(s, programValues(&p)...)
 			}
 		}
@@ -188,9 +190,8 @@ var metrics = []metric{
 	{"tare_bpf_payer_seconds_total", "Run time of an eBPF program by who pays for it: the container, pod, unit or " +
 		"control group in which it ran, by samples. cgroup \"(idle)\": in interrupts above an idle CPU.", counter,
 		payerLabels, func(v *view, add add) {
-			infos := programInfos(v)
 			for payer, s := range v.Payers.All() {
-				if p, known := infos[payer.Program]; known {
+				if p, known := v.loaded[payer.Program]; known {
 					at := payer.Place
 					add(s, at.Top, at.Container, id(p.ID), at.Namespace, at.Pod, p.Name, at.Unit)
 				}
@@ -201,9 +202,8 @@ var metrics = []metric{
 		}},
 	{"tare_bpf_unsplit_seconds_total", "Run time of an eBPF program that samples could not place.", counter,
 		[]string{"id", "program"}, func(v *view, add add) {
-			infos := programInfos(v)
 			for key, s := range v.Unsplit.All() {
-				if p, known := infos[key]; known {
+				if p, known := v.loaded[key]; known {
 					add(s, id(p.ID), p.Name)
 				}
 			}
@@ -237,20 +237,20 @@ var metrics = []metric{
 	{"tare_bpf_map_bytes", "Memory of an eBPF map, however many programs use it.", gauge, mapLabels,
 		func(v *view, add add) {
 			all := slices.Clone(v.Last.Maps)
-			slices.SortFunc(all, func(a, b ledger.Map) int { return cmp.Compare(mapBytes(b), mapBytes(a)) })
+			slices.SortFunc(all, func(a, b ledger.Map) int { return cmp.Compare(known.Or(b.Bytes, 0), known.Or(a.Bytes, 0)) })
 			most := v.Most()
-			rest := 0.0
+			rest := uint64(0)
 			for i, m := range all {
 				switch {
 				case m.Bytes == nil:
 				case most > 0 && i >= most:
-					rest += mapBytes(m)
+					rest += *m.Bytes
 				default:
-					add(mapBytes(m), chargeOf(m.Charged), m.Component, id(m.ID), m.Name, m.Type)
+					add(float64(*m.Bytes), chargeOf(m.Charged), m.Component, id(m.ID), m.Name, m.Type)
 				}
 			}
 			if rest > 0 {
-				add(rest, "", "", "", other)
+				add(float64(rest), "", "", "", other)
 			}
 		}},
 
@@ -397,9 +397,8 @@ func eachProgram(v *view, f func(*live.Program)) {
 
 // eachCount adds the number of each program that has a total, and that of all others.
 func eachCount(v *view, c *live.Counts[live.ProgramKey], add add) {
-	infos := programInfos(v)
 	for key, n := range c.All() {
-		if p, known := infos[key]; known {
+		if p, known := v.loaded[key]; known {
 			add(float64(n), programValues(&p)...)
 		}
 	}
@@ -408,23 +407,12 @@ func eachCount(v *view, c *live.Counts[live.ProgramKey], add add) {
 	}
 }
 
-func programInfos(v *view) map[live.ProgramKey]live.Program {
-	infos := map[live.ProgramKey]live.Program{}
-	v.Each(func(key live.ProgramKey, p live.Program) { infos[key] = p })
-	return infos
-}
-
-func mapBytes(m ledger.Map) float64 {
-	if m.Bytes == nil {
-		return 0
-	}
-	return float64(*m.Bytes)
-}
-
 func id(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
 
 // families are all metrics of a view, in the order of their names, as Prometheus' formats want it.
 func families(v *view) []*dto.MetricFamily {
+	v.loaded = map[live.ProgramKey]live.Program{}
+	v.Each(func(key live.ProgramKey, p live.Program) { v.loaded[key] = p })
 	all := make([]*dto.MetricFamily, 0, len(metrics))
 	b := builder{created: timestamppb.New(v.started)}
 	for i := range metrics {
