@@ -62,7 +62,7 @@ time), CAP_SYSLOG, CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH; without one of them i
   tare-agent --config /etc/tare/agent.yaml
   curl -s http://127.0.0.1:9633/metrics | grep tare_node_cpu_seconds
   curl -s 'http://127.0.0.1:9633/v1/ledger?for=10s'`,
-		Version:       self.Version,
+		Version:       self.Version + " " + self.Build(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -88,7 +88,7 @@ time), CAP_SYSLOG, CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH; without one of them i
 // run weighs and serves until the context ends.
 func run(ctx context.Context, c *configuration) (err error) {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	listener, err := listen(c.listen())
+	listener, err := listen(c)
 	if err != nil {
 		return err
 	}

@@ -58,8 +58,9 @@ type configuration struct {
 	file  string
 	flags param.Values // defaults, and what the command line gives
 	param.Values
-	duty  live.Duty
-	rules []charge.Rule
+	places map[string]string // by setting: where in the file it is, if its value comes from there
+	duty   live.Duty
+	rules  []charge.Rule
 }
 
 func (c *configuration) addFlags(f *pflag.FlagSet) {
@@ -88,11 +89,12 @@ func (c *configuration) read(f *pflag.FlagSet) error {
 	for _, s := range settings {
 		if f.Changed(s.Name) {
 			c.Values[s.Name] = c.flags[s.Name]
+			delete(c.places, s.Name)
 		}
 	}
 	if _, _, err := net.SplitHostPort(c.listen()); err != nil {
-		return fault.Wrap(err, fault.Usage, "--"+settingListen+" "+text.Clip(c.listen()), "try :9633 or 127.0.0.1:9633",
-			"this is no address to serve on")
+		return fault.Wrap(err, fault.Usage, c.where(settingListen), "try :9633 or 127.0.0.1:9633",
+			"not an address to listen on")
 	}
 	if profile := c.Values[settingProfile]; profile != "" {
 		rules, err := charge.Profile(profile, "--"+settingProfile+" "+text.Clip(profile))
@@ -102,6 +104,14 @@ func (c *configuration) read(f *pflag.FlagSet) error {
 		c.rules = append(c.rules, rules...)
 	}
 	return c.readDuty()
+}
+
+// where is the place of a setting's value, for errors: a line of the configuration file, or a flag.
+func (c *configuration) where(setting string) string {
+	if place, ok := c.places[setting]; ok {
+		return place
+	}
+	return "--" + setting + " " + text.Clip(c.Values[setting])
 }
 
 // readDuty reads when run statistics are on.
@@ -116,7 +126,7 @@ func (c *configuration) readDuty() error {
 	c.duty.Every, errs[1] = time.ParseDuration(every)
 	const least = 100 * time.Millisecond
 	if errors.Join(errs[:]...) != nil || c.duty.On < least || c.duty.Every <= c.duty.On || c.duty.Every > time.Hour {
-		return fault.New(fault.Usage, "--"+settingBPFStats+" "+text.Clip(given), "use always, off, or a part of the time "+
+		return fault.New(fault.Usage, c.where(settingBPFStats), "use always, off, or a part of the time "+
 			"such as 10s/60s", "statistics must be always on, off, or on for a part of the time: at least %v, at most an hour",
 			least)
 	}
@@ -133,6 +143,7 @@ func (c *configuration) parse(name string, data []byte) error {
 	if len(documents) > 1 {
 		return f.Fail(documents[1], "leave the line --- out", "the configuration must be one document")
 	}
+	c.places = map[string]string{}
 	const what = "the configuration"
 	return f.Each(documents[0], what, func(key string, at, value document.Node) error {
 		if key == keyRules {
@@ -149,6 +160,7 @@ func (c *configuration) parse(name string, data []byte) error {
 		if !known {
 			return f.Unknown(at, key, what, append(param.Names(settings), keyRules))
 		}
+		c.places[s.Name] = f.Place(value)
 		return f.Setting(value, s, c.Values)
 	})
 }

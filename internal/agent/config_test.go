@@ -1,8 +1,11 @@
 package agent
 
 import (
+	"bytes"
+	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -10,6 +13,7 @@ import (
 
 	"tare/internal/lib/fault"
 	"tare/internal/lib/param"
+	"tare/internal/lib/self"
 )
 
 // configured is what the agent takes from a configuration file and from flags.
@@ -52,14 +56,15 @@ func TestConfigurationErrors(t *testing.T) {
 	for _, c := range []struct{ name, file, flag, says string }{
 		{"an unknown key", "lisen: :1", "", "listen"},
 		{"a number out of range", "max-series: 0", "", "max-series"},
-		{"a word that is none", "bpf-stats: sometimes", "", "bpf-stats"},
+		{"a word that is none", "hz: 0\nbpf-stats: sometimes", "", "agent.yaml:2:12: "},
 		{"a list where a value belongs", "listen: [1]", "", "listen"},
 		{"rules that are no list", "rules: 3", "", "list"},
 		{"a rule that matches nothing", "rules: [{charge: tare}]", "", ""},
 		{"no YAML", "listen: [", "", ""},
 		{"two documents", "listen: :1\n---\nlisten: :2", "", "one document"},
-		{"no address", "listen: here", "", "address"},
-		{"no address in a flag", "", "--listen=here", "address"},
+		{"no address", "listen: here", "", "agent.yaml:1:9: not an address"},
+		{"no address in a flag", "", "--listen=here", "--listen here: not an address"},
+		{"no address in a flag, one in the file", "listen: :1", "--listen=here", "--listen here: not an address"},
 		{"no such file", "", "--config=/nowhere/agent.yaml", "read"},
 		{"too large a file", "listen: :1 #" + strings.Repeat("x", maxConfigBytes), "", ""},
 	} {
@@ -73,6 +78,40 @@ func TestConfigurationErrors(t *testing.T) {
 				t.Errorf("code %d: %v; want %d and %q", fault.CodeOf(err), err, fault.Usage, c.says)
 			}
 		})
+	}
+}
+
+// An address that is in use is reported where it was given: on a line of the file, or by a flag.
+func TestListenError(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	address := taken.Addr().String()
+	for _, c := range []struct{ file, flag, says string }{
+		{"tick: 20s\nlisten: " + address, "--hz=0", "agent.yaml:2:9: cannot listen: "},
+		{"listen: 127.0.0.1:1", "--listen=" + address, "--listen " + address + ": cannot listen: "},
+	} {
+		as, err := configured(t, c.file, c.flag)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := listen(as); fault.CodeOf(err) != fault.Machine || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("code %d: %v; want %d and %q", fault.CodeOf(err), err, fault.Machine, c.says)
+		}
+	}
+}
+
+// The version names the build, as that of tare does.
+func TestVersion(t *testing.T) {
+	var out bytes.Buffer
+	cmd := Command()
+	cmd.SetArgs([]string{"--version"})
+	cmd.SetOut(&out)
+	want := "tare-agent version " + self.Version + " " + self.Build() + "\n"
+	if err := cmd.Execute(); err != nil || out.String() != want || !strings.Contains(want, runtime.Version()) {
+		t.Errorf("%v: %q, want %q", err, out.String(), want)
 	}
 }
 

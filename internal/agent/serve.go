@@ -26,13 +26,10 @@ const (
 	maxHeader      = 16 << 10 // bytes
 )
 
-func listen(address string) (net.Listener, error) {
-	l, err := net.Listen("tcp", address)
-	if err != nil {
-		return nil, fault.Wrap(err, fault.Machine, "--"+settingListen+" "+text.Clip(address),
-			"choose another address, such as 127.0.0.1:9634", "nothing can be served there")
-	}
-	return l, nil
+func listen(c *configuration) (net.Listener, error) {
+	l, err := net.Listen("tcp", c.listen())
+	return l, fault.Wrap(err, fault.Machine, c.where(settingListen), "choose another address, such as 127.0.0.1:9634",
+		"cannot listen")
 }
 
 // serve answers until the context ends.
