@@ -87,6 +87,7 @@ time), CAP_SYSLOG, CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH; without one of them i
 
 // run weighs and serves until the context ends.
 func run(ctx context.Context, c *configuration) (err error) {
+	saveMemory() // until afterStart
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	listener, err := listen(c)
 	if err != nil {

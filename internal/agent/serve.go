@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/prometheus/exporter-toolkit/web"
 
 	"tare/internal/lib/fault"
@@ -19,7 +18,8 @@ import (
 // Bounds of what clients can cost.
 const (
 	maxConnections = 64
-	maxScrapes     = 8 // at a time
+	maxScrapes     = 8 // that wait for an answer
+	maxUnread      = 8 // answers that clients have yet to read
 	headerTimeout  = 10 * time.Second
 	answerTimeout  = 30 * time.Second // to read an answer, of windows beyond the window's length
 	idleTimeout    = 2 * time.Minute
@@ -37,13 +37,11 @@ func serve(ctx context.Context, c *configuration, w *weigher, l net.Listener, lo
 	if _, err := readAccess(c.webConfig()); err != nil {
 		return err
 	}
-	windows := newWindows(c, w.layout, w.names)
+	writers := &writers{most: maxUnread}
+	windows := newWindows(c, w.layout, w.names, writers)
 	defer windows.close()
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(w, promhttp.HandlerOpts{
-		EnableOpenMetrics: true, EnableOpenMetricsTextCreatedSamples: true, DisableCompression: true,
-		MaxRequestsInFlight: maxScrapes,
-	}))
+	mux.Handle("GET /metrics", newScrapes(w, writers))
 	mux.Handle("GET /v1/ledger", windows)
 	mux.HandleFunc("GET /healthz", func(rw http.ResponseWriter, _ *http.Request) {
 		if err := w.health(); err != nil {

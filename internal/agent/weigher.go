@@ -9,7 +9,6 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"tare/internal/lib/text"
-	"tare/internal/scale/charge"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/names"
 	"tare/internal/scale/ledger"
@@ -23,23 +22,30 @@ type weigher struct {
 	c   *configuration
 	log *slog.Logger
 
-	mu       sync.Mutex
-	ctx      context.Context //nolint:containedctx // of the agent: a Gatherer is given none
-	scale    *live.Scale
-	totals   *live.Totals
-	names    *names.Resolver
-	layout   *cgroup.Layout
-	started  time.Time
-	read     time.Time // when counters were read last
-	err      error     // of that
-	families []*dto.MetricFamily
-	logged   time.Time
-	running  []charge.Process      // for the rules
-	looked   time.Time             // when they were read
-	parts    map[string]meter.Part // by name: the last reading of each
+	mu      sync.Mutex
+	ctx     context.Context //nolint:containedctx // of the agent: a Gatherer is given none
+	scale   scale
+	totals  *live.Totals
+	names   *names.Resolver
+	layout  *cgroup.Layout
+	charger *charger
+	started time.Time
+	read    time.Time // when counters were read last
+	err     error     // of that
+	logged  time.Time
+	parts   map[string]meter.Part // by name: the last reading of each
 }
 
-// runningEvery is how often the processes are looked at, whose names rules may have: some 20 us each.
+// scale is a live.Scale.
+type scale interface {
+	Tick(context.Context) (*ledger.Ledger, error)
+	Due() time.Time
+	Parts() []meter.Part
+	Skipped() int
+	Close() error
+}
+
+// runningEvery is how often the processes are listed, whose names rules may have: some 20 us each.
 const runningEvery = 10 * time.Second
 
 // fresh is how old counters may be when metrics are asked for: several who scrape at once share one reading.
@@ -54,6 +60,7 @@ func newWeigher(ctx context.Context, c *configuration, log *slog.Logger) (w *wei
 	if w.scale, err = live.Open(ctx, o, c.duty); err != nil {
 		return nil, err
 	}
+	w.charger = &charger{rules: c.rules, layout: w.layout, every: runningEvery}
 	w.names = names.Open(names.Options{Root: c.hostRoot()})
 	w.totals = live.NewTotals(live.Options{Name: w.place, Most: c.maxSeries(), Duty: c.duty})
 	return w, nil
@@ -96,14 +103,18 @@ func (w *weigher) Gather() ([]*dto.MetricFamily, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.readOlder(fresh)
-	if w.families == nil && w.totals.Last != nil {
-		w.families = families(&view{Totals: w.totals, started: w.started, parts: w.parts,
-			skipped: w.scale.Skipped()})
-	}
-	if w.families == nil { // nothing could be read yet
+	if w.totals.Last == nil { // nothing could be read yet
 		return nil, w.err
 	}
-	return w.families, nil
+	return families(&view{Totals: w.totals, started: w.started, parts: w.parts, skipped: w.scale.Skipped()}), nil
+}
+
+// reading reads the counters, unless they are fresh, and returns when they were read.
+func (w *weigher) reading() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.readOlder(fresh)
+	return w.read
 }
 
 // readOlder reads the counters if the last reading is older than age.
@@ -112,7 +123,7 @@ func (w *weigher) readOlder(age time.Duration) {
 	if now.Sub(w.read) < age || w.ctx.Err() != nil {
 		return
 	}
-	w.read, w.families = now, nil
+	w.read = now
 	var l *ledger.Ledger
 	l, w.err = w.scale.Tick(w.ctx)
 	for _, p := range w.scale.Parts() {
@@ -128,7 +139,7 @@ func (w *weigher) readOlder(age time.Duration) {
 	began := time.Now()
 	w.names.Fill(l)
 	w.parts[partNames] = meter.Part{Name: partNames, Took: time.Since(began)}
-	w.charge(l)
+	w.charger.charge(l)
 	w.totals.Add(l)
 }
 
@@ -141,27 +152,14 @@ func (w *weigher) place(path string) live.Place {
 	return live.Place{Namespace: n.Namespace, Pod: n.Pod, Container: n.Container, Unit: n.Unit, Top: n.Top}
 }
 
-// charge says what belongs to whom, by the rules. Where processes cannot be read it goes by those that were read last:
-// the window has ended, and what was used in it must be counted.
-func (w *weigher) charge(l *ledger.Ledger) {
-	if len(w.c.rules) > 0 {
-		if now := time.Now(); now.Sub(w.looked) >= runningEvery {
-			running, err := charge.Running(w.layout)
-			if err == nil {
-				w.running, w.looked = running, now
-			} else {
-				l.Warn("processes-unread", "rules go by the processes that were read last: %v", err)
-			}
-		}
-		charge.Apply(w.c.rules, l, w.running)
-	}
-	l.AddComponents()
-}
-
-// health is why the machine cannot be weighed; nil while it can.
+// health returns why the machine cannot be weighed; nil if it can. After a failure it tries again, so that it reports
+// how things are now and not how they were at the last reading.
 func (w *weigher) health() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.err != nil {
+		w.readOlder(fresh)
+	}
 	return w.err
 }
 

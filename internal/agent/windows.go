@@ -18,7 +18,6 @@ import (
 	"tare/internal/lib/files"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/text"
-	"tare/internal/scale/charge"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/names"
 	"tare/internal/scale/ledger"
@@ -88,9 +87,10 @@ func isLoopback(address string) bool {
 // windows answers requests for ledgers, one after another. A window has a meter of its own, so that it begins and ends
 // when it is asked to, whoever scrapes meanwhile; the meter is kept for a while, for those who ask again.
 type windows struct {
-	c      *configuration
-	layout *cgroup.Layout
-	names  *names.Resolver
+	c       *configuration
+	names   *names.Resolver
+	writers *writers
+	charger *charger
 
 	turn    chan struct{} // has one element while no window is open
 	waiting chan struct{}
@@ -109,8 +109,9 @@ const (
 	maxDocument    = 64_000_000  // bytes: some 60,000 control groups
 )
 
-func newWindows(c *configuration, layout *cgroup.Layout, names *names.Resolver) *windows {
-	w := &windows{c: c, layout: layout, names: names, turn: make(chan struct{}, 1), waiting: make(chan struct{}, maxWaiting)}
+func newWindows(c *configuration, layout *cgroup.Layout, names *names.Resolver, writers *writers) *windows {
+	w := &windows{c: c, names: names, writers: writers, charger: &charger{rules: c.rules, layout: layout},
+		turn: make(chan struct{}, 1), waiting: make(chan struct{}, maxWaiting)}
 	w.turn <- struct{}{}
 	return w
 }
@@ -132,17 +133,8 @@ func (w *windows) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		http.Error(rw, text.Line(err.Error()), http.StatusBadRequest)
 		return
 	}
-	select {
-	case w.waiting <- struct{}{}:
-		defer func() { <-w.waiting }()
-	default:
-		rw.Header().Set("Retry-After", "10")
-		http.Error(rw, "too many windows are being waited for", http.StatusTooManyRequests)
-		return
-	}
 	_ = http.NewResponseController(rw).SetWriteDeadline(time.Now().Add(longestWait + farthestWindow + d + answerTimeout))
 	document, status, err := w.document(r.Context(), d, at)
-	// The turn is over: who reads slowly keeps no one waiting.
 	_ = http.NewResponseController(rw).SetWriteDeadline(time.Now().Add(answerTimeout))
 	if err != nil {
 		if status == http.StatusTooManyRequests {
@@ -152,12 +144,18 @@ func (w *windows) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	rw.Header().Set("Content-Type", "application/json")
-	_, _ = rw.Write(document)
+	w.writers.write(rw, document)
 }
 
-// document is a ledger as JSON, of a window that opens when no other one is open; with an error, the status to answer
-// with.
+// document takes a window when no other is open, and returns its ledger as JSON; with an error, the status to answer
+// with. No one waits for the client to read it.
 func (w *windows) document(ctx context.Context, d time.Duration, at time.Time) (data []byte, status int, err error) {
+	select {
+	case w.waiting <- struct{}{}:
+		defer func() { <-w.waiting }()
+	default:
+		return nil, http.StatusTooManyRequests, errors.New("too many windows are being waited for")
+	}
 	waiting, cancel := context.WithTimeout(ctx, longestWait)
 	defer cancel()
 	select {
@@ -211,8 +209,10 @@ func (w *windows) weigh(ctx context.Context, d time.Duration, at time.Time) (l *
 		begin += int64(time.Until(at))
 	}
 	if w.m == nil {
+		saveMemory()
 		w.m, err = meter.New(ctx, meter.Options{SampleHz: w.c.hz(), NoStatistics: w.c.withoutStatistics()})
 		if err != nil {
+			saveTime()
 			return nil, err
 		}
 	}
@@ -228,23 +228,8 @@ func (w *windows) weigh(ctx context.Context, d time.Duration, at time.Time) (l *
 		return nil, err
 	}
 	w.names.Fill(l)
-	if err := w.charge(l); err != nil {
-		return nil, err
-	}
+	w.charger.charge(l)
 	return l, nil
-}
-
-// charge says what belongs to whom, by the rules.
-func (w *windows) charge(l *ledger.Ledger) error {
-	if len(w.c.rules) > 0 {
-		running, err := charge.Running(w.layout)
-		if err != nil {
-			return err
-		}
-		charge.Apply(w.c.rules, l, running)
-	}
-	l.AddComponents()
-	return nil
 }
 
 func (w *windows) close() {
@@ -253,5 +238,6 @@ func (w *windows) close() {
 	if w.m != nil {
 		_ = w.m.Close()
 		w.m = nil
+		saveTime()
 	}
 }

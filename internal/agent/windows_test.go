@@ -128,7 +128,7 @@ func TestAccessOfAChangedFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "web.yaml")
 	c := &configuration{Values: param.Defaults(settings)}
 	c.Values[settingWebConfig] = file
-	w := newWindows(c, nil, names.Open(names.Options{}))
+	w := newWindows(c, nil, names.Open(names.Options{}), nil)
 	for _, step := range []struct {
 		config string
 		want   int

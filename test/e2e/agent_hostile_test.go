@@ -218,11 +218,13 @@ func TestAgentHostileClients(t *testing.T) {
 		}
 		cancel()
 		attacking.Wait()
-		t.Logf("%s: %v", attack.name, time.Since(beganAttack).Round(time.Millisecond))
+		now, peak := resident(t, a.pid)
+		t.Logf("%s: %v, %d KiB resident, %d at most", attack.name, time.Since(beganAttack).Round(time.Millisecond), now>>10,
+			peak>>10)
 	}
 	_, peak := resident(t, a.pid)
 	t.Logf("at most %d KiB were resident", peak>>10)
-	if peak > 64<<20 {
+	if peak > 28<<20 { // 25 MB on a machine that is not busy
 		t.Errorf("%d KiB were resident", peak>>10)
 	}
 	room := files + 60 // the meter of windows is kept for a while

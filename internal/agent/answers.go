@@ -1,0 +1,137 @@
+package agent
+
+import (
+	"bytes"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// scrapes serves the metrics. It encodes them into memory and then writes them, so that clients that read slowly hold
+// neither a slot nor the counters. Clients that ask at the same time share an answer.
+type scrapes struct {
+	metrics source
+	encoder http.Handler
+	writers *writers
+	slots   chan struct{} // of scrapes that wait for an answer
+
+	mu   sync.Mutex
+	last *answer // nil before the first
+}
+
+// source has the metrics.
+type source interface {
+	prometheus.Gatherer
+	reading() time.Time // reads the counters, unless they are fresh, and returns when they were read
+}
+
+func newScrapes(metrics source, writers *writers) *scrapes {
+	return &scrapes{metrics: metrics, writers: writers, slots: make(chan struct{}, maxScrapes),
+		encoder: promhttp.HandlerFor(metrics, promhttp.HandlerOpts{
+			EnableOpenMetrics: true, EnableOpenMetricsTextCreatedSamples: true, DisableCompression: true,
+		})}
+}
+
+func (s *scrapes) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	a := s.answer(r)
+	for key, values := range a.header {
+		rw.Header()[key] = values
+	}
+	rw.Header().Set("Content-Length", strconv.Itoa(a.Len()))
+	rw.WriteHeader(a.status)
+	s.writers.write(rw, a.Bytes())
+}
+
+// answer encodes what a request asks for, or returns the last answer if that is the same.
+func (s *scrapes) answer(r *http.Request) *answer {
+	a := &answer{header: http.Header{}, status: http.StatusOK,
+		asked: slices.Concat(r.Header["Accept"], []string{""}, r.URL.Query()["name[]"])}
+	select {
+	case s.slots <- struct{}{}:
+		defer func() { <-s.slots }()
+	default:
+		http.Error(a, "too many scrapes at a time, try again later", http.StatusServiceUnavailable)
+		return a
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a.read = s.metrics.reading()
+	if s.last != nil {
+		if s.last.read.Equal(a.read) && slices.Equal(s.last.asked, a.asked) {
+			return s.last
+		}
+		a.Grow(s.last.Len() + s.last.Len()/16)
+	}
+	s.encoder.ServeHTTP(a, r)
+	if a.status == http.StatusOK {
+		s.last = a
+	}
+	return a
+}
+
+// answer is an answer in memory. It is an http.ResponseWriter.
+type answer struct {
+	header http.Header
+	status int
+	bytes.Buffer
+
+	read  time.Time // when the counters in it were read
+	asked []string  // what about the request decides about the answer
+}
+
+func (a *answer) Header() http.Header    { return a.header }
+func (a *answer) WriteHeader(status int) { a.status = status }
+
+// writers bounds how many answers are in memory because clients read them slowly. Where there is one too many, the one
+// whose client has read nothing for longest is cut off: were newcomers to wait instead, clients that do not read would
+// keep Prometheus out.
+type writers struct {
+	most int
+	mu   sync.Mutex
+	all  []*writer
+}
+
+// writer is an answer that is being written.
+type writer struct {
+	connection *http.ResponseController
+	since      time.Time // when the client last took some of it
+}
+
+// writtenAtOnce is how many bytes a client must take before it counts as reading.
+const writtenAtOnce = 32 << 10
+
+// write writes an answer, whose header is written, until it is cut off.
+func (w *writers) write(rw http.ResponseWriter, data []byte) {
+	one := &writer{connection: http.NewResponseController(rw), since: time.Now()}
+	w.mu.Lock()
+	w.all = append(w.all, one)
+	if len(w.all) > w.most {
+		oldest := slices.MinFunc(w.all, func(a, b *writer) int { return a.since.Compare(b.since) })
+		w.remove(oldest)
+		_ = oldest.connection.SetWriteDeadline(time.Now())
+	}
+	w.mu.Unlock()
+	defer func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.remove(one)
+	}()
+	for part := range slices.Chunk(data, writtenAtOnce) {
+		if _, err := rw.Write(part); err != nil {
+			return
+		}
+		w.mu.Lock()
+		one.since = time.Now()
+		w.mu.Unlock()
+	}
+}
+
+// remove takes a writer from the list, in which it may not be. The caller holds the lock.
+func (w *writers) remove(one *writer) {
+	w.all = slices.DeleteFunc(w.all, func(other *writer) bool { return other == one })
+}

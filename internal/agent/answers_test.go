@@ -1,0 +1,134 @@
+package agent
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+)
+
+// large has more metrics than the buffers of a connection hold. Each reading has a later time.
+type large struct {
+	mu    sync.Mutex
+	reads int
+}
+
+func (l *large) Gather() ([]*dto.MetricFamily, error) {
+	f := &dto.MetricFamily{Name: new("a"), Help: new(strings.Repeat("h", 16<<20)), Type: dto.MetricType_GAUGE.Enum()}
+	f.Metric = []*dto.Metric{{Gauge: &dto.Gauge{Value: new(1.0)}}}
+	return []*dto.MetricFamily{f}, nil
+}
+
+func (l *large) reading() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.reads++
+	return time.Unix(int64(l.reads), 0)
+}
+
+// Clients that read nothing hold no slot, and at most maxUnread answers: the ones that came first are cut off.
+func TestSlowReaders(t *testing.T) {
+	s := newScrapes(&large{}, &writers{most: maxUnread})
+	server := &http.Server{Handler: s, ReadHeaderTimeout: time.Minute}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	defer func() {
+		server.Close()
+		<-served
+	}()
+	var slow []net.Conn
+	for range maxUnread + 2 {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
+		fmt.Fprint(c, "GET /metrics HTTP/1.0\r\n\r\n")
+		if _, err := io.ReadFull(c, make([]byte, 1)); err != nil { // its answer has begun
+			t.Fatal(err)
+		}
+		slow = append(slow, c)
+	}
+	client := http.Client{Timeout: time.Minute}
+	answer, err := client.Get("http://" + l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if answer.StatusCode != http.StatusOK || err != nil || !bytes.HasSuffix(body, []byte("\na 1\n")) {
+		t.Errorf("beside slow readers: status %d, %d bytes, %v", answer.StatusCode, len(body), err)
+	}
+	// The first was cut off: what is left of its answer ends too early.
+	n, err := io.Copy(io.Discard, slow[0])
+	if err == nil && n >= int64(len(body)) {
+		t.Error("a client that read nothing has its whole answer")
+	}
+	n, err = io.Copy(io.Discard, slow[len(slow)-1])
+	if err != nil || n < int64(len(body)) {
+		t.Errorf("the last of the slow readers has %d bytes, %v", n, err)
+	}
+}
+
+// still has metrics that were read once.
+type still struct {
+	large
+	gathered int
+}
+
+func (s *still) Gather() ([]*dto.MetricFamily, error) {
+	s.gathered++
+	if s.gathered == 1 {
+		return nil, errors.New("not yet")
+	}
+	f := &dto.MetricFamily{Name: new("a"), Type: dto.MetricType_GAUGE.Enum(), Metric: []*dto.Metric{
+		{Gauge: &dto.Gauge{Value: new(1.0)}}}}
+	return []*dto.MetricFamily{f}, nil
+}
+
+func (s *still) reading() time.Time { return time.Unix(1, 0) }
+
+// Clients that ask for the same at the same time share an answer; an error is not shared, nor is another format.
+func TestSharedAnswers(t *testing.T) {
+	metrics := &still{}
+	s := newScrapes(metrics, nil)
+	const open = "application/openmetrics-text; version=1.0.0"
+	for i, step := range []struct {
+		accept, query string
+		status        int
+		gathered      int
+		body          string
+	}{
+		{"", "", http.StatusInternalServerError, 1, "not yet"},
+		{"", "", http.StatusOK, 2, "a 1\n"},
+		{"", "", http.StatusOK, 2, "a 1\n"},
+		{open, "", http.StatusOK, 3, "# EOF\n"},
+		{open, "?name[]=b", http.StatusOK, 4, "# EOF\n"},
+		{"", "", http.StatusOK, 5, "a 1\n"},
+	} {
+		r, err := http.NewRequest(http.MethodGet, "/metrics"+step.query, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if step.accept != "" {
+			r.Header.Set("Accept", step.accept)
+		}
+		a := s.answer(r)
+		if a.status != step.status || metrics.gathered != step.gathered || !strings.Contains(a.String(), step.body) {
+			t.Errorf("request %d: status %d after %d readings: %q", i, a.status, metrics.gathered, a)
+		}
+	}
+}

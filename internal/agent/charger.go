@@ -1,0 +1,36 @@
+package agent
+
+import (
+	"time"
+
+	"tare/internal/scale/charge"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/ledger"
+)
+
+// charger charges ledgers by the rules of the configuration. It is for one goroutine.
+type charger struct {
+	rules  []charge.Rule
+	layout *cgroup.Layout
+	every  time.Duration // how old the list of processes may be
+
+	processes []charge.Process
+	listed    time.Time
+}
+
+// charge sets the components of a ledger. If the processes cannot be listed, rules apply to those listed last: the
+// window is over, and what was used in it must be counted.
+func (c *charger) charge(l *ledger.Ledger) {
+	if len(c.rules) > 0 {
+		if now := time.Now(); now.Sub(c.listed) >= c.every {
+			processes, err := charge.Running(c.layout)
+			if err == nil {
+				c.processes, c.listed = processes, now
+			} else {
+				l.Warn("processes-unread", "rules apply to the processes that were listed last: %v", err)
+			}
+		}
+		charge.Apply(c.rules, l, c.processes)
+	}
+	l.AddComponents()
+}

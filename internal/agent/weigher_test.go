@@ -1,0 +1,100 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/prometheus/procfs"
+
+	"tare/internal/lib/param"
+	"tare/internal/scale/charge"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/names"
+	"tare/internal/scale/ledger"
+	"tare/internal/scale/live"
+	"tare/internal/scale/meter"
+)
+
+// failing is a scale whose first n readings fail.
+type failing struct{ n, ticks int }
+
+func (f *failing) Tick(context.Context) (*ledger.Ledger, error) {
+	f.ticks++
+	if f.ticks <= f.n {
+		return nil, errors.New("no counters")
+	}
+	return &ledger.Ledger{CPU: ledger.Budget(ledger.Usage{Capacity: 1, Idle: 1})}, nil
+}
+
+func (*failing) Due() time.Time      { return time.Time{} }
+func (*failing) Parts() []meter.Part { return nil }
+func (*failing) Skipped() int        { return 0 }
+func (*failing) Close() error        { return nil }
+
+// Health is what it is now: after a reading that failed it tries again, and not more often than it must.
+func TestHealth(t *testing.T) {
+	scale := &failing{n: 1}
+	w := &weigher{c: &configuration{Values: param.Defaults(settings)}, log: slog.New(slog.DiscardHandler),
+		ctx: context.Background(), scale: scale, totals: live.NewTotals(live.Options{}), names: names.Open(names.Options{}),
+		charger: &charger{}, parts: map[string]meter.Part{}}
+	w.reading()
+	if err := w.health(); err == nil || scale.ticks != 1 {
+		t.Fatalf("after a reading that failed: %v, %d readings", err, scale.ticks)
+	}
+	w.read = w.read.Add(-fresh)
+	if err := w.health(); err != nil || scale.ticks != 2 {
+		t.Errorf("when the counters can be read again: %v, %d readings", err, scale.ticks)
+	}
+	w.read = w.read.Add(-fresh)
+	if err := w.health(); err != nil || scale.ticks != 2 {
+		t.Errorf("with nothing wrong: %v, %d readings", err, scale.ticks)
+	}
+}
+
+// Processes are listed again when the list is too old, and not before.
+func TestCharger(t *testing.T) {
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules := []charge.Rule{{Charged: ledger.Charged{Charge: ledger.ChargeTare, Component: "x"},
+		Patterns: charge.Patterns{Comm: "no-such-process"}}}
+	c := &charger{rules: rules, layout: layout, every: time.Hour}
+	l := &ledger.Ledger{CPU: ledger.Budget(ledger.Usage{Capacity: 1, Idle: 1})}
+	if c.charge(l); l.Components == nil {
+		t.Error("the ledger has no components")
+	}
+	first := c.listed
+	c.charge(&ledger.Ledger{})
+	if len(c.processes) == 0 || c.listed != first {
+		t.Errorf("%d processes are listed, at %v and %v", len(c.processes), first, c.listed)
+	}
+	c.every = 0
+	c.charge(&ledger.Ledger{})
+	if !c.listed.After(first) {
+		t.Error("the processes were not listed again")
+	}
+}
+
+// What only starting needed is given back.
+func TestAfterStart(t *testing.T) {
+	files := func() uint64 {
+		self, err := procfs.Self()
+		if err != nil {
+			t.Fatal(err)
+		}
+		status, err := self.NewStatus()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return status.RssFile
+	}
+	before := files()
+	afterStart()
+	if after := files(); after > before*3/4 {
+		t.Errorf("%d bytes of this program's file are mapped, and were %d before", after, before)
+	}
+}
