@@ -49,7 +49,16 @@ func TestAgainstPrometheus(t *testing.T) {
 	group, root := makeContainer(t)
 	startPlanted(t, group)
 	address, agent := startAgent(t, group, root)
-	p := startPrometheus(t, address)
+	dir := t.TempDir()
+	file, err := filepath.Abs(rulesFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(file, filepath.Join(dir, "tare.rules.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	p := startPrometheus(t, program(t, "prometheus"), "global: {evaluation_interval: 1s}\n"+
+		scraping(readmeScrapes(t)[0], address, dir))
 	rules := readRules(t)
 	p.wait(t, rules, agent)
 
@@ -74,6 +83,21 @@ func TestAgainstPrometheus(t *testing.T) {
 			t.Errorf("the lines of the budget are %v of the capacity, want 1", got)
 		} else {
 			t.Logf("the lines of the budget are %.5f of the capacity", got[0].value)
+		}
+	})
+	t.Run("README", func(t *testing.T) {
+		text, err := os.ReadFile("README.md")
+		if err != nil {
+			t.Fatal(err)
+		}
+		queries := regexp.MustCompile(`(?m)^    (topk\(.+)$`).FindAllSubmatch(text, -1)
+		if len(queries) != 1 {
+			t.Fatalf("the page has %d queries", len(queries))
+		}
+		machine, _, _ := strings.Cut(address, ":")
+		expr := strings.NewReplacer("node-1", machine, "[5m]", "[1m]").Replace(string(queries[0][1]))
+		if got := p.query(t, expr); len(got) == 0 || got[0].labels["pod"] != pod {
+			t.Errorf("%s: %v, want pod %s first", expr, got, pod)
 		}
 	})
 	t.Run("payer", func(t *testing.T) {
@@ -258,23 +282,13 @@ func write(t *testing.T, path, text string) {
 // server is a Prometheus.
 type server struct{ url string }
 
-func startPrometheus(t *testing.T, agent string) *server {
+func startPrometheus(t *testing.T, path, configuration string) *server {
 	t.Helper()
 	dir := t.TempDir()
-	rules, err := filepath.Abs(rulesFile)
-	if err != nil {
-		t.Fatal(err)
-	}
 	config := filepath.Join(dir, "prometheus.yml")
-	write(t, config, fmt.Sprintf(`
-global: {scrape_interval: 1s, evaluation_interval: 1s}
-rule_files: [%q]
-scrape_configs:
-- job_name: tare-agent
-  static_configs: [{targets: [%q]}]
-`, rules, agent))
+	write(t, config, configuration)
 	address := port.Free(t)
-	start(t, program(t, "prometheus"), "--config.file="+config, "--storage.tsdb.path="+filepath.Join(dir, "data"),
+	start(t, path, "--config.file="+config, "--storage.tsdb.path="+filepath.Join(dir, "data"),
 		"--web.listen-address="+address, "--log.level=warn")
 	return &server{url: "http://" + address}
 }

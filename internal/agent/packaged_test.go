@@ -26,8 +26,11 @@ func TestPackagedConfiguration(t *testing.T) {
 		t.Errorf("as it is: %v", err)
 	}
 	shown := configuration{Values: param.Values{}}
-	if err := shown.parse(path, regexp.MustCompile(`(?m)^#([a-z])`).ReplaceAll(text, []byte("$1"))); err != nil {
+	if err := shown.parse(path, regexp.MustCompile(`(?m)^#([a-z-])`).ReplaceAll(text, []byte("$1"))); err != nil {
 		t.Fatalf("with what is commented out: %v", err)
+	}
+	if len(shown.rules) < 3 {
+		t.Errorf("%d rules are shown", len(shown.rules))
 	}
 	for _, setting := range settings {
 		want := setting.Default
