@@ -1,4 +1,4 @@
-// Package agent is tare-agent: it weighs a machine for as long as it runs, and serves what it finds as Prometheus
+// Package agent is tare-agent, which weighs a machine for as long as it runs and serves the result as Prometheus
 // metrics. It imports the scale and nothing of experiments or guests. Start reading at run.
 package agent
 
@@ -47,16 +47,17 @@ lines sum to its capacity; CPU time and memory of each pod, container, systemd u
 eBPF program, and who pays for it; and what the agent itself costs.
 
   /metrics    the metrics, in the text formats of Prometheus and OpenMetrics
-  /v1/ledger  a window as a JSON document of the schema tare.ledger/v1: ?for=10s says how long, &at=TIME when it begins
-              (RFC 3339); to clients on this machine, and to others where --web.config.file asks for a password or a
-              certificate
-  /healthz    200 as long as the machine can be weighed
+  /v1/ledger  a window as a JSON document of the schema tare.ledger/v1: ?for=10s says how long it lasts, &at=TIME when it
+              begins (RFC 3339); only for clients on this machine, unless --web.config.file requires a password or a
+              client certificate
+  /healthz    200 if the machine can be weighed
 
 A scrape reads the counters. Every counter begins at 0 when the agent starts. What cannot be read is absent, and
-tare_agent_collector_success says so.
+tare_agent_collector_success is 0 for it.
 
-Without root it needs the capabilities CAP_SYS_ADMIN (eBPF programs and maps), CAP_PERFMON and CAP_BPF (samples, stolen
-time), CAP_SYSLOG, CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH; without one of them it leaves out what needs it.`,
+To see everything without being root, the agent needs the capabilities CAP_SYS_ADMIN (eBPF programs and maps),
+CAP_PERFMON and CAP_BPF (samples, stolen time), CAP_SYSLOG, CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH. Without one of them it
+omits what needs it.`,
 		Example: `  tare-agent
   tare-agent --listen 127.0.0.1:9633 --max-series 500
   tare-agent --config /etc/tare/agent.yaml
@@ -67,7 +68,7 @@ time), CAP_SYSLOG, CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH; without one of them i
 		SilenceErrors: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fault.New(fault.Usage, text.Clip(args[0]), "see tare-agent --help", "there are no arguments, only flags")
+				return fault.New(fault.Usage, text.Clip(args[0]), "see tare-agent --help", "tare-agent takes flags and no arguments")
 			}
 			return nil
 		},

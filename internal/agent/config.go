@@ -34,29 +34,29 @@ const (
 
 var settings = []param.Setting{
 	{Name: settingListen, Type: param.TypeText, Default: ":9633", Reach: param.ReachAddress,
-		Doc: "address to serve on"},
+		Doc: "address to listen on"},
 	{Name: settingWebConfig, Type: param.TypeText, Reach: param.ReachFile,
 		Doc: "file with certificates, passwords and TLS settings, in the format of Prometheus' exporter-toolkit"},
 	{Name: settingMaxSeries, Type: param.TypeCount, Default: "1000", Min: 1, Max: 100000,
-		Doc: "series of each metric at most: the biggest have their own, the rest have one together"},
+		Doc: "most series of each metric: the largest items have one each, and the rest share one"},
 	{Name: settingTick, Type: param.TypeDuration, Default: "1m", Min: 1, Max: 600,
-		Doc: "how long counters go unread at most when there are no scrapes"},
+		Doc: "longest time between readings of the counters when there are no scrapes"},
 	{Name: settingHz, Type: param.TypeCount, Default: strconv.Itoa(perf.DefaultHz), Max: perf.MaxHz,
-		Doc: "samples per second and CPU; with 0 there are none, and eBPF time is not split by who pays for it"},
+		Doc: "samples per second and CPU; 0 takes none, and then eBPF time is not split by who pays for it"},
 	{Name: settingBPFStats, Type: param.TypeText, Default: "always", Reach: param.ReachNothing,
-		Doc: "when the kernel's run statistics of eBPF programs are on, which cost each run 20 to 50 ns: always, off (no " +
-			"run time is known), or a part of the time such as 10s/60s (run time is scaled, with an error that is exported)"},
+		Doc: "when the kernel's run statistics of eBPF programs are on, which add 20 to 50 ns to each run: always, off (run " +
+			"time is not known), or part of the time, such as 10s/60s (run time is scaled, and its error is a metric)"},
 	{Name: settingHostRoot, Type: param.TypeText, Default: "/", Reach: param.ReachFile,
-		Doc: "where the machine's files are, for the names of containers: where the machine's / is mounted"},
+		Doc: "where the machine's / is mounted: the names of containers are in files there"},
 	{Name: settingProfile, Type: param.TypeText, Reach: param.ReachNothing,
 		Doc: "rules that come after those of the configuration: " + strings.Join(charge.Profiles(), ", ") +
 			" knows the infrastructure of a node"},
 }
 
-// configuration is what the command line and the configuration file say.
+// configuration holds the settings of the command line and of the configuration file.
 type configuration struct {
 	file  string
-	flags param.Values // defaults, and what the command line gives
+	flags param.Values // the defaults, or what the command line sets
 	param.Values
 	places map[string]string // by setting: where in the file it is, if its value comes from there
 	duty   live.Duty
@@ -65,8 +65,8 @@ type configuration struct {
 
 func (c *configuration) addFlags(f *pflag.FlagSet) {
 	c.flags = param.Flags(f, settings...)
-	f.StringVar(&c.file, "config", "", "YAML file with the same settings, and rules as those of tare weigh --rules; what "+
-		"the command line gives counts before it")
+	f.StringVar(&c.file, "config", "", "YAML file with the same settings, and with rules as in tare weigh --rules; flags "+
+		"override it")
 }
 
 const (
@@ -74,7 +74,7 @@ const (
 	keyRules       = "rules"
 )
 
-// read reads the configuration file, if there is one. What the command line gives comes before what the file says.
+// read reads the configuration file, if there is one. Flags override it.
 func (c *configuration) read(f *pflag.FlagSet) error {
 	c.Values = param.Defaults(settings)
 	if c.file != "" {
@@ -114,7 +114,7 @@ func (c *configuration) where(setting string) string {
 	return "--" + setting + " " + text.Clip(c.Values[setting])
 }
 
-// readDuty reads when run statistics are on.
+// readDuty parses the setting that says when run statistics are on.
 func (c *configuration) readDuty() error {
 	given := c.Values[settingBPFStats]
 	if given == "always" || given == "off" {
@@ -126,9 +126,8 @@ func (c *configuration) readDuty() error {
 	c.duty.Every, errs[1] = time.ParseDuration(every)
 	const least = 100 * time.Millisecond
 	if errors.Join(errs[:]...) != nil || c.duty.On < least || c.duty.Every <= c.duty.On || c.duty.Every > time.Hour {
-		return fault.New(fault.Usage, c.where(settingBPFStats), "use always, off, or a part of the time "+
-			"such as 10s/60s", "statistics must be always on, off, or on for a part of the time: at least %v, at most an hour",
-			least)
+		return fault.New(fault.Usage, c.where(settingBPFStats), "use always, off, or part of the time, "+
+			"such as 10s/60s", "statistics must be always on, off, or on for part of the time: at least %v of at most 1h", least)
 	}
 	return nil
 }
@@ -136,12 +135,12 @@ func (c *configuration) readDuty() error {
 func (c *configuration) parse(name string, data []byte) error {
 	f := document.File(name)
 	documents, err := f.Parse(data, document.Limit{What: "a configuration", Bytes: maxConfigBytes,
-		Hint: "patterns with * say in one line what many names say"})
+		Hint: "a pattern with * can replace many rules"})
 	if err != nil || len(documents) == 0 {
 		return err
 	}
 	if len(documents) > 1 {
-		return f.Fail(documents[1], "leave the line --- out", "the configuration must be one document")
+		return f.Fail(documents[1], "remove the line ---", "the configuration must be one document")
 	}
 	c.places = map[string]string{}
 	const what = "the configuration"
@@ -172,7 +171,7 @@ func (c *configuration) tick() time.Duration     { return c.Duration(settingTick
 func (c *configuration) hostRoot() string        { return c.Values[settingHostRoot] }
 func (c *configuration) withoutStatistics() bool { return c.Values[settingBPFStats] == "off" }
 
-// hz is the rate of samples as the meter has it: negative is none.
+// hz returns the rate of samples as the meter takes it: negative for none.
 func (c *configuration) hz() int {
 	if hz := c.Int(settingHz); hz > 0 {
 		return hz

@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// crowd bounds how many connections a server has. Where one too many comes, the one that has been without a request in
-// progress for longest gives way: were the newcomer to wait instead, connections that send nothing would keep
-// Prometheus out for as long as their deadlines last.
+// crowd bounds how many connections a server has. If there is one too many, it closes the one that has had no request in
+// progress for longest: if newcomers waited instead, connections that send nothing would keep Prometheus out until their
+// deadlines.
 type crowd struct {
 	most int
 	mu   sync.Mutex
@@ -20,14 +20,14 @@ type crowd struct {
 
 // client is one connection.
 type client struct {
-	requests int       // that are being answered
-	since    time.Time // when there were fewer or more of them
+	requests int       // in progress
+	since    time.Time // when their number last changed
 }
 
 // connKey is the key of a request's connection in its context.
 type connKey struct{}
 
-// limit has the server keep at most that many connections.
+// limit makes the server keep at most that many connections.
 func limit(s *http.Server, most int) {
 	c := &crowd{most: most, all: map[net.Conn]*client{}}
 	s.ConnState = c.changed
@@ -57,7 +57,7 @@ func (c *crowd) changed(conn net.Conn, state http.ConnState) {
 	}
 }
 
-// dropOne closes the connection that waits for longest, and the newcomer where all others are being answered.
+// dropOne closes the connection that has waited for longest, or the newcomer if all others have requests in progress.
 func (c *crowd) dropOne(newcomer net.Conn) {
 	drop := newcomer
 	for conn, waiting := range c.all {

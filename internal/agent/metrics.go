@@ -24,7 +24,7 @@ import (
 	"tare/internal/scale/meter"
 )
 
-// metric declares one metric: all that is known of it is here, its documentation too.
+// metric declares one metric, including its documentation.
 type metric struct {
 	name   string
 	help   string
@@ -37,7 +37,7 @@ type metric struct {
 // apply.
 type add func(value float64, labels ...string)
 
-// view is what metrics are made of.
+// view holds what metrics are made from.
 type view struct {
 	*live.Totals
 	started time.Time
@@ -52,7 +52,7 @@ const (
 	gauge   = dto.MetricType_GAUGE
 )
 
-// other is the label of the series that stands for all that have none, because of --max-series.
+// other is the label of the series that stands for everything without a series, because of --max-series.
 const other = "(other)"
 
 var (
@@ -68,7 +68,7 @@ var metrics = []metric{
 	{"tare_node_cpus", "CPUs of the machine that are online.", gauge, nil, func(v *view, add add) {
 		add(float64(v.Last.Host.CPUs))
 	}},
-	{"tare_node_cpu_capacity_seconds_total", "CPU time that the machine had: its CPUs times the time.", counter, nil,
+	{"tare_node_cpu_capacity_seconds_total", "CPU time that the machine had: its number of CPUs times the elapsed time.", counter, nil,
 		func(v *view, add add) { add(v.Capacity.Seconds()) }},
 	{"tare_node_cpu_seconds_total", "CPU time by line of the budget. The sum of the lines, less " +
 		"tare_node_cpu_counted_twice_seconds_total, is the capacity. The line ebpf is run time of eBPF programs that could " +
@@ -77,8 +77,8 @@ var metrics = []metric{
 			add(s, strings.ReplaceAll(name, " ", "_"))
 		}
 	}},
-	{"tare_node_cpu_counted_twice_seconds_total", "CPU time that several lines of the budget have, by the grain and the " +
-		"limits of the kernel's counters.", counter, nil, func(v *view, add add) { add(v.CountedTwice()) }},
+	{"tare_node_cpu_counted_twice_seconds_total", "CPU time that is on several lines of the budget, because of the " +
+		"resolution and the limits of the kernel's counters.", counter, nil, func(v *view, add add) { add(v.CountedTwice()) }},
 	{"tare_node_cpu_longest_stall_seconds", "Longest time for which the hypervisor took a CPU away, in the last minute.",
 		gauge, nil, func(v *view, add add) {
 			if longest, known := v.LongestStall(); known {
@@ -87,12 +87,12 @@ var metrics = []metric{
 		}},
 
 	{"tare_component_cpu_seconds_total", "CPU time by component, as the rules charge it; charge \"unknown\" is what no " +
-		"rule names. The sum is the CPU time that the budget's lines attribute.", counter, componentLabels,
+		"rule matches. The sum is the CPU time that the budget's lines attribute.", counter, componentLabels,
 		func(v *view, add add) { eachComponent(v.Components, add) }},
-	{"tare_component_bpf_seconds_total", "Run time of a component's eBPF programs, wherever they ran.", counter,
+	{"tare_component_bpf_seconds_total", "Run time of a component's eBPF programs, in whatever control group they ran.", counter,
 		componentLabels, func(v *view, add add) { eachComponent(v.ComponentsBPF, add) }},
-	{"tare_component_memory_hard_bytes", "Memory of a component's control groups that the kernel cannot take back: " +
-		"anonymous, shared, and the kernel's own without slab that can be reclaimed.", gauge, componentLabels,
+	{"tare_component_memory_hard_bytes", "Memory of a component's control groups that the kernel cannot reclaim: " +
+		"anonymous and shared memory, and kernel memory without reclaimable slab.", gauge, componentLabels,
 		func(v *view, add add) {
 			for _, c := range v.Last.Components {
 				if c.MemoryHardBytes != nil {
@@ -110,7 +110,7 @@ var metrics = []metric{
 		}},
 
 	{"tare_group_cpu_seconds_total", "CPU time by container, else pod, else systemd unit, else control group. Each " +
-		"second is on one series: a pod is without its containers.", counter, placeLabels, func(v *view, add add) {
+		"second is in one series: a pod's excludes its containers.", counter, placeLabels, func(v *view, add add) {
 		for p, s := range v.Places.All() {
 			add(s, placeValues(p)...)
 		}
@@ -118,8 +118,8 @@ var metrics = []metric{
 			add(s, other)
 		}
 	}},
-	{"tare_group_memory_bytes", "Memory of the same, by kind: hard (the kernel cannot take it back), soft (it can) and " +
-		"working_set (as the kubelet counts).", gauge, append([]string{"kind"}, placeLabels...),
+	{"tare_group_memory_bytes", "Memory of the same, by kind: hard (the kernel cannot reclaim it), soft (it can) and " +
+		"working_set (as the kubelet counts it).", gauge, append([]string{"kind"}, placeLabels...),
 		func(v *view, add add) {
 			for kind, of := range memoryKinds {
 				places, rest := v.Memory(of)
@@ -131,8 +131,8 @@ var metrics = []metric{
 				}
 			}
 		}},
-	{"tare_namespace_cpu_seconds_total", "CPU time by namespace, of pods that are gone as well; without a namespace: " +
-		"what is in no pod.", counter, []string{"namespace"}, func(v *view, add add) {
+	{"tare_namespace_cpu_seconds_total", "CPU time by namespace, including pods that are gone. The series without a " +
+		"namespace is what is in no pod.", counter, []string{"namespace"}, func(v *view, add add) {
 		for name, s := range v.Namespaces.All() {
 			if name == other { // a runtime's annotation may say anything
 				name = strconv.Quote(name)
@@ -159,8 +159,8 @@ var metrics = []metric{
 	{"tare_bpf_program_runs_total", "Runs of an eBPF program.", counter, programLabels, func(v *view, add add) {
 		eachCount(v, v.Runs, add)
 	}},
-	{"tare_bpf_program_samples_total", "Samples that saw an eBPF program in the run time that was split. A share k/n of " +
-		"them is that of a payer to within about 2*sqrt(k)/n.", counter, programLabels, func(v *view, add add) {
+	{"tare_bpf_program_samples_total", "Samples of an eBPF program in the run time that was split. If a payer has k of n " +
+		"samples, its share is k/n to within about 2*sqrt(k)/n.", counter, programLabels, func(v *view, add add) {
 		eachCount(v, v.Samples, add)
 	}},
 	{"tare_bpf_program_memory_bytes", "Memory of an eBPF program's code, without its maps.", gauge, programLabels,
@@ -211,7 +211,7 @@ var metrics = []metric{
 				add(s, "", other)
 			}
 		}},
-	{"tare_bpf_pending_seconds", "Run time of an eBPF program that awaits more samples: it is yet to be split.", gauge,
+	{"tare_bpf_pending_seconds", "Run time of an eBPF program that is not split yet, because it awaits more samples.", gauge,
 		[]string{"id", "program"}, func(v *view, add add) {
 			rest, any := 0.0, false
 			v.Each(func(key live.ProgramKey, p live.Program) {
@@ -225,8 +225,8 @@ var metrics = []metric{
 				add(rest, "", other)
 			}
 		}},
-	{"tare_bpf_scaling_error_seconds", "Half the 95 % interval of tare_bpf_program_run_seconds_total that is due to run " +
-		"statistics being on for a part of the time (--bpf-stats 10s/60s).", gauge, []string{"id", "program"},
+	{"tare_bpf_scaling_error_seconds", "Half the 95 % interval of tare_bpf_program_run_seconds_total that results from run " +
+		"statistics being on only part of the time (--bpf-stats 10s/60s).", gauge, []string{"id", "program"},
 		func(v *view, add add) {
 			eachProgram(v, func(p *live.Program) {
 				if p.ScalingError != nil {
@@ -234,7 +234,7 @@ var metrics = []metric{
 				}
 			})
 		}},
-	{"tare_bpf_map_bytes", "Memory of an eBPF map, however many programs use it.", gauge, mapLabels,
+	{"tare_bpf_map_bytes", "Memory of an eBPF map, counted once even if several programs use it.", gauge, mapLabels,
 		func(v *view, add add) {
 			all := slices.Clone(v.Last.Maps)
 			slices.SortFunc(all, func(a, b ledger.Map) int { return cmp.Compare(known.Or(b.Bytes, 0), known.Or(a.Bytes, 0)) })
@@ -254,7 +254,7 @@ var metrics = []metric{
 			}
 		}},
 
-	{"tare_agent_build_info", "Version of the agent, and of Go; always 1.", gauge, []string{"goversion", "version"},
+	{"tare_agent_build_info", "Versions of the agent and of Go; always 1.", gauge, []string{"goversion", "version"},
 		func(_ *view, add add) { add(1, runtime.Version(), self.Version) }},
 	{"tare_agent_cpu_seconds_total", "CPU time of the agent. It is the budget's line self.", counter, nil,
 		func(v *view, add add) { add(v.Self.CPU.Seconds()) }},
@@ -272,15 +272,15 @@ var metrics = []metric{
 	{"tare_agent_bpf_seconds_total", "Run time of the agent's own eBPF programs.", counter, nil,
 		func(v *view, add add) { addDuration(add, v.Self.BPF) }},
 	{"tare_agent_bpf_stats_seconds_total", "What the kernel's run statistics cost the machine: runs of eBPF programs " +
-		"times the cost that the agent measured when it started.", counter, nil,
+		"times the cost of one, which the agent measured when it started.", counter, nil,
 		func(v *view, add add) { addDuration(add, v.Self.Stats) }},
-	{"tare_agent_witness_seconds_total", "What looking for stolen time cost the machine: looks times the cost that the " +
-		"agent measured when it started.", counter, nil, func(v *view, add add) { addDuration(add, v.Self.Witness) }},
-	{"tare_agent_samples_total", "Samples that the agent took, of kernel mode.", counter, nil,
+	{"tare_agent_witness_seconds_total", "What looking for stolen time cost the machine: looks times the cost of one, " +
+		"which the agent measured when it started.", counter, nil, func(v *view, add add) { addDuration(add, v.Self.Witness) }},
+	{"tare_agent_samples_total", "Samples of kernel mode that the agent took.", counter, nil,
 		func(v *view, add add) { add(float64(v.Self.Samples)) }},
-	{"tare_agent_samples_lost_total", "Samples that were lost, because there was no room for them.", counter, nil,
+	{"tare_agent_samples_lost_total", "Samples that were lost because their buffer was full.", counter, nil,
 		func(v *view, add add) { add(float64(v.Self.Lost)) }},
-	{"tare_agent_ticks_total", "Times that the counters were read.", counter, nil,
+	{"tare_agent_ticks_total", "How often the counters were read.", counter, nil,
 		func(v *view, add add) { add(float64(v.Ticks)) }},
 	{"tare_agent_gap_seconds_total", "Time that no reading covers, such as when sampling began anew because a CPU came " +
 		"online. What was used in it is in no other metric.", counter, nil,
@@ -294,14 +294,14 @@ var metrics = []metric{
 				add(p.Took.Seconds(), name)
 			}
 		}},
-	{"tare_agent_collector_success", "1 where a part of the last reading worked, else 0: what it would have read is " +
+	{"tare_agent_collector_success", "1 if a part of the last reading succeeded, else 0: then what it reads is " +
 		"absent.", gauge, []string{"collector"}, func(v *view, add add) {
 		for name, p := range v.parts {
 			add(map[bool]float64{true: 1, false: 0}[p.Err == nil], name)
 		}
 	}},
-	{"tare_agent_series_gone_seconds_total", "What series of a metric had when they ended, because what they stand for " +
-		"is gone, or a bigger one took their place. A metric's sum and this never fall together. Rates do not need it.",
+	{"tare_agent_series_gone_seconds_total", "Total of a metric's series that have ended, because what they stand for " +
+		"is gone or a larger one took their place. A metric's sum plus this never falls. Rates do not need it.",
 		counter, []string{"metric"}, func(v *view, add add) {
 			for name, r := range v.ranked() {
 				add(r.Gone(), name)
@@ -312,14 +312,14 @@ var metrics = []metric{
 			add(float64(v.Runs.Gone()), "tare_bpf_program_runs_total")
 			add(float64(v.Samples.Gone()), "tare_bpf_program_samples_total")
 		}},
-	{"tare_agent_series_omitted", "Series of a metric that have none of their own, because of --max-series.", gauge,
+	{"tare_agent_series_omitted", "Items without a separate series, because of --max-series.", gauge,
 		[]string{"metric"}, func(v *view, add add) {
 			for name, r := range v.ranked() {
 				_, omitted, _ := r.Rest()
 				add(float64(omitted), name)
 			}
 		}},
-	{"tare_agent_warning", "1 for each kind of warning of the last reading; the text is in /v1/ledger.", gauge,
+	{"tare_agent_warning", "1 for each code of the warnings of the last reading; /v1/ledger has their text.", gauge,
 		[]string{"code"}, func(v *view, add add) {
 			seen := map[string]bool{}
 			for _, w := range v.Last.Warnings {
@@ -331,7 +331,7 @@ var metrics = []metric{
 		}},
 }
 
-// limited is a metric whose series are bounded in number.
+// limited is a metric with a bounded number of series.
 type limited interface {
 	Rest() (total float64, omitted int, any bool)
 	Gone() float64
@@ -386,7 +386,7 @@ func programValues(p *live.Program) []string {
 	return []string{chargeOf(p.Charged), p.Component, id(p.ID), p.Name, p.Type}
 }
 
-// eachProgram calls f with each program that is there and has a total of its own.
+// eachProgram calls f with each loaded program that has a separate series.
 func eachProgram(v *view, f func(*live.Program)) {
 	v.Each(func(key live.ProgramKey, p live.Program) {
 		if v.Programs.Has(key) {
@@ -409,7 +409,7 @@ func eachCount(v *view, c *live.Counts[live.ProgramKey], add add) {
 
 func id(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
 
-// families are all metrics of a view, in the order of their names, as Prometheus' formats want it.
+// families returns all metrics of a view in the order of their names, which Prometheus' formats require.
 func families(v *view) []*dto.MetricFamily {
 	v.loaded = map[live.ProgramKey]live.Program{}
 	v.Each(func(key live.ProgramKey, p live.Program) { v.loaded[key] = p })
@@ -427,8 +427,8 @@ func families(v *view) []*dto.MetricFamily {
 	return all
 }
 
-// builder makes the messages of series, of which there are thousands in each scrape: one by one, each would be nine
-// objects for the garbage collector.
+// builder makes the messages of series. A scrape has thousands, and each is nine objects for the garbage collector if
+// they are allocated one by one.
 type builder struct {
 	created *timestamppb.Timestamp
 	m       *metric
@@ -468,7 +468,7 @@ func (b *builder) add(value float64, texts ...string) {
 	b.family.Metric = append(b.family.Metric, one)
 }
 
-// slab allocates many of a kind at once.
+// slab allocates many values of a type at once.
 type slab[T any] struct{ free []T }
 
 const slabSize = 256
@@ -484,12 +484,12 @@ func (s *slab[T]) some(n int) []T {
 
 func (s *slab[T]) one() *T { return &s.some(1)[0] }
 
-// maxLabel bounds the value of a label, in bytes: names of control groups and programs are what their makers like.
+// maxLabel bounds the value of a label, in bytes: users choose the names of control groups and programs.
 const maxLabel = 512
 
-// label is a text as the value of a label. Prometheus refuses a whole scrape for one byte that is no UTF-8. Texts that
-// differ stay different: what has odd bytes is quoted, as is what begins like something quoted, and what is cut ends in
-// a hash of the whole. A text that is cut is longer than one that is not, so that no name can look like another's hash.
+// label returns a text as the value of a label. Prometheus rejects a whole scrape for one byte that is not UTF-8. Texts
+// that differ stay different: one with odd bytes is quoted, as is one that begins with a quote, and one that is cut ends
+// in a hash of the whole. A text that is cut is longer than any that is not, so no name can look like another's hash.
 func label(s string) string {
 	odd := s[0] == '"' || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
 	if odd {

@@ -15,13 +15,13 @@ import (
 	"tare/internal/lib/text"
 )
 
-// Bounds of what clients can cost.
+// Bounds on what clients can cost.
 const (
 	maxConnections = 64
 	maxScrapes     = 8 // that wait for an answer
 	maxUnread      = 8 // answers that clients have yet to read
 	headerTimeout  = 10 * time.Second
-	answerTimeout  = 30 * time.Second // to read an answer, of windows beyond the window's length
+	answerTimeout  = 30 * time.Second // to read an answer; for windows, after the window
 	idleTimeout    = 2 * time.Minute
 	maxHeader      = 16 << 10 // bytes
 )

@@ -16,22 +16,22 @@ import (
 	"tare/internal/scale/meter"
 )
 
-// weigher reads the counters when it is asked for metrics, and now and then when it is not. It is a
-// prometheus.Gatherer, for many goroutines.
+// weigher reads the counters when metrics are requested, and at intervals when they are not. It is a
+// prometheus.Gatherer that goroutines may share.
 type weigher struct {
 	c   *configuration
 	log *slog.Logger
 
 	mu      sync.Mutex
-	ctx     context.Context //nolint:containedctx // of the agent: a Gatherer is given none
+	ctx     context.Context //nolint:containedctx // the agent's: Gather has no parameter for it
 	scale   scale
 	totals  *live.Totals
 	names   *names.Resolver
 	layout  *cgroup.Layout
 	charger *charger
 	started time.Time
-	read    time.Time // when counters were read last
-	err     error     // of that
+	read    time.Time // when the counters were last read
+	err     error     // of that reading
 	logged  time.Time
 	parts   map[string]meter.Part // by name: the last reading of each
 }
@@ -48,7 +48,7 @@ type scale interface {
 // runningEvery is how often the processes are listed, whose names rules may have: some 20 us each.
 const runningEvery = 10 * time.Second
 
-// fresh is how old counters may be when metrics are asked for: several who scrape at once share one reading.
+// fresh is how old the counters may be when metrics are requested: clients that scrape at once share a reading.
 const fresh = 500 * time.Millisecond
 
 func newWeigher(ctx context.Context, c *configuration, log *slog.Logger) (w *weigher, err error) {
@@ -66,8 +66,8 @@ func newWeigher(ctx context.Context, c *configuration, log *slog.Logger) (w *wei
 	return w, nil
 }
 
-// keepReading reads the counters whenever no scrape has for a while, until the context ends: else what groups and
-// programs that go away have used is not known. It also reads them when run statistics are to be switched.
+// keepReading reads the counters, until the context ends, whenever no scrape has done so for a tick: otherwise what a
+// group or program used before it went away would be lost. It also reads them when run statistics must be switched.
 func (w *weigher) keepReading(ctx context.Context) {
 	for {
 		timer := time.NewTimer(w.untilDue())
@@ -87,7 +87,7 @@ func (w *weigher) keepReading(ctx context.Context) {
 	}
 }
 
-// untilDue is how long it is until counters must be read, if nobody scrapes.
+// untilDue returns how long the counters may go unread if there are no scrapes.
 func (w *weigher) untilDue() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -98,7 +98,7 @@ func (w *weigher) untilDue() time.Duration {
 	return max(wait, fresh/10)
 }
 
-// Gather gives all metrics.
+// Gather returns all metrics.
 func (w *weigher) Gather() ([]*dto.MetricFamily, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -146,7 +146,7 @@ func (w *weigher) readOlder(age time.Duration) {
 // partNames is the part of a reading that finds the names of control groups.
 const partNames = "names"
 
-// place is what people call a control group.
+// place returns what people call a control group.
 func (w *weigher) place(path string) live.Place {
 	n := w.names.Of(path)
 	return live.Place{Namespace: n.Namespace, Pod: n.Pod, Container: n.Container, Unit: n.Unit, Top: n.Top}

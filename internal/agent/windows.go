@@ -24,11 +24,12 @@ import (
 	"tare/internal/scale/meter"
 )
 
-// access says who may ask for windows. They name processes and control groups, as metrics do, and cost CPU time.
+// access says which clients may request windows. A window names processes and control groups, as metrics do, and costs
+// CPU time.
 type access struct{ passwords, certificates bool }
 
-// readAccess looks at who the web configuration lets in. With a password or a certificate of the client's, all whom
-// exporter-toolkit lets in may ask for windows; without, those on this machine.
+// readAccess reads which clients the web configuration admits. If it requires a password or a client certificate, every
+// client that exporter-toolkit admits may request windows; otherwise only clients on this machine may.
 func readAccess(file string) (a access, err error) {
 	if file == "" {
 		return a, nil
@@ -45,19 +46,20 @@ func readAccess(file string) (a access, err error) {
 	}
 	if err := yaml.Unmarshal(data, &c); err != nil {
 		return a, fault.New(fault.Usage, file, "see Prometheus' exporter-toolkit, docs/web-configuration.md",
-			"this is no web configuration: %s", text.Line(err.Error()))
+			"not a web configuration: %s", text.Line(err.Error()))
 	}
 	return access{len(c.Users) > 0, c.TLS.ClientAuth == "RequireAndVerifyClientCert"}, nil
 }
 
-// allows says whether a request that exporter-toolkit let through may have a window. Of certificates the connection
-// says whether there is one: the file may have changed since the server read it.
+// allows reports whether a request that exporter-toolkit admitted may have a window. Whether the client has a
+// certificate is asked of the connection, because the file may have changed since the server read it.
 func (a access) allows(r *http.Request) bool {
 	verified := r.TLS != nil && len(r.TLS.VerifiedChains) > 0
 	return a.passwords || a.certificates && verified || isLocal(r)
 }
 
-// isLocal says whether a program on this machine asks, and not a proxy for others, or a browser for a page of others.
+// isLocal reports whether the request comes from a program on this machine: not from a proxy that forwards it, nor from
+// a page of another site in a browser.
 func isLocal(r *http.Request) bool {
 	for _, header := range []string{"Forwarded", "X-Forwarded-For", "X-Real-Ip", "Via"} {
 		if r.Header.Get(header) != "" {
@@ -67,14 +69,14 @@ func isLocal(r *http.Request) bool {
 	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "none" && site != "same-origin" {
 		return false
 	}
-	name := r.Host // a page whose name resolves to this machine's loopback has that name here
+	name := r.Host // of a page of another site, even if its name resolves to this machine's loopback address
 	if host, _, err := net.SplitHostPort(name); err == nil {
 		name = host
 	}
 	return (name == "localhost" || isLoopback(name)) && isLoopback(r.RemoteAddr)
 }
 
-// isLoopback says whether an address, with a port or without, is of this machine's loopback.
+// isLoopback reports whether an address, with or without a port, is a loopback address.
 func isLoopback(address string) bool {
 	if host, _, err := net.SplitHostPort(address); err == nil {
 		address = host
@@ -84,8 +86,8 @@ func isLoopback(address string) bool {
 	return ip != nil && ip.IsLoopback()
 }
 
-// windows answers requests for ledgers, one after another. A window has a meter of its own, so that it begins and ends
-// when it is asked to, whoever scrapes meanwhile; the meter is kept for a while, for those who ask again.
+// windows answers requests for ledgers, one after another. Windows have a separate meter, so that scrapes do not change
+// when they begin and end. The meter stays open for a while, for the next request.
 type windows struct {
 	c       *configuration
 	names   *names.Resolver
@@ -102,10 +104,10 @@ type windows struct {
 const (
 	shortestWindow = 100 * time.Millisecond
 	longestWindow  = 5 * time.Minute
-	farthestWindow = time.Minute // how far in the future it may begin
+	farthestWindow = time.Minute // how far in the future a window may begin
 	maxWaiting     = 8
 	meterKept      = 15 * time.Second
-	longestWait    = time.Minute // for those before
+	longestWait    = time.Minute // for the windows before
 	maxDocument    = 64_000_000  // bytes: some 60,000 control groups
 )
 
@@ -117,15 +119,15 @@ func newWindows(c *configuration, layout *cgroup.Layout, names *names.Resolver, 
 }
 
 func (w *windows) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
-	// exporter-toolkit reads the file for each request too: whom it lets in may have changed.
+	// exporter-toolkit also reads the file for each request, so the clients that it admits may have changed.
 	access, err := readAccess(w.c.webConfig())
 	if err != nil {
 		http.Error(rw, text.Line(err.Error()), http.StatusInternalServerError)
 		return
 	}
 	if !access.allows(r) {
-		http.Error(rw, "windows are for clients on this machine; with a password or client certificates in "+
-			"--web.config.file they are for all whom it lets in", http.StatusForbidden)
+		http.Error(rw, "only clients on this machine may request windows; to let others, require a password or client "+
+			"certificates in --web.config.file", http.StatusForbidden)
 		return
 	}
 	d, at, err := parseWindow(r)
@@ -154,7 +156,7 @@ func (w *windows) document(ctx context.Context, d time.Duration, at time.Time) (
 	case w.waiting <- struct{}{}:
 		defer func() { <-w.waiting }()
 	default:
-		return nil, http.StatusTooManyRequests, errors.New("too many windows are being waited for")
+		return nil, http.StatusTooManyRequests, errors.New("too many requests are waiting for windows")
 	}
 	waiting, cancel := context.WithTimeout(ctx, longestWait)
 	defer cancel()
@@ -162,24 +164,24 @@ func (w *windows) document(ctx context.Context, d time.Duration, at time.Time) (
 	case <-w.turn:
 		defer func() { w.turn <- struct{}{} }()
 	case <-waiting.Done():
-		return nil, http.StatusTooManyRequests, errors.New("other windows were open for a minute")
+		return nil, http.StatusTooManyRequests, errors.New("other windows took more than a minute")
 	}
 	l, err := w.weigh(ctx, d, at)
 	if err == nil {
 		data, err = json.Marshal(l)
 	}
 	if err == nil && len(data) > maxDocument {
-		err = fmt.Errorf("the ledger has %d MB, and may have %d", len(data)/1_000_000, maxDocument/1_000_000)
+		err = fmt.Errorf("the ledger has %d MB, the limit is %d MB", len(data)/1_000_000, maxDocument/1_000_000)
 	}
 	return append(data, '\n'), http.StatusInternalServerError, err
 }
 
-// parseWindow reads how long a window is to be, and when it begins; a time of zero is at once.
+// parseWindow reads how long a window lasts and when it begins. The zero time means now.
 func parseWindow(r *http.Request) (d time.Duration, at time.Time, err error) {
 	d = 10 * time.Second
 	if s := r.URL.Query().Get("for"); s != "" {
 		if d, err = time.ParseDuration(s); err != nil {
-			return 0, at, fmt.Errorf("for=%s is no time such as 10s", text.Clip(s))
+			return 0, at, fmt.Errorf("for must be a duration such as 10s, got %s", text.Clip(s))
 		}
 	}
 	if d < shortestWindow || d > longestWindow {
@@ -187,10 +189,10 @@ func parseWindow(r *http.Request) (d time.Duration, at time.Time, err error) {
 	}
 	if s := r.URL.Query().Get("at"); s != "" {
 		if at, err = time.Parse(time.RFC3339Nano, s); err != nil {
-			return 0, at, fmt.Errorf("at=%s is no time such as 2026-11-27T12:00:00Z", text.Clip(s))
+			return 0, at, fmt.Errorf("at must be a time such as 2026-11-27T12:00:00Z, got %s", text.Clip(s))
 		}
 		if ahead := time.Until(at); ahead < 0 || ahead > farthestWindow {
-			return 0, at, fmt.Errorf("at must be at most %v from now, and not be past; it is %v away", farthestWindow,
+			return 0, at, fmt.Errorf("at must be 0s to %v from now, got %v", farthestWindow,
 				ahead.Round(time.Millisecond))
 		}
 	}

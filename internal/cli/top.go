@@ -37,22 +37,22 @@ func newTop() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "top",
 		Short: "Show the ledger of this machine, or of one with tare-agent, live on a screen",
-		Long: `Top shows the ledger of a machine as tare weigh prints it, again and again: the CPU budget as a bar, with what was
-stolen and what is unexplained, and tables of components, eBPF programs with who pays for them, control groups as a
-tree, sandboxes and maps. CPU time is in CPUs: 0.2500 is a quarter of one CPU. What is not known is "-", never 0. Below
-the table is the history of the selected row, up to ten minutes.
+		Long: `Top shows the ledger of a machine, as tare weigh prints it, and keeps it up to date: the CPU budget as a bar, with
+stolen and unexplained time, and tables of components, of eBPF programs and who pays for them, of control groups as a
+tree, of sandboxes and of maps. CPU time is in CPUs: 0.2500 is a quarter of one CPU. What is not known is "-", never 0.
+Below the table is the history of the selected row, up to ten minutes.
 
-  tab, 1 to 5   the tables               s, r    sort by the next column; the other way round
-  j, k, arrows  select a row             /       show rows whose name has a text
-  enter         what is below a row      p       freeze the screen
-  +, -          longer, shorter ticks    w       the warnings of the ledger
+  tab, 1 to 5   switch tables            s, r    sort by the next column; reverse the order
+  j, k, arrows  select a row             /       show only rows whose name contains a text
+  enter         show or hide its parts   p       freeze the screen
+  +, -          longer, shorter ticks    w       warnings of the ledger
   ?             all keys                 q       quit
 
-Windows follow each other without a gap. Rules, sandboxes and samples are as of tare weigh, and so is what it costs: the
-line "self" of the budget.
+Windows follow each other without a gap. Rules, sandboxes and samples work as in tare weigh. The line "self" of the
+budget is what top itself costs.
 
---agent HOST:PORT shows another machine, of which a tare-agent gives one window after another, by the rules of its
-configuration. This needs no rights here. --once prints one ledger as text, --json one JSON document a line.`,
+--agent HOST:PORT shows another machine, on which tare-agent takes one window after another, by the rules of its own
+configuration. This needs no privileges here. --once prints one ledger as text, --json one JSON document per line.`,
 		Example: `  tare top
   tare top --tare 'cgroup=/system.slice/falco.service,component=falco' --workload 'shop=namespace=shop'
   tare top --agent node-7:9633 --ca /etc/tare/ca.pem --user ops --password-file /etc/tare/password
@@ -71,19 +71,19 @@ configuration. This needs no rights here. --once prints one ledger as text, --js
 	}
 	fs := c.Flags()
 	fs.DurationVar(&f.every, "every", 2*time.Second, "length of a tick")
-	fs.BoolVar(&f.once, "once", false, "print the ledger of one tick, and end")
+	fs.BoolVar(&f.once, "once", false, "print the ledger of one tick and exit")
 	fs.BoolVar(&f.json, "json", false, "print one JSON document for each tick and nothing else, until Ctrl-C")
 	f.scale.register(fs)
-	fs.StringVar(&f.agent.Address, "agent", "", "HOST:PORT of the tare-agent of another machine")
-	fs.BoolVar(&f.agent.TLS, "tls", false, "speak HTTPS with the agent")
-	fs.StringVar(&f.agent.CAFile, "ca", "", "file with the authority of the agent's certificate, for HTTPS")
-	fs.StringVar(&f.agent.User, "user", "", "user at the agent, with --password-file")
-	fs.StringVar(&f.agent.PasswordFile, "password-file", "", "file with the user's password")
-	fs.StringVar(&f.agent.TokenFile, "token-file", "", "file with a bearer token, for a proxy before the agent")
+	fs.StringVar(&f.agent.Address, "agent", "", "show the machine whose tare-agent is at HOST:PORT")
+	fs.BoolVar(&f.agent.TLS, "tls", false, "connect to the agent by HTTPS")
+	fs.StringVar(&f.agent.CAFile, "ca", "", "connect by HTTPS, and trust the certificates (PEM) in this file")
+	fs.StringVar(&f.agent.User, "user", "", "user name for the agent, with --password-file")
+	fs.StringVar(&f.agent.PasswordFile, "password-file", "", "file with the password of --user")
+	fs.StringVar(&f.agent.TokenFile, "token-file", "", "file with a bearer token, for a proxy in front of the agent")
 	return c
 }
 
-// checkAgent refuses flags that mean nothing with an agent, or without.
+// checkAgent rejects flags that have no meaning with an agent, or without one.
 func (f *topFlags) checkAgent(given *pflag.FlagSet) (err error) {
 	var scale, agent pflag.FlagSet
 	new(scaleFlags).register(&scale)
@@ -95,9 +95,9 @@ func (f *topFlags) checkAgent(given *pflag.FlagSet) (err error) {
 		case err != nil:
 		case f.agent.Address != "" && scale.Lookup(g.Name) != nil:
 			err = fault.New(fault.Usage, "--"+g.Name+" --agent", "set it where the agent runs: tare-agent --help",
-				"an agent weighs by its own settings")
+				"an agent uses the settings of its own machine")
 		case f.agent.Address == "" && agent.Lookup(g.Name) != nil:
-			err = fault.New(fault.Usage, "--"+g.Name, "add --agent HOST:PORT", "this is for the connection to an agent")
+			err = fault.New(fault.Usage, "--"+g.Name, "add --agent HOST:PORT", "this flag needs --agent")
 		}
 	})
 	return err
@@ -131,14 +131,14 @@ func (f *topFlags) top(ctx context.Context, out io.Writer) error {
 	return errors.Join(err, s.Close())
 }
 
-// checkTerminal refuses to draw where nothing can be drawn.
+// checkTerminal rejects an output that is not a terminal, or one that has no cursor to move.
 func checkTerminal(f *os.File) error {
 	const hint = "add --once for one ledger as text, or --json for one JSON document for each tick"
 	if f == nil || !isatty.IsTerminal(f.Fd()) {
-		return fault.New(fault.Usage, "standard output", hint, "tare top draws on a terminal, and this is none")
+		return fault.New(fault.Usage, "standard output", hint, "tare top needs a terminal, and this is not one")
 	}
 	if slices.Contains([]string{"", "dumb"}, os.Getenv("TERM")) {
-		return fault.New(fault.Usage, "TERM="+os.Getenv("TERM"), hint, "this terminal cannot be drawn on")
+		return fault.New(fault.Usage, "TERM="+os.Getenv("TERM"), hint, "tare top cannot draw on this kind of terminal")
 	}
 	return nil
 }

@@ -59,8 +59,9 @@ With --every there is one ledger after another, each of a window that begins whe
 Ctrl-C, or for as long as --for says. JSON then has one document a line, CSV one header and a column more, the
 beginning of the window. OpenMetrics is of one time only: tare-agent serves it for a scraper.
 
-Rules say what belongs to whom. For each workload the ledger then shows gross, what it uses in all, net,
-the application itself, and tare, what infrastructure uses on its behalf: gross = net + tare. Rules select by
+Rules say what is a workload and what is infrastructure. For each workload the ledger then shows gross (what it
+uses in all), net (the application itself) and tare (what infrastructure uses on its behalf): gross = net + tare.
+Each rule selects by one of
 
   namespace=NAME pod=NAME container=NAME    what Kubernetes, Docker or Podman call it; may stand together
   label=KEY=VALUE   a label of a container or its pod, where the engine keeps labels (CRI-O, Docker)

@@ -146,7 +146,7 @@ func notSplit(line ledger.CPULine, left float64, name string, sign rune) Part {
 	return p
 }
 
-// components writes what each component used, where rules say what belongs to whom.
+// components writes what each component used, where there are rules.
 func (t *screen) components(l *ledger.Ledger) {
 	if len(l.Components) == 0 {
 		return
@@ -167,7 +167,7 @@ func (t *screen) components(l *ledger.Ledger) {
 	t.line("")
 }
 
-// workloads tells gross, net and tare of each workload, where somebody has said what belongs to whom.
+// workloads tells gross, net and tare of each workload, where rules name some.
 func (t *screen) workloads(l *ledger.Ledger) {
 	if l.Tare == nil {
 		return

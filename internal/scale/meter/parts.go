@@ -17,12 +17,12 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Part is one of the things that a window reads, with what reading it cost. A part that fails loses its own lines of
-// the ledger and no others, save CPU time: without its counters at both edges there is no ledger.
+// Part is one of the things that a window reads, with what reading it took. If a part fails, the ledger lacks its lines
+// and no others. The exception is CPU time: without its counters at both edges there is no ledger.
 type Part struct {
 	Name string
 	Took time.Duration // wall time of all its readings in the window
-	Err  error         // why it, or a piece of it, could not be read; nil where all was
+	Err  error         // why some or all of it could not be read; nil on success
 }
 
 // The names of parts.
@@ -35,15 +35,15 @@ const (
 	PartWitness  = "witness"  // stolen time and who held the CPUs
 )
 
-// windowParts are those of a window. One without a name was not asked for. A meter has them as its windows begin: with
-// the errors of what this machine lacks.
+// windowParts holds the parts of a window. A part without a name is not enabled. A meter has the parts with which its
+// windows begin: their errors say what this machine lacks.
 type windowParts struct{ cpu, memory, programs, maps, samples, witness Part }
 
 func (p *windowParts) all() []*Part {
 	return []*Part{&p.cpu, &p.memory, &p.programs, &p.maps, &p.samples, &p.witness}
 }
 
-// newParts are those that options ask for.
+// newParts returns the parts that the options enable.
 func newParts(o Options) windowParts {
 	p := windowParts{cpu: Part{Name: PartCPU}, memory: Part{Name: PartMemory}, programs: Part{Name: PartPrograms},
 		maps: Part{Name: PartMaps}}
@@ -56,8 +56,8 @@ func newParts(o Options) windowParts {
 	return p
 }
 
-// Parts are what a window that was closed has read, in a fixed order, what that took and what failed. Parts that the
-// meter's options leave out are not among them.
+// Parts returns what a closed window has read, in a fixed order, with what that took and what failed. Parts that the
+// meter's options disable are absent.
 func (w *Window) Parts() []Part {
 	var asked []Part
 	for _, p := range w.parts.all() {
@@ -72,7 +72,7 @@ func (w *Window) Parts() []Part {
 	return asked
 }
 
-// read does a step of reading a part, and keeps how long it took and the first error.
+// read runs a step of reading a part, and records how long it took and the first error.
 func (p *Part) read(step func() error) error {
 	began := monotonic()
 	err := step()
@@ -81,8 +81,8 @@ func (p *Part) read(step func() error) error {
 	return err
 }
 
-// try does a step of reading a part that the window can go on without, unless the part has failed before. Its error is
-// nil then, unless the meter must be whole.
+// try runs a step of reading a part, unless the part has failed before. The window can go on without the part, so the
+// error is nil unless the meter must be whole.
 func (w *Window) try(p *Part, step func() error) error {
 	if p.Err != nil {
 		return nil
@@ -90,7 +90,7 @@ func (w *Window) try(p *Part, step func() error) error {
 	return w.must(p, step)
 }
 
-// must is try of a step that has to be made in any case, such as switching something off.
+// must is try for a step that must run even if the part has failed, such as switching something off.
 func (w *Window) must(p *Part, step func() error) error {
 	if err := p.read(step); err != nil && w.m.whole {
 		return err
@@ -98,7 +98,7 @@ func (w *Window) must(p *Part, step func() error) error {
 	return nil
 }
 
-// lack leaves out what this machine does not let the meter open, with a warning in each ledger.
+// lack disables parts that the meter could not open on this machine, with a warning in each ledger.
 func (m *Meter) lack(what ledger.Warning, err error, of ...*Part) {
 	for _, p := range of {
 		p.Err = err
@@ -106,13 +106,13 @@ func (m *Meter) lack(what ledger.Warning, err error, of ...*Part) {
 	m.warnings = append(m.warnings, because(what, err))
 }
 
-// because adds to a warning the error that is its reason, and the hint.
+// because appends to a warning the error that caused it, and its hint.
 func because(w ledger.Warning, err error) ledger.Warning {
 	w.Message += ": " + withHint(err)
 	return w
 }
 
-// withHint is an error with its hint behind it, for a warning.
+// withHint returns the text of an error, followed by its hint.
 func withHint(err error) string {
 	hint := fault.HintOf(err)
 	if missing := (*feature.MissingError)(nil); hint == "" && errors.As(err, &missing) {
@@ -127,7 +127,7 @@ func withHint(err error) string {
 // What a ledger lacks without a part.
 var (
 	noPrograms = ledger.Warning{Code: "no-programs",
-		Message: "what eBPF programs ran, and what they and maps hold, is not known"}
+		Message: "the run time of eBPF programs, and the memory of programs and maps, are not known"}
 	noStatistics = ledger.Warning{Code: "no-statistics",
 		Message: "how often and how long eBPF programs run is not known"}
 	staleList = ledger.Warning{Code: "stale-programs",
@@ -138,7 +138,7 @@ var (
 		"it is in idle time or in the run time of eBPF programs"}
 )
 
-// openPrograms opens the reader of programs and maps, and what counts the runs of programs.
+// openPrograms opens the reader of programs and maps, and enables run statistics.
 func (m *Meter) openPrograms(types *btf.Cache) (err error) {
 	if m.bpf, err = bpf.Open(bpf.Options{Types: types}); err != nil {
 		if m.bpf = nil; m.whole {
@@ -152,7 +152,7 @@ func (m *Meter) openPrograms(types *btf.Cache) (err error) {
 	return m.openStatistics()
 }
 
-// openStatistics switches the kernel's run statistics on, if they are asked for.
+// openStatistics switches the kernel's run statistics on, if the options ask for it.
 func (m *Meter) openStatistics() error {
 	if m.uncounted {
 		return nil
@@ -167,8 +167,8 @@ func (m *Meter) openStatistics() error {
 	return nil
 }
 
-// openGroups opens the reader of control groups. Of those that may not be looked at, a meter that need not be whole
-// lacks the numbers, and each ledger names them.
+// openGroups opens the reader of control groups. A meter that need not be whole omits groups without permission to read
+// them, and each ledger names these.
 func (m *Meter) openGroups() (err error) {
 	open := cgroup.NewReaderOfReadable
 	if m.whole {
@@ -178,14 +178,13 @@ func (m *Meter) openGroups() (err error) {
 	return err
 }
 
-// openKernel finds the kernel's threads. Every machine has some: where there are none, they are hidden from this
-// process.
+// openKernel finds the kernel's threads. Every machine has some: if none are found, they are hidden from this process.
 func (m *Meter) openKernel() (err error) {
 	if m.kernel, err = m.fs.KernelThreads(); err != nil {
 		return err
 	}
 	m.noKernel = len(m.kernel.Threads()) == 0
-	if m.noKernel && !m.hidden { // else a warning says so
+	if m.noKernel && !m.hidden { // if hidden, there is a warning already
 		m.warn("kernel-hidden", "the processes of others are hidden (/proc is mounted with hidepid): the CPU time of kernel "+
 			"threads cannot be told from that of the root group, and rules that name processes match those that can be seen; "+
 			"run as root, or with CAP_SYS_PTRACE")
@@ -193,7 +192,7 @@ func (m *Meter) openKernel() (err error) {
 	return m.findRoot()
 }
 
-// findRoot finds out whether this process may list those in the root group, whose CPU time no counter of v2 has.
+// findRoot finds out whether this process may list the processes in the root group, whose CPU time v2 does not count.
 func (m *Meter) findRoot() error {
 	_, err := m.readRoot()
 	if m.whole || !errors.Is(err, fs.ErrPermission) {
@@ -216,7 +215,7 @@ func (m *Meter) openSampler(o Options) (err error) {
 	return nil
 }
 
-// mayLack is lack of what even a meter that must be whole may lack: a feature that this machine does not have.
+// mayLack is lack for a feature: even a meter that must be whole may lack one that this machine does not have.
 func (m *Meter) mayLack(what ledger.Warning, err error, of *Part) error {
 	if m.whole && !errors.Is(err, feature.ErrMissing) {
 		return err
@@ -225,7 +224,7 @@ func (m *Meter) mayLack(what ledger.Warning, err error, of *Part) error {
 	return nil
 }
 
-// readEdge reads the counters of CPU time. An error is one of the window.
+// readEdge reads the counters of CPU time. If it fails, so does the window.
 func (w *Window) readEdge() (e edge, err error) {
 	err = w.parts.cpu.read(func() (err error) {
 		e, err = w.m.readEdge()
@@ -234,7 +233,7 @@ func (w *Window) readEdge() (e edge, err error) {
 	return e, err
 }
 
-// findings are what the samples say; nil where they could not be read.
+// findings returns what the samples show; nil if they could not be read.
 func (w *Window) findings() (found *findings, err error) {
 	err = w.try(&w.parts.samples, func() error {
 		f, err := w.collector.findings(w.m.lookUp)
@@ -246,8 +245,7 @@ func (w *Window) findings() (found *findings, err error) {
 	return found, err
 }
 
-// readCounters reads the counters of programs at an edge, which may be that of two windows; nil where they could not be
-// read.
+// readCounters reads the counters of programs at an edge, which two windows may share; nil if they could not be read.
 func (w *Window) readCounters() (programs []bpf.Program, err error) {
 	if w.m.bpf == nil {
 		return nil, nil
@@ -259,14 +257,14 @@ func (w *Window) readCounters() (programs []bpf.Program, err error) {
 	return programs, err
 }
 
-// readMemory reads the memory of all groups. The ledger names those that could not be read.
+// readMemory reads the memory of all groups. The ledger names groups that could not be read.
 func (w *Window) readMemory() error {
 	return w.m.unlessNamed(w.parts.memory.read(w.m.groups.ReadMemory))
 }
 
-// readInventory reads programs and maps; the result is nil where programs could not be read. Maps are read too where
-// the counters of programs could not be: they stand by themselves. Where only this reading fails and an earlier one did
-// not, the result is the earlier one: the counters of programs were read, and what they ran must not be lost.
+// readInventory reads programs and maps; the result is nil if programs could not be read. Maps do not depend on the
+// counters of programs, and are read even if those could not be. If only this reading fails, the result is that of an
+// earlier one, if there is one: the counters of programs were read, and what they ran must not be lost.
 func (w *Window) readInventory() (s *bpf.Snapshot, err error) {
 	if w.m.bpf == nil {
 		return nil, nil
@@ -295,8 +293,8 @@ func (w *Window) readInventory() (s *bpf.Snapshot, err error) {
 	return s, nil
 }
 
-// failed warns of the parts that failed in this window. What the machine lacks, the meter warns of, and of groups
-// unread does.
+// failed warns of the parts that failed in this window. The meter warns of what the machine lacks, and unread of groups
+// that could not be read.
 func (a *account) failed() {
 	had, has := &a.m.parts, &a.w.parts
 	if a.snapshot != nil {
@@ -323,12 +321,12 @@ func (a *account) failed() {
 	}
 }
 
-// unreadGroups is an error where groups could not be read.
+// unreadGroups returns an error if some groups could not be read.
 func (w *Window) unreadGroups() error {
 	all := w.m.groups.Unread()
 	if len(all) == 0 {
 		return nil
 	}
-	return fmt.Errorf("control groups that could not be read: %d, among them %.200s: %w", len(all), all[0].Path,
+	return fmt.Errorf("%d control groups could not be read, among them %.200s: %w", len(all), all[0].Path,
 		all[0].Err)
 }

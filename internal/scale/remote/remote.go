@@ -23,17 +23,17 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// Options say which agent, and with which rights.
+// Options say how to reach an agent, and with which credentials.
 type Options struct {
 	Address      string // HOST:PORT
-	TLS          bool   // HTTPS, by certificates that this machine trusts
-	CAFile       string // HTTPS, by certificates of this authority instead
+	TLS          bool   // HTTPS, with the authorities that this machine trusts
+	CAFile       string // HTTPS, with the authorities in this file (PEM) instead
 	User         string // with PasswordFile
 	PasswordFile string
-	TokenFile    string // of a bearer token
+	TokenFile    string // holds a bearer token
 }
 
-// Agent is a tare-agent. It is for one goroutine.
+// Agent is a client of a tare-agent, for one goroutine.
 type Agent struct {
 	address string
 	scheme  string
@@ -42,23 +42,23 @@ type Agent struct {
 	secret  string // a password with a user, else a bearer token; empty: none
 }
 
-// What an agent is asked for at least, and what it may cost the reader.
+// The shortest window to ask for, and bounds on what an agent can cost its client.
 const (
 	maxBytes   = 64 << 20
-	maxValues  = 500_000  // objects and nulls: a small text can be a large ledger
+	maxValues  = 500_000  // objects and nulls: a small document can make a large ledger
 	maxPath    = 4096     // bytes of a control group's path, as in the kernel
 	maxSecret  = 64 << 10 // bytes of a file
 	shortest   = 100 * time.Millisecond
-	patience   = 75 * time.Second // beyond the window: other windows may come first, for a minute
-	maxComment = 200              // bytes of what an agent says is wrong
+	patience   = 75 * time.Second // beyond the window's length: other windows may take a minute before it
+	maxComment = 200              // bytes of an error message from an agent
 )
 
-// New reads the files that the options name. Nothing is sent yet.
+// New reads the files that the options name. It sends nothing.
 func New(o Options) (*Agent, error) {
 	host, _, err := net.SplitHostPort(o.Address)
 	if err != nil || host == "" || strings.ContainsAny(o.Address, "/@?# ") {
 		return nil, fault.New(fault.Usage, "--agent "+text.Clip(o.Address), "try --agent node-7:9633",
-			"the address of an agent is HOST:PORT")
+			"the address of an agent must be HOST:PORT")
 	}
 	a := &Agent{address: o.Address, scheme: "http", user: o.User}
 	t := &http.Transport{MaxIdleConns: 1, ResponseHeaderTimeout: 0, MaxResponseHeaderBytes: 64 << 10}
@@ -69,8 +69,8 @@ func New(o Options) (*Agent, error) {
 		}
 		t.TLSClientConfig = &tls.Config{RootCAs: x509.NewCertPool()}
 		if !t.TLSClientConfig.RootCAs.AppendCertsFromPEM([]byte(pem)) {
-			return nil, fault.New(fault.Usage, "--ca "+o.CAFile, "name a file of certificates as PEM",
-				"there is no certificate in it")
+			return nil, fault.New(fault.Usage, "--ca "+o.CAFile, "name a file of PEM certificates",
+				"no certificate found")
 		}
 	}
 	if o.TLS || o.CAFile != "" {
@@ -79,10 +79,10 @@ func New(o Options) (*Agent, error) {
 	switch {
 	case (o.User == "") != (o.PasswordFile == ""):
 		return nil, fault.New(fault.Usage, "--user, --password-file", "give both, or neither",
-			"a user needs a password, and a password its user")
+			"a user name and a password go together")
 	case o.PasswordFile != "" && o.TokenFile != "":
 		return nil, fault.New(fault.Usage, "--password-file, --token-file", "give one of them",
-			"a request has one kind of authorisation")
+			"a request has either a password or a token")
 	case o.PasswordFile != "":
 		a.secret, err = secretFile("--password-file", o.PasswordFile)
 	case o.TokenFile != "":
@@ -93,7 +93,7 @@ func New(o Options) (*Agent, error) {
 	}
 	if a.secret != "" && a.scheme == "http" && !loopback(host) {
 		return nil, fault.New(fault.Usage, "--agent "+text.Clip(o.Address), "add --tls, or --ca FILE",
-			"a password or token would be sent to another machine as plain text")
+			"a password or token would be sent to another machine in plain text")
 	}
 	a.client = &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error {
 		return http.ErrUseLastResponse // the secret is for this address
@@ -110,13 +110,13 @@ func secretFile(flag, path string) (string, error) {
 	data, err := files.Read(path, maxSecret)
 	secret := strings.TrimSpace(string(data))
 	if err == nil && secret == "" {
-		err = errors.New("it is empty")
+		err = errors.New("empty file")
 	}
-	return secret, fault.Wrap(err, fault.Usage, flag+" "+path, "name a file that you may read", "the file cannot be read")
+	return secret, fault.Wrap(err, fault.Usage, flag+" "+path, "name a file that you may read", "cannot use the file")
 }
 
-// Next asks for a window that begins now and lasts d, and returns its ledger. Windows of an agent do not share their
-// edges: the time that one takes to arrive is in none. A window lasts whole milliseconds, and at least 100.
+// Next requests a window that begins now and lasts d, and returns its ledger. An agent's windows do not share their
+// edges: no window has the time that a ledger takes to arrive. A window lasts whole milliseconds, and at least 100.
 func (a *Agent) Next(ctx context.Context, d time.Duration) (*ledger.Ledger, error) {
 	d = max(d.Round(time.Millisecond), shortest)
 	ctx, cancel := context.WithTimeout(ctx, d+patience)
@@ -135,7 +135,7 @@ func (a *Agent) Next(ctx context.Context, d time.Duration) (*ledger.Ledger, erro
 	}
 	answer, err := a.client.Do(r)
 	if err != nil {
-		return nil, a.failed("see that tare-agent runs there, and that its port can be reached", err)
+		return nil, a.failed("check that tare-agent runs there and that its port can be reached", err)
 	}
 	defer answer.Body.Close()
 	data, err := io.ReadAll(io.LimitReader(answer.Body, maxBytes+1))
@@ -149,7 +149,7 @@ func (a *Agent) Next(ctx context.Context, d time.Duration) (*ledger.Ledger, erro
 	}
 	l, err := parse(data)
 	if err != nil {
-		return nil, a.failed("see that it is the address of a tare-agent", err)
+		return nil, a.failed("check that this is the address of a tare-agent", err)
 	}
 	return l, nil
 }
@@ -160,7 +160,7 @@ func (a *Agent) Close() error {
 	return nil
 }
 
-// failed is an error with the agent's address, which is left out of the rest: a line of a screen has to have the cause.
+// failed is an error with the agent's address at the start and nowhere else: it must fit on a line of a screen.
 func (a *Agent) failed(hint string, err error) error {
 	if of, is := errors.AsType[*url.Error](err); is {
 		err = of.Err
@@ -171,16 +171,16 @@ func (a *Agent) failed(hint string, err error) error {
 	return fault.Wrap(err, fault.Machine, a.address, hint, "no ledger")
 }
 
-// refused is the error of an answer that is no ledger.
+// refused is the error for an answer with another status than 200.
 func (a *Agent) refused(status int, says []byte) error {
 	hint := "see the agent's log"
 	switch status {
 	case http.StatusUnauthorized, http.StatusForbidden:
-		hint = "give --user and --password-file as the agent's --web.config.file has them"
+		hint = "give --user and --password-file for a user in the agent's --web.config.file"
 	case http.StatusTooManyRequests:
-		hint = "others ask this agent for windows too: try again later"
+		hint = "other clients are using this agent: try again later"
 	case http.StatusNotFound:
-		hint = "see that it is the address of a tare-agent"
+		hint = "check that this is the address of a tare-agent"
 	case http.StatusBadRequest:
 		hint = "if the agent speaks HTTPS, add --tls or --ca FILE"
 	}
@@ -188,18 +188,18 @@ func (a *Agent) refused(status int, says []byte) error {
 	return a.failed(hint, fmt.Errorf("%d %s: %s", status, http.StatusText(status), why))
 }
 
-// parse reads a ledger, and refuses one that would cost more than its size promises.
+// parse reads a ledger, and rejects one that would take much more memory than its text.
 func parse(data []byte) (*ledger.Ledger, error) {
 	if bytes.Count(data, []byte("{"))+bytes.Count(data, []byte("null")) > maxValues {
 		return nil, fmt.Errorf("the ledger has more than %d parts", maxValues)
 	}
 	var l ledger.Ledger
 	if err := json.Unmarshal(data, &l); err != nil {
-		return nil, fmt.Errorf("the answer is no ledger: %s", text.ClipLine(err.Error(), maxComment))
+		return nil, fmt.Errorf("the answer is not a ledger: %s", text.ClipLine(err.Error(), maxComment))
 	}
 	switch s := l.Window.Seconds; {
 	case l.Schema != ledger.Schema:
-		return nil, fmt.Errorf("the answer is no ledger: its schema is %q", text.Clip(l.Schema))
+		return nil, fmt.Errorf("the answer is not a ledger: its schema is %q", text.Clip(l.Schema))
 	case !(s > 0) || math.IsInf(s, 0):
 		return nil, fmt.Errorf("the window of the ledger lasts %v s", s)
 	}

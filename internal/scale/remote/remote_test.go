@@ -112,16 +112,16 @@ func TestNext(t *testing.T) {
 func TestOptions(t *testing.T) {
 	secret, empty := write(t, "secret", []byte("x")), write(t, "empty", []byte("\n"))
 	for want, o := range map[string]Options{
-		"HOST:PORT":              {Address: "node"},
-		"a: the address":         {Address: "http://a"},
-		"both":                   {Address: "node:1", TLS: true, User: "ops"},
-		"its user":               {Address: "node:1", TLS: true, PasswordFile: secret},
-		"one kind":               {Address: "node:1", TLS: true, User: "ops", PasswordFile: secret, TokenFile: secret},
-		"plain text":             {Address: "node:1", TokenFile: secret},
-		"it is empty":            {Address: "node:1", TLS: true, TokenFile: empty},
-		"no such file":           {Address: "node:1", TLS: true, TokenFile: empty + ".not"},
-		"there is no certifi":    {Address: "node:1", CAFile: secret},
-		"--agent node:1?for=x: ": {Address: "node:1?for=x"},
+		"HOST:PORT":                    {Address: "node"},
+		"a: the address":               {Address: "http://a"},
+		"both":                         {Address: "node:1", TLS: true, User: "ops"},
+		"go together":                  {Address: "node:1", TLS: true, PasswordFile: secret},
+		"either a password or a token": {Address: "node:1", TLS: true, User: "ops", PasswordFile: secret, TokenFile: secret},
+		"plain text":                   {Address: "node:1", TokenFile: secret},
+		"empty file":                   {Address: "node:1", TLS: true, TokenFile: empty},
+		"no such file":                 {Address: "node:1", TLS: true, TokenFile: empty + ".not"},
+		"no certificate found":         {Address: "node:1", CAFile: secret},
+		"--agent node:1?for=x: ":       {Address: "node:1?for=x"},
 	} {
 		_, err := New(o)
 		if fault.CodeOf(err) != fault.Usage || fault.HintOf(err) == "" ||
@@ -149,7 +149,7 @@ func TestHostileAnswers(t *testing.T) {
 		body   string
 		want   string
 	}{
-		"another server":   {200, "<html>", "is no ledger"},
+		"another server":   {200, "<html>", "is not a ledger"},
 		"another document": {200, `{"schema":"tare.run/v1"}`, `its schema is "tare.run/v1"`},
 		"no window":        {200, `{"schema":"tare.ledger/v1"}`, "lasts 0 s"},
 		"backwards":        {200, `{"schema":"tare.ledger/v1","window":{"seconds":-1}}`, "lasts -1 s"},
