@@ -33,7 +33,9 @@ func readmeBlocks(t *testing.T, language string) []string {
 // password, and by Kubernetes' discovery.
 func readmeScrapes(t *testing.T) []string {
 	t.Helper()
-	return slices.DeleteFunc(readmeBlocks(t, "yaml"), func(b string) bool { return !strings.HasPrefix(b, "scrape_configs:") })
+	return slices.DeleteFunc(readmeBlocks(t, "yaml"), func(b string) bool {
+		return !strings.HasPrefix(b, "scrape_configs:")
+	})
 }
 
 // scraping is a configuration of the page for the one agent at an address, with the files in dir.

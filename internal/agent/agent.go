@@ -47,8 +47,8 @@ lines sum to its capacity; CPU time and memory of each pod, container, systemd u
 eBPF program, and who pays for it; and what the agent itself costs.
 
   /metrics    the metrics, in the text formats of Prometheus and OpenMetrics
-  /v1/ledger  a window as a JSON document of the schema tare.ledger/v1: ?for=10s says how long it lasts, &at=TIME when it
-              begins (RFC 3339); only for clients on this machine, unless --web.config.file requires a password or a
+  /v1/ledger  a window as a JSON document of the schema tare.ledger/v1: ?for=10s says how long it lasts, &at=TIME when
+              it begins (RFC 3339); only for clients on this machine, unless --web.config.file requires a password or a
               client certificate
   /healthz    200 if the machine can be weighed
 
@@ -56,8 +56,8 @@ A scrape reads the counters. Every counter begins at 0 when the agent starts. Wh
 tare_agent_collector_success is 0 for it.
 
 To see everything without being root, the agent needs the capabilities CAP_SYS_ADMIN (eBPF programs and maps),
-CAP_PERFMON and CAP_BPF (samples, stolen time), CAP_SYSLOG, CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH. Without one of them it
-omits what needs it.`,
+CAP_PERFMON and CAP_BPF (samples, stolen time), CAP_SYSLOG, CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH. Without one of them
+it omits what needs it.`,
 		Example: `  tare-agent
   tare-agent --listen 127.0.0.1:9633 --max-series 500
   tare-agent --config /etc/tare/agent.yaml
@@ -68,7 +68,8 @@ omits what needs it.`,
 		SilenceErrors: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fault.New(fault.Usage, text.Clip(args[0]), "see tare-agent --help", "tare-agent takes flags and no arguments")
+				return fault.New(fault.Usage, text.Clip(args[0]), "see tare-agent --help",
+					"tare-agent takes flags and no arguments")
 			}
 			return nil
 		},

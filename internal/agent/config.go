@@ -44,8 +44,8 @@ var settings = []param.Setting{
 	{Name: settingHz, Type: param.TypeCount, Default: strconv.Itoa(perf.DefaultHz), Max: perf.MaxHz,
 		Doc: "samples per second and CPU; 0 takes none, and then eBPF time is not split by who pays for it"},
 	{Name: settingBPFStats, Type: param.TypeText, Default: "always", Reach: param.ReachNothing,
-		Doc: "when the kernel's run statistics of eBPF programs are on, which add 20 to 50 ns to each run: always, off (run " +
-			"time is not known), or part of the time, such as 10s/60s (run time is scaled, and its error is a metric)"},
+		Doc: "when the kernel's run statistics of eBPF programs are on, which add 20 to 50 ns to each run: always, off " +
+			"(run time is not known), or part of the time, such as 10s/60s (run time is scaled, and its error is a metric)"},
 	{Name: settingHostRoot, Type: param.TypeText, Default: "/", Reach: param.ReachFile,
 		Doc: "where the machine's / is mounted: the names of containers are in files there"},
 	{Name: settingProfile, Type: param.TypeText, Reach: param.ReachNothing,

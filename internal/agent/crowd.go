@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// crowd bounds how many connections a server has. If there is one too many, it closes the one that has had no request in
-// progress for longest: if newcomers waited instead, connections that send nothing would keep Prometheus out until their
-// deadlines.
+// crowd bounds how many connections a server has. If there is one too many, it closes the one that has had no request
+// in progress for longest: if newcomers waited instead, connections that send nothing would keep Prometheus out until
+// their deadlines.
 type crowd struct {
 	most int
 	mu   sync.Mutex

@@ -7,9 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How far the heap grows beyond what is live, in percent, before garbage is collected. Collecting is a tenth of what the
-// agent costs, so the heap usually grows to 2.5 times what is live, not twice as Go has it. While a meter is opened, which
-// parses much of which little stays, and while there are two, the agent is largest: then memory comes first.
+// How far the heap grows beyond what is live, in percent, before garbage is collected. Collecting is a tenth of what
+// the agent costs, so the heap usually grows to 2.5 times what is live, not twice as Go has it. While a meter is
+// opened, which parses much of which little stays, and while there are two, the agent is largest: then memory comes
+// first.
 const (
 	usualGrowth = 150
 	smallGrowth = 40

@@ -68,7 +68,8 @@ var metrics = []metric{
 	{"tare_node_cpus", "CPUs of the machine that are online.", gauge, nil, func(v *view, add add) {
 		add(float64(v.Last.Host.CPUs))
 	}},
-	{"tare_node_cpu_capacity_seconds_total", "CPU time that the machine had: its number of CPUs times the elapsed time.", counter, nil,
+	{"tare_node_cpu_capacity_seconds_total", "CPU time that the machine had: its number of CPUs times the elapsed time.",
+		counter, nil,
 		func(v *view, add add) { add(v.Capacity.Seconds()) }},
 	{"tare_node_cpu_seconds_total", "CPU time by line of the budget. The sum of the lines, less " +
 		"tare_node_cpu_counted_twice_seconds_total, is the capacity. The line ebpf is run time of eBPF programs that could " +
@@ -78,7 +79,8 @@ var metrics = []metric{
 		}
 	}},
 	{"tare_node_cpu_counted_twice_seconds_total", "CPU time that is on several lines of the budget, because of the " +
-		"resolution and the limits of the kernel's counters.", counter, nil, func(v *view, add add) { add(v.CountedTwice()) }},
+		"resolution and the limits of the kernel's counters.", counter, nil,
+		func(v *view, add add) { add(v.CountedTwice()) }},
 	{"tare_node_cpu_longest_stall_seconds", "Longest time for which the hypervisor took a CPU away, in the last minute.",
 		gauge, nil, func(v *view, add add) {
 			if longest, known := v.LongestStall(); known {
@@ -89,8 +91,8 @@ var metrics = []metric{
 	{"tare_component_cpu_seconds_total", "CPU time by component, as the rules charge it; charge \"unknown\" is what no " +
 		"rule matches. The sum is the CPU time that the budget's lines attribute.", counter, componentLabels,
 		func(v *view, add add) { eachComponent(v.Components, add) }},
-	{"tare_component_bpf_seconds_total", "Run time of a component's eBPF programs, in whatever control group they ran.", counter,
-		componentLabels, func(v *view, add add) { eachComponent(v.ComponentsBPF, add) }},
+	{"tare_component_bpf_seconds_total", "Run time of a component's eBPF programs, in whatever control group they ran.",
+		counter, componentLabels, func(v *view, add add) { eachComponent(v.ComponentsBPF, add) }},
 	{"tare_component_memory_hard_bytes", "Memory of a component's control groups that the kernel cannot reclaim: " +
 		"anonymous and shared memory, and kernel memory without reclaimable slab.", gauge, componentLabels,
 		func(v *view, add add) {
@@ -159,8 +161,8 @@ var metrics = []metric{
 	{"tare_bpf_program_runs_total", "Runs of an eBPF program.", counter, programLabels, func(v *view, add add) {
 		eachCount(v, v.Runs, add)
 	}},
-	{"tare_bpf_program_samples_total", "Samples of an eBPF program in the run time that was split. If a payer has k of n " +
-		"samples, its share is k/n to within about 2*sqrt(k)/n.", counter, programLabels, func(v *view, add add) {
+	{"tare_bpf_program_samples_total", "Samples of an eBPF program in the run time that was split. If a payer has k of " +
+		"n samples, its share is k/n to within about 2*sqrt(k)/n.", counter, programLabels, func(v *view, add add) {
 		eachCount(v, v.Samples, add)
 	}},
 	{"tare_bpf_program_memory_bytes", "Memory of an eBPF program's code, without its maps.", gauge, programLabels,
@@ -179,9 +181,9 @@ var metrics = []metric{
 				add(rest, "", "", "", other)
 			}
 		}},
-	{"tare_bpf_programs_missed_total", "eBPF programs of which run time is in no total, because the kernel's count of it " +
-		"went with them. when \"unseen\": loaded and unloaded between two readings; one newer than all that were seen is " +
-		"counted as soon as a program that stays is loaded. when \"unloaded\": what it ran after the last reading is not " +
+	{"tare_bpf_programs_missed_total", "eBPF programs of which run time is in no total, because the kernel's count of " +
+		"it went with them. when \"unseen\": loaded and unloaded between two readings; one newer than all that were seen " +
+		"is counted as soon as a program that stays is loaded. when \"unloaded\": what it ran after the last reading is not " +
 		"known; it is at most the time between two readings on each CPU.", counter, []string{"when"},
 		func(v *view, add add) {
 			add(float64(v.Missed.Unloaded), "unloaded")
@@ -211,8 +213,8 @@ var metrics = []metric{
 				add(s, "", other)
 			}
 		}},
-	{"tare_bpf_pending_seconds", "Run time of an eBPF program that is not split yet, because it awaits more samples.", gauge,
-		[]string{"id", "program"}, func(v *view, add add) {
+	{"tare_bpf_pending_seconds", "Run time of an eBPF program that is not split yet, because it awaits more samples.",
+		gauge, []string{"id", "program"}, func(v *view, add add) {
 			rest, any := 0.0, false
 			v.Each(func(key live.ProgramKey, p live.Program) {
 				if v.Programs.Has(key) {
@@ -225,8 +227,8 @@ var metrics = []metric{
 				add(rest, "", other)
 			}
 		}},
-	{"tare_bpf_scaling_error_seconds", "Half the 95 % interval of tare_bpf_program_run_seconds_total that results from run " +
-		"statistics being on only part of the time (--bpf-stats 10s/60s).", gauge, []string{"id", "program"},
+	{"tare_bpf_scaling_error_seconds", "Half the 95 % interval of tare_bpf_program_run_seconds_total that results from " +
+		"run statistics being on only part of the time (--bpf-stats 10s/60s).", gauge, []string{"id", "program"},
 		func(v *view, add add) {
 			eachProgram(v, func(p *live.Program) {
 				if p.ScalingError != nil {
@@ -275,7 +277,8 @@ var metrics = []metric{
 		"times the cost of one, which the agent measured when it started.", counter, nil,
 		func(v *view, add add) { addDuration(add, v.Self.Stats) }},
 	{"tare_agent_witness_seconds_total", "What looking for stolen time cost the machine: looks times the cost of one, " +
-		"which the agent measured when it started.", counter, nil, func(v *view, add add) { addDuration(add, v.Self.Witness) }},
+		"which the agent measured when it started.", counter, nil,
+		func(v *view, add add) { addDuration(add, v.Self.Witness) }},
 	{"tare_agent_samples_total", "Samples of kernel mode that the agent took.", counter, nil,
 		func(v *view, add add) { add(float64(v.Self.Samples)) }},
 	{"tare_agent_samples_lost_total", "Samples that were lost because their buffer was full.", counter, nil,
@@ -487,9 +490,10 @@ func (s *slab[T]) one() *T { return &s.some(1)[0] }
 // maxLabel bounds the value of a label, in bytes: users choose the names of control groups and programs.
 const maxLabel = 512
 
-// label returns a text as the value of a label. Prometheus rejects a whole scrape for one byte that is not UTF-8. Texts
-// that differ stay different: one with odd bytes is quoted, as is one that begins with a quote, and one that is cut ends
-// in a hash of the whole. A text that is cut is longer than any that is not, so no name can look like another's hash.
+// label returns a text as the value of a label. Prometheus rejects a whole scrape for one byte that is not UTF-8.
+// Texts that differ stay different: one with odd bytes is quoted, as is one that begins with a quote, and one that is
+// cut ends in a hash of the whole. A text that is cut is longer than any that is not, so no name can look like
+// another's hash.
 func label(s string) string {
 	odd := s[0] == '"' || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
 	if odd {

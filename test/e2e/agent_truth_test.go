@@ -160,8 +160,8 @@ func TestAgentTruth(t *testing.T) {
 	checkSplit31(t, last.scrape, planted, paths)
 }
 
-// TestAgentDuty: with run statistics on for 10 s of 60, what each of 20 programs ran in truth is within the stated error
-// about as often as the error promises. Here, but not in the agent, they are counted all the time.
+// TestAgentDuty: with run statistics on for 10 s of 60, what each of 20 programs ran in truth is within the stated
+// error about as often as the error promises. Here, but not in the agent, they are counted all the time.
 func TestAgentDuty(t *testing.T) {
 	long.Test(t, "waits for five cycles of a minute: 6 minutes")
 	leavesNothing(t)

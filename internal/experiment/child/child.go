@@ -259,8 +259,8 @@ func (p *Process) Stop() (killed bool) {
 	return true
 }
 
-// Quit ends a process that hangs by SIGQUIT, by which a Go program says where its goroutines are: Tail has it then. After
-// Options.Grace the group is killed. Other programs leave no core file.
+// Quit ends a process that hangs by SIGQUIT, by which a Go program says where its goroutines are: Tail has it then.
+// After Options.Grace the group is killed. Other programs leave no core file.
 func (p *Process) Quit() {
 	p.ask.Do(func() { close(p.asked) })
 	_ = unix.Prlimit(p.PID(), unix.RLIMIT_CORE, &unix.Rlimit{}, nil)

@@ -71,8 +71,8 @@ func TestCleanScratch(t *testing.T) {
 	}
 }
 
-// TestScratchWhileOthersClean: processes that start at the same time clean up, and take nothing from each other. The lock
-// is one of an open file, so that goroutines contend for it as processes do.
+// TestScratchWhileOthersClean: processes that start at the same time clean up, and take nothing from each other. The
+// lock is one of an open file, so that goroutines contend for it as processes do.
 func TestScratchWhileOthersClean(t *testing.T) {
 	parent := t.TempDir()
 	var all sync.WaitGroup

@@ -328,7 +328,8 @@ func (t *screen) share(s ledger.Share, total float64) string {
 		return fmt.Sprintf("%5.1f %%  %s", 100*s.Seconds/total, s.Note)
 	}
 	if s.Method == ledger.Sole {
-		return fmt.Sprintf("%5.1f %%  in %s, %s: the only place it can run", 100*s.Seconds/total, t.group(*s.Cgroup), s.Context)
+		return fmt.Sprintf("%5.1f %%  in %s, %s: the only place it can run", 100*s.Seconds/total, t.group(*s.Cgroup),
+			s.Context)
 	}
 	return fmt.Sprintf("%5.1f %% [%.1f, %.1f]  in %s, %s  (%d samples)", 100*s.Seconds/total, 100*s.Lo/total,
 		100*s.Hi/total, t.group(*s.Cgroup), s.Context, s.Samples)

@@ -1,5 +1,5 @@
-// Package charge assigns the groups, programs and maps of a ledger to workloads and infrastructure, by rules that people
-// write: on a machine that Tare did not set up.
+// Package charge assigns the groups, programs and maps of a ledger to workloads and infrastructure, by rules that
+// people write: on a machine that Tare did not set up.
 //
 // The most specific rule counts: one that matches a group itself comes before one that matches a group above it,
 // and one that names a program, a map or the process that holds it comes before those of that process's group. Of

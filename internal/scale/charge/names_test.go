@@ -252,7 +252,9 @@ func TestKubernetesProfile(t *testing.T) {
 			}
 		}
 	}
-	for name, hint := range map[string]string{"kubernets": "did you mean kubernetes?", "./mine.yaml": "--rules ./mine.yaml"} {
+	for name, hint := range map[string]string{
+		"kubernets": "did you mean kubernetes?", "./mine.yaml": "--rules ./mine.yaml",
+	} {
 		if _, err := Profile(name, "--profile "+name); err == nil || !strings.Contains(fault.HintOf(err), hint) {
 			t.Errorf("%s: %+v", name, err)
 		}

@@ -105,8 +105,8 @@ var owners = []string{"owner", "deployment", "daemonset", "statefulset", "replic
 // hintFor says what may be meant by a key.
 func hintFor(key string, known []string, hint string) string {
 	if slices.Contains(owners, strings.ToLower(key)) {
-		return fmt.Sprintf("only Kubernetes' API knows which pods belong to which %s; 'kubectl tare weigh' asks it. Here name "+
-			"the pods: namespace=NAMESPACE,pod=NAME-*", key)
+		return fmt.Sprintf("only Kubernetes' API knows which pods belong to which %s, and it is not asked: name the pods, "+
+			"as in namespace=NAMESPACE,pod=NAME-*", key)
 	}
 	return withGuess(key, known, hint)
 }

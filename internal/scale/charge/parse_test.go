@@ -68,7 +68,7 @@ func TestParseFlagErrors(t *testing.T) {
 		{ledger.ChargeTare, "cgroup=/a\x1b", "control characters", ""},
 		{ledger.ChargeTare, "component=web", "does not say what it matches", "namespace"},
 		{ledger.ChargeTare, "owner=web", `no selector "owner"`, "namespace=NAMESPACE,pod=NAME-*"},
-		{ledger.ChargeTare, "namespace=shop,deployment=web", `no "deployment"`, "kubectl tare weigh"},
+		{ledger.ChargeTare, "namespace=shop,deployment=web", `no "deployment"`, "name the pods"},
 		{ledger.ChargeTare, "namespaces=shop", `no selector "namespaces"`, "did you mean namespace?"},
 		{ledger.ChargeTare, "namespace=shop,namespace=bank", "twice", "once"},
 		{ledger.ChargeTare, "namespace=shop,pod=", "empty", "pod=NAME"},

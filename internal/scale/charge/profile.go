@@ -25,8 +25,8 @@ func Profiles() []string {
 	return lists.Map(entries, func(e fs.DirEntry) string { return strings.TrimSuffix(e.Name(), profileSuffix) })
 }
 
-// Profile reads the rules of a profile. They come after those that people give, so that those count before them. where is
-// what named the profile, such as a flag, for the error.
+// Profile reads the rules of a profile. They come after those that people give, so that those count before them. where
+// is what named the profile, such as a flag, for the error.
 func Profile(name, where string) ([]Rule, error) {
 	file := path.Join(profileDir, name+profileSuffix)
 	data, err := profiles.ReadFile(file)

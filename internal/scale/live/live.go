@@ -44,8 +44,8 @@ func (d Duty) Factor() float64 {
 
 // next returns when the next cycle begins, and when statistics are switched on in it; they were on from since until
 // now. Every time of the cycle is as likely as any other, also the last ones, from which they stay on into the cycle
-// after it: otherwise what happens once in each cycle, such as a job every minute, would be seen more or less often than
-// it is counted for.
+// after it: otherwise what happens once in each cycle, such as a job every minute, would be seen more or less often
+// than it is counted for.
 //
 // A process that was stopped for longer than a cycle skips cycles. Those in which statistics stayed on were counted.
 func (d Duty) next(cycle, since, now time.Time, draw func(time.Duration) time.Duration) (
@@ -135,9 +135,9 @@ func (s *Scale) switchStatistics() error {
 // Parts are what the last ledger was made from, and what reading it cost. A part that was not read again is left out.
 func (s *Scale) Parts() []meter.Part { return s.parts }
 
-// Tick ends the window now and begins the next one at the same edge, so that each second is in exactly one of them. After
-// an error the next ledger has what was used meanwhile, unless sampling failed: then its window begins later, as its
-// start says.
+// Tick ends the window now and begins the next one at the same edge, so that each second is in exactly one of them.
+// After an error the next ledger has what was used meanwhile, unless sampling failed: then its window begins later, as
+// its start says.
 func (s *Scale) Tick(ctx context.Context) (*ledger.Ledger, error) {
 	if s.w == nil {
 		if err := s.open(ctx); err != nil {

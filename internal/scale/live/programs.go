@@ -183,8 +183,8 @@ func (t *Totals) missed(l *ledger.Ledger) {
 	t.newest = newest
 }
 
-// factor is what the run time of a ledger is multiplied by. A phase with statistics stands for one cycle, also if it was
-// longer than intended because the process was stopped. If it was longer than a cycle, it stands for itself.
+// factor is what the run time of a ledger is multiplied by. A phase with statistics stands for one cycle, also if it
+// was longer than intended because the process was stopped. If it was longer than a cycle, it stands for itself.
 func (t *Totals) factor(l *ledger.Ledger) float64 {
 	d := t.o.Duty
 	if d.On == 0 || l.CPU.BPFUnsplit == nil {

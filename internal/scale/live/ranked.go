@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// count is a running total in nanoseconds that never falls. What is added is now and then negative, because the kernel's
-// counters are read one after another: the total then stays as it is until later time has made up for it.
+// count is a running total in nanoseconds that never falls. What is added is now and then negative, because the
+// kernel's counters are read one after another: the total then stays as it is until later time has made up for it.
 type count struct{ sum, shown int64 }
 
 func (c *count) add(ns int64) {
@@ -22,9 +22,9 @@ func (c *count) take(o count) {
 	c.shown = max(c.shown+o.shown, c.sum)
 }
 
-// Ranked holds a running total for each of the biggest keys, and one for all others. When a key is gone, or a bigger one
-// takes its place, its total moves to the total of those that are gone. Added to the others, it would look as if they
-// had used all of it at once. The sum of the three never falls.
+// Ranked holds a running total for each of the biggest keys, and one for all others. When a key is gone, or a bigger
+// one takes its place, its total moves to the total of those that are gone. Added to the others, it would look as if
+// they had used all of it at once. The sum of the three never falls.
 type Ranked[K comparable] struct {
 	most    int // keys with a separate total; 0 is no limit
 	rows    map[K]*ranked

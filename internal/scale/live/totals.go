@@ -133,8 +133,8 @@ func (t *Totals) LongestStall() (longest float64, known bool) {
 	return longest, len(t.stalls) > 0
 }
 
-// grain is how far below 0 unexplained time may be, per CPU, by chance: two ticks of the slowest clock in use (/proc/stat
-// counts in hundredths of a second).
+// grain is how far below 0 unexplained time may be, per CPU, by chance: two ticks of the slowest clock in use
+// (/proc/stat counts in hundredths of a second).
 const grain = 20 * time.Millisecond
 
 // budget adds the lines. Their sum, without what is counted twice, is the capacity up to the grain.
@@ -172,8 +172,8 @@ func (t *Totals) Lines() map[string]float64 {
 	return lines
 }
 
-// CountedTwice is CPU time in seconds that is on more than one line, because the kernel's counters are coarse or overlap.
-// The sum of the lines exceeds the capacity by it.
+// CountedTwice is CPU time in seconds that is on more than one line, because the kernel's counters are coarse or
+// overlap. The sum of the lines exceeds the capacity by it.
 func (t *Totals) CountedTwice() float64 { return seconds(t.twice) }
 
 func (t *Totals) components(l *ledger.Ledger) {
@@ -207,9 +207,9 @@ func (t *Totals) PlaceOf(path string) Place {
 // groups adds what the groups have used, each second to one place: the counter of a group has what the groups in it
 // used, so where a place begins inside another its topmost group is added to the one and taken from the other.
 //
-// A group may be found windows after it came, and its counter then has what it used in all of them. What earlier windows
-// have counted in the place around it stays there: the groups that are found late in a place share what that place has
-// left in this window, in proportion to their counters, and none gets more than its counter says.
+// A group may be found windows after it came, and its counter then has what it used in all of them. What earlier
+// windows have counted in the place around it stays there: the groups that are found late in a place share what that
+// place has left in this window, in proportion to their counters, and none gets more than its counter says.
 func (t *Totals) groups(l *ledger.Ledger) {
 	before := t.places
 	t.places = make(map[string]Place, len(l.Cgroups))

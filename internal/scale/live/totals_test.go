@@ -187,7 +187,8 @@ func TestLongestStall(t *testing.T) {
 	}
 }
 
-// Groups that are found late in one window share what the place around them has left in it, after those that were known.
+// Groups that are found late in one window share what the place around them has left in it, after those that were
+// known.
 func TestGroupsFoundLateShare(t *testing.T) {
 	totals := NewTotals(Options{})
 	for tick, groups := range [][]ledger.Cgroup{
@@ -201,8 +202,8 @@ func TestGroupsFoundLateShare(t *testing.T) {
 		totals.Add(l)
 	}
 	got := maps.Collect(totals.Places.All())
-	want := map[Place]float64{{Top: "/k"}: 3.5, {Top: "/k/z"}: 3.5, {Top: "/k/a"}: 0, {Top: "/k/a/in"}: 2, {Top: "/k/b"}: 1,
-		{Top: "/k/c"}: 0}
+	want := map[Place]float64{{Top: "/k"}: 3.5, {Top: "/k/z"}: 3.5, {Top: "/k/a"}: 0, {Top: "/k/a/in"}: 2,
+		{Top: "/k/b"}: 1, {Top: "/k/c"}: 0}
 	if !maps.Equal(got, want) || totals.Places.Sum() != 10 {
 		t.Errorf("%v, want %v; the sum is %g, want 10", got, want, totals.Places.Sum())
 	}

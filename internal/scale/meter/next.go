@@ -197,6 +197,6 @@ func (e *edge) forget() {
 	}
 }
 
-// NotSampled is the code of the warning that CPUs went offline or came online. A CPU that came online has no sampler until
-// there is a new meter.
+// NotSampled is the code of the warning that CPUs went offline or came online. A CPU that came online has no sampler
+// until there is a new meter.
 const NotSampled = "cpus-not-sampled"

@@ -602,8 +602,8 @@ func TestMapsThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// Where programs cannot be listed, but their counters can be read, what they ran is in the ledger, with who holds them as
-// it was read last.
+// Where programs cannot be listed, but their counters can be read, what they ran is in the ledger, with who holds them
+// as it was read last.
 func TestListingFails(t *testing.T) {
 	m := partly(t, Options{SampleHz: -1, NoWitness: true})
 	p, id := planted(t)

@@ -105,8 +105,9 @@ func (r *Resolver) of(group string) *entry {
 	return e
 }
 
-// Fill gives all groups and sandboxes of a ledger their names, forgets what the ledger does not list, and adds Warnings. Call it
-// before the rules are applied, which may go by names. The names are not to be changed: ledgers share them.
+// Fill gives all groups and sandboxes of a ledger their names, forgets what the ledger does not list, and adds
+// Warnings. Call it before the rules are applied, which may go by names. The names are not to be changed: ledgers
+// share them.
 func (r *Resolver) Fill(l *ledger.Ledger) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
