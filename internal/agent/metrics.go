@@ -183,8 +183,8 @@ var metrics = []metric{
 		}},
 	{"tare_bpf_programs_missed_total", "eBPF programs of which run time is in no total, because the kernel's count of " +
 		"it went with them. when \"unseen\": loaded and unloaded between two readings; one newer than all that were seen " +
-		"is counted as soon as a program that stays is loaded. when \"unloaded\": what it ran after the last reading is not " +
-		"known; it is at most the time between two readings on each CPU.", counter, []string{"when"},
+		"is counted as soon as a program that stays is loaded. when \"unloaded\": what it ran after the last reading is " +
+		"not known; it is at most the time between two readings on each CPU.", counter, []string{"when"},
 		func(v *view, add add) {
 			add(float64(v.Missed.Unloaded), "unloaded")
 			add(float64(v.Missed.Unseen), "unseen")

@@ -144,9 +144,9 @@ func TestSeriesRefused(t *testing.T) {
 		{"weigh --every 10s --for 5s", "--for 5s --every 10s", "at least --every", "leave it out"},
 		{"weigh --every 10s --format openmetrics", "--format openmetrics", "no series of ledgers", "csv, json, text"},
 		{"top --every 10ms --once", "--every 10ms", "from 100ms", "--every 10s"},
-		{"top", "standard output", "none", "--once"},
-		{"top --tls", "--tls", "connection to an agent", "--agent HOST:PORT"},
-		{"top --agent node:1 --hz 7 --once", "--hz --agent", "its own settings", "where the agent runs"},
+		{"top", "standard output", "this is not one", "--once"},
+		{"top --tls", "--tls", "needs --agent", "--agent HOST:PORT"},
+		{"top --agent node:1 --hz 7 --once", "--hz --agent", "settings of its own machine", "where the agent runs"},
 		{"top --agent node --once", "--agent node", "HOST:PORT", "node-7:9633"},
 		{"top --hz -1 --once", "--hz -1", "samples per second", "--hz 449"},
 	} {
