@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -172,54 +171,5 @@ func TestAgentStopped(t *testing.T) {
 	}
 	if gap := now.total("tare_agent_gap_seconds_total"); gap != 0 {
 		t.Errorf("%g s are in no window", gap)
-	}
-}
-
-// TestAgentHotplug: when a CPU goes offline and comes online again, the budget's sums hold, and time that no window has
-// is named.
-func TestAgentHotplug(t *testing.T) {
-	long.Test(t, "takes a CPU offline for a second; 20 seconds")
-	const online = "/sys/devices/system/cpu/cpu1/online"
-	if err := os.WriteFile(online, []byte("1"), 0); err != nil {
-		t.Skip("needs a second CPU that can be taken offline: ", err)
-	}
-	leavesNothing(t)
-	groups := makeTestGroups(t)
-	dir, path := groups.make(t, "busy")
-	w := startWorker(t, dir)
-	a := startAgent(t).serving(t)
-	last := a.scraped(t)
-	start, startUsed := last, groupUsage(t, dir)
-	step := func(what string) {
-		t.Helper()
-		w.burn(t, 200*time.Millisecond)
-		now := a.scraped(t)
-		now.check(t, last)
-		lines, _ := now.sum("tare_node_cpu_seconds_total", "line", "unexplained")
-		t.Logf("%s: %g CPUs, capacity %.3f s, unexplained %.3f s, counted twice %.3f s, gap %.3f s", what,
-			now.total("tare_node_cpus"), now.total("tare_node_cpu_capacity_seconds_total"), lines,
-			now.total("tare_node_cpu_counted_twice_seconds_total"), now.total("tare_agent_gap_seconds_total"))
-		last = now
-	}
-	step("before")
-	t.Cleanup(func() { _ = os.WriteFile(online, []byte("1"), 0) })
-	for range 2 {
-		for _, state := range []string{"0", "1"} {
-			if err := os.WriteFile(online, []byte(state), 0); err != nil {
-				t.Skip("the CPU cannot be taken offline: ", err)
-			}
-			step("cpu1 online " + state)
-			step("then")
-		}
-	}
-	was, _ := start.sum("tare_group_cpu_seconds_total", "cgroup", path)
-	is, _ := last.sum("tare_group_cpu_seconds_total", "cgroup", path)
-	used := float64(groupUsage(t, dir)-startUsed) / 1e9
-	gap := last.total("tare_agent_gap_seconds_total")
-	if missing := used - (is - was); missing < -1e-9 || missing > gap+1e-9 {
-		t.Errorf("the group used %.6f s and the metric grew by %.6f s, with gaps of %.6f s", used, is-was, gap)
-	}
-	if cpus := last.total("tare_node_cpus"); math.Abs(cpus-start.total("tare_node_cpus")) > 0 {
-		t.Errorf("%g CPUs are online", cpus)
 	}
 }
