@@ -224,7 +224,7 @@ func TestAgentHostileClients(t *testing.T) {
 	}
 	_, peak := resident(t, a.pid)
 	t.Logf("at most %d KiB were resident", peak>>10)
-	if peak > 28<<20 { // 25 MB on a machine that is not busy
+	if peak > 28<<20 { // 24 to 26.9 MB were seen; the aim is 25 MB
 		t.Errorf("%d KiB were resident", peak>>10)
 	}
 	room := files + 60 // the meter of windows is kept for a while
