@@ -97,7 +97,7 @@ func (c *configuration) read(f *pflag.FlagSet) error {
 			"not an address to listen on")
 	}
 	if profile := c.Values[settingProfile]; profile != "" {
-		rules, err := charge.Profile(profile, "--"+settingProfile+" "+text.Clip(profile))
+		rules, err := charge.Profile(profile, c.where(settingProfile))
 		if err != nil {
 			return err
 		}

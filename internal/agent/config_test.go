@@ -103,6 +103,19 @@ func TestListenError(t *testing.T) {
 	}
 }
 
+// TestProfileError: an unknown profile is named where it stands.
+func TestProfileError(t *testing.T) {
+	for _, c := range []struct{ file, flag, says string }{
+		{"tick: 20s\nprofile: kubernets", "--hz=0", `agent.yaml:2:10: there is no profile "kubernets"`},
+		{"profile: kubernetes", "--profile=kubernets", `--profile kubernets: there is no profile "kubernets"`},
+	} {
+		_, err := configured(t, c.file, c.flag)
+		if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%v, want %q", err, c.says)
+		}
+	}
+}
+
 // The version names the build, as that of tare does.
 func TestVersion(t *testing.T) {
 	var out bytes.Buffer
