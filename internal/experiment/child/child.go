@@ -245,9 +245,11 @@ func (p *Process) Await(ctx context.Context, pause time.Duration, ready func() b
 // Stop asks the process group to end, waits until the process has, and kills the group after Options.Grace: killed is
 // then true.
 func (p *Process) Stop() (killed bool) {
-	if !p.end(p.o.Stop, false) {
-		return false
-	}
+	return p.end(p.o.Stop, false) && p.killAfterGrace()
+}
+
+// killAfterGrace waits for the end of the process, and kills its group after Options.Grace: killed is then true.
+func (p *Process) killAfterGrace() (killed bool) {
 	timer := time.NewTimer(p.o.Grace)
 	defer timer.Stop()
 	select {
@@ -265,13 +267,7 @@ func (p *Process) Quit() {
 	p.ask.Do(func() { close(p.asked) })
 	_ = unix.Prlimit(p.PID(), unix.RLIMIT_CORE, &unix.Rlimit{}, nil)
 	_ = p.Signal(unix.SIGQUIT) // it may have ended by now
-	timer := time.NewTimer(p.o.Grace)
-	defer timer.Stop()
-	select {
-	case <-p.ended:
-	case <-timer.C:
-		p.Kill()
-	}
+	p.killAfterGrace()
 }
 
 // Kill ends the process group at once and waits for the process.

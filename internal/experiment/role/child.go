@@ -177,13 +177,10 @@ func (p *Child) wait(ctx context.Context, c chan json.RawMessage, what string, t
 		if doing := (proc.FS{}).Doing(p.PID()); doing != "" {
 			err = fmt.Errorf("%w: %s", err, doing)
 		}
-		words := p.LastWords()
+		err = p.WithLastWords(err)
 		p.Quit() // it is of no use any more, and may say where it hangs
 		if at := stacks(p.Tail()); at != "" {
 			err = fmt.Errorf("%w; its goroutines: %s", err, at)
-		}
-		if words != "" {
-			err = fmt.Errorf("%w; its last words: %s", err, words)
 		}
 		return err
 	case <-ctx.Done():

@@ -321,7 +321,7 @@ func (t *screen) programs(l *ledger.Ledger) {
 }
 
 // group is what people call a control group.
-func (t *screen) group(path string) string { return clean(cmp.Or(t.titles[path], path)) }
+func (t *screen) group(path string) string { return clean(t.titles.Of(path)) }
 
 func (t *screen) share(s ledger.Share, total float64) string {
 	if s.Cgroup == nil {

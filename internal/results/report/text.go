@@ -14,6 +14,7 @@ import (
 	"tare/internal/experiment/record"
 	"tare/internal/lib/lists"
 	"tare/internal/results/analysis"
+	"tare/internal/scale/ledger"
 )
 
 func init() {
@@ -73,7 +74,7 @@ type screen struct {
 	b     strings.Builder
 	style *lipgloss.Renderer
 
-	titles map[string]string // of control groups that are not called by their paths
+	titles ledger.Titles
 }
 
 func (t *screen) write(s *analysis.Summary, run record.Run) {

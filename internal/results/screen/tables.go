@@ -139,7 +139,7 @@ var programs = table{
 	amount: inCPUs, used: firstCell,
 }
 
-func programRow(l *ledger.Ledger, p *ledger.Program, titles map[string]string) *row {
+func programRow(l *ledger.Ledger, p *ledger.Program, titles ledger.Titles) *row {
 	runs := known.As(p.RunCount, func(n uint64) float64 { return float64(n) })
 	perRun := known.As(p.NsPerRun, func(ns float64) float64 { return ns / 1e9 })
 	name := cmp.Or(p.Name, "(no name)")
@@ -170,9 +170,8 @@ func programRow(l *ledger.Ledger, p *ledger.Program, titles map[string]string) *
 	return r
 }
 
-// shareWords say where a part of a program's run time ran, with the interval of that part. Titles are what people call
-// control groups, by path.
-func shareWords(s ledger.Share, total *float64, titles map[string]string) string {
+// shareWords say where a part of a program's run time ran, with the interval of that part.
+func shareWords(s ledger.Share, total *float64, titles ledger.Titles) string {
 	whole := known.Or(total, 0)
 	part := func(v float64) string {
 		if whole <= 0 {
@@ -180,8 +179,7 @@ func shareWords(s ledger.Share, total *float64, titles map[string]string) string
 		}
 		return strconv.FormatFloat(100*v/whole, 'f', 1, 64)
 	}
-	group := known.Or(s.Cgroup, "")
-	group = cmp.Or(titles[group], group)
+	group := titles.Of(known.Or(s.Cgroup, ""))
 	switch {
 	case s.Cgroup == nil:
 		return part(s.Seconds) + " %  " + cmp.Or(s.Note, "not split")
@@ -308,7 +306,7 @@ var maps = table{
 	amount: bytesOf, used: firstCell,
 }
 
-func mapRow(m *ledger.Map, programs map[uint32]string, titles map[string]string) *row {
+func mapRow(m *ledger.Map, programs map[uint32]string, titles ledger.Titles) *row {
 	name := cmp.Or(m.Name, "(no name)")
 	if m.Charge != "" {
 		name += "  [" + report.ChargeWords(m.Charged) + "]"
@@ -322,8 +320,7 @@ func mapRow(m *ledger.Map, programs map[uint32]string, titles map[string]string)
 	note := func(what, says string) {
 		r.below = append(r.below, &row{key: key + what, name: what + " " + says})
 	}
-	group := known.Or(m.ChargedTo, "an unknown group")
-	note("charged to", cmp.Or(titles[group], group))
+	note("charged to", titles.Of(known.Or(m.ChargedTo, "an unknown group")))
 	if len(m.HeldBy) > 0 {
 		note("held by", strings.Join(owners(m.HeldBy), ", "))
 	}

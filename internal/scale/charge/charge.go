@@ -105,7 +105,7 @@ func (a *application) groups(running []Process) {
 	}
 	for i := range a.l.Cgroups {
 		g := &a.l.Cgroups[i]
-		over := above(names, g.Path)
+		over := ledger.Above(names, g.Path)
 		a.charge(&g.Charged, &g.Rule, g.Name, func(i int, r *Rule) bool {
 			return r.matchesGroup(g, over, tally{all.whole[g.Path], named[i].whole[g.Path]})
 		})
@@ -118,22 +118,11 @@ func (a *application) groups(running []Process) {
 	}
 }
 
-// above is the name of the nearest listed group above a path.
-func above(names map[string]*ledger.Name, path string) (over *ledger.Name) {
-	found := false
-	ledger.Ancestors(path, func(p string) {
-		if n, listed := names[p]; listed && !found && p != path {
-			over, found = n, true
-		}
-	})
-	return over
-}
-
 // partly warns of groups in which only some processes have the name that a rule wants.
 func (a *application) partly(i int, all, named map[string]int) {
 	var groups []string
 	for path, n := range named {
-		if n < all[path] && a.sideOf(path).Charge == "" {
+		if n < all[path] && ledger.At(a.sides, path).Charge == "" {
 			groups = append(groups, path)
 		}
 	}
@@ -214,22 +203,11 @@ func (a *application) index() {
 	}
 }
 
-// sideOf is the side of the group at path, or of the nearest group above it that is listed.
-func (a *application) sideOf(path string) (s side) {
-	found := false
-	ledger.Ancestors(path, func(p string) {
-		if at, listed := a.sides[p]; listed && !found {
-			s, found = at, true
-		}
-	})
-	return s
-}
-
 // ofGroups are the charges of the groups that processes are in.
 func (a *application) ofGroups(holders []ledger.Owner) (of []side) {
 	for _, o := range holders {
 		if path, known := a.groupOf[o.PID]; known {
-			of = append(of, a.sideOf(path))
+			of = append(of, ledger.At(a.sides, path))
 		}
 	}
 	return of

@@ -130,8 +130,16 @@ func groupIndex(groups []Cgroup) map[string]Charged {
 	return index
 }
 
-// above is what an index has of the nearest group strictly above path that is listed.
-func above[T any](index map[string]T, path string) (c T) {
+// At returns what an index by path has for the group at path, or else for the nearest listed group above it.
+func At[T any](index map[string]T, path string) T {
+	if at, listed := index[path]; listed {
+		return at
+	}
+	return Above(index, path)
+}
+
+// Above returns what an index by path has for the nearest listed group above path.
+func Above[T any](index map[string]T, path string) (c T) {
 	found := path == "/"
 	Ancestors(path, func(p string) {
 		if at, listed := index[p]; listed && !found && p != path {
@@ -159,11 +167,11 @@ func (l *Ledger) spread() {
 	})
 	for _, i := range order {
 		g := &l.Cgroups[i]
-		over := above(index, g.Path)
+		over := Above(index, g.Path)
 		switch {
 		case g.Charge == "":
 			g.Charged = cmp.Or(index[g.Path], over)
-			g.Rule = cmp.Or(rules[g.Path], above(rules, g.Path))
+			g.Rule = cmp.Or(rules[g.Path], Above(rules, g.Path))
 		case g.Charge == ChargeTare && g.Workload == "" && over.Workload != "":
 			g.Workload = over.Workload
 		}
@@ -233,7 +241,7 @@ func seconds(ns *int64) *float64 {
 // charge begins inside another, its top group is added to the one and taken from the other.
 func (s *settlement) addGroups() {
 	for _, g := range s.l.Cgroups {
-		over := above(s.index, g.Path)
+		over := Above(s.index, g.Path)
 		if g.Charge == "" || g.Charged == over {
 			continue
 		}
@@ -279,12 +287,7 @@ func (s *settlement) takeSelf() {
 }
 
 // chargeOf is the charge of the group at path, or of the nearest listed group above it.
-func (s *settlement) chargeOf(path string) Charged {
-	if c, listed := s.index[path]; listed {
-		return c
-	}
-	return above(s.index, path)
-}
+func (s *settlement) chargeOf(path string) Charged { return At(s.index, path) }
 
 func (s *settlement) findWorkloads() {
 	names := map[string]bool{}

@@ -5,6 +5,7 @@
 package ledger
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -308,9 +309,15 @@ func (g *Cgroup) Title() string {
 // shortID is how many digits of an id engines print.
 const shortID = 12
 
-// Titles are those of the groups that are not called by their paths, by path.
-func (l *Ledger) Titles() map[string]string {
-	titles := map[string]string{}
+// Titles are what people call groups, by path, of those that are not called by their paths.
+type Titles map[string]string
+
+// Of returns the title of the group at path.
+func (t Titles) Of(path string) string { return cmp.Or(t[path], path) }
+
+// Titles returns the titles of the groups.
+func (l *Ledger) Titles() Titles {
+	titles := Titles{}
 	for i := range l.Cgroups {
 		g := &l.Cgroups[i]
 		if title := g.Title(); title != g.Path {

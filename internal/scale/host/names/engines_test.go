@@ -82,7 +82,7 @@ func TestEngines(t *testing.T) {
 					t.Errorf("%s:\n%+v, want\n%+v", name, got, want)
 				}
 			}
-			if w := r.Warnings(); len(w) > 0 {
+			if w := r.warnings(); len(w) > 0 {
 				t.Errorf("%+v", w)
 			}
 		})

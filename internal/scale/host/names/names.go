@@ -105,9 +105,9 @@ func (r *Resolver) of(group string) *entry {
 	return e
 }
 
-// Fill gives all groups and sandboxes of a ledger their names, forgets what the ledger does not list, and adds
-// Warnings. Call it before the rules are applied, which may go by names. The names are not to be changed: ledgers
-// share them.
+// Fill gives all groups and sandboxes of a ledger their names, forgets what the ledger does not list, and warns of
+// containers without a name. Call it before the rules are applied, which may go by names. The names are not to be
+// changed: ledgers share them.
 func (r *Resolver) Fill(l *ledger.Ledger) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -165,13 +165,7 @@ func (e *entry) share() *ledger.Name {
 	return &shared
 }
 
-// Forget drops what is known of groups that live says are gone, and of pods that have no more groups.
-func (r *Resolver) Forget(live func(path string) bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.forget(live)
-}
-
+// forget drops what is known of groups that live says are gone, and of pods that have no more groups.
 func (r *Resolver) forget(live func(path string) bool) {
 	pods, users := map[string]bool{}, map[uint32]bool{}
 	for path, e := range r.known {

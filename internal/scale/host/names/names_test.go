@@ -181,11 +181,11 @@ func TestForget(t *testing.T) {
 	for _, g := range groups {
 		r.Of(g)
 	}
-	r.Forget(func(path string) bool { return path == pod })
+	r.forget(func(path string) bool { return path == pod })
 	if n := r.Of(pod); len(r.known) != 1 || len(r.places) != 1 || n.Pod != "web-0" {
 		t.Errorf("%d paths, %d places, %+v", len(r.known), len(r.places), n)
 	}
-	r.Forget(func(string) bool { return false })
+	r.forget(func(string) bool { return false })
 	if len(r.known) != 0 || len(r.pods) != 0 {
 		t.Errorf("%d paths, %d pods", len(r.known), len(r.pods))
 	}
@@ -247,7 +247,7 @@ func TestWarnings(t *testing.T) {
 	root, r, c := machine(t)
 	say := func() string {
 		var all []string
-		for _, w := range r.Warnings() {
+		for _, w := range r.warnings() {
 			all = append(all, w.Code+": "+w.Message)
 		}
 		return strings.ReplaceAll(strings.Join(all, "\n"), root, "/host")
@@ -313,12 +313,12 @@ func TestDenied(t *testing.T) {
 	}()
 	<-done
 	want := "1 container without a name: open " + file + ": permission denied; run as root, or with CAP_DAC_READ_SEARCH"
-	if w := r.Warnings(); len(w) != 1 || w[0].Code != codeDenied || w[0].Message != want {
+	if w := r.warnings(); len(w) != 1 || w[0].Code != codeDenied || w[0].Message != want {
 		t.Errorf("%+v, want %s", w, want)
 	}
 	c.Time = c.Add(firstWait)
-	if n := r.Of(group); n.Container != "web" || len(r.Warnings()) != 0 {
-		t.Errorf("%+v, %+v", n, r.Warnings())
+	if n := r.Of(group); n.Container != "web" || len(r.warnings()) != 0 {
+		t.Errorf("%+v, %+v", n, r.warnings())
 	}
 }
 

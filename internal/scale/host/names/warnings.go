@@ -18,14 +18,8 @@ const (
 	codeDenied = "names-denied"
 )
 
-// Warnings says why containers have no names at present: one warning for each reason. There is none for a container
+// warnings says why containers have no names at present: one warning for each reason. There is none for a container
 // that alone has no files, because it may have ended.
-func (r *Resolver) Warnings() []ledger.Warning {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.warnings()
-}
-
 func (r *Resolver) warnings() []ledger.Warning {
 	absent, denied, example := map[string]int{}, 0, error(nil)
 	for _, e := range r.known {
