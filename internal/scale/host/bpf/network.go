@@ -135,7 +135,7 @@ func (v *Inventory) attachmentsElsewhere(types map[uint32]bool, program map[uint
 			complete(p, vague, target)
 		}
 	}
-	return errors.Join(failed, eachNamespace(list, func(n namespace, fd int) error {
+	return errors.Join(failed, eachNamespace(list, maxNamespacesTime, func(n namespace, fd int) error {
 		ifaces, err := devices()
 		return errors.Join(err, netAttachments(ifaces, types, func(a netAttachment) {
 			note(a.program, a.target(unnamed(a.ifindex)), fmt.Sprintf("%s (netns %d)", a.target(a.device), n.inode))
@@ -143,9 +143,9 @@ func (v *Inventory) attachmentsElsewhere(types map[uint32]bool, program map[uint
 	}))
 }
 
-// eachNamespace visits network namespaces on a thread that is in them meanwhile, as many as the bounds allow. fd is of
-// the namespace. The errors are the first of a visit, and what was left out.
-func eachNamespace(list []namespace, visit func(n namespace, fd int) error) error {
+// eachNamespace visits network namespaces on a thread that is in them meanwhile: at most maxNamespaces, and none after
+// most has passed. fd is of the namespace. The errors are the first of a visit, and what was left out.
+func eachNamespace(list []namespace, most time.Duration, visit func(n namespace, fd int) error) error {
 	var errs []error
 	var left error
 	ended := make(chan struct{})
@@ -166,7 +166,7 @@ func eachNamespace(list []namespace, visit func(n namespace, fd int) error) erro
 			}
 			runtime.UnlockOSThread()
 		}()
-		until := time.Now().Add(maxNamespacesTime)
+		until := time.Now().Add(most)
 		for i, n := range list {
 			if i == maxNamespaces || time.Now().After(until) {
 				left = fmt.Errorf("%d of %d other network namespaces were not looked at", len(list)-i, len(list))
