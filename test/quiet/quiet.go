@@ -96,7 +96,7 @@ func (w *Watch) noise() (Noise, error) {
 	}
 	used := busy(now.stat) - busy(w.stat) - (now.own - w.own)
 	return Noise{
-		Seconds: now.at.Sub(w.at).Seconds(), CPUs: now.stat.CPUs,
+		Seconds: now.at.Sub(w.at).Seconds(), CPUs: len(now.stat.Online),
 		// the grain of /proc/stat is coarser than that of our own time
 		Stolen: now.stat.Steal - w.stat.Steal, Used: max(0, used),
 	}, nil

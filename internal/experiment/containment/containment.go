@@ -68,7 +68,7 @@ func Begin(l *cgroup.Layout, f proc.FS, list func() ([]Member, error)) (*Watch, 
 	}
 	began := time.Now()
 	w := &Watch{
-		layout: l, fs: f, list: list, cpus: machine.CPUs, clocks: map[int]Member{}, counted: map[string]float64{},
+		layout: l, fs: f, list: list, cpus: len(machine.Online), clocks: map[int]Member{}, counted: map[string]float64{},
 	}
 	members, err := list()
 	if err != nil {

@@ -342,8 +342,7 @@ func usage() (u used, err error) {
 	if err != nil {
 		return u, err
 	}
-	u.busy = s.User + s.Nice + s.System + s.IRQ + s.Softirq + s.Steal
-	u.capacity = u.busy + s.Idle + s.IOWait
+	u.busy, u.capacity = s.Busy(), s.Busy()+s.Waiting()
 	u.stolen = s.Steal
 	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
 		var r unix.Rusage

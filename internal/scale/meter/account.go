@@ -80,10 +80,10 @@ func (a *account) ledger() *ledger.Ledger {
 	if a.found == nil {
 		l.Host.Sampler, l.Host.SamplerPeriod = "", nil
 	}
-	l.Host.CPUs = a.last.stat.CPUs
-	if a.last.stat.CPUs != a.w.first.stat.CPUs {
-		a.warn("cpus-changed", "%d CPUs were online at the start and %d at the end: the budget is not exact",
-			a.w.first.stat.CPUs, a.last.stat.CPUs)
+	l.Host.CPUs = len(a.last.stat.Online)
+	if cpus := a.elapsed().Moved; len(cpus) > 0 {
+		a.warn("cpus-changed", "CPUs %v went offline or came online: the capacity contains what they did, and not how long "+
+			"they were idle", cpus)
 	}
 	a.unread()
 	l.Programs = a.bpfPrograms()
@@ -286,10 +286,10 @@ func (a *account) stolen(p *ledger.Program, samples int) {
 	if a.seen == nil {
 		return
 	}
-	s, e := a.w.first.stat, a.last.stat
+	e := a.elapsed()
 	v, method := attribution.Stolen(attribution.Stalled{
 		RunSeconds: *p.RunSeconds, Hits: a.found.hits[p.ID], Samples: samples, Period: a.m.sampler.Period().Seconds(),
-		Busy:       a.seconds()*float64(e.CPUs) - (e.Idle + e.IOWait - s.Idle - s.IOWait),
+		Busy:       e.Capacity - e.Idle,
 		BusyStolen: max(a.seen.Stolen-a.seen.IdleStolen, 0),
 	})
 	p.StolenSeconds, p.StolenMethod = &v, method
@@ -319,8 +319,8 @@ var taskOnly = map[string]bool{"cgroup_sock_addr": true, "cgroup_sock": true, "c
 	"cgroup_sysctl": true}
 
 // sole is the only place that a program can have run in, by how it is attached: to one v2 group without groups below
-// it, by hooks in system calls of tasks in that group. It is told on pure v2 alone: elsewhere the tasks of one v2 group
-// may be charged to several. Samples that say otherwise (a socket handed to another group's process) win.
+// it, by hooks in system calls of tasks in that group. It is told on pure v2 alone: elsewhere the tasks of one v2
+// group may be charged to several. Samples that say otherwise (a socket handed to another group's process) win.
 func (a *account) sole(p *bpf.Program) *attribution.Place {
 	path := soleGroup(p)
 	if a.m.layout.Mode != cgroup.ModeV2 || path == "" {
@@ -493,8 +493,8 @@ func (a *account) splitTime(programs []ledger.Program) (split, unsplit float64) 
 	return split, unsplit
 }
 
-// counted is the growth of a counter; a group that came during the window began at 0. nil where the kernel lacks it, or
-// where it went back: cpuacct.usage can be written.
+// counted is the growth of a counter; a group that came during the window began at 0. nil where the kernel lacks it,
+// or where it went back: cpuacct.usage can be written.
 func counted(now, before cgroup.Value, wasThere bool) *uint64 {
 	if !now.OK || wasThere && !before.OK || now.N < before.N {
 		return nil
@@ -520,19 +520,16 @@ func memory(m cgroup.Memory) *ledger.Memory {
 	return out
 }
 
+// elapsed is what the CPUs did in the window.
+func (a *account) elapsed() proc.Elapsed { return a.last.stat.Since(a.w.first.stat, a.seconds()) }
+
 // budget closes the CPU budget.
 func (a *account) budget(l *ledger.Ledger) ledger.CPU {
-	s, e := a.w.first.stat, a.last.stat
+	e := a.elapsed()
 	u := ledger.Usage{
-		Capacity: a.seconds() * float64(e.CPUs),
-		Idle:     e.Idle + e.IOWait - s.Idle - s.IOWait,
-		User:     e.User + e.Nice - s.User - s.Nice,
-		System:   e.System - s.System,
-		Softirq:  e.Softirq - s.Softirq,
-		IRQ:      e.IRQ - s.IRQ,
-		Steal:    e.Steal - s.Steal,
-		Self:     (a.last.self - a.w.first.self).Seconds(),
-		IRQTime:  !a.irqInTasks(),
+		Capacity: e.Capacity, Idle: e.Idle, User: e.User, System: e.System, Softirq: e.Softirq, IRQ: e.IRQ, Steal: e.Steal,
+		Self:    (a.last.self - a.w.first.self).Seconds(),
+		IRQTime: !a.irqInTasks(),
 	}
 	if a.seen != nil {
 		u.Steal, u.IdleStolen, u.IdleStolenError = a.seen.Stolen, &a.seen.IdleStolen, &a.seen.IdleStolenError

@@ -66,7 +66,9 @@ func TestHierarchiesThatDisagree(t *testing.T) {
 	two := 2.0
 	a := account{m: &Meter{layout: &cgroup.Layout{Mode: cgroup.ModeHybrid}, groups: &cgroup.Reader{},
 		kernel: &proc.KernelThreads{}}, w: &Window{}}
-	a.last.at, a.last.stat.CPUs, a.last.stat.Idle = int64(2*time.Second), 2, 2
+	a.last.at, a.last.stat.Idle = int64(2*time.Second), 2
+	a.w.first.stat.Online = []proc.CPUTime{{CPU: 0}, {CPU: 1}}
+	a.last.stat.Online = a.w.first.stat.Online
 	l := &ledger.Ledger{Cgroups: []ledger.Cgroup{{Path: "/", CPUSeconds: &two}, {Path: "/x", CPUSeconds: &two},
 		{Path: "/y", CPUSeconds: &two}}}
 	cpu := a.budget(l)

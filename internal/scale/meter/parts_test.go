@@ -578,7 +578,8 @@ func TestRootGroupThatMayNotBeRead(t *testing.T) {
 		t.Errorf("of a meter that must be whole: %v", refused)
 	}
 	a := account{m: m, w: newWindow(m)}
-	a.last.at, a.last.stat.CPUs = int64(time.Second), 1
+	a.last.at, a.last.stat.Online = int64(time.Second), []proc.CPUTime{{CPU: 0}}
+	a.w.first.stat = a.last.stat
 	a.last.root = map[int]time.Duration{1: time.Second}
 	l := &ledger.Ledger{}
 	if l.CPU = a.budget(l); hasLine(l, ledger.LineRoot) || l.CPU.Unexplained != 1 {

@@ -254,7 +254,7 @@ func (c *campaign) repeat(ctx context.Context, k kind, seed uint64) (outcomes []
 		return nil, err
 	}
 	seconds := time.Since(began).Seconds()
-	capacity, busy := seconds*float64(after.CPUs), 0.0
+	capacity, busy := seconds*float64(len(after.Online)), 0.0
 	if p != nil {
 		if err := p.Stop(); err != nil {
 			return nil, err

@@ -203,7 +203,7 @@ func machine(t *testing.T) (cpus int, s proc.Stat) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s.CPUs, s
+	return len(s.Online), s
 }
 
 // schedstat is the CPU time of all threads of a process, and by CPU the time in which its real-time threads could have

@@ -44,7 +44,7 @@ func (f FS) Machine() Machine {
 	m.MemoryBytes, _ = parseKB(meminfo, "MemTotal")
 	m.SwapBytes, _ = parseKB(meminfo, "SwapTotal")
 	if s, err := f.Stat(); err == nil {
-		m.CPUs = s.CPUs
+		m.CPUs = len(s.Online)
 	}
 	cpuinfo := f.text("proc/cpuinfo")
 	m.CPUModel = cpuField(cpuinfo, "model name", "Model", "cpu model", "Processor")

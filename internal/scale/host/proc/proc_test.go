@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -23,14 +24,47 @@ var fixture = FS{Root: "testdata/machine"}
 
 func TestStatFixture(t *testing.T) {
 	want := Stat{User: 10, Nice: 0.2, System: 3, Idle: 50, IOWait: 0.6, IRQ: 0.07, Softirq: 0.8, Steal: 0.09, Guest: 0.1,
-		GuestNice: 0.02, CPUs: 2}
-	if got, err := fixture.Stat(); err != nil || got != want {
+		GuestNice: 0.02, Online: []CPUTime{{0, 25.3, 7.07}, {2, 25.3, 7.09}}}
+	if got, err := fixture.Stat(); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, %v; want %+v", got, err, want)
 	}
 	for _, bad := range []string{"", "cpu\n", "cpu  1 2 3\n", "cpu 1 2 3 4 5 6 7 8 9 x\ncpu0\n", "cpu0 1\n",
-		"cpu 1 2 3 4 5 6 7 8 9 10\n"} {
+		"cpu 1 2 3 4 5 6 7 8 9 10\ncpux 1 2 3 4 5 6 7 8 9 10\n", "cpu 1 2 3 4 5 6 7 8 9 10\n"} {
 		if s, err := parseStat([]byte(bad), 100); err == nil {
 			t.Errorf("%q: %+v without error", bad, s)
+		}
+	}
+}
+
+// A CPU that goes offline or comes back takes its idle time into the total by another clock, and out of it again.
+func TestStatSince(t *testing.T) {
+	const seconds = 2
+	before := func(cpus ...int) Stat { // each has been idle for 100 s and busy for 10
+		s := Stat{User: 20, Idle: 200}
+		for _, n := range cpus {
+			s.Online = append(s.Online, CPUTime{n, 100, 10})
+		}
+		return s
+	}
+	after := func(idle float64, cpus ...CPUTime) Stat { // the two were busy for 1.5 s in all
+		return Stat{User: 21.5, Idle: idle, Online: cpus}
+	}
+	one, other := CPUTime{0, 101, 11}, CPUTime{1, 101.5, 10.5}
+	for name, c := range map[string]struct {
+		first, last    Stat
+		idle, capacity float64
+		moved          []int
+	}{
+		"all stay":         {before(0, 1), after(202.5, one, other), 2.5, 4, nil},
+		"one goes":         {before(0, 1), after(350, one), 1, 2.5, []int{1}},
+		"one comes":        {before(0), after(53, one, other), 1, 2.5, []int{1}},
+		"one goes for one": {before(1), after(53, one), 0, 1.5, []int{0, 1}},
+		"numbers differ":   {before(0, 7), after(53, one, CPUTime{3, 1, 1}), 1, 2.5, []int{3, 7}},
+		"nothing is read":  {Stat{}, Stat{}, 0, 0, nil},
+	} {
+		got := c.last.Since(c.first, seconds)
+		if got.Idle != c.idle || got.Capacity != c.capacity || !slices.Equal(got.Moved, c.moved) {
+			t.Errorf("%s: %+v, want idle %g, capacity %g, moved %v", name, got, c.idle, c.capacity, c.moved)
 		}
 	}
 }
@@ -104,8 +138,8 @@ func TestStat(t *testing.T) {
 	}
 	// An emulated processor that was held up makes up for ticks that it missed, and not for the clock: it has counted
 	// 279 s of ticks on each CPU at an uptime of 237 s. So the upper bound holds on a real processor only.
-	if limit := float64(up.Uptime+2) * float64(a.CPUs); !testing.Short() && sum-twice > limit {
-		t.Errorf("%.2f s of CPU time, of them %.2f s stolen, in %d s with %d CPUs", sum, a.Steal, up.Uptime, a.CPUs)
+	if limit := float64(up.Uptime+2) * float64(len(a.Online)); !testing.Short() && sum-twice > limit {
+		t.Errorf("%.2f s of CPU time, of them %.2f s stolen, in %d s with %d CPUs", sum, a.Steal, up.Uptime, len(a.Online))
 	}
 }
 
@@ -417,7 +451,7 @@ func FuzzParsers(f *testing.F) {
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if s, err := parseStat(b, 100); err == nil && (s.CPUs < 1 || s.User < 0) {
+		if s, err := parseStat(b, 100); err == nil && (len(s.Online) < 1 || s.User < 0) {
 			t.Errorf("%+v", s)
 		}
 		_, _ = parseProcess(b)

@@ -5,17 +5,81 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 )
 
-// Stat is the CPU time of the whole machine since it was started, in seconds, from the first line of /proc/stat. Each
-// mode is summed over the CPUs; the grain is one tick of USER_HZ (10 ms) per CPU. User contains Guest, Nice contains
-// GuestNice.
+// Stat is the CPU time of the whole machine since it was started, in seconds, from /proc/stat. Each mode is summed
+// over all CPUs, those that are offline among them (the line "cpu"); the grain is one tick of USER_HZ (10 ms). User
+// contains Guest, Nice contains GuestNice. Use Since for what passed between two of them.
 type Stat struct {
 	User, Nice, System, Idle, IOWait, IRQ, Softirq, Steal, Guest, GuestNice float64
 
-	CPUs int // online
+	Online []CPUTime // the CPUs that are online
+}
+
+// CPUTime is the time of one CPU since the machine was started, in seconds.
+type CPUTime struct {
+	CPU           int // its number
+	Waiting, Busy float64
+}
+
+// Busy is the time in which the CPUs ran something or were stolen.
+func (s Stat) Busy() float64 { return s.User + s.Nice + s.System + s.IRQ + s.Softirq + s.Steal }
+
+// Waiting is the time in which the CPUs were idle or waited for a disk.
+func (s Stat) Waiting() float64 { return s.Idle + s.IOWait }
+
+// Elapsed is what the CPUs did between two readings, in seconds.
+type Elapsed struct {
+	User, System, IRQ, Softirq, Steal float64 // of all CPUs; User contains nice
+	Idle                              float64 // of the CPUs that were online at both readings, waiting for disks included
+	// Capacity is the time that the CPUs had: all of it for a CPU that was online at both readings. Of one in Moved it is
+	// the time that was used, for how long it was online beside that is not known.
+	Capacity float64
+	Moved    []int // the CPUs that went offline or came online, by number
+}
+
+// Since is what passed between an earlier reading and this one, which are the given number of seconds apart.
+//
+// The kernel's totals of busy time hold when a CPU goes offline or comes back. Its total of idle time does not: it
+// takes that of a CPU that is online from one clock, and of one that is offline from another (get_idle_time in
+// fs/proc/stat.c), minutes or hours apart. Where CPUs moved, idle time is therefore added up over those that stayed. A
+// CPU that went and came back between the readings is not seen.
+func (s Stat) Since(first Stat, seconds float64) Elapsed {
+	e := Elapsed{
+		User: s.User + s.Nice - first.User - first.Nice, System: s.System - first.System, IRQ: s.IRQ - first.IRQ,
+		Softirq: s.Softirq - first.Softirq, Steal: s.Steal - first.Steal,
+	}
+	before := make(map[int]CPUTime, len(first.Online))
+	for _, c := range first.Online {
+		before[c.CPU] = c
+	}
+	var stayed, waiting, busy float64
+	for _, c := range s.Online {
+		b, there := before[c.CPU]
+		if !there {
+			e.Moved = append(e.Moved, c.CPU)
+			continue
+		}
+		delete(before, c.CPU)
+		stayed++
+		waiting += c.Waiting - b.Waiting
+		busy += c.Busy - b.Busy
+	}
+	for gone := range before {
+		e.Moved = append(e.Moved, gone)
+	}
+	slices.Sort(e.Moved)
+	e.Capacity = seconds * stayed
+	if len(e.Moved) == 0 {
+		e.Idle = s.Waiting() - first.Waiting() // one rounding, and not one for each CPU
+		return e
+	}
+	e.Idle = waiting
+	e.Capacity += max(s.Busy()-first.Busy()-busy, 0)
+	return e
 }
 
 // Stat reads /proc/stat.
@@ -35,30 +99,47 @@ func parseStat(b []byte, hz float64) (Stat, error) {
 	var s Stat
 	total := false
 	for line := range bytes.Lines(b) {
-		if !bytes.HasPrefix(line, []byte("cpu")) {
+		name, ok := strings.CutPrefix(string(line), "cpu")
+		if !ok {
 			break // the CPU lines come first
 		}
-		fields := strings.Fields(string(line))
-		if fields[0] != "cpu" {
-			s.CPUs++
+		of, err := parseModes(name, hz)
+		if err != nil {
+			return Stat{}, err
+		}
+		number, _, _ := strings.Cut(name, " ")
+		if number == "" {
+			of.Online, s, total = s.Online, of, true
 			continue
 		}
-		modes := []*float64{&s.User, &s.Nice, &s.System, &s.Idle, &s.IOWait, &s.IRQ, &s.Softirq, &s.Steal, &s.Guest,
-			&s.GuestNice}
-		if len(fields)-1 < len(modes) {
-			return Stat{}, fmt.Errorf("%d modes in the line cpu, not %d", len(fields)-1, len(modes))
+		n, err := strconv.Atoi(number)
+		if err != nil || n < 0 {
+			return Stat{}, fmt.Errorf("no number of a CPU in %q", "cpu"+number)
 		}
-		for i, m := range modes {
-			ticks, err := strconv.ParseUint(fields[1+i], 10, 64)
-			if err != nil {
-				return Stat{}, err
-			}
-			*m = float64(ticks) / hz
-		}
-		total = true
+		s.Online = append(s.Online, CPUTime{n, of.Waiting(), of.Busy()})
 	}
-	if !total || s.CPUs == 0 {
+	if !total || len(s.Online) == 0 {
 		return Stat{}, errors.New("no lines for the CPUs")
+	}
+	return s, nil
+}
+
+// parseModes reads the times of one line, after its first word's "cpu".
+func parseModes(line string, hz float64) (Stat, error) {
+	var s Stat
+	name, _, _ := strings.Cut(line, " ")
+	fields := strings.Fields(line[len(name):])
+	modes := []*float64{&s.User, &s.Nice, &s.System, &s.Idle, &s.IOWait, &s.IRQ, &s.Softirq, &s.Steal, &s.Guest,
+		&s.GuestNice}
+	if len(fields) < len(modes) {
+		return Stat{}, fmt.Errorf("%d modes in the line cpu%s, not %d", len(fields), name, len(modes))
+	}
+	for i, m := range modes {
+		ticks, err := strconv.ParseUint(fields[i], 10, 64)
+		if err != nil {
+			return Stat{}, err
+		}
+		*m = float64(ticks) / hz
 	}
 	return s, nil
 }
