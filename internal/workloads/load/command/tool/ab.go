@@ -15,6 +15,7 @@ func init() {
 			"milliseconds, its mean is concurrency x time / requests",
 		parse:  parseAb,
 		result: abResult,
+		paced:  true,
 	})
 }
 

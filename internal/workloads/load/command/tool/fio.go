@@ -60,7 +60,10 @@ func parseFio(output string, r *Reading) error {
 	if err != nil {
 		return fmt.Errorf("%w; run it with --output-format=json", err)
 	}
-	if f.Version != "" && !fioVersion().MatchString(f.Version) {
+	if f.Version == "" {
+		return errors.New("it has no \"fio version\", which says in which units it counts")
+	}
+	if !fioVersion().MatchString(f.Version) {
 		return fmt.Errorf("it is of version %s: fio 2 counts in KiB and microseconds, and only version 3 is read",
 			clip(f.Version))
 	}

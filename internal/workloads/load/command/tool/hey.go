@@ -48,6 +48,9 @@ type heyReader struct {
 // heyDistributions are the headings of quantiles: hey's and that of oha before 0.5.9, and that of oha since.
 var heyDistributions = []string{"Latency distribution:", "Response time distribution:"}
 
+// heyMost is how many answers hey keeps (maxRes in its requester/report.go).
+const heyMost = 1000000
+
 func parseHeyLike(output string, r *Reading) error {
 	h := heyReader{r: r}
 	for line := range strings.Lines(output) {
@@ -72,7 +75,11 @@ func parseHeyLike(output string, r *Reading) error {
 	}
 	requests, failures := h.answers+h.broken, h.failed+h.broken
 	r.Requests, r.Errors = &requests, &failures
-	if h.answers == 0 {
+	if r.Tool == "hey" && h.answers >= heyMost {
+		r.Requests, r.Errors, r.Mean, r.Max, r.P50, r.P90, r.P99, r.P999 = nil, nil, nil, nil, nil, nil, nil, nil
+		r.once("hey keeps the statuses and latencies of its first 1,000,000 answers only, and divides the time of all by " +
+			"these: of more answers only its rate is read")
+	} else if h.answers == 0 {
 		r.Mean, r.Max, r.headings, r.zero = nil, nil, nil, nil // it prints 0, NaN or nothing
 	} else {
 		r.missing(h.broken, "requests without an answer")

@@ -2,6 +2,7 @@ package tool
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 
 	"tare/internal/lib/text"
@@ -20,7 +21,7 @@ func init() {
 
 var (
 	k6Result = text.LazyRegexp(`█ TOTAL RESULTS`)
-	k6Metric = text.LazyRegexp(`^ *(?:[✓✗] )?(http_req_duration|http_req_failed|http_reqs|data_received)\.*: +(.*)$`)
+	k6Metric = text.LazyRegexp(`^ *(?:[✓✗] )?(http_req_duration|http_req_failed|http_reqs|data_received|dropped_iterations)\.*: +(.*)$`)
 	k6Trend  = text.LazyRegexp(`(avg|med|max|p\([0-9.]+\))=([0-9.]+(?:[a-zµμ][0-9.a-zµμ]*))`)
 	k6Failed = text.LazyRegexp(`^[0-9.]+% +(?:✓ ([0-9]+) +✗ [0-9]+|([0-9]+) out of [0-9]+)$`)
 	k6Names  = map[string]string{"avg": "mean", "med": "p50", "max": "max", "p(50)": "p50", "p(90)": "p90", "p(99)": "p99",
@@ -87,6 +88,11 @@ func k6Take(r *Reading, metric, value string) error {
 		rate, err2 := number(strings.TrimSuffix(fields[1], "/s"))
 		r.Requests, r.Rate = &n, &rate
 		return errors.Join(err, err2)
+	case "dropped_iterations":
+		first, _, _ := strings.Cut(value, " ")
+		n, err := count(first)
+		k6Dropped(r, n)
+		return err
 	case "data_received":
 		fields := strings.Fields(value)
 		if len(fields) < 2 {
@@ -97,6 +103,14 @@ func k6Take(r *Reading, metric, value string) error {
 		return err
 	}
 	return nil
+}
+
+// k6Dropped warns of iterations that an executor with a rate had no virtual user for.
+func k6Dropped(r *Reading, n int64) {
+	if n > 0 {
+		r.once(fmt.Sprintf("it dropped %d iterations, for which it had no virtual user: it did not reach its rate, and what "+
+			"they would have waited is missing from its latencies", n))
+	}
 }
 
 // k6Values are the numbers of one metric in k6's JSON: flat in that of --summary-export, inside of values in that which
@@ -143,6 +157,11 @@ func k6JSON(output string, r *Reading) error {
 	}
 	if b, ok := k.Metrics["data_received"].number("count"); ok {
 		r.Bytes = bytes(b)
+	}
+	if dropped, ok := k.Metrics["dropped_iterations"].number("count"); ok {
+		if n := bytes(dropped); n != nil {
+			k6Dropped(r, *n)
+		}
 	}
 	const trend = "http_req_duration"
 	if len(k.Metrics[trend]) > 0 {

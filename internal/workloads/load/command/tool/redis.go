@@ -24,7 +24,7 @@ var (
 	redisDone     = text.LazyRegexp(`^ +([0-9]+) requests completed in ([0-9.]+) seconds$`)
 	redisRate     = text.LazyRegexp(`^(?: +throughput summary: )?([0-9.]+) requests per second$`) // bare before 6.2
 	redisQuantile = text.LazyRegexp(`^([0-9.]+)% <= ([0-9.]+) milliseconds`)
-	redisOldRow   = text.LazyRegexp(`^"(.+)","([0-9.]+)"$`) // of --csv before 6.2, which has no header
+	redisOldRow   = text.LazyRegexp(`^"([^"]+)","([0-9.]+)"$`) // of --csv before 6.2, which has no header
 	redisQuiet    = text.LazyRegexp(`^(.+): ([0-9.]+) requests per second(?:, p50=([0-9.]+) msec)?$`)
 )
 
@@ -184,6 +184,10 @@ func redisLines(output string, r *Reading) ([]Part, error) {
 		m := redisQuiet().FindStringSubmatch(line)
 		if row := redisOldRow().FindStringSubmatch(line); row != nil {
 			m = append(row, "")
+		}
+		if m == nil && strings.HasPrefix(line, `"`) {
+			return nil, fmt.Errorf("%q is no operation with its rate: the header of the table is missing, or the table was "+
+				"cut off", clip(line))
 		}
 		if m == nil || strings.HasPrefix(m[1], "WARNING") {
 			continue

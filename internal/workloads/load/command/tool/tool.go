@@ -77,6 +77,9 @@ type Tool struct {
 	// grain is the part of a latency by which its quantiles are rounded up, as those of a histogram are.
 	grain float64
 
+	// paced says that its mean is made of the rate, and not of latencies: it can be above the maximum.
+	paced bool
+
 	// fork is of a tool whose program may have the name of another tool.
 	fork *fork
 }
@@ -156,7 +159,8 @@ func Parse(name string, output []byte) (Reading, error) {
 	r := Reading{Tool: t.Name, Clock: t.Clock}
 	err := fmt.Errorf("it is longer than %d bytes", MaxBytes)
 	if len(output) <= MaxBytes {
-		err = t.read(colours().ReplaceAllString(string(output), ""), &r)
+		plain := strings.TrimPrefix(string(output), "\ufeff") // of a file that an editor or PowerShell wrote
+		err = t.read(colours().ReplaceAllString(plain, ""), &r)
 	}
 	if err == nil {
 		err = r.check()
@@ -164,7 +168,7 @@ func Parse(name string, output []byte) (Reading, error) {
 	if err != nil {
 		return Reading{}, fmt.Errorf("reading what %s printed (%s; tested with %s): %w", t.Name, t.Reads, t.Tested, err)
 	}
-	r.warn(t.grain)
+	r.warn(&t)
 	return r, nil
 }
 
@@ -256,7 +260,7 @@ func (r *Reading) either(kinds ...int64) *int64 {
 
 // warn adds what follows from the numbers themselves: figures that contradict each other are both taken back, and what
 // is absent without a word of the tool is named.
-func (r *Reading) warn(grain float64) {
+func (r *Reading) warn(t *Tool) {
 	for _, name := range slices.Sorted(maps.Keys(r.headings)) {
 		if name != "" && !r.headings[name] {
 			r.once(fmt.Sprintf("below %q there is no quantile that is known, so what stands there is not read: another "+
@@ -274,7 +278,7 @@ func (r *Reading) warn(grain float64) {
 		if i == 0 && len(r.Parts) > 0 {
 			continue
 		}
-		for _, w := range p.disagreeing(grain, r.left) {
+		for _, w := range p.disagreeing(t, r.left) {
 			if len(r.Parts) > 0 {
 				w = p.Name + ": " + w
 			}
@@ -290,21 +294,27 @@ func (r *Reading) warn(grain float64) {
 	}
 }
 
-// disagreeing takes back figures that contradict each other, and says which: quantiles that fall, by more than their
-// grain, and a rate that is not that of the requests.
-func (p *Part) disagreeing(grain float64, left int64) (says []string) {
+// disagreeing takes back figures that contradict each other, and says which: quantiles that fall, and a mean above the
+// maximum, by more than their grain, and a rate that is not that of the requests.
+func (p *Part) disagreeing(t *Tool, left int64) (says []string) {
 	ladder := []struct {
 		name string
 		of   **float64
 	}{{"p50", &p.P50}, {"p90", &p.P90}, {"p99", &p.P99}, {"p99.9", &p.P999}, {"maximum", &p.Max}}
 	wrong := map[**float64]bool{}
+	contradict := func(low, high string, lower, upper **float64, grain float64) {
+		if *lower != nil && *upper != nil && **lower > **upper*(1+grain) {
+			says = append(says, fmt.Sprintf("its %s, %g s, is above its %s, %g s: neither is read", low, **lower, high, **upper))
+			wrong[lower], wrong[upper] = true, true
+		}
+	}
+	if !t.paced {
+		// Tools round the two to different digits: wrk prints 999.60us and 1.00ms.
+		contradict("mean", "maximum", &p.Mean, &p.Max, max(t.grain, 0.01))
+	}
 	for i, low := range ladder {
 		for _, high := range ladder[i+1:] {
-			if *low.of != nil && *high.of != nil && **low.of > **high.of*(1+grain) {
-				says = append(says, fmt.Sprintf("its %s, %g s, is above its %s, %g s: neither is read", low.name, **low.of,
-					high.name, **high.of))
-				wrong[low.of], wrong[high.of] = true, true
-			}
+			contradict(low.name, high.name, low.of, high.of, t.grain)
 		}
 	}
 	for of := range wrong {

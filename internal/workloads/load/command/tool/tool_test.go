@@ -419,6 +419,8 @@ func TestWarnings(t *testing.T) {
 		{"fio", "fio-3.41-stonewall.json", "may have run one after the other, so they have no rate together"},
 		{"fio", "fio-3.25-list.json", `below "n read: clat_ns" there is no quantile that is known`},
 		{"fio", "fio-3.41-lat.json", `below "n read: lat_ns" there is no quantile that is known`},
+		{"k6", "k6-1.8.1-us.txt", "it dropped 1 iterations"},
+		{"k6", "k6-1.8.1-both.txt", "it dropped 14 iterations"},
 		{"redis-benchmark", "redis-benchmark-6.0.16-threads.txt", "it prints 0 for INCR duration"},
 		{"redis-benchmark", "redis-benchmark-6.0.16-precision.txt", "shares of requests below whole steps"},
 	} {
@@ -495,13 +497,17 @@ func TestBadOutput(t *testing.T) {
 			"the summary of A is missing"},
 		{"redis, a table of two columns", "redis-benchmark", "\"test\",\"rps\"\n\"SET\",\"x\"\n",
 			"no number that it can have measured"},
+		{"redis, a table without its header", "redis-benchmark",
+			"\"SET\",\"1000.00\",\"0.5\",\"0.1\",\"0.4\",\"0.6\",\"0.8\",\"9.1\"\n", "the header of the table is missing"},
+		{"redis, an old row that was cut off", "redis-benchmark", "\"SET\",\"1000.00\"\n\"GET\",\"99", "was cut off"},
 		{"redis, refused", "redis-benchmark", "Could not connect to Redis at 127.0.0.1:1: Connection refused\n",
 			`no line "requests per second"`},
 		{"redis, a broken table", "redis-benchmark", "\"test\",\"rps\"\n\"SET\"\n", "its table is broken"},
 		{"fio, text", "fio", string(read(t, "fio-text.txt")), "run it with --output-format=json"},
 		{"fio, cut off", "fio", cut("fio-mixed.json", 0.5), "was cut off"},
-		{"fio, no I/O", "fio", `{"jobs":[{"jobname":"a","error":2}]}`,
+		{"fio, no I/O", "fio", `{"fio version":"fio-3.41","jobs":[{"jobname":"a","error":2}]}`,
 			"none of its jobs did any I/O: job a failed with error 2"},
+		{"fio, no version", "fio", replaced(t, "fio-3.41.json", `"fio version"`, `"version"`), "in which units"},
 		{"fio, huge", "fio", `{"jobs":[{"read":{"total_ios":1e30}}]}`, "its JSON is broken"},
 		{"k6, no requests", "k6", "iterations: 5\n", "no http_reqs"},
 		{"k6, cut off", "k6", cut("k6-export.json", 0.5), "was cut off"},
@@ -568,35 +574,58 @@ func TestSeveral(t *testing.T) {
 	}
 }
 
+// TestByteOrderMark: an output that begins with one is read as without.
+func TestByteOrderMark(t *testing.T) {
+	guest.KernelFree(t)
+	for tool, file := range map[string]string{"redis-benchmark": "redis-benchmark.csv", "fio": "fio-3.41.json",
+		"fortio": "fortio.json", "hey": "hey.txt", "k6": "k6-export.json"} {
+		want, err := Parse(tool, read(t, file))
+		got, marked := Parse(tool, append([]byte("\ufeff"), read(t, file)...))
+		if err != nil || marked != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %v, %v: %+v, want %+v", tool, err, marked, got, want)
+		}
+	}
+}
+
+// replaced is a file of testdata with some of its words replaced.
+func replaced(t testing.TB, file string, pairs ...string) string {
+	t.Helper()
+	text := string(read(t, file))
+	for i := 0; i < len(pairs); i += 2 {
+		if !strings.Contains(text, pairs[i]) {
+			t.Fatalf("%s has no %q", file, pairs[i])
+		}
+	}
+	return strings.NewReplacer(pairs...).Replace(text)
+}
+
 // TestDoubt: what cannot be read for certain is absent, and a warning says so.
 func TestDoubt(t *testing.T) {
 	guest.KernelFree(t)
-	replaced := func(file string, pairs ...string) string {
-		text := string(read(t, file))
-		for i := 0; i < len(pairs); i += 2 {
-			if !strings.Contains(text, pairs[i]) {
-				t.Fatalf("%s has no %q", file, pairs[i])
-			}
-		}
-		return strings.NewReplacer(pairs...).Replace(text)
-	}
 	all := func(Reading) bool { return true }
 	noQuantiles := func(r Reading) bool { return r.P50 == nil && r.P99 == nil && r.Rate != nil }
 	for _, c := range []struct {
 		name, tool, output, says string
 		right                    func(Reading) bool
 	}{
-		{"wrk, lines of another version", "wrk", replaced("wrk-latency.txt", "50%", "50 pct", "75%", "75 pct", "90%",
+		{"wrk, lines of another version", "wrk", replaced(t, "wrk-latency.txt", "50%", "50 pct", "75%", "75 pct", "90%",
 			"90 pct", "99%", "99 pct"), `below "Latency Distribution"`, noQuantiles},
 		{"hey, lines of another version", "hey", strings.ReplaceAll(string(read(t, "hey.txt")), "% in", "%: "),
 			`below "Latency distribution:"`, noQuantiles},
 		{"k6, statistics of other names", "k6", strings.NewReplacer("avg=", "mean=", "med=", "mid=", "max=", "top=", "p(",
 			"q(").Replace(string(read(t, "k6.txt"))), `below "http_req_duration"`, noQuantiles},
-		{"quantiles that fall", "hey", replaced("hey.txt", "99% in 0.1339", "99% in 0.0001"), "is above its p99",
+		{"quantiles that fall", "hey", replaced(t, "hey.txt", "99% in 0.1339", "99% in 0.0001"), "is above its p99",
 			func(r Reading) bool { return r.P99 == nil && r.P90 == nil && r.Max != nil }},
-		{"a quantile above the maximum", "fortio", replaced("fortio.json", `"Max": 0.094467209`, `"Max": 0.05`),
+		{"a quantile above the maximum", "fortio", replaced(t, "fortio.json", `"Max": 0.094467209`, `"Max": 0.05`),
 			"is above its maximum", func(r Reading) bool { return r.Max == nil && r.P999 == nil && r.P90 != nil }},
-		{"a rate of another run", "ab", replaced("ab.txt", "525.31", "5253.1"), "none of the three is read",
+		{"a mean above the maximum", "wrk",
+			replaced(t, "wrk-latency.txt", "  8.73ms", "98.73ms"), "its mean, 0.09873 s, is above its maximum",
+			func(r Reading) bool { return r.Mean == nil && r.Max == nil && r.P99 != nil }},
+		{"hey, more answers than it keeps", "hey", replaced(t, "hey.txt", "120.2449", "1300000", "121 resp", "1000000 resp"),
+			"only its rate is read", func(r Reading) bool {
+				return *r.Rate == 1300000 && r.Requests == nil && r.Errors == nil && r.P50 == nil && r.Mean == nil && r.Max == nil
+			}},
+		{"a rate of another run", "ab", replaced(t, "ab.txt", "525.31", "5253.1"), "none of the three is read",
 			func(r Reading) bool { return r.Rate == nil && r.Requests == nil && r.P99 != nil }},
 		{"redis-benchmark counts no failures", "redis-benchmark", string(read(t, "redis-benchmark-one.txt")),
 			"does not say how many requests failed", all},
@@ -604,17 +633,18 @@ func TestDoubt(t *testing.T) {
 			"WARNING: -e option has been deprecated.\n" + string(read(t, "redis-benchmark.csv")),
 			"does not say how many requests failed", func(r Reading) bool { return len(r.Parts) == 2 }},
 		{"redis-benchmark, lines of another version", "redis-benchmark",
-			replaced("redis-benchmark-one.txt", "% <= ", "% at "), `below "GET: Latency by percentile distribution"`, all},
-		{"redis-benchmark, columns of other names", "redis-benchmark", replaced("redis-benchmark.csv", "_latency_ms", "_ms"),
+			replaced(t, "redis-benchmark-one.txt", "% <= ", "% at "), `below "GET: Latency by percentile distribution"`, all},
+		{"redis-benchmark, columns of other names", "redis-benchmark",
+			replaced(t, "redis-benchmark.csv", "_latency_ms", "_ms"),
 			`below "test,rps,avg_ms`, noQuantiles},
 		{"redis-benchmark, a short run", "redis-benchmark",
-			replaced("redis-benchmark-one.txt", "in 0.87 seconds", "in 0.02 seconds", "2296.21", "80321.28"),
+			replaced(t, "redis-benchmark-one.txt", "in 0.87 seconds", "in 0.02 seconds", "2296.21", "80321.28"),
 			"does not say how many requests failed", func(r Reading) bool { return r.Rate != nil && *r.Requests == 2000 }},
-		{"oha, quantiles of other names", "oha", replaced("oha-1.15.0.json", `"p50"`, `"q50"`, `"p90"`, `"q90"`, `"p99"`,
+		{"oha, quantiles of other names", "oha", replaced(t, "oha-1.15.0.json", `"p50"`, `"q50"`, `"p90"`, `"q90"`, `"p99"`,
 			`"q99"`, `"p99.9"`, `"q99.9"`), `below "latencyPercentiles"`, noQuantiles},
-		{"k6's JSON, statistics of other names", "k6", replaced("k6-export.json", `"avg"`, `"mean"`, `"med"`, `"mid"`,
+		{"k6's JSON, statistics of other names", "k6", replaced(t, "k6-export.json", `"avg"`, `"mean"`, `"med"`, `"mid"`,
 			`"max"`, `"top"`, `"p(`, `"q(`), `below "http_req_duration"`, noQuantiles},
-		{"fortio, other kinds of codes", "fortio", replaced("fortio.json", "ErrorsDurationHistogram", "X", `"200"`, `"OK"`),
+		{"fortio, other kinds of codes", "fortio", replaced(t, "fortio.json", "ErrorsDurationHistogram", "X", `"200"`, `"OK"`),
 			"does not say how many requests failed", all},
 	} {
 		r, err := Parse(c.tool, []byte(c.output))
