@@ -96,12 +96,9 @@ func (c *configuration) read(f *pflag.FlagSet) error {
 		return fault.Wrap(err, fault.Usage, c.where(settingListen), "try :9633 or 127.0.0.1:9633",
 			"not an address to listen on")
 	}
-	if profile := c.Values[settingProfile]; profile != "" {
-		rules, err := charge.Profile(profile, c.where(settingProfile))
-		if err != nil {
-			return err
-		}
-		c.rules = append(c.rules, rules...)
+	var err error
+	if c.rules, err = charge.Complete(c.rules, c.Values[settingProfile], c.where(settingProfile)); err != nil {
+		return err
 	}
 	return c.readDuty()
 }
@@ -150,10 +147,8 @@ func (c *configuration) parse(name string, data []byte) error {
 			if !isList {
 				return f.Fail(value, "see docs/charges.md", "%q must be a list", keyRules)
 			}
-			if c.rules, err = charge.ParseList(f, list); err != nil {
-				return err
-			}
-			return charge.Check(c.rules)
+			c.rules, err = charge.ParseList(f, list)
+			return err
 		}
 		s, known := param.Find(settings, key)
 		if !known {

@@ -103,6 +103,17 @@ func TestListenError(t *testing.T) {
 	}
 }
 
+// TestRulesWithProfile: rules are checked together with those of the profile, which has the workloads of some.
+func TestRulesWithProfile(t *testing.T) {
+	const rules = "rules: [{charge: tare, cgroup: /mesh, workload: shop}]\n"
+	if _, err := configured(t, rules+"profile: kubernetes"); err != nil {
+		t.Errorf("with the profile: %v", err)
+	}
+	if _, err := configured(t, rules); err == nil || !strings.Contains(err.Error(), `there is no workload "shop"`) {
+		t.Errorf("without: %v", err)
+	}
+}
+
 // TestProfileError: an unknown profile is named where it stands.
 func TestProfileError(t *testing.T) {
 	for _, c := range []struct{ file, flag, says string }{

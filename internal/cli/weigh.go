@@ -318,14 +318,7 @@ func readRules(given []ruleFlag, profile string) (rules []charge.Rule, err error
 		}
 		rules = append(rules, more...)
 	}
-	if profile != "" {
-		more, err := charge.Profile(profile, "--profile "+text.Clip(profile))
-		if err != nil {
-			return nil, err
-		}
-		rules = append(rules, more...)
-	}
-	return rules, charge.Check(rules)
+	return charge.Complete(rules, profile, "--profile "+text.Clip(profile))
 }
 
 // applyRules charges what the ledger holds. Processes are looked at now, at the end of the window. A layout that is nil

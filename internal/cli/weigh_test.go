@@ -85,7 +85,7 @@ func TestRulesInTheDocumentation(t *testing.T) {
 	}
 	rules, err := charge.ParseFile("docs/charges.md", []byte(example))
 	if err == nil {
-		err = charge.Check(rules)
+		_, err = charge.Complete(rules, "", "")
 	}
 	if err != nil || len(rules) < 3 {
 		t.Errorf("%d rules, %v", len(rules), err)

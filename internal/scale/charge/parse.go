@@ -202,8 +202,21 @@ func checkPattern(selector, pattern string, fail func(hint, format string, args 
 	return nil
 }
 
-// Check finds what is wrong with rules as a whole.
-func Check(rules []Rule) error {
+// Complete adds the rules of a profile, unless its name is empty, and finds what is wrong with all of them as a whole.
+// where is what named the profile, such as a flag, for the error.
+func Complete(rules []Rule, profile, where string) ([]Rule, error) {
+	if profile != "" {
+		more, err := Profile(profile, where)
+		if err != nil {
+			return nil, err
+		}
+		rules = append(rules, more...)
+	}
+	return rules, check(rules)
+}
+
+// check finds what is wrong with rules as a whole.
+func check(rules []Rule) error {
 	var names []string
 	for _, r := range rules {
 		if r.Charge == ledger.ChargeWorkload {

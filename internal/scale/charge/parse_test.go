@@ -103,7 +103,7 @@ rules:
 	}
 	want := "r.yaml:3:3 --workload 'shop=cgroup=/kubepods/shop*'|r.yaml:4:3 --tare " +
 		"'cgroup=/**/istio-proxy,workload=shop,component=proxy'|r.yaml:8:3 --load 'comm=wrk'"
-	if err != nil || strings.Join(got, "|") != want || Check(rules) != nil {
+	if err != nil || strings.Join(got, "|") != want || check(rules) != nil {
 		t.Errorf("%v\n got %s\nwant %s", err, strings.Join(got, "|"), want)
 	}
 	for text, want := range map[string]string{
@@ -146,11 +146,11 @@ rules:
 
 func TestCheck(t *testing.T) {
 	rules := mustParse(t, "workload shop=/a", "tare cgroup=/b,workload=shpo")
-	if err := Check(rules); fault.CodeOf(err) != fault.Usage || !strings.Contains(fault.HintOf(err),
+	if err := check(rules); fault.CodeOf(err) != fault.Usage || !strings.Contains(fault.HintOf(err),
 		"did you mean shop?") {
 		t.Errorf("%v (%s)", err, fault.HintOf(err))
 	}
-	if err := Check(mustParse(t, "tare cgroup=/b,workload=shop", "workload shop=/a")); err != nil {
+	if err := check(mustParse(t, "tare cgroup=/b,workload=shop", "workload shop=/a")); err != nil {
 		t.Error(err)
 	}
 }
