@@ -157,7 +157,7 @@ func plant(l *cgroup.Layout, id string, flat bool) (*Tree, error) {
 		started: map[int]starting{}, known: map[int]uint64{}, start: make(chan startRequest), exited: make(chan struct{}),
 	}
 	if len(t.hs) == 0 {
-		return nil, fault.New(fault.Machine, "", "mount them: mount -t cgroup2 none /sys/fs/cgroup",
+		return nil, fault.New(fault.Machine, "", cgroup.Mount,
 			"no control groups are mounted on this machine")
 	}
 	for i, h := range t.hs {

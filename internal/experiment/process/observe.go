@@ -126,7 +126,7 @@ func (f Finder) Find(t Target) (*Existing, error) {
 		f.Self = os.Getpid()
 	}
 	if _, ok := f.Layout.CPU(); !ok && t.Kind != ByPID {
-		return nil, fault.New(fault.Machine, t.String(), "mount them: mount -t cgroup2 none /sys/fs/cgroup",
+		return nil, fault.New(fault.Machine, t.String(), cgroup.Mount,
 			"this machine has no control groups mounted")
 	}
 	e := &Existing{Target: t, finder: f}

@@ -25,6 +25,7 @@ import (
 	"tare/internal/mesh"
 	"tare/internal/mesh/store"
 	"tare/internal/mesh/xds"
+	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/mount"
 	"tare/internal/scale/host/proc"
 )
@@ -295,7 +296,7 @@ func checkCgroup(dir string, allowRoot bool) error {
 	if fs.Type != unix.CGROUP2_SUPER_MAGIC {
 		mount := cgroup2Mount()
 		if mount == "" {
-			return fault.New(fault.Machine, dir, "mount it: mount -t cgroup2 none /sys/fs/cgroup/unified",
+			return fault.New(fault.Machine, dir, cgroup.MountV2,
 				"this machine has no cgroup v2 hierarchy mounted, which eBPF programs on sockets need")
 		}
 		return fault.New(fault.Usage, dir, "name a directory below "+mount, "this is not a cgroup v2 directory")

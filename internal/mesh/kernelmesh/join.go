@@ -23,6 +23,7 @@ import (
 	"tare/internal/mesh/connect"
 	"tare/internal/mesh/istiod"
 	"tare/internal/mesh/services"
+	"tare/internal/scale/host/cgroup"
 )
 
 // joined is the data plane in a trial.
@@ -189,7 +190,7 @@ func (j *joined) placed(ctx context.Context) error {
 func (j *joined) argv() ([]string, error) {
 	dir := j.trial.WorkDir()
 	if dir == "" {
-		return nil, fault.New(fault.Machine, j.part.Name(), "mount one: mount -t cgroup2 none /sys/fs/cgroup/unified",
+		return nil, fault.New(fault.Machine, j.part.Name(), cgroup.MountV2,
 			"it attaches to a cgroup v2 directory, and no v2 hierarchy is mounted")
 	}
 	argv, err := kind.Command(kind.Subject, guest{}, kind.Site{})

@@ -144,9 +144,8 @@ var needs = map[string]string{
 // NoHierarchy is the error, of code fault.Machine, of a machine whose control groups programs cannot be attached to.
 // Where says who needs that; it may be empty.
 func NoHierarchy(where string) error {
-	return fault.New(fault.Machine, where, "mount a v2 hierarchy: mkdir -p /sys/fs/cgroup/unified && "+
-		"mount -t cgroup2 none /sys/fs/cgroup/unified", "eBPF programs on sockets are attached to control groups v2, and "+
-		"no v2 hierarchy is mounted")
+	return fault.New(fault.Machine, where, cgroup.MountV2, "eBPF programs on sockets are attached to control groups "+
+		"v2, and no v2 hierarchy is mounted")
 }
 
 // Needs is what a way takes of a kernel, in words.

@@ -22,6 +22,7 @@ import (
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/stats/interval"
 	"tare/internal/scale/attribution"
+	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/perf"
 	"tare/internal/scale/ledger"
 )
@@ -373,7 +374,7 @@ func (b *bench) connectors(ctx context.Context, p *ebpf.Program,
 	h, ok := b.layout.V2()
 	if !ok {
 		return nil, nil, nil, fault.New(fault.Machine, "bpf",
-			"mount one: mount -t cgroup2 none /sys/fs/cgroup/unified; or leave it out with --only",
+			"leave it out with --only, or "+cgroup.MountV2,
 			"programs attach to a cgroup v2 directory, and no v2 hierarchy is mounted")
 	}
 	at, err := link.AttachCgroup(link.CgroupOptions{Path: filepath.Join(h.Mount, b.tree.Name()),

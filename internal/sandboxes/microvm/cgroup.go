@@ -69,7 +69,7 @@ func (s *sandbox) planGroups(l *cgroup.Layout, others []*sandbox) error {
 		return slices.ContainsFunc(others, func(o *sandbox) bool { return slices.Contains(o.Groups, dir) })
 	}
 	if len(hs) == 0 {
-		return fault.New(fault.Machine, "", "mount them: mount -t cgroup2 none /sys/fs/cgroup",
+		return fault.New(fault.Machine, "", cgroup.Mount,
 			"no control groups are mounted on this machine")
 	}
 	for _, h := range hs {

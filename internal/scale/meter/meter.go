@@ -100,8 +100,7 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 		return m, err
 	}
 	if m.layout.Mode == cgroup.ModeNone {
-		return m, fault.New(fault.Machine, "", "mount -t cgroup2 none /sys/fs/cgroup; in a container, mount the "+
-			"machine's /sys/fs/cgroup there, read-only (in Kubernetes a hostPath volume)",
+		return m, fault.New(fault.Machine, "", cgroup.Mount,
 			"no control groups are mounted, so CPU time and memory cannot be told apart")
 	}
 	if err := m.openGroups(); err != nil {

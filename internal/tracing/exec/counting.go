@@ -14,6 +14,7 @@ import (
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
+	"tare/internal/scale/host/cgroup"
 	"tare/internal/tracing/execs"
 )
 
@@ -61,7 +62,7 @@ func newCounting(t kind.Trial, load string) (*Counting, error) {
 	}
 	c := &Counting{trial: t, load: load, group: g, dir: g.V2Dir()}
 	if c.dir == "" {
-		return nil, fault.New(fault.Machine, load, "mount one: mount -t cgroup2 none /sys/fs/cgroup/unified",
+		return nil, fault.New(fault.Machine, load, cgroup.MountV2,
 			"events are counted by their cgroup v2, and no v2 hierarchy is mounted")
 	}
 	if c.id, err = execs.CgroupID(c.dir); err != nil {

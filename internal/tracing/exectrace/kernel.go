@@ -175,7 +175,7 @@ func openGroup(dir string, l *cgroup.Layout) (*os.File, error) {
 		h, ok := l.V2()
 		if !ok {
 			return nil, fault.New(fault.Machine, dir,
-				"mount it: mount -t cgroup2 none /sys/fs/cgroup/unified, or trace the whole machine",
+				"trace the whole machine, or "+cgroup.MountV2,
 				"this machine has no cgroup v2 hierarchy mounted, by which the program tells groups apart")
 		}
 		return nil, fault.New(fault.Usage, dir, "name a directory below "+h.Mount, "this is not a cgroup v2 directory")

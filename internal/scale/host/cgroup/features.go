@@ -13,6 +13,15 @@ import (
 	"tare/internal/scale/host/proc"
 )
 
+// Mount and MountV2 are hints for a machine, or a container, without control groups or without those of v2.
+const (
+	Mount   = "mount them: mount -t cgroup2 none /sys/fs/cgroup" + mountInside
+	MountV2 = "mount a v2 hierarchy: mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 none /sys/fs/cgroup/unified" +
+		mountInside
+
+	mountInside = "; in a container, mount the machine's /sys/fs/cgroup there (in Kubernetes a hostPath volume)"
+)
+
 // Features says what of this machine's control groups can be read and made.
 func Features() []*feature.Probe {
 	discover := sync.OnceValues(func() (*Layout, error) { return Discover(Roots{}) })
@@ -30,7 +39,7 @@ func Features() []*feature.Probe {
 			Name: "cgroups", Required: true,
 			Needs: "control groups, v1 or v2, mounted",
 			Lost:  "CPU time and memory by control group",
-			Hint:  "mount -t cgroup2 none /sys/fs/cgroup",
+			Hint:  Mount,
 		}, probeCPU),
 		probe(feature.Status{
 			Name:  "cgroup-memory",
