@@ -617,7 +617,7 @@ func (w *Window) readSlow() (err error) {
 
 func (w *Window) account(last edge, programs []bpf.Program, seen *witness.Account) (*ledger.Ledger, error) {
 	w.parts.cpu.Err = w.unreadGroups()
-	a := account{m: w.m, w: w, last: last, programs: programs, seen: seen, snapshot: w.m.snapshot}
+	a := account{m: w.m, w: w, last: last, programs: programs, seen: seen, snapshot: w.listed(programs)}
 	if w.collector != nil {
 		w.collector.addText(programs) // names code whose load was seen only in part
 		var err error

@@ -132,6 +132,8 @@ var (
 		Message: "how often and how long eBPF programs run is not known"}
 	staleList = ledger.Warning{Code: "stale-programs",
 		Message: "who holds eBPF programs, what they are attached to and the memory of maps are as they were read last"}
+	neverListed = ledger.Warning{Code: staleList.Code,
+		Message: "who holds eBPF programs, what they are attached to and the memory of maps are not known"}
 	noMaps    = ledger.Warning{Code: "no-maps", Message: "the memory of eBPF maps is not known"}
 	noSamples = ledger.Warning{Code: "no-samples", Message: "eBPF time cannot be split by control group"}
 	noWitness = ledger.Warning{Code: "no-witness", Message: "only the sum of stolen time is known, and not how much of " +
@@ -264,7 +266,8 @@ func (w *Window) readMemory() error {
 
 // readInventory reads programs and maps; the result is nil if programs could not be read. Maps do not depend on the
 // counters of programs, and are read even if those could not be. If only this reading fails, the result is that of an
-// earlier one, if there is one: the counters of programs were read, and what they ran must not be lost.
+// earlier one, or nil if there is none (see listed): the counters of programs were read, and what they ran must not be
+// lost.
 func (w *Window) readInventory() (s *bpf.Snapshot, err error) {
 	if w.m.bpf == nil {
 		return nil, nil
@@ -278,7 +281,7 @@ func (w *Window) readInventory() (s *bpf.Snapshot, err error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case s == nil && before == nil && w.m.snapshot != nil:
+	case s == nil && before == nil:
 		w.unlisted, programs.Err = programs.Err, nil
 		return w.m.snapshot, nil
 	case s == nil:
@@ -291,6 +294,16 @@ func (w *Window) readInventory() (s *bpf.Snapshot, err error) {
 		return s, s.MapsErr
 	}
 	return s, nil
+}
+
+// listed is what an account has for a list of programs and maps, given the programs with their counters. Where they
+// have never been listed, but were counted, it is these programs, with nobody who holds them. The meter does not keep
+// that, so that the next window lists them whether or not it is asked to.
+func (w *Window) listed(counted []bpf.Program) *bpf.Snapshot {
+	if w.m.snapshot == nil && w.unlisted != nil {
+		return &bpf.Snapshot{Programs: counted, MapsErr: w.unlisted}
+	}
+	return w.m.snapshot
 }
 
 // failed warns of the parts that failed in this window. The meter warns of what the machine lacks, and unread of groups
@@ -307,14 +320,18 @@ func (a *account) failed() {
 		{&had.programs, &has.programs, noPrograms}, {&had.maps, &has.maps, noMaps},
 		{&had.samples, &has.samples, noSamples}, {&had.witness, &has.witness, noWitness},
 	} {
-		again := f.now == &has.maps && errors.Is(f.now.Err, has.programs.Err) // they failed together
+		again := f.now == &has.maps && errors.Is(f.now.Err, cmp.Or(has.programs.Err, a.w.unlisted)) // they failed together
 		if f.now.Err != nil && f.before.Err == nil && !again {
 			f.lost.Message += " in this window"
 			a.warnings = append(a.warnings, because(f.lost, f.now.Err))
 		}
 	}
 	if err := a.w.unlisted; err != nil {
-		a.warnings = append(a.warnings, because(staleList, err))
+		lost := staleList
+		if a.m.snapshot == nil {
+			lost = neverListed
+		}
+		a.warnings = append(a.warnings, because(lost, err))
 	}
 	if late := a.w.unwatched; late > 0 {
 		a.warn("late-samples", "samples and looks at the CPUs began %v after the window: they had failed before it", late)

@@ -604,7 +604,7 @@ func TestMapsThatCannotBeRead(t *testing.T) {
 }
 
 // Where programs cannot be listed, but their counters can be read, what they ran is in the ledger, with who holds them
-// as it was read last.
+// as it was read last. If they have never been listed, that is not known, and the next window lists them unasked.
 func TestListingFails(t *testing.T) {
 	m := partly(t, Options{SampleHz: -1, NoWitness: true})
 	p, id := planted(t)
@@ -613,7 +613,8 @@ func TestListingFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	list := m.list
-	for i, failing := range []bool{false, true, false} {
+	never := true
+	for i, failing := range []bool{true, false, true, false} {
 		m.list = list
 		if failing {
 			m.list = func() (*bpf.Snapshot, error) { return nil, unix.ENOMEM }
@@ -621,23 +622,26 @@ func TestListingFails(t *testing.T) {
 		if err := busy.Run(p, 1000); err != nil {
 			t.Fatal(err)
 		}
-		l, next, err := w.Next(true)
+		l, next, err := w.Next(!never || failing)
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := ""
+		never = never && failing
+		want, warns := "", ""
 		if failing {
-			want = "programs maps"
+			want, warns = "programs maps", "stale-programs"
 		}
 		if got := failedParts(w); got != want {
 			t.Errorf("window %d: %q failed, want %q", i, got, want)
 		}
-		if got := codes(l, "no-programs", "stale-programs"); (got == "stale-programs") != failing || !failing && got != "" {
-			t.Errorf("window %d warns: %q", i, got)
+		if got := codes(l, "no-programs", "no-maps", "stale-programs"); got != warns {
+			t.Errorf("window %d warns: %q, want %q", i, got, warns)
 		}
 		found := program(l, id)
-		if found == nil || found.RunCount == nil || *found.RunCount != 1000 || len(found.Owners) == 0 || l.Maps == nil {
-			t.Errorf("window %d has %+v, want 1000 runs and an owner", i, found)
+		if found == nil || found.RunCount == nil || *found.RunCount != 1000 || (len(found.Owners) == 0) != never ||
+			(l.Maps == nil) != never || strings.Contains(messageOf(l, "stale-programs"), "not known") != never {
+			t.Errorf("window %d has %+v and maps %v, want 1000 runs; never listed: %v; warnings %+v", i, found, l.Maps, never,
+				l.Warnings)
 		}
 		w = next
 	}
