@@ -316,18 +316,23 @@ func (j *LoadJudge) connections() {
 	}
 }
 
-// throttled: a group that was given no CPU limit must not have been held back, by a limit above it for instance.
+// throttled: a group that was given no CPU limit must not have been held back, nor one that holds the trial, such as
+// that of the container that tare runs in: what is in it is held back with it, and does not count the time itself.
 func (m *Measured) throttled() []Trip {
 	var trips []Trip
 	for _, g := range m.Ledger.Cgroups {
 		asked := m.roles[g.Path].Limited || m.Shared && g.Path == m.Tree
-		if asked || !cgroup.Within(g.Path, m.Tree) || g.ThrottledSeconds == nil {
+		holds := g.Path != m.Tree && cgroup.Within(m.Tree, g.Path)
+		if asked || !holds && !cgroup.Within(g.Path, m.Tree) || g.ThrottledSeconds == nil {
 			continue
 		}
 		if seen, allowed := *g.ThrottledSeconds, m.Setup.Gates.Duration("throttled"); seen > allowed.Seconds() {
-			trips = append(trips, Tripped(GateThrottled, seen, allowed.Seconds(),
-				"%s was throttled for %.3f s, and no CPU limit was asked for it; raise the limit of the group that tare runs in",
-				g.Path, seen))
+			what := "no CPU limit was asked for it; raise the limit of the group that tare runs in"
+			if holds {
+				what = "it holds the trial; raise its CPU limit"
+			}
+			trips = append(trips, Tripped(GateThrottled, seen, allowed.Seconds(), "%s was throttled for %.3f s, and %s", g.Path,
+				seen, what))
 		}
 	}
 	return trips

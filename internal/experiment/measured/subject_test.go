@@ -142,6 +142,19 @@ func TestThrottledComponents(t *testing.T) {
 	}
 }
 
+// TestThrottledAbove: a trial is held back with what holds it, such as the container that tare runs in, whatever the
+// trial's own groups say; one beside it is not.
+func TestThrottledAbove(t *testing.T) {
+	for path, want := range map[string]int{"/": 1, "/tare": 1, "/tare/other": 0, "/tar": 0} {
+		m := inComponents()
+		m.Ledger.Cgroups = []ledger.Cgroup{{Path: path, ThrottledSeconds: new(0.5)}}
+		trips := m.throttled()
+		if len(trips) != want || want == 1 && !strings.Contains(trips[0].Message, "it holds the trial") {
+			t.Errorf("%s: %+v", path, trips)
+		}
+	}
+}
+
 // TestPoolComponents: over nodes a component's metric is pooled as that of the whole, and is absent where a good node
 // lacks it.
 func TestPoolComponents(t *testing.T) {

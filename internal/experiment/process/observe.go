@@ -14,6 +14,8 @@ import (
 	"time"
 	"unicode"
 
+	"golang.org/x/sys/unix"
+
 	"tare/internal/experiment/containment"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/text"
@@ -115,6 +117,7 @@ type Existing struct {
 	PIDs []int  // its processes, in order
 
 	start  uint64 // of the process, where the target is one
+	inode  uint64 // of Dir when Watch was called; 0: not known. One that was made again has another
 	finder Finder
 	watch  *containment.Watch // nil before Watch
 }
@@ -322,7 +325,8 @@ func alive(f proc.FS, pids []int) []int {
 }
 
 // Refresh reads the processes again. The error is of code fault.Invalid when what is observed has gone: a process that
-// has ended, whoever has its number now, or a control group that was removed or is empty.
+// has ended, whoever has its number now, or a control group that was removed, is empty, or was made again since Watch,
+// as a unit's or a container's is when that is started again.
 func (e *Existing) Refresh() error {
 	f := e.finder
 	if e.Target.Kind == ByPID {
@@ -340,8 +344,12 @@ func (e *Existing) Refresh() error {
 		e.PIDs = alive(f.Proc, withDescendants(f.Proc, []int{pid}))
 		return nil
 	}
-	if _, err := os.Stat(e.Dir); err != nil {
+	inode, err := inodeOf(e.Dir)
+	switch {
+	case err != nil:
 		return e.ended("its control group was removed")
+	case e.inode != 0 && inode != e.inode:
+		return e.ended("it was started again: its control group was removed and made again, and has counted anew since,")
 	}
 	if e.PIDs = cgroup.Members([]string{e.Dir}); len(e.PIDs) == 0 {
 		return e.ended("no process is left in it")
@@ -349,12 +357,25 @@ func (e *Existing) Refresh() error {
 	return nil
 }
 
+// inodeOf is the number of a directory, which on machines of 64 bits no other has for as long as the control groups are
+// mounted: kernfs numbers them on (__kernfs_new_node in fs/kernfs/dir.c).
+func inodeOf(dir string) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return 0, err
+	}
+	return st.Ino, nil
+}
+
 const maxAncestors = 1000 // of this process that are looked at
 
-// Watch begins to check whether what the target has started stays in its control group.
+// Watch begins to check whether what the target has started stays in its control group, and whether that group stays.
 func (e *Existing) Watch() (err error) {
 	if e.Path == "" {
 		return nil
+	}
+	if e.inode, err = inodeOf(e.Dir); err != nil {
+		return e.ended("its control group was removed")
 	}
 	e.watch, err = containment.Begin(e.finder.Layout, e.finder.Proc, e.members)
 	return err

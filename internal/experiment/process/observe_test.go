@@ -1,6 +1,7 @@
 package process
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -371,6 +372,32 @@ func TestStrays(t *testing.T) {
 	_ = cmd.Wait()
 	if stray, err := e.Strays(); !strings.Contains(stray, want) || err != nil {
 		t.Errorf("%q, %v of an orphan, want %q", stray, err, want)
+	}
+}
+
+// TestStartedAgain: what is observed and was started again while it was, in a group that was made again under the same
+// name, is not taken for what was there before: its counters began anew.
+func TestStartedAgain(t *testing.T) {
+	g, other := group(t), group(t)
+	cmd := exec.Command("sleep", "60")
+	if err := g.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	if err := started.Await(cmd.Process.Pid, "sleep"); err != nil {
+		t.Fatal(err)
+	}
+	e := watched(t, g)
+	if err := e.Refresh(); err != nil {
+		t.Fatalf("all is as it was, and %v", err)
+	}
+	moveTo(t, other, cmd.Process.Pid)
+	if err := errors.Join(os.Remove(e.Dir), os.Mkdir(e.Dir, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	moveTo(t, g, cmd.Process.Pid)
+	if err := e.Refresh(); fault.CodeOf(err) != fault.Invalid || !strings.Contains(err.Error(), "started again") {
+		t.Errorf("%v of a group that was made again", err)
 	}
 }
 
