@@ -167,14 +167,19 @@ func intern(seen map[string]string, h *Hierarchy, path []byte) string {
 }
 
 // IDs lists the v2 groups by cgroup id, the number that eBPF programs get from bpf_get_current_cgroup_id. It is empty
-// where v2 is not mounted. The id is the group's inode number on a 64-bit machine (kernfs_id in
-// include/linux/kernfs.h).
+// where v2 is not mounted.
 func (l *Layout) IDs() (map[uint64]string, error) {
-	ids := map[uint64]string{}
 	h, ok := l.V2()
 	if !ok {
-		return ids, nil
+		return map[uint64]string{}, nil
 	}
+	return h.IDs()
+}
+
+// IDs lists the groups of a hierarchy by cgroup id. The id is the group's inode number on a 64-bit machine (kernfs_id in
+// include/linux/kernfs.h).
+func (h *Hierarchy) IDs() (map[uint64]string, error) {
+	ids := map[uint64]string{}
 	fd, err := unix.Open(h.Mount, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("opening %s: %w", h.Mount, err)
@@ -183,7 +188,7 @@ func (l *Layout) IDs() (map[uint64]string, error) {
 	return ids, newWalker(func(rel string, ino uint64) { ids[ino] = h.Identity(rel) }).walk(fd, "", "")
 }
 
-// ID is the cgroup id of a directory in the v2 hierarchy, asked of the kernel itself.
+// ID is the cgroup id of a directory, asked of the kernel itself.
 func ID(dir string) (uint64, error) {
 	h, _, err := unix.NameToHandleAt(unix.AT_FDCWD, dir, 0)
 	if err != nil {

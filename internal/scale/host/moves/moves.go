@@ -1,0 +1,161 @@
+// Package moves tells which processes leave control groups, also those that have ended elsewhere since, whom nothing else
+// remembers.
+package moves
+
+//go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cc clang -cflags "-O2 -g -Wall -Werror" moves bpf/moves.bpf.c
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"tare/internal/lib/fault"
+	"tare/internal/scale/host/cgroup"
+)
+
+const (
+	maxHomes = 1024
+	maxLeft  = 4096
+)
+
+// Left is a process that is or was in none of the groups below the one that it left.
+type Left struct {
+	PID   int
+	Comm  string
+	Home  string // the directory that was given to Open
+	Group string // where it is, or was when it ended: the identity of the group, or of one that was removed the last part
+	Ended bool
+	// Used is the CPU time of its threads that have ended since it left, at most: the kernel's clocks of tasks that run
+	// are as old as the last tick.
+	Used time.Duration
+}
+
+// Watch notes processes until Close. It is for one goroutine at a time.
+type Watch struct {
+	objects movesObjects
+	links   []io.Closer
+	cpu     *cgroup.Hierarchy
+	homes   map[uint64]string // directories, by id
+}
+
+// Open begins to note processes that leave groups, given by their directories in the hierarchy that counts CPU time.
+// Where one is below another, what moves between the two has left. An error has code fault.Machine: this machine
+// cannot, or this process may not.
+func Open(cpu *cgroup.Hierarchy, homes []string) (w *Watch, err error) {
+	const hint = "run as root on Linux 5.8 or newer, with CONFIG_DEBUG_INFO_BTF"
+	w = &Watch{cpu: cpu, homes: map[uint64]string{}}
+	opened := w // a return of nil clears w
+	defer func() {
+		if err != nil {
+			err = fault.Wrap(errors.Join(err, opened.Close()), fault.Machine, "", hint,
+				"processes that leave control groups cannot be watched")
+			w = nil
+		}
+	}()
+	if len(homes) > maxHomes {
+		return nil, fmt.Errorf("%d groups are to be watched, and %d can be", len(homes), maxHomes)
+	}
+	spec, err := loadMoves()
+	if err != nil {
+		return nil, err
+	}
+	if cpu.V2 {
+		if err := spec.Variables["tare_v2"].Set(uint32(1)); err != nil {
+			return nil, err
+		}
+	}
+	if err := spec.LoadAndAssign(&w.objects, nil); err != nil {
+		return nil, err
+	}
+	for _, dir := range homes {
+		id, err := cgroup.ID(dir)
+		if err != nil {
+			return nil, err
+		}
+		if err := w.objects.TareHomes.Put(id, id); err != nil {
+			return nil, err
+		}
+		w.homes[id] = dir
+	}
+	// The end of a process before its beginning, so that none is taken to live that has ended.
+	for _, p := range []*ebpf.Program{w.objects.TareExit, w.objects.TareFork, w.objects.TareAttach} {
+		l, err := link.AttachTracing(link.TracingOptions{Program: p})
+		if err != nil {
+			return nil, err
+		}
+		w.links = append(w.links, l)
+	}
+	return w, w.list()
+}
+
+// list makes the processes known that there are: those of a group that is below another first, for they are its own.
+// Those made from now on are known by their parents.
+func (w *Watch) list() error {
+	ids := slices.SortedFunc(maps.Keys(w.homes), func(a, b uint64) int { return len(w.homes[b]) - len(w.homes[a]) })
+	for _, id := range ids {
+		for _, pid := range cgroup.Members([]string{w.homes[id]}) {
+			err := w.objects.TareMembers.Update(uint32(pid), id, ebpf.UpdateNoExist)
+			if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+				return fmt.Errorf("noting the processes of %s: %w", w.homes[id], err)
+			}
+		}
+	}
+	return nil
+}
+
+// Close ends it.
+func (w *Watch) Close() error {
+	var errs []error
+	for _, l := range w.links {
+		errs = append(errs, l.Close())
+	}
+	w.links = nil
+	return errors.Join(append(errs, w.objects.Close())...)
+}
+
+// left is struct left of moves.bpf.c.
+type left struct {
+	Home, To, At, Used, Before uint64
+	Moved, Ended               uint32
+	Comm                       [16]byte
+	Name                       [64]byte
+}
+
+// Left are the processes that have left, in order of their numbers, and how many more there was no room for.
+func (w *Watch) Left() (all []Left, lost uint64, err error) {
+	if err := w.objects.TareLost.Lookup(uint32(0), &lost); err != nil {
+		return nil, 0, fmt.Errorf("reading how many processes that left control groups are not known: %w", err)
+	}
+	var pid uint32
+	var l left
+	var names map[uint64]string
+	for i := w.objects.TareLeft.Iterate(); i.Next(&pid, &l); {
+		if names == nil {
+			if names, err = w.cpu.IDs(); err != nil {
+				return nil, lost, err
+			}
+		}
+		group, there := names[l.To]
+		if !there {
+			group = text(l.Name[:])
+		}
+		all = append(all, Left{PID: int(pid), Comm: text(l.Comm[:]), Home: w.homes[l.Home], Group: group,
+			Ended: l.Ended != 0, Used: time.Duration(l.Used)})
+	}
+	slices.SortFunc(all, func(a, b Left) int { return a.PID - b.PID })
+	return all, lost, nil
+}
+
+// text is a string of C. What a process or a group is called may be any bytes.
+func text(b []byte) string {
+	b, _, _ = bytes.Cut(b, []byte{0})
+	return strings.ToValidUTF8(string(b), "?")
+}
