@@ -1,19 +1,23 @@
 // Package containment checks whether processes stay in the control groups by whose counters they are weighed. Those
 // counters lack what a process uses elsewhere, even for a time or with one of its threads.
 //
-// It looks at both edges of a window, and compares what the processes used in between, by their own clocks, with what
-// their groups counted: so it finds what has left and come back, and children that have left and ended. What is not
-// seen is in docs/bias.md.
+// It looks at both edges of a window, has those noted that leave in between, and compares what the processes used, by
+// their own clocks, with what their groups counted: so it finds what has left and come back, and what has left and ended.
+// What is not seen is in docs/bias.md.
 package containment
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"tare/internal/lib/text"
 	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/moves"
 	"tare/internal/scale/host/proc"
 )
 
@@ -45,10 +49,16 @@ type Stray struct {
 	// Lacking is the CPU time in seconds that Group, its own, did not count of it, its children and others of that
 	// group, which were elsewhere between the edges; 0 of one that is elsewhere at an edge.
 	Lacking float64
+	// Left is the group that it left between the edges to end in Group, and Used its CPU time since in seconds, at most.
+	Left string
+	Used float64
 }
 
-// Watch is a window over processes.
+// Watch is a window over processes. Close it.
 type Watch struct {
+	moves   *moves.Watch      // nil: who leaves is not noted
+	unseen  error             // why not
+	paths   map[string]string // of homes, by their directories
 	layout  *cgroup.Layout
 	fs      proc.FS
 	list    func() ([]Member, error)
@@ -60,16 +70,27 @@ type Watch struct {
 	strays  []Stray            // at the first edge
 }
 
-// Begin looks at the processes at the first edge. List gives those that there are at an edge.
-func Begin(l *cgroup.Layout, f proc.FS, list func() ([]Member, error)) (*Watch, error) {
+// Begin looks at the processes at the first edge. List gives those that there are at an edge; paths are the groups that
+// they must not leave, by their directories in the hierarchy that counts CPU time.
+func Begin(l *cgroup.Layout, f proc.FS, paths map[string]string, list func() ([]Member, error)) (w *Watch, err error) {
 	machine, err := f.Stat()
 	if err != nil {
 		return nil, err
 	}
-	began := time.Now()
-	w := &Watch{
+	w = &Watch{
 		layout: l, fs: f, list: list, cpus: len(machine.Online), clocks: map[int]Member{}, counted: map[string]float64{},
+		paths: paths,
 	}
+	begun := w // a return of nil clears w
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, begun.Close())
+		}
+	}()
+	if cpu, ok := l.CPU(); ok && len(paths) > 0 {
+		w.moves, w.unseen = moves.Open(cpu, slices.Collect(maps.Keys(paths)))
+	}
+	began := time.Now()
 	members, err := list()
 	if err != nil {
 		return nil, err
@@ -105,6 +126,20 @@ func (w *Watch) Knows(p proc.Process) bool {
 	return known && before.Start == p.Start
 }
 
+// Close ends it. A nil Watch has ended.
+func (w *Watch) Close() error {
+	if w == nil || w.moves == nil {
+		return nil
+	}
+	err := w.moves.Close()
+	w.moves = nil
+	return err
+}
+
+// Unseen is why processes that left their groups inside the window and ended elsewhere may not be among the strays of
+// End; nil where they are.
+func (w *Watch) Unseen() error { return w.unseen }
+
 // End looks at the processes at the second edge, and gives all that were not in their groups at one of the edges or in
 // between, each once.
 func (w *Watch) End() ([]Stray, error) {
@@ -117,6 +152,12 @@ func (w *Watch) End() ([]Stray, error) {
 	if err != nil {
 		return nil, err
 	}
+	for _, s := range w.left() {
+		lacking = slices.DeleteFunc(lacking, func(o Stray) bool { return o.Group == s.Left }) // it is among what s used
+		if !slices.ContainsFunc(strays, func(o Stray) bool { return o.PID == s.PID }) {
+			strays = append(strays, s)
+		}
+	}
 	for _, s := range append(w.strays, lacking...) {
 		if !slices.ContainsFunc(strays, func(o Stray) bool { return o.PID == s.PID }) {
 			s.Back = s.Lacking == 0
@@ -124,6 +165,35 @@ func (w *Watch) End() ([]Stray, error) {
 		}
 	}
 	return strays, nil
+}
+
+// little is the CPU time in seconds that processes may use elsewhere, all together, before they are strays.
+const little = 0.001
+
+// left are those that left their groups since the first edge and did not come back, what used most first.
+func (w *Watch) left() (strays []Stray) {
+	if w.moves == nil {
+		return nil
+	}
+	all, lost, err := w.moves.Left()
+	if lost > 0 && err == nil {
+		err = fmt.Errorf("there was no room to note %d of them", lost)
+	}
+	w.unseen = err
+	used := 0.0
+	for _, l := range all {
+		used += l.Used.Seconds()
+		s := Stray{PID: l.PID, Comm: l.Comm, Group: l.Group}
+		if l.Ended {
+			s.Left, s.Used = w.paths[l.Home], l.Used.Seconds()
+		}
+		strays = append(strays, s)
+	}
+	slices.SortStableFunc(strays, func(a, b Stray) int { return cmp.Compare(b.Used, a.Used) })
+	if used < little {
+		strays = slices.DeleteFunc(strays, func(s Stray) bool { return s.Left != "" })
+	}
+	return strays
 }
 
 // elsewhere are those that are not in their groups now.
@@ -225,6 +295,9 @@ func Describe(strays []Stray, of string) string {
 	}
 	said := fmt.Sprintf("%s is in the control group %.200s%s", who, s.Group, what)
 	switch {
+	case s.Left != "":
+		said = fmt.Sprintf("%s left the control group %.200s for %.200s and ended there: it used up to %.3f s of CPU time in it",
+			who, s.Left, s.Group, s.Used)
 	case s.Lacking > 0:
 		said = fmt.Sprintf("%s, or what it has started, was in other control groups for a time: %.200s did not count %.2f s "+
 			"of its CPU time", who, s.Group, s.Lacking)

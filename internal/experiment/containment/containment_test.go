@@ -90,7 +90,7 @@ func TestClocks(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			w, err := Begin(l, proc.FS{}, func() ([]Member, error) {
+			w, err := Begin(l, proc.FS{}, nil, func() ([]Member, error) {
 				listed := member()
 				if how == "late" && !told { // a child begins, and works, between the list and what is read by it
 					tell()
@@ -118,6 +118,74 @@ func TestClocks(t *testing.T) {
 			if said := Describe(strays, "it"); !strings.Contains(said, "(bash) of it, or what it has started, was in other") ||
 				!strings.Contains(said, path+" did not count ") {
 				t.Errorf("it says %q", said)
+			}
+		})
+	}
+}
+
+// TestEndedElsewhere: a process that left its group and ended between the edges, for which no parent waited, is found, with
+// what it used; one that stayed is not.
+func TestEndedElsewhere(t *testing.T) {
+	l, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cpu, ok := l.CPU()
+	if !ok {
+		t.Fatal("this machine has no control groups")
+	}
+	for how, leaves := range map[string]bool{"stay": false, "leave": true} {
+		t.Run(how, func(t *testing.T) {
+			group := func(name string) (dir string) {
+				dir = filepath.Join(cpu.Mount, fmt.Sprintf("containment-test-%s-%d", name, os.Getpid()))
+				if err := os.Mkdir(dir, 0o755); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() {
+					if err := os.Remove(dir); err != nil {
+						t.Error(err)
+					}
+				})
+				return dir
+			}
+			home, away := group("home"), group("away")
+			path := cpu.Identity(strings.TrimPrefix(home, cpu.Mount))
+			w, err := Begin(l, proc.FS{}, map[string]string{home: path}, func() ([]Member, error) { return nil, nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := w.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+			if w.Unseen() != nil {
+				t.Skip("needs root and BTF: ", w.Unseen())
+			}
+			cmd := exec.Command("/bin/bash", "-c", `echo $$ >$HOME_DIR/cgroup.procs; ((
+				[ "$HOW" = leave ] && echo $BASHPID >$AWAY/cgroup.procs
+				until=$((${EPOCHREALTIME/.} + 200000)); while ((${EPOCHREALTIME/.} < until)); do :; done; echo done) & )`)
+			cmd.Env = append(os.Environ(), "HOW="+how, "AWAY="+away, "HOME_DIR="+home)
+			if said, err := cmd.Output(); err != nil || string(said) != "done\n" { // it reads until the orphan has ended
+				t.Fatalf("%q, %v", said, err)
+			}
+			for len(cgroup.Members([]string{home, away})) > 0 {
+				time.Sleep(time.Millisecond)
+			}
+			strays, err := w.End()
+			if err != nil || w.Unseen() != nil || (len(strays) == 1) != leaves {
+				t.Fatalf("found are %+v, %v, unseen %v", strays, err, w.Unseen())
+			}
+			if !leaves {
+				return
+			}
+			if s := strays[0]; s.Left != path || s.Used < 0.05 || s.Used > 0.25 {
+				t.Errorf("found is %+v", s)
+			}
+			want := " (bash) of it left the control group " + path + " for " + cpu.Identity(strings.TrimPrefix(away, cpu.Mount)) +
+				" and ended there"
+			if said := Describe(strays, "it"); !strings.Contains(said, want) {
+				t.Errorf("it says %q, want %q", said, want)
 			}
 		})
 	}

@@ -180,6 +180,7 @@ func (x *trial) measure(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	defer watch.Close()
 	w, err := x.machine.open(ctx, s.Begin+s.Warmup)
 	if err != nil {
 		return err
@@ -197,6 +198,10 @@ func (x *trial) measure(ctx context.Context) error {
 	if where := containment.Describe(strays, "the trial"); where != "" {
 		x.Warn(measured.WarnStrays, "%s: what it uses is not known; start it so that it stays in its group (without "+
 			"systemd-run --scope, or options about control groups)", where)
+	}
+	if err := watch.Unseen(); err != nil {
+		x.Warn("moves-unseen", "processes of the trial that left its control groups inside the window and ended elsewhere "+
+			"may not be known, and what they used is counted nowhere then: %v", err)
 	}
 	measured.MarkRoles(t.Ledger, x.roles) // some of the trial's groups may be elsewhere than below its own
 

@@ -546,6 +546,7 @@ func TestWatch(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		defer w.Close()
 		strays, err := w.End()
 		if err != nil {
 			t.Fatal(err)

@@ -284,9 +284,21 @@ func EndMarked(tree string) error {
 // these groups. Processes of a tree are those that have its mark (Mark, or the limit of markByLimit), those that Start
 // started, and the descendants of those and of all that is in its groups. Where apart is true, each must be in the
 // group that it was started in, and that must have counted all its CPU time; else in any group of the tree, as those
-// must that a container runtime moves between groups.
+// must that a container runtime moves between groups. Close the watch.
 func (t *Tree) Watch(apart bool) (*containment.Watch, error) {
-	w, err := containment.Begin(t.layout, proc.FS{}, func() ([]containment.Member, error) { return t.members(apart) })
+	paths := map[string]string{} // of the groups that processes must not leave, by their directories
+	if h, ok := t.layout.CPU(); ok {
+		paths[t.dir(h, "")] = t.home("", false).Path
+		t.mu.Lock()
+		for _, g := range t.groups {
+			if apart && !g.inner {
+				paths[t.dir(h, g.name)] = g.Path()
+			}
+		}
+		t.mu.Unlock()
+	}
+	w, err := containment.Begin(t.layout, proc.FS{}, paths,
+		func() ([]containment.Member, error) { return t.members(apart) })
 	if err != nil {
 		return nil, fmt.Errorf("looking at the processes of %s: %w", t.name, err)
 	}

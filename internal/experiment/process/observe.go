@@ -120,6 +120,7 @@ type Existing struct {
 	inode  uint64 // of Dir when Watch was called; 0: not known. One that was made again has another
 	finder Finder
 	watch  *containment.Watch // nil before Watch
+	spared []int              // of members: the processes that this one comes from
 }
 
 // Find finds what a target names. The error is of code fault.Usage where there is no such thing, where there are
@@ -370,6 +371,7 @@ func inodeOf(dir string) (uint64, error) {
 const maxAncestors = 1000 // of this process that are looked at
 
 // Watch begins to check whether what the target has started stays in its control group, and whether that group stays.
+// Close ends it.
 func (e *Existing) Watch() (err error) {
 	if e.Path == "" {
 		return nil
@@ -377,8 +379,20 @@ func (e *Existing) Watch() (err error) {
 	if e.inode, err = inodeOf(e.Dir); err != nil {
 		return e.ended("its control group was removed")
 	}
-	e.watch, err = containment.Begin(e.finder.Layout, e.finder.Proc, e.members)
+	paths := map[string]string{e.Dir: e.Path}
+	if slices.Contains(e.PIDs, 1) {
+		paths = nil // what the first process starts moves to services' groups of their own
+	}
+	e.watch, err = containment.Begin(e.finder.Layout, e.finder.Proc, paths, e.members)
 	return err
+}
+
+// Close ends the watch, where there is one. A nil Existing has none.
+func (e *Existing) Close() error {
+	if e == nil {
+		return nil
+	}
+	return e.watch.Close()
 }
 
 // Strays says which processes that the target has started were in control groups that are not the target's, whose
@@ -388,6 +402,7 @@ func (e *Existing) Strays() (string, error) {
 		return "", nil
 	}
 	strays, err := e.watch.End()
+	strays = slices.DeleteFunc(strays, func(s containment.Stray) bool { return slices.Contains(e.spared, s.PID) })
 	if err != nil || len(strays) == 0 {
 		return "", err
 	}
@@ -410,14 +425,14 @@ func (e *Existing) members() ([]containment.Member, error) {
 	if err != nil {
 		return nil, err
 	}
-	var spared []int
+	e.spared = nil
 	for pid, n := f.Self, 0; pid > 1 && n < maxAncestors; n++ {
 		p, there := all[pid]
 		if !there {
 			break
 		}
 		if slices.Contains(e.PIDs, p.PPID) {
-			spared = descendants(all, []int{pid})
+			e.spared = descendants(all, []int{pid})
 			break
 		}
 		pid = p.PPID
@@ -454,7 +469,7 @@ func (e *Existing) members() ([]containment.Member, error) {
 	var members []containment.Member
 	for _, pid := range own {
 		p, there := all[pid]
-		if there && p.Alive() && !p.Kernel && !slices.Contains(spared, pid) {
+		if there && p.Alive() && !p.Kernel && !slices.Contains(e.spared, pid) {
 			members = append(members, containment.Member{Process: p, Home: home})
 		}
 	}

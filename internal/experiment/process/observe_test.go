@@ -311,6 +311,11 @@ func watched(t *testing.T, g *placement.Group) *Existing {
 	if err := e.Watch(); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 	return e
 }
 

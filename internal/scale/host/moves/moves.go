@@ -16,9 +16,11 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
 	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/host/proc"
 )
 
 const (
@@ -60,6 +62,10 @@ func Open(cpu *cgroup.Hierarchy, homes []string) (w *Watch, err error) {
 			w = nil
 		}
 	}()
+	var ns unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/pid", &ns); err != nil || ns.Ino != proc.InitialPIDNamespace {
+		return nil, errors.New("they have other numbers in the machine's PID namespace than here")
+	}
 	if len(homes) > maxHomes {
 		return nil, fmt.Errorf("%d groups are to be watched, and %d can be", len(homes), maxHomes)
 	}

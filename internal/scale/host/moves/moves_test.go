@@ -81,7 +81,7 @@ go() { echo $BASHPID >$1/cgroup.procs; }
 go $HOME_DIR; `
 
 // TestLeft: whoever leaves its group is told, with where it went and what it used there, also when it has ended and
-// nobody waited for it; who stays, comes back or moves below its group is not.
+// no parent waited for it; who stays, comes back or moves below its group is not.
 func TestLeft(t *testing.T) {
 	for _, h := range hierarchies(t) {
 		for _, c := range []struct {

@@ -50,6 +50,9 @@ func (o *observed) Serve(context.Context) (app kind.App, err error) {
 // Begun begins to check whether it stays in its control group.
 func (o *observed) Begun(context.Context, role.Schedule) error { return o.existing.Watch() }
 
+// Close ends that.
+func (o *observed) Close() error { return o.existing.Close() }
+
 // After fails the trial where what was observed has gone meanwhile.
 func (o *observed) After(context.Context) error {
 	if err := o.existing.Refresh(); err != nil {

@@ -268,6 +268,9 @@ func (o *observed) Start(context.Context) error {
 // Begun begins to check whether it stays in its control group.
 func (o *observed) Begun(context.Context, role.Schedule) error { return o.existing.Watch() }
 
+// Close ends that.
+func (o *observed) Close() error { return o.existing.Close() }
+
 // After finds what belongs to it now.
 func (o *observed) After(context.Context) error {
 	if o.existing.Path == "" {

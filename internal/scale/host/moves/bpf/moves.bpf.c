@@ -4,9 +4,10 @@
  * Notes processes that leave control groups, and what they use until they end.
  *
  * A process leaves when it is moved (the tracepoint cgroup_attach_task, which writes of cgroup.procs and of tasks come
- * through), when it is made elsewhere by clone3(2) with CLONE_INTO_CGROUP, and when its parent had left. The tracepoint
- * does not say where a task comes from: so members are known by number, from their making on. (fentry would see it, which
- * not every kernel allows.) At the tracepoint sched_process_fork a child is in its group, and nobody has seen it yet.
+ * through), when it is made elsewhere by clone3(2) with CLONE_INTO_CGROUP, and when its parent had left. The
+ * tracepoint does not say where a task comes from: so members are known by number, from their making on. (fentry would
+ * see it, which not every kernel allows.) At the tracepoint sched_process_fork a child is in its group, and nothing has
+ * seen it yet.
  */
 
 #include "../../bpf/bpf/types.h"
@@ -22,7 +23,7 @@
 #define MEMBERS 65536	   /* processes of them */
 #define LEFT 4096	   /* maxLeft in moves.go */
 #define DEEPEST 32	   /* levels above a task's group in which its home is looked for */
-#define GRAIN 10000000	   /* ns: se.sum_exec_runtime of a running task lacks what is since the last tick, of 100 Hz at least */
+#define GRAIN 10000000	   /* ns: se.sum_exec_runtime of a running task lacks what is since the last tick (100 Hz) */
 
 /* What is read of the kernel's types; where it is there is found when the program is loaded. */
 struct kernfs_node {
