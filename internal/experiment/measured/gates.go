@@ -327,12 +327,12 @@ func (m *Measured) throttled() []Trip {
 			continue
 		}
 		if seen, allowed := *g.ThrottledSeconds, m.Setup.Gates.Duration("throttled"); seen > allowed.Seconds() {
-			what := "no CPU limit was asked for it; raise the limit of the group that tare runs in"
+			said := "%s was throttled for %.3f s, and no CPU limit was asked for it; raise the limit of the group that tare " +
+				"runs in"
 			if holds {
-				what = "it holds the trial; raise its CPU limit"
+				said = "%s was throttled for %.3f s, and it holds the trial; raise its CPU limit"
 			}
-			trips = append(trips, Tripped(GateThrottled, seen, allowed.Seconds(), "%s was throttled for %.3f s, and %s", g.Path,
-				seen, what))
+			trips = append(trips, Tripped(GateThrottled, seen, allowed.Seconds(), said, g.Path, seen))
 		}
 	}
 	return trips

@@ -272,6 +272,8 @@ type Cgroup struct {
 	Memory           *Memory  `json:"memory"`
 	// it went away during the window; counters are null where they could not be read after its start
 	Vanished bool `json:"vanished,omitempty"`
+	// Began is when in the window it was made, in seconds and at the latest; null where it is older than the window.
+	Began *float64 `json:"began"`
 }
 
 // Name is what people call a control group: the pod and the container, or the unit of systemd, that it belongs to. The

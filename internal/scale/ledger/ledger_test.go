@@ -260,7 +260,7 @@ func TestJSONNames(t *testing.T) {
 		{Map{}, "charge workload id name type key_bytes value_bytes max_entries bytes bytes_method charged_to held_by " +
 			"inner used_by"},
 		{Cgroup{}, "charge workload path role cpu_seconds bpf_seconds bpf_inside_seconds throttled_seconds " +
-			"throttled_periods periods memory"},
+			"throttled_periods periods memory began"},
 		{Charged{Component: "x"}, "charge workload component"},
 		{Workload{}, "name cgroups gross_cpu_seconds net_cpu_seconds tare_cpu_seconds tare_bpf_seconds " +
 			"tare_cgroups_cpu_seconds gross_memory_hard_bytes net_memory_hard_bytes tare_memory_hard_bytes tare_map_bytes " +

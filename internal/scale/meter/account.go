@@ -436,6 +436,9 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 			Path:     g.Path,
 			Vanished: g.Vanished,
 		}
+		if !wasThere && g.Made.After(a.w.first.wall) {
+			c.Began = new(min(g.Made.Sub(a.w.first.wall).Seconds(), a.seconds()))
+		}
 		// One that was removed before the second edge still has the counters of the first: what it used since is not
 		// known.
 		if !g.Vanished || now != before {
@@ -460,11 +463,34 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 		c.Memory = memory(g.Memory)
 		out = append(out, c)
 	}
+	a.madeAgain(out)
 	cpu := func(c ledger.Cgroup) float64 { return known.Or(c.CPUSeconds, 0) }
 	slices.SortStableFunc(out, func(x, y ledger.Cgroup) int {
 		return cmp.Or(cmp.Compare(cpu(y), cpu(x)), cmp.Compare(x.Path, y.Path))
 	})
 	return out
+}
+
+// madeAgain warns of groups that were removed and made again inside the window: their counters began anew.
+func (a *account) madeAgain(groups []ledger.Cgroup) {
+	const named = 3
+	old := map[string]bool{}
+	for _, g := range groups {
+		old[g.Path] = old[g.Path] || g.Vanished && g.Began == nil
+	}
+	n := 0
+	for _, g := range groups {
+		if !old[g.Path] || g.Began == nil {
+			continue
+		}
+		if n++; n <= named {
+			a.warn("group-made", "control group %.200s was removed and made again inside the window, after %.3g s at the "+
+				"latest: what it had used before is not known", g.Path, *g.Began)
+		}
+	}
+	if n > named {
+		a.warn("group-made", "so were %d more control groups", n-named)
+	}
 }
 
 // splitTime is the run time of programs in seconds that could be split by where it ran, and that could not.

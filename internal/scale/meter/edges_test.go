@@ -86,6 +86,73 @@ func TestHierarchiesThatDisagree(t *testing.T) {
 	}
 }
 
+// TestGroupsMadeInTheWindow: a group that is younger than the window says when it was made, and of one that was made
+// again under the same name a warning says so: its counters began anew.
+func TestGroupsMadeInTheWindow(t *testing.T) {
+	m := meter(t, Options{SampleHz: -1, NoWitness: true})
+	h, ok := m.layout.CPU()
+	if !ok {
+		t.Skip("needs control groups that count CPU time")
+	}
+	dir := func(name string) string {
+		return filepath.Join(h.Mount, fmt.Sprintf("tare-test-%s-%d", name, os.Getpid()))
+	}
+	for _, name := range []string{"old", "again", "new"} {
+		if err := os.Mkdir(dir(name), 0o755); err != nil {
+			t.Skip("needs to make control groups: ", err)
+		}
+		t.Cleanup(func() {
+			if err := os.Remove(dir(name)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if err := os.Remove(dir("new")); err != nil {
+		t.Fatal(err)
+	}
+	const wait = 200 * time.Millisecond
+	l := ledgerOf(t, m, func() {
+		time.Sleep(wait)
+		for _, err := range []error{os.Remove(dir("again")), os.Mkdir(dir("again"), 0o755), os.Mkdir(dir("new"), 0o755)} {
+			if err != nil {
+				t.Error(err)
+			}
+		}
+		for _, name := range []string{"again", "new"} { // as makers of groups do
+			if _, err := os.Stat(dir(name)); err != nil {
+				t.Error(err)
+			}
+		}
+		time.Sleep(wait)
+	})
+	began := map[string][]*float64{}
+	for _, g := range l.Cgroups {
+		began[g.Path] = append(began[g.Path], g.Began)
+		if g.Vanished && g.CPUSeconds != nil {
+			t.Errorf("%s has vanished and used %v s", g.Path, *g.CPUSeconds)
+		}
+	}
+	of := func(name string) []*float64 { return began[h.Identity(strings.TrimPrefix(dir(name), h.Mount))] }
+	inside := func(b *float64) bool {
+		return b != nil && *b > 0.9*wait.Seconds() && *b < l.Window.Seconds-0.9*wait.Seconds()
+	}
+	if all := of("old"); len(all) != 1 || all[0] != nil {
+		t.Errorf("the old group: %v", all)
+	}
+	if all := of("new"); len(all) != 1 || !inside(all[0]) {
+		t.Errorf("the new group: %v", all)
+	}
+	if all := of("again"); len(all) != 2 || !slices.Contains(all, nil) || !slices.ContainsFunc(all, inside) {
+		t.Errorf("the group that was made again: %v", all)
+	}
+	warned := slices.DeleteFunc(slices.Clone(l.Warnings), func(w ledger.Warning) bool {
+		return w.Code != "group-made" || !strings.Contains(w.Message, dir("again")[len(h.Mount):])
+	})
+	if len(warned) != 1 {
+		t.Errorf("warnings %v", l.Warnings)
+	}
+}
+
 // A group that is in the memory controller's hierarchy alone is nobody's identity: the eBPF time of its tasks is null,
 // not 0.
 func TestAGroupWithoutCPUTimeHasNoEBPFTime(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"tare/internal/lib/lists"
 
@@ -18,6 +19,8 @@ type Group struct {
 	CPU      CPU    // as of the last ReadCPU
 	Memory   Memory // as of the last ReadMemory
 	Vanished bool   // it does not exist any more; CPU and Memory are what was last read
+	// Made is when it was made, at the latest, of a group that a later Refresh than the first found; else zero.
+	Made time.Time
 
 	nodes       []*node
 	cpu, memory []file
@@ -317,6 +320,9 @@ func (r *Reader) see(t *tree, rel string, ino uint64) {
 			g.Vanished = true // made again under the same name
 		}
 		g = &Group{Path: id}
+		if r.pass > 1 {
+			g.Made = made(t.dir, rel)
+		}
 		r.live[id] = g
 		r.groups = append(r.groups, g)
 	}
@@ -324,6 +330,21 @@ func (r *Reader) see(t *tree, rel string, ino uint64) {
 	t.nodes[rel] = n
 	g.nodes = append(g.nodes, n)
 	r.equip(g, n)
+}
+
+// made is when a directory was made, at the latest: kernfs dates an inode when it is first looked up
+// (kernfs_init_inode in fs/kernfs/inode.c), which the maker of a group does as it uses it.
+func made(dir int, rel string) time.Time {
+	first := time.Now()
+	var st unix.Stat_t
+	if stat(dir, rel, &st) == nil {
+		for _, ts := range []unix.Timespec{st.Atim, st.Mtim, st.Ctim} {
+			if at := time.Unix(ts.Unix()); at.Before(first) {
+				first = at
+			}
+		}
+	}
+	return first
 }
 
 // in says whether the group has, or had, a directory in the tree.
