@@ -41,6 +41,9 @@ type Object struct {
 	// Held is false for one that no process of the command holds: it was pinned, or left attached. That it is the
 	// command's is then inferred.
 	Held bool `json:"held"`
+	// Replaced is of a program that was unloaded inside the window after the command had loaded another of its name and
+	// type: who held it is inferred from that.
+	Replaced bool `json:"replaced,omitempty"`
 }
 
 // Discover finds what belongs to a command: inside, which is what runs in its control group, and what these processes
@@ -76,6 +79,7 @@ const clocks = 100 * time.Millisecond
 // ObjectsOf are the eBPF programs and maps in a ledger that belong to processes:
 //
 //   - what they hold, by a descriptor of their own, or of a link or a perf event;
+//   - programs that were unloaded inside the window, of which such a program, loaded in it later, has the name and type;
 //   - programs that nobody holds and that were loaded since began: pinned in bpffs, or attached for good;
 //   - maps that nobody holds, all of whose users are such programs, and maps inside of a map of theirs that nobody else
 //     holds.
@@ -91,8 +95,11 @@ func ObjectsOf(l *ledger.Ledger, pids []int, began time.Time) Objects {
 			p.LoadedAt.After(began.Add(-clocks))
 		if !p.Own && (held || loose) {
 			programs[p.ID] = true
-			o.Programs = append(o.Programs, Object{p.ID, p.Name, held})
+			o.Programs = append(o.Programs, Object{ID: p.ID, Name: p.Name, Held: held})
 		}
+	}
+	for _, p := range replaced(l, programs) {
+		o.Programs = append(o.Programs, Object{ID: p.ID, Name: p.Name, Replaced: true})
 	}
 	maps := map[uint32]bool{}
 	for grown := true; grown; { // maps of maps can be found in any order
@@ -105,10 +112,25 @@ func ObjectsOf(l *ledger.Ledger, pids []int, began time.Time) Objects {
 	}
 	for _, m := range l.Maps {
 		if maps[m.ID] {
-			o.Maps = append(o.Maps, Object{m.ID, m.Name, holds(pids, m.HeldBy)})
+			o.Maps = append(o.Maps, Object{ID: m.ID, Name: m.Name, Held: holds(pids, m.HeldBy)})
 		}
 	}
 	return o
+}
+
+// replaced are the programs that were unloaded inside the window of a ledger and of which one of those given, loaded in
+// it later, has the name and type.
+func replaced(l *ledger.Ledger, programs map[uint32]bool) (old []ledger.Program) {
+	for _, p := range l.Programs {
+		by := func(q ledger.Program) bool {
+			return programs[q.ID] && !q.Unloaded && q.Name == p.Name && q.Type == p.Type && p.LoadedAt != nil &&
+				q.LoadedAt != nil && q.LoadedAt.After(*p.LoadedAt) && q.LoadedAt.After(l.Window.Start.Add(-clocks))
+		}
+		if p.Unloaded && !p.Own && !programs[p.ID] && p.Name != "" && slices.ContainsFunc(l.Programs, by) {
+			old = append(old, p)
+		}
+	}
+	return old
 }
 
 func holds(pids []int, holders []ledger.Owner) bool {

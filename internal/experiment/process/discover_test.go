@@ -196,3 +196,25 @@ func pin(t *testing.T) {
 	_ = p.Close()
 	_ = m.Close()
 }
+
+// TestReplaced: a program that was unloaded inside the window, after the command had loaded another of its name and
+// type, was the command's: what it ran counts, or is not known. One that was loaded later, is of another type, or went
+// without another is not.
+func TestReplaced(t *testing.T) {
+	start := time.Now()
+	at := func(seconds int) *time.Time { return new(start.Add(time.Duration(seconds) * time.Second)) }
+	mine := []ledger.Owner{{PID: 7, Comm: "x"}}
+	l := &ledger.Ledger{Window: ledger.Window{Start: start, Seconds: 2}, Programs: []ledger.Program{
+		{ID: 1, Name: "a", Type: "xdp", LoadedAt: at(-5), Unloaded: true},
+		{ID: 2, Name: "a", Type: "xdp", LoadedAt: at(1), Owners: mine},
+		{ID: 3, Name: "a", Type: "kprobe", LoadedAt: at(-5), Unloaded: true},
+		{ID: 4, Name: "b", Type: "xdp", LoadedAt: at(-5), Unloaded: true},
+		{ID: 5, Name: "c", Type: "xdp", LoadedAt: at(-9), Owners: mine},
+		{ID: 6, Name: "c", Type: "xdp", LoadedAt: at(-10), Unloaded: true}, // what has its name was there already
+		{ID: 7, Name: "a", Type: "xdp", LoadedAt: at(2), Unloaded: true},
+	}}
+	want := []Object{{ID: 2, Name: "a", Held: true}, {ID: 5, Name: "c", Held: true}, {ID: 1, Name: "a", Replaced: true}}
+	if got := ObjectsOf(l, []int{7}, time.Time{}).Programs; !slices.Equal(got, want) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}

@@ -199,8 +199,19 @@ func (a *account) missed(known map[uint32]bool) {
 	}
 	some := slices.Sorted(maps.Keys(ids))
 	some = some[:min(len(some), 5)]
+	bound := ""
+	if a.m != nil && a.m.sampler != nil && a.m.sampler.Source() == perf.CPUClock { // a period of cycles is no time
+		n := 0
+		for id := range ids {
+			for _, k := range a.found.places[id] {
+				n += k
+			}
+		}
+		bound = fmt.Sprintf("; by the samples they ran for at most %.3g s, unless with interrupts off",
+			attribution.SampledSeconds(n, a.m.sampler.Period().Seconds()).Hi)
+	}
 	a.warn("program-missed", "programs loaded and unloaded inside the window: %d, among them %v: their counters could "+
-		"not be read", len(ids), some)
+		"not be read%s", len(ids), some, bound)
 }
 
 // unsure warns of the programs whose samples may be of others.

@@ -13,6 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+
 	"tare/internal/scale/attribution"
 	"tare/internal/scale/host/bpf"
 	"tare/internal/scale/host/cgroup"
@@ -212,6 +215,29 @@ func TestProgramsThatCameAndWent(t *testing.T) {
 	if len(a.warnings) != 1 || a.warnings[0].Code != "program-missed" ||
 		!strings.Contains(a.warnings[0].Message, "[1 3]") {
 		t.Errorf("%v", a.warnings)
+	}
+}
+
+// TestBoundOfProgramsMissed: of programs that came and went inside the window the samples say what they ran for at most.
+func TestBoundOfProgramsMissed(t *testing.T) {
+	m := meter(t, Options{NoWitness: true})
+	if m.sampler == nil || m.sampler.Source() != perf.CPUClock {
+		t.Skip("needs samples by the clock")
+	}
+	l := ledgerOf(t, m, func() {
+		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_brief", Type: ebpf.SocketFilter, License: "GPL",
+			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if !slices.ContainsFunc(l.Warnings, func(w ledger.Warning) bool {
+		return w.Code == "program-missed" && strings.Contains(w.Message, "they ran for at most ")
+	}) {
+		t.Errorf("%v", l.Warnings)
 	}
 }
 
