@@ -2,8 +2,8 @@
 // counters lack what a process uses elsewhere, even for a time or with one of its threads.
 //
 // It looks at both edges of a window, has those noted that leave in between, and compares what the processes used, by
-// their own clocks, with what their groups counted: so it finds what has left and come back, and what has left and ended.
-// What is not seen is in docs/bias.md.
+// their own clocks, with what their groups counted: so it finds what has left and come back, and what has left and
+// ended. What is not seen is in docs/bias.md.
 package containment
 
 import (
@@ -296,8 +296,8 @@ func Describe(strays []Stray, of string) string {
 	said := fmt.Sprintf("%s is in the control group %.200s%s", who, s.Group, what)
 	switch {
 	case s.Left != "":
-		said = fmt.Sprintf("%s left the control group %.200s for %.200s and ended there: it used up to %.3f s of CPU time in it",
-			who, s.Left, s.Group, s.Used)
+		said = fmt.Sprintf("%s left the control group %.200s for %.200s and ended there: it used up to %.3f s of CPU time "+
+			"in it", who, s.Left, s.Group, s.Used)
 	case s.Lacking > 0:
 		said = fmt.Sprintf("%s, or what it has started, was in other control groups for a time: %.200s did not count %.2f s "+
 			"of its CPU time", who, s.Group, s.Lacking)

@@ -123,8 +123,8 @@ func TestClocks(t *testing.T) {
 	}
 }
 
-// TestEndedElsewhere: a process that left its group and ended between the edges, for which no parent waited, is found, with
-// what it used; one that stayed is not.
+// TestEndedElsewhere: a process that left its group and ended between the edges, for which no parent waited, is found,
+// with what it used; one that stayed is not.
 func TestEndedElsewhere(t *testing.T) {
 	l, err := cgroup.Discover(cgroup.Roots{})
 	if err != nil {
@@ -182,8 +182,8 @@ func TestEndedElsewhere(t *testing.T) {
 			if s := strays[0]; s.Left != path || s.Used < 0.05 || s.Used > 0.25 {
 				t.Errorf("found is %+v", s)
 			}
-			want := " (bash) of it left the control group " + path + " for " + cpu.Identity(strings.TrimPrefix(away, cpu.Mount)) +
-				" and ended there"
+			want := " (bash) of it left the control group " + path + " for " +
+				cpu.Identity(strings.TrimPrefix(away, cpu.Mount)) + " and ended there"
 			if said := Describe(strays, "it"); !strings.Contains(said, want) {
 				t.Errorf("it says %q, want %q", said, want)
 			}

@@ -218,7 +218,8 @@ func TestProgramsThatCameAndWent(t *testing.T) {
 	}
 }
 
-// TestBoundOfProgramsMissed: of programs that came and went inside the window the samples say what they ran for at most.
+// TestBoundOfProgramsMissed: of programs that came and went inside the window the samples say for how long they ran at
+// most.
 func TestBoundOfProgramsMissed(t *testing.T) {
 	m := meter(t, Options{NoWitness: true})
 	if m.sampler == nil || m.sampler.Source() != perf.CPUClock {

@@ -176,8 +176,8 @@ func (l *Layout) IDs() (map[uint64]string, error) {
 	return h.IDs()
 }
 
-// IDs lists the groups of a hierarchy by cgroup id. The id is the group's inode number on a 64-bit machine (kernfs_id in
-// include/linux/kernfs.h).
+// IDs lists the groups of a hierarchy by cgroup id. The id is the group's inode number on a 64-bit machine (kernfs_id
+// in include/linux/kernfs.h).
 func (h *Hierarchy) IDs() (map[uint64]string, error) {
 	ids := map[uint64]string{}
 	fd, err := unix.Open(h.Mount, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

@@ -1,5 +1,5 @@
-// Package moves tells which processes leave control groups, also those that have ended elsewhere since, whom nothing else
-// remembers.
+// Package moves tells which processes leave control groups, also those that have ended elsewhere since, which nothing
+// else remembers.
 package moves
 
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cc clang -cflags "-O2 -g -Wall -Werror" moves bpf/moves.bpf.c
