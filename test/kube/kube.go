@@ -1,0 +1,294 @@
+// Package kube runs a Kubernetes cluster on this machine, for tests: Kubernetes' own components, containerd and runc, which
+// test/kube/build has put into the user's cache directory. Up starts one, and whatever happens to the test, nothing of it
+// is left: a watcher (test/kube/cluster) removes it when the test's process ends, however that ends.
+//
+// A cluster is in namespaces of its own. Nodes are as kind's are, with PIDs and control groups of their own, or machine
+// nodes, which share those of the machine, as a node that is a machine does.
+package kube
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netns"
+
+	"tare/test/binary"
+)
+
+// Options say what a cluster is of.
+type Options struct {
+	Name         string   // of its control group and directory; empty: a name by the process
+	Nodes        int      // real nodes, n1, n2, ...; 0: 1
+	MachineNodes int      // of these, how many (from n1) share the machine's PIDs and control groups
+	Images       []string // archives of images that every node has, beside tare.test/web:1
+}
+
+// Cluster is a running cluster.
+type Cluster struct {
+	Kubeconfig string   // a file, for an administrator, by a port of 127.0.0.1 that this process forwards
+	Nodes      []string // names
+	Dir        string   // what the cluster keeps; log/ in it has what each component says
+	Group      string   // control group of all of its processes, in every hierarchy: /NAME
+
+	bin     string
+	stdin   io.WriteCloser
+	watcher *exec.Cmd
+	stderr  bytes.Buffer
+	api     net.Listener
+	wg      sync.WaitGroup
+}
+
+// ErrNotBuilt says that test/kube/build has not been run for this source tree.
+var ErrNotBuilt = fmt.Errorf("needs Kubernetes (make kube)")
+
+var names struct {
+	sync.Mutex
+	next int
+}
+
+// Bin is the directory with the programs of a cluster, kubectl among them.
+func Bin() (string, error) {
+	root, err := binary.Root()
+	if err != nil {
+		return "", err
+	}
+	dir, err := exec.Command(filepath.Join(root, "test/kube/build"), "where").Output()
+	if err != nil {
+		return "", ErrNotBuilt
+	}
+	return filepath.Join(strings.TrimSpace(string(dir)), "bin"), nil
+}
+
+// Up starts a cluster that ends with the test, and skips the test where it is not built. When the test fails, it logs the
+// last lines of every component.
+func Up(t testing.TB, o Options) *Cluster {
+	t.Helper()
+	if _, err := Bin(); err != nil {
+		t.Skip(err)
+	}
+	if _, err := os.Stat("/sys/fs/cgroup/memory"); err != nil {
+		t.Skip("needs control groups of version 1")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	c, err := Start(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			c.logTails(t)
+		}
+		if err := c.Down(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// Start starts a cluster and returns when all nodes are ready.
+func Start(o Options) (_ *Cluster, err error) {
+	o.Nodes = max(o.Nodes, 1)
+	if o.Name == "" {
+		names.Lock()
+		names.next++
+		o.Name = fmt.Sprintf("tare-test-kube-%d-%d", os.Getpid(), names.next)
+		names.Unlock()
+	}
+	root, err := binary.Root()
+	if err != nil {
+		return nil, err
+	}
+	c := &Cluster{Group: "/" + o.Name, Dir: filepath.Join(os.TempDir(), o.Name)}
+	if c.bin, err = Bin(); err != nil {
+		return nil, err
+	}
+	addresses := map[string]string{}
+	for i := 1; i <= o.Nodes; i++ {
+		name := fmt.Sprintf("n%d", i)
+		c.Nodes = append(c.Nodes, name)
+		addresses[name] = fmt.Sprintf("10.100.0.%d", i)
+	}
+
+	c.watcher = exec.Command("unshare", "--mount", "--propagation", "private", filepath.Join(root, "test/kube/cluster"))
+	c.watcher.Env = append(os.Environ(), "NAME="+o.Name, "STATE="+c.Dir, "BIN="+c.bin,
+		fmt.Sprint("NODES=", o.Nodes), fmt.Sprint("MACHINE_NODES=", o.MachineNodes))
+	c.watcher.Dir = "/"
+	c.watcher.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C at the terminal is not for it
+	c.watcher.Stderr = &c.stderr
+	if c.stdin, err = c.watcher.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := c.watcher.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := c.watcher.Start(); err != nil {
+		return nil, fmt.Errorf("starting a cluster: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			_ = c.Down()
+			err = fmt.Errorf("starting a cluster: %w\n%s", err, bytes.TrimSpace(c.stderr.Bytes()))
+		}
+	}()
+	lines := bufio.NewReader(out)
+	says := func(what string) error {
+		if line, err := lines.ReadString('\n'); err != nil || line != what+"\n" {
+			return fmt.Errorf("waiting for %q of its watcher, got %q: %w", what, line, err)
+		}
+		return nil
+	}
+	if err := says("made"); err != nil {
+		return nil, err
+	}
+	if c.api, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+		return nil, err
+	}
+	if c.Kubeconfig, err = certificates(filepath.Join(c.Dir, "pki"), c.api.Addr().String(), addresses); err != nil {
+		return nil, err
+	}
+	if err := c.images(o.Images); err != nil {
+		return nil, err
+	}
+	c.wg.Go(c.forward)
+	if _, err := io.WriteString(c.stdin, "go\n"); err != nil {
+		return nil, err
+	}
+	return c, says("ready")
+}
+
+// images puts the archives of images where nodes import them.
+func (c *Cluster) images(others []string) error {
+	to := filepath.Join(c.Dir, "images")
+	if err := image(filepath.Join(to, "pause.tar"), "tare.test/pause:1", "/pause",
+		map[string]string{"/pause": filepath.Join(c.bin, "pause")}); err != nil {
+		return err
+	}
+	web := filepath.Join(c.Dir, "web")
+	if err := binary.Program(web, "./test/kube/web", "-ldflags=-w"); err != nil {
+		return err
+	}
+	if err := image(filepath.Join(to, "web.tar"), "tare.test/web:1", "/bin/web",
+		map[string]string{"/bin/web": web}); err != nil {
+		return err
+	}
+	for i, path := range others {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(to, fmt.Sprintf("other-%d.tar", i)), data, 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// forward connects clients of c.api with the API server, which is in the network namespace of node 1.
+func (c *Cluster) forward() {
+	for {
+		client, err := c.api.Accept()
+		if err != nil {
+			return
+		}
+		c.wg.Go(func() {
+			defer client.Close()
+			server, err := c.Dial("n1", "10.100.0.1:6443")
+			if err != nil {
+				return
+			}
+			defer server.Close()
+			go func() {
+				_, _ = io.Copy(server, client)
+				_ = server.Close()
+			}()
+			_, _ = io.Copy(client, server)
+		})
+	}
+}
+
+// Dial connects to an address as a process on the node would: to a pod, a service, a node.
+func (c *Cluster) Dial(node, address string) (net.Conn, error) {
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread, in another namespace, ends with the goroutine
+		ns, err := netns.GetFromPath(fmt.Sprintf("/proc/%d/root/run/netns/%s", c.watcher.Process.Pid, node))
+		if err != nil {
+			done <- result{err: err}
+			return
+		}
+		defer ns.Close()
+		if err := netns.Set(ns); err != nil {
+			done <- result{err: err}
+			return
+		}
+		conn, err := net.DialTimeout("tcp", address, 30*time.Second)
+		done <- result{conn, err}
+	}()
+	r := <-done
+	return r.conn, r.err
+}
+
+// Kubectl runs kubectl as the administrator, and returns what it printed.
+func (c *Cluster) Kubectl(args ...string) (string, error) { return c.kubectl("", args...) }
+
+func (c *Cluster) kubectl(stdin string, args ...string) (string, error) {
+	cmd := exec.Command(filepath.Join(c.bin, "kubectl"), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig, "KUBECACHEDIR="+filepath.Join(c.Dir, "cache"))
+	cmd.Stdin = strings.NewReader(stdin)
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	out, err := cmd.Output()
+	if err != nil {
+		return string(out), fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(errs.Bytes()))
+	}
+	return string(out), nil
+}
+
+// Apply applies a manifest.
+func (c *Cluster) Apply(manifest string) error {
+	_, err := c.kubectl(manifest, "apply", "-f", "-")
+	return err
+}
+
+// Down ends the cluster and returns when nothing of it is left.
+func (c *Cluster) Down() error {
+	_ = c.stdin.Close()
+	if c.api != nil {
+		_ = c.api.Close()
+	}
+	err := c.watcher.Wait()
+	c.wg.Wait()
+	if err != nil {
+		return fmt.Errorf("ending a cluster: %w\n%s", err, bytes.TrimSpace(c.stderr.Bytes()))
+	}
+	return nil
+}
+
+// logTails logs the last lines of what every component has said.
+func (c *Cluster) logTails(t testing.TB) {
+	logs, _ := filepath.Glob(filepath.Join(c.Dir, "log/*"))
+	for _, path := range logs {
+		data, _ := os.ReadFile(path)
+		lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+		t.Logf("%s:\n%s", filepath.Base(path), strings.Join(lines[max(0, len(lines)-5):], "\n"))
+	}
+}
