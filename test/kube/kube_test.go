@@ -3,7 +3,20 @@ package kube
 import (
 	"strings"
 	"testing"
+	"time"
 )
+
+// eventually repeats a check until it returns "", for a minute, and fails the test with the last answer.
+func eventually(t *testing.T, check func() string) {
+	t.Helper()
+	var last string
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(200 * time.Millisecond) {
+		if last = check(); last == "" {
+			return
+		}
+	}
+	t.Fatal(last)
+}
 
 // TestTwoClusters: two clusters at the same time, each with its own nodes and pods.
 func TestTwoClusters(t *testing.T) {
