@@ -76,6 +76,19 @@ func TestLeftoversAreFound(t *testing.T) {
 			}
 		}
 	}
+	mount := func(path string) {
+		t.Helper()
+		if err := os.MkdirAll(path, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		run(t, "mount", "-t", "tmpfs", "tmpfs", path)
+		t.Cleanup(func() { run(t, "umount", path) })
+	}
+	mount(filepath.Join(os.TempDir(), dead))
+	mount(filepath.Join(os.TempDir(), alive))
+	mount(filepath.Join(os.TempDir(), "tare-scratch-dead", "rootfs"))
+	mount(filepath.Join(os.TempDir(), "tare-scratch-alive", "rootfs"))
+	mount(filepath.Join(os.TempDir(), "tare-test-other"))
 	held := look(t)
 	pin(t, program)
 	found := look(t)
@@ -89,6 +102,11 @@ func TestLeftoversAreFound(t *testing.T) {
 		"interfaces of a living owner": {news(before, found, "interface ", alive), 0},
 		"abandoned directories":        {news(before, found, "directory ", "tare-scratch-dead"), 1},
 		"directories in use":           {news(before, found, "directory ", "tare-scratch-alive"), 0},
+		"mounts of a dead owner":       {news(before, found, "mount ", dead), 1},
+		"mounts of a living owner":     {news(before, found, "mount ", alive), 0},
+		"mounts in abandoned ones":     {news(before, found, "mount ", "tare-scratch-dead"), 1},
+		"mounts in directories in use": {news(before, found, "mount ", "tare-scratch-alive"), 0},
+		"mounts of others":             {news(before, found, "mount ", "tare-test-other"), 0},
 		"programs that a process held": {news(before, held, "eBPF ", "tare_left"), 0},
 		"programs that a pin held":     {news(before, found, "eBPF ", "tare_left"), 1},
 	} {

@@ -167,7 +167,8 @@ func findPrograms(f Footprint) error {
 		return err
 	}
 	for _, p := range programs {
-		if !held[fmt.Sprint(p.ID)] {
+		// runc attaches one of these to the control group of each container; Tare has none.
+		if !held[fmt.Sprint(p.ID)] && p.Type != "cgroup_device" {
 			f[fmt.Sprintf("eBPF program %d, %s %s", p.ID, p.Type, p.Name)] = true
 		}
 	}
@@ -210,21 +211,31 @@ func findInterfaces(f Footprint) error {
 	return nil
 }
 
-// findMounts finds mounts at places with a name of tare's.
+// findMounts finds mounts that have lost their owner: below a name of a run, a scratch directory, or the state of a
+// microVM. Others with a name like tare's may be of a test beside this one, such as a Kubernetes cluster's.
 func findMounts(f Footprint) error {
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {
 		return err
 	}
 	for line := range strings.Lines(string(mounts)) {
-		if field := strings.Fields(line); len(field) > 1 && strings.Contains(field[1], "/tare-") {
-			f["mount "+field[1]] = true
+		field := strings.Fields(line)
+		if len(field) < 2 {
+			continue
+		}
+		above := ""
+		for name := range strings.SplitSeq(strings.TrimPrefix(field[1], "/"), "/") {
+			above += "/" + name
+			dead, _ := ownerDead(name)
+			if dead || strings.HasPrefix(name, "tare-scratch-") && !locked(above) || name == "tare-microvm" {
+				f["mount "+field[1]] = true
+			}
 		}
 	}
 	return nil
 }
 
-// findDirectories finds scratch directories that nobody has locked, and the state of sandboxes.
+// findDirectories finds scratch directories that nobody has locked, and the state of sandboxes of runs with a dead owner.
 func findDirectories(f Footprint) error {
 	for _, parent := range []string{os.TempDir(), "/var/tmp"} {
 		found, err := filepath.Glob(filepath.Join(parent, "tare-scratch-*"))
@@ -239,7 +250,9 @@ func findDirectories(f Footprint) error {
 	}
 	states, err := filepath.Glob("/run/tare/*")
 	for _, path := range states {
-		f["directory "+path] = true
+		if dead, isRun := ownerDead(filepath.Base(path)); dead || !isRun {
+			f["directory "+path] = true
+		}
 	}
 	return err
 }
