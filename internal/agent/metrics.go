@@ -71,6 +71,10 @@ var metrics = []metric{
 	{"tare_node_cpu_capacity_seconds_total", "CPU time that the machine had: its number of CPUs times the elapsed time.",
 		counter, nil,
 		func(v *view, add add) { add(v.Capacity.Seconds()) }},
+	{"tare_node_part_cpu_seconds_total", "CPU time of the control groups that the agent can see, where they are a part " +
+		"of the machine's, as in a node that is a container. What ran outside of them is on the line unexplained. Absent " +
+		"where the agent sees the whole machine.", counter, nil,
+		func(v *view, add add) { addDuration(add, v.Part) }},
 	{"tare_node_cpu_seconds_total", "CPU time by line of the budget. The sum of the lines, less " +
 		"tare_node_cpu_counted_twice_seconds_total, is the capacity. The line ebpf is run time of eBPF programs that could " +
 		"be split; it is on no other line.", counter, []string{"line"}, func(v *view, add add) {

@@ -35,6 +35,7 @@ func everything() *view {
 			Window: ledger.Window{Start: start, End: start.Add(time.Second)}}
 		l.CPU = ledger.Budget(ledger.Usage{Capacity: 2, Idle: 1, Groups: 0.7, Root: 0.1, Self: 0.01, Steal: 0.05,
 			NoBPF: !counted})
+		l.CPU.Part = new(0.8)
 		l.Noise = &ledger.Noise{LongestSeconds: 0.1}
 		l.Warnings = []ledger.Warning{{Code: "a"}, {Code: "a"}, {Code: "b"}}
 		l.Self = ledger.Self{CPUSeconds: 0.01, BPFSeconds: new(0.1), StatsSeconds: new(0.1), WitnessSeconds: new(0.1),

@@ -97,6 +97,9 @@ type CPU struct {
 	// kernel/sched/cputime.c), so it is at most what attributed exceeds them by, and what was stolen from busy CPUs.
 	// Ticks are coarse, so that this is a bound and no measurement: it is no summand. Null without a witness.
 	ChargedStolen *float64 `json:"charged_stolen_seconds"`
+	// Part is what the control groups that can be seen used together, where they are only a part of the machine's, as in
+	// a node that is a container. What ran outside of them is unexplained. Nil where they are all, and where not known.
+	Part *float64 `json:"part_seconds,omitempty"`
 }
 
 // CPULine is one part of the attributed CPU time. No second stands on two lines. What could not be read has no line,

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"tare/internal/lib/known"
 	"tare/internal/scale/attribution"
 	"tare/internal/scale/ledger"
 )
@@ -34,7 +35,8 @@ type Options struct {
 type Totals struct {
 	o Options
 
-	Capacity time.Duration // of CPU time
+	Capacity time.Duration  // of CPU time
+	Part     *time.Duration // ledger.CPU.Part; nil where the whole machine can be seen
 	lines    map[string]*count
 	// surplus is negative unexplained time in ns, as long as it is within the grain of the kernel's counters: later
 	// unexplained time makes up for it.
@@ -140,6 +142,9 @@ const grain = 20 * time.Millisecond
 // budget adds the lines. Their sum, without what is counted twice, is the capacity up to the grain.
 func (t *Totals) budget(c *ledger.CPU) {
 	t.Capacity += duration(c.Capacity)
+	if c.Part != nil {
+		t.Part = new(known.Or(t.Part, 0) + max(duration(*c.Part), 0))
+	}
 	line := func(name string, s float64) {
 		if t.lines[name] == nil {
 			t.lines[name] = &count{}

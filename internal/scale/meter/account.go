@@ -91,6 +91,9 @@ func (a *account) ledger() *ledger.Ledger {
 	l.Cgroups = a.cgroups(l.Programs)
 	l.Self = a.self()
 	l.CPU = a.budget(l)
+	if a.m.part {
+		a.partial(&l.CPU)
+	}
 	l.Settle()
 	if a.seen != nil {
 		l.Noise = &a.seen.Noise
@@ -127,6 +130,17 @@ func (a *account) ledger() *ledger.Ledger {
 	}
 	l.Warnings = a.warnings
 	return l
+}
+
+// partial warns that the ledger is of a part of the machine, such as a node that is a container, and says how large it is.
+func (a *account) partial(c *ledger.CPU) {
+	used := "their CPU time is not known"
+	if c.Part != nil {
+		used = fmt.Sprintf("they used %.3g s of the %.3g s for which CPUs were busy", *c.Part,
+			max(c.Capacity-c.Waited()-c.Steal, *c.Part))
+	}
+	a.warn("cgroup-namespace", "only a part of the machine's control groups can be seen: %s; what ran outside of them is "+
+		"unexplained; run in the machine's control group namespace, with its control groups mounted", used)
 }
 
 // knowsPrograms says whether programs and their counters at both edges were read.
@@ -632,7 +646,11 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 	}
 	u.BPF, u.NoBPF = a.bpfTimes(l), a.m.uncounted || !a.knowsPrograms()
 	_, u.NotSplit = a.splitTime(l.Programs)
-	return ledger.Budget(u)
+	c := ledger.Budget(u)
+	if a.m.part {
+		c.Part = total
+	}
+	return c
 }
 
 // bpfTimes are the shares that could be split, by the part of the budget they ran in. Run time is wall time and can

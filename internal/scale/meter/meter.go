@@ -76,6 +76,7 @@ type Meter struct {
 	switching  time.Duration // what the last switchOn took
 	fastest    time.Duration // of all readings of an edge
 	hidden     bool          // this process does not see all of the machine's processes
+	part       bool          // only a part of the machine's control groups can be seen
 	snapshot   *bpf.Snapshot // the last
 	list       func() (*bpf.Snapshot, error)
 }
@@ -118,10 +119,7 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 	if err := m.openKernel(); err != nil {
 		return m, err
 	}
-	if !m.layout.Whole() {
-		m.warn("cgroup-namespace", "only a part of the machine's control groups can be seen: what ran outside of it is "+
-			"unexplained; run in the machine's control group namespace, with its control groups mounted")
-	}
+	m.part = !m.layout.Whole()
 
 	if o.SampleHz >= 0 {
 		if err := m.openSampler(o); err != nil {
