@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -72,7 +73,7 @@ func Bin() (string, error) {
 }
 
 // Up starts a cluster that ends with the test, and skips the test where it is not built. When the test fails, it logs the
-// last lines of every component.
+// last errors of every component.
 func Up(t testing.TB, o Options) *Cluster {
 	t.Helper()
 	if _, err := Bin(); err != nil {
@@ -90,7 +91,7 @@ func Up(t testing.TB, o Options) *Cluster {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			c.logTails(t)
+			c.logErrors(t)
 		}
 		if err := c.Down(); err != nil {
 			t.Error(err)
@@ -283,12 +284,16 @@ func (c *Cluster) Down() error {
 	return nil
 }
 
-// logTails logs the last lines of what every component has said.
-func (c *Cluster) logTails(t testing.TB) {
+// logErrors logs the last errors that every component has reported.
+func (c *Cluster) logErrors(t testing.TB) {
 	logs, _ := filepath.Glob(filepath.Join(c.Dir, "log/*"))
 	for _, path := range logs {
 		data, _ := os.ReadFile(path)
-		lines := strings.Split(strings.TrimSpace(string(data)), "\n")
-		t.Logf("%s:\n%s", filepath.Base(path), strings.Join(lines[max(0, len(lines)-5):], "\n"))
+		lines := slices.DeleteFunc(strings.Split(string(data), "\n"), func(line string) bool {
+			return !strings.HasPrefix(line, "E") && !strings.HasPrefix(line, "F") && !strings.Contains(line, "level=error")
+		})
+		if len(lines) > 0 {
+			t.Logf("%s:\n%s", filepath.Base(path), strings.Join(lines[max(0, len(lines)-3):], "\n"))
+		}
 	}
 }

@@ -1,0 +1,545 @@
+package kube
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+
+	"tare/test/binary"
+)
+
+// hostile is the name of a pod that would like to be taken for another.
+var hostile = "hostile-" + strings.Repeat("x", 150)
+
+// shop is the namespace whose pods are compared with what the kubelet says of them.
+func shop() string {
+	pod := func(name, node, metadata, args, resources string) string {
+		return fmt.Sprintf(`---
+apiVersion: v1
+kind: Pod
+metadata: {name: %s, namespace: shop%s}
+spec:
+  nodeName: %s
+  terminationGracePeriodSeconds: 1
+  containers:
+  - {name: main, image: "tare.test/web:1", args: [%s], resources: {%s}}
+`, name, metadata, node, args, resources)
+	}
+	text := "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n"
+	for i, node := range []string{"n1", "n2", "n3"} {
+		limits := fmt.Sprintf("limits: {cpu: %dm, memory: 128Mi}", 100*(i+1))
+		text += pod("burner-"+node, node, "", `burn, "64"`, limits)
+		text += pod("web-"+node, node, "", "serve", "") + pod("sleeper-"+node, node, "", "sleep", "")
+	}
+	return text + pod("burner-n1-too", "n1", "", `burn, "64"`, "limits: {cpu: 50m, memory: 128Mi}") +
+		pod(hostile, "n1", `, labels: {io.kubernetes.pod.name: kubelet, io.kubernetes.pod.namespace: kube-system,
+		io.kubernetes.container.name: "x"}, annotations: {io.kubernetes.cri.sandbox-name: "<script>\u0007\"}\n",
+		io.kubernetes.cri.sandbox-namespace: kube-system, io.kubernetes.cri.container-type: sandbox}`, "serve", "")
+}
+
+// password is that of web.yaml.
+const password = "tare-test"
+
+const webYAML = `tls_server_config: {cert_file: agent.crt, key_file: agent.key}
+basic_auth_users: {prometheus: $2y$04$epB6D3rzs2BMc3ICDT/GTee8KAlCkmkCleNKZWRXUwouz2XiAOy.u}
+`
+
+// TestAgent runs the agent with the manifests in deploy/kubernetes on three nodes, the first of which is the whole machine,
+// and compares what it says with what the kubelet says.
+func TestAgent(t *testing.T) {
+	if _, err := Bin(); err != nil {
+		t.Skip(err)
+	}
+	image, err := AgentImage(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := Up(t, Options{Nodes: 3, MachineNodes: 1, Images: []string{image}})
+	applyProtected(t, c)
+	if err := c.Apply(shop()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Kubectl("-n", "shop", "wait", "--for=condition=Ready", "pod", "--all", "--timeout=60s"); err != nil {
+		t.Fatal(err)
+	}
+	agents := map[string]*agent{}
+	for _, p := range pods(t, c) {
+		if p.Metadata.Namespace == "tare" {
+			agents[p.Spec.NodeName] = newAgent(c, p.Status.PodIP)
+		}
+	}
+	if len(agents) != 3 {
+		t.Fatalf("%d agents", len(agents))
+	}
+	t.Run("rights", func(t *testing.T) { rights(t, c) })
+	t.Run("a tenant", func(t *testing.T) { tenant(t, c, agents["n1"].address) })
+
+	watched := watch(t, c, agents, 100*time.Second)
+	for node, w := range watched {
+		t.Run(node, func(t *testing.T) {
+			w.names(t, c, node)
+			w.adds(t, node == "n1")
+			w.agrees(t)
+		})
+	}
+}
+
+// applyProtected applies the manifests with the component tls, and its secret.
+func applyProtected(t *testing.T, c *Cluster) {
+	t.Helper()
+	dir := t.TempDir()
+	a := &authority{dir: dir}
+	cert, key, err := a.leaf("agent", "tare-agent", "", nil, "tare-agent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, err := binary.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifests, err := filepath.Rel(dir, filepath.Join(root, "deploy/kubernetes"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, data := range map[string][]byte{
+		"web.yaml": []byte(webYAML), "agent.crt": cert, "agent.key": key,
+		"kustomization.yaml": fmt.Appendf(nil, "resources: [%s]\ncomponents: [%s/tls]\n", manifests, manifests),
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, args := range [][]string{
+		{"apply", "-k", dir},
+		{"-n", "tare", "create", "secret", "generic", "tare-agent-web", "--from-file=" + dir + "/web.yaml",
+			"--from-file=" + dir + "/agent.crt", "--from-file=" + dir + "/agent.key"},
+		{"-n", "tare", "rollout", "status", "daemonset/tare-agent", "--timeout=60s"},
+	} {
+		if _, err := c.Kubectl(args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+type pod struct {
+	Metadata struct{ Name, Namespace string }
+	Spec     struct {
+		NodeName   string
+		Containers []struct{ Name string }
+	}
+	Status struct{ PodIP string }
+}
+
+func pods(t *testing.T, c *Cluster) []pod {
+	t.Helper()
+	out, err := c.Kubectl("get", "pods", "-A", "-o", "json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list struct{ Items []pod }
+	if err := json.Unmarshal([]byte(out), &list); err != nil {
+		t.Fatal(err)
+	}
+	return list.Items
+}
+
+// rights: the agent's processes have the six capabilities of the manifest and no more, cannot gain others, and a filter of
+// system calls applies.
+func rights(t *testing.T, c *Cluster) {
+	want := []string{ // capabilities 2, 19, 21, 34, 38 and 39 of include/uapi/linux/capability.h
+		"CapInh:\t0000000000000000", "CapPrm:\t000000c400280004", "CapEff:\t000000c400280004",
+		"CapBnd:\t000000c400280004", "CapAmb:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2",
+	}
+	found := 0
+	for _, p := range processesOf(t, strings.TrimPrefix(c.Group, "/")) {
+		pid, comm, _ := strings.Cut(p, " ")
+		if comm != "tare-agent" {
+			continue
+		}
+		found++
+		status, err := os.ReadFile("/proc/" + pid + "/status")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, line := range want {
+			if !strings.Contains(string(status), "\n"+line+"\n") {
+				t.Errorf("not %q:\n%s", line, status)
+			}
+		}
+	}
+	if found != 3 {
+		t.Errorf("%d processes of the agent", found)
+	}
+}
+
+// tenant: a pod of another namespace gets nothing from an agent without the password.
+func tenant(t *testing.T, c *Cluster, address string) {
+	for _, path := range []string{"/metrics", "/v1/ledger?for=1s", "/healthz", "/"} {
+		for url, want := range map[string]string{
+			"https://" + address + path:                      "401",
+			"http://" + address + path:                       "400",
+			"https://prometheus:" + password + "@" + address: "200",
+		} {
+			out, err := c.Kubectl("-n", "shop", "exec", "web-n2", "--", "/bin/web", "get", url)
+			if err != nil || strings.TrimSpace(out) != want {
+				t.Errorf("%s: %q, %v, want %s", url, out, err, want)
+			}
+		}
+	}
+}
+
+// agent is how the test reads one.
+type agent struct {
+	address string
+	client  http.Client
+}
+
+func newAgent(c *Cluster, ip string) *agent {
+	return &agent{address: net.JoinHostPort(ip, "9633"), client: http.Client{Timeout: time.Minute, Transport: &http.Transport{
+		DialContext:     func(_ context.Context, _, address string) (net.Conn, error) { return c.Dial("n1", address) },
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+	}}}
+}
+
+func (a *agent) get(path string) ([]byte, error) {
+	r, err := a.client.Get("https://prometheus:" + password + "@" + a.address + path)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Body.Close()
+	data, err := io.ReadAll(r.Body)
+	if err == nil && r.StatusCode != http.StatusOK {
+		err = errors.New(r.Status)
+	}
+	return data, err
+}
+
+// metrics are the values of every metric, by its labels in the order of names: pod=web,...
+type metrics map[string]map[string]float64
+
+func (a *agent) metrics() (metrics, error) {
+	text, err := a.get("/metrics")
+	if err != nil {
+		return nil, err
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(text))
+	if err != nil {
+		return nil, err
+	}
+	all := metrics{}
+	for name, f := range families {
+		all[name] = map[string]float64{}
+		for _, m := range f.Metric {
+			all[name][labels(m)] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+	}
+	return all, nil
+}
+
+// labels leaves out the control group of what has a better name, and labels that do not apply.
+func labels(m *dto.Metric) string {
+	var all []string
+	named := slices.ContainsFunc(m.Label, func(l *dto.LabelPair) bool { return l.GetName() == "pod" && l.GetValue() != "" })
+	for _, l := range m.Label {
+		if l.GetValue() != "" && (l.GetName() != "cgroup" || !named) {
+			all = append(all, l.GetName()+"="+l.GetValue())
+		}
+	}
+	return strings.Join(all, ",")
+}
+
+// sum is of all series of a metric, with those that are gone.
+func (m metrics) sum(name string) float64 {
+	total := m["tare_agent_series_gone_seconds_total"]["metric="+name]
+	for _, v := range m[name] {
+		total += v
+	}
+	return total
+}
+
+// reading is a scrape, at the time of the agent's clock at which it read its counters: since it started, in seconds.
+type reading struct {
+	metrics
+	at       float64
+	answered time.Time
+	node     float64 // CPU time that the node's control group had used by then, from outside, in seconds
+}
+
+// usage is what the kubelet says of a container.
+type usage struct {
+	CPU struct {
+		Time                 time.Time
+		UsageCoreNanoSeconds uint64
+	}
+	Memory struct{ WorkingSetBytes uint64 }
+}
+
+// watched is what the agent of a node and its kubelet said.
+type watched struct {
+	readings []reading
+	kubelet  map[string][]usage // by labels; one for each sample of the kubelet
+}
+
+// watch reads each agent twice a second, and each kubelet.
+func watch(t *testing.T, c *Cluster, agents map[string]*agent, long time.Duration) map[string]*watched {
+	t.Helper()
+	all := map[string]*watched{}
+	ctx, stop := context.WithTimeout(t.Context(), long)
+	defer stop()
+	var wg sync.WaitGroup
+	var failed errorList
+	every := func(period time.Duration, do func() error) {
+		wg.Go(func() {
+			for tick := time.NewTicker(period); ctx.Err() == nil; {
+				if err := do(); err != nil {
+					failed.add(err)
+					stop()
+				}
+				select {
+				case <-ctx.Done():
+				case <-tick.C:
+				}
+			}
+		})
+	}
+	for node, a := range agents {
+		w := &watched{kubelet: map[string][]usage{}}
+		all[node] = w
+		every(500*time.Millisecond, func() error {
+			m, err := a.metrics()
+			w.readings = append(w.readings, reading{m,
+				m["tare_node_cpu_capacity_seconds_total"][""] / m["tare_node_cpus"][""], time.Now(), c.used(node)})
+			return err
+		})
+		every(4*time.Second, func() error { return w.ask(c, node) })
+	}
+	wg.Wait()
+	if err := errors.Join(failed.all...); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// used is the CPU time that the control group of a node has used, in seconds.
+func (c *Cluster) used(node string) float64 {
+	text, _ := os.ReadFile(filepath.Join("/sys/fs/cgroup/cpuacct", c.Group, node, "cpuacct.usage"))
+	ns, _ := strconv.ParseFloat(strings.TrimSpace(string(text)), 64)
+	return ns / 1e9
+}
+
+type errorList struct {
+	mu  sync.Mutex
+	all []error
+}
+
+func (l *errorList) add(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = append(l.all, err)
+}
+
+// ask asks the kubelet of a node.
+func (w *watched) ask(c *Cluster, node string) error {
+	out, err := c.Kubectl("get", "--raw", "/api/v1/nodes/"+node+"/proxy/stats/summary")
+	if err != nil {
+		return err
+	}
+	var summary struct {
+		Pods []struct {
+			PodRef     struct{ Name, Namespace string }
+			Containers []struct {
+				Name string
+				usage
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &summary); err != nil {
+		return err
+	}
+	for _, p := range summary.Pods {
+		for _, x := range p.Containers {
+			key := fmt.Sprintf("container=%s,namespace=%s,pod=%s", x.Name, p.PodRef.Namespace, p.PodRef.Name)
+			if all := w.kubelet[key]; len(all) == 0 || all[len(all)-1].CPU.Time != x.CPU.Time {
+				w.kubelet[key] = append(all, x.usage)
+			}
+		}
+	}
+	return nil
+}
+
+// names: each container of the node has a series of its name, and no other pod has one.
+func (w *watched) names(t *testing.T, c *Cluster, node string) {
+	last := w.readings[len(w.readings)-1]
+	want := map[string]bool{}
+	for _, p := range pods(t, c) {
+		if p.Spec.NodeName != node {
+			continue
+		}
+		of := ",namespace=" + p.Metadata.Namespace + ",pod=" + p.Metadata.Name
+		for _, x := range p.Spec.Containers {
+			want["container="+x.Name+of] = true
+		}
+		want["container=(sandbox)"+of], want[of[1:]] = true, true
+	}
+	for _, metric := range []string{"tare_group_cpu_seconds_total", "tare_group_memory_bytes"} {
+		got := map[string]bool{}
+		for labels := range last.metrics[metric] {
+			labels = strings.ReplaceAll(labels, "kind=working_set,", "")
+			if strings.Contains(labels, "pod=") && !strings.Contains(labels, "kind=") {
+				got[labels] = true
+			}
+		}
+		if !maps.Equal(got, want) {
+			t.Errorf("%s: names\n%q, want\n%q", metric, slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)))
+		}
+	}
+}
+
+// adds: the budget closes, and what is in groups is in namespaces. Where the node is the whole machine, at most 3 % of it is
+// unexplained, and what Kubernetes does not see is on lines and in groups.
+func (w *watched) adds(t *testing.T, machine bool) {
+	first, last := w.readings[0], w.readings[len(w.readings)-1]
+	for _, r := range []reading{first, last} {
+		groups, namespaces := r.sum("tare_group_cpu_seconds_total"), r.sum("tare_namespace_cpu_seconds_total")
+		const apart = 0.01 // seconds: counters are read one after another, and totals never fall
+		if math.Abs(groups-namespaces) > apart {
+			t.Errorf("groups used %v s, and namespaces %v s", groups, namespaces)
+		}
+		lines := r.sum("tare_node_cpu_seconds_total") - r.metrics["tare_node_cpu_counted_twice_seconds_total"][""]
+		capacity := r.metrics["tare_node_cpu_capacity_seconds_total"][""]
+		if math.Abs(lines-capacity) > 0.02*r.metrics["tare_node_cpus"][""] {
+			t.Errorf("the lines sum to %v s, the capacity is %v s", lines, capacity)
+		}
+	}
+	since := func(metric, labels string) float64 {
+		return last.metrics[metric][labels] - first.metrics[metric][labels]
+	}
+	capacity := since("tare_node_cpu_capacity_seconds_total", "")
+	unexplained := since("tare_node_cpu_seconds_total", "line=unexplained") / capacity
+	if !machine {
+		for _, code := range []string{"pid-namespace", "cgroup-namespace"} {
+			if last.metrics["tare_agent_warning"]["code="+code] != 1 {
+				t.Errorf("it does not say that it sees a part of the machine: no warning %s", code)
+			}
+		}
+		part, node := since("tare_node_part_cpu_seconds_total", ""), last.node-first.node
+		t.Logf("the node used %.3f s of %.1f s, by the agent %.3f s", node, capacity, part)
+		if math.Abs(part/node-1) > 0.02 {
+			t.Errorf("the node used %.3f s, and the agent says %.3f s", node, part)
+		}
+		return
+	}
+	if _, says := last.metrics["tare_node_part_cpu_seconds_total"]; says {
+		t.Error("the agent says that it sees a part of the machine")
+	}
+	if unexplained > 0.03 || unexplained < -0.03 {
+		t.Errorf("%.2f %% of the capacity is unexplained", 100*unexplained)
+	}
+	t.Logf("unexplained: %.2f %% of %.1f s; not seen by Kubernetes, in seconds of CPU time:", 100*unexplained, capacity)
+	seen := 0.0
+	for labels := range last.metrics["tare_node_cpu_seconds_total"] {
+		if labels == "line=kernel_threads" || labels == "line=interrupts" || labels == "line=root_group" || labels == "line=ebpf" {
+			t.Logf("%9.3f %s", since("tare_node_cpu_seconds_total", labels), labels)
+			seen += since("tare_node_cpu_seconds_total", labels)
+		}
+	}
+	for labels := range last.metrics["tare_group_cpu_seconds_total"] {
+		if used := since("tare_group_cpu_seconds_total", labels); strings.Contains(labels, "/n1/system/") {
+			t.Logf("%9.3f %s", used, labels)
+			seen += used
+		}
+	}
+	if seen <= 0 {
+		t.Error("nothing is listed that Kubernetes does not see")
+	}
+}
+
+// agrees: between two samples of the kubelet a container used what the agent says, at the samples' own times. In between two
+// readings of the agent that is known to be between what both say.
+func (w *watched) agrees(t *testing.T) {
+	// The agent read its counters before it answered: the least delay is that of a scrape.
+	offset := time.Duration(math.MaxInt64)
+	var zero time.Time
+	for i, r := range w.readings {
+		elapsed := time.Duration(r.at * float64(time.Second))
+		if i == 0 {
+			zero = r.answered.Add(-elapsed)
+		}
+		offset = min(offset, r.answered.Add(-elapsed).Sub(zero))
+	}
+	zero = zero.Add(offset)
+
+	// at is what the agent says a container had used at a time: at least, likely, at most.
+	at := func(key string, when time.Time) (lo, mid, hi float64) {
+		x := when.Sub(zero).Seconds()
+		i := slices.IndexFunc(w.readings, func(r reading) bool { return r.at > x })
+		if i <= 0 {
+			return math.NaN(), math.NaN(), math.NaN()
+		}
+		a, b := w.readings[i-1], w.readings[i]
+		lo, hi = a.metrics["tare_group_cpu_seconds_total"][key], b.metrics["tare_group_cpu_seconds_total"][key]
+		return lo, lo + (hi-lo)*(x-a.at)/(b.at-a.at), hi
+	}
+	compared := 0
+	for key, samples := range w.kubelet {
+		if !strings.Contains(key, "namespace=shop,") {
+			continue
+		}
+		inside := slices.DeleteFunc(samples, func(u usage) bool {
+			lo, _, _ := at(key, u.CPU.Time)
+			return math.IsNaN(lo)
+		})
+		if len(inside) < 2 {
+			t.Errorf("%s: %d samples of the kubelet", key, len(inside))
+			continue
+		}
+		compared++
+		first, last := inside[0], inside[len(inside)-1]
+		used := float64(last.CPU.UsageCoreNanoSeconds-first.CPU.UsageCoreNanoSeconds) / 1e9
+		lo1, mid1, hi1 := at(key, first.CPU.Time)
+		lo2, mid2, hi2 := at(key, last.CPU.Time)
+		const tick = 0.01 // in seconds: a sample's time is not quite that of its counter
+		if used < lo2-hi1-tick || used > hi2-lo1+tick {
+			t.Errorf("%s: the kubelet counted %.3f s in %v, and the agent between %.3f and %.3f s", key, used,
+				last.CPU.Time.Sub(first.CPU.Time), lo2-hi1, hi2-lo1)
+		}
+		r := w.readings[len(w.readings)-1]
+		set := r.metrics["tare_group_memory_bytes"]["kind=working_set,"+key]
+		if !strings.Contains(key, "pod=burner") {
+			continue
+		}
+		t.Logf("%s: %.3f s by the kubelet, %.3f s by the agent (%+.2f %%) in %.0f s; working set %d and %.0f (%+.2f %%)", key,
+			used, mid2-mid1, 100*((mid2-mid1)/used-1), last.CPU.Time.Sub(first.CPU.Time).Seconds(),
+			last.Memory.WorkingSetBytes, set, 100*(set/float64(last.Memory.WorkingSetBytes)-1))
+		if math.Abs((mid2-mid1)/used-1) > 0.01 {
+			t.Errorf("%s: CPU time differs by over 1 %%", key)
+		}
+		if math.Abs(set/float64(last.Memory.WorkingSetBytes)-1) > 0.01 {
+			t.Errorf("%s: the working set differs by over 1 %%", key)
+		}
+	}
+	if compared < 3 {
+		t.Errorf("%d containers were compared", compared)
+	}
+}
