@@ -18,7 +18,7 @@ GOBUILD := go build -ldflags=-w
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tare
 
 .DEFAULT_GOAL := help
-.PHONY: help house run check quick test test-long build release packages image runsc envoy istiod istiod-test istiod-record rotation mesh-kills kube kube-test web install generate lint bench bench-load bench-agent bench-aa noise experiments sides fuzz clean clean-cache
+.PHONY: help house run check quick test test-long build release packages image runsc envoy istiod istiod-test istiod-record rotation mesh-kills kube kube-test kube-long web install generate lint bench bench-load bench-agent bench-aa noise experiments sides fuzz clean clean-cache
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,8 +75,12 @@ istiod-record: ## record what istiod says, for the tests that replay it without 
 kube: ## build a Kubernetes cluster into the cache, for kube-test: Kubernetes, containerd, runc, kwok (666 s of CPU time, once)
 	./test/kube/build
 
-kube-test: kube ## the agent on real nodes of a Kubernetes cluster on this machine (needs root)
-	go test -count=1 -v -timeout 10m ./test/kube
+KUBE_TEST := TARE_LONG=1 go test -count=1 -v -timeout 20m ./test/kube
+kube-test: kube ## the agent on three real nodes of a Kubernetes cluster on this machine (needs root; 3 minutes)
+	$(KUBE_TEST) -skip Nodes$$
+
+kube-long: kube ## the same with twenty nodes, and with a thousand that kwok plays (needs root; 5 minutes)
+	$(KUBE_TEST)
 
 ROTATION ?= 1000
 rotation: ## rotate certificates, replace their root, restart the control plane at ROTATION requests/s (default 1000), 30 s a proxy

@@ -26,6 +26,7 @@ import (
 	"github.com/prometheus/common/model"
 
 	"tare/test/binary"
+	"tare/test/long"
 )
 
 // hostile is the name of a pod that would like to be taken for another.
@@ -47,11 +48,11 @@ spec:
 	}
 	text := "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n"
 	for i, node := range []string{"n1", "n2", "n3"} {
-		limits := fmt.Sprintf("limits: {cpu: %dm, memory: 128Mi}", 100*(i+1))
+		limits := fmt.Sprintf("limits: {cpu: %dm, memory: 128Mi}", 150+75*i)
 		text += pod("burner-"+node, node, "", `burn, "64"`, limits)
 		text += pod("web-"+node, node, "", "serve", "") + pod("sleeper-"+node, node, "", "sleep", "")
 	}
-	return text + pod("burner-n1-too", "n1", "", `burn, "64"`, "limits: {cpu: 50m, memory: 128Mi}") +
+	return text + pod("burner-n1-too", "n1", "", `burn, "64"`, "limits: {cpu: 150m, memory: 128Mi}") +
 		pod(hostile, "n1", `, labels: {io.kubernetes.pod.name: kubelet, io.kubernetes.pod.namespace: kube-system,
 		io.kubernetes.container.name: "x"}, annotations: {io.kubernetes.cri.sandbox-name: "<script>\u0007\"}\n",
 		io.kubernetes.cri.sandbox-namespace: kube-system, io.kubernetes.cri.container-type: sandbox}`, "serve", "")
@@ -94,7 +95,12 @@ func TestAgent(t *testing.T) {
 	t.Run("rights", func(t *testing.T) { rights(t, c) })
 	t.Run("a tenant", func(t *testing.T) { tenant(t, c, agents["n1"].address) })
 
-	watched := watch(t, c, agents, 100*time.Second)
+	// In a minute the kubelet takes only some samples: too few for a comparison within 1 %.
+	window := 40 * time.Second
+	if long.Enabled() {
+		window = 100 * time.Second
+	}
+	watched := watch(t, c, agents, window)
 	for node, w := range watched {
 		t.Run(node, func(t *testing.T) {
 			w.names(t, c, node)
@@ -519,8 +525,9 @@ func (w *watched) agrees(t *testing.T) {
 		used := float64(last.CPU.UsageCoreNanoSeconds-first.CPU.UsageCoreNanoSeconds) / 1e9
 		lo1, mid1, hi1 := at(key, first.CPU.Time)
 		lo2, mid2, hi2 := at(key, last.CPU.Time)
-		const tick = 0.01 // in seconds: a sample's time is not quite that of its counter
-		if used < lo2-hi1-tick || used > hi2-lo1+tick {
+		// A sample's counter is read before its time is taken, by as long as a busy machine keeps a thread waiting.
+		const late = 0.05 // seconds
+		if used < lo2-hi1-late || used > hi2-lo1+late {
 			t.Errorf("%s: the kubelet counted %.3f s in %v, and the agent between %.3f and %.3f s", key, used,
 				last.CPU.Time.Sub(first.CPU.Time), lo2-hi1, hi2-lo1)
 		}
@@ -532,7 +539,7 @@ func (w *watched) agrees(t *testing.T) {
 		t.Logf("%s: %.3f s by the kubelet, %.3f s by the agent (%+.2f %%) in %.0f s; working set %d and %.0f (%+.2f %%)", key,
 			used, mid2-mid1, 100*((mid2-mid1)/used-1), last.CPU.Time.Sub(first.CPU.Time).Seconds(),
 			last.Memory.WorkingSetBytes, set, 100*(set/float64(last.Memory.WorkingSetBytes)-1))
-		if math.Abs((mid2-mid1)/used-1) > 0.01 {
+		if math.Abs((mid2-mid1)/used-1) > 0.01 && long.Enabled() {
 			t.Errorf("%s: CPU time differs by over 1 %%", key)
 		}
 		if math.Abs(set/float64(last.Memory.WorkingSetBytes)-1) > 0.01 {

@@ -9,6 +9,7 @@ package kube
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -224,28 +225,28 @@ func (c *Cluster) forward() {
 
 // Dial connects to an address as a process on the node would: to a pod, a service, a node.
 func (c *Cluster) Dial(node, address string) (net.Conn, error) {
-	type result struct {
-		conn net.Conn
-		err  error
+	ns, err := netns.GetFromPath(fmt.Sprintf("/proc/%d/root/run/netns/%s", c.watcher.Process.Pid, node))
+	if err != nil {
+		return nil, fmt.Errorf("connecting from %s: %w", node, err)
 	}
-	done := make(chan result, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread, in another namespace, ends with the goroutine
-		ns, err := netns.GetFromPath(fmt.Sprintf("/proc/%d/root/run/netns/%s", c.watcher.Process.Pid, node))
-		if err != nil {
-			done <- result{err: err}
-			return
-		}
-		defer ns.Close()
-		if err := netns.Set(ns); err != nil {
-			done <- result{err: err}
-			return
-		}
-		conn, err := net.DialTimeout("tcp", address, 30*time.Second)
-		done <- result{conn, err}
-	}()
-	r := <-done
-	return r.conn, r.err
+	defer ns.Close()
+	runtime.LockOSThread()
+	own, err := netns.Get()
+	if err != nil {
+		runtime.UnlockOSThread()
+		return nil, err
+	}
+	defer own.Close()
+	if err := netns.Set(ns); err != nil {
+		runtime.UnlockOSThread()
+		return nil, fmt.Errorf("connecting from %s: %w", node, err)
+	}
+	conn, err := net.DialTimeout("tcp", address, 30*time.Second)
+	if back := netns.Set(own); back != nil { // the thread, which may be the first, stays locked to this goroutine
+		return conn, errors.Join(err, back)
+	}
+	runtime.UnlockOSThread()
+	return conn, err
 }
 
 // Kubectl runs kubectl as the administrator, and returns what it printed.
@@ -259,7 +260,8 @@ func (c *Cluster) kubectl(stdin string, args ...string) (string, error) {
 	cmd.Stderr = &errs
 	out, err := cmd.Output()
 	if err != nil {
-		return string(out), fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(errs.Bytes()))
+		return string(out), fmt.Errorf("kubectl %s: %w: %.2000s", strings.Join(args, " "), err,
+			bytes.TrimSpace(errs.Bytes()))
 	}
 	return string(out), nil
 }
@@ -270,8 +272,48 @@ func (c *Cluster) Apply(manifest string) error {
 	return err
 }
 
-// Down ends the cluster and returns when nothing of it is left.
+// Simulate adds nodes that kwok plays, and returns when they are ready: fake-0001, fake-0002, ..., with a taint
+// kwok.x-k8s.io/node. Pods that are placed on them become ready, and nothing runs. Call it once.
+func (c *Cluster) Simulate(nodes int) error {
+	if _, err := io.WriteString(c.stdin, "kwok\n"); err != nil {
+		return err
+	}
+	var text strings.Builder
+	for i := 1; i <= nodes; i++ {
+		fmt.Fprintf(&text, `---
+apiVersion: v1
+kind: Node
+metadata:
+  name: fake-%04d
+  labels: {type: kwok, kubernetes.io/hostname: fake-%04[1]d}
+  annotations: {kwok.x-k8s.io/node: fake}
+spec: {taints: [{key: kwok.x-k8s.io/node, value: fake, effect: NoSchedule}]}
+status:
+  allocatable: {cpu: "32", memory: 256Gi, pods: "110"}
+  capacity: {cpu: "32", memory: 256Gi, pods: "110"}
+`, i)
+	}
+	if _, err := c.kubectl(text.String(), "create", "-f", "-"); err != nil {
+		return err
+	}
+	ready := 0
+	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(500 * time.Millisecond) {
+		out, err := c.Kubectl("get", "nodes", "-l", "type=kwok", "--no-headers") // kubectl wait asks for one after another
+		if err != nil {
+			return err
+		}
+		if ready = strings.Count(out, " Ready "); ready == nodes {
+			return nil
+		}
+	}
+	return fmt.Errorf("%d of %d simulated nodes are ready", ready, nodes)
+}
+
+// Down ends the cluster and returns when nothing of it is left. A second call does nothing.
 func (c *Cluster) Down() error {
+	if c.watcher.ProcessState != nil {
+		return nil
+	}
 	_ = c.stdin.Close()
 	if c.api != nil {
 		_ = c.api.Close()
