@@ -22,6 +22,7 @@ import (
 var floors = [][]string{
 	{"cli"},
 	{"all"},
+	{"kube"},
 	{"mesh", "sandboxes", "tracing"},
 	{"workloads"},
 	{"results"},

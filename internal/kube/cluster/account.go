@@ -1,0 +1,111 @@
+package cluster
+
+import "math"
+
+// side is whose something is, as sums keep it apart.
+type side uint8
+
+// The sides. Net is sideNet and sideOther, tare is sidePod and sideShared.
+const (
+	sideNet    side = iota // a workload itself
+	sideOther              // no rule names it
+	sidePod                // infrastructure that serves one pod
+	sideShared             // infrastructure that serves a node
+	sides
+	sideElsewhere // what is no part of the node, on a machine that others share; in no sum
+)
+
+// The figures of Usage, in whole nanoseconds, billionths of a CPU, and bytes, so that parts add up exactly.
+const (
+	cpu = iota
+	cpus
+	bpf
+	hard
+	soft
+	workingSet
+	figures
+)
+
+// metrics are one number for each figure.
+type metrics [figures]int64
+
+// account is what some owners used.
+type account struct {
+	sums    [figures][sides]int64
+	unknown [figures]uint32 // how many parts are not known
+	in      [figures]uint8  // bits of the sides that they are on
+	missing [figures]bool   // one of them is in no other's figure either
+}
+
+func (a *account) add(figure int, s side, n int64) { a.sums[figure][s] += n }
+
+// mark notes that a part is not known. It is missing where no other figure contains it.
+func (a *account) mark(figure int, s side, missing bool) {
+	a.unknown[figure]++
+	a.in[figure] |= 1 << s
+	a.missing[figure] = a.missing[figure] || missing
+}
+
+func (a *account) merge(o *account) {
+	for f := range figures {
+		for s := range sides {
+			a.sums[f][s] += o.sums[f][s]
+		}
+		a.unknown[f] += o.unknown[f]
+		a.in[f] |= o.in[f]
+		a.missing[f] = a.missing[f] || o.missing[f]
+	}
+}
+
+// gross is the known part of the figures.
+func (a *account) gross() (g metrics) {
+	for f := range figures {
+		for s := range sides {
+			g[f] += a.sums[f][s]
+		}
+	}
+	return g
+}
+
+// usage is the account in units. In a row, a part that is not known may be in the figure of any other row. In the total
+// of a node it is in that total, unless it is missing.
+func (a *account) usage(row bool) Usage {
+	var u Usage
+	for f, to := range []*Split{&u.CPU, &u.CPUs, &u.BPF, &u.Hard, &u.Soft, &u.WorkingSet} {
+		unit := 1.0
+		if f <= bpf {
+			unit = 1e9
+		}
+		sum, in := a.sums[f], a.in[f]
+		net, tare := sum[sideNet]+sum[sideOther], sum[sidePod]+sum[sideShared]
+		const ofNet, ofTare = 1<<sideNet | 1<<sideOther, 1<<sidePod | 1<<sideShared
+		lost := a.missing[f] || row && a.unknown[f] > 0
+		known := func(n int64, is bool) *float64 {
+			if !is {
+				return nil
+			}
+			return new(float64(n) / unit)
+		}
+		mixed := in&ofNet != 0 && in&ofTare != 0 || lost
+		*to = Split{
+			Gross:      known(net+tare, !lost),
+			Net:        known(net, !mixed || in&ofNet == 0),
+			Tare:       known(tare, !mixed || in&ofTare == 0),
+			Shared:     known(sum[sideShared], in&(1<<sideShared) == 0),
+			Other:      known(sum[sideOther], in&(1<<sideOther) == 0),
+			NetAtLeast: float64(net) / unit, TareAtLeast: float64(tare) / unit, Unknown: int(a.unknown[f]),
+		}
+	}
+	return u
+}
+
+// GrossAtLeast is the known part of gross: all of it where gross is known.
+func (s Split) GrossAtLeast() float64 { return s.NetAtLeast + s.TareAtLeast }
+
+// whole is a figure in whole units of 1/per; nil where it is not known or cannot be.
+func whole(v *float64, per float64) *int64 {
+	if v == nil || math.IsNaN(*v) || math.Abs(*v*per) > maxFigure {
+		return nil
+	}
+	return new(int64(math.Round(*v * per)))
+}

@@ -1,0 +1,262 @@
+package cluster
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"tare/internal/lib/known"
+	"tare/internal/lib/text"
+)
+
+// Bounds on what foreign bytes can cost.
+const (
+	MaxNodes = 5000    // that are merged: as many as Kubernetes supports
+	MaxRows  = 400_000 // of one view; what has no row is in the row "other"
+	maxCells = 50_000  // owners in the ledger of one node
+	maxName  = 253     // bytes of a name, as in Kubernetes
+	maxNamed = 10      // things that a warning is about
+	maxKinds = 1000    // different warnings
+)
+
+// Names of rows that stand for what has no name in the cluster.
+const (
+	Application = "application" // the component of workloads themselves
+	NoRule      = "(no rule)"   // what no rule names
+	OtherPods   = "(other pods)"
+	OtherRows   = "(other)" // beyond MaxRows
+	NodeItself  = "(node)"  // the namespace of what serves a node and is in no pod
+)
+
+// Merger adds up the ledgers of nodes, one at a time: it keeps rows and no ledger.
+type Merger struct {
+	o        Options
+	byUID    map[string]*Pod
+	byName   map[[2]string]*Pod
+	sharing  map[string]int // how many nodes are on a machine
+	machines map[string]*machine
+	doc      Cluster
+	total    account
+	views    [4]map[key]*account // workloads, namespaces, components, containers
+	warnings map[string]*Warning // by code and message
+	names    map[string]string   // one copy of each
+}
+
+// machine is one that several nodes share.
+type machine struct {
+	index          int
+	groups, placed metrics // of all groups by the node that sees most, and of nodes
+	kept           Machine
+	usage          account
+}
+
+// key names a row. Its fields are those of Row.
+type key struct{ namespace, kind, workload, pod, container, node, component string }
+
+// New returns a Merger for a cluster with these pods, which must not change as long as it is used.
+func New(pods []Pod, o Options) *Merger {
+	m := &Merger{o: o, byUID: make(map[string]*Pod, len(pods)), byName: make(map[[2]string]*Pod, len(pods)),
+		sharing: map[string]int{}, machines: map[string]*machine{}, warnings: map[string]*Warning{},
+		names: map[string]string{}}
+	for i := range m.views {
+		m.views[i] = map[key]*account{}
+	}
+	for i := range pods {
+		p := &pods[i]
+		m.byName[[2]string{p.Namespace, p.Name}] = p
+		for _, uid := range []string{p.UID, p.ConfigHash} {
+			if uid != "" {
+				m.byUID[uid] = p
+			}
+		}
+	}
+	for _, identity := range o.Machines {
+		m.sharing[identity]++
+	}
+	m.doc = Cluster{Schema: Schema, Start: o.Start, End: o.End, Spread: o.Spread, Nodes: []NodeAccount{},
+		Machines: []Machine{}, Warnings: []Warning{}}
+	return m
+}
+
+// Add adds a node. One whose ledger cannot be is as one that did not answer.
+func (m *Merger) Add(n *Node) {
+	if len(m.doc.Nodes) >= MaxNodes {
+		m.warn("too-many-nodes", "", fmt.Sprintf("only %d nodes are merged: the others are in no figure", MaxNodes))
+		return
+	}
+	n.Name = m.name(n.Name)
+	a := NodeAccount{Name: n.Name, Clock: n.Clock}
+	m.doc.Asked++
+	switch err := plausible(n.Ledger); {
+	case n.Failed != "":
+		a.Failed = text.ClipLine(n.Failed, 4*maxName)
+	case n.Ledger == nil:
+		a.Failed = "no ledger"
+	case err != nil:
+		a.Failed = err.Error()
+	}
+	if a.Failed == "" {
+		m.doc.Answered++
+		m.merge(n, &a)
+	}
+	m.doc.Nodes = append(m.doc.Nodes, a)
+}
+
+// Finish returns the account. The Merger cannot be used after it.
+func (m *Merger) Finish() *Cluster {
+	d := &m.doc
+	for _, identity := range slices.Sorted(maps.Keys(m.machines)) {
+		m.finishMachine(m.machines[identity])
+	}
+	d.Capacity.MemoryBytes = new(int64)
+	for i := range d.Nodes {
+		if b := d.Nodes[i].Budget; b != nil {
+			d.Capacity.add(b)
+		}
+	}
+	for i := range d.Machines {
+		d.Capacity.add(&d.Machines[i].Budget)
+	}
+	slices.SortFunc(d.Nodes, func(a, b NodeAccount) int { return cmp.Compare(a.Name, b.Name) })
+	d.Total = m.total.usage(false)
+	for i, to := range []*[]Row{&d.Workloads, &d.Namespaces, &d.Components, &d.Containers} {
+		*to = rows(m.views[i])
+		m.views[i] = nil
+	}
+	for _, w := range m.warnings {
+		d.Warnings = append(d.Warnings, *w)
+	}
+	slices.SortFunc(d.Warnings, func(a, b Warning) int {
+		return cmp.Or(cmp.Compare(a.Code, b.Code), cmp.Compare(a.Message, b.Message))
+	})
+	return d
+}
+
+// rows are those of a view, the biggest first. They leave the view as they are made.
+func rows(view map[key]*account) []Row {
+	all := make([]Row, 0, len(view))
+	for k, a := range view {
+		all = append(all, Row{Namespace: k.namespace, Kind: k.kind, Workload: k.workload, Pod: k.pod,
+			Container: k.container, Node: k.node, Component: k.component, Usage: a.usage(true)})
+		delete(view, k)
+	}
+	slices.SortFunc(all, func(a, b Row) int {
+		return cmp.Or(cmp.Compare(b.CPU.GrossAtLeast(), a.CPU.GrossAtLeast()), a.compare(&b))
+	})
+	return all
+}
+
+// compare orders rows by their names.
+func (r *Row) compare(o *Row) int {
+	return cmp.Or(strings.Compare(r.Namespace, o.Namespace), strings.Compare(r.Kind, o.Kind),
+		strings.Compare(r.Workload, o.Workload), strings.Compare(r.Pod, o.Pod), strings.Compare(r.Container, o.Container),
+		strings.Compare(r.Node, o.Node), strings.Compare(r.Component, o.Component))
+}
+
+// By are the rows of a view: workload, namespace, component, node or container. Those of nodes end with the rests of
+// machines that several nodes share.
+func (c *Cluster) By(view string) []Row {
+	switch view {
+	case "workload":
+		return c.Workloads
+	case "namespace":
+		return c.Namespaces
+	case "component":
+		return c.Components
+	case "container":
+		return c.Containers
+	case "node":
+		var all []Row
+		for i := range c.Nodes {
+			if u := c.Nodes[i].Usage; u != nil {
+				all = append(all, Row{Node: c.Nodes[i].Name, Usage: *u})
+			}
+		}
+		for i := range c.Machines {
+			all = append(all, Row{Node: "(machine of " + strings.Join(c.Machines[i].Nodes, ", ") + ")",
+				Usage: c.Machines[i].Usage})
+		}
+		return all
+	}
+	return nil
+}
+
+// Views are the names of views.
+func Views() []string { return []string{"workload", "namespace", "component", "node", "container"} }
+
+// add adds what an owner used on a node to all that contains it.
+func (m *Merger) add(o *owner, node string, a *account) {
+	m.total.merge(a)
+	component := cmp.Or(o.component, Application)
+	if o.side == sideOther {
+		component = cmp.Or(o.component, NoRule)
+	}
+	k := key{namespace: o.namespace, kind: o.kind, workload: o.workload}
+	if o.side == sideShared {
+		k.kind, k.workload, k.component = "", "", component
+	} else if o.side == sideOther {
+		k.workload = component
+	}
+	m.row(0, k, a)
+	m.row(1, key{namespace: cmp.Or(o.namespace, NodeItself)}, a)
+	m.row(2, key{component: component}, a)
+	k = key{namespace: o.namespace, kind: o.kind, workload: o.workload, pod: o.pod, container: o.container, node: node}
+	if o.container == "" || o.pod == "" {
+		k.component = component
+	}
+	m.row(3, k, a)
+}
+
+func (m *Merger) row(view int, k key, a *account) {
+	rows := m.views[view]
+	if rows[k] == nil {
+		if len(rows) >= MaxRows {
+			k = key{namespace: OtherRows}
+			m.warn("too-many-rows", "", fmt.Sprintf("a view has more than %d rows: the others are in its row %s", MaxRows,
+				OtherRows))
+		}
+		if rows[k] == nil {
+			rows[k] = &account{}
+		}
+	}
+	rows[k].merge(a)
+}
+
+// name is a name as it is kept: of no more bytes than one of Kubernetes, and one copy of it.
+func (m *Merger) name(s string) string {
+	if kept, ok := m.names[s]; ok {
+		return kept
+	}
+	kept := strings.Clone(text.ClipTo(s, maxName))
+	m.names[kept] = kept
+	return kept
+}
+
+// warn notes a warning about a node or pod.
+func (m *Merger) warn(code, about, message string) {
+	id := code + "\x00" + message
+	w := m.warnings[id]
+	if w == nil {
+		if len(m.warnings) >= maxKinds {
+			code, message = "more-warnings", "there are more warnings than these"
+			id = code
+		}
+		if w = m.warnings[id]; w == nil {
+			w = &Warning{Code: code, Message: text.ClipLine(message, 4*maxName), About: []string{}}
+			m.warnings[id] = w
+		}
+	}
+	w.Count++
+	if about != "" && len(w.About) < maxNamed && !slices.Contains(w.About, about) {
+		w.About = append(w.About, about)
+	}
+}
+
+// add adds the budget of another machine.
+func (b *Budget) add(o *Budget) {
+	b.CPUs, b.Capacity, b.Idle, b.Steal = b.CPUs+o.CPUs, b.Capacity+o.Capacity, b.Idle+o.Idle, b.Steal+o.Steal
+	b.Attributed, b.Unexplained = b.Attributed+o.Attributed, b.Unexplained+o.Unexplained
+	b.MemoryBytes = known.Sum(b.MemoryBytes, o.MemoryBytes)
+}

@@ -1,0 +1,496 @@
+package cluster
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"tare/internal/lib/known"
+	"tare/internal/scale/ledger"
+)
+
+// Bounds on the figures of one node, so that no sum of MaxNodes overflows.
+const (
+	maxFigure  = 1e15 // nanoseconds or bytes of all its groups, each with those above it
+	maxCPUs    = 1e6
+	minSeconds = 1e-3
+)
+
+// Components of what no rule can name, for it is in no control group.
+const (
+	kernelThreads = "kernel threads"
+	rootProcesses = "root group"
+	interrupts    = "interrupts"
+	otherBPF      = "ebpf"
+	self          = "tare"
+	sidecar       = "sidecar"
+	pause         = "pause"
+	podSandbox    = "(sandbox)" // as of ledger.Name.Container
+)
+
+// owner is whom something that was used on a node belongs to.
+type owner struct {
+	side                                                 side
+	namespace, kind, workload, pod, container, component string
+}
+
+// within says whether an owner is a part of the same pod as another, and on the same side.
+func (o *owner) within(other *owner) bool {
+	return o.pod != "" && o.pod == other.pod && o.namespace == other.namespace && o.side == other.side
+}
+
+// node is the work of merging one node.
+type node struct {
+	*Node
+	m       *Merger
+	l       *ledger.Ledger
+	machine *machine // that others share; nil where there is none
+	cells   map[owner]*account
+	owners  map[string]*owner // by path of a group
+	all     metrics           // of all groups in the ledger, those of others included
+}
+
+// plausible says what is wrong with a ledger, so that no sum overflows.
+func plausible(l *ledger.Ledger) error {
+	if l == nil {
+		return nil
+	}
+	s := l.Window.Seconds
+	switch {
+	case l.Schema != ledger.Schema:
+		return errors.New("its answer is not a ledger")
+	case !(s >= minSeconds && s <= 1e6):
+		return fmt.Errorf("the window of its ledger lasts %v s", s)
+	}
+	sums := [2]float64{}
+	count := func(i int, v float64) { sums[i] += math.Abs(v) }
+	for _, v := range []float64{l.CPU.Capacity, l.CPU.Idle, l.CPU.Steal, l.CPU.Attributed, l.CPU.Unexplained} {
+		count(0, v)
+	}
+	for i := range l.CPU.Lines {
+		count(0, l.CPU.Lines[i].Seconds)
+	}
+	for i := range l.Cgroups {
+		g := &l.Cgroups[i]
+		count(0, known.Or(g.CPUSeconds, 0))
+		if m := g.Memory; m != nil {
+			count(1, float64(known.Or(m.Hard, 0)))
+			count(1, float64(known.Or(m.Soft, 0)))
+			count(1, float64(known.Or(m.WorkingSet, 0)))
+		}
+	}
+	if !(sums[0]*1e9 <= maxFigure && sums[0]/s <= maxCPUs && sums[1] <= maxFigure) {
+		return errors.New("its ledger has figures that cannot be")
+	}
+	return nil
+}
+
+// merge adds a node with a ledger.
+func (m *Merger) merge(n *Node, a *NodeAccount) {
+	w := &node{Node: n, m: m, l: n.Ledger, cells: map[owner]*account{}, owners: map[string]*owner{}}
+	if identity := m.o.Machines[n.Name]; n.Root != "" || m.sharing[identity] > 1 && identity != "" {
+		w.machine = m.machineOf(cmp.Or(identity, n.Name))
+	}
+	w.window(a)
+	w.groups()
+	w.all[cpus] = int64(math.Round(float64(w.all[cpu]) / w.l.Window.Seconds))
+	w.takeSelf()
+	rest := w.rest()
+	w.programs(rest)
+	w.maps()
+	w.sandboxes()
+	delete(w.cells, owner{side: sideElsewhere})
+	if m.o.Spread {
+		spread(w.cells)
+	}
+	var total account
+	for o, cell := range w.cells {
+		w.perCPU(cell)
+		m.add(&o, n.Name, cell)
+		total.merge(cell)
+	}
+	a.Usage = new(total.usage(false))
+	a.BPFUnsplit = w.l.CPU.BPFUnsplit
+	a.Reserve = w.reserve()
+	w.account(a, &total)
+	w.foreignWarnings()
+}
+
+// account gives the node its budget, or the machine that it shares its part.
+func (w *node) account(a *NodeAccount, total *account) {
+	budget := budgetOf(w.l)
+	budget.MemoryBytes = w.Capacity.MemoryBytes
+	if w.machine == nil {
+		a.Budget = &budget
+		return
+	}
+	a.Machine = &w.machine.index
+	k := &w.machine.kept
+	if len(k.Nodes) == 0 {
+		k.Budget = budget
+	}
+	k.Nodes = append(k.Nodes, w.Name)
+	for f, n := range total.gross() {
+		w.machine.placed[f] += n
+		w.machine.groups[f] = max(w.machine.groups[f], w.all[f])
+	}
+}
+
+func budgetOf(l *ledger.Ledger) Budget {
+	c := &l.CPU
+	return Budget{CPUs: float64(l.Host.CPUs), Capacity: c.Capacity, Idle: c.Waited(), Steal: c.Steal,
+		Attributed: c.Attributed, Unexplained: c.Unexplained}
+}
+
+// window notes when the node's window was, by the asker's clock, and warns where it was another than was asked for.
+func (w *node) window(a *NodeAccount) {
+	offset := time.Duration(known.Or(w.Clock.OffsetSeconds, 0) * float64(time.Second))
+	start, end := w.l.Window.Start.Add(-offset), w.l.Window.End.Add(-offset)
+	a.Start, a.End = &start, &end
+	d := &w.m.doc
+	if w.m.o.Start.IsZero() {
+		if d.Start.IsZero() || start.Before(d.Start) {
+			d.Start = start
+		}
+		if end.After(d.End) {
+			d.End = end
+		}
+		return
+	}
+	if w.Clock.OffsetSeconds == nil {
+		w.m.warn("clock-unknown", w.Name, "the offset of these nodes' clocks was not measured: their windows may be other "+
+			"ones than that of the cluster")
+		return
+	}
+	apart := max(start.Sub(d.Start).Abs(), end.Sub(d.End).Abs()).Seconds() + known.Or(w.Clock.UncertaintySeconds, 0)
+	if tolerated := 0.1 * d.End.Sub(d.Start).Seconds(); apart > tolerated {
+		w.m.warn("window-apart", w.Name, "the windows of these nodes may be off from that of the cluster by more than a "+
+			"tenth of its length")
+	}
+}
+
+// cell is the account of an owner.
+func (w *node) cell(o owner) *account {
+	c := w.cells[o]
+	if c == nil {
+		if len(w.cells) >= maxCells {
+			w.m.warn("too-many-owners", w.Name, fmt.Sprintf("the ledgers of these nodes have more than %d containers and "+
+				"components: the others have no names", maxCells))
+			o = owner{side: o.side, namespace: OtherRows, workload: OtherRows}
+			if c = w.cells[o]; c != nil {
+				return c
+			}
+		}
+		c = &account{}
+		w.cells[o] = c
+	}
+	return c
+}
+
+// groups adds CPU time and memory by owner. A group's counters hold those of the groups below it: where an owner begins
+// inside another, its top group is added to the one and taken from the other.
+func (w *node) groups() {
+	order := make([]*ledger.Cgroup, 0, len(w.l.Cgroups))
+	for i := range w.l.Cgroups {
+		if g := &w.l.Cgroups[i]; g.Path != "/" && g.Path != "" {
+			order = append(order, g)
+		}
+	}
+	slices.SortStableFunc(order, func(a, b *ledger.Cgroup) int { return cmp.Compare(len(a.Path), len(b.Path)) })
+	for _, g := range order {
+		over := ledger.Above(w.owners, g.Path)
+		o := w.ownerOf(g)
+		if w.owners[g.Path] == nil {
+			w.owners[g.Path] = &o
+		}
+		if over != nil && o == *over {
+			continue
+		}
+		w.move(g, &o, over)
+	}
+}
+
+// move adds the counters of a group to its owner, and takes them from the one above.
+func (w *node) move(g *ledger.Cgroup, o, over *owner) {
+	m := cmp.Or(g.Memory, new(ledger.Memory))
+	if g.Vanished {
+		m = &ledger.Memory{Hard: new(int64), Soft: new(int64), WorkingSet: new(uint64)} // what has gone holds nothing
+	}
+	for f, v := range map[int]*int64{
+		cpu: whole(g.CPUSeconds, 1e9), hard: m.Hard, soft: m.Soft,
+		workingSet: known.As(m.WorkingSet, func(n uint64) int64 { return int64(n) }),
+	} {
+		switch {
+		case v != nil:
+			w.cell(*o).add(f, o.in(), *v)
+			if over != nil {
+				w.cell(*over).add(f, over.in(), -*v)
+			} else {
+				w.all[f] += *v
+			}
+		case over != nil && o.within(over): // it is in the figure of its pod
+		default:
+			w.cell(*o).mark(f, o.in(), over == nil)
+			if over != nil {
+				w.cell(*over).mark(f, over.in(), false)
+			}
+		}
+	}
+}
+
+// in is the side that sums are on.
+func (o *owner) in() side {
+	if o.side == sideElsewhere {
+		return sideOther
+	}
+	return o.side
+}
+
+// give moves a part of what one owner used to another: no more than it has.
+func (w *node) give(from, to owner, figure int, n int64) int64 {
+	if from == to {
+		return 0
+	}
+	a := w.cell(from)
+	n = min(n, max(a.sums[figure][from.in()], 0))
+	if n > 0 {
+		a.add(figure, from.in(), -n)
+		w.cell(to).add(figure, to.in(), n)
+	}
+	return n
+}
+
+func shared(component string) owner { return owner{side: sideShared, component: component} }
+
+// line is a line of the node's budget in nanoseconds; 0 where it has none.
+func (w *node) line(name string) int64 {
+	for i := range w.l.CPU.Lines {
+		if x := &w.l.CPU.Lines[i]; x.Name == name {
+			return known.Or(whole(&x.Seconds, 1e9), 0)
+		}
+	}
+	return 0
+}
+
+// takeSelf takes the CPU time of the scale itself out of the group that it runs in.
+func (w *node) takeSelf() {
+	if path := w.l.Self.Cgroup; path != nil {
+		if o := ledger.At(w.owners, *path); o != nil && o.component != self && o.side != sideElsewhere {
+			w.give(*o, shared(self), cpu, w.line(ledger.LineSelf))
+		}
+	}
+}
+
+// rest adds what is attributed to no group below the root: threads of the kernel, processes in the root group,
+// interrupts, and what eBPF programs ran above these. It returns the owner of the last.
+func (w *node) rest() owner {
+	last := owner{side: sideShared, component: otherBPF}
+	lines := []struct {
+		component string
+		ns        int64
+	}{{kernelThreads, w.line(ledger.LineKernel)}, {rootProcesses, w.line(ledger.LineRoot)},
+		{interrupts, w.line(ledger.LineInterrupts)}}
+	if path := w.l.Self.Cgroup; path == nil || *path == "/" || *path == "" {
+		lines = append(lines, struct {
+			component string
+			ns        int64
+		}{self, w.line(ledger.LineSelf)})
+	}
+	left := known.Or(whole(&w.l.CPU.Attributed, 1e9), 0) - w.all[cpu]
+	to := func(o owner, ns int64) {
+		if ns == 0 {
+			return
+		}
+		if w.machine == nil {
+			w.cell(o).add(cpu, o.side, ns)
+		} else if len(w.machine.kept.Nodes) == 0 {
+			w.machine.add(w.m, o, ns, w.l.Window.Seconds)
+		}
+	}
+	for _, x := range lines {
+		to(shared(x.component), x.ns)
+		left -= x.ns
+	}
+	to(last, left)
+	return last
+}
+
+// perCPU sets the CPUs of an account by the length of the node's window.
+func (w *node) perCPU(a *account) {
+	for s := range sides {
+		a.sums[cpus][s] = int64(math.Round(float64(a.sums[cpu][s]) / w.l.Window.Seconds))
+	}
+	a.unknown[cpus], a.in[cpus], a.missing[cpus] = a.unknown[cpu], a.in[cpu], a.missing[cpu]
+}
+
+// programs gives the run time of eBPF programs to whom it belongs: what those of infrastructure ran above the tasks of
+// a workload is tare of that pod.
+func (w *node) programs(rest owner) {
+	if w.l.Programs == nil {
+		w.m.warn("no-ebpf", w.Name, "the eBPF programs of these nodes could not be read: what those of infrastructure ran "+
+			"above workloads is in the net of these")
+		for o, cell := range w.cells {
+			cell.mark(bpf, o.in(), true)
+		}
+		return
+	}
+	apart := w.l.Host.IRQTime != nil && *w.l.Host.IRQTime
+	for i := range w.l.Programs {
+		p := &w.l.Programs[i]
+		ran, counted := p.RanSeconds()
+		if !counted || p.Own {
+			continue
+		}
+		kept := 1.0 // of the run time, without what was stolen
+		if *p.RunSeconds > 0 {
+			kept = ran / *p.RunSeconds
+		}
+		for _, s := range p.Shares {
+			if s.Cgroup != nil {
+				w.share(p, *s.Cgroup, known.Or(whole(new(s.Seconds*kept), 1e9), 0),
+					apart && s.Context != ledger.Task, rest)
+			}
+		}
+	}
+}
+
+// share gives one share of a program's run time. apart says that no group's CPU time contains it.
+func (w *node) share(p *ledger.Program, path string, ns int64, apart bool, rest owner) {
+	component := w.m.name(cmp.Or(p.Component, otherBPF))
+	at := ledger.At(w.owners, path)
+	if at == nil { // the root group, or above an idle CPU
+		if p.Charge == ledger.ChargeTare && w.machine == nil {
+			w.cell(shared(component)).add(bpf, sideShared, w.give(rest, shared(component), cpu, ns))
+		}
+		return
+	}
+	if at.side == sideElsewhere {
+		return
+	}
+	from, to := *at, *at
+	if apart {
+		from = rest
+	}
+	if p.Charge == ledger.ChargeTare && at.side == sideNet {
+		to.side, to.component = sidePod, component
+	} else if p.Charge == ledger.ChargeTare && at.side == sideOther {
+		to = shared(component)
+	}
+	switch {
+	case from == to:
+		w.cell(to).add(bpf, to.in(), max(min(ns, w.cell(to).sums[cpu][to.in()]), 0))
+	case p.Charge == ledger.ChargeTare:
+		w.cell(to).add(bpf, to.in(), w.give(from, to, cpu, ns))
+	}
+}
+
+// maps gives the memory of infrastructure's maps that a workload's groups are charged for to that infrastructure.
+func (w *node) maps() {
+	for i := range w.l.Maps {
+		x := &w.l.Maps[i]
+		if x.Charge != ledger.ChargeTare || x.ChargedTo == nil || x.Bytes == nil || *x.Bytes > maxFigure {
+			continue
+		}
+		at := ledger.At(w.owners, *x.ChargedTo)
+		if at == nil || at.side != sideNet {
+			continue
+		}
+		to := *at
+		to.side, to.component = sidePod, w.m.name(cmp.Or(x.Component, otherBPF))
+		w.give(*at, to, hard, int64(*x.Bytes))
+		w.give(*at, to, workingSet, int64(*x.Bytes))
+	}
+}
+
+// sandboxes gives pods the CPU time of processes that serve them alone, such as shims, which are in the groups of
+// others, and tells those in their groups, such as virtual machine monitors, from the application.
+func (w *node) sandboxes() {
+	for i := range w.l.Sandboxes {
+		box := &w.l.Sandboxes[i]
+		if box.Pod == nil {
+			continue
+		}
+		pod, known := w.pod(&ledger.Name{Namespace: box.Pod.Namespace, Pod: box.Pod.Name, PodUID: box.Pod.UID})
+		if !known {
+			continue
+		}
+		serves := map[string]bool{}
+		for _, c := range box.Components {
+			serves[c.Component] = c.Charge == ledger.ChargeTare
+		}
+		for j := range box.Processes {
+			p := &box.Processes[j]
+			own := whole(p.CPU, 1e9)
+			for _, t := range p.Threads {
+				if ns := whole(t.CPU, 1e9); ns != nil {
+					if own != nil {
+						*own -= *ns
+					}
+					w.serve(pod, serves, t.Component, t.CPUCgroup, *ns)
+				}
+			}
+			if own != nil {
+				w.serve(pod, serves, p.Component, p.CPUCgroup, *own)
+			}
+		}
+	}
+}
+
+// serve gives a pod what one of its processes used in a group.
+func (w *node) serve(pod owner, serves map[string]bool, component, path string, ns int64) {
+	at := ledger.At(w.owners, path)
+	if at == nil || !serves[component] || at.side == sidePod || at.side == sideElsewhere ||
+		at.side == sideShared && at.pod != "" {
+		return
+	}
+	to := pod
+	to.side, to.component = sidePod, w.m.name(component)
+	if at.pod == pod.pod && at.namespace == pod.namespace {
+		to.container = at.container
+	}
+	w.give(*at, to, cpu, ns)
+}
+
+// reserve compares what the node holds back with what serves it and is in no pod.
+func (w *node) reserve() *Reserve {
+	r := &Reserve{Capacity: w.Capacity, Allocatable: w.Allocatable}
+	r.Reserved.CPUs = known.Sum(w.Capacity.CPUs, known.Minus(w.Allocatable.CPUs))
+	r.Reserved.MemoryBytes = known.Sum(w.Capacity.MemoryBytes, known.Minus(w.Allocatable.MemoryBytes))
+	var own account
+	for o, cell := range w.cells {
+		if o.side == sideShared && o.pod == "" {
+			own.merge(cell)
+		}
+	}
+	if own.unknown[cpus] == 0 {
+		r.Used.CPUs = new(float64(own.gross()[cpus]) / 1e9)
+		r.Suggested.CPUs = new(math.Ceil(*r.Used.CPUs*HeadroomCPU/StepCPUs) * StepCPUs)
+	}
+	if own.unknown[workingSet] == 0 {
+		r.Used.MemoryBytes = new(own.gross()[workingSet])
+		r.Suggested.MemoryBytes = new(int64(math.Ceil(float64(*r.Used.MemoryBytes)*HeadroomMemory/StepMemory)) * StepMemory)
+	}
+	return r
+}
+
+// foreignWarnings passes on the warnings of the node's ledger, each code once.
+func (w *node) foreignWarnings() {
+	seen := map[string]bool{}
+	for _, x := range w.l.Warnings {
+		if code := w.m.name(x.Code); !seen[code] && len(seen) < maxNamed {
+			seen[code] = true
+			w.m.warn("node-"+code, w.Name, "warnings of the nodes' ledgers; see docs/troubleshooting.md for "+code)
+		}
+	}
+	if left := known.Or(w.l.CPU.BPFUnsplit, 0); left > 0.01*w.l.CPU.Attributed {
+		w.m.warn("ebpf-unsplit", w.Name, "samples could not place more than 1 % of the CPU time of these nodes, which eBPF "+
+			"programs ran: it is in the figures of whoever ran them")
+	}
+}
+
+// normal is a pod's UID as the API has it: systemd's names of groups have underscores.
+func normal(uid string) string { return strings.ReplaceAll(uid, "_", "-") }

@@ -1,0 +1,132 @@
+package cluster
+
+import (
+	"strings"
+
+	"tare/internal/scale/ledger"
+)
+
+// ownerOf is whom a group belongs to.
+func (w *node) ownerOf(g *ledger.Cgroup) owner {
+	if w.Root != "" && g.Path != w.Root && !strings.HasPrefix(g.Path, strings.TrimSuffix(w.Root, "/")+"/") {
+		return owner{side: sideElsewhere}
+	}
+	if n := g.Name; n != nil && (n.PodUID != "" || n.Pod != "") {
+		o, _ := w.pod(n)
+		if o.side == sideElsewhere {
+			return o
+		}
+		return w.inPod(o, g)
+	}
+	if w.machine != nil && w.Root == "" {
+		return owner{side: sideElsewhere}
+	}
+	switch g.Charge {
+	case ledger.ChargeTare, ledger.ChargeSelf:
+		component := w.m.name(g.Component)
+		if g.Charge == ledger.ChargeSelf {
+			component = self
+		}
+		if namespace, name, found := strings.Cut(g.Workload, "/"); found {
+			// a unit of systemd, or a group outside of pods, that serves one
+			if o, known := w.pod(&ledger.Name{Namespace: namespace, Pod: name}); known && o.side != sideElsewhere {
+				o.side, o.component = sidePod, component
+				return o
+			}
+		}
+		return shared(component)
+	case ledger.ChargeWorkload, ledger.ChargeLoad:
+		return owner{side: sideNet, workload: w.m.name(g.Workload), component: ""}
+	}
+	if strings.Contains(g.Path, "kubepods") {
+		return owner{side: sideOther, component: "pods that ended"}
+	}
+	return owner{side: sideOther}
+}
+
+// pod is the owner of what belongs to a pod, by the names that the cluster has for it. It is false where the cluster
+// does not know it.
+func (w *node) pod(n *ledger.Name) (o owner, known bool) {
+	p := w.m.byUID[n.PodUID]
+	if p == nil {
+		p = w.m.byUID[normal(n.PodUID)]
+	}
+	if p == nil && n.PodUID == "" {
+		p = w.m.byName[[2]string{n.Namespace, n.Pod}]
+	}
+	about := func(namespace, pod string) string { return w.Name + ": " + w.m.name(namespace) + "/" + w.m.name(pod) }
+	switch known = p != nil; {
+	case !known && w.machine != nil && w.Root == "":
+		return owner{side: sideElsewhere}, false // who knows of which node it is
+	case !known:
+		name := n.Pod
+		if name == "" {
+			name = n.PodUID
+		}
+		w.m.warn("pod-unknown", about(n.Namespace, name), "the nodes have control groups of pods that the cluster does not "+
+			"know: they ended, or began after the cluster was asked; their names are those on the node")
+		p = &Pod{Namespace: n.Namespace, Name: name}
+	case p.Node != "" && p.Node != w.Name && w.machine != nil:
+		return owner{side: sideElsewhere}, true // of another node on this machine
+	case p.Node != "" && p.Node != w.Name:
+		w.m.warn("pod-elsewhere", about(p.Namespace, p.Name), "the cluster says that these pods are on another node than the "+
+			"one that has their control groups; they are counted where the groups are")
+	case n.Pod != "" && n.Pod != p.Name || n.Namespace != "" && n.Namespace != p.Namespace:
+		w.m.warn("pod-renamed", about(p.Namespace, p.Name), "the nodes have other names for these pods than the cluster, which "+
+			"are those that count")
+	}
+	if w.m.o.Match != nil && !w.m.o.Match(p) {
+		return owner{namespace: OtherPods, workload: OtherPods, pod: OtherPods}, known
+	}
+	o = owner{namespace: w.m.name(p.Namespace), kind: w.m.name(p.OwnerKind), workload: w.m.name(p.Owner),
+		pod: w.m.name(p.Name)}
+	if o.workload == "" {
+		o.kind, o.workload = "Pod", o.pod
+	}
+	return o, known
+}
+
+// inPod completes the owner of a group in a pod. The ledger says which side it is on; the cluster knows which containers
+// are sidecars, unless a rule that people wrote names them.
+func (w *node) inPod(o owner, g *ledger.Cgroup) owner {
+	container := g.Name.Container
+	if container == "" && g.Name.ContainerID != "" {
+		container = g.Name.ContainerID[:min(len(g.Name.ContainerID), 12)]
+	}
+	if o.container = w.m.name(container); o.pod == OtherPods {
+		o.container = ""
+	}
+	o.component = w.m.name(g.Component)
+	switch {
+	case g.Charge == ledger.ChargeSelf:
+		o.side, o.component = sideShared, self
+	case g.Charge == ledger.ChargeTare && g.Workload == "":
+		o.side = sideShared
+	case g.Charge == ledger.ChargeTare:
+		o.side = sidePod
+	case container == podSandbox:
+		o.side, o.component = sidePod, pause
+	case w.isSidecar(g.Name, container) && (g.Rule == "" || strings.HasPrefix(g.Rule, "profile ")):
+		o.side, o.component = sidePod, sidecar
+	default:
+		o.side = sideNet
+	}
+	return o
+}
+
+// isSidecar says whether the cluster knows a container as one.
+func (w *node) isSidecar(n *ledger.Name, container string) bool {
+	p := w.m.byUID[normal(n.PodUID)]
+	if p == nil {
+		p = w.m.byName[[2]string{n.Namespace, n.Pod}]
+	}
+	if p == nil || container == "" {
+		return false
+	}
+	for _, c := range p.Containers {
+		if c.Name == container {
+			return c.Class == Sidecar || c.Class == Injected
+		}
+	}
+	return false
+}
