@@ -4,7 +4,7 @@
 // It holds types and arithmetic only: it asks no API and no node. Names come from the cluster, identity from the kernel:
 // a pod is found by the UID that its control groups have. Its JSON form is a contract (schema tare.cluster/v1).
 //
-// Units are seconds and bytes. A pointer field is null where the figure is not known; null is not zero.
+// Units are seconds and bytes. A pointer field is nil where the figure is not known, which is not zero.
 package cluster
 
 import (
@@ -29,13 +29,13 @@ type Node struct {
 	Capacity, Allocatable Resources
 }
 
-// Clock is a node's clock, compared with the one of whoever asked the nodes.
+// Clock is a node's clock, compared with that of the machine that asked the nodes.
 type Clock struct {
-	OffsetSeconds      *float64 `json:"offset_seconds"`      // the node's minus the asker's; null where it was not measured
+	OffsetSeconds      *float64 `json:"offset_seconds"`      // the node's minus the asker's; nil where it was not measured
 	UncertaintySeconds *float64 `json:"uncertainty_seconds"` // the true offset is within this of it
 }
 
-// Resources are amounts as Kubernetes counts them; null where they are not known.
+// Resources are amounts as Kubernetes counts them; nil where they are not known.
 type Resources struct {
 	CPUs        *float64 `json:"cpus"`
 	MemoryBytes *int64   `json:"memory_bytes"`
@@ -83,6 +83,8 @@ type Options struct {
 	// Spread spreads what serves a node over its workloads: CPU time in proportion to gross CPU time, and each kind of
 	// memory in proportion to gross memory of that kind. What a node without workloads uses stays shared.
 	Spread bool
+	// Containers asks for rows of containers, of which a large cluster has hundreds of thousands.
+	Containers bool
 	// Match says which pods have rows of their own; nil: all. What others use is in rows "other pods", so that sums stay.
 	Match func(*Pod) bool
 }
@@ -117,7 +119,7 @@ type Budget struct {
 	Steal       float64 `json:"steal_seconds"`
 	Attributed  float64 `json:"attributed_seconds"`
 	Unexplained float64 `json:"unexplained_seconds"`
-	// MemoryBytes is the memory of the machines, as the cluster says it; null where one is not known.
+	// MemoryBytes is the memory of the machines, as the cluster says it; nil where one is not known.
 	MemoryBytes *int64 `json:"memory_bytes"`
 }
 
@@ -132,7 +134,7 @@ type Usage struct {
 	WorkingSet Split `json:"memory_working_set_bytes"`
 }
 
-// Split is one figure of Usage. Where a part of it is not known, what contains that part is null, the figures "at least"
+// Split is one figure of Usage. Where a part of it is not known, what contains that part is nil, the figures "at least"
 // are the sums of what is known, and Unknown says how many parts are not.
 type Split struct {
 	Gross *float64 `json:"gross"`
@@ -162,16 +164,17 @@ type Row struct {
 // NodeAccount is one node.
 type NodeAccount struct {
 	Name   string     `json:"name"`
-	Failed string     `json:"failed,omitempty"` // why it did not answer; everything below is then null
+	Failed string     `json:"failed,omitempty"` // why it did not answer; everything below is then nil
 	Start  *time.Time `json:"start"`            // by the asker's clock, as far as the offset is known
 	End    *time.Time `json:"end"`
 	Clock  Clock      `json:"clock"`
-	// Machine is the index in Cluster.Machines of the machine that it shares; null where it has one to itself.
+	// Machine is the index in Cluster.Machines of the machine that it shares; nil where it has one to itself.
 	Machine *int `json:"machine"`
-	// Budget closes by itself. It is null for a node that shares its machine: that has the budget.
+	// Budget closes by itself. It is nil for a node that shares its machine: that has the budget.
 	Budget     *Budget  `json:"budget"`
 	BPFUnsplit *float64 `json:"bpf_unsplit_seconds"` // run time of eBPF programs that samples could not place
 	Usage      *Usage   `json:"usage"`
+	Components []Row    `json:"components"` // the rows add up to Usage
 	Reserve    *Reserve `json:"reserve"`
 }
 

@@ -84,6 +84,7 @@ func nodeOf(i int, l *ledger.Ledger) *Node {
 
 // merged is the account of n such nodes.
 func merged(o Options, n int) *Cluster {
+	o.Containers = true
 	m := New(podsOf(n), o)
 	for i := range n {
 		m.Add(nodeOf(i, nodeLedger(i)))

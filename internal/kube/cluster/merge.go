@@ -122,7 +122,9 @@ func (m *Merger) Finish() *Cluster {
 	slices.SortFunc(d.Nodes, func(a, b NodeAccount) int { return cmp.Compare(a.Name, b.Name) })
 	d.Total = m.total.usage(false)
 	for i, to := range []*[]Row{&d.Workloads, &d.Namespaces, &d.Components, &d.Containers} {
-		*to = rows(m.views[i])
+		if i < len(m.views)-1 || m.o.Containers {
+			*to = rows(m.views[i])
+		}
 		m.views[i] = nil
 	}
 	for _, w := range m.warnings {
@@ -186,13 +188,18 @@ func (c *Cluster) By(view string) []Row {
 // Views are the names of views.
 func Views() []string { return []string{"workload", "namespace", "component", "node", "container"} }
 
+// part is the component that something is a part of.
+func (o *owner) part() string {
+	if o.component == "" && o.side == sideOther {
+		return NoRule
+	}
+	return cmp.Or(o.component, Application)
+}
+
 // add adds what an owner used on a node to all that contains it.
 func (m *Merger) add(o *owner, node string, a *account) {
 	m.total.merge(a)
-	component := cmp.Or(o.component, Application)
-	if o.side == sideOther {
-		component = cmp.Or(o.component, NoRule)
-	}
+	component := o.part()
 	k := key{namespace: o.namespace, kind: o.kind, workload: o.workload}
 	if o.side == sideShared {
 		k.kind, k.workload, k.component = "", "", component
@@ -202,6 +209,9 @@ func (m *Merger) add(o *owner, node string, a *account) {
 	m.row(0, k, a)
 	m.row(1, key{namespace: cmp.Or(o.namespace, NodeItself)}, a)
 	m.row(2, key{component: component}, a)
+	if !m.o.Containers {
+		return
+	}
 	k = key{namespace: o.namespace, kind: o.kind, workload: o.workload, pod: o.pod, container: o.container, node: node}
 	if o.container == "" || o.pod == "" {
 		k.component = component

@@ -108,12 +108,18 @@ func (m *Merger) merge(n *Node, a *NodeAccount) {
 		spread(w.cells)
 	}
 	var total account
+	components := map[key]*account{}
 	for o, cell := range w.cells {
 		w.perCPU(cell)
 		m.add(&o, n.Name, cell)
 		total.merge(cell)
+		of := key{component: o.part()}
+		if components[of] == nil {
+			components[of] = &account{}
+		}
+		components[of].merge(cell)
 	}
-	a.Usage = new(total.usage(false))
+	a.Usage, a.Components = new(total.usage(false)), rows(components)
 	a.BPFUnsplit = w.l.CPU.BPFUnsplit
 	a.Reserve = w.reserve()
 	w.account(a, &total)
@@ -488,7 +494,7 @@ func (w *node) foreignWarnings() {
 	}
 	if left := known.Or(w.l.CPU.BPFUnsplit, 0); left > 0.01*w.l.CPU.Attributed {
 		w.m.warn("ebpf-unsplit", w.Name, "samples could not place more than 1 % of the CPU time of these nodes, which eBPF "+
-			"programs ran: it is in the figures of whoever ran them")
+			"programs ran: it is in the figures of those that ran them")
 	}
 }
 
