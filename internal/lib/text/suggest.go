@@ -1,6 +1,6 @@
 // Package text prepares text for messages and logs: it suggests the right name for a misspelt one (suggest.go), makes
-// text from untrusted sources safe to print (printable.go, json.go), and compiles regular expressions on first use
-// (regexp.go).
+// text from untrusted sources safe to print (printable.go, json.go), lays out tables and prose (table.go), writes JSON
+// (write.go), and compiles regular expressions on first use (regexp.go).
 package text
 
 import (

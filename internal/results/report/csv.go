@@ -8,10 +8,10 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 
 	"tare/internal/experiment/record"
 	"tare/internal/lib/lists"
+	"tare/internal/lib/text"
 	"tare/internal/results/analysis"
 	"tare/internal/scale/ledger"
 )
@@ -76,17 +76,7 @@ func CSV(w io.Writer, s *analysis.Summary, run record.Run) error {
 	return nil
 }
 
-// cell is text as a cell of a table.
-func cell(text string) string {
-	text = clean(text)
-	if text == "" || !strings.ContainsRune("=+-@", rune(text[0])) {
-		return text
-	}
-	if _, err := strconv.ParseFloat(text, 64); err == nil {
-		return text // a number, such as a level below 0
-	}
-	return "'" + text
-}
+func cell(s string) string { return text.Cell(s) }
 
 func decimal(v *float64) string { return formatted(v, 'g') }
 

@@ -8,6 +8,7 @@ import (
 
 	"tare/internal/experiment/record"
 	"tare/internal/lib/lists"
+	"tare/internal/lib/text"
 	"tare/internal/results/analysis"
 )
 
@@ -86,24 +87,6 @@ func everyMetricMarkdown(b *strings.Builder, s *analysis.Summary, run record.Run
 	b.WriteString(grossMarkdown(s))
 }
 
-// markdownTable writes rows of text, of which the first is the head. The first left columns are aligned to the left,
-// the others to the right.
-func markdownTable(rows [][]string, left int) string {
-	var b strings.Builder
-	for i, row := range rows {
-		for _, c := range row {
-			b.WriteString("| " + escape(c) + " ")
-		}
-		b.WriteString("|\n")
-		if i == 0 {
-			b.WriteString("|" + strings.Repeat("---|", left) + strings.Repeat("---:|", len(row)-left) + "\n")
-		}
-	}
-	return b.String()
-}
+func markdownTable(rows [][]string, left int) string { return text.MarkdownTable(rows, left) }
 
-var escaper = strings.NewReplacer(`\`, `\\`, "|", `\|`, "*", `\*`, "_", `\_`, "`", "\\`", "<", "&lt;", "[", `\[`, "]",
-	`\]`, "#", `\#`)
-
-// escape keeps what stands in a record from being read as Markdown or HTML.
-func escape(s string) string { return escaper.Replace(clean(s)) }
+func escape(s string) string { return text.Markdown(s) }

@@ -5,7 +5,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/charmbracelet/lipgloss"
@@ -13,6 +12,7 @@ import (
 
 	"tare/internal/experiment/record"
 	"tare/internal/lib/lists"
+	"tare/internal/lib/text"
 	"tare/internal/results/analysis"
 	"tare/internal/scale/ledger"
 )
@@ -47,9 +47,9 @@ func Text(w io.Writer, s *analysis.Summary, run record.Run, o Options) error {
 	return put(w, t.b.String(), "the report")
 }
 
-// put writes a text at once; the error says what it is.
-func put(w io.Writer, text, what string) error {
-	if _, err := io.WriteString(w, text); err != nil {
+// put writes a document at once; the error says what it is.
+func put(w io.Writer, document, what string) error {
+	if _, err := io.WriteString(w, document); err != nil {
 		return fmt.Errorf("writing %s: %w", what, err)
 	}
 	return nil
@@ -152,33 +152,7 @@ func (t *screen) faint(s string) string {
 }
 
 // wrap folds prose between words; lines after the first stand under its beginning.
-func (t *screen) wrap(lead, prose string) {
-	line := lead
-	empty := true
-	for _, word := range words(clean(prose)) {
-		if !empty && width(line)+1+width(word) > t.Width {
-			t.line(line)
-			line, empty = strings.Repeat(" ", width(lead)), true
-		}
-		if !empty {
-			line += " "
-		}
-		line, empty = line+word, false
-	}
-	t.line(line)
-}
-
-// words are what a line can be broken between: a number and its per cent sign stay together.
-func words(prose string) (all []string) {
-	for _, word := range strings.Fields(prose) {
-		if n := len(all); n > 0 && strings.HasPrefix(word, "%") {
-			all[n-1] += " " + word
-			continue
-		}
-		all = append(all, word)
-	}
-	return all
-}
+func (t *screen) wrap(lead, prose string) { t.b.WriteString(text.Wrap(t.Width, lead, prose)) }
 
 func (t *screen) table(head row, rows []row) {
 	rows = append([]row{head}, rows...)
@@ -212,41 +186,12 @@ func (t *screen) columns(rows [][]string, muted map[int]bool, right bool) {
 	t.line("")
 }
 
-// widthsOf are the widths of the columns of rows of text.
-func widthsOf(rows [][]string) (widths []int) {
-	for _, r := range rows {
-		for i, c := range r {
-			if i == len(widths) {
-				widths = append(widths, 0)
-			}
-			widths[i] = max(widths[i], width(clean(c)))
-		}
-	}
-	return widths
-}
+func widthsOf(rows [][]string) []int { return text.Widths(rows) }
 
-// aligned is a row of text in columns that are to the left, or all but the first to the right.
 func aligned(cells []string, widths []int, right bool) string {
-	padded := make([]string, len(cells))
-	for i, c := range cells {
-		c = clean(c)
-		pad := strings.Repeat(" ", widths[i]-width(c))
-		if padded[i] = c + pad; right && i > 0 {
-			padded[i] = pad + c
-		}
-	}
-	return strings.TrimRight(strings.Join(padded, "  "), " ")
+	return text.Aligned(cells, widths, right)
 }
 
 func width(s string) int { return utf8.RuneCountInString(s) }
 
-// clean keeps a record that came from elsewhere from steering the terminal, or from showing as other text than it is: a
-// character that is not shown as itself becomes a space.
-func clean(s string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsGraphic(r) || r == utf8.RuneError || unicode.In(r, unicode.Zl, unicode.Zp) {
-			return ' '
-		}
-		return r
-	}, s)
-}
+func clean(s string) string { return text.Clean(s) }

@@ -1,0 +1,110 @@
+package text
+
+import (
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Clean keeps text that came from elsewhere from steering the terminal, or from showing as other text than it is: a
+// character that is not shown as itself becomes a space.
+func Clean(s string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsGraphic(r) || r == utf8.RuneError || unicode.In(r, unicode.Zl, unicode.Zp) {
+			return ' '
+		}
+		return r
+	}, s)
+}
+
+// Wrap folds prose between words to lines of a width; those after the first stand under its beginning.
+func Wrap(width int, lead, prose string) string {
+	var b strings.Builder
+	line, empty := lead, true
+	end := func() { b.WriteString(strings.TrimRight(line, " ") + "\n") }
+	for _, word := range words(Clean(prose)) {
+		if !empty && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width {
+			end()
+			line, empty = strings.Repeat(" ", utf8.RuneCountInString(lead)), true
+		}
+		if !empty {
+			line += " "
+		}
+		line, empty = line+word, false
+	}
+	end()
+	return b.String()
+}
+
+// words are what a line can be broken between: a number and its per cent sign stay together.
+func words(prose string) (all []string) {
+	for _, word := range strings.Fields(prose) {
+		if n := len(all); n > 0 && strings.HasPrefix(word, "%") {
+			all[n-1] += " " + word
+			continue
+		}
+		all = append(all, word)
+	}
+	return all
+}
+
+// Widths are the widths of the columns of rows of text.
+func Widths(rows [][]string) (widths []int) {
+	for _, r := range rows {
+		for i, c := range r {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], utf8.RuneCountInString(Clean(c)))
+		}
+	}
+	return widths
+}
+
+// Aligned is a row of text in columns that are to the left, or all but the first to the right.
+func Aligned(cells []string, widths []int, right bool) string {
+	padded := make([]string, len(cells))
+	for i, c := range cells {
+		c = Clean(c)
+		pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c))
+		if padded[i] = c + pad; right && i > 0 {
+			padded[i] = pad + c
+		}
+	}
+	return strings.TrimRight(strings.Join(padded, "  "), " ")
+}
+
+// MarkdownTable writes rows of text, of which the first is the head. The first left columns are aligned to the left,
+// the others to the right.
+func MarkdownTable(rows [][]string, left int) string {
+	var b strings.Builder
+	for i, row := range rows {
+		for _, c := range row {
+			b.WriteString("| " + Markdown(c) + " ")
+		}
+		b.WriteString("|\n")
+		if i == 0 {
+			b.WriteString("|" + strings.Repeat("---|", left) + strings.Repeat("---:|", len(row)-left) + "\n")
+		}
+	}
+	return b.String()
+}
+
+var markdown = strings.NewReplacer(`\`, `\\`, "|", `\|`, "*", `\*`, "_", `\_`, "`", "\\`", "<", "&lt;", "[", `\[`, "]",
+	`\]`, "#", `\#`)
+
+// Markdown keeps text that came from elsewhere from being read as Markdown or HTML.
+func Markdown(s string) string { return markdown.Replace(Clean(s)) }
+
+// Cell is text for a cell of CSV. What a spreadsheet would take for a formula has an apostrophe before it.
+func Cell(text string) string {
+	text = Clean(text)
+	if text == "" || !strings.ContainsRune("=+-@", rune(text[0])) {
+		return text
+	}
+	if _, err := strconv.ParseFloat(text, 64); err == nil {
+		return text // a number, such as a level below 0
+	}
+	return "'" + text
+}
