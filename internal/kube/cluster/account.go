@@ -1,6 +1,10 @@
 package cluster
 
-import "math"
+import (
+	"math"
+
+	"tare/internal/lib/known"
+)
 
 // side is whose something is, as sums keep it apart.
 type side uint8
@@ -80,7 +84,7 @@ func (a *account) usage(row bool) Usage {
 		net, tare := sum[sideNet]+sum[sideOther], sum[sidePod]+sum[sideShared]
 		const ofNet, ofTare = 1<<sideNet | 1<<sideOther, 1<<sidePod | 1<<sideShared
 		lost := a.missing[f] || row && a.unknown[f] > 0
-		known := func(n int64, is bool) *float64 {
+		value := func(n int64, is bool) *float64 {
 			if !is {
 				return nil
 			}
@@ -88,19 +92,19 @@ func (a *account) usage(row bool) Usage {
 		}
 		mixed := in&ofNet != 0 && in&ofTare != 0 || lost
 		*to = Split{
-			Gross:      known(net+tare, !lost),
-			Net:        known(net, !mixed || in&ofNet == 0),
-			Tare:       known(tare, !mixed || in&ofTare == 0),
-			Shared:     known(sum[sideShared], in&(1<<sideShared) == 0),
-			Other:      known(sum[sideOther], in&(1<<sideOther) == 0),
-			NetAtLeast: float64(net) / unit, TareAtLeast: float64(tare) / unit, Unknown: int(a.unknown[f]),
+			Gross:    value(net+tare, !lost),
+			Net:      value(net, !mixed || in&ofNet == 0),
+			Tare:     value(tare, !mixed || in&ofTare == 0),
+			Shared:   value(sum[sideShared], in&(1<<sideShared) == 0),
+			Other:    value(sum[sideOther], in&(1<<sideOther) == 0),
+			NetKnown: float64(net) / unit, TareKnown: float64(tare) / unit, Unknown: int(a.unknown[f]),
 		}
 	}
 	return u
 }
 
-// GrossAtLeast is the known part of gross: all of it where gross is known.
-func (s Split) GrossAtLeast() float64 { return s.NetAtLeast + s.TareAtLeast }
+// GrossKnown is the sum of what is known of gross: all of it where gross is known.
+func (s Split) GrossKnown() float64 { return s.NetKnown + s.TareKnown }
 
 // whole is a figure in whole units of 1/per; nil where it is not known or cannot be.
 func whole(v *float64, per float64) *int64 {
@@ -108,4 +112,31 @@ func whole(v *float64, per float64) *int64 {
 		return nil
 	}
 	return new(int64(math.Round(*v * per)))
+}
+
+// Figure is one figure of Usage with the name that it has in JSON.
+type Figure struct {
+	Name string
+	Split
+}
+
+// Figures are all of them.
+func (u *Usage) Figures() []Figure {
+	return []Figure{{"cpu_seconds", u.CPU}, {"cpus", u.CPUs}, {"bpf_seconds", u.BPF}, {"memory_hard_bytes", u.Hard},
+		{"memory_soft_bytes", u.Soft}, {"memory_working_set_bytes", u.WorkingSet}}
+}
+
+// Sum is what rows used together.
+func Sum(rows []Row) (u Usage) {
+	for i, to := range []*Split{&u.CPU, &u.CPUs, &u.BPF, &u.Hard, &u.Soft, &u.WorkingSet} {
+		*to = Split{new(0.0), new(0.0), new(0.0), new(0.0), new(0.0), 0, 0, 0}
+		for j := range rows {
+			s := rows[j].Figures()[i].Split
+			to.Gross, to.Net, to.Tare = known.Sum(to.Gross, s.Gross), known.Sum(to.Net, s.Net), known.Sum(to.Tare, s.Tare)
+			to.Shared, to.Other = known.Sum(to.Shared, s.Shared), known.Sum(to.Other, s.Other)
+			to.NetKnown, to.TareKnown = to.NetKnown+s.NetKnown, to.TareKnown+s.TareKnown
+			to.Unknown += s.Unknown
+		}
+	}
+	return u
 }

@@ -134,8 +134,10 @@ type Usage struct {
 	WorkingSet Split `json:"memory_working_set_bytes"`
 }
 
-// Split is one figure of Usage. Where a part of it is not known, what contains that part is nil, the figures "at least"
-// are the sums of what is known, and Unknown says how many parts are not.
+// Split is one figure of Usage. Where a part is not known, such as the CPU time of a container that ended in the window,
+// what contains it is nil, and so is what the kernel counts together with it. NetKnown and TareKnown are then the sums of
+// what counters say: they lack the part, or have it on the side of the group around it. Unknown is how many parts there
+// are of either kind.
 type Split struct {
 	Gross *float64 `json:"gross"`
 	Net   *float64 `json:"net"`
@@ -143,10 +145,10 @@ type Split struct {
 	// Shared is the part of tare that serves a whole node; the rest serves one pod.
 	Shared *float64 `json:"shared"`
 	// Other is the part of net that no rule names: neither a workload nor infrastructure.
-	Other       *float64 `json:"other"`
-	NetAtLeast  float64  `json:"net_at_least"`
-	TareAtLeast float64  `json:"tare_at_least"`
-	Unknown     int      `json:"unknown_parts"`
+	Other     *float64 `json:"other"`
+	NetKnown  float64  `json:"net_known"`
+	TareKnown float64  `json:"tare_known"`
+	Unknown   int      `json:"unknown_parts"`
 }
 
 // Row is what one part of the cluster used. Which names it has depends on the view; those that do not apply are empty.

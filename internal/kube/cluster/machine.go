@@ -31,8 +31,10 @@ func (m *Merger) finishMachine(x *machine) {
 	for f := range figures {
 		a.add(f, sideOther, max(x.groups[f]-x.placed[f], 0))
 	}
-	m.add(&owner{side: sideOther, component: "others on the machine"}, x.label(), &a)
-	x.usage.merge(&a)
+	if a != (account{}) {
+		m.add(&owner{side: sideOther, component: "others on the machine"}, x.label(), &a)
+		x.usage.merge(&a)
+	}
 	b := &x.kept.Budget
 	b.Attributed = float64(x.usage.gross()[cpu]+x.placed[cpu]) / 1e9
 	b.Unexplained = b.Capacity - b.Idle - b.Steal - b.Attributed

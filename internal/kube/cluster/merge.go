@@ -145,7 +145,7 @@ func rows(view map[key]*account) []Row {
 		delete(view, k)
 	}
 	slices.SortFunc(all, func(a, b Row) int {
-		return cmp.Or(cmp.Compare(b.CPU.GrossAtLeast(), a.CPU.GrossAtLeast()), a.compare(&b))
+		return cmp.Or(cmp.Compare(b.CPU.GrossKnown(), a.CPU.GrossKnown()), a.compare(&b))
 	})
 	return all
 }

@@ -472,6 +472,9 @@ func (w *node) reserve() *Reserve {
 			own.merge(cell)
 		}
 	}
+	if w.machine != nil && w.Root == "" {
+		return r // which of the machine's daemons are the node's is not known
+	}
 	if own.unknown[cpus] == 0 {
 		r.Used.CPUs = new(float64(own.gross()[cpus]) / 1e9)
 		r.Suggested.CPUs = new(math.Ceil(*r.Used.CPUs*HeadroomCPU/StepCPUs) * StepCPUs)
@@ -489,7 +492,7 @@ func (w *node) foreignWarnings() {
 	for _, x := range w.l.Warnings {
 		if code := w.m.name(x.Code); !seen[code] && len(seen) < maxNamed {
 			seen[code] = true
-			w.m.warn("node-"+code, w.Name, "warnings of the nodes' ledgers; see docs/troubleshooting.md for "+code)
+			w.m.warn("node-"+code, w.Name, "warnings of the nodes' ledgers: docs/troubleshooting.md says what it means")
 		}
 	}
 	if left := known.Or(w.l.CPU.BPFUnsplit, 0); left > 0.01*w.l.CPU.Attributed {

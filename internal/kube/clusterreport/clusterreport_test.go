@@ -1,0 +1,144 @@
+package clusterreport
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"tare/internal/kube/cluster"
+	"tare/internal/kube/cluster/clustertest"
+	"tare/internal/scale/ledger"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// example is an account with a node that did not answer, one on which a container ended in the window, and a shared
+// machine.
+func example() *cluster.Cluster {
+	pods := clustertest.Pods(5)
+	m := cluster.New(pods, cluster.Options{Start: clustertest.Began.Add(-500 * time.Millisecond), Containers: true,
+		End:      clustertest.Began.Add(9500 * time.Millisecond),
+		Machines: map[string]string{"node-3": "boot-1", "node-4": "boot-1"}})
+	for i := range 5 {
+		l := clustertest.Ledger(i)
+		switch i {
+		case 3, 4: // half of the machine
+			for j := range l.Cgroups {
+				*l.Cgroups[j].CPUSeconds /= 4
+			}
+			l.CPU.Attributed, l.CPU.Idle, l.CPU.Unexplained = 3.6875, 34, 1.8125
+		case 1:
+			m.Add(&cluster.Node{Name: clustertest.Name(i), Failed: "the agent did not answer in 10 s"})
+			continue
+		case 2:
+			l.Cgroups = append(l.Cgroups, ledger.Cgroup{Path: "/kubepods/job", Vanished: true,
+				Name:    &ledger.Name{Namespace: "batch", Pod: "job-1", PodUID: "uid-job"},
+				Charged: ledger.Charged{Charge: ledger.ChargeWorkload, Workload: "batch/job-1"}})
+			l.Warn("samples-lost", "lost")
+		}
+		m.Add(clustertest.Node(i, l))
+	}
+	return m.Finish()
+}
+
+// TestGolden: each format writes what its file has.
+func TestGolden(t *testing.T) {
+	for _, f := range Formats() {
+		for _, view := range cluster.Views() {
+			if view != "workload" && f.Name != "text" {
+				continue
+			}
+			var b bytes.Buffer
+			if err := Write(&b, f.Name, example(), Options{By: view}); err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join("testdata", view+"."+f.Name)
+			if *update {
+				if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(path)
+			if err != nil || !bytes.Equal(want, b.Bytes()) {
+				t.Errorf("%s is not what the format writes (-update writes it): %v", path, err)
+			}
+		}
+	}
+}
+
+// TestFits: no line of text has more than 80 columns.
+func TestFits(t *testing.T) {
+	for _, c := range []*cluster.Cluster{example(), hostile()} {
+		for _, view := range cluster.Views() {
+			var b bytes.Buffer
+			if err := Text(&b, c, Options{By: view, Top: -1}); err != nil {
+				t.Fatal(err)
+			}
+			for line := range strings.Lines(b.String()) {
+				if n := len([]rune(strings.TrimSuffix(line, "\n"))); n > 80 && strings.Contains(line, " ") {
+					t.Errorf("%d columns: %s", n, line)
+				}
+			}
+		}
+	}
+}
+
+// names that try to leave their row.
+var names = []string{"a\x1b[2Jb\nnode-9  1.0", "<script>alert(1)</script>", strings.Repeat("x", 253), "a\u202eb|c`d`",
+	"=HYPERLINK(1)", "\"><svg onload=x>", strings.Repeat("\u00e9", 126)}
+
+// hostile is an account in which each name is such a one.
+func hostile() *cluster.Cluster {
+	pods := []cluster.Pod{}
+	m := func() *cluster.Merger { return cluster.New(pods, cluster.Options{Containers: true}) }
+	for i := range names {
+		pods = append(pods, cluster.Pod{Namespace: names[(i+1)%len(names)], Name: names[i], UID: names[i],
+			OwnerKind: names[(i+2)%len(names)], Owner: names[i]})
+	}
+	merger := m()
+	l := clustertest.Ledger(0)
+	for _, name := range names {
+		l.Cgroups = append(l.Cgroups, ledger.Cgroup{Path: "/kubepods/" + name, CPUSeconds: new(0.01),
+			Name:    &ledger.Name{PodUID: name, Container: name},
+			Memory:  &ledger.Memory{Hard: new(int64(1e6)), Soft: new(int64(1)), WorkingSet: new(uint64(1))},
+			Charged: ledger.Charged{Charge: ledger.ChargeWorkload, Workload: name}})
+		l.Warn(name, "%s", name)
+	}
+	n := clustertest.Node(0, l)
+	n.Name = names[0]
+	merger.Add(n)
+	merger.Add(&cluster.Node{Name: names[1], Failed: names[0]})
+	return merger.Finish()
+}
+
+// TestHostileNames: names keep to their rows, in every format.
+func TestHostileNames(t *testing.T) {
+	c := hostile()
+	for _, f := range Formats() {
+		for _, view := range cluster.Views() {
+			var b bytes.Buffer
+			if err := Write(&b, f.Name, c, Options{By: view, Top: -1}); err != nil {
+				t.Fatal(err)
+			}
+			out := b.String()
+			if i := strings.IndexFunc(out, func(r rune) bool { return r < ' ' && r != '\n' || r == 0x7f || r == '\u202e' }); i >= 0 &&
+				f.Name != "json" {
+				t.Errorf("%s by %s: a control character at %d", f.Name, view, i)
+			}
+			for line := range strings.Lines(out) {
+				if strings.HasPrefix(line, "node-9") || f.Name == "csv" && strings.HasPrefix(line, "=") {
+					t.Errorf("%s by %s: a name left its row: %s", f.Name, view, line)
+				}
+			}
+			if slices.Contains([]string{"html", "markdown"}, f.Name) &&
+				(strings.Contains(out, "<script") || strings.Contains(out, "<svg onload")) {
+				t.Errorf("%s by %s: a name is HTML", f.Name, view)
+			}
+		}
+	}
+}

@@ -1,0 +1,56 @@
+package clusterreport
+
+import (
+	"encoding/csv"
+	"fmt"
+	"io"
+	"strconv"
+
+	"tare/internal/kube/cluster"
+	"tare/internal/lib/text"
+)
+
+func init() {
+	register(Format{Name: "csv", Help: "a row for each figure of each row of every view, for a spreadsheet", Write: CSV})
+}
+
+// CSV writes all views (RFC 4180): a line for each figure of each row. What is not known is empty, never 0. A node that
+// did not answer has one line, with the reason as its figure's name.
+func CSV(w io.Writer, c *cluster.Cluster, _ Options) error {
+	out := csv.NewWriter(w)
+	_ = out.Write([]string{"view", "namespace", "kind", "workload", "pod", "container", "node", "component", "figure",
+		"gross", "net", "tare", "shared", "other", "net_known", "tare_known", "unknown_parts"}) // Error has the first error
+	number := func(v *float64) string {
+		if v == nil {
+			return ""
+		}
+		return strconv.FormatFloat(*v, 'f', -1, 64)
+	}
+	put := func(view string, r *cluster.Row) {
+		for _, f := range r.Figures() {
+			s := f.Split
+			_ = out.Write([]string{view, text.Cell(r.Namespace), text.Cell(r.Kind), text.Cell(r.Workload), text.Cell(r.Pod),
+				text.Cell(r.Container), text.Cell(r.Node), text.Cell(r.Component), f.Name, number(s.Gross), number(s.Net),
+				number(s.Tare), number(s.Shared), number(s.Other), number(&s.NetKnown), number(&s.TareKnown),
+				strconv.Itoa(s.Unknown)})
+		}
+	}
+	put("total", &cluster.Row{Usage: c.Total})
+	for _, view := range cluster.Views() {
+		rows := c.By(view)
+		for i := range rows {
+			put(view, &rows[i])
+		}
+	}
+	for i := range c.Nodes {
+		if n := &c.Nodes[i]; n.Failed != "" {
+			_ = out.Write([]string{"no answer", "", "", "", "", "", text.Cell(n.Name), "", text.Cell(n.Failed), "", "", "", "",
+				"", "", "", ""})
+		}
+	}
+	out.Flush()
+	if err := out.Error(); err != nil {
+		return fmt.Errorf("writing the account of the cluster as CSV: %w", err)
+	}
+	return nil
+}

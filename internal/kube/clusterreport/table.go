@@ -1,0 +1,192 @@
+package clusterreport
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+
+	"tare/internal/kube/cluster"
+	"tare/internal/lib/known"
+	"tare/internal/lib/lists"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/text"
+)
+
+// column is one of the figures in tables for people.
+type column struct {
+	head string
+	of   func(*cluster.Usage) string
+}
+
+// cell is a figure in a table: "~" stands before one of which a part is not known, and "-" for one that is not known.
+func cell(v *float64, known float64, number func(float64) string) string {
+	switch {
+	case v != nil:
+		return number(*v)
+	case known != 0:
+		return "~" + number(known)
+	}
+	return "-"
+}
+
+// cellNote says what the marks mean.
+const cellNote = "~: a part is not known, such as that of a container that ended meanwhile."
+
+func inCPUs(v float64) string {
+	if v >= 99.9995 {
+		return fixed(v, 1)
+	}
+	return fixed(v, 3)
+}
+
+func inBytes(v float64) string { return quantity.Value(v, quantity.Bytes) }
+
+func gross(s cluster.Split, number func(float64) string) string {
+	return cell(s.Gross, s.GrossKnown(), number)
+}
+func net(s cluster.Split, number func(float64) string) string { return cell(s.Net, s.NetKnown, number) }
+func tare(s cluster.Split, number func(float64) string) string {
+	return cell(s.Tare, s.TareKnown, number)
+}
+
+// columns are those of every table, and wide those that need a wide one.
+var (
+	columns = []column{
+		{"CPUs", func(u *cluster.Usage) string { return gross(u.CPUs, inCPUs) }},
+		{"net", func(u *cluster.Usage) string { return net(u.CPUs, inCPUs) }},
+		{"tare", func(u *cluster.Usage) string { return tare(u.CPUs, inCPUs) }},
+		{"hard mem.", func(u *cluster.Usage) string { return gross(u.Hard, inBytes) }},
+		{"net", func(u *cluster.Usage) string { return net(u.Hard, inBytes) }},
+		{"tare", func(u *cluster.Usage) string { return tare(u.Hard, inBytes) }},
+	}
+	wide = []column{
+		{"eBPF s", func(u *cluster.Usage) string { return gross(u.BPF, inCPUs) }},
+		{"soft mem.", func(u *cluster.Usage) string { return gross(u.Soft, inBytes) }},
+		{"working set", func(u *cluster.Usage) string { return gross(u.WorkingSet, inBytes) }},
+	}
+)
+
+// title is what a row is of. It may hold any bytes.
+func title(view string, r *cluster.Row) string {
+	join := func(parts ...string) string {
+		var have []string
+		for _, p := range parts {
+			if p != "" {
+				have = append(have, p)
+			}
+		}
+		return strings.Join(have, "/")
+	}
+	switch view {
+	case "workload":
+		switch {
+		case r.Component == "node" && r.Namespace == "":
+			return "(node) other services"
+		case r.Component != "" && r.Namespace == "":
+			return "(node) " + r.Component
+		case r.Component != "":
+			return join(r.Namespace, r.Component) + " (shared)"
+		case r.Namespace == r.Workload:
+			return r.Workload
+		}
+		return join(r.Namespace, r.Workload)
+	case "container":
+		name := join(r.Namespace, cmp.Or(r.Pod, r.Workload), cmp.Or(r.Container, r.Component))
+		return name + " on " + r.Node
+	}
+	return cmp.Or(r.Namespace, r.Component, r.Node)
+}
+
+// shown are the rows of a table, the biggest first: those beyond the limit are in one.
+func shown(c *cluster.Cluster, o Options) (all []cluster.Row, titles []string) {
+	view := o.view()
+	rows := c.By(view)
+	n := o.rows(len(rows))
+	if len(rows) == n+1 {
+		n++
+	}
+	for i := range rows[:n] {
+		all, titles = append(all, rows[i]), append(titles, title(view, &rows[i]))
+	}
+	if left := rows[n:]; len(left) > 0 {
+		all = append(all, cluster.Row{Usage: cluster.Sum(left)})
+		titles = append(titles, "other ("+quantity.Counted(len(left), view)+")")
+	}
+	return append(all, cluster.Row{Usage: c.Total}), append(titles, "total")
+}
+
+// fit is a name of at most so many characters, with its beginning and its end.
+func fit(s string, width int) string {
+	r := []rune(text.Clean(s))
+	if len(r) <= width || width < 5 {
+		return string(r)
+	}
+	tail := (width - 3) / 2
+	return string(r[:width-3-tail]) + "..." + string(r[len(r)-tail:])
+}
+
+// reserveTable compares what nodes reserve with what their daemons used.
+func reserveTable(c *cluster.Cluster, o Options) (rows [][]string, left int) {
+	rows = [][]string{{"CPUs reserved", "used", "to set", "memory reserved", "used", "to set", "node"}}
+	for i := range c.Nodes {
+		r := c.Nodes[i].Reserve
+		if r == nil {
+			continue
+		}
+		if len(rows) > o.rows(len(c.Nodes)) {
+			left++
+			continue
+		}
+		cpus := func(v *float64) string { return cell(v, 0, inCPUs) }
+		bytes := func(n *int64) string {
+			return cell(known.As(n, func(n int64) float64 { return float64(n) }), 0, inBytes)
+		}
+		rows = append(rows, []string{cpus(r.Reserved.CPUs), cpus(r.Used.CPUs), cpus(r.Suggested.CPUs),
+			bytes(r.Reserved.MemoryBytes), bytes(r.Used.MemoryBytes), bytes(r.Suggested.MemoryBytes), c.Nodes[i].Name})
+	}
+	return rows, left
+}
+
+// reserveNote says what the columns are.
+var reserveNote = fmt.Sprintf("Reserved is capacity less allocatable. Used is what serves the node and is in no pod: CPUs, "+
+	"and the working set of memory. To set: used times %v for CPUs and times %v for memory, rounded up. One window shows no "+
+	"peak: weigh under load before setting it.", cluster.HeadroomCPU, cluster.HeadroomMemory)
+
+// remarks are what to know of the account: machines that nodes share, nodes that did not answer, and warnings.
+func remarks(c *cluster.Cluster) (all [][2]string) {
+	for i := range c.Machines {
+		m := &c.Machines[i]
+		all = append(all, [2]string{"note", fmt.Sprintf("%s share one machine, which is counted once; what is no node's part "+
+			"has a row of its own among the nodes", some(m.Nodes, len(m.Nodes)))})
+	}
+	if n := c.Capacity.Unexplained; c.Answered > 0 {
+		all = append(all, [2]string{"note", fmt.Sprintf("%.2f %% of the capacity is unexplained: no control group, thread of "+
+			"the kernel or interrupt has it", 100*n/max(c.Capacity.Capacity, 1e-9))})
+	}
+	for i := range c.Nodes {
+		if n := &c.Nodes[i]; n.Failed != "" {
+			all = append(all, [2]string{"no answer", fit(n.Name, maxShown) + ": " + fit(n.Failed, 4*maxShown)})
+		}
+	}
+	for _, w := range c.Warnings {
+		message := fit(w.Message, 6*maxShown)
+		if len(w.About) > 0 {
+			message += " (" + some(w.About, w.Count) + ")"
+		}
+		all = append(all, [2]string{"warning", message + " [" + fit(w.Code, maxShown) + "]"})
+	}
+	return all
+}
+
+// maxShown is how many characters of a name prose has.
+const maxShown = 48
+
+// some names the first of n things.
+func some(names []string, n int) string {
+	const most = 4
+	first := strings.Join(lists.Map(names[:min(len(names), most)], func(s string) string { return fit(s, maxShown) }), ", ")
+	if left := n - min(len(names), most); left > 0 {
+		first += fmt.Sprintf(" and %d more", left)
+	}
+	return first
+}
