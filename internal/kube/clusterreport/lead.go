@@ -81,7 +81,11 @@ func sentence(of string, s cluster.Split, number func(float64) string, madeOf st
 	if net != nil {
 		net = new(*net - other)
 	}
-	fmt.Fprintf(&b, "%s by workloads, ", about(net, s.NetKnown-other))
+	fmt.Fprintf(&b, "%s by workloads", about(net, s.NetKnown-other))
+	if s.Other == nil {
+		b.WriteString(" and what no rule names") // which part is which is not known
+	}
+	b.WriteString(", ")
 	if other > 0 {
 		fmt.Fprintf(&b, "%s by what no rule names, ", number(other))
 	}

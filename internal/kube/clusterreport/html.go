@@ -1,0 +1,93 @@
+package clusterreport
+
+import (
+	"bytes"
+	_ "embed" // the page and its style
+	"fmt"
+	"html/template"
+	"io"
+	"slices"
+
+	"tare/internal/kube/cluster"
+	"tare/internal/lib/text"
+)
+
+func init() {
+	register(Format{Name: "html", Help: "one page with pictures, which needs no network, no script and no other file",
+		Write: HTML})
+}
+
+//go:embed html.css
+var style string
+
+//go:embed html.tmpl
+var source string
+
+var page = template.Must(template.New("cluster").Funcs(template.FuncMap{"clean": text.Clean}).Parse(source))
+
+// htmlPage is what the template shows. Names are as they stand in the account: the template escapes them, and the page's
+// policy lets no script run and nothing be fetched.
+type htmlPage struct {
+	Lead     []string
+	Pictures []picture
+	Tables   []htmlTable
+	Remarks  [][2]string
+	Style    template.CSS
+}
+
+// htmlTable is a table whose first column has names.
+type htmlTable struct {
+	Title, Note string
+	Head        []string
+	Rows        [][]string
+}
+
+// HTML writes the account as one page: the answer, two pictures, and the table of every view. The pictures show nothing
+// that the tables lack.
+func HTML(w io.Writer, c *cluster.Cluster, o Options) error {
+	p := htmlPage{Lead: lead(c), Remarks: remarks(c), Style: template.CSS(style)} // our own file
+	if c.Answered > 0 {
+		p.Pictures = []picture{nodesPicture(c, o), workloadsPicture(c, o)}
+		others := slices.DeleteFunc(cluster.Views(), func(view string) bool { return view == o.view() })
+		for _, view := range slices.Insert(others, 0, o.view()) { // the one that was asked for is the first
+			if len(c.By(view)) > 0 {
+				o.By = view
+				p.Tables = append(p.Tables, viewTable(c, o))
+			}
+		}
+		if rows, left := reserveTable(c, o); len(rows) > 1 {
+			t := htmlTable{Title: "Reserved for the nodes themselves", Note: reserveNote}
+			for i, r := range rows {
+				rows[i] = slices.Concat(r[len(r)-1:], r[:len(r)-1])
+			}
+			t.Head, t.Rows = rows[0], rows[1:]
+			if left > 0 {
+				t.Note = fmt.Sprintf("%d more nodes are not shown. ", left) + t.Note
+			}
+			p.Tables = append(p.Tables, t)
+		}
+	}
+	var b bytes.Buffer
+	if err := page.Execute(&b, p); err != nil {
+		return fmt.Errorf("making the account of the cluster as HTML: %w", err)
+	}
+	return put(w, b.String())
+}
+
+// viewTable is the table of a view.
+func viewTable(c *cluster.Cluster, o Options) htmlTable {
+	figures := slices.Concat(columns, wide)
+	t := htmlTable{Title: "By " + o.view(), Head: []string{o.view()}, Note: "Gross = net + tare. " + cellNote}
+	for _, f := range figures {
+		t.Head = append(t.Head, f.head)
+	}
+	rows, titles := shown(c, o)
+	for i := range rows {
+		r := []string{titles[i]}
+		for _, f := range figures {
+			r = append(r, f.of(&rows[i].Usage))
+		}
+		t.Rows = append(t.Rows, r)
+	}
+	return t
+}
