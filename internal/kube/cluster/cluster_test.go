@@ -1,15 +1,22 @@
 package cluster_test
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
+	"io"
 	"math"
+	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"tare/internal/kube/cluster"
 	"tare/internal/kube/cluster/clustertest"
 	"tare/internal/lib/lists"
+	"tare/internal/lib/text"
+	"tare/internal/scale/ledger"
 )
 
 // splits are the figures of a usage.
@@ -93,4 +100,304 @@ func TestMerge(t *testing.T) {
 			return fmt.Sprint(*x.CPUs, *x.MemoryBytes)
 		}))
 	}
+}
+
+// TestSharedMachine: nodes on one machine have their own pods, and the machine counts once.
+func TestSharedMachine(t *testing.T) {
+	both := func() *ledger.Ledger { // as each of the two nodes sees the machine
+		l := clustertest.Ledger(0)
+		for _, g := range clustertest.Ledger(1).Cgroups {
+			if g.Name != nil {
+				g.Path = strings.Replace(g.Path, "/kubepods/", "/kubepods/b", 1)
+				l.Cgroups = append(l.Cgroups, g)
+			}
+		}
+		*l.Cgroups[1].CPUSeconds += 7.5
+		l.CPU.Attributed, l.CPU.Idle = 18.5, 20.5
+		return l
+	}
+	pods := clustertest.Pods(2)
+	m := cluster.New(pods, cluster.Options{Containers: true,
+		Machines: map[string]string{"node-0": "boot", "node-1": "boot"}})
+	m.Add(clustertest.Node(0, both()))
+	m.Add(clustertest.Node(1, both()))
+	c := m.Finish()
+	addsUp(t, c)
+	if len(c.Warnings) > 0 || c.Capacity.CPUs != 4 || c.Capacity.Capacity != 40 || *c.Capacity.MemoryBytes != 16e9 ||
+		math.Abs(c.Capacity.Unexplained-0.5) > 1e-9 {
+		t.Errorf("capacity %+v, warnings %+v", c.Capacity, c.Warnings)
+	}
+	for i := range c.Nodes {
+		n := &c.Nodes[i]
+		if math.Abs(*n.Usage.CPU.Gross-7.5) > 1e-9 || n.Machine == nil || n.Budget != nil || n.Reserve.Used.CPUs != nil {
+			t.Errorf("%s: %+v", n.Name, n)
+		}
+	}
+	if rest := c.Machines[0].Usage.CPU; math.Abs(*rest.Gross-3.5) > 1e-9 {
+		t.Errorf("the machine's rest is %v s", *rest.Gross)
+	}
+
+	// A node whose control group is known has what is in it, alone on its machine or not.
+	m = cluster.New(pods, cluster.Options{Containers: true})
+	n := clustertest.Node(0, clustertest.Ledger(0))
+	n.Root = "/system.slice"
+	m.Add(n)
+	if c = m.Finish(); math.Abs(*c.Nodes[0].Usage.CPU.Gross-1.5) > 1e-9 || *c.Nodes[0].Reserve.Used.CPUs != 0.15 {
+		t.Errorf("the node in a group has %+v", c.Nodes[0].Usage.CPU)
+	}
+	addsUp(t, c)
+}
+
+// TestSpread: what serves nodes goes to the workloads, and no sum changes.
+func TestSpread(t *testing.T) {
+	lines, c := clustertest.Merged(cluster.Options{}, 3), clustertest.Merged(cluster.Options{Spread: true}, 3)
+	addsUp(t, c)
+	for f, s := range splits(&lines.Total) {
+		got := splits(&c.Total)[f]
+		// CPUs are rounded for each owner
+		if math.Abs(*s.Gross-*got.Gross) > 1e-7 || math.Abs(*s.Net-*got.Net) > 1e-7 || math.Abs(*got.Shared) > 1e-7 {
+			t.Errorf("%s: %v, and spread %v with %v shared", s.Name, *s.Gross, *got.Gross, *got.Shared)
+		}
+	}
+	web := at(c.Workloads, func(r *cluster.Row) bool { return r.Workload == "web" })
+	is(t, "web", web.CPU, 3*3.875, 3*(2.625+3.75))
+	kubelet := at(c.Components, func(r *cluster.Row) bool { return r.Component == "kubelet" })
+	is(t, "the kubelet", kubelet.CPU, 0, 3)
+}
+
+// TestUnknown: a container that ended in the window is not 0, and the total, which counts it with the pods that ended,
+// says that a part is not known.
+func TestUnknown(t *testing.T) {
+	l := clustertest.Ledger(0)
+	l.Cgroups = append(l.Cgroups, ledger.Cgroup{Path: "/kubepods/cron", Vanished: true,
+		Name:    &ledger.Name{Namespace: "shop", Pod: "cron-1", PodUID: "uid-cron"},
+		Charged: ledger.Charged{Charge: ledger.ChargeTare, Component: "agent"}})
+	m := cluster.New(clustertest.Pods(1), cluster.Options{Containers: true})
+	m.Add(clustertest.Node(0, l))
+	c := m.Finish()
+	addsUp(t, c)
+	agent := at(c.Components, func(r *cluster.Row) bool { return r.Component == "agent" })
+	if agent.CPU.Gross != nil || agent.CPU.Unknown != 1 || agent.Hard.Gross == nil || *agent.Hard.Gross != 0 {
+		t.Errorf("the component has %+v and %+v", agent.CPU, agent.Hard)
+	}
+	if s := c.Total.CPU; s.Gross == nil || s.Net != nil || s.Tare != nil || s.Unknown == 0 {
+		t.Errorf("the total has %+v", s)
+	}
+
+	l = clustertest.Ledger(0)
+	l.Cgroups[8].CPUSeconds = nil // nothing above it has it
+	m = cluster.New(clustertest.Pods(1), cluster.Options{})
+	m.Add(clustertest.Node(0, l))
+	if s := m.Finish().Total.CPU; s.Gross != nil {
+		t.Errorf("the total has %+v", s)
+	}
+}
+
+// TestDisagreement: where the cluster and the kernel disagree, figures follow the kernel and a warning says so.
+func TestDisagreement(t *testing.T) {
+	pods := clustertest.Pods(3)
+	pods[0].Node = "node-2"
+	pods[2].Name = "another"
+	pods = slices.Delete(pods, 5, 6)
+	m := cluster.New(pods, cluster.Options{Containers: true, Start: clustertest.Began,
+		End: clustertest.Began.Add(10 * time.Second)})
+	for i := range 3 {
+		n := clustertest.Node(i, clustertest.Ledger(i))
+		if n.Clock.OffsetSeconds = new(0.0); i == 1 {
+			n.Clock = cluster.Clock{}
+		}
+		if i == 2 {
+			n.Clock.OffsetSeconds = new(3.0)
+			n.Ledger.Programs = nil
+		}
+		m.Add(n)
+	}
+	m.Add(&cluster.Node{Name: "node-9"})
+	c := m.Finish()
+	addsUp(t, c)
+	var codes []string
+	for _, w := range c.Warnings {
+		codes = append(codes, fmt.Sprint(w.Code, " ", w.About, " ", w.Count > 0))
+	}
+	want := []string{
+		"clock-unknown [node-1] true", "no-ebpf [node-2] true", "pod-elsewhere [node-0: shop/web-0] true",
+		"pod-renamed [node-1: shop/another] true", "pod-unknown [node-2: kube-system/cilium-2] true",
+		"window-apart [node-2] true",
+	}
+	if !slices.Equal(codes, want) {
+		t.Errorf("warnings\n%q, want\n%q", codes, want)
+	}
+	if n := c.Nodes[3]; c.Asked != 4 || c.Answered != 3 || n.Failed == "" || n.Usage != nil {
+		t.Errorf("%d of %d answered; the last is %+v", c.Answered, c.Asked, n)
+	}
+	if r := at(c.Containers, func(r *cluster.Row) bool { return r.Pod == "another" && r.Container == "app" }); r.CPU.Gross == nil {
+		t.Error("a pod does not have the name that the cluster has for it")
+	}
+}
+
+// TestMatch: pods that were not asked for share rows, and sums stay.
+func TestMatch(t *testing.T) {
+	c := clustertest.Merged(cluster.Options{Match: func(p *cluster.Pod) bool { return p.Name == "web-1" }}, 3)
+	addsUp(t, c)
+	web := at(c.Workloads, func(r *cluster.Row) bool { return r.Workload == "web" })
+	is(t, "web", web.CPU, 3.875, 2.625)
+	for _, r := range c.Containers {
+		if r.Pod != "" && r.Pod != "web-1" && r.Pod != cluster.OtherPods {
+			t.Errorf("there is a row of %s", r.Pod)
+		}
+	}
+}
+
+// TestSandboxes: a shim that the kernel charges to the container runtime is tare of its pod.
+func TestSandboxes(t *testing.T) {
+	l := clustertest.Ledger(0)
+	l.Sandboxes = []ledger.Sandbox{{Pod: &ledger.SandboxPod{UID: "uid-web-0"},
+		Components: []ledger.SandboxComponent{{Component: "shim", Charge: ledger.ChargeTare},
+			{Component: "application", Charge: ledger.ChargeWorkload}},
+		Processes: []ledger.SandboxProcess{
+			{Component: "shim", CPUCgroup: "/system.slice", CPU: new(0.25)},
+			{Component: "application", CPUCgroup: "/kubepods/web/app", CPU: new(4.0)},
+		}}}
+	m := cluster.New(clustertest.Pods(1), cluster.Options{Containers: true})
+	m.Add(clustertest.Node(0, l))
+	c := m.Finish()
+	addsUp(t, c)
+	web := at(c.Workloads, func(r *cluster.Row) bool { return r.Workload == "web" })
+	is(t, "web", web.CPU, 3.875, 2.625+0.25)
+	shim := at(c.Components, func(r *cluster.Row) bool { return r.Component == "shim" })
+	if is(t, "the shim", shim.CPU, 0, 0.25); *shim.CPU.Shared != 0 {
+		t.Errorf("%v s of the shim are shared", *shim.CPU.Shared)
+	}
+}
+
+// FuzzMerge: whatever a node answers, the account adds up, and its names are bounded.
+func FuzzMerge(f *testing.F) {
+	for i := range 2 {
+		data, err := json.Marshal(clustertest.Ledger(i))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data, i == 1)
+	}
+	f.Fuzz(func(t *testing.T, data []byte, spread bool) {
+		var l ledger.Ledger
+		if json.Unmarshal(data, &l) != nil {
+			return
+		}
+		m := cluster.New(clustertest.Pods(2), cluster.Options{Containers: true, Spread: spread})
+		m.Add(clustertest.Node(0, &l))
+		m.Add(clustertest.Node(1, clustertest.Ledger(1)))
+		c := m.Finish()
+		var b bytes.Buffer
+		if err := text.WriteJSON(&b, c); err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range c.Containers {
+			for _, name := range []string{r.Namespace, r.Workload, r.Pod, r.Container, r.Component} {
+				if len(name) > 256 {
+					t.Errorf("a name of %d bytes", len(name))
+				}
+			}
+		}
+		if back, err := cluster.Parse(b.Bytes()); err != nil || back.Answered != c.Answered {
+			t.Errorf("the account cannot be read: %v", err)
+		}
+		for _, view := range cluster.Views() {
+			var net, tare float64
+			for _, r := range c.By(view) {
+				net, tare = net+r.CPU.NetKnown, tare+r.CPU.TareKnown
+			}
+			if limit := 1e-9 * (1 + math.Abs(c.Capacity.Capacity)); math.Abs(net-c.Total.CPU.NetKnown) > limit*10 ||
+				math.Abs(tare-c.Total.CPU.TareKnown) > limit*10 {
+				t.Errorf("by %s: net %v and tare %v, and in total %v and %v", view, net, tare, c.Total.CPU.NetKnown,
+					c.Total.CPU.TareKnown)
+			}
+		}
+	})
+}
+
+// FuzzParse: a document that is read can be written again.
+func FuzzParse(f *testing.F) {
+	var b bytes.Buffer
+	if err := text.WriteJSON(&b, clustertest.Merged(cluster.Options{}, 2)); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b.Bytes())
+	f.Add([]byte(`{"schema": "tare.cluster/v1"}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := cluster.Parse(data)
+		if err != nil {
+			return
+		}
+		for _, view := range cluster.Views() {
+			c.By(view)
+		}
+		if err := text.WriteJSON(io.Discard, c); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// BenchmarkMerge merges 1,000 nodes with 100 pods each, of which each ledger is read from JSON first.
+func BenchmarkMerge(b *testing.B) {
+	const nodes, perNode = 1000, 100
+	for _, containers := range []bool{false, true} {
+		b.Run(fmt.Sprintf("containers=%v", containers), func(b *testing.B) {
+			pods, data := crowd(nodes, perNode)
+			for b.Loop() {
+				var peak runtime.MemStats
+				m := cluster.New(pods, cluster.Options{Containers: containers})
+				var merging time.Duration
+				for i := range nodes {
+					var l ledger.Ledger
+					if err := json.Unmarshal(fmt.Appendf(nil, data, i), &l); err != nil {
+						b.Fatal(err)
+					}
+					began := time.Now()
+					m.Add(clustertest.Node(i, &l))
+					merging += time.Since(began)
+				}
+				began := time.Now()
+				c := m.Finish()
+				merging += time.Since(began)
+				runtime.ReadMemStats(&peak)
+				b.ReportMetric(merging.Seconds(), "merge-s")
+				b.ReportMetric(float64(peak.Sys)/1e6, "MB")
+				if c.Answered != nodes || containers && len(c.Containers) < nodes*perNode*2 {
+					b.Fatalf("%d nodes and %d containers", c.Answered, len(c.Containers))
+				}
+			}
+		})
+	}
+}
+
+// crowd are pods with two containers and what holds them open, and the ledger of a node with such pods, which has a verb
+// for the number of the node.
+func crowd(nodes, perNode int) (pods []cluster.Pod, data string) {
+	for i := range nodes {
+		for j := range perNode {
+			pods = append(pods, cluster.Pod{Namespace: fmt.Sprintf("team-%d", j%20), Name: fmt.Sprintf("app-%d-%d", i, j),
+				UID: fmt.Sprintf("uid-%d-%d", i, j), Node: clustertest.Name(i), OwnerKind: "Deployment",
+				Owner:      fmt.Sprintf("app-%d", j),
+				Containers: []cluster.Container{{Name: "app", Class: cluster.App}, {Name: "proxy", Class: cluster.Injected}}})
+		}
+	}
+	l := clustertest.Ledger(0)
+	l.Cgroups = l.Cgroups[:2]
+	for j := range perNode {
+		of := ledger.Charged{Charge: ledger.ChargeWorkload, Workload: fmt.Sprintf("team-%d/app-NODE-%d", j%20, j)}
+		path := fmt.Sprintf("/kubepods/burstable/pod%d", j)
+		for _, container := range []string{"", "app", "proxy", "(sandbox)"} {
+			l.Cgroups = append(l.Cgroups, ledger.Cgroup{Path: strings.TrimSuffix(path+"/"+container, "/"), Charged: of,
+				CPUSeconds: new(0.01), Rule: "profile kubernetes:1 x",
+				Name: &ledger.Name{Namespace: fmt.Sprintf("team-%d", j%20), Pod: fmt.Sprintf("app-NODE-%d", j),
+					PodUID: fmt.Sprintf("uid-NODE-%d", j), Container: container},
+				Memory: &ledger.Memory{Hard: new(int64(1e6)), Soft: new(int64(1e6)), WorkingSet: new(uint64(2e6))}})
+		}
+	}
+	text, err := json.Marshal(l)
+	if err != nil {
+		panic(err)
+	}
+	return pods, strings.ReplaceAll(string(text), "NODE", "%[1]d")
 }
