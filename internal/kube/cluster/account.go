@@ -71,6 +71,9 @@ func (a *account) gross() (g metrics) {
 	return g
 }
 
+// zero is what a figure points to that is 0, as most are: a large cluster has millions of them.
+var zero float64
+
 // usage is the account in units. In a row, a part that is not known may be in the figure of any other row. In the total
 // of a node it is in that total, unless it is missing.
 func (a *account) usage(row bool) Usage {
@@ -88,23 +91,47 @@ func (a *account) usage(row bool) Usage {
 			if !is {
 				return nil
 			}
+			if n == 0 {
+				return &zero
+			}
 			return new(float64(n) / unit)
 		}
 		mixed := in&ofNet != 0 && in&ofTare != 0 || lost
 		*to = Split{
-			Gross:    value(net+tare, !lost),
-			Net:      value(net, !mixed || in&ofNet == 0),
-			Tare:     value(tare, !mixed || in&ofTare == 0),
-			Shared:   value(sum[sideShared], in&(1<<sideShared) == 0),
-			Other:    value(sum[sideOther], in&(1<<sideOther) == 0),
-			NetKnown: float64(net) / unit, TareKnown: float64(tare) / unit, Unknown: int(a.unknown[f]),
+			Gross:  value(net+tare, !lost),
+			Net:    value(net, !mixed || in&ofNet == 0),
+			Tare:   value(tare, !mixed || in&ofTare == 0),
+			Shared: value(sum[sideShared], in&(1<<sideShared) == 0),
+			Other:  value(sum[sideOther], in&(1<<sideOther) == 0),
+		}
+		if g := to.Gross; g != nil && to.Net != nil && tare == 0 {
+			to.Net = g
+		}
+		if a.unknown[f] > 0 {
+			to.Known = &Known{float64(net) / unit, float64(tare) / unit, int(a.unknown[f])}
 		}
 	}
 	return u
 }
 
-// GrossKnown is the sum of what is known of gross: all of it where gross is known.
-func (s Split) GrossKnown() float64 { return s.NetKnown + s.TareKnown }
+// NetKnown is what is known of net: all of it where net is known.
+func (s Split) NetKnown() float64 {
+	if s.Known != nil {
+		return s.Known.Net
+	}
+	return known.Or(s.Net, 0)
+}
+
+// TareKnown is what is known of tare.
+func (s Split) TareKnown() float64 {
+	if s.Known != nil {
+		return s.Known.Tare
+	}
+	return known.Or(s.Tare, 0)
+}
+
+// GrossKnown is what is known of gross.
+func (s Split) GrossKnown() float64 { return s.NetKnown() + s.TareKnown() }
 
 // whole is a figure in whole units of 1/per; nil where it is not known or cannot be.
 func whole(v *float64, per float64) *int64 {
@@ -127,15 +154,21 @@ func (u *Usage) Figures() []Figure {
 }
 
 // Sum is what rows used together.
-func Sum(rows []Row) (u Usage) {
+func Sum(rows []*Row) (u Usage) {
 	for i, to := range []*Split{&u.CPU, &u.CPUs, &u.BPF, &u.Hard, &u.Soft, &u.WorkingSet} {
-		*to = Split{new(0.0), new(0.0), new(0.0), new(0.0), new(0.0), 0, 0, 0}
+		*to = Split{new(0.0), new(0.0), new(0.0), new(0.0), new(0.0), nil}
+		var all Known
 		for j := range rows {
 			s := rows[j].Figures()[i].Split
 			to.Gross, to.Net, to.Tare = known.Sum(to.Gross, s.Gross), known.Sum(to.Net, s.Net), known.Sum(to.Tare, s.Tare)
 			to.Shared, to.Other = known.Sum(to.Shared, s.Shared), known.Sum(to.Other, s.Other)
-			to.NetKnown, to.TareKnown = to.NetKnown+s.NetKnown, to.TareKnown+s.TareKnown
-			to.Unknown += s.Unknown
+			all.Net, all.Tare = all.Net+s.NetKnown(), all.Tare+s.TareKnown()
+			if s.Known != nil {
+				all.Missing += s.Known.Missing
+			}
+		}
+		if all.Missing > 0 {
+			to.Known = &all
 		}
 	}
 	return u

@@ -102,10 +102,10 @@ type Cluster struct {
 
 	Nodes      []NodeAccount `json:"nodes"`    // of all nodes, those that did not answer among them
 	Machines   []Machine     `json:"machines"` // those that several nodes share
-	Workloads  []Row         `json:"workloads"`
-	Namespaces []Row         `json:"namespaces"`
-	Components []Row         `json:"components"`
-	Containers []Row         `json:"containers"`
+	Workloads  []*Row        `json:"workloads"`
+	Namespaces []*Row        `json:"namespaces"`
+	Components []*Row        `json:"components"`
+	Containers []*Row        `json:"containers"`
 	Warnings   []Warning     `json:"warnings"`
 }
 
@@ -135,9 +135,7 @@ type Usage struct {
 }
 
 // Split is one figure of Usage. Where a part is not known, such as the CPU time of a container that ended in the window,
-// what contains it is nil, and so is what the kernel counts together with it. NetKnown and TareKnown are then the sums of
-// what counters say: they lack the part, or have it on the side of the group around it. Unknown is how many parts there
-// are of either kind.
+// what contains it is nil, and so is what the kernel counts together with it: Known has then what counters say.
 type Split struct {
 	Gross *float64 `json:"gross"`
 	Net   *float64 `json:"net"`
@@ -145,10 +143,16 @@ type Split struct {
 	// Shared is the part of tare that serves a whole node; the rest serves one pod.
 	Shared *float64 `json:"shared"`
 	// Other is the part of net that no rule names: neither a workload nor infrastructure.
-	Other     *float64 `json:"other"`
-	NetKnown  float64  `json:"net_known"`
-	TareKnown float64  `json:"tare_known"`
-	Unknown   int      `json:"unknown_parts"`
+	Other *float64 `json:"other"`
+	Known *Known   `json:"known,omitempty"` // nil where all is known
+}
+
+// Known is what is known of a figure: counters lack the parts that are not, or have them on the side of the group around
+// them.
+type Known struct {
+	Net     float64 `json:"net"`
+	Tare    float64 `json:"tare"`
+	Missing int     `json:"missing_parts"`
 }
 
 // Row is what one part of the cluster used. Which names it has depends on the view; those that do not apply are empty.
@@ -176,7 +180,7 @@ type NodeAccount struct {
 	Budget     *Budget  `json:"budget"`
 	BPFUnsplit *float64 `json:"bpf_unsplit_seconds"` // run time of eBPF programs that samples could not place
 	Usage      *Usage   `json:"usage"`
-	Components []Row    `json:"components"` // the rows add up to Usage
+	Components []*Row   `json:"components"` // the rows add up to Usage
 	Reserve    *Reserve `json:"reserve"`
 }
 

@@ -35,15 +35,15 @@ func addsUp(t *testing.T, c *cluster.Cluster) {
 		var sums [6][2]int64
 		for _, r := range c.By(view) {
 			for f, s := range splits(&r.Usage) {
-				sums[f][0] += units(s.NetKnown, f)
-				sums[f][1] += units(s.TareKnown, f)
+				sums[f][0] += units(s.NetKnown(), f)
+				sums[f][1] += units(s.TareKnown(), f)
 				if s.Gross != nil && s.Net != nil && units(*s.Gross, f) != units(*s.Net, f)+units(*s.Tare, f) {
 					t.Errorf("%s %+v: figure %d: gross %v is not %v + %v", view, r, f, *s.Gross, *s.Net, *s.Tare)
 				}
 			}
 		}
 		for f, s := range splits(&c.Total) {
-			if want := [2]int64{units(s.NetKnown, f), units(s.TareKnown, f)}; sums[f] != want {
+			if want := [2]int64{units(s.NetKnown(), f), units(s.TareKnown(), f)}; sums[f] != want {
 				t.Errorf("by %s, figure %d adds up to %v, and the total is %v", view, f, sums[f], want)
 			}
 		}
@@ -57,19 +57,19 @@ func addsUp(t *testing.T, c *cluster.Cluster) {
 	}
 }
 
-func at(rows []cluster.Row, where func(*cluster.Row) bool) *cluster.Row {
-	i := slices.IndexFunc(rows, func(r cluster.Row) bool { return where(&r) })
+func at(rows []*cluster.Row, where func(*cluster.Row) bool) *cluster.Row {
+	i := slices.IndexFunc(rows, where)
 	if i < 0 {
 		return &cluster.Row{}
 	}
-	return &rows[i]
+	return rows[i]
 }
 
 // is fails unless a split has these parts.
 func is(t *testing.T, what string, s cluster.Split, net, tare float64) {
 	t.Helper()
 	if s.Net == nil || s.Tare == nil || math.Abs(*s.Net-net) > 1e-9 || math.Abs(*s.Tare-tare) > 1e-9 {
-		t.Errorf("%s: net %v and tare %v, want %v and %v", what, s.NetKnown, s.TareKnown, net, tare)
+		t.Errorf("%s: net %v and tare %v, want %v and %v", what, s.NetKnown(), s.TareKnown(), net, tare)
 	}
 }
 
@@ -177,10 +177,10 @@ func TestUnknown(t *testing.T) {
 	c := m.Finish()
 	addsUp(t, c)
 	agent := at(c.Components, func(r *cluster.Row) bool { return r.Component == "agent" })
-	if agent.CPU.Gross != nil || agent.CPU.Unknown != 1 || agent.Hard.Gross == nil || *agent.Hard.Gross != 0 {
+	if agent.CPU.Gross != nil || agent.CPU.Known.Missing != 1 || agent.Hard.Gross == nil || *agent.Hard.Gross != 0 {
 		t.Errorf("the component has %+v and %+v", agent.CPU, agent.Hard)
 	}
-	if s := c.Total.CPU; s.Gross == nil || s.Net != nil || s.Tare != nil || s.Unknown == 0 {
+	if s := c.Total.CPU; s.Gross == nil || s.Net != nil || s.Tare != nil || s.Known == nil {
 		t.Errorf("the total has %+v", s)
 	}
 
@@ -305,12 +305,12 @@ func FuzzMerge(f *testing.F) {
 		for _, view := range cluster.Views() {
 			var net, tare float64
 			for _, r := range c.By(view) {
-				net, tare = net+r.CPU.NetKnown, tare+r.CPU.TareKnown
+				net, tare = net+r.CPU.NetKnown(), tare+r.CPU.TareKnown()
 			}
-			if limit := 1e-9 * (1 + math.Abs(c.Capacity.Capacity)); math.Abs(net-c.Total.CPU.NetKnown) > limit*10 ||
-				math.Abs(tare-c.Total.CPU.TareKnown) > limit*10 {
-				t.Errorf("by %s: net %v and tare %v, and in total %v and %v", view, net, tare, c.Total.CPU.NetKnown,
-					c.Total.CPU.TareKnown)
+			if limit := 1e-9 * (1 + math.Abs(c.Capacity.Capacity)); math.Abs(net-c.Total.CPU.NetKnown()) > limit*10 ||
+				math.Abs(tare-c.Total.CPU.TareKnown()) > limit*10 {
+				t.Errorf("by %s: net %v and tare %v, and in total %v and %v", view, net, tare, c.Total.CPU.NetKnown(),
+					c.Total.CPU.TareKnown())
 			}
 		}
 	})

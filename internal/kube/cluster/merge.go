@@ -39,9 +39,12 @@ type Merger struct {
 	machines map[string]*machine
 	doc      Cluster
 	total    account
-	views    [4]map[key]*account // workloads, namespaces, components, containers
-	warnings map[string]*Warning // by code and message
-	names    map[string]string   // one copy of each
+	views    [3]map[key]*account // workloads, namespaces, components
+	// containers are those of the node that is being added: they are rows at once, because no other node has them.
+	containers map[key]*account
+	more       account             // of containers without a row
+	warnings   map[string]*Warning // by code and message
+	names      map[string]string   // one copy of each
 }
 
 // machine is one that several nodes share.
@@ -55,10 +58,15 @@ type machine struct {
 // key names a row. Its fields are those of Row.
 type key struct{ namespace, kind, workload, pod, container, node, component string }
 
+func (k key) row(a *account) *Row {
+	return &Row{Namespace: k.namespace, Kind: k.kind, Workload: k.workload, Pod: k.pod, Container: k.container, Node: k.node,
+		Component: k.component, Usage: a.usage(true)}
+}
+
 // New returns a Merger for a cluster with these pods, which must not change as long as it is used.
 func New(pods []Pod, o Options) *Merger {
 	m := &Merger{o: o, byUID: make(map[string]*Pod, len(pods)), byName: make(map[[2]string]*Pod, len(pods)),
-		sharing: map[string]int{}, machines: map[string]*machine{}, warnings: map[string]*Warning{},
+		containers: map[key]*account{}, sharing: map[string]int{}, machines: map[string]*machine{}, warnings: map[string]*Warning{},
 		names: map[string]string{}}
 	for i := range m.views {
 		m.views[i] = map[key]*account{}
@@ -100,6 +108,7 @@ func (m *Merger) Add(n *Node) {
 	if a.Failed == "" {
 		m.doc.Answered++
 		m.merge(n, &a)
+		m.addContainers()
 	}
 	m.doc.Nodes = append(m.doc.Nodes, a)
 }
@@ -121,11 +130,15 @@ func (m *Merger) Finish() *Cluster {
 	}
 	slices.SortFunc(d.Nodes, func(a, b NodeAccount) int { return cmp.Compare(a.Name, b.Name) })
 	d.Total = m.total.usage(false)
-	for i, to := range []*[]Row{&d.Workloads, &d.Namespaces, &d.Components, &d.Containers} {
-		if i < len(m.views)-1 || m.o.Containers {
-			*to = rows(m.views[i])
+	for i, to := range []*[]*Row{&d.Workloads, &d.Namespaces, &d.Components} {
+		*to = rows(m.views[i])
+	}
+	if m.o.Containers {
+		m.addContainers()
+		if m.more != (account{}) {
+			d.Containers = append(d.Containers, &Row{Namespace: OtherRows, Usage: m.more.usage(true)})
 		}
-		m.views[i] = nil
+		slices.SortFunc(d.Containers, bySize)
 	}
 	for _, w := range m.warnings {
 		d.Warnings = append(d.Warnings, *w)
@@ -137,17 +150,32 @@ func (m *Merger) Finish() *Cluster {
 }
 
 // rows are those of a view, the biggest first. They leave the view as they are made.
-func rows(view map[key]*account) []Row {
-	all := make([]Row, 0, len(view))
+func rows(view map[key]*account) []*Row {
+	all := make([]*Row, 0, len(view))
 	for k, a := range view {
-		all = append(all, Row{Namespace: k.namespace, Kind: k.kind, Workload: k.workload, Pod: k.pod,
-			Container: k.container, Node: k.node, Component: k.component, Usage: a.usage(true)})
+		all = append(all, k.row(a))
 		delete(view, k)
 	}
-	slices.SortFunc(all, func(a, b Row) int {
-		return cmp.Or(cmp.Compare(b.CPU.GrossKnown(), a.CPU.GrossKnown()), a.compare(&b))
-	})
+	slices.SortFunc(all, bySize)
 	return all
+}
+
+func bySize(a, b *Row) int {
+	return cmp.Or(cmp.Compare(b.CPU.GrossKnown(), a.CPU.GrossKnown()), a.compare(b))
+}
+
+// addContainers makes rows of the containers of a node.
+func (m *Merger) addContainers() {
+	d := &m.doc
+	for k, a := range m.containers {
+		if len(d.Containers) >= MaxRows {
+			m.manyRows()
+			m.more.merge(a)
+			continue
+		}
+		d.Containers = append(d.Containers, k.row(a))
+	}
+	clear(m.containers)
 }
 
 // compare orders rows by their names.
@@ -159,7 +187,7 @@ func (r *Row) compare(o *Row) int {
 
 // By are the rows of a view: workload, namespace, component, node or container. Those of nodes end with the rests of
 // machines that several nodes share.
-func (c *Cluster) By(view string) []Row {
+func (c *Cluster) By(view string) []*Row {
 	switch view {
 	case "workload":
 		return c.Workloads
@@ -170,14 +198,14 @@ func (c *Cluster) By(view string) []Row {
 	case "container":
 		return c.Containers
 	case "node":
-		var all []Row
+		var all []*Row
 		for i := range c.Nodes {
 			if u := c.Nodes[i].Usage; u != nil {
-				all = append(all, Row{Node: c.Nodes[i].Name, Usage: *u})
+				all = append(all, &Row{Node: c.Nodes[i].Name, Usage: *u})
 			}
 		}
 		for i := range c.Machines {
-			all = append(all, Row{Node: "(machine of " + strings.Join(c.Machines[i].Nodes, ", ") + ")",
+			all = append(all, &Row{Node: "(machine of " + strings.Join(c.Machines[i].Nodes, ", ") + ")",
 				Usage: c.Machines[i].Usage})
 		}
 		return all
@@ -206,9 +234,9 @@ func (m *Merger) add(o *owner, node string, a *account) {
 	} else if o.side == sideOther {
 		k.workload = component
 	}
-	m.row(0, k, a)
-	m.row(1, key{namespace: cmp.Or(o.namespace, NodeItself)}, a)
-	m.row(2, key{component: component}, a)
+	m.addTo(m.views[0], k, a)
+	m.addTo(m.views[1], key{namespace: cmp.Or(o.namespace, NodeItself)}, a)
+	m.addTo(m.views[2], key{component: component}, a)
 	if !m.o.Containers {
 		return
 	}
@@ -216,22 +244,24 @@ func (m *Merger) add(o *owner, node string, a *account) {
 	if o.container == "" || o.pod == "" {
 		k.component = component
 	}
-	m.row(3, k, a)
+	m.addTo(m.containers, k, a)
 }
 
-func (m *Merger) row(view int, k key, a *account) {
-	rows := m.views[view]
-	if rows[k] == nil {
-		if len(rows) >= MaxRows {
-			k = key{namespace: OtherRows}
-			m.warn("too-many-rows", "", fmt.Sprintf("a view has more than %d rows: the others are in its row %s", MaxRows,
-				OtherRows))
-		}
-		if rows[k] == nil {
-			rows[k] = &account{}
-		}
+// addTo adds what something used to a row of a view.
+func (m *Merger) addTo(view map[key]*account, k key, a *account) {
+	if view[k] == nil && len(view) >= MaxRows {
+		m.manyRows()
+		k = key{namespace: OtherRows}
 	}
-	rows[k].merge(a)
+	if view[k] == nil {
+		view[k] = &account{}
+	}
+	view[k].merge(a)
+}
+
+func (m *Merger) manyRows() {
+	m.warn("too-many-rows", "", fmt.Sprintf("a view has more than %d rows: the others are in its row %s", MaxRows,
+		OtherRows))
 }
 
 // name is a name as it is kept: of no more bytes than one of Kubernetes, and one copy of it.

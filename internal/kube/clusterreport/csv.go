@@ -19,7 +19,7 @@ func init() {
 func CSV(w io.Writer, c *cluster.Cluster, _ Options) error {
 	out := csv.NewWriter(w)
 	_ = out.Write([]string{"view", "namespace", "kind", "workload", "pod", "container", "node", "component", "figure",
-		"gross", "net", "tare", "shared", "other", "net_known", "tare_known", "unknown_parts"}) // Error has the first error
+		"gross", "net", "tare", "shared", "other", "net_known", "tare_known", "missing_parts"}) // Error has the first error
 	number := func(v *float64) string {
 		if v == nil {
 			return ""
@@ -28,18 +28,21 @@ func CSV(w io.Writer, c *cluster.Cluster, _ Options) error {
 	}
 	put := func(view string, r *cluster.Row) {
 		for _, f := range r.Figures() {
-			s := f.Split
+			s, missing := f.Split, 0
+			if s.Known != nil {
+				missing = s.Known.Missing
+			}
 			_ = out.Write([]string{view, text.Cell(r.Namespace), text.Cell(r.Kind), text.Cell(r.Workload), text.Cell(r.Pod),
 				text.Cell(r.Container), text.Cell(r.Node), text.Cell(r.Component), f.Name, number(s.Gross), number(s.Net),
-				number(s.Tare), number(s.Shared), number(s.Other), number(&s.NetKnown), number(&s.TareKnown),
-				strconv.Itoa(s.Unknown)})
+				number(s.Tare), number(s.Shared), number(s.Other), number(new(s.NetKnown())), number(new(s.TareKnown())),
+				strconv.Itoa(missing)})
 		}
 	}
 	put("total", &cluster.Row{Usage: c.Total})
 	for _, view := range cluster.Views() {
 		rows := c.By(view)
 		for i := range rows {
-			put(view, &rows[i])
+			put(view, rows[i])
 		}
 	}
 	for i := range c.Nodes {

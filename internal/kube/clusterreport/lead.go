@@ -81,7 +81,7 @@ func sentence(of string, s cluster.Split, number func(float64) string, madeOf st
 	if net != nil {
 		net = new(*net - other)
 	}
-	fmt.Fprintf(&b, "%s by workloads", about(net, s.NetKnown-other))
+	fmt.Fprintf(&b, "%s by workloads", about(net, s.NetKnown()-other))
 	if s.Other == nil {
 		b.WriteString(" and what no rule names") // which part is which is not known
 	}
@@ -89,9 +89,9 @@ func sentence(of string, s cluster.Split, number func(float64) string, madeOf st
 	if other > 0 {
 		fmt.Fprintf(&b, "%s by what no rule names, ", number(other))
 	}
-	b.WriteString(about(s.Tare, s.TareKnown))
+	b.WriteString(about(s.Tare, s.TareKnown()))
 	if gross > 0 {
-		fmt.Fprintf(&b, " (%.0f %%)", 100*s.TareKnown/gross)
+		fmt.Fprintf(&b, " (%.0f %%)", 100*s.TareKnown()/gross)
 	}
 	b.WriteString(" by infrastructure")
 	if madeOf != "" {
@@ -116,7 +116,7 @@ func parts(c *cluster.Cluster, figure func(*cluster.Usage) cluster.Split, number
 	}
 	var all []part
 	for i := range c.Components {
-		if v := figure(&c.Components[i].Usage).TareKnown; v > 0 {
+		if v := figure(&c.Components[i].Usage).TareKnown(); v > 0 {
 			name := fit(c.Components[i].Component, 40)
 			all = append(all, part{cmp.Or(named[name], name), v})
 		}

@@ -143,7 +143,7 @@ func nodesPicture(c *cluster.Cluster, o Options) picture {
 			n.parts[j].key = j
 		}
 		for j := range c.Nodes[i].Components {
-			r := &c.Nodes[i].Components[j]
+			r := c.Nodes[i].Components[j]
 			at := &n.parts[color[r.Component]]
 			at.value += r.CPUs.GrossKnown()
 			n.all += r.CPUs.GrossKnown()
@@ -172,13 +172,13 @@ func workloadsPicture(c *cluster.Cluster, o Options) picture {
 	var parts [][]part
 	all := 0
 	for i := range c.Workloads {
-		r := &c.Workloads[i]
+		r := c.Workloads[i]
 		if r.Component != "" || r.Kind == "" && r.Namespace == "" { // it serves nodes, or no rule names it
 			continue
 		}
 		if all++; all <= o.rows(len(c.Workloads)) {
 			names = append(names, title("workload", r))
-			parts = append(parts, []part{{0, r.CPUs.NetKnown}, {1, r.CPUs.TareKnown}})
+			parts = append(parts, []part{{0, r.CPUs.NetKnown()}, {1, r.CPUs.TareKnown()}})
 		}
 	}
 	head := "Workloads by net and tare, in CPUs"

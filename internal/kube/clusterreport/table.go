@@ -44,9 +44,11 @@ func inBytes(v float64) string { return quantity.Value(v, quantity.Bytes) }
 func gross(s cluster.Split, number func(float64) string) string {
 	return cell(s.Gross, s.GrossKnown(), number)
 }
-func net(s cluster.Split, number func(float64) string) string { return cell(s.Net, s.NetKnown, number) }
+func net(s cluster.Split, number func(float64) string) string {
+	return cell(s.Net, s.NetKnown(), number)
+}
 func tare(s cluster.Split, number func(float64) string) string {
-	return cell(s.Tare, s.TareKnown, number)
+	return cell(s.Tare, s.TareKnown(), number)
 }
 
 // columns are those of every table, and wide those that need a wide one.
@@ -98,7 +100,7 @@ func title(view string, r *cluster.Row) string {
 }
 
 // shown are the rows of a table, the biggest first: those beyond the limit are in one.
-func shown(c *cluster.Cluster, o Options) (all []cluster.Row, titles []string) {
+func shown(c *cluster.Cluster, o Options) (all []*cluster.Row, titles []string) {
 	view := o.view()
 	rows := c.By(view)
 	n := o.rows(len(rows))
@@ -106,13 +108,13 @@ func shown(c *cluster.Cluster, o Options) (all []cluster.Row, titles []string) {
 		n++
 	}
 	for i := range rows[:n] {
-		all, titles = append(all, rows[i]), append(titles, title(view, &rows[i]))
+		all, titles = append(all, rows[i]), append(titles, title(view, rows[i]))
 	}
 	if left := rows[n:]; len(left) > 0 {
-		all = append(all, cluster.Row{Usage: cluster.Sum(left)})
+		all = append(all, &cluster.Row{Usage: cluster.Sum(left)})
 		titles = append(titles, "other ("+quantity.Counted(len(left), view)+")")
 	}
-	return append(all, cluster.Row{Usage: c.Total}), append(titles, "total")
+	return append(all, &cluster.Row{Usage: c.Total}), append(titles, "total")
 }
 
 // fit is a name of at most so many characters, with its beginning and its end.
