@@ -16,6 +16,7 @@ import (
 
 	"tare/docs/schemas"
 	"tare/internal/experiment/record"
+	"tare/internal/kube/cluster"
 	"tare/internal/lib/fault"
 	"tare/internal/results/analysis"
 	"tare/internal/results/calibrate"
@@ -33,6 +34,7 @@ var formats = map[string]reflect.Type{
 	comparison.HistorySchema: reflect.TypeFor[comparison.Course](),
 	analysis.PowerSchema:     reflect.TypeFor[analysis.Power](),
 	versionSchema:            reflect.TypeFor[versionDocument](),
+	cluster.Schema:           reflect.TypeFor[cluster.Cluster](),
 }
 
 // TestSchemas: docs/schemas has a schema of each format, as its type is. Only the name of the format is required, for

@@ -54,7 +54,9 @@ func (w *node) pod(n *ledger.Name) (o owner, known bool) {
 	if p == nil && n.PodUID == "" {
 		p = w.m.byName[[2]string{n.Namespace, n.Pod}]
 	}
-	about := func(namespace, pod string) string { return w.Name + ": " + w.m.name(namespace) + "/" + w.m.name(pod) }
+	about := func(namespace, pod string) string {
+		return w.Name + ": " + strings.TrimPrefix(w.m.name(namespace)+"/"+w.m.name(pod), "/")
+	}
 	switch known = p != nil; {
 	case !known && w.machine != nil && w.Root == "":
 		return owner{side: sideElsewhere}, false // who knows of which node it is

@@ -53,7 +53,7 @@ func cpuLead(c *cluster.Cluster) string {
 // memoryLead is what memory was used for.
 func memoryLead(c *cluster.Cluster) string {
 	number := func(v float64) string { return quantity.Value(max(v, 0), quantity.Bytes) }
-	of := "%s of hard memory used: "
+	of := "%s used, as hard memory: "
 	if m := c.Capacity.MemoryBytes; m != nil {
 		of = "Of " + number(float64(*m)) + " of memory, %s used, as hard memory: "
 	}
@@ -105,8 +105,11 @@ var named = map[string]string{"sidecar": "sidecars", "cni": "CNI", "dns": "DNS",
 	"pause": "pause containers", "shim": "shims", "controlplane": "control plane", "runtime": "container runtime",
 	"node": "services of the nodes", "system": "other system pods"}
 
-// maxParts is how many components a sentence names.
-const maxParts = 6
+// A sentence names the biggest components, at most maxParts, and none that has less than this part of infrastructure.
+const (
+	maxParts  = 6
+	leastPart = 0.02
+)
 
 // parts are the components of infrastructure by size.
 func parts(c *cluster.Cluster, figure func(*cluster.Usage) cluster.Split, number func(float64) string) string {
@@ -124,15 +127,22 @@ func parts(c *cluster.Cluster, figure func(*cluster.Usage) cluster.Split, number
 	slices.SortFunc(all, func(a, b part) int { return cmp.Or(cmp.Compare(b.v, a.v), cmp.Compare(a.name, b.name)) })
 	var words []string
 	rest := 0.0
+	sum, large := 0.0, 0
+	for _, p := range all {
+		sum += p.v
+	}
+	for large < min(maxParts, len(all)) && all[large].v >= leastPart*sum {
+		large++
+	}
 	for i, p := range all {
-		if i < maxParts || len(all) == maxParts+1 {
+		if i < large || len(all) == large+1 {
 			words = append(words, p.name+" "+number(p.v))
 		} else {
 			rest += p.v
 		}
 	}
 	if rest > 0 {
-		words = append(words, fmt.Sprintf("%d others %s", len(all)-maxParts, number(rest)))
+		words = append(words, fmt.Sprintf("%s %s", quantity.Counted(len(all)-len(words), "other"), number(rest)))
 	}
 	return strings.Join(words, ", ")
 }

@@ -159,7 +159,7 @@ func remarks(c *cluster.Cluster) (all [][2]string) {
 	for i := range c.Machines {
 		m := &c.Machines[i]
 		all = append(all, [2]string{"note", fmt.Sprintf("%s share one machine, which is counted once; what is no node's part "+
-			"has a row of its own among the nodes", some(m.Nodes, len(m.Nodes)))})
+			"has a separate row among the nodes", some(m.Nodes, len(m.Nodes)))})
 	}
 	if n := c.Capacity.Unexplained; c.Answered > 0 {
 		all = append(all, [2]string{"note", fmt.Sprintf("%.2f %% of the capacity is unexplained: no control group, thread of "+
@@ -170,15 +170,27 @@ func remarks(c *cluster.Cluster) (all [][2]string) {
 			all = append(all, [2]string{"no answer", fit(n.Name, maxShown) + ": " + fit(n.Failed, 4*maxShown)})
 		}
 	}
+	var nodes []string
 	for _, w := range c.Warnings {
+		if code, of := strings.CutPrefix(w.Code, "node-"); of {
+			nodes = append(nodes, fit(code, maxShown)+" ("+some(w.About, w.Count)+")")
+			continue
+		}
 		message := fit(w.Message, 6*maxShown)
 		if len(w.About) > 0 {
 			message += " (" + some(w.About, w.Count) + ")"
 		}
 		all = append(all, [2]string{"warning", message + " [" + fit(w.Code, maxShown) + "]"})
 	}
+	if len(nodes) > 0 {
+		all = append(all, [2]string{"warning", "of the ledgers of nodes, see docs/troubleshooting.md: " +
+			strings.Join(nodes[:min(len(nodes), maxCodes)], "; ")})
+	}
 	return all
 }
+
+// maxCodes is how many codes of the nodes' warnings are named.
+const maxCodes = 10
 
 // maxShown is how many characters of a name prose has.
 const maxShown = 48
