@@ -74,8 +74,8 @@ func (a *account) gross() (g metrics) {
 // zero is what a figure points to that is 0, as most are: a large cluster has millions of them.
 var zero float64
 
-// usage is the account in units. In a row, a part that is not known may be in the figure of any other row. In the total
-// of a node it is in that total, unless it is missing.
+// usage is the account in units. In a row, a part that is not known may be in the figure of any other row. In the
+// total of a node it is in that total, unless it is missing.
 func (a *account) usage(row bool) Usage {
 	var u Usage
 	for f, to := range []*Split{&u.CPU, &u.CPUs, &u.BPF, &u.Hard, &u.Soft, &u.WorkingSet} {

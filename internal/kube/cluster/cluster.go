@@ -1,8 +1,9 @@
 // Package cluster is the account of a cluster over one window: the ledgers of its nodes, added up by workload,
 // namespace, component, node and container. Start reading at Merger.
 //
-// It holds types and arithmetic only: it asks no API and no node. Names come from the cluster, identity from the kernel:
-// a pod is found by the UID that its control groups have. Its JSON form is a contract (schema tare.cluster/v1).
+// It holds types and arithmetic only: it asks no API and no node. Names come from the cluster, identity from the
+// kernel: a pod is found by the UID that its control groups have. Its JSON form is a contract (schema
+// tare.cluster/v1).
 //
 // Units are seconds and bytes. A pointer field is nil where the figure is not known, which is not zero.
 package cluster
@@ -31,7 +32,7 @@ type Node struct {
 
 // Clock is a node's clock, compared with that of the machine that asked the nodes.
 type Clock struct {
-	OffsetSeconds      *float64 `json:"offset_seconds"`      // the node's minus the asker's; nil where it was not measured
+	OffsetSeconds      *float64 `json:"offset_seconds"`      // the node's minus the asker's; nil: not measured
 	UncertaintySeconds *float64 `json:"uncertainty_seconds"` // the true offset is within this of it
 }
 
@@ -127,15 +128,17 @@ type Budget struct {
 type Usage struct {
 	CPU  Split `json:"cpu_seconds"`
 	CPUs Split `json:"cpus"` // the same, divided by the length of each node's window
-	// BPF is run time of eBPF programs, in anybody's name, above its tasks as far as samples placed it. It is a part of CPU.
+	// BPF is run time of eBPF programs, in anybody's name, above its tasks as far as samples placed it. It is a part of
+	// CPU.
 	BPF        Split `json:"bpf_seconds"`
 	Hard       Split `json:"memory_hard_bytes"` // at the end of the window, as all memory
 	Soft       Split `json:"memory_soft_bytes"`
 	WorkingSet Split `json:"memory_working_set_bytes"`
 }
 
-// Split is one figure of Usage. Where a part is not known, such as the CPU time of a container that ended in the window,
-// what contains it is nil, and so is what the kernel counts together with it: Known has then what counters say.
+// Split is one figure of Usage. Where a part is not known, such as the CPU time of a container that ended in the
+// window, what contains it is nil, and so is what the kernel counts together with it: Known has then what counters
+// say.
 type Split struct {
 	Gross *float64 `json:"gross"`
 	Net   *float64 `json:"net"`
@@ -147,8 +150,8 @@ type Split struct {
 	Known *Known   `json:"known,omitempty"` // nil where all is known
 }
 
-// Known is what is known of a figure: counters lack the parts that are not, or have them on the side of the group around
-// them.
+// Known is what is known of a figure: counters lack the parts that are not, or have them on the side of the group
+// around them.
 type Known struct {
 	Net     float64 `json:"net"`
 	Tare    float64 `json:"tare"`
@@ -184,8 +187,8 @@ type NodeAccount struct {
 	Reserve    *Reserve `json:"reserve"`
 }
 
-// Machine is a machine that several nodes share. Usage is of what is no node's part: threads of the kernel, interrupts,
-// and groups of others.
+// Machine is a machine that several nodes share. Usage is of what is no node's part: threads of the kernel,
+// interrupts, and groups of others.
 type Machine struct {
 	Identity string   `json:"identity"`
 	Nodes    []string `json:"nodes"`

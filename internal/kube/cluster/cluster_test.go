@@ -14,7 +14,6 @@ import (
 
 	"tare/internal/kube/cluster"
 	"tare/internal/kube/cluster/clustertest"
-	"tare/internal/lib/lists"
 	"tare/internal/lib/text"
 	"tare/internal/scale/ledger"
 )
@@ -22,7 +21,8 @@ import (
 // splits are the figures of a usage.
 func splits(u *cluster.Usage) []cluster.Figure { return u.Figures() }
 
-// addsUp fails unless gross = net + tare in each row, and each view adds up to the total, in whole nanoseconds and bytes.
+// addsUp fails unless gross = net + tare in each row, and each view adds up to the total, in whole nanoseconds and
+// bytes.
 func addsUp(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
 	units := func(v float64, figure int) int64 {
@@ -74,7 +74,8 @@ func is(t *testing.T, what string, s cluster.Split, net, tare float64) {
 }
 
 func TestMerge(t *testing.T) {
-	c := clustertest.Merged(cluster.Options{Start: clustertest.Began.Add(-500 * time.Millisecond), End: clustertest.Began.Add(9500 * time.Millisecond)}, 3)
+	began := clustertest.Began.Add(-500 * time.Millisecond) // by the asker's clock
+	c := clustertest.Merged(cluster.Options{Start: began, End: began.Add(10 * time.Second)}, 3)
 	addsUp(t, c)
 	if c.Asked != 3 || c.Answered != 3 || len(c.Warnings) > 0 {
 		t.Errorf("%d of %d answered, warnings %+v", c.Answered, c.Asked, c.Warnings)
@@ -94,11 +95,12 @@ func TestMerge(t *testing.T) {
 		t.Errorf("kube-system has %+v", r.CPU)
 	}
 	r := c.Nodes[0].Reserve
-	if used := 1.5 + 0.25 + 0.5 + 0.25 + 0.25; math.Abs(*r.Used.CPUs-used/10) > 1e-9 || math.Abs(*r.Suggested.CPUs-0.42) > 1e-9 ||
+	used := 1.5 + 0.25 + 0.5 + 0.25 + 0.25
+	if math.Abs(*r.Used.CPUs-used/10) > 1e-9 || math.Abs(*r.Suggested.CPUs-0.42) > 1e-9 ||
 		math.Abs(*r.Reserved.CPUs-0.1) > 1e-9 || *r.Reserved.MemoryBytes != 1e9 || *r.Used.MemoryBytes != 500e6 {
-		t.Errorf("reserve: %v", lists.Map([]cluster.Resources{r.Used, r.Suggested, r.Reserved}, func(x cluster.Resources) string {
-			return fmt.Sprint(*x.CPUs, *x.MemoryBytes)
-		}))
+		for _, x := range []cluster.Resources{r.Used, r.Suggested, r.Reserved} {
+			t.Errorf("reserve: %v CPUs, %v bytes", *x.CPUs, *x.MemoryBytes)
+		}
 	}
 }
 
@@ -230,7 +232,8 @@ func TestDisagreement(t *testing.T) {
 	if n := c.Nodes[3]; c.Asked != 4 || c.Answered != 3 || n.Failed == "" || n.Usage != nil {
 		t.Errorf("%d of %d answered; the last is %+v", c.Answered, c.Asked, n)
 	}
-	if r := at(c.Containers, func(r *cluster.Row) bool { return r.Pod == "another" && r.Container == "app" }); r.CPU.Gross == nil {
+	r := at(c.Containers, func(r *cluster.Row) bool { return r.Pod == "another" && r.Container == "app" })
+	if r.CPU.Gross == nil {
 		t.Error("a pod does not have the name that the cluster has for it")
 	}
 }
@@ -371,8 +374,8 @@ func BenchmarkMerge(b *testing.B) {
 	}
 }
 
-// crowd are pods with two containers and what holds them open, and the ledger of a node with such pods, which has a verb
-// for the number of the node.
+// crowd are pods with two containers and what holds them open, and the ledger of a node with such pods, which has a
+// verb for the number of the node.
 func crowd(nodes, perNode int) (pods []cluster.Pod, data string) {
 	for i := range nodes {
 		for j := range perNode {

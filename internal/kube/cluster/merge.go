@@ -59,15 +59,15 @@ type machine struct {
 type key struct{ namespace, kind, workload, pod, container, node, component string }
 
 func (k key) row(a *account) *Row {
-	return &Row{Namespace: k.namespace, Kind: k.kind, Workload: k.workload, Pod: k.pod, Container: k.container, Node: k.node,
-		Component: k.component, Usage: a.usage(true)}
+	return &Row{Namespace: k.namespace, Kind: k.kind, Workload: k.workload, Pod: k.pod, Container: k.container,
+		Node: k.node, Component: k.component, Usage: a.usage(true)}
 }
 
 // New returns a Merger for a cluster with these pods, which must not change as long as it is used.
 func New(pods []Pod, o Options) *Merger {
 	m := &Merger{o: o, byUID: make(map[string]*Pod, len(pods)), byName: make(map[[2]string]*Pod, len(pods)),
-		containers: map[key]*account{}, sharing: map[string]int{}, machines: map[string]*machine{}, warnings: map[string]*Warning{},
-		names: map[string]string{}}
+		containers: map[key]*account{}, sharing: map[string]int{}, machines: map[string]*machine{},
+		warnings: map[string]*Warning{}, names: map[string]string{}}
 	for i := range m.views {
 		m.views[i] = map[key]*account{}
 	}

@@ -197,8 +197,8 @@ func (w *node) cell(o owner) *account {
 	return c
 }
 
-// groups adds CPU time and memory by owner. A group's counters hold those of the groups below it: where an owner begins
-// inside another, its top group is added to the one and taken from the other.
+// groups adds CPU time and memory by owner. A group's counters hold those of the groups below it: where an owner
+// begins inside another, its top group is added to the one and taken from the other.
 func (w *node) groups() {
 	order := make([]*ledger.Cgroup, 0, len(w.l.Cgroups))
 	for i := range w.l.Cgroups {

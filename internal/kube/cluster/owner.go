@@ -71,11 +71,11 @@ func (w *node) pod(n *ledger.Name) (o owner, known bool) {
 	case p.Node != "" && p.Node != w.Name && w.machine != nil:
 		return owner{side: sideElsewhere}, true // of another node on this machine
 	case p.Node != "" && p.Node != w.Name:
-		w.m.warn("pod-elsewhere", about(p.Namespace, p.Name), "the cluster says that these pods are on another node than the "+
-			"one that has their control groups; they are counted where the groups are")
+		w.m.warn("pod-elsewhere", about(p.Namespace, p.Name), "the cluster says that these pods are on another node than "+
+			"the one that has their control groups; they are counted where the groups are")
 	case n.Pod != "" && n.Pod != p.Name || n.Namespace != "" && n.Namespace != p.Namespace:
-		w.m.warn("pod-renamed", about(p.Namespace, p.Name), "the nodes have other names for these pods than the cluster, which "+
-			"are those that count")
+		w.m.warn("pod-renamed", about(p.Namespace, p.Name), "the nodes have other names for these pods than the "+
+			"cluster, which are those that count")
 	}
 	if w.m.o.Match != nil && !w.m.o.Match(p) {
 		return owner{namespace: OtherPods, workload: OtherPods, pod: OtherPods}, known
@@ -88,8 +88,8 @@ func (w *node) pod(n *ledger.Name) (o owner, known bool) {
 	return o, known
 }
 
-// inPod completes the owner of a group in a pod. The ledger says which side it is on; the cluster knows which containers
-// are sidecars, unless a rule that people wrote names them.
+// inPod completes the owner of a group in a pod. The ledger says which side it is on; the cluster knows which
+// containers are sidecars, unless a rule that people wrote names them.
 func (w *node) inPod(o owner, g *ledger.Cgroup) owner {
 	container := g.Name.Container
 	if container == "" && g.Name.ContainerID != "" {

@@ -31,8 +31,8 @@ func spread(cells map[owner]*account) {
 		}
 	}
 	slices.SortFunc(pods, func(a, b owner) int {
-		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.kind, b.kind), cmp.Compare(a.workload, b.workload),
-			cmp.Compare(a.pod, b.pod))
+		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.kind, b.kind),
+			cmp.Compare(a.workload, b.workload), cmp.Compare(a.pod, b.pod))
 	})
 	for _, pod := range pods {
 		for f := range figures {

@@ -126,8 +126,8 @@ func TestHostileNames(t *testing.T) {
 				t.Fatal(err)
 			}
 			out := b.String()
-			if i := strings.IndexFunc(out, func(r rune) bool { return r < ' ' && r != '\n' || r == 0x7f || r == '\u202e' }); i >= 0 &&
-				f.Name != "json" {
+			i := strings.IndexFunc(out, func(r rune) bool { return r < ' ' && r != '\n' || r == 0x7f || r == '\u202e' })
+			if i >= 0 && f.Name != "json" {
 				t.Errorf("%s by %s: a control character at %d", f.Name, view, i)
 			}
 			for line := range strings.Lines(out) {

@@ -25,8 +25,8 @@ var source string
 
 var page = template.Must(template.New("cluster").Funcs(template.FuncMap{"clean": text.Clean}).Parse(source))
 
-// htmlPage is what the template shows. Names are as they stand in the account: the template escapes them, and the page's
-// policy lets no script run and nothing be fetched.
+// htmlPage is what the template shows. Names are as they stand in the account: the template escapes them, and the
+// page's policy lets no script run and nothing be fetched.
 type htmlPage struct {
 	Lead     []string
 	Pictures []picture
@@ -42,8 +42,8 @@ type htmlTable struct {
 	Rows        [][]string
 }
 
-// HTML writes the account as one page: the answer, two pictures, and the table of every view. The pictures show nothing
-// that the tables lack.
+// HTML writes the account as one page: the answer, two pictures, and the table of every view. The pictures show
+// nothing that the tables lack.
 func HTML(w io.Writer, c *cluster.Cluster, o Options) error {
 	p := htmlPage{Lead: lead(c), Remarks: remarks(c), Style: template.CSS(style)} // our own file
 	if c.Answered > 0 {

@@ -150,20 +150,20 @@ func reserveTable(c *cluster.Cluster, o Options) (rows [][]string, left int) {
 }
 
 // reserveNote says what the columns are.
-var reserveNote = fmt.Sprintf("Reserved is capacity less allocatable. Used is what serves the node and is in no pod: CPUs, "+
-	"and the working set of memory. To set: used times %v for CPUs and times %v for memory, rounded up. One window shows no "+
-	"peak: weigh under load before setting it.", cluster.HeadroomCPU, cluster.HeadroomMemory)
+var reserveNote = fmt.Sprintf("Reserved is capacity less allocatable. Used is what serves the node and is in no pod: "+
+	"CPUs, and the working set of memory. To set: used times %v for CPUs and times %v for memory, rounded up. One "+
+	"window shows no peak: weigh under load before setting it.", cluster.HeadroomCPU, cluster.HeadroomMemory)
 
 // remarks are what to know of the account: machines that nodes share, nodes that did not answer, and warnings.
 func remarks(c *cluster.Cluster) (all [][2]string) {
 	for i := range c.Machines {
 		m := &c.Machines[i]
-		all = append(all, [2]string{"note", fmt.Sprintf("%s share one machine, which is counted once; what is no node's part "+
-			"has a separate row among the nodes", some(m.Nodes, len(m.Nodes)))})
+		all = append(all, [2]string{"note", fmt.Sprintf("%s share one machine, which is counted once; what is no node's "+
+			"part has a separate row among the nodes", some(m.Nodes, len(m.Nodes)))})
 	}
 	if n := c.Capacity.Unexplained; c.Answered > 0 {
-		all = append(all, [2]string{"note", fmt.Sprintf("%.2f %% of the capacity is unexplained: no control group, thread of "+
-			"the kernel or interrupt has it", 100*n/max(c.Capacity.Capacity, 1e-9))})
+		all = append(all, [2]string{"note", fmt.Sprintf("%.2f %% of the capacity is unexplained: no control group, "+
+			"thread of the kernel or interrupt has it", 100*n/max(c.Capacity.Capacity, 1e-9))})
 	}
 	for i := range c.Nodes {
 		if n := &c.Nodes[i]; n.Failed != "" {
@@ -198,8 +198,9 @@ const maxShown = 48
 // some names the first of n things.
 func some(names []string, n int) string {
 	const most = 4
-	first := strings.Join(lists.Map(names[:min(len(names), most)], func(s string) string { return fit(s, maxShown) }), ", ")
-	if left := n - min(len(names), most); left > 0 {
+	shown := lists.Map(names[:min(len(names), most)], func(s string) string { return fit(s, maxShown) })
+	first := strings.Join(shown, ", ")
+	if left := n - len(shown); left > 0 {
 		first += fmt.Sprintf(" and %d more", left)
 	}
 	return first

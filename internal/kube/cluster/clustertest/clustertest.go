@@ -57,7 +57,8 @@ func Ledger(i int) *ledger.Ledger {
 				{Name: ledger.LineBPF, Seconds: 0.75}, {Name: ledger.LineSelf}}},
 		Programs: []ledger.Program{{Charged: tare("cni", ""), RunSeconds: new(1.0), RunCount: new(uint64(9)),
 			Shares: []ledger.Share{share(&app, 0.5), share(&idle, 0.25)}}},
-		Maps: []ledger.Map{{Charged: tare("cni", ""), ChargedTo: &app, Bytes: new(uint64(20e6))}}, Warnings: []ledger.Warning{},
+		Maps:     []ledger.Map{{Charged: tare("cni", ""), ChargedTo: &app, Bytes: new(uint64(20e6))}},
+		Warnings: []ledger.Warning{},
 	}
 	return l
 }
@@ -69,7 +70,8 @@ func Pods(nodes int) (all []cluster.Pod) {
 			Node: Name(i), OwnerKind: "Deployment", Owner: "web",
 			Containers: []cluster.Container{{Name: "app", Class: cluster.App}, {Name: "proxy", Class: cluster.Injected}}},
 			cluster.Pod{Namespace: "kube-system", Name: fmt.Sprintf("cilium-%d", i), UID: fmt.Sprintf("uid-cilium-%d", i),
-				Node: Name(i), OwnerKind: "DaemonSet", Owner: "cilium", Containers: []cluster.Container{{Name: "agent", Class: cluster.App}}})
+				Node: Name(i), OwnerKind: "DaemonSet", Owner: "cilium",
+				Containers: []cluster.Container{{Name: "agent", Class: cluster.App}}})
 	}
 	return all
 }
@@ -83,8 +85,9 @@ func resources(cpus float64, memory int64) cluster.Resources {
 
 // Node is a node with a ledger, whose clock is half a second fast.
 func Node(i int, l *ledger.Ledger) *cluster.Node {
-	return &cluster.Node{Name: Name(i), Ledger: l, Clock: cluster.Clock{OffsetSeconds: new(0.5), UncertaintySeconds: new(0.001)}, Capacity: resources(4, 16e9),
-		Allocatable: resources(3.9, 15e9)}
+	return &cluster.Node{Name: Name(i), Ledger: l,
+		Clock:    cluster.Clock{OffsetSeconds: new(0.5), UncertaintySeconds: new(0.001)},
+		Capacity: resources(4, 16e9), Allocatable: resources(3.9, 15e9)}
 }
 
 // Merged is the account of n such nodes.
