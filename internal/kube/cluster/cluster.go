@@ -60,6 +60,7 @@ type Pod struct {
 // Container is a container of a pod.
 type Container struct {
 	Name  string
+	ID    string // as the runtime has it, without "containerd://"; names the container where the node's files do not
 	Class Class
 }
 

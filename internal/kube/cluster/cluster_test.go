@@ -273,6 +273,86 @@ func TestSandboxes(t *testing.T) {
 	}
 }
 
+// TestInterrupts: where the kernel keeps interrupts apart, what programs of infrastructure ran in them above a pod's
+// tasks is tare of the pod beyond the CPU time of its groups, and is not counted twice.
+func TestInterrupts(t *testing.T) {
+	l := clustertest.Ledger(0)
+	l.Host.IRQTime = new(true)
+	l.Programs[0].Shares[0].Context = ledger.Softirq
+	l.CPU.Attributed, l.CPU.Unexplained = 11.5, 0 // the share is in no CPU time of a group: the line of groups has it
+	m := cluster.New(clustertest.Pods(1), cluster.Options{Containers: true})
+	m.Add(clustertest.Node(0, l))
+	c := m.Finish()
+	addsUp(t, c)
+	web := at(c.Workloads, func(r *cluster.Row) bool { return r.Workload == "web" })
+	is(t, "web", web.CPU, 4.375, 2.125+0.5)
+	is(t, "its eBPF", web.BPF, 0, 0.5)
+}
+
+// TestNamesOfContainers: the cluster names containers, by their ids, where the node's files do not.
+func TestNamesOfContainers(t *testing.T) {
+	l, pods := clustertest.Ledger(0), clustertest.Pods(1)
+	pods[0].Containers[1].ID = "0123456789abcdef"
+	l.Cgroups[4].Name = &ledger.Name{PodUID: strings.ReplaceAll(pods[0].UID, "-", "_"), ContainerID: "0123456789abcdef"}
+	l.Cgroups[3].Name = &ledger.Name{PodUID: pods[0].UID, ContainerID: "fedcba9876543210"}
+	m := cluster.New(pods, cluster.Options{Containers: true})
+	m.Add(clustertest.Node(0, l))
+	c := m.Finish()
+	addsUp(t, c)
+	proxy := at(c.Containers, func(r *cluster.Row) bool { return r.Container == "proxy" })
+	is(t, "the proxy", proxy.CPU, 0, 2)
+	app := at(c.Containers, func(r *cluster.Row) bool { return r.Container == "fedcba987654" })
+	is(t, "a container without a name", app.CPU, 3.75, 0.5)
+}
+
+// TestRules: a rule that people wrote counts before what the cluster knows of a container.
+func TestRules(t *testing.T) {
+	l := clustertest.Ledger(0)
+	l.Cgroups[4].Rule = "--workload shop=container=proxy"
+	m := cluster.New(clustertest.Pods(1), cluster.Options{Containers: true})
+	m.Add(clustertest.Node(0, l))
+	proxy := at(m.Finish().Containers, func(r *cluster.Row) bool { return r.Container == "proxy" })
+	is(t, "the proxy", proxy.CPU, 2, 0)
+}
+
+// TestBounds: what a node answers costs no more than its bounds, and what cannot be is refused.
+func TestBounds(t *testing.T) {
+	long := strings.Repeat("x", 10_000)
+	many := clustertest.Ledger(1)
+	for i := range 50_100 {
+		many.Cgroups = append(many.Cgroups, ledger.Cgroup{Path: fmt.Sprintf("/kubepods/p%d", i), CPUSeconds: new(1e-5),
+			Name:   &ledger.Name{Namespace: long, Pod: fmt.Sprint(i, long), Container: long},
+			Memory: &ledger.Memory{Hard: new(int64(1)), Soft: new(int64(1)), WorkingSet: new(uint64(1))}})
+	}
+	huge, short := clustertest.Ledger(2), clustertest.Ledger(3)
+	huge.Cgroups[3].CPUSeconds = new(1e300)
+	short.Window.Seconds = 0
+	m := cluster.New(nil, cluster.Options{Containers: true})
+	for i, l := range []*ledger.Ledger{{}, many, huge, short} {
+		m.Add(clustertest.Node(i, l))
+	}
+	for range cluster.MaxNodes {
+		m.Add(&cluster.Node{Name: long, Failed: long})
+	}
+	c := m.Finish()
+	addsUp(t, c)
+	if c.Asked != cluster.MaxNodes || c.Answered != 1 || len(c.Containers) > 50_010 {
+		t.Errorf("%d nodes of which %d answered, %d containers", c.Asked, c.Answered, len(c.Containers))
+	}
+	for _, r := range c.Containers {
+		if len(r.Namespace)+len(r.Pod)+len(r.Container) > 3*256 {
+			t.Fatal("a name is longer than one of Kubernetes")
+		}
+	}
+	codes := ""
+	for _, w := range c.Warnings {
+		codes += w.Code + " "
+	}
+	if codes != "pod-unknown too-many-nodes too-many-owners " {
+		t.Errorf("warnings %s", codes)
+	}
+}
+
 // FuzzMerge: whatever a node answers, the account adds up, and its names are bounded.
 func FuzzMerge(f *testing.F) {
 	for i := range 2 {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"time"
 
 	"tare/internal/lib/known"
@@ -226,11 +225,12 @@ func (w *node) move(g *ledger.Cgroup, o, over *owner) {
 	if g.Vanished {
 		m = &ledger.Memory{Hard: new(int64), Soft: new(int64), WorkingSet: new(uint64)} // what has gone holds nothing
 	}
-	for f, v := range map[int]*int64{
+	for f, v := range [figures]*int64{
 		cpu: whole(g.CPUSeconds, 1e9), hard: m.Hard, soft: m.Soft,
 		workingSet: known.As(m.WorkingSet, func(n uint64) int64 { return int64(n) }),
 	} {
 		switch {
+		case f == cpus || f == bpf: // follow from others
 		case v != nil:
 			w.cell(*o).add(f, o.in(), *v)
 			if over != nil {
@@ -500,6 +500,3 @@ func (w *node) foreignWarnings() {
 			"programs ran: it is in the figures of those that ran them")
 	}
 }
-
-// normal is a pod's UID as the API has it: systemd's names of groups have underscores.
-func normal(uid string) string { return strings.ReplaceAll(uid, "_", "-") }

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"strings"
 
 	"tare/internal/scale/ledger"
@@ -47,13 +48,7 @@ func (w *node) ownerOf(g *ledger.Cgroup) owner {
 // pod is the owner of what belongs to a pod, by the names that the cluster has for it. It is false where the cluster
 // does not know it.
 func (w *node) pod(n *ledger.Name) (o owner, known bool) {
-	p := w.m.byUID[n.PodUID]
-	if p == nil {
-		p = w.m.byUID[normal(n.PodUID)]
-	}
-	if p == nil && n.PodUID == "" {
-		p = w.m.byName[[2]string{n.Namespace, n.Pod}]
-	}
+	p := w.find(n)
 	about := func(namespace, pod string) string {
 		return w.Name + ": " + strings.TrimPrefix(w.m.name(namespace)+"/"+w.m.name(pod), "/")
 	}
@@ -91,11 +86,8 @@ func (w *node) pod(n *ledger.Name) (o owner, known bool) {
 // inPod completes the owner of a group in a pod. The ledger says which side it is on; the cluster knows which
 // containers are sidecars, unless a rule that people wrote names them.
 func (w *node) inPod(o owner, g *ledger.Cgroup) owner {
-	container := g.Name.Container
-	if container == "" && g.Name.ContainerID != "" {
-		container = g.Name.ContainerID[:min(len(g.Name.ContainerID), 12)]
-	}
-	if o.container = w.m.name(container); o.pod == OtherPods {
+	name, class := w.container(g.Name)
+	if o.container = w.m.name(name); o.pod == OtherPods {
 		o.container = ""
 	}
 	o.component = w.m.name(g.Component)
@@ -106,9 +98,9 @@ func (w *node) inPod(o owner, g *ledger.Cgroup) owner {
 		o.side = sideShared
 	case g.Charge == ledger.ChargeTare:
 		o.side = sidePod
-	case container == podSandbox:
+	case name == podSandbox:
 		o.side, o.component = sidePod, pause
-	case w.isSidecar(g.Name, container) && (g.Rule == "" || strings.HasPrefix(g.Rule, "profile ")):
+	case (class == Sidecar || class == Injected) && (g.Rule == "" || strings.HasPrefix(g.Rule, "profile ")):
 		o.side, o.component = sidePod, sidecar
 	default:
 		o.side = sideNet
@@ -116,19 +108,26 @@ func (w *node) inPod(o owner, g *ledger.Cgroup) owner {
 	return o
 }
 
-// isSidecar says whether the cluster knows a container as one.
-func (w *node) isSidecar(n *ledger.Name, container string) bool {
-	p := w.m.byUID[normal(n.PodUID)]
-	if p == nil {
-		p = w.m.byName[[2]string{n.Namespace, n.Pod}]
-	}
-	if p == nil || container == "" {
-		return false
-	}
-	for _, c := range p.Containers {
-		if c.Name == container {
-			return c.Class == Sidecar || c.Class == Injected
+// container is the name of a container and, where the cluster knows it, its class.
+func (w *node) container(n *ledger.Name) (name string, class Class) {
+	if p := w.find(n); p != nil && (n.Container != "" || n.ContainerID != "") {
+		for _, c := range p.Containers {
+			if c.Name == n.Container || c.ID != "" && c.ID == n.ContainerID {
+				return c.Name, c.Class
+			}
 		}
 	}
-	return false
+	return cmp.Or(n.Container, n.ContainerID[:min(len(n.ContainerID), 12)]), ""
+}
+
+// find is the pod that a group belongs to; nil where the cluster does not know it. Systemd's names of groups have
+// underscores in the UID.
+func (w *node) find(n *ledger.Name) *Pod {
+	if n.PodUID == "" {
+		return w.m.byName[[2]string{n.Namespace, n.Pod}]
+	}
+	if p := w.m.byUID[n.PodUID]; p != nil {
+		return p
+	}
+	return w.m.byUID[strings.ReplaceAll(n.PodUID, "_", "-")]
 }
