@@ -19,7 +19,7 @@ const (
 	minSeconds = 1e-3
 )
 
-// Components of what no rule can name, for it is in no control group.
+// Components of what no rule can name: it is in no control group.
 const (
 	kernelThreads = "kernel threads"
 	rootProcesses = "root group"
