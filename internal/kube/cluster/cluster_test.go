@@ -116,6 +116,11 @@ func TestSharedMachine(t *testing.T) {
 		}
 		*l.Cgroups[1].CPUSeconds += 7.5
 		l.CPU.Attributed, l.CPU.Idle = 18.5, 20.5
+		for i := range 2 { // of each node, both of whose shims are in the group of a service
+			l.Sandboxes = append(l.Sandboxes, ledger.Sandbox{Pod: &ledger.SandboxPod{UID: fmt.Sprintf("uid-web-%d", i)},
+				Components: []ledger.SandboxComponent{{Component: "shim", Charge: ledger.ChargeTare}},
+				Processes:  []ledger.SandboxProcess{{Component: "shim", CPUCgroup: "/system.slice", CPU: new(0.125)}}})
+		}
 		return l
 	}
 	pods := clustertest.Pods(2)
@@ -131,13 +136,17 @@ func TestSharedMachine(t *testing.T) {
 	}
 	for i := range c.Nodes {
 		n := &c.Nodes[i]
-		if math.Abs(*n.Usage.CPU.Gross-7.5) > 1e-9 || n.Machine == nil || n.Budget != nil || n.Reserve.Used.CPUs != nil {
+		if math.Abs(*n.Usage.CPU.Gross-7.625) > 1e-9 || n.Machine == nil || n.Budget != nil || n.Reserve.Used.CPUs != nil {
 			t.Errorf("%s: %+v", n.Name, n)
 		}
 	}
-	if rest := c.Machines[0].Usage.CPU; math.Abs(*rest.Gross-3.5) > 1e-9 {
+	rest := c.Machines[0].Usage.CPU
+	if math.Abs(*rest.Gross-3.25) > 1e-9 {
 		t.Errorf("the machine's rest is %v s", *rest.Gross)
 	}
+	kubelet := at(c.Components, func(r *cluster.Row) bool { return r.Component == "kubelet" })
+	is(t, "the kubelets", kubelet.CPU, 0, 1)               // which both nodes see
+	is(t, "the machine", rest, 0.5+0.25, 1.5+1.25-2*0.125) // without the shims
 
 	// A node whose control group is known has what is in it, alone on its machine or not.
 	m = cluster.New(pods, cluster.Options{Containers: true})

@@ -51,6 +51,7 @@ type Merger struct {
 type machine struct {
 	index          int
 	groups, placed metrics // of all groups by the node that sees most, and of nodes
+	cells          map[owner]*account
 	kept           Machine
 	usage          account
 }

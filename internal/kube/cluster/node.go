@@ -33,7 +33,9 @@ const (
 
 // owner is whom something that was used on a node belongs to.
 type owner struct {
-	side                                                 side
+	machine bool // it is no node's part, on a machine that several nodes share
+	side    side
+
 	namespace, kind, workload, pod, container, component string
 }
 
@@ -102,7 +104,7 @@ func (m *Merger) merge(n *Node, a *NodeAccount) {
 	w.programs(rest)
 	w.maps()
 	w.sandboxes()
-	delete(w.cells, owner{side: sideElsewhere})
+	w.leave()
 	if m.o.Spread {
 		spread(w.cells)
 	}
@@ -264,6 +266,9 @@ func (w *node) give(from, to owner, figure int, n int64) int64 {
 	a := w.cell(from)
 	n = min(n, max(a.sums[figure][from.in()], 0))
 	if n > 0 {
+		if from.machine && !to.machine {
+			w.machine.give(w, from, figure, n)
+		}
 		a.add(figure, from.in(), -n)
 		w.cell(to).add(figure, to.in(), n)
 	}
@@ -286,7 +291,9 @@ func (w *node) line(name string) int64 {
 func (w *node) takeSelf() {
 	if path := w.l.Self.Cgroup; path != nil {
 		if o := ledger.At(w.owners, *path); o != nil && o.component != self && o.side != sideElsewhere {
-			w.give(*o, shared(self), cpu, w.line(ledger.LineSelf))
+			to := shared(self)
+			to.machine = o.machine
+			w.give(*o, to, cpu, w.line(ledger.LineSelf))
 		}
 	}
 }
@@ -323,6 +330,21 @@ func (w *node) rest() owner {
 	}
 	to(last, left)
 	return last
+}
+
+// leave takes what is no part of the node out of its cells. The machine that nodes share has it as the first of them
+// saw it.
+func (w *node) leave() {
+	for o, cell := range w.cells {
+		if !o.machine && o.side != sideElsewhere {
+			continue
+		}
+		if o.machine && len(w.machine.kept.Nodes) == 0 {
+			w.perCPU(cell)
+			w.machine.cells[o] = cell
+		}
+		delete(w.cells, o)
+	}
 }
 
 // perCPU sets the CPUs of an account by the length of the node's window.
@@ -385,6 +407,7 @@ func (w *node) share(p *ledger.Program, path string, ns int64, apart bool, rest 
 		to.side, to.component = sidePod, component
 	} else if p.Charge == ledger.ChargeTare && at.side == sideOther {
 		to = shared(component)
+		to.machine = at.machine
 	}
 	switch {
 	case from == to:
@@ -421,7 +444,7 @@ func (w *node) sandboxes() {
 			continue
 		}
 		pod, known := w.pod(&ledger.Name{Namespace: box.Pod.Namespace, Pod: box.Pod.Name, PodUID: box.Pod.UID})
-		if !known {
+		if !known || pod.side == sideElsewhere {
 			continue
 		}
 		serves := map[string]bool{}

@@ -19,9 +19,13 @@ func (w *node) ownerOf(g *ledger.Cgroup) owner {
 		}
 		return w.inPod(o, g)
 	}
-	if w.machine != nil && w.Root == "" {
-		return owner{side: sideElsewhere}
-	}
+	o := w.outside(g)
+	o.machine = w.machine != nil && w.Root == "" && o.pod == "" && o.side != sideElsewhere
+	return o
+}
+
+// outside is whom a group outside of pods belongs to.
+func (w *node) outside(g *ledger.Cgroup) owner {
 	switch g.Charge {
 	case ledger.ChargeTare, ledger.ChargeSelf:
 		component := w.m.name(g.Component)
@@ -30,8 +34,10 @@ func (w *node) ownerOf(g *ledger.Cgroup) owner {
 		}
 		if namespace, name, found := strings.Cut(g.Workload, "/"); found {
 			// a unit of systemd, or a group outside of pods, that serves one
-			if o, known := w.pod(&ledger.Name{Namespace: namespace, Pod: name}); known && o.side != sideElsewhere {
-				o.side, o.component = sidePod, component
+			if o, known := w.pod(&ledger.Name{Namespace: namespace, Pod: name}); known {
+				if o.side != sideElsewhere {
+					o.side, o.component = sidePod, component
+				}
 				return o
 			}
 		}
