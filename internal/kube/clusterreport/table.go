@@ -132,7 +132,7 @@ func reserveTable(c *cluster.Cluster, o Options) (rows [][]string, left int) {
 	rows = [][]string{{"CPUs reserved", "used", "to set", "memory reserved", "used", "to set", "node"}}
 	for i := range c.Nodes {
 		r := c.Nodes[i].Reserve
-		if r == nil {
+		if r == nil || r.Reserved == (cluster.Resources{}) && r.Used == (cluster.Resources{}) {
 			continue
 		}
 		if len(rows) > o.rows(len(c.Nodes)) {
