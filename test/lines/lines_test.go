@@ -19,7 +19,8 @@ const maxColumns = 120
 var endings = []string{".md", ".yaml", ".yml", ".c", ".h", ".ts"}
 
 // notOurs are the directories without files that people write.
-var notOurs = []string{".git", "bin", "web/node_modules", "web/dist", "internal/results/report/testdata"}
+var notOurs = []string{".git", "bin", "web/node_modules", "web/dist", "internal/results/report/testdata",
+	"internal/kube/clusterreport/testdata"}
 
 // address is one that cannot be broken.
 var address = regexp.MustCompile(`https?://\S{40}`)

@@ -11,7 +11,7 @@ import (
 )
 
 func init() {
-	register(Format{Name: "markdown", Help: "Markdown, for an issue or a page", Write: Markdown})
+	register(Format{Name: "md", Help: "Markdown, for an issue or a page", Write: Markdown})
 }
 
 // Markdown writes the account for an issue or a page.
