@@ -50,6 +50,7 @@ eBPF program, and who pays for it; and what the agent itself costs.
   /v1/ledger  a window as a JSON document of the schema tare.ledger/v1: ?for=10s says how long it lasts, &at=TIME when
               it begins (RFC 3339); only for clients on this machine, unless --web.config.file requires a password or a
               client certificate
+  /v1/clock   the time of this machine as JSON, {"time": TIME}, for the same clients
   /healthz    200 if the machine can be weighed
 
 A scrape reads the counters. Every counter begins at 0 when the agent starts. What cannot be read is absent, and

@@ -42,7 +42,8 @@ func serve(ctx context.Context, c *configuration, w *weigher, l net.Listener, lo
 	defer windows.close()
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", newScrapes(w, writers))
-	mux.Handle("GET /v1/ledger", windows)
+	mux.Handle("GET /v1/ledger", admit(c, windows))
+	mux.Handle("GET /v1/clock", admit(c, http.HandlerFunc(serveClock)))
 	mux.HandleFunc("GET /healthz", func(rw http.ResponseWriter, _ *http.Request) {
 		if err := w.health(); err != nil {
 			http.Error(rw, text.Line(err.Error()), http.StatusServiceUnavailable)

@@ -118,18 +118,32 @@ func newWindows(c *configuration, layout *cgroup.Layout, names *names.Resolver, 
 	return w
 }
 
+// admit passes on the requests of clients that may have windows.
+func admit(c *configuration, h http.Handler) http.Handler {
+	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		// exporter-toolkit also reads the file for each request, so the clients that it admits may have changed.
+		access, err := readAccess(c.webConfig())
+		switch {
+		case err != nil:
+			http.Error(rw, text.Line(err.Error()), http.StatusInternalServerError)
+		case !access.allows(r):
+			http.Error(rw, "only clients on this machine may request windows; to let others, require a password or client "+
+				"certificates in --web.config.file", http.StatusForbidden)
+		default:
+			h.ServeHTTP(rw, r)
+		}
+	})
+}
+
+// serveClock answers with the time of this machine, by which windows begin (at), so that clients can measure how far it
+// is from theirs.
+func serveClock(rw http.ResponseWriter, _ *http.Request) {
+	rw.Header().Set("Content-Type", "application/json")
+	rw.Header().Set("Cache-Control", "no-store")
+	fmt.Fprintf(rw, "{\"time\": %q}\n", time.Now().UTC().Format(time.RFC3339Nano))
+}
+
 func (w *windows) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
-	// exporter-toolkit also reads the file for each request, so the clients that it admits may have changed.
-	access, err := readAccess(w.c.webConfig())
-	if err != nil {
-		http.Error(rw, text.Line(err.Error()), http.StatusInternalServerError)
-		return
-	}
-	if !access.allows(r) {
-		http.Error(rw, "only clients on this machine may request windows; to let others, require a password or client "+
-			"certificates in --web.config.file", http.StatusForbidden)
-		return
-	}
 	d, at, err := parseWindow(r)
 	if err != nil {
 		http.Error(rw, text.Line(err.Error()), http.StatusBadRequest)

@@ -1,8 +1,10 @@
 package agent
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -13,6 +15,7 @@ import (
 
 	"tare/internal/lib/param"
 	"tare/internal/scale/host/names"
+	"tare/internal/scale/remote"
 )
 
 func TestParseWindow(t *testing.T) {
@@ -122,13 +125,38 @@ func TestLocal(t *testing.T) {
 	}
 }
 
+// TestClock has the client of package remote compare the agent's clock with its own, which is the same one.
+func TestClock(t *testing.T) {
+	c := &configuration{Values: param.Defaults(settings)}
+	handler := admit(c, http.HandlerFunc(serveClock))
+	server := httptest.NewServer(handler)
+	defer server.Close()
+	a, err := remote.New(remote.Options{Address: "localhost:1", Dial: func(ctx context.Context) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp", server.Listener.Addr().String())
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	offset, uncertainty, err := a.Clock(t.Context())
+	if err != nil || offset.Abs() > uncertainty || uncertainty <= 0 {
+		t.Errorf("the same clock is %v ahead, within %v: %v", offset, uncertainty, err)
+	}
+	r := httptest.NewRequest(http.MethodGet, "/v1/clock", nil)
+	r.RemoteAddr = "192.0.2.1:1"
+	answer := httptest.NewRecorder()
+	if handler.ServeHTTP(answer, r); answer.Code != http.StatusForbidden {
+		t.Errorf("a client of another machine gets %d", answer.Code)
+	}
+}
+
 // exporter-toolkit lets in by what the file says at the time, and so do windows: a password that is taken out of it at
 // night opens them to no one else.
 func TestAccessOfAChangedFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "web.yaml")
 	c := &configuration{Values: param.Defaults(settings)}
 	c.Values[settingWebConfig] = file
-	w := newWindows(c, nil, names.Open(names.Options{}), nil)
+	w := admit(c, newWindows(c, nil, names.Open(names.Options{}), nil))
 	for _, step := range []struct {
 		config string
 		want   int

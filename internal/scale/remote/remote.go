@@ -31,6 +31,10 @@ type Options struct {
 	User         string // with PasswordFile
 	PasswordFile string
 	TokenFile    string // holds a bearer token
+	// Dial connects to the agent in another way than by TCP; nil: by TCP.
+	Dial func(ctx context.Context) (net.Conn, error)
+	// Reading has room for the answers that are read at a time, by all agents that share it; nil: any number.
+	Reading chan struct{}
 }
 
 // Agent is a client of a tare-agent, for one goroutine.
@@ -40,6 +44,7 @@ type Agent struct {
 	client  *http.Client
 	user    string
 	secret  string // a password with a user, else a bearer token; empty: none
+	reading chan struct{}
 }
 
 // The shortest window to ask for, and bounds on what an agent can cost its client.
@@ -60,8 +65,11 @@ func New(o Options) (*Agent, error) {
 		return nil, fault.New(fault.Usage, "--agent "+text.Clip(o.Address), "try --agent node-7:9633",
 			"the address of an agent must be HOST:PORT")
 	}
-	a := &Agent{address: o.Address, scheme: "http", user: o.User}
+	a := &Agent{address: o.Address, scheme: "http", user: o.User, reading: o.Reading}
 	t := &http.Transport{MaxIdleConns: 1, ResponseHeaderTimeout: 0, MaxResponseHeaderBytes: 64 << 10}
+	if o.Dial != nil {
+		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return o.Dial(ctx) }
+	}
 	if o.CAFile != "" {
 		pem, err := secretFile("--ca", o.CAFile)
 		if err != nil {
@@ -121,7 +129,48 @@ func (a *Agent) Next(ctx context.Context, d time.Duration) (*ledger.Ledger, erro
 	d = max(d.Round(time.Millisecond), shortest)
 	ctx, cancel := context.WithTimeout(ctx, d+patience)
 	defer cancel()
-	u := url.URL{Scheme: a.scheme, Host: a.address, Path: "/v1/ledger", RawQuery: "for=" + d.String()}
+	return a.window(ctx, url.Values{"for": {d.String()}})
+}
+
+// At is Next with a window that begins at a time of the agent's clock, at most a minute from now.
+func (a *Agent) At(ctx context.Context, at time.Time, d time.Duration) (*ledger.Ledger, error) {
+	return a.window(ctx, url.Values{"for": {max(d.Round(time.Millisecond), shortest).String()},
+		"at": {at.UTC().Format(time.RFC3339Nano)}})
+}
+
+func (a *Agent) window(ctx context.Context, query url.Values) (*ledger.Ledger, error) {
+	data, err := a.get(ctx, "/v1/ledger", query, maxBytes)
+	if err != nil {
+		return nil, err
+	}
+	l, err := parse(data)
+	if err != nil {
+		return nil, a.failed("check that this is the address of a tare-agent", err)
+	}
+	return l, nil
+}
+
+// Clock asks for the agent's time. It returns how far that is ahead of this machine's, and half the time that the answer
+// took, by which it may be off.
+func (a *Agent) Clock(ctx context.Context) (offset, uncertainty time.Duration, err error) {
+	asked := time.Now()
+	data, err := a.get(ctx, "/v1/clock", nil, maxComment)
+	uncertainty = time.Since(asked) / 2
+	if err != nil {
+		return 0, 0, err
+	}
+	var answer struct {
+		Time time.Time `json:"time"`
+	}
+	if err := json.Unmarshal(data, &answer); err != nil || answer.Time.IsZero() {
+		return 0, 0, a.failed("check that this is the address of a tare-agent", errors.New("the answer has no time"))
+	}
+	return answer.Time.Sub(asked.Add(uncertainty)), uncertainty, nil
+}
+
+// get returns an answer of at most most bytes.
+func (a *Agent) get(ctx context.Context, path string, query url.Values, most int64) ([]byte, error) {
+	u := url.URL{Scheme: a.scheme, Host: a.address, Path: path, RawQuery: query.Encode()}
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
 		return nil, fmt.Errorf("asking an agent: %w", err)
@@ -138,20 +187,24 @@ func (a *Agent) Next(ctx context.Context, d time.Duration) (*ledger.Ledger, erro
 		return nil, a.failed("check that tare-agent runs there and that its port can be reached", err)
 	}
 	defer answer.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(answer.Body, maxBytes+1))
+	if a.reading != nil {
+		select {
+		case a.reading <- struct{}{}:
+			defer func() { <-a.reading }()
+		case <-ctx.Done():
+			return nil, a.failed("", ctx.Err())
+		}
+	}
+	data, err := io.ReadAll(io.LimitReader(answer.Body, most+1))
 	switch {
 	case err != nil:
 		return nil, a.failed("", err)
 	case answer.StatusCode != http.StatusOK:
 		return nil, a.refused(answer.StatusCode, data)
-	case len(data) > maxBytes:
-		return nil, a.failed("", fmt.Errorf("the answer has more than %d MiB", maxBytes>>20))
+	case int64(len(data)) > most:
+		return nil, a.failed("", fmt.Errorf("the answer has more than %d bytes", most))
 	}
-	l, err := parse(data)
-	if err != nil {
-		return nil, a.failed("check that this is the address of a tare-agent", err)
-	}
-	return l, nil
+	return data, nil
 }
 
 // Close closes the connection.

@@ -157,7 +157,7 @@ func TestHostileAnswers(t *testing.T) {
 		"many nulls":       {200, many("null"), "parts"},
 		"a long path": {200, `{"schema":"tare.ledger/v1","window":{"seconds":1},"cgroups":[{"path":"` +
 			strings.Repeat("/", 5000) + `"}]}`, "4096 bytes"},
-		"too large":  {200, strings.Repeat(" ", maxBytes+1), "64 MiB"},
+		"too large":  {200, strings.Repeat(" ", maxBytes+1), "67108864 bytes"},
 		"controls":   {500, "\x1b[2J" + strings.Repeat("x", 10_000), `500 Internal Server Error: \x1b[2Jxxx`},
 		"a redirect": {302, "", "302 Found"},
 	} {
