@@ -1,0 +1,202 @@
+// Package agents finds tare-agent on the nodes of a cluster, or deploys it for a while, and has all of them take a window
+// at the same time. Start reading at Cluster.Find, Cluster.Deploy and Cluster.Open.
+//
+// Agents are reached as by kubectl port-forward: through the API server, which asks who the user is, and from the pod's
+// own loopback interface, the only one from which an agent without passwords gives windows. No port is opened.
+package agents
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	appsapi "k8s.io/api/apps/v1"
+	api "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	appsv1 "k8s.io/client-go/kubernetes/typed/apps/v1"
+	batchv1 "k8s.io/client-go/kubernetes/typed/batch/v1"
+	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+
+	"tare/deploy"
+	"tare/internal/lib/fault"
+)
+
+// Labels of what kubectl-tare makes in a cluster.
+const (
+	nameLabel     = "app.kubernetes.io/name"
+	instanceLabel = "app.kubernetes.io/instance"
+	managedLabel  = "app.kubernetes.io/managed-by"
+
+	installedName = "tare-agent" // as in deploy/kubernetes
+	temporaryName = "tare-agent-temporary"
+	manager       = "kubectl-tare"
+)
+
+const (
+	agentPort = 9633 // where a DaemonSet names no port "metrics"
+	pageSize  = 500  // objects of one answer of the API server
+)
+
+// Cluster is a client of a cluster.
+type Cluster struct {
+	config *rest.Config
+	core   corev1.CoreV1Interface
+	apps   appsv1.AppsV1Interface
+	batch  batchv1.BatchV1Interface
+}
+
+// New returns a client. It asks nothing.
+func New(config *rest.Config) (*Cluster, error) {
+	config = rest.CopyConfig(config)
+	config.QPS, config.Burst = 100, 200
+	core, err := corev1.NewForConfig(config)
+	if err != nil {
+		return nil, wrong(err)
+	}
+	apps, err := appsv1.NewForConfig(config)
+	if err != nil {
+		return nil, wrong(err)
+	}
+	batch, err := batchv1.NewForConfig(config)
+	return &Cluster{config, core, apps, batch}, wrong(err)
+}
+
+func wrong(err error) error {
+	return fault.Wrap(err, fault.Usage, "", "see kubectl config view", "the configuration of the client is wrong")
+}
+
+// Agent is the agent of one node.
+type Agent struct {
+	Node           string
+	Namespace, Pod string
+	Port           int
+	Failed         string // why it cannot be asked; empty where it can
+	starting       bool   // it may not listen yet
+}
+
+// Find returns the agents of the DaemonSet that is installed, one for each node of which it has a pod. There are none if
+// none is installed. A DaemonSet that does not see its node's processes is somebody else's. Namespace is where to look;
+// empty: everywhere.
+func (c *Cluster) Find(ctx context.Context, namespace string) ([]Agent, error) {
+	sets, err := c.apps.DaemonSets(namespace).List(ctx, metav1.ListOptions{LabelSelector: nameLabel + "=" + installedName})
+	if err != nil {
+		return nil, refused(err, "finding installed agents")
+	}
+	var found *appsapi.DaemonSet
+	for i := range sets.Items {
+		d := &sets.Items[i]
+		switch {
+		case !d.Spec.Template.Spec.HostPID:
+		case found != nil:
+			return nil, fault.New(fault.Usage, found.Namespace+", "+d.Namespace, "choose one with --agents-namespace",
+				"tare-agent is installed twice")
+		default:
+			found = d
+		}
+	}
+	if found == nil {
+		return nil, nil
+	}
+	return c.of(ctx, found)
+}
+
+// of returns the agents of a DaemonSet.
+func (c *Cluster) of(ctx context.Context, d *appsapi.DaemonSet) (agents []Agent, err error) {
+	selector, err := metav1.LabelSelectorAsSelector(d.Spec.Selector)
+	if err != nil {
+		return nil, fmt.Errorf("the selector of the DaemonSet %s: %w", d.Name, err)
+	}
+	port := agentPort
+	for _, p := range d.Spec.Template.Spec.Containers[0].Ports {
+		if p.Name == "metrics" {
+			port = int(p.ContainerPort)
+		}
+	}
+	err = c.eachPod(ctx, d.Namespace, selector.String(), func(p *api.Pod) {
+		if metav1.IsControlledBy(p, d) && p.Spec.NodeName != "" && p.DeletionTimestamp == nil {
+			agents = append(agents, Agent{Node: p.Spec.NodeName, Namespace: p.Namespace, Pod: p.Name, Port: port,
+				Failed: notRunning(p)})
+		}
+	})
+	return agents, err
+}
+
+// eachPod gives all pods that a selector selects, page by page.
+func (c *Cluster) eachPod(ctx context.Context, namespace, selector string, do func(*api.Pod)) error {
+	o := metav1.ListOptions{LabelSelector: selector, Limit: pageSize}
+	for {
+		page, err := c.core.Pods(namespace).List(ctx, o)
+		if err != nil {
+			return refused(err, "listing pods")
+		}
+		for i := range page.Items {
+			do(&page.Items[i])
+		}
+		if o.Continue = page.Continue; o.Continue == "" {
+			return nil
+		}
+	}
+}
+
+// notRunning says why the agent of a pod does not run, and returns "" if it does.
+func notRunning(p *api.Pod) string {
+	for _, s := range p.Status.ContainerStatuses {
+		switch {
+		case s.State.Running != nil:
+			return ""
+		case s.State.Waiting != nil && s.State.Waiting.Reason != "" && s.State.Waiting.Reason != creating:
+			return "its agent waits: " + s.State.Waiting.Reason + ": " + s.State.Waiting.Message
+		case s.State.Terminated != nil:
+			return "its agent has ended: " + s.State.Terminated.Reason
+		}
+	}
+	if p.Status.Phase == api.PodFailed {
+		return "its agent has failed: " + p.Status.Reason + ": " + p.Status.Message
+	}
+	return notStarted
+}
+
+const (
+	creating   = "ContainerCreating"
+	notStarted = "its agent has not started"
+)
+
+// manifest reads an object of the manifests that are in this program.
+func manifest[T any](kind string) (*T, error) {
+	for documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(deploy.AgentManifests), 4096); ; {
+		var raw rawObject
+		if err := documents.Decode(&raw); errors.Is(err, io.EOF) {
+			return nil, fmt.Errorf("the manifests have no %s", kind)
+		} else if err != nil {
+			return nil, fmt.Errorf("reading the manifests: %w", err)
+		}
+		if raw.Kind == kind {
+			object := new(T)
+			return object, yaml.Unmarshal(raw.text, object)
+		}
+	}
+}
+
+// rawObject is an object of which only the kind is read.
+type rawObject struct {
+	metav1.TypeMeta
+	text []byte
+}
+
+// UnmarshalJSON keeps the text.
+func (r *rawObject) UnmarshalJSON(text []byte) error {
+	r.text = bytes.Clone(text)
+	return yaml.Unmarshal(text, &r.TypeMeta)
+}
+
+// refused is an error of the API server, with its hint.
+func refused(err error, doing string) error {
+	if err == nil || errors.Is(err, context.Canceled) {
+		return err
+	}
+	return fault.Wrap(err, fault.Machine, "", hintOf(err), "%s failed", doing)
+}

@@ -1,0 +1,126 @@
+package agents
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"regexp"
+	"slices"
+	"strings"
+
+	api "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"tare/internal/kube/cluster"
+)
+
+// Node is a node as the cluster sees it.
+type Node struct {
+	Name                  string
+	Machine               string // boot id of the machine that it is on
+	OS                    string // as of kubernetes.io/os
+	Ready                 bool
+	Kernel, Runtime       string
+	Kubelet               string
+	Capacity, Allocatable cluster.Resources
+}
+
+// Nodes returns all nodes, sorted by name.
+func (c *Cluster) Nodes(ctx context.Context) (nodes []Node, err error) {
+	for o := (metav1.ListOptions{Limit: pageSize}); ; {
+		page, err := c.core.Nodes().List(ctx, o)
+		if err != nil {
+			return nil, refused(err, "listing nodes")
+		}
+		for i := range page.Items {
+			n := &page.Items[i]
+			info := &n.Status.NodeInfo
+			nodes = append(nodes, Node{
+				Name: n.Name, Machine: cmp.Or(info.BootID, n.Name), OS: info.OperatingSystem,
+				Ready: slices.ContainsFunc(n.Status.Conditions, func(c api.NodeCondition) bool {
+					return c.Type == api.NodeReady && c.Status == api.ConditionTrue
+				}),
+				Kernel: info.KernelVersion, Runtime: info.ContainerRuntimeVersion, Kubelet: info.KubeletVersion,
+				Capacity: resources(n.Status.Capacity), Allocatable: resources(n.Status.Allocatable),
+			})
+		}
+		if o.Continue = page.Continue; o.Continue == "" {
+			slices.SortFunc(nodes, func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
+			return nodes, nil
+		}
+	}
+}
+
+func resources(l api.ResourceList) (r cluster.Resources) {
+	if q, ok := l[api.ResourceCPU]; ok {
+		r.CPUs = new(q.AsApproximateFloat64())
+	}
+	if q, ok := l[api.ResourceMemory]; ok {
+		r.MemoryBytes = new(q.Value())
+	}
+	return r
+}
+
+// Pods returns all pods that have a node.
+func (c *Cluster) Pods(ctx context.Context) (pods []cluster.Pod, err error) {
+	err = c.eachPod(ctx, "", "", func(p *api.Pod) {
+		if p.Spec.NodeName != "" {
+			pods = append(pods, podOf(p))
+		}
+	})
+	return pods, err
+}
+
+// Annotations by which others say what they know of a pod.
+const (
+	configHash  = "kubernetes.io/config.hash" // the kubelet: UID of a static pod on its node
+	istioStatus = "sidecar.istio.io/status"   // Istio's injector: what it added
+)
+
+func podOf(p *api.Pod) cluster.Pod {
+	pod := cluster.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), ConfigHash: p.Annotations[configHash],
+		Node: p.Spec.NodeName, Labels: p.Labels}
+	pod.OwnerKind, pod.Owner = workloadOf(p)
+	var injected struct{ Containers, InitContainers []string }
+	_ = json.Unmarshal([]byte(p.Annotations[istioStatus]), &injected) // what is no JSON names nothing
+	add := func(name string, class cluster.Class, injected []string) {
+		if class != cluster.Sidecar && slices.Contains(injected, name) {
+			class = cluster.Injected
+		}
+		pod.Containers = append(pod.Containers, cluster.Container{Name: name, Class: class})
+	}
+	for i := range p.Spec.InitContainers {
+		class := cluster.Init
+		if r := p.Spec.InitContainers[i].RestartPolicy; r != nil && *r == api.ContainerRestartPolicyAlways {
+			class = cluster.Sidecar
+		}
+		add(p.Spec.InitContainers[i].Name, class, injected.InitContainers)
+	}
+	for i := range p.Spec.Containers {
+		add(p.Spec.Containers[i].Name, cluster.App, injected.Containers)
+	}
+	return pod
+}
+
+// scheduled is the end of the names of a CronJob's Jobs: minutes since 1970.
+var scheduled = regexp.MustCompile(`^(.+)-\d{8,}$`)
+
+// workloadOf is what a person deployed and a pod belongs to. A ReplicaSet of a Deployment ends in the hash that is a
+// label of its pods. The kubelet's own pods belong to nobody.
+func workloadOf(p *api.Pod) (kind, name string) {
+	o := metav1.GetControllerOf(p)
+	switch {
+	case o == nil || o.Kind == "Node":
+		return "", ""
+	case o.Kind == "ReplicaSet":
+		hash := "-" + p.Labels["pod-template-hash"]
+		if short, found := strings.CutSuffix(o.Name, hash); found && len(hash) > 1 {
+			return "Deployment", short
+		}
+	case o.Kind == "Job":
+		if m := scheduled.FindStringSubmatch(o.Name); m != nil {
+			return "CronJob", m[1]
+		}
+	}
+	return o.Kind, o.Name
+}

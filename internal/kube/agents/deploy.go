@@ -1,0 +1,229 @@
+package agents
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strconv"
+	"time"
+
+	appsapi "k8s.io/api/apps/v1"
+	batchapi "k8s.io/api/batch/v1"
+	api "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/rand"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/text"
+)
+
+// Deployment says how agents are deployed for one window.
+type Deployment struct {
+	Namespace string // an existing one, which allows privileged pods
+	Image     string
+	Within    time.Duration // for the agents to start
+	Lifetime  time.Duration // after which the cluster itself removes them
+}
+
+// Temporary are agents that live no longer than their Deployment says, whatever becomes of this process.
+//
+// They belong to a Job that runs no pod: it fails at its deadline (activeDeadlineSeconds), is then removed
+// (ttlSecondsAfterFinished), and the garbage collector removes with it what it owns. The Job is made first, so there is no
+// moment at which something would stay. It needs no rights in the cluster and no image.
+type Temporary struct {
+	c               *Cluster
+	namespace, name string
+	set             *appsapi.DaemonSet
+}
+
+const (
+	lifetimeKey  = "tare/lifetime-seconds" // annotation
+	removeWithin = 20 * time.Second
+	startPoll    = 300 * time.Millisecond
+	refusedAfter = 3 * time.Second // without any pod, there is a reason
+)
+
+// Deploy makes agents on all nodes, and returns without waiting for them. What it has made must be removed, also after an
+// error: it is nil only if there is nothing.
+func (c *Cluster) Deploy(ctx context.Context, d Deployment) (*Temporary, error) {
+	set, err := manifest[appsapi.DaemonSet]("DaemonSet")
+	if err != nil {
+		return nil, err
+	}
+	t := &Temporary{c: c, namespace: d.Namespace, name: installedName + "-" + rand.String(5)}
+	labels := map[string]string{nameLabel: temporaryName, instanceLabel: t.name, managedLabel: manager}
+	seconds := int64(max(d.Lifetime, time.Second).Seconds())
+	meta := metav1.ObjectMeta{Name: t.name, Namespace: d.Namespace, Labels: labels,
+		Annotations: map[string]string{lifetimeKey: strconv.FormatInt(seconds, 10)}}
+
+	pod := &set.Spec.Template.Spec
+	temporary(pod, d.Image)
+	never := *pod.DeepCopy()
+	never.RestartPolicy = api.RestartPolicyNever
+	job, err := c.batch.Jobs(d.Namespace).Create(ctx, &batchapi.Job{ObjectMeta: meta, Spec: batchapi.JobSpec{
+		Parallelism: new(int32(0)), Completions: new(int32(1)), BackoffLimit: new(int32(0)),
+		ActiveDeadlineSeconds: &seconds, TTLSecondsAfterFinished: new(int32(0)),
+		Template: api.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: never},
+	}}, metav1.CreateOptions{FieldManager: manager})
+	if err != nil {
+		if !definite(err) { // it may have been made
+			return t, refused(err, "deploying agents")
+		}
+		return nil, refused(err, "deploying agents")
+	}
+	meta.OwnerReferences = []metav1.OwnerReference{{APIVersion: "batch/v1", Kind: "Job", Name: job.Name, UID: job.UID}}
+	t.set, err = c.apps.DaemonSets(d.Namespace).Create(ctx, &appsapi.DaemonSet{ObjectMeta: meta, Spec: appsapi.DaemonSetSpec{
+		Selector: &metav1.LabelSelector{MatchLabels: map[string]string{instanceLabel: t.name}},
+		Template: api.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: maps.Clone(labels)}, Spec: *pod},
+	}}, metav1.CreateOptions{FieldManager: manager})
+	return t, refused(err, "deploying agents")
+}
+
+// definite says whether an error is an answer of the API server: then nothing was made.
+func definite(err error) bool {
+	return apierrors.ReasonForError(err) != metav1.StatusReasonUnknown && !apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err)
+}
+
+// temporary makes of an installed agent's pod one that needs no other object, and that opens no port to others.
+func temporary(pod *api.PodSpec, image string) {
+	pod.ServiceAccountName = ""
+	pod.TerminationGracePeriodSeconds = new(int64(1))
+	agent := &pod.Containers[0]
+	agent.Image = image
+	agent.Args = []string{"--profile=kubernetes", "--host-root=/host", fmt.Sprintf("--listen=127.0.0.1:%d", agentPort)}
+	agent.Ports, agent.LivenessProbe, agent.ReadinessProbe = nil, nil, nil
+	agent.VolumeMounts = without(agent.VolumeMounts, func(m *api.VolumeMount) bool { return m.Name == "config" })
+	pod.Volumes = without(pod.Volumes, func(v *api.Volume) bool { return v.ConfigMap != nil })
+}
+
+func without[T any](list []T, unwanted func(*T) bool) (rest []T) {
+	for i := range list {
+		if !unwanted(&list[i]) {
+			rest = append(rest, list[i])
+		}
+	}
+	return rest
+}
+
+// Wait returns the agents of nodes once each runs or cannot, at the latest after the time that is given. It fails if
+// there will be none at all.
+func (t *Temporary) Wait(ctx context.Context, nodes []Node, within time.Duration) (agents []Agent, err error) {
+	begin := time.Now()
+	for {
+		if agents, err = t.c.of(ctx, t.set); err != nil {
+			return nil, err
+		}
+		byNode := map[string]bool{} // whether it is decided
+		for i := range agents {
+			agents[i].starting = true
+			byNode[agents[i].Node] = agents[i].Failed != notStarted
+		}
+		open := 0
+		for _, n := range nodes {
+			if n.Ready && n.OS == "linux" && !byNode[n.Name] {
+				open++
+			}
+		}
+		waited := time.Since(begin)
+		if len(agents) == 0 && waited > refusedAfter {
+			if err := t.refusal(ctx); err != nil {
+				return nil, err
+			}
+		}
+		if open == 0 || waited > within {
+			return agents, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(startPoll):
+		}
+	}
+}
+
+// refusal is why no pods of the agents are made, where the cluster says so.
+func (t *Temporary) refusal(ctx context.Context) error {
+	events, err := t.c.core.Events(t.namespace).List(ctx, metav1.ListOptions{
+		FieldSelector: "involvedObject.name=" + t.name + ",reason=FailedCreate", Limit: 1})
+	if err != nil || len(events.Items) == 0 {
+		return nil //nolint:nilerr // then the nodes are named as those whose agents have not started
+	}
+	return fault.New(fault.Machine, "namespace "+t.namespace, "choose a namespace whose Pod Security is privileged: "+
+		"--agents-namespace", "the cluster refuses the agents: %s", text.ClipLine(events.Items[0].Message, maxRefusal))
+}
+
+const maxRefusal = 600 // bytes
+
+// Remove removes the agents, and waits until their pods are gone.
+func (t *Temporary) Remove(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeWithin)
+	defer cancel()
+	if err := t.c.remove(ctx, t.namespace, t.name); err != nil {
+		return err
+	}
+	for {
+		left := 0
+		err := t.c.eachPod(ctx, t.namespace, instanceLabel+"="+t.name, func(*api.Pod) { left++ })
+		if err == nil && left == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fault.New(fault.Machine, "namespace "+t.namespace, "the cluster removes them when their nodes answer",
+				"%d agents are still ending", left)
+		case <-time.After(startPoll):
+		}
+	}
+}
+
+// remove removes temporary agents: first the Job, so that what is made of it from now on has no owner and goes, too.
+func (c *Cluster) remove(ctx context.Context, namespace, name string) error {
+	o := metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)}
+	job := c.batch.Jobs(namespace).Delete(ctx, name, o)
+	set := c.apps.DaemonSets(namespace).Delete(ctx, name, o) // without it the pods end later
+	for _, err := range []error{job, set} {
+		if err != nil && !apierrors.IsNotFound(err) {
+			return refused(err, "removing agents")
+		}
+	}
+	return nil
+}
+
+// Leftover are temporary agents that somebody has deployed.
+type Leftover struct {
+	Namespace, Name string
+	Ended           bool // their time is over, and the cluster should have removed them
+}
+
+// Leftovers returns the temporary agents that there are.
+func (c *Cluster) Leftovers(ctx context.Context) (all []Leftover, err error) {
+	o := metav1.ListOptions{LabelSelector: nameLabel + "=" + temporaryName + "," + managedLabel + "=" + manager}
+	seen := map[[2]string]bool{}
+	add := func(m *metav1.ObjectMeta) {
+		if key := [2]string{m.Namespace, m.Name}; !seen[key] {
+			seen[key] = true
+			seconds, err := strconv.Atoi(m.Annotations[lifetimeKey])
+			end := m.CreationTimestamp.Add(time.Duration(seconds) * time.Second)
+			all = append(all, Leftover{m.Namespace, m.Name, err != nil || time.Now().After(end)})
+		}
+	}
+	jobs, err := c.batch.Jobs("").List(ctx, o)
+	if err != nil {
+		return nil, refused(err, "listing jobs")
+	}
+	for i := range jobs.Items {
+		add(&jobs.Items[i].ObjectMeta)
+	}
+	sets, err := c.apps.DaemonSets("").List(ctx, o)
+	if err != nil {
+		return nil, refused(err, "listing DaemonSets")
+	}
+	for i := range sets.Items {
+		add(&sets.Items[i].ObjectMeta)
+	}
+	return all, nil
+}
+
+// Clean removes temporary agents.
+func (c *Cluster) Clean(ctx context.Context, l Leftover) error { return c.remove(ctx, l.Namespace, l.Name) }

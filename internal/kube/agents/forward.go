@@ -1,0 +1,132 @@
+package agents
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	api "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/httpstream"
+	"k8s.io/client-go/tools/portforward"
+	"k8s.io/client-go/transport/spdy"
+
+	"tare/internal/lib/text"
+)
+
+// dial connects to a port of a pod's loopback interface, as kubectl port-forward does.
+func (c *Cluster) dial(ctx context.Context, a *Agent) (net.Conn, error) {
+	url := c.core.RESTClient().Post().Namespace(a.Namespace).Resource("pods").Name(a.Pod).SubResource("portforward").URL()
+	byWebsocket, err := portforward.NewSPDYOverWebsocketDialer(url, c.config)
+	if err != nil {
+		return nil, fmt.Errorf("forwarding a port: %w", err)
+	}
+	transport, upgrader, err := spdy.RoundTripperFor(c.config)
+	if err != nil {
+		return nil, fmt.Errorf("forwarding a port: %w", err)
+	}
+	client := &http.Client{Transport: transport}
+	// As kubectl: by WebSocket, and where that is not possible by SPDY.
+	dialer := portforward.NewFallbackDialer(byWebsocket, spdy.NewDialer(upgrader, client, http.MethodPost, url),
+		func(err error) bool { return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err) })
+
+	type result struct {
+		conn *forwarded
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() { // a dialer knows no context
+		conn, _, err := dialer.Dial(portforward.PortForwardProtocolV1Name)
+		if err != nil {
+			done <- result{err: err}
+			return
+		}
+		f, err := forward(conn, a.Port)
+		done <- result{f, err}
+	}()
+	select {
+	case r := <-done:
+		if r.err != nil {
+			return nil, r.err
+		}
+		return r.conn, nil
+	case <-ctx.Done():
+		go func() {
+			if r := <-done; r.conn != nil {
+				_ = r.conn.Close()
+			}
+		}()
+		return nil, ctx.Err()
+	}
+}
+
+// forwarded is a connection to a port of a pod: a stream of bytes, and one on which the node says what failed.
+type forwarded struct {
+	httpstream.Stream
+	conn   httpstream.Connection
+	failed chan error // what the node said, once
+}
+
+func forward(conn httpstream.Connection, port int) (*forwarded, error) {
+	headers := http.Header{}
+	headers.Set(api.StreamType, api.StreamTypeError)
+	headers.Set(api.PortHeader, strconv.Itoa(port))
+	headers.Set(api.PortForwardRequestIDHeader, "0")
+	errs, err := conn.CreateStream(headers)
+	if err == nil {
+		err = errs.Close() // nothing is written to it
+	}
+	var data httpstream.Stream
+	if err == nil {
+		headers.Set(api.StreamType, api.StreamTypeData)
+		data, err = conn.CreateStream(headers)
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("forwarding a port: %w", err)
+	}
+	f := &forwarded{data, conn, make(chan error, 1)}
+	go func() {
+		defer close(f.failed)
+		if says, _ := io.ReadAll(io.LimitReader(errs, 4096)); len(says) > 0 {
+			f.failed <- errors.New(text.ClipLine(string(bytes.TrimSpace(says)), maxReason))
+		}
+	}()
+	return f, nil
+}
+
+// Read reads from the pod. If the node said why there is no more, that is the error.
+func (f *forwarded) Read(p []byte) (int, error) {
+	n, err := f.Stream.Read(p)
+	if err == nil || n > 0 {
+		return n, nil //nolint:nilerr // the next call has it
+	}
+	select {
+	case said := <-f.failed:
+		if said != nil {
+			err = said
+		}
+	case <-time.After(100 * time.Millisecond):
+	}
+	return 0, err
+}
+
+// Close ends the connection to the API server.
+func (f *forwarded) Close() error { return f.conn.Close() }
+
+// The rest of net.Conn. Requests have deadlines of their own, which close the connection.
+func (f *forwarded) LocalAddr() net.Addr              { return address{} }
+func (f *forwarded) RemoteAddr() net.Addr             { return address{} }
+func (f *forwarded) SetDeadline(time.Time) error      { return nil }
+func (f *forwarded) SetReadDeadline(time.Time) error  { return nil }
+func (f *forwarded) SetWriteDeadline(time.Time) error { return nil }
+
+type address struct{}
+
+func (address) Network() string { return "portforward" }
+func (address) String() string  { return "pod" }

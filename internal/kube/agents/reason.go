@@ -1,0 +1,44 @@
+package agents
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"tare/internal/lib/fault"
+	"tare/internal/lib/text"
+)
+
+// hintOf says what helps against an error of the API server.
+func hintOf(err error) string {
+	switch {
+	case apierrors.IsUnauthorized(err):
+		return "log in to the cluster again, or choose another user or context: kubectl config get-contexts"
+	case apierrors.IsForbidden(err):
+		return "docs/kubernetes.md has the rights that it needs; kubectl tare doctor says which are missing"
+	}
+	if _, is := errors.AsType[net.Error](err); is {
+		return "check that kubectl reaches the cluster: kubectl version"
+	}
+	return ""
+}
+
+// maxReason is how many bytes of a reason are shown.
+const maxReason = 200
+
+// reason says in a few words why an agent gave no window.
+func reason(err error) string {
+	if of, is := errors.AsType[*fault.Error](err); is && of.Err != nil {
+		err = of.Err // where the agent is says the node
+	}
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return "its agent did not answer in time"
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return "the connection to its agent has ended: the agent was stopped, or the node is cut off"
+	}
+	return text.ClipLine(err.Error(), maxReason)
+}

@@ -1,0 +1,131 @@
+package agents
+
+import (
+	"context"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"tare/internal/scale/ledger"
+	"tare/internal/scale/remote"
+)
+
+// Bounds on a window of many nodes.
+const (
+	atATime       = 64               // nodes that are connected to at a time
+	readAtATime   = 8                // answers in memory, of up to 64 MiB each
+	connectWithin = 10 * time.Second // for a node's agent to be reached and to say its time
+	lead          = time.Second      // from the last clock that was read to the beginning of the window
+	answerWithin  = 15 * time.Second // from the end of the window
+	clockReadings = 5
+)
+
+// Window is a window that all agents take at the same time.
+type Window struct {
+	Start, End time.Time // by this machine's clock
+	Answers    <-chan Answer
+}
+
+// Answer is what became of the window on one node.
+type Answer struct {
+	Node   string
+	Ledger *ledger.Ledger // nil where it failed
+	Failed string         // why
+	// Offset is how far the node's clock is ahead of this machine's, within Uncertainty.
+	Offset, Uncertainty time.Duration
+}
+
+// reached is an agent that has said its time.
+type reached struct {
+	Answer
+	agent *remote.Agent
+}
+
+// Open measures how far each agent's clock is from this machine's, and then asks all for one window that lasts d. Each
+// agent answers once on Answers, which is then closed; a reader must read all of them. No agent is waited for longer than
+// the constants say, and the context ends all of it.
+func (c *Cluster) Open(ctx context.Context, agents []Agent, d time.Duration) *Window {
+	return openWindow(ctx, agents, d, c.dial)
+}
+
+func openWindow(ctx context.Context, agents []Agent, d time.Duration,
+	dial func(context.Context, *Agent) (net.Conn, error),
+) *Window {
+	all := make([]reached, len(agents))
+	reading := make(chan struct{}, readAtATime)
+	var connecting errgroup.Group
+	connecting.SetLimit(atATime)
+	for i := range agents {
+		a := &agents[i]
+		all[i].Node = a.Node
+		if all[i].Failed = a.Failed; a.Failed != "" {
+			continue
+		}
+		connecting.Go(func() error {
+			all[i].connect(ctx, a, remote.Options{Address: net.JoinHostPort("localhost", strconv.Itoa(a.Port)),
+				Dial: func(ctx context.Context) (net.Conn, error) { return dial(ctx, a) }, Reading: reading})
+			return nil
+		})
+	}
+	_ = connecting.Wait()
+	answers := make(chan Answer)
+	w := &Window{Start: time.Now().Add(lead), Answers: answers}
+	w.End = w.Start.Add(d)
+	ctx, cancel := context.WithDeadline(ctx, w.End.Add(answerWithin))
+	var asking sync.WaitGroup
+	for i := range all {
+		asking.Go(func() {
+			r := &all[i]
+			if r.Failed == "" {
+				l, err := r.agent.At(ctx, w.Start.Add(r.Offset), d)
+				if err != nil {
+					r.Failed = reason(err)
+				}
+				r.Ledger = l
+			}
+			if r.agent != nil {
+				_ = r.agent.Close()
+			}
+			answers <- r.Answer
+			r.Ledger = nil
+		})
+	}
+	go func() {
+		asking.Wait()
+		cancel()
+		close(answers)
+	}()
+	return w
+}
+
+// connect reaches an agent, and reads its clock several times: the answer that took least time says most.
+func (r *reached) connect(ctx context.Context, a *Agent, o remote.Options) {
+	ctx, cancel := context.WithTimeout(ctx, connectWithin)
+	defer cancel()
+	var err error
+	if r.agent, err = remote.New(o); err != nil {
+		r.Failed = reason(err)
+		return
+	}
+	for i := 0; i < clockReadings; {
+		offset, uncertainty, err := r.agent.Clock(ctx)
+		switch {
+		case err == nil:
+			if i == 0 || uncertainty < r.Uncertainty {
+				r.Offset, r.Uncertainty = offset, uncertainty
+			}
+			i++
+		case a.starting && ctx.Err() == nil:
+			select {
+			case <-ctx.Done():
+			case <-time.After(200 * time.Millisecond):
+			}
+		default:
+			r.Failed = reason(err)
+			return
+		}
+	}
+}
