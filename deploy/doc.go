@@ -3,10 +3,15 @@
 // README.md says how to use them.
 package deploy
 
-import _ "embed" // for AgentManifests
+import _ "embed" // for the manifests
 
 // AgentManifests are the objects that run tare-agent on every node of a cluster, as YAML documents. Their image has no
 // registry.
 //
 //go:embed kubernetes/agent.yaml
 var AgentManifests []byte
+
+// WeighRights are the roles of who weighs a cluster, as YAML documents.
+//
+//go:embed kubernetes/weigh.yaml
+var WeighRights []byte

@@ -226,4 +226,6 @@ func (c *Cluster) Leftovers(ctx context.Context) (all []Leftover, err error) {
 }
 
 // Clean removes temporary agents.
-func (c *Cluster) Clean(ctx context.Context, l Leftover) error { return c.remove(ctx, l.Namespace, l.Name) }
+func (c *Cluster) Clean(ctx context.Context, l Leftover) error {
+	return c.remove(ctx, l.Namespace, l.Name)
+}

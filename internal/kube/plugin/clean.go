@@ -1,0 +1,59 @@
+package plugin
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+)
+
+func init() { register(newClean) }
+
+func newClean(c *connection) *cobra.Command {
+	var all, dryRun bool
+	cmd := &cobra.Command{
+		Use:   "clean",
+		Short: "Remove temporary agents that a cluster has not removed by itself",
+		Long: `Clean removes temporary agents whose time is over. The cluster removes those by itself, unless its controllers for
+Jobs or for garbage are off. With --all it also removes agents whose time is not over, which somebody may be using.
+What 'kubectl tare install' has installed stays.`,
+		Example: `  kubectl tare clean --dry-run
+  kubectl tare clean --all`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			client, err := c.open()
+			if err != nil {
+				return err
+			}
+			left, err := client.Leftovers(cmd.Context())
+			if err != nil {
+				return err
+			}
+			removed := "removed"
+			if dryRun {
+				removed = "would remove"
+			}
+			var errs []error
+			for _, l := range left {
+				switch {
+				case !all && !l.Ended:
+					fmt.Fprintf(cmd.OutOrStdout(), "left alone: %s/%s: its time is not over\n", l.Namespace, l.Name)
+					continue
+				case !dryRun:
+					if err := client.Clean(cmd.Context(), l); err != nil {
+						errs = append(errs, err)
+						continue
+					}
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "%s the agents %s/%s\n", removed, l.Namespace, l.Name)
+			}
+			if len(left) == 0 {
+				fmt.Fprintln(cmd.OutOrStdout(), "nothing to remove")
+			}
+			return errors.Join(errs...)
+		},
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "also remove agents whose time is not over")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "list what would be removed, and change nothing")
+	return cmd
+}

@@ -1,0 +1,128 @@
+// Package plugin is kubectl-tare, which kubectl runs as "kubectl tare": one file for each command. Like package cli it
+// prints and exits, and its exit codes are those of tare.
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"tare/internal/kube/agents"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
+	"tare/internal/lib/self"
+	"tare/internal/lib/text"
+)
+
+// Main runs the command line and returns the exit code of the process.
+func Main(args []string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+	defer stop()
+	context.AfterFunc(ctx, stop)                         // the second Ctrl-C ends the process at once
+	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE) // writing fails instead, and agents are still removed
+	root := Command()
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	if err != nil {
+		printError(os.Stderr, err)
+	}
+	return int(fault.CodeOf(err))
+}
+
+// commands is the registry: each command's file adds its constructor here.
+var commands []func(*connection) *cobra.Command
+
+func register(c func(*connection) *cobra.Command) { commands = append(commands, c) }
+
+// Command is the command line of kubectl-tare, with every command.
+func Command() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "kubectl-tare",
+		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl tare"},
+		Short:         "Weigh a Kubernetes cluster: what its workloads use, and what infrastructure uses on their behalf",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Version:       self.Version + " " + self.Build(),
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			return fault.New(fault.Usage, "kubectl tare "+text.Clip(args[0]), "see 'kubectl tare --help' for the commands",
+				"no such command%s", text.DidYouMean(args[0], lists.Map(cmd.Commands(), (*cobra.Command).Name)))
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fault.New(fault.Usage, cmd.CommandPath(), seeHelp(cmd), "%s", err)
+	})
+	var c connection
+	c.register(root.PersistentFlags())
+	for _, command := range commands {
+		root.AddCommand(command(&c))
+	}
+	return root
+}
+
+func seeHelp(cmd *cobra.Command) string { return fmt.Sprintf("see '%s --help'", cmd.CommandPath()) }
+
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fault.New(fault.Usage, cmd.CommandPath()+" "+text.Clip(args[0]), seeHelp(cmd), "unexpected argument")
+	}
+	return nil
+}
+
+// printError says what was wrong, where, and the hint. Lines after the first are indented, so that none that somebody
+// else chose passes for another message.
+func printError(w io.Writer, err error) {
+	if errors.Is(err, context.Canceled) {
+		err = errors.New("interrupted")
+	}
+	indented := func(raw string) string { return strings.ReplaceAll(text.Lines(raw), "\n", "\n      ") }
+	fmt.Fprintf(w, "tare: %s\n", indented(strings.TrimSpace(err.Error())))
+	if hint := fault.HintOf(err); hint != "" {
+		fmt.Fprintf(w, "      %s\n", indented(hint))
+	}
+}
+
+// connection says which cluster, and as whom, with kubectl's flags, files and environment.
+type connection struct {
+	rules     *clientcmd.ClientConfigLoadingRules
+	overrides clientcmd.ConfigOverrides
+}
+
+func (c *connection) register(f *pflag.FlagSet) {
+	c.rules = clientcmd.NewDefaultClientConfigLoadingRules()
+	f.StringVar(&c.rules.ExplicitPath, "kubeconfig", "", "path of the kubeconfig `file` to use")
+	clientcmd.BindOverrideFlags(&c.overrides, f, clientcmd.RecommendedConfigOverrideFlags(""))
+}
+
+// config is how to reach the cluster.
+func (c *connection) config() (*rest.Config, error) {
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(c.rules, &c.overrides).ClientConfig()
+	if err != nil {
+		return nil, fault.Wrap(err, fault.Usage, "", "give --kubeconfig and --context, or see: kubectl config get-contexts",
+			"no cluster to weigh")
+	}
+	config.UserAgent = "kubectl-tare/" + self.Version
+	return config, nil
+}
+
+func (c *connection) open() (*agents.Cluster, error) {
+	config, err := c.config()
+	if err != nil {
+		return nil, err
+	}
+	return agents.New(config)
+}
