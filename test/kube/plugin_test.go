@@ -4,17 +4,21 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"tare/internal/kube/cluster"
 	"tare/test/binary"
+	"tare/test/long"
 )
 
 // plugin is kubectl-tare, and the cluster that it is about.
@@ -192,4 +196,126 @@ func TestPlugin(t *testing.T) {
 		t.Errorf("as text: exit code %d\n%s\n%s", code, text, errs)
 	}
 	t.Logf("\n%s", text)
+}
+
+// TestNodesWithoutAnswer: a node whose agent ends during the window and one that is cut off are named, and the third is
+// right.
+func TestNodesWithoutAnswer(t *testing.T) {
+	p := upWithPlugin(t, Options{Nodes: 3})
+	cmd := p.command("weigh", "--for", "8s", "-o", "json", "--image", agentImage)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() string {
+		list, err := p.Kubectl("get", "pods", "-n", "kube-system", "-l", "app.kubernetes.io/managed-by=kubectl-tare",
+			"--field-selector", "status.phase=Running", "-o", "name")
+		if err != nil {
+			return err.Error()
+		}
+		if n := strings.Count(list, "\n"); n < 3 {
+			return fmt.Sprintf("%d agents run", n)
+		}
+		return ""
+	})
+	time.Sleep(4 * time.Second) // not a deadline: into the window
+	p.killAgent(t, "n2")
+	if out, err := exec.Command("nsenter", "-t", strconv.Itoa(p.watcher.Process.Pid), "-m",
+		"ip", "-n", "n1", "link", "set", "port3", "down").CombinedOutput(); err != nil {
+		t.Fatalf("cutting off a node: %v\n%s", err, out)
+	}
+	if err := cmd.Wait(); err == nil || cmd.ProcessState.ExitCode() != 4 {
+		t.Fatalf("%v, want exit code 4\n%s\n%s", err, out.Bytes(), errs.Bytes())
+	}
+	t.Logf("%s", errs.Bytes())
+	var c cluster.Cluster
+	if err := json.Unmarshal(out.Bytes(), &c); err != nil {
+		t.Fatalf("%v\n%s", err, out.Bytes())
+	}
+	if c.Asked != 3 || c.Answered != 1 {
+		t.Errorf("%d of %d nodes answered", c.Answered, c.Asked)
+	}
+	for _, n := range c.Nodes {
+		want := map[string]string{"n1": "", "n2": "has ended", "n3": "did not answer in time"}[n.Name]
+		if (n.Failed == "") != (want == "") || !strings.Contains(n.Failed, want) || (n.Usage == nil) != (want != "") {
+			t.Errorf("%s: %q, want %q", n.Name, n.Failed, want)
+		}
+	}
+}
+
+// killAgent kills the agent of a node.
+func (p *plugin) killAgent(t *testing.T, node string) {
+	t.Helper()
+	found, err := filepath.Glob("/proc/[0-9]*/comm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range found {
+		dir := filepath.Dir(path)
+		comm, _ := os.ReadFile(path)
+		group, _ := os.ReadFile(filepath.Join(dir, "cgroup"))
+		if string(comm) == "tare-agent\n" && bytes.Contains(group, []byte(p.Group+"/"+node+"/")) {
+			pid, err := strconv.Atoi(filepath.Base(dir))
+			if err == nil {
+				err = syscall.Kill(pid, syscall.SIGKILL)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			return
+		}
+	}
+	t.Fatal("no agent of " + node + " runs")
+}
+
+// TestInterrupted: Ctrl-C removes the agents at once, whenever it comes.
+func TestInterrupted(t *testing.T) {
+	p := upWithPlugin(t, Options{Nodes: 1})
+	for _, after := range []time.Duration{100 * time.Millisecond, time.Second, 5 * time.Second} {
+		cmd := p.command("weigh", "--for", "1m", "--image", agentImage)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(after)
+		if err := cmd.Process.Signal(os.Interrupt); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); err == nil || cmd.ProcessState.ExitCode() != 1 {
+			t.Errorf("interrupted after %v: %v, want exit code 1", after, err)
+		}
+		p.nothingLeft(t, 0)
+	}
+}
+
+// TestWeighKilled: whenever kubectl tare is killed, the cluster removes the agents when their time is over.
+func TestWeighKilled(t *testing.T) {
+	long.Test(t, "kills it 20 times, and waits for the cluster (1 minute)")
+	p := upWithPlugin(t, Options{Nodes: 1})
+	left := 0
+	for i := range 20 {
+		cmd := p.command("weigh", "--for", "1s", "--start-within", "3s", "--image", agentImage)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(i*i) * 10 * time.Millisecond) // up to 3.6 s, most of them early
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		out, err := p.Kubectl("get", "jobs", "-A", "-o", "name", "-l", "app.kubernetes.io/managed-by=kubectl-tare")
+		if err != nil {
+			t.Fatal(err)
+		}
+		left = max(left, strings.Count(out, "\n"))
+	}
+	if left < 5 {
+		t.Errorf("at most %d jobs were there at a time: it was hardly ever killed in time", left)
+	}
+	out, errs, code := p.tare("clean")
+	if code != 0 || !strings.Contains(out, "its time is not over") {
+		t.Errorf("kubectl tare clean: exit code %d\n%s%s", code, out, errs)
+	}
+	p.nothingLeft(t, 80*time.Second) // the time of the agents is 34 s
+	if out, _, code := p.tare("clean"); code != 0 || out != "nothing to remove\n" {
+		t.Errorf("kubectl tare clean: exit code %d\n%s", code, out)
+	}
 }

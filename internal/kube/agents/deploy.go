@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"strconv"
+	"strings"
 	"time"
 
 	appsapi "k8s.io/api/apps/v1"
@@ -39,7 +40,7 @@ type Temporary struct {
 
 const (
 	lifetimeKey  = "tare/lifetime-seconds" // annotation
-	removeWithin = 20 * time.Second
+	removeWithin = 10 * time.Second
 	startPoll    = 300 * time.Millisecond
 	refusedAfter = 3 * time.Second // without any pod, there is a reason
 )
@@ -155,7 +156,7 @@ func (t *Temporary) refusal(ctx context.Context) error {
 
 const maxRefusal = 600 // bytes
 
-// Remove removes the agents, and waits until their pods are gone.
+// Remove removes the agents, and waits for a while until their pods are gone. An error says what is left to the cluster.
 func (t *Temporary) Remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeWithin)
 	defer cancel()
@@ -163,15 +164,15 @@ func (t *Temporary) Remove(ctx context.Context) error {
 		return err
 	}
 	for {
-		left := 0
-		err := t.c.eachPod(ctx, t.namespace, instanceLabel+"="+t.name, func(*api.Pod) { left++ })
-		if err == nil && left == 0 {
+		var left []string
+		err := t.c.eachPod(ctx, t.namespace, instanceLabel+"="+t.name, func(p *api.Pod) { left = append(left, p.Spec.NodeName) })
+		if err == nil && len(left) == 0 {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return fault.New(fault.Machine, "namespace "+t.namespace, "the cluster removes them when their nodes answer",
-				"%d agents are still ending", left)
+			return fault.New(fault.Machine, "", "", "agents are still ending on nodes that do not answer: %s",
+				text.ClipLine(strings.Join(left, ", "), maxReason))
 		case <-time.After(startPoll):
 		}
 	}

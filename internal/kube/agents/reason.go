@@ -37,8 +37,8 @@ func reason(err error) string {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		return "its agent did not answer in time"
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return "the connection to its agent has ended: the agent was stopped, or the node is cut off"
+	case errors.Is(err, errEnded), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return errEnded.Error()
 	}
 	return text.ClipLine(err.Error(), maxReason)
 }

@@ -2,9 +2,11 @@ package agents
 
 import (
 	"context"
+	"errors"
 	"net"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -42,7 +44,10 @@ type Answer struct {
 type reached struct {
 	Answer
 	agent *remote.Agent
+	asked atomic.Bool // for the window
 }
+
+var errEnded = errors.New("the connection to its agent has ended: the agent was stopped, or the node is cut off")
 
 // Open measures how far each agent's clock is from this machine's, and then asks all for one window that lasts d. Each
 // agent answers once on Answers, which is then closed; a reader must read all of them. No agent is waited for longer than
@@ -65,8 +70,14 @@ func openWindow(ctx context.Context, agents []Agent, d time.Duration,
 			continue
 		}
 		connecting.Go(func() error {
-			all[i].connect(ctx, a, remote.Options{Address: net.JoinHostPort("localhost", strconv.Itoa(a.Port)),
-				Dial: func(ctx context.Context) (net.Conn, error) { return dial(ctx, a) }, Reading: reading})
+			r := &all[i]
+			r.connect(ctx, a, remote.Options{Address: net.JoinHostPort("localhost", strconv.Itoa(a.Port)), Reading: reading,
+				Dial: func(ctx context.Context) (net.Conn, error) {
+					if r.asked.Load() {
+						return nil, errEnded // else the HTTP client asks again, and another agent answers
+					}
+					return dial(ctx, a)
+				}})
 			return nil
 		})
 	}
@@ -80,6 +91,7 @@ func openWindow(ctx context.Context, agents []Agent, d time.Duration,
 		asking.Go(func() {
 			r := &all[i]
 			if r.Failed == "" {
+				r.asked.Store(true)
 				l, err := r.agent.At(ctx, w.Start.Add(r.Offset), d)
 				if err != nil {
 					r.Failed = reason(err)

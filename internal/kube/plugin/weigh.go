@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -154,7 +153,7 @@ func (f *weighFlags) weigh(ctx context.Context, c *agents.Cluster, out, log io.W
 	return nil
 }
 
-func (f *weighFlags) account(ctx context.Context, c *agents.Cluster, log io.Writer) (_ *cluster.Cluster, err error) {
+func (f *weighFlags) account(ctx context.Context, c *agents.Cluster, log io.Writer) (*cluster.Cluster, error) {
 	nodes, err := c.Nodes(ctx)
 	if err != nil {
 		return nil, err
@@ -169,12 +168,12 @@ func (f *weighFlags) account(ctx context.Context, c *agents.Cluster, log io.Writ
 	if len(list) == 0 {
 		t, deployErr := f.deploy(ctx, c, nodes, log)
 		if t != nil {
-			defer func() { err = errors.Join(err, t.Remove(ctx)) }()
+			defer remove(ctx, t, log)
 		}
-		if err = deployErr; err == nil {
-			list, err = t.Wait(ctx, nodes, f.within)
+		if deployErr != nil {
+			return nil, deployErr
 		}
-		if err != nil {
+		if list, err = t.Wait(ctx, nodes, f.within); err != nil {
 			return nil, err
 		}
 	}
@@ -193,6 +192,13 @@ func (f *weighFlags) deploy(ctx context.Context, c *agents.Cluster, nodes []agen
 	fmt.Fprintf(log, "tare: starting agents on %d nodes, in the namespace %s, for %v at most\n", len(nodes), d.Namespace,
 		d.Lifetime)
 	return c.Deploy(ctx, d)
+}
+
+// remove removes agents. What this cannot, the cluster does.
+func remove(ctx context.Context, t *agents.Temporary, log io.Writer) {
+	if err := t.Remove(ctx); err != nil {
+		fmt.Fprintf(log, "tare: the cluster removes the agents when their time is over: %s\n", text.Line(err.Error()))
+	}
 }
 
 // merge has the agents take a window, and adds it up.
