@@ -69,6 +69,45 @@ func TestImportsRunDownward(t *testing.T) {
 	}
 }
 
+// TestClientOfKubernetes: client-go is large, and is in kubectl-tare alone.
+func TestClientOfKubernetes(t *testing.T) {
+	const client = "k8s.io/client-go/"
+	out, err := exec.Command("go", "list", "-deps", "tare/cmd/tare", "tare/cmd/tare-agent").Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	for line := range strings.Lines(string(out)) {
+		if strings.HasPrefix(line, client) || strings.HasPrefix(line, "tare/internal/kube/") {
+			t.Errorf("tare or tare-agent has %s", line)
+		}
+	}
+	if out, err = exec.Command("go", "list", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "tare/...").Output(); err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	importers := map[string][]string{ // by what only some may import
+		client:                      {"tare/internal/kube/agents", "tare/internal/kube/plugin"},
+		"tare/internal/kube/agents": {"tare/internal/kube/plugin"},
+		"tare/internal/kube/plugin": {"tare/cmd/kubectl-tare", "tare/release/manuals"},
+	}
+	found := 0
+	for line := range strings.Lines(string(out)) {
+		f := strings.Fields(line)
+		for _, path := range f[1:] {
+			for what, by := range importers {
+				if !strings.HasPrefix(path, what) {
+					continue
+				}
+				if found++; !slices.Contains(by, f[0]) {
+					t.Errorf("%s imports %s", f[0], path)
+				}
+			}
+		}
+	}
+	if found < len(importers) {
+		t.Errorf("only %d imports were looked at", found)
+	}
+}
+
 // names are those of guests that are no words of English. Ordinary ones (http, store, command) cannot be told from it.
 var names = regexp.MustCompile(`kernelmesh|exectrace|storebench|bpftrace|tetragon|inspektor|falco|haproxy|nginx|envoy|istiod`)
 

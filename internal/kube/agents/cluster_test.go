@@ -1,0 +1,85 @@
+package agents
+
+import (
+	"reflect"
+	"testing"
+
+	api "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	appsapi "k8s.io/api/apps/v1"
+
+	"tare/internal/kube/cluster"
+)
+
+func TestPodOf(t *testing.T) {
+	p := api.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-5d4f8-abcde", UID: "u",
+		Annotations:     map[string]string{configHash: "h", istioStatus: `{"containers":["istio-proxy"],"initContainers":["istio-init"]}`},
+		Labels:          map[string]string{"pod-template-hash": "5d4f8"},
+		OwnerReferences: []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "web-5d4f8", Controller: new(true)}}}}
+	always := api.ContainerRestartPolicyAlways
+	p.Spec.NodeName = "n1"
+	p.Spec.InitContainers = []api.Container{{Name: "istio-init"}, {Name: "log", RestartPolicy: &always}, {Name: "prepare"}}
+	p.Spec.Containers = []api.Container{{Name: "web"}, {Name: "istio-proxy"}}
+	got := podOf(&p)
+	want := cluster.Pod{Namespace: "shop", Name: "web-5d4f8-abcde", UID: "u", ConfigHash: "h", Node: "n1", Labels: p.Labels,
+		OwnerKind: "Deployment", Owner: "web", Containers: []cluster.Container{{Name: "istio-init", Class: cluster.Injected},
+			{Name: "log", Class: cluster.Sidecar}, {Name: "prepare", Class: cluster.Init}, {Name: "web", Class: cluster.App},
+			{Name: "istio-proxy", Class: cluster.Injected}}}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	p.Annotations[istioStatus] = "\x1b["
+	if got := podOf(&p); got.Containers[4].Class != cluster.App {
+		t.Errorf("an annotation that is no JSON injects: %+v", got.Containers)
+	}
+}
+
+func TestWorkloadOf(t *testing.T) {
+	for _, c := range []struct{ kind, name, hash, wantKind, want string }{
+		{"", "", "", "", ""},
+		{"Node", "n1", "", "", ""},
+		{"ReplicaSet", "web-5d4f8", "5d4f8", "Deployment", "web"},
+		{"ReplicaSet", "web-5d4f8", "other", "ReplicaSet", "web-5d4f8"},
+		{"ReplicaSet", "web-", "", "ReplicaSet", "web-"},
+		{"Job", "nightly-29123456", "", "CronJob", "nightly"},
+		{"Job", "once", "", "Job", "once"},
+		{"StatefulSet", "db", "", "StatefulSet", "db"},
+	} {
+		p := &api.Pod{}
+		p.Labels = map[string]string{"pod-template-hash": c.hash}
+		if c.kind != "" {
+			p.OwnerReferences = []metav1.OwnerReference{{Kind: c.kind, Name: c.name, Controller: new(true)}}
+		}
+		if kind, name := workloadOf(p); kind != c.wantKind || name != c.want {
+			t.Errorf("%s %s: %s %s", c.kind, c.name, kind, name)
+		}
+	}
+}
+
+// TestTemporary: the pod of temporary agents is that of the manifests, without what only an installed one has.
+func TestTemporary(t *testing.T) {
+	set, err := manifest[appsapi.DaemonSet]("DaemonSet")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := set.Spec.Template.Spec
+	temporary(&pod, "image")
+	c := pod.Containers[0]
+	if c.Image != "image" || len(c.Ports) > 0 || c.ReadinessProbe != nil || !pod.HostPID || *pod.AutomountServiceAccountToken ||
+		len(c.SecurityContext.Capabilities.Add) != 6 || !*c.SecurityContext.ReadOnlyRootFilesystem {
+		t.Errorf("%+v", pod)
+	}
+	for _, m := range c.VolumeMounts {
+		found := false
+		for _, v := range pod.Volumes {
+			found = found || v.Name == m.Name
+		}
+		if !found {
+			t.Errorf("there is no volume %s", m.Name)
+		}
+	}
+	if len(pod.Volumes) != 3 {
+		t.Errorf("volumes: %+v", pod.Volumes)
+	}
+}

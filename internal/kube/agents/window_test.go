@@ -1,0 +1,171 @@
+package agents
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"tare/internal/scale/ledger"
+)
+
+// fakes are agents that are not there: each has a clock of its own, and a way to fail.
+type fakes struct {
+	behaves     func(node string) string
+	ahead       func(node string) time.Duration
+	connections atomic.Int32
+	most        atomic.Int32 // connections that were being made at a time
+	mu          sync.Mutex
+	begins      map[string]time.Time // by this machine's clock, by node
+}
+
+// dial connects to the agent of a node, by a pipe to an HTTP server of its own.
+func (f *fakes) dial(_ context.Context, a *Agent) (net.Conn, error) {
+	now := f.connections.Add(1)
+	defer f.connections.Add(-1)
+	for most := f.most.Load(); now > most && !f.most.CompareAndSwap(most, now); most = f.most.Load() {
+	}
+	time.Sleep(time.Millisecond)
+	if f.behaves(a.Node) == "refuses" {
+		return nil, errors.New("connection refused")
+	}
+	client, server := net.Pipe()
+	listener := &one{conn: server, ended: make(chan struct{})}
+	go http.Serve(listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { //nolint:errcheck // ends so
+		f.serve(w, r, a.Node, server)
+	}))
+	return &closing{client, listener}, nil
+}
+
+func (f *fakes) serve(w http.ResponseWriter, r *http.Request, node string, conn net.Conn) {
+	ahead := f.ahead(node)
+	if r.URL.Path == "/v1/clock" {
+		fmt.Fprintf(w, `{"time": %q}`, time.Now().Add(ahead).Format(time.RFC3339Nano))
+		return
+	}
+	at, err := time.Parse(time.RFC3339Nano, r.FormValue("at"))
+	d, err2 := time.ParseDuration(r.FormValue("for"))
+	if err != nil || err2 != nil {
+		http.Error(w, "wrong", http.StatusBadRequest)
+		return
+	}
+	begin := at.Add(-ahead)
+	f.mu.Lock()
+	f.begins[node] = begin
+	f.mu.Unlock()
+	switch f.behaves(node) {
+	case "dies":
+		_ = conn.Close()
+		return
+	case "floods":
+		for { // until nobody reads
+			if _, err := w.Write(make([]byte, 1<<20)); err != nil {
+				return
+			}
+		}
+	case "lies":
+		fmt.Fprint(w, "<html>")
+		return
+	}
+	time.Sleep(time.Until(begin.Add(d)))
+	l := ledger.Ledger{Schema: ledger.Schema}
+	l.Window.Start, l.Window.End, l.Window.Seconds = at, at.Add(d), d.Seconds()
+	_ = json.NewEncoder(w).Encode(&l) // the test sees that it does not arrive
+}
+
+// one is a listener with one connection.
+type one struct {
+	conn  net.Conn
+	once  sync.Once
+	ended chan struct{}
+}
+
+func (l *one) Accept() (net.Conn, error) {
+	var c net.Conn
+	l.once.Do(func() { c = l.conn })
+	if c != nil {
+		return c, nil
+	}
+	<-l.ended
+	return nil, net.ErrClosed
+}
+
+func (l *one) Close() error   { return nil }
+func (l *one) Addr() net.Addr { return address{} }
+
+type closing struct {
+	net.Conn
+	l *one
+}
+
+func (c *closing) Close() error {
+	close(c.l.ended)
+	return c.Conn.Close()
+}
+
+// TestWindow: a thousand agents whose clocks differ take the same window; those that fail are named, and hold up nobody.
+func TestWindow(t *testing.T) {
+	const n = 1000
+	broken := map[string]string{"n3": "refuses", "n5": "dies", "n7": "floods", "n9": "lies"}
+	f := &fakes{begins: map[string]time.Time{}, behaves: func(node string) string { return broken[node] },
+		ahead: func(node string) time.Duration { return time.Duration(len(node)-3) * time.Hour }}
+	agents := []Agent{{Node: "stopped", Failed: "its agent waits"}}
+	for i := range n {
+		agents = append(agents, Agent{Node: fmt.Sprint("n", i), Port: agentPort})
+	}
+	w := openWindow(t.Context(), agents, 200*time.Millisecond, f.dial)
+	failed := map[string]string{}
+	answered := 0
+	for a := range w.Answers {
+		if a.Failed != "" {
+			failed[a.Node] = a.Failed
+			continue
+		}
+		answered++
+		if want := f.ahead(a.Node); a.Ledger == nil || (a.Offset-want).Abs() > a.Uncertainty || a.Uncertainty <= 0 {
+			t.Errorf("%s: its clock is %v ahead within %v, really %v", a.Node, a.Offset, a.Uncertainty, want)
+		}
+		if apart := f.begins[a.Node].Sub(w.Start).Abs(); apart > a.Uncertainty {
+			t.Errorf("%s: its window is off by %v, known within %v", a.Node, apart, a.Uncertainty)
+		}
+	}
+	if answered != n-len(broken) {
+		t.Errorf("%d agents answered", answered)
+	}
+	for node, want := range map[string]string{"stopped": "waits", "n3": "refused", "n5": "has ended", "n7": "bytes",
+		"n9": "not a ledger"} {
+		if !strings.Contains(failed[node], want) {
+			t.Errorf("%s: %q, want %q", node, failed[node], want)
+		}
+	}
+	if most := f.most.Load(); most > atATime {
+		t.Errorf("%d connections were made at a time", most)
+	}
+}
+
+// TestWindowEnds: Ctrl-C ends a window at once.
+func TestWindowEnds(t *testing.T) {
+	f := &fakes{begins: map[string]time.Time{}, behaves: func(string) string { return "" },
+		ahead: func(string) time.Duration { return 0 }}
+	ctx, cancel := context.WithCancel(t.Context())
+	w := openWindow(ctx, []Agent{{Node: "n", Port: agentPort}}, time.Minute, f.dial)
+	cancel()
+	select {
+	case a := <-w.Answers:
+		if a.Ledger != nil || a.Failed == "" {
+			t.Errorf("%+v", a)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("the window went on")
+	}
+	for range w.Answers {
+		t.Error("an agent answered twice")
+	}
+}
