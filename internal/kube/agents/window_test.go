@@ -58,12 +58,15 @@ func (f *fakes) serve(w http.ResponseWriter, r *http.Request, node string, conn 
 	}
 	begin := at.Add(-ahead)
 	f.mu.Lock()
+	_, again := f.begins[node]
 	f.begins[node] = begin
 	f.mu.Unlock()
 	switch f.behaves(node) {
-	case "dies":
-		_ = conn.Close()
-		return
+	case "dies": // and is started again
+		if !again {
+			_ = conn.Close()
+			return
+		}
 	case "floods":
 		for { // until nobody reads
 			if _, err := w.Write(make([]byte, 1<<20)); err != nil {
@@ -132,7 +135,10 @@ func TestWindow(t *testing.T) {
 		if want := f.ahead(a.Node); a.Ledger == nil || (a.Offset-want).Abs() > a.Uncertainty || a.Uncertainty <= 0 {
 			t.Errorf("%s: its clock is %v ahead within %v, really %v", a.Node, a.Offset, a.Uncertainty, want)
 		}
-		if apart := f.begins[a.Node].Sub(w.Start).Abs(); apart > a.Uncertainty {
+		f.mu.Lock()
+		begin := f.begins[a.Node]
+		f.mu.Unlock()
+		if apart := begin.Sub(w.Start).Abs(); apart > a.Uncertainty {
 			t.Errorf("%s: its window is off by %v, known within %v", a.Node, apart, a.Uncertainty)
 		}
 	}

@@ -1,0 +1,134 @@
+package agents
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/dynamic"
+
+	"tare/deploy"
+	"tare/internal/lib/fault"
+)
+
+// InstalledNamespace is where Install installs by default.
+const InstalledNamespace = "tare"
+
+// objects are what Install installs, in order, with the label by which Uninstall knows them.
+func objects(namespace, image string) (all []*unstructured.Unstructured, err error) {
+	for documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(deploy.AgentManifests), 4096); ; {
+		o := &unstructured.Unstructured{}
+		if err := documents.Decode(o); errors.Is(err, io.EOF) {
+			return all, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("reading the manifests: %w", err)
+		}
+		labels := o.GetLabels()
+		if labels == nil {
+			labels = map[string]string{}
+		}
+		labels[managedLabel] = manager
+		o.SetLabels(labels)
+		switch o.GetKind() {
+		case "Namespace":
+			o.SetName(namespace)
+		case "DaemonSet":
+			containers, _, err := unstructured.NestedSlice(o.Object, "spec", "template", "spec", "containers")
+			if err != nil {
+				return nil, fmt.Errorf("reading the manifests: %w", err)
+			}
+			containers[0].(map[string]any)["image"] = image
+			if err := unstructured.SetNestedSlice(o.Object, containers, "spec", "template", "spec", "containers"); err != nil {
+				return nil, fmt.Errorf("reading the manifests: %w", err)
+			}
+		}
+		if o.GetKind() != "Namespace" {
+			o.SetNamespace(namespace)
+		}
+		all = append(all, o)
+	}
+}
+
+// resource is the client of an object's kind. Each kind of the manifests forms its plural by an "s".
+func (c *Cluster) resource(o *unstructured.Unstructured) (dynamic.ResourceInterface, error) {
+	client, err := dynamic.NewForConfig(c.config)
+	if err != nil {
+		return nil, wrong(err)
+	}
+	kind := o.GroupVersionKind()
+	r := client.Resource(schema.GroupVersionResource{Group: kind.Group, Version: kind.Version,
+		Resource: strings.ToLower(kind.Kind) + "s"})
+	if o.GetNamespace() == "" {
+		return r, nil
+	}
+	return r.Namespace(o.GetNamespace()), nil
+}
+
+// Install installs tare-agent on every node for good, or changes what is installed, and says what it has applied.
+func (c *Cluster) Install(ctx context.Context, namespace, image string, say func(what string)) error {
+	all, err := objects(namespace, image)
+	if err != nil {
+		return err
+	}
+	for _, o := range all {
+		r, err := c.resource(o)
+		if err == nil {
+			_, err = r.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: manager})
+		}
+		if err != nil {
+			if apierrors.IsConflict(err) {
+				return fault.Wrap(err, fault.Usage, "", "change it by what has installed it, or remove it first",
+					"%s is somebody else's", nameOf(o))
+			}
+			return refused(err, "installing "+nameOf(o))
+		}
+		say(nameOf(o))
+	}
+	return nil
+}
+
+// Uninstall removes what Install has installed in a namespace, and the namespace if Install made it.
+func (c *Cluster) Uninstall(ctx context.Context, namespace string, say func(what string)) error {
+	all, err := objects(namespace, "")
+	if err != nil {
+		return err
+	}
+	for i := range all {
+		o := all[len(all)-1-i] // the namespace last
+		r, err := c.resource(o)
+		if err != nil {
+			return err
+		}
+		is, err := r.Get(ctx, o.GetName(), metav1.GetOptions{})
+		if err == nil && is.GetLabels()[managedLabel] != manager {
+			continue
+		}
+		if err == nil {
+			err = r.Delete(ctx, o.GetName(), metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationForeground),
+				Preconditions: &metav1.Preconditions{UID: new(is.GetUID())}})
+		}
+		switch {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			return refused(err, "removing "+nameOf(o))
+		default:
+			say(nameOf(o))
+		}
+	}
+	return nil
+}
+
+func nameOf(o *unstructured.Unstructured) string {
+	if o.GetNamespace() == "" {
+		return strings.ToLower(o.GetKind()) + "/" + o.GetName()
+	}
+	return strings.ToLower(o.GetKind()) + "/" + o.GetName() + " in " + o.GetNamespace()
+}
