@@ -2,10 +2,13 @@ package kube
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -318,4 +321,107 @@ func TestWeighKilled(t *testing.T) {
 	if out, _, code := p.tare("clean"); code != 0 || out != "nothing to remove\n" {
 		t.Errorf("kubectl tare clean: exit code %d\n%s", code, out)
 	}
+}
+
+// TestInstalled: what install installs serves weigh, for a user with the documented rights alone and for no tenant, and
+// uninstall leaves nothing of it.
+func TestInstalled(t *testing.T) {
+	p := upWithPlugin(t, Options{Nodes: 1})
+	rights, err := os.ReadFile("../../deploy/kubernetes/weigh.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Apply(string(rights) + `
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: strict, labels: {pod-security.kubernetes.io/enforce: baseline}}
+`); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"create", "clusterrolebinding", "weigher", "--clusterrole=tare-weigh", "--user=weigher"},
+		{"create", "rolebinding", "weigher", "-n", "kube-system", "--role=tare-weigh", "--user=weigher"},
+	} {
+		if _, err := p.Kubectl(args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	// Temporary agents, by the documented rights and without any.
+	eventually(t, func() string { // the API server learns of roles a moment later
+		out, _, code := p.tare("doctor", "--as", "weigher")
+		if code != 0 || !strings.Contains(out, "ok  rights") {
+			return out
+		}
+		return ""
+	})
+	p.weigh(t, 0, "--for", "1s", "--as", "weigher")
+	p.nothingLeft(t, 0)
+	if out, _, code := p.tare("clean", "--as", "weigher"); code != 0 || out != "nothing to remove\n" {
+		t.Errorf("clean: exit code %d\n%s", code, out)
+	}
+	out, errs, code := p.tare("doctor", "--as", "nobody")
+	if code != 3 || !strings.Contains(out, "no  rights     missing: list nodes in all namespaces") ||
+		!strings.Contains(out, "create pods/portforward in kube-system") {
+		t.Errorf("doctor without rights: exit code %d\n%s%s", code, out, errs)
+	}
+	if _, errs, code := p.tare("weigh", "--as", "nobody"); code != 3 || !strings.Contains(errs, "kubectl tare doctor") {
+		t.Errorf("weigh without rights: exit code %d\n%s", code, errs)
+	}
+	if _, errs, code := p.tare("weigh"); code != 2 || !strings.Contains(errs, "--image") {
+		t.Errorf("without an image: exit code %d\n%s", code, errs)
+	}
+	_, errs, code = p.tare("weigh", "--image", agentImage, "--agents-namespace", "strict")
+	if code != 3 || !strings.Contains(errs, "PodSecurity") || !strings.Contains(errs, "--agents-namespace") {
+		t.Errorf("where privileged pods are refused: exit code %d\n%s", code, errs)
+	}
+	_, errs, code = p.tare("weigh", "--image", "127.0.0.1:1/missing:1", "--start-within", "20s", "--for", "1s")
+	if code != 4 || !strings.Contains(errs, "ErrImage") && !strings.Contains(errs, "ImagePull") {
+		t.Errorf("an image that is not there: exit code %d\n%s", code, errs)
+	}
+	p.nothingLeft(t, 0)
+
+	// Installed agents.
+	if out, errs, code := p.tare("install", "--image", agentImage); code != 0 || strings.Count(out, "applied") != 5 {
+		t.Fatalf("install: exit code %d\n%s%s", code, out, errs)
+	}
+	if _, err := p.Kubectl("rollout", "status", "-n", "tare", "daemonset/tare-agent", "--timeout=60s"); err != nil {
+		t.Fatal(err)
+	}
+	out, errs, code = p.tare("weigh", "--for", "1s", "-o", "json", "--agents-namespace", "tare")
+	var c cluster.Cluster
+	if err := json.Unmarshal([]byte(out), &c); err != nil || code != 0 || c.Answered != 1 || strings.Contains(errs, "starting") {
+		t.Errorf("by installed agents: exit code %d, %v\n%s", code, err, errs)
+	}
+	if !slices.ContainsFunc(c.Components, func(r cluster.Row) bool { return r.Component == "tare" }) {
+		t.Errorf("the agents' own cost is in no row: %+v", c.Components)
+	}
+	ip, err := p.Kubectl("get", "pods", "-n", "tare", "-o", "jsonpath={.items[0].status.podIP}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tenant := http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(context.Context, string, string) (net.Conn, error) { return p.Dial("n1", ip+":9633") }}}
+	for _, path := range []string{"/v1/ledger?for=1s", "/v1/clock"} {
+		r, err := tenant.Get("http://localhost" + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = r.Body.Close()
+		if r.StatusCode != http.StatusForbidden {
+			t.Errorf("a tenant gets %s of %s", r.Status, path)
+		}
+	}
+	if out, errs, code := p.tare("uninstall"); code != 0 || strings.Count(out, "removed") != 5 {
+		t.Errorf("uninstall: exit code %d\n%s%s", code, out, errs)
+	}
+	eventually(t, func() string {
+		out, err := p.Kubectl("get", "namespaces,daemonsets,pods,serviceaccounts,configmaps", "-A", "-o", "name",
+			"-l", "app.kubernetes.io/managed-by=kubectl-tare")
+		if err != nil {
+			return err.Error()
+		}
+		return out
+	})
 }

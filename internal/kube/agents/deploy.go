@@ -171,7 +171,7 @@ func (t *Temporary) Remove(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fault.New(fault.Machine, "", "", "agents are still ending on nodes that do not answer: %s",
+			return fault.New(fault.Machine, "", "", "agents are still ending on %s",
 				text.ClipLine(strings.Join(left, ", "), maxReason))
 		case <-time.After(startPoll):
 		}

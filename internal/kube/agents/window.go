@@ -1,6 +1,7 @@
 package agents
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -122,6 +123,7 @@ func (r *reached) connect(ctx context.Context, a *Agent, o remote.Options) {
 		r.Failed = reason(err)
 		return
 	}
+	var last error // before the time was over
 	for i := 0; i < clockReadings; {
 		offset, uncertainty, err := r.agent.Clock(ctx)
 		switch {
@@ -131,12 +133,13 @@ func (r *reached) connect(ctx context.Context, a *Agent, o remote.Options) {
 			}
 			i++
 		case a.starting && ctx.Err() == nil:
+			last = err
 			select {
 			case <-ctx.Done():
 			case <-time.After(200 * time.Millisecond):
 			}
 		default:
-			r.Failed = reason(err)
+			r.Failed = reason(cmp.Or(last, err))
 			return
 		}
 	}

@@ -1,0 +1,77 @@
+package agents
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	authapi "k8s.io/api/authorization/v1"
+	rbacapi "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	authv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
+
+	"tare/deploy"
+)
+
+// Missing returns which of the rights of deploy/kubernetes/weigh.yaml the user does not have, with the agents in a
+// namespace.
+func (c *Cluster) Missing(ctx context.Context, namespace string) (missing []string, err error) {
+	client, err := authv1.NewForConfig(c.config)
+	if err != nil {
+		return nil, wrong(err)
+	}
+	for documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(deploy.WeighRights), 4096); ; {
+		var role rbacapi.Role // a ClusterRole has the same fields
+		if err := documents.Decode(&role); errors.Is(err, io.EOF) {
+			return missing, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("reading the roles: %w", err)
+		}
+		in := ""
+		if role.Kind == "Role" {
+			in = namespace
+		}
+		for _, rule := range role.Rules {
+			for _, resource := range rule.Resources {
+				for _, verb := range rule.Verbs {
+					name, sub, _ := strings.Cut(resource, "/")
+					review, err := client.SelfSubjectAccessReviews().Create(ctx, &authapi.SelfSubjectAccessReview{
+						Spec: authapi.SelfSubjectAccessReviewSpec{ResourceAttributes: &authapi.ResourceAttributes{
+							Namespace: in, Verb: verb, Group: rule.APIGroups[0], Resource: name, Subresource: sub}},
+					}, metav1.CreateOptions{})
+					if err != nil {
+						return nil, refused(err, "asking for rights")
+					}
+					if !review.Status.Allowed {
+						where := cmp.Or(in, "all namespaces")
+						missing = append(missing, fmt.Sprintf("%s %s in %s", verb, resource, where))
+					}
+				}
+			}
+		}
+	}
+}
+
+// Version is the version of the API server.
+func (c *Cluster) Version(ctx context.Context) (string, error) {
+	var v struct{ GitVersion string }
+	data, err := c.core.RESTClient().Get().AbsPath("/version").DoRaw(ctx)
+	if err == nil {
+		err = yaml.Unmarshal(data, &v)
+	}
+	return v.GitVersion, refused(err, "asking for the version")
+}
+
+// PodSecurity is the level of Pod Security that a namespace enforces by its label; empty: it says none.
+func (c *Cluster) PodSecurity(ctx context.Context, namespace string) (level string, err error) {
+	n, err := c.core.Namespaces().Get(ctx, namespace, metav1.GetOptions{})
+	if err != nil {
+		return "", refused(err, "reading the namespace "+namespace)
+	}
+	return n.Labels["pod-security.kubernetes.io/enforce"], nil
+}

@@ -1,0 +1,176 @@
+package plugin
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"tare/internal/kube/agents"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/text"
+)
+
+func init() { register(newDoctor) }
+
+// finding is one thing that the doctor has looked at.
+type finding struct {
+	What   string `json:"what"`
+	OK     bool   `json:"ok"`
+	Detail string `json:"detail"`
+}
+
+func newDoctor(c *connection) *cobra.Command {
+	var namespace string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Say what this cluster can measure, what it cannot, and why",
+		Long: `Doctor looks at what 'kubectl tare weigh' needs, and changes nothing: whether the cluster answers, the rights of this
+user, the systems and kernels of the nodes, installed agents, and whether the namespace of temporary ones admits them.
+Rights are those of deploy/kubernetes/weigh.yaml; temporary agents need all of them, installed ones need only
+those of pods/portforward in their namespace. If something is missing, the exit code is 3.`,
+		Example: `  kubectl tare doctor
+  kubectl tare doctor --as system:serviceaccount:ops:weigher --json`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			client, err := c.open()
+			if err != nil {
+				return err
+			}
+			findings, err := examine(cmd.Context(), client, namespace)
+			if err != nil {
+				return err
+			}
+			return printFindings(cmd.OutOrStdout(), findings, asJSON)
+		},
+	}
+	cmd.Flags().StringVar(&namespace, "agents-namespace", "", "namespace of the agents, as of 'kubectl tare weigh'")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON document")
+	return cmd
+}
+
+// examine looks at everything. It fails only where the cluster does not answer at all.
+func examine(ctx context.Context, c *agents.Cluster, namespace string) (all []finding, err error) {
+	add := func(what string, ok bool, format string, args ...any) {
+		all = append(all, finding{what, ok, text.Line(fmt.Sprintf(format, args...))})
+	}
+	version, err := c.Version(ctx)
+	if err != nil {
+		return nil, err
+	}
+	add("cluster", true, "Kubernetes %s", version)
+	in := namespaceOf(namespace)
+	missing, err := c.Missing(ctx, in)
+	switch {
+	case err != nil:
+		add("rights", false, "%v", err)
+	case len(missing) > 0:
+		add("rights", false, "missing: %s", strings.Join(missing, "; "))
+	default:
+		add("rights", true, "all of deploy/kubernetes/weigh.yaml, with temporary agents in %s", in)
+	}
+	if nodes, err := c.Nodes(ctx); err != nil {
+		add("nodes", false, "%v", err)
+	} else {
+		examineNodes(nodes, add)
+	}
+	installed, err := c.Find(ctx, namespace)
+	switch {
+	case err != nil:
+		add("agents", false, "%v", err)
+	case len(installed) > 0:
+		run, why := 0, ""
+		for _, a := range installed {
+			if a.Failed == "" {
+				run++
+			} else {
+				why = ": " + a.Node + ": " + a.Failed
+			}
+		}
+		add("agents", run == len(installed), "installed in %s; %d of %d run%s", installed[0].Namespace, run,
+			len(installed), why)
+		return all, nil
+	default:
+		add("agents", true, "none are installed: weigh deploys them from --image, or see 'kubectl tare install'")
+	}
+	level, err := c.PodSecurity(ctx, in)
+	switch {
+	case err != nil: // the right to see it is not needed
+		add("namespace", true, "not known: %v", err)
+	default:
+		add("namespace", level == "" || level == "privileged", "%s enforces the Pod Security level %s", in,
+			cmp.Or(level, "that the cluster has by default"))
+	}
+	return all, nil
+}
+
+// oldest is the first version of Linux on which everything works (docs/kernels.md).
+const oldestMajor, oldestMinor = 5, 8
+
+func examineNodes(nodes []agents.Node, add func(what string, ok bool, format string, args ...any)) {
+	kernels := map[string]int{}
+	for i := range nodes {
+		n := &nodes[i]
+		switch {
+		case n.OS != "linux":
+			add("node "+n.Name, false, "cannot be weighed: it has %s, and tare-agent needs Linux", n.OS)
+		case !n.Ready:
+			add("node "+n.Name, false, "is not ready")
+		case older(n.Kernel):
+			add("node "+n.Name, false, "eBPF programs are not weighed: Linux %s is older than %d.%d", n.Kernel, oldestMajor,
+				oldestMinor)
+		default:
+			kernels["Linux "+n.Kernel+", "+n.Runtime]++
+		}
+	}
+	for _, kind := range slices.Sorted(maps.Keys(kernels)) {
+		add("nodes", true, "%d with %s", kernels[kind], kind)
+	}
+}
+
+// older says whether a kernel is too old. One whose version has another form is not.
+func older(version string) bool {
+	parts := strings.SplitN(version, ".", 3)
+	if len(parts) < 2 {
+		return false
+	}
+	major, err := strconv.Atoi(parts[0])
+	minor, err2 := strconv.Atoi(parts[1])
+	return err == nil && err2 == nil && (major < oldestMajor || major == oldestMajor && minor < oldestMinor)
+}
+
+func printFindings(w io.Writer, all []finding, asJSON bool) error {
+	bad := 0
+	for _, f := range all {
+		if !f.OK {
+			bad++
+		}
+	}
+	if asJSON {
+		e := json.NewEncoder(w)
+		e.SetIndent("", "  ")
+		if err := e.Encode(map[string]any{"findings": all}); err != nil {
+			return fmt.Errorf("writing the findings: %w", err)
+		}
+	} else {
+		for _, f := range all {
+			mark := "ok "
+			if !f.OK {
+				mark = "no "
+			}
+			fmt.Fprintf(w, "%s %-10s %s\n", mark, f.What, f.Detail)
+		}
+	}
+	if bad > 0 {
+		return fault.New(fault.Machine, "", "lines with 'no' say why", "%d findings keep something from being measured", bad)
+	}
+	return nil
+}
