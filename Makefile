@@ -46,8 +46,8 @@ test-long: ## run the long suite: simulations, campaigns of attacks and faults, 
 house: ## print the rooms, their imports and their lines of code
 	@./test/house
 
-build: web ## build bin/tare and bin/tare-agent (needs only Go; with Node, reports have charts)
-	$(GOBUILD) -o bin/ ./cmd/tare ./cmd/tare-agent
+build: web ## build bin/tare, bin/tare-agent and bin/kubectl-tare (needs only Go; with Node, reports have charts)
+	$(GOBUILD) -o bin/ ./cmd/tare ./cmd/tare-agent ./cmd/kubectl-tare
 
 # gVisor from its Go module: the newest commit of its branch "go" when this was written.
 GVISOR := gvisor.dev/gvisor/runsc@v0.0.0-20260905035102-160fafc42237
@@ -103,9 +103,9 @@ release packages image: export SOURCE_DATE_EPOCH = $(shell git log -1 --format=%
 
 # CycloneDX's own tool for Go; npm has one built in.
 SBOM := github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.10.0
-release: web ## build both programs from a commit, each with its bill of materials (CycloneDX) and provenance (SLSA)
-	go build -buildvcs=true -ldflags='-w -X tare/internal/lib/self.Version=$(VERSION)' -o bin/ ./cmd/tare ./cmd/tare-agent
-	@set -e; for p in bin/tare bin/tare-agent; do \
+release: web ## build the programs from a commit, each with its bill of materials (CycloneDX) and provenance (SLSA)
+	go build -buildvcs=true -ldflags='-w -X tare/internal/lib/self.Version=$(VERSION)' -o bin/ ./cmd/tare ./cmd/tare-agent ./cmd/kubectl-tare
+	@set -e; for p in bin/tare bin/tare-agent bin/kubectl-tare; do \
 	  go run ./release/provenance $$p "$(VERSION)" > $$p.provenance.json || { rm $$p.provenance.json; exit 1; }; \
 	  GOFLAGS= go run $(SBOM) bin -json -output $$p.cdx.json $$p; \
 	done
@@ -127,8 +127,8 @@ image: release ## put into dist/ what make release builds as a container image (
 	go run ./release/image dist/tare-agent.oci.tar bin/tare-agent bin/tare
 	cp bin/*.json dist/
 
-install: build ## install tare and tare-agent under PREFIX (default /usr/local)
-	install -D -m 755 -t $(DESTDIR)$(PREFIX)/bin bin/tare bin/tare-agent
+install: build ## install tare, tare-agent and kubectl-tare under PREFIX (default /usr/local)
+	install -D -m 755 -t $(DESTDIR)$(PREFIX)/bin bin/tare bin/tare-agent bin/kubectl-tare
 
 generate: ## make the generated files again (needs clang, llvm, libbpf-dev)
 	go generate ./...

@@ -30,7 +30,7 @@ type plugin struct {
 	path string
 }
 
-const agentImage = "docker.io/library/tare-agent:0.1.0"
+const agentImage = "tare-agent:0.1.0"
 
 // upWithPlugin starts a cluster whose nodes have the image of tare-agent, and builds kubectl-tare.
 func upWithPlugin(t *testing.T, o Options) *plugin {
@@ -39,20 +39,13 @@ func upWithPlugin(t *testing.T, o Options) *plugin {
 		t.Skip(err)
 	}
 	dir := t.TempDir()
-	agent, path := filepath.Join(dir, "tare-agent"), filepath.Join(dir, "kubectl-tare")
-	archive := filepath.Join(dir, "agent.tar")
-	for to, pkg := range map[string]string{agent: "./cmd/tare-agent", path: "./cmd/kubectl-tare"} {
-		if err := binary.Program(to, pkg, "-ldflags=-w"); err != nil {
-			t.Fatal(err)
-		}
-	}
-	cmd, err := binary.Go("run", "./release/image", archive, agent)
-	if err != nil {
+	path := filepath.Join(dir, "kubectl-tare")
+	if err := binary.Program(path, "./cmd/kubectl-tare", "-ldflags=-w"); err != nil {
 		t.Fatal(err)
 	}
-	cmd.Env = append(cmd.Env, "VERSION=0.1.0", "COMMIT=test", "SOURCE_DATE_EPOCH=1790000000")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("making the image: %v\n%s", err, out)
+	archive, err := AgentImage(dir)
+	if err != nil {
+		t.Fatal(err)
 	}
 	o.Images = append(o.Images, archive)
 	return &plugin{Up(t, o), path}
@@ -114,7 +107,7 @@ func (p *plugin) nothingLeft(t *testing.T, within time.Duration) {
 	t.Errorf("left after %v:\n%s", within, out)
 }
 
-const shop = `
+const shopWithProxy = `
 apiVersion: apps/v1
 kind: Deployment
 metadata: {name: shop}
@@ -134,7 +127,7 @@ spec:
 // TestPlugin weighs a cluster of three nodes by agents that are deployed for it.
 func TestPlugin(t *testing.T) {
 	p := upWithPlugin(t, Options{Nodes: 3})
-	if err := p.Apply(shop); err != nil {
+	if err := p.Apply(shopWithProxy); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.Kubectl("rollout", "status", "deployment/shop", "--timeout=60s"); err != nil {
@@ -168,7 +161,7 @@ func TestPlugin(t *testing.T) {
 		}
 	}
 	// The sidecar is tare of its pod, and the application is net.
-	i := slices.IndexFunc(c.Workloads, func(r cluster.Row) bool { return r.Workload == "shop" && r.Kind == "Deployment" })
+	i := slices.IndexFunc(c.Workloads, func(r *cluster.Row) bool { return r.Workload == "shop" && r.Kind == "Deployment" })
 	if i < 0 {
 		t.Fatalf("no row of the Deployment: %+v", c.Workloads)
 	}
@@ -394,7 +387,7 @@ metadata: {name: strict, labels: {pod-security.kubernetes.io/enforce: baseline}}
 	if err := json.Unmarshal([]byte(out), &c); err != nil || code != 0 || c.Answered != 1 || strings.Contains(errs, "starting") {
 		t.Errorf("by installed agents: exit code %d, %v\n%s", code, err, errs)
 	}
-	if !slices.ContainsFunc(c.Components, func(r cluster.Row) bool { return r.Component == "tare" }) {
+	if !slices.ContainsFunc(c.Components, func(r *cluster.Row) bool { return r.Component == "tare" }) {
 		t.Errorf("the agents' own cost is in no row: %+v", c.Components)
 	}
 	ip, err := p.Kubectl("get", "pods", "-n", "tare", "-o", "jsonpath={.items[0].status.podIP}")
