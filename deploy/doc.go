@@ -1,12 +1,12 @@
-// Package deploy holds what runs tare-agent for good: Kubernetes manifests, Prometheus' rules and alerts, and a Grafana
-// dashboard. Its only code gives programs the manifests; the tests hold these files against the programs that read them.
-// README.md says how to use them.
+// Package deploy holds what runs tare-agent for good: Kubernetes manifests, Prometheus' rules and alerts, and a
+// Grafana dashboard. Its only code gives programs the manifests; the tests hold these files against the programs that
+// read them. README.md says how to use them.
 package deploy
 
 import _ "embed" // for the manifests
 
-// AgentManifests are the objects that run tare-agent on every node of a cluster, as YAML documents. Their image has no
-// registry.
+// AgentManifests are the objects that run tare-agent on every node of a cluster, as YAML documents. Their image has
+// no registry.
 //
 //go:embed kubernetes/agent.yaml
 var AgentManifests []byte

@@ -1,5 +1,5 @@
-// Kubectl-tare weighs a Kubernetes cluster, as kubectl tare: what its workloads use, and what infrastructure uses on their
-// behalf.
+// Kubectl-tare weighs a Kubernetes cluster, as kubectl tare: what its workloads use, and what infrastructure uses on
+// their behalf.
 package main
 
 import (

@@ -24,12 +24,12 @@ import (
 	"tare/internal/scale/meter"
 )
 
-// access says which clients may request windows. A window names processes and control groups, as metrics do, and costs
-// CPU time.
+// access says which clients may request windows. A window names processes and control groups, as metrics do, and
+// costs CPU time.
 type access struct{ passwords, certificates bool }
 
-// readAccess reads which clients the web configuration admits. If it requires a password or a client certificate, every
-// client that exporter-toolkit admits may request windows; otherwise only clients on this machine may.
+// readAccess reads which clients the web configuration admits. If it requires a password or a client certificate,
+// every client that exporter-toolkit admits may request windows; otherwise only clients on this machine may.
 func readAccess(file string) (a access, err error) {
 	if file == "" {
 		return a, nil
@@ -58,8 +58,8 @@ func (a access) allows(r *http.Request) bool {
 	return a.passwords || a.certificates && verified || isLocal(r)
 }
 
-// isLocal reports whether the request comes from a program on this machine: not from a proxy that forwards it, nor from
-// a page of another site in a browser.
+// isLocal reports whether the request comes from a program on this machine: not from a proxy that forwards it, nor
+// from a page of another site in a browser.
 func isLocal(r *http.Request) bool {
 	for _, header := range []string{"Forwarded", "X-Forwarded-For", "X-Real-Ip", "Via"} {
 		if r.Header.Get(header) != "" {
@@ -86,8 +86,8 @@ func isLoopback(address string) bool {
 	return ip != nil && ip.IsLoopback()
 }
 
-// windows answers requests for ledgers, one after another. Windows have a separate meter, so that scrapes do not change
-// when they begin and end. The meter stays open for a while, for the next request.
+// windows answers requests for ledgers, one after another. Windows have a separate meter, so that scrapes do not
+// change when they begin and end. The meter stays open for a while, for the next request.
 type windows struct {
 	c       *configuration
 	names   *names.Resolver
@@ -135,8 +135,8 @@ func admit(c *configuration, h http.Handler) http.Handler {
 	})
 }
 
-// serveClock answers with the time of this machine, by which windows begin (at), so that clients can measure how far it
-// is from theirs.
+// serveClock answers with the time of this machine, by which windows begin (at), so that clients can measure how far
+// it is from theirs.
 func serveClock(rw http.ResponseWriter, _ *http.Request) {
 	rw.Header().Set("Content-Type", "application/json")
 	rw.Header().Set("Cache-Control", "no-store")

@@ -142,7 +142,8 @@ func TestPlugin(t *testing.T) {
 	}
 	// All nodes took the window that was asked for.
 	for _, n := range c.Nodes {
-		if n.Start.Sub(c.Start).Abs() > time.Second || n.End.Sub(c.End).Abs() > time.Second || *n.Clock.UncertaintySeconds > 1 {
+		if n.Start.Sub(c.Start).Abs() > time.Second || n.End.Sub(c.End).Abs() > time.Second ||
+			*n.Clock.UncertaintySeconds > 1 {
 			t.Errorf("%s: %v to %v, of %v to %v; its clock is known within %v s", n.Name, n.Start, n.End, c.Start, c.End,
 				*n.Clock.UncertaintySeconds)
 		}
@@ -161,7 +162,9 @@ func TestPlugin(t *testing.T) {
 		}
 	}
 	// The sidecar is tare of its pod, and the application is net.
-	i := slices.IndexFunc(c.Workloads, func(r *cluster.Row) bool { return r.Workload == "shop" && r.Kind == "Deployment" })
+	i := slices.IndexFunc(c.Workloads, func(r *cluster.Row) bool {
+		return r.Workload == "shop" && r.Kind == "Deployment"
+	})
 	if i < 0 {
 		t.Fatalf("no row of the Deployment: %+v", c.Workloads)
 	}
@@ -194,8 +197,8 @@ func TestPlugin(t *testing.T) {
 	t.Logf("\n%s", text)
 }
 
-// TestNodesWithoutAnswer: a node whose agent ends during the window and one that is cut off are named, and the third is
-// right.
+// TestNodesWithoutAnswer: a node whose agent ends during the window and one that is cut off are named, and the third
+// is right.
 func TestNodesWithoutAnswer(t *testing.T) {
 	p := upWithPlugin(t, Options{Nodes: 3})
 	cmd := p.command("weigh", "--for", "8s", "-o", "json", "--image", agentImage)
@@ -316,8 +319,8 @@ func TestWeighKilled(t *testing.T) {
 	}
 }
 
-// TestInstalled: what install installs serves weigh, for a user with the documented rights alone and for no tenant, and
-// uninstall leaves nothing of it.
+// TestInstalled: what install installs serves weigh, for a user with the documented rights alone and for no tenant,
+// and uninstall leaves nothing of it.
 func TestInstalled(t *testing.T) {
 	p := upWithPlugin(t, Options{Nodes: 1})
 	rights, err := os.ReadFile("../../deploy/kubernetes/weigh.yaml")
@@ -384,7 +387,8 @@ metadata: {name: strict, labels: {pod-security.kubernetes.io/enforce: baseline}}
 	}
 	out, errs, code = p.tare("weigh", "--for", "1s", "-o", "json", "--agents-namespace", "tare")
 	var c cluster.Cluster
-	if err := json.Unmarshal([]byte(out), &c); err != nil || code != 0 || c.Answered != 1 || strings.Contains(errs, "starting") {
+	err = json.Unmarshal([]byte(out), &c)
+	if err != nil || code != 0 || c.Answered != 1 || strings.Contains(errs, "starting") {
 		t.Errorf("by installed agents: exit code %d, %v\n%s", code, err, errs)
 	}
 	if !slices.ContainsFunc(c.Components, func(r *cluster.Row) bool { return r.Component == "tare" }) {

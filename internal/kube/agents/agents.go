@@ -1,8 +1,8 @@
-// Package agents finds tare-agent on the nodes of a cluster, or deploys it for a while, and has all of them take a window
-// at the same time. Start reading at Cluster.Find, Cluster.Deploy and Cluster.Open.
+// Package agents finds tare-agent on the nodes of a cluster, or deploys it for a while, and has all of them take a
+// window at the same time. Start reading at Cluster.Find, Cluster.Deploy and Cluster.Open.
 //
-// Agents are reached as by kubectl port-forward: through the API server, which asks who the user is, and from the pod's
-// own loopback interface, the only one from which an agent without passwords gives windows. No port is opened.
+// Agents are reached as by kubectl port-forward: through the API server, which asks who the user is, and from the
+// pod's own loopback interface, the only one from which an agent without passwords gives windows. No port is opened.
 package agents
 
 import (
@@ -78,11 +78,12 @@ type Agent struct {
 	starting       bool   // it may not listen yet
 }
 
-// Find returns the agents of the DaemonSet that is installed, one for each node of which it has a pod. There are none if
-// none is installed. A DaemonSet that does not see its node's processes is somebody else's. Namespace is where to look;
-// empty: everywhere.
+// Find returns the agents of the DaemonSet that is installed, one for each node of which it has a pod. There are none
+// if none is installed. A DaemonSet that does not see its node's processes is somebody else's. Namespace is where to
+// look; empty: everywhere.
 func (c *Cluster) Find(ctx context.Context, namespace string) ([]Agent, error) {
-	sets, err := c.apps.DaemonSets(namespace).List(ctx, metav1.ListOptions{LabelSelector: nameLabel + "=" + installedName})
+	o := metav1.ListOptions{LabelSelector: nameLabel + "=" + installedName}
+	sets, err := c.apps.DaemonSets(namespace).List(ctx, o)
 	if err != nil {
 		return nil, refused(err, "finding installed agents")
 	}

@@ -106,7 +106,7 @@ func podOf(p *api.Pod) cluster.Pod {
 var scheduled = regexp.MustCompile(`^(.+)-\d{8,}$`)
 
 // workloadOf is what a person deployed and a pod belongs to. A ReplicaSet of a Deployment ends in the hash that is a
-// label of its pods. The kubelet's own pods belong to nobody.
+// label of its pods. The kubelet's pods belong to none.
 func workloadOf(p *api.Pod) (kind, name string) {
 	o := metav1.GetControllerOf(p)
 	switch {

@@ -4,26 +4,28 @@ import (
 	"reflect"
 	"testing"
 
+	appsapi "k8s.io/api/apps/v1"
 	api "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	appsapi "k8s.io/api/apps/v1"
 
 	"tare/internal/kube/cluster"
 )
 
 func TestPodOf(t *testing.T) {
 	p := api.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-5d4f8-abcde", UID: "u",
-		Annotations:     map[string]string{configHash: "h", istioStatus: `{"containers":["istio-proxy"],"initContainers":["istio-init"]}`},
+		Annotations: map[string]string{configHash: "h",
+			istioStatus: `{"containers":["istio-proxy"],"initContainers":["istio-init"]}`},
 		Labels:          map[string]string{"pod-template-hash": "5d4f8"},
 		OwnerReferences: []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "web-5d4f8", Controller: new(true)}}}}
 	always := api.ContainerRestartPolicyAlways
 	p.Spec.NodeName = "n1"
-	p.Spec.InitContainers = []api.Container{{Name: "istio-init"}, {Name: "log", RestartPolicy: &always}, {Name: "prepare"}}
+	p.Spec.InitContainers = []api.Container{{Name: "istio-init"}, {Name: "log", RestartPolicy: &always},
+		{Name: "prepare"}}
 	p.Spec.Containers = []api.Container{{Name: "web"}, {Name: "istio-proxy"}}
 	got := podOf(&p)
-	want := cluster.Pod{Namespace: "shop", Name: "web-5d4f8-abcde", UID: "u", ConfigHash: "h", Node: "n1", Labels: p.Labels,
-		OwnerKind: "Deployment", Owner: "web", Containers: []cluster.Container{{Name: "istio-init", Class: cluster.Injected},
+	want := cluster.Pod{Namespace: "shop", Name: "web-5d4f8-abcde", UID: "u", ConfigHash: "h", Node: "n1",
+		Labels: p.Labels, OwnerKind: "Deployment", Owner: "web",
+		Containers: []cluster.Container{{Name: "istio-init", Class: cluster.Injected},
 			{Name: "log", Class: cluster.Sidecar}, {Name: "prepare", Class: cluster.Init}, {Name: "web", Class: cluster.App},
 			{Name: "istio-proxy", Class: cluster.Injected}}}
 	if !reflect.DeepEqual(got, want) {
@@ -66,8 +68,9 @@ func TestTemporary(t *testing.T) {
 	pod := set.Spec.Template.Spec
 	temporary(&pod, "image")
 	c := pod.Containers[0]
-	if c.Image != "image" || len(c.Ports) > 0 || c.ReadinessProbe != nil || !pod.HostPID || *pod.AutomountServiceAccountToken ||
-		len(c.SecurityContext.Capabilities.Add) != 6 || !*c.SecurityContext.ReadOnlyRootFilesystem {
+	if c.Image != "image" || len(c.Ports) > 0 || c.ReadinessProbe != nil || !pod.HostPID ||
+		*pod.AutomountServiceAccountToken || len(c.SecurityContext.Capabilities.Add) != 6 ||
+		!*c.SecurityContext.ReadOnlyRootFilesystem {
 		t.Errorf("%+v", pod)
 	}
 	for _, m := range c.VolumeMounts {

@@ -30,8 +30,8 @@ type Deployment struct {
 // Temporary are agents that live no longer than their Deployment says, whatever becomes of this process.
 //
 // They belong to a Job that runs no pod: it fails at its deadline (activeDeadlineSeconds), is then removed
-// (ttlSecondsAfterFinished), and the garbage collector removes with it what it owns. The Job is made first, so there is no
-// moment at which something would stay. It needs no rights in the cluster and no image.
+// (ttlSecondsAfterFinished), and the garbage collector removes with it what it owns. The Job is made first, so there
+// is no moment at which something would stay. It needs no rights in the cluster and no image.
 type Temporary struct {
 	c               *Cluster
 	namespace, name string
@@ -45,8 +45,8 @@ const (
 	refusedAfter = 3 * time.Second // without any pod, there is a reason
 )
 
-// Deploy makes agents on all nodes, and returns without waiting for them. What it has made must be removed, also after an
-// error: it is nil only if there is nothing.
+// Deploy makes agents on all nodes, and returns without waiting for them. What it has made must be removed, also
+// after an error: it is nil only if there is nothing.
 func (c *Cluster) Deploy(ctx context.Context, d Deployment) (*Temporary, error) {
 	set, err := manifest[appsapi.DaemonSet]("DaemonSet")
 	if err != nil {
@@ -74,16 +74,19 @@ func (c *Cluster) Deploy(ctx context.Context, d Deployment) (*Temporary, error) 
 		return nil, refused(err, "deploying agents")
 	}
 	meta.OwnerReferences = []metav1.OwnerReference{{APIVersion: "batch/v1", Kind: "Job", Name: job.Name, UID: job.UID}}
-	t.set, err = c.apps.DaemonSets(d.Namespace).Create(ctx, &appsapi.DaemonSet{ObjectMeta: meta, Spec: appsapi.DaemonSetSpec{
+	own := appsapi.DaemonSetSpec{
 		Selector: &metav1.LabelSelector{MatchLabels: map[string]string{instanceLabel: t.name}},
 		Template: api.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: maps.Clone(labels)}, Spec: *pod},
-	}}, metav1.CreateOptions{FieldManager: manager})
+	}
+	t.set, err = c.apps.DaemonSets(d.Namespace).Create(ctx, &appsapi.DaemonSet{ObjectMeta: meta, Spec: own},
+		metav1.CreateOptions{FieldManager: manager})
 	return t, refused(err, "deploying agents")
 }
 
 // definite says whether an error is an answer of the API server: then nothing was made.
 func definite(err error) bool {
-	return apierrors.ReasonForError(err) != metav1.StatusReasonUnknown && !apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err)
+	return apierrors.ReasonForError(err) != metav1.StatusReasonUnknown && !apierrors.IsTimeout(err) &&
+		!apierrors.IsServerTimeout(err)
 }
 
 // temporary makes of an installed agent's pod one that needs no other object, and that opens no port to others.
@@ -156,7 +159,8 @@ func (t *Temporary) refusal(ctx context.Context) error {
 
 const maxRefusal = 600 // bytes
 
-// Remove removes the agents, and waits for a while until their pods are gone. An error says what is left to the cluster.
+// Remove removes the agents, and waits for a while until their pods are gone. An error says what is left to the
+// cluster.
 func (t *Temporary) Remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeWithin)
 	defer cancel()
@@ -165,7 +169,9 @@ func (t *Temporary) Remove(ctx context.Context) error {
 	}
 	for {
 		var left []string
-		err := t.c.eachPod(ctx, t.namespace, instanceLabel+"="+t.name, func(p *api.Pod) { left = append(left, p.Spec.NodeName) })
+		err := t.c.eachPod(ctx, t.namespace, instanceLabel+"="+t.name, func(p *api.Pod) {
+			left = append(left, p.Spec.NodeName)
+		})
 		if err == nil && len(left) == 0 {
 			return nil
 		}

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	api "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/httpstream"
+	"k8s.io/apimachinery/pkg/util/httpstream" //nolint:staticcheck // deprecated, and what client-go returns
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
 
@@ -119,7 +119,7 @@ func (f *forwarded) Read(p []byte) (int, error) {
 // Close ends the connection to the API server.
 func (f *forwarded) Close() error { return f.conn.Close() }
 
-// The rest of net.Conn. Requests have deadlines of their own, which close the connection.
+// The rest of net.Conn. Requests have deadlines, which close the connection.
 func (f *forwarded) LocalAddr() net.Addr              { return address{} }
 func (f *forwarded) RemoteAddr() net.Addr             { return address{} }
 func (f *forwarded) SetDeadline(time.Time) error      { return nil }

@@ -50,9 +50,9 @@ type reached struct {
 
 var errEnded = errors.New("the connection to its agent has ended: the agent was stopped, or the node is cut off")
 
-// Open measures how far each agent's clock is from this machine's, and then asks all for one window that lasts d. Each
-// agent answers once on Answers, which is then closed; a reader must read all of them. No agent is waited for longer than
-// the constants say, and the context ends all of it.
+// Open measures how far each agent's clock is from this machine's, and then asks all for one window that lasts d.
+// Each agent answers once on Answers, which is then closed; a reader must read all of them. No agent is waited for
+// longer than the constants say, and the context ends all of it.
 func (c *Cluster) Open(ctx context.Context, agents []Agent, d time.Duration) *Window {
 	return openWindow(ctx, agents, d, c.dial)
 }

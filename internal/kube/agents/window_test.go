@@ -16,7 +16,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// fakes are agents that are not there: each has a clock of its own, and a way to fail.
+// fakes are agents that are not there: each has a clock, and a way to fail.
 type fakes struct {
 	behaves     func(node string) string
 	ahead       func(node string) time.Duration
@@ -26,7 +26,7 @@ type fakes struct {
 	begins      map[string]time.Time // by this machine's clock, by node
 }
 
-// dial connects to the agent of a node, by a pipe to an HTTP server of its own.
+// dial connects to the agent of a node, by a pipe to an HTTP server.
 func (f *fakes) dial(_ context.Context, a *Agent) (net.Conn, error) {
 	now := f.connections.Add(1)
 	defer f.connections.Add(-1)
@@ -68,7 +68,7 @@ func (f *fakes) serve(w http.ResponseWriter, r *http.Request, node string, conn 
 			return
 		}
 	case "floods":
-		for { // until nobody reads
+		for { // until no one reads
 			if _, err := w.Write(make([]byte, 1<<20)); err != nil {
 				return
 			}
@@ -113,7 +113,8 @@ func (c *closing) Close() error {
 	return c.Conn.Close()
 }
 
-// TestWindow: a thousand agents whose clocks differ take the same window; those that fail are named, and hold up nobody.
+// TestWindow: a thousand agents whose clocks differ take the same window. Those that fail are named, and the others do
+// not wait for them.
 func TestWindow(t *testing.T) {
 	const n = 1000
 	broken := map[string]string{"n3": "refuses", "n5": "dies", "n7": "floods", "n9": "lies"}

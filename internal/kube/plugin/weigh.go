@@ -46,20 +46,20 @@ func newWeigh(c *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "weigh",
 		Short: "Weigh the cluster: one window on every node at the same time",
-		Long: `Weigh has tare-agent on every node take one window at the same time, and adds up what they say: what each workload
+		Long: `Weigh has tare-agent on every node take one window at the same time, and adds up the answers: what each workload
 uses in all (gross), itself (net), and by infrastructure on its behalf (tare): gross = net + tare. Sidecars are tare of
-their pod; what serves a whole node, such as the kubelet, the CNI and the agents themselves, has lines of its own, and
+their pod; what serves a whole node, such as the kubelet, the CNI and the agents themselves, has separate lines, and
 is spread over workloads only with --shared spread: CPU time in proportion to gross CPU time, memory to gross memory.
 
-It asks the agents that are installed ('kubectl tare install'). Where there are none, it deploys agents of --image in the
-namespace kube-system and removes them afterwards. Should it be killed, the cluster removes them by itself, once the
-time for starting them and for the window is over. Ctrl-C removes them at once.
+It asks the agents that are installed ('kubectl tare install'). Where there are none, it deploys agents of --image in
+the namespace kube-system and removes them afterwards. Should it be killed, the cluster removes them by itself, once
+the time for starting them and for the window is over. Ctrl-C removes them at once.
 
 Agents are asked through the API server, as by kubectl port-forward: no port is opened.
 
--n and -l choose which pods have rows of their own; what others use is in rows "(other pods)", so that sums stay right.
+-n and -l choose which pods have rows; what others use is in rows "(other pods)", so that sums stay right.
 A node that does not answer is named with the reason and is in no sum; the exit code is then 4.`,
-		Example: `  # what workloads use, and what infrastructure uses on their behalf; agents are installed, or deployed for the window
+		Example: `  # what workloads use, and what infrastructure uses on their behalf, by agents that are installed or deployed for it
   kubectl tare weigh
   kubectl tare weigh --image registry.example.com/tare-agent:0.1.0
 
@@ -87,8 +87,8 @@ A node that does not answer is named with the reason and is in no sum; the exit 
 	fs.DurationVar(&f.window, "for", 10*time.Second, "length of the window")
 	fs.StringVar(&f.by, "by", "workload", "what rows are of: "+strings.Join(cluster.Views(), ", "))
 	fs.StringVarP(&f.format, "output", "o", "text", "format: "+strings.Join(formats(), ", "))
-	fs.StringVarP(&f.selector, "selector", "l", "", "only pods with these labels have rows of their own")
-	fs.StringVar(&f.shared, "shared", sharedApart, "what serves a whole node: apart, in lines of its own, or spread over "+
+	fs.StringVarP(&f.selector, "selector", "l", "", "only pods with these labels have rows")
+	fs.StringVar(&f.shared, "shared", sharedApart, "what serves a whole node: apart, in separate lines, or spread over "+
 		"workloads")
 	fs.IntVar(&f.top, "top", 20, "most rows of a table as text; 0: all")
 	registerAgents(fs, &f.image, &f.agentsNamespace)
@@ -118,7 +118,8 @@ func (f *weighFlags) check() (err error) {
 	return fault.Wrap(err, fault.Usage, "-l "+text.Clip(f.selector), "try -l app=web", "not a selector of labels")
 }
 
-// weigh weighs the cluster and prints the account. Agents that it has deployed are removed before anything is printed.
+// weigh weighs the cluster and prints the account. Agents that it has deployed are removed before anything is
+// printed.
 func (f *weighFlags) weigh(ctx context.Context, c *agents.Cluster, out, log io.Writer) error {
 	account, err := f.account(ctx, c, log)
 	if err != nil {
@@ -237,7 +238,8 @@ func (f *weighFlags) merge(ctx context.Context, c *agents.Cluster, nodes []agent
 }
 
 func nodeOf(n *agents.Node, a *agents.Answer) *cluster.Node {
-	to := &cluster.Node{Name: n.Name, Failed: a.Failed, Ledger: a.Ledger, Capacity: n.Capacity, Allocatable: n.Allocatable}
+	to := &cluster.Node{Name: n.Name, Failed: a.Failed, Ledger: a.Ledger, Capacity: n.Capacity,
+		Allocatable: n.Allocatable}
 	switch {
 	case a.Failed == "":
 		to.Clock = cluster.Clock{OffsetSeconds: new(a.Offset.Seconds()), UncertaintySeconds: new(a.Uncertainty.Seconds())}

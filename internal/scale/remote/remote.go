@@ -150,8 +150,8 @@ func (a *Agent) window(ctx context.Context, query url.Values) (*ledger.Ledger, e
 	return l, nil
 }
 
-// Clock asks for the agent's time. It returns how far that is ahead of this machine's, and half the time that the answer
-// took, by which it may be off.
+// Clock asks for the agent's time. It returns how far that is ahead of this machine's, and half the time that the
+// answer took, by which it may be off.
 func (a *Agent) Clock(ctx context.Context) (offset, uncertainty time.Duration, err error) {
 	asked := time.Now()
 	data, err := a.get(ctx, "/v1/clock", nil, maxComment)
