@@ -357,12 +357,12 @@ metadata: {name: strict, labels: {pod-security.kubernetes.io/enforce: baseline}}
 	if out, _, code := p.tare("clean", "--as", "weigher"); code != 0 || out != "nothing to remove\n" {
 		t.Errorf("clean: exit code %d\n%s", code, out)
 	}
-	out, errs, code := p.tare("doctor", "--as", "nobody")
+	out, errs, code := p.tare("doctor", "--as", "stranger")
 	if code != 3 || !strings.Contains(out, "no  rights     missing: list nodes in all namespaces") ||
 		!strings.Contains(out, "create pods/portforward in kube-system") {
 		t.Errorf("doctor without rights: exit code %d\n%s%s", code, out, errs)
 	}
-	if _, errs, code := p.tare("weigh", "--as", "nobody"); code != 3 || !strings.Contains(errs, "kubectl tare doctor") {
+	if _, errs, code := p.tare("weigh", "--as", "stranger"); code != 3 || !strings.Contains(errs, "kubectl tare doctor") {
 		t.Errorf("weigh without rights: exit code %d\n%s", code, errs)
 	}
 	if _, errs, code := p.tare("weigh"); code != 2 || !strings.Contains(errs, "--image") {
