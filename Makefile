@@ -18,7 +18,7 @@ GOBUILD := go build -ldflags=-w
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tare
 
 .DEFAULT_GOAL := help
-.PHONY: help house run check quick test test-long build release packages image runsc envoy istiod istiod-test istiod-record rotation mesh-kills kube kube-test kube-long web install generate lint bench bench-load bench-agent bench-aa noise experiments sides fuzz clean clean-cache
+.PHONY: help house run check quick test test-long build release packages image krew runsc envoy istiod istiod-test istiod-record rotation mesh-kills kube kube-test kube-long web install generate lint bench bench-load bench-agent bench-aa noise experiments sides fuzz clean clean-cache
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,11 +95,11 @@ web: ## build the charts of the report into web/dist, if Node is there and a sou
 
 # What is released says which commit it is from, and is made of nothing else: the version is that of the tag, and every time
 # in it is the commit's.
-release packages image: export VERSION ?= $(shell ./release/version)
-release packages image: export MAINTAINER ?= Tare <maintainers@tare.invalid>
-release packages image: export ARCH = $(shell go env GOARCH)
-release packages image: export COMMIT = $(shell git rev-parse HEAD)
-release packages image: export SOURCE_DATE_EPOCH = $(shell git log -1 --format=%ct)
+release packages image krew: export VERSION ?= $(shell ./release/version)
+release packages image krew: export MAINTAINER ?= Tare <maintainers@tare.invalid>
+release packages image krew: export ARCH = $(shell go env GOARCH)
+release packages image krew: export COMMIT = $(shell git rev-parse HEAD)
+release packages image krew: export SOURCE_DATE_EPOCH = $(shell git log -1 --format=%ct)
 
 # CycloneDX's own tool for Go; npm has one built in.
 SBOM := github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.10.0
@@ -126,6 +126,11 @@ image: release ## put into dist/ what make release builds as a container image (
 	@mkdir -p dist
 	go run ./release/image dist/tare-agent.oci.tar bin/tare-agent bin/tare
 	cp bin/*.json dist/
+
+KREW_URL ?= https://example.invalid/tare
+krew: release ## put into dist/ kubectl-tare for Krew, with its manifest (KREW_URL= where the archive will be published)
+	@mkdir -p dist
+	go run ./release/krew dist bin/kubectl-tare $(KREW_URL)
 
 install: build ## install tare, tare-agent and kubectl-tare under PREFIX (default /usr/local)
 	install -D -m 755 -t $(DESTDIR)$(PREFIX)/bin bin/tare bin/tare-agent bin/kubectl-tare

@@ -2,6 +2,7 @@ package agents
 
 import (
 	"reflect"
+	"slices"
 	"testing"
 
 	appsapi "k8s.io/api/apps/v1"
@@ -81,6 +82,9 @@ func TestTemporary(t *testing.T) {
 		if !found {
 			t.Errorf("there is no volume %s", m.Name)
 		}
+	}
+	if !slices.Contains(c.Args, "--listen=127.0.0.1:9633") {
+		t.Errorf("other pods reach the agent: %q", c.Args)
 	}
 	if len(pod.Volumes) != 3 {
 		t.Errorf("volumes: %+v", pod.Volumes)

@@ -1,0 +1,138 @@
+package plugin
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"tare/internal/kube/agents"
+	"tare/internal/lib/fault"
+)
+
+// run runs the command line against a cluster that a handler stands for; nil: none.
+func run(t *testing.T, h http.Handler, args ...string) (stdout string, err error) {
+	t.Helper()
+	config := filepath.Join(t.TempDir(), "config")
+	text := "apiVersion: v1\nkind: Config\n"
+	if h != nil {
+		server := httptest.NewServer(h)
+		defer server.Close()
+		text += "current-context: c\nclusters: [{name: c, cluster: {server: \"" + server.URL + "\"}}]\n" +
+			"contexts: [{name: c, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {}}]\n"
+	}
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := Command()
+	var out bytes.Buffer
+	cmd.SetOut(&out)
+	cmd.SetErr(io.Discard)
+	cmd.SetArgs(append(args, "--kubeconfig", config))
+	err = cmd.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+// TestHelp: each command says what it does and has examples that its command line takes.
+func TestHelp(t *testing.T) {
+	var names []string
+	for _, cmd := range Command().Commands() {
+		names = append(names, cmd.Name())
+		if cmd.Short == "" || cmd.Long == "" || cmd.Example == "" {
+			t.Errorf("%s does not explain itself", cmd.Name())
+		}
+		for line := range strings.Lines(cmd.Example) {
+			line, _, _ = strings.Cut(strings.TrimSpace(line), " | ")
+			line, _, _ = strings.Cut(line, " > ")
+			args, ours := strings.CutPrefix(line, "kubectl tare "+cmd.Name())
+			if !ours {
+				continue
+			}
+			fresh, _, err := Command().Find([]string{cmd.Name()})
+			if err == nil {
+				err = fresh.ParseFlags(strings.Fields(args))
+			}
+			if err != nil || len(fresh.Flags().Args()) > 0 {
+				t.Errorf("%s: %v", line, err)
+			}
+		}
+	}
+	if want := []string{"clean", "doctor", "install", "uninstall", "weigh"}; !slices.Equal(names, want) {
+		t.Errorf("commands are %q", names)
+	}
+}
+
+// TestUsage: wrong use is refused with a hint and exit code 2, before any cluster is asked.
+func TestUsage(t *testing.T) {
+	for _, c := range []struct{ args, want string }{
+		{"weight", `did you mean "weigh"`},
+		{"weigh x", "unexpected argument"},
+		{"weigh --for 1ms", "100ms to 5m"},
+		{"weigh --for x", "invalid argument"},
+		{"weigh -o xml", "no such format"},
+		{"weigh --by pod", "no such view"},
+		{"weigh --shared evenly", "no such rule"},
+		{"weigh -l ,,", "not a selector"},
+		{"weigh --start-within 1h", "1s to 10m"},
+		{"weigh", "no cluster to weigh"},
+		{"install", "name the image"},
+	} {
+		_, err := run(t, nil, strings.Fields(c.args)...)
+		if fault.CodeOf(err) != fault.Usage || !strings.Contains(err.Error()+fault.HintOf(err), c.want) {
+			t.Errorf("%s: %v (%s), exit code %d", c.args, err, fault.HintOf(err), fault.CodeOf(err))
+		}
+	}
+}
+
+// TestRefused: what the API server refuses is said with what helps, and steers no terminal.
+func TestRefused(t *testing.T) {
+	h := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403,`+
+			`"message":"no \u001b[31m\ntare: forged"}`)
+	})
+	_, err := run(t, h, "weigh", "--image", "x")
+	if fault.CodeOf(err) != fault.Machine || !strings.Contains(fault.HintOf(err), "doctor") {
+		t.Errorf("%v (%s)", err, fault.HintOf(err))
+	}
+	var b bytes.Buffer
+	if printError(&b, err); strings.Contains(b.String(), "\x1b") || strings.Contains(b.String(), "\ntare: forged") {
+		t.Errorf("%q", b.String())
+	}
+	b.Reset()
+	if printError(&b, context.Canceled); b.String() != "tare: interrupted\n" || fault.CodeOf(errors.New("")) != 1 {
+		t.Errorf("%q", b.String())
+	}
+}
+
+func TestWithout(t *testing.T) {
+	for _, c := range []struct {
+		n    agents.Node
+		want string
+	}{
+		{agents.Node{OS: "windows"}, "the node has windows"},
+		{agents.Node{OS: "linux"}, "not ready"},
+		{agents.Node{OS: "linux", Ready: true}, "no agent on it"},
+	} {
+		if got := without(&c.n); !strings.Contains(got, c.want) {
+			t.Errorf("%+v: %q", c.n, got)
+		}
+	}
+}
+
+func TestOlder(t *testing.T) {
+	for version, want := range map[string]bool{"4.18.0-553.el8": true, "5.7.9": true, "5.8": false, "6.1.0-13-amd64": false,
+		"10.0": false, "odd": false, "": false, "x.y": false} {
+		if older(version) != want {
+			t.Errorf("%q: %v", version, !want)
+		}
+	}
+}
