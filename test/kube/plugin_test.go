@@ -422,3 +422,26 @@ metadata: {name: strict, labels: {pod-security.kubernetes.io/enforce: baseline}}
 		return out
 	})
 }
+
+// TestTwentyNodes: twenty nodes take one window. How long that takes is logged.
+func TestTwentyNodes(t *testing.T) {
+	long.Test(t, "a cluster of twenty nodes (2 minutes)")
+	p := upWithPlugin(t, Options{Nodes: 20})
+	if _, errs, code := p.tare("install", "--image", agentImage); code != 0 {
+		t.Fatalf("install: exit code %d\n%s", code, errs)
+	}
+	if _, err := p.Kubectl("rollout", "status", "-n", "tare", "daemonset/tare-agent", "--timeout=180s"); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		began := time.Now()
+		c := p.weigh(t, 0, "--for", "10s")
+		t.Logf("a window of 10 s took %v", time.Since(began))
+		if c.Answered != 20 {
+			t.Errorf("%d nodes answered", c.Answered)
+		}
+		for _, w := range c.Warnings {
+			t.Logf("warning: %s (%d)", w.Code, w.Count)
+		}
+	}
+}
