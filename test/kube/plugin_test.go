@@ -200,6 +200,7 @@ func TestPlugin(t *testing.T) {
 // TestNodesWithoutAnswer: a node whose agent ends during the window and one that is cut off are named, and the third
 // is right.
 func TestNodesWithoutAnswer(t *testing.T) {
+	long.Test(t, "50 s: waits for a node that is cut off")
 	p := upWithPlugin(t, Options{Nodes: 3})
 	cmd := p.command("weigh", "--for", "8s", "-o", "json", "--image", agentImage)
 	var out, errs bytes.Buffer
@@ -270,6 +271,7 @@ func (p *plugin) killAgent(t *testing.T, node string) {
 
 // TestInterrupted: Ctrl-C removes the agents at once, whenever it comes.
 func TestInterrupted(t *testing.T) {
+	long.Test(t, "20 s: interrupts it at three moments")
 	p := upWithPlugin(t, Options{Nodes: 1})
 	for _, after := range []time.Duration{100 * time.Millisecond, time.Second, 5 * time.Second} {
 		cmd := p.command("weigh", "--for", "1m", "--image", agentImage)
@@ -289,7 +291,7 @@ func TestInterrupted(t *testing.T) {
 
 // TestWeighKilled: whenever kubectl tare is killed, the cluster removes the agents when their time is over.
 func TestWeighKilled(t *testing.T) {
-	long.Test(t, "kills it 20 times, and waits for the cluster (1 minute)")
+	long.Test(t, "1 min: kills it 20 times, and waits for the cluster")
 	p := upWithPlugin(t, Options{Nodes: 1})
 	left := 0
 	for i := range 20 {
@@ -423,9 +425,9 @@ metadata: {name: strict, labels: {pod-security.kubernetes.io/enforce: baseline}}
 	})
 }
 
-// TestTwentyNodes: twenty nodes take one window. How long that takes is logged.
-func TestTwentyNodes(t *testing.T) {
-	long.Test(t, "a cluster of twenty nodes (2 minutes)")
+// TestPluginTwentyNodes: twenty nodes take one window. How long that takes is logged.
+func TestPluginTwentyNodes(t *testing.T) {
+	long.Test(t, "1 min: twenty nodes weighed")
 	p := upWithPlugin(t, Options{Nodes: 20})
 	if _, errs, code := p.tare("install", "--image", agentImage); code != 0 {
 		t.Fatalf("install: exit code %d\n%s", code, errs)
