@@ -1,6 +1,6 @@
 // Package footprint looks for what tare could leave behind on a machine: control groups, processes, eBPF programs,
-// network interfaces, mounts, directories. It looks from the outside, by what the kernel shows, and shares no code with
-// tare.
+// network interfaces, mounts, directories. It looks from the outside, by what the kernel shows, and shares no code
+// with tare.
 package footprint
 
 import (
@@ -235,7 +235,8 @@ func findMounts(f Footprint) error {
 	return nil
 }
 
-// findDirectories finds scratch directories that nobody has locked, and the state of sandboxes of runs with a dead owner.
+// findDirectories finds scratch directories that nobody has locked, and the state of sandboxes of runs with a dead
+// owner.
 func findDirectories(f Footprint) error {
 	for _, parent := range []string{os.TempDir(), "/var/tmp"} {
 		found, err := filepath.Glob(filepath.Join(parent, "tare-scratch-*"))

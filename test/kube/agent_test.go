@@ -65,8 +65,8 @@ const webYAML = `tls_server_config: {cert_file: agent.crt, key_file: agent.key}
 basic_auth_users: {prometheus: $2y$04$epB6D3rzs2BMc3ICDT/GTee8KAlCkmkCleNKZWRXUwouz2XiAOy.u}
 `
 
-// TestAgent runs the agent with the manifests in deploy/kubernetes on three nodes, the first of which is the whole machine,
-// and compares what it says with what the kubelet says.
+// TestAgent runs the agent with the manifests in deploy/kubernetes on three nodes, the first of which is the whole
+// machine, and compares what it says with what the kubelet says.
 func TestAgent(t *testing.T) {
 	if _, err := Bin(); err != nil {
 		t.Skip(err)
@@ -169,8 +169,8 @@ func pods(t *testing.T, c *Cluster) []pod {
 	return list.Items
 }
 
-// rights: the agent's processes have the six capabilities of the manifest and no more, cannot gain others, and a filter of
-// system calls applies.
+// rights: the agent's processes have the six capabilities of the manifest and no more, cannot gain others, and a
+// filter of system calls applies.
 func rights(t *testing.T, c *Cluster) {
 	want := []string{ // capabilities 2, 19, 21, 34, 38 and 39 of include/uapi/linux/capability.h
 		"CapInh:\t0000000000000000", "CapPrm:\t000000c400280004", "CapEff:\t000000c400280004",
@@ -221,10 +221,11 @@ type agent struct {
 }
 
 func newAgent(c *Cluster, ip string) *agent {
-	return &agent{address: net.JoinHostPort(ip, "9633"), client: http.Client{Timeout: time.Minute, Transport: &http.Transport{
+	transport := &http.Transport{
 		DialContext:     func(_ context.Context, _, address string) (net.Conn, error) { return c.Dial("n1", address) },
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
-	}}}
+	}
+	return &agent{net.JoinHostPort(ip, "9633"), http.Client{Timeout: time.Minute, Transport: transport}}
 }
 
 func (a *agent) get(path string) ([]byte, error) {
@@ -266,7 +267,9 @@ func (a *agent) metrics() (metrics, error) {
 // labels leaves out the control group of what has a better name, and labels that do not apply.
 func labels(m *dto.Metric) string {
 	var all []string
-	named := slices.ContainsFunc(m.Label, func(l *dto.LabelPair) bool { return l.GetName() == "pod" && l.GetValue() != "" })
+	named := slices.ContainsFunc(m.Label, func(l *dto.LabelPair) bool {
+		return l.GetName() == "pod" && l.GetValue() != ""
+	})
 	for _, l := range m.Label {
 		if l.GetValue() != "" && (l.GetName() != "cgroup" || !named) {
 			all = append(all, l.GetName()+"="+l.GetValue())
@@ -294,17 +297,26 @@ type reading struct {
 
 // usage is what the kubelet says of a container.
 type usage struct {
-	CPU struct {
-		Time                 time.Time
-		UsageCoreNanoSeconds uint64
-	}
-	Memory struct{ WorkingSetBytes uint64 }
+	at         time.Time
+	cpu        float64 // seconds
+	workingSet float64 // bytes
 }
+
+// source is a page of the kubelet. The times of its samples are cut off: in /stats/summary they are whole seconds.
+type source struct {
+	page  string
+	grain time.Duration
+}
+
+var (
+	summary  = source{"stats/summary", time.Second}
+	resource = source{"metrics/resource", time.Millisecond}
+)
 
 // watched is what the agent of a node and its kubelet said.
 type watched struct {
 	readings []reading
-	kubelet  map[string][]usage // by labels; one for each sample of the kubelet
+	kubelet  map[source]map[string][]usage // by labels; one for each sample of the kubelet
 }
 
 // watch reads each agent twice a second, and each kubelet.
@@ -330,7 +342,7 @@ func watch(t *testing.T, c *Cluster, agents map[string]*agent, long time.Duratio
 		})
 	}
 	for node, a := range agents {
-		w := &watched{kubelet: map[string][]usage{}}
+		w := &watched{kubelet: map[source]map[string][]usage{summary: {}, resource: {}}}
 		all[node] = w
 		every(500*time.Millisecond, func() error {
 			m, err := a.metrics()
@@ -367,29 +379,62 @@ func (l *errorList) add(err error) {
 
 // ask asks the kubelet of a node.
 func (w *watched) ask(c *Cluster, node string) error {
-	out, err := c.Kubectl("get", "--raw", "/api/v1/nodes/"+node+"/proxy/stats/summary")
+	add := func(s source, container, namespace, pod string, u usage) {
+		key := fmt.Sprintf("container=%s,namespace=%s,pod=%s", container, namespace, pod)
+		if all := w.kubelet[s][key]; len(all) == 0 || !all[len(all)-1].at.Equal(u.at) {
+			w.kubelet[s][key] = append(all, u)
+		}
+	}
+	get := func(s source) (string, error) {
+		return c.Kubectl("get", "--raw", "/api/v1/nodes/"+node+"/proxy/"+s.page)
+	}
+
+	text, err := get(summary)
 	if err != nil {
 		return err
 	}
-	var summary struct {
+	var all struct {
 		Pods []struct {
 			PodRef     struct{ Name, Namespace string }
 			Containers []struct {
 				Name string
-				usage
+				CPU  struct {
+					Time                 time.Time
+					UsageCoreNanoSeconds float64
+				}
+				Memory struct{ WorkingSetBytes float64 }
 			}
 		}
 	}
-	if err := json.Unmarshal([]byte(out), &summary); err != nil {
+	if err := json.Unmarshal([]byte(text), &all); err != nil {
 		return err
 	}
-	for _, p := range summary.Pods {
+	for _, p := range all.Pods {
 		for _, x := range p.Containers {
-			key := fmt.Sprintf("container=%s,namespace=%s,pod=%s", x.Name, p.PodRef.Namespace, p.PodRef.Name)
-			if all := w.kubelet[key]; len(all) == 0 || all[len(all)-1].CPU.Time != x.CPU.Time {
-				w.kubelet[key] = append(all, x.usage)
-			}
+			add(summary, x.Name, p.PodRef.Namespace, p.PodRef.Name,
+				usage{x.CPU.Time, x.CPU.UsageCoreNanoSeconds / 1e9, x.Memory.WorkingSetBytes})
 		}
+	}
+
+	if text, err = get(resource); err != nil {
+		return err
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
+	if err != nil {
+		return err
+	}
+	sets := map[string]float64{}
+	for _, m := range families["container_memory_working_set_bytes"].GetMetric() {
+		sets[labels(m)] = m.GetGauge().GetValue()
+	}
+	for _, m := range families["container_cpu_usage_seconds_total"].GetMetric() {
+		of := map[string]string{}
+		for _, l := range m.Label {
+			of[l.GetName()] = l.GetValue()
+		}
+		add(resource, of["container"], of["namespace"], of["pod"],
+			usage{time.UnixMilli(m.GetTimestampMs()), m.GetCounter().GetValue(), sets[labels(m)]})
 	}
 	return nil
 }
@@ -422,8 +467,8 @@ func (w *watched) names(t *testing.T, c *Cluster, node string) {
 	}
 }
 
-// adds: the budget closes, and what is in groups is in namespaces. Where the node is the whole machine, at most 3 % of it is
-// unexplained, and what Kubernetes does not see is on lines and in groups.
+// adds: the budget closes, and what is in groups is in namespaces. Where the node is the whole machine, at most 3 % of
+// it is unexplained, and what Kubernetes does not see is on lines and in groups.
 func (w *watched) adds(t *testing.T, machine bool) {
 	first, last := w.readings[0], w.readings[len(w.readings)-1]
 	for _, r := range []reading{first, last} {
@@ -465,7 +510,8 @@ func (w *watched) adds(t *testing.T, machine bool) {
 	t.Logf("unexplained: %.2f %% of %.1f s; not seen by Kubernetes, in seconds of CPU time:", 100*unexplained, capacity)
 	seen := 0.0
 	for labels := range last.metrics["tare_node_cpu_seconds_total"] {
-		if labels == "line=kernel_threads" || labels == "line=interrupts" || labels == "line=root_group" || labels == "line=ebpf" {
+		switch labels {
+		case "line=kernel_threads", "line=interrupts", "line=root_group", "line=ebpf":
 			t.Logf("%9.3f %s", since("tare_node_cpu_seconds_total", labels), labels)
 			seen += since("tare_node_cpu_seconds_total", labels)
 		}
@@ -481,8 +527,8 @@ func (w *watched) adds(t *testing.T, machine bool) {
 	}
 }
 
-// agrees: between two samples of the kubelet a container used what the agent says, at the samples' own times. In between two
-// readings of the agent that is known to be between what both say.
+// agrees: between two samples of the kubelet a container used what the agent says, at the samples' own times. In
+// between two readings of the agent that is known to be between what both say.
 func (w *watched) agrees(t *testing.T) {
 	// The agent read its counters before it answered: the least delay is that of a scrape.
 	offset := time.Duration(math.MaxInt64)
@@ -507,46 +553,58 @@ func (w *watched) agrees(t *testing.T) {
 		lo, hi = a.metrics["tare_group_cpu_seconds_total"][key], b.metrics["tare_group_cpu_seconds_total"][key]
 		return lo, lo + (hi-lo)*(x-a.at)/(b.at-a.at), hi
 	}
-	compared := 0
-	for key, samples := range w.kubelet {
-		if !strings.Contains(key, "namespace=shop,") {
-			continue
+	for source, containers := range w.kubelet {
+		compared := 0
+		for key, samples := range containers {
+			if !strings.Contains(key, "namespace=shop,") {
+				continue
+			}
+			inside := slices.DeleteFunc(samples, func(u usage) bool {
+				lo, _, _ := at(key, u.at.Add(-late))
+				_, _, hi := at(key, u.at.Add(source.grain))
+				return math.IsNaN(lo) || math.IsNaN(hi)
+			})
+			if len(inside) < 2 {
+				t.Errorf("%s of %s: %d samples", source.page, key, len(inside))
+				continue
+			}
+			compared++
+			w.agree(t, source, key, at, inside[0], inside[len(inside)-1])
 		}
-		inside := slices.DeleteFunc(samples, func(u usage) bool {
-			lo, _, _ := at(key, u.CPU.Time)
-			return math.IsNaN(lo)
-		})
-		if len(inside) < 2 {
-			t.Errorf("%s: %d samples of the kubelet", key, len(inside))
-			continue
-		}
-		compared++
-		first, last := inside[0], inside[len(inside)-1]
-		used := float64(last.CPU.UsageCoreNanoSeconds-first.CPU.UsageCoreNanoSeconds) / 1e9
-		lo1, mid1, hi1 := at(key, first.CPU.Time)
-		lo2, mid2, hi2 := at(key, last.CPU.Time)
-		// A sample's counter is read before its time is taken, by as long as a busy machine keeps a thread waiting.
-		const late = 0.05 // seconds
-		if used < lo2-hi1-late || used > hi2-lo1+late {
-			t.Errorf("%s: the kubelet counted %.3f s in %v, and the agent between %.3f and %.3f s", key, used,
-				last.CPU.Time.Sub(first.CPU.Time), lo2-hi1, hi2-lo1)
-		}
-		r := w.readings[len(w.readings)-1]
-		set := r.metrics["tare_group_memory_bytes"]["kind=working_set,"+key]
-		if !strings.Contains(key, "pod=burner") {
-			continue
-		}
-		t.Logf("%s: %.3f s by the kubelet, %.3f s by the agent (%+.2f %%) in %.0f s; working set %d and %.0f (%+.2f %%)", key,
-			used, mid2-mid1, 100*((mid2-mid1)/used-1), last.CPU.Time.Sub(first.CPU.Time).Seconds(),
-			last.Memory.WorkingSetBytes, set, 100*(set/float64(last.Memory.WorkingSetBytes)-1))
-		if math.Abs((mid2-mid1)/used-1) > 0.01 && long.Enabled() {
-			t.Errorf("%s: CPU time differs by over 1 %%", key)
-		}
-		if math.Abs(set/float64(last.Memory.WorkingSetBytes)-1) > 0.01 {
-			t.Errorf("%s: the working set differs by over 1 %%", key)
+		if compared < 3 {
+			t.Errorf("%s: %d containers were compared", source.page, compared)
 		}
 	}
-	if compared < 3 {
-		t.Errorf("%d containers were compared", compared)
+}
+
+// late is by how much a counter of the kubelet's may be older than its time says: a thread may be kept waiting in
+// between.
+const late = 50 * time.Millisecond
+
+// agree compares two samples of the kubelet with what the agent says of their times.
+func (w *watched) agree(t *testing.T, s source, key string, at func(string, time.Time) (lo, mid, hi float64),
+	first, last usage) {
+	used := last.cpu - first.cpu
+	lo1, _, _ := at(key, first.at.Add(-late))
+	_, mid1, hi1 := at(key, first.at.Add(s.grain))
+	lo2, _, _ := at(key, last.at.Add(-late))
+	_, mid2, hi2 := at(key, last.at.Add(s.grain))
+	const rounding = 0.001 // seconds
+	if used < lo2-hi1-rounding || used > hi2-lo1+rounding {
+		t.Errorf("%s of %s: the kubelet counted %.3f s in %v, and the agent between %.3f and %.3f s", s.page, key, used,
+			last.at.Sub(first.at), lo2-hi1, hi2-lo1)
+	}
+	if s != resource || !strings.Contains(key, "pod=burner") {
+		return
+	}
+	set := w.readings[len(w.readings)-1].metrics["tare_group_memory_bytes"]["kind=working_set,"+key]
+	cpuOff, setOff := (mid2-mid1)/used-1, set/last.workingSet-1
+	t.Logf("%s: %.3f s by the kubelet, %.3f s by the agent (%+.2f %%) in %.0f s; working set %.0f and %.0f (%+.2f %%)",
+		key, used, mid2-mid1, 100*cpuOff, last.at.Sub(first.at).Seconds(), last.workingSet, set, 100*setOff)
+	if math.Abs(cpuOff) > 0.01 && long.Enabled() {
+		t.Errorf("%s: CPU time differs by over 1 %%", key)
+	}
+	if math.Abs(setOff) > 0.01 {
+		t.Errorf("%s: the working set differs by over 1 %%", key)
 	}
 }

@@ -1,9 +1,9 @@
-// Package kube runs a Kubernetes cluster on this machine, for tests: Kubernetes' own components, containerd and runc, which
-// test/kube/build has put into the user's cache directory. Up starts one, and whatever happens to the test, nothing of it
-// is left: a watcher (test/kube/cluster) removes it when the test's process ends, however that ends.
+// Package kube runs a Kubernetes cluster on this machine, for tests: Kubernetes' own components, containerd and runc,
+// which test/kube/build has put into the user's cache directory. Up starts one, and whatever happens to the test,
+// nothing of it is left: a watcher (test/kube/cluster) removes it when the test's process ends, however that ends.
 //
-// A cluster is in namespaces of its own. Nodes are as kind's are, with PIDs and control groups of their own, or machine
-// nodes, which share those of the machine, as a node that is a machine does.
+// A cluster is in namespaces of its own. Nodes are as kind's are, with PIDs and control groups of their own, or
+// machine nodes, which share those of the machine, as a node that is a machine does.
 package kube
 
 import (
@@ -73,8 +73,8 @@ func Bin() (string, error) {
 	return filepath.Join(strings.TrimSpace(string(dir)), "bin"), nil
 }
 
-// Up starts a cluster that ends with the test, and skips the test where it is not built. When the test fails, it logs the
-// last errors of every component.
+// Up starts a cluster that ends with the test, and skips the test where it is not built. When the test fails, it logs
+// the last errors of every component.
 func Up(t testing.TB, o Options) *Cluster {
 	t.Helper()
 	if _, err := Bin(); err != nil {

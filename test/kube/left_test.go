@@ -18,8 +18,9 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// TestNothingIsLeft: when the process that has started a cluster is killed, while the cluster starts or while pods run, the
-// machine is as it was before: control groups, processes, namespaces, mounts, network interfaces, sysctls, files.
+// TestNothingIsLeft: when the process that has started a cluster is killed, while the cluster starts or while pods
+// run, the machine is as it was before: control groups, processes, namespaces, mounts, network interfaces, sysctls,
+// files.
 func TestNothingIsLeft(t *testing.T) {
 	const victim = "TARE_TEST_KUBE_VICTIM"
 	if name := os.Getenv(victim); name != "" {
@@ -72,7 +73,8 @@ func TestNothingIsLeft(t *testing.T) {
 				}
 			}
 			during := machine(t, name)
-			for _, kind := range []string{"group", "process", "namespace", "sysctl /proc/sys/fs/inotify/max_user_instances", "file"} {
+			const inotify = "sysctl /proc/sys/fs/inotify/max_user_instances"
+			for _, kind := range []string{"group", "process", "namespace", inotify, "file"} {
 				if !slices.ContainsFunc(slices.Collect(maps.Keys(during)), func(what string) bool {
 					return strings.HasPrefix(what, kind+" ") && !before[what]
 				}) {
@@ -172,7 +174,8 @@ func machine(t *testing.T, name string) map[string]bool {
 var volatile = regexp.MustCompile(`/random/|/ns_last_pid|-nr$|/nr$|inode-|dentry-state|_count$|/sched_domain/|/stat_refresh` +
 	`|/net/.*/(conf|neigh)/|/kernel/perf_event_max_sample_rate|/(bpf_stats_enabled|core_pattern)$`)
 
-// processesOf are those whose control group, environment or arguments name a cluster, each as its id and program's name.
+// processesOf are those whose control group, environment or arguments name a cluster, each as its id and program's
+// name.
 func processesOf(t *testing.T, name string) (found []string) {
 	t.Helper()
 	dirs, err := filepath.Glob("/proc/[0-9]*")

@@ -93,8 +93,8 @@ current-context: c
 `, server, b(a.pem), b(cert), b(key)), 0o600)
 }
 
-// certificates makes what a cluster needs in dir: an authority, the certificates of every component, and kubeconfigs. It
-// returns the path of the one for an administrator outside, who reaches the API server at an address of 127.0.0.1.
+// certificates makes what a cluster needs in dir: an authority, the certificates of every component, and kubeconfigs.
+// It returns the path of the one for an administrator outside, who reaches the API server at an address of 127.0.0.1.
 func certificates(dir, outside string, nodes map[string]string) (string, error) {
 	const server = "10.100.0.1:6443"
 	a := &authority{dir: dir}

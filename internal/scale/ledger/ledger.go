@@ -197,8 +197,8 @@ type Share struct {
 	Note    string  `json:"note,omitempty"` // why it could not be split
 }
 
-// split gives the run time of the program, and calls with each share of it, in nanoseconds and without what was stolen.
-// It is false where the run time is not known.
+// split gives the run time of the program, and calls with each share of it, in nanoseconds and without what was
+// stolen. It is false where the run time is not known.
 func (p *Program) split(part func(s Share, ns int64)) (ran int64, known bool) {
 	seconds, known := p.RanSeconds()
 	if !known {

@@ -13,8 +13,8 @@ import (
 )
 
 // Place is a control group with a name that people use, and the groups in it: a container, else a pod, else a unit of
-// systemd. A group without such a name is a place by itself. Top is the path of the group. A field is empty where it is
-// unknown or does not apply.
+// systemd. A group without such a name is a place by itself. Top is the path of the group. A field is empty where it
+// is unknown or does not apply.
 type Place struct {
 	Namespace, Pod, Container string
 	Unit                      string

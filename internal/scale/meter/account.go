@@ -132,7 +132,8 @@ func (a *account) ledger() *ledger.Ledger {
 	return l
 }
 
-// partial warns that the ledger is of a part of the machine, such as a node that is a container, and says how large it is.
+// partial warns that the ledger is of a part of the machine, such as a node that is a container, and says how large it
+// is.
 func (a *account) partial(c *ledger.CPU) {
 	used := "their CPU time is not known"
 	if c.Part != nil {

@@ -81,8 +81,8 @@ type Meter struct {
 	list       func() (*bpf.Snapshot, error)
 }
 
-// New opens everything, or with Options.Whole unset what this machine and the rights of this process allow: each ledger
-// warns of what is missing. Close it. The error is a *fault.Error with code Machine where the machine cannot be
+// New opens everything, or with Options.Whole unset what this machine and the rights of this process allow: each
+// ledger warns of what is missing. Close it. The error is a *fault.Error with code Machine where the machine cannot be
 // weighed.
 func New(_ context.Context, o Options) (m *Meter, err error) {
 	m = &Meter{uncounted: o.NoStatistics, whole: o.Whole, parts: newParts(o), drainEvery: o.DrainEvery,
@@ -318,8 +318,8 @@ func (m *Meter) prepare() error {
 	return m.kernel.Refresh()
 }
 
-// prepareTop finds what is new at the top alone: groups that no other group contains, and kernel threads. What they use
-// is in no other counter that the budget adds up. (Groups below are counted in those around them until prepare.)
+// prepareTop finds what is new at the top alone: groups that no other group contains, and kernel threads. What they
+// use is in no other counter that the budget adds up. (Groups below are counted in those around them until prepare.)
 func (m *Meter) prepareTop() error {
 	if err := m.groups.RefreshTop(); err != nil {
 		return err
@@ -349,9 +349,9 @@ func newWindow(m *Meter) *Window {
 // Open reads every counter: the first edge. Only one window of a meter is open at a time.
 func (m *Meter) Open() (*Window, error) { return m.OpenAt(context.Background(), 0) }
 
-// How long before its first edge a window is made ready, in two steps: sampling and looking begin, and then what is new
-// on the machine is found, as late as can be, for what comes after that is charged with all that it has used. Each gets
-// twice the time that it took before, so much at least, and no more than mostAhead, for rings fill meanwhile.
+// How long before its first edge a window is made ready, in two steps: sampling and looking begin, and then what is
+// new on the machine is found, as late as can be, for what comes after that is charged with all that it has used. Each
+// gets twice the time that it took before, so much at least, and no more than mostAhead, for rings fill meanwhile.
 const (
 	switchAhead  = 60 * time.Millisecond // it takes less than 1 ms, and 10 to 45 the first time
 	prepareAhead = 10 * time.Millisecond
@@ -362,9 +362,9 @@ const (
 func ahead(took, least time.Duration) int64 { return int64(min(max(2*took, least), mostAhead)) }
 
 // OpenAt is Open with the first edge at a time by CLOCK_MONOTONIC, in nanoseconds. All that can be done before is: it
-// takes tenths of a second on a machine with thousands of control groups, and begun at that time, the window would miss
-// the beginning of what it is to measure. The edge is late where the time is too near. When the context ends before,
-// the error is its cause.
+// takes tenths of a second on a machine with thousands of control groups, and begun at that time, the window would
+// miss the beginning of what it is to measure. The edge is late where the time is too near. When the context ends
+// before, the error is its cause.
 func (m *Meter) OpenAt(ctx context.Context, at int64) (w *Window, err error) {
 	if m.open {
 		return nil, errors.New("opening a window: the one before is still open")
@@ -529,7 +529,8 @@ func (w *Window) halt() error {
 	return <-w.done
 }
 
-// finish ends sampling and looking. The account of the witness is of the time between the edges; it is nil without one.
+// finish ends sampling and looking. The account of the witness is of the time between the edges; it is nil without
+// one.
 func (w *Window) finish(last edge) (seen *witness.Account, err error) {
 	m := w.m
 	err = w.halt()

@@ -1,6 +1,6 @@
-// Command kube is the whole of a Kubernetes cluster in one binary: every component that a test cluster needs, chosen by
-// the name it is called by (links kube-apiserver, kubelet, ...) or by its first argument. Linking them together costs
-// one link and compiles the packages that they share once.
+// Command kube is the whole of a Kubernetes cluster in one binary: every component that a test cluster needs, chosen
+// by the name it is called by (links kube-apiserver, kubelet, ...) or by its first argument. Linking them together
+// costs one link and compiles the packages that they share once.
 package main
 
 import (
