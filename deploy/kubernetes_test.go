@@ -19,6 +19,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubejson "sigs.k8s.io/json"
 
@@ -31,13 +32,41 @@ const agentFile = "kubernetes/agent.yaml"
 // capabilities are those that docs/security.md gives the agent.
 var capabilities = []corev1.Capability{"SYS_ADMIN", "PERFMON", "BPF", "SYSLOG", "SYS_PTRACE", "DAC_READ_SEARCH"}
 
-// manifests reads a file of Kubernetes objects. Like an API server with strict validation it refuses unknown fields.
-func manifests(t *testing.T, path string) (objects []metav1.Object) {
+// podMonitor and prometheusRule have what the files here use of the objects of Prometheus' operator.
+type (
+	podMonitor struct {
+		metav1.TypeMeta   `json:",inline"`
+		metav1.ObjectMeta `json:"metadata"`
+		Spec              struct {
+			Selector  metav1.LabelSelector `json:"selector"`
+			Endpoints []map[string]any     `json:"podMetricsEndpoints"`
+		} `json:"spec"`
+	}
+	prometheusRule struct {
+		metav1.TypeMeta   `json:",inline"`
+		metav1.ObjectMeta `json:"metadata"`
+		Spec              struct {
+			Groups []struct {
+				Name  string           `json:"name"`
+				Rules []map[string]any `json:"rules"`
+			} `json:"groups"`
+		} `json:"spec"`
+	}
+)
+
+// manifests reads a file of Kubernetes objects.
+func manifests(t *testing.T, path string) []metav1.Object {
 	t.Helper()
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return decode(t, path, text)
+}
+
+// decode reads Kubernetes objects. Like an API server with strict validation it refuses unknown fields.
+func decode(t *testing.T, path string, text []byte) (objects []metav1.Object) {
+	t.Helper()
 	for documents := yaml.NewDecoder(bytes.NewReader(text)); ; {
 		var document map[string]any
 		if err := documents.Decode(&document); errors.Is(err, io.EOF) {
@@ -57,6 +86,12 @@ func manifests(t *testing.T, path string) (objects []metav1.Object) {
 			object = new(appsv1.DaemonSet)
 		case "v1 Service":
 			object = new(corev1.Service)
+		case "networking.k8s.io/v1 NetworkPolicy":
+			object = new(networkingv1.NetworkPolicy)
+		case "monitoring.coreos.com/v1 PodMonitor":
+			object = new(podMonitor)
+		case "monitoring.coreos.com/v1 PrometheusRule":
+			object = new(prometheusRule)
 		default:
 			t.Fatalf("%s: this test does not know %s", path, kind)
 		}
