@@ -2,6 +2,7 @@ package deploy
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"io/fs"
 	"os"
@@ -31,21 +32,11 @@ var update = flag.Bool("update", false, "make the manifests in deploy/kubernetes
 // helm runs the Helm that test/setup built. It returns what Helm printed on its two outputs.
 func helm(t *testing.T, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
-	versions, err := os.ReadFile("../test/versions")
-	if err != nil {
+	path, err := binary.Helm()
+	if errors.Is(err, fs.ErrNotExist) {
+		t.Skip(err)
+	} else if err != nil {
 		t.Fatal(err)
-	}
-	version := regexp.MustCompile(`(?m)^HELM=(.+)$`).FindSubmatch(versions)
-	if version == nil {
-		t.Fatal("test/versions has no HELM")
-	}
-	cache, err := binary.Cache()
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(cache, "bin", "helm-"+string(version[1]))
-	if _, err := os.Stat(path); err != nil {
-		t.Skip("needs Helm: run test/setup helm")
 	}
 	// The go command must know that the result depends on the chart, or it would show an old one.
 	err = filepath.WalkDir(chart, func(path string, d fs.DirEntry, err error) error {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 )
 
@@ -35,6 +36,31 @@ func Cache() (string, error) {
 		return "", fmt.Errorf("finding what test/setup has fetched: %w", err)
 	}
 	return filepath.Join(dir, "tare"), nil
+}
+
+// Helm is the path of the Helm that "test/setup helm" has built, of the version in test/versions.
+func Helm() (string, error) {
+	root, err := Root()
+	if err != nil {
+		return "", err
+	}
+	cache, err := Cache()
+	if err != nil {
+		return "", err
+	}
+	versions, err := os.ReadFile(filepath.Join(root, "test/versions"))
+	if err != nil {
+		return "", fmt.Errorf("finding the version of Helm: %w", err)
+	}
+	version := regexp.MustCompile(`(?m)^HELM=(.+)$`).FindSubmatch(versions)
+	if version == nil {
+		return "", fmt.Errorf("finding the version of Helm: test/versions has no HELM")
+	}
+	path := filepath.Join(cache, "bin", "helm-"+string(version[1]))
+	if _, err := os.Stat(path); err != nil {
+		return "", fmt.Errorf("needs Helm (test/setup helm): %w", err)
+	}
+	return path, nil
 }
 
 // Go is the go command at the top of the source tree, with the flags of the Makefile: everything is compiled in one
