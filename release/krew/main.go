@@ -45,7 +45,8 @@ func write(dir, program, url string) error {
 		return err
 	}
 	name := fmt.Sprintf("kubectl-tare_%s_linux_%s.tar.gz", strings.ReplaceAll(version, "+", "-"), runtime.GOARCH)
-	manifest := fmt.Sprintf(manifestForm, version, strings.TrimSuffix(url, "/")+"/"+name, sha256.Sum256(data), runtime.GOARCH)
+	uri := strings.TrimSuffix(url, "/") + "/" + name
+	manifest := fmt.Sprintf(manifestForm, version, uri, sha256.Sum256(data), runtime.GOARCH)
 	return errors.Join(
 		os.WriteFile(filepath.Join(dir, name), data, 0o644),
 		os.WriteFile(filepath.Join(dir, "tare.yaml"), []byte(manifest), 0o644),

@@ -2,7 +2,7 @@
 // which test/kube/build has put into the user's cache directory. Up starts one, and whatever happens to the test,
 // nothing of it is left: a watcher (test/kube/cluster) removes it when the test's process ends, however that ends.
 //
-// A cluster is in namespaces of its own. Nodes are as kind's are, with PIDs and control groups of their own, or
+// A cluster is in separate namespaces. Nodes are as kind's are, with PIDs and control groups of their own, or
 // machine nodes, which share those of the machine, as a node that is a machine does.
 package kube
 

@@ -129,8 +129,8 @@ func TestWithout(t *testing.T) {
 }
 
 func TestOlder(t *testing.T) {
-	for version, want := range map[string]bool{"4.18.0-553.el8": true, "5.7.9": true, "5.8": false, "6.1.0-13-amd64": false,
-		"10.0": false, "odd": false, "": false, "x.y": false} {
+	for version, want := range map[string]bool{"4.18.0-553.el8": true, "5.7.9": true, "5.8": false,
+		"6.1.0-13-amd64": false, "10.0": false, "odd": false, "": false, "x.y": false} {
 		if older(version) != want {
 			t.Errorf("%q: %v", version, !want)
 		}
