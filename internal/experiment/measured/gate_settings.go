@@ -16,7 +16,7 @@ var GateSettings = []param.Setting{
 		Doc: "how far apart the halves of the window may be, as a part of the smaller: in median latency, or in " +
 			"throughput when the load is closed"},
 	{Name: "throttled", Type: param.TypeDuration, Default: "0s", Max: 3600,
-		Doc: "time that a group without a CPU limit of its own may be throttled"},
+		Doc: "time that a group without a CPU limit of its own, or one that holds the trial, may be throttled"},
 	{Name: "held", Type: param.TypeNumber, Default: "0", Max: 1,
 		Doc: "part of its periods in which a group with a CPU limit must be throttled, for experiments about the limit"},
 	{Name: "connections", Type: param.TypeNumber, Default: "1", Max: 1,

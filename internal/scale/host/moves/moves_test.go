@@ -89,6 +89,9 @@ go $HOME_DIR; `
 // TestLeft: whoever leaves its group is told, with where it went and what it used there, also when it has ended and
 // no parent waited for it; who stays, comes back or moves below its group is not.
 func TestLeft(t *testing.T) {
+	if _, err := exec.LookPath("bash"); err != nil {
+		t.Skip("needs bash")
+	}
 	for _, h := range hierarchies(t) {
 		for _, c := range []struct {
 			name, does string
