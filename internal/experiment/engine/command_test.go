@@ -105,14 +105,16 @@ func TestCommandApplicationFails(t *testing.T) {
 		"listens nowhere": {`kind: command, command: "sleep 60", ready-after: 50ms`,
 			"listens on no TCP port, and a load goes to it"},
 		"dies in the window": {`kind: command, command:
-  "sh -c 'busybox httpd -f -p {port} & sleep 0.8; echo out of luck >&2; kill $!; exit 1'"`,
+  "sh -c 'busybox httpd -f -p {port} & sleep 3; echo out of luck >&2; kill $!; exit 1'"`,
 			"its last words: out of luck"},
 		"goes into the background": {`kind: command, command: "sh -c 'sleep 60 & exit 0'", ready-port: "1"`,
 			"went into the background"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			installed(t, "busybox")
-			tr := newGround(t).firstTrial(commandSpec(c.app, client))
+			// Set-up takes over a second on a busy machine, and the window must be open when the server ends.
+			spec := strings.Replace(commandSpec(c.app, client), "duration: 600ms", "duration: 10s", 1)
+			tr := newGround(t).firstTrial(spec)
 			if !strings.Contains(tr.Validity.Failed, c.says) {
 				t.Errorf("it says %q, not %q", tr.Validity.Failed, c.says)
 			}
