@@ -10,6 +10,7 @@ import (
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
 )
 
 // What a control plane has a role say reaches the terminal as text, whatever is in it, and as one message.
@@ -35,7 +36,7 @@ func TestLogsSteerNoTerminal(t *testing.T) {
 		}
 	}
 	var b bytes.Buffer
-	printError(&b, errors.New(hostile))
+	fault.Print(&b, errors.New(hostile))
 	if strings.ContainsAny(b.String(), "\x1b\u202e\x00\u009b") || !strings.Contains(b.String(), "\n      warning") {
 		t.Errorf("an error is printed as %q", b.String())
 	}

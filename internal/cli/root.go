@@ -43,7 +43,7 @@ func Main(args []string) int {
 		return int(status)
 	}
 	if err != nil {
-		printError(stderr, err)
+		fault.Print(stderr, err)
 	}
 	return int(fault.CodeOf(err))
 }
@@ -145,19 +145,6 @@ func noArgs(cmd *cobra.Command, args []string) error {
 		return fault.New(fault.Usage, cmd.CommandPath()+" "+args[0], seeHelp(cmd), "unexpected argument")
 	}
 	return nil
-}
-
-// printError says what was wrong, where, and the hint. Lines after the first are indented, so that none that somebody
-// else chose passes for another message.
-func printError(w io.Writer, err error) {
-	if errors.Is(err, context.Canceled) {
-		err = errors.New("interrupted")
-	}
-	indented := func(raw string) string { return strings.ReplaceAll(text.Lines(raw), "\n", "\n      ") }
-	fmt.Fprintf(w, "tare: %s\n", indented(strings.TrimSpace(err.Error())))
-	if hint := fault.HintOf(err); hint != "" {
-		fmt.Fprintf(w, "      %s\n", indented(hint))
-	}
 }
 
 // printLog prints what a role logs. Lines after the first are indented, so that none that somebody else chose passes

@@ -13,6 +13,7 @@ import (
 
 	"tare/internal/experiment/engine"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/fault"
 	"tare/internal/scale/ledger"
 )
 
@@ -104,7 +105,7 @@ func TestProgressOfFailure(t *testing.T) {
 
 func TestErrorsAreSafe(t *testing.T) {
 	var b bytes.Buffer
-	printError(&b, errors.New(evil))
+	fault.Print(&b, errors.New(evil))
 	isSafe(t, "an error", b.String())
 }
 

@@ -4,12 +4,9 @@ package plugin
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -34,7 +31,7 @@ func Main(args []string) int {
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
 	if err != nil {
-		printError(os.Stderr, err)
+		fault.Print(os.Stderr, err)
 	}
 	return int(fault.CodeOf(err))
 }
@@ -81,19 +78,6 @@ func noArgs(cmd *cobra.Command, args []string) error {
 		return fault.New(fault.Usage, cmd.CommandPath()+" "+text.Clip(args[0]), seeHelp(cmd), "unexpected argument")
 	}
 	return nil
-}
-
-// printError says what was wrong, where, and the hint. Lines after the first are indented, so that none that somebody
-// else chose passes for another message.
-func printError(w io.Writer, err error) {
-	if errors.Is(err, context.Canceled) {
-		err = errors.New("interrupted")
-	}
-	indented := func(raw string) string { return strings.ReplaceAll(text.Lines(raw), "\n", "\n      ") }
-	fmt.Fprintf(w, "tare: %s\n", indented(strings.TrimSpace(err.Error())))
-	if hint := fault.HintOf(err); hint != "" {
-		fmt.Fprintf(w, "      %s\n", indented(hint))
-	}
 }
 
 // connection says which cluster, and as whom, with kubectl's flags, files and environment.

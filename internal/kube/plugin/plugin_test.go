@@ -104,11 +104,11 @@ func TestRefused(t *testing.T) {
 		t.Errorf("%v (%s)", err, fault.HintOf(err))
 	}
 	var b bytes.Buffer
-	if printError(&b, err); strings.Contains(b.String(), "\x1b") || strings.Contains(b.String(), "\ntare: forged") {
+	if fault.Print(&b, err); strings.Contains(b.String(), "\x1b") || strings.Contains(b.String(), "\ntare: forged") {
 		t.Errorf("%q", b.String())
 	}
 	b.Reset()
-	if printError(&b, context.Canceled); b.String() != "tare: interrupted\n" || fault.CodeOf(errors.New("")) != 1 {
+	if fault.Print(&b, context.Canceled); b.String() != "tare: interrupted\n" || fault.CodeOf(errors.New("")) != 1 {
 		t.Errorf("%q", b.String())
 	}
 }

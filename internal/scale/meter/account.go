@@ -32,6 +32,7 @@ type account struct {
 	found    *findings        // nil without sampling
 	seen     *witness.Account // nil without a witness
 	snapshot *bpf.Snapshot    // nil where programs could not be read
+	passed   *proc.Elapsed    // see elapsed
 
 	warnings []ledger.Warning
 }
@@ -502,7 +503,9 @@ func (a *account) madeAgain(groups []ledger.Cgroup) {
 	const named = 3
 	old := map[string]bool{}
 	for _, g := range groups {
-		old[g.Path] = old[g.Path] || g.Vanished && g.Began == nil
+		if g.Vanished && g.Began == nil {
+			old[g.Path] = true
+		}
 	}
 	n := 0
 	for _, g := range groups {
@@ -573,7 +576,12 @@ func memory(m cgroup.Memory) *ledger.Memory {
 }
 
 // elapsed is what the CPUs did in the window.
-func (a *account) elapsed() proc.Elapsed { return a.last.stat.Since(a.w.first.stat, a.seconds()) }
+func (a *account) elapsed() *proc.Elapsed {
+	if a.passed == nil {
+		a.passed = new(a.last.stat.Since(a.w.first.stat, a.seconds()))
+	}
+	return a.passed
+}
 
 // budget closes the CPU budget.
 func (a *account) budget(l *ledger.Ledger) ledger.CPU {

@@ -135,7 +135,8 @@ type left struct {
 	Name                       [64]byte
 }
 
-// Left are the processes that have left, in order of their numbers, and how many more there was no room for.
+// Left are the processes that have left, in order of their numbers, and how many more there was no room for. With an
+// error there may be more.
 func (w *Watch) Left() (all []Left, lost uint64, err error) {
 	if err := w.objects.TareLost.Lookup(uint32(0), &lost); err != nil {
 		return nil, 0, fmt.Errorf("reading how many processes that left control groups are not known: %w", err)
@@ -143,7 +144,8 @@ func (w *Watch) Left() (all []Left, lost uint64, err error) {
 	var pid uint32
 	var l left
 	var names map[uint64]string
-	for i := w.objects.TareLeft.Iterate(); i.Next(&pid, &l); {
+	entries := w.objects.TareLeft.Iterate()
+	for entries.Next(&pid, &l) {
 		if names == nil {
 			if names, err = w.cpu.IDs(); err != nil {
 				return nil, lost, err
@@ -156,8 +158,11 @@ func (w *Watch) Left() (all []Left, lost uint64, err error) {
 		all = append(all, Left{PID: int(pid), Comm: text(l.Comm[:]), Home: w.homes[l.Home], Group: group,
 			Ended: l.Ended != 0, Used: time.Duration(l.Used)})
 	}
+	if err = entries.Err(); err != nil {
+		err = fmt.Errorf("reading which processes left control groups: %w", err)
+	}
 	slices.SortFunc(all, func(a, b Left) int { return a.PID - b.PID })
-	return all, lost, nil
+	return all, lost, err
 }
 
 // text is a string of C. What a process or a group is called may be any bytes.

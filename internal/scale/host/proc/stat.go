@@ -99,10 +99,11 @@ func parseStat(b []byte, hz float64) (Stat, error) {
 	var s Stat
 	total := false
 	for line := range bytes.Lines(b) {
-		name, ok := strings.CutPrefix(string(line), "cpu")
+		rest, ok := bytes.CutPrefix(line, []byte("cpu"))
 		if !ok {
 			break // the CPU lines come first
 		}
+		name := string(rest)
 		of, err := parseModes(name, hz)
 		if err != nil {
 			return Stat{}, err
