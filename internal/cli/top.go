@@ -125,8 +125,15 @@ func (f *topFlags) top(ctx context.Context, out io.Writer) error {
 			err = f.write(ctx, out, s, write, report.Options{})
 		}
 	default:
-		err = screen.Run(ctx, terminal, s, screen.Options{Every: f.every, From: f.agent.Address,
-			Retry: f.agent.Address != ""})
+		next := func(ctx context.Context, d time.Duration) (*screen.Picture, error) {
+			l, err := s.Next(ctx, d)
+			if err != nil {
+				return nil, err
+			}
+			return screen.OfLedger(l), nil
+		}
+		err = screen.Run(ctx, terminal, next, screen.Options{Command: "tare top", Weigh: "tare weigh",
+			Tables: screen.LedgerTables(), Every: f.every, From: f.agent.Address, Retry: f.agent.Address != ""})
 	}
 	return errors.Join(err, s.Close())
 }

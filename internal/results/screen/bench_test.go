@@ -9,7 +9,7 @@ func BenchmarkTick(b *testing.B) {
 	keys(m, "3j<enter>")
 	l := hostile(1)
 	for b.Loop() {
-		m.Update(Tick{Ledger: l})
+		m.Update(Tick{Picture: OfLedger(l)})
 		m.View()
 	}
 }

@@ -8,30 +8,28 @@ import (
 	"time"
 
 	tea "charm.land/bubbletea/v2"
-
-	"tare/internal/scale/ledger"
 )
 
-// Tick is the message that a tick has ended: with its ledger, or why there is none.
+// Tick is the message that a tick has ended: with its picture, or why there is none.
 type Tick struct {
-	Ledger *ledger.Ledger
-	Err    error
+	Picture *Picture
+	Err     error
 }
 
 // lengths are what a tick can be changed to.
 var lengths = []time.Duration{500 * time.Millisecond, time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second,
 	30 * time.Second, time.Minute}
 
-// Model is what is on the screen: the last ledger, the history of rows, and what a person chose. Update changes it by
+// Model is what is on the screen: the last picture, the history of rows, and what a person chose. Update changes it by
 // keys and ticks, View draws it.
 type Model struct {
 	options       Options
 	every         atomic.Int64 // nanoseconds; the source's goroutine reads it
 	width, height int
 
-	ledger  *ledger.Ledger // that is shown; nil before the first
-	latest  *ledger.Ledger // the same, unless the screen is frozen
-	failed  error          // of the last tick
+	picture *Picture // that is shown; nil before the first
+	latest  *Picture // the same, unless the screen is frozen
+	failed  error    // of the last tick
 	history history
 
 	tab     int
@@ -44,13 +42,12 @@ type Model struct {
 
 // tab is a table as a person looks at it.
 type tab struct {
-	table
+	Table
+	Rows // of the picture
 
 	sorted   int // column; len(columns): the name
 	reversed bool
 	folded   map[string]bool // rows by key that are shown otherwise than they begin
-	all      []*row          // of the ledger
-	latest   []*row          // of the latest one
 	lines    []line          // what is not folded, and passes the filter
 	selected string          // key of the line
 	at       int             // index of the line
@@ -59,18 +56,18 @@ type tab struct {
 
 // line is a row with its place in the tree.
 type line struct {
-	*row
+	*Row
 
 	depth int
 	open  bool // what is below it follows
 }
 
-// New makes a Model of 80x24 without a ledger.
+// New makes a Model of 80x24 without a picture.
 func New(o Options) *Model {
 	m := &Model{options: o, width: 80, height: 24}
 	m.every.Store(int64(o.Every))
-	for _, t := range tables {
-		m.tabs = append(m.tabs, tab{table: t, folded: map[string]bool{}})
+	for _, t := range o.Tables {
+		m.tabs = append(m.tabs, tab{Table: t, folded: map[string]bool{}})
 	}
 	return m
 }
@@ -109,15 +106,8 @@ func (m *Model) tick(t Tick) {
 	if m.failed = t.Err; t.Err != nil {
 		return
 	}
-	l := t.Ledger
-	if l.Components == nil {
-		l.AddComponents()
-	}
-	m.latest = l
-	for i := range m.tabs {
-		m.tabs[i].latest = m.tabs[i].rows(l)
-	}
-	m.remember(l)
+	m.latest = t.Picture
+	m.remember(t.Picture)
 	if !m.frozen {
 		m.show()
 	}
@@ -126,35 +116,29 @@ func (m *Model) tick(t Tick) {
 // busyKey is that of the machine in the history.
 const busyKey = "busy"
 
-// remember adds a ledger to the history.
-func (m *Model) remember(l *ledger.Ledger) {
-	used := map[string]float64{busyKey: busy(l)}
-	var add func(t *tab, rows []*row)
-	add = func(t *tab, rows []*row) {
+// remember adds a picture to the history.
+func (m *Model) remember(p *Picture) {
+	used := map[string]float64{busyKey: p.Busy}
+	var add func(table string, rows []*Row)
+	add = func(table string, rows []*Row) {
 		for _, r := range rows {
-			if v, known := t.used(r); known {
-				used[t.name+" "+r.key] = v
+			if v, known := r.first(); known {
+				used[table+" "+r.Key] = v
 			}
-			add(t, r.below)
+			add(table, r.Below)
 		}
 	}
 	for i := range m.tabs {
-		add(&m.tabs[i], m.tabs[i].latest)
+		add(m.tabs[i].Name, p.Rows[i].All)
 	}
-	m.history.add(l.Window.End, used)
+	m.history.add(p.End, used)
 }
 
-// busy is the part of the machine's CPU time in which something ran.
-func busy(l *ledger.Ledger) float64 {
-	c := l.CPU
-	return min(max((c.Capacity-c.Waited()-c.Steal)/max(c.Capacity, 1e-9), 0), 1)
-}
-
-// show makes the latest ledger the one on the screen.
+// show makes the latest picture the one on the screen.
 func (m *Model) show() {
-	m.ledger = m.latest
+	m.picture = m.latest
 	for i := range m.tabs {
-		m.tabs[i].all = m.tabs[i].latest
+		m.tabs[i].Rows = m.picture.Rows[i]
 	}
 	m.list()
 }
@@ -179,8 +163,8 @@ func (m *Model) press(key string) tea.Cmd {
 		m.turn((m.tab + 1) % len(m.tabs))
 	case "shift+tab", "left", "h":
 		m.turn((m.tab + len(m.tabs) - 1) % len(m.tabs))
-	case "1", "2", "3", "4", "5":
-		m.turn(int(key[0] - '1'))
+	case "1", "2", "3", "4", "5", "6", "7", "8", "9":
+		m.turn(min(int(key[0]-'1'), len(m.tabs)-1))
 	case "down", "j":
 		t.move(1)
 	case "up", "k":
@@ -197,7 +181,7 @@ func (m *Model) press(key string) tea.Cmd {
 		t.fold()
 		m.list()
 	case "s":
-		t.sorted, t.reversed = (t.sorted+1)%(len(t.columns)+1), false
+		t.sorted, t.reversed = (t.sorted+1)%(len(t.Columns)+1), false
 		m.list()
 	case "r":
 		t.reversed = !t.reversed
@@ -260,51 +244,51 @@ func (m *Model) edit(k tea.KeyPressMsg) {
 // The same row stays selected, or the same line where the row is gone.
 func (t *tab) list(filter string) {
 	t.lines = t.lines[:0]
-	t.add(t.all, 0, filter, false)
-	if i := slices.IndexFunc(t.lines, func(l line) bool { return l.key == t.selected }); i >= 0 {
+	t.add(t.All, 0, filter, false)
+	if i := slices.IndexFunc(t.lines, func(l line) bool { return l.Key == t.selected }); i >= 0 {
 		t.at = i
 	}
 	t.move(0)
 }
 
 // add adds rows and what is below them. Within a row that passes the filter everything passes.
-func (t *tab) add(rows []*row, depth int, filter string, within bool) {
+func (t *tab) add(rows []*Row, depth int, filter string, within bool) {
 	for _, r := range t.sort(rows, depth) {
 		passes := within || strings.Contains(strings.ToLower(r.fullName()), filter)
 		deeper := false
 		if !passes {
-			if deeper = slices.ContainsFunc(r.below, func(r *row) bool { return passesBelow(r, filter) }); !deeper {
+			if deeper = slices.ContainsFunc(r.Below, func(r *Row) bool { return passesBelow(r, filter) }); !deeper {
 				continue
 			}
 		}
-		open := len(r.below) > 0 && (deeper || r.open != t.folded[r.key])
+		open := len(r.Below) > 0 && (deeper || r.Open != t.folded[r.Key])
 		t.lines = append(t.lines, line{r, depth, open})
 		if open {
-			t.add(r.below, depth+1, filter, passes)
+			t.add(r.Below, depth+1, filter, passes)
 		}
 	}
 }
 
-func passesBelow(r *row, filter string) bool {
+func passesBelow(r *Row, filter string) bool {
 	return strings.Contains(strings.ToLower(r.fullName()), filter) ||
-		slices.ContainsFunc(r.below, func(r *row) bool { return passesBelow(r, filter) })
+		slices.ContainsFunc(r.Below, func(r *Row) bool { return passesBelow(r, filter) })
 }
 
 // sort sorts rows by the chosen column, the largest first, and what is not known or does not apply last.
-func (t *tab) sort(rows []*row, depth int) []*row {
+func (t *tab) sort(rows []*Row, depth int) []*Row {
 	rows = slices.Clone(rows)
-	at := func(r *row) (c cell) {
-		if t.sorted < len(r.cells) {
-			c = r.cells[t.sorted]
+	at := func(r *Row) (c Cell) {
+		if t.sorted < len(r.Cells) {
+			c = r.Cells[t.sorted]
 		}
 		return c
 	}
-	slices.SortStableFunc(rows, func(a, b *row) int {
+	slices.SortStableFunc(rows, func(a, b *Row) int {
 		var order int
 		x, y := at(a), at(b)
 		switch {
-		case t.sorted == len(t.columns):
-			order = strings.Compare(a.name, b.name)
+		case t.sorted == len(t.Columns):
+			order = strings.Compare(a.Name, b.Name)
 		case x.known && y.known:
 			order = cmp.Compare(y.value, x.value)
 		case x.known != y.known:
@@ -312,7 +296,7 @@ func (t *tab) sort(rows []*row, depth int) []*row {
 				return -1
 			}
 			return 1
-		case len(a.cells) > 0 && len(b.cells) > 0:
+		case len(a.Cells) > 0 && len(b.Cells) > 0:
 			order = strings.Compare(x.text, y.text)
 		}
 		if t.reversed {
@@ -328,9 +312,9 @@ func (t *tab) fold() {
 	if t.at >= len(t.lines) {
 		return
 	}
-	if l := t.lines[t.at]; len(l.below) > 0 {
-		if t.folded[l.key] = !t.folded[l.key]; !t.folded[l.key] {
-			delete(t.folded, l.key)
+	if l := t.lines[t.at]; len(l.Below) > 0 {
+		if t.folded[l.Key] = !t.folded[l.Key]; !t.folded[l.Key] {
+			delete(t.folded, l.Key)
 		}
 	}
 }
@@ -339,7 +323,7 @@ func (t *tab) fold() {
 func (t *tab) move(by int) {
 	t.at = max(min(t.at+by, len(t.lines)-1), 0)
 	if t.selected = ""; t.at < len(t.lines) {
-		t.selected = t.lines[t.at].key
+		t.selected = t.lines[t.at].Key
 	}
 }
 
@@ -349,9 +333,9 @@ func (t *tab) scroll(room int) {
 }
 
 // current is the selected row; nil where there is none.
-func (t *tab) current() *row {
+func (t *tab) current() *Row {
 	if t.at >= len(t.lines) {
 		return nil
 	}
-	return t.lines[t.at].row
+	return t.lines[t.at].Row
 }

@@ -1,6 +1,6 @@
-// Package screen shows the ledgers of a machine on a terminal as they come: the CPU budget as a bar, and below it the
-// tables of what used it. Start reading at Model, which is pure: it makes lines of text of ledgers and keys. Run gives
-// it a terminal and a source of ledgers.
+// Package screen shows one window after another on a terminal: the CPU budget as a bar, and below it the tables of what
+// used it. Start reading at Picture, which is what it shows of a window, such as the ledger of a machine (OfLedger), and
+// at Model, which is pure: it makes lines of text of pictures and keys. Run gives it a terminal and a source.
 //
 // What is not known is shown as "-", never as 0. Names are chosen by others, and reach the terminal escaped.
 package screen
@@ -17,24 +17,23 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/colorprofile"
-
-	"tare/internal/scale/ledger"
 )
 
-// Source gives one ledger after another. Next returns that of a window which ends in d, or as soon as the context ends.
-type Source interface {
-	Next(ctx context.Context, d time.Duration) (*ledger.Ledger, error)
-}
+// Source gives the picture of a window that ends in d, or as soon as the context ends.
+type Source func(ctx context.Context, d time.Duration) (*Picture, error)
 
-// Options are how ledgers are shown.
+// Options are how windows are shown.
 type Options struct {
-	Every time.Duration // length of a tick, to begin with
-	From  string        // where the ledgers are from; empty: this machine
-	// Retry goes on after a source has failed, once it has given a ledger: another machine may be gone for a while.
+	Command string // the name of the program, such as "tare top"
+	Weigh   string // the command that prints all of one window, such as "tare weigh"
+	Tables  []Table
+	Every   time.Duration // length of a tick, to begin with
+	From    string        // where the windows are from; empty: this machine
+	// Retry goes on after a source has failed, once it has given a window: another machine may be gone for a while.
 	Retry bool
 }
 
-// Run shows ledgers at a terminal until a person quits, the context ends, or the source fails. It restores the
+// Run shows windows at a terminal until a person quits, the context ends, or the source fails. It restores the
 // terminal, and leaves no goroutine behind: the source can be closed afterwards.
 func Run(ctx context.Context, terminal *os.File, s Source, o Options) error {
 	ctx, stop := context.WithCancel(ctx)
@@ -74,7 +73,7 @@ func colours(environment []string) colorprofile.Profile {
 // noColor turns colours off, whatever its value (no-color.org).
 const noColor = "NO_COLOR="
 
-// feed sends each ledger of a source, and why there was none, until the context ends. A panic on the way is an error,
+// feed sends each picture of a source, and why there was none, until the context ends. A panic on the way is an error,
 // so that the terminal is restored before it is shown.
 func feed(
 	ctx context.Context, s Source, every func() time.Duration, retry bool, send func(tea.Msg),
@@ -86,13 +85,13 @@ func feed(
 	}()
 	for worked := false; ctx.Err() == nil; {
 		began := time.Now()
-		l, err := s.Next(ctx, every())
+		p, err := s(ctx, every())
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case err == nil:
 			worked = true
-			send(Tick{Ledger: l})
+			send(Tick{Picture: p})
 		case !retry || !worked:
 			return err
 		default:

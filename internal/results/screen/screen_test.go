@@ -103,10 +103,10 @@ func recorded(t *testing.T) *ledger.Ledger {
 
 // newModel is a model of a size with ledgers.
 func newModel(wide, high int, ledgers ...*ledger.Ledger) *Model {
-	m := New(Options{Every: 2 * time.Second})
+	m := New(Options{Command: "tare top", Weigh: "tare weigh", Tables: LedgerTables(), Every: 2 * time.Second})
 	m.Update(tea.WindowSizeMsg{Width: wide, Height: high})
 	for _, l := range ledgers {
-		m.Update(Tick{Ledger: l})
+		m.Update(Tick{Picture: OfLedger(l)})
 	}
 	return m
 }
@@ -246,7 +246,7 @@ func TestChoices(t *testing.T) {
 	first := m.tabs[2].selected
 	l := hostile(1)
 	l.Cgroups = append(l.Cgroups, ledger.Cgroup{Path: "/pods/new", CPUSeconds: at(100.0)})
-	m.Update(Tick{Ledger: l})
+	m.Update(Tick{Picture: OfLedger(l)})
 	if now := m.tabs[2].selected; now != first || m.tabs[2].at != 3 {
 		t.Errorf("%q is selected at %d, was %q", now, m.tabs[2].at, first)
 	}
@@ -255,21 +255,21 @@ func TestChoices(t *testing.T) {
 		t.Errorf("with the root folded there are %d lines", n)
 	}
 	keys(m, "2r")
-	if got := m.tabs[1].lines[0].name; !strings.HasPrefix(got, "e\x1b") {
+	if got := m.tabs[1].lines[0].Name; !strings.HasPrefix(got, "e\x1b") {
 		t.Errorf("reversed, what is not known comes first: %q", got)
 	}
 	keys(m, "rsss")
-	if got := m.tabs[1].lines; len(got) != 2 || got[0].key != "10 " {
-		t.Errorf("by number the first is %q", got[0].key)
+	if got := m.tabs[1].lines; len(got) != 2 || got[0].Key != "10 " {
+		t.Errorf("by number the first is %q", got[0].Key)
 	}
 
 	keys(m, "p")
-	before := m.ledger
-	m.Update(Tick{Ledger: hostile(2)})
-	if m.ledger != before || len(m.history.ends) != 3 || !strings.Contains(drawn(t, m), "FROZEN") {
+	before := m.picture
+	m.Update(Tick{Picture: OfLedger(hostile(2))})
+	if m.picture != before || len(m.history.ends) != 3 || !strings.Contains(drawn(t, m), "FROZEN") {
 		t.Errorf("frozen: another ledger is shown, or the history has %d ticks", len(m.history.ends))
 	}
-	if keys(m, "p"); m.ledger == before {
+	if keys(m, "p"); m.picture == before {
 		t.Error("the frozen screen does not go on")
 	}
 
@@ -348,14 +348,14 @@ func TestHistory(t *testing.T) {
 // faulty fails, panics or gives a ledger, in turn.
 type faulty []any
 
-func (f *faulty) Next(context.Context, time.Duration) (*ledger.Ledger, error) {
+func (f *faulty) next(context.Context, time.Duration) (*Picture, error) {
 	next := (*f)[0]
 	*f = (*f)[1:]
 	switch next := next.(type) {
 	case error:
 		return nil, next
 	case *ledger.Ledger:
-		return next, nil
+		return OfLedger(next), nil
 	}
 	panic(next)
 }
@@ -376,7 +376,7 @@ func TestFeed(t *testing.T) {
 	} {
 		var got []tea.Msg
 		atOnce, keep := func() time.Duration { return 0 }, func(m tea.Msg) { got = append(got, m) }
-		err := feed(t.Context(), &c.from, atOnce, c.retry, keep)
+		err := feed(t.Context(), c.from.next, atOnce, c.retry, keep)
 		if err == nil || !strings.HasPrefix(err.Error(), c.want) || len(got) != c.ticks {
 			t.Errorf("%v after %d ticks, want %q after %d", err, len(got), c.want, c.ticks)
 		}

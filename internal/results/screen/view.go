@@ -33,8 +33,8 @@ func (m *Model) View() tea.View {
 // screen is the lines of the screen, none of them wider than the terminal, and as many as there is room for.
 func (m *Model) screen() []string {
 	if m.width < leastWidth || m.height < leastHeight {
-		says := fmt.Sprintf("tare top needs %dx%d, not %dx%d: enlarge the window, or q", leastWidth, leastHeight, m.width,
-			m.height)
+		says := fmt.Sprintf("%s needs %dx%d, not %dx%d: enlarge the window, or q", m.options.Command, leastWidth,
+			leastHeight, m.width, m.height)
 		return []string{shown(says, m.width)}
 	}
 	head := m.head()
@@ -44,7 +44,7 @@ func (m *Model) screen() []string {
 	switch {
 	case m.overlay != nil:
 		middle = func(n int) []string { return m.overlay(m, n) }
-	case m.ledger == nil:
+	case m.picture == nil:
 		middle = func(int) []string {
 			return []string{"", shown("the first window ends in "+m.Every().String()+" ...", m.width)}
 		}
@@ -70,22 +70,30 @@ func (m *Model) head() []string {
 }
 
 func (m *Model) title() string {
-	words := []string{"tare top"}
+	words := []string{m.options.Command}
 	if m.frozen {
 		words = append(words, "FROZEN: p goes on")
 	}
 	if m.options.From != "" {
 		words = append(words, shown(m.options.From, 30))
 	}
-	if l := m.ledger; l != nil {
-		words = append(words, shown(l.Host.Hostname, 20), quantity.Counted(l.Host.CPUs, "CPU"),
-			l.Window.End.Format("15:04:05"), quantity.Value(l.Window.Seconds, quantity.Seconds))
-		if n := len(l.Warnings); n > 0 {
+	if p := m.picture; p != nil {
+		words = append(words, shown(p.Of, 20), countedCPUs(p.CPUs), p.End.Format("15:04:05"),
+			quantity.Value(p.Seconds, quantity.Seconds))
+		if n := len(p.Warnings); n > 0 {
 			words = append(words, quantity.Counted(n, "warning")+": w")
 		}
-		words = append(words, "Linux "+l.Host.Kernel)
+		words = append(words, p.Note)
 	}
 	return strings.Join(words, "  ")
+}
+
+func countedCPUs(n float64) string {
+	unit := " CPUs"
+	if n == 1 {
+		unit = " CPU"
+	}
+	return strconv.FormatFloat(n, 'f', -1, 64) + unit
 }
 
 // partWidth is the room for a part of the budget below the bar.
@@ -93,28 +101,26 @@ const partWidth = 26
 
 // budget is the bar, what its signs mean, and how busy the machine was.
 func (m *Model) budget() []string {
-	l := m.ledger
-	if l == nil {
+	now := m.picture
+	if now == nil {
 		return nil
 	}
-	parts := report.BudgetParts(l.CPU)
-	lines := []string{"[" + m.bar(parts, l.CPU.Capacity) + "]"}
+	lines := []string{"[" + m.bar(now.Parts, now.Capacity) + "]"}
 	across := m.width / partWidth
 	var b strings.Builder
-	for i, p := range parts {
+	for i, p := range now.Parts {
 		value := "-"
 		if !p.Unknown {
-			value = cpus(p.Seconds / l.Window.Seconds)
+			value = cpus(p.Seconds / now.Seconds)
 		}
 		b.WriteString(signed(p.Sign, string(p.Sign)) + " " + left(shown(p.Line, 14), 14) + whole(value, 9) + " ")
-		if (i+1)%across == 0 || i == len(parts)-1 {
+		if (i+1)%across == 0 || i == len(now.Parts)-1 {
 			lines = append(lines, b.String())
 			b.Reset()
 		}
 	}
-	now := fmt.Sprintf("busy %8s of %d CPUs  ", percent(busy(l)), l.Host.CPUs)
-	now = shown(now, m.width)
-	return append(lines, now+sparkline(m.history.of(busyKey), 1, m.width-width(now)))
+	busy := shown(fmt.Sprintf("busy %8s of %s  ", percent(now.Busy), countedCPUs(now.CPUs)), m.width)
+	return append(lines, busy+sparkline(m.history.of(busyKey), 1, m.width-width(busy)))
 }
 
 // bar draws each part of the budget by its sign, which a colour repeats.
@@ -133,11 +139,11 @@ func (m *Model) tabLine() string {
 	names := make([]string, len(m.tabs))
 	for i := range m.tabs {
 		t := &m.tabs[i]
-		count := strconv.Itoa(t.count(t.all))
-		if m.ledger == nil || t.isUnread(m.ledger) {
+		count := strconv.Itoa(t.count(t.All))
+		if m.picture == nil || t.Unread {
 			count = "-"
 		}
-		names[i] = fmt.Sprintf(" %d %s %s ", i+1, t.name, count)
+		names[i] = fmt.Sprintf(" %d %s %s ", i+1, t.Name, count)
 		if i == m.tab {
 			names[i] = "[" + strings.TrimSpace(names[i]) + "]"
 		}
@@ -148,17 +154,17 @@ func (m *Model) tabLine() string {
 // rows is the head of the table, and the rows that there is room for.
 func (m *Model) rows(room int) []string {
 	t := &m.tabs[m.tab]
-	head := make([]string, len(t.columns))
-	for i, c := range t.columns {
-		head[i] = c.title + t.mark(i)
+	head := make([]string, len(t.Columns))
+	for i, c := range t.Columns {
+		head[i] = c.Title + t.mark(i)
 	}
-	lines := []string{bold(m.inColumns(head, t.last+t.mark(len(t.columns)), " "))}
+	lines := []string{bold(m.inColumns(head, t.Last+t.mark(len(t.Columns)), " "))}
 	if len(t.lines) == 0 {
-		why := t.none(m.ledger)
-		if t.isUnread(m.ledger) {
+		why := t.None
+		if t.Unread {
 			why = "not read: w shows the warnings"
 		}
-		if m.filter != "" && len(t.all) > 0 {
+		if m.filter != "" && len(t.All) > 0 {
 			why = "no row matches " + m.filter
 		}
 		return append(lines, shown("  "+why, m.width))
@@ -175,7 +181,7 @@ func (t *tab) mark(column int) string {
 	switch {
 	case column != t.sorted:
 		return ""
-	case t.reversed != (column == len(t.columns)):
+	case t.reversed != (column == len(t.Columns)):
 		return " ^"
 	}
 	return " v"
@@ -188,13 +194,13 @@ func (m *Model) row(l line, selected bool) string {
 		sign = ">"
 	}
 	fold := "  "
-	if len(l.below) > 0 {
+	if len(l.Below) > 0 {
 		if fold = "+ "; l.open {
 			fold = "- "
 		}
 	}
-	name := strings.Repeat("  ", min(l.depth, 20)) + fold + l.name
-	cells := lists.Map(l.cells, func(c cell) string { return c.text })
+	name := strings.Repeat("  ", min(l.depth, 20)) + fold + l.Name
+	cells := lists.Map(l.Cells, func(c Cell) string { return c.text })
 	drawn := m.inColumns(cells, name, sign)
 	if selected {
 		return inverse(left(drawn, m.width))
@@ -207,15 +213,15 @@ func (m *Model) row(l line, selected bool) string {
 func (m *Model) inColumns(cells []string, name, sign string) string {
 	var b strings.Builder
 	b.WriteString(sign)
-	for i, c := range m.tabs[m.tab].columns {
-		if m.width < c.least {
+	for i, c := range m.tabs[m.tab].Columns {
+		if m.width < c.Least {
 			continue
 		}
 		value := ""
 		if i < len(cells) {
 			value = cells[i]
 		}
-		b.WriteString(whole(value, c.cells) + " ")
+		b.WriteString(whole(value, c.Cells) + " ")
 	}
 	b.WriteString(" ")
 	return b.String() + shown(name, m.width-width(b.String()))
@@ -234,13 +240,13 @@ func (m *Model) foot() []string {
 	lines := []string{"", "", m.lastLine()}
 	t := &m.tabs[m.tab]
 	r := t.current()
-	if r == nil || m.ledger == nil || m.overlay != nil {
+	if r == nil || m.picture == nil || m.overlay != nil {
 		return lines
 	}
 	lines[0] = faint(shownMiddle(r.fullName(), m.width))
-	values := m.history.of(t.name + " " + r.key)
+	values := m.history.of(t.Name + " " + r.Key)
 	if most := peak(values); slices.ContainsFunc(values, func(v float64) bool { return !math.IsNaN(v) }) {
-		label := left(fmt.Sprintf("0 to %s in %s ", t.amount(most), quantity.Wait(m.history.span())), 30)
+		label := left(fmt.Sprintf("0 to %s in %s ", t.Amount(most), quantity.Wait(m.history.span())), 30)
 		label = shown(label, m.width)
 		lines[1] = label + sparkline(values, most, m.width-width(label))
 	}
@@ -275,14 +281,14 @@ func (m *Model) lastLine() string {
 // keys are the keys.
 func (m *Model) keys(int) []string {
 	all := [][2]string{
-		{"tab, shift-tab, 1 to 5", "the tables"},
+		{fmt.Sprintf("tab, shift-tab, 1 to %d", len(m.tabs)), "the tables"},
 		{"j, k, arrows, page up, page down, home, end", "select a row"},
 		{"enter, space", "show what is below a row, or hide it"},
 		{"s", "sort by the next column; r reverses"},
 		{"/", "show rows whose name has a text; esc ends that"},
 		{"p", "freeze the screen; measuring goes on"},
 		{"+, -", "longer and shorter ticks, now " + m.Every().String()},
-		{"w", "the warnings of the ledger: read them before quoting"},
+		{"w", "the warnings: read them before quoting"},
 		{"?", "these keys"},
 		{"q, ctrl-c", "quit"},
 	}
@@ -291,15 +297,15 @@ func (m *Model) keys(int) []string {
 
 // warnings are those of the ledger, folded into as many lines as there is room for.
 func (m *Model) warnings(room int) []string {
-	if m.ledger == nil || len(m.ledger.Warnings) == 0 {
+	if m.picture == nil || len(m.picture.Warnings) == 0 {
 		return []string{"  no warnings"}
 	}
 	var lines []string
-	for _, w := range m.ledger.Warnings {
-		lines = append(lines, folded(w.Message, m.width)...)
+	for _, w := range m.picture.Warnings {
+		lines = append(lines, folded(w, m.width)...)
 	}
 	if len(lines) > room {
-		lines = append(lines[:room-1], "  and more: tare weigh prints all of them")
+		lines = append(lines[:room-1], "  and more: "+m.options.Weigh+" prints all of them")
 	}
 	return lines
 }
