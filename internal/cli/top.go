@@ -5,12 +5,9 @@ import (
 	"context"
 	"errors"
 	"io"
-	"os"
 	"runtime/debug"
-	"slices"
 	"time"
 
-	"github.com/mattn/go-isatty"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -107,7 +104,9 @@ func (f *topFlags) checkAgent(given *pflag.FlagSet) (err error) {
 func (f *topFlags) top(ctx context.Context, out io.Writer) error {
 	terminal := fileOf(out)
 	if !f.once && !f.json {
-		if err := checkTerminal(terminal); err != nil {
+		err := screen.CheckTerminal(terminal, "tare top",
+			"add --once for one ledger as text, or --json for one JSON document for each tick")
+		if err != nil {
 			return err
 		}
 	}
@@ -136,18 +135,6 @@ func (f *topFlags) top(ctx context.Context, out io.Writer) error {
 			Tables: screen.LedgerTables(), Every: f.every, From: f.agent.Address, Retry: f.agent.Address != ""})
 	}
 	return errors.Join(err, s.Close())
-}
-
-// checkTerminal rejects an output that is not a terminal, or one that has no cursor to move.
-func checkTerminal(f *os.File) error {
-	const hint = "add --once for one ledger as text, or --json for one JSON document for each tick"
-	if f == nil || !isatty.IsTerminal(f.Fd()) {
-		return fault.New(fault.Usage, "standard output", hint, "tare top needs a terminal, and this is not one")
-	}
-	if slices.Contains([]string{"", "dumb"}, os.Getenv("TERM")) {
-		return fault.New(fault.Usage, "TERM="+os.Getenv("TERM"), hint, "tare top cannot draw on this kind of terminal")
-	}
-	return nil
 }
 
 // open opens this machine, or an agent of another one.

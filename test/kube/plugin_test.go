@@ -22,6 +22,7 @@ import (
 	"tare/internal/kube/cluster"
 	"tare/test/binary"
 	"tare/test/long"
+	"tare/test/terminal"
 )
 
 // plugin is kubectl-tare, and the cluster that it is about.
@@ -195,6 +196,23 @@ func TestPlugin(t *testing.T) {
 		t.Errorf("as text: exit code %d\n%s\n%s", code, text, errs)
 	}
 	t.Logf("\n%s", text)
+	p.top(t)
+}
+
+// top looks at the cluster on the screen, as a person does.
+func (p *plugin) top(t *testing.T) {
+	m := terminal.New(t, p.path, "top", "--every", "2s", "--image", agentImage, "--kubeconfig", p.Kubeconfig)
+	s := m.Until("default/shop")
+	if !strings.HasPrefix(s, "kubectl tare top  3 nodes  ") || !strings.Contains(s, "# workloads") {
+		t.Errorf("the first screen is\n%s", s)
+	}
+	m.Keys("4")
+	m.Until("+ n")
+	m.Keys("Enter")
+	m.Until("kubelet")
+	m.Keys("q")
+	m.Restored("0")
+	p.nothingLeft(t, 0)
 }
 
 // TestNodesWithoutAnswer: a node whose agent ends during the window and one that is cut off are named, and the third

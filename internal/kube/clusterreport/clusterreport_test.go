@@ -3,6 +3,7 @@ package clusterreport
 import (
 	"bytes"
 	"flag"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -11,8 +12,12 @@ import (
 	"testing"
 	"time"
 
+	tea "charm.land/bubbletea/v2"
+	"github.com/charmbracelet/x/ansi"
+
 	"tare/internal/kube/cluster"
 	"tare/internal/kube/cluster/clustertest"
+	"tare/internal/results/screen"
 	"tare/internal/scale/ledger"
 	"tare/test/schematest"
 )
@@ -157,6 +162,56 @@ func TestHostileNames(t *testing.T) {
 			if slices.Contains([]string{"html", "md"}, f.Name) &&
 				(strings.Contains(out, "<script") || strings.Contains(out, "<svg onload")) {
 				t.Errorf("%s by %s: a name is HTML", f.Name, view)
+			}
+		}
+	}
+}
+
+// TestScreen: the screen of kubectl tare top shows each table, and a name stays in its row.
+func TestScreen(t *testing.T) {
+	o := screen.Options{Command: "kubectl tare top", Weigh: "kubectl tare weigh", Tables: ScreenTables()}
+	for i, view := range cluster.Views() {
+		m := screen.New(o)
+		m.Update(screen.Tick{Picture: Picture(example())})
+		for _, k := range string(rune('1'+i)) + " " { // shows the table, and what is below its first row
+			m.Update(tea.KeyPressMsg{Code: k, Text: string(k)})
+		}
+		got := ansi.Strip(m.View().Content)
+		path := filepath.Join("testdata", view+".screen")
+		if *update {
+			if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if want, err := os.ReadFile(path); err != nil || got != string(want) {
+			t.Errorf("%s is not what the screen shows (-update writes it): %v\n%s", path, err, got)
+		}
+		m.Update(screen.Tick{Picture: Picture(hostile())})
+		got = ansi.Strip(m.View().Content)
+		if n := strings.Count(got, "\n"); n != 23 || strings.ContainsAny(got, "\x1b\u202e") {
+			t.Errorf("by %s the hostile account takes %d lines:\n%q", view, n+1, got)
+		}
+	}
+}
+
+// TestPictureAddsUp: the parts of the bar are the CPU time of all machines, and rows of tables have different keys.
+func TestPictureAddsUp(t *testing.T) {
+	for _, c := range []*cluster.Cluster{example(), hostile(), cluster.New(nil, cluster.Options{}).Finish()} {
+		p := Picture(c)
+		sum := 0.0
+		for _, part := range p.Parts {
+			sum += part.Seconds
+		}
+		if math.Abs(sum-p.Capacity) > 1e-6 {
+			t.Errorf("the parts are %v s of %v s", sum, p.Capacity)
+		}
+		for i, rows := range p.Rows {
+			seen := map[string]bool{}
+			for _, r := range rows.All {
+				if seen[r.Key] {
+					t.Errorf("table %d has two rows %q", i, r.Key)
+				}
+				seen[r.Key] = true
 			}
 		}
 	}

@@ -64,7 +64,7 @@ func TestHelp(t *testing.T) {
 			}
 		}
 	}
-	if want := []string{"clean", "doctor", "install", "uninstall", "weigh"}; !slices.Equal(names, want) {
+	if want := []string{"clean", "doctor", "install", "top", "uninstall", "weigh"}; !slices.Equal(names, want) {
 		t.Errorf("commands are %q", names)
 	}
 }
@@ -82,6 +82,9 @@ func TestUsage(t *testing.T) {
 		{"weigh -l ,,", "not a selector"},
 		{"weigh --start-within 1h", "1s to 10m"},
 		{"weigh", "no cluster to weigh"},
+		{"top --every 1h", "100ms to 5m"},
+		{"top --life 1s", "it must be"},
+		{"top", "this is not one"},
 		{"install", "name the image"},
 	} {
 		_, err := run(t, nil, strings.Fields(c.args)...)

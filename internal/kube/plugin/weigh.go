@@ -2,7 +2,6 @@ package plugin
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/apimachinery/pkg/labels"
 
 	"tare/internal/kube/agents"
 	"tare/internal/kube/cluster"
@@ -26,19 +24,14 @@ func init() { register(newWeigh) }
 const (
 	shortest = 100 * time.Millisecond // as of tare-agent
 	longest  = 5 * time.Minute
-
-	sharedSpread = "spread"
-	sharedApart  = "apart"
-	// What follows a window: answers, and the removal of the agents.
-	afterWindow = 30 * time.Second
 )
 
 type weighFlags struct {
-	window, within                    time.Duration
-	by, format, selector, shared      string
-	image, agentsNamespace, namespace string
-	top                               int
-	selects                           labels.Selector
+	scope
+
+	window     time.Duration
+	by, format string
+	top        int
 }
 
 func newWeigh(c *connection) *cobra.Command {
@@ -72,8 +65,7 @@ A node that does not answer is named with the reason and is in no sum; the exit 
   kubectl tare weigh -o html > cluster.html`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			f.namespace = c.overrides.Context.Namespace
-			if err := f.check(); err != nil {
+			if err := f.check(c); err != nil {
 				return err
 			}
 			client, err := c.open()
@@ -87,12 +79,8 @@ A node that does not answer is named with the reason and is in no sum; the exit 
 	fs.DurationVar(&f.window, "for", 10*time.Second, "length of the window")
 	fs.StringVar(&f.by, "by", "workload", "what rows are of: "+strings.Join(cluster.Views(), ", "))
 	fs.StringVarP(&f.format, "output", "o", "text", "format: "+strings.Join(formats(), ", "))
-	fs.StringVarP(&f.selector, "selector", "l", "", "only pods with these labels have rows")
-	fs.StringVar(&f.shared, "shared", sharedApart, "what serves a whole node: apart, in separate lines, or spread over "+
-		"workloads")
 	fs.IntVar(&f.top, "top", 20, "most rows of a table as text; 0: all")
-	registerAgents(fs, &f.image, &f.agentsNamespace)
-	fs.DurationVar(&f.within, "start-within", time.Minute, "time for temporary agents to start")
+	f.register(fs)
 	return cmd
 }
 
@@ -100,22 +88,17 @@ func formats() []string {
 	return lists.Map(clusterreport.Formats(), func(f clusterreport.Format) string { return f.Name })
 }
 
-func (f *weighFlags) check() (err error) {
+func (f *weighFlags) check(c *connection) error {
 	switch {
 	case f.window < shortest || f.window > longest:
 		return fault.New(fault.Usage, "--for "+f.window.String(), "an agent's windows last that long",
 			"a window must last %v to %v", shortest, longest)
-	case f.within < time.Second || f.within > 10*time.Minute:
-		return fault.New(fault.Usage, "--start-within "+f.within.String(), "", "it must be 1s to 10m")
 	case !slices.Contains(formats(), f.format):
 		return fault.New(fault.Usage, "-o "+text.Clip(f.format), text.Suggest(f.format, formats()), "no such format")
 	case !slices.Contains(cluster.Views(), f.by):
 		return fault.New(fault.Usage, "--by "+text.Clip(f.by), text.Suggest(f.by, cluster.Views()), "no such view")
-	case f.shared != sharedSpread && f.shared != sharedApart:
-		return fault.New(fault.Usage, "--shared "+text.Clip(f.shared), "choose apart or spread", "no such rule")
 	}
-	f.selects, err = labels.Parse(f.selector)
-	return fault.Wrap(err, fault.Usage, "-l "+text.Clip(f.selector), "try -l app=web", "not a selector of labels")
+	return f.scope.check(c)
 }
 
 // weigh weighs the cluster and prints the account. Agents that it has deployed are removed before anything is
@@ -155,109 +138,10 @@ func (f *weighFlags) weigh(ctx context.Context, c *agents.Cluster, out, log io.W
 }
 
 func (f *weighFlags) account(ctx context.Context, c *agents.Cluster, log io.Writer) (*cluster.Cluster, error) {
-	nodes, err := c.Nodes(ctx)
+	w, err := f.open(ctx, c, f.window+afterWindow, log)
 	if err != nil {
 		return nil, err
 	}
-	if len(nodes) == 0 {
-		return nil, fault.New(fault.Machine, "", "", "the cluster has no nodes")
-	}
-	list, err := c.Find(ctx, f.agentsNamespace)
-	if err != nil {
-		return nil, err
-	}
-	if len(list) == 0 {
-		t, deployErr := f.deploy(ctx, c, nodes, log)
-		if t != nil {
-			defer remove(ctx, t, log)
-		}
-		if deployErr != nil {
-			return nil, deployErr
-		}
-		if list, err = t.Wait(ctx, nodes, f.within); err != nil {
-			return nil, err
-		}
-	}
-	return f.merge(ctx, c, nodes, list)
-}
-
-// deploy deploys temporary agents. What it returns is to be removed, also after an error.
-func (f *weighFlags) deploy(ctx context.Context, c *agents.Cluster, nodes []agents.Node, log io.Writer,
-) (*agents.Temporary, error) {
-	if f.image == "" {
-		return nil, fault.New(fault.Usage, "", "give --image, the image of tare-agent in a registry that the nodes can "+
-			"reach: docs/kubernetes.md says how to make it", "tare-agent is not installed in this cluster")
-	}
-	d := agents.Deployment{Namespace: namespaceOf(f.agentsNamespace), Image: f.image,
-		Lifetime: (f.within + f.window + afterWindow).Round(time.Second)}
-	fmt.Fprintf(log, "tare: starting agents on %d nodes, in the namespace %s, for %v at most\n", len(nodes), d.Namespace,
-		d.Lifetime)
-	return c.Deploy(ctx, d)
-}
-
-// remove removes agents. What this cannot, the cluster does.
-func remove(ctx context.Context, t *agents.Temporary, log io.Writer) {
-	if err := t.Remove(ctx); err != nil {
-		fmt.Fprintf(log, "tare: the cluster removes the agents when their time is over: %s\n", text.Line(err.Error()))
-	}
-}
-
-// merge has the agents take a window, and adds it up.
-func (f *weighFlags) merge(ctx context.Context, c *agents.Cluster, nodes []agents.Node, list []agents.Agent,
-) (*cluster.Cluster, error) {
-	w := c.Open(ctx, list, f.window)
-	pods, err := c.Pods(ctx) // during the window: those that are in it
-	o := cluster.Options{Start: w.Start, End: w.End, Machines: map[string]string{}, Spread: f.shared == sharedSpread,
-		Containers: f.by == "container" || f.format != "text"}
-	if f.namespace != "" || !f.selects.Empty() {
-		o.Match = func(p *cluster.Pod) bool {
-			return (f.namespace == "" || f.namespace == p.Namespace) && f.selects.Matches(labels.Set(p.Labels))
-		}
-	}
-	missing := map[string]*agents.Node{}
-	for i := range nodes {
-		o.Machines[nodes[i].Name] = nodes[i].Machine
-		missing[nodes[i].Name] = &nodes[i]
-	}
-	m := cluster.New(pods, o)
-	for a := range w.Answers {
-		n := missing[a.Node]
-		if n == nil {
-			continue // it came after the nodes were listed
-		}
-		delete(missing, a.Node)
-		m.Add(nodeOf(n, &a))
-	}
-	if err := cmp.Or(ctx.Err(), err); err != nil {
-		return nil, err
-	}
-	for _, n := range missing {
-		m.Add(&cluster.Node{Name: n.Name, Failed: without(n), Capacity: n.Capacity, Allocatable: n.Allocatable})
-	}
-	return m.Finish(), nil
-}
-
-func nodeOf(n *agents.Node, a *agents.Answer) *cluster.Node {
-	to := &cluster.Node{Name: n.Name, Failed: a.Failed, Ledger: a.Ledger, Capacity: n.Capacity,
-		Allocatable: n.Allocatable}
-	switch {
-	case a.Failed == "":
-		to.Clock = cluster.Clock{OffsetSeconds: new(a.Offset.Seconds()), UncertaintySeconds: new(a.Uncertainty.Seconds())}
-	case !n.Ready:
-		to.Failed = notReady
-	}
-	return to
-}
-
-const notReady = "the node is not ready"
-
-// without says why a node has no agent.
-func without(n *agents.Node) string {
-	switch {
-	case n.OS != "linux":
-		return "tare-agent needs Linux, and the node has " + cmp.Or(n.OS, "another system")
-	case !n.Ready:
-		return notReady
-	}
-	return "there is no agent on it"
+	defer w.close(ctx)
+	return w.next(ctx, f.window, f.by == "container" || f.format != "text")
 }

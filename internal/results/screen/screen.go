@@ -17,6 +17,9 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/colorprofile"
+	"github.com/mattn/go-isatty"
+
+	"tare/internal/lib/fault"
 )
 
 // Source gives the picture of a window that ends in d, or as soon as the context ends.
@@ -101,6 +104,18 @@ func feed(
 			case <-ctx.Done():
 			}
 		}
+	}
+	return nil
+}
+
+// CheckTerminal fails, with a hint, where an output is no terminal, or one that has no cursor to move; nil is none.
+func CheckTerminal(f *os.File, command, hint string) error {
+	if f == nil || !isatty.IsTerminal(f.Fd()) {
+		return fault.New(fault.Usage, "standard output", hint, "%s needs a terminal, and this is not one", command)
+	}
+	if slices.Contains([]string{"", "dumb"}, os.Getenv("TERM")) {
+		return fault.New(fault.Usage, "TERM="+os.Getenv("TERM"), hint,
+			"%s cannot draw on this kind of terminal", command)
 	}
 	return nil
 }

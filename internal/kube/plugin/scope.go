@@ -1,0 +1,186 @@
+package plugin
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"tare/internal/kube/agents"
+	"tare/internal/kube/cluster"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/text"
+)
+
+const (
+	sharedSpread = "spread"
+	sharedApart  = "apart"
+	// What follows a window: answers, and the removal of the agents.
+	afterWindow = 30 * time.Second
+)
+
+// scope says which agents take windows, and what has rows.
+type scope struct {
+	image, agentsNamespace, namespace string
+	selector, shared                  string
+	within                            time.Duration
+	selects                           labels.Selector
+}
+
+func (s *scope) register(f *pflag.FlagSet) {
+	f.StringVarP(&s.selector, "selector", "l", "", "only pods with these labels have rows")
+	f.StringVar(&s.shared, "shared", sharedApart, "what serves a whole node: apart, in separate lines, or spread over "+
+		"workloads")
+	registerAgents(f, &s.image, &s.agentsNamespace)
+	f.DurationVar(&s.within, "start-within", time.Minute, "time for temporary agents to start")
+}
+
+func (s *scope) check(c *connection) (err error) {
+	s.namespace = c.overrides.Context.Namespace
+	switch {
+	case s.within < time.Second || s.within > 10*time.Minute:
+		return fault.New(fault.Usage, "--start-within "+s.within.String(), "", "it must be 1s to 10m")
+	case s.shared != sharedSpread && s.shared != sharedApart:
+		return fault.New(fault.Usage, "--shared "+text.Clip(s.shared), "choose apart or spread", "no such rule")
+	}
+	s.selects, err = labels.Parse(s.selector)
+	return fault.Wrap(err, fault.Usage, "-l "+text.Clip(s.selector), "try -l app=web", "not a selector of labels")
+}
+
+// windows are what the agents of a cluster take together, one after another.
+type windows struct {
+	*scope
+	c         *agents.Cluster
+	temporary *agents.Temporary // nil: agents are installed
+	log       io.Writer
+}
+
+// open finds the agents that are installed. Where there are none, it deploys agents, which live for a time after they
+// have started, and waits for them.
+func (s *scope) open(ctx context.Context, c *agents.Cluster, life time.Duration, log io.Writer) (*windows, error) {
+	w := &windows{scope: s, c: c, log: log}
+	list, err := c.Find(ctx, s.agentsNamespace)
+	if err != nil || len(list) > 0 {
+		return w, err
+	}
+	nodes, err := w.nodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err = w.deploy(ctx, nodes, life); err == nil {
+		_, err = w.temporary.Wait(ctx, nodes, s.within)
+	}
+	if err != nil {
+		w.close(ctx)
+		return nil, err
+	}
+	return w, nil
+}
+
+func (w *windows) nodes(ctx context.Context) ([]agents.Node, error) {
+	nodes, err := w.c.Nodes(ctx)
+	if err == nil && len(nodes) == 0 {
+		err = fault.New(fault.Machine, "", "", "the cluster has no nodes")
+	}
+	return nodes, err
+}
+
+// deploy deploys temporary agents. There may be some also after an error.
+func (w *windows) deploy(ctx context.Context, nodes []agents.Node, life time.Duration) (err error) {
+	if w.image == "" {
+		return fault.New(fault.Usage, "", "give --image, the image of tare-agent in a registry that the nodes can "+
+			"reach: docs/kubernetes.md says how to make it", "tare-agent is not installed in this cluster")
+	}
+	d := agents.Deployment{Namespace: namespaceOf(w.agentsNamespace), Image: w.image,
+		Lifetime: (w.within + life).Round(time.Second)}
+	fmt.Fprintf(w.log, "tare: starting agents on %d nodes, in the namespace %s, for %v at most\n", len(nodes), d.Namespace,
+		d.Lifetime)
+	w.temporary, err = w.c.Deploy(ctx, d)
+	return err
+}
+
+// close removes temporary agents. What this cannot, the cluster does.
+func (w *windows) close(ctx context.Context) {
+	if w.temporary == nil {
+		return
+	}
+	if err := w.temporary.Remove(ctx); err != nil {
+		fmt.Fprintf(w.log, "tare: the cluster removes the agents when their time is over: %s\n", text.Line(err.Error()))
+	}
+}
+
+// next has the agents take a window that lasts d, and adds it up. Nodes, agents and pods are those that there are now.
+func (w *windows) next(ctx context.Context, d time.Duration, containers bool) (*cluster.Cluster, error) {
+	nodes, err := w.nodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var list []agents.Agent
+	if w.temporary != nil {
+		list, err = w.temporary.Wait(ctx, nodes, 0)
+	} else {
+		list, err = w.c.Find(ctx, w.agentsNamespace)
+	}
+	if err != nil {
+		return nil, err
+	}
+	open := w.c.Open(ctx, list, d)
+	pods, err := w.c.Pods(ctx) // during the window: those that are in it
+	o := cluster.Options{Start: open.Start, End: open.End, Machines: map[string]string{},
+		Spread: w.shared == sharedSpread, Containers: containers}
+	if w.namespace != "" || !w.selects.Empty() {
+		o.Match = func(p *cluster.Pod) bool {
+			return (w.namespace == "" || w.namespace == p.Namespace) && w.selects.Matches(labels.Set(p.Labels))
+		}
+	}
+	missing := map[string]*agents.Node{}
+	for i := range nodes {
+		o.Machines[nodes[i].Name] = nodes[i].Machine
+		missing[nodes[i].Name] = &nodes[i]
+	}
+	m := cluster.New(pods, o)
+	for a := range open.Answers {
+		n := missing[a.Node]
+		if n == nil {
+			continue // it came after the nodes were listed
+		}
+		delete(missing, a.Node)
+		m.Add(nodeOf(n, &a))
+	}
+	if err := cmp.Or(ctx.Err(), err); err != nil {
+		return nil, err
+	}
+	for _, n := range missing {
+		m.Add(&cluster.Node{Name: n.Name, Failed: without(n), Capacity: n.Capacity, Allocatable: n.Allocatable})
+	}
+	return m.Finish(), nil
+}
+
+func nodeOf(n *agents.Node, a *agents.Answer) *cluster.Node {
+	to := &cluster.Node{Name: n.Name, Failed: a.Failed, Ledger: a.Ledger, Capacity: n.Capacity,
+		Allocatable: n.Allocatable}
+	switch {
+	case a.Failed == "":
+		to.Clock = cluster.Clock{OffsetSeconds: new(a.Offset.Seconds()), UncertaintySeconds: new(a.Uncertainty.Seconds())}
+	case !n.Ready:
+		to.Failed = notReady
+	}
+	return to
+}
+
+const notReady = "the node is not ready"
+
+// without says why a node has no agent.
+func without(n *agents.Node) string {
+	switch {
+	case n.OS != "linux":
+		return "tare-agent needs Linux, and the node has " + cmp.Or(n.OS, "another system")
+	case !n.Ready:
+		return notReady
+	}
+	return "there is no agent on it"
+}
