@@ -4,11 +4,24 @@ package busy
 import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
 )
 
 // Load loads the program, by a name that it has in the kernel. It is of a type that only runs on demand.
-func Load(name string) (*ebpf.Program, error) {
-	return ebpf.NewProgram(&ebpf.ProgramSpec{Name: name, Type: ebpf.SocketFilter, License: "Dual BSD/GPL",
+func Load(name string) (*ebpf.Program, error) { return load(name, ebpf.SocketFilter) }
+
+// Attach loads the program and has it run at each call of a system call, such as getpgid. Closing the link ends both.
+func Attach(name, systemCall string) (link.Link, error) {
+	p, err := load(name, ebpf.Kprobe)
+	if err != nil {
+		return nil, err
+	}
+	defer p.Close() // the link holds it
+	return link.Kprobe("sys_"+systemCall, p, nil)
+}
+
+func load(name string, kind ebpf.ProgramType) (*ebpf.Program, error) {
+	return ebpf.NewProgram(&ebpf.ProgramSpec{Name: name, Type: kind, License: "Dual BSD/GPL",
 		Instructions: asm.Instructions{
 			asm.Mov.Imm(asm.R2, 1),
 			asm.Mov.Imm(asm.R3, 2000),

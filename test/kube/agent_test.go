@@ -108,6 +108,9 @@ func TestAgent(t *testing.T) {
 			w.agrees(t)
 		})
 	}
+	if long.Enabled() {
+		t.Run("who pays for eBPF", func(t *testing.T) { payers(t, c, agents["n1"]) })
+	}
 }
 
 // applyProtected applies the manifests with the component tls, and its secret.
