@@ -231,13 +231,14 @@ func (c *Contents) readTrials(f *os.File, path string, decode func(line []byte) 
 	}
 }
 
-// owns refuses a trial that the run did not make: one of another run, one that is not in the plan, and one that is there
-// twice or whose attempt before is missing. before is how many attempts at it have been read.
+// owns refuses a trial that the run did not make: one of another run, one that is not in the plan, and one that is
+// there twice or whose attempt before is missing. before is how many attempts at it have been read.
 func (r *Run) owns(t *Trial, before int) error {
 	planned := len(r.Plan) == 0 // as in records that tests make
 	if !planned && t.Index >= 0 && t.Index < len(r.Plan) {
 		p := r.Plan[t.Index]
-		planned = p.Index == t.Index && p.Block == t.Block && p.Position == t.Position && placeOf(p) == placeOf(t.PlannedTrial)
+		planned = p.Index == t.Index && p.Block == t.Block && p.Position == t.Position &&
+			placeOf(p) == placeOf(t.PlannedTrial)
 	}
 	switch {
 	case t.Run != "" && t.Run != r.ID:

@@ -39,8 +39,8 @@ func TestGroupRows(t *testing.T) {
 			"200 ms /pods/shop (with 2 below it)  [shop]; 3.00 s other (6)"},
 		{LedgerOptions{Depth: 1}, "6.00 s /system.slice (with 3 below it); 200 ms /pods/shop (with 2 below it)  [shop]; " +
 			"2.80 s /pods (with 1 below it); 1.00 s / (in itself); 0 s other (1)"},
-		{LedgerOptions{Match: []string{"/pods"}}, "2.80 s /pods/bank; 150 ms /pods/shop/app  [shop]; 10.0 ms /pods/shop/pause  [shop]; " +
-			"40.0 ms /pods/shop (in itself)  [shop]; 7.00 s other (7)"},
+		{LedgerOptions{Match: []string{"/pods"}}, "2.80 s /pods/bank; 150 ms /pods/shop/app  [shop]; " +
+			"10.0 ms /pods/shop/pause  [shop]; 40.0 ms /pods/shop (in itself)  [shop]; 7.00 s other (7)"},
 	} {
 		rows, other, sum := NewGroupTree(groups).rows(c.o)
 		var got []string

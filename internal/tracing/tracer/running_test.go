@@ -279,8 +279,8 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestStartedAgain: a total that falls, or that is of another process than before, is no count of what was delivered; of
-// what was lost it makes no count either, with the reason, and not 0.
+// TestStartedAgain: a total that falls, or that is of another process than before, is no count of what was delivered;
+// of what was lost it makes no count either, with the reason, and not 0.
 func TestStartedAgain(t *testing.T) {
 	guest.KernelFree(t)
 	loss := func(r *Running) {
@@ -297,7 +297,8 @@ func TestStartedAgain(t *testing.T) {
 		ready(t, r)
 		r.Stop()
 		c, err := r.Counts(t.Context())
-		if says == "" && (err != nil || c.Delivered != 9) || says != "" && (err == nil || !strings.Contains(err.Error(), says)) {
+		if says == "" && (err != nil || c.Delivered != 9) ||
+			says != "" && (err == nil || !strings.Contains(err.Error(), says)) {
 			t.Errorf("%s: %+v, %v, want %q", script, c, err, says)
 		}
 		if why := r.LossUnknown(); (why == "") != (lossSays == "") || !strings.Contains(why, lossSays) {
@@ -325,7 +326,8 @@ func TestStartedAgain(t *testing.T) {
 	go server.Serve(l) //nolint:errcheck // it ends with the test
 	defer server.Close()
 	for _, c := range []struct{ name, first, then, says, lossSays string }{
-		{"it goes on", "a 5\nlost 1\nprocess_start_time_seconds 100\n", "a 7\nlost 1\nprocess_start_time_seconds 100\n", "", ""},
+		{"it goes on", "a 5\nlost 1\nprocess_start_time_seconds 100\n",
+			"a 7\nlost 1\nprocess_start_time_seconds 100\n", "", ""},
 		{"it falls", "a 5\nlost 1\n", "a 4\nlost 1\n", "its total fell from 5 to 4", ""},
 		{"another process", "a 5\nlost 1\nprocess_start_time_seconds 100\n",
 			"a 7\nlost 1\nprocess_start_time_seconds 160\n", "its process was started again", "its process was started again"},

@@ -291,6 +291,9 @@ func (o *observed) After(context.Context) error {
 	if stray != "" {
 		o.trial.Warn(measured.WarnStrays, "%s", stray)
 	}
+	if why := o.existing.Unseen(); why != "" {
+		o.trial.Warn(measured.WarnUnseen, "%s", why)
+	}
 	o.found = &Evidence{Found: found, Observed: o.existing.Target.String()}
 	return o.found.tell(o.trial)
 }
