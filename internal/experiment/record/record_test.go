@@ -185,6 +185,21 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
+// TestNull: a metric without a value is not read as 0.
+func TestNull(t *testing.T) {
+	dir := t.TempDir()
+	line := `{"schema":"tare.trial/v1","index":%d,"metrics":{"latency_p50_seconds":%s}}` + "\n"
+	for name, text := range map[string]string{RunFile: `{"schema":"tare.run/v1"}`,
+		TrialsFile: fmt.Sprintf(line, 0, "null") + fmt.Sprintf(line, 1, "1")} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := ReadLean(dir); err == nil || !strings.Contains(err.Error(), `its metric "latency_p50_seconds" is null`) {
+		t.Error(err)
+	}
+}
+
 func TestCreateRefusesFullDirectory(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, 1, 1)

@@ -273,12 +273,12 @@ func (d *doubtful) look(t record.Trial) {
 
 func (d *doubtful) warn(s *Summary) {
 	if d.bare > 0 {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("the record is incomplete: %s did not fail and have no metrics",
+		s.Warnings = append(s.Warnings, fmt.Sprintf("the record is incomplete: %s without metrics did not fail",
 			quantity.Counted(d.bare, "trial")))
 	}
 	if d.values > 0 {
 		names := lists.Map(slices.Sorted(maps.Keys(d.names)), quantity.Label)
-		s.Warnings = append(s.Warnings, fmt.Sprintf("%s of the record cannot have been measured and are left out: %s",
+		s.Warnings = append(s.Warnings, fmt.Sprintf("left out: %s that nothing can have measured, of %s",
 			quantity.Counted(d.values, "value"), strings.Join(FirstOf(names, maxApart), ", ")))
 	}
 }
