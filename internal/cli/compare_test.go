@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -179,6 +180,17 @@ func TestCompareRefuses(t *testing.T) {
 	}
 }
 
+// cutOff takes the end of the last trial off a run.
+func cutOff(t *testing.T, dir string) {
+	t.Helper()
+	path := filepath.Join(dir, record.TrialsFile)
+	info, err := os.Stat(path)
+	if err := errors.Join(err, os.Truncate(path, info.Size()-10)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestPowerCommand: a plan by a run of which a part is missing says so.
 func TestPowerCommand(t *testing.T) {
 	dir := writeRun(t, 24)
 	run := func(args ...string) (string, error) { return runCommand(newPower(), args...) }
@@ -200,6 +212,14 @@ func TestPowerCommand(t *testing.T) {
 				t.Errorf("%s: %d blocks for %g", r.Metric, *n.Blocks, n.Part)
 			}
 		}
+	}
+	if len(p.Warnings) > 0 {
+		t.Errorf("a whole run: %q", p.Warnings)
+	}
+	cutOff(t, dir)
+	if out, err = run(dir); err != nil || !strings.Contains(out, "warning: the run is partial: ") ||
+		!strings.Contains(out, "the last line was cut off") {
+		t.Errorf("cut off: %v\n%s", err, out)
 	}
 	for _, c := range []struct {
 		args []string

@@ -51,6 +51,7 @@ may be of the baseline alone, with its A/A twin, and short: six blocks are enoug
 				if err != nil {
 					return fault.Wrap(err, fault.Usage, args[0], "", "the run cannot be planned from")
 				}
+				p.Warnings = append(p.Warnings, c.Warnings...)
 				if len(p.Rows) == 0 {
 					return fault.New(fault.Invalid, args[0], "run it with six blocks or more (--blocks 6)",
 						"no difference to its baseline has an interval, so its noise is not known")

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
-	"slices"
 	"strings"
 	"time"
 
@@ -207,13 +206,8 @@ func ledgerOptions(top, depth int, match []string) (o report.LedgerOptions, err 
 				text.Clip(pattern)+"' wherever it is", "the path of a control group begins with /")
 		}
 	}
-	if o.Top, o.Depth = top, depth; top == 0 {
+	if o.Top, o.Depth, o.Match = top, depth, match; top == 0 {
 		o.Top = -1
-	}
-	if len(match) > 0 {
-		o.Match = func(path string) bool {
-			return slices.ContainsFunc(match, func(pattern string) bool { return charge.Within(pattern, path) })
-		}
 	}
 	return o, nil
 }

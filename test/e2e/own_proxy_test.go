@@ -97,6 +97,8 @@ func TestBypassed(t *testing.T) {
 		"command: \"haproxy -db -f {dir}/haproxy.cfg\"}\n", config)
 	past := fmt.Sprintf(`{kind: command, to: web, command: "sh -c 'while :; do curl -s -o /dev/null http://%s/; `+
 		`sleep 0.1; done'"}`, at)
+	other := fmt.Sprintf(`{kind: command, to: web, command: "python3 -c 'import socket, time; `+
+		`s = socket.create_connection((\"127.0.0.1\", %s)); time.sleep(60)'"}`, number)
 	for name, c := range map[string]struct {
 		spec, says string
 		code       int
@@ -105,6 +107,9 @@ func TestBypassed(t *testing.T) {
 			"ready-after: 100ms, address: %q}\n", at), "loads would go past it", 4},
 		"a load that knows another address": {strings.NewReplacer("{kind: http, to: web, connections: 4}", past,
 			"factors: {rate: [50]}\n", "").Replace(spec) + proxy, "they went past it", 4},
+		"a second load that knows another address": {strings.NewReplacer("loads:\n", "loads:\n  other: "+other+"\n",
+			"{rate: [50]}", "{client.rate: [50]}").Replace(spec) + proxy,
+			"the load other went to the application web itself, past mine", 4},
 	} {
 		t.Run(name, func(t *testing.T) {
 			failed := 0

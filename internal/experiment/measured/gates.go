@@ -90,6 +90,9 @@ func (m *Measured) window() []Trip {
 // WarnStrays is the code of the warning about a process of the trial in a control group that is not the trial's.
 const WarnStrays = "left-group"
 
+// WarnUnseen is the code of the warning that processes may have left their groups inside the window without a trace.
+const WarnUnseen = "moves-unseen"
+
 // stray is the first warning about processes of the trial in other control groups; nil without one, or a ledger.
 func stray(l *ledger.Ledger) *ledger.Warning {
 	if l == nil {

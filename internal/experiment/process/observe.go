@@ -395,6 +395,24 @@ func (e *Existing) Close() error {
 	return e.watch.Close()
 }
 
+// Unseen says why it may not be known, between the edges, which processes of the target left its control group and ended
+// elsewhere; empty where it is, or where there is no such group.
+func (e *Existing) Unseen() string {
+	why := ""
+	switch {
+	case e.watch == nil:
+		return ""
+	case slices.Contains(e.PIDs, 1):
+		why = "PID 1 is in it, and what that starts moves to groups of its own"
+	case e.watch.Unseen() != nil:
+		why = e.watch.Unseen().Error()
+	default:
+		return ""
+	}
+	return fmt.Sprintf("processes of %s that left its control group inside the window and ended elsewhere may not be "+
+		"known, and what they used is counted nowhere then: %s", e.Target, why)
+}
+
 // Strays says which processes that the target has started were in control groups that are not the target's, whose
 // counters therefore lack what they use: when Watch was called, now or in between. It is empty where there are none.
 func (e *Existing) Strays() (string, error) {

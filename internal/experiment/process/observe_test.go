@@ -358,6 +358,14 @@ func TestStrays(t *testing.T) {
 	if stray, err := e.Strays(); stray != "" || err != nil {
 		t.Errorf("%q, %v, and all are in the group", stray, err)
 	}
+	if why := e.Unseen(); (why == "") != (e.watch.Unseen() == nil) {
+		t.Errorf("what leaves is not seen: %q", why)
+	}
+	withFirst := *e // as if the group were that of the first process, whose children nobody watches
+	withFirst.PIDs = append([]int{1}, e.PIDs...)
+	if why := withFirst.Unseen(); !strings.Contains(why, "may not be known") || !strings.Contains(why, "PID 1 is in it") {
+		t.Errorf("beside PID 1: %q", why)
+	}
 	left := children()[0]
 	moveTo(t, other, left)
 	if err := e.Refresh(); err != nil {

@@ -150,6 +150,24 @@ func Connections(port uint16) ([]Connection, error) {
 	return all, err
 }
 
+// Dialled reports whether one of some processes has a TCP connection to an address now, that it has made.
+func Dialled(pids []int, to netip.AddrPort) (has bool) {
+	for _, pid := range pids { // each may be in a network namespace of its own
+		sockets := map[string]bool{}
+		addSockets(sockets, "/proc", pid)
+		if len(sockets) == 0 {
+			continue
+		}
+		_ = eachSocket(filepath.Join("/proc", strconv.Itoa(pid), "net"), func(line string) { // it may have ended
+			if f := strings.Fields(line); len(f) >= 10 && sockets[f[9]] {
+				remote, ok := parseEnd(f[2])
+				has = has || ok && remote == to
+			}
+		})
+	}
+	return has
+}
+
 // eachSocket gives the lines of the TCP sockets of a network namespace, whose directory in /proc is dir.
 func eachSocket(dir string, line func(string)) error {
 	for _, name := range []string{"tcp", "tcp6"} {

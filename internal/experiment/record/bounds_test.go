@@ -206,12 +206,15 @@ func TestFactorsOfTrials(t *testing.T) {
 		{"a byte more", manyFactors(MaxFactors, maxPlaceBytes+1), "its arm and its factors have 4097 bytes of text"},
 	} {
 		dir := filepath.Join(t.TempDir(), "run")
-		w, err := Create(dir, testRun(2))
+		run, trial := testRun(2), testTrial(0)
+		trial.Factors = c.factors
+		if c.want == "" {
+			run.Plan[0].Factors = c.factors
+		}
+		w, err := Create(dir, run)
 		if err != nil {
 			t.Fatal(err)
 		}
-		trial := testTrial(0)
-		trial.Factors = c.factors
 		line, err := json.Marshal(trial)
 		if err != nil {
 			t.Fatal(err)

@@ -2,8 +2,10 @@ package record
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 
+	"tare/internal/lib/text"
 	"tare/internal/scale/ledger"
 )
 
@@ -17,10 +19,11 @@ func (*skipped) UnmarshalJSON([]byte) error { return nil }
 // nodes.
 type leanTrial struct {
 	Trial
-	Ledger  *leanLedger `json:"ledger"`
-	Further skipped     `json:"further"`
-	Clocks  skipped     `json:"clocks_ns"`
-	Nodes   []leanNode  `json:"nodes"`
+	Metrics map[string]*float64 `json:"metrics"`
+	Ledger  *leanLedger         `json:"ledger"`
+	Further skipped             `json:"further"`
+	Clocks  skipped             `json:"clocks_ns"`
+	Nodes   []leanNode          `json:"nodes"`
 }
 
 type leanLedger struct {
@@ -51,6 +54,10 @@ func lean(line []byte, names *names) (Trial, error) {
 		return Trial{}, err
 	}
 	t := l.Trial
+	var err error
+	if t.Metrics, err = values(names, l.Metrics); err != nil {
+		return Trial{}, err
+	}
 	if l.Ledger != nil {
 		t.Ledger = &l.Ledger.Ledger
 		t.Ledger.Cgroups = slices.Clip(slices.Clone(slices.DeleteFunc(t.Ledger.Cgroups, func(g ledger.Cgroup) bool {
@@ -68,7 +75,7 @@ func lean(line []byte, names *names) (Trial, error) {
 		t.Nodes = append(t.Nodes, n.NodeTrial)
 	}
 	t.Arm = names.one(t.Arm)
-	t.Metrics, t.Counts, t.Factors = shared(names, t.Metrics), shared(names, t.Counts), shared(names, t.Factors)
+	t.Counts, t.Factors = shared(names, t.Counts), shared(names, t.Factors)
 	for name, of := range t.Components {
 		t.Components[name] = shared(names, of)
 	}
@@ -77,6 +84,21 @@ func lean(line []byte, names *names) (Trial, error) {
 		t.Loads[name] = r
 	}
 	return t, nil
+}
+
+// values are metrics whose names are in names. One without a value would be read as 0, and no tare writes it.
+func values(names *names, of map[string]*float64) (map[string]float64, error) {
+	if of == nil {
+		return nil, nil
+	}
+	m := make(map[string]float64, len(of))
+	for name, v := range of {
+		if v == nil {
+			return nil, fmt.Errorf("its metric %q is null", text.ClipTo(name, 60))
+		}
+		m[names.one(name)] = *v
+	}
+	return m, nil
 }
 
 // tooLarge is the error of a document that is beyond the bounds, and not torn.

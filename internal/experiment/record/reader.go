@@ -16,6 +16,7 @@ import (
 
 	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
+	"tare/internal/lib/text"
 )
 
 // Contents is a run directory as read.
@@ -178,6 +179,7 @@ func (c *Contents) readTrials(f *os.File, path string, decode func(line []byte) 
 			int64(maxTrialsBytes)>>20)
 	}
 	places := map[string]bool{}
+	attempts := map[int]int{}                                            // so far, by the index of the trial
 	br := bufio.NewReaderSize(io.LimitReader(f, maxTrialsBytes), 64<<10) // should it grow meanwhile
 	for n := 1; ; n++ {
 		line, err := readLine(br, maxTrialBytes)
@@ -209,6 +211,11 @@ func (c *Contents) readTrials(f *os.File, path string, decode func(line []byte) 
 			if err := t.checkPlace(); err != nil {
 				return fault.Wrap(err, fault.Usage, where, largeHint, "the trials cannot be read")
 			}
+			if err := c.Run.owns(&t, attempts[t.Index]); err != nil {
+				return fault.Wrap(err, fault.Usage, where, "no tare writes such a line: move it away to report on the others",
+					"the trials are not those that the run made")
+			}
+			attempts[t.Index]++
 			if len(c.Trials) == MaxAttempts {
 				return fault.New(fault.Usage, where, largeHint, "the trials cannot be read: there are more than %d", MaxAttempts)
 			}
@@ -222,6 +229,29 @@ func (c *Contents) readTrials(f *os.File, path string, decode func(line []byte) 
 			return nil
 		}
 	}
+}
+
+// owns refuses a trial that the run did not make: one of another run, one that is not in the plan, and one that is
+// there twice or whose attempt before is missing. before is how many attempts at it have been read.
+func (r *Run) owns(t *Trial, before int) error {
+	planned := len(r.Plan) == 0 // as in records that tests make
+	if !planned && t.Index >= 0 && t.Index < len(r.Plan) {
+		p := r.Plan[t.Index]
+		planned = p.Index == t.Index && p.Block == t.Block && p.Position == t.Position &&
+			placeOf(p) == placeOf(t.PlannedTrial)
+	}
+	switch {
+	case t.Run != "" && t.Run != r.ID:
+		return fmt.Errorf("it is of the run %q, and %s of %q", text.ClipTo(t.Run, 60), RunFile, text.ClipTo(r.ID, 60))
+	case !planned:
+		return fmt.Errorf("the plan in %s has no trial %d of arm %q in block %d at this position and level: "+
+			"it is of another run", RunFile, t.Index, text.ClipTo(t.Arm, 60), t.Block)
+	case t.Attempt < before:
+		return fmt.Errorf("attempt %d of trial %d is there twice", t.Attempt, t.Index)
+	case t.Attempt > before:
+		return fmt.Errorf("it is attempt %d of trial %d, and attempt %d is not there", t.Attempt, t.Index, before)
+	}
+	return nil
 }
 
 func checkSchema(got, want, where string) error {

@@ -148,6 +148,7 @@ type Environment struct {
 // Trial is one line of trials.jsonl: one arm at one level of each factor, run once, with fresh processes.
 type Trial struct {
 	Schema string `json:"schema"`
+	Run    string `json:"run,omitempty"` // the ID of its run; records of Tare before 0.4 have none
 	PlannedTrial
 	// 0 for the first; a spoiled trial is run again in its block, and every attempt is a line
 	Attempt int                    `json:"attempt,omitempty"`

@@ -1,10 +1,12 @@
 package record
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -133,6 +135,71 @@ func TestReadFaults(t *testing.T) {
 	}
 }
 
+// TestStrangers: a trial that is not the run's own makes the record unreadable, with its line and what is wrong with
+// it, instead of a report on two runs as if they were one.
+func TestStrangers(t *testing.T) {
+	other := func(change func(*Trial)) Trial {
+		trial := testTrial(1)
+		trial.Run = "t"
+		change(&trial)
+		return trial
+	}
+	for _, c := range []struct {
+		name string
+		line Trial
+		want string
+	}{
+		{"its own", other(func(*Trial) {}), ""},
+		{"of a version that did not name the run", other(func(t *Trial) { t.Run = "" }), ""},
+		{"of another run", other(func(t *Trial) { t.Run = "u" }), `it is of the run "u", and run.json of "t"`},
+		{"twice", other(func(t *Trial) { t.Index, t.Position = 0, 0 }), "attempt 0 of trial 0 is there twice"},
+		{"an attempt that is missing", other(func(t *Trial) { t.Attempt = 1 }), "attempt 0 is not there"},
+		{"another arm", other(func(t *Trial) { t.Arm = AA }), `no trial 1 of arm "aa" in block 0`},
+		{"another block", other(func(t *Trial) { t.Block = 1 }), "in block 1 at this position"},
+		{"another position", other(func(t *Trial) { t.Position = 2 }), "it is of another run"},
+		{"another level", other(func(t *Trial) { t.Factors = map[string]string{"rate": "1"} }), "and level"},
+		{"beyond the plan", other(func(t *Trial) { t.Index = 7 }), "no trial 7"},
+		{"before the plan", other(func(t *Trial) { t.Index = -1 }), "no trial -1"},
+	} {
+		dir := filepath.Join(t.TempDir(), "run")
+		write(t, dir, 3, 1)
+		path := filepath.Join(dir, TrialsFile)
+		own, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		line, err := json.Marshal(c.line)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, slices.Concat(own, line, []byte("\n")), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		for name, read := range map[string]func(string) (*Contents, error){"Read": Read, "ReadLean": ReadLean} {
+			_, err := read(dir)
+			if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) ||
+				!strings.Contains(err.Error(), path+":2") || fault.CodeOf(err) != fault.Usage) {
+				t.Errorf("%s: %s: %v, want %q", c.name, name, err, c.want)
+			}
+		}
+	}
+}
+
+// TestNull: a metric without a value is not read as 0.
+func TestNull(t *testing.T) {
+	dir := t.TempDir()
+	line := `{"schema":"tare.trial/v1","index":%d,"metrics":{"latency_p50_seconds":%s}}` + "\n"
+	for name, text := range map[string]string{RunFile: `{"schema":"tare.run/v1"}`,
+		TrialsFile: fmt.Sprintf(line, 0, "null") + fmt.Sprintf(line, 1, "1")} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := ReadLean(dir); err == nil || !strings.Contains(err.Error(), `its metric "latency_p50_seconds" is null`) {
+		t.Error(err)
+	}
+}
+
 func TestCreateRefusesFullDirectory(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, 1, 1)
@@ -230,7 +297,7 @@ func TestDiskFull(t *testing.T) {
 	trial.Validity.Failed = strings.Repeat("x", 1500)
 	n := 0
 	for ; n < 100; n++ {
-		trial.Index = n
+		trial.Index, trial.Position = n, n
 		if err = w.Append(trial); err != nil {
 			break
 		}

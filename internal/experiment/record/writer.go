@@ -21,6 +21,7 @@ import (
 // Writer writes a run directory. It is for one goroutine.
 type Writer struct {
 	dir    string
+	run    string   // the ID of the run
 	root   *os.Root // the directory, whatever is at its path now
 	trials *os.File
 	size   int64 // of the whole lines in trials
@@ -46,7 +47,7 @@ func Create(dir string, run Run) (_ *Writer, err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, cannotWrite(err, dir)
 	}
-	w := &Writer{dir: dir}
+	w := &Writer{dir: dir, run: run.ID}
 	if w.root, err = os.OpenRoot(dir); err != nil {
 		return nil, cannotWrite(err, dir)
 	}
@@ -119,6 +120,7 @@ func (w *Writer) Append(t Trial) error {
 		return fault.Wrap(err, fault.Invalid, filepath.Join(w.dir, TrialsFile), "split the experiment",
 			"a run directory cannot hold trial %d", t.Index)
 	}
+	t.Run = w.run
 	line, kept, err := w.fit(t)
 	if err != nil {
 		return err
@@ -205,7 +207,7 @@ var trims = []func(Trial) Trial{
 	func(t Trial) Trial {
 		t.Validity = Validity{Failed: "its record was too large to be kept"}
 		return Trial{
-			Schema: t.Schema, PlannedTrial: t.PlannedTrial, Attempt: t.Attempt, Started: t.Started, Ended: t.Ended,
+			Schema: t.Schema, Run: t.Run, PlannedTrial: t.PlannedTrial, Attempt: t.Attempt, Started: t.Started, Ended: t.Ended,
 			Validity: t.Validity,
 		}
 	},

@@ -1,8 +1,10 @@
 package analysis
 
 import (
+	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"tare/internal/experiment/record"
 	"tare/internal/lib/stats"
@@ -19,6 +21,7 @@ type Power struct {
 	Blocks     int        `json:"blocks"`
 	PerBlock   float64    `json:"block_seconds"` // that a block took, the mean
 	Rows       []PowerRow `json:"rows"`
+	Warnings   []string   `json:"warnings,omitempty"` // of the run and its record
 }
 
 // PowerRow is one metric at one level, by the arm of which least can be told.
@@ -58,6 +61,13 @@ func PowerOf(run record.Run, trials []record.Trial, parts []float64, power float
 	p := &Power{
 		Schema: PowerSchema, Experiment: run.Experiment, Power: power, Blocks: s.Blocks, PerBlock: secondsPerBlock(trials),
 		Rows: []PowerRow{},
+	}
+	if s.Partial {
+		p.Warnings = append(p.Warnings, fmt.Sprintf("the run is partial: %d of %d planned trials were done", s.Trials.Done,
+			s.Trials.Planned))
+	}
+	if !s.Valid {
+		p.Warnings = append(p.Warnings, "the run is invalid: "+strings.Join(s.InvalidReasons, "; "))
 	}
 	type key struct{ metric, level string }
 	base := map[key]float64{}

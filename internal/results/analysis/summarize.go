@@ -182,7 +182,7 @@ func newTable(run record.Run, trials []record.Trial, s *Summary) *Table {
 		t.order[d.Name] = i
 	}
 	levels, arms, metrics := map[string]factors{}, map[string]bool{}, map[string]bool{}
-	unreadable := 0
+	unreadable, doubt := 0, doubtful{names: map[string]bool{}}
 	for _, attempts := range attemptsOf(trials) {
 		at := levelOf(attempts[0].Factors)
 		c := cell{record.LevelKey(at), attempts[0].Arm, attempts[0].Block}
@@ -191,11 +191,12 @@ func newTable(run record.Run, trials []record.Trial, s *Summary) *Table {
 		counted := map[string]bool{}
 		for _, trial := range attempts {
 			unreadable += v.take(trial, t.defined)
+			doubt.look(trial)
 			for name, r := range trial.Loads {
 				t.loads[name], t.closed = true, t.closed || r.Mode == load.Closed
 			}
 			for name, n := range trial.Counts {
-				if counted[name] || !trial.Validity.Stands(name) {
+				if counted[name] || !trial.Validity.Stands(name) || !possible(n) {
 					continue
 				}
 				key := pool{c.level, c.arm, name}
@@ -231,6 +232,7 @@ func newTable(run record.Run, trials []record.Trial, s *Summary) *Table {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("%d histograms could not be read; quantiles from them are missing",
 			unreadable))
 	}
+	doubt.warn(s)
 	t.Levels = slices.SortedFunc(maps.Values(levels), CompareLevels)
 	t.Arms = slices.SortedFunc(maps.Keys(arms), CompareArms)
 	t.metrics, t.known = slices.Sorted(maps.Keys(metrics)), metrics
@@ -239,6 +241,46 @@ func newTable(run record.Run, trials []record.Trial, s *Summary) *Table {
 	}
 	t.findOrder(trials)
 	return t
+}
+
+// possible reports whether a count can be one: a part of all.
+func possible(n record.Count) bool { return n.In >= 0 && n.In <= n.Of }
+
+// doubtful is what of a record no trial can have written, and is left out.
+type doubtful struct {
+	bare   int // trials that did not fail and have no metrics
+	values int
+	names  map[string]bool // of these
+}
+
+func (d *doubtful) look(t record.Trial) {
+	if t.Validity.Failed == "" && t.Metrics == nil {
+		d.bare++
+	}
+	see := func(name string, usable bool) {
+		if !usable {
+			d.values++
+			d.names[name] = true
+		}
+	}
+	for name, v := range t.Metrics {
+		see(name, Usable(v))
+	}
+	for name, n := range t.Counts {
+		see(name, possible(n))
+	}
+}
+
+func (d *doubtful) warn(s *Summary) {
+	if d.bare > 0 {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("the record is incomplete: %s without metrics did not fail",
+			quantity.Counted(d.bare, "trial")))
+	}
+	if d.values > 0 {
+		names := lists.Map(slices.Sorted(maps.Keys(d.names)), quantity.Label)
+		s.Warnings = append(s.Warnings, fmt.Sprintf("left out: %s that nothing can have measured, of %s",
+			quantity.Counted(d.values, "value"), strings.Join(FirstOf(names, maxApart), ", ")))
+	}
 }
 
 // take adds what stands of an attempt and no attempt before it could tell. The generator's lag comes from the attempt

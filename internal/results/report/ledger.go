@@ -11,15 +11,34 @@ import (
 	"tare/internal/lib/known"
 	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
+	"tare/internal/scale/charge"
 	"tare/internal/scale/ledger"
 )
 
 // LedgerOptions are what of a ledger people see. What has no row is in a row "other", so that each table adds up; forms
 // for programs have everything.
 type LedgerOptions struct {
-	Top   int                    // rows of a table, the biggest first; 0: 10, below 0: all
-	Depth int                    // levels of control groups below the root; deeper ones are in the row above them. 0: all
-	Match func(path string) bool // which control groups; nil: all. Those that a rule names have a row in any case
+	Top   int // rows of a table, the biggest first; 0: 10, below 0: all
+	Depth int // levels of control groups below the root; deeper ones are in the row above them. 0: all
+	// Match are patterns of control groups that have a row, with those below them; none: all. Those that a rule names
+	// have a row in any case.
+	Match []string
+}
+
+// matches reports whether a control group may have a row.
+func (o LedgerOptions) matches(path string) bool {
+	return len(o.Match) == 0 ||
+		slices.ContainsFunc(o.Match, func(pattern string) bool { return charge.Within(pattern, path) })
+}
+
+// unmatched warns of patterns that no control group matches: a wrong one must not look like a group that uses nothing.
+func (t *screen) unmatched(groups []ledger.Cgroup) {
+	for _, pattern := range t.Ledger.Match {
+		if !slices.ContainsFunc(groups, func(g ledger.Cgroup) bool { return charge.Within(pattern, g.Path) }) {
+			t.wrap("warning: ", fmt.Sprintf("--match %s matches none of the %s", clean(pattern),
+				quantity.Counted(len(groups), "control group")))
+		}
+	}
 }
 
 // rows is how many of n have a row.
@@ -52,6 +71,7 @@ func Ledger(w io.Writer, l *ledger.Ledger, o Options) error {
 	if len(l.Warnings) > 0 {
 		t.line("")
 	}
+	t.unmatched(l.Cgroups)
 	for _, x := range l.Warnings {
 		t.wrap("warning: ", x.Message)
 	}

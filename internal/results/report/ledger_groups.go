@@ -175,7 +175,7 @@ func (t *GroupTree) rows(o LedgerOptions) (rows []groupRow, other groupRow, sum 
 	shown := map[int]bool{}
 	for i := range t.groups {
 		shown[i] = t.named(i)
-		if to[i] == i && all[i].used.worth(least, sum) && (o.Match == nil || o.Match(t.groups[i].Path)) {
+		if to[i] == i && all[i].used.worth(least, sum) && o.matches(t.groups[i].Path) {
 			big = append(big, i)
 		}
 	}

@@ -28,7 +28,6 @@ func TestGroupRows(t *testing.T) {
 		group("/pods", 3_000, 0, none), group("/pods/bank", 2_800, 0, none), group("/pods/shop", 200, 0, shop),
 		group("/pods/shop/app", 150, 0, shop), group("/pods/shop/pause", 10, 0, shop), group("/idle", 0, 0, none),
 	}
-	pods := func(path string) bool { return strings.HasPrefix(path, "/pods") }
 	for _, c := range []struct {
 		o    LedgerOptions
 		want string
@@ -40,8 +39,8 @@ func TestGroupRows(t *testing.T) {
 			"200 ms /pods/shop (with 2 below it)  [shop]; 3.00 s other (6)"},
 		{LedgerOptions{Depth: 1}, "6.00 s /system.slice (with 3 below it); 200 ms /pods/shop (with 2 below it)  [shop]; " +
 			"2.80 s /pods (with 1 below it); 1.00 s / (in itself); 0 s other (1)"},
-		{LedgerOptions{Match: pods}, "2.80 s /pods/bank; 150 ms /pods/shop/app  [shop]; 10.0 ms /pods/shop/pause  [shop]; " +
-			"40.0 ms /pods/shop (in itself)  [shop]; 7.00 s other (7)"},
+		{LedgerOptions{Match: []string{"/pods"}}, "2.80 s /pods/bank; 150 ms /pods/shop/app  [shop]; " +
+			"10.0 ms /pods/shop/pause  [shop]; 40.0 ms /pods/shop (in itself)  [shop]; 7.00 s other (7)"},
 	} {
 		rows, other, sum := NewGroupTree(groups).rows(c.o)
 		var got []string
@@ -107,7 +106,7 @@ func TestGroupRowsAddUp(t *testing.T) {
 		}
 		o := LedgerOptions{Top: r.IntN(6) - 1, Depth: r.IntN(4)}
 		if r.IntN(2) == 0 {
-			o.Match = func(path string) bool { return strings.Contains(path, "b") }
+			o.Match = []string{"/**/*b*"}
 		}
 		rows, other, sum := tree.rows(o)
 		var got usage

@@ -89,6 +89,20 @@ func TestLedgerWithoutPrograms(t *testing.T) {
 	}
 }
 
+// TestUnmatched: a pattern that matches no control group is named, and does not look like groups that use nothing.
+func TestUnmatched(t *testing.T) {
+	l := ledger.Ledger{Cgroups: []ledger.Cgroup{{Path: "/"}, {Path: "/pods"}, {Path: "/pods/shop"}}}
+	var b bytes.Buffer
+	o := report.Options{Width: 110, Ledger: report.LedgerOptions{Match: []string{"/pod/*", "/pods/*"}}}
+	if err := report.Ledger(&b, &l, o); err != nil {
+		t.Fatal(err)
+	}
+	if text := b.String(); strings.Count(text, "--match") != 1 ||
+		!strings.Contains(text, "warning: --match /pod/* matches none of the 3 control groups") {
+		t.Error(text)
+	}
+}
+
 // What a ledger with charges says of workloads, to the letter.
 func TestLedgerTellsGrossNetAndTare(t *testing.T) {
 	at := func(v float64) *float64 { return &v }

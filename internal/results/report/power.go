@@ -46,6 +46,9 @@ func Power(w io.Writer, p *analysis.Power, o Options) error {
 	if hidden > 0 {
 		t.wrap("", fmt.Sprintf("%s are left out: --all.", quantity.Counted(hidden, "further row")))
 	}
+	for _, warning := range p.Warnings {
+		t.wrap("warning: ", warning)
+	}
 	return put(w, t.b.String(), "the power")
 }
 

@@ -312,8 +312,8 @@ func (c *Counting) writeDown(events *record.Events, atEnd, last reading, said Sa
 	events.Late = new(min(late(scope, c.offset, atEnd, last, said.Delivered), delivered))
 	events.AtExit = new(min(max(said.Delivered-last.said.Delivered, 0), delivered))
 	events.Offset.Delivered = &offset.Delivered
-	if said.Says {
-		events.SaidLost = new(max(said.Lost-offset.Lost, 0))
+	if said.Says && said.Lost >= offset.Lost {
+		events.SaidLost = new(said.Lost - offset.Lost)
 	}
 	return nil
 }

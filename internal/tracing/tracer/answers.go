@@ -62,7 +62,8 @@ type loss struct {
 	trials, lossy             int // and how many of them lost any
 	made, lost, extra, unsaid float64
 	late                      float64
-	tells                     bool // it says what it lost
+	said                      float64 // lost by its own word
+	tells                     int     // trials in which it says what it lost
 }
 
 // lossAt sums up one level.
@@ -84,8 +85,8 @@ func (p *prose) lossAt(t *analysis.Table, at map[string]string) (l loss) {
 	l.made, _ = sum("events_generated")
 	l.extra, _ = sum("events_extra")
 	l.late, _ = sum("events_late")
-	unsaid, n := sum("events_unsaid")
-	l.unsaid, l.tells = unsaid, n > 0
+	l.unsaid, l.tells = sum("events_unsaid")
+	l.said, _ = sum("events_said_lost")
 	return l
 }
 
@@ -96,7 +97,7 @@ func (p *prose) losses(t *analysis.Table) (all loss) {
 		all.trials, all.lossy = all.trials+l.trials, all.lossy+l.lossy
 		all.made, all.lost, all.extra = all.made+l.made, all.lost+l.lost, all.extra+l.extra
 		all.unsaid, all.late = all.unsaid+l.unsaid, all.late+l.late
-		all.tells = all.tells || l.tells
+		all.said, all.tells = all.said+l.said, all.tells+l.tells
 	}
 	return all
 }
@@ -122,10 +123,15 @@ func (p *prose) tracer(t *analysis.Table, all loss) {
 	}
 	switch {
 	case all.lost == 0 && all.unsaid == 0:
-	case !all.tells:
+	case all.tells == 0:
 		p.Add("It says nothing of what it loses.")
+	case all.unsaid == 0 && all.said < all.lost:
+		p.Add("It says so itself of %s of them, and nothing of the others.", count(all.said))
 	case all.unsaid == 0:
 		p.Add("It says so itself, to the event.")
+	case all.tells < all.trials:
+		p.Add("What it says of its own losses is wrong by %s events in the %s in which it says anything.", count(all.unsaid),
+			counted(all.tells, "trial"))
 	default:
 		p.Add("What it says of its own losses is wrong by %s events in all.", count(all.unsaid))
 	}

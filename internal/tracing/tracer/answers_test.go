@@ -12,7 +12,8 @@ import (
 // traceRun is a run of tracers by rate: each arm loses and says what values gives.
 func TestTraceAnswers(t *testing.T) {
 	levels := []map[string]string{{"rate": "1000"}, {"rate": "64000"}}
-	s := analysistest.Sweep{Levels: levels, Arms: []string{"whole", "lossy", "silent", "liar"}}.Answered(t,
+	speaks := false
+	s := analysistest.Sweep{Levels: levels, Arms: []string{"whole", "lossy", "silent", "liar", "partly"}}.Answered(t,
 		func(arm string, level map[string]string) map[string]float64 {
 			m := map[string]float64{"events_generated": 1000, "events_counted": 1000, "throughput_per_second": 1000}
 			if level["rate"] == "64000" {
@@ -25,15 +26,21 @@ func TestTraceAnswers(t *testing.T) {
 			m["cpu_seconds_per_kiloevent"], m["bpf_seconds_per_kiloevent"] = 2e-3, 0.5e-3
 			m["agent_cpu_seconds_per_kiloevent"] = 1.5e-3
 			m["rss_bytes"], m["rss_peak_bytes"], m["memory_hard_bytes"] = 14e6, 20e6, 9e6
-			if arm != "silent" {
-				m["events_unsaid"] = 0
+			if arm != "silent" && arm != "partly" {
+				m["events_unsaid"], m["events_said_lost"] = 0, 0
 			}
 			if level["rate"] == "64000" {
 				switch arm {
 				case "whole":
 					m["throughput_per_second"] = 27_000
 				case "liar":
-					m["events_lost"], m["events_unsaid"], m["events_late"] = 5, 3, 7
+					m["events_lost"], m["events_unsaid"], m["events_said_lost"], m["events_late"] = 5, 3, 2, 7
+				case "lossy":
+					m["events_lost"], m["events_said_lost"] = 5, 5
+				case "partly":
+					if m["events_lost"], speaks = 5, !speaks; speaks {
+						m["events_unsaid"], m["events_said_lost"] = 0, 5
+					}
 				default:
 					m["events_lost"] = 5
 				}
@@ -41,13 +48,14 @@ func TestTraceAnswers(t *testing.T) {
 			return m
 		})
 	analysistest.Holds(t, s,
-		[]string{"liar lost 40 of 16,000 events (0.250 %), lossy lost 40 of 16,000 events (0.250 %) and silent lost 40 of " +
-			"16,000 events (0.250 %). whole delivered every event."},
+		[]string{"liar lost 40 of 16,000 events (0.250 %), lossy lost 40 of 16,000 events (0.250 %), partly lost 40 of " +
+			"16,000 events (0.250 %) and silent lost 40 of 16,000 events (0.250 %). whole delivered every event."},
 		[]string{"liar: of 16,000 events in 16 trials 40 were lost (0.250 %), in 8 of the trials.", "wrong by 24 events",
 			"56 came late (0.350 %)"},
 		[]string{"lossy: of 16,000 events", "That is 0.500 % at rate 64000; none at rate 1000.",
 			"It says so itself, to the event.", "At rate 64000, the load made 36,000 events/s with it and 36,000 without; the " +
 				"difference is not resolved."},
+		[]string{"partly: ", "It says so itself of 20 of them, and nothing of the others."},
 		[]string{"silent: ", "It says nothing of what it loses."},
 		[]string{"whole: of 16,000 events in 16 trials none was lost; so fewer than 3 in 16 such trials lose any, at 95 %.",
 			"The CPU time of 1,000 events is 2.0", " in its processes, ", " in its programs) at rate 1000 and 2.0",

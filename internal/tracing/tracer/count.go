@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+
+	"tare/internal/lib/text"
 )
 
 // matcher is a pattern for lines.
@@ -25,14 +27,13 @@ func compile(pattern string) (*matcher, error) {
 
 func (m *matcher) match(line []byte) bool { return m.all || m.re.Match(line) }
 
-// captured is the number in the first group of the pattern; false where the line does not match or has no number there.
-func (m *matcher) captured(line []byte) (int64, bool) {
+// captured is what the first group of the pattern matches; empty where the line does not match.
+func (m *matcher) captured(line []byte) string {
 	found := m.re.FindSubmatch(line)
 	if len(found) < 2 {
-		return 0, false
+		return ""
 	}
-	n, err := strconv.ParseInt(string(found[1]), 10, 64)
-	return n, err == nil && n >= 0
+	return string(found[1])
 }
 
 // tally is the count of one source of a stream as far as the stream has been read.
@@ -41,6 +42,9 @@ type tally struct {
 	n       int64
 	seen    bool  // it has said something: before that it is not 0 but unknown. Lines are known from the start
 	updates int64 // how often it has said something
+
+	// doubt is why n cannot be trusted, such as a total that fell because the tracer was started again; empty: it can.
+	doubt string
 }
 
 func newTally(s Source) *tally { return &tally{source: s, seen: s.Lines != nil} }
@@ -53,14 +57,29 @@ func (t *tally) take(line []byte) {
 			t.n++
 		}
 	case t.source.Sum != nil:
-		if n, ok := t.source.Sum.captured(line); ok {
-			t.n, t.seen, t.updates = t.n+n, true, t.updates+1
+		said := t.source.Sum.captured(line)
+		if said == "" {
+			return
 		}
+		n, err := strconv.ParseInt(said, 10, 64)
+		if t.seen, t.updates = true, t.updates+1; err != nil || n < 0 || t.n+n < 0 {
+			t.doubt = fmt.Sprintf("it wrote %q, which is no count", text.ClipTo(said, 40))
+			return
+		}
+		t.n += n
 	case t.source.JSON != nil:
 		if n, ok := lookUp(line, t.source.JSON); ok {
-			t.n, t.seen, t.updates = n, true, t.updates+1
+			t.total(n)
 		}
 	}
+}
+
+// total takes a running total. One that falls began anew, and what was counted before it fell is lost.
+func (t *tally) total(n int64) {
+	if n < t.n {
+		t.doubt = fmt.Sprintf("its total fell from %d to %d, as when a tracer is started again", t.n, n)
+	}
+	t.n, t.seen, t.updates = n, true, t.updates+1
 }
 
 // maxLine is how much of a line is looked at: a tracer that never ends its line must not fill the memory.
@@ -85,6 +104,14 @@ func (f *feed) write(piece []byte) {
 			t.n += n
 		}
 		return
+	}
+	if piece == nil && !f.over && len(f.carry) > 0 { // the end, and of the last line none: a total there is whole
+		for _, t := range f.tallies {
+			if t.source.JSON != nil {
+				t.take(f.carry)
+			}
+		}
+		f.carry = f.carry[:0]
 	}
 	for len(piece) > 0 {
 		end := bytes.IndexByte(piece, '\n')

@@ -114,6 +114,9 @@ func (j *joined) Stop(ctx context.Context, used *float64) error {
 			"%s did not end in its time when it was asked to, and was killed: what it would still have said is not known",
 			j.trial.Arm())
 	}
+	if why := j.running.LossUnknown(); why != "" {
+		j.trial.Warn("loss-unknown", "it is not known how many events %s says it lost: %s", j.trial.Arm(), why)
+	}
 	if n := j.running.Unmatched(); n > 0 {
 		j.trial.Warn("no-line-matches", "%s wrote %d lines, and not one is an event by the pattern that it is counted by",
 			j.trial.Arm(), n)

@@ -39,6 +39,7 @@ type Running struct {
 	feeds     [2]feed
 	delivered *tally
 	lost      *tally        // nil where it does not say
+	since     int64         // of its metrics: when its process began, in seconds since 1970; 0 where they do not say
 	saw       chan struct{} // closed when the line that says it is ready has come
 }
 
@@ -192,11 +193,39 @@ func (r *Running) Counts(ctx context.Context) (execload.Said, error) {
 	r.out.Read()
 	r.out.Lock()
 	defer r.out.Unlock()
+	if why := r.delivered.doubt; why != "" {
+		return execload.Said{}, r.WithLastWords(fmt.Errorf("it is not known how many events %s delivered: %s", r.Name(), why))
+	}
 	c := execload.Said{Delivered: r.delivered.n, Knows: r.delivered.seen}
-	if r.lost != nil {
+	if r.lost != nil && r.lost.doubt == "" {
 		c.Lost, c.Says = r.lost.n, r.lost.seen
 	}
 	return c, nil
+}
+
+// LossUnknown is why it is not known how many events the tracer says it lost; empty where it is known, or no tracer of
+// its kind says it. One that writes a line for each loss has lost none as long as it writes none.
+func (r *Running) LossUnknown() string {
+	r.out.Read()
+	r.out.Lock()
+	defer r.out.Unlock()
+	switch {
+	case r.lost == nil:
+		return ""
+	case r.lost.doubt != "":
+		return r.lost.doubt
+	case r.lost.seen || r.lost.source.Sum != nil:
+		return ""
+	}
+	return "it never said so: " + r.lost.source.lacks(r.url)
+}
+
+// lacks says what of a source has not come.
+func (s Source) lacks(url string) string {
+	if s.Metric != nil {
+		return fmt.Sprintf("its metrics at %s have no %s", url, s.Metric.name)
+	}
+	return fmt.Sprintf("no line of its %s has a number at %s", s.Stream, strings.Join(s.JSON, "."))
 }
 
 // ask has the tracer say its totals, and waits for them as long as one that gets its share of CPU needs.
@@ -240,16 +269,26 @@ func (r *Running) scrape(ctx context.Context) error {
 	}
 	r.out.Lock()
 	defer r.out.Unlock()
+	since, says, err := (&selector{name: "process_start_time_seconds"}).sum(page)
+	again := err == nil && says && r.since != 0 && since != r.since
+	if err == nil && says {
+		r.since = since
+	}
 	for _, t := range []*tally{r.delivered, r.lost} {
 		if t == nil || t.source.Metric == nil {
 			continue
 		}
 		n, seen, err := t.source.Metric.sum(page)
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
+		case seen:
+			t.total(n)
+		case t.seen:
+			t.doubt = "its metrics no longer have " + t.source.Metric.name
 		}
-		if seen {
-			t.n, t.seen, t.updates = n, true, t.updates+1
+		if again && t.seen {
+			t.doubt = "its process was started again (process_start_time_seconds), and its counts with it"
 		}
 	}
 	return nil
@@ -274,11 +313,6 @@ func (r *Running) Unmatched() int64 {
 // Unknown is why it is not known how many events the tracer delivered, where it never said. name is what the tracer is
 // called.
 func (r *Running) Unknown(name string) error {
-	s := r.delivered.source
-	if s.Metric != nil {
-		return r.WithLastWords(fmt.Errorf("%s never said how many events it delivered: its metrics at %s have no %s",
-			name, r.url, s.Metric.name))
-	}
-	return r.WithLastWords(fmt.Errorf("%s never said how many events it delivered: no line of its %s has a number at %s",
-		name, s.Stream, strings.Join(s.JSON, ".")))
+	return r.WithLastWords(fmt.Errorf("%s never said how many events it delivered: %s", name,
+		r.delivered.source.lacks(r.url)))
 }

@@ -279,6 +279,86 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
+// TestStartedAgain: a total that falls, or that is of another process than before, is no count of what was delivered;
+// of what was lost it makes no count either, with the reason, and not 0.
+func TestStartedAgain(t *testing.T) {
+	guest.KernelFree(t)
+	loss := func(r *Running) {
+		t.Helper()
+		if c, err := r.Counts(t.Context()); err != nil || c.Says || !c.Knows {
+			t.Errorf("%+v, %v", c, err)
+		}
+	}
+	said := func(script string, delivered, lost Source, says, lossSays string) {
+		t.Helper()
+		tr := shell(`trap 'printf "{\"delivered\":9}"; exit 0' INT; ` + script + `; echo ready; while :; do sleep 0.01; done`)
+		tr.Delivered, tr.Lost = delivered, &lost
+		r := start(t, tr, Place{}, unasked(t))
+		ready(t, r)
+		r.Stop()
+		c, err := r.Counts(t.Context())
+		if says == "" && (err != nil || c.Delivered != 9) ||
+			says != "" && (err == nil || !strings.Contains(err.Error(), says)) {
+			t.Errorf("%s: %+v, %v, want %q", script, c, err, says)
+		}
+		if why := r.LossUnknown(); (why == "") != (lossSays == "") || !strings.Contains(why, lossSays) {
+			t.Errorf("%s: the loss is unknown, for %q, want %q", script, why, lossSays)
+		} else if why != "" && says == "" {
+			loss(r)
+		}
+	}
+	total, lost := Source{Stream: Stdout, JSON: []string{"delivered"}}, Source{Stream: Stdout, JSON: []string{"lost"}}
+	sum := Source{Stream: Stdout, Sum: mustCompile(`^Lost (\S+) events`)}
+	said(`echo '{"delivered":7,"lost":2}'`, total, lost, "", "")
+	said(`echo '{"delivered":12}'`, total, lost, "its total fell from 12 to 9, as when a tracer is started again",
+		"no line of its stdout has a number at lost")
+	said(`echo '{"lost":3}'; echo '{"lost":0}'`, total, lost, "", "its total fell from 3 to 0")
+	said(`echo Lost 3 events`, total, sum, "", "")
+	said(`echo nothing lost`, total, sum, "", "")
+	said(`echo Lost 99999999999999999999 events`, total, sum, "", `it wrote "99999999999999999999", which is no count`)
+
+	page := ""
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, page) })}
+	go server.Serve(l) //nolint:errcheck // it ends with the test
+	defer server.Close()
+	for _, c := range []struct{ name, first, then, says, lossSays string }{
+		{"it goes on", "a 5\nlost 1\nprocess_start_time_seconds 100\n",
+			"a 7\nlost 1\nprocess_start_time_seconds 100\n", "", ""},
+		{"it falls", "a 5\nlost 1\n", "a 4\nlost 1\n", "its total fell from 5 to 4", ""},
+		{"another process", "a 5\nlost 1\nprocess_start_time_seconds 100\n",
+			"a 7\nlost 1\nprocess_start_time_seconds 160\n", "its process was started again", "its process was started again"},
+		{"it is gone", "a 5\nlost 1\n", "b 7\nlost 1\n", "its metrics no longer have a", ""},
+		{"the loss is gone", "a 5\nlost 1\n", "a 7\n", "", "its metrics no longer have lost"},
+		{"the loss falls", "a 5\nlost 3\n", "a 7\nlost 1\n", "", "its total fell from 3 to 1"},
+		{"no loss", "a 5\n", "a 7\n", "", "it never said so: its metrics at http"},
+	} {
+		tr := shell(`trap 'exit 0' INT; echo ready; while :; do sleep 0.01; done`)
+		tr.Delivered = Source{Metric: &selector{name: "a"}, URL: "http://" + l.Addr().String() + "/metrics"}
+		tr.Lost = &Source{Metric: &selector{name: "lost"}}
+		r := start(t, tr, Place{}, unasked(t))
+		ready(t, r)
+		page = c.first
+		if _, err := r.Counts(t.Context()); err != nil {
+			t.Error(err)
+		}
+		page = c.then
+		_, err := r.Counts(t.Context())
+		if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v, want %q", c.name, err, c.says)
+		}
+		if why := r.LossUnknown(); (why == "") != (c.lossSays == "") || !strings.Contains(why, c.lossSays) {
+			t.Errorf("%s: the loss is unknown, for %q, want %q", c.name, why, c.lossSays)
+		} else if why != "" && err == nil {
+			loss(r)
+		}
+		r.Stop()
+	}
+}
+
 func TestPlace(t *testing.T) {
 	tr := shell(`echo ready; cat "$F"; echo "$V"; exec sleep 1000`)
 	tr.Files, tr.Env = map[string]string{"rules.yaml": "event {cgroup_id} {port} {x}\n"}, []string{"F={dir}/rules.yaml",

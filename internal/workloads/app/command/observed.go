@@ -62,5 +62,8 @@ func (o *observed) After(context.Context) error {
 	if stray != "" {
 		o.trial.Warn(measured.WarnStrays, "%s", stray)
 	}
+	if why := o.existing.Unseen(); why != "" {
+		o.trial.Warn(measured.WarnUnseen, "%s", why)
+	}
 	return err
 }

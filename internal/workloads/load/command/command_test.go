@@ -157,6 +157,16 @@ func TestJudge(t *testing.T) {
 			"not one request was answered, by wrk's own clock", 0},
 		"errors": {whole(Own{Said: said(1000, 11, 500, 0.1)}), "errors",
 			"11 of 1000 requests failed, as wrk counts them", 0},
+		"errors beside": {whole(Own{Said: &tool.Reading{Tool: "wrk", Part: tool.Part{Requests: new(int64(400)),
+			Errors: new(int64(600)), Beside: 600}}}), "errors", "600 of 1000 requests failed", 0},
+		"of another day": {whole(Own{WallSeconds: 3, Said: &tool.Reading{Tool: "wrk", Part: tool.Part{
+			Requests: new(int64(400)), Errors: new(int64(0)), Seconds: new(60.0)}}}), "tool-output",
+			"it says that it took 60 s, and its program was there for 3 s", 0},
+		"a part of the window": {whole(Own{WallSeconds: 3, Said: &tool.Reading{Tool: "wrk", Part: tool.Part{
+			Requests: new(int64(400)), Errors: new(int64(0)), Seconds: new(0.9)}}}), "program-window",
+			"wrk says that it took 0.9 s, and the window has 2 s", 0},
+		"the whole window": {whole(Own{WallSeconds: 2.1, Said: &tool.Reading{Tool: "wrk", Part: tool.Part{
+			Requests: new(int64(400)), Errors: new(int64(0)), Seconds: new(2.2)}}}), "", "", 0},
 		"errors apart": {whole(Own{Said: said(5, 10, 500, 0.1)}), "errors", "10 of 10 requests failed", 0},
 	} {
 		t.Run(name, func(t *testing.T) {

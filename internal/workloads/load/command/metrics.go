@@ -60,6 +60,7 @@ func (guest) Judge(m *measured.Measured, name string) []measured.Trip {
 		j.Trip(gateOutput, 0, 1, "%s; see what it prints, or write tool: none", own.Unread)
 	}
 	if own.Said != nil {
+		judgeTime(j, own)
 		judgeSaid(j, *own.Said, m.Setup.Gates.Float("errors"))
 		judgeTouched(j, m)
 	}
@@ -71,6 +72,22 @@ func lastWords(own Own) string {
 		return ""
 	}
 	return ", and its last words were: " + own.LastWords
+}
+
+// judgeTime holds the time that the tool says it took against Tare's clock: a shell around a tool may wait before and
+// after it, and may print what the tool wrote another day. A tenth, and a tenth of a second, are left to where a tool's
+// clock starts and stops.
+func judgeTime(j *measured.LoadJudge, own Own) {
+	seconds, whole := own.Said.Seconds, j.Result.Seconds
+	switch {
+	case seconds == nil:
+	case *seconds > 1.1*own.WallSeconds+0.1:
+		j.Trip(gateOutput, *seconds, own.WallSeconds, "it says that it took %.3g s, and its program was there for %.3g s: "+
+			"what it printed is of another run", *seconds, own.WallSeconds)
+	case *seconds < 0.9*min(whole, own.WindowSeconds)-0.1:
+		j.Trip(gateWindow, *seconds/whole, 1, "%s says that it took %.3g s, and the window has %g s; have it run for "+
+			"{seconds} seconds", own.Said.Tool, *seconds, whole)
+	}
 }
 
 // judgeSaid holds what the tool says of its requests against the gates.
@@ -112,7 +129,7 @@ func errorRatio(said tool.Reading) (float64, bool) {
 	return measured.Ratio(*said.Errors, attempts(said)), true
 }
 
-func attempts(said tool.Reading) int64 { return max(*said.Requests, *said.Errors) }
+func attempts(said tool.Reading) int64 { return max(*said.Requests+said.Beside, *said.Errors) }
 
 // ownClock ends the description of what a tool says.
 const ownClock = " By the tool's own clock and over its whole run, which the warm-up is part of: not to be held " +

@@ -11,10 +11,12 @@ import (
 	"tare/internal/experiment/process"
 )
 
-// lookFirst and lookLater are the time between two looks for connections, at first and later.
+// lookFirst and lookLater are the time between two looks for connections, at first and later, and enoughLooks how many
+// are made for those that go past.
 const (
-	lookFirst = 100 * time.Millisecond
-	lookLater = time.Second
+	lookFirst   = 100 * time.Millisecond
+	lookLater   = time.Second
+	enoughLooks = 5
 )
 
 // passage knows whether connections come to an address. It looks at this machine's sockets until one is seen, which is
@@ -23,8 +25,12 @@ type passage struct {
 	port   uint16
 	before map[process.Connection]bool // that were there before the loads, such as those by which it was found to be ready
 
+	// past gives the name of a load that goes past the address; empty where none is seen to. Nil: none can.
+	past func() string
+
 	mu     sync.Mutex
 	came   bool
+	by     string             // the load that goes past
 	cancel context.CancelFunc // of the looking; nil before
 	done   chan struct{}
 }
@@ -53,17 +59,25 @@ func (p *passage) at(address string) bool {
 	return err == nil && port == strconv.Itoa(int(p.port))
 }
 
-// watch looks until one has come or the context ends.
+// watch looks until one has come, and a few times for loads that go past, or the context ends.
 func (p *passage) watch(ctx context.Context) {
 	ctx, p.cancel = context.WithCancel(ctx)
 	p.done = make(chan struct{})
 	go func() {
 		defer close(p.done)
-		for wait := lookFirst; !p.seen(); wait = min(2*wait, lookLater) {
+		wait := lookFirst
+		for looks := 0; !p.seen() || p.past != nil && looks < enoughLooks; looks++ {
 			select {
 			case <-ctx.Done():
 				return
 			case <-time.After(wait):
+			}
+			if wait = min(2*wait, lookLater); p.past != nil {
+				if by := p.past(); by != "" {
+					p.mu.Lock()
+					p.by = by
+					p.mu.Unlock()
+				}
 			}
 		}
 	}()
@@ -83,6 +97,13 @@ func (p *passage) seen() bool {
 		p.came = p.came || !p.before[c]
 	}
 	return p.came
+}
+
+// bypassed is the load that was seen to go past; empty for none.
+func (p *passage) bypassed() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.by
 }
 
 // close ends the looking.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/param"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
@@ -116,6 +118,7 @@ func (s *started) inPath() error {
 	if s.passage, err = newPassage(s.address); err != nil {
 		return err
 	}
+	s.passage.past = s.past()
 	if slices.ContainsFunc(s.running.Listening(), s.passage.at) {
 		return nil
 	}
@@ -127,6 +130,35 @@ func (s *started) inPath() error {
 		}
 	}
 	return nil // what runs in a container or a virtual machine has sockets that are not seen from here
+}
+
+// past looks for loads that go to the application that it serves and have a connection to that itself. Where a load goes
+// that Tare does not generate, its command line alone says; without such loads it is nil.
+func (s *started) past() func() string {
+	app, err := netip.ParseAddrPort(s.trial.Applications()[s.serves].Address)
+	if err != nil {
+		return nil // by a name
+	}
+	groups := map[string]*placement.Group{}
+	for name, load := range s.trial.Setup().Loads {
+		if _, is := s.trial.Joined(name).(kind.Generator); !is || load.To != s.serves {
+			continue
+		}
+		if g, err := s.trial.PartGroup(name); err == nil {
+			groups[name] = g
+		}
+	}
+	if len(groups) == 0 {
+		return nil
+	}
+	return func() string {
+		for name, g := range lists.ByKey(groups) {
+			if process.Dialled(g.Members(), app) {
+				return name
+			}
+		}
+		return ""
+	}
 }
 
 // Address is kind.Addresser's.
@@ -205,6 +237,10 @@ func (s *started) After(context.Context) error {
 	if s.passage != nil && !s.passage.seen() {
 		return fault.New(fault.Usage, s.address, "see that the loads go to {address}, and that nothing else redirects them",
 			"no connection came to %s while the loads ran: they went past it", s.trial.Arm())
+	}
+	if s.passage != nil && s.passage.bypassed() != "" {
+		return fault.New(fault.Usage, s.trial.Applications()[s.serves].Address, "have its command line go to {address}",
+			"the load %s went to the application %s itself, past %s", s.passage.bypassed(), s.serves, s.trial.Arm())
 	}
 	found, err := process.Discover(proc.FS{}, s.group.Members(), true, s.trial.Record().Ledger, s.began)
 	if err != nil {
@@ -290,6 +326,9 @@ func (o *observed) After(context.Context) error {
 	}
 	if stray != "" {
 		o.trial.Warn(measured.WarnStrays, "%s", stray)
+	}
+	if why := o.existing.Unseen(); why != "" {
+		o.trial.Warn(measured.WarnUnseen, "%s", why)
 	}
 	o.found = &Evidence{Found: found, Observed: o.existing.Target.String()}
 	return o.found.tell(o.trial)

@@ -28,7 +28,7 @@ var (
 
 // parseAb reads the text of ab.
 func parseAb(output string, r *Reading) error {
-	kinds := make([]int64, 6) // failed requests; of these by connect, receive, length and exceptions; by status
+	kinds := make([]int64, 7) // failed requests; of these by connect, receive, length and exceptions; by status; writing
 	whole := false
 	for line := range strings.Lines(output) {
 		line = strings.TrimRight(line, "\r\n ")
@@ -79,6 +79,8 @@ func abTake(r *Reading, name, value, rest string, kinds []int64) (err error) {
 		kinds[0], err = count(value)
 	case "Non-2xx responses":
 		kinds[5], err = count(value)
+	case "Write errors": // which it does not count as failed (write_request in its ab.c)
+		kinds[6], err = count(value)
 	case "Total transferred":
 		n, err = count(value)
 		r.Bytes = &n

@@ -3,6 +3,7 @@ package tool
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 
 	"tare/internal/lib/text"
@@ -43,11 +44,17 @@ type fioResult struct {
 		Name   string  `json:"jobname"`
 		Group  int64   `json:"groupid"`
 		Error  int64   `json:"error"`
-		Failed int64   `json:"total_err"` // with continue_on_error
-		Read   fioSide `json:"read"`
-		Write  fioSide `json:"write"`
-		Trim   fioSide `json:"trim"`
-		Mixed  fioSide `json:"mixed"` // of all, with unified_rw_reporting
+		Failed int64   `json:"total_err"`   // with continue_on_error
+		Began  int64   `json:"job_start"`   // ms since 1970; before 3.34 left out
+		Took   float64 `json:"job_runtime"` // ms; of directions one after the other, as with verify, all of them
+		Set    struct {
+			Delay string `json:"startdelay"`
+			After string `json:"wait_for"`
+		} `json:"job options"`
+		Read  fioSide `json:"read"`
+		Write fioSide `json:"write"`
+		Trim  fioSide `json:"trim"`
+		Mixed fioSide `json:"mixed"` // of all, with unified_rw_reporting
 	} `json:"jobs"`
 }
 
@@ -73,7 +80,11 @@ func parseFio(output string, r *Reading) error {
 	r.Version = clip(f.Version)
 	var parts []Part
 	var groups []int64
+	apart := false // some did not run while others did
 	for _, j := range f.Jobs {
+		longest := max(j.Read.Runtime, j.Write.Runtime, j.Trim.Runtime, j.Mixed.Runtime)
+		apart = apart || j.Set.Delay != f.Jobs[0].Set.Delay || j.Set.After != "" || j.Took > 10+1.1*longest ||
+			math.Abs(float64(j.Began-f.Jobs[0].Began)) > 100+0.1*longest
 		if !slices.Contains(groups, j.Group) {
 			groups = append(groups, j.Group)
 		}
@@ -105,9 +116,13 @@ func parseFio(output string, r *Reading) error {
 	if known {
 		r.Errors = &failed
 	}
-	if len(groups) > 1 {
+	switch {
+	case len(groups) > 1:
 		r.Rate, r.Seconds = nil, nil
 		r.once("its groups of jobs may have run one after the other, so they have no rate together")
+	case len(parts) > 1 && (apart || r.Rate != nil && r.Seconds != nil && !r.agrees(0)):
+		r.Rate, r.Seconds = nil, nil
+		r.once("its jobs and directions did not all run at the same time, so they have no rate together")
 	}
 	if len(parts) > 1 {
 		r.Name, r.Parts = "", parts

@@ -83,9 +83,19 @@ func inRounds(parts []Part) Part {
 	if len(parts) == 1 {
 		return all
 	}
-	if all.Mean = sum(parts, func(p Part) *float64 { return p.Mean }); all.Mean != nil {
-		*all.Mean /= float64(len(parts))
+	// Where the number of requests is known, several commands may have made more or fewer of them.
+	weight := func(p Part) float64 {
+		if all.Requests == nil || *all.Requests == 0 {
+			return 1 / float64(len(parts))
+		}
+		return float64(*p.Requests) / float64(*all.Requests)
 	}
+	all.Mean = sum(parts, func(p Part) *float64 {
+		if p.Mean == nil {
+			return nil
+		}
+		return new(*p.Mean * weight(p))
+	})
 	for _, p := range parts {
 		if p.Max == nil {
 			all.Max = nil

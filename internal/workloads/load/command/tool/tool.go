@@ -48,6 +48,7 @@ type Part struct {
 	Name     string   `json:"name,omitempty"`         // of the operation or job: SET, "job read"
 	Requests *int64   `json:"requests,omitempty"`     // that ended, those with errors included where it counts them so
 	Errors   *int64   `json:"errors,omitempty"`       // requests that failed, or were answered with a status of failure
+	Beside   int64    `json:"beside,omitempty"`       // of the errors, those that are not among Requests
 	Seconds  *float64 `json:"seconds,omitempty"`      // that it ran for
 	Rate     *float64 `json:"rate,omitempty"`         // requests per second
 	Bytes    *int64   `json:"bytes,omitempty"`        // transferred
@@ -317,21 +318,41 @@ func (p *Part) disagreeing(t *Tool, left int64) (says []string) {
 			contradict(low.name, high.name, low.of, high.of, t.grain)
 		}
 	}
+	if !t.paced {
+		// A part of the requests took a quantile and longer, so their mean is that part of it at least. Twice that is left
+		// to digits and to histograms.
+		for _, q := range []struct {
+			name   string
+			of     **float64
+			beyond float64
+		}{{"p50", &p.P50, 0.5}, {"p90", &p.P90, 0.1}, {"p99", &p.P99, 0.01}} {
+			if p.Mean != nil && *q.of != nil && 2**p.Mean < q.beyond**(*q.of) {
+				says = append(says, fmt.Sprintf("its mean, %g s, is too small for its %s, %g s: neither is read", *p.Mean, q.name,
+					**q.of))
+				wrong[&p.Mean], wrong[q.of] = true, true
+			}
+		}
+	}
 	for of := range wrong {
 		*of = nil
 	}
 	if p.Requests == nil || p.Seconds == nil || p.Rate == nil {
 		return says
 	}
-	// Ten requests, a tenth, and half of a hundredth of a second: tools round, redis-benchmark to hundredths, and their
-	// clocks do not stop when the last request ends.
-	made, rated := float64(*p.Requests+left), *p.Rate**p.Seconds
-	if math.Abs(made-rated) > 10+0.1*max(made, rated)+0.005**p.Rate {
+	if !p.agrees(left) {
 		says = append(says, fmt.Sprintf("its %d requests in %g s are not its %g per second: none of the three is read",
 			*p.Requests, *p.Seconds, *p.Rate))
 		p.Requests, p.Seconds, p.Rate = nil, nil, nil
 	}
 	return says
+}
+
+// agrees reports whether the requests, and left more, are the rate times the seconds, all of which it has: but for ten
+// requests, a tenth, and half of a hundredth of a second. Tools round, redis-benchmark to hundredths, and their clocks
+// do not stop when the last request ends.
+func (p *Part) agrees(left int64) bool {
+	made, rated := float64(*p.Requests+left), *p.Rate**p.Seconds
+	return math.Abs(made-rated) <= 10+0.1*max(made, rated)+0.005**p.Rate
 }
 
 // check refuses numbers that no run can have.
@@ -358,7 +379,7 @@ func (p Part) check() error {
 		}
 	}
 	for name, n := range map[string]*int64{"number of requests": p.Requests, "number of errors": p.Errors,
-		"number of bytes": p.Bytes} {
+		"number of bytes": p.Bytes, "number of errors beside": &p.Beside} {
 		if n != nil && *n < 0 {
 			return fmt.Errorf("its %s is %d", name, *n)
 		}

@@ -63,7 +63,7 @@ func parseWrk(output string, r *Reading) error {
 		return errors.New("its last lines are missing: there is no \"N requests in\" or no \"Requests/sec\"")
 	}
 	if r.Errors = r.either(w.late, w.status); r.Errors != nil {
-		*r.Errors += w.broken
+		*r.Errors, r.Beside = *r.Errors+w.broken, w.broken
 	}
 	if r.Tool == "wrk" { // stats_record in its stats.c
 		r.missing(w.late, "answers that took longer than its timeout")
