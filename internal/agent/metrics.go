@@ -94,9 +94,9 @@ var metrics = []metric{
 
 	{"tare_component_cpu_seconds_total", "CPU time by component, as the rules charge it; charge \"unknown\" is what no " +
 		"rule matches. The sum is the CPU time that the budget's lines attribute.", counter, componentLabels,
-		func(v *view, add add) { eachComponent(v.Components, add) }},
+		func(v *view, add add) { eachTotal(v.Components, add, componentValues, "", other) }},
 	{"tare_component_bpf_seconds_total", "Run time of a component's eBPF programs, in whatever control group they ran.",
-		counter, componentLabels, func(v *view, add add) { eachComponent(v.ComponentsBPF, add) }},
+		counter, componentLabels, func(v *view, add add) { eachTotal(v.ComponentsBPF, add, componentValues, "", other) }},
 	{"tare_component_memory_hard_bytes", "Memory of a component's control groups that the kernel cannot reclaim: " +
 		"anonymous and shared memory, and kernel memory without reclaimable slab.", gauge, componentLabels,
 		func(v *view, add add) {
@@ -117,12 +117,7 @@ var metrics = []metric{
 
 	{"tare_group_cpu_seconds_total", "CPU time by container, else pod, else systemd unit, else control group. Each " +
 		"second is in one series: a pod's excludes its containers.", counter, placeLabels, func(v *view, add add) {
-		for p, s := range v.Places.All() {
-			add(s, placeValues(p)...)
-		}
-		if s, _, any := v.Places.Rest(); any {
-			add(s, other)
-		}
+		eachTotal(v.Places, add, placeValues, other)
 	}},
 	{"tare_group_memory_bytes", "Memory of the same, by kind: hard (the kernel cannot reclaim it), soft (it can) and " +
 		"working_set (as the kubelet counts it).", gauge, append([]string{"kind"}, placeLabels...),
@@ -139,28 +134,13 @@ var metrics = []metric{
 		}},
 	{"tare_namespace_cpu_seconds_total", "CPU time by namespace, including pods that are gone. The series without a " +
 		"namespace is what is in no pod.", counter, []string{"namespace"}, func(v *view, add add) {
-		for name, s := range v.Namespaces.All() {
-			if name == other { // a runtime's annotation may say anything
-				name = strconv.Quote(name)
-			}
-			add(s, name)
-		}
-		if s, _, any := v.Namespaces.Rest(); any {
-			add(s, other)
-		}
+		eachTotal(v.Namespaces, add, namespaceValues, other)
 	}},
 
 	{"tare_bpf_program_run_seconds_total", "Run time of an eBPF program, as the kernel counts it: wall time, interrupts " +
 		"and stolen time included. It is the sum of tare_bpf_payer_seconds_total, tare_bpf_unsplit_seconds_total and " +
 		"tare_bpf_pending_seconds.", counter, programLabels, func(v *view, add add) {
-		for key, s := range v.Programs.All() {
-			if p, known := v.loaded[key]; known {
-				add(s, programValues(&p)...)
-			}
-		}
-		if s, _, any := v.Programs.Rest(); any {
-			add(s, "", "", "", other)
-		}
+		eachTotal(v.Programs, add, v.ofLoaded(programValues), "", "", "", other)
 	}},
 	{"tare_bpf_program_runs_total", "Runs of an eBPF program.", counter, programLabels, func(v *view, add add) {
 		eachCount(v, v.Runs, add)
@@ -196,26 +176,16 @@ var metrics = []metric{
 	{"tare_bpf_payer_seconds_total", "Run time of an eBPF program by who pays for it: the container, pod, unit or " +
 		"control group in which it ran, by samples. cgroup \"(idle)\": in interrupts above an idle CPU.", counter,
 		payerLabels, func(v *view, add add) {
-			for payer, s := range v.Payers.All() {
-				if p, known := v.loaded[payer.Program]; known {
+			eachTotal(v.Payers, add, func(payer live.Payer) []string {
+				return v.ofLoaded(func(p *live.Program) []string {
 					at := payer.Place
-					add(s, at.Top, at.Container, id(p.ID), at.Namespace, at.Pod, p.Name, at.Unit)
-				}
-			}
-			if s, _, any := v.Payers.Rest(); any {
-				add(s, other, "", "", "", "", other)
-			}
+					return []string{at.Top, at.Container, id(p.ID), at.Namespace, at.Pod, p.Name, at.Unit}
+				})(payer.Program)
+			}, other, "", "", "", "", other)
 		}},
 	{"tare_bpf_unsplit_seconds_total", "Run time of an eBPF program that samples could not place.", counter,
 		[]string{"id", "program"}, func(v *view, add add) {
-			for key, s := range v.Unsplit.All() {
-				if p, known := v.loaded[key]; known {
-					add(s, id(p.ID), p.Name)
-				}
-			}
-			if s, _, any := v.Unsplit.Rest(); any {
-				add(s, "", other)
-			}
+			eachTotal(v.Unsplit, add, v.ofLoaded(programName), "", other)
 		}},
 	{"tare_bpf_pending_seconds", "Run time of an eBPF program that is not split yet, because it awaits more samples.",
 		gauge, []string{"id", "program"}, func(v *view, add add) {
@@ -370,12 +340,25 @@ func addDuration(add add, d *time.Duration) {
 	}
 }
 
-func eachComponent(r *live.Ranked[ledger.Charged], add add) {
-	for c, s := range r.All() {
-		add(s, componentValues(c)...)
+// eachTotal adds the total of each key, unless it has no labels (nil), and that of all others with the labels rest.
+func eachTotal[K comparable](r *live.Ranked[K], add add, labels func(K) []string, rest ...string) {
+	for key, s := range r.All() {
+		if values := labels(key); values != nil {
+			add(s, values...)
+		}
 	}
 	if s, _, any := r.Rest(); any {
-		add(s, "", other)
+		add(s, rest...)
+	}
+}
+
+// ofLoaded returns the labels of a program by its key; nil for one that is not loaded.
+func (v *view) ofLoaded(labels func(*live.Program) []string) func(live.ProgramKey) []string {
+	return func(key live.ProgramKey) []string {
+		if p, known := v.loaded[key]; known {
+			return labels(&p)
+		}
+		return nil
 	}
 }
 
@@ -388,6 +371,15 @@ func chargeOf(c ledger.Charged) string { return cmp.Or(string(c.Charge), "unknow
 func placeValues(p live.Place) []string {
 	return []string{p.Top, p.Container, p.Namespace, p.Pod, p.Unit}
 }
+
+func namespaceValues(name string) []string {
+	if name == other { // a runtime's annotation may say anything
+		name = strconv.Quote(name)
+	}
+	return []string{name}
+}
+
+func programName(p *live.Program) []string { return []string{id(p.ID), p.Name} }
 
 func programValues(p *live.Program) []string {
 	return []string{chargeOf(p.Charged), p.Component, id(p.ID), p.Name, p.Type}
@@ -404,9 +396,10 @@ func eachProgram(v *view, f func(*live.Program)) {
 
 // eachCount adds the number of each program that has a total, and that of all others.
 func eachCount(v *view, c *live.Counts[live.ProgramKey], add add) {
+	labels := v.ofLoaded(programValues)
 	for key, n := range c.All() {
-		if p, known := v.loaded[key]; known {
-			add(float64(n), programValues(&p)...)
+		if values := labels(key); values != nil {
+			add(float64(n), values...)
 		}
 	}
 	if n, any := c.Rest(); any {

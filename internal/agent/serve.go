@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/exporter-toolkit/web"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/limit"
 	"tare/internal/lib/text"
 )
 
@@ -60,7 +61,7 @@ func serve(ctx context.Context, c *configuration, w *weigher, l net.Listener, lo
 		IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		BaseContext: func(net.Listener) context.Context { return ctx },
 	}
-	limit(server, maxConnections)
+	l = limit.AtMostIdle(l, maxConnections, server)
 	ctx, stop := context.WithCancel(ctx)
 	reading := make(chan struct{})
 	go func() {

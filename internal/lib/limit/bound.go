@@ -2,7 +2,10 @@ package limit
 
 import (
 	"container/list"
+	"context"
+	"crypto/tls"
 	"net"
+	"net/http"
 	"sync"
 	"time"
 )
@@ -32,6 +35,30 @@ func Settle(c net.Conn) {
 		a.settle()
 	}
 }
+
+// AtMostIdle is AtMost for a server of HTTP: for a further connection it closes the one that has had no request in
+// progress for longest. If newcomers were turned away instead, connections that send nothing would keep others out
+// until their deadlines. It must be called before the server serves, on the listener below TLS.
+func AtMostIdle(l net.Listener, most int, s *http.Server) net.Listener {
+	s.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
+		if t, is := c.(*tls.Conn); is {
+			c = t.NetConn()
+		}
+		return context.WithValue(ctx, connKey{}, c)
+	}
+	handler := s.Handler
+	s.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if a, is := r.Context().Value(connKey{}).(*admitted); is {
+			a.use(1)
+			defer a.use(-1)
+		}
+		handler.ServeHTTP(w, r)
+	})
+	return AtMostKnown(l, most, func(int) {})
+}
+
+// connKey is the key of a request's connection in its context.
+type connKey struct{}
 
 type bounded struct {
 	net.Listener
@@ -92,8 +119,9 @@ type admitted struct {
 	by *bounded
 
 	// Of the listener's mutex:
-	place *list.Element // among the unknown; nil: it is none of them
-	left  bool          // it counts no longer
+	place    *list.Element // among the unknown; nil: it is none of them
+	left     bool          // it counts no longer
+	requests int           // in progress
 }
 
 // settle and leave are for those who hold the listener's mutex.
@@ -110,6 +138,25 @@ func (a *admitted) leave() {
 		a.left = true
 		a.by.open--
 	}
+}
+
+// use notes that requests begin or end. With some in progress the connection is none of the unknown; without any it is
+// the last of them.
+func (a *admitted) use(requests int) {
+	a.by.mu.Lock()
+	defer a.by.mu.Unlock()
+	a.settle()
+	if a.requests += requests; a.requests == 0 && !a.left {
+		a.place = a.by.unknown.PushBack(a)
+	}
+}
+
+// CloseWrite is what net/http ends connections by whose peers still send.
+func (a *admitted) CloseWrite() error {
+	if c, can := a.Conn.(interface{ CloseWrite() error }); can {
+		return c.CloseWrite()
+	}
+	return nil
 }
 
 // Close implements net.Conn.

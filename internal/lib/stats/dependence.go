@@ -1,7 +1,6 @@
 package stats
 
 import (
-	"cmp"
 	"math"
 	"slices"
 
@@ -312,22 +311,9 @@ func signedScores(xs []float64) []float64 {
 
 // normalScores replaces each value by the normal quantile of its rank. Equal values share the mean of their ranks.
 func normalScores(xs []float64) []float64 {
-	order := make([]int, len(xs))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(xs[a], xs[b]) })
 	ys := make([]float64, len(xs))
-	for i := 0; i < len(order); {
-		j := i + 1
-		for j < len(order) && xs[order[j]] == xs[order[i]] {
-			j++
-		}
-		score := distuv.UnitNormal.Quantile(float64(i+j) / 2 / float64(len(xs)))
-		for _, k := range order[i:j] {
-			ys[k] = score
-		}
-		i = j
+	for i, twice := range doubledRanks(xs) {
+		ys[i] = distuv.UnitNormal.Quantile(float64(twice-1) / 2 / float64(len(xs)))
 	}
 	return ys
 }

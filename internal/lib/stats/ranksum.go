@@ -12,39 +12,18 @@ import (
 // grows with the third power of the number of values, so it is meant for up to a hundred. It is 1 when a sample is
 // empty.
 func RankSum(a, b []float64) float64 {
-	type value struct {
-		x     float64
-		first bool
-	}
-	var all []value
-	for _, x := range a {
-		all = append(all, value{x, true})
-	}
-	for _, x := range b {
-		all = append(all, value{x, false})
-	}
 	if len(a) == 0 || len(b) == 0 {
 		return 1
 	}
-	slices.SortFunc(all, func(v, w value) int { return cmp.Compare(v.x, w.x) })
-
-	ranks := make([]int, len(all)) // doubled, so that the mean of two is whole
-	seen := 0
-	for i := 0; i < len(all); {
-		j := i + 1
-		for j < len(all) && all[j].x == all[i].x {
-			j++
-		}
-		for k := i; k < j; k++ {
-			if ranks[k] = i + 1 + j; all[k].first { // twice the mean of i+1 .. j
-				seen += ranks[k]
-			}
-		}
-		i = max(j, i+1)
+	ranks := doubledRanks(slices.Concat(a, b))
+	n, seen := len(ranks), 0
+	for _, r := range ranks[:len(a)] {
+		seen += r
 	}
+	slices.Sort(ranks) // counts beyond 2^53 are rounded, the same in whatever order the values come
 
 	// ways[k][s]: how many choices of k values have ranks that sum to s.
-	largest := len(all) * (len(all) + 1)
+	largest := n * (n + 1)
 	ways := make([][]float64, len(a)+1)
 	for k := range ways {
 		ways[k] = make([]float64, largest+1)
@@ -57,7 +36,7 @@ func RankSum(a, b []float64) float64 {
 			}
 		}
 	}
-	middle := len(a) * (len(all) + 1)
+	middle := len(a) * (n + 1)
 	var far, total float64
 	for s, n := range ways[len(a)] {
 		total += n
@@ -66,4 +45,25 @@ func RankSum(a, b []float64) float64 {
 		}
 	}
 	return far / total
+}
+
+// doubledRanks are twice the ranks of values from 1, so that they are whole: equal ones share the mean of theirs.
+func doubledRanks(xs []float64) []int {
+	order := make([]int, len(xs))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(xs[a], xs[b]) })
+	ranks := make([]int, len(xs))
+	for i := 0; i < len(order); {
+		j := i + 1
+		for j < len(order) && xs[order[j]] == xs[order[i]] {
+			j++
+		}
+		for _, at := range order[i:j] {
+			ranks[at] = i + 1 + j // twice the mean of i+1 .. j
+		}
+		i = j
+	}
+	return ranks
 }

@@ -1,10 +1,8 @@
 package stats
 
 import (
-	"cmp"
 	"math"
 	"math/rand/v2"
-	"slices"
 
 	"gonum.org/v1/gonum/stat/distuv"
 )
@@ -151,7 +149,10 @@ func ChangePoints(series []float64, seed uint64) []int {
 		if to-from < 2*minSegment {
 			return
 		}
-		ranks := ranksOf(series[from:to])
+		var ranks []float64
+		for _, twice := range doubledRanks(series[from:to]) {
+			ranks = append(ranks, float64(twice)/2)
+		}
 		at, most := parting(ranks)
 		beyond := 1
 		for range permutations {
@@ -169,27 +170,6 @@ func ChangePoints(series []float64, seed uint64) []int {
 	}
 	look(skipped, len(series))
 	return found
-}
-
-// ranksOf are the ranks of values from 1; equal ones share the mean of theirs.
-func ranksOf(xs []float64) []float64 {
-	order := make([]int, len(xs))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(xs[a], xs[b]) })
-	ranks := make([]float64, len(xs))
-	for i := 0; i < len(order); {
-		j := i + 1
-		for j < len(order) && xs[order[j]] == xs[order[i]] {
-			j++
-		}
-		for _, at := range order[i:j] {
-			ranks[at] = float64(i+j+1) / 2
-		}
-		i = j
-	}
-	return ranks
 }
 
 // parting is where the mean of values parts most from that of those before, in standard errors but for a constant.

@@ -188,8 +188,8 @@ func TestChangePointsBySimulation(t *testing.T) {
 
 // TestRanks: equal values share a rank.
 func TestRanks(t *testing.T) {
-	ranksOf([]float64{math.NaN(), 1, math.NaN()}) // ends
-	if got, want := ranksOf([]float64{3, 1, 3, 2}), []float64{3.5, 1, 3.5, 2}; !slices.Equal(got, want) {
+	doubledRanks([]float64{math.NaN(), 1, math.NaN()}) // ends
+	if got, want := doubledRanks([]float64{3, 1, 3, 2}), []int{7, 2, 7, 4}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }

@@ -73,10 +73,8 @@ func ParseFlag(charge ledger.Charge, text string) (Rule, error) {
 		case into != nil && value == "":
 			return fail(fmt.Sprintf("name what it matches: %s=NAME, with * for any characters", key), "the pattern is empty")
 		case into != nil:
-		case key == keyComponent:
-			into = &r.Component
-		case key == keyWorkload && charge == ledger.ChargeTare:
-			into = &r.Workload
+		case slices.Contains(further, key):
+			into = r.key(key)
 		case key == keyWorkload && charge == ledger.ChargeWorkload:
 			return fail("name it once", "the workload has two names")
 		default:
@@ -287,49 +285,30 @@ type rulesFile struct{ document.File }
 func (f rulesFile) rules(n ast.Node) ([]Rule, error) {
 	keys := append([]string{keyCharge, keyWorkload, keyComponent}, selectors...)
 	known := "a rule has charge, some of " + strings.Join(selectors, ", ") + ", and may have workload and component"
-	m, ok := n.(*ast.MappingNode)
-	if !ok {
+	if !document.IsMapping(n) {
 		return nil, f.Fail(n, known, "a rule must be keys with values")
 	}
 	rules := []Rule{{Where: f.Place(n)}}
-	seen := map[string]bool{}
-	for _, v := range m.Values {
-		key, isText := v.Key.(*ast.StringNode)
-		if !isText {
-			return nil, f.Fail(v.Key, known, "a key must be a plain word")
+	err := f.Each(n, "a rule", func(key string, at, value document.Node) error {
+		if rules[0].key(key) == nil {
+			return f.Fail(at, hintFor(key, keys, known), "there is no key %q in a rule", clip(key))
 		}
-		if seen[key.Value] {
-			return nil, f.Fail(v.Key, "give it once", "%q is there twice", clip(key.Value))
+		values, err := f.values(key, value)
+		if err != nil {
+			return err
 		}
-		seen[key.Value] = true
-		isSelector := slices.Contains(selectors, key.Value)
-		values, err := f.values(key.Value, v.Value, isSelector)
-		switch {
-		case err != nil:
-			return nil, err
-		case isSelector:
-			if rules = each(rules, key.Value, values); len(rules) > maxRules {
-				return nil, f.Fail(n, "patterns with * say in one line what many names say",
-					"the lists of the rule make %d rules, and may make %d", len(rules), maxRules)
-			}
-			continue
-		case key.Value == keyCharge && !slices.Contains(charges, values[0]):
-			return nil, f.Fail(v.Value, text.Suggest(values[0], charges), "there is no charge %q", clip(values[0]))
-		case key.Value != keyCharge && key.Value != keyWorkload && key.Value != keyComponent:
-			return nil, f.Fail(v.Key, hintFor(key.Value, keys, known), "there is no key %q in a rule", clip(key.Value))
+		if key == keyCharge && !slices.Contains(charges, values[0]) {
+			return f.Fail(value, text.Suggest(values[0], charges), "there is no charge %q", clip(values[0]))
 		}
-		for i := range rules {
-			switch r := &rules[i]; key.Value {
-			case keyCharge:
-				r.Charge = ledger.Charge(values[0])
-			case keyWorkload:
-				r.Workload = values[0]
-			case keyComponent:
-				r.Component = values[0]
-			}
+		if rules = each(rules, key, values); len(rules) > maxRules {
+			return f.Fail(n, "patterns with * say in one line what many names say",
+				"the lists of the rule make %d rules, and may make %d", len(rules), maxRules)
 		}
-	}
+		return nil
+	})
 	switch r := &rules[0]; {
+	case err != nil:
+		return nil, err
 	case r.Charge == "":
 		return nil, f.Fail(n, "add charge: workload, tare or load", "the rule does not say whose what it matches is")
 	case r.Patterns == Patterns{}:
@@ -347,44 +326,37 @@ func (f rulesFile) rules(n ast.Node) ([]Rule, error) {
 // maxRules bounds what the lists of one rule make.
 const maxRules = 256
 
-// each makes a rule with each value out of each rule.
-func each(rules []Rule, selector string, values []string) (all []Rule) {
+// each makes a rule with each value of a key out of each rule.
+func each(rules []Rule, key string, values []string) (all []Rule) {
 	for _, r := range rules {
 		for _, v := range values {
-			*r.at(selector) = v
+			*r.key(key) = v
 			all = append(all, r)
 		}
 	}
 	return all
 }
 
-// values are those of a key: one, or those of a list.
-func (f rulesFile) values(key string, n ast.Node, list bool) (values []string, err error) {
-	if s, is := n.(*ast.SequenceNode); is && list && len(s.Values) > 0 {
-		for _, v := range s.Values {
-			one, err := f.values(key, v, false)
-			if err != nil {
-				return nil, err
-			}
-			if values = append(values, one...); len(values) > maxRules {
-				return nil, f.Fail(n, "patterns with * say in one line what many names say", "%q has more than %d values",
-					clip(key), maxRules)
-			}
+// values are those of a key: one, or those of a selector's list.
+func (f rulesFile) values(key string, n ast.Node) (values []string, err error) {
+	items := []ast.Node{n}
+	if s, is := n.(*ast.SequenceNode); is && slices.Contains(selectors, key) && len(s.Values) > 0 {
+		items = s.Values
+	}
+	if len(items) > maxRules {
+		return nil, f.Fail(n, "patterns with * say in one line what many names say", "%q has more than %d values",
+			clip(key), maxRules)
+	}
+	for _, item := range items {
+		value, err := f.Scalar(item, key)
+		if err != nil {
+			return nil, f.Fail(item, `a pattern with a * at its start stands in quotes, as in comm: "*proxy"; a label is `+
+				`written KEY=VALUE`, "%q must be a single value", clip(key))
 		}
-		return values, nil
+		if value == "" {
+			return nil, f.Fail(item, "leave it out, or give it a value", "%q is empty", clip(key))
+		}
+		values = append(values, value)
 	}
-	var value string
-	switch n := n.(type) {
-	case *ast.StringNode:
-		value = n.Value
-	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode:
-		value = n.GetToken().Value
-	default:
-		return nil, f.Fail(n, `a pattern with a * at its start stands in quotes, as in comm: "*proxy"; a label is written `+
-			`KEY=VALUE`, "%q must be a single value", clip(key))
-	}
-	if value == "" {
-		return nil, f.Fail(n, "leave it out, or give it a value", "%q is empty", clip(key))
-	}
-	return []string{value}, nil
+	return values, nil
 }

@@ -1,27 +1,42 @@
 package charge
 
 import (
+	"slices"
 	"strings"
 
 	"tare/internal/scale/ledger"
 )
 
-// The selectors, which are also keys of a rule in a file.
+// The selectors whose patterns must have a certain form.
 const (
-	selectCgroup    = "cgroup"    // the path of a control group
-	selectNamespace = "namespace" // of Kubernetes
-	selectPod       = "pod"
-	selectContainer = "container"
-	selectLabel     = "label" // of a container or its pod: KEY=VALUE
-	selectUnit      = "unit"  // of systemd
-	selectComm      = "comm"  // the names of processes
-	selectProgram   = "program"
-	selectMap       = "map"
+	selectCgroup = "cgroup"
+	selectLabel  = "label"
+	selectComm   = "comm"
 )
 
-// selectors are all of them.
-var selectors = []string{selectCgroup, selectNamespace, selectPod, selectContainer, selectLabel, selectUnit, selectComm,
-	selectProgram, selectMap}
+// selecting are the selectors, which are also keys of a rule in a file, with their patterns.
+var selecting = []struct {
+	name string
+	of   func(p *Patterns) *string
+}{
+	{selectCgroup, func(p *Patterns) *string { return &p.Cgroup }},   // the path of a control group
+	{"namespace", func(p *Patterns) *string { return &p.Namespace }}, // of Kubernetes
+	{"pod", func(p *Patterns) *string { return &p.Pod }},
+	{"container", func(p *Patterns) *string { return &p.Container }},
+	{selectLabel, func(p *Patterns) *string { return &p.Label }}, // of a container or its pod: KEY=VALUE
+	{"unit", func(p *Patterns) *string { return &p.Unit }},       // of systemd
+	{selectComm, func(p *Patterns) *string { return &p.Comm }},   // the names of processes
+	{"program", func(p *Patterns) *string { return &p.Program }},
+	{"map", func(p *Patterns) *string { return &p.Map }},
+}
+
+// selectors are the names of all of them.
+var selectors = func() (names []string) {
+	for _, s := range selecting {
+		names = append(names, s.name)
+	}
+	return names
+}()
 
 // Rule charges what matches all of its patterns.
 type Rule struct {
@@ -38,27 +53,23 @@ type Patterns struct{ Cgroup, Namespace, Pod, Container, Label, Unit, Comm, Prog
 
 // at is the pattern of a selector; nil where there is no such selector.
 func (p *Patterns) at(selector string) *string {
-	switch selector {
-	case selectCgroup:
-		return &p.Cgroup
-	case selectNamespace:
-		return &p.Namespace
-	case selectPod:
-		return &p.Pod
-	case selectContainer:
-		return &p.Container
-	case selectLabel:
-		return &p.Label
-	case selectUnit:
-		return &p.Unit
-	case selectComm:
-		return &p.Comm
-	case selectProgram:
-		return &p.Program
-	case selectMap:
-		return &p.Map
+	if i := slices.Index(selectors, selector); i >= 0 {
+		return selecting[i].of(p)
 	}
 	return nil
+}
+
+// key is what a rule has for a key; nil where there is no such key.
+func (r *Rule) key(name string) *string {
+	switch name {
+	case keyCharge:
+		return (*string)(&r.Charge)
+	case keyWorkload:
+		return &r.Workload
+	case keyComponent:
+		return &r.Component
+	}
+	return r.at(name)
 }
 
 // given are the selectors that have a pattern.

@@ -1,6 +1,9 @@
 package live
 
-import "iter"
+import (
+	"iter"
+	"maps"
+)
 
 // Counts holds whole numbers, such as runs, beside the totals of a Ranked: a key has a number here while it has a total
 // there, and all other keys have one together. As with totals, the sum of the keys, the rest and those that are gone
@@ -34,15 +37,7 @@ func (c *Counts[K]) Tick(counted map[K]uint64) {
 }
 
 // All gives each key that has a number, with it.
-func (c *Counts[K]) All() iter.Seq2[K, uint64] {
-	return func(yield func(K, uint64) bool) {
-		for key, n := range c.rows {
-			if !yield(key, n) {
-				return
-			}
-		}
-	}
-}
+func (c *Counts[K]) All() iter.Seq2[K, uint64] { return maps.All(c.rows) }
 
 // Rest is the number of all other keys; false where no key was ever without a total.
 func (c *Counts[K]) Rest() (n uint64, any bool) {

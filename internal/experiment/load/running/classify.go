@@ -38,8 +38,11 @@ const (
 
 // Classify tells the requests of a load apart by the stalls of its window, which lasts from begin to end
 // (CLOCK_MONOTONIC, ns), and puts the undisturbed distributions and Running into r. Logs are those of all threads of
-// the load.
+// the load; where one has none, nobody was to say, and nothing is put into r.
 func Classify(r *load.Result, logs []*Log, stalls *role.Stalls, begin, end int64) error {
+	if slices.Contains(logs, nil) {
+		return nil
+	}
 	r.Running = &load.Running{}
 	c := classifier{run: r.Running, begin: begin, end: end}
 	switch {
@@ -76,7 +79,7 @@ type span struct{ from, to int64 }
 func (c *classifier) gather(logs []*Log) bool {
 	n := 0
 	for _, l := range logs {
-		if l == nil || l.full {
+		if l.full {
 			return false
 		}
 		n += len(l.requests)

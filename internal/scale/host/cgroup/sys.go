@@ -2,7 +2,6 @@ package cgroup
 
 import (
 	"cmp"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"strings"
@@ -11,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
+	"tare/internal/scale/host/proc"
 )
 
 // openat opens a file for reading without allocating; name must end in a zero byte.
@@ -189,37 +189,24 @@ func subdirs(dir int, name string, buf []byte) ([]string, error) {
 	}
 	defer unix.Close(fd)
 	var names []string
-	for {
-		n, err := unix.ReadDirent(fd, buf)
-		if err != nil {
-			return nil, err
+	err = proc.EachDirent(fd, buf, func(_ uint64, kind byte, raw []byte) {
+		if kind != unix.DT_DIR && kind != unix.DT_UNKNOWN {
+			return
 		}
-		if n <= 0 {
-			return names, nil
+		name := unix.ByteSliceToString(raw)
+		if name == "." || name == ".." {
+			return
 		}
-		// struct linux_dirent64: inode u64, offset s64, length u16, type u8, name.
-		const header = 19
-		for b := buf[:n]; len(b) >= header; {
-			size := int(binary.NativeEndian.Uint16(b[16:]))
-			if size < header || size > len(b) {
-				break
+		if kind == unix.DT_UNKNOWN {
+			var st unix.Stat_t
+			if unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+				return
 			}
-			kind, raw := b[18], b[header:size]
-			b = b[size:]
-			if kind != unix.DT_DIR && kind != unix.DT_UNKNOWN {
-				continue
-			}
-			name := unix.ByteSliceToString(raw)
-			if name == "." || name == ".." {
-				continue
-			}
-			if kind == unix.DT_UNKNOWN {
-				var st unix.Stat_t
-				if unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW) != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
-					continue
-				}
-			}
-			names = append(names, name)
 		}
+		names = append(names, name)
+	})
+	if err != nil {
+		return nil, err
 	}
+	return names, nil
 }

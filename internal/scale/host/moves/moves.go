@@ -5,7 +5,6 @@ package moves
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cc clang -cflags "-O2 -g -Wall -Werror" moves bpf/moves.bpf.c
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -166,7 +165,4 @@ func (w *Watch) Left() (all []Left, lost uint64, err error) {
 }
 
 // text is a string of C. What a process or a group is called may be any bytes.
-func text(b []byte) string {
-	b, _, _ = bytes.Cut(b, []byte{0})
-	return strings.ToValidUTF8(string(b), "?")
-}
+func text(b []byte) string { return strings.ToValidUTF8(unix.ByteSliceToString(b), "?") }

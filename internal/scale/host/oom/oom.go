@@ -4,7 +4,6 @@ package oom
 //go:generate go run github.com/cilium/ebpf/cmd/bpf2go -target bpfel -cc clang -cflags "-O2 -g -Wall -Werror" oom bpf/oom.bpf.c
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
 )
@@ -99,7 +99,4 @@ func (w *Watch) Victims() (all []Victim, err error) {
 }
 
 // text is a string of C. What a process calls itself may be any bytes.
-func text(b []byte) string {
-	b, _, _ = bytes.Cut(b, []byte{0})
-	return strings.ToValidUTF8(string(b), "?")
-}
+func text(b []byte) string { return strings.ToValidUTF8(unix.ByteSliceToString(b), "?") }

@@ -160,13 +160,24 @@ func (f FS) Entries(all []Entry, buffer []byte) ([]Entry, error) {
 		return nil, fmt.Errorf("listing processes: %w", err)
 	}
 	defer unix.Close(fd)
+	err = EachDirent(fd, buffer, func(inode uint64, _ byte, name []byte) {
+		if pid := entryPID(name); pid > 0 {
+			all = append(all, Entry{PID: pid, Inode: inode})
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listing processes: %w", err)
+	}
+	return all, nil
+}
+
+// EachDirent visits the entries of an open directory, with their types (unix.DT_DIR) and names, which end in a zero
+// byte. The buffer is used for what the kernel writes.
+func EachDirent(fd int, buffer []byte, visit func(inode uint64, kind byte, name []byte)) error {
 	for {
 		n, err := unix.ReadDirent(fd, buffer)
-		if err != nil {
-			return nil, fmt.Errorf("listing processes: %w", err)
-		}
-		if n <= 0 {
-			return all, nil
+		if err != nil || n <= 0 {
+			return err
 		}
 		// struct linux_dirent64: inode u64, offset s64, length u16, type u8, name.
 		const header = 19
@@ -175,9 +186,7 @@ func (f FS) Entries(all []Entry, buffer []byte) ([]Entry, error) {
 			if size < header || size > len(b) {
 				break
 			}
-			if pid := entryPID(b[header:size]); pid > 0 {
-				all = append(all, Entry{PID: pid, Inode: binary.NativeEndian.Uint64(b)})
-			}
+			visit(binary.NativeEndian.Uint64(b), b[18], b[header:size])
 			b = b[size:]
 		}
 	}
@@ -413,28 +422,16 @@ func (f FS) Rollup(pid int) (Rollup, error) {
 
 // parseRollup reads lines of "Name:   123 kB" after the first.
 func parseRollup(b []byte) (r Rollup, ok bool) {
-	for line := range bytes.Lines(b) {
-		key, value, found := strings.Cut(string(line), ":")
-		n, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 53)
-		if !found || err != nil {
-			continue
+	kind := func(name string) *uint64 {
+		if n, told := parseKB(b, name); told {
+			return &n
 		}
-		n <<= 10
-		switch key {
-		case "Pss":
-			r.PSS, ok = n, true
-		case "Pss_Anon":
-			r.Anon = &n
-		case "Pss_File":
-			r.File = &n
-		case "Pss_Shmem":
-			r.Shmem = &n
-		case "SwapPss":
-			r.Swap = n
-		case "Rss":
-			r.RSS = n
-		}
+		return nil
 	}
+	r.Anon, r.File, r.Shmem = kind("Pss_Anon"), kind("Pss_File"), kind("Pss_Shmem")
+	r.Swap, _ = parseKB(b, "SwapPss")
+	r.RSS, _ = parseKB(b, "Rss")
+	r.PSS, ok = parseKB(b, "Pss")
 	return r, ok
 }
 

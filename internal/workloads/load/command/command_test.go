@@ -34,7 +34,7 @@ func TestOptions(t *testing.T) {
 }
 
 func TestActiveOpens(t *testing.T) {
-	if _, err := activeOpens("/proc/self/net/snmp"); err != nil {
+	if _, err := activeOpens("/proc"); err != nil {
 		t.Fatal(err)
 	}
 	for text, want := range map[string]uint64{
@@ -43,11 +43,13 @@ func TestActiveOpens(t *testing.T) {
 		"Tcp: RtoAlgorithm ActiveOpens\n":                                                                0,
 		"":                                                                                               0,
 	} {
-		file := filepath.Join(t.TempDir(), "snmp")
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		proc := t.TempDir()
+		err := errors.Join(os.MkdirAll(filepath.Join(proc, "7", "net"), 0o700), os.Symlink("7", filepath.Join(proc, "self")),
+			os.WriteFile(filepath.Join(proc, "7", "net", "snmp"), []byte(text), 0o600))
+		if err != nil {
 			t.Fatal(err)
 		}
-		if n, err := activeOpens(file); n != want || (err == nil) != (want > 0) {
+		if n, err := activeOpens(proc); n != want || (err == nil) != (want > 0) {
 			t.Errorf("%q: %d, %v", text, n, err)
 		}
 	}

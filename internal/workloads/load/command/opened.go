@@ -4,10 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"strconv"
-	"strings"
 	"time"
+
+	"github.com/prometheus/procfs"
 
 	"tare/internal/lib/pace"
 )
@@ -23,7 +22,7 @@ type edge struct {
 func readAt(ctx context.Context, from, to int64) (edges [2]edge) {
 	for i, at := range []int64{from, to} {
 		if edges[i].err = pace.Sleep(ctx, time.Duration(at-pace.Now())); edges[i].err == nil {
-			edges[i].opened, edges[i].err = activeOpens("/proc/self/net/snmp")
+			edges[i].opened, edges[i].err = activeOpens("/proc")
 			edges[i].at = pace.Now()
 		}
 	}
@@ -41,26 +40,20 @@ func opened(edges [2]edge) (*uint64, float64) {
 
 // activeOpens reads ActiveOpens of TCP: connections that went from CLOSED to SYN-SENT since the network namespace was
 // made (RFC 4022; snmp_seq_show_tcp_udp in net/ipv4/proc.c).
-func activeOpens(file string) (uint64, error) {
-	text, err := os.ReadFile(file)
+func activeOpens(proc string) (uint64, error) {
+	var counted procfs.ProcSnmp
+	fs, err := procfs.NewFS(proc)
+	if err == nil {
+		var self procfs.Proc
+		if self, err = fs.Self(); err == nil {
+			counted, err = self.Snmp()
+		}
+	}
+	if err == nil && counted.ActiveOpens == nil {
+		err = errors.New("the kernel does not tell")
+	}
 	if err != nil {
 		return 0, fmt.Errorf("reading how many connections were opened: %w", err)
 	}
-	var names []string
-	for line := range strings.Lines(string(text)) {
-		f := strings.Fields(line)
-		if len(f) == 0 || f[0] != "Tcp:" {
-			continue
-		}
-		if names == nil {
-			names = f
-			continue
-		}
-		for i, name := range names {
-			if name == "ActiveOpens" && i < len(f) {
-				return strconv.ParseUint(f[i], 10, 64)
-			}
-		}
-	}
-	return 0, errors.New("reading how many connections were opened: the kernel does not tell")
+	return uint64(*counted.ActiveOpens), nil
 }

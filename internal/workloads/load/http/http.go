@@ -56,13 +56,9 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
-	"runtime"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http/httpguts"
@@ -73,6 +69,7 @@ import (
 	"tare/internal/experiment/load/running"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/param"
 )
@@ -406,66 +403,19 @@ func Prepare(ctx context.Context, o Options) (*Generator, error) {
 	return g, nil
 }
 
-// connect tries every target once, and opens every connection if they are to be kept.
+// connect tries every target once, and opens every connection if they are to be kept. An error of wrong use counts
+// before others.
 func (g *Generator) connect(ctx context.Context, targets []*target) error {
-	if g.o.Protocol.multiplexed() {
-		return g.connect2(ctx, targets)
-	}
 	var answered int
 	var first error
 	for _, t := range targets {
-		s := slot{target: t}
-		if err := g.workers[0].establish(ctx, &s); err != nil {
-			if first == nil {
-				first = err
-			}
-			continue
-		}
-		g.workers[0].hangUp(&s)
-		answered++
-	}
-	if answered == 0 {
-		return first
-	}
-	if !g.o.KeepAlive {
-		return nil
-	}
-	for _, w := range g.workers {
-		for i := range w.slots {
-			if err := w.establish(ctx, &w.slots[i]); err != nil {
-				if ctx.Err() != nil {
-					return err
-				}
-				return nil // those that are missing are tried again as they are needed, and their failures counted
-			}
-			if errno := w.watch(int32(i), unix.EPOLL_CTL_ADD, false); errno != 0 {
-				return fmt.Errorf("watching a connection: %w", errno)
-			}
-			w.count.maxOpen = max(w.count.maxOpen, w.open)
+		switch err := g.workers[0].try(ctx, t); {
+		case err == nil:
+			answered++
+		case first == nil || fault.CodeOf(err) == fault.Usage:
+			first = err
 		}
 	}
-	return nil
-}
-
-// connect2 is connect for HTTP/2.
-func (g *Generator) connect2(ctx context.Context, targets []*target) error {
-	var answered int
-	var first error
-	m := g.workers[0].mux
-	own := m.places[0].target
-	for _, t := range targets {
-		m.places[0].target = t
-		c, err := m.establish(ctx, 0)
-		if err != nil {
-			if first == nil || fault.CodeOf(err) == fault.Usage {
-				first = err
-			}
-			continue
-		}
-		m.hangUp(c)
-		answered++
-	}
-	m.places[0].target = own
 	if answered == 0 || fault.CodeOf(first) == fault.Usage {
 		return first
 	}
@@ -473,13 +423,45 @@ func (g *Generator) connect2(ctx context.Context, targets []*target) error {
 		return nil
 	}
 	for _, w := range g.workers {
-		for place := range w.mux.places {
-			if _, err := w.mux.establish(ctx, int32(place)); err != nil {
-				return ctx.Err() // those that are missing are tried again as they are needed, and their failures counted
-			}
+		if all, err := w.openAll(ctx); !all {
+			return err
 		}
 	}
 	return nil
+}
+
+// try opens a connection to a target, and closes it.
+func (w *worker) try(ctx context.Context, t *target) error {
+	if w.mux != nil {
+		return w.mux.try(ctx, t)
+	}
+	s := slot{target: t, fd: -1}
+	err := w.establish(ctx, &s)
+	w.hangUp(&s)
+	return err
+}
+
+// openAll opens the worker's connections. It is false where it gives up, which is no error by itself: those that are
+// missing are tried again as they are needed, and their failures counted.
+func (w *worker) openAll(ctx context.Context) (all bool, err error) {
+	if w.mux != nil {
+		for place := range w.mux.places {
+			if _, err := w.mux.establish(ctx, int32(place)); err != nil {
+				return false, ctx.Err()
+			}
+		}
+		return true, nil
+	}
+	for i := range w.slots {
+		if err := w.establish(ctx, &w.slots[i]); err != nil {
+			return false, ctx.Err()
+		}
+		if errno := w.watch(int32(i), unix.EPOLL_CTL_ADD, false); errno != 0 {
+			return false, fmt.Errorf("watching a connection: %w", errno)
+		}
+		w.count.maxOpen = max(w.count.maxOpen, w.open)
+	}
+	return true, nil
 }
 
 // startServer is what to do where no connection could be made.
@@ -584,52 +566,21 @@ func (g *Generator) Run(ctx context.Context, s role.Schedule) (*load.Result, err
 	if err != nil {
 		return nil, err
 	}
-	// HTTP/1.1 in the clear allocates nothing during the run, so there is nothing to collect; a limit stands guard against
-	// hostile servers. HTTP/2 and TLS allocate little where connections are kept, and some kilobytes for each that is new.
-	runtime.GC()
-	defer debug.SetMemoryLimit(debug.SetMemoryLimit(1 << 30))
-	if !g.o.Protocol.multiplexed() && !g.encrypted {
-		defer debug.SetGCPercent(debug.SetGCPercent(-1))
-	}
-
-	// A worker coming out of a wait must find a scheduler slot (P) free at once. With one for each thread and no more,
-	// as on a machine with one CPU, it waits up to 20 ms for that of a goroutine that sleeps in the kernel.
-	if slots := len(g.workers) + 2; slots > runtime.GOMAXPROCS(0) {
-		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(slots))
-	}
-
-	var stop atomic.Bool
-	defer context.AfterFunc(ctx, func() { stop.Store(true) })()
-
-	failed := make(chan error, len(g.workers))
-	var working sync.WaitGroup
 	for part, w := range g.workers {
-		w.schedule, w.stop, w.warm, w.end = s, &stop, begin, end
+		w.schedule, w.warm, w.end = s, begin, end
 		if g.o.Rate > 0 {
 			w.arrivals = pace.NewSchedule(s.Begin, g.o.Rate, g.o.Arrivals, g.o.Seed, part, len(g.workers))
 		}
 		if s.Stalls {
 			w.log = running.NewLog(g.logged(s))
 		}
-		working.Go(func() {
-			if err := w.run(); err != nil {
-				stop.Store(true)
-				failed <- err
-			}
-		})
 	}
-	cpu, err := pace.ProcessCPU(ctx, begin, end)
-	if err != nil {
-		stop.Store(true)
-	}
-	working.Wait()
-	close(failed)
-	for e := range failed {
-		err = errors.Join(err, e)
-	}
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
+	// HTTP/1.1 in the clear allocates nothing. HTTP/2 and TLS allocate little where connections are kept, and some
+	// kilobytes for each that is new.
+	garbage := g.o.Protocol.multiplexed() || g.encrypted
+	cpu, err := running.Drive(ctx, s, len(g.workers), garbage, func(ctx context.Context, part int) error {
+		return g.workers[part].run(ctx)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -648,13 +599,7 @@ func (g *Generator) logged(s role.Schedule) int {
 
 // tellApart adds to the result of a run what the machine's stalls did not touch; nothing where nobody was to say.
 func (g *Generator) tellApart(r *load.Result, stalls *role.Stalls) error {
-	var logs []*running.Log
-	for _, w := range g.workers {
-		if w.log == nil {
-			return nil
-		}
-		logs = append(logs, w.log)
-	}
+	logs := lists.Map(g.workers, func(w *worker) *running.Log { return w.log })
 	return running.Classify(r, logs, stalls, g.workers[0].warm, g.workers[0].end)
 }
 

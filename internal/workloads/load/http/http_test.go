@@ -752,8 +752,7 @@ func TestNoAllocationWhileRunning(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer thread.Close()
-	var stop atomic.Bool
-	w.thread, w.stop = thread, &stop
+	w.thread = thread
 	w.schedule.Begin, w.end = pace.Now(), pace.Now()+int64(time.Hour)
 	if n := testing.AllocsPerRun(1000, func() {
 		now := w.startDue(pace.Now())

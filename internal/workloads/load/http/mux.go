@@ -379,6 +379,19 @@ func (m *mux) close() {
 	}
 }
 
+// try opens a connection to a target, and closes it.
+func (m *mux) try(ctx context.Context, t *target) error {
+	p := &m.places[0]
+	own := p.target
+	p.target = t
+	c, err := m.establish(ctx, 0)
+	p.target = own
+	if err == nil {
+		m.hangUp(c)
+	}
+	return err
+}
+
 // establish opens the connection of a place, and waits until the server has sent its settings.
 func (m *mux) establish(ctx context.Context, place int32) (*connection, error) {
 	hint := "see that the server speaks HTTP/2 without TLS and without an upgrade (h2c with prior knowledge)"

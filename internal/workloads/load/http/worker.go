@@ -1,6 +1,7 @@
 package http
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -25,7 +26,7 @@ type worker struct {
 	schedule role.Schedule
 	arrivals *pace.Schedule // nil in closed loop
 	thread   *pace.Thread
-	stop     *atomic.Bool
+	stop     atomic.Bool
 
 	epoll  int
 	slots  []slot
@@ -269,8 +270,10 @@ func (w *worker) close() {
 	sysClose(w.epoll)
 }
 
-// run does the worker's share of the schedule and returns when all is answered, or the drain is over, or stop is set.
-func (w *worker) run() error {
+// run does the worker's share of the schedule and returns when all is answered, or the drain is over, or the context
+// ends.
+func (w *worker) run(ctx context.Context) error {
+	defer context.AfterFunc(ctx, func() { w.stop.Store(true) })()
 	thread, err := pace.LockThread(w.o.Spin)
 	if err != nil {
 		return err

@@ -27,8 +27,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"runtime"
-	"runtime/debug"
 	"sync"
 	"time"
 
@@ -37,6 +35,7 @@ import (
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
+	"tare/internal/lib/lists"
 	"tare/internal/lib/pace"
 )
 
@@ -155,43 +154,25 @@ func (l *Load) Close() error {
 // system that refuses is no error of the run: the result has its refusals, by kind. Run ends early with the context's
 // error.
 func (l *Load) Run(ctx context.Context, s role.Schedule) (*load.Result, error) {
-	if s.Duration <= 0 || s.Warmup < 0 {
-		return nil, fault.New(fault.Usage, "duration", "give a length of time", "there is no time to measure in")
+	var err error
+	if l.warm, l.end, err = s.Window(); err != nil {
+		return nil, err
 	}
-	// Neither a collection of garbage nor a thread that waits for a scheduler slot (P) may look like a slow file
-	// system.
-	runtime.GC()
-	defer debug.SetMemoryLimit(debug.SetMemoryLimit(1 << 30))
-	defer debug.SetGCPercent(debug.SetGCPercent(-1))
-	if slots := len(l.workers) + 2; slots > runtime.GOMAXPROCS(0) {
-		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(slots))
-	}
-	l.begin, l.warm = s.Begin, s.Begin+s.Warmup
-	l.end = l.warm + s.Duration
+	l.begin = s.Begin
 	l.drained = l.end + int64(l.o.Drain)
 	if l.o.Rate > 0 {
 		l.arrivals = pace.NewSchedule(s.Begin, l.o.Rate, l.o.Arrivals, l.o.Seed, 0, 1)
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var writing sync.WaitGroup
 	for _, w := range l.workers {
 		if s.Stalls {
 			w.log = running.NewLog(l.logged(s))
 		}
-		writing.Go(func() {
-			if err := w.run(ctx); err != nil {
-				cancel(err)
-			}
-		})
 	}
-	cpu, err := pace.ProcessCPU(ctx, l.warm, l.end)
+	cpu, err := running.Drive(ctx, s, len(l.workers), false, func(ctx context.Context, part int) error {
+		return l.workers[part].run(ctx)
+	})
 	if err != nil {
-		cancel(err)
-	}
-	writing.Wait()
-	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
+		return nil, err
 	}
 	return l.result(s, cpu)
 }
@@ -223,13 +204,7 @@ func (l *Load) next(rested int64) (at int64, ok bool) {
 
 // tellApart adds to the result what the machine's stalls did not touch; nothing where nobody was to say.
 func (l *Load) tellApart(r *load.Result, stalls *role.Stalls) error {
-	var logs []*running.Log
-	for _, w := range l.workers {
-		if w.log == nil {
-			return nil
-		}
-		logs = append(logs, w.log)
-	}
+	logs := lists.Map(l.workers, func(w *worker) *running.Log { return w.log })
 	return running.Classify(r, logs, stalls, l.warm, l.end)
 }
 

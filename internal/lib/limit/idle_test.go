@@ -1,4 +1,4 @@
-package agent
+package limit
 
 import (
 	"fmt"
@@ -10,7 +10,7 @@ import (
 )
 
 // Whatever is connected and sends nothing, who comes anew and asks is answered; so is whoever asked before.
-func TestCrowd(t *testing.T) {
+func TestAtMostIdle(t *testing.T) {
 	asked, answer := make(chan struct{}), make(chan struct{})
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/slow" {
@@ -20,11 +20,11 @@ func TestCrowd(t *testing.T) {
 		fmt.Fprint(w, "ok")
 	})
 	s := &http.Server{ReadHeaderTimeout: time.Minute, Handler: handler}
-	limit(s, 4)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
+	l := AtMostIdle(inner, 4, s)
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
 	defer func() {
