@@ -144,15 +144,16 @@ func (l *Listener) read(m *listenerv3.Listener, n notes) error {
 	if len(l.parts) == 0 {
 		return in("filter_chains", refuse("is missing"))
 	}
-	named := map[string]bool{}
+	plain, named := true, map[string]bool{}
 	for _, p := range l.parts {
 		if p.route != "" && !named[p.route] {
 			named[p.route] = true
 			l.Routes = append(l.Routes, p.route)
 		}
-		if l.original || p.reads || p.tls || p.http || p.closed != "" {
-			return nil
-		}
+		plain = plain && !(l.original || p.reads || p.tls || p.http || p.closed != "")
+	}
+	if !plain {
+		return nil
 	}
 	whole := l.at
 	for i, p := range l.parts {
