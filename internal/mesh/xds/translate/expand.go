@@ -35,8 +35,7 @@ func (l *Listener) Expand(env Env) (*Served, error) {
 		}
 	}
 	s := &Served{}
-	var list []*Warning
-	e := expanding{Listener: l, env: env, out: s, notes: notes{list: &list}}
+	e := expanding{Listener: l, env: env, out: s, reader: newReader()}
 	var ready bool
 	var err error
 	switch {
@@ -58,7 +57,7 @@ func (l *Listener) Expand(env Env) (*Served, error) {
 			return nil, Refused("listener", l.Name, err)
 		}
 	}
-	s.Warnings = warnings("listener", l.Name, list)
+	s.Warnings = warnings("listener", l.Name, *e.warnings)
 	return s, nil
 }
 
@@ -78,7 +77,7 @@ type expanding struct {
 	*Listener
 	env Env
 	out *Served
-	notes
+	reader
 }
 
 // outcome is what becomes of connections.
@@ -229,8 +228,8 @@ func (e *expanding) choose(g group, service bool) (outcome, error) {
 	ways := g.ways
 	if open := slices.DeleteFunc(slices.Clone(ways), func(w way) bool { return w.tls }); len(open) > 0 {
 		if len(open) < len(ways) {
-			e.in(ways[slices.IndexFunc(ways, func(w way) bool { return w.tls })].field).
-				in("transport_socket").note("TLS is not ended: connections go on as they are")
+			ended := ways[slices.IndexFunc(ways, func(w way) bool { return w.tls })]
+			e.note(ended.field+".transport_socket", "TLS is not ended: connections go on as they are")
 		}
 		ways = open
 	} else {
@@ -242,7 +241,7 @@ func (e *expanding) choose(g group, service bool) (outcome, error) {
 			return w.out.pass || w.out.nothing
 		}); len(some) > 0 {
 			if len(some) < len(ways) && !e.http(ways) {
-				e.in(some[0].field).note("connections go this way whatever they say")
+				e.note(some[0].field, "connections go this way whatever they say")
 			}
 			ways = some
 		}
@@ -291,7 +290,7 @@ func (e *expanding) outward() (ready bool, err error) {
 	}
 	add := func(m mesh.Match, o outcome, field string, fallback bool) {
 		if o.closed != "" {
-			e.in(field).note("connections are refused: %s", o.closed)
+			e.note(field, "connections are refused: %s", o.closed)
 		}
 		if o.pass {
 			passes = append(passes, field)
@@ -324,7 +323,7 @@ func (e *expanding) outward() (ready bool, err error) {
 		field := g.ways[0].field
 		if !exact && isSingle {
 			if o.closed != "" {
-				e.in(field).note("connections to %s are refused: %s", single, o.closed)
+				e.note(field, "connections to %s are refused: %s", single, o.closed)
 			}
 			if !o.pass || len(rest) > 0 && !rest[0].out.pass {
 				if o.pass {
@@ -339,7 +338,7 @@ func (e *expanding) outward() (ready bool, err error) {
 		}
 		if beside {
 			if r := rest[0].out; !o.same(&r) && !(o.refuses() && r.refuses()) {
-				e.in(field).note("all connections go the way of the default chain")
+				e.note(field, "all connections go the way of the default chain")
 			}
 			continue
 		}
@@ -414,15 +413,15 @@ func (e *expanding) inward() (ready bool, err error) {
 		case open:
 			continue
 		case port == 0 && o.closed != "":
-			e.in(field).note("connections to other ports of the workload are let in: %s", o.closed)
+			e.note(field, "connections to other ports of the workload are let in: %s", o.closed)
 			continue
 		case port == 0:
-			e.in(field).note("connections to other ports of the workload are let in: rules hold where a service names " +
+			e.note(field, "connections to other ports of the workload are let in: rules hold where a service names "+
 				"the port")
 			continue
 		}
 		if o.closed != "" {
-			e.in(field).note("connections to port %d are refused: %s", port, o.closed)
+			e.note(field, "connections to port %d are refused: %s", port, o.closed)
 		}
 		for _, own := range e.env.Own {
 			at := netip.AddrPortFrom(own, port)
