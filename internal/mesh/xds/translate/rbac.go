@@ -2,7 +2,6 @@ package translate
 
 import (
 	"maps"
-	"net/netip"
 	"slices"
 
 	rbacv3 "github.com/envoyproxy/go-control-plane/envoy/config/rbac/v3"
@@ -147,50 +146,12 @@ func and(a, b condition, r reader) (out condition) {
 		r.refuse("", "conditions come to more than %d terms", maxTerms)
 		return nil
 	}
-	for _, x := range a {
-		for _, y := range b {
-			t, ok := mesh.Principal{}, true
-			t.Sources, ok = common(x.Sources, y.Sources, prefixes, ok)
-			t.Destinations, ok = common(x.Destinations, y.Destinations, prefixes, ok)
-			t.SourcePorts, ok = common(x.SourcePorts, y.SourcePorts, ports, ok)
-			t.DestinationPorts, ok = common(x.DestinationPorts, y.DestinationPorts, ports, ok)
-			if ok {
+	for i := range a {
+		for j := range b {
+			if t, ok := a[i].And(&b[j]); ok {
 				out = append(out, t)
 			}
 		}
 	}
 	return out
-}
-
-// common is what two lists both allow, of which an empty one allows all; ok is false where that is nothing.
-func common[T any](a, b []T, both func(T, T) (T, bool), ok bool) ([]T, bool) {
-	switch {
-	case !ok:
-		return nil, false
-	case len(a) == 0:
-		return b, true
-	case len(b) == 0:
-		return a, true
-	}
-	var out []T
-	for _, x := range a {
-		for _, y := range b {
-			if t, ok := both(x, y); ok {
-				out = append(out, t)
-			}
-		}
-	}
-	return out, len(out) > 0
-}
-
-func prefixes(a, b netip.Prefix) (netip.Prefix, bool) {
-	if a.Bits() < b.Bits() {
-		a, b = b, a
-	}
-	return a, a.Overlaps(b)
-}
-
-func ports(a, b mesh.PortRange) (mesh.PortRange, bool) {
-	r := mesh.PortRange{From: max(a.From, b.From), To: min(a.To, b.To)}
-	return r, r.From <= r.To
 }
