@@ -124,14 +124,15 @@ var everything = []Rule{{}}
 // trivial says whether every chain is for all connections, so that the first takes them.
 func (l *Listener) trivial() bool {
 	for i := range l.Chains {
-		if c := &l.Chains[i]; !c.Match.any() || len(c.RBAC) > 0 {
+		if c := &l.Chains[i]; !c.Match.Any() || len(c.RBAC) > 0 {
 			return false
 		}
 	}
 	return len(l.Chains) > 0 && len(l.Chains) < MaxRules && (l.Default == nil || len(l.Default.RBAC) == 0)
 }
 
-func (m *Match) any() bool {
+// Any says whether it is for all connections.
+func (m *Match) Any() bool {
 	return m.DestinationPort == 0 && len(m.Destinations) == 0 && len(m.Sources) == 0 && len(m.SourcePorts) == 0
 }
 

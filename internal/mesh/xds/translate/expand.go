@@ -36,21 +36,20 @@ func (l *Listener) Expand(env Env) (*Served, error) {
 	}
 	s := &Served{}
 	e := expanding{Listener: l, env: env, out: s, reader: newReader()}
-	var ready bool
-	var err error
+	all, known, err := e.ways()
 	switch {
+	case err != nil:
+	case !known:
+		return nil, nil
 	case l.inbound:
-		ready, err = e.inward()
+		e.inward(all)
 	case l.original:
-		ready, err = e.rest()
+		err = e.rest(all)
 	default:
-		ready, err = e.outward()
+		err = e.outward(all)
 	}
 	if err != nil {
 		return nil, Refused("listener", l.Name, err)
-	}
-	if !ready {
-		return nil, nil
 	}
 	for _, one := range s.Listeners {
 		if err := rules(one); err != nil {
@@ -99,15 +98,12 @@ func (o *outcome) refuses() bool {
 	return o.nothing || o.closed != "" || !o.pass && len(o.clusters) == 0
 }
 
-// way is an outcome for some connections.
+// way is an outcome for some connections of a chain.
 type way struct {
-	field    string
-	match    mesh.Match
-	out      outcome
-	fallback bool
-	reads    bool
-	tls      bool
-	http     bool
+	*part
+	field string
+	match mesh.Match
+	out   outcome
 }
 
 // to is the outcome of going to clusters; ok is false where one is not known yet.
@@ -149,7 +145,7 @@ func (e *expanding) ways() (all []way, ok bool, err error) {
 	exact := !e.at.Address.Addr().IsUnspecified()
 	add := func(p *part, field string, m mesh.Match, clusters []mesh.WeightedCluster, closed string) bool {
 		o, ok := e.to(clusters, p.chain.RBAC, closed)
-		all = append(all, way{field, m, o, p.fallback, p.reads || p.http, p.tls, p.http})
+		all = append(all, way{p, field, m, o})
 		return ok
 	}
 	for i := range e.parts {
@@ -175,13 +171,10 @@ func (e *expanding) ways() (all []way, ok bool, err error) {
 			}
 			for _, a := range h.addresses {
 				m := p.chain.Match
-				one := netip.PrefixFrom(a.Addr(), a.Addr().BitLen())
-				inside := len(m.Destinations) == 0 ||
-					slices.ContainsFunc(m.Destinations, func(d netip.Prefix) bool { return d.Contains(a.Addr()) })
-				if whole || !inside || a.Port() != 0 && a.Port() != e.at.Address.Port() {
+				if whole || !matches(m.Destinations, a.Addr()) || a.Port() != 0 && a.Port() != e.at.Address.Port() {
 					continue
 				}
-				m.Destinations = []netip.Prefix{one}
+				m.Destinations = []netip.Prefix{netip.PrefixFrom(a.Addr(), a.Addr().BitLen())}
 				if !add(p, field, m, h.clusters, h.closed) {
 					return nil, false, nil
 				}
@@ -199,7 +192,7 @@ type group struct {
 
 // reads says whether each way takes what connections say.
 func (g group) reads() bool {
-	return !slices.ContainsFunc(g.ways, func(w way) bool { return !w.reads })
+	return !slices.ContainsFunc(g.ways, func(w way) bool { return !w.reads && !w.http })
 }
 
 // judges says whether a way has rules.
@@ -262,11 +255,7 @@ func (e *expanding) http(ways []way) bool {
 }
 
 // outward is for a listener with an address that connections ask for.
-func (e *expanding) outward() (ready bool, err error) {
-	all, ok, err := e.ways()
-	if !ok {
-		return false, err
-	}
+func (e *expanding) outward(all []way) error {
 	at := e.at.Address
 	exact := !at.Addr().IsUnspecified()
 	if exact { // what is said of the address is known already
@@ -285,7 +274,7 @@ func (e *expanding) outward() (ready bool, err error) {
 	var passes, others []string
 	for _, w := range all {
 		if w.out.pass && len(w.out.rbac) > 0 {
-			return false, in(w.field, refuse("connections that go on unchanged cannot be judged"))
+			return in(w.field, refuse("connections that go on unchanged cannot be judged"))
 		}
 	}
 	add := func(m mesh.Match, o outcome, field string, fallback bool) {
@@ -313,9 +302,9 @@ func (e *expanding) outward() (ready bool, err error) {
 		}
 		o, err := e.choose(g, exact || isSingle)
 		// Some names or protocols have a way of their own, the others the default chain's.
-		beside := !exact && len(rest) > 0 && unconditional(g.match) && g.reads() && !g.judges()
+		beside := !exact && len(rest) > 0 && g.match.Any() && g.reads() && !g.judges()
 		if err != nil && !isSingle && !beside {
-			return false, err
+			return err
 		}
 		if err != nil {
 			o = outcome{closed: err.Error()}
@@ -327,7 +316,7 @@ func (e *expanding) outward() (ready bool, err error) {
 			}
 			if !o.pass || len(rest) > 0 && !rest[0].out.pass {
 				if o.pass {
-					return false, in(field, refuse("connections to %s would go on unchanged, and others not", single))
+					return in(field, refuse("connections to %s would go on unchanged, and others not", single))
 				}
 				at := netip.AddrPortFrom(single, at.Port())
 				l := &mesh.Listener{Name: e.Name + "|" + at.String(), Address: at, Protocol: e.at.Protocol,
@@ -344,21 +333,21 @@ func (e *expanding) outward() (ready bool, err error) {
 		}
 		add(g.match, o, field, false)
 	}
-	whatever := func(g group) bool { return unconditional(g.match) }
+	whatever := func(g group) bool { return g.match.Any() }
 	if len(rest) > 0 && !(exact && slices.ContainsFunc(found, whatever)) {
 		o, err := e.choose(group{ways: rest}, false)
 		if err != nil {
-			return false, err
+			return err
 		}
 		add(mesh.Match{}, o, rest[0].field, true)
 	}
 	if len(passes) > 0 && len(others) > 0 {
-		return false, in(passes[0], refuse("connections would go on unchanged, and by %s not", others[0]))
+		return in(passes[0], refuse("connections would go on unchanged, and by %s not", others[0]))
 	}
 	if len(others) > 0 {
 		e.out.Listeners = slices.Insert(e.out.Listeners, 0, &whole)
 	}
-	return true, nil
+	return nil
 }
 
 // clusters are those of an outcome; what is refused goes to one without endpoints.
@@ -375,29 +364,21 @@ func (e *expanding) clusters(o outcome) []mesh.WeightedCluster {
 
 // rest is for a listener to which all connections are redirected that no other has: a data plane that redirects none
 // has none of these, so that they can only go on unchanged.
-func (e *expanding) rest() (ready bool, err error) {
-	all, ok, err := e.ways()
-	if !ok {
-		return false, err
-	}
+func (e *expanding) rest(all []way) error {
 	for _, w := range all {
 		if w.match.DestinationPort == e.at.Address.Port() {
 			continue // nobody is redirected there
 		}
 		if !w.out.pass || len(w.out.rbac) > 0 {
-			return false, in(w.field, refuse("connections to addresses of no service cannot be kept from going on unchanged"))
+			return in(w.field, refuse("connections to addresses of no service cannot be kept from going on unchanged"))
 		}
 	}
-	return true, nil
+	return nil
 }
 
 // inward is for a listener to which the connections to a workload are redirected: chains that let all pass need
 // nothing; those that do not are served at the workload's own addresses.
-func (e *expanding) inward() (ready bool, err error) {
-	all, ok, err := e.ways()
-	if !ok {
-		return false, err
-	}
+func (e *expanding) inward(all []way) {
 	for _, g := range groups(all) {
 		field := g.ways[0].field
 		port := g.match.DestinationPort
@@ -439,16 +420,11 @@ func (e *expanding) inward() (ready bool, err error) {
 			e.out.Guarded = append(e.out.Guarded, at)
 		}
 	}
-	return true, nil
 }
 
 // matches says whether an address is in one of the prefixes, or there is none.
 func matches(list []netip.Prefix, a netip.Addr) bool {
 	return len(list) == 0 || slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
-}
-
-func unconditional(m mesh.Match) bool {
-	return m.DestinationPort == 0 && len(m.Destinations)+len(m.Sources)+len(m.SourcePorts) == 0
 }
 
 // one is the only address that a match takes, if that is all it says.
