@@ -124,14 +124,15 @@ var everything = []Rule{{}}
 // trivial says whether every chain is for all connections, so that the first takes them.
 func (l *Listener) trivial() bool {
 	for i := range l.Chains {
-		if c := &l.Chains[i]; !c.Match.any() || len(c.RBAC) > 0 {
+		if c := &l.Chains[i]; !c.Match.Any() || len(c.RBAC) > 0 {
 			return false
 		}
 	}
 	return len(l.Chains) > 0 && len(l.Chains) < MaxRules && (l.Default == nil || len(l.Default.RBAC) == 0)
 }
 
-func (m *Match) any() bool {
+// Any says whether it is for all connections.
+func (m *Match) Any() bool {
 	return m.DestinationPort == 0 && len(m.Destinations) == 0 && len(m.Sources) == 0 && len(m.SourcePorts) == 0
 }
 
@@ -205,32 +206,16 @@ func (c *Chain) rules(m Rule, chain int) (out []Rule, err error) {
 
 // within is what a policy matches of what m does: at most one rule more than a listener can have.
 func (p *Principal) within(m Rule) (out []Rule) {
-	// Each list by itself first: what is left of them is multiplied.
-	prefixes := func(of netip.Prefix, by []netip.Prefix) (both []netip.Prefix) {
-		for _, b := range orAny(by) {
-			if one := of; narrow(&one, b) {
-				both = append(both, one)
-			}
-		}
-		return both
-	}
-	ports := func(of PortRange, by []PortRange) (both []PortRange) {
-		for _, b := range orAny(by) {
-			if one := of; one.narrow(b) {
-				both = append(both, one)
-			}
-		}
-		return both
-	}
-	destinations, sources := prefixes(m.Destination, p.Destinations), prefixes(m.Source, p.Sources)
-	sourcePorts, destinationPorts := ports(m.SourcePorts, p.SourcePorts), ports(m.DestinationPorts, p.DestinationPorts)
-	if min(len(destinations), len(sources), len(sourcePorts), len(destinationPorts)) == 0 {
+	of := Principal{Sources: []netip.Prefix{m.Source}, Destinations: []netip.Prefix{m.Destination},
+		SourcePorts: []PortRange{m.SourcePorts}, DestinationPorts: []PortRange{m.DestinationPorts}}
+	both, ok := of.And(p)
+	if !ok {
 		return nil
 	}
-	for _, m.Destination = range destinations {
-		for _, m.Source = range sources {
-			for _, m.SourcePorts = range sourcePorts {
-				for _, m.DestinationPorts = range destinationPorts {
+	for _, m.Destination = range both.Destinations {
+		for _, m.Source = range both.Sources {
+			for _, m.SourcePorts = range both.SourcePorts {
+				for _, m.DestinationPorts = range both.DestinationPorts {
 					if out = append(out, m); len(out) > MaxRules {
 						return out
 					}
@@ -239,6 +224,34 @@ func (p *Principal) within(m Rule) (out []Rule) {
 		}
 	}
 	return out
+}
+
+// And is what both match, without a name; false where that is nothing.
+func (p *Principal) And(q *Principal) (both Principal, ok bool) {
+	var some [4]bool
+	both.Sources, some[0] = common(p.Sources, q.Sources, narrow)
+	both.Destinations, some[1] = common(p.Destinations, q.Destinations, narrow)
+	both.SourcePorts, some[2] = common(p.SourcePorts, q.SourcePorts, (*PortRange).narrow)
+	both.DestinationPorts, some[3] = common(p.DestinationPorts, q.DestinationPorts, (*PortRange).narrow)
+	return both, !slices.Contains(some[:], false)
+}
+
+// common is what two lists both allow, of which an empty one allows all; false where that is nothing.
+func common[T any](a, b []T, narrow func(*T, T) bool) (both []T, some bool) {
+	switch {
+	case len(a) == 0:
+		return b, true
+	case len(b) == 0:
+		return a, true
+	}
+	for _, x := range a {
+		for _, y := range b {
+			if one := x; narrow(&one, y) {
+				both = append(both, one)
+			}
+		}
+	}
+	return both, len(both) > 0
 }
 
 // orAny is a list, or where that is empty the zero value, which is for any.

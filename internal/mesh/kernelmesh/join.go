@@ -166,20 +166,33 @@ const placedTimeout = time.Minute
 
 // placed waits until the data plane serves what its control plane says.
 func (j *joined) placed(ctx context.Context) error {
-	timeout := time.NewTimer(placedTimeout)
+	return j.await(ctx, placedTimeout, "before it had its first configuration", func(line string) (bool, error) {
+		if line != placedLine {
+			j.said = append(j.said, line)
+		}
+		return line == placedLine, nil
+	}, func() error {
+		return fmt.Errorf("%s: the control plane's configuration is not served after %v: %s", j.name, placedTimeout,
+			strings.Join(j.said, "; "))
+	})
+}
+
+// await reads the process's log until done says that a line is the one that is waited for. Meanwhile says when the
+// process would have ended, and late is the error after too long.
+func (j *joined) await(ctx context.Context, within time.Duration, meanwhile string,
+	done func(line string) (bool, error), late func() error) error {
+	timeout := time.NewTimer(within)
 	defer timeout.Stop()
 	for {
 		select {
 		case line := <-j.process.Log():
-			if line == placedLine {
-				return nil
+			if is, err := done(line); is || err != nil {
+				return err
 			}
-			j.said = append(j.said, line)
 		case <-j.process.Ended():
-			return j.process.Failure("before it had its first configuration")
+			return j.process.Failure(meanwhile)
 		case <-timeout.C:
-			return fmt.Errorf("%s: the control plane's configuration is not served after %v: %s", j.name, placedTimeout,
-				strings.Join(j.said, "; "))
+			return late()
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -299,25 +312,12 @@ func (j *joined) After(ctx context.Context) error {
 
 // reloaded waits until the process says that it has read its services again.
 func (j *joined) reloaded(ctx context.Context) error {
-	timeout := time.NewTimer(reloadTimeout)
-	defer timeout.Stop()
-	for {
-		select {
-		case line := <-j.process.Log():
-			switch {
-			case strings.HasPrefix(line, "applied "):
-				return nil
-			case strings.HasPrefix(line, "applying ") || strings.HasPrefix(line, "the services stay "):
-				return fmt.Errorf("%s read its services again, and %s", j.name, line)
-			}
-		case <-j.process.Ended():
-			return j.process.Failure("while it read its services again")
-		case <-timeout.C:
-			return fmt.Errorf("%s did not read its services again within %v", j.name, reloadTimeout)
-		case <-ctx.Done():
-			return context.Cause(ctx)
+	return j.await(ctx, reloadTimeout, "while it read its services again", func(line string) (bool, error) {
+		if strings.HasPrefix(line, "applying ") || strings.HasPrefix(line, "the services stay ") {
+			return false, fmt.Errorf("%s read its services again, and %s", j.name, line)
 		}
-	}
+		return strings.HasPrefix(line, "applied "), nil
+	}, func() error { return fmt.Errorf("%s did not read its services again within %v", j.name, reloadTimeout) })
 }
 
 // Close removes the services file.

@@ -80,32 +80,28 @@ type Timeouts struct {
 }
 
 func (o Options) withDefaults() Options {
-	number := func(v *int, d int) {
-		if *v <= 0 {
-			*v = d
-		}
-	}
-	wait := func(v *time.Duration, d time.Duration) {
-		if *v <= 0 {
-			*v = d
-		}
-	}
 	if o.Node == "" {
 		o.Node = "tare"
 	}
 	if o.Resolver == nil {
 		o.Resolver = SystemResolver
 	}
-	number(&o.Limits.Message, 32<<20)
-	number(&o.Limits.Resource, 8<<20)
-	number(&o.Limits.Resources, 1<<17)
-	number(&o.Limits.Bytes, 128<<20)
-	wait(&o.Timeouts.Connect, 10*time.Second)
-	wait(&o.Timeouts.Answer, 30*time.Second)
-	wait(&o.Timeouts.Send, 10*time.Second)
-	wait(&o.Timeouts.Reconnect, 200*time.Millisecond)
-	wait(&o.Timeouts.ReconnectMax, 30*time.Second)
+	orDefault(&o.Limits.Message, 32<<20)
+	orDefault(&o.Limits.Resource, 8<<20)
+	orDefault(&o.Limits.Resources, 1<<17)
+	orDefault(&o.Limits.Bytes, 128<<20)
+	orDefault(&o.Timeouts.Connect, 10*time.Second)
+	orDefault(&o.Timeouts.Answer, 30*time.Second)
+	orDefault(&o.Timeouts.Send, 10*time.Second)
+	orDefault(&o.Timeouts.Reconnect, 200*time.Millisecond)
+	orDefault(&o.Timeouts.ReconnectMax, 30*time.Second)
 	return o
+}
+
+func orDefault[T int | time.Duration](v *T, missing T) {
+	if *v <= 0 {
+		*v = missing
+	}
 }
 
 // Phase is how the client stands with its control plane.

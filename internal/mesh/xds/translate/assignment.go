@@ -42,20 +42,15 @@ func ParseAssignment(b []byte) (Assignment, error) {
 const assignmentURL = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 
 // wholeAssignment reads any assignment, by the generated decoder.
-func wholeAssignment(b []byte) (Assignment, error) {
+func wholeAssignment(b []byte) (a Assignment, err error) {
 	var m endpointv3.ClusterLoadAssignment
-	if err := decode(b, &m); err != nil {
-		return Assignment{}, Refused("endpoints", Name(b), err)
-	}
-	a := Assignment{Name: m.GetClusterName()}
-	var err error
-	if a.Name == "" {
-		err = in("cluster_name", refuse("is missing"))
-	} else {
-		a.Localities, _, err = localities(&m, false)
-	}
+	_, err = read("endpoints", b, &m, m.GetClusterName, func(r reader) {
+		a.Name = m.GetClusterName()
+		r.require(a.Name != "", "cluster_name", "is missing")
+		a.Localities, _ = localities(&m, false, r)
+	})
 	if err != nil {
-		return Assignment{}, Refused("endpoints", a.Name, err)
+		return Assignment{}, err
 	}
 	return a, nil
 }
@@ -72,28 +67,22 @@ func (a *Assignment) Bytes() int {
 
 // localities are those of an assignment. Where names are allowed, hosts has for each endpoint its name; an endpoint
 // with a name has an address without IP.
-func localities(m *endpointv3.ClusterLoadAssignment, names bool) (out []mesh.Locality, hosts [][]string, err error) {
-	if err := only(m, "cluster_name", "endpoints", "policy"); err != nil {
-		return nil, nil, err
+func localities(m *endpointv3.ClusterLoadAssignment, names bool, r reader) (out []mesh.Locality, hosts [][]string) {
+	r.only("", m, "cluster_name", "endpoints", "policy")
+	r.only("policy", m.GetPolicy(), "overprovisioning_factor")
+	if f := m.GetPolicy().GetOverprovisioningFactor(); f != nil {
+		r.require(f.GetValue() == overprovisioning, "policy.overprovisioning_factor", "must be %d, not %d", overprovisioning,
+			f.GetValue())
 	}
-	if p := m.GetPolicy(); p != nil {
-		if err := only(p, "overprovisioning_factor"); err != nil {
-			return nil, nil, in("policy", err)
-		}
-		if f := p.GetOverprovisioningFactor(); f != nil && f.GetValue() != overprovisioning {
-			return nil, nil, in("policy", in("overprovisioning_factor",
-				refuse("must be %d, not %d", overprovisioning, f.GetValue())))
-		}
-	}
+	list := r.in("endpoints")
 	total := uint64(0)
 	for i, from := range m.GetEndpoints() {
 		var l mesh.Locality
-		named, err := locality(from, &l, names)
-		if err != nil {
-			return nil, nil, in("endpoints", item(i, err))
-		}
-		if total += uint64(l.Weight); total > math.MaxUint32 {
-			return nil, nil, in("endpoints", refuse("the weights of all localities are too much for 32 bits"))
+		named := locality(from, &l, names, list.item(i))
+		total += uint64(l.Weight)
+		r.require(total <= math.MaxUint32, "endpoints", "the weights of all localities are too much for 32 bits")
+		if r.failed() {
+			break
 		}
 		if len(l.Endpoints) == 0 {
 			continue // it serves nothing, and takes 40 times the memory of its two bytes
@@ -103,71 +92,54 @@ func localities(m *endpointv3.ClusterLoadAssignment, names bool) (out []mesh.Loc
 			hosts = append(hosts, named)
 		}
 	}
-	return out, hosts, nil
+	return out, hosts
 }
 
-func locality(m *endpointv3.LocalityLbEndpoints, l *mesh.Locality, names bool) (hosts []string, err error) {
-	if err := only(m, "locality", "metadata", "lb_endpoints", "load_balancing_weight", "priority",
-		"proximity"); err != nil {
-		return nil, err
-	}
-	if p := m.GetLocality(); p != nil {
-		if err := only(p, "region", "zone", "sub_zone"); err != nil {
-			return nil, in("locality", err)
-		}
-	}
+func locality(m *endpointv3.LocalityLbEndpoints, l *mesh.Locality, names bool, r reader) (hosts []string) {
+	r.only("", m, "locality", "metadata", "lb_endpoints", "load_balancing_weight", "priority", "proximity")
+	r.only("locality", m.GetLocality(), "region", "zone", "sub_zone")
 	l.Region, l.Zone, l.SubZone = m.GetLocality().GetRegion(), m.GetLocality().GetZone(), m.GetLocality().GetSubZone()
 	if l.Priority = m.GetPriority(); l.Priority > maxPriority {
-		return nil, in("priority", refuse("must be at most %d, not %d", maxPriority, l.Priority))
+		r.refuse("priority", "must be at most %d, not %d", maxPriority, l.Priority)
 	}
-	if l.Weight, err = weight(m.GetLoadBalancingWeight(), 0); err != nil {
-		return nil, err
-	}
+	l.Weight = r.weight(m.GetLoadBalancingWeight(), 0)
 	if len(m.GetLbEndpoints()) > 0 {
 		l.Endpoints = make([]mesh.Endpoint, len(m.GetLbEndpoints()))
 	}
+	list := r.in("lb_endpoints")
 	total := uint64(0)
 	for i, from := range m.GetLbEndpoints() {
-		host, err := endpoint(from, &l.Endpoints[i], names)
-		if err != nil {
-			return nil, in("lb_endpoints", item(i, err))
-		}
+		host := endpoint(from, &l.Endpoints[i], names, list.item(i))
 		if names {
 			hosts = append(hosts, host)
 		}
-		if total += uint64(l.Endpoints[i].Weight); total > math.MaxUint32 {
-			return nil, in("lb_endpoints", refuse("the weights of all endpoints are too much for 32 bits"))
+		total += uint64(l.Endpoints[i].Weight)
+		r.require(total <= math.MaxUint32, "lb_endpoints", "the weights of all endpoints are too much for 32 bits")
+		if r.failed() {
+			break
 		}
 	}
-	return hosts, nil
+	return hosts
 }
 
-func weight(w *wrapperspb.UInt32Value, missing uint32) (uint32, error) {
+// weight reads the weight of a locality or an endpoint.
+func (r reader) weight(w *wrapperspb.UInt32Value, missing uint32) uint32 {
 	if w == nil {
-		return missing, nil
+		return missing
 	}
-	if err := only(w, "value"); err != nil {
-		return 0, in("load_balancing_weight", err)
-	}
-	if w.GetValue() == 0 {
-		return 0, in("load_balancing_weight", refuse("must be 1 or more"))
-	}
-	return w.GetValue(), nil
+	r.only("load_balancing_weight", w, "value")
+	r.require(w.GetValue() != 0, "load_balancing_weight", "must be 1 or more")
+	return w.GetValue()
 }
 
-func endpoint(m *endpointv3.LbEndpoint, e *mesh.Endpoint, names bool) (host string, err error) {
-	if err := only(m, "endpoint", "health_status", "metadata", "load_balancing_weight"); err != nil {
-		return "", err
-	}
-	if m.GetEndpoint() == nil {
-		return "", in("endpoint", refuse("is missing"))
-	}
-	if err := only(m.GetEndpoint(), "address", "health_check_config", "hostname", "observability_name"); err != nil {
-		return "", in("endpoint", err)
-	}
+func endpoint(m *endpointv3.LbEndpoint, e *mesh.Endpoint, names bool, r reader) (host string) {
+	r.only("", m, "endpoint", "health_status", "metadata", "load_balancing_weight")
+	r.require(m.GetEndpoint() != nil, "endpoint", "is missing")
+	r.only("endpoint", m.GetEndpoint(), "address", "health_check_config", "hostname", "observability_name")
 	host, port, _, err := hostPort(m.GetEndpoint().GetAddress())
 	if err != nil {
-		return "", in("endpoint", in("address", err))
+		r.check("endpoint.address", err)
+		return ""
 	}
 	ip, err := parseIP(host)
 	switch {
@@ -176,21 +148,15 @@ func endpoint(m *endpointv3.LbEndpoint, e *mesh.Endpoint, names bool) (host stri
 	case err == nil:
 		err = refuse("%q is no address to connect to", clip(host))
 	case names:
-		if err = hostName(host); err == nil {
-			e.Address = netip.AddrPortFrom(netip.Addr{}, port)
-		}
+		e.Address, err = netip.AddrPortFrom(netip.Addr{}, port), hostName(host)
 	}
-	if err != nil {
-		return "", in("endpoint", in("address", in("socket_address", in("address", err))))
+	r.check("endpoint.address.socket_address.address", err)
+	e.Weight = r.weight(m.GetLoadBalancingWeight(), 1)
+	var known bool
+	if e.Health, known = health(m.GetHealthStatus()); !known {
+		r.refuse("health_status", "%s is not supported", m.GetHealthStatus())
 	}
-	if e.Weight, err = weight(m.GetLoadBalancingWeight(), 1); err != nil {
-		return "", err
-	}
-	var ok bool
-	if e.Health, ok = health(m.GetHealthStatus()); !ok {
-		return "", in("health_status", refuse("%s is not supported", m.GetHealthStatus()))
-	}
-	return host, nil
+	return host
 }
 
 // reachable says whether connections can be made to an address.

@@ -1,6 +1,7 @@
 package translate
 
 import (
+	"cmp"
 	"maps"
 	"math"
 	"net/netip"
@@ -12,7 +13,6 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	caresv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/network/dns_resolver/cares/v3"
 	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"tare/internal/mesh"
 )
@@ -149,15 +149,11 @@ func (c *Cluster) weighs(list []mesh.Locality) []mesh.Locality {
 // ParseCluster reads a Cluster.
 func ParseCluster(b []byte) (*Cluster, error) {
 	var m clusterv3.Cluster
-	if err := decode(b, &m); err != nil {
-		return nil, Refused("cluster", Name(b), err)
+	c := &Cluster{}
+	var err error
+	if c.Warnings, err = read("cluster", b, &m, m.GetName, func(r reader) { c.read(&m, r) }); err != nil {
+		return nil, err
 	}
-	c := &Cluster{Name: m.GetName(), cluster: mesh.Cluster{Name: m.GetName()}}
-	var list []*Warning
-	if err := c.read(&m, notes{list: &list}); err != nil {
-		return nil, Refused("cluster", c.Name, err)
-	}
-	c.Warnings = warnings("cluster", c.Name, list)
 	return c, nil
 }
 
@@ -197,143 +193,82 @@ var clusterFields = slices.Concat(slices.Collect(maps.Keys(unheeded)), []protore
 	"common_http_protocol_options", "http_protocol_options", "cleanup_interval",
 })
 
-func (c *Cluster) read(m *clusterv3.Cluster, n notes) (err error) {
+func (c *Cluster) read(m *clusterv3.Cluster, r reader) {
 	m.ProtoReflect().Range(func(f protoreflect.FieldDescriptor, _ protoreflect.Value) bool {
-		if what := unheeded[f.Name()]; what != "" {
-			n.in(string(f.Name())).note("%s", what)
-		}
+		what := unheeded[f.Name()]
+		r.noteIf(what != "", string(f.Name()), "%s", what)
 		return true
 	})
-	slices.SortFunc(*n.list, func(a, b *Warning) int { return strings.Compare(a.Field, b.Field) })
-	if err := only(m, clusterFields...); err != nil {
-		return err
-	}
-	if c.Name == "" {
-		return in("name", refuse("is missing"))
-	}
-	if c.cluster.ConnectTimeout, err = duration(m.GetConnectTimeout()); err != nil {
-		return in("connect_timeout", err)
-	}
-	if m.GetConnectTimeout() == nil {
-		c.cluster.ConnectTimeout = defaultConnectTimeout
-	} else if c.cluster.ConnectTimeout == 0 {
-		return in("connect_timeout", refuse("must be more than 0 s"))
-	}
-	for _, step := range []func(*clusterv3.Cluster, notes) error{c.balancing, c.breakers, c.transport, c.discovery} {
-		if err := step(m, n); err != nil {
-			return err
-		}
-	}
-	return nil
+	slices.SortFunc(*r.warnings, func(a, b *Warning) int { return strings.Compare(a.Field, b.Field) })
+	r.only("", m, clusterFields...)
+	c.Name, c.cluster.Name = m.GetName(), m.GetName()
+	r.require(c.Name != "", "name", "is missing")
+	c.cluster.ConnectTimeout = r.duration("connect_timeout", m.GetConnectTimeout(), defaultConnectTimeout)
+	r.require(c.cluster.ConnectTimeout != 0, "connect_timeout", "must be more than 0 s")
+	c.balancing(m, r)
+	c.breakers(m.GetCircuitBreakers(), r.in("circuit_breakers"))
+	c.transport(m, r)
+	c.discovery(m, r)
 }
 
-func (c *Cluster) balancing(m *clusterv3.Cluster, n notes) error {
+func (c *Cluster) balancing(m *clusterv3.Cluster, r reader) {
+	c.cluster.Policy = mesh.Random
 	switch p := m.GetLbPolicy(); p {
 	case clusterv3.Cluster_ROUND_ROBIN:
 		c.cluster.Policy = mesh.RoundRobin
 	case clusterv3.Cluster_RANDOM:
-		c.cluster.Policy = mesh.Random
 	case clusterv3.Cluster_LEAST_REQUEST:
 		// Envoy's takes the less busy of two that it chooses at random: without the count, the random choice is left.
-		c.cluster.Policy = mesh.Random
-		n.in("lb_policy").note("LEAST_REQUEST: %s", leastRequest)
+		r.note("lb_policy", "LEAST_REQUEST: %s", leastRequest)
 	case clusterv3.Cluster_RING_HASH, clusterv3.Cluster_MAGLEV:
-		c.cluster.Policy = mesh.Random
-		n.in("lb_policy").note("%s: %s", p, noAffinity)
+		r.note("lb_policy", "%s: %s", p, noAffinity)
 	case clusterv3.Cluster_CLUSTER_PROVIDED:
-		if m.GetType() != clusterv3.Cluster_ORIGINAL_DST {
-			return in("lb_policy", refuse("%s is only for clusters of type ORIGINAL_DST", p))
-		}
+		c.cluster.Policy = mesh.RoundRobin
+		r.require(m.GetType() == clusterv3.Cluster_ORIGINAL_DST, "lb_policy",
+			"%s is only for clusters of type ORIGINAL_DST", p)
 	default:
-		return in("lb_policy", refuse("%s is not supported", p))
+		r.refuse("lb_policy", "%s is not supported", p)
 	}
-	if r := m.GetRoundRobinLbConfig(); r != nil {
-		if err := only(r, "slow_start_config"); err != nil {
-			return in("round_robin_lb_config", err)
-		}
-		if r.GetSlowStartConfig() != nil {
-			n.in("round_robin_lb_config.slow_start_config").note("new endpoints have their full weight at once")
-		}
-	}
+	r.only("round_robin_lb_config", m.GetRoundRobinLbConfig(), "slow_start_config")
+	r.noteIf(m.GetRoundRobinLbConfig().GetSlowStartConfig() != nil, "round_robin_lb_config.slow_start_config",
+		"new endpoints have their full weight at once")
+
 	l := m.GetCommonLbConfig()
-	if l == nil {
-		return nil
-	}
-	n = n.in("common_lb_config")
-	err := only(l, "healthy_panic_threshold", "locality_weighted_lb_config", "update_merge_window", "zone_aware_lb_config",
+	r = r.in("common_lb_config")
+	r.only("", l, "healthy_panic_threshold", "locality_weighted_lb_config", "update_merge_window", "zone_aware_lb_config",
 		"close_connections_on_host_set_change", "ignore_new_hosts_until_first_hc", "consistent_hashing_lb_config")
-	if err != nil {
-		return in("common_lb_config", err)
-	}
-	if p := l.GetHealthyPanicThreshold().GetValue(); p != 0 {
-		n.in("healthy_panic_threshold").note("%v %%: endpoints that are not healthy are never asked", p)
-	}
-	if l.GetZoneAwareLbConfig() != nil {
-		n.in("zone_aware_lb_config").note("zones get their endpoints' share, whoever asks")
-	}
-	if l.GetCloseConnectionsOnHostSetChange() {
-		n.in("close_connections_on_host_set_change").note("connections are never ended")
-	}
-	if l.GetIgnoreNewHostsUntilFirstHc() {
-		n.in("ignore_new_hosts_until_first_hc").note("new endpoints are asked at once")
-	}
-	if w := l.GetLocalityWeightedLbConfig(); w != nil {
-		if err := only(w); err != nil {
-			return in("common_lb_config", in("locality_weighted_lb_config", err))
-		}
-		c.weighted = true
-	}
-	return nil
+	panics := l.GetHealthyPanicThreshold().GetValue()
+	r.noteIf(panics != 0, "healthy_panic_threshold", "%v %%: endpoints that are not healthy are never asked", panics)
+	r.noteIf(l.GetZoneAwareLbConfig() != nil, "zone_aware_lb_config", "zones get their endpoints' share, whoever asks")
+	r.noteIf(l.GetCloseConnectionsOnHostSetChange(), "close_connections_on_host_set_change",
+		"connections are never ended")
+	r.noteIf(l.GetIgnoreNewHostsUntilFirstHc(), "ignore_new_hosts_until_first_hc", "new endpoints are asked at once")
+	r.only("locality_weighted_lb_config", l.GetLocalityWeightedLbConfig())
+	c.weighted = l.GetLocalityWeightedLbConfig() != nil
 }
 
-func (c *Cluster) breakers(m *clusterv3.Cluster, n notes) error {
-	if m.GetCircuitBreakers() == nil {
-		return nil
-	}
-	if err := only(m.GetCircuitBreakers(), "thresholds", "per_host_thresholds"); err != nil {
-		return in("circuit_breakers", err)
-	}
-	n = n.in("circuit_breakers")
-	if len(m.GetCircuitBreakers().GetPerHostThresholds()) > 0 {
-		n.in("per_host_thresholds").note("connections of single endpoints are not limited")
-	}
+func (c *Cluster) breakers(m *clusterv3.CircuitBreakers, r reader) {
+	r.only("", m, "thresholds", "per_host_thresholds")
+	r.noteIf(len(m.GetPerHostThresholds()) > 0, "per_host_thresholds", "connections of single endpoints are not limited")
+	list := r.in("thresholds")
 	given := false
-	for i, t := range m.GetCircuitBreakers().GetThresholds() {
-		at := func(err error) error { return in("circuit_breakers", in("thresholds", item(i, err))) }
-		err := only(t, "priority", "max_connections", "max_pending_requests", "max_requests", "max_retries",
+	for i, t := range m.GetThresholds() {
+		r := list.item(i)
+		r.only("", t, "priority", "max_connections", "max_pending_requests", "max_requests", "max_retries",
 			"track_remaining", "retry_budget", "max_connection_pools")
-		if err != nil {
-			return at(err)
-		}
-		if t.GetRetryBudget() != nil {
-			n.in("thresholds").item(i).in("retry_budget").note("nothing is retried")
-		}
+		r.noteIf(t.GetRetryBudget() != nil, "retry_budget", "nothing is retried")
 		if t.GetPriority() != corev3.RoutingPriority_DEFAULT {
 			continue // connections are all of the default priority
 		}
-		if given {
-			return at(in("priority", refuse("DEFAULT is given twice")))
-		}
+		r.require(!given, "priority", "DEFAULT is given twice")
 		given = true
-		b := &c.cluster.Breakers
-		for _, limit := range []struct {
-			field string
-			from  *wrapperspb.UInt32Value
-			to    *uint32
-		}{
-			{"max_connections", t.GetMaxConnections(), &b.MaxConnections},
-			{"max_pending_requests", t.GetMaxPendingRequests(), &b.MaxPending},
-			{"max_requests", t.GetMaxRequests(), &b.MaxRequests},
-			{"max_retries", t.GetMaxRetries(), &b.MaxRetries},
-		} {
-			*limit.to = limit.from.GetValue()
-			if limit.field == "max_connections" && limit.from != nil && *limit.to == 0 {
-				return at(in(limit.field, refuse("must be 1 or more: a cluster that takes no connections is one "+
-					"without endpoints")))
-			}
+		c.cluster.Breakers = mesh.Breakers{
+			MaxConnections: t.GetMaxConnections().GetValue(), MaxPending: t.GetMaxPendingRequests().GetValue(),
+			MaxRequests: t.GetMaxRequests().GetValue(), MaxRetries: t.GetMaxRetries().GetValue(),
 		}
+		r.require(t.GetMaxConnections() == nil || c.cluster.Breakers.MaxConnections != 0, "max_connections",
+			"must be 1 or more: a cluster that takes no connections is one without endpoints")
 	}
-	return nil
 }
 
 const upstreamTLS = "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
@@ -341,28 +276,28 @@ const upstreamTLS = "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContex
 // httpOptions are how HTTP is spoken to a cluster, which connections do not show.
 const httpOptions = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
-func (c *Cluster) transport(m *clusterv3.Cluster, n notes) error {
+func (c *Cluster) transport(m *clusterv3.Cluster, r reader) {
+	filters, matches := r.in("filters"), r.in("transport_socket_matches")
 	for i, f := range m.GetFilters() {
 		if t := typeOf(f.GetTypedConfig()); !observing(t) {
-			return in("filters", item(i, unsupported(f.GetName(), t)))
+			filters.item(i).check("", unsupported(f.GetName(), t))
 		}
 	}
-	for i, s := range m.GetTransportSocketMatches() {
-		if rawSocket(s.GetTransportSocket()) == nil {
+	for i, m := range m.GetTransportSocketMatches() {
+		s := m.GetTransportSocket()
+		if rawSocket(s) == nil {
 			continue
 		}
-		if t := typeOf(s.GetTransportSocket().GetTypedConfig()); t != upstreamTLS {
-			err := in("transport_socket", unsupported(s.GetTransportSocket().GetName(), t))
-			return in("transport_socket_matches", item(i, err))
+		if t := typeOf(s.GetTypedConfig()); t != upstreamTLS {
+			matches.item(i).check("transport_socket", unsupported(s.GetName(), t))
 		}
-		n.in("transport_socket_matches").item(i).note("endpoints that could be reached by TLS are reached without")
+		matches.item(i).note("", "endpoints that could be reached by TLS are reached without")
 	}
 	for name, a := range m.GetTypedExtensionProtocolOptions() {
-		if typeOf(a) != httpOptions {
-			return in("typed_extension_protocol_options", refuse("%s (%s) is not supported", clip(name), clip(typeOf(a))))
-		}
+		r.require(typeOf(a) == httpOptions, "typed_extension_protocol_options", "%s (%s) is not supported", clip(name),
+			clip(typeOf(a)))
 	}
-	return in("transport_socket", rawSocket(m.GetTransportSocket()))
+	r.check("transport_socket", rawSocket(m.GetTransportSocket()))
 }
 
 // rawSocket refuses all transports but the plain one.
@@ -378,10 +313,8 @@ func rawSocket(s *corev3.TransportSocket) error {
 	return only(s, "name", "typed_config")
 }
 
-func (c *Cluster) discovery(m *clusterv3.Cluster, n notes) (err error) {
-	if m.GetClusterType() != nil {
-		return in("cluster_type", refuse("%s is not supported", clip(m.GetClusterType().GetName())))
-	}
+func (c *Cluster) discovery(m *clusterv3.Cluster, r reader) {
+	r.require(m.GetClusterType() == nil, "cluster_type", "%s is not supported", clip(m.GetClusterType().GetName()))
 	switch m.GetType() {
 	case clusterv3.Cluster_STATIC:
 		c.Discovery = Static
@@ -391,130 +324,90 @@ func (c *Cluster) discovery(m *clusterv3.Cluster, n notes) (err error) {
 		c.Discovery = DNS
 	case clusterv3.Cluster_LOGICAL_DNS:
 		c.Discovery = DNS
-		n.in("type").note("LOGICAL_DNS: connections go to all addresses of the name, not only to the first")
+		r.note("type", "LOGICAL_DNS: connections go to all addresses of the name, not only to the first")
 	case clusterv3.Cluster_ORIGINAL_DST:
 		c.Discovery = Original
-		return in("original_dst_lb_config", only(m.GetOriginalDstLbConfig()))
+		r.only("original_dst_lb_config", m.GetOriginalDstLbConfig())
+		return
 	default:
-		return in("type", refuse("%s is not supported", m.GetType()))
+		r.refuse("type", "%s is not supported", m.GetType())
 	}
-	if m.GetOriginalDstLbConfig() != nil {
-		return in("original_dst_lb_config", refuse("is only for clusters of type ORIGINAL_DST"))
-	}
+	r.require(m.GetOriginalDstLbConfig() == nil, "original_dst_lb_config", "is only for clusters of type ORIGINAL_DST")
 	if c.Discovery == EDS {
-		if m.GetLoadAssignment() != nil {
-			return in("load_assignment", refuse("is not for clusters of type EDS"))
-		}
-		return in("eds_cluster_config", c.eds(m.GetEdsClusterConfig()))
+		r.require(m.GetLoadAssignment() == nil, "load_assignment", "is not for clusters of type EDS")
+		c.eds(m.GetEdsClusterConfig(), r.in("eds_cluster_config"))
+		return
 	}
-	switch {
-	case m.GetEdsClusterConfig() != nil:
-		return in("eds_cluster_config", refuse("is only for clusters of type EDS"))
-	case m.GetLoadAssignment() == nil && c.Discovery == Static:
-		return nil // it has no endpoints, and refuses connections: so a control plane says that something is not allowed
-	case m.GetLoadAssignment() == nil:
-		return in("load_assignment", refuse("is missing"))
+	r.require(m.GetEdsClusterConfig() == nil, "eds_cluster_config", "is only for clusters of type EDS")
+	if m.GetLoadAssignment() == nil {
+		// A static cluster has no endpoints then, and refuses connections: so a control plane says that something is not
+		// allowed.
+		r.require(c.Discovery == Static, "load_assignment", "is missing")
+		return
 	}
-	if c.endpoints, c.named, err = localities(m.GetLoadAssignment(), c.Discovery == DNS); err != nil {
-		return in("load_assignment", err)
+	c.endpoints, c.named = localities(m.GetLoadAssignment(), c.Discovery == DNS, r.in("load_assignment"))
+	if c.Discovery == DNS && !r.failed() {
+		c.dns(m, r)
 	}
-	if c.Discovery == DNS {
-		return c.dns(m)
-	}
-	return nil
 }
 
-func (c *Cluster) eds(m *clusterv3.Cluster_EdsClusterConfig) error {
-	if m == nil {
-		return refuse("is missing")
-	}
-	if err := only(m, "eds_config", "service_name"); err != nil {
-		return err
-	}
+func (c *Cluster) eds(m *clusterv3.Cluster_EdsClusterConfig, r reader) {
 	s := m.GetEdsConfig()
-	if s == nil {
-		return in("eds_config", refuse("is missing"))
-	}
-	if err := only(s, "ads", "self", "initial_fetch_timeout", "resource_api_version"); err != nil {
-		return in("eds_config", err)
-	}
-	if s.GetAds() == nil && s.GetSelf() == nil {
-		return in("eds_config", refuse("must be ads or self"))
-	}
-	if v := s.GetResourceApiVersion(); v != corev3.ApiVersion_AUTO && v != corev3.ApiVersion_V3 {
-		return in("eds_config", in("resource_api_version", refuse("%s is not supported", v)))
-	}
-	wait, err := duration(s.GetInitialFetchTimeout())
-	if err != nil {
-		return in("eds_config", in("initial_fetch_timeout", err))
-	}
-	if s.GetInitialFetchTimeout() == nil {
-		wait = defaultWait
-	}
-	c.Wait = wait
-	if c.Service = m.GetServiceName(); c.Service == "" {
-		c.Service = c.Name
-	}
-	return nil
+	r.require(m != nil, "", "is missing")
+	r.only("", m, "eds_config", "service_name")
+	r.require(s != nil, "eds_config", "is missing")
+	r.only("eds_config", s, "ads", "self", "initial_fetch_timeout", "resource_api_version")
+	r.require(s.GetAds() != nil || s.GetSelf() != nil, "eds_config", "must be ads or self")
+	v := s.GetResourceApiVersion()
+	r.require(v == corev3.ApiVersion_AUTO || v == corev3.ApiVersion_V3, "eds_config.resource_api_version",
+		"%s is not supported", v)
+	c.Wait = r.duration("eds_config.initial_fetch_timeout", s.GetInitialFetchTimeout(), defaultWait)
+	c.Service = cmp.Or(m.GetServiceName(), c.Name)
 }
 
 const caresType = "envoy.extensions.network.dns_resolver.cares.v3.CaresDnsResolverConfig"
 
 // resolver refuses resolvers other than the system's. Envoy's c-ares asks the system's unless it is given others.
-func resolver(config *corev3.TypedExtensionConfig) error {
+func resolver(config *corev3.TypedExtensionConfig, r reader) {
 	if config == nil {
-		return nil
+		return
 	}
 	if t := typeOf(config.GetTypedConfig()); t != caresType {
-		return unsupported(config.GetName(), t)
+		r.check("", unsupported(config.GetName(), t))
+		return
 	}
 	var m caresv3.CaresDnsResolverConfig
-	if err := typed(config.GetTypedConfig(), &m); err != nil {
-		return in("typed_config", err)
-	}
-	return in("typed_config", only(&m, "udp_max_queries", "query_timeout_seconds", "query_tries", "rotate_nameservers",
-		"max_udp_channel_duration", "reinit_channel_on_timeout"))
+	r.check("typed_config", typed(config.GetTypedConfig(), &m))
+	r.only("typed_config", &m, "udp_max_queries", "query_timeout_seconds", "query_tries", "rotate_nameservers",
+		"max_udp_channel_duration", "reinit_channel_on_timeout")
 }
 
-func (c *Cluster) dns(m *clusterv3.Cluster) (err error) {
-	if err := resolver(m.GetTypedDnsResolverConfig()); err != nil {
-		return in("typed_dns_resolver_config", err)
-	}
+func (c *Cluster) dns(m *clusterv3.Cluster, r reader) {
+	resolver(m.GetTypedDnsResolverConfig(), r.in("typed_dns_resolver_config"))
 	//nolint:staticcheck // deprecated: what replaces it, cluster_type, is not what control planes send
-	rate := m.GetDnsRefreshRate()
-	if c.Refresh, err = duration(rate); err == nil && rate != nil && c.Refresh <= minRefresh {
-		err = refuse("must be more than %v", minRefresh)
-	}
-	if err != nil {
-		return in("dns_refresh_rate", err)
-	}
-	if c.Refresh == 0 {
-		c.Refresh = defaultRefresh
-	}
+	c.Refresh = r.duration("dns_refresh_rate", m.GetDnsRefreshRate(), defaultRefresh)
+	r.require(c.Refresh > minRefresh, "dns_refresh_rate", "must be more than %v", minRefresh)
 	families := map[clusterv3.Cluster_DnsLookupFamily]Family{
 		clusterv3.Cluster_AUTO: PreferIPv6, clusterv3.Cluster_V4_PREFERRED: PreferIPv4, clusterv3.Cluster_V4_ONLY: OnlyIPv4,
 		clusterv3.Cluster_V6_ONLY: OnlyIPv6, clusterv3.Cluster_ALL: AllFamilies,
 	}
-	var ok bool
-	if c.Family, ok = families[m.GetDnsLookupFamily()]; !ok {
-		return in("dns_lookup_family", refuse("%s is not supported", m.GetDnsLookupFamily()))
-	}
+	var known bool
+	c.Family, known = families[m.GetDnsLookupFamily()]
+	r.require(known, "dns_lookup_family", "%s is not supported", m.GetDnsLookupFamily())
 	sum := uint64(0)
 	for i, list := range c.named {
 		for j, host := range list {
 			if host != "" && !slices.Contains(c.Hosts, host) {
 				if c.Hosts = append(c.Hosts, host); len(c.Hosts) > maxHosts {
-					return in("load_assignment", refuse("a cluster can have %d host names", maxHosts))
+					r.refuse("load_assignment", "a cluster can have %d host names", maxHosts)
+					return
 				}
 			}
 			sum += uint64(c.endpoints[i].Endpoints[j].Weight)
 		}
 	}
-	if sum > math.MaxUint32/maxAddresses {
-		return in("load_assignment", refuse("the weights of all endpoints are too much for 32 bits, should each name have "+
-			"%d addresses", maxAddresses))
-	}
-	return nil
+	r.require(sum <= math.MaxUint32/maxAddresses, "load_assignment", "the weights of all endpoints are too much for 32 "+
+		"bits, should each name have %d addresses", maxAddresses)
 }
 
 // What bounds a cluster of host names: the names, and how many addresses of each are taken.

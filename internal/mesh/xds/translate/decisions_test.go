@@ -241,6 +241,33 @@ func clusterOf(t testing.TB) func(string) *Cluster {
 	}
 }
 
+// TestSeveralRoutes: a listener needs the routes of all of its chains, and waits until they are there.
+func TestSeveralRoutes(t *testing.T) {
+	l, err := ReadListener(of(t, &listenerv3.Listener{}, listenerWith(anyAddress,
+		chainOf(`"application_protocols":["http/1.1"]`, manager("")),
+		chainOf(`"application_protocols":["h2"]`, strings.ReplaceAll(manager(""), `"80"`, `"81"`)),
+		chainOf("", proxyTo("pass")))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fmt.Sprint(l.Routes) != "[80 81]" {
+		t.Errorf("it needs the routes %v", l.Routes)
+	}
+	r, err := ParseRoutes(of(t, &routev3.RouteConfiguration{}, routesOf(`{"match":{"prefix":"/"},"route":{"cluster":"web"}}`)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := map[string]*Routes{"80": r}
+	env := Env{Cluster: clusterOf(t), Routes: func(name string) *Routes { return there[name] }}
+	if s, err := l.Expand(env); s != nil || err != nil {
+		t.Errorf("without the routes 81 it is %v, %v", s, err)
+	}
+	there["81"] = r
+	if s, err := l.Expand(env); err != nil || s == nil || len(s.Listeners) == 0 {
+		t.Errorf("with all routes it is %v, %v", s, err)
+	}
+}
+
 // TestDecisions: the table in docs/xds.md says what becomes of resources, each of its rows and no other.
 func TestDecisions(t *testing.T) {
 	text, err := os.ReadFile("../../../../docs/xds.md")

@@ -35,30 +35,28 @@ func (l *Listener) Expand(env Env) (*Served, error) {
 		}
 	}
 	s := &Served{}
-	var list []*Warning
-	e := expanding{Listener: l, env: env, out: s, notes: notes{list: &list}}
-	var ready bool
-	var err error
+	e := expanding{Listener: l, env: env, out: s, reader: newReader()}
+	all, known, err := e.ways()
 	switch {
+	case err != nil:
+	case !known:
+		return nil, nil
 	case l.inbound:
-		ready, err = e.inward()
+		e.inward(all)
 	case l.original:
-		ready, err = e.rest()
+		err = e.rest(all)
 	default:
-		ready, err = e.outward()
+		err = e.outward(all)
 	}
 	if err != nil {
 		return nil, Refused("listener", l.Name, err)
-	}
-	if !ready {
-		return nil, nil
 	}
 	for _, one := range s.Listeners {
 		if err := rules(one); err != nil {
 			return nil, Refused("listener", l.Name, err)
 		}
 	}
-	s.Warnings = warnings("listener", l.Name, list)
+	s.Warnings = warnings("listener", l.Name, *e.warnings)
 	return s, nil
 }
 
@@ -78,7 +76,7 @@ type expanding struct {
 	*Listener
 	env Env
 	out *Served
-	notes
+	reader
 }
 
 // outcome is what becomes of connections.
@@ -100,15 +98,12 @@ func (o *outcome) refuses() bool {
 	return o.nothing || o.closed != "" || !o.pass && len(o.clusters) == 0
 }
 
-// way is an outcome for some connections.
+// way is an outcome for some connections of a chain.
 type way struct {
-	field    string
-	match    mesh.Match
-	out      outcome
-	fallback bool
-	reads    bool
-	tls      bool
-	http     bool
+	*part
+	field string
+	match mesh.Match
+	out   outcome
 }
 
 // to is the outcome of going to clusters; ok is false where one is not known yet.
@@ -150,7 +145,7 @@ func (e *expanding) ways() (all []way, ok bool, err error) {
 	exact := !e.at.Address.Addr().IsUnspecified()
 	add := func(p *part, field string, m mesh.Match, clusters []mesh.WeightedCluster, closed string) bool {
 		o, ok := e.to(clusters, p.chain.RBAC, closed)
-		all = append(all, way{field, m, o, p.fallback, p.reads || p.http, p.tls, p.http})
+		all = append(all, way{p, field, m, o})
 		return ok
 	}
 	for i := range e.parts {
@@ -176,13 +171,10 @@ func (e *expanding) ways() (all []way, ok bool, err error) {
 			}
 			for _, a := range h.addresses {
 				m := p.chain.Match
-				one := netip.PrefixFrom(a.Addr(), a.Addr().BitLen())
-				inside := len(m.Destinations) == 0 ||
-					slices.ContainsFunc(m.Destinations, func(d netip.Prefix) bool { return d.Contains(a.Addr()) })
-				if whole || !inside || a.Port() != 0 && a.Port() != e.at.Address.Port() {
+				if whole || !matches(m.Destinations, a.Addr()) || a.Port() != 0 && a.Port() != e.at.Address.Port() {
 					continue
 				}
-				m.Destinations = []netip.Prefix{one}
+				m.Destinations = []netip.Prefix{netip.PrefixFrom(a.Addr(), a.Addr().BitLen())}
 				if !add(p, field, m, h.clusters, h.closed) {
 					return nil, false, nil
 				}
@@ -200,7 +192,7 @@ type group struct {
 
 // reads says whether each way takes what connections say.
 func (g group) reads() bool {
-	return !slices.ContainsFunc(g.ways, func(w way) bool { return !w.reads })
+	return !slices.ContainsFunc(g.ways, func(w way) bool { return !w.reads && !w.http })
 }
 
 // judges says whether a way has rules.
@@ -229,8 +221,8 @@ func (e *expanding) choose(g group, service bool) (outcome, error) {
 	ways := g.ways
 	if open := slices.DeleteFunc(slices.Clone(ways), func(w way) bool { return w.tls }); len(open) > 0 {
 		if len(open) < len(ways) {
-			e.in(ways[slices.IndexFunc(ways, func(w way) bool { return w.tls })].field).
-				in("transport_socket").note("TLS is not ended: connections go on as they are")
+			ended := ways[slices.IndexFunc(ways, func(w way) bool { return w.tls })]
+			e.note(ended.field+".transport_socket", "TLS is not ended: connections go on as they are")
 		}
 		ways = open
 	} else {
@@ -242,7 +234,7 @@ func (e *expanding) choose(g group, service bool) (outcome, error) {
 			return w.out.pass || w.out.nothing
 		}); len(some) > 0 {
 			if len(some) < len(ways) && !e.http(ways) {
-				e.in(some[0].field).note("connections go this way whatever they say")
+				e.note(some[0].field, "connections go this way whatever they say")
 			}
 			ways = some
 		}
@@ -263,11 +255,7 @@ func (e *expanding) http(ways []way) bool {
 }
 
 // outward is for a listener with an address that connections ask for.
-func (e *expanding) outward() (ready bool, err error) {
-	all, ok, err := e.ways()
-	if !ok {
-		return false, err
-	}
+func (e *expanding) outward(all []way) error {
 	at := e.at.Address
 	exact := !at.Addr().IsUnspecified()
 	if exact { // what is said of the address is known already
@@ -286,12 +274,12 @@ func (e *expanding) outward() (ready bool, err error) {
 	var passes, others []string
 	for _, w := range all {
 		if w.out.pass && len(w.out.rbac) > 0 {
-			return false, in(w.field, refuse("connections that go on unchanged cannot be judged"))
+			return in(w.field, refuse("connections that go on unchanged cannot be judged"))
 		}
 	}
 	add := func(m mesh.Match, o outcome, field string, fallback bool) {
 		if o.closed != "" {
-			e.in(field).note("connections are refused: %s", o.closed)
+			e.note(field, "connections are refused: %s", o.closed)
 		}
 		if o.pass {
 			passes = append(passes, field)
@@ -314,9 +302,9 @@ func (e *expanding) outward() (ready bool, err error) {
 		}
 		o, err := e.choose(g, exact || isSingle)
 		// Some names or protocols have a way of their own, the others the default chain's.
-		beside := !exact && len(rest) > 0 && unconditional(g.match) && g.reads() && !g.judges()
+		beside := !exact && len(rest) > 0 && g.match.Any() && g.reads() && !g.judges()
 		if err != nil && !isSingle && !beside {
-			return false, err
+			return err
 		}
 		if err != nil {
 			o = outcome{closed: err.Error()}
@@ -324,11 +312,11 @@ func (e *expanding) outward() (ready bool, err error) {
 		field := g.ways[0].field
 		if !exact && isSingle {
 			if o.closed != "" {
-				e.in(field).note("connections to %s are refused: %s", single, o.closed)
+				e.note(field, "connections to %s are refused: %s", single, o.closed)
 			}
 			if !o.pass || len(rest) > 0 && !rest[0].out.pass {
 				if o.pass {
-					return false, in(field, refuse("connections to %s would go on unchanged, and others not", single))
+					return in(field, refuse("connections to %s would go on unchanged, and others not", single))
 				}
 				at := netip.AddrPortFrom(single, at.Port())
 				l := &mesh.Listener{Name: e.Name + "|" + at.String(), Address: at, Protocol: e.at.Protocol,
@@ -339,27 +327,27 @@ func (e *expanding) outward() (ready bool, err error) {
 		}
 		if beside {
 			if r := rest[0].out; !o.same(&r) && !(o.refuses() && r.refuses()) {
-				e.in(field).note("all connections go the way of the default chain")
+				e.note(field, "all connections go the way of the default chain")
 			}
 			continue
 		}
 		add(g.match, o, field, false)
 	}
-	whatever := func(g group) bool { return unconditional(g.match) }
+	whatever := func(g group) bool { return g.match.Any() }
 	if len(rest) > 0 && !(exact && slices.ContainsFunc(found, whatever)) {
 		o, err := e.choose(group{ways: rest}, false)
 		if err != nil {
-			return false, err
+			return err
 		}
 		add(mesh.Match{}, o, rest[0].field, true)
 	}
 	if len(passes) > 0 && len(others) > 0 {
-		return false, in(passes[0], refuse("connections would go on unchanged, and by %s not", others[0]))
+		return in(passes[0], refuse("connections would go on unchanged, and by %s not", others[0]))
 	}
 	if len(others) > 0 {
 		e.out.Listeners = slices.Insert(e.out.Listeners, 0, &whole)
 	}
-	return true, nil
+	return nil
 }
 
 // clusters are those of an outcome; what is refused goes to one without endpoints.
@@ -376,29 +364,21 @@ func (e *expanding) clusters(o outcome) []mesh.WeightedCluster {
 
 // rest is for a listener to which all connections are redirected that no other has: a data plane that redirects none
 // has none of these, so that they can only go on unchanged.
-func (e *expanding) rest() (ready bool, err error) {
-	all, ok, err := e.ways()
-	if !ok {
-		return false, err
-	}
+func (e *expanding) rest(all []way) error {
 	for _, w := range all {
 		if w.match.DestinationPort == e.at.Address.Port() {
 			continue // nobody is redirected there
 		}
 		if !w.out.pass || len(w.out.rbac) > 0 {
-			return false, in(w.field, refuse("connections to addresses of no service cannot be kept from going on unchanged"))
+			return in(w.field, refuse("connections to addresses of no service cannot be kept from going on unchanged"))
 		}
 	}
-	return true, nil
+	return nil
 }
 
 // inward is for a listener to which the connections to a workload are redirected: chains that let all pass need
 // nothing; those that do not are served at the workload's own addresses.
-func (e *expanding) inward() (ready bool, err error) {
-	all, ok, err := e.ways()
-	if !ok {
-		return false, err
-	}
+func (e *expanding) inward(all []way) {
 	for _, g := range groups(all) {
 		field := g.ways[0].field
 		port := g.match.DestinationPort
@@ -414,15 +394,15 @@ func (e *expanding) inward() (ready bool, err error) {
 		case open:
 			continue
 		case port == 0 && o.closed != "":
-			e.in(field).note("connections to other ports of the workload are let in: %s", o.closed)
+			e.note(field, "connections to other ports of the workload are let in: %s", o.closed)
 			continue
 		case port == 0:
-			e.in(field).note("connections to other ports of the workload are let in: rules hold where a service names " +
+			e.note(field, "connections to other ports of the workload are let in: rules hold where a service names "+
 				"the port")
 			continue
 		}
 		if o.closed != "" {
-			e.in(field).note("connections to port %d are refused: %s", port, o.closed)
+			e.note(field, "connections to port %d are refused: %s", port, o.closed)
 		}
 		for _, own := range e.env.Own {
 			at := netip.AddrPortFrom(own, port)
@@ -440,16 +420,11 @@ func (e *expanding) inward() (ready bool, err error) {
 			e.out.Guarded = append(e.out.Guarded, at)
 		}
 	}
-	return true, nil
 }
 
 // matches says whether an address is in one of the prefixes, or there is none.
 func matches(list []netip.Prefix, a netip.Addr) bool {
 	return len(list) == 0 || slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(a) })
-}
-
-func unconditional(m mesh.Match) bool {
-	return m.DestinationPort == 0 && len(m.Destinations)+len(m.Sources)+len(m.SourcePorts) == 0
 }
 
 // one is the only address that a match takes, if that is all it says.

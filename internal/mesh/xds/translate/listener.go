@@ -3,11 +3,11 @@ package translate
 import (
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	networkrbacv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/rbac/v3"
 	tcpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/tcp_proxy/v3"
 	udpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/udp/udp_proxy/v3"
@@ -70,20 +70,16 @@ func ParseListener(b []byte) (*mesh.Listener, error) {
 // ReadListener reads a Listener.
 func ReadListener(b []byte) (*Listener, error) {
 	var m listenerv3.Listener
-	if err := decode(b, &m); err != nil {
-		return nil, Refused("listener", Name(b), err)
+	l := &Listener{}
+	var err error
+	if l.Warnings, err = read("listener", b, &m, m.GetName, func(r reader) { l.read(&m, r) }); err != nil {
+		return nil, err
 	}
-	l := &Listener{Name: m.GetName(), at: mesh.Listener{Name: m.GetName(), Protocol: mesh.TCP}}
-	var list []*Warning
-	if err := l.read(&m, notes{list: &list}); err != nil {
-		return nil, Refused("listener", l.Name, err)
-	}
-	l.Warnings = warnings("listener", l.Name, list)
 	return l, nil
 }
 
-func (l *Listener) read(m *listenerv3.Listener, n notes) error {
-	err := only(m, "name", "address", "filter_chains", "default_filter_chain", "listener_filters", "udp_listener_config",
+func (l *Listener) read(m *listenerv3.Listener, r reader) {
+	r.only("", m, "name", "address", "filter_chains", "default_filter_chain", "listener_filters", "udp_listener_config",
 		"use_original_dst",
 		// The data plane binds no socket and buffers nothing, so that these have no effect:
 		"stat_prefix", "stats_matcher", "metadata", "traffic_direction", "access_log", "bind_to_port",
@@ -91,68 +87,55 @@ func (l *Listener) read(m *listenerv3.Listener, n notes) error {
 		"listener_filters_timeout", "continue_on_listener_filters_timeout", "ignore_global_conn_limit",
 		"bypass_overload_manager", "max_connections_to_accept_per_socket_event", "connection_balance_config", "freebind",
 		"socket_options", "transparent", "tcp_fast_open_queue_length")
-	if err != nil {
-		return err
-	}
-	if l.Name == "" {
-		return in("name", refuse("is missing"))
-	}
+	l.Name = m.GetName()
+	r.require(l.Name != "", "name", "is missing")
 	address, protocol, err := place(m.GetAddress())
-	if err != nil {
-		return in("address", err)
-	}
+	r.check("address", err)
 	if address.Addr().IsMulticast() {
-		return in("address", in("socket_address", in("address", refuse("%s is multicast", address.Addr()))))
+		r.refuse("address.socket_address.address", "%s is multicast", address.Addr())
 	}
-	l.at.Address = address
+	l.at = mesh.Listener{Name: l.Name, Address: address, Protocol: mesh.TCP}
 	if protocol == corev3.SocketAddress_UDP {
 		l.at.Protocol = mesh.UDP
 	}
-	if u := m.GetUdpListenerConfig(); u != nil {
-		if err := only(u, "downstream_socket_config"); err != nil {
-			return in("udp_listener_config", err)
-		}
-	}
+	r.only("udp_listener_config", m.GetUdpListenerConfig(), "downstream_socket_config")
 	l.original = m.GetUseOriginalDst().GetValue()
-	if err := l.filters(m); err != nil {
-		return in("listener_filters", err)
-	}
+	l.filters(m, r.in("listener_filters"))
 	l.inbound = l.original && m.GetTrafficDirection() == corev3.TrafficDirection_INBOUND
+	chains := r.in("filter_chains")
 	for i, from := range m.GetFilterChains() {
-		field := "filter_chains[" + strconv.Itoa(i) + "]"
-		p, err := l.chain(from, n.in(field))
-		if err != nil {
-			return in(field, err)
+		if r.failed() {
+			return
 		}
-		p.field = field
-		l.parts = append(l.parts, p)
+		l.parts = append(l.parts, l.chain(from, chains.item(i)))
 	}
 	if from := m.GetDefaultFilterChain(); from != nil {
-		p, err := l.chain(from, n.in("default_filter_chain"))
-		switch {
-		case err == nil && proto.Size(from.GetFilterChainMatch()) > 0: // istiod sends an empty one
-			err = in("filter_chain_match", refuse("the default chain is for whatever no other matches"))
-		case err == nil && l.at.Protocol == mesh.UDP && len(m.GetListenerFilters()) > 0:
-			err = refuse("the listener filter stands for it")
-		}
-		if err != nil {
-			return in("default_filter_chain", err)
-		}
-		p.field, p.fallback = "default_filter_chain", true
+		p := l.chain(from, r.in("default_filter_chain"))
+		r.require(proto.Size(from.GetFilterChainMatch()) == 0, // istiod sends an empty one
+			"default_filter_chain.filter_chain_match", "the default chain is for whatever no other matches")
+		r.require(l.at.Protocol != mesh.UDP || len(m.GetListenerFilters()) == 0, "default_filter_chain",
+			"the listener filter stands for it")
+		p.fallback = true
 		l.parts = append(l.parts, p)
 	}
-	if len(l.parts) == 0 {
-		return in("filter_chains", refuse("is missing"))
+	r.require(len(l.parts) > 0, "filter_chains", "is missing")
+	if !r.failed() {
+		r.check("", l.whole())
 	}
-	named := map[string]bool{}
+}
+
+// whole says what routes a listener needs, or makes its plain form, if it has one.
+func (l *Listener) whole() error {
+	plain, named := true, map[string]bool{}
 	for _, p := range l.parts {
 		if p.route != "" && !named[p.route] {
 			named[p.route] = true
 			l.Routes = append(l.Routes, p.route)
 		}
-		if l.original || p.reads || p.tls || p.http || p.closed != "" {
-			return nil
-		}
+		plain = plain && !(l.original || p.reads || p.tls || p.http || p.closed != "")
+	}
+	if !plain {
+		return nil
 	}
 	whole := l.at
 	for i, p := range l.parts {
@@ -207,8 +190,9 @@ var looking = []string{
 const originalType = "envoy.extensions.filters.listener.original_dst.v3.OriginalDst"
 
 // filters takes the listener filters: those that look, and the proxy of a UDP listener, which is then its only chain.
-func (l *Listener) filters(m *listenerv3.Listener) error {
+func (l *Listener) filters(m *listenerv3.Listener, list reader) {
 	for i, f := range m.GetListenerFilters() {
+		r := list.item(i)
 		t := typeOf(f.GetTypedConfig())
 		switch {
 		case l.at.Protocol == mesh.TCP && slices.Contains(looking, t):
@@ -217,29 +201,22 @@ func (l *Listener) filters(m *listenerv3.Listener) error {
 			l.original = true
 			continue
 		case t != udpProxyType || l.at.Protocol != mesh.UDP:
-			return item(i, unsupported(f.GetName(), t))
+			r.check("", unsupported(f.GetName(), t))
 		case l.parts != nil:
-			return item(i, refuse("there can be one proxy"))
+			r.refuse("", "there can be one proxy")
 		case len(m.GetFilterChains()) > 0:
-			return item(i, refuse("a listener has filter chains or a UDP proxy, not both"))
+			r.refuse("", "a listener has filter chains or a UDP proxy, not both")
 		}
-		if err := only(f, "name", "typed_config"); err != nil {
-			return item(i, err)
-		}
+		r.only("", f, "name", "typed_config")
 		var p udpproxyv3.UdpProxyConfig
-		err := typed(f.GetTypedConfig(), &p)
-		if err != nil {
-			return item(i, in("typed_config", err))
+		r = r.in("typed_config")
+		if r.check("", typed(f.GetTypedConfig(), &p)); r.failed() {
+			return
 		}
-		chains, err := udpChains(f.GetName(), &p)
-		if err != nil {
-			return item(i, in("typed_config", err))
-		}
-		for _, c := range chains {
+		for _, c := range udpChains(f.GetName(), &p, r) {
 			l.parts = append(l.parts, part{field: "listener_filters", chain: c})
 		}
 	}
-	return nil
 }
 
 func unsupported(name, kind string) error {
@@ -253,39 +230,34 @@ const downstreamTLS = "envoy.extensions.transport_sockets.tls.v3.DownstreamTlsCo
 
 // chain reads a filter chain. What a workload's own inbound chain cannot do closes it: its neighbours are there for
 // other ports, and must not go with it.
-func (l *Listener) chain(m *listenerv3.FilterChain, n notes) (p part, err error) {
-	err = only(m, "filter_chain_match", "filters", "transport_socket", "name", "metadata",
+func (l *Listener) chain(m *listenerv3.FilterChain, r reader) (p part) {
+	p.field = r.path("")
+	r.only("", m, "filter_chain_match", "filters", "transport_socket", "name", "metadata",
 		"transport_socket_connect_timeout")
-	if err != nil {
-		return p, err
-	}
 	p.chain.Name = m.GetName()
-	if p.chain.Match, p.reads, err = match(m.GetFilterChainMatch()); err != nil {
-		return p, in("filter_chain_match", err)
-	}
-	if typeOf(m.GetTransportSocket().GetTypedConfig()) == downstreamTLS {
-		p.tls = true
-	} else if err := rawSocket(m.GetTransportSocket()); err != nil {
-		return p, in("transport_socket", err)
+	p.chain.Match, p.reads = match(m.GetFilterChainMatch(), r.in("filter_chain_match"))
+	if p.tls = typeOf(m.GetTransportSocket().GetTypedConfig()) == downstreamTLS; !p.tls {
+		r.check("transport_socket", rawSocket(m.GetTransportSocket()))
 	}
 	if len(m.GetFilters()) == 0 { // closes what it takes, as in Envoy
 		p.chain.RBAC = []mesh.RBAC{{Deny: true, Policies: []mesh.Principal{{}}}}
-		return p, nil
+		return p
+	}
+	filters := r.in("filters")
+	if l.inbound {
+		filters = filters.apart()
 	}
 	for i, f := range m.GetFilters() {
-		at := n.in("filters").item(i)
-		if err := p.filter(f, i == len(m.GetFilters())-1, at); err != nil {
-			if err = in("filters", item(i, err)); !l.inbound {
-				return p, err
-			}
-			p.closed = err.Error()
-			return p, nil
+		if p.filter(f, i == len(m.GetFilters())-1, filters.item(i)); filters.failed() {
+			break
 		}
 	}
-	if p.chain.Proxy.Clusters == nil && !p.http {
-		return p, in("filters", refuse("there is no tcp_proxy"))
+	if l.inbound && filters.failed() {
+		p.closed = strings.TrimPrefix((*filters.first).Error(), p.field+".")
+		return p
 	}
-	return p, nil
+	r.require(p.chain.Proxy.Clusters != nil || p.http, "filters", "there is no tcp_proxy")
+	return p
 }
 
 // observers are filters that watch connections and requests, or tell the other side who this is, and change neither
@@ -304,149 +276,91 @@ var unheededFilters = map[string]string{
 	"envoy.extensions.filters.network.set_filter_state.v3.Config":          "nobody reads the state",
 }
 
-func (p *part) filter(f *listenerv3.Filter, last bool, n notes) error {
+func (p *part) filter(f *listenerv3.Filter, last bool, r reader) {
 	kind := typeOf(f.GetTypedConfig())
 	if !last && observing(kind) {
-		return nil
+		return
 	}
 	if why := unheededFilters[kind]; why != "" && !last {
-		n.note("%s: %s", clip(f.GetName()), why)
-		return nil
+		r.note("", "%s: %s", clip(f.GetName()), why)
+		return
 	}
 	if kind != tcpProxyType && kind != rbacType && kind != httpType {
-		return unsupported(f.GetName(), kind)
+		r.check("", unsupported(f.GetName(), kind))
+		return
 	}
-	if err := only(f, "name", "typed_config"); err != nil {
-		return err
-	}
-	if kind == rbacType {
-		if last {
-			return refuse("nothing comes after it; the last filter must be a tcp_proxy")
-		}
+	r.only("", f, "name", "typed_config")
+	config := r.in("typed_config")
+	switch {
+	case kind == rbacType:
+		r.require(!last, "", "nothing comes after it; the last filter must be a tcp_proxy")
 		var m networkrbacv3.RBAC
-		if err := typed(f.GetTypedConfig(), &m); err != nil {
-			return in("typed_config", err)
+		config.check("", typed(f.GetTypedConfig(), &m))
+		if rules, enforced := rbac(&m, config); enforced && !r.failed() {
+			p.chain.RBAC = append(p.chain.RBAC, rules)
 		}
-		r, enforced, err := rbac(&m, n.in("typed_config"))
-		if err != nil {
-			return in("typed_config", err)
-		}
-		if enforced {
-			p.chain.RBAC = append(p.chain.RBAC, r)
-		}
-		return nil
-	}
-	if !last {
-		return refuse("a tcp_proxy must be the last filter")
-	}
-	if kind == httpType {
+	case !last:
+		r.refuse("", "a tcp_proxy must be the last filter")
+	case kind == httpType:
 		p.http = true
-		return in("typed_config", p.manager(f.GetTypedConfig(), n))
+		var m hcmv3.HttpConnectionManager
+		config.check("", typed(f.GetTypedConfig(), &m))
+		r.note("", carriedAsTCP)
+		p.manager(&m, config)
+	default:
+		var m tcpproxyv3.TcpProxy
+		config.check("", typed(f.GetTypedConfig(), &m))
+		p.chain.Proxy = tcpProxy(&m, config)
 	}
-	var m tcpproxyv3.TcpProxy
-	err := typed(f.GetTypedConfig(), &m)
-	if err == nil {
-		p.chain.Proxy, err = tcpProxy(&m, n.in("typed_config"))
-	}
-	return in("typed_config", err)
 }
 
 // match reads by what addresses a chain is chosen, and whether it also takes what a connection says.
-func match(m *listenerv3.FilterChainMatch) (out mesh.Match, reads bool, err error) {
-	if m == nil {
-		return out, false, nil
-	}
-	if err := only(m, "destination_port", "prefix_ranges", "source_prefix_ranges", "source_ports",
-		"server_names", "transport_protocol", "application_protocols"); err != nil {
-		return out, false, err
-	}
-	reads = len(m.GetServerNames())+len(m.GetApplicationProtocols()) > 0 || m.GetTransportProtocol() != ""
+func match(m *listenerv3.FilterChainMatch, r reader) (out mesh.Match, reads bool) {
+	r.only("", m, "destination_port", "prefix_ranges", "source_prefix_ranges", "source_ports", "server_names",
+		"transport_protocol", "application_protocols")
 	if p := m.GetDestinationPort(); p != nil {
-		if out.DestinationPort, err = port(p.GetValue()); err != nil {
-			return out, reads, in("destination_port", err)
-		}
+		out.DestinationPort = r.port("destination_port", p.GetValue())
 	}
-	if out.Destinations, err = cidrs(m.GetPrefixRanges()); err != nil {
-		return out, reads, in("prefix_ranges", err)
-	}
-	if out.Sources, err = cidrs(m.GetSourcePrefixRanges()); err != nil {
-		return out, reads, in("source_prefix_ranges", err)
-	}
+	out.Destinations = r.cidrs("prefix_ranges", m.GetPrefixRanges())
+	out.Sources = r.cidrs("source_prefix_ranges", m.GetSourcePrefixRanges())
+	ports := r.in("source_ports")
 	for i, p := range m.GetSourcePorts() {
-		q, err := port(p)
-		if err != nil {
-			return out, reads, in("source_ports", item(i, err))
-		}
-		out.SourcePorts = append(out.SourcePorts, q)
+		out.SourcePorts = append(out.SourcePorts, ports.item(i).port("", p))
 	}
-	return out, reads, nil
+	return out, len(m.GetServerNames())+len(m.GetApplicationProtocols()) > 0 || m.GetTransportProtocol() != ""
 }
 
-func port(p uint32) (uint16, error) {
-	if p == 0 || p > math.MaxUint16 {
-		return 0, refuse("must be 1 to 65535, not %d", p)
-	}
-	return uint16(p), nil
-}
-
-func tcpProxy(m *tcpproxyv3.TcpProxy, n notes) (p mesh.Proxy, err error) {
-	err = only(m, "stat_prefix", "cluster", "weighted_clusters", "max_connect_attempts", "idle_timeout", "hash_policy",
+func tcpProxy(m *tcpproxyv3.TcpProxy, r reader) mesh.Proxy {
+	r.only("", m, "stat_prefix", "cluster", "weighted_clusters", "max_connect_attempts", "idle_timeout", "hash_policy",
 		"max_downstream_connection_duration",
 		"access_log", "access_log_flush_interval", "flush_access_log_on_connected", "access_log_options") // nothing is logged
-	if err != nil {
-		return p, err
-	}
-	for _, limit := range []struct {
-		field string
-		*durationpb.Duration
-	}{
-		{"idle_timeout", m.GetIdleTimeout()},
-		{"max_downstream_connection_duration", m.GetMaxDownstreamConnectionDuration()},
-	} {
-		if limit.GetSeconds() != 0 || limit.GetNanos() != 0 {
-			n.in(limit.field).note("connections are never ended")
-		}
-	}
-	if len(m.GetHashPolicy()) > 0 {
-		n.in("hash_policy").note("%s", noAffinity)
-	}
-	p.StatPrefix = m.GetStatPrefix()
-	if a := m.GetMaxConnectAttempts(); a != nil {
-		if p.MaxConnectAttempts = a.GetValue(); p.MaxConnectAttempts == 0 {
-			return p, in("max_connect_attempts", refuse("must be 1 or more"))
-		}
-	}
+	r.noteIf(isSet(m.GetIdleTimeout()), "idle_timeout", "connections are never ended")
+	r.noteIf(isSet(m.GetMaxDownstreamConnectionDuration()), "max_downstream_connection_duration",
+		"connections are never ended")
+	r.noteIf(len(m.GetHashPolicy()) > 0, "hash_policy", noAffinity)
+	p := mesh.Proxy{StatPrefix: m.GetStatPrefix(), MaxConnectAttempts: m.GetMaxConnectAttempts().GetValue()}
+	r.require(m.GetMaxConnectAttempts() == nil || p.MaxConnectAttempts > 0, "max_connect_attempts", "must be 1 or more")
 	w := m.GetWeightedClusters()
 	if w == nil {
-		if m.GetCluster() == "" {
-			return p, in("cluster", refuse("is missing"))
-		}
+		r.require(m.GetCluster() != "", "cluster", "is missing")
 		p.Clusters = []mesh.WeightedCluster{{Name: m.GetCluster(), Weight: 1}}
-		return p, nil
+		return p
 	}
-	if err := only(w, "clusters"); err != nil {
-		return p, in("weighted_clusters", err)
-	}
-	if len(w.GetClusters()) == 0 {
-		return p, in("weighted_clusters", in("clusters", refuse("is missing")))
-	}
+	r.only("weighted_clusters", w, "clusters")
+	list := r.in("weighted_clusters.clusters")
+	list.require(len(w.GetClusters()) > 0, "", "is missing")
 	total := uint64(0)
 	for i, c := range w.GetClusters() {
-		err := only(c, "name", "weight")
-		switch {
-		case err != nil:
-		case c.GetName() == "":
-			err = in("name", refuse("is missing"))
-		case c.GetWeight() == 0:
-			err = in("weight", refuse("must be 1 or more"))
-		}
-		if total += uint64(c.GetWeight()); err == nil && total > math.MaxUint32 {
-			err = in("weight", refuse("the weights of all clusters are too much for 32 bits"))
-		}
-		if err != nil {
-			return p, in("weighted_clusters", in("clusters", item(i, err)))
-		}
+		r := list.item(i)
+		r.only("", c, "name", "weight")
+		r.require(c.GetName() != "", "name", "is missing")
+		r.require(c.GetWeight() != 0, "weight", "must be 1 or more")
+		total += uint64(c.GetWeight())
+		r.require(total <= math.MaxUint32, "weight", "the weights of all clusters are too much for 32 bits")
 		p.Clusters = append(p.Clusters, mesh.WeightedCluster{Name: c.GetName(), Weight: c.GetWeight()})
 	}
-	return p, nil
+	return p
 }
+
+// isSet says whether a duration is given and not 0.
+func isSet(d *durationpb.Duration) bool { return d.GetSeconds() != 0 || d.GetNanos() != 0 }

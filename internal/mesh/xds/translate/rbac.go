@@ -2,7 +2,6 @@ package translate
 
 import (
 	"maps"
-	"net/netip"
 	"slices"
 
 	rbacv3 "github.com/envoyproxy/go-control-plane/envoy/config/rbac/v3"
@@ -18,69 +17,40 @@ const (
 )
 
 // rbac is an RBAC filter; one without rules enforces nothing.
-func rbac(m *networkrbacv3.RBAC, n notes) (out mesh.RBAC, enforced bool, err error) {
-	if err := only(m, "rules", "stat_prefix", "shadow_rules", "shadow_rules_stat_prefix"); err != nil {
-		return out, false, err
-	}
-	if m.GetShadowRules() != nil {
-		n.in("shadow_rules").note("nobody tries them: they let nothing pass, and stop nothing")
-	}
+func rbac(m *networkrbacv3.RBAC, r reader) (out mesh.RBAC, enforced bool) {
+	r.only("", m, "rules", "stat_prefix", "shadow_rules", "shadow_rules_stat_prefix")
+	r.noteIf(m.GetShadowRules() != nil, "shadow_rules", "nobody tries them: they let nothing pass, and stop nothing")
 	if m.GetRules() == nil {
-		return out, false, nil
+		return out, false
 	}
-	out, err = enforce(m.GetRules())
-	return out, true, err
+	return enforce(m.GetRules(), r.in("rules")), true
 }
 
 // enforce reads the rules of an RBAC filter.
-func enforce(r *rbacv3.RBAC) (out mesh.RBAC, err error) {
-	if err := only(r, "action", "policies"); err != nil {
-		return out, in("rules", err)
-	}
-	switch r.GetAction() {
-	case rbacv3.RBAC_ALLOW:
-	case rbacv3.RBAC_DENY:
-		out.Deny = true
-	default:
-		return out, in("rules", in("action", refuse("%s is not supported", r.GetAction())))
-	}
-	for _, name := range slices.Sorted(maps.Keys(r.GetPolicies())) { // in order, so that the same bytes mean the same
-		list, err := policy(name, r.GetPolicies()[name])
-		if err != nil {
-			return out, in("rules", in("policies", in("["+clip(name)+"]", err)))
+func enforce(m *rbacv3.RBAC, r reader) (out mesh.RBAC) {
+	r.only("", m, "action", "policies")
+	out.Deny = m.GetAction() == rbacv3.RBAC_DENY
+	r.require(out.Deny || m.GetAction() == rbacv3.RBAC_ALLOW, "action", "%s is not supported", m.GetAction())
+	for _, name := range slices.Sorted(maps.Keys(m.GetPolicies())) { // in order, so that the same bytes mean the same
+		out.Policies = append(out.Policies, policy(name, m.GetPolicies()[name], r.in("policies["+clip(name)+"]"))...)
+		if r.failed() {
+			break
 		}
-		out.Policies = append(out.Policies, list...)
 	}
-	return out, nil
+	return out
 }
 
 // policy matches where one of its permissions and one of its principals do.
-func policy(name string, m *rbacv3.Policy) ([]mesh.Principal, error) {
-	if err := only(m, "permissions", "principals"); err != nil {
-		return nil, err
-	}
-	if len(m.GetPermissions()) == 0 {
-		return nil, in("permissions", refuse("is missing"))
-	}
-	if len(m.GetPrincipals()) == 0 {
-		return nil, in("principals", refuse("is missing"))
-	}
-	to, err := either(m.GetPermissions(), permission, 0)
-	if err != nil {
-		return nil, in("permissions", err)
-	}
-	from, err := either(m.GetPrincipals(), principal, 0)
-	if err != nil {
-		return nil, in("principals", err)
-	}
-	both, err := and(to, from)
-	if err != nil {
-		return nil, err
-	}
+func policy(name string, m *rbacv3.Policy, r reader) []mesh.Principal {
+	r.only("", m, "permissions", "principals")
+	r.require(len(m.GetPermissions()) > 0, "permissions", "is missing")
+	r.require(len(m.GetPrincipals()) > 0, "principals", "is missing")
+	to := either(m.GetPermissions(), permission, 0, r.in("permissions"))
+	both := and(to, either(m.GetPrincipals(), principal, 0, r.in("principals")), r)
 	for i := range both {
 		both[i].Name = name
 	}
-	return both, nil
+	return both
 }
 
 // A condition is a list of terms, one of which must hold. No term: it never holds.
@@ -89,158 +59,99 @@ type condition = []mesh.Principal
 // always is the condition that holds for all.
 var always = condition{{}}
 
-func permission(m *rbacv3.Permission, depth int) (condition, error) {
-	if err := only(m, "and_rules", "or_rules", "any", "destination_ip", "destination_port",
-		"destination_port_range"); err != nil {
-		return nil, err
-	}
-	switch r := m.GetRule().(type) {
+func permission(m *rbacv3.Permission, depth int, r reader) condition {
+	r.only("", m, "and_rules", "or_rules", "any", "destination_ip", "destination_port", "destination_port_range")
+	switch is := m.GetRule().(type) {
 	case *rbacv3.Permission_AndRules:
-		c, err := all(r.AndRules.GetRules(), permission, depth+1)
-		return c, in("and_rules", in("rules", err))
+		return all(is.AndRules.GetRules(), permission, depth+1, r.in("and_rules.rules"))
 	case *rbacv3.Permission_OrRules:
-		c, err := either(r.OrRules.GetRules(), permission, depth+1)
-		return c, in("or_rules", in("rules", err))
+		return either(is.OrRules.GetRules(), permission, depth+1, r.in("or_rules.rules"))
 	case *rbacv3.Permission_Any:
-		return anything(r.Any)
+		return anything(is.Any, r)
 	case *rbacv3.Permission_DestinationIp:
-		p, err := cidr(r.DestinationIp)
-		return condition{{Destinations: []netip.Prefix{p}}}, in("destination_ip", err)
+		return condition{{Destinations: r.cidr("destination_ip", is.DestinationIp)}}
 	case *rbacv3.Permission_DestinationPort:
-		p, err := port(r.DestinationPort)
-		return condition{{DestinationPorts: []mesh.PortRange{{From: p, To: p}}}}, in("destination_port", err)
+		p := r.port("destination_port", is.DestinationPort)
+		return condition{{DestinationPorts: []mesh.PortRange{{From: p, To: p}}}}
 	case *rbacv3.Permission_DestinationPortRange:
-		from, end := r.DestinationPortRange.GetStart(), r.DestinationPortRange.GetEnd() // the end is not part of it
-		if from < 0 || end > 65536 || end <= max(from, 1) {
-			return nil, in("destination_port_range", refuse("[%d, %d) is no range of ports", from, end))
-		}
-		if err := only(r.DestinationPortRange, "start", "end"); err != nil {
-			return nil, in("destination_port_range", err)
-		}
-		return condition{{DestinationPorts: []mesh.PortRange{{From: uint16(max(from, 1)), To: uint16(end - 1)}}}}, nil
+		from, end := is.DestinationPortRange.GetStart(), is.DestinationPortRange.GetEnd() // the end is not part of it
+		r.require(from >= 0 && end <= 65536 && end > max(from, 1), "destination_port_range",
+			"[%d, %d) is no range of ports", from, end)
+		r.only("destination_port_range", is.DestinationPortRange, "start", "end")
+		return condition{{DestinationPorts: []mesh.PortRange{{From: uint16(max(from, 1)), To: uint16(end - 1)}}}}
 	}
-	return nil, refuse("is empty")
+	r.refuse("", "is empty")
+	return nil
 }
 
-func principal(m *rbacv3.Principal, depth int) (condition, error) {
-	if err := only(m, "and_ids", "or_ids", "any", "source_ip", "direct_remote_ip", "remote_ip"); err != nil {
-		return nil, err
-	}
-	source := func(p netip.Prefix) condition { return condition{{Sources: []netip.Prefix{p}}} }
-	switch r := m.GetIdentifier().(type) {
+func principal(m *rbacv3.Principal, depth int, r reader) condition {
+	r.only("", m, "and_ids", "or_ids", "any", "source_ip", "direct_remote_ip", "remote_ip")
+	switch is := m.GetIdentifier().(type) {
 	case *rbacv3.Principal_AndIds:
-		c, err := all(r.AndIds.GetIds(), principal, depth+1)
-		return c, in("and_ids", in("ids", err))
+		return all(is.AndIds.GetIds(), principal, depth+1, r.in("and_ids.ids"))
 	case *rbacv3.Principal_OrIds:
-		c, err := either(r.OrIds.GetIds(), principal, depth+1)
-		return c, in("or_ids", in("ids", err))
+		return either(is.OrIds.GetIds(), principal, depth+1, r.in("or_ids.ids"))
 	case *rbacv3.Principal_Any:
-		return anything(r.Any)
+		return anything(is.Any, r)
 	// Without a proxy protocol, the three are the same: whoever connects.
 	case *rbacv3.Principal_SourceIp:
-		p, err := cidr(r.SourceIp) //nolint:staticcheck // deprecated: control planes may still send it
-		return source(p), in("source_ip", err)
+		//nolint:staticcheck // deprecated: control planes may still send it
+		return condition{{Sources: r.cidr("source_ip", is.SourceIp)}}
 	case *rbacv3.Principal_DirectRemoteIp:
-		p, err := cidr(r.DirectRemoteIp)
-		return source(p), in("direct_remote_ip", err)
+		return condition{{Sources: r.cidr("direct_remote_ip", is.DirectRemoteIp)}}
 	case *rbacv3.Principal_RemoteIp:
-		p, err := cidr(r.RemoteIp)
-		return source(p), in("remote_ip", err)
+		return condition{{Sources: r.cidr("remote_ip", is.RemoteIp)}}
 	}
-	return nil, refuse("is empty")
+	r.refuse("", "is empty")
+	return nil
 }
 
-func anything(any bool) (condition, error) {
-	if !any {
-		return nil, in("any", refuse("must be true"))
-	}
-	return always, nil
+func anything(any bool, r reader) condition {
+	r.require(any, "any", "must be true")
+	return always
 }
+
+// readCondition reads a permission or a principal, which may consist of others.
+type readCondition[T any] func(m T, depth int, r reader) condition
 
 // either holds where one of the parts does.
-func either[T any](parts []T, read func(T, int) (condition, error), depth int) (condition, error) {
-	return joined(parts, read, depth, nil, func(a, b condition) (condition, error) {
-		if len(a)+len(b) > maxTerms {
-			return nil, refuse("conditions come to more than %d terms", maxTerms)
-		}
-		return append(a, b...), nil
+func either[T any](parts []T, read readCondition[T], depth int, r reader) condition {
+	return joined(parts, read, depth, r, nil, func(a, b condition, r reader) condition {
+		r.require(len(a)+len(b) <= maxTerms, "", "conditions come to more than %d terms", maxTerms)
+		return append(a, b...)
 	})
 }
 
 // all holds where all of the parts do.
-func all[T any](parts []T, read func(T, int) (condition, error), depth int) (condition, error) {
-	return joined(parts, read, depth, always, and)
+func all[T any](parts []T, read readCondition[T], depth int, r reader) condition {
+	return joined(parts, read, depth, r, always, and)
 }
 
-func joined[T any](parts []T, read func(T, int) (condition, error), depth int, out condition,
-	join func(a, b condition) (condition, error)) (condition, error) {
-	if depth > maxDepth {
-		return nil, refuse("conditions are nested more than %d deep", maxDepth)
-	}
-	if len(parts) == 0 {
-		return nil, refuse("is missing")
-	}
+func joined[T any](parts []T, read readCondition[T], depth int, r reader, out condition,
+	join func(a, b condition, r reader) condition) condition {
+	r.require(depth <= maxDepth, "", "conditions are nested more than %d deep", maxDepth)
+	r.require(len(parts) > 0, "", "is missing")
 	for i, p := range parts {
-		c, err := read(p, depth)
-		if err != nil {
-			return nil, item(i, err)
+		if r.failed() {
+			return nil
 		}
-		if out, err = join(out, c); err != nil {
-			return nil, err
-		}
+		out = join(out, read(p, depth, r.item(i)), r)
 	}
-	return out, nil
+	return out
 }
 
 // and is the terms of both together, but for those that contradict each other.
-func and(a, b condition) (out condition, err error) {
+func and(a, b condition, r reader) (out condition) {
 	if len(a)*len(b) > maxTerms {
-		return nil, refuse("conditions come to more than %d terms", maxTerms)
+		r.refuse("", "conditions come to more than %d terms", maxTerms)
+		return nil
 	}
-	for _, x := range a {
-		for _, y := range b {
-			t, ok := mesh.Principal{}, true
-			t.Sources, ok = common(x.Sources, y.Sources, prefixes, ok)
-			t.Destinations, ok = common(x.Destinations, y.Destinations, prefixes, ok)
-			t.SourcePorts, ok = common(x.SourcePorts, y.SourcePorts, ports, ok)
-			t.DestinationPorts, ok = common(x.DestinationPorts, y.DestinationPorts, ports, ok)
-			if ok {
+	for i := range a {
+		for j := range b {
+			if t, ok := a[i].And(&b[j]); ok {
 				out = append(out, t)
 			}
 		}
 	}
-	return out, nil
-}
-
-// common is what two lists both allow, of which an empty one allows all; ok is false where that is nothing.
-func common[T any](a, b []T, both func(T, T) (T, bool), ok bool) ([]T, bool) {
-	switch {
-	case !ok:
-		return nil, false
-	case len(a) == 0:
-		return b, true
-	case len(b) == 0:
-		return a, true
-	}
-	var out []T
-	for _, x := range a {
-		for _, y := range b {
-			if t, ok := both(x, y); ok {
-				out = append(out, t)
-			}
-		}
-	}
-	return out, len(out) > 0
-}
-
-func prefixes(a, b netip.Prefix) (netip.Prefix, bool) {
-	if a.Bits() < b.Bits() {
-		a, b = b, a
-	}
-	return a, a.Overlaps(b)
-}
-
-func ports(a, b mesh.PortRange) (mesh.PortRange, bool) {
-	r := mesh.PortRange{From: max(a.From, b.From), To: min(a.To, b.To)}
-	return r, r.From <= r.To
+	return out
 }

@@ -28,7 +28,6 @@ type Routes struct {
 // virtualHost is where connections to some addresses go.
 type virtualHost struct {
 	field     string
-	name      string
 	addresses []netip.AddrPort // port 0: any
 	any       bool             // it is for whatever no other is for
 	clusters  []mesh.WeightedCluster
@@ -38,37 +37,32 @@ type virtualHost struct {
 // ParseRoutes reads a RouteConfiguration.
 func ParseRoutes(b []byte) (*Routes, error) {
 	var m routev3.RouteConfiguration
-	if err := decode(b, &m); err != nil {
-		return nil, Refused("routes", Name(b), err)
-	}
-	var list []*Warning
-	r, err := routes(&m, notes{list: &list})
-	if err == nil && r.Name == "" {
-		err = in("name", refuse("is missing"))
-	}
+	var out *Routes
+	list, err := read("routes", b, &m, m.GetName, func(r reader) {
+		out = routes(&m, r)
+		r.require(m.GetName() != "", "name", "is missing")
+	})
 	if err != nil {
-		return nil, Refused("routes", m.GetName(), err)
+		return nil, err
 	}
-	r.Warnings = warnings("routes", r.Name, list)
-	return r, nil
+	out.Warnings = list
+	return out, nil
 }
 
 // maxRouteAddresses bounds the addresses of a route configuration, each of which becomes a listener.
 const maxRouteAddresses = 1 << 16
 
 // routes takes the virtual hosts. Whatever else a configuration has is about headers, statistics and limits of HTTP.
-func routes(m *routev3.RouteConfiguration, n notes) (*Routes, error) {
-	if m.GetVhds() != nil {
-		return nil, in("vhds", refuse("is not supported"))
-	}
-	if kind := deciding(m.GetTypedPerFilterConfig()); kind != "" {
-		return nil, in("typed_per_filter_config", refuse("%s is not supported", kind))
-	}
-	r := &Routes{Name: m.GetName()}
+func routes(m *routev3.RouteConfiguration, r reader) *Routes {
+	r.require(m.GetVhds() == nil, "vhds", "is not supported")
+	kind := deciding(m.GetTypedPerFilterConfig())
+	r.require(kind == "", "typed_per_filter_config", "%s is not supported", kind)
+	out := &Routes{Name: m.GetName()}
 	count := 0
+	list := r.in("virtual_hosts")
 	for i, from := range m.GetVirtualHosts() {
-		field := "virtual_hosts[" + strconv.Itoa(i) + "]"
-		h := virtualHost{field: field, name: from.GetName()}
+		r := list.item(i)
+		h := virtualHost{field: "virtual_hosts[" + strconv.Itoa(i) + "]"}
 		seen := map[netip.AddrPort]bool{}
 		for _, domain := range from.GetDomains() {
 			if domain == "*" {
@@ -77,17 +71,17 @@ func routes(m *routev3.RouteConfiguration, n notes) (*Routes, error) {
 				seen[a] = true
 				h.addresses = append(h.addresses, a)
 				if count++; count > maxRouteAddresses {
-					return nil, in("virtual_hosts", refuse("there are more than %d addresses", maxRouteAddresses))
+					list.refuse("", "there are more than %d addresses", maxRouteAddresses)
+					return out
 				}
 			}
 		}
-		h.clusters, h.closed = uniform(from, n.in(field))
-		if h.closed == "" && len(h.addresses) == 0 && !h.any {
-			n.in(field).in("domains").note("%s: there is no address among them: connections go on unchanged", clip(h.name))
-		}
-		r.hosts = append(r.hosts, h)
+		h.clusters, h.closed = uniform(from, r)
+		r.noteIf(h.closed == "" && len(h.addresses) == 0 && !h.any, "domains",
+			"%s: there is no address among them: connections go on unchanged", clip(from.GetName()))
+		out.hosts = append(out.hosts, h)
 	}
-	return r, nil
+	return out
 }
 
 // addressOf is a domain that is an IP address, with or without a port.
@@ -100,7 +94,7 @@ func addressOf(domain string) (netip.AddrPort, bool) {
 }
 
 // uniform is where all requests of a virtual host go, or why that cannot be said.
-func uniform(m *routev3.VirtualHost, n notes) (clusters []mesh.WeightedCluster, closed string) {
+func uniform(m *routev3.VirtualHost, r reader) (clusters []mesh.WeightedCluster, closed string) {
 	if m.GetMatcher() != nil {
 		return nil, "matcher: is not supported"
 	}
@@ -110,9 +104,9 @@ func uniform(m *routev3.VirtualHost, n notes) (clusters []mesh.WeightedCluster, 
 	if m.GetRequireTls() != routev3.VirtualHost_NONE {
 		return nil, "require_tls: requests without it are redirected"
 	}
-	for i, r := range m.GetRoutes() {
-		at := n.in("routes").item(i)
-		to, why := target(r, at)
+	list := r.in("routes")
+	for i, route := range m.GetRoutes() {
+		to, why := target(route, list.item(i))
 		if why != "" {
 			return nil, why
 		}
@@ -121,7 +115,7 @@ func uniform(m *routev3.VirtualHost, n notes) (clusters []mesh.WeightedCluster, 
 		} else if !sameClusters(clusters, to) {
 			return nil, "requests go to different clusters by their path, method or headers"
 		}
-		if catchesAll(r.GetMatch()) {
+		if catchesAll(route.GetMatch()) {
 			return clusters, ""
 		}
 	}
@@ -140,38 +134,27 @@ func catchesAll(m *routev3.RouteMatch) bool {
 }
 
 // target is where a route sends requests, by weight.
-func target(r *routev3.Route, n notes) (clusters []mesh.WeightedCluster, closed string) {
-	a := r.GetRoute()
+func target(m *routev3.Route, r reader) (clusters []mesh.WeightedCluster, closed string) {
+	a := m.GetRoute()
 	switch {
-	case r.GetRedirect() != nil:
+	case m.GetRedirect() != nil:
 		return nil, "requests are redirected"
-	case r.GetDirectResponse() != nil:
+	case m.GetDirectResponse() != nil:
 		return nil, "requests are answered by the proxy itself"
 	case a == nil:
 		return nil, "the route's action is not supported"
 	}
-	for _, set := range []struct {
-		field string
-		is    bool
-		what  string
-	}{
-		{"timeout", a.GetTimeout().GetSeconds() != 0 || a.GetTimeout().GetNanos() != 0, "requests have no time limit"},
-		{"request_mirror_policies", len(a.GetRequestMirrorPolicies()) > 0, "nothing is mirrored"},
-		{"prefix_rewrite", a.GetPrefixRewrite() != "", "paths stay as they are"},
-		{"regex_rewrite", a.GetRegexRewrite() != nil, "paths stay as they are"},
-		{"host_rewrite_specifier", a.GetHostRewriteSpecifier() != nil, "hosts stay as they are"},
-		{"hash_policy", len(a.GetHashPolicy()) > 0, noAffinity},
-	} {
-		if set.is {
-			n.in("route").in(set.field).note("%s", set.what)
-		}
-	}
-	if kind := deciding(r.GetTypedPerFilterConfig()); kind != "" {
+	r.noteIf(isSet(a.GetTimeout()), "route.timeout", "requests have no time limit")
+	r.noteIf(len(a.GetRequestMirrorPolicies()) > 0, "route.request_mirror_policies", "nothing is mirrored")
+	r.noteIf(a.GetPrefixRewrite() != "", "route.prefix_rewrite", "paths stay as they are")
+	r.noteIf(a.GetRegexRewrite() != nil, "route.regex_rewrite", "paths stay as they are")
+	r.noteIf(a.GetHostRewriteSpecifier() != nil, "route.host_rewrite_specifier", "hosts stay as they are")
+	r.noteIf(len(a.GetHashPolicy()) > 0, "route.hash_policy", noAffinity)
+	if kind := deciding(m.GetTypedPerFilterConfig()); kind != "" {
 		return nil, "typed_per_filter_config: " + kind + " is not supported"
 	}
-	if len(r.GetTypedPerFilterConfig()) > 0 {
-		n.in("typed_per_filter_config").note("no filter of HTTP is there: no faults, no limits")
-	}
+	r.noteIf(len(m.GetTypedPerFilterConfig()) > 0, "typed_per_filter_config",
+		"no filter of HTTP is there: no faults, no limits")
 	switch to := a.GetClusterSpecifier().(type) {
 	case *routev3.RouteAction_Cluster:
 		return []mesh.WeightedCluster{{Name: to.Cluster, Weight: 1}}, ""
@@ -192,7 +175,7 @@ func target(r *routev3.Route, n notes) (clusters []mesh.WeightedCluster, closed 
 			}
 		}
 		if len(clusters) > 0 {
-			n.in("route").in("weighted_clusters").note("weights hold for connections, not for requests")
+			r.note("route.weighted_clusters", "weights hold for connections, not for requests")
 			return clusters, ""
 		}
 	}
@@ -244,50 +227,38 @@ const carriedAsTCP = "HTTP is carried as TCP: by address, without retries, time 
 	"statistics"
 
 // manager reads an HTTP connection manager: its routes, and the filters that say who may call.
-func (p *part) manager(a *anypb.Any, n notes) error {
-	var m hcmv3.HttpConnectionManager
-	if err := typed(a, &m); err != nil {
-		return err
-	}
-	n.note(carriedAsTCP)
-	n = n.in("typed_config")
-	switch r := m.GetRouteSpecifier().(type) {
+func (p *part) manager(m *hcmv3.HttpConnectionManager, r reader) {
+	switch from := m.GetRouteSpecifier().(type) {
 	case *hcmv3.HttpConnectionManager_Rds:
-		if r.Rds.GetConfigSource().GetAds() == nil && r.Rds.GetConfigSource().GetSelf() == nil {
-			return in("rds", in("config_source", refuse("must be ads or self")))
-		}
-		if p.route = r.Rds.GetRouteConfigName(); p.route == "" {
-			return in("rds", in("route_config_name", refuse("is missing")))
+		source, name := from.Rds.GetConfigSource(), from.Rds.GetRouteConfigName()
+		r.require(source.GetAds() != nil || source.GetSelf() != nil, "rds.config_source", "must be ads or self")
+		r.require(name != "", "rds.route_config_name", "is missing")
+		if !r.failed() {
+			p.route = name
 		}
 	case *hcmv3.HttpConnectionManager_RouteConfig:
-		var err error
-		if p.routes, err = routes(r.RouteConfig, n.in("route_config")); err != nil {
-			return in("route_config", err)
-		}
+		p.routes = routes(from.RouteConfig, r.in("route_config"))
 	default:
-		return in("scoped_routes", refuse("is not supported"))
+		r.refuse("scoped_routes", "is not supported")
 	}
+	list := r.in("http_filters")
 	for i, f := range m.GetHttpFilters() {
+		r := list.item(i)
 		switch kind := typeOf(f.GetTypedConfig()); {
 		case f.GetDisabled(), observing(kind), slices.Contains(unheededHTTP, kind):
 		case kind == httpRBACType:
 			var m httprbacv3.RBAC
-			err := typed(f.GetTypedConfig(), &m)
-			if err == nil {
-				err = only(&m, "rules", "rules_stat_prefix", "shadow_rules", "shadow_rules_stat_prefix", "track_per_rule_stats")
+			r.check("typed_config", typed(f.GetTypedConfig(), &m))
+			r.only("typed_config", &m, "rules", "rules_stat_prefix", "shadow_rules", "shadow_rules_stat_prefix",
+				"track_per_rule_stats")
+			if m.GetRules() == nil {
+				continue
 			}
-			var r mesh.RBAC
-			if err == nil && m.GetRules() != nil {
-				if r, err = enforce(m.GetRules()); err == nil {
-					p.chain.RBAC = append(p.chain.RBAC, r)
-				}
-			}
-			if err != nil {
-				return in("http_filters", item(i, in("typed_config", err)))
+			if rules := enforce(m.GetRules(), r.in("typed_config.rules")); !r.failed() {
+				p.chain.RBAC = append(p.chain.RBAC, rules)
 			}
 		default:
-			return in("http_filters", item(i, unsupported(f.GetName(), kind)))
+			r.check("", unsupported(f.GetName(), kind))
 		}
 	}
-	return nil
 }

@@ -7,6 +7,7 @@ package translate
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -55,21 +56,101 @@ type Warning Refusal
 
 func (w *Warning) String() string { return (*Refusal)(w).Error() }
 
-// notes gathers warnings with the field that they are about.
-type notes struct {
-	field string
-	list  *[]*Warning
+// reader is a place in a resource that is being read, and takes what is to be said of it. The first refusal counts:
+// reading may go on after it, for nothing that is read then is used.
+type reader struct {
+	field    string // path of the place in the resource
+	index    int    // of the list there, the element that is meant; below 0: all of field
+	warnings *[]*Warning
+	first    *error // refusal
 }
 
-func (n notes) in(field string) notes {
-	n.field = join(n.field, field)
-	return n
+// newReader is at the beginning of a resource.
+func newReader() reader { return reader{index: -1, warnings: new([]*Warning), first: new(error)} }
+
+// apart is a reader at the same place whose refusals are not those of the resource.
+func (r reader) apart() reader {
+	r.first = new(error)
+	return r
 }
 
-func (n notes) item(i int) notes { return n.in("[" + strconv.Itoa(i) + "]") }
+// in is a field of what is being read.
+func (r reader) in(field string) reader {
+	r.field, r.index = r.path(field), -1
+	return r
+}
 
-func (n notes) note(format string, args ...any) {
-	*n.list = append(*n.list, &Warning{Field: n.field, What: fmt.Sprintf(format, args...)})
+// item is an element of the list that is being read. Its path is only made where something is said of it.
+func (r reader) item(i int) reader {
+	r.index = i
+	return r
+}
+
+// path is that of a field of what is being read; empty: of all of it.
+func (r reader) path(field string) string {
+	at := r.field
+	if r.index >= 0 {
+		at += "[" + strconv.Itoa(r.index) + "]"
+	}
+	return join(at, field)
+}
+
+// note warns of a field.
+func (r reader) note(field, format string, args ...any) {
+	if r.failed() {
+		return
+	}
+	*r.warnings = append(*r.warnings, &Warning{Field: r.path(field), What: fmt.Sprintf(format, args...)})
+}
+
+// noteIf warns of a field if something is the case.
+func (r reader) noteIf(is bool, field, format string, args ...any) {
+	if is {
+		r.note(field, format, args...)
+	}
+}
+
+// refuse refuses a field, and with it the resource.
+func (r reader) refuse(field, format string, args ...any) {
+	if !r.failed() {
+		r.check(field, refuse(format, args...))
+	}
+}
+
+// require refuses a field unless something is the case.
+func (r reader) require(is bool, field, format string, args ...any) {
+	if !is {
+		r.refuse(field, format, args...)
+	}
+}
+
+// check refuses a field for an error; nil is none.
+func (r reader) check(field string, err error) {
+	if err != nil && !r.failed() {
+		*r.first = in(r.path(field), err)
+	}
+}
+
+// only refuses a field in whose message something else is set than the fields named; see the function only.
+func (r reader) only(field string, m proto.Message, fields ...protoreflect.Name) {
+	if !r.failed() {
+		r.check(field, only(m, fields...))
+	}
+}
+
+// failed says whether there was a refusal.
+func (r reader) failed() bool { return *r.first != nil }
+
+// read decodes a resource into m, has take read that, and gives the warnings. An error is the *Refusal of the resource.
+func read(kind string, b []byte, m proto.Message, name func() string, take func(reader)) ([]*Warning, error) {
+	if err := decode(b, m); err != nil {
+		return nil, Refused(kind, Name(b), err)
+	}
+	r := newReader()
+	if take(r); r.failed() {
+		return nil, Refused(kind, name(), *r.first)
+	}
+	return warnings(kind, name(), *r.warnings), nil
 }
 
 // warnings are those of a resource, each once.
@@ -248,27 +329,40 @@ func cidr(r *corev3.CidrRange) (netip.Prefix, error) {
 	return netip.PrefixFrom(a, int(n)).Masked(), nil
 }
 
-func cidrs(list []*corev3.CidrRange) (out []netip.Prefix, err error) {
-	for i, r := range list {
-		p, err := cidr(r)
-		if err != nil {
-			return nil, item(i, err)
-		}
+// cidr is the range of a field, as a list of one.
+func (r reader) cidr(field string, one *corev3.CidrRange) []netip.Prefix {
+	p, err := cidr(one)
+	r.check(field, err)
+	return []netip.Prefix{p}
+}
+
+// cidrs are those of a field.
+func (r reader) cidrs(field string, list []*corev3.CidrRange) (out []netip.Prefix) {
+	for i, one := range list {
+		p, err := cidr(one)
+		r.check(field, item(i, err))
 		out = append(out, p)
 	}
-	return out, nil
+	return out
+}
+
+// port is that of a field.
+func (r reader) port(field string, p uint32) uint16 {
+	if p == 0 || p > math.MaxUint16 {
+		r.refuse(field, "must be 1 to 65535, not %d", p)
+	}
+	return uint16(p)
 }
 
 // duration reads a duration that is not negative.
-func duration(d *durationpb.Duration) (time.Duration, error) {
+func (r reader) duration(field string, d *durationpb.Duration, missing time.Duration) time.Duration {
 	if d == nil {
-		return 0, nil
+		return missing
 	}
-	if d.CheckValid() != nil || d.GetSeconds() < 0 || d.GetNanos() < 0 ||
-		d.GetSeconds() > int64(time.Duration(1<<63-1)/time.Second)-1 {
-		return 0, refuse("%ds %dns is no duration that can be waited", d.GetSeconds(), d.GetNanos())
-	}
-	return d.AsDuration(), nil
+	r.require(d.CheckValid() == nil && d.GetSeconds() >= 0 && d.GetNanos() >= 0 &&
+		d.GetSeconds() < int64(time.Duration(1<<63-1)/time.Second),
+		field, "%ds %dns is no duration that can be waited", d.GetSeconds(), d.GetNanos())
+	return d.AsDuration()
 }
 
 // clip keeps what others chose from filling a message.

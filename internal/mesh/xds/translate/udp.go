@@ -1,8 +1,6 @@
 package translate
 
 import (
-	"net/netip"
-
 	xdsmatcherv3 "github.com/cncf/xds/go/xds/type/matcher/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	udpproxyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/udp/udp_proxy/v3"
@@ -18,29 +16,18 @@ const (
 )
 
 // udpChains are the chains of a UDP proxy: one, or where its matcher asks for the source one for each range of these.
-func udpChains(name string, m *udpproxyv3.UdpProxyConfig) ([]mesh.Chain, error) {
-	err := only(m, "stat_prefix", "cluster", "matcher", "access_log", "proxy_access_log", "access_log_options")
-	if err != nil {
-		return nil, err
-	}
-	if t := m.GetMatcher().GetMatcherTree(); t != nil {
-		chains, err := udpSources(name, m.GetStatPrefix(), m.GetMatcher())
-		return chains, in("matcher", err)
+func udpChains(name string, m *udpproxyv3.UdpProxyConfig, r reader) []mesh.Chain {
+	r.only("", m, "stat_prefix", "cluster", "matcher", "access_log", "proxy_access_log", "access_log_options")
+	if m.GetMatcher().GetMatcherTree() != nil {
+		return udpSources(name, m.GetStatPrefix(), m.GetMatcher(), r.in("matcher"))
 	}
 	cluster := m.GetCluster() //nolint:staticcheck // deprecated: still the short way that many use
 	if m.GetMatcher() != nil {
-		if err = only(m.GetMatcher(), "on_no_match"); err == nil {
-			cluster, err = udpRoute(m.GetMatcher().GetOnNoMatch())
-			err = in("on_no_match", err)
-		}
-		if err != nil {
-			return nil, in("matcher", err)
-		}
+		r.only("matcher", m.GetMatcher(), "on_no_match")
+		cluster = udpRoute(m.GetMatcher().GetOnNoMatch(), r.in("matcher.on_no_match"))
 	}
-	if cluster == "" {
-		return nil, in("cluster", refuse("is missing"))
-	}
-	return []mesh.Chain{{Name: name, Proxy: udpTo(m.GetStatPrefix(), cluster)}}, nil
+	r.require(cluster != "", "cluster", "is missing")
+	return []mesh.Chain{{Name: name, Proxy: udpTo(m.GetStatPrefix(), cluster)}}
 }
 
 func udpTo(stat, cluster string) mesh.Proxy {
@@ -49,85 +36,61 @@ func udpTo(stat, cluster string) mesh.Proxy {
 
 // udpSources are the chains of a matcher by ranges of sources. Only exclusive ranges are taken, of which the narrowest
 // one that holds a source decides, as it does among filter chains.
-func udpSources(name, stat string, m *xdsmatcherv3.Matcher) (out []mesh.Chain, err error) {
-	if err := only(m, "matcher_tree"); err != nil {
-		return nil, err
+func udpSources(name, stat string, m *xdsmatcherv3.Matcher, r reader) (out []mesh.Chain) {
+	r.only("", m, "matcher_tree")
+	r = r.in("matcher_tree")
+	input, custom := m.GetMatcherTree().GetInput(), m.GetMatcherTree().GetCustomMatch()
+	if kind := typeOf(input.GetTypedConfig()); kind != sourceIPType {
+		r.check("input", unsupported(input.GetName(), kind))
 	}
-	t := m.GetMatcherTree()
-	if kind := typeOf(t.GetInput().GetTypedConfig()); kind != sourceIPType {
-		return nil, in("matcher_tree", in("input", unsupported(t.GetInput().GetName(), kind)))
-	}
-	custom := t.GetCustomMatch()
 	if kind := typeOf(custom.GetTypedConfig()); kind != ipMatcherType {
-		return nil, in("matcher_tree", in("custom_match", unsupported(custom.GetName(), kind)))
+		r.check("custom_match", unsupported(custom.GetName(), kind))
 	}
 	var ip xdsmatcherv3.IPMatcher
-	err = typed(custom.GetTypedConfig(), &ip)
-	if err == nil {
-		err = only(&ip, "range_matchers")
-	}
-	for i, r := range ip.GetRangeMatchers() {
-		if err != nil {
-			break
-		}
-		c := mesh.Chain{Name: name}
-		if err = udpRange(r, stat, &c); err != nil {
-			err = in("range_matchers", item(i, err))
-		}
+	r = r.in("custom_match.typed_config")
+	r.check("", typed(custom.GetTypedConfig(), &ip))
+	r.only("", &ip, "range_matchers")
+	r.require(len(ip.GetRangeMatchers()) > 0, "range_matchers", "is missing")
+	list := r.in("range_matchers")
+	for i, one := range ip.GetRangeMatchers() {
+		c := udpRange(one, stat, list.item(i))
+		c.Name = name
 		out = append(out, c)
 	}
-	if err == nil && len(out) == 0 {
-		err = in("range_matchers", refuse("is missing"))
-	}
-	return out, in("matcher_tree", in("custom_match", in("typed_config", err)))
+	return out
 }
 
-func udpRange(r *xdsmatcherv3.IPMatcher_IPRangeMatcher, stat string, c *mesh.Chain) error {
-	if err := only(r, "ranges", "on_match", "exclusive"); err != nil {
-		return err
+func udpRange(m *xdsmatcherv3.IPMatcher_IPRangeMatcher, stat string, r reader) (c mesh.Chain) {
+	r.only("", m, "ranges", "on_match", "exclusive")
+	r.require(m.GetExclusive(), "exclusive", "must be true")
+	r.require(len(m.GetRanges()) > 0, "ranges", "is missing")
+	ranges := r.in("ranges")
+	for i, from := range m.GetRanges() {
+		at := ranges.item(i)
+		at.only("", from, "address_prefix", "prefix_len")
+		one := at.cidr("", &corev3.CidrRange{AddressPrefix: from.GetAddressPrefix(), PrefixLen: from.GetPrefixLen()})
+		c.Match.Sources = append(c.Match.Sources, one...)
 	}
-	if !r.GetExclusive() {
-		return in("exclusive", refuse("must be true"))
-	}
-	if len(r.GetRanges()) == 0 {
-		return in("ranges", refuse("is missing"))
-	}
-	for i, from := range r.GetRanges() {
-		err := only(from, "address_prefix", "prefix_len")
-		var p netip.Prefix
-		if err == nil {
-			p, err = cidr(&corev3.CidrRange{AddressPrefix: from.GetAddressPrefix(), PrefixLen: from.GetPrefixLen()})
-		}
-		if err != nil {
-			return in("ranges", item(i, err))
-		}
-		c.Match.Sources = append(c.Match.Sources, p)
-	}
-	if nothing := r.GetOnMatch().GetMatcher(); nothing != nil {
+	if nothing := m.GetOnMatch().GetMatcher(); nothing != nil {
 		c.RBAC = []mesh.RBAC{{Deny: true, Policies: []mesh.Principal{{}}}}
-		return in("on_match", in("matcher", only(nothing)))
+		r.only("on_match.matcher", nothing)
+		return c
 	}
-	cluster, err := udpRoute(r.GetOnMatch())
-	c.Proxy = udpTo(stat, cluster)
-	return in("on_match", err)
+	c.Proxy = udpTo(stat, udpRoute(m.GetOnMatch(), r.in("on_match")))
+	return c
 }
 
 // udpRoute is the cluster that a match leads to.
-func udpRoute(m *xdsmatcherv3.Matcher_OnMatch) (string, error) {
-	if err := only(m, "action"); err != nil {
-		return "", err
-	}
+func udpRoute(m *xdsmatcherv3.Matcher_OnMatch, r reader) string {
+	r.only("", m, "action")
 	a := m.GetAction()
-	if typeOf(a.GetTypedConfig()) != udpRouteType {
-		return "", in("action", unsupported(a.GetName(), typeOf(a.GetTypedConfig())))
+	if kind := typeOf(a.GetTypedConfig()); kind != udpRouteType {
+		r.check("action", unsupported(a.GetName(), kind))
 	}
-	var r udpproxyv3.Route
-	err := typed(a.GetTypedConfig(), &r)
-	if err == nil {
-		err = only(&r, "cluster")
-	}
-	if err == nil && r.GetCluster() == "" {
-		err = in("cluster", refuse("is missing"))
-	}
-	return r.GetCluster(), in("action", in("typed_config", err))
+	var to udpproxyv3.Route
+	r = r.in("action.typed_config")
+	r.check("", typed(a.GetTypedConfig(), &to))
+	r.only("", &to, "cluster")
+	r.require(to.GetCluster() != "", "cluster", "is missing")
+	return to.GetCluster()
 }
