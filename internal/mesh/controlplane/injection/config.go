@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/goccy/go-yaml"
@@ -100,14 +99,32 @@ func ParseConfig(text []byte) (*Config, error) {
 // compiled is a Config as patches are made of it.
 type compiled struct {
 	Config
-	sidecar, init template
-	volumes       []template
-	names         struct {
-		sidecar, init string
-		volumes       []string
+	native  bool // the sidecar is an init container that stays
+	sidecar object
+	before  []object // the init containers, in their order: the one that redirects, and a native sidecar
+	volumes []object
+}
+
+// object is a container or a volume that pods get.
+type object struct {
+	name string
+	json template
+}
+
+func parseObject(key string, of map[string]any) (o object, err error) {
+	o.name, _ = of["name"].(string)
+	if o.name == "" || strings.Contains(o.name, "${") {
+		return o, fmt.Errorf("%s: it needs a name, without variables", key)
 	}
-	native bool // the sidecar is an init container that stays
-	probes bool // something of it holds ${probes}
+	if o.json, err = parseTemplate(of); err != nil {
+		return o, fmt.Errorf("%s: %w", key, err)
+	}
+	return o, nil
+}
+
+// named says whether one of some objects has a name.
+func named(list []object, name string) bool {
+	return slices.ContainsFunc(list, func(o object) bool { return o.name == name })
 }
 
 func (c Config) compile() (*compiled, error) {
@@ -143,42 +160,43 @@ func (c Config) compile() (*compiled, error) {
 	if c.ProbePort > 0 && !slices.Contains(c.ExcludeInbound, c.ProbePort) {
 		d.ExcludeInbound = append(slices.Clone(c.ExcludeInbound), c.ProbePort)
 	}
-	d.native = c.Sidecar["restartPolicy"] == restartAlways
-	var err error
-	part := func(key string, object map[string]any, t *template, name *string) {
+	return d, d.parse()
+}
+
+// parse reads the containers and volumes.
+func (d *compiled) parse() (err error) {
+	if d.sidecar, err = parseObject("sidecar", d.Sidecar); err != nil {
+		return err
+	}
+	if d.Init != nil {
+		init, err := parseObject("init", d.Init)
 		if err != nil {
-			return
+			return err
 		}
-		var isName bool
-		if *name, isName = object["name"].(string); !isName || *name == "" || strings.Contains(*name, "${") {
-			err = fmt.Errorf("%s: it needs a name, without variables", key)
-			return
+		if init.name == d.sidecar.name {
+			return fmt.Errorf("init: the sidecar has the name %q, too", init.name)
 		}
-		if *t, err = parseTemplate(object); err != nil {
-			err = fmt.Errorf("%s: %w", key, err)
+		d.before = append(d.before, init)
+	}
+	if d.native = d.Sidecar["restartPolicy"] == restartAlways; d.native {
+		d.before = append(d.before, d.sidecar)
+	}
+	for i, v := range d.Volumes {
+		key := fmt.Sprintf("volumes[%d]", i)
+		o, err := parseObject(key, v)
+		if err != nil {
+			return err
 		}
-		d.probes = d.probes || t.holds("probes")
-	}
-	part("sidecar", c.Sidecar, &d.sidecar, &d.names.sidecar)
-	if c.Init != nil {
-		part("init", c.Init, &d.init, &d.names.init)
-	}
-	d.volumes, d.names.volumes = make([]template, len(c.Volumes)), make([]string, len(c.Volumes))
-	for i, v := range c.Volumes {
-		part("volumes["+strconv.Itoa(i)+"]", v, &d.volumes[i], &d.names.volumes[i])
-		if slices.Contains(d.names.volumes[:i], d.names.volumes[i]) && err == nil {
-			err = fmt.Errorf("volumes[%d]: there are two of the name %q", i, d.names.volumes[i])
+		if named(d.volumes, o.name) {
+			return fmt.Errorf("%s: there are two of the name %q", key, o.name)
 		}
+		d.volumes = append(d.volumes, o)
 	}
-	switch {
-	case err != nil:
-		return nil, err
-	case d.names.init == d.names.sidecar:
-		return nil, fmt.Errorf("init: the sidecar has the name %q, too", d.names.init)
-	case c.ProbePort > 0 && !d.probes:
-		return nil, errors.New("probePort: nothing holds ${probes}, so that nobody would know what to answer there")
+	all := slices.Concat([]object{d.sidecar}, d.before, d.volumes)
+	if d.ProbePort > 0 && !slices.ContainsFunc(all, func(o object) bool { return o.json.holds("probes") }) {
+		return errors.New("probePort: nothing holds ${probes}, so that nobody would know what to answer there")
 	}
-	return d, nil
+	return nil
 }
 
 // template is JSON with variables in its strings: literal text and names in turn, text first and last.
@@ -221,28 +239,18 @@ func (t template) holds(name string) bool {
 	return false
 }
 
-// appendTo appends the JSON with what the variables are in a pod.
-func (t template) appendTo(b []byte, value func(name string) string) []byte {
+// with is the JSON with the values that variables have in a pod.
+func (t template) with(values map[string]string) json.RawMessage {
+	var b []byte
 	for i, s := range t {
-		if i%2 == 0 {
-			b = append(b, s...)
-		} else {
-			b = appendInString(b, value(s))
+		if i%2 == 1 {
+			quoted, err := json.Marshal(values[s])
+			if err != nil {
+				panic(err) // of a string there is none
+			}
+			s = string(quoted[1 : len(quoted)-1])
 		}
+		b = append(b, s...)
 	}
 	return b
-}
-
-// appendInString appends a text as it stands within a string of JSON.
-func appendInString(b []byte, s string) []byte {
-	quoted := appendString(nil, s)
-	return append(b, quoted[1:len(quoted)-1]...)
-}
-
-func appendString(b []byte, s string) []byte {
-	quoted, err := json.Marshal(s)
-	if err != nil {
-		panic(err) // of a string there is none
-	}
-	return append(b, quoted...)
 }

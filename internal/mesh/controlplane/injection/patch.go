@@ -60,64 +60,38 @@ func (c *compiled) inject(namespace string, by *authority.Authority, p *pod) (*v
 		return nil, refuse("the service account %q of the namespace %q cannot be an identity: %s", account, namespace, err)
 	}
 	v := &verdict{}
-	b := operations{'['}
+	var b patch
 	table := c.moveProbes(&b, p, v)
 	encoded, err := json.Marshal(table)
 	if err != nil {
 		return nil, fmt.Errorf("encoding probes: %w", err)
 	}
-	name := cmp.Or(p.Metadata.Name, p.Metadata.GenerateName)
-	value := func(variable string) string {
-		switch variable {
-		case "namespace":
-			return namespace
-		case "pod":
-			return name
-		case "account":
-			return account
-		case "identity":
-			return id
-		case "roots":
-			return string(by.RootsPEM())
-		case "probes":
-			// The kubelet expands $(NAME) and $$ in the environment and in arguments, and does not in probes.
-			return strings.ReplaceAll(string(encoded), "$", `\u0024`)
-		case "probePort":
-			return strconv.Itoa(c.ProbePort)
-		case "excludeInbound":
-			return inbound
-		case "excludeOutbound":
-			return outbound
-		}
-		panic("no variable is called " + variable) // parseTemplate has seen to that
+	values := map[string]string{
+		"namespace": namespace,
+		"pod":       cmp.Or(p.Metadata.Name, p.Metadata.GenerateName),
+		"account":   account,
+		"identity":  id,
+		"roots":     string(by.RootsPEM()),
+		// The kubelet expands $(NAME) and $$ in the environment and in arguments, and does not in probes.
+		"probes":          strings.ReplaceAll(string(encoded), "$", `\u0024`),
+		"probePort":       strconv.Itoa(c.ProbePort),
+		"excludeInbound":  inbound,
+		"excludeOutbound": outbound,
 	}
 	if c.native {
 		// First, so that it runs while the pod's own init containers do: they are redirected already.
-		b.list("/spec/initContainers", len(p.Spec.InitContainers) > 0, true, c.before(value)...)
+		b.list("/spec/initContainers", len(p.Spec.InitContainers) > 0, true, c.before, values)
 	} else {
 		// Last, so that the pod's own init containers are not redirected: no proxy runs yet.
-		b.list("/spec/initContainers", len(p.Spec.InitContainers) > 0, false, c.before(value)...)
-		b.list("/spec/containers", true, false, c.sidecar.appendTo(nil, value))
+		b.list("/spec/initContainers", len(p.Spec.InitContainers) > 0, false, c.before, values)
+		b.list("/spec/containers", true, false, []object{c.sidecar}, values)
 	}
-	var volumes [][]byte
-	for _, t := range c.volumes {
-		volumes = append(volumes, t.appendTo(nil, value))
-	}
-	b.list("/spec/volumes", len(p.Spec.Volumes) > 0, false, volumes...)
+	b.list("/spec/volumes", len(p.Spec.Volumes) > 0, false, c.volumes, values)
 	b.annotate(p.Metadata.Annotations, StatusKey, "injected")
-	v.patch = append(b, ']')
+	if v.patch, err = json.Marshal(b); err != nil {
+		return nil, fmt.Errorf("encoding a patch: %w", err)
+	}
 	return v, nil
-}
-
-// before are the init containers, in their order.
-func (c *compiled) before(value func(string) string) (list [][]byte) {
-	if c.init != nil {
-		list = append(list, c.init.appendTo(nil, value))
-	}
-	if c.native {
-		list = append(list, c.sidecar.appendTo(nil, value))
-	}
-	return list
 }
 
 // injected says whether a pod has been injected already, as where another webhook has the API server ask again. Whoever
@@ -130,10 +104,10 @@ func (c *compiled) injected(p *pod) (bool, error) {
 	if c.native {
 		in = p.Spec.InitContainers
 	}
-	if !slices.ContainsFunc(in, func(x container) bool { return x.Name == c.names.sidecar }) {
+	if !slices.ContainsFunc(in, func(x container) bool { return x.Name == c.sidecar.name }) {
 		return false, refuse("the annotation %s says that the pod is injected, and it has no container %q: leave the "+
 			"annotation out",
-			StatusKey, c.names.sidecar)
+			StatusKey, c.sidecar.name)
 	}
 	return true, nil
 }
@@ -144,18 +118,18 @@ func (c *compiled) collides(p *pod) error {
 	const hint = "give it another, or label the pod " + InjectKey + ": \"false\""
 	for _, list := range [][]container{p.Spec.Containers, p.Spec.InitContainers} {
 		for _, x := range list {
-			if x.Name == c.names.sidecar || c.init != nil && x.Name == c.names.init {
+			if x.Name == c.sidecar.name || named(c.before, x.Name) {
 				return refuse("the pod has a container %q of its own, which is a name of the mesh: %s", x.Name, hint)
 			}
 			for _, v := range slices.Concat(x.Mounts, x.Devices) {
-				if slices.Contains(c.names.volumes, v.Name) {
+				if named(c.volumes, v.Name) {
 					return refuse("the container %.63q mounts the volume %q, which is the mesh's", x.Name, v.Name)
 				}
 			}
 		}
 	}
 	for _, x := range p.Spec.Volumes {
-		if slices.Contains(c.names.volumes, x.Name) {
+		if named(c.volumes, x.Name) {
 			return refuse("the pod has a volume %q of its own, which is a name of the mesh: %s", x.Name, hint)
 		}
 	}
@@ -193,7 +167,7 @@ func portsOf(annotations map[string]string, key string, all []int) (string, erro
 
 // moveProbes has the sidecar answer the probes that the kubelet would send past it: where the mesh wants certificates,
 // the kubelet has none. The table says what it then asks of the containers itself.
-func (c *compiled) moveProbes(b *operations, p *pod, v *verdict) probes.Table {
+func (c *compiled) moveProbes(b *patch, p *pod, v *verdict) probes.Table {
 	table := probes.Table{}
 	if c.ProbePort == 0 {
 		return table
@@ -210,7 +184,7 @@ func (c *compiled) moveProbes(b *operations, p *pod, v *verdict) probes.Table {
 }
 
 // moveProbesOf does so for one container, which is at a path.
-func (c *compiled) moveProbesOf(b *operations, x *container, path string, table probes.Table, v *verdict) {
+func (c *compiled) moveProbesOf(b *patch, x *container, path string, table probes.Table, v *verdict) {
 	for _, of := range []struct {
 		key  string
 		kind string
@@ -233,8 +207,7 @@ func (c *compiled) moveProbesOf(b *operations, x *container, path string, table 
 		if from != "httpGet" {
 			b.remove(at + from)
 		}
-		get := appendString([]byte(`{"path":`), to)
-		b.add(at+"httpGet", append(strconv.AppendInt(append(get, `,"port":`...), int64(c.ProbePort), 10), '}'))
+		b.add(at+"httpGet", map[string]any{"path": to, "port": c.ProbePort})
 	}
 }
 
@@ -244,12 +217,9 @@ func (p *probe) ask(in *container) (ask *probes.Ask, key, why string) {
 	timeout := max(p.Timeout, 1)
 	switch {
 	case p.HTTP != nil:
-		if p.HTTP.Host != "" {
-			return nil, "", "it asks another host"
-		}
-		n, ok := in.number(p.HTTP.Port)
-		if !ok {
-			return nil, "", "its port is not known"
+		n, why := p.HTTP.portOf(in)
+		if why != "" {
+			return nil, "", why
 		}
 		h := &probes.HTTP{Path: p.HTTP.Path, Port: n, TLS: strings.EqualFold(p.HTTP.Scheme, "HTTPS")}
 		for _, x := range p.HTTP.Headers {
@@ -257,12 +227,9 @@ func (p *probe) ask(in *container) (ask *probes.Ask, key, why string) {
 		}
 		return &probes.Ask{HTTP: h, Timeout: timeout}, "httpGet", ""
 	case p.TCP != nil:
-		if p.TCP.Host != "" {
-			return nil, "", "it asks another host"
-		}
-		n, ok := in.number(p.TCP.Port)
-		if !ok {
-			return nil, "", "its port is not known"
+		n, why := p.TCP.portOf(in)
+		if why != "" {
+			return nil, "", why
 		}
 		return &probes.Ask{TCP: &probes.TCP{Port: n}, Timeout: timeout}, "tcpSocket", ""
 	case p.GRPC != nil:
@@ -272,6 +239,18 @@ func (p *probe) ask(in *container) (ask *probes.Ask, key, why string) {
 		return &probes.Ask{GRPC: &probes.GRPC{Port: p.GRPC.Port, Service: p.GRPC.Service}, Timeout: timeout}, "grpc", ""
 	}
 	return nil, "", "" // exec, which needs no network
+}
+
+// portOf is the port of a container that a probe asks, or why it is not known here.
+func (p *tcpProbe) portOf(in *container) (port int, why string) {
+	if p.Host != "" {
+		return 0, "it asks another host"
+	}
+	port, ok := in.number(p.Port)
+	if !ok {
+		return 0, "its port is not known"
+	}
+	return port, ""
 }
 
 // number is a port that is given by number or by name.
@@ -292,61 +271,43 @@ func (c *container) number(raw json.RawMessage) (int, bool) {
 	return 0, false
 }
 
-// operations is a JSON patch without its end.
-type operations []byte
+// patch is a JSON patch (RFC 6902).
+type patch []operation
 
-func (o *operations) begin(op, path string) {
-	if len(*o) > 1 {
-		*o = append(*o, ',')
-	}
-	*o = append(*o, `{"op":"`...)
-	*o = append(*o, op...)
-	*o = append(*o, `","path":`...)
-	*o = appendString(*o, path)
+type operation struct {
+	Op    string `json:"op"`
+	Path  string `json:"path"`
+	Value any    `json:"value,omitempty"`
 }
 
-func (o *operations) add(path string, value []byte) {
-	o.begin("add", path)
-	*o = append(*o, `,"value":`...)
-	*o = append(append(*o, value...), '}')
-}
+func (p *patch) add(path string, value any) { *p = append(*p, operation{"add", path, value}) }
 
-func (o *operations) remove(path string) {
-	o.begin("remove", path)
-	*o = append(*o, '}')
-}
+func (p *patch) remove(path string) { *p = append(*p, operation{Op: "remove", Path: path}) }
 
 // list adds to a list, at its beginning or its end, which is made where there is none.
-func (o *operations) list(path string, exists, first bool, values ...[]byte) {
-	if len(values) == 0 {
+func (p *patch) list(path string, exists, first bool, objects []object, values map[string]string) {
+	var all []json.RawMessage
+	for _, o := range objects {
+		all = append(all, o.json.with(values))
+	}
+	if len(all) > 0 && !exists {
+		p.add(path, all)
 		return
 	}
-	if !exists {
-		all := []byte{'['}
-		for i, v := range values {
-			if i > 0 {
-				all = append(all, ',')
-			}
-			all = append(all, v...)
-		}
-		o.add(path, append(all, ']'))
-		return
-	}
-	for i, v := range values {
+	for i, v := range all {
 		if first {
-			o.add(path+"/"+strconv.Itoa(i), v)
+			p.add(path+"/"+strconv.Itoa(i), v)
 		} else {
-			o.add(path+"/-", v)
+			p.add(path+"/-", v)
 		}
 	}
 }
 
-func (o *operations) annotate(has map[string]string, key, value string) {
+func (p *patch) annotate(has map[string]string, key, value string) {
 	if len(has) == 0 {
-		o.add("/metadata/annotations", append(append(append([]byte{'{'}, appendString(nil, key)...), ':'),
-			append(appendString(nil, value), '}')...))
+		p.add("/metadata/annotations", map[string]string{key: value})
 		return
 	}
 	// RFC 6901, section 3
-	o.add("/metadata/annotations/"+strings.NewReplacer("~", "~0", "/", "~1").Replace(key), appendString(nil, value))
+	p.add("/metadata/annotations/"+strings.NewReplacer("~", "~0", "/", "~1").Replace(key), value)
 }

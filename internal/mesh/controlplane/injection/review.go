@@ -97,10 +97,9 @@ type probe struct {
 }
 
 type httpProbe struct {
-	Path    string          `json:"path"`
-	Port    json.RawMessage `json:"port"` // a number, or the name of a port of the container
-	Host    string          `json:"host"`
-	Scheme  string          `json:"scheme"`
+	tcpProbe
+	Path    string `json:"path"`
+	Scheme  string `json:"scheme"`
 	Headers []struct {
 		Name  string `json:"name"`
 		Value string `json:"value"`
@@ -108,7 +107,7 @@ type httpProbe struct {
 }
 
 type tcpProbe struct {
-	Port json.RawMessage `json:"port"`
+	Port json.RawMessage `json:"port"` // a number, or the name of a port of the container
 	Host string          `json:"host"`
 }
 

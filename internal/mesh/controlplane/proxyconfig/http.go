@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	rbacv3 "github.com/envoyproxy/go-control-plane/envoy/config/rbac/v3"
@@ -33,7 +34,7 @@ type manager struct {
 
 // httpFilters route requests by a route configuration. Paths are made plain first, since routes and policies go by
 // them.
-func httpFilters(stat, routes string, of manager) ([]*listenerv3.Filter, error) {
+func httpFilters(stat, routes string, of manager) []*listenerv3.Filter {
 	m := &hcmv3.HttpConnectionManager{
 		StatPrefix: stat,
 		RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{
@@ -49,24 +50,15 @@ func httpFilters(stat, routes string, of manager) ([]*listenerv3.Filter, error) 
 	if of.paths {
 		m.PathWithEscapedSlashesAction = hcmv3.HttpConnectionManager_REJECT_REQUEST
 	}
-	type named struct {
-		name   string
-		config proto.Message
+	add := func(name string, config proto.Message) {
+		m.HttpFilters = append(m.HttpFilters, &hcmv3.HttpFilter{Name: name,
+			ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: packed(config)}})
 	}
-	filters := []named{{"envoy.filters.http.router", &routerv3.Router{}}}
 	if of.rbac != nil {
-		filters = []named{{"envoy.filters.http.rbac", &httprbacv3.RBAC{Rules: of.rbac}}, filters[0]}
+		add("envoy.filters.http.rbac", &httprbacv3.RBAC{Rules: of.rbac})
 	}
-	for _, f := range filters {
-		config, err := packed(f.config)
-		if err != nil {
-			return nil, err
-		}
-		m.HttpFilters = append(m.HttpFilters, &hcmv3.HttpFilter{Name: f.name,
-			ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: config}})
-	}
-	f, err := filter("envoy.filters.network.http_connection_manager", m)
-	return []*listenerv3.Filter{f}, err
+	add("envoy.filters.http.router", &routerv3.Router{})
+	return filters("envoy.filters.network.http_connection_manager", m)
 }
 
 // route is a Route as it is compiled.
@@ -145,7 +137,7 @@ func (r *route) read() error {
 
 // printable says whether a text can stand in a request.
 func printable(text string) bool {
-	return strings.IndexFunc(text, func(c rune) bool { return c < ' ' || c == 0x7f }) < 0
+	return utf8.ValidString(text) && strings.IndexFunc(text, func(c rune) bool { return c < ' ' || c == 0x7f }) < 0
 }
 
 // retryOn are the words of Envoy for what a request is tried again after.

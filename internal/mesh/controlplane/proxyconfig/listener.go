@@ -37,19 +37,15 @@ func (s *service) outbound(address string) (*listenerv3.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.protocol == protocolUDP {
-		l.ListenerFilters, err = s.datagrams(cells)
-	} else {
-		var filters []*listenerv3.Filter
-		if s.protocol.http() {
-			filters, err = httpFilters(s.Name, s.Name, manager{})
-		} else {
-			filters, err = tcpFilters(s.Name, s.weights(), false)
+	switch {
+	case s.protocol == protocolUDP:
+		if l.ListenerFilters, err = s.datagrams(cells); err != nil {
+			return nil, err
 		}
-		l.FilterChains = chains(cells, filters)
-	}
-	if err != nil {
-		return nil, err
+	case s.protocol.http():
+		l.FilterChains = chains(cells, httpFilters(s.Name, s.Name, manager{}))
+	default:
+		l.FilterChains = chains(cells, tcpFilters(s.Name, s.weights(), false))
 	}
 	s.listeners[address] = l
 	return l, nil
@@ -93,15 +89,14 @@ func chains(cells []cell, filters []*listenerv3.Filter) (out []*listenerv3.Filte
 	return out
 }
 
-// filter is a network filter of a listener.
-func filter(name string, config proto.Message) (*listenerv3.Filter, error) {
-	a, err := packed(config)
-	return &listenerv3.Filter{Name: name, ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: a}}, err
+// filters are one network filter of a listener.
+func filters(name string, config proto.Message) []*listenerv3.Filter {
+	return []*listenerv3.Filter{{Name: name, ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: packed(config)}}}
 }
 
 // tcpFilters hand connections on to clusters by weight, after the TLS handshake where there is one to wait for: only
 // then is known who calls.
-func tcpFilters(name string, to map[string]uint32, handshake bool) ([]*listenerv3.Filter, error) {
+func tcpFilters(name string, to map[string]uint32, handshake bool) []*listenerv3.Filter {
 	p := &tcpproxyv3.TcpProxy{StatPrefix: name, IdleTimeout: durationpb.New(0)}
 	if handshake {
 		p.UpstreamConnectMode = tcpproxyv3.UpstreamConnectMode_ON_DOWNSTREAM_TLS_HANDSHAKE
@@ -117,8 +112,7 @@ func tcpFilters(name string, to map[string]uint32, handshake bool) ([]*listenerv
 		}
 		p.ClusterSpecifier = &tcpproxyv3.TcpProxy_WeightedClusters{WeightedClusters: w}
 	}
-	f, err := filter("envoy.filters.network.tcp_proxy", p)
-	return []*listenerv3.Filter{f}, err
+	return filters("envoy.filters.network.tcp_proxy", p)
 }
 
 // datagrams hands on datagrams of allowed cells, and drops the others.
@@ -131,27 +125,28 @@ func (s *service) datagrams(cells []cell) ([]*listenerv3.ListenerFilter, error) 
 }
 
 func udpFilters(name, cluster string, cells []cell) ([]*listenerv3.ListenerFilter, error) {
-	route, err := packed(&udpproxyv3.Route{Cluster: cluster})
-	if err != nil {
-		return nil, err
-	}
 	to := &matcherv3.Matcher_OnMatch{OnMatch: &matcherv3.Matcher_OnMatch_Action{
-		Action: &xdscorev3.TypedExtensionConfig{Name: "route", TypedConfig: route}}}
+		Action: extension("route", &udpproxyv3.Route{Cluster: cluster})}}
 	match := &matcherv3.Matcher{OnNoMatch: to}
 	if len(cells) > 1 || len(cells) == 1 && !cells[0].allowed {
+		var err error
 		if match, err = bySource(cells, to); err != nil {
 			return nil, err
 		}
 	}
 	return listenerFilters("envoy.filters.udp_listener.udp_proxy", &udpproxyv3.UdpProxyConfig{StatPrefix: name,
-		RouteSpecifier: &udpproxyv3.UdpProxyConfig_Matcher{Matcher: match}})
+		RouteSpecifier: &udpproxyv3.UdpProxyConfig_Matcher{Matcher: match}}), nil
+}
+
+// extension is a message with a name, as matchers have it.
+func extension(name string, config proto.Message) *xdscorev3.TypedExtensionConfig {
+	return &xdscorev3.TypedExtensionConfig{Name: name, TypedConfig: packed(config)}
 }
 
 // listenerFilters are one filter of a listener.
-func listenerFilters(name string, config proto.Message) ([]*listenerv3.ListenerFilter, error) {
-	a, err := packed(config)
-	f := &listenerv3.ListenerFilter{Name: name, ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: a}}
-	return []*listenerv3.ListenerFilter{f}, err
+func listenerFilters(name string, config proto.Message) []*listenerv3.ListenerFilter {
+	return []*listenerv3.ListenerFilter{{Name: name,
+		ConfigType: &listenerv3.ListenerFilter_TypedConfig{TypedConfig: packed(config)}}}
 }
 
 // bySource does to what comes from allowed cells what onMatch says, and nothing to the rest. Ranges are exclusive, so
@@ -179,15 +174,9 @@ func bySource(cells []cell, onMatch *matcherv3.Matcher_OnMatch) (*matcherv3.Matc
 			ip.RangeMatchers = append(ip.RangeMatchers, r)
 		}
 	}
-	input, err := packed(&networkinputsv3.SourceIPInput{})
-	if err != nil {
-		return nil, err
-	}
-	trie, err := packed(ip)
 	return &matcherv3.Matcher{MatcherType: &matcherv3.Matcher_MatcherTree_{MatcherTree: &matcherv3.Matcher_MatcherTree{
-		Input: &xdscorev3.TypedExtensionConfig{Name: "source_ip", TypedConfig: input},
-		TreeType: &matcherv3.Matcher_MatcherTree_CustomMatch{
-			CustomMatch: &xdscorev3.TypedExtensionConfig{Name: "ranges", TypedConfig: trie}}}}}, err
+		Input:    extension("source_ip", &networkinputsv3.SourceIPInput{}),
+		TreeType: &matcherv3.Matcher_MatcherTree_CustomMatch{CustomMatch: extension("ranges", ip)}}}}, nil
 }
 
 func xdsRange(address string, bits int) *xdscorev3.CidrRange {
@@ -264,12 +253,11 @@ func (s *service) serve(m *Mesh, at Inbound) (inbound, error) {
 	l := &listenerv3.Listener{Name: inboundName(s.Name), Address: address,
 		TrafficDirection: corev3.TrafficDirection_INBOUND}
 	if s.protocol == protocolUDP {
-		l.ListenerFilters, err = udpFilters(l.Name, l.Name, nil)
+		if l.ListenerFilters, err = udpFilters(l.Name, l.Name, nil); err != nil {
+			return inbound{}, err
+		}
 	} else {
-		err = s.chainsOf(m, l)
-	}
-	if err != nil {
-		return inbound{}, err
+		s.chainsOf(m, l)
 	}
 	s.listeners[key] = l
 	return inbound{cluster, l}, nil
@@ -286,10 +274,7 @@ func (p *proxy) redirected(name string, l *listenerv3.Listener) (*listenerv3.Lis
 	if err != nil {
 		return nil, err
 	}
-	lookUp, err := listenerFilters("envoy.filters.listener.original_dst", &originaldstv3.OriginalDst{})
-	if err != nil {
-		return nil, err
-	}
+	lookUp := listenerFilters("envoy.filters.listener.original_dst", &originaldstv3.OriginalDst{})
 	l = proto.CloneOf(l) // others may have it too
 	if r.Transparent {
 		l.Transparent = wrapperspb.Bool(true)
@@ -308,55 +293,43 @@ func (p *proxy) redirected(name string, l *listenerv3.Listener) (*listenerv3.Lis
 }
 
 // chainsOf adds the filter chains of an inbound listener: TLS, plain text, or both.
-func (s *service) chainsOf(m *Mesh, l *listenerv3.Listener) error {
-	plain, err := s.taken(m, false)
-	if err != nil {
-		return err
+func (s *service) chainsOf(m *Mesh, l *listenerv3.Listener) {
+	switch m.mtls {
+	case off:
+		l.FilterChains = []*listenerv3.FilterChain{s.taken(m, false)}
+		return
+	case strict:
+		l.FilterChains = []*listenerv3.FilterChain{s.taken(m, true)}
+		return
 	}
-	if m.mtls == off {
-		l.FilterChains = []*listenerv3.FilterChain{plain}
-		return nil
-	}
-	secure, err := s.taken(m, true)
-	if err != nil {
-		return err
-	}
-	if m.mtls == strict {
-		l.FilterChains = []*listenerv3.FilterChain{secure}
-		return nil
-	}
-	l.ListenerFilters, err = listenerFilters("envoy.filters.listener.tls_inspector", &tlsinspectorv3.TlsInspector{})
-	if err != nil {
-		return err
-	}
+	l.ListenerFilters = listenerFilters("envoy.filters.listener.tls_inspector", &tlsinspectorv3.TlsInspector{})
 	if s.protocol == protocolTCP {
 		l.ListenerFiltersTimeout = durationpb.New(waitForHello)
 		l.ContinueOnListenerFiltersTimeout = true
 	}
+	secure := s.taken(m, true)
 	secure.FilterChainMatch = &listenerv3.FilterChainMatch{TransportProtocol: "tls"}
-	l.FilterChains = []*listenerv3.FilterChain{secure, plain}
-	return nil
+	l.FilterChains = []*listenerv3.FilterChain{secure, s.taken(m, false)}
 }
 
 // taken is the chain of connections in TLS, or in plain text. A TCP service that not all may call takes those whose
 // certificate says that they may, by the handshake, before which its server is not asked. Nobody else gets a byte.
-func (s *service) taken(m *Mesh, secure bool) (*listenerv3.FilterChain, error) {
+func (s *service) taken(m *Mesh, secure bool) *listenerv3.FilterChain {
 	c := &listenerv3.FilterChain{}
 	if s.protocol == protocolTCP && m.mtls != off && s.restricted && (!secure || len(s.callers) == 0) {
-		return c, nil // closes
+		return c // closes
 	}
 	name := inboundName(s.Name)
-	var err error
 	if s.protocol.http() {
-		c.Filters, err = httpFilters(name, name, s.guard(m))
+		c.Filters = httpFilters(name, name, s.guard(m))
 	} else {
-		c.Filters, err = tcpFilters(name, map[string]uint32{name: 1}, secure)
+		c.Filters = tcpFilters(name, map[string]uint32{name: 1}, secure)
 	}
-	if err == nil && secure {
-		c.TransportSocket, err = s.answers(m)
+	if secure {
+		c.TransportSocket = s.answers(m)
 		c.TransportSocketConnectTimeout = durationpb.New(waitForHandshake)
 	}
-	return c, err
+	return c
 }
 
 // application is the cluster of what a proxy has its application serve.
@@ -382,9 +355,7 @@ func (s *service) application(to string) (*clusterv3.Cluster, error) {
 		c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}
 		c.DnsLookupFamily = clusterv3.Cluster_ALL
 	}
-	if err := speaks(c, s.protocol); err != nil {
-		return nil, err
-	}
+	speaks(c, s.protocol)
 	s.applications[to] = c
 	return c, nil
 }

@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -174,6 +175,8 @@ func (m *Mesh) readServices() error {
 		switch {
 		case s.Name == "":
 			return item("services", i, wrongAt(errors.New("name is missing")))
+		case !utf8.ValidString(s.Name):
+			return item("services", i, in("name", fmt.Errorf("%q is no text in UTF-8", s.Name)))
 		case m.names[s.Name] != nil:
 			return wrongAt(fmt.Errorf("service %s is given twice", s.Name), "services", i, "name")
 		case slices.ContainsFunc(ownPrefixes, func(p string) bool { return strings.HasPrefix(s.Name, p) }):
@@ -598,16 +601,16 @@ func (m *Mesh) enter(p *proxy, g *Ingress) (*listenerv3.Listener, error) {
 		to, routes = map[string]uint32{inboundName(s.Name): 1}, inboundName(s.Name)
 	}
 	if s.protocol.http() {
-		c.Filters, err = httpFilters(l.Name, routes, manager{edge: true})
+		c.Filters = httpFilters(l.Name, routes, manager{edge: true})
 	} else {
-		c.Filters, err = tcpFilters(l.Name, to, false)
+		c.Filters = tcpFilters(l.Name, to, false)
 	}
-	if err == nil && g.TLS {
-		c.TransportSocket, err = faces(s.protocol)
+	if g.TLS {
+		c.TransportSocket = faces(s.protocol)
 		c.TransportSocketConnectTimeout = durationpb.New(waitForHandshake)
 	}
 	l.FilterChains = []*listenerv3.FilterChain{c}
-	return l, err
+	return l, nil
 }
 
 // place is where a listener listens.

@@ -54,6 +54,28 @@ func TestFor(t *testing.T) {
 	}
 }
 
+// TestNoText: what becomes a part of an encoded message is refused where it stands, unless it is UTF-8. A configuration
+// that was not read from YAML can have anything.
+func TestNoText(t *testing.T) {
+	const no = "a\xff"
+	service := func(name string, match Match) *Config {
+		return &Config{Services: []Service{{Name: name, Address: "1.2.3.4:80", Protocol: "http",
+			Routes: []Route{{Match: match}}, Endpoints: []Endpoint{{Address: "1.2.3.4:81"}}}}}
+	}
+	for _, c := range []*Config{
+		service("web", Match{Path: "/" + no}), service("web", Match{Prefix: "/" + no}), service("web", Match{Regex: no}),
+		service("web", Match{Method: no}), service("web", Match{Headers: map[string]string{no: "b"}}),
+		service("web", Match{Headers: map[string]string{"b": no}}),
+	} {
+		if _, err := c.Compile(); err == nil || !strings.HasPrefix(err.Error(), "service web: routes[0]: match: ") {
+			t.Errorf("%+v: %v", c.Services[0].Routes[0].Match, err)
+		}
+	}
+	if _, err := service(no, Match{}).Compile(); err == nil || !strings.HasPrefix(err.Error(), "services[0]: name: ") {
+		t.Errorf("the name of a service: %v", err)
+	}
+}
+
 // A proxy that says where its application calls services, and names none, has no listeners for it.
 func TestNoOutbound(t *testing.T) {
 	m := compiled(t, "services: [{name: a, address: 1.2.3.4:5}]\nproxies: [{id: x, outbound: {}}, {id: y}]")

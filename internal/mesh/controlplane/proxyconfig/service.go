@@ -218,13 +218,9 @@ func (s *service) upstream(mesh *Mesh) error {
 	if err != nil {
 		return err
 	}
-	if err := speaks(c, s.protocol); err != nil {
-		return err
-	}
+	speaks(c, s.protocol)
 	if mesh.mtls != off && len(s.ids) > 0 {
-		if c.TransportSocket, err = calls(s.ids, s.protocol); err != nil {
-			return err
-		}
+		c.TransportSocket = calls(s.ids, s.protocol)
 	}
 	s.place(c, a, named)
 	return nil
@@ -278,27 +274,27 @@ func ads() *corev3.ConfigSource {
 }
 
 // speaks has a cluster spoken to in HTTP/2 where the protocol is that; HTTP/1.1 needs no word.
-func speaks(c *clusterv3.Cluster, p protocol) error {
+func speaks(c *clusterv3.Cluster, p protocol) {
 	if p != protocolHTTP2 && p != protocolGRPC {
-		return nil
+		return
 	}
-	options, err := packed(&upstreamhttpv3.HttpProtocolOptions{
+	options := packed(&upstreamhttpv3.HttpProtocolOptions{
 		UpstreamProtocolOptions: &upstreamhttpv3.HttpProtocolOptions_ExplicitHttpConfig_{
 			ExplicitHttpConfig: &upstreamhttpv3.HttpProtocolOptions_ExplicitHttpConfig{
 				ProtocolConfig: &upstreamhttpv3.HttpProtocolOptions_ExplicitHttpConfig_Http2ProtocolOptions{
 					Http2ProtocolOptions: &corev3.Http2ProtocolOptions{}}}}})
 	c.TypedExtensionProtocolOptions = map[string]*anypb.Any{
 		"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options}
-	return err
 }
 
-// packed is a message as part of another: the same message always gives the same bytes.
-func packed(m proto.Message) (*anypb.Any, error) {
+// packed is a message as part of another: the same message always gives the same bytes. It can be encoded because names
+// and matches were checked to be UTF-8 when they were read.
+func packed(m proto.Message) *anypb.Any {
 	a := &anypb.Any{}
 	if err := anypb.MarshalFrom(a, m, proto.MarshalOptions{Deterministic: true}); err != nil {
-		return nil, fmt.Errorf("encoding %s: %w", m.ProtoReflect().Descriptor().FullName(), err)
+		panic(fmt.Sprintf("encoding %s: %s", m.ProtoReflect().Descriptor().FullName(), err))
 	}
-	return a, nil
+	return a
 }
 
 // assign is the endpoints of a service; named says whether any has a host name.

@@ -64,14 +64,13 @@ func common(alpn []string, names []*matcherv3.StringMatcher) *tlsv3.CommonTlsCon
 	return c
 }
 
-func transport(context proto.Message) (*corev3.TransportSocket, error) {
-	a, err := packed(context)
+func transport(context proto.Message) *corev3.TransportSocket {
 	return &corev3.TransportSocket{Name: "envoy.transport_sockets.tls",
-		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: a}}, err
+		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: packed(context)}}
 }
 
 // calls is TLS to servers that must be one of some ids.
-func calls(ids []string, p protocol) (*corev3.TransportSocket, error) {
+func calls(ids []string, p protocol) *corev3.TransportSocket {
 	var names []*matcherv3.StringMatcher
 	for _, id := range ids {
 		names = append(names, exactly(id))
@@ -81,7 +80,7 @@ func calls(ids []string, p protocol) (*corev3.TransportSocket, error) {
 
 // answers is TLS of a service to callers, who must have a certificate: for TCP one of a caller that may call, for HTTP,
 // where policies tell requests apart, one of the trust domain.
-func (s *service) answers(m *Mesh) (*corev3.TransportSocket, error) {
+func (s *service) answers(m *Mesh) *corev3.TransportSocket {
 	names := []*matcherv3.StringMatcher{m.named(anyone)}
 	if s.protocol == protocolTCP {
 		names = nil
@@ -94,6 +93,6 @@ func (s *service) answers(m *Mesh) (*corev3.TransportSocket, error) {
 }
 
 // faces is TLS to callers from outside the mesh, who show no certificate.
-func faces(p protocol) (*corev3.TransportSocket, error) {
+func faces(p protocol) *corev3.TransportSocket {
 	return transport(&tlsv3.DownstreamTlsContext{CommonTlsContext: common(p.alpn(true), nil)})
 }
