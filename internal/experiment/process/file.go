@@ -71,7 +71,7 @@ func (f File) write(p Place) (sum string, err error) {
 	if err != nil {
 		return "", err
 	}
-	filled, err := p.fill(string(content))
+	filled, err := p.Fill(string(content))
 	if err != nil {
 		return "", fault.New(fault.Usage, f.Path, "only what is known where the command runs has a value", "the file %s",
 			err)

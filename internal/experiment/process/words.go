@@ -211,8 +211,8 @@ func Apps(raw string) []string {
 	return apps
 }
 
-// fill replaces the placeholders in a text. One whose value is not known is an error.
-func (p Place) fill(raw string) (string, error) {
+// Fill replaces the placeholders in a text. One whose value is not known is an error.
+func (p Place) Fill(raw string) (string, error) {
 	var lacking error
 	filled := braces().ReplaceAllStringFunc(raw, func(in string) string {
 		value, known := p.value(in)
@@ -256,7 +256,7 @@ func (p Place) value(in string) (value string, known bool) {
 func (c Command) At(p Place) (Command, error) {
 	var err error
 	put := func(setting, text string) string {
-		filled, fillErr := p.fill(text)
+		filled, fillErr := p.Fill(text)
 		if fillErr != nil && err == nil {
 			err = usage(setting, fillErr)
 		}

@@ -58,11 +58,18 @@ func WorkThenStalls[R any](ctx context.Context, conn *Conn, ready any,
 		return err
 	}
 	var s Schedule
-	if err := conn.Expect(Start, &s, nil); err != nil {
+	started := make(chan error, 1)
+	go func() { started <- conn.Expect(Start, &s, nil) }() // it ends with the parent's end of the pipe, or with the process
+	select {
+	case err := <-started:
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
-		return err
+		if err != nil {
+			return err
+		}
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

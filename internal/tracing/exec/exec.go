@@ -475,53 +475,5 @@ func Run(ctx context.Context, o Options, conn *role.Conn) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
-	if err := conn.Send(role.Ready, l.Ready()); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	started, ended := make(chan role.Schedule, 1), make(chan error, 1)
-	go func() { // ends with the parent's end of the pipe, or with this process
-		defer cancel()
-		var s role.Schedule
-		err := conn.Expect(role.Start, &s, nil)
-		if err == nil {
-			started <- s
-			for err == nil {
-				_, err = conn.Receive()
-			}
-			err = nil
-		}
-		if errors.Is(err, io.EOF) {
-			err = nil
-		}
-		ended <- err
-	}()
-	// early is the error of an end before the result: none where the parent wanted it.
-	early := func() error {
-		select {
-		case err := <-ended:
-			return err
-		default:
-			return context.Cause(ctx)
-		}
-	}
-	var s role.Schedule
-	select {
-	case s = <-started:
-	case <-ctx.Done():
-		return early()
-	}
-	r, err := l.Run(ctx, s)
-	if ctx.Err() != nil {
-		return early()
-	}
-	if err != nil {
-		return err
-	}
-	if err := conn.Send(role.Result, r); err != nil {
-		return err
-	}
-	<-ctx.Done()
-	return nil
+	return role.Work(ctx, conn, l.Ready(), l.Run)
 }

@@ -241,7 +241,7 @@ func ofCommand(o map[string]string) (*Tracer, error) {
 
 // words are those of a command line among the settings.
 func words(o map[string]string, name string) ([]string, error) {
-	err := checkPlaceholders(o[name])
+	err := cmdline.CheckPlaceholders(o[name], placeholders)
 	if err == nil {
 		var all []string
 		if all, err = cmdline.Words(o[name]); err == nil {

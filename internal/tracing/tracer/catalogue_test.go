@@ -49,7 +49,7 @@ func TestCatalogue(t *testing.T) {
 			t.Errorf("%s is not whole: %+v", e.Name, tr)
 		}
 		for _, text := range slices.Concat(tr.Argv, tr.Env, []string{tr.Files["rules.yaml"], tr.Files["falco.yaml"]}) {
-			if err := checkPlaceholders(text); err != nil {
+			if err := cmdline.CheckPlaceholders(text, placeholders); err != nil {
 				t.Errorf("%s: %v", e.Name, err)
 			}
 		}
@@ -65,8 +65,12 @@ func TestSettings(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		return strings.Join(append(tr.Env, Place{Self: "tare", CgroupDir: "/c", CgroupID: 9, Dir: "/d",
-			Port: 80}.fill(tr.Argv...)...), " ")
+		line := strings.Join(append(tr.Env, tr.Argv...), " ")
+		filled, err := cmdline.Place{Self: "tare", CgroupDir: "/c", CgroupID: 9, Dir: "/d", Port: 80}.Fill(line)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		return filled
 	}
 	for _, c := range []struct {
 		name string

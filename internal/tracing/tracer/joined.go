@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 	"strconv"
 	"time"
 
@@ -16,8 +15,8 @@ import (
 	"tare/internal/lib/files"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
-	"tare/internal/scale/ledger"
 	execload "tare/internal/tracing/exec"
+	"tare/internal/workloads/subject/command"
 )
 
 // readyTimeout is for a tracer to be ready: some compile first, and may have a twentieth of a CPU to do it with.
@@ -73,11 +72,11 @@ func (j *joined) Start(ctx context.Context) error {
 }
 
 // place is where and for what the tracer runs. It makes the directory, which Close removes.
-func (j *joined) place() (p Place, err error) {
+func (j *joined) place() (p cmdline.Place, err error) {
 	if j.own, err = files.NewScratch(files.LargeTemp(), "tracer"); err != nil {
 		return p, err
 	}
-	p = Place{Self: j.trial.Self(), Dir: j.own.Path()}
+	p = cmdline.Place{Self: j.trial.Self(), Dir: j.own.Path()}
 	p.CgroupDir, p.CgroupID = j.counting.Group()
 	p.CgroupPath = j.trial.Cgroups().V2Path(p.CgroupDir)
 	p.Port, err = cmdline.FreePort()
@@ -164,7 +163,7 @@ func (j *joined) look(used *float64) error {
 	if j.found.RSS, j.found.RSSPeak, err = cmdline.ResidentOf(proc.FS{}, pids); err != nil {
 		return err
 	}
-	objects := objectsOf(j.trial.Record().Ledger, pids, j.began)
+	objects := command.Told(cmdline.ObjectsOf(j.trial.Record().Ledger, pids, j.began))
 	raw, err := json.Marshal(struct {
 		kind.Objects
 		*Evidence
@@ -174,28 +173,6 @@ func (j *joined) look(used *float64) error {
 	}
 	j.trial.SetSubject(objects, raw)
 	return nil
-}
-
-// objectsOf are the programs and maps of a ledger that processes hold, and programs that were loaded since the
-// processes began and are held by nobody but a file (pinned).
-func objectsOf(l *ledger.Ledger, pids []int, began time.Time) kind.Objects {
-	mine := func(holders []ledger.Owner) bool {
-		return slices.ContainsFunc(holders, func(o ledger.Owner) bool { return slices.Contains(pids, o.PID) })
-	}
-	objects := kind.Objects{Programs: []kind.Object{}, Maps: []kind.Object{}}
-	began = began.Add(-100 * time.Millisecond) // the kernel's clock of loading is not that of the day
-	for _, p := range l.Programs {
-		pinned := len(p.Owners) == 0 && !p.Unloaded && p.LoadedAt != nil && p.LoadedAt.After(began)
-		if mine(p.Owners) || pinned {
-			objects.Programs = append(objects.Programs, kind.Object{ID: p.ID, Name: p.Name})
-		}
-	}
-	for _, m := range l.Maps {
-		if mine(m.HeldBy) {
-			objects.Maps = append(objects.Maps, kind.Object{ID: m.ID, Name: m.Name})
-		}
-	}
-	return objects
 }
 
 // Close kills the tracer, if it has not ended, and removes its files.

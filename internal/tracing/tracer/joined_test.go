@@ -18,6 +18,7 @@ import (
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/placement"
+	cmdline "tare/internal/experiment/process"
 	"tare/internal/experiment/record"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
@@ -335,7 +336,7 @@ func TestNeverReadyByProbe(t *testing.T) {
 	// A nanosecond is over before the first exec, as more is where the machine stands still.
 	for _, limit := range []time.Duration{200 * time.Millisecond, time.Nanosecond} {
 		made = 0
-		r := start(t, tr, Place{}, unasked(t))
+		r := start(t, tr, cmdline.Place{}, unasked(t))
 		err := r.Ready(t.Context(), limit, probe)
 		says := fmt.Sprintf("sh delivered none of %d execs within %v", made, limit)
 		if err == nil || !strings.Contains(err.Error(), says) || made == 0 || made > 5 {
@@ -345,7 +346,7 @@ func TestNeverReadyByProbe(t *testing.T) {
 	}
 	tr = shell(`sleep 0.1; echo no program >&2; exit 3`)
 	tr.Ready = Ready{Probe: true}
-	r := start(t, tr, Place{}, func(error) {})
+	r := start(t, tr, cmdline.Place{}, func(error) {})
 	err := r.Ready(t.Context(), time.Minute, probe)
 	if err == nil || !strings.Contains(err.Error(), "before it was ready: exit status 3; its last words: no program") {
 		t.Errorf("one that ends: %v", err)
@@ -353,7 +354,7 @@ func TestNeverReadyByProbe(t *testing.T) {
 	cause := errors.New("no exec")
 	tr = shell(`trap 'exit 0' INT; while :; do sleep 0.01; done`)
 	tr.Ready = Ready{Probe: true}
-	r = start(t, tr, Place{}, unasked(t))
+	r = start(t, tr, cmdline.Place{}, unasked(t))
 	if err := r.Ready(t.Context(), time.Minute, func(context.Context) error { return cause }); !errors.Is(err, cause) {
 		t.Errorf("where no exec can be made: %v", err)
 	}

@@ -1,6 +1,7 @@
 package tracer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,8 @@ import (
 	"time"
 
 	"tare/internal/experiment/child"
+	cmdline "tare/internal/experiment/process"
+	"tare/internal/lib/lists"
 	execload "tare/internal/tracing/exec"
 )
 
@@ -48,17 +51,26 @@ var streams = [2]Stream{Stdout, Stderr}
 
 // Start runs the tracer: begin starts the command where it belongs. onEnd is called when it ends by itself, with the
 // reason. Stop or Kill it in the end, whatever happened.
-func Start(t *Tracer, p Place, begin func(*exec.Cmd) error, onEnd func(error)) (*Running, error) {
+func Start(t *Tracer, p cmdline.Place, begin func(*exec.Cmd) error, onEnd func(error)) (*Running, error) {
+	var lacking error
+	fill := func(raw string) string {
+		text, err := p.Fill(raw)
+		lacking = cmp.Or(lacking, err)
+		return text
+	}
 	for name, text := range t.Files {
-		if err := os.WriteFile(filepath.Join(p.Dir, name), []byte(p.fill(text)[0]), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(p.Dir, name), []byte(fill(text)), 0o600); err != nil {
 			return nil, fmt.Errorf("writing a file for %s: %w", t.Argv[0], err)
 		}
 	}
-	argv := withFilesystems(t.Filesystems, p.fill(t.Argv...))
+	argv := withFilesystems(t.Filesystems, lists.Map(t.Argv, fill))
 	cmd := exec.Command(argv[0], argv[1:]...)
-	cmd.Env = append(cmd.Environ(), p.fill(t.Env...)...)
+	cmd.Env = append(cmd.Environ(), lists.Map(t.Env, fill)...)
 	r := &Running{
-		tracer: t, saw: make(chan struct{}), delivered: newTally(t.Delivered), url: p.fill(t.Delivered.URL)[0],
+		tracer: t, saw: make(chan struct{}), delivered: newTally(t.Delivered), url: fill(t.Delivered.URL),
+	}
+	if lacking != nil {
+		return nil, fmt.Errorf("the command of %s %w", t.name(), lacking)
 	}
 	if t.Lost != nil {
 		r.lost = newTally(*t.Lost)

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	cmdline "tare/internal/experiment/process"
 	"tare/internal/scale/host/proc"
 	execload "tare/internal/tracing/exec"
 	"tare/test/vm/guest"
@@ -37,7 +38,7 @@ func shell(script string) *Tracer {
 	}
 }
 
-func start(t *testing.T, tr *Tracer, p Place, onEnd func(error)) *Running {
+func start(t *testing.T, tr *Tracer, p cmdline.Place, onEnd func(error)) *Running {
 	t.Helper()
 	if p.Dir == "" {
 		p.Dir = t.TempDir()
@@ -79,7 +80,7 @@ func TestLifeOfATracer(t *testing.T) {
 		while [ $i -lt 1000 ]; do echo "event $i"; echo noise; i=$((i+1)); done; echo Lost 12 events >&2
 		while :; do sleep 0.01; done`)
 	tr.Lost = &Source{Stream: Stderr, Sum: mustCompile(`^Lost ([0-9]+) events`)}
-	r := start(t, tr, Place{}, unasked(t))
+	r := start(t, tr, cmdline.Place{}, unasked(t))
 	ready(t, r)
 	eventually(t, r, execload.Said{Delivered: 1001, Knows: true, Lost: 12, Says: true})
 	if killed := r.Stop(); killed {
@@ -99,7 +100,7 @@ func TestLifeOfATracer(t *testing.T) {
 
 func TestTracersThatFail(t *testing.T) {
 	ended := make(chan error, 1)
-	r := start(t, shell(`echo ready; echo event; echo "no room left" >&2; exit 3`), Place{},
+	r := start(t, shell(`echo ready; echo event; echo "no room left" >&2; exit 3`), cmdline.Place{},
 		func(err error) { ended <- err })
 	err := <-ended
 	if text := err.Error(); !strings.Contains(text, "sh ended during the trial: exit status 3") ||
@@ -110,14 +111,14 @@ func TestTracersThatFail(t *testing.T) {
 		t.Errorf("what it had delivered is %+v, %v", c, err)
 	}
 
-	r = start(t, shell(`echo "cannot load programs: \033[31mdenied\033[0m" >&2; exit 1`), Place{}, func(error) {})
+	r = start(t, shell(`echo "cannot load programs: \033[31mdenied\033[0m" >&2; exit 1`), cmdline.Place{}, func(error) {})
 	if err := r.Ready(t.Context(), time.Minute, nil); err == nil ||
 		!strings.Contains(err.Error(), "before it was ready: exit status 1; its last words: cannot load programs: ") ||
 		strings.Contains(err.Error(), "\033") {
 		t.Errorf("one that cannot start: %v", err)
 	}
 
-	r = start(t, shell(`echo starting; exec sleep 1000`), Place{}, unasked(t))
+	r = start(t, shell(`echo starting; exec sleep 1000`), cmdline.Place{}, unasked(t))
 	if err := r.Ready(t.Context(), 50*time.Millisecond, nil); err == nil ||
 		!strings.Contains(err.Error(), `no line matched "^ready"`) {
 		t.Errorf("one that never says that it is ready: %v", err)
@@ -131,7 +132,7 @@ func TestTracersThatFail(t *testing.T) {
 
 	tr := shell(`trap '' INT TERM; echo ready; while :; do sleep 1; done`)
 	tr.StopTime = 100 * time.Millisecond
-	r = start(t, tr, Place{}, unasked(t))
+	r = start(t, tr, cmdline.Place{}, unasked(t))
 	ready(t, r)
 	if !r.Stop() {
 		t.Error("one that does not end is said to have ended")
@@ -141,7 +142,7 @@ func TestTracersThatFail(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 
-	if _, err := Start(&Tracer{Argv: []string{"no-such-tracer-anywhere"}}, Place{Dir: t.TempDir()}, begin,
+	if _, err := Start(&Tracer{Argv: []string{"no-such-tracer-anywhere"}}, cmdline.Place{Dir: t.TempDir()}, begin,
 		unasked(t)); !errors.Is(err, exec.ErrNotFound) {
 		t.Errorf("one that is not there: %v", err)
 	}
@@ -154,7 +155,7 @@ func TestStopAfterEnd(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "pid")
 		tr := shell(`sleep 1000 & echo $! > "$0"; exit 3`)
 		tr.Argv = append(tr.Argv, file)
-		r := start(t, tr, Place{}, func(error) {})
+		r := start(t, tr, cmdline.Place{}, func(error) {})
 		for !errors.Is(syscall.Kill(r.PID(), 0), syscall.ESRCH) {
 			time.Sleep(time.Millisecond)
 		}
@@ -177,7 +178,7 @@ func TestStopAfterEnd(t *testing.T) {
 // TestChildrenAreToldToo: a wrapper that only waits for the real tracer does not keep it from ending.
 func TestChildrenAreToldToo(t *testing.T) {
 	r := start(t, shell(`trap : INT; sh -c 'trap "echo event; exit" INT; echo ready; while :; do sleep 0.01; done'`),
-		Place{}, unasked(t))
+		cmdline.Place{}, unasked(t))
 	ready(t, r)
 	if r.Stop() {
 		t.Error("it was killed")
@@ -190,7 +191,7 @@ func TestChildrenAreToldToo(t *testing.T) {
 // TestFlood: a tracer that writes without end, on both streams, is read and can be ended.
 func TestFlood(t *testing.T) {
 	guest.KernelFree(t)
-	r := start(t, shell(`echo ready; cat /dev/zero >&2 & exec yes event`), Place{}, unasked(t))
+	r := start(t, shell(`echo ready; cat /dev/zero >&2 & exec yes event`), cmdline.Place{}, unasked(t))
 	ready(t, r)
 	var before int64
 	for rises := 0; rises < 5; time.Sleep(time.Millisecond) {
@@ -215,7 +216,7 @@ func TestAsking(t *testing.T) {
 	tr := shell(`n=0; trap 'n=$((n+7)); echo "{\"delivered\":$n,\"lost\":0}" >&2' USR1; trap 'exit 0' INT; echo ready; while :; do sleep 0.01; done`)
 	tr.Delivered, tr.Lost, tr.Ask = Source{Stream: Stderr, JSON: []string{"delivered"}}, &Source{Stream: Stderr,
 		JSON: []string{"lost"}}, syscall.SIGUSR1
-	r := start(t, tr, Place{}, unasked(t))
+	r := start(t, tr, cmdline.Place{}, unasked(t))
 	ready(t, r)
 	// a shell that does not get its CPU may answer too late, and signals that wait are one
 	for last := int64(0); last < 21; {
@@ -229,7 +230,7 @@ func TestAsking(t *testing.T) {
 
 	tr = shell(`trap 'exit 0' INT; echo ready; echo '{"sent":1}'; while :; do sleep 0.01; done`)
 	tr.Delivered = Source{Stream: Stdout, JSON: []string{"stats", "delivered"}}
-	r = start(t, tr, Place{}, unasked(t))
+	r = start(t, tr, cmdline.Place{}, unasked(t))
 	ready(t, r)
 	r.Stop()
 	if c, err := r.Counts(t.Context()); err != nil || c.Knows || c.Says {
@@ -259,7 +260,7 @@ func TestMetrics(t *testing.T) {
 	exec, _ := parseSelector(`events_total{type="exec"}`)
 	lost, _ := parseSelector("lost_total")
 	tr.Delivered, tr.Lost = Source{Metric: exec, URL: "http://127.0.0.1:{port}/metrics"}, &Source{Metric: lost}
-	r := start(t, tr, Place{Port: l.Addr().(*net.TCPAddr).Port}, unasked(t))
+	r := start(t, tr, cmdline.Place{Port: l.Addr().(*net.TCPAddr).Port}, unasked(t))
 	ready(t, r)
 	if c, err := r.Counts(t.Context()); err != nil || c != (execload.Said{Delivered: 40, Knows: true}) {
 		t.Errorf("%+v, %v", c, err)
@@ -365,7 +366,7 @@ func TestPlace(t *testing.T) {
 		"V=event {cgroup_path} {cgroup_dir}"}
 	tr.Delivered.Lines = mustCompile("^event (4711 80 {x}|/a/b /sys/a/b)$")
 	dir := t.TempDir()
-	r := start(t, tr, Place{CgroupID: 4711, Port: 80, CgroupDir: "/sys/a/b", CgroupPath: "/a/b", Dir: dir}, unasked(t))
+	r := start(t, tr, cmdline.Place{CgroupID: 4711, Port: 80, CgroupDir: "/sys/a/b", CgroupPath: "/a/b", Dir: dir}, unasked(t))
 	ready(t, r)
 	eventually(t, r, execload.Said{Delivered: 2, Knows: true})
 	if _, err := os.Stat(filepath.Join(dir, "rules.yaml")); err != nil {
@@ -394,7 +395,7 @@ grep -o ' /sys/kernel/debug debugfs ' /proc/self/mounts
 while :; do sleep 0.01; done`)
 	tr.Filesystems = []filesystem{debugfs, tracefs}
 	tr.Delivered.Lines = mustCompile("^(name: sched_process_exec$| /sys/kernel/debug debugfs )")
-	r := start(t, tr, Place{}, unasked(t))
+	r := start(t, tr, cmdline.Place{}, unasked(t))
 	ready(t, r)
 	eventually(t, r, execload.Said{Delivered: 2, Knows: true})
 	if mounts() != before {
@@ -414,7 +415,7 @@ while :; do sleep 0.01; done`)
 }
 
 func TestNoLineMatches(t *testing.T) {
-	r := start(t, shell(`trap 'exit 0' INT; echo ready; echo EVENT; echo EVENT; while :; do sleep 0.01; done`), Place{},
+	r := start(t, shell(`trap 'exit 0' INT; echo ready; echo EVENT; echo EVENT; while :; do sleep 0.01; done`), cmdline.Place{},
 		unasked(t))
 	ready(t, r)
 	for r.Unmatched() != 3 {

@@ -8,8 +8,6 @@ import (
 	"context"
 	"os/exec"
 	"regexp"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -69,50 +67,9 @@ type Source struct {
 	URL    string    // of the metric
 }
 
-// Place is where and for what a tracer is started.
-type Place struct {
-	Self       string // path of the tare binary
-	CgroupDir  string // the v2 directory of the control group whose execs are counted
-	CgroupID   uint64 // its id, as bpf_get_current_cgroup_id gives it
-	CgroupPath string // its path below the mount of v2, from /
-	Dir        string // a directory of its own, which is removed when it has ended
-	Port       int    // a TCP port that is free
-}
-
-// placeholders are what a command line may have in braces, in the order of the documentation.
-var placeholders = []struct {
-	name  string
-	value func(Place) string
-}{
-	{"self", func(p Place) string { return p.Self }},
-	{"cgroup_dir", func(p Place) string { return p.CgroupDir }},
-	{"cgroup_id", func(p Place) string { return strconv.FormatUint(p.CgroupID, 10) }},
-	{"cgroup_path", func(p Place) string { return p.CgroupPath }},
-	{"dir", func(p Place) string { return p.Dir }},
-	{"port", func(p Place) string { return strconv.Itoa(p.Port) }},
-}
-
-func checkPlaceholders(raw string) error {
-	names := make([]string, len(placeholders))
-	for i, h := range placeholders {
-		names[i] = h.name
-	}
-	return cmdline.CheckPlaceholders(raw, names)
-}
-
-// fill replaces the placeholders.
-func (p Place) fill(texts ...string) []string {
-	pairs := make([]string, 0, 2*len(placeholders))
-	for _, h := range placeholders {
-		pairs = append(pairs, "{"+h.name+"}", h.value(p))
-	}
-	r := strings.NewReplacer(pairs...)
-	filled := make([]string, len(texts))
-	for i, t := range texts {
-		filled[i] = r.Replace(t)
-	}
-	return filled
-}
+// placeholders are what a command line may have in braces, in the order of the documentation: those of process.Place
+// that are known of a tracer.
+var placeholders = []string{"self", "cgroup_dir", "cgroup_id", "cgroup_path", "dir", "port"}
 
 // self is the placeholder for the tare binary.
 const self = "{self}"

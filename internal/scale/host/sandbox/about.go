@@ -85,9 +85,8 @@ func (p *Places) About(id, engine string) (About, *NotFound) {
 		if s != nil {
 			found.merge(s)
 		}
-		if found.container != "" || found.isSandbox {
-			return About{Sandbox: found.sandbox, IsSandbox: found.isSandbox, Pod: found.pod, Container: found.container,
-				Image: found.image, Labels: found.labels}, nil
+		if found.Container != "" || found.IsSandbox {
+			return found.About, nil
 		}
 		if errors.Is(err, fs.ErrPermission) {
 			why.Denied = err

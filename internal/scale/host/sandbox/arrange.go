@@ -42,15 +42,16 @@ func (r *row) holds(t *table, s *Sandbox, hierarchy string) bool {
 	if slices.ContainsFunc(r.Absent, has) || slices.ContainsFunc(r.Has, func(c Component) bool { return !has(c) }) {
 		return false
 	}
-	for c, want := range r.Components {
+	return s.chargedTo(r.CPU, func(p part) Place { return p.cpu.Place }) &&
+		s.chargedTo(r.Memory, func(p part) Place { return p.memory.Place })
+}
+
+// chargedTo says whether all components are there, and all parts of each at one of its places.
+func (s *Sandbox) chargedTo(where charged, at func(part) Place) bool {
+	for c, places := range where {
 		parts := s.parts(c)
-		if parts == nil {
+		if parts == nil || slices.ContainsFunc(parts, func(p part) bool { return !slices.Contains(places, at(p)) }) {
 			return false
-		}
-		for _, p := range parts {
-			if !among(want.CPU, p.cpu.Place) || !among(want.Memory, p.memory.Place) {
-				return false
-			}
 		}
 	}
 	return true

@@ -19,7 +19,7 @@ func init() {
 			{
 				Name: "containerd-systemd", Title: "containerd, systemd driver: cri-containerd-<id>.scope",
 				Driver: "systemd", Pod: new(true),
-				Components: map[Component]places{Workload: {Memory: []Place{PlaceContainer}}},
+				Memory: charged{Workload: {PlaceContainer}},
 			},
 		},
 	})

@@ -12,11 +12,11 @@ func init() {
 		Rows: []row{
 			{
 				Name: "crio-systemd", Title: "CRI-O, systemd driver: crio-<id>.scope", Driver: "systemd",
-				Components: map[Component]places{Workload: {Memory: []Place{PlaceContainer}}},
+				Memory: charged{Workload: {PlaceContainer}},
 			},
 			{
 				Name: "crio-cgroupfs", Title: "CRI-O, cgroupfs driver: <pod>/crio-<id>", Driver: "cgroupfs",
-				Components: map[Component]places{Workload: {Memory: []Place{PlaceContainer}}},
+				Memory: charged{Workload: {PlaceContainer}},
 			},
 		},
 	})

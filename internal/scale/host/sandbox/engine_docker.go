@@ -19,11 +19,11 @@ func init() {
 		Rows: []row{
 			{
 				Name: "docker-systemd", Title: "Docker, systemd driver: docker-<id>.scope", Driver: "systemd",
-				Pod: new(false), Components: map[Component]places{Workload: {Memory: []Place{PlaceContainer}}},
+				Pod: new(false), Memory: charged{Workload: {PlaceContainer}},
 			},
 			{
 				Name: "docker-cgroupfs", Title: "Docker, cgroupfs driver: /docker/<id>", Driver: "cgroupfs",
-				Pod: new(false), Components: map[Component]places{Workload: {Memory: []Place{PlaceContainer}}},
+				Pod: new(false), Memory: charged{Workload: {PlaceContainer}},
 			},
 		},
 	})
@@ -44,9 +44,9 @@ func parseDocker(s *state, _ string, text []byte) error {
 	}
 	s.annotate(f.Config.Labels)
 	if len(f.Name) <= maxPath {
-		take(&s.container, strings.TrimPrefix(f.Name, "/"))
+		take(&s.Container, strings.TrimPrefix(f.Name, "/"))
 	}
-	s.image = f.Config.Image
-	s.labels = f.Config.Labels
+	s.Image = f.Config.Image
+	s.Labels = f.Config.Labels
 	return nil
 }

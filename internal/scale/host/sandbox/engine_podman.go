@@ -31,11 +31,11 @@ func init() {
 		Rows: []row{
 			{
 				Name: "podman-systemd", Title: "podman, systemd driver: libpod-<id>.scope", Driver: "systemd",
-				Components: map[Component]places{Workload: {Memory: []Place{PlaceContainer}}},
+				Memory: charged{Workload: {PlaceContainer}},
 			},
 			{
 				Name: "podman-cgroupfs", Title: "podman, cgroupfs driver: libpod_parent/libpod-<id>", Driver: "cgroupfs",
-				Components: map[Component]places{Workload: {Memory: []Place{PlaceContainer}}},
+				Memory: charged{Workload: {PlaceContainer}},
 			},
 		},
 	})
@@ -59,13 +59,13 @@ func parseStorage(s *state, _ string, text []byte) error {
 			continue
 		}
 		if len(c.Names) > 0 && len(c.Names[0]) <= maxPath {
-			s.container = c.Names[0]
+			s.Container = c.Names[0]
 		}
 		var metadata struct {
 			Image string `json:"image-name"`
 		}
 		if json.Unmarshal([]byte(c.Metadata), &metadata) == nil {
-			s.image = metadata.Image
+			s.Image = metadata.Image
 		}
 		return nil
 	}

@@ -106,12 +106,12 @@ func (g *gathering) unite(all []*known) {
 		if s == nil {
 			continue
 		}
-		if s.sandbox != "" {
-			g.union(idKey(id), idKey(s.sandbox))
+		if s.Sandbox != "" {
+			g.union(idKey(id), idKey(s.Sandbox))
 		}
-		if s.pod.UID != "" {
-			g.pods[s.pod.UID] = true
-			g.union(idKey(id), podKey(s.pod.UID))
+		if s.Pod.UID != "" {
+			g.pods[s.Pod.UID] = true
+			g.union(idKey(id), podKey(s.Pod.UID))
 		}
 		for _, p := range s.groups {
 			w := g.r.where(g.identity(p))
@@ -135,8 +135,8 @@ func (g *gathering) unite(all []*known) {
 				continue
 			}
 			g.byPID[pid] = idKey(id)
-			if role.component == Sentry && s.sandbox != "" {
-				g.byPID[pid] = idKey(s.sandbox)
+			if role.component == Sentry && s.Sandbox != "" {
+				g.byPID[pid] = idKey(s.Sandbox)
 			}
 			g.role[pid] = role
 		}
@@ -459,7 +459,7 @@ func (a *assembly) describe() {
 	s := a.s
 	ids, claimed, containers, literal := map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}
 	engineOf, driverOf := "", ""
-	var runtimes [3]string // by command lines, by groups, by state
+	var runtimes [2]string // by command lines, by groups
 	for _, k := range a.members {
 		for _, w := range a.g.locations(k) {
 			if w.key() == "" || a.g.find(w.key()) != a.root {
@@ -502,36 +502,26 @@ func (a *assembly) describe() {
 			ids[id], containers[id] = true, true
 		}
 	}
-	var sandbox string
-	var memory *uint64
+	st := &state{pids: map[int]role{}}
 	for _, id := range slices.Sorted(maps.Keys(ids)) {
-		st := a.g.r.state(id)
-		if st == nil {
-			continue
-		}
-		take(&sandbox, st.sandbox)
-		take(&s.Pod.UID, st.pod.UID)
-		take(&s.Pod.Name, st.pod.Name)
-		take(&s.Pod.Namespace, st.pod.Namespace)
-		take(&s.Name, st.container)
-		take(&runtimes[2], st.runtime)
-		take(&s.Flavour, st.flavour)
-		take(&engineOf, st.engine)
-		for _, p := range st.groups {
-			take(&s.Pod.UID, a.g.r.where(a.g.identity(p)).pod)
-		}
-		if st.overhead != nil && s.Declared == nil {
-			s.Declared = &Overhead{MemoryBytes: *st.overhead, Source: "annotation " + st.overheadKey}
-		}
-		if memory == nil {
-			memory = st.memory
+		if one := a.g.r.state(id); one != nil {
+			st.merge(one)
 		}
 	}
-	if s.Pod != (Pod{}) {
-		s.Name = "" // of one container of it
+	take(&s.Pod.UID, st.Pod.UID)
+	s.Pod.Name, s.Pod.Namespace = st.Pod.Name, st.Pod.Namespace
+	take(&s.Flavour, st.flavour)
+	for _, p := range st.groups {
+		take(&s.Pod.UID, a.g.r.where(a.g.identity(p)).pod)
 	}
-	s.Runtime = cmp.Or(runtimes[0], runtimes[1], runtimes[2])
-	s.Engine, s.Driver = engineOf, driverOf
+	if st.overhead != nil {
+		s.Declared = &Overhead{MemoryBytes: *st.overhead, Source: "annotation " + st.overheadKey}
+	}
+	if s.Pod == (Pod{}) {
+		s.Name = st.Container // else of one container of it
+	}
+	s.Runtime = cmp.Or(runtimes[0], runtimes[1], st.runtime)
+	s.Engine, s.Driver = cmp.Or(engineOf, st.engine), driverOf
 	runtime := a.g.r.table.runtime(s.Runtime)
 	if s.Runtime == "" && slices.ContainsFunc(a.members, func(k *known) bool {
 		return k.claim.component() == VMM && !a.g.mute[k]
@@ -539,7 +529,7 @@ func (a *assembly) describe() {
 		runtime = &otherVM
 	}
 	s.VM, s.GuestMemory = runtime.VM, runtime.GuestMemory
-	s.ID = a.name(sandbox, ids, claimed)
+	s.ID = a.name(st.Sandbox, ids, claimed)
 	if s.VM {
 		delete(containers, s.ID)
 	} else { // such a directory is of the sandbox for virtual machines alone
@@ -547,8 +537,8 @@ func (a *assembly) describe() {
 		maps.Copy(containers, literal)
 	}
 	s.Containers = slices.Sorted(maps.Keys(containers))
-	if s.Declared == nil && memory != nil {
-		s.Declared = a.fromLimit(*memory)
+	if s.Declared == nil && st.memory != nil {
+		s.Declared = a.fromLimit(*st.memory)
 	}
 }
 

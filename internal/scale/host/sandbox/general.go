@@ -127,11 +127,11 @@ var otherRows = []row{
 	{
 		Name: "containerd-cgroupfs", Title: "containerd, cgroupfs driver: <pod>/<id>", Driver: "cgroupfs",
 		EngineNot: []string{"cri-o"}, Pod: new(true),
-		Components: map[Component]places{Workload: {Memory: []Place{PlaceContainer}}},
+		Memory: charged{Workload: {PlaceContainer}},
 	},
 	{
 		Name: "literal", Title: "the runtime took systemd's notation of a group for the name of a directory",
-		Driver: "systemd", Components: map[Component]places{Workload: {Memory: []Place{PlaceLiteral}}},
+		Driver: "systemd", Memory: charged{Workload: {PlaceLiteral}},
 	},
 	{
 		Name: "direct", Title: "a group that its state alone names, as without an engine", Pod: new(false), Plain: true,

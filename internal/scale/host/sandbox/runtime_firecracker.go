@@ -29,11 +29,11 @@ func init() {
 		Rows: []row{
 			{
 				Name: "firecracker-jailer", Title: "Firecracker under its jailer: firecracker/<id>",
-				Components: map[Component]places{VMM: {Memory: []Place{PlaceSandbox}}},
+				Memory: charged{VMM: {PlaceSandbox}},
 			},
 			{
 				Name: "firecracker-service", Title: "Firecracker in the group of whoever started it",
-				Components: map[Component]places{VMM: {Memory: []Place{PlaceService, PlaceRoot, PlaceOther}}},
+				Memory: charged{VMM: {PlaceService, PlaceRoot, PlaceOther}},
 			},
 		},
 	})

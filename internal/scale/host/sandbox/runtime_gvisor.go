@@ -55,17 +55,17 @@ func init() {
 		Rows: []row{
 			{
 				Name: "gvisor-cgroupfs-v1", Title: "gVisor, cgroupfs driver, cgroup v1: the sentry is in the pod itself",
-				Components: map[Component]places{Sentry: {Memory: []Place{PlacePod}}},
+				Memory: charged{Sentry: {PlacePod}},
 			},
 			{
 				Name:  "gvisor-cgroupfs-v2",
 				Title: "gVisor, cgroupfs driver, cgroup v2: all in the leaf of the pause container", Driver: "cgroupfs",
-				Pod: new(true), Components: map[Component]places{Sentry: {Memory: []Place{PlaceContainer}}},
+				Pod: new(true), Memory: charged{Sentry: {PlaceContainer}},
 			},
 			{
 				Name: "gvisor-systemd", Title: "gVisor, systemd driver: all in the scope of the pause container",
 				Driver: "systemd", Pod: new(true),
-				Components: map[Component]places{Sentry: {Memory: []Place{PlaceContainer}}},
+				Memory: charged{Sentry: {PlaceContainer}},
 			},
 			{
 				Name:  "gvisor-container",
@@ -97,7 +97,7 @@ func init() {
 func parseRunsc(s *state, file string, text []byte) error {
 	if _, name, ok := strings.Cut(filepath.Base(file), "_sandbox:"); ok {
 		if name = strings.TrimSuffix(name, ".state"); validID(name) {
-			s.sandbox = name
+			s.Sandbox = name
 		}
 	}
 	var f struct {

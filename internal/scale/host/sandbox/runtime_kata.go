@@ -66,88 +66,63 @@ func init() {
 				Name:      "kata-go-v1-systemd-false",
 				Title:     "Kata (Go), cgroup v1, systemd driver, sandbox_cgroup_only=false: a literal directory",
 				Hierarchy: "v1",
-				Components: map[Component]places{
-					VCPU: {CPU: []Place{PlaceLiteral}},
-					VMM:  {Memory: []Place{PlaceOverhead, PlaceService}},
-				},
+				CPU:       charged{VCPU: {PlaceLiteral}},
+				Memory:    charged{VMM: {PlaceOverhead, PlaceService}},
 			},
 			{
 				Name:      "kata-go-v2-systemd-false",
 				Title:     "Kata (Go), cgroup v2, systemd driver, sandbox_cgroup_only=false: a literal directory",
-				Hierarchy: "v2", Components: map[Component]places{VMM: {Memory: []Place{PlaceLiteral}}},
+				Hierarchy: "v2", Memory: charged{VMM: {PlaceLiteral}},
 			},
 			{
 				Name: "kata-v1-cgroupfs-false",
 				Title: "Kata, cgroup v1, cgroupfs driver, sandbox_cgroup_only=false: " +
 					"only the vCPU threads are in the sandbox",
 				Hierarchy: "v1",
-				Components: map[Component]places{
-					VCPU: {CPU: []Place{PlaceSandbox, PlaceContainer, PlacePod}},
-					VMM:  {Memory: []Place{PlaceOverhead}},
-				},
+				CPU:       charged{VCPU: {PlaceSandbox, PlaceContainer, PlacePod}},
+				Memory:    charged{VMM: {PlaceOverhead}},
 			},
 			{
 				Name: "kata-v2-cgroupfs-false",
 				Title: "Kata, cgroup v2, cgroupfs driver, sandbox_cgroup_only=false: " +
 					"the VMM is in the sandbox, the rest outside",
 				OverheadDriver: "cgroupfs", Hierarchy: "v2",
-				Components: map[Component]places{
-					VMM:  {Memory: []Place{PlaceSandbox, PlaceContainer, PlacePod}},
-					Shim: {Memory: []Place{PlaceOverhead}},
-				},
+				Memory: charged{VMM: {PlaceSandbox, PlaceContainer, PlacePod}, Shim: {PlaceOverhead}},
 			},
 			{
 				Name: "kata-rs-systemd-false",
 				Title: "Kata runtime-rs, systemd driver, sandbox_cgroup_only=false: " +
 					"the VMM is in the sandbox, the rest outside",
 				OverheadDriver: "systemd",
-				Components: map[Component]places{
-					VMM:  {Memory: []Place{PlaceSandbox, PlaceContainer, PlacePod}},
-					Shim: {Memory: []Place{PlaceOverhead}},
-				},
+				Memory:         charged{VMM: {PlaceSandbox, PlaceContainer, PlacePod}, Shim: {PlaceOverhead}},
 			},
 			{
 				Name: "kata-rs-systemd-late-move",
 				Title: "Kata runtime-rs before 2026-07, systemd driver: " +
 					"processes started before the move stayed in the service",
-				Components: map[Component]places{
-					VMM:  {Memory: []Place{PlaceService}},
-					Shim: {Memory: []Place{PlaceContainer, PlaceSandbox, PlacePod}},
-				},
+				Memory: charged{VMM: {PlaceService}, Shim: {PlaceContainer, PlaceSandbox, PlacePod}},
 			},
 			{
 				Name:  "kata-go-cgroupfs-only",
 				Title: "Kata (Go), cgroupfs driver, sandbox_cgroup_only=true: all in kata_<id>", Flavour: "go",
-				Components: map[Component]places{
-					VMM:  {Memory: []Place{PlaceSandbox}},
-					Shim: {Memory: []Place{PlaceSandbox}},
-				},
+				Memory: charged{VMM: {PlaceSandbox}, Shim: {PlaceSandbox}},
 			},
 			{
 				Name: "kata-rs-no-spec", Title: "Kata runtime-rs without a cgroupsPath: all in kata_sandboxed_pod/<id>",
 				Flavour: "rs",
-				Components: map[Component]places{
-					VMM:  {Memory: []Place{PlaceSandbox}},
-					Shim: {Memory: []Place{PlaceSandbox}},
-				},
+				Memory:  charged{VMM: {PlaceSandbox}, Shim: {PlaceSandbox}},
 			},
 			{
 				Name:   "kata-systemd-only",
 				Title:  "Kata, systemd driver, sandbox_cgroup_only=true: all in the scope of the sandbox",
 				Driver: "systemd",
-				Components: map[Component]places{
-					VMM:  {Memory: []Place{PlaceContainer}},
-					Shim: {Memory: []Place{PlaceContainer}},
-				},
+				Memory: charged{VMM: {PlaceContainer}, Shim: {PlaceContainer}},
 			},
 			{
 				Name:   "kata-rs-cgroupfs-only",
 				Title:  "Kata runtime-rs, cgroupfs driver, sandbox_cgroup_only=true: all in <pod>/<id>",
 				Driver: "cgroupfs",
-				Components: map[Component]places{
-					VMM:  {Memory: []Place{PlaceContainer}},
-					Shim: {Memory: []Place{PlaceContainer}},
-				},
+				Memory: charged{VMM: {PlaceContainer}, Shim: {PlaceContainer}},
 			},
 		},
 		Findings: []findingRule{

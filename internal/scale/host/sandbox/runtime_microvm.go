@@ -46,19 +46,14 @@ func init() {
 				Name:      "microvm-v1-split",
 				Title:     "microvm, cgroup v1, sandbox_cgroup_only=false: only the vCPU threads were moved",
 				Hierarchy: "v1",
-				Components: map[Component]places{
-					VMM:  {Memory: []Place{PlaceOverhead}},
-					VCPU: {CPU: []Place{PlaceSandbox, PlaceContainer, PlaceOwn}},
-				},
+				CPU:       charged{VCPU: {PlaceSandbox, PlaceContainer, PlaceOwn}},
+				Memory:    charged{VMM: {PlaceOverhead}},
 			},
 			{
 				Name:      "microvm-v2-split",
 				Title:     "microvm, cgroup v2, sandbox_cgroup_only=false: the VMM was moved, the rest was not",
 				Hierarchy: "v2",
-				Components: map[Component]places{
-					VMM:  {Memory: []Place{PlaceSandbox, PlaceContainer, PlaceOwn}},
-					Shim: {Memory: []Place{PlaceOverhead}},
-				},
+				Memory:    charged{VMM: {PlaceSandbox, PlaceContainer, PlaceOwn}, Shim: {PlaceOverhead}},
 			},
 			{Name: "microvm", Title: "microvm: all in one group", Has: []Component{VMM}},
 		},

@@ -102,7 +102,8 @@ func TestTable(t *testing.T) {
 		known(r.Component)
 	}
 	for _, r := range all.Rows {
-		known(slices.Collect(maps.Keys(r.Components))...)
+		known(slices.Collect(maps.Keys(r.CPU))...)
+		known(slices.Collect(maps.Keys(r.Memory))...)
 	}
 	for _, r := range all.Findings {
 		known(r.Components...)
@@ -428,8 +429,8 @@ func FuzzState(f *testing.F) {
 					t.Errorf("pid %d of %q", pid, text)
 				}
 			}
-			if s.sandbox != "" && !validID(s.sandbox) || s.pod.UID != "" && !validID(s.pod.UID) {
-				t.Errorf("sandbox %q, pod %q of %q", s.sandbox, s.pod.UID, text)
+			if s.Sandbox != "" && !validID(s.Sandbox) || s.Pod.UID != "" && !validID(s.Pod.UID) {
+				t.Errorf("sandbox %q, pod %q of %q", s.Sandbox, s.Pod.UID, text)
 			}
 		}
 	})

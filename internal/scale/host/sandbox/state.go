@@ -15,12 +15,8 @@ import (
 
 // state is what runtimes keep about one container or sandbox.
 type state struct {
+	About
 	id                       string // of the container that it is about
-	sandbox                  string
-	pod                      Pod
-	container, image         string            // names; empty where they are not in the file
-	isSandbox                bool              // it holds a pod open, or is the virtual machine that stands for one
-	labels                   map[string]string // of the container, or of the pod where it is a sandbox
 	runtime, flavour, engine string
 	groups                   []string // paths of its control groups, as the runtime names them
 	pids                     map[int]role
@@ -39,18 +35,18 @@ func take(to *string, v string) { *to = cmp.Or(*to, v) }
 
 // merge adds what another file says of the same container.
 func (s *state) merge(o *state) {
-	take(&s.sandbox, o.sandbox)
-	take(&s.pod.UID, o.pod.UID)
-	take(&s.pod.Name, o.pod.Name)
-	take(&s.pod.Namespace, o.pod.Namespace)
+	take(&s.Sandbox, o.Sandbox)
+	take(&s.Pod.UID, o.Pod.UID)
+	take(&s.Pod.Name, o.Pod.Name)
+	take(&s.Pod.Namespace, o.Pod.Namespace)
 	take(&s.runtime, o.runtime)
 	take(&s.flavour, o.flavour)
 	take(&s.engine, o.engine)
-	take(&s.container, o.container)
-	take(&s.image, o.image)
-	s.isSandbox = s.isSandbox || o.isSandbox
-	if s.labels == nil {
-		s.labels = o.labels
+	take(&s.Container, o.Container)
+	take(&s.Image, o.Image)
+	s.IsSandbox = s.IsSandbox || o.IsSandbox
+	if s.Labels == nil {
+		s.Labels = o.Labels
 	}
 	s.groups = append(s.groups, o.groups...)
 	maps.Copy(s.pids, o.pids)
@@ -193,19 +189,19 @@ func (s *state) annotate(found map[string]string) {
 	}
 	a := &annotations
 	if v, _ := value(a.Sandbox); validID(v) {
-		s.sandbox = v
+		s.Sandbox = v
 	}
 	if v, _ := value(a.PodUID); validID(v) {
-		s.pod.UID = podUID(v)
+		s.Pod.UID = podUID(v)
 	}
-	s.pod.Name, _ = value(a.PodName)
-	s.pod.Namespace, _ = value(a.PodNamespace)
-	s.container, _ = value(a.Container)
-	s.image, _ = value(a.Image)
+	s.Pod.Name, _ = value(a.PodName)
+	s.Pod.Namespace, _ = value(a.PodNamespace)
+	s.Container, _ = value(a.Container)
+	s.Image, _ = value(a.Image)
 	kind, _ := value(a.Type)
-	s.isSandbox = slices.Contains(a.SandboxTypes, kind)
+	s.IsSandbox = slices.Contains(a.SandboxTypes, kind)
 	for _, key := range a.Labels {
-		if json.Unmarshal([]byte(found[key]), &s.labels) == nil {
+		if json.Unmarshal([]byte(found[key]), &s.Labels) == nil {
 			break
 		}
 	}

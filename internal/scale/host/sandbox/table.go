@@ -80,49 +80,41 @@ func newTable() *table {
 		t.addStates(f, stateRule{bundle: true})
 	}
 	for _, e := range engines {
-		for _, p := range e.Paths {
-			p.Engine = e.Name
-			t.Paths = append(t.Paths, p)
-		}
+		t.Paths = append(t.Paths, each(e.Paths, func(p *pathRule) { p.Engine = e.Name })...)
 		for _, f := range e.States {
 			t.addStates(f, stateRule{Engine: e.Name, bundle: true})
 		}
 	}
 	var last []processRule
 	for _, r := range runtimes {
-		for _, p := range r.Paths {
-			p.Runtime = r.Name
-			t.Paths = append(t.Paths, p)
-		}
-		for _, p := range r.Processes {
-			p.Runtime = r.Name
-			t.Processes = append(t.Processes, p)
-		}
-		for _, p := range r.Otherwise {
-			p.Runtime = r.Name
-			last = append(last, p)
-		}
+		ofRuntime := func(p *processRule) { p.Runtime = r.Name }
+		t.Paths = append(t.Paths, each(r.Paths, func(p *pathRule) { p.Runtime = r.Name })...)
+		t.Processes = append(t.Processes, each(r.Processes, ofRuntime)...)
+		last = append(last, each(r.Otherwise, ofRuntime)...)
 		t.Threads = append(t.Threads, r.Threads...)
 		for _, f := range r.States {
 			t.addStates(f, stateRule{Runtime: r.Name})
 		}
-		for _, w := range r.Rows {
-			w.Runtime = r.Name
-			t.Rows = append(t.Rows, w)
-		}
+		t.Rows = append(t.Rows, each(r.Rows, func(w *row) { w.Runtime = r.Name })...)
 		t.Findings = append(t.Findings, r.Findings...)
 	}
 	for _, e := range engines {
-		for _, w := range e.Rows {
-			w.Engine = e.Name
-			t.Rows = append(t.Rows, w)
-		}
+		t.Rows = append(t.Rows, each(e.Rows, func(w *row) { w.Engine = e.Name })...)
 	}
 	t.Paths = append(t.Paths, otherPaths...)
 	t.Processes = slices.Concat(t.Processes, last, otherProcesses)
 	t.Threads = append(t.Threads, vmThreads...)
 	t.Rows = append(t.Rows, otherRows...)
 	return t
+}
+
+// each gives copies of rules to which set has added whose they are.
+func each[T any](rules []T, set func(*T)) []T {
+	rules = slices.Clone(rules)
+	for i := range rules {
+		set(&rules[i])
+	}
+	return rules
 }
 
 // addStates adds the rules of some files, which have in common what rule says.
@@ -253,14 +245,11 @@ type stateRule struct {
 	named  bool // by a command line, so that it may be anybody's
 }
 
-// places are those that all of a component must be charged to; nil is anywhere.
-type places struct {
-	CPU    []Place
-	Memory []Place
-}
+// charged are the places of which all of a component must be charged to one, by component.
+type charged map[Component][]Place
 
-// row is one way in which a sandbox can be arranged. The first that holds counts: each Components must be there, all of
-// it in the places that are named.
+// row is one way in which a sandbox can be arranged. The first that holds counts: each component of CPU and of Memory
+// must be there, and all of its CPU time or memory charged to the places that are named.
 type row struct {
 	Name           string
 	Title          string
@@ -276,7 +265,7 @@ type row struct {
 	Program        string // of the VMM
 	Has            []Component
 	Absent         []Component
-	Components     map[Component]places
+	CPU, Memory    charged
 }
 
 // findingRule is something that is worth saying of a sandbox, of each of some components, by where its processes and
@@ -299,10 +288,9 @@ type findingRule struct {
 
 // runtime is what is known of a runtime; the zero value where nothing is.
 func (t *table) runtime(name string) *runtime {
-	for _, r := range t.Runtimes {
-		if r.Name == name {
-			return r
-		}
+	i := slices.IndexFunc(t.Runtimes, func(r *runtime) bool { return r.Name == name })
+	if i < 0 {
+		return &runtime{}
 	}
-	return &runtime{}
+	return t.Runtimes[i]
 }

@@ -45,19 +45,24 @@ func (e *Evidence) GroupPeak() *uint64 { return e.MemoryPeakBytes }
 
 // tell says in the record what the subject consists of.
 func (e *Evidence) tell(t kind.Trial) error {
-	objects := kind.Objects{Programs: []kind.Object{}, Maps: []kind.Object{}}
-	for _, p := range e.Programs {
-		objects.Programs = append(objects.Programs, kind.Object{ID: p.ID, Name: p.Name})
-	}
-	for _, m := range e.Maps {
-		objects.Maps = append(objects.Maps, kind.Object{ID: m.ID, Name: m.Name})
-	}
 	raw, err := json.Marshal(e)
 	if err != nil {
 		return fmt.Errorf("encoding what was found of %s: %w", t.Arm(), err)
 	}
-	t.SetSubject(objects, raw)
+	t.SetSubject(Told(e.Objects), raw)
 	return nil
+}
+
+// Told is what a record says of eBPF programs and maps that were found.
+func Told(found process.Objects) kind.Objects {
+	objects := kind.Objects{Programs: []kind.Object{}, Maps: []kind.Object{}}
+	for _, p := range found.Programs {
+		objects.Programs = append(objects.Programs, kind.Object{ID: p.ID, Name: p.Name})
+	}
+	for _, m := range found.Maps {
+		objects.Maps = append(objects.Maps, kind.Object{ID: m.ID, Name: m.Name})
+	}
+	return objects
 }
 
 // started is a command that the trial starts and ends.
