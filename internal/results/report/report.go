@@ -366,8 +366,8 @@ func excluded(s *analysis.Summary) []string {
 }
 
 func selfCost(s *analysis.Summary) string {
-	return fmt.Sprintf("%s of CPU time in all measured windows, %s resident at most",
-		quantity.Value(s.Self.CPUSeconds, quantity.Seconds), quantity.Value(float64(s.Self.RSSBytes), quantity.Bytes))
+	return fmt.Sprintf("%s of CPU time in all measured windows, %s resident at most", inSeconds(s.Self.CPUSeconds),
+		inBytes(s.Self.RSSBytes))
 }
 
 // environment is the machine in two lines.
