@@ -60,7 +60,7 @@ func textOf(e *analysis.Estimate) string {
 	if e == nil {
 		return "-"
 	}
-	return analysis.Written(e.Value, e.Lo, e.Hi, e.Unit)
+	return e.Written(e.Unit)
 }
 
 // shownArms are the arms but for the twin, which shows what noise does and has no answer of its own.

@@ -85,13 +85,11 @@ type place struct {
 
 // chartValue is a value with its interval, and both as text.
 type chartValue struct {
-	Value float64  `json:"value"`
-	Lo    *float64 `json:"lo"`
-	Hi    *float64 `json:"hi"`
-	Text  string   `json:"text"`
+	analysis.Interval
+	Text string `json:"text"`
 }
 
-func valueOf(e *analysis.Estimate) chartValue { return chartValue{e.Value, e.Lo, e.Hi, textOf(e)} }
+func valueOf(e *analysis.Estimate) chartValue { return chartValue{e.Interval, textOf(e)} }
 
 type chartEstimate struct {
 	Metric int `json:"metric"`
@@ -290,7 +288,7 @@ func (m *dataMaker) estimates() {
 		}
 		c := chartEstimate{Metric: m.metric[e.Metric], place: m.placeOf(e.Arm, e.Factors), chartValue: valueOf(&e)}
 		if d := e.Difference; d != nil {
-			c.Resolved, c.Verdict = d.Resolved, verdict(d.Value, d.Lo, d.Hi, e.Unit, d.Unresolved)
+			c.Resolved, c.Verdict = d.Resolved, verdict(d, e.Unit)
 			if e.Arm == record.AA && d.Resolved {
 				c.Verdict += ", a false alarm"
 			}
@@ -310,10 +308,10 @@ func less1(v *float64) *float64 {
 }
 
 // verdict is a difference with what there is to say against it.
-func verdict(v float64, lo, hi *float64, unit, unresolved string) string {
-	text := analysis.Signed(v, lo, hi, unit)
-	if unresolved != "" {
-		text += ", not resolved: " + clean(unresolved)
+func verdict(d *analysis.Difference, unit string) string {
+	text := d.Signed(unit)
+	if d.Unresolved != "" {
+		text += ", not resolved: " + clean(d.Unresolved)
 	}
 	return text
 }
@@ -323,10 +321,10 @@ func (m *dataMaker) curves() {
 	for _, c := range analysis.Curves(m.run, m.trials) {
 		curve := chartCurve{place: m.placeOf(c.Arm, c.Factors)}
 		for _, p := range c.Points {
-			point := curvePoint{Q: p.Q, chartValue: chartValue{p.Value, p.Lo, p.Hi, p.Text()}, Visible: p.Visible}
+			point := curvePoint{Q: p.Q, chartValue: chartValue{p.Interval, p.Text()}, Visible: p.Visible}
 			if d := p.Difference; d != nil {
 				point.Diff, point.DiffLo, point.DiffHi = &d.Value, d.Lo, d.Hi
-				point.Verdict = verdict(d.Value, d.Lo, d.Hi, quantity.Seconds, d.Unresolved)
+				point.Verdict = verdict(d, quantity.Seconds)
 			}
 			curve.Points = append(curve.Points, point)
 		}

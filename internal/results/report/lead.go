@@ -230,7 +230,7 @@ func (m *leadMaker) cell(e *analysis.Estimate) string {
 		return "withheld"
 	}
 	text := rowOf(m.s, *e).Value
-	if d := e.Difference; d != nil && d.Lo != nil && !d.Resolved && (*d.Lo != 0 || *d.Hi != 0) && e.Arm != record.AA {
+	if d := e.Difference; d != nil && d.Lo != nil && !d.Resolved && !d.Zero() && e.Arm != record.AA {
 		m.marked = true
 		text += unresolved
 	}
@@ -419,9 +419,9 @@ func (l *leadTable) differences(s *analysis.Summary) string {
 				continue
 			}
 			switch d := e.Difference; {
-			case d.Value == 0 && (d.Lo == nil || *d.Lo == 0 && *d.Hi == 0):
+			case d.Value == 0 && (d.Lo == nil || d.Zero()):
 			case d.Resolved || d.Lo == nil:
-				moved = append(moved, s.ArmName(arm)+" "+analysis.Signed(d.Value, d.Lo, d.Hi, e.Unit))
+				moved = append(moved, s.ArmName(arm)+" "+d.Signed(e.Unit))
 			default:
 				open = append(open, s.ArmName(arm)+d.FoundIn(e.Unit))
 			}
