@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -73,9 +72,7 @@ func runCalibrate(cmd *cobra.Command, o calibrate.Options, asJSON bool) (err err
 	}
 	out := cmd.OutOrStdout()
 	if asJSON {
-		enc := json.NewEncoder(out)
-		enc.SetIndent("", " ")
-		err = enc.Encode(r)
+		err = printJSON(out, " ", r)
 	} else {
 		err = printCalibration(out, r)
 	}

@@ -177,24 +177,21 @@ func printCleaned(w io.Writer, r cleaned) error {
 	if r.DryRun {
 		removed, ended, moved = "would remove", "would end", "would move"
 	}
-	for _, t := range r.Trees {
-		fmt.Fprintf(w, "%s the control groups %s\n", removed, t)
+	each := func(things []string, what string) {
+		for _, thing := range things {
+			fmt.Fprintf(w, "%s the %s %s\n", removed, what, text.Line(thing))
+		}
 	}
+	each(r.Trees, "control groups")
 	for _, p := range r.Killed {
 		fmt.Fprintf(w, "%s process %d (%s) of %s\n", ended, p.PID, p.Comm, p.Tree)
 	}
 	for _, p := range r.Moved {
 		fmt.Fprintf(w, "%s process %d (%s) out of %s: not a process of tare\n", moved, p.PID, p.Comm, p.Tree)
 	}
-	for _, l := range r.Links {
-		fmt.Fprintf(w, "%s the network interface %s\n", removed, l)
-	}
-	for _, id := range r.Sandboxes {
-		fmt.Fprintf(w, "%s the sandbox %s\n", removed, text.Line(id))
-	}
-	for _, d := range r.Directories {
-		fmt.Fprintf(w, "%s the directory %s\n", removed, text.Line(d))
-	}
+	each(r.Links, "network interface")
+	each(r.Sandboxes, "sandbox")
+	each(r.Directories, "directory")
 	const mostPins = 10 // others may make many
 	for i, pin := range r.Pins {
 		if i == mostPins {

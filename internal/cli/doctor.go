@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
@@ -65,9 +64,7 @@ Redirecting connections to sidecars makes the kernel load modules, which stay lo
 			err = promptly(cmd.Context(), func() error {
 				out := cmd.OutOrStdout()
 				if asJSON {
-					enc := json.NewEncoder(out)
-					enc.SetIndent("", " ")
-					return enc.Encode(d)
+					return printJSON(out, " ", d)
 				}
 				return printDiagnosis(out, d)
 			})

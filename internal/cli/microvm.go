@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"slices"
@@ -69,18 +70,23 @@ virtio-fs, and a shim that looks after it. See docs/microvm.md.`,
 	for _, o := range microvm.OptionList() {
 		f.options[o.Name] = flags.String(strings.ReplaceAll(o.Name, "_", "-"), "", o.Doc)
 	}
-	for _, c := range []*cobra.Command{
-		f.newCreate(), f.newRun(), f.newStart(), f.newState(), f.newKill(), f.newDelete(), f.newList(), f.newFeatures(),
-	} {
-		run := c.RunE
-		c.RunE = func(cmd *cobra.Command, args []string) error { return f.logged(run(cmd, args)) }
-		cmd.AddCommand(c)
-	}
+	cmd.AddCommand(f.newCreate(), f.newRun(), f.newStart(), f.newState(), f.newKill(), f.newDelete(), f.newList(),
+		f.newFeatures())
 	cmd.AddCommand(&cobra.Command{
 		Use: microvm.ShimCommand, Hidden: true, DisableFlagParsing: true,
 		RunE: func(_ *cobra.Command, args []string) error { return microvm.Shim(args) },
 	})
 	return cmd
+}
+
+// command is one of the commands below, whose errors are logged.
+func (f *microvmFlags) command(
+	use, example, short string, takes cobra.PositionalArgs, run func(*cobra.Command, []string) error,
+) *cobra.Command {
+	return &cobra.Command{
+		Use: use, Example: "  tare microvm " + example, Short: short, Args: takes,
+		RunE: func(cmd *cobra.Command, args []string) error { return f.logged(run(cmd, args)) },
+	}
 }
 
 // logged adds an error to the log, in runc's form: containerd reads there why a command failed.
@@ -183,14 +189,11 @@ func (f *microvmFlags) create(cmd *cobra.Command, c *creationFlags, id string) (
 
 func (f *microvmFlags) newCreate() *cobra.Command {
 	c := &creationFlags{}
-	cmd := &cobra.Command{
-		Use: "create ID", Example: "  tare microvm create --bundle ./bundle demo",
-		Short: "Create a container: the virtual machine boots", Args: oneID,
-		RunE: func(cmd *cobra.Command, args []string) error {
+	cmd := f.command("create ID", "create --bundle ./bundle demo", "Create a container: the virtual machine boots", oneID,
+		func(cmd *cobra.Command, args []string) error {
 			_, err := f.create(cmd, c, args[0])
 			return err
-		},
-	}
+		})
 	c.add(cmd)
 	return cmd
 }
@@ -198,12 +201,9 @@ func (f *microvmFlags) newCreate() *cobra.Command {
 func (f *microvmFlags) newRun() *cobra.Command {
 	c := &creationFlags{}
 	var detach, keep bool
-	cmd := &cobra.Command{
-		Use: "run ID", Example: "  tare microvm run --bundle ./bundle demo",
-		Short: "Create a container, start it, wait for its end and delete it; exits as its program did",
-		Args:  oneID,
-		RunE:  func(cmd *cobra.Command, args []string) error { return f.run(cmd, c, args[0], detach, keep) },
-	}
+	cmd := f.command("run ID", "run --bundle ./bundle demo",
+		"Create a container, start it, wait for its end and delete it; exits as its program did", oneID,
+		func(cmd *cobra.Command, args []string) error { return f.run(cmd, c, args[0], detach, keep) })
 	c.add(cmd)
 	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "do not wait for its end")
 	cmd.Flags().BoolVar(&keep, "keep", false, "do not delete it at its end")
@@ -256,48 +256,33 @@ func forwardSignals(ctx context.Context, r *microvm.Runtime, id string) {
 }
 
 func (f *microvmFlags) newStart() *cobra.Command {
-	return &cobra.Command{
-		Use: "start ID", Example: "  tare microvm start demo",
-		Short: "Start the program of a created container", Args: oneID,
-		RunE: f.with(func(r *microvm.Runtime, _ *cobra.Command, args []string) error {
-			return r.Start(args[0])
-		}),
-	}
+	return f.command("start ID", "start demo", "Start the program of a created container", oneID,
+		f.with(func(r *microvm.Runtime, _ *cobra.Command, args []string) error { return r.Start(args[0]) }))
 }
 
 func (f *microvmFlags) newState() *cobra.Command {
-	return &cobra.Command{
-		Use: "state ID", Example: "  tare microvm state demo",
-		Short: "Print the state of a container, as the OCI runtime specification has it", Args: oneID,
-		RunE: f.with(func(r *microvm.Runtime, cmd *cobra.Command, args []string) error {
+	return f.command("state ID", "state demo",
+		"Print the state of a container, as the OCI runtime specification has it", oneID,
+		f.with(func(r *microvm.Runtime, cmd *cobra.Command, args []string) error {
 			state, err := r.State(args[0])
 			if err != nil {
 				return err
 			}
-			return printJSON(cmd, state)
-		}),
-	}
-}
-
-func printJSON(cmd *cobra.Command, v any) error {
-	e := json.NewEncoder(cmd.OutOrStdout())
-	e.SetIndent("", "  ")
-	return e.Encode(v)
+			return printJSON(cmd.OutOrStdout(), "  ", state)
+		}))
 }
 
 func (f *microvmFlags) newKill() *cobra.Command {
 	var all bool
-	cmd := &cobra.Command{
-		Use: "kill ID [SIGNAL]", Example: "  tare microvm kill demo KILL",
-		Short: "Send a container's first process a signal (SIGTERM)",
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) < 1 || len(args) > 2 {
-				return fault.New(fault.Usage, cmd.CommandPath(), seeHelp(cmd),
-					"give the id of a container, and a signal if you like")
-			}
-			return nil
-		},
-		RunE: f.with(func(r *microvm.Runtime, _ *cobra.Command, args []string) error {
+	takes := func(cmd *cobra.Command, args []string) error {
+		if len(args) < 1 || len(args) > 2 {
+			return fault.New(fault.Usage, cmd.CommandPath(), seeHelp(cmd),
+				"give the id of a container, and a signal if you like")
+		}
+		return nil
+	}
+	cmd := f.command("kill ID [SIGNAL]", "kill demo KILL", "Send a container's first process a signal (SIGTERM)", takes,
+		f.with(func(r *microvm.Runtime, _ *cobra.Command, args []string) error {
 			name := "SIGTERM"
 			if len(args) == 2 {
 				name = args[1]
@@ -307,21 +292,15 @@ func (f *microvmFlags) newKill() *cobra.Command {
 				return err
 			}
 			return r.Kill(args[0], s, all)
-		}),
-	}
+		}))
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "send it to all processes in the container")
 	return cmd
 }
 
 func (f *microvmFlags) newDelete() *cobra.Command {
 	var force bool
-	cmd := &cobra.Command{
-		Use: "delete ID", Example: "  tare microvm delete --force demo",
-		Short: "Delete a container that has stopped", Args: oneID,
-		RunE: f.with(func(r *microvm.Runtime, _ *cobra.Command, args []string) error {
-			return r.Delete(args[0], force)
-		}),
-	}
+	cmd := f.command("delete ID", "delete --force demo", "Delete a container that has stopped", oneID,
+		f.with(func(r *microvm.Runtime, _ *cobra.Command, args []string) error { return r.Delete(args[0], force) }))
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "delete one that runs as well; one that is not there is no error")
 	return cmd
 }
@@ -329,10 +308,8 @@ func (f *microvmFlags) newDelete() *cobra.Command {
 func (f *microvmFlags) newList() *cobra.Command {
 	var format string
 	var quiet bool
-	cmd := &cobra.Command{
-		Use: "list", Example: "  tare microvm list --format json",
-		Short: "List the containers", Args: noArgs,
-		RunE: f.with(func(r *microvm.Runtime, cmd *cobra.Command, _ []string) error {
+	cmd := f.command("list", "list --format json", "List the containers", noArgs,
+		f.with(func(r *microvm.Runtime, cmd *cobra.Command, _ []string) error {
 			if !slices.Contains([]string{"table", "json"}, format) {
 				return fault.New(fault.Usage, "--format", "use table or json", "no format is called %q", format)
 			}
@@ -340,36 +317,37 @@ func (f *microvmFlags) newList() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			w := cmd.OutOrStdout()
-			switch {
-			case quiet:
-				for _, c := range list {
-					fmt.Fprintln(w, c.ID)
-				}
-				return nil
-			case format == "json":
-				return json.NewEncoder(w).Encode(slices.Concat([]microvm.Container{}, list))
-			}
-			table := tabwriter.NewWriter(w, 12, 1, 3, ' ', 0)
-			fmt.Fprintln(table, "ID\tPID\tSTATUS\tBUNDLE\tCREATED")
-			for _, c := range list {
-				fmt.Fprintf(table, "%s\t%d\t%s\t%s\t%s\n", c.ID, c.Pid, c.Status, text.Line(c.Bundle),
-					c.Created.Format(time.RFC3339Nano))
-			}
-			return table.Flush()
-		}),
-	}
+			return printContainers(cmd.OutOrStdout(), list, format == "json", quiet)
+		}))
 	cmd.Flags().StringVarP(&format, "format", "f", "table", "table or json")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print ids only")
 	return cmd
 }
 
+// printContainers prints the list of containers as runc does: ids alone, or JSON, or a table.
+func printContainers(w io.Writer, list []microvm.Container, asJSON, quiet bool) error {
+	switch {
+	case quiet:
+		for _, c := range list {
+			fmt.Fprintln(w, c.ID)
+		}
+		return nil
+	case asJSON:
+		return json.NewEncoder(w).Encode(slices.Concat([]microvm.Container{}, list))
+	}
+	table := tabwriter.NewWriter(w, 12, 1, 3, ' ', 0)
+	fmt.Fprintln(table, "ID\tPID\tSTATUS\tBUNDLE\tCREATED")
+	for _, c := range list {
+		fmt.Fprintf(table, "%s\t%d\t%s\t%s\t%s\n", c.ID, c.Pid, c.Status, text.Line(c.Bundle),
+			c.Created.Format(time.RFC3339Nano))
+	}
+	return table.Flush()
+}
+
 func (f *microvmFlags) newFeatures() *cobra.Command {
-	return &cobra.Command{
-		Use: "features", Example: "  tare microvm features",
-		Short: "Print what this runtime can do, and what sandboxes are made of on this machine",
-		Args:  noArgs,
-		RunE: f.with(func(r *microvm.Runtime, cmd *cobra.Command, _ []string) error {
+	return f.command("features", "features",
+		"Print what this runtime can do, and what sandboxes are made of on this machine", noArgs,
+		f.with(func(r *microvm.Runtime, cmd *cobra.Command, _ []string) error {
 			o, err := f.readOptions(cmd)
 			if err != nil {
 				return err
@@ -378,7 +356,6 @@ func (f *microvmFlags) newFeatures() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return printJSON(cmd, features)
-		}),
-	}
+			return printJSON(cmd.OutOrStdout(), "  ", features)
+		}))
 }

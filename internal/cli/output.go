@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"encoding/json"
 	"errors"
 	"io"
 	"os"
@@ -47,6 +48,13 @@ func (o *stdout) Write(p []byte) (int, error) {
 		o.err = err
 	}
 	return n, err
+}
+
+// printJSON prints one JSON document.
+func printJSON(w io.Writer, indent string, document any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", indent)
+	return e.Encode(document)
 }
 
 // unheard says whether the reader of w has gone: what runs only to say something may then end.

@@ -112,9 +112,8 @@ exit code is 4.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			f.seeded = cmd.Flags().Changed("seed")
-			if f.overrides.Blocks <= 0 && cmd.Flags().Changed("blocks") {
-				return noBlocks(f.overrides.Blocks)
+			if err := f.checkLength(cmd.Flags()); err != nil {
+				return err
 			}
 			if err := f.nodes.check(cmd.Flags().Changed); err != nil {
 				return err
@@ -154,8 +153,13 @@ func (f *runFlags) registerLength(fs *pflag.FlagSet) {
 		"seed of the order of trials and of the arrivals; default: a new one, which is recorded")
 }
 
-func noBlocks(n int) error {
-	return fault.New(fault.Usage, "--blocks", "give 1 or more; 6 are needed for intervals", "%d blocks make no run", n)
+// checkLength refuses a run without blocks, and notes whether it was given a seed.
+func (f *runFlags) checkLength(fs *pflag.FlagSet) error {
+	f.seeded = fs.Changed("seed")
+	if n := f.overrides.Blocks; n <= 0 && fs.Changed("blocks") {
+		return fault.New(fault.Usage, "--blocks", "give 1 or more; 6 are needed for intervals", "%d blocks make no run", n)
+	}
+	return nil
 }
 
 // featureNames are what the needs of an experiment may name.
@@ -570,8 +574,13 @@ func (p *progress) warn(text string) {
 		return
 	}
 	p.warned = true
+	p.note("warning: %s; end one of them and run again", text)
+}
+
+// note writes a line in place of the one that changes.
+func (p *progress) note(format string, args ...any) {
 	p.clear()
-	fmt.Fprintf(p.w, "warning: %s; end one of them and run again\n", text)
+	fmt.Fprintf(p.w, format+"\n", args...)
 }
 
 func (p *progress) say(at engine.Progress) {
@@ -584,13 +593,11 @@ func (p *progress) say(at engine.Progress) {
 	}
 	if t := at.Last; t != nil && t.Validity.Failed == "" {
 		if failed := t.FailedNodes(len(t.Nodes)); failed != "" {
-			p.clear()
-			fmt.Fprintf(p.w, "%s failed at nodes: %s\n", attemptOf(t, at), text.Line(failed))
+			p.note("%s failed at nodes: %s", attemptOf(t, at), text.Line(failed))
 		}
 	}
 	if t := at.Last; t != nil && !t.Validity.Valid {
-		p.clear()
-		fmt.Fprintf(p.w, "%s %s\n", attemptOf(t, at), whatIsWrong(t.Validity))
+		p.note("%s %s", attemptOf(t, at), whatIsWrong(t.Validity))
 		if t.Validity.Failed != "" { // its warnings may say why
 			for _, w := range t.Warnings {
 				fmt.Fprintf(p.w, "  warning: %s\n", text.Line(w.Message))
@@ -598,8 +605,7 @@ func (p *progress) say(at engine.Progress) {
 		}
 	}
 	if at.Note != "" {
-		p.clear()
-		fmt.Fprintln(p.w, at.Note)
+		p.note("%s", at.Note)
 	}
 	if at.Next.Arm == "" {
 		return

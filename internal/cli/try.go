@@ -82,9 +82,8 @@ It is an experiment like others: its directory keeps every trial, and the spec i
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			f.run.seeded = cmd.Flags().Changed("seed")
-			if f.run.overrides.Blocks <= 0 && cmd.Flags().Changed("blocks") {
-				return noBlocks(f.run.overrides.Blocks)
+			if err := f.run.checkLength(cmd.Flags()); err != nil {
+				return err
 			}
 			return try(cmd.Context(), f, args, cmd.OutOrStdout())
 		},

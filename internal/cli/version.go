@@ -54,7 +54,7 @@ is probed: 'tare doctor' tries out what this machine has.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return promptly(cmd.Context(), func() error {
 				if asJSON {
-					return printJSON(cmd, thisVersion())
+					return printJSON(cmd.OutOrStdout(), "  ", thisVersion())
 				}
 				return printVersion(cmd.OutOrStdout(), thisVersion())
 			})

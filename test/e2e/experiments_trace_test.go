@@ -59,7 +59,7 @@ func TestTraceExec(t *testing.T) {
 	}
 	// A storm of half a second is not the same twice: what is held against a third of the other is the least that the
 	// interval holds.
-	ratio := func(arm string) *analysis.Ratio {
+	ratio := func(arm string) *analysis.Interval {
 		e := s.Find("throughput_per_second", arm, storm)
 		if e == nil || e.Ratio == nil || e.Ratio.Hi == nil {
 			t.Fatalf("%s has no throughput beside that without a tracer", arm)

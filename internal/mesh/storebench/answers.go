@@ -101,7 +101,7 @@ func (v *span) add(e *analysis.Estimate) {
 func (v *span) String() string {
 	switch {
 	case v.n == 1 || v.hi/v.lo < 1.05:
-		return analysis.TimesOf(&analysis.Ratio{Value: v.hi})
+		return analysis.TimesOf(&analysis.Interval{Value: v.hi})
 	case v.lo >= 1:
 		return analysis.Times(v.lo) + " to " + analysis.Times(v.hi) + " times as long"
 	case v.hi < 1:

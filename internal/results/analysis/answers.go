@@ -313,7 +313,7 @@ func (p *Prose) adds(e *Estimate, what string) string {
 	d := e.Difference
 	switch {
 	case d == nil:
-		return "takes " + Written(e.Value, e.Lo, e.Hi, e.Unit) + " of " + what
+		return "takes " + e.Written(e.Unit) + " of " + what
 	case len(p.clauses) > 0 || d.Lo != nil && !d.Resolved: // it is the same in both
 		return p.standing(what + " " + p.moved(e))
 	case d.Value < 0:

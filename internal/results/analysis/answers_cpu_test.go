@@ -10,13 +10,13 @@ import (
 // estimateOf is an estimate with an interval of 2 % to both sides.
 func estimateOf(metric, arm, unit string, value float64, d *Difference) Estimate {
 	lo, hi := value*0.98, value*1.02
-	return Estimate{Metric: metric, Arm: arm, Unit: unit, Factors: map[string]string{}, Value: value, Lo: &lo, Hi: &hi,
+	return Estimate{Metric: metric, Arm: arm, Unit: unit, Factors: map[string]string{}, Interval: Interval{value, &lo, &hi},
 		Difference: d}
 }
 
 func difference(v float64, resolved bool) *Difference {
 	lo, hi := min(v*0.9, v*1.1), max(v*0.9, v*1.1)
-	d := &Difference{Value: v, Lo: &lo, Hi: &hi, Resolved: resolved}
+	d := &Difference{Interval: Interval{v, &lo, &hi}, Resolved: resolved}
 	if !resolved {
 		d.Unresolved = "its interval contains 0"
 	}
@@ -139,7 +139,7 @@ func TestSaturationAnswers(t *testing.T) {
 			"bpf_seconds_per_connection": estimateOf("", "", "seconds per connection", 3e-6, difference(3e-6, true)),
 			"throughput_per_second":      estimateOf("", "", "per second", 9000, difference(-450, true)),
 		} {
-			e.Metric, e.Arm, e.Factors, e.Ratio = metric, "kernelmesh", at, &Ratio{Value: 0.95}
+			e.Metric, e.Arm, e.Factors, e.Ratio = metric, "kernelmesh", at, &Interval{Value: 0.95}
 			s.Estimates = append(s.Estimates, e)
 			e.Arm, e.Difference = "direct", nil
 			s.Estimates = append(s.Estimates, e)

@@ -49,7 +49,7 @@ type Check struct {
 	Lo         *float64          `json:"lo"`
 	Hi         *float64          `json:"hi"`
 	Confidence float64           `json:"confidence,omitempty"`
-	Mean       *Mean             `json:"mean,omitempty"` // of a cost: the same of the mean, which must agree
+	Mean       *Interval         `json:"mean,omitempty"` // of a cost: the same of the mean, which must agree
 	N          int               `json:"n"`              // blocks, or trials of ==
 	Lost       int               `json:"lost,omitempty"` // further blocks without a value, taken at their worst
 	Why        string            `json:"why,omitempty"`  // it is undecided, or what to know of it
@@ -473,7 +473,7 @@ func (a *asserter) paid(t *Table, of assertion.Assertion, p place, c *Check) {
 	e, xs := a.mean(t, of, p)
 	mean := Check{Against: of.Against, Result: Undecided}
 	a.decide(of, e, e.Lo, e.Hi, 0, &mean)
-	c.Mean = newMean(e)
+	c.Mean = new(newInterval(e))
 	if mean.Result == c.Result {
 		if c.Result == Holds && of.Op.Upper() && c.N < seesRare {
 			c.Why = fmt.Sprintf("trials that cost much more could be up to %s of all without one in %d blocks",
@@ -633,9 +633,9 @@ func (c *Check) Seen() string {
 	case c.Value == nil:
 		return "-"
 	case c.Against == assertion.Value:
-		return Written(*c.Value, c.Lo, c.Hi, c.Unit)
+		return Interval{*c.Value, c.Lo, c.Hi}.Written(c.Unit)
 	}
-	return Signed(*c.Value, c.Lo, c.Hi, c.Unit)
+	return Interval{*c.Value, c.Lo, c.Hi}.Signed(c.Unit)
 }
 
 // Place words which arm at which level a check is of: "proxy client, at rate 1000".

@@ -21,15 +21,14 @@ type Curve struct {
 // CurvePoint is one percentile of latency in seconds: the median over blocks of the trials' quantiles, and its paired
 // difference to the baseline.
 type CurvePoint struct {
-	Q          float64 // part of the requests that are faster
-	Value      float64
-	Lo, Hi     *float64
+	Q float64 // part of the requests that are faster
+	Interval
 	Difference *Difference // nil of the baseline itself, and where it has no such quantile
 	Visible    *float64    // the smallest visible difference here: half the width of the A/A band
 }
 
 // Text is the value with its interval.
-func (p CurvePoint) Text() string { return Written(p.Value, p.Lo, p.Hi, quantity.Seconds) }
+func (p CurvePoint) Text() string { return p.Written(quantity.Seconds) }
 
 // percentiles are those of the curves, with their names; each is given where the samples carry it.
 var percentiles = lists.Map([]float64{
@@ -134,8 +133,7 @@ func (c *curves) take(trials []record.Trial) {
 func (c *curves) point(
 	of percentile, v stats.Estimate, at factors, arm string, learned map[string]stats.Dependence,
 ) CurvePoint {
-	p := CurvePoint{Q: of.q, Value: v.Value}
-	p.Lo, p.Hi = ends(v)
+	p := CurvePoint{Q: of.q, Interval: newInterval(v)}
 	twins := twinsOf(learned[record.AA], c.pairs(at, record.AA, of.name), c.seed)
 	if twins.shown {
 		p.Visible = &twins.far

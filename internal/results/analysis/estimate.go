@@ -29,11 +29,11 @@ func (s *Summary) estimate(t *Table, at factors, metric string, dependences map[
 		}
 		e := Estimate{
 			Metric: metric, Unit: defined.Unit, Rank: defined.Rank, Arm: arm, Factors: at,
-			Value: value.Value, Confidence: value.Confidence, N: value.N, Method: string(value.Method),
+			Interval: newInterval(value), Confidence: value.Confidence, N: value.N, Method: string(value.Method),
 		}
-		e.Lo, e.Hi = ends(value)
 		if defined.Cost {
-			e.Mean, e.Outlying = newMean(stats.MeanAt(column, stats.Confidence)), stats.Outlying(column)
+			e.Mean = new(newInterval(stats.MeanAt(column, stats.Confidence)))
+			e.Outlying = stats.Outlying(column)
 		}
 		if t.count(pool{record.LevelKey(at), arm, metric}, func(f fate) bool { return f.why() == tooFew }) > 0 {
 			e.Notes = append(e.Notes, withheldNote(defined.Undisturbed))
@@ -46,12 +46,6 @@ func (s *Summary) estimate(t *Table, at factors, metric string, dependences map[
 	}
 }
 
-func newMean(e stats.Estimate) *Mean {
-	m := &Mean{Value: e.Value}
-	m.Lo, m.Hi = ends(e)
-	return m
-}
-
 // noteOutlying says where more blocks of an arm are far above the others than chance makes of its baseline's: they are
 // paid for too, and the median does not show them.
 func (e *Estimate) noteOutlying(t *Table) {
@@ -61,7 +55,7 @@ func (e *Estimate) noteOutlying(t *Table) {
 		return
 	}
 	e.Notes = append(e.Notes, fmt.Sprintf("%d of %s cost far more than the others, and %d of the baseline's: the mean "+
-		"is %s", e.Outlying, quantity.Counted(e.N, "trial"), of, Written(e.Mean.Value, e.Mean.Lo, e.Mean.Hi, e.Unit)))
+		"is %s", e.Outlying, quantity.Counted(e.N, "trial"), of, e.Mean.Written(e.Unit)))
 }
 
 // outlyingChance is the probability, by chance alone, above which outlying trials are not spoken of.
@@ -171,8 +165,7 @@ func (s *Summary) compare(t *Table, e *Estimate, dependence stats.Dependence, tw
 	}
 	e.Baseline = record.Direct
 	if r, ok := dependence.Ratio(c.pairs, seed); ok {
-		e.Ratio = &Ratio{Value: r.Value}
-		e.Ratio.Lo, e.Ratio.Hi = ends(r)
+		e.Ratio = new(newInterval(r))
 	}
 	var stand []int
 	stand, c.lost, c.whole = t.lostPairs(e.Factors, e.Arm, e.Metric)
@@ -183,15 +176,13 @@ func (s *Summary) compare(t *Table, e *Estimate, dependence stats.Dependence, tw
 	e.Difference, notes = c.difference()
 	if t.defined.Of(e.Metric).Cost {
 		ds := stats.Differences(c.pairs)
-		e.Difference.Mean = newMean(dependence.Widen(stats.MeanAt(ds, stats.Confidence), ds))
+		e.Difference.Mean = new(newInterval(dependence.Widen(stats.MeanAt(ds, stats.Confidence), ds)))
 	}
 	e.Notes = append(e.Notes, notes...)
 }
 
 func newDifference(d stats.Estimate) *Difference {
-	out := &Difference{Value: d.Value, Confidence: d.Confidence, N: d.N, Method: string(d.Method)}
-	out.Lo, out.Hi = ends(d)
-	return out
+	return &Difference{Interval: newInterval(d), Confidence: d.Confidence, N: d.N, Method: string(d.Method)}
 }
 
 // judge sets the smallest visible difference, and why the difference is not resolved if it is not.
@@ -238,13 +229,6 @@ func unresolved(arm string, d stats.Estimate, visible float64, farKnown bool) st
 		return "it is no larger than what separates the A/A twins, or than half its own interval"
 	}
 	return ""
-}
-
-func ends(e stats.Estimate) (lo, hi *float64) {
-	if !e.HasInterval {
-		return nil, nil
-	}
-	return &e.Lo, &e.Hi
 }
 
 // finite is nil for what has no bound, which JSON cannot say otherwise.

@@ -68,9 +68,6 @@ func (s *Summary) forecast(trials []record.Trial) {
 	}
 }
 
-// half is the larger half of a difference's interval, which it must have.
-func (d *Difference) half() float64 { return max(d.Value-*d.Lo, *d.Hi-d.Value) }
-
 // byNoise is true of differences that more blocks would resolve, if they are there.
 func byNoise(d *Difference) bool {
 	return d.SmallestVisible != nil && !strings.HasPrefix(d.Unresolved, LagReason) &&
@@ -100,8 +97,7 @@ func (p *Prose) difference(e *Estimate, label string) {
 
 // unresolved reports whether the difference of an estimate says nothing.
 func (p *Prose) unresolved(e *Estimate) bool {
-	d := e.Difference
-	return !d.Resolved && !(d.Lo != nil && *d.Lo == 0 && *d.Hi == 0)
+	return !e.Difference.Resolved && !e.Difference.Zero()
 }
 
 // endUnresolved names the differences that are not resolved, those with one reason together, and says what would

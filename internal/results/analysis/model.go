@@ -65,7 +65,7 @@ func fitModel(t *Table, metric, arm string, names []string) (Model, bool) {
 		if !Usable(c.Lo) || !Usable(c.Hi) {
 			return Model{}, false
 		}
-		term := Term{Name: "fixed", Unit: unit, Value: c.Value, Lo: &c.Lo, Hi: &c.Hi}
+		term := Term{Name: "fixed", Unit: unit, Interval: Interval{c.Value, &c.Lo, &c.Hi}}
 		if i > 0 {
 			term.Name, term.Unit = names[i-1], unit+" per unit of "+names[i-1]
 			m.ValidRange[names[i-1]] = line.Range[i-1]

@@ -54,7 +54,7 @@ func (s *Summary) pool(t *Table, at factors, bursts map[string]float64) (unevenI
 		share := shares[key]
 		e := Estimate{
 			Metric: key.metric, Unit: t.defined.Of(key.metric).Unit, Rank: t.defined.Of(key.metric).Rank, Arm: key.arm,
-			Factors: at, Value: share.Value,
+			Factors: at, Interval: Interval{Value: share.Value},
 			N: share.Samples, Trials: share.Trials, Method: PooledMethod,
 		}
 		if share.HasInterval {

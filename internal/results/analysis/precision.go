@@ -52,7 +52,7 @@ func Enough(run record.Run, trials []record.Trial) (bool, string, error) {
 			continue
 		}
 		all++
-		if value := interval(e.Value, e.Lo, e.Hi); !stats.Precise(value, e.Value, run.Precision.Target) {
+		if value := e.estimate(); !stats.Precise(value, e.Value, run.Precision.Target) {
 			miss(e, halfWidth(value, e.Value))
 			continue
 		}
@@ -61,7 +61,7 @@ func Enough(run record.Run, trials []record.Trial) (bool, string, error) {
 			if base := s.Find(e.Metric, record.Direct, e.Factors); base != nil && base.Value != 0 {
 				scale = base.Value
 			}
-			if difference := interval(d.Value, d.Lo, d.Hi); !stats.Precise(difference, scale, run.Precision.Target) {
+			if difference := d.estimate(); !stats.Precise(difference, scale, run.Precision.Target) {
 				miss(e, halfWidth(difference, scale))
 			}
 		}
@@ -87,10 +87,10 @@ func Enough(run record.Run, trials []record.Trial) (bool, string, error) {
 		named), nil
 }
 
-func interval(value float64, lo, hi *float64) stats.Estimate {
-	e := stats.Estimate{Value: value}
-	if lo != nil && hi != nil {
-		e.Lo, e.Hi, e.HasInterval = *lo, *hi, true
+func (i Interval) estimate() stats.Estimate {
+	e := stats.Estimate{Value: i.Value}
+	if i.Lo != nil && i.Hi != nil {
+		e.Lo, e.Hi, e.HasInterval = *i.Lo, *i.Hi, true
 	}
 	return e
 }

@@ -167,7 +167,7 @@ func (p *Prose) moved(e *Estimate) string {
 	switch {
 	case d == nil:
 		return "cannot be compared, because the baseline has none"
-	case d.Lo != nil && *d.Lo == 0 && *d.Hi == 0:
+	case d.Zero():
 		return "is the same"
 	case !d.Resolved:
 		return "is not resolved" + p.visible(e)
@@ -212,25 +212,22 @@ func size(d *Difference, unit string) string {
 }
 
 // Signed is a difference with its sign, and its interval where it has one: "+2 us [1, 3]".
-func Signed(v float64, lo, hi *float64, unit string) string {
-	if lo == nil || hi == nil {
-		return quantity.DeltaValue(v, unit)
+func (i Interval) Signed(unit string) string {
+	if i.Lo == nil || i.Hi == nil {
+		return quantity.DeltaValue(i.Value, unit)
 	}
-	return quantity.Delta(v, *lo, *hi, unit)
+	return quantity.Delta(i.Value, *i.Lo, *i.Hi, unit)
 }
 
 // signed is the difference of an estimate, which must have one.
-func (e *Estimate) signed() string {
-	d := e.Difference
-	return Signed(d.Value, d.Lo, d.Hi, e.Unit)
-}
+func (e *Estimate) signed() string { return e.Difference.Signed(e.Unit) }
 
 // Written is a value with its interval, where it has one.
-func Written(v float64, lo, hi *float64, unit string) string {
-	if lo == nil || hi == nil {
-		return quantity.Value(v, unit)
+func (i Interval) Written(unit string) string {
+	if i.Lo == nil || i.Hi == nil {
+		return quantity.Value(i.Value, unit)
 	}
-	return quantity.Interval(v, *lo, *hi, unit)
+	return quantity.Interval(i.Value, *i.Lo, *i.Hi, unit)
 }
 
 // Said is a value with its interval, where it has one that is wider than nothing.
@@ -238,7 +235,7 @@ func Said(e *Estimate) string {
 	if e.Lo != nil && e.Hi != nil && *e.Lo == *e.Hi {
 		return quantity.Value(e.Value, e.Unit)
 	}
-	return Written(e.Value, e.Lo, e.Hi, e.Unit)
+	return e.Written(e.Unit)
 }
 
 // In is the same of a term of a model in a unit. Its rounding errors are no width.
@@ -246,7 +243,7 @@ func (t Term) In(unit string) string {
 	if t.Lo != nil && t.Hi != nil && *t.Hi-*t.Lo < 1e-6*math.Abs(t.Value) {
 		return quantity.Value(t.Value, unit)
 	}
-	return Written(t.Value, t.Lo, t.Hi, unit)
+	return t.Written(unit)
 }
 
 // Happened is how often what is pooled in an estimate was seen.
@@ -287,7 +284,7 @@ func Digits(e *Estimate) string {
 }
 
 // TimesOf words a ratio to the baseline: "24 times faster" or "7,400 times as long".
-func TimesOf(r *Ratio) string {
+func TimesOf(r *Interval) string {
 	switch {
 	case r == nil || r.Value <= 0:
 		return ""

@@ -4,6 +4,7 @@ package analysis
 
 import (
 	"tare/internal/experiment/record"
+	"tare/internal/lib/stats"
 	"tare/internal/scale/ledger"
 )
 
@@ -86,6 +87,27 @@ type Excluded struct {
 	Voids   []string          `json:"voids,omitempty"` // the metrics that are left out; none named: all
 }
 
+// Interval is a value and the ends of its interval, which are null where there is none.
+type Interval struct {
+	Value float64  `json:"value"`
+	Lo    *float64 `json:"lo"`
+	Hi    *float64 `json:"hi"`
+}
+
+// newInterval is that of an estimate of package stats.
+func newInterval(e stats.Estimate) Interval {
+	if !e.HasInterval {
+		return Interval{Value: e.Value}
+	}
+	return Interval{e.Value, &e.Lo, &e.Hi}
+}
+
+// Zero reports whether nothing but 0 is in the interval.
+func (i Interval) Zero() bool { return i.Lo != nil && *i.Lo == 0 && *i.Hi == 0 }
+
+// half is the larger half of the interval, which there must be.
+func (i Interval) half() float64 { return max(i.Value-*i.Lo, *i.Hi-i.Value) }
+
 // Estimate is one metric of one arm at one level of the factors, beside its baseline. Intervals are null below 6
 // blocks.
 type Estimate struct {
@@ -96,9 +118,7 @@ type Estimate struct {
 	Component  string            `json:"component,omitempty"` // of the arm's subject; left out where it is of all of it
 	Baseline   string            `json:"baseline,omitempty"`
 	Factors    map[string]string `json:"factors"`
-	Value      float64           `json:"value"` // median over blocks
-	Lo         *float64          `json:"lo"`
-	Hi         *float64          `json:"hi"`
+	Interval                     // the median over blocks
 	Confidence float64           `json:"confidence"`
 	N          int               `json:"n"`                  // blocks
 	Blocks     int               `json:"blocks"`             // that it rests on, also where n counts samples
@@ -112,36 +132,28 @@ type Estimate struct {
 	DesignEffect *float64 `json:"design_effect,omitempty"`
 	Trials       int      `json:"trials,omitempty"`
 
-	// Mean is of a cost: what is paid for, where the median is what is typical. Outlying counts the blocks whose value is
-	// far above the others of the arm (stats.Outlying).
-	Mean     *Mean `json:"mean,omitempty"`
-	Outlying int   `json:"outlying,omitempty"`
+	// Mean is of a cost: what is paid for, where the median is what is typical. It is over blocks, with its interval by
+	// Student's t, which there is from 6 blocks on. Outlying counts the blocks whose value is far above the others of the
+	// arm (stats.Outlying).
+	Mean     *Interval `json:"mean,omitempty"`
+	Outlying int       `json:"outlying,omitempty"`
 
 	Difference *Difference `json:"difference,omitempty"` // arm minus baseline, paired by block
-	Ratio      *Ratio      `json:"ratio,omitempty"`
-	Notes      []string    `json:"notes,omitempty"` // what to know before quoting it
-}
-
-// Mean is a mean over blocks, with its interval by Student's t, which there is from 6 blocks on.
-type Mean struct {
-	Value float64  `json:"value"`
-	Lo    *float64 `json:"lo"`
-	Hi    *float64 `json:"hi"`
+	Ratio      *Interval   `json:"ratio,omitempty"`      // arm over baseline, paired by block
+	Notes      []string    `json:"notes,omitempty"`      // what to know before quoting it
 }
 
 // Difference is arm minus baseline. Resolved: its interval excludes 0, it is larger than the smallest that is visible,
 // and lost blocks could not have made it vanish; of the twin itself, which is what the others are held against, only
 // that its interval excludes 0: that is a false alarm.
 type Difference struct {
-	Value      float64  `json:"value"`
-	Lo         *float64 `json:"lo"`
-	Hi         *float64 `json:"hi"`
-	Resolved   bool     `json:"resolved"`
-	Unresolved string   `json:"unresolved,omitempty"` // why it is not resolved
-	Confidence float64  `json:"confidence"`
-	N          int      `json:"n"` // blocks in which both arms are valid
-	Method     string   `json:"method"`
-	Mean       *Mean    `json:"mean,omitempty"` // of a cost: the mean of the differences within blocks
+	Interval
+	Resolved   bool      `json:"resolved"`
+	Unresolved string    `json:"unresolved,omitempty"` // why it is not resolved
+	Confidence float64   `json:"confidence"`
+	N          int       `json:"n"` // blocks in which both arms are valid
+	Method     string    `json:"method"`
+	Mean       *Interval `json:"mean,omitempty"` // of a cost: the mean of the differences within blocks
 
 	// Lost counts the further blocks in which both arms ran and one of them has no value; where the arm's losses are
 	// beyond chance, also those with the value of a later attempt. WorstLo and WorstHi are the interval with these, and
@@ -192,13 +204,6 @@ type Loss struct {
 	Beyond bool           `json:"beyond_chance"`
 }
 
-// Ratio is arm over baseline, paired by block.
-type Ratio struct {
-	Value float64  `json:"value"`
-	Lo    *float64 `json:"lo"`
-	Hi    *float64 `json:"hi"`
-}
-
 // MDE is the smallest difference that the run can see, from the A/A twin.
 type MDE struct {
 	Metric  string            `json:"metric"`
@@ -230,11 +235,9 @@ type Model struct {
 
 // Term is one coefficient of a model.
 type Term struct {
-	Name  string   `json:"name"`
-	Unit  string   `json:"unit"`
-	Value float64  `json:"value"`
-	Lo    *float64 `json:"lo"`
-	Hi    *float64 `json:"hi"`
+	Name string `json:"name"`
+	Unit string `json:"unit"`
+	Interval
 }
 
 // Answer is a sentence and the estimates it rests on, as "metric arm".

@@ -35,29 +35,24 @@ const (
 )
 
 // bpf weighs programs of known run time: all runs of each, and where they ran.
-func (b *bench) bpf(ctx context.Context) error {
+func (b *bench) bpf() ([]planting, error) {
 	if err := lockMemory(); err != nil {
-		return err
+		return nil, err
 	}
 	step, err := fastestStep()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	var zero empty
-	if err := b.weigh(ctx, "bpf", "a program of nothing",
-		func(ctx context.Context) ([]Weight, error) { return b.nothing(ctx, &zero) }); err != nil {
-		return err
-	}
+	all := []planting{{"a program of nothing",
+		func(ctx context.Context) ([]Weight, error) { return b.nothing(ctx, &zero) }}}
 	for _, d := range []time.Duration{50 * time.Nanosecond, 500 * time.Nanosecond, 5 * time.Microsecond,
 		50 * time.Microsecond} {
 		steps := max(1, int(math.Round(d.Seconds()/step)))
-		err := b.weigh(ctx, "bpf", fmt.Sprintf("a program of about %v", d),
-			func(ctx context.Context) ([]Weight, error) { return b.program(ctx, d, steps, zero) })
-		if err != nil {
-			return err
-		}
+		all = append(all, planting{fmt.Sprintf("a program of about %v", d),
+			func(ctx context.Context) ([]Weight, error) { return b.program(ctx, d, steps, zero) }})
 	}
-	return nil
+	return all, nil
 }
 
 // lockMemory lifts the limit to which kernels before 5.11 charge programs and maps.
@@ -70,11 +65,8 @@ func lockMemory() error {
 }
 
 // maps weighs a map that two programs use.
-func (b *bench) maps(ctx context.Context) error {
-	if err := lockMemory(); err != nil {
-		return err
-	}
-	return b.weigh(ctx, "maps", "a map of two programs", b.sharedMap)
+func (b *bench) maps() ([]planting, error) {
+	return []planting{{"a map of two programs", b.sharedMap}}, lockMemory()
 }
 
 // body is a program that takes steps, each of which needs the one before, and returns 1: to go on. A program without

@@ -91,7 +91,7 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, b.tree.Close()) }()
-	sections := map[string]func(context.Context) error{
+	sections := map[string]func() ([]planting, error){
 		"clock": b.clock, "latency": b.latency, "bpf": b.bpf, "maps": b.maps, "cpu": b.cpu, "memory": b.memory,
 		"noise": b.noise,
 	}
@@ -100,7 +100,7 @@ func Run(ctx context.Context, o Options) (r *Report, err error) {
 		if len(o.Only) > 0 && !slices.Contains(o.Only, name) {
 			continue
 		}
-		if err := sections[name](ctx); err != nil {
+		if err := b.section(ctx, name, sections[name]); err != nil {
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
@@ -197,14 +197,34 @@ const quickRepeats = 75 * time.Second
 // late says that there is no time to do anything again.
 func (b *bench) late() bool { return b.o.Quick && time.Since(b.began) > quickRepeats }
 
+// planting is something that is planted, and read by the scale.
+type planting struct {
+	what  string
+	plant func(context.Context) ([]Weight, error)
+}
+
+// section weighs what a section plants, one after the other.
+func (b *bench) section(ctx context.Context, name string, plantings func() ([]planting, error)) error {
+	all, err := plantings()
+	if err != nil {
+		return err
+	}
+	for _, p := range all {
+		if err := b.weigh(ctx, name, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // weigh plants and reads, and does so again while others disturb a weight, or until tries agree on one that noise or
 // chance can spoil. Whether a try passed or failed makes no difference to whether there is another one.
-func (b *bench) weigh(ctx context.Context, section, what string, plant func(context.Context) ([]Weight, error)) error {
-	b.o.Say(section, what)
+func (b *bench) weigh(ctx context.Context, section string, p planting) error {
+	b.o.Say(section, p.what)
 	var all [][]Weight
 	for {
 		start := time.Now()
-		ws, err := b.try(ctx, section, what, plant)
+		ws, err := b.try(ctx, section, p)
 		switch {
 		case err != nil && (len(all) == 0 || ctx.Err() != nil):
 			return err
@@ -228,8 +248,7 @@ func (b *bench) weigh(ctx context.Context, section, what string, plant func(cont
 }
 
 // try weighs once, and says how much others used the machine meanwhile.
-func (b *bench) try(ctx context.Context, section, what string,
-	plant func(context.Context) ([]Weight, error)) ([]Weight, error) {
+func (b *bench) try(ctx context.Context, section string, p planting) ([]Weight, error) {
 	before, err := usage()
 	if err != nil {
 		return nil, err
@@ -239,14 +258,14 @@ func (b *bench) try(ctx context.Context, section, what string,
 		ended = wakeUps(ctx)
 	}
 	b.seen = nil
-	ws, err := plant(ctx)
+	ws, err := p.plant(ctx)
 	s, seen := ended()
 	if err = errors.Join(err, seen); err != nil {
 		var few unanswered
 		if !errors.As(err, &few) {
-			return nil, fmt.Errorf("%s: %w", what, err)
+			return nil, fmt.Errorf("%s: %w", p.what, err)
 		}
-		ws = []Weight{few.weight(what)}
+		ws = []Weight{few.weight(p.what)}
 	}
 	after, err := usage()
 	if err != nil {

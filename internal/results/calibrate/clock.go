@@ -14,23 +14,17 @@ import (
 )
 
 // clock weighs the clock that everything is timed by, and the pacer that keeps the schedule of loads.
-func (b *bench) clock(ctx context.Context) error {
-	err := b.weigh(ctx, "clock", "its rate", func(ctx context.Context) ([]Weight, error) {
+func (b *bench) clock() ([]planting, error) {
+	all := []planting{{"its rate", func(ctx context.Context) ([]Weight, error) {
 		w, seen, err := watched(func() (Weight, error) { return b.rate(ctx, b.length(5*time.Second, time.Second)) })
 		b.observe(seen)
 		return []Weight{w}, err
-	})
-	if err != nil {
-		return err
-	}
+	}}}
 	for _, rate := range []float64{100, 1000, 5000, 10000, 20000} {
-		err := b.weigh(ctx, "clock", fmt.Sprintf("the pacer at %g per second", rate),
-			func(ctx context.Context) ([]Weight, error) { return b.pacer(ctx, rate) })
-		if err != nil {
-			return err
-		}
+		all = append(all, planting{fmt.Sprintf("the pacer at %g per second", rate),
+			func(ctx context.Context) ([]Weight, error) { return b.pacer(ctx, rate) }})
 	}
-	return nil
+	return all, nil
 }
 
 // rate holds the scale's clock against the oscillator as the kernel gives it, without the corrections of network time,

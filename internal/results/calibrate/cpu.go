@@ -12,15 +12,12 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-func (b *bench) cpu(ctx context.Context) error {
+func (b *bench) cpu() (all []planting, err error) {
 	for _, share := range []float64{0.1, 0.5, 1} {
-		err := b.weigh(ctx, "cpu", fmt.Sprintf("%.0f %% of a CPU", 100*share),
-			func(ctx context.Context) ([]Weight, error) { return b.burnShare(ctx, share) })
-		if err != nil {
-			return err
-		}
+		all = append(all, planting{fmt.Sprintf("%.0f %% of a CPU", 100*share),
+			func(ctx context.Context) ([]Weight, error) { return b.burnShare(ctx, share) }})
 	}
-	return b.weigh(ctx, "cpu", "the budget under load", b.budget)
+	return append(all, planting{"the budget under load", b.budget}), nil
 }
 
 // burners runs a burner for each pin, and gives the ledger of the time in which they burned.

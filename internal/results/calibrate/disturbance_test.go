@@ -252,11 +252,11 @@ func TestFirstRequest(t *testing.T) {
 // A weight that is not judged names who is to blame, by the witness's account of its own windows.
 func TestNotJudgedNamesCulprits(t *testing.T) {
 	b := newBench()
-	err := b.weigh(t.Context(), "cpu", "a test", func(context.Context) ([]Weight, error) {
+	err := b.weigh(t.Context(), "cpu", planting{"a test", func(context.Context) ([]Weight, error) {
 		b.observe(neighbourhood())
 		allowed := Tolerance{Absolute: 0.5}
 		return []Weight{known("off", "s", 0, 1, allowed, "").fragile(), known("right", "s", 0, 0, allowed, "")}, nil
-	})
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -296,11 +296,11 @@ func TestFaultsShowBesideANeighbour(t *testing.T) {
 		b := newBench()
 		b.o.Fault = tt.fault
 		tried := 0
-		err := b.weigh(t.Context(), "bpf", "a test", func(context.Context) ([]Weight, error) {
+		err := b.weigh(t.Context(), "bpf", planting{"a test", func(context.Context) ([]Weight, error) {
 			tried++
 			b.observe(neighbourhood())
 			return tt.plant(b)
-		})
+		}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -347,13 +347,13 @@ func TestErrorsDoNotHideFailures(t *testing.T) {
 	broken := errors.New("broken")
 	b := newBench()
 	tried := 0
-	err := b.weigh(t.Context(), "cpu", "a test", func(context.Context) ([]Weight, error) {
+	err := b.weigh(t.Context(), "cpu", planting{"a test", func(context.Context) ([]Weight, error) {
 		if tried++; tried > 1 {
 			return nil, broken
 		}
 		b.observe(observed{&ledger.Noise{}, 1})
 		return []Weight{known("off", "s", 0, 1, Tolerance{Absolute: 0.5}, "").estimated()}, nil
-	})
+	}})
 	if err != nil || tried != 2 || b.report.Failed != 1 || len(b.report.Warnings) != 1 {
 		t.Errorf("%v after %d tries: %+v", err, tried, b.report)
 	}
@@ -367,7 +367,8 @@ func TestErrorsDoNotHideFailures(t *testing.T) {
 	if err := (&Report{}).excuse(nil); err != nil {
 		t.Error(err)
 	}
-	err = newBench().weigh(t.Context(), "cpu", "a test", func(context.Context) ([]Weight, error) { return nil, broken })
+	err = newBench().weigh(t.Context(), "cpu",
+		planting{"a test", func(context.Context) ([]Weight, error) { return nil, broken }})
 	if !errors.Is(err, broken) {
 		t.Errorf("nothing was weighed: %v", err)
 	}

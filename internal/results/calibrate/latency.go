@@ -124,29 +124,23 @@ func firstRequest(stall delay.Stall, from, atLeast int64, d time.Duration) int64
 	return first
 }
 
-func (b *bench) latency(ctx context.Context) error {
+func (b *bench) latency() (all []planting, err error) {
 	distributions := []string{"constant:5ms", "uniform:2ms:10ms", "two-point:5ms:20ms:0.05"}
 	if b.o.Quick {
 		distributions = distributions[1:]
 	}
 	for _, text := range distributions {
-		err := b.weigh(ctx, "latency", text, func(ctx context.Context) ([]Weight, error) { return b.delays(ctx, text) })
-		if err != nil {
-			return err
-		}
+		all = append(all, planting{text, func(ctx context.Context) ([]Weight, error) { return b.delays(ctx, text) }})
 	}
 	for _, s := range []delay.Stall{
 		{For: 10 * time.Millisecond, Every: 100 * time.Millisecond},
 		{For: 100 * time.Millisecond, Every: 500 * time.Millisecond},
 		{For: 500 * time.Millisecond, Every: time.Second},
 	} {
-		err := b.weigh(ctx, "latency", fmt.Sprintf("stalls of %v", s.For),
-			func(ctx context.Context) ([]Weight, error) { return b.stalls(ctx, s) })
-		if err != nil {
-			return err
-		}
+		all = append(all, planting{fmt.Sprintf("stalls of %v", s.For),
+			func(ctx context.Context) ([]Weight, error) { return b.stalls(ctx, s) }})
 	}
-	return nil
+	return all, nil
 }
 
 // delays compares quantiles with what they must be: the time that requests really waited in the server, plus what a

@@ -34,7 +34,7 @@ loads:
 `
 
 // noise runs an experiment of the baseline and its twin alone, and tells the smallest difference that it could see.
-func (b *bench) noise(ctx context.Context) error {
+func (b *bench) noise() ([]planting, error) {
 	blocks, d := 10, 2*time.Second
 	if b.o.Quick {
 		blocks, d = 6, 400*time.Millisecond
@@ -43,7 +43,7 @@ func (b *bench) noise(ctx context.Context) error {
 	if b.late() {
 		repeat = 0
 	}
-	return b.weigh(ctx, "noise", fmt.Sprintf("the baseline against itself, %d blocks", blocks),
+	return []planting{{fmt.Sprintf("the baseline against itself, %d blocks", blocks),
 		func(ctx context.Context) (ws []Weight, err error) {
 			s, err := spec.Parse("noise.yaml", fmt.Appendf(nil, noiseSpec, blocks, d, repeat), nil)
 			if err != nil {
@@ -64,7 +64,7 @@ func (b *bench) noise(ctx context.Context) error {
 					planted))
 			}
 			return ws, nil
-		})
+		}}}, nil
 }
 
 // experiment runs a spec in a run directory that is gone afterwards.

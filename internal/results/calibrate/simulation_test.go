@@ -41,11 +41,11 @@ func TestMajorityBySimulation(t *testing.T) {
 		passed, tried := 0.0, 0.0
 		for range runs {
 			b := newBench()
-			err := b.weigh(t.Context(), "cpu", "a test", func(context.Context) ([]Weight, error) {
+			err := b.weigh(t.Context(), "cpu", planting{"a test", func(context.Context) ([]Weight, error) {
 				tried += 1 / float64(runs)
 				b.observe(observed{seconds: 1})
 				return []Weight{c.read()}, nil
-			})
+			}})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -300,24 +300,36 @@ func scaleOf(sources []source, k key) Scale {
 	return scale
 }
 
-// effectOf is an estimate on a scale. It is false where it has no interval there.
+// on is an estimate on a scale; nil where it has no interval there.
+func on(e *analysis.Estimate, scale Scale) (of *analysis.Interval) {
+	switch {
+	case scale == Ratio:
+		of = e.Ratio
+	case scale == Value:
+		of = &e.Interval
+	case e.Difference != nil:
+		of = &e.Difference.Interval
+	}
+	if of == nil || of.Lo == nil || of.Hi == nil {
+		return nil
+	}
+	return of
+}
+
+// effectOf is the effect of an estimate on a scale. It is false where there is no interval.
 func effectOf(e *analysis.Estimate, scale Scale) (stats.Effect, bool) {
-	blocks := e.N
-	if e.Method == analysis.PooledMethod {
+	of, blocks := on(e, scale), e.N
+	switch {
+	case of == nil:
+		return stats.Effect{}, false
+	case scale == Ratio:
+		return stats.EffectOf(math.Log(of.Value), math.Log(*of.Lo), math.Log(*of.Hi), e.Difference.N)
+	case e.Method == analysis.PooledMethod:
 		blocks = e.Trials
+	case scale == Difference:
+		blocks = e.Difference.N
 	}
-	switch d := e.Difference; {
-	case scale == Ratio && e.Ratio != nil && e.Ratio.Lo != nil && e.Ratio.Hi != nil:
-		return stats.EffectOf(math.Log(e.Ratio.Value), math.Log(*e.Ratio.Lo), math.Log(*e.Ratio.Hi), d.N)
-	case scale == Difference && d != nil && d.Lo != nil && d.Hi != nil:
-		if e.Method != analysis.PooledMethod {
-			blocks = d.N
-		}
-		return stats.EffectOf(d.Value, *d.Lo, *d.Hi, blocks)
-	case scale == Value && e.Lo != nil && e.Hi != nil:
-		return stats.EffectOf(e.Value, *e.Lo, *e.Hi, blocks)
-	}
-	return stats.Effect{}, false
+	return stats.EffectOf(of.Value, *of.Lo, *of.Hi, blocks)
 }
 
 // keysOf are what both have, by metric, level, arm and component.

@@ -63,8 +63,8 @@ func Over(sources []Source, seed uint64) Course {
 		var found []effect
 		for run, s := range all {
 			for _, e := range effects([]source{s}, k, scale) {
-				lo, hi := ends(e, scale)
-				line.Points = append(line.Points, Point{run, shown(e.Value, scale), lo, hi})
+				of := on(e.of, scale)
+				line.Points = append(line.Points, Point{run, shown(e.Value, scale), *of.Lo, *of.Hi})
 				series, found = append(series, e.Value), append(found, e)
 			}
 		}
@@ -77,17 +77,6 @@ func Over(sources []Source, seed uint64) Course {
 	}
 	slices.SortStableFunc(c.Lines, func(a, b Line) int { return cmp.Compare(a.Rank, b.Rank) })
 	return c
-}
-
-// ends are those of the interval of an estimate on a scale.
-func ends(e effect, scale Scale) (lo, hi float64) {
-	switch scale {
-	case Ratio:
-		return *e.of.Ratio.Lo, *e.of.Ratio.Hi
-	case Difference:
-		return *e.of.Difference.Lo, *e.of.Difference.Hi
-	}
-	return *e.of.Lo, *e.of.Hi
 }
 
 // shown is an effect as it is given: of ratios, which are taken as logarithms, the ratio.

@@ -70,7 +70,7 @@ func (t *screen) leads(s *analysis.Summary, room int) {
 			need += 2 // to say how many more there are
 		}
 		if i > 0 && free < need {
-			t.line(fmt.Sprintf("%s: --all", quantity.Counted(left, "more answer")))
+			t.linef("%s: --all", quantity.Counted(left, "more answer"))
 			t.line("")
 			return
 		}

@@ -5,13 +5,13 @@ import (
 	"io"
 	"math"
 	"strings"
-	"time"
 
 	"tare/internal/experiment/record"
 	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
 	"tare/internal/results/comparison"
+	"time"
 )
 
 // Comparison writes what changed between runs for a terminal: first what is resolved, or else that nothing is.
@@ -195,8 +195,8 @@ func History(w io.Writer, c *comparison.Course, o Options) error {
 
 func (t *screen) history(c *comparison.Course) {
 	first, last := c.Runs[0], c.Runs[len(c.Runs)-1]
-	t.line(fmt.Sprintf("%s: %s, %s to %s", t.bold(clean(c.Experiment)), quantity.Counted(len(c.Runs), "run"),
-		first.Started.UTC().Format(time.DateOnly), last.Started.UTC().Format(time.DateOnly)))
+	t.linef("%s: %s, %s to %s", t.bold(clean(c.Experiment)), quantity.Counted(len(c.Runs), "run"),
+		first.Started.UTC().Format(time.DateOnly), last.Started.UTC().Format(time.DateOnly))
 	t.line("")
 	rows := [][]string{{"", "arm", "course", "first", "last", "shifts"}}
 	hidden := 0

@@ -46,20 +46,20 @@ func CSV(w io.Writer, s *analysis.Summary, run record.Run) error {
 	}
 	names := slices.Sorted(maps.Keys(factors))
 	head := slices.Clone(csvColumns[0])
-	head = append(head, lists.Map(names, func(name string) string { return cell("factor_" + name) })...)
+	head = append(head, lists.Map(names, func(name string) string { return text.Cell("factor_" + name) })...)
 	c := csv.NewWriter(w)
 	_ = c.Write(append(head, csvColumns[1]...)) // Error has the first error of all writing
 	for _, e := range s.Estimates {
-		r := []string{cell(s.Experiment), cell(run.ID), cell(e.Arm), cell(e.Component), cell(e.Metric), cell(e.Unit)}
-		r = append(r, lists.Map(names, func(name string) string { return cell(e.Factors[name]) })...)
+		r := []string{text.Cell(s.Experiment), text.Cell(run.ID), text.Cell(e.Arm), text.Cell(e.Component), text.Cell(e.Metric), text.Cell(e.Unit)}
+		r = append(r, lists.Map(names, func(name string) string { return text.Cell(e.Factors[name]) })...)
 		r = append(r, decimal(&e.Value), decimal(e.Lo), decimal(e.Hi), unlessZero(e.Confidence), strconv.Itoa(e.N),
-			cell(e.Method), cell(e.Withheld), cell(e.Baseline))
+			text.Cell(e.Method), text.Cell(e.Withheld), text.Cell(e.Baseline))
 		d, ratio := e.Difference, e.Ratio
 		if d == nil {
 			r = append(r, "", "", "", "", "", "", "")
 		} else {
 			r = append(r, decimal(&d.Value), decimal(d.Lo), decimal(d.Hi), unlessZero(d.Confidence),
-				strconv.FormatBool(d.Resolved), cell(d.Unresolved), decimal(d.SmallestVisible))
+				strconv.FormatBool(d.Resolved), text.Cell(d.Unresolved), decimal(d.SmallestVisible))
 		}
 		if ratio == nil {
 			r = append(r, "", "", "")
@@ -75,8 +75,6 @@ func CSV(w io.Writer, s *analysis.Summary, run record.Run) error {
 	}
 	return nil
 }
-
-func cell(s string) string { return text.Cell(s) }
 
 func decimal(v *float64) string { return formatted(v, 'g') }
 

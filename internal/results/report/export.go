@@ -11,39 +11,29 @@ import (
 func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 
 // statistic is one number of an estimate, as exports for monitoring name it.
-type statistic struct {
-	name, help string
-	of         func(*analysis.Summary, *analysis.Estimate) *float64
-}
+type statistic struct{ name, help string }
 
-// statistics are those of estimates. What is not known has no sample.
+// statistics are those of estimates.
 var statistics = []statistic{
-	{"estimate", "The value, the median over blocks or the pooled share.",
-		func(_ *analysis.Summary, e *analysis.Estimate) *float64 { return &e.Value }},
-	{"estimate_lower", "The lower end of the 95 % interval of the value.",
-		func(_ *analysis.Summary, e *analysis.Estimate) *float64 { return e.Lo }},
-	{"estimate_upper", "The upper end of the 95 % interval of the value.",
-		func(_ *analysis.Summary, e *analysis.Estimate) *float64 { return e.Hi }},
-	{"difference", "The difference to the baseline, paired by block.", ofDifference(func(d *analysis.Difference) *float64 {
-		return &d.Value
-	})},
-	{"difference_lower", "The lower end of the 95 % interval of the difference.",
-		ofDifference(func(d *analysis.Difference) *float64 { return d.Lo })},
-	{"difference_upper", "The upper end of the 95 % interval of the difference.",
-		ofDifference(func(d *analysis.Difference) *float64 { return d.Hi })},
-	{"difference_resolved", "1 where the difference is larger than noise explains, else 0.",
-		ofDifference(func(d *analysis.Difference) *float64 { return new(truth(d.Resolved)) })},
-	{"smallest_visible", "The larger of what the A/A twins show and of half the interval's width.",
-		ofDifference(func(d *analysis.Difference) *float64 { return d.SmallestVisible })},
+	{"estimate", "The value, the median over blocks or the pooled share."},
+	{"estimate_lower", "The lower end of the 95 % interval of the value."},
+	{"estimate_upper", "The upper end of the 95 % interval of the value."},
+	{"difference", "The difference to the baseline, paired by block."},
+	{"difference_lower", "The lower end of the 95 % interval of the difference."},
+	{"difference_upper", "The upper end of the 95 % interval of the difference."},
+	{"difference_resolved", "1 where the difference is larger than noise explains, else 0."},
+	{"smallest_visible", "The larger of what the A/A twins show and of half the interval's width."},
 }
 
-func ofDifference(of func(*analysis.Difference) *float64) func(*analysis.Summary, *analysis.Estimate) *float64 {
-	return func(_ *analysis.Summary, e *analysis.Estimate) *float64 {
-		if e.Difference == nil {
-			return nil
-		}
-		return of(e.Difference)
+// numbersOf are the statistics of an estimate, in their order; nil where one is not known. What is not known has no
+// sample.
+func numbersOf(e *analysis.Estimate) []*float64 {
+	numbers := make([]*float64, len(statistics))
+	numbers[0], numbers[1], numbers[2] = &e.Value, e.Lo, e.Hi
+	if d := e.Difference; d != nil {
+		copy(numbers[3:], []*float64{&d.Value, d.Lo, d.Hi, new(truth(d.Resolved)), d.SmallestVisible})
 	}
+	return numbers
 }
 
 func truth(is bool) float64 {
@@ -55,10 +45,10 @@ func truth(is bool) float64 {
 
 // exported calls with each number of a summary that may be quoted: of withheld estimates there are none.
 func exported(s *analysis.Summary, call func(statistic, *analysis.Estimate, float64)) {
-	for _, of := range statistics {
+	for n, of := range statistics {
 		for i := range s.Estimates {
 			e := &s.Estimates[i]
-			if v := of.of(s, e); e.Withheld == "" && v != nil && finite(*v) {
+			if v := numbersOf(e)[n]; e.Withheld == "" && v != nil && finite(*v) {
 				call(of, e, *v)
 			}
 		}

@@ -7,6 +7,7 @@ import (
 
 	"tare/internal/experiment/record"
 	"tare/internal/lib/quantity"
+	"tare/internal/lib/text"
 	"tare/internal/results/analysis"
 	"tare/internal/scale/ledger"
 )
@@ -84,5 +85,5 @@ func grossMarkdown(s *analysis.Summary) string {
 	for _, r := range rows {
 		table = append(table, slices.Concat([]string{r.Name, r.at()}, r.Cells))
 	}
-	return fmt.Sprintf("\n## %s\n\n%s.\n\n", grossTitle, analysis.Capital(note)) + markdownTable(table, 2)
+	return fmt.Sprintf("\n## %s\n\n%s.\n\n", grossTitle, analysis.Capital(note)) + text.MarkdownTable(table, 2)
 }

@@ -96,23 +96,23 @@ type htmlPage struct {
 	Verdicts             []checked
 	Started              string
 
-	Ladders    []ladderTable
+	Ladders    []htmlTable
 	Places     []string
 	Placements []placementTable
-	Courses    []courseTable
+	Courses    []htmlTable
 	Limits     []tableRow
 	Stairs     []tableRow
 	Waits      []tableRow
-	Events     countTable
-	Nodes      countTable
+	Events     htmlTable
+	Nodes      htmlTable
 	Ran        bool // it is known where the programs ran
 	Sections   []htmlSection
 	Folded     bool // there are tables for several levels
 	Arms       []string
-	Curves     []curveTable
+	Curves     []htmlTable
 	Sweep      bool // a factor is a number at three levels or more
 	Models     []string
-	CPU        []cpuTable
+	CPU        []htmlTable
 	Unplaced   []string
 	Memory     []tableRow
 	Gross      []tableRow
@@ -270,10 +270,10 @@ func environmentFacts(run record.Run) []fact {
 		cpu = strings.TrimPrefix(fmt.Sprintf("%s, %d CPUs", e.CPUModel, e.CPUs), ", ")
 	}
 	if e.MemoryBytes > 0 {
-		memory, swap = quantity.Value(float64(e.MemoryBytes), quantity.Bytes), "none"
+		memory, swap = inBytes(e.MemoryBytes), "none"
 	}
 	if e.SwapBytes > 0 {
-		swap = quantity.Value(float64(e.SwapBytes), quantity.Bytes)
+		swap = inBytes(e.SwapBytes)
 	}
 	all := []fact{
 		{"machine", e.Hostname}, {"CPU", cpu}, {"memory", memory}, {"swap", swap}, {"virtualization", e.Virtual},

@@ -19,8 +19,7 @@ import (
 
 // chartLimit is what the groups with a CPU limit used of it, in CPUs. What is not known is null, never 0.
 type chartLimit struct {
-	Arm       int      `json:"arm"`
-	Level     int      `json:"level"`
+	place
 	Limit     *float64 `json:"limit"`
 	Used      float64  `json:"used"`
 	Lo        *float64 `json:"lo"`
@@ -51,10 +50,9 @@ const (
 )
 
 // found is the estimate of a metric in an arm at a level; nil where there is none.
-func (m *dataMaker) found(metric string, arm, level int) *analysis.Estimate {
+func (m *dataMaker) found(metric string, at place) *analysis.Estimate {
 	return lists.Find(m.s.Estimates, func(e *analysis.Estimate) bool {
-		return e.Metric == metric && e.Component == "" && m.arms[e.Arm] == arm &&
-			m.levels[record.LevelKey(e.Factors)] == level && analysis.Usable(e.Value)
+		return e.Metric == metric && e.Component == "" && m.placeOf(e.Arm, e.Factors) == at && analysis.Usable(e.Value)
 	})
 }
 
@@ -62,7 +60,7 @@ func textOf(e *analysis.Estimate) string {
 	if e == nil {
 		return "-"
 	}
-	return analysis.Written(e.Value, e.Lo, e.Hi, e.Unit)
+	return e.Written(e.Unit)
 }
 
 // shownArms are the arms but for the twin, which shows what noise does and has no answer of its own.
@@ -76,77 +74,81 @@ func (m *dataMaker) shownArms() []int {
 	return all
 }
 
+// shownPlaces are those arms at each level, level by level.
+func (m *dataMaker) shownPlaces() (all []place) {
+	for level := range m.Levels {
+		all = append(all, lists.Map(m.shownArms(), func(arm int) place { return place{arm, level} })...)
+	}
+	return all
+}
+
 // limits draws on medians: the parts are what eBPF took by samples, split as its pooled samples are, and what that
 // leaves of what the kernel charged. Samples and charges are counted apart, so what is left can come out below 0; it
 // then takes no room.
 func (m *dataMaker) limits() {
-	for level := range m.Levels {
-		for _, arm := range m.shownArms() {
-			of := func(metric string) *analysis.Estimate { return m.found(metric, arm, level) }
-			used := of("limited_cpus")
-			if used == nil {
-				continue
-			}
-			limit, bpf, throttled := of("limit_cpus"), of("limited_bpf_cpus"), of("limited_throttled_share")
-			c := chartLimit{Arm: arm, Level: level, Used: used.Value, Lo: used.Lo, Hi: used.Hi, Text: textOf(used),
-				limit: "-", bpf: textOf(bpf), task: "-", softirq: "-", rest: "-"}
-			if limit != nil {
-				c.Limit, c.limit = &limit.Value, quantity.Value(limit.Value, limit.Unit)
-			}
-			if throttled != nil {
-				c.Throttled = textOf(throttled)
-			}
-			part := func(name string, v float64) string {
-				text := quantity.Value(v, used.Unit)
-				if v > 0 {
-					m.LimitParts = append(m.LimitParts, chartPart{arm, level, "", name, v, text})
-				}
-				return text
-			}
-			if bpf == nil {
-				part(partLimitedAll, used.Value)
-			} else {
-				c.rest = part(partLimitedApp, max(used.Value-bpf.Value, 0))
-				task, inside := of("bpf_limited_task_share"), of("bpf_limited_inside_share")
-				if task != nil && inside != nil && inside.Value > 0 {
-					of := min(task.Value/inside.Value, 1)
-					c.task, c.softirq = part(partLimitedTask, bpf.Value*of), part(partLimitedSoftirq, bpf.Value*(1-of))
-				} else {
-					part(partLimitedBPF, bpf.Value)
-				}
-			}
-			m.Limits = append(m.Limits, c)
+	for _, at := range m.shownPlaces() {
+		of := func(metric string) *analysis.Estimate { return m.found(metric, at) }
+		used := of("limited_cpus")
+		if used == nil {
+			continue
 		}
+		limit, bpf, throttled := of("limit_cpus"), of("limited_bpf_cpus"), of("limited_throttled_share")
+		c := chartLimit{place: at, Used: used.Value, Lo: used.Lo, Hi: used.Hi, Text: textOf(used),
+			limit: "-", bpf: textOf(bpf), task: "-", softirq: "-", rest: "-"}
+		if limit != nil {
+			c.Limit, c.limit = &limit.Value, quantity.Value(limit.Value, limit.Unit)
+		}
+		if throttled != nil {
+			c.Throttled = textOf(throttled)
+		}
+		part := func(name string, v float64) string {
+			text := quantity.Value(v, used.Unit)
+			m.LimitParts = addPart(m.LimitParts, at, name, v, text)
+			return text
+		}
+		if bpf == nil {
+			part(partLimitedAll, used.Value)
+		} else {
+			c.rest = part(partLimitedApp, max(used.Value-bpf.Value, 0))
+			task, inside := of("bpf_limited_task_share"), of("bpf_limited_inside_share")
+			if task != nil && inside != nil && inside.Value > 0 {
+				of := min(task.Value/inside.Value, 1)
+				c.task, c.softirq = part(partLimitedTask, bpf.Value*of), part(partLimitedSoftirq, bpf.Value*(1-of))
+			} else {
+				part(partLimitedBPF, bpf.Value)
+			}
+		}
+		m.Limits = append(m.Limits, c)
 	}
+}
+
+// addPart adds a part of a bar, unless it would take no room.
+func addPart(parts []chartPart, at place, name string, v float64, text string) []chartPart {
+	if v > 0 {
+		parts = append(parts, chartPart{at, "", name, v, text})
+	}
+	return parts
 }
 
 // ran is where the programs' run time was, by the pooled samples of each arm.
 func (m *dataMaker) ran() {
-	for level := range m.Levels {
-		for _, arm := range m.shownArms() {
-			names := []struct{ metric, part string }{{"bpf_limited_task_share", partRanTask},
-				{"bpf_limited_softirq_share", partRanSoftirq}}
-			rest := partRanOther
-			if m.found(names[0].metric, arm, level) == nil {
-				names[0].metric, names[0].part = "bpf_client_share", partRanClients
-				names[1].metric, names[1].part = "bpf_server_share", partRanServers
-				rest = partRanElse
-			}
-			first, second := m.found(names[0].metric, arm, level), m.found(names[1].metric, arm, level)
-			if first == nil || second == nil {
-				continue
-			}
-			add := func(name string, v float64, text string) {
-				if v > 0 {
-					m.Ran = append(m.Ran, chartPart{arm, level, "", name, v, text})
-				}
-			}
-			add(names[0].part, first.Value, textOf(first))
-			add(names[1].part, second.Value, textOf(second))
-			left := 1 - first.Value - second.Value
-			if left > 1e-9 {
-				add(rest, left, quantity.Value(left, quantity.Part))
-			}
+	for _, at := range m.shownPlaces() {
+		names := []struct{ metric, part string }{{"bpf_limited_task_share", partRanTask},
+			{"bpf_limited_softirq_share", partRanSoftirq}}
+		rest := partRanOther
+		if m.found(names[0].metric, at) == nil {
+			names[0].metric, names[0].part = "bpf_client_share", partRanClients
+			names[1].metric, names[1].part = "bpf_server_share", partRanServers
+			rest = partRanElse
+		}
+		first, second := m.found(names[0].metric, at), m.found(names[1].metric, at)
+		if first == nil || second == nil {
+			continue
+		}
+		m.Ran = addPart(m.Ran, at, names[0].part, first.Value, textOf(first))
+		m.Ran = addPart(m.Ran, at, names[1].part, second.Value, textOf(second))
+		if left := 1 - first.Value - second.Value; left > 1e-9 {
+			m.Ran = addPart(m.Ran, at, rest, left, quantity.Value(left, quantity.Part))
 		}
 	}
 }
@@ -170,7 +172,7 @@ func (m *dataMaker) waits() {
 
 func (d *chartData) limitTables() []tableRow {
 	return lists.Map(d.Limits, func(c chartLimit) tableRow {
-		return d.row("", place{c.Arm, c.Level}, c.limit, c.Text, cmp.Or(c.Throttled, "-"), c.bpf, c.task, c.softirq, c.rest)
+		return d.row("", c.place, c.limit, c.Text, cmp.Or(c.Throttled, "-"), c.bpf, c.task, c.softirq, c.rest)
 	})
 }
 
@@ -180,21 +182,19 @@ func (m *dataMaker) waitTables() (all []tableRow) {
 	if !probed {
 		return nil
 	}
-	for level := range m.Levels {
-		for _, arm := range m.shownArms() {
-			row := m.row("", place{arm, level})
-			for _, d := range m.run.Metrics {
-				if d.Family == longest.Family {
-					row.Cells = append(row.Cells, textOf(m.found(d.Name, arm, level)))
-				}
-			}
-			wait, waited := analysis.Largest(m.trials, longest.Name, m.Arms[arm].arm, m.Levels[level].factors)
-			if !waited {
-				continue
-			}
-			row.Cells = append(row.Cells, quantity.Value(wait, quantity.Seconds))
-			all = append(all, row)
+	for _, at := range m.shownPlaces() {
+		wait, waited := analysis.Largest(m.trials, longest.Name, m.Arms[at.Arm].arm, m.Levels[at.Level].factors)
+		if !waited {
+			continue
 		}
+		row := m.row("", at)
+		for _, d := range m.run.Metrics {
+			if d.Family == longest.Family {
+				row.Cells = append(row.Cells, textOf(m.found(d.Name, at)))
+			}
+		}
+		row.Cells = append(row.Cells, inSeconds(wait))
+		all = append(all, row)
 	}
 	return all
 }
@@ -209,14 +209,10 @@ var stairs = []struct{ name, metric string }{
 
 // chartStair is one kind of memory at one step, at one level.
 type chartStair struct {
-	Arm   int      `json:"arm"`
-	Level int      `json:"level"`
-	Kind  string   `json:"kind"`
-	Step  string   `json:"step"`
-	Value float64  `json:"value"`
-	Lo    *float64 `json:"lo"`
-	Hi    *float64 `json:"hi"`
-	Text  string   `json:"text"`
+	place
+	Kind string `json:"kind"`
+	Step string `json:"step"`
+	chartValue
 }
 
 // The steps of a trial that goes up and down.
@@ -246,8 +242,8 @@ func (m *dataMaker) upAndDown() {
 			}
 			for _, step := range steps {
 				for level := range m.Levels {
-					if e := m.found(step.metric, arm, level); e != nil {
-						m.Stairs = append(m.Stairs, chartStair{arm, level, kind.name, step.name, e.Value, e.Lo, e.Hi, textOf(e)})
+					if e := m.found(step.metric, place{arm, level}); e != nil {
+						m.Stairs = append(m.Stairs, chartStair{place{arm, level}, kind.name, step.name, valueOf(e)})
 					}
 				}
 			}
@@ -263,7 +259,7 @@ func (d *chartData) stairTables() (all []tableRow) {
 	}
 	var rows lists.Groups[kind, chartStair]
 	for _, c := range d.Stairs {
-		rows.Add(kind{c.Kind, place{c.Arm, c.Level}}, c)
+		rows.Add(kind{c.Kind, c.place}, c)
 	}
 	for of, steps := range rows.All() {
 		row := d.row(of.name, of.at, "-", "-", "-")

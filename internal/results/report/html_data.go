@@ -77,14 +77,24 @@ type chartMetric struct {
 	rank, order int
 }
 
+// place is one arm at one level.
+type place struct {
+	Arm   int `json:"arm"`
+	Level int `json:"level"`
+}
+
+// chartValue is a value with its interval, and both as text.
+type chartValue struct {
+	analysis.Interval
+	Text string `json:"text"`
+}
+
+func valueOf(e *analysis.Estimate) chartValue { return chartValue{e.Interval, textOf(e)} }
+
 type chartEstimate struct {
-	Metric   int      `json:"metric"`
-	Arm      int      `json:"arm"`
-	Level    int      `json:"level"`
-	Value    float64  `json:"value"`
-	Lo       *float64 `json:"lo"`
-	Hi       *float64 `json:"hi"`
-	Text     string   `json:"text"`
+	Metric int `json:"metric"`
+	place
+	chartValue
 	Change   *float64 `json:"change"` // to the baseline, as a part of it
 	ChangeLo *float64 `json:"changeLo"`
 	ChangeHi *float64 `json:"changeHi"`
@@ -94,19 +104,15 @@ type chartEstimate struct {
 
 // chartCurve is the latency of one arm at one level by percentile.
 type chartCurve struct {
-	Arm    int          `json:"arm"`
-	Level  int          `json:"level"`
+	place
 	Points []curvePoint `json:"points"`
 }
 
 // curvePoint is one percentile: the median over blocks of the trials' quantiles, and its paired difference to the
 // baseline.
 type curvePoint struct {
-	Q       float64  `json:"q"`
-	Value   float64  `json:"value"`
-	Lo      *float64 `json:"lo"`
-	Hi      *float64 `json:"hi"`
-	Text    string   `json:"text"`
+	Q float64 `json:"q"`
+	chartValue
 	Diff    *float64 `json:"diff"`
 	DiffLo  *float64 `json:"diffLo"`
 	DiffHi  *float64 `json:"diffHi"`
@@ -126,8 +132,7 @@ type chartModel struct {
 
 // chartPart is one part of a stacked bar: of the CPU budget as a part of the capacity, or of memory in bytes.
 type chartPart struct {
-	Arm   int     `json:"arm"`
-	Level int     `json:"level"`
+	place
 	Group string  `json:"group"` // the bar
 	Part  string  `json:"part"`
 	Value float64 `json:"value"`
@@ -136,27 +141,22 @@ type chartPart struct {
 
 // chartCPU is the whole of one arm's budget.
 type chartCPU struct {
-	Arm      int     `json:"arm"`
-	Level    int     `json:"level"`
+	place
 	Idle     float64 `json:"idle"` // as a part of the capacity
 	Capacity float64 `json:"capacity"`
 	Trials   int     `json:"trials"`
 }
 
 type chartTrial struct {
-	Index  int                `json:"index"` // from 1, as the progress of the run counts
-	Block  int                `json:"block"`
-	Arm    int                `json:"arm"`
-	Level  int                `json:"level"`
+	Index int `json:"index"` // from 1, as the progress of the run counts
+	Block int `json:"block"`
+	place
 	At     float64            `json:"at"` // seconds since the first trial began
 	Valid  bool               `json:"valid"`
 	Why    string             `json:"why"`
 	Values map[string]float64 `json:"values"` // by metric
 	Texts  map[string]string  `json:"texts"`
 }
-
-// place is one arm at one level.
-type place struct{ arm, level int }
 
 // dataMaker makes the data step by step.
 type dataMaker struct {
@@ -277,8 +277,6 @@ func (m *dataMaker) sweptFactor() string {
 	return best
 }
 
-func (m *dataMaker) place(t record.Trial) place { return m.placeOf(t.Arm, t.Factors) }
-
 func (m *dataMaker) placeOf(arm string, level map[string]string) place {
 	return place{m.arms[arm], m.levels[record.LevelKey(level)]}
 }
@@ -288,12 +286,9 @@ func (m *dataMaker) estimates() {
 		if !analysis.Usable(e.Value) || e.Component != "" {
 			continue
 		}
-		c := chartEstimate{
-			Metric: m.metric[e.Metric], Arm: m.arms[e.Arm], Level: m.levels[record.LevelKey(e.Factors)], Value: e.Value,
-			Lo: e.Lo, Hi: e.Hi, Text: textOf(&e),
-		}
+		c := chartEstimate{Metric: m.metric[e.Metric], place: m.placeOf(e.Arm, e.Factors), chartValue: valueOf(&e)}
 		if d := e.Difference; d != nil {
-			c.Resolved, c.Verdict = d.Resolved, verdict(d.Value, d.Lo, d.Hi, e.Unit, d.Unresolved)
+			c.Resolved, c.Verdict = d.Resolved, verdict(d, e.Unit)
 			if e.Arm == record.AA && d.Resolved {
 				c.Verdict += ", a false alarm"
 			}
@@ -313,10 +308,10 @@ func less1(v *float64) *float64 {
 }
 
 // verdict is a difference with what there is to say against it.
-func verdict(v float64, lo, hi *float64, unit, unresolved string) string {
-	text := analysis.Signed(v, lo, hi, unit)
-	if unresolved != "" {
-		text += ", not resolved: " + clean(unresolved)
+func verdict(d *analysis.Difference, unit string) string {
+	text := d.Signed(unit)
+	if d.Unresolved != "" {
+		text += ", not resolved: " + clean(d.Unresolved)
 	}
 	return text
 }
@@ -324,20 +319,18 @@ func verdict(v float64, lo, hi *float64, unit, unresolved string) string {
 // curves puts the curves of latency in the order of levels and arms.
 func (m *dataMaker) curves() {
 	for _, c := range analysis.Curves(m.run, m.trials) {
-		curve := chartCurve{Arm: m.arms[c.Arm], Level: m.levels[record.LevelKey(c.Factors)]}
+		curve := chartCurve{place: m.placeOf(c.Arm, c.Factors)}
 		for _, p := range c.Points {
-			point := curvePoint{Q: p.Q, Value: p.Value, Lo: p.Lo, Hi: p.Hi, Text: p.Text(), Visible: p.Visible}
+			point := curvePoint{Q: p.Q, chartValue: chartValue{p.Interval, p.Text()}, Visible: p.Visible}
 			if d := p.Difference; d != nil {
 				point.Diff, point.DiffLo, point.DiffHi = &d.Value, d.Lo, d.Hi
-				point.Verdict = verdict(d.Value, d.Lo, d.Hi, quantity.Seconds, d.Unresolved)
+				point.Verdict = verdict(d, quantity.Seconds)
 			}
 			curve.Points = append(curve.Points, point)
 		}
 		m.Curves = append(m.Curves, curve)
 	}
-	slices.SortStableFunc(m.Curves, func(a, b chartCurve) int {
-		return comparePlaces(place{a.Arm, a.Level}, place{b.Arm, b.Level})
-	})
+	slices.SortStableFunc(m.Curves, func(a, b chartCurve) int { return comparePlaces(a.place, b.place) })
 }
 
 func (m *dataMaker) models() {
@@ -364,7 +357,7 @@ func (m *dataMaker) models() {
 }
 
 func comparePlaces(a, b place) int {
-	return cmp.Or(cmp.Compare(a.level, b.level), cmp.Compare(a.arm, b.arm))
+	return cmp.Or(cmp.Compare(a.Level, b.Level), cmp.Compare(a.Arm, b.Arm))
 }
 
 // budgets are the budgets of the trials of each arm, in the order of places.
@@ -375,15 +368,14 @@ func (m *dataMaker) budgets() {
 		if b.Unplaced > 0 {
 			m.unplaced = append(m.unplaced, fmt.Sprintf(
 				"%s of eBPF time in each trial of %s stays in the parts where it ran: there are too few samples to say which",
-				quantity.Value(b.Unplaced/n, quantity.Seconds),
-				strings.TrimSuffix(m.Arms[p.arm].Name+" at "+m.Levels[p.level].Name, " at ")))
+				inSeconds(b.Unplaced/n), strings.TrimSuffix(m.Arms[p.Arm].Name+" at "+m.Levels[p.Level].Name, " at ")))
 		}
-		m.CPUSum = append(m.CPUSum, chartCPU{p.arm, p.level, b.Idle / b.Capacity, b.Capacity / n, b.Trials})
+		m.CPUSum = append(m.CPUSum, chartCPU{p, b.Idle / b.Capacity, b.Capacity / n, b.Trials})
 		for _, part := range b.Parts {
 			v := part.Seconds / b.Capacity
-			text := fmt.Sprintf("%s of capacity, %s in each trial",
-				quantity.Value(v, quantity.Part), quantity.Value(part.Seconds/n, quantity.Seconds))
-			m.CPU = append(m.CPU, chartPart{p.arm, p.level, part.Bar, part.Name, v, text})
+			text := fmt.Sprintf("%s of capacity, %s in each trial", quantity.Value(v, quantity.Part),
+				inSeconds(part.Seconds/n))
+			m.CPU = append(m.CPU, chartPart{p, part.Bar, part.Name, v, text})
 		}
 	}
 	order := func(p chartPart) int {
@@ -426,10 +418,10 @@ func (m *dataMaker) memoryParts() {
 					row.Cells = append(row.Cells, "-")
 					continue
 				}
-				text := quantity.Value(math.Round(v), quantity.Bytes)
+				text := inBytes(math.Round(v))
 				row.Cells = append(row.Cells, text)
 				if i < analysis.MemoryParts && v > 0 {
-					m.Memory = append(m.Memory, chartPart{p.arm, p.level, role.name, name, v, text})
+					m.Memory = append(m.Memory, chartPart{p, role.name, name, v, text})
 				}
 			}
 			m.memory = append(m.memory, row)
@@ -446,8 +438,7 @@ func (m *dataMaker) inTime() {
 	}
 	defined := m.run.Defined()
 	for _, t := range m.trials {
-		p := m.place(t)
-		c := chartTrial{Index: t.Index + 1, Block: t.Block + 1, Arm: p.arm, Level: p.level,
+		c := chartTrial{Index: t.Index + 1, Block: t.Block + 1, place: m.placeOf(t.Arm, t.Factors),
 			At:    t.Started.Sub(first).Seconds(),
 			Valid: t.Validity.Valid && t.Validity.Failed == "", Values: map[string]float64{}, Texts: map[string]string{}}
 		if !c.Valid {

@@ -11,13 +11,6 @@ import (
 	"tare/internal/results/analysis"
 )
 
-// countTable is a table of exact counts: what became of the events of all valid trials of an arm at a level, at one
-// node or at all. Its columns are those of the metrics that are tallies.
-type countTable struct {
-	Heads []string
-	Rows  []tableRow
-}
-
 // totalOf writes one sum; a dash where no trial has the metric.
 func totalOf(s analysis.EventSum, metric string) string {
 	v, ok := s.Total[metric]
@@ -35,10 +28,11 @@ func partOf(s analysis.EventSum, d metric.Definition) string {
 	return ""
 }
 
-// eventTable has the counts of events by arm and level, the baseline's without what only a subject has.
-func (m *dataMaker) eventTable() countTable {
+// eventTable has exact counts: what became of the events of all valid trials, by arm and level, with a column for each
+// metric that is a tally. The baseline's is without what only a subject has.
+func (m *dataMaker) eventTable() htmlTable {
 	tallies := analysis.Tallies(m.run)
-	all := countTable{Heads: []string{"trials"}}
+	all := htmlTable{Heads: []string{"trials"}}
 	for _, d := range tallies {
 		all.Heads = append(all.Heads, clean(d.Tally))
 		if d.TallyOf != "" {
@@ -47,7 +41,7 @@ func (m *dataMaker) eventTable() countTable {
 	}
 	for _, s := range analysis.EventSums(m.run, m.trials) {
 		at := m.placeOf(s.Arm, s.Factors)
-		if !slices.Contains(m.shownArms(), at.arm) {
+		if !slices.Contains(m.shownArms(), at.Arm) {
 			continue
 		}
 		row := m.row("", at, quantity.Thousands(s.Trials))
@@ -68,9 +62,9 @@ func (m *dataMaker) eventTable() countTable {
 }
 
 // nodeTable has the counts by node, of runs on many.
-func (m *dataMaker) nodeTable() countTable {
+func (m *dataMaker) nodeTable() htmlTable {
 	tallies, each := analysis.Tallies(m.run), analysis.EachNode(m.run)
-	all := countTable{Heads: []string{"trials", "failed"}}
+	all := htmlTable{Heads: []string{"trials", "failed"}}
 	all.Heads = append(all.Heads, lists.Map(tallies, func(d metric.Definition) string { return clean(d.Tally) })...)
 	all.Heads = append(all.Heads, clean(quantity.Label(each.Name))+", median", "clock known to")
 	for _, s := range analysis.NodeSums(m.run, m.trials) {

@@ -11,41 +11,39 @@ import (
 
 // The tables beside the charts: the same numbers, for who cannot see a chart or would rather read.
 
-// tableRow is a row that is of an arm at a level and, where the table has several for these, of something with a name:
-// a node, an application, a kind of memory.
+// htmlTable is a table of the page, one of several where it has a title or a level.
+type htmlTable struct {
+	Title, Level string
+	Heads        []string // of the cells
+	Rows         []tableRow
+}
+
+// tableRow is a row that is of an arm at a level, or of something with a name: a node, an application, a kind of
+// memory.
 type tableRow struct {
 	Name, Arm, Level string
+	Part             string // of what has the name
+	Note             string // what else stands in the row: the kind of a part, the half-width of the A/A twins
+	First            bool   // of the rows that belong together
 	Cells            []string
 }
 
 // row is one of something with a name, which may be empty, of an arm at a level.
 func (d *chartData) row(name string, at place, cells ...string) tableRow {
-	return tableRow{name, d.Arms[at.arm].Name, d.Levels[at.level].Name, cells}
+	return tableRow{Name: name, Arm: d.Arms[at.Arm].Name, Level: d.Levels[at.Level].Name, Cells: cells}
 }
 
 // at is the arm of a row, with the level where there is one.
 func (r tableRow) at() string { return strings.TrimSpace(r.Arm + " " + r.Level) }
 
-// curveTable is latency by percentile at one level: a column for each arm, and the half-width of the A/A twins.
-type curveTable struct {
-	Level string
-	Arms  []string
-	Rows  []curveRow
-}
-
-type curveRow struct {
-	Percentile string
-	Cells      []string
-	Visible    string
-}
-
 // percentile is q as people write it: "50 %", "99.9 %".
 func percentile(q float64) string { return fmt.Sprintf("%.6g %%", 100*q) }
 
-func (d *chartData) curveTables() []curveTable {
-	var all []curveTable
+// curveTables are latency by percentile, one for each level: a cell for each arm, and one for the half-width of the A/A
+// twins.
+func (d *chartData) curveTables() (all []htmlTable) {
 	for level := range d.Levels {
-		t := curveTable{Level: d.Levels[level].Name}
+		t := htmlTable{Level: d.Levels[level].Name}
 		cells := map[float64]map[string]string{}
 		visible := map[float64]string{}
 		for _, c := range d.Curves {
@@ -53,7 +51,7 @@ func (d *chartData) curveTables() []curveTable {
 				continue
 			}
 			arm := d.Arms[c.Arm].Name
-			t.Arms = append(t.Arms, arm)
+			t.Heads = append(t.Heads, arm)
 			for _, p := range c.Points {
 				if cells[p.Q] == nil {
 					cells[p.Q] = map[string]string{}
@@ -65,9 +63,8 @@ func (d *chartData) curveTables() []curveTable {
 			}
 		}
 		for q, of := range lists.ByKey(cells) {
-			r := curveRow{Percentile: percentile(q), Visible: visible[q]}
-			r.Cells = lists.Map(t.Arms, func(arm string) string { return of[arm] })
-			t.Rows = append(t.Rows, r)
+			t.Rows = append(t.Rows, tableRow{Name: percentile(q), Note: visible[q],
+				Cells: lists.Map(t.Heads, func(arm string) string { return of[arm] })})
 		}
 		if len(t.Rows) > 0 {
 			all = append(all, t)
@@ -76,26 +73,14 @@ func (d *chartData) curveTables() []curveTable {
 	return all
 }
 
-// cpuTable is the CPU budget at one level: a column for each arm, a row for each part.
-type cpuTable struct {
-	Level string
-	Arms  []string
-	Rows  []cpuRow
-}
-
-type cpuRow struct {
-	Bar, Part string // Bar stands on its first row only
-	Cells     []string
-}
-
-func (d *chartData) cpuTables() []cpuTable {
-	var all []cpuTable
+// cpuTables are the CPU budget, one for each level: a cell for each arm, a row for each part below its bar.
+func (d *chartData) cpuTables() (all []htmlTable) {
 	for level := range d.Levels {
-		t := cpuTable{Level: d.Levels[level].Name}
+		t := htmlTable{Level: d.Levels[level].Name}
 		var sums []chartCPU
 		for _, c := range d.CPUSum {
 			if c.Level == level {
-				t.Arms = append(t.Arms, d.Arms[c.Arm].Name)
+				t.Heads = append(t.Heads, d.Arms[c.Arm].Name)
 				sums = append(sums, c)
 			}
 		}
@@ -104,31 +89,28 @@ func (d *chartData) cpuTables() []cpuTable {
 		}
 		last := ""
 		row := func(bar, part string, of func(chartCPU) float64) {
-			r := cpuRow{Part: part}
-			if bar != last {
-				r.Bar, last = bar, bar
-			}
-			any := false
+			r := tableRow{Part: part}
+			some := false
 			for _, c := range sums {
 				v := of(c)
-				any = any || v != 0
-				r.Cells = append(r.Cells, quantity.Value(v*c.Capacity, quantity.Seconds)+" ["+quantity.Value(v,
-					quantity.Part)+"]")
+				some = some || v != 0
+				r.Cells = append(r.Cells, inSeconds(v*c.Capacity)+" ["+quantity.Value(v, quantity.Part)+"]")
 			}
-			if any {
-				t.Rows = append(t.Rows, r)
-			} else if r.Bar != "" {
-				last = "" // the next row of this bar names it
+			if !some {
+				return
 			}
+			if bar != last {
+				r.Name, last = bar, bar // on its first row only
+			}
+			t.Rows = append(t.Rows, r)
 		}
 		for _, part := range analysis.BudgetParts {
 			row(part.Bar, part.Name, func(c chartCPU) float64 {
-				for _, x := range d.CPU {
-					if x.Arm == c.Arm && x.Level == c.Level && x.Part == part.Name {
-						return x.Value
-					}
+				x := lists.Find(d.CPU, func(x *chartPart) bool { return x.place == c.place && x.Part == part.Name })
+				if x == nil {
+					return 0
 				}
-				return 0
+				return x.Value
 			})
 		}
 		row("idle", "idle", func(c chartCPU) float64 { return c.Idle })

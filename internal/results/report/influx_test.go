@@ -182,9 +182,9 @@ func FuzzInflux(f *testing.F) {
 			Experiment: factor, Question: level,
 			Verdicts: []analysis.Verdict{{Assertion: metric, Result: analysis.Holds}},
 			Estimates: []analysis.Estimate{{
-				Metric: metric, Arm: arm, Component: level, Unit: id, Value: value, Lo: &lo,
+				Metric: metric, Arm: arm, Component: level, Unit: id, Interval: analysis.Interval{Value: value, Lo: &lo},
 				Factors:    map[string]string{factor: level, arm: id},
-				Difference: &analysis.Difference{Value: lo},
+				Difference: &analysis.Difference{Interval: analysis.Interval{Value: lo}},
 			}},
 		}
 		checkInflux(t, s, run, influxPoints(t, s, run))

@@ -10,6 +10,7 @@ import (
 	"tare/internal/experiment/record"
 	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
+	"tare/internal/lib/text"
 	"tare/internal/results/analysis"
 )
 
@@ -229,7 +230,7 @@ func (m *leadMaker) cell(e *analysis.Estimate) string {
 		return "withheld"
 	}
 	text := rowOf(m.s, *e).Value
-	if d := e.Difference; d != nil && d.Lo != nil && !d.Resolved && (*d.Lo != 0 || *d.Hi != 0) && e.Arm != record.AA {
+	if d := e.Difference; d != nil && d.Lo != nil && !d.Resolved && !d.Zero() && e.Arm != record.AA {
 		m.marked = true
 		text += unresolved
 	}
@@ -278,7 +279,7 @@ func (t *screen) lead(l *leadTable) (shown []string) {
 	}
 	shown = slices.Clone(l.Metrics)
 	for _, least := range slices.Backward(l.byWeight) {
-		if total(widthsOf(lines)) <= t.wide || len(shown) == 1 {
+		if total(text.Widths(lines)) <= t.wide || len(shown) == 1 {
 			break
 		}
 		at := slices.Index(shown, least)
@@ -287,8 +288,8 @@ func (t *screen) lead(l *leadTable) (shown []string) {
 			lines[i] = slices.Delete(lines[i], at+1, at+2)
 		}
 	}
-	widths := widthsOf(lines)
-	t.line(t.bold(aligned(lines[0], widths, false)))
+	widths := text.Widths(lines)
+	t.line(t.bold(text.Aligned(lines[0], widths, false)))
 	n := 1
 	for i, level := range levels {
 		if i == len(levels)/2 && between > 0 {
@@ -298,7 +299,7 @@ func (t *screen) lead(l *leadTable) (shown []string) {
 			t.line(t.bold(level.Title))
 		}
 		for _, r := range level.Rows {
-			line := aligned(lines[n], widths, false)
+			line := text.Aligned(lines[n], widths, false)
 			if r.Part {
 				line = t.faint(line)
 			}
@@ -349,11 +350,11 @@ func leadMarkdown(l *leadTable) string {
 	if !l.Swept() {
 		left, rows = 1, lists.Map(rows, func(r []string) []string { return r[1:] })
 	}
-	text := "\n" + markdownTable(rows, left)
+	table := "\n" + text.MarkdownTable(rows, left)
 	if l.Note != "" {
-		text += "\n" + escape(l.Note) + "\n"
+		table += "\n" + escape(l.Note) + "\n"
 	}
-	return text
+	return table
 }
 
 // short is the paragraph below the table where there are many answers and all go through the metrics of an arm at a
@@ -418,9 +419,9 @@ func (l *leadTable) differences(s *analysis.Summary) string {
 				continue
 			}
 			switch d := e.Difference; {
-			case d.Value == 0 && (d.Lo == nil || *d.Lo == 0 && *d.Hi == 0):
+			case d.Value == 0 && (d.Lo == nil || d.Zero()):
 			case d.Resolved || d.Lo == nil:
-				moved = append(moved, s.ArmName(arm)+" "+analysis.Signed(d.Value, d.Lo, d.Hi, e.Unit))
+				moved = append(moved, s.ArmName(arm)+" "+d.Signed(e.Unit))
 			default:
 				open = append(open, s.ArmName(arm)+d.FoundIn(e.Unit))
 			}

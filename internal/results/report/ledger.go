@@ -54,7 +54,7 @@ func (o LedgerOptions) rows(n int) int {
 func Ledger(w io.Writer, l *ledger.Ledger, o Options) error {
 	t := newText(w, o)
 	t.titles = l.Titles()
-	t.line(t.bold("Weighed for "+quantity.Value(l.Window.Seconds, quantity.Seconds)) +
+	t.line(t.bold("Weighed for "+inSeconds(l.Window.Seconds)) +
 		fmt.Sprintf(": %s, Linux %s, %d CPUs, cgroup %s, samples by %s",
 			clean(l.Host.Hostname), clean(l.Host.Kernel), l.Host.CPUs, l.Host.CgroupMode, cmp.Or(l.Host.Sampler, "nothing")))
 	t.line("")
@@ -142,13 +142,12 @@ func BudgetParts(c ledger.CPU) []Part {
 	}
 	idle := Part{Line: "idle", Name: "idle", Seconds: c.Waited(), Sign: '.', Note: "counted"}
 	if c.IdleStolen != nil && *c.IdleStolen > 0 {
-		idle.Note = fmt.Sprintf("counted, without %s that were stolen from idle CPUs",
-			quantity.Value(*c.IdleStolen, quantity.Seconds))
+		idle.Note = fmt.Sprintf("counted, without %s that were stolen from idle CPUs", inSeconds(*c.IdleStolen))
 	}
 	left := Part{Line: "unexplained", Name: "unexplained", Seconds: c.Unexplained, Sign: '?', Note: "remainder"}
 	if c.ChargedStolen != nil && *c.ChargedStolen > 0 {
 		left.Note = fmt.Sprintf("remainder; up to %s of it may be stolen time that the kernel charged to tasks as well",
-			quantity.Value(*c.ChargedStolen, quantity.Seconds))
+			inSeconds(*c.ChargedStolen))
 	}
 	return append(parts, idle, Part{Line: "steal", Name: "steal", Seconds: c.Steal, Sign: 's', Note: "counted"}, left)
 }
@@ -157,7 +156,7 @@ func BudgetParts(c ledger.CPU) []Part {
 // not 0.
 func notSplit(line ledger.CPULine, left float64, name string, sign rune) Part {
 	p := Part{Line: line.Name, Name: name, Seconds: line.Seconds, Sign: sign, Unknown: line.Method == ledger.MethodNone}
-	took := quantity.Value(left, quantity.Seconds)
+	took := inSeconds(left)
 	if p.Unknown {
 		p.Note = took + " by the kernel's count, not split: it is inside the other lines"
 	} else {
@@ -172,17 +171,16 @@ func (t *screen) components(l *ledger.Ledger) {
 		return
 	}
 	t.line(t.bold("Components") + ": their CPU times add up to the " +
-		quantity.Value(l.CPU.Attributed, quantity.Seconds) + " on the lines above")
-	t.line(fmt.Sprintf("  %10s %14s %10s %10s %10s  %s", "CPU", "eBPF in others", "not placed", "hard mem.", "maps",
-		"component"))
+		inSeconds(l.CPU.Attributed) + " on the lines above")
+	t.linef("  %10s %14s %10s %10s %10s  %s", "CPU", "eBPF in others", "not placed", "hard mem.", "maps", "component")
 	for _, c := range l.Components {
 		name := "all that no rule names"
 		if c.Charge != "" {
 			name = clean(ChargeWords(c.Charged))
 		}
-		t.line(fmt.Sprintf("  %10s %14s %10s %10s %10s  %s", orDash(c.CPUSeconds, quantity.Seconds),
+		t.linef("  %10s %14s %10s %10s %10s  %s", orDash(c.CPUSeconds, quantity.Seconds),
 			orDash(c.BPFOthersSeconds, quantity.Seconds), orDash(c.BPFUnsplitSeconds, quantity.Seconds),
-			orDash(c.MemoryHardBytes, quantity.Bytes), orDash(c.MapBytes, quantity.Bytes), name))
+			orDash(c.MemoryHardBytes, quantity.Bytes), orDash(c.MapBytes, quantity.Bytes), name)
 	}
 	t.line("")
 }
@@ -199,24 +197,22 @@ func (t *screen) workloads(l *ledger.Ledger) {
 	for _, w := range l.Workloads {
 		t.line(grossLine(grossCells(w), clean(w.Name)))
 		if b := w.TareBPF; b != nil && b.Hi > 0 {
-			t.line(fmt.Sprintf("          tare: %s [%s, %s] in eBPF programs inside its groups, %s in groups that serve it",
-				quantity.Value(b.Value, quantity.Seconds), quantity.Value(b.Lo, quantity.Seconds),
-				quantity.Value(b.Hi, quantity.Seconds),
-				orDash(w.TareCgroupsCPU, quantity.Seconds)))
+			t.linef("          tare: %s [%s, %s] in eBPF programs inside its groups, %s in groups that serve it",
+				inSeconds(b.Value), inSeconds(b.Lo), inSeconds(b.Hi), orDash(w.TareCgroupsCPU, quantity.Seconds))
 		}
 		for _, note := range w.Notes {
 			t.wrap("          ", clean(note))
 		}
 	}
 	x := l.Tare
-	t.line(fmt.Sprintf("  tare in total: %s of CPU time, %s of hard memory", orDash(x.CPU, quantity.Seconds),
-		orDash(x.Memory, quantity.Bytes)))
+	t.linef("  tare in total: %s of CPU time, %s of hard memory", orDash(x.CPU, quantity.Seconds),
+		orDash(x.Memory, quantity.Bytes))
 	if left := x.BPFUnsplit; x.CPU != nil && left != nil && *left > 0 {
 		text := fmt.Sprintf("of that, %s by the kernel's count in eBPF programs that samples could not place",
-			quantity.Value(*left, quantity.Seconds))
+			inSeconds(*left))
 		if twice := x.CPUTwice; twice != nil && *twice > 0 {
 			text += fmt.Sprintf("; up to %s of it may have run in tare's own groups, and is then counted twice",
-				quantity.Value(*twice, quantity.Seconds))
+				inSeconds(*twice))
 		}
 		t.wrap("  ", text)
 	}
@@ -243,21 +239,21 @@ func (t *screen) noise(l *ledger.Ledger) {
 		return
 	}
 	t.line(t.bold("Noise: ") + fmt.Sprintf("%s stolen by the hypervisor (%.2f %% of the CPU time), longest "+
-		"stall %s; by %s", quantity.Value(n.StolenSeconds, quantity.Seconds),
-		100*n.StolenSeconds/max(l.CPU.Capacity, 1e-9), quantity.Value(n.LongestSeconds, quantity.Seconds), n.Witness))
+		"stall %s; by %s", inSeconds(n.StolenSeconds),
+		100*n.StolenSeconds/max(l.CPU.Capacity, 1e-9), inSeconds(n.LongestSeconds), n.Witness))
 	if n.Late > 0 {
-		t.line(fmt.Sprintf("  %d looks were late, by up to %s, though nothing was stolen: interrupts were off", n.Late,
-			quantity.Value(n.LongestLate, quantity.Seconds)))
+		t.linef("  %d looks were late, by up to %s, though nothing was stolen: interrupts were off", n.Late,
+			inSeconds(n.LongestLate))
 	}
 	longest := 0.0
 	for _, s := range n.Occupied {
 		longest = max(longest, s.Seconds)
 	}
 	if longest >= heldLong && len(n.Busiest) > 0 {
-		t.line("  a task held a CPU for up to " + quantity.Value(longest, quantity.Seconds) + "; seen running most:")
+		t.line("  a task held a CPU for up to " + inSeconds(longest) + "; seen running most:")
 		for _, o := range n.Busiest[:min(namedOccupants, len(n.Busiest))] {
-			t.line(fmt.Sprintf("  %10s  %s, process %d, in %s", quantity.Value(o.Seconds, quantity.Seconds), clean(o.Comm),
-				o.PID, cmp.Or(t.group(o.Cgroup), "an unknown group")))
+			t.linef("  %10s  %s, process %d, in %s", inSeconds(o.Seconds), clean(o.Comm), o.PID,
+				cmp.Or(t.group(o.Cgroup), "an unknown group"))
 		}
 	}
 	t.line("")
@@ -265,15 +261,15 @@ func (t *screen) noise(l *ledger.Ledger) {
 
 func (t *screen) budget(l *ledger.Ledger) {
 	parts := BudgetParts(l.CPU)
-	t.line(t.bold(fmt.Sprintf("CPU time: %s on %d CPUs", quantity.Value(l.CPU.Capacity, quantity.Seconds), l.Host.CPUs)))
+	t.line(t.bold(fmt.Sprintf("CPU time: %s on %d CPUs", inSeconds(l.CPU.Capacity), l.Host.CPUs)))
 	t.line("  [" + Bar(parts, l.CPU.Capacity, 64) + "]")
 	for _, p := range parts {
 		if p.Unknown {
-			t.line(fmt.Sprintf("  %c %-30s %10s %7s    %s", p.Sign, p.Name, "-", "-", t.faint(p.Note)))
+			t.linef("  %c %-30s %10s %7s    %s", p.Sign, p.Name, "-", "-", t.faint(p.Note))
 			continue
 		}
-		t.line(fmt.Sprintf("  %c %-30s %10s %7.2f %%  %s", p.Sign, p.Name, quantity.Value(p.Seconds, quantity.Seconds),
-			100*p.Seconds/max(l.CPU.Capacity, 1e-9), t.faint(p.Note)))
+		t.linef("  %c %-30s %10s %7.2f %%  %s", p.Sign, p.Name, inSeconds(p.Seconds),
+			100*p.Seconds/max(l.CPU.Capacity, 1e-9), t.faint(p.Note))
 	}
 	t.line("")
 }
@@ -306,15 +302,15 @@ func (t *screen) programs(l *ledger.Ledger) {
 		}
 	}
 	t.line(t.bold(fmt.Sprintf("eBPF programs: %d, of which %d ran for %s in all", len(l.Programs), ran,
-		quantity.Value(total, quantity.Seconds))))
+		inSeconds(total))))
 	if ran > 0 {
-		t.line(fmt.Sprintf("  %6s  %-16s %-18s %10s %10s %10s", "id", "name", "type", "runs/s", "per run", "run time"))
+		t.linef("  %6s  %-16s %-18s %10s %10s %10s", "id", "name", "type", "runs/s", "per run", "run time")
 	}
 	shown := t.Ledger.rows(ran)
 	for _, p := range l.Programs[:shown] {
 		t.line(fmt.Sprintf("  %6d  %-16s %-18s %10.0f %10s %10s", p.ID, clean(cmp.Or(p.Name, "(no name)")), p.Type,
 			float64(*p.RunCount)/l.Window.Seconds,
-			quantity.Value(*p.NsPerRun/1e9, quantity.Seconds), quantity.Value(*p.RunSeconds, quantity.Seconds)) +
+			inSeconds(*p.NsPerRun/1e9), inSeconds(*p.RunSeconds)) +
 			side(p.Charged))
 		for i, s := range p.Shares {
 			if i == 4 && len(p.Shares) > 5 {
@@ -322,7 +318,7 @@ func (t *screen) programs(l *ledger.Ledger) {
 				for _, s := range p.Shares[i:] {
 					rest += s.Seconds
 				}
-				t.line(fmt.Sprintf("          %5.1f %%  %s", 100*rest / *p.RunSeconds, others(len(p.Shares)-i, "place")))
+				t.linef("          %5.1f %%  %s", 100*rest / *p.RunSeconds, others(len(p.Shares)-i, "place"))
 				break
 			}
 			t.line("          " + t.share(s, *p.RunSeconds))
@@ -333,9 +329,8 @@ func (t *screen) programs(l *ledger.Ledger) {
 		for _, p := range l.Programs[shown:ran] {
 			runs, seconds = runs+*p.RunCount, seconds+*p.RunSeconds
 		}
-		t.line(fmt.Sprintf("  %6s  %-35s %10.0f %10s %10s", "", others(ran-shown, "program"),
-			float64(runs)/l.Window.Seconds, quantity.Value(seconds/float64(runs), quantity.Seconds),
-			quantity.Value(seconds, quantity.Seconds)))
+		t.linef("  %6s  %-35s %10.0f %10s %10s", "", others(ran-shown, "program"), float64(runs)/l.Window.Seconds,
+			inSeconds(seconds/float64(runs)), inSeconds(seconds))
 	}
 	t.line("")
 }
@@ -388,8 +383,7 @@ func (t *screen) maps(l *ledger.Ledger) {
 		return
 	}
 	bytes, unknown := l.MapBytes()
-	head := fmt.Sprintf("eBPF maps: %d with %s, each counted once", len(l.Maps),
-		quantity.Value(float64(bytes), quantity.Bytes))
+	head := fmt.Sprintf("eBPF maps: %d with %s, each counted once", len(l.Maps), inBytes(bytes))
 	if unknown > 0 {
 		head += fmt.Sprintf("; the size of %d is not known", unknown)
 	}
@@ -415,7 +409,7 @@ func (t *screen) maps(l *ledger.Ledger) {
 				rest = new(*m.Bytes + known.Or(rest, 0))
 			}
 		}
-		t.line(fmt.Sprintf("  %10s %s", orDash(rest, quantity.Bytes), others(len(l.Maps)-shown, "map")))
+		t.linef("  %10s %s", orDash(rest, quantity.Bytes), others(len(l.Maps)-shown, "map"))
 	}
 	t.line("")
 }
@@ -424,26 +418,29 @@ func selfLine(l *ledger.Ledger) string {
 	s := l.Self
 	out := fmt.Sprintf("%s of CPU time, setup included (%.2f %% of one CPU over the window), at most %s resident; %d "+
 		"samples, %d lost",
-		quantity.Value(s.CPUSeconds, quantity.Seconds), 100*s.CPUSeconds/max(l.Window.Seconds, 1e-9),
-		quantity.Value(float64(s.RSSBytes), quantity.Bytes), s.Samples, s.SamplesLost)
+		inSeconds(s.CPUSeconds), 100*s.CPUSeconds/max(l.Window.Seconds, 1e-9),
+		inBytes(s.RSSBytes), s.Samples, s.SamplesLost)
 	if s.BPFSeconds != nil && s.BPFBytes != nil {
-		out += fmt.Sprintf("; own eBPF %s, %s", quantity.Value(*s.BPFSeconds, quantity.Seconds),
-			quantity.Value(float64(*s.BPFBytes), quantity.Bytes))
+		out += fmt.Sprintf("; own eBPF %s, %s", inSeconds(*s.BPFSeconds), inBytes(*s.BPFBytes))
 	}
 	if s.StatsSeconds != nil {
-		out += fmt.Sprintf("; the kernel's run statistics cost the programs about %s",
-			quantity.Value(*s.StatsSeconds, quantity.Seconds))
+		out += fmt.Sprintf("; the kernel's run statistics cost the programs about %s", inSeconds(*s.StatsSeconds))
 	}
 	if s.WitnessSeconds != nil {
 		out += fmt.Sprintf("; the witness of stolen time cost about %s (%.2f %% of one CPU)",
-			quantity.Value(*s.WitnessSeconds, quantity.Seconds),
-			100**s.WitnessSeconds/max(l.Window.Seconds, 1e-9))
+			inSeconds(*s.WitnessSeconds), 100**s.WitnessSeconds/max(l.Window.Seconds, 1e-9))
 	}
 	if s.SandboxSeconds != nil && s.SmapsSeconds != nil {
 		out += fmt.Sprintf("; finding and reading sandboxes took %s of that, %s of it their resident memory",
-			quantity.Value(*s.SandboxSeconds, quantity.Seconds), quantity.Value(*s.SmapsSeconds, quantity.Seconds))
+			inSeconds(*s.SandboxSeconds), inSeconds(*s.SmapsSeconds))
 	}
 	return out + "."
+}
+
+func inSeconds(v float64) string { return quantity.Value(v, quantity.Seconds) }
+
+func inBytes[N uint64 | int64 | float64](v N) string {
+	return quantity.Value(float64(v), quantity.Bytes)
 }
 
 func orDash[N uint64 | int64 | float64](v *N, unit string) string {

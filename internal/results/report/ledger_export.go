@@ -13,6 +13,7 @@ import (
 	"tare/internal/lib/known"
 	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
+	"tare/internal/lib/text"
 	"tare/internal/scale/ledger"
 )
 
@@ -257,7 +258,7 @@ func newLedgerCSV(w io.Writer, further ...string) ledgerCSV {
 func (c ledgerCSV) add(l *ledger.Ledger, further ...string) error {
 	for _, n := range ledgerNumbers(l) {
 		row := []string{n.kind}
-		row = append(row, lists.Map(ledgerLabels, func(label string) string { return cell(n.labels[label]) })...)
+		row = append(row, lists.Map(ledgerLabels, func(label string) string { return text.Cell(n.labels[label]) })...)
 		row = append(row, n.metric, n.unit, formatted(n.value, 'f'))
 		_ = c.Write(append(row, further...))
 	}

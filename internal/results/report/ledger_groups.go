@@ -74,7 +74,6 @@ func (u *usage) compare(other *usage) int {
 // groupRow is a row of the table of groups: one group, and those that it stands for.
 type groupRow struct {
 	*ledger.Cgroup
-
 	used   usage
 	groups int  // how many it stands for, itself included
 	above  bool // groups below it are elsewhere in the table
@@ -258,15 +257,15 @@ func (r *groupRow) name(rule bool) string {
 
 func (t *screen) groups(l *ledger.Ledger) {
 	t.line(t.bold(fmt.Sprintf("Control groups: %d", len(l.Cgroups))) + ", each without those below it")
-	t.line(fmt.Sprintf("  %10s %10s %10s %10s %10s  %s", "CPU", "eBPF in it", "throttled", "hard mem.",
-		"soft mem.", "control group"))
+	t.linef("  %10s %10s %10s %10s %10s  %s", "CPU", "eBPF in it", "throttled", "hard mem.", "soft mem.",
+		"control group")
 	left := l.CPU.BPFUnsplit
 	row := func(u usage, name string) {
 		if inside := u[usedBPF]; inside != nil && *inside == 0 && left != nil && *left > 0 {
 			u[usedBPF] = nil // what could not be split may have run here
 		}
-		t.line(fmt.Sprintf("  %10s %10s %10s %10s %10s  %s", secondsOf(u[usedCPU]), secondsOf(u[usedBPF]),
-			secondsOf(u[usedThrottled]), orDash(u[usedHard], quantity.Bytes), orDash(u[usedSoft], quantity.Bytes), name))
+		t.linef("  %10s %10s %10s %10s %10s  %s", secondsOf(u[usedCPU]), secondsOf(u[usedBPF]),
+			secondsOf(u[usedThrottled]), orDash(u[usedHard], quantity.Bytes), orDash(u[usedSoft], quantity.Bytes), name)
 	}
 	rows, other, sum := NewGroupTree(l.Cgroups).rows(t.Ledger)
 	for i := range rows {
@@ -284,5 +283,5 @@ func secondsOf(ns *int64) string {
 	if ns == nil {
 		return "-"
 	}
-	return quantity.Value(float64(*ns)/1e9, quantity.Seconds)
+	return inSeconds(float64(*ns) / 1e9)
 }

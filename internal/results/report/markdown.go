@@ -81,12 +81,10 @@ func everyMetricMarkdown(b *strings.Builder, s *analysis.Summary, run record.Run
 			fmt.Fprintf(b, "\n## %s\n", escape(sec.title))
 		}
 		rows := lists.Map(slices.Concat([]row{header(s)}, sec.rows), row.cells)
-		b.WriteString("\n" + markdownTable(rows, len(rows[0])))
+		b.WriteString("\n" + text.MarkdownTable(rows, len(rows[0])))
 	}
 	b.WriteString(picturedMarkdown(s, run))
 	b.WriteString(grossMarkdown(s))
 }
-
-func markdownTable(rows [][]string, left int) string { return text.MarkdownTable(rows, left) }
 
 func escape(s string) string { return text.Markdown(s) }

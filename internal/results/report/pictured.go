@@ -9,25 +9,15 @@ import (
 
 	"tare/internal/experiment/metric"
 	"tare/internal/experiment/record"
+	"tare/internal/lib/known"
 	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
+	"tare/internal/lib/text"
 	"tare/internal/results/analysis"
 )
 
 // What any guest can have shown beside its metrics: a ladder of metrics, who is charged, and amounts over time. They
 // hang on what the record has, and on no guest's name.
-
-// ladderTable is a ladder at one level: a row for each rung, a column for each arm.
-type ladderTable struct {
-	Title, Level string
-	Arms         []string
-	Rows         []ladderRow
-}
-
-type ladderRow struct {
-	Rung  string
-	Cells []string
-}
 
 // ladders are the metrics that are rungs, by ladder, in the order in which they are defined.
 func ladders(run record.Run) (rungs lists.Groups[string, metric.Definition]) {
@@ -39,32 +29,22 @@ func ladders(run record.Run) (rungs lists.Groups[string, metric.Definition]) {
 	return rungs
 }
 
-// ladderTables are those of a run, without the twin where there are other arms.
-func ladderTables(s *analysis.Summary, run record.Run) (all []ladderTable) {
+// ladderTables are the ladders of a run, one for each level: a row for each rung, a cell for each arm, without the twin
+// where there are other arms.
+func ladderTables(s *analysis.Summary, run record.Run) (all []htmlTable) {
 	levels, arms := placesOf(s)
 	ladders := ladders(run)
 	for title, rungs := range ladders.All() {
 		for _, level := range levels {
-			t := ladderTable{Title: analysis.Capital(title), Level: s.At(level)}
-			for _, arm := range arms {
-				if slices.ContainsFunc(rungs, func(d metric.Definition) bool { return s.Find(d.Name, arm, level) != nil }) {
-					t.Arms = append(t.Arms, arm)
-				}
-			}
+			on := slices.DeleteFunc(slices.Clone(arms), func(arm string) bool {
+				return !slices.ContainsFunc(rungs, func(d metric.Definition) bool { return s.Find(d.Name, arm, level) != nil })
+			})
+			t := htmlTable{Title: analysis.Capital(title), Level: s.At(level), Heads: lists.Map(on, s.ArmName)}
 			for _, d := range rungs {
-				r := ladderRow{Rung: d.Rung}
-				some := false
-				for _, arm := range t.Arms {
-					e := s.Find(d.Name, arm, level)
-					some = some || e != nil
-					r.Cells = append(r.Cells, textOf(e))
+				found := lists.Map(on, func(arm string) *analysis.Estimate { return s.Find(d.Name, arm, level) })
+				if slices.ContainsFunc(found, func(e *analysis.Estimate) bool { return e != nil }) {
+					t.Rows = append(t.Rows, tableRow{Name: d.Rung, Cells: lists.Map(found, textOf)})
 				}
-				if some {
-					t.Rows = append(t.Rows, r)
-				}
-			}
-			for i, arm := range t.Arms {
-				t.Arms[i] = s.ArmName(arm)
 			}
 			if len(t.Rows) > 0 {
 				all = append(all, t)
@@ -181,11 +161,11 @@ func (c placementCell) String() string {
 	return c.Memory + ", " + c.CPU + " CPU"
 }
 
-// rows are those of the ladder as text, below the names of the arms.
-func (l ladderTable) rows(head string) [][]string {
-	rows := [][]string{slices.Concat([]string{head}, l.Arms)}
-	for _, r := range l.Rows {
-		rows = append(rows, slices.Concat([]string{r.Rung}, r.Cells))
+// lines are a table as text, below the heads of its cells.
+func (t htmlTable) lines(head string) [][]string {
+	rows := [][]string{slices.Concat([]string{head}, t.Heads)}
+	for _, r := range t.Rows {
+		rows = append(rows, slices.Concat([]string{r.Name}, r.Cells))
 	}
 	return rows
 }
@@ -193,7 +173,7 @@ func (l ladderTable) rows(head string) [][]string {
 // pictured writes ladders and placements for a terminal.
 func (t *screen) pictured(s *analysis.Summary, run record.Run) {
 	for _, l := range ladderTables(s, run) {
-		t.columns(l.rows(strings.TrimSpace(l.Title+" "+l.Level)), nil, true)
+		t.columns(l.lines(strings.TrimSpace(l.Title+" "+l.Level)), nil, true)
 	}
 	places, tables := placementTables(s)
 	for i, p := range tables {
@@ -212,7 +192,7 @@ func (t *screen) pictured(s *analysis.Summary, run record.Run) {
 func picturedMarkdown(s *analysis.Summary, run record.Run) string {
 	var b strings.Builder
 	for _, l := range ladderTables(s, run) {
-		fmt.Fprintf(&b, "\n## %s\n\n%s", escape(strings.TrimSpace(l.Title+" "+l.Level)), markdownTable(l.rows(""), 1))
+		fmt.Fprintf(&b, "\n## %s\n\n%s", escape(strings.TrimSpace(l.Title+" "+l.Level)), text.MarkdownTable(l.lines(""), 1))
 	}
 	places, tables := placementTables(s)
 	if len(tables) == 0 {
@@ -226,14 +206,13 @@ func picturedMarkdown(s *analysis.Summary, run record.Run) string {
 			arm = "" // which stands on its first row only
 		}
 	}
-	fmt.Fprintf(&b, "\n## Who is charged\n\n%s.\n\n%s", analysis.Capital(placedNote), markdownTable(rows, 2))
+	fmt.Fprintf(&b, "\n## Who is charged\n\n%s.\n\n%s", analysis.Capital(placedNote), text.MarkdownTable(rows, 2))
 	return b.String()
 }
 
 // chartPlaced is an amount that one place is charged, of one arm.
 type chartPlaced struct {
-	Arm   int     `json:"arm"`
-	Level int     `json:"level"`
+	place
 	Group string  `json:"group"` // what is charged, a chart of its own
 	Unit  string  `json:"unit"`
 	Place string  `json:"part"`
@@ -246,12 +225,12 @@ func (m *dataMaker) placed() {
 	places, _ := placementTables(m.s)
 	for _, p := range m.s.Placements {
 		at := m.placeOf(p.Arm, p.Factors)
-		if !slices.Contains(m.shownArms(), at.arm) {
+		if !slices.Contains(m.shownArms(), at.Arm) {
 			continue
 		}
 		add := func(what, unit, place string, v *float64) {
 			if v != nil && *v > 0 && analysis.Usable(*v) {
-				m.Placed = append(m.Placed, chartPlaced{Arm: at.arm, Level: at.level, Group: what, Unit: unit,
+				m.Placed = append(m.Placed, chartPlaced{place: at, Group: what, Unit: unit,
 					Place: clean(place), Value: *v, Text: quantity.Value(*v, unit)})
 			}
 		}
@@ -268,8 +247,7 @@ func (m *dataMaker) placed() {
 
 // chartCourse is a series of one trial of an arm, to be stacked.
 type chartCourse struct {
-	Arm     int               `json:"arm"`
-	Level   int               `json:"level"`
+	place
 	Name    string            `json:"name"`
 	Unit    string            `json:"unit"`
 	Trial   int               `json:"trial"` // from 1, as the progress of the run counts
@@ -284,27 +262,14 @@ type chartCoursePart struct {
 	Values []*float64 `json:"values"`
 }
 
-// courseTable is one series at one level: a row for each part of each arm.
-type courseTable struct {
-	Title, Level string
-	Rows         []courseRow
-}
-
-type courseRow struct {
-	Arm, Of, Kind string
-	First         bool // of its arm
-	Trial         int
-	Cells         []string // at the first moment, at the last, the largest
-}
-
 // courses are the series of all arms but the twin.
 func (m *dataMaker) courses() {
 	for _, c := range analysis.Courses(m.trials) {
 		at := m.placeOf(c.Arm, c.Factors)
-		if !slices.Contains(m.shownArms(), at.arm) {
+		if !slices.Contains(m.shownArms(), at.Arm) {
 			continue
 		}
-		one := chartCourse{Arm: at.arm, Level: at.level, Name: clean(c.Name), Unit: c.Unit, Trial: c.Index + 1, Of: c.Of,
+		one := chartCourse{place: at, Name: clean(c.Name), Unit: c.Unit, Trial: c.Index + 1, Of: c.Of,
 			Seconds: c.Seconds}
 		for _, p := range c.Parts {
 			one.Parts = append(one.Parts, chartCoursePart{clean(p.Of), clean(p.Kind), p.Values})
@@ -313,30 +278,30 @@ func (m *dataMaker) courses() {
 	}
 }
 
-// courseTables are the courses as tables, by series and level.
-func (d *chartData) courseTables() (all []courseTable) {
+// courseTables are the courses as tables, by series and level: a row for each part of each arm, with what there is at
+// the first moment, at the last, and the largest.
+func (d *chartData) courseTables() (all []htmlTable) {
 	type head struct {
 		name  string
 		level int
 	}
-	var tables lists.Groups[head, courseRow]
+	var tables lists.Groups[head, tableRow]
 	for _, c := range d.Courses {
 		for n, p := range c.Parts {
 			largest := 0.0
 			for _, v := range p.Values {
-				if v != nil {
-					largest = max(largest, *v)
-				}
+				largest = max(largest, known.Or(v, 0))
 			}
-			tables.Add(head{c.Name, c.Level}, courseRow{
-				Arm: d.Arms[c.Arm].Name, Of: p.Of, Kind: p.Kind, First: n == 0, Trial: c.Trial,
-				Cells: []string{orDash(p.Values[0], c.Unit), orDash(p.Values[len(p.Values)-1], c.Unit),
-					quantity.Value(largest, c.Unit)},
-			})
+			row := d.row("", c.place, orDash(p.Values[0], c.Unit), orDash(p.Values[len(p.Values)-1], c.Unit),
+				quantity.Value(largest, c.Unit))
+			if row.Part, row.Note = p.Of, p.Kind; n == 0 {
+				row.Name, row.First = fmt.Sprintf("%s, trial %d", row.Arm, c.Trial), true
+			}
+			tables.Add(head{c.Name, c.Level}, row)
 		}
 	}
 	for of, rows := range tables.All() {
-		all = append(all, courseTable{analysis.Capital(of.name), d.Levels[of.level].Name, rows})
+		all = append(all, htmlTable{Title: analysis.Capital(of.name), Level: d.Levels[of.level].Name, Rows: rows})
 	}
 	return all
 }

@@ -33,7 +33,9 @@ func TestPictured(t *testing.T) {
 		run.Metrics = append(run.Metrics, metric.Definition{Name: name, Unit: quantity.Seconds, Ladder: "steps", Rung: rung})
 		for _, arm := range []string{record.Direct, record.AA, "split"} {
 			s.Estimates = append(s.Estimates, analysis.Estimate{Metric: name, Unit: quantity.Seconds, Arm: arm,
-				Value: float64(i+1) * 1e-6, Lo: f(float64(i+1) * 0.9e-6), Hi: f(float64(i+1) * 1.1e-6)})
+				Interval: analysis.Interval{
+					Value: float64(i+1) * 1e-6, Lo: f(float64(i+1) * 0.9e-6), Hi: f(float64(i+1) * 1.1e-6),
+				}})
 		}
 	}
 	var terminal, markdown bytes.Buffer

@@ -3,19 +3,19 @@ package report
 import (
 	"fmt"
 	"io"
-	"time"
 
 	"tare/internal/experiment/record"
 	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
+	"time"
 )
 
 // Power writes how many blocks runs like one need, for a terminal.
 func Power(w io.Writer, p *analysis.Power, o Options) error {
 	t := newText(w, o)
-	t.line(fmt.Sprintf("%s: how many blocks detect a difference of this size in %.3g of 100 runs",
-		t.bold(clean(p.Experiment)), 100*p.Power))
+	t.linef("%s: how many blocks detect a difference of this size in %.3g of 100 runs", t.bold(clean(p.Experiment)),
+		100*p.Power)
 	t.line("")
 	head := []string{"", "at", "baseline", "so far"}
 	if len(p.Rows) > 0 {

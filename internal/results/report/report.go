@@ -94,7 +94,7 @@ func titleOf(s *analysis.Summary, e analysis.Estimate) string {
 
 func rowOf(s *analysis.Summary, e analysis.Estimate) row {
 	r := row{
-		Metric: quantity.Label(e.Metric), Arm: armOf(s, e), Value: analysis.Written(e.Value, e.Lo, e.Hi, e.Unit),
+		Metric: quantity.Label(e.Metric), Arm: armOf(s, e), Value: e.Written(e.Unit),
 		first: slices.Contains(s.Headlines, e.Metric),
 	}
 	if e.Value == 0 && e.Method == analysis.PooledMethod && e.Hi != nil {
@@ -115,7 +115,7 @@ func rowOf(s *analysis.Summary, e analysis.Estimate) row {
 		if e.Ratio != nil {
 			r.Difference += fmt.Sprintf(" (%s)", percent(e.Ratio.Value))
 		}
-	case d.Lo != nil && *d.Lo == 0 && *d.Hi == 0:
+	case d.Zero():
 		r.Difference, r.Muted = "the same", true
 	case d.Lo == nil:
 		r.Difference = quantity.DeltaValue(d.Value, e.Unit) + ", no interval"
@@ -263,7 +263,7 @@ func models(s *analysis.Summary) []string {
 		for i, t := range m.Terms {
 			matters = matters || i > 0 && t.Lo != nil && t.Hi != nil && (*t.Lo > 0 || *t.Hi < 0)
 			if i == 0 {
-				terms = append(terms, analysis.Written(t.Value, t.Lo, t.Hi, t.Unit)+" fixed")
+				terms = append(terms, t.Written(t.Unit)+" fixed")
 				continue
 			}
 			r := m.ValidRange[t.Name]
@@ -366,8 +366,8 @@ func excluded(s *analysis.Summary) []string {
 }
 
 func selfCost(s *analysis.Summary) string {
-	return fmt.Sprintf("%s of CPU time in all measured windows, %s resident at most",
-		quantity.Value(s.Self.CPUSeconds, quantity.Seconds), quantity.Value(float64(s.Self.RSSBytes), quantity.Bytes))
+	return fmt.Sprintf("%s of CPU time in all measured windows, %s resident at most", inSeconds(s.Self.CPUSeconds),
+		inBytes(s.Self.RSSBytes))
 }
 
 // environment is the machine in two lines.

@@ -66,13 +66,13 @@ func (t *screen) sandbox(s *ledger.Sandbox) {
 		if c.Processes == 0 && c.Threads == 0 {
 			cpu = "-" // memory alone
 		}
-		t.line(fmt.Sprintf("        %-10s %10s  %s", c.Component, cpu, componentMemory(c)))
+		t.linef("        %-10s %10s  %s", c.Component, cpu, componentMemory(c))
 	}
 	if len(s.ByContainer) > 1 {
 		for _, c := range s.ByContainer {
-			t.line(fmt.Sprintf("        %-10s %10s  %10s  hard memory %s, %s", "container", orDash(c.CPU, quantity.Seconds),
+			t.linef("        %-10s %10s  %10s  hard memory %s, %s", "container", orDash(c.CPU, quantity.Seconds),
 				orDash(known.As(c.Memory, func(m ledger.SandboxMemory) uint64 { return m.PSS }), quantity.Bytes),
-				orDash(c.MemoryHard, quantity.Bytes), clean(cmp.Or(c.Name, c.ID[:min(len(c.ID), 12)]))))
+				orDash(c.MemoryHard, quantity.Bytes), clean(cmp.Or(c.Name, c.ID[:min(len(c.ID), 12)])))
 		}
 	}
 	if inside, outside := s.ChargedInside, s.ChargedOutside; inside != nil || outside != nil {
@@ -86,14 +86,13 @@ func (t *screen) sandbox(s *ledger.Sandbox) {
 			without = ", without the guest's kernel"
 		}
 		t.wrap("        ", fmt.Sprintf("overhead: %s declared (%s), %s measured on the host%s",
-			quantity.Value(float64(s.Declared.MemoryBytes), quantity.Bytes), s.Declared.Source,
-			quantity.Value(float64(*s.MeasuredOverhead), quantity.Bytes), without))
+			inBytes(s.Declared.MemoryBytes), s.Declared.Source, inBytes(*s.MeasuredOverhead), without))
 	case s.MeasuredOverhead != nil && *s.MeasuredOverhead > 0 && s.Runtime != "":
-		t.line("        overhead: " + quantity.Value(float64(*s.MeasuredOverhead), quantity.Bytes) +
+		t.line("        overhead: " + inBytes(*s.MeasuredOverhead) +
 			" measured on the host; what was declared is not known here")
 	case s.Declared != nil:
 		t.wrap("        ", fmt.Sprintf("overhead: %s declared (%s); what it is was not measured",
-			quantity.Value(float64(s.Declared.MemoryBytes), quantity.Bytes), s.Declared.Source))
+			inBytes(s.Declared.MemoryBytes), s.Declared.Source))
 	}
 	for _, note := range s.Notes {
 		t.wrap("        ", note)
@@ -145,10 +144,10 @@ func componentMemory(c ledger.SandboxComponent) string {
 	}{{"anon", c.Memory.Anon}, {"file", c.Memory.File}, {"shmem", c.Memory.Shmem},
 		{"page tables", &c.Memory.PageTables}, {"swapped out", &c.Memory.Swap}} {
 		if k.bytes != nil && *k.bytes > 0 {
-			kinds = append(kinds, k.name+" "+quantity.Value(float64(*k.bytes), quantity.Bytes))
+			kinds = append(kinds, k.name+" "+inBytes(*k.bytes))
 		}
 	}
-	pss := quantity.Value(float64(c.Memory.PSS), quantity.Bytes)
+	pss := inBytes(c.Memory.PSS)
 	return fmt.Sprintf("%10s  %s  %s", pss, of, strings.Join(kinds, ", "))
 }
 
@@ -163,6 +162,6 @@ func (t *screen) findings(l *ledger.Ledger) {
 		}
 	}
 	if n > mostFindings {
-		t.line(fmt.Sprintf("  and %d more findings; --json has all", n-mostFindings))
+		t.linef("  and %d more findings; --json has all", n-mostFindings)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/charmbracelet/lipgloss"
 	"github.com/muesli/termenv"
@@ -133,10 +132,10 @@ func (t *screen) verdicts(s *analysis.Summary) {
 		return
 	}
 	cells := lists.Map(all, checked.cells)
-	widths := widthsOf(cells)
+	widths := text.Widths(cells)
 	t.line(t.bold("Assertions"))
 	for i, v := range all {
-		t.line(aligned(cells[i], widths, false))
+		t.line(text.Aligned(cells[i], widths, false))
 		if v.Why != "" {
 			t.wrap(strings.Repeat(" ", widths[0]+2), v.Why)
 		}
@@ -145,6 +144,8 @@ func (t *screen) verdicts(s *analysis.Summary) {
 }
 
 func (t *screen) line(s string) { t.b.WriteString(strings.TrimRight(s, " ") + "\n") }
+
+func (t *screen) linef(format string, args ...any) { t.line(fmt.Sprintf(format, args...)) }
 
 func (t *screen) bold(s string) string { return t.style.NewStyle().Bold(true).Render(s) }
 func (t *screen) faint(s string) string {
@@ -172,9 +173,9 @@ func (t *screen) table(head row, rows []row) {
 // columns writes rows of text in columns, the first of which is their head, and a blank line. The columns are to the
 // left, or all but the first to the right. Muted rows are fainter.
 func (t *screen) columns(rows [][]string, muted map[int]bool, right bool) {
-	widths := widthsOf(rows)
+	widths := text.Widths(rows)
 	for i, r := range rows {
-		line := aligned(r, widths, right)
+		line := text.Aligned(r, widths, right)
 		switch {
 		case i == 0:
 			line = t.bold(line)
@@ -185,13 +186,5 @@ func (t *screen) columns(rows [][]string, muted map[int]bool, right bool) {
 	}
 	t.line("")
 }
-
-func widthsOf(rows [][]string) []int { return text.Widths(rows) }
-
-func aligned(cells []string, widths []int, right bool) string {
-	return text.Aligned(cells, widths, right)
-}
-
-func width(s string) int { return utf8.RuneCountInString(s) }
 
 func clean(s string) string { return text.Clean(s) }

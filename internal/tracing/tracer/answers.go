@@ -241,7 +241,7 @@ func (p *prose) byNodes(t *analysis.Table) {
 		if model == nil || slope.Lo == nil || slope.Hi == nil {
 			continue
 		}
-		per, of := analysis.Written(slope.Value, slope.Lo, slope.Hi, model.Terms[0].Unit), model.ValidRange[factor]
+		per, of := slope.Written(model.Terms[0].Unit), model.ValidRange[factor]
 		way := "grows"
 		if slope.Value < 0 {
 			way = "falls"
@@ -320,7 +320,7 @@ func part(x, of float64) string {
 }
 
 // changeOf words a ratio to the baseline as a change in per cent: "36 % [34, 38] less".
-func changeOf(r *analysis.Ratio) string {
+func changeOf(r *analysis.Interval) string {
 	if r.Value < 1 {
 		return quantity.Interval(1-r.Value, 1-*r.Hi, 1-*r.Lo, quantity.Part) + " less"
 	}

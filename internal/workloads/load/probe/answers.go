@@ -105,6 +105,6 @@ func (p *prose) stress(t *analysis.Table, longest float64) {
 		p.Add("Throughput is %s; the difference is not resolved.", p.Say("throughput_per_second"))
 	case work.Ratio != nil:
 		p.Add("Throughput goes from %s to %s, %s of it.", analysis.Said(base), analysis.Said(work),
-			analysis.Written(work.Ratio.Value, work.Ratio.Lo, work.Ratio.Hi, quantity.Part))
+			work.Ratio.Written(quantity.Part))
 	}
 }
