@@ -19,10 +19,8 @@ type Config[C, L any] struct {
 	Addresses map[Address]*Listener[L] // who has them
 
 	options   store.Options
-	endpoints func(*mesh.Cluster) int
 	there     int // clusters
-	sum       int // endpoints of all clusters
-	plan      Plan[C, L]
+	endpoints int // of all clusters
 }
 
 // Cluster is a cluster that is there, or that the store knows for another reason: listeners name it.
@@ -54,10 +52,10 @@ func AddressOf(l *mesh.Listener) Address {
 	return Address{l.Address.Addr().As16(), l.Address.Port(), uint16(l.Protocol)}
 }
 
-// New is an empty configuration. endpoints says how many of the endpoints of a cluster count.
-func New[C, L any](o store.Options, endpoints func(*mesh.Cluster) int) Config[C, L] {
+// New is an empty configuration.
+func New[C, L any](o store.Options) Config[C, L] {
 	return Config[C, L]{Clusters: map[string]*Cluster[C]{}, Listeners: map[string]*Listener[L]{},
-		Addresses: map[Address]*Listener[L]{}, options: o.WithDefaults(), endpoints: endpoints}
+		Addresses: map[Address]*Listener[L]{}, options: o.WithDefaults()}
 }
 
 // AllEndpoints is how many endpoints a cluster has.
@@ -144,18 +142,18 @@ func (p *ListenerPlan[L]) Before() *L {
 // Moves says whether the listener has had another address.
 func (p *ListenerPlan[L]) Moves() bool { return p.Old != nil && p.Old.Address != p.At }
 
-// Plan checks a change. Its error is as store.Store.Apply says. The plan is good until the next call.
-func (c *Config[C, L]) Plan(change mesh.Change) (*Plan[C, L], error) {
-	p := &c.plan
+// Plan checks a change and makes p its plan, from which the last one goes. endpoints says how many endpoints of a
+// cluster count. The error is as store.Store.Apply says.
+func (c *Config[C, L]) Plan(p *Plan[C, L], change mesh.Change, endpoints func(*mesh.Cluster) int) error {
 	p.reset()
 	change = distinct(change)
-	if err := c.planClusters(change); err != nil {
-		return nil, err
+	if err := c.planClusters(p, change, endpoints); err != nil {
+		return err
 	}
-	if err := c.planListeners(change); err != nil {
-		return nil, err
+	if err := c.planListeners(p, change); err != nil {
+		return err
 	}
-	return p, c.addresses()
+	return c.addresses(p)
 }
 
 // reset forgets the last change.
@@ -167,9 +165,8 @@ func (p *Plan[C, L]) reset() {
 	*p = Plan[C, L]{p.Clusters[:0], p.Listeners[:0], p.GoneClusters[:0], p.GoneListeners[:0], nil}
 }
 
-func (c *Config[C, L]) planClusters(change mesh.Change) error {
-	p := &c.plan
-	there, sum, most := c.there, c.sum, int(c.options.MaxEndpoints)
+func (c *Config[C, L]) planClusters(p *Plan[C, L], change mesh.Change, endpoints func(*mesh.Cluster) int) error {
+	there, sum, most := c.there, c.endpoints, int(c.options.MaxEndpoints)
 	for _, name := range change.RemovedClusters {
 		if old := c.Clusters[name]; old != nil && old.There {
 			p.GoneClusters = append(p.GoneClusters, old)
@@ -179,7 +176,7 @@ func (c *Config[C, L]) planClusters(change mesh.Change) error {
 	}
 	over := ""
 	for _, x := range change.Clusters {
-		next := ClusterPlan[C]{Cluster: x, Old: c.Clusters[x.Name], Endpoints: c.endpoints(x)}
+		next := ClusterPlan[C]{Cluster: x, Old: c.Clusters[x.Name], Endpoints: endpoints(x)}
 		if next.Old == nil || !next.Old.There {
 			there++
 		} else {
@@ -199,8 +196,7 @@ func (c *Config[C, L]) planClusters(change mesh.Change) error {
 	return nil
 }
 
-func (c *Config[C, L]) planListeners(change mesh.Change) error {
-	p := &c.plan
+func (c *Config[C, L]) planListeners(p *Plan[C, L], change mesh.Change) error {
 	there := len(c.Listeners)
 	for _, name := range change.RemovedListeners {
 		if old := c.Listeners[name]; old != nil {
@@ -230,8 +226,7 @@ func (c *Config[C, L]) planListeners(change mesh.Change) error {
 }
 
 // addresses checks that no two listeners have the same address afterwards.
-func (c *Config[C, L]) addresses() error {
-	p := &c.plan
+func (c *Config[C, L]) addresses(p *Plan[C, L]) error {
 	p.leave(true)
 	defer p.leave(false)
 	if len(p.Listeners) > 1 {
@@ -317,7 +312,7 @@ func (c *Config[C, L]) Set(x *Cluster[C], there bool, endpoints int) {
 	} else if !there && x.There {
 		c.there--
 	}
-	c.sum += endpoints - x.Endpoints
+	c.endpoints += endpoints - x.Endpoints
 	x.There, x.Endpoints = there, endpoints
 }
 

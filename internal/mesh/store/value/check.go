@@ -77,7 +77,7 @@ func (s *values) checkClusters(p *change, r *room) error {
 	for i, c := range p.Clusters {
 		if class := s.fit[i]; class >= 0 && !s.has(class, r.takes[class]) {
 			return store.TooLarge(c.Name, "%d endpoints: the store holds %d clusters of this size, and has as many",
-				c.Endpoints, s.classes[class].capacity)
+				len(c.Targets(nil)), s.classes[class].capacity)
 		}
 	}
 	return nil

@@ -73,6 +73,7 @@ type values struct {
 	epochs []uint32 // by number of a cluster
 
 	// For one Apply, kept to be used again.
+	plan     change
 	fit      []int           // classes of the change's clusters, then of its listeners
 	names    map[string]bool // of clusters, that are new
 	targets  []mesh.Target
@@ -108,7 +109,7 @@ type (
 func open(o store.Options) (store.Store, error) {
 	o = o.WithDefaults()
 	s := &values{
-		config: plan.New[cluster, listener](o, plan.UsableEndpoints), keys: map[plan.Address]*place{},
+		config: plan.New[cluster, listener](o), keys: map[plan.Address]*place{},
 		ids: plan.NewNumbers(1, o.ClusterNumbers()), epochs: make([]uint32, o.ClusterNumbers()),
 	}
 	spec, err := loadAsk()
@@ -180,8 +181,8 @@ func (s *values) Apply(ctx context.Context, change mesh.Change) (store.Work, err
 	if err := ctx.Err(); err != nil {
 		return s.work, err
 	}
-	p, err := s.config.Plan(change)
-	if err != nil {
+	p := &s.plan
+	if err := s.config.Plan(p, change, plan.UsableEndpoints); err != nil {
 		return s.work, err
 	}
 	goFirst, err := s.check(p)
@@ -270,7 +271,7 @@ func (s *values) writeCluster(p *plan.ClusterPlan[cluster], class int) (bool, er
 	}
 	if class < 0 {
 		s.empty(c, noEndpoints)
-		s.config.Set(c, true, p.Endpoints)
+		s.config.Set(c, true, 0)
 		return true, nil
 	}
 	own := &c.Own
@@ -287,7 +288,7 @@ func (s *values) writeCluster(p *plan.ClusterPlan[cluster], class int) (bool, er
 		return false, fmt.Errorf("writing cluster %s: %w", p.Name, err)
 	}
 	s.work.Records++
-	s.config.Set(c, true, p.Endpoints)
+	s.config.Set(c, true, len(s.targets))
 	if moves {
 		s.locate(own.id, uint64(class-small+1)<<28|uint64(at.slot))
 		if own.place != nil {

@@ -57,6 +57,7 @@ type Store struct {
 	config  plan.Config[kept, kept]
 	numbers plan.Numbers // of clusters
 
+	plan   change // the last one
 	tree   records.Tree
 	counts []records.Counts // of the change's clusters, then of its listeners
 	old    []uint32
@@ -78,7 +79,7 @@ func New(k *Kernel, r Records, tops Tops, layout records.Layout, maps map[string
 	ordered bool) *Store {
 	s := &Store{
 		kernel: k, records: r, tops: tops, ordered: ordered, maps: maps,
-		config: plan.New[kept, kept](o, plan.AllEndpoints), numbers: plan.NewNumbers(0, o.ClusterNumbers()),
+		config: plan.New[kept, kept](o), numbers: plan.NewNumbers(0, o.ClusterNumbers()),
 	}
 	s.tree.Layout = layout
 	return s
@@ -127,8 +128,8 @@ func (s *Store) Apply(ctx context.Context, change mesh.Change) (store.Work, erro
 		return store.Work{}, err
 	}
 	s.kernel.Work = store.Work{}
-	p, err := s.config.Plan(change)
-	if err != nil {
+	p := &s.plan
+	if err := s.config.Plan(p, change, plan.AllEndpoints); err != nil {
 		return s.kernel.Work, err
 	}
 	if err := s.count(p); err != nil {
@@ -139,7 +140,7 @@ func (s *Store) Apply(ctx context.Context, change mesh.Change) (store.Work, erro
 	if goFirst && (len(p.GoneClusters) == 0 || !s.fits(p, true)) {
 		return s.kernel.Work, s.full(p)
 	}
-	err = s.execute(p, goFirst)
+	err := s.execute(p, goFirst)
 	s.records.Settle()
 	if err != nil {
 		s.forgetAbsent()
