@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"tare/internal/mesh"
+	"tare/internal/mesh/store/plan"
 )
 
 // Class is a size class of records.
@@ -330,14 +331,16 @@ func (t *Tree) assignment(top int32, c *mesh.Cluster) error {
 func (t *Tree) endpoint(array int32, i int, e *mesh.Endpoint) {
 	r := t.element(array, i)
 	address := t.child(r, endpointAddress, Message)
-	b := t.Bytes(address)
-	ip := e.Address.Addr().As16()
-	copy(b[addressIP:], ip[:])
-	put(b[addressProtocol:], uint32(mesh.TCP))
-	put(b[addressPort:], uint32(e.Address.Port()))
-	copy(b[addressIPv4:addressIPv4+4], ip[12:])
-	t.whole(address)
+	at := plan.Address{IP: e.Address.Addr().As16(), Port: e.Address.Port(), Protocol: uint16(mesh.TCP)}
+	t.address(address, at)
 	t.whole(r)
+}
+
+func (t *Tree) address(record int32, at plan.Address) {
+	b := t.Bytes(record)
+	PutKey(b, at)
+	copy(b[addressIPv4:addressIPv4+4], at.IP[12:])
+	t.whole(record)
 }
 
 // fit makes weights smaller where their sum is above 32 bits.
@@ -356,34 +359,22 @@ func fit(weights []uint32) {
 	}
 }
 
-// Key is the key of a listener.
-func Key(l *mesh.Listener) (key [AddressSize]byte) {
-	ip := l.Address.Addr().As16()
-	copy(key[addressIP:], ip[:])
-	put(key[addressProtocol:], uint32(l.Protocol))
-	put(key[addressPort:], uint32(l.Address.Port()))
-	return key
+// PutKey writes the key of a listener.
+func PutKey(key []byte, at plan.Address) {
+	clear(key[copy(key[addressIP:], at.IP[:]):AddressSize])
+	put(key[addressProtocol:], uint32(at.Protocol))
+	put(key[addressPort:], uint32(at.Port))
 }
 
-// Listener makes t the tree of a listener.
-func (t *Tree) Listener(l *mesh.Listener) error {
+// Listener makes t the tree of a listener with its rules (mesh.Listener.Rules).
+func (t *Tree) Listener(l *mesh.Listener, rules []mesh.Rule) error {
 	t.reset()
 	const top = 0
-	if !l.Address.IsValid() {
-		return fmt.Errorf("it has no address")
-	}
-	rules, err := l.Rules()
-	if err != nil {
-		return err
-	}
 	if err := t.text(top, listenerName, l.Name); err != nil {
 		return err
 	}
 	address := t.child(top, listenerAddress, Message)
-	key := Key(l)
-	copy(t.Bytes(address), key[:])
-	copy(t.Bytes(address)[addressIPv4:addressIPv4+4], key[addressIP+12:])
-	t.whole(address)
+	t.address(address, plan.AddressOf(l))
 	n := len(l.Chains)
 	if l.Default != nil {
 		n++

@@ -14,6 +14,7 @@ import (
 
 	"tare/internal/lib/fault"
 	"tare/internal/mesh/store"
+	"tare/internal/mesh/store/plan"
 	"tare/internal/mesh/store/records"
 	"tare/internal/mesh/store/records/keep"
 )
@@ -59,7 +60,7 @@ func open(o store.Options) (store.Store, error) {
 	k := keep.NewKernel()
 	h := &hashes{kernel: k, fifo: o.Variant == ordered}
 	for class, name := range names {
-		h.class[class] = pool{fd: maps[name].FD(), limit: entries[class]}
+		h.class[class] = pool{maps[name].FD(), plan.NewNumbers(1, entries[class]+1)}
 	}
 	tops := keep.Tops{Listeners: maps["sized_listeners"], Clusters: maps["sized_clusters"]}
 	return keep.New(k, h, tops, records.Sized, maps, o, o.Variant == ordered), nil
@@ -90,17 +91,13 @@ type hashes struct {
 
 // pool is the keys of one class. Indexes begin at 1: key 0 is no record.
 type pool struct {
-	fd    int
-	limit uint32
-	next  uint32 // all above were never used
-	free  []uint32
-	head  int // of free, for fifo
-	used  int
+	fd      int
+	indexes plan.Numbers
 }
 
 func (h *hashes) Room(need records.Counts) bool {
 	for class, n := range need {
-		if p := &h.class[class]; n > int(p.limit)-p.used {
+		if n > h.class[class].indexes.Left() {
 			return false
 		}
 	}
@@ -112,27 +109,14 @@ func (h *hashes) Hint() string {
 }
 
 func (h *hashes) Alloc(class records.Class) (uint32, error) {
-	p := &h.class[class]
-	var index uint32
-	switch n := len(p.free); {
-	case h.fifo && p.next < p.limit: // never used ones first
-		p.next++
-		index = p.next
-	case n > p.head && h.fifo:
-		index = p.free[p.head]
-		if p.head++; p.head >= 1024 && p.head > len(p.free)/2 {
-			p.free = p.free[:copy(p.free, p.free[p.head:])]
-			p.head = 0
-		}
-	case n > p.head:
-		index, p.free = p.free[n-1], p.free[:n-1]
-	case p.next < p.limit:
-		p.next++
-		index = p.next
-	default:
+	next := h.class[class].indexes.Latest
+	if h.fifo {
+		next = h.class[class].indexes.Oldest
+	}
+	index, ok := next()
+	if !ok {
 		return 0, fault.New(fault.Usage, "", h.Hint(), "no record of %d bytes is free", records.Sized[class])
 	}
-	p.used++
 	return uint32(class)<<24 | index, nil
 }
 
@@ -142,8 +126,7 @@ func (h *hashes) Write(key uint32, class records.Class, value []byte, _ bool) er
 
 func (h *hashes) Free(key uint32) error {
 	p := &h.class[key>>24]
-	p.free = append(p.free, key&maxIndex)
-	p.used--
+	p.indexes.Give(key & maxIndex)
 	return h.kernel.DeleteAt(p.fd, key)
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"tare/internal/mesh"
 	"tare/internal/mesh/store"
+	"tare/internal/mesh/store/records"
 	"tare/internal/mesh/store/records/keep"
 	"tare/test/storetest"
 )
@@ -42,6 +43,10 @@ func TestNothingIsLeft(t *testing.T) {
 			}
 			defer s.Close()
 			h := s.(*keep.Store).Records().(*hashes)
+			var left [records.Classes]int
+			for class := range h.class {
+				left[class] = h.class[class].indexes.Left()
+			}
 			for range 3 {
 				for _, change := range []mesh.Change{
 					{Clusters: []*mesh.Cluster{storetest.ClusterLoad(0)}, Listeners: []*mesh.Listener{storetest.ListenerLoad(0)}},
@@ -59,8 +64,8 @@ func TestNothingIsLeft(t *testing.T) {
 					}
 				}
 				for class := range h.class {
-					if p := &h.class[class]; p.used != 0 || int(p.next) != len(p.free)-p.head {
-						t.Errorf("%s: %d used, %d of %d free", names[class], p.used, len(p.free)-p.head, p.next)
+					if n := h.class[class].indexes.Left(); n != left[class] {
+						t.Errorf("%s: %d indexes are free, not %d", names[class], n, left[class])
 					}
 				}
 			}

@@ -9,87 +9,63 @@ import (
 	"slices"
 	"strings"
 
-	"tare/internal/lib/fault"
 	"tare/internal/mesh"
 	"tare/internal/mesh/store"
+	"tare/internal/mesh/store/plan"
 )
 
-// ruleSet is where the rules of a listener are in Store.planned.
-type ruleSet struct{ from, to int }
-
-// plan checks what can be checked before anything is written.
-func (s *Store) plan(change *mesh.Change) error {
-	for _, c := range change.Clusters {
-		if len(c.Name) > maxName {
-			return store.TooLarge(c.Name[:64], "its name has %d bytes; a name can have %d", len(c.Name), maxName)
+// checkNames finds names that are too long to be written.
+func (s *Store) checkNames() error {
+	for _, c := range s.plan.Clusters {
+		if err := checkName(c.Name); err != nil {
+			return err
 		}
 	}
-	s.rules, s.planned = s.rules[:0], s.planned[:0]
-	for _, l := range change.Listeners {
-		if len(l.Name) > maxName {
-			return store.TooLarge(l.Name[:64], "its name has %d bytes; a name can have %d", len(l.Name), maxName)
+	for _, l := range s.plan.Listeners {
+		if err := checkName(l.Name); err != nil {
+			return err
 		}
-		if !l.Address.IsValid() {
-			return fault.New(fault.Usage, l.Name, "give it one", "the listener has no address")
-		}
-		from := len(s.planned)
-		rules, err := l.Rules()
-		if err != nil {
-			return fault.New(fault.Usage, l.Name, "make it simpler", "%s", err)
-		}
-		s.planned = append(s.planned, rules...)
-		s.rules = append(s.rules, ruleSet{from, len(s.planned)})
 	}
 	return nil
 }
 
-// make builds the change into lines that no program can see. After an error what the store holds is of no use.
-func (s *Store) make(change *mesh.Change) error {
-	// What a change both gives and removes is removed.
-	gone := set(change.RemovedListeners, len(change.Listeners))
-	for _, name := range change.RemovedListeners {
-		if err := s.removeListener(name); err != nil {
-			return s.at(name, err)
-		}
+func checkName(name string) error {
+	if len(name) <= maxName {
+		return nil
 	}
-	goneClusters := set(change.RemovedClusters, len(change.Clusters))
-	for _, name := range change.RemovedClusters {
-		if err := s.removeCluster(name); err != nil {
-			return s.at(name, err)
-		}
-	}
-	over := ""
-	for _, c := range change.Clusters {
-		if goneClusters[c.Name] {
-			continue
-		}
-		if err := s.setCluster(c); err != nil {
-			return s.at(c.Name, err)
-		}
-		if over == "" && s.endpoints > uint64(s.g.options.MaxEndpoints) {
-			over = c.Name
-		}
-	}
-	if limit := s.g.options.MaxEndpoints; s.endpoints > uint64(limit) {
-		return store.TooLarge(over, "with it there are %d endpoints; the store holds %d", s.endpoints, limit)
-	}
-	// Listeners may trade addresses: all leave theirs before any takes one.
-	if len(change.Listeners) > 1 {
-		if err := s.vacate(change.Listeners); err != nil {
-			return err
-		}
-	}
-	for i, l := range change.Listeners {
-		if gone[l.Name] {
-			continue
-		}
-		if err := s.setListener(l, s.planned[s.rules[i].from:s.rules[i].to]); err != nil {
+	return store.TooLarge(name[:64], "its name has %d bytes; a name can have %d", len(name), maxName)
+}
+
+// make builds the plan into lines that no program can see. After an error what the store holds is of no use.
+func (s *Store) make() error {
+	p := &s.plan
+	for _, l := range p.GoneListeners {
+		if err := s.removeListener(l); err != nil {
 			return s.at(l.Name, err)
 		}
 	}
-	if n, limit := len(s.listeners), s.g.options.MaxListeners; n > int(limit) {
-		return store.TooLarge(change.Listeners[len(change.Listeners)-1].Name,
-			"with it there are %d listeners; the store holds %d", n, limit)
+	for _, c := range p.GoneClusters {
+		if err := s.removeCluster(c); err != nil {
+			return s.at(c.Name, err)
+		}
+	}
+	for i := range p.Clusters {
+		if err := s.setCluster(&p.Clusters[i]); err != nil {
+			return s.at(p.Clusters[i].Name, err)
+		}
+	}
+	// Listeners may trade addresses: all leave theirs before any takes one.
+	for i := range p.Listeners {
+		if l := &p.Listeners[i]; l.Moves() {
+			if err := s.leave(l.Old); err != nil {
+				return s.at(l.Name, err)
+			}
+		}
+	}
+	for i := range p.Listeners {
+		if err := s.setListener(&p.Listeners[i]); err != nil {
+			return s.at(p.Listeners[i].Name, err)
+		}
 	}
 	return nil
 }
@@ -100,17 +76,6 @@ func (s *Store) at(name string, err error) error {
 		return store.TooLarge(name, "%s", err)
 	}
 	return err
-}
-
-func set(names []string, others int) map[string]bool {
-	if len(names) == 0 || others == 0 {
-		return nil
-	}
-	m := make(map[string]bool, len(names))
-	for _, name := range names {
-		m[name] = true
-	}
-	return m
 }
 
 // leaf is a leaf of t that this change may write into.
@@ -176,9 +141,9 @@ func (s *Store) writeName(name string) (piece, error) {
 }
 
 // newCluster gives a name its slot; nothing is written yet.
-func (s *Store) newCluster(name string) (*cluster, error) {
-	n := len(s.freeSlots)
-	if n == 0 {
+func (s *Store) newCluster(name string) (*known, error) {
+	slot, ok := s.slots.Latest()
+	if !ok {
 		return nil, store.TooLarge(name, "it is the name of one cluster too many; the store holds %d, with those that "+
 			"listeners name and that do not exist", s.g.slots())
 	}
@@ -186,13 +151,12 @@ func (s *Store) newCluster(name string) (*cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &cluster{name: strings.Clone(name), slot: s.freeSlots[n-1], id: noID, text: text}
-	s.freeSlots = s.freeSlots[:n-1]
-	s.clusters[c.name] = c
+	c := s.config.Name(name)
+	c.Own = cluster{slot: slot, id: noID, text: text}
 	return c, nil
 }
 
-// replace gives a cluster lines of its own, and the caller the first of them to fill in.
+// replace gives a cluster new lines, and the caller the first of them to fill in.
 func (s *Store) replace(c *cluster, lines uint32) (words, error) {
 	line, err := s.take(lines)
 	if err != nil {
@@ -209,46 +173,32 @@ func (s *Store) replace(c *cluster, lines uint32) (words, error) {
 	return w, nil
 }
 
-func (s *Store) setCluster(x *mesh.Cluster) (err error) {
-	c := s.clusters[x.Name]
+func (s *Store) setCluster(x *plan.ClusterPlan[cluster]) (err error) {
+	c := x.Old
 	if c == nil {
 		if c, err = s.newCluster(x.Name); err != nil {
 			return err
 		}
 	}
-	if c.id == noID {
-		if s.defined == s.g.options.MaxClusters {
-			return store.TooLarge(x.Name, "with it there are %d clusters; the store holds %d", s.defined+1,
-				s.g.options.MaxClusters)
-		}
-		c.id = s.freeIDs[s.firstID]
-		s.firstID = (s.firstID + 1) % len(s.freeIDs)
-		s.idsFree--
-		s.defined++
+	if !c.There {
+		c.Own.id, _ = s.ids.Oldest() // there are more than clusters
 	}
 	s.targets = x.Targets(s.targets[:0])
 	s.weights = s.weights[:0]
-	form := uint32(endpointsOfIPv4)
+	form, words := uint32(endpointsOfIPv4), uint32(endpoint4Words)
 	for i := range s.targets {
 		s.weights = append(s.weights, s.targets[i].Weight)
 		if a := s.targets[i].Address.Addr(); !a.Is4() && !a.Is4In6() {
-			form = endpointsOfIPv6
+			form, words = endpointsOfIPv6, endpoint6Words
 		}
 	}
-	if uint64(len(s.weights)) > uint64(s.g.options.MaxEndpoints) {
-		return store.TooLarge(x.Name, "it has %d endpoints; the store holds %d", len(s.weights), s.g.options.MaxEndpoints)
-	}
 	n := uint32(len(s.weights))
-	size := n * endpoint4Words
-	if form == endpointsOfIPv6 {
-		size = n * endpoint6Words
-	}
-	w, err := s.replace(c, (clusterTable+size+lineWords-1)/lineWords)
+	size := n * words
+	w, err := s.replace(&c.Own, (clusterTable+size+lineWords-1)/lineWords)
 	if err != nil {
 		return err
 	}
-	s.endpoints += uint64(n) - uint64(c.endpoints)
-	c.endpoints = n
+	s.config.Set(c, true, len(s.targets))
 	w[clusterMax], w[clusterCount], w[clusterForm] = x.Breakers.MaxConnections, n, form
 	s.alias.Make(s.weights)
 	table := w[clusterTable:]
@@ -293,21 +243,14 @@ func (s *Store) writeIPv6(w words) {
 	}
 }
 
-func (s *Store) removeCluster(name string) error {
-	c := s.clusters[name]
-	if c == nil || c.id == noID {
-		return nil
-	}
-	s.freeIDs[(s.firstID+s.idsFree)%len(s.freeIDs)] = c.id
-	s.idsFree++
-	s.defined--
-	c.id = noID
-	s.endpoints -= uint64(c.endpoints)
-	c.endpoints = 0
-	if c.uses == 0 {
+func (s *Store) removeCluster(c *known) error {
+	s.ids.Give(c.Own.id)
+	c.Own.id = noID
+	s.config.Set(c, false, 0)
+	if c.Own.uses == 0 {
 		return s.forget(c)
 	}
-	return s.absent(c)
+	return s.absent(&c.Own)
 }
 
 // absent makes c a cluster that does not exist, and that listeners name.
@@ -320,42 +263,42 @@ func (s *Store) absent(c *cluster) error {
 	return nil
 }
 
-// forget gives back the slot of a cluster that nobody names.
-func (s *Store) forget(c *cluster) error {
-	if err := s.setSlot(c.slot, 0); err != nil {
+// forget gives back the slot of a cluster that no listener names.
+func (s *Store) forget(c *known) error {
+	if err := s.setSlot(c.Own.slot, 0); err != nil {
 		return err
 	}
-	s.drop(c.at)
-	s.drop(c.text)
-	s.freeSlots = append(s.freeSlots, c.slot)
-	delete(s.clusters, c.name)
+	s.drop(c.Own.at)
+	s.drop(c.Own.text)
+	s.slots.Give(c.Own.slot)
+	delete(s.config.Clusters, c.Name)
 	return nil
 }
 
 // use finds the cluster that a listener names.
-func (s *Store) use(name string) (*cluster, error) {
-	c := s.clusters[name]
+func (s *Store) use(name string) (*known, error) {
+	c := s.config.Clusters[name]
 	if c == nil {
-		var err error
-		if len(name) > maxName {
-			return nil, store.TooLarge(name[:64], "its name has %d bytes; a name can have %d", len(name), maxName)
+		err := checkName(name)
+		if err != nil {
+			return nil, err
 		}
 		if c, err = s.newCluster(name); err != nil {
 			return nil, err
 		}
-		if err := s.absent(c); err != nil {
+		if err := s.absent(&c.Own); err != nil {
 			return nil, err
 		}
 	}
-	c.uses++
+	c.Own.uses++
 	s.uses = append(s.uses, c)
 	return c, nil
 }
 
 // unuse lets go of clusters that a listener named.
-func (s *Store) unuse(clusters []*cluster) error {
+func (s *Store) unuse(clusters []*known) error {
 	for _, c := range clusters {
-		if c.uses--; c.uses == 0 && c.id == noID {
+		if c.Own.uses--; c.Own.uses == 0 && !c.There {
 			if err := s.forget(c); err != nil {
 				return err
 			}
@@ -364,88 +307,58 @@ func (s *Store) unuse(clusters []*cluster) error {
 	return nil
 }
 
-func (s *Store) vacate(listeners []*mesh.Listener) error {
-	for _, x := range listeners {
-		l := s.listeners[x.Name]
-		if l == nil || l.key == keyOf(x.Address, x.Protocol) {
-			continue
-		}
-		if err := s.leave(l); err != nil {
-			return s.at(x.Name, err)
-		}
-	}
-	return nil
-}
-
 // leave takes a listener off its address.
-func (s *Store) leave(l *listener) error {
-	if s.keys[l.key] != l {
+func (s *Store) leave(l *plan.Listener[listener]) error {
+	if !s.config.Leave(l) {
 		return nil
 	}
-	delete(s.keys, l.key)
-	s.count(&l.key, -1)
-	return s.setBucket(&l.key, l.at.line, 0)
+	k := keyOf(l.Address)
+	s.count(&k, -1)
+	return s.setBucket(&k, l.Own.at.line, 0)
 }
 
-func (s *Store) removeListener(name string) error {
-	l := s.listeners[name]
-	if l == nil {
-		return nil
-	}
-	delete(s.listeners, name)
-	s.drop(l.at)
-	s.drop(l.text)
+func (s *Store) removeListener(l *plan.Listener[listener]) error {
+	delete(s.config.Listeners, l.Name)
+	s.drop(l.Own.at)
+	s.drop(l.Own.text)
 	if err := s.leave(l); err != nil {
 		return err
 	}
-	return s.unuse(l.uses)
+	return s.unuse(l.Own.uses)
 }
 
-func (s *Store) setListener(x *mesh.Listener, rules []mesh.Rule) (err error) {
-	l := s.listeners[x.Name]
+func (s *Store) setListener(x *plan.ListenerPlan[listener]) (err error) {
+	l := x.Old
 	if l == nil {
-		l = &listener{name: strings.Clone(x.Name)}
-		if l.text, err = s.writeName(x.Name); err != nil {
+		l = &plan.Listener[listener]{Name: strings.Clone(x.Name)}
+		if l.Own.text, err = s.writeName(x.Name); err != nil {
 			return err
 		}
-		s.listeners[l.name] = l
 	}
-	k := keyOf(x.Address, x.Protocol)
-	if other := s.keys[k]; other != nil && other != l {
-		return fault.New(fault.Usage, x.Name, "give one of them another", "listener %s has the address %s %s too", other.name,
-			x.Protocol, x.Address)
-	}
-	line, lines, err := s.writeListener(x, &k, l.text.line, rules)
+	k := keyOf(x.At)
+	at, err := s.writeListener(x, &k, l.Own.text.line)
 	if err != nil {
 		return err
 	}
-	before := l.at.line
-	switch {
-	case s.keys[l.key] != l: // it is new, or has left its address
+	before := l.Own.at.line
+	if s.config.Addresses[x.At] != l { // it is new, or has left its address
 		before = 0
-	case l.key != k:
-		if err := s.leave(l); err != nil {
-			return err
-		}
-		before = 0
-	}
-	if before == 0 {
-		s.keys[k] = l
+		s.config.Put(l, x.At)
 		s.count(&k, 1)
 	}
-	if err := s.setBucket(&k, before, line); err != nil {
+	if err := s.setBucket(&k, before, at.line); err != nil {
 		return err
 	}
-	s.drop(l.at)
-	l.key, l.at = k, piece{line, lines}
-	l.uses, s.uses = s.uses, l.uses
+	s.drop(l.Own.at)
+	l.Own.at = at
+	l.Own.uses, s.uses = s.uses, l.Own.uses
 	return s.unuse(s.uses)
 }
 
 // writeListener writes its lines; what it names is in s.uses then.
-func (s *Store) writeListener(x *mesh.Listener, k *key, name uint32,
-	rules []mesh.Rule) (line, lines uint32, err error) {
+func (s *Store) writeListener(x *plan.ListenerPlan[listener], k *key, name uint32) (at piece, err error) {
 	s.uses = s.uses[:0]
+	rules := x.Rules
 	last := mesh.Rule{Chain: -2} // what no rule matches is refused
 	n := uint32(len(rules))
 	if n > 0 && rules[n-1].MatchesAll() {
@@ -453,30 +366,30 @@ func (s *Store) writeListener(x *mesh.Listener, k *key, name uint32,
 		n--
 		rules = rules[:n]
 	}
-	lines = 1 + n
+	at.lines = 1 + n
 	for i := range rules {
-		lines += tableLines(x, rules[i].Chain)
+		at.lines += tableLines(x.Listener, rules[i].Chain)
 	}
-	lines += tableLines(x, last.Chain)
-	if line, err = s.take(lines); err != nil {
-		return 0, 0, err
+	at.lines += tableLines(x.Listener, last.Chain)
+	if at.line, err = s.take(at.lines); err != nil {
+		return piece{}, err
 	}
-	w := s.m.at(line, lines)
+	w := s.m.at(at.line, at.lines)
 	clear(w)
 	copy(w, k.ip[:])
-	w[listenerPort], w[listenerRules], w[listenerLines], w[listenerName] = k.port, n, lines, name
+	w[listenerPort], w[listenerRules], w[listenerLines], w[listenerName] = k.port, n, at.lines, name
 	free := 1 + n
-	if free, err = s.writeTarget(w, w[listenerTarget:], x, last.Chain, free); err != nil {
-		return 0, 0, err
+	if free, err = s.writeTarget(w, w[listenerTarget:], x.Listener, last.Chain, free); err != nil {
+		return piece{}, err
 	}
 	for i := range rules {
 		r := w.at(1+uint32(i), 1)
 		writeRule(r, &rules[i])
-		if free, err = s.writeTarget(w, r[ruleTarget:], x, rules[i].Chain, free); err != nil {
-			return 0, 0, err
+		if free, err = s.writeTarget(w, r[ruleTarget:], x.Listener, rules[i].Chain, free); err != nil {
+			return piece{}, err
 		}
 	}
-	return line, lines, nil
+	return at, nil
 }
 
 // chosen are the clusters of a chain that have a weight.
@@ -510,7 +423,7 @@ func (s *Store) writeTarget(w, target words, x *mesh.Listener, chain int, free u
 	if n == 0 {
 		return free, nil
 	}
-	s.weights, s.slots = s.weights[:0], s.slots[:0]
+	s.weights, s.chosen = s.weights[:0], s.chosen[:0]
 	for _, c := range x.Chain(chain).Proxy.Clusters {
 		if c.Weight == 0 {
 			continue
@@ -519,16 +432,16 @@ func (s *Store) writeTarget(w, target words, x *mesh.Listener, chain int, free u
 		if err != nil {
 			return 0, err
 		}
-		s.weights, s.slots = append(s.weights, c.Weight), append(s.slots, used.slot)
+		s.weights, s.chosen = append(s.weights, c.Weight), append(s.chosen, used.Own.slot)
 	}
 	target[0], target[1] = n, free
 	if n == 1 {
-		target[1] = s.slots[0]
+		target[1] = s.chosen[0]
 		return free, nil
 	}
 	s.alias.Make(s.weights)
 	for i, e := 0, w[free*lineWords:]; i < int(n); i, e = i+1, e[shareWords:] {
-		e[0], e[1], e[2] = s.alias.Threshold[i], s.slots[i], s.slots[s.alias.Other[i]]
+		e[0], e[1], e[2] = s.alias.Threshold[i], s.chosen[i], s.chosen[s.alias.Other[i]]
 	}
 	return free + tableLines(x, chain), nil
 }

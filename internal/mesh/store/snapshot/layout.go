@@ -3,11 +3,10 @@ package snapshot
 import (
 	"encoding/binary"
 	"math/bits"
-	"net/netip"
 	"unsafe"
 
-	"tare/internal/mesh"
 	"tare/internal/mesh/store"
+	"tare/internal/mesh/store/plan"
 )
 
 // A configuration in lines of 64 bytes, as bpf/snapshot.h has it, with what only the writer reads: names and lengths,
@@ -153,13 +152,21 @@ type key struct {
 	port uint32 // network byte order; protocol in the upper half
 }
 
-func keyOf(a netip.AddrPort, p mesh.Protocol) (k key) {
-	ip := a.Addr().As16()
+func keyOf(a plan.Address) (k key) {
 	for i := range k.ip {
-		k.ip[i] = binary.LittleEndian.Uint32(ip[4*i:])
+		k.ip[i] = binary.LittleEndian.Uint32(a.IP[4*i:])
 	}
-	k.port = uint32(bits.ReverseBytes16(a.Port())) | uint32(p)<<16
+	k.port = uint32(bits.ReverseBytes16(a.Port)) | uint32(a.Protocol)<<16
 	return k
+}
+
+// address is what keyOf was given.
+func (k *key) address() (a plan.Address) {
+	for i, word := range k.ip {
+		binary.LittleEndian.PutUint32(a.IP[4*i:], word)
+	}
+	a.Port, a.Protocol = bits.ReverseBytes16(uint16(k.port)), uint16(k.port>>16)
+	return a
 }
 
 const mapped = 0xffff0000 // the third word of an IPv4-mapped address, in network byte order

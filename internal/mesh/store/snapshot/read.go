@@ -1,17 +1,17 @@
 package snapshot
 
+import "tare/internal/mesh/store/plan"
+
 // read reads the configuration that programs see, and says by line what it takes. It trusts the map, into which nobody
 // but this process writes.
 func (s *Store) read() (h held, taken []bool) {
-	r := reader{m: s.m, taken: make([]bool, s.g.lines), held: &h, slots: make([]*cluster, s.g.slots())}
+	r := reader{m: s.m, taken: make([]bool, s.g.lines), held: &h, slots: make([]*known, s.g.slots())}
 	r.taken[0] = true
 	h = held{
 		record:     uint32(s.m.get64(superRoot) & (maxLines - 1)),
 		slotTree:   newTree(s.g.slotLeaves),
 		bucketTree: newTree(s.g.bucketLeaves),
-		clusters:   map[string]*cluster{},
-		listeners:  map[string]*listener{},
-		keys:       map[key]*listener{},
+		config:     plan.New[cluster, listener](s.g.options),
 	}
 	if h.record != 0 {
 		root := r.claim(piece{h.record, s.g.rootLines()})
@@ -28,8 +28,8 @@ func (s *Store) read() (h held, taken []bool) {
 type reader struct {
 	*held
 	m     words
-	taken []bool     // by line
-	slots []*cluster // by slot
+	taken []bool   // by line
+	slots []*known // by slot
 }
 
 // claim takes the lines of one object.
@@ -61,7 +61,7 @@ func (r *reader) tree(t *tree, directory words) {
 
 // clusters reads those of all slots, and finds the slots and the numbers below ids that are free.
 func (r *reader) clusters(ids uint32) {
-	used := make([]bool, ids)
+	usedIDs, usedSlots := make([]bool, ids), make([]bool, len(r.slots))
 	for i, leaf := range r.slotTree.leaves {
 		if leaf.line == 0 {
 			continue
@@ -70,31 +70,18 @@ func (r *reader) clusters(ids uint32) {
 			if line == 0 {
 				continue
 			}
-			c := &cluster{slot: uint32(i*slotsPerLeaf + j)}
-			var w words
-			c.at, w = r.sized(line, clusterLines)
-			c.id, c.endpoints = w[clusterID], w[clusterCount]
-			c.name, c.text = r.name(w[clusterName])
-			if c.id != noID {
-				used[c.id] = true
-				r.defined++
+			at, w := r.sized(line, clusterLines)
+			name, text := r.name(w[clusterName])
+			c := r.config.Name(name)
+			c.Own = cluster{slot: uint32(i*slotsPerLeaf + j), id: w[clusterID], at: at, text: text}
+			if c.Own.id != noID {
+				usedIDs[c.Own.id] = true
+				r.config.Set(c, true, int(w[clusterCount]))
 			}
-			r.endpoints += uint64(c.endpoints)
-			r.held.clusters[c.name], r.slots[c.slot] = c, c
+			r.slots[c.Own.slot], usedSlots[c.Own.slot] = c, true
 		}
 	}
-	for slot := len(r.slots) - 1; slot >= 0; slot-- {
-		if r.slots[slot] == nil {
-			r.freeSlots = append(r.freeSlots, uint32(slot))
-		}
-	}
-	r.freeIDs = make([]uint32, ids)
-	for id := range ids {
-		if !used[id] {
-			r.freeIDs[r.idsFree] = id
-			r.idsFree++
-		}
-	}
+	r.held.slots, r.ids = plan.Except(usedSlots), plan.Except(usedIDs)
 }
 
 // listeners reads those of all buckets.
@@ -103,31 +90,31 @@ func (r *reader) listeners() {
 		for line := leaf.line; line != 0; {
 			bucket := r.claim(piece{line, 1})
 			for i := 0; i < bucketEntries && bucket[2*i] != 0; i++ {
-				l := r.listener(bucket[2*i])
-				r.held.listeners[l.name], r.keys[l.key] = l, l
-				r.count(&l.key, 1)
+				r.listener(bucket[2*i])
 			}
 			line = bucket[2*bucketEntries]
 		}
 	}
 }
 
-func (r *reader) listener(line uint32) *listener {
+func (r *reader) listener(line uint32) {
 	at, w := r.sized(line, listenerLines)
-	l := &listener{key: key{ip: [4]uint32(w[:4]), port: w[listenerPort]}, at: at}
-	l.name, l.text = r.name(w[listenerName])
-	r.target(l, w, w[listenerTarget:])
+	name, text := r.name(w[listenerName])
+	l := &plan.Listener[listener]{Name: name, Own: listener{at: at, text: text}}
+	r.target(&l.Own, w, w[listenerTarget:])
 	for i := range w[listenerRules] {
-		r.target(l, w, w.at(1+i, 1)[ruleTarget:])
+		r.target(&l.Own, w, w.at(1+i, 1)[ruleTarget:])
 	}
-	return l
+	k := key{ip: [4]uint32(w[:4]), port: w[listenerPort]}
+	r.config.Put(l, k.address())
+	r.count(&k, 1)
 }
 
 // target reads which clusters connections go to, by a target of the listener whose lines are w.
 func (r *reader) target(l *listener, w, target words) {
 	use := func(slot uint32) {
 		l.uses = append(l.uses, r.slots[slot])
-		r.slots[slot].uses++
+		r.slots[slot].Own.uses++
 	}
 	switch count, where := target[0], target[1]; count {
 	case 0, denied:

@@ -15,6 +15,7 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/mesh"
 	"tare/internal/mesh/store"
+	"tare/internal/mesh/store/plan"
 	"tare/test/vm/guest"
 )
 
@@ -51,15 +52,16 @@ func (s *Store) over(memory []uint64) {
 func (s *Store) text() string {
 	h, _ := s.read()
 	var lines []string
-	for name, x := range h.clusters {
+	for name, c := range h.config.Clusters {
+		x := c.Own
 		lines = append(lines, fmt.Sprintf("cluster %s %d: %v", name, x.id, s.m.at(x.at.line, x.at.lines)[clusterTable:]))
 	}
-	for name, x := range h.listeners {
+	for name, x := range h.config.Listeners {
 		var uses []string
-		for _, c := range x.uses {
-			uses = append(uses, c.name)
+		for _, c := range x.Own.uses {
+			uses = append(uses, c.Name)
 		}
-		lines = append(lines, fmt.Sprintf("listener %s %v: %v", name, x.key, uses))
+		lines = append(lines, fmt.Sprintf("listener %s %v: %v", name, x.Address, uses))
 	}
 	slices.Sort(lines)
 	return fmt.Sprintf("generation %d\n%s", h.generation, strings.Join(lines, "\n"))
@@ -80,13 +82,6 @@ func (s *Store) sound(t testing.TB) {
 	}
 	was := s.held
 	sorted := func(h *held) {
-		slices.Sort(h.freeSlots)
-		ids := []uint32{}
-		for i := range h.idsFree {
-			ids = append(ids, h.freeIDs[(h.firstID+i)%len(h.freeIDs)])
-		}
-		slices.Sort(ids)
-		h.freeIDs, h.firstID = ids, 0
 		for _, tree := range []*tree{&h.slotTree, &h.bucketTree} {
 			for _, nodes := range [][]node{tree.branches, tree.leaves} {
 				for i := range nodes {
@@ -94,41 +89,59 @@ func (s *Store) sound(t testing.TB) {
 				}
 			}
 		}
-		for _, l := range h.listeners {
-			l.uses = slices.Clip(l.uses)
-			slices.SortFunc(l.uses, func(a, b *cluster) int { return int(a.slot) - int(b.slot) })
-			if len(l.uses) == 0 {
-				l.uses = nil
+		for _, l := range h.config.Listeners {
+			own := &l.Own
+			own.uses = slices.Clip(own.uses)
+			slices.SortFunc(own.uses, func(a, b *known) int { return int(a.Own.slot) - int(b.Own.slot) })
+			if len(own.uses) == 0 {
+				own.uses = nil
 			}
 		}
 	}
 	was.slotTree = tree{slices.Clone(was.slotTree.branches), slices.Clone(was.slotTree.leaves)}
 	was.bucketTree = tree{slices.Clone(was.bucketTree.branches), slices.Clone(was.bucketTree.leaves)}
-	was.freeSlots = slices.Clone(was.freeSlots)
 	sorted(&was)
 	sorted(&now)
+	if a, b := left(was.slots), left(now.slots); !slices.Equal(a, b) {
+		t.Fatalf("the store knows of the free slots %v, but the map has %v", a, b)
+	}
+	if a, b := left(was.ids), left(now.ids); !slices.Equal(a, b) {
+		t.Fatalf("the store knows of the free numbers %v, but the map has %v", a, b)
+	}
+	was.slots, was.ids, now.slots, now.ids = plan.Numbers{}, plan.Numbers{}, plan.Numbers{}, plan.Numbers{}
 	if !reflect.DeepEqual(was, now) {
 		t.Fatalf("the store knows\n%+v\nbut the map holds\n%+v", was, now)
 	}
 	s.findable(t)
 }
 
+// left are the numbers that can be handed out.
+func left(n plan.Numbers) (all []uint32) {
+	for n.Left() > 0 {
+		x, _ := n.Latest()
+		all = append(all, x)
+	}
+	slices.Sort(all)
+	return all
+}
+
 // findable fails unless listeners are where programs look for them, and alias tables lead nowhere but to what is there.
 func (s *Store) findable(t testing.TB) {
 	t.Helper()
-	for _, l := range s.listeners {
-		hash, found := l.key.hash(s.seed), false
+	for _, l := range s.config.Listeners {
+		k := keyOf(l.Address)
+		hash, found := k.hash(s.seed), false
 		for line := s.bucketTree.leaves[uint32(hash)&s.g.mask()].line; line != 0; {
 			b := s.m.at(line, 1)
 			for i := range bucketEntries {
-				found = found || b[2*i] == l.at.line && b[2*i+1] == uint32(hash>>32)
+				found = found || b[2*i] == l.Own.at.line && b[2*i+1] == uint32(hash>>32)
 			}
 			line = b[2*bucketEntries]
 		}
 		if !found {
-			t.Fatalf("listener %s is not where programs look for it", l.name)
+			t.Fatalf("listener %s is not where programs look for it", l.Name)
 		}
-		w := s.m.at(l.at.line, l.at.lines)
+		w := s.m.at(l.Own.at.line, l.Own.at.lines)
 		for i := range 1 + w[listenerRules] {
 			target := w[listenerTarget:]
 			if i > 0 {
@@ -140,18 +153,18 @@ func (s *Store) findable(t testing.TB) {
 				}
 				share := w[target[1]*lineWords+j*shareWords:]
 				for _, slot := range []uint32{share[1], share[2]} {
-					if !slices.ContainsFunc(l.uses, func(c *cluster) bool { return c.slot == slot }) {
-						t.Fatalf("listener %s names no cluster with slot %d", l.name, slot)
+					if !slices.ContainsFunc(l.Own.uses, func(c *known) bool { return c.Own.slot == slot }) {
+						t.Fatalf("listener %s names no cluster with slot %d", l.Name, slot)
 					}
 				}
 			}
 		}
 	}
-	for _, c := range s.clusters {
-		w := s.m.at(c.at.line, c.at.lines)
+	for _, c := range s.config.Clusters {
+		w := s.m.at(c.Own.at.line, c.Own.at.lines)
 		for i := range w[clusterCount] {
 			if w[clusterForm] == endpointsOfIPv6 && w[clusterTable+i*endpoint6Words+6] >= w[clusterCount] {
-				t.Fatalf("endpoint %d of cluster %s is none", i, c.name)
+				t.Fatalf("endpoint %d of cluster %s is none", i, c.Name)
 			}
 		}
 	}
@@ -230,19 +243,20 @@ func TestSound(t *testing.T) {
 	mustApply(t, s, mesh.Change{Listeners: []*mesh.Listener{testListener("l1", at(2), "b"),
 		testListener("l2", at(1), "a")}})
 	s.sound(t)
-	if s.keys[keyOf(at(1), mesh.TCP)].name != "l2" || s.keys[keyOf(at(2), mesh.TCP)].name != "l1" {
+	owner := func(i int) string { return s.config.Addresses[plan.AddressOf(testListener("", at(i)))].Name }
+	if owner(1) != "l2" || owner(2) != "l1" {
 		t.Error("the addresses were not traded")
 	}
 	// One takes the address of another that goes.
 	mustApply(t, s, mesh.Change{Listeners: []*mesh.Listener{testListener("l3", at(4), "new")},
 		RemovedListeners: []string{"l4", "not there"}, RemovedClusters: []string{"b", "not there"}})
 	s.sound(t)
-	for name := range maps.Keys(s.listeners) {
+	for name := range maps.Keys(s.config.Listeners) {
 		mustApply(t, s, mesh.Change{RemovedListeners: []string{name}})
 	}
-	mustApply(t, s, mesh.Change{RemovedClusters: slices.Collect(maps.Keys(s.clusters))})
+	mustApply(t, s, mesh.Change{RemovedClusters: slices.Collect(maps.Keys(s.config.Clusters))})
 	s.sound(t)
-	if len(s.clusters)+len(s.listeners)+len(s.keys) != 0 {
+	if len(s.config.Clusters)+len(s.config.Listeners)+len(s.config.Addresses) != 0 {
 		t.Errorf("something is left: %+v", s.held)
 	}
 }

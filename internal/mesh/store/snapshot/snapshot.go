@@ -22,6 +22,7 @@ import (
 	"tare/internal/mesh"
 	"tare/internal/mesh/store"
 	"tare/internal/mesh/store/alias"
+	"tare/internal/mesh/store/plan"
 )
 
 func init() {
@@ -65,11 +66,10 @@ type Store struct {
 	// Room for what a change needs in between.
 	targets []mesh.Target
 	weights []uint32
-	slots   []uint32
+	chosen  []uint32 // slots
 	alias   alias.Table
-	rules   []ruleSet
-	planned []mesh.Rule
-	uses    []*cluster
+	plan    change
+	uses    []*known
 }
 
 // piece is a run of lines.
@@ -83,18 +83,15 @@ type held struct {
 	bucketTree  tree
 	unspecified [2]uint32 // listeners for any address, IPv4 and IPv6
 
-	clusters  map[string]*cluster
-	listeners map[string]*listener
-	keys      map[key]*listener
-	defined   uint32
-	endpoints uint64
-	freeSlots []uint32 // the last one first
-	// A ring; the one that was given back first comes first, so that numbers are not another's soon. There are twice as
-	// many as clusters, so that none that a change gives back is another's in the same change.
-	freeIDs []uint32
-	firstID int
-	idsFree int
+	config plan.Config[cluster, listener]
+	slots  plan.Numbers // of clusters
+	ids    plan.Numbers
 }
+
+type (
+	change = plan.Plan[cluster, listener]
+	known  = plan.Cluster[cluster]
+)
 
 // tree is one of the two that the root has.
 type tree struct{ branches, leaves []node }
@@ -109,18 +106,14 @@ func newTree(leaves uint32) tree {
 }
 
 type cluster struct {
-	name      string
-	slot, id  uint32 // id is noID where it does not exist
-	at, text  piece
-	endpoints uint32
-	uses      uint32 // by listeners
+	slot, id uint32 // id is noID where it is not there
+	at, text piece
+	uses     uint32 // by listeners
 }
 
 type listener struct {
-	name     string
-	key      key
 	at, text piece
-	uses     []*cluster
+	uses     []*known
 }
 
 // openStore is Open for callers that know any store: nil where it fails.
@@ -230,11 +223,11 @@ func (s *Store) Maps() map[string]*ebpf.Map { return map[string]*ebpf.Map{mapNam
 
 // Cluster implements store.Store.
 func (s *Store) Cluster(name string) (uint32, bool) {
-	c := s.clusters[name]
-	if c == nil || c.id == noID {
+	c := s.config.Clusters[name]
+	if c == nil || !c.There {
 		return 0, false
 	}
-	return c.id, true
+	return c.Own.id, true
 }
 
 // Close implements store.Store.
@@ -270,11 +263,14 @@ func (s *Store) Apply(ctx context.Context, change mesh.Change) (store.Work, erro
 	if len(change.Clusters)+len(change.Listeners)+len(change.RemovedClusters)+len(change.RemovedListeners) == 0 {
 		return s.work, nil
 	}
-	if err := s.plan(&change); err != nil {
+	if err := s.config.Plan(&s.plan, change, plan.UsableEndpoints); err != nil {
+		return store.Work{}, err
+	}
+	if err := s.checkNames(); err != nil {
 		return store.Work{}, err
 	}
 	s.stamp++
-	err := s.make(&change)
+	err := s.make()
 	if err == nil {
 		err = s.commit()
 	}

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"math/bits"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"unsafe"
 
@@ -21,6 +22,7 @@ import (
 	"tare/internal/mesh"
 	"tare/internal/mesh/store"
 	"tare/internal/mesh/store/alias"
+	"tare/internal/mesh/store/plan"
 )
 
 // The limits of one resource, as in bpf/value.h.
@@ -54,28 +56,26 @@ type class struct {
 	size     int // bytes of a value
 	holds    int // endpoints of a cluster
 	capacity int // one slot less than there are: see Apply
-	used     int
-	next     uint32
-	free     []uint32
+	slots    plan.Numbers
 }
 
 type values struct {
 	maps    askMaps
 	places  []byte // value_places, mapped
 	classes [nClasses]class
-	options store.Options
 
-	clusters  map[string]*cluster
-	listeners map[string]*listener
-	keys      map[askValueKey]*place // where listeners are; the place stays with the address, whoever has it
-	endpoints int
-	existing  int // clusters that are there
-	anywhere  uint64
-	ids       ids
-	epochs    []uint32 // by number of a cluster
+	config   plan.Config[cluster, listener]
+	keys     map[plan.Address]*place // where listeners are; the place stays with the address, whoever has it
+	anywhere uint64
+	// Numbers of clusters: of those that are there, and of those that listeners name. The one that was given back first
+	// is another's first, so that its epoch takes long to come round.
+	ids    plan.Numbers
+	epochs []uint32 // by number of a cluster
 
 	// For one Apply, kept to be used again.
-	plan     plan
+	plan     change
+	fit      []int           // classes of the change's clusters, then of its listeners
+	names    map[string]bool // of clusters, that are new
 	targets  []mesh.Target
 	cluster_ askValueOfLarge
 	short_   askValueOfShort
@@ -89,29 +89,28 @@ type values struct {
 type place struct {
 	class int
 	slot  uint32
-	owner string // of a listener's address: who has it
 }
 
-// cluster is a name that has a number, because it is there or because a listener names it.
+// cluster is what has a number: a cluster that is there, or one that a listener names.
 type cluster struct {
-	name  string
 	id    uint32
-	there bool
 	place *place // nil: it has no endpoint that takes connections
-	n     int    // such endpoints
 	named int    // by how many choices of listeners
 }
 
-type listener struct {
-	key   askValueKey
-	names []*cluster // one for each choice
-}
+// listener is the clusters of a listener's choices.
+type listener []*known
+
+type (
+	change = plan.Plan[cluster, listener]
+	known  = plan.Cluster[cluster]
+)
 
 func open(o store.Options) (store.Store, error) {
 	o = o.WithDefaults()
 	s := &values{
-		options: o, clusters: map[string]*cluster{}, listeners: map[string]*listener{}, keys: map[askValueKey]*place{},
-		ids: ids{next: 1, limit: 2*o.MaxClusters + 1}, epochs: make([]uint32, 2*o.MaxClusters+1),
+		config: plan.New[cluster, listener](o), keys: map[plan.Address]*place{},
+		ids: plan.NewNumbers(1, o.ClusterNumbers()), epochs: make([]uint32, o.ClusterNumbers()),
 	}
 	spec, err := loadAsk()
 	if err != nil {
@@ -132,10 +131,11 @@ func open(o store.Options) (store.Store, error) {
 		long:   {"value_long", max(1, o.MaxListeners/8), 0},
 	} {
 		spec.Maps[c.name].MaxEntries = c.capacity + 1
-		s.classes[i] = class{capacity: int(c.capacity), holds: c.holds, size: int(spec.Maps[c.name].ValueSize)}
+		s.classes[i] = class{capacity: int(c.capacity), holds: c.holds, size: int(spec.Maps[c.name].ValueSize),
+			slots: plan.NewNumbers(0, c.capacity+1)}
 	}
 	spec.Maps["value_keys"].MaxEntries = 2 * o.MaxListeners // a change inserts before it removes
-	spec.Maps["value_places"].MaxEntries = 2*o.MaxClusters + 1
+	spec.Maps["value_places"].MaxEntries = o.ClusterNumbers()
 	if err := spec.LoadAndAssign(&s.maps, nil); err != nil {
 		return nil, fmt.Errorf("making the maps of store value: %w", err)
 	}
@@ -143,7 +143,7 @@ func open(o store.Options) (store.Store, error) {
 		short: s.maps.ValueShort, long: s.maps.ValueLong} {
 		s.classes[i].m = m
 	}
-	s.places, err = unix.Mmap(s.maps.ValuePlaces.FD(), 0, 8*int(2*o.MaxClusters+1), unix.PROT_READ|unix.PROT_WRITE,
+	s.places, err = unix.Mmap(s.maps.ValuePlaces.FD(), 0, 8*int(o.ClusterNumbers()), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_SHARED)
 	if err != nil {
 		s.maps.Close()
@@ -166,33 +166,10 @@ func (s *values) Maps() map[string]*ebpf.Map {
 }
 
 func (s *values) Cluster(name string) (uint32, bool) {
-	if c := s.clusters[name]; c != nil && c.there {
-		return c.id, true
+	if c := s.config.Clusters[name]; c != nil && c.There {
+		return c.Own.id, true
 	}
 	return 0, false
-}
-
-// plan is a change as it is to be made.
-type plan struct {
-	clusters  []clusterPlan
-	listeners []listenerPlan
-	keys      map[askValueKey]string // addresses that listeners of the change have
-	gone      map[string]bool        // listeners that the change replaces or removes
-	names     map[string]bool        // of clusters, that are new
-	room      [nClasses]int          // that the change takes, less what it gives
-	late      [nClasses]int          // of what it gives, what it gives by removing
-}
-
-type clusterPlan struct {
-	*mesh.Cluster
-	n, class int // class < 0: nothing to write
-}
-
-type listenerPlan struct {
-	*mesh.Listener
-	key   askValueKey
-	rules []mesh.Rule
-	class int
 }
 
 // Apply makes the change. What can be wrong with it is found before anything is written.
@@ -204,53 +181,53 @@ func (s *values) Apply(ctx context.Context, change mesh.Change) (store.Work, err
 	if err := ctx.Err(); err != nil {
 		return s.work, err
 	}
-	if err := s.check(&change); err != nil {
+	p := &s.plan
+	if err := s.config.Plan(p, change, plan.UsableEndpoints); err != nil {
 		return s.work, err
 	}
-	err := s.write(&change)
+	goFirst, err := s.check(p)
+	if err == nil {
+		err = s.write(p, goFirst)
+	}
 	return s.work, err
 }
 
-func (s *values) write(change *mesh.Change) error {
-	// Removing comes last, so that nothing is missed meanwhile, unless the room is needed.
-	for class, late := range s.plan.late {
-		if c := &s.classes[class]; c.used+s.plan.room[class]+late > c.capacity {
-			if err := s.remove(change); err != nil {
-				return err
-			}
-			break
+// write makes a change. Removing comes last, so that nothing is missed meanwhile, or first, where its room is needed.
+func (s *values) write(p *change, goFirst bool) error {
+	if goFirst {
+		if err := s.remove(p); err != nil {
+			return err
 		}
 	}
-	if err := until(len(s.plan.clusters), func(i int) (bool, error) {
-		return s.writeCluster(&s.plan.clusters[i])
+	if err := until(len(p.Clusters), func(i int) (bool, error) {
+		return s.writeCluster(&p.Clusters[i], s.fit[i])
 	}); err != nil {
 		return err
 	}
-	if err := until(len(s.plan.listeners), func(i int) (bool, error) {
-		return s.writeListener(&s.plan.listeners[i])
+	if err := until(len(p.Listeners), func(i int) (bool, error) {
+		return s.writeListener(p, &p.Listeners[i], s.fit[len(p.Clusters)+i])
 	}); err != nil {
 		return err
 	}
-	return s.remove(change)
+	if goFirst {
+		return nil
+	}
+	return s.remove(p)
 }
 
-func (s *values) remove(change *mesh.Change) error {
-	for _, name := range change.RemovedListeners {
-		if l := s.listeners[name]; l != nil {
-			delete(s.listeners, name)
-			s.forget(l.names)
-			if err := s.removeKey(l.key); err != nil {
-				return err
-			}
+func (s *values) remove(p *change) error {
+	for _, l := range p.GoneListeners {
+		delete(s.config.Listeners, l.Name)
+		s.config.Leave(l)
+		s.forget(l.Own)
+		if err := s.removeKey(p, l.Address); err != nil {
+			return err
 		}
 	}
-	for _, name := range change.RemovedClusters {
-		if c := s.clusters[name]; c != nil && c.there {
-			c.there = false
-			s.existing--
-			s.empty(c, 0)
-			s.release(c)
-		}
+	for _, c := range p.GoneClusters {
+		s.config.Set(c, false, 0)
+		s.empty(c, 0)
+		s.release(c)
 	}
 	return nil
 }
@@ -267,49 +244,65 @@ func until(n int, do func(i int) (done bool, err error)) error {
 			waiting = append(waiting, i)
 		}
 	}
-	for len(waiting) > 0 {
-		var still []int
-		for _, i := range waiting {
-			done, err := do(i)
-			if err != nil {
-				return err
-			}
-			if !done {
-				still = append(still, i)
-			}
-		}
-		if len(still) == len(waiting) {
-			return errors.New("store value: there is no room for a change that was found to fit")
-		}
-		waiting = still
+	switch len(waiting) {
+	case 0:
+		return nil
+	case n:
+		return errors.New("store value: there is no room for a change that was found to fit")
 	}
-	return nil
+	return until(len(waiting), func(i int) (bool, error) { return do(waiting[i]) })
 }
 
-func (s *values) writeCluster(p *clusterPlan) (bool, error) {
-	c := s.clusters[p.Name]
+// slot is where to write what is to be in a class: where it was, or in a slot of the class that is free, if one is.
+func (s *values) slot(old *place, class int) (at place, moves, ok bool) {
+	if old != nil && old.class == class {
+		return *old, false, true
+	}
+	slot, ok := s.classes[class].slots.Latest()
+	return place{class, slot}, true, ok
+}
+
+func (s *values) give(at place) { s.classes[at.class].slots.Give(at.slot) }
+
+func (s *values) writeCluster(p *plan.ClusterPlan[cluster], class int) (bool, error) {
+	c := p.Old
 	if c == nil {
 		c = s.name(p.Name)
 	}
-	if p.class < 0 {
+	if class < 0 {
 		s.empty(c, noEndpoints)
-		s.exist(c)
+		s.config.Set(c, true, 0)
 		return true, nil
 	}
-	at := place{class: p.class}
-	moves := c.place == nil || c.place.class != p.class
-	if moves {
-		slot, ok := s.classes[p.class].take()
-		if !ok {
-			return false, nil
-		}
-		at.slot = slot
-	} else {
-		at.slot = c.place.slot
+	own := &c.Own
+	at, moves, ok := s.slot(own.place, class)
+	if !ok {
+		return false, nil
 	}
-	s.targets = p.Targets(s.targets[:0])
+	s.encodeCluster(p.Cluster, own.id)
+	// A smaller class is the head of the largest.
+	if err := s.update(at, unsafe.Pointer(&s.cluster_)); err != nil {
+		if moves {
+			s.give(at)
+		}
+		return false, fmt.Errorf("writing cluster %s: %w", p.Name, err)
+	}
+	s.work.Records++
+	s.config.Set(c, true, len(s.targets))
+	if moves {
+		s.locate(own.id, uint64(class-small+1)<<28|uint64(at.slot))
+		if own.place != nil {
+			s.give(*own.place)
+		}
+		own.place = &at
+	}
+	return true, nil
+}
+
+func (s *values) encodeCluster(c *mesh.Cluster, id uint32) {
+	s.targets = c.Targets(s.targets[:0])
 	v := &s.cluster_
-	v.Cluster, v.Epoch, v.Count, v.MaxConnections = c.id, s.epochs[c.id], uint32(len(s.targets)), p.Breakers.MaxConnections
+	v.Cluster, v.Epoch, v.Count, v.MaxConnections = id, s.epochs[id], uint32(len(s.targets)), c.Breakers.MaxConnections
 	s.weights = s.weights[:0]
 	for i, t := range s.targets {
 		e := &v.Endpoints[i]
@@ -322,70 +315,40 @@ func (s *values) writeCluster(p *clusterPlan) (bool, error) {
 	for i := range s.weights {
 		v.Endpoints[i].Threshold, v.Endpoints[i].Alias = s.alias.Threshold[i], uint16(s.alias.Other[i])
 	}
-	// A smaller class is the head of the largest.
-	if err := s.update(at, unsafe.Pointer(v)); err != nil {
-		if moves {
-			s.classes[at.class].give(at.slot)
-		}
-		return false, fmt.Errorf("writing cluster %s: %w", p.Name, err)
-	}
-	s.work.Records++
-	s.endpoints += len(s.targets) - c.n
-	c.n = len(s.targets)
-	s.exist(c)
-	if moves {
-		s.locate(c.id, uint64(at.class-small+1)<<28|uint64(at.slot))
-		if old := c.place; old != nil {
-			s.classes[old.class].give(old.slot)
-			*old = at
-		} else {
-			c.place = &at
-		}
-	}
-	return true, nil
-}
-
-func (s *values) exist(c *cluster) {
-	if !c.there {
-		c.there = true
-		s.existing++
-	}
 }
 
 // noEndpoints is what says of a cluster that it is there and has none.
 const noEndpoints = 1
 
 // empty takes a cluster's endpoints away, and says what is left.
-func (s *values) empty(c *cluster, word uint64) {
-	s.locate(c.id, word)
-	if c.place == nil {
-		return
+func (s *values) empty(c *known, word uint64) {
+	s.locate(c.Own.id, word)
+	if c.Own.place != nil {
+		s.give(*c.Own.place)
+		c.Own.place = nil
 	}
-	s.classes[c.place.class].give(c.place.slot)
-	s.endpoints -= c.n
-	c.place, c.n = nil, 0
 }
 
 // name gives a number to a cluster.
-func (s *values) name(name string) *cluster {
-	c := &cluster{name: name, id: s.ids.take()}
-	s.clusters[name] = c
+func (s *values) name(name string) *known {
+	c := s.config.Name(name)
+	c.Own.id, _ = s.ids.Oldest() // check has counted them
 	return c
 }
 
 // release takes a cluster's number back, once it is gone and no listener names it.
-func (s *values) release(c *cluster) {
-	if c.there || c.named > 0 {
+func (s *values) release(c *known) {
+	if c.There || c.Own.named > 0 {
 		return
 	}
-	delete(s.clusters, c.name)
-	s.epochs[c.id]++
-	s.ids.give(c.id)
+	delete(s.config.Clusters, c.Name)
+	s.epochs[c.Own.id]++
+	s.ids.Give(c.Own.id)
 }
 
-func (s *values) forget(names []*cluster) {
+func (s *values) forget(names listener) {
 	for _, c := range names {
-		c.named--
+		c.Own.named--
 		s.release(c)
 	}
 }
@@ -397,83 +360,76 @@ func (s *values) locate(id uint32, word uint64) {
 	s.work.Bytes += 8
 }
 
-func (s *values) writeListener(p *listenerPlan) (bool, error) {
-	old := s.keys[p.key]
-	at := place{class: p.class, owner: p.Name}
-	moves := old == nil || old.class != p.class
-	if moves {
-		slot, ok := s.classes[p.class].take()
-		if !ok {
-			return false, nil
-		}
-		at.slot = slot
-	} else {
-		at.slot = old.slot
+func (s *values) writeListener(c *change, p *plan.ListenerPlan[listener], class int) (bool, error) {
+	old := s.keys[p.At]
+	at, moves, ok := s.slot(old, class)
+	if !ok {
+		return false, nil
 	}
-	var value unsafe.Pointer
-	var names []*cluster
-	if p.class == short {
-		v := &s.short_
-		v.Key, v.Count = p.key, uint32(len(p.rules))
-		names = s.encode(p, v.Rules[:], v.Choices[:])
-		value = unsafe.Pointer(v)
-	} else {
-		v := &s.long_
-		v.Key, v.Count = p.key, uint32(len(p.rules))
-		names = s.encode(p, v.Rules[:], v.Choices[:])
-		value = unsafe.Pointer(v)
+	value, rules, choices := unsafe.Pointer(&s.short_), s.short_.Rules[:], s.short_.Choices[:]
+	if class == long {
+		value, rules, choices = unsafe.Pointer(&s.long_), s.long_.Rules[:], s.long_.Choices[:]
 	}
+	head := (*askValueOfShort)(value) // rules come after it in both
+	head.Key, head.Count = keyOf(p.At), uint32(len(p.Rules))
+	names := s.encode(p, rules, choices)
 	if err := s.update(at, value); err != nil {
 		if moves {
-			s.classes[at.class].give(at.slot)
+			s.give(at)
 		}
 		s.forget(names)
 		return false, fmt.Errorf("writing listener %s: %w", p.Name, err)
 	}
 	s.work.Records++
 	if moves {
-		if old == nil && anywhere(&p.key) {
-			s.setAnywhere(+1)
-		}
-		word := uint32(at.class-short)<<28 | at.slot
-		s.work.Records++
-		s.work.Updates++
-		s.work.Syscalls++
-		s.work.Bytes += int(unsafe.Sizeof(p.key) + unsafe.Sizeof(word))
-		if err := s.maps.ValueKeys.Update(unsafe.Pointer(&p.key), unsafe.Pointer(&word), ebpf.UpdateAny); err != nil {
-			s.classes[at.class].give(at.slot)
+		if err := s.writeKey(&head.Key, old, at); err != nil {
+			s.give(at)
 			s.forget(names)
-			if old == nil && anywhere(&p.key) {
-				s.setAnywhere(-1)
-			}
 			return false, fmt.Errorf("writing the address of listener %s: %w", p.Name, err)
 		}
 		if old != nil {
-			s.classes[old.class].give(old.slot)
-			*old = at
-		} else {
-			s.keys[p.key] = &at
+			s.give(*old)
 		}
+		s.keys[p.At] = &at
 	}
-	s.keys[p.key].owner = p.Name
-	l := s.listeners[p.Name]
+	l := p.Old
 	if l == nil {
-		s.listeners[p.Name] = &listener{p.key, names}
-		return true, nil
+		l = &plan.Listener[listener]{Name: p.Name}
 	}
-	s.forget(l.names)
-	before := l.key
-	l.key, l.names = p.key, names
-	if before != p.key {
-		return true, s.removeKey(before)
+	left, moved := l.Address, p.Moves()
+	s.config.Leave(l)
+	s.config.Put(l, p.At)
+	s.forget(l.Own)
+	l.Own = names
+	if moved {
+		return true, s.removeKey(c, left)
 	}
 	return true, nil
 }
 
+// writeKey says where a listener is now.
+func (s *values) writeKey(key *askValueKey, old *place, at place) error {
+	added := old == nil && anywhere(key)
+	if added {
+		s.setAnywhere(+1)
+	}
+	word := uint32(at.class-short)<<28 | at.slot
+	s.work.Records++
+	s.work.Updates++
+	s.work.Syscalls++
+	s.work.Bytes += int(unsafe.Sizeof(*key) + unsafe.Sizeof(word))
+	err := s.maps.ValueKeys.Update(unsafe.Pointer(key), unsafe.Pointer(&word), ebpf.UpdateAny)
+	if err != nil && added {
+		s.setAnywhere(-1)
+	}
+	return err
+}
+
 // encode writes rules and choices of a listener, and gives the clusters of the choices.
-func (s *values) encode(p *listenerPlan, rules []askValueRule, choices []askValueChoice) (names []*cluster) {
-	for i := range p.rules {
-		from, to := &p.rules[i], &rules[i]
+func (s *values) encode(p *plan.ListenerPlan[listener], rules []askValueRule,
+	choices []askValueChoice) (names listener) {
+	for i := range p.Rules {
+		from, to := &p.Rules[i], &rules[i]
 		*to = askValueRule{Verdict: uint8(mesh.Deny)}
 		if prefix(from.Source, &to.Source, &to.SourceMask) {
 			to.Families |= 1
@@ -487,29 +443,23 @@ func (s *values) encode(p *listenerPlan, rules []askValueRule, choices []askValu
 			continue
 		}
 		to.Verdict = uint8(mesh.Refuse)
-		known := false
-		for j := range i { // another rule of the same chain has the choices
-			if p.rules[j].Chain == from.Chain {
-				to.Verdict, to.First, to.Count = rules[j].Verdict, rules[j].First, rules[j].Count
-				known = true
-				break
-			}
-		}
-		if known {
+		same := func(r mesh.Rule) bool { return r.Chain == from.Chain } // has the same choices
+		if j := slices.IndexFunc(p.Rules[:i], same); j >= 0 {
+			to.Verdict, to.First, to.Count = rules[j].Verdict, rules[j].First, rules[j].Count
 			continue
 		}
 		first := len(names)
 		s.weights = s.weights[:0]
-		for _, w := range clusters(p.Listener, from.Chain) {
+		for _, w := range p.Chain(from.Chain).Proxy.Clusters {
 			if w.Weight == 0 {
 				continue
 			}
-			c := s.clusters[w.Name]
+			c := s.config.Clusters[w.Name]
 			if c == nil {
 				c = s.name(w.Name)
 			}
-			c.named++
-			choices[len(names)] = askValueChoice{Cluster: c.id, Epoch: s.epochs[c.id]}
+			c.Own.named++
+			choices[len(names)] = askValueChoice{Cluster: c.Own.id, Epoch: s.epochs[c.Own.id]}
 			names = append(names, c)
 			s.weights = append(s.weights, w.Weight)
 		}
@@ -553,23 +503,21 @@ func ports(r mesh.PortRange) (first, more uint16) {
 	return r.From, r.To - r.From
 }
 
-// removeKey takes an address away, unless another listener has it now.
-func (s *values) removeKey(key askValueKey) error {
-	if _, ok := s.plan.keys[key]; ok {
+// removeKey takes an address away, unless a listener of the change has it.
+func (s *values) removeKey(p *change, address plan.Address) error {
+	at := s.keys[address]
+	if at == nil || p.Takes(address) {
 		return nil
 	}
-	at := s.keys[key]
-	if at == nil {
-		return nil
-	}
+	key := keyOf(address)
 	s.work.Deletes++
 	s.work.Syscalls++
 	s.work.Bytes += int(unsafe.Sizeof(key))
 	if err := s.maps.ValueKeys.Delete(unsafe.Pointer(&key)); err != nil {
 		return fmt.Errorf("removing an address: %w", err)
 	}
-	delete(s.keys, key)
-	s.classes[at.class].give(at.slot)
+	delete(s.keys, address)
+	s.give(*at)
 	if anywhere(&key) {
 		s.setAnywhere(-1)
 	}
@@ -590,11 +538,10 @@ func (s *values) update(at place, value unsafe.Pointer) error {
 }
 
 // keyOf is the address of a listener as programs look for it.
-func keyOf(l *mesh.Listener) (key askValueKey) {
-	ip := l.Address.Addr().As16()
-	key.Address.Ip = *(*[4]uint32)(unsafe.Pointer(&ip))
-	key.Address.Port = bits.ReverseBytes16(l.Address.Port())
-	key.Protocol = uint32(l.Protocol)
+func keyOf(at plan.Address) (key askValueKey) {
+	key.Address.Ip = *(*[4]uint32)(unsafe.Pointer(&at.IP))
+	key.Address.Port = bits.ReverseBytes16(at.Port)
+	key.Protocol = uint32(at.Protocol)
 	return key
 }
 
@@ -603,48 +550,3 @@ func anywhere(key *askValueKey) bool {
 	ip := &key.Address.Ip
 	return ip[0]|ip[1]|ip[3] == 0 && (ip[2] == 0 || ip[2] == 0xffff0000)
 }
-
-func (c *class) take() (uint32, bool) {
-	if n := len(c.free); n > 0 {
-		slot := c.free[n-1]
-		c.free = c.free[:n-1]
-		c.used++
-		return slot, true
-	}
-	if int(c.next) > c.capacity {
-		return 0, false
-	}
-	c.used++
-	c.next++
-	return c.next - 1, true
-}
-
-func (c *class) give(slot uint32) {
-	c.used--
-	c.free = append(c.free, slot)
-}
-
-// ids are the numbers of clusters. Those that nobody has had come first, then the one that was given back first, so
-// that its epoch takes long to come round, and none is given back and out in one change.
-type ids struct {
-	next, limit uint32
-	free        []uint32
-	head        int
-}
-
-func (x *ids) take() uint32 {
-	if x.next < x.limit {
-		x.next++
-		return x.next - 1
-	}
-	id := x.free[x.head]
-	if x.head++; x.head > len(x.free)/2 {
-		x.free = x.free[:copy(x.free, x.free[x.head:])]
-		x.head = 0
-	}
-	return id
-}
-
-func (x *ids) give(id uint32) { x.free = append(x.free, id) }
-
-func (x *ids) left() int { return int(x.limit-x.next) + len(x.free) - x.head }

@@ -16,6 +16,7 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/mesh"
 	"tare/internal/mesh/store"
+	"tare/internal/mesh/store/plan"
 	"tare/internal/mesh/store/records"
 )
 
@@ -46,64 +47,39 @@ type Store struct {
 	kernel  *Kernel
 	records Records
 	tops    Tops
-	options store.Options
 	// ordered: records of a resource first, then its value, then what was there before is removed. Else what was there
 	// before is removed first, as Kmesh does.
 	ordered bool
 	maps    map[string]*ebpf.Map
 
-	mu        sync.Mutex // guards all below; one goroutine applies, but another may close
-	closed    bool
-	clusters  map[string]*resource
-	listeners map[string]*resource
-	addresses map[[records.AddressSize]byte]*resource
-	ids       []uint32 // of clusters, given back by changes before
-	givenBack []uint32 // by this one, which must not give them to others
-	nextID    uint32
-	endpoints int
+	mu      sync.Mutex // guards all below; one goroutine applies, but another may close
+	closed  bool
+	config  plan.Config[kept, kept]
+	numbers plan.Numbers // of clusters
 
-	tree records.Tree
-	plan []planned
-	seen map[named]bool
-	old  []uint32
-	key  [records.NameSize]byte
+	plan   change // the last one
+	tree   records.Tree
+	counts []records.Counts // of the change's clusters, then of its listeners
+	old    []uint32
+	key    [records.NameSize]byte
 }
 
-// resource is a cluster or a listener as it is in the maps.
-type resource struct {
-	name      string
-	cluster   bool
-	id        uint32                    // of a cluster
-	address   [records.AddressSize]byte // of a listener: its key
-	keys      []uint32
-	counts    records.Counts
-	endpoints int
-	present   bool
-}
+type change = plan.Plan[kept, kept]
 
-type named struct {
-	cluster bool
-	name    string
-}
-
-// planned is one resource's part of a change. One of cluster, listener and gone is set.
-type planned struct {
-	cluster  *mesh.Cluster
-	listener *mesh.Listener
-	gone     *resource
-	counts   records.Counts
-	entry    *resource // of a cluster or listener
-	moved    bool      // the listener has had another address
+// kept is a cluster or a listener as it is in the maps.
+type kept struct {
+	id      uint32 // of a cluster
+	keys    []uint32
+	counts  records.Counts
+	present bool
 }
 
 // New makes a store of maps that are empty. It owns the maps and records from then on.
 func New(k *Kernel, r Records, tops Tops, layout records.Layout, maps map[string]*ebpf.Map, o store.Options,
 	ordered bool) *Store {
 	s := &Store{
-		kernel: k, records: r, tops: tops, options: o, ordered: ordered, maps: maps,
-		clusters: map[string]*resource{}, listeners: map[string]*resource{},
-		addresses: map[[records.AddressSize]byte]*resource{},
-		seen:      map[named]bool{},
+		kernel: k, records: r, tops: tops, ordered: ordered, maps: maps,
+		config: plan.New[kept, kept](o), numbers: plan.NewNumbers(0, o.ClusterNumbers()),
 	}
 	s.tree.Layout = layout
 	return s
@@ -119,11 +95,11 @@ func (s *Store) Records() Records { return s.records }
 func (s *Store) Cluster(name string) (uint32, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r := s.clusters[name]
-	if r == nil {
+	c := s.config.Clusters[name]
+	if c == nil {
 		return 0, false
 	}
-	return r.id, true
+	return c.Own.id, true
 }
 
 // Close implements store.Store.
@@ -152,295 +128,194 @@ func (s *Store) Apply(ctx context.Context, change mesh.Change) (store.Work, erro
 		return store.Work{}, err
 	}
 	s.kernel.Work = store.Work{}
-	s.ids, s.givenBack = append(s.ids, s.givenBack...), s.givenBack[:0]
-	err := s.prepare(change)
-	if err == nil {
-		err = s.execute()
-		s.records.Settle()
+	p := &s.plan
+	if err := s.config.Plan(p, change, plan.AllEndpoints); err != nil {
+		return s.kernel.Work, err
 	}
-	s.drop(err != nil)
+	if err := s.count(p); err != nil {
+		return s.kernel.Work, err
+	}
+	// Clusters go last, so that no listener misses them meanwhile, unless their room is needed.
+	goFirst := !s.fits(p, false)
+	if goFirst && (len(p.GoneClusters) == 0 || !s.fits(p, true)) {
+		return s.kernel.Work, s.full(p)
+	}
+	err := s.execute(p, goFirst)
+	s.records.Settle()
+	if err != nil {
+		s.forgetAbsent()
+	}
 	return s.kernel.Work, err
 }
 
-// prepare makes the plan: listeners that go, clusters, listeners, clusters that go. It refuses what is wrong or does
-// not fit.
-func (s *Store) prepare(change mesh.Change) error {
-	s.plan = s.plan[:0]
-	several := len(change.Clusters)+len(change.Listeners)+len(change.RemovedClusters)+len(change.RemovedListeners) > 1
-	// What is removed is, whatever else the change says; of several with one name the last counts.
-	done := func(cluster bool, name string) bool {
-		if !several {
-			return false
-		}
-		seen := s.seen[named{cluster, name}]
-		s.seen[named{cluster, name}] = true
-		return seen
-	}
-	if several {
-		clear(s.seen)
-	}
-	for _, name := range change.RemovedListeners {
-		if r := s.listeners[name]; !done(false, name) && r != nil {
-			s.plan = append(s.plan, planned{gone: r})
-		}
-	}
-	var goneClusters []*resource
-	for _, name := range change.RemovedClusters {
-		if r := s.clusters[name]; !done(true, name) && r != nil {
-			goneClusters = append(goneClusters, r)
-		}
-	}
-	first := len(s.plan)
-	for _, c := range slices.Backward(change.Clusters) {
-		if done(true, c.Name) {
-			continue
-		}
-		if err := s.tree.Cluster(c, 0); err != nil {
+// count makes the trees of a change, to see how many records each has. The last one stays.
+func (s *Store) count(p *change) error {
+	s.counts = s.counts[:0]
+	for _, c := range p.Clusters {
+		if err := s.tree.Cluster(c.Cluster, 0); err != nil {
 			return store.TooLarge(c.Name, "%s", err)
 		}
-		s.plan = append(s.plan, planned{cluster: c, counts: s.tree.Counts})
+		s.counts = append(s.counts, s.tree.Counts)
 	}
-	slices.Reverse(s.plan[first:])
-	first = len(s.plan)
-	for _, l := range slices.Backward(change.Listeners) {
-		if done(false, l.Name) {
-			continue
-		}
-		if err := s.tree.Listener(l); err != nil {
+	for _, l := range p.Listeners {
+		if err := s.tree.Listener(l.Listener, l.Rules); err != nil {
 			return store.TooLarge(l.Name, "%s", err)
 		}
-		s.plan = append(s.plan, planned{listener: l, counts: s.tree.Counts})
-	}
-	slices.Reverse(s.plan[first:])
-	for _, r := range goneClusters {
-		s.plan = append(s.plan, planned{gone: r})
-	}
-	if err := s.numbers(); err != nil {
-		if !s.removeFirst() {
-			return err
-		}
-		if err := s.numbers(); err != nil {
-			return err
-		}
-	}
-	return s.addressesOf()
-}
-
-// removeFirst puts what goes before what comes, to make room for it, and says whether that changes anything.
-func (s *Store) removeFirst() bool {
-	var gone, rest []planned
-	for _, p := range s.plan {
-		if p.gone != nil {
-			gone = append(gone, p)
-		} else {
-			rest = append(rest, p)
-		}
-	}
-	s.plan = append(gone, rest...)
-	return len(gone) > 0
-}
-
-// numbers checks that the plan fits, at each of its steps.
-func (s *Store) numbers() error {
-	clusters, listeners, endpoints := len(s.clusters), len(s.listeners), s.endpoints
-	var need, most records.Counts // need below zero: more is free than was
-	step := func(counts, freed records.Counts) {
-		for i := range need {
-			if !s.ordered { // what is freed is free for what comes
-				need[i] -= freed[i]
-			}
-			need[i] += counts[i]
-			most[i] = max(most[i], need[i])
-			if s.ordered {
-				need[i] -= freed[i]
-			}
-		}
-	}
-	for i := range s.plan {
-		p := &s.plan[i]
-		name := ""
-		switch {
-		case p.gone != nil:
-			step(records.Counts{}, p.gone.counts)
-			if p.gone.cluster {
-				clusters--
-				endpoints -= p.gone.endpoints
-			} else {
-				listeners--
-			}
-			continue
-		case p.cluster != nil:
-			name = p.cluster.Name
-			p.entry = s.clusters[name]
-			endpoints += countEndpoints(p.cluster)
-			if p.entry == nil {
-				clusters++
-			} else {
-				endpoints -= p.entry.endpoints
-			}
-		default:
-			name = p.listener.Name
-			if p.entry = s.listeners[name]; p.entry == nil {
-				listeners++
-			}
-		}
-		var freed records.Counts
-		if p.entry != nil {
-			freed = p.entry.counts
-		}
-		step(p.counts, freed)
-		switch {
-		case clusters > int(s.options.MaxClusters):
-			return store.TooLarge(name, "there would be %d clusters; the store holds %d", clusters, s.options.MaxClusters)
-		case listeners > int(s.options.MaxListeners):
-			return store.TooLarge(name, "there would be %d listeners; the store holds %d", listeners, s.options.MaxListeners)
-		case endpoints > int(s.options.MaxEndpoints):
-			return store.TooLarge(name, "there would be %d endpoints; the store holds %d", endpoints, s.options.MaxEndpoints)
-		}
-	}
-	if most.Sum() > 0 && !s.records.Room(most) {
-		name := ""
-		for _, p := range s.plan {
-			if p.cluster != nil {
-				name = p.cluster.Name
-			} else if p.listener != nil {
-				name = p.listener.Name
-			}
-		}
-		return fault.New(fault.Usage, name, s.records.Hint(),
-			"the change needs %d records more, which the store has no room for", most.Sum())
+		s.counts = append(s.counts, s.tree.Counts)
 	}
 	return nil
 }
 
-func countEndpoints(c *mesh.Cluster) (n int) {
-	for i := range c.Localities {
-		n += len(c.Localities[i].Endpoints)
+// fits says whether there is room for a change at each of its steps.
+func (s *Store) fits(p *change, goFirst bool) bool {
+	n := need{ordered: s.ordered}
+	for _, l := range p.GoneListeners {
+		n.step(records.Counts{}, &l.Own)
 	}
-	return n
+	clusters := len(s.config.Clusters)
+	if goFirst {
+		clusters -= len(p.GoneClusters)
+		for _, c := range p.GoneClusters {
+			n.step(records.Counts{}, &c.Own)
+		}
+	}
+	for i := range p.Clusters {
+		before := p.Clusters[i].Before()
+		if before == nil {
+			clusters++
+		}
+		n.step(s.counts[i], before)
+	}
+	for i := range p.Listeners {
+		n.step(s.counts[len(p.Clusters)+i], p.Listeners[i].Before())
+	}
+	return clusters <= int(s.tops.Clusters.MaxEntries()) && (n.most.Sum() == 0 || s.records.Room(n.most))
 }
 
-// addressesOf checks that no two listeners have the same address afterwards, and finds which of them move.
-func (s *Store) addressesOf() error {
-	var taken map[[records.AddressSize]byte]string
-	leaving := func(r *resource) bool {
-		for i := range s.plan {
-			p := &s.plan[i]
-			if p.gone == r || p.entry == r && p.listener != nil && records.Key(p.listener) != r.address {
-				return true
-			}
-		}
-		return false
-	}
-	for i := range s.plan {
-		p := &s.plan[i]
-		if p.listener == nil {
-			continue
-		}
-		key := records.Key(p.listener)
-		p.moved = p.entry != nil && p.entry.address != key
-		other := s.addresses[key]
-		name, clash := "", false
-		if other != nil && other != p.entry && !leaving(other) {
-			name, clash = other.name, true
-		}
-		if len(s.plan) > 1 {
-			if taken == nil {
-				taken = map[[records.AddressSize]byte]string{}
-			}
-			if n, ok := taken[key]; ok {
-				name, clash = n, true
-			}
-			taken[key] = p.listener.Name
-		}
-		if clash {
-			return fault.New(fault.Usage, p.listener.Name, "give one of them another address",
-				"it has the address of listener %s", name)
-		}
-	}
-	return nil
+// need is how many records a change needs more than are there: after a step, and at most.
+type need struct {
+	ordered   bool
+	now, most records.Counts
 }
 
-// execute carries the plan out.
-func (s *Store) execute() error {
-	for i := range s.plan {
+// step replaces what there was before, if there was anything.
+func (n *need) step(counts records.Counts, before *kept) {
+	var freed records.Counts
+	if before != nil {
+		freed = before.counts
+	}
+	for i := range counts {
+		if n.ordered { // both are there for a time
+			n.most[i] = max(n.most[i], n.now[i]+counts[i])
+		}
+		n.now[i] += counts[i] - freed[i]
+		n.most[i] = max(n.most[i], n.now[i])
+	}
+}
+
+// full is the error of a change that there is no room for.
+func (s *Store) full(p *change) error {
+	var sum records.Counts
+	for _, c := range s.counts {
+		for i := range sum {
+			sum[i] += c[i]
+		}
+	}
+	return fault.New(fault.Usage, p.Last(), s.records.Hint(), "the store has no room for the %d records of the change",
+		sum.Sum())
+}
+
+// execute carries the change out.
+func (s *Store) execute(p *change, goFirst bool) error {
+	for i := range p.Listeners {
 		// Addresses that move are free before others take them.
-		if p := &s.plan[i]; p.moved {
-			if err := s.remove(p.entry); err != nil {
+		if l := &p.Listeners[i]; l.Moves() {
+			if err := s.removeListener(l.Old); err != nil {
 				return err
 			}
 		}
 	}
-	for i := range s.plan {
-		p := &s.plan[i]
-		var err error
-		switch {
-		case p.gone != nil:
-			err = s.forget(p.gone)
-		case p.cluster != nil:
-			err = s.setCluster(p)
-		default:
-			err = s.setListener(p)
+	for _, l := range p.GoneListeners {
+		if err := s.removeListener(l); err != nil {
+			return err
 		}
-		if err != nil {
+		delete(s.config.Listeners, l.Name)
+	}
+	if goFirst {
+		if err := s.removeClusters(p); err != nil {
 			return err
 		}
 	}
-	return nil
+	again := len(s.counts) > 1 // the tree that was made to be counted is another's by now
+	for i := range p.Clusters {
+		if err := s.setCluster(&p.Clusters[i], again); err != nil {
+			return fmt.Errorf("writing cluster %s: %w", p.Clusters[i].Name, err)
+		}
+	}
+	for i := range p.Listeners {
+		if err := s.setListener(&p.Listeners[i], again); err != nil {
+			return fmt.Errorf("writing listener %s: %w", p.Listeners[i].Name, err)
+		}
+	}
+	if goFirst {
+		return nil
+	}
+	return s.removeClusters(p)
 }
 
-func (s *Store) setCluster(p *planned) error {
-	r := p.entry
-	if r == nil {
-		r = &resource{name: p.cluster.Name, cluster: true, id: s.takeID()}
-		s.clusters[r.name] = r
+func (s *Store) setCluster(p *plan.ClusterPlan[kept], again bool) error {
+	c := p.Old
+	if c == nil {
+		c = s.config.Name(p.Name)
+		c.Own.id, _ = s.numbers.Oldest() // there are more than clusters
 	}
-	if len(s.plan) > 1 {
-		if err := s.tree.Cluster(p.cluster, r.id); err != nil {
+	if again {
+		if err := s.tree.Cluster(p.Cluster, c.Own.id); err != nil {
 			return err
 		}
 	} else {
-		s.tree.SetID(r.id)
+		s.tree.SetID(c.Own.id)
 	}
-	if err := s.replace(r, s.tops.Clusters, s.clusterKey(r.name)); err != nil {
-		return fmt.Errorf("writing cluster %s: %w", r.name, err)
-	}
-	n := countEndpoints(p.cluster)
-	s.endpoints += n - r.endpoints
-	r.endpoints = n
-	return nil
+	s.config.Set(c, true, p.Endpoints)
+	return s.replace(&c.Own, s.topOfCluster(c.Name))
 }
 
-func (s *Store) setListener(p *planned) error {
-	r := p.entry
-	if r == nil {
-		r = &resource{name: p.listener.Name}
-		s.listeners[r.name] = r
+func (s *Store) setListener(p *plan.ListenerPlan[kept], again bool) error {
+	l := p.Old
+	if l == nil {
+		l = &plan.Listener[kept]{Name: p.Name}
 	}
-	if len(s.plan) > 1 {
-		if err := s.tree.Listener(p.listener); err != nil {
+	if again {
+		if err := s.tree.Listener(p.Listener, p.Rules); err != nil {
 			return err
 		}
 	}
-	r.address = records.Key(p.listener)
-	s.addresses[r.address] = r
-	if err := s.replace(r, s.tops.Listeners, r.address[:]); err != nil {
-		return fmt.Errorf("writing listener %s: %w", r.name, err)
-	}
-	return nil
+	s.config.Put(l, p.At)
+	return s.replace(&l.Own, s.topOfListener(p.At))
 }
 
-func (s *Store) clusterKey(name string) []byte {
+// top is the element that a tree begins in.
+type top struct {
+	fd  int
+	key []byte
+}
+
+func (s *Store) topOfCluster(name string) top {
 	clear(s.key[copy(s.key[:], name):])
-	return s.key[:]
+	return top{s.tops.Clusters.FD(), s.key[:]}
+}
+
+func (s *Store) topOfListener(at plan.Address) top {
+	records.PutKey(s.key[:], at)
+	return top{s.tops.Listeners.FD(), s.key[:records.AddressSize]}
 }
 
 // replace puts the tree where r is.
-func (s *Store) replace(r *resource, top *ebpf.Map, key []byte) error {
+func (s *Store) replace(r *kept, at top) error {
 	if s.ordered {
 		s.old = append(s.old[:0], r.keys...)
 		counts, present := r.counts, r.present
-		if err := s.insert(r, top, key); err != nil {
+		if err := s.insert(r, at); err != nil {
 			r.keys, r.counts, r.present = append(r.keys[:0], s.old...), counts, present
 			return err
 		}
@@ -451,19 +326,18 @@ func (s *Store) replace(r *resource, top *ebpf.Map, key []byte) error {
 			return err
 		}
 		r.keys, r.present = r.keys[:0], false
-		if err := s.kernel.Delete(top.FD(), key); err != nil {
+		if err := s.kernel.Delete(at.fd, at.key); err != nil {
 			return err
 		}
 	}
-	return s.insert(r, top, key)
+	return s.insert(r, at)
 }
 
 // insert takes the steps of the tree. If one fails, nothing is left of it.
-func (s *Store) insert(r *resource, top *ebpf.Map, key []byte) (err error) {
+func (s *Store) insert(r *kept, at top) (err error) {
 	t := &s.tree
 	r.counts = t.Counts
 	r.keys = slices.Grow(r.keys[:0], t.Len()-1)[:t.Len()-1]
-	fd := top.FD()
 	done := 0 // records are made in order
 	for i := range t.Steps {
 		step := &t.Steps[i]
@@ -482,7 +356,7 @@ func (s *Store) insert(r *resource, top *ebpf.Map, key []byte) (err error) {
 			continue
 		}
 		if step.Record == 0 {
-			if err = s.kernel.Update(fd, key, t.Bytes(0)); err == nil {
+			if err = s.kernel.Update(at.fd, at.key, t.Bytes(0)); err == nil {
 				r.present = true
 			}
 		} else {
@@ -499,7 +373,7 @@ func (s *Store) insert(r *resource, top *ebpf.Map, key []byte) (err error) {
 	r.keys, r.counts = r.keys[:0], records.Counts{}
 	if r.present && !s.ordered { // ordered, the value is what is written last
 		r.present = false
-		errs = append(errs, s.kernel.Delete(fd, key))
+		errs = append(errs, s.kernel.Delete(at.fd, at.key))
 	}
 	return errors.Join(errs...)
 }
@@ -514,71 +388,57 @@ func (s *Store) free(keys []uint32) (err error) {
 }
 
 // remove takes a resource out of the maps, records first, as Kmesh does; ordered, its value first.
-func (s *Store) remove(r *resource) error {
+func (s *Store) remove(r *kept, at top) error {
 	if !r.present {
 		return nil
 	}
-	top, key := s.tops.Listeners, r.address[:]
-	if r.cluster {
-		top, key = s.tops.Clusters, s.clusterKey(r.name)
-	} else if s.addresses[r.address] == r {
-		delete(s.addresses, r.address)
-	}
 	var errs [2]error
 	if s.ordered {
-		errs[0] = s.kernel.Delete(top.FD(), key)
+		errs[0] = s.kernel.Delete(at.fd, at.key)
 		errs[1] = s.free(r.keys)
 	} else {
 		errs[0] = s.free(r.keys)
-		errs[1] = s.kernel.Delete(top.FD(), key)
+		errs[1] = s.kernel.Delete(at.fd, at.key)
 	}
 	r.keys, r.counts, r.present = r.keys[:0], records.Counts{}, false
 	return errors.Join(errs[:]...)
 }
 
-func (s *Store) forget(r *resource) error {
-	err := s.remove(r)
-	if r.cluster {
-		delete(s.clusters, r.name)
-		s.endpoints -= r.endpoints
-		s.givenBack = append(s.givenBack, r.id)
-	} else {
-		delete(s.listeners, r.name)
-	}
-	return err
+func (s *Store) removeListener(l *plan.Listener[kept]) error {
+	s.config.Leave(l)
+	return s.remove(&l.Own, s.topOfListener(l.Address))
 }
 
-// drop forgets references of the plan. After a failure, what is not in the maps any more is not known any more either.
-func (s *Store) drop(failed bool) {
-	clear(s.plan)
-	if !failed {
-		return
-	}
-	for name, r := range s.clusters {
-		if !r.present {
-			delete(s.clusters, name)
-			s.endpoints -= r.endpoints
-			s.givenBack = append(s.givenBack, r.id)
+func (s *Store) removeClusters(p *change) error {
+	for _, c := range p.GoneClusters {
+		err := s.remove(&c.Own, s.topOfCluster(c.Name))
+		s.forget(c)
+		if err != nil {
+			return err
 		}
 	}
-	for name, r := range s.listeners {
-		if !r.present {
-			delete(s.listeners, name)
-			if s.addresses[r.address] == r {
-				delete(s.addresses, r.address)
-			}
-		}
-	}
+	return nil
 }
 
-func (s *Store) takeID() uint32 {
-	if n := len(s.ids); n > 0 {
-		id := s.ids[n-1]
-		s.ids = s.ids[:n-1]
-		return id
+func (s *Store) forget(c *plan.Cluster[kept]) {
+	s.config.Set(c, false, 0)
+	delete(s.config.Clusters, c.Name)
+	s.numbers.Give(c.Own.id)
+}
+
+// forgetAbsent is for after a failure: what is not in the maps any more is not known any more either.
+func (s *Store) forgetAbsent() {
+	for _, c := range s.config.Clusters {
+		if !c.Own.present {
+			s.forget(c)
+		}
 	}
-	s.nextID++
-	return s.nextID - 1
+	for name, l := range s.config.Listeners {
+		if !l.Own.present {
+			delete(s.config.Listeners, name)
+			s.config.Leave(l)
+		}
+	}
 }
 
 // OpenMaps makes the maps of specs.
