@@ -403,7 +403,7 @@ func (e *Existing) Unseen() string {
 	case e.watch == nil:
 		return ""
 	case slices.Contains(e.PIDs, 1):
-		why = "PID 1 is in it, and what that starts moves to groups of its own"
+		why = "PID 1 is in it, and what that starts moves to other groups"
 	case e.watch.Unseen() != nil:
 		why = e.watch.Unseen().Error()
 	default:
