@@ -395,15 +395,15 @@ func (e *Existing) Close() error {
 	return e.watch.Close()
 }
 
-// Unseen says why it may not be known, between the edges, which processes of the target left its control group and ended
-// elsewhere; empty where it is, or where there is no such group.
+// Unseen says why it may not be known which processes of the target left its control group between the edges and ended
+// elsewhere; empty where it is known, or where there is no such group.
 func (e *Existing) Unseen() string {
 	why := ""
 	switch {
 	case e.watch == nil:
 		return ""
 	case slices.Contains(e.PIDs, 1):
-		why = "PID 1 is in it, and what that starts moves to groups of its own"
+		why = "PID 1 is in it, and what that starts moves to other groups"
 	case e.watch.Unseen() != nil:
 		why = e.watch.Unseen().Error()
 	default:

@@ -361,7 +361,7 @@ func TestStrays(t *testing.T) {
 	if why := e.Unseen(); (why == "") != (e.watch.Unseen() == nil) {
 		t.Errorf("what leaves is not seen: %q", why)
 	}
-	withFirst := *e // as if the group were that of the first process, whose children nobody watches
+	withFirst := *e // as if it were the group of the first process, whose children are not watched
 	withFirst.PIDs = append([]int{1}, e.PIDs...)
 	if why := withFirst.Unseen(); !strings.Contains(why, "may not be known") || !strings.Contains(why, "PID 1 is in it") {
 		t.Errorf("beside PID 1: %q", why)

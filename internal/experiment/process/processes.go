@@ -152,7 +152,7 @@ func Connections(port uint16) ([]Connection, error) {
 
 // Dialled reports whether one of some processes has a TCP connection to an address now, that it has made.
 func Dialled(pids []int, to netip.AddrPort) (has bool) {
-	for _, pid := range pids { // each may be in a network namespace of its own
+	for _, pid := range pids { // each may be in a separate network namespace
 		sockets := map[string]bool{}
 		addSockets(sockets, "/proc", pid)
 		if len(sockets) == 0 {

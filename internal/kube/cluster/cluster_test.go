@@ -258,6 +258,13 @@ func TestMatch(t *testing.T) {
 			t.Errorf("there is a row of %s", r.Pod)
 		}
 	}
+	none := clustertest.Merged(cluster.Options{Match: func(*cluster.Pod) bool { return false }}, 3)
+	for of, want := range map[*cluster.Cluster]bool{c: false, none: true} {
+		got := slices.ContainsFunc(of.Warnings, func(w cluster.Warning) bool { return w.Code == "no-such-pod" })
+		if got != want {
+			t.Errorf("warns of no pod that was asked for: %v, want %v", got, want)
+		}
+	}
 }
 
 // TestSandboxes: a shim that the kernel charges to the container runtime is tare of its pod.

@@ -81,6 +81,10 @@ func New(pods []Pod, o Options) *Merger {
 			}
 		}
 	}
+	matches := func(p Pod) bool { return o.Match(&p) }
+	if o.Match != nil && !slices.ContainsFunc(pods, matches) {
+		m.warn("no-such-pod", "", fmt.Sprintf("none of the %d pods of the cluster is one that was asked for", len(pods)))
+	}
 	for _, identity := range o.Machines {
 		m.sharing[identity]++
 	}

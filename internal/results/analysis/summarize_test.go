@@ -262,6 +262,25 @@ func TestTrialsLeftOut(t *testing.T) {
 	}
 }
 
+// TestImpossible: what no trial can have written is left out, and the summary says so.
+func TestImpossible(t *testing.T) {
+	run, trials := analysistest.Quickstart(plain)
+	trials[0].Metrics = nil
+	trials[1].Counts = map[string]record.Count{"x": {In: 5, Of: 3}, "y": {In: -1, Of: 3}, "z": {In: 3, Of: 3}}
+	trials[2].Metrics["map_bytes"] = 1e300
+	s := summarize(t, run, trials)
+	said := strings.Join(s.Warnings, "; ")
+	for _, want := range []string{"the record is incomplete: 1 trial without metrics did not fail",
+		"left out: 3 values that nothing can have measured, of map bytes, x, y"} {
+		if !strings.Contains(said, want) {
+			t.Errorf("%q is not in %q", want, said)
+		}
+	}
+	if slices.ContainsFunc(s.Estimates, func(e analysis.Estimate) bool { return e.Metric == "x" || e.Metric == "y" }) {
+		t.Error("a share of more than all is told")
+	}
+}
+
 func TestOddRuns(t *testing.T) {
 	run, trials := analysistest.Quickstart(plain)
 	if _, err := analysis.Summarize(record.Run{}, nil); err == nil {
@@ -306,6 +325,10 @@ func TestOddRuns(t *testing.T) {
 			if c.name == "no twin" && e.Difference != nil && e.Difference.Resolved {
 				t.Errorf("resolved without a twin: %+v", e)
 			}
+		}
+		if c.name == "values that are no numbers" &&
+			!strings.Contains(strings.Join(s.Warnings, "; "), "left out: 72 values that nothing can have measured, of ") {
+			t.Errorf("%s: warnings %q", c.name, s.Warnings)
 		}
 		if c.name == "histograms that are none" &&
 			!strings.Contains(strings.Join(s.Warnings, ""), "48 histograms could not be read") {

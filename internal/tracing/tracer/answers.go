@@ -130,7 +130,7 @@ func (p *prose) tracer(t *analysis.Table, all loss) {
 	case all.unsaid == 0:
 		p.Add("It says so itself, to the event.")
 	case all.tells < all.trials:
-		p.Add("What it says of its own losses is wrong by %s events in the %s in which it says anything.", count(all.unsaid),
+		p.Add("What it says of its losses is wrong by %s events in the %s in which it says anything.", count(all.unsaid),
 			counted(all.tells, "trial"))
 	default:
 		p.Add("What it says of its own losses is wrong by %s events in all.", count(all.unsaid))

@@ -137,8 +137,8 @@ func (s *started) inPath() error {
 	return nil // what runs in a container or a virtual machine has sockets that are not seen from here
 }
 
-// past looks for loads that go to the application that it serves and have a connection to that itself. Where a load goes
-// that Tare does not generate, its command line alone says; without such loads it is nil.
+// past looks for loads that go to the application that it serves and have a connection to that itself. Where a load
+// goes that Tare does not generate, its command line alone says; without such loads it is nil.
 func (s *started) past() func() string {
 	app, err := netip.ParseAddrPort(s.trial.Applications()[s.serves].Address)
 	if err != nil {

@@ -20,6 +20,7 @@ func init() {
 }
 
 var (
+	heyCSV      = text.LazyRegexp(`(?m)^response-time,`)
 	heyField    = text.LazyRegexp(`^\s+(Success rate|Total|Slowest|Average|Requests/sec|Total data):\s+(.+)$`)
 	heySummary  = text.LazyRegexp(`(?m)^Summary:`)
 	heyQuantile = text.LazyRegexp(`^\s+([0-9.]+)%%? in ([0-9.]+|NaN) (\S.*)$`)
@@ -29,7 +30,7 @@ var (
 
 // parseHey reads the text of hey.
 func parseHey(output string, r *Reading) error {
-	if strings.HasPrefix(output, "response-time,") {
+	if heyCSV().MatchString(output) {
 		return errors.New("it is one line for each request: leave out -o csv")
 	}
 	return parseHeyLike(output, r)

@@ -491,6 +491,7 @@ func TestBadOutput(t *testing.T) {
 			"no number that it can have measured"},
 		{"hey, cut off", "hey", cut("hey.txt", 0.6), "distribution of status codes at its end, is missing"},
 		{"hey, one line a request", "hey", string(read(t, "hey-requests.csv")), "leave out -o csv"},
+		{"hey, one line a request after others", "hey", "warm\n" + string(read(t, "hey-requests.csv")), "leave out -o csv"},
 		{"ab, cut off", "ab", cut("ab.txt", 0.3), `no "Complete requests"`},
 		{"ab, cut off later", "ab", cut("ab.txt", 0.9), "its distribution at the end is missing"},
 		{"fortio, text", "fortio", "All done 100 calls\n", "run it with -json -"},
