@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 )
@@ -136,25 +137,11 @@ func enterNetwork(path string) error {
 
 // pinTo has this process run on the n-th of the CPUs that it may run on, counted from 1 and round again.
 func pinTo(n int) error {
-	var allowed, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
-		return fmt.Errorf("reading the CPUs that a process may run on: %w", err)
+	cpus, err := pace.AllowedCPUs()
+	if err != nil {
+		return err
 	}
-	n = (n - 1) % allowed.Count()
-	for cpu := 0; ; cpu++ {
-		if !allowed.IsSet(cpu) {
-			continue
-		}
-		if n == 0 {
-			one.Set(cpu)
-			break
-		}
-		n--
-	}
-	if err := unix.SchedSetaffinity(0, &one); err != nil {
-		return fmt.Errorf("having a process run on one CPU: %w", err)
-	}
-	return nil
+	return pace.RunOn(cpus[(n-1)%len(cpus)])
 }
 
 // Enter is the body of EnterCommand: args are directories of groups, "--", the path of a program, and its arguments

@@ -39,9 +39,35 @@ func CPUTime() (float64, error) {
 
 // CPUs is the number of CPUs that this process may run on.
 func CPUs() int {
-	var set unix.CPUSet
-	if unix.SchedGetaffinity(0, &set) != nil {
+	cpus, err := AllowedCPUs()
+	if err != nil {
 		return runtime.NumCPU()
 	}
-	return max(set.Count(), 1)
+	return max(len(cpus), 1)
+}
+
+// AllowedCPUs are the CPUs that the calling thread may run on, by number.
+func AllowedCPUs() (cpus []int, err error) {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return nil, fmt.Errorf("reading the CPUs that a thread may run on: %w", err)
+	}
+	for cpu := 0; len(cpus) < set.Count(); cpu++ {
+		if set.IsSet(cpu) {
+			cpus = append(cpus, cpu)
+		}
+	}
+	return cpus, nil
+}
+
+// RunOn has the calling thread, to which its goroutine is locked, run on these CPUs alone.
+func RunOn(cpus ...int) error {
+	var set unix.CPUSet
+	for _, cpu := range cpus {
+		set.Set(cpu)
+	}
+	if err := unix.SchedSetaffinity(0, &set); err != nil {
+		return fmt.Errorf("having a thread run on CPUs %v: %w", cpus, err)
+	}
+	return nil
 }

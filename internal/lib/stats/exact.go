@@ -3,6 +3,7 @@ package stats
 import (
 	"math"
 
+	"gonum.org/v1/gonum/stat/combin"
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
@@ -19,12 +20,7 @@ func SignTest(above, below int) float64 {
 // MoreOften is the probability that at least a of n would be the ones lost, against b of m, if all were equally likely
 // to be: Fisher's exact test, one-sided.
 func MoreOften(a, n, b, m int) float64 {
-	choose := func(n, k int) float64 {
-		up, _ := math.Lgamma(float64(n + 1))
-		low, _ := math.Lgamma(float64(k + 1))
-		rest, _ := math.Lgamma(float64(n - k + 1))
-		return up - low - rest
-	}
+	choose := func(n, k int) float64 { return combin.LogGeneralizedBinomial(float64(n), float64(k)) }
 	var p float64
 	lost := a + b
 	for k := max(a, lost-m); k <= min(n, lost); k++ {

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"tare/internal/lib/pace"
 )
 
@@ -123,25 +121,20 @@ func watchCPU(ctx context.Context, cpu int) (delays []int64, err error) {
 // pinThread keeps the thread of the caller, who has locked it, on one CPU until it is released. It gives nil where this
 // process may not use the CPU.
 func pinThread(cpu int) (release func(), err error) {
-	var all, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &all); err != nil {
-		return nil, fmt.Errorf("reading the CPUs of a thread: %w", err)
+	all, err := pace.AllowedCPUs()
+	if err != nil || pace.RunOn(cpu) != nil {
+		return nil, err
 	}
-	one.Set(cpu)
-	if unix.SchedSetaffinity(0, &one) != nil {
-		return nil, nil
-	}
-	return func() { _ = unix.SchedSetaffinity(0, &all) }, nil // what was allowed a moment ago is again
+	return func() { _ = pace.RunOn(all...) }, nil // what was allowed a moment ago is again
 }
 
 // pinAnywhere is pinThread on the last CPU that this process may use, which it returns.
 func pinAnywhere() (cpu int, release func(), err error) {
-	var all unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &all); err != nil {
-		return 0, nil, fmt.Errorf("reading the CPUs of a thread: %w", err)
+	all, err := pace.AllowedCPUs()
+	if err != nil {
+		return 0, nil, err
 	}
-	for cpu = len(all)*64 - 1; cpu > 0 && !all.IsSet(cpu); cpu-- {
-	}
+	cpu = all[len(all)-1]
 	release, err = pinThread(cpu)
 	if err == nil && release == nil {
 		err = fmt.Errorf("keeping a thread on CPU %d: it is not allowed to", cpu)

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"math/big"
 	"slices"
 	"strings"
 
@@ -150,15 +151,9 @@ func (e Evidence) tooFew(n int) string {
 // primeFrom is the smallest prime that is no less than n: samples at a prime rate do not keep step with timers of
 // round ones.
 func primeFrom(n int) int {
-	for n = max(n, 2); ; n++ {
-		prime := true
-		for d := 2; d*d <= n && prime; d++ {
-			prime = n%d != 0
-		}
-		if prime {
-			return n
-		}
+	for n = max(n, 2); !big.NewInt(int64(n)).ProbablyPrime(0); n++ { // it is exact below 2^64
 	}
+	return n
 }
 
 // Apportion deals total out in proportion to counts, which sum to n, by largest remainder.

@@ -104,7 +104,7 @@ type worker struct {
 // New starts the workers; they execute nothing yet. Its errors are of wrong use, and of machines where files in
 // memory cannot be executed.
 func New(o Options) (l *Load, err error) {
-	cpus, err := allowed()
+	cpus, err := pace.AllowedCPUs()
 	if err != nil {
 		return nil, err
 	}
@@ -142,20 +142,6 @@ func New(o Options) (l *Load, err error) {
 func noProgram() error {
 	return fault.New(fault.Machine, "", "use amd64 or arm64", "the load has no program for machines of type %s",
 		runtime.GOARCH)
-}
-
-// allowed are the CPUs that this process may use.
-func allowed() (cpus []int, err error) {
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return nil, fmt.Errorf("reading the CPUs that a process may run on: %w", err)
-	}
-	for cpu := 0; len(cpus) < set.Count(); cpu++ {
-		if set.IsSet(cpu) {
-			cpus = append(cpus, cpu)
-		}
-	}
-	return cpus, nil
 }
 
 // start starts the workers from a thread that lives as long as they do: the signal by which they die with this

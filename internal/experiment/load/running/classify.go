@@ -38,7 +38,7 @@ const (
 
 // Classify tells the requests of a load apart by the stalls of its window, which lasts from begin to end
 // (CLOCK_MONOTONIC, ns), and puts the undisturbed distributions and Running into r. Logs are those of all threads of
-// the load; where one has none, nobody was to say, and nothing is put into r.
+// the load; where one has none, it was not asked for, and nothing is put into r.
 func Classify(r *load.Result, logs []*Log, stalls *role.Stalls, begin, end int64) error {
 	if slices.Contains(logs, nil) {
 		return nil

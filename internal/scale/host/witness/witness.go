@@ -29,6 +29,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
 	"tare/internal/scale/host/feature"
 	"tare/internal/scale/host/perf"
 )
@@ -221,19 +222,13 @@ func (w *Witness) load(types *btf.Cache) error {
 func (w *Witness) findQueues(cpus []int) (err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	var all, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &all); err != nil {
-		return fmt.Errorf("reading the CPUs of a thread: %w", err)
+	all, err := pace.AllowedCPUs()
+	if err != nil {
+		return err
 	}
-	defer func() {
-		if back := unix.SchedSetaffinity(0, &all); back != nil {
-			err = errors.Join(err, fmt.Errorf("giving a thread its CPUs back: %w", back))
-		}
-	}()
+	defer func() { err = errors.Join(err, pace.RunOn(all...)) }()
 	for _, cpu := range cpus {
-		one.Zero()
-		one.Set(cpu)
-		if unix.SchedSetaffinity(0, &one) != nil {
+		if pace.RunOn(cpu) != nil {
 			continue
 		}
 		if _, err := w.objects.TareClock.Run(&ebpf.RunOptions{}); err != nil {

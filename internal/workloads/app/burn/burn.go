@@ -4,7 +4,6 @@ package burn
 
 import (
 	"context"
-	"fmt"
 	"runtime"
 	"sync"
 	"time"
@@ -34,31 +33,27 @@ func Serve(ctx context.Context, o Options, ready func(Ready) error) error {
 	if err := (param.Values{"share": param.Number(o.Share)}).Check(Settings); err != nil {
 		return err
 	}
-	var allowed unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
-		return fmt.Errorf("reading the CPUs that a process may run on: %w", err)
+	cpus, err := pace.AllowedCPUs()
+	if err != nil {
+		return err
 	}
-	threads := 0
-	if o.Share > 0 {
-		threads = allowed.Count()
+	if o.Share == 0 {
+		cpus = nil
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	pinned := make(chan error, threads)
-	for cpu, n := 0, 0; n < threads; cpu++ {
-		if allowed.IsSet(cpu) {
-			n++
-			wg.Go(func() { burn(ctx, cpu, o.Share, pinned) })
-		}
+	pinned := make(chan error, len(cpus))
+	for _, cpu := range cpus {
+		wg.Go(func() { burn(ctx, cpu, o.Share, pinned) })
 	}
-	for range threads {
+	for range cpus {
 		if err := <-pinned; err != nil {
 			return err
 		}
 	}
-	if err := ready(Ready{Threads: threads}); err != nil {
+	if err := ready(Ready{Threads: len(cpus)}); err != nil {
 		return err
 	}
 	<-ctx.Done()
@@ -68,13 +63,10 @@ func Serve(ctx context.Context, o Options, ready func(Ready) error) error {
 // burn uses a share of one CPU, by the thread's own CPU clock: where others want the CPU too, it goes on trying.
 func burn(ctx context.Context, cpu int, share float64, pinned chan<- error) {
 	runtime.LockOSThread() // for good: the thread ends with the goroutine, and its CPU is nobody else's
-	var one unix.CPUSet
-	one.Set(cpu)
-	if err := unix.SchedSetaffinity(0, &one); err != nil {
-		pinned <- fmt.Errorf("having a thread run on CPU %d: %w", cpu, err)
+	err := pace.RunOn(cpu)
+	if pinned <- err; err != nil {
 		return
 	}
-	pinned <- nil
 	for ctx.Err() == nil {
 		begin, used := pace.Now(), threadTime()
 		for pace.Now()-begin < int64(period) && threadTime()-used < int64(float64(period)*share) {

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
-	"golang.org/x/sys/unix"
 
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/role"
@@ -66,17 +65,8 @@ func New(o Options) (*Probe, error) {
 	if err := (param.Values{"interval": o.Interval.String()}).Check(Settings); err != nil {
 		return nil, err
 	}
-	var allowed unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
-		return nil, fmt.Errorf("reading the CPUs that the probe may run on: %w", err)
-	}
-	p := &Probe{interval: o.Interval}
-	for cpu := 0; len(p.cpus) < allowed.Count(); cpu++ {
-		if allowed.IsSet(cpu) {
-			p.cpus = append(p.cpus, cpu)
-		}
-	}
-	return p, nil
+	cpus, err := pace.AllowedCPUs()
+	return &Probe{interval: o.Interval, cpus: cpus}, err
 }
 
 // Ready describes the probe.
@@ -135,15 +125,14 @@ func (p *Probe) watch(ctx context.Context, i int, begin, warm, end int64, delays
 		return err
 	}
 	defer thread.Close()
-	var all, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &all); err != nil {
-		return fmt.Errorf("reading the CPUs of a thread: %w", err)
+	all, err := pace.AllowedCPUs()
+	if err != nil {
+		return err
 	}
-	one.Set(p.cpus[i])
-	if err := unix.SchedSetaffinity(0, &one); err != nil {
-		return fmt.Errorf("having a thread run on CPU %d: %w", p.cpus[i], err)
+	if err := pace.RunOn(p.cpus[i]); err != nil {
+		return err
 	}
-	defer func() { _ = unix.SchedSetaffinity(0, &all) }() // what was allowed a moment ago is again, or the process ends
+	defer func() { _ = pace.RunOn(all...) }() // what was allowed a moment ago is again, or the process ends
 
 	every := int64(p.interval)
 	// The CPUs take turns, so that their wake-ups do not meet.
