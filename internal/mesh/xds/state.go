@@ -289,7 +289,7 @@ func (n *naming) replace(who string, old, now []string) {
 	}
 }
 
-// sweep gives the names that changed, and calls gone for each of them that nobody names any more.
+// sweep gives the names that changed, and calls gone for each of them that has no namer left.
 func (n *naming) sweep(gone func(name string)) (changed []string) {
 	for name := range n.changed {
 		if n.by[name] == nil {
