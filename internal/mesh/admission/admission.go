@@ -66,11 +66,10 @@ const (
 
 // Load is a client of a webhook, ready to run once.
 type Load struct {
-	o       Options
-	to      Webhook
-	reviews *reviews
-	http    *http.Client
-	signer  jose.Signer // of pods' tokens; nil where there are none
+	o      Options
+	to     Webhook
+	http   *http.Client
+	signer jose.Signer // of pods' tokens; nil where there are none
 
 	begin, end int64 // of the window
 
@@ -89,16 +88,13 @@ func Prepare(ctx context.Context, o Options, to Webhook) (*Load, error) {
 	if !roots.AppendCertsFromPEM(to.Roots) {
 		return nil, fault.New(fault.Usage, to.URL, "", "the webhook's roots are no certificates")
 	}
-	r, err := newReviews()
-	if err != nil {
-		return nil, err
-	}
-	l := &Load{o: o, to: to, reviews: r}
+	l := &Load{o: o, to: to}
 	if to.Certificates != "" {
 		var key jose.JSONWebKey
 		if err := json.Unmarshal(to.Signer, &key); err != nil {
 			return nil, fmt.Errorf("reading the key that signs tokens: %w", err)
 		}
+		var err error
 		if l.signer, err = jose.NewSigner(jose.SigningKey{Algorithm: jose.ES256, Key: key}, nil); err != nil {
 			return nil, fmt.Errorf("signing tokens: %w", err)
 		}
@@ -135,8 +131,7 @@ type answered struct {
 
 // review sends the i-th review, whose answer must be a patch; failed is why it is none.
 func (l *Load) review(ctx context.Context, i int) (failed string, err error) {
-	body := l.reviews.appendTo(make([]byte, 0, 8<<10), i)
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, l.to.URL, bytes.NewReader(body))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, l.to.URL, bytes.NewReader(reviewOf(i)))
 	if err != nil {
 		return "", err
 	}
@@ -203,7 +198,7 @@ func (l *Load) token(i int) (authority.Token, error) {
 			account(i),
 		IssuedAt: jwt.NewNumericDate(now), NotBefore: jwt.NewNumericDate(now), Expiry: jwt.NewNumericDate(now.Add(time.Hour)),
 	}).Claims(map[string]any{"kubernetes.io": map[string]any{"namespace": Namespace,
-		"serviceaccount": object(account(i), uid(i)), "pod": object(fmt.Sprint("shop-", i), uid(i))}}).Serialize()
+		"serviceaccount": object(account(i), uid(i)), "pod": object(podName(i), uid(i))}}).Serialize()
 	if err != nil {
 		return "", fmt.Errorf("signing the token of a pod: %w", err)
 	}

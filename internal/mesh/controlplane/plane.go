@@ -21,6 +21,7 @@ import (
 
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
+	"tare/internal/mesh/controlplane/ads"
 	"tare/internal/mesh/controlplane/authority"
 	"tare/internal/mesh/controlplane/bootstrap"
 	"tare/internal/mesh/controlplane/proxyconfig"
@@ -94,7 +95,7 @@ func NewPlane(ctx context.Context, m *proxyconfig.Mesh, o PlaneOptions) (*Plane,
 	}
 	p.retry.Stop()
 	p.renewals.init()
-	options := Options{Key: p.key, OnSent: o.OnSent, OnAnswer: o.OnAnswer}
+	options := Options{Options: ads.Options{Key: p.key, OnSent: o.OnSent, OnAnswer: o.OnAnswer}}
 	if m.Secure() {
 		ao := authority.Options{
 			TrustDomain: m.TrustDomain(), Life: o.Life, RenewAfter: o.RenewAfter, Log: o.Log, OwnNames: o.Names,

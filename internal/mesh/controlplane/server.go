@@ -30,15 +30,7 @@ type Answer = ads.Answer
 
 // Options are what a server tells and how. The zero value will do: every data plane is then told the same.
 type Options struct {
-	// Key is what a data plane is told by: the key of SetAll. See ads.Options.
-	Key func(ctx context.Context, node string) (string, error)
-	// Check says whether a data plane that has a key may still be told what is for it. See ads.Options.
-	Check    func(ctx context.Context) error
-	OnSent   func(Sent)   // called by the stream's goroutine
-	OnAnswer func(Answer) // the same
-	// Stamped has responses of deltas tell in their version, which the protocol has for debugging only, when Set was
-	// called and when they left: see TimesOf. With state of the world the version is data, and stays as it is.
-	Stamped bool
+	ads.Options // Key is what a data plane is told by: the key of SetAll
 	// Idle is how long a connection may stay without a stream; default DefaultIdle.
 	Idle time.Duration
 	// Credentials are those of the server; nil: it speaks in the clear.
@@ -94,7 +86,7 @@ const everyone = ""
 // New makes a server without resources. It answers nobody before the first Set.
 func New(o Options) *Server {
 	s := &Server{last: map[string]told{}, commons: map[*Resources]*common{}}
-	s.ads = ads.New(ads.Options{Key: o.Key, Check: o.Check, OnSent: o.OnSent, OnAnswer: o.OnAnswer, Stamped: o.Stamped})
+	s.ads = ads.New(o.Options)
 	pings := keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}
 	idle := keepalive.ServerParameters{MaxConnectionIdle: cmp.Or(o.Idle, DefaultIdle)}
 	options := append(ads.ServerOptions(o.Credentials), grpc.KeepaliveEnforcementPolicy(pings), grpc.KeepaliveParams(idle))

@@ -26,9 +26,13 @@ func Scope(namespace string, services ...Service) Object {
 	for _, s := range services {
 		hosts = append(hosts, "*/"+s.Host())
 	}
-	spec, err := json.Marshal(map[string]any{"egress": []any{map[string]any{"hosts": hosts}}})
+	return objectOf("Sidecar", namespace, "scope", object{"egress": []object{{"hosts": hosts}}})
+}
+
+func objectOf(kind, namespace, name string, spec object) Object {
+	text, err := json.Marshal(spec)
 	if err != nil {
-		panic(err) // of strings there is none
+		panic(err) // of texts and numbers there is none
 	}
-	return Object{Kind: "Sidecar", Namespace: namespace, Name: "scope", Spec: spec}
+	return Object{Kind: kind, Namespace: namespace, Name: name, Spec: text}
 }

@@ -1,12 +1,12 @@
 package istiod
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"syscall"
 	"time"
 
@@ -95,18 +95,15 @@ func (m *made) entry(service, change int) Object {
 
 // Object is the service's ServiceEntry.
 func (s Service) Object() Object {
-	var b bytes.Buffer
-	fmt.Fprintf(&b, `{"hosts":["%s"],"addresses":["%s"],"ports":[{"number":%d,"name":"main","protocol":"%s"}],`+
-		`"location":"MESH_INTERNAL","resolution":"STATIC","endpoints":[`, s.Host(), s.Address.Addr(), s.Address.Port(),
-		s.Protocol)
-	for i, e := range s.Endpoints {
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		fmt.Fprintf(&b, `{"address":"%s","ports":{"main":%d}}`, e.Addr(), e.Port())
+	endpoints := []object{}
+	for _, e := range s.Endpoints {
+		endpoints = append(endpoints, object{"address": e.Addr(), "ports": object{"main": e.Port()}})
 	}
-	b.WriteString("]}")
-	return Object{Kind: "ServiceEntry", Namespace: cmp.Or(s.Namespace, defaultNamespace), Name: s.Name, Spec: b.Bytes()}
+	return objectOf("ServiceEntry", cmp.Or(s.Namespace, defaultNamespace), s.Name, object{
+		"hosts": []string{s.Host()}, "addresses": []netip.Addr{s.Address.Addr()},
+		"ports":    []object{{"number": s.Address.Port(), "name": "main", "protocol": s.Protocol}},
+		"location": "MESH_INTERNAL", "resolution": "STATIC", "endpoints": endpoints,
+	})
 }
 
 // change makes one change. When istiod has told it to data planes, it does not say.

@@ -21,6 +21,7 @@ import (
 	"tare/internal/lib/limit"
 	"tare/internal/lib/pace"
 	"tare/internal/mesh/controlplane"
+	"tare/internal/mesh/controlplane/ads"
 )
 
 // Options is what the mesh is made of, and where its control plane is.
@@ -96,7 +97,7 @@ func Serve(ctx context.Context, o Options, ready func(Ready) error) (err error) 
 	if err != nil {
 		return errors.Join(fmt.Errorf("listening for changes: %w", err), listener.Close())
 	}
-	p.server = controlplane.New(controlplane.Options{Stamped: true, OnSent: p.onSent})
+	p.server = controlplane.New(controlplane.Options{Options: ads.Options{Stamped: true, OnSent: p.onSent}})
 	if _, err := p.server.Set(ctx, p.now); err != nil {
 		return errors.Join(err, listener.Close(), control.Close())
 	}

@@ -199,11 +199,13 @@ func startPlane(t *testing.T, address string) *plane {
 		t.Fatal(err)
 	}
 	p := &plane{t: t, address: l.Addr().String(), ended: make(chan error, 1)}
-	p.server = controlplane.New(controlplane.Options{OnAnswer: func(a controlplane.Answer) {
+	var o controlplane.Options
+	o.OnAnswer = func(a controlplane.Answer) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.answers = append(p.answers, a)
-	}})
+	}
+	p.server = controlplane.New(o)
 	go func() { p.ended <- p.server.Serve(l) }()
 	t.Cleanup(p.stop)
 	return p

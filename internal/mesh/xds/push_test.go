@@ -64,11 +64,13 @@ func benchmarkPlane() error {
 	}
 	defer controlplane.BoundGarbage()()
 	sent := make(chan int64, 1<<16)
-	s := controlplane.New(controlplane.Options{OnSent: func(x controlplane.Sent) {
+	var o controlplane.Options
+	o.OnSent = func(x controlplane.Sent) {
 		if x.TypeURL == Endpoints.TypeURL() {
 			sent <- x.Time
 		}
-	}})
+	}
+	s := controlplane.New(o)
 	go s.Serve(l)
 	defer s.Close()
 	r := manyServices(1000)

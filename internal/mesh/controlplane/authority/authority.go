@@ -114,7 +114,6 @@ type Authority struct {
 	signed  signed          // what agents have
 	own     entry           // the control plane's certificate
 	served  atomic.Pointer[serving]
-	judging atomic.Pointer[judging]
 	running atomic.Bool
 	told    *limits // refusals that are logged, by host
 
@@ -394,11 +393,7 @@ func (s *store) read(trustDomain string) (*trust, error) {
 // parseTrust reads the text of a store. Its errors show nothing of keys.
 func parseTrust(text []byte, trustDomain string) (*trust, error) {
 	var roots []*root
-	for rest := text; ; {
-		var block *pem.Block
-		if block, rest = pem.Decode(rest); block == nil {
-			break
-		}
+	for block := range blocks(text) {
 		switch block.Type {
 		case certificateBlock:
 			r, err := parseRoot(block.Bytes, nil)

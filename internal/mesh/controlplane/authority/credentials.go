@@ -93,11 +93,7 @@ func ReadFiles(dir string) (Credentials, error) {
 		return Credentials{}, err
 	}
 	var c Credentials
-	for rest := pair; ; {
-		var block *pem.Block
-		if block, rest = pem.Decode(rest); block == nil {
-			break
-		}
+	for block := range blocks(pair) {
 		switch text := pem.EncodeToMemory(block); block.Type {
 		case certificateBlock:
 			c.Chain = append(c.Chain, text...)

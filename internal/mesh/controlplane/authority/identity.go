@@ -5,6 +5,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"iter"
 	"net/netip"
 	"strings"
 
@@ -143,16 +144,23 @@ func domainOf(id string) (string, error) {
 // parseChain reads certificates in PEM.
 func parseChain(text []byte) ([]*x509.Certificate, error) {
 	var all []*x509.Certificate
-	for rest := text; ; {
-		var block *pem.Block
-		if block, rest = pem.Decode(rest); block == nil {
-			return all, nil
-		}
+	for block := range blocks(text) {
 		c, err := x509.ParseCertificate(block.Bytes)
 		if err != nil {
 			return nil, fmt.Errorf("reading a certificate: %w", err)
 		}
 		all = append(all, c)
+	}
+	return all, nil
+}
+
+// blocks are those of a text in PEM.
+func blocks(text []byte) iter.Seq[*pem.Block] {
+	return func(yield func(*pem.Block) bool) {
+		block, rest := pem.Decode(text)
+		for block != nil && yield(block) {
+			block, rest = pem.Decode(rest)
+		}
 	}
 }
 

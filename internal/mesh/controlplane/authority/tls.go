@@ -26,34 +26,13 @@ func (a *Authority) ServerTLS() *tls.Config {
 	}
 }
 
-// judging is ServerTLS for as long as roots and certificate stay.
-type judging struct {
-	roots  *x509.CertPool
-	own    *tls.Certificate
-	config *tls.Config
-}
-
 // serverTLS is one for all connections of the moment: idle ones keep theirs.
 func (a *Authority) serverTLS() (*tls.Config, error) {
-	own, err := a.server()
+	s, err := a.server()
 	if err != nil {
 		return nil, err
 	}
-	roots := a.trust.Load().pool
-	if j := a.judging.Load(); j != nil && j.roots == roots && j.own == own {
-		return j.config, nil
-	}
-	c := &tls.Config{
-		MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, Certificates: []tls.Certificate{*own},
-		// A client's certificate, if it shows one, is verified by proofOf: crypto/tls would verify chains of any length.
-		ClientAuth: tls.RequestClientCert, ClientCAs: roots, VerifyConnection: func(s tls.ConnectionState) error {
-			_, err := a.proofOf(s.PeerCertificates)
-			return err
-		},
-		SessionTicketsDisabled: true, // each connection is judged by the roots and the time of its own
-	}
-	a.judging.Store(&judging{roots, own, c})
-	return c, nil
+	return s.config, nil
 }
 
 // WebTLS is for a listener of the control plane that peers know by one of Options.OwnNames, such as API servers, which
@@ -61,26 +40,30 @@ func (a *Authority) serverTLS() (*tls.Config, error) {
 func (a *Authority) WebTLS() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"},
-		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return a.server() },
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			s, err := a.server()
+			if err != nil {
+				return nil, err
+			}
+			return &s.pair, nil
+		},
 	}
 }
 
-// serving is the control plane's certificate as crypto/tls wants it.
+// serving is what the control plane shows for as long as its certificate is not due and trust stays.
 type serving struct {
-	of   *x509.Certificate // the root that signed it
-	due  time.Time
-	pair tls.Certificate
+	trust  *trust
+	due    time.Time
+	pair   tls.Certificate
+	config *tls.Config // ServerTLS
 }
 
-// server is the control plane's certificate, renewed if it is due or the root has changed.
-func (a *Authority) server() (*tls.Certificate, error) {
-	current := func(of *x509.Certificate, due time.Time) bool {
-		return time.Now().Before(due) && of == a.trust.Load().issuing.certificate
+// server is what the control plane shows now: its certificate is renewed if it is due or the root has changed.
+func (a *Authority) server() (*serving, error) {
+	if s := a.served.Load(); s != nil && s.trust == a.trust.Load() && time.Now().Before(s.due) {
+		return s, nil
 	}
-	if s := a.served.Load(); s != nil && current(s.of, s.due) {
-		return &s.pair, nil
-	}
-	e, t, err := a.filled(&a.own, func(e *entry) bool { return current(e.by, e.due) })
+	e, t, err := a.filled(&a.own, func(e *entry) bool { return time.Now().Before(e.due) })
 	if err != nil {
 		return nil, err
 	}
@@ -88,9 +71,17 @@ func (a *Authority) server() (*tls.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &serving{e.by, e.due, pair}
+	s := &serving{trust: t, due: e.due, pair: pair, config: &tls.Config{
+		MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, Certificates: []tls.Certificate{pair},
+		// A client's certificate, if it shows one, is verified by proofOf: crypto/tls would verify chains of any length.
+		ClientAuth: tls.RequestClientCert, ClientCAs: t.pool, VerifyConnection: func(s tls.ConnectionState) error {
+			_, err := a.proofOf(s.PeerCertificates)
+			return err
+		},
+		SessionTicketsDisabled: true, // each connection is judged by the roots and the time of its own
+	}}
 	a.served.Store(s)
-	return &s.pair, nil
+	return s, nil
 }
 
 // ErrNoCertificate is that a peer has shown no certificate.
