@@ -447,7 +447,7 @@ func base(busybox []byte, applets []string, tare []byte) []byte {
 	a.File("bin/busybox", 0o755, busybox)
 	for _, name := range applets {
 		if name != "busybox" {
-			a.Symlink("bin/"+name, "busybox")
+			a.Add("bin/"+name, cpio.Entry{Mode: unix.S_IFLNK | 0o777}, []byte("busybox"))
 		}
 	}
 	a.File("bin/tare", 0o755, tare)

@@ -59,7 +59,7 @@ func WorkThenStalls[R any](ctx context.Context, conn *Conn, ready any,
 	}
 	var s Schedule
 	started := make(chan error, 1)
-	go func() { started <- conn.Expect(Start, &s, nil) }() // it ends with the parent's end of the pipe, or with the process
+	go func() { started <- conn.Expect(Start, &s, nil) }() // ends with the parent's end of the pipe, or with the process
 	select {
 	case err := <-started:
 		if errors.Is(err, io.EOF) {

@@ -21,19 +21,12 @@ type Archive struct {
 const (
 	modeDir  = 0o040000
 	modeFile = 0o100000
-	modeLink = 0o120000
 )
 
 // File adds a regular file, and the directories that lead to it.
 func (a *Archive) File(name string, perm fs.FileMode, data []byte) {
 	a.parents(name)
 	a.entry(name, modeFile|uint32(perm.Perm()), data)
-}
-
-// Symlink adds a symbolic link.
-func (a *Archive) Symlink(name, target string) {
-	a.parents(name)
-	a.entry(name, modeLink|0o777, []byte(target))
 }
 
 // Dir adds a directory.

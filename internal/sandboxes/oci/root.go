@@ -1,13 +1,14 @@
 package oci
 
 import (
-	"bufio"
+	"bytes"
 	"debug/elf"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -150,85 +151,50 @@ func copyFile(to, from string) error {
 	return errors.Join(err, out.Close())
 }
 
-// most bounds the libraries of a program.
-const most = 1000
-
-// closure is a program with its interpreter and all libraries that it and they are linked with (DT_NEEDED), at the
-// paths where the dynamic linker finds them (ld.so(8)). A script has none of these, and its interpreter is not among
-// them.
+// closure is a program with its interpreter and all libraries that it and they are linked with, at the paths where the
+// interpreter, which is the dynamic linker, says that it finds them (--list, see ld.so(8); that of musl has it too). A
+// static program and a script have none of these, and a script's interpreter is not among them.
 func closure(program string) ([]string, error) {
-	files := []string{program}
-	for i := 0; i < len(files); i++ {
-		f, err := elf.Open(files[i])
-		if _, script := errors.AsType[*elf.FormatError](err); script && i == 0 {
-			return files, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		needed, err := linked(f, files[i])
-		if err = errors.Join(err, f.Close()); err != nil {
-			return nil, fmt.Errorf("%s: %w", files[i], err)
-		}
-		files = lists.Include(files, needed...)
-		if len(files) > most {
-			return nil, fmt.Errorf("%s needs more than %d libraries", program, most)
+	interpreter, err := interpreterOf(program)
+	if err != nil || interpreter == "" {
+		return []string{program}, err
+	}
+	list := exec.Command(interpreter, "--list", program)
+	list.Env = []string{} // LD_LIBRARY_PATH of this process is not the container's
+	out, err := list.CombinedOutput()
+	if err != nil {
+		return nil, fmt.Errorf("its libraries: %w: %s", err, bytes.TrimSpace(out))
+	}
+	files := []string{program, interpreter}
+	for line := range strings.Lines(string(out)) {
+		// libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f...)
+		name, found, linked := strings.Cut(strings.TrimSpace(line), " => ")
+		path, _, _ := strings.Cut(found, " (0x")
+		switch {
+		case !linked: // of the kernel, or the interpreter
+		case !filepath.IsAbs(path):
+			return nil, fmt.Errorf("its library %s is nowhere: %s", name, found)
+		default:
+			files = lists.Include(files, path)
 		}
 	}
 	return files, nil
 }
 
-// linked is the interpreter and the libraries of one file.
-func linked(f *elf.File, path string) (found []string, err error) {
-	for _, p := range f.Progs {
-		if p.Type != elf.PT_INTERP || p.Filesz > 4096 {
-			continue
-		}
-		name, err := io.ReadAll(p.Open())
-		if err != nil {
-			return nil, err
-		}
-		found = append(found, strings.TrimRight(string(name), "\x00"))
+// interpreterOf is the dynamic linker that a program asks for; empty for a static program and for a script.
+func interpreterOf(program string) (string, error) {
+	f, err := elf.Open(program)
+	if _, script := errors.AsType[*elf.FormatError](err); script {
+		return "", nil
 	}
-	libraries, err := f.ImportedLibraries()
 	if err != nil {
-		return found, nil // a static program has no dynamic section
+		return "", err
 	}
-	var dirs []string
-	for _, tag := range []elf.DynTag{elf.DT_RPATH, elf.DT_RUNPATH} {
-		values, _ := f.DynString(tag) // most have neither
-		for _, v := range values {
-			v = strings.ReplaceAll(strings.ReplaceAll(v, "${ORIGIN}", "$ORIGIN"), "$ORIGIN", filepath.Dir(path))
-			dirs = append(dirs, filepath.SplitList(v)...)
-		}
+	defer f.Close()
+	i := slices.IndexFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP && p.Filesz <= 4096 })
+	if i < 0 {
+		return "", nil
 	}
-	dirs = append(dirs, searched()...)
-	for _, l := range libraries {
-		i := slices.IndexFunc(dirs, func(dir string) bool { _, err := os.Stat(filepath.Join(dir, l)); return err == nil })
-		if i < 0 {
-			return nil, fmt.Errorf("its library %s is in none of %s", l, strings.Join(dirs, ", "))
-		}
-		found = append(found, filepath.Join(dirs[i], l))
-	}
-	return found, nil
+	name, err := io.ReadAll(f.Progs[i].Open())
+	return strings.TrimRight(string(name), "\x00"), err
 }
-
-// searched is where the dynamic linker looks: what /etc/ld.so.conf and the files that it includes name, then the usual
-// directories.
-var searched = sync.OnceValue(func() []string {
-	var dirs []string
-	files, _ := filepath.Glob("/etc/ld.so.conf.d/*.conf")
-	for _, name := range append([]string{"/etc/ld.so.conf"}, files...) {
-		f, err := os.Open(name)
-		if err != nil {
-			continue // there need not be any
-		}
-		for scan := bufio.NewScanner(f); scan.Scan(); {
-			if line := strings.TrimSpace(scan.Text()); strings.HasPrefix(line, "/") {
-				dirs = append(dirs, line)
-			}
-		}
-		_ = f.Close() // nothing was written
-	}
-	return append(dirs, "/lib64", "/usr/lib64", "/lib", "/usr/lib")
-})

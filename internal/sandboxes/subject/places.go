@@ -38,10 +38,10 @@ func (e *Evidence) places(l *ledger.Ledger) []record.Place {
 		}
 	}
 	var loads []string
-	totals := map[string]*total{placePod: {}}
+	totals := map[string]*total{placePod: newTotal()}
 	at := func(place string) *total {
 		if totals[place] == nil {
-			totals[place] = &total{}
+			totals[place] = newTotal()
 		}
 		return totals[place]
 	}
@@ -78,9 +78,9 @@ func (e *Evidence) places(l *ledger.Ledger) []record.Place {
 		if t == nil {
 			continue
 		}
-		p := record.Place{Name: name, HardBytes: t.hard.value(), SoftBytes: t.soft.value(), CPUs: t.cpu.rate(seconds)}
+		p := record.Place{Name: name, HardBytes: t.hard, SoftBytes: t.soft, CPUs: perSecond(t.cpu, seconds)}
 		if name == placePod {
-			p.Kubernetes = t.working.value()
+			p.Kubernetes = t.working
 		}
 		for _, c := range Components {
 			if part, is := e.placed(c, name, seconds, placeOf); is {
@@ -103,7 +103,7 @@ func (e *Evidence) inPod(group string) bool {
 // placed is what of a component belongs to a place; false where nothing does.
 func (e *Evidence) placed(component, place string, seconds float64, placeOf func(string) string) (
 	c record.PlacedComponent, is bool) {
-	var bytes, cpu amount
+	bytes, cpu := new(float64), new(float64)
 	for _, s := range e.Sandboxes {
 		for _, p := range s.Processes {
 			if p.Component != component {
@@ -111,69 +111,54 @@ func (e *Evidence) placed(component, place string, seconds float64, placeOf func
 			}
 			if placeOf(p.MemoryCgroup) == place {
 				is = true
-				bytes.add(new(float64(p.own().PSS)), 1)
+				bytes = known.Sum(bytes, new(float64(p.own().PSS)))
 			}
 			here := placeOf(p.CPUCgroup) == place
 			elsewhere := 0.0
 			for group, v := range p.CPUElsewhere {
 				if elsewhere += v; placeOf(group) == place {
 					is = true
-					cpu.add(&v, 1)
+					cpu = known.Sum(cpu, &v)
 				}
 			}
 			if here {
 				is = true
-				cpu.add(known.As(p.CPUSeconds, func(all float64) float64 { return max(0, all-elsewhere) }), 1)
+				cpu = known.Sum(cpu, known.As(p.CPUSeconds, func(all float64) float64 { return max(0, all-elsewhere) }))
 			}
 		}
 	}
-	return record.PlacedComponent{Component: component, Bytes: bytes.value(), CPUs: cpu.rate(seconds)}, is
+	return record.PlacedComponent{Component: component, Bytes: bytes, CPUs: perSecond(cpu, seconds)}, is
 }
 
-// amount is a sum that is not known when one of its parts is not. Without parts it is 0.
-type amount struct {
-	sum     float64
-	unknown bool
-}
-
-func (a *amount) add(v *float64, sign float64) {
-	a.sum, a.unknown = a.sum+sign*known.Or(v, 0), a.unknown || v == nil
-}
-
-func (a *amount) value() *float64 {
-	if a.unknown {
-		return nil
-	}
-	return new(a.sum)
-}
-
-func (a *amount) rate(seconds float64) *float64 {
+// perSecond is CPU seconds as a rate; nil where one of the two is not known.
+func perSecond(cpu *float64, seconds float64) *float64 {
 	if seconds <= 0 {
 		return nil
 	}
-	return known.As(a.value(), func(v float64) float64 { return v / seconds })
+	return known.As(cpu, func(v float64) float64 { return v / seconds })
 }
 
-// total is what some groups are charged.
-type total struct{ hard, soft, working, cpu amount }
+// total is what some groups are charged: bytes and CPU seconds, each nil where one of the groups does not tell.
+type total struct{ hard, soft, working, cpu *float64 }
+
+func newTotal() *total { return &total{new(float64), new(float64), new(float64), new(float64)} }
 
 func (t *total) add(g *ledger.Cgroup) {
 	m := cmp.Or(g.Memory, &ledger.Memory{})
 	bytes := func(n *int64) *float64 { return known.As(n, func(n int64) float64 { return float64(n) }) }
-	t.hard.add(bytes(m.Hard), 1)
-	t.soft.add(bytes(m.Soft), 1)
-	t.working.add(bytes(workingSet(m)), 1)
-	t.cpu.add(g.CPUSeconds, 1)
+	t.hard = known.Sum(t.hard, bytes(m.Hard))
+	t.soft = known.Sum(t.soft, bytes(m.Soft))
+	t.working = known.Sum(t.working, bytes(workingSet(m)))
+	t.cpu = known.Sum(t.cpu, g.CPUSeconds)
 }
 
 // less takes off what a part of the groups is charged.
 func (t *total) less(part *total) {
-	for _, a := range [][2]*amount{
-		{&t.hard, &part.hard}, {&t.soft, &part.soft}, {&t.working, &part.working}, {&t.cpu, &part.cpu},
-	} {
-		a[0].add(a[1].value(), -1)
-		a[0].sum = max(0, a[0].sum)
+	less := func(all, part *float64) *float64 {
+		return known.As(known.Sum(all, known.Minus(part)), func(v float64) float64 { return max(0, v) })
 	}
+	t.hard, t.soft = less(t.hard, part.hard), less(t.soft, part.soft)
+	t.working, t.cpu = less(t.working, part.working), less(t.cpu, part.cpu)
 }
 
 // threadTimes is the CPU time that the threads of a process have used, by thread: the first field of

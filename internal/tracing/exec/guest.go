@@ -29,20 +29,13 @@ func (asLoad) About() kind.About {
 			"--rate 1000 --warmup 1s --duration 10s --json",
 		}},
 		MakesEvents: true,
-		Rate: func(v param.Values) float64 {
-			o, _ := OptionsOf(v) // a storm has none
-			return o.Rate
-		},
+		Rate:        func(v param.Values) float64 { return OptionsOf(v).Rate }, // a storm has none
 	}
 }
 
 // Play is the load's process.
 func (asLoad) Play(ctx context.Context, conn *role.Conn, v param.Values) error {
-	o, err := OptionsOf(v)
-	if err != nil {
-		return err
-	}
-	return Run(ctx, o, conn)
+	return Run(ctx, OptionsOf(v), conn)
 }
 
 func (asLoad) Check(o param.Values) error {

@@ -19,10 +19,10 @@ var Settings = []param.Setting{
 }
 
 // OptionsOf are the options by their settings.
-func OptionsOf(v param.Values) (Options, error) {
+func OptionsOf(v param.Values) Options {
 	o := Options{Workers: v.Int("workers"), Spin: load.SpinOf(v)}
 	if v["rate"] != Storm {
 		o.Rate = v.Float("rate")
 	}
-	return o, nil
+	return o
 }

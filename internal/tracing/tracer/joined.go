@@ -163,7 +163,7 @@ func (j *joined) look(used *float64) error {
 	if j.found.RSS, j.found.RSSPeak, err = cmdline.ResidentOf(proc.FS{}, pids); err != nil {
 		return err
 	}
-	objects := command.Told(cmdline.ObjectsOf(j.trial.Record().Ledger, pids, j.began))
+	objects := command.ForRecord(cmdline.ObjectsOf(j.trial.Record().Ledger, pids, j.began))
 	raw, err := json.Marshal(struct {
 		kind.Objects
 		*Evidence

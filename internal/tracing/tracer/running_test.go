@@ -366,7 +366,8 @@ func TestPlace(t *testing.T) {
 		"V=event {cgroup_path} {cgroup_dir}"}
 	tr.Delivered.Lines = mustCompile("^event (4711 80 {x}|/a/b /sys/a/b)$")
 	dir := t.TempDir()
-	r := start(t, tr, cmdline.Place{CgroupID: 4711, Port: 80, CgroupDir: "/sys/a/b", CgroupPath: "/a/b", Dir: dir}, unasked(t))
+	place := cmdline.Place{CgroupID: 4711, Port: 80, CgroupDir: "/sys/a/b", CgroupPath: "/a/b", Dir: dir}
+	r := start(t, tr, place, unasked(t))
 	ready(t, r)
 	eventually(t, r, execload.Said{Delivered: 2, Knows: true})
 	if _, err := os.Stat(filepath.Join(dir, "rules.yaml")); err != nil {

@@ -49,12 +49,12 @@ func (e *Evidence) tell(t kind.Trial) error {
 	if err != nil {
 		return fmt.Errorf("encoding what was found of %s: %w", t.Arm(), err)
 	}
-	t.SetSubject(Told(e.Objects), raw)
+	t.SetSubject(ForRecord(e.Objects), raw)
 	return nil
 }
 
-// Told is what a record says of eBPF programs and maps that were found.
-func Told(found process.Objects) kind.Objects {
+// ForRecord is what a record has of eBPF programs and maps that were found.
+func ForRecord(found process.Objects) kind.Objects {
 	objects := kind.Objects{Programs: []kind.Object{}, Maps: []kind.Object{}}
 	for _, p := range found.Programs {
 		objects.Programs = append(objects.Programs, kind.Object{ID: p.ID, Name: p.Name})
