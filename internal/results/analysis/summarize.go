@@ -228,8 +228,7 @@ func newTable(run record.Run, trials []record.Trial, s *Summary) *Table {
 		slices.Sort(blocks)
 	}
 	if unreadable > 0 {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("%d histograms could not be read; quantiles from them are missing",
-			unreadable))
+		s.warn("%d histograms could not be read; quantiles from them are missing", unreadable)
 	}
 	t.Levels = slices.SortedFunc(maps.Values(levels), CompareLevels)
 	t.Arms = slices.SortedFunc(maps.Keys(arms), CompareArms)
@@ -396,9 +395,8 @@ func (s *Summary) warnOfTwins() {
 		}
 	}
 	if len(apart) > 1 && 10*len(apart) > all {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("the A/A twins differ in %d of %d metrics (%s): the machine was not "+
-			"steady, and small differences mean little",
-			len(apart), all, strings.Join(FirstOf(lists.Include(nil, apart...), maxApart), ", ")))
+		s.warn("the A/A twins differ in %d of %d metrics (%s): the machine was not steady, and small differences mean "+
+			"little", len(apart), all, strings.Join(FirstOf(lists.Include(nil, apart...), maxApart), ", "))
 	}
 }
 
@@ -414,8 +412,8 @@ func (s *Summary) warnOfOthers(trials []record.Trial) {
 		}
 	}
 	if n > 0 {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("another run of tare was under way on this machine in %d of %d trials, "+
-			"and the two disturb each other: run it again alone", n, len(trials)))
+		s.warn("another run of tare was under way on this machine in %d of %d trials, and the two disturb each other: run "+
+			"it again alone", n, len(trials))
 	}
 }
 
@@ -430,6 +428,6 @@ func (s *Summary) warnOfLeftovers(trials []record.Trial) {
 		}
 	}
 	if n > 0 {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("%d trials left something behind; of the first: %s", n, first))
+		s.warn("%d trials left something behind; of the first: %s", n, first)
 	}
 }
