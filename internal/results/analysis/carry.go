@@ -66,7 +66,7 @@ func (s *Summary) warnOfCarryOver(t *Table) {
 		}
 	}
 	for arm, labels := range lists.ByKey(in) {
-		s.warn("%s changes the trial that runs right after it in %s, so its own difference to the baseline is not "+
+		s.addWarning("%s changes the trial that runs right after it in %s, so its own difference to the baseline is not "+
 			"resolved there: let it clean up when it stops, or take a longer warm-up", arm, strings.Join(labels, ", "))
 	}
 }

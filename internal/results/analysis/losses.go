@@ -175,7 +175,7 @@ func (s *Summary) lose(t *Table) {
 		}
 	}
 	for arm, labels := range lists.ByKey(beyond) {
-		s.warn("%s lost more trials than its twins, beyond chance, in %s: what is left is a selection, and its "+
+		s.addWarning("%s lost more trials than its twins, beyond chance, in %s: what is left is a selection, and its "+
 			"differences are resolved only where no value of the lost trials could change that", arm,
 			strings.Join(labels, ", "))
 	}

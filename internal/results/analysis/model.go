@@ -91,7 +91,7 @@ func (s *Summary) warnOfModels() {
 		}
 	}
 	if few > 0 {
-		s.warn("%s are too few to tell whether the lines of neighbouring ones resemble each other: the intervals of "+
+		s.addWarning("%s are too few to tell whether the lines of neighbouring ones resemble each other: the intervals of "+
 			"coefficients take blocks as independent", quantity.Counted(few, "block"))
 	}
 	if len(strong) > 0 {

@@ -133,7 +133,7 @@ func (s *Summary) warnOfStalls(t *Table, trials []record.Trial) {
 			}
 		}
 		if stats.SignTest(more, less) < selection {
-			s.warn("the machine stood still for %.2g %% of the time in trials of %s and for %.2g %% in those of its "+
+			s.addWarning("the machine stood still for %.2g %% of the time in trials of %s and for %.2g %% in those of its "+
 				"baseline, beyond chance: where stalls come with what the arm does, latency while the machine was running "+
 				"leaves that out", 100*mine/pairs, s.ArmName(arm), 100*base/pairs)
 		}

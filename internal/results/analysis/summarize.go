@@ -228,7 +228,7 @@ func newTable(run record.Run, trials []record.Trial, s *Summary) *Table {
 		slices.Sort(blocks)
 	}
 	if unreadable > 0 {
-		s.warn("%d histograms could not be read; quantiles from them are missing", unreadable)
+		s.addWarning("%d histograms could not be read; quantiles from them are missing", unreadable)
 	}
 	t.Levels = slices.SortedFunc(maps.Values(levels), CompareLevels)
 	t.Arms = slices.SortedFunc(maps.Keys(arms), CompareArms)
@@ -395,7 +395,7 @@ func (s *Summary) warnOfTwins() {
 		}
 	}
 	if len(apart) > 1 && 10*len(apart) > all {
-		s.warn("the A/A twins differ in %d of %d metrics (%s): the machine was not steady, and small differences mean "+
+		s.addWarning("the A/A twins differ in %d of %d metrics (%s): the machine was not steady, and small differences mean "+
 			"little", len(apart), all, strings.Join(FirstOf(lists.Include(nil, apart...), maxApart), ", "))
 	}
 }
@@ -412,8 +412,8 @@ func (s *Summary) warnOfOthers(trials []record.Trial) {
 		}
 	}
 	if n > 0 {
-		s.warn("another run of tare was under way on this machine in %d of %d trials, and the two disturb each other: run "+
-			"it again alone", n, len(trials))
+		s.addWarning("another run of tare was under way on this machine in %d of %d trials, and the two disturb each other: "+
+			"run it again alone", n, len(trials))
 	}
 }
 
@@ -428,6 +428,6 @@ func (s *Summary) warnOfLeftovers(trials []record.Trial) {
 		}
 	}
 	if n > 0 {
-		s.warn("%d trials left something behind; of the first: %s", n, first)
+		s.addWarning("%d trials left something behind; of the first: %s", n, first)
 	}
 }

@@ -95,8 +95,8 @@ func completeBlocks(run record.Run, t *Table) int {
 	return len(complete)
 }
 
-// warn adds a warning.
-func (s *Summary) warn(format string, args ...any) {
+// addWarning adds a warning.
+func (s *Summary) addWarning(format string, args ...any) {
 	s.Warnings = append(s.Warnings, fmt.Sprintf(format, args...))
 }
 
@@ -110,7 +110,7 @@ func (s *Summary) judge(run record.Run, t *Table) {
 	}
 	s.Valid = len(s.InvalidReasons) == 0
 	if planned := plannedBlocks(run); s.Valid && planned < stats.MinBlocks {
-		s.warn("%s: too few for 95 %% intervals, so values have none and no difference is resolved; run at least %d "+
+		s.addWarning("%s: too few for 95 %% intervals, so values have none and no difference is resolved; run at least %d "+
 			"(--blocks %d)", quantity.Counted(planned, "block"), stats.MinBlocks, stats.MinBlocks)
 	}
 }
