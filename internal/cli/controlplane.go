@@ -60,9 +60,9 @@ get is in the file of --injection (docs/injection.md); the webhook is known by t
 				}
 			}
 			if o.Connections < 1 {
-				return wrongUse(cmd, fault.New(fault.Usage, "--max-connections", "give 1 or more", "%d is too few", o.Connections))
+				return fault.New(fault.Usage, "--max-connections", "give 1 or more", "%d is too few", o.Connections)
 			}
-			if err := pods.complete(cmd, &o); err != nil {
+			if err := pods.complete(&o); err != nil {
 				return err
 			}
 			if people {
@@ -111,11 +111,10 @@ var dnsName = text.LazyRegexp(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-
 type ofPods struct{ injection, keys, issuer, audience string }
 
 // complete puts what the files have into the settings.
-func (f ofPods) complete(cmd *cobra.Command, o *controlplane.Settings) error {
+func (f ofPods) complete(o *controlplane.Settings) error {
 	if f.injection != "" {
 		if o.Webhook.Listen == "" {
-			return wrongUse(cmd, fault.New(fault.Usage, "--injection", "give --webhook as well",
-				"only a webhook injects anything"))
+			return fault.New(fault.Usage, "--injection", "give --webhook as well", "only a webhook injects anything")
 		}
 		text, err := readFile(f.injection, "what is injected", seePods)
 		if err != nil {
@@ -127,8 +126,7 @@ func (f ofPods) complete(cmd *cobra.Command, o *controlplane.Settings) error {
 	}
 	for _, name := range o.Webhook.Names {
 		if !dnsName().MatchString(name) || len(name) > 253 {
-			return wrongUse(cmd, fault.New(fault.Usage, "--webhook-name", "give SERVICE.NAMESPACE.svc",
-				"%q is no DNS name", name))
+			return fault.New(fault.Usage, "--webhook-name", "give SERVICE.NAMESPACE.svc", "%q is no DNS name", name)
 		}
 	}
 	if f.keys != "" {

@@ -33,12 +33,11 @@ probes in $TARE_PROBES, where the webhook of 'tare controlplane --webhook' puts 
 			for _, f := range [][2]string{{"--address", o.ControlPlane}, {"--node", o.Node}, {"--identity", o.Identity},
 				{"--token-file", o.TokenFile}} {
 				if f[1] == "" {
-					return wrongUse(cmd, fault.New(fault.Usage, f[0], seeHelp(cmd), "missing value"))
+					return fault.New(fault.Usage, f[0], seeHelp(cmd), "missing value")
 				}
 			}
 			if o.Envoy = args; len(args) == 0 {
-				return wrongUse(cmd, fault.New(fault.Usage, "--", "add the command that starts Envoy: -- envoy",
-					"missing command"))
+				return fault.New(fault.Usage, "--", "add the command that starts Envoy: -- envoy", "missing command")
 			}
 			if o.Roots = []byte(os.Getenv(rootsVariable)); len(o.Roots) == 0 {
 				return fault.New(fault.Usage, "$"+rootsVariable, "set it to the roots of the mesh's certificates, as PEM",

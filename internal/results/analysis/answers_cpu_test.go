@@ -10,7 +10,8 @@ import (
 // estimateOf is an estimate with an interval of 2 % to both sides.
 func estimateOf(metric, arm, unit string, value float64, d *Difference) Estimate {
 	lo, hi := value*0.98, value*1.02
-	return Estimate{Metric: metric, Arm: arm, Unit: unit, Factors: map[string]string{}, Interval: Interval{value, &lo, &hi},
+	return Estimate{Metric: metric, Arm: arm, Unit: unit, Factors: map[string]string{},
+		Interval:   Interval{value, &lo, &hi},
 		Difference: d}
 }
 

@@ -152,9 +152,8 @@ func (s *Summary) assert(run record.Run, trials []record.Trial, t *Table) error 
 	}
 	s.Verdicts = append(s.Verdicts, lists.Map(all, a.verdict)...)
 	if run.Open() {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("the run goes on until its assertions are decided, so verdicts rest on "+
-			"intervals of %.1f %% at each look; the other intervals of what was asserted cover less than they say",
-			100*a.confidence))
+		s.addWarning("the run goes on until its assertions are decided, so verdicts rest on intervals of %.1f %% at each "+
+			"look; the other intervals of what was asserted cover less than they say", 100*a.confidence)
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package analysis
 
 import (
-	"fmt"
 	"iter"
 	"maps"
 	"slices"
@@ -162,8 +161,7 @@ func only[V any](keep map[string]bool, of map[string]V) map[string]V {
 // warnOfBounds says that metrics were left out.
 func (s *Summary) warnOfBounds(left int) {
 	if left > 0 {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("at least %d metrics or components are left out: there is more than a "+
-			"summary may hold "+
-			"(%d estimates, and a bounded amount of resampling)", left, maxEstimates))
+		s.addWarning("at least %d metrics or components are left out: there is more than a summary may hold (%d estimates, "+
+			"and a bounded amount of resampling)", left, maxEstimates)
 	}
 }

@@ -2,7 +2,6 @@ package analysis
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -67,8 +66,7 @@ func (s *Summary) warnOfCarryOver(t *Table) {
 		}
 	}
 	for arm, labels := range lists.ByKey(in) {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("%s changes the trial that runs right after it in %s, so its own "+
-			"difference to the baseline is not resolved there: let it clean up when it stops, or take a longer warm-up", arm,
-			strings.Join(labels, ", ")))
+		s.addWarning("%s changes the trial that runs right after it in %s, so its own difference to the baseline is not "+
+			"resolved there: let it clean up when it stops, or take a longer warm-up", arm, strings.Join(labels, ", "))
 	}
 }

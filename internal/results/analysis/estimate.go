@@ -311,13 +311,11 @@ func (s *Summary) warnOfDependence(dependences map[armMetric]stats.Dependence) {
 			"independent; at a lag-1 autocorrelation of 0.5, those of 6 blocks cover 85 % rather than 97 %")
 	}
 	if len(strong) > 0 {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("neighbouring blocks resemble each other strongly (lag-1 "+
-			"autocorrelation over %g) in %s: "+
-			"intervals are wider for it and may still be too narrow", strongDependence, strings.Join(strong, ", ")))
+		s.addWarning("neighbouring blocks resemble each other strongly (lag-1 autocorrelation over %g) in %s: intervals are "+
+			"wider for it and may still be too narrow", strongDependence, strings.Join(strong, ", "))
 	}
 	if len(claims) > 0 {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("neighbouring blocks resemble each other, or the twins "+
-			"differ, so much that intervals may still be too narrow, and what is not far outside of them is not resolved, "+
-			"in %s", strings.Join(claims, ", ")))
+		s.addWarning("neighbouring blocks resemble each other, or the twins differ, so much that intervals may still be too "+
+			"narrow, and what is not far outside of them is not resolved, in %s", strings.Join(claims, ", "))
 	}
 }

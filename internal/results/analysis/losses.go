@@ -175,9 +175,8 @@ func (s *Summary) lose(t *Table) {
 		}
 	}
 	for arm, labels := range lists.ByKey(beyond) {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("%s lost more trials than its twins, beyond chance, in %s: what is "+
-			"left is a selection, and its "+
+		s.addWarning("%s lost more trials than its twins, beyond chance, in %s: what is left is a selection, and its "+
 			"differences are resolved only where no value of the lost trials could change that", arm,
-			strings.Join(labels, ", ")))
+			strings.Join(labels, ", "))
 	}
 }

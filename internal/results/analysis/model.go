@@ -1,7 +1,6 @@
 package analysis
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -92,8 +91,8 @@ func (s *Summary) warnOfModels() {
 		}
 	}
 	if few > 0 {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("%s are too few to tell whether the lines of neighbouring ones "+
-			"resemble each other: the intervals of coefficients take blocks as independent", quantity.Counted(few, "block")))
+		s.addWarning("%s are too few to tell whether the lines of neighbouring ones resemble each other: the intervals of "+
+			"coefficients take blocks as independent", quantity.Counted(few, "block"))
 	}
 	if len(strong) > 0 {
 		s.Warnings = append(s.Warnings, "the lines of neighbouring blocks resemble each other so much that the intervals "+

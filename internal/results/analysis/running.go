@@ -1,7 +1,6 @@
 package analysis
 
 import (
-	"fmt"
 	"maps"
 
 	"tare/internal/experiment/load"
@@ -134,9 +133,9 @@ func (s *Summary) warnOfStalls(t *Table, trials []record.Trial) {
 			}
 		}
 		if stats.SignTest(more, less) < selection {
-			s.Warnings = append(s.Warnings, fmt.Sprintf("the machine stood still for %.2g %% of the time in trials of %s and "+
-				"for %.2g %% in those of its baseline, beyond chance: where stalls come with what the arm does, latency "+
-				"while the machine was running leaves that out", 100*mine/pairs, s.ArmName(arm), 100*base/pairs))
+			s.addWarning("the machine stood still for %.2g %% of the time in trials of %s and for %.2g %% in those of its "+
+				"baseline, beyond chance: where stalls come with what the arm does, latency while the machine was running "+
+				"leaves that out", 100*mine/pairs, s.ArmName(arm), 100*base/pairs)
 		}
 	}
 }

@@ -229,8 +229,7 @@ func newTable(run record.Run, trials []record.Trial, s *Summary) *Table {
 		slices.Sort(blocks)
 	}
 	if unreadable > 0 {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("%d histograms could not be read; quantiles from them are missing",
-			unreadable))
+		s.addWarning("%d histograms could not be read; quantiles from them are missing", unreadable)
 	}
 	doubt.warn(s)
 	t.Levels = slices.SortedFunc(maps.Values(levels), CompareLevels)
@@ -438,9 +437,8 @@ func (s *Summary) warnOfTwins() {
 		}
 	}
 	if len(apart) > 1 && 10*len(apart) > all {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("the A/A twins differ in %d of %d metrics (%s): the machine was not "+
-			"steady, and small differences mean little",
-			len(apart), all, strings.Join(FirstOf(lists.Include(nil, apart...), maxApart), ", ")))
+		s.addWarning("the A/A twins differ in %d of %d metrics (%s): the machine was not steady, and small differences mean "+
+			"little", len(apart), all, strings.Join(FirstOf(lists.Include(nil, apart...), maxApart), ", "))
 	}
 }
 
@@ -456,8 +454,8 @@ func (s *Summary) warnOfOthers(trials []record.Trial) {
 		}
 	}
 	if n > 0 {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("another run of tare was under way on this machine in %d of %d trials, "+
-			"and the two disturb each other: run it again alone", n, len(trials)))
+		s.addWarning("another run of tare was under way on this machine in %d of %d trials, and the two disturb each other: "+
+			"run it again alone", n, len(trials))
 	}
 }
 
@@ -472,6 +470,6 @@ func (s *Summary) warnOfLeftovers(trials []record.Trial) {
 		}
 	}
 	if n > 0 {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("%d trials left something behind; of the first: %s", n, first))
+		s.addWarning("%d trials left something behind; of the first: %s", n, first)
 	}
 }

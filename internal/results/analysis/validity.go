@@ -95,6 +95,11 @@ func completeBlocks(run record.Run, t *Table) int {
 	return len(complete)
 }
 
+// addWarning adds a warning.
+func (s *Summary) addWarning(format string, args ...any) {
+	s.Warnings = append(s.Warnings, fmt.Sprintf(format, args...))
+}
+
 // judge says whether the run can tell anything of what it was asked, and what to change when it cannot.
 func (s *Summary) judge(run record.Run, t *Table) {
 	switch {
@@ -105,9 +110,8 @@ func (s *Summary) judge(run record.Run, t *Table) {
 	}
 	s.Valid = len(s.InvalidReasons) == 0
 	if planned := plannedBlocks(run); s.Valid && planned < stats.MinBlocks {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("%s: too few for 95 %% intervals, so values have none and no "+
-			"difference is resolved; run at least %d (--blocks %d)",
-			quantity.Counted(planned, "block"), stats.MinBlocks, stats.MinBlocks))
+		s.addWarning("%s: too few for 95 %% intervals, so values have none and no difference is resolved; run at least %d "+
+			"(--blocks %d)", quantity.Counted(planned, "block"), stats.MinBlocks, stats.MinBlocks)
 	}
 }
 

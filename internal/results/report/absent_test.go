@@ -42,7 +42,8 @@ func TestAbsentArms(t *testing.T) {
 // TestNoneOfMany: what was never seen among many is said as that, with how often it can be all the same.
 func TestNoneOfMany(t *testing.T) {
 	lo, hi := 0.0, 1.3e-4
-	e := analysis.Estimate{Metric: "events_lost_share", Unit: "part", Arm: "mine", Interval: analysis.Interval{Lo: &lo, Hi: &hi}, N: 30_000,
+	e := analysis.Estimate{Metric: "events_lost_share", Unit: "part", Arm: "mine",
+		Interval: analysis.Interval{Lo: &lo, Hi: &hi}, N: 30_000,
 		Method: analysis.PooledMethod}
 	s := &analysis.Summary{Estimates: []analysis.Estimate{e}}
 	if r := rowOf(s, e); r.Value != "none in 30000 (below 0.013 %)" {

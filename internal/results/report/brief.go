@@ -161,12 +161,9 @@ func (t *screen) basis(s *analysis.Summary, run record.Run) {
 // machine is the machine in a line.
 func machine(run record.Run) string {
 	e := run.Environment
-	var all []string
-	for _, text := range []string{e.Hostname, e.CPUModel, quantity.Counted(e.CPUs, "CPU"), e.Virtual,
-		"kernel " + e.Kernel} {
-		if text != "" && text != "0 CPUs" && text != "kernel " {
-			all = append(all, text)
-		}
+	cpus := ""
+	if e.CPUs != 0 {
+		cpus = quantity.Counted(e.CPUs, "CPU")
 	}
-	return strings.Join(all, ", ")
+	return listed(e.Hostname, e.CPUModel, cpus, e.Virtual, named("kernel", e.Kernel))
 }

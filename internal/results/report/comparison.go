@@ -50,9 +50,7 @@ func (t *screen) comparison(c *comparison.Comparison) {
 	for _, text := range betweenTexts(c) {
 		t.wrap("", text)
 	}
-	if hidden > 0 {
-		t.wrap("", fmt.Sprintf("%s without a resolved change are left out: --all.", quantity.Counted(hidden, "further row")))
-	}
+	t.hidden(hidden, "further row", " without a resolved change")
 	for _, warning := range c.Warnings {
 		t.wrap("warning: ", warning)
 	}
@@ -211,9 +209,7 @@ func (t *screen) history(c *comparison.Course) {
 	t.wrap("", historyNote(c)+fmt.Sprintf(" A course is drawn from its lowest to its highest run, of the last %d "+
 		"runs; a dot "+
 		"is a run without it.", maxSpark))
-	if hidden > 0 {
-		t.wrap("", fmt.Sprintf("%s without a shift are left out: --all.", quantity.Counted(hidden, "further line")))
-	}
+	t.hidden(hidden, "further line", " without a shift")
 }
 
 // historyNote says what the lines are.

@@ -50,7 +50,7 @@ func CSV(w io.Writer, s *analysis.Summary, run record.Run) error {
 	c := csv.NewWriter(w)
 	_ = c.Write(append(head, csvColumns[1]...)) // Error has the first error of all writing
 	for _, e := range s.Estimates {
-		r := []string{text.Cell(s.Experiment), text.Cell(run.ID), text.Cell(e.Arm), text.Cell(e.Component), text.Cell(e.Metric), text.Cell(e.Unit)}
+		r := lists.Map([]string{s.Experiment, run.ID, e.Arm, e.Component, e.Metric, e.Unit}, text.Cell)
 		r = append(r, lists.Map(names, func(name string) string { return text.Cell(e.Factors[name]) })...)
 		r = append(r, decimal(&e.Value), decimal(e.Lo), decimal(e.Hi), unlessZero(e.Confidence), strconv.Itoa(e.N),
 			text.Cell(e.Method), text.Cell(e.Withheld), text.Cell(e.Baseline))

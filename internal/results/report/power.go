@@ -43,9 +43,7 @@ func Power(w io.Writer, p *analysis.Power, o Options) error {
 		"undecided; one with --until takes up to half as many more. The noise is that of this run, and what its blocks do "+
 		"not know of it is allowed for. A second figure is for blocks that resemble their neighbours as much as this run "+
 		"leaves open; the time is that of the first.")
-	if hidden > 0 {
-		t.wrap("", fmt.Sprintf("%s are left out: --all.", quantity.Counted(hidden, "further row")))
-	}
+	t.hidden(hidden, "further row", "")
 	for _, warning := range p.Warnings {
 		t.wrap("warning: ", warning)
 	}

@@ -370,18 +370,22 @@ func selfCost(s *analysis.Summary) string {
 		inBytes(s.Self.RSSBytes))
 }
 
+// listed are those of some texts that are not empty.
+func listed(parts ...string) string {
+	return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), ", ")
+}
+
+// named is a value behind its name; empty where it is not known.
+func named(name, value string) string {
+	if value == "" {
+		return ""
+	}
+	return name + " " + value
+}
+
 // environment is the machine in two lines.
 func environment(run record.Run) []string {
 	e := run.Environment
-	join := func(parts ...string) string {
-		return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), ", ")
-	}
-	named := func(name, value string) string {
-		if value == "" {
-			return ""
-		}
-		return name + " " + value
-	}
 	var size, swap string
 	if e.CPUs > 0 {
 		size = fmt.Sprintf("%d CPUs", e.CPUs)
@@ -397,10 +401,9 @@ func environment(run record.Run) []string {
 		subjects = append(subjects, strings.TrimSpace(name+" "+version))
 	}
 	return []string{
-		join(e.Hostname, e.CPUModel, size, named("virtual", e.Virtual), named("governor", e.Governor), swap),
-		join(e.Distro, named("kernel", e.Kernel), named("cgroups", e.CgroupMode), named("lockdown", e.Lockdown),
-			named("clock", e.Clocksource),
-			named("tare", run.Version), join(subjects...)),
+		listed(e.Hostname, e.CPUModel, size, named("virtual", e.Virtual), named("governor", e.Governor), swap),
+		listed(e.Distro, named("kernel", e.Kernel), named("cgroups", e.CgroupMode), named("lockdown", e.Lockdown),
+			named("clock", e.Clocksource), named("tare", run.Version), listed(subjects...)),
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"tare/internal/experiment/record"
 	"tare/internal/lib/lists"
+	"tare/internal/lib/quantity"
 	"tare/internal/lib/text"
 	"tare/internal/results/analysis"
 	"tare/internal/scale/ledger"
@@ -154,6 +155,13 @@ func (t *screen) faint(s string) string {
 
 // wrap folds prose between words; lines after the first stand under its beginning.
 func (t *screen) wrap(lead, prose string) { t.b.WriteString(text.Wrap(t.Width, lead, prose)) }
+
+// hidden says how many rows are left out, where any are.
+func (t *screen) hidden(n int, row, which string) {
+	if n > 0 {
+		t.wrap("", quantity.Counted(n, row)+which+" are left out: --all.")
+	}
+}
 
 func (t *screen) table(head row, rows []row) {
 	rows = append([]row{head}, rows...)
