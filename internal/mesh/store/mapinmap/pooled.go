@@ -251,21 +251,14 @@ func (p *pooled) resize(size int) {
 
 // settled takes what a change of the pool's size came to; wait says whether to wait for it.
 func (p *pooled) settled(wait bool) {
-	if p.running == nil {
+	if p.running == nil || !wait && len(p.running) == 0 {
 		return
 	}
+	r := <-p.running
+	p.running = nil
+	p.merge(r)
 	if wait {
-		r := <-p.running
-		p.running = nil
-		p.merge(r)
 		p.kernel.Work.Add(r.work)
-		return
-	}
-	select {
-	case r := <-p.running:
-		p.running = nil
-		p.merge(r)
-	default:
 	}
 }
 
