@@ -128,9 +128,9 @@ type ListenerPlan[L any] struct {
 func (p *ListenerPlan[L]) Moves() bool { return !p.New && p.Entry.Address != p.At }
 
 // Plan checks a change and makes p its plan, from which the last one goes. endpoints says how many endpoints of a
-// cluster count. The error is as store.Store.Apply says.
+// cluster count. The error is as store.Store.Apply says. Reset p when the change is made or refused.
 func (c *Config[C, L]) Plan(p *Plan[C, L], change mesh.Change, endpoints func(*mesh.Cluster) int) error {
-	p.reset()
+	p.Reset()
 	change = distinct(change)
 	if err := c.planClusters(p, change, endpoints); err != nil {
 		return err
@@ -141,8 +141,12 @@ func (c *Config[C, L]) Plan(p *Plan[C, L], change mesh.Change, endpoints func(*m
 	return c.addresses(p)
 }
 
-// reset forgets the last change.
-func (p *Plan[C, L]) reset() {
+// Reset forgets the change, and gives back the memory of a large one.
+func (p *Plan[C, L]) Reset() {
+	if cap(p.Clusters)+cap(p.Listeners)+cap(p.GoneClusters)+cap(p.GoneListeners) > 256 {
+		*p = Plan[C, L]{}
+		return
+	}
 	clear(p.Clusters)
 	clear(p.Listeners)
 	clear(p.GoneClusters)

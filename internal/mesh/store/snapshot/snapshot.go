@@ -245,6 +245,7 @@ func (s *Store) Apply(ctx context.Context, change mesh.Change) (store.Work, erro
 	if len(change.Clusters)+len(change.Listeners)+len(change.RemovedClusters)+len(change.RemovedListeners) == 0 {
 		return s.work, nil
 	}
+	defer s.plan.Reset()
 	if err := s.config.Plan(&s.plan, change, plan.UsableEndpoints); err != nil {
 		return store.Work{}, err
 	}

@@ -168,6 +168,7 @@ func (s *values) Apply(ctx context.Context, change mesh.Change) (store.Work, err
 		return s.work, err
 	}
 	p := &s.plan
+	defer p.Reset()
 	if err := s.config.Plan(p, change, plan.UsableEndpoints); err != nil {
 		return s.work, err
 	}

@@ -124,6 +124,7 @@ func (s *Store) Apply(ctx context.Context, change mesh.Change) (store.Work, erro
 	}
 	s.kernel.Work = store.Work{}
 	p := &s.plan
+	defer p.Reset()
 	if err := s.config.Plan(p, change, plan.AllEndpoints); err != nil {
 		return s.kernel.Work, err
 	}
