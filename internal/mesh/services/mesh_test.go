@@ -57,7 +57,7 @@ type dataPlane struct {
 
 func follow(t testing.TB, address string, services int) *dataPlane {
 	t.Helper()
-	s, err := snapshot.Open(store.Options{})
+	s, err := snapshot.Design.Open(store.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

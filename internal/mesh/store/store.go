@@ -3,6 +3,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -74,15 +75,9 @@ const (
 
 // WithDefaults fills in what is not given.
 func (o Options) WithDefaults() Options {
-	if o.MaxClusters == 0 {
-		o.MaxClusters = DefaultMaxClusters
-	}
-	if o.MaxListeners == 0 {
-		o.MaxListeners = DefaultMaxListeners
-	}
-	if o.MaxEndpoints == 0 {
-		o.MaxEndpoints = DefaultMaxEndpoints
-	}
+	o.MaxClusters = cmp.Or(o.MaxClusters, DefaultMaxClusters)
+	o.MaxListeners = cmp.Or(o.MaxListeners, DefaultMaxListeners)
+	o.MaxEndpoints = cmp.Or(o.MaxEndpoints, DefaultMaxEndpoints)
 	return o
 }
 

@@ -7,28 +7,21 @@ import (
 	"maps"
 	"slices"
 
+	"tare/internal/experiment/kind"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/self"
 )
 
 // Ready is the data of the ready message: what the store put into the kernel.
 type Ready struct {
-	Version  string   `json:"version"`
-	Store    string   `json:"store"`
-	Atomic   string   `json:"atomic"` // how much of a change programs see at once
-	Programs []Object `json:"programs"`
-	Maps     []Object `json:"maps"`
-}
-
-// Object names one map or program in the kernel.
-type Object struct {
-	ID   uint32 `json:"id"`
-	Name string `json:"name"`
+	kind.Objects
+	Store  string `json:"store"`
+	Atomic string `json:"atomic"` // how much of a change programs see at once
 }
 
 // Ready describes the store as it is.
 func (b *Bench) Ready() (Ready, error) {
-	r := Ready{Version: self.Version, Store: b.o.Store, Atomic: b.design.Atomic.String(), Programs: []Object{}}
+	r := Ready{kind.Objects{Version: self.Version, Programs: []kind.Object{}}, b.o.Store, b.design.Atomic.String()}
 	all := b.store.Maps()
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		info, err := all[name].Info()
@@ -36,7 +29,7 @@ func (b *Bench) Ready() (Ready, error) {
 			return r, fmt.Errorf("reading map %s: %w", name, err)
 		}
 		id, _ := info.ID()
-		r.Maps = append(r.Maps, Object{uint32(id), name})
+		r.Maps = append(r.Maps, kind.Object{ID: uint32(id), Name: name})
 	}
 	return r, nil
 }

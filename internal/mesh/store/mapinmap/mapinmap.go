@@ -3,7 +3,7 @@
 package mapinmap
 
 import (
-	"fmt"
+	"errors"
 
 	"github.com/cilium/ebpf"
 
@@ -34,23 +34,15 @@ func need(o store.Options) int {
 
 // open makes the maps, the map of maps with room for some records besides number 0, and a store.
 func open(o store.Options, room int, make func(*keep.Kernel, *ebpf.Map) (keep.Records, error)) (store.Store, error) {
-	spec, err := loadAsk()
-	if err != nil {
-		return nil, fmt.Errorf("reading the embedded BPF object: %w", err)
-	}
-	specs := []*ebpf.MapSpec{spec.Maps["mim_listeners"], spec.Maps["mim_clusters"], spec.Maps["mim_records"]}
-	specs[0].MaxEntries, specs[1].MaxEntries, specs[2].MaxEntries = o.MaxListeners, o.MaxClusters, uint32(room)+1
-	maps, err := keep.OpenMaps(specs)
+	maps, err := store.OpenMaps(loadAsk, map[string]uint32{
+		"mim_listeners": o.MaxListeners, "mim_clusters": o.MaxClusters, "mim_records": uint32(room) + 1})
 	if err != nil {
 		return nil, err
 	}
 	k := keep.NewKernel()
 	r, err := make(k, maps["mim_records"])
 	if err != nil {
-		for _, m := range maps {
-			m.Close()
-		}
-		return nil, err
+		return nil, errors.Join(err, store.CloseMaps(maps))
 	}
 	tops := keep.Tops{Listeners: maps["mim_listeners"], Clusters: maps["mim_clusters"]}
 	return keep.New(k, r, tops, records.Single, maps, o, false), nil

@@ -36,19 +36,15 @@ const (
 type naive struct {
 	kernel  *keep.Kernel
 	outer   int
-	used    int      // besides record 0
-	open    []opened // records that are being written
-	control []byte   // record 0, while it is read and written back
+	used    int            // besides record 0
+	open    map[uint32]int // records that are being written: descriptors by key
+	control []byte         // record 0, while it is read and written back
 	scratch []byte
 }
 
-type opened struct {
-	key uint32
-	fd  int
-}
-
 func newNaive(k *keep.Kernel, outer *ebpf.Map) (keep.Records, error) {
-	n := &naive{kernel: k, outer: outer.FD(), control: make([]byte, valueSize), scratch: make([]byte, valueSize)}
+	n := &naive{kernel: k, outer: outer.FD(), open: map[uint32]int{}, control: make([]byte, valueSize),
+		scratch: make([]byte, valueSize)}
 	for i := bitmapAt; i < valueSize; i++ {
 		n.control[i] = 0xff
 	}
@@ -124,20 +120,15 @@ func (n *naive) firstFree() uint32 {
 	return 0
 }
 
-func (n *naive) Write(key uint32, _ records.Class, value []byte, last bool) error {
-	at := len(n.open) - 1
-	for at >= 0 && n.open[at].key != key {
-		at--
-	}
-	if at < 0 {
-		fd, err := n.kernel.Get(n.outer, key)
-		if err != nil {
+func (n *naive) Write(key uint32, _ records.Class, value []byte, last bool) (err error) {
+	fd, ok := n.open[key]
+	if !ok {
+		if fd, err = n.kernel.Get(n.outer, key); err != nil {
 			return err
 		}
-		n.open = append(n.open, opened{key, fd})
-		at = len(n.open) - 1
+		n.open[key] = fd
 	}
-	err := n.kernel.UpdateAt(n.open[at].fd, 0, value)
+	err = n.kernel.UpdateAt(fd, 0, value)
 	if last || err != nil {
 		n.close(key)
 	}
@@ -145,12 +136,9 @@ func (n *naive) Write(key uint32, _ records.Class, value []byte, last bool) erro
 }
 
 func (n *naive) close(key uint32) {
-	for i, o := range n.open {
-		if o.key == key {
-			n.kernel.CloseFD(o.fd)
-			n.open = append(n.open[:i], n.open[i+1:]...)
-			return
-		}
+	if fd, ok := n.open[key]; ok {
+		n.kernel.CloseFD(fd)
+		delete(n.open, key)
 	}
 }
 
@@ -178,8 +166,8 @@ func (n *naive) Free(key uint32) error {
 func (n *naive) Settle() {}
 
 func (n *naive) Close() error {
-	for len(n.open) > 0 {
-		n.close(n.open[0].key)
+	for key := range n.open {
+		n.close(key)
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"tare/internal/lib/fault"
 	"tare/internal/mesh/store"
+	"tare/internal/mesh/store/plan"
 	"tare/internal/mesh/store/records"
 	"tare/internal/mesh/store/records/keep"
 )
@@ -82,10 +83,10 @@ type pooled struct {
 	floor   int // the pool shrinks to no less
 	first   int // and begins with as many
 
-	fds     []int32  // by key; 0 where there is no map
-	free    []uint32 // the last given back is used first, whose memory is warm
-	missing []uint32 // keys without a map
-	size    int      // keys with a map, but for those that are being removed
+	fds     []int32      // by key; 0 where there is no map
+	free    plan.Numbers // keys with a map; the last given back is used first, whose memory is warm
+	missing plan.Numbers // keys without a map
+	size    int          // keys with a map, but for those that are being removed
 	running chan resized
 }
 
@@ -109,9 +110,7 @@ func (p *pooled) start(k *keep.Kernel, outer *ebpf.Map) (keep.Records, error) {
 	}
 	p.limit = max(0, min(p.limit, files-other))
 	p.fds = make([]int32, p.limit+1)
-	for key := p.limit; key > 0; key-- {
-		p.missing = append(p.missing, uint32(key))
-	}
+	p.missing = plan.NewNumbers(1, uint32(len(p.fds)))
 	return p, p.fill()
 }
 
@@ -132,21 +131,21 @@ func (p *pooled) fill() error {
 
 // take takes keys to make maps for.
 func (p *pooled) take(n int) []uint32 {
-	n = min(n, len(p.missing))
-	keys := make([]uint32, n)
+	keys := make([]uint32, min(n, p.missing.Left()))
 	for i := range keys {
-		keys[i] = p.missing[len(p.missing)-1-i]
+		keys[i], _ = p.missing.Latest()
 	}
-	p.missing = p.missing[:len(p.missing)-n]
 	return keys
 }
 
 func (p *pooled) merge(r resized) {
 	for _, key := range slices.Backward(r.with) {
-		p.free = append(p.free, key)
+		p.free.Give(key)
 	}
 	p.size += len(r.with)
-	p.missing = append(p.missing, r.without...)
+	for _, key := range r.without {
+		p.missing.Give(key)
+	}
 }
 
 // make makes maps for keys and puts them into the map of maps. Threads share the waits for readers.
@@ -238,46 +237,40 @@ func (p *pooled) resize(size int) {
 		go func() { done <- p.make(keys) }()
 		return
 	}
-	n := min(p.size-size, len(p.free))
-	if n == 0 {
+	keys := make([]uint32, min(p.size-size, p.free.Left()))
+	if len(keys) == 0 {
 		return
 	}
-	keys := slices.Clone(p.free[:n]) // those that were used longest ago
-	p.free = slices.Delete(p.free, 0, n)
-	p.size -= n
+	for i := range keys {
+		keys[i], _ = p.free.Oldest() // used longest ago
+	}
+	p.size -= len(keys)
 	p.running = done
 	go func() { done <- p.unmake(keys) }()
 }
 
 // settled takes what a change of the pool's size came to; wait says whether to wait for it.
 func (p *pooled) settled(wait bool) {
-	if p.running == nil {
+	if p.running == nil || !wait && len(p.running) == 0 {
 		return
 	}
+	r := <-p.running
+	p.running = nil
+	p.merge(r)
 	if wait {
-		r := <-p.running
-		p.running = nil
-		p.merge(r)
 		p.kernel.Work.Add(r.work)
-		return
-	}
-	select {
-	case r := <-p.running:
-		p.running = nil
-		p.merge(r)
-	default:
 	}
 }
 
 func (p *pooled) Room(need records.Counts) bool {
 	n := need.Sum()
-	p.settled(n > len(p.free))
-	if lack := n - len(p.free); lack > 0 && p.elastic && p.size+lack <= p.limit {
+	p.settled(n > p.free.Left())
+	if lack := n - p.free.Left(); lack > 0 && p.elastic && p.size+lack <= p.limit {
 		r := p.make(p.take(min(max(lack, smallPool), p.limit-p.size)))
 		p.merge(r)
 		p.kernel.Work.Add(r.work)
 	}
-	return n <= len(p.free)
+	return n <= p.free.Left()
 }
 
 func (p *pooled) Hint() string {
@@ -286,12 +279,10 @@ func (p *pooled) Hint() string {
 }
 
 func (p *pooled) Alloc(records.Class) (uint32, error) {
-	n := len(p.free)
-	if n == 0 {
+	key, ok := p.free.Latest()
+	if !ok {
 		return 0, fault.New(fault.Usage, "", p.Hint(), "no record is free")
 	}
-	key := p.free[n-1]
-	p.free = p.free[:n-1]
 	return key, nil
 }
 
@@ -300,7 +291,7 @@ func (p *pooled) Write(key uint32, _ records.Class, value []byte, _ bool) error 
 }
 
 func (p *pooled) Free(key uint32) error {
-	p.free = append(p.free, key)
+	p.free.Give(key)
 	return nil
 }
 
@@ -312,7 +303,7 @@ func (p *pooled) Settle() {
 	if p.running != nil {
 		return
 	}
-	used := p.size - len(p.free)
+	used := p.size - p.free.Left()
 	switch {
 	case float64(used) >= growAt*float64(p.size) && p.size < p.limit:
 		p.resize(max(2*used, p.size+smallPool))

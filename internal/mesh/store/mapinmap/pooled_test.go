@@ -48,9 +48,9 @@ func TestPool(t *testing.T) {
 						held++
 					}
 				}
-				if p.size != size || p.size-len(p.free) != used || held != size || len(p.missing) != p.limit-size {
+				if p.size != size || p.size-p.free.Left() != used || held != size || p.missing.Left() != p.limit-size {
 					t.Errorf("%s: a pool of %d, %d free, %d in the map of maps, %d missing; want %d, %d used, of %d", what, p.size,
-						len(p.free), held, len(p.missing), size, used, p.limit)
+						p.free.Left(), held, p.missing.Left(), size, used, p.limit)
 				}
 			}
 			apply := func(change mesh.Change) {

@@ -118,34 +118,19 @@ type ClusterPlan[C any] struct {
 // ListenerPlan is a listener to be added or replaced.
 type ListenerPlan[L any] struct {
 	*mesh.Listener
-	Old   *Listener[L] // nil: it is not there
+	Entry *Listener[L] // what it replaces, or else an empty one, which Config.Put adds
+	New   bool
 	At    Address
 	Rules []mesh.Rule
 }
 
-// Before is what the store knows of the cluster, nil where its name is not known.
-func (p *ClusterPlan[C]) Before() *C {
-	if p.Old == nil {
-		return nil
-	}
-	return &p.Old.Own
-}
-
-// Before is what the store knows of the listener, nil where it is not there.
-func (p *ListenerPlan[L]) Before() *L {
-	if p.Old == nil {
-		return nil
-	}
-	return &p.Old.Own
-}
-
 // Moves says whether the listener has had another address.
-func (p *ListenerPlan[L]) Moves() bool { return p.Old != nil && p.Old.Address != p.At }
+func (p *ListenerPlan[L]) Moves() bool { return !p.New && p.Entry.Address != p.At }
 
 // Plan checks a change and makes p its plan, from which the last one goes. endpoints says how many endpoints of a
-// cluster count. The error is as store.Store.Apply says.
+// cluster count. The error is as store.Store.Apply says. Reset p when the change is made or refused.
 func (c *Config[C, L]) Plan(p *Plan[C, L], change mesh.Change, endpoints func(*mesh.Cluster) int) error {
-	p.reset()
+	p.Reset()
 	change = distinct(change)
 	if err := c.planClusters(p, change, endpoints); err != nil {
 		return err
@@ -156,8 +141,12 @@ func (c *Config[C, L]) Plan(p *Plan[C, L], change mesh.Change, endpoints func(*m
 	return c.addresses(p)
 }
 
-// reset forgets the last change.
-func (p *Plan[C, L]) reset() {
+// Reset forgets the change, and gives back the memory of a large one.
+func (p *Plan[C, L]) Reset() {
+	if cap(p.Clusters)+cap(p.Listeners)+cap(p.GoneClusters)+cap(p.GoneListeners) > 256 {
+		*p = Plan[C, L]{}
+		return
+	}
 	clear(p.Clusters)
 	clear(p.Listeners)
 	clear(p.GoneClusters)
@@ -213,8 +202,9 @@ func (c *Config[C, L]) planListeners(p *Plan[C, L], change mesh.Change) error {
 			return fault.Wrap(err, fault.Usage, x.Name, "give it fewer filter chains, or policies that do not multiply",
 				"its rules")
 		}
-		next := ListenerPlan[L]{Listener: x, Old: c.Listeners[x.Name], At: AddressOf(x), Rules: rules}
-		if next.Old == nil {
+		next := ListenerPlan[L]{Listener: x, Entry: c.Listeners[x.Name], At: AddressOf(x), Rules: rules}
+		if next.New = next.Entry == nil; next.New {
+			next.Entry = &Listener[L]{Name: strings.Clone(x.Name)}
 			there++
 		}
 		if there > int(c.options.MaxListeners) {
@@ -235,7 +225,7 @@ func (c *Config[C, L]) addresses(p *Plan[C, L]) error {
 	for i := range p.Listeners {
 		next := &p.Listeners[i]
 		other, clash := p.taken[next.At]
-		if owner := c.Addresses[next.At]; owner != nil && owner != next.Old && !owner.leaves {
+		if owner := c.Addresses[next.At]; owner != nil && owner != next.Entry && !owner.leaves {
 			other, clash = owner.Name, true
 		}
 		if clash {
@@ -256,7 +246,7 @@ func (p *Plan[C, L]) leave(leaves bool) {
 	}
 	for i := range p.Listeners {
 		if next := &p.Listeners[i]; next.Moves() {
-			next.Old.leaves = leaves
+			next.Entry.leaves = leaves
 		}
 	}
 }

@@ -13,6 +13,7 @@ package records
 import (
 	"encoding/binary"
 	"fmt"
+	"net/netip"
 	"strings"
 
 	"tare/internal/mesh"
@@ -172,11 +173,10 @@ const (
 	addressIPv4     = 32
 )
 
+// Flags of the source of a rule. Those of the destination are twice as much.
 const (
-	sourceGiven = 1 << iota
-	destinationGiven
-	sourceIPv6
-	destinationIPv6
+	sourceGiven = 1
+	sourceIPv6  = 4
 )
 
 func (t *Tree) reset() {
@@ -412,28 +412,8 @@ func (t *Tree) rules(top int32, rules []mesh.Rule) error {
 		rule := &rules[i]
 		r := t.element(array, i)
 		b := t.Bytes(r)
-		flags := byte(0)
-		if p := rule.Source; p.IsValid() {
-			flags |= sourceGiven
-			ip := p.Addr().As16()
-			copy(b[ruleSource:], ip[:])
-			if b[ruleBits] = byte(p.Bits()); p.Addr().Is4() {
-				b[ruleBits] += 96
-			} else {
-				flags |= sourceIPv6
-			}
-		}
-		if p := rule.Destination; p.IsValid() {
-			flags |= destinationGiven
-			ip := p.Addr().As16()
-			copy(b[ruleDestination:], ip[:])
-			if b[ruleBits+1] = byte(p.Bits()); p.Addr().Is4() {
-				b[ruleBits+1] += 96
-			} else {
-				flags |= destinationIPv6
-			}
-		}
-		b[ruleFlags] = flags
+		source := putPrefix(b[ruleSource:], &b[ruleBits], rule.Source)
+		b[ruleFlags] = source | putPrefix(b[ruleDestination:], &b[ruleBits+1], rule.Destination)<<1
 		for i, p := range [...]uint16{rule.SourcePorts.From, rule.SourcePorts.To, rule.DestinationPorts.From,
 			rule.DestinationPorts.To} {
 			binary.NativeEndian.PutUint16(b[rulePorts+2*i:], p)
@@ -445,6 +425,21 @@ func (t *Tree) rules(top int32, rules []mesh.Rule) error {
 		t.whole(array)
 	}
 	return nil
+}
+
+// putPrefix writes a prefix, IPv4 mapped into IPv6, and its length, and gives its flags as a source.
+func putPrefix(to []byte, bits *byte, p netip.Prefix) (flags byte) {
+	if !p.IsValid() {
+		return 0
+	}
+	ip := p.Addr().As16()
+	copy(to, ip[:])
+	if p.Addr().Is4() {
+		*bits = byte(p.Bits() + 96)
+		return sourceGiven
+	}
+	*bits = byte(p.Bits())
+	return sourceGiven | sourceIPv6
 }
 
 func (t *Tree) chain(array int32, i int, c *mesh.Chain) error {

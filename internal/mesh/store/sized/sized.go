@@ -8,10 +8,6 @@
 package sized
 
 import (
-	"fmt"
-
-	"github.com/cilium/ebpf"
-
 	"tare/internal/lib/fault"
 	"tare/internal/mesh/store"
 	"tare/internal/mesh/store/plan"
@@ -42,25 +38,19 @@ const maxIndex = 1<<24 - 1
 
 func open(o store.Options) (store.Store, error) {
 	o = o.WithDefaults()
-	spec, err := loadAsk()
-	if err != nil {
-		return nil, fmt.Errorf("reading the embedded BPF object: %w", err)
-	}
-	entries := capacity(o)
-	specs := []*ebpf.MapSpec{spec.Maps["sized_listeners"], spec.Maps["sized_clusters"]}
-	specs[0].MaxEntries, specs[1].MaxEntries = o.MaxListeners, o.MaxClusters
+	capacity := capacity(o)
+	entries := map[string]uint32{"sized_listeners": o.MaxListeners, "sized_clusters": o.MaxClusters}
 	for class, name := range names {
-		spec.Maps[name].MaxEntries = entries[class]
-		specs = append(specs, spec.Maps[name])
+		entries[name] = capacity[class]
 	}
-	maps, err := keep.OpenMaps(specs)
+	maps, err := store.OpenMaps(loadAsk, entries)
 	if err != nil {
 		return nil, err
 	}
 	k := keep.NewKernel()
 	h := &hashes{kernel: k, fifo: o.Variant == ordered}
 	for class, name := range names {
-		h.class[class] = pool{maps[name].FD(), plan.NewNumbers(1, entries[class]+1)}
+		h.class[class] = pool{maps[name].FD(), plan.NewNumbers(1, capacity[class]+1)}
 	}
 	tops := keep.Tops{Listeners: maps["sized_listeners"], Clusters: maps["sized_clusters"]}
 	return keep.New(k, h, tops, records.Sized, maps, o, o.Variant == ordered), nil

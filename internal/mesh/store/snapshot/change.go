@@ -7,7 +7,6 @@ import (
 	"math/bits"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"tare/internal/mesh"
 	"tare/internal/mesh/store"
@@ -57,7 +56,7 @@ func (s *Store) make() error {
 	// Listeners may trade addresses: all leave theirs before any takes one.
 	for i := range p.Listeners {
 		if l := &p.Listeners[i]; l.Moves() {
-			if err := s.leave(l.Old); err != nil {
+			if err := s.leave(l.Entry); err != nil {
 				return s.at(l.Name, err)
 			}
 		}
@@ -328,9 +327,8 @@ func (s *Store) removeListener(l *plan.Listener[listener]) error {
 }
 
 func (s *Store) setListener(x *plan.ListenerPlan[listener]) (err error) {
-	l := x.Old
-	if l == nil {
-		l = &plan.Listener[listener]{Name: strings.Clone(x.Name)}
+	l := x.Entry
+	if x.New {
 		if l.Own.text, err = s.writeName(x.Name); err != nil {
 			return err
 		}

@@ -1,10 +1,6 @@
 package snapshot
 
-import (
-	"sync"
-
-	"tare/internal/lib/bpf"
-)
+import "tare/internal/lib/bpf"
 
 // waiter waits for programs. Store uses it from one goroutine.
 type waiter interface {
@@ -19,10 +15,8 @@ type waiter interface {
 // long.
 type rcu struct {
 	waiter *bpf.Waiter
-	ask    chan struct{}
-	answer chan error
+	answer chan error // has room for one
 	asked  bool
-	ends   sync.WaitGroup
 }
 
 func newRCU() (*rcu, error) {
@@ -30,18 +24,12 @@ func newRCU() (*rcu, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &rcu{waiter: w, ask: make(chan struct{}, 1), answer: make(chan error, 1)}
-	g.ends.Go(func() {
-		for range g.ask {
-			g.answer <- w.Wait()
-		}
-	})
-	return g, nil
+	return &rcu{waiter: w, answer: make(chan error, 1)}, nil
 }
 
 func (g *rcu) start() {
 	g.asked = true
-	g.ask <- struct{}{}
+	go func() { g.answer <- g.waiter.Wait() }()
 }
 
 func (g *rcu) running() bool { return g.asked }
@@ -58,7 +46,5 @@ func (g *rcu) close() error {
 	if g.asked {
 		_ = g.wait()
 	}
-	close(g.ask)
-	g.ends.Wait()
 	return g.waiter.Close()
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"tare/internal/lib/bpf"
 	"tare/internal/lib/fault"
 	"tare/internal/mesh"
 	"tare/internal/mesh/store"
@@ -33,7 +34,7 @@ func init() {
 var Design = store.Design{
 	Name:   "snapshot",
 	Atomic: store.PerChange,
-	Open:   openStore,
+	Open:   open,
 	Ask:    loadAsk,
 }
 
@@ -116,17 +117,7 @@ type listener struct {
 	uses     []*known
 }
 
-// openStore is Open for callers that know any store: nil where it fails.
-func openStore(o store.Options) (store.Store, error) {
-	s, err := Open(o)
-	if err != nil {
-		return nil, err
-	}
-	return s, nil
-}
-
-// Open makes a store.
-func Open(o store.Options) (*Store, error) {
+func open(o store.Options) (store.Store, error) {
 	o = o.WithDefaults()
 	s := &Store{g: newGeometry(o)}
 	if s.g.lines > maxLines {
@@ -146,14 +137,16 @@ func (s *Store) open() (err error) {
 		return err
 	}
 	s.grace = g
-	s.lines, err = ebpf.NewMap(&ebpf.MapSpec{Name: mapName, Type: ebpf.Array, KeySize: 4, ValueSize: lineBytes,
+	s.lines, err = store.NewMap(&ebpf.MapSpec{Name: mapName, Type: ebpf.Array, KeySize: 4, ValueSize: lineBytes,
 		MaxEntries: s.g.lines, Flags: unix.BPF_F_MMAPABLE})
 	if err != nil {
-		return fmt.Errorf("creating map %s of %d bytes: %w", mapName, s.g.lines*lineBytes, err)
+		return fmt.Errorf("a configuration of %d bytes: %w", int(s.g.lines)*lineBytes, err)
 	}
-	if err := s.mmap(); err != nil {
+	if _, s.mem, err = bpf.MapArray[[lineWords]uint32](s.lines); err != nil {
 		return err
 	}
+	s.m = wordsOf(s.mem[:int(s.g.lines)*lineBytes])
+	s.root = (*uint64)(unsafe.Pointer(&s.mem[0]))
 	s.begin()
 	return s.load()
 }
@@ -165,17 +158,6 @@ func (s *Store) begin() {
 	super := s.m.at(0, 1)
 	super.put64(superSeed, binary.LittleEndian.Uint64(seed[:]))
 	super[superMask], super[superListeners] = s.g.mask(), s.g.listeners()
-}
-
-func (s *Store) mmap() (err error) {
-	size, page := int(s.g.lines)*lineBytes, unix.Getpagesize()
-	s.mem, err = unix.Mmap(s.lines.FD(), 0, (size+page-1)/page*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return fmt.Errorf("mapping %s: %w", mapName, err)
-	}
-	s.m = wordsOf(s.mem[:size])
-	s.root = (*uint64)(unsafe.Pointer(&s.mem[0]))
-	return nil
 }
 
 // load learns the configuration from the map, as programs see it: what was there before a change that failed. Lines in
@@ -263,6 +245,7 @@ func (s *Store) Apply(ctx context.Context, change mesh.Change) (store.Work, erro
 	if len(change.Clusters)+len(change.Listeners)+len(change.RemovedClusters)+len(change.RemovedListeners) == 0 {
 		return s.work, nil
 	}
+	defer s.plan.Reset()
 	if err := s.config.Plan(&s.plan, change, plan.UsableEndpoints); err != nil {
 		return store.Work{}, err
 	}

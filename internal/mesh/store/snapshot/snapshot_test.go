@@ -26,15 +26,16 @@ func TestConformance(t *testing.T) { storetest.Conformance(t, Design) }
 
 func Benchmark(b *testing.B) { storetest.Benchmarks(b, Design) }
 
-func open(t testing.TB, o store.Options) *Store {
+func opened(t testing.TB, o store.Options) *Store {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	s, err := Open(o)
+	opened, err := open(o)
 	if err != nil {
 		t.Fatal(err)
 	}
+	s := opened.(*Store)
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -88,7 +89,7 @@ func slowAsker(t testing.TB, s *Store, steps uint32) (*storeload.Asker, func() (
 
 // TestGrace has a program stand still, and waits for it.
 func TestGrace(t *testing.T) {
-	s := open(t, small)
+	s := opened(t, small)
 	mustApply(t, s, mesh.Change{Listeners: []*mesh.Listener{testListener("l", at(1), "a")}})
 	a, counts := slowAsker(t, s, 1<<23)
 	met := 0
@@ -168,7 +169,7 @@ func overtake(t *testing.T, s *Store, enough func(answers, wrong int) bool) (ans
 // TestOvertaken has programs be overtaken by so many changes that all memory is written again and again, and looks
 // whether each sees one version whole.
 func TestOvertaken(t *testing.T) {
-	s := open(t, small)
+	s := opened(t, small)
 	answers, wrong, overtaken := overtake(t, s, func(answers, _ int) bool { return answers >= 300 })
 	if wrong > 0 || overtaken == 0 {
 		t.Errorf("of %d answers %d were of no version; %d programs were overtaken", answers, wrong, overtaken)
@@ -179,7 +180,7 @@ func TestOvertaken(t *testing.T) {
 
 // TestHasty does the same without waiting for programs: TestOvertaken would notice.
 func TestHasty(t *testing.T) {
-	s := open(t, small)
+	s := opened(t, small)
 	if err := s.grace.close(); err != nil {
 		t.Fatal(err)
 	}
@@ -198,7 +199,7 @@ func TestHasty(t *testing.T) {
 // TestCloseWhileApplying closes a store that is in use.
 func TestCloseWhileApplying(t *testing.T) {
 	for range 20 {
-		s := open(t, small)
+		s := opened(t, small)
 		var writer sync.WaitGroup
 		began := make(chan struct{})
 		writer.Go(func() {
@@ -221,7 +222,7 @@ func TestCloseWhileApplying(t *testing.T) {
 
 // BenchmarkQuantiles is the time of one flush among many: what a change waits for, where the mean hides it.
 func BenchmarkQuantiles(b *testing.B) {
-	s := open(b, store.Options{})
+	s := opened(b, store.Options{})
 	const n = 1000
 	var clusters, listeners [n]mesh.Change
 	for i := range n {
@@ -261,19 +262,19 @@ func BenchmarkAll(b *testing.B) {
 	b.Run("first", func(b *testing.B) {
 		for b.Loop() {
 			b.StopTimer()
-			s, err := Open(store.Options{})
+			s, err := open(store.Options{})
 			if err != nil {
 				b.Fatal(err)
 			}
 			b.StartTimer()
-			mustApply(b, s, changes[0])
+			mustApply(b, s.(*Store), changes[0])
 			b.StopTimer()
 			s.Close()
 			b.StartTimer()
 		}
 	})
 	b.Run("replace", func(b *testing.B) {
-		s := open(b, store.Options{})
+		s := opened(b, store.Options{})
 		mustApply(b, s, changes[0])
 		for i := 1; b.Loop(); i++ {
 			mustApply(b, s, changes[i%2])
@@ -282,7 +283,7 @@ func BenchmarkAll(b *testing.B) {
 	})
 	b.Run("open", func(b *testing.B) {
 		for b.Loop() {
-			s, err := Open(store.Options{})
+			s, err := open(store.Options{})
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -292,14 +293,14 @@ func BenchmarkAll(b *testing.B) {
 		}
 	})
 	b.Run("read", func(b *testing.B) {
-		s := open(b, store.Options{})
+		s := opened(b, store.Options{})
 		mustApply(b, s, changes[0])
 		for b.Loop() {
 			s.read()
 		}
 	})
 	b.Run("lookup", func(b *testing.B) {
-		s := open(b, store.Options{})
+		s := opened(b, store.Options{})
 		mustApply(b, s, changes[0])
 		a := storetest.NewAsker(b, Design, s)
 		for name, q := range map[string]mesh.Question{

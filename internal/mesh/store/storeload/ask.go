@@ -80,11 +80,6 @@ func LoadAsk(d store.Design, maps map[string]*ebpf.Map) (*Asker, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, program := range spec.Programs {
-		if program.Name == "ask" {
-			spec.Programs = map[string]*ebpf.ProgramSpec{"ask": program}
-		}
-	}
 	replace := map[string]*ebpf.Map{}
 	for name, m := range maps {
 		if s := spec.Maps[name]; s != nil {

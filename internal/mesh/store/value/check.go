@@ -99,8 +99,8 @@ func (s *values) checkListeners(p *change, r *room) error {
 		if old := s.keys[l.At]; old != nil {
 			r.takes[old.class]--
 		}
-		if l.Moves() && !p.Takes(l.Old.Address) {
-			r.goes(s.keys[l.Old.Address].class)
+		if l.Moves() && !p.Takes(l.Entry.Address) {
+			r.goes(s.keys[l.Entry.Address].class)
 		}
 	}
 	for _, l := range p.GoneListeners {

@@ -19,6 +19,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"tare/internal/lib/bpf"
 	"tare/internal/mesh"
 	"tare/internal/mesh/store"
 	"tare/internal/mesh/store/alias"
@@ -53,15 +54,15 @@ const (
 // class is the slots of one size.
 type class struct {
 	m        *ebpf.Map
-	size     int // bytes of a value
 	holds    int // endpoints of a cluster
 	capacity int // one slot less than there are: see Apply
 	slots    plan.Numbers
 }
 
 type values struct {
-	maps    askMaps
-	places  []byte // value_places, mapped
+	maps    map[string]*ebpf.Map
+	places  []uint64 // value_places, mapped
+	memory  []byte   // the same, to be unmapped
 	classes [nClasses]class
 
 	config   plan.Config[cluster, listener]
@@ -112,12 +113,7 @@ func open(o store.Options) (store.Store, error) {
 		config: plan.New[cluster, listener](o), keys: map[plan.Address]*place{},
 		ids: plan.NewNumbers(1, o.ClusterNumbers()), epochs: make([]uint32, o.ClusterNumbers()),
 	}
-	spec, err := loadAsk()
-	if err != nil {
-		return nil, err
-	}
-	spec.Programs = nil
-	for i, c := range []struct {
+	classes := [nClasses]struct {
 		name     string
 		capacity uint32
 		holds    int
@@ -129,41 +125,31 @@ func open(o store.Options) (store.Store, error) {
 		large:  {"value_large", min(o.MaxClusters, max(1, o.MaxEndpoints/512)), MaxEndpoints},
 		short:  {"value_short", o.MaxListeners, 0},
 		long:   {"value_long", max(1, o.MaxListeners/8), 0},
-	} {
-		spec.Maps[c.name].MaxEntries = c.capacity + 1
-		s.classes[i] = class{capacity: int(c.capacity), holds: c.holds, size: int(spec.Maps[c.name].ValueSize),
+	}
+	entries := map[string]uint32{
+		"value_keys":   2 * o.MaxListeners, // a change inserts before it removes
+		"value_places": o.ClusterNumbers(),
+	}
+	for _, c := range classes {
+		entries[c.name] = c.capacity + 1
+	}
+	var err error
+	if s.maps, err = store.OpenMaps(loadAsk, entries); err != nil {
+		return nil, err
+	}
+	for i, c := range classes {
+		s.classes[i] = class{m: s.maps[c.name], capacity: int(c.capacity), holds: c.holds,
 			slots: plan.NewNumbers(0, c.capacity+1)}
 	}
-	spec.Maps["value_keys"].MaxEntries = 2 * o.MaxListeners // a change inserts before it removes
-	spec.Maps["value_places"].MaxEntries = o.ClusterNumbers()
-	if err := spec.LoadAndAssign(&s.maps, nil); err != nil {
-		return nil, fmt.Errorf("making the maps of store value: %w", err)
-	}
-	for i, m := range []*ebpf.Map{small: s.maps.ValueSmall, medium: s.maps.ValueMedium, large: s.maps.ValueLarge,
-		short: s.maps.ValueShort, long: s.maps.ValueLong} {
-		s.classes[i].m = m
-	}
-	s.places, err = unix.Mmap(s.maps.ValuePlaces.FD(), 0, 8*int(o.ClusterNumbers()), unix.PROT_READ|unix.PROT_WRITE,
-		unix.MAP_SHARED)
-	if err != nil {
-		s.maps.Close()
-		return nil, fmt.Errorf("mapping value_places: %w", err)
+	if s.places, s.memory, err = bpf.MapArray[uint64](s.maps["value_places"]); err != nil {
+		return nil, errors.Join(err, store.CloseMaps(s.maps))
 	}
 	return s, nil
 }
 
-func (s *values) Close() error {
-	return errors.Join(unix.Munmap(s.places), s.maps.Close())
-}
+func (s *values) Close() error { return errors.Join(unix.Munmap(s.memory), store.CloseMaps(s.maps)) }
 
-func (s *values) Maps() map[string]*ebpf.Map {
-	m := &s.maps
-	return map[string]*ebpf.Map{
-		"value_small": m.ValueSmall, "value_medium": m.ValueMedium, "value_large": m.ValueLarge, "value_short": m.ValueShort,
-		"value_long": m.ValueLong,
-		"value_keys": m.ValueKeys, "value_places": m.ValuePlaces,
-	}
-}
+func (s *values) Maps() map[string]*ebpf.Map { return s.maps }
 
 func (s *values) Cluster(name string) (uint32, bool) {
 	if c := s.config.Clusters[name]; c != nil && c.There {
@@ -182,6 +168,7 @@ func (s *values) Apply(ctx context.Context, change mesh.Change) (store.Work, err
 		return s.work, err
 	}
 	p := &s.plan
+	defer p.Reset()
 	if err := s.config.Plan(p, change, plan.UsableEndpoints); err != nil {
 		return s.work, err
 	}
@@ -355,7 +342,7 @@ func (s *values) forget(names listener) {
 
 // locate says where a cluster is.
 func (s *values) locate(id uint32, word uint64) {
-	atomic.StoreUint64((*uint64)(unsafe.Pointer(&s.places[8*id])), word)
+	atomic.StoreUint64(&s.places[id], word)
 	s.work.Records++
 	s.work.Bytes += 8
 }
@@ -392,10 +379,7 @@ func (s *values) writeListener(c *change, p *plan.ListenerPlan[listener], class 
 		}
 		s.keys[p.At] = &at
 	}
-	l := p.Old
-	if l == nil {
-		l = &plan.Listener[listener]{Name: p.Name}
-	}
+	l := p.Entry
 	left, moved := l.Address, p.Moves()
 	s.config.Leave(l)
 	s.config.Put(l, p.At)
@@ -418,7 +402,7 @@ func (s *values) writeKey(key *askValueKey, old *place, at place) error {
 	s.work.Updates++
 	s.work.Syscalls++
 	s.work.Bytes += int(unsafe.Sizeof(*key) + unsafe.Sizeof(word))
-	err := s.maps.ValueKeys.Update(unsafe.Pointer(key), unsafe.Pointer(&word), ebpf.UpdateAny)
+	err := s.maps["value_keys"].Update(unsafe.Pointer(key), unsafe.Pointer(&word), ebpf.UpdateAny)
 	if err != nil && added {
 		s.setAnywhere(-1)
 	}
@@ -513,7 +497,7 @@ func (s *values) removeKey(p *change, address plan.Address) error {
 	s.work.Deletes++
 	s.work.Syscalls++
 	s.work.Bytes += int(unsafe.Sizeof(key))
-	if err := s.maps.ValueKeys.Delete(unsafe.Pointer(&key)); err != nil {
+	if err := s.maps["value_keys"].Delete(unsafe.Pointer(&key)); err != nil {
 		return fmt.Errorf("removing an address: %w", err)
 	}
 	delete(s.keys, address)
@@ -533,7 +517,7 @@ func (s *values) update(at place, value unsafe.Pointer) error {
 	c := &s.classes[at.class]
 	s.work.Updates++
 	s.work.Syscalls++
-	s.work.Bytes += 4 + c.size
+	s.work.Bytes += 4 + int(c.m.ValueSize())
 	return c.m.Update(unsafe.Pointer(&at.slot), value, ebpf.UpdateLock)
 }
 

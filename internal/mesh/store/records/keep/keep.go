@@ -11,7 +11,6 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
 	"tare/internal/mesh"
@@ -110,11 +109,7 @@ func (s *Store) Close() error {
 		return nil
 	}
 	s.closed = true
-	errs := []error{s.records.Close()}
-	for _, m := range s.maps {
-		errs = append(errs, m.Close())
-	}
-	return errors.Join(errs...)
+	return errors.Join(s.records.Close(), store.CloseMaps(s.maps))
 }
 
 // Apply implements store.Store.
@@ -129,6 +124,7 @@ func (s *Store) Apply(ctx context.Context, change mesh.Change) (store.Work, erro
 	}
 	s.kernel.Work = store.Work{}
 	p := &s.plan
+	defer p.Reset()
 	if err := s.config.Plan(p, change, plan.AllEndpoints); err != nil {
 		return s.kernel.Work, err
 	}
@@ -170,24 +166,26 @@ func (s *Store) count(p *change) error {
 func (s *Store) fits(p *change, goFirst bool) bool {
 	n := need{ordered: s.ordered}
 	for _, l := range p.GoneListeners {
-		n.step(records.Counts{}, &l.Own)
+		n.step(records.Counts{}, l.Own.counts)
 	}
 	clusters := len(s.config.Clusters)
 	if goFirst {
 		clusters -= len(p.GoneClusters)
 		for _, c := range p.GoneClusters {
-			n.step(records.Counts{}, &c.Own)
+			n.step(records.Counts{}, c.Own.counts)
 		}
 	}
-	for i := range p.Clusters {
-		before := p.Clusters[i].Before()
-		if before == nil {
+	for i, c := range p.Clusters {
+		var freed records.Counts
+		if c.Old == nil {
 			clusters++
+		} else {
+			freed = c.Old.Own.counts
 		}
-		n.step(s.counts[i], before)
+		n.step(s.counts[i], freed)
 	}
 	for i := range p.Listeners {
-		n.step(s.counts[len(p.Clusters)+i], p.Listeners[i].Before())
+		n.step(s.counts[len(p.Clusters)+i], p.Listeners[i].Entry.Own.counts)
 	}
 	return clusters <= int(s.tops.Clusters.MaxEntries()) && (n.most.Sum() == 0 || s.records.Room(n.most))
 }
@@ -198,12 +196,8 @@ type need struct {
 	now, most records.Counts
 }
 
-// step replaces what there was before, if there was anything.
-func (n *need) step(counts records.Counts, before *kept) {
-	var freed records.Counts
-	if before != nil {
-		freed = before.counts
-	}
+// step makes records and gives others back.
+func (n *need) step(counts, freed records.Counts) {
 	for i := range counts {
 		if n.ordered { // both are there for a time
 			n.most[i] = max(n.most[i], n.now[i]+counts[i])
@@ -230,7 +224,7 @@ func (s *Store) execute(p *change, goFirst bool) error {
 	for i := range p.Listeners {
 		// Addresses that move are free before others take them.
 		if l := &p.Listeners[i]; l.Moves() {
-			if err := s.removeListener(l.Old); err != nil {
+			if err := s.removeListener(l.Entry); err != nil {
 				return err
 			}
 		}
@@ -281,10 +275,7 @@ func (s *Store) setCluster(p *plan.ClusterPlan[kept], again bool) error {
 }
 
 func (s *Store) setListener(p *plan.ListenerPlan[kept], again bool) error {
-	l := p.Old
-	if l == nil {
-		l = &plan.Listener[kept]{Name: p.Name}
-	}
+	l := p.Entry
 	if again {
 		if err := s.tree.Listener(p.Listener, p.Rules); err != nil {
 			return err
@@ -439,33 +430,4 @@ func (s *Store) forgetAbsent() {
 			s.config.Leave(l)
 		}
 	}
-}
-
-// OpenMaps makes the maps of specs.
-func OpenMaps(specs []*ebpf.MapSpec) (all map[string]*ebpf.Map, err error) {
-	all = map[string]*ebpf.Map{}
-	for _, spec := range specs {
-		m, err := ebpf.NewMap(spec)
-		if err != nil {
-			for _, m := range all {
-				m.Close()
-			}
-			return nil, explain(err, spec.Name)
-		}
-		all[spec.Name] = m
-	}
-	return all, nil
-}
-
-func explain(err error, name string) error {
-	switch {
-	case errors.Is(err, unix.EPERM):
-		return fault.Wrap(err, fault.Machine, "", "run as root (it needs CAP_BPF)", "making map %s: not permitted", name)
-	case errors.Is(err, unix.ENOMEM):
-		return fault.Wrap(err, fault.Machine, "", "make the store smaller, or raise the memory limit",
-			"making map %s: no memory", name)
-	case errors.Is(err, unix.EMFILE):
-		return fault.Wrap(err, fault.Machine, "", "raise the limit: ulimit -n", "making map %s: too many open files", name)
-	}
-	return fault.Wrap(err, fault.Machine, "", "it needs Linux 5.10 with CONFIG_BPF_SYSCALL", "making map %s", name)
 }

@@ -38,11 +38,17 @@ type element struct {
 //go:noinline
 func NewKernel() *Kernel { return &Kernel{} }
 
-func (k *Kernel) call(command uintptr, fd int, key, value unsafe.Pointer) error {
+// call makes a system call for an element. Most take a microsecond, of which telling Go's scheduler would take a tenth;
+// those that wait for readers take milliseconds, and leave the processor to others.
+func (k *Kernel) call(wait bool, command uintptr, fd int, key, value unsafe.Pointer) error {
 	k.attr = element{fd: uint32(fd), key: uint64(uintptr(key)), value: uint64(uintptr(value))}
 	k.Work.Syscalls++
-	// Raw: these calls take a microsecond, and telling Go's scheduler about each costs a tenth of that.
-	_, _, errno := unix.RawSyscall(unix.SYS_BPF, command, uintptr(unsafe.Pointer(&k.attr)), unsafe.Sizeof(k.attr))
+	var errno syscall.Errno
+	if wait {
+		_, _, errno = unix.Syscall(unix.SYS_BPF, command, uintptr(unsafe.Pointer(&k.attr)), unsafe.Sizeof(k.attr))
+	} else {
+		_, _, errno = unix.RawSyscall(unix.SYS_BPF, command, uintptr(unsafe.Pointer(&k.attr)), unsafe.Sizeof(k.attr))
+	}
 	runtime.KeepAlive(key)
 	runtime.KeepAlive(value)
 	if errno != 0 {
@@ -55,7 +61,7 @@ func (k *Kernel) call(command uintptr, fd int, key, value unsafe.Pointer) error 
 func (k *Kernel) Update(fd int, key, value []byte) error {
 	k.Work.Updates++
 	k.Work.Bytes += len(key) + len(value)
-	return k.call(unix.BPF_MAP_UPDATE_ELEM, fd, unsafe.Pointer(&key[0]), unsafe.Pointer(&value[0]))
+	return k.call(false, unix.BPF_MAP_UPDATE_ELEM, fd, unsafe.Pointer(&key[0]), unsafe.Pointer(&value[0]))
 }
 
 // UpdateAt is Update with a number for a key.
@@ -67,7 +73,7 @@ func (k *Kernel) UpdateAt(fd int, key uint32, value []byte) error {
 func (k *Kernel) Delete(fd int, key []byte) error {
 	k.Work.Deletes++
 	k.Work.Bytes += len(key)
-	return k.call(unix.BPF_MAP_DELETE_ELEM, fd, unsafe.Pointer(&key[0]), nil)
+	return k.call(false, unix.BPF_MAP_DELETE_ELEM, fd, unsafe.Pointer(&key[0]), nil)
 }
 
 // DeleteAt is Delete with a number for a key.
@@ -75,7 +81,7 @@ func (k *Kernel) DeleteAt(fd int, key uint32) error { return k.Delete(fd, k.numb
 
 // Lookup reads an element.
 func (k *Kernel) Lookup(fd int, key, value []byte) error {
-	return k.call(unix.BPF_MAP_LOOKUP_ELEM, fd, unsafe.Pointer(&key[0]), unsafe.Pointer(&value[0]))
+	return k.call(false, unix.BPF_MAP_LOOKUP_ELEM, fd, unsafe.Pointer(&key[0]), unsafe.Pointer(&value[0]))
 }
 
 // LookupAt is Lookup with a number for a key.
@@ -88,17 +94,6 @@ func (k *Kernel) number(key uint32) []byte {
 	return k.key[:4]
 }
 
-// waiting is call where it may take milliseconds: Go's scheduler is told, and gives the processor to others.
-func (k *Kernel) waiting(command uintptr, fd int, key, value unsafe.Pointer) error {
-	k.attr = element{fd: uint32(fd), key: uint64(uintptr(key)), value: uint64(uintptr(value))}
-	k.Work.Syscalls++
-	_, _, errno := unix.Syscall(unix.SYS_BPF, command, uintptr(unsafe.Pointer(&k.attr)), unsafe.Sizeof(k.attr))
-	if errno != 0 {
-		return errno
-	}
-	return nil
-}
-
 // The three below are for maps of maps. There the kernel waits for readers before it returns: after an update or a
 // delete that did something, and before Linux 6.8 after each, and after a lookup too (maybe_wait_bpf_programs in
 // kernel/bpf/syscall.c).
@@ -108,7 +103,7 @@ func (k *Kernel) Set(outer int, index uint32, fd int) error {
 	k.value = uint32(fd)
 	k.Work.Updates++
 	k.Work.Bytes += 8
-	err := k.waiting(unix.BPF_MAP_UPDATE_ELEM, outer, unsafe.Pointer(&k.number(index)[0]), unsafe.Pointer(&k.value))
+	err := k.call(true, unix.BPF_MAP_UPDATE_ELEM, outer, unsafe.Pointer(&k.number(index)[0]), unsafe.Pointer(&k.value))
 	if err == nil || LookupsWait() {
 		k.Work.GracePeriods++
 	}
@@ -119,7 +114,7 @@ func (k *Kernel) Set(outer int, index uint32, fd int) error {
 func (k *Kernel) Unset(outer int, index uint32) error {
 	k.Work.Deletes++
 	k.Work.Bytes += 4
-	err := k.waiting(unix.BPF_MAP_DELETE_ELEM, outer, unsafe.Pointer(&k.number(index)[0]), nil)
+	err := k.call(true, unix.BPF_MAP_DELETE_ELEM, outer, unsafe.Pointer(&k.number(index)[0]), nil)
 	if err == nil || LookupsWait() {
 		k.Work.GracePeriods++
 	}
@@ -128,13 +123,12 @@ func (k *Kernel) Unset(outer int, index uint32) error {
 
 // Get opens a map that a map of maps holds.
 func (k *Kernel) Get(outer int, index uint32) (fd int, err error) {
-	if LookupsWait() {
+	wait := LookupsWait()
+	if wait {
 		k.Work.GracePeriods++
-		err = k.waiting(unix.BPF_MAP_LOOKUP_ELEM, outer, unsafe.Pointer(&k.number(index)[0]), unsafe.Pointer(&k.value))
-	} else {
-		err = k.call(unix.BPF_MAP_LOOKUP_ELEM, outer, unsafe.Pointer(&k.number(index)[0]), unsafe.Pointer(&k.value))
 	}
-	if err != nil {
+	key := unsafe.Pointer(&k.number(index)[0])
+	if err := k.call(wait, unix.BPF_MAP_LOOKUP_ELEM, outer, key, unsafe.Pointer(&k.value)); err != nil {
 		return -1, err
 	}
 	return k.ByID(k.value)
@@ -156,8 +150,12 @@ func (k *Kernel) CloseFD(fd int) {
 func (k *Kernel) ByID(id uint32) (fd int, err error) {
 	k.Work.Syscalls++
 	attr := struct{ id, next, flags uint32 }{id: id}
-	r, _, errno := unix.RawSyscall(unix.SYS_BPF, unix.BPF_MAP_GET_FD_BY_ID, uintptr(unsafe.Pointer(&attr)),
-		unsafe.Sizeof(attr))
+	return open(unix.BPF_MAP_GET_FD_BY_ID, unsafe.Pointer(&attr), unsafe.Sizeof(attr))
+}
+
+// open makes a system call that opens a map.
+func open(command uintptr, attr unsafe.Pointer, size uintptr) (fd int, err error) {
+	r, _, errno := unix.RawSyscall(unix.SYS_BPF, command, uintptr(attr), size)
 	if errno != 0 {
 		return -1, errno
 	}
@@ -177,11 +175,7 @@ func CreateMap(spec *ebpf.MapSpec) (fd int, err error) {
 		name                                          [unix.BPF_OBJ_NAME_LEN]byte
 	}{kind: uint32(spec.Type), key: spec.KeySize, value: spec.ValueSize, entries: spec.MaxEntries, flags: spec.Flags}
 	copy(attr.name[:len(attr.name)-1], spec.Name)
-	r, _, errno := unix.RawSyscall(unix.SYS_BPF, unix.BPF_MAP_CREATE, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
-	if errno != 0 {
-		return -1, errno
-	}
-	return int(r), nil
+	return open(unix.BPF_MAP_CREATE, unsafe.Pointer(&attr), unsafe.Sizeof(attr))
 }
 
 // batch is what union bpf_attr has for BPF_MAP_*_BATCH.
