@@ -43,6 +43,15 @@ func NewNamespace() (*Namespace, error) {
 	return n, nil
 }
 
+// OpenNamespace opens the namespace at a path, such as that of another's Path.
+func OpenNamespace(path string) (*Namespace, error) {
+	fd, err := netns.GetFromPath(path)
+	if err != nil {
+		return nil, fmt.Errorf("opening a network namespace: %w", err)
+	}
+	return &Namespace{fd}, nil
+}
+
 // elsewhere calls do on a thread of its own, which may change its namespaces: it ends with do.
 func elsewhere(do func() error) error {
 	done := make(chan error, 1)

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-
-	"github.com/vishvananda/netns"
 )
 
 // TestNamespaces: two namespaces that are joined reach each other and nobody else does; threads of this process stay
@@ -66,11 +64,10 @@ func TestNamespaces(t *testing.T) {
 	if _, err := both[0].DialContext(t.Context(), "tcp", "localhost:1"); err == nil {
 		t.Error("a name is looked up, wherever")
 	}
-	fd, err := netns.GetFromPath(both[0].Path())
+	again, err := OpenNamespace(both[0].Path())
 	if err != nil {
 		t.Fatal(err)
 	}
-	again := &Namespace{fd}
 	if a, b := place(t, both[0].Path()), place(t, again.Path()); a != b || a == own {
 		t.Errorf("%s opened again is %s; this process is in %s", a, b, own)
 	}
