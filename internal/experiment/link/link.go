@@ -9,8 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"strconv"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -199,31 +197,15 @@ func takenNets() ([]netip.Prefix, error) {
 			taken = append(taken, p.Masked())
 		}
 	}
-	routes, err := os.ReadFile("/proc/net/route")
-	if err != nil {
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+	// If some came or went meanwhile, those that stayed are in it.
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 		return nil, fmt.Errorf("listing this machine's routes: %w", err)
 	}
-	return append(taken, parseRoutes(string(routes))...), nil
-}
-
-// parseRoutes reads /proc/net/route: destination and mask are numbers in hex whose bytes in memory are the address.
-func parseRoutes(table string) []netip.Prefix {
-	var nets []netip.Prefix
-	for line := range strings.Lines(table) {
-		field := strings.Fields(line)
-		if len(field) < 8 {
-			continue
+	for _, r := range routes {
+		if p, err := netip.ParsePrefix(r.Dst.String()); err == nil && p.Bits() > 0 {
+			taken = append(taken, p)
 		}
-		destination, err1 := strconv.ParseUint(field[1], 16, 32)
-		mask, err2 := strconv.ParseUint(field[7], 16, 32)
-		if err1 != nil || err2 != nil || mask == 0 {
-			continue // the heading, and default routes
-		}
-		var d, m [4]byte
-		binary.NativeEndian.PutUint32(d[:], uint32(destination))
-		binary.NativeEndian.PutUint32(m[:], uint32(mask))
-		bits, _ := net.IPMask(m[:]).Size()
-		nets = append(nets, netip.PrefixFrom(netip.AddrFrom4(d), bits).Masked())
 	}
-	return nets
+	return taken, nil
 }

@@ -2,8 +2,11 @@ package link
 
 import (
 	"net/netip"
+	"os"
 	"slices"
 	"testing"
+
+	"github.com/vishvananda/netlink"
 )
 
 func TestAddresses(t *testing.T) {
@@ -22,15 +25,46 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-func TestParseRoutes(t *testing.T) {
-	const table = `Iface	Destination	Gateway 	Flags	RefCnt	Use	Metric	Mask		MTU	Window	IRTT
-eth0	00000000	0102A8C0	0003	0	0	0	00000000	0	0	0
-eth0	0002A8C0	00000000	0001	0	0	0	00FFFFFF	0	0	0
-tun0	000012C6	00000000	0001	0	0	0	0000FFFF	0	0	0
-bad	zz	0	0	0	0	0	0
-`
-	want := []netip.Prefix{netip.MustParsePrefix("192.168.2.0/24"), netip.MustParsePrefix("198.18.0.0/16")}
-	if got := parseRoutes(table); !slices.Equal(got, want) {
+// TestTakenNets: the networks of addresses and of routes are taken, and a default route takes nothing.
+func TestTakenNets(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: it makes network namespaces")
+	}
+	var both [2]*Namespace
+	for i := range both {
+		n, err := NewNamespace()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer n.Close()
+		both[i] = n
+	}
+	here, there := netip.MustParsePrefix("198.18.7.1/30"), netip.MustParsePrefix("198.18.7.2/30")
+	if err := Connect(both[0], both[1], here, there); err != nil {
+		t.Fatal(err)
+	}
+	if err := both[0].RouteAll(there.Addr()); err != nil {
+		t.Fatal(err)
+	}
+	var taken []netip.Prefix
+	err := both[0].Do(func() error {
+		to, err := netlink.ParseIPNet("198.19.0.0/16")
+		if err == nil {
+			err = netlink.RouteAdd(&netlink.Route{Dst: to, Gw: there.Addr().AsSlice()})
+		}
+		if err == nil {
+			taken, err = takenNets()
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.SortFunc(taken, netip.Prefix.Compare)
+	want := []netip.Prefix{
+		netip.MustParsePrefix("127.0.0.0/8"), here.Masked(), netip.MustParsePrefix("198.19.0.0/16"),
+	}
+	if got := slices.Compact(taken); !slices.Equal(got, want) {
 		t.Errorf("got %v", got)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
@@ -66,13 +67,7 @@ func (g *Group) StartIn(cmd *exec.Cmd, network string) error {
 			g.name, EnterCommand)
 	}
 	t := g.tree
-	args := append(slices.Clone(enterArgs), groupFlag+g.name)
-	if g.pin > 0 {
-		args = append(args, pinFlag+strconv.Itoa(g.pin))
-	}
-	if network != "" {
-		args = append(args, networkFlag+network)
-	}
+	args := append(slices.Clone(enterArgs), "--group="+g.name, "--pin="+strconv.Itoa(g.pin), "--network="+network)
 	for _, h := range t.hs {
 		args = append(args, t.entry(h, g.name))
 	}
@@ -110,17 +105,8 @@ func (g *Group) StartIn(cmd *exec.Cmd, network string) error {
 	return nil
 }
 
-// pinFlag before the directories of Enter's arguments has the process run on one CPU: see Limits.
-const pinFlag = "--pin="
-
 // enterArgs are the first arguments of a process that is on its way into a group.
 var enterArgs = []string{"tare", EnterCommand}
-
-// groupFlag before the directories of Enter's arguments names the group, for the mark of what is started in it.
-const groupFlag = "--group="
-
-// networkFlag before the directories of Enter's arguments has the program run in a network namespace.
-const networkFlag = "--network="
 
 // enterNetwork has this thread, and the program that it becomes, be in a network namespace.
 func enterNetwork(path string) error {
@@ -144,14 +130,23 @@ func pinTo(n int) error {
 	return pace.RunOn(cpus[(n-1)%len(cpus)])
 }
 
-// Enter is the body of EnterCommand: args are directories of groups, "--", the path of a program, and its arguments
-// from its name on. It moves this process into the groups and becomes the program. It returns only with an error, which
-// has code fault.Machine where a group could not be entered and fault.Usage where the program could not be run.
+// Enter is the body of EnterCommand: args are flags and directories of groups, "--", the path of a program, and its
+// arguments from its name on. It moves this process into the groups and becomes the program. It returns only with an
+// error, which has code fault.Machine where a group could not be entered and fault.Usage where the program could not
+// be run.
 func Enter(args []string) error {
 	i := slices.Index(args, "--")
 	if i < 0 || len(args) < i+3 {
 		return fault.New(fault.Usage, EnterCommand, "",
 			"the arguments are not directories, --, and a program with its arguments")
+	}
+	flags := pflag.NewFlagSet(EnterCommand, pflag.ContinueOnError)
+	flags.Usage = func() {}
+	group := flags.String("group", "", "name of the group, for the mark of what is started in it")
+	pin := flags.Uint("pin", 0, "the one CPU that the process runs on, as in Limits; 0: all")
+	network := flags.String("network", "", "path of the network namespace that the program runs in; empty: this one")
+	if err := flags.Parse(args[:i]); err != nil {
+		return fault.Wrap(err, fault.Usage, EnterCommand, "", "the arguments are not those of Group.Start")
 	}
 	// The death signal belongs to a thread, and only that of the thread which becomes the program remains.
 	runtime.LockOSThread()
@@ -162,27 +157,18 @@ func Enter(args []string) error {
 		return fmt.Errorf("the run that started this process has ended")
 	}
 	markByFile(os.Getenv(Mark)) // here, where what that takes is charged to nobody who is weighed
-	for _, dir := range args[:i] {
-		if group, ok := strings.CutPrefix(dir, groupFlag); ok {
-			markByLimit(os.Getenv(Mark), group)
-			continue
+	markByLimit(os.Getenv(Mark), *group)
+	if *pin > 0 {
+		if err := pinTo(int(*pin)); err != nil {
+			return err
 		}
-		if pin, ok := strings.CutPrefix(dir, pinFlag); ok {
-			n, err := strconv.Atoi(pin)
-			if err != nil || n < 1 {
-				return fault.New(fault.Usage, EnterCommand, "", "%q names no CPU", dir)
-			}
-			if err := pinTo(n); err != nil {
-				return err
-			}
-			continue
+	}
+	if *network != "" {
+		if err := enterNetwork(*network); err != nil {
+			return err
 		}
-		if network, ok := strings.CutPrefix(dir, networkFlag); ok {
-			if err := enterNetwork(network); err != nil {
-				return err
-			}
-			continue
-		}
+	}
+	for _, dir := range flags.Args() {
 		if err := cgroup.Write(filepath.Join(dir, "cgroup.procs"), "0"); err != nil {
 			return fault.Wrap(err, fault.Machine, dir, "see 'tare doctor'", "entering the control group")
 		}

@@ -62,11 +62,6 @@ type Ready struct {
 	After   time.Duration // has passed since
 }
 
-// none says that nothing is given.
-func (r Ready) none() bool {
-	return r.Port == "" && r.Line == nil && r.HTTP == "" && r.File == "" && !r.Listen && r.After == 0
-}
-
 // The defaults of the settings.
 const (
 	readyTimeout = 30 * time.Second

@@ -116,8 +116,10 @@ type Existing struct {
 	Dir  string // the group's directory in the hierarchy that counts CPU time; empty where Path is
 	PIDs []int  // its processes, in order
 
-	start  uint64 // of the process, where the target is one
-	inode  uint64 // of Dir when Watch was called; 0: not known. One that was made again has another
+	cpu    *cgroup.Hierarchy // that counts CPU time; nil: there is none, which only a process can do without
+	pid    int               // of the process, where the target is one
+	start  uint64            // of that process
+	inode  uint64            // of Dir when Watch was called; 0: not known. One that was made again has another
 	finder Finder
 	watch  *containment.Watch // nil before Watch
 	spared []int              // of members: the processes that this one comes from
@@ -129,11 +131,12 @@ func (f Finder) Find(t Target) (*Existing, error) {
 	if f.Self == 0 {
 		f.Self = os.Getpid()
 	}
-	if _, ok := f.Layout.CPU(); !ok && t.Kind != ByPID {
+	cpu, ok := f.Layout.CPU()
+	if !ok && t.Kind != ByPID {
 		return nil, fault.New(fault.Machine, t.String(), cgroup.Mount,
 			"this machine has no control groups mounted")
 	}
-	e := &Existing{Target: t, finder: f}
+	e := &Existing{Target: t, finder: f, cpu: cpu}
 	var err error
 	switch t.Kind {
 	case ByPID:
@@ -176,7 +179,7 @@ func (e *Existing) findProcess() error {
 		return e.wrong("kernel threads have lines of their own in every ledger", "%s is a thread of the kernel",
 			text.Plain(p.Comm))
 	}
-	e.start = p.Start
+	e.pid, e.start = pid, p.Start
 	if e.PIDs = alive(f.Proc, withDescendants(f.Proc, []int{pid})); slices.Contains(e.PIDs, f.Self) {
 		return e.wrong("name one of its children, or start tare elsewhere", "tare itself is a child of %s",
 			text.Plain(p.Comm))
@@ -187,8 +190,7 @@ func (e *Existing) findProcess() error {
 // shareGroup takes the control group of a process where that holds nothing but the target.
 func (e *Existing) shareGroup(pid int) error {
 	f := e.finder
-	h, ok := f.Layout.CPU()
-	if !ok {
+	if e.cpu == nil {
 		return nil
 	}
 	identity, err := f.Layout.PathOf(pid)
@@ -198,7 +200,7 @@ func (e *Existing) shareGroup(pid int) error {
 	if err != nil {
 		return err
 	}
-	dir, ok := h.Dir(identity)
+	dir, ok := e.cpu.Dir(identity)
 	if !ok || identity == "/" {
 		return nil
 	}
@@ -213,11 +215,7 @@ func (e *Existing) shareGroup(pid int) error {
 
 // findGroup takes the group of an identity.
 func (e *Existing) findGroup(identity string) error {
-	f := e.finder
-	h, ok := f.Layout.CPU()
-	if !ok {
-		return nil
-	}
+	f, h := e.finder, e.cpu
 	dir, ok := h.Dir(identity)
 	if ok {
 		info, err := os.Stat(dir)
@@ -260,20 +258,16 @@ const maxGroups = 1 << 20
 
 // search takes the one topmost group whose name fits.
 func (e *Existing) search(fits func(name string) bool, hint string) error {
-	h, ok := e.finder.Layout.CPU()
-	if !ok {
-		return nil
-	}
-	found := find(h.Mount, fits)
+	found := find(e.cpu.Mount, fits)
 	switch len(found) {
 	case 0:
-		if elsewhere := e.elsewhere(h, fits); elsewhere != "" {
+		if elsewhere := e.elsewhere(fits); elsewhere != "" {
 			return fault.New(fault.Machine, e.Target.String(), "enable accounting for it (CPUAccounting=yes), or name its "+
 				"process as pid:NUMBER", "its control group %s is in no hierarchy that counts CPU time", elsewhere)
 		}
 		return e.wrong(hint, "no control group has that name")
 	case 1:
-		return e.findGroup(h.Identity(found[0]))
+		return e.findGroup(e.cpu.Identity(found[0]))
 	}
 	const most = 4
 	shown := found[:min(len(found), most)]
@@ -283,10 +277,10 @@ func (e *Existing) search(fits func(name string) bool, hint string) error {
 
 // elsewhere is the path of a group that fits in a hierarchy that does not count CPU time, as systemd's own of v1; empty
 // where there is none.
-func (e *Existing) elsewhere(counted *cgroup.Hierarchy, fits func(string) bool) string {
+func (e *Existing) elsewhere(fits func(string) bool) string {
 	for i := range e.finder.Layout.Hierarchies {
 		h := &e.finder.Layout.Hierarchies[i]
-		if h.Mount == counted.Mount {
+		if h.Mount == e.cpu.Mount {
 			continue
 		}
 		if found := find(h.Mount, fits); len(found) > 0 {
@@ -331,18 +325,14 @@ func alive(f proc.FS, pids []int) []int {
 func (e *Existing) Refresh() error {
 	f := e.finder
 	if e.Target.Kind == ByPID {
-		pid, err := strconv.Atoi(e.Target.Name)
-		if err != nil {
-			return err
-		}
-		p, err := f.Proc.Process(pid)
+		p, err := f.Proc.Process(e.pid)
 		if err != nil && !errors.Is(err, proc.ErrGone) {
 			return err
 		}
 		if err != nil || p.Start != e.start || !p.Alive() {
 			return e.ended("the process has ended")
 		}
-		e.PIDs = alive(f.Proc, withDescendants(f.Proc, []int{pid}))
+		e.PIDs = alive(f.Proc, withDescendants(f.Proc, []int{e.pid}))
 		return nil
 	}
 	inode, err := inodeOf(e.Dir)
@@ -498,10 +488,9 @@ func (e *Existing) members() ([]containment.Member, error) {
 // those under the same name.
 func (e *Existing) counting() (all []*cgroup.Hierarchy) {
 	l := e.finder.Layout
-	cpu, _ := l.CPU()
 	memory, _ := l.Controller("memory")
 	v2, _ := l.V2()
-	for _, h := range []*cgroup.Hierarchy{cpu, memory, v2} {
+	for _, h := range []*cgroup.Hierarchy{e.cpu, memory, v2} {
 		if h == nil {
 			continue
 		}

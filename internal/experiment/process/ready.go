@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,6 +25,7 @@ const settled = 500 * time.Millisecond
 
 // condition is one thing that a command must show to be ready.
 type condition struct {
+	given bool          // it is asked for
 	what  string        // completes "within 30s, "
 	every time.Duration // between two looks
 	// holds says whether it does, or why it does not; the reason may be nil.
@@ -32,49 +34,38 @@ type condition struct {
 
 // conditions are those of the command in the order in which they are waited for.
 func (r *Running) conditions() []condition {
-	var all []condition
 	c := r.command.Ready
-	if c.Line != nil {
-		all = append(all, condition{fmt.Sprintf("no line that it wrote matched %q", c.Line), pause, r.sawLine})
-	}
-	if c.File != "" {
-		all = append(all, condition{fmt.Sprintf("there was no file %s", c.File), 2 * pause,
+	var since time.Time // when Ready.After began to count
+	given := slices.DeleteFunc([]condition{
+		{c.Line != nil, fmt.Sprintf("no line that it wrote matched %q", c.Line), pause, r.sawLine},
+		{c.File != "", fmt.Sprintf("there was no file %s", c.File), 2 * pause,
 			func(context.Context) (bool, error) {
 				_, err := os.Stat(r.command.file())
 				return err == nil, nil
-			}})
-	}
-	if c.Port != "" {
-		all = append(all, condition{fmt.Sprintf("nothing accepted connections at %s", c.Port), 2 * pause,
-			func(ctx context.Context) (bool, error) { return accepts(ctx, c.Port) }})
-	}
-	if c.Listen {
-		all = append(all, condition{r.silent(), 4 * pause, func(ctx context.Context) (bool, error) {
+			}},
+		{c.Port != "", fmt.Sprintf("nothing accepted connections at %s", c.Port), 2 * pause,
+			func(ctx context.Context) (bool, error) { return accepts(ctx, c.Port) }},
+		{c.Listen, r.silent(), 4 * pause, func(ctx context.Context) (bool, error) {
 			if len(r.Listening()) > 0 || c.Offered == "" {
 				return len(r.Listening()) > 0, nil
 			}
 			return acceptsWithin(ctx, c.Offered, offeredAttempt)
-		}})
-	}
-	if c.HTTP != "" {
-		all = append(all, condition{fmt.Sprintf("%s was not answered with a status of 200 to 399", c.HTTP), 4 * pause,
-			func(ctx context.Context) (bool, error) { return answers(ctx, c.HTTP) }})
-	}
-	if c.After > 0 {
-		var since time.Time
-		all = append(all, condition{fmt.Sprintf("%v had not passed", c.After), pause, func(context.Context) (bool, error) {
+		}},
+		{c.HTTP != "", fmt.Sprintf("%s was not answered with a status of 200 to 399", c.HTTP), 4 * pause,
+			func(ctx context.Context) (bool, error) { return answers(ctx, c.HTTP) }},
+		{c.After > 0, fmt.Sprintf("%v had not passed", c.After), pause, func(context.Context) (bool, error) {
 			if since.IsZero() {
 				since = time.Now()
 			}
 			return time.Since(since) >= c.After, nil
-		}})
+		}},
+	}, func(c condition) bool { return !c.given })
+	if len(given) > 0 {
+		return given
 	}
-	if c.none() {
-		all = append(all, condition{"it had not run for long enough", 4 * pause, func(context.Context) (bool, error) {
-			return r.Ran() >= settled || len(r.Listening()) > 0, nil
-		}})
-	}
-	return all
+	return []condition{{true, "it had not run for long enough", 4 * pause, func(context.Context) (bool, error) {
+		return r.Ran() >= settled || len(r.Listening()) > 0, nil
+	}}}
 }
 
 // silent says that Ready.Listen did not come to hold.
