@@ -17,7 +17,6 @@ import (
 	"tare/internal/kube/cluster"
 	"tare/internal/kube/clusterreport"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/lists"
 	"tare/internal/lib/text"
 )
 
@@ -35,7 +34,8 @@ const (
 
 type weighFlags struct {
 	window, within                    time.Duration
-	by, format, selector, shared      string
+	by, output, selector, shared      string
+	format                            clusterreport.Format
 	image, agentsNamespace, namespace string
 	top                               int
 	selects                           labels.Selector
@@ -86,7 +86,7 @@ A node that does not answer is named with the reason and is in no sum; the exit 
 	fs := cmd.Flags()
 	fs.DurationVar(&f.window, "for", 10*time.Second, "length of the window")
 	fs.StringVar(&f.by, "by", "workload", "what rows are of: "+strings.Join(cluster.Views(), ", "))
-	fs.StringVarP(&f.format, "output", "o", "text", "format: "+strings.Join(formats(), ", "))
+	fs.StringVarP(&f.output, "output", "o", "text", "format: "+strings.Join(clusterreport.Names(), ", "))
 	fs.StringVarP(&f.selector, "selector", "l", "", "only pods with these labels have rows")
 	fs.StringVar(&f.shared, "shared", sharedApart, "what serves a whole node: apart, in separate lines, or spread over "+
 		"workloads")
@@ -96,24 +96,23 @@ A node that does not answer is named with the reason and is in no sum; the exit 
 	return cmd
 }
 
-func formats() []string {
-	return lists.Map(clusterreport.Formats(), func(f clusterreport.Format) string { return f.Name })
-}
-
 func (f *weighFlags) check() (err error) {
+	format := slices.Index(clusterreport.Names(), f.output)
 	switch {
 	case f.window < shortest || f.window > longest:
 		return fault.New(fault.Usage, "--for "+f.window.String(), "an agent's windows last that long",
 			"a window must last %v to %v", shortest, longest)
 	case f.within < time.Second || f.within > 10*time.Minute:
 		return fault.New(fault.Usage, "--start-within "+f.within.String(), "", "it must be 1s to 10m")
-	case !slices.Contains(formats(), f.format):
-		return fault.New(fault.Usage, "-o "+text.Clip(f.format), text.Suggest(f.format, formats()), "no such format")
+	case format < 0:
+		return fault.New(fault.Usage, "-o "+text.Clip(f.output), text.Suggest(f.output, clusterreport.Names()),
+			"no such format")
 	case !slices.Contains(cluster.Views(), f.by):
 		return fault.New(fault.Usage, "--by "+text.Clip(f.by), text.Suggest(f.by, cluster.Views()), "no such view")
 	case f.shared != sharedSpread && f.shared != sharedApart:
 		return fault.New(fault.Usage, "--shared "+text.Clip(f.shared), "choose apart or spread", "no such rule")
 	}
+	f.format = clusterreport.Formats()[format]
 	f.selects, err = labels.Parse(f.selector)
 	return fault.Wrap(err, fault.Usage, "-l "+text.Clip(f.selector), "try -l app=web", "not a selector of labels")
 }
@@ -130,7 +129,7 @@ func (f *weighFlags) weigh(ctx context.Context, c *agents.Cluster, out, log io.W
 	if top == 0 {
 		top = -1
 	}
-	if err := clusterreport.Write(&b, f.format, account, clusterreport.Options{By: f.by, Top: top}); err != nil {
+	if err := f.format.Write(&b, account, clusterreport.Options{By: f.by, Top: top}); err != nil {
 		return err
 	}
 	if _, err := out.Write(b.Bytes()); err != nil {
@@ -208,7 +207,7 @@ func (f *weighFlags) merge(ctx context.Context, c *agents.Cluster, nodes []agent
 	w := c.Open(ctx, list, f.window)
 	pods, err := c.Pods(ctx) // during the window: those that are in it
 	o := cluster.Options{Start: w.Start, End: w.End, Machines: map[string]string{}, Spread: f.shared == sharedSpread,
-		Containers: f.by == "container" || f.format != "text"}
+		Containers: f.by == "container" || f.output != "text"}
 	if f.namespace != "" || !f.selects.Empty() {
 		o.Match = func(p *cluster.Pod) bool {
 			return (f.namespace == "" || f.namespace == p.Namespace) && f.selects.Matches(labels.Set(p.Labels))
