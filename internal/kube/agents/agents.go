@@ -7,6 +7,7 @@ package agents
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,11 +16,14 @@ import (
 	appsapi "k8s.io/api/apps/v1"
 	api "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	appsv1 "k8s.io/client-go/kubernetes/typed/apps/v1"
 	batchv1 "k8s.io/client-go/kubernetes/typed/batch/v1"
 	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/pager"
 
 	"tare/deploy"
 	"tare/internal/lib/fault"
@@ -128,19 +132,20 @@ func (c *Cluster) of(ctx context.Context, d *appsapi.DaemonSet) (agents []Agent,
 
 // eachPod gives all pods that a selector selects, page by page.
 func (c *Cluster) eachPod(ctx context.Context, namespace, selector string, do func(*api.Pod)) error {
-	o := metav1.ListOptions{LabelSelector: selector, Limit: pageSize}
-	for {
-		page, err := c.core.Pods(namespace).List(ctx, o)
-		if err != nil {
-			return refused(err, "listing pods")
-		}
-		for i := range page.Items {
-			do(&page.Items[i])
-		}
-		if o.Continue = page.Continue; o.Continue == "" {
-			return nil
-		}
+	list := func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		return c.core.Pods(namespace).List(ctx, o)
 	}
+	return refused(each(ctx, list, selector, do), "listing pods")
+}
+
+// each gives all objects that a selector selects, page by page.
+func each[T any](ctx context.Context, list pager.ListPageFunc, selector string, do func(*T)) error {
+	p := pager.New(list)
+	p.PageSize = pageSize
+	return p.EachListItem(ctx, metav1.ListOptions{LabelSelector: selector}, func(o runtime.Object) error {
+		do(any(o).(*T))
+		return nil
+	})
 }
 
 // notRunning says why the agent of a pod does not run, and returns "" if it does.
@@ -166,32 +171,37 @@ const (
 	notStarted = "its agent has not started"
 )
 
-// manifest reads an object of the manifests that are in this program.
-func manifest[T any](kind string) (*T, error) {
-	for documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(deploy.AgentManifests), 4096); ; {
-		var raw rawObject
-		if err := documents.Decode(&raw); errors.Is(err, io.EOF) {
-			return nil, fmt.Errorf("the manifests have no %s", kind)
+// documents reads the objects of YAML documents.
+func documents(data []byte) (all []*unstructured.Unstructured, err error) {
+	for decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096); ; {
+		o := &unstructured.Unstructured{}
+		if err := decoder.Decode(o); errors.Is(err, io.EOF) {
+			return all, nil
 		} else if err != nil {
 			return nil, fmt.Errorf("reading the manifests: %w", err)
 		}
-		if raw.Kind == kind {
-			object := new(T)
-			return object, yaml.Unmarshal(raw.text, object)
-		}
+		all = append(all, o)
 	}
 }
 
-// rawObject is an object of which only the kind is read.
-type rawObject struct {
-	metav1.TypeMeta
-	text []byte
+// as returns an object of a manifest in the type of its kind.
+func as[T any](o *unstructured.Unstructured) (*T, error) {
+	object := new(T)
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, object); err != nil {
+		return nil, fmt.Errorf("reading the manifests: %w", err)
+	}
+	return object, nil
 }
 
-// UnmarshalJSON keeps the text.
-func (r *rawObject) UnmarshalJSON(text []byte) error {
-	r.text = bytes.Clone(text)
-	return yaml.Unmarshal(text, &r.TypeMeta)
+// agentSet is the DaemonSet of the manifests that are in this program.
+func agentSet() (*appsapi.DaemonSet, error) {
+	all, err := documents(deploy.AgentManifests)
+	for _, o := range all {
+		if o.GetKind() == "DaemonSet" {
+			return as[appsapi.DaemonSet](o)
+		}
+	}
+	return nil, cmp.Or(err, errors.New("the manifests have no DaemonSet"))
 }
 
 // refused is an error of the API server, with its hint.

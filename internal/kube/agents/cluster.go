@@ -10,6 +10,7 @@ import (
 
 	api "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"tare/internal/kube/cluster"
 )
@@ -21,34 +22,30 @@ type Node struct {
 	OS                    string // as of kubernetes.io/os
 	Ready                 bool
 	Kernel, Runtime       string
-	Kubelet               string
 	Capacity, Allocatable cluster.Resources
 }
 
 // Nodes returns all nodes, sorted by name.
 func (c *Cluster) Nodes(ctx context.Context) (nodes []Node, err error) {
-	for o := (metav1.ListOptions{Limit: pageSize}); ; {
-		page, err := c.core.Nodes().List(ctx, o)
-		if err != nil {
-			return nil, refused(err, "listing nodes")
-		}
-		for i := range page.Items {
-			n := &page.Items[i]
-			info := &n.Status.NodeInfo
-			nodes = append(nodes, Node{
-				Name: n.Name, Machine: cmp.Or(info.BootID, n.Name), OS: info.OperatingSystem,
-				Ready: slices.ContainsFunc(n.Status.Conditions, func(c api.NodeCondition) bool {
-					return c.Type == api.NodeReady && c.Status == api.ConditionTrue
-				}),
-				Kernel: info.KernelVersion, Runtime: info.ContainerRuntimeVersion, Kubelet: info.KubeletVersion,
-				Capacity: resources(n.Status.Capacity), Allocatable: resources(n.Status.Allocatable),
-			})
-		}
-		if o.Continue = page.Continue; o.Continue == "" {
-			slices.SortFunc(nodes, func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
-			return nodes, nil
-		}
+	list := func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		return c.core.Nodes().List(ctx, o)
 	}
+	err = each(ctx, list, "", func(n *api.Node) {
+		info := &n.Status.NodeInfo
+		nodes = append(nodes, Node{
+			Name: n.Name, Machine: cmp.Or(info.BootID, n.Name), OS: info.OperatingSystem,
+			Ready: slices.ContainsFunc(n.Status.Conditions, func(c api.NodeCondition) bool {
+				return c.Type == api.NodeReady && c.Status == api.ConditionTrue
+			}),
+			Kernel: info.KernelVersion, Runtime: info.ContainerRuntimeVersion,
+			Capacity: resources(n.Status.Capacity), Allocatable: resources(n.Status.Allocatable),
+		})
+	})
+	if err != nil {
+		return nil, refused(err, "listing nodes")
+	}
+	slices.SortFunc(nodes, func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
+	return nodes, nil
 }
 
 func resources(l api.ResourceList) (r cluster.Resources) {

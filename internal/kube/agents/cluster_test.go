@@ -5,7 +5,6 @@ import (
 	"slices"
 	"testing"
 
-	appsapi "k8s.io/api/apps/v1"
 	api "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -62,7 +61,7 @@ func TestWorkloadOf(t *testing.T) {
 
 // TestTemporary: the pod of temporary agents is that of the manifests, without what only an installed one has.
 func TestTemporary(t *testing.T) {
-	set, err := manifest[appsapi.DaemonSet]("DaemonSet")
+	set, err := agentSet()
 	if err != nil {
 		t.Fatal(err)
 	}

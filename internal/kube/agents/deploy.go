@@ -48,7 +48,7 @@ const (
 // Deploy makes agents on all nodes, and returns without waiting for them. What it has made must be removed, also
 // after an error: it is nil only if there is nothing.
 func (c *Cluster) Deploy(ctx context.Context, d Deployment) (*Temporary, error) {
-	set, err := manifest[appsapi.DaemonSet]("DaemonSet")
+	set, err := agentSet()
 	if err != nil {
 		return nil, err
 	}

@@ -1,18 +1,14 @@
 package agents
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/dynamic"
 
 	"tare/deploy"
@@ -23,14 +19,12 @@ import (
 const InstalledNamespace = "tare"
 
 // objects are what Install installs, in order, with the label by which Uninstall knows them.
-func objects(namespace, image string) (all []*unstructured.Unstructured, err error) {
-	for documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(deploy.AgentManifests), 4096); ; {
-		o := &unstructured.Unstructured{}
-		if err := documents.Decode(o); errors.Is(err, io.EOF) {
-			return all, nil
-		} else if err != nil {
-			return nil, fmt.Errorf("reading the manifests: %w", err)
-		}
+func objects(namespace, image string) ([]*unstructured.Unstructured, error) {
+	all, err := documents(deploy.AgentManifests)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range all {
 		labels := o.GetLabels()
 		if labels == nil {
 			labels = map[string]string{}
@@ -40,21 +34,20 @@ func objects(namespace, image string) (all []*unstructured.Unstructured, err err
 		switch o.GetKind() {
 		case "Namespace":
 			o.SetName(namespace)
+			continue
 		case "DaemonSet":
 			containers, _, err := unstructured.NestedSlice(o.Object, "spec", "template", "spec", "containers")
+			if err == nil {
+				containers[0].(map[string]any)["image"] = image
+				err = unstructured.SetNestedSlice(o.Object, containers, "spec", "template", "spec", "containers")
+			}
 			if err != nil {
 				return nil, fmt.Errorf("reading the manifests: %w", err)
 			}
-			containers[0].(map[string]any)["image"] = image
-			if err := unstructured.SetNestedSlice(o.Object, containers, "spec", "template", "spec", "containers"); err != nil {
-				return nil, fmt.Errorf("reading the manifests: %w", err)
-			}
 		}
-		if o.GetKind() != "Namespace" {
-			o.SetNamespace(namespace)
-		}
-		all = append(all, o)
+		o.SetNamespace(namespace)
 	}
+	return all, nil
 }
 
 // resource is the client of an object's kind. Each kind of the manifests forms its plural by an "s".

@@ -1,12 +1,9 @@
 package agents
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"strings"
 
 	authapi "k8s.io/api/authorization/v1"
@@ -25,12 +22,14 @@ func (c *Cluster) Missing(ctx context.Context, namespace string) (missing []stri
 	if err != nil {
 		return nil, wrong(err)
 	}
-	for documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(deploy.WeighRights), 4096); ; {
-		var role rbacapi.Role // a ClusterRole has the same fields
-		if err := documents.Decode(&role); errors.Is(err, io.EOF) {
-			return missing, nil
-		} else if err != nil {
-			return nil, fmt.Errorf("reading the roles: %w", err)
+	roles, err := documents(deploy.WeighRights)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range roles {
+		role, err := as[rbacapi.Role](o) // a ClusterRole has the same fields
+		if err != nil {
+			return nil, err
 		}
 		in := ""
 		if role.Kind == "Role" {
@@ -55,6 +54,7 @@ func (c *Cluster) Missing(ctx context.Context, namespace string) (missing []stri
 			}
 		}
 	}
+	return missing, nil
 }
 
 // Version is the version of the API server.

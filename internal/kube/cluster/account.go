@@ -78,7 +78,7 @@ var zero float64
 // total of a node it is in that total, unless it is missing.
 func (a *account) usage(row bool) Usage {
 	var u Usage
-	for f, to := range []*Split{&u.CPU, &u.CPUs, &u.BPF, &u.Hard, &u.Soft, &u.WorkingSet} {
+	for f, to := range u.splits() {
 		unit := 1.0
 		if f <= bpf {
 			unit = 1e9
@@ -141,6 +141,11 @@ func whole(v *float64, per float64) *int64 {
 	return new(int64(math.Round(*v * per)))
 }
 
+// splits are the figures in their order.
+func (u *Usage) splits() [figures]*Split {
+	return [figures]*Split{&u.CPU, &u.CPUs, &u.BPF, &u.Hard, &u.Soft, &u.WorkingSet}
+}
+
 // Figure is one figure of Usage with the name that it has in JSON.
 type Figure struct {
 	Name string
@@ -155,11 +160,11 @@ func (u *Usage) Figures() []Figure {
 
 // Sum is what rows used together.
 func Sum(rows []*Row) (u Usage) {
-	for i, to := range []*Split{&u.CPU, &u.CPUs, &u.BPF, &u.Hard, &u.Soft, &u.WorkingSet} {
+	for i, to := range u.splits() {
 		*to = Split{new(0.0), new(0.0), new(0.0), new(0.0), new(0.0), nil}
 		var all Known
 		for j := range rows {
-			s := rows[j].Figures()[i].Split
+			s := rows[j].splits()[i]
 			to.Gross, to.Net, to.Tare = known.Sum(to.Gross, s.Gross), known.Sum(to.Net, s.Net), known.Sum(to.Tare, s.Tare)
 			to.Shared, to.Other = known.Sum(to.Shared, s.Shared), known.Sum(to.Other, s.Other)
 			all.Net, all.Tare = all.Net+s.NetKnown(), all.Tare+s.TareKnown()

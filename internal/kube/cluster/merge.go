@@ -280,18 +280,15 @@ func (m *Merger) name(s string) string {
 }
 
 // warn adds a warning about a node or pod.
-func (m *Merger) warn(code, about, message string) { m.note(code, about, message) }
-
-// note is warn for codes that are not known before, such as those of nodes' ledgers.
-func (m *Merger) note(short, about, message string) {
-	id := short + "\x00" + message
+func (m *Merger) warn(code, about, message string) {
+	id := code + "\x00" + message
 	if m.warnings[id] == nil {
 		if len(m.warnings) >= maxKinds {
-			short, message = "more-warnings", "there are more kinds of warnings than are kept"
-			id = short
+			code, message = "more-warnings", "there are more kinds of warnings than are kept"
+			id = code
 		}
 		if m.warnings[id] == nil {
-			m.warnings[id] = &Warning{Code: short, Message: text.ClipLine(message, 4*maxName), About: []string{}}
+			m.warnings[id] = &Warning{Code: code, Message: text.ClipLine(message, 4*maxName), About: []string{}}
 		}
 	}
 	w := m.warnings[id]

@@ -5,23 +5,19 @@
 package clusterreport
 
 import (
+	"bytes"
 	"cmp"
-	"fmt"
-	"io"
 	"slices"
 	"strings"
 
 	"tare/internal/kube/cluster"
-	"tare/internal/lib/fault"
 	"tare/internal/lib/lists"
-	"tare/internal/lib/text"
 )
 
 // Options are what people see. JSON and CSV have everything.
 type Options struct {
-	By    string // a view of cluster.Views; empty: workload
-	Top   int    // rows of a table, the biggest first; the others are in a row "other". 0: 20, below 0: all
-	Width int    // columns of text; 0: 80
+	By  string // a view of cluster.Views; empty: workload
+	Top int    // rows of a table, the biggest first; the others are in a row "other". 0: 20, below 0: all
 }
 
 // view is the one that tables show.
@@ -37,9 +33,9 @@ func (o Options) rows(n int) int {
 
 // Format is one form of the account.
 type Format struct {
-	Name  string // of --format
+	Name  string // of -o
 	Help  string // what it is, or what reads it, in a line
-	Write func(io.Writer, *cluster.Cluster, Options) error
+	Write func(*bytes.Buffer, *cluster.Cluster, Options) error
 }
 
 // formats are the registry, in the order of their names.
@@ -47,37 +43,12 @@ var formats []Format
 
 // register adds a format. It is called from init functions only.
 func register(f Format) {
-	at, taken := slices.BinarySearchFunc(formats, f.Name, func(f Format, name string) int {
-		return strings.Compare(f.Name, name)
-	})
-	if taken {
-		panic("clusterreport: two formats " + f.Name)
-	}
-	formats = slices.Insert(formats, at, f)
+	formats = append(formats, f)
+	slices.SortFunc(formats, func(a, b Format) int { return strings.Compare(a.Name, b.Name) })
 }
 
 // Formats are all of them.
 func Formats() []Format { return slices.Clone(formats) }
 
-// Write writes the account in the format of a name.
-func Write(w io.Writer, format string, c *cluster.Cluster, o Options) error {
-	if !slices.Contains(cluster.Views(), o.view()) {
-		return fault.New(fault.Usage, "--by "+text.Clip(o.By), "choose from "+strings.Join(cluster.Views(), ", "),
-			"no such view%s", text.DidYouMean(o.By, cluster.Views()))
-	}
-	names := lists.Map(formats, func(f Format) string { return f.Name })
-	at := slices.Index(names, format)
-	if at < 0 {
-		return fault.New(fault.Usage, "--format "+text.Clip(format), "choose from "+strings.Join(names, ", "),
-			"no such format%s", text.DidYouMean(format, names))
-	}
-	return formats[at].Write(w, c, o)
-}
-
-// put writes a document at once.
-func put(w io.Writer, document string) error {
-	if _, err := io.WriteString(w, document); err != nil {
-		return fmt.Errorf("writing the account of the cluster: %w", err)
-	}
-	return nil
-}
+// Names are what formats are called.
+func Names() []string { return lists.Map(formats, func(f Format) string { return f.Name }) }

@@ -5,7 +5,6 @@ import (
 	_ "embed" // the page and its style
 	"fmt"
 	"html/template"
-	"io"
 	"slices"
 
 	"tare/internal/kube/cluster"
@@ -44,7 +43,7 @@ type htmlTable struct {
 
 // HTML writes the account as one page: the answer, two pictures, and the table of every view. The pictures show
 // nothing that the tables lack.
-func HTML(w io.Writer, c *cluster.Cluster, o Options) error {
+func HTML(b *bytes.Buffer, c *cluster.Cluster, o Options) error {
 	p := htmlPage{Lead: lead(c), Remarks: remarks(c), Style: template.CSS(style)} // our own file
 	if c.Answered > 0 {
 		p.Pictures = []picture{nodesPicture(c, o), workloadsPicture(c, o)}
@@ -52,42 +51,20 @@ func HTML(w io.Writer, c *cluster.Cluster, o Options) error {
 		for _, view := range slices.Insert(others, 0, o.view()) { // the one that was asked for is the first
 			if len(c.By(view)) > 0 {
 				o.By = view
-				p.Tables = append(p.Tables, viewTable(c, o))
+				rows := viewTable(c, o, everyColumn)
+				p.Tables = append(p.Tables, htmlTable{"By " + view, "Gross = net + tare. " + cellNote, rows[0], rows[1:]})
 			}
 		}
 		if rows, left := reserveTable(c, o); len(rows) > 1 {
-			t := htmlTable{Title: "Reserved for the nodes themselves", Note: reserveNote}
-			for i, r := range rows {
-				rows[i] = slices.Concat(r[len(r)-1:], r[:len(r)-1])
-			}
-			t.Head, t.Rows = rows[0], rows[1:]
+			t := htmlTable{reserveTitle, reserveNote, rows[0], rows[1:]}
 			if left > 0 {
 				t.Note = fmt.Sprintf("%d more nodes are not shown. ", left) + t.Note
 			}
 			p.Tables = append(p.Tables, t)
 		}
 	}
-	var b bytes.Buffer
-	if err := page.Execute(&b, p); err != nil {
+	if err := page.Execute(b, p); err != nil {
 		return fmt.Errorf("making the account of the cluster as HTML: %w", err)
 	}
-	return put(w, b.String())
-}
-
-// viewTable is the table of a view.
-func viewTable(c *cluster.Cluster, o Options) htmlTable {
-	figures := slices.Concat(columns, wide)
-	t := htmlTable{Title: "By " + o.view(), Head: []string{o.view()}, Note: "Gross = net + tare. " + cellNote}
-	for _, f := range figures {
-		t.Head = append(t.Head, f.head)
-	}
-	rows, titles := shown(c, o)
-	for i := range rows {
-		r := []string{titles[i]}
-		for _, f := range figures {
-			r = append(r, f.of(&rows[i].Usage))
-		}
-		t.Rows = append(t.Rows, r)
-	}
-	return t
+	return nil
 }

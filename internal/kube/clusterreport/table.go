@@ -3,6 +3,7 @@ package clusterreport
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"tare/internal/kube/cluster"
@@ -51,7 +52,7 @@ func tare(s cluster.Split, number func(float64) string) string {
 	return cell(s.Tare, s.TareKnown(), number)
 }
 
-// columns are those of every table, and wide those that need a wide one.
+// columns are those of text, and everyColumn those of a page.
 var (
 	columns = []column{
 		{"CPUs", func(u *cluster.Usage) string { return gross(u.CPUs, inCPUs) }},
@@ -61,11 +62,11 @@ var (
 		{"net", func(u *cluster.Usage) string { return net(u.Hard, inBytes) }},
 		{"tare", func(u *cluster.Usage) string { return tare(u.Hard, inBytes) }},
 	}
-	wide = []column{
+	everyColumn = slices.Concat(columns, []column{
 		{"eBPF s", func(u *cluster.Usage) string { return gross(u.BPF, inCPUs) }},
 		{"soft mem.", func(u *cluster.Usage) string { return gross(u.Soft, inBytes) }},
 		{"working set", func(u *cluster.Usage) string { return gross(u.WorkingSet, inBytes) }},
-	}
+	})
 )
 
 // title is what a row is of. It may hold any bytes.
@@ -99,22 +100,35 @@ func title(view string, r *cluster.Row) string {
 	return cmp.Or(r.Namespace, r.Component, r.Node)
 }
 
-// shown are the rows of a table, the biggest first: those beyond the limit are in one.
-func shown(c *cluster.Cluster, o Options) (all []*cluster.Row, titles []string) {
+// viewTable is the table of a view: its head, and a name and figures of each row. The biggest come first, those beyond
+// the limit are in one row, and the last is of all.
+func viewTable(c *cluster.Cluster, o Options, figures []column) (table [][]string) {
 	view := o.view()
+	head := []string{view}
+	for _, f := range figures {
+		head = append(head, f.head)
+	}
+	table = append(table, head)
+	add := func(name string, u *cluster.Usage) {
+		row := []string{name}
+		for _, f := range figures {
+			row = append(row, f.of(u))
+		}
+		table = append(table, row)
+	}
 	rows := c.By(view)
 	n := o.rows(len(rows))
 	if len(rows) == n+1 {
 		n++
 	}
-	for i := range rows[:n] {
-		all, titles = append(all, rows[i]), append(titles, title(view, rows[i]))
+	for _, r := range rows[:n] {
+		add(title(view, r), &r.Usage)
 	}
 	if left := rows[n:]; len(left) > 0 {
-		all = append(all, &cluster.Row{Usage: cluster.Sum(left)})
-		titles = append(titles, "other ("+quantity.Counted(len(left), view)+")")
+		add("other ("+quantity.Counted(len(left), view)+")", new(cluster.Sum(left)))
 	}
-	return append(all, &cluster.Row{Usage: c.Total}), append(titles, "total")
+	add("total", &c.Total)
+	return table
 }
 
 // fit is a name of at most so many characters, with its beginning and its end.
@@ -129,7 +143,7 @@ func fit(s string, width int) string {
 
 // reserveTable compares what nodes reserve with what their daemons used.
 func reserveTable(c *cluster.Cluster, o Options) (rows [][]string, left int) {
-	rows = [][]string{{"CPUs reserved", "used", "to set", "memory reserved", "used", "to set", "node"}}
+	rows = [][]string{{"node", "CPUs reserved", "used", "to set", "memory reserved", "used", "to set"}}
 	for i := range c.Nodes {
 		r := c.Nodes[i].Reserve
 		if r == nil || r.Reserved == (cluster.Resources{}) && r.Used == (cluster.Resources{}) {
@@ -143,11 +157,13 @@ func reserveTable(c *cluster.Cluster, o Options) (rows [][]string, left int) {
 		bytes := func(n *int64) string {
 			return cell(known.As(n, func(n int64) float64 { return float64(n) }), 0, inBytes)
 		}
-		rows = append(rows, []string{cpus(r.Reserved.CPUs), cpus(r.Used.CPUs), cpus(r.Suggested.CPUs),
-			bytes(r.Reserved.MemoryBytes), bytes(r.Used.MemoryBytes), bytes(r.Suggested.MemoryBytes), c.Nodes[i].Name})
+		rows = append(rows, []string{c.Nodes[i].Name, cpus(r.Reserved.CPUs), cpus(r.Used.CPUs), cpus(r.Suggested.CPUs),
+			bytes(r.Reserved.MemoryBytes), bytes(r.Used.MemoryBytes), bytes(r.Suggested.MemoryBytes)})
 	}
 	return rows, left
 }
+
+const reserveTitle = "Reserved for the nodes themselves"
 
 // reserveNote says what the columns are.
 var reserveNote = fmt.Sprintf("Reserved is capacity less allocatable. Used is what serves the node and is in no pod: "+

@@ -15,7 +15,6 @@ import (
 	"tare/internal/kube/cluster"
 	"tare/internal/kube/clusterreport"
 	"tare/internal/lib/fault"
-	"tare/internal/lib/lists"
 	"tare/internal/lib/text"
 )
 
@@ -30,7 +29,8 @@ type weighFlags struct {
 	scope
 
 	window     time.Duration
-	by, format string
+	by, output string
+	format     clusterreport.Format
 	top        int
 }
 
@@ -78,26 +78,25 @@ A node that does not answer is named with the reason and is in no sum; the exit 
 	fs := cmd.Flags()
 	fs.DurationVar(&f.window, "for", 10*time.Second, "length of the window")
 	fs.StringVar(&f.by, "by", "workload", "what rows are of: "+strings.Join(cluster.Views(), ", "))
-	fs.StringVarP(&f.format, "output", "o", "text", "format: "+strings.Join(formats(), ", "))
+	fs.StringVarP(&f.output, "output", "o", "text", "format: "+strings.Join(clusterreport.Names(), ", "))
 	fs.IntVar(&f.top, "top", 20, "most rows of a table as text; 0: all")
 	f.register(fs)
 	return cmd
 }
 
-func formats() []string {
-	return lists.Map(clusterreport.Formats(), func(f clusterreport.Format) string { return f.Name })
-}
-
 func (f *weighFlags) check(c *connection) error {
+	format := slices.Index(clusterreport.Names(), f.output)
 	switch {
 	case f.window < shortest || f.window > longest:
 		return fault.New(fault.Usage, "--for "+f.window.String(), "an agent's windows last that long",
 			"a window must last %v to %v", shortest, longest)
-	case !slices.Contains(formats(), f.format):
-		return fault.New(fault.Usage, "-o "+text.Clip(f.format), text.Suggest(f.format, formats()), "no such format")
+	case format < 0:
+		return fault.New(fault.Usage, "-o "+text.Clip(f.output), text.Suggest(f.output, clusterreport.Names()),
+			"no such format")
 	case !slices.Contains(cluster.Views(), f.by):
 		return fault.New(fault.Usage, "--by "+text.Clip(f.by), text.Suggest(f.by, cluster.Views()), "no such view")
 	}
+	f.format = clusterreport.Formats()[format]
 	return f.scope.check(c)
 }
 
@@ -113,7 +112,7 @@ func (f *weighFlags) weigh(ctx context.Context, c *agents.Cluster, out, log io.W
 	if top == 0 {
 		top = -1
 	}
-	if err := clusterreport.Write(&b, f.format, account, clusterreport.Options{By: f.by, Top: top}); err != nil {
+	if err := f.format.Write(&b, account, clusterreport.Options{By: f.by, Top: top}); err != nil {
 		return err
 	}
 	if _, err := out.Write(b.Bytes()); err != nil {
@@ -143,5 +142,5 @@ func (f *weighFlags) account(ctx context.Context, c *agents.Cluster, log io.Writ
 		return nil, err
 	}
 	defer w.close(ctx)
-	return w.next(ctx, f.window, f.by == "container" || f.format != "text")
+	return w.next(ctx, f.window, f.by == "container" || f.output != "text")
 }
