@@ -85,7 +85,7 @@ func keyOf(r *cluster.Row) string {
 	return strings.Join([]string{r.Namespace, r.Kind, r.Workload, r.Pod, r.Container, r.Node, r.Component}, "/")
 }
 
-// screenRow is a row of a window that lasted so many seconds.
+// screenRow is a row of a window of this length.
 func screenRow(view string, r *cluster.Row, seconds float64) *screen.Row {
 	u := &r.Usage
 	name := title(view, r)

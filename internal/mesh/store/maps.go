@@ -10,7 +10,7 @@ import (
 	"tare/internal/lib/fault"
 )
 
-// OpenMaps makes maps of a design's program (Design.Ask), each with so many entries, by their names.
+// OpenMaps makes maps of a design's program (Design.Ask), by their names, with the number of entries of each.
 func OpenMaps(ask func() (*ebpf.CollectionSpec, error), entries map[string]uint32) (map[string]*ebpf.Map, error) {
 	spec, err := ask()
 	if err != nil {

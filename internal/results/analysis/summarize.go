@@ -231,7 +231,7 @@ func newTable(run record.Run, trials []record.Trial, s *Summary) *Table {
 	if unreadable > 0 {
 		s.addWarning("%d histograms could not be read; quantiles from them are missing", unreadable)
 	}
-	doubt.warn(s)
+	doubt.addWarnings(s)
 	t.Levels = slices.SortedFunc(maps.Values(levels), CompareLevels)
 	t.Arms = slices.SortedFunc(maps.Keys(arms), CompareArms)
 	t.metrics, t.known = slices.Sorted(maps.Keys(metrics)), metrics
@@ -270,7 +270,7 @@ func (d *doubtful) look(t record.Trial) {
 	}
 }
 
-func (d *doubtful) warn(s *Summary) {
+func (d *doubtful) addWarnings(s *Summary) {
 	if d.bare > 0 {
 		s.Warnings = append(s.Warnings, fmt.Sprintf("the record is incomplete: %s without metrics did not fail",
 			quantity.Counted(d.bare, "trial")))

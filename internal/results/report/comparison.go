@@ -5,13 +5,13 @@ import (
 	"io"
 	"math"
 	"strings"
+	"time"
 
 	"tare/internal/experiment/record"
 	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
 	"tare/internal/results/analysis"
 	"tare/internal/results/comparison"
-	"time"
 )
 
 // Comparison writes what changed between runs for a terminal: first what is resolved, or else that nothing is.

@@ -1,6 +1,6 @@
 // Package screen shows one window after another on a terminal: the CPU budget as a bar, and below it the tables of what
-// used it. Start reading at Picture, which is what it shows of a window, such as the ledger of a machine (OfLedger), and
-// at Model, which is pure: it makes lines of text of pictures and keys. Run gives it a terminal and a source.
+// used it. Start reading at Picture, which is what it shows of a window, such as the ledger of a machine (OfLedger),
+// and at Model, which is pure: it makes lines of text of pictures and keys. Run gives it a terminal and a source.
 //
 // What is not known is shown as "-", never as 0. Names are chosen by others, and reach the terminal escaped.
 package screen

@@ -294,7 +294,7 @@ func TestStartedAgain(t *testing.T) {
 		t.Helper()
 		tr := shell(`trap 'printf "{\"delivered\":9}"; exit 0' INT; ` + script + `; echo ready; while :; do sleep 0.01; done`)
 		tr.Delivered, tr.Lost = delivered, &lost
-		r := start(t, tr, Place{}, unasked(t))
+		r := start(t, tr, cmdline.Place{}, unasked(t))
 		ready(t, r)
 		r.Stop()
 		c, err := r.Counts(t.Context())
@@ -340,7 +340,7 @@ func TestStartedAgain(t *testing.T) {
 		tr := shell(`trap 'exit 0' INT; echo ready; while :; do sleep 0.01; done`)
 		tr.Delivered = Source{Metric: &selector{name: "a"}, URL: "http://" + l.Addr().String() + "/metrics"}
 		tr.Lost = &Source{Metric: &selector{name: "lost"}}
-		r := start(t, tr, Place{}, unasked(t))
+		r := start(t, tr, cmdline.Place{}, unasked(t))
 		ready(t, r)
 		page = c.first
 		if _, err := r.Counts(t.Context()); err != nil {
