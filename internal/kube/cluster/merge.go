@@ -280,7 +280,10 @@ func (m *Merger) name(s string) string {
 }
 
 // warn adds a warning about a node or pod.
-func (m *Merger) warn(code, about, message string) {
+func (m *Merger) warn(code, about, message string) { m.note(code, about, message) }
+
+// note is warn for codes that are not known before, such as those of nodes' ledgers.
+func (m *Merger) note(code, about, message string) {
 	id := code + "\x00" + message
 	if m.warnings[id] == nil {
 		if len(m.warnings) >= maxKinds {

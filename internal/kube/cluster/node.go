@@ -515,7 +515,7 @@ func (w *node) foreignWarnings() {
 	for _, x := range w.l.Warnings {
 		if code := w.m.name(x.Code); !seen[code] && len(seen) < maxNamed {
 			seen[code] = true
-			w.m.warn("node-"+code, w.Name, "warnings of the nodes' ledgers: docs/troubleshooting.md says what it means")
+			w.m.note("node-"+code, w.Name, "warnings of the nodes' ledgers: docs/troubleshooting.md says what it means")
 		}
 	}
 	if left := known.Or(w.l.CPU.BPFUnsplit, 0); left > 0.01*w.l.CPU.Attributed {
