@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -320,14 +321,42 @@ var (
 type watched struct {
 	readings []reading
 	kubelet  map[source]map[string][]usage // by labels; one for each sample of the kubelet
+	sampled  atomic.Bool                   // the kubelet has taken enough
 }
 
-// watch reads each agent twice a second, and each kubelet.
+// twice says whether the kubelet took enough samples of every container of the shop: the first may be older than the
+// first reading of the agent.
+func (w *watched) twice() bool {
+	for _, containers := range w.kubelet {
+		if len(containers) == 0 {
+			return false
+		}
+		for key, samples := range containers {
+			if strings.Contains(key, "namespace=shop,") && len(samples) < 3 {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func allSampled(all map[string]*watched) bool {
+	for _, w := range all {
+		if !w.sampled.Load() {
+			return false
+		}
+	}
+	return true
+}
+
+// watch reads each agent twice a second, and each kubelet, at least for the time that is given, and until the kubelets,
+// which take samples when they have time, have taken enough to be compared.
 func watch(t *testing.T, c *Cluster, agents map[string]*agent, long time.Duration) map[string]*watched {
 	t.Helper()
 	all := map[string]*watched{}
-	ctx, stop := context.WithTimeout(t.Context(), long)
+	ctx, stop := context.WithTimeout(t.Context(), long+3*time.Minute)
 	defer stop()
+	enough := time.Now().Add(long)
 	var wg sync.WaitGroup
 	var failed errorList
 	every := func(period time.Duration, do func() error) {
@@ -353,8 +382,20 @@ func watch(t *testing.T, c *Cluster, agents map[string]*agent, long time.Duratio
 				m["tare_node_cpu_capacity_seconds_total"][""] / m["tare_node_cpus"][""], time.Now(), c.used(node)})
 			return err
 		})
-		every(4*time.Second, func() error { return w.ask(c, node) })
+		every(4*time.Second, func() error {
+			if w.sampled.Load() {
+				return nil
+			}
+			err := w.ask(c, node)
+			w.sampled.Store(time.Now().After(enough) && w.twice())
+			return err
+		})
 	}
+	for ctx.Err() == nil && !(time.Now().After(enough) && allSampled(all)) {
+		time.Sleep(100 * time.Millisecond)
+	}
+	time.Sleep(time.Second) // for readings of the agents after the last sample
+	stop()
 	wg.Wait()
 	if err := errors.Join(failed.all...); err != nil {
 		t.Fatal(err)

@@ -1,10 +1,12 @@
 package tool
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 
 	"tare/internal/lib/text"
 )
@@ -39,23 +41,46 @@ type fioSide struct {
 
 // fioResult is what is read of fio's JSON.
 type fioResult struct {
-	Version string `json:"fio version"`
+	Version string     `json:"fio version"`
+	Set     fioOptions `json:"global options"`
 	Jobs    []struct {
-		Name   string  `json:"jobname"`
-		Group  int64   `json:"groupid"`
-		Error  int64   `json:"error"`
-		Failed int64   `json:"total_err"`   // with continue_on_error
-		Began  int64   `json:"job_start"`   // ms since 1970; before 3.34 left out
-		Took   float64 `json:"job_runtime"` // ms; of directions one after the other, as with verify, all of them
-		Set    struct {
-			Delay string `json:"startdelay"`
-			After string `json:"wait_for"`
-		} `json:"job options"`
-		Read  fioSide `json:"read"`
-		Write fioSide `json:"write"`
-		Trim  fioSide `json:"trim"`
-		Mixed fioSide `json:"mixed"` // of all, with unified_rw_reporting
+		Name   string `json:"jobname"`
+		Group  int64  `json:"groupid"`
+		Error  int64  `json:"error"`
+		Failed int64  `json:"total_err"` // with continue_on_error
+		Began  int64  `json:"job_start"` // ms since 1970; before 3.34 left out
+		// Took is in ms: of directions one after the other, as with verify, all of them, and of jobs that are reported as
+		// a group, those of each.
+		Took  float64    `json:"job_runtime"`
+		Set   fioOptions `json:"job options"`
+		Read  fioSide    `json:"read"`
+		Write fioSide    `json:"write"`
+		Trim  fioSide    `json:"trim"`
+		Mixed fioSide    `json:"mixed"` // of all, with unified_rw_reporting
 	} `json:"jobs"`
+}
+
+// fioOptions are those that say when jobs run, and how many.
+type fioOptions struct {
+	Delay string `json:"startdelay"`
+	After string `json:"wait_for"`
+	Jobs  string `json:"numjobs"`
+}
+
+// together is how many jobs the i-th one stands for: with group_reporting, which fio does not write down, one for all
+// that have its name.
+func (f *fioResult) together(i int) float64 {
+	n, err := strconv.ParseFloat(cmp.Or(f.Jobs[i].Set.Jobs, f.Set.Jobs), 64)
+	if err != nil {
+		return 1
+	}
+	written := 0.0
+	for _, j := range f.Jobs {
+		if j.Name == f.Jobs[i].Name {
+			written++
+		}
+	}
+	return max(n/written, 1)
 }
 
 // fioVersion is the one part of a version that says in which units its JSON is.
@@ -81,9 +106,10 @@ func parseFio(output string, r *Reading) error {
 	var parts []Part
 	var groups []int64
 	apart := false // some did not run while others did
-	for _, j := range f.Jobs {
+	for i, j := range f.Jobs {
 		longest := max(j.Read.Runtime, j.Write.Runtime, j.Trim.Runtime, j.Mixed.Runtime)
-		apart = apart || j.Set.Delay != f.Jobs[0].Set.Delay || j.Set.After != "" || j.Took > 10+1.1*longest ||
+		apart = apart || j.Set.Delay != f.Jobs[0].Set.Delay || j.Set.After != "" ||
+			j.Took > 10+1.1*longest*f.together(i) ||
 			math.Abs(float64(j.Began-f.Jobs[0].Began)) > 100+0.1*longest
 		if !slices.Contains(groups, j.Group) {
 			groups = append(groups, j.Group)
