@@ -96,6 +96,9 @@ func (f *topFlags) show(cmd *cobra.Command, c *agents.Cluster, terminal *os.File
 		if err != nil {
 			return nil, err
 		}
+		if account.Answered == 0 {
+			return nil, noWindows(account)
+		}
 		return clusterreport.Picture(account), nil
 	}
 	return screen.Run(ctx, terminal, next, screen.Options{Command: "kubectl tare top", Weigh: "kubectl tare weigh",

@@ -120,20 +120,25 @@ func (f *weighFlags) weigh(ctx context.Context, c *agents.Cluster, out, log io.W
 			"cannot write the result")
 	}
 	if account.Answered < account.Asked {
-		var failed []string
-		for i := range account.Nodes {
-			if n := &account.Nodes[i]; n.Failed != "" {
-				failed = append(failed, n.Name+": "+n.Failed)
-			}
-		}
-		const most = 10
-		if len(failed) > most {
-			failed = append(failed[:most], fmt.Sprintf("and %d more", len(failed)-most))
-		}
-		return fault.New(fault.Invalid, "", strings.Join(failed, "\n"), "%d of %d nodes gave no window",
-			account.Asked-account.Answered, account.Asked)
+		return noWindows(account)
 	}
 	return nil
+}
+
+// noWindows names the nodes that gave no window.
+func noWindows(account *cluster.Cluster) error {
+	var failed []string
+	for i := range account.Nodes {
+		if n := &account.Nodes[i]; n.Failed != "" {
+			failed = append(failed, n.Name+": "+n.Failed)
+		}
+	}
+	const most = 10
+	if len(failed) > most {
+		failed = append(failed[:most], fmt.Sprintf("and %d more", len(failed)-most))
+	}
+	return fault.New(fault.Invalid, "", strings.Join(failed, "\n"), "%d of %d nodes gave no window",
+		account.Asked-account.Answered, account.Asked)
 }
 
 func (f *weighFlags) account(ctx context.Context, c *agents.Cluster, log io.Writer) (*cluster.Cluster, error) {

@@ -56,6 +56,18 @@ type subscription struct {
 	nonce    string
 }
 
+// stream is either variant of the protocol.
+type stream interface {
+	// ask sends what a proxy wants of a type now; added and dropped are the difference to what it wanted before.
+	ask(p *proxy, k resourceType, added, dropped []string) error
+	// receive waits for a response.
+	receive() (response, error)
+	// answer acknowledges a response, or refuses it.
+	answer(p *proxy, k resourceType, r *response, refused string) error
+	// ended says whether the stream has ended.
+	ended() bool
+}
+
 // response is one of either variant.
 type response struct {
 	url, nonce, version string
@@ -67,7 +79,12 @@ type response struct {
 
 // run is the life of a connection. It ends with the context, or with an error of the stream's.
 func (p *proxy) run(ctx context.Context, cc *grpc.ClientConn) (err error) {
-	if p.out, err = open(ctx, cc, p.fleet.o.Delta); err != nil {
+	if p.fleet.o.Delta {
+		p.out, err = openDelta(ctx, cc)
+	} else {
+		p.out, err = openWorld(ctx, cc)
+	}
+	if err != nil {
 		return err
 	}
 	for k := range p.kinds {
@@ -98,7 +115,7 @@ func (p *proxy) flood() error {
 		if err := p.ask(endpoints, []string{fmt.Sprint("nothing-", i%1000)}); err != nil {
 			return err
 		}
-		if p.out.Context().Err() != nil {
+		if p.out.ended() {
 			_, err := p.out.receive()
 			return err
 		}
@@ -127,14 +144,14 @@ func (p *proxy) take(ctx context.Context, r *response) error {
 	s := &p.kinds[k]
 	if p.manner.Refuses && s.answered {
 		f.counts.refusals.Add(1)
-		return p.answer(k, r, "this proxy refuses everything")
+		return p.out.answer(p, k, r, "this proxy refuses everything")
 	}
 	marks := p.store(k, r)
 	if f.o.OnHave != nil {
 		f.o.OnHave(p.index, p.has())
 	}
 	s.answered, s.nonce, s.version = true, r.nonce, r.version
-	if err := p.answer(k, r, ""); err != nil {
+	if err := p.out.answer(p, k, r, ""); err != nil {
 		return err
 	}
 	answered := pace.Now()
@@ -225,30 +242,17 @@ func (p *proxy) has() map[string]map[string]uint64 {
 // ask asks for names of a type and no others; nil: for all there are.
 func (p *proxy) ask(k resourceType, names []string) error {
 	s := &p.kinds[k]
-	q := request{node: p.node(), url: urls[k], names: names, added: without(names, s.asked),
-		dropped: without(s.asked, names)}
-	for _, name := range q.dropped {
+	added := without(names, s.asked)
+	dropped := without(s.asked, names)
+	for _, name := range dropped {
 		delete(s.has, name)
 	}
 	s.asked = names
-	if !p.out.delta {
-		q.nonce, q.version = s.nonce, s.version
-	}
-	if err := p.out.send(q); err != nil {
+	if err := p.out.ask(p, k, added, dropped); err != nil {
 		return err
 	}
 	s.opened = true
 	return nil
-}
-
-// answer acknowledges a response, or refuses it.
-func (p *proxy) answer(k resourceType, r *response, refused string) error {
-	q := request{url: urls[k], names: p.kinds[k].asked, nonce: r.nonce, version: r.version}
-	if refused != "" {
-		q.version = p.kinds[k].version
-		q.wrong = &statuspb.Status{Code: int32(codes.InvalidArgument), Message: refused}
-	}
-	return p.out.send(q)
 }
 
 // without is what of a list is not in another; both are in order.
@@ -271,64 +275,78 @@ func (p *proxy) node() *corev3.Node {
 	return p.fleet.o.Node(p.index)
 }
 
-// stream is one of either variant of the protocol.
-type stream struct {
-	grpc.ClientStream
-	delta bool
-}
-
-// request is what a proxy says, in either variant.
-type request struct {
-	node           *corev3.Node
-	url            string
-	names          []string // state of the world: all that is asked for
-	added, dropped []string // deltas: what it differs by from before
-	nonce, version string
-	wrong          *statuspb.Status // why the response of the nonce is refused
-}
-
-func open(ctx context.Context, cc *grpc.ClientConn, delta bool) (s stream, err error) {
-	s.delta = delta
-	client := discoveryv3.NewAggregatedDiscoveryServiceClient(cc)
-	if delta {
-		s.ClientStream, err = client.DeltaAggregatedResources(ctx)
-	} else {
-		s.ClientStream, err = client.StreamAggregatedResources(ctx)
-	}
-	return s, err
-}
-
-// send leaves it to receive to say why a stream has ended.
-func (s stream) send(q request) (err error) {
-	if s.delta {
-		err = s.SendMsg(&discoveryv3.DeltaDiscoveryRequest{Node: q.node, TypeUrl: q.url, ResponseNonce: q.nonce,
-			ResourceNamesSubscribe: q.added, ResourceNamesUnsubscribe: q.dropped, ErrorDetail: q.wrong})
-	} else {
-		err = s.SendMsg(&discoveryv3.DiscoveryRequest{Node: q.node, TypeUrl: q.url, ResponseNonce: q.nonce,
-			ResourceNames: q.names, VersionInfo: q.version, ErrorDetail: q.wrong})
-	}
-	if errors.Is(err, io.EOF) {
+func wrongOf(refused string) *statuspb.Status {
+	if refused == "" {
 		return nil
 	}
-	return err
+	return &statuspb.Status{Code: int32(codes.InvalidArgument), Message: refused}
 }
 
-// receive waits for a response.
-func (s stream) receive() (r response, err error) {
-	if s.delta {
-		var m discoveryv3.DeltaDiscoveryResponse
-		if err := s.RecvMsg(&m); err != nil {
-			return r, err
-		}
-		r = response{url: m.GetTypeUrl(), nonce: m.GetNonce(), version: m.GetSystemVersionInfo(),
-			removed: m.GetRemovedResources()}
-		for _, x := range m.GetResources() {
-			r.add(x.GetName(), x.GetResource())
-		}
-		return r, nil
+// delta is a stream of deltas.
+type delta struct {
+	g discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient
+}
+
+func openDelta(ctx context.Context, cc *grpc.ClientConn) (stream, error) {
+	g, err := discoveryv3.NewAggregatedDiscoveryServiceClient(cc).DeltaAggregatedResources(ctx)
+	return delta{g}, err
+}
+
+func (d delta) ask(p *proxy, k resourceType, added, dropped []string) error {
+	return sent(d.g.Send(&discoveryv3.DeltaDiscoveryRequest{Node: p.node(), TypeUrl: urls[k],
+		ResourceNamesSubscribe: added, ResourceNamesUnsubscribe: dropped}))
+}
+
+func (d delta) answer(_ *proxy, k resourceType, r *response, refused string) error {
+	return sent(d.g.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: urls[k], ResponseNonce: r.nonce,
+		ErrorDetail: wrongOf(refused)}))
+}
+
+func (d delta) ended() bool { return d.g.Context().Err() != nil }
+
+func (d delta) receive() (r response, err error) {
+	m, err := d.g.Recv()
+	if err != nil {
+		return r, err
 	}
-	var m discoveryv3.DiscoveryResponse
-	if err := s.RecvMsg(&m); err != nil {
+	r = response{url: m.GetTypeUrl(), nonce: m.GetNonce(), version: m.GetSystemVersionInfo(),
+		removed: m.GetRemovedResources()}
+	for _, x := range m.GetResources() {
+		r.add(x.GetName(), x.GetResource())
+	}
+	return r, nil
+}
+
+// world is a stream of the state of the world.
+type world struct {
+	g discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient
+}
+
+func openWorld(ctx context.Context, cc *grpc.ClientConn) (stream, error) {
+	g, err := discoveryv3.NewAggregatedDiscoveryServiceClient(cc).StreamAggregatedResources(ctx)
+	return world{g}, err
+}
+
+func (w world) ask(p *proxy, k resourceType, _, _ []string) error {
+	s := &p.kinds[k]
+	return sent(w.g.Send(&discoveryv3.DiscoveryRequest{Node: p.node(), TypeUrl: urls[k], ResourceNames: s.asked,
+		ResponseNonce: s.nonce, VersionInfo: s.version}))
+}
+
+func (w world) answer(p *proxy, k resourceType, r *response, refused string) error {
+	m := &discoveryv3.DiscoveryRequest{TypeUrl: urls[k], ResourceNames: p.kinds[k].asked, ResponseNonce: r.nonce,
+		VersionInfo: r.version, ErrorDetail: wrongOf(refused)}
+	if refused != "" {
+		m.VersionInfo = p.kinds[k].version
+	}
+	return sent(w.g.Send(m))
+}
+
+func (w world) ended() bool { return w.g.Context().Err() != nil }
+
+func (w world) receive() (r response, err error) {
+	m, err := w.g.Recv()
+	if err != nil {
 		return r, err
 	}
 	r = response{url: m.GetTypeUrl(), nonce: m.GetNonce(), version: m.GetVersionInfo(), whole: true}
@@ -342,4 +360,12 @@ func (s stream) receive() (r response, err error) {
 func (r *response) add(name string, a *anypb.Any) {
 	r.resources = append(r.resources, a.GetValue())
 	r.bytes += len(a.GetValue()) + len(a.GetTypeUrl()) + len(name)
+}
+
+// sent leaves it to Recv to say why a stream has ended.
+func sent(err error) error {
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
 }

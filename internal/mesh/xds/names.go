@@ -61,7 +61,7 @@ func (n *resolving) waits() bool { return len(n.hosts) > 0 }
 // follow takes up names that came, and drops those that went.
 func (n *resolving) follow(changed []string, s *state) {
 	for _, host := range changed {
-		if s.hosts.by[host] == nil {
+		if s.hosts[host] == nil {
 			delete(n.hosts, host)
 			continue
 		}
@@ -105,7 +105,7 @@ func (n *resolving) done(a answer, s *state) bool {
 	}
 	l.running = false
 	var refresh time.Duration
-	for name := range s.hosts.by[a.host] {
+	for name := range s.hosts[a.host] {
 		if c := s.clusters[name]; c != nil && c.Discovery == translate.DNS {
 			if refresh == 0 || c.Refresh < refresh {
 				refresh = c.Refresh

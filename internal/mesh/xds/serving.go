@@ -18,12 +18,13 @@ type servings struct {
 	made    map[string]*translate.Served // by the control plane's listener
 	owners  map[string]string            // those listeners, by what is served, where the names differ
 	routes  map[string]*translate.Routes
-	users   naming                  // by listeners, of routes
-	stale   map[string]bool         // listeners that wait for something, or may be served otherwise now
-	blocked map[string]bool         // listeners of which an address is another's
-	guarded map[netip.AddrPort]bool // see translate.Served
-	guards  map[netip.AddrPort]int  // how many of what is made guard it
-	extra   map[string]int          // how many of what is made name a cluster that is not the control plane's
+	users   map[string]map[string]bool // listeners by the routes that they name
+	changes map[string]bool            // routes of which the last user went, or the first came, since they were cleared
+	stale   map[string]bool            // listeners that wait for something, or may be served otherwise now
+	blocked map[string]bool            // listeners of which an address is another's
+	guarded map[netip.AddrPort]bool    // see translate.Served
+	guards  map[netip.AddrPort]int     // how many of what is made guard it
+	extra   map[string]int             // how many of what is made name a cluster that is not the control plane's
 	// What a response changed for many listeners or clusters at once, and is looked at once, by again.
 	freed, arrived, reguard bool
 }
@@ -31,7 +32,7 @@ type servings struct {
 func newServings() servings {
 	return servings{
 		wanted: map[string]*translate.Listener{}, made: map[string]*translate.Served{}, owners: map[string]string{},
-		routes: map[string]*translate.Routes{}, users: newNaming(),
+		routes: map[string]*translate.Routes{}, users: map[string]map[string]bool{}, changes: map[string]bool{},
 		stale: map[string]bool{}, blocked: map[string]bool{}, guarded: map[netip.AddrPort]bool{},
 		guards: map[netip.AddrPort]int{}, extra: map[string]int{},
 	}
@@ -47,7 +48,7 @@ func (v *servings) owner(name string) string {
 
 // missing is how many routes some listener needs that have not come.
 func (v *servings) missing() (n int) {
-	for name := range v.users.by {
+	for name := range v.users {
 		if v.routes[name] == nil {
 			n++
 		}
@@ -91,7 +92,24 @@ func (s *state) stageListener(name string, l *translate.Listener, o *outcome) (u
 // setListener makes l the wanted form of a listener; nil for none.
 func (s *state) setListener(name string, l *translate.Listener, o *outcome) error {
 	v := &s.serving
-	v.users.replace(name, routesOf(v.wanted[name]), routesOf(l))
+	var routes []string
+	if l != nil {
+		routes = l.Routes
+	}
+	still := make(map[string]bool, len(routes))
+	for _, r := range routes {
+		still[r] = true
+		if link(v.users, r, name) {
+			v.changes[r] = true
+		}
+	}
+	if old := v.wanted[name]; old != nil {
+		for _, r := range old.Routes {
+			if !still[r] && unlink(v.users, r, name) {
+				v.changes[r] = true
+			}
+		}
+	}
 	if l == nil {
 		delete(v.wanted, name)
 		delete(v.stale, name)
@@ -101,13 +119,6 @@ func (s *state) setListener(name string, l *translate.Listener, o *outcome) erro
 	}
 	v.wanted[name] = l
 	return s.expand(name, o)
-}
-
-func routesOf(l *translate.Listener) []string {
-	if l == nil {
-		return nil
-	}
-	return l.Routes
 }
 
 // expand serves a listener as it is to be served now. Where something is not there yet, it stays as it was.
@@ -250,7 +261,7 @@ func (s *state) setRoutes(name string, r *translate.Routes) {
 	} else {
 		s.serving.routes[name] = r
 	}
-	for l := range s.serving.users.by[name] {
+	for l := range s.serving.users[name] {
 		s.serving.stale[l] = true
 	}
 }

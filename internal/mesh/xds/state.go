@@ -26,8 +26,8 @@ type state struct {
 
 	clusters  map[string]*translate.Cluster
 	assigned  map[string]translate.Assignment // by service
-	services  naming                          // by clusters, of services
-	hosts     naming                          // by clusters, of hosts
+	services  map[string]map[string]bool      // clusters by the service that they name
+	hosts     map[string]map[string]bool      // clusters by the host names that they have
 	addresses map[string][]netip.Addr         // of host names that were looked up; there without any: the look-up failed
 	late      map[string]bool                 // clusters that have waited long enough for endpoints
 	serving   servings
@@ -39,6 +39,9 @@ type state struct {
 	used   map[place]string // active listeners by address
 
 	dirtyClusters, dirtyListeners map[string]bool // those whose active form may not be the wanted one
+
+	// names of which the last cluster went, or the first came, since they were cleared
+	serviceChanges, hostChanges map[string]bool
 }
 
 type place struct {
@@ -49,10 +52,12 @@ type place struct {
 func newState(l Limits) *state {
 	s := &state{
 		clusters: map[string]*translate.Cluster{}, assigned: map[string]translate.Assignment{},
-		services: newNaming(), hosts: newNaming(), addresses: map[string][]netip.Addr{}, late: map[string]bool{},
+		services: map[string]map[string]bool{},
+		hosts:    map[string]map[string]bool{}, addresses: map[string][]netip.Addr{}, late: map[string]bool{},
 		serving: newServings(), listeners: map[string]*mesh.Listener{},
 		places: map[place]map[string]bool{}, active: *mesh.NewConfig(), users: map[string]int{}, used: map[place]string{},
-		dirtyClusters: map[string]bool{}, dirtyListeners: map[string]bool{},
+		dirtyClusters: map[string]bool{}, dirtyListeners: map[string]bool{}, serviceChanges: map[string]bool{},
+		hostChanges: map[string]bool{},
 	}
 	s.intake = newIntake(l, s)
 	return s
@@ -73,9 +78,9 @@ func (s *state) names(k Kind) []string { return slices.Sorted(maps.Keys(s.namers
 func (s *state) namers(k Kind) map[string]map[string]bool {
 	switch k {
 	case Endpoints:
-		return s.services.by
+		return s.services
 	case Routes:
-		return s.serving.users.by
+		return s.serving.users
 	}
 	return nil
 }
@@ -177,11 +182,11 @@ func (s *state) starve(name string) {
 // resolve takes note of the addresses of a host name, and says whether that changes anything.
 func (s *state) resolve(host string, addresses []netip.Addr) bool {
 	old, known := s.addresses[host]
-	if s.hosts.by[host] == nil || known && slices.Equal(old, addresses) {
+	if s.hosts[host] == nil || known && slices.Equal(old, addresses) {
 		return false
 	}
 	s.addresses[host] = addresses
-	s.touch(s.hosts.by[host])
+	s.touch(s.hosts[host])
 	return true
 }
 
@@ -230,75 +235,39 @@ func (s *state) stageCluster(name string, c *translate.Cluster, o *outcome) (und
 // want makes c the wanted form of a cluster; nil for none.
 func (s *state) want(name string, c *translate.Cluster) {
 	s.dirtyClusters[name] = true
-	old := s.clusters[name]
-	s.serving.arrives(old, c)
-	before, now := serviceOf(old), serviceOf(c)
-	s.services.replace(name, before, now)
-	s.hosts.replace(name, hostsOf(old), hostsOf(c))
-	if old != nil && !slices.Equal(before, now) {
-		delete(s.late, name)
+	s.serving.arrives(s.clusters[name], c)
+	var service string // whose endpoints the cluster still needs
+	if c != nil && c.Discovery == translate.EDS {
+		service = c.Service
+		if link(s.services, service, name) {
+			s.serviceChanges[service] = true
+		}
+	}
+	if c != nil {
+		for _, h := range c.Hosts {
+			if link(s.hosts, h, name) {
+				s.hostChanges[h] = true
+			}
+		}
+	}
+	if old := s.clusters[name]; old != nil {
+		if old.Discovery == translate.EDS && old.Service != service && unlink(s.services, old.Service, name) {
+			s.serviceChanges[old.Service] = true
+		}
+		for _, h := range old.Hosts {
+			if (c == nil || !slices.Contains(c.Hosts, h)) && unlink(s.hosts, h, name) {
+				s.hostChanges[h] = true
+			}
+		}
+		if c == nil || old.Service != service {
+			delete(s.late, name)
+		}
 	}
 	if c == nil {
 		delete(s.clusters, name)
 	} else {
 		s.clusters[name] = c
 	}
-}
-
-// serviceOf is the service whose endpoints a cluster needs, if it needs any.
-func serviceOf(c *translate.Cluster) []string {
-	if c == nil || c.Discovery != translate.EDS {
-		return nil
-	}
-	return []string{c.Service}
-}
-
-func hostsOf(c *translate.Cluster) []string {
-	if c == nil {
-		return nil
-	}
-	return c.Hosts
-}
-
-// naming is who names what.
-type naming struct {
-	by      map[string]map[string]bool // who name it, by what is named
-	changed map[string]bool            // of which the last namer went, or the first came, since they were swept
-}
-
-func newNaming() naming { return naming{map[string]map[string]bool{}, map[string]bool{}} }
-
-// replace has one who named old name now instead.
-func (n *naming) replace(who string, old, now []string) {
-	for _, name := range now {
-		if link(n.by, name, who) {
-			n.changed[name] = true
-		}
-	}
-	if len(old) == 0 {
-		return
-	}
-	still := make(map[string]bool, len(now))
-	for _, name := range now {
-		still[name] = true
-	}
-	for _, name := range old {
-		if !still[name] && unlink(n.by, name, who) {
-			n.changed[name] = true
-		}
-	}
-}
-
-// sweep gives the names that changed, and calls gone for each of them that has no namer left.
-func (n *naming) sweep(gone func(name string)) (changed []string) {
-	for name := range n.changed {
-		if n.by[name] == nil {
-			gone(name)
-		}
-		changed = append(changed, name)
-	}
-	clear(n.changed)
-	return changed
 }
 
 // link says whether it is the first under key.
@@ -327,14 +296,14 @@ func (s *state) stageAssignment(name string, a translate.Assignment) (undo func(
 	}
 	old, had := s.assigned[name]
 	s.assigned[name] = a
-	s.touch(s.services.by[name])
+	s.touch(s.services[name])
 	return func() {
 		if had {
 			s.assigned[name] = old
 		} else {
 			delete(s.assigned, name)
 		}
-		s.touch(s.services.by[name])
+		s.touch(s.services[name])
 	}, nil
 }
 
@@ -692,15 +661,30 @@ func (s *state) stored(name string) bool {
 
 // sweep forgets the endpoints, routes and addresses that nobody has any more, and tells the names that came and went.
 func (s *state) sweep() (named [kinds][]string, hosts []string) {
-	named[Routes] = s.serving.users.sweep(func(name string) {
-		s.setRoutes(name, nil)
-		s.forget(Routes, name)
-	})
-	named[Endpoints] = s.services.sweep(func(name string) {
-		delete(s.assigned, name)
-		s.forget(Endpoints, name)
-	})
-	return named, s.hosts.sweep(func(name string) { delete(s.addresses, name) })
+	for name := range s.serving.changes {
+		if s.serving.users[name] == nil {
+			s.setRoutes(name, nil)
+			s.forget(Routes, name)
+		}
+		named[Routes] = append(named[Routes], name)
+	}
+	clear(s.serving.changes)
+	for name := range s.serviceChanges {
+		if s.services[name] == nil {
+			delete(s.assigned, name)
+			s.forget(Endpoints, name)
+		}
+		named[Endpoints] = append(named[Endpoints], name)
+	}
+	for name := range s.hostChanges {
+		if s.hosts[name] == nil {
+			delete(s.addresses, name)
+		}
+		hosts = append(hosts, name)
+	}
+	clear(s.serviceChanges)
+	clear(s.hostChanges)
+	return named, hosts
 }
 
 // errEnds is for Apply where the client is to end; it is not about the change.

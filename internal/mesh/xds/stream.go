@@ -52,12 +52,10 @@ type hold struct {
 	due     time.Time
 }
 
-// wire is a stream of either variant of the protocol.
-type wire struct {
-	grpc.ClientStream
-	delta bool
-	node  *corev3.Node // for the first request
-	most  int          // resources and names of one response
+// wire is a stream of one variant of the protocol.
+type wire interface {
+	send(*request) error
+	receive() (*response, error)
 }
 
 // window lets the control plane send what is usual without waiting for the client to say that it may go on.
@@ -146,7 +144,7 @@ func (c *conn) fail(err error) {
 // read.
 const large = 8 << 20
 
-func (c *conn) read(ctx context.Context, w *wire) error {
+func (c *conn) read(ctx context.Context, w wire) error {
 	for {
 		r, err := w.receive()
 		if err != nil {
@@ -174,7 +172,7 @@ func (c *conn) read(ctx context.Context, w *wire) error {
 	}
 }
 
-func (c *conn) write(ctx context.Context, w *wire, sent func(*request)) error {
+func (c *conn) write(ctx context.Context, w wire, sent func(*request)) error {
 	for {
 		select {
 		case q := <-c.out:
@@ -208,7 +206,7 @@ func (c *conn) patience(now time.Time, o *Options, never bool) {
 	}
 }
 
-func newWire(ctx context.Context, cc *grpc.ClientConn, o *Options) (*wire, error) {
+func newWire(ctx context.Context, cc *grpc.ClientConn, o *Options) (wire, error) {
 	node := &corev3.Node{Id: o.Node, Cluster: "tare", UserAgentName: "tare",
 		UserAgentVersionType: &corev3.Node_UserAgentVersion{UserAgentVersion: self.Version}}
 	if len(o.Metadata) > 0 {
@@ -217,15 +215,13 @@ func newWire(ctx context.Context, cc *grpc.ClientConn, o *Options) (*wire, error
 			node.Metadata.Fields[name] = structpb.NewStringValue(value)
 		}
 	}
-	w := &wire{delta: !o.StateOfTheWorld, node: node, most: o.Limits.entries()}
 	client := discoveryv3.NewAggregatedDiscoveryServiceClient(cc)
-	var err error
-	if w.delta {
-		w.ClientStream, err = client.DeltaAggregatedResources(ctx, grpc.ForceCodecV2(newCodec()))
-	} else {
-		w.ClientStream, err = client.StreamAggregatedResources(ctx, grpc.ForceCodecV2(newCodec()))
+	if o.StateOfTheWorld {
+		s, err := client.StreamAggregatedResources(ctx, grpc.ForceCodecV2(newCodec()))
+		return &world{s, node, o.Limits.entries()}, err
 	}
-	return w, err
+	s, err := client.DeltaAggregatedResources(ctx, grpc.ForceCodecV2(newCodec()))
+	return &delta{s, node, o.Limits.entries()}, err
 }
 
 // problem is the detail of a refusal.
@@ -236,22 +232,43 @@ func problem(wrong string) *statuspb.Status {
 	return &statuspb.Status{Code: int32(codes.InvalidArgument), Message: wrong}
 }
 
-func (w *wire) send(q *request) error {
-	node := w.node
-	w.node = nil
-	if w.delta {
-		return w.SendMsg(&discoveryv3.DeltaDiscoveryRequest{Node: node, TypeUrl: q.kind.TypeURL(), ResponseNonce: q.nonce,
-			ErrorDetail:            problem(q.wrong),
-			ResourceNamesSubscribe: q.subscribe, ResourceNamesUnsubscribe: q.unsubscribe, InitialResourceVersions: q.versions})
-	}
-	return w.SendMsg(&discoveryv3.DiscoveryRequest{Node: node, TypeUrl: q.kind.TypeURL(), VersionInfo: q.version,
-		ResponseNonce: q.nonce, ResourceNames: q.names, ErrorDetail: problem(q.wrong)})
+// world is the state-of-the-world variant.
+type world struct {
+	stream discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient
+	node   *corev3.Node // for the first request
+	most   int          // resources and names of one response
 }
 
+func (w *world) send(q *request) error {
+	m := &discoveryv3.DiscoveryRequest{Node: w.node, TypeUrl: q.kind.TypeURL(), VersionInfo: q.version,
+		ResponseNonce: q.nonce, ResourceNames: q.names, ErrorDetail: problem(q.wrong)}
+	w.node = nil
+	return w.stream.Send(m)
+}
+
+func (w *world) receive() (*response, error) { return receive(w.stream, false, w.most) }
+
+// delta is the incremental variant.
+type delta struct {
+	stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient
+	node   *corev3.Node // for the first request
+	most   int          // resources and names of one response
+}
+
+func (w *delta) send(q *request) error {
+	m := &discoveryv3.DeltaDiscoveryRequest{Node: w.node, TypeUrl: q.kind.TypeURL(), ResponseNonce: q.nonce,
+		ErrorDetail:            problem(q.wrong),
+		ResourceNamesSubscribe: q.subscribe, ResourceNamesUnsubscribe: q.unsubscribe, InitialResourceVersions: q.versions}
+	w.node = nil
+	return w.stream.Send(m)
+}
+
+func (w *delta) receive() (*response, error) { return receive(w.stream, true, w.most) }
+
 // receive waits for a response. The stream's own Recv would decode it by the generated decoder; see codec.
-func (w *wire) receive() (*response, error) {
-	r := &response{delta: w.delta, most: w.most}
-	if err := w.RecvMsg(r); err != nil {
+func receive(stream grpc.ClientStream, delta bool, most int) (*response, error) {
+	r := &response{delta: delta, most: most}
+	if err := stream.RecvMsg(r); err != nil {
 		return nil, err
 	}
 	r.received = pace.Now()
