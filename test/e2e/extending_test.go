@@ -169,12 +169,15 @@ func checkRuntime(t *testing.T, built, dir string, e example) {
 	if o := run.start(t).wait(t); o.code != 0 {
 		t.Fatal(o)
 	}
-	if c, err := record.Read(out); err != nil || c.Run.Traits["nice"] != "nice 10" {
-		t.Errorf("the run has the traits %v; %v", c.Run.Traits, err)
+	c, err := record.Read(out)
+	if err != nil || c.Run.Traits["nice"] != "nice 10" {
+		t.Fatalf("the run has the traits %v; %v", c.Run.Traits, err)
 	}
-	s := summaryOf(t, out)
-	if e := s.Find("sandbox_pss_bytes", "nice", nil); e == nil || e.Value <= 0 {
-		t.Errorf("the estimate of the container's memory is %+v", e)
+	// Of each trial, since neighbours may have voided some, and with them the estimate.
+	if !slices.ContainsFunc(c.Trials, func(tr record.Trial) bool {
+		return tr.Arm == "nice" && tr.Metrics["sandbox_pss_bytes"] > 0
+	}) {
+		t.Errorf("the container's memory is in none of %d trials", len(c.Trials))
 	}
 }
 
