@@ -208,8 +208,8 @@ func (p *plugin) top(t *testing.T) {
 	}
 	m.Keys("4")
 	m.Until("+ n")
-	m.Keys("Enter")
-	m.Until("kubelet")
+	m.Keys("j", "Enter") // the first row is the machine that the nodes share
+	m.Until("- n")
 	m.Keys("q")
 	m.Restored("0")
 	p.nothingLeft(t, 0)
