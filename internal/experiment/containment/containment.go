@@ -136,6 +136,12 @@ func (w *Watch) Close() error {
 	return err
 }
 
+// MayBeMissing says of what may have left its groups unseen, and why, that it may be missing.
+func MayBeMissing(whose, why string) string {
+	return fmt.Sprintf("processes of %s that left its control groups inside the window and ended elsewhere may not be "+
+		"known, and what they used is counted nowhere then: %s", whose, why)
+}
+
 // Unseen is why processes that left their groups inside the window and ended elsewhere may not be among the strays of
 // End; nil where they are.
 func (w *Watch) Unseen() error { return w.unseen }

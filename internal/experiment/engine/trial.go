@@ -200,8 +200,7 @@ func (x *trial) measure(ctx context.Context) error {
 			"systemd-run --scope, or options about control groups)", where)
 	}
 	if err := watch.Unseen(); err != nil {
-		x.Warn(measured.WarnUnseen, "processes of the trial that left its control groups inside the window and ended "+
-			"elsewhere may not be known, and what they used is counted nowhere then: %v", err)
+		x.Warn(measured.WarnUnseen, "%s", containment.MayBeMissing("the trial", err.Error()))
 	}
 	measured.MarkRoles(t.Ledger, x.roles) // some of the trial's groups may be elsewhere than below its own
 

@@ -388,19 +388,16 @@ func (e *Existing) Close() error {
 // Unseen says why it may not be known which processes of the target left its control group between the edges and ended
 // elsewhere; empty where it is known, or where there is no such group.
 func (e *Existing) Unseen() string {
-	why := ""
-	switch {
-	case e.watch == nil:
-		return ""
-	case slices.Contains(e.PIDs, 1):
-		why = "PID 1 is in it, and what that starts moves to other groups"
-	case e.watch.Unseen() != nil:
-		why = e.watch.Unseen().Error()
-	default:
+	if e.watch == nil {
 		return ""
 	}
-	return fmt.Sprintf("processes of %s that left its control group inside the window and ended elsewhere may not be "+
-		"known, and what they used is counted nowhere then: %s", e.Target, why)
+	if slices.Contains(e.PIDs, 1) {
+		return containment.MayBeMissing(e.Target.String(), "PID 1 is in it, and what that starts moves to other groups")
+	}
+	if err := e.watch.Unseen(); err != nil {
+		return containment.MayBeMissing(e.Target.String(), err.Error())
+	}
+	return ""
 }
 
 // Strays says which processes that the target has started were in control groups that are not the target's, whose

@@ -38,7 +38,7 @@ func Picture(c *cluster.Cluster) *screen.Picture {
 	}
 	parts := map[string][]*screen.Row{} // of workloads, by their keys
 	for _, r := range c.Containers {
-		key := keyOf(&cluster.Row{Namespace: r.Namespace, Kind: r.Kind, Workload: r.Workload})
+		key := workloadOf(r)
 		part := screenRow("container", r, p.Seconds)
 		part.Full, part.Name = part.Name, strings.TrimPrefix(part.Name, r.Namespace+"/")
 		parts[key] = append(parts[key], part)
@@ -48,7 +48,7 @@ func Picture(c *cluster.Cluster) *screen.Picture {
 		for _, r := range c.By(view) {
 			rows = append(rows, screenRow(view, r, p.Seconds))
 			if view == "workload" && r.Workload != "" {
-				rows[len(rows)-1].Below = parts[keyOf(&cluster.Row{Namespace: r.Namespace, Kind: r.Kind, Workload: r.Workload})]
+				rows[len(rows)-1].Below = parts[workloadOf(r)]
 			}
 		}
 		if view == "node" {
@@ -83,6 +83,11 @@ func nodeRows(c *cluster.Cluster, rows []*screen.Row) []*screen.Row {
 // keyOf is the same for a row in each account.
 func keyOf(r *cluster.Row) string {
 	return strings.Join([]string{r.Namespace, r.Kind, r.Workload, r.Pod, r.Container, r.Node, r.Component}, "/")
+}
+
+// workloadOf is the key of the workload that a row is of.
+func workloadOf(r *cluster.Row) string {
+	return keyOf(&cluster.Row{Namespace: r.Namespace, Kind: r.Kind, Workload: r.Workload})
 }
 
 // screenRow is a row of a window of this length.

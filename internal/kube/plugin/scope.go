@@ -51,11 +51,22 @@ func (s *scope) check(c *connection) (err error) {
 	return fault.Wrap(err, fault.Usage, "-l "+text.Clip(s.selector), "try -l app=web", "not a selector of labels")
 }
 
+// checkWindow refuses a length of a window, which a flag gives, that agents do not take.
+func checkWindow(flag string, d time.Duration) error {
+	if d < shortest || d > longest {
+		return fault.New(fault.Usage, flag+" "+d.String(), "an agent's windows last that long",
+			"a window must last %v to %v", shortest, longest)
+	}
+	return nil
+}
+
 // windows are what the agents of a cluster take together, one after another.
 type windows struct {
 	*scope
 	c         *agents.Cluster
 	temporary *agents.Temporary // nil: agents are installed
+	nodes     []agents.Node
+	agents    []agents.Agent
 	log       io.Writer
 }
 
@@ -63,16 +74,12 @@ type windows struct {
 // have started, and waits for them.
 func (s *scope) open(ctx context.Context, c *agents.Cluster, life time.Duration, log io.Writer) (*windows, error) {
 	w := &windows{scope: s, c: c, log: log}
-	list, err := c.Find(ctx, s.agentsNamespace)
-	if err != nil || len(list) > 0 {
+	err := w.look(ctx)
+	if err != nil || len(w.agents) > 0 {
 		return w, err
 	}
-	nodes, err := w.nodes(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err = w.deploy(ctx, nodes, life); err == nil {
-		_, err = w.temporary.Wait(ctx, nodes, s.within)
+	if err = w.deploy(ctx, life); err == nil {
+		w.agents, err = w.temporary.Wait(ctx, w.nodes, s.within)
 	}
 	if err != nil {
 		w.close(ctx)
@@ -81,24 +88,32 @@ func (s *scope) open(ctx context.Context, c *agents.Cluster, life time.Duration,
 	return w, nil
 }
 
-func (w *windows) nodes(ctx context.Context) ([]agents.Node, error) {
-	nodes, err := w.c.Nodes(ctx)
-	if err == nil && len(nodes) == 0 {
-		err = fault.New(fault.Machine, "", "", "the cluster has no nodes")
+// look finds the nodes and agents that there are now.
+func (w *windows) look(ctx context.Context) (err error) {
+	if w.nodes, err = w.c.Nodes(ctx); err != nil {
+		return err
 	}
-	return nodes, err
+	switch {
+	case len(w.nodes) == 0:
+		return fault.New(fault.Machine, "", "", "the cluster has no nodes")
+	case w.temporary != nil:
+		w.agents, err = w.temporary.Wait(ctx, w.nodes, 0)
+	default:
+		w.agents, err = w.c.Find(ctx, w.agentsNamespace)
+	}
+	return err
 }
 
 // deploy deploys temporary agents. There may be some also after an error.
-func (w *windows) deploy(ctx context.Context, nodes []agents.Node, life time.Duration) (err error) {
+func (w *windows) deploy(ctx context.Context, life time.Duration) (err error) {
 	if w.image == "" {
 		return fault.New(fault.Usage, "", "give --image, the image of tare-agent in a registry that the nodes can "+
 			"reach: docs/kubernetes.md says how to make it", "tare-agent is not installed in this cluster")
 	}
 	d := agents.Deployment{Namespace: namespaceOf(w.agentsNamespace), Image: w.image,
 		Lifetime: (w.within + life).Round(time.Second)}
-	fmt.Fprintf(w.log, "tare: starting agents on %d nodes, in the namespace %s, for %v at most\n", len(nodes), d.Namespace,
-		d.Lifetime)
+	fmt.Fprintf(w.log, "tare: starting agents on %d nodes, in the namespace %s, for %v at most\n", len(w.nodes),
+		d.Namespace, d.Lifetime)
 	w.temporary, err = w.c.Deploy(ctx, d)
 	return err
 }
@@ -113,22 +128,9 @@ func (w *windows) close(ctx context.Context) {
 	}
 }
 
-// next has the agents take a window that lasts d, and adds it up. Nodes, agents and pods are those that there are now.
-func (w *windows) next(ctx context.Context, d time.Duration, containers bool) (*cluster.Cluster, error) {
-	nodes, err := w.nodes(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var list []agents.Agent
-	if w.temporary != nil {
-		list, err = w.temporary.Wait(ctx, nodes, 0)
-	} else {
-		list, err = w.c.Find(ctx, w.agentsNamespace)
-	}
-	if err != nil {
-		return nil, err
-	}
-	open := w.c.Open(ctx, list, d)
+// take has the agents take a window that lasts d, and adds it up.
+func (w *windows) take(ctx context.Context, d time.Duration, containers bool) (*cluster.Cluster, error) {
+	open := w.c.Open(ctx, w.agents, d)
 	pods, err := w.c.Pods(ctx) // during the window: those that are in it
 	o := cluster.Options{Start: open.Start, End: open.End, Machines: map[string]string{},
 		Spread: w.shared == sharedSpread, Containers: containers}
@@ -138,9 +140,10 @@ func (w *windows) next(ctx context.Context, d time.Duration, containers bool) (*
 		}
 	}
 	missing := map[string]*agents.Node{}
-	for i := range nodes {
-		o.Machines[nodes[i].Name] = nodes[i].Machine
-		missing[nodes[i].Name] = &nodes[i]
+	for i := range w.nodes {
+		n := &w.nodes[i]
+		o.Machines[n.Name] = n.Machine
+		missing[n.Name] = n
 	}
 	m := cluster.New(pods, o)
 	for a := range open.Answers {

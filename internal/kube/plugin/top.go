@@ -73,11 +73,10 @@ cluster removes them when that time is over.`,
 }
 
 func (f *topFlags) check(c *connection) error {
-	switch {
-	case f.every < shortest || f.every > longest:
-		return fault.New(fault.Usage, "--every "+f.every.String(), "an agent's windows last that long",
-			"a window must last %v to %v", shortest, longest)
-	case f.life < f.every || f.life > longestTop:
+	if err := checkWindow("--every", f.every); err != nil {
+		return err
+	}
+	if f.life < f.every || f.life > longestTop {
 		return fault.New(fault.Usage, "--life "+f.life.String(), "", "it must be a window's length to %v", longestTop)
 	}
 	return f.scope.check(c)
@@ -91,8 +90,15 @@ func (f *topFlags) show(cmd *cobra.Command, c *agents.Cluster, terminal *os.File
 		return err
 	}
 	defer w.close(ctx)
+	first := true
 	next := func(ctx context.Context, d time.Duration) (*screen.Picture, error) {
-		account, err := w.next(ctx, d, true)
+		if !first { // nodes and agents come and go
+			if err := w.look(ctx); err != nil {
+				return nil, err
+			}
+		}
+		first = false
+		account, err := w.take(ctx, d, true)
 		if err != nil {
 			return nil, err
 		}

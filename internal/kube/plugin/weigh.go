@@ -85,11 +85,11 @@ A node that does not answer is named with the reason and is in no sum; the exit 
 }
 
 func (f *weighFlags) check(c *connection) error {
+	if err := checkWindow("--for", f.window); err != nil {
+		return err
+	}
 	format := slices.Index(clusterreport.Names(), f.output)
 	switch {
-	case f.window < shortest || f.window > longest:
-		return fault.New(fault.Usage, "--for "+f.window.String(), "an agent's windows last that long",
-			"a window must last %v to %v", shortest, longest)
 	case format < 0:
 		return fault.New(fault.Usage, "-o "+text.Clip(f.output), text.Suggest(f.output, clusterreport.Names()),
 			"no such format")
@@ -147,5 +147,5 @@ func (f *weighFlags) account(ctx context.Context, c *agents.Cluster, log io.Writ
 		return nil, err
 	}
 	defer w.close(ctx)
-	return w.next(ctx, f.window, f.by == "container" || f.output != "text")
+	return w.take(ctx, f.window, f.by == "container" || f.output != "text")
 }

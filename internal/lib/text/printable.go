@@ -1,6 +1,7 @@
 package text
 
 import (
+	"bytes"
 	"strconv"
 	"strings"
 	"unicode"
@@ -84,4 +85,10 @@ func Plain(s string) string {
 		}
 		return r
 	}, strings.ToValidUTF8(s, ""))
+}
+
+// OfC is what stands before the first zero byte, as C ends a text, with "?" for what is not UTF-8.
+func OfC(b []byte) string {
+	b, _, _ = bytes.Cut(b, []byte{0})
+	return strings.ToValidUTF8(string(b), "?")
 }

@@ -71,3 +71,11 @@ func FuzzLine(f *testing.F) {
 		}
 	})
 }
+
+func TestOfC(t *testing.T) {
+	for in, want := range map[string]string{"bash\x00\x00": "bash", "full": "full", "\x00old": "", "a\xff\x00b": "a?"} {
+		if got := OfC([]byte(in)); got != want {
+			t.Errorf("%q: %q, want %q", in, got, want)
+		}
+	}
+}

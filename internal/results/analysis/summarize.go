@@ -272,13 +272,12 @@ func (d *doubtful) look(t record.Trial) {
 
 func (d *doubtful) addWarnings(s *Summary) {
 	if d.bare > 0 {
-		s.Warnings = append(s.Warnings, fmt.Sprintf("the record is incomplete: %s without metrics did not fail",
-			quantity.Counted(d.bare, "trial")))
+		s.addWarning("the record is incomplete: %s without metrics did not fail", quantity.Counted(d.bare, "trial"))
 	}
 	if d.values > 0 {
 		names := lists.Map(slices.Sorted(maps.Keys(d.names)), quantity.Label)
-		s.Warnings = append(s.Warnings, fmt.Sprintf("left out: %s that nothing can have measured, of %s",
-			quantity.Counted(d.values, "value"), strings.Join(FirstOf(names, maxApart), ", ")))
+		s.addWarning("left out: %s that nothing can have measured, of %s", quantity.Counted(d.values, "value"),
+			strings.Join(FirstOf(names, maxApart), ", "))
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -18,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/text"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 )
@@ -152,9 +152,9 @@ func (w *Watch) Left() (all []Left, lost uint64, err error) {
 		}
 		group, there := names[l.To]
 		if !there {
-			group = text(l.Name[:])
+			group = text.OfC(l.Name[:])
 		}
-		all = append(all, Left{PID: int(pid), Comm: text(l.Comm[:]), Home: w.homes[l.Home], Group: group,
+		all = append(all, Left{PID: int(pid), Comm: text.OfC(l.Comm[:]), Home: w.homes[l.Home], Group: group,
 			Ended: l.Ended != 0, Used: time.Duration(l.Used)})
 	}
 	if err = entries.Err(); err != nil {
@@ -163,6 +163,3 @@ func (w *Watch) Left() (all []Left, lost uint64, err error) {
 	slices.SortFunc(all, func(a, b Left) int { return a.PID - b.PID })
 	return all, lost, err
 }
-
-// text is a string of C. What a process or a group is called may be any bytes.
-func text(b []byte) string { return strings.ToValidUTF8(unix.ByteSliceToString(b), "?") }

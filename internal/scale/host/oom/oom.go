@@ -7,13 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/text"
 )
 
 // maxVictims is how many are kept until they are read: the first ones.
@@ -91,12 +90,10 @@ func (w *Watch) Victims() (all []Victim, err error) {
 			return all, fmt.Errorf("reading whom the kernel killed for want of memory: %w", err)
 		}
 		all = append(all, Victim{
-			PID: int(v.PID), Comm: text(v.Comm[:]), Program: text(v.Program[:]), Group: v.Group, GroupName: text(v.GroupName[:]),
-			Limit: v.Limit * uint64(os.Getpagesize()), Limited: v.Limited,
+			PID: int(v.PID), Comm: text.OfC(v.Comm[:]), Program: text.OfC(v.Program[:]), Group: v.Group,
+			GroupName: text.OfC(v.GroupName[:]),
+			Limit:     v.Limit * uint64(os.Getpagesize()), Limited: v.Limited,
 		})
 	}
 	return all, nil
 }
-
-// text is a string of C. What a process calls itself may be any bytes.
-func text(b []byte) string { return strings.ToValidUTF8(unix.ByteSliceToString(b), "?") }

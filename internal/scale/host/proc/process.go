@@ -457,11 +457,11 @@ func (f FS) statusBytes(pid int, name string) (uint64, error) {
 // parseKB finds a line "name:   123 kB" and gives it in bytes.
 func parseKB(b []byte, name string) (uint64, bool) {
 	for line := range bytes.Lines(b) {
-		key, value, ok := strings.Cut(string(line), ":")
-		if !ok || key != name {
+		key, value, ok := bytes.Cut(line, []byte(":"))
+		if !ok || string(key) != name {
 			continue
 		}
-		n, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 53)
+		n, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(string(value)), " kB"), 10, 53)
 		return n << 10, err == nil
 	}
 	return 0, false

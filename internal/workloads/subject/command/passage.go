@@ -72,7 +72,8 @@ func (p *passage) watch(ctx context.Context) {
 				return
 			case <-time.After(wait):
 			}
-			if wait = min(2*wait, lookLater); p.past != nil {
+			wait = min(2*wait, lookLater)
+			if p.past != nil {
 				if by := p.past(); by != "" {
 					p.mu.Lock()
 					p.by = by
