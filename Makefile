@@ -146,7 +146,7 @@ bench: ## run the Go benchmarks (BENCH=regexp chooses)
 	go test -run '^$$' -bench '$(BENCH)' -benchmem -p 1 ./...
 
 experiments: ## the short form of every experiment, and the calibration, with checks: minutes of a quiet machine
-	TARE_QUIET=1 go test -count=1 -v ./internal/scale/meter -run TestTheWitnessIsInTheLedger
+	TARE_QUIET=1 TARE_LONG=1 go test -count=1 -v ./internal/scale/meter -run TestWitnessCost
 	TARE_QUIET=1 go test -count=1 -v -timeout 30m ./test/e2e -run 'CPULimit|Saturation|Stress|Memory|Config|Consistency|Path|Push|Trace|Calibrat|Wrk|H2load'
 
 bench-load: ## the load generator against fortio, wrk, h2load and ghz, as ratios in one run (needs nginx-light, wrk, ...)

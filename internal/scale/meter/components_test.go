@@ -37,8 +37,11 @@ func TestComponentsAgreeWithCounters(t *testing.T) {
 		workers[i].join(t, dirs[i]+"/cgroup.procs")
 	}
 	m := meter(t, Options{})
-	worst := 0.0
-	for range long.Repeat(3, 20) {
+	worst, windows := 0.0, long.Repeat(3, 20)
+	if testing.Short() { // an emulated machine works for 10 s for each daemon in a window
+		windows = 1
+	}
+	for range windows {
 		var before [daemons]cgroup.Value
 		for i, dir := range dirs {
 			before[i] = cgroup.CPUTime(dir)

@@ -136,7 +136,7 @@ func TestBudgetClosesUnderNoise(t *testing.T) {
 	}
 }
 
-// The witness and its cost are in every ledger; the cost is within 0.2 % of one CPU.
+// The witness and its cost are in every ledger.
 func TestTheWitnessIsInTheLedger(t *testing.T) {
 	m := meter(t, Options{})
 	if m.witness == nil {
@@ -157,14 +157,23 @@ func TestTheWitnessIsInTheLedger(t *testing.T) {
 		if !slices.ContainsFunc(l.Warnings, func(w ledger.Warning) bool { return w.Code == "witness-cost" }) {
 			t.Fatalf("it is not known what the witness costs, and nothing is said of it: %+v", l.Warnings)
 		}
-		if testing.Short() {
-			return
-		}
 	} else if *l.Self.WitnessSeconds <= 0 {
 		t.Errorf("the witness costs %v s", *l.Self.WitnessSeconds)
 	}
-	// The lowest of a few calibrations: noise makes most of them too high. The promise, 0.2 % of a CPU for two, is for a
-	// machine that nobody else uses; elsewhere caches are shared, and twice as much is allowed.
+}
+
+// The witness costs at most 0.2 % of a CPU for two: the lowest of a few calibrations, for noise makes most of them
+// too high. The promise is for a machine that nobody else uses (make experiments); elsewhere caches are shared, and
+// twice as much is allowed. It is a long test because it is one of speed: on a virtual machine with neighbours the
+// same build cost 0.188 to 0.446 % within a minute.
+func TestWitnessCost(t *testing.T) {
+	long.Test(t, "a speed, which the machine's neighbours change")
+	m := meter(t, Options{})
+	if m.witness == nil {
+		t.Skip("needs a witness")
+	}
+	burners(t)
+	l := ledgerOf(t, m, func() { time.Sleep(time.Second) })
 	lowest := math.Inf(1)
 	if m.lookCost != nil {
 		lowest = *m.lookCost
@@ -174,7 +183,7 @@ func TestTheWitnessIsInTheLedger(t *testing.T) {
 		limit *= 2
 	}
 	part := func() float64 { return lowest * float64(l.Host.CPUs) / l.Noise.PeriodSeconds } // of one CPU
-	for try := 0; try < 8 && part() > limit && !testing.Short(); try++ {
+	for try := 0; try < 8 && part() > limit; try++ {
 		cost, err := m.witness.MeasureCost()
 		if err != nil {
 			t.Log(err)
@@ -183,7 +192,7 @@ func TestTheWitnessIsInTheLedger(t *testing.T) {
 		lowest = min(lowest, cost.Seconds())
 	}
 	t.Logf("the witness cost %.3f %% of one CPU", 100*part())
-	if part() > limit && !testing.Short() {
+	if part() > limit {
 		t.Errorf("the witness cost %.3f %% of one CPU on %d CPUs", 100*part(), l.Host.CPUs)
 	}
 }
