@@ -179,14 +179,15 @@ wait`)
 	}
 }
 
-// The quickstart finds that the data plane costs something. The rate is one that an emulated processor holds, and the
-// gates are open wide, for such a processor is late in everything; how large the cost comes out means nothing. One
-// processor is enough: two that are emulated have stood still in it, each waiting for the other.
+// The quickstart finds that the data plane costs something. The rate is one that an emulated processor holds, the gates
+// are open wide and the windows longer than the quickstart's own, for such a processor is late in everything, and stands
+// still for a second at a time while others have the machine; how large the cost comes out means nothing. One processor
+// is enough: two that are emulated have stood still in it, each waiting for the other.
 func TestQuickstart(t *testing.T) {
 	t.Parallel()
 	r := Run(t, Options{CPUs: 1, Measures: true, Timeout: 5 * time.Minute}, `
-{ tare list quickstart; echo "gates: {rate: 0.5, errors: 0.1, generator_cpu: 1, lag: 2s, invalid: 0.9}"; } >/tmp/quickstart.yaml
-tare run /tmp/quickstart.yaml --quick --blocks 2 --set rate=50 --out /tmp/run >&2
+{ tare list quickstart | sed 's/duration: 1s/duration: 6s/'; echo "gates: {rate: 0.5, errors: 0.5, generator_cpu: 1, lag: 10s, invalid: 0.9}"; } >/tmp/quickstart.yaml
+tare run /tmp/quickstart.yaml --quick --blocks 2 --set rate=20 --out /tmp/run >&2
 code=$?
 find /sys/fs/cgroup -name "tare-*"
 cat /tmp/run/summary.json

@@ -17,7 +17,7 @@ func TestTrace(t *testing.T) {
 question: Is every event counted?
 blocks: 1
 warmup: 0s
-duration: 2s
+duration: 10s # seconds in which the emulator stands still must not be half of a window
 sampling: 97
 repeat: 500%
 loads: {execs: {kind: exec, rate: 20}} # more than a processor that is emulated, and not always there, may manage
