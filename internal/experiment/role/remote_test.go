@@ -1,0 +1,68 @@
+package role
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestRemote: a role at the other end of a connection is spoken with as a process is.
+func TestRemote(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		role func(*Conn, net.Conn) error // its error is said
+		ends string                      // what is said of its end; empty: nothing
+	}{
+		{"to its end", func(c *Conn, _ net.Conn) error {
+			return Work(context.Background(), c, Wants{}, func(_ context.Context, s Schedule) (int64, error) { return s.Duration, nil })
+		}, ""},
+		{"goes away", func(_ *Conn, n net.Conn) error { return n.Close() }, "ended during the trial"},
+		{"fails", func(*Conn, net.Conn) error { return errors.New("no room") }, "ended during the trial: no room"},
+		{"speaks something else", func(_ *Conn, n net.Conn) error {
+			_, err := n.Write([]byte("HTTP/1.1 400 Bad Request\r\n"))
+			return errors.Join(err, n.Close())
+		}, "is not of the role protocol"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			here, there := net.Pipe()
+			go func() {
+				conn := NewConn(there, there)
+				if err := c.role(conn, there); err != nil {
+					_ = conn.Fail(err)
+				}
+				_ = there.Close()
+			}()
+			ended := make(chan error, 1)
+			r := Over("a load", here, func(err error) { ended <- err })
+			defer r.Close()
+			if c.ends != "" {
+				if err := <-ended; !strings.Contains(err.Error(), c.ends) {
+					t.Errorf("%v, want %s", err, c.ends)
+				}
+				if _, err := r.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "before its ready message") {
+					t.Error(err)
+				}
+				return
+			}
+			if _, err := r.Ready(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := r.Send(Start, Schedule{Duration: 7}); err != nil {
+				t.Fatal(err)
+			}
+			var result int64
+			if err := r.Result(t.Context(), time.Minute, &result); err != nil || result != 7 {
+				t.Errorf("%d, %v", result, err)
+			}
+			r.Close()
+			select {
+			case err := <-ended:
+				t.Errorf("the end of a role that gave its result, or was asked to end, is said: %v", err)
+			case <-time.After(50 * time.Millisecond):
+			}
+		})
+	}
+}

@@ -1,0 +1,175 @@
+package role
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"tare/internal/lib/fault"
+)
+
+// Session is the parent's side of the protocol over any pair of streams: those of a process (Child), or a connection
+// to a role elsewhere (Remote).
+type Session struct {
+	name     string
+	conn     *Conn
+	ready    chan json.RawMessage
+	result   chan json.RawMessage
+	logs     chan string   // its latest lines of log
+	finished chan struct{} // closed when its result has come
+	heard    chan struct{} // closed when its messages have ended, and fault is set
+	fault    error         // what it said went wrong, or what was wrong with its messages
+
+	ended   <-chan struct{}         // closed when it has ended, and failure says how
+	failure func(when string) error // when reads on after "ended"
+	silent  func(error) error       // what else is to be said of one that gave no message in time
+}
+
+func newSession(name string, conn *Conn) Session {
+	return Session{name: name, conn: conn, ready: make(chan json.RawMessage, 1), result: make(chan json.RawMessage, 1),
+		logs: make(chan string, 16), finished: make(chan struct{}), heard: make(chan struct{})}
+}
+
+// listen takes the role's messages until its output ends. note gets each line of its log.
+func (s *Session) listen(note func(string)) {
+	defer close(s.heard)
+	finished := false
+	for {
+		m, err := s.conn.Receive()
+		if err != nil {
+			if !errors.Is(err, io.EOF) && !errors.Is(err, os.ErrClosed) && !errors.Is(err, net.ErrClosed) {
+				s.fault = cmp.Or(s.fault, err)
+			}
+			return
+		}
+		switch m.Event {
+		case Ready:
+			offer(s.ready, m.Data)
+		case Result:
+			if !finished {
+				close(s.finished)
+			}
+			finished = true
+			offer(s.result, m.Data)
+		case Error:
+			var d ErrorData
+			if json.Unmarshal(m.Data, &d) == nil {
+				s.fault = &fault.Error{Code: max(d.Code, fault.Internal), What: d.Error, Where: d.Where, Hint: d.Hint}
+			}
+		case Log:
+			var text string
+			if json.Unmarshal(m.Data, &text) == nil {
+				note(text)
+				offer(s.logs, text)
+			}
+		}
+	}
+}
+
+// offer drops what nobody has taken: a process that repeats itself must not block its reader.
+func offer[T any](c chan T, data T) {
+	select {
+	case c <- data:
+	default:
+	}
+}
+
+// Send sends it a message.
+func (s *Session) Send(event string, data any) error { return s.conn.Send(event, data) }
+
+// Result waits for its result, and decodes it into v.
+func (s *Session) Result(ctx context.Context, timeout time.Duration, v any) error {
+	return s.wait(ctx, s.result, "result", timeout, v)
+}
+
+// Ready waits for its ready message.
+func (s *Session) Ready(ctx context.Context) (json.RawMessage, error) {
+	return s.ReadyWithin(ctx, ReadyTimeout)
+}
+
+// ReadyWithin is Ready with another timeout.
+func (s *Session) ReadyWithin(ctx context.Context, timeout time.Duration) (json.RawMessage, error) {
+	var raw json.RawMessage
+	err := s.wait(ctx, s.ready, "ready message", timeout, &raw)
+	return raw, err
+}
+
+// Log is its latest lines.
+func (s *Session) Log() <-chan string { return s.logs }
+
+// Finished is closed when its result has come.
+func (s *Session) Finished() <-chan struct{} { return s.finished }
+
+// wait gives the data of the next message on c, decoded into v.
+func (s *Session) wait(ctx context.Context, c chan json.RawMessage, what string, timeout time.Duration, v any) error {
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case data := <-c:
+		return s.Decode(data, what, v)
+	case <-s.ended:
+		select {
+		case data := <-c: // it said it and left
+			return s.Decode(data, what, v)
+		default:
+			return s.failure("before its " + what)
+		}
+	case <-timer.C:
+		return s.silent(fmt.Errorf("%s gave no %s within %v", s.name, what, timeout))
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Decode decodes the data of a message that it sent; what names the message.
+func (s *Session) Decode(data json.RawMessage, what string, v any) error {
+	if err := json.Unmarshal(data, v); err != nil {
+		return fmt.Errorf("decoding the %s of %s: %w", what, s.name, err)
+	}
+	return nil
+}
+
+// Remote is a role elsewhere, as the one that is connected to it sees it.
+type Remote struct {
+	Session
+	stream io.Closer
+	closed atomic.Bool
+}
+
+// Over speaks with a role over a connection, which Close closes. onEnd is called when the connection ends without that
+// and before the role has given its result.
+func Over(name string, stream io.ReadWriteCloser, onEnd func(error)) *Remote {
+	r := &Remote{Session: newSession(name, NewConn(stream, stream)), stream: stream}
+	r.ended = r.heard
+	r.failure = func(when string) error {
+		if r.fault != nil {
+			return fmt.Errorf("%s ended %s: %w", name, when, r.fault)
+		}
+		return fmt.Errorf("%s ended %s", name, when)
+	}
+	r.silent = func(err error) error { return err }
+	go func() {
+		r.listen(func(string) {})
+		select {
+		case <-r.finished:
+		default:
+			if !r.closed.Load() {
+				onEnd(r.failure("during the trial"))
+			}
+		}
+	}()
+	return r
+}
+
+// Close closes the connection, which asks the role to end.
+func (r *Remote) Close() {
+	r.closed.Store(true)
+	_ = r.stream.Close() // it may be gone already
+}
