@@ -18,6 +18,7 @@ import (
 	"tare/internal/results/analysis"
 	"tare/internal/results/comparison"
 	"tare/internal/results/report"
+	"tare/internal/results/session"
 )
 
 func init() { register(newCompare) }
@@ -32,7 +33,7 @@ type compareFlags struct {
 	history string
 	anyway  bool
 	page    string // file to write as HTML
-	show    shown
+	show    session.Show
 }
 
 func newCompare() *cobra.Command {
@@ -84,17 +85,17 @@ given.`,
 		"compare what differs in machine, kernel, spec or definitions, and invalid runs")
 	c.Flags().StringVar(&f.page, "html", "", "file to write as a page, beside what is printed")
 	registerFormat(c, &f.show, report.Comparisons)
-	f.show.registerAll(c.Flags())
+	f.show.RegisterAll(c.Flags())
 	return c
 }
 
 // compare writes what was asked for to out, and the page to page, if one was asked for.
 func compare(out, page io.Writer, args []string, f compareFlags) error {
-	write, err := report.Comparisons.Writer(f.show.format)
+	write, err := report.Comparisons.Writer(f.show.Format)
 	if err != nil {
 		return err
 	}
-	writeHistory, err := report.Histories.Writer(f.show.format)
+	writeHistory, err := report.Histories.Writer(f.show.Format)
 	if err != nil {
 		return err
 	}
@@ -104,7 +105,7 @@ func compare(out, page io.Writer, args []string, f compareFlags) error {
 			return err
 		}
 	}
-	o := textOptions(out, "", f.show.all)
+	o := textOptions(out, "", f.show.All)
 	if len(args) == 0 {
 		last := slices.MaxFunc(history, func(a, b comparison.Source) int { return a.Run.Started.Compare(b.Run.Started) })
 		course := comparison.Over(f.like(history, last), 1)
@@ -115,7 +116,7 @@ func compare(out, page io.Writer, args []string, f compareFlags) error {
 		}
 		return writeHistory(out, &course, o)
 	}
-	if (f.show.format != "text" || f.page != "") && len(args) > 2 {
+	if (f.show.Format != "text" || f.page != "") && len(args) > 2 {
 		return fault.New(fault.Usage, "--format, --json, --html", "name one OLD and one NEW",
 			"one document holds one comparison")
 	}

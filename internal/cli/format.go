@@ -8,15 +8,16 @@ import (
 
 	"tare/internal/lib/lists"
 	"tare/internal/results/report"
+	"tare/internal/results/session"
 )
 
 // formatFlag is the flag of all commands that print a document in one of several formats.
 const formatFlag = "format"
 
 // registerFormat gives a command that flag and --json, which is short for one of its values.
-func registerFormat[D any](c *cobra.Command, s *shown, document report.Document[D]) {
-	c.Flags().StringVar(&s.format, formatFlag, "text", strings.Join(document.Names(), ", "))
-	s.registerJSON(c.Flags(), "print one JSON document and nothing else: short for --format json")
+func registerFormat[D any](c *cobra.Command, s *session.Show, document report.Document[D]) {
+	c.Flags().StringVar(&s.Format, formatFlag, "text", strings.Join(document.Names(), ", "))
+	s.RegisterJSON(c.Flags(), "print one JSON document and nothing else: short for --format json")
 	completeFormats(c, document.Formats())
 }
 

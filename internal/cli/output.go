@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
+	"tare/internal/lib/terminal"
 )
 
 // stdout is standard output as the commands see it. What cannot be written is a fault with its hint, and the first is
@@ -25,7 +26,7 @@ type stdout struct {
 func newStdout(file *os.File) *stdout {
 	o := &stdout{file: file, w: file}
 	if isatty.IsTerminal(file.Fd()) {
-		o.w = &guarded{w: file, own: styles}
+		o.w = terminal.Guard(file, terminal.Styles...)
 	}
 	return o
 }
@@ -73,3 +74,6 @@ func fileOf(w io.Writer) *os.File {
 	}
 	return nil
 }
+
+// stderr is standard error, for people.
+var stderr = terminal.Guard(os.Stderr)

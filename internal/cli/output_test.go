@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -131,19 +130,6 @@ func TestWrongUseInWords(t *testing.T) {
 		if err == nil || err.Error() != c.want || fault.CodeOf(err) != fault.Usage ||
 			!strings.Contains(fault.HintOf(err), c.hint) || out != "" {
 			t.Errorf("tare %s:\n got %v (%s)\nwant %s (%s)", c.args, err, fault.HintOf(err), c.want, c.hint)
-		}
-	}
-}
-
-func TestAgain(t *testing.T) {
-	for _, c := range []struct{ args, want []string }{
-		{[]string{"run", "quickstart", "--out", "d", "--quick"}, []string{"tare", "run", "quickstart", "--quick"}},
-		{[]string{"run", "--out=d", "quickstart"}, []string{"tare", "run", "quickstart"}},
-		{[]string{"run", "quickstart", "--set", "rate=1,2"}, []string{"tare", "run", "quickstart", "--set", "rate=1,2"}},
-		{[]string{"run", "quickstart", "--out"}, []string{"tare", "run", "quickstart"}},
-	} {
-		if got := again(c.args); !slices.Equal(got, c.want) {
-			t.Errorf("%q: got %q, want %q", c.args, got, c.want)
 		}
 	}
 }

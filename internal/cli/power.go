@@ -9,6 +9,7 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/results/analysis"
 	"tare/internal/results/report"
+	"tare/internal/results/session"
 )
 
 func init() { register(newPower) }
@@ -16,7 +17,7 @@ func init() { register(newPower) }
 func newPower() *cobra.Command {
 	var sizes []string
 	var probability string
-	var show shown
+	var show session.Show
 	c := &cobra.Command{
 		Use:   "power DIR",
 		Short: "How many blocks a run needs to tell a difference, by the noise of one before",
@@ -38,7 +39,7 @@ may be of the baseline alone, with its A/A twin, and short: six blocks are enoug
 			if err != nil {
 				return err
 			}
-			write, err := report.Powers.Writer(show.format)
+			write, err := report.Powers.Writer(show.Format)
 			if err != nil {
 				return err
 			}
@@ -57,7 +58,7 @@ may be of the baseline alone, with its A/A twin, and short: six blocks are enoug
 						"no difference to its baseline has an interval, so its noise is not known")
 				}
 				out := cmd.OutOrStdout()
-				return write(out, p, textOptions(out, "", show.all))
+				return write(out, p, textOptions(out, "", show.All))
 			})
 		},
 	}
@@ -65,7 +66,7 @@ may be of the baseline alone, with its A/A twin, and short: six blocks are enoug
 		"sizes of differences, in per cent of the baseline")
 	c.Flags().StringVar(&probability, "power", "95%", "the part of such runs that tell")
 	registerFormat(c, &show, report.Powers)
-	show.registerAll(c.Flags())
+	show.RegisterAll(c.Flags())
 	return c
 }
 

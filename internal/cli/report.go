@@ -18,6 +18,7 @@ import (
 	"tare/internal/lib/text"
 	"tare/internal/results/analysis"
 	"tare/internal/results/report"
+	"tare/internal/results/session"
 )
 
 func init() { register(newReport) }
@@ -85,7 +86,7 @@ undecided, or the run is invalid or partial.`,
 			if err != nil || len(f.asserted) == 0 {
 				return err
 			}
-			return concluded(args[0], s)
+			return session.Concluded(args[0], s)
 		},
 	}
 	c.Flags().StringSliceVar(&f.formats, formatFlag, []string{"text"},

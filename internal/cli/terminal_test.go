@@ -11,10 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tare/internal/experiment/engine"
-	"tare/internal/experiment/record"
 	"tare/internal/lib/fault"
-	"tare/internal/scale/ledger"
+	"tare/internal/lib/terminal"
 )
 
 // evil is a name that would clear the screen, set the title, go back to the begin of the line, turn the direction of
@@ -31,75 +29,6 @@ func isSafe(t *testing.T, name, text string, own ...string) {
 		return r < ' ' && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 || r == 0x202e || r == 0xfffd
 	}); at >= 0 {
 		t.Errorf("%s: %q", name, text[max(at-20, 0):min(at+20, len(text))])
-	}
-}
-
-func TestGuarded(t *testing.T) {
-	for _, c := range []struct{ text, want string }{
-		{"plain\n\ttext, 5 µs\n", "plain\n\ttext, 5 µs\n"},
-		{"\x1b[1mbold\x1b[0m and \x1b[2mfaint\x1b[0m", "\x1b[1mbold\x1b[0m and \x1b[2mfaint\x1b[0m"},
-		{"\x1b[2Ja\x1b[31mb\rc\x07", `\x1b[2Ja\x1b[31mb\rc\a`},
-		{"\x1b\x1b[1m[1m", "\\x1b\x1b[1m[1m"},
-		{"\x1b[1\x1b[0mm", "\\x1b[1\x1b[0mm"},
-		{"\u009b2J\u202e", `\u009b2J\u202e`},
-	} {
-		for pieces := range 2 {
-			var b bytes.Buffer
-			g := &guarded{w: &b, own: styles}
-			if pieces == 0 {
-				if n, err := g.Write([]byte(c.text)); n != len(c.text) || err != nil {
-					t.Errorf("%q: %d, %v", c.text, n, err)
-				}
-			} else {
-				for i := range len(c.text) {
-					if n, err := g.Write([]byte(c.text[i : i+1])); n != 1 || err != nil {
-						t.Errorf("%q: %d, %v", c.text, n, err)
-					}
-				}
-			}
-			if b.String() != c.want {
-				t.Errorf("%q in %d pieces: %q, want %q", c.text, pieces*len(c.text), b.String(), c.want)
-			}
-			isSafe(t, c.text, b.String(), styles...)
-		}
-	}
-}
-
-// TestProgressIsSafe: what nodes and processes say, and what arms are called, does not steer the terminal.
-func TestProgressIsSafe(t *testing.T) {
-	for _, terminal := range []bool{false, true} {
-		var b bytes.Buffer
-		p := &progress{w: &guarded{w: &b}, raw: &b, terminal: terminal, block: -1}
-		planned := record.PlannedTrial{Arm: evil, Factors: map[string]string{evil: evil}}
-		for _, trial := range []record.Trial{
-			{PlannedTrial: planned, Validity: record.Validity{Failed: evil},
-				Warnings: []ledger.Warning{{Code: evil, Message: evil}}},
-			{PlannedTrial: planned, Validity: record.Validity{Reasons: []record.Reason{{Gate: evil, Message: evil,
-				Cause: evil}}}},
-			{PlannedTrial: planned, Validity: record.Validity{Valid: true},
-				Nodes:  []record.NodeTrial{{Name: evil, Failed: evil}},
-				Ledger: &ledger.Ledger{Warnings: []ledger.Warning{{Code: record.LeftBehind, Message: evil}}}},
-		} {
-			p.say(engine.Progress{Last: &trial, Next: planned, Note: evil, Why: evil, Open: true})
-		}
-		p.interrupted()
-		p.done()
-		isSafe(t, "progress", b.String(), "\r\x1b[K")
-		if strings.Contains(b.String(), "\r\x1b[K") != terminal {
-			t.Errorf("on a terminal: %t, and it wrote %q", terminal, b.String())
-		}
-	}
-}
-
-// TestProgressOfFailure: the warnings of a trial that failed before its window stand below the failure.
-func TestProgressOfFailure(t *testing.T) {
-	var b bytes.Buffer
-	p := &progress{w: &guarded{w: &b}, raw: &b, block: -1}
-	p.say(engine.Progress{Last: &record.Trial{Validity: record.Validity{Failed: "it is not ready"},
-		Warnings: []ledger.Warning{{Code: "no-line-matches", Message: "7 lines, and none matches"}}}})
-	_, after, _ := strings.Cut(b.String(), "it is not ready")
-	if !strings.Contains(after, "\n  warning: 7 lines, and none matches\n") {
-		t.Errorf("it printed %q", b.String())
 	}
 }
 
@@ -142,7 +71,7 @@ func TestTerminalOutputIsSafe(t *testing.T) {
 			t.Fatal(err)
 		}
 		text := strings.ReplaceAll(string(read[:n]), "\r\n", "\n")
-		isSafe(t, name, text, styles...)
+		isSafe(t, name, text, terminal.Styles...)
 		if !strings.Contains(text, "\x1b[1mbold") {
 			t.Errorf("%s: without styles: %q", name, text)
 		}

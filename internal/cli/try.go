@@ -82,7 +82,7 @@ It is an experiment like others: its directory keeps every trial, and the spec i
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := f.run.checkLength(cmd.Flags()); err != nil {
+			if err := f.run.Check(cmd.Flags()); err != nil {
 				return err
 			}
 			return try(cmd.Context(), f, args, cmd.OutOrStdout())
@@ -94,8 +94,8 @@ It is an experiment like others: its directory keeps every trial, and the spec i
 	fs.StringVar(&f.loadCommand, "load-command", "", "command line of a load of your own, instead of the workloads")
 	fs.StringVar(&f.against, "against", "",
 		"command line, such as that of the version before, that is the baseline instead of nothing")
-	f.run.registerLength(fs)
-	fs.StringArrayVar(&f.run.overrides.Set, "set", nil,
+	f.run.Register(fs)
+	fs.StringArrayVar(&f.run.Overrides.Set, "set", nil,
 		"setting=value of a workload, such as connections.rate=500; may be repeated")
 	f.command = param.Flags(fs, commandFlags()...)
 	return c
@@ -320,7 +320,7 @@ func trySpec(name string, f tryFlags, chosen []workload) (*spec.Spec, error) {
 	for s.Blocks > tryLeast && engine.Estimate(s) > tryTime {
 		s.Blocks--
 	}
-	return s, s.Apply(f.run.overrides)
+	return s, s.Apply(f.run.Overrides)
 }
 
 // tryText is the text of the spec.

@@ -1,14 +1,14 @@
 package cli
 
 import (
-	"slices"
 	"strings"
 	"testing"
 
 	"tare/internal/experiment/engine"
+	"tare/internal/experiment/record"
 	"tare/internal/experiment/spec"
 	"tare/internal/lib/param"
-	"tare/internal/scale/host/cgroup"
+	"tare/internal/results/session"
 )
 
 // TestArmName: any program has a name that an arm can have.
@@ -52,7 +52,7 @@ func TestTrySpec(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r, err := newRecord(s, runFlags{}, &cgroup.Layout{})
+			r, err := session.Flags{}.Record(s, []string{"tare"}, nil, record.Environment{Subjects: map[string]string{}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -94,13 +94,5 @@ func TestSlowCommands(t *testing.T) {
 	s, err := trySpec("x", f, chosen)
 	if err != nil || s.Blocks != tryLeast {
 		t.Errorf("%d blocks, %v", s.Blocks, err)
-	}
-}
-
-// TestAgainWithACommand: flags of the command that is tried are not tare's.
-func TestAgainWithACommand(t *testing.T) {
-	got := withFlag(again([]string{"try", "--out", "a", "--", "x", "--out", "b"}), "--seed=1")
-	if want := []string{"tare", "try", "--seed=1", "--", "x", "--out", "b"}; !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
 	}
 }

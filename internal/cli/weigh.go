@@ -17,6 +17,7 @@ import (
 	"tare/internal/lib/pace"
 	"tare/internal/lib/text"
 	"tare/internal/results/report"
+	"tare/internal/results/session"
 	"tare/internal/scale/charge"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/sandbox"
@@ -31,7 +32,7 @@ const longestWindow = 24 * time.Hour
 func newWeigh() *cobra.Command {
 	var window, every time.Duration
 	var scale scaleFlags
-	var show shown
+	var show session.Show
 	var top, depth int
 	var match []string
 	cmd := &cobra.Command{
@@ -77,10 +78,10 @@ among the flags. A warning names rules that match nothing.
 
 At a terminal each table has the biggest rows (--top), and one row "other" for the rest. Control groups that hold
 others come last, with what they use in themselves, so that rows add up; --depth and --match choose among the groups,
-and those that a rule names are shown in any case. All other formats have everything.
+and those that a rule names are session.Show in any case. All other formats have everything.
 
 With one workload, all infrastructure serves it. With several, infrastructure serves the workload that it
-names by ,workload=NAME, or in whose groups it is; the rest is shown as tare of no single workload.
+names by ,workload=NAME, or in whose groups it is; the rest is session.Show as tare of no single workload.
 --profile kubernetes has rules for a node, which come after yours (docs/charges.md).`,
 		Example: `  tare weigh                    # ten seconds, for people
   tare weigh --for 1m --json    # a minute, for programs: schema tare.ledger/v1
@@ -132,9 +133,9 @@ names by ,workload=NAME, or in whose groups it is; the rest is shown as tare of 
 			// growth keeps 3 of 41 MB for no CPU time that can be seen.
 			defer debug.SetGCPercent(debug.SetGCPercent(50))
 			if every > 0 {
-				return t.weigh(cmd.Context(), out, scale, show.format, o)
+				return t.weigh(cmd.Context(), out, scale, show.Format, o)
 			}
-			return weighOnce(cmd.Context(), out, window, scale, show.format, o)
+			return weighOnce(cmd.Context(), out, window, scale, show.Format, o)
 		},
 	}
 	f := cmd.Flags()

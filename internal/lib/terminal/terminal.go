@@ -1,23 +1,20 @@
-package cli
+// Package terminal writes to terminals what others chose parts of: a record, a node or a weighed process must neither
+// steer the terminal nor hide what it says.
+package terminal
 
 import (
 	"io"
-	"os"
 	"strings"
 	"unicode/utf8"
 
 	"tare/internal/lib/text"
 )
 
-// What reaches a terminal goes through here: standard error, for people, and standard output where it is a terminal. A
-// record, a node or a weighed process chose parts of the text, and must neither steer the terminal nor hide what it
-// says. What is piped or written to a file stays as it is.
+// Styles are the controls that Tare itself writes to standard output: bold, faint, and the end of both.
+var Styles = []string{"\x1b[1m", "\x1b[2m", "\x1b[0m"}
 
-// stderr is standard error. Only progress writes controls of its own around it.
-var stderr io.Writer = &guarded{w: os.Stderr}
-
-// styles are the controls that Tare itself writes to standard output: bold, faint, and the end of both.
-var styles = []string{"\x1b[1m", "\x1b[2m", "\x1b[0m"}
+// Guard is a writer to a terminal that escapes all controls but line feeds, tabs and those of its own.
+func Guard(w io.Writer, own ...string) io.Writer { return &guarded{w: w, own: own} }
 
 // guarded writes text to a terminal, in which all controls but line feeds, tabs and those of its own are escaped.
 type guarded struct {

@@ -1,0 +1,70 @@
+package session
+
+import (
+	"strconv"
+
+	"github.com/spf13/pflag"
+
+	"tare/internal/experiment/spec"
+	"tare/internal/lib/fault"
+)
+
+// Flags are those of every run: where it goes, how long it is, its seed, and what of it is printed.
+type Flags struct {
+	Out       string
+	Seed      uint64
+	Overrides spec.Overrides
+	Show      Show
+	seeded    bool
+}
+
+// Show is what of a result is printed.
+type Show struct {
+	Format string
+	All    bool // of the report everything, instead of the answer and the headlines
+}
+
+// JSON reports whether one JSON document is printed, and nothing else.
+func (s *Show) JSON() bool { return s.Format == "json" }
+
+// RegisterJSON adds --json.
+func (s *Show) RegisterJSON(fs *pflag.FlagSet, usage string) {
+	fs.BoolFunc("json", usage, func(value string) error {
+		is, err := strconv.ParseBool(value)
+		if is {
+			s.Format = "json"
+		}
+		return err
+	})
+}
+
+// RegisterAll adds --all.
+func (s *Show) RegisterAll(fs *pflag.FlagSet) {
+	fs.BoolVar(&s.All, "all", false, "print every metric, note and model, not only the answer and what it rests on")
+}
+
+// Register adds the flags.
+func (f *Flags) Register(fs *pflag.FlagSet) {
+	f.Show.RegisterJSON(fs, "print the summary as one JSON document instead of the report")
+	f.Show.RegisterAll(fs)
+	fs.StringVar(&f.Out, "out", "", "run directory; default tare-run-NAME-TIME here")
+	fs.IntVar(&f.Overrides.Blocks, "blocks", 0, "number of blocks, instead of the spec's")
+	fs.StringVar(&f.Overrides.Precision, "precision", "",
+		"run until intervals are this narrow, such as 5%, instead of for the spec's blocks")
+	fs.DurationVar(&f.Overrides.Until, "until", 0,
+		"begin no block after this time, such as 10m; with --precision the default is 30m")
+	fs.StringArrayVar(&f.Overrides.Assert, "assert", nil,
+		"budget that decides the exit code, such as 'memory_hard_bytes <= 50MB' or 'latency_p99_seconds <= +10%'; may "+
+			"be repeated")
+	fs.Uint64Var(&f.Seed, "seed", 0,
+		"seed of the order of trials and of the arrivals; default: a new one, which is recorded")
+}
+
+// Check refuses a run without blocks, and notes whether it was given a seed.
+func (f *Flags) Check(fs *pflag.FlagSet) error {
+	f.seeded = fs.Changed("seed")
+	if n := f.Overrides.Blocks; n <= 0 && fs.Changed("blocks") {
+		return fault.New(fault.Usage, "--blocks", "give 1 or more; 6 are needed for intervals", "%d blocks make no run", n)
+	}
+	return nil
+}

@@ -1,0 +1,192 @@
+package session
+
+import (
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/mattn/go-isatty"
+
+	"tare/internal/experiment/engine"
+	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
+	"tare/internal/lib/lists"
+	"tare/internal/lib/quantity"
+	"tare/internal/lib/text"
+)
+
+// progress says on standard error how the run goes: one line that changes on a terminal, else a line for each block.
+// What goes wrong is said in a line of its own on both.
+type progress struct {
+	w        io.Writer // for text
+	raw      io.Writer // the same, for what steers the terminal
+	terminal bool
+	block    int  // last said
+	warned   bool // that another run is under way
+}
+
+func (o *Output) progress(s *spec.Spec, r record.Run, dir string) *progress {
+	p := &progress{w: o.Log, raw: o.Terminal, terminal: isatty.IsTerminal(o.Terminal.Fd()), block: -1}
+	for arm, why := range lists.ByKey(r.Absent) {
+		fmt.Fprintf(p.w, "%s: the arm %s is left out: %s\n", s.Name, arm, why)
+	}
+	fmt.Fprintf(p.w, "%s: %s, into %s\n", s.Name, extent(s, r), filepath.Clean(dir))
+	if r.Nodes != nil && r.Nodes.Scaled != "" {
+		fmt.Fprintf(p.w, "%s: %s\n", s.Name, r.Nodes.Scaled)
+	}
+	for _, text := range engine.TooShort(s) {
+		fmt.Fprintf(p.w, "%s: %s\n", s.Name, text)
+	}
+	return p
+}
+
+// extent is how long the run will be.
+func extent(s *spec.Spec, r record.Run) string {
+	block := quantity.Counted(len(r.Plan)/max(r.Blocks, 1), "trial")
+	switch {
+	case s.Precision != nil:
+		return fmt.Sprintf("blocks of %s until intervals are within %.3g %%, at most about %s", block, 100*s.Precision.Target,
+			quantity.Wait(s.Until))
+	case s.Open():
+		return fmt.Sprintf("blocks of %s for about %s", block, quantity.Wait(s.Until))
+	}
+	text := fmt.Sprintf("%s in %s, about %s", quantity.Counted(len(r.Plan), "trial"), quantity.Counted(r.Blocks, "block"),
+		quantity.Wait(engine.Estimate(s)))
+	if s.Repeat > 0 {
+		text += fmt.Sprintf(" and at most %s more to repeat spoiled trials",
+			quantity.Wait(time.Duration(s.Repeat*float64(engine.Estimate(s)))))
+	}
+	return text
+}
+
+// warn says once that another run is under way: its numbers and ours are not what they would be alone.
+func (p *progress) warn(text string) {
+	if p.warned {
+		return
+	}
+	p.warned = true
+	p.note("warning: %s; end one of them and run again", text)
+}
+
+// note writes a line in place of the one that changes.
+func (p *progress) note(format string, args ...any) {
+	p.clear()
+	fmt.Fprintf(p.w, format+"\n", args...)
+}
+
+func (p *progress) say(at engine.Progress) {
+	if t := at.Last; t != nil {
+		for _, w := range t.Warned() {
+			if w.Code == record.OtherRun || w.Code == record.LeftBehind {
+				p.warn(w.Message)
+			}
+		}
+	}
+	if t := at.Last; t != nil && t.Validity.Failed == "" {
+		if failed := t.FailedNodes(len(t.Nodes)); failed != "" {
+			p.note("%s failed at nodes: %s", attemptOf(t, at), text.Line(failed))
+		}
+	}
+	if t := at.Last; t != nil && !t.Validity.Valid {
+		p.note("%s %s", attemptOf(t, at), whatIsWrong(t.Validity))
+		if t.Validity.Failed != "" { // its warnings may say why
+			for _, w := range t.Warnings {
+				fmt.Fprintf(p.w, "  warning: %s\n", text.Line(w.Message))
+			}
+		}
+	}
+	if at.Note != "" {
+		p.note("%s", at.Note)
+	}
+	if at.Next.Arm == "" {
+		return
+	}
+	n := at.Next
+	trial := fmt.Sprintf("trial %d", n.Index+1)
+	where := fmt.Sprintf("block %d of %d", n.Block+1, at.Blocks)
+	left := quantity.Wait(at.Left) + " left"
+	if at.Open {
+		where, left = fmt.Sprintf("block %d", n.Block+1), "at most "+left
+		if at.Look > 0 {
+			left += fmt.Sprintf(", looked at after block %d", at.Look)
+		}
+		if at.Why != "" {
+			left += "; " + at.Why
+		}
+	} else {
+		trial += fmt.Sprintf(" of %d", at.Total)
+	}
+	if at.Attempt > 0 {
+		trial += " again"
+	}
+	switch {
+	case p.terminal:
+		arm := n.Arm
+		if level := record.LevelName(n.Factors); level != "" {
+			arm += ", " + level
+		}
+		p.clear()
+		fmt.Fprintf(p.w, "%s, %s: %s; %s", trial, where, arm, left)
+	case n.Block != p.block:
+		fmt.Fprintf(p.w, "%s, %s; %s\n", where, trial, left)
+	}
+	p.block = n.Block
+}
+
+// attemptOf names an attempt at a trial.
+func attemptOf(t *record.Trial, at engine.Progress) string {
+	text := fmt.Sprintf("trial %d of %d (%s)", t.Index+1, at.Total, t.Arm)
+	if at.Open {
+		text = fmt.Sprintf("trial %d (%s)", t.Index+1, t.Arm)
+	}
+	if t.Attempt > 0 {
+		text += fmt.Sprintf(", attempt %d,", t.Attempt+1)
+	}
+	return text
+}
+
+// whatIsWrong says which gates a trial tripped, who did it, and what it cannot tell for that.
+func whatIsWrong(v record.Validity) string {
+	if v.Failed != "" {
+		return "failed: " + v.Failed
+	}
+	var messages []string
+	for _, r := range v.Reasons {
+		text := r.Message
+		if r.CauseShare != nil {
+			text += fmt.Sprintf(" (%s: %.0f %% of the CPU time)", r.Cause, 100**r.CauseShare)
+		} else if r.Cause != "" {
+			text += fmt.Sprintf(" (cause: %s)", r.Cause)
+		}
+		messages = append(messages, text)
+	}
+	what := "is invalid: "
+	switch voids, all := v.Voided(); {
+	case all:
+	case voids == 0:
+		what = "tripped a gate, but all its metrics are good: "
+	default:
+		what = fmt.Sprintf("has lost %s: ", quantity.Counted(voids, "metric"))
+	}
+	return what + strings.Join(messages, "; ")
+}
+
+// clear takes back the line that changes.
+func (p *progress) clear() {
+	if p.terminal {
+		fmt.Fprint(p.raw, "\r\x1b[K")
+	}
+}
+
+func (p *progress) done() { p.clear() }
+
+// interrupted may be called while say is: both write with one call each.
+func (p *progress) interrupted() {
+	text := "tare: interrupted; taking the trial down\n"
+	if p.terminal {
+		text = "\r\x1b[K" + text
+	}
+	fmt.Fprint(p.raw, text)
+}

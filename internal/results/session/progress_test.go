@@ -1,0 +1,67 @@
+package session
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"tare/internal/experiment/engine"
+	"tare/internal/experiment/record"
+	"tare/internal/lib/terminal"
+	"tare/internal/scale/ledger"
+)
+
+// evil is a name that would clear the screen, set the title, go back to the begin of the line, turn the direction of
+// text, and begin another line of a log.
+const evil = "a\x1b[2J\x1b]0;title\x07\r\u009b31m\u202eb\x9b2J"
+
+// isSafe fails where text holds what could steer a terminal.
+func isSafe(t *testing.T, name, text string, own ...string) {
+	t.Helper()
+	for _, control := range own {
+		text = strings.ReplaceAll(text, control, "")
+	}
+	if at := strings.IndexFunc(text, func(r rune) bool {
+		return r < ' ' && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 || r == 0x202e || r == 0xfffd
+	}); at >= 0 {
+		t.Errorf("%s: %q", name, text[max(at-20, 0):min(at+20, len(text))])
+	}
+}
+
+// TestProgressIsSafe: what nodes and processes say, and what arms are called, does not steer the terminal.
+func TestProgressIsSafe(t *testing.T) {
+	for _, onTerminal := range []bool{false, true} {
+		var b bytes.Buffer
+		p := &progress{w: terminal.Guard(&b), raw: &b, terminal: onTerminal, block: -1}
+		planned := record.PlannedTrial{Arm: evil, Factors: map[string]string{evil: evil}}
+		for _, trial := range []record.Trial{
+			{PlannedTrial: planned, Validity: record.Validity{Failed: evil},
+				Warnings: []ledger.Warning{{Code: evil, Message: evil}}},
+			{PlannedTrial: planned, Validity: record.Validity{Reasons: []record.Reason{{Gate: evil, Message: evil,
+				Cause: evil}}}},
+			{PlannedTrial: planned, Validity: record.Validity{Valid: true},
+				Nodes:  []record.NodeTrial{{Name: evil, Failed: evil}},
+				Ledger: &ledger.Ledger{Warnings: []ledger.Warning{{Code: record.LeftBehind, Message: evil}}}},
+		} {
+			p.say(engine.Progress{Last: &trial, Next: planned, Note: evil, Why: evil, Open: true})
+		}
+		p.interrupted()
+		p.done()
+		isSafe(t, "progress", b.String(), "\r\x1b[K")
+		if strings.Contains(b.String(), "\r\x1b[K") != onTerminal {
+			t.Errorf("on a terminal: %t, and it wrote %q", onTerminal, b.String())
+		}
+	}
+}
+
+// TestProgressOfFailure: the warnings of a trial that failed before its window stand below the failure.
+func TestProgressOfFailure(t *testing.T) {
+	var b bytes.Buffer
+	p := &progress{w: terminal.Guard(&b), raw: &b, block: -1}
+	p.say(engine.Progress{Last: &record.Trial{Validity: record.Validity{Failed: "it is not ready"},
+		Warnings: []ledger.Warning{{Code: "no-line-matches", Message: "7 lines, and none matches"}}}})
+	_, after, _ := strings.Cut(b.String(), "it is not ready")
+	if !strings.Contains(after, "\n  warning: 7 lines, and none matches\n") {
+		t.Errorf("it printed %q", b.String())
+	}
+}

@@ -1,0 +1,79 @@
+package session
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"tare/internal/experiment/engine"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
+	"tare/internal/lib/self"
+)
+
+// Record is run.json. The run was started by a command line of a program, which may be several words.
+func (f Flags) Record(s *spec.Spec, program, args []string, in record.Environment) (record.Run, error) {
+	resolved, err := json.Marshal(s)
+	if err != nil {
+		return record.Run{}, fmt.Errorf("encoding the spec: %w", err)
+	}
+	now := time.Now()
+	if !f.seeded {
+		f.Seed = uint64(rand.Uint32()) // small enough for every reader of JSON
+	}
+	r := record.Run{
+		Schema: record.RunSchema, ID: fmt.Sprintf("%s-%s-%d", s.Name, now.UTC().Format("20060102T150405Z"), os.Getpid()),
+		Experiment: s.Name, Question: s.Question, Spec: resolved, Baseline: s.BaselineName(), Seed: f.Seed, Blocks: s.Blocks,
+		Plan:    engine.Plan(s, f.Seed),
+		Started: now, Version: self.Version, Build: self.Build(), Environment: in,
+		Command: again(program, args),
+	}
+	r.Headline, r.Metrics, r.Until = s.Headlines(), measured.Definitions(), s.Until.Seconds()
+	r.Phrases, r.Traits, r.Lacks = s.Phrases(), s.Traits(), s.Lacks()
+	r.Assert = s.Assertions()
+	if s.Precision != nil {
+		r.Precision = &record.Precision{Target: s.Precision.Target, Metrics: s.PreciseMetrics()}
+	}
+	if s.Open() {
+		first := *s
+		first.Blocks = 1 // the run adds the others
+		r.Blocks, r.Plan = 1, engine.Plan(&first, f.Seed)
+	}
+	if !f.seeded {
+		r.Command = withFlag(r.Command, "--seed="+strconv.FormatUint(f.Seed, 10))
+	}
+	return r, nil
+}
+
+// withFlag adds a flag to a command, before the arguments that are no flags of its own.
+func withFlag(command []string, flag string) []string {
+	at := slices.Index(command, "--")
+	if at < 0 {
+		at = len(command)
+	}
+	return slices.Insert(command, at, flag)
+}
+
+// again is the command that runs an experiment once more. A run never writes over another, so it goes into another
+// directory.
+func again(program, args []string) []string {
+	command := slices.Clone(program)
+	for i := 0; i < len(args); i++ {
+		switch {
+		case args[i] == "--":
+			return append(command, args[i:]...)
+		case args[i] == "--out":
+			i++
+		case strings.HasPrefix(args[i], "--out="):
+		default:
+			command = append(command, args[i])
+		}
+	}
+	return command
+}
