@@ -1,0 +1,88 @@
+package ledger
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+)
+
+// machine is a ledger of a machine of two CPUs over a second, with a program that runs in two groups and has a map.
+func machine(busy float64) *Ledger {
+	at := time.Date(2026, 11, 28, 0, 0, 0, 0, time.UTC)
+	root, a := "/", "/pods/a"
+	return &Ledger{
+		Schema: Schema, Host: Host{CPUs: 2, Kernel: "6.1"}, Window: Window{Start: at, End: at.Add(time.Second), Seconds: 1},
+		CPU: Budget(Usage{Capacity: 2, Idle: 1.9 - busy, Groups: busy, InGroup: true}),
+		Cgroups: []Cgroup{{Path: "/"}, {Path: "/pods/a", CPUSeconds: new(busy), Name: &Name{Pod: "a", Top: "/pods/a"},
+			Charged: Charged{Charge: ChargeWorkload, Workload: "a"}}},
+		Programs: []Program{{ID: 7, RunSeconds: new(0.2), MapIDs: []uint32{3}, Attached: []string{"cgroup:/pods/a connect4"},
+			Charged: Charged{Charge: ChargeTare},
+			Shares:  []Share{{Cgroup: &a, Seconds: 0.15, Context: Task}, {Cgroup: &root, Seconds: 0.05, Context: Task}}}},
+		Maps:     []Map{{ID: 3, Bytes: new(uint64(100)), UsedBy: []uint32{7}, ChargedTo: &a}},
+		Warnings: []Warning{{"w", "something"}},
+	}
+}
+
+func TestJoin(t *testing.T) {
+	l := Join([]View{{"n1", machine(0.5)}, {"n2", machine(1)}})
+	if c := l.CPU; c.Capacity != 4 || c.Attributed != 1.5 || !c.Closes() {
+		t.Errorf("the budget: %+v", c)
+	}
+	if l.Host.CPUs != 4 || l.Host.Hostname != "n1, n2" || l.Host.Kernel != "6.1" || l.Window.Seconds != 1 {
+		t.Errorf("%+v, %+v", l.Host, l.Window)
+	}
+	var paths []string
+	for _, g := range l.Cgroups {
+		paths = append(paths, g.Path)
+	}
+	if want := []string{"/n1", "/n1/pods/a", "/n2", "/n2/pods/a"}; !slices.Equal(paths, want) {
+		t.Errorf("groups %q", paths)
+	}
+	if g := l.Cgroups[3]; g.Name.Top != g.Path || g.Title() != "a" {
+		t.Errorf("%+v is called %s", g.Name, g.Title())
+	}
+	// Each machine's program has its own map, runs in its own groups, and none stands for the other's.
+	for i, p := range l.Programs {
+		m, group := l.Maps[i], fmt.Sprintf("/n%d/pods/a", i+1)
+		if p.ID != uint32(i+1) || !slices.Equal(p.MapIDs, []uint32{m.ID}) || !slices.Equal(m.UsedBy, []uint32{p.ID}) ||
+			*p.Shares[0].Cgroup != group || *m.ChargedTo != group || p.Attached[0] != "cgroup:"+group+" connect4" {
+			t.Errorf("%+v with %+v", p, m)
+		}
+	}
+	// The workload is that of both machines: gross = net + tare, and tare the program's time in its groups.
+	w := l.Workloads[0]
+	if len(l.Workloads) != 1 || *w.GrossCPU != 1.5 || *w.NetCPU != 1.2 || *w.TareCPU != 0.3 {
+		t.Errorf("%+v", l.Workloads)
+	}
+	if want := (Warning{"w", "n2: something"}); l.Warnings[1] != want {
+		t.Errorf("%+v", l.Warnings)
+	}
+}
+
+// TestJoinUnknown: what one machine does not know is not known of all, and the budget closes all the same.
+func TestJoinUnknown(t *testing.T) {
+	blind := machine(1)
+	blind.Programs, blind.Maps, blind.CPU.BPFUnsplit = nil, nil, nil
+	witnessed := machine(0.5)
+	witnessed.CPU = Budget(Usage{Capacity: 2, Idle: 1.4, Groups: 0.5, InGroup: true, Steal: 0.2, IdleStolen: new(0.1),
+		IdleStolenError: new(0.01)})
+	for _, views := range [][]View{{{"a", blind}, {"b", witnessed}}, {{"a", witnessed}, {"b", blind}}} {
+		l := Join([]View{{views[0].Name, clone(views[0].Ledger)}, {views[1].Name, clone(views[1].Ledger)}})
+		if l.Programs != nil || l.Maps != nil || l.CPU.BPFUnsplit != nil || l.CPU.IdleStolenError != nil {
+			t.Errorf("%+v, %d programs", l.CPU, len(l.Programs))
+		}
+		if !l.CPU.Closes() {
+			t.Errorf("the budget does not close: %+v", l.CPU)
+		}
+		if w := l.Workloads[0]; w.NetCPU != nil || w.TareCPU != nil {
+			t.Errorf("%+v", w)
+		}
+	}
+}
+
+func clone(l *Ledger) *Ledger {
+	c := *l
+	c.Cgroups = slices.Clone(l.Cgroups)
+	return &c
+}
