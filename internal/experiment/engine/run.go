@@ -58,7 +58,10 @@ type Runner struct {
 	// It is called between blocks, at the looks of stats.NextLook, where the spec has a precision or assertions.
 	Enough func([]record.Trial) (bool, string)
 
-	trial   func(context.Context, *record.Trial) error // null: on the machine
+	// Place runs the trials elsewhere than on the machine, which then need not be set. Nil: there.
+	Place Place
+
+	trial   func(context.Context, *record.Trial) error // null: on the machine, or at the place
 	now     func() time.Time
 	trials  []record.Trial
 	each    time.Duration // that an attempt takes: the plan's own figure until there are some
@@ -72,6 +75,13 @@ type Runner struct {
 	resting bool   // it was said that they are not
 	note    string // for the next Progress
 	ended   int
+}
+
+// Place is somewhere else than this machine where trials run. Trial runs one into t, at its level and with the seed of
+// its arrivals: the error is why it failed, which t.Validity says too. Whatever happens, nothing of the
+// trial is left when it returns.
+type Place interface {
+	Trial(ctx context.Context, level *spec.Spec, seed uint64, t *record.Trial) error
 }
 
 // MostAttempts is how often a trial is run at most: once, and twice again where it was spoiled.
@@ -96,6 +106,11 @@ const (
 func (r *Runner) Run(ctx context.Context) (trials []record.Trial, err error) {
 	if r.now == nil {
 		r.now = time.Now
+	}
+	if r.trial == nil && r.Place != nil {
+		r.trial = func(ctx context.Context, t *record.Trial) error {
+			return r.Place.Trial(ctx, r.Spec.At(t.Factors).As(t.Arm), arrivalSeed(r.Record.Seed, t.PlannedTrial), t)
+		}
 	}
 	if r.trial == nil {
 		files, failure := files.NewScratch(files.LargeTemp(), "run")

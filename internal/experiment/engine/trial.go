@@ -118,14 +118,10 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 		return err
 	}
 	m := &measured.Measured{
-		Trial: *t, Setup: &x.spec.Setup, Tree: x.treePath(), Shared: x.machine.Share.CPUs > 0, Subject: x.objects,
+		Setup: &x.spec.Setup, Tree: x.treePath(), Shared: x.machine.Share.CPUs > 0, Subject: x.objects,
 		Evidence: x.evidence, Start: x.startTime.Seconds(), Processes: x.pids,
 	}
-	m.SetRoles(x.roles)
-	t.Metrics, t.Counts, t.Components = m.Values(), m.Counts(), m.Components()
-	t.Validity.Reasons = m.Reasons(m.Trips(), t.Metrics, t.Counts)
-	t.Validity.Valid = len(t.Validity.Reasons) == 0
-	m.Trim()
+	m.Into(t, x.roles)
 	return nil
 }
 

@@ -326,7 +326,8 @@ func (m *Measured) throttled() []Trip {
 	for _, g := range m.Ledger.Cgroups {
 		asked := m.roles[g.Path].Limited || m.Shared && g.Path == m.Tree
 		holds := g.Path != m.Tree && cgroup.Within(m.Tree, g.Path)
-		if asked || !holds && !cgroup.Within(g.Path, m.Tree) || g.ThrottledSeconds == nil {
+		own := cgroup.Within(g.Path, m.Tree) || m.Tree == Nowhere && m.roles[g.Path].Role != ""
+		if asked || !holds && !own || g.ThrottledSeconds == nil {
 			continue
 		}
 		if seen, allowed := *g.ThrottledSeconds, m.Setup.Gates.Duration("throttled"); seen > allowed.Seconds() {

@@ -97,7 +97,7 @@ func Find(name string) (Metric, bool) {
 type Measured struct {
 	record.Trial
 	Setup  *kind.Setup // at the trial's level
-	Tree   string      // path of the trial's group, which holds those of all its processes
+	Tree   string      // path of the trial's group, which holds those of all its processes; Nowhere
 	Shared bool        // the trial's group has a CPU limit: the node's share of the machine
 
 	Subject  *kind.Objects  // nil in the arms of a baseline that starts no subject
@@ -108,6 +108,10 @@ type Measured struct {
 
 	roles map[string]GroupRole // of the trial's groups, by path: see SetRoles
 }
+
+// Nowhere is the Tree of a trial whose groups have none in common, as those of pods: all that have a role are the
+// trial's.
+const Nowhere = "nowhere"
 
 // NoSubject ends the description of a metric that is 0 without a subject.
 const NoSubject = " 0 in a baseline without a subject, where none of its programs or maps exist."
@@ -181,6 +185,17 @@ var startMetrics = []Metric{{
 	},
 	Value: func(m *Measured) (float64, bool) { return m.Start, m.Subject != nil },
 }}
+
+// Into gives the record of a trial that was measured its metrics and its validity, and leaves in its ledgers what a
+// record must hold. roles are of the trial's groups, by path.
+func (m *Measured) Into(t *record.Trial, roles map[string]GroupRole) {
+	m.Trial = *t
+	m.SetRoles(roles)
+	t.Metrics, t.Counts, t.Components = m.Values(), m.Counts(), m.Components()
+	t.Validity.Reasons = m.Reasons(m.Trips(), t.Metrics, t.Counts)
+	t.Validity.Valid = len(t.Validity.Reasons) == 0
+	m.Trim()
+}
 
 // Values are the metrics that this trial can tell. One whose source is null is absent, never 0.
 func (m *Measured) Values() map[string]float64 {
@@ -439,13 +454,17 @@ func (m *Measured) RoleOf(path string) kind.Role {
 	return kind.Role(nearest)
 }
 
-// CPURate is the CPU time per second of the trial's group, and of applications that are observed elsewhere.
+// CPURate is the CPU time per second of the trial's group, and of those that have a role elsewhere.
 func (m *Measured) CPURate() (float64, bool) {
-	tree := lists.Find(m.Ledger.Cgroups, func(g *ledger.Cgroup) bool { return g.Path == m.Tree })
-	if tree == nil {
-		return 0, false
+	groups := observed(m.Ledger, m.Tree)
+	if m.Tree != Nowhere {
+		tree := lists.Find(m.Ledger.Cgroups, func(g *ledger.Cgroup) bool { return g.Path == m.Tree })
+		if tree == nil {
+			return 0, false
+		}
+		groups = append(groups, tree)
 	}
-	return m.perSecond(cpuSeconds(append(observed(m.Ledger, m.Tree), tree)))
+	return m.perSecond(cpuSeconds(groups))
 }
 
 // perSecond is an amount of the window by the second; false where the amount is not known or the window has no length.

@@ -198,7 +198,8 @@ func (m *Measured) componentMapBytes(component string) (total float64, ok bool) 
 func (m *Measured) Components() map[string]map[string]float64 {
 	var all map[string]map[string]float64
 	for _, g := range m.Ledger.Cgroups {
-		if g.Role != string(kind.Subject) || g.Component == "" || all[g.Component] != nil || !cgroup.Within(g.Path, m.Tree) {
+		inTrial := m.Tree == Nowhere || cgroup.Within(g.Path, m.Tree)
+		if g.Role != string(kind.Subject) || g.Component == "" || all[g.Component] != nil || !inTrial {
 			continue
 		}
 		values := map[string]float64{}
