@@ -5,6 +5,7 @@ package main
 import (
 	"os"
 
+	_ "tare/internal/all" // applications, loads and subjects of experiments
 	"tare/internal/kube/plugin"
 )
 

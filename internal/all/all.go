@@ -28,5 +28,6 @@ import (
 	_ "tare/internal/workloads/load/http"
 	_ "tare/internal/workloads/load/probe"
 	_ "tare/internal/workloads/load/write"
+	_ "tare/internal/workloads/subject/installed"
 	_ "tare/internal/workloads/subject/variant"
 )

@@ -86,7 +86,8 @@ func TestClientOfKubernetes(t *testing.T) {
 	}
 	importers := map[string][]string{ // by what only some may import
 		client:                      {"tare/internal/kube/agents", "tare/internal/kube/plugin"},
-		"tare/internal/kube/agents": {"tare/internal/kube/plugin"},
+		"tare/internal/kube/agents": {"tare/internal/kube/pods", "tare/internal/kube/plugin"},
+		"tare/internal/kube/pods":   {"tare/internal/kube/plugin"},
 		"tare/internal/kube/plugin": {"tare/cmd/kubectl-tare"},
 	}
 	found := 0

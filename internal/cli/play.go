@@ -4,14 +4,20 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"os"
+	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"tare/internal/experiment/kind"
+	"tare/internal/experiment/part"
 	"tare/internal/experiment/placement"
 	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
 	"tare/internal/lib/privilege"
+	"tare/internal/lib/self"
 	"tare/internal/results/calibrate"
 	"tare/internal/sandboxes/oci"
 )
@@ -27,6 +33,7 @@ func init() {
 		})
 	}
 	hidden(kind.PlayCommand, playGuest)
+	hidden(part.Command, playPart)
 	// The way of a process into its control groups.
 	hidden(placement.EnterCommand, func(_ context.Context, args []string) error { return placement.Enter(args) })
 	// What stands beside a container.
@@ -52,6 +59,22 @@ func playGuest(ctx context.Context, args []string) error {
 	}
 	ctx = withoutHangup(ctx) // by which a guest may read its files again; its parent ends it
 	return reported(conn, kind.Play(ctx, conn, args))
+}
+
+// partPatience is how long a pod waits for the trial: the image of another may take its time.
+const partPatience = 10 * time.Minute
+
+// playPart is the process of an application or a load in a pod.
+func playPart(ctx context.Context, _ []string) error {
+	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(part.Port)))
+	if err != nil {
+		return fault.Wrap(err, fault.Machine, "", "", "the trial cannot say what to play")
+	}
+	token := os.Getenv(part.TokenVariable)
+	if err := os.Unsetenv(part.TokenVariable); err != nil { // what a guest starts need not know it
+		return err
+	}
+	return part.Serve(ctx, l, token, self.Version+" "+self.Build(), partPatience, kind.Play)
 }
 
 // ownProcess is the key in the context of a command that a process is there for alone.

@@ -3,12 +3,9 @@ package cli
 import (
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
-	"github.com/mattn/go-isatty"
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"tare/internal/experiment/assertion"
 	"tare/internal/experiment/record"
@@ -136,17 +133,7 @@ func writeReport(
 	return s, nil
 }
 
-// textOptions suit what w is: colours and the width of the window on a terminal, plain text elsewhere or when NO_COLOR
-// is set (no-color.org).
+// textOptions suit what w is.
 func textOptions(w io.Writer, dir string, all bool) report.Options {
-	o := report.Options{Dir: dir, All: all}
-	f := fileOf(w)
-	if f == nil || !isatty.IsTerminal(f.Fd()) {
-		return o
-	}
-	o.Color = os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
-	if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil {
-		o.Width = min(int(size.Col), 120)
-	}
-	return o
+	return session.TextOptions(fileOf(w), dir, all)
 }

@@ -15,6 +15,7 @@ import (
 
 	"tare/experiments"
 	"tare/internal/experiment/engine"
+	"tare/internal/experiment/kind"
 	"tare/internal/experiment/placement"
 	"tare/internal/experiment/record"
 	"tare/internal/experiment/spec"
@@ -152,6 +153,12 @@ func run(ctx context.Context, s *spec.Spec, f runFlags, out io.Writer) (err erro
 	defer func() { err = session.BegunOr(err) }()
 	if err := requireFeatures(s); err != nil {
 		return err
+	}
+	for name, part := range lists.ByKey(s.Arms) {
+		if _, marked := part.Kind.(kind.Marked); marked {
+			return fault.New(fault.Usage, "arms."+name, "run it with kubectl tare run",
+				"%s is about what is installed in a cluster, and this is a machine", part.Name())
+		}
 	}
 	absent, err := s.LeaveOutAbsent(ctx)
 	if err != nil {

@@ -97,7 +97,7 @@ func (x *nodesTrial) run(ctx context.Context, t *record.Trial) error {
 	err := x.measure(ctx, t)
 	t.Ended = time.Now()
 	if err != nil {
-		t.Validity.Failed = failure(ctx, err)
+		t.Validity.Failed = Failure(ctx, err)
 		if n := x.machine.Nodes; n != nil && n.Group() != "" { // of nodes elsewhere this machine says nothing
 			t.Validity.Cause = measured.FailedBy(t.Ledger, n.Group())
 		}

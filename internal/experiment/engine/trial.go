@@ -27,10 +27,11 @@ import (
 	"tare/internal/scale/host/oom"
 )
 
-const (
-	startLead     = 50 * time.Millisecond // between the start message and the first request, for the loads to be there
-	resultTimeout = 30 * time.Second      // from the end of a load's drain to its result
-)
+// startLead is between the start message and the first request, for the loads to be there.
+const startLead = 50 * time.Millisecond
+
+// ResultTimeout is how long after the end of its drain a load may take to give its result.
+const ResultTimeout = 30 * time.Second
 
 // trial is one trial under way: one arm at one level, with fresh processes. This file is its life, from top to bottom:
 // run, which sets up, measures and tears down; what guests' hooks see of it is in hooks.go.
@@ -107,7 +108,7 @@ func (x *trial) run(ctx context.Context, t *record.Trial) error {
 	t.Subject = x.subjectRaw
 
 	if err != nil {
-		t.Validity.Failed = failure(ctx, err)
+		t.Validity.Failed = Failure(ctx, err)
 		if x.work != nil && killed == "" {
 			t.Validity.Cause = measured.FailedBy(t.Ledger, x.treePath())
 		}
@@ -140,8 +141,8 @@ func encodeEvidence(evidence map[string]any) (map[string]json.RawMessage, error)
 	return encoded, nil
 }
 
-// failure is what Validity.Failed says of a trial that ended with err.
-func failure(ctx context.Context, err error) string {
+// Failure is what Validity.Failed says of a trial that ended with err.
+func Failure(ctx context.Context, err error) string {
 	if ctx.Err() != nil {
 		return record.Interrupted
 	}
@@ -409,13 +410,18 @@ func (x *trial) startSubject(ctx context.Context) error {
 	return nil
 }
 
-func (x *trial) startLoad(ctx context.Context, name string, part *kind.Part) error {
+// LoadSeed is the seed of one load of a trial: copies must not start their requests at the same moments.
+func LoadSeed(trial uint64, name string) uint64 {
 	h := fnv.New64a()
-	h.Write([]byte(name)) // copies of a load must not start their requests at the same moments
+	h.Write([]byte(name))
+	return rand.New(rand.NewPCG(trial, h.Sum64())).Uint64()
+}
+
+func (x *trial) startLoad(ctx context.Context, name string, part *kind.Part) error {
 	app := x.apps[part.To]
 	at := kind.Site{
 		Address: app.Address, Ready: app.Ready, Subject: x.own, SubjectReady: x.subjectRaw,
-		Seed: rand.New(rand.NewPCG(x.seed, h.Sum64())).Uint64(),
+		Seed: LoadSeed(x.seed, name),
 	}
 	if a, serves := x.own.(kind.Addresser); serves && part.To != "" {
 		var err error
@@ -541,7 +547,7 @@ func (x *trial) results(ctx context.Context) error {
 	}
 	for _, name := range names {
 		var r load.Result
-		p, timeout := x.loads[name], x.spec.Loads[name].Options.Duration("drain")+resultTimeout
+		p, timeout := x.loads[name], x.spec.Loads[name].Options.Duration("drain")+ResultTimeout
 		if err := p.Result(ctx, timeout, &r); err != nil {
 			return err
 		}
@@ -557,7 +563,7 @@ func (x *trial) results(ctx context.Context) error {
 	})
 	if err == nil && x.worker != nil {
 		t.Work = &load.Result{}
-		err = x.worker.Result(ctx, resultTimeout, t.Work)
+		err = x.worker.Result(ctx, ResultTimeout, t.Work)
 	}
 	return err
 }

@@ -43,6 +43,10 @@ type About struct {
 	// An experiment provides them (Sited), a person by flags. Nil: they are Settings.
 	Process []param.Setting
 
+	// InPods is of applications and loads whose process needs nothing of its machine but the network: it can run in a pod
+	// of its own, with no other rights or files.
+	InPods bool
+
 	// Alone is how a person runs the guest by itself. Nil: it runs in experiments only.
 	Alone *Alone
 
@@ -175,6 +179,7 @@ type Site struct {
 	Ready        []byte // of loads: what the application said of itself when it was ready, JSON
 	Seed         uint64 // of loads: for their arrivals
 	Host         string // of applications: the IP address to listen at
+	Port         int    // of applications: the port to listen at; 0: any that is free
 	Subject      any    // of loads: what the subject's Join gave; nil where the arm has none
 	SubjectReady []byte // of loads: what the subject said of itself when it was ready (Trial.SetSubject), JSON
 }

@@ -102,7 +102,7 @@ type Measured struct {
 
 	Subject  *kind.Objects  // nil in the arms of a baseline that starts no subject
 	Evidence map[string]any // what only a guest knows of the trial, by the guest's name
-	Start    float64        // seconds from the start of the subject's process until it was ready
+	Start    float64        // seconds from the start of the subject's process until it was ready; 0: it was there before
 
 	Processes map[string][]int // of the subject's components at the end of the window: PIDs by component
 
@@ -181,9 +181,10 @@ var startMetrics = []Metric{{
 	Definition: metric.Definition{
 		Name: "start_seconds", Unit: quantity.Seconds, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
 		Better: metric.Lower, Needs: NeedRest,
-		How: "From the start of the subject's process until it said that it was ready. Left out where there is no subject.",
+		How: "From the start of the subject's process until it said that it was ready. Left out where there is no subject, " +
+			"or it was there before the trial.",
 	},
-	Value: func(m *Measured) (float64, bool) { return m.Start, m.Subject != nil },
+	Value: func(m *Measured) (float64, bool) { return m.Start, m.Subject != nil && m.Start > 0 },
 }}
 
 // Into gives the record of a trial that was measured its metrics and its validity, and leaves in its ledgers what a

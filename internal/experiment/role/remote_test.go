@@ -17,7 +17,8 @@ func TestRemote(t *testing.T) {
 		ends string                      // what is said of its end; empty: nothing
 	}{
 		{"to its end", func(c *Conn, _ net.Conn) error {
-			return Work(context.Background(), c, Wants{}, func(_ context.Context, s Schedule) (int64, error) { return s.Duration, nil })
+			run := func(_ context.Context, s Schedule) (int64, error) { return s.Duration, nil }
+			return Work(context.Background(), c, Wants{}, run)
 		}, ""},
 		{"goes away", func(_ *Conn, n net.Conn) error { return n.Close() }, "ended during the trial"},
 		{"fails", func(*Conn, net.Conn) error { return errors.New("no room") }, "ended during the trial: no room"},
@@ -36,7 +37,7 @@ func TestRemote(t *testing.T) {
 				_ = there.Close()
 			}()
 			ended := make(chan error, 1)
-			r := Over("a load", here, func(err error) { ended <- err })
+			r := Over("a load", NewConn(here, here), here, func(err error) { ended <- err })
 			defer r.Close()
 			if c.ends != "" {
 				if err := <-ended; !strings.Contains(err.Error(), c.ends) {

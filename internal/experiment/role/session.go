@@ -143,10 +143,10 @@ type Remote struct {
 	closed atomic.Bool
 }
 
-// Over speaks with a role over a connection, which Close closes. onEnd is called when the connection ends without that
-// and before the role has given its result.
-func Over(name string, stream io.ReadWriteCloser, onEnd func(error)) *Remote {
-	r := &Remote{Session: newSession(name, NewConn(stream, stream)), stream: stream}
+// Over speaks with a role over a connection, whose stream Close closes. onEnd is called when the connection ends
+// without that and before the role has given its result.
+func Over(name string, conn *Conn, stream io.Closer, onEnd func(error)) *Remote {
+	r := &Remote{Session: newSession(name, conn), stream: stream}
 	r.ended = r.heard
 	r.failure = func(when string) error {
 		if r.fault != nil {

@@ -43,6 +43,7 @@ func (s *Spec) MarshalJSON() ([]byte, error) {
 		Until        string         `json:"until,omitempty"`
 		Assert       []string       `json:"assert,omitempty"`
 		Quick        *quick         `json:"quick,omitempty"`
+		Cluster      map[string]any `json:"cluster,omitempty"`
 	}{
 		Name: s.Name, Question: s.Question, Needs: s.Needs,
 		Blocks: s.Blocks, Warmup: s.Warmup.String(), Duration: s.Duration.String(),
@@ -56,7 +57,7 @@ func (s *Spec) MarshalJSON() ([]byte, error) {
 	if s.Until > 0 {
 		out.Until = s.Until.String()
 	}
-	out.Assert = s.Assertions()
+	out.Assert, out.Cluster = s.Assertions(), s.Cluster.json()
 	if s.Baseline != nil {
 		out.Baseline = partJSON(s.Baseline, subjectKey)
 	}

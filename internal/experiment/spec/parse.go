@@ -31,8 +31,8 @@ var specLimit = document.Limit{
 	Hint: "a count or a factor says in one line what parts that are alike say in many: see docs/spec.md",
 }
 
-// Parse reads a spec. file is its name in messages; features are the names that "needs" may use. Its error is a fault
-// with code Usage and the place as file:line:column.
+// Parse reads a spec. file is its name in messages; features are the names that "needs" may use, nil: any. Its error is
+// a fault with code Usage and the place as file:line:column.
 func Parse(file string, data []byte, features []string) (*Spec, error) {
 	d := &decoder{File: document.File(file), features: features, places: map[string]document.Node{}}
 	documents, err := d.Parse(data, specLimit)
@@ -63,7 +63,7 @@ type decoder struct {
 
 var specKeys = []string{
 	"name", "question", "needs", "blocks", "warmup", "duration", "sampling", "statistics", "nodes", "applications",
-	"loads", "arms", kind.BaselineKey, "factors", "gates", "repeat", "precision", "until", "assert", "quick",
+	"loads", "arms", kind.BaselineKey, "factors", "gates", "repeat", "precision", "until", "assert", "quick", "cluster",
 }
 
 // spec reads the whole. Factors and the short form come last whatever their place in the file, for they name what the
@@ -104,6 +104,8 @@ func (d *decoder) spec(root document.Node) (*Spec, error) {
 			err = d.Settings(value, "gates", measured.GateSettings, s.Gates)
 		case "precision":
 			s.Precision, err = d.precision(value)
+		case "cluster":
+			s.Cluster, err = d.cluster(value)
 		case "factors", "quick", "assert":
 		default:
 			if knob, ok := param.Find(timeKnobs, key); ok {
@@ -127,6 +129,11 @@ func (d *decoder) spec(root document.Node) (*Spec, error) {
 	}
 	if err := d.whole(root, found, s); err != nil {
 		return nil, err
+	}
+	if s.Cluster != nil {
+		if part, err := s.Cluster.check(&s.Setup); err != nil {
+			return nil, d.Fail(d.places["cluster."+part], "", "%s", err)
+		}
 	}
 	if n, ok := found["factors"]; ok {
 		if err := d.factors(n, s); err != nil {
@@ -247,7 +254,7 @@ func (d *decoder) needs(n document.Node) ([]string, error) {
 	}
 	var needs []string
 	for _, item := range list {
-		if !slices.Contains(d.features, item.Text) {
+		if d.features != nil && !slices.Contains(d.features, item.Text) {
 			return nil, d.Fail(item.At, "'tare doctor' lists the features", "there is no feature %q%s",
 				text.Clip(item.Text), text.DidYouMean(item.Text, d.features))
 		}

@@ -40,7 +40,8 @@ type Spec struct {
 	Precision *Precision    // how narrow intervals must be for the run to end; null: Blocks says when
 	Until     time.Duration // how long a run without a number of blocks may take; 0: Blocks says when
 	Assert    []assertion.Assertion
-	Quick     *Quick // what --quick changes
+	Quick     *Quick   // what --quick changes
+	Cluster   *Cluster // how it runs in pods; nil: as a cluster likes
 
 	places map[string]string // of the parts in the file, by path: file:line:column
 }

@@ -28,6 +28,7 @@ var specSettings = map[string][]param.Setting{
 	"times":  slices.Concat(timeKnobs, []param.Setting{samplingKnob, statisticsKnob, nodesKnob}),
 	"end":    {repeatKnob, precisionKnob, untilKnob},
 	"limits": kind.LimitSettings, "gates": measured.GateSettings, "copies": kind.CopySettings,
+	"cluster": {settleKnob}, "where": whereSettings,
 }
 
 const specPage = "../../../docs/spec.md"

@@ -35,6 +35,9 @@ const (
 	instanceLabel = "app.kubernetes.io/instance"
 	managedLabel  = "app.kubernetes.io/managed-by"
 
+	// RunName is the name of the objects of experiments in a cluster, by the label of applications.
+	RunName = "tare-run"
+
 	installedName = "tare-agent" // as in deploy/kubernetes
 	temporaryName = "tare-agent-temporary"
 	manager       = "kubectl-tare"
@@ -73,11 +76,16 @@ func wrong(err error) error {
 	return fault.Wrap(err, fault.Usage, "", "see kubectl config view", "the configuration of the client is wrong")
 }
 
+// Core and Batch are the cluster's own API.
+func (c *Cluster) Core() corev1.CoreV1Interface    { return c.core }
+func (c *Cluster) Batch() batchv1.BatchV1Interface { return c.batch }
+
 // Agent is the agent of one node.
 type Agent struct {
 	Node           string
 	Namespace, Pod string
 	Port           int
+	Image          string
 	Failed         string // why it cannot be asked; empty where it can
 	starting       bool   // it may not listen yet
 }
@@ -124,6 +132,7 @@ func (c *Cluster) of(ctx context.Context, d *appsapi.DaemonSet) (agents []Agent,
 	err = c.eachPod(ctx, d.Namespace, selector.String(), func(p *api.Pod) {
 		if metav1.IsControlledBy(p, d) && p.Spec.NodeName != "" && p.DeletionTimestamp == nil {
 			agents = append(agents, Agent{Node: p.Spec.NodeName, Namespace: p.Namespace, Pod: p.Name, Port: port,
+				Image:  d.Spec.Template.Spec.Containers[0].Image,
 				Failed: notRunning(p)})
 		}
 	})
@@ -209,5 +218,5 @@ func refused(err error, doing string) error {
 	if err == nil || errors.Is(err, context.Canceled) {
 		return err
 	}
-	return fault.Wrap(err, fault.Machine, "", hintOf(err), "%s failed", doing)
+	return fault.Wrap(err, fault.Machine, "", Hint(err), "%s failed", doing)
 }

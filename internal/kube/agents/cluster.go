@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
 
 	api "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"tare/internal/kube/cluster"
@@ -21,6 +23,8 @@ type Node struct {
 	Machine               string // boot id of the machine that it is on
 	OS                    string // as of kubernetes.io/os
 	Ready                 bool
+	Schedulable           bool // it takes pods that tolerate nothing
+	Labels                map[string]string
 	Kernel, Runtime       string
 	Capacity, Allocatable cluster.Resources
 }
@@ -37,7 +41,10 @@ func (c *Cluster) Nodes(ctx context.Context) (nodes []Node, err error) {
 			Ready: slices.ContainsFunc(n.Status.Conditions, func(c api.NodeCondition) bool {
 				return c.Type == api.NodeReady && c.Status == api.ConditionTrue
 			}),
-			Kernel: info.KernelVersion, Runtime: info.ContainerRuntimeVersion,
+			Schedulable: !n.Spec.Unschedulable && !slices.ContainsFunc(n.Spec.Taints, func(t api.Taint) bool {
+				return t.Effect != api.TaintEffectPreferNoSchedule
+			}),
+			Labels: n.Labels, Kernel: info.KernelVersion, Runtime: info.ContainerRuntimeVersion,
 			Capacity: resources(n.Status.Capacity), Allocatable: resources(n.Status.Allocatable),
 		})
 	})
@@ -46,6 +53,15 @@ func (c *Cluster) Nodes(ctx context.Context) (nodes []Node, err error) {
 	}
 	slices.SortFunc(nodes, func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
 	return nodes, nil
+}
+
+// Matches says whether a selector matches the labels of the node.
+func (n *Node) Matches(selector string) (bool, error) {
+	s, err := labels.Parse(selector)
+	if err != nil {
+		return false, fmt.Errorf("%q is not a selector of labels: %w", selector, err)
+	}
+	return s.Matches(labels.Set(n.Labels)), nil
 }
 
 func resources(l api.ResourceList) (r cluster.Resources) {

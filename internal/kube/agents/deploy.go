@@ -38,8 +38,10 @@ type Temporary struct {
 	set             *appsapi.DaemonSet
 }
 
+// LifetimeKey is the annotation of an object that says for how many seconds it is there.
+const LifetimeKey = "tare/lifetime-seconds"
+
 const (
-	lifetimeKey  = "tare/lifetime-seconds" // annotation
 	removeWithin = 10 * time.Second
 	startPoll    = 300 * time.Millisecond
 	refusedAfter = 3 * time.Second // without any pod, there is a reason
@@ -56,7 +58,7 @@ func (c *Cluster) Deploy(ctx context.Context, d Deployment) (*Temporary, error) 
 	labels := map[string]string{nameLabel: temporaryName, instanceLabel: t.name, managedLabel: manager}
 	seconds := int64(max(d.Lifetime, time.Second).Seconds())
 	meta := metav1.ObjectMeta{Name: t.name, Namespace: d.Namespace, Labels: labels,
-		Annotations: map[string]string{lifetimeKey: strconv.FormatInt(seconds, 10)}}
+		Annotations: map[string]string{LifetimeKey: strconv.FormatInt(seconds, 10)}}
 
 	pod := &set.Spec.Template.Spec
 	temporary(pod, d.Image)
@@ -205,12 +207,13 @@ type Leftover struct {
 
 // Leftovers returns the temporary agents that there are.
 func (c *Cluster) Leftovers(ctx context.Context) (all []Leftover, err error) {
-	o := metav1.ListOptions{LabelSelector: nameLabel + "=" + temporaryName + "," + managedLabel + "=" + manager}
+	o := metav1.ListOptions{LabelSelector: fmt.Sprintf("%s in (%s,%s),%s=%s", nameLabel, temporaryName, RunName,
+		managedLabel, manager)}
 	seen := map[[2]string]bool{}
 	add := func(m *metav1.ObjectMeta) {
 		if key := [2]string{m.Namespace, m.Name}; !seen[key] {
 			seen[key] = true
-			seconds, err := strconv.Atoi(m.Annotations[lifetimeKey])
+			seconds, err := strconv.Atoi(m.Annotations[LifetimeKey])
 			end := m.CreationTimestamp.Add(time.Duration(seconds) * time.Second)
 			all = append(all, Leftover{m.Namespace, m.Name, err != nil || time.Now().After(end)})
 		}

@@ -19,6 +19,11 @@ import (
 	"tare/internal/lib/text"
 )
 
+// Dial connects to a port of a pod's loopback interface, as kubectl port-forward does.
+func (c *Cluster) Dial(ctx context.Context, namespace, pod string, port int) (net.Conn, error) {
+	return c.dial(ctx, &Agent{Namespace: namespace, Pod: pod, Port: port})
+}
+
 // dial connects to a port of a pod's loopback interface, as kubectl port-forward does.
 func (c *Cluster) dial(ctx context.Context, a *Agent) (net.Conn, error) {
 	url := c.core.RESTClient().Post().Namespace(a.Namespace).Resource("pods").Name(a.Pod).SubResource("portforward").URL()

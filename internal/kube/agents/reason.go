@@ -12,8 +12,8 @@ import (
 	"tare/internal/lib/text"
 )
 
-// hintOf says what helps against an error of the API server.
-func hintOf(err error) string {
+// Hint says what helps against an error of the API server.
+func Hint(err error) string {
 	switch {
 	case apierrors.IsUnauthorized(err):
 		return "log in to the cluster again, or choose another user or context: kubectl config get-contexts"

@@ -28,7 +28,8 @@ const (
 
 // Window is a window that all agents take at the same time.
 type Window struct {
-	Start, End time.Time // by this machine's clock
+	Start, End time.Time                // by this machine's clock
+	Offsets    map[string]time.Duration // how far clocks are ahead of this machine's, by node
 	Answers    <-chan Answer
 }
 
@@ -54,10 +55,15 @@ var errEnded = errors.New("the connection to its agent has ended: the agent was 
 // Each agent answers once on Answers, which is then closed; a reader must read all of them. No agent is waited for
 // longer than the constants say, and the context ends all of it.
 func (c *Cluster) Open(ctx context.Context, agents []Agent, d time.Duration) *Window {
-	return openWindow(ctx, agents, d, c.dial)
+	return c.OpenAfter(ctx, agents, 0, d)
 }
 
-func openWindow(ctx context.Context, agents []Agent, d time.Duration,
+// OpenAfter is Open with some time between the moment when all agents have been asked and the window.
+func (c *Cluster) OpenAfter(ctx context.Context, agents []Agent, after, d time.Duration) *Window {
+	return openWindow(ctx, agents, after, d, c.dial)
+}
+
+func openWindow(ctx context.Context, agents []Agent, after, d time.Duration,
 	dial func(context.Context, *Agent) (net.Conn, error),
 ) *Window {
 	all := make([]reached, len(agents))
@@ -84,11 +90,14 @@ func openWindow(ctx context.Context, agents []Agent, d time.Duration,
 	}
 	_ = connecting.Wait()
 	answers := make(chan Answer)
-	w := &Window{Start: time.Now().Add(lead), Answers: answers}
+	w := &Window{Start: time.Now().Add(lead + after), Offsets: map[string]time.Duration{}, Answers: answers}
 	w.End = w.Start.Add(d)
 	ctx, cancel := context.WithDeadline(ctx, w.End.Add(answerWithin))
 	var asking sync.WaitGroup
 	for i := range all {
+		if all[i].Failed == "" {
+			w.Offsets[all[i].Node] = all[i].Offset
+		}
 		asking.Go(func() {
 			r := &all[i]
 			if r.Failed == "" {

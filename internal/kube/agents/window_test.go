@@ -124,7 +124,7 @@ func TestWindow(t *testing.T) {
 	for i := range n {
 		agents = append(agents, Agent{Node: fmt.Sprint("n", i), Port: agentPort})
 	}
-	w := openWindow(t.Context(), agents, 200*time.Millisecond, f.dial)
+	w := openWindow(t.Context(), agents, 0, 200*time.Millisecond, f.dial)
 	failed := map[string]string{}
 	answered := 0
 	for a := range w.Answers {
@@ -162,7 +162,7 @@ func TestWindowEnds(t *testing.T) {
 	f := &fakes{begins: map[string]time.Time{}, behaves: func(string) string { return "" },
 		ahead: func(string) time.Duration { return 0 }}
 	ctx, cancel := context.WithCancel(t.Context())
-	w := openWindow(ctx, []Agent{{Node: "n", Port: agentPort}}, time.Minute, f.dial)
+	w := openWindow(ctx, []Agent{{Node: "n", Port: agentPort}}, 0, time.Minute, f.dial)
 	cancel()
 	select {
 	case a := <-w.Answers:

@@ -103,6 +103,12 @@ func (c *connection) config() (*rest.Config, error) {
 	return config, nil
 }
 
+// namespace is that of the context, or of -n.
+func (c *connection) namespace() (string, error) {
+	namespace, _, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(c.rules, &c.overrides).Namespace()
+	return namespace, fault.Wrap(err, fault.Usage, "", "give -n", "no namespace for the pods")
+}
+
 func (c *connection) open() (*agents.Cluster, error) {
 	config, err := c.config()
 	if err != nil {

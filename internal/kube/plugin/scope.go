@@ -35,6 +35,11 @@ func (s *scope) register(f *pflag.FlagSet) {
 	f.StringVarP(&s.selector, "selector", "l", "", "only pods with these labels have rows")
 	f.StringVar(&s.shared, "shared", sharedApart, "what serves a whole node: apart, in separate lines, or spread over "+
 		"workloads")
+	s.registerStart(f)
+}
+
+// registerStart adds the flags about agents.
+func (s *scope) registerStart(f *pflag.FlagSet) {
 	registerAgents(f, &s.image, &s.agentsNamespace)
 	f.DurationVar(&s.within, "start-within", time.Minute, "time for temporary agents to start")
 }
@@ -44,7 +49,7 @@ func (s *scope) check(c *connection) (err error) {
 	switch {
 	case s.within < time.Second || s.within > 10*time.Minute:
 		return fault.New(fault.Usage, "--start-within "+s.within.String(), "", "it must be 1s to 10m")
-	case s.shared != sharedSpread && s.shared != sharedApart:
+	case s.shared != "" && s.shared != sharedSpread && s.shared != sharedApart:
 		return fault.New(fault.Usage, "--shared "+text.Clip(s.shared), "choose apart or spread", "no such rule")
 	}
 	s.selects, err = labels.Parse(s.selector)

@@ -13,6 +13,9 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/mattn/go-isatty"
+	"golang.org/x/sys/unix"
+
 	"tare/internal/experiment/engine"
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/measured"
@@ -208,4 +211,18 @@ func ended(r record.Run, trials []record.Trial, dir string, err error) error {
 	}
 	return fault.New(fault.Invalid, dir, "'tare report "+dir+"' shows what there is",
 		"interrupted: the run is partial, with %d of %d trials", len(whole), len(r.Plan))
+}
+
+// TextOptions suit a report that a file gets: colours and the width of the window on a terminal, plain text elsewhere
+// or when NO_COLOR is set (no-color.org). f is nil where there is no file.
+func TextOptions(f *os.File, dir string, all bool) report.Options {
+	o := report.Options{Dir: dir, All: all}
+	if f == nil || !isatty.IsTerminal(f.Fd()) {
+		return o
+	}
+	o.Color = os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+	if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil {
+		o.Width = min(int(size.Col), 120)
+	}
+	return o
 }

@@ -122,6 +122,11 @@ func (r *Rule) matchesGroup(g *ledger.Cgroup, over *ledger.Name, processes tally
 	return false
 }
 
+// IsContainer says whether the rule's pattern of containers matches a name.
+func (r *Rule) IsContainer(name string) bool {
+	return r.Container != "" && matchKnown(r.Container, name)
+}
+
 // holds says whether the rule names a process that holds programs and maps. One that selects groups as well names what
 // belongs to these.
 func (r *Rule) holds(comm string) bool {

@@ -29,11 +29,11 @@ func Join(views []View) *Ledger {
 		Programs: []Program{}, Maps: []Map{}}
 	of := func(text func(*Ledger) string) string { return together(views, text) }
 	out.Host = Host{
-		Hostname: strings.Join(lists.Map(views, func(v View) string { return v.Name }), ", "),
-		Kernel:   of(func(l *Ledger) string { return l.Host.Kernel }),
-		CPUModel: of(func(l *Ledger) string { return l.Host.CPUModel }),
-		Tare:     of(func(l *Ledger) string { return l.Host.Tare }),
-		Sampler:  of(func(l *Ledger) string { return l.Host.Sampler }),
+		Hostname:    strings.Join(lists.Map(views, func(v View) string { return v.Name }), ", "),
+		Kernel:      of(func(l *Ledger) string { return l.Host.Kernel }),
+		CPUModel:    of(func(l *Ledger) string { return l.Host.CPUModel }),
+		Tare:        of(func(l *Ledger) string { return l.Host.Tare }),
+		Sampler:     of(func(l *Ledger) string { return l.Host.Sampler }),
 		CgroupMode:  of(func(l *Ledger) string { return l.Host.CgroupMode }),
 		Clocksource: of(func(l *Ledger) string { return l.Host.Clocksource }),
 	}

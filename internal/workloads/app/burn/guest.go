@@ -20,6 +20,7 @@ func (guest) About() kind.About {
 		Name:     "burn",
 		Summary:  "a neighbour that keeps every CPU busy, or a part of each; no load goes to it",
 		Settings: Settings,
+		InPods:   true,
 		Alone:    &kind.Alone{Ready: kind.Worded(burning), Examples: []string{"", "--share 0.5"}},
 	}
 }

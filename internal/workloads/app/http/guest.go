@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strconv"
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/role"
@@ -20,6 +21,7 @@ type guest struct{}
 func (guest) About() kind.About {
 	return kind.About{
 		Name: "http", Summary: "an echo server of HTTP/1.1, HTTP/2, gRPC or TCP", Settings: Settings, Protocol: "http",
+		InPods:  true,
 		Process: slices.Concat(Settings, processSettings),
 		Alone: &kind.Alone{Ready: kind.Worded(serving), Examples: []string{
 			"--listen 127.0.0.1:8080 --body 1024",
@@ -44,9 +46,9 @@ func serving(v param.Values, r Ready) string {
 	return fmt.Sprintf("serving %s://%s/ (Ctrl-C ends it)", scheme, r.Address)
 }
 
-// At is kind.Sited's: a free port of the host.
+// At is kind.Sited's.
 func (guest) At(at kind.Site) param.Values {
-	return param.Values{listenKey: net.JoinHostPort(cmp.Or(at.Host, "127.0.0.1"), "0")}
+	return param.Values{listenKey: net.JoinHostPort(cmp.Or(at.Host, "127.0.0.1"), strconv.Itoa(at.Port))}
 }
 
 // Play is the application's process.

@@ -20,6 +20,7 @@ type guest struct{}
 func (guest) About() kind.About {
 	return kind.About{
 		Name: "http", Summary: "a client of HTTP/1.1, HTTP/2, gRPC and TCP", Settings: Settings, Protocol: "http",
+		InPods:  true,
 		Process: slices.Concat(Settings, processSettings),
 		Alone: &kind.Alone{Argument: urlKey, Examples: []string{
 			"http://127.0.0.1:8080/ --rate 5000 --connections 16 --duration 10s",

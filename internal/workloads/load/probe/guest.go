@@ -23,6 +23,7 @@ func (guest) About() kind.About {
 		Name:     "probe",
 		Summary:  "no load at all: a process that asks to be woken on every CPU and measures how late it is",
 		Settings: Settings,
+		InPods:   true,
 		Alone:    &kind.Alone{Examples: []string{"--duration 10s"}},
 
 		Saturates: kind.Always, // what the machine is busy with is what a probe is about

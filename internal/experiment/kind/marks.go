@@ -1,0 +1,22 @@
+package kind
+
+import (
+	"tare/internal/lib/param"
+	"tare/internal/scale/charge"
+)
+
+// Marked is a subject that somebody else runs, which applies to pods by marks that they bear. It has no process: its
+// arms run in a cluster only.
+type Marked interface {
+	Marks(param.Values) (Marks, error)
+}
+
+// Marks are what pods bear to which a subject applies, and what of the cluster is its cost.
+type Marks struct {
+	Labels, Annotations map[string]string
+	RuntimeClass        string
+	Components          []charge.Rule // each with a component
+}
+
+// InPods reports whether a rule of a component is about containers in the pods of the trial, as a sidecar is.
+func InPods(r *charge.Rule) bool { return r.Container != "" && r.Namespace == "" && r.Pod == "" }

@@ -1,0 +1,183 @@
+// Package part is an application or a load of a trial that runs in a pod, and both ends of the connection by which it
+// takes part. The pod's process listens on its loopback address (Serve); who runs the trial reaches it through the API
+// server, as kubectl port-forward does, and says what to play (Meet). From then on the two speak the protocol of
+// package role.
+//
+//	trial: {"event":"play","data":{"token":"...","version":"...","args":["load","http","--url=..."]}}
+//	part:  {"event":"hello","data":{"wall_ns":...,"monotonic_ns":...}}     or an error
+//
+// The token is the run's: anything else that reaches the port, such as another container of the pod, is hung up on.
+package part
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"tare/internal/experiment/role"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/pace"
+)
+
+// Command is the hidden command of the tare binary that is a part: its process in a pod.
+const Command = "_part"
+
+// What the process of a part has in its environment, and where it listens.
+const (
+	TokenVariable = "TARE_PART_TOKEN"
+	Port          = 9634
+)
+
+const (
+	playEvent  = "play"
+	helloEvent = "hello"
+
+	helloWithin = 10 * time.Second // from the connection to the first message
+	maxPlay     = 64 << 10         // bytes of that message
+	dialWithin  = 2 * time.Second  // for one connection to the address that a load is to reach
+	reachWithin = 20 * time.Second // for the first that is taken
+	reachPause  = 50 * time.Millisecond
+	maxSaid     = 32 << 20 // bytes of all that a part says: the histograms of a load have some 100 KB
+)
+
+// play says what a part is to play.
+type play struct {
+	Token   string   `json:"token"`
+	Version string   `json:"version"`         // of tare, with its build: both sides must be of the same
+	Reach   string   `json:"reach,omitempty"` // an address that must take connections first; empty: none
+	Args    []string `json:"args"`            // as of kind.Play
+}
+
+// To is what a part is to do.
+type To struct {
+	Reach string   // of loads: the address at which something must listen first, for routes to it take their time
+	Args  []string // what to play, as of kind.Play
+}
+
+// Clock is what a part's clocks showed at one moment, ns: the time of day, and CLOCK_MONOTONIC, by which it keeps to a
+// schedule.
+type Clock struct {
+	Wall      int64 `json:"wall_ns"`
+	Monotonic int64 `json:"monotonic_ns"`
+}
+
+// MonotonicAt is the part's CLOCK_MONOTONIC at a time of day of its machine.
+func (c Clock) MonotonicAt(wall time.Time) int64 { return wall.UnixNano() - c.Wall + c.Monotonic }
+
+// Player plays what args name on conn, as kind.Play does.
+type Player func(ctx context.Context, conn *role.Conn, args []string) error
+
+// Serve waits on l for the one who has the token, and plays what that says. It returns when that has ended, or with an
+// error when no one came within patience.
+func Serve(ctx context.Context, l net.Listener, token, version string, patience time.Duration, player Player) error {
+	if token == "" {
+		return fault.New(fault.Usage, TokenVariable, "kubectl tare run starts this command", "there is no token")
+	}
+	timer := time.AfterFunc(patience, func() { l.Close() })
+	defer timer.Stop()
+	defer context.AfterFunc(ctx, func() { l.Close() })()
+	for {
+		c, err := l.Accept()
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.Is(err, net.ErrClosed):
+			return fault.New(fault.Machine, "", "", "no one said within %v what to play", patience)
+		case err != nil:
+			return fmt.Errorf("waiting for a connection: %w", err)
+		}
+		conn, to, err := meet(c, token, version)
+		if err != nil { // a stranger, or who runs another build: the right one may come yet
+			c.Close()
+			continue
+		}
+		timer.Stop()
+		l.Close()
+		defer c.Close()
+		if err = reach(ctx, to.Reach); err == nil {
+			err = player(ctx, conn, to.Args)
+		}
+		if err != nil {
+			_ = conn.Fail(err) // the trial may be gone
+		}
+		return err
+	}
+}
+
+// meet hears who comes, and what to play.
+func meet(c net.Conn, token, version string) (conn *role.Conn, to To, err error) {
+	if err := c.SetDeadline(time.Now().Add(helloWithin)); err != nil {
+		return nil, to, err
+	}
+	first := &io.LimitedReader{R: c, N: maxPlay}
+	conn = role.NewConn(first, c)
+	var p play
+	if err := conn.Expect(playEvent, &p, nil); err != nil {
+		return nil, to, err
+	}
+	if subtle.ConstantTimeCompare([]byte(p.Token), []byte(token)) != 1 {
+		return nil, to, errors.New("the token is another")
+	}
+	if p.Version != version {
+		err := fault.New(fault.Usage, "", "give --image of the same build as kubectl-tare",
+			"the image has tare %s, and kubectl-tare is %s", version, p.Version)
+		return nil, to, errors.Join(err, conn.Fail(err))
+	}
+	first.N = maxSaid // who has the token may say as much as it takes
+	if err := c.SetDeadline(time.Time{}); err != nil {
+		return nil, to, err
+	}
+	return conn, To{p.Reach, p.Args}, conn.Send(helloEvent, Clock{time.Now().UnixNano(), pace.Now()})
+}
+
+// reach waits until something listens at an address.
+func reach(ctx context.Context, address string) error {
+	if address == "" {
+		return nil
+	}
+	begin, dialer := time.Now(), net.Dialer{Timeout: dialWithin}
+	for {
+		c, err := dialer.DialContext(ctx, "tcp", address)
+		switch {
+		case err == nil:
+			return c.Close()
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case time.Since(begin) > reachWithin:
+			return fault.Wrap(err, fault.Machine, address, "see whether a network policy or a mesh is between",
+				"no process could be reached there within %v", reachWithin)
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(reachPause):
+		}
+	}
+}
+
+// Meet has the part at the other end of a stream play something, and gives its session and its clock. onEnd is as of
+// role.Over. The stream is closed with the session, or on an error.
+func Meet(
+	ctx context.Context, name string, stream io.ReadWriteCloser, token, version string, to To, onEnd func(error),
+) (*role.Remote, Clock, error) {
+	var clock Clock
+	stop := context.AfterFunc(ctx, func() { stream.Close() })
+	defer stop()
+	conn := role.NewConn(io.LimitReader(stream, maxSaid), stream)
+	err := conn.Send(playEvent, play{Token: token, Version: version, Reach: to.Reach, Args: to.Args})
+	if err == nil {
+		err = conn.Expect(helloEvent, &clock, nil)
+	}
+	if err != nil {
+		stream.Close()
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return nil, clock, fmt.Errorf("speaking with %s: %w", name, err)
+	}
+	return role.Over(name, conn, stream, onEnd), clock, nil
+}

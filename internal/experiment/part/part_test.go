@@ -1,0 +1,132 @@
+package part
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"tare/internal/experiment/role"
+)
+
+// listening serves a part of version 1 that has a token, until the test ends.
+func listening(t *testing.T, player Player) (address string, ended <-chan error) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- Serve(t.Context(), l, "secret", "1", time.Minute, player) }()
+	return l.Addr().String(), done
+}
+
+func dial(t *testing.T, address string) net.Conn {
+	t.Helper()
+	c, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// reached is an address at which somebody begins to listen after a while.
+func reached(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	l.Close()
+	time.AfterFunc(200*time.Millisecond, func() {
+		if l, err := net.Listen("tcp", address); err != nil {
+			t.Error(err)
+		} else {
+			context.AfterFunc(t.Context(), func() { l.Close() })
+		}
+	})
+	return address
+}
+
+func fails(t *testing.T) func(error) { return func(err error) { t.Errorf("it ended: %v", err) } }
+
+// TestPart: strangers are hung up on, another build learns why, and the load then plays what the trial says.
+func TestPart(t *testing.T) {
+	address, ended := listening(t, func(ctx context.Context, conn *role.Conn, args []string) error {
+		return role.Work(ctx, conn, role.Wants{}, func(context.Context, role.Schedule) (string, error) {
+			return strings.Join(args, " "), nil
+		})
+	})
+	stranger := dial(t, address)
+	if _, err := stranger.Write([]byte("GET / HTTP/1.1\r\n\r\n")); err != nil {
+		t.Fatal(err)
+	}
+	flood := dial(t, address)
+	go func() { _, _ = flood.Write([]byte(strings.Repeat("x", 1<<20))) }()
+	to := To{Reach: reached(t), Args: []string{"load", "http"}}
+	for _, c := range []struct{ token, version, want string }{
+		{"", "1", "speaking with client"}, {"guessed", "1", "speaking with client"},
+		{"secret", "2", "the image has tare 1, and kubectl-tare is 2"},
+	} {
+		if _, _, err := Meet(t.Context(), "client", dial(t, address), c.token, c.version, to, fails(t)); err == nil ||
+			!strings.Contains(err.Error(), c.want) {
+			t.Errorf("%q: %v", c.token, err)
+		}
+	}
+	r, clock, err := Meet(t.Context(), "client", dial(t, address), "secret", "1", to, fails(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if late := time.Since(time.Unix(0, clock.Wall)); late < 0 || late > time.Minute {
+		t.Errorf("its clock shows %v", time.Unix(0, clock.Wall))
+	}
+	if at := clock.MonotonicAt(time.Unix(0, clock.Wall).Add(time.Second)); at != clock.Monotonic+1e9 {
+		t.Errorf("a second later it shows %d", at-clock.Monotonic)
+	}
+	if err := r.Send(role.Start, role.Schedule{Duration: 1}); err != nil {
+		t.Fatal(err)
+	}
+	var result string
+	if err := r.Result(t.Context(), time.Minute, &result); err != nil || result != "load http" {
+		t.Errorf("%q, %v", result, err)
+	}
+	r.Close()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestPartFails: the trial learns what goes wrong in a part.
+func TestPartFails(t *testing.T) {
+	address, ended := listening(t, func(context.Context, *role.Conn, []string) error { return errors.New("no room") })
+	said := make(chan error, 1)
+	heard := func(err error) { said <- err }
+	if _, _, err := Meet(t.Context(), "client", dial(t, address), "secret", "1", To{}, heard); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-said; !strings.Contains(err.Error(), "client ended during the trial: no room") {
+		t.Error(err)
+	}
+	if err := <-ended; err == nil {
+		t.Error("it ended without an error")
+	}
+}
+
+// TestNobodyComes: a part does not wait without end.
+func TestNobodyComes(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Serve(t.Context(), l, "secret", "1", time.Millisecond, nil); err == nil ||
+		!strings.Contains(err.Error(), "no one said within 1ms what to play") {
+		t.Error(err)
+	}
+}

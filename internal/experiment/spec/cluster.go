@@ -1,0 +1,112 @@
+package spec
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/lib/document"
+	"tare/internal/lib/lists"
+	"tare/internal/lib/param"
+	"tare/internal/lib/text"
+)
+
+// Cluster is how an experiment runs in the pods of a cluster. On one machine it means nothing.
+type Cluster struct {
+	Settle time.Duration    // from when all parts are ready until loads begin
+	Where  map[string]Where // parts run, by the names of applications and loads; one without runs anywhere
+}
+
+// Where is on which node of a cluster a part runs. The zero value is any.
+type Where struct {
+	On       string // the name of a node, or a selector of labels of nodes
+	Apart    string // on another node than this part
+	Together string // on the same node as this part
+}
+
+var settleKnob = param.Setting{Name: "settle", Type: param.TypeDuration, Default: "2s", Max: 600,
+	Doc: "time from when all pods of a trial are ready until its loads begin, for routes to them to reach every node"}
+
+var whereSettings = []param.Setting{
+	{Name: "on", Type: param.TypeText, Reach: param.ReachNothing,
+		Doc: "the node, by its name or by a selector of its labels: `node-role=edge`"},
+	{Name: "apart", Type: param.TypeText, Reach: param.ReachNothing, Doc: "a part on whose node it does not run"},
+	{Name: "together", Type: param.TypeText, Reach: param.ReachNothing, Doc: "a part on whose node it runs"},
+}
+
+// cluster reads the section. What it names is checked when all parts are known.
+func (d *decoder) cluster(n document.Node) (*Cluster, error) {
+	c, times := &Cluster{Where: map[string]Where{}}, param.Defaults([]param.Setting{settleKnob})
+	err := d.Each(n, `"cluster"`, func(key string, at, value document.Node) error {
+		switch key {
+		case settleKnob.Name:
+			return d.Setting(value, settleKnob, times)
+		case "where":
+			return d.Each(value, `"where"`, func(part string, at, value document.Node) error {
+				o := param.Values{}
+				err := d.Settings(value, fmt.Sprintf("the place of %q", part), whereSettings, o)
+				if err == nil && len(o) != 1 {
+					err = d.Fail(value, "write "+part+": {apart: NAME}", "a place is one of on, apart and together")
+				}
+				d.places["cluster."+part] = at
+				c.Where[part] = Where{On: o["on"], Apart: o["apart"], Together: o["together"]}
+				return err
+			})
+		}
+		return d.Unknown(at, key, `"cluster"`, []string{settleKnob.Name, "where"})
+	})
+	c.Settle = times.Duration(settleKnob.Name)
+	return c, err
+}
+
+// check says which part has a place that cannot be, and why.
+func (c *Cluster) check(s *kind.Setup) (part string, err error) {
+	var names []string
+	for _, parts := range []map[string]*kind.Part{s.Applications, s.Loads} {
+		for name := range parts {
+			names = append(names, name)
+		}
+	}
+	for part, w := range lists.ByKey(c.Where) {
+		other := w.Apart + w.Together
+		switch {
+		case !slices.Contains(names, part):
+			return part, fmt.Errorf("there is no application or load %q%s", text.Clip(part), text.DidYouMean(part, names))
+		case other == part:
+			return part, fmt.Errorf("%q is placed by itself", part)
+		case other != "" && !slices.Contains(names, other):
+			return part, fmt.Errorf("%q is placed by %q, and there is no such application or load%s", part, text.Clip(other),
+				text.DidYouMean(other, names))
+		}
+		for at, steps := part, 0; at != ""; steps++ {
+			at = c.Where[at].Apart + c.Where[at].Together
+			if steps > len(c.Where) {
+				return part, fmt.Errorf("%q is placed by parts that are placed by it", part)
+			}
+		}
+	}
+	return "", nil
+}
+
+// json is the section as a spec has it.
+func (c *Cluster) json() map[string]any {
+	if c == nil {
+		return nil
+	}
+	where := map[string]any{}
+	for part, w := range c.Where {
+		one := map[string]string{}
+		for key, value := range map[string]string{"on": w.On, "apart": w.Apart, "together": w.Together} {
+			if value != "" {
+				one[key] = value
+			}
+		}
+		where[part] = one
+	}
+	out := map[string]any{settleKnob.Name: c.Settle.String()}
+	if len(where) > 0 {
+		out["where"] = where
+	}
+	return out
+}

@@ -1,0 +1,93 @@
+package pods
+
+import (
+	"maps"
+	"strconv"
+	"strings"
+
+	api "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/part"
+)
+
+// container is the name of the container that plays a part: others in its pod are not Tare's.
+const container = "tare"
+
+// appPort is where applications listen in their pods, and at which their Services serve.
+const appPort = 8080
+
+// nobody is a user without rights, for images whose user is root.
+const nobody = 65534
+
+// podSpec is that of any part: a process without any right, as Pod Security "restricted" wants it.
+func (p *Place) podSpec() api.PodSpec {
+	return api.PodSpec{
+		RestartPolicy: api.RestartPolicyNever, TerminationGracePeriodSeconds: new(int64(1)),
+		AutomountServiceAccountToken: new(false), EnableServiceLinks: new(false),
+		SecurityContext: &api.PodSecurityContext{RunAsNonRoot: new(true), RunAsUser: new(int64(nobody)),
+			SeccompProfile: &api.SeccompProfile{Type: api.SeccompProfileTypeRuntimeDefault}},
+		Containers: []api.Container{{
+			Name: container, Image: p.o.Image, Command: []string{"/usr/bin/tare", part.Command},
+			Env: []api.EnvVar{{Name: part.TokenVariable, ValueFrom: &api.EnvVarSource{SecretKeyRef: &api.SecretKeySelector{
+				LocalObjectReference: api.LocalObjectReference{Name: p.name}, Key: tokenKey}}}},
+			SecurityContext: &api.SecurityContext{AllowPrivilegeEscalation: new(false), ReadOnlyRootFilesystem: new(true),
+				Capabilities: &api.Capabilities{Drop: []api.Capability{"ALL"}}},
+		}},
+	}
+}
+
+// pod is that of one part of a trial. marks are nil in arms to which nothing applies.
+func (p *Place) pod(trial, name string, of *kind.Part, marks *kind.Marks) *api.Pod {
+	pod := &api.Pod{ObjectMeta: p.meta(p.objectName(trial, name)), Spec: p.podSpec()}
+	maps.Copy(pod.Labels, map[string]string{trialLabel: trial, partLabel: name})
+	whole, _, _ := strings.Cut(name, "_") // copies run where the whole part does
+	if node := p.nodeOf[whole]; node != "" {
+		pod.Spec.NodeSelector = map[string]string{api.LabelHostname: node}
+	}
+	limits := api.ResourceList{}
+	if cpus := of.Limits.Float("cpus"); cpus > 0 {
+		limits[api.ResourceCPU] = *resource.NewMilliQuantity(int64(1000*cpus), resource.DecimalSI)
+	}
+	if memory := of.Limits.Float("memory"); memory > 0 {
+		limits[api.ResourceMemory] = *resource.NewQuantity(int64(memory), resource.BinarySI)
+	}
+	pod.Spec.Containers[0].Resources = api.ResourceRequirements{Limits: limits}
+	if marks != nil {
+		for key, value := range marks.Labels {
+			if _, ours := pod.Labels[key]; !ours {
+				pod.Labels[key] = value
+			}
+		}
+		pod.Annotations = maps.Clone(marks.Annotations)
+		if marks.RuntimeClass != "" {
+			pod.Spec.RuntimeClassName = &marks.RuntimeClass
+		}
+	}
+	return pod
+}
+
+// objectName is that of the pod or the Service of a part in a trial.
+func (p *Place) objectName(trial, name string) string {
+	return p.name + "-" + trial + "-" + strings.ReplaceAll(name, "_", "-")
+}
+
+// service is that of an application: what serves it may route by Services only.
+func (p *Place) service(trial, name string) *api.Service {
+	meta := p.meta(p.objectName(trial, name))
+	meta.Labels[trialLabel] = trial
+	return &api.Service{ObjectMeta: meta, Spec: api.ServiceSpec{
+		Selector: map[string]string{instanceLabel: p.name, trialLabel: trial, partLabel: name},
+		Ports:    []api.ServicePort{{Name: "app", Port: appPort, TargetPort: intstr.FromInt32(appPort)}},
+	}}
+}
+
+// trialName names the objects of an attempt at a trial.
+func trialName(index, attempt int) string {
+	if attempt > 0 {
+		return strconv.Itoa(index) + "-again-" + strconv.Itoa(attempt)
+	}
+	return strconv.Itoa(index)
+}

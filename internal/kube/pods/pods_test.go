@@ -1,0 +1,354 @@
+package pods
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	api "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	_ "tare/internal/all"
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/record"
+	"tare/internal/experiment/spec"
+	"tare/internal/kube/agents"
+	"tare/internal/scale/ledger"
+)
+
+const meshSpec = `name: mesh
+question: What does the mesh add?
+applications:
+  server: {kind: http, limits: {cpus: 1}}
+loads:
+  client: {kind: http, to: server, rate: 100}
+arms:
+  mesh:
+    subject: installed
+    labels: inject=yes
+    runtime-class: fast
+    components: >-
+      container=proxy,component=sidecar; namespace=mesh-system,component=controlplane; program=mesh_*,component=bpf
+`
+
+func parse(t *testing.T, text string) *spec.Spec {
+	t.Helper()
+	s, err := spec.Parse("mesh.yaml", []byte(text), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func nodes(names ...string) (all []agents.Node) {
+	for _, name := range names {
+		all = append(all, agents.Node{Name: name, Machine: name, OS: "linux", Ready: true, Schedulable: name != "control",
+			Labels: map[string]string{"zone": name}})
+	}
+	return all
+}
+
+func TestPlaces(t *testing.T) {
+	for _, c := range []struct {
+		cluster string
+		nodes   []agents.Node
+		want    string // server, client; or a part of the error
+	}{
+		{"", nodes("control", "a", "b"), "a b"},
+		{"", nodes("control", "a"), "a a"},
+		{"", nodes("control"), "no node of the cluster takes pods"},
+		{"client: {together: server}", nodes("a", "b"), "a a"},
+		{"server: {on: b}, client: {apart: server}", nodes("a", "b"), "b a"},
+		{"server: {on: zone=b}, client: {on: zone in (b)}", nodes("a", "b"), "b b"},
+		{"server: {on: control}", nodes("control", "a"), "none that takes pods"},
+		{"client: {apart: server}", nodes("a"), "only one node takes pods"},
+	} {
+		text := meshSpec
+		if c.cluster != "" {
+			text += "cluster: {where: {" + c.cluster + "}}\n"
+		}
+		at, err := places(parse(t, text), c.nodes)
+		got := at["server"] + " " + at["client"]
+		if err != nil {
+			got = fmt.Sprintf("%v %v", err, err)
+		}
+		if !strings.Contains(got, c.want) {
+			t.Errorf("%s: %s, want %s", c.cluster, got, c.want)
+		}
+	}
+}
+
+func TestCheck(t *testing.T) {
+	const started = "name: x\nquestion: y?\n"
+	const served = "applications: {s: {kind: http}}\nloads: {c: {kind: http, to: s, rate: 9}}\n"
+	for _, c := range []struct{ text, want string }{
+		{meshSpec, ""},
+		{started + served + "arms: {a: {subject: variant, set: s.delay=1ms}}\n", ""},
+		{started + served + "arms: {km: {subject: kernelmesh}}\n",
+			"arms.km: kernelmesh is started by Tare"},
+		{started + "loads: {c: {kind: fio}}\narms: {a: {subject: variant, set: c.size=1MiB}}\n",
+			"loads.c: fio needs more of a machine than a process"},
+		{started + "nodes: 2\n" + served, "nodes that join by themselves"},
+	} {
+		s, err := spec.Parse("x.yaml", []byte(c.text), nil)
+		if err == nil {
+			err = check(s)
+		}
+		if got := fmt.Sprint(err); c.want == "" && err != nil || !strings.Contains(got, c.want) {
+			t.Errorf("%s\n%s, want %s", c.text, got, c.want)
+		}
+	}
+}
+
+// podOf is a pod of the mesh with its injected container, on a node.
+func podOf(name, node string, containers ...string) *api.Pod {
+	p := &api.Pod{ObjectMeta: metav1.ObjectMeta{Name: "run-0-" + name, Namespace: "ns",
+		Labels: map[string]string{partLabel: name}}}
+	p.Spec.NodeName, p.Spec.RuntimeClassName = node, new("fast")
+	for _, c := range append([]string{container}, containers...) {
+		p.Spec.Containers = append(p.Spec.Containers, api.Container{Name: c})
+	}
+	return p
+}
+
+// underWay is a trial of an arm whose pods have run.
+func underWay(t *testing.T, arm string, pods ...*api.Pod) *trial {
+	t.Helper()
+	s := parse(t, meshSpec)
+	x := &trial{
+		Place: &Place{o: Options{Namespace: "ns", Nodes: nodes("a", "b", "c")}}, spec: s, pods: map[string]*api.Pod{},
+		record: &record.Trial{PlannedTrial: record.PlannedTrial{Arm: arm}, Loads: map[string]load.Result{
+			"client": {Mode: load.Open, TargetRate: 100, Rate: 100, Seconds: 1, Intended: 100, Done: 100, Opened: 1,
+				Connections: 1, MaxConnections: 1}}},
+	}
+	if part := s.Of(arm); part != nil {
+		m, err := part.Kind.(kind.Marked).Marks(part.Options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x.marks = &m
+	}
+	for _, p := range pods {
+		x.pods[p.Labels[partLabel]] = p
+	}
+	return x
+}
+
+// group is a group of a container that has used CPU time.
+func group(path, namespace, pod, container string, seconds float64) ledger.Cgroup {
+	m := &ledger.Memory{Anon: new(uint64(1000)), Shmem: new(uint64(0)), Kernel: new(uint64(0)), File: new(uint64(0))}
+	m.Derive()
+	return ledger.Cgroup{Path: path, CPUSeconds: &seconds, Memory: m, ThrottledSeconds: new(0.0),
+		Name: &ledger.Name{Namespace: namespace, Pod: pod, Container: container, Top: path},
+		// What the agent's own profile says is not asked.
+		Charged: ledger.Charged{Charge: ledger.ChargeWorkload, Workload: "as the agent says"}, Rule: "profile"}
+}
+
+func ledgerOf(groups ...ledger.Cgroup) *ledger.Ledger {
+	at := time.Now()
+	used := 0.0
+	for _, g := range groups {
+		used += *g.CPUSeconds
+	}
+	return &ledger.Ledger{Schema: ledger.Schema, Window: ledger.Window{Start: at, End: at.Add(time.Second), Seconds: 1},
+		CPU:     ledger.Budget(ledger.Usage{Capacity: 2, Idle: 2 - used, Groups: used}),
+		Cgroups: groups, Maps: []ledger.Map{}, Warnings: []ledger.Warning{},
+		Programs: []ledger.Program{{ID: 5, Name: "mesh_connect", RunSeconds: new(0.01), RunCount: new(uint64(9))},
+			{ID: 6, Name: "other", RunSeconds: new(0.5), RunCount: new(uint64(9))}}}
+}
+
+// meshViews are the windows of three nodes: the server on a, the client on b, the control plane on c.
+func meshViews(proxied bool) []ledger.View {
+	a := ledgerOf(group("/a/tare", "ns", "run-0-server", container, 0.10), group("/a/x", "shop", "web", container, 0.3))
+	b := ledgerOf(group("/b/tare", "ns", "run-0-client", container, 0.20))
+	c := ledgerOf(group("/c/pilot", "mesh-system", "pilot", "discovery", 0.04))
+	if proxied {
+		a.Cgroups = append(a.Cgroups, group("/a/proxy", "ns", "run-0-server", "proxy", 0.05))
+		b.Cgroups = append(b.Cgroups, group("/b/proxy", "ns", "run-0-client", "proxy", 0.07))
+		a.Cgroups = append(a.Cgroups, group("/a/other", "shop", "web", "proxy", 0.5)) // of somebody else's pod
+	}
+	return []ledger.View{{Name: "a", Ledger: a}, {Name: "b", Ledger: b}, {Name: "c", Ledger: c}}
+}
+
+// TestAccount: cost is the sum over the nodes, of what belongs to the trial by its pods and by the arm's rules.
+func TestAccount(t *testing.T) {
+	near := func(name string, got, want float64) {
+		t.Helper()
+		if math.Abs(got-want) > 1e-9 {
+			t.Errorf("%s: %g, want %g", name, got, want)
+		}
+	}
+	x := underWay(t, "mesh", podOf("server", "a", "proxy"), podOf("client", "b", "proxy"))
+	if err := x.applies(); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.account(meshViews(true)); err != nil {
+		t.Fatal(err)
+	}
+	m := x.record.Metrics
+	near("CPU time of a request", m["cpu_seconds_per_request"], (0.10+0.20+0.05+0.07+0.04)/100)
+	near("the subject's", m["subject_cpus"], 0.05+0.07+0.04)
+	near("its programs", m["subject_bpf_cpus"], 3*0.01)
+	near("its memory", m["memory_hard_bytes"], 3*1000)
+	for component, want := range map[string]float64{"sidecar.server": 0.05, "sidecar.client": 0.07, "controlplane": 0.04} {
+		near(component, x.record.Components[component]["subject_cpus"], want)
+	}
+	if _, has := m["start_seconds"]; has || len(x.record.Components) != 3 {
+		t.Errorf("%v, %v", m, x.record.Components)
+	}
+	w := x.record.Ledger.Workloads
+	if len(w) != 1 || w[0].Name != "server" || len(w[0].Cgroups) != 1 || w[0].Cgroups[0] != "/a/a/tare" {
+		t.Errorf("%+v", w)
+	}
+	if x.record.Validity.Failed != "" || !x.record.Ledger.CPU.Closes() {
+		t.Errorf("%+v", x.record.Validity)
+	}
+
+	direct := underWay(t, record.Direct, podOf("server", "a"), podOf("client", "b"))
+	if err := direct.account(meshViews(false)); err != nil {
+		t.Fatal(err)
+	}
+	near("without the mesh", direct.record.Metrics["cpu_seconds_per_request"], 0.30/100)
+	near("its subject", direct.record.Metrics["subject_cpus"], 0)
+}
+
+// TestAccountLacks: what is not there fails the trial, and is no 0.
+func TestAccountLacks(t *testing.T) {
+	proxied := []*api.Pod{podOf("server", "a", "proxy"), podOf("client", "b", "proxy")}
+	for _, c := range []struct {
+		name  string
+		views []ledger.View
+		want  string
+	}{
+		{"a node with a part", meshViews(true)[:1], "the node b, on which client ran, gave no window"},
+		{"a node with a component", meshViews(true)[:2], "no node has a control group or program of controlplane"},
+		{"a container", meshViews(false), "no node has a control group or program of sidecar."},
+	} {
+		if err := underWay(t, "mesh", proxied...).account(c.views); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %s", c.name, err, c.want)
+		}
+	}
+	without := meshViews(true)
+	for _, v := range without {
+		v.Ledger.Programs = v.Ledger.Programs[1:]
+	}
+	if err := underWay(t, "mesh", proxied...).account(without); err == nil ||
+		!strings.Contains(err.Error(), "program of bpf") {
+		t.Errorf("without its programs: %v", err)
+	}
+	x := underWay(t, "mesh", proxied...)
+	x.gone = []string{"d: it is cut off"}
+	if err := x.account(meshViews(true)); err != nil ||
+		!strings.Contains(fmt.Sprint(x.record.Ledger.Warnings), "nodes-without-window 1 nodes gave no window") {
+		t.Errorf("%v, %v", err, x.record.Ledger.Warnings)
+	}
+}
+
+func TestApplies(t *testing.T) {
+	for _, c := range []struct {
+		arm  string
+		pods []*api.Pod
+		want string
+	}{
+		{"mesh", []*api.Pod{podOf("server", "a", "proxy"), podOf("client", "b")}, ""},
+		{"mesh", []*api.Pod{podOf("server", "a"), podOf("client", "b")},
+			"no pod of the trial has a container proxy; they have none"},
+		{record.Direct, []*api.Pod{podOf("server", "a"), podOf("client", "b")}, ""},
+		{record.Direct, []*api.Pod{podOf("server", "a", "proxy")}, "the baseline must have none but Tare's"},
+		{"mesh", []*api.Pod{{Spec: api.PodSpec{Containers: []api.Container{{Name: container}, {Name: "proxy"}}}}},
+			"does not run under the RuntimeClass fast"},
+	} {
+		err := underWay(t, c.arm, c.pods...).applies()
+		if c.want == "" && err != nil || !strings.Contains(fmt.Sprint(err), c.want) {
+			t.Errorf("%s: %v, want %s", c.arm, err, c.want)
+		}
+	}
+}
+
+func TestStateOf(t *testing.T) {
+	state := func(change func(*api.Pod)) *api.Pod {
+		p := podOf("server", "a")
+		p.Status.Phase = api.PodRunning
+		p.Status.ContainerStatuses = []api.ContainerStatus{{Name: container,
+			State: api.ContainerState{Running: &api.ContainerStateRunning{}}}}
+		change(p)
+		return p
+	}
+	for _, c := range []struct {
+		pod      *api.Pod
+		running  bool
+		why      string
+		hopeless bool
+	}{
+		{state(func(*api.Pod) {}), true, "", false},
+		{state(func(p *api.Pod) { p.Status.ContainerStatuses = nil }), false, "", false},
+		{state(func(p *api.Pod) {
+			p.Status.ContainerStatuses[0].State = api.ContainerState{Waiting: &api.ContainerStateWaiting{
+				Reason: "ErrImagePull", Message: "not found"}}
+		}), false, "tare waits: ErrImagePull: not found", false},
+		{state(func(p *api.Pod) {
+			p.Status.ContainerStatuses[0].State = api.ContainerState{Terminated: &api.ContainerStateTerminated{ExitCode: 137,
+				Reason: "OOMKilled"}}
+		}), false, "tare has ended with code 137: OOMKilled", true},
+		{state(func(p *api.Pod) { p.Status.Phase, p.Status.Reason = api.PodFailed, "Evicted" }), false, "Evicted", true},
+		{state(func(p *api.Pod) {
+			p.Status.Conditions = []api.PodCondition{{Type: api.PodScheduled, Status: api.ConditionFalse,
+				Message: "0 of 2 nodes"}}
+		}), false, "it is not scheduled: 0 of 2 nodes", false},
+	} {
+		running, why, hopeless := stateOf(c.pod)
+		if running != c.running || !strings.Contains(why, c.why) || c.why == "" && why != "" || hopeless != c.hopeless {
+			t.Errorf("%t, %q, %t; want %t, %q, %t", running, why, hopeless, c.running, c.why, c.hopeless)
+		}
+	}
+}
+
+// TestPodHasNoRights: a part may do nothing, wherever it runs.
+func TestPodHasNoRights(t *testing.T) {
+	s := parse(t, meshSpec)
+	p := &Place{o: Options{Namespace: "ns", Image: "tare:1"}, name: "run", nodeOf: map[string]string{"server": "a"}}
+	marks, err := s.Arms["mesh"].Kind.(kind.Marked).Marks(s.Arms["mesh"].Options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := p.pod("0", "server", s.Applications["server"], &marks)
+	c := pod.Spec.Containers[0]
+	if *pod.Spec.AutomountServiceAccountToken || pod.Spec.HostNetwork || pod.Spec.HostPID || len(pod.Spec.Volumes) > 0 ||
+		!*pod.Spec.SecurityContext.RunAsNonRoot || *c.SecurityContext.AllowPrivilegeEscalation ||
+		len(c.SecurityContext.Capabilities.Add) > 0 || c.SecurityContext.Privileged != nil {
+		t.Errorf("%+v", pod.Spec)
+	}
+	if pod.Labels["inject"] != "yes" || pod.Labels[instanceLabel] != "run" || *pod.Spec.RuntimeClassName != "fast" ||
+		pod.Spec.NodeSelector[api.LabelHostname] != "a" || c.Resources.Limits.Cpu().MilliValue() != 1000 {
+		t.Errorf("%+v", pod)
+	}
+	if direct := p.pod("0", "server", s.Applications["server"], nil); direct.Labels["inject"] != "" ||
+		direct.Spec.RuntimeClassName != nil {
+		t.Errorf("the baseline has the marks of the mesh: %+v", direct)
+	}
+}
+
+// TestKinds: docs/cluster-experiments.md names the kinds that run in pods.
+func TestKinds(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/cluster-experiments.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kinds := map[kind.Role][]string{}
+	for _, r := range []kind.Role{kind.Application, kind.Load} {
+		for _, g := range kind.All(r) {
+			if g.About().InPods {
+				kinds[r] = append(kinds[r], "`"+g.About().Name+"`")
+			}
+		}
+	}
+	want := fmt.Sprintf("Applications of kind %s and loads of kind %s can run in pods",
+		strings.Join(kinds[kind.Application], ", "), strings.Join(kinds[kind.Load], ", "))
+	if !strings.Contains(strings.Join(strings.Fields(string(page)), " "), want) {
+		t.Errorf("docs/cluster-experiments.md does not say: %s", want)
+	}
+}

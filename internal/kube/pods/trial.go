@@ -1,0 +1,629 @@
+package pods
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	api "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"tare/internal/experiment/engine"
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/load"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/part"
+	"tare/internal/experiment/record"
+	"tare/internal/experiment/role"
+	"tare/internal/experiment/spec"
+	"tare/internal/kube/agents"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/text"
+	"tare/internal/scale/charge"
+	"tare/internal/scale/ledger"
+)
+
+const (
+	startWithin  = 2 * time.Minute  // for all pods of a trial to run, images pulled
+	stuckAfter   = 20 * time.Second // a pod that cannot be scheduled, or whose image cannot be pulled, is given up
+	listenWithin = 20 * time.Second // from when a pod runs until its process listens
+)
+
+// trial is one trial under way.
+type trial struct {
+	*Place
+	spec   *spec.Spec // at the trial's level, each copy of a part a part
+	marks  *kind.Marks
+	seed   uint64
+	id     string
+	record *record.Trial
+	cancel context.CancelCauseFunc
+
+	mu    sync.Mutex
+	pods  map[string]*api.Pod // by part
+	apps  map[string]kind.App
+	loads map[string]*playing
+	all   []*playing
+	gone  []string // agents that gave no window, with the reason
+}
+
+// playing is a part that plays in its pod.
+type playing struct {
+	*role.Remote
+	clock part.Clock
+	node  string
+	wants role.Wants
+}
+
+// Trial is engine.Place's.
+func (p *Place) Trial(ctx context.Context, level *spec.Spec, seed uint64, t *record.Trial) error {
+	t.Started, t.Clocks, t.Loads = time.Now(), map[string]time.Duration{}, map[string]load.Result{}
+	work, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	x := &trial{
+		Place: p, spec: level.WithCopies(), seed: seed, id: trialName(t.Index, t.Attempt), record: t, cancel: cancel,
+		pods: map[string]*api.Pod{}, apps: map[string]kind.App{}, loads: map[string]*playing{},
+	}
+	views, err := x.measure(work)
+	if err != nil && ctx.Err() == nil {
+		err = x.explain(ctx, err)
+	}
+	begin := time.Now()
+	err = errors.Join(err, x.tearDown(ctx))
+	t.Ended = time.Now()
+	t.Clocks["tear-down"] = t.Ended.Sub(begin)
+	if err == nil {
+		err = x.account(views)
+	}
+	if err != nil {
+		t.Validity.Failed = engine.Failure(ctx, err)
+	}
+	return err
+}
+
+// measure sets up, has the agents take the window over the loads' measured time, and gathers what all say.
+func (x *trial) measure(ctx context.Context) ([]ledger.View, error) {
+	last := x.record.Started
+	lap := func(name string) {
+		now := time.Now()
+		x.record.Clocks[name], last = now.Sub(last), now
+	}
+	if err := x.setUp(ctx); err != nil {
+		return nil, fmt.Errorf("setting up: %w", err)
+	}
+	lap("set-up")
+	all, err := x.o.Agents(ctx)
+	if err != nil {
+		return nil, err
+	}
+	w := x.o.Cluster.OpenAfter(ctx, all, x.spec.Warmup, x.spec.Duration)
+	answers := make(chan []ledger.View, 1)
+	go func() { answers <- x.gather(w) }() // ends with the window's context
+	begun := x.begin(w)
+	views := <-answers
+	lap("measured")
+	if err := cmp.Or(begun, context.Cause(ctx)); err != nil {
+		return nil, err
+	}
+	if err := x.results(ctx); err != nil {
+		return nil, err
+	}
+	lap("drain")
+	return views, context.Cause(ctx)
+}
+
+// gather takes the ledgers of all nodes that gave one, in the order of their names.
+func (x *trial) gather(w *agents.Window) (views []ledger.View) {
+	for a := range w.Answers {
+		if a.Failed != "" {
+			x.gone = append(x.gone, a.Node+": "+a.Failed)
+			continue
+		}
+		views = append(views, ledger.View{Name: a.Node, Ledger: a.Ledger})
+	}
+	slices.SortFunc(views, func(a, b ledger.View) int { return strings.Compare(a.Name, b.Name) })
+	slices.Sort(x.gone)
+	return views
+}
+
+// parts are the applications and the loads, by name.
+func (x *trial) parts() map[string]*kind.Part {
+	all := maps.Clone(x.spec.Applications)
+	maps.Copy(all, x.spec.Loads)
+	return all
+}
+
+// setUp makes the pods and Services, and starts applications and then loads in them.
+func (x *trial) setUp(ctx context.Context) error {
+	if subject := x.spec.Of(x.record.Arm); subject != nil {
+		marks, err := subject.Kind.(kind.Marked).Marks(subject.Options)
+		if err != nil {
+			return err
+		}
+		x.marks = &marks
+	}
+	services := map[string]string{} // addresses, by application
+	for name := range x.spec.Applications {
+		s, err := x.o.Cluster.Core().Services(x.o.Namespace).Create(ctx, x.service(x.id, name),
+			metav1.CreateOptions{FieldManager: manager})
+		if err != nil {
+			return x.refused(err, "making the Service of "+name)
+		}
+		services[name] = net.JoinHostPort(s.Spec.ClusterIP, strconv.Itoa(appPort))
+	}
+	for name, part := range x.parts() {
+		pod, err := x.o.Cluster.Core().Pods(x.o.Namespace).Create(ctx, x.pod(x.id, name, part, x.marks),
+			metav1.CreateOptions{FieldManager: manager})
+		if err != nil {
+			return x.refused(err, "making the pod of "+name)
+		}
+		x.pods[name] = pod
+	}
+	if err := x.await(ctx); err != nil {
+		return err
+	}
+	if err := x.applies(); err != nil {
+		return err
+	}
+	err := x.each(x.spec.Applications, func(name string, of *kind.Part) error {
+		host := "0.0.0.0"
+		if strings.Contains(x.pods[name].Status.PodIP, ":") {
+			host = "::"
+		}
+		_, raw, err := x.start(ctx, kind.Application, name, of, kind.Site{Host: host, Port: appPort})
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		x.apps[name] = kind.App{Address: services[name], Ready: raw}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	err = x.each(x.spec.Loads, func(name string, of *kind.Part) error {
+		app := x.apps[of.To]
+		p, raw, err := x.start(ctx, kind.Load, name, of,
+			kind.Site{Address: app.Address, Ready: app.Ready, Seed: engine.LoadSeed(x.seed, name)})
+		if err == nil {
+			err = p.Decode(raw, "ready message", &p.wants)
+		}
+		if err != nil {
+			return err
+		}
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		x.loads[name] = p
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	settle := 2 * time.Second
+	if c := x.spec.Cluster; c != nil {
+		settle = c.Settle
+	}
+	select {
+	case <-time.After(settle):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (x *trial) each(parts map[string]*kind.Part, do func(string, *kind.Part) error) error {
+	var g errgroup.Group
+	for name, of := range parts {
+		g.Go(func() error { return do(name, of) })
+	}
+	return g.Wait()
+}
+
+// await waits until all pods run.
+func (x *trial) await(ctx context.Context) error {
+	begin := time.Now()
+	for {
+		list, err := x.o.Cluster.Core().Pods(x.o.Namespace).List(ctx, metav1.ListOptions{
+			LabelSelector: instanceLabel + "=" + x.name + "," + trialLabel + "=" + x.id})
+		if err != nil {
+			return x.refused(err, "listing pods")
+		}
+		running, waits := 0, ""
+		for i := range list.Items {
+			pod := &list.Items[i]
+			x.pods[pod.Labels[partLabel]] = pod
+			is, why, hopeless := stateOf(pod)
+			if is {
+				running++
+				continue
+			}
+			waits = cmp.Or(waits, why)
+			if hopeless || why != "" && time.Since(begin) > stuckAfter {
+				return x.broken(pod, cmp.Or(why, "it does not start"))
+			}
+		}
+		if running == len(x.pods) {
+			return nil
+		}
+		if time.Since(begin) > startWithin {
+			return fault.New(fault.Machine, "namespace "+x.o.Namespace, "kubectl describe pods",
+				"%d of %d pods run after %v: %s", running, len(x.pods), startWithin,
+				cmp.Or(waits, "the others are being made"))
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(poll):
+		}
+	}
+}
+
+func (x *trial) broken(pod *api.Pod, why string) error {
+	return fault.New(fault.Machine, "pod "+pod.Namespace+"/"+pod.Name, "kubectl describe pod", "%s: %s",
+		pod.Labels[partLabel], text.ClipLine(why, maxWhy))
+}
+
+const maxWhy = 400 // bytes of what a cluster says of a pod
+
+// stateOf says whether all containers of a pod run, or why they do not, and whether they never will.
+func stateOf(pod *api.Pod) (running bool, why string, hopeless bool) {
+	if pod.Status.Phase == api.PodFailed || pod.Status.Phase == api.PodSucceeded {
+		return false, cmp.Or(pod.Status.Reason+": "+pod.Status.Message, "it has ended"), true
+	}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == api.PodScheduled && c.Status == api.ConditionFalse {
+			return false, "it is not scheduled: " + c.Message, false
+		}
+	}
+	running = len(pod.Status.ContainerStatuses) == len(pod.Spec.Containers)
+	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		switch {
+		case s.State.Waiting != nil && s.State.Waiting.Reason != "" && s.State.Waiting.Reason != "ContainerCreating" &&
+			s.State.Waiting.Reason != "PodInitializing":
+			return false, s.Name + " waits: " + s.State.Waiting.Reason + ": " + s.State.Waiting.Message, false
+		case s.State.Terminated != nil && s.State.Terminated.ExitCode != 0:
+			return false, fmt.Sprintf("%s has ended with code %d: %s %s", s.Name, s.State.Terminated.ExitCode,
+				s.State.Terminated.Reason, s.State.Terminated.Message), true
+		}
+	}
+	for _, s := range pod.Status.ContainerStatuses {
+		running = running && s.State.Running != nil
+	}
+	return running, "", false
+}
+
+// applies sees that the subject of the arm applies to the pods, and that nothing does in the baseline.
+func (x *trial) applies() error {
+	var others []string // containers that are not Tare's
+	for name, pod := range x.pods {
+		for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+			if c.Name != container {
+				others = append(others, c.Name)
+			}
+		}
+		if x.marks == nil && len(others) > 0 {
+			return fault.New(fault.Usage, "pod "+pod.Namespace+"/"+pod.Name,
+				"choose a namespace in which nothing is injected into pods that do not ask for it",
+				"%s has the container %s, and the baseline must have none but Tare's", name, others[0])
+		}
+		if x.marks != nil && x.marks.RuntimeClass != "" &&
+			(pod.Spec.RuntimeClassName == nil || *pod.Spec.RuntimeClassName != x.marks.RuntimeClass) {
+			return fault.New(fault.Machine, "pod "+pod.Namespace+"/"+pod.Name, "", "%s does not run under the RuntimeClass %s",
+				name, x.marks.RuntimeClass)
+		}
+	}
+	if x.marks == nil {
+		return nil
+	}
+	for i := range x.marks.Components {
+		r := &x.marks.Components[i]
+		if kind.InPods(r) && !slices.ContainsFunc(others, r.IsContainer) {
+			return fault.New(fault.Machine, "arms."+x.record.Arm, "see the labels that the arm sets, and whether the webhook "+
+				"that injects is up", "the subject does not apply: no pod of the trial has a container %s; they have %s",
+				r.Container, cmp.Or(strings.Join(others, ", "), "none but Tare's"))
+		}
+	}
+	return nil
+}
+
+// start has a part play, and waits until it is ready.
+func (x *trial) start(ctx context.Context, as kind.Role, name string, of *kind.Part, at kind.Site) (*playing,
+	json.RawMessage, error,
+) {
+	args, err := kind.Command(as, of.Kind, at)
+	if err != nil {
+		return nil, nil, err
+	}
+	args = append(args[1:], of.Options.Args(of.Settings())...) // without the command of a process on this machine
+	pod := x.pods[name]
+	remote, clock, err := x.meet(ctx, pod, name, part.To{Reach: at.Address, Args: args})
+	if err != nil {
+		return nil, nil, err
+	}
+	p := &playing{Remote: remote, clock: clock, node: pod.Spec.NodeName}
+	x.mu.Lock()
+	x.all = append(x.all, p)
+	x.mu.Unlock()
+	raw, err := p.ReadyWithin(ctx, max(2*role.ReadyTimeout, of.Kind.About().ReadyWithin.With(of.Options)))
+	return p, raw, err
+}
+
+// meet reaches a part whose process may not listen yet: a port is forwarded before that shows.
+func (x *trial) meet(ctx context.Context, pod *api.Pod, name string, to part.To) (*role.Remote, part.Clock, error) {
+	for begin := time.Now(); ; {
+		c, err := x.o.Cluster.Dial(ctx, pod.Namespace, pod.Name, part.Port)
+		if err == nil {
+			var remote *role.Remote
+			var clock part.Clock
+			if remote, clock, err = part.Meet(ctx, name, c, x.token, x.o.Version, to, x.cancel); err == nil {
+				return remote, clock, nil
+			}
+		}
+		if fault.CodeOf(err) == fault.Usage || time.Since(begin) > listenWithin {
+			return nil, part.Clock{}, fmt.Errorf("reaching %s: %w", name, err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, part.Clock{}, context.Cause(ctx)
+		case <-time.After(poll):
+		}
+	}
+}
+
+// begin says to the loads when to begin, each by the clock of its node.
+func (x *trial) begin(w *agents.Window) error {
+	for _, name := range slices.Sorted(maps.Keys(x.loads)) {
+		p := x.loads[name]
+		offset, known := w.Offsets[p.node]
+		if !known {
+			return fmt.Errorf("the clock of the node %s, on which %s runs, is not known: %s", p.node, name,
+				cmp.Or(strings.Join(x.gone, "; "), "it has no agent"))
+		}
+		s := role.Schedule{Begin: p.clock.MonotonicAt(w.Start.Add(offset)) - int64(x.spec.Warmup),
+			Warmup: int64(x.spec.Warmup), Duration: int64(x.spec.Duration), Stalls: p.wants.Stalls}
+		if err := p.Send(role.Start, s); err != nil {
+			return fmt.Errorf("starting the load %s: %w", name, err)
+		}
+	}
+	if late := time.Since(w.Start.Add(-x.spec.Warmup)); late > 0 {
+		return fmt.Errorf("the loads heard %v late when to begin: the API server is slow", late.Round(time.Millisecond))
+	}
+	return nil
+}
+
+// results takes what the loads say. Stalls are not known: agents do not say when each was.
+func (x *trial) results(ctx context.Context) error {
+	for name, p := range x.loads {
+		if p.wants.Stalls {
+			stalls := role.Stalls{Spans: [][2]int64{}, Unknown: "agents do not say when a machine stood still"}
+			if err := p.Send(role.Halts, stalls); err != nil {
+				return fmt.Errorf("telling the load %s of stalls: %w", name, err)
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(x.loads)) {
+		var r load.Result
+		timeout := x.spec.Loads[name].Options.Duration("drain") + engine.ResultTimeout
+		err := x.loads[name].Result(ctx, timeout, &r)
+		if err == nil {
+			err = r.Check()
+		}
+		if err != nil {
+			return err
+		}
+		x.record.Loads[name] = r
+	}
+	return nil
+}
+
+// tearDown ends the parts and removes the pods, and waits until they have gone.
+func (x *trial) tearDown(ctx context.Context) error {
+	for _, p := range x.all {
+		p.Close()
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWithin)
+	defer cancel()
+	core := x.o.Cluster.Core()
+	selector := instanceLabel + "=" + x.name + "," + trialLabel + "=" + x.id
+	var errs []error
+	for name := range x.parts() {
+		object := x.objectName(x.id, name)
+		if _, serves := x.spec.Applications[name]; serves {
+			errs = append(errs, absent(core.Services(x.o.Namespace).Delete(ctx, object, metav1.DeleteOptions{})))
+		}
+		errs = append(errs, absent(core.Pods(x.o.Namespace).Delete(ctx, object,
+			metav1.DeleteOptions{GracePeriodSeconds: new(int64(1))})))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return x.refused(err, "removing pods")
+	}
+	return x.Place.gone(ctx, selector)
+}
+
+// explain adds what the cluster says of a pod that has ended.
+func (x *trial) explain(ctx context.Context, err error) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for name := range x.pods {
+		pod, got := x.o.Cluster.Core().Pods(x.o.Namespace).Get(ctx, x.objectName(x.id, name), metav1.GetOptions{})
+		if got != nil {
+			continue
+		}
+		if running, why, hopeless := stateOf(pod); !running && hopeless {
+			return fmt.Errorf("%w; the pod of %s: %s", err, name, text.ClipLine(why, maxWhy))
+		}
+	}
+	return err
+}
+
+// account makes the record of what the nodes say: one ledger, whose groups have the parts of the trial as their roles.
+func (x *trial) account(views []ledger.View) error {
+	for name, pod := range x.pods {
+		if !slices.ContainsFunc(views, func(v ledger.View) bool { return v.Name == pod.Spec.NodeName }) {
+			return fmt.Errorf("the node %s, on which %s ran, gave no window: %s", pod.Spec.NodeName, name,
+				cmp.Or(strings.Join(x.gone, "; "), "it has no agent"))
+		}
+	}
+	l := x.join(views)
+	if len(x.gone) > 0 {
+		l.Warn("nodes-without-window", "%d nodes gave no window, and what a component uses there is in no figure: %s",
+			len(x.gone), strings.Join(x.gone, "; "))
+	}
+	rules, limited := x.rules()
+	charge.Apply(rules, l, nil)
+	roles := map[string]measured.GroupRole{}
+	found := map[ledger.Charged]bool{}
+	for i := range l.Cgroups {
+		g := &l.Cgroups[i]
+		var as kind.Role
+		switch g.Charge {
+		case ledger.ChargeWorkload:
+			as = kind.Application
+		case ledger.ChargeLoad:
+			as = kind.Load
+		case ledger.ChargeTare:
+			as = kind.Subject
+		default:
+			continue
+		}
+		found[g.Charged] = true
+		roles[g.Path] = measured.GroupRole{Role: as, Charged: g.Charged, Limited: g.Name != nil && limited[g.Name.Pod]}
+	}
+	objects := objectsOf(l, found)
+	for i := range rules {
+		if c := rules[i].Charged; !found[c] && !x.optional(&rules[i]) {
+			return fmt.Errorf("no node has a control group or program of %s (%s)", cmp.Or(c.Component, c.Workload, "the load"),
+				rules[i].Patterns.String())
+		}
+	}
+	x.record.Ledger = l
+	m := &measured.Measured{Setup: &x.spec.Setup, Tree: measured.Nowhere}
+	if x.marks != nil {
+		m.Subject = objects
+	}
+	m.Into(x.record, roles)
+	return nil
+}
+
+// join makes one ledger of the nodes' without what their agents have charged by rules of their own. Nodes that are one
+// machine see the same eBPF programs: those of the first count.
+func (x *trial) join(views []ledger.View) *ledger.Ledger {
+	machines := map[string]string{}
+	for _, n := range x.o.Nodes {
+		machines[n.Name] = n.Machine
+	}
+	first := map[string]string{}
+	var shared []string
+	for _, v := range views {
+		l := v.Ledger
+		for i := range l.Cgroups {
+			l.Cgroups[i].Charged, l.Cgroups[i].Rule, l.Cgroups[i].Role = ledger.Charged{}, "", ""
+		}
+		machine := cmp.Or(machines[v.Name], v.Name)
+		if at := first[machine]; at != "" {
+			shared = append(shared, v.Name+" and "+at)
+			l.Programs, l.Maps = []ledger.Program{}, []ledger.Map{}
+		} else {
+			first[machine] = v.Name
+		}
+		for i := range l.Programs {
+			l.Programs[i].Charged, l.Programs[i].Rule = ledger.Charged{}, ""
+		}
+		for i := range l.Maps {
+			l.Maps[i].Charged, l.Maps[i].Rule = ledger.Charged{}, ""
+		}
+	}
+	l := ledger.Join(views)
+	if len(shared) > 0 {
+		l.Warn("nodes-share-machine", "%s are one machine: its capacity counts for each of them, and eBPF programs are "+
+			"seen from the first", strings.Join(shared, ", "))
+	}
+	return l
+}
+
+// rules say whose each container of the trial's pods is, and what the subject is.
+func (x *trial) rules() (rules []charge.Rule, limited map[string]bool) {
+	limited = map[string]bool{}
+	add := func(name string, c ledger.Charged, of charge.Patterns) {
+		rules = append(rules, charge.Rule{Charged: c, Patterns: of, Where: name})
+	}
+	for name, of := range x.parts() {
+		pod := x.pods[name].Name
+		here := charge.Patterns{Namespace: x.o.Namespace, Pod: pod, Container: container}
+		as := ledger.Charged{Charge: ledger.ChargeLoad}
+		if _, is := x.spec.Applications[name]; is {
+			as = ledger.Charged{Charge: ledger.ChargeWorkload, Workload: name}
+		}
+		add(name, as, here)
+		_, limited[pod] = of.Limits["cpus"]
+		if x.marks == nil {
+			continue
+		}
+		for _, r := range x.marks.Components {
+			if kind.InPods(&r) {
+				r.Namespace, r.Pod, r.Component = x.o.Namespace, pod, r.Component+"."+name
+				if as.Workload != "" {
+					r.Workload = name
+				}
+				rules = append(rules, r)
+			}
+		}
+	}
+	if x.marks != nil {
+		for _, r := range x.marks.Components {
+			if !kind.InPods(&r) {
+				rules = append(rules, r)
+			}
+		}
+	}
+	return rules, limited
+}
+
+// optional says whether a rule need not match anything: of a container that only some pods of the trial have.
+func (x *trial) optional(r *charge.Rule) bool {
+	if r.Charge != ledger.ChargeTare || r.Pod == "" {
+		return false
+	}
+	for _, pod := range x.pods {
+		if pod.Name == r.Pod {
+			return !slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers),
+				func(c api.Container) bool { return r.IsContainer(c.Name) })
+		}
+	}
+	return false
+}
+
+// objectsOf are the programs and maps that are charged to the subject.
+func objectsOf(l *ledger.Ledger, found map[ledger.Charged]bool) *kind.Objects {
+	o := &kind.Objects{}
+	for i := range l.Programs {
+		if p := &l.Programs[i]; p.Charge == ledger.ChargeTare {
+			o.Programs = append(o.Programs, kind.Object{ID: p.ID, Name: p.Name})
+			found[p.Charged] = true
+		}
+	}
+	for i := range l.Maps {
+		if m := &l.Maps[i]; m.Charge == ledger.ChargeTare {
+			o.Maps = append(o.Maps, kind.Object{ID: m.ID, Name: m.Name})
+			found[m.Charged] = true
+		}
+	}
+	return o
+}
+
+// absent is the error of removing something, unless it is not there.
+func absent(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,107 @@
+// Package installed is the subject that somebody has installed in a cluster: a mesh, a runtime, a tracer. Tare starts
+// nothing of it. An arm says by which marks of a pod it applies, and which of what runs there is its cost.
+package installed
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/lib/param"
+	"tare/internal/lib/text"
+	"tare/internal/scale/charge"
+	"tare/internal/scale/ledger"
+)
+
+func init() { kind.Register(kind.Subject, guest{}) }
+
+type guest struct{}
+
+const (
+	labelsKey      = "labels"
+	annotationsKey = "annotations"
+	runtimeKey     = "runtime-class"
+	componentsKey  = "components"
+)
+
+var settings = []param.Setting{
+	{Name: labelsKey, Type: param.TypeText, Reach: param.ReachNothing,
+		Doc: "labels of the pods of this arm, by which it applies: KEY=VALUE, several with commas between"},
+	{Name: annotationsKey, Type: param.TypeText, Reach: param.ReachNothing,
+		Doc: "annotations of these pods, in the same form; those with commas in their values with ; between"},
+	{Name: runtimeKey, Type: param.TypeText, Reach: param.ReachNothing, Doc: "RuntimeClass of these pods"},
+	{Name: componentsKey, Type: param.TypeText, Reach: param.ReachNothing,
+		Doc: "what its cost is: rules as of `tare weigh --tare`, several with ; between, such as " +
+			"`container=istio-proxy,component=sidecar; namespace=istio-system,component=controlplane`. A rule that " +
+			"names a container and no namespace is about the pods of the trial, and its component is given for each of them"},
+}
+
+func (guest) About() kind.About {
+	return kind.About{
+		Name:     "installed",
+		Summary:  "what is installed in a cluster, for kubectl tare run",
+		Settings: settings,
+		InPath: func(v param.Values) bool {
+			m, err := guest{}.Marks(v)
+			return err == nil && slices.ContainsFunc(m.Components, func(r charge.Rule) bool { return kind.InPods(&r) })
+		},
+	}
+}
+
+// Check refuses settings that cannot be read, and an arm without a cost.
+func (g guest) Check(v param.Values) error {
+	_, err := g.Marks(v)
+	return err
+}
+
+// Marks is kind.Marked's.
+func (guest) Marks(v param.Values) (m kind.Marks, err error) {
+	if m.Labels, err = pairs(labelsKey, v[labelsKey]); err != nil {
+		return m, err
+	}
+	if m.Annotations, err = pairs(annotationsKey, v[annotationsKey]); err != nil {
+		return m, err
+	}
+	m.RuntimeClass = v[runtimeKey]
+	for rule := range strings.SplitSeq(v[componentsKey], ";") {
+		if rule = strings.TrimSpace(rule); rule == "" {
+			continue
+		}
+		r, err := charge.ParseFlag(ledger.ChargeTare, rule)
+		if err != nil {
+			return m, fmt.Errorf("%s: %w", componentsKey, err)
+		}
+		if r.Component == "" {
+			return m, fmt.Errorf("%s: the rule %q names no component: add ,component=NAME", componentsKey, text.Clip(rule))
+		}
+		m.Components = append(m.Components, r)
+	}
+	if len(m.Components) == 0 {
+		return m, fmt.Errorf("%s: say what its cost is, such as 'container=istio-proxy,component=sidecar'", componentsKey)
+	}
+	return m, nil
+}
+
+// pairs reads KEY=VALUE, KEY=VALUE.
+func pairs(what, list string) (map[string]string, error) {
+	separator := ","
+	if strings.Contains(list, ";") {
+		separator = ";"
+	}
+	all := map[string]string{}
+	for pair := range strings.SplitSeq(list, separator) {
+		if pair = strings.TrimSpace(pair); pair == "" {
+			continue
+		}
+		key, value, found := strings.Cut(pair, "=")
+		if !found || key == "" {
+			return nil, fmt.Errorf("%s: write KEY=VALUE, not %q", what, text.Clip(pair))
+		}
+		if _, twice := all[key]; twice {
+			return nil, fmt.Errorf("%s: %q is there twice", what, text.Clip(key))
+		}
+		all[key] = value
+	}
+	return all, nil
+}
