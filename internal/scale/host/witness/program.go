@@ -50,7 +50,9 @@ func relocate(instructions asm.Instructions, spec *ebpf.CollectionSpec, kernel *
 			of, relocations = append(of, &instructions[i]), append(relocations, r)
 		}
 	}
-	noIDs := func(btf.Type) (btf.TypeID, error) { return 0, errors.New("ids of types are only known when it is loaded") }
+	noIDs := func(btf.Type) (btf.TypeID, error) {
+		return 0, errors.New("ids of types are only known when it is loaded")
+	}
 	fixups, err := btf.CORERelocate(relocations, []*btf.Spec{kernel}, spec.ByteOrder, noIDs)
 	if err != nil {
 		return err
