@@ -9,8 +9,8 @@ import (
 )
 
 // Shared holds what the meters of one process have in common: programs that are fitted to this kernel, which takes
-// megabytes of memory for a moment, and what looks and run statistics cost here. The first meter that needs a part makes
-// it. The zero value is ready. Close it after the meters.
+// megabytes of memory for a moment, and what looks and run statistics cost here. The first meter that needs a part
+// makes it. The zero value is ready. Close it after the meters.
 type Shared struct {
 	mu        sync.Mutex // held while a meter is opened
 	iterators bpf.Iterators
