@@ -121,9 +121,12 @@ func TestReadme(t *testing.T) {
 		t.Errorf("the page has %d configurations of Prometheus", len(scrapes))
 	}
 	// Debian's Prometheus knows no Kubernetes.
-	discovery := regexp.MustCompile(`(?m)^  kubernetes_sd_configs:\n(?:  [- ] .*\n)+?(  relabel_configs)`)
+	discovery := regexp.MustCompile(`(?m)^    kubernetes_sd_configs:\n(?:    [- ] .*\n)+?(    relabel_configs)`)
 	for _, scrape := range scrapes {
-		shown := discovery.ReplaceAllString(scrape, "  static_configs: [{targets: [node-1:9633]}]\n$1")
+		shown := discovery.ReplaceAllString(scrape, "    static_configs: [{targets: [node-1:9633]}]\n$1")
+		// The job is added to those of Debian's configuration, whose lists are indented by two spaces.
+		shown = strings.Replace(shown, "scrape_configs:\n", "scrape_configs:\n  - job_name: node\n"+
+			"    static_configs:\n      - targets: ['localhost:9100']\n", 1)
 		config := filepath.Join(dir, "prometheus.yml")
 		write(t, config, strings.ReplaceAll(shown, "/etc/prometheus/", dir+"/"))
 		if out, err := exec.Command(promtool, "check", "config", config).CombinedOutput(); err != nil {

@@ -5,7 +5,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -17,7 +16,7 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/lib/privilege"
 	"tare/internal/lib/self"
-	"tare/internal/lib/text"
+	"tare/internal/lib/usage"
 )
 
 // Main runs tare-agent with its arguments and returns the exit code.
@@ -28,10 +27,7 @@ func Main(args []string) int {
 	cmd.SetArgs(args)
 	err := cmd.ExecuteContext(ctx)
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "tare-agent: %s\n", text.Line(err.Error()))
-		if hint := fault.HintOf(err); hint != "" {
-			fmt.Fprintf(os.Stderr, "hint: %s\n", text.Line(hint))
-		}
+		fault.Print(os.Stderr, err)
 	}
 	return int(fault.CodeOf(err))
 }
@@ -67,13 +63,7 @@ it omits what needs it.`,
 		Version:       self.Version + " " + self.Build(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return fault.New(fault.Usage, text.Clip(args[0]), "see tare-agent --help",
-					"tare-agent takes flags and no arguments")
-			}
-			return nil
-		},
+		Args:          usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := c.read(cmd.Flags()); err != nil {
 				return err
@@ -81,9 +71,7 @@ it omits what needs it.`,
 			return run(cmd.Context(), &c)
 		},
 	}
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
-		return fault.Wrap(err, fault.Usage, "", "see tare-agent --help", "the command line cannot be read")
-	})
+	cmd.SetFlagErrorFunc(usage.FlagError)
 	c.addFlags(cmd.Flags())
 	return cmd
 }

@@ -149,3 +149,23 @@ func FuzzConfiguration(f *testing.F) {
 		}
 	})
 }
+
+// TestWrongUse: what is wrong with a command line is said as tare says it, with the exit code of wrong use.
+func TestWrongUse(t *testing.T) {
+	for args, want := range map[string]string{
+		"now":            "tare: tare-agent now: unexpected argument\n      see 'tare-agent --help'\n",
+		"--nosuch":       "tare: tare-agent: unknown flag: --nosuch\n      see 'tare-agent --help'\n",
+		"--max-series x": "tare: tare-agent --max-series: must be a whole number, not \"x\"\n",
+		"--config /nosuch": "tare: /nosuch: the configuration cannot be read: open /nosuch: no such file or directory\n" +
+			"      name a file that can be read\n",
+	} {
+		cmd := Command()
+		cmd.SetArgs(strings.Fields(args))
+		err := cmd.Execute()
+		var b bytes.Buffer
+		fault.Print(&b, err)
+		if fault.CodeOf(err) != fault.Usage || !strings.HasPrefix(b.String(), want) {
+			t.Errorf("%s: exit code %d, %q, want %q", args, fault.CodeOf(err), b.String(), want)
+		}
+	}
+}

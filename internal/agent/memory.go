@@ -8,9 +8,9 @@ import (
 )
 
 // How far the heap grows beyond what is live, in percent, before garbage is collected. Collecting is a tenth of what
-// the agent costs, so the heap usually grows to 2.5 times what is live, not twice as Go has it. While a meter is
-// opened, which parses much of which little stays, and while there are two, the agent is largest: then memory comes
-// first.
+// the agent costs, so the heap usually grows to 2.5 times what is live, not twice as Go has it. As it starts, which
+// parses the types of the kernel, of which little stays, and while there are two meters, the agent is largest: then
+// memory comes first.
 const (
 	usualGrowth = 150
 	smallGrowth = 40

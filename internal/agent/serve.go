@@ -39,7 +39,7 @@ func serve(ctx context.Context, c *configuration, w *weigher, l net.Listener, lo
 		return err
 	}
 	writers := &writers{most: maxUnread}
-	windows := newWindows(c, w.layout, w.names, writers)
+	windows := newWindows(c, w, writers)
 	defer windows.close()
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", newScrapes(w, writers))

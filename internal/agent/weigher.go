@@ -25,6 +25,7 @@ type weigher struct {
 	mu      sync.Mutex
 	ctx     context.Context //nolint:containedctx // the agent's: Gather has no parameter for it
 	scale   scale
+	shared  meter.Shared // by scale and the windows
 	totals  *live.Totals
 	names   *names.Resolver
 	layout  *cgroup.Layout
@@ -56,7 +57,7 @@ func newWeigher(ctx context.Context, c *configuration, log *slog.Logger) (w *wei
 	if w.layout, err = cgroup.Discover(cgroup.Roots{}); err != nil {
 		return nil, err
 	}
-	o := meter.Options{SampleHz: c.hz(), NoStatistics: c.withoutStatistics(), Lean: true}
+	o := meter.Options{SampleHz: c.hz(), NoStatistics: c.withoutStatistics(), Lean: true, Shared: &w.shared}
 	if w.scale, err = live.Open(ctx, o, c.duty); err != nil {
 		return nil, err
 	}
@@ -166,5 +167,6 @@ func (w *weigher) health() error {
 func (w *weigher) close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	defer w.shared.Close()
 	return w.scale.Close()
 }

@@ -18,7 +18,6 @@ import (
 	"tare/internal/lib/files"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/text"
-	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/names"
 	"tare/internal/scale/ledger"
 	"tare/internal/scale/meter"
@@ -93,6 +92,7 @@ type windows struct {
 	names   *names.Resolver
 	writers *writers
 	charger *charger
+	shared  *meter.Shared
 
 	turn    chan struct{} // has one element while no window is open
 	waiting chan struct{}
@@ -111,9 +111,9 @@ const (
 	maxDocument    = 64_000_000  // bytes: some 60,000 control groups
 )
 
-func newWindows(c *configuration, layout *cgroup.Layout, names *names.Resolver, writers *writers) *windows {
-	w := &windows{c: c, names: names, writers: writers, charger: &charger{rules: c.rules, layout: layout},
-		turn: make(chan struct{}, 1), waiting: make(chan struct{}, maxWaiting)}
+func newWindows(c *configuration, of *weigher, writers *writers) *windows {
+	w := &windows{c: c, names: of.names, writers: writers, charger: &charger{rules: c.rules, layout: of.layout},
+		shared: &of.shared, turn: make(chan struct{}, 1), waiting: make(chan struct{}, maxWaiting)}
 	w.turn <- struct{}{}
 	return w
 }
@@ -226,7 +226,8 @@ func (w *windows) weigh(ctx context.Context, d time.Duration, at time.Time) (l *
 	}
 	if w.m == nil {
 		saveMemory()
-		w.m, err = meter.New(ctx, meter.Options{SampleHz: w.c.hz(), NoStatistics: w.c.withoutStatistics()})
+		w.m, err = meter.New(ctx, meter.Options{SampleHz: w.c.hz(), NoStatistics: w.c.withoutStatistics(),
+			Shared: w.shared})
 		if err != nil {
 			saveTime()
 			return nil, err

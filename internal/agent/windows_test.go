@@ -156,7 +156,7 @@ func TestAccessOfAChangedFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "web.yaml")
 	c := &configuration{Values: param.Defaults(settings)}
 	c.Values[settingWebConfig] = file
-	w := admit(c, newWindows(c, nil, names.Open(names.Options{}), nil))
+	w := admit(c, newWindows(c, &weigher{names: names.Open(names.Options{})}, nil))
 	for _, step := range []struct {
 		config string
 		want   int

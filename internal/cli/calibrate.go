@@ -14,6 +14,7 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
+	"tare/internal/lib/usage"
 	"tare/internal/results/calibrate"
 	"tare/internal/scale/ledger"
 )
@@ -40,7 +41,7 @@ Exit code 5: a weight is out of tolerance and nothing else explains it, so the s
 some section no weight could be judged.`,
 		Example: `  tare calibrate --quick
   tare calibrate --only clock,latency --json`,
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return runCalibrate(cmd, o, asJSON)
 		},

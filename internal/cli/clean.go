@@ -14,6 +14,7 @@ import (
 	"tare/internal/lib/files"
 	"tare/internal/lib/self"
 	"tare/internal/lib/text"
+	"tare/internal/lib/usage"
 	"tare/internal/sandboxes/microvm"
 	"tare/internal/sandboxes/oci"
 	"tare/internal/scale/host/bpf"
@@ -41,7 +42,7 @@ has is left alone and listed: run 'tare clean' on the host, where every process 
 		Example: `  tare clean
   tare clean --dry-run
   tare clean --ended tare-nodes-n4026532501-p7-t123456`,
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			layout, err := cgroup.Discover(cgroup.Roots{})
 			if err != nil {

@@ -14,6 +14,7 @@ import (
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/text"
+	"tare/internal/lib/usage"
 	"tare/internal/mesh/controlplane"
 	"tare/internal/mesh/controlplane/authority"
 	"tare/internal/mesh/controlplane/injection"
@@ -43,7 +44,7 @@ get is in the file of --injection (docs/injection.md); the webhook is known by t
   tare controlplane --config mesh.yaml --listen 127.0.0.1:18000 --admin 127.0.0.1:18001
   tare controlplane --config mesh.yaml --credentials /run/mesh --roots /var/lib/mesh
   tare controlplane --config mesh.yaml --roots /var/lib/mesh --webhook :9443 --injection pods.yaml`,
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			people := human || isatty.IsTerminal(os.Stdout.Fd())
 			if o.File == "" && people {

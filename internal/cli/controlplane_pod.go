@@ -8,6 +8,7 @@ import (
 
 	"tare/internal/lib/fault"
 	"tare/internal/lib/text"
+	"tare/internal/lib/usage"
 	"tare/internal/mesh/controlplane/injection/probes"
 	"tare/internal/mesh/controlplane/pod"
 )
@@ -33,7 +34,7 @@ probes in $TARE_PROBES, where the webhook of 'tare controlplane --webhook' puts 
 			for _, f := range [][2]string{{"--address", o.ControlPlane}, {"--node", o.Node}, {"--identity", o.Identity},
 				{"--token-file", o.TokenFile}} {
 				if f[1] == "" {
-					return fault.New(fault.Usage, f[0], seeHelp(cmd), "missing value")
+					return fault.New(fault.Usage, f[0], usage.SeeHelp(cmd), "missing value")
 				}
 			}
 			if o.Envoy = args; len(args) == 0 {

@@ -15,6 +15,7 @@ import (
 	"tare/internal/experiment/kind"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/lists"
+	"tare/internal/lib/usage"
 	"tare/internal/scale/host/bpf"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/feature"
@@ -52,7 +53,7 @@ Redirecting connections to sidecars makes the kernel load modules, which stay lo
 		Example: `  tare doctor
   tare doctor --load-modules
   tare doctor --json | jq '.features[] | select(.available | not)'`,
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := keepOnly(cmd.Context(), cap.DAC_OVERRIDE, cap.NET_ADMIN); err != nil {
 				return err

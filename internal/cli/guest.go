@@ -25,6 +25,7 @@ import (
 	"tare/internal/lib/param"
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/text"
+	"tare/internal/lib/usage"
 )
 
 // The commands 'tare load', 'tare app' and 'tare subject' are made of what guests declare (kind.Alone).
@@ -52,7 +53,7 @@ func newGuests(r kind.Role, short string) *cobra.Command {
 				return nil
 			}
 			names := lists.Map(cmd.Commands(), (*cobra.Command).Name)
-			return fault.New(fault.Usage, cmd.CommandPath(), seeHelp(cmd)+"; "+text.Suggest(args[0], names),
+			return fault.New(fault.Usage, cmd.CommandPath(), usage.SeeHelp(cmd)+"; "+text.Suggest(args[0], names),
 				"there is no %s %q", r, args[0])
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -84,7 +85,7 @@ func newGuest(r kind.Role, g kind.Guest) *cobra.Command {
 		Use:     about.Name,
 		Short:   strings.ToUpper(summary[:1]) + summary[1:],
 		Example: strings.Join(example(r, about), "\n"),
-		Args:    noArgs,
+		Args:    usage.NoArgs,
 	}
 	values := param.Flags(c.Flags(), about.ProcessSettings()...)
 	if argument := about.Alone.Argument; argument != "" {
@@ -92,11 +93,11 @@ func newGuest(r kind.Role, g kind.Guest) *cobra.Command {
 		c.Use += " [" + strings.ToUpper(argument) + "]"
 		c.Args = func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 && !setting.Many {
-				return noArgs(cmd, args[1:])
+				return usage.NoArgs(cmd, args[1:])
 			}
 			for _, arg := range args {
 				if err := cmd.Flags().Set(argument, arg); err != nil {
-					return flagError(cmd, err)
+					return usage.FlagError(cmd, err)
 				}
 			}
 			return nil
@@ -263,7 +264,7 @@ func wrongUse(cmd *cobra.Command, err error) error {
 	if err == nil || fault.CodeOf(err) != fault.Internal {
 		return err
 	}
-	return fault.New(fault.Usage, cmd.CommandPath(), seeHelp(cmd), "%s", err)
+	return fault.New(fault.Usage, cmd.CommandPath(), usage.SeeHelp(cmd), "%s", err)
 }
 
 // reported sends the parent of a role the error that ends it, and returns it for the exit code.

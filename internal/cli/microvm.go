@@ -20,6 +20,7 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/lib/self"
 	"tare/internal/lib/text"
+	"tare/internal/lib/usage"
 	"tare/internal/sandboxes/microvm"
 )
 
@@ -142,7 +143,7 @@ func (f *microvmFlags) readOptions(cmd *cobra.Command) (microvm.Options, error) 
 // oneID takes the id of a container as the only argument.
 func oneID(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 {
-		return fault.New(fault.Usage, cmd.CommandPath(), seeHelp(cmd), "give the id of one container")
+		return fault.New(fault.Usage, cmd.CommandPath(), usage.SeeHelp(cmd), "give the id of one container")
 	}
 	return nil
 }
@@ -276,7 +277,7 @@ func (f *microvmFlags) newKill() *cobra.Command {
 	var all bool
 	takes := func(cmd *cobra.Command, args []string) error {
 		if len(args) < 1 || len(args) > 2 {
-			return fault.New(fault.Usage, cmd.CommandPath(), seeHelp(cmd),
+			return fault.New(fault.Usage, cmd.CommandPath(), usage.SeeHelp(cmd),
 				"give the id of a container, and a signal if you like")
 		}
 		return nil
@@ -308,7 +309,7 @@ func (f *microvmFlags) newDelete() *cobra.Command {
 func (f *microvmFlags) newList() *cobra.Command {
 	var format string
 	var quiet bool
-	cmd := f.command("list", "list --format json", "List the containers", noArgs,
+	cmd := f.command("list", "list --format json", "List the containers", usage.NoArgs,
 		f.with(func(r *microvm.Runtime, cmd *cobra.Command, _ []string) error {
 			if !slices.Contains([]string{"table", "json"}, format) {
 				return fault.New(fault.Usage, "--format", "use table or json", "no format is called %q", format)
@@ -346,7 +347,7 @@ func printContainers(w io.Writer, list []microvm.Container, asJSON, quiet bool) 
 
 func (f *microvmFlags) newFeatures() *cobra.Command {
 	return f.command("features", "features",
-		"Print what this runtime can do, and what sandboxes are made of on this machine", noArgs,
+		"Print what this runtime can do, and what sandboxes are made of on this machine", usage.NoArgs,
 		f.with(func(r *microvm.Runtime, cmd *cobra.Command, _ []string) error {
 			o, err := f.readOptions(cmd)
 			if err != nil {

@@ -23,6 +23,7 @@ import (
 	"tare/internal/lib/files"
 	"tare/internal/lib/self"
 	"tare/internal/lib/text"
+	"tare/internal/lib/usage"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 	"tare/internal/scale/meter"
@@ -55,7 +56,7 @@ It ends when the run is over. When the coordinator cannot be reached, it retries
 		Example: `  tare node keys --dir keys n1 n2
   tare run trace-scaling --nodes-listen :7117 --nodes-keys keys --nodes 2
   tare node --join coordinator:7117 --name n1 --ca keys/authority.pem --cert keys/n1.pem --key keys/n1.key`,
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cmd.Flags().Changed(local.HandedFlag) {
 				return localNode(cmd.Context(), f.handed)

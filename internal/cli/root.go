@@ -8,18 +8,16 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/lists"
-	"tare/internal/lib/param"
 	"tare/internal/lib/text"
+	"tare/internal/lib/usage"
 
 	"tare/internal/lib/self"
 
@@ -107,44 +105,11 @@ func Command() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.SetFlagErrorFunc(flagError)
+	root.SetFlagErrorFunc(usage.FlagError)
 	for _, c := range commands {
 		root.AddCommand(c())
 	}
 	return root
-}
-
-// flagError says what is wrong with a flag in words, not in those of the functions that read numbers.
-func flagError(cmd *cobra.Command, err error) error {
-	help := seeHelp(cmd)
-	var wrong *pflag.InvalidValueError
-	if !errors.As(err, &wrong) {
-		return fault.New(fault.Usage, cmd.CommandPath(), help, "%s", err)
-	}
-	f := wrong.GetFlag()
-	if setting, ok := f.Value.(param.Flag); ok {
-		return fault.New(fault.Usage, cmd.CommandPath()+" --"+f.Name, setting.Hint()+"; "+help, "%s", wrong.Unwrap())
-	}
-	says := map[string]string{
-		"int": "must be a whole number", "int64": "must be a whole number",
-		"uint32": "must be a whole number, 0 or more", "uint64": "must be a whole number, 0 or more",
-		"float64": "must be a number", "bool": "must be true or false", "boolfunc": "must be true or false",
-		"duration": "must be a duration with its unit, such as 300ms or 2s",
-	}[f.Value.Type()]
-	if says == "" || errors.Is(err, strconv.ErrRange) {
-		says = "must be another value"
-	}
-	return fault.New(fault.Usage, cmd.CommandPath()+" --"+f.Name, f.Usage+"; "+help, "%s, not %q", says, wrong.GetValue())
-}
-
-func seeHelp(cmd *cobra.Command) string { return fmt.Sprintf("see '%s --help'", cmd.CommandPath()) }
-
-// noArgs refuses arguments with the right exit code.
-func noArgs(cmd *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return fault.New(fault.Usage, cmd.CommandPath()+" "+args[0], seeHelp(cmd), "unexpected argument")
-	}
-	return nil
 }
 
 // printLog prints what a role logs. Lines after the first are indented, so that none that somebody else chose passes

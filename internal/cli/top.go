@@ -13,6 +13,7 @@ import (
 
 	"tare/internal/lib/fault"
 	"tare/internal/lib/privilege"
+	"tare/internal/lib/usage"
 	"tare/internal/results/report"
 	"tare/internal/results/screen"
 	"tare/internal/scale/remote"
@@ -55,7 +56,7 @@ configuration. This needs no privileges here. --once prints one ledger as text, 
   tare top --agent node-7:9633 --ca /etc/tare/ca.pem --user ops --password-file /etc/tare/password
   tare top --once | less
   tare top --every 10s --json >> ledgers.jsonl`,
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.check(); err != nil {
 				return err

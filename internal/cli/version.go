@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"tare/internal/lib/self"
+	"tare/internal/lib/usage"
 	"tare/internal/scale/host/feature"
 )
 
@@ -50,7 +51,7 @@ func newVersion() *cobra.Command {
 is probed: 'tare doctor' tries out what this machine has.`,
 		Example: `  tare version
   tare version --json | jq -r .commit`,
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return promptly(cmd.Context(), func() error {
 				if asJSON {

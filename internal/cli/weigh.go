@@ -16,6 +16,7 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/lib/pace"
 	"tare/internal/lib/text"
+	"tare/internal/lib/usage"
 	"tare/internal/results/report"
 	"tare/internal/results/session"
 	"tare/internal/scale/charge"
@@ -107,7 +108,7 @@ names by ,workload=NAME, or in whose groups it is; the rest is session.Show as t
 
   # the same from a file: rules: [{charge: tare, namespace: kube-system}, ...]
   tare weigh --rules rules.yaml`,
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if window < leastWindow || window > longestWindow && every == 0 {
 				return fault.New(fault.Usage, "--for "+window.String(), "try --for 10s",

@@ -169,6 +169,9 @@ func oddNames() []string {
 	}
 }
 
+// mostResident is the memory that an agent may have, in bytes.
+const mostResident = 25_000_000
+
 // TestAgentHostileClients: what clients do costs the agent bounded memory, and those who behave get an answer within
 // ten seconds, if only that too many are there.
 func TestAgentHostileClients(t *testing.T) {
@@ -188,6 +191,7 @@ func TestAgentHostileClients(t *testing.T) {
 	first.check(t, nil)
 	checkLabels(t, first, len(oddNames())+2)
 	files := descriptors(t, a.pid)
+	_, started := resident(t, a.pid)
 
 	newcomer := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // who stays has a place
 	last := first
@@ -223,9 +227,10 @@ func TestAgentHostileClients(t *testing.T) {
 			peak>>10)
 	}
 	_, peak := resident(t, a.pid)
-	t.Logf("at most %d KiB were resident", peak>>10)
-	if peak > 28<<20 { // 24 to 26.9 MB were seen; the aim is 25 MB
-		t.Errorf("%d KiB were resident", peak>>10)
+	t.Logf("at most %d KiB were resident, and %d before the attacks", peak>>10, started>>10)
+	// Kernels before 6.16 do not lend their types to be mapped: an agent there is largest as it starts and reads them.
+	if peak > max(mostResident, started) {
+		t.Errorf("%d bytes were resident, want at most %d", peak, mostResident)
 	}
 	room := files + 60 // the meter of windows is kept for a while
 	if long.Enabled() {

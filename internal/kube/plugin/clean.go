@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
+
+	"tare/internal/lib/usage"
 )
 
 func init() { register(newClean) }
@@ -19,7 +21,7 @@ Jobs or for garbage are off. With --all it also removes agents whose time is not
 What 'kubectl tare install' has installed stays.`,
 		Example: `  kubectl tare clean --dry-run
   kubectl tare clean --all`,
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			client, err := c.open()
 			if err != nil {

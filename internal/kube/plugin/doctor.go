@@ -16,6 +16,7 @@ import (
 	"tare/internal/kube/agents"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/text"
+	"tare/internal/lib/usage"
 )
 
 func init() { register(newDoctor) }
@@ -39,7 +40,7 @@ Rights are those of deploy/kubernetes/weigh.yaml; temporary agents need all of t
 those of pods/portforward in their namespace. If something is missing, the exit code is 3.`,
 		Example: `  kubectl tare doctor
   kubectl tare doctor --as system:serviceaccount:ops:weigher --json`,
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			client, err := c.open()
 			if err != nil {

@@ -8,6 +8,7 @@ import (
 
 	"tare/internal/kube/agents"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/usage"
 )
 
 func init() {
@@ -25,7 +26,7 @@ its configuration and a Service, in the namespace "tare" or that of -n, which ge
 Applying them again, also with another image, changes what is installed.`,
 		Example: `  kubectl tare install --image registry.example.com/tare-agent:0.1.0
   kubectl -n tare rollout status daemonset/tare-agent`,
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if image == "" {
 				return fault.New(fault.Usage, "--image", "docs/kubernetes.md says how to make it", "name the image of tare-agent")
@@ -49,7 +50,7 @@ func newUninstall(c *connection) *cobra.Command {
 		Long: `Uninstall removes what 'kubectl tare install' has installed in the namespace "tare" or that of -n, and then the
 namespace if install made it, with all that is in it. What Helm or others have installed stays.`,
 		Example: "  kubectl tare uninstall",
-		Args:    noArgs,
+		Args:    usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			client, err := c.open()
 			if err != nil {

@@ -4,7 +4,6 @@ package plugin
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/signal"
 
@@ -19,6 +18,7 @@ import (
 	"tare/internal/lib/lists"
 	"tare/internal/lib/self"
 	"tare/internal/lib/text"
+	"tare/internal/lib/usage"
 )
 
 // Main runs the command line and returns the exit code of the process.
@@ -60,24 +60,13 @@ func Command() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return fault.New(fault.Usage, cmd.CommandPath(), seeHelp(cmd), "%s", err)
-	})
+	root.SetFlagErrorFunc(usage.FlagError)
 	var c connection
 	c.register(root.PersistentFlags())
 	for _, command := range commands {
 		root.AddCommand(command(&c))
 	}
 	return root
-}
-
-func seeHelp(cmd *cobra.Command) string { return fmt.Sprintf("see '%s --help'", cmd.CommandPath()) }
-
-func noArgs(cmd *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return fault.New(fault.Usage, cmd.CommandPath()+" "+text.Clip(args[0]), seeHelp(cmd), "unexpected argument")
-	}
-	return nil
 }
 
 // connection says which cluster, and as whom, with kubectl's flags, files and environment.

@@ -75,7 +75,7 @@ func TestUsage(t *testing.T) {
 		{"weight", `did you mean "weigh"`},
 		{"weigh x", "unexpected argument"},
 		{"weigh --for 1ms", "100ms to 5m"},
-		{"weigh --for x", "invalid argument"},
+		{"weigh --for x", "must be a duration with its unit"},
 		{"weigh -o xml", "no such format"},
 		{"weigh --by pod", "no such view"},
 		{"weigh --shared evenly", "no such rule"},

@@ -10,6 +10,7 @@ import (
 	"tare/internal/kube/agents"
 	"tare/internal/kube/clusterreport"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/usage"
 	"tare/internal/results/screen"
 )
 
@@ -48,7 +49,7 @@ cluster removes them when that time is over.`,
 		Example: `  kubectl tare top
   kubectl tare top --every 30s -n shop --shared spread
   kubectl tare top --image registry.example.com/tare-agent:0.1.0 --life 10m`,
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.check(c); err != nil {
 				return err

@@ -16,6 +16,7 @@ import (
 	"tare/internal/kube/clusterreport"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/text"
+	"tare/internal/lib/usage"
 )
 
 func init() { register(newWeigh) }
@@ -63,7 +64,7 @@ A node that does not answer is named with the reason and is in no sum; the exit 
   # for programs (schema tare.cluster/v1), and a page with the cluster's picture
   kubectl tare weigh -o json | jq '.components[] | {component, cpu: .cpu_seconds.tare}'
   kubectl tare weigh -o html > cluster.html`,
-		Args: noArgs,
+		Args: usage.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.check(c); err != nil {
 				return err

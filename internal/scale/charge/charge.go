@@ -262,20 +262,23 @@ func (a *application) unused() {
 	}
 }
 
-// unknown counts the containers without a name, and says whether none of those with one has labels.
+// unknown counts the containers without a name, and says whether there are containers and none has labels.
 func (a *application) unknown() (nameless int, unlabelled bool) {
-	unlabelled = true
+	containers, labelled := 0, 0
 	for i := range a.l.Cgroups {
 		g := &a.l.Cgroups[i]
 		if g.Name == nil || g.Name.ContainerID == "" || g.Name.Top != g.Path {
 			continue
 		}
+		containers++
 		if g.Name.Container == "" {
 			nameless++
 		}
-		unlabelled = unlabelled && len(g.Name.Labels) == 0
+		if len(g.Name.Labels) > 0 {
+			labelled++
+		}
 	}
-	return nameless, unlabelled
+	return nameless, containers > 0 && labelled == 0
 }
 
 // things are what a rule selects, in words.

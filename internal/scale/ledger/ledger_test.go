@@ -199,6 +199,47 @@ func TestDeriveMemory(t *testing.T) {
 	}
 }
 
+// TestTitle: a group has the name of its container, with the path below it, and else its path.
+func TestTitle(t *testing.T) {
+	const pod, id = "/kubepods/pod1", "0123456789abcdef0123456789abcdef"
+	const group = pod + "/" + id
+	web := Name{Namespace: "shop", Pod: "web-0", Container: "nginx", ContainerID: id, Top: group}
+	with := func(change func(*Name)) *Name {
+		n := web
+		change(&n)
+		return &n
+	}
+	for _, c := range []struct {
+		what, path string
+		name       *Name
+		want       string
+	}{
+		{"no name", group, nil, group},
+		{"a container of a pod", group, &web, "shop/web-0/nginx"},
+		{"a group in it", group + "/init/x", &web, "shop/web-0/nginx/init/x"},
+		{"the pod", pod, &Name{Namespace: "shop", Pod: "web-0", Top: pod}, "shop/web-0"},
+		{"what holds the pod open", group, with(func(n *Name) { n.Container = "(sandbox)" }), "shop/web-0/(sandbox)"},
+		{"an unnamed container of a pod", group, with(func(n *Name) { n.Container = "" }), "shop/web-0/0123456789ab"},
+		{"a short id", group, with(func(n *Name) { n.Container, n.ContainerID = "", "01" }), "shop/web-0/01"},
+		{"a container of no pod", group, &Name{Container: "web", ContainerID: id, Top: group}, "web"},
+		{"a container that is known by its id alone", group, &Name{ContainerID: id, Top: group}, group},
+		{"a pod that is known by its UID alone", pod, &Name{PodUID: "1", Top: pod}, pod},
+		{"a unit", "/system.slice/ssh.service", &Name{Unit: "ssh.service", Top: "/system.slice/ssh.service"},
+			"/system.slice/ssh.service"},
+		{"a unit that is a container", group, with(func(n *Name) { n.Unit = "x.scope" }), group},
+		{"a name of another group", "/other", &web, "/other"},
+	} {
+		g := Cgroup{Path: c.path, Name: c.name}
+		if got := g.Title(); got != c.want {
+			t.Errorf("%s: %q, want %q", c.what, got, c.want)
+		}
+		titles := (&Ledger{Cgroups: []Cgroup{g}}).Titles()
+		if _, listed := titles[c.path]; titles.Of(c.path) != c.want || listed != (c.want != c.path) {
+			t.Errorf("%s: titles are %q, want %q", c.what, titles, c.want)
+		}
+	}
+}
+
 func TestAncestors(t *testing.T) {
 	for path, want := range map[string][]string{"/": {"/"}, "/a": {"/a", "/"}, "/a/b/c": {"/a/b/c", "/a/b", "/a", "/"},
 		"": {"/"}} {

@@ -44,6 +44,8 @@ type Options struct {
 	// feature, may be missing in any case.
 	Whole    bool
 	DropRing bool // a fault for calibration to find: see perf.Options
+	// Shared is what several meters of a process have in common. nil: the meter shares nothing.
+	Shared *Shared
 }
 
 // Meter holds what is opened once: readers, the kernel's run statistics, the sampler. It is for one goroutine.
@@ -53,6 +55,8 @@ type Meter struct {
 	layout    *cgroup.Layout
 	groups    *cgroup.Reader
 	kernel    *proc.KernelThreads
+	shared    *Shared
+	sharing   bool // shared is others' as well
 	bpf       *bpf.Inventory
 	symbols   *ksym.Table
 	stats     io.Closer
@@ -85,8 +89,11 @@ type Meter struct {
 // ledger warns of what is missing. Close it. The error is a *fault.Error with code Machine where the machine cannot be
 // weighed.
 func New(_ context.Context, o Options) (m *Meter, err error) {
+	shared := cmp.Or(o.Shared, &Shared{})
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
 	m = &Meter{uncounted: o.NoStatistics, whole: o.Whole, parts: newParts(o), drainEvery: o.DrainEvery,
-		entries: map[uint64]ledger.Context{}, reported: selfTime()}
+		entries: map[uint64]ledger.Context{}, reported: selfTime(), shared: shared, sharing: o.Shared != nil}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, m.Close())
@@ -146,7 +153,7 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 // openWitness opens the witness. It joins a sampler that is driven by the same clock, so that both wake an idle CPU
 // once.
 func (m *Meter) openWitness(types *btf.Cache) (err error) {
-	o := witness.Options{Types: types}
+	o := witness.Options{Types: types, Program: &m.shared.witness}
 	if m.sampler != nil && m.sampler.Source() == perf.CPUClock {
 		o.Leaders, o.LeaderPeriod = m.sampler.Leaders(), m.sampler.Period()
 	}
@@ -154,9 +161,7 @@ func (m *Meter) openWitness(types *btf.Cache) (err error) {
 		m.witness = nil
 		return m.mayLack(noWitness, err, &m.parts.witness)
 	}
-	if cost, err := m.witness.MeasureCost(); err == nil {
-		m.lookCost = new(cost.Seconds())
-	} else {
+	if m.lookCost, err = m.shared.lookCost.measure(m.witness.MeasureCost); err != nil {
 		m.warn("witness-cost", "the cost of the witness is not known: %v", err)
 	}
 	return nil
@@ -164,13 +169,11 @@ func (m *Meter) openWitness(types *btf.Cache) (err error) {
 
 // enableStatistics switches the kernel's run statistics on. What they cost is measured before they are.
 func (m *Meter) enableStatistics() (err error) {
-	cost, costErr := bpf.MeasureStatsCost()
+	cost, costErr := m.shared.statsCost.measure(bpf.MeasureStatsCost)
 	if m.stats, err = bpf.EnableStats(); err != nil {
 		return err
 	}
-	if costErr == nil {
-		m.statsCost = new(cost.Seconds())
-	} else {
+	if m.statsCost = cost; costErr != nil {
 		m.warn("stats-cost", "the cost of the kernel's run statistics is not known: %v", costErr)
 	}
 	return nil
@@ -219,6 +222,9 @@ func (m *Meter) Close() error {
 	}
 	if m.bpf != nil {
 		errs = append(errs, m.bpf.Close())
+	}
+	if m.shared != nil && !m.sharing {
+		m.shared.Close()
 	}
 	*m = Meter{}
 	return errors.Join(errs...)

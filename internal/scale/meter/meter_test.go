@@ -180,6 +180,29 @@ func TestOpenAtEnds(t *testing.T) {
 	}
 }
 
+// A second meter of a process has what the first measured: it cannot measure what statistics cost while they are on.
+// It goes on when the first is closed.
+func TestMetersShare(t *testing.T) {
+	var shared Shared
+	t.Cleanup(shared.Close)
+	first := meter(t, Options{Shared: &shared})
+	if first.statsCost == nil {
+		t.Skip("needs run statistics that nobody else has on")
+	}
+	second := meter(t, Options{Shared: &shared})
+	if second.statsCost != first.statsCost || second.lookCost != first.lookCost {
+		t.Errorf("statistics cost %v and %v, looks %v and %v", first.statsCost, second.statsCost, first.lookCost,
+			second.lookCost)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	l := ledgerOf(t, second, func() { burn(20 * time.Millisecond) })
+	if l.Self.StatsSeconds == nil || (l.Self.WitnessSeconds == nil) != (second.lookCost == nil) {
+		t.Errorf("statistics cost %v s, looks %v s: %+v", l.Self.StatsSeconds, l.Self.WitnessSeconds, l.Warnings)
+	}
+}
+
 // Without samples there are totals and no shares made up.
 func TestWithoutSamples(t *testing.T) {
 	l := ledgerOf(t, meter(t, Options{SampleHz: -1}), func() { burn(20 * time.Millisecond) })

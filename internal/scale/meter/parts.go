@@ -142,7 +142,7 @@ var (
 
 // openPrograms opens the reader of programs and maps, and enables run statistics.
 func (m *Meter) openPrograms(types *btf.Cache) (err error) {
-	if m.bpf, err = bpf.Open(bpf.Options{Types: types}); err != nil {
+	if m.bpf, err = bpf.Open(bpf.Options{Types: types, Iterators: &m.shared.iterators}); err != nil {
 		if m.bpf = nil; m.whole {
 			return err
 		}

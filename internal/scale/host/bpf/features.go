@@ -97,14 +97,15 @@ func btfFeature() *feature.Probe {
 }
 
 // loadOwn tries the package's iterators out and unloads them again.
-func loadOwn() *iterators {
-	it := loadIteratorPrograms(nil)
-	tried := &iterators{mapsErr: it.mapsErr, filesErr: it.filesErr}
+func loadOwn() *Iterators {
+	var it Iterators
+	it.load(nil)
+	tried := &Iterators{mapsErr: it.mapsErr, filesErr: it.filesErr}
 	it.Close()
 	return tried
 }
 
-func holdersFeature(own func() *iterators) *feature.Probe {
+func holdersFeature(own func() *Iterators) *feature.Probe {
 	return feature.New(feature.Status{
 		Name:  "bpf-holders",
 		Needs: "Linux 5.8 with BTF, CAP_BPF and CAP_PERFMON, the initial PID namespace, no lockdown for confidentiality",
@@ -113,7 +114,7 @@ func holdersFeature(own func() *iterators) *feature.Probe {
 	}, func() (string, error) { return "iterator over the files of all tasks", own().filesErr })
 }
 
-func chargesFeature(own func() *iterators) *feature.Probe {
+func chargesFeature(own func() *Iterators) *feature.Probe {
 	return feature.New(feature.Status{
 		Name:  "bpf-charges",
 		Needs: "Linux 5.11 with BTF, the memory controller with kernel memory",

@@ -35,12 +35,15 @@ type Options struct {
 	Proc string
 	// Types are the kernel's, which others need as well: reading them takes 27 ms of CPU each time. nil: they are read.
 	Types *btf.Cache
+	// Iterators are shared with other inventories, and outlive this one. nil: it has its own.
+	Iterators *Iterators
 }
 
 // Inventory reads the machine. It is for one goroutine at a time.
 type Inventory struct {
 	proc        string
-	iterators   *iterators // nil without
+	iterators   *Iterators // nil without
+	shared      bool       // the iterators
 	own         map[uint32]bool
 	bytesMethod BytesMethod
 	mounts      cgroupMounts
@@ -91,7 +94,8 @@ func Open(o Options) (*Inventory, error) {
 		return nil, fmt.Errorf("finding out how this kernel counts the memory of maps: %w", err)
 	}
 	if !o.WithoutIterators {
-		v.iterators = loadIteratorPrograms(o.Types)
+		v.iterators, v.shared = cmp.Or(o.Iterators, &Iterators{}), o.Iterators != nil
+		v.iterators.load(o.Types)
 		for _, i := range []*iterator{v.iterators.maps, v.iterators.files} {
 			if i == nil {
 				continue
@@ -109,10 +113,10 @@ func Open(o Options) (*Inventory, error) {
 
 // Close unloads what Open loaded.
 func (v *Inventory) Close() error {
-	if v.iterators != nil {
+	if v.iterators != nil && !v.shared {
 		v.iterators.Close()
-		v.iterators = nil
 	}
+	v.iterators = nil
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -586,6 +587,27 @@ func TestOwnPrograms(t *testing.T) {
 			}
 			time.Sleep(10 * time.Millisecond)
 		}
+	}
+}
+
+// TestSharedIterators: inventories that share iterators load them once, and what one closes the other still has.
+func TestSharedIterators(t *testing.T) {
+	newZoo(t)
+	var shared Iterators
+	first := open(t, Options{Iterators: &shared})
+	t.Cleanup(shared.Close)
+	second := open(t, Options{Iterators: &shared})
+	if shared.files == nil {
+		t.Skipf("needs the iterator over files: %v", shared.filesErr)
+	}
+	if len(first.own) == 0 || !maps.Equal(first.own, second.own) {
+		t.Errorf("own programs %v, and of the other %v", first.own, second.own)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := second.descriptors(); err != nil || len(all) < 15 {
+		t.Errorf("%d descriptors, %v", len(all), err)
 	}
 }
 

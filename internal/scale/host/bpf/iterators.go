@@ -28,8 +28,13 @@ type iterator struct {
 	link    *link.Iter
 }
 
-// iterators are this package's own BPF programs. One that does not load is no error: its field says why.
-type iterators struct {
+// Iterators are this package's own BPF programs. Inventories can share them, for loading takes the types of the kernel,
+// which take megabytes of memory while they are read. The zero value is loaded when an inventory is opened with it.
+// Close it after the inventories.
+//
+// A program that does not load is no error: its field says why.
+type Iterators struct {
+	loaded   bool
 	maps     *iterator // nil: this kernel does not tell to whom a map is charged; mapsErr says why
 	mapsErr  error
 	files    *iterator // nil: holders are read from /proc; filesErr says why
@@ -37,15 +42,25 @@ type iterators struct {
 	shared   *ebpf.Map // samples and operations, of files
 }
 
-// loadIteratorPrograms loads whatever of the two works here. types are the kernel's; nil: they are read.
-func loadIteratorPrograms(types *btf.Cache) *iterators {
-	it := &iterators{}
+// load loads whatever of the two works here, unless that was done before. types are the kernel's; nil: they are read.
+func (it *Iterators) load(types *btf.Cache) {
+	if it.loaded {
+		return
+	}
+	it.loaded = true
 	spec, err := loadIterators()
 	if err != nil {
 		err = fmt.Errorf("reading the embedded iterators: %w", err)
-		return &iterators{mapsErr: err, filesErr: err}
+		it.mapsErr, it.filesErr = err, err
+		return
 	}
 	options := ebpf.CollectionOptions{Cache: cmp.Or(types, btf.NewCache())}
+	// Programs are fitted to the types of the kernel proper. By default those of all modules, which none of the
+	// programs uses, would be read as well.
+	if options.Programs.KernelTypes, err = options.Cache.Kernel(); err != nil {
+		it.mapsErr, it.filesErr = err, err
+		return
+	}
 	var charges struct {
 		Program *ebpf.Program `ebpf:"tare_maps"`
 	}
@@ -57,17 +72,16 @@ func loadIteratorPrograms(types *btf.Cache) *iterators {
 		Shared  *ebpf.Map     `ebpf:".data.shared"`
 	}
 	if it.filesErr = spec.LoadAndAssign(&holders, &options); it.filesErr != nil {
-		return it
+		return
 	}
 	it.shared = holders.Shared
 	if it.files, it.filesErr = start(holders.Program); it.filesErr != nil {
-		return it
+		return
 	}
 	if it.filesErr = it.learn(); it.filesErr != nil {
 		it.files.close()
 		it.files = nil
 	}
-	return it
 }
 
 // start links a program, which is closed where that fails.
@@ -81,7 +95,7 @@ func start(program *ebpf.Program) (*iterator, error) {
 }
 
 // learn teaches the holders iterator the kinds of files, from one descriptor of each kind.
-func (it *iterators) learn() error {
+func (it *Iterators) learn() error {
 	var state iteratorsState
 	state.Samples.Tgid = uint32(os.Getpid())
 	state.Samples.Fd = [4]uint32{uint32(it.shared.FD()), uint32(it.files.program.FD()), uint32(it.files.link.FD()), none}
@@ -111,14 +125,13 @@ func (it *iterators) learn() error {
 }
 
 // Close unloads the programs. It may be called on what did not load.
-func (it *iterators) Close() {
+func (it *Iterators) Close() {
 	it.maps.close()
 	it.files.close()
-	it.maps, it.files = nil, nil
 	if it.shared != nil {
 		it.shared.Close()
-		it.shared = nil
 	}
+	*it = Iterators{}
 }
 
 func (i *iterator) close() {

@@ -384,9 +384,9 @@ func TestInterruptsOffAreNotStolen(t *testing.T) {
 }
 
 // opened is a witness that does not look yet.
-func opened(t *testing.T) *Witness {
+func opened(t *testing.T, o Options) *Witness {
 	t.Helper()
-	w, err := Open(Options{})
+	w, err := Open(o)
 	if errors.Is(err, feature.ErrMissing) {
 		t.Skip(err)
 	}
@@ -401,9 +401,36 @@ func opened(t *testing.T) *Witness {
 	return w
 }
 
+// Witnesses can share a program, which is fitted to the kernel once: each has its own looks.
+func TestSharedProgram(t *testing.T) {
+	var p Program
+	idle := opened(t, Options{Program: &p})
+	fitted := p.spec
+	w := opened(t, Options{Program: &p})
+	if fitted == nil || p.spec != fitted || w.source != idle.source {
+		t.Errorf("fitted %p and then %p, %s and %s", fitted, p.spec, idle.source, w.source)
+	}
+	if err := errors.Join(w.Reset(), w.Enable(), w.Settle(0), w.Disable()); err != nil {
+		t.Fatal(err)
+	}
+	looks := func(w *Witness) (n uint64) {
+		states, err := w.states()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range states {
+			n += s.Looks
+		}
+		return n
+	}
+	if looks(w) == 0 || looks(idle) != 0 {
+		t.Errorf("the witness that was enabled has looked %d times, the other %d times", looks(w), looks(idle))
+	}
+}
+
 // Every CPU has been looked at when Settle returns, also one whose timer fires late or not at all because it is idle.
 func TestSettle(t *testing.T) {
-	w := opened(t)
+	w := opened(t, Options{})
 	if err := errors.Join(w.Enable(), w.Settle(0), w.Begin()); err != nil {
 		t.Fatal(err)
 	}
@@ -434,7 +461,7 @@ func TestSettle(t *testing.T) {
 // What happens before a window begins is no part of its account: neither looks that were drained before nor those that
 // were not, nor who held a CPU.
 func TestBeginForgets(t *testing.T) {
-	w := opened(t)
+	w := opened(t, Options{})
 	if err := errors.Join(w.Reset(), w.Enable()); err != nil {
 		t.Fatal(err)
 	}

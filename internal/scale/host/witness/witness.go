@@ -55,6 +55,7 @@ type Options struct {
 	// third, ... of fast ones.
 	LeaderPeriod time.Duration
 	Types        *btf.Cache // the kernel's types, which others need as well; nil: they are read
+	Program      *Program   // shared with other witnesses; nil: the witness has its own
 }
 
 // Witness looks while it is enabled. It is for one goroutine at a time.
@@ -152,7 +153,7 @@ func open(o Options) (w *Witness, err error) {
 			w = nil
 		}
 	}()
-	if err := w.load(cmp.Or(o.Types, btf.NewCache())); err != nil {
+	if err := w.load(cmp.Or(o.Program, &Program{}), cmp.Or(o.Types, btf.NewCache())); err != nil {
 		return w, err
 	}
 	if w.reader, err = ringbuf.NewReader(w.objects.TareStalls); err != nil {
@@ -183,16 +184,15 @@ func open(o Options) (w *Witness, err error) {
 
 // load loads the program with what this kernel has: the steal clock where the hypervisor keeps one, else the kernel's
 // counter.
-func (w *Witness) load(types *btf.Cache) error {
-	kernel, err := kernelVariables(types)
-	if err != nil {
+func (w *Witness) load(p *Program, types *btf.Cache) error {
+	if err := p.fit(types); err != nil {
 		return err
 	}
-	if _, ok := kernel[runQueues]; !ok {
+	if _, ok := p.places[runQueues]; !ok {
 		return errors.New("this kernel does not tell where its per-CPU variable runqueues is")
 	}
-	if _, ok := kernel[stealTime]; ok {
-		if err := w.loadWith(kernel, types, sourceClock); err != nil {
+	if _, ok := p.places[stealTime]; ok {
+		if err := w.loadWith(p, sourceClock); err != nil {
 			return err
 		}
 		kept, err := w.objects.TareClock.Run(&ebpf.RunOptions{})
@@ -209,11 +209,11 @@ func (w *Witness) load(types *btf.Cache) error {
 			return fmt.Errorf("unloading the program of the witness: %w", err)
 		}
 	}
-	if _, ok := kernel[cpuStat]; !ok {
+	if _, ok := p.places[cpuStat]; !ok {
 		return errors.New("this kernel does not tell where its per-CPU variable kernel_cpustat is")
 	}
 	w.source = Ticks
-	return w.loadWith(kernel, types, sourceTicks)
+	return w.loadWith(p, sourceTicks)
 }
 
 // findQueues shows the program the run queue of every CPU: a task that runs on a CPU is linked to its queue, while the
@@ -243,11 +243,7 @@ func (w *Witness) findQueues(cpus []int) (err error) {
 
 // kernelVariables are the places of the variables in the section of per-CPU variables, by name: of those that this
 // kernel has and tells.
-func kernelVariables(types *btf.Cache) (map[string]int64, error) {
-	kernel, err := types.Kernel()
-	if err != nil {
-		return nil, fmt.Errorf("reading the types of the kernel: %w", err)
-	}
+func kernelVariables(kernel *btf.Spec) (map[string]int64, error) {
 	var section *btf.Datasec
 	if err := kernel.TypeByName(".data..percpu", &section); err != nil {
 		return nil, fmt.Errorf("looking up the per-CPU variables of the kernel: %w", err)
@@ -262,11 +258,8 @@ func kernelVariables(types *btf.Cache) (map[string]int64, error) {
 	return places, nil
 }
 
-func (w *Witness) loadWith(kernel map[string]int64, types *btf.Cache, source uint32) error {
-	spec, err := loadWitness()
-	if err != nil {
-		return fmt.Errorf("reading the program of the witness: %w", err)
-	}
+func (w *Witness) loadWith(p *Program, source uint32) error {
+	spec, kernel := p.spec.Copy(), p.places
 	idle := uint32(0)
 	if _, ok := kernel[tickSched]; ok {
 		idle = 1
@@ -287,7 +280,7 @@ func (w *Witness) loadWith(kernel map[string]int64, types *btf.Cache, source uin
 	}
 	spec.Maps["tare_looks"].MaxEntries = uint32(cpus)
 	spec.Maps["tare_stalls"].MaxEntries = ringBytes(cpus)
-	if err := spec.LoadAndAssign(&w.objects, &ebpf.CollectionOptions{Cache: types}); err != nil {
+	if err := spec.LoadAndAssign(&w.objects, nil); err != nil {
 		return fmt.Errorf("loading the program of the witness: %w", err)
 	}
 	info, err := w.objects.TareWitness.Info()

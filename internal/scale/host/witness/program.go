@@ -1,0 +1,67 @@
+package witness
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
+)
+
+// Program is the program of witnesses, fitted to the kernel at hand, which takes the kernel's types: megabytes of
+// memory while they are read. Witnesses can share it. The zero value is fitted when a witness is opened with it.
+type Program struct {
+	spec   *ebpf.CollectionSpec // nil until it is fitted
+	places map[string]int64     // of the kernel's variables
+}
+
+// fit reads the program and fits it, unless that was done before.
+func (p *Program) fit(types *btf.Cache) error {
+	if p.spec != nil {
+		return nil
+	}
+	kernel, err := types.Kernel()
+	if err != nil {
+		return fmt.Errorf("reading the types of the kernel: %w", err)
+	}
+	if p.places, err = kernelVariables(kernel); err != nil {
+		return err
+	}
+	spec, err := loadWitness()
+	if err != nil {
+		return fmt.Errorf("reading the program of the witness: %w", err)
+	}
+	for _, program := range spec.Programs {
+		if err := relocate(program.Instructions, spec, kernel); err != nil {
+			return fmt.Errorf("fitting the program of the witness to the kernel: %w", err)
+		}
+	}
+	p.spec = spec
+	return nil
+}
+
+// relocate does what loading would do each time: it makes instructions access fields where this kernel has them.
+func relocate(instructions asm.Instructions, spec *ebpf.CollectionSpec, kernel *btf.Spec) error {
+	var of []*asm.Instruction
+	var relocations []*btf.CORERelocation
+	for i := range instructions {
+		if r := btf.CORERelocationMetadata(&instructions[i]); r != nil {
+			of, relocations = append(of, &instructions[i]), append(relocations, r)
+		}
+	}
+	noIDs := func(btf.Type) (btf.TypeID, error) {
+		return 0, errors.New("ids of types are only known when it is loaded")
+	}
+	fixups, err := btf.CORERelocate(relocations, []*btf.Spec{kernel}, spec.ByteOrder, noIDs)
+	if err != nil {
+		return err
+	}
+	for i, fixup := range fixups {
+		if err := fixup.Apply(of[i]); err != nil {
+			return err
+		}
+		*of[i] = btf.WithCORERelocationMetadata(*of[i], nil) // it is done
+	}
+	return nil
+}
