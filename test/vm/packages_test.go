@@ -54,6 +54,7 @@ var kernelPackages = []struct {
 // other: to compile each by itself and to boot takes longer than most tests. TARE_VM_PACKAGES chooses some: a part of
 // their paths, such as store/value.
 func TestPackages(t *testing.T) {
+	t.Parallel() // beside the other machines
 	for _, part := range kernelPackages {
 		t.Run(part.name, func(t *testing.T) {
 			if part.name != "host" {
