@@ -199,7 +199,7 @@ func bytesThrough(t *testing.T, g sidecar.Guest) {
 	x.NoFailure()
 }
 
-// protocols: HTTP/2 and gRPC get through with bodies of 1 MiB, and reach the application as what they are.
+// protocols: HTTP/2 and gRPC get through with a body of 1 MiB, and reach the application as what they are.
 func protocols(t *testing.T, g sidecar.Guest) {
 	large := strings.Repeat("large ", 1<<20/6)
 	for _, protocol := range []string{sidecar.ProtocolHTTP2, sidecar.ProtocolGRPC} {
@@ -239,11 +239,13 @@ func protocols(t *testing.T, g sidecar.Guest) {
 			} else {
 				ready := app.Connections.Load()
 				client := over2()
+				body := large
 				for i := range 20 {
 					path := fmt.Sprintf("/%d", i)
-					if got, want := post(t, client, at, path, large), "server POST "+path+" "+large; got != want {
+					if got, want := post(t, client, at, path, body), "server POST "+path+" "+body; got != want {
 						t.Fatalf("%d bytes came back, not %d", len(got), len(want))
 					}
+					body = "small"
 				}
 				if n := app.Connections.Load() - ready; n > 2 {
 					t.Errorf("20 requests took %d connections to the application", n)

@@ -126,7 +126,7 @@ func residentBytes(t testing.TB) uint64 {
 func (s *suite) returned(t *testing.T) {
 	st := s.open(t, s.small())
 	all := mesh.NewConfig()
-	for b := s.budget(2, time.Second); len(all.Clusters) < 48 && b.more(); {
+	for b := s.budget(2, time.Second); len(all.Clusters) < 24 && b.more(); {
 		i := len(all.Clusters)
 		change := mesh.Change{Clusters: []*mesh.Cluster{little(i)}, Listeners: []*mesh.Listener{service(i, ClusterName(i))}}
 		all.Apply(change)
@@ -157,19 +157,18 @@ func (s *suite) returned(t *testing.T) {
 		mesh.Question{To: ServiceAddress(0), Protocol: mesh.TCP}, 1000)
 }
 
-// settled is the bytes of all maps as soon as they have not changed for half a second.
+// settled is the bytes of all maps as soon as they are the same half a second later. A look at the thousands of a pool
+// takes that long itself.
 func settled(t testing.TB) uint64 {
 	t.Helper()
-	bytes := mapBytes(t)
-	for same := 0; same < 10; {
-		time.Sleep(50 * time.Millisecond)
-		if now := mapBytes(t); now != bytes {
-			bytes, same = now, 0
-		} else {
-			same++
+	for bytes := mapBytes(t); ; {
+		time.Sleep(500 * time.Millisecond)
+		now := mapBytes(t)
+		if now == bytes {
+			return bytes
 		}
+		bytes = now
 	}
-	return bytes
 }
 
 // waits compares the grace periods that a design counts with the kernel's count of how often the writer's thread stood

@@ -68,6 +68,7 @@ func checkFeatures(t *testing.T, doctor string, mode CgroupMode) {
 // In each layout of control groups, which is as it should be, doctor and weigh work. One machine does all three, for it
 // takes longer to boot than any of them.
 func TestCgroupModes(t *testing.T) {
+	t.Parallel()
 	for mode, want := range map[CgroupMode]string{V2: "cgroup:cgroup2 +cpu +memory +pids", V1: mountedV1,
 		Hybrid: mountedV1 + " unified:cgroup2"} {
 		t.Run(string(mode), func(t *testing.T) {

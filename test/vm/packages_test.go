@@ -38,8 +38,9 @@ var kernelPackages = []struct {
 		"./internal/tracing/exectrace/...", "./internal/tracing/tracer/...", "./internal/mesh/kernelmesh/...",
 		"./internal/mesh/storebench/...",
 	}},
+	{"meter", 2, "", []string{"./internal/scale/meter/..."}},
 	{"host", 2, "", []string{"./internal/scale/host/...", "./internal/tracing/exec", "./internal/tracing/execs",
-		"./internal/scale/meter/...", "./internal/experiment/placement/..."}},
+		"./internal/experiment/placement/..."}},
 	{"stores", 2, "", []string{
 		"./internal/mesh/store/mapinmap", "./internal/mesh/store/sized", "./internal/mesh/store/snapshot",
 		"./internal/mesh/store/value",
@@ -54,10 +55,11 @@ var kernelPackages = []struct {
 // other: to compile each by itself and to boot takes longer than most tests. TARE_VM_PACKAGES chooses some: a part of
 // their paths, such as store/value.
 func TestPackages(t *testing.T) {
+	t.Parallel() // beside the other machines
 	for _, part := range kernelPackages {
 		t.Run(part.name, func(t *testing.T) {
 			if part.name != "host" {
-				long.Test(t, "6 min in all: the data plane, tracers and stores on an emulated machine")
+				long.Test(t, "8 min in all: windows, the data plane, tracers and stores on an emulated machine")
 			}
 			t.Parallel()
 			testPackages(t, Options{CPUs: part.cpus, Cmdline: part.cmdline}, part.patterns)

@@ -228,6 +228,10 @@ func (o Options) params() string {
 	return fmt.Sprintf("tare_cgroups=%s tare_containers=%t %s", o.CgroupMode, o.Containers, o.Cmdline)
 }
 
+// groupVariable names the control group of machines that measure, where others have only what CPU time is left
+// (test/run).
+const groupVariable = "TARE_TEST_GROUP"
+
 // boot runs the machine until it powers itself off or its time is over.
 func boot(k *kit, o Options, dir, initramfs string) error {
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -262,6 +266,12 @@ func boot(k *kit, o Options, dir, initramfs string) error {
 	}
 	if err != nil {
 		return fmt.Errorf("starting the machine: %w", err)
+	}
+	if group := os.Getenv(groupVariable); o.Measures && group != "" {
+		file := filepath.Join(group, "cgroup.procs")
+		if err := os.WriteFile(file, []byte(strconv.Itoa(cmd.Process.Pid)), 0); err != nil {
+			cancel(fmt.Errorf("moving the machine to where it gets CPU time: %w", err))
+		}
 	}
 	go watch(ctx, cancel, cmd.Process.Pid, o.Timeout, dir)
 	err = cmd.Wait()

@@ -151,9 +151,9 @@ func TestVerdictsBySimulation(t *testing.T) {
 		}{{"6 blocks", false, 6}, {"10 blocks", false, 10}, {"20 blocks", false, 20}, {"until decided, 60", true, 60},
 			{"until decided, 300", true, LastLook}} {
 			for _, shift := range []float64{0, 1} {
-				runs := repetitions(long.Repeat(100, 300))
+				runs := repetitions(long.Repeat(50, 300))
 				if way.sequential && *simulated == 0 {
-					runs = long.Repeat(20, 60)
+					runs = long.Repeat(10, 60)
 				}
 				if way.blocks > maxExact { // beyond 50 blocks each look takes milliseconds
 					if shift > 0 && *simulated == 0 {

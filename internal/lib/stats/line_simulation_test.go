@@ -61,7 +61,7 @@ func TestLinesBySimulation(t *testing.T) {
 			{"normal, shared", 0.95, noises[0].draw},
 			{"t5, half shared", 0.5, student(5)},
 		} {
-			runs := repetitions(long.Repeat(80, 250))
+			runs := repetitions(long.Repeat(40, 250))
 			r := rand.New(rand.NewPCG(uint64(d.blocks), uint64(len(d.name)+len(noise.name))))
 			cost := func(x float64) float64 { return d.fixed + d.slope*x }
 			var before, after [2]float64
@@ -150,7 +150,7 @@ func TestDriftingLinesBySimulation(t *testing.T) {
 	levels := []float64{1000, 2000, 4000, 8000}
 	for _, blocks := range []int{18, 30, 50} {
 		for _, rho := range []float64{0, 0.5, 0.8} {
-			runs := repetitions(long.Repeat(150, 1000))
+			runs := repetitions(long.Repeat(75, 1000))
 			r := rand.New(rand.NewPCG(uint64(blocks), uint64(1000*rho)))
 			var before, after, strong, unsaid float64
 			each := 100 / float64(runs)

@@ -114,7 +114,7 @@ func TestOwnDependenceBySimulation(t *testing.T) {
 	t.Log("| noise | blocks | covers as independent % | now % | width | said to be strong % | misses unsaid % |")
 	for _, noise := range ownNoises {
 		for _, blocks := range []int{18, 30, 50} {
-			runs := repetitions(long.Repeat(120, 1000))
+			runs := repetitions(long.Repeat(60, 1000))
 			r := rand.New(rand.NewPCG(uint64(blocks), uint64(len(noise.name))))
 			var before, after, width, strong, unsaid float64
 			each := 100 / float64(runs)

@@ -21,7 +21,7 @@ func TestStoppingBySimulation(t *testing.T) {
 	}{"skewed in the subject alone", nil})
 	for _, noise := range more {
 		for _, scale := range []float64{3, 6, 10} {
-			runs := repetitions(long.Repeat(20, 80))
+			runs := repetitions(long.Repeat(10, 80))
 			if scale > 6 {
 				runs = repetitions(long.Repeat(4, 15)) // these go on beyond 50 blocks, where each look takes milliseconds
 			}

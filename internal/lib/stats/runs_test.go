@@ -56,7 +56,7 @@ func TestBetweenRunsBySimulation(t *testing.T) {
 	} {
 		for _, between := range []float64{0, 1, 3} {
 			m := days{r: rand.New(rand.NewPCG(3, uint64(c.history))), between: between, blocks: 12}
-			tries := repetitions(long.Repeat(200, 1000))
+			tries := repetitions(long.Repeat(100, 1000))
 			if c.name == "history" {
 				tries = max(tries/10, 100) // each is searched for shifts
 			}
@@ -209,7 +209,7 @@ func TestPlansBySimulation(t *testing.T) {
 	}
 	for _, pilot := range []int{6, 12, 18, 30} {
 		for _, away := range []float64{0.6, 1, 2} {
-			tries := repetitions(long.Repeat(20, 150))
+			tries := repetitions(long.Repeat(10, 150))
 			decided, resolved, blocks := 0.0, 0.0, 0.0
 			for try := range tries {
 				pairs, twins := draw(pilot, 0)

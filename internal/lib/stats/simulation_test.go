@@ -138,7 +138,7 @@ func TestPairedBySimulation(t *testing.T) {
 	t.Parallel()
 	t.Log("| noise | blocks | covers % | twins differ % | false alarms % | finds 2x % | finds 2x typical % |")
 	for _, blocks := range []int{6, 8, 10, 20, 40, 60} {
-		runs := repetitions(long.Repeat(100, 500))
+		runs := repetitions(long.Repeat(50, 500))
 		if blocks > 20 && *simulated == 0 {
 			runs = 100 // each takes milliseconds
 		}
@@ -250,7 +250,7 @@ func TestFoundBySimulation(t *testing.T) {
 	for _, louder := range []float64{1, 3} {
 		for _, blocks := range []int{6, 10, 20, 50} {
 			for _, noise := range noises[:3] {
-				runs := repetitions(long.Repeat(200, 2000))
+				runs := repetitions(long.Repeat(100, 2000))
 				r := rand.New(rand.NewPCG(34, uint64(blocks)))
 				var visible, found [2]float64
 				var null Estimate

@@ -64,7 +64,7 @@ func TestTrialSizesBySimulation(t *testing.T) {
 		}
 		truth := float64(in) / float64(of)
 		for _, trials := range []int{6, 10, 20, 40} {
-			runs := repetitions(long.Repeat(1000, 10_000))
+			runs := repetitions(long.Repeat(500, 10_000))
 			each := 100 / float64(runs)
 			var covers, width, said, unsaid, far float64
 			for range runs {

@@ -176,7 +176,7 @@ func TestCurvesKeepNoHistograms(t *testing.T) {
 			select {
 			case <-stop:
 				return
-			case <-time.After(time.Millisecond): // a collection takes a CPU from what is looked at
+			case <-time.After(20 * time.Millisecond): // a collection takes a CPU from what is looked at
 			}
 		}
 	}()

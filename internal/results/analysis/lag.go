@@ -22,10 +22,14 @@ const LagReason = "the load generator lags"
 // lagOf gives, by metric of latency, how late the generator was at the same quantile, in seconds: of undisturbed
 // requests as the trial recorded it, of all by the histogram.
 func lagOf(trial record.Trial, metrics map[string]float64, defined metric.Set) (map[string]float64, error) {
-	lag, err := quantilesOf(trial, lagHistogram(trial), defined.Quantiles(load.Latency))
-	for _, d := range defined.Quantiles(load.LatencyRunning) {
-		if v, known := metrics[defined.QuantileOf(load.OwnLagRunning, d.Quantile)]; known {
-			lag[d.Name] = v
+	lag, err := quantilesOf(trial, lagHistogram(trial), defined)
+	for name, v := range metrics { // of which few are lags, where a look for all quantiles is one at every definition
+		d := defined.Of(name)
+		if d.Histogram != load.OwnLagRunning || name != defined.QuantileOf(load.OwnLagRunning, d.Quantile) {
+			continue
+		}
+		if of := defined.QuantileOf(load.LatencyRunning, d.Quantile); of != "" {
+			lag[of] = v
 		}
 	}
 	return lag, err

@@ -52,7 +52,7 @@ func simulatedRun(blocks int, draw func(arm string, block int) float64) (record.
 // TestRareCostsBySimulation: an arm of which one trial in ten costs three times as much, and so 20 % more in the mean,
 // is not found to keep a budget of 10 % in a run in which that happened.
 func TestRareCostsBySimulation(t *testing.T) {
-	runs := long.Repeat(40, 1000)
+	runs := long.Repeat(20, 1000)
 	if *simulated > 0 {
 		runs = *simulated
 	}

@@ -332,7 +332,7 @@ func attemptsOf(trials []record.Trial) [][]record.Trial {
 // histograms can carry where it did not record them. The error is of histograms that cannot be read; the other values
 // are given all the same.
 func Metrics(trial record.Trial, defined metric.Set) (map[string]float64, error) {
-	m, err := quantilesOf(trial, load.Latency, defined.Quantiles(load.Latency))
+	m, err := quantilesOf(trial, load.Latency, defined)
 	for name, v := range trial.Metrics {
 		if Usable(v) {
 			m[name] = v
@@ -349,15 +349,15 @@ func CompareArms(a, b string) int {
 	return cmp.Or(cmp.Compare(rank(b), rank(a)), strings.Compare(a, b))
 }
 
-// quantilesOf gives, by metric and in seconds, the quantiles that the samples can carry, from one histogram of all
-// loads together. Which quantile is whose, the definitions of the metrics say.
-func quantilesOf(trial record.Trial, histogram string, of []metric.Definition) (map[string]float64, error) {
+// quantilesOf gives, by metric of latency and in seconds, the quantiles that the samples can carry, from one histogram
+// of all loads together. Which quantile is whose, the definitions of the metrics say.
+func quantilesOf(trial record.Trial, histogram string, defined metric.Set) (map[string]float64, error) {
 	m := map[string]float64{}
 	h, err := stats.MergeEncoded(encodedOf(trial, histogram)...)
 	if err != nil || h == nil {
 		return m, err
 	}
-	for _, d := range of {
+	for _, d := range defined.Quantiles(load.Latency) {
 		if ns, ok := stats.Quantile(h, d.Quantile); ok {
 			m[d.Name] = ns / 1e9
 		}
