@@ -47,6 +47,9 @@ func (f *fakes) dial(_ context.Context, a *Agent) (net.Conn, error) {
 func (f *fakes) serve(w http.ResponseWriter, r *http.Request, node string, conn net.Conn) {
 	ahead := f.ahead(node)
 	if r.URL.Path == "/v1/clock" {
+		if f.behaves(node) == "slow" {
+			time.Sleep(500 * time.Millisecond)
+		}
 		fmt.Fprintf(w, `{"time": %q}`, time.Now().Add(ahead).Format(time.RFC3339Nano))
 		return
 	}
@@ -64,6 +67,7 @@ func (f *fakes) serve(w http.ResponseWriter, r *http.Request, node string, conn 
 	switch f.behaves(node) {
 	case "dies": // and is started again
 		if !again {
+			time.Sleep(time.Until(begin.Add(d / 2)))
 			_ = conn.Close()
 			return
 		}
@@ -75,6 +79,10 @@ func (f *fakes) serve(w http.ResponseWriter, r *http.Request, node string, conn 
 		}
 	case "lies":
 		fmt.Fprint(w, "<html>")
+		return
+	case "stalls": // in the middle of its answer
+		_, _ = w.Write(make([]byte, 20<<10))
+		<-r.Context().Done()
 		return
 	}
 	time.Sleep(time.Until(begin.Add(d)))
@@ -129,7 +137,9 @@ func TestWindow(t *testing.T) {
 	answered := 0
 	for a := range w.Answers {
 		if a.Failed != "" {
-			failed[a.Node] = a.Failed
+			if failed[a.Node] = a.Failed; broken[a.Node] == "" && a.Node != "stopped" {
+				t.Errorf("%s: %s", a.Node, a.Failed)
+			}
 			continue
 		}
 		answered++
@@ -154,6 +164,41 @@ func TestWindow(t *testing.T) {
 	}
 	if most := f.most.Load(); most > atATime {
 		t.Errorf("%d connections were made at a time", most)
+	}
+}
+
+// TestSlowNodes: many nodes whose answers stop in the middle, more than are read at a time, keep no other from being
+// read, and are named. One that is slow to say its time still takes the window.
+func TestSlowNodes(t *testing.T) {
+	const stall, n = 3 * readAtATime, 100
+	f := &fakes{begins: map[string]time.Time{}, ahead: func(string) time.Duration { return 0 }}
+	f.behaves = func(node string) string {
+		var i int
+		_, _ = fmt.Sscanf(node, "n%d", &i)
+		switch {
+		case i < stall:
+			return "stalls"
+		case i == stall:
+			return "slow"
+		}
+		return ""
+	}
+	var agents []Agent
+	for i := range n {
+		agents = append(agents, Agent{Node: fmt.Sprint("n", i), Port: agentPort})
+	}
+	failed := 0
+	for a := range openWindow(t.Context(), agents, 200*time.Millisecond, f.dial).Answers {
+		stalls := f.behaves(a.Node) == "stalls"
+		if stalls != (a.Failed != "") || stalls && !strings.Contains(a.Failed, "too slowly") {
+			t.Errorf("%s: %q", a.Node, a.Failed)
+		}
+		if stalls {
+			failed++
+		}
+	}
+	if failed != stall {
+		t.Errorf("%d nodes failed, want %d", failed, stall)
 	}
 }
 

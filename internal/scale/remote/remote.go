@@ -33,7 +33,8 @@ type Options struct {
 	TokenFile    string // holds a bearer token
 	// Dial connects to the agent in another way than by TCP; nil: by TCP.
 	Dial func(ctx context.Context) (net.Conn, error)
-	// Reading has room for the answers that are read at a time, by all agents that share it; nil: any number.
+	// Reading has a place for each ledger that may be in memory, of all agents that share it; nil: any number. An agent
+	// takes a place once its answer comes, and gives it back when it is closed.
 	Reading chan struct{}
 }
 
@@ -45,6 +46,7 @@ type Agent struct {
 	user    string
 	secret  string // a password with a user, else a bearer token; empty: none
 	reading chan struct{}
+	placed  bool // it holds a place in reading
 }
 
 // The shortest window to ask for, and bounds on what an agent can cost its client.
@@ -57,6 +59,16 @@ const (
 	patience   = 75 * time.Second // beyond the window's length: other windows may take a minute before it
 	maxComment = 200              // bytes of an error message from an agent
 )
+
+// Bounds on an answer that comes slowly, because it would keep others from being read: it gets no place in
+// Options.Reading before its first bytes are there, and must then come in slowest, and perMiB more for each megabyte.
+const (
+	firstBytes = 16 << 10
+	slowest    = 2 * time.Second
+	perMiB     = time.Second
+)
+
+var errSlow = errors.New("its answer comes too slowly")
 
 // New reads the files that the options name. It sends nothing.
 func New(o Options) (*Agent, error) {
@@ -171,6 +183,8 @@ func (a *Agent) Clock(ctx context.Context) (offset, uncertainty time.Duration, e
 // get returns an answer of at most most bytes.
 func (a *Agent) get(ctx context.Context, path string, query url.Values, most int64) ([]byte, error) {
 	u := url.URL{Scheme: a.scheme, Host: a.address, Path: path, RawQuery: query.Encode()}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
 		return nil, fmt.Errorf("asking an agent: %w", err)
@@ -187,15 +201,7 @@ func (a *Agent) get(ctx context.Context, path string, query url.Values, most int
 		return nil, a.failed("check that tare-agent runs there and that its port can be reached", err)
 	}
 	defer answer.Body.Close()
-	if a.reading != nil {
-		select {
-		case a.reading <- struct{}{}:
-			defer func() { <-a.reading }()
-		case <-ctx.Done():
-			return nil, a.failed("", ctx.Err())
-		}
-	}
-	data, err := io.ReadAll(io.LimitReader(answer.Body, most+1))
+	data, err := a.read(ctx, cancel, io.LimitReader(answer.Body, most+1), most > maxComment)
 	switch {
 	case err != nil:
 		return nil, a.failed("", err)
@@ -207,9 +213,51 @@ func (a *Agent) get(ctx context.Context, path string, query url.Values, most int
 	return data, nil
 }
 
-// Close closes the connection.
+// read reads an answer. A ledger is read in a place of Options.Reading; cancel ends the request.
+func (a *Agent) read(ctx context.Context, cancel context.CancelCauseFunc, body io.Reader,
+	isLedger bool,
+) ([]byte, error) {
+	if a.reading == nil || !isLedger {
+		return io.ReadAll(body)
+	}
+	first, err := io.ReadAll(io.LimitReader(body, firstBytes))
+	if err != nil {
+		return nil, err
+	}
+	if !a.placed {
+		select {
+		case a.reading <- struct{}{}:
+			a.placed = true
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	began := time.Now()
+	slow := time.AfterFunc(slowest, func() { cancel(errSlow) })
+	defer slow.Stop()
+	data := bytes.NewBuffer(first)
+	for err == nil {
+		if _, err = io.CopyN(data, body, 1<<20); err == nil && !slow.Reset(
+			time.Until(began.Add(slowest+perMiB*time.Duration(data.Len()>>20)))) {
+			return nil, errSlow
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		return data.Bytes(), nil
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause
+	}
+	return nil, err
+}
+
+// Close closes the connection, and gives back the place of the ledger that the agent sent.
 func (a *Agent) Close() error {
 	a.client.CloseIdleConnections()
+	if a.placed {
+		a.placed = false
+		<-a.reading
+	}
 	return nil
 }
 
