@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 
 	appsapi "k8s.io/api/apps/v1"
 	api "k8s.io/api/core/v1"
@@ -51,6 +52,8 @@ type Cluster struct {
 	core   corev1.CoreV1Interface
 	apps   appsv1.AppsV1Interface
 	batch  batchv1.BatchV1Interface
+
+	tunnels sync.Map // what opens one, by port
 }
 
 // New returns a client. It asks nothing.
@@ -66,7 +69,7 @@ func New(config *rest.Config) (*Cluster, error) {
 		return nil, wrong(err)
 	}
 	batch, err := batchv1.NewForConfig(config)
-	return &Cluster{config, core, apps, batch}, wrong(err)
+	return &Cluster{config: config, core: core, apps: apps, batch: batch}, wrong(err)
 }
 
 func wrong(err error) error {

@@ -1,7 +1,8 @@
 package plugin
 
 import (
-	"bytes"
+	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -107,15 +108,13 @@ func (f *weighFlags) weigh(ctx context.Context, c *agents.Cluster, out, log io.W
 	if err != nil {
 		return err
 	}
-	var b bytes.Buffer
 	top := f.top
 	if top == 0 {
 		top = -1
 	}
-	if err := f.format.Write(&b, account, clusterreport.Options{By: f.by, Top: top}); err != nil {
-		return err
-	}
-	if _, err := out.Write(b.Bytes()); err != nil {
+	b := bufio.NewWriter(out)
+	err = f.format.Write(b, account, clusterreport.Options{By: f.by, Top: top})
+	if err := cmp.Or(err, b.Flush()); err != nil {
 		return fault.Wrap(err, fault.Machine, "standard output", "make room, or write somewhere else",
 			"cannot write the result")
 	}
