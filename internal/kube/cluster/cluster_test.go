@@ -147,6 +147,20 @@ func TestSharedMachine(t *testing.T) {
 	is(t, "the kubelets", kubelet.CPU, 0, 1)               // which both nodes see
 	is(t, "the machine", rest, 0.5+0.25, 1.5+1.25-2*0.125) // without the shims
 
+	// Whichever answers first, the machine is as the node saw it that sees most.
+	for _, first := range []int{0, 1} {
+		part := clustertest.Ledger(0) // of a node in a container
+		part.CPU.Idle, part.CPU.Unexplained = 20.5, 8
+		nodes := []*cluster.Node{clustertest.Node(0, part), clustertest.Node(1, both())}
+		m = cluster.New(pods, cluster.Options{Machines: map[string]string{"node-0": "boot", "node-1": "boot"}})
+		m.Add(nodes[first])
+		m.Add(nodes[1-first])
+		if c = m.Finish(); math.Abs(c.Capacity.Unexplained-0.5) > 1e-9 ||
+			math.Abs(*c.Total.CPU.Gross-18.5) > 1e-9 {
+			t.Errorf("%v s are in the total, and %v s are unexplained", *c.Total.CPU.Gross, c.Capacity.Unexplained)
+		}
+	}
+
 	// A node whose control group is known has what is in it, alone on its machine or not.
 	m = cluster.New(pods, cluster.Options{Containers: true})
 	n := clustertest.Node(0, clustertest.Ledger(0))

@@ -51,9 +51,19 @@ type Merger struct {
 type machine struct {
 	index          int
 	groups, placed metrics // of all groups by the node that sees most, and of nodes
-	cells          map[owner]*account
+	best           *view   // of the node that sees most
+	given          map[string]map[owner]*metrics
 	kept           Machine
 	usage          account
+}
+
+// view is what a node sees of its machine that is no node's part. A node in a container sees its own control groups and
+// processes; one that is the machine itself, or has its namespaces, sees all.
+type view struct {
+	node   string
+	lines  map[owner]*account // what is in no group
+	cells  map[owner]*account // groups, without what the node gave to its pods
+	budget Budget
 }
 
 // key names a row. Its fields are those of Row.
