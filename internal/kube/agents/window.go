@@ -56,10 +56,10 @@ var errEnded = errors.New("the connection to its agent has ended: the agent was 
 // Each agent answers once on Answers, which is then closed; a reader must read all of them. No agent is waited for
 // longer than the constants say, and the context ends all of it.
 func (c *Cluster) Open(ctx context.Context, agents []Agent, d time.Duration) *Window {
-	return openWindow(ctx, agents, d, c.dial)
+	return openWindow(ctx, agents, d, &c.Access, c.dial)
 }
 
-func openWindow(ctx context.Context, agents []Agent, d time.Duration,
+func openWindow(ctx context.Context, agents []Agent, d time.Duration, access *Access,
 	dial func(context.Context, *Agent) (net.Conn, error),
 ) *Window {
 	all := make([]reached, len(agents))
@@ -74,15 +74,20 @@ func openWindow(ctx context.Context, agents []Agent, d time.Duration,
 		}
 		connecting.Go(func() error {
 			r := &all[i]
-			r.connect(ctx, a, remote.Options{Address: net.JoinHostPort("localhost", strconv.Itoa(a.Port)), Reading: reading,
-				Dial: func(ctx context.Context) (net.Conn, error) {
-					// The HTTP client connects again where the connection has ended. An agent that is asked before the window
-					// can still take it, and one that is asked later was started again.
-					if begin := r.begin.Load(); begin != 0 && time.Now().UnixNano() >= begin {
-						return nil, errEnded
-					}
-					return dial(ctx, a)
-				}})
+			o := access.options(net.JoinHostPort("localhost", strconv.Itoa(a.Port)))
+			if a.starting {
+				o = remote.Options{Address: o.Address}
+			}
+			o.Reading = reading
+			o.Dial = func(ctx context.Context) (net.Conn, error) {
+				// The HTTP client connects again where the connection has ended. An agent that is asked before the window
+				// can still take it, and one that is asked later was started again.
+				if begin := r.begin.Load(); begin != 0 && time.Now().UnixNano() >= begin {
+					return nil, errEnded
+				}
+				return dial(ctx, a)
+			}
+			r.connect(ctx, a, o)
 			return nil
 		})
 	}

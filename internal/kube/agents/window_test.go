@@ -132,7 +132,7 @@ func TestWindow(t *testing.T) {
 	for i := range n {
 		agents = append(agents, Agent{Node: fmt.Sprint("n", i), Port: agentPort})
 	}
-	w := openWindow(t.Context(), agents, 200*time.Millisecond, f.dial)
+	w := openWindow(t.Context(), agents, 200*time.Millisecond, &Access{}, f.dial)
 	failed := map[string]string{}
 	answered := 0
 	for a := range w.Answers {
@@ -188,7 +188,7 @@ func TestSlowNodes(t *testing.T) {
 		agents = append(agents, Agent{Node: fmt.Sprint("n", i), Port: agentPort})
 	}
 	failed := 0
-	for a := range openWindow(t.Context(), agents, 200*time.Millisecond, f.dial).Answers {
+	for a := range openWindow(t.Context(), agents, 200*time.Millisecond, &Access{}, f.dial).Answers {
 		stalls := f.behaves(a.Node) == "stalls"
 		if stalls != (a.Failed != "") || stalls && !strings.Contains(a.Failed, "too slowly") {
 			t.Errorf("%s: %q", a.Node, a.Failed)
@@ -207,7 +207,7 @@ func TestWindowEnds(t *testing.T) {
 	f := &fakes{begins: map[string]time.Time{}, behaves: func(string) string { return "" },
 		ahead: func(string) time.Duration { return 0 }}
 	ctx, cancel := context.WithCancel(t.Context())
-	w := openWindow(ctx, []Agent{{Node: "n", Port: agentPort}}, time.Minute, f.dial)
+	w := openWindow(ctx, []Agent{{Node: "n", Port: agentPort}}, time.Minute, &Access{}, f.dial)
 	cancel()
 	select {
 	case a := <-w.Answers:

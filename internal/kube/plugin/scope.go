@@ -29,6 +29,7 @@ type scope struct {
 	selector, shared                  string
 	within                            time.Duration
 	selects                           labels.Selector
+	access                            agents.Access
 }
 
 func (s *scope) register(f *pflag.FlagSet) {
@@ -36,6 +37,7 @@ func (s *scope) register(f *pflag.FlagSet) {
 	f.StringVar(&s.shared, "shared", sharedApart, "what serves a whole node: apart, in separate lines, or spread over "+
 		"workloads")
 	registerAgents(f, &s.image, &s.agentsNamespace)
+	registerAccess(f, &s.access)
 	f.DurationVar(&s.within, "start-within", time.Minute, "time for temporary agents to start")
 }
 
@@ -46,6 +48,9 @@ func (s *scope) check(c *connection) (err error) {
 		return fault.New(fault.Usage, "--start-within "+s.within.String(), "", "it must be 1s to 10m")
 	case s.shared != sharedSpread && s.shared != sharedApart:
 		return fault.New(fault.Usage, "--shared "+text.Clip(s.shared), "choose apart or spread", "no such rule")
+	}
+	if err := s.access.Check(); err != nil {
+		return err
 	}
 	s.selects, err = labels.Parse(s.selector)
 	return fault.Wrap(err, fault.Usage, "-l "+text.Clip(s.selector), "try -l app=web", "not a selector of labels")
@@ -73,6 +78,7 @@ type windows struct {
 // open finds the agents that are installed. Where there are none, it deploys agents, which live for a time after they
 // have started, and waits for them.
 func (s *scope) open(ctx context.Context, c *agents.Cluster, life time.Duration, log io.Writer) (*windows, error) {
+	c.Access = s.access
 	w := &windows{scope: s, c: c, log: log}
 	err := w.look(ctx)
 	if err != nil || len(w.agents) > 0 {

@@ -28,9 +28,12 @@ type Options struct {
 	Address      string // HOST:PORT
 	TLS          bool   // HTTPS, with the authorities that this machine trusts
 	CAFile       string // HTTPS, with the authorities in this file (PEM) instead
+	ServerName   string // of the agent's certificate; empty: the host of the address
 	User         string // with PasswordFile
 	PasswordFile string
 	TokenFile    string // holds a bearer token
+	// Prefix is that of the flags which give these, for errors: "agents-" where they are --agents-ca, and so on.
+	Prefix string
 	// Dial connects to the agent in another way than by TCP; nil: by TCP.
 	Dial func(ctx context.Context) (net.Conn, error)
 	// Reading has a place for each ledger that may be in memory, of all agents that share it; nil: any number. An agent
@@ -77,19 +80,21 @@ func New(o Options) (*Agent, error) {
 		return nil, fault.New(fault.Usage, "--agent "+text.Clip(o.Address), "try --agent node-7:9633",
 			"the address of an agent must be HOST:PORT")
 	}
+	flag := func(name string) string { return "--" + o.Prefix + name }
 	a := &Agent{address: o.Address, scheme: "http", user: o.User, reading: o.Reading}
 	t := &http.Transport{MaxIdleConns: 1, ResponseHeaderTimeout: 0, MaxResponseHeaderBytes: 64 << 10}
 	if o.Dial != nil {
 		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return o.Dial(ctx) }
 	}
+	t.TLSClientConfig = &tls.Config{ServerName: o.ServerName}
 	if o.CAFile != "" {
-		pem, err := secretFile("--ca", o.CAFile)
+		pem, err := secretFile(flag("ca"), o.CAFile)
 		if err != nil {
 			return nil, err
 		}
-		t.TLSClientConfig = &tls.Config{RootCAs: x509.NewCertPool()}
+		t.TLSClientConfig.RootCAs = x509.NewCertPool()
 		if !t.TLSClientConfig.RootCAs.AppendCertsFromPEM([]byte(pem)) {
-			return nil, fault.New(fault.Usage, "--ca "+o.CAFile, "name a file of PEM certificates",
+			return nil, fault.New(fault.Usage, flag("ca")+" "+o.CAFile, "name a file of PEM certificates",
 				"no certificate found")
 		}
 	}
@@ -98,15 +103,15 @@ func New(o Options) (*Agent, error) {
 	}
 	switch {
 	case (o.User == "") != (o.PasswordFile == ""):
-		return nil, fault.New(fault.Usage, "--user, --password-file", "give both, or neither",
+		return nil, fault.New(fault.Usage, flag("user")+", "+flag("password-file"), "give both, or neither",
 			"a user name and a password go together")
 	case o.PasswordFile != "" && o.TokenFile != "":
-		return nil, fault.New(fault.Usage, "--password-file, --token-file", "give one of them",
+		return nil, fault.New(fault.Usage, flag("password-file")+", "+flag("token-file"), "give one of them",
 			"a request has either a password or a token")
 	case o.PasswordFile != "":
-		a.secret, err = secretFile("--password-file", o.PasswordFile)
+		a.secret, err = secretFile(flag("password-file"), o.PasswordFile)
 	case o.TokenFile != "":
-		a.secret, err = secretFile("--token-file", o.TokenFile)
+		a.secret, err = secretFile(flag("token-file"), o.TokenFile)
 	}
 	if err != nil {
 		return nil, err
@@ -286,7 +291,23 @@ func (a *Agent) refused(status int, says []byte) error {
 		hint = "if the agent speaks HTTPS, add --tls or --ca FILE"
 	}
 	why := text.ClipLine(strings.TrimSpace(string(says[:min(len(says), 2*maxComment)])), maxComment)
-	return a.failed(hint, fmt.Errorf("%d %s: %s", status, http.StatusText(status), why))
+	return a.failed(hint, &Refusal{status, why})
+}
+
+// Refusal is an answer with another status than 200.
+type Refusal struct {
+	Status int
+	Says   string // in a line
+}
+
+func (r *Refusal) Error() string {
+	return fmt.Sprintf("%d %s: %s", r.Status, http.StatusText(r.Status), r.Says)
+}
+
+// Denied reports whether the agent wants HTTPS or credentials that it did not get.
+func (r *Refusal) Denied() bool {
+	return r.Status == http.StatusUnauthorized || r.Status == http.StatusForbidden ||
+		r.Status == http.StatusBadRequest && strings.Contains(r.Says, "HTTPS") // net/http's own answer
 }
 
 // parse reads a ledger, and rejects one that would take much more memory than its text.
