@@ -45,6 +45,7 @@ type Merger struct {
 	more       account             // of containers without a row
 	warnings   map[string]*Warning // by code and message
 	names      map[string]string   // one copy of each
+	applied    []bool              // of the rules
 }
 
 // machine is one that several nodes share.
@@ -78,7 +79,7 @@ func (k key) row(a *account) *Row {
 func New(pods []Pod, o Options) *Merger {
 	m := &Merger{o: o, byUID: make(map[string]*Pod, len(pods)), byName: make(map[[2]string]*Pod, len(pods)),
 		containers: map[key]*account{}, sharing: map[string]int{}, machines: map[string]*machine{},
-		warnings: map[string]*Warning{}, names: map[string]string{}}
+		warnings: map[string]*Warning{}, names: map[string]string{}, applied: make([]bool, len(o.Rules))}
 	for i := range m.views {
 		m.views[i] = map[key]*account{}
 	}
@@ -131,6 +132,12 @@ func (m *Merger) Add(n *Node) {
 // Finish returns the account. The Merger cannot be used after it.
 func (m *Merger) Finish() *Cluster {
 	d := &m.doc
+	for i, applied := range m.applied {
+		if !applied {
+			m.warn("rule-unused", m.o.Rules[i].Where, "these rules charge nothing: no container of the nodes that answered "+
+				"is one that they name, or rules before them have it")
+		}
+	}
 	for _, identity := range slices.Sorted(maps.Keys(m.machines)) {
 		m.finishMachine(m.machines[identity])
 	}

@@ -21,14 +21,15 @@ const (
 
 // Components of what no rule can name: it is in no control group.
 const (
-	kernelThreads = "kernel threads"
-	rootProcesses = "root group"
-	interrupts    = "interrupts"
-	otherBPF      = "ebpf"
-	self          = "tare"
-	sidecar       = "sidecar"
-	pause         = "pause"
-	podSandbox    = "(sandbox)" // as of ledger.Name.Container
+	kernelThreads  = "kernel threads"
+	rootProcesses  = "root group"
+	interrupts     = "interrupts"
+	otherBPF       = "ebpf"
+	self           = "tare"
+	sidecar        = "sidecar"
+	pause          = "pause"
+	infrastructure = "infrastructure" // of a rule that names no component
+	podSandbox     = "(sandbox)"      // as of ledger.Name.Container
 )
 
 // owner is whom something that was used on a node belongs to.
