@@ -8,20 +8,21 @@ import (
 )
 
 // Load loads the program, by a name that it has in the kernel. It is of a type that only runs on demand.
-func Load(name string) (*ebpf.Program, error) { return load(name, ebpf.SocketFilter) }
+func Load(name string) (*ebpf.Program, error) { return load(name, ebpf.SocketFilter, ebpf.AttachNone) }
 
-// Attach loads the program and has it run at each call of a system call, such as getpgid. Closing the link ends both.
-func Attach(name, systemCall string) (link.Link, error) {
-	p, err := load(name, ebpf.Kprobe)
+// Attach loads the program and has it run whenever a process in a control group of version 2, or below it, opens an
+// Internet socket: in that process, and unlike a kprobe on every kernel. Closing the link ends both.
+func Attach(name, group string) (link.Link, error) {
+	p, err := load(name, ebpf.CGroupSock, ebpf.AttachCGroupInetSockCreate)
 	if err != nil {
 		return nil, err
 	}
 	defer p.Close() // the link holds it
-	return link.Kprobe("sys_"+systemCall, p, nil)
+	return link.AttachCgroup(link.CgroupOptions{Path: group, Attach: ebpf.AttachCGroupInetSockCreate, Program: p})
 }
 
-func load(name string, kind ebpf.ProgramType) (*ebpf.Program, error) {
-	return ebpf.NewProgram(&ebpf.ProgramSpec{Name: name, Type: kind, License: "Dual BSD/GPL",
+func load(name string, kind ebpf.ProgramType, at ebpf.AttachType) (*ebpf.Program, error) {
+	return ebpf.NewProgram(&ebpf.ProgramSpec{Name: name, Type: kind, AttachType: at, License: "Dual BSD/GPL",
 		Instructions: asm.Instructions{
 			asm.Mov.Imm(asm.R2, 1),
 			asm.Mov.Imm(asm.R3, 2000),

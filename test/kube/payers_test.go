@@ -1,79 +1,125 @@
 package kube
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
 	"testing"
+	"time"
 
 	"gonum.org/v1/gonum/stat/distuv"
 
 	"tare/internal/scale/attribution"
+	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
 	"tare/test/busy"
 )
 
-// callers are two pods, one of which makes three times as many system calls as the other.
-const callers = `
+// openers are two pods, one of which opens three times as many sockets as the other.
+const openers = `
 apiVersion: v1
 kind: Pod
-metadata: {name: caller-3, namespace: shop}
+metadata: {name: opener-3, namespace: shop}
 spec:
   nodeName: n1
   terminationGracePeriodSeconds: 1
-  containers: [{name: main, image: "tare.test/web:1", args: [call, "60"]}]
+  containers: [{name: main, image: "tare.test/web:1", args: [open, "60"]}]
 ---
 apiVersion: v1
 kind: Pod
-metadata: {name: caller-1, namespace: shop}
+metadata: {name: opener-1, namespace: shop}
 spec:
   nodeName: n1
   terminationGracePeriodSeconds: 1
-  containers: [{name: main, image: "tare.test/web:1", args: [call, "20"]}]
+  containers: [{name: main, image: "tare.test/web:1", args: [open, "20"]}]
 `
 
-// payers: of an eBPF program that runs at system calls, the pod that makes three of four pays three quarters, within
-// the interval that the agent gives, about as often as the interval promises.
+// payers: of an eBPF program that runs where sockets are opened, the pod that opens three of four pays three quarters,
+// within the interval that the agent gives, about as often as the interval promises.
 func payers(t *testing.T, c *Cluster, a *agent) {
-	if err := c.Apply(callers); err != nil {
+	if err := c.Apply(openers); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Kubectl("-n", "shop", "wait", "--for=condition=Ready", "pod/caller-3", "pod/caller-1",
+	if _, err := c.Kubectl("-n", "shop", "wait", "--for=condition=Ready", "pod/opener-3", "pod/opener-1",
 		"--timeout=60s"); err != nil {
 		t.Fatal(err)
 	}
-	const name, windows = "planted_in_pods", 20
-	planted, err := busy.Attach(name, "getpgid")
-	if err != nil {
-		t.Fatal(err)
+	opened := map[string]func() float64{}
+	for _, p := range pods(t, c) {
+		opened[p.Metadata.Name] = func() float64 { return openedBy(t, c, p.Status.PodIP) }
 	}
-	defer planted.Close()
+	three, one := opened["opener-3"], opened["opener-1"]
+	const name, windows = "planted_in_pods", 20
+	plant(t, name)
 	inside, split := 0, 0
 	for range windows {
+		before3, before1 := three(), one()
 		text, err := a.get("/v1/ledger?for=4s")
 		if err != nil {
 			t.Fatal(err)
 		}
+		opened3, opened1 := three()-before3, one()-before1
+		truth := opened3 / (opened3 + opened1) // about 3/4: a process that had to wait makes up for it
 		var l ledger.Ledger
 		if err := json.Unmarshal(text, &l); err != nil {
 			t.Fatal(err)
 		}
-		says, lo, hi, samples := shareOf(t, &l, name, "caller-3")
+		says, lo, hi, samples := shareOf(t, &l, name, "opener-3")
 		if samples < attribution.MinSamples {
 			continue
 		}
 		split++
-		if lo <= 0.75 && 0.75 <= hi {
+		if lo <= truth && truth <= hi {
 			inside++
 		}
-		t.Logf("caller-3 pays %.1f %% [%.1f, %.1f] by %d samples", 100*says, 100*lo, 100*hi, samples)
+		t.Logf("opener-3 pays %.1f %% [%.1f, %.1f] by %d samples, and opened %.1f %%", 100*says, 100*lo, 100*hi, samples,
+			100*truth)
 	}
 	if split < windows*9/10 {
 		t.Fatalf("of %d windows only %d have %d samples of the program", windows, split, attribution.MinSamples)
 	}
-	t.Logf("%d of %d intervals of 95 %% hold 75 %%", inside, split)
-	// Fewer than that many hold the truth once in 1000 times, if each does 19 times of 20.
+	t.Logf("%d of %d intervals of 95 %% hold the truth", inside, split)
+	// Fewer than that many hold it once in 1000 times, if each does 19 times of 20.
 	if chance := (distuv.Binomial{N: float64(split), P: 0.95}).CDF(float64(inside)); chance < 0.001 {
-		t.Errorf("%d of %d intervals of 95 %% hold 75 %%", inside, split)
+		t.Errorf("%d of %d intervals of 95 %% hold the truth", inside, split)
 	}
+}
+
+// openedBy is how many sockets a pod has opened.
+func openedBy(t *testing.T, c *Cluster, ip string) float64 {
+	t.Helper()
+	client := http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(context.Context, string, string) (net.Conn, error) { return c.Dial("n1", ip+":8080") }}}
+	r, err := client.Get("http://" + ip)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	var n float64
+	if _, err := fmt.Fscan(r.Body, &n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// plant has an eBPF program run whenever a process of the machine opens a socket, until the test ends.
+func plant(t *testing.T, name string) {
+	t.Helper()
+	layout, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v2, mounted := layout.V2()
+	if !mounted {
+		t.Fatal("no control groups of version 2 are mounted, to which programs attach")
+	}
+	planted, err := busy.Attach(name, v2.Mount)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = planted.Close() })
 }
 
 // shareOf is the part of a program's run time that a pod of the shop pays, its interval, and the samples of all.

@@ -443,6 +443,40 @@ metadata: {name: strict, labels: {pod-security.kubernetes.io/enforce: baseline}}
 	})
 }
 
+// TestProtected: agents with TLS and a password give windows to those who have both, through the API server, and others
+// learn what is missing.
+func TestProtected(t *testing.T) {
+	long.Test(t, "40 s: agents with TLS and a password")
+	p := upWithPlugin(t, Options{Nodes: 2})
+	dir := applyProtected(t, p.Cluster)
+	secret := filepath.Join(dir, "password")
+	if err := os.WriteFile(secret, []byte(password+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ca, name := "--agents-ca="+filepath.Join(dir, "agent.crt"), "--agents-server-name=tare-agent"
+	user, file := "--agents-user=prometheus", "--agents-password-file="+secret
+	if c := p.weigh(t, 0, "--for", "1s", ca, name, user, file); c.Answered != 2 || *c.Total.CPU.Gross <= 0 {
+		t.Errorf("%d of %d nodes answered: %+v", c.Answered, c.Asked, c.Total.CPU)
+	}
+	for what, x := range map[string]struct {
+		args []string
+		code int
+		says string
+	}{
+		"nothing":       {nil, 4, "wants TLS or a password (--agents-ca"},
+		"no password":   {[]string{ca, name}, 4, "401"},
+		"another name":  {[]string{ca, user, file}, 4, "not localhost"},
+		"half of it":    {[]string{ca, user}, 2, "--agents-password-file"},
+		"no such file":  {[]string{"--agents-ca=/nonexistent", user, file}, 2, "--agents-ca /nonexistent"},
+		"no TLS at all": {[]string{user, file}, 4, "--agents-ca"},
+	} {
+		out, errs, code := p.tare(append([]string{"weigh", "--for", "1s"}, x.args...)...)
+		if code != x.code || !strings.Contains(out+errs, x.says) {
+			t.Errorf("%s: exit code %d, want %d with %q\n%s%s", what, code, x.code, x.says, out, errs)
+		}
+	}
+}
+
 // TestPluginTwentyNodes: twenty nodes take one window. How long that takes is logged.
 func TestPluginTwentyNodes(t *testing.T) {
 	long.Test(t, "1 min: twenty nodes weighed")

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 
 	appsapi "k8s.io/api/apps/v1"
 	api "k8s.io/api/core/v1"
@@ -27,6 +28,7 @@ import (
 
 	"tare/deploy"
 	"tare/internal/lib/fault"
+	"tare/internal/scale/remote"
 )
 
 // Labels of what kubectl-tare makes in a cluster.
@@ -48,12 +50,35 @@ const (
 	pageSize  = 500  // objects of one answer of the API server
 )
 
+// Access is what installed agents with TLS or a password ask for. Temporary ones ask for nothing.
+type Access struct {
+	CAFile             string // the authorities of their certificates, as PEM; empty: they have no TLS
+	ServerName         string // of their certificates
+	User, PasswordFile string
+}
+
+// options are those of a client of an agent.
+func (a *Access) options(address string) remote.Options {
+	return remote.Options{Address: address, CAFile: a.CAFile, ServerName: a.ServerName, User: a.User,
+		PasswordFile: a.PasswordFile, Prefix: "agents-"}
+}
+
+// Check finds what is wrong with the files, as a fault of usage.
+func (a *Access) Check() error {
+	_, err := remote.New(a.options("localhost:1"))
+	return err
+}
+
 // Cluster is a client of a cluster.
 type Cluster struct {
+	Access Access // to agents that are installed
+
 	config *rest.Config
 	core   corev1.CoreV1Interface
 	apps   appsv1.AppsV1Interface
 	batch  batchv1.BatchV1Interface
+
+	tunnels sync.Map // what opens one, by port
 }
 
 // New returns a client. It asks nothing.
@@ -69,7 +94,7 @@ func New(config *rest.Config) (*Cluster, error) {
 		return nil, wrong(err)
 	}
 	batch, err := batchv1.NewForConfig(config)
-	return &Cluster{config, core, apps, batch}, wrong(err)
+	return &Cluster{config: config, core: core, apps: apps, batch: batch}, wrong(err)
 }
 
 func wrong(err error) error {

@@ -88,16 +88,19 @@ func (c *Cluster) Pods(ctx context.Context) (pods []cluster.Pod, err error) {
 const (
 	configHash  = "kubernetes.io/config.hash" // the kubelet: UID of a static pod on its node
 	istioStatus = "sidecar.istio.io/status"   // Istio's injector: what it added
+	meshStatus  = "mesh.tare/status"          // the same of Tare's (docs/injection.md)
 )
 
 func podOf(p *api.Pod) cluster.Pod {
 	pod := cluster.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), ConfigHash: p.Annotations[configHash],
 		Node: p.Spec.NodeName, Labels: p.Labels}
 	pod.OwnerKind, pod.Owner = workloadOf(p)
-	var injected struct{ Containers, InitContainers []string }
-	_ = json.Unmarshal([]byte(p.Annotations[istioStatus]), &injected) // what is no JSON names nothing
-	add := func(name string, class cluster.Class, injected []string) {
-		if class != cluster.Sidecar && slices.Contains(injected, name) {
+	var by [2]struct{ Containers, InitContainers []string }
+	for i, key := range []string{istioStatus, meshStatus} {
+		_ = json.Unmarshal([]byte(p.Annotations[key]), &by[i]) // what is no JSON names nothing
+	}
+	add := func(name string, class cluster.Class, injected ...[]string) {
+		if class != cluster.Sidecar && slices.Contains(slices.Concat(injected...), name) {
 			class = cluster.Injected
 		}
 		pod.Containers = append(pod.Containers, cluster.Container{Name: name, Class: class})
@@ -107,10 +110,10 @@ func podOf(p *api.Pod) cluster.Pod {
 		if r := p.Spec.InitContainers[i].RestartPolicy; r != nil && *r == api.ContainerRestartPolicyAlways {
 			class = cluster.Sidecar
 		}
-		add(p.Spec.InitContainers[i].Name, class, injected.InitContainers)
+		add(p.Spec.InitContainers[i].Name, class, by[0].InitContainers, by[1].InitContainers)
 	}
 	for i := range p.Spec.Containers {
-		add(p.Spec.Containers[i].Name, cluster.App, injected.Containers)
+		add(p.Spec.Containers[i].Name, cluster.App, by[0].Containers, by[1].Containers)
 	}
 	return pod
 }

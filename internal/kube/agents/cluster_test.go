@@ -31,7 +31,11 @@ func TestPodOf(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
-	p.Annotations[istioStatus] = "\x1b["
+	p.Annotations[meshStatus], p.Annotations[istioStatus] = p.Annotations[istioStatus], ""
+	if got := podOf(&p); !reflect.DeepEqual(got.Containers, want.Containers) {
+		t.Errorf("by Tare's injector: %+v", got.Containers)
+	}
+	p.Annotations[meshStatus] = "\x1b["
 	if got := podOf(&p); got.Containers[4].Class != cluster.App {
 		t.Errorf("an annotation that is no JSON injects: %+v", got.Containers)
 	}

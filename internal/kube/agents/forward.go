@@ -8,13 +8,16 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"strconv"
 	"time"
 
 	api "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/httpstream" //nolint:staticcheck // deprecated, and what client-go returns
+	portforwarding "k8s.io/apimachinery/pkg/util/portforward"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
+	"k8s.io/client-go/transport/websocket"
 
 	"tare/internal/lib/text"
 )
@@ -24,34 +27,21 @@ func (c *Cluster) Dial(ctx context.Context, namespace, pod string, port int) (ne
 	return c.dial(ctx, &Agent{Namespace: namespace, Pod: pod, Port: port})
 }
 
-// dial connects to a port of a pod's loopback interface, as kubectl port-forward does.
+// dial connects to a port of a pod's loopback interface, as kubectl port-forward does: by WebSocket, and where that is
+// not possible by SPDY.
 func (c *Cluster) dial(ctx context.Context, a *Agent) (net.Conn, error) {
 	url := c.core.RESTClient().Post().Namespace(a.Namespace).Resource("pods").Name(a.Pod).SubResource("portforward").URL()
-	byWebsocket, err := portforward.NewSPDYOverWebsocketDialer(url, c.config)
-	if err != nil {
-		return nil, fmt.Errorf("forwarding a port: %w", err)
+	conn, err := c.dialWebsocket(ctx, url, a.Port)
+	if err == nil || !httpstream.IsUpgradeFailure(err) && !httpstream.IsHTTPSProxyError(err) {
+		return conn, err
 	}
-	transport, upgrader, err := spdy.RoundTripperFor(c.config)
-	if err != nil {
-		return nil, fmt.Errorf("forwarding a port: %w", err)
-	}
-	client := &http.Client{Transport: transport}
-	// As kubectl: by WebSocket, and where that is not possible by SPDY.
-	dialer := portforward.NewFallbackDialer(byWebsocket, spdy.NewDialer(upgrader, client, http.MethodPost, url),
-		func(err error) bool { return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err) })
-
 	type result struct {
 		conn *forwarded
 		err  error
 	}
 	done := make(chan result, 1)
 	go func() { // a dialer knows no context
-		conn, _, err := dialer.Dial(portforward.PortForwardProtocolV1Name)
-		if err != nil {
-			done <- result{err: err}
-			return
-		}
-		f, err := forward(conn, a.Port)
+		f, err := c.dialSPDY(url, a.Port)
 		done <- result{f, err}
 	}()
 	select {
@@ -68,6 +58,55 @@ func (c *Cluster) dial(ctx context.Context, a *Agent) (net.Conn, error) {
 		}()
 		return nil, ctx.Err()
 	}
+}
+
+func (c *Cluster) dialWebsocket(ctx context.Context, url *url.URL, port int) (net.Conn, error) {
+	transport, holder, err := websocket.RoundTripperFor(c.config)
+	if err != nil {
+		return nil, fmt.Errorf("forwarding a port: %w", err)
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url.String(), nil)
+	if err != nil {
+		return nil, fmt.Errorf("forwarding a port: %w", err)
+	}
+	opening, err := c.opening(port)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := websocket.Negotiate(transport, holder, r, portforwarding.WebsocketsSPDYTunnelingPortForwardV1)
+	if err != nil {
+		return nil, err
+	}
+	t, err := newTunnel(portforward.NewTunnelingConnection("agent", conn), opening)
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// opening is what opens a tunnel to a port. Making it takes 1 MB for a moment, so it is made once.
+func (c *Cluster) opening(port int) ([]byte, error) {
+	if frames, made := c.tunnels.Load(port); made {
+		return frames.([]byte), nil
+	}
+	frames, err := opening(port)
+	if err == nil {
+		c.tunnels.Store(port, frames)
+	}
+	return frames, err
+}
+
+func (c *Cluster) dialSPDY(url *url.URL, port int) (*forwarded, error) {
+	transport, upgrader, err := spdy.RoundTripperFor(c.config)
+	if err != nil {
+		return nil, fmt.Errorf("forwarding a port: %w", err)
+	}
+	dialer := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, url)
+	conn, _, err := dialer.Dial(portforward.PortForwardProtocolV1Name)
+	if err != nil {
+		return nil, err
+	}
+	return forward(conn, port)
 }
 
 // forwarded is a connection to a port of a pod: a stream of bytes, and one on which the node says what failed.

@@ -10,6 +10,7 @@ import (
 
 	"tare/internal/lib/fault"
 	"tare/internal/lib/text"
+	"tare/internal/scale/remote"
 )
 
 // Hint says what helps against an error of the API server.
@@ -39,6 +40,10 @@ func reason(err error) string {
 		return "its agent did not answer in time"
 	case errors.Is(err, errEnded), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return errEnded.Error()
+	}
+	if refusal, is := errors.AsType[*remote.Refusal](err); is && refusal.Denied() {
+		return "its agent wants TLS or a password (--agents-ca, --agents-user, --agents-password-file): " +
+			text.ClipLine(err.Error(), maxReason)
 	}
 	return text.ClipLine(err.Error(), maxReason)
 }

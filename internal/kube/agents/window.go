@@ -19,11 +19,13 @@ import (
 // Bounds on a window of many nodes.
 const (
 	atATime       = 64               // nodes that are connected to at a time
-	readAtATime   = 8                // answers in memory, of up to 64 MiB each
+	readAtATime   = 8                // ledgers in memory, each of up to 64 MiB as text
 	connectWithin = 10 * time.Second // for a node's agent to be reached and to say its time
-	lead          = time.Second      // from the last clock that was read to the beginning of the window
 	answerWithin  = 15 * time.Second // from the end of the window
 	clockReadings = 5
+	// From the last clock that was read to the beginning of the window, by which all agents must have been asked: for all,
+	// for each, and how many times what the slowest took to say its time.
+	lead, leadOfEach, leadOfSlowest = time.Second, time.Millisecond, 2
 )
 
 // Window is a window that all agents take at the same time.
@@ -46,7 +48,7 @@ type Answer struct {
 type reached struct {
 	Answer
 	agent *remote.Agent
-	asked atomic.Bool // for the window
+	begin atomic.Int64 // of the window for which it was asked, by this machine's clock in nanoseconds; 0: not yet
 }
 
 var errEnded = errors.New("the connection to its agent has ended: the agent was stopped, or the node is cut off")
@@ -60,10 +62,10 @@ func (c *Cluster) Open(ctx context.Context, agents []Agent, d time.Duration) *Wi
 
 // OpenAfter is Open with some time between the moment when all agents have been asked and the window.
 func (c *Cluster) OpenAfter(ctx context.Context, agents []Agent, after, d time.Duration) *Window {
-	return openWindow(ctx, agents, after, d, c.dial)
+	return openWindow(ctx, agents, after, d, &c.Access, c.dial)
 }
 
-func openWindow(ctx context.Context, agents []Agent, after, d time.Duration,
+func openWindow(ctx context.Context, agents []Agent, after, d time.Duration, access *Access,
 	dial func(context.Context, *Agent) (net.Conn, error),
 ) *Window {
 	all := make([]reached, len(agents))
@@ -78,19 +80,32 @@ func openWindow(ctx context.Context, agents []Agent, after, d time.Duration,
 		}
 		connecting.Go(func() error {
 			r := &all[i]
-			r.connect(ctx, a, remote.Options{Address: net.JoinHostPort("localhost", strconv.Itoa(a.Port)), Reading: reading,
-				Dial: func(ctx context.Context) (net.Conn, error) {
-					if r.asked.Load() {
-						return nil, errEnded // else the HTTP client asks again, and another agent answers
-					}
-					return dial(ctx, a)
-				}})
+			o := access.options(net.JoinHostPort("localhost", strconv.Itoa(a.Port)))
+			if a.starting {
+				o = remote.Options{Address: o.Address}
+			}
+			o.Reading = reading
+			o.Dial = func(ctx context.Context) (net.Conn, error) {
+				// The HTTP client connects again where the connection has ended. An agent that is asked before the window
+				// can still take it, and one that is asked later was started again.
+				if begin := r.begin.Load(); begin != 0 && time.Now().UnixNano() >= begin {
+					return nil, errEnded
+				}
+				return dial(ctx, a)
+			}
+			r.connect(ctx, a, o)
 			return nil
 		})
 	}
 	_ = connecting.Wait()
 	answers := make(chan Answer)
-	w := &Window{Start: time.Now().Add(lead + after), Offsets: map[string]time.Duration{}, Answers: answers}
+	ahead := lead + time.Duration(len(all))*leadOfEach
+	for i := range all {
+		if r := &all[i]; r.Failed == "" {
+			ahead = max(ahead, leadOfSlowest*2*r.Uncertainty)
+		}
+	}
+	w := &Window{Start: time.Now().Add(ahead + after), Offsets: map[string]time.Duration{}, Answers: answers}
 	w.End = w.Start.Add(d)
 	ctx, cancel := context.WithDeadline(ctx, w.End.Add(answerWithin))
 	var asking sync.WaitGroup
@@ -101,18 +116,18 @@ func openWindow(ctx context.Context, agents []Agent, after, d time.Duration,
 		asking.Go(func() {
 			r := &all[i]
 			if r.Failed == "" {
-				r.asked.Store(true)
+				r.begin.Store(w.Start.UnixNano())
 				l, err := r.agent.At(ctx, w.Start.Add(r.Offset), d)
 				if err != nil {
 					r.Failed = reason(err)
 				}
 				r.Ledger = l
 			}
+			answers <- r.Answer
+			r.Ledger = nil
 			if r.agent != nil {
 				_ = r.agent.Close()
 			}
-			answers <- r.Answer
-			r.Ledger = nil
 		})
 	}
 	go func() {

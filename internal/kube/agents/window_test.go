@@ -47,6 +47,9 @@ func (f *fakes) dial(_ context.Context, a *Agent) (net.Conn, error) {
 func (f *fakes) serve(w http.ResponseWriter, r *http.Request, node string, conn net.Conn) {
 	ahead := f.ahead(node)
 	if r.URL.Path == "/v1/clock" {
+		if f.behaves(node) == "slow" {
+			time.Sleep(500 * time.Millisecond)
+		}
 		fmt.Fprintf(w, `{"time": %q}`, time.Now().Add(ahead).Format(time.RFC3339Nano))
 		return
 	}
@@ -64,6 +67,7 @@ func (f *fakes) serve(w http.ResponseWriter, r *http.Request, node string, conn 
 	switch f.behaves(node) {
 	case "dies": // and is started again
 		if !again {
+			time.Sleep(time.Until(begin.Add(d / 2)))
 			_ = conn.Close()
 			return
 		}
@@ -75,6 +79,10 @@ func (f *fakes) serve(w http.ResponseWriter, r *http.Request, node string, conn 
 		}
 	case "lies":
 		fmt.Fprint(w, "<html>")
+		return
+	case "stalls": // in the middle of its answer
+		_, _ = w.Write(make([]byte, 20<<10))
+		<-r.Context().Done()
 		return
 	}
 	time.Sleep(time.Until(begin.Add(d)))
@@ -124,12 +132,14 @@ func TestWindow(t *testing.T) {
 	for i := range n {
 		agents = append(agents, Agent{Node: fmt.Sprint("n", i), Port: agentPort})
 	}
-	w := openWindow(t.Context(), agents, 0, 200*time.Millisecond, f.dial)
+	w := openWindow(t.Context(), agents, 0, 200*time.Millisecond, &Access{}, f.dial)
 	failed := map[string]string{}
 	answered := 0
 	for a := range w.Answers {
 		if a.Failed != "" {
-			failed[a.Node] = a.Failed
+			if failed[a.Node] = a.Failed; broken[a.Node] == "" && a.Node != "stopped" {
+				t.Errorf("%s: %s", a.Node, a.Failed)
+			}
 			continue
 		}
 		answered++
@@ -157,12 +167,47 @@ func TestWindow(t *testing.T) {
 	}
 }
 
+// TestSlowNodes: many nodes whose answers stop in the middle, more than are read at a time, keep no other from being
+// read, and are named. One that is slow to say its time still takes the window.
+func TestSlowNodes(t *testing.T) {
+	const stall, n = 3 * readAtATime, 100
+	f := &fakes{begins: map[string]time.Time{}, ahead: func(string) time.Duration { return 0 }}
+	f.behaves = func(node string) string {
+		var i int
+		_, _ = fmt.Sscanf(node, "n%d", &i)
+		switch {
+		case i < stall:
+			return "stalls"
+		case i == stall:
+			return "slow"
+		}
+		return ""
+	}
+	var agents []Agent
+	for i := range n {
+		agents = append(agents, Agent{Node: fmt.Sprint("n", i), Port: agentPort})
+	}
+	failed := 0
+	for a := range openWindow(t.Context(), agents, 0, 200*time.Millisecond, &Access{}, f.dial).Answers {
+		stalls := f.behaves(a.Node) == "stalls"
+		if stalls != (a.Failed != "") || stalls && !strings.Contains(a.Failed, "too slowly") {
+			t.Errorf("%s: %q", a.Node, a.Failed)
+		}
+		if stalls {
+			failed++
+		}
+	}
+	if failed != stall {
+		t.Errorf("%d nodes failed, want %d", failed, stall)
+	}
+}
+
 // TestWindowEnds: Ctrl-C ends a window at once.
 func TestWindowEnds(t *testing.T) {
 	f := &fakes{begins: map[string]time.Time{}, behaves: func(string) string { return "" },
 		ahead: func(string) time.Duration { return 0 }}
 	ctx, cancel := context.WithCancel(t.Context())
-	w := openWindow(ctx, []Agent{{Node: "n", Port: agentPort}}, 0, time.Minute, f.dial)
+	w := openWindow(ctx, []Agent{{Node: "n", Port: agentPort}}, 0, time.Minute, &Access{}, f.dial)
 	cancel()
 	select {
 	case a := <-w.Answers:

@@ -11,6 +11,7 @@ package cluster
 import (
 	"time"
 
+	"tare/internal/scale/charge"
 	"tare/internal/scale/ledger"
 )
 
@@ -87,6 +88,9 @@ type Options struct {
 	Spread bool
 	// Containers asks for rows of containers, of which a large cluster has hundreds of thousands.
 	Containers bool
+	// Rules are of charge.ParseClusterFile. They come before what nodes and the cluster say: the first that matches a
+	// container counts. One without container= leaves sidecars, and what holds a pod open, as they are.
+	Rules []charge.Rule
 	// Match says which pods have rows of their own; nil: all. What others use is in rows "other pods", so that sums stay.
 	Match func(*Pod) bool
 }

@@ -14,6 +14,7 @@ import (
 	"tare/internal/kube/cluster"
 	"tare/internal/kube/cluster/clustertest"
 	"tare/internal/lib/text"
+	"tare/internal/scale/charge"
 	"tare/internal/scale/ledger"
 )
 
@@ -146,6 +147,20 @@ func TestSharedMachine(t *testing.T) {
 	kubelet := at(c.Components, func(r *cluster.Row) bool { return r.Component == "kubelet" })
 	is(t, "the kubelets", kubelet.CPU, 0, 1)               // which both nodes see
 	is(t, "the machine", rest, 0.5+0.25, 1.5+1.25-2*0.125) // without the shims
+
+	// Whichever answers first, the machine is as the node saw it that sees most.
+	for _, first := range []int{0, 1} {
+		part := clustertest.Ledger(0) // of a node in a container
+		part.CPU.Idle, part.CPU.Unexplained = 20.5, 8
+		nodes := []*cluster.Node{clustertest.Node(0, part), clustertest.Node(1, both())}
+		m = cluster.New(pods, cluster.Options{Machines: map[string]string{"node-0": "boot", "node-1": "boot"}})
+		m.Add(nodes[first])
+		m.Add(nodes[1-first])
+		if c = m.Finish(); math.Abs(c.Capacity.Unexplained-0.5) > 1e-9 ||
+			math.Abs(*c.Total.CPU.Gross-18.5) > 1e-9 {
+			t.Errorf("%v s are in the total, and %v s are unexplained", *c.Total.CPU.Gross, c.Capacity.Unexplained)
+		}
+	}
 
 	// A node whose control group is known has what is in it, alone on its machine or not.
 	m = cluster.New(pods, cluster.Options{Containers: true})
@@ -328,6 +343,32 @@ func TestRules(t *testing.T) {
 	m.Add(clustertest.Node(0, l))
 	proxy := at(m.Finish().Containers, func(r *cluster.Row) bool { return r.Container == "proxy" })
 	is(t, "the proxy", proxy.CPU, 2, 0)
+}
+
+// TestClusterRules: rules by what the cluster knows of pods, such as their owners, come before the nodes' own.
+func TestClusterRules(t *testing.T) {
+	rules, err := charge.ParseClusterFile("rules.yaml", []byte(`rules:
+- {charge: tare, component: edge, owner: Deployment/we*}
+- {charge: workload, owner: DaemonSet/cilium}
+- {charge: tare, container: nobody}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := cluster.New(clustertest.Pods(1), cluster.Options{Containers: true, Rules: rules})
+	m.Add(clustertest.Node(0, clustertest.Ledger(0)))
+	c := m.Finish()
+	addsUp(t, c)
+	for component, want := range map[string]float64{"edge": 4.375, "sidecar": 2, "pause": 0.125} {
+		r := at(c.Components, func(r *cluster.Row) bool { return r.Component == component })
+		is(t, component, r.CPU, 0, want)
+	}
+	cilium := at(c.Workloads, func(r *cluster.Row) bool { return r.Workload == "cilium" })
+	if *cilium.CPU.Net != 1 || cilium.Kind != "DaemonSet" {
+		t.Errorf("%s of net %v", cilium.Kind, *cilium.CPU.Net)
+	}
+	if len(c.Warnings) != 1 || c.Warnings[0].Code != "rule-unused" || c.Warnings[0].About[0] != "rules.yaml:4:3" {
+		t.Errorf("warnings: %+v", c.Warnings)
+	}
 }
 
 // TestBounds: what a node answers costs no more than its bounds, and what cannot be is refused.

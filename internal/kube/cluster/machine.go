@@ -6,7 +6,7 @@ import "math"
 func (m *Merger) machineOf(identity string) *machine {
 	x := m.machines[identity]
 	if x == nil {
-		x = &machine{index: len(m.doc.Machines), cells: map[owner]*account{},
+		x = &machine{index: len(m.doc.Machines), given: map[string]map[owner]*metrics{},
 			kept: Machine{Identity: m.name(identity), Nodes: []string{}}}
 		m.machines[identity] = x
 		m.doc.Machines = append(m.doc.Machines, Machine{})
@@ -14,26 +14,33 @@ func (m *Merger) machineOf(identity string) *machine {
 	return x
 }
 
-// add adds CPU time that is no node's part.
-func (x *machine) add(m *Merger, o owner, ns int64, seconds float64) {
-	var a account
-	a.add(cpu, o.side, ns)
-	a.add(cpus, o.side, int64(math.Round(float64(ns)/seconds)))
-	x.usage.merge(&a)
-	m.add(&o, x.label(), &a)
+// give notes that a node gave a part of what is the machine's to its pods, as shims are.
+func (x *machine) give(node string, from owner, figure int, n int64) {
+	if x.given[node] == nil {
+		x.given[node] = map[owner]*metrics{}
+	}
+	if x.given[node][from] == nil {
+		x.given[node][from] = &metrics{}
+	}
+	x.given[node][from][figure] += n
 }
 
-// give notes that a node gave a part of what is the machine's to its pods, as shims are: no more than is there. The
-// first node's cells have that already.
-func (x *machine) give(w *node, from owner, figure int, n int64) {
-	cell := x.cells[from]
-	if len(x.kept.Nodes) == 0 || cell == nil {
-		return
-	}
-	n = min(n, max(cell.sums[figure][from.side], 0))
-	cell.add(figure, from.side, -n)
-	if figure == cpu {
-		cell.add(cpus, from.side, -int64(math.Round(float64(n)/w.l.Window.Seconds)))
+// take takes what other nodes gave to their pods out of the cells of the view: no more than is there.
+func (x *machine) take() {
+	for node, given := range x.given {
+		for from, of := range given {
+			cell := x.best.cells[from]
+			if node == x.best.node || cell == nil {
+				continue
+			}
+			for f, n := range of {
+				n = min(n, max(cell.sums[f][from.side], 0))
+				cell.add(f, from.side, -n)
+				if f == cpu {
+					cell.add(cpus, from.side, -int64(math.Round(float64(n)*x.best.budget.CPUs/x.best.budget.Capacity)))
+				}
+			}
+		}
 	}
 }
 
@@ -42,13 +49,18 @@ func (x *machine) label() string { return "(machine " + x.kept.Identity + ")" }
 
 // finishMachine adds what groups used that are no node's part, and closes the budget.
 func (m *Merger) finishMachine(x *machine) {
+	x.take()
 	left := x.groups
-	for o, cell := range x.cells {
+	for _, cell := range x.best.cells {
 		for f, n := range cell.gross() {
 			left[f] -= n
 		}
-		m.add(&o, x.label(), cell)
-		x.usage.merge(cell)
+	}
+	for _, cells := range []map[owner]*account{x.best.lines, x.best.cells} {
+		for o, cell := range cells {
+			m.add(&o, x.label(), cell)
+			x.usage.merge(cell)
+		}
 	}
 	var a account
 	for f := range figures {
@@ -60,6 +72,7 @@ func (m *Merger) finishMachine(x *machine) {
 		m.add(&owner{side: sideOther, component: "others on the machine"}, x.label(), &a)
 		x.usage.merge(&a)
 	}
+	x.kept.Budget = x.best.budget
 	b := &x.kept.Budget
 	b.Attributed = float64(x.usage.gross()[cpu]+x.placed[cpu]) / 1e9
 	b.Unexplained = b.Capacity - b.Idle - b.Steal - b.Attributed

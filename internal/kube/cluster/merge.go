@@ -45,15 +45,26 @@ type Merger struct {
 	more       account             // of containers without a row
 	warnings   map[string]*Warning // by code and message
 	names      map[string]string   // one copy of each
+	applied    []bool              // of the rules
 }
 
 // machine is one that several nodes share.
 type machine struct {
 	index          int
 	groups, placed metrics // of all groups by the node that sees most, and of nodes
-	cells          map[owner]*account
+	best           *view   // of the node that sees most
+	given          map[string]map[owner]*metrics
 	kept           Machine
 	usage          account
+}
+
+// view is what a node sees of its machine that is no node's part. A node in a container sees its own control groups and
+// processes; one that is the machine itself, or has its namespaces, sees all.
+type view struct {
+	node   string
+	lines  map[owner]*account // what is in no group
+	cells  map[owner]*account // groups, without what the node gave to its pods
+	budget Budget
 }
 
 // key names a row. Its fields are those of Row.
@@ -68,7 +79,7 @@ func (k key) row(a *account) *Row {
 func New(pods []Pod, o Options) *Merger {
 	m := &Merger{o: o, byUID: make(map[string]*Pod, len(pods)), byName: make(map[[2]string]*Pod, len(pods)),
 		containers: map[key]*account{}, sharing: map[string]int{}, machines: map[string]*machine{},
-		warnings: map[string]*Warning{}, names: map[string]string{}}
+		warnings: map[string]*Warning{}, names: map[string]string{}, applied: make([]bool, len(o.Rules))}
 	for i := range m.views {
 		m.views[i] = map[key]*account{}
 	}
@@ -121,6 +132,12 @@ func (m *Merger) Add(n *Node) {
 // Finish returns the account. The Merger cannot be used after it.
 func (m *Merger) Finish() *Cluster {
 	d := &m.doc
+	for i, applied := range m.applied {
+		if !applied {
+			m.warn("rule-unused", m.o.Rules[i].Where, "these rules charge nothing: no container of the nodes that answered "+
+				"is one that they name, or rules before them have it")
+		}
+	}
 	for _, identity := range slices.Sorted(maps.Keys(m.machines)) {
 		m.finishMachine(m.machines[identity])
 	}

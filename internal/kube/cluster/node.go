@@ -21,14 +21,15 @@ const (
 
 // Components of what no rule can name: it is in no control group.
 const (
-	kernelThreads = "kernel threads"
-	rootProcesses = "root group"
-	interrupts    = "interrupts"
-	otherBPF      = "ebpf"
-	self          = "tare"
-	sidecar       = "sidecar"
-	pause         = "pause"
-	podSandbox    = "(sandbox)" // as of ledger.Name.Container
+	kernelThreads  = "kernel threads"
+	rootProcesses  = "root group"
+	interrupts     = "interrupts"
+	otherBPF       = "ebpf"
+	self           = "tare"
+	sidecar        = "sidecar"
+	pause          = "pause"
+	infrastructure = "infrastructure" // of a rule that names no component
+	podSandbox     = "(sandbox)"      // as of ledger.Name.Container
 )
 
 // owner is whom something that was used on a node belongs to.
@@ -50,6 +51,7 @@ type node struct {
 	m       *Merger
 	l       *ledger.Ledger
 	machine *machine // that others share; nil where there is none
+	view    view     // of that machine
 	cells   map[owner]*account
 	owners  map[string]*owner // by path of a group
 	all     metrics           // of all groups in the ledger, those of others included
@@ -95,6 +97,7 @@ func (m *Merger) merge(n *Node, a *NodeAccount) {
 	w := &node{Node: n, m: m, l: n.Ledger, cells: map[owner]*account{}, owners: map[string]*owner{}}
 	if identity := m.o.Machines[n.Name]; n.Root != "" || m.sharing[identity] > 1 && identity != "" {
 		w.machine = m.machineOf(cmp.Or(identity, n.Name))
+		w.view = view{node: n.Name, lines: map[owner]*account{}, cells: map[owner]*account{}}
 	}
 	w.window(a)
 	w.groups()
@@ -136,14 +139,16 @@ func (w *node) account(a *NodeAccount, total *account) {
 		return
 	}
 	a.Machine = &w.machine.index
-	k := &w.machine.kept
-	if len(k.Nodes) == 0 {
-		k.Budget = budget
+	x := w.machine
+	x.kept.Nodes = append(x.kept.Nodes, w.Name)
+	w.view.budget = budget
+	if x.best == nil || budget.Attributed > x.best.budget.Attributed {
+		best := w.view // and not the rest of w
+		x.best = &best
 	}
-	k.Nodes = append(k.Nodes, w.Name)
 	for f, n := range total.gross() {
-		w.machine.placed[f] += n
-		w.machine.groups[f] = max(w.machine.groups[f], w.all[f])
+		x.placed[f] += n
+		x.groups[f] = max(x.groups[f], w.all[f])
 	}
 }
 
@@ -267,7 +272,7 @@ func (w *node) give(from, to owner, figure int, n int64) int64 {
 	n = min(n, max(a.sums[figure][from.in()], 0))
 	if n > 0 {
 		if from.machine && !to.machine {
-			w.machine.give(w, from, figure, n)
+			w.machine.give(w.Name, from, figure, n)
 		}
 		a.add(figure, from.in(), -n)
 		w.cell(to).add(figure, to.in(), n)
@@ -320,9 +325,15 @@ func (w *node) rest() owner {
 		}
 		if w.machine == nil {
 			w.cell(o).add(cpu, o.side, ns)
-		} else if len(w.machine.kept.Nodes) == 0 {
-			w.machine.add(w.m, o, ns, w.l.Window.Seconds)
+			return
 		}
+		a := w.view.lines[o]
+		if a == nil {
+			a = &account{}
+			w.view.lines[o] = a
+		}
+		a.add(cpu, o.side, ns)
+		a.add(cpus, o.side, int64(math.Round(float64(ns)/w.l.Window.Seconds)))
 	}
 	for _, x := range lines {
 		to(shared(x.component), x.ns)
@@ -332,16 +343,15 @@ func (w *node) rest() owner {
 	return last
 }
 
-// leave takes what is no part of the node out of its cells. The machine that nodes share has it as the first of them
-// saw it.
+// leave takes what is no part of the node out of its cells, and puts it into its view of the machine.
 func (w *node) leave() {
 	for o, cell := range w.cells {
 		if !o.machine && o.side != sideElsewhere {
 			continue
 		}
-		if o.machine && len(w.machine.kept.Nodes) == 0 {
+		if o.machine {
 			w.perCPU(cell)
-			w.machine.cells[o] = cell
+			w.view.cells[o] = cell
 		}
 		delete(w.cells, o)
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"strings"
 
+	"tare/internal/scale/charge"
 	"tare/internal/scale/ledger"
 )
 
@@ -81,12 +82,9 @@ func (w *node) pod(n *ledger.Name) (o owner, known bool) {
 	if w.m.o.Match != nil && !w.m.o.Match(p) {
 		return owner{namespace: OtherPods, workload: OtherPods, pod: OtherPods}, known
 	}
-	o = owner{namespace: w.m.name(p.Namespace), kind: w.m.name(p.OwnerKind), workload: w.m.name(p.Owner),
-		pod: w.m.name(p.Name)}
-	if o.workload == "" {
-		o.kind, o.workload = "Pod", o.pod
-	}
-	return o, known
+	kind, workload := workloadOf(p)
+	return owner{namespace: w.m.name(p.Namespace), kind: w.m.name(kind), workload: w.m.name(workload),
+		pod: w.m.name(p.Name)}, known
 }
 
 // inPod completes the owner of a group in a pod. The ledger says which side it is on; the cluster knows which
@@ -111,7 +109,48 @@ func (w *node) inPod(o owner, g *ledger.Cgroup) owner {
 	default:
 		o.side = sideNet
 	}
+	w.apply(&o, g.Name, name)
 	return o
+}
+
+// apply applies the first rule of the reader's that matches a container.
+func (w *node) apply(o *owner, n *ledger.Name, container string) {
+	p := w.find(n)
+	if len(w.m.o.Rules) == 0 || p == nil || o.component == self {
+		return
+	}
+	kind, workload := workloadOf(p)
+	name := &ledger.Name{Namespace: p.Namespace, Pod: p.Name, Container: container, Labels: p.Labels}
+	for i := range w.m.o.Rules {
+		r := &w.m.o.Rules[i]
+		if !r.MatchesPod(name, kind, workload) || r.Container == "" && o.side == sidePod {
+			continue
+		}
+		w.m.applied[i] = true
+		switch {
+		case r.Charge != ledger.ChargeTare:
+			o.side, o.component = sideNet, ""
+		case r.Container != "":
+			o.side, o.component = sidePod, w.m.name(cmp.Or(r.Component, sidecar))
+		default:
+			o.side, o.component = sideShared, w.m.name(cmp.Or(r.Component, infrastructure))
+		}
+		return
+	}
+}
+
+// workloadOf is the workload of a pod, which is the pod itself where it has no owner.
+func workloadOf(p *Pod) (kind, name string) {
+	if p.Owner == "" {
+		return "Pod", p.Name
+	}
+	return p.OwnerKind, p.Owner
+}
+
+// OwnedBy says whether a pod's workload is one that a pattern names, as owner= of a rule does.
+func (p *Pod) OwnedBy(pattern string) bool {
+	kind, name := workloadOf(p)
+	return charge.MatchOwner(pattern, kind, name)
 }
 
 // container is the name of a container and, where the cluster knows it, its class.

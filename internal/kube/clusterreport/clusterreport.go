@@ -5,8 +5,8 @@
 package clusterreport
 
 import (
-	"bytes"
 	"cmp"
+	"io"
 	"slices"
 	"strings"
 
@@ -35,7 +35,7 @@ func (o Options) rows(n int) int {
 type Format struct {
 	Name  string // of -o
 	Help  string // what it is, or what reads it, in a line
-	Write func(*bytes.Buffer, *cluster.Cluster, Options) error
+	Write func(io.Writer, *cluster.Cluster, Options) error
 }
 
 // formats are the registry, in the order of their names.

@@ -1,9 +1,9 @@
 package clusterreport
 
 import (
-	"bytes"
 	"encoding/csv"
 	"fmt"
+	"io"
 	"strconv"
 
 	"tare/internal/kube/cluster"
@@ -16,8 +16,8 @@ func init() {
 
 // CSV writes all views (RFC 4180): a line for each figure of each row. What is not known is empty, never 0. A node
 // that did not answer has one line, with the reason as its figure's name.
-func CSV(b *bytes.Buffer, c *cluster.Cluster, _ Options) error {
-	out := csv.NewWriter(b)
+func CSV(w io.Writer, c *cluster.Cluster, _ Options) error {
+	out := csv.NewWriter(w)
 	_ = out.Write([]string{"view", "namespace", "kind", "workload", "pod", "container", "node", "component", "figure",
 		"gross", "net", "tare", "shared", "other", "net_known", "tare_known", "missing_parts"}) // Error has the first error
 	number := func(v *float64) string {

@@ -1,10 +1,10 @@
 package clusterreport
 
 import (
-	"bytes"
 	_ "embed" // the page and its style
 	"fmt"
 	"html/template"
+	"io"
 	"slices"
 
 	"tare/internal/kube/cluster"
@@ -43,7 +43,7 @@ type htmlTable struct {
 
 // HTML writes the account as one page: the answer, two pictures, and the table of every view. The pictures show
 // nothing that the tables lack.
-func HTML(b *bytes.Buffer, c *cluster.Cluster, o Options) error {
+func HTML(w io.Writer, c *cluster.Cluster, o Options) error {
 	p := htmlPage{Lead: lead(c), Remarks: remarks(c), Style: template.CSS(style)} // our own file
 	if c.Answered > 0 {
 		p.Pictures = []picture{nodesPicture(c, o), workloadsPicture(c, o)}
@@ -63,7 +63,7 @@ func HTML(b *bytes.Buffer, c *cluster.Cluster, o Options) error {
 			p.Tables = append(p.Tables, t)
 		}
 	}
-	if err := page.Execute(b, p); err != nil {
+	if err := page.Execute(w, p); err != nil {
 		return fmt.Errorf("making the account of the cluster as HTML: %w", err)
 	}
 	return nil

@@ -1,7 +1,7 @@
 package clusterreport
 
 import (
-	"bytes"
+	"io"
 
 	"tare/internal/kube/cluster"
 	"tare/internal/lib/text"
@@ -9,5 +9,5 @@ import (
 
 func init() {
 	register(Format{Name: "json", Help: "one JSON document, with its schema",
-		Write: func(b *bytes.Buffer, c *cluster.Cluster, _ Options) error { return text.WriteJSON(b, c) }})
+		Write: func(w io.Writer, c *cluster.Cluster, _ Options) error { return text.WriteJSON(w, c) }})
 }

@@ -3,6 +3,7 @@ package clusterreport
 import (
 	"bytes"
 	"fmt"
+	"io"
 
 	"tare/internal/kube/cluster"
 	"tare/internal/lib/text"
@@ -13,7 +14,8 @@ func init() {
 }
 
 // Markdown writes the account for an issue or a page.
-func Markdown(b *bytes.Buffer, c *cluster.Cluster, o Options) error {
+func Markdown(w io.Writer, c *cluster.Cluster, o Options) error {
+	var b bytes.Buffer
 	b.WriteString("# What infrastructure costs this cluster\n")
 	for _, p := range lead(c) {
 		b.WriteString("\n" + text.Markdown(p) + "\n")
@@ -23,7 +25,7 @@ func Markdown(b *bytes.Buffer, c *cluster.Cluster, o Options) error {
 		if reserve, left := reserveTable(c, o); len(reserve) > 1 {
 			b.WriteString("\n## " + reserveTitle + "\n\n" + text.MarkdownTable(reserve, 1))
 			if left > 0 {
-				fmt.Fprintf(b, "\nAnd %d nodes more.\n", left)
+				fmt.Fprintf(&b, "\nAnd %d nodes more.\n", left)
 			}
 			b.WriteString("\n" + text.Markdown(reserveNote) + "\n")
 		}
@@ -33,6 +35,9 @@ func Markdown(b *bytes.Buffer, c *cluster.Cluster, o Options) error {
 		for _, r := range all {
 			b.WriteString("- " + text.Markdown(r[0]+": "+r[1]) + "\n")
 		}
+	}
+	if _, err := b.WriteTo(w); err != nil {
+		return fmt.Errorf("writing the account of the cluster: %w", err)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package clusterreport
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"strings"
 
 	"tare/internal/kube/cluster"
@@ -15,7 +16,8 @@ func init() { register(Format{Name: "text", Help: "for a terminal", Write: Text}
 const width = 80
 
 // Text writes the account for a terminal: the answer, the table, what nodes reserve, and what to know of it.
-func Text(b *bytes.Buffer, c *cluster.Cluster, o Options) error {
+func Text(w io.Writer, c *cluster.Cluster, o Options) error {
+	var b bytes.Buffer
 	for _, p := range lead(c) {
 		b.WriteString(text.Wrap(width, "", p))
 	}
@@ -28,7 +30,7 @@ func Text(b *bytes.Buffer, c *cluster.Cluster, o Options) error {
 		if rows, left := reserveTable(c, o); len(rows) > 1 {
 			b.WriteString("\n" + reserveTitle + "\n" + aligned(rows))
 			if left > 0 {
-				fmt.Fprintf(b, "  and %d nodes more\n", left)
+				fmt.Fprintf(&b, "  and %d nodes more\n", left)
 			}
 			b.WriteString(text.Wrap(width, "", reserveNote))
 		}
@@ -38,6 +40,9 @@ func Text(b *bytes.Buffer, c *cluster.Cluster, o Options) error {
 			b.WriteString("\n")
 		}
 		b.WriteString(text.Wrap(width, r[0]+": ", r[1]))
+	}
+	if _, err := b.WriteTo(w); err != nil {
+		return fmt.Errorf("writing the account of the cluster: %w", err)
 	}
 	return nil
 }

@@ -4,12 +4,22 @@ import (
 	"cmp"
 
 	"github.com/spf13/pflag"
+
+	"tare/internal/kube/agents"
 )
 
 // temporaryNamespace is where temporary agents run: it exists in every cluster, and only administrators come in.
 const temporaryNamespace = "kube-system"
 
 func namespaceOf(flag string) string { return cmp.Or(flag, temporaryNamespace) }
+
+// registerAccess adds the flags about what installed agents ask for.
+func registerAccess(f *pflag.FlagSet, a *agents.Access) {
+	f.StringVar(&a.CAFile, "agents-ca", "", "`file` of certificates (PEM) to verify installed agents that have TLS")
+	f.StringVar(&a.ServerName, "agents-server-name", "localhost", "name in the certificate of installed agents")
+	f.StringVar(&a.User, "agents-user", "", "user of installed agents that have a password")
+	f.StringVar(&a.PasswordFile, "agents-password-file", "", "`file` with that password")
+}
 
 // registerAgents adds the flags about agents.
 func registerAgents(f *pflag.FlagSet, image, namespace *string) {

@@ -27,6 +27,7 @@ import (
 	"tare/internal/lib/self"
 	"tare/internal/lib/terminal"
 	"tare/internal/lib/text"
+	"tare/internal/lib/usage"
 	"tare/internal/results/report"
 	"tare/internal/results/session"
 )
@@ -66,7 +67,7 @@ Agents that are not installed ('kubectl tare install') are deployed for the run,
   kubectl tare run mesh.yaml --assert 'latency_p99_seconds <= +10%' --until 20m`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return fault.New(fault.Usage, cmd.CommandPath(), seeHelp(cmd), "want one experiment, got %d", len(args))
+				return fault.New(fault.Usage, cmd.CommandPath(), usage.SeeHelp(cmd), "want one experiment, got %d", len(args))
 			}
 			return nil
 		},

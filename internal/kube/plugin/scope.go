@@ -13,7 +13,9 @@ import (
 	"tare/internal/kube/agents"
 	"tare/internal/kube/cluster"
 	"tare/internal/lib/fault"
+	"tare/internal/lib/files"
 	"tare/internal/lib/text"
+	"tare/internal/scale/charge"
 )
 
 const (
@@ -21,18 +23,24 @@ const (
 	sharedApart  = "apart"
 	// What follows a window: answers, and the removal of the agents.
 	afterWindow = 30 * time.Second
+	maxRules    = 1 << 20 // bytes of a file, which has its own limit
 )
 
 // scope says which agents take windows, and what has rows.
 type scope struct {
 	image, agentsNamespace, namespace string
-	selector, shared                  string
+	selector, owner, shared, rules    string
+	charges                           []charge.Rule
 	within                            time.Duration
 	selects                           labels.Selector
+	access                            agents.Access
 }
 
 func (s *scope) register(f *pflag.FlagSet) {
 	f.StringVarP(&s.selector, "selector", "l", "", "only pods with these labels have rows")
+	f.StringVar(&s.owner, "owner", "", "only pods of these workloads have rows: NAME or KIND/NAME, with * for any "+
+		"characters")
+	f.StringVar(&s.rules, "rules", "", "`file` of rules that say what is infrastructure, by owner= of pods, too")
 	f.StringVar(&s.shared, "shared", sharedApart, "what serves a whole node: apart, in separate lines, or spread over "+
 		"workloads")
 	s.registerStart(f)
@@ -41,6 +49,7 @@ func (s *scope) register(f *pflag.FlagSet) {
 // registerStart adds the flags about agents.
 func (s *scope) registerStart(f *pflag.FlagSet) {
 	registerAgents(f, &s.image, &s.agentsNamespace)
+	registerAccess(f, &s.access)
 	f.DurationVar(&s.within, "start-within", time.Minute, "time for temporary agents to start")
 }
 
@@ -51,6 +60,18 @@ func (s *scope) check(c *connection) (err error) {
 		return fault.New(fault.Usage, "--start-within "+s.within.String(), "", "it must be 1s to 10m")
 	case s.shared != "" && s.shared != sharedSpread && s.shared != sharedApart:
 		return fault.New(fault.Usage, "--shared "+text.Clip(s.shared), "choose apart or spread", "no such rule")
+	}
+	if err := s.access.Check(); err != nil {
+		return err
+	}
+	if s.rules != "" {
+		data, err := files.Read(s.rules, maxRules)
+		if err != nil {
+			return fault.Wrap(err, fault.Usage, "--rules "+text.Clip(s.rules), "see docs/kubernetes.md", "cannot read the rules")
+		}
+		if s.charges, err = charge.ParseClusterFile(s.rules, data); err != nil {
+			return err
+		}
 	}
 	s.selects, err = labels.Parse(s.selector)
 	return fault.Wrap(err, fault.Usage, "-l "+text.Clip(s.selector), "try -l app=web", "not a selector of labels")
@@ -78,6 +99,7 @@ type windows struct {
 // open finds the agents that are installed. Where there are none, it deploys agents, which live for a time after they
 // have started, and waits for them.
 func (s *scope) open(ctx context.Context, c *agents.Cluster, life time.Duration, log io.Writer) (*windows, error) {
+	c.Access = s.access
 	w := &windows{scope: s, c: c, log: log}
 	err := w.look(ctx)
 	if err != nil || len(w.agents) > 0 {
@@ -138,10 +160,11 @@ func (w *windows) take(ctx context.Context, d time.Duration, containers bool) (*
 	open := w.c.Open(ctx, w.agents, d)
 	pods, err := w.c.Pods(ctx) // during the window: those that are in it
 	o := cluster.Options{Start: open.Start, End: open.End, Machines: map[string]string{},
-		Spread: w.shared == sharedSpread, Containers: containers}
-	if w.namespace != "" || !w.selects.Empty() {
+		Spread: w.shared == sharedSpread, Containers: containers, Rules: w.charges}
+	if w.namespace != "" || w.owner != "" || !w.selects.Empty() {
 		o.Match = func(p *cluster.Pod) bool {
-			return (w.namespace == "" || w.namespace == p.Namespace) && w.selects.Matches(labels.Set(p.Labels))
+			return (w.namespace == "" || w.namespace == p.Namespace) && (w.owner == "" || p.OwnedBy(w.owner)) &&
+				w.selects.Matches(labels.Set(p.Labels))
 		}
 	}
 	missing := map[string]*agents.Node{}

@@ -1,7 +1,8 @@
 package plugin
 
 import (
-	"bytes"
+	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -51,7 +52,8 @@ the time for starting them and for the window is over. Ctrl-C removes them at on
 
 Agents are asked through the API server, as by kubectl port-forward: no port is opened.
 
--n and -l choose which pods have rows; what others use is in rows "(other pods)", so that sums stay right.
+-n, -l and --owner choose which pods have rows; what others use is in rows "(other pods)", so that sums stay right.
+--rules has rules of your own for what is infrastructure, by owner, label or name of pods (docs/kubernetes.md).
 A node that does not answer is named with the reason and is in no sum; the exit code is then 4.`,
 		Example: `  # what workloads use, and what infrastructure uses on their behalf, by agents that are installed or deployed for it
   kubectl tare weigh
@@ -60,6 +62,7 @@ A node that does not answer is named with the reason and is in no sum; the exit 
   # which infrastructure costs most; what a namespace's pods cost, with their part of what serves the nodes
   kubectl tare weigh --for 1m --by component
   kubectl tare weigh -n shop -l app=cart --by container --shared spread
+  kubectl tare weigh --owner Deployment/web --rules rules.yaml
 
   # for programs (schema tare.cluster/v1), and a page with the cluster's picture
   kubectl tare weigh -o json | jq '.components[] | {component, cpu: .cpu_seconds.tare}'
@@ -108,15 +111,13 @@ func (f *weighFlags) weigh(ctx context.Context, c *agents.Cluster, out, log io.W
 	if err != nil {
 		return err
 	}
-	var b bytes.Buffer
 	top := f.top
 	if top == 0 {
 		top = -1
 	}
-	if err := f.format.Write(&b, account, clusterreport.Options{By: f.by, Top: top}); err != nil {
-		return err
-	}
-	if _, err := out.Write(b.Bytes()); err != nil {
+	b := bufio.NewWriter(out)
+	err = f.format.Write(b, account, clusterreport.Options{By: f.by, Top: top})
+	if err := cmp.Or(err, b.Flush()); err != nil {
 		return fault.Wrap(err, fault.Machine, "standard output", "make room, or write somewhere else",
 			"cannot write the result")
 	}

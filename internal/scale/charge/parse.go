@@ -64,6 +64,9 @@ func ParseFlag(charge ledger.Charge, text string) (Rule, error) {
 	for i, piece := range split(text) {
 		key, value, found := strings.Cut(piece, "=")
 		into := r.at(key)
+		if key == selectOwner {
+			into = nil
+		}
 		switch {
 		case i == 0 && strings.HasPrefix(key, "/"):
 			return fail(fmt.Sprintf("put what it is first: cgroup=%s", clip(piece)), "the rule does not say what it matches")
@@ -104,7 +107,7 @@ var owners = []string{"owner", "deployment", "daemonset", "statefulset", "replic
 func hintFor(key string, known []string, hint string) string {
 	if slices.Contains(owners, strings.ToLower(key)) {
 		return fmt.Sprintf("only Kubernetes' API knows which pods belong to which %s, and it is not asked: name the pods, "+
-			"as in namespace=NAMESPACE,pod=NAME-*", key)
+			"as in namespace=NAMESPACE,pod=NAME-*; kubectl tare weigh --rules knows owners", key)
 	}
 	return withGuess(key, known, hint)
 }
@@ -236,8 +239,17 @@ func check(rules []Rule) error {
 
 // ParseFile reads a file of rules. Its errors are faults with code Usage and the place as file:line:column.
 func ParseFile(file string, data []byte) ([]Rule, error) {
+	return rulesFile{document.File(file), selectors}.parse(data)
+}
+
+// ParseClusterFile is ParseFile for rules that select pods by what Kubernetes' API knows of them, owners among it.
+func ParseClusterFile(file string, data []byte) ([]Rule, error) {
+	return rulesFile{document.File(file), clusterSelectors}.parse(data)
+}
+
+func (f rulesFile) parse(data []byte) ([]Rule, error) {
+	file := string(f.File)
 	const example = "a file of rules begins so: 'rules: [{charge: tare, cgroup: /kube-system}]'; see docs/charges.md"
-	f := rulesFile{document.File(file)}
 	documents, err := f.Parse(data, document.Limit{
 		What: "a file of rules", Bytes: maxFileBytes, Hint: "patterns with * say in one line what many names say",
 	})
@@ -257,7 +269,7 @@ func ParseFile(file string, data []byte) ([]Rule, error) {
 		if v.Key.String() != "rules" || !isList {
 			return nil, f.Fail(v.Key, example, "the file must have the one key \"rules\" with a list")
 		}
-		if rules, err = ParseList(f.File, list); err != nil {
+		if rules, err = f.list(list); err != nil {
 			return nil, err
 		}
 	}
@@ -269,8 +281,12 @@ func ParseFile(file string, data []byte) ([]Rule, error) {
 
 // ParseList reads the rules of a list in a file, with the errors of ParseFile.
 func ParseList(file document.File, list *ast.SequenceNode) (rules []Rule, err error) {
+	return rulesFile{file, selectors}.list(list)
+}
+
+func (f rulesFile) list(list *ast.SequenceNode) (rules []Rule, err error) {
 	for _, n := range list.Values {
-		some, err := rulesFile{file}.rules(n)
+		some, err := f.rules(n)
 		if err != nil {
 			return nil, err
 		}
@@ -279,19 +295,26 @@ func ParseList(file document.File, list *ast.SequenceNode) (rules []Rule, err er
 	return rules, nil
 }
 
-type rulesFile struct{ document.File }
+type rulesFile struct {
+	document.File
+	selectors []string // that its rules may have
+}
 
 // rules reads an element of the list: one rule, or where a selector has a list of patterns one for each.
 func (f rulesFile) rules(n ast.Node) ([]Rule, error) {
-	keys := append([]string{keyCharge, keyWorkload, keyComponent}, selectors...)
-	known := "a rule has charge, some of " + strings.Join(selectors, ", ") + ", and may have workload and component"
+	keys := append([]string{keyCharge, keyWorkload, keyComponent}, f.selectors...)
+	known := "a rule has charge, some of " + strings.Join(f.selectors, ", ") + ", and may have workload and component"
 	if !document.IsMapping(n) {
 		return nil, f.Fail(n, known, "a rule must be keys with values")
 	}
 	rules := []Rule{{Where: f.Place(n)}}
 	err := f.Each(n, "a rule", func(key string, at, value document.Node) error {
-		if rules[0].key(key) == nil {
-			return f.Fail(at, hintFor(key, keys, known), "there is no key %q in a rule", clip(key))
+		if !slices.Contains(keys, key) {
+			hint := hintFor(key, keys, known)
+			if slices.Contains(keys, selectOwner) {
+				hint = withGuess(key, keys, known)
+			}
+			return f.Fail(at, hint, "there is no key %q in a rule", clip(key))
 		}
 		values, err := f.values(key, value)
 		if err != nil {
@@ -312,9 +335,12 @@ func (f rulesFile) rules(n ast.Node) ([]Rule, error) {
 	case r.Charge == "":
 		return nil, f.Fail(n, "add charge: workload, tare or load", "the rule does not say whose what it matches is")
 	case r.Patterns == Patterns{}:
-		return nil, f.Fail(n, "add one of "+strings.Join(selectors, ", "), "the rule does not say what it matches")
+		return nil, f.Fail(n, "add one of "+strings.Join(f.selectors, ", "), "the rule does not say what it matches")
 	}
 	for i := range rules {
+		if r := &rules[i]; r.Charge == ledger.ChargeWorkload && r.Workload == "" && slices.Contains(keys, selectOwner) {
+			r.Workload = string(ledger.ChargeWorkload) // the cluster has its name
+		}
 		err := rules[i].check(func(hint, format string, args ...any) error { return f.Fail(n, hint, format, args...) })
 		if err != nil {
 			return nil, err
@@ -340,7 +366,7 @@ func each(rules []Rule, key string, values []string) (all []Rule) {
 // values are those of a key: one, or those of a selector's list.
 func (f rulesFile) values(key string, n ast.Node) (values []string, err error) {
 	items := []ast.Node{n}
-	if s, is := n.(*ast.SequenceNode); is && slices.Contains(selectors, key) && len(s.Values) > 0 {
+	if s, is := n.(*ast.SequenceNode); is && slices.Contains(f.selectors, key) && len(s.Values) > 0 {
 		items = s.Values
 	}
 	if len(items) > maxRules {

@@ -205,3 +205,39 @@ func refused(t *testing.T, err error) {
 		t.Errorf("%v: want a fault with code 2 and a place", err)
 	}
 }
+
+// TestClusterFile: rules for a cluster select by what Kubernetes' API knows, and by nothing else.
+func TestClusterFile(t *testing.T) {
+	rules, err := ParseClusterFile("rules.yaml", []byte(`rules:
+- {charge: tare, component: cdn, owner: [DaemonSet/edge-*, gateway], namespace: edge}
+- {charge: workload, label: team=shop}`))
+	if err != nil || len(rules) != 3 {
+		t.Fatalf("%d rules, %v", len(rules), err)
+	}
+	edge := &ledger.Name{Namespace: "edge", Pod: "edge-1-x", Container: "main", Labels: map[string]string{"team": "shop"}}
+	for i, want := range []struct {
+		kind, owner string
+		matches     []bool
+	}{
+		{"DaemonSet", "edge-1", []bool{true, false, true}},
+		{"daemonset", "edge-1", []bool{true, false, true}},
+		{"Deployment", "edge-1", []bool{false, false, true}},
+		{"Deployment", "gateway", []bool{false, true, true}},
+	} {
+		for j := range rules {
+			if got := rules[j].MatchesPod(edge, want.kind, want.owner); got != want.matches[j] {
+				t.Errorf("case %d: rule %d matches: %v", i, j, got)
+			}
+		}
+	}
+	for text, hint := range map[string]string{
+		"rules: [{charge: tare, unit: a}]":        "owner",
+		"rules: [{charge: tare, deployment: a}]":  "owner",
+		"rules: [{charge: tare, component: cdn}]": "owner",
+	} {
+		_, err := ParseClusterFile("rules.yaml", []byte(text))
+		if fault.CodeOf(err) != fault.Usage || !strings.Contains(fault.HintOf(err), hint) {
+			t.Errorf("%s: %v (%s)", text, err, fault.HintOf(err))
+		}
+	}
+}

@@ -1,7 +1,6 @@
 package charge
 
 import (
-	"slices"
 	"strings"
 
 	"tare/internal/scale/ledger"
@@ -9,9 +8,11 @@ import (
 
 // The selectors whose patterns must have a certain form.
 const (
-	selectCgroup = "cgroup"
-	selectLabel  = "label"
-	selectComm   = "comm"
+	selectCgroup                                = "cgroup"
+	selectLabel                                 = "label"
+	selectNamespace, selectPod, selectContainer = "namespace", "pod", "container"
+	selectComm                                  = "comm"
+	selectOwner                                 = "owner" // only in rules for a cluster
 )
 
 // selecting are the selectors, which are also keys of a rule in a file, with their patterns.
@@ -19,24 +20,30 @@ var selecting = []struct {
 	name string
 	of   func(p *Patterns) *string
 }{
-	{selectCgroup, func(p *Patterns) *string { return &p.Cgroup }},   // the path of a control group
-	{"namespace", func(p *Patterns) *string { return &p.Namespace }}, // of Kubernetes
-	{"pod", func(p *Patterns) *string { return &p.Pod }},
-	{"container", func(p *Patterns) *string { return &p.Container }},
+	{selectCgroup, func(p *Patterns) *string { return &p.Cgroup }},       // the path of a control group
+	{selectNamespace, func(p *Patterns) *string { return &p.Namespace }}, // of Kubernetes
+	{selectPod, func(p *Patterns) *string { return &p.Pod }},
+	{selectContainer, func(p *Patterns) *string { return &p.Container }},
 	{selectLabel, func(p *Patterns) *string { return &p.Label }}, // of a container or its pod: KEY=VALUE
 	{"unit", func(p *Patterns) *string { return &p.Unit }},       // of systemd
 	{selectComm, func(p *Patterns) *string { return &p.Comm }},   // the names of processes
 	{"program", func(p *Patterns) *string { return &p.Program }},
 	{"map", func(p *Patterns) *string { return &p.Map }},
+	{selectOwner, func(p *Patterns) *string { return &p.Owner }}, // of pods: NAME or KIND/NAME
 }
 
-// selectors are the names of all of them.
-var selectors = func() (names []string) {
-	for _, s := range selecting {
-		names = append(names, s.name)
-	}
-	return names
-}()
+// selectors are the names of those for a node, and clusterSelectors of those for what Kubernetes' API knows.
+var (
+	selectors = func() (names []string) {
+		for _, s := range selecting {
+			if s.name != selectOwner {
+				names = append(names, s.name)
+			}
+		}
+		return names
+	}()
+	clusterSelectors = []string{selectNamespace, selectPod, selectContainer, selectLabel, selectOwner}
+)
 
 // Rule charges what matches all of its patterns.
 type Rule struct {
@@ -49,12 +56,14 @@ type Rule struct {
 }
 
 // Patterns are what a rule selects. Empty ones select nothing.
-type Patterns struct{ Cgroup, Namespace, Pod, Container, Label, Unit, Comm, Program, Map string }
+type Patterns struct{ Cgroup, Namespace, Pod, Container, Label, Unit, Comm, Program, Map, Owner string }
 
 // at is the pattern of a selector; nil where there is no such selector.
 func (p *Patterns) at(selector string) *string {
-	if i := slices.Index(selectors, selector); i >= 0 {
-		return selecting[i].of(p)
+	for _, s := range selecting {
+		if s.name == selector {
+			return s.of(p)
+		}
 	}
 	return nil
 }
@@ -74,12 +83,27 @@ func (r *Rule) key(name string) *string {
 
 // given are the selectors that have a pattern.
 func (p *Patterns) given() (given []string) {
-	for _, s := range selectors {
-		if *p.at(s) != "" {
-			given = append(given, s)
+	for _, s := range selecting {
+		if *s.of(p) != "" {
+			given = append(given, s.name)
 		}
 	}
 	return given
+}
+
+// MatchesPod says whether a rule for a cluster matches a pod's container: by the names and labels that the cluster has
+// for them, and by the owner, such as Deployment and web.
+func (r *Rule) MatchesPod(n *ledger.Name, kind, owner string) bool {
+	return r.matchesName(n) && (r.Owner == "" || MatchOwner(r.Owner, kind, owner))
+}
+
+// MatchOwner says whether a pattern, of the form NAME or KIND/NAME, matches an owner of pods. Kinds have no case, as in
+// kubectl.
+func MatchOwner(pattern, kind, owner string) bool {
+	if of, name, found := strings.Cut(pattern, "/"); found {
+		return matchName(strings.ToLower(of), strings.ToLower(kind)) && matchName(name, owner)
+	}
+	return matchName(pattern, owner)
 }
 
 // byName says whether names of groups are selected.

@@ -28,12 +28,16 @@ type Options struct {
 	Address      string // HOST:PORT
 	TLS          bool   // HTTPS, with the authorities that this machine trusts
 	CAFile       string // HTTPS, with the authorities in this file (PEM) instead
+	ServerName   string // of the agent's certificate; empty: the host of the address
 	User         string // with PasswordFile
 	PasswordFile string
 	TokenFile    string // holds a bearer token
+	// Prefix is that of the flags which give these, for errors: "agents-" where they are --agents-ca, and so on.
+	Prefix string
 	// Dial connects to the agent in another way than by TCP; nil: by TCP.
 	Dial func(ctx context.Context) (net.Conn, error)
-	// Reading has room for the answers that are read at a time, by all agents that share it; nil: any number.
+	// Reading has a place for each ledger that may be in memory, of all agents that share it; nil: any number. An agent
+	// takes a place once its answer comes, and gives it back when it is closed.
 	Reading chan struct{}
 }
 
@@ -45,6 +49,7 @@ type Agent struct {
 	user    string
 	secret  string // a password with a user, else a bearer token; empty: none
 	reading chan struct{}
+	placed  bool // it holds a place in reading
 }
 
 // The shortest window to ask for, and bounds on what an agent can cost its client.
@@ -58,6 +63,16 @@ const (
 	maxComment = 200              // bytes of an error message from an agent
 )
 
+// Bounds on an answer that comes slowly, because it would keep others from being read: it gets no place in
+// Options.Reading before its first bytes are there, and must then come in slowest, and perMiB more for each megabyte.
+const (
+	firstBytes = 16 << 10
+	slowest    = 2 * time.Second
+	perMiB     = time.Second
+)
+
+var errSlow = errors.New("its answer comes too slowly")
+
 // New reads the files that the options name. It sends nothing.
 func New(o Options) (*Agent, error) {
 	host, _, err := net.SplitHostPort(o.Address)
@@ -65,19 +80,21 @@ func New(o Options) (*Agent, error) {
 		return nil, fault.New(fault.Usage, "--agent "+text.Clip(o.Address), "try --agent node-7:9633",
 			"the address of an agent must be HOST:PORT")
 	}
+	flag := func(name string) string { return "--" + o.Prefix + name }
 	a := &Agent{address: o.Address, scheme: "http", user: o.User, reading: o.Reading}
 	t := &http.Transport{MaxIdleConns: 1, ResponseHeaderTimeout: 0, MaxResponseHeaderBytes: 64 << 10}
 	if o.Dial != nil {
 		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return o.Dial(ctx) }
 	}
+	t.TLSClientConfig = &tls.Config{ServerName: o.ServerName}
 	if o.CAFile != "" {
-		pem, err := secretFile("--ca", o.CAFile)
+		pem, err := secretFile(flag("ca"), o.CAFile)
 		if err != nil {
 			return nil, err
 		}
-		t.TLSClientConfig = &tls.Config{RootCAs: x509.NewCertPool()}
+		t.TLSClientConfig.RootCAs = x509.NewCertPool()
 		if !t.TLSClientConfig.RootCAs.AppendCertsFromPEM([]byte(pem)) {
-			return nil, fault.New(fault.Usage, "--ca "+o.CAFile, "name a file of PEM certificates",
+			return nil, fault.New(fault.Usage, flag("ca")+" "+o.CAFile, "name a file of PEM certificates",
 				"no certificate found")
 		}
 	}
@@ -86,15 +103,15 @@ func New(o Options) (*Agent, error) {
 	}
 	switch {
 	case (o.User == "") != (o.PasswordFile == ""):
-		return nil, fault.New(fault.Usage, "--user, --password-file", "give both, or neither",
+		return nil, fault.New(fault.Usage, flag("user")+", "+flag("password-file"), "give both, or neither",
 			"a user name and a password go together")
 	case o.PasswordFile != "" && o.TokenFile != "":
-		return nil, fault.New(fault.Usage, "--password-file, --token-file", "give one of them",
+		return nil, fault.New(fault.Usage, flag("password-file")+", "+flag("token-file"), "give one of them",
 			"a request has either a password or a token")
 	case o.PasswordFile != "":
-		a.secret, err = secretFile("--password-file", o.PasswordFile)
+		a.secret, err = secretFile(flag("password-file"), o.PasswordFile)
 	case o.TokenFile != "":
-		a.secret, err = secretFile("--token-file", o.TokenFile)
+		a.secret, err = secretFile(flag("token-file"), o.TokenFile)
 	}
 	if err != nil {
 		return nil, err
@@ -171,6 +188,8 @@ func (a *Agent) Clock(ctx context.Context) (offset, uncertainty time.Duration, e
 // get returns an answer of at most most bytes.
 func (a *Agent) get(ctx context.Context, path string, query url.Values, most int64) ([]byte, error) {
 	u := url.URL{Scheme: a.scheme, Host: a.address, Path: path, RawQuery: query.Encode()}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
 		return nil, fmt.Errorf("asking an agent: %w", err)
@@ -187,15 +206,7 @@ func (a *Agent) get(ctx context.Context, path string, query url.Values, most int
 		return nil, a.failed("check that tare-agent runs there and that its port can be reached", err)
 	}
 	defer answer.Body.Close()
-	if a.reading != nil {
-		select {
-		case a.reading <- struct{}{}:
-			defer func() { <-a.reading }()
-		case <-ctx.Done():
-			return nil, a.failed("", ctx.Err())
-		}
-	}
-	data, err := io.ReadAll(io.LimitReader(answer.Body, most+1))
+	data, err := a.read(ctx, cancel, io.LimitReader(answer.Body, most+1), most > maxComment)
 	switch {
 	case err != nil:
 		return nil, a.failed("", err)
@@ -207,9 +218,51 @@ func (a *Agent) get(ctx context.Context, path string, query url.Values, most int
 	return data, nil
 }
 
-// Close closes the connection.
+// read reads an answer. A ledger is read in a place of Options.Reading; cancel ends the request.
+func (a *Agent) read(ctx context.Context, cancel context.CancelCauseFunc, body io.Reader,
+	isLedger bool,
+) ([]byte, error) {
+	if a.reading == nil || !isLedger {
+		return io.ReadAll(body)
+	}
+	first, err := io.ReadAll(io.LimitReader(body, firstBytes))
+	if err != nil {
+		return nil, err
+	}
+	if !a.placed {
+		select {
+		case a.reading <- struct{}{}:
+			a.placed = true
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	began := time.Now()
+	slow := time.AfterFunc(slowest, func() { cancel(errSlow) })
+	defer slow.Stop()
+	data := bytes.NewBuffer(first)
+	for err == nil {
+		if _, err = io.CopyN(data, body, 1<<20); err == nil && !slow.Reset(
+			time.Until(began.Add(slowest+perMiB*time.Duration(data.Len()>>20)))) {
+			return nil, errSlow
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		return data.Bytes(), nil
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause
+	}
+	return nil, err
+}
+
+// Close closes the connection, and gives back the place of the ledger that the agent sent.
 func (a *Agent) Close() error {
 	a.client.CloseIdleConnections()
+	if a.placed {
+		a.placed = false
+		<-a.reading
+	}
 	return nil
 }
 
@@ -238,7 +291,23 @@ func (a *Agent) refused(status int, says []byte) error {
 		hint = "if the agent speaks HTTPS, add --tls or --ca FILE"
 	}
 	why := text.ClipLine(strings.TrimSpace(string(says[:min(len(says), 2*maxComment)])), maxComment)
-	return a.failed(hint, fmt.Errorf("%d %s: %s", status, http.StatusText(status), why))
+	return a.failed(hint, &Refusal{status, why})
+}
+
+// Refusal is an answer with another status than 200.
+type Refusal struct {
+	Status int
+	Says   string // in a line
+}
+
+func (r *Refusal) Error() string {
+	return fmt.Sprintf("%d %s: %s", r.Status, http.StatusText(r.Status), r.Says)
+}
+
+// Denied reports whether the agent wants HTTPS or credentials that it did not get.
+func (r *Refusal) Denied() bool {
+	return r.Status == http.StatusUnauthorized || r.Status == http.StatusForbidden ||
+		r.Status == http.StatusBadRequest && strings.Contains(r.Says, "HTTPS") // net/http's own answer
 }
 
 // parse reads a ledger, and rejects one that would take much more memory than its text.

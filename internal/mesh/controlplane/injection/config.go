@@ -12,6 +12,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"tare/internal/lib/document"
+	"tare/internal/lib/lists"
 	"tare/internal/mesh/controlplane/authority"
 )
 
@@ -24,7 +25,8 @@ const (
 	// not redirected.
 	ExcludeInboundKey  = "mesh.tare/exclude-inbound-ports"
 	ExcludeOutboundKey = "mesh.tare/exclude-outbound-ports"
-	// StatusKey is the annotation that an injected pod gets. A pod that has it is not injected again.
+	// StatusKey is the annotation that an injected pod gets: the names of what was added, as JSON (injectedNames). A pod
+	// that has it is not injected again.
 	StatusKey = "mesh.tare/status"
 )
 
@@ -103,6 +105,15 @@ type compiled struct {
 	sidecar object
 	before  []object // the init containers, in their order: the one that redirects, and a native sidecar
 	volumes []object
+	status  string // value of StatusKey
+}
+
+// injectedNames are the names of what a pod got, in the form of Istio's annotation sidecar.istio.io/status, so that
+// readers of a pod can distinguish its own containers from those of the mesh.
+type injectedNames struct {
+	Containers     []string `json:"containers,omitempty"`
+	InitContainers []string `json:"initContainers,omitempty"`
+	Volumes        []string `json:"volumes,omitempty"`
 }
 
 // object is a container or a volume that pods get.
@@ -192,6 +203,16 @@ func (d *compiled) parse() (err error) {
 		}
 		d.volumes = append(d.volumes, o)
 	}
+	name := func(o object) string { return o.name }
+	added := injectedNames{InitContainers: lists.Map(d.before, name), Volumes: lists.Map(d.volumes, name)}
+	if !d.native {
+		added.Containers = []string{d.sidecar.name}
+	}
+	status, err := json.Marshal(added)
+	if err != nil {
+		return fmt.Errorf("encoding names: %w", err)
+	}
+	d.status = string(status)
 	all := slices.Concat([]object{d.sidecar}, d.before, d.volumes)
 	if d.ProbePort > 0 && !slices.ContainsFunc(all, func(o object) bool { return o.json.holds("probes") }) {
 		return errors.New("probePort: nothing holds ${probes}, so that nobody would know what to answer there")

@@ -172,8 +172,9 @@ func TestInject(t *testing.T) {
 	if len(p.Spec.Volumes) != 2 || p.Spec.Volumes[1].EmptyDir.Medium != corev1.StorageMediumMemory {
 		t.Errorf("volumes %+v", p.Spec.Volumes)
 	}
-	if p.Annotations[injection.StatusKey] != "injected" {
-		t.Errorf("annotations %q", p.Annotations)
+	if want := `{"containers":["mesh-proxy"],"initContainers":["mesh-init"],"volumes":["mesh-run"]}`; p.
+		Annotations[injection.StatusKey] != want {
+		t.Errorf("annotations %q, want %s", p.Annotations, want)
 	}
 	proxy := p.Spec.Containers[1]
 	const id = "spiffe://mesh.local/ns/shop/sa/web"

@@ -87,7 +87,7 @@ func (c *compiled) inject(namespace string, by *authority.Authority, p *pod) (*v
 		b.list("/spec/containers", true, false, []object{c.sidecar}, values)
 	}
 	b.list("/spec/volumes", len(p.Spec.Volumes) > 0, false, c.volumes, values)
-	b.annotate(p.Metadata.Annotations, StatusKey, "injected")
+	b.annotate(p.Metadata.Annotations, StatusKey, c.status)
 	if v.patch, err = json.Marshal(b); err != nil {
 		return nil, fmt.Errorf("encoding a patch: %w", err)
 	}
