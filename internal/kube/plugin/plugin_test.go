@@ -59,12 +59,15 @@ func TestHelp(t *testing.T) {
 			if err == nil {
 				err = fresh.ParseFlags(strings.Fields(args))
 			}
-			if err != nil || len(fresh.Flags().Args()) > 0 {
+			if err == nil {
+				err = fresh.ValidateArgs(fresh.Flags().Args())
+			}
+			if err != nil {
 				t.Errorf("%s: %v", line, err)
 			}
 		}
 	}
-	if want := []string{"clean", "doctor", "install", "top", "uninstall", "weigh"}; !slices.Equal(names, want) {
+	if want := []string{"clean", "doctor", "install", "run", "top", "uninstall", "weigh"}; !slices.Equal(names, want) {
 		t.Errorf("commands are %q", names)
 	}
 }
@@ -73,6 +76,10 @@ func TestHelp(t *testing.T) {
 func TestUsage(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
 		{"weight", `did you mean "weigh"`},
+		{"run", "want one experiment"},
+		{"run quickly", "no such experiment"},
+		{"run absent.yaml", "the spec cannot be read"},
+		{"run quickstart --blocks 0", "0 blocks make no run"},
 		{"weigh x", "unexpected argument"},
 		{"weigh --for 1ms", "100ms to 5m"},
 		{"weigh --for x", "must be a duration with its unit"},

@@ -64,7 +64,7 @@ the time of the run is over; 'kubectl tare clean --all' does so at once.
 Agents that are not installed ('kubectl tare install') are deployed for the run, from --image, which has tare too.`,
 		Example: `  kubectl tare run mesh.yaml -n shop
   kubectl tare run mesh.yaml --quick --image registry.example.com/tare-agent:0.1.0
-  kubectl tare run mesh.yaml --assert 'latency_p99_seconds <= +10%' --until 20m`,
+  kubectl tare run mesh.yaml --precision 5% --until 20m`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fault.New(fault.Usage, cmd.CommandPath(), usage.SeeHelp(cmd), "want one experiment, got %d", len(args))
