@@ -75,11 +75,11 @@ istiod-record: ## record what istiod says, for the tests that replay it without 
 kube: ## build a Kubernetes cluster into the cache, for kube-test: Kubernetes, containerd, runc, kwok (666 s of CPU time, once)
 	./test/kube/build
 
-KUBE_TEST := TARE_LONG=1 go test -count=1 -v -timeout 20m ./test/kube
-kube-test: kube ## the agent on three real nodes of a Kubernetes cluster on this machine (needs root; 7 minutes)
+KUBE_TEST := TARE_LONG=1 go test -count=1 -v -timeout 40m ./test/kube
+kube-test: kube ## the agent on three real nodes of a Kubernetes cluster on this machine (needs root; 15 minutes)
 	$(KUBE_TEST) -skip Nodes$$
 
-kube-long: kube ## the same with twenty nodes, and with a thousand that kwok plays (needs root; 9 minutes)
+kube-long: kube ## the same with twenty nodes, and with a thousand that kwok plays (needs root; 17 minutes)
 	$(KUBE_TEST)
 
 ROTATION ?= 1000

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -215,11 +216,11 @@ func (p *plugin) top(t *testing.T) {
 	p.nothingLeft(t, 0)
 }
 
-// TestNodesWithoutAnswer: a node whose agent ends during the window and one that is cut off are named, and the third
-// is right.
+// TestNodesWithoutAnswer: a node whose agent ends during the window, one that is cut off and one whose answer trickles
+// are named, and the fourth is right.
 func TestNodesWithoutAnswer(t *testing.T) {
 	long.Test(t, "50 s: waits for a node that is cut off")
-	p := upWithPlugin(t, Options{Nodes: 3})
+	p := upWithPlugin(t, Options{Nodes: 4})
 	cmd := p.command("weigh", "--for", "8s", "-o", "json", "--image", agentImage)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
@@ -232,16 +233,21 @@ func TestNodesWithoutAnswer(t *testing.T) {
 		if err != nil {
 			return err.Error()
 		}
-		if n := strings.Count(list, "\n"); n < 3 {
+		if n := strings.Count(list, "\n"); n < 4 {
 			return fmt.Sprintf("%d agents run", n)
 		}
 		return ""
 	})
 	time.Sleep(4 * time.Second) // not a deadline: into the window
 	p.killAgent(t, "n2")
-	if out, err := exec.Command("nsenter", "-t", strconv.Itoa(p.watcher.Process.Pid), "-m",
-		"ip", "-n", "n1", "link", "set", "port3", "down").CombinedOutput(); err != nil {
-		t.Fatalf("cutting off a node: %v\n%s", err, out)
+	for _, change := range [][]string{
+		{"ip", "-n", "n1", "link", "set", "port3", "down"},
+		{"tc", "-n", "n4", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "16kbit", "burst", "1540", "latency", "10s"},
+	} {
+		if out, err := exec.Command("nsenter", append([]string{"-t", strconv.Itoa(p.watcher.Process.Pid), "-m"},
+			change...)...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", change, err, out)
+		}
 	}
 	if err := cmd.Wait(); err == nil || cmd.ProcessState.ExitCode() != 4 {
 		t.Fatalf("%v, want exit code 4\n%s\n%s", err, out.Bytes(), errs.Bytes())
@@ -251,12 +257,14 @@ func TestNodesWithoutAnswer(t *testing.T) {
 	if err := json.Unmarshal(out.Bytes(), &c); err != nil {
 		t.Fatalf("%v\n%s", err, out.Bytes())
 	}
-	if c.Asked != 3 || c.Answered != 1 {
+	if c.Asked != 4 || c.Answered != 1 {
 		t.Errorf("%d of %d nodes answered", c.Answered, c.Asked)
 	}
 	for _, n := range c.Nodes {
-		want := map[string]string{"n1": "", "n2": "has ended", "n3": "did not answer in time"}[n.Name]
-		if (n.Failed == "") != (want == "") || !strings.Contains(n.Failed, want) || (n.Usage == nil) != (want != "") {
+		want := map[string]string{"n1": "", "n2": "has ended", "n3": "did not answer in time",
+			"n4": "did not answer in time|comes too slowly"}[n.Name]
+		if named, _ := regexp.MatchString(want, n.Failed); !named || (n.Failed == "") != (want == "") ||
+			(n.Usage == nil) != (want != "") {
 			t.Errorf("%s: %q, want %q", n.Name, n.Failed, want)
 		}
 	}
