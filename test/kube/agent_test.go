@@ -419,7 +419,7 @@ func watch(t *testing.T, c *Cluster, agents map[string]*agent, long time.Duratio
 	for ctx.Err() == nil && !(time.Now().After(enough) && allSampled(all)) {
 		time.Sleep(100 * time.Millisecond)
 	}
-	time.Sleep(time.Second) // for readings of the agents after the last sample
+	time.Sleep(memoryEvery) // for readings of the agents after the last sample
 	stop()
 	wg.Wait()
 	if err := errors.Join(failed.all...); err != nil {
@@ -627,6 +627,9 @@ func (w *watched) agrees(t *testing.T, c *Cluster, node string) {
 		}
 		open := 0
 		for _, key := range slices.Sorted(maps.Keys(containers)) {
+			if !long.Enabled() && !strings.Contains(key, "namespace=shop,") {
+				continue // few samples, of which none may be late where a container works in bursts, as the agent does
+			}
 			x := &compared{t, w, source, key, zero}
 			inside := slices.DeleteFunc(containers[key], func(u usage) bool {
 				first, last := x.around(u)
