@@ -25,6 +25,7 @@ import (
 	"tare/internal/results/report"
 	"tare/internal/scale/ledger"
 	"tare/test/analysistest"
+	"tare/test/long"
 )
 
 // most CPU time that one command may take for a record, whatever that says.
@@ -420,6 +421,11 @@ var recordAttacks = []struct {
 	}},
 }
 
+// largestRecords are attacks that keep commands busy for seconds, within the bounds of what they may take.
+var largestRecords = []string{
+	"as many factors as there can be", "as many definitions of metrics as there can be", "hundreds of blocks",
+}
+
 // TestHostileRecords: a record is made to take memory and time, to steer the terminal, to put scripts into pages, or to
 // bring down what reads it. Whatever it says, each command reports on it or says what is wrong with it.
 func TestHostileRecords(t *testing.T) {
@@ -431,23 +437,29 @@ func TestHostileRecords(t *testing.T) {
 	others := slices.DeleteFunc(report.Runs.Names(), func(name string) bool {
 		return slices.Contains([]string{"text", "html", "json", "otlp"}, name) // which are written by themselves
 	})
-	for _, a := range recordAttacks {
+	for i, a := range recordAttacks {
 		t.Run(a.name, func(t *testing.T) {
 			t.Parallel()
+			if slices.Contains(largestRecords, a.name) {
+				long.Test(t, "3 min of CPU time: all commands, and the largest records")
+			}
 			f := &forged{t: t, dir: t.TempDir()}
 			f.run, f.trials = analysistest.Quickstart(analysistest.Truth{Blocks: 6, BPF: 3e-6, Latency: 9e-6, Noise: 1e-6,
 				MapBytes: 1e6})
 			a.do(f)
 			names := namesIn(t, f.dir)
 			page := filepath.Join(t.TempDir(), "page.html")
-			for _, args := range [][]string{
-				{"report", f.dir, "--all", "--assert", "cpu_seconds <= +10%"},
-				{"report", f.dir, "--format", "html", "-o", page},
+			commands := [][]string{
 				{"report", f.dir, "--format", strings.Join(others, ",")},
 				{"report", f.dir, "--format", "json,otlp"},
 				{"compare", good.dir, f.dir, "--anyway", "--all"},
 				{"power", f.dir, "--see", "5%"},
-			} {
+			}
+			if !long.Enabled() { // each command at some
+				commands = commands[i%len(commands):][:1]
+			}
+			for _, args := range append(commands, []string{"report", f.dir, "--all", "--assert", "cpu_seconds <= +10%"},
+				[]string{"report", f.dir, "--format", "html", "-o", page}) {
 				bearsRecord(t, args)
 			}
 			text, err := os.ReadFile(page)

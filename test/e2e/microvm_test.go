@@ -169,7 +169,7 @@ func (r ociRuntime) await(t *testing.T, id string, status specs.ContainerState) 
 }
 
 // ociBundle makes a bundle with busybox, as 'runc spec' would, with a script for its shell. Its control groups are
-// below one of the test's.
+// below one of the container's.
 func ociBundle(t *testing.T, id, script string, change func(*specs.Spec)) string {
 	t.Helper()
 	busybox, err := exec.LookPath("busybox")
@@ -208,7 +208,7 @@ func ociBundle(t *testing.T, id, script string, change func(*specs.Spec)) string
 		t.Fatal(err)
 	}
 	capabilities := []string{"CAP_KILL", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW", "CAP_SETUID"}
-	group := fmt.Sprintf("/tare-test-microvm-%d", os.Getpid())
+	group := groupsOf(id)
 	s := &specs.Spec{
 		Version: "1.0.2",
 		Process: &specs.Process{
@@ -251,6 +251,9 @@ func ociBundle(t *testing.T, id, script string, change func(*specs.Spec)) string
 	t.Cleanup(func() { removeGroups(group) })
 	return dir
 }
+
+// groupsOf is the path of the control group that those of a container are below.
+func groupsOf(id string) string { return "/" + id + "-groups" }
 
 // removeGroups removes empty control groups of a test in every hierarchy.
 func removeGroups(group string) {
@@ -331,6 +334,7 @@ func sandboxRemains(id string) (remains []string) {
 // TestMicrovmLifeCycle: the life of a container, as opencontainers/runtime-tools validates it (create, start, state,
 // kill, killsig, delete, pidfile), is the same with runc and with microvm.
 func TestMicrovmLifeCycle(t *testing.T) {
+	t.Parallel()
 	for _, r := range peers(t) {
 		t.Run(r.name, func(t *testing.T) {
 			id := idOf("life-" + r.name)
@@ -435,6 +439,7 @@ exit 7`
 // TestMicrovmLikeRunc: a process finds the same in a microvm as in a container of runc: arguments, directory,
 // environment, user, capabilities, limits, devices, mounts, masked and read-only paths, bind mounts, its pid.
 func TestMicrovmLikeRunc(t *testing.T) {
+	t.Parallel()
 	shared := t.TempDir()
 	for name, text := range map[string]string{"file": "from the host\n", "single": "a file\n"} {
 		if err := os.WriteFile(filepath.Join(shared, name), []byte(text), 0o644); err != nil {
@@ -497,6 +502,7 @@ func TestMicrovmLikeRunc(t *testing.T) {
 // TestMicrovmStreams: standard input to its end, output and errors apart, a signal that is passed on, and the exit
 // code.
 func TestMicrovmStreams(t *testing.T) {
+	t.Parallel()
 	r := microvm(t)
 	id := idOf("streams")
 	bundle := ociBundle(t, id, `trap 'exit 5' TERM; sha256sum; echo read >&2; while :; do sleep 0.1; done`, nil)
@@ -531,6 +537,7 @@ func TestMicrovmStreams(t *testing.T) {
 // TestMicrovmSharesToRead: what the bundle has for reading alone virtiofsd cannot write either, whatever the guest's
 // kernel would have it do.
 func TestMicrovmSharesToRead(t *testing.T) {
+	t.Parallel()
 	r := microvm(t)
 	id := idOf("reads")
 	dir := t.TempDir()
@@ -570,6 +577,7 @@ func TestMicrovmSharesToRead(t *testing.T) {
 // TestMicrovmPacked: without virtiofsd the root is packed into the guest's memory. A container that was created and not
 // started can be deleted, and its output was not begun. A program that is not there is found at create.
 func TestMicrovmPacked(t *testing.T) {
+	t.Parallel()
 	r := microvm(t)
 	id := idOf("packed")
 	bundle := ociBundle(t, id, "echo never", func(s *specs.Spec) {
@@ -602,6 +610,7 @@ func TestMicrovmPacked(t *testing.T) {
 
 // TestMicrovmRefuses: what cannot be done is an error with a hint, before anything is made.
 func TestMicrovmRefuses(t *testing.T) {
+	t.Parallel()
 	r := microvm(t)
 	id := idOf("refuses")
 	bundle := ociBundle(t, id, "true", nil)
@@ -695,6 +704,7 @@ func inNetwork(t *testing.T, name string) string {
 // TestMicrovmPlaces: with sandbox_cgroup_only=false the virtual CPUs alone are in the sandbox's group (cgroup v1), and
 // the memory of all is charged to the overhead group; the guest has the network of the namespace.
 func TestMicrovmPlaces(t *testing.T) {
+	t.Parallel()
 	r := microvm(t)
 	id := idOf("places")
 	netns := network(t, id, "198.19.255.1", "198.19.255.2")
@@ -723,8 +733,7 @@ func TestMicrovmPlaces(t *testing.T) {
 	}
 	s := r.state(t, id)
 	vmm := fmt.Sprintf("/proc/%d", s.Pid)
-	overhead := fmt.Sprintf("/tare-test-microvm-%d/kata_overhead/%s", os.Getpid(), id)
-	sandbox := fmt.Sprintf("/tare-test-microvm-%d/pod/kata_%s", os.Getpid(), id)
+	overhead, sandbox := groupsOf(id)+"/kata_overhead/"+id, groupsOf(id)+"/pod/kata_"+id
 	v1 := strings.HasPrefix(groupOf(t, vmm, "memory"), overhead)
 	if _, err := os.Stat("/sys/fs/cgroup/memory"); err == nil != v1 {
 		t.Errorf("the virtual machine is in %s", groupOf(t, vmm, "memory"))
@@ -875,6 +884,7 @@ func TestMicrovmKilled(t *testing.T) {
 
 // TestMicrovmPanics: a guest whose kernel panics ends, and what its kernel said is told.
 func TestMicrovmPanics(t *testing.T) {
+	t.Parallel()
 	r := microvm(t)
 	id := idOf("panics")
 	bundle := ociBundle(t, id, "echo c >/proc/sysrq-trigger; sleep 1000", nil)

@@ -309,6 +309,9 @@ func microvmRights() rightsTest {
 		do(t, a, "start", id)
 		do(t, a, "kill", id, "KILL")
 		do(t, a, "delete", "--force", id)
+		if left := sandboxRemains(id); len(left) > 0 {
+			t.Errorf("left behind: %q", left)
+		}
 	}
 	more := map[cap.Value]func(t *testing.T, with, lacks actor){}
 	var once sync.Once // whoever has all of them has the same

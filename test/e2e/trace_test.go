@@ -77,7 +77,7 @@ func TestFaultyTracers(t *testing.T) {
 	needsRoot(t)
 	leavesNothing(t)
 	faulty := faultyTracer(t)
-	spec := fmt.Sprintf(traced, "1s", "4000")
+	spec := fmt.Sprintf(traced, "1s", fmt.Sprint(long.Repeat(2000, 4000)))
 	kinds := long.Some(3, []string{"drop", "more", "die", "late", "boast", "flood"})
 	for _, kind := range kinds {
 		spec += fmt.Sprintf("  %s: {subject: command, command: \"%s %s {self} subject exectrace --cgroup={cgroup_dir} "+

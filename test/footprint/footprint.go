@@ -211,6 +211,10 @@ func findInterfaces(f Footprint) error {
 	return nil
 }
 
+// microvmOfATest is the state of a microVM that a test has started by itself, beside the one that looks. It looks for
+// what is left of that.
+var microvmOfATest = regexp.MustCompile(`/tare-microvm/(,new-[^/]*-)?tare-test-`)
+
 // findMounts finds mounts that have lost their owner: below a name of a run, a scratch directory, or the state of a
 // microVM. Others with a name like tare's may be of a test beside this one, such as a Kubernetes cluster's.
 func findMounts(f Footprint) error {
@@ -227,7 +231,8 @@ func findMounts(f Footprint) error {
 		for name := range strings.SplitSeq(strings.TrimPrefix(field[1], "/"), "/") {
 			above += "/" + name
 			dead, _ := ownerDead(name)
-			if dead || strings.HasPrefix(name, "tare-scratch-") && !locked(above) || name == "tare-microvm" {
+			if dead || strings.HasPrefix(name, "tare-scratch-") && !locked(above) ||
+				name == "tare-microvm" && !microvmOfATest.MatchString(field[1]) {
 				f["mount "+field[1]] = true
 			}
 		}

@@ -186,7 +186,7 @@ wait`)
 // is enough: two that are emulated have stood still in it, each waiting for the other.
 func TestQuickstart(t *testing.T) {
 	t.Parallel()
-	r := Run(t, Options{CPUs: 1, Measures: true, Timeout: 5 * time.Minute}, `
+	r := Run(t, Options{CPUs: 1, Timeout: 5 * time.Minute}, `
 { tare list quickstart | sed 's/duration: 1s/duration: 6s/'; echo "gates: {rate: 0.5, errors: 0.5, generator_cpu: 1, lag: 10s, invalid: 0.9}"; } >/tmp/quickstart.yaml
 tare run /tmp/quickstart.yaml --quick --blocks 2 --set rate=20 --out /tmp/run >&2
 code=$?

@@ -38,7 +38,7 @@ cat /said >&2
 grep -q 'load the module veth' /said && test "$(tail -n 1 /said)" = "local 3"`
 	var failed []string
 	for range 2 {
-		r := Run(t, Options{Files: map[string][]byte{"/spec.yaml": []byte(spec)}, Measures: true, Timeout: 6 * time.Minute},
+		r := Run(t, Options{Files: map[string][]byte{"/spec.yaml": []byte(spec)}, Timeout: 6 * time.Minute},
 			script)
 		ok(t, r)
 		trials := nodeTrials(t, r.Output)

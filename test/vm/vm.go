@@ -51,15 +51,11 @@ type Options struct {
 	MemoryMiB  int
 	Cmdline    string // added to the kernel's command line
 	CgroupMode CgroupMode
-	Files      map[string][]byte // put into the machine, by absolute path, executable
-	Containers bool              // runtimes can make containers in the machine: its root can be changed (pivot_root)
-	UserMode   bool              // a kernel in user mode and not QEMU, on one processor: usermode.go
-	Timeout    time.Duration     // from the start of QEMU to its end
-	// Measures says that the script measures what it cannot while the machine stands still: it gets CPU time as other
-	// processes do, where this process has only what they leave (test/run).
-	Measures bool
-
-	Progress func(format string, args ...any) // what to know of a machine that was started again; may be nil
+	Files      map[string][]byte                // put into the machine, by absolute path, executable
+	Containers bool                             // runtimes can make containers in the machine: its root can be changed (pivot_root)
+	UserMode   bool                             // a kernel in user mode and not QEMU, on one processor: usermode.go
+	Timeout    time.Duration                    // from the start of QEMU to its end
+	Progress   func(format string, args ...any) // what to know of a machine that was started again; may be nil
 }
 
 func (o Options) progress(format string, args ...any) {
@@ -228,10 +224,6 @@ func (o Options) params() string {
 	return fmt.Sprintf("tare_cgroups=%s tare_containers=%t %s", o.CgroupMode, o.Containers, o.Cmdline)
 }
 
-// groupVariable names the control group of machines that measure, where others have only what CPU time is left
-// (test/run).
-const groupVariable = "TARE_TEST_GROUP"
-
 // boot runs the machine until it powers itself off or its time is over.
 func boot(k *kit, o Options, dir, initramfs string) error {
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -254,24 +246,9 @@ func boot(k *kit, o Options, dir, initramfs string) error {
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	policy, err := unix.SchedGetAttr(0, 0)
-	if err == nil && o.Measures {
-		err = unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}, 0)
-	}
-	if err == nil {
-		err = cmd.Start()
-	}
-	if policy != nil && o.Measures { // what QEMU has is its own by now
-		err = errors.Join(err, unix.SchedSetAttr(0, policy, 0))
-	}
+	err := cmd.Start()
 	if err != nil {
 		return fmt.Errorf("starting the machine: %w", err)
-	}
-	if group := os.Getenv(groupVariable); o.Measures && group != "" {
-		file := filepath.Join(group, "cgroup.procs")
-		if err := os.WriteFile(file, []byte(strconv.Itoa(cmd.Process.Pid)), 0); err != nil {
-			cancel(fmt.Errorf("moving the machine to where it gets CPU time: %w", err))
-		}
 	}
 	go watch(ctx, cancel, cmd.Process.Pid, o.Timeout, dir)
 	err = cmd.Wait()

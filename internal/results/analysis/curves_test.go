@@ -154,7 +154,7 @@ func TestEventSums(t *testing.T) {
 func TestCurvesKeepNoHistograms(t *testing.T) {
 	run, few := analysistest.Quickstart(plain)
 	var trials []record.Trial
-	for len(trials) < 700 {
+	for len(trials) < 350 {
 		for _, x := range few {
 			x.Index, x.Block = len(trials), len(trials)/len(few)*len(few)+x.Block
 			trials = append(trials, x)
@@ -186,7 +186,7 @@ func TestCurvesKeepNoHistograms(t *testing.T) {
 	if len(curves) == 0 {
 		t.Fatal("no curves")
 	}
-	if held := int64(most) - int64(before); held > 64<<20 { // histograms would be 160 MiB
+	if held := int64(most) - int64(before); held > 32<<20 { // histograms would be 80 MiB
 		t.Errorf("%d trials: %d MiB were held", len(trials), held>>20)
 	}
 }
