@@ -221,13 +221,16 @@ func (t *Totals) groups(l *ledger.Ledger) {
 	for _, g := range l.Cgroups {
 		t.places[g.Path] = t.o.Name(g.Path)
 	}
-	groups := slices.SortedFunc(slices.Values(l.Cgroups),
-		func(a, b ledger.Cgroup) int { return cmp.Compare(a.Path, b.Path) })
+	groups := make([]*ledger.Cgroup, len(l.Cgroups))
+	for i := range l.Cgroups {
+		groups[i] = &l.Cgroups[i]
+	}
+	slices.SortFunc(groups, func(a, b *ledger.Cgroup) int { return cmp.Compare(a.Path, b.Path) })
 	replaced := map[string]bool{} // a group was made where one had been removed
 	for _, g := range groups {
 		replaced[g.Path] = replaced[g.Path] || g.Vanished
 	}
-	used, counted := map[Place]int64{}, map[Place]bool{}
+	used, counted := make(map[Place]int64, len(groups)), make(map[Place]bool, len(groups))
 	var late []lateGroup
 	for _, g := range groups { // those around others come first
 		if g.Path == "/" {
@@ -311,11 +314,11 @@ func (t *Totals) begins(path string) (place, around Place, isTop bool) {
 // together (rest). of selects the kind of memory of a group, or returns nil if it is unknown. The memory of a place is
 // without that of the places in it.
 func (t *Totals) Memory(of func(*ledger.Memory) *int64) (byPlace map[Place]int64, rest int64) {
-	byPlace = map[Place]int64{}
 	unknown := map[Place]bool{}
 	if t.Last == nil {
-		return byPlace, 0
+		return nil, 0
 	}
+	byPlace = make(map[Place]int64, len(t.places))
 	for _, g := range t.Last.Cgroups {
 		if g.Path == "/" || g.Vanished {
 			continue

@@ -28,7 +28,7 @@ type iterator struct {
 	link    *link.Iter
 }
 
-// Iterators are this package's own BPF programs. Inventories can share them, for loading takes the types of the kernel,
+// Iterators are this package's own BPF programs. Inventories can share them: loading takes the types of the kernel,
 // which take megabytes of memory while they are read. The zero value is loaded when an inventory is opened with it.
 // Close it after the inventories.
 //

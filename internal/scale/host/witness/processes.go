@@ -25,6 +25,7 @@ const (
 	processesEvery = time.Second
 	maxBusiest     = 16
 	maxNames       = 1 << 14
+	processesBatch = 512 // that are read by one system call
 )
 
 func (n *names) resolve(pid int) {
@@ -58,16 +59,22 @@ func (w *Witness) lookAtProcesses(now bool) error {
 
 // processes hands out the processes that were seen running.
 func (w *Witness) processes(f func(pid uint32, p process)) error {
-	m := w.objects.TareBusiest
-	pids, values := make([]uint32, m.MaxEntries()), make([]process, m.MaxEntries())
-	n, err := m.BatchLookup(new(ebpf.MapBatchCursor), pids, values, nil)
-	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("reading which processes were seen running: %w", err)
+	if w.pids == nil { // kept: this runs once a second
+		w.pids, w.values = make([]uint32, processesBatch), make([]process, processesBatch)
 	}
-	for i := range n {
-		f(pids[i], values[i])
+	var cursor ebpf.MapBatchCursor
+	for {
+		n, err := w.objects.TareBusiest.BatchLookup(&cursor, w.pids, w.values, nil)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("reading which processes were seen running: %w", err)
+		}
+		for i := range n {
+			f(w.pids[i], w.values[i])
+		}
+		if err != nil { // these were the last
+			return nil
+		}
 	}
-	return nil
 }
 
 func (w *Witness) clearProcesses() error {

@@ -76,6 +76,8 @@ type Witness struct {
 	begin  []state
 	names  names
 	folded folded
+	pids   []uint32 // of the last batch of processes
+	values []process
 }
 
 // event is the timer of one CPU.
