@@ -76,10 +76,10 @@ kube: ## build a Kubernetes cluster into the cache, for kube-test: Kubernetes, c
 	./test/kube/build
 
 KUBE_TEST := TARE_LONG=1 go test -count=1 -v -timeout 40m ./test/kube
-kube-test: kube ## the agent on three real nodes of a Kubernetes cluster on this machine (needs root; 15 minutes)
+kube-test: kube ## the agent on three real nodes of a Kubernetes cluster on this machine (needs root)
 	$(KUBE_TEST) -skip Nodes$$
 
-kube-long: kube ## the same with twenty nodes, and with a thousand that kwok plays (needs root; 17 minutes)
+kube-long: kube ## the same with twenty nodes, and with a thousand that kwok plays (needs root)
 	$(KUBE_TEST)
 
 ROTATION ?= 1000

@@ -742,7 +742,8 @@ func (x *compared) agree(samples []usage) bool {
 	used := last.cpu - first.cpu
 	lo1, mid1, hi1 := x.cpu(first)
 	lo2, mid2, hi2 := x.cpu(last)
-	// A sample may be later than late on a machine that others use. What that leaves open is no more than what is promised.
+	// A sample may be later than late on a machine that others use. What that leaves open is no more than what is
+	// promised.
 	rounding := 0.001 + 0.01*used // seconds
 	if used < lo2-hi1-rounding || used > hi2-lo1+rounding {
 		t.Errorf("%s of %s: the kubelet counted %.3f s in %v, and the agent between %.3f and %.3f s", x.s.page, x.key, used,

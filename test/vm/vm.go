@@ -52,7 +52,7 @@ type Options struct {
 	Cmdline    string // added to the kernel's command line
 	CgroupMode CgroupMode
 	Files      map[string][]byte                // put into the machine, by absolute path, executable
-	Containers bool                             // runtimes can make containers in the machine: its root can be changed (pivot_root)
+	Containers bool                             // its root can be changed (pivot_root): runtimes can make containers
 	UserMode   bool                             // a kernel in user mode and not QEMU, on one processor: usermode.go
 	Timeout    time.Duration                    // from the start of QEMU to its end
 	Progress   func(format string, args ...any) // what to know of a machine that was started again; may be nil

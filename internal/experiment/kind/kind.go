@@ -43,8 +43,8 @@ type About struct {
 	// An experiment provides them (Sited), a person by flags. Nil: they are Settings.
 	Process []param.Setting
 
-	// InPods is of applications and loads whose process needs nothing of its machine but the network: it can run in a pod
-	// of its own, with no other rights or files.
+	// InPods is of applications and loads whose process needs nothing of its machine but the network: it can run
+	// alone in a pod, without rights or files.
 	InPods bool
 
 	// Alone is how a person runs the guest by itself. Nil: it runs in experiments only.

@@ -19,15 +19,15 @@ const container = "tare"
 // appPort is where applications listen in their pods, and at which their Services serve.
 const appPort = 8080
 
-// nobody is a user without rights, for images whose user is root.
-const nobody = 65534
+// partUser is a user without rights, for images whose user is root.
+const partUser = 65534
 
 // podSpec is that of any part: a process without any right, as Pod Security "restricted" wants it.
 func (p *Place) podSpec() api.PodSpec {
 	return api.PodSpec{
 		RestartPolicy: api.RestartPolicyNever, TerminationGracePeriodSeconds: new(int64(1)),
 		AutomountServiceAccountToken: new(false), EnableServiceLinks: new(false),
-		SecurityContext: &api.PodSecurityContext{RunAsNonRoot: new(true), RunAsUser: new(int64(nobody)),
+		SecurityContext: &api.PodSecurityContext{RunAsNonRoot: new(true), RunAsUser: new(int64(partUser)),
 			SeccompProfile: &api.SeccompProfile{Type: api.SeccompProfileTypeRuntimeDefault}},
 		Containers: []api.Container{{
 			Name: container, Image: p.o.Image, Command: []string{"/usr/bin/tare", part.Command},

@@ -514,7 +514,7 @@ func (x *trial) account(views []ledger.View) error {
 	return nil
 }
 
-// join makes one ledger of the nodes' without what their agents have charged by rules of their own. Nodes that are one
+// join makes one ledger of the nodes' without what their agents have charged. Nodes that are one
 // machine see the same eBPF programs: those of the first count.
 func (x *trial) join(views []ledger.View) *ledger.Ledger {
 	machines := map[string]string{}
