@@ -27,7 +27,7 @@ loads:
   client: {kind: http, to: server, mode: open, rate: 200, connections: 8}
 arms:
   delayed: {subject: variant, set: server.delay=3ms}
-  infra: {subject: installed, labels: infra=yes, components: "namespace=infra,component=caller"}
+  infra: {subject: installed, labels: infra=yes, components: "namespace=infra,component=opener"}
 gates: {lag: 1s, rate: 0.5} # the machine of a test cluster is not quiet
 cluster: {where: {client: {apart: server}}}
 `
@@ -39,15 +39,15 @@ metadata: {name: infra}
 ---
 apiVersion: apps/v1
 kind: Deployment
-metadata: {name: caller, namespace: infra}
+metadata: {name: opener, namespace: infra}
 spec:
-  selector: {matchLabels: {app: caller}}
+  selector: {matchLabels: {app: opener}}
   template:
-    metadata: {labels: {app: caller}}
+    metadata: {labels: {app: opener}}
     spec:
       terminationGracePeriodSeconds: 1
       containers:
-      - {name: caller, image: "tare.test/web:1", args: [call, "200"]}
+      - {name: opener, image: "tare.test/web:1", args: [open, "20"]}
 `
 
 // upForRuns starts a cluster of two nodes with something to weigh, and writes the spec.
@@ -57,7 +57,7 @@ func upForRuns(t *testing.T) (p *plugin, file string) {
 	if err := p.Apply(infra); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Kubectl("-n", "infra", "rollout", "status", "deployment/caller", "--timeout=60s"); err != nil {
+	if _, err := p.Kubectl("-n", "infra", "rollout", "status", "deployment/opener", "--timeout=60s"); err != nil {
 		t.Fatal(err)
 	}
 	file = filepath.Join(t.TempDir(), "pods.yaml")
