@@ -202,10 +202,11 @@ func (c *Cluster) remove(ctx context.Context, namespace, name string) error {
 // Leftover are temporary agents that somebody has deployed.
 type Leftover struct {
 	Namespace, Name string
+	Run             bool // an experiment's objects, and no agents
 	Ended           bool // their time is over, and the cluster should have removed them
 }
 
-// Leftovers returns the temporary agents that there are.
+// Leftovers returns the temporary agents and the objects of experiments that there are.
 func (c *Cluster) Leftovers(ctx context.Context) (all []Leftover, err error) {
 	o := metav1.ListOptions{LabelSelector: fmt.Sprintf("%s in (%s,%s),%s=%s", nameLabel, temporaryName, RunName,
 		managedLabel, manager)}
@@ -215,7 +216,7 @@ func (c *Cluster) Leftovers(ctx context.Context) (all []Leftover, err error) {
 			seen[key] = true
 			seconds, err := strconv.Atoi(m.Annotations[LifetimeKey])
 			end := m.CreationTimestamp.Add(time.Duration(seconds) * time.Second)
-			all = append(all, Leftover{m.Namespace, m.Name, err != nil || time.Now().After(end)})
+			all = append(all, Leftover{m.Namespace, m.Name, m.Labels[nameLabel] == RunName, err != nil || time.Now().After(end)})
 		}
 	}
 	jobs, err := c.batch.Jobs("").List(ctx, o)

@@ -15,9 +15,9 @@ func newClean(c *connection) *cobra.Command {
 	var all, dryRun bool
 	cmd := &cobra.Command{
 		Use:   "clean",
-		Short: "Remove temporary agents that a cluster has not removed by itself",
-		Long: `Clean removes temporary agents whose time is over. The cluster removes those by itself, unless its controllers for
-Jobs or for garbage are off. With --all it also removes agents whose time is not over, which somebody may be using.
+		Short: "Remove temporary agents and pods of experiments that a cluster has not removed by itself",
+		Long: `Clean removes temporary agents, and pods of experiments, whose time is over. The cluster removes those by itself, unless its controllers for
+Jobs or for garbage are off. With --all it also removes those whose time is not over, which somebody may be using.
 What 'kubectl tare install' has installed stays.`,
 		Example: `  kubectl tare clean --dry-run
   kubectl tare clean --all`,
@@ -47,7 +47,11 @@ What 'kubectl tare install' has installed stays.`,
 						continue
 					}
 				}
-				fmt.Fprintf(cmd.OutOrStdout(), "%s the agents %s/%s\n", removed, l.Namespace, l.Name)
+				what := "the agents"
+				if l.Run {
+					what = "the pods of the run"
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "%s %s %s/%s\n", removed, what, l.Namespace, l.Name)
 			}
 			if len(left) == 0 {
 				fmt.Fprintln(cmd.OutOrStdout(), "nothing to remove")
@@ -55,7 +59,7 @@ What 'kubectl tare install' has installed stays.`,
 			return errors.Join(errs...)
 		},
 	}
-	cmd.Flags().BoolVar(&all, "all", false, "also remove agents whose time is not over")
+	cmd.Flags().BoolVar(&all, "all", false, "also remove those whose time is not over")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "list what would be removed, and change nothing")
 	return cmd
 }

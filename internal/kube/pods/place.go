@@ -140,6 +140,9 @@ func (p *Place) refused(err error, doing string) error {
 	return fault.Wrap(err, fault.Machine, "namespace "+p.o.Namespace, agents.Hint(err), "%s failed", doing)
 }
 
+// longestWindow is that of an agent.
+const longestWindow = 5 * time.Minute
+
 // check refuses what cannot run in pods.
 func check(s *spec.Spec) error {
 	cannot := func(path string, part *kind.Part, why string) error {
@@ -149,6 +152,10 @@ func check(s *spec.Spec) error {
 	if s.MostNodes() > 0 {
 		return fault.New(fault.Usage, "nodes", "leave it out: where parts run is said by \"cluster\"",
 			"an experiment on nodes that join by themselves cannot run in pods")
+	}
+	if s.Duration > longestWindow {
+		return fault.New(fault.Usage, "duration", "take a shorter one, and more blocks",
+			"an agent's windows last %v at most, and %v is asked for", longestWindow, s.Duration)
 	}
 	for _, sec := range s.Sections() {
 		for name, part := range lists.ByKey(sec.Parts) {

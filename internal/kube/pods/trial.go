@@ -113,6 +113,9 @@ func (x *trial) measure(ctx context.Context) ([]ledger.View, error) {
 	begun := x.begin(w)
 	views := <-answers
 	lap("measured")
+	if begun != nil && len(x.gone) > 0 {
+		begun = fmt.Errorf("%w; nodes that gave no window: %s", begun, strings.Join(x.gone, "; "))
+	}
 	if err := cmp.Or(begun, context.Cause(ctx)); err != nil {
 		return nil, err
 	}
@@ -385,8 +388,8 @@ func (x *trial) begin(w *agents.Window) error {
 		p := x.loads[name]
 		offset, known := w.Offsets[p.node]
 		if !known {
-			return fmt.Errorf("the clock of the node %s, on which %s runs, is not known: %s", p.node, name,
-				cmp.Or(strings.Join(x.gone, "; "), "it has no agent"))
+			return fmt.Errorf("the clock of the node %s, on which %s runs, is not known: it has no agent that answers", p.node,
+				name)
 		}
 		s := role.Schedule{Begin: p.clock.MonotonicAt(w.Start.Add(offset)) - int64(x.spec.Warmup),
 			Warmup: int64(x.spec.Warmup), Duration: int64(x.spec.Duration), Stalls: p.wants.Stalls}
