@@ -454,7 +454,10 @@ func TestAgainOnTheMachine(t *testing.T) {
 		}
 		t.Fatalf("%d trials, partial %v", len(trials), c.Partial)
 	}
-	r := trials[1].Validity.Reasons[0]
+	// On a busy machine the trial may have tripped other gates, too.
+	reasons := trials[1].Validity.Reasons
+	at := slices.IndexFunc(reasons, func(r record.Reason) bool { return r.Gate == measured.GateThrottled.Name })
+	r := reasons[max(at, 0)]
 	if r.Gate != measured.GateThrottled.Name || r.Cause != ledger.Hypervisor || *r.CauseShare != 0.25 ||
 		!slices.Contains(r.Voids, "latency_p50_seconds") || slices.Contains(r.Voids, "start_seconds") {
 		t.Errorf("%+v", r)
