@@ -154,10 +154,12 @@ func run(ctx context.Context, s *spec.Spec, f runFlags, out io.Writer) (err erro
 	if err := requireFeatures(s); err != nil {
 		return err
 	}
-	for name, part := range lists.ByKey(s.Arms) {
-		if _, marked := part.Kind.(kind.Marked); marked {
-			return fault.New(fault.Usage, "arms."+name, "run it with kubectl tare run",
-				"%s is about what is installed in a cluster, and this is a machine", part.Name())
+	for _, sec := range s.Sections() {
+		for name, part := range lists.ByKey(sec.Parts) {
+			if _, marked := part.Kind.(kind.Marked); marked {
+				return fault.New(fault.Usage, sec.Path(name), "run it with kubectl tare run",
+					"%s is about what is installed in a cluster, and this is a machine", part.Name())
+			}
 		}
 	}
 	absent, err := s.LeaveOutAbsent(ctx)

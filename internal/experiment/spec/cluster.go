@@ -60,6 +60,14 @@ func (d *decoder) cluster(n document.Node) (*Cluster, error) {
 	return c, err
 }
 
+// Settle is the time from when all parts of a trial in pods are ready until its loads begin.
+func (s *Spec) Settle() time.Duration {
+	if s.Cluster == nil {
+		return param.Defaults([]param.Setting{settleKnob}).Duration(settleKnob.Name)
+	}
+	return s.Cluster.Settle
+}
+
 // check says which part has a place that cannot be, and why.
 func (c *Cluster) check(s *kind.Setup) (part string, err error) {
 	var names []string

@@ -135,6 +135,9 @@ func (f *runFlags) run(
 	out io.Writer,
 ) (err error) {
 	defer func() { err = session.BegunOr(err) }()
+	if err := pods.Check(s); err != nil {
+		return err
+	}
 	log := terminal.Guard(os.Stderr)
 	trials := s.Blocks * len(s.Levels()) * len(s.AllArms())
 	life := 3*(max(engine.Estimate(s), s.Until)+time.Duration(trials)*podTime) + 10*time.Minute
@@ -149,7 +152,10 @@ func (f *runFlags) run(
 	}
 	place, err := pods.New(ctx, pods.Options{Cluster: c, Nodes: w.nodes, Namespace: namespace, Image: image,
 		Version: self.Version + " " + self.Build(), Lifetime: life,
-		Agents: func(ctx context.Context) ([]agents.Agent, error) { return w.agents, w.look(ctx) }}, s)
+		Agents: func(ctx context.Context) ([]agents.Agent, error) {
+			err := w.look(ctx)
+			return w.agents, err
+		}}, s)
 	if err != nil {
 		return err
 	}

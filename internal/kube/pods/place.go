@@ -59,11 +59,9 @@ const (
 	tokenKey = "token" // in the run's Secret
 )
 
-// New makes what all trials of a run need: the Job that owns everything, and the Secret with the token of its parts.
+// New makes what all trials of a run need: the Job that owns everything, and the Secret with the token of its parts. The
+// spec must have passed Check.
 func New(ctx context.Context, o Options, s *spec.Spec) (*Place, error) {
-	if err := check(s); err != nil {
-		return nil, err
-	}
 	p := &Place{o: o, name: "tare-" + strings.ToLower(rand.Text()[:6]), token: rand.Text()}
 	var err error
 	if p.nodeOf, err = places(s, o.Nodes); err != nil {
@@ -143,10 +141,10 @@ func (p *Place) refused(err error, doing string) error {
 // longestWindow is that of an agent.
 const longestWindow = 5 * time.Minute
 
-// check refuses what cannot run in pods.
-func check(s *spec.Spec) error {
+// Check refuses what cannot run in pods, whatever the cluster has.
+func Check(s *spec.Spec) error {
 	cannot := func(path string, part *kind.Part, why string) error {
-		return fault.New(fault.Usage, path, "docs/kubernetes.md says what can run in pods",
+		return fault.New(fault.Usage, path, "docs/cluster-experiments.md says what can run in pods",
 			"%s %s: run this experiment on a machine, with tare run", part.Name(), why)
 	}
 	if s.MostNodes() > 0 {

@@ -97,7 +97,7 @@ func TestCheck(t *testing.T) {
 	} {
 		s, err := spec.Parse("x.yaml", []byte(c.text), nil)
 		if err == nil {
-			err = check(s)
+			err = Check(s)
 		}
 		if got := fmt.Sprint(err); c.want == "" && err != nil || !strings.Contains(got, c.want) {
 			t.Errorf("%s\n%s, want %s", c.text, got, c.want)
@@ -242,7 +242,7 @@ func TestAccountLacks(t *testing.T) {
 		t.Errorf("without its programs: %v", err)
 	}
 	x := underWay(t, "mesh", proxied...)
-	x.gone = []string{"d: it is cut off"}
+	x.silent = []string{"d: it is cut off"}
 	if err := x.account(meshViews(true)); err != nil ||
 		!strings.Contains(fmt.Sprint(x.record.Ledger.Warnings), "nodes-without-window 1 nodes gave no window") {
 		t.Errorf("%v, %v", err, x.record.Ledger.Warnings)

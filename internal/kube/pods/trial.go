@@ -50,12 +50,12 @@ type trial struct {
 	record *record.Trial
 	cancel context.CancelCauseFunc
 
-	mu    sync.Mutex
-	pods  map[string]*api.Pod // by part
-	apps  map[string]kind.App
-	loads map[string]*playing
-	all   []*playing
-	gone  []string // agents that gave no window, with the reason
+	mu     sync.Mutex
+	pods   map[string]*api.Pod // by part
+	apps   map[string]kind.App
+	loads  map[string]*playing
+	all    []*playing
+	silent []string // nodes that gave no window, with the reason
 }
 
 // playing is a part that plays in its pod.
@@ -113,8 +113,8 @@ func (x *trial) measure(ctx context.Context) ([]ledger.View, error) {
 	begun := x.begin(w)
 	views := <-answers
 	lap("measured")
-	if begun != nil && len(x.gone) > 0 {
-		begun = fmt.Errorf("%w; nodes that gave no window: %s", begun, strings.Join(x.gone, "; "))
+	if begun != nil && len(x.silent) > 0 {
+		begun = fmt.Errorf("%w; nodes that gave no window: %s", begun, strings.Join(x.silent, "; "))
 	}
 	if err := cmp.Or(begun, context.Cause(ctx)); err != nil {
 		return nil, err
@@ -130,13 +130,13 @@ func (x *trial) measure(ctx context.Context) ([]ledger.View, error) {
 func (x *trial) gather(w *agents.Window) (views []ledger.View) {
 	for a := range w.Answers {
 		if a.Failed != "" {
-			x.gone = append(x.gone, a.Node+": "+a.Failed)
+			x.silent = append(x.silent, a.Node+": "+a.Failed)
 			continue
 		}
 		views = append(views, ledger.View{Name: a.Node, Ledger: a.Ledger})
 	}
 	slices.SortFunc(views, func(a, b ledger.View) int { return strings.Compare(a.Name, b.Name) })
-	slices.Sort(x.gone)
+	slices.Sort(x.silent)
 	return views
 }
 
@@ -211,12 +211,8 @@ func (x *trial) setUp(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	settle := 2 * time.Second
-	if c := x.spec.Cluster; c != nil {
-		settle = c.Settle
-	}
 	select {
-	case <-time.After(settle):
+	case <-time.After(x.spec.Settle()):
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -231,12 +227,16 @@ func (x *trial) each(parts map[string]*kind.Part, do func(string, *kind.Part) er
 	return g.Wait()
 }
 
+// selector is that of the trial's pods.
+func (x *trial) selector() string {
+	return instanceLabel + "=" + x.name + "," + trialLabel + "=" + x.id
+}
+
 // await waits until all pods run.
 func (x *trial) await(ctx context.Context) error {
 	begin := time.Now()
 	for {
-		list, err := x.o.Cluster.Core().Pods(x.o.Namespace).List(ctx, metav1.ListOptions{
-			LabelSelector: instanceLabel + "=" + x.name + "," + trialLabel + "=" + x.id})
+		list, err := x.o.Cluster.Core().Pods(x.o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: x.selector()})
 		if err != nil {
 			return x.refused(err, "listing pods")
 		}
@@ -279,9 +279,6 @@ const maxWhy = 400 // bytes of what a cluster says of a pod
 
 // stateOf says whether all containers of a pod run, or why they do not, and whether they never will.
 func stateOf(pod *api.Pod) (running bool, why string, hopeless bool) {
-	if pod.Status.Phase == api.PodFailed || pod.Status.Phase == api.PodSucceeded {
-		return false, cmp.Or(pod.Status.Reason+": "+pod.Status.Message, "it has ended"), true
-	}
 	for _, c := range pod.Status.Conditions {
 		if c.Type == api.PodScheduled && c.Status == api.ConditionFalse {
 			return false, "it is not scheduled: " + c.Message, false
@@ -298,21 +295,30 @@ func stateOf(pod *api.Pod) (running bool, why string, hopeless bool) {
 				s.State.Terminated.Reason, s.State.Terminated.Message), true
 		}
 	}
+	if pod.Status.Phase == api.PodFailed || pod.Status.Phase == api.PodSucceeded {
+		return false, cmp.Or(strings.Trim(pod.Status.Reason+": "+pod.Status.Message, ": "), "it has ended"), true
+	}
 	for _, s := range pod.Status.ContainerStatuses {
 		running = running && s.State.Running != nil
 	}
 	return running, "", false
 }
 
+// added are the names of a pod's containers that are not Tare's.
+func added(pod *api.Pod) (names []string) {
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		if c.Name != container {
+			names = append(names, c.Name)
+		}
+	}
+	return names
+}
+
 // applies sees that the subject of the arm applies to the pods, and that nothing does in the baseline.
 func (x *trial) applies() error {
-	var others []string // containers that are not Tare's
+	var others []string
 	for name, pod := range x.pods {
-		for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
-			if c.Name != container {
-				others = append(others, c.Name)
-			}
-		}
+		others = append(others, added(pod)...)
 		if x.marks == nil && len(others) > 0 {
 			return fault.New(fault.Usage, "pod "+pod.Namespace+"/"+pod.Name,
 				"choose a namespace in which nothing is injected into pods that do not ask for it",
@@ -436,7 +442,6 @@ func (x *trial) tearDown(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWithin)
 	defer cancel()
 	core := x.o.Cluster.Core()
-	selector := instanceLabel + "=" + x.name + "," + trialLabel + "=" + x.id
 	var errs []error
 	for name := range x.parts() {
 		object := x.objectName(x.id, name)
@@ -449,7 +454,7 @@ func (x *trial) tearDown(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return x.refused(err, "removing pods")
 	}
-	return x.Place.gone(ctx, selector)
+	return x.gone(ctx, x.selector())
 }
 
 // explain adds what the cluster says of a pod that has ended.
@@ -473,13 +478,13 @@ func (x *trial) account(views []ledger.View) error {
 	for name, pod := range x.pods {
 		if !slices.ContainsFunc(views, func(v ledger.View) bool { return v.Name == pod.Spec.NodeName }) {
 			return fmt.Errorf("the node %s, on which %s ran, gave no window: %s", pod.Spec.NodeName, name,
-				cmp.Or(strings.Join(x.gone, "; "), "it has no agent"))
+				cmp.Or(strings.Join(x.silent, "; "), "it has no agent"))
 		}
 	}
 	l := x.join(views)
-	if len(x.gone) > 0 {
+	if len(x.silent) > 0 {
 		l.Warn("nodes-without-window", "%d nodes gave no window, and what a component uses there is in no figure: %s",
-			len(x.gone), strings.Join(x.gone, "; "))
+			len(x.silent), strings.Join(x.silent, "; "))
 	}
 	rules, limited := x.rules()
 	charge.Apply(rules, l, nil)
@@ -503,7 +508,7 @@ func (x *trial) account(views []ledger.View) error {
 	}
 	objects := objectsOf(l, found)
 	for i := range rules {
-		if c := rules[i].Charged; !found[c] && !x.optional(&rules[i]) {
+		if c := rules[i].Charged; !found[c] {
 			return fmt.Errorf("no node has a control group or program of %s (%s)", cmp.Or(c.Component, c.Workload, "the load"),
 				rules[i].Patterns.String())
 		}
@@ -556,23 +561,20 @@ func (x *trial) join(views []ledger.View) *ledger.Ledger {
 // rules say whose each container of the trial's pods is, and what the subject is.
 func (x *trial) rules() (rules []charge.Rule, limited map[string]bool) {
 	limited = map[string]bool{}
-	add := func(name string, c ledger.Charged, of charge.Patterns) {
-		rules = append(rules, charge.Rule{Charged: c, Patterns: of, Where: name})
-	}
 	for name, of := range x.parts() {
 		pod := x.pods[name].Name
-		here := charge.Patterns{Namespace: x.o.Namespace, Pod: pod, Container: container}
 		as := ledger.Charged{Charge: ledger.ChargeLoad}
 		if _, is := x.spec.Applications[name]; is {
 			as = ledger.Charged{Charge: ledger.ChargeWorkload, Workload: name}
 		}
-		add(name, as, here)
+		rules = append(rules, charge.Rule{Charged: as, Where: name,
+			Patterns: charge.Patterns{Namespace: x.o.Namespace, Pod: pod, Container: container}})
 		_, limited[pod] = of.Limits["cpus"]
 		if x.marks == nil {
 			continue
 		}
 		for _, r := range x.marks.Components {
-			if kind.InPods(&r) {
+			if kind.InPods(&r) && slices.ContainsFunc(added(x.pods[name]), r.IsContainer) {
 				r.Namespace, r.Pod, r.Component = x.o.Namespace, pod, r.Component+"."+name
 				if as.Workload != "" {
 					r.Workload = name
@@ -589,20 +591,6 @@ func (x *trial) rules() (rules []charge.Rule, limited map[string]bool) {
 		}
 	}
 	return rules, limited
-}
-
-// optional says whether a rule need not match anything: of a container that only some pods of the trial have.
-func (x *trial) optional(r *charge.Rule) bool {
-	if r.Charge != ledger.ChargeTare || r.Pod == "" {
-		return false
-	}
-	for _, pod := range x.pods {
-		if pod.Name == r.Pod {
-			return !slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers),
-				func(c api.Container) bool { return r.IsContainer(c.Name) })
-		}
-	}
-	return false
 }
 
 // objectsOf are the programs and maps that are charged to the subject.
