@@ -14,6 +14,7 @@ import (
 	"tare/internal/experiment/spec"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/quantity"
+	"tare/internal/results/session"
 )
 
 func init() { register(newList) }
@@ -52,7 +53,7 @@ func newList() *cobra.Command {
 func printSpec(w io.Writer, name string) error {
 	_, data, ok := experiments.File(name)
 	if !ok {
-		return noSuchExperiment("list", name, "")
+		return session.NoSuchExperiment("tare list", name, "")
 	}
 	_, err := w.Write(data)
 	return err

@@ -9,11 +9,9 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
-	"tare/experiments"
 	"tare/internal/experiment/engine"
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/placement"
@@ -22,7 +20,6 @@ import (
 	"tare/internal/lib/fault"
 	"tare/internal/lib/lists"
 	"tare/internal/lib/self"
-	"tare/internal/lib/text"
 	"tare/internal/results/session"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/feature"
@@ -91,10 +88,9 @@ exit code is 4.`,
 		},
 	}
 	f.Register(c.Flags())
-	c.Flags().BoolVar(&f.Overrides.Quick, "quick", false, "the short form of the experiment")
+	f.RegisterSpec(c.Flags())
 	c.Flags().IntVar(&f.Overrides.SampleHz, "hz", 0, "samples per second and CPU, instead of the spec's")
 	f.nodes.register(c.Flags())
-	c.Flags().StringArrayVar(&f.Overrides.Set, "set", nil, "setting=value, or setting=a,b to sweep; may be repeated")
 	return c
 }
 
@@ -105,27 +101,7 @@ func featureNames() []string {
 
 // loadSpec finds an experiment: a path if it looks like one, else a built-in name.
 func loadSpec(arg string) (*spec.Spec, error) {
-	file, data, ok := experiments.File(arg)
-	if !ok {
-		if !strings.ContainsAny(arg, "/.") {
-			return nil, noSuchExperiment("run", arg, "; a file is named with its ending, .yaml")
-		}
-		var err error
-		file = arg
-		if data, err = readSpecFile(arg); err != nil {
-			return nil, err
-		}
-	}
-	return spec.Parse(file, data, featureNames())
-}
-
-// noSuchExperiment says which there are, and which was most likely meant.
-func noSuchExperiment(command, name, more string) error {
-	hint := "the built-in experiments are " + strings.Join(experiments.Names(), ", ") + more
-	if n := text.Nearest(name, experiments.Names()); n != "" {
-		hint = fmt.Sprintf("did you mean %q? %s", n, hint)
-	}
-	return fault.New(fault.Usage, "tare "+command+" "+name, hint, "no such experiment")
+	return session.LoadSpec("tare run", arg, featureNames(), readSpecFile)
 }
 
 // requireFeatures refuses to begin what cannot work: experiments make control groups, and may need more by their specs

@@ -13,29 +13,13 @@ import (
 
 	"tare/internal/lib/fault"
 	"tare/internal/lib/terminal"
+	testterminal "tare/test/terminal"
 )
-
-// evil is a name that would clear the screen, set the title, go back to the begin of the line, turn the direction of
-// text, and begin another line of a log.
-const evil = "a\x1b[2J\x1b]0;title\x07\r\u009b31m\u202eb\x9b2J"
-
-// isSafe fails where text holds what could steer a terminal.
-func isSafe(t *testing.T, name, text string, own ...string) {
-	t.Helper()
-	for _, control := range own {
-		text = strings.ReplaceAll(text, control, "")
-	}
-	if at := strings.IndexFunc(text, func(r rune) bool {
-		return r < ' ' && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 || r == 0x202e || r == 0xfffd
-	}); at >= 0 {
-		t.Errorf("%s: %q", name, text[max(at-20, 0):min(at+20, len(text))])
-	}
-}
 
 func TestErrorsAreSafe(t *testing.T) {
 	var b bytes.Buffer
-	fault.Print(&b, errors.New(evil))
-	isSafe(t, "an error", b.String())
+	fault.Print(&b, errors.New(testterminal.Evil))
+	testterminal.IsSafe(t, "an error", b.String())
 }
 
 // TestTerminalOutputIsSafe prints the summary of a hostile record on a terminal: JSON leaves most controls as they are.
@@ -62,7 +46,7 @@ func TestTerminalOutputIsSafe(t *testing.T) {
 		safe bool
 	}{"a terminal": {tty, true}} {
 		o := newStdout(c.file)
-		if _, err := o.Write([]byte(evil + "\x1b[1mbold\x1b[0m\n")); err != nil {
+		if _, err := o.Write([]byte(testterminal.Evil + "\x1b[1mbold\x1b[0m\n")); err != nil {
 			t.Fatal(err)
 		}
 		read := make([]byte, 4096)
@@ -71,7 +55,7 @@ func TestTerminalOutputIsSafe(t *testing.T) {
 			t.Fatal(err)
 		}
 		text := strings.ReplaceAll(string(read[:n]), "\r\n", "\n")
-		isSafe(t, name, text, terminal.Styles...)
+		testterminal.IsSafe(t, name, text, terminal.Styles...)
 		if !strings.Contains(text, "\x1b[1mbold") {
 			t.Errorf("%s: without styles: %q", name, text)
 		}
@@ -81,10 +65,10 @@ func TestTerminalOutputIsSafe(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	if _, err := newStdout(file).Write([]byte(evil)); err != nil {
+	if _, err := newStdout(file).Write([]byte(testterminal.Evil)); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := os.ReadFile(file.Name()); err != nil || string(got) != evil {
+	if got, err := os.ReadFile(file.Name()); err != nil || string(got) != testterminal.Evil {
 		t.Errorf("a file has %q, %v", got, err)
 	}
 }

@@ -33,8 +33,9 @@ import (
 
 // Labels of what kubectl-tare makes in a cluster.
 const (
-	nameLabel     = "app.kubernetes.io/name"
-	instanceLabel = "app.kubernetes.io/instance"
+	nameLabel = "app.kubernetes.io/name"
+	// InstanceLabel tells the objects of one command from those of others.
+	InstanceLabel = "app.kubernetes.io/instance"
 	managedLabel  = "app.kubernetes.io/managed-by"
 
 	// RunName is the name of the objects of experiments in a cluster, by the label of applications.
@@ -42,7 +43,8 @@ const (
 
 	installedName = "tare-agent" // as in deploy/kubernetes
 	temporaryName = "tare-agent-temporary"
-	manager       = "kubectl-tare"
+	// Manager is who makes objects, by the label of managers and as a field manager.
+	Manager = "kubectl-tare"
 )
 
 const (

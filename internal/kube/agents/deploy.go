@@ -38,10 +38,8 @@ type Temporary struct {
 	set             *appsapi.DaemonSet
 }
 
-// LifetimeKey is the annotation of an object that says for how many seconds it is there.
-const LifetimeKey = "tare/lifetime-seconds"
-
 const (
+	lifetimeKey  = "tare/lifetime-seconds" // annotation
 	removeWithin = 10 * time.Second
 	startPoll    = 300 * time.Millisecond
 	refusedAfter = 3 * time.Second // without any pod, there is a reason
@@ -55,34 +53,57 @@ func (c *Cluster) Deploy(ctx context.Context, d Deployment) (*Temporary, error) 
 		return nil, err
 	}
 	t := &Temporary{c: c, namespace: d.Namespace, name: installedName + "-" + rand.String(5)}
-	labels := map[string]string{nameLabel: temporaryName, instanceLabel: t.name, managedLabel: manager}
-	seconds := int64(max(d.Lifetime, time.Second).Seconds())
-	meta := metav1.ObjectMeta{Name: t.name, Namespace: d.Namespace, Labels: labels,
-		Annotations: map[string]string{LifetimeKey: strconv.FormatInt(seconds, 10)}}
-
 	pod := &set.Spec.Template.Spec
 	temporary(pod, d.Image)
-	never := *pod.DeepCopy()
-	never.RestartPolicy = api.RestartPolicyNever
-	job, err := c.batch.Jobs(d.Namespace).Create(ctx, &batchapi.Job{ObjectMeta: meta, Spec: batchapi.JobSpec{
-		Parallelism: new(int32(0)), Completions: new(int32(1)), BackoffLimit: new(int32(0)),
-		ActiveDeadlineSeconds: &seconds, TTLSecondsAfterFinished: new(int32(0)),
-		Template: api.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: never},
-	}}, metav1.CreateOptions{FieldManager: manager})
+	meta, maybe, err := c.MakeOwner(ctx, temporaryName, d.Namespace, t.name, d.Lifetime, pod)
 	if err != nil {
-		if !definite(err) { // it may have been made
+		if maybe {
 			return t, refused(err, "deploying agents")
 		}
 		return nil, refused(err, "deploying agents")
 	}
-	meta.OwnerReferences = []metav1.OwnerReference{{APIVersion: "batch/v1", Kind: "Job", Name: job.Name, UID: job.UID}}
 	own := appsapi.DaemonSetSpec{
-		Selector: &metav1.LabelSelector{MatchLabels: map[string]string{instanceLabel: t.name}},
-		Template: api.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: maps.Clone(labels)}, Spec: *pod},
+		Selector: &metav1.LabelSelector{MatchLabels: map[string]string{InstanceLabel: t.name}},
+		Template: api.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: maps.Clone(meta.Labels)}, Spec: *pod},
 	}
 	t.set, err = c.apps.DaemonSets(d.Namespace).Create(ctx, &appsapi.DaemonSet{ObjectMeta: meta, Spec: own},
-		metav1.CreateOptions{FieldManager: manager})
+		metav1.CreateOptions{FieldManager: Manager})
 	return t, refused(err, "deploying agents")
+}
+
+// MakeOwner makes a Job of which no pod comes, and returns metadata for objects that belong to it: the cluster removes
+// all of them when their lifetime is over, whatever has become of the process that made them. what is their name by the
+// label of applications, and pod any that the namespace admits. If there is an error, the Job may have been made.
+func (c *Cluster) MakeOwner(
+	ctx context.Context, what, namespace, name string, lifetime time.Duration, pod *api.PodSpec,
+) (owned metav1.ObjectMeta, maybe bool, err error) {
+	seconds := int64(max(lifetime, time.Second).Seconds())
+	owned = metav1.ObjectMeta{Name: name, Namespace: namespace,
+		Labels:      map[string]string{nameLabel: what, InstanceLabel: name, managedLabel: Manager},
+		Annotations: map[string]string{lifetimeKey: strconv.FormatInt(seconds, 10)}}
+	never := *pod.DeepCopy()
+	never.RestartPolicy = api.RestartPolicyNever
+	job, err := c.batch.Jobs(namespace).Create(ctx, &batchapi.Job{ObjectMeta: owned, Spec: batchapi.JobSpec{
+		Parallelism: new(int32(0)), Completions: new(int32(1)), BackoffLimit: new(int32(0)),
+		ActiveDeadlineSeconds: &seconds, TTLSecondsAfterFinished: new(int32(0)),
+		Template: api.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: owned.Labels}, Spec: never},
+	}}, metav1.CreateOptions{FieldManager: Manager})
+	if err != nil {
+		return owned, !definite(err), err
+	}
+	owned.OwnerReferences = []metav1.OwnerReference{
+		{APIVersion: "batch/v1", Kind: "Job", Name: job.Name, UID: job.UID}}
+	return owned, true, nil
+}
+
+// RemoveOwner removes the Job of MakeOwner, and with it all that belongs to it. That it is not there is no error.
+func (c *Cluster) RemoveOwner(ctx context.Context, namespace, name string) error {
+	err := c.batch.Jobs(namespace).Delete(ctx, name,
+		metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
 }
 
 // definite says whether an error is an answer of the API server: then nothing was made.
@@ -171,7 +192,7 @@ func (t *Temporary) Remove(ctx context.Context) error {
 	}
 	for {
 		var left []string
-		err := t.c.eachPod(ctx, t.namespace, instanceLabel+"="+t.name, func(p *api.Pod) {
+		err := t.c.eachPod(ctx, t.namespace, InstanceLabel+"="+t.name, func(p *api.Pod) {
 			left = append(left, p.Spec.NodeName)
 		})
 		if err == nil && len(left) == 0 {
@@ -188,9 +209,9 @@ func (t *Temporary) Remove(ctx context.Context) error {
 
 // remove removes temporary agents: first the Job, so that what is made of it from now on has no owner and goes, too.
 func (c *Cluster) remove(ctx context.Context, namespace, name string) error {
-	o := metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)}
-	job := c.batch.Jobs(namespace).Delete(ctx, name, o)
-	set := c.apps.DaemonSets(namespace).Delete(ctx, name, o) // without it the pods end later
+	job := c.RemoveOwner(ctx, namespace, name)
+	set := c.apps.DaemonSets(namespace).Delete(ctx, name, // without it the pods end later
+		metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)})
 	for _, err := range []error{job, set} {
 		if err != nil && !apierrors.IsNotFound(err) {
 			return refused(err, "removing agents")
@@ -199,7 +220,7 @@ func (c *Cluster) remove(ctx context.Context, namespace, name string) error {
 	return nil
 }
 
-// Leftover are temporary agents that somebody has deployed.
+// Leftover are temporary agents, or the objects of an experiment, that somebody has deployed.
 type Leftover struct {
 	Namespace, Name string
 	Run             bool // an experiment's objects, and no agents
@@ -209,12 +230,12 @@ type Leftover struct {
 // Leftovers returns the temporary agents and the objects of experiments that there are.
 func (c *Cluster) Leftovers(ctx context.Context) (all []Leftover, err error) {
 	o := metav1.ListOptions{LabelSelector: fmt.Sprintf("%s in (%s,%s),%s=%s", nameLabel, temporaryName, RunName,
-		managedLabel, manager)}
+		managedLabel, Manager)}
 	seen := map[[2]string]bool{}
 	add := func(m *metav1.ObjectMeta) {
 		if key := [2]string{m.Namespace, m.Name}; !seen[key] {
 			seen[key] = true
-			seconds, err := strconv.Atoi(m.Annotations[LifetimeKey])
+			seconds, err := strconv.Atoi(m.Annotations[lifetimeKey])
 			end := m.CreationTimestamp.Add(time.Duration(seconds) * time.Second)
 			all = append(all, Leftover{m.Namespace, m.Name, m.Labels[nameLabel] == RunName, err != nil || time.Now().After(end)})
 		}

@@ -29,7 +29,7 @@ func objects(namespace, image string) ([]*unstructured.Unstructured, error) {
 		if labels == nil {
 			labels = map[string]string{}
 		}
-		labels[managedLabel] = manager
+		labels[managedLabel] = Manager
 		o.SetLabels(labels)
 		switch o.GetKind() {
 		case "Namespace":
@@ -74,7 +74,7 @@ func (c *Cluster) Install(ctx context.Context, namespace, image string, say func
 	for _, o := range all {
 		r, err := c.resource(o)
 		if err == nil {
-			_, err = r.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: manager})
+			_, err = r.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: Manager})
 		}
 		if err != nil {
 			if apierrors.IsConflict(err) {
@@ -101,7 +101,7 @@ func (c *Cluster) Uninstall(ctx context.Context, namespace string, say func(what
 			return err
 		}
 		is, err := r.Get(ctx, o.GetName(), metav1.GetOptions{})
-		if err == nil && is.GetLabels()[managedLabel] != manager {
+		if err == nil && is.GetLabels()[managedLabel] != Manager {
 			continue
 		}
 		if err == nil {

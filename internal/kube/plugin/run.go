@@ -14,7 +14,6 @@ import (
 	"github.com/mattn/go-isatty"
 	"github.com/spf13/cobra"
 
-	"tare/experiments"
 	"tare/internal/experiment/engine"
 	"tare/internal/experiment/record"
 	"tare/internal/experiment/spec"
@@ -26,7 +25,6 @@ import (
 	"tare/internal/lib/quantity"
 	"tare/internal/lib/self"
 	"tare/internal/lib/terminal"
-	"tare/internal/lib/text"
 	"tare/internal/lib/usage"
 	"tare/internal/results/report"
 	"tare/internal/results/session"
@@ -78,7 +76,7 @@ Agents that are not installed ('kubectl tare install') are deployed for the run,
 			if err := f.scope.check(c); err != nil {
 				return err
 			}
-			s, err := loadSpec(args[0])
+			s, err := session.LoadSpec(cmd.CommandPath(), args[0], nil, readSpec) // what machines need, nodes may have
 			if err != nil {
 				return err
 			}
@@ -98,8 +96,7 @@ Agents that are not installed ('kubectl tare install') are deployed for the run,
 	}
 	fs := cmd.Flags()
 	f.Register(fs)
-	fs.BoolVar(&f.Overrides.Quick, "quick", false, "the short form of the experiment")
-	fs.StringArrayVar(&f.Overrides.Set, "set", nil, "setting=value, or setting=a,b to sweep; may be repeated")
+	f.RegisterSpec(fs)
 	f.scope.registerStart(fs)
 	return cmd
 }
@@ -107,21 +104,10 @@ Agents that are not installed ('kubectl tare install') are deployed for the run,
 // maxSpec is more bytes than any spec has.
 const maxSpec = 1 << 20
 
-// loadSpec finds an experiment: a file, or a built-in one by its name.
-func loadSpec(arg string) (*spec.Spec, error) {
-	file, data, ok := experiments.File(arg)
-	if !ok {
-		if !strings.ContainsAny(arg, "/.") {
-			return nil, fault.New(fault.Usage, text.Clip(arg), "a file is named with its ending, .yaml; the built-in "+
-				"experiments are "+strings.Join(experiments.Names(), ", "), "no such experiment")
-		}
-		var err error
-		file = arg
-		if data, err = files.Read(arg, maxSpec); err != nil {
-			return nil, fault.Wrap(err, fault.Usage, arg, "", "the spec cannot be read")
-		}
-	}
-	return spec.Parse(file, data, nil) // what machines need, nodes may have
+// readSpec reads the file of a spec.
+func readSpec(path string) ([]byte, error) {
+	data, err := files.Read(path, maxSpec)
+	return data, fault.Wrap(err, fault.Usage, path, "", "the spec cannot be read")
 }
 
 // podTime is what a trial in pods takes beside its window, as measured on the test cluster, with room.

@@ -12,13 +12,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
-	batchapi "k8s.io/api/batch/v1"
 	api "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"tare/internal/experiment/kind"
@@ -42,45 +39,37 @@ type Options struct {
 // Place is where the trials of one run run. Close it.
 type Place struct {
 	o      Options
-	name   string // of the run's objects
-	token  string // of its parts
-	owner  metav1.OwnerReference
+	name   string            // of the run's objects
+	token  string            // of its parts
+	owned  metav1.ObjectMeta // of the run's objects, but for their names
 	nodeOf map[string]string // of each part; empty: any
 }
 
 const (
-	nameLabel     = "app.kubernetes.io/name"
-	instanceLabel = "app.kubernetes.io/instance"
-	managedLabel  = "app.kubernetes.io/managed-by"
-	manager       = "kubectl-tare"
-	partLabel     = "tare/part" // application or load, as the spec calls it
-	trialLabel    = "tare/trial"
+	partLabel  = "tare/part" // application or load, as the spec calls it
+	trialLabel = "tare/trial"
 
 	tokenKey = "token" // in the run's Secret
 )
 
-// New makes what all trials of a run need: the Job that owns everything, and the Secret with the token of its parts. The
-// spec must have passed Check.
+// New makes what all trials of a run need: the Job that owns everything, and the Secret with the token of its parts.
+// The spec must have passed Check.
 func New(ctx context.Context, o Options, s *spec.Spec) (*Place, error) {
 	p := &Place{o: o, name: "tare-" + strings.ToLower(rand.Text()[:6]), token: rand.Text()}
 	var err error
 	if p.nodeOf, err = places(s, o.Nodes); err != nil {
 		return nil, err
 	}
-	seconds := int64(max(o.Lifetime, time.Minute).Seconds())
-	meta := p.meta(p.name)
-	meta.OwnerReferences, meta.Annotations = nil, map[string]string{agents.LifetimeKey: strconv.FormatInt(seconds, 10)}
-	job, err := o.Cluster.Batch().Jobs(o.Namespace).Create(ctx, &batchapi.Job{ObjectMeta: meta, Spec: batchapi.JobSpec{
-		Parallelism: new(int32(0)), Completions: new(int32(1)), BackoffLimit: new(int32(0)),
-		ActiveDeadlineSeconds: &seconds, TTLSecondsAfterFinished: new(int32(0)),
-		Template: api.PodTemplateSpec{Spec: p.podSpec()}, // no pod is made of it
-	}}, metav1.CreateOptions{FieldManager: manager})
+	pod, maybe := p.podSpec(), false
+	p.owned, maybe, err = o.Cluster.MakeOwner(ctx, agents.RunName, o.Namespace, p.name, o.Lifetime, &pod)
 	if err != nil {
+		if maybe {
+			_ = p.Close(ctx)
+		}
 		return nil, p.refused(err, "making the Job that owns the run")
 	}
-	p.owner = metav1.OwnerReference{APIVersion: "batch/v1", Kind: "Job", Name: job.Name, UID: job.UID}
 	_, err = o.Cluster.Core().Secrets(o.Namespace).Create(ctx, &api.Secret{ObjectMeta: p.meta(p.name),
-		Data: map[string][]byte{tokenKey: []byte(p.token)}}, metav1.CreateOptions{FieldManager: manager})
+		Data: map[string][]byte{tokenKey: []byte(p.token)}}, metav1.CreateOptions{FieldManager: agents.Manager})
 	if err != nil {
 		_ = p.Close(ctx)
 		return nil, p.refused(err, "making the Secret of the run")
@@ -90,24 +79,23 @@ func New(ctx context.Context, o Options, s *spec.Spec) (*Place, error) {
 
 // meta is of an object of the run.
 func (p *Place) meta(name string) metav1.ObjectMeta {
-	return metav1.ObjectMeta{Name: name, Namespace: p.o.Namespace, OwnerReferences: []metav1.OwnerReference{p.owner},
-		Labels: map[string]string{nameLabel: agents.RunName, instanceLabel: p.name, managedLabel: manager}}
+	meta := *p.owned.DeepCopy()
+	meta.Name = name
+	return meta
 }
 
 // Close removes all that is left of the run, and waits until its pods have ended.
 func (p *Place) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWithin)
 	defer cancel()
-	err := p.o.Cluster.Batch().Jobs(p.o.Namespace).Delete(ctx, p.name,
-		metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)})
-	if err != nil && !apierrors.IsNotFound(err) {
+	if err := p.o.Cluster.RemoveOwner(ctx, p.o.Namespace, p.name); err != nil {
 		return p.refused(err, "removing the run's objects")
 	}
-	err = p.o.Cluster.Core().Secrets(p.o.Namespace).Delete(ctx, p.name, metav1.DeleteOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
+	err := p.o.Cluster.Core().Secrets(p.o.Namespace).Delete(ctx, p.name, metav1.DeleteOptions{})
+	if absent(err) != nil {
 		return p.refused(err, "removing the run's Secret")
 	}
-	return p.gone(ctx, instanceLabel+"="+p.name)
+	return p.gone(ctx, agents.InstanceLabel+"="+p.name)
 }
 
 const (

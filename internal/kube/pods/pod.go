@@ -11,6 +11,7 @@ import (
 
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/part"
+	"tare/internal/kube/agents"
 )
 
 // container is the name of the container that plays a part: others in its pod are not Tare's.
@@ -61,7 +62,7 @@ func (p *Place) pod(trial, name string, of *kind.Part, marks *kind.Marks) *api.P
 				pod.Labels[key] = value
 			}
 		}
-		pod.Annotations = maps.Clone(marks.Annotations)
+		maps.Copy(pod.Annotations, marks.Annotations)
 		if marks.RuntimeClass != "" {
 			pod.Spec.RuntimeClassName = &marks.RuntimeClass
 		}
@@ -79,7 +80,7 @@ func (p *Place) service(trial, name string) *api.Service {
 	meta := p.meta(p.objectName(trial, name))
 	meta.Labels[trialLabel] = trial
 	return &api.Service{ObjectMeta: meta, Spec: api.ServiceSpec{
-		Selector: map[string]string{instanceLabel: p.name, trialLabel: trial, partLabel: name},
+		Selector: map[string]string{agents.InstanceLabel: p.name, trialLabel: trial, partLabel: name},
 		Ports:    []api.ServicePort{{Name: "app", Port: appPort, TargetPort: intstr.FromInt32(appPort)}},
 	}}
 }

@@ -311,7 +311,9 @@ func TestStateOf(t *testing.T) {
 // TestPodHasNoRights: a part may do nothing, wherever it runs.
 func TestPodHasNoRights(t *testing.T) {
 	s := parse(t, meshSpec)
-	p := &Place{o: Options{Namespace: "ns", Image: "tare:1"}, name: "run", nodeOf: map[string]string{"server": "a"}}
+	p := &Place{o: Options{Namespace: "ns", Image: "tare:1"}, name: "run",
+		nodeOf: map[string]string{"server": "a"}, owned: metav1.ObjectMeta{Annotations: map[string]string{},
+			Labels: map[string]string{agents.InstanceLabel: "run"}}}
 	marks, err := s.Arms["mesh"].Kind.(kind.Marked).Marks(s.Arms["mesh"].Options)
 	if err != nil {
 		t.Fatal(err)
@@ -323,7 +325,8 @@ func TestPodHasNoRights(t *testing.T) {
 		len(c.SecurityContext.Capabilities.Add) > 0 || c.SecurityContext.Privileged != nil {
 		t.Errorf("%+v", pod.Spec)
 	}
-	if pod.Labels["inject"] != "yes" || pod.Labels[instanceLabel] != "run" || *pod.Spec.RuntimeClassName != "fast" ||
+	if pod.Labels["inject"] != "yes" || pod.Labels[agents.InstanceLabel] != "run" ||
+		*pod.Spec.RuntimeClassName != "fast" ||
 		pod.Spec.NodeSelector[api.LabelHostname] != "a" || c.Resources.Limits.Cpu().MilliValue() != 1000 {
 		t.Errorf("%+v", pod)
 	}

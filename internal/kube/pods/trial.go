@@ -159,7 +159,7 @@ func (x *trial) setUp(ctx context.Context) error {
 	services := map[string]string{} // addresses, by application
 	for name := range x.spec.Applications {
 		s, err := x.o.Cluster.Core().Services(x.o.Namespace).Create(ctx, x.service(x.id, name),
-			metav1.CreateOptions{FieldManager: manager})
+			metav1.CreateOptions{FieldManager: agents.Manager})
 		if err != nil {
 			return x.refused(err, "making the Service of "+name)
 		}
@@ -167,7 +167,7 @@ func (x *trial) setUp(ctx context.Context) error {
 	}
 	for name, part := range x.parts() {
 		pod, err := x.o.Cluster.Core().Pods(x.o.Namespace).Create(ctx, x.pod(x.id, name, part, x.marks),
-			metav1.CreateOptions{FieldManager: manager})
+			metav1.CreateOptions{FieldManager: agents.Manager})
 		if err != nil {
 			return x.refused(err, "making the pod of "+name)
 		}
@@ -229,7 +229,7 @@ func (x *trial) each(parts map[string]*kind.Part, do func(string, *kind.Part) er
 
 // selector is that of the trial's pods.
 func (x *trial) selector() string {
-	return instanceLabel + "=" + x.name + "," + trialLabel + "=" + x.id
+	return agents.InstanceLabel + "=" + x.name + "," + trialLabel + "=" + x.id
 }
 
 // await waits until all pods run.

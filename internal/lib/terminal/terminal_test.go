@@ -2,22 +2,10 @@ package terminal
 
 import (
 	"bytes"
-	"strings"
 	"testing"
-)
 
-// isSafe fails where text holds what could steer a terminal.
-func isSafe(t *testing.T, name, text string, own ...string) {
-	t.Helper()
-	for _, control := range own {
-		text = strings.ReplaceAll(text, control, "")
-	}
-	if at := strings.IndexFunc(text, func(r rune) bool {
-		return r < ' ' && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 || r == 0x202e || r == 0xfffd
-	}); at >= 0 {
-		t.Errorf("%s: %q", name, text[max(at-20, 0):min(at+20, len(text))])
-	}
-}
+	testterminal "tare/test/terminal"
+)
 
 func TestGuarded(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
@@ -45,7 +33,7 @@ func TestGuarded(t *testing.T) {
 			if b.String() != c.want {
 				t.Errorf("%q in %d pieces: %q, want %q", c.text, pieces*len(c.text), b.String(), c.want)
 			}
-			isSafe(t, c.text, b.String(), Styles...)
+			testterminal.IsSafe(t, c.text, b.String(), Styles...)
 		}
 	}
 }

@@ -60,6 +60,12 @@ func (f *Flags) Register(fs *pflag.FlagSet) {
 		"seed of the order of trials and of the arrivals; default: a new one, which is recorded")
 }
 
+// RegisterSpec adds the flags that change an experiment which is named.
+func (f *Flags) RegisterSpec(fs *pflag.FlagSet) {
+	fs.BoolVar(&f.Overrides.Quick, "quick", false, "the short form of the experiment")
+	fs.StringArrayVar(&f.Overrides.Set, "set", nil, "setting=value, or setting=a,b to sweep; may be repeated")
+}
+
 // Check refuses a run without blocks, and notes whether it was given a seed.
 func (f *Flags) Check(fs *pflag.FlagSet) error {
 	f.seeded = fs.Changed("seed")

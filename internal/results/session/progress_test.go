@@ -9,27 +9,12 @@ import (
 	"tare/internal/experiment/record"
 	"tare/internal/lib/terminal"
 	"tare/internal/scale/ledger"
+	testterminal "tare/test/terminal"
 )
-
-// evil is a name that would clear the screen, set the title, go back to the begin of the line, turn the direction of
-// text, and begin another line of a log.
-const evil = "a\x1b[2J\x1b]0;title\x07\r\u009b31m\u202eb\x9b2J"
-
-// isSafe fails where text holds what could steer a terminal.
-func isSafe(t *testing.T, name, text string, own ...string) {
-	t.Helper()
-	for _, control := range own {
-		text = strings.ReplaceAll(text, control, "")
-	}
-	if at := strings.IndexFunc(text, func(r rune) bool {
-		return r < ' ' && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 || r == 0x202e || r == 0xfffd
-	}); at >= 0 {
-		t.Errorf("%s: %q", name, text[max(at-20, 0):min(at+20, len(text))])
-	}
-}
 
 // TestProgressIsSafe: what nodes and processes say, and what arms are called, does not steer the terminal.
 func TestProgressIsSafe(t *testing.T) {
+	const evil = testterminal.Evil
 	for _, onTerminal := range []bool{false, true} {
 		var b bytes.Buffer
 		p := &progress{w: terminal.Guard(&b), raw: &b, terminal: onTerminal, block: -1}
@@ -47,7 +32,7 @@ func TestProgressIsSafe(t *testing.T) {
 		}
 		p.interrupted()
 		p.done()
-		isSafe(t, "progress", b.String(), "\r\x1b[K")
+		testterminal.IsSafe(t, "progress", b.String(), "\r\x1b[K")
 		if strings.Contains(b.String(), "\r\x1b[K") != onTerminal {
 			t.Errorf("on a terminal: %t, and it wrote %q", onTerminal, b.String())
 		}

@@ -1,0 +1,37 @@
+package session
+
+import (
+	"fmt"
+	"strings"
+
+	"tare/experiments"
+	"tare/internal/experiment/spec"
+	"tare/internal/lib/fault"
+	"tare/internal/lib/text"
+)
+
+// LoadSpec finds the experiment of a command, such as "tare run": a path if it looks like one, which read reads, else a
+// built-in name. features are as of spec.Parse.
+func LoadSpec(command, arg string, features []string, read func(path string) ([]byte, error)) (*spec.Spec, error) {
+	file, data, ok := experiments.File(arg)
+	if !ok {
+		if !strings.ContainsAny(arg, "/.") {
+			return nil, NoSuchExperiment(command, arg, "; a file is named with its ending, .yaml")
+		}
+		var err error
+		file = arg
+		if data, err = read(arg); err != nil {
+			return nil, err
+		}
+	}
+	return spec.Parse(file, data, features)
+}
+
+// NoSuchExperiment says which there are, and which was most likely meant.
+func NoSuchExperiment(command, name, more string) error {
+	hint := "the built-in experiments are " + strings.Join(experiments.Names(), ", ") + more
+	if n := text.Nearest(name, experiments.Names()); n != "" {
+		hint = fmt.Sprintf("did you mean %q? %s", n, hint)
+	}
+	return fault.New(fault.Usage, command+" "+name, hint, "no such experiment")
+}
