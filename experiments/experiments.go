@@ -1,4 +1,5 @@
-// Package experiments holds the built-in experiments: one spec each, in this folder. A new one is one new file.
+// Package experiments holds the built-in experiments: one spec each, in this folder. A new one is one new file. Those in
+// the folder cluster weigh what is installed in a cluster, and run there only.
 package experiments
 
 import (
@@ -7,12 +8,17 @@ import (
 	"strings"
 )
 
-//go:embed *.yaml
+//go:embed *.yaml cluster/*.yaml
 var specs embed.FS
 
 // Names are the names of the built-in experiments, in order.
-func Names() []string {
-	files, err := fs.Glob(specs, "*.yaml")
+func Names() []string { return names("*.yaml") }
+
+// ClusterNames are the names of those for what is installed in a cluster, in order: cluster/NAME.
+func ClusterNames() []string { return names("cluster/*.yaml") }
+
+func names(pattern string) []string {
+	files, err := fs.Glob(specs, pattern)
 	if err != nil {
 		panic(err) // the pattern is a constant
 	}

@@ -75,7 +75,9 @@ func listExperiments(w io.Writer) error {
 		fmt.Fprintf(&b, "%s\n  %s\n  takes about %s (--quick: %s); needs %s\n", name, s.Question, quantity.Wait(full),
 			quantity.Wait(engine.Estimate(s)), needs)
 	}
-	b.WriteString("\n'tare run NAME' runs one; 'tare list NAME' prints its spec, to start your own from.\n")
+	b.WriteString("\n'tare run NAME' runs one; 'tare list NAME' prints its spec, to start your own from.\n" +
+		"'kubectl tare run NAME' weighs what is installed in a cluster: " +
+		strings.Join(experiments.ClusterNames(), ", ") + ".\n")
 	_, err := io.WriteString(w, b.String())
 	return err
 }

@@ -47,6 +47,10 @@ type About struct {
 	// alone in a pod, without rights or files.
 	InPods bool
 
+	// AppProtocol is of applications that serve in pods: the appProtocol of their Service's port, by which a mesh learns
+	// what it carries. Nil: the Service does not say.
+	AppProtocol func(param.Values) string
+
 	// Alone is how a person runs the guest by itself. Nil: it runs in experiments only.
 	Alone *Alone
 

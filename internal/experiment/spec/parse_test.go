@@ -3,7 +3,9 @@ package spec
 import (
 	"encoding/json"
 	"fmt"
+	"path"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -143,7 +145,7 @@ func TestLongAndHostile(t *testing.T) {
 }
 
 func TestBuiltIn(t *testing.T) {
-	for _, name := range experiments.Names() {
+	for _, name := range slices.Concat(experiments.Names(), experiments.ClusterNames()) {
 		file, data, ok := experiments.File(name)
 		if !ok {
 			t.Fatalf("%s is not there", name)
@@ -152,7 +154,7 @@ func TestBuiltIn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s.Name != name {
+		if s.Name != path.Base(name) {
 			t.Errorf("%s calls itself %s", file, s.Name)
 		}
 		if name == "quickstart" && s.Blocks < 8 {

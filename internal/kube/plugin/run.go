@@ -14,6 +14,7 @@ import (
 	"github.com/mattn/go-isatty"
 	"github.com/spf13/cobra"
 
+	"tare/experiments"
 	"tare/internal/experiment/engine"
 	"tare/internal/experiment/record"
 	"tare/internal/experiment/spec"
@@ -45,6 +46,8 @@ func newRun(c *connection) *cobra.Command {
 		Long: `Run an experiment as tare run does, with applications and loads in pods of the cluster. Each trial has fresh pods, in
 random order of arms; windows are taken by the agents of all nodes at the same time, and cost is the sum over the nodes.
 
+Ready-made: ` + strings.Join(experiments.ClusterNames(), ", ") + `; 'tare list' prints them.
+
 A spec runs here as on a machine, if its arms are variants of the baseline or of what is installed in the cluster:
 
   arms:
@@ -60,7 +63,8 @@ reached through the API server, as by kubectl port-forward. Should this command 
 the time of the run is over; 'kubectl tare clean --all' does so at once.
 
 Agents that are not installed ('kubectl tare install') are deployed for the run, from --image, which has tare too.`,
-		Example: `  kubectl tare run mesh.yaml -n shop
+		Example: `  kubectl tare run cluster/istio-sidecar --quick
+  kubectl tare run mesh.yaml -n shop
   kubectl tare run mesh.yaml --quick --image registry.example.com/tare-agent:0.1.0
   kubectl tare run mesh.yaml --precision 5% --until 20m`,
 		Args: func(cmd *cobra.Command, args []string) error {

@@ -76,12 +76,16 @@ func (p *Place) objectName(trial, name string) string {
 }
 
 // service is that of an application: what serves it may route by Services only.
-func (p *Place) service(trial, name string) *api.Service {
+func (p *Place) service(trial, name string, of *kind.Part) *api.Service {
 	meta := p.meta(p.objectName(trial, name))
 	meta.Labels[trialLabel] = trial
+	port := api.ServicePort{Name: "app", Port: appPort, TargetPort: intstr.FromInt32(appPort)}
+	if says := of.Kind.About().AppProtocol; says != nil {
+		port.AppProtocol = new(says(of.Options))
+	}
 	return &api.Service{ObjectMeta: meta, Spec: api.ServiceSpec{
 		Selector: map[string]string{agents.InstanceLabel: p.name, trialLabel: trial, partLabel: name},
-		Ports:    []api.ServicePort{{Name: "app", Port: appPort, TargetPort: intstr.FromInt32(appPort)}},
+		Ports:    []api.ServicePort{port},
 	}}
 }
 

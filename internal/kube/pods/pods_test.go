@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	api "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"tare/experiments"
 	_ "tare/internal/all"
 	"tare/internal/experiment/kind"
 	"tare/internal/experiment/load"
@@ -101,6 +103,27 @@ func TestCheck(t *testing.T) {
 		}
 		if got := fmt.Sprint(err); c.want == "" && err != nil || !strings.Contains(got, c.want) {
 			t.Errorf("%s\n%s, want %s", c.text, got, c.want)
+		}
+	}
+}
+
+// TestReadyMade: what is ready-made for clusters can run in pods, and weighs in its quick form something installed.
+func TestReadyMade(t *testing.T) {
+	for _, name := range experiments.ClusterNames() {
+		file, data, _ := experiments.File(name)
+		s, err := spec.Parse(file, data, nil)
+		if err == nil {
+			err = s.Apply(spec.Overrides{Quick: true})
+		}
+		if err == nil {
+			err = Check(s)
+		}
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if i := slices.IndexFunc(s.Subjects(), func(p *kind.Part) bool { _, is := p.Kind.(kind.Marked); return is }); i < 0 {
+			t.Errorf("%s weighs nothing that is installed", name)
 		}
 	}
 }
@@ -274,6 +297,7 @@ func TestStateOf(t *testing.T) {
 	state := func(change func(*api.Pod)) *api.Pod {
 		p := podOf("server", "a")
 		p.Status.Phase = api.PodRunning
+		p.Status.Conditions = []api.PodCondition{{Type: api.PodReady, Status: api.ConditionTrue}}
 		p.Status.ContainerStatuses = []api.ContainerStatus{{Name: container,
 			State: api.ContainerState{Running: &api.ContainerStateRunning{}}}}
 		change(p)
@@ -281,29 +305,33 @@ func TestStateOf(t *testing.T) {
 	}
 	for _, c := range []struct {
 		pod      *api.Pod
-		running  bool
+		ready    bool
 		why      string
-		hopeless bool
+		patience time.Duration
 	}{
-		{state(func(*api.Pod) {}), true, "", false},
-		{state(func(p *api.Pod) { p.Status.ContainerStatuses = nil }), false, "", false},
+		{state(func(*api.Pod) {}), true, "", 0},
+		{state(func(p *api.Pod) { p.Status = api.PodStatus{} }), false, "it is being made", startWithin},
+		{state(func(p *api.Pod) {
+			p.Status.Conditions = []api.PodCondition{{Type: api.PodReady, Status: api.ConditionFalse,
+				Message: "containers with unready status: [proxy]"}}
+		}), false, "it is not ready: containers with unready status: [proxy]", startWithin},
 		{state(func(p *api.Pod) {
 			p.Status.ContainerStatuses[0].State = api.ContainerState{Waiting: &api.ContainerStateWaiting{
 				Reason: "ErrImagePull", Message: "not found"}}
-		}), false, "tare waits: ErrImagePull: not found", false},
+		}), false, "tare waits: ErrImagePull: not found", stuckAfter},
 		{state(func(p *api.Pod) {
 			p.Status.ContainerStatuses[0].State = api.ContainerState{Terminated: &api.ContainerStateTerminated{ExitCode: 137,
 				Reason: "OOMKilled"}}
-		}), false, "tare has ended with code 137: OOMKilled", true},
-		{state(func(p *api.Pod) { p.Status.Phase, p.Status.Reason = api.PodFailed, "Evicted" }), false, "Evicted", true},
+		}), false, "tare has ended with code 137: OOMKilled", 0},
+		{state(func(p *api.Pod) { p.Status.Phase, p.Status.Reason = api.PodFailed, "Evicted" }), false, "Evicted", 0},
 		{state(func(p *api.Pod) {
 			p.Status.Conditions = []api.PodCondition{{Type: api.PodScheduled, Status: api.ConditionFalse,
 				Message: "0 of 2 nodes"}}
-		}), false, "it is not scheduled: 0 of 2 nodes", false},
+		}), false, "it is not scheduled: 0 of 2 nodes", stuckAfter},
 	} {
-		running, why, hopeless := stateOf(c.pod)
-		if running != c.running || !strings.Contains(why, c.why) || c.why == "" && why != "" || hopeless != c.hopeless {
-			t.Errorf("%t, %q, %t; want %t, %q, %t", running, why, hopeless, c.running, c.why, c.hopeless)
+		ready, why, patience := stateOf(c.pod)
+		if ready != c.ready || !strings.Contains(why, c.why) || c.why == "" && why != "" || patience != c.patience {
+			t.Errorf("%t, %q, %v; want %t, %q, %v", ready, why, patience, c.ready, c.why, c.patience)
 		}
 	}
 }

@@ -35,7 +35,7 @@ import (
 )
 
 const (
-	startWithin  = 2 * time.Minute  // for all pods of a trial to run, images pulled
+	startWithin  = 2 * time.Minute  // for all pods of a trial to be ready, images pulled
 	stuckAfter   = 20 * time.Second // a pod that cannot be scheduled, or whose image cannot be pulled, is given up
 	listenWithin = 20 * time.Second // from when a pod runs until its process listens
 )
@@ -157,8 +157,8 @@ func (x *trial) setUp(ctx context.Context) error {
 		x.marks = &marks
 	}
 	services := map[string]string{} // addresses, by application
-	for name := range x.spec.Applications {
-		s, err := x.o.Cluster.Core().Services(x.o.Namespace).Create(ctx, x.service(x.id, name),
+	for name, of := range x.spec.Applications {
+		s, err := x.o.Cluster.Core().Services(x.o.Namespace).Create(ctx, x.service(x.id, name, of),
 			metav1.CreateOptions{FieldManager: agents.Manager})
 		if err != nil {
 			return x.refused(err, "making the Service of "+name)
@@ -232,7 +232,7 @@ func (x *trial) selector() string {
 	return agents.InstanceLabel + "=" + x.name + "," + trialLabel + "=" + x.id
 }
 
-// await waits until all pods run.
+// await waits until all pods are ready: what was added to them may have to be, before anything reaches them.
 func (x *trial) await(ctx context.Context) error {
 	begin := time.Now()
 	for {
@@ -240,26 +240,26 @@ func (x *trial) await(ctx context.Context) error {
 		if err != nil {
 			return x.refused(err, "listing pods")
 		}
-		running, waits := 0, ""
+		ready, waits := 0, ""
 		for i := range list.Items {
 			pod := &list.Items[i]
 			x.pods[pod.Labels[partLabel]] = pod
-			is, why, hopeless := stateOf(pod)
+			is, why, patience := stateOf(pod)
 			if is {
-				running++
+				ready++
 				continue
 			}
 			waits = cmp.Or(waits, why)
-			if hopeless || why != "" && time.Since(begin) > stuckAfter {
-				return x.broken(pod, cmp.Or(why, "it does not start"))
+			if time.Since(begin) >= patience {
+				return x.broken(pod, why)
 			}
 		}
-		if running == len(x.pods) {
+		if ready == len(x.pods) {
 			return nil
 		}
 		if time.Since(begin) > startWithin {
 			return fault.New(fault.Machine, "namespace "+x.o.Namespace, "kubectl describe pods",
-				"%d of %d pods run after %v: %s", running, len(x.pods), startWithin,
+				"%d of %d pods are ready after %v: %s", ready, len(x.pods), startWithin,
 				cmp.Or(waits, "the others are being made"))
 		}
 		select {
@@ -277,31 +277,36 @@ func (x *trial) broken(pod *api.Pod, why string) error {
 
 const maxWhy = 400 // bytes of what a cluster says of a pod
 
-// stateOf says whether all containers of a pod run, or why they do not, and whether they never will.
-func stateOf(pod *api.Pod) (running bool, why string, hopeless bool) {
+// stateOf says whether a pod is ready, or why it is not, and how long that is worth waiting for.
+func stateOf(pod *api.Pod) (ready bool, why string, patience time.Duration) {
+	notReady := "it is being made"
 	for _, c := range pod.Status.Conditions {
-		if c.Type == api.PodScheduled && c.Status == api.ConditionFalse {
-			return false, "it is not scheduled: " + c.Message, false
+		switch {
+		case c.Type == api.PodScheduled && c.Status == api.ConditionFalse:
+			return false, "it is not scheduled: " + c.Message, stuckAfter
+		case c.Type == api.PodReady && c.Status == api.ConditionTrue:
+			ready = true
+		case c.Type == api.PodReady:
+			notReady = "it is not ready: " + c.Message
 		}
 	}
-	running = len(pod.Status.ContainerStatuses) == len(pod.Spec.Containers)
 	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		switch {
 		case s.State.Waiting != nil && s.State.Waiting.Reason != "" && s.State.Waiting.Reason != "ContainerCreating" &&
 			s.State.Waiting.Reason != "PodInitializing":
-			return false, s.Name + " waits: " + s.State.Waiting.Reason + ": " + s.State.Waiting.Message, false
+			return false, s.Name + " waits: " + s.State.Waiting.Reason + ": " + s.State.Waiting.Message, stuckAfter
 		case s.State.Terminated != nil && s.State.Terminated.ExitCode != 0:
 			return false, fmt.Sprintf("%s has ended with code %d: %s %s", s.Name, s.State.Terminated.ExitCode,
-				s.State.Terminated.Reason, s.State.Terminated.Message), true
+				s.State.Terminated.Reason, s.State.Terminated.Message), 0
 		}
 	}
 	if pod.Status.Phase == api.PodFailed || pod.Status.Phase == api.PodSucceeded {
-		return false, cmp.Or(strings.Trim(pod.Status.Reason+": "+pod.Status.Message, ": "), "it has ended"), true
+		return false, cmp.Or(strings.Trim(pod.Status.Reason+": "+pod.Status.Message, ": "), "it has ended"), 0
 	}
-	for _, s := range pod.Status.ContainerStatuses {
-		running = running && s.State.Running != nil
+	if ready {
+		return true, "", 0
 	}
-	return running, "", false
+	return false, notReady, startWithin
 }
 
 // added are the names of a pod's containers that are not Tare's.
@@ -466,7 +471,7 @@ func (x *trial) explain(ctx context.Context, err error) error {
 		if got != nil {
 			continue
 		}
-		if running, why, hopeless := stateOf(pod); !running && hopeless {
+		if ready, why, patience := stateOf(pod); !ready && patience == 0 {
 			return fmt.Errorf("%w; the pod of %s: %s", err, name, text.ClipLine(why, maxWhy))
 		}
 	}

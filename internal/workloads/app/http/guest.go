@@ -21,7 +21,7 @@ type guest struct{}
 func (guest) About() kind.About {
 	return kind.About{
 		Name: "http", Summary: "an echo server of HTTP/1.1, HTTP/2, gRPC or TCP", Settings: Settings, Protocol: "http",
-		InPods:  true,
+		InPods: true, AppProtocol: appProtocol,
 		Process: slices.Concat(Settings, processSettings),
 		Alone: &kind.Alone{Ready: kind.Worded(serving), Examples: []string{
 			"--listen 127.0.0.1:8080 --body 1024",
@@ -44,6 +44,24 @@ func serving(v param.Values, r Ready) string {
 		scheme = "https"
 	}
 	return fmt.Sprintf("serving %s://%s/ (Ctrl-C ends it)", scheme, r.Address)
+}
+
+// appProtocol is a name of IANA's where there is one, and else the one by which Kubernetes and meshes know it.
+func appProtocol(v param.Values) string {
+	p := Protocol(v["protocol"])
+	switch {
+	case p == TCP && v.On("tls"):
+		return "tls"
+	case p == TCP:
+		return "tcp"
+	case v.On("tls"):
+		return "https"
+	case p == GRPC:
+		return "grpc"
+	case p == HTTP2:
+		return "kubernetes.io/h2c"
+	}
+	return "http"
 }
 
 // At is kind.Sited's.
