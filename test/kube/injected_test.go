@@ -122,25 +122,29 @@ spec:
 
 var bundle = regexp.MustCompile(`caBundle: (\S+)`)
 
-// TestInjected weighs three real nodes on which the API server has Tare's own webhook add a sidecar to the pods of a
-// Deployment, beside a DaemonSet of infrastructure and an eBPF program that two pods run.
-func TestInjected(t *testing.T) {
-	long.Test(t, "1 min: Tare's webhook behind a real API server, and what it injects weighed")
-	p := upWithPlugin(t, Options{Nodes: 3, MachineNodes: 1})
-	apply := func(manifest string) {
+// must is Apply and Kubectl of the cluster, which fail the test with their errors.
+func (c *Cluster) must(t *testing.T) (apply func(manifest string), kubectl func(args ...string) string) {
+	apply = func(manifest string) {
 		t.Helper()
-		if err := p.Apply(manifest); err != nil {
+		if err := c.Apply(manifest); err != nil {
 			t.Fatal(err)
 		}
 	}
-	kubectl := func(args ...string) string {
+	kubectl = func(args ...string) string {
 		t.Helper()
-		out, err := p.Kubectl(args...)
+		out, err := c.Kubectl(args...)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return out
 	}
+	return apply, kubectl
+}
+
+// injects starts a control plane, and has the API server ask its webhook.
+func (c *Cluster) injects(t *testing.T, controlplane, hook string) {
+	t.Helper()
+	apply, kubectl := c.must(t)
 	apply(controlplane)
 	kubectl("-n", "tare-system", "rollout", "status", "deployment/controlplane", "--timeout=60s")
 	log := kubectl("-n", "tare-system", "logs", "deployment/controlplane")
@@ -149,6 +153,15 @@ func TestInjected(t *testing.T) {
 		t.Fatalf("the control plane prints no bundle:\n%s", log)
 	}
 	apply(fmt.Sprintf(hook, ca[1]))
+}
+
+// TestInjected weighs three real nodes on which the API server has Tare's own webhook add a sidecar to the pods of a
+// Deployment, beside a DaemonSet of infrastructure and an eBPF program that two pods run.
+func TestInjected(t *testing.T) {
+	long.Test(t, "1 min: Tare's webhook behind a real API server, and what it injects weighed")
+	p := upWithPlugin(t, Options{Nodes: 3, MachineNodes: 1})
+	apply, kubectl := p.must(t)
+	p.injects(t, controlplane, hook)
 	apply(injectedShop)
 	kubectl("-n", "logging", "rollout", "status", "daemonset/fluent-bit", "--timeout=60s")
 	kubectl("-n", "shop", "rollout", "status", "deployment/web", "--timeout=60s")

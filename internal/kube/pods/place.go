@@ -43,6 +43,7 @@ type Place struct {
 	token  string            // of its parts
 	owned  metav1.ObjectMeta // of the run's objects, but for their names
 	nodeOf map[string]string // of each part; empty: any
+	cameUp map[string]bool   // arms whose pods have been ready
 }
 
 const (
@@ -55,7 +56,7 @@ const (
 // New makes what all trials of a run need: the Job that owns everything, and the Secret with the token of its parts.
 // The spec must have passed Check.
 func New(ctx context.Context, o Options, s *spec.Spec) (*Place, error) {
-	p := &Place{o: o, name: "tare-" + strings.ToLower(rand.Text()[:6]), token: rand.Text()}
+	p := &Place{o: o, name: "tare-" + strings.ToLower(rand.Text()[:6]), token: rand.Text(), cameUp: map[string]bool{}}
 	var err error
 	if p.nodeOf, err = places(s, o.Nodes); err != nil {
 		return nil, err

@@ -200,6 +200,16 @@ func meshViews(proxied bool) []ledger.View {
 
 // TestAccount: cost is the sum over the nodes, of what belongs to the trial by its pods and by the arm's rules.
 func TestAccount(t *testing.T) {
+	throttle := func(views []ledger.View, container string) []ledger.View {
+		for _, v := range views {
+			for i := range v.Ledger.Cgroups {
+				if g := &v.Ledger.Cgroups[i]; g.Name.Container == container {
+					g.ThrottledSeconds = new(0.5)
+				}
+			}
+		}
+		return views
+	}
 	near := func(name string, got, want float64) {
 		t.Helper()
 		if math.Abs(got-want) > 1e-9 {
@@ -210,7 +220,7 @@ func TestAccount(t *testing.T) {
 	if err := x.applies(); err != nil {
 		t.Fatal(err)
 	}
-	if err := x.account(meshViews(true)); err != nil {
+	if err := x.account(throttle(meshViews(true), "proxy")); err != nil { // by the limit that it was injected with
 		t.Fatal(err)
 	}
 	m := x.record.Metrics
@@ -228,7 +238,7 @@ func TestAccount(t *testing.T) {
 	if len(w) != 1 || w[0].Name != "server" || len(w[0].Cgroups) != 1 || w[0].Cgroups[0] != "/a/a/tare" {
 		t.Errorf("%+v", w)
 	}
-	if x.record.Validity.Failed != "" || !x.record.Ledger.CPU.Closes() {
+	if len(x.record.Validity.Reasons) > 0 || !x.record.Ledger.CPU.Closes() {
 		t.Errorf("%+v", x.record.Validity)
 	}
 
@@ -238,6 +248,15 @@ func TestAccount(t *testing.T) {
 	}
 	near("without the mesh", direct.record.Metrics["cpu_seconds_per_request"], 0.30/100)
 	near("its subject", direct.record.Metrics["subject_cpus"], 0)
+
+	held := underWay(t, record.Direct, podOf("server", "a"), podOf("client", "b"))
+	if err := held.account(throttle(meshViews(false), container)); err != nil {
+		t.Fatal(err)
+	}
+	// The server has a limit that the spec gave it, the client has none.
+	if r := held.record.Validity.Reasons; len(r) != 1 || !strings.Contains(r[0].Message, "/b/b/tare was throttled") {
+		t.Errorf("%+v", r)
+	}
 }
 
 // TestAccountLacks: what is not there fails the trial, and is no 0.
@@ -252,8 +271,12 @@ func TestAccountLacks(t *testing.T) {
 		{"a node with a component", meshViews(true)[:2], "no node has a control group or program of controlplane"},
 		{"a container", meshViews(false), "no node has a control group or program of sidecar."},
 	} {
-		if err := underWay(t, "mesh", proxied...).account(c.views); err == nil || !strings.Contains(err.Error(), c.want) {
+		x := underWay(t, "mesh", proxied...)
+		if err := x.account(c.views); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %s", c.name, err, c.want)
+		}
+		if again := x.record.Validity.Cause != ""; again != strings.Contains(c.want, "gave no window") {
+			t.Errorf("%s: worth another attempt: %t", c.name, again)
 		}
 	}
 	without := meshViews(true)
@@ -332,6 +355,20 @@ func TestStateOf(t *testing.T) {
 		ready, why, patience := stateOf(c.pod)
 		if ready != c.ready || !strings.Contains(why, c.why) || c.why == "" && why != "" || patience != c.patience {
 			t.Errorf("%t, %q, %v; want %t, %q, %v", ready, why, patience, c.ready, c.why, c.patience)
+		}
+	}
+}
+
+// TestStartedAgain: a container that is another has counters that began in the window.
+func TestStartedAgain(t *testing.T) {
+	with := func(id string) *api.Pod {
+		p := podOf("server", "a")
+		p.Status.InitContainerStatuses = []api.ContainerStatus{{Name: "proxy", ContainerID: id}}
+		return p
+	}
+	for _, c := range []struct{ before, now, want string }{{"", "a", ""}, {"a", "a", ""}, {"a", "b", "proxy"}} {
+		if got := startedAgain(with(c.before), with(c.now)); got != c.want {
+			t.Errorf("%q, then %q: %q, want %q", c.before, c.now, got, c.want)
 		}
 	}
 }

@@ -122,6 +122,9 @@ func (x *trial) measure(ctx context.Context) ([]ledger.View, error) {
 	if err := x.results(ctx); err != nil {
 		return nil, err
 	}
+	if err := x.lasted(ctx); err != nil {
+		return nil, err
+	}
 	lap("drain")
 	return views, context.Cause(ctx)
 }
@@ -179,6 +182,7 @@ func (x *trial) setUp(ctx context.Context) error {
 	if err := x.applies(); err != nil {
 		return err
 	}
+	x.cameUp[x.record.Arm] = true
 	err := x.each(x.spec.Applications, func(name string, of *kind.Part) error {
 		host := "0.0.0.0"
 		if strings.Contains(x.pods[name].Status.PodIP, ":") {
@@ -399,6 +403,7 @@ func (x *trial) begin(w *agents.Window) error {
 		p := x.loads[name]
 		offset, known := w.Offsets[p.node]
 		if !known {
+			x.record.Validity.Cause = ledger.Neighbour
 			return fmt.Errorf("the clock of the node %s, on which %s runs, is not known: it has no agent that answers", p.node,
 				name)
 		}
@@ -462,26 +467,76 @@ func (x *trial) tearDown(ctx context.Context) error {
 	return x.gone(ctx, x.selector())
 }
 
-// explain adds what the cluster says of a pod that has ended.
+// explain adds what became of the trial's pods, and says whether somebody else made the trial fail: then it is worth
+// another attempt. What the API server does not do for an arm that has never come up is no one else's doing.
 func (x *trial) explain(ctx context.Context, err error) error {
+	if x.cameUp[x.record.Arm] && ofServer(err) {
+		x.record.Validity.Cause = ledger.Neighbour
+	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	for name := range x.pods {
-		pod, got := x.o.Cluster.Core().Pods(x.o.Namespace).Get(ctx, x.objectName(x.id, name), metav1.GetOptions{})
-		if got != nil {
-			continue
-		}
-		if ready, why, patience := stateOf(pod); !ready && patience == 0 {
-			return fmt.Errorf("%w; the pod of %s: %s", err, name, text.ClipLine(why, maxWhy))
-		}
+	if why := x.lasted(ctx); why != nil && !ofServer(why) {
+		return fmt.Errorf("%w; %w", err, why)
 	}
 	return err
+}
+
+// ofServer reports whether an error is of an API server that cannot do what it may be asked, or is not there. What it
+// asks in its turn, as a webhook, is of it.
+func ofServer(err error) bool {
+	_, network := errors.AsType[net.Error](err)
+	return network || apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) ||
+		apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) || apierrors.IsTooManyRequests(err)
+}
+
+// lasted sees that the pods are those that were set up, with the containers that they had: the counters of one that was
+// started again are of a part of the window only.
+func (x *trial) lasted(ctx context.Context) error {
+	list, err := x.o.Cluster.Core().Pods(x.o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: x.selector()})
+	if err != nil {
+		return x.refused(err, "listing pods")
+	}
+	for _, name := range slices.Sorted(maps.Keys(x.pods)) {
+		was := x.pods[name]
+		i := slices.IndexFunc(list.Items, func(p api.Pod) bool { return p.UID == was.UID })
+		if i < 0 || list.Items[i].DeletionTimestamp != nil {
+			x.record.Validity.Cause = ledger.Neighbour
+			return x.broken(was, "the pod was deleted or evicted during the trial")
+		}
+		pod := &list.Items[i]
+		if ready, why, patience := stateOf(pod); !ready && patience == 0 {
+			if pod.Status.Reason != "" { // the kubelet's: Evicted, Preempting, NodeShutdown
+				x.record.Validity.Cause = ledger.Neighbour
+			}
+			return x.broken(pod, why)
+		}
+		if again := startedAgain(was, pod); again != "" {
+			return x.broken(pod, again+" was started again during the trial")
+		}
+	}
+	return nil
+}
+
+// startedAgain is a container of a pod that is another than before.
+func startedAgain(before, now *api.Pod) string {
+	statuses := func(p *api.Pod) []api.ContainerStatus {
+		return slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses)
+	}
+	for _, was := range statuses(before) {
+		if slices.ContainsFunc(statuses(now), func(s api.ContainerStatus) bool {
+			return s.Name == was.Name && was.ContainerID != "" && s.ContainerID != was.ContainerID
+		}) {
+			return was.Name
+		}
+	}
+	return ""
 }
 
 // account makes the record of what the nodes say: one ledger, whose groups have the parts of the trial as their roles.
 func (x *trial) account(views []ledger.View) error {
 	for name, pod := range x.pods {
 		if !slices.ContainsFunc(views, func(v ledger.View) bool { return v.Name == pod.Spec.NodeName }) {
+			x.record.Validity.Cause = ledger.Neighbour
 			return fmt.Errorf("the node %s, on which %s ran, gave no window: %s", pod.Spec.NodeName, name,
 				cmp.Or(strings.Join(x.silent, "; "), "it has no agent"))
 		}
@@ -509,7 +564,9 @@ func (x *trial) account(views []ledger.View) error {
 			continue
 		}
 		found[g.Charged] = true
-		roles[g.Path] = measured.GroupRole{Role: as, Charged: g.Charged, Limited: g.Name != nil && limited[g.Name.Pod]}
+		// What is installed has the limits that it was installed with.
+		roles[g.Path] = measured.GroupRole{Role: as, Charged: g.Charged,
+			Limited: as == kind.Subject || g.Name != nil && limited[g.Name.Pod]}
 	}
 	objects := objectsOf(l, found)
 	for i := range rules {
