@@ -3,6 +3,7 @@ package kube
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -27,6 +28,7 @@ arms:
     labels: mesh.tare/inject=true
     components: container=mesh-proxy,component=sidecar; namespace=tare-system,component=controlplane
 gates: {lag: 1s, rate: 0.5} # the machine of a test cluster is not quiet
+repeat: 300%
 cluster: {where: {client: {apart: server}}}
 `
 
@@ -118,4 +120,118 @@ func TestSidecars(t *testing.T) {
 	if weighed < 2 {
 		t.Errorf("%d trials of the mesh came through", weighed)
 	}
+}
+
+// TestRunFaults causes faults in the trials of one run, one after the other: each fails its trial with what was done,
+// the trial is run again, and nothing is left.
+func TestRunFaults(t *testing.T) {
+	long.Test(t, "4 min: pods, agents and a webhook that go away during a run")
+	p, file := upForSidecars(t)
+	_, kubectl := p.must(t)
+	dir := filepath.Join(t.TempDir(), "run")
+	cmd := p.command("run", file, "--image", agentImage, "--out", dir, "--duration", "4s")
+	var errs strings.Builder
+	cmd.Stderr = &errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	defer cmd.Process.Kill()
+	until := func(what string, is func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(5 * time.Minute); !is(); time.Sleep(100 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("not within 5 minutes: %s\n%s", what, errs.String())
+			}
+			select {
+			case err := <-ended:
+				t.Fatalf("the run ended before %s: %v\n%s", what, err, errs.String())
+			default:
+			}
+		}
+	}
+	trials := func() []record.Trial {
+		run, err := record.Read(dir)
+		if err != nil {
+			return nil // not begun, or a line is being written
+		}
+		return run.Trials
+	}
+	// inTrial is when all pods of a trial of an arm are ready, of which none was before.
+	seen := map[string]bool{}
+	inTrial := func(pods int, ready string) (server string) {
+		t.Helper()
+		until("a trial with "+ready, func() bool {
+			out, err := p.Kubectl("get", "pods", "-l", "tare/part", "--no-headers")
+			if err != nil || strings.Count(out, ready+" ") != pods {
+				return false
+			}
+			for line := range strings.Lines(out) {
+				if name, _, _ := strings.Cut(line, " "); strings.HasSuffix(name, "-server") {
+					server = name
+				}
+			}
+			is := server != "" && !seen[server]
+			seen[server] = true
+			return is
+		})
+		return server
+	}
+	failed := func(why string) {
+		t.Helper()
+		until("a trial that fails: "+why, func() bool {
+			return slices.ContainsFunc(trials(), func(tr record.Trial) bool {
+				return strings.Contains(tr.Validity.Failed, why) && tr.Validity.Cause != ""
+			})
+		})
+	}
+
+	until("a trial of the mesh came through", func() bool {
+		return slices.ContainsFunc(trials(), func(tr record.Trial) bool { return tr.Arm == "mesh" && tr.Validity.Failed == "" })
+	})
+	const selector = "/spec/selector/app"
+	point := func(at string) {
+		t.Helper()
+		kubectl("-n", "tare-system", "patch", "service", "controlplane", "--type=json", "-p",
+			`[{"op": "replace", "path": "`+selector+`", "value": "`+at+`"}]`)
+	}
+	point("nobody")
+	failed("failed calling webhook")
+	point("controlplane")
+
+	kubectl("delete", "pod", inTrial(2, "1/1"), "--wait=false")
+	failed("server: the pod was deleted or evicted during the trial")
+
+	inTrial(2, "1/1")
+	time.Sleep(4 * time.Second) // into the window
+	kubectl("-n", "kube-system", "delete", "pods", "-l", "app.kubernetes.io/managed-by=kubectl-tare", "--force",
+		"--grace-period=0", "--field-selector=spec.nodeName=n2")
+	failed("n2")
+
+	if err := <-ended; err != nil {
+		t.Errorf("%v\n%s", err, errs.String())
+	}
+	t.Log(errs.String())
+	p.noRunLeft(t)
+	last := map[int]string{}
+	for _, tr := range trials() {
+		last[tr.Index] = tr.Validity.Failed
+		t.Logf("trial %d of %s, attempt %d: %q", tr.Index, tr.Arm, tr.Attempt, tr.Validity.Failed)
+	}
+	for index, why := range last {
+		if why != "" {
+			t.Errorf("trial %d did not come through: %s", index, why)
+		}
+	}
+
+	// An image that there is not: nothing but the pods can say so.
+	if err := p.ApplyAgent(); err != nil {
+		t.Fatal(err)
+	}
+	out, said, code := p.tare("run", file, "--image", "tare.test/none:1", "--out", filepath.Join(t.TempDir(), "none"))
+	if code == 0 || !strings.Contains(said, "tare waits: ") || !strings.Contains(said, "tare.test/none:1") {
+		t.Errorf("exit code %d\n%s\n%s", code, out, said)
+	}
+	p.noRunLeft(t)
 }

@@ -1,0 +1,120 @@
+package kube
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"tare/internal/experiment/record"
+	"tare/internal/results/analysis"
+	"tare/test/long"
+)
+
+// dns is what sidecars find their control plane by: %s is its address.
+const dns = `
+apiVersion: v1
+kind: Pod
+metadata: {name: dns, namespace: kube-system, labels: {app: dns}}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers: [{name: dns, image: "tare.test/web:1", args: [name, istiod.istio-system.svc, %s]}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: kube-dns, namespace: kube-system}
+spec: {clusterIP: 10.96.0.10, selector: {app: dns}, ports: [{port: 53, protocol: UDP}]}
+`
+
+// strict has Istio refuse what is not mutual TLS.
+const strict = `
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: default, namespace: istio-system}
+spec: {mtls: {mode: STRICT}}
+`
+
+// upWithIstio starts a cluster of two nodes with Istio, of the programs and images in the directory TARE_ISTIO:
+// bin/istioctl, and images/pilot.tar and proxyv2.tar, named tare.test/NAME. Sidecars speak mutual TLS only.
+func upWithIstio(t *testing.T) *plugin {
+	t.Helper()
+	dir := os.Getenv("TARE_ISTIO")
+	if dir == "" {
+		t.Skip("needs Istio: name in TARE_ISTIO a directory with its istioctl and images")
+	}
+	p := upWithPlugin(t, Options{Nodes: 2, Images: []string{filepath.Join(dir, "images/pilot.tar"),
+		filepath.Join(dir, "images/proxyv2.tar")}})
+	apply, kubectl := p.must(t)
+	args := []string{"manifest", "generate", "--set", "profile=minimal"}
+	for _, set := range []string{"hub=tare.test", "tag=1.31.1", "values.global.imagePullPolicy=Never",
+		"values.global.nativeNftables=true", "values.pilot.resources.requests.cpu=50m",
+		"values.pilot.resources.requests.memory=128Mi", "values.global.proxy.resources.requests.cpu=20m",
+		"values.pilot.autoscaleEnabled=false",
+		// Istio's own Envoy has these filters, and that of the wheel does not.
+		"values.pilot.env.PILOT_ENABLE_ALPN_FILTER=false", "values.pilot.env.PILOT_ENABLE_METADATA_EXCHANGE=false",
+		"values.telemetry.v2.prometheus.enabled=false", "values.telemetry.enabled=false"} {
+		args = append(args, "--set", set)
+	}
+	manifest, err := exec.Command(filepath.Join(dir, "bin/istioctl"), args...).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubectl("create", "namespace", "istio-system")
+	eventually(t, func() string { // definitions must be there before what they define
+		_, err := p.kubectl(string(manifest), "apply", "--server-side", "--force-conflicts", "-f", "-")
+		if err != nil {
+			return err.Error()
+		}
+		return ""
+	})
+	apply(fmt.Sprintf(dns, kubectl("-n", "istio-system", "get", "service", "istiod", "-o", "jsonpath={.spec.clusterIP}")))
+	kubectl("-n", "kube-system", "wait", "--for=condition=Ready", "pod/dns", "--timeout=120s")
+	kubectl("-n", "istio-system", "rollout", "status", "deployment/istiod", "--timeout=120s")
+	apply(strict)
+	return p
+}
+
+// TestIstio runs the ready-made experiment for Istio's sidecars in its quick form.
+func TestIstio(t *testing.T) {
+	long.Test(t, "6 min: Istio's sidecars weighed in pods of two nodes, where TARE_ISTIO has Istio")
+	p := upWithIstio(t)
+	dir := os.Getenv("TARE_ISTIO_OUT")
+	if dir == "" {
+		dir = filepath.Join(t.TempDir(), "run")
+	}
+	began := time.Now()
+	args := append([]string{"run", "cluster/istio-sidecar", "--image", agentImage, "--out", dir, "--quick"},
+		strings.Fields(os.Getenv("TARE_ISTIO_ARGS"))...)
+	out, errs, code := p.tare(args...)
+	t.Logf("exit code %d after %v\n%s\n%s", code, time.Since(began), out, errs)
+	if code != 0 {
+		t.FailNow()
+	}
+	p.noRunLeft(t)
+	data, err := os.ReadFile(filepath.Join(dir, record.SummaryFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s analysis.Summary
+	if err := json.Unmarshal(data, &s); err != nil {
+		t.Fatal(err)
+	}
+	if !s.Valid {
+		t.Errorf("invalid: %v", s.InvalidReasons)
+	}
+	components := map[string]float64{}
+	for i := range s.Estimates {
+		if e := &s.Estimates[i]; e.Arm == "istio" && e.Metric == "subject_cpus" {
+			components[e.Component] = e.Value
+		}
+	}
+	for _, name := range []string{"sidecar.client", "sidecar.server", "controlplane"} {
+		if components[name] <= 0 {
+			t.Errorf("%s uses %g CPUs", name, components[name])
+		}
+	}
+}
