@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,9 +16,7 @@ import (
 // injectedSpec weighs what Tare's own webhook injects. The baseline never reaches the webhook.
 const injectedSpec = `name: injected
 question: What does a sidecar add that burns CPU time at its limit?
-blocks: 2
 warmup: 500ms
-duration: 2s
 applications:
   server: {kind: http}
 loads:
@@ -43,7 +42,7 @@ const (
 
 // upForSidecars starts a cluster of two nodes whose API server asks Tare's webhook about pods of an arm, and writes the
 // spec.
-func upForSidecars(t *testing.T) (p *plugin, file string) {
+func upForSidecars(t *testing.T, duration string, blocks int) (p *plugin, file string) {
 	t.Helper()
 	p = upWithPlugin(t, Options{Nodes: 2})
 	opt := strings.NewReplacer("redirect: cni", "redirect: cni\n    opt: in", `args: [burn, "16"]`, slowSidecar).Replace(controlplane)
@@ -53,7 +52,7 @@ func upForSidecars(t *testing.T) (p *plugin, file string) {
 `, "    objectSelector: {matchLabels: {mesh.tare/inject: \"true\"}}\n", 1)
 	p.injects(t, opt, asked)
 	file = filepath.Join(t.TempDir(), "injected.yaml")
-	if err := os.WriteFile(file, []byte(injectedSpec), 0o600); err != nil {
+	if err := os.WriteFile(file, fmt.Appendf(nil, "%sduration: %s\nblocks: %d\n", injectedSpec, duration, blocks), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return p, file
@@ -62,7 +61,7 @@ func upForSidecars(t *testing.T) (p *plugin, file string) {
 // TestSidecars weighs sidecars of known cost that a webhook injects into one arm's pods, on two nodes.
 func TestSidecars(t *testing.T) {
 	long.Test(t, "2 min: sidecars that Tare's webhook injects, weighed in pods")
-	p, file := upForSidecars(t)
+	p, file := upForSidecars(t, "2s", 2)
 	dir := filepath.Join(t.TempDir(), "run")
 	out, errs, code := p.tare("run", file, "--image", agentImage, "--out", dir)
 	t.Logf("exit code %d\n%s\n%s", code, out, errs)
@@ -126,10 +125,10 @@ func TestSidecars(t *testing.T) {
 // the trial is run again, and nothing is left.
 func TestRunFaults(t *testing.T) {
 	long.Test(t, "4 min: pods, agents and a webhook that go away during a run")
-	p, file := upForSidecars(t)
+	p, file := upForSidecars(t, "4s", 4) // long enough for an agent to be killed in the window
 	_, kubectl := p.must(t)
 	dir := filepath.Join(t.TempDir(), "run")
-	cmd := p.command("run", file, "--image", agentImage, "--out", dir, "--duration", "4s")
+	cmd := p.command("run", file, "--image", agentImage, "--out", dir)
 	var errs strings.Builder
 	cmd.Stderr = &errs
 	if err := cmd.Start(); err != nil {
@@ -190,11 +189,11 @@ func TestRunFaults(t *testing.T) {
 	until("a trial of the mesh came through", func() bool {
 		return slices.ContainsFunc(trials(), func(tr record.Trial) bool { return tr.Arm == "mesh" && tr.Validity.Failed == "" })
 	})
-	const selector = "/spec/selector/app"
-	point := func(at string) {
+	const service = "/webhooks/0/clientConfig/service/name"
+	point := func(at string) { // the API server keeps connections: what it asks must be another
 		t.Helper()
-		kubectl("-n", "tare-system", "patch", "service", "controlplane", "--type=json", "-p",
-			`[{"op": "replace", "path": "`+selector+`", "value": "`+at+`"}]`)
+		kubectl("patch", "mutatingwebhookconfiguration", "mesh-injection", "--type=json", "-p",
+			`[{"op": "replace", "path": "`+service+`", "value": "`+at+`"}]`)
 	}
 	point("nobody")
 	failed("failed calling webhook")

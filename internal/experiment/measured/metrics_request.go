@@ -18,7 +18,8 @@ var requestMetrics = []Metric{
 		"CPU time per request answered of the trial's control group, of kernel threads, of interrupts outside of control "+
 			"groups' time, and what the ledger cannot explain: all that this machine was busy with beside others and Tare "+
 			"itself. The five metrics below are its parts. eBPF programs that run in interrupts are not in it where the "+
-			"kernel counts these apart.",
+			"kernel counts these apart. Not where only a part of the machine's control groups can be seen, as in a node that "+
+			"is a container: what others did there is on no account either.",
 		(*Measured).busySeconds),
 	byComponent(ofRequest("subject_cpu_seconds_per_request", "its own processes",
 		"The part of it that the subject's control groups use."+NoSubject, (*Measured).subjectSeconds)),
@@ -92,6 +93,9 @@ func (m *Measured) hasInPath() bool {
 
 // busySeconds is the CPU time of the trial and of the kernel on its behalf, and the remainder.
 func (m *Measured) busySeconds() (float64, bool) {
+	if m.Ledger.CPU.Part != nil {
+		return 0, false
+	}
 	own, ok1 := m.CPURate()
 	kernel, ok2 := m.lines(ledger.LineKernel, ledger.LineInterrupts)
 	return own*m.Ledger.Window.Seconds + kernel + m.Ledger.CPU.Unexplained, ok1 && ok2
@@ -102,7 +106,7 @@ func (m *Measured) busySeconds() (float64, bool) {
 // nothing else ran in it.
 func (m *Measured) unaccounted() (float64, bool) {
 	own, known := m.CPURate()
-	if !known {
+	if !known || m.Ledger.CPU.Part != nil {
 		return 0, false
 	}
 	rest := m.Ledger.CPU.Unexplained + own*m.Ledger.Window.Seconds

@@ -242,6 +242,7 @@ func TestRequestParts(t *testing.T) {
 			m.Loads["client"] = load.Result{Mode: load.Open, Seconds: 2, Done: 100, Opened: 100}
 		}, 0, true},
 		{"no budget", func(m *Measured) { m.Ledger.CPU.Lines = nil }, 0.5, true},
+		{"a part of the machine", func(m *Measured) { m.Ledger.CPU.Part = new(2.0) }, 0.5, true},
 	} {
 		m := inComponents()
 		m.Setup.Arms = map[string]*kind.Part{"mine": {Kind: proxies{}}}
