@@ -183,3 +183,87 @@ func TestRunEnds(t *testing.T) {
 		}
 	}
 }
+
+// rightsSpec is as small as an experiment gets.
+const rightsSpec = `name: rights
+question: What does a planted delay cost?
+blocks: 1
+warmup: 100ms
+duration: 1s
+applications:
+  server: {kind: http}
+loads:
+  client: {kind: http, to: server, mode: open, rate: 200, connections: 8}
+arms:
+  delayed: {subject: variant, set: server.delay=3ms}
+gates: {lag: 1s, rate: 0.5} # the machine of a test cluster is not quiet
+`
+
+// TestRunRights runs an experiment by the token of a service account that has the documented rights and no others, in a
+// namespace that takes pods without rights only.
+func TestRunRights(t *testing.T) {
+	long.Test(t, "1 min: an experiment in pods with the documented rights")
+	p := upWithPlugin(t, Options{Nodes: 2})
+	apply, kubectl := p.must(t)
+	const namespace, account = "tare-experiments", "tare-experiments:runner"
+	apply(`
+apiVersion: v1
+kind: Namespace
+metadata: {name: tare-experiments, labels: {pod-security.kubernetes.io/enforce: restricted}}
+`)
+	for _, file := range []string{"weigh.yaml", "run.yaml"} {
+		kubectl("apply", "-f", "../../deploy/kubernetes/"+file)
+	}
+	kubectl("create", "serviceaccount", "runner", "-n", namespace)
+	kubectl("create", "clusterrolebinding", "weigh", "--clusterrole=tare-weigh", "--serviceaccount="+account)
+	kubectl("create", "rolebinding", "weigh", "-n", "kube-system", "--role=tare-weigh", "--serviceaccount="+account)
+	kubectl("create", "rolebinding", "run", "-n", namespace, "--role=tare-run", "--serviceaccount="+account)
+
+	var config map[string]any
+	if err := json.Unmarshal([]byte(kubectl("config", "view", "--raw", "-o", "json")), &config); err != nil {
+		t.Fatal(err)
+	}
+	user := config["users"].([]any)[0].(map[string]any)
+	user["user"] = map[string]any{"token": strings.TrimSpace(kubectl("create", "token", "runner", "-n", namespace))}
+	data, err := json.Marshal(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	as, file := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "rights.yaml")
+	for path, data := range map[string][]byte{as: data, file: []byte(rightsSpec)} {
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out, errs, code := p.tare("run", file, "--kubeconfig", as, "-n", namespace, "--image", agentImage, "--out",
+		filepath.Join(dir, "run"))
+	if code != 0 {
+		t.Fatalf("exit code %d\n%s\n%s", code, out, errs)
+	}
+	p.noRunLeft(t)
+	run, err := record.Read(filepath.Join(dir, "run"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range run.Trials {
+		if why := run.Trials[i].Validity.Failed; why != "" {
+			t.Errorf("trial %d: %s", i, why)
+		}
+	}
+
+	out, errs, code = p.tare("run", file, "--kubeconfig", as, "-n", "default", "--image", agentImage, "--out",
+		filepath.Join(dir, "elsewhere"))
+	if code == 0 || !strings.Contains(errs, "forbidden") || !strings.Contains(errs, "docs/kubernetes.md has the rights") {
+		t.Errorf("in another namespace: exit code %d\n%s\n%s", code, out, errs)
+	}
+	p.noRunLeft(t)
+	for _, may := range []string{"create pods -n kube-system", "create pods -n default", "get secrets -n " + namespace,
+		"list secrets -n " + namespace, "create pods/exec -n " + namespace, "update pods -n " + namespace,
+		"create serviceaccounts/token -n " + namespace, "create rolebindings -n " + namespace, "patch nodes"} {
+		args := append([]string{"--kubeconfig", as, "auth", "can-i"}, strings.Fields(may)...)
+		if answer, _ := p.Kubectl(args...); strings.TrimSpace(answer) != "no" {
+			t.Errorf("may it %s? %q", may, answer)
+		}
+	}
+}
