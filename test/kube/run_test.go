@@ -259,8 +259,8 @@ metadata: {name: tare-experiments, labels: {pod-security.kubernetes.io/enforce: 
 	}
 	p.noRunLeft(t)
 	for _, may := range []string{"create pods -n kube-system", "create pods -n default", "get secrets -n " + namespace,
-		"list secrets -n " + namespace, "create pods/exec -n " + namespace, "update pods -n " + namespace,
-		"create serviceaccounts/token -n " + namespace, "create rolebindings -n " + namespace, "patch nodes"} {
+		"list secrets -n " + namespace, "create pods --subresource=exec -n " + namespace, "update pods -n " + namespace,
+		"create serviceaccounts --subresource=token -n " + namespace, "create rolebindings -n " + namespace, "patch nodes"} {
 		args := append([]string{"--kubeconfig", as, "auth", "can-i"}, strings.Fields(may)...)
 		if answer, _ := p.Kubectl(args...); strings.TrimSpace(answer) != "no" {
 			t.Errorf("may it %s? %q", may, answer)
