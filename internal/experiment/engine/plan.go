@@ -57,6 +57,13 @@ func Estimate(s *spec.Spec) time.Duration {
 	return time.Duration(float64(s.Blocks) * float64(block) * float64(len(levels)) / float64(len(timed)))
 }
 
+// Estimate is how long the whole plan will take where its trials run.
+func (r *Runner) Estimate() time.Duration {
+	return Estimate(r.Spec) + time.Duration(trialsOf(r.Spec))*r.Longer
+}
+
+func trialsOf(s *spec.Spec) int { return s.Blocks * len(s.Levels()) * len(s.AllArms()) }
+
 // eachNode is how much longer a trial takes for each node that joins it, on the project's machine.
 const eachNode = 60 * time.Millisecond
 

@@ -61,6 +61,9 @@ type Runner struct {
 	// Place runs the trials elsewhere than on the machine, which then need not be set. Nil: there.
 	Place Place
 
+	// Longer is by how much a trial takes longer at Place than on the machine, as far as is known before any ran.
+	Longer time.Duration
+
 	trial   func(context.Context, *record.Trial) error // null: on the machine, or at the place
 	now     func() time.Time
 	trials  []record.Trial
@@ -125,7 +128,7 @@ func (r *Runner) Run(ctx context.Context) (trials []record.Trial, err error) {
 		defer func() { err = errors.Join(err, prepared.remove()) }() // that of the run
 		r.trial = func(ctx context.Context, t *record.Trial) error { return r.onMachine(ctx, files.Path(), prepared, t) }
 	}
-	r.each = Estimate(r.Spec) / time.Duration(max(r.Spec.Blocks*len(r.Spec.Levels())*len(r.Spec.AllArms()), 1))
+	r.each = r.Estimate() / time.Duration(max(trialsOf(r.Spec), 1))
 	r.began, r.vain = r.now(), measured.Vain{}
 	if r.Spec.Open() && (r.Spec.Precision != nil || len(r.Spec.Assert) > 0) {
 		r.look = stats.NextLook(0)

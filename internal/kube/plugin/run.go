@@ -114,9 +114,6 @@ func readSpec(path string) ([]byte, error) {
 	return data, fault.Wrap(err, fault.Usage, path, "", "the spec cannot be read")
 }
 
-// podTime is what a trial in pods takes beside its window, as measured on the test cluster, with room.
-const podTime = 12 * time.Second
-
 func (f *runFlags) run(
 	ctx context.Context,
 	c *agents.Cluster,
@@ -129,8 +126,8 @@ func (f *runFlags) run(
 		return err
 	}
 	log := terminal.Guard(os.Stderr)
-	trials := s.Blocks * len(s.Levels()) * len(s.AllArms())
-	life := 3*(max(engine.Estimate(s), s.Until)+time.Duration(trials)*podTime) + 10*time.Minute
+	runner := &engine.Runner{Spec: s, Longer: pods.TrialTakes}
+	life := 3*max(runner.Estimate(), s.Until) + 10*time.Minute
 	w, err := f.scope.open(ctx, c, life, log)
 	if err != nil {
 		return err
@@ -164,7 +161,8 @@ func (f *runFlags) run(
 	if file, is := out.(*os.File); is && isatty.IsTerminal(file.Fd()) {
 		out = terminal.Guard(out, terminal.Styles...)
 	}
-	return session.Run(ctx, &engine.Runner{Place: place, Spec: s, Record: &r}, to, session.Output{
+	runner.Place, runner.Record = place, &r
+	return session.Run(ctx, runner, to, session.Output{
 		Out: out, Log: log, Terminal: os.Stderr, Show: f.Show,
 		Text: func(_ io.Writer, dir string, all bool) report.Options {
 			return session.TextOptions(os.Stdout, dir, all)

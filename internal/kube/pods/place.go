@@ -127,6 +127,10 @@ func (p *Place) refused(err error, doing string) error {
 	return fault.Wrap(err, fault.Machine, "namespace "+p.o.Namespace, agents.Hint(err), "%s failed", doing)
 }
 
+// TrialTakes is how much longer a trial takes in pods than on a machine: the pods become ready, and are removed. It is
+// measured on the test cluster, with sidecars.
+const TrialTakes = 9 * time.Second
+
 // longestWindow is that of an agent.
 const longestWindow = 5 * time.Minute
 

@@ -27,12 +27,12 @@ type progress struct {
 	warned   bool // that another run is under way
 }
 
-func (o *Output) progress(s *spec.Spec, r record.Run, dir string) *progress {
+func (o *Output) progress(s *spec.Spec, r record.Run, takes time.Duration, dir string) *progress {
 	p := &progress{w: o.Log, raw: o.Terminal, terminal: isatty.IsTerminal(o.Terminal.Fd()), block: -1}
 	for arm, why := range lists.ByKey(r.Absent) {
 		fmt.Fprintf(p.w, "%s: the arm %s is left out: %s\n", s.Name, arm, why)
 	}
-	fmt.Fprintf(p.w, "%s: %s, into %s\n", s.Name, extent(s, r), filepath.Clean(dir))
+	fmt.Fprintf(p.w, "%s: %s, into %s\n", s.Name, extent(s, r, takes), filepath.Clean(dir))
 	if r.Nodes != nil && r.Nodes.Scaled != "" {
 		fmt.Fprintf(p.w, "%s: %s\n", s.Name, r.Nodes.Scaled)
 	}
@@ -42,8 +42,8 @@ func (o *Output) progress(s *spec.Spec, r record.Run, dir string) *progress {
 	return p
 }
 
-// extent is how long the run will be.
-func extent(s *spec.Spec, r record.Run) string {
+// extent is how long the run will be, of which the plan takes as long as is estimated.
+func extent(s *spec.Spec, r record.Run, takes time.Duration) string {
 	block := quantity.Counted(len(r.Plan)/max(r.Blocks, 1), "trial")
 	switch {
 	case s.Precision != nil:
@@ -53,10 +53,10 @@ func extent(s *spec.Spec, r record.Run) string {
 		return fmt.Sprintf("blocks of %s for about %s", block, quantity.Wait(s.Until))
 	}
 	text := fmt.Sprintf("%s in %s, about %s", quantity.Counted(len(r.Plan), "trial"), quantity.Counted(r.Blocks, "block"),
-		quantity.Wait(engine.Estimate(s)))
+		quantity.Wait(takes))
 	if s.Repeat > 0 {
 		text += fmt.Sprintf(" and at most %s more to repeat spoiled trials",
-			quantity.Wait(time.Duration(s.Repeat*float64(engine.Estimate(s)))))
+			quantity.Wait(time.Duration(s.Repeat*float64(takes))))
 	}
 	return text
 }

@@ -38,7 +38,7 @@ type Output struct {
 // Run runs the trials of r, which says nothing of its progress and of when to end yet, and records them by w. It prints
 // what came of them, and returns what went wrong as one error.
 func Run(ctx context.Context, r *engine.Runner, w *record.Writer, o Output) error {
-	p := o.progress(r.Spec, *r.Record, w.Dir())
+	p := o.progress(r.Spec, *r.Record, r.Estimate(), w.Dir())
 	defer context.AfterFunc(ctx, p.interrupted)()
 	for _, text := range o.Warnings {
 		p.warn(text)
