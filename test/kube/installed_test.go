@@ -98,6 +98,9 @@ func TestSidecars(t *testing.T) {
 			continue
 		}
 		weighed++
+		if got, want := string(tr.Subject), `{"images":{"mesh-proxy":"tare.test/web:1"}}`; got != want {
+			t.Errorf("trial %d had %s, want %s", tr.Index, got, want)
+		}
 		sum := 0.0
 		for _, name := range []string{"sidecar.server", "sidecar.client"} {
 			of := tr.Components[name]

@@ -183,6 +183,13 @@ func (x *trial) setUp(ctx context.Context) error {
 		return err
 	}
 	x.cameUp[x.record.Arm] = true
+	if x.marks != nil {
+		images, err := json.Marshal(map[string]any{"images": imagesOf(x.pods)})
+		if err != nil {
+			return err
+		}
+		x.record.Subject = images
+	}
 	err := x.each(x.spec.Applications, func(name string, of *kind.Part) error {
 		host := "0.0.0.0"
 		if strings.Contains(x.pods[name].Status.PodIP, ":") {
@@ -321,6 +328,19 @@ func added(pod *api.Pod) (names []string) {
 		}
 	}
 	return names
+}
+
+// imagesOf are the images of the containers that are not Tare's: with what was installed, by its version.
+func imagesOf(pods map[string]*api.Pod) map[string]string {
+	images := map[string]string{}
+	for _, pod := range pods {
+		for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+			if c.Name != container {
+				images[c.Name] = c.Image
+			}
+		}
+	}
+	return images
 }
 
 // applies sees that the subject of the arm applies to the pods, and that nothing does in the baseline.

@@ -3,6 +3,7 @@
 package installed
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -54,6 +55,9 @@ func (g guest) Check(v param.Values) error {
 	_, err := g.Marks(v)
 	return err
 }
+
+// Version is kind.Versioned's: trials say which images they had.
+func (guest) Version(context.Context, param.Values, string) (name, version string) { return "", "" }
 
 // Marks is kind.Marked's.
 func (guest) Marks(v param.Values) (m kind.Marks, err error) {
