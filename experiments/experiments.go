@@ -1,5 +1,5 @@
-// Package experiments holds the built-in experiments: one spec each, in this folder. A new one is one new file. Those in
-// the folder cluster weigh what is installed in a cluster, and run there only.
+// Package experiments holds the built-in experiments: one spec each, in this folder. A new one is one new file. Those
+// in the folder cluster weigh what is installed in a cluster, and run there only.
 package experiments
 
 import (

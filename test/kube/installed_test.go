@@ -52,7 +52,8 @@ func upForSidecars(t *testing.T, duration string, blocks int) (p *plugin, file s
 `, "    objectSelector: {matchLabels: {mesh.tare/inject: \"true\"}}\n", 1)
 	p.injects(t, opt, asked)
 	file = filepath.Join(t.TempDir(), "injected.yaml")
-	if err := os.WriteFile(file, fmt.Appendf(nil, "%sduration: %s\nblocks: %d\n", injectedSpec, duration, blocks), 0o600); err != nil {
+	spec := fmt.Appendf(nil, "%sduration: %s\nblocks: %d\n", injectedSpec, duration, blocks)
+	if err := os.WriteFile(file, spec, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return p, file
@@ -116,7 +117,8 @@ func TestSidecars(t *testing.T) {
 				sum, plane, has, all)
 		}
 		if tr.Clocks["set-up"] < notReady {
-			t.Errorf("trial %d was set up after %v, and its sidecars are ready after %v", tr.Index, tr.Clocks["set-up"], notReady)
+			t.Errorf("trial %d was set up after %v, and its sidecars are ready after %v", tr.Index, tr.Clocks["set-up"],
+				notReady)
 		}
 	}
 	if weighed < 2 {
@@ -190,7 +192,9 @@ func TestRunFaults(t *testing.T) {
 	}
 
 	until("a trial of the mesh came through", func() bool {
-		return slices.ContainsFunc(trials(), func(tr record.Trial) bool { return tr.Arm == "mesh" && tr.Validity.Failed == "" })
+		return slices.ContainsFunc(trials(), func(tr record.Trial) bool {
+			return tr.Arm == "mesh" && tr.Validity.Failed == ""
+		})
 	})
 	const service = "/webhooks/0/clientConfig/service/name"
 	point := func(at string) { // the API server keeps connections: what it asks must be another
