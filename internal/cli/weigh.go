@@ -144,7 +144,7 @@ names by ,workload=NAME, or in whose groups it runs; the rest is shown as tare o
 	f.DurationVar(&every, "every", 0, "one ledger after another, each of this length")
 	registerFormat(cmd, &show, report.Ledgers)
 	f.IntVar(&top, "top", 10, "rows to show of each table as text, the biggest first; 0 for all")
-	f.IntVar(&depth, "depth", 0, "levels of control groups to show as text; deeper ones are added to their parents; 0 for all")
+	f.IntVar(&depth, "depth", 0, "levels of groups to show as text; deeper ones count in their parents; 0 for all")
 	f.StringArrayVar(&match, "match", nil,
 		"control groups to show as text, with those below them, such as '/kubepods/*'; may be repeated")
 	scale.register(f)
