@@ -144,7 +144,7 @@ func runner(r kind.Role, g kind.Guest, f *pflag.FlagSet, v param.Values) func(*c
 		if human || isatty.IsTerminal(os.Stdout.Fd()) {
 			return forPeople(ctx, cmd.OutOrStdout(), printer(g, v), play)
 		}
-		conn := role.NewConn(os.Stdin, os.Stdout)
+		conn := role.Stdio()
 		return reported(conn, play(ctx, conn))
 	}
 }
