@@ -40,12 +40,13 @@ const (
                        exec: {command: [/bin/web, get, "https://10.96.0.1/"]}}`
 )
 
-// upForSidecars starts a cluster of two nodes whose API server asks Tare's webhook about pods of an arm, and writes the
-// spec.
+// upForSidecars starts a cluster of two nodes whose API server asks Tare's webhook about pods of an arm, and writes
+// the spec.
 func upForSidecars(t *testing.T, duration string, blocks int) (p *plugin, file string) {
 	t.Helper()
 	p = upWithPlugin(t, Options{Nodes: 2})
-	opt := strings.NewReplacer("redirect: cni", "redirect: cni\n    opt: in", `args: [burn, "16"]`, slowSidecar).Replace(controlplane)
+	opt := strings.NewReplacer("redirect: cni", "redirect: cni\n    opt: in", `args: [burn, "16"]`, slowSidecar).
+		Replace(controlplane)
 	asked := strings.Replace(hook, `    namespaceSelector:
       matchExpressions:
         - {key: kubernetes.io/metadata.name, operator: In, values: [shop]}
@@ -91,6 +92,9 @@ func TestSidecars(t *testing.T) {
 			if r.Gate == "throttled" { // by the limit of the sidecars, which is theirs
 				t.Errorf("trial %d of %s: %s", tr.Index, tr.Arm, r.Message)
 			}
+		}
+		if v, has := tr.Metrics["unexplained_cpu_seconds_per_request"]; has { // what the whole machine did beside the nodes
+			t.Errorf("trial %d of %s: %g s of a request are on no account", tr.Index, tr.Arm, v)
 		}
 		if tr.Arm != "mesh" {
 			if proxies > 0 || len(tr.Components) > 0 || tr.Metrics["subject_cpus"] != 0 {

@@ -401,6 +401,19 @@ func TestPodHasNoRights(t *testing.T) {
 	}
 }
 
+// TestService: a mesh learns from the Service what it carries.
+func TestService(t *testing.T) {
+	p := &Place{name: "run", owned: metav1.ObjectMeta{Labels: map[string]string{}}}
+	for protocol, want := range map[string]string{"http1": "http", "http2": "kubernetes.io/h2c", "grpc": "grpc",
+		"tcp": "tcp", "http1, tls: true": "https", "tcp, tls: true": "tls"} {
+		s := parse(t, strings.ReplaceAll(strings.Replace(meshSpec, "kind: http, limits", "kind: http, protocol: "+protocol+
+			", limits", 1), "rate: 100", "rate: 100, protocol: "+strings.Replace(protocol, "tls: true", "tls: unverified", 1)))
+		if got := p.service("0", "server", s.Applications["server"]).Spec.Ports[0].AppProtocol; got == nil || *got != want {
+			t.Errorf("%s: %v, want %s", protocol, got, want)
+		}
+	}
+}
+
 // TestKinds: docs/cluster-experiments.md names the kinds that run in pods.
 func TestKinds(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/cluster-experiments.md")
