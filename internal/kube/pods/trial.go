@@ -509,8 +509,8 @@ func ofServer(err error) bool {
 		apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) || apierrors.IsTooManyRequests(err)
 }
 
-// lasted sees that the pods are those that were set up, with the containers that they had: the counters of one that was
-// started again are of a part of the window only.
+// lasted sees that the pods are those that were set up, with the containers that they had: the counters of one that
+// was started again are of a part of the window only.
 func (x *trial) lasted(ctx context.Context) error {
 	list, err := x.o.Cluster.Core().Pods(x.o.Namespace).List(ctx, metav1.ListOptions{LabelSelector: x.selector()})
 	if err != nil {
