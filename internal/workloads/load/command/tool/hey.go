@@ -106,6 +106,14 @@ func (h *heyReader) line(line string) error {
 		if h.section == "Status code distribution:" { // errors may have several lines, statuses have one
 			return fmt.Errorf("%q is no line of its status code distribution", clip(line))
 		}
+	default:
+		if heyCount().MatchString(line) {
+			return fmt.Errorf("below %q there are counts, of answers or of failures, and that heading is not known",
+				clip(h.section))
+		}
+		if heyQuantile().MatchString(line) {
+			h.r.heading(h.section)
+		}
 	}
 	return nil
 }
@@ -113,6 +121,9 @@ func (h *heyReader) line(line string) error {
 func (h *heyReader) field(name, value string) (err error) {
 	if strings.Contains(value, "NaN") || strings.Contains(value, "inf") { // of no answer
 		return nil
+	}
+	if err := h.r.first(name); err != nil {
+		return err
 	}
 	var f float64
 	switch name {
@@ -187,6 +198,7 @@ func (h *heyReader) count(first, rest string) error {
 		return fmt.Errorf("%q is no number of responses", clip(rest))
 	}
 	n, err := count(m[1])
+	err = errors.Join(err, h.r.first(first))
 	h.answers += n
 	if len(first) != 3 || first[0] != '2' && first[0] != '3' {
 		h.failed += n
