@@ -25,6 +25,7 @@ var (
 	heySummary  = text.LazyRegexp(`(?m)^Summary:`)
 	heyQuantile = text.LazyRegexp(`^\s+([0-9.]+)%%? in ([0-9.]+|NaN) (\S.*)$`)
 	heyCount    = text.LazyRegexp(`^\s+\[([0-9]+)\]\s+(.*)$`)
+	ohaOnly     = text.LazyRegexp(`(?m)^\s+Success rate:`)
 	statusCount = text.LazyRegexp(`^([0-9]+) responses$`)
 )
 
@@ -32,6 +33,9 @@ var (
 func parseHey(output string, r *Reading) error {
 	if heyCSV().MatchString(output) {
 		return errors.New("it is one line for each request: leave out -o csv")
+	}
+	if ohaOnly().MatchString(output) {
+		return errors.New("it is the output of oha, whose clock is another: write tool: oha")
 	}
 	return parseHeyLike(output, r)
 }

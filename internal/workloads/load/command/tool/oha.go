@@ -1,6 +1,7 @@
 package tool
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 )
@@ -20,6 +21,9 @@ func init() {
 func parseOha(output string, r *Reading) error {
 	if !heySummary().MatchString(output) && strings.Contains(output, "{") {
 		return ohaJSON(output, r)
+	}
+	if !ohaOnly().MatchString(output) {
+		return errors.New("it has no \"Success rate\" in its summary, as that of hey: if it is hey's, write tool: hey")
 	}
 	return parseHeyLike(output, r)
 }
@@ -60,6 +64,10 @@ func ohaJSON(output string, r *Reading) error {
 		if err := h.count(fmt.Sprint(n), what); err != nil {
 			return err
 		}
+	}
+	if o.Errors == nil {
+		r.doubt = true
+		r.once("its JSON has no errorDistribution, so requests without an answer are not counted")
 	}
 	requests, failures := h.answers+h.broken, h.failed+h.broken
 	r.Requests, r.Errors, r.Rate, r.Seconds = &requests, &failures, s.Rate, &s.Total
