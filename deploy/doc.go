@@ -15,3 +15,8 @@ var AgentManifests []byte
 //
 //go:embed kubernetes/weigh.yaml
 var WeighRights []byte
+
+// RunRights are the role of who runs experiments in a cluster, beside WeighRights.
+//
+//go:embed kubernetes/run.yaml
+var RunRights []byte

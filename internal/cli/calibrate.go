@@ -35,7 +35,7 @@ latency of a server with known delays and stalls; eBPF programs of known run tim
 processes that know their CPU time and memory; and, as information, the smallest difference that this machine can see.
 
 A weight that is out of tolerance because of what else the machine did is tried again, and then reported as not judged,
-with who disturbed it.
+together with what disturbed it.
 
 Exit code 5: a weight is out of tolerance and nothing else explains it, so the scale itself is wrong. Exit code 4: in
 some section no weight could be judged.`,

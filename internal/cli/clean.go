@@ -30,9 +30,8 @@ func newClean() *cobra.Command {
 		Use:   "clean",
 		Short: "Remove what a killed run left behind",
 		Long: `Remove what killed runs left behind: their control groups, containers and sandboxes of 'tare microvm', the network
-interfaces of local nodes and containers, files in the system's directories for temporary ones and, should any have
-outlived them, their processes. Runs that are under way and everything that is not Tare's own are left alone. Programs
-and maps of a subject go with its process.
+interfaces of local nodes and containers, temporary files and, should any still run, their processes. Runs that are
+under way, and everything that is not Tare's own, are left alone. Programs and maps of a subject end with its process.
 'tare run' does the same before it begins.
 
 In a container, whether a run of another container or of the host goes on may be impossible to see. What such a run

@@ -40,20 +40,19 @@ func newCompare() *cobra.Command {
 	var f compareFlags
 	c := &cobra.Command{
 		Use:   "compare OLD NEW...",
-		Short: "Hold recorded runs against each other, with the variance between runs",
-		Long: `Hold recorded runs of one experiment against each other. OLD and NEW are run directories, or directories that hold
-repeated runs of the same thing. Each run is taken against its own baseline, and the intervals hold what differs from
-run to run: by the repeats or a --history where there are runs enough, else by the A/A twins of the runs. Where none of
-them tells, there is no verdict. Of several NEW each is held against OLD.
+		Short: "Compare recorded runs, allowing for the variance between runs",
+		Long: `Compare recorded runs of one experiment. OLD and NEW are run directories, or directories that hold repeated runs of the
+same thing. Each run is compared with its own baseline first. The intervals include how much runs vary: estimated from
+the repeats or from --history if there are enough runs, else from the runs' A/A twins. Without any of these there is no
+verdict. If several NEW are given, each is compared with OLD.
 
-The better way is one run with both versions as arms, which differ in nothing else:
+It is better to have both versions as arms of one run, where they differ in nothing else:
 
   tare try --against 'OLD COMMAND' -- NEW COMMAND
 
-Without runs, --history DIR shows the history of each metric over all runs in DIR, and where its level shifted.
+Without runs, --history DIR shows each metric over all runs in DIR, and where its level shifted.
 
-Runs of other machines, kernels, specs or definitions of metrics, and invalid ones, are refused unless --anyway is
-given.`,
+Runs that differ in machine, kernel, spec or metric definitions, and invalid runs, are refused unless --anyway is given.`,
 		Example: `  tare compare tare-run-quickstart-20260102-030405 tare-run-quickstart-20260109-030405
   tare compare before/ after/
   tare compare last-release/ tare-run-quickstart-20260109-030405 --history runs/
@@ -80,10 +79,10 @@ given.`,
 		},
 	}
 	c.Flags().StringVar(&f.history, "history", "",
-		"directory with runs of the experiment: alone to show their course, else for the variance between runs")
+		"directory with earlier runs: alone, shows each metric over time; else, gives the variance between runs")
 	c.Flags().BoolVar(&f.anyway, "anyway", false,
-		"compare what differs in machine, kernel, spec or definitions, and invalid runs")
-	c.Flags().StringVar(&f.page, "html", "", "file to write as a page, beside what is printed")
+		"compare runs that differ in machine, kernel, spec or definitions, and invalid runs")
+	c.Flags().StringVar(&f.page, "html", "", "HTML file to write as well")
 	registerFormat(c, &f.show, report.Comparisons)
 	f.show.RegisterAll(c.Flags())
 	return c

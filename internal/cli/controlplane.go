@@ -28,7 +28,7 @@ func newControlplane() *cobra.Command {
 	var human bool
 	c := &cobra.Command{
 		Use:   "controlplane --config FILE|DIR",
-		Short: "Run the control plane of a small mesh (xDS), until interrupted; changes of its files are sent at once",
+		Short: "Run the control plane of a small mesh (xDS) until interrupted; changes to its files are sent at once",
 		Long: `Run the control plane of a mesh that a file describes, until interrupted. Data planes that speak Envoy's xDS get
 their configuration from it, as state of the world or as deltas; changes of the file are sent at once. Of a directory
 all files *.yaml are one mesh.

@@ -34,10 +34,10 @@ func init() {
 		return newGuests(kind.Load, "Generate load and measure how it is served")
 	})
 	register(func() *cobra.Command {
-		return newGuests(kind.Application, "Run an application for a load to put to work")
+		return newGuests(kind.Application, "Run an application for a load to drive")
 	})
 	register(func() *cobra.Command {
-		c := newGuests(kind.Subject, "Run a subject, a thing that Tare weighs; without a name, list them")
+		c := newGuests(kind.Subject, "Run a subject, which is what Tare weighs; without a name, list them")
 		c.RunE = func(cmd *cobra.Command, _ []string) error { return listSubjects(cmd.Context(), cmd.OutOrStdout()) }
 		return c
 	})
@@ -144,7 +144,7 @@ func runner(r kind.Role, g kind.Guest, f *pflag.FlagSet, v param.Values) func(*c
 		if human || isatty.IsTerminal(os.Stdout.Fd()) {
 			return forPeople(ctx, cmd.OutOrStdout(), printer(g, v), play)
 		}
-		conn := role.NewConn(os.Stdin, os.Stdout)
+		conn := role.Stdio()
 		return reported(conn, play(ctx, conn))
 	}
 }

@@ -46,7 +46,7 @@ func init() {
 	})
 	// What calibrate plants.
 	hidden(calibrate.WeightCommand, func(ctx context.Context, args []string) error {
-		conn := role.NewConn(os.Stdin, os.Stdout)
+		conn := role.Stdio()
 		return reported(conn, calibrate.Plant(ctx, args, conn))
 	})
 }
@@ -55,7 +55,7 @@ func init() {
 func playGuest(ctx context.Context, args []string) error {
 	conn := unprivileged(ctx)
 	if len(args) > 0 && kind.Role(args[0]) == kind.Subject { // eBPF programs, interfaces: subjects need theirs
-		conn = role.NewConn(os.Stdin, os.Stdout)
+		conn = role.Stdio()
 	}
 	ctx = withoutHangup(ctx) // by which a guest may read its files again; its parent ends it
 	return reported(conn, kind.Play(ctx, conn, args))
@@ -83,7 +83,7 @@ type ownProcess struct{}
 // unprivileged speaks with the parent of an application or a load. The process gives up all capabilities once that is
 // set up, if it is there for this command alone.
 func unprivileged(ctx context.Context) *role.Conn {
-	conn := role.NewConn(os.Stdin, os.Stdout)
+	conn := role.Stdio()
 	if ctx.Value(ownProcess{}) != nil {
 		conn.BeforeReady(privilege.Drop)
 	}

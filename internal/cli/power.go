@@ -20,9 +20,10 @@ func newPower() *cobra.Command {
 	var show session.Show
 	c := &cobra.Command{
 		Use:   "power DIR",
-		Short: "How many blocks a run needs to tell a difference, by the noise of one before",
-		Long: `From a recorded run, how many blocks runs like it need to tell differences of 5, 10 and 20 % of the baseline. The run
-may be of the baseline alone, with its A/A twin, and short: six blocks are enough to begin with.`,
+		Short: "Estimate how many blocks a run needs to detect a difference, from the noise of an earlier run",
+		Long: `Estimate from a recorded run how many blocks a run like it needs to detect differences of 5, 10 and 20 % of the
+baseline. The recorded run may be short, and may have the baseline and its A/A twin alone: six blocks are enough to
+begin with.`,
 		Example: `  tare power tare-run-quickstart-20260102-030405
   tare power DIR --see 2%,10% --power 80%`,
 		Args: oneRun,
@@ -64,7 +65,7 @@ may be of the baseline alone, with its A/A twin, and short: six blocks are enoug
 	}
 	c.Flags().StringSliceVar(&sizes, "see", []string{"5%", "10%", "20%"},
 		"sizes of differences, in per cent of the baseline")
-	c.Flags().StringVar(&probability, "power", "95%", "the part of such runs that tell")
+	c.Flags().StringVar(&probability, "power", "95%", "share of runs that should detect the difference")
 	registerFormat(c, &show, report.Powers)
 	show.RegisterAll(c.Flags())
 	return c

@@ -32,13 +32,13 @@ func newReport() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "report DIR",
 		Short: "Read a run directory again and report on it",
-		Long: `Read a run directory again and report on it. The report is made from the trials, not from the summary that the run left.
+		Long: `Read a run directory again and report on it. The report is computed anew from the trials, not taken from the summary that the run left.
 
-Formats, of which several, separated by commas, are written one after another to standard output:
+Formats; several, separated by commas, are written one after another to standard output:
 
 ` + formatLines(report.Runs.Formats()) + `
 
-The text and the Markdown begin with a table of what leads; --all adds every metric, note and model.
+Text and Markdown begin with a table of the leading metrics; --all adds every metric, note and model.
 
 An invalid run is reported as invalid; the exit code is still 0, since the report was made. --assert adds
 assertions to those of the run, and the exit code is then that of 'tare run': 5 where one fails, 4 where one is
@@ -91,7 +91,7 @@ undecided, or the run is invalid or partial.`,
 	completeFormats(c, report.Runs.Formats())
 	c.Flags().StringArrayVar(&f.asserted, "assert", nil,
 		"budget to check the run against, beside its own, such as 'memory_hard_bytes <= 50MB'; may be repeated")
-	c.Flags().BoolVar(&f.all, "all", false, "of the text and the Markdown everything: every metric, note and model")
+	c.Flags().BoolVar(&f.all, "all", false, "text and Markdown: every metric, note and model")
 	c.Flags().StringVarP(&f.out, "output", "o", "", "file to write instead of standard output")
 	return c
 }

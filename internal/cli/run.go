@@ -48,13 +48,13 @@ A trial that the hypervisor, a neighbour or the load generator spoiled is run ag
 the spec. The metrics that were spoiled are left out, and nothing else of the trial; the run is invalid (exit code 4)
 only when nothing is left of what was asked.
 
-With --precision the run goes on, in whole blocks, until intervals are this narrow: half their width, as a part of the
-value, or for a difference as a part of the baseline's value. With --until alone it goes on until the time is up.
-Neither looks at whether a difference is resolved.
+With --precision the run adds whole blocks until intervals are this narrow: half the width, relative to the value, or
+for a difference relative to the baseline's value. With --until alone it adds blocks until the time is up. Neither
+looks at whether a difference is resolved.
 
 --assert sets a budget: METRIC <= BOUND, or <, >=, >, ==. A bound with a sign limits the difference to the baseline.
-Braces name an arm, a component or a level: 'memory_hard_bytes{component=agent} <= 50MB'. By its interval each holds,
-fails (exit code 5) or is undecided (exit code 4). With --until the run goes on until all are decided.
+Braces name an arm, a component or a level: 'memory_hard_bytes{component=agent} <= 50MB'. Judged by its interval, each
+holds, fails (exit code 5) or is undecided (exit code 4). With --until the run goes on until all are decided.
 
 Ctrl-C ends the run early: the trial under way is taken down, what was measured is kept and reported as partial, and the
 exit code is 4.`,

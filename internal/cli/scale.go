@@ -48,7 +48,7 @@ func (f *scaleFlags) register(fs *pflag.FlagSet) {
 	fs.StringArrayVar(&f.roots, "runtime-root", nil,
 		"directory that runc or crun was given as --root, beside the usual ones; may be repeated")
 	fs.IntVar(&f.hz, "hz", perf.DefaultHz,
-		"samples per second and CPU; with 0 there are none, and eBPF time is not split")
+		"samples per second on each CPU; 0 takes none, and eBPF time is not split")
 }
 
 // scaleOptions are what scaleFlags ask for.

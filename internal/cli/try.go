@@ -42,7 +42,7 @@ func newTry() *cobra.Command {
 	var f tryFlags
 	c := &cobra.Command{
 		Use:   "try [flags] -- COMMAND [ARGS]",
-		Short: "Weigh any command: what it uses, and what workloads beside it lose",
+		Short: "Weigh any command: what it uses, and how much it slows workloads that run beside it",
 		Long: `Weigh any command: an agent, a proxy, a tracer. It runs next to reference workloads, each with a baseline and
 an A/A twin without it, in randomised blocks, and the answer says with intervals what it uses (CPU, memory, eBPF
 time and maps) and what each workload loses.

@@ -56,9 +56,9 @@ changed. Ctrl-C ends the window early.
 Without root the ledger has CPU time and memory by control group, and a warning for each thing that needs more,
 with what would bring it: 'tare doctor' lists them.
 
-With --every there is one ledger after another, each of a window that begins where the one before ended, until
-Ctrl-C, or for as long as --for says. JSON then has one document a line, CSV one header and a column more, the
-beginning of the window. OpenMetrics is of one time only: tare-agent serves it for a scraper.
+--every takes one ledger after another, each for a window that begins where the last one ended, until Ctrl-C or for as
+long as --for says. JSON then has one document per line; CSV has one header and a further column, the beginning of the
+window. OpenMetrics holds one moment only: for a scraper, run tare-agent.
 
 Rules say what is a workload and what is infrastructure. For each workload the ledger then shows gross (what it
 uses in all), net (the application itself) and tare (what infrastructure uses on its behalf): gross = net + tare.
@@ -73,16 +73,16 @@ Each rule selects by one of
   map=NAME       eBPF maps
 
 where * is any characters but a slash, ? is one, and ** in a path is any number of its parts. A program or map
-that no rule names belongs to whoever holds it, wherever it runs. A rule for a group comes before those for
-groups above it; of rules that match the same thing the first counts, with those of --rules FILE at its place
-among the flags. A warning names rules that match nothing.
+that no rule names belongs to the process that holds it, wherever it runs. A rule for a group comes before those for
+groups above it; of rules that match the same thing the first counts, where the rules of --rules FILE stand in the
+order of the flags where --rules does. A warning names rules that match nothing.
 
 At a terminal each table has the biggest rows (--top), and one row "other" for the rest. Control groups that hold
 others come last, with what they use in themselves, so that rows add up; --depth and --match choose among the groups,
-and those that a rule names are session.Show in any case. All other formats have everything.
+and those that a rule names are shown in any case. All other formats have everything.
 
-With one workload, all infrastructure serves it. With several, infrastructure serves the workload that it
-names by ,workload=NAME, or in whose groups it is; the rest is session.Show as tare of no single workload.
+With one workload, all infrastructure serves it. With several, infrastructure serves the workload that its rule
+names by ,workload=NAME, or in whose groups it runs; the rest is shown as tare of no single workload.
 --profile kubernetes has rules for a node, which come after yours (docs/charges.md).`,
 		Example: `  tare weigh                    # ten seconds, for people
   tare weigh --for 1m --json    # a minute, for programs: schema tare.ledger/v1
@@ -143,10 +143,10 @@ names by ,workload=NAME, or in whose groups it is; the rest is session.Show as t
 	f.DurationVar(&window, "for", 10*time.Second, "length of the window; with --every, of all windows")
 	f.DurationVar(&every, "every", 0, "one ledger after another, each of this length")
 	registerFormat(cmd, &show, report.Ledgers)
-	f.IntVar(&top, "top", 10, "of the text, rows in each table, the biggest first; 0 for all")
-	f.IntVar(&depth, "depth", 0, "of the text, levels of control groups: deeper ones are in the row above them; 0 for all")
+	f.IntVar(&top, "top", 10, "rows to show of each table as text, the biggest first; 0 for all")
+	f.IntVar(&depth, "depth", 0, "levels of groups to show as text; deeper ones count in their parents; 0 for all")
 	f.StringArrayVar(&match, "match", nil,
-		"of the text, which control groups, with those below them, such as '/kubepods/*'; may be repeated")
+		"control groups to show as text, with those below them, such as '/kubepods/*'; may be repeated")
 	scale.register(f)
 	return cmd
 }

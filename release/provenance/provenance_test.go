@@ -12,10 +12,12 @@ import (
 
 	"tare/internal/lib/self"
 	"tare/test/binary"
+	"tare/test/long"
 )
 
 // The same commit makes the same bytes wherever its checkout lies, and the binary says where it comes from.
 func TestReproducible(t *testing.T) {
+	long.Test(t, "180 s of CPU time: it compiles the programs twice, without a cache")
 	root, err := binary.Root()
 	if err != nil {
 		t.Fatal(err)

@@ -26,7 +26,7 @@ func ControlPlane() {
 	f.DurationVar(&o.Life, "life", 0, "")
 	err := f.Parse(os.Args[2:])
 	if err == nil {
-		err = controlplane.Run(context.Background(), o, role.NewConn(os.Stdin, os.Stdout))
+		err = controlplane.Run(context.Background(), o, role.Stdio())
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -24,6 +24,7 @@ import (
 	"tare/internal/mesh/fleet"
 	"tare/test/envoy/secret"
 	"tare/test/fleettest"
+	"tare/test/long"
 	"tare/test/ring"
 )
 
@@ -38,6 +39,7 @@ func meshOf(services, change int) *proxyconfig.Config {
 // TestControlPlaneKilled: whenever a control plane is killed, and whatever changes meanwhile, proxies have in the end
 // what the configuration says, resource by resource, from the one that is started in its place.
 func TestControlPlaneKilled(t *testing.T) {
+	long.Test(t, "6 s: a control plane killed while trials run")
 	const proxies = 30
 	kills := 4
 	if os.Getenv("TARE_KILLS") != "" {

@@ -14,6 +14,7 @@ import (
 	"tare/internal/results/analysis"
 	"tare/test/binary"
 	"tare/test/browser"
+	"tare/test/long"
 )
 
 // fenced matches a block of code whose first line, or the one after "#!/bin/sh", names the file that it is: "// path"
@@ -24,6 +25,7 @@ var fenced = regexp.MustCompile("(?ms)^```(?:go|yaml|sh)\n((?:#!/bin/sh\n)?(?://
 // lines, which bring metrics, an answer and a chart, and a file each for a report format and a sandbox runtime. Nothing
 // is written into the tree: go build takes the files from elsewhere.
 func TestExtending(t *testing.T) {
+	long.Test(t, "70 s: it compiles a copy of the tree with a guest of each kind")
 	t.Parallel()
 	needsRoot(t)
 	leavesNothing(t)

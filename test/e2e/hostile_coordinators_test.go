@@ -20,6 +20,8 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+
+	"tare/test/long"
 )
 
 // hostCoordinator is a coordinator that does as a test says, with a coordinator's keys.
@@ -399,6 +401,7 @@ func hostileCoordinator(t *testing.T, config *tls.Config, keys string,
 // TestHostileCoordinators: whatever a coordinator does that an agent joins, the agent bears it, runs nothing that it
 // must not, joins again, and does what a good coordinator says.
 func TestHostileCoordinators(t *testing.T) {
+	long.Test(t, "30 s: a campaign of attacks on an agent")
 	t.Parallel() // it waits, mostly
 	needsRoot(t)
 	leavesNothing(t)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"tare/internal/scale/host/proc"
+	"tare/test/long"
 )
 
 // kills is how often each victim is killed: TARE_KILLS, or few.
@@ -27,6 +28,7 @@ func kills(few int) int {
 // TestSandboxKilled: whichever process of a run with sandboxes is killed, and whenever, 'tare clean' leaves nothing of
 // the run on this machine. TARE_KILLS is how often each is killed.
 func TestSandboxKilled(t *testing.T) {
+	long.Test(t, "6 s and more: what a sandbox consists of is killed")
 	needsRoot(t)
 	for _, c := range []struct {
 		runtime string

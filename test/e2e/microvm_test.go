@@ -791,6 +791,7 @@ func charged(t *testing.T, name string) int {
 // TestMicrovmKilled: whatever of a sandbox is killed, and whenever, 'tare clean' removes the rest. TARE_KILLS is how
 // often each is killed.
 func TestMicrovmKilled(t *testing.T) {
+	long.Test(t, "8 s and more: what a virtual machine consists of is killed")
 	r := microvm(t)
 	victims := long.Some(2, []string{"runtime", "shim", "qemu-system-x86", "virtiofsd"})
 	times := 1

@@ -34,6 +34,7 @@ arms:
 // TestOwnProxy: a user's proxy with the user's configuration stands in the path of requests, and what it costs is
 // charged to it.
 func TestOwnProxy(t *testing.T) {
+	long.Test(t, "40 s: nine trials of each proxy")
 	needsRoot(t)
 	for name, command := range map[string]string{
 		"haproxy": "haproxy -db -f {dir}/haproxy.cfg",
@@ -41,9 +42,6 @@ func TestOwnProxy(t *testing.T) {
 		"envoy":   "envoy -c {dir}/envoy.yaml --concurrency 1 --use-dynamic-base-id --log-level error",
 	} {
 		t.Run(name, func(t *testing.T) {
-			if name != "haproxy" {
-				long.Test(t, "12 s each: nine trials of another proxy")
-			}
 			c := command
 			if name == "envoy" {
 				c = filepath.Dir(envoytest.Path(t)) + "/" + c

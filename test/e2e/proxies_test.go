@@ -15,6 +15,7 @@ import (
 
 	"tare/internal/experiment/record"
 	"tare/internal/scale/host/proc"
+	"tare/test/long"
 )
 
 // proxiesSpec is a run of one block with an arm of sidecar proxies, in which nothing is run twice.
@@ -116,6 +117,7 @@ func TestSidecarsMissing(t *testing.T) {
 
 // TestProxyKilled: a proxy that is killed fails its trial, with the cause, and the run goes on to its end.
 func TestProxyKilled(t *testing.T) {
+	long.Test(t, "6 s: proxies killed while trials run")
 	needsRoot(t)
 	needsProxy(t, "haproxy")
 	leavesNothing(t)

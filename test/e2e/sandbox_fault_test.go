@@ -53,6 +53,7 @@ loads:
 // TestOutOfMemoryInside: in gVisor and in a virtual machine the failure tells whom the kernel killed, which kernel, and
 // which limit was reached; the arms that had enough are measured.
 func TestOutOfMemoryInside(t *testing.T) {
+	long.Test(t, "20 s: virtual machines with too little memory")
 	needsRoot(t)
 	// A plain process has no host name of a sandbox, and asks for nothing.
 	const hungry = "sh -c 'read h < /proc/sys/kernel/hostname; if [ $h = sandbox ]; then " +
@@ -71,9 +72,6 @@ func TestOutOfMemoryInside(t *testing.T) {
 		"guest":   {"runtime: %q, memory: 64MiB", fmt.Sprintf(byGuest, "its container may have 67.1 MB")},
 	} {
 		t.Run(arm, func(t *testing.T) {
-			if arm == "microvm" {
-				long.Test(t, "6 s: the same where the machine is what has too little memory")
-			}
 			leavesNothing(t)
 			runtime, env := "microvm", []string(nil)
 			if strings.Contains(c.says, "runsc") {

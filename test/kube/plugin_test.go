@@ -375,11 +375,16 @@ metadata: {name: strict, labels: {pod-security.kubernetes.io/enforce: baseline}}
 	// Temporary agents, by the documented rights and without any.
 	eventually(t, func() string { // the API server learns of roles a moment later
 		out, _, code := p.tare("doctor", "--as", "weigher")
-		if code != 0 || !strings.Contains(out, "ok  rights") {
+		if code != 0 || !strings.Contains(out, "ok  rights") ||
+			!strings.Contains(out, "ok  run        not in default, ") || !strings.Contains(out, "missing: create pods in default") {
 			return out
 		}
 		return ""
 	})
+	if out, _, code := p.tare("doctor", "-n", "strict"); code != 0 ||
+		!strings.Contains(out, "ok  run        all of deploy/kubernetes/run.yaml, with the pods of experiments in strict") {
+		t.Errorf("doctor: exit code %d\n%s", code, out)
+	}
 	p.weigh(t, 0, "--for", "1s", "--as", "weigher")
 	p.nothingLeft(t, 0)
 	if out, _, code := p.tare("clean", "--as", "weigher"); code != 0 || out != "nothing to remove\n" {

@@ -39,7 +39,7 @@ func Main(m *testing.M) {
 		os.Exit(int(fault.CodeOf(err)))
 	}
 	if len(os.Args) > 1 && os.Args[1] == kind.PlayCommand {
-		err := kind.Play(context.Background(), role.NewConn(os.Stdin, os.Stdout), os.Args[2:])
+		err := kind.Play(context.Background(), role.Stdio(), os.Args[2:])
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 		}

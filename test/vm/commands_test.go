@@ -13,6 +13,7 @@ import (
 	"tare/internal/results/analysis"
 	"tare/internal/scale/ledger"
 	"tare/test/kernels"
+	"tare/test/long"
 )
 
 // decode reads one JSON document of a known type; a field that the type does not have is an error.
@@ -72,6 +73,9 @@ func TestCgroupModes(t *testing.T) {
 	for mode, want := range map[CgroupMode]string{V2: "cgroup:cgroup2 +cpu +memory +pids", V1: mountedV1,
 		Hybrid: mountedV1 + " unified:cgroup2"} {
 		t.Run(string(mode), func(t *testing.T) {
+			if mode != V2 {
+				long.Test(t, "2 min: the older layouts, which other tests have on the machine itself")
+			}
 			t.Parallel()
 			const next = "next:\n"
 			r := Run(t, Options{CgroupMode: mode},
@@ -185,6 +189,7 @@ wait`)
 // still for a second at a time while others have the machine; how large the cost comes out means nothing. One processor
 // is enough: two that are emulated have stood still in it, each waiting for the other.
 func TestQuickstart(t *testing.T) {
+	long.Test(t, "2 min: two blocks of trials on an emulated machine, which stands still for seconds")
 	t.Parallel()
 	r := Run(t, Options{CPUs: 1, Timeout: 5 * time.Minute}, `
 { tare list quickstart | sed 's/duration: 1s/duration: 6s/'; echo "gates: {rate: 0.5, errors: 0.5, generator_cpu: 1, lag: 10s, invalid: 0.9}"; } >/tmp/quickstart.yaml

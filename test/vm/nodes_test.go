@@ -8,12 +8,14 @@ import (
 	"time"
 
 	"tare/internal/experiment/record"
+	"tare/test/long"
 )
 
 // An agent and a coordinator run a trial of a tracer on an older kernel with control groups v2 alone, and every event
 // is counted there. Local nodes need pairs of virtual interfaces, which this kernel has as a module that is not here:
 // that is said with its hint.
 func TestNodes(t *testing.T) {
+	long.Test(t, "3 min: trials of a node on an emulated machine, which stands still for seconds")
 	t.Parallel()
 	const spec = `name: nodes
 question: Is every event counted?

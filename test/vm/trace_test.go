@@ -7,11 +7,13 @@ import (
 	"time"
 
 	"tare/internal/experiment/record"
+	"tare/test/long"
 )
 
 // TestTrace: on an older kernel, with control groups v2 alone, every exec is counted by all three, and what a tracer
 // costs is known.
 func TestTrace(t *testing.T) {
+	long.Test(t, "2 min: tracers under storms on an emulated machine, which stands still for seconds")
 	t.Parallel()
 	const spec = `name: traced
 question: Is every event counted?

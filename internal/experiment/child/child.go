@@ -115,7 +115,7 @@ func (p *Process) run(started chan<- error) {
 		return
 	}
 	started <- nil
-	p.await()
+	Await(p.cmd.Process.Pid)
 	if p.o.Exited != nil {
 		p.why = p.o.Exited()
 	}
@@ -133,10 +133,9 @@ func (p *Process) run(started chan<- error) {
 	}
 }
 
-// await waits until the process has exited, and leaves it to be waited for. It holds no thread where the kernel has
-// descriptors of processes that do not block (Linux 5.10).
-func (p *Process) await() {
-	pid := p.cmd.Process.Pid
+// Await waits until a child of this process has exited, and leaves it to be waited for. It holds no thread where the
+// kernel has descriptors of processes that do not block (Linux 5.10).
+func Await(pid int) {
 	if fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK); err == nil {
 		f := os.NewFile(uintptr(fd), "pidfd")
 		defer f.Close()

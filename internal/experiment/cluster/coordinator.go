@@ -91,6 +91,7 @@ func NewCoordinator(o Options) (*Coordinator, error) {
 		grpc.ForceServerCodec(codec{clean: true}),
 		grpc.MaxRecvMsgSize(maxFromAgent), grpc.StaticStreamWindowSize(maxShort), grpc.StaticConnWindowSize(maxShort),
 		grpc.ConnectionTimeout(helloTimeout), grpc.MaxConcurrentStreams(1), grpc.MaxHeaderListSize(16<<10),
+		grpc.InTapHandle(boundStreams),
 		grpc.WaitForHandlers(true),
 		// For connections that have no agent behind them.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 10 * time.Second, Timeout: 5 * time.Second,
@@ -231,7 +232,10 @@ func (c *Coordinator) Drop(name string, why error) {
 // join is the life of one agent's stream. This goroutine alone writes to it, another alone reads.
 func (c *Coordinator) join(stream grpc.ServerStream) error {
 	n := newNode()
-	name, hangUp := visitorOf(stream.Context())
+	name, hangUp := "", func() {}
+	if info, ok := visitorOf(stream.Context()); ok {
+		name, hangUp = commonName(info.State), func() { info.visitor.Close() }
+	}
 	n.hangUp = hangUp
 	c.wg.Go(func() { n.read(stream) })
 	timer := time.NewTimer(helloTimeout)

@@ -23,7 +23,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"sync"
+
+	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/fault"
 )
@@ -61,9 +64,23 @@ type Conn struct {
 	beforeReady func() error
 }
 
-// NewConn speaks over r and w; a child passes os.Stdin and os.Stdout.
+// NewConn speaks over r and w.
 func NewConn(r io.Reader, w io.Writer) *Conn {
 	return &Conn{enc: json.NewEncoder(w), r: bufio.NewReaderSize(r, 64<<10)}
+}
+
+// Stdio speaks over standard input and output, as a child does. No thread waits in a system call for a pipe's next
+// message, which may never come: a stop of the process, as of the garbage collector, that meets a thread on its way
+// into such a call may wait for minutes for it (privilege.Keep says why).
+func Stdio() *Conn {
+	in := os.Stdin
+	if info, err := in.Stat(); err == nil && info.Mode()&os.ModeNamedPipe != 0 {
+		// Opened again, as O_NONBLOCK would be for all that have this one.
+		if f, err := os.OpenFile("/proc/self/fd/0", os.O_RDONLY|unix.O_NONBLOCK, 0); err == nil {
+			in = f
+		}
+	}
+	return NewConn(in, os.Stdout)
 }
 
 // BeforeReady has f called before a ready message is sent, when the process has set up all it needs. The message is not

@@ -11,22 +11,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	authv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
-
-	"tare/deploy"
 )
 
-// Missing returns which of the rights of deploy/kubernetes/weigh.yaml the user does not have, with the agents in a
-// namespace.
-func (c *Cluster) Missing(ctx context.Context, namespace string) (missing []string, err error) {
+// Missing returns which of the rights of some roles (YAML documents) the user does not have, where those of a Role are
+// asked for in a namespace.
+func (c *Cluster) Missing(ctx context.Context, roles []byte, namespace string) (missing []string, err error) {
 	client, err := authv1.NewForConfig(c.config)
 	if err != nil {
 		return nil, wrong(err)
 	}
-	roles, err := documents(deploy.WeighRights)
+	all, err := documents(roles)
 	if err != nil {
 		return nil, err
 	}
-	for _, o := range roles {
+	for _, o := range all {
 		role, err := as[rbacapi.Role](o) // a ClusterRole has the same fields
 		if err != nil {
 			return nil, err

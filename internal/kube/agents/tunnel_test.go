@@ -35,7 +35,10 @@ func TestTunnel(t *testing.T) {
 			}
 			defer conn.Close()
 			go func() {
-				errs, data := <-streams, <-streams
+				errs, data := <-streams, <-streams // in any order: the server has several goroutines for them
+				if errs.Headers().Get(api.StreamType) == api.StreamTypeData {
+					errs, data = data, errs
+				}
 				if errs.Headers().Get(api.StreamType) != api.StreamTypeError ||
 					data.Headers().Get(api.StreamType) != api.StreamTypeData {
 					t.Errorf("streams %v and %v", errs.Headers(), data.Headers())

@@ -16,9 +16,9 @@ func newClean(c *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "clean",
 		Short: "Remove temporary agents and pods of experiments that a cluster has not removed by itself",
-		Long: `Clean removes temporary agents, and pods of experiments, whose time is over. The cluster removes those by itself, unless its controllers for
-Jobs or for garbage are off. With --all it also removes those whose time is not over, which somebody may be using.
-What 'kubectl tare install' has installed stays.`,
+		Long: `Clean removes temporary agents, and pods of experiments, whose time is over. The cluster removes those by itself,
+unless its controllers for Jobs or for garbage collection are off. With --all it also removes those whose time is not
+over, which may be in use. What 'kubectl tare install' has installed stays.`,
 		Example: `  kubectl tare clean --dry-run
   kubectl tare clean --all`,
 		Args: usage.NoArgs,

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tare/deploy"
 	"tare/internal/kube/agents"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/text"
@@ -37,7 +38,8 @@ func newDoctor(c *connection) *cobra.Command {
 		Long: `Doctor looks at what 'kubectl tare weigh' needs, and changes nothing: whether the cluster answers, the rights of this
 user, the systems and kernels of the nodes, installed agents, and whether the namespace of temporary ones admits them.
 Rights are those of deploy/kubernetes/weigh.yaml; temporary agents need all of them, installed ones need only
-those of pods/portforward in their namespace. If something is missing, the exit code is 3.`,
+those of pods/portforward in their namespace. If something is missing, the exit code is 3. Rights for 'kubectl tare run'
+in the namespace of -n are listed as well; those of deploy/kubernetes/run.yaml are needed there.`,
 		Example: `  kubectl tare doctor
   kubectl tare doctor --as system:serviceaccount:ops:weigher --json`,
 		Args: usage.NoArgs,
@@ -46,7 +48,11 @@ those of pods/portforward in their namespace. If something is missing, the exit 
 			if err != nil {
 				return err
 			}
-			findings, err := examine(cmd.Context(), client, namespace)
+			own, err := c.namespace()
+			if err != nil {
+				return err
+			}
+			findings, err := examine(cmd.Context(), client, namespace, own)
 			if err != nil {
 				return err
 			}
@@ -58,8 +64,9 @@ those of pods/portforward in their namespace. If something is missing, the exit 
 	return cmd
 }
 
-// examine looks at everything. It fails only where the cluster does not answer at all.
-func examine(ctx context.Context, c *agents.Cluster, namespace string) (all []finding, err error) {
+// examine looks at everything, with agents in one namespace and experiments in another. It fails only where the cluster
+// does not answer at all.
+func examine(ctx context.Context, c *agents.Cluster, namespace, experiments string) (all []finding, err error) {
 	add := func(what string, ok bool, format string, args ...any) {
 		all = append(all, finding{what, ok, text.Line(fmt.Sprintf(format, args...))})
 	}
@@ -69,7 +76,7 @@ func examine(ctx context.Context, c *agents.Cluster, namespace string) (all []fi
 	}
 	add("cluster", true, "Kubernetes %s", version)
 	in := namespaceOf(namespace)
-	missing, err := c.Missing(ctx, in)
+	missing, err := c.Missing(ctx, deploy.WeighRights, in)
 	switch {
 	case err != nil:
 		add("rights", false, "%v", err)
@@ -77,6 +84,16 @@ func examine(ctx context.Context, c *agents.Cluster, namespace string) (all []fi
 		add("rights", false, "missing: %s", strings.Join(missing, "; "))
 	default:
 		add("rights", true, "all of deploy/kubernetes/weigh.yaml, with temporary agents in %s", in)
+	}
+	missing, err = c.Missing(ctx, deploy.RunRights, experiments)
+	switch {
+	case err != nil:
+		add("run", false, "%v", err)
+	case len(missing) > 0: // who only weighs the cluster does not need them
+		add("run", true, "not in %s, where experiments need the rights of deploy/kubernetes/run.yaml; missing: %s",
+			experiments, strings.Join(missing, "; "))
+	default:
+		add("run", true, "all of deploy/kubernetes/run.yaml, with the pods of experiments in %s", experiments)
 	}
 	if nodes, err := c.Nodes(ctx); err != nil {
 		add("nodes", false, "%v", err)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"regexp"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
@@ -70,11 +71,21 @@ func Command() *cobra.Command {
 	root.SetFlagErrorFunc(usage.FlagError)
 	var c connection
 	c.register(root.PersistentFlags())
+	whole := root.UsageTemplate()
 	for _, command := range commands {
-		root.AddCommand(command(&c))
+		command := command(&c)
+		command.SetUsageTemplate(inheritedFlags.ReplaceAllLiteralString(whole, connectionFlags))
+		root.AddCommand(command)
 	}
 	return root
 }
+
+// inheritedFlags is the part of cobra's template that lists the flags of kubectl, which everybody here knows. They are
+// more than those of any command: only the root lists them.
+var inheritedFlags = regexp.MustCompile(`Global Flags:\n\{\{[^}]*\}\}`)
+
+const connectionFlags = `The cluster is chosen as with kubectl, by --context, --kubeconfig, -n and so on;
+'kubectl tare --help' lists these flags.`
 
 // connection says which cluster, and as whom, with kubectl's flags, files and environment.
 type connection struct {

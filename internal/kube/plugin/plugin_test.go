@@ -146,3 +146,26 @@ func TestOlder(t *testing.T) {
 		}
 	}
 }
+
+// TestFlagsInHelp: a command lists its flags, and kubectl's only the root.
+func TestFlagsInHelp(t *testing.T) {
+	help := func(args ...string) string {
+		var out strings.Builder
+		root := Command()
+		root.SetOut(&out)
+		root.SetArgs(append(args, "--help"))
+		if err := root.Execute(); err != nil {
+			t.Fatal(err)
+		}
+		return out.String()
+	}
+	if root := help(); !strings.Contains(root, "--as-group") || !strings.Contains(root, "--kubeconfig") {
+		t.Errorf("the root's flags:\n%s", root)
+	}
+	for _, command := range Command().Commands() {
+		if said := help(command.Name()); strings.Contains(said, "--as-group") ||
+			!strings.Contains(said, "'kubectl tare --help' lists these flags") {
+			t.Errorf("%s:\n%s", command.Name(), said)
+		}
+	}
+}

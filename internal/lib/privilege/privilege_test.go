@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -26,8 +27,15 @@ const (
 
 // TestMain is also the process that gives up its privileges.
 func TestMain(m *testing.M) {
-	if os.Getenv(asked) == "" {
+	switch what := os.Getenv(asked); what {
+	case "":
 		os.Exit(m.Run())
+	case again, unwatched:
+		if err := stopOften(what); err != nil {
+			fmt.Println("error:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
 	}
 	var threads sync.WaitGroup
 	block := make(chan struct{})
@@ -84,6 +92,7 @@ func givesUp(t *testing.T, what string, left uint64) {
 	}
 	cmd := exec.CommandContext(t.Context(), path)
 	cmd.Env = append(os.Environ(), asked+"="+what)
+	cmd.SysProcAttr = &syscall.SysProcAttr{AmbientCaps: []uintptr{uintptr(kept)}}
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)

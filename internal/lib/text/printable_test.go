@@ -79,3 +79,18 @@ func TestOfC(t *testing.T) {
 		}
 	}
 }
+
+// TestColumns: what a terminal draws two columns wide is aligned, too.
+func TestColumns(t *testing.T) {
+	rows := [][]string{{"名前", "1"}, {"name", "22"}}
+	widths := Widths(rows)
+	if got := Aligned(rows[0], widths, true); got != "名前   1" {
+		t.Errorf("%q", got)
+	}
+	if got := Aligned(rows[1], widths, true); got != "name  22" {
+		t.Errorf("%q", got)
+	}
+	if got := Wrap(6, "", "名前 名前"); got != "名前\n名前\n" {
+		t.Errorf("%q", got)
+	}
+}

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/mattn/go-runewidth"
 )
 
 // Clean keeps text that came from elsewhere from steering the terminal, or from showing as other text than it is: a
@@ -24,9 +26,9 @@ func Wrap(width int, lead, prose string) string {
 	line, empty := lead, true
 	end := func() { b.WriteString(strings.TrimRight(line, " ") + "\n") }
 	for _, word := range words(Clean(prose)) {
-		if !empty && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width {
+		if !empty && runewidth.StringWidth(line)+1+runewidth.StringWidth(word) > width {
 			end()
-			line, empty = strings.Repeat(" ", utf8.RuneCountInString(lead)), true
+			line, empty = strings.Repeat(" ", runewidth.StringWidth(lead)), true
 		}
 		if !empty {
 			line += " "
@@ -56,7 +58,7 @@ func Widths(rows [][]string) (widths []int) {
 			if i == len(widths) {
 				widths = append(widths, 0)
 			}
-			widths[i] = max(widths[i], utf8.RuneCountInString(Clean(c)))
+			widths[i] = max(widths[i], runewidth.StringWidth(Clean(c)))
 		}
 	}
 	return widths
@@ -67,7 +69,7 @@ func Aligned(cells []string, widths []int, right bool) string {
 	padded := make([]string, len(cells))
 	for i, c := range cells {
 		c = Clean(c)
-		pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c))
+		pad := strings.Repeat(" ", widths[i]-runewidth.StringWidth(c))
 		if padded[i] = c + pad; right && i > 0 {
 			padded[i] = pad + c
 		}

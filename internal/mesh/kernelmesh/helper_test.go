@@ -56,7 +56,7 @@ func subjectMain() {
 			panic(err)
 		}
 	}
-	conn := role.NewConn(os.Stdin, os.Stdout)
+	conn := role.Stdio()
 	if err := Run(context.Background(), o, conn); err != nil {
 		_ = conn.Fail(err)
 		os.Exit(1)

@@ -22,7 +22,7 @@ func pushMain() {
 	if err := os.WriteFile(filepath.Join(os.Args[1], "cgroup.procs"), []byte("0"), 0); err != nil {
 		panic(err)
 	}
-	conn := role.NewConn(os.Stdin, os.Stdout)
+	conn := role.Stdio()
 	o := push.Options{Mesh: os.Args[2], What: os.Args[3], Interval: push.DefaultInterval, Pause: push.DefaultPause}
 	if err := push.Run(context.Background(), o, conn); err != nil {
 		_ = conn.Fail(err)

@@ -32,7 +32,7 @@ func connectMain() {
 	if err != nil {
 		panic(err)
 	}
-	conn := role.NewConn(os.Stdin, os.Stdout)
+	conn := role.Stdio()
 	if err := connect.Run(context.Background(), connect.Options{Replacer: pid}, conn); err != nil {
 		_ = conn.Fail(err)
 		os.Exit(1)

@@ -45,6 +45,7 @@ const (
 // are data planes of connections in separate processes: one asks for the state of the world, the other for deltas.
 // Whatever was done to them, they then do what a good control plane says.
 func TestAttacks(t *testing.T) {
+	long.Test(t, "40 s: a campaign of attacks on the client")
 	type run struct {
 		name string
 		took taken
@@ -53,11 +54,8 @@ func TestAttacks(t *testing.T) {
 	}
 	var runs []*run
 	busy, idle := make(chan struct{}, 4), make(chan struct{}, 16) // so many at a time
-	for i, a := range attacks {
-		for k, kind := range []string{world, deltas} {
-			if !long.Enabled() && (i+k)%2 == 1 {
-				continue // each attack on one client, and each client under half of them
-			}
+	for _, a := range attacks {
+		for _, kind := range []string{world, deltas} {
 			r := &run{name: strings.ReplaceAll(a.name, " ", "-") + "/" + kind, done: make(chan struct{})}
 			runs = append(runs, r)
 			slots, at := busy, port.Free(t)

@@ -27,6 +27,7 @@ func (t *screen) brief(s *analysis.Summary, run record.Run) {
 	top.title(s)
 	top.verdicts(s)
 	lead := newLead(s, run)
+	top.headline(lead)
 	shown := table.lead(lead)
 	bottom.others(s, run, shown)
 	bottom.basis(s, run)

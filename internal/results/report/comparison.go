@@ -23,6 +23,8 @@ func Comparison(w io.Writer, c *comparison.Comparison, o Options) error {
 
 func (t *screen) comparison(c *comparison.Comparison) {
 	t.line(t.bold(clean(c.Experiment)) + ": new against old")
+	t.wrap("", verdictOf(c))
+	t.line("")
 	for _, side := range []struct {
 		name string
 		runs []comparison.Ref
@@ -31,8 +33,6 @@ func (t *screen) comparison(c *comparison.Comparison) {
 			t.wrap(side.name, refLine(r))
 		}
 	}
-	t.line("")
-	t.wrap("", verdictOf(c))
 	t.line("")
 	rows := [][]string{{"", "arm", "old", "new", "change", "sees"}}
 	hidden := 0

@@ -21,6 +21,8 @@ type leadTable struct {
 	Levels  []leadLevel
 	Note    string // what the marks in the cells mean; empty: there are none
 
+	Headline string // one version against another in a sentence; empty: another kind of run
+
 	byWeight []string // the metrics again, those first that matter most
 }
 
@@ -81,6 +83,7 @@ func newLead(s *analysis.Summary, run record.Run) *leadTable {
 		}
 		l.Levels = append(l.Levels, of)
 	}
+	l.Headline = m.headline(l.byWeight, levels, arms)
 	if m.marked {
 		l.Note = strings.TrimSpace(unresolved) + ": no resolved difference from " + baseline(s)
 	}
@@ -258,6 +261,14 @@ func inOrder(s *analysis.Summary, names []string) []string {
 		return cmp.Or(cmp.Compare(places[a].rank, places[b].rank), cmp.Compare(places[a].at, places[b].at))
 	})
 	return sorted
+}
+
+// headline writes the sentence, where there is one.
+func (t *screen) headline(l *leadTable) {
+	if l.Headline != "" {
+		t.wrap("", l.Headline)
+		t.line("")
+	}
 }
 
 // lead writes the table for a terminal, and gives the metrics that it shows: as many columns as fit, and where there

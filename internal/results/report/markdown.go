@@ -26,6 +26,9 @@ func Markdown(w io.Writer, s *analysis.Summary, run record.Run, o Options) error
 	fmt.Fprintf(&b, "# %s\n\n%s\n", escape(s.Experiment), escape(s.Question))
 	b.WriteString(verdictsMarkdown(s))
 	lead := newLead(s, run)
+	if lead.Headline != "" {
+		fmt.Fprintf(&b, "\n%s\n", escape(lead.Headline))
+	}
 	b.WriteString(leadMarkdown(lead))
 	short := lead.short(s, run)
 	if short != "" {

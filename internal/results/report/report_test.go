@@ -54,6 +54,11 @@ func cases() map[string]func() (record.Run, []record.Trial) {
 		"few":     with(func(t *analysistest.Truth) { t.Blocks = 3 }),
 		"sweep":   with(func(t *analysistest.Truth) { t.Rates = []string{"500", "1000", "2000"} }),
 		"charged": charged,
+		"against": func() (record.Run, []record.Trial) {
+			run, trials := analysistest.Quickstart(plain)
+			run.Baseline = "old"
+			return run, trials
+		},
 		"partial": func() (record.Run, []record.Trial) {
 			run, trials := analysistest.Quickstart(plain)
 			return run, trials[:20]

@@ -81,7 +81,9 @@ func (t *screen) write(s *analysis.Summary, run record.Run) {
 	t.line(t.bold(clean(s.Experiment)) + "  " + clean(s.Question))
 	t.line("")
 	t.verdicts(s)
-	t.lead(newLead(s, run))
+	lead := newLead(s, run)
+	t.headline(lead)
+	t.lead(lead)
 	for _, a := range s.Answers {
 		t.wrap("", a.Answer)
 		t.line("")

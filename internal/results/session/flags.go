@@ -40,7 +40,7 @@ func (s *Show) RegisterJSON(fs *pflag.FlagSet, usage string) {
 
 // RegisterAll adds --all.
 func (s *Show) RegisterAll(fs *pflag.FlagSet) {
-	fs.BoolVar(&s.All, "all", false, "print every metric, note and model, not only the answer and what it rests on")
+	fs.BoolVar(&s.All, "all", false, "print every metric, note and model, not only the answer and its evidence")
 }
 
 // Register adds the flags.
@@ -50,7 +50,7 @@ func (f *Flags) Register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.Out, "out", "", "run directory; default tare-run-NAME-TIME here")
 	fs.IntVar(&f.Overrides.Blocks, "blocks", 0, "number of blocks, instead of the spec's")
 	fs.StringVar(&f.Overrides.Precision, "precision", "",
-		"run until intervals are this narrow, such as 5%, instead of for the spec's blocks")
+		"run until intervals are this narrow, such as 5%, instead of the number of blocks in the spec")
 	fs.DurationVar(&f.Overrides.Until, "until", 0,
 		"begin no block after this time, such as 10m; with --precision the default is 30m")
 	fs.StringArrayVar(&f.Overrides.Assert, "assert", nil,

@@ -33,6 +33,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"golang.org/x/sys/unix"
 
+	"tare/internal/experiment/child"
 	"tare/internal/experiment/load"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
@@ -210,6 +211,7 @@ func (l *Load) startOne(w *worker, file *os.File) (err error) {
 	_, none := io.ReadFull(ready, make([]byte, 1))
 	l.running++
 	go func() { // ends with the worker, for which await waits
+		child.Await(w.cmd.Process.Pid) // in no system call: the process may stop all of its threads now (privilege.Keep)
 		w.err = w.cmd.Wait()
 		l.ended <- w
 	}()

@@ -82,7 +82,7 @@ func playRole(options string) int {
 	var o Options
 	err := json.Unmarshal([]byte(options), &o)
 	if err == nil {
-		err = Run(ctx, o, role.NewConn(os.Stdin, os.Stdout))
+		err = Run(ctx, o, role.Stdio())
 	}
 	return int(fault.CodeOf(err))
 }

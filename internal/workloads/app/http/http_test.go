@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	}
 	var o Options
-	conn := role.NewConn(os.Stdin, os.Stdout)
+	conn := role.Stdio()
 	err := json.Unmarshal([]byte(options), &o)
 	if err == nil {
 		err = Run(context.Background(), o, conn)
