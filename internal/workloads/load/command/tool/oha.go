@@ -36,6 +36,7 @@ type ohaResult struct {
 		Average *float64 `json:"average"`
 		Rate    *float64 `json:"requestsPerSec"`
 		Data    *float64 `json:"totalData"`
+		Success *float64 `json:"successRate"`
 	} `json:"summary"`
 	Percentiles map[string]*float64 `json:"latencyPercentiles"`
 	Statuses    map[string]int64    `json:"statusCodeDistribution"`
@@ -52,7 +53,7 @@ func ohaJSON(output string, r *Reading) error {
 		return err
 	}
 	s := o.Summary
-	h := heyReader{r: r}
+	h := heyReader{r: r, success: s.Success}
 	for status, n := range o.Statuses {
 		h.section = "Status code distribution:"
 		if err := h.count(status, fmt.Sprintf("%d responses", n)); err != nil {
@@ -71,6 +72,7 @@ func ohaJSON(output string, r *Reading) error {
 	}
 	requests, failures := h.answers+h.broken, h.failed+h.broken
 	r.Requests, r.Errors, r.Rate, r.Seconds = &requests, &failures, s.Rate, &s.Total
+	h.agree()
 	if s.Data != nil {
 		r.Bytes = bytes(*s.Data)
 	}

@@ -716,6 +716,12 @@ func TestDoubt(t *testing.T) {
 			"may count failures", func(r Reading) bool { return r.Errors == nil && *r.Requests == 1955 }},
 		{"wrk, one more kind of broken connections", "wrk", replaced(t, "wrk-timeout.txt", "timeout 2", "timeout 2, tls 3"),
 			"may count failures", func(r Reading) bool { return r.Errors == nil && r.Beside == 0 && *r.Requests == 13 }},
+		{"oha, an error that is not known", "oha", replaced(t, "oha-0.6.5-slow.txt", "[4] timeout", "[3] timeout"),
+			"62 answers and 3 errors are not its success rate of 93.94 %", func(r Reading) bool {
+				return r.Errors == nil && r.Requests == nil && r.P99 != nil
+			}},
+		{"oha, errors that are not in its JSON", "oha", replaced(t, "oha-0.5.9-status.json", `"successRate": 1.0`,
+			`"successRate": 0.5`), "not its success rate of 50.00 %", func(r Reading) bool { return r.Requests == nil }},
 		{"oha, failures by another name", "oha", replaced(t, "oha-0.6.5-breakdown.json", "errorDistribution", "errors"),
 			"no errorDistribution", func(r Reading) bool { return r.Errors == nil }},
 		{"wrk, quantiles below another heading", "wrk", replaced(t, "wrk-latency.txt", "Latency Distribution", "Quantiles"),
