@@ -1,17 +1,21 @@
 package engine
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"tare/internal/experiment/load"
+	"tare/internal/experiment/measured"
 	"tare/internal/experiment/placement"
 	"tare/internal/experiment/record"
 	"tare/internal/experiment/spec"
@@ -227,6 +231,64 @@ func TestCommandLoadFails(t *testing.T) {
 				t.Errorf("%+v, want %s: %s", v, c.gate, c.says)
 			}
 		})
+	}
+}
+
+// TestStartedByAnother: an application whose command asks a program outside of the trial to start what serves, as that
+// of an engine of containers does, or ends in favour of it, has no cost: it is in no group of the trial.
+func TestStartedByAnother(t *testing.T) {
+	g := newGround(t)
+	tree, err := placement.NewTree(g.machine.Cgroups, "another")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := tree.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	group, err := tree.Group("server", placement.Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address, asked := l.Addr().String(), filepath.Join(t.TempDir(), "asked")
+	_ = l.Close()
+	server := exec.Command(g.machine.Self, "app", "http", "--listen", address)
+	started := make(chan error, 1)
+	over, stop := context.WithCancel(t.Context())
+	defer stop()
+	go func() {
+		for {
+			if _, err := os.Stat(asked); err == nil {
+				started <- group.Start(server)
+				return
+			}
+			select {
+			case <-over.Done():
+				started <- over.Err()
+				return
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+	}()
+	tr := g.firstTrial(commandSpec(fmt.Sprintf("kind: command, command: \"sh -c 'touch %s; exec sleep 100'\", address: %q",
+		asked, address), "kind: http, to: server, rate: 100, connections: 2"))
+	stop()
+	if err := <-started; err != nil {
+		t.Fatalf("%v: %+v", err, tr.Validity)
+	}
+	_ = server.Process.Kill()
+	_ = server.Wait()
+	says := fmt.Sprintf("process %d (tare) in the control group %s listens at %s, and is not of the trial",
+		server.Process.Pid, group.Path(), address)
+	if i := slices.IndexFunc(tr.Validity.Reasons, func(r record.Reason) bool {
+		return r.Gate == measured.GateContained.Name
+	}); i < 0 || !strings.Contains(tr.Validity.Reasons[i].Message, says) {
+		t.Errorf("%+v, want %s", tr.Validity, says)
 	}
 }
 

@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"fmt"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -36,6 +38,26 @@ func TestStrays(t *testing.T) {
 			t.Errorf("%s: its reasons are %+v", tr.Arm, tr.Validity.Reasons)
 		case at >= 0 && !strings.Contains(tr.Validity.Reasons[at].Message, "(sleep) of the trial is in the control group /"):
 			t.Errorf("%s: it says %q", tr.Arm, tr.Validity.Reasons[at].Message)
+		}
+	}
+}
+
+// TestObservedHasEnded: a trial whose subject is to be observed and has ended fails and says so; the others are made.
+func TestObservedHasEnded(t *testing.T) {
+	g := newGround(t)
+	gone := exec.Command("true")
+	if err := gone.Run(); err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Replace(tolerant(shortSpec), "kernelmesh: {subject: kernelmesh, steps: 10}",
+		fmt.Sprintf("gone: {subject: command, observe: pid:%d}", gone.Process.Pid), 1)
+	_, trials, err := g.run(t.Context(), mustParse(t, text), quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tr := range trials {
+		if failed := tr.Validity.Failed; strings.Contains(failed, "there is no such process") != (tr.Arm == "gone") {
+			t.Errorf("%s: it says %q", tr.Arm, failed)
 		}
 	}
 }

@@ -280,7 +280,11 @@ func (x *trial) setUp(ctx context.Context) (err error) {
 func (x *trial) join(name string, part *kind.Part) (any, error) {
 	if part != nil {
 		if j, ok := part.Kind.(kind.Joiner); ok {
-			return j.Join(x, name, part)
+			joined, err := j.Join(x, name, part)
+			if err != nil { // a nil pointer of a guest's own type is no part of the trial
+				return nil, err
+			}
+			return joined, nil
 		}
 	}
 	return nil, nil

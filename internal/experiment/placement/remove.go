@@ -103,6 +103,9 @@ func (g *Group) Members() []int {
 	return cgroup.Members(dirs)
 }
 
+// TreeMembers are the processes of the whole tree that the group is in.
+func (g *Group) TreeMembers() []int { return g.tree.top().Members() }
+
 // kill kills the process if ours still says that it is the one meant, once it cannot be another any more.
 func kill(pid int, ours func() bool) error {
 	if pid == os.Getpid() {

@@ -179,6 +179,9 @@ func (e *Existing) findProcess() error {
 		return e.wrong("kernel threads have lines of their own in every ledger", "%s is a thread of the kernel",
 			text.Plain(p.Comm))
 	}
+	if leader := f.Proc.Leader(pid); leader != 0 && leader != pid {
+		return e.wrong("write pid:"+strconv.Itoa(leader), "it is a thread of the process %d", leader)
+	}
 	e.pid, e.start = pid, p.Start
 	if e.PIDs = alive(f.Proc, withDescendants(f.Proc, []int{pid})); slices.Contains(e.PIDs, f.Self) {
 		return e.wrong("name one of its children, or start tare elsewhere", "tare itself is a child of %s",

@@ -7,12 +7,15 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"tare/internal/experiment/placement"
 	"tare/internal/lib/fault"
@@ -209,6 +212,35 @@ func TestNotFound(t *testing.T) {
 	_, err := f.Find(Target{ByContainer, "0123456"})
 	if err == nil || !strings.Contains(err.Error(), "2 control groups have that name") {
 		t.Errorf("two containers: %v", err)
+	}
+}
+
+// TestThread: a thread, which /proc has a directory for as well, is not taken for a process: what it has started and
+// what it uses are its process's.
+func TestThread(t *testing.T) {
+	tids := make(chan int)
+	over := make(chan struct{})
+	defer close(over)
+	for range 2 { // one of them at least is not the first thread
+		go func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			tids <- unix.Gettid()
+			<-over
+		}()
+	}
+	tid := <-tids
+	if other := <-tids; tid == os.Getpid() {
+		tid = other
+	}
+	l, err := cgroup.Discover(cgroup.Roots{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = (Finder{Layout: l, Self: 1}).Find(Target{ByPID, strconv.Itoa(tid)})
+	if says := fmt.Sprintf("it is a thread of the process %d", os.Getpid()); err == nil ||
+		!strings.Contains(err.Error(), says) || fault.CodeOf(err) != fault.Usage {
+		t.Errorf("%v, want %q", err, says)
 	}
 }
 

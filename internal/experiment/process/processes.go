@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tare/internal/lib/lists"
+	"tare/internal/lib/text"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
 )
@@ -127,6 +128,57 @@ func addSockets(sockets map[string]bool, root string, pid int) {
 			sockets[strings.TrimSuffix(inode, "]")] = true
 		}
 	}
+}
+
+// ServedElsewhere says which process listens at an address of this network namespace where none of ours does, such as
+// one that an engine of containers or another manager of services has started; empty where there is none. Of several
+// sockets that share the address (SO_REUSEPORT) each must be held by one of ours.
+func ServedElsewhere(l *cgroup.Layout, address string, ours []int) (string, error) {
+	to, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return "", nil // a name
+	}
+	theirs := map[string]bool{} // inodes of sockets that none of ours is seen to hold
+	err = eachSocket("/proc/thread-self/net", func(line string) {
+		a, inode, ok := parseListener(line)
+		if ok && a.Port() == to.Port() && (a.Addr() == to.Addr().Unmap() || a.Addr().IsUnspecified()) {
+			theirs[inode] = true
+		}
+	})
+	holds := func(pid int) (held []string) {
+		sockets := map[string]bool{}
+		addSockets(sockets, "/proc", pid)
+		for inode := range sockets {
+			if theirs[inode] {
+				held = append(held, inode)
+			}
+		}
+		return held
+	}
+	for _, pid := range append(slices.Clone(ours), os.Getpid()) {
+		for _, inode := range holds(pid) {
+			delete(theirs, inode)
+		}
+	}
+	if err != nil || len(theirs) == 0 {
+		return "", err
+	}
+	pids, err := proc.FS{}.PIDs()
+	if err != nil {
+		return "", err
+	}
+	for _, pid := range pids {
+		if len(holds(pid)) == 0 {
+			continue
+		}
+		comm, err := proc.FS{}.Comm(pid)
+		group, err2 := l.PathOf(pid)
+		if err == nil && err2 == nil {
+			return fmt.Sprintf("process %d (%s) in the control group %.200s listens at %s, and is not of the trial", pid,
+				text.Plain(comm), group, address), nil
+		}
+	}
+	return "", nil
 }
 
 // Connection is the two ends of a TCP connection.

@@ -77,6 +77,16 @@ func read(dir string, decode func(line []byte) (Trial, error)) (*Contents, error
 			return nil, err
 		}
 	}
+	nameless := 0
+	for i := range c.Trials {
+		if c.Trials[i].Run == "" {
+			nameless++
+		}
+	}
+	if nameless > 0 {
+		c.Warnings = append(c.Warnings, fmt.Sprintf("%d of %d trials do not name their run, as those of Tare before 0.4: "+
+			"that all are of this run is not known", nameless, len(c.Trials)))
+	}
 	c.Partial = c.Run.Partial(c.Trials)
 	return c, nil
 }

@@ -176,7 +176,15 @@ func TestStrangers(t *testing.T) {
 			t.Fatal(err)
 		}
 		for name, read := range map[string]func(string) (*Contents, error){"Read": Read, "ReadLean": ReadLean} {
-			_, err := read(dir)
+			contents, err := read(dir)
+			if err == nil {
+				said := slices.ContainsFunc(contents.Warnings, func(w string) bool {
+					return strings.HasPrefix(w, "1 of 2 trials do not name their run, ")
+				})
+				if said != (c.line.Run == "") {
+					t.Errorf("%s: %s says %q", c.name, name, contents.Warnings)
+				}
+			}
 			if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) ||
 				!strings.Contains(err.Error(), path+":2") || fault.CodeOf(err) != fault.Usage) {
 				t.Errorf("%s: %s: %v, want %q", c.name, name, err, c.want)

@@ -13,6 +13,7 @@ import (
 
 	"tare/internal/lib/lists"
 	"tare/internal/lib/quantity"
+	"tare/internal/lib/text"
 	"tare/internal/scale/ledger"
 )
 
@@ -34,6 +35,7 @@ func Apply(rules []Rule, l *ledger.Ledger, running []Process) {
 	a.groups(running)
 	l.Settle() // spreads the charges of groups to those below them
 	a.index()
+	a.first(running)
 	a.programs()
 	a.maps()
 	l.Settle()
@@ -138,6 +140,25 @@ func (a *application) partly(i int, all, named map[string]int) {
 		"group, so only eBPF programs and maps "+
 		"that they hold are charged; give them a group of their own, or name the group with cgroup=%s",
 		a.rules[i].Where, named[groups[0]], all[groups[0]], groups[0], more, groups[0])
+}
+
+// first warns of a rule for the group of the first process where others are in it as well: on a machine or in a
+// container without a manager of services, everything is.
+func (a *application) first(running []Process) {
+	at := slices.IndexFunc(running, func(p Process) bool { return p.PID == 1 })
+	if at < 0 {
+		return
+	}
+	init := running[at]
+	of := ledger.At(a.sides, init.Cgroup)
+	i := slices.Index(a.names, of.rule)
+	others := slices.ContainsFunc(running, func(p Process) bool { return p.PID != 1 && p.Cgroup == init.Cgroup })
+	if !others || !belongs(of) || i < 0 || a.rules[i].Profile {
+		return
+	}
+	a.warn("rule-first", "%s: the control group %s holds PID 1 (%s) and other processes: CPU time and memory are "+
+		"counted by group, so those of all of them are charged; put what is meant into a separate group",
+		a.rules[i].Where, init.Cgroup, text.Plain(init.Comm))
 }
 
 func (a *application) programs() {

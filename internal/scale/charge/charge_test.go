@@ -187,3 +187,31 @@ func TestWarnings(t *testing.T) {
 		}
 	}
 }
+
+// TestFirst: a rule for the group of PID 1 says that it charges others as well where there are any; a manager of
+// services is alone there, and nothing is said.
+func TestFirst(t *testing.T) {
+	const says = "--workload: the control group /init holds PID 1 (sh) and other processes: CPU time and memory are " +
+		"counted by group, so those of all of them are charged; put what is meant into a separate group"
+	for _, c := range []struct {
+		name, rule, others string
+		warns              bool
+	}{
+		{"with others", "/init", "/init", true},
+		{"a group above, with others", "/", "/init", true},
+		{"alone", "/init", "/user", false},
+		{"another's group", "/user", "/init", false},
+	} {
+		l := &ledger.Ledger{Cgroups: []ledger.Cgroup{{Path: "/"}, {Path: "/init"}, {Path: "/user"}}}
+		rules := mustParse(t, "workload shop="+c.rule)
+		rules[0].Where = "--workload"
+		Apply(rules, l, []Process{{1, "sh", "/init"}, {2, "java", c.others}})
+		var said []string
+		for _, w := range l.Warnings {
+			said = append(said, w.Code+": "+w.Message)
+		}
+		if c.warns != slices.Contains(said, "rule-first: "+says) || !c.warns && len(said) > 0 {
+			t.Errorf("%s: %q", c.name, said)
+		}
+	}
+}

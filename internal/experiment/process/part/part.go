@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"tare/internal/experiment/kind"
+	"tare/internal/experiment/measured"
 	"tare/internal/experiment/placement"
 	"tare/internal/experiment/process"
 	"tare/internal/lib/fault"
@@ -60,6 +61,21 @@ func (p *Part) Start(ctx context.Context, c process.Command, onEnd func(error)) 
 	}
 	p.running, err = process.Start(c, begin, onEnd)
 	return p.running, err
+}
+
+// ServedElsewhere warns where another process than the trial's listens at an address that the part has.
+func (p *Part) ServedElsewhere(address string) { WarnServedElsewhere(p.Trial, p.group, address) }
+
+// WarnServedElsewhere warns where a process outside of the trial listens at the address of a part with a group: what
+// the part's command had another program start for it, such as an engine of containers, is in no group of the trial.
+func WarnServedElsewhere(t kind.Trial, g *placement.Group, address string) {
+	who, err := process.ServedElsewhere(t.Cgroups(), address, g.TreeMembers())
+	switch {
+	case err != nil:
+		t.Warn(measured.WarnUnseen, "which process listens at %s is not known: %v", address, err)
+	case who != "":
+		t.Warn(measured.WarnStrays, "%s: what it uses is not known; have the trial start it, or observe it", who)
+	}
 }
 
 // GroupPath is the identity of the control group, as the ledger has it.

@@ -467,6 +467,19 @@ func parseKB(b []byte, name string) (uint64, bool) {
 	return 0, false
 }
 
+// Leader is the process that a thread is of, by the number that /proc has for either: a process's is its own. It is 0
+// where the kernel does not say.
+func (f FS) Leader(tid int) int {
+	b, _ := f.read(tid, "status") // what has ended is found to have
+	for line := range bytes.Lines(b) {
+		if value, ok := bytes.CutPrefix(line, []byte("Tgid:")); ok {
+			pid, _ := strconv.Atoi(string(bytes.TrimSpace(value)))
+			return pid
+		}
+	}
+	return 0
+}
+
 // Runtime is the CPU time that a process of this machine has used, its ended threads included, to the nanosecond. What
 // runs at this moment is counted up to the last tick. It works for kernel threads as well.
 //

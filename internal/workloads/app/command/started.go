@@ -19,7 +19,8 @@ import (
 type started struct {
 	part.Part
 	command process.Command
-	served  bool // a load goes to it
+	served  bool   // a load goes to it
+	address string // where it is reached, once it is ready; empty where it is in another network namespace
 }
 
 func newStarted(t kind.Trial, name string, p *kind.Part) (*started, error) {
@@ -72,10 +73,21 @@ func (s *started) Serve(ctx context.Context) (kind.App, error) {
 			return app, err
 		}
 	}
+	if ip := net.ParseIP(host); ip != nil && ip.IsLoopback() && s.served {
+		s.address = app.Address
+	}
 	app.Ready, err = json.Marshal(struct {
 		Address string `json:"address"`
 	}{app.Address})
 	return app, err
+}
+
+// After sees that it is the trial's process that serves.
+func (s *started) After(context.Context) error {
+	if s.address != "" {
+		s.ServedElsewhere(s.address)
+	}
+	return nil
 }
 
 // addressOf is where a program is reached, by the addresses that it listens on: at the one that it was offered, or else

@@ -17,6 +17,7 @@ import (
 	"tare/internal/experiment/measured"
 	"tare/internal/experiment/placement"
 	"tare/internal/experiment/process"
+	"tare/internal/experiment/process/part"
 	"tare/internal/experiment/role"
 	"tare/internal/lib/fault"
 	"tare/internal/lib/files"
@@ -246,6 +247,9 @@ func (s *started) After(context.Context) error {
 	if s.passage != nil && s.passage.bypassed() != "" {
 		return fault.New(fault.Usage, s.trial.Applications()[s.serves].Address, "have its command line go to {address}",
 			"the load %s went to the application %s itself, past %s", s.passage.bypassed(), s.serves, s.trial.Arm())
+	}
+	if s.serves != "" {
+		part.WarnServedElsewhere(s.trial, s.group, s.address)
 	}
 	found, err := process.Discover(proc.FS{}, s.group.Members(), true, s.trial.Record().Ledger, s.began)
 	if err != nil {

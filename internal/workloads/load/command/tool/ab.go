@@ -21,9 +21,14 @@ func init() {
 
 var (
 	abResult   = text.LazyRegexp(`(?m)^Complete requests:`)
-	abField    = text.LazyRegexp(`^([A-Z][A-Za-z0-9 -]+):\s+([0-9.]+)( .*)?$`)
-	abQuantile = text.LazyRegexp(`^ +([0-9]+)% +([0-9]+)( \(longest request\))?$`)
+	abField    = text.LazyRegexp(`^([A-Z][A-Za-z0-9 -]+):\s+(\S+)(?: (.*))?$`)
+	abQuantile = text.LazyRegexp(`^ +([0-9]+)% +(\S+)( \(longest request\))?$`)
 	abKinds    = text.LazyRegexp(`^ +\(Connect: ([0-9]+), Receive: ([0-9]+), Length: ([0-9]+), Exceptions: ([0-9]+)\)$`)
+
+	// abUnits are what stands behind the figures that are read.
+	abUnits = map[string]string{"Time taken for tests": "seconds", "Complete requests": "", "Failed requests": "",
+		"Non-2xx responses": "", "Write errors": "", "Total transferred": "bytes",
+		"Requests per second": "[#/sec] (mean)", "Time per request": "[ms] (mean)"}
 )
 
 // parseAb reads the text of ab.
@@ -43,7 +48,10 @@ func parseAb(output string, r *Reading) error {
 			for i, of := range m[1:] {
 				err = errors.Join(err, addCounts(&kinds[1+i], of))
 			}
+			err = errors.Join(err, r.first("kinds"))
 			kinds[0] = 0
+		} else if strings.HasPrefix(line, "   (") {
+			err = fmt.Errorf("%q are no kinds of failed requests that are known", clip(line))
 		}
 		if err != nil {
 			return err
@@ -68,6 +76,22 @@ const abDistribution = "Percentage of the requests served within a certain time 
 func abTake(r *Reading, name, value, rest string, kinds []int64) (err error) {
 	var f float64
 	var n int64
+	unit, known := abUnits[name]
+	if !known {
+		if value[0] >= '0' && value[0] <= '9' {
+			r.failures(name + ": " + value)
+		}
+		return nil
+	}
+	if rest == "[ms] (mean, across all concurrent requests)" {
+		return nil
+	}
+	if rest != unit {
+		return fmt.Errorf("its %q has %q behind the figure, not %q", name, clip(rest), unit)
+	}
+	if err := r.first(name); err != nil {
+		return err
+	}
 	switch name {
 	case "Time taken for tests":
 		f, err = number(value)
@@ -88,10 +112,8 @@ func abTake(r *Reading, name, value, rest string, kinds []int64) (err error) {
 		f, err = number(value)
 		r.Rate = &f
 	case "Time per request":
-		if strings.TrimSpace(rest) == "[ms] (mean)" {
-			f, err = number(value)
-			r.latency(&r.Part, "", "mean", f/1e3)
-		}
+		f, err = number(value)
+		r.latency(&r.Part, "", "mean", f/1e3)
 	}
 	return err
 }

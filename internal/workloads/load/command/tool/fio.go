@@ -24,10 +24,10 @@ func init() {
 
 // fioSide is one direction of a job in fio's JSON (show_ddir_status_json in fio's stat.c).
 type fioSide struct {
-	Bytes   int64   `json:"io_bytes"`
+	Bytes   *int64  `json:"io_bytes"`
 	IOPS    float64 `json:"iops"`
 	Runtime float64 `json:"runtime"` // ms
-	Total   int64   `json:"total_ios"`
+	Total   *int64  `json:"total_ios"`
 	Clat    struct {
 		Max        float64            `json:"max"`
 		Mean       float64            `json:"mean"`
@@ -43,28 +43,32 @@ type fioSide struct {
 type fioResult struct {
 	Version string     `json:"fio version"`
 	Set     fioOptions `json:"global options"`
-	Jobs    []struct {
-		Name   string `json:"jobname"`
-		Group  int64  `json:"groupid"`
-		Error  int64  `json:"error"`
-		Failed int64  `json:"total_err"` // with continue_on_error
-		Began  int64  `json:"job_start"` // ms since 1970; before 3.34 left out
-		// Took is in ms: of directions one after the other, as with verify, all of them, and of jobs that are reported as
-		// a group, those of each.
-		Took  float64    `json:"job_runtime"`
-		Set   fioOptions `json:"job options"`
-		Read  fioSide    `json:"read"`
-		Write fioSide    `json:"write"`
-		Trim  fioSide    `json:"trim"`
-		Mixed fioSide    `json:"mixed"` // of all, with unified_rw_reporting
-	} `json:"jobs"`
+	Jobs    []fioJob   `json:"jobs"`
+}
+
+// fioJob is one job, or all of a group that are reported as one (group_reporting) under the name of the first.
+type fioJob struct {
+	Name   string `json:"jobname"`
+	Group  int64  `json:"groupid"`
+	Error  int64  `json:"error"`
+	Failed int64  `json:"total_err"` // with continue_on_error
+	Began  int64  `json:"job_start"` // ms since 1970; before 3.34 left out
+	// Took is in ms: of directions one after the other, as with verify, all of them, and of jobs that are reported as
+	// a group, those of each.
+	Took  float64    `json:"job_runtime"`
+	Set   fioOptions `json:"job options"`
+	Read  fioSide    `json:"read"`
+	Write fioSide    `json:"write"`
+	Trim  fioSide    `json:"trim"`
+	Mixed fioSide    `json:"mixed"` // of all, with unified_rw_reporting
 }
 
 // fioOptions are those that say when jobs run, and how many.
 type fioOptions struct {
-	Delay string `json:"startdelay"`
-	After string `json:"wait_for"`
-	Jobs  string `json:"numjobs"`
+	Delay  string `json:"startdelay"`
+	After  string `json:"wait_for"`
+	Jobs   string `json:"numjobs"`
+	Verify string `json:"verify"`
 }
 
 // together is how many jobs the i-th one stands for: with group_reporting, which fio does not write down, one for all
@@ -83,12 +87,37 @@ func (f *fioResult) together(i int) float64 {
 	return max(n/written, 1)
 }
 
+// longest is how long the longest direction took, in ms.
+func (j *fioJob) longest() float64 {
+	return max(j.Read.Runtime, j.Write.Runtime, j.Trim.Runtime, j.Mixed.Runtime)
+}
+
+// hides reports whether the i-th job stands for others than its options say, so that nobody can say when they ran: fio
+// reports sections under group_reporting as their first, and divides what all did by the time of the longest, also
+// where one began when another had ended. Of jobs that run together each takes as long as the longest.
+func (f *fioResult) hides(i int) bool {
+	j, n := &f.Jobs[i], f.together(i)
+	each := j.longest()
+	if cmp.Or(j.Set.Verify, f.Set.Verify) != "" { // it reads what it wrote when it has written all
+		each = j.Read.Runtime + j.Write.Runtime + j.Trim.Runtime
+	}
+	return j.Took > 10+1.1*each*n || n > 1 && j.Took > 0 && j.Took < 0.9*j.longest()*n-10
+}
+
+// fioTerse is the beginning of fio's terse lines: the version of their format, that of fio since version 3 of it, the
+// name of the job, its group and its error (show_thread_status_terse in fio's stat.c).
+var fioTerse = text.LazyRegexp(`(?m)^[2-9];(?:[^;\n]+;){1,2}[0-9]+;-?[0-9]+;`)
+
 // fioVersion is the one part of a version that says in which units its JSON is.
 var fioVersion = text.LazyRegexp(`^(?:fio-)?3[.]`)
 
 // parseFio reads fio's JSON. Every job and direction that did any I/O is a part.
 func parseFio(output string, r *Reading) error {
 	f, err := object(output, func(f *fioResult) bool { return len(f.Jobs) > 0 }, "its JSON has no jobs")
+	if err != nil && fioTerse().MatchString(output) {
+		return errors.New("it is fio's terse format (--minimal or --output-format=terse), whose lines have no names for " +
+			"their figures and are not read; run it with --output-format=json")
+	}
 	if err != nil {
 		return fmt.Errorf("%w; run it with --output-format=json", err)
 	}
@@ -105,9 +134,9 @@ func parseFio(output string, r *Reading) error {
 	r.Version = clip(f.Version)
 	var parts []Part
 	var groups []int64
-	apart := false // some did not run while others did
+	apart, hidden := false, "" // some did not run while others did, or may not have
 	for i, j := range f.Jobs {
-		longest := max(j.Read.Runtime, j.Write.Runtime, j.Trim.Runtime, j.Mixed.Runtime)
+		longest := j.longest()
 		apart = apart || j.Set.Delay != f.Jobs[0].Set.Delay || j.Set.After != "" ||
 			j.Took > 10+1.1*longest*f.together(i) ||
 			math.Abs(float64(j.Began-f.Jobs[0].Began)) > 100+0.1*longest
@@ -122,8 +151,17 @@ func parseFio(output string, r *Reading) error {
 			name string
 			side fioSide
 		}{{"read", j.Read}, {"write", j.Write}, {"trim", j.Trim}, {"mixed", j.Mixed}} {
-			if d.side.Total != 0 && (d.name != "mixed" || len(parts) == before) {
+			if d.side.Total == nil && (d.side.Runtime > 0 || d.side.Bytes != nil) {
+				return fmt.Errorf("of job %s, %s has no total_ios", clip(j.Name), d.name)
+			}
+			if d.side.Total != nil && *d.side.Total != 0 && (d.name != "mixed" || len(parts) == before) {
 				parts = append(parts, d.side.part(r, clip(j.Name)+" "+d.name))
+			}
+		}
+		if f.hides(i) {
+			hidden = clip(j.Name)
+			for k := range parts[before:] {
+				parts[before+k].Rate, parts[before+k].Seconds = nil, nil
 			}
 		}
 	}
@@ -146,6 +184,10 @@ func parseFio(output string, r *Reading) error {
 	case len(groups) > 1:
 		r.Rate, r.Seconds = nil, nil
 		r.once("its groups of jobs may have run one after the other, so they have no rate together")
+	case hidden != "":
+		r.Rate, r.Seconds = nil, nil
+		r.once("job " + hidden + " stands for several that may not all have run at the same time, so they have no rate " +
+			"together: leave out group_reporting, and fio reports each")
 	case len(parts) > 1 && (apart || r.Rate != nil && r.Seconds != nil && !r.agrees(0)):
 		r.Rate, r.Seconds = nil, nil
 		r.once("its jobs and directions did not all run at the same time, so they have no rate together")
@@ -158,14 +200,16 @@ func parseFio(output string, r *Reading) error {
 
 func (d fioSide) part(r *Reading, name string) Part {
 	s := d.Runtime / 1e3
-	p := Part{Name: name, Requests: &d.Total, Bytes: &d.Bytes, Rate: &d.IOPS, Seconds: &s}
+	p := Part{Name: name, Requests: d.Total, Bytes: d.Bytes, Rate: &d.IOPS, Seconds: &s}
 	if d.Clat.N == 0 {
 		return p
 	}
 	r.latency(&p, "", "mean", d.Clat.Mean/1e9)
 	r.latency(&p, "", "max", d.Clat.Max/1e9)
 	for percent, ns := range d.Clat.Percentile {
-		if q, err := number(percent); err == nil && q != 100 {
+		if q, err := number(percent); err != nil {
+			r.strange(name+": clat_ns", percent)
+		} else if q != 100 {
 			r.latency(&p, name+": clat_ns", fmt.Sprintf("p%g", q), ns/1e9)
 		}
 	}

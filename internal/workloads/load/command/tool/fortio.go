@@ -8,7 +8,7 @@ import (
 func init() {
 	register(Tool{
 		Name: "fortio", Reads: "the JSON that fortio load prints with -json -",
-		Tested: "1.3.1 to 1.67.1",
+		Tested: "1.3.1 to 1.68.2",
 		Clock: "paced closed loop: from when a request is sent until its answer is there; time that a request " +
 			"waits for a busy thread is not in it; quantiles are interpolated within the buckets of its " +
 			"histogram",
@@ -18,9 +18,9 @@ func init() {
 
 // fortioHistogram is the part of a histogram in fortio's JSON that is read (HistogramData in fortio's stats package).
 type fortioHistogram struct {
-	Count       int64
+	Count       *int64
 	Max         float64
-	Sum         float64
+	Sum         *float64
 	Avg         float64
 	Percentiles []struct{ Percentile, Value float64 }
 }
@@ -54,23 +54,24 @@ func fortioFailed(codes map[string]int64) (failed int64, ok bool) {
 // parseFortio reads the JSON of fortio load (HTTPRunnerResults in fortio's fhttp package, and its kin for gRPC, TCP and
 // UDP, which share all but the sizes).
 func parseFortio(output string, r *Reading) error {
-	f, err := object(output, func(f *fortioResult) bool { return f.DurationHistogram != nil && f.ActualQPS != nil },
-		"its JSON has no DurationHistogram or no ActualQPS")
+	f, err := object(output, func(f *fortioResult) bool {
+		return f.DurationHistogram != nil && f.DurationHistogram.Count != nil && f.ActualQPS != nil
+	}, "its JSON has no DurationHistogram.Count or no ActualQPS")
 	if err != nil {
 		return fmt.Errorf("%w; run it with -json - and -quiet", err)
 	}
 	h, s := f.DurationHistogram, float64(f.ActualDuration)/1e9
 	r.Version = clip(f.Version)
-	r.Requests, r.Rate, r.Seconds = &h.Count, f.ActualQPS, &s
+	r.Requests, r.Rate, r.Seconds = h.Count, f.ActualQPS, &s
 	if f.Errors != nil {
-		r.Errors = &f.Errors.Count
+		r.Errors = f.Errors.Count
 	} else if failed, ok := fortioFailed(f.Codes); ok {
 		r.Errors = &failed
 	}
-	if f.Sizes != nil {
-		r.Bytes = bytes(f.Sizes.Sum)
+	if f.Sizes != nil && f.Sizes.Sum != nil {
+		r.Bytes = bytes(*f.Sizes.Sum)
 	}
-	if h.Count == 0 {
+	if *h.Count == 0 {
 		return nil
 	}
 	r.latency(&r.Part, "", "mean", h.Avg)

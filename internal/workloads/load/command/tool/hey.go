@@ -3,6 +3,7 @@ package tool
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -25,6 +26,7 @@ var (
 	heySummary  = text.LazyRegexp(`(?m)^Summary:`)
 	heyQuantile = text.LazyRegexp(`^\s+([0-9.]+)%%? in ([0-9.]+|NaN) (\S.*)$`)
 	heyCount    = text.LazyRegexp(`^\s+\[([0-9]+)\]\s+(.*)$`)
+	ohaOnly     = text.LazyRegexp(`(?m)^\s+Success rate:`)
 	statusCount = text.LazyRegexp(`^([0-9]+) responses$`)
 )
 
@@ -33,6 +35,9 @@ func parseHey(output string, r *Reading) error {
 	if heyCSV().MatchString(output) {
 		return errors.New("it is one line for each request: leave out -o csv")
 	}
+	if ohaOnly().MatchString(output) {
+		return errors.New("it is the output of oha, whose clock is another: write tool: oha")
+	}
 	return parseHeyLike(output, r)
 }
 
@@ -40,10 +45,11 @@ func parseHey(output string, r *Reading) error {
 type heyReader struct {
 	r       *Reading
 	section string
-	answers int64 // by status
-	failed  int64 // of answers, those of a status of failure
-	broken  int64 // without an answer
-	whole   bool  // the section of statuses was there: the last but one of the text
+	answers int64    // by status
+	failed  int64    // of answers, those of a status of failure
+	broken  int64    // without an answer
+	success *float64 // by oha: the part of answers and broken that were answers
+	whole   bool     // the section of statuses was there: the last but one of the text
 }
 
 // heyDistributions are the headings of quantiles: hey's and that of oha before 0.5.9, and that of oha since.
@@ -76,6 +82,7 @@ func parseHeyLike(output string, r *Reading) error {
 	}
 	requests, failures := h.answers+h.broken, h.failed+h.broken
 	r.Requests, r.Errors = &requests, &failures
+	h.agree()
 	if r.Tool == "hey" && h.answers >= heyMost {
 		r.Requests, r.Errors, r.Mean, r.Max, r.P50, r.P90, r.P99, r.P999 = nil, nil, nil, nil, nil, nil, nil, nil
 		r.once("hey keeps the statuses and latencies of its first 1,000,000 answers only, and divides the time of all by " +
@@ -106,18 +113,41 @@ func (h *heyReader) line(line string) error {
 		if h.section == "Status code distribution:" { // errors may have several lines, statuses have one
 			return fmt.Errorf("%q is no line of its status code distribution", clip(line))
 		}
+	default:
+		if heyCount().MatchString(line) {
+			return fmt.Errorf("below %q there are counts, of answers or of failures, and that heading is not known",
+				clip(h.section))
+		}
+		if heyQuantile().MatchString(line) {
+			h.r.heading(h.section)
+		}
 	}
 	return nil
+}
+
+// agree takes the number of requests back where their statuses and errors are not what the success rate is of.
+func (h *heyReader) agree() {
+	if all := h.answers + h.broken; h.success != nil && all > 0 &&
+		math.Abs(float64(h.answers)/float64(all)-*h.success) > 0.0001 {
+		h.r.Requests, h.r.doubt = nil, true
+		h.r.once(fmt.Sprintf("its %d answers and %d errors are not its success rate of %.2f %%: neither is read", h.answers,
+			h.broken, 100**h.success))
+	}
 }
 
 func (h *heyReader) field(name, value string) (err error) {
 	if strings.Contains(value, "NaN") || strings.Contains(value, "inf") { // of no answer
 		return nil
 	}
+	if err := h.r.first(name); err != nil {
+		return err
+	}
 	var f float64
 	switch name {
 	case "Success rate":
-		return nil
+		f, err = number(strings.TrimSuffix(value, "%"))
+		f /= 100
+		h.success = &f
 	case "Requests/sec":
 		f, err = number(value)
 		h.r.Rate = &f
@@ -187,6 +217,7 @@ func (h *heyReader) count(first, rest string) error {
 		return fmt.Errorf("%q is no number of responses", clip(rest))
 	}
 	n, err := count(m[1])
+	err = errors.Join(err, h.r.first(first))
 	h.answers += n
 	if len(first) != 3 || first[0] != '2' && first[0] != '3' {
 		h.failed += n

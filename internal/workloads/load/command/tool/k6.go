@@ -20,9 +20,11 @@ func init() {
 }
 
 var (
-	k6Result = text.LazyRegexp(`█ TOTAL RESULTS`)
+	k6Result = text.LazyRegexp(`(?m)^ *█ TOTAL RESULTS`)
+	k6Block  = text.LazyRegexp(`^ *█ `)
 	k6Metric = text.LazyRegexp(`^ *(?:[✓✗] )?(http_req_duration|http_req_failed|http_reqs|data_received|dropped_iterations)\.*: +(.*)$`)
-	k6Trend  = text.LazyRegexp(`(avg|med|max|p\([0-9.]+\))=([0-9.]+(?:[a-zµμ][0-9.a-zµμ]*))`)
+	k6Trend  = text.LazyRegexp(`^([^=]+)=(\S+)$`)
+	k6Unread = text.LazyRegexp(`^(min|count|p\([0-9.]+\))$`)
 	k6Failed = text.LazyRegexp(`^[0-9.]+% +(?:✓ ([0-9]+) +✗ [0-9]+|([0-9]+) out of [0-9]+)$`)
 	k6Names  = map[string]string{"avg": "mean", "med": "p50", "max": "max", "p(50)": "p50", "p(90)": "p90", "p(99)": "p99",
 		"p(99.9)": "p99.9"}
@@ -31,20 +33,21 @@ var (
 // parseK6 reads k6's summary at the end of a test, as text (that of version 1 and the one before it), or as the JSON of
 // --summary-export and handleSummary.
 func parseK6(output string, r *Reading) error {
-	// Version 1 can repeat the totals group by group and scenario by scenario: the first of each counts.
-	again := k6Result().MatchString(output)
+	// Version 1 can repeat the totals group by group and scenario by scenario: its total results count.
+	blocks := k6Result().MatchString(output)
+	total := !blocks
 	seen := map[string]bool{}
 	for line := range strings.Lines(output) {
 		line = strings.TrimRight(line, "\r\n ")
+		if blocks && k6Block().MatchString(line) {
+			total = k6Result().MatchString(line)
+		}
 		m := k6Metric().FindStringSubmatch(line)
-		if m == nil {
+		if m == nil || !total {
 			continue
 		}
 		if seen[m[1]] {
-			if !again {
-				return errSeveral
-			}
-			continue
+			return errSeveral
 		}
 		seen[m[1]] = true
 		if err := k6Take(r, m[1], m[2]); err != nil {
@@ -64,12 +67,23 @@ func k6Take(r *Reading, metric, value string) error {
 	switch metric {
 	case "http_req_duration":
 		r.heading(metric)
-		for _, m := range k6Trend().FindAllStringSubmatch(value, -1) {
+		for _, field := range strings.Fields(value) {
+			m := k6Trend().FindStringSubmatch(field)
+			if m == nil {
+				return fmt.Errorf("its %s has %q, which is no statistic with its value", metric, clip(field))
+			}
+			name, known := k6Names[m[1]]
+			if !known {
+				if !k6Unread().MatchString(m[1]) {
+					r.strange(metric, field)
+				}
+				continue
+			}
 			v, err := duration(m[2])
 			if err != nil {
 				return err
 			}
-			r.latency(&r.Part, metric, k6Names[m[1]], v)
+			r.latency(&r.Part, metric, name, v)
 		}
 	case "http_req_failed":
 		m := k6Failed().FindStringSubmatch(value)
@@ -81,8 +95,8 @@ func k6Take(r *Reading, metric, value string) error {
 		return err
 	case "http_reqs":
 		fields := strings.Fields(value)
-		if len(fields) < 2 {
-			return errors.New("its http_reqs has no rate")
+		if len(fields) != 2 {
+			return errors.New("its http_reqs are not a count and a rate")
 		}
 		n, err := count(fields[0])
 		rate, err2 := number(strings.TrimSuffix(fields[1], "/s"))

@@ -1,6 +1,7 @@
 package tool
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 )
@@ -21,6 +22,9 @@ func parseOha(output string, r *Reading) error {
 	if !heySummary().MatchString(output) && strings.Contains(output, "{") {
 		return ohaJSON(output, r)
 	}
+	if !ohaOnly().MatchString(output) {
+		return errors.New("it has no \"Success rate\" in its summary, as that of hey: if it is hey's, write tool: hey")
+	}
 	return parseHeyLike(output, r)
 }
 
@@ -32,6 +36,7 @@ type ohaResult struct {
 		Average *float64 `json:"average"`
 		Rate    *float64 `json:"requestsPerSec"`
 		Data    *float64 `json:"totalData"`
+		Success *float64 `json:"successRate"`
 	} `json:"summary"`
 	Percentiles map[string]*float64 `json:"latencyPercentiles"`
 	Statuses    map[string]int64    `json:"statusCodeDistribution"`
@@ -48,7 +53,7 @@ func ohaJSON(output string, r *Reading) error {
 		return err
 	}
 	s := o.Summary
-	h := heyReader{r: r}
+	h := heyReader{r: r, success: s.Success}
 	for status, n := range o.Statuses {
 		h.section = "Status code distribution:"
 		if err := h.count(status, fmt.Sprintf("%d responses", n)); err != nil {
@@ -61,8 +66,13 @@ func ohaJSON(output string, r *Reading) error {
 			return err
 		}
 	}
+	if o.Errors == nil {
+		r.doubt = true
+		r.once("its JSON has no errorDistribution, so requests without an answer are not counted")
+	}
 	requests, failures := h.answers+h.broken, h.failed+h.broken
 	r.Requests, r.Errors, r.Rate, r.Seconds = &requests, &failures, s.Rate, &s.Total
+	h.agree()
 	if s.Data != nil {
 		r.Bytes = bytes(*s.Data)
 	}

@@ -159,6 +159,9 @@ const (
 // redisLine takes one line of the text of an operation.
 func redisLine(p *Part, section, line string, r *Reading) error {
 	if m := redisDone().FindStringSubmatch(line); m != nil {
+		if p.Requests != nil {
+			return fmt.Errorf("below the heading of %s there are two results", p.Name)
+		}
 		n, err := count(m[1])
 		s, err2 := number(m[2])
 		p.Requests, p.Seconds = &n, &s
@@ -198,6 +201,9 @@ func redisLines(output string, r *Reading) ([]Part, error) {
 		if m == nil && strings.HasPrefix(line, `"`) {
 			return nil, fmt.Errorf("%q is no operation with its rate: the header of the table is missing, or the table was "+
 				"cut off", clip(line))
+		}
+		if m == nil && strings.Contains(line, "requests per second") {
+			return nil, fmt.Errorf("%q is no operation with its rate", clip(line))
 		}
 		if m == nil || strings.HasPrefix(m[1], "WARNING") {
 			continue

@@ -41,6 +41,8 @@ type Reading struct {
 	headings map[string]bool // of quantiles, and whether one below each was read
 	zero     []string        // figures that are printed as 0
 	left     int64           // requests that the tool counts in its rate, and that are no Requests
+	seen     map[string]bool // figures that an output has once
+	doubt    bool            // a line that is not known may count failures
 }
 
 // Part is what a tool said of one operation, or of all of them. A field is nil where the tool does not say.
@@ -240,6 +242,29 @@ func (r *Reading) strange(heading, line string) {
 	}
 }
 
+// first refuses a figure that an output has once, by its name, where it is there again.
+func (r *Reading) first(name string) error {
+	if r.seen[name] {
+		return errSeveral
+	}
+	if r.seen == nil {
+		r.seen = map[string]bool{}
+	}
+	r.seen[name] = true
+	return nil
+}
+
+// counted is a line that ends in a number of failures, by its words.
+var counted = text.LazyRegexp(`(?i)(\b(errors?|fail\w*|timeouts?|timed out|refused|dropped|non-?\dxx)\b|\bresponses:).*[0-9]`)
+
+// failures looks at a line that is not known: where it may count failures, their number is not known.
+func (r *Reading) failures(line string) {
+	if counted().MatchString(line) && len(r.Warnings) < maxStrange {
+		r.doubt = true
+		r.once(fmt.Sprintf("the line %q is not known, and may count failures", clip(strings.TrimSpace(line))))
+	}
+}
+
 // missing warns of requests that the tool leaves out of its latencies.
 func (r *Reading) missing(n int64, which string) {
 	if n > 0 {
@@ -289,6 +314,9 @@ func (r *Reading) warn(t *Tool) {
 	if slices.Sort(r.zero); len(r.zero) > 0 && (r.Requests == nil || *r.Requests > 0) {
 		r.once("it prints 0 for " + clip(strings.Join(slices.Compact(r.zero), ", ")) +
 			": below its unit, or of no request, and not read")
+	}
+	if r.doubt {
+		r.Errors, r.Beside = nil, 0
 	}
 	if r.Errors == nil {
 		r.Warnings = append(r.Warnings, "it does not say how many requests failed")

@@ -95,7 +95,7 @@ func toolOf(t testing.TB, file string) string {
 // refused are the outputs that are no result that can be read.
 var refused = map[string]string{
 	"hey-requests.csv": "leave out -o csv", "fio-text.txt": "run it with --output-format=json",
-	"ab-2.4.67-idle.txt": `no "Requests per second"`, "ab-2.4.67-quiet.txt": "leave out -d",
+	"fio-3.33-terse.txt": "fio's terse format", "ab-2.4.67-idle.txt": `no "Requests per second"`, "ab-2.4.67-quiet.txt": "leave out -d",
 	"ab-2.4.68-html.txt": "leave out -w", "fio-3.39-status.json": "more than one run",
 	"k6-1.8.1-machine.json": "no metrics.http_reqs", "redis-benchmark-7.0.15-command.csv": "its table is broken",
 }
@@ -198,6 +198,12 @@ func TestParse(t *testing.T) {
 		{"fortio", "fortio-1.67.1-grpc.json",
 			want{94, 0, no, 1.002480282, 93.76743033, 2.356371713e-3, 0.63802e-3, 3.76666667e-3, 64.5409276e-3,
 				68.165102e-3, 68.567788e-3}, nil},
+		{"fortio", "fortio-1.68.2.json",
+			want{100, 0, 186700, 1.006365708, 99.36745579, 5.45947572e-3, 3.962962963e-3, 8.333333333e-3, 37.2342195e-3,
+				39.24501705e-3, 39.468439e-3}, nil},
+		{"fortio", "fortio-1.68.2-status.json",
+			want{60, 60, 20480, 0.603868212, 99.35942778, 5.546790483e-3, 2.538461538e-3, 5.5e-3, 83.67867040e-3,
+				88.64487544e-3, 89.196676e-3}, nil},
 		{"fortio", "fortio-1.67.1-refused.json",
 			want{20, 20, 0, 0.429227908, 46.59529268, 4.09411885e-3, 0.58959525e-3, 4e-3, 55.0110136e-3, 56.1384917e-3,
 				56.263767e-3}, nil},
@@ -251,6 +257,14 @@ func TestParse(t *testing.T) {
 		{"fio", "fio-3.25-cont.json", want{1, 1, 0, no, 0, no, no, no, no, no, no}, nil},
 		{"fio", "fio-3.25-list.json",
 			want{64, 0, 262144, 0.001, 64000, 0.00065515625e-3, no, no, no, no, 0.012048e-3}, nil},
+		{"fio", "fio-3.33-sections.json",
+			want{188, 0, 770048, no, no, 2.09513487766e-3, 238.592e-6, 2.342912e-3, 49.545216e-3, 131.596288e-3,
+				131.749478e-3}, nil},
+		{"fio", "fio-3.33-sections-numjobs.json",
+			want{400, 0, 1638400, no, no, 0.741781238e-3, 0.195584e-3, 2.113536e-3, 7.110656e-3, 44.302336e-3,
+				44.116701e-3}, nil},
+		{"fio", "fio-3.33-sections-mixed.json", want{301, 0, 1232896, no, no, no, no, no, no, no, no},
+			[]string{"a read", "a write"}},
 		{"fio", "fio-3.33-both.json",
 			want{64, 0, 262144, 0.008, 8000, no, no, no, no, no, no}, []string{"n read", "n write"}},
 		{"fio", "fio-3.39-gtod.json", want{64, 0, 262144, 0.001, 64000, no, no, no, no, no, no}, nil},
@@ -425,6 +439,9 @@ func TestWarnings(t *testing.T) {
 		{"hey", "hey-0.1.3-one.txt", "too few requests for some of its quantiles"},
 		{"hey", "hey-0.1.5-redir.txt", "it prints 0 for p50, p90"},
 		{"fio", "fio-3.41-stonewall.json", "may have run one after the other, so they have no rate together"},
+		{"fio", "fio-3.33-sections.json", "job a stands for several that may not all have run at the same time"},
+		{"fio", "fio-3.33-sections-numjobs.json", "job a stands for several"},
+		{"fio", "fio-3.33-sections-mixed.json", "job a stands for several"},
 		{"fio", "fio-3.25-list.json", `below "n read: clat_ns" there is no quantile that is known`},
 		{"fio", "fio-3.41-lat.json", `below "n read: lat_ns" there is no quantile that is known`},
 		{"k6", "k6-1.8.1-us.txt", "it dropped 1 iterations"},
@@ -583,6 +600,55 @@ func TestSeveral(t *testing.T) {
 	}
 }
 
+// TestOtherDigits: a comma for the decimal point, as in the locale of Germany, and marks between thousands: what was
+// read before is read alike, or the output is refused, or a warning names what is not read.
+func TestOtherDigits(t *testing.T) {
+	guest.KernelFree(t)
+	decimal, thousand := regexp.MustCompile(`[0-9]\.[0-9]`), regexp.MustCompile(`[0-9][0-9]{3}\b`)
+	member := regexp.MustCompile(`^ *"[^"]*" *:`) // of JSON, which any of this breaks
+	digits := regexp.MustCompile(`[0-9]+`)
+	tried := 0
+	for _, file := range corpus(t) {
+		shapes := map[string]bool{} // lines, but for their digits
+		tool, output := toolOf(t, file), string(read(t, file))
+		was, err := Parse(tool, []byte(output))
+		if err != nil {
+			continue
+		}
+		at := 0
+		for line := range strings.Lines(output) {
+			begin := at
+			at += len(line)
+			if shape := digits.ReplaceAllString(line, "0"); len(line) > 300 || member.MatchString(line) || shapes[shape] {
+				continue
+			} else {
+				shapes[shape] = true
+			}
+			change := func(from, to int, by string) {
+				tried++
+				now, err := Parse(tool, []byte(output[:begin+from]+by+output[begin+to:]))
+				if err != nil || !slices.Equal(now.Warnings, was.Warnings) {
+					return
+				}
+				if !reflect.DeepEqual(now.Part, was.Part) || !reflect.DeepEqual(now.Parts, was.Parts) {
+					t.Errorf("%s: %q with %q reads as %+v", file, strings.TrimSpace(line), by, now.Part)
+				}
+			}
+			for _, found := range decimal.FindAllStringIndex(line, -1) {
+				change(found[0]+1, found[1]-1, ",")
+			}
+			for _, found := range thousand.FindAllStringIndex(line, -1) {
+				for _, by := range []string{",", "'", " ", "\u202f"} {
+					change(found[0]+1, found[0]+1, by)
+				}
+			}
+		}
+	}
+	if tried < 1000 {
+		t.Errorf("only %d changes were tried", tried)
+	}
+}
+
 // TestByteOrderMark: an output that begins with one is read as without.
 func TestByteOrderMark(t *testing.T) {
 	guest.KernelFree(t)
@@ -644,6 +710,28 @@ func TestDoubt(t *testing.T) {
 		{"redis-benchmark, commands with more and fewer requests", "redis-benchmark",
 			replaced(t, "redis-benchmark.txt", "2000 requests completed in 1.48", "6000 requests completed in 4.44"), "",
 			func(r Reading) bool { return math.Abs(*r.Mean-(3*1.261e-3+0.511e-3)/4) < 1e-9 }},
+		{"fio, a percentile of another locale", "fio", replaced(t, "fio-3.39-plus.json", `"99.000000" :`, `"99,000000" :`),
+			`the line "99,000000" is not known`, func(r Reading) bool { return r.P99 == nil && r.P50 != nil }},
+		{"wrk, failures by another name", "wrk", replaced(t, "wrk-status.txt", "Non-2xx or 3xx responses", "Bad responses"),
+			"may count failures", func(r Reading) bool { return r.Errors == nil && *r.Requests == 1955 }},
+		{"wrk, one more kind of broken connections", "wrk", replaced(t, "wrk-timeout.txt", "timeout 2", "timeout 2, tls 3"),
+			"may count failures", func(r Reading) bool { return r.Errors == nil && r.Beside == 0 && *r.Requests == 13 }},
+		{"oha, an error that is not known", "oha", replaced(t, "oha-0.6.5-slow.txt", "[4] timeout", "[3] timeout"),
+			"62 answers and 3 errors are not its success rate of 93.94 %", func(r Reading) bool {
+				return r.Errors == nil && r.Requests == nil && r.P99 != nil
+			}},
+		{"oha, errors that are not in its JSON", "oha", replaced(t, "oha-0.5.9-status.json", `"successRate": 1.0`,
+			`"successRate": 0.5`), "not its success rate of 50.00 %", func(r Reading) bool { return r.Requests == nil }},
+		{"oha, failures by another name", "oha", replaced(t, "oha-0.6.5-breakdown.json", "errorDistribution", "errors"),
+			"no errorDistribution", func(r Reading) bool { return r.Errors == nil }},
+		{"wrk, quantiles below another heading", "wrk", replaced(t, "wrk-latency.txt", "Latency Distribution", "Quantiles"),
+			`below "no heading"`, noQuantiles},
+		{"wrk, another line of latencies", "wrk", replaced(t, "wrk-plain.txt", "86.50%", ""), `below "Thread Stats"`,
+			func(r Reading) bool { return r.Mean == nil && r.Max == nil }},
+		{"ab, failures by another name", "ab", replaced(t, "ab-status.txt", "Non-2xx responses", "Failed answers"),
+			"may count failures", func(r Reading) bool { return r.Errors == nil && *r.Requests == 200 }},
+		{"hey, quantiles below another heading", "hey", replaced(t, "hey.txt", "Latency distribution:", "Quantiles:"),
+			`below "Quantiles:"`, noQuantiles},
 		{"fio, a job that began later", "fio", strings.Replace(string(read(t, "fio-jobs.json")), `"jobname" : "write",`,
 			`"jobname" : "write", "job_start" : 1795750071806,`, 1), "did not all run at the same time",
 			func(r Reading) bool { return r.Rate == nil && *r.Requests == 196 && r.Parts[0].Rate != nil }},
@@ -673,6 +761,50 @@ func TestDoubt(t *testing.T) {
 		if err != nil || !strings.Contains(strings.Join(r.Warnings, "; "), c.says) || !c.right(r) {
 			t.Errorf("%s: %v, %+v", c.name, err, r)
 		}
+	}
+}
+
+// TestRefused: what contradicts itself or counts under other names is no result.
+func TestRefused(t *testing.T) {
+	guest.KernelFree(t)
+	for _, c := range []struct{ name, tool, output, says string }{
+		{"hey, failures below another heading", "hey",
+			replaced(t, "hey-0.1.3-slow.txt", "Error distribution:", "Failures:"), `below "Failures:" there are counts`},
+		{"hey, one status twice", "hey", replaced(t, "hey-0.1.5-status.txt", "Status code distribution:\n",
+			"Status code distribution:\n  [200]\t7 responses\n"), "more than one run"},
+		{"wrk, failures twice", "wrk", replaced(t, "wrk-status.txt", "Requests/sec",
+			"  Non-2xx or 3xx responses: 7\nRequests/sec"), "more than one run"},
+		{"oha's text as hey's", "hey", string(read(t, "oha-1.15.0.txt")), "write tool: oha"},
+		{"hey's text as oha's", "oha", string(read(t, "hey-0.1.5.txt")), "write tool: hey"},
+		{"ab, figures in another unit", "ab", replaced(t, "ab.txt", "[ms] (mean)\n", "[us] (mean)\n"), `has "[us] (mean)" behind`},
+		{"ab, other kinds of failures", "ab", replaced(t, "ab-length.txt", "Exceptions: 0)", "Exceptions: 0, TLS: 4)"),
+			"no kinds of failed requests"},
+		{"ab, another locale", "ab", replaced(t, "ab.txt", "525.31", "525,31"), `"525,31" is no number`},
+		{"k6, another locale", "k6", replaced(t, "k6.txt", "med=686.4µs", "med=686,4µs"), "is no time"},
+		{"redis-benchmark, another locale", "redis-benchmark",
+			replaced(t, "redis-benchmark-6.0.16-quiet.txt", "25974.03", "25974,03"), "is no operation with its rate"},
+		{"redis-benchmark, two results below one heading", "redis-benchmark",
+			replaced(t, "redis-benchmark-6.0.16-precision.txt", "====== PING_BULK ======", "PING_BULK"), "two results"},
+		{"fortio, a histogram without its count", "fortio",
+			replaced(t, "fortio-1.67.1-tcp.json", `"Count": 100,`, `"Counted": 100,`), "no DurationHistogram.Count"},
+		{"fio, operations by another name", "fio", replaced(t, "fio-3.25.json", `"total_ios" : 200`, `"ios" : 200`),
+			"of job mixed, read has no total_ios"},
+	} {
+		if r, err := Parse(c.tool, []byte(c.output)); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v, %+v", c.name, err, r)
+		}
+	}
+	mixed, err := Parse("fio", read(t, "fio-3.33-sections-mixed.json"))
+	if err != nil || mixed.Rate != nil || mixed.Parts[0].Rate != nil || *mixed.Parts[0].Requests != 201 {
+		t.Errorf("fio divides what two sections read one after the other by the time of one: %v, %+v", err, mixed)
+	}
+	// The totals count, wherever scenarios stand.
+	output := replaced(t, "k6-1.8.1-full.txt")
+	at := strings.Index(output, "  █ TOTAL RESULTS")
+	to := strings.Index(output, "  █ SCENARIO: one")
+	output = output[:at] + output[to:] + "\n" + output[at:to]
+	if r, err := Parse("k6", []byte(output)); err != nil || *r.Requests != 60 || *r.Errors != 16 {
+		t.Errorf("k6, its totals last: %v, %+v", err, r)
 	}
 }
 

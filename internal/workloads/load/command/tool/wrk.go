@@ -41,6 +41,7 @@ func hasRate(args []string) bool {
 
 var (
 	wrkThread   = text.LazyRegexp(`^ +Latency +(\S+) +\S+ +(\S+) +\S+%$`)
+	wrkOwn      = text.LazyRegexp(`^  [A-Z]`) // as it prints its totals, and scripts seldom print theirs
 	wrkQuantile = text.LazyRegexp(`^ *([0-9.]+)% +(\S+)$`)
 	wrkTotal    = text.LazyRegexp(`^ +([0-9]+) requests in (\S+), (\S+) read$`)
 	wrkErrors   = text.LazyRegexp(`^ +Socket errors: connect (\d+), read (\d+), write (\d+), timeout (\d+)$`)
@@ -77,12 +78,14 @@ type wrkReader struct {
 	broken       int64 // by sockets: no requests of its count
 	late, status int64 // answered, but late or with a status of failure, or both
 	quantiles    bool  // inside the distribution that counts
+	uncorrected  bool  // or in, and after, that which does not
 }
 
 func (w *wrkReader) line(line string) error {
 	if strings.HasPrefix(line, "  "+wrkDistribution) {
 		// wrk2 --u_latency prints a second one, of the times since the sending.
-		if w.quantiles = !strings.Contains(line, "Uncorrected"); w.quantiles {
+		w.uncorrected = strings.Contains(line, "Uncorrected")
+		if w.quantiles = !w.uncorrected; w.quantiles {
 			w.r.heading(wrkDistribution)
 		}
 		return nil
@@ -97,6 +100,10 @@ func (w *wrkReader) line(line string) error {
 			return nil
 		}
 	}
+	if !w.uncorrected && wrkQuantile().MatchString(line) {
+		w.r.strange("no heading", line)
+		return nil
+	}
 	if m := wrkThread().FindStringSubmatch(line); m != nil && w.r.Max == nil {
 		return w.threads(m[1], m[2])
 	}
@@ -104,15 +111,20 @@ func (w *wrkReader) line(line string) error {
 		return w.total(m)
 	}
 	if m := wrkErrors().FindStringSubmatch(line); m != nil {
-		return errors.Join(addCounts(&w.broken, m[1:4]...), addCounts(&w.late, m[4]))
+		return errors.Join(w.r.first("socket errors"), addCounts(&w.broken, m[1:4]...), addCounts(&w.late, m[4]))
 	}
 	if m := wrkStatus().FindStringSubmatch(line); m != nil {
-		return addCounts(&w.status, m[1])
+		return errors.Join(w.r.first("statuses"), addCounts(&w.status, m[1]))
 	}
 	if m := wrkRate().FindStringSubmatch(line); m != nil {
 		rate, err := number(m[1])
 		w.r.Rate = &rate
 		return err
+	}
+	if strings.HasPrefix(strings.TrimSpace(line), "Latency ") && w.r.Max == nil {
+		w.r.strange("Thread Stats", line)
+	} else if wrkOwn().MatchString(line) {
+		w.r.failures(line)
 	}
 	return nil
 }
@@ -136,6 +148,9 @@ func (w *wrkReader) threads(mean, largest string) error {
 }
 
 func (w *wrkReader) total(m []string) error {
+	if err := w.r.first("requests"); err != nil {
+		return err
+	}
 	n, err := count(m[1])
 	if err != nil {
 		return err
