@@ -83,9 +83,9 @@ func read(dir string, decode func(line []byte) (Trial, error)) (*Contents, error
 			nameless++
 		}
 	}
-	if nameless > 0 {
-		c.Warnings = append(c.Warnings, fmt.Sprintf("%d of %d trials do not name their run, as those of Tare before 0.4: "+
-			"that all are of this run is not known", nameless, len(c.Trials)))
+	if nameless > 0 && nameless < len(c.Trials) { // before 0.4 none does
+		c.Warnings = append(c.Warnings, fmt.Sprintf("%d of %d trials do not name their run: that they are of this one is "+
+			"not known", nameless, len(c.Trials)))
 	}
 	c.Partial = c.Run.Partial(c.Trials)
 	return c, nil

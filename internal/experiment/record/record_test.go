@@ -179,7 +179,7 @@ func TestStrangers(t *testing.T) {
 			contents, err := read(dir)
 			if err == nil {
 				said := slices.ContainsFunc(contents.Warnings, func(w string) bool {
-					return strings.HasPrefix(w, "1 of 2 trials do not name their run, ")
+					return strings.HasPrefix(w, "1 of 2 trials do not name their run: ")
 				})
 				if said != (c.line.Run == "") {
 					t.Errorf("%s: %s says %q", c.name, name, contents.Warnings)

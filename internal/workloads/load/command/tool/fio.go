@@ -92,7 +92,7 @@ func (j *fioJob) longest() float64 {
 	return max(j.Read.Runtime, j.Write.Runtime, j.Trim.Runtime, j.Mixed.Runtime)
 }
 
-// hides reports whether the i-th job stands for others than its options say, so that nobody can say when they ran: fio
+// hides reports whether the i-th job stands for others than its options say, so that when they ran is not known: fio
 // reports sections under group_reporting as their first, and divides what all did by the time of the longest, also
 // where one began when another had ended. Of jobs that run together each takes as long as the longest.
 func (f *fioResult) hides(i int) bool {
