@@ -44,8 +44,9 @@ func installed(t *testing.T, names ...string) {
 	}
 }
 
-// nginx is a command that serves from one worker, in the foreground.
-const nginx = `kind: command, command: >-
+// nginx is a command that serves from one worker, in the foreground. It listens before it has a worker, which takes a
+// busy machine longer than a window here.
+const nginx = `kind: command, ready-http: "http://127.0.0.1:{port}/", command: >-
   sh -c 'echo "daemon off; pid {dir}/pid; error_log stderr; events { worker_connections 256; }
   http { access_log off; server { listen 127.0.0.1:{port}; location / { return 200 ok; } } }" > {dir}/nginx.conf;
   exec nginx -e stderr -c {dir}/nginx.conf'`
