@@ -410,8 +410,8 @@ On several [nodes](nodes.md#metrics-on-several-nodes) a metric is pooled as "ove
 counts, as a sum, the largest, the mean, or the mean weighted by connections, requests or events. A quantile is left out
 when fewer than 10 requests (p999: 100) lie beyond it.
 
-| metric | unit | better | over nodes | needs | how |
-|---|---|---|---|---|---|
+| metric | better | over nodes | needs | how |
+|---|---|---|---|---|
 `)
 	type row struct{ names, family, rest string }
 	var rows []row
@@ -438,7 +438,7 @@ when fewer than 10 requests (p999: 100) lie beyond it.
 			needs = fmt.Sprintf("n%d", i+1)
 		}
 		how = beyond.ReplaceAllString(member.ReplaceAllString(how, "$1$2"), "")
-		rest := fmt.Sprintf("%s | %s | %s | %s | %s", m.Unit, cmp.Or(string(m.Better), "-"), m.Pool, needs, how)
+		rest := fmt.Sprintf("%s | %s | %s | %s", cmp.Or(string(m.Better), "-"), m.Pool, needs, how)
 		family := ""
 		if strings.HasPrefix(how, "The same") { // as the row before it
 			family = quantileOf.ReplaceAllString(m.Name, "")
