@@ -398,9 +398,9 @@ its requests that failed stand.
 
 | mark | meaning |
 |---|---|
-| * | answers speak of it; of these, those that are neither quantiles above the median nor pooled over trials decide the precision of a run |
+| * | answers speak of it; those that are no quantile above the median and not pooled decide a run's precision |
 | **+** | a cost: it may have a fixed part and parts that grow with factors, and models are fitted to it |
-| **c** | also given for each named component of a subject's processes, in "components" of the trial, by its groups and what its processes hold |
+| **c** | also given for each named component of a subject's processes, in "components" of the trial |
 `)
 	for _, n := range footnotes {
 		fmt.Fprintf(b, "| **%s** | %s |\n", n.mark, n.text)
