@@ -273,8 +273,11 @@ func (w *Watch) lacking(members []Member) (strays []Stray) {
 	for dir, u := range uses {
 		before, known := w.counted[dir]
 		now := cgroup.CPUTime(dir) // after the clocks
-		if !known || !now.OK || u.ticks <= 0 || float64(now.N)/1e9 < before { // the ledger says that a counter was reset
+		if !known || !now.OK || u.ticks <= 0 {
 			continue
+		}
+		if float64(now.N)/1e9 < before {
+			continue // the ledger says that it was reset
 		}
 		used, counted := w.fs.Seconds(uint64(u.ticks)), float64(now.N)/1e9-before
 		// A child that began after the list at the first edge has used what nothing was subtracted for: where the machine

@@ -454,7 +454,7 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 		}
 	}
 	out := []ledger.Cgroup{}
-	var reset []string
+	var reset, lacking []string
 	for _, g := range a.m.groups.Groups() {
 		before, wasThere := a.w.first.groups[g]
 		if g.Vanished && !wasThere {
@@ -490,11 +490,15 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 			}
 			c.BPFSeconds, c.BPFInsideSeconds = &t.all, &t.inside
 		}
-		c.Memory = memory(g.Memory)
+		if c.Memory = memory(g.Memory); c.Memory != nil && !g.Vanished && a.m.elsewhere[g.Path] != "" {
+			c.Memory = nil
+			lacking = append(lacking, g.Path)
+		}
 		out = append(out, c)
 	}
 	a.madeAgain(out)
 	a.wereReset(reset)
+	a.lacksMemory(lacking)
 	cpu := func(c ledger.Cgroup) float64 { return known.Or(c.CPUSeconds, 0) }
 	slices.SortStableFunc(out, func(x, y ledger.Cgroup) int {
 		return cmp.Or(cmp.Compare(cpu(y), cpu(x)), cmp.Compare(x.Path, y.Path))

@@ -76,12 +76,13 @@ type Meter struct {
 	warnings   []ledger.Warning          // of set-up: they hold for every window
 	reported   time.Duration             // CPU time of this process that an earlier ledger has named
 	open       bool
-	preparing  time.Duration // what the last prepare took
-	switching  time.Duration // what the last switchOn took
-	fastest    time.Duration // of all readings of an edge
-	hidden     bool          // this process does not see all of the machine's processes
-	part       bool          // only a part of the machine's control groups can be seen
-	snapshot   *bpf.Snapshot // the last
+	preparing  time.Duration     // what the last prepare took
+	switching  time.Duration     // what the last switchOn took
+	fastest    time.Duration     // of all readings of an edge
+	hidden     bool              // this process does not see all of the machine's processes
+	part       bool              // only a part of the machine's control groups can be seen
+	snapshot   *bpf.Snapshot     // the last
+	elsewhere  map[string]string // why the memory of groups is not known, by path: see lookElsewhere
 	list       func() (*bpf.Snapshot, error)
 }
 

@@ -503,15 +503,15 @@ func (r *Reader) content(f *file, keep bool) ([]byte, error) {
 		if fd, err = openat(dir, r.name); err != nil {
 			return nil, err
 		}
-		if f.name == usageV1 {
-			r.watch(f.node, fd)
-		}
 		if keep && r.budget > 0 {
 			r.budget--
 			f.fd = fd
 		} else {
 			defer unix.Close(fd)
 		}
+	}
+	if f.name == usageV1 {
+		r.watch(f.node, fd)
 	}
 	return pread(fd, &r.buf)
 }
