@@ -35,14 +35,17 @@ func (m *Meter) lookElsewhere() error {
 		if err != nil || c.CPU == c.Memory {
 			continue
 		}
-		comm, _ := m.fs.Comm(pid)
+		p, err := m.fs.Process(pid)
+		if err != nil || p.Exiting() { // v1 has it in its root groups then
+			continue
+		}
 		ledger.Ancestors(c.CPU, func(path string) {
 			if m.elsewhere[path] == "" && !cgroup.Within(c.Memory, path) {
 				if m.elsewhere == nil {
 					m.elsewhere = map[string]string{}
 				}
 				m.elsewhere[path] = fmt.Sprintf("process %d (%s) is in it, and its memory is counted in %.200s", pid,
-					plain.Plain(comm), c.Memory)
+					plain.Plain(p.Comm), c.Memory)
 			}
 		})
 	}
