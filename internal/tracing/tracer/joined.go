@@ -16,6 +16,7 @@ import (
 	"tare/internal/lib/known"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
+	"tare/internal/scale/ledger"
 	execload "tare/internal/tracing/exec"
 	"tare/internal/workloads/subject/command"
 )
@@ -97,7 +98,7 @@ func (j *joined) CPUSeconds() *float64 {
 	}
 	c := j.counter.CPU
 	if c.Resets > 0 {
-		j.trial.Warn("counter-reset", "the CPU counter of control group %s was reset: what %s used is not known",
+		j.trial.Warn(ledger.CounterReset, "the CPU counter of control group %s was reset: what %s used is not known",
 			j.counter.Path, j.trial.Arm())
 		return nil
 	}
