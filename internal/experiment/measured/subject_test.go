@@ -155,8 +155,8 @@ func TestThrottledAbove(t *testing.T) {
 	}
 }
 
-// TestReset: where a counter of the trial's groups was set back, its cost is not known, and the gate names the group; of
-// a group that is not the trial's that voids nothing, nor does one that was read all the same.
+// TestReset: where a counter of the trial's groups was set back, its cost is not known, and the gate names the group.
+// That of a group that is not the trial's voids nothing, nor does one that was read all the same.
 func TestReset(t *testing.T) {
 	for path, want := range map[string]int{"": 1, "/subject": 1, "/subject/proxy/worker": 1, "/sub": 0, "/../other": 0} {
 		m := inComponents()

@@ -66,8 +66,8 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
-// TestMadeBeside: groups that are made outside of the trial in all trials of an arm and in none of the baseline stand in
-// the summary, by that arm; those that are made now and then, or in the baseline as well, do not.
+// TestMadeBeside: groups that are made outside of the trial in all trials of an arm and in none of the baseline stand
+// in the summary, by that arm; those that are made now and then, or in the baseline as well, do not.
 func TestMadeBeside(t *testing.T) {
 	const mine = "candidate"
 	for name, c := range map[string]struct {

@@ -495,8 +495,8 @@ func (s *Summary) warnOfBeside(trials []record.Trial) {
 	}
 	for arm, n := range lists.ByKey(made) {
 		if n == all[arm] && n >= least {
-			s.addWarning("in each of the %d trials of %s, and in none of the baseline, a control group outside of the trial was "+
-				"made (in the last: %s): what %s has others start, such as docker run or systemd-run, is in no figure of it; "+
+			s.addWarning("in each of the %d trials of %s, and in none of the baseline, a control group outside of the trial "+
+				"was made (in the last: %s): what %s has others start, such as docker run or systemd-run, is in no figure of it; "+
 				"observe that instead (observe: container:ID or unit:NAME)", n, arm, last[arm], arm)
 		}
 	}

@@ -510,15 +510,15 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 func (a *account) wereReset(groups []string) {
 	const named = 3
 	for _, path := range groups[:min(named, len(groups))] {
-		a.warn(ledger.CounterReset, "the CPU counter of control group %.200s was reset inside the window: what it used is not "+
-			"known", path)
+		a.warn(ledger.CounterReset, "the CPU counter of control group %.200s was reset inside the window: what it used is "+
+			"not known", path)
 	}
 	if n := len(groups) - named; n > 0 {
 		a.warn(ledger.CounterReset, "so were those of %d more control groups", n)
 	}
 	if err := a.m.groups.Unnoted(); err != nil {
-		a.warn("resets-unseen", "if somebody writes to the CPU counter of a control group and so sets it back (cpuacct.usage), "+
-			"that is not seen where the counter has grown past what it was since: %v", err)
+		a.warn("resets-unseen", "if somebody writes to the CPU counter of a control group and so sets it back "+
+			"(cpuacct.usage), that is not seen where the counter has grown past what it was since: %v", err)
 	}
 	a.reset = groups
 }

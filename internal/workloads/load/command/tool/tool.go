@@ -385,7 +385,8 @@ func (p *Part) disagreeing(t *Tool, left int64) (says []string) {
 		*of = nil
 	}
 	if p.Requests != nil && p.Errors != nil && *p.Errors-p.Beside > *p.Requests {
-		says = append(says, fmt.Sprintf("its %d errors are more than its %d requests: neither is read", *p.Errors, *p.Requests))
+		says = append(says, fmt.Sprintf("its %d errors are more than its %d requests: neither is read", *p.Errors,
+			*p.Requests))
 		p.Requests, p.Errors, p.Beside = nil, nil, 0
 	}
 	if p.Requests == nil || p.Seconds == nil || p.Rate == nil {
