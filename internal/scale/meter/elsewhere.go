@@ -3,6 +3,7 @@ package meter
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	plain "tare/internal/lib/text"
 	"tare/internal/scale/host/cgroup"
@@ -10,9 +11,13 @@ import (
 )
 
 // lookElsewhere finds the groups that lack the memory of a process whose CPU time they have, and says for each which
-// process that is. Only where the two are counted in different hierarchies, of which one is v1, are there any.
+// process that is. Only where the two are counted in different hierarchies, of which one is v1, are there any. It takes
+// 25 us for each process of the machine, so it is not done again before lookEvery has passed.
 func (m *Meter) lookElsewhere() error {
-	m.elsewhere = nil
+	if time.Since(m.looked) < m.lookEvery {
+		return nil
+	}
+	m.elsewhere, m.looked = nil, time.Now()
 	cpu, _ := m.layout.CPU()
 	memory, ok := m.layout.Controller("memory")
 	if !ok || memory == cpu {

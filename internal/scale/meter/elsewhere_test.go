@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
@@ -67,5 +68,9 @@ func TestMemoryElsewhere(t *testing.T) {
 		if strings.Contains(said, who) != elsewhere {
 			t.Errorf("elsewhere is %v: the warning is %q", elsewhere, said)
 		}
+	}
+	m.elsewhere, m.lookEvery = map[string]string{inner: "as it was"}, time.Hour // as of a lean meter
+	if err := m.lookElsewhere(); err != nil || m.elsewhere[inner] != "as it was" {
+		t.Errorf("a lean meter has looked again: %v, %v", err, m.elsewhere)
 	}
 }
