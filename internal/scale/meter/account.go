@@ -452,8 +452,9 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 			})
 		}
 	}
-	out := []ledger.Cgroup{}
-	for _, g := range a.m.groups.Groups() {
+	groups := a.m.groups.Groups()
+	out := make([]ledger.Cgroup, 0, len(groups))
+	for _, g := range groups {
 		before, wasThere := a.w.first.groups[g]
 		if g.Vanished && !wasThere {
 			continue
@@ -491,11 +492,15 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 		out = append(out, c)
 	}
 	a.madeAgain(out)
-	cpu := func(c ledger.Cgroup) float64 { return known.Or(c.CPUSeconds, 0) }
-	slices.SortStableFunc(out, func(x, y ledger.Cgroup) int {
+	cpu := func(c *ledger.Cgroup) float64 { return known.Or(c.CPUSeconds, 0) }
+	order := make([]*ledger.Cgroup, len(out)) // what is sorted is moved often, and a group is large
+	for i := range out {
+		order[i] = &out[i]
+	}
+	slices.SortStableFunc(order, func(x, y *ledger.Cgroup) int {
 		return cmp.Or(cmp.Compare(cpu(y), cpu(x)), cmp.Compare(x.Path, y.Path))
 	})
-	return out
+	return lists.Map(order, func(c *ledger.Cgroup) ledger.Cgroup { return *c })
 }
 
 // madeAgain warns of groups that were removed and made again inside the window: their counters began anew.
