@@ -43,7 +43,7 @@ func newDoctor() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Show what this machine can measure, what it cannot, why, and what would change that",
-		Long: `Doctor probes every kernel feature that Tare uses by using it. What is missing is listed with what it needs, what is
+		Long: `Doctor probes every kernel feature that Tare uses, by using it. What is missing is listed with what it needs, what is
 lost without it, and how to fix it; so are the programs of others that some subjects need. The exit code is 3 when the
 machine lacks something that weighing cannot do without. Without the rest 'tare weigh' gives a ledger that lacks what is
 lost, and experiments begin only if they have what they need.

@@ -48,7 +48,7 @@ func reportWith(t *testing.T, what, dir string) {
 			t.Errorf("%s: %v", what, p)
 		}
 	}()
-	for _, args := range [][]string{{dir}, {dir, "--all"}, {dir, "--format", "html"}} {
+	for _, args := range [][]string{{dir, "--format", "text,html"}, {dir, "--all"}} {
 		if out, err := runReport(args...); err != nil {
 			t.Errorf("%s: %v: %v\n%s", what, args[1:], err, out)
 		}

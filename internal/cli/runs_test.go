@@ -80,6 +80,29 @@ func eachOldRun(t *testing.T, test func(t *testing.T, dir string)) {
 	}
 }
 
+// everyReport reports on a run in each format, from one analysis.
+func everyReport(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	outs := map[string]string{}
+	var writers []report.Writer[*report.Run]
+	for _, format := range report.Runs.Names() {
+		write, err := report.Runs.Writer(format)
+		if err != nil {
+			t.Fatal(err)
+		}
+		writers = append(writers, func(_ io.Writer, r *report.Run, o report.Options) error {
+			var out strings.Builder
+			err := write(&out, r, o)
+			outs[format] = out.String()
+			return err
+		})
+	}
+	if _, err := writeReport(io.Discard, dir, reportFlags{}, writers); err != nil {
+		t.Error(err)
+	}
+	return outs
+}
+
 // TestOldRuns: a run of an earlier version is read, and says what it said when it was made: every estimate, and every
 // number in its answers. Estimates and sentences that it did not have may be added.
 func TestOldRuns(t *testing.T) {
@@ -92,12 +115,7 @@ func TestOldRuns(t *testing.T) {
 		if err := json.Unmarshal(text, &was); err != nil {
 			t.Fatalf("the summary that it left: %v", err)
 		}
-		for _, format := range report.Runs.Names() {
-			out, err := runReport(dir, "--format", format)
-			if err != nil {
-				t.Errorf("as %s: %v", format, err)
-				continue
-			}
+		for format, out := range everyReport(t, dir) {
 			want := was.Experiment
 			switch format {
 			case "text", "html", "md", "junit":

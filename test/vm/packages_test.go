@@ -38,9 +38,9 @@ var kernelPackages = []struct {
 		"./internal/tracing/exectrace/...", "./internal/tracing/tracer/...", "./internal/mesh/kernelmesh/...",
 		"./internal/mesh/storebench/...",
 	}},
+	{"execs", 2, "", []string{"./internal/tracing/exec", "./internal/tracing/execs"}},
 	{"meter", 2, "", []string{"./internal/scale/meter/..."}},
-	{"host", 2, "", []string{"./internal/scale/host/...", "./internal/tracing/exec", "./internal/tracing/execs",
-		"./internal/experiment/placement/..."}},
+	{"host", 2, "", []string{"./internal/scale/host/...", "./internal/experiment/placement/..."}},
 	{"stores", 2, "", []string{
 		"./internal/mesh/store/mapinmap", "./internal/mesh/store/sized", "./internal/mesh/store/snapshot",
 		"./internal/mesh/store/value",
@@ -59,7 +59,7 @@ func TestPackages(t *testing.T) {
 	for _, part := range kernelPackages {
 		t.Run(part.name, func(t *testing.T) {
 			if part.name != "host" {
-				long.Test(t, "8 min in all: windows, the data plane, tracers and stores on an emulated machine")
+				long.Test(t, "9 min in all: windows, the data plane, tracers and stores on an emulated machine")
 			}
 			t.Parallel()
 			testPackages(t, Options{CPUs: part.cpus, Cmdline: part.cmdline}, part.patterns)

@@ -235,30 +235,36 @@ func TestCommandLoadFails(t *testing.T) {
 	}
 }
 
-// TestStartedByAnother: an application whose command asks a program outside of the trial to start what serves, as that
-// of an engine of containers does, or ends in favour of it, has no cost: it is in no group of the trial.
-func TestStartedByAnother(t *testing.T) {
-	g := newGround(t)
-	tree, err := placement.NewTree(g.machine.Cgroups, "another")
+// outsider is a server of HTTP that is yet to be started, where it is to listen, and a control group for it outside of
+// every trial.
+func (g *ground) outsider(t *testing.T) (group *placement.Group, server *exec.Cmd, address string) {
+	t.Helper()
+	tree, err := placement.NewTree(g.machine.Cgroups, "outsider")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
+	t.Cleanup(func() {
 		if err := tree.Close(); err != nil {
 			t.Error(err)
 		}
-	}()
-	group, err := tree.Group("server", placement.Limits{})
-	if err != nil {
+	})
+	if group, err = tree.Group("server", placement.Limits{}); err != nil {
 		t.Fatal(err)
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	address, asked := l.Addr().String(), filepath.Join(t.TempDir(), "asked")
-	_ = l.Close()
-	server := exec.Command(g.machine.Self, "app", "http", "--listen", address)
+	defer l.Close()
+	return group, exec.Command(g.machine.Self, "app", "http", "--listen", l.Addr().String()), l.Addr().String()
+}
+
+// TestStartedByAnother: an application whose command asks a program outside of the trial to start what serves, as that
+// of an engine of containers does, or ends in favour of it, has no cost: it is in no group of the trial.
+func TestStartedByAnother(t *testing.T) {
+	g := newGround(t)
+	group, server, address := g.outsider(t)
+	asked := filepath.Join(t.TempDir(), "asked")
 	started := make(chan error, 1)
 	over, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -296,26 +302,7 @@ func TestStartedByAnother(t *testing.T) {
 // TestObservedApplication: what runs already is put under load, and is there when the trials are over.
 func TestObservedApplication(t *testing.T) {
 	g := newGround(t)
-	tree, err := placement.NewTree(g.machine.Cgroups, "observed")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := tree.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
-	group, err := tree.Group("server", placement.Limits{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	_ = l.Close()
-	server := exec.Command(g.machine.Self, "app", "http", "--listen", address)
+	group, server, address := g.outsider(t)
 	if err := group.Start(server); err != nil {
 		t.Fatal(err)
 	}

@@ -360,56 +360,119 @@ func TestWithoutStatistics(t *testing.T) {
 	}
 }
 
-// writeMetrics writes docs/metrics.md.
+// writeMetrics writes docs/metrics.md. Metrics whose definitions differ in a quantile or a component alone share a row,
+// and so do the things that many metrics need.
 func writeMetrics(b *bytes.Buffer) {
 	b.WriteString(`# Metrics
 
-One value for each trial, in the "metrics" of its line in trials.jsonl. A name ends in its unit and means the same in
-every experiment. A metric whose source this machine does not have is absent, never 0. This page is made from the
-definitions in the source (internal/experiment/measured, and the folder of each guest). Each run keeps the definitions
-of its version, in "metrics" of run.json.
+One value for each trial, in "metrics" of its line in trials.jsonl. A name ends in its unit and means the same in every
+experiment. A metric whose source this machine does not have is absent, never 0. This page is generated from the
+definitions in the source (internal/experiment/measured, and the folder of each guest); a run keeps those of its version
+in "metrics" of run.json.
 
-A metric needs certain things of its trial. A tripped gate breaks some of them, and voids the metrics of the trial that
-need one of these; all others stand. Answers speak of the metrics marked with *; the precision of a run is that of
-those among them that are neither quantiles above the median nor pooled over trials.
+## Gates
 
-The table has the gates by the names that records and reports use. [The spec](spec.md#gates) says which have a setting.
+A metric needs certain things of its trial. A tripped gate breaks some of them, and voids the metrics that need one of
+these; all others stand. [The spec](spec.md#gates) says which gates have a setting. When the subject itself tripped the
+gate, because it was too slow and nobody else disturbed the machine, that is a result: its throughput and the part of
+its requests that failed stand.
 
-| gate | breaks | for |
+| gate | breaks | why |
 |---|---|---|
 `)
 	for _, g := range measured.Gates() {
 		fmt.Fprintf(b, "| `%s` | %s | %s |\n", g.Name, needWords(g.Breaks), g.Why)
 	}
-	b.WriteString(`
-When the subject itself tripped the gate, because it was too slow and nobody else disturbed the machine, that is a
-result: its throughput and the part of its requests that failed stand.
-
-In a trial on several [nodes](nodes.md#metrics-on-several-nodes) a metric is pooled as the column "over nodes" says: by
-merged histograms and counts, as a sum, the largest, the mean, or the mean weighted by connections, requests or events.
-A cost (**+**) may have a fixed part and parts that grow with factors; models are fitted to it.
-
-If a subject's processes have named components, the metrics marked with **c** are also given for each component, in
-"components" of the trial, by its groups and what its processes hold.
-
-| metric | unit | better | over nodes | needs | how |
-|---|---|---|---|---|---|
-`)
+	var sets []string
 	for _, m := range measured.Metrics() {
-		mark := ""
+		if words := needWords(m.Needs); words != "-" && !slices.Contains(sets, words) {
+			sets = append(sets, words)
+		}
+	}
+	b.WriteString("\n| needs | what a trial must be |\n|---|---|\n")
+	for i, words := range sets {
+		fmt.Fprintf(b, "| n%d | %s |\n", i+1, words)
+	}
+	b.WriteString(`
+## All metrics
+
+| mark | meaning |
+|---|---|
+| * | answers speak of it; those that are no quantile above the median and not pooled decide a run's precision |
+| **+** | a cost: it may have a fixed part and parts that grow with factors, and models are fitted to it |
+| **c** | also given for each named component of a subject's processes, in "components" of the trial |
+`)
+	for _, n := range footnotes {
+		fmt.Fprintf(b, "| **%s** | %s |\n", n.mark, n.text)
+	}
+	b.WriteString(`
+On several [nodes](nodes.md#metrics-on-several-nodes) a metric is pooled as "over nodes" says: by merged histograms and
+counts, as a sum, the largest, the mean, or the mean weighted by connections, requests or events. A quantile is left out
+when fewer than 10 requests (p999: 100) lie beyond it.
+
+| metric | better | over nodes | needs | how |
+|---|---|---|---|---|
+`)
+	type row struct{ names, family, rest string }
+	var rows []row
+	for _, m := range measured.Metrics() {
+		name := "`" + m.Name + "`"
 		if m.Headline {
-			mark += " *"
+			name += " *"
 		}
 		if m.Cost {
-			mark += " **+**"
+			name += " **+**"
 		}
 		if m.Component != nil {
-			mark += " **c**"
+			name += " **c**"
 		}
-		fmt.Fprintf(b, "| `%s`%s | %s | %s | %s | %s | %s |\n",
-			m.Name, mark, m.Unit, cmp.Or(string(m.Better), "-"), m.Pool, needWords(m.Needs), m.How)
+		how := m.How
+		for _, n := range footnotes {
+			if cut := strings.ReplaceAll(how, " "+n.text, ""); cut != how {
+				how = cut
+				name += " **" + n.mark + "**"
+			}
+		}
+		needs := "-"
+		if i := slices.Index(sets, needWords(m.Needs)); i >= 0 {
+			needs = fmt.Sprintf("n%d", i+1)
+		}
+		how = beyond.ReplaceAllString(member.ReplaceAllString(how, "$1$2"), "")
+		rest := fmt.Sprintf("%s | %s | %s | %s", cmp.Or(string(m.Better), "-"), m.Pool, needs, how)
+		family := ""
+		if strings.HasPrefix(how, "The same") { // as the row before it
+			family = quantileOf.ReplaceAllString(m.Name, "")
+		}
+		same := func(r row) bool { return r.rest == rest && r.family == family }
+		if i := slices.IndexFunc(rows, same); i >= 0 {
+			rows[i].names += ", " + name
+		} else {
+			rows = append(rows, row{name, family, rest})
+		}
+	}
+	for _, r := range rows {
+		fmt.Fprintf(b, "| %s | %s |\n", r.names, r.rest)
 	}
 }
+
+// footnotes are what several definitions have in common.
+var footnotes = []struct{ mark, text string }{
+	{"0", "0 in a baseline without a subject, where none of its programs or maps exist."},
+	{"p", "Only in experiments with a subject that stands in the path of requests."},
+	{"t", "By the tool's own clock and over its whole run, which the warm-up is part of: not to be held against what " +
+		"Tare's own loads measure between the edges of the window. docs/commands.md says what each tool's clock measures."},
+	{"o", "Left out where the tool does not print it, and where several loads or nodes do: nothing makes one " +
+		"distribution of theirs."},
+	{"s", "Of all sandboxes of the trial together, with what runs in them, at the end of the window."},
+}
+
+var (
+	// member matches what differs between the definitions of a family: a quantile, or a component.
+	member = regexp.MustCompile(`\bp[0-9.]+ (quantile)|\b(of the component|are the component) [a-z]+`)
+	beyond = regexp.MustCompile(` Left out when fewer than [0-9]+ (?:requests )?lie beyond it\.|` +
+		`, as when fewer than [0-9]+ of them lie beyond it|; left out when fewer than [0-9]+ changes lie beyond it`)
+	quantileOf = regexp.MustCompile(`_(p[0-9]+|max)_seconds$`)
+)
 
 func needWords(needs []measured.Need) string {
 	if len(needs) == 0 {

@@ -14,8 +14,8 @@ const maxCopies = 256
 
 // CopySettings are what applications and loads have beside the settings of their kind.
 var CopySettings = []param.Setting{{Name: CountSetting, Type: param.TypeCount, Default: "1", Max: maxCopies,
-	Doc: "how many copies run side by side, each a process in a control group of its own; rate, connections and limits " +
-		"are of all of them together, and each has an even part; 0, in a level of a factor: the part does not run"}}
+	Doc: "copies that run side by side, each in its own control group; rate, connections and limits are divided " +
+		"evenly among them; 0, in a level of a factor: the part does not run"}}
 
 // LimitSettings are those of the limits that every part can have.
 var LimitSettings = []param.Setting{

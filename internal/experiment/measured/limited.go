@@ -28,8 +28,8 @@ var limitMetrics = []Metric{
 		Value: (*Measured).limitedCPUs},
 	{Definition: metric.Definition{Name: "limited_share", Family: "limited", Unit: quantity.Part, Rank: metric.RankOther,
 		Pool: metric.Mean, Needs: NeedLimit, Headline: true,
-		How: "The same as a part of the limit. Quotas are over periods of 100 ms: a window that is no multiple of that can " +
-			"show a little more than all."}, Value: func(m *Measured) (float64, bool) {
+		How: "The same as a part of the limit. A window that is no multiple of 100 ms can show a little more than " +
+			"all."}, Value: func(m *Measured) (float64, bool) {
 		used, ok := m.limitedCPUs()
 		limit := 0.0
 		for _, g := range m.limited() {
@@ -54,21 +54,19 @@ var limitMetrics = []Metric{
 			"of them together."}, Value: (*Measured).limitedThrottled},
 	{Definition: metric.Definition{Name: "limited_bpf_cpus", Family: "limited", Unit: quantity.CPUs,
 		Rank: metric.RankOther, Pool: metric.Sum, Cost: true, Better: metric.Lower, Needs: NeedLimit,
-		How: "CPU time per second that the subject's eBPF programs take inside the CPU time of the groups with a limit: " +
-			"above their tasks, in task context, and in softirq too where the kernel leaves interrupts in the time of the " +
-			"task that they interrupted. By the samples of this trial, which count CPU time: the kernel's run time of " +
-			"programs counts also what other tasks take while a program waits to go on. Where interrupts are off for long " +
-			"(timers of a virtual machine), samples come late and fall on what runs next." + NoSubject,
+		How: "CPU time per second that the subject's eBPF programs take inside the CPU time of the groups with a " +
+			"limit: above their tasks, in task context, and in softirq too where the kernel leaves interrupts in " +
+			"the time of the interrupted task. By samples, which count CPU time. Where interrupts are off for " +
+			"long, samples come late and fall on what runs next." + NoSubject,
 	}, Value: (*Measured).limitedBPF},
 	{Definition: metric.Definition{Name: "limited_cpu_seconds_per_connection", Family: "limited", Unit: quantity.Seconds +
 		" per connection", Rank: metric.RankOther, Pool: metric.PerConnection, Cost: true, Better: metric.Lower,
-		Needs: NeedCost, Headline: true, How: "CPU time that the kernel charges to the groups with a limit, per connection " +
-			"that the loads opened. What a program adds to it is inside the limit, whoever counts the program's run time " +
-			"and however."}, Value: Per((*Measured).limitedCPUs, (*Measured).ConnectionRate)},
+		Needs: NeedCost, Headline: true, How: "CPU time that the kernel charges to the groups with a limit, per " +
+			"connection that the loads opened."}, Value: Per((*Measured).limitedCPUs, (*Measured).ConnectionRate)},
 	{Definition: metric.Definition{Name: "bpf_limited_task_share", Family: "bpf", Unit: quantity.Part,
 		Rank: metric.RankBPF, Pool: metric.Counts, Needs: NeedSamples,
-		How: "Part of the subject's eBPF run time that ran in the groups with a CPU limit, in task context: samples, " +
-			"pooled over the trials of an arm. Left out below 25 samples."},
+		How: "Part of the subject's eBPF run time in task context of the groups with a CPU limit, by samples pooled " +
+			"over the trials of an arm. Left out below 25 samples."},
 		Count: func(m *Measured) (in, of int) {
 			return m.limitedSamples(func(g *limitedGroup, c ledger.Context) bool { return g != nil && !interrupt(c) })
 		}},
@@ -80,13 +78,13 @@ var limitMetrics = []Metric{
 		}},
 	{Definition: metric.Definition{Name: "bpf_limited_inside_share", Family: "bpf", Unit: quantity.Part,
 		Rank: metric.RankBPF, Pool: metric.Counts, Needs: NeedSamples,
-		How: "The same, both contexts, as far as it is inside the CPU time of these groups, and so inside their limit: " +
-			"whether softirq is depends on the kernel's IRQ time accounting."},
+		How: "The same, both contexts, as far as it is inside the CPU time of these groups, and so inside their limit " +
+			"(softirq: by the kernel's IRQ time accounting)."},
 		Count: func(m *Measured) (in, of int) { return m.limitedSamples(m.inside) }},
 	{Definition: metric.Definition{Name: "bpf_cpus", Family: "bpf", Unit: quantity.CPUs, Rank: metric.RankBPF,
 		Pool: metric.Sum, Cost: true, Better: metric.Lower, Needs: NeedLimit,
-		How: "eBPF run time of the subject's programs per second, by the kernel's statistics: wall time inside programs, " +
-			"so it can be more than the CPU time that they took. Only where some group has a CPU limit." + NoSubject},
+		How: "eBPF run time of the subject's programs per second, by the kernel's statistics: wall time, which can " +
+			"exceed their CPU time. Only where some group has a CPU limit." + NoSubject},
 		Value: func(m *Measured) (float64, bool) {
 			v, ok := m.BPFRate()
 			return v, ok && len(m.limited()) > 0

@@ -136,8 +136,8 @@ const (
 var workMetrics = []Metric{
 	{Definition: metric.Definition{Name: "throughput_per_second", Family: "throughput", Unit: quantity.PerSecond,
 		Rank: metric.RankThroughput, Pool: metric.Sum, Better: metric.Higher, Needs: NeedThroughput, Headline: true,
-		Outcome: true, How: "Requests of all loads that were answered without error, per second of the window. Left out " +
-			"where a load does not tell how many were, or makes no requests."}, Value: func(m *Measured) (float64, bool) {
+		Outcome: true, How: "Requests of all loads answered without error, per second of the window. Left out where a " +
+			"load does not report them, or makes none."}, Value: func(m *Measured) (float64, bool) {
 		return m.Sum(func(r load.Result) float64 { return r.Rate }), len(m.Loads) > 0 && !m.outside() && !m.pieces()
 	}},
 	{Definition: metric.Definition{Name: "error_ratio", Unit: quantity.Part, Rank: metric.RankThroughput,
@@ -159,8 +159,8 @@ var workMetrics = []Metric{
 			"of its own: it would say the same twice." + NoSubject}, Value: Per((*Measured).BPFRate, (*Measured).RequestRate)},
 	{Definition: metric.Definition{Name: "bpf_client_share", Family: "bpf", Unit: quantity.Part, Rank: metric.RankBPF,
 		Pool: metric.Counts, Needs: NeedSamples,
-		How: "Part of the subject's eBPF run time that ran in the groups of the loads (the clients): samples there, of all " +
-			"samples of its programs, pooled over the trials of an arm. Left out below 25 samples."},
+		How: "Part of the subject's eBPF run time that ran in the groups of the loads (the clients), by samples " +
+			"pooled over the trials of an arm. Left out below 25 samples."},
 		Count: func(m *Measured) (in, of int) { return m.BPFSamples(kind.Load) }},
 	{Definition: metric.Definition{Name: "bpf_server_share", Family: "bpf", Unit: quantity.Part, Rank: metric.RankBPF,
 		Pool: metric.Counts, Needs: NeedSamples, How: "The same for the groups of the applications (the servers)."},
@@ -168,8 +168,8 @@ var workMetrics = []Metric{
 	{Definition: metric.Definition{Name: "cpu_seconds_per_connection", Family: "cpu", What: "CPU time", Per: "connection",
 		Unit: quantity.Seconds + " per connection", Rank: metric.RankCPU, Pool: metric.PerConnection, Cost: true,
 		Better: metric.Lower, Needs: NeedCost, Headline: true, Lead: true,
-		How: "CPU time of the trial's control group, which holds applications, loads and subject, and of applications that " +
-			"are only observed, per connection that the loads opened. eBPF programs that run in their tasks are inside."},
+		How: "CPU time of the trial's control group (applications, loads and subject) and of observed applications, " +
+			"per connection that the loads opened, with eBPF programs that run in their tasks."},
 		Value: Per((*Measured).CPURate, (*Measured).ConnectionRate)},
 	{Definition: metric.Definition{Name: "cpu_seconds_per_request", Family: "cpu", What: "CPU time", Per: "request",
 		Unit: quantity.Seconds + " per request", Rank: metric.RankCPU, Pool: metric.PerRequest, Cost: true,

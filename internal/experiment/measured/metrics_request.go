@@ -15,11 +15,11 @@ const requestBusy = "busy_cpu_seconds_per_request"
 // requestMetrics are where the CPU time of a request goes. The parts add up to the whole in each trial.
 var requestMetrics = []Metric{
 	ofRequest(requestBusy, "",
-		"CPU time per request answered of the trial's control group, of kernel threads, of interrupts outside of control "+
-			"groups' time, and what the ledger cannot explain: all that this machine was busy with beside others and Tare "+
-			"itself. The five metrics below are its parts. eBPF programs that run in interrupts are not in it where the "+
-			"kernel counts these apart. Not where only a part of the machine's control groups can be seen, as in a node that "+
-			"is a container: what others did there is on no account either.",
+		"CPU time per request answered of the trial's control group, of kernel threads, of interrupts outside "+
+			"control groups' time, and what the ledger cannot explain: all that kept this machine busy except "+
+			"others and Tare. The five metrics below are its parts. Without eBPF programs in interrupts where "+
+			"the kernel counts these separately. Absent where only a part of the machine's control groups can be "+
+			"seen.",
 		(*Measured).busySeconds),
 	byComponent(ofRequest("subject_cpu_seconds_per_request", "its own processes",
 		"The part of it that the subject's control groups use."+NoSubject, (*Measured).subjectSeconds)),
@@ -29,12 +29,12 @@ var requestMetrics = []Metric{
 	ofRequest("load_cpu_seconds_per_request", "loads", "The part of it that the loads' control groups use.",
 		func(m *Measured) (float64, bool) { return m.RoleSeconds(kind.Load) }),
 	ofRequest("kernel_cpu_seconds_per_request", "kernel threads and interrupts beside them",
-		"The part of it in kernel threads and in interrupts that the kernel counts in nobody's time, of the whole machine: "+
-			"the lines of these names in the ledger's budget.",
+		"The part of it in kernel threads and in interrupts that the kernel charges to nobody, of the whole "+
+			"machine.",
 		func(m *Measured) (float64, bool) { return m.lines(ledger.LineKernel, ledger.LineInterrupts) }),
 	ofRequest("unexplained_cpu_seconds_per_request", "what is on no account",
-		"The remainder: CPU time that is on no line of the ledger's budget, and what the trial's control group used beside "+
-			"the groups of its subject, applications and loads. It can be negative, for counters are read one after the other.",
+		"The remainder: CPU time on no line of the ledger's budget, and what the trial's control group used "+
+			"outside the groups of subject, applications and loads. It can be negative.",
 		(*Measured).unaccounted),
 }
 

@@ -26,16 +26,15 @@ var quietMetrics = []Metric{
 	{
 		Definition: metric.Definition{Name: "disturbed_share", Unit: quantity.Part, Rank: metric.RankOther,
 			Pool: metric.Merged, Better: metric.Lower, Needs: NeedNothing,
-			How: "Requests that a stall of the machine touched (stolen CPU time, or a task from elsewhere that held a CPU), " +
-				"of those answered while stalls were watched for, all loads together. Left out where nobody watched."},
+			How: "Requests that a stall of the machine touched, of those answered while stalls were watched for, all " +
+				"loads together. Left out where nobody watched."},
 		Value: (*Measured).disturbedShare,
 	},
 	{
 		Definition: metric.Definition{Name: "throughput_running_per_second", Family: "throughput", Undisturbed: true,
 			Unit: quantity.PerSecond, Rank: metric.RankThroughput, Pool: metric.Sum, Better: metric.Higher, Needs: NeedRunning,
-			How: "Requests of all loads that were answered while no CPU stood still, per second of that time. Closed " +
-				"loops only: at a fixed rate, what a stall held up is answered after it. Left out where less than a tenth of the " +
-				"window was quiet."},
+			How: "Requests of all loads answered while no CPU stood still, per second of that time. Closed loops " +
+				"only. Left out where less than a tenth of the window was quiet."},
 		Value: (*Measured).throughputWhileRunning,
 	},
 }

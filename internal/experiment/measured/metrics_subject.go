@@ -28,8 +28,8 @@ var subjectMetrics = []Metric{
 		Definition: metric.Definition{
 			Name: "subject_cpus", Unit: quantity.CPUs, Rank: metric.RankCPU, Pool: metric.Sum, Cost: true,
 			Better: metric.Lower, Needs: NeedShare, Family: "cpu", Clause: "uses {} in its own processes",
-			How: "CPU time of the subject's control groups per second of the window, as the kernel charges it to them: of " +
-				"its own processes, and of whatever interrupts them where the kernel leaves that in their time." + NoSubject,
+			How: "CPU time of the subject's control groups per second of the window, as the kernel charges it: with " +
+				"interrupts where the kernel leaves them in the interrupted task's time." + NoSubject,
 		},
 		Value:     func(m *Measured) (float64, bool) { return m.subjectRate(m.ofRole(kind.Subject)) },
 		Component: func(m *Measured, component string) (float64, bool) { return m.subjectRate(m.component(component)) },
@@ -38,8 +38,8 @@ var subjectMetrics = []Metric{
 		Definition: metric.Definition{
 			Name: "map_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
 			Better: metric.Lower, Needs: NeedMemory, Headline: true, Family: "map",
-			How: "Bytes of the subject's eBPF maps at the end of the window, each map once, by the method that the ledger " +
-				"names. Of a component: of the maps that its processes hold, which may be held by others too." + NoSubject,
+			How: "Bytes of the subject's eBPF maps at the end of the window, each map once, by the ledger's method. " +
+				"Of a component: of the maps that its processes hold." + NoSubject,
 		},
 		Value:     (*Measured).MapBytes,
 		Component: (*Measured).componentMapBytes,

@@ -76,8 +76,8 @@ var Settings = []param.Setting{
 	{Name: "env", Type: param.TypeText, Reach: param.ReachCommand,
 		Doc: "variables for it beside those of tare, as `NAME=value` words; quote a value with blanks"},
 	{Name: "files", Type: param.TypeText, Reach: param.ReachFile,
-		Doc: "paths of files with placeholders, such as a configuration of your own, with blanks between: each is " +
-			"written into `{dir}` under its name, or as `NAME=PATH` says, with the values put in"},
+		Doc: "paths of files with placeholders, such as your configuration, separated by blanks: each is written " +
+			"into `{dir}` under its name, or as `NAME=PATH` says, with the values filled in"},
 	{Name: "dir", Type: param.TypeText, Reach: param.ReachFile, Doc: "working directory; tare's own when left out"},
 	{Name: "ready-port", Type: param.TypeText, Reach: param.ReachAddress,
 		Doc: "it is ready when this TCP port accepts connections: a port of 127.0.0.1, or `host:port`"},
@@ -88,8 +88,8 @@ var Settings = []param.Setting{
 	{Name: "ready-file", Type: param.TypeText, Reach: param.ReachFile,
 		Doc: "it is ready when this file or socket exists"},
 	{Name: "ready-after", Type: param.TypeDuration, Max: 600,
-		Doc: "it is ready when so much time has passed. Where several of these five are set, all must hold, and the " +
-			"time counts from then. Where none is, it is ready when it listens on a TCP port, or has run for half a second"},
+		Doc: "it is ready when this time has passed. Of these five, all that are set must hold, and the time " +
+			"counts from then. Default: it listens on a TCP port, or has run for half a second"},
 	{Name: "ready-timeout", Type: param.TypeDuration, Default: readyTimeout.String(), Min: 0.01, Max: 3600,
 		Doc: "time from its start in which it must be ready"},
 	{Name: "stop-signal", Type: param.TypeWord, Default: "TERM", Words: stopSignals,

@@ -97,14 +97,14 @@ var (
 		Doc: "samples per second and CPU, by which eBPF time is split by control group; short runs of programs need " +
 			"many, and each costs the machine about a microsecond"}
 	statisticsKnob = param.Setting{Name: "statistics", Type: param.TypeSwitch, Default: "true",
-		Doc: "whether the kernel counts how often and how long eBPF programs run; it makes each run 20 to 50 ns longer, " +
-			"so false where a subject times programs itself: there is no run time of eBPF in the record then"}
+		Doc: "whether the kernel counts how often and how long eBPF programs run, which makes each run 20 to 50 ns " +
+			"longer; false: no run time of eBPF in the record"}
 	repeatKnob = param.Setting{Name: "repeat", Type: param.TypePart, Default: "50%", Max: 10,
 		Doc: "how long trials that somebody other than the subject spoiled may be run again, as a part of the time that " +
 			"the plan takes; 0% never runs one again"}
 	precisionKnob = param.Setting{Name: "precision", Type: param.TypePart, Min: 0.001, Max: 1,
-		Doc: "half-width that intervals must reach for the run to end, as a part of the value, and of a difference as a " +
-			"part of the baseline's value; when left out, `blocks` says when it ends"}
+		Doc: "half-width of intervals at which the run ends, as a part of the value, or of the baseline's value " +
+			"for a difference; when left out, `blocks` decides"}
 	untilKnob = param.Setting{Name: "until", Type: param.TypeDuration, Min: 1, Max: 7 * 24 * 3600,
 		Doc: "time after which no further block begins; with `precision` 30m when left out, and without it the run goes " +
 			"on until then"}

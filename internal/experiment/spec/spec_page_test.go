@@ -1,7 +1,6 @@
 package spec
 
 import (
-	"cmp"
 	"flag"
 	"fmt"
 	"os"
@@ -53,7 +52,7 @@ func TestSpecPage(t *testing.T) {
 			t.Errorf("docs/spec.md: %q: %v", comment, err)
 			return old
 		}
-		return comment + "\n| key | value | default | meaning |\n|---|---|---|---|\n" + strings.Join(table, "")
+		return comment + "\n| key | value (default) | meaning |\n|---|---|---|\n" + strings.Join(table, "")
 	})
 	for whose, all := range allSettings() {
 		if len(shown[whose]) != len(all) {
@@ -116,5 +115,9 @@ func settingsRows(whose []string, until string, shown map[string][]string) (tabl
 
 // settingRow is the row of a setting in docs/spec.md.
 func settingRow(k param.Setting) string {
-	return "| `" + k.Name + "` | " + k.Accepts() + " | " + cmp.Or(k.Default, "-") + " | " + k.Doc + " |\n"
+	value := k.Accepts()
+	if k.Default != "" {
+		value += " (" + k.Default + ")"
+	}
+	return "| `" + k.Name + "` | " + value + " | " + k.Doc + " |\n"
 }

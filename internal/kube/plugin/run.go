@@ -46,7 +46,7 @@ func newRun(c *connection) *cobra.Command {
 		Long: `Run an experiment as tare run does, with applications and loads in pods of the cluster. Each trial has fresh pods, in
 random order of arms; windows are taken by the agents of all nodes at the same time, and cost is the sum over the nodes.
 
-Ready-made: ` + strings.Join(experiments.ClusterNames(), ", ") + `; 'tare list' prints them.
+Ready-made: ` + strings.Join(experiments.ClusterNames(), ", ") + `; 'tare list NAME' prints one.
 
 A spec runs here as on a machine, if its arms are variants of the baseline or of what is installed in the cluster:
 

@@ -15,8 +15,8 @@ var metrics = []measured.Metric{
 		Definition: metric.Definition{
 			Name: "replacements_per_second", Unit: quantity.PerSecond, Rank: metric.RankOther, Pool: metric.Sum,
 			Better: metric.Higher, Needs: measured.NeedWork, Headline: true,
-			How: "Changes of configuration that a subject with `work: replace` makes in a second, one after the other: each " +
-				"gives a service new endpoints in place, and takes another to a new cluster.",
+			How: "Changes of configuration that a subject with `work: replace` makes in a second, in closed loop: each " +
+				"gives one service new endpoints and points another at a new cluster.",
 		},
 		Value: replacementRate,
 	},
@@ -30,8 +30,8 @@ var metrics = []measured.Metric{
 		Value: measured.Per(measured.WorkCount(generation.ReplacementSeconds), measured.WorkCount(generation.Replacements)),
 	},
 	judgedPart("wrong_connect_share", "Part of the connections of a load of kind `connect`, while configuration is "+
-		"replaced, that came to an address which is in neither the old nor the new set of endpoints of the service: the "+
-		"sum of the next three. Pooled over the trials of an arm, as all of these.",
+		"replaced, that reached an address in neither the old nor the new set of endpoints: the sum of the next "+
+		"three. Pooled over the trials of an arm, as all of these.",
 		generation.StaleCount, generation.TornCount, generation.MissedCount),
 	judgedPart("stale_connect_share", "Of these, to an endpoint of an older set: the change that took it away had "+
 		"returned before the connection began.", generation.StaleCount),
@@ -41,8 +41,8 @@ var metrics = []measured.Metric{
 		generation.MissedCount),
 	judgedPart("failed_connect_share", "Part of these connections that failed, though the service had endpoints all the "+
 		"time.", generation.FailedCount),
-	judgedPart("backward_connect_share", "Part of these connections that came to an endpoint of the old set, where a "+
-		"connection before, to this service or the other of the same change, had come to one of the new.",
+	judgedPart("backward_connect_share", "Part of these connections that reached an endpoint of the old set after "+
+		"a connection to the same or the other changed service had reached one of the new.",
 		generation.BackwardCount),
 	oldEndpoint("p50", "50th percentile of the changes after whose beginning an old endpoint was seen at all",
 		measured.Quantile(0.5)),

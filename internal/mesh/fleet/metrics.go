@@ -55,8 +55,8 @@ var metrics = slices.Concat(
 			Definition: metric.Definition{
 				Name: "fleet_bytes", Unit: quantity.Bytes, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
 				Better: metric.Lower, Needs: measured.NeedWorkCount, Family: "fleet", Clause: "sends {} of resources",
-				How: "Bytes of resources that all proxies together were told for a change, a rollout, or a tenth that comes " +
-					"back: names, types and contents, without the protocol around them and without encryption.",
+				How: "Bytes of resources sent to all proxies for a change, a rollout, or a tenth that comes back, " +
+					"without protocol and encryption.",
 			},
 			Value: func(m *measured.Measured) (float64, bool) {
 				n, ok := pieces(m)

@@ -25,8 +25,8 @@ var memoryMetrics = []measured.Metric{
 		Value: asked(mapCharged),
 	},
 	declaredBytes("map_declared_bytes", false,
-		"The same maps, each once, by the number of entries that they were made for and not by what is in them: "+
-			"entries x (key + value), in pages. Linux 5.11 to 6.3 gives this for every map."),
+		"The same maps, each once, by the entries that they were made for: entries x (key + value), in pages, as "+
+			"Linux 5.11 to 6.3 reports every map."),
 	declaredBytes("map_by_program_bytes", true,
 		"The same, each map once for every program that uses it: what the sum over a list of programs with the "+
 			"memory of their maps comes to."),

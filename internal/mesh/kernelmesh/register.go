@@ -61,8 +61,8 @@ const underIstio = "istiod"
 var controlSettings = []param.Setting{
 	{
 		Name: controlKey, Type: param.TypeWord, Words: []string{underIstio},
-		Doc: "control plane that is started for it, a component of the subject, and says what the services of the " +
-			"applications are, instead of a file of services; none when left out",
+		Doc: "control plane that is started for it, a component of the subject, in place of a file of services; " +
+			"none when left out",
 	},
 	{
 		Name: optionalKey, Type: param.TypeSwitch,

@@ -68,8 +68,9 @@ var settings = []param.Setting{
 	{Name: programKey, Type: param.TypeWord, Default: programTare,
 		Words:  []string{programTare, programSnapshot, programIstiod},
 		Phrase: map[string]string{programSnapshot: "by go-control-plane's snapshot cache", programIstiod: "by istiod"},
-		Doc: "whose control plane it is: Tare's; go-control-plane's snapshot cache and server with the same resources; or " +
-			"Istio's, with a ServiceEntry for each service and a Sidecar for those of one. Only Tare's has certificates here"},
+		Doc: "Tare's; go-control-plane's snapshot cache and server with the same resources; or Istio's, with a " +
+			"ServiceEntry for each service and a Sidecar for the proxies of one. Only Tare's has certificates " +
+			"here"},
 	{Name: debounceKey, Type: param.TypeDuration, Default: "100ms", Max: 60,
 		Doc: "of istiod: time for which it waits for more changes before it pushes one (PILOT_DEBOUNCE_AFTER)"},
 	{Name: admitsKey, Type: param.TypeCount, Default: "1000", Max: 1_000_000,
@@ -81,9 +82,8 @@ var settings = []param.Setting{
 		Doc: "proxies of the mesh; 0: as many as the load has"},
 	{Name: envoysKey, Type: param.TypeCount, Default: "0", Max: 20,
 		Phrase: map[string]string{"": "with {} Envoys", "1": "with one Envoy", "0": ""},
-		Doc: "real Envoys beside the light proxies, which the load starts: every fourth change is of a service that " +
-			"they call, whose endpoint is one of the trial's first two applications of kind http, in turn; their `body` must " +
-			"differ"},
+		Doc: "real Envoys beside the light proxies: every fourth change is of a service that they call, whose " +
+			"endpoint alternates between the first two applications of kind http; their `body` must differ"},
 	{Name: envoyKey, Type: param.TypeText, Reach: param.ReachCommand, Default: "envoy",
 		Doc: "their program, by its path or by a name on the PATH"},
 	{Name: effectKey, Type: param.TypeText, Reach: param.ReachAddress,

@@ -24,8 +24,8 @@ const (
 var metrics = slices.Concat(
 	pushed(Whole, "Time of a change of one service, or of all at once, from when the control plane is told "+
 		inProgram+"."),
-	pushed(Sent, "The control plane's own part of it: from when it is told until the response is encoded and about to be "+
-		"handed to the transport. Left out, as all that begins then, where the control plane does not say."),
+	pushed(Sent, "The control plane's own part: until the response is encoded and about to be handed to the "+
+		"transport. Left out, as all that begins then, where the control plane does not report it."),
 	pushed(Received, "Time of a change"+fromSending+", until the whole of it has come to the data plane as a message. "+
 		"Told by the data plane (`work: push`), as the next three."),
 	pushed(Decoded, "The same until it is read and checked."),

@@ -52,16 +52,16 @@ var meshSettings = []param.Setting{
 		Phrase: map[string]string{
 			"policy": "with discovery by policy", "permissive": "with permissive discovery",
 		},
-		Doc: "which services a proxy is told of: those that access lists let it call, its application's alone; or all " +
-			"(`permissive`), each with a listener at a loopback address of its own beside the client, and an upstream that " +
-			"is spoken to by mutual TLS where `mtls` says so"},
+		Doc: "which services a proxy knows: those that it may call (`policy`), or all (`permissive`), each with a " +
+			"listener at its own loopback address beside the client, and an upstream, with mutual TLS where " +
+			"`mtls` says so"},
 	{Name: settingThen, Type: param.TypeCount, Min: 1, Max: maxServices,
-		Doc: "services that are left when the load has ended, of proxies that a control plane configures: they are made to " +
-			"forget the others, and memory is read again once they have"},
+		Doc: "services that are left when the load has ended, of proxies that a control plane configures; memory " +
+			"is read again once they have forgotten the others"},
 	{Name: settingRules, Type: param.TypeCount, Default: "0", Max: maxRules,
 		Phrase: map[string]string{"": "with {} access rules", "1": "with one access rule", "0": "without access rules"},
-		Doc: "access rules of each application, by which the server's proxy judges every request: each lets one identity " +
-			"call, and the client's is the last. 0: whoever calls is judged as the kind of proxy does it by itself"},
+		Doc: "access rules of each application, checked by the server's proxy for every request: each lets one " +
+			"identity call, and the client's is the last. 0: the proxy's own default"},
 	{Name: settingLife, Type: param.TypeDuration, Min: 1, Max: 86400,
 		Phrase: map[string]string{"": "with certificates that end after {}"},
 		Doc: "life of certificates, of proxies that a control plane configures: each is replaced when half of it is over. " +

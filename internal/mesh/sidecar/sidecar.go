@@ -200,8 +200,8 @@ var commonSettings = []param.Setting{
 			"ingress; 0, none"},
 	{Name: settingMTLS, Type: param.TypeSwitch, Default: "true",
 		Phrase: map[string]string{"true": "with mTLS", "false": "without mTLS"},
-		Doc: "whether the two proxies speak mutual TLS with each other, and the server's takes nothing else; with " +
-			"fewer than two proxies there is no such link, and this has no meaning"},
+		Doc: "whether the two proxies use mutual TLS, and the server's accepts nothing else; no effect with fewer " +
+			"than two proxies"},
 	{Name: settingWorkers, Type: param.TypeCount, Default: "1", Min: 1, Max: 256,
 		Phrase: map[string]string{"": "with {} workers", "1": "with one worker"},
 		Doc:    "threads or processes of each proxy that carry requests"},
@@ -213,15 +213,13 @@ var commonSettings = []param.Setting{
 	{Name: settingConnections, Type: param.TypeCount, Default: "4096", Min: 1, Max: 100_000,
 		Doc: "connections that each proxy is configured to carry at once: some proxies set memory aside for them"},
 	{Name: settingNetwork, Type: param.TypeWord, Default: hostNetwork, Words: []string{hostNetwork, podNetwork},
-		Doc: "where all of it is: on the loopback interface of this machine (`host`), or in two network " +
-			"namespaces made for the trial, that of the loads and that of the applications, which a pair of virtual " +
-			"interfaces joins (`pods`)"},
+		Doc: "where all of it is: on this machine's loopback interface (`host`), or in two network namespaces, of " +
+			"the loads and of the applications, joined by a veth pair (`pods`)"},
 	{Name: settingRedirect, Type: param.TypeWord, Default: redirect.Explicit, Words: redirect.Ways,
 		Phrase: map[string]string{"": "redirected by {}", redirect.Explicit: "by explicit address"},
-		Doc: "how connections come to the proxies: loads and proxies connect to them (`explicit`), or to somebody " +
-			"else, and are redirected, by rules of nf_tables as iptables makes them (`iptables`), the same in the loads' pod " +
-			"and transparent proxying in the applications' (`tproxy`), or eBPF programs (`ebpf`); other ways than the first " +
-			"need `network: pods`"},
+		Doc: "how connections reach the proxies: addressed to them (`explicit`), or redirected: by nf_tables rules " +
+			"as iptables makes them (`iptables`), with transparent proxying in the applications' pod " +
+			"(`tproxy`), or by eBPF programs (`ebpf`); all but the first need `network: pods`"},
 	{Name: settingReady, Type: param.TypeDuration, Default: "30s", Min: 0.1, Max: 600,
 		Doc: "time from the start of the proxies in which a request must have gone through all of them"},
 	{Name: settingProgram, Type: param.TypeText, Reach: param.ReachCommand,

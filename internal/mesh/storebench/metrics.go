@@ -16,8 +16,8 @@ var metrics = []measured.Metric{
 			Name: "flush_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Merged, Cost: true,
 			Family: "flush",
 			Better: metric.Lower, Needs: measured.NeedWork, Headline: true,
-			How: "Time of one flush of a `store`, a change of one resource: from when it is handed over until programs find " +
-				"it and the store is ready for the next. Mean of all that began in the window.",
+			How: "Time of one flush of a `store`, a change of one resource, until programs find it and the store is " +
+				"ready for the next. Mean of all that began in the window.",
 		},
 		Value: perFlush(FlushSeconds),
 	},
@@ -37,15 +37,14 @@ var metrics = []measured.Metric{
 		"Bytes, keys and values, that a flush hands to the kernel or stores into mapped memory."),
 	timed(metric.Definition{
 		Name: "lookup_seconds", Rank: metric.RankWork, Family: "lookup", Headline: true,
-		How: "Time of one question for a service, asked by a program in the kernel (BPF_PROG_TEST_RUN) of a store that " +
-			"is not changed: mean over 1,000 runs with one service, and of such calls with services by chance the mean of " +
-			"the middle half. What it takes to run the program and to read the question is in it, alike for all designs.",
+		How: "Time of one lookup of a service by a program in the kernel (BPF_PROG_TEST_RUN), in a store that does " +
+			"not change: mean over 1,000 runs with one service, and of the middle half of such calls with random " +
+			"services. Running the program and reading the question are included, alike for all designs.",
 	}, measured.WorkCount(LookupMiddle)),
 	timed(metric.Definition{
 		Name: "lookup_first_seconds", Rank: metric.RankWork, Family: "lookup",
-		How: "Time of the first such question for a service, by chance, after many for others: what the processor has " +
-			"forgotten of the store is in it, and what one call of the kernel's takes by itself, alike for all designs. " +
-			"Mean of the middle half.",
+		How: "Time of the first lookup of a random service after many others, with cache misses and one call into the " +
+			"kernel. Mean of the middle half.",
 	}, measured.WorkCount(LookupFirst)),
 	timed(metric.Definition{
 		Name: "store_open_seconds", Rank: metric.RankOther, Family: "store",

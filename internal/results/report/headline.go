@@ -35,7 +35,7 @@ func (m *leadMaker) headline(metrics []string, levels []map[string]string, arms 
 			open = append(open, label+e.Difference.FoundIn(e.Unit))
 		}
 	}
-	text := m.s.ArmName(arm) + " against " + baseline(m.s) + ": "
+	text := ofPartial(m.s) + m.s.ArmName(arm) + " against " + baseline(m.s) + ": "
 	switch unresolved := strings.Join(open, ", ") + "."; {
 	case len(resolved) > 0 && len(open) > 0:
 		return text + strings.Join(resolved, "; ") + ". Not resolved: " + unresolved

@@ -379,16 +379,21 @@ func (l *leadTable) short(s *analysis.Summary, run record.Run) string {
 	if text == "" {
 		return ""
 	}
-	if s.Partial {
-		text = fmt.Sprintf("From a partial run (%d of %d trials): %s", s.Trials.Done, s.Trials.Planned, text)
-	}
-	text += lacking(s, run)
+	text = ofPartial(s) + text + lacking(s, run)
 	for arm, lacks := range lists.ByKey(run.Lacks) {
 		if lacks != "" {
 			text += fmt.Sprintf(" %s is not the same service: %s.", s.ArmName(arm), lacks)
 		}
 	}
 	return text
+}
+
+// ofPartial is how a sentence begins that speaks of a partial run, and empty for a whole one.
+func ofPartial(s *analysis.Summary) string {
+	if !s.Partial {
+		return ""
+	}
+	return fmt.Sprintf("From a partial run (%d of %d trials): ", s.Trials.Done, s.Trials.Planned)
 }
 
 // lacking names the metrics that the answers would speak of and of which too many trials were lost in some arm, with

@@ -61,6 +61,7 @@ func cases() map[string]func() (record.Run, []record.Trial) {
 		},
 		"partial": func() (record.Run, []record.Trial) {
 			run, trials := analysistest.Quickstart(plain)
+			run.Baseline = "old"
 			return run, trials[:20]
 		},
 		"invalid": func() (record.Run, []record.Trial) {

@@ -53,14 +53,14 @@ var settings = []param.Setting{
 	{Name: settingMemory, Type: param.TypeBytes, Min: 16 << 20,
 		Doc: "memory limit of the sandbox, as its bundle has it; of a virtual machine, its size"},
 	{Name: settingOnly, Type: param.TypeSwitch, Default: "true",
-		Doc: "of runtimes that start a virtual machine: whether all of it is in the control group of the pod, or only what " +
-			"runs its CPUs (of `microvm`: annotation `io.tare.microvm.sandbox_cgroup_only` of the bundle)"},
+		Doc: "of virtual machines: whether all of it is in the control group of the pod, or only what runs its " +
+			"CPUs (`microvm`: annotation `io.tare.microvm.sandbox_cgroup_only`)"},
 	{Name: settingNetwork, Type: param.TypeWord, Default: ownNetwork, Words: []string{ownNetwork, hostNetwork},
-		Doc: "network of the sandbox: a namespace of its own, which an application that a load goes to is joined to by a " +
-			"pair of virtual interfaces, or this machine's"},
+		Doc: "network of the sandbox: a separate namespace, joined by a veth pair to an application that a load " +
+			"goes to, or this machine's"},
 	{Name: settingReady, Type: param.TypeDuration, Default: role.ReadyTimeout.String(), Min: 1, Max: 3600,
-		Doc: "how long a sandbox may take from its launch until what is in it is ready; a virtual machine may take " +
-			"as long to boot, and a minute at least"},
+		Doc: "time from a sandbox's launch in which what is in it must be ready; a virtual machine may take as " +
+			"long to boot, and a minute at least"},
 	{Name: settingOptional, Type: param.TypeSwitch, Default: "false",
 		Doc: "whether the run goes on without the arm where the runtime is not installed or does not work on this machine"},
 }

@@ -77,8 +77,8 @@ var startAndStop = []measured.Metric{{
 	Definition: metric.Definition{
 		Name: "sandbox_stop_seconds", Unit: quantity.Seconds, Rank: metric.RankWork, Pool: metric.Mean, Better: metric.Lower,
 		Needs: measured.NeedRest, Clause: "takes {} to end one",
-		How: "From when a sandbox was told to end until the runtime had deleted it: mean of those of the trial, which end " +
-			"side by side. Left out where there is no runtime, and where a sandbox ended by itself.",
+		How: "From when a sandbox was asked to end until the runtime had deleted it: mean of those of the trial, " +
+			"which end side by side. Left out without a runtime, and where a sandbox ended by itself.",
 	},
 	Value: between(func(t oci.Times) int64 { return t.Told }, func(t oci.Times) int64 { return t.Deleted }),
 }}
@@ -218,8 +218,8 @@ func balanceMetrics() []measured.Metric {
 				return float64(e.AvailableBefore) - float64(*e.AvailableInWindow), true
 			}),
 		other("sandbox_kept_bytes", beside, "",
-			"By how much the free pages grew that CPUs keep at hand, which MemAvailable leaves out: the machine's difference, "+
-				"by /proc/zoneinfo. Negative where the sandboxes were given pages that had been freed before the trial.",
+			"Growth of the free pages that CPUs keep, which MemAvailable leaves out (/proc/zoneinfo, the whole "+
+				"machine). Negative where sandboxes got pages freed before the trial.",
 			func(b *Balance) int64 { return b.Kept }),
 		other("sandbox_beside_bytes", beside, "",
 			"Hard memory of the trial's other groups, such as those of its loads, and what Tare itself grew by.",
@@ -228,8 +228,8 @@ func balanceMetrics() []measured.Metric {
 			"What anonymous and shared memory of the rest of the machine grew by: the machine's difference, less what the "+
 				"groups of the trial and Tare have of it.", func(b *Balance) int64 { return b.Neighbours }),
 		line("sandbox_kernel_uncharged_bytes", memoryFamily, "",
-			"Kernel memory that cannot be freed and that no group of the trial is charged for: the machine's difference of "+
-				"slab, kernel stacks, page tables and memory by CPU, less what these groups are charged.",
+			"Kernel memory that cannot be freed and that no group of the trial is charged for: the machine's "+
+				"difference of slab, kernel stacks, page tables and per-CPU memory, less what is charged.",
 			func(b *Balance) int64 { return b.Kernel }),
 		other("sandbox_kernel_reclaimable_bytes", memoryFamily, "",
 			"The part of `sandbox_hard_bytes` that the kernel can free at need, where control groups do not tell it apart "+
@@ -283,21 +283,22 @@ func memoryMetrics() []measured.Metric {
 				"without a runtime.", in(window, false, true, hard)),
 		inMemory("sandbox_apart_bytes", "sandbox_apart", "of which {} belong to virtual machines that have only their "+
 			"vCPU threads in the pods' groups (on cgroup v1, memory follows the thread-group leader)",
-			"Hard memory of the groups that are charged for virtual machines whose threads run in the pods' groups while their "+
-				"memory is charged outside of them. Left out where no sandbox is such."+ofAll, apartBytes),
+			"Hard memory of the groups charged for virtual machines whose threads run in the pods' groups while "+
+				"their memory is charged elsewhere. Left out without such a sandbox."+ofAll, apartBytes),
 		inMemory("sandbox_stayed_bytes", "sandbox_stayed", "of which {} are pages that virtual machines had touched before "+
 			"they were moved into the pods' groups (on cgroup v2, a process moves whole, and its pages stay charged where they "+
 			"were touched)",
-			"Anonymous and shared memory of the overhead groups in which virtual machines were started that are in the pods' "+
-				"groups now, less that of the processes which are still in them (PSS). Left out where no sandbox is such."+ofAll,
+			"Anonymous and shared memory of the overhead groups in which virtual machines started that are in the "+
+				"pods' groups now, less that of the processes still in them (PSS). Left out without such a "+
+				"sandbox."+ofAll,
 			stayedBytes),
 		inMemory("sandbox_pod_working_set_bytes", memoryFamily, "shows up in Kubernetes with {}",
 			"Current - inactive_file of the pods' groups, as the kubelet reports it for a pod.",
 			in(window, true, false, workingSet)),
 		inMemory("sandbox_pss_bytes", memoryFamily, "has {} resident in its processes (PSS)",
-			"Proportional set size (smaps_rollup) of all processes of the sandboxes, the applications among them where the "+
-				"machine's kernel runs them: page cache that they map is in it, and kernel memory is not. "+
-				"Processes with one and the same memory count once."+ofAll,
+			"Proportional set size (smaps_rollup) of all processes of the sandboxes, with the applications where "+
+				"the machine's kernel runs them, and page cache that they map; without kernel memory. Processes "+
+				"that share all memory count once."+ofAll,
 			pss(func(p Process) uint64 { return p.PSS })),
 		inMemory("sandbox_pss_anon_bytes", memoryFamily, "", "Anonymous memory in `sandbox_pss_bytes`.",
 			pss(func(p Process) uint64 { return p.Anon })),

@@ -37,8 +37,8 @@ func (asLoad) Metrics() []measured.Metric {
 				Name: "events_counted", Unit: quantity.Count, Rank: metric.RankEvents, Pool: metric.Sum, Cost: true,
 				Family: "events", Tally: "counted by the kernel",
 				Needs: measured.NeedEvents,
-				How: "The same events as the kernel counted them in the load's control group, less what it had counted " +
-					"there before the load began. A trial in which this is not `events_generated` is invalid.",
+				How: "The same events as the kernel counted them in the load's control group, less those before the " +
+					"load began. A trial in which this is not `events_generated` is invalid.",
 			},
 			Value: Count(func(e *record.Events) *int64 { return &e.Counted }),
 		},
@@ -47,9 +47,8 @@ func (asLoad) Metrics() []measured.Metric {
 				Name: "machine_cpu_seconds_per_kiloevent", Unit: quantity.Seconds + " per kiloevent",
 				Rank: metric.RankOther, Pool: metric.Machine, Cost: true, Better: metric.Lower,
 				Needs: measured.NeedEventCost,
-				How: "CPU time of the whole machine that was neither idle nor stolen, per 1,000 events made. The " +
-					"difference to the baseline is all that a tracer costs: softirq, kernel threads and what the work " +
-					"lost are in it.",
+				How: "CPU time of the machine that was neither idle nor stolen, per 1,000 events made. Its difference " +
+					"from the baseline is all that a tracer costs.",
 			},
 			Value: PerKiloevent(machineRate),
 		},

@@ -34,8 +34,8 @@ const (
 // commonSettings are those that all tracers have, beside their own.
 var commonSettings = []param.Setting{
 	{Name: settingDrain, Type: param.TypeDuration, Default: "3s", Max: 600,
-		Doc: "longest time after the load in which what is still to come is waited for; what has not come then, nor when " +
-			"the tracer is asked to end, is lost"},
+		Doc: "longest wait after the load for what is still to come; what has not come then, nor when the tracer " +
+			"is asked to end, is lost"},
 	{Name: settingLate, Type: param.TypeDuration, Default: "100ms", Max: 600,
 		Doc: "what comes longer than this after the load's end is late"},
 	command.Optional,

@@ -31,22 +31,22 @@ var ofEvents = []measured.Metric{
 		"Events that the tracer delivered, until it had ended, less what it had delivered before the load began. Left out "+
 			"where there is no tracer, as all that follow."),
 	event("events_lost", "lost", metric.Lower, lost,
-		"Events that the tracer had to deliver and did not: those that the kernel counted in the load's control group (for "+
-			"one that traces the whole machine: everywhere), less `events_delivered`; 0 where it delivered more."),
+		"Events that the tracer had to deliver and did not: those that the kernel counted in the load's control "+
+			"group (for one that traces the whole machine: everywhere), less `events_delivered`; at least 0."),
 	event("events_extra", "", metric.Lower, extra,
-		"Events that it delivered beyond those that there were; 0 where it delivered fewer. Of one that traces the whole "+
-			"machine the harness's own, before the load, are taken for such that there were."),
+		"Events that it delivered beyond those that there were; at least 0. For one that traces the whole machine, "+
+			"the harness's own before the load are not extra."),
 	event("events_late", "late", metric.Lower, func(e *record.Events) *int64 { return e.Late },
-		"Events of the load that it delivered more than `late-after` after the load's end: too late for whoever watches, "+
-			"and not lost. Of one that traces the whole machine, what others execed meanwhile is not among them."),
+		"Events of the load that it delivered more than `late-after` after the load's end. For one that traces the "+
+			"whole machine, without what others execed meanwhile."),
 	event("events_said_lost", "lost by its own count", metric.Lower, func(e *record.Events) *int64 { return e.SaidLost },
 		"Events that it says itself it lost. Left out where it never says."),
 	event("events_unsaid", "", metric.Lower, unsaid,
 		"How far that is from `events_lost`, in whichever way: what it loses without saying so, or says without having lost "+
 			"it. Left out where it never says."),
 	share("events", "events_lost_share", eventShare(lost, func(e *record.Events) *int64 { return e.Expected }),
-		"Part of the events that the tracer had to deliver which it lost, pooled over the trials of an arm. Losses come in "+
-			"bursts, so events are no independent samples: the interval is too narrow where some are lost."),
+		"Part of the events that the tracer had to deliver which it lost, pooled over the trials of an arm. Losses "+
+			"come in bursts: the interval is too narrow where some are lost."),
 	share("events", "events_late_share", eventShare(
 		func(e *record.Events) *int64 { return e.Late }, func(e *record.Events) *int64 { return e.Delivered }),
 		"Part of the events delivered which came late, pooled likewise."),
@@ -70,9 +70,8 @@ var ofEvents = []measured.Metric{
 		Definition: metric.Definition{
 			Name: "agent_cpu_seconds_per_kiloevent", Unit: perKiloevent, Rank: metric.RankOther, Pool: metric.PerEvent,
 			Cost: true, Better: metric.Lower, Needs: measured.NeedAgentCost,
-			How: "CPU time of the tracer's control group, its processes, from when all was set up until the tracer was told " +
-				"to end, per 1,000 events that the kernel counted in that time: what a tracer puts off until the load has " +
-				"ended is in it." + measured.NoSubject,
+			How: "CPU time of the tracer's control group, from when all was set up until the tracer was asked to end, " +
+				"per 1,000 events that the kernel counted in that time." + measured.NoSubject,
 		},
 		Value: execload.WhereEvents(agentPerKiloevent),
 	},
@@ -81,9 +80,9 @@ var ofEvents = []measured.Metric{
 			Name: "bpf_seconds_per_kiloevent", Unit: perKiloevent, Rank: metric.RankBPF, Pool: metric.PerEvent, Cost: true,
 			Family: "bpf", What: "kernel time", Per: "kiloevent",
 			Better: metric.Lower, Needs: measured.NeedEventCost,
-			How: "Run time of its eBPF programs, which the kernel charges to whoever execs, per 1,000 events made. Rates by " +
-				"their own windows, the ledger's and the load's. Its programs are those that its processes hold, and pinned " +
-				"ones that came with it." + measured.NoSubject,
+			How: "Run time of its eBPF programs, which the kernel charges to whoever execs, per 1,000 events made; " +
+				"rates by their own windows. Its programs are those that its processes hold, and pinned ones " +
+				"that came with it." + measured.NoSubject,
 		},
 		Value: programsPerKiloevent,
 	},

@@ -1,6 +1,6 @@
 // Command definitions evaluates the trials of one recorded run by different definitions of "p99" and of "CPU per
-// request rate", those of Tare among them: what the definition alone does to a number. docs/osm-definitions.md shows
-// what it prints of the run in its testdata.
+// request rate", those of Tare among them: what the definition alone does to a number. testdata/tables.md is what it
+// prints of the run in its testdata, and docs/experiments/mesh-rate.md says what follows.
 //
 //	go run ./test/bench/definitions [-arm envoy] [RUN-DIR]
 //

@@ -195,9 +195,8 @@ var outsideMetrics = []measured.Metric{{
 	Definition: metric.Definition{
 		Name: "machine_connections_per_second", Unit: quantity.PerSecond, Rank: metric.RankOther, Pool: metric.Largest,
 		Needs: []measured.Need{measured.Whole, measured.Worked},
-		How: "TCP connections that the machine opened in the window (TcpActiveOpens of Tare's network namespace, read at " +
-			"its edges): those of all loads and of everybody else. Only where a load is of kind `command`, which does not " +
-			"tell its own.",
+		How: "TCP connections that the machine opened in the window, by anybody (TcpActiveOpens of Tare's network " +
+			"namespace). Only where a load is of kind `command`.",
 	},
 	Value: machineConnections,
 }, {

@@ -29,8 +29,8 @@ var Settings = append(fromCommand(shared),
 		Doc: "the tool whose output is read; when left out, the one that the command's program is called; `none`: its " +
 			"output is not read, and it is only measured from outside"},
 	param.Setting{Name: settingDrain, Type: param.TypeDuration, Default: "10s", Max: 3600,
-		Doc: "time after it should have ended in which what it prints is waited for; then it is asked to end. One " +
-			"without a known output is asked at the end of the window"},
+		Doc: "wait after it should have ended for what it prints; then it is asked to end. One without a known " +
+			"output is asked at the end of the window"},
 	param.Setting{Name: settingIn, Type: param.TypeSwitch, Default: "false",
 		Doc: "whether it runs where applications run: inside the sandbox, in arms whose subject launches applications in " +
 			"one; beside it otherwise"},

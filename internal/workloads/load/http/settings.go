@@ -19,8 +19,8 @@ var Settings = []param.Setting{
 	{Name: "protocol", Type: param.TypeWord, Default: string(HTTP1), Words: []string{string(HTTP1), string(HTTP2),
 		string(GRPC), string(TCP)},
 		Phrase: map[string]string{"http1": "over HTTP/1.1", "http2": "over HTTP/2", "grpc": "over gRPC", "tcp": "over TCP"},
-		Doc: "what it speaks: HTTP/1.1; HTTP/2, with prior knowledge where there is no TLS; unary calls of gRPC over " +
-			"that; or TCP, bytes that come back as they were sent. An application of kind `http` needs the same `protocol`"},
+		Doc: "HTTP/1.1; HTTP/2, with prior knowledge where there is no TLS; unary gRPC calls; or TCP, bytes that " +
+			"are echoed. An application of kind `http` needs the same `protocol`"},
 	{Name: "tls", Type: param.TypeWord, Default: string(TLSOff),
 		Words:  []string{string(TLSOff), string(TLSOn), string(TLSUnverified)},
 		Phrase: map[string]string{"off": "in the clear", "on": "over TLS", "unverified": "over TLS"},

@@ -29,9 +29,9 @@ const settingObserve = "observe"
 
 // observe is the setting that takes the place of a command line.
 var observe = param.Setting{Name: settingObserve, Type: param.TypeText, Reach: param.ReachProcess,
-	Doc: "instead of `command`, what runs already: `pid:1234`, `cgroup:/path`, `unit:NAME` or `container:ID`. It is " +
-		"only watched, in this arm: never started, moved or stopped, so it runs beside the baseline as well, and only " +
-		"what it uses itself can be told"}
+	Doc: "instead of `command`, what runs already: `pid:1234`, `cgroup:/path`, `unit:NAME` or `container:ID`. It " +
+		"is never started, moved or stopped, so it runs beside the baseline too, and only what it uses itself " +
+		"is reported"}
 
 // Version and Optional are the settings of every subject that is a program of somebody else's.
 var (
@@ -43,8 +43,8 @@ var (
 
 // serves is the setting that puts a command into the path of requests.
 var serves = param.Setting{Name: "serves", Type: param.TypeText, Reach: param.ReachNothing,
-	Doc: "the application that it stands in front of: loads of the application then go to the command, at its `address` or " +
-		"at `{address}`. The one that loads go to, where there is one only and the command has an `address` or `{address}`"}
+	Doc: "the application that it stands in front of: its loads go to the command instead, at `address` or " +
+		"`{address}`. Default: the only application with loads, where the command has one of these"}
 
 // Settings are those of a command or of what is observed.
 var Settings = slices.Concat(process.Settings[:1], []param.Setting{observe, serves}, process.Settings[1:],

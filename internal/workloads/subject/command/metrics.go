@@ -25,8 +25,8 @@ var Metrics = []measured.Metric{
 			Name: "memory_peak_bytes", Unit: quantity.Bytes, Rank: metric.RankMemory, Pool: metric.Mean, Cost: true,
 			Family: "memory",
 			Better: metric.Lower, Needs: measured.NeedMemory,
-			How: "Of the control group of a tracer or command, which is new in each trial: the most memory of any kind that " +
-				"the kernel has charged to it until it was told to end, page cache included (memory.peak, or max_usage of v1)." +
+			How: "Of the control group of a tracer or command: the most memory of any kind, page cache included, " +
+				"until it was asked to end (memory.peak, or max_usage of v1)." +
 				measured.NoSubject,
 		},
 		Value: inBytes(Resident.GroupPeak),
@@ -36,8 +36,8 @@ var Metrics = []measured.Metric{
 			Name: "rss_bytes", Unit: quantity.Bytes, Rank: metric.RankOther, Pool: metric.Mean, Cost: true,
 			Family: "rss", Clause: "has {} resident",
 			Better: metric.Lower, Needs: measured.NeedMemory, Headline: true,
-			How: "Resident sets of the processes of a tracer or command (VmRSS), added up, before it was told to end. " +
-				"Pages that several share, such as of programs and libraries, count in each." + measured.NoSubject,
+			How: "Resident sets of the processes of a tracer or command (VmRSS), added up, before it was asked to " +
+				"end. Shared pages count in each." + measured.NoSubject,
 		},
 		Value: inBytes(residentNow),
 	},

@@ -33,9 +33,9 @@ var settings = []param.Setting{
 		Doc: "annotations of these pods, in the same form; those with commas in their values with ; between"},
 	{Name: runtimeKey, Type: param.TypeText, Reach: param.ReachNothing, Doc: "RuntimeClass of these pods"},
 	{Name: componentsKey, Type: param.TypeText, Reach: param.ReachNothing,
-		Doc: "what its cost is: rules as of `tare weigh --tare`, several with ; between, such as " +
-			"`container=istio-proxy,component=sidecar; namespace=istio-system,component=controlplane`. A rule that " +
-			"names a container and no namespace is about the pods of the trial, and its component is given for each of them"},
+		Doc: "what its cost is: rules as of `tare weigh --tare`, separated by ;, such as " +
+			"`container=istio-proxy,component=sidecar; namespace=istio-system,component=controlplane`. A rule " +
+			"with a container and no namespace is about the pods of the trial, each with its component"},
 }
 
 func (guest) About() kind.About {
