@@ -59,8 +59,8 @@ type file struct {
 
 // Reader reads the counters of all groups of a machine. It finds them once and opens what it reads often once, so that
 // the two edges of a window cost little. Files of CPU time stay open, as long as the limit on descriptors allows; those
-// of memory are opened for each reading, for every open one holds a page of kernel memory. The directories that they are
-// in stay open. A Reader is for one goroutine.
+// of memory are opened for each reading, for every open one holds a page of kernel memory. The directories that these
+// are in stay open. A Reader is for one goroutine.
 type Reader struct {
 	trees  []*tree
 	groups []*Group
