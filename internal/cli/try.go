@@ -52,7 +52,8 @@ processes that start and end; writes, to files. All are at fixed, moderate rates
 load of another kind.
 
 The command is started once by itself first, to see that it runs and how long its start-up takes, and then for each
-trial anew, in a control group of its own. It must stay in the foreground, and needs no terminal. {cgroup_dir},
+trial anew, in a separate control group. It must stay in the foreground, and needs no terminal. What it has another
+program start, such as docker run or systemd-run, is not in its figures: observe that instead. {cgroup_dir},
 {cgroup_id} and {cgroup_path} in its arguments are the control group of the workload, {dir} a directory of its own,
 {port} a free port. A command with {address} in them stands in the path of requests: they go there, and the application
 is at {server.address}.

@@ -276,6 +276,9 @@ func (w *Watch) lacking(members []Member) (strays []Stray) {
 		if !known || !now.OK || u.ticks <= 0 {
 			continue
 		}
+		if float64(now.N)/1e9 < before {
+			continue // the ledger says that it was reset
+		}
 		used, counted := w.fs.Seconds(uint64(u.ticks)), float64(now.N)/1e9-before
 		// A child that began after the list at the first edge has used what nothing was subtracted for: where the machine
 		// stood still meanwhile, all of that time.
@@ -305,8 +308,8 @@ func Describe(strays []Stray, of string) string {
 		said = fmt.Sprintf("%s left the control group %.200s for %.200s and ended there: it used up to %.3f s of CPU time "+
 			"in it", who, s.Left, s.Group, s.Used)
 	case s.Lacking > 0:
-		said = fmt.Sprintf("%s, or what it has started, was in other control groups for a time: %.200s did not count %.2f s "+
-			"of its CPU time", who, s.Group, s.Lacking)
+		said = fmt.Sprintf("%s, or what it has started, was in other control groups for a time, or the group's counter was "+
+			"reset: %.200s did not count %.2f s of its CPU time", who, s.Group, s.Lacking)
 	case s.Back:
 		said = fmt.Sprintf("%s was in the control group %.200s%s when the window began", who, s.Group, what)
 	}

@@ -155,6 +155,7 @@ func Failure(ctx context.Context, err error) string {
 // measure sets up, opens the window over the loads' measured time, and gathers what they say.
 func (x *trial) measure(ctx context.Context) error {
 	t, lap := x.record, laps(x.record)
+	before := x.groupPaths()
 	if err := x.setUp(ctx); err != nil {
 		return fmt.Errorf("setting up: %w", err)
 	}
@@ -199,6 +200,7 @@ func (x *trial) measure(ctx context.Context) error {
 	if err := watch.Unseen(); err != nil {
 		x.Warn(measured.WarnUnseen, "%s", containment.MayBeMissing("the trial", err.Error()))
 	}
+	x.warnOfBeside(before)
 	measured.MarkRoles(t.Ledger, x.roles) // some of the trial's groups may be elsewhere than below its own
 
 	if err := x.results(ctx); err != nil {

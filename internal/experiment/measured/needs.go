@@ -144,8 +144,8 @@ var (
 	GateWindow = &Gate{Name: "window", Breaks: []Need{Windowed}, Quiet: ledger.Unknown,
 		Why: "what was read from the kernel is of another time than the load; the load's own counts and times are right"}
 	GateContained = &Gate{Name: "contained", Breaks: []Need{Contained}, Quiet: ledger.Subject,
-		Why: "what a process uses in another control group is in no counter of the trial, and seems to be others'; " +
-			"requests are served all the same"}
+		Why: "what a process uses in another control group, or used before its group's counter was reset, is in no counter " +
+			"of the trial, and seems to be others'; requests are served all the same"}
 	GateNodes = &Gate{Name: "nodes", Breaks: []Need{Whole}, Quiet: ledger.Unknown,
 		Why: "with too few nodes it is another trial"}
 )

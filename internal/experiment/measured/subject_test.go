@@ -155,6 +155,29 @@ func TestThrottledAbove(t *testing.T) {
 	}
 }
 
+// TestReset: where a counter of the trial's groups was set back, its cost is not known, and the gate names the group.
+// That of a group that is not the trial's voids nothing, nor does one that was read all the same.
+func TestReset(t *testing.T) {
+	for path, want := range map[string]int{"": 1, "/subject": 1, "/subject/proxy/worker": 1, "/sub": 0, "/../other": 0} {
+		m := inComponents()
+		l := m.Ledger
+		l.Warn(ledger.CounterReset, "the CPU counter of control group %s was reset inside the window", m.Tree+path)
+		if trips := m.contained(); len(trips) != 0 {
+			t.Errorf("%s was read: %+v", path, trips)
+		}
+		l.Cgroups = append(l.Cgroups, ledger.Cgroup{Path: m.Tree})
+		for i := range l.Cgroups {
+			if g := &l.Cgroups[i]; g.Path == m.Tree+path || g.Path == "/tare/other/subject" {
+				g.CPUSeconds = nil
+			}
+		}
+		trips := m.contained()
+		if len(trips) != want || want == 1 && !strings.Contains(trips[0].Message, m.Tree+path+" was reset") {
+			t.Errorf("%s: %+v", path, trips)
+		}
+	}
+}
+
 // TestPoolComponents: over nodes a component's metric is pooled as that of the whole, and is absent where a good node
 // lacks it.
 func TestPoolComponents(t *testing.T) {

@@ -257,6 +257,10 @@ const Interrupted = "interrupted"
 // OtherRun is the code of the ledger's warning that another run of tare was under way during the trial.
 const OtherRun = "other-run"
 
+// MadeBeside is the code of the ledger's warning that control groups were made outside of the trial while it was under
+// way, which its message lists.
+const MadeBeside = "made-beside"
+
 // LeftBehind is the code of the ledger's warning that something of the trial is still on the machine.
 const LeftBehind = "left-behind"
 

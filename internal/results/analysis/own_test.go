@@ -2,6 +2,7 @@ package analysis_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"tare/internal/experiment/measured"
@@ -62,5 +63,38 @@ func TestLeftovers(t *testing.T) {
 	const want = "2 trials left something behind; of the first: the trial left behind on the machine: /run/3"
 	if !slices.Contains(s.Warnings, want) {
 		t.Errorf("warnings %q", s.Warnings)
+	}
+}
+
+// TestMadeBeside: groups that are made outside of the trial in all trials of an arm and in none of the baseline stand
+// in the summary, by that arm; those that are made now and then, or in the baseline as well, do not.
+func TestMadeBeside(t *testing.T) {
+	const mine = "candidate"
+	for name, c := range map[string]struct {
+		made func(record.Trial) bool
+		want bool
+	}{
+		"by the arm":      {func(t record.Trial) bool { return t.Arm == mine }, true},
+		"not in all":      {func(t record.Trial) bool { return t.Arm == mine && t.Block > 0 }, false},
+		"in the baseline": {func(t record.Trial) bool { return t.Arm == mine || t.Arm == record.AA && t.Block == 3 }, false},
+		"by none":         {func(record.Trial) bool { return false }, false},
+	} {
+		run, trials := analysistest.Quickstart(analysistest.Truth{Blocks: 8, BPF: 3.1e-6, Latency: 9e-6, Noise: 0.5e-6})
+		for i := range trials {
+			if c.made(trials[i]) {
+				trials[i].Ledger.Warn(record.MadeBeside, "/docker/%d, which used 1.500 s of CPU time", i)
+			}
+		}
+		s, err := analysis.Summarize(run, trials)
+		if err != nil {
+			t.Fatal(err)
+		}
+		said := slices.ContainsFunc(s.Warnings, func(w string) bool {
+			return strings.Contains(w, " trials of "+mine+", and in none of the baseline, ") &&
+				strings.Contains(w, "(in the last: /docker/")
+		})
+		if said != c.want {
+			t.Errorf("%s: warnings %q", name, s.Warnings)
+		}
 	}
 }

@@ -68,6 +68,7 @@ func Summarize(run record.Run, trials []record.Trial) (*Summary, error) {
 	s.warnOfTwins()
 	s.warnOfOthers(trials)
 	s.warnOfLeftovers(trials)
+	s.warnOfBeside(trials)
 	s.withhold(run, t, newCarriers(t.defined, trials))
 	s.addComponents(run, trials)
 	s.Models = append(s.Models, fitModels(t)...)
@@ -470,5 +471,33 @@ func (s *Summary) warnOfLeftovers(trials []record.Trial) {
 	}
 	if n > 0 {
 		s.addWarning("%d trials left something behind; of the first: %s", n, first)
+	}
+}
+
+// warnOfBeside says of arms in all of whose trials control groups were made outside of the trial that their commands
+// may have had others make them, where that was in no trial of the baseline.
+func (s *Summary) warnOfBeside(trials []record.Trial) {
+	const least = 2 // of one trial alone it is chance, as of services that start by a clock
+	made, all, last := map[string]int{}, map[string]int{}, map[string]string{}
+	for _, t := range trials {
+		if t.Validity.Failed != "" {
+			continue
+		}
+		all[t.Arm]++
+		for _, w := range t.Warned() {
+			if w.Code == record.MadeBeside {
+				made[t.Arm], last[t.Arm] = made[t.Arm]+1, w.Message
+			}
+		}
+	}
+	if made[record.Direct]+made[record.AA] > 0 {
+		return // others make some all the time
+	}
+	for arm, n := range lists.ByKey(made) {
+		if n == all[arm] && n >= least {
+			s.addWarning("in each of the %d trials of %s, and in none of the baseline, a control group outside of the trial "+
+				"was made (in the last: %s): what %s has others start, such as docker run or systemd-run, is in no figure of it; "+
+				"observe that instead (observe: container:ID or unit:NAME)", n, arm, last[arm], arm)
+		}
 	}
 }

@@ -376,6 +376,9 @@ type Warning struct {
 	Message string `json:"message"`
 }
 
+// CounterReset is the code of the warning that the CPU counter of a control group was set back inside the window.
+const CounterReset = "counter-reset"
+
 // Warn adds a warning.
 func (l *Ledger) Warn(code, format string, args ...any) {
 	l.Warnings = append(l.Warnings, Warning{Code: code, Message: fmt.Sprintf(format, args...)})

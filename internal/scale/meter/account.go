@@ -33,6 +33,7 @@ type account struct {
 	seen     *witness.Account // nil without a witness
 	snapshot *bpf.Snapshot    // nil where programs could not be read
 	passed   *proc.Elapsed    // see elapsed
+	reset    []string         // groups whose CPU counters were set back in the window
 
 	warnings []ledger.Warning
 }
@@ -454,6 +455,7 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 	}
 	groups := a.m.groups.Groups()
 	out := make([]ledger.Cgroup, 0, len(groups))
+	var reset, lacking []string
 	for _, g := range groups {
 		before, wasThere := a.w.first.groups[g]
 		if g.Vanished && !wasThere {
@@ -470,14 +472,15 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 		// One that was removed before the second edge still has the counters of the first: what it used since is not
 		// known.
 		if !g.Vanished || now != before {
-			c.CPUSeconds = scaled(now.UsageNs, before.UsageNs, wasThere)
+			if now.Resets == before.Resets {
+				c.CPUSeconds = scaled(now.UsageNs, before.UsageNs, wasThere)
+			}
 			c.ThrottledSeconds = scaled(now.ThrottledNs, before.ThrottledNs, wasThere)
 			c.ThrottledPeriods = counted(now.ThrottledPeriods, before.ThrottledPeriods, wasThere)
 			c.Periods = counted(now.Periods, before.Periods, wasThere)
 		}
-		if wasThere && now.UsageNs.OK && now.UsageNs.N < before.UsageNs.N {
-			a.warn("counter-reset", "the CPU counter of control group %s was reset inside the window: what it used is not known",
-				g.Path)
+		if now.UsageNs.OK && (now.Resets != before.Resets || wasThere && now.UsageNs.N < before.UsageNs.N) {
+			reset = append(reset, g.Path)
 		}
 		// A group that no hierarchy counts CPU time of is nobody's identity: its tasks' programs stand with another
 		// group. Where programs ran and none could be split, nobody knows whether it was here: that is not 0.
@@ -488,10 +491,15 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 			}
 			c.BPFSeconds, c.BPFInsideSeconds = &t.all, &t.inside
 		}
-		c.Memory = memory(g.Memory)
+		if c.Memory = memory(g.Memory); c.Memory != nil && !g.Vanished && a.m.elsewhere[g.Path] != "" {
+			c.Memory = nil
+			lacking = append(lacking, g.Path)
+		}
 		out = append(out, c)
 	}
 	a.madeAgain(out)
+	a.wereReset(reset)
+	a.lacksMemory(lacking)
 	cpu := func(c *ledger.Cgroup) float64 { return known.Or(c.CPUSeconds, 0) }
 	order := make([]*ledger.Cgroup, len(out)) // what is sorted is moved often, and a group is large
 	for i := range out {
@@ -501,6 +509,23 @@ func (a *account) cgroups(programs []ledger.Program) []ledger.Cgroup {
 		return cmp.Or(cmp.Compare(cpu(y), cpu(x)), cmp.Compare(x.Path, y.Path))
 	})
 	return lists.Map(order, func(c *ledger.Cgroup) ledger.Cgroup { return *c })
+}
+
+// wereReset warns of groups whose CPU counters were set back inside the window: cpuacct.usage of v1 can be written.
+func (a *account) wereReset(groups []string) {
+	const named = 3
+	for _, path := range groups[:min(named, len(groups))] {
+		a.warn(ledger.CounterReset, "the CPU counter of control group %.200s was reset inside the window: what it used is "+
+			"not known", path)
+	}
+	if n := len(groups) - named; n > 0 {
+		a.warn(ledger.CounterReset, "so were those of %d more control groups", n)
+	}
+	if err := a.m.groups.Unnoted(); err != nil {
+		a.warn("resets-unseen", "if somebody writes to the CPU counter of a control group and so sets it back "+
+			"(cpuacct.usage), that is not seen where the counter has grown past what it was since: %v", err)
+	}
+	a.reset = groups
 }
 
 // madeAgain warns of groups that were removed and made again inside the window: their counters began anew.
@@ -554,7 +579,7 @@ func (a *account) splitTime(programs []ledger.Program) (split, unsplit float64) 
 }
 
 // counted is the growth of a counter; a group that came during the window began at 0. nil where the kernel lacks it,
-// or where it went back: cpuacct.usage can be written.
+// or where it went back.
 func counted(now, before cgroup.Value, wasThere bool) *uint64 {
 	if !now.OK || wasThere && !before.OK || now.N < before.N {
 		return nil
@@ -616,6 +641,9 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 	for _, g := range a.m.groups.Unread() {
 		unread[g.Path] = true
 	}
+	for _, path := range a.reset {
+		unread[path] = true
+	}
 	someUnread := false // of the groups at the top: what they used is in total
 	for _, c := range l.Cgroups {
 		someUnread = someUnread || strings.LastIndexByte(c.Path, '/') == 0 && c.CPUSeconds == nil && unread[c.Path]
@@ -635,7 +663,7 @@ func (a *account) budget(l *ledger.Ledger) ledger.CPU {
 	case someUnread:
 		u.NoRoot = true
 		a.warn("no-root-usage", "the CPU time of processes outside control groups cannot be told from that of groups that "+
-			"could not be read: it is part of what is unexplained")
+			"could not be read, or whose counters were reset: it is part of what is unexplained")
 	case total != nil:
 		u.Root = *total - u.Groups - u.Kernel
 		if u.Root < -0.01*u.Capacity { // by more than the edges are apart

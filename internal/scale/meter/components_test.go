@@ -1,19 +1,25 @@
 package meter
 
 import (
+	"bufio"
 	"fmt"
 	"math"
 	"os"
+	"os/exec"
+	"slices"
 	"testing"
 
+	"tare/internal/lib/known"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/ledger"
 	"tare/test/long"
 )
 
-// Five daemons in groups that only they are in, beside what else runs, in window after window: the components add up to
-// the CPU time that was attributed, with a difference of 0, and each is within 1 % of what its group's counter says,
-// read before the window and after it. A daemon rests at the edges, so the two readings are of the same work.
+// Five daemons in groups that only they are in, and bpftrace with programs that run above them, where it is installed,
+// beside what else runs, in window after window: the components add up to the CPU time that was attributed, with a
+// difference of 0, and each is within 1 % of what its group's counter says, read before the window and after it. A
+// daemon rests at the edges, so the two readings are of the same work. All that the kernel counted of bpftrace's
+// programs is in its component and in the total of tare.
 func TestComponentsAgreeWithCounters(t *testing.T) {
 	h := cpuHierarchy(t)
 	top := fmt.Sprintf("/tare-test-%d", os.Getpid())
@@ -36,6 +42,11 @@ func TestComponentsAgreeWithCounters(t *testing.T) {
 		workers[i] = startWorker(t)
 		workers[i].join(t, dirs[i]+"/cgroup.procs")
 	}
+	_, trace := exec.LookPath("bpftrace")
+	tracer := mkdir(top + "/bpftrace")
+	if trace == nil {
+		startTracer(t, tracer)
+	}
 	m := meter(t, Options{})
 	worst, windows := 0.0, long.Repeat(3, 20)
 	if testing.Short() { // an emulated machine works for 10 s for each daemon in a window
@@ -55,6 +66,17 @@ func TestComponentsAgreeWithCounters(t *testing.T) {
 			var n int
 			if _, err := fmt.Sscanf(l.Cgroups[i].Path, top+"/%d", &n); err == nil {
 				l.Cgroups[i].Charged = ledger.Charged{Charge: ledger.ChargeTare, Component: fmt.Sprint(n)}
+			} else if l.Cgroups[i].Path == top+"/bpftrace" {
+				l.Cgroups[i].Charged = ledger.Charged{Charge: ledger.ChargeTare, Component: "bpftrace"}
+			}
+		}
+		ran := int64(0) // of bpftrace's programs
+		for i := range l.Programs {
+			p := &l.Programs[i]
+			if slices.ContainsFunc(p.Owners, func(o ledger.Owner) bool { return o.Comm == "bpftrace" }) {
+				p.Charged = ledger.Charged{Charge: ledger.ChargeTare, Component: "bpftrace"}
+				s, _ := p.RanSeconds()
+				ran += int64(math.Round(s * 1e9))
 			}
 		}
 		l.Settle()
@@ -62,6 +84,9 @@ func TestComponentsAgreeWithCounters(t *testing.T) {
 		sum, seen := int64(0), 0
 		for _, c := range l.Components {
 			sum += int64(math.Round(*c.CPUSeconds * 1e9))
+			if c.Component == "bpftrace" && int64(math.Round(*c.BPFSeconds*1e9)) != ran || trace == nil && ran == 0 {
+				t.Errorf("%s ran for %v s, and its programs for %d ns", c.Component, *c.BPFSeconds, ran)
+			}
 			var n int
 			if _, err := fmt.Sscanf(c.Component, "%d", &n); err != nil {
 				continue
@@ -74,9 +99,39 @@ func TestComponentsAgreeWithCounters(t *testing.T) {
 				t.Errorf("daemon %d used %g s, and its group counted %g", n, *c.CPUSeconds, want)
 			}
 		}
+		if all := *l.Tare.CgroupsCPU + known.Or(l.Tare.BPF, 0) + *l.Tare.BPFUnsplit; math.Abs(*l.Tare.CPU-all) > 1e-9 {
+			t.Errorf("tare used %v s in total, and its parts %v", *l.Tare.CPU, all)
+		}
 		if diff := sum - int64(math.Round(l.CPU.Attributed*1e9)); diff != 0 || seen != daemons {
 			t.Errorf("%d daemons; the components' sum is %d ns off", seen, diff)
 		}
 	}
-	t.Logf("the worst component was %.3f %% off", 100*worst)
+	t.Logf("%d windows, with bpftrace: %v; the worst component was %.3f %% off", windows, trace == nil, 100*worst)
+}
+
+// startTracer starts bpftrace in a group, and waits until its programs are loaded.
+func startTracer(t *testing.T, dir string) {
+	t.Helper()
+	cmd := exec.Command("bpftrace", "-e",
+		`BEGIN { printf("begun\n"); } profile:hz:499 { @[comm] = count(); } software:context-switches:1 { @s[pid] = count(); }`)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	if err := os.WriteFile(dir+"/cgroup.procs", fmt.Appendln(nil, cmd.Process.Pid), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		if lines.Text() == "begun" {
+			return
+		}
+	}
+	t.Fatal("bpftrace ended before it had begun")
 }

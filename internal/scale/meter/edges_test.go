@@ -64,6 +64,48 @@ func TestACounterThatWentBackIsNotKnown(t *testing.T) {
 	}
 }
 
+// TestCounterReset: what a group used whose counter was set back inside the window is not known, also where it has
+// grown past what it was, and neither is what its time cannot be told from. The window after that has it again, and so
+// do other groups.
+func TestCounterReset(t *testing.T) {
+	h := cpuHierarchy(t)
+	if h.V2 {
+		t.Skip("needs cgroup v1: the counters of v2 cannot be written")
+	}
+	w := startWorker(t)
+	dir := temporaryGroup(t)
+	path := h.Identity(strings.TrimPrefix(dir, h.Mount))
+	w.join(t, dir+"/cgroup.procs")
+	t.Cleanup(func() { // before the group is removed
+		w.in.Close()
+		_ = w.cmd.Wait()
+	})
+	m := meter(t, Options{SampleHz: -1, NoWitness: true})
+	for _, reset := range []bool{false, true, false} {
+		l := ledgerOf(t, m, func() {
+			before := cgroup.CPUTime(dir).N
+			if reset {
+				if err := cgroup.Write(dir+"/cpuacct.usage", "0"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			w.work(t)
+			for cgroup.CPUTime(dir).N <= before { // else the counter alone would tell
+				w.work(t)
+			}
+		})
+		i := slices.IndexFunc(l.Cgroups, func(g ledger.Cgroup) bool { return g.Path == path })
+		if i < 0 || (l.Cgroups[i].CPUSeconds == nil) != reset {
+			t.Fatalf("reset is %v: %+v", reset, l.Cgroups[max(i, 0)])
+		}
+		_, hasRoot := lineOf(l, ledger.LineRoot)
+		warned := strings.Contains(messageOf(l, "counter-reset"), path)
+		if warned != reset || hasRoot == reset || !l.CPU.Closes() {
+			t.Errorf("reset is %v: it has a line of the root group %v; warnings %v", reset, hasRoot, l.Warnings)
+		}
+	}
+}
+
 // A task that is in one group of cpuacct and in another of v2 stands in both; in the budget it counts once.
 func TestHierarchiesThatDisagree(t *testing.T) {
 	two := 2.0

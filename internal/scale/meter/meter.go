@@ -37,7 +37,8 @@ type Options struct {
 	// that have ended by then are taken to be in the group of the thread that made them.
 	DrainEvery time.Duration
 	// Lean leaves out of ledgers the throttling of groups where that takes another file (v1), their peaks of memory and
-	// their TCP memory, on v1 half of what reading costs, and which processes held the CPUs.
+	// their TCP memory, on v1 half of what reading costs, and which processes held the CPUs. That memory of a process is
+	// counted in another group than its CPU time (v1) is known up to a minute late.
 	Lean bool
 	// Whole makes it an error, of New or of a window, that programs, maps, run statistics or control groups cannot be
 	// read. Without, a ledger lacks them, with a warning. Only samples and the witness, where the machine has no such
@@ -76,12 +77,15 @@ type Meter struct {
 	warnings   []ledger.Warning          // of set-up: they hold for every window
 	reported   time.Duration             // CPU time of this process that an earlier ledger has named
 	open       bool
-	preparing  time.Duration // what the last prepare took
-	switching  time.Duration // what the last switchOn took
-	fastest    time.Duration // of all readings of an edge
-	hidden     bool          // this process does not see all of the machine's processes
-	part       bool          // only a part of the machine's control groups can be seen
-	snapshot   *bpf.Snapshot // the last
+	preparing  time.Duration     // what the last prepare took
+	switching  time.Duration     // what the last switchOn took
+	fastest    time.Duration     // of all readings of an edge
+	hidden     bool              // this process does not see all of the machine's processes
+	part       bool              // only a part of the machine's control groups can be seen
+	snapshot   *bpf.Snapshot     // the last
+	elsewhere  map[string]string // why the memory of groups is not known, by path: see lookElsewhere
+	looked     time.Time         // for that
+	lookEvery  time.Duration     // at most
 	list       func() (*bpf.Snapshot, error)
 }
 
@@ -116,6 +120,7 @@ func New(_ context.Context, o Options) (m *Meter, err error) {
 	}
 	if o.Lean {
 		m.groups.Lean()
+		m.lookEvery = time.Minute
 	}
 	m.describe()
 	m.warnOfClocks()

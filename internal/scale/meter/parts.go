@@ -261,7 +261,10 @@ func (w *Window) readCounters() (programs []bpf.Program, err error) {
 
 // readMemory reads the memory of all groups. The ledger names groups that could not be read.
 func (w *Window) readMemory() error {
-	return w.m.unlessNamed(w.parts.memory.read(w.m.groups.ReadMemory))
+	if err := w.m.unlessNamed(w.parts.memory.read(w.m.groups.ReadMemory)); err != nil {
+		return err
+	}
+	return w.parts.memory.read(w.m.lookElsewhere)
 }
 
 // readInventory reads programs and maps; the result is nil if programs could not be read. Maps do not depend on the

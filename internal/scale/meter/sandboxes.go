@@ -527,7 +527,7 @@ func (e *entry) groups(out *ledger.Sandbox) {
 		if g.Reading != nil {
 			x.Memory = memory(g.Reading.Memory)
 			if listed := e.cgroups[g.Path]; listed != nil {
-				x.CPU, x.Memory = listed.CPUSeconds, cmp.Or(listed.Memory, x.Memory)
+				x.CPU, x.Memory = listed.CPUSeconds, listed.Memory
 			}
 		}
 		if x.Memory != nil && x.Memory.Hard != nil {

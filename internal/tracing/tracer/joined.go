@@ -13,8 +13,10 @@ import (
 	"tare/internal/experiment/placement"
 	cmdline "tare/internal/experiment/process"
 	"tare/internal/lib/files"
+	"tare/internal/lib/known"
 	"tare/internal/scale/host/cgroup"
 	"tare/internal/scale/host/proc"
+	"tare/internal/scale/ledger"
 	execload "tare/internal/tracing/exec"
 	"tare/internal/workloads/subject/command"
 )
@@ -33,7 +35,8 @@ type joined struct {
 	running *Running       // nil before Start
 	began   time.Time      // of its process
 	own     *files.Scratch // directory of its own
-	cpu     string         // directory of its group where CPU time is counted
+	groups  *cgroup.Reader // of its group; nil before Start
+	counter *cgroup.Group  // its group there; nil where nothing counts CPU time
 	found   *Evidence      // once it was looked at
 }
 
@@ -55,9 +58,10 @@ func (j *joined) Start(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	if h, ok := j.trial.Cgroups().CPU(); ok {
-		j.cpu, _ = h.Dir(j.group.Path())
+	if j.groups, err = cgroup.NewReaderOfSome(j.trial.Cgroups()); err != nil {
+		return err
 	}
+	j.counter = j.groups.Add(j.group.Path())
 	j.began = time.Now()
 	if j.running, err = Start(j.tracer, place, j.group.Start, j.trial.Fail); err != nil {
 		return fmt.Errorf("starting %s: %w", j.trial.Arm(), err)
@@ -89,11 +93,16 @@ func (j *joined) Scope() execload.Scope { return j.tracer.Scope }
 func (j *joined) Said(ctx context.Context) (execload.Said, error) { return j.running.Counts(ctx) }
 
 func (j *joined) CPUSeconds() *float64 {
-	v := cgroup.CPUTime(j.cpu)
-	if !v.OK {
+	if j.counter == nil || j.groups.ReadCPUOf(j.counter) != nil || j.counter.Vanished {
 		return nil
 	}
-	return new(float64(v.N) / 1e9)
+	c := j.counter.CPU
+	if c.Resets > 0 {
+		j.trial.Warn(ledger.CounterReset, "the CPU counter of control group %s was reset: what %s used is not known",
+			j.counter.Path, j.trial.Arm())
+		return nil
+	}
+	return known.As(c.UsageNs.Ptr(), func(ns uint64) float64 { return float64(ns) / 1e9 })
 }
 
 func (j *joined) Waits() (drain, late time.Duration) {
@@ -179,6 +188,9 @@ func (j *joined) look(used *float64) error {
 func (j *joined) Close() error {
 	if j.running != nil {
 		j.running.Kill()
+	}
+	if j.groups != nil {
+		j.groups.Close()
 	}
 	if err := j.own.Close(); err != nil {
 		return fmt.Errorf("removing the tracer's files: %w", err)

@@ -123,6 +123,7 @@ type aTrial struct {
 	objects *kind.Objects
 	raw     json.RawMessage
 	codes   []string // of warnings
+	during  func()   // called while the load runs; may be nil
 }
 
 func (x *aTrial) Self() string              { return x.self }
@@ -229,6 +230,9 @@ func (x *aTrial) run(c *execload.Counting, j *joined, made, others int) *record.
 	must(c.Before(ctx))
 	must(c.Begun(ctx, role.Schedule{Begin: pace.Now()}))
 	x.exec(c, made)
+	if x.during != nil {
+		x.during()
+	}
 	x.result.Counts = map[string]float64{execload.CountMade: float64(made)}
 	close(x.ended)
 	_, lateAfter := j.Waits()
@@ -282,6 +286,26 @@ func TestTracerInATrial(t *testing.T) {
 	}
 	if len(x.codes) > 0 {
 		t.Errorf("warnings %v", x.codes)
+	}
+}
+
+// TestCounterReset: what a tracer used whose group's CPU counter was set back is not known.
+func TestCounterReset(t *testing.T) {
+	root(t)
+	x, c, j := newTrial(t, playing(execload.ScopeGroup, "0s"))
+	h, _ := x.layout.CPU()
+	if h == nil || h.V2 {
+		t.Skip("needs cgroup v1: the counters of v2 cannot be written")
+	}
+	x.during = func() {
+		dir, _ := h.Dir(j.group.Path())
+		if err := cgroup.Write(dir+"/cpuacct.usage", "0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	x.run(c, j, 7, 0)
+	if found := j.Evidence().(*Evidence); found.CPUSeconds != nil || !slices.Contains(x.codes, "counter-reset") {
+		t.Errorf("it is said to have used %v s; warnings %v", *found.CPUSeconds, x.codes)
 	}
 }
 

@@ -76,7 +76,7 @@ func probeCPU(l *Layout) (string, error) {
 	}
 	file := "cpu.stat"
 	if !h.V2 {
-		file = "cpuacct.usage"
+		file = usageV1
 	}
 	_, err := os.ReadFile(filepath.Join(h.Mount, file))
 	return fmt.Sprintf("%s; CPU time from %s at %s", l.Mode, file, h.Mount), err

@@ -9,7 +9,7 @@ import (
 // made (cpuacct.usage of v1, cpu.stat of v2). It is not OK where the kernel does not tell, or the group has gone. It is
 // for few groups, and few readings: a Reader is for many.
 func CPUTime(dir string) Value {
-	return once(dir, source{"cpuacct.usage", parseUint}, source{"cpu.stat", func(b []byte) Value {
+	return once(dir, source{usageV1, parseUint}, source{"cpu.stat", func(b []byte) Value {
 		var g Group
 		parseCPUStat(&g, b)
 		return g.CPU.UsageNs

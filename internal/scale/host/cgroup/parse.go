@@ -22,6 +22,9 @@ type CPU struct {
 	ThrottledNs      Value // nanoseconds that runnable CPUs of the group itself were held back by its quota
 	Periods          Value // quota periods in which the group itself wanted to run
 	ThrottledPeriods Value // those of them in which it used up its quota
+
+	// Resets is how often UsageNs was seen to be set back to 0 since the group was first read: on v1 it can be written.
+	Resets int
 }
 
 // Memory is what a group, with all its descendants, holds, in bytes. On v1 there is no SlabReclaimable, and Sock is TCP
@@ -84,7 +87,7 @@ func set(b []byte, fields ...field) {
 
 // The parsers below read one file each into a group. They leave alone what the file does not have.
 
-func parseUsage(g *Group, b []byte) { g.CPU.UsageNs = parseUint(b) }
+func parseUsage(g *Group, b []byte) { g.CPU.UsageNs, g.CPU.Resets = parseUint(b), g.resets }
 
 // parseThrottling reads cpu.stat of v1 (times in nanoseconds) or v2 (in microseconds).
 func parseThrottling(g *Group, b []byte) {

@@ -24,6 +24,7 @@ type Group struct {
 
 	nodes       []*node
 	cpu, memory []file
+	resets      int // see CPU.Resets
 }
 
 // node is the directory of a group in one hierarchy.
@@ -36,6 +37,7 @@ type node struct {
 	pass  uint64 // the Refresh that last saw it
 	read  bool   // some file in it is read
 	gone  bool
+	watch int // of its CPU counter, as inotify numbers them from 1; 0: none
 }
 
 // tree is what a Reader knows of one hierarchy.
@@ -74,6 +76,11 @@ type Reader struct {
 	// readable: groups that may not be looked at are among unread; otherwise they are an error of Refresh
 	readable bool
 	lean     bool // see Lean
+
+	noting  bool // by the descriptor inotify, who writes CPU counters of v1
+	inotify int
+	watched map[int]*node // by watch
+	unnoted error         // why writes to some counters are not noted
 }
 
 // Unread is a group that could not be read, and why.
@@ -145,6 +152,11 @@ func (r *Reader) Remove(g *Group) {
 // ReadCPUOf reads the CPU time of one group, which with an error is not known. A group that has vanished is no error,
 // and keeps what was last read.
 func (r *Reader) ReadCPUOf(g *Group) error {
+	r.noteResets()
+	return r.readCPU(g)
+}
+
+func (r *Reader) readCPU(g *Group) error {
 	err := r.read(g, g.cpu, true)
 	if err != nil {
 		g.CPU = CPU{}
@@ -169,7 +181,8 @@ func NewReaderOf(l *Layout, names []string) (*Reader, error) {
 }
 
 func newReader(l *Layout, tops []string, readable bool) (*Reader, error) {
-	r := &Reader{live: map[string]*Group{}, buf: make([]byte, 16<<10), tops: tops, readable: readable}
+	r := &Reader{live: map[string]*Group{}, buf: make([]byte, 16<<10), tops: tops, readable: readable,
+		watched: map[int]*node{}}
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		return nil, fmt.Errorf("reading the limit on open files: %w", err)
@@ -194,6 +207,10 @@ func newReader(l *Layout, tops []string, readable bool) (*Reader, error) {
 		r.trees = append(r.trees, &tree{Hierarchy: h, dir: fd, nodes: map[string]*node{},
 			usage: h == cpuacct, quota: h == cpu, bytes: h == memory})
 	}
+	if cpuacct != nil && !cpuacct.V2 {
+		r.inotify, r.unnoted = unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+		r.noting = r.unnoted == nil
+	}
 	if err := r.Refresh(); err != nil {
 		r.Close()
 		return nil, err
@@ -217,6 +234,10 @@ func (r *Reader) Close() {
 		unix.Close(t.dir)
 	}
 	r.trees = nil
+	if r.noting {
+		unix.Close(r.inotify)
+	}
+	r.noting = false
 }
 
 // openDir opens the directory of a node, if it is not open and that is within the budget.
@@ -245,6 +266,9 @@ func (r *Reader) release(files []file, of *node) {
 			unix.Close(f.fd)
 			f.fd = -1
 			r.budget++
+		}
+		if of == nil || files[i].node == of {
+			r.unwatch(files[i].node)
 		}
 	}
 }
@@ -400,7 +424,7 @@ func (r *Reader) equip(g *Group, n *node) {
 	}
 	if !t.V2 {
 		if t.usage {
-			add(&g.cpu, "cpuacct.usage", parseUsage)
+			add(&g.cpu, usageV1, parseUsage)
 		}
 		if t.quota {
 			add(&g.cpu, "cpu.stat", parseThrottling)
@@ -447,7 +471,10 @@ func (r *Reader) lose(n *node) {
 // ReadCPU reads the CPU time of all groups. A group that has vanished is no error. One that cannot be read does not
 // keep the others from being read: its CPU is not known then (Unread), and the first such error is returned, before
 // others one that the group may not be read.
-func (r *Reader) ReadCPU() error { return r.readAll("CPU time", r.ReadCPUOf) }
+func (r *Reader) ReadCPU() error {
+	r.noteResets()
+	return r.readAll("CPU time", r.readCPU)
+}
 
 // ReadMemory reads the memory of all groups, with the same forbearance as ReadCPU.
 func (r *Reader) ReadMemory() error { return r.readAll("memory", r.ReadMemoryOf) }
@@ -523,6 +550,9 @@ func (r *Reader) content(f *file, keep bool) ([]byte, error) {
 		} else {
 			defer unix.Close(fd)
 		}
+	}
+	if f.name == usageV1 {
+		r.watch(f.node, fd)
 	}
 	return pread(fd, &r.buf)
 }

@@ -62,6 +62,24 @@ func (r *Resolver) Charged(content []byte) Charged {
 // thread): its cpuacct group; where that is the root and its v2 group is not, its v2 group. It is empty on a machine
 // without control groups. The error is proc.ErrGone when the thread does not exist any more.
 func (r *Resolver) Path(tid int) (string, error) {
+	b, err := r.content(tid)
+	if err != nil {
+		return "", err
+	}
+	return r.identity(b), nil
+}
+
+// ChargedOf is Charged of a process, with the error of Path.
+func (r *Resolver) ChargedOf(pid int) (Charged, error) {
+	b, err := r.content(pid)
+	if err != nil {
+		return Charged{}, err
+	}
+	return r.Charged(b), nil
+}
+
+// content is that of /proc/<tid>/cgroup, until the next one is read.
+func (r *Resolver) content(tid int) ([]byte, error) {
 	// /proc/<tid> exists for every thread, though only processes are listed.
 	r.name = append(append(r.name[:0], r.proc...), '/')
 	r.name = append(strconv.AppendInt(r.name, int64(tid), 10), "/cgroup\x00"...)
@@ -70,9 +88,9 @@ func (r *Resolver) Path(tid int) (string, error) {
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {
 			err = proc.ErrGone
 		}
-		return "", fmt.Errorf("reading the control group of thread %d: %w", tid, err)
+		return nil, fmt.Errorf("reading the control group of thread %d: %w", tid, err)
 	}
-	return r.identity(b), nil
+	return b, nil
 }
 
 // PathOf is Resolver.Path for a single question.

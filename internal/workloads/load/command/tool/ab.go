@@ -49,6 +49,9 @@ func parseAb(output string, r *Reading) error {
 				err = errors.Join(err, addCounts(&kinds[1+i], of))
 			}
 			err = errors.Join(err, r.first("kinds"))
+			if all := sum(kinds[1:5], func(n int64) *int64 { return &n }); all != nil {
+				r.differ(kinds[0], *all, "by their kinds")
+			}
 			kinds[0] = 0
 		} else if strings.HasPrefix(line, "   (") {
 			err = fmt.Errorf("%q are no kinds of failed requests that are known", clip(line))

@@ -37,18 +37,21 @@ type fortioResult struct {
 }
 
 // fortioFailed counts the answers of a status of failure, where the codes are those of HTTP: what fortio itself takes
-// for success is 2xx and 418, and -1 is of a request without an answer (codeIsOK in its fhttp package).
-func fortioFailed(codes map[string]int64) (failed int64, ok bool) {
+// for success is 2xx and 418, which some versions of it count as failed all the same, and -1 is of a request without an
+// answer (codeIsOK in its fhttp package).
+func fortioFailed(codes map[string]int64) (failed, teapots int64, ok bool) {
 	for code, n := range codes {
 		status, err := strconv.Atoi(code)
-		if err != nil || n < 0 || n > 1<<53 {
-			return 0, false
-		}
-		if status < 200 || status > 299 && status != 418 {
+		switch {
+		case err != nil || n < 0 || n > 1<<53:
+			return 0, 0, false
+		case status == 418:
+			teapots += n
+		case status < 200 || status > 299:
 			failed += n
 		}
 	}
-	return failed, len(codes) > 0
+	return failed, teapots, len(codes) > 0
 }
 
 // parseFortio reads the JSON of fortio load (HTTPRunnerResults in fortio's fhttp package, and its kin for gRPC, TCP and
@@ -63,9 +66,12 @@ func parseFortio(output string, r *Reading) error {
 	h, s := f.DurationHistogram, float64(f.ActualDuration)/1e9
 	r.Version = clip(f.Version)
 	r.Requests, r.Rate, r.Seconds = h.Count, f.ActualQPS, &s
+	failed, teapots, byCode := fortioFailed(f.Codes)
 	if f.Errors != nil {
-		r.Errors = f.Errors.Count
-	} else if failed, ok := fortioFailed(f.Codes); ok {
+		if r.Errors = f.Errors.Count; r.Errors != nil && byCode && *r.Errors != failed+teapots {
+			r.differ(*r.Errors, failed, "by the codes of its answers")
+		}
+	} else if byCode {
 		r.Errors = &failed
 	}
 	if f.Sizes != nil && f.Sizes.Sum != nil {

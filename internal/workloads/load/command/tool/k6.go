@@ -3,6 +3,7 @@ package tool
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 
 	"tare/internal/lib/text"
@@ -25,7 +26,7 @@ var (
 	k6Metric = text.LazyRegexp(`^ *(?:[✓✗] )?(http_req_duration|http_req_failed|http_reqs|data_received|dropped_iterations)\.*: +(.*)$`)
 	k6Trend  = text.LazyRegexp(`^([^=]+)=(\S+)$`)
 	k6Unread = text.LazyRegexp(`^(min|count|p\([0-9.]+\))$`)
-	k6Failed = text.LazyRegexp(`^[0-9.]+% +(?:✓ ([0-9]+) +✗ [0-9]+|([0-9]+) out of [0-9]+)$`)
+	k6Failed = text.LazyRegexp(`^([0-9.]+)% +(?:✓ ([0-9]+) +✗ ([0-9]+)|([0-9]+) out of ([0-9]+))$`)
 	k6Names  = map[string]string{"avg": "mean", "med": "p50", "max": "max", "p(50)": "p50", "p(90)": "p90", "p(99)": "p99",
 		"p(99.9)": "p99.9"}
 )
@@ -90,9 +91,20 @@ func k6Take(r *Reading, metric, value string) error {
 		if m == nil {
 			return errors.New("its http_req_failed has no count")
 		}
-		n, err := count(m[1] + m[2]) // one of the two is empty
-		r.Errors = &n
-		return err
+		share, err := number(m[1])
+		n, err2 := count(m[2] + m[4]) // one of the two is empty
+		rest, err3 := count(m[3] + m[5])
+		if err := errors.Join(err, err2, err3); err != nil {
+			return err
+		}
+		all := float64(rest)
+		if m[2] != "" {
+			all += float64(n)
+		}
+		if r.Errors = &n; math.Abs(100*float64(n)-share*all) > 0.02*all {
+			r.doubt = true
+			r.once(fmt.Sprintf("its %d failures of %.0f requests are not its %g %%: neither is read", n, all, share))
+		}
 	case "http_reqs":
 		fields := strings.Fields(value)
 		if len(fields) != 2 {

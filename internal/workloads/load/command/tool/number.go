@@ -125,6 +125,9 @@ func object[T any](output string, result func(*T) bool, lacks string) (*T, error
 		case found != nil:
 			return nil, errSeveral
 		default:
+			if key := twice(output[:decoder.InputOffset()]); key != "" {
+				return nil, fmt.Errorf("an object of its JSON has %q twice, and which of the two counts is not known", clip(key))
+			}
 			found = into
 		}
 		output = output[decoder.InputOffset():]
@@ -133,4 +136,46 @@ func object[T any](output string, result func(*T) bool, lacks string) (*T, error
 		return nil, err
 	}
 	return found, nil
+}
+
+// twice is a key that an object in a valid JSON document has more than once; empty where there is none. Case does not
+// count: package json takes the last of keys that differ in it alone.
+func twice(document string) string {
+	decoder := json.NewDecoder(strings.NewReader(document))
+	type level struct {
+		keys map[string]bool // of an object; nil of an array
+		key  bool            // the next token is one
+	}
+	var levels []level
+	for {
+		token, err := decoder.Token()
+		if err != nil {
+			return ""
+		}
+		var top *level
+		if len(levels) > 0 {
+			top = &levels[len(levels)-1]
+		}
+		if delim, is := token.(json.Delim); is && (delim == '}' || delim == ']') {
+			levels = levels[:len(levels)-1]
+			continue
+		}
+		if key, is := token.(string); is && top != nil && top.key {
+			folded := strings.ToLower(key)
+			if top.keys[folded] {
+				return key
+			}
+			top.keys[folded], top.key = true, false
+			continue
+		}
+		if top != nil && top.keys != nil {
+			top.key = true // after the value that begins here
+		}
+		switch token {
+		case json.Delim('{'):
+			levels = append(levels, level{map[string]bool{}, true})
+		case json.Delim('['):
+			levels = append(levels, level{})
+		}
+	}
 }

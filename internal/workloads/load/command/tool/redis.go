@@ -168,6 +168,9 @@ func redisLine(p *Part, section, line string, r *Reading) error {
 		return errors.Join(err, err2)
 	}
 	if m := redisRate().FindStringSubmatch(line); m != nil {
+		if p.Rate != nil {
+			return fmt.Errorf("below the heading of %s there are two rates", p.Name)
+		}
 		rate, err := number(m[1])
 		p.Rate = &rate
 		return err

@@ -40,6 +40,7 @@ type Reading struct {
 
 	headings map[string]bool // of quantiles, and whether one below each was read
 	zero     []string        // figures that are printed as 0
+	both     [][2]string     // latencies that are printed with two values, by part and name
 	left     int64           // requests that the tool counts in its rate, and that are no Requests
 	seen     map[string]bool // figures that an output has once
 	doubt    bool            // a line that is not known may count failures
@@ -211,7 +212,10 @@ func (r *Reading) latency(p *Part, heading, name string, seconds float64) {
 	if field == nil {
 		return
 	}
-	if r.headings[heading] = true; seconds > 0 {
+	if old := *field; old != nil && math.Abs(*old-seconds) > 0.05*max(*old, seconds) {
+		r.both = append(r.both, [2]string{p.Name, name})
+	}
+	if r.headings[heading] = true; seconds != 0 { // check refuses those below
 		*field = &seconds
 	} else {
 		r.zero = append(r.zero, strings.TrimSpace(p.Name+" "+name))
@@ -257,6 +261,14 @@ func (r *Reading) first(name string) error {
 // counted is a line that ends in a number of failures, by its words.
 var counted = text.LazyRegexp(`(?i)(\b(errors?|fail\w*|timeouts?|timed out|refused|dropped|non-?\dxx)\b|\bresponses:).*[0-9]`)
 
+// differ takes back a number of failures that the output has twice with two values.
+func (r *Reading) differ(one, other int64, where string) {
+	if one != other {
+		r.doubt = true
+		r.once(fmt.Sprintf("it counts %d failures, and %d %s: neither is read", one, other, where))
+	}
+}
+
 // failures looks at a line that is not known: where it may count failures, their number is not known.
 func (r *Reading) failures(line string) {
 	if counted().MatchString(line) && len(r.Warnings) < maxStrange {
@@ -296,6 +308,14 @@ func (r *Reading) warn(t *Tool) {
 	parts := []*Part{&r.Part}
 	for i := range r.Parts {
 		parts = append(parts, &r.Parts[i])
+	}
+	for _, of := range r.both {
+		r.once(fmt.Sprintf("it has more than one value of %s: none is read", strings.TrimSpace(of[0]+" "+of[1])))
+		for _, p := range parts {
+			if p.Name == of[0] {
+				*p.latency(of[1]) = nil
+			}
+		}
 	}
 	for i, p := range parts {
 		if p.untimed() {
@@ -363,6 +383,11 @@ func (p *Part) disagreeing(t *Tool, left int64) (says []string) {
 	}
 	for of := range wrong {
 		*of = nil
+	}
+	if p.Requests != nil && p.Errors != nil && *p.Errors-p.Beside > *p.Requests {
+		says = append(says, fmt.Sprintf("its %d errors are more than its %d requests: neither is read", *p.Errors,
+			*p.Requests))
+		p.Requests, p.Errors, p.Beside = nil, nil, 0
 	}
 	if p.Requests == nil || p.Seconds == nil || p.Rate == nil {
 		return says

@@ -1,0 +1,70 @@
+package engine
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"tare/internal/experiment/kind"
+	"tare/internal/experiment/measured"
+	"tare/internal/experiment/record"
+	"tare/internal/scale/host/cgroup"
+	"tare/internal/scale/ledger"
+)
+
+// groupPaths are the control groups that there are, of the hierarchy that counts CPU time. It is nil, with a warning,
+// where they cannot be listed.
+func (x *trial) groupPaths() map[string]bool {
+	h, ok := x.machine.Cgroups.CPU()
+	if !ok {
+		return nil
+	}
+	ids, err := h.IDs()
+	if err != nil {
+		x.Warn(measured.WarnUnseen, "it is not known which control groups were made while the trial was under way: %v", err)
+		return nil
+	}
+	paths := map[string]bool{}
+	for _, path := range ids {
+		paths[path] = true
+	}
+	return paths
+}
+
+// warnOfBeside warns of control groups that were made outside of the trial since before: another program may have made
+// them for a command of the trial, such as an engine of containers or a manager of services.
+func (x *trial) warnOfBeside(before map[string]bool) {
+	if _, launches := x.own.(kind.Launcher); before == nil || launches { // a runtime makes groups wherever it likes
+		return
+	}
+	own := []string{x.treePath()}
+	for path := range x.roles {
+		own = append(own, path)
+	}
+	if found := besides(x.record.Ledger, before, own); len(found) > 0 {
+		x.Warn(record.MadeBeside, "%s", strings.Join(found, ", "))
+	}
+}
+
+// besides are the topmost control groups of a ledger that used CPU time, were not there before and are in none of the
+// trial's own or of another run of tare, each with what it used, the most first.
+func besides(l *ledger.Ledger, before map[string]bool, own []string) (found []string) {
+	const named, little = 3, 0.001 // seconds
+	var groups []ledger.Cgroup
+	for _, g := range l.Cgroups {
+		if g.CPUSeconds == nil || *g.CPUSeconds < little || before[g.Path] || strings.HasPrefix(g.Path, "/tare-") ||
+			slices.ContainsFunc(own, func(path string) bool { return cgroup.Within(g.Path, path) }) {
+			continue
+		}
+		groups = append(groups, g)
+	}
+	for _, g := range groups { // a ledger has those first that used the most
+		inside := slices.ContainsFunc(groups, func(o ledger.Cgroup) bool {
+			return o.Path != g.Path && cgroup.Within(g.Path, o.Path)
+		})
+		if !inside && len(found) < named {
+			found = append(found, fmt.Sprintf("%.200s, which used %.3f s of CPU time", g.Path, *g.CPUSeconds))
+		}
+	}
+	return found
+}
