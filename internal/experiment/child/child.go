@@ -38,8 +38,8 @@ type Options struct {
 
 	// Ending is called by Stop and Kill before they send their signal.
 	Ending func(kill bool)
-	// Exited is called when the process has exited and nobody has waited for it, so that its pid is still its own. Its
-	// error, if any, is why the process ended, instead of its exit status.
+	// Exited is called after the process exits and before it is reaped, so its pid cannot have been reused yet. A
+	// non-nil error replaces the exit status as the reason that the process ended.
 	Exited func() error
 	// OnEnd is called after the end of a process that neither Stop nor Kill ended.
 	OnEnd func()

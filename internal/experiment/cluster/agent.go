@@ -23,13 +23,13 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// Agent is what an agent is told at its start. Times that are 0 have the values that are named.
+// Agent configures an agent. A duration of 0 selects the default given beside it.
 type Agent struct {
 	Hello       Hello
 	Address     string // of the coordinator, host:port
 	Credentials Credentials
-	Patience    time.Duration      // how long it tries to join, at first and when the connection broke; 1 min
-	Silence     time.Duration      // after which a coordinator that says nothing is taken for gone; 6 s
+	Patience    time.Duration      // how long it tries to join, at first and after the connection breaks; 1 min
+	Silence     time.Duration      // after which a silent coordinator is considered gone; 6 s
 	Said        func(event string) // for people; may be nil
 
 	now func() int64 // this machine's clock, ns; tests have another
@@ -49,7 +49,7 @@ var ErrAbandoned = errors.New("the coordinator has abandoned the trial")
 // errLost ends a trial whose coordinator cannot be reached.
 var errLost = errors.New("the coordinator cannot be reached")
 
-// errEnded ends a trial whose agent was told to end, by a signal.
+// errEnded ends a trial whose agent received a signal to end.
 var errEnded = errors.New("the agent was told to end")
 
 const (
@@ -288,7 +288,7 @@ func (s *session) handle(ctx context.Context, m *message, received int64) error 
 		s.quiet.Store(m.Begin.At + min(m.Begin.Quiet, int64(maxQuiet)))
 		select {
 		case s.trial.begin <- m.Begin.At:
-		default: // it was told before
+		default: // it has the begin already
 		}
 	case m.Abandon != nil && s.trial != nil && s.trial.id == m.Abandon.ID:
 		s.trial.cancel(ErrAbandoned) // its record says that it is down

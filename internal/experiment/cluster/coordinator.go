@@ -32,10 +32,10 @@ type Options struct {
 	Credentials Credentials
 
 	Heartbeat time.Duration // between two questions to an agent whether it is there, but while a trial is measured; 1 s
-	Silence   time.Duration // after which an agent that says nothing is taken for gone; 3 s
+	Silence   time.Duration // after which a silent agent is considered gone; 3 s
 	Prepare   time.Duration // for a trial to be set up; 90 s
 	Record    time.Duration // from the end of a trial's time to its record; 90 s
-	Send      time.Duration // for an agent to read what it is told; 10 s
+	Send      time.Duration // for an agent to read a message; 10 s
 	Lead      time.Duration // between the announcement of a begin and the begin, beside 2 ms for each node; 150 ms
 }
 
@@ -79,7 +79,7 @@ type Coordinator struct {
 	closing bool
 }
 
-// NewCoordinator makes a coordinator that nobody can reach before Listen. Close it.
+// NewCoordinator returns a coordinator, which accepts no connections before Listen. The caller must Close it.
 func NewCoordinator(o Options) (*Coordinator, error) {
 	config, err := o.Credentials.server()
 	if err != nil {
@@ -300,20 +300,20 @@ func (c *Coordinator) hasChanged() {
 // clip keeps what a peer says from filling a message.
 func clip(s string) string { return text.ClipLine(s, 80) }
 
-// Outcome is what came of a trial at one node.
+// Outcome is one node's result of a trial.
 type Outcome struct {
 	Name   string
-	Clock  *Offset         // of the node, just before the begin; null: it was not read
+	Clock  *Offset         // of the node, just before the begin; nil: it was not read
 	Begin  int64           // as announced, by the node's clock; 0: it was not
 	Record json.RawMessage // null: none came
 	Failed error           // why there is none, or none of a whole trial
 }
 
-// Run has the nodes of those names run a trial that takes length from its begin to the end of its loads and at most
-// tail from there to its end, and gives what came of it at each, in that order. Nodes that are not there, or do not get
-// as far as the begin, do not keep the others. When all that can be prepared are, begun is called with the time of the
-// begin by this machine's CLOCK_MONOTONIC (nanoseconds); it may take as long as the trial. It is not called when no
-// node is prepared. When the context ends, trials under way are abandoned.
+// Run runs a trial on the named nodes and returns their outcomes in the order of names. The trial takes length from
+// its begin to the end of its loads, and at most tail from there to its end. Nodes that are absent or fail before the
+// begin do not stop the others. When all that can be prepared are, begun is called with the time of the begin by this
+// machine's CLOCK_MONOTONIC (nanoseconds); it may take as long as the trial. It is not called when no node is
+// prepared. When the context ends, trials under way are abandoned.
 func (c *Coordinator) Run(ctx context.Context, names []string, share Share, data json.RawMessage, length,
 	tail time.Duration, begun func(at int64)) []Outcome {
 	c.trials++

@@ -18,7 +18,7 @@ import (
 	"tare/internal/lib/pace"
 )
 
-// What peers may take. Whoever can reach the port is a stranger until TLS has shown a certificate of the authority.
+// Limits on what peers may use. A peer is a stranger until TLS has verified its certificate against the authority.
 const (
 	maxStrangers = 256 // connections at once before that; of more, the oldest is closed
 	maxOfOneName = 4   // connections at once of one certificate

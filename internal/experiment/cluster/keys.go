@@ -191,7 +191,7 @@ func (c Credentials) Expires(now time.Time) (warning string, err error) {
 	return warning, nil
 }
 
-// server is the coordinator's side: nobody without a certificate gets as far as the first message.
+// server returns the coordinator's configuration, which rejects a peer without a certificate in the handshake.
 func (c Credentials) server() (*tls.Config, error) {
 	config, pool, err := c.config()
 	if err != nil {

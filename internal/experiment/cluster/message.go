@@ -87,11 +87,11 @@ type trialID struct {
 type begin struct {
 	ID uint64 `json:"id"`
 	At int64  `json:"at_ns"` // CLOCK_MONOTONIC of the agent's machine
-	// from then on, nobody asks anybody anything: asking costs CPU time, and now it is being measured
+	// how long neither side sends requests from then on: they cost CPU time, which is being measured
 	Quiet int64 `json:"quiet_ns"`
 }
 
-// result is what came of a trial: a record, or why there is none.
+// result is the result of a trial: a record, or why there is none.
 type result struct {
 	ID     uint64          `json:"id"`
 	Record json.RawMessage `json:"record,omitempty"`
@@ -147,7 +147,7 @@ func (c codec) Unmarshal(data []byte, v any) error {
 	return nil
 }
 
-// check says what is wrong with a message of so many bytes.
+// check reports what is wrong with a message of length bytes.
 func (m *message) check(length int) error {
 	set := 0
 	for _, is := range []bool{m.Hello != nil, m.Ping != nil, m.Pong != nil, m.Prepare != nil, m.Prepared != nil,

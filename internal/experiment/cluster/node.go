@@ -37,8 +37,8 @@ type node struct {
 	why    error
 }
 
-// Room for what nobody has taken yet. An agent says two things in each trial, of which one is large; one that floods is
-// no agent. Questions for the time wait for an answer when the network is slow.
+// Capacities of the queues of received messages. An agent sends two messages in each trial, one of them large, so an
+// agent that overflows the queue is broken. Requests for the time pile up when the network is slow.
 const (
 	roomForWords = 3
 	roomForTimes = 16
@@ -113,7 +113,7 @@ func (n *node) read(stream grpc.ServerStream) {
 			n.heard.Store(got)
 			select {
 			case n.times <- r:
-			default: // nobody has asked for the time
+			default: // no one is waiting for the time
 			}
 			continue
 		}
@@ -155,9 +155,9 @@ func (n *node) answered(p pong, got int64) (reading, error) {
 	return r, r.check()
 }
 
-// serve writes to the agent and watches that it is there, until it is gone or the run is over. What counts is questions
-// without an answer, not time alone: a coordinator that was itself held up for seconds on a busy machine has asked
-// nobody meanwhile.
+// serve writes to the agent and watches that it is there, until it is gone or the run is over. It counts unanswered
+// requests, not time alone: a coordinator that was itself delayed for seconds on a busy machine has sent none
+// meanwhile.
 func (n *node) serve(stream grpc.ServerStream, c *Coordinator) error {
 	tick := time.NewTicker(c.o.Heartbeat)
 	defer tick.Stop()

@@ -11,8 +11,8 @@ import (
 	"tare/internal/scale/host/oom"
 )
 
-// watchMemory begins to note processes that the kernel kills because a limit leaves them no memory, where something of
-// the trial has such a limit. A machine that cannot is left with the kernel's counters, which name nobody.
+// watchMemory starts recording the processes that the kernel kills at a memory limit, if a part of the trial has one.
+// Where the machine does not support this, only the kernel's counters remain, and they do not name the process.
 func (x *trial) watchMemory() {
 	if x.spec.BoundsMemory() {
 		x.killed, _ = oom.Open()

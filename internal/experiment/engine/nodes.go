@@ -42,13 +42,13 @@ type Nodes interface {
 		begun func(at int64)) []cluster.Outcome
 	// Why says more of why a node went; empty where nothing more is known.
 	Why(name string) string
-	// PIDs are processes of nodes on this machine, and Group the path of their group; none and empty where each is a
-	// machine of its own.
+	// PIDs are the processes of nodes on this machine, and Group is the path of their group; nil and empty where each
+	// node is a separate machine.
 	PIDs() []int
 	Group() string
 }
 
-// nodeJob is what a node is told to run.
+// nodeJob is the trial that a node runs.
 type nodeJob struct {
 	Spec    json.RawMessage     `json:"spec"` // resolved, at the trial's level
 	Planned record.PlannedTrial `json:"planned"`
@@ -64,8 +64,8 @@ type nodeRecord struct {
 	Closed int64        `json:"closed_late_ns"`
 }
 
-// lateAllowed is how long after the begin the loads of a node may be told of it, and edgePart how long after the edges
-// of the window its counters may be read, as a part of it: what is read later is not of the load any more.
+// lateAllowed is how long after the begin a node's loads may receive it. edgePart is how long after the edges of the
+// window a node's counters may be read, as a fraction of the window: later readings do not describe the load.
 const (
 	lateAllowed = 5 * time.Millisecond
 	edgePart    = 0.2
@@ -188,8 +188,8 @@ func (x *nodesTrial) job(p record.PlannedTrial, attempt int) (json.RawMessage, e
 	return data, nil
 }
 
-// window is the coordinator's machine between the same two edges; where nodes are machines of their own, it says what
-// the coordinator costs.
+// window measures the coordinator's machine between the same two edges. Where nodes are separate machines, the ledger
+// shows the coordinator's cost.
 func (x *nodesTrial) window(ctx context.Context, from int64) (l *ledger.Ledger, err error) {
 	if x.spec.EventLoad() != "" {
 		done := runFirst()
@@ -213,8 +213,8 @@ func edgesLate(l *ledger.Ledger, from int64, length time.Duration) (opened, clos
 	return max(0, opened), max(0, closed)
 }
 
-// nodeTrial makes the record of one node's part out of what came of it. Half a record, or that of another trial, is
-// none.
+// nodeTrial makes the record of one node's part from its outcome. It rejects an incomplete record and that of another
+// trial.
 func (x *nodesTrial) nodeTrial(o cluster.Outcome, planned record.PlannedTrial, attempt int) record.NodeTrial {
 	n := record.NodeTrial{Name: o.Name}
 	if o.Clock != nil {
@@ -243,7 +243,7 @@ func (x *nodesTrial) nodeTrial(o cluster.Outcome, planned record.PlannedTrial, a
 	}
 	n.Trial = &r.Trial
 	switch {
-	case r.Trial.Validity.Failed == record.Interrupted && n.Failed != "": // it was told to
+	case r.Trial.Validity.Failed == record.Interrupted && n.Failed != "": // it was abandoned
 	case r.Trial.Validity.Failed != "":
 		n.Failed = r.Trial.Validity.Failed
 	}
@@ -336,7 +336,7 @@ type NodeAgent struct {
 	Dir      string                              // for files that processes of a trial read, and the record of the last
 	Features []string                            // by which specs may name what they need
 	Machine  func(s *spec.Spec) (Machine, error) // that this machine can do it, and what trials need of it
-	// called when a trial is set up, before the coordinator is told; may be nil
+	// called when a trial is set up, before the coordinator is notified; may be nil
 	Ready func() error
 
 	// AllowCommands is whether specs may name commands, files and addresses (Spec.CheckReach).

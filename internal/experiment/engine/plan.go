@@ -36,7 +36,7 @@ const typicalOverhead = 200 * time.Millisecond
 // mostLevelsTimed bounds the levels that an estimate looks at one by one. Of more it takes these as typical.
 const mostLevelsTimed = 256
 
-// Estimate is how long the whole plan will take, as far as can be told before any trial was timed.
+// Estimate estimates how long the whole plan will take, before any trial was timed.
 func Estimate(s *spec.Spec) time.Duration {
 	levels := s.Levels()
 	timed := levels

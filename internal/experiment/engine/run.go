@@ -1,5 +1,5 @@
 // Package engine turns a question into trials: a spec (package spec) becomes a plan of randomised blocks, and each
-// trial of the plan runs with fresh processes in control groups of their own, between the two edges of one window.
+// trial of the plan runs with fresh processes in separate control groups, between the two edges of one window.
 //
 // Its rules: an A/A twin beside every baseline, a recorded seed, gates on every trial, and no trial dropped in silence.
 package engine
@@ -261,7 +261,7 @@ func (r *Runner) budget() time.Duration {
 	return time.Duration(r.Spec.Repeat*float64(r.timeOf(len(r.Record.Plan)))) - r.again
 }
 
-// timeOf is how long so many trials will take.
+// timeOf estimates how long the given number of trials will take.
 func (r *Runner) timeOf(trials int) time.Duration { return time.Duration(trials) * r.each }
 
 // one runs a trial once and records it. Its error ends the run.

@@ -46,7 +46,7 @@ type trial struct {
 	seed     uint64                               // of the loads' arrivals
 	prepared *prepared                            // by guests for the run; nil: nothing
 	barrier  func(context.Context) (int64, error) // once all is set up: when loads begin, CLOCK_MONOTONIC ns
-	late     int64                                // how long after the begin the loads were told of it, ns
+	late     int64                                // how long after the begin the loads received it, ns
 
 	cancel context.CancelCauseFunc
 	record *record.Trial
@@ -218,7 +218,7 @@ func (x *trial) measure(ctx context.Context) error {
 			x.evidence[part.Name()] = e.Evidence()
 		}
 	}
-	return context.Cause(ctx) // an application or the subject may have died and taken nobody with it
+	return context.Cause(ctx) // an application or the subject may have died alone
 }
 
 // parts are what takes part in the trial beyond its process: the subject, then loads by name, then applications.
@@ -310,8 +310,8 @@ func (x *trial) makeTree() (err error) {
 	return err
 }
 
-// flat says whether the groups of the trial are to be one for the scheduler, for there is a load that makes processes
-// by the thousand. With v2 no limit can be set then.
+// flat reports whether the scheduler should see the trial's groups as one, because a load starts processes by the
+// thousand. With v2, no limit can be set then.
 func (x *trial) flat() bool {
 	if h, ok := x.machine.Cgroups.Controller("cpu"); ok && h.V2 {
 		for _, sec := range x.spec.Sections() {
@@ -377,7 +377,7 @@ func (x *trial) startApp(ctx context.Context, name string, part *kind.Part) erro
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if app.Address != "" { // else it serves nobody
+	if app.Address != "" { // else it serves no loads
 		x.apps[name] = app
 	}
 	return nil
@@ -534,7 +534,7 @@ func (x *trial) generators(call func(name string, g kind.Generator) error) error
 	return nil
 }
 
-// soon is the barrier of a trial that waits for nobody else.
+// soon is the barrier of a trial that runs on this machine alone.
 func soon(context.Context) (int64, error) { return pace.Now() + int64(startLead), nil }
 
 // results tells the loads that want to know when the machine stood still in the window, and takes what they and the

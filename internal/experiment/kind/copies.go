@@ -39,7 +39,8 @@ func LimitKeys() []param.Setting {
 // shared are the options that copies of a part have together, by whether a copy can have a fraction of one.
 var shared = map[string]bool{"rate": true, "connections": false}
 
-// CopyName is the name of one copy, counted from 1: no part of a spec can have it, for it has an underscore.
+// CopyName returns the name of one copy, counted from 1. It contains an underscore, so that no part of a spec can have
+// it.
 func CopyName(name string, i, of int) string {
 	if of == 1 {
 		return name

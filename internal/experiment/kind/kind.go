@@ -32,11 +32,11 @@ type About struct {
 	Summary  string // one line, for lists
 	Settings []param.Setting
 
-	// Protocol is what an application serves and a load speaks: a load goes to applications of its own protocol, or
-	// of AnyProtocol. An application without one serves nobody, and a load without one goes to none.
+	// Protocol is what an application serves and a load speaks. A load connects to applications of the same protocol,
+	// or of AnyProtocol. An application without one serves no load, and a load without one connects to none.
 	Protocol string
 
-	// Label is of subjects: the setting by which one is told from another of its kind. Empty: they go by Name.
+	// Label is the setting that distinguishes subjects of one kind. Empty: they go by Name.
 	Label string
 
 	// Process are all settings of the guest's process, where it has others than a spec: where it goes, where it listens.
@@ -195,7 +195,7 @@ type Preparer interface {
 	Prepare(context.Context, Preparation) error
 }
 
-// Preparation is what a guest is told when it prepares a run.
+// Preparation holds the arguments of a guest that prepares a run.
 type Preparation struct {
 	Self  string  // path of the tare binary
 	Dir   string  // absolute; empty, and the guest's own until the run ends, when it is removed with all that is in it
@@ -235,7 +235,7 @@ type Installed interface {
 	Optional(param.Values) bool
 }
 
-// Versioned is a subject with a version of its own, under a name of its own. own is that of the tare binary.
+// Versioned is a subject with a name and a version other than the tare binary's, whose version is own.
 type Versioned interface {
 	Version(ctx context.Context, o param.Values, own string) (name, version string)
 }

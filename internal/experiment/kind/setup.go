@@ -13,8 +13,8 @@ import (
 // CountSetting is the name of the setting of applications and loads that says how many copies of a part run.
 const CountSetting = "count"
 
-// The groups of a trial, below its own: WorkGroup holds the applications and the loads, each in a group of its own
-// name.
+// The groups of a trial, below the trial's group. WorkGroup holds the applications and the loads, each in a group with
+// its name.
 const (
 	WorkGroup    = "work"
 	SubjectGroup = "subject"
@@ -94,7 +94,7 @@ func (s *Setup) Clone() Setup {
 	return c
 }
 
-// BoundsMemory reports whether a part has a limit of its memory, of its control group's or of its own making.
+// BoundsMemory reports whether a part has a memory limit, set on its control group or by the part itself.
 func (s *Setup) BoundsMemory() bool {
 	for _, sec := range s.Sections() {
 		for _, p := range sec.Parts {

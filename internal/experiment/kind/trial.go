@@ -45,7 +45,7 @@ type (
 		Host(app string) (string, error)
 	}
 
-	// Networked is a subject that has networks of its own, in which applications, loads or components of the subject run.
+	// Networked is a subject with private networks, in which applications, loads or components of the subject run.
 	// Network is the path of the network namespace in which the engine starts one of them, by its name; empty: this
 	// machine's. What a Launcher launches is the launcher's.
 	Networked interface {
@@ -65,8 +65,8 @@ type (
 		Start(context.Context) error
 	}
 
-	// Server is an application that is started in another way than as a process by its Command. Serve starts it, or
-	// finds it, and returns when it is ready. One with an empty address serves nobody.
+	// Server is an application that is not started as a process by its Command. Serve starts or finds it, and returns
+	// when it is ready. One with an empty address serves no load.
 	Server interface {
 		Serve(context.Context) (App, error)
 	}
@@ -85,12 +85,12 @@ type (
 		Address(app string) (string, error)
 	}
 
-	// Before is called when all is set up, and nothing was told to begin.
+	// Before is called when everything is set up, before anything begins.
 	Before interface {
 		Before(context.Context) error
 	}
 
-	// Begun is called when loads were told to begin.
+	// Begun is called when loads have received their schedule.
 	Begun interface {
 		Begun(context.Context, role.Schedule) error
 	}
@@ -113,8 +113,8 @@ type (
 	}
 
 	// Removed is called last, when every process has ended, Close was called and the groups have gone, also when the
-	// trial failed. It says what the guest left behind on the machine: mounts, network devices, files. That is a
-	// warning of the trial; an error of it is what spoils the trials after it, or that nobody can tell.
+	// trial failed. It says what the guest left behind on the machine: mounts, network devices, files. These become a
+	// warning of the trial. An error means that what is left affects later trials, or that it is unknown.
 	Removed interface {
 		Removed() (left []string, err error)
 	}
@@ -177,13 +177,14 @@ type Trial interface {
 	// subject's, without one: it was there before the trial, and what is charged to it is charged to that part. The
 	// trial neither changes nor removes it.
 	Observe(as Role, name, path string) error
-	// SubjectGroup is a group of the subject: of a component, or where that is empty the subject's only one. limits are
-	// as in a spec; what is charged to the group is charged to the subject. The groups of components are in one that
-	// has the limits of the subject's part, which thus hold for all components together, save that each has the pin of
-	// the part if it has none of its own.
+	// SubjectGroup is a group of the subject: of a component, or where that is empty the subject's only one. limits
+	// are as in a spec; what is charged to the group is charged to the subject. The groups of components are in one
+	// that has the limits of the subject's part, which thus hold for all components together, except that a component
+	// without a pin has the part's.
 	SubjectGroup(component string, limits param.Values) (*placement.Group, error)
-	// ServingGroup is a group of a component of the subject that serves one application alone, to whose workload what
-	// it uses is tare: the shim of a container, a sidecar. Such groups of one component are told of together.
+	// ServingGroup is the group of a component of the subject that serves a single application, such as a container's
+	// shim or a sidecar. What it uses is tare to that application's workload. Such groups of one component are
+	// reported together.
 	ServingGroup(component, app string, limits param.Values) (*placement.Group, error)
 	// StartSubject starts a process of the subject in the group of a component, which speaks the protocol of package
 	// role. The trial ends it.

@@ -1,5 +1,5 @@
-// Package link makes pairs of virtual network interfaces into network namespaces, gives them addresses that nobody else
-// has, and removes those of runs that have ended.
+// Package link makes pairs of virtual network interfaces into network namespaces, gives them unused addresses, and
+// removes those of runs that have ended.
 package link
 
 import (

@@ -52,7 +52,7 @@ func OpenNamespace(path string) (*Namespace, error) {
 	return &Namespace{fd}, nil
 }
 
-// elsewhere calls do on a thread of its own, which may change its namespaces: it ends with do.
+// elsewhere calls do on a separate thread, which ends with do, so do may change the thread's namespaces.
 func elsewhere(do func() error) error {
 	done := make(chan error, 1)
 	var run func()
@@ -126,7 +126,7 @@ func Connect(a, b *Namespace, atA, atB netip.Prefix) error {
 	return b.Do(func() error { return Configure(Inside, "", atB) })
 }
 
-// RouteAll has a namespace send what is for nobody it knows to an address at the other end of its link.
+// RouteAll gives a namespace a default route through an address at the other end of its link.
 func (n *Namespace) RouteAll(via netip.Addr) error {
 	return n.Do(func() error {
 		link, err := netlink.LinkByName(Inside)

@@ -1,5 +1,5 @@
-// Package load holds what every load generator reports, whatever it puts to work. Each generator is a package below
-// this one and runs as a process of its own; this package is the shape of its answer.
+// Package load defines the result that every load generator reports. Each generator is a package below this one and
+// runs as a separate process.
 package load
 
 import "encoding/json"
@@ -61,11 +61,10 @@ type Result struct {
 	Histograms map[string]string `json:"histograms"`
 
 	// Slices are the window in Slices equal parts, in order of time, by the intended start of requests: whether the
-	// trial was steady shows in them. None from a generator that does not tell.
+	// trial was steady shows in them. Empty if the generator does not report them.
 	Slices []Slice `json:"slices,omitempty"`
 
-	// Running is what of the load the machine's stalls did not touch; null from a generator that was not told of
-	// stalls.
+	// Running describes the requests that the machine's stalls did not touch; nil if the generator received no stalls.
 	Running *Running `json:"running,omitempty"`
 
 	// Counts are what the work took, by name, from a generator that counts it (such as a store of configuration).

@@ -13,8 +13,8 @@ const (
 	OwnLagRunning  = OwnLag + "_running"
 )
 
-// Running says how the requests of a load were told apart into those that the machine's stalls touched and those they
-// did not, and what the second kind can carry. Package load/running is the method.
+// Running says how the requests of a load were divided into those that the machine's stalls touched and those they did
+// not, and which statistics the untouched requests support. Package load/running is the method.
 type Running struct {
 	Method         string  `json:"method,omitempty"` // busy-periods, backlog or requests: what a request is judged by
 	Level          int     `json:"level,omitempty"`  // of backlog: requests in flight when a queue has recovered

@@ -19,7 +19,7 @@ func Features() []*feature.Probe {
 	}, probeNodes)}
 }
 
-// probeNodes makes a pair in a namespace of its own.
+// probeNodes makes a pair of interfaces in a new namespace.
 func probeNodes() (string, error) {
 	n, err := link.NewNamespace()
 	if err != nil {

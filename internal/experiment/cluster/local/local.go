@@ -1,7 +1,7 @@
-// Package local has one machine be many nodes. Each is an agent, the same process as on a machine of its own, in a
-// network namespace of its own that a pair of virtual interfaces joins to the coordinator, and in a control group of
-// its own beside those that its trials make. Agents die with the coordinator, however that ends, and namespaces and
-// interfaces with their agents.
+// Package local runs many nodes on one machine. Each node is an agent, the same process as on a remote machine. It has
+// a private network namespace, which a pair of virtual interfaces connects to the coordinator, and a separate control
+// group beside those that its trials make. Agents die with the coordinator, however it ends, and their namespaces and
+// interfaces go with them.
 package local
 
 import (
@@ -70,7 +70,7 @@ type Nodes struct {
 	o         Options
 	authority *cluster.Authority
 	tree      *placement.Tree
-	files     *files.Scratch // each node has a directory of its own in it
+	files     *files.Scratch // contains a directory for each node
 	network   netip.Prefix
 
 	mu     sync.Mutex

@@ -25,20 +25,20 @@ const (
 	// than ten.
 	leastUntouched = 0.1
 	// lostPart is the part of the requests that may be lost before another method is tried: with more, not even the
-	// median can be told (load.Running.Tells).
+	// median is known (load.Running.Tells).
 	lostPart = 0.1
 	// unsteady is by how much of itself the number of requests in flight may change in the later half of the quiet
 	// times.
 	unsteady = 0.1
 	// scale is what a request of average weight counts in a histogram.
 	scale = 1000
-	// longest is the longest time that the histograms tell apart, in ns.
+	// longest is the longest time that the histograms resolve, in ns.
 	longest = 100e9
 )
 
-// Classify tells the requests of a load apart by the stalls of its window, which lasts from begin to end
-// (CLOCK_MONOTONIC, ns), and puts the undisturbed distributions and Running into r. Logs are those of all threads of
-// the load; where one has none, it was not asked for, and nothing is put into r.
+// Classify divides the requests of a load by the stalls of its window, which lasts from begin to end (CLOCK_MONOTONIC,
+// ns), and puts the undisturbed distributions and Running into r. Logs are those of all threads of the load; where one
+// has none, it was not asked for, and nothing is put into r.
 func Classify(r *load.Result, logs []*Log, stalls *role.Stalls, begin, end int64) error {
 	if slices.Contains(logs, nil) {
 		return nil
@@ -236,9 +236,9 @@ func (c *classifier) byBacklog(level int) *split {
 	return s
 }
 
-// byRequest makes each request a history of its own, from when all that were in flight in the last stall have ended:
-// where connections send again as soon as they are answered, the system is never empty, and a stall leaves no queue
-// longer than they are.
+// byRequest judges each request separately, once all that were in flight in the last stall have ended: where
+// connections send again as soon as they are answered, the system is never empty, and a stall leaves no queue longer
+// than they are.
 func (c *classifier) byRequest() *split {
 	s := &split{method: Requests, of: make([]int32, len(c.requests))}
 	recovered, at := make([]int64, len(c.stalls)), 0
