@@ -243,7 +243,7 @@ func (x *nodesTrial) nodeTrial(o cluster.Outcome, planned record.PlannedTrial, a
 	}
 	n.Trial = &r.Trial
 	switch {
-	case r.Trial.Validity.Failed == record.Interrupted && n.Failed != "": // it was abandoned
+	case r.Trial.Validity.Failed == record.Interrupted && n.Failed != "": // asked to end; n.Failed says why
 	case r.Trial.Validity.Failed != "":
 		n.Failed = r.Trial.Validity.Failed
 	}

@@ -235,7 +235,7 @@ type Installed interface {
 	Optional(param.Values) bool
 }
 
-// Versioned is a subject with a name and a version other than the tare binary's, whose version is own.
+// Versioned is a subject that reports the name and version of what it runs. own is the tare binary's version.
 type Versioned interface {
 	Version(ctx context.Context, o param.Values, own string) (name, version string)
 }

@@ -36,8 +36,8 @@ type Disturbance struct {
 	Foreign  float64 // by tasks outside the trial's control groups that are not this process
 	Occupied float64 // the part of Foreign in stretches in which a task held a CPU without a break
 	Culprits []string
-	// Mixed says that processes of the trial were outside of its control groups: what they took is in Foreign, and cannot
-	// be told from what others took.
+	// Mixed reports that processes of the trial were outside its control groups: their CPU time is in Foreign, and
+	// cannot be separated from that of others.
 	Mixed bool
 }
 
@@ -129,8 +129,8 @@ func largest(seconds map[string]float64, most int) []string {
 	return names[:min(len(names), most)]
 }
 
-// By is who outside the trial disturbed it enough to trip a gate, and what part of the CPU time he took; Unknown when
-// nobody did.
+// By returns the cause outside the trial that disturbed it enough to trip a gate, and the fraction of CPU time that it
+// took; Unknown if there is none.
 func (d Disturbance) By() (ledger.Cause, float64) {
 	steal, others := d.Stolen/stolenPart, max(d.Foreign/foreignPart, d.Occupied/stolenPart)
 	if d.Mixed {
@@ -205,7 +205,8 @@ func ReasonsOf(trips []Trip, d Disturbance, values map[string]float64, counts ma
 	return reasons
 }
 
-// FailedBy is who outside the trial disturbed the machine while a trial failed; empty when nobody is known to have.
+// FailedBy returns the cause outside the trial that disturbed the machine while a trial failed; empty if none is
+// known.
 func FailedBy(l *ledger.Ledger, tree string) ledger.Cause {
 	if by, _ := DisturbanceOf(l, tree, os.Getpid()).By(); by != ledger.Unknown {
 		return by

@@ -15,7 +15,7 @@ type GroupRole struct {
 	Limited bool // it was given a CPU limit
 }
 
-// Words says whose a group is that is called name; empty where it is of nobody in particular.
+// Words names the owner of the group called name; empty if the group has no particular owner.
 func (g GroupRole) Words(name string) string {
 	switch {
 	case g.Role == kind.Application:
@@ -90,7 +90,7 @@ func observed(l *ledger.Ledger, tree string) []*ledger.Cgroup {
 	return slices.DeleteFunc(all, func(g *ledger.Cgroup) bool { return g.Role == string(kind.Self) })
 }
 
-// chargeSubject charges the subject's programs and maps to it, wherever they ran and whoever pays for them.
+// chargeSubject charges the subject for its programs and maps, wherever they ran and whichever group paid for them.
 func (m *Measured) chargeSubject() {
 	if m.Subject == nil {
 		return

@@ -28,8 +28,7 @@ func Tripped(g *Gate, seen, allowed float64, format string, args ...any) Trip {
 	return Trip{g, record.Reason{Gate: g.Name, Seen: seen, Allowed: allowed, Message: fmt.Sprintf(format, args...)}}
 }
 
-// Judge is a load with gates of its own, instead of the usual ones. m.JudgeLoad(name) has the usual ones, all together
-// and one by one.
+// Judge is a load that replaces the usual gates. m.JudgeLoad(name) offers the usual ones, all together and one by one.
 type Judge interface {
 	Judge(m *Measured, name string) []Trip
 }
@@ -184,7 +183,7 @@ func (j *LoadJudge) Trip(g *Gate, seen, allowed float64, format string, args ...
 	j.Trips = append(j.Trips, t)
 }
 
-// Usual holds the load against every gate that loads have where they have none of their own.
+// Usual checks every gate of a load that does not implement Judge.
 func (j *LoadJudge) Usual() {
 	j.rate()
 	j.Errors()

@@ -25,14 +25,15 @@ import (
 type Metric struct {
 	metric.Definition
 
-	Value func(*Measured) (float64, bool) // false: this trial cannot tell, and the metric is left out
+	Value func(*Measured) (float64, bool) // false: unknown in this trial, and the metric is omitted
 	Count func(*Measured) (in, of int)    // instead of Value, for a part that is pooled over trials
 
-	// Component tells it of one named component of the subject. Nil: it can only be told of the whole.
+	// Component returns the value of one named component of the subject. Nil: the metric exists for the whole subject
+	// only.
 	Component func(m *Measured, component string) (float64, bool)
 }
 
-// Teller is a guest with metrics of its own.
+// Teller is a guest that defines metrics.
 type Teller interface {
 	Metrics() []Metric
 }
@@ -63,7 +64,7 @@ var all = sync.OnceValue(func() everything {
 	return e
 })
 
-// add adds what a guest has of its own. Guests of one family share it.
+// add adds the metrics and gates that a guest defines. Guests of one family may define the same ones.
 func (e *everything) add(g kind.Guest) {
 	if t, ok := g.(Teller); ok {
 		for _, m := range t.Metrics() {
@@ -350,10 +351,10 @@ func (m *Measured) ConnectionRate() (float64, bool) {
 	return m.Sum(func(r load.Result) float64 { return Rate(float64(r.Opened), r.Seconds) }), !m.outside()
 }
 
-// RequestRate is false where each request has a connection of its own: what it costs stands under its connection.
+// RequestRate is false if each request opens a connection: the cost is then per connection.
 func (m *Measured) RequestRate() (float64, bool) {
 	if m.Events != nil || m.outside() {
-		return 0, false // an exec is no request: its costs stand under events
+		return 0, false // an exec is not a request: its cost is per event
 	}
 	if !slices.ContainsFunc(slices.Collect(maps.Keys(m.Loads)), m.sharesConnections) || m.pieces() {
 		return 0, false
@@ -416,7 +417,7 @@ func (m *Measured) BPFRate() (float64, bool) {
 	}
 	total := 0.0
 	for _, p := range programs {
-		ran, known := p.RanSeconds() // what was stolen inside the programs is nobody's cost
+		ran, known := p.RanSeconds() // excludes time stolen while the programs ran
 		if !known {
 			return 0, false
 		}

@@ -68,7 +68,7 @@ func (m *Measured) disturbedShare() (float64, bool) {
 	sum := load.Running{}
 	for _, r := range m.Loads {
 		if r.Running == nil {
-			continue // it tells nothing apart
+			continue // it does not classify its requests
 		}
 		sum.Disturbed += r.Running.Disturbed
 		sum.Undisturbed += r.Running.Undisturbed
@@ -90,8 +90,8 @@ func (m *Measured) throughputWhileRunning() (total float64, ok bool) {
 	return total, len(m.Loads) > 0
 }
 
-// lagRunning is the gate of the generator's lag for the requests that no stall touched. Where too few are left to tell,
-// nothing is told of them either, and there is nothing to void.
+// lagRunning is the gate on the generator's lag for the requests that no stall touched. If too few are left for the
+// quantile, no metric reports it either, and there is nothing to void.
 func (j *LoadJudge) lagRunning() {
 	const q = 0.99
 	if ok, _ := j.Result.Running.Tells(load.OwnLagRunning, "p99", q, stats.MinBeyond(q)); ok {

@@ -194,7 +194,7 @@ func (m *Measured) componentMapBytes(component string) (total float64, ok bool) 
 	return total, len(pids) > 0
 }
 
-// Components are the metrics that can be told of components of the subject, by component; nil where it has none.
+// Components returns the metrics of the subject's components, by component; nil if it has none.
 func (m *Measured) Components() map[string]map[string]float64 {
 	var all map[string]map[string]float64
 	for _, g := range m.Ledger.Cgroups {

@@ -28,8 +28,8 @@ const (
 	Windowed    Need = "windowed"    // the counters were read at the edges of the load's window
 	Contained   Need = "contained"   // every process of the trial stayed in the trial's control groups
 	Counted     Need = "counted"     // load and kernel agree on how many events there were
-	Read        Need = "read"        // what a program printed of its own measurements could be read
-	Untouched   Need = "untouched"   // others took little from loads that cannot tell which requests they touched
+	Read        Need = "read"        // the measurements that a program printed could be read
+	Untouched   Need = "untouched"   // others took little from loads that do not know which requests they touched
 )
 
 // The needs of the families of metrics. A metric always declares its needs; one that nothing can void has the empty
@@ -106,7 +106,7 @@ type Gate struct {
 	// condition with different causes
 	Name   string
 	Breaks []Need
-	Quiet  ledger.Cause // who tripped it when nobody outside the trial disturbed the machine
+	Quiet  ledger.Cause // the cause when nothing outside the trial disturbed the machine
 	Why    string       // why it breaks these and no others
 }
 
@@ -156,7 +156,7 @@ var commonGates = []*Gate{
 	GateDriftLatency, GateDriftRate, GateThrottled, GateHeld, GateWindow, GateContained, GateNodes,
 }
 
-// Gated is a guest with gates of its own.
+// Gated is a guest that defines gates.
 type Gated interface {
 	Gates() []*Gate
 }

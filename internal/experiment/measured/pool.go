@@ -21,7 +21,7 @@ type Pool struct {
 	Setup   *kind.Setup // at the trial's level, without copies
 	Trial   *record.Trial
 	Tells   bool        // the trial's ledger is of the machine that all nodes share, and of the window
-	Outside Disturbance // what others took of that machine; nothing where nodes have machines of their own
+	Outside Disturbance // what others took of that machine; zero where nodes are separate machines
 
 	good []*record.Trial // of the nodes that did not fail
 }

@@ -13,12 +13,12 @@ import (
 // process.
 func MonotonicOf(at time.Time) int64 { return pace.Now() - time.Since(at).Nanoseconds() }
 
-// StallsOf is when the machine stood still for those who work in the groups at tree: time that the hypervisor took,
-// and time in which a task from elsewhere held a CPU. What the trial's own processes do to each other is no stall but
-// what is measured, and neither are looks of the witness that came late: whoever turned interrupts off may be the
-// subject. Kernel threads work for others, who may be the subject, and of a task whose group is not known nobody can
-// say. On a machine that other nodes of the same run share, their processes are the experiment, and cannot be told
-// from neighbours.
+// StallsOf returns when the machine stalled for the processes in the groups at tree: when the hypervisor took time,
+// and when a task from elsewhere held a CPU. What the trial's processes do to each other is not a stall: it is what is
+// measured. Late samples of the witness are not stalls, because the subject may have disabled interrupts. Neither is
+// the time of kernel threads, which may work for the subject, nor that of tasks whose group is unknown. On a machine
+// that other nodes of the same run share, their processes are part of the experiment, and cannot be distinguished from
+// neighbours.
 func StallsOf(l *ledger.Ledger, tree string, shared bool) role.Stalls {
 	if l == nil {
 		return role.Stalls{Unknown: "no window was measured"}

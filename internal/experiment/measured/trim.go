@@ -64,7 +64,7 @@ func (m *Measured) trimOne(l *ledger.Ledger) {
 	l.Maps = slices.DeleteFunc(l.Maps, func(mp ledger.Map) bool { return !keep[mp.ID] })
 }
 
-// maxStallsKept is how many stalls of each kind a record lists: the longest. Loads were told of all.
+// maxStallsKept is how many stalls of each kind a record lists: the longest. Loads received all of them.
 const maxStallsKept = 256
 
 // trimNoise leaves out where the trial's own processes held a CPU, which is what is measured and no noise, and all but

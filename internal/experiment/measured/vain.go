@@ -39,7 +39,7 @@ func (v Vain) Saw(t *record.Trial) {
 		}
 	}
 	if t.Validity.Failed != "" || slices.Contains(lost, Everything) {
-		return // it shows nothing that can be told
+		return // it shows nothing
 	}
 	for name, n := range v {
 		if !slices.Contains(lost, name) && (t.Attempt > 0) != (n >= Futile) {

@@ -1,6 +1,6 @@
-// Package metric describes metrics as data: what a value is of, which way is better, how the values of several machines
-// become one, and what of a trial it depends on. Whoever pools, compares, models or shows values asks the definition;
-// nothing reads a meaning into a metric's name.
+// Package metric describes metrics as data: what a value is of, which way is better, how the values of several
+// machines become one, and what of a trial it depends on. Code that pools, compares, models or shows values uses the
+// definition, and never infers a meaning from a metric's name.
 package metric
 
 import (
@@ -30,15 +30,16 @@ type Pool string
 
 // The ways. Costs per piece of work are sums of costs over sums of work, which is the mean weighted by the work.
 const (
-	// told anew by the merged histograms and counts of loads and of the subject's own work: quantiles are never averaged
+	// computed again from the merged histograms and counts of loads and of the subject's work: quantiles are never
+	// averaged
 	Merged        Pool = "merged"
-	Sum           Pool = "sum"            // added up; absent where a node failed, for it would be of too few
+	Sum           Pool = "sum"            // added up; absent if a node failed, because the sum would lack its part
 	Largest       Pool = "largest"        // of any node
 	Mean          Pool = "mean"           // of the nodes, each for as much as any other
 	PerConnection Pool = "per connection" // the mean, by how many connections each node opened
 	PerRequest    Pool = "per request"    // the mean, by how many requests each answered
 	PerEvent      Pool = "per event"      // the mean, by how many events each made
-	Machine       Pool = "machine"        // as PerEvent; where nodes share a machine, told anew by the ledger of all of it
+	Machine       Pool = "machine"        // as PerEvent; where nodes share a machine, from the whole machine's ledger
 	Counts        Pool = "counts"         // a part of counts, which are added up
 	Nodes         Pool = "nodes"          // it is of the nodes together, and none has it by itself
 )
@@ -77,7 +78,7 @@ type Definition struct {
 	Lead     bool `json:"lead,omitempty"`     // it has a column in the table that a report begins with
 	// answers speak of it only where a load is as fast as it can be: at a fixed rate it is the rate that it shows
 	Free bool `json:"free,omitempty"`
-	Tail bool `json:"tail,omitempty"` // it is of the slowest part of what was seen, for which intervals stay wide
+	Tail bool `json:"tail,omitempty"` // it describes the slowest part of the samples, whose intervals stay wide
 	// what a subject that is too slow shows in: its own slowness does not void it
 	Outcome bool `json:"outcome,omitempty"`
 
@@ -86,8 +87,7 @@ type Definition struct {
 	// One that begins so ("of which {} stay") goes on with the clause of the metric before it.
 	Clause string `json:"clause,omitempty"`
 
-	// Family is what it tells of, with others: of the metrics of one family a sentence names one. Empty: it is the
-	// only one of its own.
+	// Family groups metrics that describe the same thing: a sentence names one metric of a family. Empty: it is alone.
 	Family string `json:"family,omitempty"`
 
 	// Ladder is, of a metric that is one step of several of one thing, what they are all of them: "system calls".
@@ -149,8 +149,8 @@ func NewSet(all []Definition) Set {
 	return s
 }
 
-// Of is the definition of a name. Of one that nobody defined, as in a record that something else wrote, it is only
-// known what its name must end in: its unit.
+// Of returns the definition of a name. For an undefined name, as in a record that another program wrote, only the unit
+// is known: the name must end in it.
 func (s Set) Of(name string) Definition {
 	if d, ok := s[name]; ok {
 		return d

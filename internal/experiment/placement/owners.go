@@ -21,16 +21,16 @@ import (
 // Owners judges whether the owners of trees have ended, while what they left is removed. It is for one goroutine. Close
 // it when all is done.
 //
-// What a run makes is removed only if it is proven that its owner has ended: proc.FS.Find says so, or nobody holds the
-// lock on the tree. An owner in a PID namespace that is not seen from here, with a tree in a control group namespace
-// that is not seen either, may be alive: what is its is left alone, and named by Left.
+// What a run made is removed only if its owner has provably ended: proc.FS.Find reports it, or no process holds the
+// lock on the tree. An owner may be alive if neither its PID namespace nor the control group namespace of its tree is
+// visible from here: what it made is left alone, and reported by Left.
 type Owners struct {
 	DryRun bool // nothing is changed, and what would be removed is given as removed
 
 	hs    []*cgroup.Hierarchy
 	given []string
 	found map[string]found // by tree
-	locks []*os.File       // of trees of which nobody else holds them, so that nobody takes them now
+	locks []*os.File       // on trees whose owners have ended, held so that no other process takes them
 	left  []Left
 }
 
@@ -162,7 +162,7 @@ func (o *Owners) byLock(tree string) proc.Fate {
 	return fate
 }
 
-// hidden says whether processes that are not seen from here are in groups: nobody can tell whose they are.
+// hidden reports whether the groups contain processes that are not visible from here, whose owner is thus unknown.
 func hidden(dirs []string) bool {
 	return slices.ContainsFunc(dirs, func(dir string) bool {
 		if len(cgroup.Members([]string{dir})) > 0 {

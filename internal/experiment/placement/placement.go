@@ -1,6 +1,6 @@
 // Package placement makes control groups for experiments, starts processes inside them, and takes everything away
-// again. What it makes carries its owner's name, so that what a killed run leaves behind can be told from everything
-// else on the machine and removed; nothing else is ever touched.
+// again. What it makes carries its owner's name, so that what a killed run leaves behind can be recognized and
+// removed; nothing else on the machine is ever touched.
 //
 // A tree of groups is a directory tare-<id>-p<owner's pid>-t<owner's start time> at the top of every hierarchy that
 // Tare uses. A pid comes round again, the pair with the start time does not. A pid means something only in its own PID
@@ -180,7 +180,7 @@ func plant(l *cgroup.Layout, id string, flat bool) (*Tree, error) {
 // plantIn makes the tree's directory in a hierarchy and locks it.
 func (t *Tree) plantIn(dir string) error {
 	for {
-		if err := os.Mkdir(dir, 0o700); err != nil { // nobody else is to lock it
+		if err := os.Mkdir(dir, 0o700); err != nil { // no other user may lock it
 			return cannotMake(err, dir)
 		}
 		lock, err := hold(dir)

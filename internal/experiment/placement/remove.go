@@ -423,8 +423,8 @@ func EndAll(pids []int, meant func(pid int) bool, atMost time.Duration) error {
 }
 
 // Others are the processes, in order, that have control groups of a run at this moment: runs of tare beside this
-// process. One that cannot be seen from here has the pid of its own PID namespace, which may be nobody's here, or
-// somebody else's.
+// process. One that is not visible from here has the pid of its own PID namespace, which may be unused here, or belong
+// to another process.
 func Others(l *cgroup.Layout) []int {
 	self, err := proc.FS{}.Identify()
 	if err != nil {
@@ -449,7 +449,7 @@ func Others(l *cgroup.Layout) []int {
 	return pids
 }
 
-// comm is the name of a process for the report. Whoever runs it chooses its bytes, and the report is for a terminal.
+// comm returns the name of a process for the report. The process chooses its bytes, and the report goes to a terminal.
 func comm(pid int) string {
 	name, _ := proc.FS{}.Comm(pid)
 	return strings.Map(func(r rune) rune {

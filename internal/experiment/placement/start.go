@@ -94,7 +94,7 @@ func (g *Group) StartIn(cmd *exec.Cmd, network string) error {
 	if err := <-r.done; err != nil {
 		return fmt.Errorf("starting a process in %s: %w", g.name, err)
 	}
-	// Nobody waits for it before Start returns, so that the pid is still its own.
+	// It is not reaped before Start returns, so its pid cannot have been reused.
 	p, err := proc.FS{}.Process(cmd.Process.Pid)
 	if err != nil {
 		_ = cmd.Process.Kill()
@@ -156,7 +156,7 @@ func Enter(args []string) error {
 	if o, ok := parseTreeName(os.Getenv(Mark)); ok && os.Getppid() != o.PID {
 		return fmt.Errorf("the run that started this process has ended")
 	}
-	markByFile(os.Getenv(Mark)) // here, where what that takes is charged to nobody who is weighed
+	markByFile(os.Getenv(Mark)) // here, where its cost is charged to nothing that is measured
 	markByLimit(os.Getenv(Mark), *group)
 	if *pin > 0 {
 		if err := pinTo(int(*pin)); err != nil {
@@ -187,8 +187,8 @@ const (
 
 // markByFile marks this process as of a tree by an open file, as well as by the environment: what it becomes may write
 // over its environment, as servers do that show a title in ps, and may close the file, as some daemons do, but hardly
-// both. Forks inherit it. The file is empty, in memory, and has the name of the tree; nobody else can open it. It is
-// best effort.
+// both. Forks inherit it. The file is empty, in memory, and has the name of the tree; no other user can open it.
+// Errors are ignored.
 func markByFile(tree string) {
 	for fd := firstMarkFD; fd <= lastMarkFD; fd++ { // this may run below another run
 		if markOfFD(os.Getpid(), fd) != "" {
@@ -206,9 +206,9 @@ func markByFile(tree string) {
 	_, _ = unix.FcntlInt(uintptr(fd), unix.F_DUPFD, firstMarkFD) // fails where that is above the limit of open files
 }
 
-// markOfFD is the tree that a descriptor of a process marks it as of; empty for none. Whoever may send a process files
-// (SCM_RIGHTS of unix(7)) can have it open one that he named: a file of another user's than this one or the process's
-// marks nothing, and neither does one of a run that began after the process.
+// markOfFD returns the tree that a descriptor marks its process as part of; empty for none. Another process can pass
+// it a file with a name that it chose (SCM_RIGHTS of unix(7)). A file therefore marks nothing if its owner is neither
+// this user nor the process's, or if its run began after the process.
 func markOfFD(pid, fd int) string {
 	path := fmt.Sprintf("/proc/%d/fd/%d", pid, fd)
 	file, _ := os.Readlink(path) // "/memfd:NAME (deleted)" (proc_pid_fd(5))
@@ -218,7 +218,7 @@ func markOfFD(pid, fd int) string {
 	if !is || !ok {
 		return ""
 	}
-	var st, of unix.Stat_t // a memfd is for good whoever's it was that made it
+	var st, of unix.Stat_t // the owner of a memfd is the user who made it, for good
 	if unix.Stat(path, &st) != nil || unix.Stat(fmt.Sprintf("/proc/%d", pid), &of) != nil {
 		return ""
 	}
@@ -241,8 +241,7 @@ func markByLimit(tree, group string) {
 	}
 }
 
-// limitMark is the hard limit that marks a process as of a tree: a number so large that nobody else has set it, and
-// less than infinity.
+// limitMark returns the hard limit that marks a process as part of a tree: finite, but too large to occur by chance.
 func limitMark(tree string) uint64 {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(tree)) // never fails

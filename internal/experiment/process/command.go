@@ -42,7 +42,7 @@ type Command struct {
 	// known.
 	CgroupDir string
 	// Finishes says that it ends by itself when its work is done, as a load generator does: exit status 0 is then no
-	// failure. Others, such as servers, must run until they are told to end.
+	// failure. Others, such as servers, must run until they are asked to end.
 	Finishes bool
 	// Capture is how many bytes at the end of its standard output are kept for Output; 0 is none.
 	Capture int

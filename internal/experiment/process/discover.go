@@ -78,14 +78,14 @@ const clocks = 100 * time.Millisecond
 
 // ObjectsOf are the eBPF programs and maps in a ledger that belong to processes:
 //
-//   - what they hold, by a descriptor of their own, or of a link or a perf event;
+//   - what they hold, by a descriptor of the object, or of a link or a perf event;
 //   - programs that were unloaded inside the window, of which such a program, loaded in it later, has the name and type;
-//   - programs that nobody holds and that were loaded since began: pinned in bpffs, or attached for good;
-//   - maps that nobody holds, all of whose users are such programs, and maps inside of a map of theirs that nobody else
-//     holds.
+//   - programs that no process holds and that were loaded since began: pinned in bpffs, or attached for good;
+//   - maps that no process holds, if all their users are such programs, and maps inside a map of theirs that no other
+//     process holds.
 //
-// A zero began leaves out what nobody holds: on a machine where others load programs too it could be anybody's. The
-// scale's own programs are never among them.
+// A zero began leaves out what no process holds: where others load programs too, its owner is unknown. The scale's own
+// programs are never among them.
 func ObjectsOf(l *ledger.Ledger, pids []int, began time.Time) Objects {
 	o := Objects{Programs: []Object{}, Maps: []Object{}}
 	programs := map[uint32]bool{}

@@ -322,9 +322,9 @@ func alive(f proc.FS, pids []int) []int {
 	})
 }
 
-// Refresh reads the processes again. The error is of code fault.Invalid when what is observed has gone: a process that
-// has ended, whoever has its number now, or a control group that was removed, is empty, or was made again since Watch,
-// as a unit's or a container's is when that is started again.
+// Refresh reads the processes again. Its error has code fault.Invalid if the target is gone: the process has ended,
+// even if its pid was reused, or the control group was removed, is empty, or was recreated since Watch, as happens
+// when a unit or a container restarts.
 func (e *Existing) Refresh() error {
 	f := e.finder
 	if e.Target.Kind == ByPID {
@@ -374,7 +374,7 @@ func (e *Existing) Watch() (err error) {
 	}
 	paths := map[string]string{e.Dir: e.Path}
 	if slices.Contains(e.PIDs, 1) {
-		paths = nil // what the first process starts moves to services' groups of their own
+		paths = nil // what the first process starts moves to its service's group
 	}
 	e.watch, err = containment.Begin(e.finder.Layout, e.finder.Proc, paths, e.members)
 	return err
@@ -464,7 +464,7 @@ func (e *Existing) members() ([]containment.Member, error) {
 			own = append(own, pid)
 		}
 	}
-	// What the first process has started are services with groups of their own.
+	// The first process starts services, which have separate groups.
 	first := slices.Contains(own, 1)
 	own = descendants(all, slices.DeleteFunc(own, func(pid int) bool { return pid == 1 }))
 	if first {
@@ -509,7 +509,7 @@ func (e *Existing) ended(what string) error {
 }
 
 // Found is what belongs to the target now: its processes, and the eBPF programs and maps of the ledger that they hold.
-// What nobody holds could be anybody's, for the target was there before.
+// It leaves out what no process holds: the target was running before, so the owner is unknown.
 func (e *Existing) Found(l *ledger.Ledger) (Found, error) {
 	if err := e.Refresh(); err != nil {
 		return Found{}, err

@@ -48,7 +48,7 @@ func stat(f proc.FS, pids []int) []proc.Process {
 	return ps
 }
 
-// inSession lists the processes of a session and all their descendants, which may have made sessions of their own.
+// inSession lists the processes of a session and all their descendants, which may have created other sessions.
 func inSession(session int) []int {
 	all, err := proc.FS{}.PIDs()
 	if err != nil {
@@ -105,7 +105,7 @@ func listening(root string, pids []int) []string {
 		return nil
 	}
 	found := map[netip.AddrPort]bool{}
-	for _, pid := range owners { // each may be in a network namespace of its own
+	for _, pid := range owners { // each may be in another network namespace
 		_ = eachSocket(filepath.Join(root, strconv.Itoa(pid), "net"), func(line string) { // it may have ended
 			if a, inode, ok := parseListener(line); ok && sockets[inode] {
 				found[dialable(a)] = true
@@ -299,7 +299,7 @@ func ResidentOf(f proc.FS, pids []int) (now, peak uint64, err error) {
 	return now, peak, nil
 }
 
-// FreePort is a TCP port of the loopback address that nobody in this network namespace uses at this moment.
+// FreePort returns a TCP port of the loopback address that is unused in this network namespace at this moment.
 func FreePort() (int, error) {
 	all, err := FreeAddresses(1)
 	if err != nil {

@@ -136,8 +136,8 @@ func acceptsWithin(ctx context.Context, address string, limit time.Duration) (bo
 	return true, nil
 }
 
-// prober asks once per connection and follows nobody: what is weighed is to be in the state of one that nobody has
-// used. Who answers is not checked.
+// prober sends one request per connection and follows no redirect, to leave the server as if it were unused. It does
+// not verify the server's certificate.
 var prober = &http.Client{
 	Timeout:       attempt,
 	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },

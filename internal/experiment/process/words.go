@@ -106,8 +106,8 @@ type Place struct {
 	CgroupDir  string // the directory of the control group that it is to know: its own, or one to watch
 	CgroupID   uint64 // its id, as bpf_get_current_cgroup_id gives it
 	CgroupPath string // its path below the mount of v2, from /
-	Dir        string // a directory of its own, which is removed when it has ended
-	Port       int    // a TCP port that is free, for it to listen on
+	Dir        string // a private directory, removed after the process ends
+	Port       int    // a free TCP port to listen on
 	Address    string // host:port: where the application of a load is; where an application or subject is to listen
 	// App is where an application is, host:port, by its name, and empty for a name that is none's. Nil: none are known.
 	App      func(name string) string
@@ -155,7 +155,7 @@ func (p Place) port() string {
 	return unlessZero(uint64(p.Port))
 }
 
-// wholeSeconds are rounded up: the tools that are told for how long to run take no others.
+// wholeSeconds rounds up, because tools accept their duration in whole seconds only.
 func wholeSeconds(d time.Duration) string {
 	if d <= 0 {
 		return ""

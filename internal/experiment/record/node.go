@@ -2,13 +2,13 @@ package record
 
 // Nodes is in run.json how the machines were had that a run took place on, where it did on more than the coordinator's.
 type Nodes struct {
-	// the coordinator's machine was all of them, each a network namespace and control groups of its own
+	// all ran on the coordinator's machine, each with a private network namespace and separate control groups
 	Local bool `json:"local"`
 	Count int  `json:"count"` // that joined
 	// local: what the groups of a trial at one node may use together; 0: no limit
 	CPUs   float64 `json:"cpus_each,omitempty"`
 	Scaled string  `json:"scaled,omitempty"` // what of the spec was left out for want of nodes
-	Nodes  []Node  `json:"nodes,omitempty"`  // where each is a machine of its own
+	Nodes  []Node  `json:"nodes,omitempty"`  // where each is a separate machine
 }
 
 // Node is one machine of a run.
@@ -20,19 +20,19 @@ type Node struct {
 	BootID   string `json:"boot_id"` // two nodes of one machine have the same
 }
 
-// NodeTrial is what came of a trial at one node. One that failed is kept, and is in no metric of the trial.
+// NodeTrial is one node's result of a trial. A failed one is kept, but no metric of the trial includes it.
 type NodeTrial struct {
 	Name string `json:"name"`
-	// the node's CLOCK_MONOTONIC less the coordinator's, just before the begin; null: it was not read
+	// the node's CLOCK_MONOTONIC less the coordinator's, just before the begin; nil: it was not read
 	ClockOffset *int64 `json:"clock_offset_ns"`
 	ClockError  *int64 `json:"clock_offset_error_ns"` // the true offset is no further from it than this
-	// how long after the begin the loads were told of it, by the node's clock; 0: in time
+	// how long after the begin the loads received it, by the node's clock; 0: in time
 	StartedLateNs *int64 `json:"started_late_ns"`
 	// how long after the edges of the window the node's counters were read; null: they were not
 	OpenedLateNs *int64 `json:"window_opened_late_ns"`
 	ClosedLateNs *int64 `json:"window_closed_late_ns"`
 	Failed       string `json:"failed,omitempty"` // why this is no whole trial
-	// the node's own record, with a ledger of its own groups; histograms and slices of loads are in the trial that holds
-	// this
+	// the node's record, with a ledger of the node's groups; the enclosing trial has the histograms and slices of
+	// loads
 	Trial *Trial `json:"trial,omitempty"`
 }

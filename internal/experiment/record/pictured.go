@@ -2,8 +2,8 @@ package record
 
 import "encoding/json"
 
-// Pictured is what the evidence of any guest can have beside fields of its own, for the report to show: amounts in the
-// course of a trial, and who is charged for them.
+// Pictured is what any guest can add to its evidence for the report to show: amounts in the course of a trial, and who
+// is charged for them.
 type Pictured struct {
 	Series []Series `json:"series,omitempty"`
 	Places []Place  `json:"places,omitempty"`

@@ -150,11 +150,11 @@ func (p PlannedTrial) checkPlace() error {
 	return nil
 }
 
-// placeOf tells the places of a plan apart: an arm at a level.
+// placeOf identifies a place in a plan: an arm at a level.
 func placeOf(p PlannedTrial) string { return fmt.Sprintf("%q %s", p.Arm, LevelKey(p.Factors)) }
 
-// LevelKey tells levels apart. It is made many times for each metric, of text that anybody may have written: nothing is
-// quoted, and lengths say where names and values end.
+// LevelKey returns a key that is unique to a level. It is computed many times for each metric, from untrusted text: it
+// quotes nothing, and lengths mark where names and values end.
 func LevelKey(level map[string]string) string {
 	var b []byte
 	for _, name := range slices.Sorted(maps.Keys(level)) {

@@ -56,7 +56,7 @@ type Run struct {
 	Command []string          `json:"command"`         // how to run it again
 	Nodes   *Nodes            `json:"nodes,omitempty"` // the machines, where it ran on more than the coordinator's
 
-	// Headline are the metrics that the answer speaks of: the run is invalid when none of them can be told.
+	// Headline are the metrics of the answer: the run is invalid when none of them is known.
 	Headline []string `json:"headline,omitempty"`
 	// Metrics are the definitions of the metrics that trials of the run can have. Records of Tare before 0.3 have none.
 	Metrics []metric.Definition `json:"metrics,omitempty"`
@@ -70,8 +70,8 @@ type Run struct {
 	// "is not the same service: ".
 	Lacks map[string]string `json:"lacks,omitempty"`
 
-	// Precision and Until say when a run ends that has no number of blocks of its own; Plan and Blocks are then as far
-	// as it has come, and Stopped, which is empty while it runs and after it was interrupted, why it ended.
+	// Precision and Until say when a run without a fixed number of blocks ends. Plan and Blocks then cover what it has
+	// done so far, and Stopped says why it ended; it is empty while the run is under way and after an interrupt.
 	Precision *Precision `json:"precision,omitempty"`
 	Until     float64    `json:"until_seconds,omitempty"`
 	Stopped   string     `json:"stopped,omitempty"`
@@ -107,8 +107,7 @@ type Precision struct {
 // Open reports whether the run ends by its precision or by the clock.
 func (r *Run) Open() bool { return r.Precision != nil || r.Until > 0 }
 
-// Partial reports whether there is less than was to be done: some planned trial was never run, or the run was ended
-// before it had come to an end of its own.
+// Partial reports whether the run is incomplete: a planned trial never ran, or the run was ended early.
 func (r *Run) Partial(trials []Trial) bool {
 	ran := map[int]bool{}
 	for _, t := range trials {
@@ -174,8 +173,7 @@ type Trial struct {
 	Components map[string]map[string]float64 `json:"components,omitempty"`
 
 	Validity Validity `json:"validity"`
-	// Nodes are what came of it at each node, where it ran on nodes: metrics and loads are of all of them together
-	// then.
+	// Nodes are the results of each node, if the trial ran on nodes: metrics and loads are then of all nodes together.
 	Nodes []NodeTrial `json:"nodes,omitempty"`
 }
 
@@ -194,7 +192,7 @@ type Events struct {
 	Generated int64 `json:"generated"` // by the load: execs that succeeded, from its first to its last
 	Failed    int64 `json:"failed"`    // by the load: execs that did not
 	Counted   int64 `json:"counted"`   // by the kernel, in the load's control group, since the offset was read
-	// by the kernel, outside of that group, from then until the tracer was told to end
+	// by the kernel, outside of that group, from then until the tracer was asked to end
 	Elsewhere int64 `json:"elsewhere"`
 	// runs that the kernel's counter missed (recursion); a trial with any is invalid
 	Missed int64  `json:"missed"`
@@ -205,8 +203,8 @@ type Events struct {
 	AtMost    *int64 `json:"at_most,omitempty"`
 	Delivered *int64 `json:"delivered,omitempty"` // what it did, until it had ended
 	Late      *int64 `json:"late,omitempty"`      // of delivered: longer after the load's end than is in time
-	AtExit    *int64 `json:"at_exit,omitempty"`   // of delivered: after it was told to end
-	SaidLost  *int64 `json:"said_lost,omitempty"` // by its own word; null where it never says
+	AtExit    *int64 `json:"at_exit,omitempty"`   // of delivered: after it was asked to end
+	SaidLost  *int64 `json:"said_lost,omitempty"` // as it reported; nil if it never reports
 	Offset    Offset `json:"offset"`
 }
 
@@ -269,7 +267,7 @@ type Validity struct {
 	Valid  bool   `json:"valid"`
 	Failed string `json:"failed,omitempty"` // the error that ended it; such a trial has no metrics
 
-	// of a trial that failed: who disturbed the machine meanwhile; empty where nobody is known to have
+	// of a trial that failed: who disturbed the machine meanwhile; empty if unknown
 	Cause   ledger.Cause `json:"cause,omitempty"`
 	Reasons []Reason     `json:"reasons,omitempty"` // gates that it tripped
 }

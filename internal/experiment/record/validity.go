@@ -12,7 +12,7 @@ func (v Validity) Stands(metric string) bool {
 		return true
 	}
 	_, voided := v.VoidedBy(metric)
-	return !voided && len(v.Reasons) > 0 // invalid for a reason that nobody knows: nothing of it stands
+	return !voided && len(v.Reasons) > 0 // invalid for an unknown reason: no metric is valid
 }
 
 // VoidedBy is the first reason that voids a metric; false where there is none.

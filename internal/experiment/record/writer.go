@@ -36,8 +36,8 @@ type Writer struct {
 // Create makes the run directory dir, which must not exist or be empty, and writes run.json. Its errors are faults:
 // Usage when dir is in use or somebody else's, Machine when it cannot be written.
 //
-// All files are created relative to the directory that this opened, without following links: whoever can change the
-// directories above it cannot make a run write elsewhere.
+// All files are created relative to the directory that Create opened, without following links, so that a user who can
+// change the directories above it cannot make a run write elsewhere.
 //
 // A run that could not be read again is refused, as Usage.
 func Create(dir string, run Run) (_ *Writer, err error) {
@@ -73,8 +73,8 @@ func Create(dir string, run Run) (_ *Writer, err error) {
 	return w, nil
 }
 
-// ours refuses a directory that is not empty, or that another user can write to: whoever can put a link where a run is
-// about to write a file, or change what its processes read, has the run's privileges.
+// ours rejects a directory that is not empty, or that another user can write to: a user who can place a link where a
+// run is about to write a file, or change what its processes read, has the run's privileges.
 func (w *Writer) ours() error {
 	d, err := w.root.Open(".")
 	if err != nil {

@@ -6,9 +6,9 @@ import (
 	"io"
 )
 
-// Play runs serve until it ends, the context does, or the parent closes its end of conn: an application's part in the
-// protocol, which is told nothing but that. The parent's closing is no error, and neither is the end of the context;
-// what else went wrong in reading is.
+// Play runs serve until it ends, the context does, or the parent closes its end of conn: the application's part in the
+// protocol, which receives no other message. Neither the parent's close nor the end of the context is an error; other
+// failures to read are.
 func Play(ctx context.Context, conn *Conn, serve func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

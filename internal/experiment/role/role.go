@@ -1,5 +1,5 @@
 // Package role is how Tare talks with the processes that it starts: applications, load generators and subjects, each a
-// process of its own in a cgroup of its own ("nothing that is weighed runs inside the scale"). The binary starts itself
+// separate process in a separate cgroup ("nothing that is weighed runs inside the scale"). The binary starts itself
 // again in such a role; any other program can take one by speaking the same few lines.
 //
 // The protocol is JSON lines. The child writes to standard output, the parent to the child's standard input:

@@ -13,8 +13,8 @@ type Schedule struct {
 	Warmup   int64 `json:"warmup_ns"`
 	Duration int64 `json:"duration_ns"`
 
-	// Stalls says that a stalls message follows when the window has closed. Only loads that asked for it in their ready
-	// message are told so; they give no result before it has come.
+	// Stalls says that a stalls message follows when the window has closed. It is set only for loads that asked for it
+	// in their ready message; they send no result before it arrives.
 	Stalls bool `json:"stalls,omitempty"`
 }
 

@@ -73,7 +73,7 @@ func (s *Session) listen(note func(string)) {
 	}
 }
 
-// offer drops what nobody has taken: a process that repeats itself must not block its reader.
+// offer drops data if the channel is full: a process that repeats itself must not block its reader.
 func offer[T any](c chan T, data T) {
 	select {
 	case c <- data:

@@ -75,7 +75,7 @@ func WorkThenStalls[R any](ctx context.Context, conn *Conn, ready any,
 	defer cancel()
 	ended := make(chan struct{})
 	told := make(chan told, 1)
-	go func() { // ends with the parent's end of the pipe, for which we wait below
+	go func() { // ends when the parent closes its end of the pipe, which is awaited below
 		defer close(ended)
 		defer cancel()
 		listen(conn, told)

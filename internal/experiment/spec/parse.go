@@ -66,8 +66,8 @@ var specKeys = []string{
 	"loads", "arms", kind.BaselineKey, "factors", "gates", "repeat", "precision", "until", "assert", "quick", "cluster",
 }
 
-// spec reads the whole. Factors and the short form come last whatever their place in the file, for they name what the
-// others hold.
+// spec decodes the whole document. Factors and the short form come last, whatever their place in the file, because
+// they name what the others define.
 func (d *decoder) spec(root document.Node) (*Spec, error) {
 	s := &Spec{
 		Setup: kind.Setup{

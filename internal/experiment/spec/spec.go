@@ -147,7 +147,8 @@ func (s *Spec) AllArms() []string {
 	return append([]string{record.Direct, record.AA}, slices.Sorted(maps.Keys(s.Arms))...)
 }
 
-// BaselineName is what reports call the baseline, where it is a subject: by the setting that its kind is told apart by.
+// BaselineName is what reports call the baseline, if it is a subject: the value of the setting that distinguishes
+// subjects of its kind.
 func (s *Spec) BaselineName() string {
 	b := s.Baseline
 	if b == nil {

@@ -1,5 +1,5 @@
-// Package part runs a command as an application or a load of a trial: in the part's own control group, with a directory
-// of its own.
+// Package part runs a command as an application or a load of a trial: in the part's control group, with a private
+// directory.
 package part
 
 import (
