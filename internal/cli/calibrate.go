@@ -213,7 +213,7 @@ func disturber(x calibrate.Weight) string {
 	}
 }
 
-// culprits are the names of those who disturbed a weight, in brackets; empty where nobody is known.
+// culprits returns the names of the processes that disturbed a weight, in brackets; empty if none is known.
 func culprits(x calibrate.Weight) string {
 	var names []string
 	for _, c := range x.Culprits {

@@ -230,8 +230,8 @@ func armsOf(sources []comparison.Source) string {
 	return strings.Join(arms, ", ")
 }
 
-// sourcesIn reads a run, or all runs in a directory. Where skip is not nil it is told of those that cannot be read, and
-// the others are given; else that is an error.
+// sourcesIn reads a run, or all runs in a directory. If skip is not nil, it is called with the error of each run that
+// cannot be read, and the others are returned; if it is nil, the first such error is.
 func sourcesIn(dir string, skip func(error)) ([]comparison.Source, error) {
 	dirs := []string{dir}
 	if _, err := os.Stat(filepath.Join(dir, record.RunFile)); err != nil {
@@ -286,7 +286,7 @@ func sourceOf(dir string) (comparison.Source, error) {
 	if err != nil {
 		return comparison.Source{}, fault.Wrap(err, fault.Usage, dir, "", "the run cannot be summarized")
 	}
-	c.Run.Plan = nil // the largest part of it, and nobody compares plans
+	c.Run.Plan = nil // the largest part of it, and plans are not compared
 	return comparison.Source{Dir: dir, Run: c.Run, Summary: s, Warnings: c.Warnings}, nil
 }
 

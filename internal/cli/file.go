@@ -20,7 +20,7 @@ import (
 	"tare/internal/lib/files"
 )
 
-// maxSpecFile bounds the file of a spec before anything looks into it; experiment.Parse has bounds of its own.
+// maxSpecFile limits the size of a spec's file, in bytes, before it is parsed; the parser has further limits.
 const maxSpecFile = 1 << 20
 
 // openFile opens a file that a person named, but no pipe or device, which could keep its reader for ever. Its error is
@@ -60,9 +60,9 @@ func readFile(path, what, hint string) ([]byte, error) {
 }
 
 // writeFile writes a file that a person named, completely or not at all. A link at its path is replaced, not followed,
-// unless it is one to a file that this process has open, as /dev/stdout is. A pipe or a device is written to, and given
-// up when the context ends: nobody may read from it. A pipe must be this user's or root's, for anybody may put one into
-// /tmp.
+// unless it is one to a file that this process has open, as /dev/stdout is. A write to a pipe or a device is abandoned
+// when the context ends, because it may have no reader. A pipe must belong to this user or root, because any user can
+// create one in /tmp.
 func writeFile(ctx context.Context, path, what, hint string, make func(io.Writer) error) error {
 	var b bytes.Buffer
 	if err := make(&b); err != nil {

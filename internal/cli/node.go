@@ -142,7 +142,7 @@ func hello(name string) cluster.Hello {
 	}
 }
 
-// remoteNode is an agent on a machine of its own.
+// remoteNode runs an agent on a remote machine.
 func remoteNode(ctx context.Context, f nodeFlags, log io.Writer) (err error) {
 	for flag, value := range map[string]string{"--join": f.join, "--name": f.name, "--ca": f.authority, "--cert": f.cert,
 		"--key": f.key} {
@@ -249,7 +249,7 @@ func localNode(ctx context.Context, fd int) (err error) {
 	n := engine.NodeAgent{
 		Name: h.Name, Dir: h.Dir, Features: featureNames(),
 		Ready:         func() error { return scale.m.Prepare(placement.Own(layout)...) },
-		AllowCommands: true, // the spec is from whoever started this process
+		AllowCommands: true, // the spec comes from the user who started this process
 	}
 	n.Machine = nodeMachine(layout, own.path, scale.open)
 	shared := n.Machine

@@ -9,8 +9,8 @@ import (
 )
 
 // promptly does something that leaves nothing behind wherever it is cut off, such as reading a record or printing, and
-// gives it up when the context ends: it is then abandoned, and the process is about to end. Whoever changes files or
-// the machine looks at the context itself, between what must not be cut off.
+// gives it up when the context ends: it is then abandoned, and the process is about to end. Code that changes files or
+// the machine must check the context itself, between steps that must not be cut off.
 func promptly(ctx context.Context, do func() error) error {
 	ended := make(chan error, 1)
 	go func() { ended <- do() }()

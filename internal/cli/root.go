@@ -52,9 +52,8 @@ type exitStatus int
 func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
 
 // withSignals gives the context that ends when a person or the machine wants the end, and comes first, so that nothing
-// is begun which such a signal could leave lying about. Whoever started tare with nohup wants it to outlive the
-// terminal. A pipe without a reader must not end the process in the middle of a run: writing to it fails instead
-// (stdout).
+// is begun which such a signal could leave lying about. A tare started with nohup should outlive the terminal. A pipe
+// without a reader must not end the process in the middle of a run: writing to it fails instead (stdout).
 func withSignals() (context.Context, context.CancelFunc) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 	if !signal.Ignored(unix.SIGHUP) {

@@ -124,7 +124,7 @@ func require(where, refusal string, names ...string) error {
 	return nil
 }
 
-// run runs the experiment and says what came of it.
+// run runs the experiment and prints its result.
 func run(ctx context.Context, s *spec.Spec, f runFlags, out io.Writer) (err error) {
 	defer func() { err = session.BegunOr(err) }()
 	if err := requireFeatures(s); err != nil {

@@ -74,8 +74,8 @@ func (f *nodesFlags) check(changed func(string) bool) error {
 // leastShare is the least limit that the kernel can set, in CPUs.
 const leastShare = 0.01
 
-// carries is how many local nodes a machine of so many CPUs carries: each then has 0.07 CPU, on which a tracer starts
-// in seconds.
+// carries returns how many local nodes a machine with the given number of CPUs can run: each then has 0.07 CPU, with
+// which a tracer starts in seconds.
 func carries(cpus int) int { return max(1, min(25*cpus/2, 50)) }
 
 // nodeShare is what of its machine each node's trial gets. The groups of all local nodes together weigh as much as one
@@ -93,7 +93,8 @@ type fleet struct {
 	close func() error
 }
 
-// plan fits the spec to the nodes that there will be, and says how they are had; null when the experiment has no nodes.
+// plan fits the spec to the nodes that will exist, and returns how they are provided; nil if the experiment has no
+// nodes.
 func (f *nodesFlags) plan(s *spec.Spec) *record.Nodes {
 	most := s.MostNodes()
 	n := f.local

@@ -377,7 +377,7 @@ func tryText(name string, f tryFlags, chosen []workload) string {
 		}
 		served := 1
 		if f.app == "" && !goes(w) {
-			served = 0 // nobody goes to it
+			served = 0 // no load connects to it
 		}
 		line("    %s: {%s, applications.server.count: %d}", w.name, strings.Join(sets, ", "), served)
 	}

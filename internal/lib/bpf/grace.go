@@ -50,7 +50,7 @@ func (w *Waiter) Wait() error {
 // Close frees the maps.
 func (w *Waiter) Close() error { return errors.Join(w.outer.Close(), w.inner.Close()) }
 
-// Wait waits once, with maps of its own.
+// WaitForPrograms is Waiter.Wait with maps that it makes and frees.
 func WaitForPrograms() error {
 	w, err := NewWaiter("tare_grace")
 	if err != nil {

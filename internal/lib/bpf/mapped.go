@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MapArray maps the elements of m, which must be as large as a T. The memory is whole pages; unmap it when nobody uses
-// the elements any more.
+// MapArray maps the elements of m, which must be as large as a T. The memory is whole pages; unmap it when the
+// elements are no longer used.
 func MapArray[T any](m *ebpf.Map) (elements []T, memory []byte, err error) {
 	size, n, page := int(m.ValueSize()), int(m.MaxEntries()), unix.Getpagesize()
 	if size != int(unsafe.Sizeof(*new(T))) {

@@ -35,7 +35,7 @@ type Limit struct {
 	// the square of the depth.
 	Bytes int
 
-	// JSON bounds what we wrote ourselves, for which there may be more room: it is JSON, and nests no deeper than Depth.
+	// JSON is the limit in bytes for files that Tare wrote, which may be larger: JSON that nests no deeper than Depth.
 	JSON, Depth int
 }
 

@@ -16,7 +16,7 @@ type Code int
 // The exit codes of the tare command; they are part of its interface.
 const (
 	OK       Code = 0
-	Internal Code = 1 // a defect in Tare, or an operating-system failure that nobody could foresee
+	Internal Code = 1 // a defect in Tare, or an unexpected failure of the operating system
 	Usage    Code = 2 // wrong use or configuration
 	Machine  Code = 3 // this machine cannot do it
 	Invalid  Code = 4 // the run is invalid

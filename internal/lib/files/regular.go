@@ -58,7 +58,7 @@ func openPlace(place int, path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// Read reads a regular file, which Open opens, of at most so many bytes, which are at least 1 KiB.
+// Read reads a regular file of at most most bytes, with Open. most is at least 1 KiB.
 func Read(path string, most int64) ([]byte, error) {
 	f, err := Open(path)
 	if err != nil {

@@ -17,15 +17,15 @@ import (
 // scratchPrefix begins the names of the directories.
 const scratchPrefix = "tare-scratch-"
 
-// Scratch is a private temporary directory, locked as long as it is open. Whoever knows a name in it can go there, as
-// processes of other users must, but only its owner lists it.
+// Scratch is a private temporary directory, locked while it is open. Only its owner can list it, but processes of
+// other users can open a file in it whose name they know.
 type Scratch struct {
 	path string
 	fd   int // -1: it was closed
 }
 
 // LargeTemp is the system's place for temporary files that are large: TMPDIR if it is set, else /var/tmp (file-
-// hierarchy(7)), for /tmp may be in memory, which would be charged to whoever writes there first.
+// hierarchy(7)), because /tmp may be in memory, which is charged to the first process that writes there.
 func LargeTemp() string {
 	const disk = "/var/tmp"
 	if info, err := os.Stat(disk); os.Getenv("TMPDIR") != "" || err != nil || !info.IsDir() {
@@ -38,8 +38,8 @@ func LargeTemp() string {
 // what others that were killed have left there, unless somebody else could have given any directory such a name. The
 // purpose, a word, is part of its name.
 //
-// The system's directories must be such that nobody else can put another one in the place of what NewScratch makes, for
-// files in it are named to other processes. Whoever names a parent of its own is to use FD.
+// A system directory must not let another user replace what NewScratch makes, because other processes receive names of
+// files in it. A caller that passes another parent should use FD.
 func NewScratch(parent, purpose string) (*Scratch, error) {
 	parent = cmp.Or(parent, os.TempDir())
 	if parent == os.TempDir() || parent == LargeTemp() {
@@ -109,8 +109,8 @@ func CleanScratch(dryRun bool) (removed []string, err error) {
 	return removed, err
 }
 
-// cleanScratch is CleanScratch in one directory. Whoever may rename things there could give any directory of this
-// user's such a name: then it removes nothing.
+// cleanScratch is CleanScratch in one directory. It removes nothing if other users may rename files there, because
+// they could give any of this user's directories such a name.
 func cleanScratch(parent string, dryRun bool) (removed []string, err error) {
 	if CheckPath(parent) != nil {
 		return nil, nil

@@ -10,19 +10,19 @@ import (
 	"time"
 )
 
-// saysEvery is how often a bounded listener says at most that it turns connections away.
+// saysEvery is the shortest time between two reports of a bounded listener that it rejects connections.
 const saysEvery = 10 * time.Second
 
-// AtMost is a listener with no more than so many connections open: each further one is closed as soon as it is
-// accepted, for in the kernel's queue it would wait without a word. It calls turned at the first, and every 10 s at
-// most, with how many there were since the call before.
+// AtMost returns a listener that keeps at most most connections open. It accepts and closes each further one, because
+// the peer would otherwise wait in the kernel's queue without an error. It calls turned at the first, and then at most
+// every 10 s, with how many it closed since the call before.
 func AtMost(l net.Listener, most int, turned func(connections int)) net.Listener {
 	return &bounded{Listener: l, most: most, turned: turned}
 }
 
-// AtMostKnown is AtMost where peers are not known until somebody calls Settle with their connections, after a
-// handshake for example: of those that are not, the one that came first is closed for a further one, so that peers who
-// say nothing keep nobody out.
+// AtMostKnown is AtMost for peers that are unknown until Settle is called with their connections, for example after a
+// handshake. At the limit, the oldest connection of an unknown peer is closed for a new one, so that silent peers do
+// not keep others out.
 func AtMostKnown(l net.Listener, most int, turned func(connections int)) net.Listener {
 	return &bounded{Listener: l, most: most, turned: turned, unknown: list.New()}
 }
@@ -67,7 +67,7 @@ type bounded struct {
 
 	mu      sync.Mutex
 	open    int
-	unknown *list.List // of *admitted that have not settled, in the order in which they came; nil: nobody has to
+	unknown *list.List // of *admitted that have not settled, oldest first; nil: they need not settle
 	away    int        // turned away or closed since said
 	said    time.Time
 }

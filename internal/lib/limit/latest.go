@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// Latest bounds how many connections of a kind are open: when one comes that is too many, the one that came first is
-// closed. It is for peers that nobody knows: turning them away would let those that came first keep out all others.
+// Latest limits how many connections of a kind are open: at the limit, a new connection closes the oldest. It is for
+// unknown peers: if new ones were rejected instead, the first could keep out all others.
 type Latest struct {
 	most int
 
@@ -15,7 +15,7 @@ type Latest struct {
 	open []*latest // in the order in which they came
 }
 
-// NewLatest bounds connections to so many, at least one.
+// NewLatest limits connections to most, at least 1.
 func NewLatest(most int) *Latest { return &Latest{most: max(1, most)} }
 
 // Add counts a connection until the one that it returns is closed. raw is the connection below c, which c encrypts for
@@ -25,7 +25,7 @@ func (l *Latest) Add(c, raw net.Conn) net.Conn {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.open) == l.most {
-		_ = l.open[0].raw.Close() // whoever reads from it closes the rest
+		_ = l.open[0].raw.Close() // its reader closes the rest
 		l.open = slices.Delete(l.open, 0, 1)
 	}
 	l.open = append(l.open, own)

@@ -2,8 +2,8 @@ package pace
 
 import "time"
 
-// Bucket lets so many through in a second on average, and so many at once after a pause. It is for one goroutine at a
-// time. Times are by Now, in nanoseconds; one before the last counts as that.
+// Bucket is a token bucket: it allows an average rate per second, and a burst after a pause. It is for one goroutine
+// at a time. Times are by Now, in nanoseconds; one before the last counts as that.
 type Bucket struct {
 	rate, most float64 // per second; at once
 	left       float64 // below 0: more was taken than there was

@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A storm of execs can keep everybody outside of its own control group from the CPU for more than a second: the
-// kernel's fair scheduler lets a group that always has something to run, but never the same task for long, go on far
-// beyond its part (seen on 6.18, with groups of v1, whatever the weights; a loop of a shell does it too). Who is held
-// up so can read no counters at the edges of a window. So the scale, which needs little, runs before everybody else
-// meanwhile. What it takes stands in its own account as ever.
+// A storm of execs can keep all tasks outside its control group off the CPU for more than a second: the kernel's fair
+// scheduler lets a group that is always runnable, but never with the same task for long, exceed its share by far (seen
+// on 6.18 with v1 groups, whatever their weights; a shell loop does it too). A delayed scale could not read counters
+// at the edges of a window. It needs little CPU time, so it runs before all others meanwhile. Its cost is reported as
+// usual.
 
 // schedParam is struct sched_param of sched_setscheduler(2).
 type schedParam struct{ priority int32 }

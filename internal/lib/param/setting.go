@@ -29,8 +29,8 @@ const (
 	TypeText     Type = "text"     // free text on one line
 )
 
-// Reach is what a text lets whoever writes it have a machine do. A spec that comes from somebody else, as at a node,
-// may do no more than was allowed.
+// Reach is what the author of a text can make a machine do. A spec from another machine, as at a node, may only do
+// what was allowed.
 type Reach string
 
 // The reaches. Numbers, switches and words have none: their values are the guest's own.
@@ -52,8 +52,8 @@ type Setting struct {
 	Max     float64  `json:"max,omitempty"`     // likewise; 0 is no limit
 	Doc     string   `json:"doc"`
 
-	// Reach is of texts, which must say it: what they let whoever writes them have the machine do. Known are values that
-	// reach no further than the default does, such as names of programs that Tare itself looks for.
+	// Reach is required for texts: what their author can make the machine do. Known are values that reach no further
+	// than the default, such as names of programs that Tare itself looks for.
 	Reach Reach    `json:"reach,omitempty"`
 	Known []string `json:"known,omitempty"`
 

@@ -12,11 +12,11 @@ import (
 	"tare/internal/lib/lists"
 )
 
-// Values are the values of settings by name, in canonical form: durations as Go prints them, bytes as a plain number. A
-// setting without a default that nobody gave is not among them.
+// Values are the values of settings by name, in canonical form: durations as Go prints them, bytes as a plain number.
+// A setting without a default is absent unless it was given.
 type Values map[string]string
 
-// Defaults are the values of settings when nobody gives any.
+// Defaults returns the default values of settings.
 func Defaults(settings []Setting) Values {
 	v := Values{}
 	for _, s := range settings {

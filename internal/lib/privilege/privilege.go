@@ -1,5 +1,5 @@
-// Package privilege gives up what a process does not need. Tare runs as root; what it puts under load and what makes
-// the load are processes of its own that need no capability once they are set up, and what only reads the machine needs
+// Package privilege drops the capabilities that a process does not need. Tare runs as root. Its servers and load
+// generators are separate processes that need none after their setup, and a process that only reads the machine needs
 // few.
 package privilege
 

@@ -33,10 +33,10 @@ const power80 = 1.43
 // maxBlocks is the most blocks that a forecast names. Beyond it the value is as good as on the bound.
 const maxBlocks = 10_000
 
-// BlocksToDecide is how many blocks in all would decide, in 8 of 10 runs, on which side of a bound a value lies, if the
-// value and the noise stay as they are: half is the distance from the value to the end of its interval, after so many
-// blocks, and away that to the bound. The half-width shrinks with the square root of the number. It is false where that
-// would be more than 10,000, or where nothing is known of the noise.
+// BlocksToDecide is how many blocks in all would decide, in 8 of 10 runs, on which side of a bound a value lies, if
+// the value and the noise stay as they are: half is the distance from the value to the end of its interval after the
+// given number of blocks, and away the distance to the bound. The half-width shrinks with the square root of the
+// number. It is false where that would be more than 10,000, or where nothing is known of the noise.
 func BlocksToDecide(blocks int, half, away float64) (int, bool) {
 	n, ok := forecast(blocks, power80*half, away)
 	if !ok {
@@ -50,9 +50,9 @@ func BlocksToDecide(blocks int, half, away float64) (int, bool) {
 // simulation in runs_test.go.
 const resolve80 = 1.75
 
-// BlocksToResolve is how many blocks in all would resolve a difference of a size in 8 of 10 runs, if the noise stays as
-// it is: half is the half-width of its 95 % interval, or of that of the A/A twins where it is wider, after so many
-// blocks. It is false where that would be more than 10,000, or where nothing is known of the noise.
+// BlocksToResolve is how many blocks in all would resolve a difference of a size in 8 of 10 runs, if the noise stays
+// as it is: half is the half-width of its 95 % interval after the given number of blocks, or that of the A/A twins
+// where it is wider. It is false where that would be more than 10,000, or where nothing is known of the noise.
 func BlocksToResolve(blocks int, half, size float64) (int, bool) {
 	if blocks < MinBlocks {
 		return 0, false
@@ -68,8 +68,8 @@ func BlocksToResolve(blocks int, half, size float64) (int, bool) {
 // fewBlocks is what an interval of few blocks loses against the normal distribution, in blocks.
 const fewBlocks = 2
 
-// standardError is that which the half-width of a 95 % interval of so many blocks stands for, by Student's t: that of a
-// few blocks is wider for knowing less.
+// standardError returns the standard error that the half-width of a 95 % interval of the given number of blocks
+// implies, by Student's t, which is wider for few blocks.
 func standardError(half float64, blocks int) float64 {
 	return half / distuv.StudentsT{Mu: 0, Sigma: 1, Nu: float64(blocks - 1)}.Quantile((1+Confidence)/2)
 }
@@ -79,9 +79,9 @@ func standardError(half float64, blocks int) float64 {
 const assurance = 0.8
 
 // PlannedBlocks is how many blocks a run needs so that, with a probability (the power), its 95 % interval lies wholly
-// on one side of a bound that is so far away from the truth, given the half-width of such an interval after so many
-// blocks. What these blocks do not know of the noise themselves is allowed for. It is false where it would be more than
-// 10,000, or where nothing is known of the noise.
+// on one side of a bound at distance away from the truth, given the half-width of such an interval after the given
+// number of blocks. What these blocks do not know of the noise themselves is allowed for. It is false where it would
+// be more than 10,000, or where nothing is known of the noise.
 func PlannedBlocks(blocks int, half, away, power float64) (int, bool) {
 	if blocks < MinBlocks {
 		return 0, false
@@ -105,7 +105,7 @@ func forecast(blocks int, now, wanted float64) (int, bool) {
 	}
 	n := float64(blocks) * math.Pow(now/wanted, 2)
 	if n > maxBootstrap && blocks <= maxBootstrap {
-		n *= math.Pi / 2 // beyond, the median stands in for the pseudo-median, which takes so many times the blocks
+		n *= math.Pi / 2 // beyond, the median replaces the pseudo-median, and takes this factor more blocks
 	}
 	if !(n <= maxBlocks) {
 		return 0, false

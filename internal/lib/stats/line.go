@@ -15,7 +15,7 @@ import (
 const (
 	// significance below which a departure from the line is not chance.
 	significance = 0.05
-	// material is the departure, as a part of the largest value, below which nobody plans differently. Counters are
+	// material is the departure, as a fraction of the largest value, below which plans do not change. Counters are
 	// often so steady that a test finds departures of no consequence.
 	material = 0.02
 	// slopeTolerance is how far the slope between two neighbouring levels may lie from that of the line, as a part of
@@ -29,7 +29,7 @@ const (
 // ErrTooFew is returned when there are not more observations, or not enough distinct levels, for the terms of a line.
 var ErrTooFew = errors.New("too few levels to fit a line")
 
-// ErrCollinear is returned when two factors moved together, so that their costs cannot be told apart.
+// ErrCollinear is returned when two factors moved together, so that their costs cannot be separated.
 var ErrCollinear = errors.New("the factors move together: their slopes cannot be told apart")
 
 // Observation is one trial: its block, the levels of its factors, in one order for all, and what was measured.

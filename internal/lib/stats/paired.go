@@ -67,8 +67,8 @@ func exponentiated(e Estimate) Estimate {
 // can only make it cover more than it says.
 func PseudoMedian(xs []float64, seed uint64) Estimate { return PseudoMedianAt(xs, Confidence, seed) }
 
-// Resampled is how much work the interval of so many values is, in pairs of values that are resampled: 0 where that is
-// not how it is found.
+// Resampled returns the cost of the interval of the given number of values, in pairs of values that are resampled; 0
+// if it is not found by resampling.
 func Resampled(values int) int {
 	if values <= maxExact || values > maxBootstrap {
 		return 0

@@ -113,7 +113,8 @@ func ClusteredShareAt(counts []Count, bursts, confidence float64) Share {
 	return s
 }
 
-// NoneBound is the part of trials that may have something, at 95 %, when none of so many had.
+// NoneBound is the upper bound, at 95 %, on the fraction of trials that have a property when none of the given number
+// had it.
 func NoneBound(trials int) float64 { return noneBound(float64(trials), Confidence) }
 
 // noneBound is the largest probability at which none of n is seen in as many cases as the confidence leaves: 5 %.

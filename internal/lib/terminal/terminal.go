@@ -13,14 +13,14 @@ import (
 // Styles are the controls that Tare itself writes to standard output: bold, faint, and the end of both.
 var Styles = []string{"\x1b[1m", "\x1b[2m", "\x1b[0m"}
 
-// Guard is a writer to a terminal that escapes all controls but line feeds, tabs and those of its own.
+// Guard returns a writer to a terminal that escapes all controls except line feeds, tabs and those in own.
 func Guard(w io.Writer, own ...string) io.Writer { return &guarded{w: w, own: own} }
 
-// guarded writes text to a terminal, in which all controls but line feeds, tabs and those of its own are escaped.
+// guarded is the writer of Guard.
 type guarded struct {
 	w    io.Writer
 	own  []string
-	rest string // the beginning of a character, or of a control of its own, of which the end is to come
+	rest string // an incomplete character, or control in own, at the end of the last write
 }
 
 func (g *guarded) Write(p []byte) (int, error) {
@@ -53,7 +53,7 @@ func (g *guarded) begun(text string) int {
 	return 0
 }
 
-// safe escapes all controls in a text but those of its own.
+// safe escapes all controls in a text except line feeds, tabs and those in own.
 func safe(raw string, own []string) string {
 	for _, control := range own {
 		if before, after, found := strings.Cut(raw, control); found {

@@ -63,8 +63,8 @@ func escape(s string, lines bool) string {
 }
 
 // safe says whether a character of size bytes can be shown. Besides what is no character, unicode.IsGraphic leaves out
-// controls and the marks that change the direction of text; spaces that are not plain ones stay, for they only take
-// room. A line separator (Zl, Zp) begins another line where it is heeded.
+// controls and the marks that change the direction of text; unusual spaces stay, because they are harmless. A line
+// separator (Zl, Zp) begins another line where it is heeded.
 func safe(r rune, size int, lines bool) bool {
 	switch {
 	case r == '\n' || r == '\t':
