@@ -305,7 +305,7 @@ type Outcome struct {
 	Name   string
 	Clock  *Offset         // of the node, just before the begin; nil: it was not read
 	Begin  int64           // as announced, by the node's clock; 0: it was not
-	Record json.RawMessage // null: none came
+	Record json.RawMessage // nil: none arrived
 	Failed error           // why there is none, or none of a whole trial
 }
 

@@ -36,7 +36,7 @@ type Progress struct {
 	Look    int                 // of an open plan: after how many blocks it is looked at next; 0: never
 	Why     string              // what was missing when it was looked at last
 	Note    string              // said once: that spoiled trials are not run again any more, or that they are
-	Last    *record.Trial       // the trial that has just ended; null before the first
+	Last    *record.Trial       // the trial that has just ended; nil before the first
 }
 
 // Recorder keeps what a run finds. *record.Writer does, in a directory.
@@ -64,7 +64,7 @@ type Runner struct {
 	// Longer is by how much a trial takes longer at Place than on the machine, as far as is known before any ran.
 	Longer time.Duration
 
-	trial   func(context.Context, *record.Trial) error // null: on the machine, or at the place
+	trial   func(context.Context, *record.Trial) error // nil: on the machine, or at the place
 	now     func() time.Time
 	trials  []record.Trial
 	each    time.Duration // that an attempt takes: the plan's own figure until there are some

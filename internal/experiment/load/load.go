@@ -70,7 +70,7 @@ type Result struct {
 	// Counts are what the work took, by name, from a generator that counts it (such as a store of configuration).
 	Counts map[string]float64 `json:"counts,omitempty"`
 
-	// Own is what only this generator tells, in a form that its folder declares; null where there is none.
+	// Own is what only this generator reports, in a form that its folder declares; nil if there is none.
 	Own json.RawMessage `json:"own,omitempty"`
 
 	CPUSeconds float64 `json:"cpu_seconds"` // of the generator's process in the window

@@ -199,7 +199,7 @@ func (m *Measured) Into(t *record.Trial, roles map[string]GroupRole) {
 	m.Trim()
 }
 
-// Values are the metrics that this trial can tell. One whose source is null is absent, never 0.
+// Values returns the metrics that are known in this trial. One whose source is nil is absent, never 0.
 func (m *Measured) Values() map[string]float64 {
 	values := map[string]float64{}
 	for _, one := range Metrics() {

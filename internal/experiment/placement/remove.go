@@ -423,7 +423,7 @@ func EndAll(pids []int, meant func(pid int) bool, atMost time.Duration) error {
 }
 
 // Others are the processes, in order, that have control groups of a run at this moment: runs of tare beside this
-// process. One that is not visible from here has the pid of its own PID namespace, which may be unused here, or belong
+// process. One that is not visible from here has the pid of its own PID namespace, which may be unused here or belong
 // to another process.
 func Others(l *cgroup.Layout) []int {
 	self, err := proc.FS{}.Identify()

@@ -28,7 +28,7 @@ type NodeTrial struct {
 	ClockError  *int64 `json:"clock_offset_error_ns"` // the true offset is no further from it than this
 	// how long after the begin the loads received it, by the node's clock; 0: in time
 	StartedLateNs *int64 `json:"started_late_ns"`
-	// how long after the edges of the window the node's counters were read; null: they were not
+	// how long after the edges of the window the node's counters were read; nil: they were not
 	OpenedLateNs *int64 `json:"window_opened_late_ns"`
 	ClosedLateNs *int64 `json:"window_closed_late_ns"`
 	Failed       string `json:"failed,omitempty"` // why this is no whole trial

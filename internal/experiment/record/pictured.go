@@ -28,12 +28,12 @@ type SeriesPart struct {
 type Place struct {
 	Name string `json:"name"`
 	// HardBytes and SoftBytes are what the kernel charges it at the end of the window, CPUs the CPU time per second of
-	// the window; null where that was not read.
+	// the window; nil if not read.
 	HardBytes *float64 `json:"hard_bytes"`
 	SoftBytes *float64 `json:"soft_bytes"`
 	CPUs      *float64 `json:"cpus"`
-	// Kubernetes is what its kubelet would report for the pod whose group this is (the working set); null: it looks
-	// elsewhere.
+	// Kubernetes is what its kubelet would report for the pod whose group this is (the working set); nil: it reads
+	// another group.
 	Kubernetes *float64 `json:"kubernetes_bytes,omitempty"`
 
 	Components []PlacedComponent `json:"components,omitempty"`

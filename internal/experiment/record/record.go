@@ -156,7 +156,7 @@ type Trial struct {
 	Loads   map[string]load.Result `json:"loads"`            // by the name that the spec gives the load
 	Work    *load.Result           `json:"work,omitempty"`   // of a subject that works by itself
 	Events  *Events                `json:"events,omitempty"` // where the load makes events that are counted
-	// of the measured window; null when the trial failed before it
+	// of the measured window; nil if the trial failed before it
 	Ledger  *ledger.Ledger            `json:"ledger"`
 	Further map[string]*ledger.Ledger `json:"further,omitempty"` // readings beside the window: before, after
 	// Warnings are those of a time when there was no ledger, which has all others: see Warned.
@@ -187,7 +187,7 @@ func (t *Trial) Warned() []ledger.Warning {
 
 // Events are the counts of the events (execs) of one trial. The load, the kernel and the tracer count them
 // independently of each other; what the tracer says it lost is a fourth number, and never the truth. The pointers are
-// null where there is no tracer.
+// nil if there is no tracer.
 type Events struct {
 	Generated int64 `json:"generated"` // by the load: execs that succeeded, from its first to its last
 	Failed    int64 `json:"failed"`    // by the load: execs that did not

@@ -37,7 +37,7 @@ type Spec struct {
 	Whole     param.Values // settings of the whole that can be factors: see nodesKnob
 	Factors   []Factor
 	Repeat    float64       // how long spoiled trials may be run again, as a part of the time that the plan takes
-	Precision *Precision    // how narrow intervals must be for the run to end; null: Blocks says when
+	Precision *Precision    // how narrow intervals must be for the run to end; nil: Blocks says when
 	Until     time.Duration // how long a run without a number of blocks may take; 0: Blocks says when
 	Assert    []assertion.Assertion
 	Quick     *Quick   // what --quick changes

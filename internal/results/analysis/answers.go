@@ -378,7 +378,7 @@ func (p *Prose) memory(t *Table) {
 	}
 }
 
-// statedInstead reports whether a metric of the same family tells it in words of its own.
+// statedInstead reports whether another metric of the same family is stated in its place.
 func (p *Prose) statedInstead(t *Table, metric string) bool {
 	return slices.ContainsFunc(t.stated, func(name string) bool {
 		return name != metric && t.defined.FamilyOf(name) == t.defined.FamilyOf(metric) && p.Peek(name) != nil
@@ -398,8 +398,8 @@ func stated(run record.Run) (names []string) {
 	return names
 }
 
-// stated speaks of what the arm has of metrics with words of their own: "uses 0.04 CPUs [0.03, 0.05]". Where the
-// baseline has some of it as well, the difference follows.
+// stated adds a clause for each of the arm's metrics that has its own wording: "uses 0.04 CPUs [0.03, 0.05]". If the
+// baseline has the metric too, the difference follows.
 func (p *Prose) stated(t *Table) {
 	spoken := 0
 	for _, name := range t.stated {
@@ -502,7 +502,7 @@ func (s *Summary) Slope(x Term, unit string, largest float64) string {
 	return x.times(many).In(unit) + forEvery + quantity.Thousands(int(many)) + " " + what
 }
 
-// times is a slope by so many units at once.
+// times returns the slope per n units.
 func (x Term) times(n float64) Term {
 	scaled := func(v float64) float64 { return v * n }
 	x.Value, x.Lo, x.Hi = x.Value*n, known.As(x.Lo, scaled), known.As(x.Hi, scaled)

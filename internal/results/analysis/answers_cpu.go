@@ -79,7 +79,7 @@ func limitAnswers(s *Summary, t *Table) []Answer {
 	return answers
 }
 
-// underLimit says how much of the limit the limited groups used, as far as that can be told.
+// underLimit says how much of the limit the limited groups used, if known.
 func (p *Prose) underLimit(used, throttled *Estimate) string {
 	text := "what the limited groups used of it cannot be told"
 	if used != nil {

@@ -33,9 +33,9 @@ const (
 	Undecided Result = "undecided"
 )
 
-// Check is one assertion of one arm at one level. Value and its interval are of what the bound is of: the metric, its
-// difference to the baseline, or the change from the baseline as a part of it. They are null where there is none; an
-// assertion with == has no interval, for it is of every trial.
+// Check is one assertion of one arm at one level. Value and its interval are of the bounded quantity: the metric, its
+// difference from the baseline, or the change from the baseline as a fraction of it. They are nil if there is none. An
+// assertion with == has no interval, because it applies to every trial.
 type Check struct {
 	Metric     string            `json:"metric"`
 	Arm        string            `json:"arm"`
@@ -250,8 +250,9 @@ func (a *asserter) tableOf(component string) *Table {
 	return a.components[component]
 }
 
-// concerns reports whether a metric is one of a level at all: some arm has it there, or lost it, or had too few samples
-// for it, or has nothing there. Where the levels of a factor are different loads, each has metrics of its own.
+// concerns reports whether a metric belongs to a level at all: some arm has it there, or lost it, or had too few
+// samples for it, or has nothing there. If the levels of a factor are different loads, each level has different
+// metrics.
 func (a *asserter) concerns(t *Table, of assertion.Assertion, at factors) bool {
 	if !t.known[of.Metric] {
 		return true // nowhere: that is said of every level

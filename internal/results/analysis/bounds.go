@@ -93,8 +93,9 @@ func bounded(run record.Run, trials []record.Trial) (kept []record.Trial, left i
 	return kept, left
 }
 
-// namesIn are the metrics that trials have, those first that are the last to be left out, and their components. Of what
-// the run does not define, and of components, there are only so many; unnamed is how many others there are at least.
+// namesIn are the metrics that trials have, those first that are the last to be left out, and their components. The
+// number of metrics that the run does not define, and of components, is limited; unnamed is how many others there are
+// at least.
 func namesIn(run record.Run, trials []record.Trial) (names, components []string, unnamed int) {
 	order := map[string]int{}
 	add := func(name string) {

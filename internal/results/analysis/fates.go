@@ -23,16 +23,16 @@ type outcome struct {
 // fate is what became of a metric in a planned trial. The zero fate: no attempt had enough samples for it.
 type fate struct {
 	told   bool
-	again  bool            // told by a later attempt: the first could not
+	again  bool            // known from a later attempt, not from the first
 	failed bool            // every attempt did
-	others bool            // not told, and in every attempt for no reason but the hypervisor and neighbours
-	voids  []record.Reason // why it is not told: all that void it in the first attempt that had it, or the failure
+	others bool            // unknown, and in every attempt only because of the hypervisor and neighbours
+	voids  []record.Reason // why it is unknown: all that void it in the first attempt that had it, or the failure
 }
 
 // kept is what a subject that did not keep up did of what was asked for, per second.
 type kept struct{ did, asked float64 }
 
-// outcomeOf sums up the attempts at a planned trial. told is which metrics some attempt told.
+// outcomeOf sums up the attempts at a planned trial. told reports whether a metric is known from some attempt.
 func outcomeOf(attempts []record.Trial, defined metric.Set, told func(metric string) bool) *outcome {
 	o := &outcome{fates: map[string]fate{}}
 	byOthers := map[string]int{} // attempts
@@ -120,7 +120,7 @@ func (t *Table) fates(key pool) map[int]fate {
 	return all
 }
 
-// why names what a metric was lost to: the gates, with who tripped them. It is empty where it was told.
+// why names what a metric was lost to: the gates, with who tripped them. It is empty if the metric is known.
 func (f fate) why() string {
 	switch {
 	case f.told:

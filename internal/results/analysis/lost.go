@@ -236,7 +236,7 @@ func (t *Table) fellBehind(arm string, at factors) string {
 	return fmt.Sprintf("did not keep up: %s of %s", perSecond(did), perSecond(asked))
 }
 
-// everyLevel are the levels that the run has, also those at which nothing could be told.
+// everyLevel returns the run's levels, including those at which no metric is known.
 func (s *Summary) everyLevel(run record.Run, t *Table) []factors {
 	levels := map[string]factors{}
 	for _, p := range run.Plan {
@@ -253,7 +253,7 @@ func (s *Summary) everyLevel(run record.Run, t *Table) []factors {
 	return slices.SortedFunc(maps.Values(levels), CompareLevels)
 }
 
-// everyArm are the arms that the run has, also those of which nothing could be told.
+// everyArm returns the run's arms, including those of which no metric is known.
 func (t *Table) everyArm(run record.Run) []string {
 	known := map[string]bool{}
 	for _, p := range run.Plan {
@@ -265,8 +265,8 @@ func (t *Table) everyArm(run record.Run) []string {
 	return slices.SortedFunc(maps.Keys(known), CompareArms)
 }
 
-// missingAnswers say, beside answers in an experiment's own words, what could not be told, why, and which arms did not
-// keep up. Arms and levels at which the same is missing for the same reason are put together.
+// missingAnswers say, beside an experiment's own answers, which results are missing, why, and which arms did not keep
+// up. Arms and levels that miss the same results for the same reason are combined.
 func (s *Summary) missingAnswers(run record.Run, t *Table) []Answer {
 	var all lists.Groups[string, factors] // levels, by what is said of the arms that were put together there
 	for _, at := range s.everyLevel(run, t) {
@@ -296,8 +296,7 @@ func (s *Summary) missingAnswers(run record.Run, t *Table) []Answer {
 	return answers
 }
 
-// missing adds what could not be told at this level, with its reason, of the arm or of the baseline that it is compared
-// with.
+// missing adds which results of the arm or of its baseline are missing at this level, with the reason.
 func (p *Prose) missing(run record.Run, t *Table) {
 	if slow := t.fellBehind(p.Arm, p.At); slow != "" {
 		p.clauses = append(p.clauses, p.opening("", "it ")+slow)

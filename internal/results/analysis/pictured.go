@@ -130,7 +130,7 @@ func placements(trials []record.Trial) []Placement {
 }
 
 // meanPlaces are the means of the places of some trials, by name. A place or a component that a trial does not have
-// counts as 0 there; an amount that one of them could not tell is not told.
+// counts as 0 there; an amount that is unknown in one of them is left out.
 func meanPlaces(trials [][]record.Place) (all []record.Place) {
 	var names []string
 	for _, t := range trials {

@@ -24,7 +24,7 @@ type Power struct {
 	Warnings   []string   `json:"warnings,omitempty"` // of the run and its record
 }
 
-// PowerRow is one metric at one level, by the arm of which least can be told.
+// PowerRow is one metric at one level, for the arm that resolves the least.
 type PowerRow struct {
 	Metric   string            `json:"metric"`
 	Unit     string            `json:"unit"`
@@ -40,15 +40,15 @@ type PowerRow struct {
 	independent float64 // Half as it would be of independent blocks
 }
 
-// Need is how many blocks tell a difference of some size, as a part of the baseline's value. Blocks is null where it
-// would be more than 10,000.
+// Need is how many blocks resolve a difference of some size, as a fraction of the baseline's value. Blocks is nil
+// where it would be more than 10,000.
 type Need struct {
 	Part   float64 `json:"part"`
 	Blocks *int    `json:"blocks"`
 	// Dependent is how many it takes if neighbouring blocks resemble each other as much as the run leaves open; left out
 	// where that is no more, or more than 10,000.
 	Dependent *int     `json:"blocks_if_dependent,omitempty"`
-	Seconds   *float64 `json:"seconds"` // that so many take
+	Seconds   *float64 `json:"seconds"` // that these blocks take
 }
 
 // PowerOf is the power of a run: what it says of the noise, for runs to come. Differences that no baseline has a value

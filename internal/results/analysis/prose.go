@@ -22,7 +22,7 @@ type Prose struct {
 
 	text     []string // sentences
 	clauses  []string // of the sentence under way
-	apart    bool     // the first of them has a subject of its own
+	apart    bool     // the first of them has its own subject
 	own      int      // clauses in words of the metrics' own
 	more     bool     // sentences before have named the arm and the level
 	open     []undecided
@@ -91,8 +91,8 @@ func (p *Prose) opening(first, other string) string {
 	return other
 }
 
-// standing is a clause with a subject of its own. As the first of its sentence it stands after a colon: "candidate: p50
-// is not resolved".
+// standing returns text, a clause that has its own subject. As the first of its sentence it follows a colon:
+// "candidate: p50 is not resolved".
 func (p *Prose) standing(text string) string {
 	p.apart = p.apart || len(p.clauses) == 0
 	return text

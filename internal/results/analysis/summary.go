@@ -45,7 +45,7 @@ type Summary struct {
 	Absent   map[string]string `json:"absent,omitempty"`
 	Warnings []string          `json:"warnings"`
 	Phrases  []record.Phrase   `json:"phrases,omitempty"` // how levels read in sentences
-	// why a run ended that has no number of blocks of its own
+	// why a run without a fixed number of blocks ended
 	Stopped     string `json:"stopped,omitempty"`
 	NotRepeated string `json:"not_repeated,omitempty"` // spoiled trials that were not run again
 }
@@ -87,7 +87,7 @@ type Excluded struct {
 	Voids   []string          `json:"voids,omitempty"` // the metrics that are left out; none named: all
 }
 
-// Interval is a value and the ends of its interval, which are null where there is none.
+// Interval is a value and the ends of its interval, which are nil if there is none.
 type Interval struct {
 	Value float64  `json:"value"`
 	Lo    *float64 `json:"lo"`
@@ -108,7 +108,7 @@ func (i Interval) Zero() bool { return i.Lo != nil && *i.Lo == 0 && *i.Hi == 0 }
 // half is the larger half of the interval, which there must be.
 func (i Interval) half() float64 { return max(i.Value-*i.Lo, *i.Hi-i.Value) }
 
-// Estimate is one metric of one arm at one level of the factors, beside its baseline. Intervals are null below 6
+// Estimate is one metric of one arm at one level of the factors, beside its baseline. Intervals are nil below 6
 // blocks.
 type Estimate struct {
 	Metric     string            `json:"metric"`
@@ -156,8 +156,8 @@ type Difference struct {
 	Mean       *Interval `json:"mean,omitempty"` // of a cost: the mean of the differences within blocks
 
 	// Lost counts the further blocks in which both arms ran and one of them has no value; where the arm's losses are
-	// beyond chance, also those with the value of a later attempt. WorstLo and WorstHi are the interval with these, and
-	// LostRepeated, at minus and plus infinity; null: without a bound, or there is no interval.
+	// beyond chance, also those with the value of a later attempt. WorstLo and WorstHi are the interval with these,
+	// and LostRepeated, at minus and plus infinity; nil: without a bound, or there is no interval.
 	Lost    int      `json:"lost"`
 	WorstLo *float64 `json:"worst_lo"`
 	WorstHi *float64 `json:"worst_hi"`
@@ -173,7 +173,7 @@ type Difference struct {
 	RestLo    *float64 `json:"rest_lo,omitempty"`
 	RestHi    *float64 `json:"rest_hi,omitempty"`
 
-	// SmallestVisible is the larger of what the A/A twins show and of half the interval's own width; null where either
+	// SmallestVisible is the larger of what the A/A twins show and of half the interval's own width; nil where either
 	// is not known.
 	SmallestVisible *float64 `json:"smallest_visible"`
 
@@ -184,7 +184,7 @@ type Difference struct {
 	// ToResolve is how many blocks would resolve a small difference where noise left this one unresolved.
 	ToResolve *Forecast `json:"to_resolve,omitempty"`
 
-	// Effective is how many independent blocks the N are worth, since neighbouring ones resemble each other; null where
+	// Effective is how many independent blocks the N are worth, since neighbouring ones resemble each other; nil where
 	// too few differences were measured to say.
 	Effective *float64 `json:"effective_blocks"`
 

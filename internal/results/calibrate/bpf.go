@@ -344,7 +344,7 @@ func seen(name string, w weighed, zero empty) (ws []Weight) {
 	return ws
 }
 
-// planted loads a program of so many steps for the connect hook, and gives its id.
+// planted loads a program with the given number of steps for the connect hook, and returns it with its id.
 func planted(steps int) (*ebpf.Program, uint32, error) {
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "tare_weight", Type: ebpf.CGroupSockAddr,
 		AttachType: ebpf.AttachCGroupInet4Connect, Instructions: body(steps), License: "Dual BSD/GPL"})
@@ -360,7 +360,7 @@ func planted(steps int) (*ebpf.Program, uint32, error) {
 }
 
 // connectors attaches the program above two groups and has their processes connect, three times as often in the first:
-// one after the other, each on a CPU of its own. Side by side they would slow each other down where CPUs share a core.
+// one after the other, each on a different CPU. Run at once, they would slow each other down if the CPUs share a core.
 func (b *bench) connectors(ctx context.Context, p *ebpf.Program,
 	light int) (l *ledger.Ledger, results []plantedResult, paths []string, err error) {
 	h, ok := b.layout.V2()

@@ -67,7 +67,7 @@ func closest(scale, raw func() int64, within int64) (at, other, apart int64) {
 	return at, other, apart
 }
 
-// enough values must lie beyond a quantile for it to be told (docs/statistics.md).
+// enough is how many values must lie beyond a quantile for it to be reported (docs/statistics.md).
 const enough = 10
 
 const (

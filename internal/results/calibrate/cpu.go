@@ -63,7 +63,7 @@ func (b *bench) burnShare(ctx context.Context, share float64) ([]Weight, error) 
 	if g == nil || g.CPUSeconds == nil {
 		return []Weight{missing(name, quantity.Seconds, planted, "no counter of the group's CPU time")}, nil
 	}
-	// 1 ms: what the process does for the protocol at the edges of its own count.
+	// 1 ms: what the process does for the protocol just outside its own count.
 	w := known(name, quantity.Seconds, results[0].CPUSeconds, *g.CPUSeconds,
 		Tolerance{Absolute: 1e-3, Part: 0.01}, planted)
 	// What is stolen just before or after the process's own count is in one of the two.

@@ -28,7 +28,7 @@ type Culprit struct {
 // maxCulprits is how many of those who disturbed a weight are named.
 const maxCulprits = 3
 
-// leastCulprit is the part of the CPU time below which nobody is worth naming.
+// leastCulprit is the fraction of CPU time below which a process is not named.
 const leastCulprit = 0.005
 
 // observed is what the witness saw of one window.

@@ -17,7 +17,7 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// served is one load on one server, each a process of its own.
+// served is one load on one server, each a separate process.
 type served struct {
 	load  load.Result
 	waits histogram // of the server, in its handler; nil where it records none

@@ -139,8 +139,8 @@ func connect(m role.Message) (r plantedResult, _ func(), err error) {
 			}
 			last = now
 		}
-		// A raw call, of which Go's scheduler is not told: it looks after calls that it knows of every 20 us, from a
-		// timer that on this CPU would interrupt the program, and add a tenth to its run time.
+		// A raw call bypasses Go's scheduler, which checks on other calls every 20 us: its timer would interrupt the
+		// program on this CPU, and add a tenth to its run time.
 		if _, _, e := unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&to)),
 			unsafe.Sizeof(to)); e != 0 {
 			return r, none, fmt.Errorf("connecting the %dth time: %w", r.Times+1, e)
@@ -196,7 +196,7 @@ func takeMemory(m role.Message) (r plantedResult, release func(), err error) {
 		if err := os.Remove(f.Name()); err != nil { // it lives as long as it is open
 			return r, release, err
 		}
-		block := make([]byte, 64<<10) // private memory of its own, which must not show beside what is weighed
+		block := make([]byte, 64<<10) // private memory, small enough not to show beside what is weighed
 		for left := o.File; left > 0; left -= len(block) {
 			if _, err := f.Write(block[:min(left, len(block))]); err != nil {
 				return r, release, fmt.Errorf("writing a file in %s: %w", filepath.Dir(f.Name()), err)
@@ -214,8 +214,8 @@ func takeMemory(m role.Message) (r plantedResult, release func(), err error) {
 	return r, release, nil
 }
 
-// fillSockets sends over a TCP connection on the loopback that nobody reads, and says what memory the kernel holds for
-// its two ends.
+// fillSockets sends over a loopback TCP connection whose other end never reads, and returns the memory in bytes that
+// the kernel holds for both ends.
 func fillSockets(bytes int) (held uint64, release func(), err error) {
 	var open []io.Closer
 	release = func() {

@@ -2,9 +2,9 @@
 // whose delays are known, programs whose run time was measured by other means, processes that know what CPU time and
 // memory they took.
 //
-// What is planted runs in processes of its own; the truth never comes from the reading that it is held against. A
-// weight that is out of its tolerance while others used the machine says nothing about the scale: it is tried again,
-// and then marked as disturbed.
+// Each planted weight runs in separate processes; the true value never comes from the reading that it is compared
+// with. A weight that is out of its tolerance while others used the machine says nothing about the scale: it is tried
+// again, and then marked as disturbed.
 package calibrate
 
 import (
@@ -50,8 +50,8 @@ type Weight struct {
 	Section   string    `json:"section"`
 	Name      string    `json:"name"`
 	Unit      string    `json:"unit"`     // as in package quantity
-	True      *float64  `json:"true"`     // null where the weight only informs
-	Measured  *float64  `json:"measured"` // null where it could not be measured: the note says why
+	True      *float64  `json:"true"`     // nil if the weight only informs
+	Measured  *float64  `json:"measured"` // nil if it could not be measured: the note says why
 	Lo        *float64  `json:"lo"`       // of the 95 % interval, where the reading is an estimate
 	Hi        *float64  `json:"hi"`
 	Error     *float64  `json:"error"` // measured - true, in the unit
@@ -91,8 +91,7 @@ type Weight struct {
 }
 
 // Tolerance is how far off a reading may be: the larger of Absolute and Part of the true value, and beyond that
-// HalfWidths of the reading's own interval, for an estimate is allowed to be one. All 0: the weight is told and not
-// judged.
+// HalfWidths of the reading's own interval, because an estimate has one. All 0: the weight is reported and not judged.
 type Tolerance struct {
 	Absolute   float64 `json:"absolute"` // in the unit of the weight
 	Part       float64 `json:"part"`
@@ -179,7 +178,7 @@ func known(name, unit string, truth, measured float64, t Tolerance, planted stri
 	return Weight{Name: name, Unit: unit, True: &truth, Measured: &measured, Tolerance: t, Planted: planted}
 }
 
-// told is a reading without a truth.
+// told returns a reading without a true value.
 func told(name, unit string, measured float64, planted string) Weight {
 	return Weight{Name: name, Unit: unit, Measured: &measured, Planted: planted}
 }

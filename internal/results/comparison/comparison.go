@@ -113,7 +113,7 @@ type Change struct {
 	Old      float64  `json:"old"` // the mean effect; of ratios the geometric mean
 	New      float64  `json:"new"`
 	Value    float64  `json:"value"`
-	Lo       *float64 `json:"lo"` // null where the variance between runs is not known
+	Lo       *float64 `json:"lo"` // nil if the variance between runs is not known
 	Hi       *float64 `json:"hi"`
 	Resolved bool     `json:"resolved"`
 	Why      string   `json:"unresolved,omitempty"` // it is not resolved

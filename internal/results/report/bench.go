@@ -32,9 +32,8 @@ const benchWarning = "compare arms of one run (-col /arm); two runs differ by mo
 	"tare compare"
 
 // Bench writes what stands of the trials in the Go benchmark format (golang.org/design/14313-benchmark-format), one
-// line for each attempt, so that benchstat can do statistics of its own: "benchstat -col /arm FILE" compares the arms.
-// Trials of one arm and level share a name, as repetitions of one benchmark do; benchstat then takes the arms as
-// unpaired.
+// line for each attempt, so that benchstat can do its statistics: "benchstat -col /arm FILE" compares the arms. Trials
+// of one arm and level share a name, as repetitions of one benchmark do; benchstat then takes the arms as unpaired.
 func Bench(w io.Writer, run record.Run, trials []record.Trial) error {
 	trials = slices.Clone(trials)
 	// The baseline goes first: what benchstat meets first is what it compares with.

@@ -59,8 +59,8 @@ func (t *screen) part() *screen { return &screen{Options: t.Options, wide: t.wid
 
 func (t *screen) lines() int { return strings.Count(t.b.String(), "\n") }
 
-// leads writes the answers into so many lines: of each its beginning, to the end of a clause, and how many more there
-// are.
+// leads writes the beginnings of the answers into room lines, each to the end of a clause, and how many more answers
+// there are.
 func (t *screen) leads(s *analysis.Summary, room int) {
 	begun := t.lines()
 	for i, a := range s.Answers {
@@ -80,7 +80,7 @@ func (t *screen) leads(s *analysis.Summary, room int) {
 	}
 }
 
-// begin writes as much of an answer as goes into so many lines, at least its first clause.
+// begin writes as much of an answer as fits into the given number of lines, at least its first clause.
 func (t *screen) begin(answer string, lines int) {
 	const more = " ..."
 	fits := func(text string) bool {

@@ -123,7 +123,7 @@ func effectText(v float64, scale comparison.Scale, unit string) string {
 	return quantity.Value(v, unit)
 }
 
-// changeUnit is what a change is told in: a ratio changes by a part.
+// changeUnit is the unit of a change: a ratio changes by a fraction.
 func changeUnit(x comparison.Change) string {
 	if x.Scale == comparison.Ratio {
 		return quantity.Part

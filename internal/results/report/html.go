@@ -202,7 +202,7 @@ func newPage(s *analysis.Summary, run record.Run, trials []record.Trial, o HTMLO
 	}
 	p.Places, p.Placements = placementTables(s)
 	p.Arms = lists.Map(d.Arms, func(a chartArm) string { return a.Name })
-	_, p.Validity, _ = strings.Cut(validity(s), ": ") // its first words are the state, which has a place of its own
+	_, p.Validity, _ = strings.Cut(validity(s), ": ") // its first words are the state, which is shown elsewhere
 	p.State = "valid"
 	switch {
 	case !s.Valid:

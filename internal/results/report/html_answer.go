@@ -17,7 +17,7 @@ import (
 // how long others waited for a CPU. They hang on the metrics that a run has and not on its name, so that an experiment
 // of one's own has them too.
 
-// chartLimit is what the groups with a CPU limit used of it, in CPUs. What is not known is null, never 0.
+// chartLimit is what the groups with a CPU limit used of it, in CPUs. What is not known is nil, never 0.
 type chartLimit struct {
 	place
 	Limit     *float64 `json:"limit"`
@@ -63,7 +63,7 @@ func textOf(e *analysis.Estimate) string {
 	return e.Written(e.Unit)
 }
 
-// shownArms are the arms but for the twin, which shows what noise does and has no answer of its own.
+// shownArms returns the arms without the twin, which shows the noise and has no answer.
 func (m *dataMaker) shownArms() []int {
 	var all []int
 	for i, a := range m.Arms {
@@ -297,7 +297,7 @@ func newPlain(levels []chartLevel) func(text string) string {
 	return strings.NewReplacer(pairs...).Replace
 }
 
-// rest names a level without the swept factor, for the other factors' levels are lines of their own.
+// rest names each level without the swept factor, because levels of the other factors are separate lines.
 func (m *dataMaker) rest() {
 	for i, l := range m.Levels {
 		others := maps.Clone(l.factors)

@@ -32,7 +32,7 @@ type chartData struct {
 	LimitParts []chartPart  `json:"limitParts"`
 	Ran        []chartPart  `json:"ran"`
 	Stairs     []chartStair `json:"stairs"`
-	Usable     *float64     `json:"usable"` // seconds of waiting for a CPU; null where nothing waited
+	Usable     *float64     `json:"usable"` // seconds of waiting for a CPU; nil if nothing waited
 
 	Placed  []chartPlaced `json:"placed"`
 	Courses []chartCourse `json:"courses"`

@@ -334,7 +334,7 @@ func total(widths []int) int {
 	return sum
 }
 
-// outer keeps so many levels from both ends, and counts those between.
+// outer keeps at most most levels, from both ends, and counts those between.
 func outer[T any](levels []T, most int) (kept []T, between int) {
 	if between = len(levels) - most; between <= 0 {
 		return levels, 0

@@ -213,7 +213,7 @@ func picturedMarkdown(s *analysis.Summary, run record.Run) string {
 // chartPlaced is an amount that one place is charged, of one arm.
 type chartPlaced struct {
 	place
-	Group string  `json:"group"` // what is charged, a chart of its own
+	Group string  `json:"group"` // what is charged, a separate chart
 	Unit  string  `json:"unit"`
 	Place string  `json:"part"`
 	Value float64 `json:"value"`

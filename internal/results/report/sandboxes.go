@@ -99,8 +99,7 @@ func (t *screen) sandbox(s *ledger.Sandbox) {
 	}
 }
 
-// SandboxName is how a sandbox is told from others: its pod or its id, and its runtime. It may
-// hold any bytes.
+// SandboxName identifies a sandbox: its pod or its id, and its runtime. It may contain any bytes.
 func SandboxName(s *ledger.Sandbox) string {
 	id := s.ID
 	if len(id) == 64 {

@@ -18,7 +18,7 @@ import (
 )
 
 // progress says on standard error how the run goes: one line that changes on a terminal, else a line for each block.
-// What goes wrong is said in a line of its own on both.
+// Errors have a separate line on both.
 type progress struct {
 	w        io.Writer // for text
 	raw      io.Writer // the same, for what steers the terminal

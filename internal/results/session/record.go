@@ -51,7 +51,7 @@ func (f Flags) Record(s *spec.Spec, program, args []string, in record.Environmen
 	return r, nil
 }
 
-// withFlag adds a flag to a command, before the arguments that are no flags of its own.
+// withFlag adds a flag to a command, before "--" and the arguments after it.
 func withFlag(command []string, flag string) []string {
 	at := slices.Index(command, "--")
 	if at < 0 {

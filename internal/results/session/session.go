@@ -25,7 +25,7 @@ import (
 	"tare/internal/results/report"
 )
 
-// Output is where a run tells of itself.
+// Output is where a run reports its progress and results.
 type Output struct {
 	Out      io.Writer // the report, or one JSON document
 	Log      io.Writer // progress and warnings, for people
@@ -35,8 +35,8 @@ type Output struct {
 	Warnings []string                                               // about the run as a whole
 }
 
-// Run runs the trials of r, which says nothing of its progress and of when to end yet, and records them by w. It prints
-// what came of them, and returns what went wrong as one error.
+// Run runs the trials of r and records them with w. It sets r.Writer, r.Progress and r.Enough, prints the results, and
+// returns all errors as one.
 func Run(ctx context.Context, r *engine.Runner, w *record.Writer, o Output) error {
 	p := o.progress(r.Spec, *r.Record, r.Estimate(), w.Dir())
 	defer context.AfterFunc(ctx, p.interrupted)()
@@ -197,8 +197,8 @@ func BegunOr(err error) error {
 	return fault.New(fault.Invalid, "", "run it again", "interrupted before the first trial: nothing was measured")
 }
 
-// ended says that the run ended before its time. One that was interrupted is not what was asked for, and whoever waits
-// for it must not take it for that: its exit code is that of an invalid run.
+// ended says that the run ended before its time. An interrupted run is incomplete, and a script that waits for it must
+// see that: its exit code is that of an invalid run.
 func ended(r record.Run, trials []record.Trial, dir string, err error) error {
 	if !errors.Is(err, context.Canceled) {
 		return err
