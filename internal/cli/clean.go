@@ -121,8 +121,8 @@ func cleanUp(ctx context.Context, layout *cgroup.Layout, dryRun bool, ended ...s
 	return r, err
 }
 
-// pinsSince are the pins that were made since the first of some runs began. A tracer or a command may have made them,
-// and somebody else as well.
+// pinsSince returns the pins that were made since the first of some runs began. A tracer or a command of a run may
+// have made them, or an unrelated program.
 func pinsSince(trees []string) ([]string, error) {
 	var first time.Time
 	for _, tree := range trees {

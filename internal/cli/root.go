@@ -46,7 +46,7 @@ func Main(args []string) int {
 	return int(fault.CodeOf(err))
 }
 
-// exitStatus is the exit code of a program that tare ran for somebody, who gets it as tare's own.
+// exitStatus is the exit code of a program that tare ran for the user. tare exits with it.
 type exitStatus int
 
 func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
@@ -111,8 +111,8 @@ func Command() *cobra.Command {
 	return root
 }
 
-// printLog prints what a role logs. Lines after the first are indented, so that none that somebody else chose passes
-// for another message.
+// printLog prints a role's log message. Lines after the first are indented, so that untrusted text cannot pass for
+// another message.
 func printLog(w io.Writer, m role.Message) error {
 	var raw string
 	if err := decodeMessage(m, &raw); err != nil {

@@ -250,7 +250,7 @@ func (s *session) send(m *message) error {
 	return s.stream.SendMsg(m)
 }
 
-// watch ends the session when the coordinator has been silent for too long. An agent that was itself held up does not
+// watch ends the session when the coordinator has been silent for too long. An agent that was itself delayed does not
 // count that time.
 func (s *session) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 	const looks = 8

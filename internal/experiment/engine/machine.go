@@ -80,7 +80,7 @@ func (w openWindow) closeAt(ctx context.Context, at int64) (*ledger.Ledger, erro
 	return l, nil
 }
 
-// read reads all counters now and 10 ms later, for a window of no length has no rates.
+// read reads all counters now and 10 ms later, because a window of length 0 has no rates.
 func (m Machine) read(ctx context.Context) (*ledger.Ledger, error) {
 	w, err := m.OpenWindow(ctx, 0)
 	if err != nil {

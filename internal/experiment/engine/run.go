@@ -100,12 +100,12 @@ const (
 // Run runs the trials of the plan, one after the other, and appends each to the record as it ends. It returns those
 // that were recorded.
 //
-// A trial that was spoiled, by somebody other than the subject, is run again after the other arms of its level in
-// its block, as long as the spec's budget for that lasts and it is not futile. Every attempt is recorded.
+// A trial that was spoiled by something other than the subject is run again after the other arms of its level in its
+// block, within the spec's budget for repeats and unless that is futile. Every attempt is recorded.
 //
-// A trial that fails is recorded with its error and the run goes on, save when the first three all fail: then
-// nothing works, and the error is that of the last. When the context ends, the trial under way is taken down and
-// recorded as interrupted, and the error is the context's.
+// A trial that fails is recorded with its error and the run goes on, unless the first three all fail: Run then returns
+// the error of the last. When the context ends, the trial under way is taken down and recorded as interrupted, and the
+// error is the context's.
 func (r *Runner) Run(ctx context.Context) (trials []record.Trial, err error) {
 	if r.now == nil {
 		r.now = time.Now

@@ -146,8 +146,8 @@ func (a About) ProcessSettings() []param.Setting {
 	return a.Settings
 }
 
-// AnyProtocol is the Protocol of applications and loads that are anybody's programs: what they speak is not known here,
-// and whether two of them understand each other shows when they run.
+// AnyProtocol is the Protocol of applications and loads that are arbitrary programs: what they speak is unknown, and
+// whether two of them are compatible shows when they run.
 const AnyProtocol = "any"
 
 // Reaches reports whether a load can go to an application, by what the two speak.
@@ -228,8 +228,8 @@ type Variant interface {
 	Sets(param.Values) []string
 }
 
-// Installed is a subject whose program somebody else must have installed. Installed's error, a *fault.Error of code
-// Machine, says what is missing; Optional, whether a run may go on without the arm.
+// Installed is a subject whose program must already be installed. Installed returns a *fault.Error of code Machine
+// that says what is missing. Optional reports whether a run may go on without the arm.
 type Installed interface {
 	Installed(context.Context, param.Values) error
 	Optional(param.Values) bool

@@ -5,8 +5,8 @@ import (
 	"tare/internal/scale/charge"
 )
 
-// Marked is a subject that somebody else runs, which applies to pods by marks that they bear. It has no process: its
-// arms run in a cluster only.
+// Marked is a subject that runs outside Tare and applies to pods with certain marks. It has no process: its arms run
+// in a cluster only.
 type Marked interface {
 	Marks(param.Values) (Marks, error)
 }

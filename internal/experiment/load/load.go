@@ -23,7 +23,7 @@ const (
 	OwnLag  = "own_lag" // of lag, what is the generator's fault: from when the start was due and a connection was free
 )
 
-// Slices is into how many equal parts a window is cut: even, for its halves are held against each other.
+// Slices is the number of equal parts of a window. It is even, because the halves are compared.
 const Slices = 20
 
 // Slice is one part of a window.

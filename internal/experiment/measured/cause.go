@@ -12,7 +12,7 @@ import (
 	"tare/internal/scale/ledger"
 )
 
-// The thresholds by which a gate is laid to somebody outside the trial. They are fixed here, before any run.
+// The thresholds for blaming a gate on a cause outside the trial. They are fixed here, before any run.
 const (
 	// stolenPart is the part of the CPU time from which on the hypervisor can have tripped a gate. A generator whose
 	// CPU is away for 40 ms of a window of 2 s begins 2 % of its requests late, which trips the gate on its 99th
@@ -25,8 +25,8 @@ const (
 	foreignPart = 0.05
 
 	// explains is how far a shortfall can exceed the part of the CPU time that others took: a machine that lost 5 % of
-	// its CPU time may for that reason answer up to 20 % of the requests too late, for a queue that has built up takes
-	// time to drain, but not 40 %.
+	// its CPU time may for that reason answer up to 20 % of the requests too late, because a queue takes time to
+	// drain, but not 40 %.
 	explains = 4.0
 )
 
@@ -217,9 +217,9 @@ func FailedBy(l *ledger.Ledger, tree string) ledger.Cause {
 // Everything is what LostToOthers says of a trial that can tell nothing.
 const Everything = "everything"
 
-// LostToOthers are the metrics for whose sake a trial is worth running again: what a gate that somebody other than the
-// subject tripped took from it, or everything, where it failed while others had a part of the machine. It never looks
-// at what was measured.
+// LostToOthers returns the metrics that justify running a trial again: those voided by a gate that something other
+// than the subject tripped, or Everything if the trial failed while others used part of the machine. It never looks at
+// measured values.
 func LostToOthers(t *record.Trial) (lost []string) {
 	if t.Validity.Failed != "" {
 		if t.Validity.Failed != record.Interrupted && t.Validity.Cause != "" {

@@ -64,8 +64,8 @@ func (m *Measured) Trips() []Trip {
 	return slices.Concat(trips, m.window(), m.contained(), m.throttled(), m.held())
 }
 
-// minWindow is the part of the load's measured time that the window of the counters must have: on a machine where the
-// scale itself is held up, rates of the two are of different times.
+// minWindow is the fraction of the load's measured time that the window of the counters must last: if the scale itself
+// is delayed, the rates of the two describe different times.
 const minWindow = 0.5
 
 // WindowCut reports whether the window of the counters is too short to be of the same time as that of the loads.

@@ -3,10 +3,10 @@
 // removed; nothing else on the machine is ever touched.
 //
 // A tree of groups is a directory tare-<id>-p<owner's pid>-t<owner's start time> at the top of every hierarchy that
-// Tare uses. A pid comes round again, the pair with the start time does not. A pid means something only in its own PID
-// namespace, and what a run makes may be seen from another: the name of an owner in a container begins with that of its
-// namespace (tare-<id>-n<inode number>-p...), and every owner holds a lock on the directory, which the kernel takes
-// from it when it ends. See Owners.
+// Tare uses. A pid is reused, its pair with the start time is not. A pid means something only in its own PID
+// namespace, and what a run makes may be seen from another: the name of an owner in a container begins with that of
+// its namespace (tare-<id>-n<inode number>-p...), and every owner holds a lock on the directory, which the kernel
+// takes from it when it ends. See Owners.
 package placement
 
 import (

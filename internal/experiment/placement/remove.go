@@ -172,9 +172,9 @@ func Clean(l *cgroup.Layout) (Report, error) {
 }
 
 // Clean removes what runs that have ended left behind: trees whose owner is dead, with their processes, and processes
-// marked as of such a run outside the trees. Processes in a tree without the mark were put there by somebody else: they
-// are moved to the group above it. This process and those that started it are spared. Trees with a living owner are
-// left alone, and so is everything that is not named as NewTree names it.
+// marked as of such a run outside the trees. Processes in a tree without the mark were put there by another program:
+// they are moved to the group above it. This process and its ancestors are spared. Trees with a living owner are left
+// alone, and so is everything that is not named as NewTree names it.
 func (o *Owners) Clean() (Report, error) {
 	r := Report{Trees: []string{}, Killed: []Process{}, Moved: []Process{}}
 	hs := o.hs

@@ -1,8 +1,7 @@
-// Package command starts, watches and stops somebody else's program: an application, a load or a subject that is
-// nothing but a command line. It waits until the program is ready, keeps its last words for errors, finds what belongs
-// to it (its processes, eBPF programs and maps), and leaves none of its processes behind. It also finds things that run
-// already, a process, a control group, a systemd unit or a container, which are observed and never started, moved or
-// stopped.
+// Package command starts, watches and stops an external program: an application, a load or a subject that is only a
+// command line. It waits until the program is ready, keeps its last output for errors, finds what belongs to it (its
+// processes, eBPF programs and maps), and leaves none of its processes behind. It also finds things that run already,
+// a process, a control group, a systemd unit or a container, which are observed and never started, moved or stopped.
 //
 // The program knows nothing of Tare. Where its time is spent is measured from outside.
 package process

@@ -24,7 +24,7 @@ func FirstLine(ctx context.Context, argv ...string) string {
 	return ""
 }
 
-// VersionOf is what a command line says, in one line, that prints a version; empty where it says nothing.
+// VersionOf runs a command that prints a version, and returns its output in one line; empty if there is none.
 func VersionOf(ctx context.Context, line string) string {
 	argv, err := Words(line)
 	if err != nil {

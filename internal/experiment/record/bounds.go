@@ -5,8 +5,8 @@ import (
 	"reflect"
 )
 
-// A record can come from anybody, so what reading one may cost is bounded: before it is decoded, by what decoding it
-// would take, and then by what is kept of it. Writer keeps to the same bounds. docs/formats.md states them.
+// Records are untrusted, so the cost of reading one is bounded: before it is decoded, by what decoding would take, and
+// then by what is kept of it. Writer observes the same bounds. docs/formats.md states them.
 const (
 	// MaxTrials is how many trials a plan may have; MaxAttempts how many lines they may make, repeated ones counted.
 	MaxTrials   = 20_000

@@ -39,8 +39,8 @@ func Read(dir string) (*Contents, error) {
 	})
 }
 
-// ReadLean reads of a run directory what a report, a comparison and a plan need. It is for the records of anybody: what
-// they take in memory is bounded, and those that a Writer has written are within the bounds.
+// ReadLean reads what a report, a comparison and a plan need of a run directory. It accepts untrusted records: the
+// memory that they take is bounded, and records that a Writer wrote are within the bounds.
 func ReadLean(dir string) (*Contents, error) {
 	var names names
 	kept := int64(0)

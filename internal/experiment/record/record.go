@@ -79,8 +79,7 @@ type Run struct {
 	// Assert are the assertions that the run is held against, in their canonical form.
 	Assert []string `json:"assert,omitempty"`
 
-	// NotRepeated says how many spoiled trials were not run again because further attempts had been in vain; empty
-	// where that was none.
+	// NotRepeated says how many spoiled trials were not run again because repeats had been futile; empty if none.
 	NotRepeated string `json:"not_repeated,omitempty"`
 }
 

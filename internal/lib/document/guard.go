@@ -53,7 +53,7 @@ func Guard(data []byte) (line int, err error) {
 	}
 	tree, err := parser.Parse(tokens, 0)
 	if err != nil {
-		return 0, nil //nolint:nilerr // the decoder finds the same error, with a better message
+		return 0, nil //nolint:nilerr // whoever decodes it finds the same, and says it better
 	}
 	for _, d := range tree.Docs {
 		w := weigher{anchors: map[string]int{}}

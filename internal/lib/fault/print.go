@@ -10,8 +10,8 @@ import (
 	"tare/internal/lib/text"
 )
 
-// Print says what was wrong, where, and the hint. Lines after the first are indented, so that none that somebody else
-// chose passes for another message.
+// Print prints what was wrong, where, and the hint. Lines after the first are indented, so that untrusted text cannot
+// pass for another message.
 func Print(w io.Writer, err error) {
 	if errors.Is(err, context.Canceled) {
 		err = errors.New("interrupted")

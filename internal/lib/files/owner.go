@@ -60,8 +60,8 @@ func ownerOf(info fs.FileInfo) (uid uint32, known bool) {
 	return s.Uid, true
 }
 
-// CheckShared says why somebody else could take things in a directory away, or put others in their place: as
-// CheckPrivate does, but in a directory with the sticky bit, as /tmp has it, all may write.
+// CheckShared returns an error if another user could remove or replace files in a directory. It is CheckPrivate,
+// except that all may write to a directory with the sticky bit, such as /tmp.
 func CheckShared(info fs.FileInfo) error {
 	mask := OthersWrite
 	if info.Mode()&fs.ModeSticky != 0 {
@@ -73,9 +73,9 @@ func CheckShared(info fs.FileInfo) error {
 // maxLinks is how many links a path may lead through, as in the kernel.
 const maxLinks = 40
 
-// CheckPath says why somebody else could put another directory in the place of the one at a path: a directory on the
-// way there is one in which others can take things away (CheckShared), or a link on the way is another user's. What
-// does not exist yet, and all that is below, is in order.
+// CheckPath returns an error if another user could replace the directory at a path: others can remove files in a
+// directory on the way there (CheckShared), or a link on the way is another user's. What does not exist yet, and all
+// below it, passes.
 func CheckPath(path string) error {
 	path, err := filepath.Abs(path)
 	if err != nil {

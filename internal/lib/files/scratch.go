@@ -34,9 +34,9 @@ func LargeTemp() string {
 	return disk
 }
 
-// NewScratch makes a directory below parent, or below the system's for temporary files where that is empty, and removes
-// what others that were killed have left there, unless somebody else could have given any directory such a name. The
-// purpose, a word, is part of its name.
+// NewScratch makes a directory below parent, or below the system's directory for temporary files if parent is empty.
+// It removes what killed processes have left there, unless another user could have given any directory such a name.
+// The purpose, a word, is part of its name.
 //
 // A system directory must not let another user replace what NewScratch makes, because other processes receive names of
 // files in it. A caller that passes another parent should use FD.
@@ -178,8 +178,8 @@ func remove(path string, fd int) error {
 	return fault.Wrap(err, fault.Machine, path, "run 'tare clean'", "a temporary directory cannot be removed")
 }
 
-// empty removes everything in an open directory. It follows no link, and goes into nothing that is mounted there: what
-// is behind a mount is somebody else's. What has gone already is no error.
+// empty removes everything in an open directory. It follows no link and enters no mount, because what is mounted there
+// was not made here. A missing file is not an error.
 func empty(dir *os.File) error {
 	names, err := dir.Readdirnames(-1)
 	errs := []error{gone(err)}

@@ -121,7 +121,7 @@ func NoneBound(trials int) float64 { return noneBound(float64(trials), Confidenc
 func noneBound(n, confidence float64) float64 { return 1 - math.Pow(1-confidence, 1/n) }
 
 // Bursts is the largest design effect of shares of one metric that had any in at least three trials: how many of what
-// the metric counts may come together. It is infinite where no share did, for nothing is known then.
+// the metric counts may come together. It is infinite if no share did, because nothing is known then.
 func Bursts(shares ...Share) float64 {
 	largest := 0.0
 	for _, s := range shares {

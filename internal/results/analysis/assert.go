@@ -550,9 +550,9 @@ func (a *asserter) median(t *Table, metric string, p place) (e stats.Estimate, l
 	return e, with(math.Inf(-1)).Lo, with(math.Inf(1)).Hi, lost
 }
 
-// compared is an arm beside its baseline: the difference, or the change from it, with the interval in which it lies
-// whatever the blocks without a value would have been. It is false where there is no change, for a value is not above
-// 0.
+// compared compares an arm with its baseline: the difference, or the change from it, with the interval in which it
+// lies whatever the blocks without a value would have been. It is false if there is no change because a value is not
+// above 0.
 func (a *asserter) compared(t *Table, of assertion.Assertion, p place) (e stats.Estimate, lo, hi float64, lost int,
 	ok bool,
 ) {

@@ -11,8 +11,8 @@ import (
 	"tare/internal/lib/stats"
 )
 
-// What a summary may cost is bounded, for trials can come from anybody. Beyond these the metrics that matter least are
-// left out of it. docs/formats.md states them.
+// The cost of a summary is bounded, because trials are untrusted. Beyond these limits, which docs/formats.md states,
+// it leaves out the least important metrics.
 const (
 	// maxEstimates is how many estimates there may be: metrics by arm, level and component.
 	maxEstimates = 30_000

@@ -82,9 +82,9 @@ const (
 	leastForP99 = 100 * enough
 )
 
-// pacer measures how late a schedule is met. The truth is the schedule: no lag. The starts that the witness saw
-// touched, by the hypervisor or by somebody who held a CPU, say nothing of the pacer: it is judged by the others where
-// they are enough, whatever they read.
+// pacer measures how late a schedule is met. The truth is the schedule: no lag. Starts that the witness saw disturbed,
+// by the hypervisor or by a task that held a CPU, say nothing about the pacer: it is judged by the others if there are
+// enough of them, whatever they read.
 func (b *bench) pacer(ctx context.Context, rate float64) ([]Weight, error) {
 	each := int(rate * b.length(2*time.Second, 300*time.Millisecond).Seconds())
 	windows := lagWindows
@@ -198,9 +198,9 @@ func undisturbed(starts []start, spans []span) (clear []start) {
 	return clear
 }
 
-// slept is the part of n sleeps, each to the next of that many moments a second, that ended more than a time too late:
-// what the machine does to anybody who sleeps, without a pacer. It is the part of those that nothing touched, where
-// they are enough.
+// slept returns the fraction of n sleeps, at the given rate per second, that ended more than tooLate after their time:
+// what the machine does to any sleeper, without a pacer. It counts only undisturbed sleeps if there are enough of
+// them.
 func (b *bench) slept(ctx context.Context, rate float64, n int, tooLate time.Duration) (part float64, err error) {
 	k, seen, err := watched(func() (kept, error) { return sleeps(ctx, rate, n) })
 	if err != nil {

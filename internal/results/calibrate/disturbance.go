@@ -49,8 +49,8 @@ type disturbance struct {
 // owner says whether a process belongs to the calibration.
 type owner func(pid int, cgroup string) bool
 
-// ours says of a process whether it is this one or a planted one. A planted process that has ended before anybody asked
-// for its control group is known by its id.
+// ours reports whether a process is this one or a planted one. A planted process that ended before its control group
+// was read is known by its pid.
 func (b *bench) ours(pid int, group string) bool {
 	if pid == os.Getpid() || b.children[pid] {
 		return true
@@ -98,8 +98,8 @@ func disturbanceOf(windows []observed, cpus int, ours owner) (d disturbance, ok 
 	return d, true
 }
 
-// foreign says of a task that held a CPU whether it was somebody else's. Threads of the kernel work for others, who may
-// be the scale.
+// foreign reports whether a task that held a CPU belonged to an unrelated program. Kernel threads do not count: they
+// work for others, which may be the scale.
 func foreign(s ledger.Stall, ours owner) bool {
 	return s.Cause == ledger.Neighbour && !ours(s.PID, s.Cgroup) && !ledger.KernelThread(s.Comm)
 }

@@ -9,7 +9,7 @@ import (
 	"tare/internal/results/analysis"
 )
 
-// The tables beside the charts: the same numbers, for who cannot see a chart or would rather read.
+// The tables beside the charts show the same numbers, for readers who cannot see a chart or prefer text.
 
 // htmlTable is a table of the page, one of several where it has a title or a level.
 type htmlTable struct {

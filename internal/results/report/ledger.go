@@ -231,8 +231,7 @@ const (
 	heldLong = 0.010
 )
 
-// noise says what disturbed the machine: what was stolen in every ledger, and who held CPUs where somebody did for
-// long.
+// noise prints what disturbed the machine: stolen time in every ledger, and the tasks that held CPUs for long, if any.
 func (t *screen) noise(l *ledger.Ledger) {
 	n := l.Noise
 	if n == nil {

@@ -98,7 +98,7 @@ func OTLP(w io.Writer, s *analysis.Summary, run record.Run) error {
 			Data: &otlpmetrics.Metric_Gauge{Gauge: g},
 		}
 	}
-	// The messages around the metrics are written here, for with up to 64 factors a point, each of which is a message, all
+	// The messages around the metrics are written here: a point has up to 64 factors, each of them a message, so all
 	// metrics at once would take a hundred times the memory of the record.
 	out := bufio.NewWriter(w)
 	put := func(before string, m proto.Message) {

@@ -50,8 +50,8 @@ func (r row) cells() []string {
 	return []string{r.Metric, r.Arm, r.Value, r.Difference, r.Visible, r.Takes}
 }
 
-// sections are the tables in order of level. The twin has no row if there are other arms: it shows as the effect that
-// 80 % of such runs find.
+// sections are the tables in order of level. The twin has no row of its own where there are other arms: it shows as the
+// effect that 80 % of such runs find.
 func sections(s *analysis.Summary) []section {
 	estimates := slices.Clone(s.Estimates)
 	slices.SortStableFunc(estimates, func(a, b analysis.Estimate) int { return cmp.Compare(a.Rank, b.Rank) })
