@@ -231,7 +231,8 @@ const (
 	heldLong = 0.010
 )
 
-// noise prints what disturbed the machine: stolen time in every ledger, and the tasks that held CPUs for long, if any.
+// noise says what disturbed the machine: what was stolen in every ledger, and who held CPUs where somebody did for
+// long.
 func (t *screen) noise(l *ledger.Ledger) {
 	n := l.Noise
 	if n == nil {
